@@ -114,34 +114,33 @@ func commitArgs(req store.CommitRequest) []any {
 	return args
 }
 
-// logText returns the statement of appendLog for n entries.
+// A logRows has entries of the logs of sagas, eight values for each.
+type logRows []any
+
+// logText returns the statement that inserts n of them.
 func logText(n int, now string) string {
 	return "INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at) VALUES " +
 		strings.TrimPrefix(strings.Repeat(", (?, ?, ?, ?, ?, ?, ?, ?, "+now+")", n), ", ")
 }
 
-// appendLog appends to the log of a saga.
-func appendLog(ctx context.Context, q querier, texts *byCount, id string, seq, epoch int64, log []store.Entry) error {
-	args := make([]any, 0, 8*len(log))
+func (l *logRows) add(id string, seq, epoch int64, log []store.Entry) {
 	for i := range log {
 		e := &log[i]
-		args = append(args, id, seq+1+int64(i), e.Step, string(e.Op), string(e.Kind), e.Attempt, epoch, e.Error)
+		*l = append(*l, id, seq+1+int64(i), e.Step, string(e.Op), string(e.Kind), e.Attempt, epoch, e.Error)
 	}
-	_, err := q.ExecContext(ctx, texts.text(len(log)), args...)
-	return err
 }
 
-// startEach starts sagas one after the other in one transaction.
-func startEach(ctx context.Context, q querier, batch []*pendingStart,
-	start func(context.Context, querier, store.StartRequest) (now time.Time, created bool, err error)) error {
-	for _, p := range batch {
-		now, created, err := start(ctx, q, p.req)
-		if err != nil {
+// insert makes as few statements as it can with those that are prepared.
+func (l logRows) insert(ctx context.Context, q querier, texts *byCount) error {
+	for len(l) > 0 {
+		n := min(len(l)/8, maxBatch)
+		for texts.few[n] == "" {
+			n--
+		}
+		if _, err := q.ExecContext(ctx, texts.few[n], l[:8*n]...); err != nil {
 			return err
 		}
-		if p.written = created; created {
-			p.answer = newRecord(p.req, now)
-		}
+		l = l[8*n:]
 	}
 	return nil
 }

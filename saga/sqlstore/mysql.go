@@ -17,8 +17,8 @@ import (
 // first, so that no rule depends on what the server counts as an affected row. Times are
 // milliseconds since 1970.
 type mysql struct {
-	started, startedAt, committed, released, fenced     string
-	log                                                 *byCount
+	started, committed, released, fenced                string
+	log, startedAt                                      *byCount
 	due                                                 string
 	canceled                                            string
 	claimed, claimedRows, held, free, renewed           *byCount // by the number of ids
@@ -32,7 +32,7 @@ func newMySQL(t tables) *mysql {
 		return newByCount(func(n int) string { return t.sql(strings.Replace(text, "{ids}", places(n), 1)) })
 	}
 	return &mysql{
-		started: t.sql(mysqlStart), startedAt: t.sql("SELECT created_at FROM {p}saga WHERE id = ?"),
+		started: t.sql(mysqlStart), startedAt: in("SELECT id, created_at FROM {p}saga WHERE id IN ({ids})"),
 		fenced:    t.sql("SELECT cancel_requested, cancel_note FROM {p}saga WHERE id = ? AND epoch = ? AND seq = ? FOR UPDATE"),
 		committed: t.sql(mysqlCommitText("")),
 		released:  t.sql(mysqlCommitText(", owner = '', wake_at = " + mysqlNow + " + ?")),
@@ -196,14 +196,9 @@ func (*mysql) readNewest() string { return " LOCK IN SHARE MODE" }
 // hot returns the statements that are worth preparing: the driver would otherwise prepare
 // them each time.
 func (d *mysql) hot() []string {
-	texts := []string{d.started, d.startedAt, d.fenced, d.committed, d.released, d.due}
-	for n := 1; n < len(d.log.few); n++ {
-		texts = append(texts, d.log.text(n))
-	}
-	for _, c := range []*byCount{d.claimed, d.claimedRows, d.held, d.free, d.renewed, d.fencedRows} {
-		for n := 1; n <= maxBatch; n *= 2 {
-			texts = append(texts, c.text(n))
-		}
+	texts := []string{d.started, d.fenced, d.committed, d.released, d.due}
+	for _, c := range []*byCount{d.log, d.startedAt, d.claimed, d.claimedRows, d.held, d.free, d.renewed, d.fencedRows} {
+		texts = append(texts, c.texts()...)
 	}
 	return texts
 }
@@ -212,24 +207,46 @@ const mysqlStart = `INSERT IGNORE INTO {p}saga (id, name, version, status, data,
 	nonce, parent, parent_step, last_error, cancel_note, created_at, updated_at)
 SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, ?, ?, '', '', now, now FROM (SELECT ` + mysqlNow + ` AS now) AS t`
 
-func (d *mysql) start(ctx context.Context, q querier, req store.StartRequest) (now time.Time, created bool, err error) {
-	if err := fits(req.ID, 200, req.Saga, 200, req.Owner, 300, req.Parent, 200, req.ParentStep, 100); err != nil {
-		return now, false, err // IGNORE would cut them off
+func (d *mysql) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
+	var log logRows
+	var ids []string
+	created := make(map[string]*pendingStart, len(batch))
+	for _, p := range batch {
+		req := p.req
+		if err := fits(req.ID, 200, req.Saga, 200, req.Owner, 300, req.Parent, 200, req.ParentStep, 100); err != nil {
+			return err // IGNORE would cut them off
+		}
+		args, epoch := startArgs(req)
+		// An inserted row counts as affected whatever the connection's clientFoundRows.
+		res, err := q.ExecContext(ctx, d.started, args...)
+		if err != nil {
+			return err
+		}
+		n, err := res.RowsAffected()
+		if err != nil {
+			return err
+		}
+		if n > 0 {
+			ids, created[req.ID] = append(ids, req.ID), p
+			log.add(req.ID, 0, epoch, req.Log)
+		}
 	}
-	args, epoch := startArgs(req)
-	// An inserted row counts as affected whatever the connection's clientFoundRows.
-	res, err := q.ExecContext(ctx, d.started, args...)
-	if err != nil {
-		return now, false, err
+	if len(ids) == 0 {
+		return nil
 	}
-	if n, err := res.RowsAffected(); err != nil || n == 0 {
-		return now, false, err
+	text, args := d.among(d.startedAt, ids)
+	rows, err := q.QueryContext(ctx, text, args...)
+	if _, err = collect(rows, err, func(rows *sql.Rows) (id string, err error) {
+		var at moment
+		err = rows.Scan(&id, &at)
+		if p := created[id]; p != nil {
+			p.answer, p.written = newRecord(p.req, at.Time), true
+		}
+		return id, err
+	}); err != nil {
+		return err
 	}
-	var at moment
-	if err = q.QueryRowContext(ctx, d.startedAt, req.ID).Scan(&at); err == nil {
-		err = appendLog(ctx, q, d.log, req.ID, 0, epoch, req.Log)
-	}
-	return at.Time, err == nil, err
+	return log.insert(ctx, q, d.log)
 }
 
 // fits returns an error if a text is longer than the number that follows it.
@@ -240,10 +257,6 @@ func fits(list ...any) error {
 		}
 	}
 	return nil
-}
-
-func (d *mysql) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
-	return startEach(ctx, q, batch, d.start)
 }
 
 func mysqlCommitText(release string) string {
@@ -259,22 +272,25 @@ func (d *mysql) commit(ctx context.Context, q querier, req store.CommitRequest) 
 	if err != nil {
 		return rc, err
 	}
-	return rc, d.write(ctx, q, req)
+	var log logRows
+	if err := d.update(ctx, q, req, &log); err != nil {
+		return rc, err
+	}
+	return rc, log.insert(ctx, q, d.log)
 }
 
-// write writes a commit whose row is locked and passes the fence.
-func (d *mysql) write(ctx context.Context, q querier, req store.CommitRequest) error {
+// update writes a commit whose row is locked and passes the fence, except for its log.
+func (d *mysql) update(ctx context.Context, q querier, req store.CommitRequest, log *logRows) error {
 	text := d.committed
 	if req.Release {
 		text = d.released
 	}
-	if _, err := q.ExecContext(ctx, text, append(commitArgs(req), req.ID)...); err != nil {
-		return err
-	}
-	return appendLog(ctx, q, d.log, req.ID, req.Seq, req.Epoch, req.Log)
+	log.add(req.ID, req.Seq, req.Epoch, req.Log)
+	_, err := q.ExecContext(ctx, text, append(commitArgs(req), req.ID)...)
+	return err
 }
 
-// commitBatch locks all rows by one statement.
+// commitBatch locks all rows by one statement, and has another for their logs.
 func (d *mysql) commitBatch(ctx context.Context, q querier, batch []*pendingCommit) error {
 	byID := make(map[string]*pendingCommit, len(batch))
 	ids := make([]string, 0, len(batch))
@@ -300,16 +316,17 @@ func (d *mysql) commitBatch(ctx context.Context, q querier, batch []*pendingComm
 	if err != nil {
 		return err
 	}
+	var log logRows
 	for _, f := range found {
 		if f.pendingCommit == nil {
 			continue
 		}
-		if err := d.write(ctx, q, f.req); err != nil {
+		if err := d.update(ctx, q, f.req, &log); err != nil {
 			return err
 		}
 		f.answer, f.written = f.Receipt, true
 	}
-	return nil
+	return log.insert(ctx, q, d.log)
 }
 
 const mysqlDue = `SELECT id, owner FROM {p}saga FORCE INDEX ({p}saga_live)

@@ -186,10 +186,7 @@ func (d *sqlite) count(index, where, order string) string {
 
 // hot returns the statements that are worth preparing.
 func (d *sqlite) hot() []string {
-	return []string{
-		d.started, d.committed, d.released, d.log.text(1), d.log.text(2),
-		d.locked, d.due, d.claimed, d.beat,
-	}
+	return append(d.log.texts(), d.started, d.committed, d.released, d.locked, d.due, d.claimed, d.beat)
 }
 
 const sqliteStart = `INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, nonce,
@@ -197,21 +194,21 @@ const sqliteStart = `INSERT INTO {p}saga (id, name, version, status, data, steps
 SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, ?, ?, now, now FROM (SELECT ` + sqliteNow + ` AS now) WHERE true
 ON CONFLICT (id) DO NOTHING RETURNING created_at`
 
-func (d *sqlite) start(ctx context.Context, q querier, req store.StartRequest) (now time.Time, created bool, err error) {
-	args, epoch := startArgs(req)
-	var at moment
-	err = q.QueryRowContext(ctx, d.started, args...).Scan(&at)
-	if errors.Is(err, sql.ErrNoRows) {
-		return now, false, nil
-	}
-	if err == nil {
-		err = appendLog(ctx, q, d.log, req.ID, 0, epoch, req.Log)
-	}
-	return at.Time, err == nil, err
-}
-
 func (d *sqlite) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
-	return startEach(ctx, q, batch, d.start)
+	var log logRows
+	for _, p := range batch {
+		args, epoch := startArgs(p.req)
+		var at moment
+		switch err := q.QueryRowContext(ctx, d.started, args...).Scan(&at); {
+		case errors.Is(err, sql.ErrNoRows): // it exists
+		case err != nil:
+			return err
+		default:
+			p.answer, p.written = newRecord(p.req, at.Time), true
+			log.add(p.req.ID, 0, epoch, p.req.Log)
+		}
+	}
+	return log.insert(ctx, q, d.log)
 }
 
 func sqliteCommitText(release string) string {
@@ -221,6 +218,15 @@ WHERE id = ? AND epoch = ? AND seq = ? RETURNING cancel_requested, cancel_note`
 }
 
 func (d *sqlite) commit(ctx context.Context, q querier, req store.CommitRequest) (rc store.Receipt, err error) {
+	var log logRows
+	if rc, err = d.update(ctx, q, req, &log); err != nil {
+		return rc, err
+	}
+	return rc, log.insert(ctx, q, d.log)
+}
+
+// update writes a commit, except for its log.
+func (d *sqlite) update(ctx context.Context, q querier, req store.CommitRequest, log *logRows) (rc store.Receipt, err error) {
 	text := d.committed
 	if req.Release {
 		text = d.released
@@ -229,15 +235,14 @@ func (d *sqlite) commit(ctx context.Context, q querier, req store.CommitRequest)
 	if errors.Is(err, sql.ErrNoRows) {
 		return rc, store.ErrFenced
 	}
-	if err != nil {
-		return rc, err
-	}
-	return rc, appendLog(ctx, q, d.log, req.ID, req.Seq, req.Epoch, req.Log)
+	log.add(req.ID, req.Seq, req.Epoch, req.Log)
+	return rc, err
 }
 
 func (d *sqlite) commitBatch(ctx context.Context, q querier, batch []*pendingCommit) error {
+	var log logRows
 	for _, p := range batch {
-		rc, err := d.commit(ctx, q, p.req)
+		rc, err := d.update(ctx, q, p.req, &log)
 		if err == store.ErrFenced {
 			continue // nothing was changed
 		}
@@ -246,7 +251,7 @@ func (d *sqlite) commitBatch(ctx context.Context, q querier, batch []*pendingCom
 		}
 		p.answer, p.written = rc, true
 	}
-	return nil
+	return log.insert(ctx, q, d.log)
 }
 
 const sqliteDue = `SELECT id, owner FROM {p}saga

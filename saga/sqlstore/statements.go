@@ -4,31 +4,39 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"slices"
 	"sync"
 
 	"github.com/go-resilience/resilience/saga/store"
 )
 
-// A byCount has the texts of a statement by the number of its log entries. A number always
-// has the same text, so that drivers prepare it once.
+// A byCount has the texts of a statement by the number of its log entries, or ids. A number
+// always has the same text, so that drivers prepare it once.
 type byCount struct {
 	build func(n int) string
-	few   [6]string
+	few   [maxBatch + 1]string // of up to five, and of powers of two
 }
 
 func newByCount(build func(n int) string) *byCount {
 	c := &byCount{build: build}
 	for n := range c.few {
-		c.few[n] = build(n)
+		if n < 6 || n&(n-1) == 0 {
+			c.few[n] = build(n)
+		}
 	}
 	return c
 }
 
 func (c *byCount) text(n int) string {
-	if n < len(c.few) {
+	if n < len(c.few) && c.few[n] != "" {
 		return c.few[n]
 	}
 	return c.build(n)
+}
+
+// texts returns those that were built.
+func (c *byCount) texts() []string {
+	return slices.DeleteFunc(slices.Clone(c.few[1:]), func(text string) bool { return text == "" })
 }
 
 // A prepared holds prepared statements. Without them, SQLite spends a quarter of its time on

@@ -138,6 +138,9 @@ func buildBase(tree, program string) (string, error) {
 		return "", err
 	}
 	const folder = "internal/integration/sagacost"
+	if err := os.RemoveAll(filepath.Join(tree, folder)); err != nil {
+		return "", err
+	}
 	if err := os.CopyFS(filepath.Join(tree, folder), os.DirFS(filepath.Join(strings.TrimSpace(string(root)), folder))); err != nil {
 		return "", err
 	}
