@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +19,7 @@ import (
 // milliseconds since 1970.
 type mysql struct {
 	started, committed, released, fenced                string
-	log, startedAt                                      *byCount
+	log, untaken, startedAt                             *byCount
 	due                                                 string
 	canceled                                            string
 	claimed, claimedRows, held, free, renewed           *byCount // by the number of ids
@@ -33,6 +34,7 @@ func newMySQL(t tables) *mysql {
 	}
 	return &mysql{
 		started: t.sql(mysqlStart), startedAt: in("SELECT id, created_at FROM {p}saga WHERE id IN ({ids})"),
+		untaken:   in("SELECT id FROM {p}saga WHERE id IN ({ids}) FOR UPDATE NOWAIT"),
 		fenced:    t.sql("SELECT cancel_requested, cancel_note FROM {p}saga WHERE id = ? AND epoch = ? AND seq = ? FOR UPDATE"),
 		committed: t.sql(mysqlCommitText("")),
 		released:  t.sql(mysqlCommitText(", owner = '', wake_at = " + mysqlNow + " + ?")),
@@ -196,9 +198,11 @@ func (*mysql) readNewest() string { return " LOCK IN SHARE MODE" }
 // hot returns the statements that are worth preparing: the driver would otherwise prepare
 // them each time.
 func (d *mysql) hot() []string {
-	texts := []string{d.started, d.fenced, d.committed, d.released, d.due}
-	for _, c := range []*byCount{d.log, d.startedAt, d.claimed, d.claimedRows, d.held, d.free, d.renewed, d.fencedRows} {
-		texts = append(texts, c.texts()...)
+	texts := append(d.log.texts(), d.started, d.fenced, d.committed, d.released, d.due)
+	for _, c := range []*byCount{d.untaken, d.startedAt, d.claimed, d.claimedRows, d.held, d.free, d.renewed, d.fencedRows} {
+		for n := 1; n <= maxBatch; n *= 2 {
+			texts = append(texts, c.text(n))
+		}
 	}
 	return texts
 }
@@ -209,6 +213,21 @@ SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, ?, ?, '', '', now, now FR
 
 func (d *mysql) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
 	var log logRows
+	if len(batch) > 1 {
+		// MySQL notices only after innodb_lock_wait_timeout that a client has gone. So no batch
+		// waits for a transaction that has already started one of its sagas, or for another
+		// batch: both go in the order of the ids.
+		slices.SortFunc(batch, func(a, b *pendingStart) int { return strings.Compare(a.req.ID, b.req.ID) })
+		all := make([]string, len(batch))
+		for i, p := range batch {
+			all[i] = p.req.ID
+		}
+		text, args := d.among(d.untaken, all)
+		rows, err := q.QueryContext(ctx, text, args...)
+		if _, err = collect(rows, err, scanID); err != nil {
+			return err
+		}
+	}
 	var ids []string
 	created := make(map[string]*pendingStart, len(batch))
 	for _, p := range batch {

@@ -165,9 +165,6 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 		d := newMySQL(t)
 		s := newStore(db, d, t, nil, nil, 3)
 		s.prepared = newPrepared(db, d.hot())
-		// A batch of starts that waits for a row cannot be ended: MySQL notices only after
-		// innodb_lock_wait_timeout that its client has gone.
-		s.starts.lanes = 0
 		return s
 	case SQLite:
 		d := newSQLite(t)

@@ -97,6 +97,23 @@ func TestSQLiteWritesInOneTransaction(t *testing.T) {
 	require.Contains(t, s.log[1], "WHERE id = ? AND epoch = ? AND seq = ?")
 }
 
+// TestALogIsWrittenByPreparedStatements: there is one for each number of up to five entries,
+// and for each power of two up to 64.
+func TestALogIsWrittenByPreparedStatements(t *testing.T) {
+	for entries, want := range map[int][]int{1: {1}, 5: {5}, 6: {5, 1}, 8: {8}, 30: {16, 8, 5, 1}, 64: {64}, 130: {64, 64, 2}} {
+		s := &script{answers: map[string][]driver.Value{"UPDATE saga SET status": {false, ""}}}
+		st := newStore(t, s, sqlstore.SQLite)
+		_, err := st.Commit(t.Context(), store.CommitRequest{ID: "a", Log: make([]store.Entry, entries)})
+		require.NoError(t, err)
+		var got []int
+		for _, text := range s.log[2 : len(s.log)-1] { // BEGIN and UPDATE, and COMMIT
+			require.Contains(t, text, "INSERT INTO saga_log")
+			got = append(got, strings.Count(text, "(?, "))
+		}
+		require.Equal(t, want, got, entries)
+	}
+}
+
 // TestADeadlockIsRepeated: MySQL has rolled the transaction back.
 func TestADeadlockIsRepeated(t *testing.T) {
 	commits, number := 0, uint16(1213)

@@ -159,7 +159,11 @@ func TestALockedSagaDelaysNoOther(t *testing.T) {
 func TestAStartThatWaitsHoldsUpNoOther(t *testing.T) {
 	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL} {
 		t.Run(string(dialect), func(t *testing.T) {
-			st, ctx := newDatabase(t, dialect).store(t), t.Context()
+			d := newDatabase(t, dialect)
+			if dialect == sqlstore.MySQL {
+				d = d.with(t, "innodb_lock_wait_timeout", 3600)
+			}
+			st, ctx := d.store(t), t.Context()
 			req := func(id string) store.StartRequest {
 				return store.StartRequest{ID: id, Saga: "trip", Status: saga.Running, Nonce: mathrand.Int64(), Log: make([]store.Entry, 1)}
 			}
