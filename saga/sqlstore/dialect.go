@@ -114,6 +114,28 @@ func commitArgs(req store.CommitRequest) []any {
 	return args
 }
 
+// answerStarts reads when the sagas were started, and marks them as written.
+func answerStarts(rows *sql.Rows, err error, created map[string]*pendingStart) error {
+	_, err = collect(rows, err, func(rows *sql.Rows) (id string, err error) {
+		var at moment
+		err = rows.Scan(&id, &at)
+		if p := created[id]; p != nil {
+			p.answer, p.written = newRecord(p.req, at.Time), true
+		}
+		return id, err
+	})
+	return err
+}
+
+// changes reports whether a statement has changed a row.
+func changes(res sql.Result, err error) (bool, error) {
+	if err != nil {
+		return false, err
+	}
+	n, err := res.RowsAffected()
+	return n > 0, err
+}
+
 // A logRows has entries of the logs of sagas, eight values for each.
 type logRows []any
 

@@ -237,15 +237,11 @@ func (d *mysql) startBatch(ctx context.Context, q querier, batch []*pendingStart
 		}
 		args, epoch := startArgs(req)
 		// An inserted row counts as affected whatever the connection's clientFoundRows.
-		res, err := q.ExecContext(ctx, d.started, args...)
+		changed, err := changes(q.ExecContext(ctx, d.started, args...))
 		if err != nil {
 			return err
 		}
-		n, err := res.RowsAffected()
-		if err != nil {
-			return err
-		}
-		if n > 0 {
+		if changed {
 			ids, created[req.ID] = append(ids, req.ID), p
 			log.add(req.ID, 0, epoch, req.Log)
 		}
@@ -255,14 +251,7 @@ func (d *mysql) startBatch(ctx context.Context, q querier, batch []*pendingStart
 	}
 	text, args := d.among(d.startedAt, ids)
 	rows, err := q.QueryContext(ctx, text, args...)
-	if _, err = collect(rows, err, func(rows *sql.Rows) (id string, err error) {
-		var at moment
-		err = rows.Scan(&id, &at)
-		if p := created[id]; p != nil {
-			p.answer, p.written = newRecord(p.req, at.Time), true
-		}
-		return id, err
-	}); err != nil {
+	if err := answerStarts(rows, err, created); err != nil {
 		return err
 	}
 	return log.insert(ctx, q, d.log)

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,10 +15,11 @@ import (
 	"github.com/go-resilience/resilience/saga/store"
 )
 
-// A sqlite writes in transactions of two or three statements, the first of which takes the
+// A sqlite writes in transactions of a few statements, the first of which takes the
 // write lock. Times are milliseconds since 1970.
 type sqlite struct {
 	started, committed, released string
+	startedAt, canceling         string
 	log                          *byCount
 	locked, due                  string
 	claimed, beat, canceled      string
@@ -28,11 +31,13 @@ type sqlite struct {
 func newSQLite(t tables) *sqlite {
 	return &sqlite{
 		started: t.sql(sqliteStart), committed: t.sql(sqliteCommitText("")),
-		released: t.sql(sqliteCommitText(", owner = '', wake_at = " + sqliteNow + " + ?")),
-		log:      newByCount(func(n int) string { return t.sql(logText(n, sqliteNow)) }),
-		locked:   t.sql("UPDATE {p}saga SET seq = seq WHERE 0"),
-		due:      t.sql(sqliteDue),
-		claimed:  t.sql(sqliteClaim), beat: t.sql(sqliteHeartbeat), canceled: t.sql(sqliteCancel),
+		released:  t.sql(sqliteCommitText(", owner = '', wake_at = " + sqliteNow + " + ?")),
+		log:       newByCount(func(n int) string { return t.sql(logText(n, sqliteNow)) }),
+		startedAt: t.sql("SELECT id, created_at FROM {p}saga WHERE id IN (SELECT value FROM json_each(?))"),
+		canceling: t.sql("SELECT id, cancel_note FROM {p}saga WHERE id IN (SELECT value FROM json_each(?)) AND cancel_requested"),
+		locked:    t.sql("UPDATE {p}saga SET seq = seq WHERE 0"),
+		due:       t.sql(sqliteDue),
+		claimed:   t.sql(sqliteClaim), beat: t.sql(sqliteHeartbeat), canceled: t.sql(sqliteCancel),
 		endedRoots: t.sql(sqliteEnded),
 		endedKids: t.sql(`SELECT id FROM {p}saga WHERE ` + isChild + ` AND ` + isEnded +
 			` AND parent IN (SELECT value FROM json_each(?)) LIMIT ?`),
@@ -186,70 +191,80 @@ func (d *sqlite) count(index, where, order string) string {
 
 // hot returns the statements that are worth preparing.
 func (d *sqlite) hot() []string {
-	return append(d.log.texts(), d.started, d.committed, d.released, d.locked, d.due, d.claimed, d.beat)
+	return append(d.log.texts(), d.started, d.startedAt, d.committed, d.released, d.canceling, d.locked, d.due, d.claimed, d.beat)
 }
 
+// RETURNING would cost each of these statements a temporary table, and a journal of its own.
 const sqliteStart = `INSERT INTO {p}saga (id, name, version, status, data, steps, seq, owner, epoch, wake_at, complete_by, nonce,
 	parent, parent_step, created_at, updated_at)
-SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, now + ?, now + ?, ?, ?, ?, now, now FROM (SELECT ` + sqliteNow + ` AS now) WHERE true
-ON CONFLICT (id) DO NOTHING RETURNING created_at`
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ` + sqliteNow + ` + ?, ` + sqliteNow + ` + ?, ?, ?, ?, ` + sqliteNow + `, ` + sqliteNow + `)
+ON CONFLICT (id) DO NOTHING`
 
 func (d *sqlite) startBatch(ctx context.Context, q querier, batch []*pendingStart) error {
 	var log logRows
+	created := make(map[string]*pendingStart, len(batch))
 	for _, p := range batch {
 		args, epoch := startArgs(p.req)
-		var at moment
-		switch err := q.QueryRowContext(ctx, d.started, args...).Scan(&at); {
-		case errors.Is(err, sql.ErrNoRows): // it exists
+		switch changed, err := changes(q.ExecContext(ctx, d.started, args...)); {
 		case err != nil:
 			return err
-		default:
-			p.answer, p.written = newRecord(p.req, at.Time), true
+		case changed:
+			created[p.req.ID] = p
 			log.add(p.req.ID, 0, epoch, p.req.Log)
 		}
+	}
+	if len(created) == 0 {
+		return nil
+	}
+	rows, err := q.QueryContext(ctx, d.startedAt, jsonText(slices.Collect(maps.Keys(created))))
+	if err := answerStarts(rows, err, created); err != nil {
+		return err
 	}
 	return log.insert(ctx, q, d.log)
 }
 
 func sqliteCommitText(release string) string {
 	return `UPDATE {p}saga SET status = ?, data = COALESCE(?, data), steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?, reported = 0,
-	updated_at = ` + sqliteNow + release + `
-WHERE id = ? AND epoch = ? AND seq = ? RETURNING cancel_requested, cancel_note`
+	updated_at = ` + sqliteNow + release + ` WHERE id = ? AND epoch = ? AND seq = ?`
 }
 
-func (d *sqlite) commit(ctx context.Context, q querier, req store.CommitRequest) (rc store.Receipt, err error) {
-	var log logRows
-	if rc, err = d.update(ctx, q, req, &log); err != nil {
-		return rc, err
+func (d *sqlite) commit(ctx context.Context, q querier, req store.CommitRequest) (store.Receipt, error) {
+	p := &pendingCommit{req: req}
+	err := d.commitBatch(ctx, q, []*pendingCommit{p})
+	if err == nil && !p.written {
+		err = store.ErrFenced
 	}
-	return rc, log.insert(ctx, q, d.log)
-}
-
-// update writes a commit, except for its log.
-func (d *sqlite) update(ctx context.Context, q querier, req store.CommitRequest, log *logRows) (rc store.Receipt, err error) {
-	text := d.committed
-	if req.Release {
-		text = d.released
-	}
-	err = q.QueryRowContext(ctx, text, append(commitArgs(req), req.ID, req.Epoch, req.Seq)...).Scan(&rc.CancelRequested, &rc.CancelNote)
-	if errors.Is(err, sql.ErrNoRows) {
-		return rc, store.ErrFenced
-	}
-	log.add(req.ID, req.Seq, req.Epoch, req.Log)
-	return rc, err
+	return p.answer, err
 }
 
 func (d *sqlite) commitBatch(ctx context.Context, q querier, batch []*pendingCommit) error {
 	var log logRows
+	written := make(map[string]*pendingCommit, len(batch))
 	for _, p := range batch {
-		rc, err := d.update(ctx, q, p.req, &log)
-		if err == store.ErrFenced {
-			continue // nothing was changed
+		text, req := d.committed, p.req
+		if req.Release {
+			text = d.released
 		}
-		if err != nil {
+		switch changed, err := changes(q.ExecContext(ctx, text, append(commitArgs(req), req.ID, req.Epoch, req.Seq)...)); {
+		case err != nil:
 			return err
+		case changed: // and otherwise it is fenced
+			p.written, written[req.ID] = true, p
+			log.add(req.ID, req.Seq, req.Epoch, req.Log)
 		}
-		p.answer, p.written = rc, true
+	}
+	if len(written) == 0 {
+		return nil
+	}
+	rows, err := q.QueryContext(ctx, d.canceling, jsonText(slices.Collect(maps.Keys(written))))
+	if _, err = collect(rows, err, func(rows *sql.Rows) (id string, err error) {
+		var note string
+		if err = rows.Scan(&id, &note); err == nil && written[id] != nil {
+			written[id].answer = store.Receipt{CancelRequested: true, CancelNote: note}
+		}
+		return id, err
+	}); err != nil {
+		return err
 	}
 	return log.insert(ctx, q, d.log)
 }
