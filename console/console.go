@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -78,19 +79,13 @@ type process struct {
 // New returns a Console of the policies of reg, those that are added later included. It
 // begins to keep figures, unless cfg.OnDemand is set.
 func New(reg *registry.Registry, cfg Config) *Console {
-	if cfg.Name == "" {
-		cfg.Name = filepath.Base(os.Args[0])
-	}
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown host"
-	}
+	host, _ := os.Hostname()
 	c := &Console{
 		reg: reg, cfg: cfg,
 		origin: http.NewCrossOriginProtection(),
 		closed: make(chan struct{}),
 	}
-	c.process = process{Name: c.cfg.Name, Host: host, PID: os.Getpid(), Start: started.Round(time.Second)}
+	c.process = process{Name: cmp.Or(cfg.Name, filepath.Base(os.Args[0])), Host: cmp.Or(host, "unknown host"), PID: os.Getpid(), Start: started.Round(time.Second)}
 	c.sampler.reg, c.sampler.onDemand = reg, cfg.OnDemand
 	c.close = sync.OnceFunc(func() { close(c.closed) })
 	if !cfg.OnDemand {

@@ -49,7 +49,7 @@ func newGraph(units []unitView) graph {
 	}
 	column := map[string]int{}
 	for _, s := range steps { // a definition has no circles, but names steps in any order
-		settle(steps, s.Name, column, 0)
+		settle(steps, s.Name, column)
 	}
 	g := graph{Height: 2 * margin}
 	row := map[int]int{} // of each column, its height so far
@@ -100,17 +100,17 @@ func newGraph(units []unitView) graph {
 }
 
 // settle finds the column of a step: one right of the last that it comes after.
-func settle(steps []unitView, name string, column map[string]int, depth int) int {
+func settle(steps []unitView, name string, column map[string]int) int {
 	if c, ok := column[name]; ok {
 		return c
 	}
 	at := slices.IndexFunc(steps, func(u unitView) bool { return u.Name == name })
-	if at < 0 || depth > len(steps) {
+	if at < 0 {
 		return 0
 	}
 	c := 0
 	for _, before := range steps[at].After {
-		c = max(c, settle(steps, before, column, depth+1)+1)
+		c = max(c, settle(steps, before, column)+1)
 	}
 	column[name] = c
 	return c

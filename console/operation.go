@@ -131,14 +131,7 @@ func actionsOf(e registry.Entry) (all []Action) {
 }
 
 // Can reports whether the page offers an action.
-func (p policyPage) Can(v Action) bool {
-	for _, a := range p.Actions {
-		if a == v {
-			return true
-		}
-	}
-	return false
-}
+func (p policyPage) Can(v Action) bool { return slices.Contains(p.Actions, v) }
 
 // A circuit is what an operator does to a breaker.
 type circuit interface {

@@ -3,6 +3,7 @@ package console
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"html/template"
 	"net/http"
 	"net/url"
@@ -131,4 +132,12 @@ func (c *Console) secret(err error) string {
 		return "hidden"
 	}
 	return err.Error()
+}
+
+// text returns an error that is a text, if errors are shown.
+func (c *Console) text(err string) string {
+	if err == "" {
+		return ""
+	}
+	return c.secret(errors.New(err))
 }

@@ -120,20 +120,14 @@ func (c *Console) sagaPage(runner string, in *saga.Instance, log []store.Entry) 
 	if !in.Status.Ended() {
 		p.Refresh = 3
 	}
-	text := func(s string) string {
-		if s == "" {
-			return ""
-		}
-		return c.secret(errors.New(s))
-	}
-	p.Cause = text(in.Cause)
+	p.Cause = c.text(in.Cause)
 	if in.Back {
 		p.Turned = in.Step
 	}
 	for _, s := range in.Steps {
 		u := unitView{
 			Name: s.Name, Status: s.Status, After: s.After, Pivot: s.Pivot, Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
-			InDoubt: s.InDoubt, Error: text(s.Error), NotBefore: some(s.NotBefore), Waiting: some(s.WaitingSince),
+			InDoubt: s.InDoubt, Error: c.text(s.Error), NotBefore: some(s.NotBefore), Waiting: some(s.WaitingSince),
 			Tone: toneOfStep(s.Status),
 		}
 		for i := range min(s.Children, 20) {
@@ -145,12 +139,9 @@ func (c *Console) sagaPage(runner string, in *saga.Instance, log []store.Entry) 
 		p.Units = append(p.Units, u)
 	}
 	for _, e := range log {
-		p.Log = append(p.Log, entryView{e.Seq, string(e.Kind), e.Step, string(e.Op), e.Attempt, e.Epoch, text(e.Error), e.At})
+		p.Log = append(p.Log, entryView{e.Seq, string(e.Kind), e.Step, string(e.Op), e.Attempt, e.Epoch, c.text(e.Error), e.At})
 	}
-	switch {
-	case !c.cfg.Show.State:
-		p.Content = "hidden"
-	default:
+	if p.Content = "hidden"; c.cfg.Show.State {
 		p.Content = string(in.State)
 	}
 	if c.cfg.Allow != nil {

@@ -184,17 +184,9 @@ func (c *Console) sagaView(in *saga.Instance) sagaView {
 			v.Step = s.Name
 		}
 	}
-	if text := in.LastError; text != "" || in.Cause != "" {
-		if text == "" {
-			text = in.Cause
-		}
-		v.Error = c.secret(errors.New(text))
-	}
+	v.Error = c.text(cmp.Or(in.LastError, in.Cause))
 	if u, ok := heldUp(in); ok {
-		v.Step, v.Error = u.Name, ""
-		if u.Error != "" {
-			v.Error = c.secret(errors.New(u.Error))
-		}
+		v.Step, v.Error = u.Name, c.text(u.Error)
 	}
 	return v
 }

@@ -96,13 +96,12 @@ func (s *sampler) begin() context.Context {
 }
 
 func (s *sampler) run(ctx context.Context) {
-	tick := time.NewTicker(second)
-	defer tick.Stop()
+	tick := time.Tick(second)
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-tick:
 		}
 		if s.idle() {
 			return
@@ -144,13 +143,14 @@ func (s *sampler) sample(ctx context.Context) {
 	healths := make([]error, len(tracks))
 	s.buffer = s.buffer[:0]
 	for i, t := range tracks {
-		s.buffer = figures(t.entry, s.buffer)
+		s.buffer = slices.AppendSeq(s.buffer, t.entry.Figures())
 		ends[i], healths[i] = len(s.buffer), s.health(ctx, t, at)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now = s.next(at)
 	s.tracks = tracks
+	clear(s.byPath)
 	begin := 0
 	for i, t := range tracks {
 		s.byPath[t.path] = t
@@ -166,13 +166,6 @@ func (s *sampler) sample(ctx context.Context) {
 		t.well = t.status.tone == well
 		begin = ends[i]
 	}
-	if len(s.byPath) > len(tracks) { // policies were removed
-		clear(s.byPath)
-		for _, t := range tracks {
-			s.byPath[t.path] = t
-		}
-	}
-	clear(s.buffer)
 }
 
 // next returns the number of the sample that was begun then. The caller holds the lock.
@@ -196,17 +189,6 @@ func (s *sampler) follow(at time.Time) []*track {
 	return tracks
 }
 
-// figures appends the figures of a policy. A policy of other origin may panic, which must
-// not end the program.
-func figures(e registry.Entry, to []registry.Figure) (all []registry.Figure) {
-	all = to
-	defer func() { _ = recover() }()
-	for f := range e.Figures() {
-		all = append(all, f)
-	}
-	return all
-}
-
 // health returns what is wrong with a policy. A goroutine that ends with ctx asks a store, so
 // that a slow one delays no sample.
 func (s *sampler) health(ctx context.Context, t *track, at time.Time) error {
@@ -217,25 +199,20 @@ func (s *sampler) health(ctx context.Context, t *track, at time.Time) error {
 	defer s.mu.Unlock()
 	if !t.asking && at.Sub(t.asked) >= asking {
 		t.asking, t.asked = true, at
-		s.ended.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, asking)
+		ctx, cancel := context.WithTimeout(ctx, asking)
+		go func() {
 			defer cancel()
-			answered := make(chan struct{})
-			go func() {
-				defer close(answered)
-				held, answer := askStore(ctx, t.entry)
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				t.asking, t.answer, t.held = false, answer, held
-			}()
-			select {
-			case <-answered:
-			case <-ctx.Done(): // a store that is deaf to it is not waited for, and not asked again
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				if t.asking {
-					t.answer, t.held = lateStore, nil
-				}
+			held, answer := askStore(ctx, t.entry)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			t.asking, t.answer, t.held = false, answer, held
+		}()
+		s.ended.Go(func() {
+			<-ctx.Done()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if t.asking { // a store that is deaf to ctx is not waited for, and not asked again
+				t.answer, t.held = lateStore, nil
 			}
 		})
 	}
