@@ -241,7 +241,7 @@ func (c *Console) actOnMany(w http.ResponseWriter, r *http.Request, op Operation
 // be a proxy that has changed its Host.
 func explain(r *http.Request, err error) error {
 	from, bad := url.Parse(r.Header.Get("Origin"))
-	if r.Header.Get("Sec-Fetch-Site") != "" || bad != nil || from.Host == "" || from.Host == r.Host {
+	if r.Header.Get("Sec-Fetch-Site") != "" || bad != nil || from.Host == "" {
 		return err
 	}
 	return fmt.Errorf("the page is of %s (Origin), and the request is for %s (Host). If there is a proxy between, it must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
@@ -499,8 +499,8 @@ func (c *Console) changed(ctx context.Context, runner *saga.Runner, op Operation
 	if op.Seq == 0 || !errors.Is(err, saga.ErrNotAllowed) {
 		return nil
 	}
-	log, failed := runner.HistoryPage(ctx, op.ID, op.Seq, 5)
-	if failed != nil || len(log) == 0 {
+	log, _ := runner.HistoryPage(ctx, op.ID, op.Seq, 5)
+	if len(log) == 0 {
 		return nil
 	}
 	var news []string

@@ -114,7 +114,7 @@ func (t *track) err() error {
 	switch {
 	case t.status.tone == well, t.status.err != nil:
 		return t.status.err
-	case t.health != nil && t.entry.Kind == "breaker":
+	case t.health != nil:
 		for _, m := range t.entry.Members(1) {
 			p = m.Policy
 		}

@@ -317,7 +317,7 @@ func (c *Console) byID(ctx context.Context, runner *saga.Runner, p *sagasPage, f
 	}
 	in, err := runner.Get(ctx, id)
 	if err != nil || f.Saga != "" && in.Saga != f.Saga || f.Status != nil && in.Status != f.Status[0] ||
-		!f.CreatedBefore.IsZero() && !in.CreatedAt.Before(f.CreatedBefore) || f.Failing && (in.Failures == 0 || in.Status.Ended()) {
+		!f.CreatedBefore.IsZero() && !in.CreatedAt.Before(f.CreatedBefore) || f.Failing && (in.Failures == 0 || in.Status.Ended() || in.Status == saga.Stuck) {
 		return false
 	}
 	p.Sagas, p.Next = []sagaView{c.sagaView(in)}, fromStart

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -156,12 +157,28 @@ func TestHiddenErrorsAreNotSearched(t *testing.T) {
 // A sparse store is one of which each page has what is found among few sagas, and takes a time.
 type sparse struct {
 	store.Store
-	takes time.Duration
-	lists int
+	takes    time.Duration
+	counting atomic.Int64 // how long
+	down     error
+	lists    int
+}
+
+func (s *sparse) Counts(ctx context.Context) (store.Counts, error) {
+	time.Sleep(time.Duration(s.counting.Load()))
+	return s.Store.Counts(ctx)
+}
+
+func (s *sparse) Load(ctx context.Context, id string) (store.Record, error) {
+	if s.down != nil {
+		return store.Record{}, s.down
+	}
+	return s.Store.Load(ctx, id)
 }
 
 func (s *sparse) List(ctx context.Context, f saga.Filter) ([]store.Record, string, error) {
-	s.lists++
+	if s.lists++; s.down != nil {
+		return nil, "", s.down
+	}
 	select {
 	case <-time.After(s.takes):
 	case <-ctx.Done():
@@ -171,7 +188,7 @@ func (s *sparse) List(ctx context.Context, f saga.Filter) ([]store.Record, strin
 		return nil, "", errors.New("no place in a list")
 	}
 	text := f.Text
-	f.Text, f.Limit = "", 10
+	f.Text, f.Limit = "", min(10, f.Limit)
 	all, next, err := s.Store.List(ctx, f)
 	return slices.DeleteFunc(all, func(r store.Record) bool { return !strings.Contains(r.ID, text) }), next, err
 }
@@ -672,5 +689,219 @@ func TestCloseDoesNotWaitForADeafStore(t *testing.T) {
 		began := time.Now()
 		require.NoError(t, s.page.Close())
 		require.Zero(t, time.Since(began))
+	})
+}
+
+// A page and a script are told alike that a store fails, and neither what it says.
+func TestAStoreThatCannotBeAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, store := newSparse(t)
+		s.reg.MustAdd(kind("meter"))
+		store.down = errDown
+		for path, want := range map[string]string{
+			"/sagas":                       "the store cannot be asked: hidden",
+			"/saga?id=order-1":             "the store cannot be asked: hidden",
+			"/saga?id=order-1&runner=none": "there is no Runner none",
+			"/sagas?runner=none":           "there is no Runner none",
+			"/sagas?age=x":                 "age: is \"x\": must be a duration such as 10m",
+		} {
+			var p struct{ Error string }
+			code := http.StatusBadGateway
+			switch {
+			case strings.Contains(path, "none"):
+				code = http.StatusNotFound
+			case strings.Contains(path, "age"):
+				code = http.StatusBadRequest
+			}
+			require.Equal(t, code, s.get(path, &p).Code, path)
+			require.Equal(t, want, p.Error, path)
+			w := s.get(path, nil)
+			require.Equal(t, code, w.Code, path)
+			require.Contains(t, html.UnescapeString(w.Body.String()), want, path)
+		}
+		for policy, want := range map[string]int{"saga/worker": http.StatusBadGateway, "meter/users": http.StatusUnprocessableEntity} {
+			w := s.post("action", "cancel", "policy", policy, "text", "order", "note", "x", "sure", "")
+			require.Equal(t, want, w.Code, policy)
+			require.Contains(t, w.Body.String(), map[int]string{502: "the store failed: hidden", 422: "meter/users runs no sagas"}[want])
+		}
+		require.Equal(t, http.StatusConflict, s.post("action", "cancel", "policy", "meter/users", "text", "order", "note", "x").Code)
+		w := s.post("action", "cancel", "policy", "meter/users", "id", "order-1", "note", "x")
+		require.Equal(t, http.StatusUnprocessableEntity, w.Code)
+		require.Contains(t, w.Body.String(), "meter/users runs no sagas")
+
+		store.down, store.takes = nil, time.Hour
+		store.counting.Store(int64(4800 * time.Millisecond))
+		require.Equal(t, http.StatusBadGateway, s.get("/sagas", nil).Code, "its time was used up before the search")
+		require.NoError(t, s.page.Close())
+		time.Sleep(10 * time.Second)
+	})
+}
+
+// The links of a list lead through all of it, with the same conditions.
+func TestTheLinksOfAListLeadThroughAllOfIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := newSparse(t)
+		s.reg.MustAdd(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "another"}), saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "zero"}))
+		var pages []int
+		seen := map[string]bool{}
+		for path := "sagas?runner=worker&text=order-1&order=id&after=*"; path != ""; {
+			body := s.get("/"+path, nil).Body.String()
+			ids := regexp.MustCompile(`>(order-1[0-9]*)</a>`).FindAllStringSubmatch(body, -1)
+			for _, id := range ids {
+				seen[id[1]] = true
+			}
+			pages, path = append(pages, len(ids)), ""
+			if m := regexp.MustCompile(`<a href="([^"]*)" rel="next">Further ones<`).FindStringSubmatch(body); m != nil {
+				path = html.UnescapeString(m[1])
+			}
+			require.Contains(t, body, `data-refresh="5"`)
+		}
+		require.Equal(t, []int{50, 50, 11}, pages)
+		require.Len(t, seen, 111)
+		body := s.get("/sagas", nil).Body.String()
+		require.Contains(t, body, `<a href="sagas?runner=another" aria-current="page">another</a> <a href="sagas?runner=worker">worker</a> <a href="sagas?runner=zero">zero</a>`)
+		var p struct {
+			Runner string
+			Counts []struct {
+				Due  int
+				Late float64
+			}
+			Sagas []struct{ ID string }
+		}
+		s.get("/sagas", &p)
+		require.Equal(t, "another", p.Runner, "the first")
+		s.get("/sagas?runner=worker&age=0s", &p)
+		require.Equal(t, []any{200, 200.0}, []any{p.Counts[0].Due, p.Counts[0].Late})
+		require.Len(t, p.Sagas, 50)
+	})
+}
+
+// A list of what fails has what runs and fails.
+func TestFailingSagas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDepot(t, console.Config{Allow: allow})
+		d.run("stuck-1", "back-1", "ok-1")
+		retried := &saga.Saga[order]{Name: "retried", Steps: []saga.Step[order]{{Name: "call", Undo: ok, Do: func(context.Context, *order) error { return errDown }, Attempts: 1000}}}
+		reg := registry.New()
+		runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnEvent: func(context.Context, saga.Event) {}})
+		saga.Register(runner, retried)
+		_, err := saga.Start(t.Context(), runner, retried, "call-1", order{})
+		require.NoError(t, err)
+		find := func(s *shop, text string) (p found) {
+			s.get("/sagas?failing=1&text="+text, &p)
+			return p
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { _ = runner.Run(ctx) }()
+		time.Sleep(10 * time.Second)
+		stop()
+		synctest.Wait()
+		reg.MustAdd(runner)
+		s := newPage(t, reg, console.Config{Allow: allow})
+		require.True(t, find(s, "call-1").Exact)
+		require.Len(t, find(s, "call").Sagas, 1)
+		for _, id := range []string{"stuck-1", "back-1", "ok-1"} {
+			p := find(d.shop, id)
+			require.False(t, p.Exact, id)
+			require.Empty(t, append(p.Stuck, p.Sagas...), id)
+		}
+		require.Empty(t, find(d.shop, "").Stuck)
+		body := s.get("/sagas?failing=1", nil).Body.String()
+		require.Contains(t, body, "Act on all that are found")
+		require.Contains(t, s.get("/saga?id=call-1", nil).Body.String(), `data-refresh="3"`)
+		for _, condition := range [][2]string{{"failing", "1"}, {"age", "1s"}, {"saga", "retried"}, {"status", "running"}, {"text", "call"}} {
+			w := s.post("action", "cancel", "policy", "saga/worker", condition[0], condition[1], "note", "x", "sure", "")
+			require.Contains(t, w.Body.String(), "1 saga is found.", condition)
+		}
+
+		body = d.get("/saga?id=ok-1&done=retry", nil).Body.String()
+		require.Contains(t, body, "The saga is tried again.")
+		require.NotContains(t, body, "data-refresh", "it has ended")
+		var p struct{ State string }
+		d.get("/saga?id=ok-1", &p)
+		require.Equal(t, "hidden", p.State)
+	})
+}
+
+// An endless store has sagas without end.
+type endless struct {
+	store.Store
+	takes time.Duration
+}
+
+func (s endless) List(ctx context.Context, f saga.Filter) ([]store.Record, string, error) {
+	time.Sleep(s.takes)
+	r, err := s.Load(ctx, "order-1")
+	return slices.Repeat([]store.Record{r}, f.Limit), "more", err
+}
+
+// Sagas are counted up to a number and for a time, before a person is asked.
+func TestManySagasAreNotCountedToTheEnd(t *testing.T) {
+	for takes, want := range map[time.Duration]string{0: "More than 10000 sagas are found.", time.Second: "More than 3000 sagas are found."} {
+		synctest.Test(t, func(t *testing.T) {
+			runner := saga.NewRunner(endless{saga.NewMemory(), takes}, saga.RunnerConfig{Name: "worker"})
+			orders := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: ok, Undo: ok}}}
+			saga.Register(runner, orders)
+			_, err := saga.Start(t.Context(), runner, orders, "order-1", order{})
+			require.NoError(t, err)
+			reg := registry.New()
+			reg.MustAdd(runner)
+			s := newPage(t, reg, console.Config{Allow: allow})
+			require.Contains(t, s.post("action", "cancel", "policy", "saga/worker", "text", "o", "note", "x", "sure", "").Body.String(), want)
+		})
+	}
+}
+
+func TestTheFieldsOfAnActionOnASaga(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var steps []string
+		d := newDepot(t, console.Config{Allow: allow, Audit: func(_ context.Context, op console.Operation, err error) {
+			steps = append(steps, fmt.Sprint(op.Action, " ", op.Step, " ", op.Seq))
+		}})
+		d.run("stuck-1")
+		in, err := d.runner.Get(t.Context(), "stuck-1")
+		require.NoError(t, err)
+		do := func(action, id string, more ...string) string {
+			form := url.Values{"action": {action}, "policy": {"saga/worker"}, "id": {id}, "note": {"x"}}
+			for i := 0; i < len(more); i += 2 {
+				form.Set(more[i], more[i+1])
+			}
+			var answer struct{ Error string }
+			require.NoError(t, json.Unmarshal(d.postJSON(form.Encode()).Body.Bytes(), &answer))
+			return answer.Error
+		}
+		require.Equal(t, `seq: is "-1": must be a number of entries`, do("retry", "stuck-1", "seq", "-1"))
+		require.Equal(t, `seq: is "x": must be a number of entries`, do("retry", "stuck-1", "seq", "x"))
+		require.Equal(t, `status: is not for one saga`, do("retry", "stuck-1", "status", "stuck"))
+		require.Contains(t, do("retry", "nobody"), "not found")
+		require.NotContains(t, do("retry", "nobody"), "the store failed")
+		refused := do("cancel", "stuck-1", "seq", fmt.Sprint(in.Seq))
+		require.Contains(t, refused, "not allowed")
+		require.NotContains(t, refused, "has changed", "it has not")
+		require.Empty(t, do("retry", "stuck-1", "seq", "0", "step", "charge", "status", ""), "a step stands beside the other buttons")
+		require.Empty(t, do("skip", "stuck-1", "step", "charge"))
+		require.Equal(t, []string{"retry  0", "skip charge 0"}, steps[len(steps)-2:])
+
+		store := saga.NewMemory()
+		knows, does := saga.NewRunner(store, saga.RunnerConfig{Name: "knows"}), saga.NewRunner(store, saga.RunnerConfig{Name: "worker"})
+		saga.Register(knows, d.orders)
+		_, err = saga.Start(t.Context(), knows, d.orders, "order-1", order{})
+		require.NoError(t, err)
+		d.reg.Remove(d.runner)
+		d.reg.MustAdd(does)
+		require.Contains(t, do("compensate", "order-1"), "not registered")
+		require.NotContains(t, do("compensate", "order-1"), "the store failed")
+	})
+}
+
+// An apply that a Runner cannot have is answered with the page of its settings.
+func TestARunnerHasSettingsOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDepot(t, console.Config{Allow: allow})
+		for _, preview := range [][]string{nil, {"preview", "1"}} {
+			w := d.post(append([]string{"action", "apply", "policy", "saga/worker", "settings", `{"Nonsense": 1}`}, preview...)...)
+			require.GreaterOrEqual(t, w.Code, 400)
+			require.Contains(t, w.Body.String(), "Figures, last ten minutes")
+		}
 	})
 }
