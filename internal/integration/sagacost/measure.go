@@ -196,7 +196,7 @@ func measure(ctx context.Context, s setup) (got figures, err error) {
 	}
 	runners, stop := run(saga.RunnerConfig{})
 	defer func() { stop() }()
-	if err := complete(ctx, runners, defined, "warm", *sagas/10+1); err != nil {
+	if err := complete(ctx, runners, defined, "warm", min(*sagas/10+1, 1000)); err != nil {
 		return nil, err
 	}
 	drain := strings.HasPrefix(s.What, "drain")
