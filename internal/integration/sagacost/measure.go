@@ -91,12 +91,16 @@ func mysqlCounters(ctx context.Context, db *sql.DB) (figures, error) {
 	return got, rows.Err()
 }
 
-// cpu returns the CPU time of this process, and of the server's processes that work for the
-// database. MariaDB has one process for all.
-func (s *server) cpu() (own, servers time.Duration) {
+// ownCPU returns the CPU time of this process.
+func ownCPU() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	own = time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// cpu returns the CPU time of the server's processes that work for the database. MariaDB has
+// one process for all. The call itself takes some milliseconds of this process.
+func (s *server) cpu() (servers time.Duration) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/task/*/schedstat")
 	for _, file := range stats {
 		title, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "../../cmdline"))
@@ -108,7 +112,7 @@ func (s *server) cpu() (own, servers time.Duration) {
 		n, _ := strconv.Atoi(ran)
 		servers += time.Duration(n)
 	}
-	return own, servers
+	return servers
 }
 
 // newStore calls sqlstore.New, which had no Config once.
@@ -210,7 +214,7 @@ func measure(ctx context.Context, s setup) (got figures, err error) {
 	if err != nil {
 		return nil, err
 	}
-	own, servers := srv.cpu()
+	servers, own := srv.cpu(), ownCPU()
 	begun := time.Now()
 	switch {
 	case s.What == "idle":
@@ -225,7 +229,7 @@ func measure(ctx context.Context, s setup) (got figures, err error) {
 		return nil, err
 	}
 	took := time.Since(begun)
-	ownAfter, serversAfter := srv.cpu()
+	ownAfter, serversAfter := ownCPU(), srv.cpu()
 	after, err := srv.counters(ctx, db)
 	if err != nil {
 		return nil, err
