@@ -51,6 +51,32 @@ func TestEndedSagasAreKeptForSoLong(t *testing.T) {
 	})
 }
 
+// TestABusyRunnerDeletesAsMany as one that has nothing to do: otherwise it would end more sagas
+// than it deletes.
+func TestABusyRunnerDeletesAsMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, good, hangs := saga.NewMemory(), sequence(step("flight")), sequence(step("flight"))
+		hangs.Name = "hangs"
+		hangs.Steps[0].Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
+		start := func(r *saga.Runner, sg *saga.Saga[trip], n int) {
+			for i := range n {
+				_, err := saga.Start(t.Context(), r, sg, fmt.Sprint(sg.Name, "-", i), trip{})
+				require.NoError(t, err)
+			}
+		}
+		before, stop := begin(t, store, saga.RunnerConfig{}, good, hangs)
+		start(before, good, 1000)
+		time.Sleep(time.Minute)
+		stop()
+		start(before, hangs, 10)
+		r, _ := begin(t, store, saga.RunnerConfig{Concurrency: 2, Keep: saga.Keep{Completed: time.Second}}, good, hangs)
+		time.Sleep(2500 * time.Millisecond)
+		synctest.Wait()
+		require.EqualValues(t, 2, r.Stats().Held)
+		require.EqualValues(t, 1000, r.Stats().Deleted)
+	})
+}
+
 // TestADeletedSagaCanBeStartedAgain, with the children that it had: none is left of them,
 // however they ended.
 func TestADeletedSagaCanBeStartedAgain(t *testing.T) {

@@ -176,26 +176,17 @@ func (r *Runner) renew(ctx context.Context, req store.HeartbeatRequest) (renewed
 // sweepBatch is how many sagas one call of the store deletes, of each generation.
 const sweepBatch = 200
 
-// sweepLoop deletes the sagas that have been kept for long enough, in small batches. A
-// runner that has no free place leaves longer pauses between them.
+// sweepLoop deletes the sagas that have been kept for long enough, in small batches with
+// pauses between them. A runner that is busy does so as well, since it ends many.
 func (r *Runner) sweepLoop(ctx context.Context) {
 	every(ctx, r.config().Poll, nil, func() time.Duration {
 		more := r.sweep(ctx)
-		switch cfg := r.config(); {
-		case !more:
-			return 3 * cfg.LeaseTTL
-		case r.isFull():
-			return cfg.Poll
-		default:
+		cfg := r.config()
+		if more {
 			return cfg.Poll / 10
 		}
+		return 3 * cfg.LeaseTTL
 	})
-}
-
-func (r *Runner) isFull() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.backlog
 }
 
 // sweep deletes one batch of each status, and reports whether there may be more.
