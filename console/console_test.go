@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,11 +12,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,6 +33,7 @@ import (
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -317,6 +322,7 @@ func TestBreakerShowsItsStates(t *testing.T) {
 		require.Equal(t, "open", p.States[1].State)
 		require.InDelta(t, 31, p.States[1].Seconds, 3, "30 s and a jitter of a tenth")
 		require.Equal(t, "half-open", p.States[2].State)
+		require.Equal(t, p.Tick+1, p.States[0].Seconds+p.States[1].Seconds+p.States[2].Seconds)
 	})
 }
 
@@ -337,7 +343,7 @@ func TestNobodyThereCostsNothing(t *testing.T) {
 		time.Sleep(10*time.Minute - time.Second)
 		synctest.Wait()
 		require.Positive(t, sampling(), "for ten minutes after")
-		time.Sleep(3 * time.Second)
+		time.Sleep(time.Second)
 		synctest.Wait()
 		require.Zero(t, sampling())
 		var p policy
@@ -398,7 +404,9 @@ func TestPoliciesComeAndGo(t *testing.T) {
 		s.get("/", nil)
 		late := breaker.New(breaker.Config{Name: "late"})
 		s.reg.MustAdd(late)
-		require.Equal(t, http.StatusOK, s.get("/policy?kind=breaker&name=late", nil).Code, "before its first sample")
+		var p policy
+		require.Equal(t, http.StatusOK, s.get("/policy?kind=breaker&name=late", &p).Code, "before its first sample")
+		require.Equal(t, "closed", p.State)
 		s.reg.Remove(s.circuit)
 		time.Sleep(1500 * time.Millisecond)
 		var o overview
@@ -412,9 +420,14 @@ func TestPoliciesComeAndGo(t *testing.T) {
 		s.reg.Remove(late)
 		s.reg.MustAdd(breaker.New(breaker.Config{Name: "late"})) // another of the same name
 		time.Sleep(time.Second)
-		var p policy
+		p = policy{}
 		s.get("/policy?kind=breaker&name=late", &p)
 		require.Len(t, p.points(t, "breaker.calls", "success"), 1, "which begins anew")
+		s.reg.MustAdd(s.circuit) // that was there before
+		time.Sleep(time.Second)
+		p = policy{}
+		s.get("/policy?kind=breaker&name=users", &p)
+		require.Len(t, p.points(t, "breaker.calls", "success"), 1, "as does that which comes back")
 	})
 }
 
@@ -545,6 +558,7 @@ func TestPageWorksUnderAnyPrefix(t *testing.T) {
 	require.NoError(t, err)
 	_ = res.Body.Close()
 	require.Equal(t, "exact/", res.Header.Get("Location"))
+	require.Equal(t, http.StatusMovedPermanently, res.StatusCode)
 }
 
 // A page that is live asks each second for what is new since the sample that it has.
@@ -956,12 +970,17 @@ func TestPolicyOfOtherOrigin(t *testing.T) {
 		require.Equal(t, []float64{0, 2}, points("b"))
 		require.Equal(t, []float64{0}, points("c"), "which came later")
 
+		var all policy
+		s.get("/policy?kind=meter&name=water", &all)
+		require.Len(t, all.Figures, 4)
 		m.set(func() { m.figures[2].Value, m.slow = 150, 4200*time.Millisecond })
 		time.Sleep(3 * time.Second)
 		m.set(func() { m.figures[2].Value = 190 })
 		time.Sleep(3 * time.Second)
 		require.Equal(t, []float64{0, 10, 40, 10, 10, 10, 10, 0}, points("meter.calls"), "seconds that were missed have the mean")
 
+		s.get("/policy?kind=meter&name=water", &all)
+		require.Len(t, all.Figures, 4, "a figure that came later is known again")
 		m.set(func() { m.broken = true })
 		time.Sleep(2 * time.Second)
 		require.Len(t, points("b"), 10, "a panic is not that of the program")
@@ -1116,5 +1135,305 @@ func TestRatesOfAPolicy(t *testing.T) {
 			s.get("/policy?kind=meter&name=water", &p)
 			require.Equal(t, c.want, p.State)
 		}
+	})
+}
+
+func TestPagesHaveTheirHeaders(t *testing.T) {
+	s := newShop(t, console.Config{Name: "shop"})
+	ask := func(method, path, accept string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(method, path, nil)
+		r.Header.Set("Accept", accept)
+		w := httptest.NewRecorder()
+		s.page.ServeHTTP(w, r)
+		require.Equal(t, "same-origin", w.Header().Get("Cross-Origin-Opener-Policy"))
+		require.Equal(t, "same-origin", w.Header().Get("Cross-Origin-Resource-Policy"))
+		return w
+	}
+	for accept, kind := range map[string]string{"text/html": "text/html; charset=utf-8", "application/json": "application/json"} {
+		w := ask("GET", "/policy?kind=breaker&name=users", accept)
+		require.Equal(t, []string{kind, "Accept", fmt.Sprint(w.Body.Len())},
+			[]string{w.Header().Get("Content-Type"), w.Header().Get("Vary"), w.Header().Get("Content-Length")})
+		require.True(t, strings.HasSuffix(w.Body.String(), "\n"))
+		w = ask("HEAD", "/", accept)
+		require.Equal(t, http.StatusOK, w.Code)
+		require.Zero(t, w.Body.Len())
+	}
+	require.Equal(t, "GET, HEAD", ask("PUT", "/", "").Header().Get("Allow"))
+	require.Equal(t, "POST", ask("GET", "/act", "").Header().Get("Allow"))
+	require.Equal(t, http.StatusServiceUnavailable, func() int { _ = s.page.Close(); return ask("GET", "/", "").Code }())
+
+	host, _ := os.Hostname()
+	for _, name := range []string{"shop", ""} {
+		var o struct {
+			Process struct {
+				Name, Host string
+				PID        int
+			}
+		}
+		newShop(t, console.Config{Name: name}).get("/", &o)
+		require.Equal(t, []any{cmp.Or(name, filepath.Base(os.Args[0])), host, os.Getpid()}, []any{o.Process.Name, o.Process.Host, o.Process.PID})
+	}
+	for _, path := range []string{"/", "/policy?kind=breaker&name=users"} {
+		require.Contains(t, newShop(t, console.Config{}).get(path, nil).Body.String(), `data-refresh="1"`)
+	}
+	s.reg.MustAdd(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})) // there are policies after it
+	require.Contains(t, newPage(t, s.reg, console.Config{}).get("/", nil).Body.String(), `<a href="sagas">`)
+}
+
+func TestWhatIsWrongWithAPost(t *testing.T) {
+	s := newShop(t, console.Config{Allow: allow})
+	post := func(form string, header ...string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest("POST", "http://upstream/act", strings.NewReader(form))
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		for i := 0; i < len(header); i += 2 {
+			r.Header.Set(header[i], header[i+1])
+		}
+		w := httptest.NewRecorder()
+		s.page.ServeHTTP(w, r)
+		return w
+	}
+	require.Equal(t, http.StatusBadRequest, post("action=reset&policy=breaker/users&note="+strings.Repeat("x", 1<<20)).Code, "too large")
+	require.Equal(t, http.StatusBadRequest, post("action=%zz").Code)
+	require.Equal(t, http.StatusSeeOther, post("action=reset&policy=breaker/users&note="+strings.Repeat("x", 1<<19)).Code)
+	for _, origin := range []string{"null", "http://[", "", "http://evil.example"} {
+		header := []string{"Origin", origin}
+		if origin == "" || strings.Contains(origin, "evil") {
+			header = append(header, "Sec-Fetch-Site", "cross-site") // which no proxy changes
+		}
+		w := post("action=trip&policy=breaker/users", header...)
+		require.Equal(t, http.StatusForbidden, w.Code, origin)
+		require.NotContains(t, w.Body.String(), "proxy", origin)
+	}
+	require.Equal(t, breaker.Closed, s.circuit.State())
+}
+
+// Fields that stand beside several buttons, and those that are empty, do no harm.
+func TestFieldsThatAnActionDoesNotNeed(t *testing.T) {
+	s := newShop(t, console.Config{Allow: allow, Show: console.Show{Keys: true}})
+	rooms := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Name: "rooms", Limit: 4}})
+	_ = rooms.Do(t.Context(), "a", working)
+	s.reg.MustAdd(rooms)
+	_, err := s.users.Get(t.Context(), 1)
+	require.NoError(t, err)
+	for _, c := range []struct{ form, want string }{
+		{"action=reset&policy=breaker/users&for=nonsense&preview=1", "policy?done=reset&kind=breaker&name=users"},
+		{"action=trip&policy=breaker/users&for=1h&preview=1&key=&step=x", "policy?done=trip&kind=breaker&name=users"},
+		{"action=invalidate&policy=cache/users&key=1", "policy?done=invalidate&kind=cache&name=users"},
+		{"action=invalidate-all&policy=cache/users&key=", "policy?done=invalidate-all&kind=cache&name=users"},
+		{"action=trip&policy=breaker/users&for=x", "for: is \"x\": must be a duration such as 30s"},
+		{"action=trip&policy=bulkhead/rooms&key=a", "bulkhead/rooms is not a breaker"},
+		{"action=trip&policy=breaker/shards&key=b", "breaker/shards has no breaker for the key \"b\" now"},
+		{"action=retry&policy=breaker/users&id=1&note=x", "breaker/users runs no sagas"},
+		{"action=apply&preview=1&policy=bulkhead/users&was.Limit=4&is.Limit=4", "nothing would change"},
+		{"action=apply&preview=1&policy=bulkhead/users&is.Limit=5", "nothing would change"},
+		{"action=apply&preview=1&policy=bulkhead/users&was.Limit=4&is.Limit=-1", "Limit is -1"},
+		{"action=apply&policy=bulkhead/users&settings={", "settings: is not JSON"},
+		{"action=reset&policy=breaker/nobody", "there is no policy breaker/nobody"},
+	} {
+		var answer struct {
+			Done  bool
+			Error string
+		}
+		form, err := url.ParseQuery(c.form)
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(s.postJSON(c.form).Body.Bytes(), &answer))
+		var pairs []string
+		for key := range form {
+			pairs = append(pairs, key, form.Get(key))
+		}
+		w := s.post(pairs...)
+		if answer.Done {
+			require.Equal(t, []any{http.StatusSeeOther, c.want}, []any{w.Code, w.Header().Get("Location")}, c.form)
+			continue
+		}
+		require.Contains(t, answer.Error, c.want, c.form)
+		require.GreaterOrEqual(t, w.Code, 400, c.form)
+		require.Contains(t, html.UnescapeString(w.Body.String()), c.want, c.form)
+	}
+	body := s.post("action", "apply", "policy", "bulkhead/users", "was.Limit", "4", "is.Limit", "many").Body.String()
+	require.Contains(t, body, `name="is.Limit" value="many"`)
+	require.Contains(t, body, `name="is.MaxWait" value="0s"`, "which was not sent")
+	for path, want := range map[string][]string{
+		"kind=breaker&name=users": {"trip", "reset", "force-open", "disable", "enable", "apply"}, "kind=bulkhead&name=users": {"apply"},
+		"kind=cache&name=users": {"invalidate", "expire", "invalidate-all", "apply"},
+	} {
+		var p policy
+		s.get("/policy?"+path, &p)
+		require.Equal(t, want, p.Actions, path)
+		body := s.get("/policy?"+path, nil).Body.String()
+		for _, action := range []string{"trip", "invalidate", "apply"} {
+			require.Equal(t, slices.Contains(want, action), strings.Contains(body, `value="`+action+`"`), action)
+		}
+	}
+}
+
+// A fake is a policy of other origin whose methods are those of a cache, but for their types.
+type fake struct{ kind }
+
+func (fake) InvalidateAll(context.Context) error         { return nil }
+func (fake) Invalidate(context.Context, ...string) error { return nil }
+func (fake) Expire(context.Context, string) error        { return nil }
+
+type otherFake struct{ kind }
+
+func (otherFake) InvalidateAll(context.Context) error     { return nil }
+func (otherFake) Expire(context.Context, ...string) error { return nil }
+
+func TestWhatIsNoCache(t *testing.T) {
+	reg := registry.New()
+	reg.MustAdd(fake{"a"}, otherFake{"b"})
+	s := newPage(t, reg, console.Config{Allow: allow})
+	for _, kind := range []string{"a", "b"} {
+		var p policy
+		s.get("/policy?kind="+kind+"&name=users", &p)
+		require.Empty(t, p.Actions)
+		require.Contains(t, s.postJSON("action=expire&key=x&policy="+kind+"/users").Body.String(), kind+"/users is not a cache")
+	}
+}
+
+// Since when something is wrong is told only if the console has seen that begin, or was there
+// from the start.
+func TestSinceWhenSomethingIsWrong(t *testing.T) {
+	for _, onDemand := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newShop(t, console.Config{OnDemand: onDemand})
+			defer s.page.Close()
+			defer s.users.Close()
+			since := func() time.Duration {
+				time.Sleep(3 * time.Second)
+				var p struct{ Since *time.Time }
+				s.get("/policy?kind=breaker&name=users", &p)
+				if p.Since == nil {
+					return -1
+				}
+				return time.Since(*p.Since).Round(time.Second)
+			}
+			s.circuit.ForceOpen(errDown)
+			s.get("/", nil)
+			time.Sleep(time.Second / 2)
+			want := 3 * time.Second
+			if onDemand {
+				want = -1
+			}
+			require.Equal(t, want, since().Truncate(3*time.Second)+want%(3*time.Second), onDemand)
+			s.circuit.Enable()
+			require.EqualValues(t, -1, since())
+			s.circuit.ForceOpen(errDown)
+			require.Equal(t, 2*time.Second, since().Truncate(2*time.Second), onDemand)
+		})
+	}
+}
+
+// A script that asks for what is new gets what is not well, and what still has a rate.
+func TestWhatIsNewOnTheOverview(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{})
+		defer s.page.Close()
+		defer s.users.Close()
+		elect := lease.New(lease.NewMemory(), lease.Config{Name: "billing", Holder: "me"})
+		s.reg.MustAdd(elect)
+		term, err := elect.Campaign(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = term.Resign(t.Context()) }()
+		var o overview
+		s.get("/", &o)
+		for _, p := range o.Policies {
+			require.Equal(t, []string{"0", "idle"}, []string{p.Words.Rate, p.Words.Share}, "at first, nobody knows")
+		}
+		s.circuit.ForceOpen(errDown)
+		time.Sleep(28500 * time.Millisecond)
+		_ = s.slots.Do(t.Context(), working)
+		time.Sleep(3 * time.Second) // into the next ten seconds
+		o = overview{}
+		s.get("/?since=30", &o)
+		var paths []string
+		for _, p := range o.Policies {
+			paths = append(paths, p.Path)
+		}
+		require.ElementsMatch(t, []string{"breaker/users", "bulkhead/users", "lease/billing"}, paths)
+		require.Equal(t, 8, strings.Count(s.get("/?since=30", nil).Body.String(), `<a class="card`)+1, "a page has all")
+	})
+}
+
+// The error of a Group that is well enough is not that of one of its members.
+func TestTheErrorOnTheCardOfAGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{Show: console.Show{Errors: true, Keys: true}})
+		defer s.page.Close()
+		defer s.users.Close()
+		group := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "banks", Failures: 3}})
+		s.reg.MustAdd(group)
+		var o overview
+		s.get("/", &o)
+		time.Sleep(time.Second / 2)
+		_ = group.Do(t.Context(), "a", failing)
+		time.Sleep(time.Second)
+		s.get("/", &o)
+		require.Equal(t, []string{"breaker/banks", "closed", "warn", ""}, []string{o.Policies[0].Path, o.Policies[0].State, o.Policies[0].Tone, o.Policies[0].Error})
+		require.Equal(t, []float64{1}, o.Policies[0].Spark.Bad)
+	})
+}
+
+// What is asked of a store is asked each ten seconds, and of a deaf one no more.
+func TestHowOftenAStoreIsAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var quick, hanging, deaf atomic.Int64
+		released := make(chan struct{})
+		defer close(released)
+		reg := registry.New()
+		for name, n := range map[string]*atomic.Int64{"quick": &quick, "hanging": &hanging, "deaf": &deaf} {
+			reg.MustAdd(&asked{name, func(ctx context.Context) {
+				n.Add(1)
+				switch name {
+				case "hanging":
+					<-ctx.Done()
+				case "deaf":
+					<-released
+				}
+			}})
+		}
+		s := newPage(t, reg, console.Config{OnDemand: true})
+		s.get("/", nil)
+		time.Sleep(61500 * time.Millisecond)
+		require.EqualValues(t, []int64{7, 1}, []int64{quick.Load(), deaf.Load()}, "at once and each ten seconds")
+		require.InDelta(t, 6, hanging.Load(), 1)
+		time.Sleep(9 * time.Minute)
+		s.get("/policy?kind=lease&name=quick", nil)
+		time.Sleep(10*time.Minute + time.Second) // nobody looks
+		n := quick.Load()
+		time.Sleep(time.Minute)
+		require.Equal(t, n, quick.Load())
+		s.get("/", nil)
+		begun := time.Now()
+		require.NoError(t, s.page.Close())
+		require.Zero(t, time.Since(begun), "nothing hangs that was asked before")
+	})
+}
+
+// An asked policy is a lease whose store is f.
+type asked struct {
+	name string
+	f    func(context.Context)
+}
+
+func (a *asked) Kind() string { return "lease" }
+func (a *asked) Name() string { return a.name }
+func (a *asked) Look(ctx context.Context) (lease.State, error) {
+	a.f(ctx)
+	return lease.State{}, ctx.Err()
+}
+
+// A console that is closed while it answers starts nothing any more.
+func TestARequestThatIsUnderWayAtClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s *shop
+		s = newShop(t, console.Config{OnDemand: true, Allow: func(*http.Request, console.Operation) error {
+			_ = s.page.Close()
+			return errDown
+		}})
+		defer s.users.Close()
+		require.Equal(t, http.StatusForbidden, s.post("action", "trip", "policy", "breaker/users").Code)
+		synctest.Wait()
+		require.Zero(t, sampling())
 	})
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
@@ -329,4 +331,51 @@ func TestTheVerdictNamesTheWorst(t *testing.T) {
 	for i, want := range []tone{warn, well, fail} {
 		require.Equal(t, want, groups[i].Tone)
 	}
+}
+
+func TestHowFarAnActionOnManyIs(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		all   bool
+		ended time.Time
+		err   error
+		want  string
+	}{
+		{true, time.Time{}, nil, "blue cancel with failing: 2 done, 1 refused, 7 left"},
+		{false, time.Time{}, nil, "blue cancel with failing: 2 done, 1 refused, 7 or more left"},
+		{false, now, nil, "ok cancel with failing: 2 done, 1 refused, 7 left"},
+		{false, now, errDeaf, "fail cancel with failing: 2 done, 1 refused, 7 or more left"},
+		{true, now, errDeaf, "fail cancel with failing: 2 done, 1 refused, 7 left"},
+	} {
+		j := &job{op: Operation{Action: Cancel, form: sagaForm{Failing: true}}, began: now.Add(-time.Minute), found: 10,
+			all: c.all, done: saga.Operated{Done: 2, NotAllowed: 1}, ended: c.ended, err: c.err}
+		v := j.view(&Console{})
+		require.Equal(t, c.want, string(v.Tone())+" "+v.String())
+		require.Contains(t, v.Took(), "60 s")
+	}
+}
+
+func TestMembersOfAGroup(t *testing.T) {
+	c := &Console{cfg: Config{Show: Show{Errors: true, Keys: true}}}
+	b := breaker.New(breaker.Config{Name: "b", Failures: 1})
+	is := func(m memberView) string { return fmt.Sprint(m.Key, " ", m.State, " ", m.Tone, " ", m.Error) }
+	view := func() string { return is(c.member(registry.Member{Key: "a", Policy: b})) }
+	require.Equal(t, "a closed ok ", view())
+	_ = b.Do(t.Context(), func(context.Context) error { return errDeaf })
+	require.Equal(t, "a open fail "+errDeaf.Error(), view())
+	b.ForceOpen(errClosed)
+	require.Equal(t, "a forced open fail "+errClosed.Error(), view())
+	b.Disable()
+	require.Contains(t, view(), "a disabled warn")
+	slots := bulkhead.New(bulkhead.Config{Name: "s", Limit: 2})
+	want := []string{"a 0 of 2 in flight ok ", "a 1 of 2 in flight ok ", "a 2 of 2 in flight warn "}
+	var next func(context.Context) error
+	next = func(ctx context.Context) error {
+		require.Equal(t, want[0], is(c.member(registry.Member{Key: "a", Policy: slots})))
+		if want = want[1:]; len(want) == 0 {
+			return nil
+		}
+		return slots.Do(ctx, next)
+	}
+	require.NoError(t, next(t.Context()))
 }

@@ -122,9 +122,17 @@ func TestAnActionOnManyGoesOnWithoutItsRequest(t *testing.T) {
 		require.Equal(t, "recalled", p.Note)
 		require.Empty(t, p.Error)
 		require.NotNil(t, p.Ended)
+		require.Contains(t, c.get("/sagas", nil).Body.String(), `data-refresh="5"`)
 		require.Equal(t, "cancel 2000 <nil>", <-c.audit)
 		require.Empty(t, c.audit)
-		time.Sleep(10 * time.Minute)
+		require.Contains(t, c.get("/sagas", nil).Body.String(), `data-refresh="5"`)
+		time.Sleep(time.Until(p.Ended.Add(10 * time.Minute)))
+		require.Equal(t, 2000, c.progress().Done)
+		c.reg.MustAdd(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "another"}))
+		var other struct{ Job *progress }
+		c.get("/sagas?runner=another", &other)
+		require.Nil(t, other.Job)
+		time.Sleep(1)
 		require.Zero(t, c.progress(), "it is told for ten minutes")
 		require.Equal(t, http.StatusSeeOther, c.cancelAll(), "another one may begin")
 	})
@@ -195,6 +203,9 @@ func TestAnAuditOfManyThatPanicsOrHangs(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c, released := newCrew(t, 10), make(chan struct{})
 				defer close(released)
+				var logged strings.Builder
+				defer slog.SetDefault(slog.Default())
+				slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
 				c.shop = newPage(t, c.reg, console.Config{
 					Allow: func(*http.Request, console.Operation) error { return nil },
 					Audit: func(context.Context, console.Operation, error) { audit(released) },
@@ -205,6 +216,7 @@ func TestAnAuditOfManyThatPanicsOrHangs(t *testing.T) {
 				begun := time.Now()
 				require.NoError(t, c.page.Close())
 				require.LessOrEqual(t, time.Since(begun), 10*time.Second)
+				require.Equal(t, name == "panics", strings.Contains(logged.String(), `Audit has panicked" panic="nil map"`))
 			})
 		})
 	}
@@ -249,4 +261,18 @@ func TestAScriptIsToldOfAnActionOnMany(t *testing.T) {
 		text := fmt.Sprint(console.Operation{Action: console.Cancel, Policy: "saga/worker", Operated: &saga.Operated{Done: 3, NotAllowed: 4}}.LogValue())
 		require.Equal(t, fmt.Sprint(slog.GroupValue(slog.String("action", "cancel"), slog.String("policy", "saga/worker"), slog.Int("done", 3), slog.Int("not_allowed", 4))), text)
 	})
+}
+
+// A store may be slow, and may do what it was asked for after it was given up.
+func TestAnActionOnManyWithASlowStore(t *testing.T) {
+	for takes, n := range map[time.Duration]int{500 * time.Millisecond: 200, 10500 * time.Millisecond: 5} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCrew(t, n)
+			c.store.takes = takes
+			require.Equal(t, http.StatusSeeOther, c.cancelAll())
+			time.Sleep(5 * time.Minute)
+			p := c.progress()
+			require.Equal(t, progress{Done: n}, progress{Done: p.Done, Left: p.Left, Error: p.Error})
+		})
+	}
 }

@@ -224,7 +224,7 @@ func (t *track) states(now int) []stateRun {
 			if sr.at(i) == 0 {
 				continue
 			}
-			// As breaker.State has it.
+			// As a word: half-open, forced-open.
 			if state := strings.ReplaceAll(sr.Attrs[0].Value, "_", "-"); len(runs) > 0 && runs[len(runs)-1].State == state {
 				runs[len(runs)-1].Seconds++
 			} else {

@@ -105,6 +105,10 @@ func TestSagasAreListedStuckOnesFirst(t *testing.T) {
 		require.Len(t, p.Sagas, 2)
 		d.get("/sagas?text=back", &p)
 		require.Len(t, p.Sagas, 1)
+		p.Stuck, p.Sagas = nil, nil
+		d.get("/sagas?order=id&after=back-1", &p)
+		require.Empty(t, p.Stuck, "which are on the first page")
+		require.Len(t, p.Sagas, 2)
 		for _, bad := range []string{"status=x", "order=x", "age=x", "age=-1m"} {
 			require.Equal(t, http.StatusBadRequest, d.get("/sagas?"+bad, nil).Code, bad)
 			require.Equal(t, http.StatusBadRequest, d.get("/sagas?"+bad, &json.RawMessage{}).Code, bad)
@@ -813,6 +817,9 @@ func TestFailingSagas(t *testing.T) {
 			w := s.post("action", "cancel", "policy", "saga/worker", condition[0], condition[1], "note", "x", "sure", "")
 			require.Contains(t, w.Body.String(), "1 saga is found.", condition)
 		}
+
+		require.Equal(t, http.StatusSeeOther, s.post("action", "abandon", "policy", "saga/worker", "id", "call-1", "note", "x").Code)
+		require.False(t, find(s, "call-1").Exact, "it has ended")
 
 		body = d.get("/saga?id=ok-1&done=retry", nil).Body.String()
 		require.Contains(t, body, "The saga is tried again.")

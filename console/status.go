@@ -87,7 +87,6 @@ var verbs = map[string]string{
 	"loads refused":        "has loads that are refused",
 	"steps fail":           "has steps that fail",
 	"steps refused":        "has steps that are refused",
-	"forced-open":          "is forced open",
 }
 
 // clause says in words how a policy is: "the breaker users is open".
