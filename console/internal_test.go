@@ -63,8 +63,9 @@ func TestTimelineOfALog(t *testing.T) {
 		{Seq: 1, Kind: "created", At: s(0)},
 		{Seq: 2, Kind: "done", Step: "b", Op: "do", Attempt: 1, At: s(1)},
 		{Seq: 3, Kind: "failed", Step: "a", Op: "do", Attempt: 1, At: s(2)},
-		{Seq: 4, Kind: "done", Step: "a", Op: "do", Attempt: 2, At: s(4)},
-		{Seq: 5, Kind: "skipped", Step: "a", At: s(4)},
+		{Seq: 4, Kind: "undone", Step: "b", Op: "undo", Attempt: 1, At: s(3)},
+		{Seq: 5, Kind: "done", Step: "a", Op: "do", Attempt: 2, At: s(4)},
+		{Seq: 6, Kind: "skipped", Step: "a", At: s(4)},
 	}
 	in := &saga.Instance{Status: saga.Running, CreatedAt: t0, UpdatedAt: s(4), Now: s(8)}
 	dot := func(x, y int, text string, tone tone) mark { return mark{x, y, text, tone} }
@@ -74,7 +75,9 @@ func TestTimelineOfALog(t *testing.T) {
 		{Name: "a", Title: "a", Y: 47,
 			Bars:  []bar{{250, 43, 100, fail}, {350, 43, 200, well}, {550, 43, 1, well}},
 			Marks: []mark{dot(350, 47, "do 1: failed after 2 s", fail), dot(550, 47, "do 2: done after 4 s", well), dot(550, 47, "skipped after 4 s", well)}},
-		{Name: "b", Title: "b", Y: 73, Bars: []bar{{150, 69, 100, well}}, Marks: []mark{dot(250, 73, "do 1: done after 1 s", well)}},
+		{Name: "b", Title: "b", Y: 73,
+			Bars:  []bar{{150, 69, 100, well}, {250, 69, 200, "idle"}},
+			Marks: []mark{dot(250, 73, "do 1: done after 1 s", well), dot(450, 73, "undo 1: undone after 3 s", "idle")}},
 	}, tl.Rows, "an attempt begins when the one before has ended: that of its step, or of any")
 	require.Equal(t, []int{970, 110}, []int{tl.Width, tl.Height})
 	require.Equal(t, dot(950, 102, "+8 s", ""), tl.Ticks[len(tl.Ticks)-1])
@@ -183,6 +186,30 @@ func TestKeysOfACache(t *testing.T) {
 		}
 		require.Equal(t, c.want, key.Interface())
 	}
+}
+
+// A told cache notes what it is told.
+type told []string
+
+func (c *told) InvalidateAll(context.Context) error { *c = append(*c, "all"); return nil }
+func (c *told) Invalidate(_ context.Context, keys ...string) error {
+	*c = append(*c, fmt.Sprint("invalidate ", keys))
+	return nil
+}
+func (c *told) Expire(_ context.Context, keys ...string) error {
+	*c = append(*c, fmt.Sprint("expire ", keys))
+	return nil
+}
+func (c *told) Name() string { return "told" }
+
+func TestWhatACacheIsTold(t *testing.T) {
+	var all told
+	c, ok := cacheOf(&all)
+	require.True(t, ok)
+	for _, action := range []Action{Invalidate, Expire, InvalidateAll} {
+		require.NoError(t, c.do(t.Context(), Operation{Action: action, Key: "k"}))
+	}
+	require.Equal(t, told{"invalidate [k]", "expire [k]", "all"}, all)
 }
 
 func TestSettingsOfAForm(t *testing.T) {

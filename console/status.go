@@ -60,7 +60,7 @@ func (t *track) judge(now int) status {
 		s.tone, s.state, s.err = warn, "ailing", t.health
 	case s.refused > 0:
 		s.tone, s.state = warn, t.rules.refusing
-	case s.failed > 0 && s.share() >= 0.05:
+	case s.share() >= 0.05:
 		s.tone, s.state = warn, t.rules.failing
 	}
 	if t.held != nil && t.held.Holder != "" && s.detail == "" {
