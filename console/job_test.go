@@ -36,7 +36,7 @@ func (s *slow) Cancel(ctx context.Context, id, note string) (store.Record, error
 		return store.Record{}, errors.Join(ctx.Err(), errDown)
 	}
 	time.Sleep(s.takes)
-	return s.Store.Cancel(ctx, id, note)
+	return s.Store.Cancel(context.WithoutCancel(ctx), id, note)
 }
 
 // A crew has many orders that nobody runs, and a console of them.
@@ -263,7 +263,7 @@ func TestAScriptIsToldOfAnActionOnMany(t *testing.T) {
 	})
 }
 
-// A store that gets on is not given up, however long it takes.
+// A store that gets on is not given up, however long it takes, and one that is late has a second.
 func TestAnActionOnManyWithASlowStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrew(t, 200)
@@ -274,5 +274,12 @@ func TestAnActionOnManyWithASlowStore(t *testing.T) {
 		time.Sleep(time.Minute)
 		p := c.progress()
 		require.Equal(t, progress{Done: 200}, progress{Done: p.Done, Left: p.Left, Error: p.Error})
+
+		c = newCrew(t, 5)
+		c.store.takes = 10500 * time.Millisecond
+		require.Equal(t, http.StatusSeeOther, c.cancelAll())
+		time.Sleep(time.Minute)
+		p = c.progress()
+		require.Equal(t, progress{Done: 5}, progress{Done: p.Done, Left: p.Left, Error: p.Error})
 	})
 }

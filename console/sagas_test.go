@@ -550,7 +550,7 @@ func (leakyCache) Kind() string                                { return "cache" 
 func (leakyCache) Name() string                                { return "prices" }
 func (leakyCache) Figures() iter.Seq[registry.Figure]          { return slices.Values([]registry.Figure(nil)) }
 func (leakyCache) Invalidate(context.Context, ...string) error { return errDown }
-func (leakyCache) Expire(context.Context, ...string) error     { return errDown }
+func (leakyCache) Expire(context.Context, ...string) error     { return fmt.Errorf("expire: %w", errDown) }
 func (leakyCache) InvalidateAll(context.Context) error         { return errDown }
 
 // TestAnActionDoesNotShowTheErrorOfAStore unless errors are shown. Audit has it.
@@ -581,6 +581,7 @@ func TestAnActionDoesNotShowTheErrorOfAStore(t *testing.T) {
 				require.Contains(t, w.Body.String(), "the store failed: ", form)
 				require.Equal(t, shown, strings.Contains(w.Body.String(), "hunter2"), form)
 				require.ErrorIs(t, audit[i], errDown)
+				require.Equal(t, form[1] == "expire", strings.Contains(audit[i].Error(), "expire: "), form)
 			}
 			w := s.post("action", "abandon", "policy", "saga/worker", "text", "order", "note", "no more")
 			require.Equal(t, http.StatusSeeOther, w.Code, w.Body.String())
