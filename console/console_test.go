@@ -1417,6 +1417,24 @@ func (a *asked) Look(ctx context.Context) (lease.State, error) {
 	return lease.State{Holder: "me"}, ctx.Err()
 }
 
+// A store that takes its time to answer has not failed to.
+func TestASlowStoreIsNotDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := registry.New()
+		reg.MustAdd(&asked{"slow", func(context.Context) { time.Sleep(4500 * time.Millisecond) }})
+		s := newPage(t, reg, console.Config{})
+		for range 200 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			var o overview
+			s.get("/", &o)
+			require.Equal(t, "The only policy is well.", o.Verdict)
+		}
+		require.NoError(t, s.page.Close())
+		time.Sleep(10 * time.Second)
+	})
+}
+
 // Close waits for a sample that is being taken.
 func TestCloseWaitsForASample(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
