@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
@@ -182,13 +183,8 @@ func (d *Definition) link(p *Plan, names map[string]int) error {
 // shape computes the fields that depend on the whole graph.
 func (p *Plan) shape() {
 	p.Chain = true
-	for i := range p.Nodes {
-		if i > 0 && !(len(p.Nodes[i].After) == 1 && p.Nodes[i].After[0] == i-1) {
-			p.Chain = false
-		}
-		if i < len(p.Nodes)-1 && !(len(p.Nodes[i].UndoAfter) == 1 && p.Nodes[i].UndoAfter[0] == i+1) {
-			p.Chain = false
-		}
+	for i := range len(p.Nodes) - 1 {
+		p.Chain = p.Chain && slices.Equal(p.Nodes[i].UndoAfter, []int{i + 1})
 	}
 	for i := range p.Units {
 		u := &p.Units[i]

@@ -169,3 +169,104 @@ func TestAPlanHasAThousandStepsAtMost(t *testing.T) {
 	_, err = plan.New(&d)
 	require.EqualError(t, err, "saga.Saga.Steps has 1001 steps and alternatives: must have 1000 or fewer (see ChildrenOf)")
 }
+
+// TestSteps says what one step may not be, for itself or among others.
+func TestSteps(t *testing.T) {
+	none := func(*plan.Step) {}
+	or := func(change func(*plan.Step)) func(*plan.Step) {
+		return func(s *plan.Step) {
+			b := plan.Step{Name: "b", Do: true, Undo: true}
+			change(&b)
+			s.Or = []plan.Step{b}
+		}
+	}
+	gate := func(s *plan.Step) { s.Do, s.Undo, s.Delay = false, false, 1 }
+	child := func(s *plan.Step) { s.Do, s.Undo, s.Child, s.ChildOf = false, false, true, true }
+	reads := func(s *plan.Step) { s.Undo, s.ReadOnly = false, true }
+	repeats := func(s *plan.Step) { s.Undo, s.Idempotent = false, true }
+	long := strings.Repeat("x", plan.MaxName)
+	for _, c := range []struct {
+		is, also func(*plan.Step)
+		want     string // "" for nothing
+	}{
+		{none, none, ""},
+		{none, func(s *plan.Step) { s.Name = "" }, "Name is"},
+		{none, func(s *plan.Step) { s.Name = "a/b" }, "Name is"},
+		{none, func(s *plan.Step) { s.Name = long }, ""},
+		{none, func(s *plan.Step) { s.Name = long + "x" }, fmt.Sprintf("Name is %d bytes long", plan.MaxName+1)},
+		{none, func(s *plan.Step) { s.Await = long }, ""},
+		{none, func(s *plan.Step) { s.Await = long + "x" }, fmt.Sprintf("Await is %d bytes long", plan.MaxName+1)},
+		{none, func(s *plan.Step) { s.Do = false }, "Do is nil"},
+		{none, func(s *plan.Step) { s.DoTx = true }, "Do is set beside DoTx or Saga"},
+		{child, func(s *plan.Step) { s.DoTx = true }, "Do is nil beside DoTx and Saga"},
+		{gate, none, ""},
+		{gate, func(s *plan.Step) { s.Undo = true }, "Undo is set: must be nil without a Do"},
+		{gate, func(s *plan.Step) { s.UndoTx = true }, "Undo is set: must be nil without a Do"},
+		{child, none, ""},
+		{child, func(s *plan.Step) { s.ChildOf = false }, "Saga is without"},
+		{child, func(s *plan.Step) { s.Undo = true }, "Saga is set"},
+		{child, func(s *plan.Step) { s.UndoTx = true }, "Saga is set"},
+		{child, func(s *plan.Step) { s.ReadOnly = true }, "Saga is set"},
+		{child, func(s *plan.Step) { s.Middleware = true }, "Saga is set"},
+		{none, func(s *plan.Step) { s.Delay = -1 }, "Delay is -1ns"},
+		{none, func(s *plan.Step) { s.AwaitFor = 1 }, "AwaitFor is 1ns"},
+		{none, func(s *plan.Step) { s.Await, s.AwaitFor = "paid", -1 }, "AwaitFor is -1ns"},
+		{none, func(s *plan.Step) { s.Await, s.AwaitFor = "paid", 1 }, ""},
+		{none, func(s *plan.Step) { s.UndoTx = true }, "Undo is set beside its Tx form"},
+		{reads, none, ""},
+		{reads, func(s *plan.Step) { s.Undo = true }, "ReadOnly is true"},
+		{reads, func(s *plan.Step) { s.UndoTx = true }, "ReadOnly is true"},
+		{repeats, none, ""},
+		{repeats, func(s *plan.Step) { s.Do, s.DoTx = false, true }, "Idempotent is true: must be false without Do"},
+		{repeats, func(s *plan.Step) { s.Undo = true }, "Idempotent is true: must be false with an Undo"},
+		{repeats, func(s *plan.Step) { s.UndoTx = true }, "Idempotent is true: must be false with an Undo"},
+		{repeats, func(s *plan.Step) { s.Pivot = true }, "Idempotent is true: must be false in the pivot"},
+		{none, func(s *plan.Step) { s.Middleware = true }, ""},
+		{none, func(s *plan.Step) { s.Middleware, s.Undo, s.UndoTx = true, false, true }, "Middleware is set"},
+		{none, func(s *plan.Step) { s.Timeout = -1 }, "Timeout is -1ns"},
+		{none, func(s *plan.Step) { s.Settle = -1 }, "Settle is -1ns"},
+		{or(none), none, ""},
+		{or(none), func(s *plan.Step) { s.Undo, s.UndoTx = false, true }, ""},
+		{or(none), func(s *plan.Step) { s.Undo = false }, "Undo is nil: must be set, or UndoTx, in a step with alternatives"},
+		{or(none), func(s *plan.Step) { s.Undo, s.Do, s.DoTx = false, false, true }, "Undo is nil: must be set, or UndoTx, in a step with alternatives"},
+		{or(none), reads, ""},
+		{or(none), repeats, ""},
+		{or(none), gate, ""},
+		{or(none), child, ""},
+		{or(none), func(s *plan.Step) { child(s); s.ChildPivot = true }, "Saga has a pivot"},
+		{or(none), func(s *plan.Step) { s.BestEffort = true }, "BestEffort is true: must be false in a step with alternatives"},
+		{or(func(s *plan.Step) { s.Name = "a" }), none, "Name is \"a\": must be unique"},
+		{or(func(s *plan.Step) { s.Pivot = true }), none, "Pivot is true"},
+		{or(func(s *plan.Step) { s.After = []string{} }), none, "After is"},
+		{or(func(s *plan.Step) { s.Or = []plan.Step{{Name: "c"}} }), none, "Or is 1 steps"},
+	} {
+		st := plan.Step{Name: "a", Do: true, Undo: true}
+		c.is(&st)
+		c.also(&st)
+		_, err := plan.New(&plan.Definition{Name: "trip", Steps: []plan.Step{st}})
+		if c.want == "" {
+			require.NoError(t, err, "%+v", st)
+		} else {
+			require.ErrorContains(t, err, c.want, "%+v", st)
+		}
+	}
+}
+
+// TestAPivotThatIsFirst is one: a step beside it that has no Undo is told of it.
+func TestAPivotThatIsFirst(t *testing.T) {
+	_, err := plan.New(&plan.Definition{Name: "trip", Steps: []plan.Step{
+		{Name: "a", Do: true, Pivot: true}, {Name: "b", Do: true, After: []string{}},
+	}})
+	require.EqualError(t, err, `saga.Step "b": Undo is nil: must be set, or UndoTx, before the pivot`)
+}
+
+// TestOneStepIsEnough for what a plan says of all.
+func TestOneStepIsEnough(t *testing.T) {
+	first := plan.Step{Name: "a", DoTx: true, Undo: true, Await: "paid"}
+	p, err := plan.New(&plan.Definition{Name: "trip", Steps: []plan.Step{first, {Name: "b", Child: true, ChildOf: true}, {Name: "c", Do: true, Undo: true}}})
+	require.NoError(t, err)
+	require.True(t, p.NeedsTx)
+	require.True(t, p.Gated)
+	require.True(t, p.Awaits)
+	require.True(t, p.Children)
+}

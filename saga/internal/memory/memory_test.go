@@ -1,0 +1,145 @@
+package memory_test
+
+import (
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga/internal/memory"
+	"github.com/go-resilience/resilience/saga/store"
+)
+
+var trip = store.Definition{Saga: "trip", Version: 1}
+
+// started returns a store with sagas that became due one second after the other. Their ids
+// are in another order.
+func started(t *testing.T, n int) (*memory.Store, []string) {
+	m, ids := memory.New(), make([]string, n)
+	for i := range ids {
+		ids[i] = strconv.Itoa((7 * i) % n)
+		_, _, err := m.Start(t.Context(), store.StartRequest{ID: ids[i], Saga: trip.Saga, Version: trip.Version, Status: store.Running,
+			Data: []byte("data"), Steps: []byte("steps"), Log: []store.Entry{{Kind: "begun"}}})
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+	}
+	return m, ids
+}
+
+func claim(t *testing.T, m *memory.Store, owner string, limit int) []store.Record {
+	recs, err := m.Claim(t.Context(), store.ClaimRequest{Owner: owner, LeaseTTL: time.Minute, Limit: limit, Definitions: []store.Definition{trip}})
+	require.NoError(t, err)
+	return recs
+}
+
+// commit releases a saga of which a has the record.
+func commit(t *testing.T, m *memory.Store, a store.Record, status store.Status, failures int) {
+	_, err := m.Commit(t.Context(), store.CommitRequest{ID: a.ID, Epoch: a.Epoch, Seq: a.Seq, Nonce: 1, Status: status, Failures: failures,
+		Steps: a.Steps, Log: []store.Entry{{Kind: "done"}}, Release: true})
+	require.NoError(t, err)
+}
+
+// What has been due for longest is claimed, told of and deleted first.
+func TestOldestFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		m, ids := started(t, 50)
+		counts, err := m.Counts(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 50, counts.Sagas[0].Due)
+		require.Equal(t, begun, counts.Sagas[0].OldestDue)
+		found, err := m.Unregistered(t.Context(), nil)
+		require.NoError(t, err)
+		require.Equal(t, begun, found[0].Oldest)
+
+		for _, id := range ids {
+			recs := claim(t, m, "a", 1)
+			require.Equal(t, id, recs[0].ID)
+			commit(t, m, recs[0], store.Completed, 0)
+			time.Sleep(time.Second)
+		}
+		for i := range ids {
+			n, err := m.DeleteEnded(t.Context(), store.Completed, 0, 1)
+			require.NoError(t, err)
+			require.Equal(t, 1, n)
+			_, err = m.Load(t.Context(), ids[i])
+			require.ErrorIs(t, err, store.ErrNotFound)
+		}
+	})
+}
+
+// A saga whose owner may have died is due before those that nobody has begun.
+func TestWhatHasAnOwnerIsClaimedFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, ids := started(t, 3)
+		require.Equal(t, ids[0], claim(t, m, "a", 1)[0].ID)
+		time.Sleep(time.Hour)
+		require.Equal(t, ids[0], claim(t, m, "b", 1)[0].ID)
+	})
+}
+
+func TestUnregisteredIsInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		var want []store.Definition
+		for _, name := range []string{"a", "b", "c"} {
+			for version := range 3 {
+				want = append(want, store.Definition{Saga: name, Version: version})
+			}
+		}
+		for i, d := range want {
+			_, _, err := m.Start(t.Context(), store.StartRequest{ID: strconv.Itoa(i), Saga: d.Saga, Version: d.Version, Status: store.Running, Log: []store.Entry{{Kind: "begun"}}})
+			require.NoError(t, err)
+		}
+		found, err := m.Unregistered(t.Context(), nil)
+		require.NoError(t, err)
+		require.Len(t, found, len(want))
+		for i, u := range found {
+			require.Equal(t, want[i], u.Definition)
+		}
+	})
+}
+
+// Both kinds of live sagas may fail; one that has ended fails no more.
+func TestFailing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := started(t, 4)
+		for i, status := range []store.Status{store.Running, store.Compensating, store.Stuck, store.Running} {
+			commit(t, m, claim(t, m, "a", 1)[0], status, map[bool]int{true: 1}[i < 3])
+		}
+		recs, _, err := m.List(t.Context(), store.Filter{Failing: true})
+		require.NoError(t, err)
+		require.Len(t, recs, 2)
+	})
+}
+
+// An owner that has given a saga up cannot renew it, though it knows the epoch.
+func TestHeartbeatAfterARelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := started(t, 1)
+		a := claim(t, m, "a", 1)[0]
+		held := store.HeartbeatRequest{Owner: "a", LeaseTTL: time.Minute, Held: []store.Held{{ID: a.ID, Epoch: a.Epoch}}}
+		renewed, err := m.Heartbeat(t.Context(), held)
+		require.NoError(t, err)
+		require.Len(t, renewed, 1)
+		commit(t, m, a, store.Running, 0)
+		renewed, err = m.Heartbeat(t.Context(), held)
+		require.NoError(t, err)
+		require.Empty(t, renewed)
+	})
+}
+
+// A record is the caller's own.
+func TestRecordsAreCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, ids := started(t, 1)
+		for range 2 {
+			rec, err := m.Load(t.Context(), ids[0])
+			require.NoError(t, err)
+			require.Equal(t, "data steps", string(rec.Data)+" "+string(rec.Steps))
+			rec.Data[0], rec.Steps[0] = 'x', 'x'
+		}
+	})
+}
