@@ -1,0 +1,88 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
+)
+
+var errDisk = errors.New("disk full")
+
+// A neglected store fails in what only the runner itself asks for.
+type neglected struct{ store.Store }
+
+func (neglected) Check(context.Context) error                { return errDisk }
+func (neglected) Listen(ctx context.Context, _ func()) error { return errDisk }
+func (neglected) DeleteEnded(context.Context, store.Status, time.Duration, int) (int, error) {
+	return 0, errDisk
+}
+func (neglected) Unregistered(context.Context, []store.Definition) ([]store.Unregistered, error) {
+	return nil, errDisk
+}
+
+// TestTheUpkeepThatFailsIsToldOf, and the sagas end nevertheless.
+func TestTheUpkeepThatFailsIsToldOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		told := map[string]int{}
+		sg := sequence(step("flight"))
+		r, stop := begin(t, neglected{saga.NewMemory()}, saga.RunnerConfig{
+			Poll: time.Second, LeaseTTL: 10 * time.Second, Keep: saga.Keep{Completed: time.Minute},
+			OnEvent: on(saga.EventStoreFailed, func(e saga.Event) {
+				mu.Lock()
+				defer mu.Unlock()
+				told[e.Err.Error()]++
+			}),
+		}, sg)
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		time.Sleep(5 * time.Minute)
+		stop()
+		require.Equal(t, 1, told["saga: run: disk full"], "%v", told)
+		require.InDelta(t, 300, told["saga: listen: disk full"], 5)
+		require.InDelta(t, 10, told["saga: sweep: disk full"], 2)
+		require.InDelta(t, 10, told["saga: unregistered: disk full"], 2)
+		require.Len(t, told, 4)
+	})
+}
+
+// A brimming store deletes as many as it is asked to, for some times.
+type brimming struct {
+	store.Store
+	left []int
+	at   []time.Time
+}
+
+func (b *brimming) DeleteEnded(_ context.Context, status store.Status, _ time.Duration, limit int) (int, error) {
+	if status != store.Completed || len(b.left) == 0 {
+		return 0, nil
+	}
+	n := min(limit, b.left[0])
+	b.left, b.at = b.left[1:], append(b.at, time.Now())
+	return n, nil
+}
+
+// TestASweepGoesOnSoonWhileThereIsMore to delete.
+func TestASweepGoesOnSoonWhileThereIsMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &brimming{Store: saga.NewMemory(), left: []int{1e6, 1e6, 1e6, 1, 1}}
+		_, stop := begin(t, b, saga.RunnerConfig{Poll: time.Second, LeaseTTL: 10 * time.Second,
+			Keep: saga.Keep{Completed: time.Minute, Compensated: time.Minute}}, sequence(step("flight")))
+		time.Sleep(5 * time.Minute)
+		stop()
+		require.Len(t, b.at, 5)
+		for i := range 3 {
+			require.LessOrEqual(t, b.at[i+1].Sub(b.at[i]), time.Second)
+		}
+		require.Equal(t, 30*time.Second, b.at[4].Sub(b.at[3]))
+	})
+}
