@@ -195,7 +195,6 @@ func (c *controller) lowered() bool { return c.probing && !c.waiting }
 func (c *controller) abandon(now time.Duration) {
 	c.setLimit(c.before)
 	c.nextCohort(now)
-	c.next = c.following(now)
 }
 
 // idle returns the latency of an idle server: the geometric mean, or 0 if it is not
@@ -403,7 +402,7 @@ func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 // as it is. A wait that is added to each divides it by the square of the rise; the waits
 // differ, too. If work takes all alike all of a sudden, the spread is less still.
 func (b *base) mayBeQueue(s *samples) bool {
-	if s.n == 0 || b.spread < fewSpread || s.log() <= b.log {
+	if b.spread < fewSpread || s.log() <= b.log {
 		return false
 	}
 	alike := b.spread * math.Exp(2*(b.log-s.log()))

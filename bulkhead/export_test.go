@@ -2,14 +2,19 @@ package bulkhead
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"time"
 )
 
 // A Controller is the controller of an adaptive limit, to be driven in virtual time.
-type Controller struct{ controller }
+type Controller struct {
+	controller
+	told int // the cohort that Told has told of
+}
 
 func NewController(cfg AdaptiveLimit) *Controller {
-	return &Controller{newController(cfg.withDefaults())}
+	return &Controller{controller: newController(cfg.withDefaults())}
 }
 
 // Begin returns the call that End takes.
@@ -28,6 +33,26 @@ func (c *Controller) Base() time.Duration { return c.idle() }
 func MayBeQueue(baseLog, baseSpread, log, spread float64) bool {
 	b := base{log: baseLog, spread: baseSpread}
 	return b.mayBeQueue(&samples{n: 1, logs: log, squares: spread + log*log})
+}
+
+// Told returns what c knows after a probe and after each fifth cohort, when that is over.
+func (c *Controller) Told(now time.Duration) (string, bool) {
+	if c.cohort.number == c.told || c.cohort.number%5 != 0 && !c.probing {
+		return "", false
+	}
+	c.told = c.cohort.number
+	b, ms := &c.base, func(log float64) float64 { return math.Exp(log) / 1e6 }
+	line := fmt.Sprintf("%7.3fs cohort %d limit %.4g of %.4g, base %.4g ms ± %.4f, spread %.4f, rise %.4f, mean %.4g ms, latency %.4g ms, scale %.4g ms, ceiling %.4g ms, next %v",
+		now.Seconds(), c.cohort.number, c.limit, c.former, ms(b.log), math.Sqrt(b.variance), b.spread, b.rise, b.mean/1e6, ms(c.latency), c.scale/1e6, ms(c.ceiling), c.next)
+	for _, is := range []struct {
+		so   bool
+		word string
+	}{{c.probing, "probing"}, {c.probing && c.common, "as all"}, {c.doubt, "in doubt"}, {c.reached, "reached"}, {c.peak.limit > 0, "from a peak"}} {
+		if is.so {
+			line += ", " + is.word
+		}
+	}
+	return line, true
 }
 
 // Restart does the work of SetLimit.
