@@ -128,8 +128,8 @@ func (f fleet) simulate(seed uint64) (v verdict) {
 // TestAdaptiveFleetsShareAServer prints the table of docs/decisions. With -fleets, it has
 // all rows.
 func TestAdaptiveFleetsShareAServer(t *testing.T) {
-	if raceDetector {
-		t.Skip("a simulation is one goroutine")
+	if raceDetector || testing.Short() {
+		t.Skip("a long simulation of one goroutine")
 	}
 	seeds := uint64(1)
 	if *allFleets {

@@ -162,6 +162,9 @@ func TestAServiceThatHangsDoesNotTakeTheOthersDown(t *testing.T) {
 
 // A real server on loopback, whose capacity changes while the calls go on.
 func TestAdaptiveFollowsARealServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("seconds")
+	}
 	var mu sync.Mutex
 	wake := sync.NewCond(&mu)
 	workers, busy := 20, 0

@@ -389,7 +389,7 @@ func FuzzBulkheadIsTheModel(f *testing.F) {
 // TestSharesAreTheModel plays random operations.
 func TestSharesAreTheModel(t *testing.T) {
 	seeds := uint64(5000)
-	if raceDetector {
+	if raceDetector || testing.Short() {
 		seeds = 200
 	}
 	for seed := range seeds {

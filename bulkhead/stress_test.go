@@ -158,7 +158,11 @@ func TestAMillionMixedOperations(t *testing.T) {
 					}
 				}
 			})
-			const goroutines, each = 25, 20_000
+			const goroutines = 25
+			each := 20_000
+			if testing.Short() {
+				each = 2000
+			}
 			for i := range goroutines {
 				workers.Go(func() {
 					rng := newRand(uint64(i))
