@@ -177,14 +177,13 @@ func (b *Bulkhead) endProbe(ctx context.Context, r *rules, level, n int) bool {
 	}
 	a.mu.Lock()
 	c := &a.controller
-	ends := c.lowered() && n <= r.most(int(c.before), level)
-	if ends {
+	if c.lowered() && n <= r.most(int(c.before), level) {
 		c.abandon(b.unix())
 		b.adjust(a)
 	}
 	a.mu.Unlock()
 	b.announce(ctx)
-	return ends || n <= r.most(int(b.queue.limit.Load()), level)
+	return n <= r.most(int(b.queue.limit.Load()), level)
 }
 
 // adjust makes the limit what the controller says. The mutex of a is held.

@@ -284,7 +284,10 @@ func TestACostlyCallEndsAProbe(t *testing.T) {
 					}
 				})
 				_, end := probing(t, b, &lowered)
-				require.Less(t, b.Stats().Limit, 20)
+				low := b.Stats().Limit
+				require.Less(t, low, 20)
+				require.ErrorIs(t, b.Do(costing(t.Context(), 21), nothing), bulkhead.ErrFull)
+				require.Equal(t, low, b.Stats().Limit, "it would not fit after the probe")
 				costly := costing(t.Context(), 20)
 				require.NoError(t, b.Do(costly, nothing))
 				require.Equal(t, 20, b.Stats().Limit)
@@ -297,6 +300,10 @@ func TestACostlyCallEndsAProbe(t *testing.T) {
 				require.ErrorAs(t, err, &full)
 				require.Equal(t, bulkhead.TooCostly, full.Reason)
 				require.False(t, full.Retryable(), "the limit will not grow to that")
+
+				require.NoError(t, b.SetLimit(10))
+				require.ErrorIs(t, b.Do(costly, nothing), bulkhead.ErrFull)
+				require.Equal(t, 10, b.Stats().Limit, "no probe is under way")
 			})
 		})
 	}
@@ -333,6 +340,10 @@ func TestACallIsTooCostlyForNowWhereTheLimitMayGrow(t *testing.T) {
 		require.Equal(t, bulkhead.TooCostly, full.Reason)
 		require.Equal(t, retryable, full.Retryable())
 	}
+	require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Adaptive = &bulkhead.AdaptiveLimit{Initial: 4, Max: 9} }))
+	var full *bulkhead.FullError
+	require.ErrorAs(t, b.Do(costing(t.Context(), 9), nothing), &full)
+	require.True(t, full.Retryable())
 }
 
 // Observers run wherever the limit changes: also before the function of a call that has

@@ -465,7 +465,7 @@ func (b *Bulkhead) describe(r *rules, reason Reason, level, n int, c *claim) *Fu
 		InFlight: inFlight,
 		Queued:   int(b.queue.waiters.Load()),
 		index:    reason.index(),
-		never:    reason == TooCostly && n > r.most(highest, level),
+		never:    n > r.most(highest, level),
 	}
 	if reason == DeadlineTooClose {
 		e.err = context.DeadlineExceeded

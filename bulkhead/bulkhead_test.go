@@ -447,3 +447,48 @@ func TestACallDoesNotQueueForASlotThatBecomesFree(t *testing.T) {
 		requireIdle(t, b)
 	})
 }
+
+// A refusal that repeats the last one is the same error; one that differs in anything is not.
+func TestRefusalsSayWhatIs(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 4, Cost: costOf})
+	type is struct{ Cost, Limit, InFlight int }
+	refused := func(cost int) is {
+		err := b.Do(costing(t.Context(), cost), nothing)
+		var full *bulkhead.FullError
+		require.ErrorAs(t, err, &full)
+		require.Same(t, full, b.Do(costing(t.Context(), cost), nothing))
+		return is{full.Cost, full.Limit, full.InFlight}
+	}
+	one, err := b.Begin(costing(t.Context(), 1))
+	require.NoError(t, err)
+	two, err := b.Begin(costing(t.Context(), 2))
+	require.NoError(t, err)
+	require.Equal(t, is{2, 4, 3}, refused(2))
+	require.Equal(t, is{3, 4, 3}, refused(3))
+	require.NoError(t, b.SetLimit(5))
+	require.Equal(t, is{3, 5, 3}, refused(3))
+	one(nil)
+	require.Equal(t, is{4, 5, 2}, refused(4))
+	one, err = b.Begin(costing(t.Context(), 1))
+	require.NoError(t, err)
+	require.Equal(t, is{4, 5, 3}, refused(4))
+	one(nil)
+	two(nil)
+}
+
+func TestRefusalsSayHowManyWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1})
+		end, err := b.Begin(t.Context())
+		require.NoError(t, err)
+		for queued := range 3 {
+			_, err := b.TryBegin(t.Context())
+			var full *bulkhead.FullError
+			require.ErrorAs(t, err, &full)
+			require.Equal(t, queued, full.Queued)
+			go func() { _ = b.Do(t.Context(), nothing) }()
+			synctest.Wait()
+		}
+		end(nil)
+	})
+}

@@ -38,6 +38,7 @@ func TestValidateNamesFieldsThatCannotMeanAnything(t *testing.T) {
 		"reserve, no levels":  {bulkhead.Config{Limit: 5, Reserve: []float64{0.1}}, "Reserve is [0.1]: must be at most 0 long"},
 		"more reserves":       {bulkhead.Config{Limit: 5, Levels: 2, Priority: zero, Reserve: []float64{0.1, 0}}, "Reserve is [0.1 0]: must be at most 1 long, one less than Levels"},
 		"negative reserve":    {bulkhead.Config{Limit: 5, Levels: 2, Priority: zero, Reserve: []float64{-0.1}}, "Reserve[0] is -0.1: must be at least 0 and less than 1"},
+		"all reserved":        {bulkhead.Config{Limit: 5, Levels: 2, Priority: zero, Reserve: []float64{1}}, "Reserve[0] is 1: must be at least 0 and less than 1"},
 		"no number":           {bulkhead.Config{Limit: 5, Levels: 2, Priority: zero, Reserve: []float64{math.NaN()}}, "Reserve[0] is NaN"},
 		"reserve of all":      {bulkhead.Config{Limit: 5, Levels: 3, Priority: zero, Reserve: []float64{0.5, 0.5}}, "Reserve is [0.5 0.5]: must be shares whose sum is less than 1"},
 		"negative Min":        {bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Min: -1}}, "Adaptive.Min is -1"},

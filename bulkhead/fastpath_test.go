@@ -60,16 +60,18 @@ func TestFastPathIsNotForAnAdaptiveLimit(t *testing.T) {
 }
 
 func TestFastPathCountsWithoutEnd(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Limit: 1})
-	bulkhead.SkipAdmitted(b, 1<<31-2)
-	for range 10 {
-		require.NoError(t, b.Do(t.Context(), nothing))
+	for _, cfg := range []bulkhead.Config{{Limit: 1}, {Limit: 1, MaxWait: -1, Share: shareOf}} {
+		for _, most := range []int{1<<31 - 2, 1<<31 - 1} {
+			b := bulkhead.New(cfg)
+			for range 2 {
+				bulkhead.SkipAdmitted(b, most)
+				for range 10 {
+					require.NoError(t, b.Do(t.Context(), nothing))
+				}
+			}
+			require.EqualValues(t, 2*most+20, b.Stats().Admitted)
+		}
 	}
-	bulkhead.SkipAdmitted(b, 1<<31-2)
-	for range 10 {
-		require.NoError(t, b.Do(t.Context(), nothing))
-	}
-	require.EqualValues(t, 2*(1<<31-2)+20, b.Stats().Admitted)
 }
 
 func TestFastPathUnderStress(t *testing.T) {

@@ -42,7 +42,7 @@ func (t *Totals) refused(reason Reason, n int64) {
 type Stats struct {
 	Totals
 
-	Limit    int   // slots
+	Limit    int   // slots; during a probe of an adaptive limit, the lowered one
 	InFlight int   // slots that are taken; above Limit after that has shrunk
 	Queued   []int // calls that wait now, by level
 
