@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -96,6 +97,37 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 		n := bytes.Count(out.Bytes(), []byte(`msg="saga: the store has failed"`))
 		require.Greater(t, n, 3)
 		require.LessOrEqual(t, n, 11, "once a second")
+	})
+}
+
+// TestWhatIsLogged says since when, and of a store that fails, one a second.
+func TestWhatIsLogged(t *testing.T) {
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		slog.SetDefault(slog.New(slog.NewTextHandler(&out, nil)))
+		var down atomic.Bool
+		g := &gate{Store: saga.NewMemory()}
+		g.heartbeat = func(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
+			if down.Load() {
+				return nil, errDown
+			}
+			return g.Store.Heartbeat(ctx, req)
+		}
+		slow := failing("flight", errDeclined)
+		slow.Attempts, slow.Backoff = 120, saga.Exponential(time.Minute, time.Minute)
+		sg := sequence(slow)
+		r, _ := begin(t, g, saga.RunnerConfig{Name: "one", LeaseTTL: 15 * time.Second, StalledAfter: 5 * time.Minute, Park: time.Hour}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(10*time.Minute + 2*time.Second)
+		synctest.Wait()
+		require.Regexp(t, `level=WARN msg="saga: no progress" runner=one saga=trip version=1 id=trip-1 step=flight since=5m\S* err=declined`, out.String())
+		out.Reset()
+		down.Store(true)
+		time.Sleep(11 * time.Second) // two heartbeats, of two tries each
+		require.EqualValues(t, 4, r.Stats().StoreErrors)
+		require.Equal(t, 2, bytes.Count(out.Bytes(), []byte(`level=WARN msg="saga: the store has failed" runner=one err="saga: heartbeat: `)), out.String())
 	})
 }
 

@@ -86,3 +86,57 @@ func TestASweepGoesOnSoonWhileThereIsMore(t *testing.T) {
 		require.Equal(t, 30*time.Second, b.at[4].Sub(b.at[3]))
 	})
 }
+
+// TestARunnerThatStopsDoesNotWaitForTheNextAttempt of a saga that it holds.
+func TestARunnerThatStopsDoesNotWaitForTheNextAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := failing("flight", errDeclined)
+		slow.Attempts, slow.Backoff = 9, saga.Exponential(8*time.Second, 8*time.Second)
+		sg := sequence(slow)
+		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{Park: time.Hour, Drain: time.Minute}, sg)
+		mustStart(t, r, sg)
+		synctest.Wait()
+		begun := time.Now()
+		stop()
+		require.Zero(t, time.Since(begun))
+		require.Equal(t, "released", events(t, r, "trip-1")[1])
+	})
+}
+
+// A childless store does not find the children of a saga that has one that ends, and does not
+// make a parent due.
+type childless struct{ store.Store }
+
+func (c childless) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
+	if req.Limit == 1 {
+		return nil, errDisk
+	}
+	return c.Store.Children(ctx, req)
+}
+
+func (childless) Hasten(context.Context, string) error { return errDisk }
+
+// TestAParentThatIsNotToldLooksByItself: what failed is told of.
+func TestAParentThatIsNotToldLooksByItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var told []string
+		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
+		sg := sequence(w.parcels(1))
+		r, _ := begin(t, childless{saga.NewMemory()}, saga.RunnerConfig{OnEvent: on(saga.EventStoreFailed, func(e saga.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, e.Err.Error())
+		})}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(time.Hour)
+		close(w.hold["do pack order-1/parcels/0"])
+		synctest.Wait()
+		mu.Lock()
+		require.Contains(t, told, `saga: children of "order-1": disk full`)
+		require.Contains(t, told, `saga: hasten "order-1": disk full`)
+		mu.Unlock()
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.NoError(t, err)
+	})
+}
