@@ -2,6 +2,7 @@ package bulkhead_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -21,4 +22,32 @@ func TestWhetherACallMayWait(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, tc.want, tc.arrival.Refusal()) })
 	}
+}
+
+// A pace is known after two batches of eight slots, and is that of the faster.
+func TestPace(t *testing.T) {
+	const ms = time.Millisecond
+	var p bulkhead.Pace
+	p.Restart(10 * ms)
+	for _, c := range []struct {
+		n    int
+		at   time.Duration // when they are handed on
+		want time.Duration // for 16 slots: 8 times that of one
+	}{
+		{7, 17 * ms, 0},
+		{1, 18 * ms, 0},      // 1 ms each
+		{4, 30 * ms, 0},      // no batch yet
+		{4, 34 * ms, 8 * ms}, // 2 ms each
+		{16, 82 * ms, 16 * ms},
+		{7, 100 * ms, 16 * ms},
+		{1, 162 * ms, 24 * ms}, // a pause
+	} {
+		p.Handed(c.n, c.at)
+		require.Equal(t, c.want, p.Least(16), c.at)
+	}
+	for n, want := range map[int]time.Duration{-1: 0, 0: 0, 4: 0, 9: 9 * ms, 25: 45 * ms} {
+		require.Equal(t, want, p.Least(n), n)
+	}
+	p.Restart(200 * ms)
+	require.Zero(t, p.Least(100), "nothing is known of the next queue")
 }

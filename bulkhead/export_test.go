@@ -139,3 +139,12 @@ type Arrival struct {
 func (a Arrival) Refusal() Reason {
 	return arrival{full: a.Full, cost: a.Cost, most: a.Most, late: a.Late, own: a.Own}.refusal()
 }
+
+// A Pace is how fast the slots of a queue are handed on.
+type Pace struct{ pace }
+
+func (p *Pace) Restart(now time.Duration)       { p.restart(now) }
+func (p *Pace) Handed(n int, now time.Duration) { p.handed(n, now) }
+
+// Least returns the shortest time that n slots may take.
+func (p *Pace) Least(n int) time.Duration { return p.least(n) }

@@ -33,9 +33,7 @@ func (p *pace) handed(n int, now time.Duration) {
 // two standard deviations, if they become free at random. It is 0 until the pace is
 // known.
 func (p *pace) least(n int) time.Duration {
+	n = max(n, 4) // fewer may all be free at once
 	count := float64(n) - 2*math.Sqrt(float64(n))
-	if count <= 0 {
-		return 0
-	}
 	return time.Duration(count * float64(min(p.recent[0], p.recent[1])))
 }
