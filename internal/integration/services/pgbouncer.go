@@ -35,12 +35,7 @@ func NewPgBouncer(t testing.TB, database string) *PgBouncer {
 	if _, err := exec.LookPath("pgbouncer"); err != nil {
 		missing(t, "the program pgbouncer", err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &PgBouncer{t: t, Addr: l.Addr().String()}
-	_ = l.Close()
+	p := &PgBouncer{t: t, Addr: freeAddr(t)}
 	_, port, _ := net.SplitHostPort(p.Addr)
 	password := ""
 	if config.Password != "" {

@@ -10,6 +10,7 @@ import (
 	"database/sql"
 	"encoding/base64"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -134,15 +135,26 @@ type RedisServer struct {
 func NewRedis(t testing.TB) *RedisServer {
 	t.Helper()
 	needRedisServer(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &RedisServer{Addr: l.Addr().String(), t: t, dir: t.TempDir(), ready: ping}
-	_ = l.Close()
+	s := &RedisServer{Addr: freeAddr(t), t: t, dir: t.TempDir(), ready: ping}
 	t.Cleanup(s.Kill)
 	s.Start()
 	return s
+}
+
+// freeAddr returns a free address of the loopback interface. Its port is below those that
+// the kernel gives to outgoing connections, so that it is still free when a server takes it.
+func freeAddr(t testing.TB) string {
+	t.Helper()
+	for try := 0; ; try++ {
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(11000+rand.N(20000))))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
+		if try == 1000 {
+			t.Fatalf("no free port: %v", err)
+		}
+	}
 }
 
 func needRedisServer(t testing.TB) {
