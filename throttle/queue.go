@@ -352,6 +352,7 @@ func (a *account) arm(m measure) {
 	default:
 		if q.timer != nil {
 			q.timer.Stop()
+			q.timer = nil // it may belong to a bubble of testing/synctest
 		}
 		if a.more.windows == nil {
 			a.more = nil

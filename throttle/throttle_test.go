@@ -438,6 +438,18 @@ func TestClockFromElsewhere(t *testing.T) {
 	require.False(t, g.Allow(1))
 }
 
+// A limiter with quotas may wait inside and outside of bubbles, to which timers belong.
+func TestTimersOfBubbles(t *testing.T) {
+	l := throttle.New(throttle.Config{Rate: 1000, Burst: 1, MaxWait: -1, Quotas: []throttle.Quota{{N: 100, Every: time.Hour}}})
+	wait := func(t *testing.T) {
+		for range 3 {
+			require.NoError(t, l.Wait(t.Context()))
+		}
+	}
+	synctest.Test(t, wait)
+	wait(t)
+}
+
 // counts returns s without the reasons and the times, which other tests look at.
 func counts(s throttle.Stats) throttle.Stats {
 	s.Refusals, s.WaitTime = nil, 0
