@@ -602,32 +602,32 @@ func TestSharedPanicOfEval(t *testing.T) {
 // OnStoreError is called by the next call if all calls of a failed trip have left.
 func TestSharedTellsOfEachOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		told := 0
+		var told atomic.Int64
 		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Rate: 10, OnOutage: throttle.RefuseAll, Eval: (&fakeRedis{answer: hanging}).eval,
 			OnStoreError: func(_ context.Context, err error) {
 				require.ErrorIs(t, err, context.DeadlineExceeded)
-				told++
+				told.Add(1)
 			},
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		require.ErrorIs(t, s.Wait(ctx, ""), context.DeadlineExceeded)
 		time.Sleep(1100 * time.Millisecond)
-		require.Zero(t, told)
+		require.Zero(t, told.Load())
 		for range 10 {
 			require.ErrorIs(t, s.Wait(t.Context(), ""), throttle.ErrOutage)
 		}
-		require.Equal(t, 1, told)
+		require.EqualValues(t, 1, told.Load())
 		time.Sleep(time.Second) // it is tried again
 		go func() { _ = s.Wait(t.Context(), "") }()
 		synctest.Wait()
 		require.ErrorIs(t, s.Wait(t.Context(), ""), throttle.ErrOutage)
-		require.Equal(t, 1, told, "it is still the same")
-		for time.Sleep(time.Second / 2); told == 1; {
+		require.EqualValues(t, 1, told.Load(), "it is still the same")
+		for time.Sleep(time.Second / 2); told.Load() == 1; {
 			require.ErrorIs(t, s.Wait(t.Context(), ""), throttle.ErrOutage)
 		}
-		require.Equal(t, 2, told)
+		require.EqualValues(t, 2, told.Load())
 		time.Sleep(time.Minute) // for the trips under way
 	})
 }
