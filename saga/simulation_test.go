@@ -512,13 +512,14 @@ func (v *village) operate(ctx context.Context, action saga.Action) {
 	v.Note("%s, %s of %s: %v", n.name, action, id, err == nil)
 }
 
-// mend sends every signal that is awaited, and has stuck sagas tried again.
+// mend sends every signal that is awaited, and has stuck sagas tried again. A stuck saga is
+// told, too: of two waits, one may always have failed when the operator comes.
 func (v *village) mend(ctx context.Context) {
 	for _, rec := range v.all() {
 		kept, _ := v.store.Signals(ctx, rec.ID)
 		for _, st := range v.stepsOf(rec) {
 			known := slices.ContainsFunc(kept, func(s store.Signal) bool { return s.Name == st.Await })
-			if st.Await != "" && !known && rec.Status == saga.Running {
+			if st.Await != "" && !known && (rec.Status == saga.Running || rec.Status == saga.Stuck) {
 				_ = v.operator().runner.Signal(ctx, rec.ID, st.Await, nil)
 			}
 		}
