@@ -118,7 +118,7 @@ func (e *Error) Unwrap() []error {
 		errs = append(errs, e.Err)
 	}
 	for _, f := range e.Failed {
-		if f.Err != nil && f.Err != e.Err {
+		if f.Err != nil {
 			errs = append(errs, f.Err)
 		}
 	}
@@ -167,7 +167,7 @@ func Void(err error) error { return wrapFinal(err, machine.Void) }
 // Voided reports whether err is a [Void], also one that came from a participant in another
 // process.
 func Voided(err error) bool {
-	return err != nil && effectOf(err) == machine.Void && !behavior.IsRefused(err)
+	return effectOf(err) == machine.Void && !behavior.IsRefused(err)
 }
 
 func wrapFinal(err error, says machine.Effect) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -704,5 +705,51 @@ func TestExponential(t *testing.T) {
 		}
 		require.Greater(t, longest, most*3/4)
 	}
-	require.Zero(t, saga.Exponential(0, 0)(3))
+	for _, none := range [][2]time.Duration{{0, 0}, {0, time.Minute}, {-1, time.Minute}, {time.Second, 0}, {time.Second, -1}} {
+		require.Zero(t, saga.Exponential(none[0], none[1])(3), none)
+	}
+	most := time.Duration(math.MaxInt64)
+	for range 200 {
+		require.Positive(t, saga.Exponential(most, most)(1<<20))
+		require.Positive(t, saga.Exponential(1, most)(64))
+		require.LessOrEqual(t, saga.Exponential(time.Minute, time.Second)(1), time.Second)
+		require.LessOrEqual(t, backoff(0), time.Second)
+	}
+}
+
+// TestErrorOfASaga tells each failure once, whatever the types of the errors are.
+func TestErrorOfASaga(t *testing.T) {
+	closed := errors.New("closed")
+	err := &saga.Error{Saga: "trip", ID: "7", Status: saga.Stuck, Step: "hotel", Err: errDeclined, Failed: []saga.Failure{
+		{Step: "hotel", Op: saga.OpDo, Err: errDeclined}, {Step: "hotel", Op: saga.OpUndo, Err: closed},
+		{Step: "car", Op: saga.OpDo, Err: closed}, {Step: "mail", Op: saga.OpDo},
+	}}
+	require.EqualError(t, err, `saga: trip "7": stuck: step hotel: declined; undo of step hotel: closed; do of step car: closed; do of step mail: <nil>`)
+	require.Subset(t, err.Unwrap(), []error{errDeclined, closed})
+	require.NotContains(t, err.Unwrap(), nil)
+
+	t.Log("errors that cannot be compared")
+	flight := step("flight")
+	flight.Undo, flight.UndoAttempts = note("undo flight", parts{closed}), 1
+	got := saga.Run(t.Context(), sequence(flight, failing("hotel", parts{saga.NoEffect(errDeclined)})), &trip{})
+	require.ErrorIs(t, got, saga.ErrStuck)
+	require.ErrorIs(t, got, closed)
+	require.ErrorIs(t, got, errDeclined)
+
+	t.Log("only a saga that is undone has answered")
+	for status, answered := range map[saga.Status]bool{saga.Compensated: true, saga.Stuck: false, saga.Abandoned: false} {
+		require.Equal(t, answered, (&saga.Error{Status: status, Err: saga.Abort(errDeclined)}).Answered())
+	}
+	require.False(t, (&saga.Error{Status: saga.Compensated, Err: errDeclined}).Answered())
+	require.False(t, saga.Voided(nil))
+}
+
+// TestANestedRunThatTurnedBackIsFinal: it has undone what it did, and would do so again.
+func TestANestedRunThatTurnedBackIsFinal(t *testing.T) {
+	inner, outer := failing("room", errDeclined), step("hotel")
+	inner.Attempts, outer.Attempts = 1, 3
+	outer.Do = func(ctx context.Context, s *trip) error { return saga.Run(ctx, sequence(inner), s) }
+	var s trip
+	require.ErrorIs(t, saga.Run(t.Context(), sequence(outer), &s), errDeclined)
+	require.Equal(t, []string{"do room", "undo room", "undo hotel"}, s.Calls)
 }

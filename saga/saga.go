@@ -283,16 +283,12 @@ var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
 // saga over continues with it.
 func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 	return func(attempt int) time.Duration {
-		d := first
-		for ; attempt > 1 && d < longest; attempt-- {
-			d *= 2
-			if d <= 0 {
-				d = longest
-			}
-		}
-		d = min(d, longest)
-		if d <= 0 {
+		if first <= 0 || longest <= 0 {
 			return 0
+		}
+		d := longest
+		if n := max(attempt, 1) - 1; n < 63 && first <= longest>>n {
+			d = first << n
 		}
 		return rand.N(d) + 1
 	}
