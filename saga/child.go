@@ -38,7 +38,7 @@ type Child[S any] struct {
 // of begin and end are those of a Do, except that a [Void] is a [NoEffect]: children that
 // were started are turned back whatever it says.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {
-	if sg == nil || begin == nil {
+	if begin == nil {
 		return &Child[S]{}
 	}
 	many := func(s *S) ([]C, error) {

@@ -121,7 +121,7 @@ func (e *execution) end(res *result, end machine.End) {
 func (e *execution) keep(res *result) error {
 	var err error
 	if !e.plan.Chain && res.s != nil {
-		err = e.p.merge(e.s, res.base, res.s)
+		err = mergeState(e.s, res.base, res.s)
 	}
 	if err == nil {
 		data, eerr := e.p.encode(e.s)

@@ -149,7 +149,7 @@ func newInstance(rec store.Record, p *plan.Plan) *Instance {
 			After: after, Pivot: pivot,
 		})
 	}
-	in.Actions = actions(rec, in, past && !in.Back)
+	in.Actions = actions(rec, in, past)
 	return in
 }
 
@@ -175,10 +175,11 @@ func actions(rec store.Record, in *Instance, past bool) []Action {
 	return append(a, ActionAbandon)
 }
 
-// failure returns the error of a recorded saga that did not complete.
+// failure returns the error of a recorded saga that did not complete. log ends with the
+// operator's note of a saga that was abandoned, and is empty for all others.
 func (in *Instance) failure(log []store.Entry) *Error {
 	e := &Error{Saga: in.Saga, ID: in.ID, Status: in.Status, Step: in.Step, Err: recordedCause(in.Cause, in.answered)}
-	if in.Status == Abandoned && len(log) > 0 {
+	if len(log) > 0 {
 		e.Err = machine.Reason(log[len(log)-1].Error)
 	}
 	for _, u := range in.Steps {

@@ -20,7 +20,6 @@ type program interface {
 	planned() *plan.Plan
 	encode(s any) ([]byte, error)
 	decode(data []byte) (any, error)
-	merge(into, base, changed any) error
 	call(ctx context.Context, unit int, op Op, s any) error
 	callTx(ctx context.Context, tx *sql.Tx, unit int, op Op, s any) error
 	zero() any

@@ -513,6 +513,8 @@ func TestAStepIsAnOperationOfItsOwn(t *testing.T) {
 		{"a step that the saga repeats", 3, 2, []int{1, 2, 3, 1, 2}},
 		{"without end, too", -1, -1, []int{1, 2, 3, 4, 1, 2}},
 		{"one that it does not", 1, 1, []int{0, 0}},
+		{"one of which it repeats the Do", 3, 1, []int{1, 2, 3, 0}},
+		{"one of which it repeats the Undo", 1, 2, []int{0, 1, 2}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, durable := range []bool{false, true} {

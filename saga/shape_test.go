@@ -219,6 +219,8 @@ func TestRegisterRefusesAStateThatATakeoverWouldLose(t *testing.T) {
 		"s.Cache ":       register[*dashed](nil),
 		"s.Of.cache":     register[struct{ Of []map[string]*hidden }](nil),
 		"s.hidden.cache": register[struct{ hidden }](nil),
+		"s.in":           register[struct{ in kept }](nil),
+		"s.inner":        register[struct{ *inner }](nil),
 	} {
 		func() {
 			defer func() { require.ErrorContains(t, recover().(error), where[:len(where)-1]) }()

@@ -77,6 +77,8 @@ func TestAwait(t *testing.T) {
 						s.Calls = append(s.Calls, "later "+string(payload))
 						_, ok := saga.SignalFrom(ctx, "packed")
 						require.False(t, ok)
+						payload, _ = saga.SignalFrom(saga.WithCommand(ctx, saga.Command{ID: "other"}), "paid")
+						require.Equal(t, "cash", string(payload), "a command within an attempt")
 						return nil
 					}
 					sg := sequence(first, awaits("paid"), later)
@@ -608,16 +610,29 @@ func TestValidateWaits(t *testing.T) {
 		`Undo is set: must be nil with`: with(func(st *saga.Step[trip]) { st.Await, st.Do = "x", nil }),
 		`Do is set beside DoTx or Saga`: with(func(st *saga.Step[trip]) { st.Saga = child }),
 		`Saga is set: must be nil with`: with(func(st *saga.Step[trip]) { st.Saga, st.Do = child, nil }),
-		`Saga is without a Saga or a begin`: with(func(st *saga.Step[trip]) {
-			st.Saga, st.Do, st.Undo = saga.ChildOf[trip, trip](nil, nil, nil), nil, nil
-		}),
-		`Do is nil: must be set`: with(func(st *saga.Step[trip]) { st.Do = nil }),
+		`Do is nil: must be set`:        with(func(st *saga.Step[trip]) { st.Do = nil }),
 	} {
 		require.ErrorContains(t, sg.Validate(), want)
+	}
+	begin := func(*trip) (trip, error) { return trip{}, nil }
+	list := func(*trip) ([]trip, error) { return nil, nil }
+	for _, child := range []*saga.Child[trip]{
+		saga.ChildOf(nil, begin, nil), saga.ChildOf[trip](sequence(step("flight")), nil, nil),
+		saga.ChildrenOf(nil, list, nil), saga.ChildrenOf[trip](sequence(step("flight")), nil, nil),
+	} {
+		sg := with(func(st *saga.Step[trip]) { st.Saga, st.Do, st.Undo = child, nil, nil })
+		require.ErrorContains(t, sg.Validate(), "Saga is without a Saga or a begin")
 	}
 	pivoted := step("flight")
 	pivoted.Pivot = true
 	late := saga.Step[trip]{Name: "parcel", Saga: saga.ChildOf(sequence(pivoted), func(*trip) (trip, error) { return trip{}, nil }, nil)}
 	require.ErrorContains(t, sequence(late, step("hotel")).Validate(), `saga.Step "parcel": Saga has a pivot: must have none before the pivot`)
 	require.NoError(t, sequence(pivoted, late).Validate())
+}
+
+func TestSignalFromOutsideOfASaga(t *testing.T) {
+	for _, ctx := range []context.Context{t.Context(), saga.WithCommand(t.Context(), saga.Command{ID: "a"})} {
+		_, ok := saga.SignalFrom(ctx, "paid")
+		require.False(t, ok)
+	}
 }

@@ -60,7 +60,7 @@ func unkeptIn(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 // marshals reports whether values of type t marshal themselves.
 func marshals(t reflect.Type) bool {
 	for _, m := range []reflect.Type{jsonMarshaler, textMarshaler} {
-		if t.Implements(m) || reflect.PointerTo(t).Implements(m) {
+		if reflect.PointerTo(t).Implements(m) { // it has the methods of t, too
 			return true
 		}
 	}

@@ -24,7 +24,7 @@ type cachedProgram[S any] struct {
 
 // program returns the program of the definition, which it checks at the first call.
 func (sg *Saga[S]) program() (*typed[S], error) {
-	if c, ok := sg.cached.Load().(cachedProgram[S]); ok && c.of == sg {
+	if c, _ := sg.cached.Load().(cachedProgram[S]); c.of == sg {
 		return c.typed, nil
 	}
 	p, err := plan.New(sg.definition())
@@ -68,11 +68,6 @@ func (t *typed[S]) decode(data []byte) (any, error) {
 		return nil, fmt.Errorf("saga: %s: the state does not decode: %w", t.plan.Name, err)
 	}
 	return s, nil
-}
-
-func (t *typed[S]) merge(into, base, changed any) (err error) {
-	defer caught(&err)
-	return mergeState(into, base, changed)
 }
 
 func (t *typed[S]) call(ctx context.Context, unit int, op Op, s any) error {

@@ -1,0 +1,147 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
+)
+
+// A filed store has one saga.
+type filed struct {
+	store.Store
+	rec store.Record
+	log []store.Entry
+}
+
+func (f *filed) Load(context.Context, string) (store.Record, error) { return f.rec, nil }
+
+func (f *filed) History(context.Context, string, int64, int) ([]store.Entry, error) {
+	return f.log, nil
+}
+
+// ordered is the definition of the records of the tests below.
+func ordered() *saga.Saga[trip] {
+	pay := step("pay")
+	pay.Pivot, pay.Or = true, []saga.Step[trip]{step("invoice")}
+	return sequence(step("flight"), pay, step("mail"))
+}
+
+const flightDone = `{"n":"flight","s":"done","a":1}`
+
+// get returns the saga as Get does for a runner that knows the definition.
+func get(t *testing.T, rec store.Record) *saga.Instance {
+	t.Helper()
+	rec.Saga, rec.Version = "trip", 1
+	r := saga.NewRunner(&filed{rec: rec}, saga.RunnerConfig{})
+	saga.Register(r, ordered())
+	in, err := r.Get(t.Context(), "trip-1")
+	require.NoError(t, err)
+	return in
+}
+
+// TestActions has a row for each reason to allow an action, or not to.
+func TestActions(t *testing.T) {
+	const (
+		cancel, retry, skip, compensate, abandon = saga.ActionCancel, saga.ActionRetry, saga.ActionSkip, saga.ActionCompensate, saga.ActionAbandon
+		idle                                     = `,{"n":"pay","s":"idle"},{"n":"invoice","s":"idle"},{"n":"mail","s":"idle"}`
+		paid                                     = `,{"n":"pay","s":"done"},{"n":"invoice","s":"idle"},{"n":"mail","s":"started"}`
+		invoiced                                 = `,{"n":"pay","s":"no effect"},{"n":"invoice","s":"done"},{"n":"mail","s":"started"}`
+		settled                                  = `,{"n":"pay","s":"skipped"},{"n":"invoice","s":"idle"},{"n":"mail","s":"started"}`
+		under                                    = `,{"n":"pay","s":"started"},{"n":"invoice","s":"idle"},{"n":"mail","s":"idle"}`
+	)
+	type actions = []saga.Action
+	for name, c := range map[string]struct {
+		rec   store.Record
+		back  string
+		steps string
+		want  actions
+	}{
+		"before the pivot":         {store.Record{Status: saga.Running}, "", idle, actions{cancel, retry, compensate, abandon}},
+		"a step is under way":      {store.Record{Status: saga.Running}, "", under, actions{cancel, retry, skip, compensate, abandon}},
+		"held":                     {store.Record{Status: saga.Running, Owner: "a"}, "", under, actions{cancel, abandon}},
+		"held, canceled":           {store.Record{Status: saga.Running, Owner: "a", CancelRequested: true}, "", under, actions{abandon}},
+		"canceled":                 {store.Record{Status: saga.Running, CancelRequested: true}, "", idle, actions{retry, compensate, abandon}},
+		"after the pivot":          {store.Record{Status: saga.Running}, "", paid, actions{retry, skip, abandon}},
+		"after the pivot, held":    {store.Record{Status: saga.Running, Owner: "a"}, "", paid, actions{abandon}},
+		"the pivot's alternative":  {store.Record{Status: saga.Running}, "", invoiced, actions{retry, skip, abandon}},
+		"the pivot is skipped":     {store.Record{Status: saga.Running}, "", settled, actions{retry, skip, abandon}},
+		"stuck":                    {store.Record{Status: saga.Stuck}, "", under, actions{retry, skip, compensate, abandon}},
+		"stuck after the pivot":    {store.Record{Status: saga.Stuck}, "", paid, actions{retry, skip, abandon}},
+		"stuck on the way back":    {store.Record{Status: saga.Stuck}, `"back":true,`, idle, actions{retry, abandon}},
+		"on the way back":          {store.Record{Status: saga.Compensating}, `"back":true,`, idle, actions{retry, abandon}},
+		"ended":                    {store.Record{Status: saga.Compensated}, `"back":true,`, idle, nil},
+		"of a shorter definition":  {store.Record{Status: saga.Stuck}, "", idle + `,{"n":"new","s":"idle"}`, actions{retry, compensate, abandon}},
+		"of a definition by names": {store.Record{Status: saga.Stuck}, "", `,{"n":"bill","s":"done"}`, actions{retry, compensate, abandon}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.rec.Steps = []byte(`{` + c.back + `"steps":[` + flightDone + c.steps + `]}`)
+			require.Equal(t, c.want, get(t, c.rec).Actions)
+		})
+	}
+}
+
+func TestStepsOfAnInstance(t *testing.T) {
+	created := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	in := get(t, store.Record{Status: saga.Running, LastError: "declined", CreatedAt: created, Now: created.Add(time.Hour),
+		Steps: []byte(`{"steps":[` + flightDone + `,{"n":"pay","s":"no effect"},{"n":"invoice","s":"started"},{"n":"post","s":"idle"}]}`)})
+	require.Equal(t, []saga.StepState{
+		{Name: "flight", Step: "flight", Status: saga.StepDone, Attempts: 1},
+		{Name: "pay", Step: "pay", Status: saga.StepNoEffect, After: []string{"flight"}, Pivot: true},
+		{Name: "invoice", Step: "pay", Status: saga.StepStarted},
+		{Name: "post", Step: "post", Status: saga.StepIdle},
+	}, in.Steps)
+	require.Empty(t, in.Cause, "it is not stuck")
+	require.Equal(t, time.Hour, in.Since(), "without progress, since its start")
+
+	in = get(t, store.Record{Status: saga.Stuck, LastError: "unreadable", CreatedAt: created, Now: created.Add(time.Hour), Steps: []byte("{")})
+	require.Equal(t, "unreadable", in.Cause)
+	require.Empty(t, in.Steps)
+	in = get(t, store.Record{Status: saga.Stuck, LastError: "of another step", Steps: []byte(`{"cause":"declined","since":"2030-01-01T00:00:00Z","steps":[]}`), Now: created.Add(time.Minute)})
+	require.Equal(t, "declined", in.Cause)
+	require.Equal(t, time.Minute, in.Since())
+}
+
+// TestErrorOfARecord: what failed and was not undone is told where the saga is stuck.
+func TestErrorOfARecord(t *testing.T) {
+	const failed = `,{"n":"pay","s":"failed","e":"declined"},{"n":"invoice","s":"idle"},{"n":"mail","s":"undo failed","e":"no mail"}]}`
+	mail := saga.Failure{Step: "mail", Op: saga.OpUndo, Err: errors.New("no mail")}
+	pay := saga.Failure{Step: "pay", Op: saga.OpDo, Err: errors.New("declined")}
+	for name, c := range map[string]struct {
+		status saga.Status
+		back   string
+		log    []store.Entry
+		err    string
+		failed []saga.Failure
+	}{
+		"stuck":                      {saga.Stuck, "", nil, "broken", []saga.Failure{pay, mail}},
+		"stuck on the way back":      {saga.Stuck, `"back":true,`, nil, "broken", []saga.Failure{mail}},
+		"compensated":                {saga.Compensated, "", nil, "broken", []saga.Failure{mail}},
+		"abandoned":                  {saga.Abandoned, "", []store.Entry{{Error: "first"}, {Error: "by hand"}}, "by hand", []saga.Failure{mail}},
+		"abandoned, its log is lost": {saga.Abandoned, "", nil, "broken", []saga.Failure{mail}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := &filed{log: c.log, rec: store.Record{
+				ID: "trip-1", Saga: "trip", Version: 1, Status: c.status, Data: []byte("{}"),
+				Steps: []byte(`{` + c.back + `"step":"pay","cause":"broken","steps":[` + flightDone + failed),
+			}}
+			r := saga.NewRunner(st, saga.RunnerConfig{})
+			sg := ordered()
+			saga.Register(r, sg)
+			_, err := sg.Result(t.Context(), r, "trip-1")
+			e := detail(t, err)
+			require.EqualError(t, e.Err, c.err)
+			require.Len(t, e.Failed, len(c.failed))
+			for i, f := range c.failed {
+				require.Equal(t, f.Step, e.Failed[i].Step)
+				require.Equal(t, f.Op, e.Failed[i].Op)
+				require.EqualError(t, e.Failed[i].Err, f.Err.Error())
+			}
+		})
+	}
+}

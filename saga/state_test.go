@@ -1,0 +1,78 @@
+package saga_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+type stay struct {
+	Rooms map[string]int
+	Until time.Time // a struct with fields that are not exported
+	Guest struct{ Name, Phone string }
+}
+
+// TestParallelStepsWriteTheState: the first is done when the second, which began beside it,
+// comes with its own changes.
+func TestParallelStepsWriteTheState(t *testing.T) {
+	at := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	type write = func(*stay)
+	sets := func(k string, n int) write { return func(s *stay) { s.Rooms[k] = n } }
+	deletes := func(k string) write { return func(s *stay) { delete(s.Rooms, k) } }
+	drops := func(s *stay) { s.Rooms = nil }
+	till := func(at time.Time) write { return func(s *stay) { s.Until = at } }
+	for name, c := range map[string]struct {
+		first, second write
+		want          write  // from what there was at the start
+		conflict      string // instead
+	}{
+		"entries of one map":                  {sets("a", 1), sets("b", 2), func(s *stay) { s.Rooms["a"], s.Rooms["b"] = 1, 2 }, ""},
+		"an entry, and none":                  {sets("old", 1), func(*stay) {}, sets("old", 1), ""},
+		"an entry, and another that is new":   {sets("old", 1), sets("b", 2), func(s *stay) { s.Rooms["old"], s.Rooms["b"] = 1, 2 }, ""},
+		"one entry, alike":                    {sets("a", 1), sets("a", 1), sets("a", 1), ""},
+		"one entry":                           {sets("a", 1), sets("a", 2), nil, "Rooms[a]"},
+		"one entry that was there":            {sets("old", 1), sets("old", 2), nil, "Rooms[old]"},
+		"an entry that the other has removed": {deletes("old"), sets("old", 2), nil, "Rooms[old]"},
+		"an entry is removed":                 {sets("a", 1), deletes("old"), func(s *stay) { s.Rooms = map[string]int{"a": 1} }, ""},
+		"an entry is removed by both":         {deletes("old"), deletes("old"), func(s *stay) { s.Rooms = map[string]int{} }, ""},
+		"the map is dropped":                  {func(*stay) {}, drops, drops, ""},
+		"the map is dropped by both":          {drops, drops, drops, ""},
+		"the map is dropped beside an entry":  {sets("a", 1), drops, nil, "Rooms"},
+		"an entry of a map that was dropped":  {drops, sets("a", 1), nil, "Rooms"},
+		"a time":                              {func(*stay) {}, till(at), till(at), ""},
+		"a time, alike":                       {till(at), till(at), till(at), ""},
+		"a time, each its own":                {till(at), till(at.Add(1)), nil, "Until"},
+		"fields of one struct":                {func(s *stay) { s.Guest.Name = "A" }, func(s *stay) { s.Guest.Phone = "1" }, func(s *stay) { s.Guest.Name, s.Guest.Phone = "A", "1" }, ""},
+		"one field of a struct":               {func(s *stay) { s.Guest.Name = "A" }, func(s *stay) { s.Guest.Name = "B" }, nil, "Guest.Name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				one := func(name string, takes time.Duration, do write) saga.Step[stay] {
+					return saga.Step[stay]{
+						Name: name, After: []string{}, Attempts: 1, Undo: func(context.Context, *stay) error { return nil },
+						Do: func(_ context.Context, s *stay) error { time.Sleep(takes); do(s); return nil },
+					}
+				}
+				sg := &saga.Saga[stay]{Name: "stay", Steps: []saga.Step[stay]{one("first", time.Second, c.first), one("second", 2*time.Second, c.second)}}
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+				begun := func() stay { return stay{Rooms: map[string]int{"old": 7}} }
+				_, err := saga.Start(t.Context(), r, sg, "stay-1", begun())
+				require.NoError(t, err)
+				got, err := sg.Result(t.Context(), r, "stay-1")
+				if c.conflict != "" {
+					require.EqualError(t, detail(t, err).Err, "saga: two steps that run in parallel have both changed s."+c.conflict)
+					return
+				}
+				require.NoError(t, err)
+				want := begun()
+				c.want(&want)
+				require.Equal(t, want, got)
+			})
+		})
+	}
+}
