@@ -25,11 +25,12 @@ type database struct {
 	dsn    string
 }
 
-// newDatabase makes a database. Its connections do not keep a transaction open that does
-// nothing for longer than idle.
+// newDatabase makes a database. The connections of processes do not keep a transaction open
+// that does nothing for longer than idle; those of the test itself do.
 func newDatabase(r *run, driver string, idle time.Duration) *database {
 	name := "history_" + strings.ToLower(rand.Text()[:12])
 	d := &database{driver: driver}
+	var patient string
 	switch driver {
 	case "pgx":
 		u, err := url.Parse(services.Postgres(r))
@@ -39,6 +40,8 @@ func newDatabase(r *run, driver string, idle time.Duration) *database {
 		q := u.Query()
 		q.Set("search_path", name)
 		q.Set("application_name", name)
+		u.RawQuery = q.Encode()
+		patient = u.String()
 		q.Set("idle_in_transaction_session_timeout", fmt.Sprint(idle.Milliseconds()))
 		u.RawQuery = q.Encode()
 		d.dsn = u.String()
@@ -48,14 +51,16 @@ func newDatabase(r *run, driver string, idle time.Duration) *database {
 		own(r, driver, cfg.FormatDSN(), "CREATE DATABASE "+name, "DROP DATABASE "+name,
 			`SELECT concat('KILL ', id) FROM information_schema.processlist WHERE db = '`+name+`'`)
 		cfg.DBName = name
+		patient = cfg.FormatDSN()
 		cfg.Params = map[string]string{"innodb_lock_wait_timeout": "1", "wait_timeout": fmt.Sprint(max(1, int(idle.Seconds())))}
 		d.dsn = cfg.FormatDSN()
 	default:
-		d.dsn = "file:" + filepath.Join(r.dir, name) +
+		patient = "file:" + filepath.Join(r.dir, name) +
 			"?_pragma=busy_timeout(400)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
+		d.dsn = patient
 	}
 	var err error
-	d.DB, err = connect(driver, d.dsn)
+	d.DB, err = connect(driver, patient)
 	require.NoError(r, err)
 	r.Cleanup(func() { _ = d.Close() })
 	return d
