@@ -112,16 +112,13 @@ func (r *memoryRun[S]) failure() error {
 // errPanicked is the error of a Do or an Undo that did not return.
 var errPanicked = Abort(errors.New("saga: the step panicked"))
 
-// unwind undoes the steps that were done when a Do has panicked or called
-// runtime.Goexit. After an Undo that has done so nothing is undone: in a sequence the
-// steps before it wait for it.
+// unwind goes on when a Do or an Undo has panicked or called runtime.Goexit, as after one
+// that has failed for good, unless that would go forward.
 func (r *memoryRun[S]) unwind() {
-	if r.at < 0 || r.op != OpDo || r.m.Past() {
-		return
+	if r.at >= 0 && !r.m.Past() {
+		r.finish(r.at, r.op, errPanicked)
+		r.loop()
 	}
-	r.finish(r.at, OpDo, errPanicked)
-	r.at = -1
-	r.loop()
 }
 
 func (r *memoryRun[S]) loop() {
@@ -156,7 +153,6 @@ func (r *memoryRun[S]) heed() {
 	if r.m.Back || r.ctx.Err() == nil {
 		return
 	}
-	r.timed = true
 	r.m.WishBack(r.m.Late(ended.Error(r.ctx)))
 }
 
@@ -168,13 +164,12 @@ func (r *memoryRun[S]) finish(i int, op Op, err error) {
 		r.m.Undid(i, endOf(err, false), r.now())
 		return
 	}
-	past := r.m.Past()
 	stop := err != nil && r.ctx.Err() != nil
-	if stop && !past {
+	if stop {
 		r.m.WishBack(r.m.Units[i].Name, withEnd(r.ctx, err))
 	}
 	r.m.Did(i, endOf(err, r.t.plan.Units[i].NoDoubt), r.now())
-	if stop && (past || r.m.Undecided()) && r.m.Status == Running {
+	if stop && (r.m.Past() || r.m.Undecided()) {
 		r.m.Stick(r.m.Units[i].Name, withEnd(r.ctx, err))
 	}
 }

@@ -358,6 +358,53 @@ func TestRunStopsWaitingWhenItsContextEnds(t *testing.T) {
 	})
 }
 
+// TestRunWhoseContextEndsDuringAStep: the error has the step, its error and the end of ctx.
+func TestRunWhoseContextEndsDuringAStep(t *testing.T) {
+	errLeft := errors.New("user left")
+	for name, c := range map[string]struct {
+		pivot  bool // the step is the pivot, and has no Undo
+		after  bool // the step is after the pivot
+		answer func(ctx context.Context) error
+		status error
+		calls  []string
+	}{
+		"before the pivot":            {false, false, func(context.Context) error { return errDeclined }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
+		"an answer":                   {false, false, func(context.Context) error { return saga.NoEffect(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
+		"the end itself":              {false, false, func(ctx context.Context) error { return fmt.Errorf("%w: %w", errDeclined, ctx.Err()) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
+		"its cause":                   {false, false, func(ctx context.Context) error { return fmt.Errorf("%w: %w", errDeclined, context.Cause(ctx)) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
+		"the pivot":                   {true, false, func(context.Context) error { return errDeclined }, saga.ErrStuck, []string{"do flight", "do hotel"}},
+		"the pivot has no effect":     {true, false, func(context.Context) error { return saga.NoEffect(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
+		"after the pivot":             {false, true, func(context.Context) error { return errDeclined }, saga.ErrStuck, []string{"do flight", "do hotel"}},
+		"after the pivot, for good":   {false, true, func(context.Context) error { return saga.Abort(errDeclined) }, saga.ErrStuck, []string{"do flight", "do hotel"}},
+		"after the pivot, a refusal":  {false, true, func(context.Context) error { return errors.Join(errDeclined, refusal{}) }, saga.ErrStuck, []string{"do flight", "do hotel"}},
+		"before the pivot, a refusal": {false, false, func(context.Context) error { return errors.Join(errDeclined, refusal{}) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				flight, hotel := step("flight"), step("hotel")
+				flight.Pivot, hotel.Pivot = c.after, c.pivot
+				hotel.Backoff = func(int) time.Duration { return 0 }
+				if c.pivot {
+					hotel.Undo = nil
+				}
+				hotel.Do = func(ctx context.Context, s *trip) error {
+					cancel(errLeft)
+					return note("do hotel", c.answer(ctx))(ctx, s)
+				}
+				var s trip
+				err := saga.Run(ctx, sequence(flight, hotel, step("car")), &s)
+				require.Equal(t, c.calls, s.Calls)
+				require.ErrorIs(t, err, c.status)
+				require.ErrorIs(t, err, errDeclined)
+				require.ErrorIs(t, err, context.Canceled)
+				require.ErrorIs(t, err, errLeft)
+				require.Equal(t, "hotel", detail(t, err).Step)
+			})
+		})
+	}
+}
+
 func TestRunBoundsAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := step("flight")
@@ -370,6 +417,13 @@ func TestRunBoundsAttempts(t *testing.T) {
 		err := saga.Run(t.Context(), sequence(st), &trip{})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, 11*time.Second, time.Since(begun))
+
+		t.Log("also of an Undo without a Timeout")
+		st.Undo, st.UndoAttempts, st.Timeout = st.Do, 1, 0
+		st.Do = note("do flight", saga.Abort(errDeclined))
+		begun = time.Now()
+		require.ErrorIs(t, saga.Run(t.Context(), sequence(st), &trip{}), saga.ErrStuck)
+		require.Equal(t, time.Minute, time.Since(begun))
 	})
 }
 
@@ -532,6 +586,73 @@ func TestRunEndsTheOtherBranchesWhenOneHasFailed(t *testing.T) {
 	})
 }
 
+// TestRunTriesABranchAgainBesideAnother, without waiting for that one.
+func TestRunTriesABranchAgainBesideAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		again, slow := step("a"), step("b")
+		again.After, slow.After = []string{}, []string{}
+		begun, tried := time.Now(), []time.Duration(nil)
+		var kept context.Context
+		again.Do = func(ctx context.Context, _ *trip) error {
+			kept = ctx
+			if tried = append(tried, time.Since(begun)); len(tried) < 3 {
+				return errDeclined
+			}
+			return nil
+		}
+		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Minute); return nil }
+		require.NoError(t, saga.Run(t.Context(), sequence(again, slow), &trip{}))
+		require.Equal(t, []time.Duration{0, time.Second, 2 * time.Second}, tried)
+		require.Error(t, kept.Err(), "the ctx of an attempt ends with it")
+	})
+}
+
+// TestRunReturnsWhenAllStepsHaveReturned, also if the saga is stuck before.
+func TestRunReturnsWhenAllStepsHaveReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		pivot, fails, slow := step("a"), step("b"), step("c")
+		pivot.Pivot, fails.After, slow.After = true, []string{"a"}, []string{"a"}
+		fails.Do = func(context.Context, *trip) error { time.Sleep(time.Second); cancel(); return errDeclined }
+		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Minute); return errors.New("late") }
+		begun := time.Now()
+		err := saga.Run(ctx, sequence(pivot, fails, slow), &trip{})
+		require.ErrorIs(t, err, saga.ErrStuck)
+		require.ErrorIs(t, err, errDeclined)
+		require.Equal(t, "b", detail(t, err).Step)
+		require.Equal(t, time.Minute, time.Since(begun))
+	})
+}
+
+// TestRunTellsWhatIsLeft: a step that took no effect, or was undone, is not left.
+func TestRunTellsWhatIsLeft(t *testing.T) {
+	look := failing("look", errDeclined)
+	look.ReadOnly, look.Undo, look.Attempts = true, nil, 1
+	err := saga.Run(t.Context(), sequence(step("flight"), look), &trip{})
+	require.ErrorIs(t, err, saga.ErrCompensated)
+	require.Empty(t, detail(t, err).Failed)
+
+	doubt := failing("hotel", errDeclined)
+	doubt.Attempts = 1
+	flight := step("flight")
+	flight.Undo, flight.UndoAttempts = note("undo flight", errors.New("closed")), 1
+	err = saga.Run(t.Context(), sequence(flight, doubt), &trip{})
+	require.ErrorIs(t, err, saga.ErrStuck)
+	require.Len(t, detail(t, err).Failed, 1)
+	require.Equal(t, "flight", detail(t, err).Failed[0].Step)
+
+	parallel := sequence(flight, doubt)
+	parallel.Steps[0].After, parallel.Steps[1].After = []string{}, []string{}
+	parallel.Steps[1].Undo = func(context.Context, *trip) error { return errors.New("closed, too") }
+	parallel.Steps[1].UndoAttempts = 1
+	parallel.Steps[0].Do, parallel.Steps[1].Do = func(context.Context, *trip) error { return nil }, func(context.Context, *trip) error { return errDeclined }
+	parallel.Steps[0].Undo = func(context.Context, *trip) error { return nil }
+	err = saga.Run(t.Context(), parallel, &trip{})
+	require.ErrorIs(t, err, saga.ErrStuck)
+	require.Len(t, detail(t, err).Failed, 1)
+	require.Equal(t, saga.OpUndo, detail(t, err).Failed[0].Op)
+}
+
 func TestRunAwaitsThePivotBeforeItTurnsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fail, tries := step("b"), 0
@@ -552,6 +673,14 @@ func TestRunAwaitsThePivotBeforeItTurnsBack(t *testing.T) {
 		require.NoError(t, saga.Run(t.Context(), sequence(step("a"), fail, pivot), &trip{}))
 		require.Equal(t, 3, tries, "what had failed is tried until it works")
 	})
+}
+
+func TestRunUndoesTheFirstStepThatPanics(t *testing.T) {
+	var s trip
+	first := step("flight")
+	first.Do = func(context.Context, *trip) error { panic("boom") }
+	require.PanicsWithValue(t, "boom", func() { _ = saga.Run(t.Context(), sequence(first, step("hotel")), &s) })
+	require.Equal(t, []string{"undo flight"}, s.Calls)
 }
 
 func TestRunPassesAPanicOnAfterUndoing(t *testing.T) {
@@ -582,6 +711,31 @@ func TestRunPassesAPanicOnAfterUndoing(t *testing.T) {
 		<-done
 		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
 	}
+}
+
+// TestRunGoesNoFurtherAfterAPanic beyond the pivot, where there is nothing to undo.
+func TestRunGoesNoFurtherAfterAPanic(t *testing.T) {
+	pivot, mail := step("charge"), step("mail")
+	pivot.Pivot, mail.BestEffort = true, true
+	mail.Do = func(context.Context, *trip) error { panic("boom") }
+	var s trip
+	require.PanicsWithValue(t, "boom", func() { _ = saga.Run(t.Context(), sequence(pivot, mail, step("tickets")), &s) })
+	require.Equal(t, []string{"do charge"}, s.Calls)
+}
+
+// TestRunPassesOnTheFirstPanic of steps that run in parallel.
+func TestRunPassesOnTheFirstPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		panics := func(name string, after time.Duration) saga.Step[trip] {
+			st := step(name)
+			st.After, st.Undo = []string{}, func(context.Context, *trip) error { return nil }
+			st.Do = func(context.Context, *trip) error { time.Sleep(after); panic(name) }
+			return st
+		}
+		require.PanicsWithValue(t, "b", func() {
+			_ = saga.Run(t.Context(), sequence(panics("a", time.Minute), panics("b", time.Second)), &trip{})
+		})
+	})
 }
 
 func TestRunUndoesTheOtherStepsWhenAnUndoPanics(t *testing.T) {

@@ -628,6 +628,7 @@ func TestValidateWaits(t *testing.T) {
 	late := saga.Step[trip]{Name: "parcel", Saga: saga.ChildOf(sequence(pivoted), func(*trip) (trip, error) { return trip{}, nil }, nil)}
 	require.ErrorContains(t, sequence(late, step("hotel")).Validate(), `saga.Step "parcel": Saga has a pivot: must have none before the pivot`)
 	require.NoError(t, sequence(pivoted, late).Validate())
+	require.ErrorContains(t, saga.Run(t.Context(), sequence(pivoted, late), &trip{}), "it needs a Runner")
 }
 
 func TestSignalFromOutsideOfASaga(t *testing.T) {
