@@ -225,8 +225,9 @@ func endOf(err error, noDoubt bool) machine.End {
 	read := behavior.Read(err)
 	e := machine.End{Err: err, Refused: read.Kind == behavior.Refused, Final: isFinal(err, read), RetryAfter: read.RetryAfter}
 	if !errors.Is(err, errTxEnded) {
-		if e.Effect = effectOf(err); e.Effect == machine.InDoubt && noDoubt {
-			e.Effect = machine.Failed
+		e.Effect = effectOf(err)
+		if noDoubt {
+			e.Effect = max(e.Effect, machine.Failed)
 		}
 	}
 	return e

@@ -128,7 +128,6 @@ func newInstance(rec store.Record, p *plan.Plan) *Instance {
 		in.progressed = rec.CreatedAt
 	}
 	past := false
-	in.Steps = make([]StepState, 0, len(pr.Steps))
 	for i := range pr.Steps {
 		u := &pr.Steps[i]
 		step, after, pivot := u.Name, []string(nil), false

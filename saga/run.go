@@ -102,7 +102,7 @@ func (r *memoryRun[S]) failure() error {
 		switch u := &m.Units[i]; {
 		case u.Status == StepUndoFailed:
 			e.Failed = append(e.Failed, Failure{u.Name, OpUndo, m.ErrorOf(i)})
-		case m.Status == Stuck && !m.Back && u.Status == StepFailed:
+		case u.Status == StepFailed: // on the way back, it is undone
 			e.Failed = append(e.Failed, Failure{u.Name, OpDo, m.ErrorOf(i)})
 		}
 	}
@@ -150,10 +150,9 @@ func (r *memoryRun[S]) loop() {
 
 // heed asks the saga to turn back when the caller's ctx has ended.
 func (r *memoryRun[S]) heed() {
-	if r.m.Back || r.ctx.Err() == nil {
-		return
+	if r.ctx.Err() != nil {
+		r.m.WishBack(r.m.Late(ended.Error(r.ctx)))
 	}
-	r.m.WishBack(r.m.Late(ended.Error(r.ctx)))
 }
 
 func (r *memoryRun[S]) finish(i int, op Op, err error) {

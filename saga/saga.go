@@ -287,7 +287,7 @@ func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 			return 0
 		}
 		d := longest
-		if n := max(attempt, 1) - 1; n < 63 && first <= longest>>n {
+		if n := max(attempt, 1) - 1; first <= longest>>n {
 			d = first << n
 		}
 		return rand.N(d) + 1
