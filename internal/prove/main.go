@@ -44,6 +44,10 @@ var (
 // simulations are the packages with one, and its test.
 var simulations = [][2]string{{"saga", "TestSagaSimulation"}, {"cacheaside", "TestCacheSimulation"}, {"breaker", "TestBreakerSimulation"}, {"bulkhead", "TestFleetSimulation"}}
 
+// histories are the tests of what processes did to real servers. One runs at a time: a machine
+// of two cores would run two of them, and then the others.
+var histories = []string{"TestCacheaside", "TestLease", "TestSaga", "TestThrottle"}
+
 // mutated are the packages of which mutants are made, one of them in each run.
 var mutated = []string{"breaker", "retry", "bulkhead", "throttle", "cacheaside", "saga", "lease", "registry", "resiliencehttp"}
 
@@ -101,8 +105,10 @@ func plan() (parts []part, err error) {
 		add(part{name: "simulation " + s[0], share: 9, keep: `simulation \w+: .*`, spare: 5 * time.Minute, args: []string{
 			"test", "-count=1", "-timeout", "0", "-v", "-run", "^" + s[1] + "$", "./" + s[0], "-sim.search", "-sim.from", fmt.Sprint(*seed), "-sim.for", "{}"}})
 	}
-	add(part{name: "histories", share: 32, dir: "internal/integration", keep: `\w+: from seed .*`, spare: 5 * time.Minute, args: []string{
-		"test", "-count=1", "-timeout", "0", "-v", "-run", "^(TestCacheaside|TestLease|TestSaga|TestThrottle)$", "./history", "-history.for", "{}"}})
+	for _, test := range histories {
+		add(part{name: "histories " + test, share: 8, dir: "internal/integration", keep: `\w+: from seed .*`, spare: 5 * time.Minute, args: []string{
+			"test", "-count=1", "-timeout", "0", "-v", "-run", "^" + test + "$", "./history", "-history.for", "{}"}})
+	}
 	pkg := mutated[rand.IntN(len(mutated))]
 	add(part{name: "mutants of " + pkg, share: 20, keep: `.*\b(caught|survive).*`, spare: 5 * time.Minute, args: []string{
 		"run", "./internal/mutants", "-seed", fmt.Sprint(*seed), "-for", "{}", "./" + pkg}})
