@@ -2,8 +2,10 @@ package saga_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"testing"
@@ -136,7 +138,7 @@ type checkedStore struct {
 	err error
 }
 
-func (s *checkedStore) Check(context.Context) error { return s.err }
+func (s *checkedStore) Check(ctx context.Context) error { return cmp.Or(ctx.Err(), s.err) }
 
 func TestRunRefusesAStoreThatWasNotSetUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -144,13 +146,17 @@ func TestRunRefusesAStoreThatWasNotSetUp(t *testing.T) {
 		r := saga.NewRunner(st, saga.RunnerConfig{})
 		require.ErrorIs(t, r.Run(t.Context()), store.ErrNotMigrated)
 
-		st.err = errDown // for now, perhaps
 		sg := sequence(step("flight"))
-		r, _ = begin(t, st, saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.EqualValues(t, 1, r.Stats().StoreErrors)
+		for i, err := range []error{nil, errDown /* for now, perhaps */} {
+			st.err = err
+			id := fmt.Sprint("trip-", i)
+			r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+			_, err := saga.Start(t.Context(), r, sg, id, trip{})
+			require.NoError(t, err)
+			_, err = sg.Result(t.Context(), r, id)
+			require.NoError(t, err)
+			require.EqualValues(t, i, r.Stats().StoreErrors)
+		}
 	})
 }
 

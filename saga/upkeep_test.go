@@ -27,6 +27,9 @@ func (neglected) DeleteEnded(context.Context, store.Status, time.Duration, int) 
 func (neglected) Unregistered(context.Context, []store.Definition) ([]store.Unregistered, error) {
 	return nil, errDisk
 }
+func (neglected) List(context.Context, saga.Filter) ([]store.Record, string, error) {
+	return nil, "", errDisk
+}
 
 // TestTheUpkeepThatFailsIsToldOf, and the sagas end nevertheless.
 func TestTheUpkeepThatFailsIsToldOf(t *testing.T) {
@@ -51,7 +54,106 @@ func TestTheUpkeepThatFailsIsToldOf(t *testing.T) {
 		require.InDelta(t, 300, told["saga: listen: disk full"], 5)
 		require.InDelta(t, 10, told["saga: sweep: disk full"], 2)
 		require.InDelta(t, 10, told["saga: unregistered: disk full"], 2)
-		require.Len(t, told, 4)
+		require.InDelta(t, 10, told["saga: stuck sagas: disk full"], 2)
+		require.Len(t, told, 5)
+	})
+}
+
+// A tardy store answers one of its calls a second after its ctx has ended.
+type tardy struct {
+	store.Store
+	call string
+}
+
+func (s tardy) do(ctx context.Context, call string) error {
+	if call != s.call {
+		return nil
+	}
+	<-ctx.Done()
+	time.Sleep(time.Second)
+	return ctx.Err()
+}
+
+func (s tardy) Check(ctx context.Context) error { return s.do(ctx, "check") }
+func (s tardy) Listen(ctx context.Context, _ func()) error {
+	err := s.do(ctx, "listen")
+	<-ctx.Done()
+	return err
+}
+func (s tardy) DeleteEnded(ctx context.Context, _ store.Status, _ time.Duration, _ int) (int, error) {
+	return 0, s.do(ctx, "sweep")
+}
+func (s tardy) Unregistered(ctx context.Context, _ []store.Definition) ([]store.Unregistered, error) {
+	return nil, s.do(ctx, "unregistered")
+}
+func (s tardy) List(ctx context.Context, _ saga.Filter) ([]store.Record, string, error) {
+	return nil, "", s.do(ctx, "stuck sagas")
+}
+
+// TestACallOfTheStoreThatAStopCutsShortIsNoFailure, and Run does not return before it has.
+func TestACallOfTheStoreThatAStopCutsShortIsNoFailure(t *testing.T) {
+	for _, call := range []string{"check", "listen", "sweep", "unregistered", "stuck sagas"} {
+		t.Run(call, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, stop := begin(t, tardy{saga.NewMemory(), call}, saga.RunnerConfig{
+					Poll: time.Second, Keep: saga.Keep{Completed: time.Minute}, OnEvent: silent}, sequence(step("flight")))
+				time.Sleep(2 * time.Second)
+				begun := time.Now()
+				stop()
+				require.Equal(t, time.Second, time.Since(begun))
+				require.Zero(t, r.Stats().StoreErrors)
+			})
+		})
+	}
+}
+
+// TestASlowHeartbeatOfALocalDatabaseIsNoFailure: of another it may be a connection that is half
+// open.
+func TestASlowHeartbeatOfALocalDatabaseIsNoFailure(t *testing.T) {
+	for exclusive, failures := range map[bool]int64{true: 0, false: 2} {
+		synctest.Test(t, func(t *testing.T) {
+			tx := newTxMemory(t)
+			tx.exclusive = exclusive
+			memory := tx.Store
+			tx.Store = &gate{Store: memory, heartbeat: func(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
+				select {
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				case <-time.After(4 * time.Second):
+				}
+				return memory.Heartbeat(ctx, req)
+			}}
+			sg := slow(16 * time.Second)
+			r, _ := begin(t, tx, saga.RunnerConfig{LeaseTTL: 15 * time.Second, OnEvent: silent}, sg)
+			mustStart(t, r, sg)
+			_, err := result[trip](t.Context(), r, "trip-1")
+			require.NoError(t, err)
+			require.Equal(t, failures, r.Stats().StoreErrors)
+		})
+	}
+}
+
+// TestAHeartbeatThatFindsAnotherOwnerEndsTheAttempt: it does not wait for the end of the lease.
+func TestAHeartbeatThatFindsAnotherOwnerEndsTheAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		g := &gate{Store: saga.NewMemory()}
+		g.heartbeat = func(context.Context, store.HeartbeatRequest) ([]store.Renewed, error) { return nil, nil }
+		g.claim = func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }
+		ended := make(chan error, 1)
+		st := step("flight")
+		st.Do = func(ctx context.Context, _ *trip) error {
+			<-ctx.Done()
+			ended <- context.Cause(ctx)
+			return ctx.Err()
+		}
+		sg := sequence(st)
+		r, _ := begin(t, g, saga.RunnerConfig{LeaseTTL: 15 * time.Second}, sg)
+		mustStart(t, r, sg)
+		require.EqualError(t, <-ended, "saga: lease lost")
+		require.Equal(t, 5*time.Second, time.Since(begun), "at the first heartbeat")
+		synctest.Wait()
+		require.EqualValues(t, 1, r.Stats().Lost)
 	})
 }
 
