@@ -1,0 +1,502 @@
+package saga_test
+
+import (
+	"context"
+	"database/sql"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
+)
+
+// TestMaxTakeovers is how often a saga may be taken over without a result.
+func TestMaxTakeovers(t *testing.T) {
+	for name, c := range map[string]struct {
+		most, takeovers int
+		data            string
+		err             string
+	}{
+		"as often":       {3, 3, `{}`, ""},
+		"once more":      {3, 4, `{}`, "saga: taken over 4 times without a result"},
+		"without bound":  {-1, 1000, `{}`, ""},
+		"and unreadable": {3, 4, `{`, "saga: trip: the state does not decode: unexpected end of JSON input"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := &gate{Store: saga.NewMemory()}
+				g.claim = func(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
+					recs, err := g.Store.Claim(ctx, req)
+					for i := range recs {
+						recs[i].Takeovers, recs[i].Data = c.takeovers, []byte(c.data)
+					}
+					return recs, err
+				}
+				sg := sequence(step("flight"))
+				r, _ := begin(t, store.Store(g), saga.RunnerConfig{MaxTakeovers: c.most, OnEvent: silent}, sg)
+				abandoned(t, g.Store, "trip-1")
+				time.Sleep(time.Minute)
+				in, err := r.Get(t.Context(), "trip-1")
+				require.NoError(t, err)
+				require.Equal(t, c.err, in.Cause)
+				if c.err == "" {
+					require.Equal(t, saga.Completed, in.Status)
+				}
+			})
+		})
+	}
+}
+
+// TestChildrenCarryTheContextOfTheirParent, also if another process starts them.
+func TestChildrenCarryTheContextOfTheirParent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var seen []string
+		leaf := sequence(step("room"))
+		leaf.Name = "hotel"
+		leaf.Steps[0].Do = func(ctx context.Context, _ *trip) error {
+			mu.Lock()
+			defer mu.Unlock()
+			seen = append(seen, trace(ctx))
+			return nil
+		}
+		sg := sequence(saga.Step[trip]{Name: "later", Delay: time.Hour}, saga.Step[trip]{
+			Name: "hotel", Saga: saga.ChildOf(leaf, func(*trip) (trip, error) { return trip{}, nil }, nil),
+		})
+		cfg := saga.RunnerConfig{Inject: trace, Extract: withTrace}
+		st := saga.NewMemory()
+		r, stop := begin(t, st, cfg, leaf, sg)
+		_, err := saga.Start(withTrace(t.Context(), "trace 1"), r, sg, "trip-1", trip{})
+		require.NoError(t, err)
+		stop()
+		r, _ = begin(t, st, cfg, leaf, sg)
+		_, err = sg.Result(t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"trace 1"}, seen)
+	})
+}
+
+// TestOneWayInATransaction: a Do without and its Undo in one, and the other way round.
+func TestOneWayInATransaction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newTxMemory(t)
+		there, back := step("there"), inTx("back")
+		there.Undo, there.UndoTx = nil, inTx("there").UndoTx
+		back.UndoTx, back.Undo = nil, step("back").Undo
+		sg := sequence(there, back, failing("hotel", saga.NoEffect(errDeclined)))
+		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		s, err := sg.Result(t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do back", "undo there"}, store.l.did())
+		require.Equal(t, []string{"do there", "do back", "do hotel", "undo back", "undo there"}, s.Calls)
+	})
+}
+
+// A full store has no connection for a transaction, so often.
+type fullStore struct {
+	*txMemory
+	times atomic.Int64
+}
+
+func (f *fullStore) Begin(ctx context.Context) (*sql.Tx, error) {
+	if f.times.Add(-1) >= 0 {
+		return nil, errDown
+	}
+	return f.txMemory.Begin(ctx)
+}
+
+func TestATransactionThatDoesNotBeginIsAFailedAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full := &fullStore{txMemory: newTxMemory(t)}
+		full.times.Store(2)
+		sg := sequence(inTx("flight"))
+		var told audience
+		r, _ := begin[trip](t, full, saga.RunnerConfig{OnEvent: told.hear}, sg)
+		mustStart(t, r, sg)
+		requireCompleted(t, r, "trip-1")
+		require.Equal(t, []string{"do flight"}, full.l.did())
+		attempts := told.heard(saga.EventAttempted)
+		require.Len(t, attempts, 3)
+		require.ErrorIs(t, attempts[0].Err, errDown)
+	})
+}
+
+// TestWhatIsDueIsNotLateForAWait: another branch waits for a signal, which is looked for
+// now and then, and a report is due in an hour.
+func TestWhatIsDueIsNotLateForAWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waits, tries := awaits("paid"), failing("tries", errDeclined)
+		waits.After, tries.After = []string{}, []string{}
+		begun := time.Now()
+		var at []time.Duration
+		tries.Do = func(context.Context, *trip) error {
+			if at = append(at, time.Since(begun)); len(at) < 3 {
+				return errDeclined
+			}
+			return nil
+		}
+		sg := sequence(waits, tries)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Poll: time.Minute, StalledAfter: time.Hour, OnEvent: silent}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(10 * time.Second)
+		require.Equal(t, []time.Duration{0, time.Second, 2 * time.Second}, at)
+	})
+}
+
+// TestAReportIsNotLateForAWait of another branch.
+func TestAReportIsNotLateForAWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		waits, slow := awaits("paid"), step("slow")
+		waits.After, slow.After, slow.Timeout = []string{}, []string{}, 90*time.Second
+		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Hour); return nil }
+		sg := sequence(waits, slow)
+		told := &report{}
+		cfg := told.config()
+		cfg.Poll, cfg.StalledAfter = 10*time.Minute, time.Minute
+		r, _ := begin(t, saga.NewMemory(), cfg, sg)
+		mustStart(t, r, sg)
+		time.Sleep(91 * time.Second)
+		require.Len(t, told.told(), 1, "its time is over")
+	})
+}
+
+// TestWhatIsDoneIsRecordedWithinASecond, though the steps share a record and the next takes
+// long.
+func TestWhatIsDoneIsRecordedWithinASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := again("slow", time.Hour)
+		slow.Timeout = 2 * time.Hour
+		sg := sequence(again("quick", 0), slow)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Second + time.Millisecond)
+		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "quick").Status)
+		require.EqualValues(t, 1, r.Stats().Commits)
+		time.Sleep(time.Minute)
+		require.EqualValues(t, 1, r.Stats().Commits)
+	})
+}
+
+// TestNoAttemptBeginsWithoutItsLease: the answer to a commit comes when the lease is over.
+func TestNoAttemptBeginsWithoutItsLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		var late atomic.Bool
+		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+			receipt, err := g.Store.Commit(ctx, req)
+			if late.CompareAndSwap(false, true) {
+				g.set(true) // and no heartbeat comes through
+				time.Sleep(20 * time.Second)
+				g.set(false)
+			}
+			return receipt, err
+		}
+		var epochs []int64
+		hotel := step("hotel")
+		hotel.Do = func(ctx context.Context, _ *trip) error {
+			epochs = append(epochs, saga.CommandFrom(ctx).Epoch)
+			return nil
+		}
+		sg := sequence(step("flight"), hotel)
+		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		mustStart(t, r, sg)
+		requireCompleted(t, r, "trip-1")
+		require.Equal(t, []int64{2}, epochs)
+	})
+}
+
+// TestTheErrorOfAnAbandonedSagaWhoseLogIsLost is that of the store, too.
+func TestTheErrorOfAnAbandonedSagaWhoseLogIsLost(t *testing.T) {
+	st := &logless{filed: filed{rec: store.Record{ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Abandoned, Data: []byte("{}"), Steps: []byte(`{"cause":"broken","steps":[]}`)}}}
+	r := saga.NewRunner(st, saga.RunnerConfig{})
+	sg := ordered()
+	saga.Register(r, sg)
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := sg.Result(ctx, r, "trip-1")
+	require.ErrorIs(t, err, saga.ErrAbandoned)
+	require.ErrorContains(t, err, `saga: history of "trip-1": `+errDown.Error())
+	st.cut = cancel
+	_, err = sg.Result(ctx, r, "trip-1")
+	require.ErrorIs(t, err, saga.ErrAbandoned)
+	require.NotContains(t, err.Error(), "saga: history")
+}
+
+type logless struct {
+	filed
+	cut context.CancelFunc
+}
+
+func (l *logless) History(context.Context, string, int64, int) ([]store.Entry, error) {
+	if l.cut != nil {
+		l.cut()
+	}
+	return nil, errDown
+}
+
+// TestResultTellsOfAStoreThatFails, unless its caller is gone.
+func TestResultTellsOfAStoreThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory(), closed: true}
+		var told audience
+		r := saga.NewRunner(g, saga.RunnerConfig{Poll: time.Second, OnEvent: told.hear})
+		saga.Register(r, ordered())
+		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+		defer cancel()
+		_, err := result[trip](ctx, r, "trip-1")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, errDown)
+		require.Len(t, told.heard(saga.EventStoreFailed), 3)
+	})
+}
+
+// TestOnlyAStuckSagaIsNotedAsReported, once.
+func TestOnlyAStuckSagaIsNotedAsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		var reported atomic.Int64
+		g.reported = func(ctx context.Context, id string, seq int64) error {
+			reported.Add(1)
+			return g.Store.Reported(ctx, id, seq)
+		}
+		fails := failing("hotel", saga.Abort(errDeclined))
+		fails.Undo, fails.UndoAttempts = note("undo hotel", errDeclined), 1
+		sg, broken := sequence(step("flight")), sequence(fails)
+		broken.Name = "broken"
+		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg, broken)
+		mustStart(t, r, sg)
+		requireCompleted(t, r, "trip-1")
+		synctest.Wait()
+		require.Zero(t, reported.Load())
+		_, err := saga.Start(t.Context(), r, broken, "trip-2", trip{})
+		require.NoError(t, err)
+		_, err = broken.Result(t.Context(), r, "trip-2")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		synctest.Wait()
+		require.EqualValues(t, 1, reported.Load())
+	})
+}
+
+// TestASagaThatWasDeletedIsLost: its runner lets it go.
+func TestASagaThatWasDeletedIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		gone := false
+		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+			gone = true
+			return store.Receipt{}, store.ErrFenced
+		}
+		sg := sequence(step("flight"))
+		r, _ := begin(t, store.Store(&vanishing{gate: g, gone: &gone}), saga.RunnerConfig{OnEvent: silent}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Second)
+		require.EqualValues(t, 1, r.Stats().Lost)
+		require.Zero(t, r.Stats().Held)
+	})
+}
+
+type vanishing struct {
+	*gate
+	gone *bool
+}
+
+func (v *vanishing) Load(ctx context.Context, id string) (store.Record, error) {
+	if *v.gone {
+		return store.Record{}, saga.ErrNotFound
+	}
+	return v.gate.Load(ctx, id)
+}
+
+// A remote store counts reads of signals, and fails to hasten if it is lame.
+type remote struct {
+	parking
+	reads atomic.Int64
+	lame  bool
+}
+
+func (s *remote) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+	s.reads.Add(1)
+	return s.Store.Signals(ctx, id)
+}
+
+func (s *remote) Hasten(ctx context.Context, id string) error {
+	if s.lame {
+		return errDown
+	}
+	return s.Store.Hasten(ctx, id)
+}
+
+// TestASignalThatCrossesTheRecordOfTheWait comes from another process, when the runner is
+// about to write that the saga waits.
+func TestASignalThatCrossesTheRecordOfTheWait(t *testing.T) {
+	for _, lame := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			st := &remote{lame: lame}
+			st.Store = saga.NewMemory()
+			sg := sequence(awaits("paid"))
+			var told audience
+			r, _ := begin(t, store.Store(st), saga.RunnerConfig{Poll: time.Hour, OnEvent: told.hear}, sg)
+			st.before = func() {
+				require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+			}
+			mustStart(t, r, sg)
+			time.Sleep(time.Second)
+			failed := told.heard(saga.EventStoreFailed)
+			if lame {
+				require.Len(t, failed, 1)
+				require.ErrorIs(t, failed[0].Err, errDown)
+				return
+			}
+			require.Empty(t, failed)
+			require.Equal(t, saga.StepDone, state(t, r, "trip-1", "paid").Status)
+		})
+	}
+}
+
+// TestASignalReachesASagaThatIsHeldHere at once, and is read once.
+func TestASignalReachesASagaThatIsHeldHere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := &remote{}
+		st.Store = saga.NewMemory()
+		long, paid, tries := step("flight"), awaits("paid"), step("tries")
+		long.After, paid.After, tries.After = []string{}, []string{}, []string{}
+		long.Timeout, tries.Attempts = 24*time.Hour, -1
+		long.Do = func(context.Context, *trip) error { time.Sleep(10 * time.Hour); return nil }
+		tries.Do = func(context.Context, *trip) error { return errDeclined }
+		sg := sequence(long, paid, tries)
+		r, _ := begin(t, store.Store(st), saga.RunnerConfig{Poll: time.Hour, OnEvent: silent}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", nil))
+		synctest.Wait()
+		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "paid").Status)
+		time.Sleep(10 * time.Minute) // 600 attempts
+		require.LessOrEqual(t, st.reads.Load(), int64(4))
+	})
+}
+
+// TestAStoreThatHangsHoldsNoAttempt: the ctx of a parallel step ends with the lease.
+func TestAStoreThatHangsHoldsNoAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		hang := make(chan struct{})
+		g.commit = func(context.Context, store.CommitRequest) (store.Receipt, error) {
+			g.set(true)
+			<-hang
+			return store.Receipt{}, errDown
+		}
+		defer g.set(false)
+		quick, slow := step("quick"), step("slow")
+		quick.After, slow.After = []string{}, []string{}
+		begun := time.Now()
+		quick.Do = func(context.Context, *trip) error { time.Sleep(time.Second); return nil }
+		var ended time.Duration
+		slow.Do = func(ctx context.Context, _ *trip) error {
+			<-ctx.Done()
+			ended = time.Since(begun)
+			return ctx.Err()
+		}
+		sg := sequence(quick, slow)
+		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		close(hang)
+		require.LessOrEqual(t, ended, 17*time.Second)
+		require.Positive(t, ended)
+	})
+}
+
+// TestWhatADrainCutsShortCountsIfItIsDone all the same.
+func TestWhatADrainCutsShortCountsIfItIsDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := taking(5*time.Second, step("flight"))
+		sg := sequence(slow, step("hotel"))
+		st := saga.NewMemory()
+		r, stop := begin(t, st, saga.RunnerConfig{Drain: time.Second}, sg)
+		mustStart(t, r, sg)
+		synctest.Wait()
+		stop()
+		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "flight").Status)
+	})
+}
+
+// TestACarriedSagaInARunnerWithoutExtract is none of its business.
+func TestACarriedSagaInARunnerWithoutExtract(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(step("flight"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Inject: trace}, sg)
+		_, err := saga.Start(withTrace(t.Context(), "trace 1"), r, sg, "trip-1", trip{})
+		require.NoError(t, err)
+		requireCompleted(t, r, "trip-1")
+		require.Zero(t, r.Stats().HookPanics)
+	})
+}
+
+// TestASagaThatWaitsIsLetGoAtOnce, also if what is done before might be recorded later.
+func TestASagaThatWaitsIsLetGoAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := sequence(again("a", 0), saga.Step[trip]{Name: "later", Delay: time.Hour}, step("b"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		synctest.Wait()
+		require.Zero(t, r.Stats().Held)
+	})
+}
+
+// TestACancellationThatMeetsADoTx is known with its commit, whose answer may be lost.
+func TestACancellationThatMeetsADoTx(t *testing.T) {
+	for _, lose := range []int{0, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			st := newTxMemory(t)
+			st.l.lose = lose
+			flight := inTx("flight")
+			do := flight.DoTx
+			flight.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+				require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Cancel(ctx, "trip-1", "ill"))
+				return do(ctx, tx, s)
+			}
+			sg := sequence(flight, step("hotel"))
+			r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+			mustStart(t, r, sg)
+			s, err := sg.Result(t.Context(), r, "trip-1")
+			require.ErrorIs(t, err, saga.ErrCanceled)
+			require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
+		})
+	}
+}
+
+// TestAStartOfASagaThatWaitsForARunner makes this one claim it.
+func TestAStartOfASagaThatWaitsForARunner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := saga.NewMemory()
+		sg := sequence(step("flight"))
+		r, _ := begin(t, st, saga.RunnerConfig{Poll: time.Hour}, sg)
+		idler := saga.NewRunner(st, saga.RunnerConfig{})
+		saga.Register(idler, sg)
+		mustStart(t, idler, sg)
+		mustStart(t, r, sg)
+		requireCompleted(t, r, "trip-1")
+	})
+}
+
+// TestAClaimOfAForeignSaga is not run: the store returned what nobody has asked for.
+func TestAClaimOfAForeignSaga(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		g.claim = func(context.Context, store.ClaimRequest) ([]store.Record, error) {
+			return []store.Record{{ID: "other-1", Saga: "other", Status: saga.Running, Epoch: 1}}, nil
+		}
+		sg := sequence(step("flight"))
+		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		time.Sleep(10 * time.Second)
+		mustStart(t, r, sg)
+		requireCompleted(t, r, "trip-1")
+		synctest.Wait()
+		require.Zero(t, r.Stats().Held)
+	})
+}
