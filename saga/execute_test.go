@@ -145,6 +145,7 @@ func TestWhatIsDueIsNotLateForAWait(t *testing.T) {
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Poll: time.Minute, StalledAfter: time.Hour, OnEvent: silent}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(10 * time.Second)
+		synctest.Wait()
 		require.Equal(t, []time.Duration{0, time.Second, 2 * time.Second}, at)
 	})
 }
@@ -406,6 +407,7 @@ func TestAStoreThatHangsHoldsNoAttempt(t *testing.T) {
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
 		close(hang)
+		synctest.Wait()
 		require.LessOrEqual(t, ended, 17*time.Second)
 		require.Positive(t, ended)
 	})
