@@ -296,16 +296,14 @@ func (c *controller) conclude(now time.Duration) {
 
 func (c *controller) adjust(k *cohort, now time.Duration) {
 	c.latency, c.mean = k.all.log(), k.all.mean()
-	served := max(float64(k.answered.n)/float64(k.all.n), shrinkMost)
+	served := float64(k.answered.n) / float64(k.all.n)
 	if !c.scaled { // the first calls after a start are slower, and tell only the time scale
 		c.scaled, c.scale = true, c.mean
 		return
 	}
 	c.scale += (c.mean - c.scale) / 2
 	if !c.base.known {
-		if served < slowGradient {
-			c.setLimit(c.limit * served)
-		}
+		c.setLimit(min(c.limit, c.wanted(served)))
 		if c.learn(&k.answered, math.Inf(1)) {
 			c.ceiling, c.next, c.doubt = c.base.log, soon(now), true
 			c.reached = true
@@ -323,8 +321,7 @@ func (c *controller) adjust(k *cohort, now time.Duration) {
 		}
 		return
 	}
-	gradient = min(gradient, growMost, served)
-	wanted := max(c.limit*gradient+math.Sqrt(c.limit*gradient), shrinkMost*c.limit)
+	wanted := c.wanted(min(gradient, growMost, max(served, shrinkMost)))
 	switch {
 	case wanted >= slowGradient*c.limit:
 		c.peak = peak{}
@@ -338,6 +335,12 @@ func (c *controller) adjust(k *cohort, now time.Duration) {
 	if c.limit < c.peak.limit/2 && c.latency > c.peak.latency+relief*math.Log(c.limit/c.peak.limit) {
 		c.probe(now, false)
 	}
+}
+
+// wanted returns the limit after a cohort for which that part of it would have done. The
+// square root lets it grow, and leaves it some slots though a part of the calls fails.
+func (c *controller) wanted(part float64) float64 {
+	return max(c.limit*part+math.Sqrt(c.limit*part), shrinkMost*c.limit)
 }
 
 // gradient returns the part of the limit in which the calls would take as long as they may.
