@@ -264,7 +264,9 @@ func TestSignalSaysWhatIsWrong(t *testing.T) {
 		require.NoError(t, r.Cancel(ctx, "trip-1", "no"))
 		_, err := result[trip](ctx, r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
-		require.ErrorIs(t, r.Signal(ctx, "trip-1", "paid", nil), saga.ErrNotAllowed)
+		err = r.Signal(ctx, "trip-1", "paid", nil)
+		require.ErrorIs(t, err, saga.ErrNotAllowed)
+		require.ErrorContains(t, err, "it is compensated")
 		require.ErrorContains(t, saga.Run(ctx, sg, &trip{}), "it needs a Runner")
 	})
 }
@@ -526,6 +528,30 @@ func (p *parking) Commit(ctx context.Context, req store.CommitRequest) (store.Re
 		before()
 	}
 	return p.Store.Commit(ctx, req)
+}
+
+// TestASignalWakesTheRunner that holds the saga, or that may claim it.
+func TestASignalWakesTheRunner(t *testing.T) {
+	for _, held := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			paid := awaits("paid")
+			paid.AwaitFor = 12 * time.Hour
+			sg := sequence(paid)
+			cfg := saga.RunnerConfig{Poll: 5 * time.Hour}
+			if held {
+				cfg.Park = 24 * time.Hour
+			}
+			r, _ := begin(t, saga.NewMemory(), cfg, sg)
+			mustStart(t, r, sg)
+			time.Sleep(time.Minute)
+			require.Equal(t, held, r.Stats().Held == 1)
+			begun := time.Now()
+			require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", nil))
+			synctest.Wait()
+			require.Equal(t, saga.StepDone, state(t, r, "trip-1", "paid").Status, held)
+			require.Zero(t, time.Since(begun))
+		})
+	}
 }
 
 // TestASignalReachesASagaThatWorks while a parallel step of it runs in another process.
