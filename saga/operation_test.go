@@ -1,6 +1,7 @@
 package saga_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/saga"
@@ -139,6 +141,123 @@ func TestOperateSkipsTheStepThatIsInTheWay(t *testing.T) {
 	})
 }
 
+// TestASkipWhileAnotherCancels turns the saga back now, although what is left of it waits.
+func TestASkipWhileAnotherCancels(t *testing.T) {
+	for name, c := range map[string]struct {
+		cancel   bool
+		recall   func(context.Context, *saga.Runner) error // of the commit that makes it due
+		failures int64
+		want     saga.Status
+	}{
+		"nobody does":     {want: saga.Running},
+		"it is made due":  {cancel: true, want: saga.Compensated},
+		"the store fails": {cancel: true, recall: func(context.Context, *saga.Runner) error { return errDown }, failures: 1, want: saga.Running},
+		"and a third abandons": {cancel: true, recall: func(ctx context.Context, other *saga.Runner) error {
+			return cmp.Or(other.Operate(ctx, "trip-1", saga.Operation{Action: saga.ActionAbandon}), store.ErrFenced)
+		}, want: saga.Abandoned},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := &gate{Store: saga.NewMemory()}
+				flight, hotel := failing("flight", errDeclined), failing("hotel", errDeclined)
+				flight.After, hotel.After = []string{}, []string{}
+				flight.Backoff, hotel.Backoff = saga.Exponential(time.Hour, time.Hour), saga.Exponential(2*time.Hour, 2*time.Hour)
+				sg := sequence(flight, hotel)
+				worker, _ := begin(t, g.Store, saga.RunnerConfig{}, sg)
+				mustStart(t, worker, sg)
+				time.Sleep(time.Minute)
+				commits := 0
+				r, other := saga.NewRunner(g, saga.RunnerConfig{OnEvent: silent}), saga.NewRunner(g.Store, saga.RunnerConfig{})
+				saga.Register(r, sg)
+				g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+					commits++
+					if commits == 1 && c.cancel {
+						require.NoError(t, other.Cancel(ctx, "trip-1", "ill"))
+					}
+					if commits == 2 && c.recall != nil {
+						if err := c.recall(ctx, other); err != nil {
+							return store.Receipt{}, err
+						}
+					}
+					return g.Store.Commit(ctx, req)
+				}
+				require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "flight"}))
+				time.Sleep(2 * time.Second)
+				in, err := r.Get(t.Context(), "trip-1")
+				require.NoError(t, err)
+				require.Equal(t, c.want, in.Status)
+				require.Equal(t, c.failures, r.Stats().StoreErrors)
+				if !c.cancel {
+					require.Equal(t, 1, commits, "it is not made due before hotel is")
+				}
+			})
+		})
+	}
+}
+
+// TestARetryDoesNotCostTheLeaseOfTheRunnerThatHasClaimedSince: it may be the same.
+func TestARetryDoesNotCostTheLeaseOfTheRunnerThatHasClaimedSince(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		var late atomic.Bool
+		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+			receipt, err := g.Store.Commit(ctx, req)
+			if late.Load() {
+				time.Sleep(2 * time.Second) // it is claimed meanwhile
+			}
+			return receipt, err
+		}
+		calls := 0
+		st := step("flight")
+		st.Backoff = saga.Exponential(time.Hour, time.Hour)
+		st.Do = func(ctx context.Context, _ *trip) error {
+			if calls++; calls == 1 {
+				return errDeclined
+			}
+			time.Sleep(3 * time.Second)
+			return ctx.Err()
+		}
+		sg := sequence(st)
+		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		late.Store(true)
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}))
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Zero(t, r.Stats().Lost)
+		require.Equal(t, 2, calls)
+	})
+}
+
+// TestAbandonIsKnownAtOnceHere: an attempt under way ends, and Result returns.
+func TestAbandonIsKnownAtOnceHere(t *testing.T) {
+	hang := step("flight")
+	hang.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
+	hang.Timeout = time.Hour
+	parked := failing("flight", errDeclined)
+	parked.Backoff = saga.Exponential(time.Hour, time.Hour)
+	for name, st := range map[string]saga.Step[trip]{"running": hang, "parked": parked} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sg := sequence(st)
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Poll: 20 * time.Minute}, sg)
+				mustStart(t, r, sg)
+				time.Sleep(time.Minute)
+				begun := time.Now()
+				time.AfterFunc(time.Minute, func() {
+					assert.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))
+				})
+				_, err := result[trip](t.Context(), r, "trip-1")
+				require.ErrorIs(t, err, saga.ErrAbandoned)
+				synctest.Wait()
+				require.Zero(t, r.Stats().Held)
+				require.Equal(t, time.Minute, time.Since(begun))
+			})
+		})
+	}
+}
+
 // TestOperateAsTheOperatorHasSeenIt: the second of two equal operations is refused.
 func TestOperateAsTheOperatorHasSeenIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -163,7 +282,8 @@ func TestOperateAsTheOperatorHasSeenIt(t *testing.T) {
 	})
 }
 
-// counted is a Store that counts the calls of Counts, which fail or panic with err.
+// counted is a Store that counts the calls of Counts, which fail or panic with err, or take so
+// long.
 type counted struct {
 	store.Store
 	calls atomic.Int64
@@ -177,6 +297,8 @@ func (c *counted) Counts(ctx context.Context) (store.Counts, error) {
 		return store.Counts{}, v
 	case string:
 		panic(v)
+	case time.Duration:
+		time.Sleep(v)
 	}
 	return c.Store.Counts(ctx)
 }
@@ -202,6 +324,7 @@ func TestStatsLookAtTheStoreNowAndThen(t *testing.T) {
 		require.EqualValues(t, 12, store.calls.Load())
 
 		last := now()
+		require.NotZero(t, last)
 		store.err.Store(any(io.ErrUnexpectedEOF))
 		for range 10 {
 			time.Sleep(time.Minute)
@@ -211,6 +334,20 @@ func TestStatsLookAtTheStoreNowAndThen(t *testing.T) {
 
 		time.Sleep(5*time.Minute + time.Second)
 		require.Zero(t, now(), "nobody has looked for so long that it would mislead")
+	})
+}
+
+func TestStatsOfASlowStoreLookOnceAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &counted{Store: saga.NewMemory()}
+		store.err.Store(10 * time.Second)
+		r := saga.NewRunner(store, saga.RunnerConfig{})
+		for range 9 {
+			r.Stats()
+			time.Sleep(time.Second)
+		}
+		require.EqualValues(t, 1, store.calls.Load())
+		time.Sleep(time.Minute)
 	})
 }
 
