@@ -221,8 +221,9 @@ func (a *account) makeRoom(m measure, most, level int) bool {
 	}
 	for i := len(q.levels) - 1; i > level; i-- {
 		if last := q.levels[i].last; last != nil {
+			a.waiters.add() // first, so that no call of another key gets the place
 			a.remove(m, last)
-			return a.waiters.enter()
+			return true
 		}
 	}
 	return false
@@ -234,6 +235,12 @@ func (w *waiters) enter() bool {
 	}
 	w.now.Add(-1)
 	return false
+}
+
+func (w *waiters) add() {
+	if w != nil {
+		w.now.Add(1)
+	}
 }
 
 func (w *waiters) leave() {

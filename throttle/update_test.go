@@ -471,6 +471,32 @@ func TestGroupUpdateOfMaxQueued(t *testing.T) {
 	})
 }
 
+// A call that displaces another gets its place, also where more calls wait than a new MaxQueued
+// allows.
+func TestGroupUpdateOfMaxQueuedLeavesThePlaceOfADisplacedCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[int]{
+			Config: throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, Levels: 2, Reserve: []float64{}, Priority: levelOf}, MaxQueued: 4,
+		})
+		require.True(t, g.Allow(1))
+		var done tally
+		call := func(level int) {
+			go func() { done.add(g.Wait(at(t.Context(), level), 1)) }()
+			synctest.Wait()
+		}
+		for range 4 {
+			call(1)
+		}
+		require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.MaxQueued = 2 }))
+		call(0)
+		require.Equal(t, map[throttle.Reason]int{throttle.Displaced: 1}, done.all())
+		require.Equal(t, 4, g.Stats().Queued)
+		time.Sleep(time.Minute)
+		require.Equal(t, map[throttle.Reason]int{throttle.Displaced: 1, "": 4}, done.all())
+		require.Zero(t, g.Stats().Queued)
+	})
+}
+
 func TestSharedUpdate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeRedis{answer: answers(int64(1), int64(0), int64(0))}
