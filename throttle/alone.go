@@ -10,7 +10,14 @@ type alone struct {
 	base *Group[string] // by the limit of the configuration
 
 	mu     sync.Mutex
-	others map[string]*Group[string] // by other limits
+	others map[other]*Group[string] // by other limits
+}
+
+// An other is a limit other than that of the configuration. A call that began before an
+// Update asks for the part of before.
+type other struct {
+	cfg   *SharedConfig
+	limit string
 }
 
 // maxOthers bounds the others: a program has few plans. If it has more, the keys of the
@@ -22,7 +29,7 @@ func (a *alone) group(t *sharedTerms) *Group[string] {
 	if t.base {
 		return a.base
 	}
-	id := fmt.Sprint(t.limit)
+	id := other{t.cfg, fmt.Sprint(t.limit)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	g := a.others[id]
@@ -30,7 +37,7 @@ func (a *alone) group(t *sharedTerms) *Group[string] {
 		if cfg := t.cfg.local(t.limit); cfg.Validate() == nil {
 			g = NewGroup(cfg)
 			if a.others == nil {
-				a.others = make(map[string]*Group[string])
+				a.others = make(map[other]*Group[string])
 			}
 			a.others[id] = g
 		}

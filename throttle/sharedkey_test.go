@@ -294,6 +294,28 @@ func TestSharedUpdateReachesThePartsOfOwnLimits(t *testing.T) {
 	})
 }
 
+// A call under way during an Update, which began under the parts of before, leaves none of them.
+func TestSharedUpdateReachesThePartsOfOwnLimitsDespiteCallsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var away atomic.Bool
+		f := &fakeRedis{answer: func(context.Context, []any) (any, error) {
+			time.Sleep(time.Millisecond)
+			if away.Load() {
+				return nil, errDown
+			}
+			return []any{int64(1), int64(0), int64(0)}, nil
+		}}
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Eval: f.eval, Rate: 1, Burst: 8, Instances: 2})
+		require.NoError(t, s.Set("own", throttle.Limit{Rate: 1, Burst: 16}))
+		go s.Allow(t.Context(), "own")
+		synctest.Wait()
+		require.NoError(t, s.Update(func(c *throttle.SharedConfig) { c.Instances = 8 }))
+		time.Sleep(time.Minute)
+		away.Store(true)
+		require.Equal(t, 1, s.Take(t.Context(), "own", 1).Remaining, "of an eighth of 16")
+	})
+}
+
 // A limit shares no memory with what it is made from and what it returns.
 func TestSharedConfigSharesNoMemory(t *testing.T) {
 	cfg := throttle.SharedConfig{Name: "api", Eval: (&fakeRedis{answer: down}).eval, Rate: 1, Instances: 1,
