@@ -56,7 +56,7 @@ func (s *Shared) Peek(ctx context.Context, key string) Decision {
 		d.OK = true
 		return d
 	case LimitLocally:
-		return t.whole(s.alone.group(t).Peek(key))
+		return t.whole(s.alone.group(t).peek(key, c.Level))
 	}
 	d.RetryAfter = max(0, time.Until(o.Until))
 	return d

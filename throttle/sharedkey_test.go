@@ -361,6 +361,24 @@ func TestSharedPeekTellsWhatATakeWould(t *testing.T) {
 	require.Equal(t, 200*time.Millisecond, s.Peek(t.Context(), "").RetryAfter)
 }
 
+// In an outage, too, Peek is about the level of its call.
+func TestSharedPeekInAnOutageTellsWhatATakeWould(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeRedis{answer: down}
+		s := throttle.NewShared(throttle.SharedConfig{
+			Name: "api", Eval: f.eval, Rate: 1, Burst: 4, Instances: 1, RetryEvery: time.Hour,
+			Levels: 2, Priority: levelOf, Reserve: []float64{0.5},
+		})
+		require.Equal(t, 2, s.Take(at(t.Context(), 0), "a", 2).Remaining)
+		for level, there := range []int{2, 0} {
+			d := s.Peek(at(t.Context(), level), "a")
+			require.Equal(t, there, d.Remaining)
+			require.Equal(t, there > 0, d.OK)
+			require.Equal(t, d.OK, s.Allow(at(t.Context(), level), "a"))
+		}
+	})
+}
+
 // With quotas, too, what the script cannot have returned is an outage.
 func TestSharedBadAnswersAboutQuotas(t *testing.T) {
 	for _, answer := range [][]any{
