@@ -11,6 +11,13 @@
 //		t.Attempt("users"), // a span and a duration for each attempt
 //	)
 //
+// A client of resiliencehttp.NewClient is measured from within and from around:
+//
+//	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
+//		Transport: &resiliencehttp.Transport{Base: &resiliencehttp.Transport{Middleware: t.Attempt("users")}},
+//	})
+//	client.Transport = &resiliencehttp.Transport{Base: client.Transport, Middleware: t.Call("users")}
+//
 // [Observe] and [New] stand alone: Observe needs no change of any call, and New no
 // registry. The zero Config uses otel's global providers. The program examples/observed sets
 // up metrics for Prometheus, and metrics and traces by OTLP.

@@ -226,8 +226,23 @@ func TestTransportCountsResends(t *testing.T) {
 	}))
 	defer server.Close()
 	retries := retry.New(retry.Config{Backoff: retry.Constant(time.Microsecond)})
-	client := &http.Client{Transport: &resiliencehttp.Transport{Middleware: resilience.Chain(tel.Call("api"), retries.Wrap, tel.Attempt("api"))}}
-	resp, err := client.Get(server.URL)
+	chain := &http.Client{Transport: &resiliencehttp.Transport{Middleware: resilience.Chain(tel.Call("api"), retries.Wrap, tel.Attempt("api"))}}
+	made := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
+		Retry:     retries.Wrap,
+		Transport: &resiliencehttp.Transport{Base: &resiliencehttp.Transport{Middleware: tel.Attempt("api")}},
+	})
+	made.Transport = &resiliencehttp.Transport{Base: made.Transport, Middleware: tel.Call("api")}
+	for name, client := range map[string]*http.Client{"a chain": chain, "a client of NewClient": made} {
+		t.Run(name, func(t *testing.T) {
+			sent = 0
+			s.spans.Reset()
+			resends(t, s, client, server.URL)
+		})
+	}
+}
+
+func resends(t *testing.T, s *otelSDK, client *http.Client, url string) {
+	resp, err := client.Get(url)
 	require.NoError(t, err)
 	require.Len(t, s.spans.GetSpans(), 1, "the response is being read: its attempt and its call go on")
 	_, err = io.ReadAll(resp.Body)

@@ -16,8 +16,9 @@ import (
 // method or of Start, waits. There may be several at the same time. A panic in Inject is the
 // error of Start.
 type RunnerConfig struct {
-	// Name appears in the names of owners and in logs. It may be empty, has up
-	// to 100 bytes, and cannot change.
+	// Name appears in the names of owners, in logs, in a registry and in metrics. It is the
+	// same in all processes of a program: their owners differ all the same. It may be empty
+	// outside of a registry, has up to 100 bytes, and cannot change.
 	Name string
 
 	// LeaseTTL is how long a saga remains this runner's without a heartbeat. The runner
