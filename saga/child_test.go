@@ -214,6 +214,40 @@ func TestRetryStartsFailedChildrenAgain(t *testing.T) {
 	})
 }
 
+// TestRetryOfAStepThatBeginsOtherChildrenNow leaves the saga stuck: which of them is which
+// cannot be known.
+func TestRetryOfAStepThatBeginsOtherChildrenNow(t *testing.T) {
+	for name, again := range map[string]func() ([]parcel, error){
+		"the step has 1 children, and begin returns 2": func() ([]parcel, error) { return make([]parcel, 2), nil },
+		"nothing to send": func() ([]parcel, error) { return nil, saga.Abort(errors.New("nothing to send")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.NoEffect(errors.New("full"))}}
+				charge, retried := step("charge"), false
+				charge.Pivot = true
+				sg := sequence(charge, saga.Step[trip]{Name: "parcels", Saga: saga.ChildrenOf(w.parcel(), func(*trip) ([]parcel, error) {
+					if retried {
+						return again()
+					}
+					return make([]parcel, 1), nil
+				}, nil)})
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+				startOrder(t, r, sg)
+				_, err := result[trip](t.Context(), r, "order-1")
+				require.ErrorContains(t, err, "full")
+				retried = true
+				require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry}))
+				_, err = result[trip](t.Context(), r, "order-1")
+				require.ErrorIs(t, err, saga.ErrStuck)
+				require.ErrorContains(t, err, name)
+				_, err = r.Get(t.Context(), "order-1/parcels/1")
+				require.ErrorIs(t, err, saga.ErrNotFound)
+			})
+		})
+	}
+}
+
 // A cutOff store cuts its runner off from the parent when it has started children, for a minute.
 type cutOff struct {
 	store.Store

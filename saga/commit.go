@@ -195,9 +195,7 @@ func (e *execution) commitOpen() {
 	}
 	happened := err == nil
 	if !happened {
-		var rec store.Record
-		rec, happened = e.happened(req, err)
-		receipt = store.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote}
+		_, happened = e.happened(req, err)
 	}
 	if happened {
 		e.receive(receipt)

@@ -117,7 +117,7 @@ func (e *execution) launch(now time.Time) {
 		u := &e.m.Units[i]
 		res := result{unit: i, s: e.s, children: u.Children}
 		// A step that has children waits for them, unless it has failed since.
-		res.retried = u.Status == StepStarted && u.Children > 0 && u.WaitingSince.IsZero()
+		res.retried = u.Children > 0 && u.WaitingSince.IsZero()
 		if !e.plan.Chain {
 			res.s, res.err = e.p.decode(e.data)
 			res.base, _ = e.p.decode(e.data)

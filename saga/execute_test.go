@@ -502,3 +502,29 @@ func TestAClaimOfAForeignSaga(t *testing.T) {
 		require.Zero(t, r.Stats().Held)
 	})
 }
+
+// TestACancellationThatMeetsALostAnswer is known with the look at what became of the commit.
+func TestACancellationThatMeetsALostAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		first := true
+		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+			receipt, err := g.Store.Commit(ctx, req)
+			if first {
+				first = false
+				require.NoError(t, saga.NewRunner(g.Store, saga.RunnerConfig{}).Cancel(ctx, "trip-1", "ill"))
+				return store.Receipt{}, errDown
+			}
+			return receipt, err
+		}
+		slow := step("hotel") // its start is in that commit
+		slow.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
+		sg := sequence(step("flight"), slow)
+		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		begun := time.Now()
+		mustStart(t, r, sg)
+		_, err := sg.Result(t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCanceled)
+		require.Zero(t, time.Since(begun), "no heartbeat had to tell it")
+	})
+}
