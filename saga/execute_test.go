@@ -222,6 +222,9 @@ func TestTheErrorOfAnAbandonedSagaWhoseLogIsLost(t *testing.T) {
 	_, err := sg.Result(ctx, r, "trip-1")
 	require.ErrorIs(t, err, saga.ErrAbandoned)
 	require.ErrorContains(t, err, `saga: history of "trip-1": `+errDown.Error())
+	_, err = r.History(ctx, "trip-1")
+	require.ErrorIs(t, err, errDown)
+	require.NotErrorIs(t, err, saga.ErrNotFound)
 	st.cut = cancel
 	_, err = sg.Result(ctx, r, "trip-1")
 	require.ErrorIs(t, err, saga.ErrAbandoned)
