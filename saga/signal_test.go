@@ -657,6 +657,12 @@ func TestValidateWaits(t *testing.T) {
 	require.ErrorContains(t, saga.Run(t.Context(), sequence(pivoted, late), &trip{}), "it needs a Runner")
 }
 
+func TestASignalHasUpTo64KiB(t *testing.T) {
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
+	require.ErrorIs(t, r.Signal(t.Context(), "trip-1", "paid", make([]byte, 64<<10)), saga.ErrNotFound)
+	require.ErrorContains(t, r.Signal(t.Context(), "trip-1", "paid", make([]byte, 64<<10+1)), "has 65537 bytes: must be at most 65536")
+}
+
 func TestSignalFromOutsideOfASaga(t *testing.T) {
 	for _, ctx := range []context.Context{t.Context(), saga.WithCommand(t.Context(), saga.Command{ID: "a"})} {
 		_, ok := saga.SignalFrom(ctx, "paid")
