@@ -58,7 +58,8 @@ type Config struct {
 	If func(error) bool
 
 	// Budget limits retries to a fraction of the calls. Share one among the retriers of
-	// one dependency. Nil means no such limit.
+	// one dependency. Nil means no such limit. A registry shows it if it is added, beside
+	// the retriers.
 	Budget *Budget
 
 	// BudgetFor returns the Budget of a call by its ctx, in place of Budget. Consider a

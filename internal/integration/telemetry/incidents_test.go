@@ -53,7 +53,7 @@ func incidents() []incident {
 			"ResilienceSharedLimitAlone fleet": {2, 15},
 		}),
 		fault("one of 300 shards", func(p *plant) *atomic.Bool { return &p.shardDown }, map[string][2]int{
-			"ResilienceBreakerKeyOpen shards": {11, 15},
+			"ResilienceBreakerKeyOpen shards": {11, 17},
 		}),
 		then(fault("a step that can be neither done nor undone", func(p *plant) *atomic.Bool { return &p.hotelClosed }, map[string][2]int{
 			"ResilienceSagaStuck worker trip": {3, 16},
