@@ -60,7 +60,7 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []missed[K], found *f
 	at := c.asks()
 	waited := 0
 	defer func() {
-		for _, f := range waits[waited:] { // ctx has ended, or a function of the application panicked
+		for _, f := range waits[waited:] { // a function of the application panicked
 			c.leave(f)
 			c.counts.misses.Add(1)
 		}
@@ -87,33 +87,47 @@ func (c *Cache[K, V]) getMissing(ctx context.Context, keys []missed[K], found *f
 			found.add(m.key, e, err)
 		}
 	}()
-	if len(waits) == 0 {
-		return nil
-	}
+	var over error
 	for _, f := range waits {
 		waited++
-		e, old, err := c.wait(ctx, f, at)
+		find, answered := c.wait, isAnswered(f)
+		switch {
+		case answered:
+			find = c.answer // even if ctx has ended
+		case over != nil:
+			c.leave(f)
+			c.counts.misses.Add(1)
+			continue
+		}
+		e, old, err := find(ctx, f, at)
 		if !old {
 			c.counts.misses.Add(1)
 		}
 		switch b, batched := failedBatch(f); {
-		case err != nil && ctx.Err() != nil:
-			return err
+		case err != nil && !answered && ctx.Err() != nil:
+			over = err
 		case err != nil && batched:
 			found.fail(b, f.Key)
 		default:
 			found.add(f.Key, e, err)
 		}
 	}
-	return nil
+	return over
+}
+
+func isAnswered[K comparable, V any](f *flight.Flight[K, V]) bool {
+	select {
+	case <-f.Done:
+		return true
+	default:
+		return false
+	}
 }
 
 // failedBatch returns the batch whose failure is the answer of f. f may be under way.
 func failedBatch[K comparable, V any](f *flight.Flight[K, V]) (b *batch[K, V], ok bool) {
-	select {
-	case <-f.Done:
+	if isAnswered(f) {
 		b, ok = f.Answer().With.(*batch[K, V])
-	default:
 	}
 	return b, ok
 }

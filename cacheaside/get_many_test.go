@@ -115,6 +115,38 @@ func TestGetManyWithoutLoadMany(t *testing.T) {
 	})
 }
 
+// When ctx ends, the map holds what was found by then, whatever the order of the keys.
+func TestGetManyReturnsWhatWasFoundWhenItsCtxEnds(t *testing.T) {
+	for range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			c := cacheaside.New(cacheaside.Config[int, int]{
+				Load: func(ctx context.Context, k int) (int, error) {
+					select {
+					case <-time.After(time.Duration(k) * time.Second):
+					case <-ctx.Done():
+						return 0, ctx.Err()
+					}
+					if k == 2 {
+						return 0, errLoad
+					}
+					return k, nil
+				},
+			})
+			defer c.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			got, err := c.GetMany(ctx, []int{9, 1, 8, 2, 3})
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, err, errLoad)
+			require.Equal(t, map[int]int{1: 1, 3: 3}, got)
+			s := c.Stats()
+			require.Equal(t, []int64{5, 2}, []int64{s.Misses, s.Canceled})
+			synctest.Wait()
+			require.Zero(t, c.Tracked())
+		})
+	}
+}
+
 func TestGetManyAndGetShareTheirFlights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many

@@ -371,6 +371,64 @@ func TestRecentInvalidationOfTheEmptyKeyIsToldAgain(t *testing.T) {
 	})
 }
 
+// A Store that panics is one that does not answer: memory is told, and the Store later.
+func TestStoreThatPanicsIsToldLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var panics atomic.Bool
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: func(context.Context, int) (int, error) { return 1, nil }, Store: fragile{newFakeStore().connect(), &panics},
+		})
+		defer c.Close()
+		synctest.Wait()
+		for _, invalidate := range []func() error{
+			func() error { return c.Invalidate(t.Context(), 1) },
+			func() error { return c.InvalidateAll(t.Context()) },
+		} {
+			mustGet(t, c, 1)
+			panics.Store(true)
+			err := invalidate()
+			require.ErrorIs(t, err, cacheaside.ErrUntold)
+			require.ErrorContains(t, err, "the Store panicked: fragile")
+			_, ok := c.Peek(1)
+			require.False(t, ok)
+			time.Sleep(time.Minute)
+			require.EqualValues(t, 1, c.Stats().Untold)
+			panics.Store(false)
+			time.Sleep(time.Minute)
+			require.Zero(t, c.Stats().Untold)
+		}
+	})
+}
+
+// A fragile Store panics when it is told of a change, and ceases to listen.
+type fragile struct {
+	cacheaside.Store
+	panics *atomic.Bool
+}
+
+func (f fragile) mayPanic() {
+	if f.panics.Load() {
+		panic("fragile")
+	}
+}
+
+func (f fragile) Invalidate(ctx context.Context, keys ...string) error {
+	f.mayPanic()
+	return f.Store.Invalidate(ctx, keys...)
+}
+
+func (f fragile) InvalidateAll(ctx context.Context) error {
+	f.mayPanic()
+	return f.Store.InvalidateAll(ctx)
+}
+
+func (f fragile) Watch(ctx context.Context, up func(), heard func(string)) error {
+	f.mayPanic()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return f.Store.Watch(ctx, up, heard)
+}
+
 // An InvalidateAll that the Store has not heard is told of, and told to the Store later: once,
 // and again when messages of other processes may have been lost.
 func TestInvalidateAllThatTheStoreMissesIsToldLater(t *testing.T) {

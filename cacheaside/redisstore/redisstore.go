@@ -223,7 +223,7 @@ func (s *store) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool,
 	args := make([]any, 0, 4*len(values))
 	for _, v := range values {
 		keys = append(keys, s.hash(v.Key))
-		args = append(args, v.Grant, string(v.Value), micros(v.Fresh), micros(v.Keep))
+		args = append(args, v.Grant, string(v.Value), micros(min(v.Fresh, longest)), micros(min(v.Keep, longest)))
 	}
 	keys = append(keys, s.epoch(s.Shard(values[0].Key)))
 	reply, err := s.eval(ctx, s.cfg.Eval, "fill", fill, keys, args...)

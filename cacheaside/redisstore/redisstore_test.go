@@ -96,6 +96,15 @@ func TestLongTimesAreLong(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, window)
 	requireYear(c.last().args[3])
+	_, _ = s.Fill(t.Context(), cacheaside.Filling{Key: "42", Grant: "g", Value: []byte("v"), Fresh: math.MaxInt64, Keep: math.MaxInt64})
+	requireYear(c.last().args[2])
+	requireYear(c.last().args[3])
+	fresh, err := strconv.ParseInt(c.last().args[2].(string), 10, 64)
+	require.NoError(t, err)
+	c.reply = []any{[]any{"hit", "v", fresh, int64(0), ""}} // a moment later
+	looks, err := s.Acquire(t.Context(), ask("42"))
+	require.NoError(t, err)
+	require.Equal(t, cacheaside.Hit, looks[0].State)
 }
 
 func ask(key string) cacheaside.Ask { return cacheaside.Ask{Key: key, Token: "token"} }

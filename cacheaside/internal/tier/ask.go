@@ -156,7 +156,7 @@ func (t *Tier) abandon(key, token string) {
 func (t *Tier) releaseAbandoned(ctx context.Context) error {
 	for l, ok := t.abandoned.pop(); ok; l, ok = t.abandoned.pop() {
 		asked := t.Now()
-		if err := t.store.Release(ctx, l.key, l.token); err != nil {
+		if err := guarded(func() error { return t.store.Release(ctx, l.key, l.token) }); err != nil {
 			t.failed(ctx, t.shardOf(l.key), asked, err)
 			return err
 		}

@@ -59,7 +59,7 @@ func (t *Tier) tellEach(ctx context.Context, u *untold) (first error) {
 	keys, all := u.snapshot()
 	asked := t.Now()
 	if all > 0 {
-		if err := t.store.InvalidateAll(ctx); err != nil {
+		if err := guarded(func() error { return t.store.InvalidateAll(ctx) }); err != nil {
 			t.failed(ctx, allShards, asked, err)
 			return err
 		}
@@ -73,7 +73,7 @@ func (t *Tier) tellEach(ctx context.Context, u *untold) (first error) {
 	failures := 0
 	for shard, keys := range byShard(t, keys, func(k untoldKey) string { return k.key }) {
 		asked = t.Now()
-		if err := t.catchUpShard(ctx, u, shard, keys); err != nil {
+		if err := guarded(func() error { return t.catchUpShard(ctx, u, shard, keys) }); err != nil {
 			t.failed(ctx, shard, asked, err)
 			if first == nil {
 				first = err

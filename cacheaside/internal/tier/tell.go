@@ -80,7 +80,7 @@ type change struct {
 
 // tellShard tells the Store of changes to keys of one shard, unless the shard is down.
 func (t *Tier) tellShard(ctx context.Context, shard int, changes []change,
-	call func(context.Context, []string) error) (err error) {
+	call func(context.Context, []string) error) error {
 	asked := t.Now()
 	if err := t.mayAsk(shard); err != nil {
 		return err
@@ -89,15 +89,8 @@ func (t *Tier) tellShard(ctx context.Context, shard int, changes []change,
 	for i, ch := range changes {
 		keys[i] = ch.key
 	}
-	defer func() {
-		if v := recover(); v != nil { // memory must be told all the same
-			err = fmt.Errorf("the Store panicked: %v\n%s", v, debug.Stack())
-		}
-		if err != nil {
-			t.failed(ctx, shard, asked, err)
-		}
-	}()
-	if err := call(ctx, keys); err != nil {
+	if err := guarded(func() error { return call(ctx, keys) }); err != nil {
+		t.failed(ctx, shard, asked, err)
 		return err
 	}
 	for _, key := range keys {
@@ -107,13 +100,24 @@ func (t *Tier) tellShard(ctx context.Context, shard int, changes []change,
 	return nil
 }
 
+// guarded turns a panic of the Store into an error: memory must be told all the same, and a
+// goroutine of the cache has no caller to pass it to.
+func guarded(call func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("the Store panicked: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return call()
+}
+
 // InvalidateAll is Invalidate for every key.
 func (t *Tier) InvalidateAll(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	asked := t.Now()
 	err := t.mayAsk(allShards)
 	if err == nil {
-		if err = t.store.InvalidateAll(ctx); err == nil {
+		if err = guarded(func() error { return t.store.InvalidateAll(ctx) }); err == nil {
 			t.recent.note(notice{all: true, at: t.Now()})
 			t.worked(ctx, allShards)
 			return nil

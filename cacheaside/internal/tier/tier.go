@@ -156,11 +156,13 @@ func (t *Tier) sleep() bool {
 func (t *Tier) Watch(up func(), heard func(key string), down func(error)) {
 	for t.ctx.Err() == nil {
 		hears := false
-		err := t.store.Watch(t.ctx, func() {
-			hears = true
-			t.doubtRecent()
-			up()
-		}, heard)
+		err := guarded(func() error {
+			return t.store.Watch(t.ctx, func() {
+				hears = true
+				t.doubtRecent()
+				up()
+			}, heard)
+		})
 		if hears {
 			t.doubtRecent()
 		}
