@@ -37,12 +37,10 @@ func (b *bucketRedis) eval(_ context.Context, _ string, _ []string, args ...any)
 		us, _ := strconv.ParseInt(text, 10, 64)
 		return time.Duration(us) * time.Microsecond
 	}
-	if len(args) > 9 { // a debt: its tokens and their time
-		if b.tat.Before(now) {
-			b.tat = now
-		}
-		b.tat = b.tat.Add(micros(args[10]))
+	if b.tat.Before(now) {
+		b.tat = now
 	}
+	b.tat = b.tat.Add(micros(args[10])) // spent alone
 	if b.tat.Before(now) {
 		b.tat = now
 	}

@@ -262,11 +262,11 @@ func (s *Shared) Config() SharedConfig { return s.setting.Config() }
 
 // Update changes the configuration of this instance, as [Limiter.Update] does. Each
 // instance sends the limit with each call, so the instances may change it one after the
-// other.
+// other: meanwhile they admit together at most what the larger limit would.
 //
-//   - Redis keeps the time until the burst is full again, which does not change with the
-//     rate, and what has been spent of a quota. What this instance has admitted alone in
-//     an outage stays spent, except by keys whose limit comes from LimitFor or Set.
+//   - Redis keeps the tokens that the burst lacks, and what has been spent of a quota. What
+//     this instance has admitted alone in an outage stays spent, except by keys whose limit
+//     comes from LimitFor or Set.
 //   - Outages go on. A new OnOutage decides about later calls, a new Timeout about later
 //     round trips, a new RetryEvery after the next attempt.
 //   - A new Eval makes later round trips.

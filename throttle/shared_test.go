@@ -69,12 +69,12 @@ func TestSharedAsksOnceForEachDecision(t *testing.T) {
 	for _, c := range f.calls {
 		require.Equal(t, []string{"throttle:api"}, c.keys)
 		require.Equal(t, f.calls[0].script, c.script, "the same each time, so that it can be sent by its hash")
-		require.Equal(t, []any{uint64(500_000), uint64(0), uint64(500_000), uint64(0), "take", 0, 1, uint64(100_000), uint64(0)}, c.args)
+		require.Equal(t, []any{uint64(500_000), uint64(0), uint64(500_000), uint64(0), "take", 0, 1, uint64(100_000), uint64(0), 0, int64(0), int64(0), "100000"}, c.args)
 	}
 
 	require.NoError(t, setSharedLimit(s, throttle.Limit{Rate: 3, Burst: 2}))
 	require.Equal(t, 666_666_667*time.Nanosecond, s.Take(t.Context(), "", 1).Window)
-	require.Equal(t, []any{uint64(666_666), uint64(2863311532), uint64(666_666), uint64(2863311532), "take", 0, 1, uint64(333_333), uint64(1431655766)}, f.calls[3].args,
+	require.Equal(t, []any{uint64(666_666), uint64(2863311532), uint64(666_666), uint64(2863311532), "take", 0, 1, uint64(333_333), uint64(1431655766), 0, int64(0), int64(0), "333333.3333333335"}, f.calls[3].args,
 		"a third of a second, rounded up to 2^-32 us")
 	require.Error(t, setSharedLimit(s, throttle.Limit{Rate: 0, Burst: 2}))
 	require.Error(t, setSharedLimit(s, throttle.Limit{Rate: 1e10, Burst: 2}))
@@ -101,14 +101,14 @@ func TestSharedKeysLevelsAndCosts(t *testing.T) {
 	f.calls, refused = nil, nil
 	require.EqualError(t, s.Do(of(3), "tenant", ok), "throttle: api[tenant]: limited (over the limit), retry after 1ms")
 	require.Equal(t, []string{"p:api/tenant"}, f.calls[0].keys)
-	require.Equal(t, []any{uint64(10), uint64(0), uint64(5), uint64(0), "take", 0, 3, uint64(3), uint64(0)}, f.calls[0].args)
+	require.Equal(t, []any{uint64(10), uint64(0), uint64(5), uint64(0), "take", 0, 3, uint64(3), uint64(0), 0, int64(0), int64(0), "1"}, f.calls[0].args)
 	err := s.Do(of(6), "tenant", ok)
 	require.EqualError(t, err, "throttle: api[tenant]: limited (too costly): 6 tokens at level 1 are more than a burst of 10 can give")
 	require.Len(t, f.calls, 1)
 	require.Len(t, refused, 2)
 	f.answer = answers(int64(0), int64(0), int64(0))
 	require.NoError(t, s.Refund(t.Context(), "tenant", 100))
-	require.Equal(t, []any{uint64(10), uint64(0), uint64(10), uint64(0), "take", 0, 0, uint64(0), uint64(0), -10, int64(-10), int64(0)}, f.calls[1].args)
+	require.Equal(t, []any{uint64(10), uint64(0), uint64(10), uint64(0), "take", 0, 0, uint64(0), uint64(0), -10, int64(-10), int64(0), "1"}, f.calls[1].args)
 	require.EqualValues(t, 10, s.Stats().Refunded, "a burst at most")
 	require.NoError(t, s.Update(func(c *throttle.SharedConfig) { c.Reserve = nil }))
 	require.Equal(t, []float64{0.25}, s.Config().Reserve)

@@ -21,6 +21,7 @@ import (
 // A model is what the script computes, in exact arithmetic: microseconds.
 type model struct {
 	tat     *big.Rat // nil: there is no key
+	written int64    // when
 	windows map[string]modelWindow
 	stored  bool // whether the last answer was
 }
@@ -59,9 +60,9 @@ func (m *model) answer(now int64, args []any) []int64 {
 	quotas := args[6 : 6+3*args[5].(int)]
 	tail := args[6+len(quotas):]
 	n, cost := int64(tail[0].(int)), fixed(tail[1], tail[2])
-	owed, owedTime := int64(0), new(big.Rat)
-	if len(tail) > 3 {
-		owed, owedTime = int64(tail[3].(int)), fixed(tail[4], tail[5])
+	owed, owedTime := int64(tail[3].(int)), fixed(tail[4], tail[5])
+	if owed == 0 { // what was admitted alone was given back
+		owedTime.SetInt64(0)
 	}
 	held := m.tat != nil
 	m.stored = held && owed != 0 || owed > 0
@@ -95,17 +96,24 @@ func (m *model) answer(now int64, args []any) []int64 {
 	whole := func(t *big.Rat) int64 { return new(big.Int).Div(t.Num(), t.Denom()).Int64() }
 	longest, tat := 2*int64(args[0].(uint64))+1, at(now)
 	switch {
-	case held && whole(m.tat)-now > longest:
-		tat = new(big.Rat).Add(at(now), fixed(args[0], args[1]))
+	case held && m.written > now: // the clock has been set back: what was owed is owed
+		tat = new(big.Rat).Sub(m.tat, at(m.written-now))
 		m.stored = true
-	case held && whole(m.tat) >= now:
+	case held:
 		tat = m.tat
 	}
+	if whole(tat) < now {
+		tat = at(now)
+	}
+	before := tat
 	tat = new(big.Rat).Add(tat, owedTime)
 	if whole(tat) < now {
 		tat = at(now)
-	} else if whole(tat)-now > longest {
-		tat = at(now + longest)
+	} else if owed > 0 && whole(tat)-now > longest {
+		tat = at(max(now+longest, whole(before)))
+		if whole(tat) == whole(before) {
+			tat = before
+		}
 	}
 	taken, wait := int64(0), int64(0)
 	if n > 0 {
@@ -118,7 +126,7 @@ func (m *model) answer(now int64, args []any) []int64 {
 	}
 	answer := []int64{taken, wait, up(new(big.Rat).Sub(tat, at(now)))}
 	if m.stored {
-		m.tat = tat
+		m.tat, m.written = tat, now
 	}
 	for i, w := range present {
 		w.used += taken
@@ -188,7 +196,7 @@ func TestTheScriptIsExact(t *testing.T) {
 						require.EqualValues(t, want[i], got[i], "%v at %d: %v", args, now, got)
 					}
 					did[args[4]]++
-					if len(tail) > 3 {
+					if tail[3] != 0 {
 						did[tail[3].(int) > 0]++
 					}
 					if tail[0] != 0 || want[0] < 0 {
@@ -206,11 +214,16 @@ func TestTheScriptIsExact(t *testing.T) {
 						held, err := rdb.Get(ctx, keys[0]).Result()
 						require.NoError(t, err)
 						held, _, _ = strings.Cut(held, "|")
-						whole, part, _ := strings.Cut(held, " ")
-						w, _ := strconv.ParseUint(whole, 10, 64)
-						f, _ := strconv.ParseUint(part, 10, 64)
+						fields := strings.Fields(held)
+						require.Len(t, fields, 4)
+						w, _ := strconv.ParseUint(fields[0], 10, 64)
+						f, _ := strconv.ParseUint(fields[1], 10, 64)
 						require.Less(t, f, uint64(1)<<32)
-						require.Zero(t, m.tat.Cmp(fixed(w, f)), "%s: %v", held, m.tat)
+						require.Equal(t, fmt.Sprint(now), fields[2])
+						if c.rate > 0 {
+							require.Zero(t, m.tat.Cmp(fixed(w, f)), "%s: %v", held, m.tat)
+							require.Equal(t, tail[6], fields[3])
+						}
 						px, err := rdb.Get(ctx, keys[0]+":px").Int64()
 						require.NoError(t, err)
 						require.GreaterOrEqual(t, 1000*px, last, "what is owed must not be forgotten")
@@ -268,8 +281,8 @@ func TestTheScriptIsExact(t *testing.T) {
 				}
 				if random.IntN(20) == 0 { // long ago, and not gone yet
 					whole := now - 1 - int64(random.IntN(1e6))
-					m.tat, m.windows = fixed(whole, 7), nil
-					require.NoError(t, rdb.Set(t.Context(), p+"exact", fmt.Sprintf("%d 7", whole), time.Hour).Err())
+					m.tat, m.written, m.windows = fixed(whole, 7), whole-1, nil
+					require.NoError(t, rdb.Set(t.Context(), p+"exact", fmt.Sprintf("%d 7 %d 2", whole, whole-1), time.Hour).Err())
 				}
 				s.Take(t.Context(), "", n)
 			}

@@ -363,7 +363,7 @@ func TestServerClockSetBack(t *testing.T) {
 	rdb := client(t, services.Redis(t))
 	p := prefix(t, rdb)
 	future := rdb.Time(t.Context()).Val().Add(1000 * time.Hour).UnixMicro()
-	require.NoError(t, rdb.Set(t.Context(), p+"back", fmt.Sprintf("%d 0|1s 10 %d", future, future), time.Minute).Err())
+	require.NoError(t, rdb.Set(t.Context(), p+"back", fmt.Sprintf("%d 0 %d 100000|1s 10 %d", future, future-1e6, future), time.Minute).Err())
 	s := throttle.NewShared(throttle.SharedConfig{
 		Name: "back", Prefix: p, Eval: resilienceredis.Eval(rdb), Rate: 10, Burst: 10, Quotas: []throttle.Quota{{N: 10, Every: time.Second}}, Timeout: patient, OnOutage: throttle.RefuseAll,
 	})
@@ -372,6 +372,75 @@ func TestServerClockSetBack(t *testing.T) {
 	require.LessOrEqual(t, d.ResetAfter, time.Second)
 	require.LessOrEqual(t, d.RetryAfter, time.Second)
 	require.Eventually(t, func() bool { return s.Allow(t.Context(), "") }, patient, time.Millisecond, "calls do not keep it back")
+}
+
+// While an Update reaches one instance after the other, the old limit and the new one are in
+// use side by side: together they admit what the larger of them would. What was owed before is
+// owed in tokens, so a new rate counts at once.
+func TestAnUpdateThatIsOnItsWay(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	for _, c := range []struct{ old, next throttle.Limit }{
+		{throttle.Limit{Rate: 1, Burst: 60}, throttle.Limit{Rate: 60, Burst: 60}},
+		{throttle.Limit{Rate: 60, Burst: 60}, throttle.Limit{Rate: 1, Burst: 60}},
+		{throttle.Limit{Rate: 10, Burst: 100}, throttle.Limit{Rate: 10, Burst: 10}},
+		{throttle.Limit{Rate: 1.0 / 3600, Burst: 20}, throttle.Limit{Rate: 20, Burst: 20}},
+		{throttle.Limit{Rate: 3, Burst: 7}, throttle.Limit{Rate: 1000.0 / 7, Burst: 11}},
+		{throttle.Limit{Rate: 5, Burst: 30}, throttle.Limit{Quotas: []throttle.Quota{{N: 30, Every: time.Hour}}}},
+	} {
+		t.Run(fmt.Sprint(c.old, c.next), func(t *testing.T) {
+			var seconds atomic.Int64
+			seconds.Store(1_790_000_000)
+			p := prefix(t, rdb)
+			instance := func(l throttle.Limit) *throttle.Shared {
+				return throttle.NewShared(throttle.SharedConfig{
+					Name: "roll", Prefix: p, Eval: atClock(rdb, &seconds), Rate: l.Rate, Burst: l.Burst, Quotas: l.Quotas, Timeout: patient, OnOutage: throttle.RefuseAll,
+				})
+			}
+			old, next := instance(c.old), instance(c.next)
+			burst, rate := max(c.old.Burst, c.next.Burst), max(c.old.Rate, c.next.Rate)
+			if c.next.Quotas != nil {
+				burst += c.next.Quotas[0].N // the old limit does not count what only the new one has
+			}
+			admitted := 0
+			for second := range 4 {
+				for range 300 {
+					for _, s := range []*throttle.Shared{old, next} {
+						if s.Allow(t.Context(), "") {
+							admitted++
+						}
+					}
+				}
+				require.LessOrEqual(t, float64(admitted), float64(burst)+rate*float64(second))
+				seconds.Add(1)
+			}
+			if c.next.Rate == 0 {
+				return
+			}
+			// The last of them is updated.
+			require.NoError(t, old.Update(func(cfg *throttle.SharedConfig) { cfg.Rate, cfg.Burst = c.next.Rate, c.next.Burst }))
+			old.Allow(t.Context(), "")
+			seconds.Add(int64(float64(burst)/c.next.Rate) + 1)
+			require.Equal(t, c.next.Burst, old.Peek(t.Context(), "").Remaining, "the debt is repaid at the new rate")
+			require.Zero(t, old.Stats().Failed+next.Stats().Failed)
+		})
+	}
+}
+
+// However many tokens are owed, a limit under which they take ages is one that Redis can keep.
+func TestADebtOfAges(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	p := prefix(t, rdb)
+	instance := func(rate float64, burst int) *throttle.Shared {
+		return throttle.NewShared(throttle.SharedConfig{
+			Name: "ages", Prefix: p, Eval: resilienceredis.Eval(rdb), Rate: rate, Burst: burst, Timeout: patient, OnOutage: throttle.RefuseAll,
+		})
+	}
+	require.True(t, instance(1e9, 1e15).Take(t.Context(), "", 1e15).OK)
+	slow := instance(1, 5)
+	require.NoError(t, limited(t, slow.Wait(t.Context(), "")).Err)
+	require.Zero(t, slow.Stats().Failed)
+	require.NoError(t, slow.Reset(t.Context(), ""))
+	require.True(t, slow.Allow(t.Context(), ""))
 }
 
 func TestKeysLevelsAndWhatStays(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"strconv"
 	"strings"
 	"time"
 
@@ -42,6 +43,11 @@ type Micros struct{ Whole, Part uint64 }
 func (m Micros) Times(n int) Micros {
 	hi, lo := bits.Mul64(m.Part, uint64(n))
 	return Micros{m.Whole*uint64(n) + hi<<32 + lo>>32, lo & math.MaxUint32}
+}
+
+// String returns the time in decimal, 0 only if it is.
+func (m Micros) String() string {
+	return strconv.FormatFloat(float64(m.Whole)+float64(m.Part)/(1<<32), 'g', -1, 64)
 }
 
 // A Call is one to be decided.
@@ -97,12 +103,9 @@ func (t *Terms) args(c Call, d debt, now int64) []any {
 	for _, q := range t.Quotas {
 		args = append(args, strings.NewReplacer(" ", "_", "|", "_").Replace(q.Window), q.Room[c.Level], q.Times(now))
 	}
-	args = append(args, c.N, cost.Whole, cost.Part)
-	if owed := d.tokens - c.Refund; owed != 0 {
-		more, less := t.owed(d), t.Token.Times(c.Refund)
-		args = append(args, owed, int64(more.Whole)-int64(less.Whole), int64(more.Part)-int64(less.Part))
-	}
-	return args
+	more, less := t.owed(d), t.Token.Times(c.Refund)
+	return append(args, c.N, cost.Whole, cost.Part,
+		d.tokens-c.Refund, int64(more.Whole)-int64(less.Whole), int64(more.Part)-int64(less.Part), t.Token.String())
 }
 
 // owed returns the time of a debt's tokens, less what this instance's part of the rate has
