@@ -179,6 +179,9 @@ func (e *execution) commitOpen() {
 	}
 	e.end(res, machine.End{})
 	now := e.now()
+	if e.m.TimeUp(now) {
+		e.m.Signals = nil // until hear has taken the last look
+	}
 	e.m.Advance(now)
 	req := e.request(e.m.Release(now, e.waits()))
 

@@ -207,7 +207,7 @@ func (e *execution) wait(now time.Time) {
 	if e.txUnit >= 0 || e.r.isDraining() {
 		at, ok = e.m.Deadline(now) // no attempt begins now
 	}
-	if t := now.Add(e.r.config().Poll - time.Since(e.heard)); e.m.Awaiting(now) && (!ok || t.Before(at)) {
+	if t := now.Add(e.r.config().Poll - time.Since(e.heard)); e.txUnit < 0 && e.m.Awaiting(now) && (!ok || t.Before(at)) {
 		at, ok = t, true
 	}
 	if t, is := e.m.Stalled(e.r.config().StalledAfter); is && (!ok || t.Before(at)) {

@@ -72,9 +72,13 @@ func (e *execution) childrenEnded() bool {
 	return false
 }
 
-// hear reads the signals, if there may be new ones. It reports false if it could not.
+// hear reads the signals, if there may be new ones. It reports false if it could not. It
+// reads them after a transaction of this saga, which may hold the only connection.
 func (e *execution) hear(now time.Time) bool {
-	if e.txUnit < 0 && e.m.TimeUp(now) {
+	if e.txUnit >= 0 {
+		return true
+	}
+	if e.m.TimeUp(now) {
 		e.heard = time.Time{} // the last look before the step goes on without its signal
 	}
 	if e.takeNews() {

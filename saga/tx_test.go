@@ -418,6 +418,51 @@ func takeTurns(t *testing.T, conns int) {
 
 type counts2 struct{ Plain int }
 
+// A storeOfOne reads the signals on the only connection, which a transaction may hold.
+type storeOfOne struct{ *txMemory }
+
+func (s storeOfOne) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	return s.txMemory.Signals(ctx, id)
+}
+
+// While a DoTx has the only connection, the runner reads no signals. It reads them after it:
+// one that came meanwhile counts, even if the step has not waited any longer.
+func TestATransactionIsNotKeptWaitingForSignals(t *testing.T) {
+	for _, awaitFor := range []time.Duration{0, 800 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			memory := newTxMemory(t)
+			memory.db.SetMaxOpenConns(1)
+			slow := saga.Step[trip]{
+				Name: "slow", After: []string{},
+				DoTx: func(ctx context.Context, tx *sql.Tx, _ *trip) error {
+					time.Sleep(time.Second)
+					_, err := tx.ExecContext(ctx, "do", "slow")
+					return err
+				},
+				UndoTx: func(context.Context, *sql.Tx, *trip) error { return nil },
+			}
+			sg := sequence(slow, saga.Step[trip]{Name: "approval", After: []string{}, Await: "approved", AwaitFor: awaitFor})
+			r, _ := begin[trip](t, storeOfOne{memory}, saga.RunnerConfig{Poll: 100 * time.Millisecond}, sg)
+			mustStart(t, r, sg)
+			began := time.Now()
+			time.Sleep(500 * time.Millisecond)
+			require.NoError(t, r.Signal(t.Context(), "trip-1", "approved", nil))
+			_, err := result[trip](t.Context(), r, "trip-1")
+			require.NoError(t, err)
+			require.Less(t, time.Since(began), 1200*time.Millisecond)
+			require.Equal(t, []string{"slow"}, memory.l.did())
+			stats := r.Stats()
+			require.Zero(t, stats.Lost)
+			require.Zero(t, stats.StoreErrors)
+		})
+	}
+}
+
 func TestStartTx(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
