@@ -466,6 +466,7 @@ type finding struct {
 	what  string
 	model porcupine.Model
 	ops   []porcupine.Operation
+	all   []porcupine.Operation // that are written to a file, if there are more
 	shown string
 }
 
@@ -523,8 +524,20 @@ func (f *finding) write(r *run) {
 	}
 	ms := func(at int64) float64 { return float64(at-first) / 1e6 }
 	fmt.Fprintf(&b, "%s, seed %d, settings %+v\n", r.tg.name, r.seed, r.plan)
+	line := func(w io.Writer, op porcupine.Operation) {
+		fmt.Fprintf(w, "%10.3f to %10.3f ms  client %3d  %s\n", ms(op.Call), ms(op.Return), op.ClientId, f.model.DescribeOperation(op.Input, op.Output))
+	}
 	for _, op := range f.ops {
-		fmt.Fprintf(&b, "%10.3f to %10.3f ms  client %3d  %s\n", ms(op.Call), ms(op.Return), op.ClientId, f.model.DescribeOperation(op.Input, op.Output))
+		line(&b, op)
+	}
+	if f.all != nil {
+		var whole bytes.Buffer
+		for _, op := range f.all {
+			line(&whole, op)
+		}
+		name := filepath.Join(*outDir, fmt.Sprintf("history-%s-%d.txt", r.tg.name, r.seed))
+		require.NoError(r, os.WriteFile(name, whole.Bytes(), 0o600))
+		fmt.Fprintf(&b, "all %d operations in %s\n", len(f.all), name)
 	}
 	var near []porcupine.Annotation
 	for _, fault := range r.faults {
