@@ -305,10 +305,13 @@ func TestSagaIsFoundAmongAMillion(t *testing.T) {
 		require.Less(t, quickest("text=order-987654&order="+order), time.Second)
 		require.Less(t, quickest("text=87654x&order="+order), 4*time.Second) // half a second where nothing else runs
 	}
+	// However fast the machine is: page by page the search ends, and has found nothing.
 	p.open(at + "sagas?text=87654x")
-	p.shows("Not all sagas have been searched")
-	p.click(`//a[text()="Search further"]`)
-	p.shows("Not all sagas have been searched")
+	p.until(`(() => {
+		const further = [...document.links].find((a) => a.textContent === "Search further");
+		if (further && !window.gone) { window.gone = true; further.click(); }
+		return !further && document.body.innerText.includes("None.");
+	})()`)
 }
 
 // The server gives an answer a second, and the store takes longer for 2000 sagas. The tab is
