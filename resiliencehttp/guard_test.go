@@ -184,7 +184,8 @@ func TestGuardIsToldWhatWasWrittenFirst(t *testing.T) {
 		"Nothing":      {func(http.ResponseWriter) {}, false},
 		"Write":        {func(w http.ResponseWriter) { _, _ = w.Write(nil) }, false},
 		"WriteString":  {func(w http.ResponseWriter) { _, _ = w.(io.StringWriter).WriteString("") }, false},
-		"ReadFrom":     {func(w http.ResponseWriter) { _, _ = w.(io.ReaderFrom).ReadFrom(strings.NewReader("")) }, false},
+		"ReadFrom":     {func(w http.ResponseWriter) { _, _ = w.(io.ReaderFrom).ReadFrom(strings.NewReader("x")) }, false},
+		"ReadNothing":  {func(w http.ResponseWriter) { _, _ = w.(io.ReaderFrom).ReadFrom(strings.NewReader("")) }, true},
 		"Flush":        {func(w http.ResponseWriter) { w.(http.Flusher).Flush() }, false},
 		"EarlyHints":   {func(w http.ResponseWriter) { w.WriteHeader(http.StatusEarlyHints) }, true},
 		"Switching":    {func(w http.ResponseWriter) { w.WriteHeader(http.StatusSwitchingProtocols) }, false},
@@ -291,6 +292,11 @@ func TestClientThatHangsUpIsNotHeldAgainstTheHandler(t *testing.T) {
 	}
 }
 
+// An untilDone is a body that does not come before ctx ends.
+type untilDone struct{ context.Context }
+
+func (r untilDone) Read([]byte) (int, error) { <-r.Done(); return 0, r.Err() }
+
 func TestHandlerThatLeavesWithATimeoutHasFailed(t *testing.T) {
 	for name, c := range map[string]struct {
 		handler http.HandlerFunc
@@ -301,6 +307,9 @@ func TestHandlerThatLeavesWithATimeoutHasFailed(t *testing.T) {
 			w.Header().Set("Content-Encoding", "gzip")
 			w.Header().Set("ETag", `"of the page"`)
 			<-r.Context().Done()
+		}, 503, true},
+		"NothingCopied": {func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(w, untilDone{r.Context()})
 		}, 503, true},
 		"SomethingWritten": {func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(202)
@@ -450,6 +459,28 @@ func TestGuardKeepsWhatTheResponseWriterCanDo(t *testing.T) {
 		requireEcho(t, resp.Body.(io.ReadWriter), "one")
 		require.NoError(t, resp.Body.Close())
 	})
+}
+
+// A brokenPipe is a ResponseWriter whose client has gone.
+type brokenPipe struct{ http.ResponseWriter }
+
+func (w brokenPipe) FlushError() error { return net.ErrClosed }
+
+// A noFlush is a ResponseWriter that cannot flush.
+type noFlush struct{ http.ResponseWriter }
+
+func TestGuardTellsTheHandlerThatAFlushFailed(t *testing.T) {
+	for want, w := range map[error]http.ResponseWriter{
+		net.ErrClosed:        brokenPipe{httptest.NewRecorder()},
+		http.ErrNotSupported: noFlush{httptest.NewRecorder()},
+	} {
+		var seen watch
+		resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			require.ErrorIs(t, http.NewResponseController(w).Flush(), want)
+			w.WriteHeader(500) // which counts if nothing has been flushed
+		})).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+		require.Equal(t, want == http.ErrNotSupported, seen.seen()[0] != nil)
+	}
 }
 
 // A hijackable is a ResponseRecorder whose connection is taken over, or not.

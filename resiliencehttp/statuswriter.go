@@ -2,6 +2,7 @@ package resiliencehttp
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -67,15 +68,25 @@ func (w *statusWriter) WriteString(s string) (int, error) {
 	return io.WriteString(w.ResponseWriter, s)
 }
 
-// ReadFrom keeps the server's fast way to copy a file.
+// ReadFrom keeps the server's fast way to copy a file. The server writes nothing before it
+// has read something.
 func (w *statusWriter) ReadFrom(r io.Reader) (int64, error) {
-	w.wrote(http.StatusOK)
-	return io.Copy(w.ResponseWriter, r)
+	n, err := io.Copy(w.ResponseWriter, r)
+	if n > 0 {
+		w.wrote(http.StatusOK)
+	}
+	return n, err
 }
 
-func (w *statusWriter) Flush() {
-	w.wrote(http.StatusOK)
-	_ = http.NewResponseController(w.ResponseWriter).Flush()
+func (w *statusWriter) Flush() { _ = w.FlushError() }
+
+// FlushError is what [http.ResponseController] calls, if there is one.
+func (w *statusWriter) FlushError() error {
+	err := http.NewResponseController(w.ResponseWriter).Flush()
+	if !errors.Is(err, http.ErrNotSupported) {
+		w.wrote(http.StatusOK)
+	}
+	return err
 }
 
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
