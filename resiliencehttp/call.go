@@ -83,7 +83,15 @@ func makeAttempt(ctx context.Context) error {
 	}
 	sending := newSendCtx(ctx, c)
 	defer sending.endAttempt()
-	return c.send(sending)
+	returned := false
+	defer func() {
+		if !returned && !c.mayRepeat() { // a panic, of which a policy may make an error
+			_ = c.finally(errCrashed)
+		}
+	}()
+	err := c.send(sending)
+	returned = true
+	return err
 }
 
 // heedCancel ends the call if the channel Cancel of its request is closed, and reports

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"net"
@@ -450,6 +451,48 @@ func TestBodyThatPanicsWhileItIsKeptIsClosed(t *testing.T) {
 	transport := &resiliencehttp.Transport{MaxBuffer: 10, Middleware: retries(2).Wrap, Base: http.DefaultTransport}
 	require.PanicsWithValue(t, "body", func() { _, _ = transport.RoundTrip(httptest.NewRequest("PUT", "http://example.com", body)) })
 	require.EqualValues(t, 1, body.closed.Load())
+}
+
+// recovers is a policy that makes an error of a panic.
+func recovers(next resilience.Func) resilience.Func {
+	return func(ctx context.Context) (err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("recovered: %v", p)
+			}
+		}()
+		return next(ctx)
+	}
+}
+
+// TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain: nobody knows how far the attempt got.
+func TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		method string
+		body   io.Reader
+		sent   int
+	}{
+		"Get":                 {"GET", nil, 3},
+		"Put":                 {"PUT", strings.NewReader("x"), 3},
+		"Post":                {"POST", strings.NewReader("x"), 1},
+		"BodyThatIsReadTwice": {"PUT", &trackedBody{Reader: strings.NewReader("x")}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sent := 0
+			transport := &resiliencehttp.Transport{
+				Middleware: resilience.Chain(retries(3).Wrap, recovers),
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					sent++
+					panic("boom")
+				}),
+			}
+			req, err := http.NewRequest(c.method, "http://example.com", c.body)
+			require.NoError(t, err)
+			_, err = transport.RoundTrip(req)
+			require.Error(t, err)
+			require.Equal(t, c.sent, sent)
+		})
+	}
 }
 
 // To send a body may need a connection to somewhere else.

@@ -312,5 +312,6 @@ func closeBody(req *http.Request) {
 var (
 	errNoResponse = errors.New("resiliencehttp: the Middleware returned neither an error nor a response")
 	errNothing    = errors.New("resiliencehttp: Base returned neither an error nor a response")
+	errCrashed    = errors.New("resiliencehttp: an attempt panicked, and the request may not be sent again")
 	errNoCall     = errors.New("resiliencehttp: the Middleware lost the request's ctx")
 )
