@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -135,7 +136,15 @@ func attempt(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return ended.Error(ctx)
 	}
-	return a.attempt(ctx)
+	returned := false
+	defer func() {
+		if !returned && !c.client.replayable(c.ctx, c.method) { // a panic, of which a policy may make an error
+			c.final = retry.Permanent(errCrashed)
+		}
+	}()
+	err := a.attempt(ctx)
+	returned = true
+	return err
 }
 
 // failed returns the error that the policies see in place of err, with which an attempt
@@ -187,6 +196,7 @@ func (c *call) result(err error) error {
 }
 
 var (
+	errCrashed  = status.Error(codes.Unknown, "resiliencegrpc: an attempt panicked, and the call may not be sent again")
 	errNoCall   = errors.New("resiliencegrpc: the Middleware lost the ctx of the call")
 	errNoAnswer = errors.New("resiliencegrpc: the Middleware returned no error, but there is no answer")
 )

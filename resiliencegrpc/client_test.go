@@ -3,6 +3,7 @@ package resiliencegrpc_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -530,6 +531,34 @@ func TestAnInterceptorThatDropsTheOptionsProvesNothing(t *testing.T) {
 
 // TestWaitingForAConnectionThatNeverComes: the timeout of an attempt that was never sent
 // is retried, whatever the method does, and is held against the server.
+// TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain: nobody knows how far the attempt got, if
+// a policy makes an error of the panic.
+func TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain(t *testing.T) {
+	recovers := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) (err error) {
+			defer func() {
+				if p := recover(); p != nil {
+					err = fmt.Errorf("recovered: %v", p)
+				}
+			}()
+			return next(ctx)
+		}
+	}
+	s := &service{}
+	_, lis := serve(t, s)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, recovers)},
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			_ = invoker(ctx, method, req, reply, cc, opts...)
+			panic("boom")
+		}))
+	_, err := client.Create(t.Context(), hello)
+	requireCode(t, codes.Unknown, err)
+	require.EqualValues(t, 1, s.calls.Load())
+	_, err = client.Get(t.Context(), hello)
+	require.ErrorContains(t, err, "recovered: boom")
+	require.EqualValues(t, 3, s.calls.Load())
+}
+
 func TestWaitingForAConnectionThatNeverComes(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
