@@ -192,6 +192,27 @@ func TestTrailersSurvive(t *testing.T) {
 	})
 }
 
+func TestTrailersOfABodyThatIsKeptAreSentEachTime(t *testing.T) {
+	onBoth(t, func(t *testing.T, http2 bool) {
+		for _, text := range []string{"text", ""} {
+			got := make(chan string, 3)
+			server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				got <- string(body) + r.Trailer.Get("In")
+				w.WriteHeader(503)
+			})
+			req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader(text)})
+			req.Trailer = http.Header{"In": {"in"}}
+			transport := &resiliencehttp.Transport{Base: server.Base, Middleware: retries(2).Wrap, MaxBuffer: 10}
+			resp, err := transport.RoundTrip(req)
+			answer(t, resp, err)
+			for range 2 {
+				require.Equal(t, text+"in", <-got)
+			}
+		}
+	})
+}
+
 func TestHeadAndOtherResponsesWithoutBody(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
 		server := serve(t, http2, statuses("", 503, 204))

@@ -70,7 +70,9 @@ func (b *requestBody) prepare(out *http.Request, mayRepeat bool) error {
 	}
 	switch {
 	case b.buffered:
-		out.ContentLength = int64(len(b.kept))
+		if len(out.Trailer) == 0 { // net/http sends a Trailer only after a body of unknown length
+			out.ContentLength = int64(len(b.kept))
+		}
 		out.GetBody = func() (io.ReadCloser, error) { return b.copy(), nil }
 	case b.req.GetBody != nil:
 		out.GetBody = b.again
@@ -112,7 +114,7 @@ func (b *requestBody) buffer(ctx context.Context) (io.ReadCloser, error) {
 }
 
 func (b *requestBody) copy() io.ReadCloser {
-	if len(b.kept) == 0 {
+	if len(b.kept) == 0 && len(b.req.Trailer) == 0 {
 		return http.NoBody // net/http takes the length of any other empty body for unknown
 	}
 	return io.NopCloser(bytes.NewReader(b.kept))
