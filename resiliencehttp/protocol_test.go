@@ -428,6 +428,49 @@ func TestSchemeThatBaseDoesNotKnowIsNotTheServersFault(t *testing.T) {
 	require.ErrorIs(t, err, down)
 	require.Len(t, seen.seen(), 3)
 	require.Equal(t, behavior.Failed, seen.kinds[0])
+
+	// It is to blame for a timeout, too, which net/http returns as the cause of its ctx.
+	synctest.Test(t, func(t *testing.T) {
+		var seen watch
+		transport := &resiliencehttp.Transport{
+			Middleware: resilience.Chain(retries(2).Wrap, seen.Wrap, resilience.Timeout(time.Second)),
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				<-r.Context().Done()
+				return nil, context.Cause(r.Context())
+			}),
+		}
+		_, err := (&http.Client{Transport: transport}).Get("gopher://example.com")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, []behavior.Kind{behavior.Failed, behavior.Failed}, seen.kinds)
+	})
+}
+
+// TestFieldsThatHTTP2DoesNotAllowAreNotTheServersFault: a proxy passes on what its clients
+// ask to upgrade to, and any of them could open the circuit of a server for all.
+func TestFieldsThatHTTP2DoesNotAllowAreNotTheServersFault(t *testing.T) {
+	server := serve(t, true, func(http.ResponseWriter, *http.Request) {})
+	var seen watch
+	client := server.client(retries(3).Wrap, seen.Wrap)
+	for name, value := range map[string]string{"Upgrade": "h2c", "Connection": "Upgrade", "Transfer-Encoding": "gzip"} {
+		req, err := http.NewRequest("GET", server.URL, nil)
+		require.NoError(t, err)
+		req.Header.Set(name, value)
+		_, err = client.Do(req)
+		require.ErrorContains(t, err, "http2: invalid "+name+" request header")
+	}
+	require.Equal(t, []behavior.Kind{behavior.Answered, behavior.Answered, behavior.Answered}, seen.kinds)
+
+	// A server that fails is to blame, whatever the fields.
+	for _, down := range []error{io.EOF, io.ErrUnexpectedEOF, &net.OpError{Op: "read", Err: errors.New("reset")}} {
+		seen = watch{}
+		client.Transport.(*resiliencehttp.Transport).Base = roundTripper(func(*http.Request) (*http.Response, error) { return nil, down })
+		req, err := http.NewRequest("GET", server.URL, nil)
+		require.NoError(t, err)
+		req.Header.Set("Upgrade", "h2c")
+		_, err = client.Do(req)
+		require.ErrorIs(t, err, down)
+		require.Equal(t, []behavior.Kind{behavior.Failed, behavior.Failed, behavior.Failed}, seen.kinds)
+	}
 }
 
 func is[E error](err error) bool {
