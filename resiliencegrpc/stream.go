@@ -95,7 +95,10 @@ func (s *stream) SendMsg(m any) error {
 		c.request = request
 		c.mu.Unlock()
 	case err != io.EOF:
-		_, _ = c.await(t)
+		t.tell(outcome{err: err, unasked: true}) // an interceptor further in may not have ended it
+		if latest, _ := c.await(t); latest == t {
+			t.end(nil)
+		}
 	}
 	return err
 }

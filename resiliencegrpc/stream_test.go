@@ -731,6 +731,55 @@ func TestInterceptorsFurtherInSeeTheAttempt(t *testing.T) {
 	})
 }
 
+// A picky stream, of an interceptor further in, does not send a message without a text.
+type picky struct{ grpc.ClientStream }
+
+func (s picky) SendMsg(m any) error {
+	if m.(*testpb.Message).GetText() == "" {
+		return status.Error(codes.InvalidArgument, "a message needs a text")
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+// TestAMessageThatAnInterceptorFurtherInDoesNotSend ends the stream, as any error of SendMsg
+// does, whether or not there was a message before.
+func TestAMessageThatAnInterceptorFurtherInDoesNotSend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan error, 2)
+		s := &service{chat: func(_ int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+			for {
+				m, err := s.Recv()
+				if err != nil {
+					ended <- err
+					return err
+				}
+				_ = s.Send(m)
+			}
+		}}
+		look := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			stream, err := streamer(ctx, desc, cc, method, opts...)
+			return picky{stream}, err
+		})
+		slots, circuit := bulkhead.New(bulkhead.Config{Limit: 1}), circuit()
+		client := inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(circuit.Wrap, slots.Wrap)}, look)
+		for before := range 2 {
+			chat, err := client.Chat(t.Context())
+			require.NoError(t, err)
+			for range before {
+				require.NoError(t, chat.Send(hello))
+				_, err = chat.Recv()
+				require.NoError(t, err)
+			}
+			requireCode(t, codes.InvalidArgument, chat.Send(&testpb.Message{}))
+			require.Zero(t, slots.Stats().InFlight)
+			requireCode(t, codes.Canceled, <-ended)
+			_, err = chat.Recv()
+			require.Error(t, err)
+			require.Equal(t, breaker.Closed, circuit.State())
+		}
+	})
+}
+
 // TestARequestThatIsNoProtobufIsSentAgain holds for codecs of other kinds.
 func TestARequestThatIsNoProtobufIsSentAgain(t *testing.T) {
 	s := &service{list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
