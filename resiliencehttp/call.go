@@ -144,11 +144,7 @@ func (c *call) send(ctx *sendCtx) error {
 		return c.unanswered(req, ctx.timedOut(err))
 	}
 	complete(resp, req)
-	err = c.answered(req, resp, ctx)
-	if resp.Request == req { // Classify needed it, to find the call
-		resp.Request = c.req
-	}
-	return err
+	return c.answered(req, resp, ctx)
 }
 
 // copy returns a copy of the caller's request to send, so that the caller's is not changed.
@@ -202,8 +198,14 @@ func (c *call) answered(req *http.Request, resp *http.Response, ctx *sendCtx) er
 		}
 		failure = c.t.RetryBody(resp, begin)
 	}
+	if resp.Request == req { // Classify needed it, to find the call
+		resp.Request = c.req
+	}
 	last := failure == nil || !c.mayRepeat() || !behavior.Read(failure).Retryable || duplex(resp)
-	drained := !last && drain(resp)
+	drained := false
+	if !last {
+		resp, drained = drain(resp)
+	}
 	returned = true
 
 	a := answer{resp, ctx, failure}

@@ -1,6 +1,7 @@
 package resiliencehttp
 
 import (
+	"cmp"
 	"io"
 	"net/http"
 	"sync"
@@ -14,18 +15,18 @@ const (
 	drainTime  = time.Second
 )
 
-// drain reads the body of a failed response into memory and closes it. It reports whether
-// it got all of it; otherwise the body is too long or too slow, and is still open. The
-// caller of RoundTrip may read either.
-func drain(resp *http.Response) bool {
+// drain reads the body of a failed response into memory and closes it. It returns the response
+// with what the caller of RoundTrip reads instead, and whether it got all of it; otherwise the
+// body is too long or too slow, and is still open.
+func drain(resp *http.Response) (read *http.Response, whole bool) {
 	if resp.Body == http.NoBody {
-		return true
+		return resp, true
 	}
 	if resp.ContentLength > drainLimit {
-		return false
+		return resp, false
 	}
-	d := &drained{body: resp.Body, done: make(chan struct{})}
-	resp.Body = d
+	d := &drained{body: resp.Body, done: make(chan struct{}), from: resp, to: *resp}
+	d.to.Body, d.to.Trailer = d, resp.Trailer.Clone()
 	go d.fill()
 	timer := time.NewTimer(drainTime)
 	defer timer.Stop()
@@ -34,9 +35,10 @@ func drain(resp *http.Response) bool {
 		if d.panicked != nil {
 			panic(d.panicked)
 		}
-		return d.complete
+		d.to.Trailer = resp.Trailer
+		return &d.to, d.complete
 	case <-timer.C:
-		return false
+		return &d.to, false
 	}
 }
 
@@ -44,8 +46,10 @@ func drain(resp *http.Response) bool {
 // Read that is too slow.
 type drained struct {
 	body     io.ReadCloser
-	once     sync.Once     // of Close
-	done     chan struct{} // closed when the fields below are set
+	from     *http.Response // whose Trailer a Read of body sets
+	to       http.Response  // with this body, for the caller
+	once     sync.Once      // of Close
+	done     chan struct{}  // closed when the fields below are set
 	read     []byte
 	complete bool  // read is the whole body
 	err      error // with which the body broke off, if not nil
@@ -63,20 +67,22 @@ func (d *drained) fill() {
 	}
 }
 
-func (d *drained) Read(p []byte) (int, error) {
+func (d *drained) Read(p []byte) (n int, err error) {
 	<-d.done
 	if len(d.read) > 0 {
 		n := copy(p, d.read)
 		d.read = d.read[n:]
 		return n, nil
 	}
-	switch {
-	case !d.complete:
-		return d.body.Read(p)
-	case d.err != nil:
-		return 0, d.err
+	if d.complete {
+		err = cmp.Or(d.err, io.EOF)
+	} else {
+		n, err = d.body.Read(p)
 	}
-	return 0, io.EOF
+	if err != nil {
+		d.to.Trailer = d.from.Trailer
+	}
+	return n, err
 }
 
 func (d *drained) Close() error {

@@ -421,6 +421,27 @@ func TestResponseThatIsNotOverThoughItsLengthIsZero(t *testing.T) {
 	require.Equal(t, "and out", resp.Trailer.Get("Out"))
 }
 
+// TestTrailerOfASlowFailureComesWithItsEnd, and not when the goroutine that reads ahead gets
+// there, beside a caller that looks at it.
+func TestTrailerOfASlowFailureComesWithItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failed := response(503, nil)
+		failed.Trailer = http.Header{"Out": nil}
+		failed.Body = io.NopCloser(readerFunc(func([]byte) (int, error) {
+			time.Sleep(2 * time.Second)
+			failed.Trailer["Out"] = []string{"out"} // as net/http does
+			return 0, io.EOF
+		}))
+		transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) { return failed, nil })}
+		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+		require.NoError(t, err)
+		time.Sleep(2 * time.Second)
+		require.Equal(t, http.Header{"Out": nil}, resp.Trailer)
+		require.Empty(t, answer(t, resp, nil))
+		require.Equal(t, "out", resp.Trailer.Get("Out"))
+	})
+}
+
 // A deafCtx ends a moment before those who wait for that hear of it.
 type deafCtx struct {
 	context.Context
