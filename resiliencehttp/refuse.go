@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -86,8 +87,10 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, as ref
 		Status: http.StatusServiceUnavailable,
 	}
 	h := w.Header()
-	for _, field := range replaced {
-		h.Del(field)
+	for name := range h {
+		if slices.Contains(replaced, http.CanonicalHeaderKey(name)) { // a handler may have set "ETag" itself
+			delete(h, name)
+		}
 	}
 	if limit, ok := limited(err); ok {
 		p.Type = problemTypes + "quota-exceeded"
