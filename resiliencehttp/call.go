@@ -250,7 +250,7 @@ func (c *call) unanswered(req *http.Request, err error) error {
 
 // finally returns err for the policies and ends the sending, even if they try again.
 func (c *call) finally(err error) error {
-	c.final = retry.Permanent(&finalError{err})
+	c.final = retry.Permanent(err)
 	return c.final
 }
 
@@ -292,11 +292,11 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 	if err == c.final { // both may be nil
 		err = errors.Unwrap(err)
 	}
-	switch err := err.(type) {
-	case nil:
-		return nil, nil, errNoResponse
-	case *finalError:
-		return nil, nil, err.err // the error of Base
+	if hopeless, ok := err.(*finalError); ok {
+		err = hopeless.err
+	}
+	if err == nil {
+		err = errNoResponse
 	}
 	return nil, nil, withTimeout(err)
 }

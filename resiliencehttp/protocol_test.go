@@ -502,6 +502,7 @@ func TestTimeoutIsStillOneOutside(t *testing.T) {
 		"Retried":      {"GET", late, true},
 		"RetriedDeep":  {"GET", fmt.Errorf("asking: %w", late), true},
 		"Sent":         {"POST", late, true},
+		"SentDeep":     {"POST", fmt.Errorf("asking: %w", late), true},
 		"Beside":       {"GET", errors.Join(&net.OpError{Op: "dial", Err: broken}, context.DeadlineExceeded), true},
 		"NoDeadline":   {"GET", &net.DNSError{IsTimeout: true, IsTemporary: true}, true},
 		"NoTimeout":    {"GET", broken, false},
