@@ -19,9 +19,6 @@ func (e *finalError) Error() string   { return e.err.Error() }
 func (e *finalError) Unwrap() error   { return e.err }
 func (e *finalError) Retryable() bool { return false }
 
-// Timeout reports whether the error in it is a timeout.
-func (e *finalError) Timeout() bool { return behavior.IsTimeout(e.err) }
-
 // A requestError is the error of a request that is wrong in itself. It says nothing about
 // the server, and another attempt would fail in the same way.
 type requestError struct{ err error }
@@ -30,7 +27,6 @@ func (e *requestError) Error() string   { return e.err.Error() }
 func (e *requestError) Unwrap() error   { return e.err }
 func (e *requestError) Answered() bool  { return true }
 func (e *requestError) Retryable() bool { return false }
-func (e *requestError) Timeout() bool   { return behavior.IsTimeout(e.err) }
 
 // A timeoutError wraps an error that has a timeout in it, such as a retrier's. It has a
 // method Timeout itself, since [net/url.Error] does not look further in.
