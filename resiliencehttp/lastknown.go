@@ -40,17 +40,18 @@ import (
 //
 // A response is good if its status is 200 and the caller has read its body to the end. It is
 // remembered unless it is longer than an eighth of capacity. It is forgotten when another
-// request of its key is answered with 401, 403, 404 or 410, or with a Cache-Control of
-// no-store, and when a request of any method but GET, HEAD, OPTIONS and TRACE may have changed
-// something: unless its status is 4xx, or a policy refused it. A GET that began before that is
-// not remembered. Other directives of Cache-Control, and Vary, are not heeded.
+// request of its key does not fail and is answered with 401, 403, 404 or 410, or with a
+// Cache-Control of no-store, and when a request of any method but GET, HEAD, OPTIONS and TRACE
+// may have changed something: unless its status is 4xx, or a policy refused it. A GET that
+// began before that is not remembered. Other directives of Cache-Control, and Vary, are not
+// heeded.
 //
 // The answer has an Age, at most maxAge, and a Cache-Status (RFC 9211) of "last-known; hit".
 // It has no Set-Cookie, since the cookies may have changed since.
 //
-// capacity is the number of bytes that bodies, fields and keys take together. If there is no
-// room, the least used responses are dropped. LastKnown panics if next or key is nil, or
-// capacity or maxAge is not positive.
+// capacity is the number of bytes that bodies, fields and keys take together, without those of
+// responses that are being read. If there is no room, the least used responses are dropped.
+// LastKnown panics if next or key is nil, or capacity or maxAge is not positive.
 func LastKnown(next http.RoundTripper, capacity int64, maxAge time.Duration, key func(*http.Request) string) http.RoundTripper {
 	if next == nil || key == nil || capacity < 1 || maxAge <= 0 {
 		panic(errors.New("resiliencehttp: LastKnown needs a RoundTripper, a capacity of 1 or more, an age above 0 and a key"))

@@ -75,8 +75,8 @@ import (
 // A failed response holds no slot. If another attempt may follow, up to 64 KiB of it are read
 // ahead, for at most a second, and it is closed before the policies see its [*StatusError],
 // so that its connection serves again. A longer or slower response keeps its connection until
-// the next attempt. If no other response follows, RoundTrip returns this one, with a nil
-// error and its body whole and open. A timeout of the attempt then continues from where it
+// the next attempt. If the request is not sent again, RoundTrip returns this response, with a
+// nil error and its body whole and open. A timeout of the attempt then continues from where it
 // stopped.
 //
 // A request that no transport can send (an invalid field or method, a URL without a host, a
@@ -174,7 +174,7 @@ type Transport struct {
 }
 
 // RoundTrip sends req through the policies. It returns the response that they accepted, or
-// else the last response received, or an error: that of Base as the policies return it, a
+// else that of the last attempt, or an error: that of Base as the policies return it, a
 // refusal, or the end of req's ctx. If a timeout is the cause, at any depth, the method
 // Timeout of the error returns true, and so does that of the [net/url.Error] that an
 // http.Client makes of it.
