@@ -460,13 +460,19 @@ func TestFieldsThatHTTP2DoesNotAllowAreNotTheServersFault(t *testing.T) {
 	}
 	require.Equal(t, []behavior.Kind{behavior.Answered, behavior.Answered, behavior.Answered}, seen.kinds)
 
-	// A server that fails is to blame, whatever the fields.
-	for _, down := range []error{io.EOF, io.ErrUnexpectedEOF, &net.OpError{Op: "read", Err: errors.New("reset")}} {
+	// A server that fails is to blame, whatever the fields, and for any error if they are allowed.
+	for down, fields := range map[error]http.Header{
+		io.EOF:              {"Upgrade": {"h2c"}},
+		io.ErrUnexpectedEOF: {"Upgrade": {"h2c"}},
+		&net.OpError{Op: "read", Err: errors.New("reset")}: {"Upgrade": {"h2c"}},
+		errors.New("no answer to a WebSocket"):             {"Upgrade": {"websocket"}, "Connection": {"Upgrade"}},
+		errors.New("malformed"):                            {"Connection": {"close"}, "Transfer-Encoding": {"chunked"}},
+	} {
 		seen = watch{}
 		client.Transport.(*resiliencehttp.Transport).Base = roundTripper(func(*http.Request) (*http.Response, error) { return nil, down })
 		req, err := http.NewRequest("GET", server.URL, nil)
 		require.NoError(t, err)
-		req.Header.Set("Upgrade", "h2c")
+		req.Header = fields
 		_, err = client.Do(req)
 		require.ErrorIs(t, err, down)
 		require.Equal(t, []behavior.Kind{behavior.Failed, behavior.Failed, behavior.Failed}, seen.kinds)
