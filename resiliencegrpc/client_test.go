@@ -529,8 +529,6 @@ func TestAnInterceptorThatDropsTheOptionsProvesNothing(t *testing.T) {
 	require.EqualValues(t, 1, s.calls.Load())
 }
 
-// TestWaitingForAConnectionThatNeverComes: the timeout of an attempt that was never sent
-// is retried, whatever the method does, and is held against the server.
 // TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain: nobody knows how far the attempt got, if
 // a policy makes an error of the panic.
 func TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain(t *testing.T) {
@@ -559,6 +557,8 @@ func TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain(t *testing.T) {
 	require.EqualValues(t, 3, s.calls.Load())
 }
 
+// TestWaitingForAConnectionThatNeverComes: the timeout of an attempt that was never sent
+// is retried, whatever the method does, and is held against the server.
 func TestWaitingForAConnectionThatNeverComes(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
