@@ -101,10 +101,12 @@ func (q *queue) remove(w *waiter, admitted bool) {
 // all yields the waiters of a level, by share and age. The one that is yielded may leave.
 func (at *level) all(yield func(*waiter) bool) {
 	for l := at.turns.first; l != nil; l = l.later {
-		for w := l.oldest; w != nil; w = w.newer {
+		for w := l.oldest; w != nil; {
+			newer := w.newer
 			if !yield(w) {
 				return
 			}
+			w = newer
 		}
 	}
 }

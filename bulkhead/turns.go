@@ -172,6 +172,7 @@ func (l *line) remove(w *waiter) {
 	} else {
 		w.newer.older = w.older
 	}
+	w.older, w.newer = nil, nil // who still points to w keeps none of those that come after it
 	l.waiters--
 	l.cost -= w.cost
 }
