@@ -138,7 +138,7 @@ func (q *queue) passer(at *level, first *waiter, allowed int) *waiter {
 		}
 		for ; l.tried != nil; l.tried = l.behind(l.tried, q.newestFirst) {
 			q.looked++
-			if l.tried != first && l.tried.cost <= allowed {
+			if l.tried.cost <= allowed {
 				return true
 			}
 			l.least = min(l.least, l.tried.cost)
@@ -173,7 +173,7 @@ func (q *queue) enter(w *waiter, of *share, places int, left time.Duration, own 
 			displaced = q.lastServed(l, w.level)
 			a.full = displaced == nil
 		}
-		a.late = q.rules.Order == FIFO && left < forever && q.pace.least(q.ahead(l, w.level)+w.cost) > left
+		a.late = q.rules.Order == FIFO && q.pace.least(q.ahead(l, w.level)+w.cost) > left
 		if refusal = a.refusal(); refusal != "" {
 			return false, refusal
 		}
@@ -228,7 +228,7 @@ func (a arrival) refusal() Reason {
 func (q *queue) admit(of *share, level, n int) (word uint64, ok bool) {
 	kept := q.rules.kept(q.slotsInAll(), level)
 	word, ok = q.slots.take(n, kept)
-	if ok || word&waiting == 0 || freeIn(word)-kept < n {
+	if ok || freeIn(word)-kept < n {
 		return word, ok
 	}
 	last := level // the last level of which a waiter may come before the call
@@ -330,12 +330,10 @@ func (q *queue) allowance(last int) int {
 
 // pass counts n slots as taken before the first waiters of the levels up to last. The
 // level counts them and not its first waiter: otherwise no slots would ever be kept if
-// each first waiter gives up before it is served.
+// each first waiter gives up before it is served. Where none waits, add forgets them.
 func (q *queue) pass(last, n int) {
 	for level := range last + 1 {
-		if at := &q.levels[level]; at.waiters > 0 {
-			at.passed += n
-		}
+		q.levels[level].passed += n
 	}
 }
 
@@ -377,7 +375,7 @@ func (q *queue) lastServed(own *line, level int) *waiter {
 	if l == own && !q.newestFirst {
 		return nil
 	}
-	if w := l.last(q.newestFirst, at.claim); w == nil || w != at.claim {
+	if w := l.last(q.newestFirst, at.claim); w != at.claim {
 		return w
 	}
 	return nil
