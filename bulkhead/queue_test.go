@@ -606,9 +606,44 @@ func TestThePaceIsForgottenWithTheQueue(t *testing.T) {
 		queueOf100(t, b, false)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
-		err := b.Do(ctx, nothing)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
+		var full *bulkhead.FullError
+		require.ErrorAs(t, b.Do(ctx, nothing), &full)
+		require.Equal(t, bulkhead.ContextEnded, full.Reason)
 		time.Sleep(time.Minute)
+	})
+}
+
+// A call waits for those of its own level and of the more important ones: 8 of them, which
+// takes three times the pace at the least. Those that have been served are ahead no longer.
+func TestADeadlineThatCanJustBeMetIsTried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const pace = time.Millisecond
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Levels: 3, Priority: levelOf})
+		call := func(level, n int) {
+			for range n {
+				go func() {
+					_ = b.Do(atLevel(t.Context(), level), func(context.Context) error { time.Sleep(pace); return nil })
+				}()
+				synctest.Wait()
+			}
+		}
+		reason := func(within time.Duration) bulkhead.Reason {
+			ctx, cancel := context.WithTimeout(atLevel(t.Context(), 1), within)
+			defer cancel()
+			var full *bulkhead.FullError
+			require.ErrorAs(t, b.Do(ctx, nothing), &full)
+			return full.Reason
+		}
+		call(0, 21) // 16 of them give the pace
+		time.Sleep(16 * pace)
+		synctest.Wait()
+		call(1, 4)
+		call(2, 9)
+		require.Equal(t, []int{4, 4, 9}, b.Stats().Queued)
+		require.Equal(t, bulkhead.DeadlineTooClose, reason(3*pace-1))
+		require.Equal(t, bulkhead.ContextEnded, reason(3*pace))
+		time.Sleep(time.Minute)
+		requireIdle(t, b)
 	})
 }
 
@@ -784,4 +819,126 @@ func TestLeavingALongQueueOfCostlyCallsIsCheap(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Once it is known that all of a long queue cost too much, since those that cost less have left,
+// it is not looked through again.
+func TestALongQueueIsLookedThroughOnce(t *testing.T) {
+	const waiters = 500
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 4, Cost: costOf, MaxWait: -1})
+		running, err := b.Begin(costing(t.Context(), 3))
+		require.NoError(t, err)
+		release := hold(t, b)
+		wait := func(cost int) (leave func()) {
+			ctx, cancel := context.WithCancel(costing(t.Context(), cost))
+			go func() { _ = b.Do(ctx, nothing) }()
+			synctest.Wait()
+			return func() { cancel(); synctest.Wait() }
+		}
+		leaves := []func(){wait(4), wait(1)}
+		for range waiters {
+			leaves = append(leaves, wait(3))
+		}
+		leaves[1]()
+		release() // one slot is free
+		for _, leave := range slices.Backward(leaves) {
+			leave()
+		}
+		require.LessOrEqual(t, bulkhead.Looked(b), 2*waiters)
+		running(nil)
+		requireIdle(t, b)
+	})
+}
+
+// The queue has stood for exactly MaxWait, and newer calls have waited for exactly a
+// twentieth of that.
+func TestCoDelAtItsBounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: 100 * time.Millisecond, Order: bulkhead.CoDel}))
+		c.start(t.Context(), "running")
+		c.start(t.Context(), "first")
+		time.Sleep(50 * time.Millisecond)
+		c.start(t.Context(), "old")
+		c.finish("running")
+		time.Sleep(45 * time.Millisecond)
+		c.start(t.Context(), "young")
+		time.Sleep(5 * time.Millisecond)
+		c.start(t.Context(), "newest")
+		c.finish("first")
+		require.Equal(t, []string{"running", "first", "newest"}, c.ran)
+		require.Equal(t, bulkhead.StandingQueue, c.refusal("old"))
+		require.NoError(t, c.errs["young"])
+		c.finish("newest")
+		require.Equal(t, "young", c.ran[3])
+		c.finishAll()
+	})
+}
+
+// A costly call that is refused in a standing queue has held up another, which gets the slot
+// that is left.
+func TestCoDelServesACallThatARefusedOneHeldUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 4, Cost: costOf, MaxWait: -1, Order: bulkhead.CoDel}))
+		c.start(costing(t.Context(), 2), "running")
+		c.start(t.Context(), "running too")
+		c.start(costing(t.Context(), 4), "old")
+		time.Sleep(time.Minute)
+		c.start(costing(t.Context(), 3), "costly") // stays first: one slot is free
+		time.Sleep(time.Second)
+		for _, name := range []string{"light 1", "light 2"} {
+			c.start(t.Context(), name)
+			c.finish(name)
+		}
+		c.start(t.Context(), "light 3")
+		c.start(t.Context(), "held up")
+		c.start(t.Context(), "newest")
+		c.finish("running") // one more slot may pass the costly call
+		require.Equal(t, bulkhead.StandingQueue, c.refusal("costly"))
+		require.Equal(t, []string{"light 3", "newest", "held up"}, c.ran[4:])
+		c.finishAll()
+	})
+}
+
+// A call that has to wait for the more important ones, and not for its own slots, does not stay
+// first.
+func TestACallBehindSlotsKeptForAnotherLevelDoesNotStayFirst(t *testing.T) {
+	for _, cost := range []int{1, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCallers(t, bulkhead.New(bulkhead.Config{
+				Limit: 5, Cost: costOf, MaxWait: -1, Order: bulkhead.LIFO, Levels: 2, Priority: levelOf, Reserve: []float64{},
+			}))
+			low := atLevel(t.Context(), 1)
+			c.start(costing(t.Context(), 3), "running")
+			c.start(costing(t.Context(), 3), "important")
+			for i := range 5 { // as many as may pass
+				name := fmt.Sprint("light ", i)
+				c.start(low, name)
+				c.finish(name)
+			}
+			c.start(costing(low, cost), "older")
+			c.start(costing(low, 2), "newer")
+			require.Equal(t, []int{1, 2}, c.b.Stats().Queued)
+			require.Equal(t, 3, c.b.Stats().InFlight)
+			c.finish("running")
+			require.ElementsMatch(t, []string{"important", "newer"}, c.ran[6:])
+			c.finishAll()
+		})
+	}
+}
+
+// A costly call that was first as the newest is so no longer when the oldest is first.
+func TestOrderHoldsForACostlyCallAfterAnUpdate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 2, Cost: costOf, MaxWait: -1, Order: bulkhead.LIFO}))
+		c.start(t.Context(), "running")
+		c.start(t.Context(), "running too")
+		c.start(costing(t.Context(), 2), "older")
+		c.start(costing(t.Context(), 2), "newer")
+		c.finish("running") // is too little for the newer
+		require.NoError(t, c.b.Update(func(cfg *bulkhead.Config) { cfg.Order = bulkhead.FIFO }))
+		c.finish("running too")
+		require.Equal(t, "older", c.ran[2])
+		c.finishAll()
+	})
 }

@@ -239,6 +239,54 @@ func TestSharesAcrossUpdates(t *testing.T) {
 	})
 }
 
+// A call that gives its place to one without a share has held up another, which gets the slot
+// that is free.
+func TestSharesThatWaitWhenThereAreNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{
+			Limit: 2, Cost: costOf, Share: shareOf, MaxWait: -1, Queue: 2, Levels: 2, Priority: levelOf, Reserve: []float64{},
+		})
+		c := newCallers(t, b)
+		low := atLevel(t.Context(), 1)
+		c.start(low, "running")
+		c.start(costing(ofShare(low, "a"), 2), "costly")
+		for _, name := range []string{"light 1", "light 2"} { // as many as may pass
+			c.start(ofShare(low, "b"), name)
+			c.finish(name)
+		}
+		c.start(ofShare(low, "b"), "held up")
+		require.NoError(t, b.Update(func(cfg *bulkhead.Config) { cfg.Share = nil }))
+		require.Equal(t, []int{0, 2}, b.Stats().Queued)
+		c.start(costing(t.Context(), 2), "important")
+		require.Equal(t, bulkhead.Displaced, c.refusal("costly"))
+		require.Equal(t, "held up", c.ran[3])
+		c.finishAll()
+	})
+}
+
+// A ctx that calls then when it is asked for its deadline: after its call has found no slot, and
+// before it waits for one.
+type deadlineCtx struct {
+	context.Context
+	then func()
+}
+
+func (c deadlineCtx) Deadline() (time.Time, bool) {
+	c.then()
+	return time.Time{}, false
+}
+
+func TestAShareHoldsASlotThatBecomesFreeJustInTime(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Share: shareOf})
+	ctx := deadlineCtx{ofShare(t.Context(), "a"), hold(t, b)}
+	require.NoError(t, b.Do(ctx, func(context.Context) error {
+		require.Equal(t, []bulkhead.ShareStats{{Share: "a", InFlight: 1}}, b.Stats().Shares)
+		return nil
+	}))
+	require.Zero(t, b.Stats().Waited)
+	require.Zero(t, bulkhead.Shares(b))
+}
+
 func TestAFullQueueRefusesTheShareThatWaitsMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 3, Share: shareOf})
