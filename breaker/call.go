@@ -61,7 +61,7 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	}
 	c, refusal := b.admit(ctx)
 	if refusal != nil {
-		return b.refuse(ctx, c, refusal)
+		return b.refuse(ctx, refusal)
 	}
 	var v verdict // ignored, if fn ends its goroutine
 	defer func() {
@@ -97,7 +97,7 @@ func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	}
 	c, refusal := b.admit(ctx)
 	if refusal != nil {
-		return nil, b.refuse(ctx, c, refusal)
+		return nil, b.refuse(ctx, refusal)
 	}
 	var over atomic.Bool
 	return func(err error) {
@@ -110,7 +110,7 @@ func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	}, nil
 }
 
-// admit lets a call through, or returns its refusal and a call that has only a phase.
+// admit lets a call through, or returns its refusal.
 func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 	for {
 		p := b.phase.Load()
@@ -118,7 +118,7 @@ func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 			return b.begin(ctx, p, nil), nil
 		}
 		if now := b.now(); now < p.until || p.state == HalfOpen && int64(now) < b.pingDue.Load() {
-			return call{phase: p}, p.refusal
+			return call{}, p.refusal
 		}
 		probe, err := b.take(p)
 		b.deliver(ctx)
@@ -126,7 +126,7 @@ func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 		case probe != nil:
 			return b.begin(ctx, p, probe), nil
 		case err == gobreaker.ErrTooManyRequests:
-			return call{phase: p}, p.refusal
+			return call{}, p.refusal
 		case err == gobreaker.ErrOpenState:
 			time.Sleep(time.Nanosecond) // it has opened for no time: gobreaker waits for its clock to move on
 		}
@@ -134,7 +134,7 @@ func (b *Breaker) admit(ctx context.Context) (call, *OpenError) {
 }
 
 // refuse counts a refusal, tells of it and returns it.
-func (b *Breaker) refuse(ctx context.Context, c call, refusal *OpenError) error {
+func (b *Breaker) refuse(ctx context.Context, refusal *OpenError) error {
 	b.refused.Add(1)
 	if b.observers.Any() {
 		b.observers.Tell(ctx, refusal.event())
