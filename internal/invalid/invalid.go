@@ -21,10 +21,5 @@ func (f *Fields) Need(ok bool, field string, value any, want string) {
 	}
 }
 
-// NeedSame records that the field's text, which an Update cannot change, is not as it was.
-func (f *Fields) NeedSame(field, was, is string) {
-	f.Need(is == was, field, fmt.Sprintf("%q", is), fmt.Sprintf("%q as before: it cannot change", was))
-}
-
 // Err returns all that was recorded, joined, or nil.
 func (f *Fields) Err() error { return errors.Join(f.errs...) }

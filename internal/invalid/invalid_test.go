@@ -15,10 +15,4 @@ func TestFieldsNamesAllThatIsWrong(t *testing.T) {
 	f.Need(false, "FailureRate", 1.5, "in (0, 1]")
 	f.Need(false, "Probes", -1, "0 (for 1) or more")
 	require.EqualError(t, f.Err(), "breaker.Config.FailureRate is 1.5: must be in (0, 1]\nbreaker.Config.Probes is -1: must be 0 (for 1) or more")
-
-	f = invalid.Fields{Type: "breaker.Config"}
-	f.NeedSame("Name", "users", "users")
-	require.NoError(t, f.Err())
-	f.NeedSame("Name", "users", "orders")
-	require.EqualError(t, f.Err(), `breaker.Config.Name is "orders": must be "users" as before: it cannot change`)
 }
