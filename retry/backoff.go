@@ -12,7 +12,7 @@ import (
 // the retrying. The BackOff of every version of github.com/cenkalti/backoff is one.
 type Backoff = interface {
 	NextBackOff() time.Duration
-	Reset() // is not called by a Retrier
+	Reset() // is called once in each call, before the first NextBackOff
 }
 
 // Constant waits d before each retry. It needs d >= 0.
