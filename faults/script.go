@@ -161,11 +161,11 @@ func wait(ctx context.Context, d time.Duration) error {
 	defer t.Stop()
 	select {
 	case <-t.C:
-		if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
-			return context.DeadlineExceeded
+		if deadline, ok := ctx.Deadline(); !ok || time.Now().Before(deadline) {
+			return nil
 		}
-		return nil
+		<-ctx.Done()
 	case <-ctx.Done():
-		return ended.Error(ctx)
 	}
+	return ended.Error(ctx)
 }

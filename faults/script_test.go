@@ -202,9 +202,12 @@ func TestDurationsNearTheLargestDoNotOverflow(t *testing.T) {
 func TestLatencyAsLongAsTheDeadlineAlwaysOverruns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fn := faults.Func(script(faults.Plan{Kind: faults.Latency, Delay: time.Second}), ok)
+		left := errors.New("the caller has left")
 		for range 200 {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			require.ErrorIs(t, fn(ctx), context.DeadlineExceeded)
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, left)
+			err := fn(ctx)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, err, left)
 			cancel()
 		}
 	})
