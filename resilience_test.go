@@ -123,6 +123,7 @@ func TestValueOfAFallbackIsZero(t *testing.T) {
 // changes nothing.
 var policies = map[string]resilience.Middleware{
 	"Timeout":  resilience.Timeout(1 << 40),
+	"no limit": resilience.Timeout(0),
 	"Fallback": resilience.Fallback(func(_ context.Context, err error) error { return err }),
 	"Value": func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error {

@@ -53,12 +53,12 @@ func Timeout(d time.Duration, name ...string) Middleware {
 	}
 	of := strings.Join(name, " ")
 	return func(next Func) Func {
-		if d == 0 {
-			return next
-		}
 		return func(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return ended.Error(ctx)
+			}
+			if d == 0 {
+				return next(ctx)
 			}
 			passed := &TimeoutError{Name: of, After: d}
 			late, err := linger.Timed(ctx, d, passed, next)
