@@ -100,13 +100,15 @@ func (q *queue) remove(w *waiter, admitted bool) {
 
 // all yields the waiters of a level, by share and age. The one that is yielded may leave.
 func (at *level) all(yield func(*waiter) bool) {
-	for l := at.turns.first; l != nil; l = l.later {
-		for w := l.oldest; w != nil; {
-			newer := w.newer
+	var later *line
+	for l := at.turns.first; l != nil; l = later {
+		later = l.later
+		var newer *waiter
+		for w := l.oldest; w != nil; w = newer {
+			newer = w.newer
 			if !yield(w) {
 				return
 			}
-			w = newer
 		}
 	}
 }

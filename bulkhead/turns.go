@@ -242,8 +242,10 @@ func (t *turns) before(l *line) **line {
 	return &l.sooner
 }
 
-// unlink takes a line out. It leaves l.later as it is, for those who go through the lines.
-func (t *turns) unlink(l *line) { *t.after(l.sooner), *t.before(l.later) = l.later, l.sooner }
+func (t *turns) unlink(l *line) {
+	*t.after(l.sooner), *t.before(l.later) = l.later, l.sooner
+	l.sooner, l.later = nil, nil // as the links of a waiter
+}
 
 func (t *turns) remove(l *line) {
 	if t.unlink(l); t.first == nil {
