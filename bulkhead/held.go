@@ -61,6 +61,7 @@ func (b *Bulkhead) unlist(h *heldSlot) bool {
 	} else {
 		h.newer.older = h.older
 	}
+	h.older, h.newer = nil, nil // who still has h keeps none of those after it
 	return true
 }
 

@@ -76,3 +76,21 @@ func TestSharesThatHaveLeftTheQueueAreForgotten(t *testing.T) {
 		long()
 	})
 }
+
+// Nor does a done that was called keep the calls that began after its own.
+func TestCallsThatHaveEndedAreForgotten(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 2})
+	kept := hold(t, b)
+	done := hold(t, b)
+	kept()
+	before := heap()
+	for range 100_000 {
+		next := hold(t, b)
+		done()
+		done = next
+	}
+	require.Less(t, heap()-before, int64(1<<20))
+	kept() // does nothing
+	done()
+	requireIdle(t, b)
+}
