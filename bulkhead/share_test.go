@@ -239,6 +239,24 @@ func TestSharesAcrossUpdates(t *testing.T) {
 	})
 }
 
+// Each call tells the weight of its share: it counts from then on, for the calls before, too.
+func TestTheLatestWeightOfAShareCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		weights := map[string]int{}
+		c := newCallers(t, bulkhead.New(bulkhead.Config{
+			Limit: 8, MaxWait: -1, Share: shareOf, Weight: func(share string) int { return weights[share] },
+		}))
+		for _, name := range strings.Fields("a1 a2 a3 a4 b1 b2 c1 c2 b3 a5") {
+			c.start(ofShare(t.Context(), name[:1]), name)
+		}
+		weights["a"] = 3
+		c.start(ofShare(t.Context(), "a"), "a6")
+		c.finish("c1") // b has its fifth of the slots, and a has not its three
+		require.Equal(t, "a5", c.ran[8])
+		c.finishAll()
+	})
+}
+
 // A call that gives its place to one without a share has held up another, which gets the slot
 // that is free.
 func TestSharesThatWaitWhenThereAreNoMore(t *testing.T) {

@@ -197,7 +197,7 @@ func (l *line) behind(w *waiter, newestFirst bool) *waiter {
 // or nil.
 func (l *line) last(newestFirst bool, claim *waiter) *waiter {
 	w := l.first(!newestFirst)
-	if w != nil && w == claim && newestFirst && w.newer != nil {
+	if w != nil && w == claim && w.newer != nil {
 		return w.newer
 	}
 	return w
