@@ -1463,3 +1463,39 @@ func TestARequestThatIsUnderWayAtClose(t *testing.T) {
 		require.Zero(t, sampling())
 	})
 }
+
+// A fault is an error that a function may return as a nil pointer, which has no text.
+type fault struct{ text string }
+
+func (f *fault) Error() string { return f.text }
+
+// What a page shows of others may panic. That ends at most the request, and not the console.
+func TestAnErrorThatPanicsIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{Show: console.Show{Errors: true}})
+		defer s.page.Close()
+		var none *fault
+		for range 3 {
+			_ = s.circuit.Do(t.Context(), func(context.Context) error { return none })
+			_ = s.shards.Do(t.Context(), "a", func(context.Context) error { return none })
+		}
+		time.Sleep(1500 * time.Millisecond)
+		for _, path := range []string{"/", "/policy?kind=breaker&name=users", "/policy?kind=breaker&name=shards"} {
+			require.Contains(t, s.get(path, nil).Body.String(), "&lt;nil&gt;", path)
+		}
+	})
+}
+
+func TestAFigureOfOtherOriginThatLooksLikeOneOfABreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := registry.New()
+		reg.MustAdd(&meter{figures: []registry.Figure{{Name: "breaker.state", Value: 1}}})
+		s := newPage(t, reg, console.Config{})
+		defer s.page.Close()
+		time.Sleep(1500 * time.Millisecond)
+		var p policy
+		s.get("/policy?kind=meter&name=water", &p)
+		require.Equal(t, 1.0, p.Figures[0].Value)
+		require.Empty(t, p.States)
+	})
+}

@@ -71,9 +71,17 @@ func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
 	c.sampler.look()
 	o := overview{page: c.page("overview", "Overview")}
 	o.Refresh = 1
+	c.cards(r, &o)
+	o.Groups = groups(o.Policies)
+	c.show(w, r, http.StatusOK, "overview.html", o)
+}
+
+// cards fills in the cards of the policies, and what they say together.
+func (c *Console) cards(r *http.Request, o *overview) {
 	after, news := since(r)
 	s := &c.sampler
 	s.mu.RLock()
+	defer s.mu.RUnlock()
 	o.Shape, o.Tick = shape(s.tracks), s.now
 	o.Tone, o.Verdict = verdict(s.tracks)
 	for _, t := range inOrder(s.tracks) {
@@ -88,9 +96,6 @@ func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
 		card.Spark = drawn
 		o.Policies = append(o.Policies, card)
 	}
-	s.mu.RUnlock()
-	o.Groups = groups(o.Policies)
-	c.show(w, r, http.StatusOK, "overview.html", o)
 }
 
 // card returns the card of a policy. The sampler's lock is held.

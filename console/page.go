@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"html/template"
 	"net/http"
 	"net/url"
@@ -123,7 +124,8 @@ func encode(v any) []byte {
 	return data
 }
 
-// secret returns the text of an error, if errors are shown.
+// secret returns the text of an error, if errors are shown. Its method Error may panic, as that
+// of a nil pointer does.
 func (c *Console) secret(err error) string {
 	switch {
 	case err == nil:
@@ -131,7 +133,7 @@ func (c *Console) secret(err error) string {
 	case !c.cfg.Show.Errors:
 		return "hidden"
 	}
-	return err.Error()
+	return fmt.Sprint(err)
 }
 
 // text returns an error that is a text, if errors are shown.

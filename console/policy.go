@@ -110,30 +110,7 @@ func (c *Console) policyPage(e registry.Entry, key string, after int) policyPage
 	c.sampler.look()
 	p := policyPage{page: c.page("policy", e.Kind+" "+e.Name)}
 	p.Refresh = 1
-	s := &c.sampler
-	s.mu.RLock()
-	t := s.byPath[e.String()]
-	if t == nil { // it was added within the last second
-		t = &track{entry: e, path: e.String(), rules: rulesOf(e.Kind), born: s.now}
-		t.status = t.judge(s.now)
-	}
-	p.Shape, p.Tick, p.policyCard = t.shape(), s.now, c.card(t)
-	p.States = t.states(s.now)
-	if h := t.held; h != nil {
-		p.Lease = &leaseView{h.Holder, h.Epoch, some(h.Since), some(h.Until), h.Now}
-	}
-	for _, sr := range t.series {
-		f := figureView{Name: sr.Name, Unit: sr.Unit, Help: sr.Help, Counter: sr.Counter, Value: finite(sr.Value)}
-		for _, a := range sr.Attrs {
-			if f.Attrs == nil {
-				f.Attrs = map[string]string{}
-			}
-			f.Attrs[a.Key] = a.Value
-		}
-		f.Points = sr.points(after, s.now)
-		p.Figures = append(p.Figures, f)
-	}
-	s.mu.RUnlock()
+	c.sampled(e, &p, after)
 	if after != allPoints && after != noPoints {
 		return p
 	}
@@ -157,6 +134,34 @@ func (c *Console) policyPage(e registry.Entry, key string, after int) policyPage
 		p.Keyed = !one
 	}
 	return p
+}
+
+// sampled fills in what the sampler knows of a policy, with the points after a sample.
+func (c *Console) sampled(e registry.Entry, p *policyPage, after int) {
+	s := &c.sampler
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	t := s.byPath[e.String()]
+	if t == nil { // it was added within the last second
+		t = &track{entry: e, path: e.String(), rules: rulesOf(e.Kind), born: s.now}
+		t.status = t.judge(s.now)
+	}
+	p.Shape, p.Tick, p.policyCard = t.shape(), s.now, c.card(t)
+	p.States = t.states(s.now)
+	if h := t.held; h != nil {
+		p.Lease = &leaseView{h.Holder, h.Epoch, some(h.Since), some(h.Until), h.Now}
+	}
+	for _, sr := range t.series {
+		f := figureView{Name: sr.Name, Unit: sr.Unit, Help: sr.Help, Counter: sr.Counter, Value: finite(sr.Value)}
+		for _, a := range sr.Attrs {
+			if f.Attrs == nil {
+				f.Attrs = map[string]string{}
+			}
+			f.Attrs[a.Key] = a.Value
+		}
+		f.Points = sr.points(after, s.now)
+		p.Figures = append(p.Figures, f)
+	}
 }
 
 // members returns the members of a Group that its page shows. A key is not looked for where
@@ -208,10 +213,10 @@ func (c *Console) member(m registry.Member) memberView {
 func (t *track) states(now int) []stateRun {
 	var all []*series
 	for _, sr := range t.series {
-		switch sr.Name {
-		case "breaker.state":
+		switch {
+		case sr.Name == "breaker.state" && len(sr.Attrs) > 0: // none of another origin
 			all = append(all, sr)
-		case "breaker.keys": // a Group has many states at once
+		case sr.Name == "breaker.keys": // a Group has many states at once
 			return nil
 		}
 	}
