@@ -88,7 +88,7 @@ func (c *Console) watch(r *http.Request, j *job, runner *saga.Runner) {
 func (c *Console) carryOut(ctx context.Context, r *http.Request, j *job, runner *saga.Runner) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = fmt.Errorf("panic: %v", v)
+			err = secretError{"it has broken off", fmt.Errorf("panic: %v", v)}
 		}
 	}()
 	n, all, err := found(ctx, runner, *j.op.Filter)
@@ -150,8 +150,8 @@ func (c *Console) end(r *http.Request, j *job, err error) {
 // A jobView tells how far an action on many sagas is.
 type jobView struct {
 	Action  Action     `json:"action"`
-	On      string     `json:"on"` // its conditions
-	Note    string     `json:"note"`
+	On      string     `json:"on"`   // its conditions
+	Note    string     `json:"note"` // "hidden" unless Show.Errors, as in the logs of the sagas
 	Began   time.Time  `json:"began"`
 	Ended   *time.Time `json:"ended,omitempty"`
 	Done    int        `json:"done"`
@@ -165,7 +165,7 @@ func (j *job) view(c *Console) jobView {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return jobView{
-		Action: j.op.Action, On: j.op.form.String(), Note: j.op.Note, Began: j.began, Ended: some(j.ended),
+		Action: j.op.Action, On: j.op.form.String(), Note: c.text(j.op.Note), Began: j.began, Ended: some(j.ended),
 		Done: j.done.Done, Refused: j.done.NotAllowed, Left: max(j.found-j.done.Done-j.done.NotAllowed, 0),
 		More: !j.all && (j.ended.IsZero() || j.err != nil), Error: c.told(j.err),
 	}

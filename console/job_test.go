@@ -119,7 +119,7 @@ func TestAnActionOnManyGoesOnWithoutItsRequest(t *testing.T) {
 		p := c.progress()
 		require.Equal(t, 2000, p.Done)
 		require.Zero(t, p.Left)
-		require.Equal(t, "recalled", p.Note)
+		require.Equal(t, "hidden", p.Note, "as in the log of a saga")
 		require.Empty(t, p.Error)
 		require.NotNil(t, p.Ended)
 		require.Contains(t, c.get("/sagas", nil).Body.String(), `data-refresh="5"`)
@@ -225,7 +225,7 @@ func TestAnAuditOfManyThatPanicsOrHangs(t *testing.T) {
 // An action on many asks for permission before each page, and not after the last. A panic of
 // Allow ends the action, and not the program.
 func TestAPanicOfAllowEndsTheActionAlone(t *testing.T) {
-	for at, want := range map[int]progress{3: {Done: 100, Left: 100, Error: "panic: nil map"}, 5: {Done: 200}} {
+	for at, want := range map[int]progress{3: {Done: 100, Left: 100, Error: "it has broken off: hidden"}, 5: {Done: 200}} {
 		synctest.Test(t, func(t *testing.T) {
 			c := newCrew(t, 200)
 			calls := 0

@@ -510,24 +510,26 @@ func (c *Console) changed(ctx context.Context, runner *saga.Runner, op Operation
 	return fmt.Errorf("%w: the saga has changed since this page was shown: %s", saga.ErrNotAllowed, strings.Join(news, ", "))
 }
 
-// A storeError is an error of the store of a cache or of a Runner. Its text may hold
-// secrets.
-type storeError struct{ error }
+// A secretError is an error whose text may hold secrets.
+type secretError struct {
+	where string // without secrets
+	error
+}
 
-func (e storeError) Unwrap() error { return e.error }
+func (e secretError) Unwrap() error { return e.error }
 
-// ofStore returns err as a storeError, or nil.
+// ofStore returns an error of the store of a cache or of a Runner as a secretError, or nil.
 func ofStore(err error) error {
 	if err == nil {
 		return nil
 	}
-	return storeError{err}
+	return secretError{"the store failed", err}
 }
 
-// told returns the text of an error of an operation, that of a store only if errors are shown.
+// told returns the text of an error of an operation, secrets only if errors are shown.
 func (c *Console) told(err error) string {
-	if failed, ok := errors.AsType[storeError](err); ok {
-		return "the store failed: " + c.secret(failed)
+	if failed, ok := errors.AsType[secretError](err); ok {
+		return failed.where + ": " + c.secret(failed.error)
 	}
 	if err == nil {
 		return ""
