@@ -121,3 +121,21 @@ func TestAPolicyOfOtherOriginHoldsNothing(t *testing.T) {
 		require.JSONEq(t, `{"N": 0}`, string(e.Settings()), "it has never said")
 	})
 }
+
+// A nameless policy of other origin has a method that panics, or does not return.
+type nameless struct{ kind, name func() string }
+
+func (n *nameless) Kind() string { return n.kind() }
+func (n *nameless) Name() string { return n.name() }
+
+func TestAddRefusesAPolicyThatDoesNotSayItsName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		held := make(chan struct{})
+		defer close(held)
+		fine, broken, hangs := func() string { return "x" }, func() string { panic("nil map") }, func() string { <-held; return "x" }
+		for _, p := range []*nameless{{fine, broken}, {broken, fine}, {fine, hangs}, {hangs, fine}} {
+			require.ErrorContains(t, registry.New().Add(p), "is not a policy of this module")
+		}
+		require.NoError(t, registry.New().Add(&nameless{fine, fine}))
+	})
+}

@@ -56,7 +56,12 @@ func other(p Policy) (Entry, bool) {
 	if !ok {
 		return Entry{}, false
 	}
-	kind, name, far := kinded.Kind(), p.Name(), new(foreigner)
+	far := new(foreigner)
+	kind, noKind := ask(far, kinded.Kind)
+	name, noName := ask(far, p.Name)
+	if noKind != nil || noName != nil {
+		return Entry{}, false
+	}
 	s := &source{
 		added:   time.Now(),
 		figures: func(emit) {},
