@@ -23,8 +23,9 @@
 // every ten seconds. With Config.OnDemand there is no goroutine, no request and no cost until
 // somebody looks, and again when nobody has looked for ten minutes. Close ends everything.
 //
-// A page that somebody sees asks for what is new once a second, and every few seconds if it
-// shows sagas; one that is hidden asks for nothing.
+// A page that somebody sees asks for what is new once a second, that of a policy every ten
+// seconds for its tables too, and one of sagas every few seconds; one that is hidden asks for
+// nothing.
 //
 // # Many sagas at once
 //

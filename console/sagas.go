@@ -350,6 +350,9 @@ func (c *Console) search(ctx context.Context, runner *saga.Runner, f saga.Filter
 	return views, next, nil
 }
 
+// Self returns the query of the page.
+func (p sagasPage) Self() template.URL { return template.URL(p.Form.values(p.Runner).Encode()) }
+
 // With returns the query of the list of a definition's sagas with a status.
 func (p sagasPage) With(definition, status string) template.URL {
 	return template.URL(sagaForm{Saga: definition, Status: status}.values(p.Runner).Encode())

@@ -124,6 +124,9 @@ async function followOverview() {
     const words = p ? p.words : { rate: "0", share: "idle" };
     text(c.el, "[data-rate]", words.rate); text(c.el, "[data-share]", words.share);
     text(c.el, "[data-since]", words.since); text(c.el, "[data-detail]", p && p.detail);
+    const error = c.el.querySelector(".error");
+    error.title = p && p.error && p.error !== "hidden" ? p.error : "";
+    text(c.el, ".error", error.title);
     if (!p && steps === 1) continue;
     for (const key of ["calls", "bad"]) {
       const list = c.spark[key], more = p ? p.spark[key] : Array(steps).fill(0);
@@ -266,7 +269,8 @@ async function followPolicy() {
   const page = document.getElementById("page");
   const p = await twin(shownPolicy.tick);
   const missed = p.tick - shownPolicy.tick;
-  if (String(p.shape) !== page.dataset.shape) await reload();
+  const step = (tick) => Math.floor(tick / STEP); // tables and errors are renewed once in a step
+  if (String(p.shape) !== page.dataset.shape || step(p.tick) !== step(shownPolicy.tick)) await reload();
   if (missed > GAP || missed < 0 || p.figures.length !== shownPolicy.figures.length) { await drawPolicy(); return; }
   shownPolicy.figures.forEach((f, i) => {
     f.points.push(...p.figures[i].points);
@@ -310,7 +314,9 @@ const seen = () => new Promise((done) => {
 });
 
 async function start() {
-  const main = document.getElementById("main");
+  const main = document.getElementById("main"), self = document.getElementById("page")?.dataset.self;
+  // The answer to a form has an address at which there is no page, and where F5 would act again.
+  if (self && location.pathname.endsWith("/act")) history.replaceState(null, "", self);
   document.addEventListener("input", mark);
   document.querySelectorAll(".fields input").forEach((i) => mark({ target: i }));
   for (let next = draw; ; next = follow) {

@@ -479,3 +479,52 @@ func TestTextsAreShownAsTexts(t *testing.T) {
 		require.False(t, eval[bool](p, `!!document.querySelector("main script, img[src=x], [onerror]")`), page)
 	}
 }
+
+// A page that stays open follows what changes while the state is the same: the last error, and
+// the keys of a Group that are not well.
+func TestAnOpenPageDoesNotShowWhatHasPassed(t *testing.T) {
+	circuit := breaker.New(breaker.Config{Name: "users"})
+	shards := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1, OpenFor: time.Hour}})
+	reg := registry.New()
+	reg.MustAdd(circuit, shards)
+	fails := func(shard string) {
+		_ = shards.Do(t.Context(), shard, func(context.Context) error { return errDown })
+	}
+	for _, shard := range []string{"a", "b", "c"} {
+		_ = shards.Do(t.Context(), shard, func(context.Context) error { return nil })
+	}
+	circuit.Trip(errors.New("connection refused"), time.Hour)
+	fails("shard-a")
+	at := serve(t, reg, console.Config{Show: console.Show{Errors: true, Keys: true}})
+	overview, policy, group := newTab(t), newTab(t), newTab(t)
+	overview.open(at)
+	overview.shows("connection refused")
+	policy.open(at + "policy?kind=breaker&name=users")
+	policy.shows("connection refused")
+	group.open(at + "policy?kind=breaker&name=shards")
+	group.shows("shard-a")
+	circuit.Trip(errors.New("403 Forbidden"), time.Hour)
+	fails("shard-b")
+	overview.shows("403 Forbidden")
+	policy.shows("403 Forbidden")
+	group.shows("shard-b")
+}
+
+// The page of an action that was refused, or of a preview, is live as any other.
+func TestTheAnswerToAnActionIsLive(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 8})
+	reg := registry.New()
+	reg.MustAdd(slots)
+	load(t, 1, func(ctx context.Context) { _ = slots.Do(ctx, func(context.Context) error { return nil }) })
+	at := serve(t, reg, console.Config{Allow: allow})
+	p := newTab(t)
+	for limit, shows := range map[string]string{"2": "This would change:", "-3": "is -3"} {
+		p.open(at + "policy?kind=bulkhead&name=users")
+		p.fill(`input[name="is.Limit"]`, limit)
+		p.click(`button[name=preview]`)
+		p.shows(shows)
+		p.live()
+		p.until(`document.querySelectorAll(".chart path").length > 0`)
+		p.shows(shows)
+	}
+}
