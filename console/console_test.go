@@ -991,6 +991,39 @@ func TestPolicyOfOtherOrigin(t *testing.T) {
 	})
 }
 
+// A figure that a policy shows no more is forgotten with its last sample.
+func TestFiguresThatAreShownNoMoreAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &meter{figures: []registry.Figure{count("meter.calls", 0)}}
+		reg := registry.New()
+		reg.MustAdd(m)
+		s := newPage(t, reg, console.Config{})
+		defer s.page.Close()
+		look := func() (p policy) {
+			s.get("/policy?kind=meter&name=water", &p)
+			return p
+		}
+		look()
+		time.Sleep(500 * time.Millisecond)
+		for i := range 1000 {
+			m.set(func() {
+				m.figures = []registry.Figure{{Name: "flow", Attrs: []registry.Attr{{Key: "at", Value: fmt.Sprint(i)}}, Value: 1}, count("meter.calls", float64(i))}
+			})
+			time.Sleep(time.Second)
+		}
+		require.Equal(t, 601, len(look().Figures))
+		m.set(func() { m.figures = m.figures[1:] })
+		time.Sleep(10 * time.Minute)
+		require.Equal(t, 1, len(look().Figures))
+		m.set(func() { m.figures[0].Value += 20 })
+		time.Sleep(time.Second)
+		var o overview
+		s.get("/", &o)
+		require.Equal(t, 2.0, o.Policies[0].Calls, "its calls are known")
+		require.Equal(t, 20.0, look().points(t, "meter.calls", "")[599])
+	})
+}
+
 // TestConsoleIsSafeForConcurrentUse is for the race detector.
 func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

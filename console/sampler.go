@@ -257,6 +257,20 @@ func (t *track) store(figures []registry.Figure, now int) {
 		}
 		sr.add(f.Value, now)
 	}
+	t.forget(now)
+}
+
+// forget drops the figures of which no sample is kept: a policy may show others each time.
+func (t *track) forget(now int) {
+	all := len(t.series)
+	t.series = slices.DeleteFunc(t.series, func(sr *series) bool { return now-sr.seen >= kept })
+	if len(t.series) == all {
+		return
+	}
+	t.index, t.traffic = nil, traffic{}
+	for _, sr := range t.series {
+		t.traffic.add(t.rules, sr)
+	}
 }
 
 // find returns the series of the figure at place i, or nil. A policy shows its figures in
