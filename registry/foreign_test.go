@@ -3,6 +3,7 @@ package registry_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/throttle"
 )
 
 type guestConfig struct {
@@ -120,6 +122,27 @@ func TestAPolicyOfOtherOriginHoldsNothing(t *testing.T) {
 		e, _ = h.reg.Get("guest", "g")
 		require.JSONEq(t, `{"N": 0}`, string(e.Settings()), "it has never said")
 	})
+}
+
+// What an Apply that is rejected has named follows the other fields as before.
+func TestARejectedApplyLeavesADefaultADefault(t *testing.T) {
+	nothing := func() {}
+	g := &guest{cfg: guestConfig{N: 1}, figures: nothing, config: nothing, update: func() { panic("oh") }}
+	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 10}, MaxKeys: 100})
+	for i := range 10 {
+		require.True(t, tenants.Allow(fmt.Sprint(i)))
+	}
+	for path, settings := range map[string]string{"guest/g": `{"N": 2}`, "throttle/tenants": `{"MaxKeys": 5}`} {
+		rate := throttle.New(throttle.Config{Name: "rate", Rate: 10})
+		reg := registry.New()
+		reg.MustAdd(rate, g, tenants)
+		_, err := reg.Apply([]byte(`{"throttle/rate": {"Rate": 20, "Burst": 50}, "` + path + `": ` + settings + `}`))
+		require.ErrorContains(t, err, path)
+		require.Equal(t, 10.0, rate.Config().Rate)
+		_, err = reg.Apply([]byte(`{"throttle/rate": {"Rate": 30}}`))
+		require.NoError(t, err)
+		require.Equal(t, 30, rate.Config().Burst, path)
+	}
 }
 
 // A nameless policy of other origin has a method that panics, or does not return.

@@ -104,7 +104,8 @@ func (r *Registry) Reload(path string) (Report, error) {
 // Apply is all or nothing. First it decodes every entry onto the present Config and
 // validates the result. If anything is wrong, the error lists every problem with its
 // path, and nothing has changed. If a policy then rejects its change, because a setting
-// cannot change in flight, Apply changes back the policies that it has changed.
+// cannot change in flight, Apply changes back the policies that it has changed. It begins
+// with the policies of other origin and the Groups, which may do that.
 //
 // A field that data does not name, and that has its default, follows the fields that
 // change: the Burst of a throttle.Limiter follows its Rate. A field that data names is as
@@ -123,6 +124,8 @@ func (r *Registry) Apply(data []byte) (Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A default that is changed and changed back is no longer one that follows other fields.
+	slices.SortStableFunc(plans, func(a, b plan) int { return cmp.Compare(a.entry.source.steady(), b.entry.source.steady()) })
 	var errs []error
 	done := 0
 	for i := range plans {
