@@ -23,7 +23,6 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 		}
 		return m
 	},
-	"clock": func(t *time.Time) string { return t.Format("15:04:05") },
 	"stamp": stamp,
 	"query": func(pairs ...string) template.URL { // escaped already
 		q := url.Values{}

@@ -641,7 +641,9 @@ func TestASagaShowsWhatItWaitsForAndItsChildren(t *testing.T) {
 		require.Equal(t, "approve", p.Step)
 		require.Equal(t, "waiting", p.Units[1].Status)
 		require.Equal(t, []string{"order-1/parcels/0", "order-1/parcels/1"}, p.Units[0].Children)
-		require.Contains(t, s.get("/saga?id=order-1", nil).Body.String(), `href="saga?id=order-1%2Fparcels%2F0&amp;runner=worker"`)
+		body := s.get("/saga?id=order-1", nil).Body.String()
+		require.Contains(t, body, `href="saga?id=order-1%2Fparcels%2F0&amp;runner=worker"`)
+		require.Regexp(t, `<td>2000-01-0\d \d\d:00:00 \w+</td>`, body, "it may wait for days")
 		require.Equal(t, http.StatusOK, s.get("/saga?id=order-1%2Fparcels%2F0", nil).Code)
 	})
 }
