@@ -57,6 +57,9 @@ func main() {
 	defer stop()
 	began := time.Now()
 	parts, err := plan()
+	if err == nil && len(parts) == 0 {
+		err = fmt.Errorf("-only %s: no part has this text in its name", *only)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
@@ -117,7 +120,7 @@ func plan() (parts []part, err error) {
 		return nil, err
 	}
 	for _, target := range fuzz {
-		// By count where it could be by time: go.dev/issue/75804. So it is stopped instead.
+		// By count, since a -fuzztime that is a time may fail at its end: go.dev/issue/75804.
 		add(part{name: "fuzz " + target[1], share: 1, keep: `fuzz: elapsed.*`, spare: 2 * time.Minute, args: []string{
 			"test", "-run", "^$", "-fuzz", "^" + target[1] + "$", "-fuzztime", "{n}x", "-fuzzminimizetime", "100x", target[0]}})
 	}
