@@ -1469,6 +1469,35 @@ func TestASlowStoreIsNotDown(t *testing.T) {
 }
 
 // Close waits for a sample that is being taken.
+// A hanging policy of other origin has a name, and does not tell its figures.
+type hanging struct {
+	name string
+	held chan struct{}
+}
+
+func (h *hanging) Kind() string { return "meter" }
+func (h *hanging) Name() string { return h.name }
+
+func (h *hanging) Figures() iter.Seq[registry.Figure] {
+	<-h.held
+	return slices.Values[[]registry.Figure](nil)
+}
+
+func TestCloseWaitsForOnePolicyThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg, held := registry.New(), make(chan struct{})
+		defer close(held)
+		for i := range 10 {
+			reg.MustAdd(&hanging{fmt.Sprint(i), held})
+		}
+		s := newPage(t, reg, console.Config{})
+		time.Sleep(2 * time.Second) // it has begun to sample
+		begun := time.Now()
+		require.NoError(t, s.page.Close())
+		require.LessOrEqual(t, time.Since(begun), 5*time.Second)
+	})
+}
+
 func TestCloseWaitsForASample(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &meter{slow: 3 * time.Second}

@@ -33,8 +33,7 @@
 // without, one such action at a time. The page of the sagas tells how many are done, how many
 // refused it as they are, and how many are left. Allow is asked again after every fifty. The
 // action ends early, and Audit is told how many are left, if Allow or the store returns an
-// error, if the store does not answer for ten seconds, or with Close, which waits six seconds
-// at most.
+// error, if the store does not answer for ten seconds, or with Close.
 //
 // # Security
 //

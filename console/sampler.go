@@ -143,6 +143,9 @@ func (s *sampler) sample(ctx context.Context) {
 	healths := make([]error, len(tracks))
 	s.buffer = s.buffer[:0]
 	for i, t := range tracks {
+		if ctx.Err() != nil { // of other origin, each may take five seconds
+			return
+		}
 		s.buffer = slices.AppendSeq(s.buffer, t.entry.Figures())
 		ends[i], healths[i] = len(s.buffer), s.health(ctx, t, at)
 	}
