@@ -213,7 +213,11 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.show(w, r, http.StatusOK, "", done)
 		return
 	}
-	w.Header().Set("Location", op.back(op.Action))
+	said := op.Action
+	if said == Apply && len(done.Changes) == 0 {
+		said = "" // the settings were so already
+	}
+	w.Header().Set("Location", op.back(said))
 	w.WriteHeader(http.StatusSeeOther)
 }
 
