@@ -574,15 +574,13 @@ func operate(b circuit, op Operation) error {
 	if op.Note != "" {
 		reason = fmt.Errorf("%w: %s", errOperator, op.Note)
 	}
-	state := func() breaker.State {
-		if s, ok := b.(interface{ State() breaker.State }); ok {
-			return s.State()
-		}
-		return breaker.Closed
+	state := breaker.Closed
+	if b, ok := b.(interface{ State() breaker.State }); ok {
+		state = b.State()
 	}
-	switch s := state(); {
-	case (op.Action == Trip || op.Action == Reset) && (s == breaker.ForcedOpen || s == breaker.Disabled):
-		return fmt.Errorf("the breaker is %s: enable it first", s)
+	switch {
+	case (op.Action == Trip || op.Action == Reset) && (state == breaker.ForcedOpen || state == breaker.Disabled):
+		return fmt.Errorf("the breaker is %s: enable it first", state)
 	case op.Action == Trip:
 		b.Trip(reason, op.For)
 	case op.Action == Reset:
