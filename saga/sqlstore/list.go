@@ -14,8 +14,8 @@ import (
 	"github.com/go-resilience/resilience/saga/store"
 )
 
-// readLimit is how many sagas List reads for a page at most, if the filter has conditions
-// that no index has.
+// readLimit is how many sagas List reads for a page, if the filter has conditions that no
+// index has.
 const readLimit = 2_000
 
 // A listing is one call of List. By the time of the start it merges index ranges: the sagas
@@ -171,10 +171,12 @@ func (l *listing) read(ctx context.Context) ([]store.Record, error) {
 			q.text.WriteString(l.order() + limit)
 			return
 		}
-		// The inner limit keeps planners from reading the sagas in another order.
+		// The inner limit keeps planners from reading the sagas in another order. It has
+		// room for sagas that come between the two statements: otherwise each would push
+		// another out of this page, and no other page has that one.
 		q.text.WriteString("SELECT " + columns + " FROM (SELECT * FROM " + l.s.d.from(l.index))
 		l.in(q, st)
-		q.text.WriteString(l.order() + " LIMIT " + strconv.Itoa(readLimit) + ") AS r WHERE 1 = 1")
+		q.text.WriteString(l.order() + " LIMIT " + strconv.Itoa(2*readLimit) + ") AS r WHERE 1 = 1")
 		l.filter(q)
 		q.text.WriteString(l.order() + limit)
 	})

@@ -161,6 +161,41 @@ func TestPagesOfSagasThatNoIndexFinds(t *testing.T) {
 	})
 }
 
+// TestAPageSkipsNoSagaForThoseThatBegin between its two statements, and are before it in
+// the order.
+func TestAPageSkipsNoSagaForThoseThatBegin(t *testing.T) {
+	onEach(t, func(t *testing.T, d database) {
+		const sagas = 2500
+		fill(t, d, d.open(t), map[saga.Status]int{saga.Running: sagas})
+		var begin func()
+		seen := &recorder{before: func(text string) {
+			if strings.Contains(text, "AS store_now") && begin != nil { // the second statement
+				begin()
+				begin = nil
+			}
+		}}
+		st, other := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{}), d.store(t)
+		for _, order := range []store.Order{store.NewestFirst, store.ByID} {
+			begin = func() {
+				for i := range 20 {
+					_, _, err := other.Start(t.Context(), store.StartRequest{ID: fmt.Sprint("before ", order, i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
+					require.NoError(t, err)
+				}
+			}
+			found := make(map[string]bool)
+			for f, more := (saga.Filter{Text: "trip-", Order: order, Limit: sagas, WithoutState: true}), true; more; {
+				recs, next, err := st.List(t.Context(), f)
+				require.NoError(t, err)
+				for _, rec := range recs {
+					found[rec.ID] = true
+				}
+				f.After, more = next, next != ""
+			}
+			require.Equal(t, sagas, len(found), order)
+		}
+	})
+}
+
 // TestABacklogIsClaimedInTurn: 100 000 due sagas of one definition do not hold up ten of
 // another.
 func TestABacklogIsClaimedInTurn(t *testing.T) {
@@ -536,11 +571,16 @@ func explain(t *testing.T, d database, db *sql.DB, s statement) []string {
 
 // A recorder keeps the statements that go through the databases that it opens.
 type recorder struct {
+	before func(text string) // called before each statement; optional
+
 	mu   sync.Mutex
 	seen []statement
 }
 
 func (r *recorder) add(text string, args []any) {
+	if r.before != nil {
+		r.before(text)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.seen = append(r.seen, statement{text, args})
