@@ -41,6 +41,12 @@ elseif op == 'acquire' then
     till, write = now + ARGV[4], true
   elseif held or first and first ~= me and now - till < tonumber(ARGV[5]) then
     if not waiting[me] and ARGV[6] == '1' then
+      for waiter, place in pairs(waiting) do
+        -- A candidate that has died does not leave. One that still waits joins again.
+        if place <= now - 86400000000 then
+          redis.call('HDEL', key, 'w:' .. waiter)
+        end
+      end
       redis.call('HSET', key, 'w:' .. me, text(now))
     end
     if first and first ~= me then

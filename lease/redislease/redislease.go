@@ -15,8 +15,8 @@
 // No Redis client is imported. With github.com/redis/go-redis/v9 the two functions are
 // resilienceredis.Eval(client) and resilienceredis.Subscribe(client).
 //
-// All times are of the clock of Redis. The
-// candidates get the lease in the order in which they have come.
+// All times are of the clock of Redis. The candidates get the lease in the order in which
+// they have come; one that has waited for a day may go to the end.
 //
 // A lease is one key, so that a Redis Cluster will do. If Redis loses it, in a restart
 // without persistence or a failover to a replica that lagged, another term may begin

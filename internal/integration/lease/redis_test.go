@@ -51,6 +51,30 @@ func TestRedisStore(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) lease.Store { return newRedisStore(t) })
 }
 
+// TestARedisPlaceLastsForADay: candidates that have died do not leave the line, and each
+// poll reads all of it.
+func TestARedisPlaceLastsForADay(t *testing.T) {
+	t.Parallel()
+	client, prefix, ctx := redisClient(t, services.Redis(t)), "lease-test:"+rand.Text()+":", t.Context()
+	store := redisStore(client, prefix)
+	t.Cleanup(func() { client.Del(context.Background(), prefix+"a") })
+	ask := func(token string) lease.Record {
+		rec, err := store.Acquire(ctx, lease.Request{Name: "a", Token: token, TTL: time.Hour, Grace: time.Hour})
+		require.NoError(t, err)
+		return rec
+	}
+	now := ask("leader").Now
+	for token, since := range map[string]time.Duration{"dead": 25 * time.Hour, "alive": 23 * time.Hour} {
+		require.NoError(t, client.HSet(ctx, prefix+"a", "w:"+token, now.Add(-since).UnixMicro()).Err())
+	}
+	ask("new")
+	for token, is := range map[string]bool{"dead": false, "alive": true, "new": true} {
+		found, err := client.HExists(ctx, prefix+"a", "w:"+token).Result()
+		require.NoError(t, err)
+		require.Equal(t, is, found, token)
+	}
+}
+
 // TestRedisNeverTwo has candidates lead behind networks that fail in every way: while the
 // ctx of a term is alive, Redis has no later term.
 func TestRedisNeverTwo(t *testing.T) {
