@@ -91,11 +91,12 @@ func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
 			return Term{}, fmt.Errorf("lease: %s: campaign: %w", cfg.Name, ended.Error(ctx))
 		}
 		// A call that is under way may yet set the old TTL: it must not be for this token.
-		if now := c.setting.Load(); now.TTL != cfg.TTL {
+		now := c.setting.Load()
+		if now.TTL != cfg.TTL {
 			c.withdraw(ctx, cfg, token)
 			token = rand.Text()
 		}
-		cfg = c.setting.Load()
+		cfg = now
 	}
 }
 
