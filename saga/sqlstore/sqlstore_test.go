@@ -380,6 +380,52 @@ func TestErrorsNameTheMethod(t *testing.T) {
 	}
 }
 
+// TestNobodyWaitsForTheStatementsOfAnother: while a MySQL hangs, a write takes no longer than
+// its ctx, although another that came before it prepares the statements.
+func TestNobodyWaitsForTheStatementsOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{onPrepare: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }}
+		st := newStore(t, s, sqlstore.MySQL)
+		begun := time.Now()
+		took := make(chan time.Duration, 2)
+		for _, timeout := range []time.Duration{time.Hour, time.Second} {
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), timeout)
+				defer cancel()
+				if _, err := st.Cancel(ctx, "a", ""); !errors.Is(err, context.DeadlineExceeded) {
+					t.Error(err)
+				}
+				took <- time.Since(begun)
+			}()
+			synctest.Wait()
+		}
+		require.Equal(t, time.Second, <-took)
+		require.Equal(t, time.Hour, <-took)
+	})
+}
+
+// TestStatementsThatArePreparedStaySo: far from a MySQL, no single write has the time to
+// prepare them all.
+func TestStatementsThatArePreparedStaySo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{
+			answers:   map[string][]driver.Value{"SELECT cancel_requested": {int64(0), ""}},
+			onPrepare: func(context.Context) error { time.Sleep(100 * time.Millisecond); return nil },
+		}
+		st := newStore(t, s, sqlstore.MySQL)
+		for tries := 1; ; tries++ {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			_, err := st.Commit(ctx, store.CommitRequest{ID: "a", Log: make([]store.Entry, 1)})
+			cancel()
+			if err == nil {
+				break
+			}
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Less(t, tries, 10)
+		}
+	})
+}
+
 func TestAnEmptyRequestSendsNothing(t *testing.T) {
 	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL, sqlstore.SQLite} {
 		s := new(script)
@@ -422,6 +468,8 @@ type script struct {
 	err      error
 	onCommit func() error
 	log      []string
+
+	onPrepare func(ctx context.Context) error // optional
 }
 
 func open(s *script) *sql.DB { return sql.OpenDB(s) }
@@ -430,6 +478,15 @@ func (s *script) Connect(context.Context) (driver.Conn, error) { return s, nil }
 func (s *script) Driver() driver.Driver                        { return nil }
 func (s *script) Close() error                                 { return nil }
 func (s *script) Prepare(query string) (driver.Stmt, error)    { return &statement{s, query}, s.err }
+
+func (s *script) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
+	if s.onPrepare != nil {
+		if err := s.onPrepare(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return s.Prepare(query)
+}
 
 func (s *script) Begin() (driver.Tx, error) { return s, s.asked("BEGIN") }
 func (s *script) Commit() error {

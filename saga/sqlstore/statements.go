@@ -5,7 +5,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	"github.com/go-resilience/resilience/saga/store"
 )
@@ -43,33 +43,35 @@ func (c *byCount) texts() []string {
 // their text, and MySQL a round trip more for each. They are closed with the database.
 type prepared struct {
 	db    *sql.DB
-	texts []string
-	mu    sync.Mutex
-	stmts map[string]*sql.Stmt // by text; nil before the first use
+	ready atomic.Bool
+	gate  chan struct{}        // who is in it prepares, and has what follows
+	texts []string             // not prepared yet
+	stmts map[string]*sql.Stmt // by text
 }
 
-func newPrepared(db *sql.DB, texts []string) *prepared { return &prepared{db: db, texts: texts} }
+func newPrepared(db *sql.DB, texts []string) *prepared {
+	return &prepared{db: db, gate: make(chan struct{}, 1), texts: texts, stmts: make(map[string]*sql.Stmt)}
+}
 
-// all returns the statements by their texts.
+// all returns the statements by their texts. What a call has prepared when its ctx ends, the
+// next call need not prepare again.
 func (p *prepared) all(ctx context.Context) (map[string]*sql.Stmt, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.stmts != nil {
+	if p.ready.Load() {
 		return p.stmts, nil
 	}
-	stmts := make(map[string]*sql.Stmt)
-	for _, text := range p.texts {
-		stmt, err := p.db.PrepareContext(ctx, text)
+	if err := pass(ctx, p.gate); err != nil {
+		return nil, err
+	}
+	defer func() { <-p.gate }()
+	for ; len(p.texts) > 0; p.texts = p.texts[1:] {
+		stmt, err := p.db.PrepareContext(ctx, p.texts[0])
 		if err != nil {
-			for _, stmt := range stmts {
-				_ = stmt.Close()
-			}
 			return nil, err
 		}
-		stmts[text] = stmt
+		p.stmts[p.texts[0]] = stmt
 	}
-	p.stmts = stmts
-	return stmts, nil
+	p.ready.Store(true)
+	return p.stmts, nil
 }
 
 // A preparedTx is a transaction that uses prepared statements.
