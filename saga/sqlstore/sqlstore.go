@@ -245,12 +245,16 @@ func (s *Store) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest)
 }
 
 func (s *Store) start(ctx context.Context, q querier, req store.StartRequest) (started, error) {
-	p := &pendingStart{req: req}
-	err := s.d.startBatch(ctx, q, []*pendingStart{p})
-	if err == nil && !p.written {
-		p.answer.rec, err = s.load(ctx, q, req.ID, s.d.readNewest())
+	for {
+		p := &pendingStart{req: req}
+		err := s.d.startBatch(ctx, q, []*pendingStart{p})
+		if err == nil && !p.written {
+			p.answer.rec, err = s.load(ctx, q, req.ID, s.d.readNewest())
+		}
+		if err != store.ErrNotFound { // deleted between the two statements
+			return p.answer, err
+		}
 	}
-	return p.answer, err
 }
 
 // newRecord returns the record of a saga that was started at now.

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	mathrand "math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -199,6 +200,34 @@ func TestAStartThatWaitsHoldsUpNoOther(t *testing.T) {
 			require.Zero(t, again.Load())
 		})
 	}
+}
+
+// TestAStartOfASagaThatIsBeingDeleted inserts nothing, since the saga is there, and then
+// finds nothing, since it is gone: it begins anew.
+func TestAStartOfASagaThatIsBeingDeleted(t *testing.T) {
+	onEach(t, func(t *testing.T, d database) {
+		other, ctx := d.store(t), t.Context()
+		req := store.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Nonce: 1, Log: make([]store.Entry, 1)}
+		_, _, err := other.Start(ctx, req)
+		require.NoError(t, err)
+		_, err = other.Commit(ctx, store.CommitRequest{ID: "a", Seq: 1, Status: saga.Completed, Release: true, Log: make([]store.Entry, 1)})
+		require.NoError(t, err)
+		seen := new(recorder)
+		st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
+		seen.before = func(text string) {
+			if strings.Contains(text, "AS store_now") && d.Dialect == sqlstore.PostgreSQL { // on the others Start has locked it
+				seen.before = nil
+				n, err := other.DeleteEnded(ctx, saga.Completed, 0, 1)
+				require.NoError(t, err)
+				require.Equal(t, 1, n)
+			}
+		}
+		req.Nonce = 2
+		rec, created, err := st.Start(ctx, req)
+		require.NoError(t, err)
+		require.Equal(t, d.Dialect == sqlstore.PostgreSQL, created)
+		require.Equal(t, created, rec.Nonce == 2)
+	})
 }
 
 // TestAHeartbeatWaitsForNoRow: otherwise a locked row would cost a
