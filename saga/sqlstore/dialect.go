@@ -36,8 +36,6 @@ type dialect interface {
 	// claim claims up to most sagas of the first queue, then of the next, up to the limit.
 	claim(ctx context.Context, q querier, req store.ClaimRequest, queues []queue) ([]store.Record, error)
 	heartbeat(ctx context.Context, q querier, req store.HeartbeatRequest) ([]store.Renewed, error)
-	// cancel returns sql.ErrNoRows if the record is still to be read.
-	cancel(ctx context.Context, q querier, id, note string) (store.Record, error)
 	// ended returns the ids of sagas that ended long ago and have no parent, and endedChildren
 	// those of children that have ended. Both lock the rows.
 	ended(ctx context.Context, q querier, status store.Status, age time.Duration, limit int) ([]string, error)

@@ -21,7 +21,6 @@ type mysql struct {
 	started, committed, released, fenced                string
 	log, untaken, startedAt                             *byCount
 	due                                                 string
-	canceled                                            string
 	claimed, claimedRows, held, free, renewed           *byCount // by the number of ids
 	fencedRows, deletedSaga, deletedLog, deletedSignals *byCount
 	orphaned, endedKids                                 *byCount
@@ -46,7 +45,6 @@ func newMySQL(t tables) *mysql {
 		renewed: in("UPDATE {p}saga SET wake_at = " + mysqlNow + " + ? WHERE id IN ({ids})"),
 		fencedRows: in("SELECT id, epoch, seq, cancel_requested, cancel_note FROM {p}saga" +
 			" WHERE id IN ({ids}) FOR UPDATE SKIP LOCKED"),
-		canceled: t.sql(mysqlCancel),
 		endedRoots: t.sql("SELECT id FROM {p}saga WHERE status = ? AND ended_at <= " + mysqlNow + " - ?" +
 			" ORDER BY ended_at LIMIT ? FOR UPDATE SKIP LOCKED"),
 		endedKids:      in("SELECT id FROM {p}saga WHERE parent IN ({ids}) AND " + isEnded + " LIMIT ? FOR UPDATE"),
@@ -409,18 +407,6 @@ func (d *mysql) heartbeat(ctx context.Context, q querier, req store.HeartbeatReq
 	text, args = d.among(d.renewed, ids, req.LeaseTTL.Milliseconds())
 	_, err = q.ExecContext(ctx, text, args...)
 	return kept, err
-}
-
-const mysqlCancel = `UPDATE {p}saga SET cancel_requested = true, cancel_note = ?, updated_at = ` + mysqlNow + `,
-	wake_at = CASE WHEN owner = '' THEN ` + mysqlNow + ` ELSE wake_at END
-WHERE id = ? AND status = 'running' AND NOT cancel_requested`
-
-// cancel leaves it to the caller to read the record.
-func (d *mysql) cancel(ctx context.Context, q querier, id, note string) (rec store.Record, err error) {
-	if _, err = q.ExecContext(ctx, d.canceled, note, id); err == nil {
-		err = sql.ErrNoRows
-	}
-	return rec, err
 }
 
 func (d *mysql) ended(ctx context.Context, q querier, status store.Status, age time.Duration, limit int) ([]string, error) {

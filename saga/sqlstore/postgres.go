@@ -19,7 +19,6 @@ type postgres struct {
 	committed, released, handedOn  *byCount // by the number of entries in the log
 	started, startedDue            string
 	batch, batchDue, claimed, beat string
-	canceled                       string
 	endedRoots, endedKids, removed string
 	tell                           string // the notification; "" for none
 }
@@ -34,14 +33,12 @@ func newPostgres(t tables, notify bool) *postgres {
 	commit := func(release, due string, next int) *byCount {
 		return newByCount(func(n int) string { return t.sql(postgresCommitText(n, release, next) + due) })
 	}
-	d := &postgres{
+	return &postgres{
 		tell: tell, started: t.sql(postgresStarts), startedDue: t.sql(postgresStarts + due),
 		committed: commit("", "", 12), released: commit(postgresRelease, "", 13), handedOn: commit(postgresRelease, due, 13),
 		batch: t.sql(postgresBatch), batchDue: t.sql(postgresBatch + due), claimed: t.sql(postgresClaim), beat: t.sql(postgresHeartbeat),
 		endedRoots: t.sql(postgresEnded), endedKids: t.sql(postgresEndedChildren), removed: t.sql(postgresRemove),
 	}
-	d.canceled = t.sql(d.telling(postgresCancel, d.columns()))
-	return d
 }
 
 // In postgresSchema, ids and names compare as bytes. The fillfactor leaves room in each page
@@ -129,16 +126,12 @@ func (*postgres) lock(context.Context, querier) error { return nil }
 
 func (*postgres) now() string { return "statement_timestamp()" }
 
-func (d *postgres) madeDue(update string) string { return d.telling(update, "owner, status") }
-
-// telling returns an UPDATE that returns columns, with the owner and the status among them,
-// and that tells the listeners if a runner may claim the saga.
-func (d *postgres) telling(update, columns string) string {
-	update += " RETURNING " + columns
+func (d *postgres) madeDue(update string) string {
 	if d.tell == "" {
 		return update
 	}
-	return "WITH due AS (" + update + ") SELECT * FROM due WHERE CASE WHEN owner = '' AND " + isLive + " THEN " + d.tell + " ELSE true END"
+	return "WITH due AS (" + update + " RETURNING owner, status)" +
+		" SELECT FROM due WHERE CASE WHEN owner = '' AND " + isLive + " THEN " + d.tell + " ELSE true END"
 }
 
 func (d *postgres) columns() string {
@@ -377,14 +370,6 @@ SELECT h.id, h.epoch, r.id IS NULL, h.cancel_requested, h.cancel_note FROM h LEF
 func (d *postgres) heartbeat(ctx context.Context, q querier, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	rows, err := q.QueryContext(ctx, d.beat, req.Owner, req.LeaseTTL.Microseconds(), jsonHeld(req.Held))
 	return collect(rows, err, scanRenewed)
-}
-
-const postgresCancel = `UPDATE {p}saga SET cancel_requested = true, cancel_note = $2, updated_at = statement_timestamp(),
-	wake_at = CASE WHEN owner = '' THEN statement_timestamp() ELSE wake_at END
-WHERE id = $1 AND status = 'running' AND NOT cancel_requested`
-
-func (d *postgres) cancel(ctx context.Context, q querier, id, note string) (store.Record, error) {
-	return scan(q.QueryRowContext(ctx, d.canceled, id, note))
 }
 
 const postgresEnded = `SELECT id FROM {p}saga

@@ -22,7 +22,7 @@ type sqlite struct {
 	startedAt, canceling         string
 	log                          *byCount
 	locked, due                  string
-	claimed, beat, canceled      string
+	claimed, beat                string
 	deletedSaga, deletedLog      string
 	deletedSignals, orphaned     string
 	endedRoots, endedKids        string
@@ -37,7 +37,7 @@ func newSQLite(t tables) *sqlite {
 		canceling: t.sql("SELECT id, cancel_note FROM {p}saga WHERE id IN (SELECT value FROM json_each(?)) AND cancel_requested"),
 		locked:    t.sql("UPDATE {p}saga SET seq = seq WHERE 0"),
 		due:       t.sql(sqliteDue),
-		claimed:   t.sql(sqliteClaim), beat: t.sql(sqliteHeartbeat), canceled: t.sql(sqliteCancel),
+		claimed:   t.sql(sqliteClaim), beat: t.sql(sqliteHeartbeat),
 		endedRoots: t.sql(sqliteEnded),
 		endedKids: t.sql(`SELECT id FROM {p}saga WHERE ` + isChild + ` AND ` + isEnded +
 			` AND parent IN (SELECT value FROM json_each(?)) LIMIT ?`),
@@ -300,15 +300,6 @@ RETURNING id, epoch, 0, cancel_requested, cancel_note`
 func (d *sqlite) heartbeat(ctx context.Context, q querier, req store.HeartbeatRequest) ([]store.Renewed, error) {
 	rows, err := q.QueryContext(ctx, d.beat, req.LeaseTTL.Milliseconds(), req.Owner, jsonHeld(req.Held))
 	return collect(rows, err, scanRenewed)
-}
-
-const sqliteCancel = `UPDATE {p}saga SET cancel_requested = 1, cancel_note = ?, updated_at = ` + sqliteNow + `,
-	wake_at = CASE WHEN owner = '' THEN ` + sqliteNow + ` ELSE wake_at END
-WHERE id = ? AND status = 'running' AND NOT cancel_requested
-RETURNING ` + recordColumns + ", " + sqliteNow + ", ''"
-
-func (d *sqlite) cancel(ctx context.Context, q querier, id, note string) (store.Record, error) {
-	return scan(q.QueryRowContext(ctx, d.canceled, note, id))
 }
 
 const sqliteEnded = `SELECT id FROM {p}saga
