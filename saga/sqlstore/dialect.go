@@ -36,12 +36,8 @@ type dialect interface {
 	// claim claims up to most sagas of the first queue, then of the next, up to the limit.
 	claim(ctx context.Context, q querier, req store.ClaimRequest, queues []queue) ([]store.Record, error)
 	heartbeat(ctx context.Context, q querier, req store.HeartbeatRequest) ([]store.Renewed, error)
-	// ended returns the ids of sagas that ended long ago and have no parent, and endedChildren
-	// those of children that have ended. Both lock the rows.
+	// ended returns the ids of sagas that ended long ago and have no parent, and locks them.
 	ended(ctx context.Context, q querier, status store.Status, age time.Duration, limit int) ([]string, error)
-	endedChildren(ctx context.Context, q querier, ids []string, limit int) ([]string, error)
-	// remove deletes sagas, and removes them from the children that they still have.
-	remove(ctx context.Context, q querier, ids []string) error
 
 	// madeDue returns an UPDATE of at most one saga that also tells the listeners, if the
 	// row then has no owner and is due.
@@ -52,7 +48,10 @@ type dialect interface {
 	bind(i int) string
 	time(t time.Time) any                // as a parameter
 	contains(column, text string) string // a condition
-	live() string                        // the condition for running and compensating sagas
+	// oneOf returns the condition that a column is one of some ids, and its parameters, which
+	// are the first.
+	oneOf(column string, ids []string) (condition string, args []any)
+	live() string // the condition for running and compensating sagas
 	// groups returns a query of the different values of the first columns of an index, and of
 	// the least value of the next column in each group. It reads no more entries than it
 	// returns. where is empty, or the condition of the index.
@@ -62,6 +61,7 @@ type dialect interface {
 	count(index, where, order string) string
 	from(index string) string // the table, read by an index; "" is the primary key
 	readNewest() string       // the end of a query that must see the newest version of a row
+	forUpdate() string        // the end of a query that locks its rows
 	comparesRows() bool       // whether it uses an index for (a, b) > (c, d)
 }
 

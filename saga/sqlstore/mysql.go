@@ -18,13 +18,12 @@ import (
 // first, so that no rule depends on what the server counts as an affected row. Times are
 // milliseconds since 1970.
 type mysql struct {
-	started, committed, released, fenced                string
-	log, untaken, startedAt                             *byCount
-	due                                                 string
-	claimed, claimedRows, held, free, renewed           *byCount // by the number of ids
-	fencedRows, deletedSaga, deletedLog, deletedSignals *byCount
-	orphaned, endedKids                                 *byCount
-	endedRoots                                          string
+	started, committed, released, fenced      string
+	log, untaken, startedAt                   *byCount
+	due                                       string
+	claimed, claimedRows, held, free, renewed *byCount // by the number of ids
+	fencedRows                                *byCount
+	endedRoots                                string
 }
 
 func newMySQL(t tables) *mysql {
@@ -47,11 +46,6 @@ func newMySQL(t tables) *mysql {
 			" WHERE id IN ({ids}) FOR UPDATE SKIP LOCKED"),
 		endedRoots: t.sql("SELECT id FROM {p}saga WHERE status = ? AND ended_at <= " + mysqlNow + " - ?" +
 			" ORDER BY ended_at LIMIT ? FOR UPDATE SKIP LOCKED"),
-		endedKids:      in("SELECT id FROM {p}saga WHERE parent IN ({ids}) AND " + isEnded + " LIMIT ? FOR UPDATE"),
-		deletedSaga:    in("DELETE FROM {p}saga WHERE id IN ({ids})"),
-		deletedLog:     in("DELETE FROM {p}saga_log WHERE saga_id IN ({ids})"),
-		deletedSignals: in("DELETE FROM {p}saga_signal WHERE saga_id IN ({ids})"),
-		orphaned:       in("UPDATE {p}saga SET parent = '', parent_step = '' WHERE parent IN ({ids})"),
 	}
 }
 
@@ -158,6 +152,16 @@ func (*mysql) bind(int) string { return "?" }
 func (*mysql) time(t time.Time) any { return t.UnixMilli() }
 
 func (*mysql) contains(column, text string) string { return "LOCATE(" + text + ", " + column + ") > 0" }
+
+func (*mysql) oneOf(column string, ids []string) (string, []any) {
+	args := make([]any, len(ids))
+	for i, id := range ids {
+		args[i] = id
+	}
+	return column + " IN (" + places(len(ids)) + ")", args
+}
+
+func (*mysql) forUpdate() string { return " FOR UPDATE" }
 
 func (*mysql) live() string { return "live = 1" }
 
@@ -412,22 +416,6 @@ func (d *mysql) heartbeat(ctx context.Context, q querier, req store.HeartbeatReq
 func (d *mysql) ended(ctx context.Context, q querier, status store.Status, age time.Duration, limit int) ([]string, error) {
 	rows, err := q.QueryContext(ctx, d.endedRoots, string(status), age.Milliseconds(), limit)
 	return collect(rows, err, scanID)
-}
-
-func (d *mysql) endedChildren(ctx context.Context, q querier, ids []string, limit int) ([]string, error) {
-	text, args := d.among(d.endedKids, ids)
-	rows, err := q.QueryContext(ctx, text, append(args, limit)...)
-	return collect(rows, err, scanID)
-}
-
-func (d *mysql) remove(ctx context.Context, q querier, ids []string) error {
-	for _, texts := range []*byCount{d.deletedSaga, d.deletedLog, d.deletedSignals, d.orphaned} {
-		text, args := d.among(texts, ids)
-		if _, err := q.ExecContext(ctx, text, args...); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // among returns the statement for a list of ids, and its arguments. The list is filled up

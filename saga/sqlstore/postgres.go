@@ -19,7 +19,7 @@ type postgres struct {
 	committed, released, handedOn  *byCount // by the number of entries in the log
 	started, startedDue            string
 	batch, batchDue, claimed, beat string
-	endedRoots, endedKids, removed string
+	endedRoots                     string
 	tell                           string // the notification; "" for none
 }
 
@@ -37,7 +37,7 @@ func newPostgres(t tables, notify bool) *postgres {
 		tell: tell, started: t.sql(postgresStarts), startedDue: t.sql(postgresStarts + due),
 		committed: commit("", "", 12), released: commit(postgresRelease, "", 13), handedOn: commit(postgresRelease, due, 13),
 		batch: t.sql(postgresBatch), batchDue: t.sql(postgresBatch + due), claimed: t.sql(postgresClaim), beat: t.sql(postgresHeartbeat),
-		endedRoots: t.sql(postgresEnded), endedKids: t.sql(postgresEndedChildren), removed: t.sql(postgresRemove),
+		endedRoots: t.sql(postgresEnded),
 	}
 }
 
@@ -145,6 +145,16 @@ func (*postgres) time(t time.Time) any { return t }
 func (*postgres) contains(column, text string) string {
 	return "position(" + text + " in " + column + ") > 0"
 }
+
+func (*postgres) oneOf(column string, ids []string) (string, []any) {
+	var a array
+	for _, id := range ids {
+		a.text(id)
+	}
+	return column + " = ANY ($1::text[])", []any{a.String()}
+}
+
+func (*postgres) forUpdate() string { return " FOR UPDATE" }
 
 func (*postgres) live() string { return isLive }
 
@@ -379,32 +389,6 @@ ORDER BY wake_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED`
 func (d *postgres) ended(ctx context.Context, q querier, status store.Status, age time.Duration, limit int) ([]string, error) {
 	rows, err := q.QueryContext(ctx, d.endedRoots, string(status), age.Microseconds(), limit)
 	return collect(rows, err, scanID)
-}
-
-const postgresEndedChildren = `SELECT id FROM {p}saga
-WHERE ` + isChild + ` AND ` + isEnded + ` AND parent = ANY ($1::text[]) LIMIT $2::bigint FOR UPDATE`
-
-func (d *postgres) endedChildren(ctx context.Context, q querier, ids []string, limit int) ([]string, error) {
-	rows, err := q.QueryContext(ctx, d.endedKids, textArray(ids), limit)
-	return collect(rows, err, scanID)
-}
-
-const postgresRemove = `WITH l AS (DELETE FROM {p}saga_log WHERE saga_id = ANY ($1::text[])),
-s AS (DELETE FROM {p}saga_signal WHERE saga_id = ANY ($1::text[])),
-c AS (UPDATE {p}saga SET parent = '', parent_step = '' WHERE ` + isChild + ` AND parent = ANY ($1::text[]))
-DELETE FROM {p}saga WHERE id = ANY ($1::text[])`
-
-func (d *postgres) remove(ctx context.Context, q querier, ids []string) error {
-	_, err := q.ExecContext(ctx, d.removed, textArray(ids))
-	return err
-}
-
-func textArray(list []string) string {
-	var a array
-	for _, s := range list {
-		a.text(s)
-	}
-	return a.String()
 }
 
 // batchArgs returns the parameters of postgresBatch.

@@ -23,9 +23,7 @@ type sqlite struct {
 	log                          *byCount
 	locked, due                  string
 	claimed, beat                string
-	deletedSaga, deletedLog      string
-	deletedSignals, orphaned     string
-	endedRoots, endedKids        string
+	endedRoots                   string
 }
 
 func newSQLite(t tables) *sqlite {
@@ -39,13 +37,6 @@ func newSQLite(t tables) *sqlite {
 		due:       t.sql(sqliteDue),
 		claimed:   t.sql(sqliteClaim), beat: t.sql(sqliteHeartbeat),
 		endedRoots: t.sql(sqliteEnded),
-		endedKids: t.sql(`SELECT id FROM {p}saga WHERE ` + isChild + ` AND ` + isEnded +
-			` AND parent IN (SELECT value FROM json_each(?)) LIMIT ?`),
-		deletedSaga:    t.sql(`DELETE FROM {p}saga WHERE id IN (SELECT value FROM json_each(?))`),
-		deletedLog:     t.sql(`DELETE FROM {p}saga_log WHERE saga_id IN (SELECT value FROM json_each(?))`),
-		deletedSignals: t.sql(`DELETE FROM {p}saga_signal WHERE saga_id IN (SELECT value FROM json_each(?))`),
-		orphaned: t.sql(`UPDATE {p}saga SET parent = '', parent_step = '' WHERE ` + isChild +
-			` AND parent IN (SELECT value FROM json_each(?))`),
 	}
 }
 
@@ -157,6 +148,12 @@ func (*sqlite) bind(int) string { return "?" }
 func (*sqlite) time(t time.Time) any { return t.UnixMilli() }
 
 func (*sqlite) contains(column, text string) string { return "instr(" + column + ", " + text + ") > 0" }
+
+func (*sqlite) oneOf(column string, ids []string) (string, []any) {
+	return column + " IN (SELECT value FROM json_each(?))", []any{jsonText(ids)}
+}
+
+func (*sqlite) forUpdate() string { return "" }
 
 func (*sqlite) live() string { return isLive }
 
@@ -308,18 +305,4 @@ WHERE ` + isDeletable + ` AND status = ? AND wake_at <= ` + sqliteNow + ` - ? OR
 func (d *sqlite) ended(ctx context.Context, q querier, status store.Status, age time.Duration, limit int) ([]string, error) {
 	rows, err := q.QueryContext(ctx, d.endedRoots, string(status), age.Milliseconds(), limit)
 	return collect(rows, err, scanID)
-}
-
-func (d *sqlite) endedChildren(ctx context.Context, q querier, ids []string, limit int) ([]string, error) {
-	rows, err := q.QueryContext(ctx, d.endedKids, jsonText(ids), limit)
-	return collect(rows, err, scanID)
-}
-
-func (d *sqlite) remove(ctx context.Context, q querier, ids []string) error {
-	for _, text := range []string{d.deletedSaga, d.deletedLog, d.deletedSignals, d.orphaned} {
-		if _, err := q.ExecContext(ctx, text, jsonText(ids)); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -495,11 +495,11 @@ func (s *Store) DeleteEnded(ctx context.Context, status store.Status, age time.D
 		ids, err := s.d.ended(ctx, q, status, age, limit)
 		for len(ids) > 0 && err == nil {
 			generations = append(generations, ids)
-			ids, err = s.d.endedChildren(ctx, q, ids, limit)
+			ids, err = s.endedChildren(ctx, q, ids, limit)
 		}
 		n = 0
 		for i := len(generations) - 1; i >= 0 && n < limit && err == nil; i-- {
-			err = s.d.remove(ctx, q, generations[i])
+			err = s.remove(ctx, q, generations[i])
 			n += len(generations[i])
 		}
 		return err
@@ -508,6 +508,30 @@ func (s *Store) DeleteEnded(ctx context.Context, status store.Status, age time.D
 		return 0, wrap("delete", err)
 	}
 	return n, nil
+}
+
+// endedChildren returns the ids of children that have ended, and locks them.
+func (s *Store) endedChildren(ctx context.Context, q querier, parents []string, limit int) ([]string, error) {
+	are, args := s.d.oneOf("parent", parents)
+	rows, err := q.QueryContext(ctx, s.tables.sql("SELECT id FROM {p}saga WHERE "+isChild+" AND "+isEnded+" AND "+are+
+		" LIMIT "+strconv.Itoa(limit)+s.d.forUpdate()), args...)
+	return collect(rows, err, scanID)
+}
+
+// remove deletes sagas, and removes them from the children that they still have.
+func (s *Store) remove(ctx context.Context, q querier, ids []string) error {
+	for _, of := range []struct{ text, column string }{
+		{"DELETE FROM {p}saga WHERE ", "id"},
+		{"DELETE FROM {p}saga_log WHERE ", "saga_id"},
+		{"DELETE FROM {p}saga_signal WHERE ", "saga_id"},
+		{"UPDATE {p}saga SET parent = '', parent_step = '' WHERE " + isChild + " AND ", "parent"},
+	} {
+		are, args := s.d.oneOf(of.column, ids)
+		if _, err := q.ExecContext(ctx, s.tables.sql(of.text+are), args...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Children implements [store.Store].
