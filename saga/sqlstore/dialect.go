@@ -102,6 +102,17 @@ func startArgs(req store.StartRequest) (args []any, epoch int64) {
 		req.Owner, epoch, req.LeaseTTL.Milliseconds(), completeIn, req.Nonce, req.Parent, req.ParentStep}, epoch
 }
 
+// commitText returns the statement of a commit that releases the saga, or does not, for the
+// parameters of commitArgs and those of the condition.
+func commitText(now string, release bool, condition string) string {
+	released := ""
+	if release {
+		released = ", owner = '', wake_at = " + now + " + ?"
+	}
+	return `UPDATE {p}saga SET status = ?, data = COALESCE(?, data), steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?,
+	reported = false, updated_at = ` + now + released + ` WHERE ` + condition
+}
+
 // commitArgs returns the parameters of what a commit sets.
 func commitArgs(req store.CommitRequest) []any {
 	args := append(make([]any, 0, 12), string(req.Status), orNull(req.Data), string(req.Steps), req.After(),

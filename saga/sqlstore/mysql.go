@@ -34,8 +34,8 @@ func newMySQL(t tables) *mysql {
 		started: t.sql(mysqlStart), startedAt: in("SELECT id, created_at FROM {p}saga WHERE id IN ({ids})"),
 		untaken:   in("SELECT id FROM {p}saga WHERE id IN ({ids}) FOR UPDATE NOWAIT"),
 		fenced:    t.sql("SELECT cancel_requested, cancel_note FROM {p}saga WHERE id = ? AND epoch = ? AND seq = ? FOR UPDATE"),
-		committed: t.sql(mysqlCommitText("")),
-		released:  t.sql(mysqlCommitText(", owner = '', wake_at = " + mysqlNow + " + ?")),
+		committed: t.sql(commitText(mysqlNow, false, "id = ?")),
+		released:  t.sql(commitText(mysqlNow, true, "id = ?")),
 		log:       newByCount(func(n int) string { return t.sql(logText(n, mysqlNow)) }),
 		due:       t.sql(mysqlDue),
 		claimed:   in(mysqlClaim), claimedRows: in("SELECT " + mysqlColumns + " FROM {p}saga WHERE id IN ({ids})"),
@@ -267,11 +267,6 @@ func fits(list ...any) error {
 		}
 	}
 	return nil
-}
-
-func mysqlCommitText(release string) string {
-	return `UPDATE {p}saga SET status = ?, data = COALESCE(?, data), steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?, reported = false,
-	updated_at = ` + mysqlNow + release + ` WHERE id = ?`
 }
 
 func (d *mysql) commit(ctx context.Context, q querier, req store.CommitRequest) (rc store.Receipt, err error) {

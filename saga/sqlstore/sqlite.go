@@ -27,9 +27,11 @@ type sqlite struct {
 }
 
 func newSQLite(t tables) *sqlite {
+	const fenced = "id = ? AND epoch = ? AND seq = ?"
 	return &sqlite{
-		started: t.sql(sqliteStart), committed: t.sql(sqliteCommitText("")),
-		released:  t.sql(sqliteCommitText(", owner = '', wake_at = " + sqliteNow + " + ?")),
+		started:   t.sql(sqliteStart),
+		committed: t.sql(commitText(sqliteNow, false, fenced)),
+		released:  t.sql(commitText(sqliteNow, true, fenced)),
 		log:       newByCount(func(n int) string { return t.sql(logText(n, sqliteNow)) }),
 		startedAt: t.sql("SELECT id, created_at FROM {p}saga WHERE id IN (SELECT value FROM json_each(?))"),
 		canceling: t.sql("SELECT id, cancel_note FROM {p}saga WHERE id IN (SELECT value FROM json_each(?)) AND cancel_requested"),
@@ -218,11 +220,6 @@ func (d *sqlite) startBatch(ctx context.Context, q querier, batch []*pendingStar
 		return err
 	}
 	return log.insert(ctx, q, d.log)
-}
-
-func sqliteCommitText(release string) string {
-	return `UPDATE {p}saga SET status = ?, data = COALESCE(?, data), steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?, reported = 0,
-	updated_at = ` + sqliteNow + release + ` WHERE id = ? AND epoch = ? AND seq = ?`
 }
 
 func (d *sqlite) commit(ctx context.Context, q querier, req store.CommitRequest) (store.Receipt, error) {
