@@ -78,6 +78,9 @@ func (l *listing) begin() error {
 	default:
 		return fmt.Errorf("Filter.Order is %q: must be %q, %q or %q", f.Order, store.ByID, store.OldestFirst, store.NewestFirst)
 	}
+	if !isText(f.Saga) || !isText(f.Text) {
+		return nil // there is no such saga, so no range
+	}
 	status := []store.Status{store.Running, store.Compensating, store.Stuck, store.Completed, store.Compensated, store.Abandoned}
 	l.status = slices.DeleteFunc(status, func(st store.Status) bool {
 		return len(f.Status) > 0 && !slices.Contains(f.Status, st) || f.Failing && st != store.Running && st != store.Compensating

@@ -4,7 +4,9 @@ import (
 	"database/sql"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/go-resilience/resilience/saga/store"
 )
@@ -24,6 +26,10 @@ func scan(row interface{ Scan(...any) error }) (store.Record, error) {
 // recordColumns are the columns of scan, without the clock and the previous owner.
 const recordColumns = `id, name, version, status, data, steps, parent, parent_step, seq, nonce, owner, epoch, wake_at, complete_by,
 	failures, takeovers, last_error, cancel_requested, cancel_note, reported, created_at, updated_at`
+
+// isText reports whether a column can have s. PostgreSQL has no other texts: to look for one,
+// such as an id from a request, is an error that aborts the transaction.
+func isText(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
 
 func scanID(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) }
 

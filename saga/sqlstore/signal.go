@@ -64,6 +64,9 @@ func (s *Store) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalReques
 
 // signal also returns the error of Admit.
 func (s *Store) signal(ctx context.Context, q querier, req store.SignalRequest) (rec store.Record, refused, err error) {
+	if !isText(req.ID) {
+		return rec, nil, store.ErrNotFound
+	}
 	// First of all, this locks the row.
 	due := s.tables.sql("UPDATE {p}saga SET wake_at = CASE WHEN owner = '' AND status = 'running' AND wake_at > " + s.d.now() +
 		" THEN " + s.d.now() + " ELSE wake_at END WHERE id = " + s.d.bind(1))

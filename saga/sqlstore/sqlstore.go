@@ -354,6 +354,9 @@ func (s *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (rene
 
 // Cancel implements [store.Store].
 func (s *Store) Cancel(ctx context.Context, id, note string) (rec store.Record, err error) {
+	if !isText(id) {
+		return rec, store.ErrNotFound
+	}
 	cancel := s.d.madeDue(s.tables.sql("UPDATE {p}saga SET cancel_requested = true, cancel_note = " + s.d.bind(1) + ", updated_at = " + s.d.now() +
 		", wake_at = CASE WHEN owner = '' THEN " + s.d.now() + " ELSE wake_at END WHERE id = " + s.d.bind(2) +
 		" AND status = 'running' AND NOT cancel_requested"))
@@ -384,6 +387,9 @@ func (s *Store) Hasten(ctx context.Context, id string) error {
 
 // Load implements [store.Store].
 func (s *Store) Load(ctx context.Context, id string) (store.Record, error) {
+	if !isText(id) {
+		return store.Record{}, store.ErrNotFound
+	}
 	rec, err := s.load(ctx, s.db, id, "")
 	return rec, wrap("load", err)
 }
@@ -398,6 +404,9 @@ func (s *Store) load(ctx context.Context, q querier, id, lock string) (store.Rec
 
 // History implements [store.Store].
 func (s *Store) History(ctx context.Context, id string, after int64, limit int) ([]store.Entry, error) {
+	if !isText(id) {
+		return nil, nil
+	}
 	text := "SELECT seq, step, op, event, attempt, epoch, error, at FROM {p}saga_log WHERE saga_id = " + s.d.bind(1) +
 		" AND seq > " + s.d.bind(2) + " ORDER BY seq"
 	args := []any{id, after}

@@ -781,15 +781,23 @@ func cancelEnded(s *suite) {
 }
 
 func loadNothing(s *suite) {
-	_, err := s.store.Load(s.ctx, "none")
-	s.ErrorIs(err, store.ErrNotFound)
-	log, err := s.store.History(s.ctx, "none", 0, 0)
-	s.NoError(err)
-	s.Empty(log)
-	recs, next, err := s.store.List(s.ctx, store.Filter{})
-	s.NoError(err)
-	s.Empty(recs)
-	s.Empty(next)
+	for _, id := range []string{"none", "no\x00text", "\xff"} { // an id may be of a request
+		_, err := s.store.Load(s.ctx, id)
+		s.ErrorIs(err, store.ErrNotFound)
+		_, err = s.store.Cancel(s.ctx, id, "")
+		s.ErrorIs(err, store.ErrNotFound)
+		_, err = s.store.Signal(s.ctx, store.SignalRequest{ID: id, Name: "paid"})
+		s.ErrorIs(err, store.ErrNotFound)
+		log, err := s.store.History(s.ctx, id, 0, 0)
+		s.NoError(err)
+		s.Empty(log)
+		for _, f := range []store.Filter{{}, {Text: id}, {Saga: id}} {
+			recs, next, err := s.store.List(s.ctx, f)
+			s.NoError(err)
+			s.Empty(recs)
+			s.Empty(next)
+		}
+	}
 	counts, err := s.store.Counts(s.ctx)
 	s.NoError(err)
 	s.Empty(counts.Sagas)
