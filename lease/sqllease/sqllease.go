@@ -329,10 +329,10 @@ func (s *Store) release(ctx context.Context, name, token string) (had bool, err 
 // Load implements [lease.Store].
 func (s *Store) Load(ctx context.Context, name string) (lease.Record, error) {
 	rec, _, err := s.look(ctx, name, "")
-	if errors.Is(err, sql.ErrNoRows) {
-		if err = s.create(ctx, name); err == nil {
-			rec, _, err = s.look(ctx, name, "")
-		}
+	if errors.Is(err, sql.ErrNoRows) { // nobody has ever held it
+		var now int64
+		err = s.db.QueryRowContext(ctx, "SELECT "+s.text.now).Scan(&now)
+		rec.Now = moment(now)
 	}
 	return rec, wrap("load", err)
 }

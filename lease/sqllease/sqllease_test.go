@@ -165,6 +165,19 @@ func TestErrorsSayWhereTheyAreFrom(t *testing.T) {
 	})
 }
 
+// TestALookWritesNothing: a page may look at a lease of any name.
+func TestALookWritesNothing(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
+		begun := time.Now().Truncate(time.Microsecond)
+		state, err := lease.Look(t.Context(), s, "none")
+		require.NoError(t, err)
+		require.False(t, state.Now.Before(begun))
+		state.Now = time.Time{}
+		require.Equal(t, lease.State{Name: "none"}, state)
+		require.Empty(t, f.rows)
+	})
+}
+
 func TestARenewalThatChangesNothingIsOne(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
 		_, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
@@ -195,10 +208,9 @@ func TestFence(t *testing.T) {
 func TestPostgreSQLTakesInOneRoundTrip(t *testing.T) {
 	f := newFake()
 	s := open(t, f, sqllease.PostgreSQL)
-	_, err := s.Load(t.Context(), "a")
-	require.NoError(t, err)
+	f.rows["a"] = &row{}
 	f.log = nil
-	_, err = s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
+	_, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
 	require.NoError(t, err)
 	require.Len(t, f.log, 2, "a look, and the term")
 	require.NoError(t, s.Release(t.Context(), "a", "x"))
