@@ -19,10 +19,10 @@
 //
 //	                  breaker  retry  SQLSTATE                   MySQL, MariaDB                 SQLite
 //	answered          success  ends   all others; sql.ErrNoRows  all others                     CONSTRAINT, ERROR, ...
-//	again             success  yes    40 but those below; 55P03  1213, 1205, 1020, 1614, 3572   BUSY, LOCKED
+//	again             success  yes    40 but those below; 55P03  1213, 1205, 1020, 3572, ...    BUSY, LOCKED
 //	unavailable       failure  yes    08, 53, 57, 58, F0, XX;    1040, 1203, 1226, 1053, 1047,  FULL, IOERR, READONLY,
 //	                                  25006                      1290, 1836, 1021, 1114, ...    CANTOPEN, CORRUPT, ...
-//	outcome unknown   failure  ends   40003, 08007               2013, 1927, 1180, 3169
+//	outcome unknown   failure  ends   40003, 08007               2013, 1927, 1180, ...
 //
 // 57014, MySQL's 1317, 1969 and 3024, and SQLite's INTERRUPT are the end of the ctx if it has
 // ended; otherwise the server has a timeout, and the database was unavailable. 40002 is

@@ -11,10 +11,12 @@
 //
 // All times are of the database's clock. Each statement is a transaction of its own: no
 // session state, no advisory lock, no connection that is kept, so that a pooler such as
-// PgBouncer may stand in between, except for Config.Listen. The driver must then prepare no
-// statements: with pgx, add default_query_exec_mode=exec to the DSN. A waiting candidate reads one row every [lease.Config]
-// Poll. A leader writes one row every third of the TTL. The candidates get the lease in
-// the order in which they have come; one that has waited for a day may go to the end.
+// PgBouncer may stand in between, except for [Config.Listen]. The driver must then prepare
+// no statements: with pgx, add default_query_exec_mode=exec to the DSN.
+//
+// A waiting candidate reads one row every Poll of [lease.Config]. A leader writes one row
+// every third of the TTL. The candidates get the lease in the order in which they have come;
+// one that has waited for a day may go to the end.
 //
 // # Fence
 //

@@ -20,13 +20,13 @@
 //
 // # PostgreSQL
 //
-// Version 12 or later. The tables are found through the search_path. A write is one
-// statement and one round trip. Where the default isolation is not READ COMMITTED, it is
-// a transaction of three round trips. A commit that was to share a transaction, and whose
-// row is locked or belongs to another owner, is repeated by itself. So are starts that
-// wait for 1.5 seconds because another transaction starts one of the same sagas. A pool of
-// 8 to 16 connections is enough for hundreds of concurrent sagas; add one for each
-// concurrent DoTx.
+// Version 12 or later. The tables are found through the search_path. A start, a commit and a
+// heartbeat are one statement and one round trip each. Where the default isolation is not
+// READ COMMITTED, each is a transaction of three round trips. A commit that was to share a
+// transaction, and whose row is locked or belongs to another owner, is repeated by itself.
+// So are starts that wait for 1.5 seconds because another transaction starts one of the same
+// sagas. A pool of 8 to 16 connections is enough for hundreds of concurrent sagas; add one
+// for each concurrent DoTx.
 //
 // Consider a process that is stopped, or cut off from the server, in the middle of a
 // DoTx. Its row stays locked for as long as the server keeps the connection, and no other

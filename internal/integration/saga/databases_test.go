@@ -21,8 +21,8 @@ import (
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
-// A database belongs to one test and is empty except for the store.s
-// tables. Other processes can open it too.
+// A database belongs to one test and is empty except for the store's tables. Other
+// processes can open it too.
 type database struct {
 	Dialect sqlstore.Dialect
 	DSN     string
