@@ -33,6 +33,9 @@ import (
 func Send(client *http.Client, req *http.Request, read func(*http.Response) error) error {
 	if id := saga.CommandFrom(req.Context()).ID; id != "" && req.Header.Get(idempotencyKey) == "" {
 		req = req.Clone(req.Context())
+		if req.Header == nil {
+			req.Header = make(http.Header)
+		}
 		req.Header.Set(idempotencyKey, id)
 	}
 	resp, err := client.Do(req)

@@ -9,6 +9,7 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -131,6 +132,16 @@ func TestACommandKeepsAKeyOfItsOwn(t *testing.T) {
 		req.Header.Set("Idempotency-Key", "mine")
 	}
 	require.EqualValues(t, 2, closed.Load())
+}
+
+// TestARequestWithoutAHeader is one that no constructor has made, which http.Client takes.
+func TestARequestWithoutAHeader(t *testing.T) {
+	req := (&http.Request{URL: &url.URL{Scheme: "http", Host: "a"}}).WithContext(saga.WithCommand(t.Context(), saga.Command{ID: "a/b/c/do"}))
+	require.NoError(t, sagahttp.Send(&http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+		require.Equal(t, "a/b/c/do", r.Header.Get("Idempotency-Key"))
+		return &http.Response{StatusCode: 200, Body: http.NoBody, Request: r}, nil
+	})}, req, nil))
+	require.Nil(t, req.Header)
 }
 
 // TestARefusedCommandIsNoAttempt: the breaker's error remains a refusal.
