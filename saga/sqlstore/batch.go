@@ -26,6 +26,7 @@ type batcher[Q, A any] struct {
 	lanes int           // writes and batches under way at most; zero means no batches
 	limit time.Duration // for a batch; zero means none
 	size  func(Q) int   // in bytes
+	own   func(Q) Q     // a copy that shares nothing
 	alone func(ctx context.Context, req Q) (A, error)
 	// send writes a batch in one transaction, and marks the writes that it has made.
 	send func(ctx context.Context, batch []*pending[Q, A]) error
@@ -61,10 +62,10 @@ type pending[Q, A any] struct {
 	req     Q
 	answer  A
 	written bool
-	single  bool               // it has the lane, and is to go by itself
-	err     error              // of its batch, which may have been written
-	sent    chan struct{}      // closed when its batch has returned
-	stop    context.CancelFunc // ends its batch
+	single  bool          // it has the lane, and is to go by itself
+	err     error         // of its batch, which may have been written
+	sent    chan struct{} // closed when its batch has returned
+	left    func()        // its caller has left its batch
 }
 
 type (
@@ -103,17 +104,17 @@ func (b *batcher[Q, A]) write(ctx context.Context, req Q) (answer A, err error) 
 		}
 		go b.run()
 	}
-	p := &pending[Q, A]{req: req, sent: make(chan struct{})}
+	p := &pending[Q, A]{req: b.own(req), sent: make(chan struct{})}
 	b.waiting = append(b.waiting, p)
 	b.spread()
 	b.mu.Unlock()
 	select {
 	case <-p.sent:
 	case <-ctx.Done():
-		if b.withdraw(p) {
+		if b.leave(p) {
 			return answer, ended.Error(ctx)
 		}
-		<-p.sent // the batch reads req until then
+		<-p.sent
 	}
 	if p.written {
 		return p.answer, nil
@@ -183,17 +184,18 @@ func (b *batcher[Q, A]) next() {
 	}
 }
 
-// withdraw removes p from the queue and reports true, or ends the batch that p is in.
-func (b *batcher[Q, A]) withdraw(p *pending[Q, A]) bool {
+// leave removes p from the queue, or lets its batch go on without its caller: to end it would
+// make many writes of one, and the more so the slower they are. It reports false if p has the
+// lane.
+func (b *batcher[Q, A]) leave(p *pending[Q, A]) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	i := slices.Index(b.waiting, p)
-	if i < 0 {
-		p.stop()
-		return false
+	if i := slices.Index(b.waiting, p); i >= 0 {
+		b.waiting = slices.Delete(b.waiting, i, i+1)
+	} else if !p.single {
+		p.left()
 	}
-	b.waiting = slices.Delete(b.waiting, i, i+1)
-	return true
+	return !p.single
 }
 
 // run sends batches until nothing waits, or until it passes the lane on to a single write.
@@ -204,7 +206,6 @@ func (b *batcher[Q, A]) run() {
 		if len(batch) < 2 {
 			stop()
 			for _, p := range batch {
-				p.single = true
 				close(p.sent)
 			}
 			return
@@ -222,24 +223,31 @@ func (b *batcher[Q, A]) run() {
 	}
 }
 
-// take returns the next batch. It frees the lane if there is none.
+// take returns the next batch, which stop ends when all callers have left it. If it is a
+// single write, that has the lane from now on. If there is none, take frees the lane.
 func (b *batcher[Q, A]) take(stop context.CancelFunc) []*pending[Q, A] {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.gather()
 	n, size := 0, 0
 	for n < len(b.waiting) && n < maxBatch && size < maxBytes {
-		p := b.waiting[n]
-		p.stop = stop
-		size += b.size(p.req)
+		size += b.size(b.waiting[n].req)
 		n++
 	}
 	batch := slices.Clone(b.waiting[:n])
+	callers := n
+	for _, p := range batch {
+		p.single = n == 1
+		p.left = func() {
+			if callers--; callers == 0 {
+				stop()
+			}
+		}
+	}
 	b.waiting = slices.Delete(b.waiting, 0, n)
-	switch {
-	case n == 0:
+	if n == 0 {
 		b.busy--
-	default:
+	} else {
 		b.spread()
 	}
 	return batch

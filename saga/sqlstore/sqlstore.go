@@ -180,6 +180,10 @@ func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, stri
 	s.commits = batcher[store.CommitRequest, store.Receipt]{
 		lanes: lanes,
 		size:  func(req store.CommitRequest) int { return len(req.Data) + len(req.Steps) },
+		own: func(req store.CommitRequest) store.CommitRequest {
+			req.Data, req.Steps, req.Log = slices.Clone(req.Data), slices.Clone(req.Steps), slices.Clone(req.Log)
+			return req
+		},
 		alone: func(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
 			err = s.write(ctx, func(ctx context.Context, q querier) error {
 				rc, err = d.commit(ctx, q, req)
@@ -203,6 +207,10 @@ func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, stri
 	s.starts = batcher[store.StartRequest, started]{
 		lanes: lanes, limit: maxHold,
 		size: func(req store.StartRequest) int { return len(req.Data) + len(req.Steps) },
+		own: func(req store.StartRequest) store.StartRequest {
+			req.Data, req.Steps, req.Log = slices.Clone(req.Data), slices.Clone(req.Steps), slices.Clone(req.Log)
+			return req
+		},
 		alone: func(ctx context.Context, req store.StartRequest) (st started, err error) {
 			err = s.write(ctx, func(ctx context.Context, q querier) error {
 				st, err = s.start(ctx, q, req)
