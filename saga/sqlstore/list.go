@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,7 +45,7 @@ func (s *Store) List(ctx context.Context, f store.Filter) ([]store.Record, strin
 }
 
 func (s *Store) list(ctx context.Context, f store.Filter) ([]store.Record, string, error) {
-	l := &listing{s: s, f: f, limit: cmp.Or(max(f.Limit, 0), 100)}
+	l := &listing{s: s, f: f, limit: min(cmp.Or(max(f.Limit, 0), 100), math.MaxInt-1)} // one more is read
 	if err := l.begin(); err != nil {
 		return nil, "", err
 	}

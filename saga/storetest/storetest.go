@@ -820,6 +820,7 @@ func list(s *suite) {
 		return strings.Join(s.list(f), " ")
 	}
 	s.Equal("Z a b c d", ids(store.Filter{}))
+	s.Equal("Z a b c d", ids(store.Filter{Limit: math.MaxInt}))
 	s.Equal("Z a", ids(store.Filter{Limit: 2}))
 	s.Equal("b c", ids(store.Filter{Limit: 2, After: "a"}))
 	s.Equal("", ids(store.Filter{After: "d"}))
