@@ -508,6 +508,9 @@ func (s *Store) DeleteEnded(ctx context.Context, status store.Status, age time.D
 	}
 	n := 0
 	err := s.transact(ctx, func(ctx context.Context, q querier) error {
+		if err := s.d.lock(ctx, q); err != nil {
+			return err
+		}
 		var generations [][]string
 		ids, err := s.d.ended(ctx, q, status, age, limit)
 		for len(ids) > 0 && err == nil {

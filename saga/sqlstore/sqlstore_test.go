@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -95,6 +96,26 @@ func TestSQLiteWritesInOneTransaction(t *testing.T) {
 	require.Len(t, s.log, 3)
 	require.Equal(t, []string{"BEGIN", "ROLLBACK"}, []string{s.log[0], s.log[2]})
 	require.Contains(t, s.log[1], "WHERE id = ? AND epoch = ? AND seq = ?")
+}
+
+// TestSQLiteIsTheWriterBeforeItReads: a transaction that has read, while another process has
+// written, cannot become the writer any more.
+func TestSQLiteIsTheWriterBeforeItReads(t *testing.T) {
+	for name, call := range map[string]func(*sqlstore.Store) error{
+		"claim": func(st *sqlstore.Store) error {
+			_, err := st.Claim(t.Context(), store.ClaimRequest{Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 1}}})
+			return err
+		},
+		"delete": func(st *sqlstore.Store) error {
+			_, err := st.DeleteEnded(t.Context(), store.Completed, 0, 1)
+			return err
+		},
+	} {
+		s := &script{answers: map[string][]driver.Value{"SELECT d.name": {"trip", int64(1), int64(0), int64(1), int64(1), int64(0)}}} // is due
+		require.NoError(t, call(newStore(t, s, sqlstore.SQLite)), name)
+		i := slices.Index(s.log, "BEGIN")
+		require.Equal(t, "UPDATE saga SET seq = seq WHERE 0", s.log[i+1], name)
+	}
 }
 
 // TestALogIsWrittenByPreparedStatements: there is one for each number of up to five entries,
