@@ -22,7 +22,7 @@ type dialect interface {
 	// version of each row that it changes.
 	isolated(ctx context.Context, q querier) (bool, error)
 	txOptions() *sql.TxOptions
-	lock(ctx context.Context, q querier) error
+	lock(ctx context.Context, q querier) error // makes a transaction the writer where there is one
 
 	// commit waits for its row, and returns ErrFenced if that does not pass the fence.
 	commit(ctx context.Context, q querier, req store.CommitRequest) (store.Receipt, error)
