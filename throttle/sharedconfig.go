@@ -253,17 +253,23 @@ func (t *sharedTerms) decision(ok bool, n, level int, a shared.Answer) (d Decisi
 	return d, why
 }
 
-// remaining returns how many tokens a level could take on top of a debt.
+// remaining returns how many tokens a level could take on top of a debt, which the script has
+// rounded up to a microsecond.
 func (t *sharedTerms) remaining(level int, debt time.Duration) int {
-	left := float64(t.Room[level].Whole) + float64(t.Room[level].Part)/(1<<32) - float64(debt)/1e3
-	token := float64(t.Token.Whole) + float64(t.Token.Part)/(1<<32)
-	return int(max(0, math.Floor(left/token+1e-9)))
+	us := debt.Microseconds()
+	missing := int(math.Ceil(float64(us) / (float64(t.Token.Whole) + float64(t.Token.Part)/(1<<32))))
+	if missing > 0 && t.Token.Times(missing-1).Up() >= us {
+		missing--
+	}
+	return max(0, roomOf(t.limit.Burst, t.cfg.Reserve, level)-missing)
 }
 
 // peek returns the Decision on one token by an answer.
 func (t *sharedTerms) peek(level int, a shared.Answer) Decision {
-	a.Wait = t.wait(1, level, a.Debt)
-	there := a.Wait == 0
+	there := t.limit.Rate == 0 || t.remaining(level, a.Debt) > 0
+	if !there {
+		a.Wait = t.wait(level, a.Debt)
+	}
 	for i, w := range a.Windows {
 		there = there && w.Used < int64(t.quotas[i].room[level])
 	}
@@ -271,12 +277,11 @@ func (t *sharedTerms) peek(level int, a shared.Answer) Decision {
 	return d
 }
 
-// wait returns the time until a level could take n tokens of the rate on top of a debt.
-func (t *sharedTerms) wait(n, level int, debt time.Duration) time.Duration {
-	cost, room := t.Token.Times(n), t.Room[level]
-	over := int64(debt/time.Microsecond) + int64(cost.Whole) - int64(room.Whole)
-	if cost.Part > room.Part {
-		over++
+// wait returns the time until a level could take a token of the rate on top of a debt.
+func (t *sharedTerms) wait(level int, debt time.Duration) time.Duration {
+	us := debt.Microseconds() + int64(t.Token.Whole) - int64(t.Room[level].Whole)
+	if t.Token.Part > t.Room[level].Part {
+		us++
 	}
-	return time.Duration(max(over, 0)) * time.Microsecond
+	return time.Duration(max(us, 0)) * time.Microsecond
 }

@@ -3,6 +3,7 @@ package throttle_test
 import (
 	"context"
 	"errors"
+	"math"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -340,13 +341,13 @@ func TestSharedPeekTellsWhatATakeWould(t *testing.T) {
 		ok                  bool
 		after               time.Duration
 	}{
-		"all there":              {0, 0, 0, true, 0},
-		"the last of each":       {666_666, 4, 9, true, 0},
-		"none of the rate":       {1_000_000, 0, 0, false, 333_334 * time.Microsecond}, // a third of a second, rounded up
-		"none of the first":      {0, 5, 9, false, time.Hour},
-		"none of the second":     {0, 4, 10, false, 24 * time.Hour},
-		"none of any":            {1_000_000, 5, 10, false, 24 * time.Hour},
-		"one microsecond is due": {666_667, 0, 0, false, time.Microsecond},
+		"all there":                {0, 0, 0, true, 0},
+		"the last of each":         {666_667, 4, 9, true, 0},
+		"none of the rate":         {1_000_000, 0, 0, false, 333_334 * time.Microsecond}, // a third of a second, rounded up
+		"none of the first":        {0, 5, 9, false, time.Hour},
+		"none of the second":       {0, 4, 10, false, 24 * time.Hour},
+		"none of any":              {1_000_000, 5, 10, false, 24 * time.Hour},
+		"two microseconds are due": {666_668, 0, 0, false, 2 * time.Microsecond},
 	} {
 		f := &fakeRedis{answer: answers(0, 0, c.debt, c.hourly, h, h, c.daily, 24*h, 24*h)}
 		s := throttle.NewShared(throttle.SharedConfig{
@@ -359,6 +360,28 @@ func TestSharedPeekTellsWhatATakeWould(t *testing.T) {
 	f := &fakeRedis{answer: answers(0, 0, 600_000)}
 	s := throttle.NewShared(throttle.SharedConfig{Timeout: time.Minute, Name: "api", Eval: f.eval, Rate: 10, Burst: 5, Instances: 1})
 	require.Equal(t, 200*time.Millisecond, s.Peek(t.Context(), "").RetryAfter)
+}
+
+// Each token that is there is told of, although the script rounds the debt up to a microsecond.
+func TestSharedTellsOfTheLastToken(t *testing.T) {
+	for _, rate := range []float64{3, 7, 10, 1.5, 1.0 / 7, 1e6 / 3, 1e6} {
+		const burst = 9
+		f := &fakeRedis{}
+		s := throttle.NewShared(throttle.SharedConfig{
+			Timeout: time.Minute, Name: "api", Eval: f.eval, Rate: rate, Burst: burst, Instances: 1, Levels: 2, Priority: levelOf, Reserve: []float64{0.25},
+		})
+		for taken := range burst + 1 {
+			f.answer = answers(0, 0, int64(math.Ceil(float64(taken)/rate*1e6-1e-6)))
+			for level, kept := range []int{0, 2} {
+				there := max(0, burst-kept-taken)
+				require.Equal(t, there, s.Take(at(t.Context(), level), "", 1).Remaining, "%d taken, at %v a second", taken, rate)
+				d := s.Peek(at(t.Context(), level), "")
+				require.Equal(t, there, d.Remaining)
+				require.Equal(t, there > 0, d.OK)
+				require.Equal(t, d.OK, d.RetryAfter == 0)
+			}
+		}
+	}
 }
 
 // In an outage, too, Peek is about the level of its call.

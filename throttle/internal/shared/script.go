@@ -45,6 +45,14 @@ func (m Micros) Times(n int) Micros {
 	return Micros{m.Whole*uint64(n) + hi<<32 + lo>>32, lo & math.MaxUint32}
 }
 
+// Up returns the time in microseconds, rounded up.
+func (m Micros) Up() int64 {
+	if m.Part > 0 {
+		return int64(m.Whole) + 1
+	}
+	return int64(m.Whole)
+}
+
 // String returns the time in decimal, 0 only if it is.
 func (m Micros) String() string {
 	return strconv.FormatFloat(float64(m.Whole)+float64(m.Part)/(1<<32), 'g', -1, 64)
