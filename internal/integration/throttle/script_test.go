@@ -76,6 +76,9 @@ func (m *model) answer(now int64, args []any) []int64 {
 			w = modelWindow{}
 		}
 		length, err := strconv.ParseInt(q[2].(string), 10, 64)
+		if err == nil && w.used > 0 && m.written > now { // the clock has been set back
+			w.end -= m.written - now
+		}
 		if err != nil {
 			begin, end, ok := period(now, q[2].(string))
 			if !ok {
@@ -83,8 +86,7 @@ func (m *model) answer(now int64, args []any) []int64 {
 				return []int64{-1, now}
 			}
 			w.end, length = end, end-begin
-		} else if w.used == 0 || w.end > now+length {
-			m.stored = m.stored || w.used != 0
+		} else if w.used == 0 {
 			w.end = now + length
 		}
 		w.used = max(0, w.used+owed)

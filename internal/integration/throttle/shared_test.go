@@ -374,6 +374,34 @@ func TestServerClockSetBack(t *testing.T) {
 	require.Eventually(t, func() bool { return s.Allow(t.Context(), "") }, patient, time.Millisecond, "calls do not keep it back")
 }
 
+// A clock that is set back makes no window of a quota longer, also if an instance notices that
+// knows another quota.
+func TestServerClockSetBackInAWindow(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	hourly := throttle.Quota{N: 3, Every: time.Hour}
+	for _, notices := range []throttle.Quota{hourly, {N: 100, Per: throttle.Day}} {
+		var seconds atomic.Int64
+		seconds.Store(1_790_000_000)
+		p := prefix(t, rdb)
+		instance := func(q throttle.Quota) *throttle.Shared {
+			return throttle.NewShared(throttle.SharedConfig{
+				Name: "back", Prefix: p, Eval: atClock(rdb, &seconds), Quotas: []throttle.Quota{q}, Timeout: patient, OnOutage: throttle.RefuseAll,
+			})
+		}
+		s, other := instance(hourly), instance(notices)
+		require.True(t, s.Take(t.Context(), "", 2).OK)
+		seconds.Add(50 * 60)
+		require.True(t, s.Take(t.Context(), "", 1).OK)
+		seconds.Add(-30 * 60)
+		other.Allow(t.Context(), "")
+		for range 2 {
+			require.Equal(t, 10*time.Minute, s.Take(t.Context(), "", 1).RetryAfter)
+		}
+		seconds.Add(10 * 60)
+		require.Equal(t, time.Hour, s.Take(t.Context(), "", 2).ResetAfter, "a new window")
+	}
+}
+
 // While an Update reaches one instance after the other, the old limit and the new one are in
 // use side by side: together they admit what the larger of them would. What was owed before is
 // owed in tokens, so a new rate counts at once.

@@ -37,9 +37,10 @@ if held then
   if not whole then
     return redis.error_reply('ERR throttle: the key holds something else')
   end
-  whole, rest, written = tonumber(whole), tonumber(rest), tonumber(written)
-  if written > now then -- the clock has been set back
-    whole, changed = whole - (written - now), true
+  whole, rest = tonumber(whole), tonumber(rest)
+  local back = math.max(0, tonumber(written) - now) -- by which the clock has been set back
+  if back > 0 then
+    whole, changed = whole - back, true
   end
   if token == '0' then
     others, token = {whole, rest}, was
@@ -54,7 +55,8 @@ if held then
     windows, ids = {}, {}
     for id, used, ends in string.gmatch(more, '|(%S+) (%d+) (%d+)') do
       if tonumber(ends) > now then
-        windows[id] = {used = tonumber(used), ends = tonumber(ends)}
+        local calendar = string.find(id, '^%a') -- which goes by the clock
+        windows[id] = {used = tonumber(used), ends = ends - (calendar and 0 or back)}
         ids[#ids + 1] = id
       end
     end
@@ -78,9 +80,6 @@ if ARGV[6] ~= '0' then
     if q.length then
       if q.used == 0 then
         q.ends = now + q.length
-      end
-      if q.ends > now + q.length then -- the clock has been set back
-        q.ends, changed = now + q.length, true
       end
     else
       local begin, ends
