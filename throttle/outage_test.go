@@ -630,6 +630,25 @@ func TestSharedTellsOfEachOutage(t *testing.T) {
 	})
 }
 
+// An outage that is found out when all calls have left is told of by the next call, although
+// that does not ask Redis.
+func TestSharedNextCallTellsOfAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Rate: 10, OnOutage: throttle.AdmitAll, Eval: (&fakeRedis{answer: hanging}).eval})
+		var seen events
+		defer s.Observe(seen.add)()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, s.Wait(ctx, "a"), context.DeadlineExceeded)
+		time.Sleep(1100 * time.Millisecond)
+		seen.take()
+		require.True(t, s.Stats().Down)
+		require.NoError(t, s.Wait(t.Context(), "a"))
+		require.EqualValues(t, 1, s.Stats().Asked)
+		require.Equal(t, []throttle.Event{{Kind: throttle.EventOutageBegan, Name: "api", Key: "a", Err: context.DeadlineExceeded}}, seen.take())
+	})
+}
+
 // The values of the call's ctx reach Eval, its end does not.
 func TestSharedEvalHasTheValuesOfTheCall(t *testing.T) {
 	type trace struct{}

@@ -26,6 +26,7 @@ func (r *Redis) Hears(heard func() bool, hear func(context.Context, Event)) {
 // none is waited for, and false if ctx ends first.
 func (r *Redis) Ask(ctx context.Context, t *Terms, c Call) (a Answer, o *Outage, ok bool) {
 	if o := r.outages.of(c.Full, t.RetryEvery); o != nil {
+		r.outages.deliver(ctx)
 		return a, o, true
 	}
 	return r.Tell(ctx, t, c)
