@@ -13,7 +13,7 @@ func (a *Adaptive) SetRand(random func() float64) { a.rand = random }
 func SlotOf(key string) uint16 { return shared.SlotOf(key) }
 
 // OutageSlots returns of how many slots an outage is remembered.
-func (s *Shared) OutageSlots() int { return int(s.redis.Stats().Slots) }
+func (s *Shared) OutageSlots() int { return s.redis.Stats().Slots }
 
 // Never is the wait of a call that costs more than there can be.
 const Never = never

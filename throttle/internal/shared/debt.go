@@ -2,7 +2,6 @@ package shared
 
 import (
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -16,8 +15,6 @@ type debt struct {
 
 // debts are those of this instance. Most often there are none.
 type debts struct {
-	owing atomic.Int64 // len(byKey), to be read without mu
-
 	mu    sync.Mutex
 	byKey map[string]debt // by the keys in Redis
 }
@@ -50,14 +47,10 @@ func (d *debts) owe(key string, more debt) {
 		delete(d.byKey, other)
 	}
 	d.byKey[key] = sum
-	d.owing.Store(int64(len(d.byKey)))
 }
 
 // pay takes tokens from the debt of a key, if there is one.
 func (d *debts) pay(key string, tokens int) {
-	if d.owing.Load() == 0 {
-		return
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if sum := d.byKey[key]; sum.tokens > tokens {
@@ -66,18 +59,13 @@ func (d *debts) pay(key string, tokens int) {
 	} else {
 		delete(d.byKey, key)
 	}
-	d.owing.Store(int64(len(d.byKey)))
 }
 
 // collect returns the debt of a key and forgets it.
 func (d *debts) collect(key string) debt {
-	if d.owing.Load() == 0 {
-		return debt{}
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	sum := d.byKey[key]
 	delete(d.byKey, key)
-	d.owing.Store(int64(len(d.byKey)))
 	return sum
 }

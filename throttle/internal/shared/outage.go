@@ -15,16 +15,14 @@ import (
 // specification defines 16384 slots: all keys of a slot are on one server, and the
 // memory is bounded whatever the number of keys.
 type outages struct {
-	known atomic.Int64 // len(slots), to be read without mu
-	down  atomic.Int64 // of these, the outages that have begun
-	begun atomic.Int64
-
 	heard  func() bool                  // whether anybody hears of events
 	hear   func(context.Context, Event) // tells them
 	events notify.Queue[Event]          // added under mu
 
 	mu     sync.Mutex
 	slots  map[uint16]*Outage
+	down   int       // of slots, the outages that have begun
+	begun  int64     // outages so far
 	looked time.Time // for slots that no call tries
 }
 
@@ -51,33 +49,34 @@ func (o *Outage) Tell() bool { return o.told.CompareAndSwap(false, true) }
 // of returns the outage of a key's slot, or nil. To one call each RetryEvery it returns
 // nil although there is an outage: that call tries the slot.
 func (o *outages) of(key string, every time.Duration) *Outage {
-	if o.down.Load() == 0 {
-		return nil
-	}
-	slot := SlotOf(key)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	known := o.slots[slot]
+	known := o.at(key)
 	if known == nil || !known.begun {
 		return nil
 	}
 	if now := time.Now(); !now.Before(known.Until) {
 		next := &Outage{begun: true, key: known.key, Cause: known.Cause, Until: now.Add(every)}
 		next.told.Store(known.told.Load())
-		o.slots[slot] = next
+		o.slots[SlotOf(key)] = next
 		return nil
 	}
 	return known
 }
 
+// at returns what is wrong with a key's slot, or nil. o.mu is held.
+func (o *outages) at(key string) *Outage {
+	if len(o.slots) == 0 {
+		return nil
+	}
+	return o.slots[SlotOf(key)]
+}
+
 // well reports whether there is no outage of a key's slot.
 func (o *outages) well(key string) bool {
-	if o.down.Load() == 0 {
-		return true
-	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	known := o.slots[SlotOf(key)]
+	known := o.at(key)
 	return known == nil || !known.begun
 }
 
@@ -85,7 +84,7 @@ func (o *outages) well(key string) bool {
 func (o *outages) late(t *Terms, c Call, cause error) *Outage {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.note(t, c, cause, o.slots[SlotOf(c.Full)] != nil)
+	return o.note(t, c, cause, o.at(c.Full) != nil)
 }
 
 // began records that Redis did not answer for a call. The caller calls deliver.
@@ -100,7 +99,7 @@ func (o *outages) began(t *Terms, c Call, cause error) *Outage {
 func (o *outages) lost(t *Terms, c Call, cause error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if known := o.slots[SlotOf(c.Full)]; known != nil && !known.begun {
+	if known := o.at(c.Full); known != nil && !known.begun {
 		o.note(t, c, cause, true).told.Store(known.told.Load()) // of the same trip
 	}
 }
@@ -108,29 +107,26 @@ func (o *outages) lost(t *Terms, c Call, cause error) {
 // note records what is wrong with a slot. o.mu is held.
 func (o *outages) note(t *Terms, c Call, cause error, begins bool) *Outage {
 	next := &Outage{begun: begins, key: keyed.Text(c.Key), Cause: cause, Until: time.Now().Add(t.RetryEvery)}
-	slot := SlotOf(c.Full)
-	if before := o.slots[slot]; begins && (before == nil || !before.begun) {
-		o.begun.Add(1)
-		o.down.Add(1)
+	if before := o.at(c.Full); begins && (before == nil || !before.begun) {
+		o.begun++
+		o.down++
 		o.add(Event{Began: true, Key: next.key, Cause: cause})
 	}
 	if o.slots == nil {
 		o.slots = make(map[uint16]*Outage)
 	}
-	o.slots[slot] = next
-	o.known.Store(int64(len(o.slots)))
+	o.slots[SlotOf(c.Full)] = next
 	return next
 }
 
 // ended records that Redis answered for a call. The caller calls deliver.
 func (o *outages) ended(t *Terms, c Call) {
-	if o.known.Load() == 0 {
-		return
-	}
-	slot := SlotOf(c.Full)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.slots[slot] != nil {
+	if len(o.slots) == 0 {
+		return
+	}
+	if slot := SlotOf(c.Full); o.slots[slot] != nil {
 		o.over(slot, keyed.Text(c.Key))
 	}
 	now := time.Now()
@@ -149,11 +145,10 @@ func (o *outages) ended(t *Terms, c Call) {
 func (o *outages) over(slot uint16, key string) {
 	begun := o.slots[slot].begun
 	delete(o.slots, slot)
-	o.known.Store(int64(len(o.slots)))
 	if !begun {
 		return
 	}
-	o.down.Add(-1)
+	o.down--
 	o.add(Event{Key: key})
 }
 

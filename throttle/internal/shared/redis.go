@@ -52,13 +52,16 @@ type Stats struct {
 	Failed  int64
 	Outages int64
 	Down    bool
-	Slots   int64 // for which Redis has not answered
+	Slots   int // for which Redis has not answered
 }
 
 // Stats returns a snapshot.
 func (r *Redis) Stats() Stats {
+	o := &r.outages
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	return Stats{
 		Asked: r.asked.Load(), AskTime: time.Duration(r.askTime.Load()), Failed: r.failed.Load(),
-		Outages: r.outages.begun.Load(), Down: r.outages.down.Load() > 0, Slots: r.outages.known.Load(),
+		Outages: o.begun, Down: o.down > 0, Slots: len(o.slots),
 	}
 }
