@@ -53,7 +53,6 @@ type Shared struct {
 	terms     atomic.Pointer[sharedTerms]
 	observers observers
 	own       sync.Map // of Set: a Limit for each key
-	sets      atomic.Int64
 	alone     alone
 	redis     shared.Redis
 
@@ -235,10 +234,8 @@ func (s *Shared) termsOf(key string) *sharedTerms {
 	if key == "" {
 		return t
 	}
-	if s.sets.Load() > 0 {
-		if own, ok := s.own.Load(key); ok {
-			return newSharedTerms(t.cfg, own.(Limit))
-		}
+	if own, ok := s.own.Load(key); ok {
+		return newSharedTerms(t.cfg, own.(Limit))
 	}
 	if t.cfg.LimitFor == nil {
 		return t

@@ -18,18 +18,14 @@ func (s *Shared) Set(key string, limit Limit) error {
 		return errors.New("throttle: the empty key has the limit of the configuration: use Update")
 	}
 	if limit.isZero() {
-		if _, ok := s.own.LoadAndDelete(key); ok {
-			s.sets.Add(-1)
-		}
+		s.own.Delete(key)
 		return nil
 	}
 	f := invalid.Fields{Type: "throttle.Limit"}
 	if checkShared(&f, limit); f.Err() != nil {
 		return f.Err()
 	}
-	if _, ok := s.own.Swap(key, limit.withDefaults()); !ok {
-		s.sets.Add(1)
-	}
+	s.own.Store(key, limit.withDefaults())
 	return nil
 }
 
