@@ -27,8 +27,10 @@ type GroupConfig[K comparable] struct {
 	// 10 000.
 	MaxQueued int
 
-	// MaxKeys is how many keys are held at once, at most. Zero means 100 000. A key
-	// that is a string takes at most 150 bytes, a copy of its text included; with Quotas
+	// MaxKeys is how many keys are held at once, at most; only [Group.Set] and
+	// [Group.Restore] hold a key with a limit of its own beyond that. Such keys count, too:
+	// with MaxKeys of them there is no room for others. Zero means 100 000. A key that is a
+	// string takes at most 150 bytes, a copy of its text included; with Quotas
 	// 100 more, and 16 for each of them.
 	MaxKeys int
 
@@ -73,10 +75,9 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 //
 // A key whose burst has refilled, and whose windows of quotas are over, is the same as one
 // that was never seen. So such keys are evicted after a while, a few whenever a new key
-// comes. At most MaxKeys are held, apart from keys that Set adds. If none of them can be
-// evicted, a new key finds no room: all such keys share one limit, as Config has it, whose Key
-// is "(other keys)". So does a key that is not equal to itself, such as NaN. Choose keys that
-// an attacker cannot make up for free.
+// comes. If MaxKeys are held and none of them can be evicted, a new key finds no room: all
+// such keys share one limit, as Config has it, whose Key is "(other keys)". So does a key that
+// is not equal to itself, such as NaN. Choose keys that an attacker cannot make up for free.
 type Group[K comparable] struct {
 	members *keyed.Group[K, GroupConfig[K], terms, account]
 	ledgers [64]struct {

@@ -38,13 +38,15 @@ import (
 // spent of it lately. It costs that only where an instance does not call again, or the keys
 // that owe are more than 100 000. An instance that is cut off while Redis answers others costs
 // its part of the Rate as well, for as long as that lasts. With AdmitAll there is no bound.
+// With LimitLocally an instance remembers for each limit what 100 000 keys have spent; keys
+// that come when all of these have tokens to get back share one part in an outage.
 //
 // A call whose ctx ends while it waits for Redis may have taken its tokens.
 //
 // An outage concerns one hash slot of the 16384 slots of a Redis Cluster: if one master is
 // down, or one key holds a value of another program, the keys of other slots are not
 // affected. It is over when Redis has answered for a key of the slot, or for another key
-// when no call has tried the slot for a RetryEvery.
+// after two RetryEvery in which no call has tried the slot.
 //
 // A Shared does not wait for tokens. A retry around it that respects
 // [LimitedError.RetryAfter] does.
@@ -276,7 +278,7 @@ func (s *Shared) Update(change func(*SharedConfig)) error {
 }
 
 // Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing. It allows more Instances than the limit has room for.
+// changes nothing.
 func (s *Shared) Preview(change func(*SharedConfig)) (SharedConfig, error) {
 	return s.setting.Preview(change)
 }
