@@ -109,13 +109,8 @@ func (m measure) decision(b *bound, ok bool, n, level int) Decision {
 	if b != nil {
 		return b.Decision
 	}
-	d := Decision{
-		OK:         ok,
-		Limit:      m.size(),
-		Window:     windowOf(m.cfg.Rate, m.burst),
-		Remaining:  m.remaining(level),
-		ResetAfter: m.until(m.tat),
-	}
+	d := m.about(-1, nil, moment{}, level)
+	d.OK = ok
 	if !ok {
 		d.RetryAfter = m.wait(n, level)
 	}

@@ -3,7 +3,6 @@ package throttle
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -160,10 +159,10 @@ func (s *Shared) decide(ctx context.Context, t *sharedTerms, c shared.Call) (d D
 	case c.N == 0:
 		d = t.unknown()
 		d.OK = true
-	case c.N > t.most(c.Level):
+	case c.N > t.most[c.Level]:
 		d, why = t.unknown(), TooCostly
 		d.RetryAfter = never
-		if i := slices.IndexFunc(t.quotas, func(q quotaTerms) bool { return c.N > q.room[c.Level] }); i >= 0 {
+		if i := t.costliest(c.N, c.Level); i >= 0 {
 			d.Quota, d.Limit, d.Window = t.quotas[i].Quota, t.quotas[i].N, 0
 		}
 	default:

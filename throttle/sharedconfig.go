@@ -142,30 +142,32 @@ func checkShared(f *invalid.Fields, l Limit) {
 	l.validate(f)
 }
 
+// of returns the Config of a limit, for c with its defaults filled in.
+func (c SharedConfig) of(l Limit) *Config {
+	cfg := &Config{Name: c.Name, Levels: c.Levels, Priority: c.Priority, Reserve: c.Reserve}
+	cfg.setLimit(l)
+	return cfg
+}
+
 // local returns this instance's part of a limit, for c with its defaults filled in.
 func (c SharedConfig) local(l Limit) GroupConfig[string] {
-	cfg := Config{Name: c.Name, Levels: c.Levels, Priority: c.Priority, Reserve: c.Reserve}
-	cfg.setLimit(l.part(c.Instances))
-	return GroupConfig[string]{Config: cfg}
+	return GroupConfig[string]{Config: *c.of(l.part(c.Instances))}
 }
 
 func (c SharedConfig) localOf() GroupConfig[string] { return c.local(c.limit()) }
 
-// sharedTerms are a limit in the units of the script.
+// sharedTerms are a limit in the units of the script, too.
 type sharedTerms struct {
+	*terms
 	shared.Terms
 	cfg    *SharedConfig // with its defaults filled in; never written to
 	limit  Limit         // with its defaults filled in
 	window time.Duration
-	quotas []quotaTerms
 	base   bool // whether it is the limit of cfg
 }
 
 func newSharedTerms(c *SharedConfig, l Limit) *sharedTerms {
-	t := &sharedTerms{
-		cfg: c, limit: l, window: windowOf(l.Rate, l.Burst),
-		quotas: newQuotaTerms(l.Quotas, max(c.Levels, 1), c.Reserve),
-	}
+	t := &sharedTerms{terms: newTerms(c.of(l)), cfg: c, limit: l, window: windowOf(l.Rate, l.Burst)}
 	t.Terms = shared.Terms{Name: c.Name, Timeout: c.Timeout, RetryEvery: c.RetryEvery, Instances: c.Instances, Eval: c.Eval}
 	for i := range t.quotas {
 		q := &t.quotas[i]
@@ -175,7 +177,7 @@ func newSharedTerms(c *SharedConfig, l Limit) *sharedTerms {
 		whole, part := math.Modf(1e6 / l.Rate)
 		t.Token = shared.Micros{Whole: uint64(whole), Part: uint64(math.Ceil(part * (1 << 32)))}
 	}
-	for level := range max(c.Levels, 1) {
+	for level := range c.Levels {
 		room := t.Token.Times(roomOf(l.Burst, c.Reserve, level))
 		if l.Rate == 0 { // only quotas limit; what other instances hold as the debt stays
 			room = shared.Micros{Whole: 1e15}
@@ -183,18 +185,6 @@ func newSharedTerms(c *SharedConfig, l Limit) *sharedTerms {
 		t.Room = append(t.Room, room)
 	}
 	return t
-}
-
-// most returns how many tokens a level may spend at once.
-func (t *sharedTerms) most(level int) int {
-	most := math.MaxInt
-	if t.limit.Rate != 0 {
-		most = roomOf(t.limit.Burst, t.cfg.Reserve, level)
-	}
-	for i := range t.quotas {
-		most = min(most, t.quotas[i].room[level])
-	}
-	return most
 }
 
 // callOf returns the call of ctx for key, for one token.
@@ -261,7 +251,7 @@ func (t *sharedTerms) remaining(level int, debt time.Duration) int {
 	if missing > 0 && t.Token.Times(missing-1).Up() >= us {
 		missing--
 	}
-	return max(0, roomOf(t.limit.Burst, t.cfg.Reserve, level)-missing)
+	return max(0, roomOf(t.burst, t.cfg.Reserve, level)-missing)
 }
 
 // peek returns the Decision on one token by an answer.

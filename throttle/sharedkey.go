@@ -64,7 +64,7 @@ func (s *Shared) Peek(ctx context.Context, key string) Decision {
 // [ErrOutage], or if ctx ends.
 func (s *Shared) Refund(ctx context.Context, key string, n int) error {
 	t := s.termsOf(key)
-	n = min(n, t.most(0))
+	n = min(n, t.most[0])
 	if n <= 0 {
 		return nil
 	}

@@ -149,8 +149,8 @@ func (m *measure) takeAll(windows []window, now moment, n, level int, peek bool)
 }
 
 // costliest returns the quota that n tokens can never be taken from, or -1 for the burst.
-func (m *measure) costliest(n, level int) int {
-	return slices.IndexFunc(m.quotas, func(q quotaTerms) bool { return n > q.room[level] })
+func (t *terms) costliest(n, level int) int {
+	return slices.IndexFunc(t.quotas, func(q quotaTerms) bool { return n > q.room[level] })
 }
 
 // tightest returns the quota that has the fewest tokens left, or -1 for the rate.
