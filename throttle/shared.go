@@ -184,7 +184,7 @@ func (s *Shared) ask(ctx context.Context, t *sharedTerms, c shared.Call) (Decisi
 	case !ok:
 		return t.unknown(), ContextEnded, ended.Error(ctx)
 	case outage != nil:
-		d, why, err := s.decideAlone(ctx, t, c, outage)
+		d, why, err := s.decideAlone(t, c, outage)
 		if d.OK {
 			s.redis.Owe(c)
 		}
@@ -198,10 +198,7 @@ func (s *Shared) ask(ctx context.Context, t *sharedTerms, c shared.Call) (Decisi
 }
 
 // decideAlone decides on a call without Redis.
-func (s *Shared) decideAlone(ctx context.Context, t *sharedTerms, c shared.Call, o *shared.Outage) (Decision, Reason, error) {
-	if t.cfg.OnStoreError != nil && o.Tell() {
-		t.cfg.OnStoreError(ctx, o.Cause)
-	}
+func (s *Shared) decideAlone(t *sharedTerms, c shared.Call, o *shared.Outage) (Decision, Reason, error) {
 	s.outOfReach.Add(1)
 	d := t.unknown()
 	switch t.cfg.OnOutage {

@@ -155,18 +155,19 @@ func TestSharedBadAnswers(t *testing.T) {
 		"throttle: api: the script's answer has int64 -5: must be an integer of 0 or more":  []any{int64(1), int64(-5), int64(2)},
 		"throttle: api: the script's answer is 7 tokens: must be 0 or 1":                    []any{int64(7), int64(0), int64(2)},
 	} {
-		var reported error
 		s := throttle.NewShared(throttle.SharedConfig{
 			Timeout: time.Minute,
 			Name:    "api", Rate: 1, OnOutage: throttle.RefuseAll,
-			Eval:         func(context.Context, string, []string, ...any) (any, error) { return answer, nil },
-			OnStoreError: func(_ context.Context, err error) { reported = err },
+			Eval: func(context.Context, string, []string, ...any) (any, error) { return answer, nil },
 		})
+		var seen events
+		s.Observe(seen.add)
 		err := s.Do(t.Context(), "", ok)
-		require.EqualError(t, reported, want)
+		cause := seen.take()[0].Err
+		require.EqualError(t, cause, want)
 		require.ErrorIs(t, err, throttle.ErrOutage)
 		require.ErrorIs(t, err, throttle.ErrLimited)
-		require.ErrorIs(t, err, reported)
+		require.ErrorIs(t, err, cause)
 	}
 }
 
@@ -190,19 +191,17 @@ func FuzzSharedAnswer(f *testing.F) {
 		as := func(v int64) any {
 			return []any{v, strconv.FormatInt(v, 10), strconv.AppendInt(nil, v, 10), int(v), float64(v), nil}[kind%6]
 		}
-		wrong := 0
 		s := throttle.NewShared(throttle.SharedConfig{
 			Timeout: time.Minute,
 			Name:    "api", Rate: 10, Burst: 10, OnOutage: throttle.RefuseAll, RetryEvery: time.Hour,
 			Eval: func(context.Context, string, []string, ...any) (any, error) {
 				return []any{as(taken), as(wait), as(debt)}, nil
 			},
-			OnStoreError: func(context.Context, error) { wrong++ },
 		})
 		d := s.Take(t.Context(), "", n)
 		sane := kind%6 < asFloat && min(taken, wait, debt) >= 0 && max(taken, wait, debt) <= math.MaxInt64/1000 &&
 			(taken == 0 || taken == int64(n))
-		require.Equal(t, sane, wrong == 0)
+		require.Equal(t, sane, s.Stats().Failed == 0)
 		require.Equal(t, sane && taken > 0, d.OK)
 		require.GreaterOrEqual(t, min(d.RetryAfter, d.ResetAfter), time.Duration(0))
 		require.True(t, 0 <= d.Remaining && d.Remaining <= 10)

@@ -84,11 +84,6 @@ type SharedConfig struct {
 	// RetryEvery is how often one call tries Redis during an outage. The other calls do
 	// not wait for it. Zero means a second.
 	RetryEvery time.Duration
-
-	// OnStoreError, if not nil, is called with the error each time Redis has failed to
-	// answer. The first call that is decided without that answer calls it, with its
-	// ctx.
-	OnStoreError func(context.Context, error)
 }
 
 // Validate returns an error that names each invalid field, or nil.

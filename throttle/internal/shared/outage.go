@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/keyed"
@@ -34,17 +33,14 @@ type Event struct {
 }
 
 // An Outage is what is wrong with a slot. One answer that is late is not an outage yet: it
-// begins when no answer came in time between two that were late, or with an error.
+// begins when no answer came in time between two that were late, or with an error. It does not
+// change.
 type Outage struct {
 	begun bool
 	key   string // of the call that noticed it
 	Cause error
 	Until time.Time // when a call may try the slot again
-	told  atomic.Bool
 }
-
-// Tell reports whether nobody has been told of o yet.
-func (o *Outage) Tell() bool { return o.told.CompareAndSwap(false, true) }
 
 // of returns the outage of a key's slot, or nil. To one call each RetryEvery it returns
 // nil although there is an outage: that call tries the slot.
@@ -56,9 +52,9 @@ func (o *outages) of(key string, every time.Duration) *Outage {
 		return nil
 	}
 	if now := time.Now(); !now.Before(known.Until) {
-		next := &Outage{begun: true, key: known.key, Cause: known.Cause, Until: now.Add(every)}
-		next.told.Store(known.told.Load())
-		o.slots[SlotOf(key)] = next
+		next := *known
+		next.Until = now.Add(every)
+		o.slots[SlotOf(key)] = &next
 		return nil
 	}
 	return known
@@ -100,7 +96,7 @@ func (o *outages) lost(t *Terms, c Call, cause error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if known := o.at(c.Full); known != nil && !known.begun {
-		o.note(t, c, cause, true).told.Store(known.told.Load()) // of the same trip
+		o.note(t, c, cause, true)
 	}
 }
 
