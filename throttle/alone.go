@@ -50,7 +50,7 @@ func (a *alone) group(t *sharedTerms) *Group[string] {
 
 // adopt makes cfg the configuration of the limits.
 func (a *alone) adopt(cfg *SharedConfig) error {
-	if err := a.base.adopt(cfg.localOf()); err != nil {
+	if err := a.base.Update(func(c *GroupConfig[string]) { *c = cfg.localOf() }); err != nil {
 		return err
 	}
 	a.mu.Lock()

@@ -324,8 +324,3 @@ func (g *Group[K]) All() iter.Seq2[K, Usage] {
 		}
 	}
 }
-
-// adopt puts next into effect.
-func (g *Group[K]) adopt(next GroupConfig[K]) error {
-	return g.members.Set(func(given *GroupConfig[K]) { *given = next })
-}

@@ -387,8 +387,7 @@ func TestHooksMayCallBack(t *testing.T) {
 		require.Equal(t, 2, called)
 		require.True(t, g.Take(1, 4).OK, "as it has been given")
 
-		var s *throttle.Shared
-		s = throttle.NewShared(throttle.SharedConfig{
+		s := throttle.NewShared(throttle.SharedConfig{
 			Name: "api", Rate: 1, Burst: 2, OnOutage: throttle.RefuseAll,
 			Eval: func(context.Context, string, []string, ...any) (any, error) { return nil, errDown },
 		})

@@ -147,11 +147,6 @@ func (g *Group[K, G, E, V]) Update(change func(*G)) error {
 	return g.Setting.Update(change, g.admit, g.follow)
 }
 
-// Set is Update with the Config as it was given.
-func (g *Group[K, G, E, V]) Set(change func(given *G)) error {
-	return g.Setting.Set(change, g.admit, g.follow)
-}
-
 func (g *Group[K, G, E, V]) admit(next *G) error {
 	most, was := int64(g.kind.Bounds(next).MaxKeys), g.max.Load()
 	g.max.Store(most) // before the look at size, so that none is added in between
