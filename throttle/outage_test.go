@@ -481,6 +481,26 @@ func TestSharedOwesForEachKey(t *testing.T) {
 	})
 }
 
+// However much was admitted alone, what is owed is never less than nothing: that would give
+// tokens.
+func TestSharedOwesMoreThanCanBeSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeRedis{answer: down}
+		s := throttle.NewShared(throttle.SharedConfig{Name: "api", Rate: 1.0 / (30 * 24 * 3600), Burst: 400, Eval: f.eval, OnOutage: throttle.AdmitAll})
+		for range 9000 {
+			require.True(t, s.Take(t.Context(), "", 400).OK)
+		}
+		f.answer = answers(0, 0, 0)
+		time.Sleep(time.Second)
+		for range 2 { // the outage is over, and the debt is told of
+			s.Peek(t.Context(), "")
+		}
+		require.Equal(t, 9000*400, told(f))
+		calls := f.made()
+		require.Positive(t, calls[len(calls)-1].args[10])
+	})
+}
+
 // A Redis that works but whose answers are lost is told of no debt in the outage.
 func TestSharedTellsOfADebtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -39,10 +39,17 @@ type Quota struct {
 // Micros is a time in microseconds and 2^-32ths of one.
 type Micros struct{ Whole, Part uint64 }
 
-// Times returns the time of n tokens that take m each.
+// longest is more than is ever owed: 73 000 years.
+const longest = 1 << 61
+
+// Times returns the time of n tokens that take m each, or longest if it is longer.
 func (m Micros) Times(n int) Micros {
+	over, whole := bits.Mul64(m.Whole, uint64(n))
+	if over > 0 || whole > longest {
+		return Micros{Whole: longest}
+	}
 	hi, lo := bits.Mul64(m.Part, uint64(n))
-	return Micros{m.Whole*uint64(n) + hi<<32 + lo>>32, lo & math.MaxUint32}
+	return Micros{whole + hi<<32 + lo>>32, lo & math.MaxUint32}
 }
 
 // Up returns the time in microseconds, rounded up.
