@@ -176,7 +176,9 @@ func (p *program) tryAll(chosen []mutant, o options, found io.Writer) map[verdic
 			count[caught]++
 			fmt.Printf("  caught after all %s: %s\n", m.Pos, m.Name)
 		case untried:
-			fmt.Fprintf(found, "  survived %s: %s, but for %d tests untried\n", m.Pos, m.Name, m.left)
+			count[survived]--
+			count[untried]++
+			fmt.Fprintf(found, "  untried with %d more tests %s: %s\n", m.left, m.Pos, m.Name)
 		default:
 			fmt.Fprintf(found, "  survived %s: %s\n", m.Pos, m.Name)
 		}
