@@ -137,11 +137,6 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 	ctx = withAttempt(ctx, &e.id, res.unit, res.attempt, res.op)
 	res.ctx = ctx
 	defer func() {
-		if v := recover(); v != nil {
-			p := &panicError{v, debug.Stack()}
-			new(notify.Panics).Tell(ctx, "saga: a step", e.r.config().OnPanic, p.value, p.stack) // its attempt is counted
-			res.err = p
-		}
 		if res.err != nil && res.tx != nil {
 			if endedItself(ctx, res.tx.Rollback()) {
 				res.err = Abort(fmt.Errorf("%w: %w", errTxEnded, res.err))
@@ -155,26 +150,34 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 		}
 		e.results <- res
 	}()
+	defer func() {
+		if v := recover(); v != nil {
+			stack := debug.Stack()
+			res.err = &panicError{v, stack}
+			new(notify.Panics).Tell(ctx, "saga: a step", e.r.config().OnPanic, v, stack) // its attempt is counted
+		}
+	}()
 	if res.err != nil {
 		return // its copy of the state could not be made
 	}
 	res.err = errExited
 	began := time.Now()
 	defer func() { res.took = time.Since(began) }()
-	if e.plan.Units[res.unit].Child {
-		res.err = e.attend(ctx, &res)
-		return
+	res.err = e.perform(ctx, &res, tx)
+}
+
+// perform does the work of an attempt.
+func (e *execution) perform(ctx context.Context, res *result, tx bool) (err error) {
+	switch {
+	case e.plan.Units[res.unit].Child:
+		return e.attend(ctx, res)
+	case !tx:
+		return e.p.call(ctx, res.unit, res.op, res.s)
 	}
-	if tx {
-		var err error
-		if res.tx, err = e.r.tx.Begin(ctx); err != nil {
-			res.err = err
-			return
-		}
-		res.err = e.p.callTx(ctx, res.tx, res.unit, res.op, res.s)
-		return
+	if res.tx, err = e.r.tx.Begin(ctx); err != nil {
+		return err
 	}
-	res.err = e.p.call(ctx, res.unit, res.op, res.s)
+	return e.p.callTx(ctx, res.tx, res.unit, res.op, res.s)
 }
 
 // turnBack ends the attempts of a saga that is to turn back, except for that of a pivot

@@ -156,6 +156,25 @@ func TestAHookThatPanicsOrExitsIsTold(t *testing.T) {
 	}
 }
 
+// TestAHookOfPanicsMayExit: as a require in it does, when it fails.
+func TestAHookOfPanicsMayExit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := step("flight")
+		st.Do = func(context.Context, *trip) error { panic("boom") }
+		sg := sequence(st)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
+			OnEvent: func(context.Context, saga.Event) { panic("boom") },
+			OnPanic: func(context.Context, any, []byte) { runtime.Goexit() },
+		}, sg)
+		mustStart(t, r, sg)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		_, err := result[trip](ctx, r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Zero(t, r.Stats().Claimed, "it is held from its start to its end")
+	})
+}
+
 // TestASlowHookOfStartCostsNoLease: the runner holds the saga, and any child, while the hooks
 // are told of its start. Its first step begins after them.
 func TestASlowHookOfStartCostsNoLease(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -102,19 +103,22 @@ func hook[T any](ctx context.Context, r *Runner, name string, fn func(context.Co
 		return
 	}
 	done := make(chan struct{})
-	err := errExited
 	go func() {
 		defer close(done)
-		defer caught(&err)
+		var value any = errGoexit
+		var stack []byte
+		defer func() {
+			if v := recover(); v != nil {
+				value, stack = v, debug.Stack()
+			}
+			if value != nil {
+				r.panics.Tell(ctx, "saga: "+name, r.config().OnPanic, value, stack)
+			}
+		}()
 		fn(ctx, arg)
-		err = nil
+		value = nil
 	}()
 	<-done
-	if p, ok := err.(*panicError); ok {
-		r.panics.Tell(ctx, "saga: "+name, r.config().OnPanic, p.value, p.stack)
-	} else if err != nil {
-		r.panics.Tell(ctx, "saga: "+name, r.config().OnPanic, errGoexit, nil)
-	}
 }
 
 // Stats returns the runner's figures. It waits for nothing: at most every five seconds it
