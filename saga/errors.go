@@ -179,7 +179,7 @@ func wrapFinal(err error, says machine.Effect) error {
 
 type finalError struct {
 	err  error
-	says machine.Effect // effectInDoubt: what err says
+	says machine.Effect // machine.InDoubt: what err says
 }
 
 func (e *finalError) Error() string   { return e.err.Error() }
@@ -301,6 +301,15 @@ func (e *panicError) Refused() bool { return false }
 func (e *panicError) Answered() bool { return false }
 
 func (e *panicError) Error() string { return fmt.Sprintf("saga: panic: %v", e.value) }
+
+// readable returns err. If reading err panics, such as the Error of a nil pointer that a step has
+// returned as an error, it panics here, where that is a panic of the step.
+func readable(err error) error {
+	if err != nil {
+		_, _ = err.Error(), endOf(err, false)
+	}
+	return err
+}
 
 // caught turns a panic into a panicError. It is deferred around the user's code.
 func caught(err *error) {

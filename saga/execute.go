@@ -163,7 +163,7 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 	res.err = errExited
 	began := time.Now()
 	defer func() { res.took = time.Since(began) }()
-	res.err = e.perform(ctx, &res, tx)
+	res.err = readable(e.perform(ctx, &res, tx))
 }
 
 // perform does the work of an attempt.

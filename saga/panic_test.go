@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -173,6 +174,53 @@ func TestAHookOfPanicsMayExit(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Zero(t, r.Stats().Claimed, "it is held from its start to its end")
 	})
+}
+
+// faulty is an error whose methods panic if it is a nil pointer.
+type faulty struct{ text string }
+
+func (f *faulty) Error() string { return f.text }
+
+// TestAnErrorThatCannotBeReadIsAPanicOfItsStep: a runner would end the process with it, and
+// Run would undo nothing.
+func TestAnErrorThatCannotBeReadIsAPanicOfItsStep(t *testing.T) {
+	var none *faulty
+	declined := failing("charge", saga.NoEffect(errDeclined))
+	do := failing("hotel", none)
+	do.Attempts = 1
+	undo := step("hotel")
+	undo.Undo, undo.UndoAttempts = note("undo hotel", none), 1
+	beside := do
+	beside.After = []string{}
+	children := saga.Step[trip]{Name: "hotel", Attempts: 1, Saga: saga.ChildOf(
+		&saga.Saga[trip]{Name: "room", Steps: []saga.Step[trip]{step("room")}},
+		func(*trip) (trip, error) { return trip{}, none }, nil)}
+	for name, sg := range map[string]*saga.Saga[trip]{
+		"Do":     sequence(step("flight"), do),
+		"Undo":   sequence(step("flight"), undo, declined),
+		"beside": sequence(step("flight"), beside),
+		"begin":  sequence(step("flight"), children),
+	} {
+		if name != "begin" {
+			t.Run("Run, "+name, func(t *testing.T) {
+				var s trip
+				require.Panics(t, func() { _ = saga.Run(t.Context(), sg, &s) })
+				require.Equal(t, name != "Undo", slices.Contains(s.Calls, "undo flight"), s.Calls)
+			})
+		}
+		t.Run("Runner, "+name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var panics atomic.Int64
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
+					OnEvent: silent, OnPanic: func(context.Context, any, []byte) { panics.Add(1) },
+				}, sg)
+				mustStart(t, r, sg)
+				_, err := result[trip](t.Context(), r, "trip-1")
+				require.ErrorIs(t, err, map[bool]error{true: saga.ErrStuck, false: saga.ErrCompensated}[name == "Undo"])
+				require.EqualValues(t, 1, panics.Load())
+			})
+		})
+	}
 }
 
 // TestASlowHookOfStartCostsNoLease: the runner holds the saga, and any child, while the hooks

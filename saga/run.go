@@ -203,7 +203,7 @@ func (r *memoryRun[S]) attempt(ctx context.Context, i int, op Op, attempt int, p
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	return r.t.call(withAttempt(ctx, &r.identity, i, attempt, op), i, op, r.s)
+	return readable(r.t.call(withAttempt(ctx, &r.identity, i, attempt, op), i, op, r.s))
 }
 
 // spread starts the attempts that may begin, and waits for a result or for the time of
