@@ -24,7 +24,8 @@ type cachedProgram[S any] struct {
 
 // program returns the program of the definition, which it checks at the first call.
 func (sg *Saga[S]) program() (*typed[S], error) {
-	if c, _ := sg.cached.Load().(cachedProgram[S]); c.of == sg {
+	cached := sg.cached.Load()
+	if c, _ := cached.(cachedProgram[S]); c.of == sg {
 		return c.typed, nil
 	}
 	p, err := plan.New(sg.definition())
@@ -41,7 +42,9 @@ func (sg *Saga[S]) program() (*typed[S], error) {
 			t.steps = append(t.steps, &sg.Steps[i].Or[j])
 		}
 	}
-	sg.cached.Store(cachedProgram[S]{sg, t})
+	if !sg.cached.CompareAndSwap(cached, cachedProgram[S]{sg, t}) {
+		return sg.program() // another first call, which Register must not take for another definition
+	}
 	return t, nil
 }
 

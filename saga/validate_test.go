@@ -238,3 +238,16 @@ func TestStepsAreLimited(t *testing.T) {
 	sg.Steps[500].Or = []saga.Step[trip]{step("other")}
 	require.EqualError(t, sg.Validate(), "saga.Saga.Steps has 1001 steps and alternatives: must have 1000 or fewer (see ChildrenOf)")
 }
+
+func TestADefinitionMayBeRegisteredByTwoAtOnce(t *testing.T) {
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
+	for i := range 500 {
+		sg := sequence(step("flight"))
+		sg.Version = i
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() { saga.Register(r, sg) })
+		}
+		wg.Wait()
+	}
+}
