@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -286,7 +287,8 @@ func (c *checker[S]) codec(scenario string, s *S) {
 		return
 	}
 	again, err := encode(back)
-	if err != nil || !slices.Equal(data, again) {
+	// An encoder may write the same map in any order.
+	if err != nil || !slices.Equal(data, again) && !reflect.DeepEqual(s, back) {
 		c.t.Errorf("%s: the state does not come back from its Codec as it was: %v, %s", scenario, err,
 			fmt.Sprintf("%q and then %q", data, again))
 	}

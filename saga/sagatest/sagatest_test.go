@@ -1,7 +1,9 @@
 package sagatest_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/gob"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -194,6 +196,31 @@ func TestCheckFindsAStateThatDoesNotSurvive(t *testing.T) {
 	r.errs = nil
 	sagatest.Check(r, sg, func() *odd { return &odd{F: func() {}} })
 	require.Contains(t, r.errs[0], `does not come back from its Codec as it was: <nil>, "full" and then "empty"`)
+}
+
+// anyOrder is a Codec that writes a map in any order.
+type anyOrder struct{}
+
+func (anyOrder) Encode(s *map[int]int) ([]byte, error) {
+	var b bytes.Buffer
+	err := gob.NewEncoder(&b).Encode(s)
+	return b.Bytes(), err
+}
+
+func (anyOrder) Decode(data []byte, s *map[int]int) error {
+	return gob.NewDecoder(bytes.NewReader(data)).Decode(s)
+}
+
+func TestCheckAdmitsACodecThatWritesInAnyOrder(t *testing.T) {
+	nothing := func(context.Context, *map[int]int) error { return nil }
+	sg := &saga.Saga[map[int]int]{Name: "map", Codec: anyOrder{}, Steps: []saga.Step[map[int]int]{{Name: "a", ReadOnly: true, Do: nothing}}}
+	sagatest.Check(t, sg, func() *map[int]int {
+		s := make(map[int]int)
+		for i := range 100 {
+			s[i] = i
+		}
+		return &s
+	})
 }
 
 func TestCheckStopsAtAnInvalidDefinition(t *testing.T) {
