@@ -77,9 +77,6 @@ func mergeState(into, base, changed any) error {
 }
 
 func mergeValue(into, base, changed reflect.Value, path string) error {
-	if equal(base, changed) {
-		return nil
-	}
 	switch {
 	case into.Kind() == reflect.Struct && allExported(into.Type()):
 		for i := range into.NumField() {
@@ -88,10 +85,11 @@ func mergeValue(into, base, changed reflect.Value, path string) error {
 			}
 		}
 		return nil
+	case equal(base, changed):
+		return nil
 	case into.Kind() == reflect.Map && !into.IsNil() && !changed.IsNil():
 		return mergeMap(into, base, changed, path)
-	}
-	if !equal(into, base) && !equal(into, changed) {
+	case !equal(into, base) && !equal(into, changed):
 		return fmt.Errorf("saga: two steps that run in parallel have both changed s%s", path)
 	}
 	into.Set(changed)
@@ -123,9 +121,12 @@ func sameEntry(a, b reflect.Value) bool {
 
 func equal(a, b reflect.Value) bool { return reflect.DeepEqual(a.Interface(), b.Interface()) }
 
+// allExported reports whether all fields of a struct can be set, also those that it has from an
+// embedded struct.
 func allExported(t reflect.Type) bool {
 	for i := range t.NumField() {
-		if !t.Field(i).IsExported() {
+		f := t.Field(i)
+		if !f.IsExported() && !(f.Anonymous && f.Type.Kind() == reflect.Struct && allExported(f.Type)) {
 			return false
 		}
 	}

@@ -15,7 +15,10 @@ type stay struct {
 	Rooms map[string]int
 	Until time.Time // a struct with fields that are not exported
 	Guest struct{ Name, Phone string }
+	bill  // embedded: JSON keeps its fields
 }
+
+type bill struct{ Food, Bar int }
 
 // TestParallelStepsWriteTheState: the first is done when the second, which began beside it,
 // comes with its own changes.
@@ -49,6 +52,8 @@ func TestParallelStepsWriteTheState(t *testing.T) {
 		"a time, each its own":                {till(at), till(at.Add(1)), nil, "Until"},
 		"fields of one struct":                {func(s *stay) { s.Guest.Name = "A" }, func(s *stay) { s.Guest.Phone = "1" }, func(s *stay) { s.Guest.Name, s.Guest.Phone = "A", "1" }, ""},
 		"one field of a struct":               {func(s *stay) { s.Guest.Name = "A" }, func(s *stay) { s.Guest.Name = "B" }, nil, "Guest.Name"},
+		"fields of an embedded struct":        {func(s *stay) { s.Food = 1 }, func(s *stay) { s.Bar = 2 }, func(s *stay) { s.Food, s.Bar = 1, 2 }, ""},
+		"one field of an embedded struct":     {func(s *stay) { s.Food = 1 }, func(s *stay) { s.Food = 2 }, nil, "bill.Food"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -3,8 +3,8 @@ package sagatest_test
 import (
 	"bytes"
 	"context"
-	"encoding/gob"
 	"database/sql"
+	"encoding/gob"
 	"errors"
 	"fmt"
 	"runtime"
