@@ -80,9 +80,8 @@ func (e *execution) write(req store.CommitRequest, last bool) error {
 			e.receive(receipt)
 			return nil
 		}
-		rec, happened := e.happened(req, err)
-		if happened {
-			e.receive(store.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote})
+		if receipt, happened := e.happened(req, err); happened {
+			e.receive(receipt)
 			return nil
 		}
 		if e.lost() {
@@ -95,20 +94,20 @@ func (e *execution) write(req store.CommitRequest, last bool) error {
 	}
 }
 
-// happened finds out whether a commit that returned err has happened: then the record has
-// its nonce.
+// happened finds out whether a commit that returned err has happened, and returns its receipt:
+// then the record has its nonce.
 //
 // A record that has not changed may be written again, even if an earlier try is still
 // under way: the fence admits only one of them. Any other record was written by another
 // owner, or by a transaction of this one whose COMMIT arrived late. In both cases this
 // execution no longer knows the saga's state, and loses it.
-func (e *execution) happened(req store.CommitRequest, err error) (rec store.Record, yes bool) {
+func (e *execution) happened(req store.CommitRequest, err error) (receipt store.Receipt, yes bool) {
 	if !errors.Is(err, store.ErrFenced) {
 		e.r.storeFailed(e.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
 	}
 	for since := time.Now(); !e.lost(); {
 		ctx, cancel := e.storeCtx()
-		rec, err = e.r.store.Load(ctx, req.ID)
+		rec, err := e.r.store.Load(ctx, req.ID)
 		cancel()
 		switch {
 		case errors.Is(err, ErrNotFound):
@@ -117,14 +116,14 @@ func (e *execution) happened(req store.CommitRequest, err error) (rec store.Reco
 			e.r.storeFailed(e.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
 			e.pause(since)
 		case rec.Nonce == req.Nonce:
-			return rec, true
+			return store.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote}, true
 		case rec.Epoch == req.Epoch && rec.Seq == req.Seq:
-			return rec, false
+			return receipt, false
 		default:
 			e.lose()
 		}
 	}
-	return rec, false
+	return receipt, false
 }
 
 func (e *execution) receive(rc store.Receipt) {
@@ -135,7 +134,6 @@ func (e *execution) receive(rc store.Receipt) {
 
 // written notes that req is committed, and calls the hooks.
 func (e *execution) written(req store.CommitRequest) {
-	first := e.seq + 1
 	e.seq = req.After()
 	e.over.Store(req.Release)
 	e.m.Committed()
@@ -145,11 +143,7 @@ func (e *execution) written(req store.CommitRequest) {
 	}
 	e.rec.Status, e.rec.Steps = req.Status, req.Steps
 	e.r.figures.count(func(s *Stats) { s.Commits++ })
-	now := e.now()
-	for i, entry := range req.Log {
-		entry.Seq, entry.Epoch, entry.At = first+int64(i), e.rec.Epoch, now
-		e.r.happened(e.ctx, &e.rec, entry)
-	}
+	e.r.tellLog(e.ctx, &e.rec, req, e.now())
 	if req.Status.Ended() {
 		e.r.tellParent(e.ctx, &e.rec)
 	}
@@ -198,7 +192,7 @@ func (e *execution) commitOpen() {
 	}
 	happened := err == nil
 	if !happened {
-		_, happened = e.happened(req, err)
+		receipt, happened = e.happened(req, err)
 	}
 	if happened {
 		e.receive(receipt)

@@ -195,7 +195,7 @@ func (r *Runner) write(ctx context.Context, action Action, id string, seq int64,
 			return fmt.Errorf("saga: %s of %q: %w", action, id, err)
 		}
 		rec.Status = req.Status
-		r.tellLog(ctx, &rec, req)
+		r.tellLog(ctx, &rec, req, rec.Now)
 		r.mu.Lock()
 		r.wakeResults(store.Record{ID: id})
 		if e := r.held[id]; e != nil && action == ActionAbandon {
@@ -213,10 +213,10 @@ func (r *Runner) write(ctx context.Context, action Action, id string, seq int64,
 	}
 }
 
-// tellLog tells of the log of a commit to a saga that this runner does not hold.
-func (r *Runner) tellLog(ctx context.Context, rec *store.Record, req store.CommitRequest) {
+// tellLog tells of the log of a commit.
+func (r *Runner) tellLog(ctx context.Context, rec *store.Record, req store.CommitRequest, now time.Time) {
 	for i, entry := range req.Log {
-		entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, rec.Now
+		entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, now
 		r.happened(ctx, rec, entry)
 	}
 }
@@ -417,7 +417,7 @@ func (r *Runner) revert(ctx context.Context, id string) (Status, error) {
 			return rec.Status, err
 		}
 		rec.Status = req.Status
-		r.tellLog(ctx, &rec, req)
+		r.tellLog(ctx, &rec, req, rec.Now)
 		r.Wake()
 		return rec.Status, nil
 	}
