@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/panics"
 	"github.com/go-resilience/resilience/saga/internal/machine"
 	"github.com/go-resilience/resilience/saga/store"
 )
@@ -241,7 +242,7 @@ func effectOf(err error) machine.Effect {
 			return effectOf(e.err)
 		}
 		return e.says
-	case *doubtError, *Error, *panicError:
+	case *doubtError, *Error, *panics.Error:
 		return machine.InDoubt // the error inside is about a part of the attempt
 	case interface{ Unwrap() error }:
 		return effectOf(e.Unwrap())
@@ -284,24 +285,6 @@ type turnedBack struct{ why error }
 func (e *turnedBack) Error() string        { return "saga: turning back: " + e.why.Error() }
 func (e *turnedBack) Is(target error) bool { return errors.Is(e.why, target) }
 
-// A panicError is the error of a panic in a Backoff or in RunnerConfig.Inject and, under a
-// Runner, which has no caller to pass the panic on to, of a panic in a step or a Codec.
-// Run passes the panics of steps on to its caller.
-type panicError struct {
-	value any
-	stack []byte
-}
-
-// Refused reports false: the step may have done something before it panicked with an
-// error that says so.
-func (e *panicError) Refused() bool { return false }
-
-// Answered reports false: the error that it panicked with is not a participant's answer
-// to the whole attempt.
-func (e *panicError) Answered() bool { return false }
-
-func (e *panicError) Error() string { return fmt.Sprintf("saga: panic: %v", e.value) }
-
 // readable returns err. If reading err panics, such as the Error of a nil pointer that a step has
 // returned as an error, it panics here, where that is a panic of the step.
 func readable(err error) error {
@@ -311,15 +294,15 @@ func readable(err error) error {
 	return err
 }
 
-// caught turns a panic into a panicError. It is deferred around the user's code.
+// caught turns a panic into an error: of a Backoff, a Codec or RunnerConfig.Inject, whose caller
+// is the saga. It is deferred around the user's code.
 func caught(err *error) {
 	if v := recover(); v != nil {
-		*err = &panicError{v, debug.Stack()}
+		*err = panicked(v)
 	}
 }
 
-// Unwrap returns the value, if it is an error.
-func (e *panicError) Unwrap() error {
-	err, _ := e.value.(error)
-	return err
+// panicked returns the error of a panic with v, which is under way.
+func panicked(v any) *panics.Error {
+	return panics.New(fmt.Sprintf("saga: panic: %v", v), v, debug.Stack())
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/notify"
@@ -152,9 +151,9 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 	}()
 	defer func() {
 		if v := recover(); v != nil {
-			stack := debug.Stack()
-			res.err = &panicError{v, stack}
-			new(notify.Panics).Tell(ctx, "saga: a step", e.r.config().OnPanic, v, stack) // its attempt is counted
+			err := panicked(v)
+			res.err = err
+			new(notify.Panics).Tell(ctx, "saga: a step", e.r.config().OnPanic, v, err.Stack()) // its attempt is counted
 		}
 	}()
 	if res.err != nil {
