@@ -1,5 +1,7 @@
 package saga
 
+import "slices"
+
 // A Child is the work of a step that consists of sagas of their own: Step.Saga. It is
 // made by [ChildOf] and [ChildrenOf].
 //
@@ -59,15 +61,8 @@ func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s
 		return &Child[S]{}
 	}
 	return &Child[S]{
-		program: func() (program, error) { return sg.program() },
-		pivot: func() bool {
-			for i := range sg.Steps {
-				if sg.Steps[i].Pivot {
-					return true
-				}
-			}
-			return false
-		},
+		program:  func() (program, error) { return sg.program() },
+		pivot:    func() bool { return slices.ContainsFunc(sg.Steps, func(st Step[C]) bool { return st.Pivot }) },
 		register: func(r *Runner) { Register(r, sg) },
 		begin: func(s *S) ([]any, error) {
 			list, err := begin(s)

@@ -13,8 +13,8 @@ import (
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
 //
 // Each call of a hook has a goroutine of its own, for which the runner, or the caller of its
-// method or of Start, waits. There may be several at the same time. A panic in Inject is the
-// error of Start.
+// method or of Start, waits. There may be several at the same time. Inject is called on the
+// goroutine of Start, and a panic in it is the error of Start.
 type RunnerConfig struct {
 	// Name appears in the names of owners, in logs, in a registry and in metrics. It is the
 	// same in all processes of a program: their owners differ all the same. It may be empty

@@ -89,10 +89,8 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	if rec.Status != Running {
 		return notAllowed(ActionCancel, &rec)
 	}
-	if p, err := r.program(rec.Saga, rec.Version); err == nil {
-		if m, err := machine.Load(p.planned(), &rec); err == nil && m.Past() {
-			return fmt.Errorf("%w: cancel of %q: its pivot is done", ErrNotAllowed, id)
-		}
+	if m, err := r.machineOf(&rec); err == nil && m.Past() {
+		return fmt.Errorf("%w: cancel of %q: its pivot is done", ErrNotAllowed, id)
 	}
 	rec, err = r.store.Cancel(ctx, id, machine.Text(note))
 	if err != nil {
@@ -131,11 +129,7 @@ func (r *Runner) operate(ctx context.Context, id string, op Operation) error {
 		if op.Action == ActionAbandon {
 			return unchanged(rec, Abandoned, store.Entry{Kind: EventAbandoned, Error: machine.Text(op.Note)}), nil
 		}
-		p, err := r.program(rec.Saga, rec.Version)
-		if err != nil {
-			return req, err
-		}
-		m, err := machine.Load(p.planned(), rec)
+		m, err := r.machineOf(rec)
 		if err != nil {
 			return req, err
 		}
@@ -158,6 +152,15 @@ func (r *Runner) operate(ctx context.Context, id string, op Operation) error {
 		}
 		return req, nil
 	})
+}
+
+// machineOf returns the machine of a saga whose definition is registered.
+func (r *Runner) machineOf(rec *store.Record) (*machine.Machine, error) {
+	p, err := r.program(rec.Saga, rec.Version)
+	if err != nil {
+		return nil, err
+	}
+	return machine.Load(p.planned(), rec)
 }
 
 // unchanged returns a request that changes the status of a record, and nothing of its steps.
@@ -397,11 +400,7 @@ func (r *Runner) revert(ctx context.Context, id string) (Status, error) {
 		if err != nil || rec.Status != Completed {
 			return rec.Status, err
 		}
-		p, err := r.program(rec.Saga, rec.Version)
-		if err != nil {
-			return rec.Status, err
-		}
-		m, err := machine.Load(p.planned(), &rec)
+		m, err := r.machineOf(&rec)
 		if err != nil {
 			return rec.Status, err
 		}

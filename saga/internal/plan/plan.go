@@ -86,7 +86,7 @@ type Unit struct {
 // IsGated reports whether the step waits before its Do begins.
 func (u *Unit) IsGated() bool { return u.Delay > 0 || u.Await != "" }
 
-// A Node is one step: units[first:first+n] are its alternatives.
+// A Node is one step: Units[First:First+N] are its alternatives.
 type Node struct {
 	Name      string
 	First, N  int
