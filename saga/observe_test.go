@@ -1,11 +1,9 @@
 package saga_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -204,25 +202,6 @@ func TestObserveTellsOfTroubles(t *testing.T) {
 		lost := a.heard(saga.EventLost)
 		require.Len(t, lost, 1)
 		require.Equal(t, "failing-1", lost[0].ID)
-	})
-}
-
-func TestAPanicInAnObserverIsLogged(t *testing.T) {
-	var log bytes.Buffer
-	defer slog.SetDefault(slog.Default())
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(step("flight"))
-		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		var a audience
-		r.Observe(func(context.Context, saga.Event) { panic("oops") })
-		r.Observe(a.hear)
-		mustStart(t, r, sg)
-		_, err := sg.Result(t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Len(t, a.heard(saga.EventCompleted), 1, "the others are told")
-		stop()
-		require.Contains(t, log.String(), `msg="saga: an observer panicked" panic=oops`)
 	})
 }
 

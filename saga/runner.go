@@ -84,9 +84,11 @@ func NewRunner(st store.Store, cfg RunnerConfig) *Runner {
 }
 
 // Register makes definitions known to a runner, and those of their children. Several
-// versions of a definition can be registered side by side. Register panics with the error
-// of [Saga.Validate], if a step needs transactions and the store has none, if another definition has the same name and version, and if S has fields that JSON does
-// not keep and there is no Codec.
+// versions of a definition can be registered side by side.
+//
+// Register panics with the error of [Saga.Validate], if a step needs transactions and the
+// store has none, if another definition has the same name and version, and if S has fields
+// that JSON does not keep and there is no Codec.
 func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	for _, sg := range sagas {
 		t, err := sg.program()
@@ -163,8 +165,8 @@ func (r *Runner) config() *RunnerConfig { return r.setting.Load() }
 //   - With a higher Concurrency the runner claims more sagas immediately. With a lower one
 //     it keeps the sagas that it holds, and claims none while they are too many.
 //   - Inject and Extract hold for sagas that are started, and claimed, from now on.
-//   - Poll, Park, MaxTakeovers, StalledAfter, DueAfter, Keep and the On hooks hold from now on, for held sagas
-//     too. Drain holds for the next stop.
+//   - Poll, Park, MaxTakeovers, StalledAfter, DueAfter, Keep and the On hooks hold from now
+//     on, for held sagas too. Drain holds for the next stop.
 //   - Name cannot change, since it is part of the name by which the runner owns its sagas.
 //     The Store is not part of the configuration and cannot change either.
 func (r *Runner) Update(change func(*RunnerConfig)) error {

@@ -176,8 +176,9 @@ type Step[S any] struct {
 	// attempt: a retrier inside does not multiply the saga's attempts (see Middleware).
 	Do func(ctx context.Context, s *S) error
 	// Undo undoes Do. It may be called several times, and for a Do that never took
-	// effect, even for one that arrives later. It may be nil in a ReadOnly or Idempotent
-	// step or one without a Do, and in the pivot and the steps after it unless they have alternatives.
+	// effect, even for one that arrives later. It may be nil in a step that is ReadOnly or
+	// Idempotent, only waits or has a Saga, and in the pivot and the steps after it unless
+	// they have alternatives.
 	Undo func(ctx context.Context, s *S) error
 
 	// DoTx is a Do in a transaction of the store's database. The transaction also

@@ -46,11 +46,11 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 }
 
 // SignalTx is Signal within tx, a transaction of the store's own database: the saga has
-// the signal if tx commits. Nothing is kept if SignalTx returns an error that is
-// [ErrNotAllowed] or [ErrNotFound]; tx can still be used. The saga may be one that tx has started. A waiting saga goes
-// on at the next poll of a runner; call [Runner.Wake] after the commit to hasten that. Keep
-// the rest of tx short, since the saga cannot be written meanwhile. The store must be a
-// [store.TxStore].
+// the signal if tx commits. The saga may be one that tx has started. If SignalTx returns an
+// error that is [ErrNotAllowed] or [ErrNotFound], nothing is kept, and tx can still be used.
+// A waiting saga goes on at the next poll of a runner; call [Runner.Wake] after the commit to
+// hasten that. Keep the rest of tx short, since the saga cannot be written meanwhile. The
+// store must be a [store.TxStore].
 func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: SignalTx of %q", errNoTx, id)

@@ -23,7 +23,8 @@ import (
 // is [ErrExists] if that Instance is of a definition with another name.
 //
 // Start writes nothing if ctx has ended, the id is not 1 to 200 bytes of UTF-8 without
-// NUL, the definition is invalid or not registered, or the state cannot be encoded.
+// NUL, the definition is invalid or not registered, the state cannot be encoded, or Inject
+// panics.
 func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (*Instance, error) {
 	req, p, err := newStart(ctx, r, sg, id, s)
 	if err != nil {
