@@ -285,6 +285,7 @@ func (e *execution) waiting(res *result) bool {
 // leave ends the attempts of a saga that is no longer held, and waits for them.
 func (e *execution) leave() {
 	e.stop(errLost)
+	e.txUnit = -1 // a transaction ends with its ctx
 	for i := range e.running {
 		if e.running[i] == nil {
 			continue

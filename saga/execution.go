@@ -33,6 +33,7 @@ type execution struct {
 	running   []context.CancelCauseFunc // by unit
 	txUnit    int                       // the unit that has a transaction, or -1
 	open      *result                   // the result of txUnit, to be committed
+	untold    []Event                   // of attempts that have ended beside txUnit
 	carried   string                    // of the machine, for the attempts
 	heard     time.Time                 // when the signals were last read, by the local clock
 	heardLast bool                      // they were read after the saga had turned back
@@ -192,13 +193,22 @@ func (e *execution) pause(since time.Time) {
 	}
 }
 
-// attempted counts an attempt that has ended, and tells of it.
+// attempted counts an attempt that has ended, and tells of it, but not before the end of a
+// transaction of this saga: a hook may ask the store, and the transaction may have the only
+// connection.
 func (e *execution) attempted(res *result, outcome Outcome) {
 	e.r.figures.attempt(e.p.steps[res.unit], res.op, outcome, res.took)
-	e.r.tellOf(e.ctx, &e.rec, Event{
+	e.untold = append(e.untold, Event{
 		Kind: EventAttempted, Step: e.plan.Units[res.unit].Name, Op: res.op, Attempt: res.attempt,
 		Outcome: outcome, Took: res.took, Err: res.err, At: e.now(),
 	})
+	if e.txUnit >= 0 {
+		return
+	}
+	for _, ended := range e.untold {
+		e.r.tellOf(e.ctx, &e.rec, ended)
+	}
+	e.untold = e.untold[:0]
 }
 
 // extract puts what the saga carries into the ctx of its attempts and hooks.

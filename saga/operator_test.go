@@ -3,6 +3,7 @@ package saga_test
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"sync/atomic"
 	"testing"
@@ -335,6 +336,16 @@ func TestCancelTurnsTheSagaBack(t *testing.T) {
 	}
 }
 
+// A slowCodec takes some time for the next Encode.
+type slowCodec struct{ takes atomic.Int64 }
+
+func (c *slowCodec) Encode(s *trip) ([]byte, error) {
+	time.Sleep(time.Duration(c.takes.Swap(0)))
+	return json.Marshal(s)
+}
+
+func (*slowCodec) Decode(data []byte, s *trip) error { return json.Unmarshal(data, s) }
+
 // TestCancelDuringTheLastTransaction cancels a saga whose last DoTx has ended and whose
 // result waits: the request came before the result is recorded.
 func TestCancelDuringTheLastTransaction(t *testing.T) {
@@ -342,19 +353,16 @@ func TestCancelDuringTheLastTransaction(t *testing.T) {
 		store := newTxMemory(t)
 		flight, hotel := step("flight"), inTx("hotel")
 		flight.After, hotel.After = []string{}, []string{}
-		flight.Do, flight.Undo = func(context.Context, *trip) error { return nil }, func(context.Context, *trip) error { return nil }
+		var codec slowCodec
+		flight.Do, flight.Undo = func(context.Context, *trip) error { codec.takes.Store(int64(3 * time.Second)); return nil }, note("undo flight", nil)
 		do := hotel.DoTx
 		hotel.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
 			time.Sleep(time.Second)
 			return do(ctx, tx, s)
 		}
 		sg := sequence(flight, hotel)
+		sg.Codec = &codec // the result of hotel waits for the state that flight has left
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
-		defer r.Observe(func(_ context.Context, e saga.Event) {
-			if e.Kind == saga.EventAttempted && e.Step == "flight" {
-				time.Sleep(3 * time.Second) // the result of hotel waits
-			}
-		})()
 		mustStart(t, r, sg)
 		time.Sleep(2 * time.Second)
 		require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))

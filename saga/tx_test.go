@@ -418,16 +418,26 @@ func takeTurns(t *testing.T, conns int) {
 
 type counts2 struct{ Plain int }
 
-// A storeOfOne reads the signals on the only connection, which a transaction may hold.
+// A storeOfOne reads on the only connection, which a transaction may hold.
 type storeOfOne struct{ *txMemory }
 
-func (s storeOfOne) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+func (s storeOfOne) Signals(ctx context.Context, id string) (list []store.Signal, err error) {
+	err = s.wait(ctx, func() (err error) { list, err = s.txMemory.Signals(ctx, id); return err })
+	return list, err
+}
+
+func (s storeOfOne) History(ctx context.Context, id string, after int64, limit int) (log []store.Entry, err error) {
+	err = s.wait(ctx, func() (err error) { log, err = s.txMemory.History(ctx, id, after, limit); return err })
+	return log, err
+}
+
+func (s storeOfOne) wait(ctx context.Context, read func() error) error {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = conn.Close() }()
-	return s.txMemory.Signals(ctx, id)
+	return read()
 }
 
 // While a DoTx has the only connection, the runner reads no signals. It reads them after it:
@@ -461,6 +471,38 @@ func TestATransactionIsNotKeptWaitingForSignals(t *testing.T) {
 			require.Zero(t, stats.StoreErrors)
 		})
 	}
+}
+
+// Nor is it kept waiting by a hook that reads beside it.
+func TestATransactionIsNotKeptWaitingForAHook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := newTxMemory(t)
+		memory.db.SetMaxOpenConns(1)
+		slow, beside := inTx("slow"), step("beside")
+		do := slow.DoTx
+		slow.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+			time.Sleep(time.Second)
+			return do(ctx, tx, s)
+		}
+		beside.After = []string{}
+		beside.Do = func(context.Context, *trip) error { time.Sleep(500 * time.Millisecond); return nil }
+		sg := sequence(slow, beside)
+		r, _ := begin[trip](t, storeOfOne{memory}, saga.RunnerConfig{}, sg)
+		var told []string
+		r.Observe(func(ctx context.Context, e saga.Event) {
+			if e.Kind == saga.EventAttempted {
+				_, err := r.History(ctx, e.ID)
+				told = append(told, e.Step)
+				require.NoError(t, err)
+			}
+		})
+		began := time.Now()
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, time.Second, time.Since(began))
+		require.Equal(t, []string{"beside", "slow"}, told)
+	})
 }
 
 func TestStartTx(t *testing.T) {
