@@ -321,11 +321,13 @@ func TestAParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		sg := sequence(w.parcels(2), failing("car", saga.NoEffect(errDeclined)))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		var turned atomic.Int64
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: on(saga.EventTurnedBack, func(saga.Event) { turned.Add(1) })}, sg)
 		startOrder(t, r, sg)
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Len(t, w.did, 8)
+		require.EqualValues(t, 3, turned.Load(), "each is told")
 		require.Equal(t, []string{"created", "done pack", "done ship", "completed", "turned back", "undone ship", "undone pack", "compensated"},
 			events(t, r, "order-1/parcels/1"))
 		in, err := r.Get(t.Context(), "order-1/parcels/1")

@@ -159,7 +159,7 @@ func (r *Runner) hold(rec store.Record, since time.Time, lease time.Duration) (r
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.programs[store.Definition{Saga: rec.Saga, Version: rec.Version}]
-	if p == nil || r.base == nil {
+	if p == nil {
 		return func() {} // its lease ends, and another runner takes it over
 	}
 	if l := r.held[rec.ID]; l != nil {

@@ -81,3 +81,25 @@ func TestParallelStepsWriteTheState(t *testing.T) {
 		})
 	}
 }
+
+type (
+	mark   int
+	marked struct {
+		mark // no struct: its Codec keeps it
+		A    int
+	}
+)
+
+func TestParallelStepsWriteAStateOfACodec(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := func(name string) saga.Step[marked] {
+			return saga.Step[marked]{Name: name, After: []string{}, Idempotent: true, Do: func(_ context.Context, s *marked) error { s.A = 1; return nil }}
+		}
+		sg := &saga.Saga[marked]{Name: "marked", Codec: anyCodec[marked]{}, Steps: []saga.Step[marked]{one("first"), one("second")}}
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		_, err := saga.Start(t.Context(), r, sg, "marked-1", marked{})
+		require.NoError(t, err)
+		_, err = sg.Result(t.Context(), r, "marked-1")
+		require.NoError(t, err)
+	})
+}

@@ -605,6 +605,10 @@ func TestApply(t *testing.T) {
 // apply applies the command of an id, whose effect ends with err.
 func apply(t *testing.T, db *sql.DB, id string, err error) error {
 	ctx := saga.WithCommand(t.Context(), saga.Command{ID: id})
+	if db != nil {
+		inUse := db.Stats().InUse
+		defer func() { require.Equal(t, inUse, db.Stats().InUse, "no transaction is left open") }()
+	}
 	return saga.Apply(ctx, db, func(tx *sql.Tx) error {
 		_, wrong := tx.ExecContext(ctx, "do", id[strings.LastIndex(id, "/")+1:])
 		return cmp.Or(wrong, err)
