@@ -91,6 +91,7 @@ type (
 )
 
 func TestParallelStepsWriteAStateOfACodec(t *testing.T) {
+	_ = marked{}.mark
 	synctest.Test(t, func(t *testing.T) {
 		one := func(name string) saga.Step[marked] {
 			return saga.Step[marked]{Name: name, After: []string{}, Idempotent: true, Do: func(_ context.Context, s *marked) error { s.A = 1; return nil }}
