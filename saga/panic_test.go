@@ -192,6 +192,7 @@ func TestAnErrorThatCannotBeReadIsAPanicOfItsStep(t *testing.T) {
 	undo.Undo, undo.UndoAttempts = note("undo hotel", none), 1
 	beside := do
 	beside.After = []string{}
+	beside.Do, beside.Undo = func(context.Context, *trip) error { return none }, func(context.Context, *trip) error { return nil }
 	children := saga.Step[trip]{Name: "hotel", Attempts: 1, Saga: saga.ChildOf(
 		&saga.Saga[trip]{Name: "room", Steps: []saga.Step[trip]{step("room")}},
 		func(*trip) (trip, error) { return trip{}, none }, nil)}
