@@ -194,19 +194,18 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight.Flight[K, V], at time.
 		defer timer.Stop()
 		soft = timer.C
 	}
-	offered := f.Offered
+	late := false
 	for {
-		var old *entry.Entry[V]
+		old, offered := c.offered(f, at, late)
+		if old != nil {
+			return c.serveStale(ctx, f.Key, old, nil), true, nil // f goes on
+		}
 		select {
 		case <-f.Done:
 			return c.answer(ctx, f, at)
 		case <-offered:
-			offered = nil
-			s.mu.Lock()
-			old = s.Offers(f, at, c.now())
-			s.mu.Unlock()
 		case <-soft:
-			old = c.standby(f, at)
+			late = true
 		case <-jam:
 			c.leave(f)
 			return nil, false, c.recursive(f.Key, "no other of Loads is free")
@@ -214,10 +213,23 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight.Flight[K, V], at time.
 			c.leave(f)
 			return nil, false, ended.Error(ctx)
 		}
-		if old != nil {
-			return c.serveStale(ctx, f.Key, old, nil), true, nil // f goes on
-		}
 	}
+}
+
+// offered returns the old value that may be served now to a call made at a given time,
+// which may be late: SoftTimeout has passed. If there is none, next is closed when f has
+// another old value.
+func (c *Cache[K, V]) offered(f *flight.Flight[K, V], at time.Duration, late bool) (old *entry.Entry[V], next <-chan struct{}) {
+	if c.tier == nil && !late { // only a Store has old values that are not in memory
+		return nil, nil
+	}
+	s := c.shard(f.Key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old = s.Offers(f, at, c.now()); old == nil && late {
+		old = s.Standby(f, at, c.now())
+	}
+	return old, f.Offered()
 }
 
 // answer returns what a caller gets when f has been answered: if it has failed, the old

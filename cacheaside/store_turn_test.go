@@ -441,6 +441,49 @@ func TestFlightThatStandsAgainHasNoOldValue(t *testing.T) {
 	}
 }
 
+// The old value is served once SoftTimeout has passed and the Store has answered, also to a
+// caller that joins a flight which waits for another process.
+func TestSoftTimeoutOfAnOldValueThatTheStoreHas(t *testing.T) {
+	for name, capacity := range map[string]int{"memory": 0, "no memory": -1} {
+		for who, elsewhere := range map[string]bool{"it loads": false, "another process loads": true} {
+			t.Run(name+"/"+who, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var takes atomic.Int64
+					shared := newFakeStore()
+					shared.lease = time.Minute
+					cfg := cacheaside.Config[int, int]{
+						Load: func(context.Context, int) (int, error) {
+							time.Sleep(time.Duration(takes.Load()))
+							return 1, nil
+						},
+						TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, SoftTimeout: 100 * time.Millisecond,
+						Store: shared.connect(), Capacity: capacity,
+					}
+					other := cacheaside.New(cfg)
+					defer other.Close()
+					cfg.Store = slowly{Store: shared.connect(), takes: 200 * time.Millisecond}
+					c := cacheaside.New(cfg)
+					defer c.Close()
+					synctest.Wait()
+					mustGet(t, other, 1)
+					time.Sleep(2 * time.Minute)
+					takes.Store(int64(20 * time.Second))
+					if elsewhere {
+						mustGet(t, other, 1)
+					}
+					for i := range 30 {
+						start := time.Now()
+						require.Equal(t, 1, mustGet(t, c, 1))
+						require.Less(t, time.Since(start), 600*time.Millisecond, i) // two answers, and a rest
+						time.Sleep(77 * time.Millisecond)
+					}
+					require.Equal(t, 1, shared.called("Fill"))
+				})
+			})
+		}
+	}
+}
+
 // A load that waited for another process gets no old value from before an invalidation.
 func TestWithoutMemoryOldIsWhatTheStoreHoldsNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

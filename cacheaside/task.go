@@ -38,9 +38,6 @@ func (c *Cache[K, V]) launch(ctx context.Context, s *shard[K, V], key K, written
 	t := &task[K, V]{c: c, cfg: cfg, shard: s, written: written}
 	t.Began = now.Sub(c.base)
 	t.Terms = flight.Terms{Finish: cfg.Finish, ErrorPause: cfg.ErrorPause, Soft: cfg.SoftTimeout}
-	if c.tier != nil {
-		t.Offered = make(chan struct{})
-	}
 	t.init(ctx, now.Add(cfg.LoadTimeout), t)
 	unwatch := context.AfterFunc(t.ctx, func() { c.overdue(t) })
 	t.End = func() {
@@ -256,11 +253,8 @@ func (c *Cache[K, V]) offer(t *task[K, V], e *entry.Entry[V], asked time.Duratio
 		return
 	}
 	t.shard.mu.Lock()
+	defer t.shard.mu.Unlock()
 	t.shard.Offer(&t.Flight, e, asked)
-	t.shard.mu.Unlock()
-	if e.Standing(c.now()) >= entry.Stale {
-		close(t.Offered)
-	}
 }
 
 // refreshAhead decides, without memory, whether a hit in the Store is refreshed early.

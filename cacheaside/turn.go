@@ -28,7 +28,7 @@ func (c *Cache[K, V]) turn(t *task[K, V]) (*entry.Entry[V], error) {
 }
 
 // rest waits for d before t asks the Store again about a load of another process, which
-// replaces e. Without memory, callers may join t meanwhile. It reports whether t has been
+// replaces e, or nil. Without memory, callers may join t meanwhile. It reports whether t has been
 // answered in that time.
 func (c *Cache[K, V]) rest(t *task[K, V], e *entry.Entry[V], asked, d time.Duration) (_ *entry.Entry[V], answered bool, err error) {
 	s := t.shard

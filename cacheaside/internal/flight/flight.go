@@ -20,14 +20,14 @@ type Flight[K comparable, V any] struct {
 	Terms Terms
 	End   func() // ends the load
 
-	Done    chan struct{} // closed when the callers may read the Answer
-	Offered chan struct{} // closed when the old value may be served immediately; nil if none will be offered
+	Done chan struct{} // closed when the callers may read the Answer
 
 	mark    entry.Mark // when it began
 	phase   phase
 	waiters int
 	jam     chan struct{} // closed while it waits for a slot; nil if nobody asked
 	old     *oldValue[V]  // may be served if the load fails
+	offered chan struct{} // closed when it gets the next old value; nil if nobody asked
 	answer  Answer[V]
 }
 
@@ -98,6 +98,14 @@ func (f *Flight[K, V]) Jammed() <-chan struct{} {
 		f.jam = make(chan struct{})
 	}
 	return f.jam
+}
+
+// Offered returns a channel that is closed once f gets another old value.
+func (f *Flight[K, V]) Offered() <-chan struct{} {
+	if f.offered == nil {
+		f.offered = make(chan struct{})
+	}
+	return f.offered
 }
 
 // Findable reports whether a map finds an element stored under key. A key that contains

@@ -282,7 +282,6 @@ func TestWhoIsOfferedAnOldValue(t *testing.T) {
 		at, now       time.Duration        // the call
 		offers, waits bool                 // served at once, if the load fails
 	}{
-		"nothing":                      {},
 		"stale":                        {old: until10("old"), now: 10 * s, offers: true, waits: true},
 		"kept":                         {old: until10("old"), now: 20 * s, waits: true},
 		"dead":                         {old: until10("old"), now: 30 * s},
@@ -290,28 +289,33 @@ func TestWhoIsOfferedAnOldValue(t *testing.T) {
 		"of a later call":              {old: until10("old"), at: 6 * s, now: 10 * s},
 		"of a later call, with memory": {memory: true, old: until10("old"), at: 6 * s, now: 10 * s, offers: true, waits: true},
 		"of a call that takes none":    {memory: true, old: until10("old"), at: flight.NoOld, now: 10 * s},
-		"absence":                      {old: absent, now: 10 * s, offers: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			table := newTable(tc.memory)
 			table.memory.Remembers.Store(false)
 			f := table.launch(flight.Terms{}, nil)
 			table.Reserve(f, nil, 0)
+			table.Reserve(f, absent, 0)
 			require.False(t, f.HasOld())
+			table.Reserve(f, until10("an earlier one"), 4*s)
+			offered := f.Offered()
+			require.Equal(t, offered, f.Offered())
 			table.Reserve(f, tc.old, 5*s)
-			table.Reserve(f, until10("a later one"), 5*s)
+			select {
+			case <-offered:
+			default:
+				t.Fatal("not offered")
+			}
 			want := func(served bool) *entry.Entry[string] {
 				if served {
 					return tc.old
 				}
 				return nil
 			}
-			if tc.old == nil {
-				require.True(t, f.HasOld())
-				return
-			}
 			require.Equal(t, want(tc.offers), table.Offers(f, tc.at, tc.now))
 			require.Equal(t, want(tc.waits), table.Standby(f, tc.at, tc.now))
+			table.Overdue(f, tc.now, context.DeadlineExceeded)
+			require.Nil(t, table.Offers(f, tc.at, tc.now), "it has an answer")
 		})
 	}
 	table := newTable(false)

@@ -117,27 +117,28 @@ func (t *Table[K, V]) Offer(f *Flight[K, V], e *entry.Entry[V], asked time.Durat
 		e.Mark = f.mark
 		t.Entries.Set(f.Key, e)
 	}
-	f.old = t.oldFrom(e, asked)
+	t.Reserve(f, e, asked)
 }
 
-// Reserve is Offer of a value that another process is replacing. It is not kept.
+// Reserve is Offer of a value that another process is replacing, or nil. It is not kept.
 func (t *Table[K, V]) Reserve(f *Flight[K, V], e *entry.Entry[V], asked time.Duration) {
-	if f.old == nil && e != nil {
-		f.old = t.oldFrom(e, asked)
+	if e == nil || e.Absent {
+		return
 	}
-}
-
-func (t *Table[K, V]) oldFrom(e *entry.Entry[V], asked time.Duration) *oldValue[V] {
 	if t.Entries != nil {
 		asked = always
 	}
-	return &oldValue[V]{e, asked}
+	f.old = &oldValue[V]{e, asked}
+	if f.offered != nil {
+		close(f.offered)
+		f.offered = nil
+	}
 }
 
 // Offers returns the old value of f that may be served to a call made at a given time
 // while f goes on, or nil.
 func (t *Table[K, V]) Offers(f *Flight[K, V], at, now time.Duration) *entry.Entry[V] {
-	if at == NoOld || f.old == nil || f.old.at < at || f.old.entry.Standing(now) < entry.Stale {
+	if at == NoOld || f.answered() || f.old == nil || f.old.at < at || f.old.entry.Standing(now) < entry.Stale {
 		return nil
 	}
 	return f.old.entry
