@@ -33,13 +33,15 @@ func (t *task[K, V]) mayLoad() error {
 		t.shard.mu.Lock()
 		crowd := t.shard.Crowd(&t.Flight)
 		t.shard.mu.Unlock()
+		if isAnswered(&t.Flight) {
+			return t.Answer().Err
+		}
 		if crowd == nil {
 			return nil
 		}
 		select {
 		case <-crowd:
 		case <-t.Done:
-			return t.Answer().Err
 		}
 	}
 }

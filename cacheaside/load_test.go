@@ -610,6 +610,29 @@ func TestACallerThatLeavesTheLineTakesNoSlot(t *testing.T) {
 	})
 }
 
+// A load whose caller has left while the Store was asked does not begin.
+func TestLoadWithoutCallersDoesNotBegin(t *testing.T) {
+	for name, capacity := range map[string]int{"memory": 0, "no memory": -1} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				src := newSource()
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					Load: src.load, Capacity: capacity, Store: slowly{Store: newFakeStore().connect(), takes: 200 * time.Millisecond},
+				})
+				defer c.Close()
+				synctest.Wait()
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				_, err := c.Get(ctx, 1)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				time.Sleep(time.Minute)
+				require.Zero(t, src.loaded(1))
+				require.Zero(t, c.Tracked())
+			})
+		})
+	}
+}
+
 func TestCloseWaitsForALoadThatIgnoresItsCtx(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(context.Context, int) (int, error) {
