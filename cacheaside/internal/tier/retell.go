@@ -131,6 +131,9 @@ func (t *Tier) Close() (keys []string, err error) {
 		return nil, nil
 	}
 	untold, all := t.untold.snapshot()
+	if all == 0 && len(untold) == 0 { // told meanwhile
+		return nil, nil
+	}
 	if all == 0 {
 		for _, k := range untold {
 			keys = append(keys, k.key)

@@ -632,6 +632,20 @@ func TestCloseReturnsWhatTheStoreWasNotTold(t *testing.T) {
 	})
 }
 
+// What the Store is told meanwhile is not left.
+func TestCloseReturnsNothingIfTheStoreIsToldMeanwhile(t *testing.T) {
+	with(t, func(c *cache) {
+		c.set(always)
+		require.False(c, c.change("a1"))
+		c.set(func(string) error { time.Sleep(s); return nil })
+		time.Sleep(s + s/2)
+		c.set(func(string) error { time.Sleep(s); return errDown })
+		keys, err := c.Tier.Close()
+		require.NoError(c, err)
+		require.Empty(c, keys)
+	})
+}
+
 func TestNothingBeginsAfterClose(t *testing.T) {
 	with(t, func(c *cache) {
 		_, err := c.Tier.Close()
