@@ -262,6 +262,30 @@ func TestRecentInvalidationsAreToldAgainAfterAnOutage(t *testing.T) {
 	}
 }
 
+// So is one whose shard failed over while another shard was down all the time.
+func TestRecentInvalidationsAreToldAgainBesideAShardThatIsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, src := newFakeStore(), newSource()
+		conn := shared.connect()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, Capacity: -1})
+		defer c.Close()
+		conn.breakShard("3", true)
+		mustGet(t, c, 3)
+		mustGet(t, c, 1)
+		time.Sleep(time.Minute)
+		before := *shared.items["1"]
+		require.NoError(t, c.Write(t.Context(), 1, src.write(1)))
+		conn.breakShard("1", true)
+		require.Equal(t, 1, mustGet(t, c, 1))
+		shared.items["1"] = &before // the replica
+		conn.breakShard("1", false)
+		for range 100 {
+			require.Equal(t, 1, mustGet(t, c, 1))
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+}
+
 // A lost subscription suffices to tell the Store again. Once it has been told, it is
 // used.
 func TestRecentInvalidationsAreToldAgainWhenTheWatchIsLost(t *testing.T) {

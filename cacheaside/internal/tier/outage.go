@@ -84,21 +84,23 @@ func (o *outage) endProbe() {
 	o.probing = false
 }
 
-// failed records a failed call of shard. It reports whether nothing was down before.
-func (o *outage) failed(shard int, asked, now time.Duration, err error) (first bool) {
+// failed records a failed call of shard. It reports whether shard was not down before, and
+// whether nothing was.
+func (o *outage) failed(shard int, asked, now time.Duration, err error) (begun, first bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.down == nil {
 		o.down, o.row = make(map[int]time.Duration), make(map[int]struct{})
 	}
-	first = len(o.down) == 0
+	_, down := o.down[shard]
+	begun, first = !down, len(o.down) == 0
 	o.down[shard] = now + o.pause()
 	if shard == allShards || now-asked >= atOnce && time.Duration(o.answered.Load()) <= asked {
 		o.row[shard] = struct{}{}
 	}
 	o.until, o.last = now+o.pause(), err
 	o.troubled.Store(true)
-	return first
+	return begun, first
 }
 
 // worked records that shard has answered. It reports whether nothing is down any more.
@@ -133,8 +135,11 @@ func (t *Tier) mayAsk(shard int) error { return t.outage.mayAsk(shard, t.Now()) 
 
 // failed skips shard for a while. It was asked at asked and did not answer.
 func (t *Tier) failed(ctx context.Context, shard int, asked time.Duration, err error) {
-	if t.outage.failed(shard, asked, t.Now(), err) {
+	begun, first := t.outage.failed(shard, asked, t.Now(), err)
+	if begun {
 		t.doubtRecent()
+	}
+	if first {
 		t.Lost(ctx, err)
 	}
 }
