@@ -204,12 +204,10 @@ func (g *gathering[K, V]) launch() {
 		questions[i] = g.c.question(f)
 		asks[questions[i]] = f
 	}
-	g.c.tier.AskMany(g.flights[0].ctx, questions, func(some []*tier.Question, ok bool) {
+	g.c.tier.AskMany(g.flights[0].ctx, questions, func(some []*tier.Question) {
 		for _, q := range some {
 			f := asks[q]
-			if ok {
-				f.asked = q
-			}
+			f.asked = q
 			go g.c.fly(f)
 		}
 	})

@@ -45,15 +45,15 @@ func (c *Cache[K, V]) InvalidateAll(ctx context.Context) error {
 	if c.closed.Load() {
 		return ErrClosed
 	}
-	var err error
-	if c.tier != nil {
-		if untold := c.tier.InvalidateAll(ctx); untold != nil {
-			c.tellAll(context.WithoutCancel(ctx), EventNotInvalidated, untold)
-			err = &InvalidateError{Name: c.cfg().Name, Err: untold}
-		}
+	if c.tier == nil {
+		c.forgetAll()
+		return nil
 	}
-	c.forgetAll()
-	return err
+	if untold := c.tier.InvalidateAll(ctx, c.forgetAll); untold != nil {
+		c.tellAll(context.WithoutCancel(ctx), EventNotInvalidated, untold)
+		return &InvalidateError{Name: c.cfg().Name, Err: untold}
+	}
+	return nil
 }
 
 // forget removes the entry of key and makes sure that no flight restores it.

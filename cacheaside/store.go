@@ -14,7 +14,7 @@ import (
 // Each method is atomic for each of its keys. The keys of one call belong to one shard. A
 // key may occur twice; the call then does what two calls would do, in order. An error
 // means that the shard did not answer and that the call may or may not have had its
-// effect.
+// effect. A panic counts as an error.
 //
 // A Store measures time with one clock of its own. It must bound the duration of a call
 // itself: the ctx of most calls has no deadline.

@@ -2,6 +2,9 @@ package cacheaside_test
 
 import (
 	"context"
+	"runtime"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -422,6 +425,79 @@ func TestStoreThatPanicsIsToldLater(t *testing.T) {
 			require.Zero(t, c.Stats().Untold)
 		}
 	})
+}
+
+// A Store that panics does not hold up reads and writes either.
+func TestStoreThatPanicsIsDoneWithout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		src := newSource()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: crazy{}, OnEvent: log.add, ErrorPause: -1})
+		for range 2 {
+			require.Equal(t, 0, mustGet(t, c, 1))
+			got, err := c.GetMany(t.Context(), []int{1, 2})
+			require.NoError(t, err)
+			require.Equal(t, map[int]int{1: 0, 2: 0}, got)
+		}
+		err := c.Write(t.Context(), 1, src.write(1))
+		require.ErrorIs(t, err, cacheaside.ErrUntold)
+		require.NoError(t, cacheaside.WriteError(err))
+		require.Equal(t, 1, mustGet(t, c, 1))
+		require.Equal(t, 1, log.count(cacheaside.EventFenceFailed))
+		require.Equal(t, 1, log.count(cacheaside.EventStoreLost))
+		require.ErrorIs(t, c.Close(), cacheaside.ErrUntold)
+	})
+}
+
+// A crazy Store panics in every call.
+type crazy struct{ cacheaside.Store }
+
+func (crazy) Shard(string) uint8 { return 0 }
+
+// A hook that ends its goroutine, one of an Invalidate of several shards, ends neither the
+// promise nor the telling.
+func TestInvalidateHoldsIfAHookEndsItsGoroutine(t *testing.T) {
+	for name, invalidate := range map[string]func(context.Context, *cacheaside.Cache[int, int]) error{
+		"Invalidate":    func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Invalidate(ctx, 1, 2) },
+		"InvalidateAll": func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.InvalidateAll(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var failing atomic.Bool
+				src := newSource()
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					Load: src.load, Store: flaky{unheard{newFakeStore().connect()}, func(call string) bool {
+						return failing.Load() && strings.HasPrefix(call, "Invalidate")
+					}},
+					OnEvent: func(_ context.Context, e cacheaside.Event) {
+						if e.Kind == cacheaside.EventStoreLost {
+							runtime.Goexit()
+						}
+					},
+				})
+				defer c.Close()
+				synctest.Wait()
+				for key := range 3 {
+					mustGet(t, c, key)
+					require.NoError(t, src.write(key)(t.Context()))
+				}
+				failing.Store(true)
+				var err error
+				var done sync.WaitGroup
+				done.Go(func() { err = invalidate(t.Context(), c) })
+				done.Wait()
+				if name == "Invalidate" {
+					require.ErrorIs(t, err, cacheaside.ErrUntold)
+				}
+				require.NotZero(t, c.Stats().Untold)
+				require.Equal(t, 1, mustGet(t, c, 1))
+				require.Equal(t, 1, mustGet(t, c, 2))
+				failing.Store(false)
+				time.Sleep(time.Minute)
+				require.Zero(t, c.Stats().Untold)
+			})
+		})
+	}
 }
 
 // A fragile Store panics when it is told of a change, and ceases to listen.

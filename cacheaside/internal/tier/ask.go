@@ -40,21 +40,16 @@ func (t *Tier) Ask(ctx context.Context, q *Question) {
 }
 
 // AskMany asks several questions, and calls asked for those of each call of the Store, on
-// a goroutine of its own, and whether the call has not panicked.
-func (t *Tier) AskMany(ctx context.Context, questions []*Question, asked func(some []*Question, ok bool)) {
+// a goroutine of its own.
+func (t *Tier) AskMany(ctx context.Context, questions []*Question, asked func(some []*Question)) {
 	free := make(chan struct{}, mostCalls)
 	for shard, questions := range byShard(t, questions, func(q *Question) string { return q.Key }) {
 		for some := range slices.Chunk(questions, mostAtOnce) {
 			t.Go(func() {
 				free <- struct{}{}
 				defer func() { <-free }()
-				returned := false
-				defer func() {
-					_ = recover() // the Store will panic again when each of them asks
-					asked(some, returned)
-				}()
+				defer asked(some) // even if a hook ends the goroutine
 				t.askShard(ctx, shard, some)
-				returned = true
 			})
 		}
 	}
@@ -75,21 +70,22 @@ func (t *Tier) askShard(ctx context.Context, shard int, questions []*Question) {
 		t.probe(shard, asks[0].Key)
 		return
 	}
-	looks, err := t.store.Acquire(context.WithoutCancel(ctx), asks...)
-	if err != nil {
-		t.failed(ctx, shard, at, err)
-		for _, ask := range asks { // the lease may have been granted nevertheless
-			t.abandon(ask.Key, ask.Token)
-		}
-		return
-	}
-	t.worked(ctx, shard)
+	var looks []Lookup
+	err := guarded(func() (err error) {
+		looks, err = t.store.Acquire(context.WithoutCancel(ctx), asks...)
+		return err
+	})
 	for i, q := range asked {
+		if err != nil { // the lease may have been granted nevertheless
+			t.abandon(q.Key, q.token)
+			continue
+		}
 		q.Lookup, q.At, q.OK = looks[i], at, true
 		if q.Lookup.State == Leased {
-			q.Claim = Claim{asks[i].Token, q.Lookup.Grant}
+			q.Claim = Claim{q.token, q.Lookup.Grant}
 		}
 	}
+	t.ended(ctx, shard, at, err)
 }
 
 // Release returns a lease.
@@ -98,15 +94,15 @@ func (t *Tier) Release(ctx context.Context, key string, c Claim) {
 		return
 	}
 	shard, asked := t.shardOf(key), t.Now()
-	err := t.mayAsk(shard)
-	if err == nil {
-		if err = t.store.Release(context.WithoutCancel(ctx), key, c.token); err == nil {
-			t.worked(ctx, shard)
-			return
-		}
-		t.failed(ctx, shard, asked, err)
+	if t.mayAsk(shard) != nil {
+		t.abandon(key, c.token)
+		return
 	}
-	t.abandon(key, c.token)
+	err := guarded(func() error { return t.store.Release(context.WithoutCancel(ctx), key, c.token) })
+	if err != nil {
+		t.abandon(key, c.token)
+	}
+	t.ended(ctx, shard, asked, err)
 }
 
 // abandoned are leases that the Store may have granted without an answer. They are
@@ -156,11 +152,11 @@ func (t *Tier) abandon(key, token string) {
 func (t *Tier) releaseAbandoned(ctx context.Context) error {
 	for l, ok := t.abandoned.pop(); ok; l, ok = t.abandoned.pop() {
 		asked := t.Now()
-		if err := guarded(func() error { return t.store.Release(ctx, l.key, l.token) }); err != nil {
-			t.failed(ctx, t.shardOf(l.key), asked, err)
+		err := guarded(func() error { return t.store.Release(ctx, l.key, l.token) })
+		t.ended(ctx, t.shardOf(l.key), asked, err)
+		if err != nil {
 			return err
 		}
-		t.worked(ctx, t.shardOf(l.key))
 	}
 	return nil
 }

@@ -14,17 +14,16 @@ func (t *Tier) Fill(ctx context.Context, c Claim, value Filling) (invalidated bo
 	shard := t.shardOf(value.Key)
 	value.Grant = c.grant
 	x := &filling{Filling: value}
-	t.fills[shard].send(x, func(values []Filling) ([]bool, error) {
+	t.fills[shard].send(x, func(values []Filling) (current []bool, err error) {
 		asked := t.Now()
 		if err := t.mayAsk(shard); err != nil {
 			return nil, err
 		}
-		current, err := t.store.Fill(context.WithoutCancel(ctx), values...)
-		if err != nil {
-			t.failed(ctx, shard, asked, err)
-		} else {
-			t.worked(ctx, shard)
-		}
+		err = guarded(func() (err error) {
+			current, err = t.store.Fill(context.WithoutCancel(ctx), values...)
+			return err
+		})
+		t.ended(ctx, shard, asked, err)
 		return current, err
 	})
 	if x.err != nil {
@@ -69,7 +68,7 @@ func (q *fillQueue) sendSome(call func([]Filling) ([]bool, error)) {
 	values := make([]Filling, len(some))
 	for i, y := range some {
 		values[i] = y.Filling
-		y.sent, y.err = true, errNotFilled // in case call panics
+		y.sent, y.err = true, errNotFilled // in case a hook ends the goroutine
 	}
 	current, err := call(values)
 	for i, y := range some {

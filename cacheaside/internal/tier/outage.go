@@ -2,7 +2,6 @@ package tier
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -131,6 +130,16 @@ func (o *outage) worked(shard int, now time.Duration) (over bool) {
 	return true
 }
 
+// ended records how a call of shard has ended that was asked at asked. It may call a hook,
+// which may end the goroutine: what the call means for others has been recorded before.
+func (t *Tier) ended(ctx context.Context, shard int, asked time.Duration, err error) {
+	if err != nil {
+		t.failed(ctx, shard, asked, err)
+	} else {
+		t.worked(ctx, shard)
+	}
+}
+
 func (t *Tier) mayAsk(shard int) error { return t.outage.mayAsk(shard, t.Now()) }
 
 // failed skips shard for a while. It was asked at asked and did not answer.
@@ -158,19 +167,14 @@ func (t *Tier) probe(shard int, key string) {
 		return
 	}
 	t.Go(func() {
+		defer t.outage.endProbe()
 		asked := t.Now()
-		err := errors.New("the Store panicked, or called Goexit")
-		defer func() {
-			_ = recover()
-			defer t.outage.endProbe()
-			switch {
-			case t.ctx.Err() != nil:
-			case err == nil:
-				t.worked(t.ctx, shard)
-			default:
-				t.failed(t.ctx, shard, asked, err)
-			}
-		}()
-		_, err = t.store.Acquire(t.ctx, Ask{Key: key})
+		err := guarded(func() error {
+			_, err := t.store.Acquire(t.ctx, Ask{Key: key})
+			return err
+		})
+		if t.ctx.Err() == nil {
+			t.ended(t.ctx, shard, asked, err)
+		}
 	})
 }

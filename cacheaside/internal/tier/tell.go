@@ -6,7 +6,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -34,16 +33,31 @@ func (t *Tier) tell(ctx context.Context, keys []string, token string, told func(
 	call func(context.Context, []string) error) []error {
 	// The change has been made. It must be told even if the caller has left.
 	ctx = context.WithoutCancel(ctx)
-	errs, failed := make([]error, len(keys)), new(atomic.Bool)
+	errs := make([]error, len(keys))
 	tell := func(shard int, some []change) {
-		err := t.tellShard(ctx, shard, some, call)
+		asked, skipped := t.Now(), t.mayAsk(shard)
+		err := skipped
+		if skipped == nil {
+			keys := make([]string, len(some))
+			for i, ch := range some {
+				keys[i] = ch.key
+			}
+			err = guarded(func() error { return call(ctx, keys) })
+		}
 		for _, ch := range some {
 			if err != nil {
 				t.untold.add(ch.key, token)
 				errs[ch.i] = err
-				failed.Store(true)
+			} else {
+				t.recent.note(notice{key: ch.key, at: t.Now()})
 			}
 			told(ch.i)
+		}
+		if err != nil {
+			t.catchUp()
+		}
+		if skipped == nil {
+			t.ended(ctx, shard, asked, err)
 		}
 	}
 	changes := make([]change, len(keys))
@@ -66,9 +80,6 @@ func (t *Tier) tell(ctx context.Context, keys []string, token string, told func(
 		}
 	}
 	telling.Wait()
-	if failed.Load() {
-		t.catchUp()
-	}
 	return errs
 }
 
@@ -78,30 +89,7 @@ type change struct {
 	key string
 }
 
-// tellShard tells the Store of changes to keys of one shard, unless the shard is down.
-func (t *Tier) tellShard(ctx context.Context, shard int, changes []change,
-	call func(context.Context, []string) error) error {
-	asked := t.Now()
-	if err := t.mayAsk(shard); err != nil {
-		return err
-	}
-	keys := make([]string, len(changes))
-	for i, ch := range changes {
-		keys[i] = ch.key
-	}
-	if err := guarded(func() error { return call(ctx, keys) }); err != nil {
-		t.failed(ctx, shard, asked, err)
-		return err
-	}
-	for _, key := range keys {
-		t.recent.note(notice{key: key, at: t.Now()})
-	}
-	t.worked(ctx, shard)
-	return nil
-}
-
-// guarded turns a panic of the Store into an error: memory must be told all the same, and a
-// goroutine of the cache has no caller to pass it to.
+// guarded turns a panic of the Store into an error: it has not answered.
 func guarded(call func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -111,21 +99,24 @@ func guarded(call func() error) (err error) {
 	return call()
 }
 
-// InvalidateAll is Invalidate for every key.
-func (t *Tier) InvalidateAll(ctx context.Context) error {
+// InvalidateAll is Invalidate for every key. It calls told once.
+func (t *Tier) InvalidateAll(ctx context.Context, told func()) error {
 	ctx = context.WithoutCancel(ctx)
-	asked := t.Now()
-	err := t.mayAsk(allShards)
-	if err == nil {
-		if err = guarded(func() error { return t.store.InvalidateAll(ctx) }); err == nil {
-			t.recent.note(notice{all: true, at: t.Now()})
-			t.worked(ctx, allShards)
-			return nil
-		}
-		t.failed(ctx, allShards, asked, err)
+	asked, skipped := t.Now(), t.mayAsk(allShards)
+	err := skipped
+	if skipped == nil {
+		err = guarded(func() error { return t.store.InvalidateAll(ctx) })
 	}
-	t.untold.addAll()
-	t.catchUp()
+	if err != nil {
+		t.untold.addAll()
+		t.catchUp()
+	} else {
+		t.recent.note(notice{all: true, at: t.Now()})
+	}
+	told()
+	if skipped == nil {
+		t.ended(ctx, allShards, asked, err)
+	}
 	return err
 }
 
@@ -145,12 +136,15 @@ func (t *Tier) Fence(ctx context.Context, key string) (f Fence, err error) {
 	f.token = newToken()
 	// Wait for the answer even if ctx ends: a fence that nobody removes would stand until
 	// it falls.
-	if f.Window, err = t.store.Fence(context.WithoutCancel(ctx), key, f.token); err != nil {
-		t.failed(ctx, shard, asked, err)
-		return Fence{token: f.token}, err
+	err = guarded(func() (err error) {
+		f.Window, err = t.store.Fence(context.WithoutCancel(ctx), key, f.token)
+		return err
+	})
+	if err != nil {
+		f.Window = 0
 	}
-	t.worked(ctx, shard)
-	return f, nil
+	t.ended(ctx, shard, asked, err)
+	return f, err
 }
 
 // Unfence ends the write of a key, the only one of keys: it is Invalidate, and removes the

@@ -191,7 +191,7 @@ func (c *cache) asks(key string) bool {
 	return len(c.made()) > before
 }
 
-func (c *cache) changeAll() bool { return c.Tier.InvalidateAll(c.Context()) == nil }
+func (c *cache) changeAll() bool { return c.Tier.InvalidateAll(c.Context(), func() {}) == nil }
 
 var operations = map[string]func(c *cache){
 	"ask":            func(c *cache) { c.look("a1") },
@@ -237,7 +237,7 @@ func TestWhatACallerBeginsIsSaidEvenIfItLeaves(t *testing.T) {
 		"release":        func(ctx context.Context, c *cache) { c.Tier.Release(ctx, "a1", c.claim) },
 		"fill":           func(ctx context.Context, c *cache) { c.Tier.Fill(ctx, c.claim, tier.Filling{Key: "a1"}) },
 		"invalidate":     func(ctx context.Context, c *cache) { c.Tier.Invalidate(ctx, []string{"a1"}, func(int) {}) },
-		"invalidate all": func(ctx context.Context, c *cache) { _ = c.Tier.InvalidateAll(ctx) },
+		"invalidate all": func(ctx context.Context, c *cache) { _ = c.Tier.InvalidateAll(ctx, func() {}) },
 		"fence":          func(ctx context.Context, c *cache) { _, _ = c.Tier.Fence(ctx, "a1") },
 	} {
 		t.Run(name, func(t *testing.T) {
