@@ -19,7 +19,7 @@ const (
 	EventRefreshBegun   EventKind = "refresh begun"   // a fresh value is being refreshed early; see Config.Ahead
 	EventCodecFailed    EventKind = "codec failed"    // a value in the Store could not be read, or one could not be encoded
 	EventStoreLost      EventKind = "store lost"      // a shard of the Store failed, the first since all answered; a failed shard is skipped for ErrorPause
-	EventStoreRestored  EventKind = "store restored"  // all shards of the Store answer again
+	EventStoreRestored  EventKind = "store restored"  // all shards of the Store answer again, as far as they are asked
 	EventFenceFailed    EventKind = "fence failed"    // a Write went on without a fence in the Store
 	EventNotInvalidated EventKind = "not invalidated" // the Store could not be told of an invalidation; the Cache keeps trying
 	EventReinvalidated  EventKind = "reinvalidated"   // the Store has been told of a key, or of all, after EventNotInvalidated; Key is nil

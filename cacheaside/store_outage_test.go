@@ -133,6 +133,29 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 	})
 }
 
+// A shard that stays down is one outage: what the others were told is told again once, and
+// they are used.
+func TestShardThatStaysDownIsOneOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		shared, src := newFakeStore(), newSource()
+		conn := shared.connect()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, Capacity: -1, TTL: time.Hour, OnEvent: log.add})
+		defer c.Close()
+		require.NoError(t, c.Invalidate(t.Context(), 1))
+		conn.breakShard("3", true)
+		for range 600 {
+			mustGet(t, c, 3)
+			mustGet(t, c, 1)
+			time.Sleep(100 * time.Millisecond)
+		}
+		require.Equal(t, 1, log.count(cacheaside.EventStoreLost))
+		require.Zero(t, log.count(cacheaside.EventStoreRestored))
+		require.Equal(t, 2, shared.called("Invalidate"))
+		require.Less(t, src.loaded(1), 15, "until it was told")
+	})
+}
+
 // When a Store is back, all its shards are used as soon as one has answered.
 func TestStoreThatIsBackIsUsedForAllShards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -31,6 +31,9 @@ type outage struct {
 // atOnce is the longest that a failing call can take without counting as a wait.
 const atOnce = 10 * time.Millisecond
 
+// unasked is when a shard that is down no longer counts, because nobody asks it.
+const unasked = time.Minute
+
 // allShards stands for every shard in a call about all of them.
 const allShards = -1
 
@@ -113,13 +116,15 @@ func (o *outage) worked(shard int, now time.Duration) (over bool) {
 	if len(o.down) == 0 {
 		return false
 	}
-	if _, back := o.down[shard]; shard == allShards || back && o.wholly() {
+	_, back := o.down[shard]
+	if shard == allShards || back && o.wholly() {
 		clear(o.down)
 	}
 	clear(o.row)
 	delete(o.down, shard)
 	for other, until := range o.down {
-		if until <= now { // due to be asked anyway
+		// Others that are due to be asked may be back as well.
+		if until <= now && back || until+unasked <= now {
 			delete(o.down, other)
 		}
 	}

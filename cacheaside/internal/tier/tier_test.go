@@ -388,6 +388,26 @@ func TestAnOutageIsOverOnceWhatIsStillDownIsDueToBeAsked(t *testing.T) {
 	})
 }
 
+// The answer of a shard that was never down says nothing about one that is.
+func TestAShardIsDownUntilItAnswersOrNobodyAsksIt(t *testing.T) {
+	with(t, func(c *cache) {
+		c.set(on("ask a1"))
+		c.look("a1")
+		for range 200 {
+			time.Sleep(s)
+			c.look("a1")
+			require.True(c, c.look("b1"))
+		}
+		require.EqualValues(c, 1, c.lost.Load())
+		time.Sleep(s + time.Minute - 1)
+		require.True(c, c.look("b1"))
+		require.Zero(c, c.restored.Load())
+		time.Sleep(1)
+		require.True(c, c.look("b1"))
+		require.EqualValues(c, 1, c.restored.Load())
+	})
+}
+
 // What the Store was told last, it may have lost in a failover. tellAgain holds that key a1
 // is not asked for until the Store has been told of it again.
 func (c *cache) tellAgain(call string) {
