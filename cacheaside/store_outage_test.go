@@ -472,6 +472,39 @@ func TestStoreThatPanicsIsDoneWithout(t *testing.T) {
 	})
 }
 
+// Nor does one that answers too little.
+func TestStoreThatAnswersTooLittleIsDoneWithout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asks atomic.Bool
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: mumbling{newFakeStore().connect(), &asks}, ErrorPause: -1})
+		defer c.Close()
+		synctest.Wait()
+		for range 2 {
+			got, err := c.GetMany(t.Context(), []int{1, 2})
+			require.NoError(t, err)
+			require.Equal(t, map[int]int{1: 0, 2: 0}, got)
+			require.Equal(t, 0, mustGet(t, c, 3))
+			require.NoError(t, c.Invalidate(t.Context(), 1, 2, 3))
+			asks.Store(true)
+		}
+	})
+}
+
+// A mumbling Store leaves out the answers of Fill, or of Acquire.
+type mumbling struct {
+	cacheaside.Store
+	asks *atomic.Bool
+}
+
+func (m mumbling) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+	if m.asks.Load() {
+		return nil, nil
+	}
+	return m.Store.Acquire(ctx, asks...)
+}
+
+func (mumbling) Fill(context.Context, ...cacheaside.Filling) ([]bool, error) { return nil, nil }
+
 // A crazy Store panics in every call.
 type crazy struct{ cacheaside.Store }
 

@@ -73,7 +73,7 @@ func (t *Tier) askShard(ctx context.Context, shard int, questions []*Question) {
 	var looks []Lookup
 	err := guarded(func() (err error) {
 		looks, err = t.store.Acquire(context.WithoutCancel(ctx), asks...)
-		return err
+		return complete(len(looks), len(asks), err)
 	})
 	for i, q := range asked {
 		if err != nil { // the lease may have been granted nevertheless

@@ -21,7 +21,7 @@ func (t *Tier) Fill(ctx context.Context, c Claim, value Filling) (invalidated bo
 		}
 		err = guarded(func() (err error) {
 			current, err = t.store.Fill(context.WithoutCancel(ctx), values...)
-			return err
+			return complete(len(current), len(values), err)
 		})
 		t.ended(ctx, shard, asked, err)
 		return current, err

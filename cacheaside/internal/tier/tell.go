@@ -99,6 +99,14 @@ func guarded(call func() error) (err error) {
 	return call()
 }
 
+// complete returns err, or an error if the Store has not answered about each key.
+func complete(answers, keys int, err error) error {
+	if err == nil && answers != keys {
+		return fmt.Errorf("the Store gave %d answers about %d keys", answers, keys)
+	}
+	return err
+}
+
 // InvalidateAll is Invalidate for every key. It calls told once.
 func (t *Tier) InvalidateAll(ctx context.Context, told func()) error {
 	ctx = context.WithoutCancel(ctx)
