@@ -71,7 +71,8 @@ type Config[K comparable, V any] struct {
 	LoadTimeout time.Duration
 	// SoftTimeout is how long callers wait for a load before they get the old value that
 	// StaleOnError allows. The load goes on. The time counts from the start of the load,
-	// so callers that join a slow load late do not wait again. It needs StaleOnError.
+	// so callers that join a slow load late do not wait again. An old value that only the
+	// Store has is served once the Store has answered. It needs StaleOnError.
 	// Zero means that callers wait for the load.
 	SoftTimeout time.Duration
 	// Finish lets a load go on until LoadTimeout after its last caller has left. Later
