@@ -6,11 +6,13 @@
 //		return resilience.Chain(
 //			circuits.By(func(context.Context) string { return addr }), // one for each node
 //			slots.Wrap, // one for all
+//			resilience.Timeout(50*time.Millisecond), // of each command
 //		)
 //	}})
 //	name, err := rdb.Get(ctx, "name").Result()
 //
-//	limit := throttle.NewShared(throttle.SharedConfig{Name: "api", Rate: 100, Instances: 8, Eval: resilienceredis.Eval(rdb)})
+//	limits := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
+//	limit := throttle.NewShared(throttle.SharedConfig{Name: "api", Rate: 100, Instances: 8, Eval: resilienceredis.Eval(limits)})
 //
 // # What a reply means
 //
@@ -20,6 +22,16 @@
 // failures. A pool that has no connection left, in its PoolTimeout or by its MaxActiveConns,
 // refuses: nothing was called. The end of a caller's ctx says nothing, as everywhere. The caller gets the error that
 // go-redis has returned, redis.Nil as redis.Nil, or the refusal of a policy.
+//
+// # A server that hangs
+//
+// A breaker does not count a call whose caller's deadline passes before the Patience of its
+// Config, 0.9 s by default. So a server that hangs opens no circuit for callers that allow
+// less, unless a resilience.Timeout stands innermost that is shorter than what they allow.
+//
+// A throttle.Shared, a redisstore and a redislease are such callers. They bear an outage by
+// themselves: give them a client without a Hook. A Timeout in a Hook would keep late answers
+// from a Shared, which then takes the tokens of these calls twice.
 //
 // # Retries
 //
