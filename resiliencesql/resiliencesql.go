@@ -143,7 +143,9 @@ func (t tx) Commit(context.Context) error   { return t.Tx.Commit() }
 func (t tx) Rollback(context.Context) error { return t.Tx.Rollback() }
 
 // Pool returns the pool of db for a registry, under a name: its limit, its connections, and
-// how often and how long callers have waited for one, as db.Stats has them.
+// how often and how long callers have waited for one, as db.Stats has them. A db of pgx's
+// stdlib.OpenDBFromPool has no limit of its own, and its callers wait unseen: give it that of
+// the pool by SetMaxOpenConns.
 func Pool(name string, db *sql.DB) interface {
 	Name() string
 	Stats() sql.DBStats
