@@ -182,7 +182,10 @@ func _() {
 	http.Handle("/", authenticate(api.ThrottleBy(plans, account)(api.BulkheadBy(slots, account)(handler))))
 }
 
-type Order struct{ Total int }
+type Order struct {
+	ID    string
+	Total int
+}
 
 func (o *Order) body() io.Reader { return nil }
 
@@ -246,8 +249,22 @@ func checkApproval(ctx context.Context, _ *Order) error {
 	return nil
 }
 
+var placed = &saga.Saga[Order]{Name: "placed", Steps: []saga.Step[Order]{
+	{Name: "opened", DoTx: mark("processing"), UndoTx: mark("rejected")},
+	{Name: "reserve", Do: reserve, Undo: unreserve},
+	{Name: "charge", Do: chargeOrder, Pivot: true},
+	{Name: "completed", DoTx: mark("completed")},
+}}
+
+func mark(status string) func(context.Context, *sql.Tx, *Order) error {
+	return func(ctx context.Context, tx *sql.Tx, o *Order) error {
+		_, err := tx.ExecContext(ctx, `UPDATE orders SET status = $2 WHERE id = $1`, o.ID, status)
+		return err
+	}
+}
+
 func _(users *cacheaside.Cache[int, *User]) {
-	_ = place
+	use(place, placed)
 	stopping.Store(true)          // fails /readyz
 	time.Sleep(5 * time.Second)   // until the balancer has noticed
 	_ = server.Shutdown(deadline) // no new request; those under way end
