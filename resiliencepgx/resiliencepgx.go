@@ -8,7 +8,11 @@
 //			return err // an error rolls back
 //		})
 //
+//	db := stdlib.OpenDBFromPool(pool) // a *sql.DB on the same connections
 //	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{Listen: resiliencepgx.Listen(pool)})
+//
+// A pool has four connections, or one for each CPU if there are more, unless pool_max_conns
+// of its DSN says otherwise: few for sagas, see package sqlstore.
 //
 // What an error means is what package resiliencesql says, whose ErrOutcomeUnknown is that of
 // InTx too. A transaction that was rolled back at COMMIT, since fn has ignored an error of a
