@@ -27,6 +27,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -523,6 +524,10 @@ func TestRefuse(t *testing.T) {
 	cancel()
 	late, cancel := context.WithTimeout(t.Context(), -1)
 	defer cancel()
+	retries := retry.New(retry.Config{Backoff: retry.Constant(0)})
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	tried := resilience.Chain(retries.Wrap, circuit.Wrap)(func(context.Context) error { return errors.New("down") })(t.Context())
+	require.ErrorIs(t, tried, breaker.ErrOpen, "after an attempt")
 	for name, c := range map[string]struct {
 		err     error
 		ctx     context.Context
@@ -534,6 +539,7 @@ func TestRefuse(t *testing.T) {
 		"Limit":    {fmt.Errorf("asking: %w", &throttle.LimitedError{Reason: throttle.OverLimit}), t.Context(), true, 429},
 		"Full":     {&bulkhead.FullError{}, t.Context(), true, 503},
 		"Open":     {&breaker.OpenError{}, t.Context(), true, 503},
+		"Tried":    {tried, t.Context(), false, 200},
 		"Deadline": {context.DeadlineExceeded, t.Context(), true, 503},
 		"Late":     {context.DeadlineExceeded, late, true, 503},
 		"Gone":     {&bulkhead.FullError{}, gone, true, 200},

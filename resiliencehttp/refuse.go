@@ -23,7 +23,9 @@ import (
 // not learn err.
 //
 // Refuse reports whether the request is done with: true if it wrote a response, or if the
-// client has gone, and false, without writing anything, for any other err.
+// client has gone, and false, without writing anything, for any other err. Such is the error
+// of a retrier that made an attempt before it met an open circuit: the attempt has failed,
+// although errors.Is finds breaker.ErrOpen.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	if err == nil {
 		return false
