@@ -37,7 +37,7 @@ func incidents() []incident {
 	}
 	return []incident{
 		then(fault("an outage", func(p *plant) *atomic.Bool { return &p.down }, map[string][2]int{
-			"ResilienceBreakerRefusing users": {5, 16},
+			"ResilienceBreakerRefusing users": {7, 18},
 			"ResilienceBreakerOpen users":     {5, 22},
 			"ResilienceCacheStale users":      {7, 19},
 		}), func(p *plant) { p.circuit.Reset() }),
