@@ -46,7 +46,7 @@ func (e *HealthError) HealthState() string { return e.State }
 func (e *HealthError) Failed() bool { return e.Fails }
 
 // Health returns the policies by kind and name, "breaker/users", each with nil or a
-// [*HealthError]. These fail: a breaker that is open, a Group whose breakers are all open,
+// [*HealthError]. These fail: a breaker that is open or forced open, a Group whose breakers are all open,
 // a throttle.Shared whose store is down, a saga's Runner with stuck sagas or a store that it
 // cannot ask, and a lease's Candidate whose lease nobody has held for longer than its TTL, or
 // with a store that it cannot ask. (A lease that was asked for by TryCampaign alone is a lock,
