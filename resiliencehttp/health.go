@@ -25,7 +25,7 @@ type Check struct {
 	// Critical makes the whole report fail if this check fails.
 	Critical bool
 
-	// Breaker fails while it is open, and warns while it is half-open or disabled.
+	// Breaker fails while it is open or forced open, and warns while it is half-open or disabled.
 	// Of Breaker, Bulkhead and Probe, exactly one must be set.
 	Breaker *breaker.Breaker
 
