@@ -67,7 +67,7 @@ import (
 // for concurrent use.
 //
 // A call takes no lock while the Breaker is open, and none while it is closed and calls
-// succeed.
+// succeed, except for about ten calls in each Window.
 type Breaker struct {
 	start   time.Time // instants are durations since then
 	phase   atomic.Pointer[phase]
