@@ -247,7 +247,7 @@ type Step[S any] struct {
 	// caller's ctx.
 	Timeout time.Duration
 	// Attempts is how often Do is called at most. Zero means 3, negative means no
-	// limit. With the default Backoff, 3 failures that return at once are over in a
+	// limit. With the default Backoff, 3 failures that return immediately are over in a
 	// fraction of a second: to outlast a participant that is down, set -1 and a
 	// Saga.Timeout. Once the pivot is done, only alternatives before the last one and BestEffort
 	// steps have a limit. Refused attempts do not count.
