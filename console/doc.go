@@ -72,7 +72,7 @@
 //	order     newest, oldest or id; newest if it is left out
 //	after     the next of the page before
 //
-// A text that is the id of a saga finds that one alone, at once, and "exact" is true. Any
+// A text that is the id of a saga finds that one alone, immediately, and "exact" is true. Any
 // other search ends after a second. If it has not seen all sagas by then "partial" is true,
 // and it goes on from next.
 //
