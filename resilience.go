@@ -26,8 +26,8 @@
 //     giving up.
 //   - It is safe for concurrent use, and meant to be built once and shared.
 //
-// A Hedger and a Cache call functions on goroutines of their own too. They turn a panic there
-// into an error that has its stack, by a method Stack() []byte.
+// A Hedger, a Cache and a saga's Runner call functions on goroutines of their own too. They
+// turn a panic there into an error that has its stack, by a method Stack() []byte.
 //
 // # What errors say
 //
