@@ -37,10 +37,10 @@ type Config struct {
 	Backoff func() Backoff
 
 	// Delay returns the delay before the attempt that follows a, in place of a.Delay,
-	// which comes from Backoff. Set it if the delay depends on the error or on ctx,
-	// or comes from a list: list[a.Number-1]. A
-	// negative delay ends the retrying. RetryAfter of the error still sets the least
-	// delay, and the limits of any wait hold. Nil means a.Delay.
+	// which comes from Backoff. Set it if the delay depends on the error or on ctx, or
+	// comes from a list: list[a.Number-1]. A negative delay ends the retrying. RetryAfter
+	// of the error still sets the least delay, and the limits of any wait hold. Nil means
+	// a.Delay.
 	Delay func(ctx context.Context, a Attempt) time.Duration
 
 	// MaxRetryAfter is the longest wait that an error may ask for by its method
