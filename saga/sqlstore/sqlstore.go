@@ -36,11 +36,11 @@
 // A runner finds a saga that another process has started or signaled after
 // RunnerConfig.Poll, or within milliseconds with Config.Listen.
 //
-// Between a pooler that lends a connection for each transaction, such as PgBouncer with
-// pool_mode=transaction, and its clients no statement may be prepared. With pgx, add
+// Behind a pooler that lends a connection for each transaction, such as PgBouncer with
+// pool_mode=transaction, the driver must prepare no statement. With pgx, add
 // default_query_exec_mode=exec to the DSN (or simple_protocol; the other three modes fail,
 // and cache_describe and describe_exec may run the statement of another client). Config.Listen
-// connects to the server itself.
+// must connect to the server itself.
 //
 // # MySQL
 //
