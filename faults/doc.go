@@ -14,8 +14,8 @@
 //
 // A [Script] decides for each call which of its plans apply. [Func], [Transport] and
 // [Handler] put it around a function, an http.RoundTripper and an http.Handler. Times are
-// counted from when the script was enabled. Calls that arrive in the same order at the
-// same times meet the same faults if the Seed is the same.
+// counted from when the script was made or last updated. Calls that arrive in the same
+// order at the same times meet the same faults if the Seed is the same.
 //
 // Several plans may apply to one call. The delays of all Latency plans add up and come
 // first. Of the other plans that apply, the first in the list decides how the call ends.
