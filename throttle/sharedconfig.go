@@ -17,7 +17,9 @@ import (
 type OutagePolicy string
 
 const (
-	// LimitLocally admits calls at this instance's part of the limit.
+	// LimitLocally admits calls at this instance's part of the limit. It keeps up to 100
+	// limits of LimitFor and Set apart; keys with any other have the part of Rate, Burst and
+	// Quotas.
 	LimitLocally OutagePolicy = "limit locally"
 	// RefuseAll refuses every call.
 	RefuseAll OutagePolicy = "refuse all"
