@@ -56,8 +56,8 @@ var (
 )
 
 // An Error is the error of a saga that did not complete. After Run it has the errors of
-// the steps themselves. From Result it has errors with their recorded texts, of which only
-// ErrCanceled, ErrDeadline and ErrNoSignal match with errors.Is.
+// the steps themselves. From Result it has errors with their recorded texts, cut off after
+// 4000 bytes. Of these only ErrCanceled, ErrDeadline and ErrNoSignal match with errors.Is.
 //
 // It matches [ErrCompensated], [ErrStuck] or [ErrAbandoned], and unwraps to Err and to
 // the errors of Failed.
