@@ -99,10 +99,10 @@ func Context(ctx context.Context) (context.Context, error) {
 // Error returns the result of [saga.Apply] as a handler answers it, so that
 // [Result] reads it. An answer ([saga.NoEffect], [saga.Abort], resilience.Answer) has the
 // code FailedPrecondition, unless it has a code of its own. A [saga.Void], also that of a
-// Do that comes after its Undo, has the ErrorInfo of one, too. Any other error is returned
-// as it is.
+// Do that comes after its Undo, has the ErrorInfo of one, too. Any other error, such as an
+// answer with Retryable() true, is returned as it is.
 func Error(err error) error {
-	if err == nil || !behavior.IsAnswered(err) {
+	if end := behavior.Read(err); end.Kind != behavior.Answered || end.Retryable {
 		return err
 	}
 	st, is := status.Convert(err), saga.Voided(err)

@@ -67,6 +67,13 @@ func TestACommandNeedsAKey(t *testing.T) {
 	}
 }
 
+// lost is an answer that is worth another attempt, as that of a lost deadlock is.
+type lost struct{}
+
+func (lost) Error() string   { return "lost" }
+func (lost) Answered() bool  { return true }
+func (lost) Retryable() bool { return true }
+
 func TestErrorHasACode(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -78,6 +85,8 @@ func TestErrorHasACode(t *testing.T) {
 		{saga.Void(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
 		{saga.NoEffect(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
 		{errors.New("connection lost"), codes.Unknown},
+		{lost{}, codes.Unknown},
+		{saga.NoEffect(lost{}), codes.FailedPrecondition},
 	} {
 		require.Equal(t, c.want, status.Code(sagagrpc.Error(c.err)))
 	}

@@ -129,7 +129,8 @@ type Handler struct {
 //     ([saga.NoEffect], [saga.Abort], resilience.Answer), and "Saga-Command: void" with it
 //     if the error is a [saga.Void], now or when the command came before;
 //   - 503, with its Retry-After, if Apply returns a refusal of a policy;
-//   - 500 if Apply returns any other error, or the transaction fails.
+//   - 500 if Apply returns any other error, such as an answer with Retryable() true, or the
+//     transaction fails.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	cmd := saga.Command{ID: r.Header.Get(idempotencyKey)}
 	if cmd.DoID() == "" {
@@ -155,7 +156,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", strconv.FormatFloat(math.Ceil(end.RetryAfter.Seconds()), 'f', 0, 64))
 		}
 		http.Error(w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
-	case end.Kind == behavior.Answered:
+	case end.Kind == behavior.Answered && !end.Retryable:
 		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
 	default:
 		http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)

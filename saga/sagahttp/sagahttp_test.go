@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/saga"
@@ -172,11 +173,37 @@ func (endless) Error() string             { return "endless" }
 func (endless) Refused() bool             { return true }
 func (endless) RetryAfter() time.Duration { return math.MaxInt64 }
 
-func (endless) Connect(context.Context) (driver.Conn, error) { return nil, endless{} }
-func (endless) Driver() driver.Driver                        { return nil }
+// lost is an answer that is worth another attempt, as that of a lost deadlock is.
+type lost struct{}
+
+func (lost) Error() string   { return "lost" }
+func (lost) Answered() bool  { return true }
+func (lost) Retryable() bool { return true }
+
+// A connector's transactions fail with an error.
+type connector struct{ err error }
+
+func (c connector) Connect(context.Context) (driver.Conn, error) { return nil, c.err }
+func (connector) Driver() driver.Driver                          { return nil }
+
+func TestAnAnswerIsADeclineUnlessItIsWorthAnotherAttempt(t *testing.T) {
+	for err, want := range map[error]int{
+		resilience.Answer(errors.New("full")): http.StatusUnprocessableEntity,
+		lost{}:                                http.StatusInternalServerError,
+		saga.NoEffect(lost{}):                 http.StatusUnprocessableEntity,
+	} {
+		db := sql.OpenDB(connector{err})
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.Header.Set("Idempotency-Key", "a/b/c/do")
+		w := httptest.NewRecorder()
+		(&sagahttp.Handler{DB: db}).ServeHTTP(w, r)
+		require.Equal(t, want, w.Code)
+		require.NoError(t, db.Close())
+	}
+}
 
 func TestACommandIsRefusedForAsLongAsCanBeSaid(t *testing.T) {
-	db := sql.OpenDB(endless{})
+	db := sql.OpenDB(connector{endless{}})
 	defer db.Close()
 	r := httptest.NewRequest(http.MethodPost, "/", nil)
 	r.Header.Set("Idempotency-Key", "a/b/c/do")
