@@ -207,7 +207,7 @@ func playDay(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 		}
 		settle()
 	}
-	for _, p := range b.waiting {
+	for _, p := range slices.Backward(b.waiting) { // or one that has not been told moves up, and goes
 		p.cancel()
 	}
 	b.waiting = nil
