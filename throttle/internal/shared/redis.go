@@ -35,8 +35,7 @@ func (r *Redis) Ask(ctx context.Context, t *Terms, c Call) (a Answer, o *Outage,
 // Tell is Ask for a call that tries Redis in an outage, too.
 func (r *Redis) Tell(ctx context.Context, t *Terms, c Call) (a Answer, o *Outage, ok bool) {
 	trip := r.depart(ctx, t, c)
-	ok = trip.wait(ctx)
-	if !ok {
+	if !trip.wait(ctx) {
 		return a, nil, false
 	}
 	return trip.answer, trip.outage, true

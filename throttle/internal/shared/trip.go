@@ -72,7 +72,9 @@ func (t *trip) travel() {
 		if v := recover(); v != nil { // there is no caller to pass the panic to
 			err = fmt.Errorf("throttle: %s: Eval panicked: %v\n\n%s", t.terms.Name, v, debug.Stack())
 		}
-		t.tell(t.arrive(a, err))
+		if t.arrive(a, err) {
+			close(t.ended)
+		}
 	}()
 	a, err = t.r.eval(ctx, t.terms, t.call, t.debt)
 }
@@ -115,11 +117,6 @@ func (t *trip) isLate() {
 		t.outage = t.r.outages.late(t.terms, t.call, context.DeadlineExceeded)
 	}
 	t.mu.Unlock()
-	t.tell(over)
-}
-
-// tell tells the calls that the trip is over.
-func (t *trip) tell(over bool) {
 	if over {
 		close(t.ended)
 	}
