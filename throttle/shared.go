@@ -32,10 +32,10 @@ import (
 // What an instance admits without Redis is owed, less what its part of the Rate has refilled
 // since. Once Redis answers in time, the next call of the instance for the key takes it, from
 // the burst and, if that is empty, from up to as many tokens of the time to come; and from
-// the quotas. So an outage with LimitLocally costs at most the Burst, and
-// each quota an N, once, on top of the limit: the part of each instance, less what that has
-// spent of it lately. It costs that only where an instance does not call again, or the keys
-// that owe are more than 100 000. An instance that is cut off while Redis answers others costs
+// the windows that the quotas have then. So an outage with LimitLocally costs at most the Burst,
+// and each quota an N, once, on top of the limit: the part of each instance, less what that has
+// spent of it lately. It costs that only where an instance does not call again in time, or the
+// keys that owe are more than 100 000. An instance that is cut off while Redis answers others costs
 // its part of the Rate as well, for as long as that lasts. With AdmitAll there is no bound.
 // With LimitLocally an instance remembers for each limit what 100 000 keys have spent; keys
 // that come when all of these have tokens to get back share one part in an outage.
@@ -298,7 +298,8 @@ func (s *Shared) Stats() SharedStats {
 // [Limiter.Observe] does. The kinds are EventRefused, EventOutageBegan and
 // EventRecovered. An outage is that of a hash slot; Key is the key of the call that
 // noticed it. EventOutageBegan and EventRecovered are told by the call that waits for the
-// answer or, if all such calls have left, by the next one.
+// answer or, if all such calls have left, by the next one. Of the errors of an outage, Err is
+// that with which it began: Eval sees the later ones.
 func (s *Shared) Observe(f func(context.Context, Event)) (stop func()) {
 	return s.observers.Observe(f)
 }
