@@ -38,7 +38,9 @@ import (
 // keys that owe are more than 100 000. An instance that is cut off while Redis answers others costs
 // its part of the Rate as well, for as long as that lasts. With AdmitAll there is no bound.
 // With LimitLocally an instance remembers for each limit what 100 000 keys have spent; keys
-// that come when all of these have tokens to get back share one part in an outage.
+// that come when all of these have tokens to get back share one part in an outage. Of the
+// limits by LimitFor and Set it has a part of the first 100 that it meets after an Update: keys
+// of others have a part of the Rate, the Burst and the Quotas of the configuration.
 //
 // A call whose ctx ends while it waits for Redis may have taken its tokens.
 //
