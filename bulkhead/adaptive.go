@@ -31,7 +31,9 @@ import (
 // latencies, if that is more), a second after what it knows has changed, and when latency
 // stays high although the limit shrinks. If the calls then still take as long, the work
 // itself has become slower, and the limit grows again. A call that costs more than the
-// lowered limit ends a probe immediately.
+// lowered limit ends a probe immediately. If calls that run for long, such as streams, hold
+// all of a limit that has shrunk, and no call has begun or ended for ten latencies (100 ms at
+// the least), it grows again until the next call fits.
 //
 // Processes that share a server probe at the same moments, because the queue of one
 // hides an idle server from the others. What a probe sees is not taken for slower work
@@ -166,6 +168,19 @@ func (b *Bulkhead) learn(ctx context.Context, a *adaptive, c call, how outcome) 
 	b.adjust(a)
 	a.mu.Unlock()
 	b.announce(ctx)
+}
+
+// makeRoom has the controller look at a limit that keeps a call from n slots at a level.
+func (b *Bulkhead) makeRoom(r *rules, level, n int) {
+	limit, inFlight := b.figures()
+	if inFlight+n <= r.most(limit, level) {
+		return
+	}
+	a := r.adaptive
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.controller.want(b.unix(), inFlight+n+r.kept(a.controller.room, level))
+	b.adjust(a)
 }
 
 // endProbe ends a probe if its lowered limit is all that keeps a call from n slots at a

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 func taking(d time.Duration, err error) func(context.Context) error {
@@ -329,6 +331,42 @@ func TestNoProbeWhileACostlyCallWaits(t *testing.T) {
 		wg.Wait()
 		requireIdle(t, b)
 	})
+}
+
+// Responses that are read for hours may hold more slots than a limit that has shrunk has, for
+// a probe or by a slow server. Other calls go on, whatever their level.
+func TestStreamsDoNotKeepALimitDown(t *testing.T) {
+	for level := range 2 {
+		t.Run(strconv.Itoa(level), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := bulkhead.New(bulkhead.Config{
+					Adaptive: &bulkhead.AdaptiveLimit{Initial: 30, Max: 30},
+					Levels:   2, Priority: func(context.Context) int { return level }, Reserve: []float64{0.2},
+				})
+				lowest := 30
+				onLimit(b, func(_ context.Context, c bulkhead.Event) { lowest = min(lowest, c.To) })
+				for range 16 {
+					ctx, work := linger.Begin(t.Context())
+					require.NoError(t, b.Do(ctx, func(context.Context) error {
+						time.Sleep(10 * time.Millisecond)
+						work.GoOn()
+						return nil
+					}))
+					defer work.End(nil)
+				}
+				for second := range 80 {
+					latency := 10 * time.Millisecond
+					if second > 40 {
+						latency *= 5
+					}
+					before := b.Stats().Admitted
+					keepCalling(b, 20, time.Second, taking(latency, nil))
+					require.Greater(t, b.Stats().Admitted, before+5)
+				}
+				require.Less(t, lowest, 16)
+			})
+		})
+	}
 }
 
 func TestACallIsTooCostlyForNowWhereTheLimitMayGrow(t *testing.T) {

@@ -239,6 +239,9 @@ func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (
 	if r.Share != nil {
 		c = r.claim(ctx)
 	}
+	if r.adaptive != nil {
+		b.makeRoom(r, level, n)
+	}
 	of, refusal := b.try(ctx, r, level, n, c, maxWait)
 	for refusal != nil && refusal.Reason == TooCostly {
 		present := b.rules.Load() // an Update may have replaced r, and the queue goes by these

@@ -45,6 +45,9 @@ type controller struct {
 	reached bool // the last cohort reached the limit
 	peak    peak
 
+	moved time.Duration // when a call last began or ended
+	room  int           // there was for those in flight when one last began
+
 	probing bool          // the cohort is a probe
 	common  bool          // and all processes make it
 	before  float64       // the limit to go back to when no more calls join the probe
@@ -165,6 +168,7 @@ func (c *controller) setLimit(limit float64) {
 func (c *controller) restart(now time.Duration, limit int) {
 	c.nextCohort(now)
 	c.setLimit(float64(limit))
+	c.room = c.Limit()
 }
 
 // reform goes on with another configuration, and keeps what was learned.
@@ -208,6 +212,7 @@ func (c *controller) idle() time.Duration {
 
 // begin notes that a call starts, with which so many slots are in flight.
 func (c *controller) begin(now time.Duration, inFlight int) call {
+	c.moved, c.room = now, max(c.Limit(), inFlight)
 	c.advance(now)
 	if c.waiting {
 		return call{start: now}
@@ -224,7 +229,17 @@ func (c *controller) begin(now time.Duration, inFlight int) call {
 	return call{start: now, cohort: k.number}
 }
 
+// want notes that a call cannot begin under a limit of less than n. If the limit has shrunk
+// below what calls hold that run for long, such as streams, no call can begin any more, so
+// that nothing else would raise it again.
+func (c *controller) want(now time.Duration, n int) {
+	if n <= c.room && float64(now-c.moved) >= max(float64(cohortTime), longTime*c.scale) {
+		c.setLimit(max(c.limit, float64(n)))
+	}
+}
+
 func (c *controller) end(ended call, now time.Duration, how outcome) {
+	c.moved = now
 	if ended.cohort == c.cohort.number {
 		c.cohort.ended++
 		c.sample(float64(now-ended.start), how)
