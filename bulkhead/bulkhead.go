@@ -343,7 +343,7 @@ func (b *Bulkhead) wait(ctx context.Context, r *rules, level, n int, c *claim, m
 		return of, nil
 	}
 
-	b.await(ctx, w, left, own)
+	b.await(ctx, r, w, left, own)
 	if w.admitted && ctx.Err() == nil {
 		waited := b.now() - w.since
 		b.counts.waited.Add(1)
@@ -362,23 +362,35 @@ func (b *Bulkhead) wait(ctx context.Context, r *rules, level, n int, c *claim, m
 
 // await returns when w is settled: when it is handed its slots or refused, or when its
 // patience ends.
-func (b *Bulkhead) await(ctx context.Context, w *waiter, left time.Duration, own bool) {
+func (b *Bulkhead) await(ctx context.Context, r *rules, w *waiter, left time.Duration, own bool) {
 	done := ctx.Done()
-	var passed <-chan time.Time
+	var passed, stuck <-chan time.Time
 	if own {
 		timer := time.NewTimer(left)
 		defer timer.Stop()
 		passed = timer.C
-	} else if done == nil {
+	} else if done == nil && r.adaptive == nil {
 		<-w.ready // half of what a select costs
 		return
 	}
-	select {
-	case <-w.ready:
-	case <-passed:
-		b.abandon(w, WaitTooLong)
-	case <-done:
-		b.abandon(w, ContextEnded)
+	if r.adaptive != nil {
+		ticker := time.NewTicker(cohortTime)
+		defer ticker.Stop()
+		stuck = ticker.C
+	}
+	for {
+		select {
+		case <-w.ready:
+			return
+		case <-stuck: // perhaps: all other calls may wait, too
+			b.makeRoom(r, w.level, w.cost)
+		case <-passed:
+			b.abandon(w, WaitTooLong)
+			return
+		case <-done:
+			b.abandon(w, ContextEnded)
+			return
+		}
 	}
 }
 

@@ -45,8 +45,9 @@ type controller struct {
 	reached bool // the last cohort reached the limit
 	peak    peak
 
-	moved time.Duration // when a call last began or ended
-	room  int           // there was for those in flight when one last began
+	moved time.Duration // when a call last began or ended, or got room to begin
+	room  int           // the higher limit of those at the ends of the last two cohorts
+	last  int           // that at the end of the last
 
 	probing bool          // the cohort is a probe
 	common  bool          // and all processes make it
@@ -168,7 +169,7 @@ func (c *controller) setLimit(limit float64) {
 func (c *controller) restart(now time.Duration, limit int) {
 	c.nextCohort(now)
 	c.setLimit(float64(limit))
-	c.room = c.Limit()
+	c.room, c.last = c.Limit(), c.Limit()
 }
 
 // reform goes on with another configuration, and keeps what was learned.
@@ -188,6 +189,7 @@ func (c *controller) reform(now time.Duration, cfg AdaptiveLimit) {
 }
 
 func (c *controller) nextCohort(now time.Duration) {
+	c.room, c.last = max(c.Limit(), c.last), c.Limit()
 	c.cohort = cohort{number: c.cohort.number + 1, from: now}
 	c.waiting, c.probing = false, false
 }
@@ -212,7 +214,7 @@ func (c *controller) idle() time.Duration {
 
 // begin notes that a call starts, with which so many slots are in flight.
 func (c *controller) begin(now time.Duration, inFlight int) call {
-	c.moved, c.room = now, max(c.Limit(), inFlight)
+	c.moved = now
 	c.advance(now)
 	if c.waiting {
 		return call{start: now}
@@ -234,6 +236,7 @@ func (c *controller) begin(now time.Duration, inFlight int) call {
 // that nothing else would raise it again.
 func (c *controller) want(now time.Duration, n int) {
 	if n <= c.room && float64(now-c.moved) >= max(float64(cohortTime), longTime*c.scale) {
+		c.moved = now
 		c.setLimit(max(c.limit, float64(n)))
 	}
 }
