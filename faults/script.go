@@ -152,7 +152,8 @@ func sum(a, b time.Duration) time.Duration {
 }
 
 // wait waits for d, or until ctx ends. If both happen at the same instant, ctx has ended,
-// so that a test in a bubble of testing/synctest always sees the same.
+// so that a test in a bubble of testing/synctest always sees the same. The ctx of a
+// resiliencehttp.Transport may live on after its Deadline.
 func wait(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil
@@ -164,7 +165,11 @@ func wait(ctx context.Context, d time.Duration) error {
 		if deadline, ok := ctx.Deadline(); !ok || time.Now().Before(deadline) {
 			return nil
 		}
-		<-ctx.Done()
+		select {
+		case <-time.After(time.Millisecond):
+			return nil
+		case <-ctx.Done():
+		}
 	case <-ctx.Done():
 	}
 	return ended.Error(ctx)

@@ -213,6 +213,18 @@ func TestLatencyAsLongAsTheDeadlineAlwaysOverruns(t *testing.T) {
 	})
 }
 
+// A ctx may say that its deadline has passed, and live on.
+type overdue struct{ context.Context }
+
+func (overdue) Deadline() (time.Time, bool) { return time.Now().Add(-time.Second), true }
+
+func TestACtxThatLivesOnAfterItsDeadlineHasNotEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fn := faults.Func(script(faults.Plan{Kind: faults.Latency, Delay: time.Second}), ok)
+		require.NoError(t, fn(overdue{t.Context()}))
+	})
+}
+
 func TestFirstPlanInTheListEndsTheCallAfterAllLatencies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := script(
