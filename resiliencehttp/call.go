@@ -141,7 +141,7 @@ func (c *call) send(ctx *sendCtx) error {
 	}
 	if err != nil {
 		c.heedCancel()
-		return c.unanswered(req, ctx.timedOut(err))
+		return c.unanswered(ctx.timedOut(err))
 	}
 	complete(resp, req)
 	return c.answered(req, resp, ctx)
@@ -194,7 +194,7 @@ func (c *call) answered(req *http.Request, resp *http.Response, ctx *sendCtx) er
 			_ = resp.Body.Close()
 			returned = true
 			c.heedCancel()
-			return c.unanswered(req, ctx.timedOut(err))
+			return c.unanswered(ctx.timedOut(err))
 		}
 		failure = c.t.RetryBody(resp, begin)
 	}
@@ -233,10 +233,10 @@ func (c *call) answered(req *http.Request, resp *http.Response, ctx *sendCtx) er
 func (c *call) mayRepeat() bool { return c.replayable && c.body.rewinds() }
 
 // unanswered returns the error that the policies see when Base returns err.
-func (c *call) unanswered(req *http.Request, err error) error {
+func (c *call) unanswered(err error) error {
 	switch {
 	case c.ctx.Err() != nil: // err says nothing about the request or the server
-	case c.body.atFault() || unsupported(req, err):
+	case c.body.atFault() || unsupported(err):
 		return c.finally(&requestError{err})
 	}
 	if !c.mayRepeat() && !(c.body.rewinds() && c.body.untouched() && neverConnected(err)) {

@@ -4,9 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"io"
 	"net"
-	"net/http"
 	"strings"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -55,33 +53,14 @@ func neverConnected(err error) bool {
 	return ok && (op.Op == "dial" || op.Op == "proxyconnect")
 }
 
-// unsupported reports whether err says that Base cannot send req: it does not know the scheme,
-// or has a connection of HTTP/2, which does not allow some fields. Any error that is not of the
-// network does, for a scheme other than http and https and for such fields.
-func unsupported(req *http.Request, err error) bool {
-	return (!overHTTP(req.URL) || onlyHTTP1(req.Header)) && !ofNetwork(err) && !behavior.IsRefused(err)
-}
-
-func ofNetwork(err error) bool {
-	return is[net.Error](err) || behavior.IsTimeout(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
-}
-
-// onlyHTTP1 reports whether a request has fields that HTTP/2 does not allow (RFC 9113, section
-// 8.2.2), and is not that of a WebSocket, which net/http sends over HTTP/1.1.
-func onlyHTTP1(h http.Header) bool {
-	if strings.EqualFold(h.Get("Upgrade"), "websocket") && strings.EqualFold(h.Get("Connection"), "upgrade") {
-		return false
-	}
-	for _, name := range []string{"Upgrade", "Connection", "Transfer-Encoding"} {
-		for _, value := range h[name] {
-			switch strings.ToLower(value) {
-			case "", "chunked", "close", "keep-alive":
-			default:
-				return true
-			}
-		}
-	}
-	return false
+// unsupported reports whether err says that a Base of net/http did not send a request: it does not
+// know the scheme, or HTTP/2 does not allow a field, or the server not so many. These errors have
+// no type.
+func unsupported(err error) bool {
+	text := err.Error()
+	return strings.HasPrefix(text, "unsupported protocol scheme ") ||
+		strings.HasPrefix(text, "http2: invalid ") ||
+		strings.HasPrefix(text, "http2: request header list larger ")
 }
 
 // hopeless reports whether another attempt would fail with err again.
