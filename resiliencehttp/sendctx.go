@@ -110,7 +110,7 @@ func (s *sendCtx) limit() {
 		s.timer = time.AfterFunc(s.rest, func() { s.cancel(s.passed) })
 	}
 	if s.left > 0 {
-		s.clock = time.AfterFunc(s.left, s.expire)
+		s.clock.Reset(s.left)
 	}
 }
 
