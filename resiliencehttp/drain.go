@@ -35,7 +35,6 @@ func drain(resp *http.Response) (read *http.Response, whole bool) {
 		if d.panicked != nil {
 			panic(d.panicked)
 		}
-		d.to.Trailer = resp.Trailer
 		return &d.to, d.complete
 	case <-timer.C:
 		return &d.to, false
