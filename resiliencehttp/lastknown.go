@@ -40,7 +40,7 @@ import (
 //
 // A response is good if its status is 200 and the caller has read its body to the end. It is
 // remembered unless it is longer than an eighth of capacity. It is forgotten when another
-// request of its key does not fail and is answered with 401, 403, 404 or 410, or with a
+// request of its key is answered with 401, 403, 404 or 410, or without failing and with a
 // Cache-Control of no-store, and when a request of any method but GET, HEAD, OPTIONS and TRACE
 // may have changed something: unless its status is 4xx, or a policy refused it. A GET that
 // began before that is not remembered. Other directives of Cache-Control, and Vary, are not
