@@ -294,6 +294,10 @@ func TestErrorsThatAreNotRetryable(t *testing.T) {
 }
 
 func TestRequestThatCannotBeSentIsNotSeenByThePolicies(t *testing.T) {
+	proxy := serve(t, false, func(http.ResponseWriter, *http.Request) {})
+	toProxy, err := url.Parse(proxy.URL)
+	require.NoError(t, err)
+	proxy.Base.Proxy = http.ProxyURL(toProxy)
 	field := func(name, value string) func(*http.Request) {
 		return func(r *http.Request) { r.Header[name] = []string{"fine", value} }
 	}
@@ -342,9 +346,10 @@ func TestRequestThatCannotBeSentIsNotSeenByThePolicies(t *testing.T) {
 				require.Equal(t, behavior.End{Kind: behavior.Answered}, behavior.Read(err), "nobody else is to blame")
 				require.Equal(t, req.Body != nil, body.closed.Load() == 1)
 
-				// Nor does net/http send it.
-				_, err = (&http.Transport{}).RoundTrip(req)
+				// Nor does net/http send it. Without a proxy it would send an empty Host.
+				_, err = proxy.Base.RoundTrip(req)
 				require.Error(t, err)
+				require.Zero(t, proxy.requests.Load())
 			}
 			require.Empty(t, seen.ctxs)
 			require.Equal(t, breaker.Closed, circuit.State())

@@ -7,8 +7,9 @@ import (
 	"net/url"
 )
 
-// unsendable returns why no transport can send req, or nil. net/http checks the same, but
-// only after the policies have seen the request, and with errors that have no type.
+// unsendable returns why no transport can send req, or nil. net/http checks the same, or sends
+// an empty Host, but only after the policies have seen the request, and with errors that have no
+// type.
 func unsendable(req *http.Request) error {
 	switch {
 	case req.URL == nil:
