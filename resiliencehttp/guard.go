@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/internal/ended"
@@ -24,8 +26,10 @@ import (
 // returns without having written anything, the handler has failed, and the client gets 503.
 //
 // The client's behavior does not count against the handler. If the client hangs up, the ctx
-// of the policies is canceled, and they ignore the result of the handler. A panic with
-// [http.ErrAbortHandler] counts as the same and passes through.
+// of the policies is canceled, and they ignore the result of the handler. So they do with a
+// failed status if the request's body was malformed, too long for an [http.MaxBytesReader]
+// further out, or could not be read for another reason. A panic with [http.ErrAbortHandler]
+// counts as the same and passes through.
 //
 // A request is served once, so a retrier is of no use in mw. A nil mw means none.
 func (s Server) Guard(mw resilience.Middleware) func(http.Handler) http.Handler {
@@ -38,6 +42,7 @@ func (s Server) Guard(mw resilience.Middleware) func(http.Handler) http.Handler 
 var (
 	errServed  = errors.New("resiliencehttp: the request has been served and is not served again")
 	errAborted = fmt.Errorf("resiliencehttp: the handler aborted the response: %w", context.Canceled)
+	errBroken  = fmt.Errorf("resiliencehttp: the request's body could not be read: %w", context.Canceled)
 )
 
 // guard is Guard if told is true. Otherwise the policies do not see how requests end.
@@ -79,6 +84,7 @@ type service struct {
 	w       http.ResponseWriter
 	r       *http.Request
 	shareBy func(*http.Request) string
+	body    clientBody // of r, if that has one
 	served  bool
 	aborted bool // by the handler, with http.ErrAbortHandler
 	late    bool // the handler returned after its ctx had ended, and wrote nothing
@@ -97,6 +103,9 @@ func (s *service) serve(ctx context.Context, next http.Handler, told bool) error
 		next.ServeHTTP(s.w, r)
 		return nil
 	}
+	if r.Body != nil && r.Body != http.NoBody {
+		s.body.ReadCloser, r.Body = r.Body, &s.body
+	}
 	w := &statusWriter{ResponseWriter: s.w}
 	if s.abort(func() { next.ServeHTTP(w.capable(), r) }) {
 		s.aborted = true
@@ -107,10 +116,33 @@ func (s *service) serve(ctx context.Context, next http.Handler, told bool) error
 	case w.status == 0:
 		s.late = ctx.Err() != nil
 		return ended.Error(ctx)
+	case failed(w.status) && w.refusal == nil && s.body.broken.Load():
+		s.cancel(errBroken)
+		return ended.Error(s.ctx)
 	case failed(w.status) && w.refusal == nil:
 		return &StatusError{StatusCode: w.status, Header: s.w.Header().Clone(), final: true}
 	}
 	return w.refusal
+}
+
+// A clientBody is the body of a request, and knows whether the client failed to send it. What a
+// Read returns after Close says nothing: a reverse proxy closes the body when its server fails.
+type clientBody struct {
+	io.ReadCloser
+	closed, broken atomic.Bool
+}
+
+func (b *clientBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF && !b.closed.Load() {
+		b.broken.Store(true)
+	}
+	return n, err
+}
+
+func (b *clientBody) Close() error {
+	b.closed.Store(true)
+	return b.ReadCloser.Close()
 }
 
 // giveBack gives the request that a middleware got what a handler has set in r, its copy with

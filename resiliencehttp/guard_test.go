@@ -293,6 +293,40 @@ func TestClientThatHangsUpIsNotHeldAgainstTheHandler(t *testing.T) {
 	}
 }
 
+// TestRequestThatCannotBeReadIsNotHeldAgainstTheHandler: with three such requests, any client could
+// open the circuit of a reverse proxy, which answers 502, for all.
+func TestRequestThatCannotBeReadIsNotHeldAgainstTheHandler(t *testing.T) {
+	malformed := errors.New("invalid byte in chunk length")
+	for name, c := range map[string]struct {
+		err    error // of the body
+		closed bool  // by the handler, before it reads
+		status int
+		want   behavior.Kind
+	}{
+		"Malformed": {malformed, false, 502, behavior.Canceled},
+		"Closed":    {malformed, true, 502, behavior.Failed},
+		"Whole":     {io.EOF, false, 502, behavior.Failed},
+		"Answered":  {malformed, false, 400, behavior.Done},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var seen watch
+			body := &trackedBody{Reader: readerFunc(func([]byte) (int, error) { return 0, c.err })}
+			w := httptest.NewRecorder()
+			resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if c.closed {
+					require.NoError(t, r.Body.Close())
+				}
+				_, err := r.Body.Read(make([]byte, 1))
+				require.Equal(t, c.err, err)
+				w.WriteHeader(c.status)
+			})).ServeHTTP(w, httptest.NewRequest("POST", "/", body))
+			require.Equal(t, c.status, w.Code)
+			require.Equal(t, []behavior.Kind{c.want}, seen.kinds)
+			require.Equal(t, c.closed, body.closed.Load() == 1)
+		})
+	}
+}
+
 // An untilDone is a body that does not come before ctx ends.
 type untilDone struct{ context.Context }
 
