@@ -26,10 +26,10 @@ import (
 // returns without having written anything, the handler has failed, and the client gets 503.
 //
 // The client's behavior does not count against the handler. If the client hangs up, the ctx
-// of the policies is canceled, and they ignore the result of the handler. So they do with a
-// failed status if the request's body was malformed, too long for an [http.MaxBytesReader]
-// further out, or could not be read for another reason. A panic with [http.ErrAbortHandler]
-// counts as the same and passes through.
+// of the policies is canceled, and they ignore the result of the handler. A panic with
+// [http.ErrAbortHandler] counts as the same and passes through. So does a failed status if
+// the request's body could not be read: it was malformed, say, or too long for an
+// [http.MaxBytesReader] further out.
 //
 // A request is served once, so a retrier is of no use in mw. A nil mw means none.
 func (s Server) Guard(mw resilience.Middleware) func(http.Handler) http.Handler {
