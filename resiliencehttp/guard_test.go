@@ -310,14 +310,13 @@ func TestRequestThatCannotBeReadIsNotHeldAgainstTheHandler(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var seen watch
-			body := &trackedBody{Reader: readerFunc(func([]byte) (int, error) { return 0, c.err })}
+			body := &trackedBody{Reader: io.MultiReader(strings.NewReader("x"), readerFunc(func([]byte) (int, error) { return 0, c.err }))}
 			w := httptest.NewRecorder()
 			resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if c.closed {
 					require.NoError(t, r.Body.Close())
 				}
-				_, err := r.Body.Read(make([]byte, 1))
-				require.Equal(t, c.err, err)
+				_, _ = io.ReadAll(r.Body)
 				w.WriteHeader(c.status)
 			})).ServeHTTP(w, httptest.NewRequest("POST", "/", body))
 			require.Equal(t, c.status, w.Code)
