@@ -162,3 +162,31 @@ func TestAddRefusesAPolicyThatDoesNotSayItsName(t *testing.T) {
 		require.NoError(t, registry.New().Add(&nameless{fine, fine}))
 	})
 }
+
+// A beacon is a policy of other origin that tells its state to whoever begins to observe it.
+type beacon struct{ name string }
+
+func (b *beacon) Kind() string { return "beacon" }
+func (b *beacon) Name() string { return b.name }
+
+func (b *beacon) Observe(f func(context.Context, registry.Event)) func() {
+	f(context.Background(), registry.Event{What: "lit"})
+	return func() { f(context.Background(), registry.Event{What: "dark"}) }
+}
+
+func TestAnObserverMayAskTheRegistryWhateverTellsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := registry.New()
+		reg.MustAdd(&beacon{"a"})
+		began := time.Now()
+		var told []string
+		stop := reg.Observe(func(_ context.Context, e registry.Event) {
+			_, there := reg.Get(e.Kind, e.Name)
+			told = append(told, fmt.Sprint(e.Name, " ", e.What, " ", there, " ", len(slices.Collect(reg.All()))))
+		})
+		reg.MustAdd(&beacon{"b"})
+		stop()
+		require.Equal(t, []string{"a lit true 1", "b lit true 2"}, told[:2])
+		require.Zero(t, time.Since(began))
+	})
+}

@@ -36,11 +36,15 @@ type Policy = interface {
 // A Registry holds the policies of a program. Make one with [New]. It is safe for
 // concurrent use.
 type Registry struct {
-	mu        sync.RWMutex
-	entries   map[string]Entry // by path
-	ordered   []Entry          // the same, by kind and name; nil until it is asked for, never changed
+	// changing is held, before mu, while policies and observers come and go. A policy that is
+	// observed then may take its time, or tell an observer that asks the registry.
+	changing  sync.Mutex
 	observers notify.Observers[Event]
 	watching  int // observers that are there
+
+	mu      sync.RWMutex
+	entries map[string]Entry // by path; changed by who holds changing too
+	ordered []Entry          // the same, by kind and name; nil until it is asked for, never changed
 
 	applying sync.Mutex
 }
@@ -109,12 +113,12 @@ func (r *Registry) add(p Policy) error {
 	case !reflect.ValueOf(p).Comparable(): // == would panic in whoever looks for it, such as Remove
 		return fmt.Errorf("registry: a %T cannot be compared: add a pointer to it", p)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.changing.Lock()
+	defer r.changing.Unlock()
 	if _, taken := r.entries[e.path()]; taken {
 		return fmt.Errorf("registry: %s is there already", e.path())
 	}
-	r.entries[e.path()], r.ordered = e, nil
+	r.change(func() { r.entries[e.path()] = e })
 	if r.watching > 0 {
 		r.watch(e)
 	}
@@ -124,17 +128,23 @@ func (r *Registry) add(p Policy) error {
 // Remove removes a policy and reports whether it was there. Observers of the registry see
 // no more events of it.
 func (r *Registry) Remove(p Policy) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.changing.Lock()
+	defer r.changing.Unlock()
 	for path, e := range r.entries {
 		if e.Policy == p {
 			e.unwatch()
-			delete(r.entries, path)
-			r.ordered = nil
+			r.change(func() { delete(r.entries, path) })
 			return true
 		}
 	}
 	return false
+}
+
+func (r *Registry) change(entries func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	entries()
+	r.ordered = nil
 }
 
 // All returns the policies, ordered by kind and name. Policies may be added and removed
@@ -171,8 +181,8 @@ func (r *Registry) find(path string) (Entry, bool) {
 // until stop is called. f is called as hooks are: by the goroutine that causes the event,
 // without a lock, perhaps by several at once. f must not block.
 func (r *Registry) Observe(f func(context.Context, Event)) (stop func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.changing.Lock()
+	defer r.changing.Unlock()
 	remove := r.observers.Observe(f)
 	r.watching++
 	if r.watching == 1 {
@@ -184,8 +194,8 @@ func (r *Registry) Observe(f func(context.Context, Event)) (stop func()) {
 }
 
 func (r *Registry) unobserve(remove func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.changing.Lock()
+	defer r.changing.Unlock()
 	remove()
 	r.watching--
 	if r.watching == 0 {
@@ -195,7 +205,7 @@ func (r *Registry) unobserve(remove func()) {
 	}
 }
 
-// watch and unwatch run under the lock.
+// watch and unwatch run under changing.
 func (r *Registry) watch(e Entry) {
 	e.source.stop = e.source.observe(r.observers.Tell)
 }
