@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -132,10 +133,13 @@ func TestARejectedApplyLeavesADefaultADefault(t *testing.T) {
 	for i := range 10 {
 		require.True(t, tenants.Allow(fmt.Sprint(i)))
 	}
-	for path, settings := range map[string]string{"guest/g": `{"N": 2}`, "throttle/tenants": `{"MaxKeys": 5}`} {
+	users := cacheaside.New(cacheaside.Config[string, int]{
+		Name: "users", Store: struct{ cacheaside.Store }{}, Capacity: -1, Load: func(context.Context, string) (int, error) { return 1, nil },
+	})
+	for path, settings := range map[string]string{"guest/g": `{"N": 2}`, "throttle/tenants": `{"MaxKeys": 5}`, "cache/users": `{"Capacity": 9}`} {
 		rate := throttle.New(throttle.Config{Name: "rate", Rate: 10})
 		reg := registry.New()
-		reg.MustAdd(rate, g, tenants)
+		reg.MustAdd(rate, g, tenants, users)
 		_, err := reg.Apply([]byte(`{"throttle/rate": {"Rate": 20, "Burst": 50}, "` + path + `": ` + settings + `}`))
 		require.ErrorContains(t, err, path)
 		require.Equal(t, 10.0, rate.Config().Rate)

@@ -105,7 +105,7 @@ func (r *Registry) Reload(path string) (Report, error) {
 // validates the result. If anything is wrong, the error lists every problem with its
 // path, and nothing has changed. If a policy then rejects its change, because a setting
 // cannot change in flight, Apply changes back the policies that it has changed. It begins
-// with the policies of other origin and the Groups, which may do that.
+// with the policies of other origin, the Groups and the caches, which may do that.
 //
 // A field that data does not name, and that has its default, follows the fields that
 // change: the Burst of a throttle.Limiter follows its Rate. A field that data names is as
@@ -125,7 +125,7 @@ func (r *Registry) Apply(data []byte) (Report, error) {
 		return nil, err
 	}
 	// A default that is changed and changed back is no longer one that follows other fields.
-	slices.SortStableFunc(plans, func(a, b plan) int { return cmp.Compare(a.entry.source.steady(), b.entry.source.steady()) })
+	slices.SortStableFunc(plans, func(a, b plan) int { return cmp.Compare(a.entry.steady(), b.entry.steady()) })
 	var errs []error
 	done := 0
 	for i := range plans {
@@ -156,6 +156,19 @@ func (r *Registry) Preview(data []byte) (Report, error) {
 		return nil, err
 	}
 	return report(plans), nil
+}
+
+// steady returns how unlikely it is that the policy rejects settings that are valid: one of
+// other origin has no Preview, a Group may hold more keys than it is to have, and a cache keeps
+// the sign of its Capacity.
+func (e Entry) steady() int {
+	switch {
+	case e.source.preview == nil:
+		return 0
+	case e.source.members != nil, e.Kind == "cache":
+		return 1
+	}
+	return 2
 }
 
 func report(plans []plan) Report {

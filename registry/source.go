@@ -130,18 +130,6 @@ func (s *source) guard(far *foreigner) {
 	}
 }
 
-// steady returns how unlikely it is that the policy rejects settings that are valid: one of
-// other origin has no Preview, and a Group may hold more keys than it is to have.
-func (s *source) steady() int {
-	switch {
-	case s.preview == nil:
-		return 0
-	case s.members != nil:
-		return 1
-	}
-	return 2
-}
-
 // settings finds the methods Config, Update and Preview of p. Their types differ from policy to
 // policy, and those of a Group from key type to key type.
 func (s *source) settings(p Policy) {
