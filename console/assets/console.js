@@ -63,7 +63,7 @@ function swap(now, next) {
   if (!now || !next || now.outerHTML === next.outerHTML) return;
   if (now.matches(":hover") && now.querySelector("form")) return;
   if (now.contains(document.activeElement) && document.activeElement.matches("input, select, textarea, button")) return;
-  if ([...now.querySelectorAll("input:not([type=hidden])")].some((i) => i.value !== i.defaultValue)) return;
+  if ([...now.querySelectorAll("input:not([type=hidden])")].some((i) => i.value)) return;
   const open = [...now.querySelectorAll("details")].map((d) => d.open);
   const focus = now.contains(document.activeElement) && document.activeElement.getAttribute("href");
   now.replaceWith(document.adoptNode(next));
@@ -324,6 +324,7 @@ async function start() {
     try { await next(); } catch { failed = true; }
     const every = Number(main.dataset.refresh || 0);
     if (every || failed) say(!failed && every > 0, failed ? "not live" : "live");
+    else live.hidden = true;
     if (!every) return;
     await wait(failed ? Math.max(every, 5) : every);
     if (document.hidden) { say(false, "not live"); await seen(); }

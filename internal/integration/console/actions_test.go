@@ -184,6 +184,7 @@ func TestSagaIsCanceledFromThePage(t *testing.T) {
 	p.shows("The cancellation was recorded.")
 	p.shows("the customer has called")
 	p.until(`document.querySelector(".title .state").textContent.includes("compensated")`) // by itself
+	p.until(`document.getElementById("live").hidden`)                                      // it is not followed any more
 	in, err := r.Get(t.Context(), "order-17")
 	require.NoError(t, err)
 	require.Equal(t, saga.Compensated, in.Status)
@@ -527,4 +528,25 @@ func TestTheAnswerToAnActionIsLive(t *testing.T) {
 		p.until(`document.querySelectorAll(".chart path").length > 0`)
 		p.shows(shows)
 	}
+}
+
+// The note of an action that was refused stays when the page is renewed.
+func TestARefusedActionKeepsItsNote(t *testing.T) {
+	sg := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: fine, Undo: fine}}}
+	r, _ := depot(t, sg)
+	reg := registry.New()
+	reg.MustAdd(r)
+	never := func(*http.Request, console.Operation) error { return errors.New("not on a Sunday") }
+	at := serve(t, reg, console.Config{Allow: never, Show: console.Show{Errors: true}})
+	_, err := saga.Start(t.Context(), r, sg, "order-17", order{Item: "lamp"})
+	require.NoError(t, err)
+	p := newTab(t)
+	p.open(at + "saga?id=order-17")
+	p.fill(`input[name=note]`, "the customer has called")
+	p.click(`button[value=cancel]`)
+	p.shows("not on a Sunday")
+	p.click("h1") // the pointer is not over the form
+	require.NoError(t, r.Operate(t.Context(), "order-17", saga.Operation{Action: saga.ActionCancel, Note: "by telephone"}))
+	p.shows("Cancel asked for\nyes")
+	require.Equal(t, "the customer has called", eval[string](p, `document.querySelector("input[name=note]").value`))
 }
