@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net/url"
 	"reflect"
 	"testing"
 	"time"
@@ -146,6 +147,9 @@ func TestASagaInAList(t *testing.T) {
 	form := sagaForm{Saga: "order", Status: "stuck", Text: "a b", Age: "10m", Order: "id", After: "x", Failing: true}
 	require.Equal(t, "after=x&age=10m&failing=1&order=id&runner=r&saga=order&status=stuck&text=a+b", form.values("r").Encode())
 	require.Equal(t, form, sagaFormOf(form.values("r")))
+	for failing, want := range map[string]bool{"": false, "0": false, "1": true, "true": true} {
+		require.Equal(t, want, sagaFormOf(url.Values{"failing": {failing}}).Failing, failing)
+	}
 	require.Empty(t, sagaForm{}.values(""))
 	require.Equal(t, `definition order, status stuck, text "a b", age 10m, failing`, form.String())
 }

@@ -73,7 +73,7 @@ type sagaForm struct {
 func sagaFormOf(q url.Values) sagaForm {
 	return sagaForm{
 		Saga: q.Get("saga"), Status: q.Get("status"), Text: q.Get("text"), Age: strings.TrimSpace(q.Get("age")),
-		Failing: q.Has("failing"), Order: q.Get("order"), After: q.Get("after"),
+		Failing: !slices.Contains([]string{"", "0"}, q.Get("failing")), Order: q.Get("order"), After: q.Get("after"),
 	}
 }
 
