@@ -1469,7 +1469,6 @@ func TestASlowStoreIsNotDown(t *testing.T) {
 	})
 }
 
-// Close waits for a sample that is being taken.
 // A hanging policy of other origin has a name, and does not tell its figures.
 type hanging struct {
 	name string
@@ -1499,6 +1498,7 @@ func TestCloseWaitsForOnePolicyThatHangs(t *testing.T) {
 	})
 }
 
+// Close waits for a sample that is being taken.
 func TestCloseWaitsForASample(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &meter{slow: 3 * time.Second}
