@@ -860,6 +860,7 @@ func TestCacheKeysOfAnyType(t *testing.T) {
 	load := func(id int) { _, err := s.users.Get(t.Context(), id); require.NoError(t, err) }
 	load(1)
 	load(2)
+	load(3)
 	require.Equal(t, http.StatusSeeOther, s.post("action", "invalidate", "policy", "cache/users", "key", "1").Code)
 	_, there := s.users.Peek(1)
 	require.False(t, there)
@@ -869,8 +870,11 @@ func TestCacheKeysOfAnyType(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, w.Code)
 	require.Contains(t, w.Body.String(), "must be JSON of type int")
 	require.Equal(t, http.StatusSeeOther, s.post("action", "expire", "policy", "cache/users", "key", "2").Code)
+	require.Contains(t, s.post("action", "invalidate-all", "policy", "cache/users", "sure", "").Body.String(), "Invalidate all keys of cache/users?")
+	_, there = s.users.Peek(3)
+	require.True(t, there)
 	require.Equal(t, http.StatusSeeOther, s.post("action", "invalidate-all", "policy", "cache/users").Code)
-	_, there = s.users.Peek(2)
+	_, there = s.users.Peek(3)
 	require.False(t, there)
 	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "invalidate-all", "policy", "breaker/users").Code)
 }

@@ -387,6 +387,8 @@ func (op Operation) question() (q question, ok bool) {
 		return question{Question: "Force " + of + " open?", What: "It refuses all calls until it is enabled.", Yes: "Force open"}, true
 	case op.Action == Disable:
 		return question{Question: "Disable " + of + "?", What: "It lets all calls through until it is enabled.", Yes: "Disable"}, true
+	case op.Action == InvalidateAll:
+		return question{Question: "Invalidate all keys of " + of + "?", What: "Every value is loaded again when it is next asked for.", Yes: "Invalidate all"}, true
 	case op.Action == Abandon:
 		return question{Question: "Abandon " + op.ID + "?", What: "Nothing more of it is done or undone, and that cannot be taken back.", Yes: "Abandon"}, true
 	}
