@@ -830,8 +830,9 @@ func TestPreviewAsksAllowAndAudit(t *testing.T) {
 func TestSettingsChangeWithAPreview(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	form := []string{"action", "apply", "policy", "bulkhead/users", "was.Limit", "4", "is.Limit", "9", "was.MaxWait", "0s", "is.MaxWait", "0s"}
-	w := s.post(append(form, "preview", "1")...)
+	w := s.post(append(form, "preview", "1", "note", "Black Friday")...)
 	require.Equal(t, http.StatusOK, w.Code)
+	require.Equal(t, 1, strings.Count(w.Body.String(), `value="Black Friday"`), "for the apply that follows")
 	require.Contains(t, w.Body.String(), "<td>bulkhead/users.Limit</td><td><del>4</del></td><td><ins>9</ins></td>")
 	require.NotContains(t, w.Body.String(), "users.MaxWait<")
 	require.Equal(t, 4, s.slots.Config().Limit)
@@ -1289,7 +1290,9 @@ func TestFieldsThatAnActionDoesNotNeed(t *testing.T) {
 		require.GreaterOrEqual(t, w.Code, 400, c.form)
 		require.Contains(t, html.UnescapeString(w.Body.String()), c.want, c.form)
 	}
-	body := s.post("action", "apply", "policy", "bulkhead/users", "was.Limit", "4", "is.Limit", "many").Body.String()
+	body := s.post("action", "trip", "policy", "breaker/users", "for", "x", "note", "not again").Body.String()
+	require.Equal(t, 1, strings.Count(body, `value="not again"`), "it stands where it was filled in")
+	body = s.post("action", "apply", "policy", "bulkhead/users", "was.Limit", "4", "is.Limit", "many").Body.String()
 	require.Contains(t, body, `name="is.Limit" value="many"`)
 	require.Contains(t, body, `name="is.MaxWait" value="0s"`, "which was not sent")
 	for path, want := range map[string][]string{

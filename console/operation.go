@@ -160,6 +160,14 @@ func (f *actionForm) Is(path, present string) string {
 	return f.Values.Get("is." + path)
 }
 
+// Note returns the note of the form of the settings, or else of another one.
+func (f *actionForm) Note(settings bool) string {
+	if f == nil || settings != (f.Values.Get("action") == string(Apply)) {
+		return ""
+	}
+	return f.Values.Get("note")
+}
+
 // act answers a POST: it applies the operation of a form.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
