@@ -31,7 +31,7 @@ func (e *HealthError) Error() string {
 		s += ": " + e.Detail
 	}
 	if e.Err != nil {
-		s += ": " + e.Err.Error()
+		s += ": " + fmt.Sprint(e.Err)
 	}
 	return s
 }

@@ -32,6 +32,16 @@ func ill(h *house) map[string]string {
 	return all
 }
 
+// A fault is an error that a function may return as a nil pointer, whose Error panics.
+type fault struct{ text string }
+
+func (f *fault) Error() string { return f.text }
+
+func TestHealthOfAnErrorThatHasNoText(t *testing.T) {
+	var none *fault
+	require.Equal(t, "open: <nil>", (&registry.HealthError{State: "open", Err: none}).Error())
+}
+
 func TestHealthTellsWhatIsWrong(t *testing.T) {
 	h := newHouse()
 	defer h.close()
