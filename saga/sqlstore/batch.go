@@ -1,9 +1,7 @@
 package sqlstore
 
 import (
-	"cmp"
 	"context"
-	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -24,7 +22,7 @@ import (
 // it as if there were no batcher.
 type batcher[Q, A any] struct {
 	lanes int           // writes and batches under way at most; zero means no batches
-	limit time.Duration // for a batch; zero means none
+	limit time.Duration // for a batch
 	size  func(Q) int   // in bytes
 	own   func(Q) Q     // a copy that shares nothing
 	alone func(ctx context.Context, req Q) (A, error)
@@ -56,6 +54,10 @@ const (
 // maxHold is how long a single write keeps its lane, and how long a batch of starts may
 // take. A write that waits for no row takes less.
 const maxHold = 1500 * time.Millisecond
+
+// maxHang is how long a batch of commits may take, which waits for no row. Without it, a
+// connection that hangs would keep the lane for a caller that has no deadline.
+const maxHang = 10 * time.Second
 
 // A pending write waits for a batch, or is in one.
 type pending[Q, A any] struct {
@@ -210,7 +212,7 @@ func (b *batcher[Q, A]) run() {
 			}
 			return
 		}
-		limit := time.AfterFunc(cmp.Or(b.limit, math.MaxInt64), stop)
+		limit := time.AfterFunc(b.limit, stop)
 		err := b.send(ctx, batch)
 		limit.Stop()
 		stop()

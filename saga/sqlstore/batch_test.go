@@ -193,6 +193,26 @@ func TestABatchThatNobodyWaitsForEnds(t *testing.T) {
 	})
 }
 
+// TestABatchTakesNoLongerThanTenSeconds: a caller without a deadline, whose connection hangs,
+// keeps no lane from the others.
+func TestABatchTakesNoLongerThanTenSeconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.fill()
+		d.mu.Lock()
+		d.takes = time.Hour
+		d.mu.Unlock()
+		a, b := d.commitFor(5*time.Second, "a"), d.commit("b")
+		require.ErrorIs(t, a.wait(), context.DeadlineExceeded)
+		d.mu.Lock()
+		d.takes = time.Second
+		d.mu.Unlock()
+		require.NoError(t, b.wait())
+		require.InDelta(t, 12, b.took.Seconds(), 0.02)
+		require.Equal(t, []string{"batch a b", "alone b"}, d.seen()[lanes:])
+	})
+}
+
 // TestABatchHasItsOwnDataWhenItsCallerLeaves, who may use it for something else. The first
 // attempt of the batch loses to another transaction.
 func TestABatchHasItsOwnDataWhenItsCallerLeaves(t *testing.T) {

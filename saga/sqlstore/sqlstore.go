@@ -178,8 +178,8 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 func newStore(db *sql.DB, d dialect, t tables, listen func(context.Context, string, func()) error, one *writer, lanes int) *Store {
 	s := &Store{db: db, d: d, tables: t, listen: listen, one: one}
 	s.commits = batcher[store.CommitRequest, store.Receipt]{
-		lanes: lanes,
-		size:  func(req store.CommitRequest) int { return len(req.Data) + len(req.Steps) },
+		lanes: lanes, limit: maxHang,
+		size: func(req store.CommitRequest) int { return len(req.Data) + len(req.Steps) },
 		own: func(req store.CommitRequest) store.CommitRequest {
 			req.Data, req.Steps, req.Log = slices.Clone(req.Data), slices.Clone(req.Steps), slices.Clone(req.Log)
 			return req
