@@ -136,12 +136,6 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 	ctx = withAttempt(ctx, &e.id, res.unit, res.attempt, res.op)
 	res.ctx = ctx
 	defer func() {
-		if res.err != nil && res.tx != nil {
-			if endedItself(ctx, res.tx.Rollback()) {
-				res.err = Abort(fmt.Errorf("%w: %w", errTxEnded, res.err))
-			}
-			res.tx = nil
-		}
 		cause := context.Cause(ctx)
 		res.cut = errors.Is(cause, errDraining) || errors.Is(cause, errLost)
 		if res.tx == nil {
@@ -150,10 +144,20 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 		e.results <- res
 	}()
 	defer func() {
-		if v := recover(); v != nil {
+		v := recover()
+		var stack []byte
+		if v != nil {
 			err := panicked(v)
-			res.err = err
-			new(notify.Panics).Tell(ctx, "saga: a step", e.r.config().OnPanic, v, err.Stack()) // its attempt is counted
+			res.err, stack = err, err.Stack()
+		}
+		if res.err != nil && res.tx != nil {
+			if endedItself(ctx, res.tx.Rollback()) {
+				res.err = Abort(fmt.Errorf("%w: %w", errTxEnded, res.err))
+			}
+			res.tx = nil
+		}
+		if v != nil { // OnPanic may ask the store, and the transaction may have had the only connection
+			new(notify.Panics).Tell(ctx, "saga: a step", e.r.config().OnPanic, v, stack) // its attempt is counted
 		}
 	}()
 	if res.err != nil {

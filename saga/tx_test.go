@@ -505,6 +505,27 @@ func TestATransactionIsNotKeptWaitingForAHook(t *testing.T) {
 	})
 }
 
+// Nor does OnPanic wait for the transaction of the step that has panicked.
+func TestOnPanicIsToldAfterTheTransaction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := newTxMemory(t)
+		memory.db.SetMaxOpenConns(1)
+		st := inTx("flight")
+		st.Attempts, st.DoTx = 1, func(context.Context, *sql.Tx, *trip) error { panic("boom") }
+		sg := sequence(st)
+		var r *saga.Runner
+		r, _ = begin[trip](t, storeOfOne{memory}, saga.RunnerConfig{OnPanic: func(ctx context.Context, _ any, _ []byte) {
+			_, err := r.History(ctx, "trip-1")
+			require.NoError(t, err)
+		}}, sg)
+		began := time.Now()
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Zero(t, time.Since(began))
+	})
+}
+
 func TestStartTx(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
