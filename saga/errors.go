@@ -286,7 +286,7 @@ func (e *turnedBack) Error() string        { return "saga: turning back: " + e.w
 func (e *turnedBack) Is(target error) bool { return errors.Is(e.why, target) }
 
 // readable returns err. If reading err panics, such as the Error of a nil pointer that a step has
-// returned as an error, it panics here, where that is a panic of the step.
+// returned as an error, it panics here, where that is a panic of the step or the Codec.
 func readable(err error) error {
 	if err != nil {
 		_, _ = err.Error(), endOf(err, false)
@@ -302,7 +302,16 @@ func caught(err *error) {
 	}
 }
 
-// panicked returns the error of a panic with v, which is under way.
-func panicked(v any) *panics.Error {
-	return panics.New(fmt.Sprintf("saga: panic: %v", v), v, debug.Stack())
+// panicked returns the error of a panic with v, which is under way. It does not have v if that is
+// an error that cannot be read.
+func panicked(v any) (err *panics.Error) {
+	text, stack := fmt.Sprintf("saga: panic: %v", v), debug.Stack()
+	defer func() {
+		if recover() != nil {
+			err = panics.New(text, nil, stack)
+		}
+	}()
+	err = panics.New(text, v, stack)
+	_ = readable(err)
+	return err
 }

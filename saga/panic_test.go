@@ -224,6 +224,46 @@ func TestAnErrorThatCannotBeReadIsAPanicOfItsStep(t *testing.T) {
 	}
 }
 
+// hollow is an error of which only the text can be read if it is a nil pointer.
+type hollow struct{ err error }
+
+func (h *hollow) Error() string { return "hollow" }
+func (h *hollow) Unwrap() error { return h.err }
+
+// hollowCodec does not encode the state after the first step.
+type hollowCodec struct{ slowCodec }
+
+func (c *hollowCodec) Encode(s *trip) ([]byte, error) {
+	if len(s.Calls) > 0 {
+		return nil, (*hollow)(nil)
+	}
+	return c.slowCodec.Encode(s)
+}
+
+// TestAnErrorThatCannotBeUnwrappedIsReadAsFarAsItCanBe: a runner would end the process with it.
+func TestAnErrorThatCannotBeUnwrappedIsReadAsFarAsItCanBe(t *testing.T) {
+	var none *hollow
+	panics := step("flight")
+	panics.Do = func(context.Context, *trip) error { panic(none) }
+	panics.Attempts = 1
+	waits := failing("flight", errDeclined)
+	waits.Backoff = func(int) time.Duration { panic(none) }
+	coded := sequence(step("flight"))
+	coded.Codec = new(hollowCodec)
+	for name, sg := range map[string]*saga.Saga[trip]{"Do": sequence(panics), "Backoff": sequence(waits), "Codec": coded} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent, OnPanic: func(context.Context, any, []byte) {}}, sg)
+				mustStart(t, r, sg)
+				_, err := result[trip](t.Context(), r, "trip-1")
+				var failed *saga.Error
+				require.ErrorAs(t, err, &failed)
+				require.ErrorContains(t, err, "panic: ")
+			})
+		})
+	}
+}
+
 // TestASlowHookOfStartCostsNoLease: the runner holds the saga, and any child, while the hooks
 // are told of its start. Its first step begins after them.
 func TestASlowHookOfStartCostsNoLease(t *testing.T) {

@@ -53,7 +53,8 @@ func (t *typed[S]) planned() *plan.Plan { return t.plan }
 func (t *typed[S]) encode(s any) ([]byte, error) {
 	data, err := func() (data []byte, err error) {
 		defer caught(&err)
-		return t.codec.Encode(s.(*S))
+		data, err = t.codec.Encode(s.(*S))
+		return data, readable(err)
 	}()
 	if err != nil {
 		return nil, fmt.Errorf("saga: %s: the state does not encode: %w", t.plan.Name, err)
@@ -65,7 +66,7 @@ func (t *typed[S]) decode(data []byte) (any, error) {
 	s := new(S)
 	err := func() (err error) {
 		defer caught(&err)
-		return t.codec.Decode(data, s)
+		return readable(t.codec.Decode(data, s))
 	}()
 	if err != nil {
 		return nil, fmt.Errorf("saga: %s: the state does not decode: %w", t.plan.Name, err)
