@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -157,7 +158,7 @@ func TestARefusedCommandIsNoAttempt(t *testing.T) {
 }
 
 func TestAHandlerNeedsACommand(t *testing.T) {
-	for _, key := range []string{"", "42", "a/b/c/d"} {
+	for _, key := range []string{"", "42", "a/b/c/d", "orders/do", strings.Repeat("a", 201) + "/b/c/undo"} {
 		r := httptest.NewRequest(http.MethodPost, "/", nil)
 		r.Header.Set("Idempotency-Key", key)
 		w := httptest.NewRecorder()

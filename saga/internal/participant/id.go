@@ -20,13 +20,13 @@ func ID(saga, step, alternative string, op store.Op) string {
 
 // Do returns the id of the Do that a command is or undoes, or "" for none.
 func Do(id string) string {
-	if of, ok := strings.CutSuffix(id, "/"+string(store.OpUndo)); ok {
-		return of + "/" + string(store.OpDo)
+	switch _, _, op, err := Split(id); {
+	case err != nil:
+		return ""
+	case op == store.OpUndo:
+		return strings.TrimSuffix(id, string(store.OpUndo)) + string(store.OpDo)
 	}
-	if strings.HasSuffix(id, "/"+string(store.OpDo)) {
-		return id
-	}
-	return ""
+	return id
 }
 
 // Split returns the parts of a command's id.
