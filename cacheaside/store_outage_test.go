@@ -156,6 +156,24 @@ func TestShardThatStaysDownIsOneOutage(t *testing.T) {
 	})
 }
 
+// What such a shard is still to be told does not keep what the others are told again waiting.
+func TestShardThatStaysDownDoesNotDelayWhatTheOthersAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src, conn := newSource(), newFakeStore().connect()
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, Capacity: -1, TTL: time.Hour})
+		defer c.Close()
+		require.NoError(t, c.Invalidate(t.Context(), 1))
+		conn.breakShard("3", true)
+		require.ErrorIs(t, c.Invalidate(t.Context(), 3), cacheaside.ErrUntold)
+		for range 600 {
+			mustGet(t, c, 1)
+			time.Sleep(100 * time.Millisecond)
+		}
+		require.Less(t, src.loaded(1), 15, "until it was told")
+		conn.breakShard("3", false)
+	})
+}
+
 // When a Store is back, all its shards are used as soon as one has answered.
 func TestStoreThatIsBackIsUsedForAllShards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -149,14 +149,13 @@ func (t *Tier) abandon(key, token string) {
 
 // releaseAbandoned releases the abandoned leases until the Store fails. It tries each
 // once: a lease is short.
-func (t *Tier) releaseAbandoned(ctx context.Context) error {
+func (t *Tier) releaseAbandoned(ctx context.Context) {
 	for l, ok := t.abandoned.pop(); ok; l, ok = t.abandoned.pop() {
 		asked := t.Now()
 		err := guarded(func() error { return t.store.Release(ctx, l.key, l.token) })
 		t.ended(ctx, t.shardOf(l.key), asked, err)
 		if err != nil {
-			return err
+			return
 		}
 	}
-	return nil
 }

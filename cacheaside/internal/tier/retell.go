@@ -30,7 +30,7 @@ func (t *Tier) retell() {
 		}
 	}()
 	for !over && t.sleep() {
-		_ = t.tellUntold(t.ctx)
+		t.tellUntold(t.ctx)
 		over = t.caughtUp()
 	}
 }
@@ -43,18 +43,14 @@ func (t *Tier) caughtUp() bool {
 	return !t.catchingUp
 }
 
-// tellUntold tells the Store once and returns the first error.
-func (t *Tier) tellUntold(ctx context.Context) error {
-	err := t.tellEach(ctx, &t.untold)
-	if err == nil {
-		err = t.tellEach(ctx, &t.doubted)
-	}
-	if err == nil {
-		err = t.releaseAbandoned(ctx)
-	}
-	return err
+// tellUntold tells the Store once. What one part of it fails with delays no other.
+func (t *Tier) tellUntold(ctx context.Context) {
+	_ = t.tellEach(ctx, &t.doubted)
+	_ = t.tellEach(ctx, &t.untold) // may raise doubts
+	t.releaseAbandoned(ctx)
 }
 
+// tellEach tells the Store of u until two shards have failed, and returns the first error.
 func (t *Tier) tellEach(ctx context.Context, u *untold) (first error) {
 	keys, all := u.snapshot()
 	asked := t.Now()
@@ -78,7 +74,8 @@ func (t *Tier) tellEach(ctx context.Context, u *untold) (first error) {
 			if first == nil {
 				first = err
 			}
-			if failures++; failures > 1 { // the whole Store is down
+			u.postpone(keys)
+			if failures++; failures > 1 { // the whole Store may be down
 				break
 			}
 		}

@@ -609,6 +609,35 @@ func TestShardsThatAreDownDoNotDelayWhatOthersAreTold(t *testing.T) {
 	})
 }
 
+// A shard that stays down keeps neither the doubts about others nor their changes from being
+// told.
+func TestAShardThatStaysDownDelaysNothingOfTheOthers(t *testing.T) {
+	for name, down := range map[string][]string{"one": {"x1"}, "several": {"u1", "v1", "w1", "x1"}} {
+		t.Run(name, func(t *testing.T) {
+			with(t, func(c *cache) {
+				isDown := func(call string) error {
+					if slices.ContainsFunc(down, func(key string) bool { return strings.HasSuffix(call, key) }) {
+						return errDown
+					}
+					return nil
+				}
+				require.True(c, c.change("a1"))
+				c.set(isDown)
+				require.False(c, c.change(down...))
+				c.set(always)
+				require.False(c, c.change("b1"))
+				c.set(isDown)
+				require.False(c, c.look("a1"))
+				require.False(c, c.look("b1"))
+				time.Sleep(20 * s)
+				require.EqualValues(c, len(down), c.Untold())
+				require.True(c, c.look("a1"))
+				require.True(c, c.look("b1"))
+			})
+		})
+	}
+}
+
 func TestWhatIsUntoldHasBounds(t *testing.T) {
 	for call, most := range map[string]int{"release a1": 1000, "unfence a1": 100} {
 		t.Run(call, func(t *testing.T) {
