@@ -105,18 +105,19 @@ func (o *outage) failed(shard int, asked, now time.Duration, err error) (begun, 
 	return begun, first
 }
 
-// worked records that shard has answered. It reports whether nothing is down any more.
-func (o *outage) worked(shard int, now time.Duration) (over bool) {
+// worked records that shard has answered. It reports whether shard was down before, and
+// whether nothing is down any more.
+func (o *outage) worked(shard int, now time.Duration) (back, over bool) {
 	o.answered.Store(int64(now))
 	if !o.troubled.Load() {
-		return false
+		return false, false
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.down) == 0 {
-		return false
+		return false, false
 	}
-	_, back := o.down[shard]
+	_, back = o.down[shard]
 	if shard == allShards || back && o.wholly() {
 		clear(o.down)
 	}
@@ -129,10 +130,10 @@ func (o *outage) worked(shard int, now time.Duration) (over bool) {
 		}
 	}
 	if len(o.down) > 0 {
-		return false
+		return back, false
 	}
 	o.troubled.Store(false)
-	return true
+	return back, true
 }
 
 // ended records how a call of shard has ended that was asked at asked. It may call a hook,
@@ -159,8 +160,11 @@ func (t *Tier) failed(ctx context.Context, shard int, asked time.Duration, err e
 }
 
 func (t *Tier) worked(ctx context.Context, shard int) {
-	if t.outage.worked(shard, t.Now()) {
+	back, over := t.outage.worked(shard, t.Now())
+	if back || over {
 		t.doubtRecent()
+	}
+	if over {
 		t.Restored(ctx)
 	}
 }

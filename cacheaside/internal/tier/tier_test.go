@@ -444,6 +444,27 @@ func TestWhatWasToldLastIsToldAgainAfterAnOutageBegan(t *testing.T) {
 			c.tellAgain("invalidate a1")
 		})
 	})
+	t.Run("or ended for its shard", func(t *testing.T) {
+		with(t, func(c *cache) {
+			c.set(on("ask x1"))
+			c.look("x1")
+			c.set(func(call string) error {
+				switch call {
+				case "invalidate a1":
+					time.Sleep(s / 2)
+					return nil
+				case "invalidate a2":
+					return errDown
+				}
+				return nil
+			})
+			go c.change("a1")
+			synctest.Wait()
+			require.False(c, c.change("a2"), "it fails over")
+			time.Sleep(s / 2)
+			c.tellAgain("invalidate a1")
+		})
+	})
 	t.Run("not a key of earlier", func(t *testing.T) {
 		with(t, func(c *cache) {
 			require.True(c, c.change("a1"))
