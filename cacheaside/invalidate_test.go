@@ -223,13 +223,14 @@ func TestOldValueOfAMissingKeyIsRemovedEventually(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		var gone, failing atomic.Bool
+		var log eventLog
 		load := func(context.Context, int) (int, error) {
 			if gone.Load() {
 				return 0, cacheaside.ErrNotFound
 			}
 			return 1, nil
 		}
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, Capacity: -1, Load: load,
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, Capacity: -1, Load: load, OnEvent: log.add,
 			Store: flaky{shared.connect(), func(call string) bool { return call == "Invalidate" && failing.Load() }}})
 		defer c.Close()
 		mustGet(t, c, 1)
@@ -239,10 +240,12 @@ func TestOldValueOfAMissingKeyIsRemovedEventually(t *testing.T) {
 		_, err := c.Get(t.Context(), 1)
 		require.ErrorIs(t, err, cacheaside.ErrNotFound)
 		require.NotNil(t, shared.items["1"].value)
+		require.Equal(t, 1, log.count(cacheaside.EventNotInvalidated))
 		failing.Store(false)
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		require.Nil(t, shared.items["1"].value)
+		require.Equal(t, 1, log.count(cacheaside.EventReinvalidated))
 	})
 }
 

@@ -161,7 +161,7 @@ func (c *Cache[K, V]) fill(t *task[K, V], claim tier.Claim, e *entry.Entry[V]) {
 		if !t.HasOld() {
 			c.tier.Release(t.ctx, t.written, claim)
 		} else { // the key no longer exists: no process may serve the value when a load fails
-			c.tier.Drop(t.ctx, t.written)
+			_ = c.announce(t.ctx, []K{t.Key}, func(K) {}, (*tier.Tier).Invalidate)
 		}
 		return
 	}

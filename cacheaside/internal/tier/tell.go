@@ -26,9 +26,6 @@ func (t *Tier) Expire(ctx context.Context, keys []string, told func(i int)) []er
 	})
 }
 
-// Drop is Invalidate for a key that no longer exists in the store of record.
-func (t *Tier) Drop(ctx context.Context, key string) { t.Invalidate(ctx, []string{key}, func(int) {}) }
-
 func (t *Tier) tell(ctx context.Context, keys []string, token string, told func(int),
 	call func(context.Context, []string) error) []error {
 	// The change has been made. It must be told even if the caller has left.
