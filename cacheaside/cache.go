@@ -100,6 +100,7 @@ type Cache[K comparable, V any] struct {
 	memory flight.Memory[K, V]
 
 	closed   atomic.Bool
+	ended    chan struct{}  // closed when Close has ended
 	sweeping atomic.Bool    // a sweep is about to begin
 	running  sync.WaitGroup // the goroutines of the Cache
 
@@ -126,6 +127,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 		base:      time.Now(),
 		printable: printable(reflect.TypeFor[K]()),
 		chance:    rand.N[time.Duration],
+		ended:     make(chan struct{}),
 	}
 	c.setting.Adopt(settings.New(cfg, Config[K, V].withDefaults, "Store", "MemoryInOutage", "Codec", "Version"), nil)
 	cfg = c.Config()
@@ -181,9 +183,10 @@ func (c *Cache[K, V]) shard(key K) *shard[K, V] {
 // ones. A closed Cache serves nothing. Close does not close the Store.
 func (c *Cache[K, V]) Close() error {
 	if c.closed.Swap(true) {
-		c.running.Wait()
+		<-c.ended
 		return nil
 	}
+	defer close(c.ended)
 	c.memory.EndAll()
 	for i := range c.shards {
 		s := &c.shards[i]

@@ -405,3 +405,23 @@ func TestRemoteInvalidationOfEverything(t *testing.T) {
 		}
 	})
 }
+
+// Each of several calls of Close waits until the Store has been told.
+func TestEveryCloseWaitsUntilTheStoreHasBeenTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		told := 0
+		store := flaky{newFakeStore().connect(), func(call string) bool {
+			if call == "Invalidate" {
+				time.Sleep(time.Second)
+				told++
+			}
+			return told == 1
+		}}
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: store, Capacity: -1, ErrorPause: time.Hour})
+		require.ErrorIs(t, c.Invalidate(t.Context(), 1), cacheaside.ErrUntold)
+		go func() { _ = c.Close() }()
+		synctest.Wait()
+		require.NoError(t, c.Close())
+		require.Equal(t, 2, told)
+	})
+}
