@@ -116,7 +116,9 @@ type Config[K comparable, V any] struct {
 	// strings. Nil formats strings and integers as %v does; other types need a Key.
 	Key func(key K) string
 	// Codec encodes values for the Store. Nil means JSON; a V with unexported fields or
-	// interfaces, which JSON does not keep, needs a Codec.
+	// interfaces, which JSON does not keep, needs a Codec. So does a struct that embeds a
+	// time.Time, or another type with a MarshalJSON method, beside other fields: JSON
+	// writes it as that type alone, which Validate does not notice.
 	Codec Codec[V]
 	// Version is that of V as the Codec encodes it, for programs of which old and new
 	// instances share the Store. A value that was stored under another Version is loaded
