@@ -101,7 +101,7 @@ func TestCommandsThatArriveLateLeaveNothing(t *testing.T) {
 			proxy := faultproxy.New(t, addr)
 			long := func(cfg *redisstore.Config) { cfg.LeaseTTL, cfg.WriteTimeout = time.Hour, time.Hour }
 			load := func(context.Context, int) (int, error) { return 1, nil }
-			c := cacheaside.New(cacheaside.Config[int, int]{Load: load, Capacity: -1, ErrorPause: 50 * time.Millisecond,
+			c := cacheaside.New(cacheaside.Config[int, int]{Load: load, Capacity: -1,
 				Store: newProcess(t, proxy.Addr()).store(prefix, long, impatient)})
 			defer c.Close()
 			other := cacheaside.New(cacheaside.Config[int, int]{Load: load, Capacity: -1,
@@ -111,8 +111,7 @@ func TestCommandsThatArriveLateLeaveNothing(t *testing.T) {
 			require.NoError(t, err)
 			proxy.Hold(faultproxy.ToServer)
 			act(c)
-			time.Sleep(100 * time.Millisecond) // the client has given up, and tries again
-			proxy.Heal()
+			proxy.Heal() // what was given up arrives before what takes it back, after the ErrorPause of a second
 			require.Eventually(t, func() bool {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
