@@ -171,12 +171,13 @@ func (b *Bulkhead) learn(ctx context.Context, a *adaptive, c call, how outcome) 
 }
 
 // makeRoom has the controller look at a limit that keeps a call from n slots at a level.
-func (b *Bulkhead) makeRoom(r *rules, level, n int) {
+func (b *Bulkhead) makeRoom(level, n int) {
+	r := b.rules.Load() // the queue goes by these
+	a := r.adaptive
 	limit, inFlight := b.figures()
-	if inFlight+n <= r.most(limit, level) {
+	if a == nil || inFlight+n <= r.most(limit, level) {
 		return
 	}
-	a := r.adaptive
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.controller.want(b.unix(), inFlight+n+r.kept(a.controller.room, level))

@@ -370,6 +370,32 @@ func TestStreamsDoNotKeepALimitDown(t *testing.T) {
 	}
 }
 
+// Nor where an Update lets the calls that wait use a smaller part of it.
+func TestStreamsDoNotKeepALimitDownAfterAnUpdate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{
+			Adaptive: &bulkhead.AdaptiveLimit{Initial: 30, Max: 30}, MaxWait: -1,
+			Levels: 2, Priority: func(context.Context) int { return 1 }, Reserve: []float64{0},
+		})
+		const callers = 20
+		var calls sync.WaitGroup
+		defer calls.Wait()
+		for range 16 {
+			done, err := b.Begin(t.Context())
+			require.NoError(t, err)
+			defer done(nil)
+		}
+		calls.Go(func() { keepCalling(b, callers, 10*time.Second, taking(10*time.Millisecond, nil)) })
+		for b.Stats().Limit > 16 || b.Stats().Queued[1] < callers {
+			time.Sleep(time.Millisecond)
+		}
+		require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Reserve = []float64{0.2} }))
+		before := b.Stats().Admitted
+		time.Sleep(5 * time.Second)
+		require.Greater(t, b.Stats().Admitted, before+callers)
+	})
+}
+
 func TestACallIsTooCostlyForNowWhereTheLimitMayGrow(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 4, Max: 8}, Cost: costOf})
 	for cost, retryable := range map[int]bool{5: true, 8: true, 9: false} {

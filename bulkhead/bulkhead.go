@@ -240,7 +240,7 @@ func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (
 		c = r.claim(ctx)
 	}
 	if r.adaptive != nil {
-		b.makeRoom(r, level, n)
+		b.makeRoom(level, n)
 	}
 	of, refusal := b.try(ctx, r, level, n, c, maxWait)
 	for refusal != nil && refusal.Reason == TooCostly {
@@ -383,7 +383,7 @@ func (b *Bulkhead) await(ctx context.Context, r *rules, w *waiter, left time.Dur
 		case <-w.ready:
 			return
 		case <-stuck: // perhaps: all other calls may wait, too
-			b.makeRoom(r, w.level, w.cost)
+			b.makeRoom(w.level, w.cost)
 		case <-passed:
 			b.abandon(w, WaitTooLong)
 			return
