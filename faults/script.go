@@ -167,7 +167,6 @@ func wait(ctx context.Context, d time.Duration) error {
 		}
 		select {
 		case <-time.After(time.Millisecond):
-			return nil
 		case <-ctx.Done():
 		}
 	case <-ctx.Done():
