@@ -70,7 +70,8 @@ func Result(ctx context.Context, err error) error {
 	}
 	switch status.Code(err) {
 	case codes.NotFound:
-		if cmd := saga.CommandFrom(ctx); cmd.ID != cmd.DoID() {
+		cmd := saga.CommandFrom(ctx)
+		if do := cmd.DoID(); do != "" && do != cmd.ID {
 			return nil
 		}
 		return saga.NoEffect(err)

@@ -55,6 +55,9 @@ func TestCommandsOfASaga(t *testing.T) {
 			require.Equal(t, map[string][]string{declined: {do}, aborted: {do, undo}, doubted: {do, do, do, undo}}[want], keys)
 		})
 	}
+	for _, id := range []string{"42", "orders/do"} { // these are of no Undo
+		require.Error(t, sagagrpc.Result(saga.WithCommand(t.Context(), saga.Command{ID: id}), status.Error(codes.NotFound, "on purpose")))
+	}
 	require.NoError(t, sagagrpc.Result(t.Context(), nil))
 	refused := fmt.Errorf("hotels: %w", breaker.ErrOpen)
 	require.Equal(t, refused, sagagrpc.Result(t.Context(), refused))

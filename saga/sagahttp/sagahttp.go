@@ -83,7 +83,8 @@ func Result(resp *http.Response, err error) error {
 			e.Host = req.URL.Host
 		}
 		cmd := saga.CommandFrom(req.Context())
-		undo = cmd.ID != cmd.DoID()
+		do := cmd.DoID()
+		undo = do != "" && do != cmd.ID
 	}
 	switch code := resp.StatusCode; {
 	case code >= 200 && code < 300:

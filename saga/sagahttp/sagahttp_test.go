@@ -107,6 +107,11 @@ func TestOutcomeOfAnUndo(t *testing.T) {
 		err = sagahttp.Result(&http.Response{StatusCode: status, Request: req}, nil)
 		require.Equal(t, done, err == nil, status)
 	}
+	for _, id := range []string{"42", "orders/do", strings.Repeat("a", 201) + "/b/c/do"} { // these are of no Undo
+		req, err := http.NewRequestWithContext(saga.WithCommand(t.Context(), saga.Command{ID: id}), http.MethodPost, "http://a/", nil)
+		require.NoError(t, err)
+		require.Error(t, sagahttp.Result(&http.Response{StatusCode: http.StatusNotFound, Request: req}, nil), id)
+	}
 }
 
 type roundTrip func(*http.Request) (*http.Response, error)
