@@ -33,7 +33,7 @@ import (
 // itself has become slower, and the limit grows again. A call that costs more than the
 // lowered limit ends a probe immediately. If calls that run for long, such as streams, hold
 // all of a limit that has shrunk, and no call has begun or ended for ten latencies (100 ms at
-// the least), it grows again until the next call fits.
+// the least), it grows again until the next call fits, but not above what it was lately.
 //
 // Processes that share a server probe at the same moments, because the queue of one
 // hides an idle server from the others. What a probe sees is not taken for slower work
