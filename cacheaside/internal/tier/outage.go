@@ -10,8 +10,9 @@ import (
 
 // An outage records which shards of the Store do not answer. A shard that has failed is
 // skipped for a pause. Then one call tries it, and another pause begins. If two shards
-// have failed after making their callers wait, and none has answered since, the whole
-// Store is skipped: a Store that hangs is then not waited for once for each shard.
+// have failed after making their callers wait, and none has answered since, or if a call
+// about all shards was the first to fail, the whole Store is skipped: a Store that hangs is
+// then not waited for once for each shard.
 // Meanwhile the shards that have not failed are probed in the background, one at a time,
 // since a cluster may have lost only one server.
 type outage struct {
@@ -97,7 +98,7 @@ func (o *outage) failed(shard int, asked, now time.Duration, err error) (begun, 
 	_, down := o.down[shard]
 	begun, first = !down, len(o.down) == 0
 	o.down[shard] = now + o.pause()
-	if shard == allShards || now-asked >= atOnce && time.Duration(o.answered.Load()) <= asked {
+	if shard == allShards && first || now-asked >= atOnce && time.Duration(o.answered.Load()) <= asked {
 		o.row[shard] = struct{}{}
 	}
 	o.until, o.last = now+o.pause(), err

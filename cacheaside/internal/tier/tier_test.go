@@ -659,6 +659,23 @@ func TestAShardThatStaysDownDelaysNothingOfTheOthers(t *testing.T) {
 	}
 }
 
+// While it is down, no change of all keys succeeds: that says nothing about the others.
+func TestAShardThatStaysDownDelaysNoChangeAfterOneOfAllKeys(t *testing.T) {
+	for _, missed := range []bool{false, true} {
+		with(t, func(c *cache) {
+			require.True(c, c.changeAll())
+			c.set(on("ask x1", "invalidate x1", "invalidate all"))
+			require.False(c, c.look("x1"))
+			require.False(c, missed && c.change("x1"))
+			for range 40 {
+				require.True(c, c.change("b1"))
+				time.Sleep(s / 2)
+			}
+			require.False(c, c.look("b1"), "all may be lost")
+		})
+	}
+}
+
 func TestWhatIsUntoldHasBounds(t *testing.T) {
 	for call, most := range map[string]int{"release a1": 1000, "unfence a1": 100} {
 		t.Run(call, func(t *testing.T) {
