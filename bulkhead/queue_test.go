@@ -895,7 +895,7 @@ func TestCoDelServesACallThatARefusedOneHeldUp(t *testing.T) {
 		c.start(t.Context(), "newest")
 		c.finish("running") // one more slot may pass the costly call
 		require.Equal(t, bulkhead.StandingQueue, c.refusal("costly"))
-		require.Equal(t, []string{"light 3", "newest", "held up"}, c.ran[4:])
+		require.ElementsMatch(t, []string{"light 3", "newest", "held up"}, c.ran[4:])
 		c.finishAll()
 	})
 }

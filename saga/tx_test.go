@@ -488,12 +488,12 @@ func TestATransactionIsNotKeptWaitingForAHook(t *testing.T) {
 		beside.Do = func(context.Context, *trip) error { time.Sleep(500 * time.Millisecond); return nil }
 		sg := sequence(slow, beside)
 		r, _ := begin[trip](t, storeOfOne{memory}, saga.RunnerConfig{}, sg)
-		var told []string
+		told := make(chan string, 2)
 		r.Observe(func(ctx context.Context, e saga.Event) {
 			if e.Kind == saga.EventAttempted {
 				_, err := r.History(ctx, e.ID)
-				told = append(told, e.Step)
 				require.NoError(t, err)
+				told <- e.Step
 			}
 		})
 		began := time.Now()
@@ -501,7 +501,7 @@ func TestATransactionIsNotKeptWaitingForAHook(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, time.Second, time.Since(began))
-		require.Equal(t, []string{"beside", "slow"}, told)
+		require.Equal(t, []string{"beside", "slow"}, []string{<-told, <-told})
 	})
 }
 
