@@ -36,6 +36,10 @@ type dialect interface {
 	// claim claims up to most sagas of the first queue, then of the next, up to the limit.
 	claim(ctx context.Context, q querier, req store.ClaimRequest, queues []queue) ([]store.Record, error)
 	heartbeat(ctx context.Context, q querier, req store.HeartbeatRequest) ([]store.Renewed, error)
+	// changed runs an UPDATE of a saga, which may make it due, and returns its record as of then,
+	// or sql.ErrNoRows if that is still to be read: in the same transaction, or because there
+	// was nothing to change.
+	changed(ctx context.Context, q querier, text string, args ...any) (store.Record, error)
 	// ended returns the ids of sagas that ended long ago and have no parent, and locks them.
 	ended(ctx context.Context, q querier, status store.Status, age time.Duration, limit int) ([]string, error)
 
@@ -197,4 +201,12 @@ func pick(ctx context.Context, q querier, query string, queues []queue, limit in
 		}
 	}
 	return ids, previous, nil
+}
+
+// execOnly is changed in a transaction, in which the record can be read afterwards.
+func execOnly(ctx context.Context, q querier, text string, args []any) (rec store.Record, err error) {
+	if _, err = q.ExecContext(ctx, text, args...); err == nil {
+		err = sql.ErrNoRows
+	}
+	return rec, err
 }

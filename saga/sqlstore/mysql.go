@@ -427,3 +427,7 @@ func (d *mysql) among(texts *byCount, ids []string, first ...any) (string, []any
 }
 
 func places(n int) string { return strings.TrimPrefix(strings.Repeat(", ?", n), ", ") }
+
+func (*mysql) changed(ctx context.Context, q querier, text string, args ...any) (store.Record, error) {
+	return execOnly(ctx, q, text, args)
+}

@@ -126,12 +126,20 @@ func (*postgres) lock(context.Context, querier) error { return nil }
 
 func (*postgres) now() string { return "statement_timestamp()" }
 
-func (d *postgres) madeDue(update string) string {
+func (d *postgres) madeDue(update string) string { return d.telling(update, "owner, status") }
+
+// telling returns an UPDATE that returns columns, with the owner and the status among them,
+// and that tells the listeners if a runner may claim the saga.
+func (d *postgres) telling(update, columns string) string {
+	update += " RETURNING " + columns
 	if d.tell == "" {
 		return update
 	}
-	return "WITH due AS (" + update + " RETURNING owner, status)" +
-		" SELECT FROM due WHERE CASE WHEN owner = '' AND " + isLive + " THEN " + d.tell + " ELSE true END"
+	return "WITH due AS (" + update + ") SELECT * FROM due WHERE CASE WHEN owner = '' AND " + isLive + " THEN " + d.tell + " ELSE true END"
+}
+
+func (d *postgres) changed(ctx context.Context, q querier, text string, args ...any) (store.Record, error) {
+	return scan(q.QueryRowContext(ctx, d.telling(text, d.columns()), args...))
 }
 
 func (d *postgres) columns() string {

@@ -303,3 +303,7 @@ func (d *sqlite) ended(ctx context.Context, q querier, status store.Status, age 
 	rows, err := q.QueryContext(ctx, d.endedRoots, string(status), age.Milliseconds(), limit)
 	return collect(rows, err, scanID)
 }
+
+func (*sqlite) changed(ctx context.Context, q querier, text string, args ...any) (store.Record, error) {
+	return execOnly(ctx, q, text, args)
+}

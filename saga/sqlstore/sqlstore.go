@@ -365,15 +365,15 @@ func (s *Store) Cancel(ctx context.Context, id, note string) (rec store.Record, 
 	if !isText(id) {
 		return rec, store.ErrNotFound
 	}
-	cancel := s.d.madeDue(s.tables.sql("UPDATE {p}saga SET cancel_requested = true, cancel_note = " + s.d.bind(1) + ", updated_at = " + s.d.now() +
+	cancel := s.tables.sql("UPDATE {p}saga SET cancel_requested = true, cancel_note = " + s.d.bind(1) + ", updated_at = " + s.d.now() +
 		", wake_at = CASE WHEN owner = '' THEN " + s.d.now() + " ELSE wake_at END WHERE id = " + s.d.bind(2) +
-		" AND status = 'running' AND NOT cancel_requested"))
+		" AND status = 'running' AND NOT cancel_requested")
 	err = s.write(ctx, func(ctx context.Context, q querier) error {
 		for {
-			if _, err = q.ExecContext(ctx, cancel, note, id); err != nil {
-				return err
+			rec, err = s.d.changed(ctx, q, cancel, note, id)
+			if errors.Is(err, sql.ErrNoRows) {
+				rec, err = s.load(ctx, q, id, "")
 			}
-			rec, err = s.load(ctx, q, id, "")
 			if err != nil || rec.CancelRequested || rec.Status != store.Running {
 				return err
 			}
