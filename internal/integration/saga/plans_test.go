@@ -196,6 +196,22 @@ func TestAPageSkipsNoSagaForThoseThatBegin(t *testing.T) {
 	})
 }
 
+// TestCancelIsOneStatement on PostgreSQL: a second one, which is no transaction with the first,
+// could see what others have written since.
+func TestCancelIsOneStatement(t *testing.T) {
+	d := newDatabase(t, sqlstore.PostgreSQL)
+	fill(t, d, d.open(t), map[saga.Status]int{saga.Running: 1})
+	seen := new(recorder)
+	st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
+	_, err := st.Load(t.Context(), "trip-1") // what a store asks once
+	require.NoError(t, err)
+	seen.take()
+	rec, err := st.Cancel(t.Context(), "trip-1", "no more")
+	require.NoError(t, err)
+	require.True(t, rec.CancelRequested)
+	require.Len(t, seen.take(), 1)
+}
+
 // TestABacklogIsClaimedInTurn: 100 000 due sagas of one definition do not hold up ten of
 // another.
 func TestABacklogIsClaimedInTurn(t *testing.T) {
