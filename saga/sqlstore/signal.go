@@ -70,11 +70,17 @@ func (s *Store) signal(ctx context.Context, q querier, req store.SignalRequest) 
 	// First of all, this locks the row.
 	due := s.tables.sql("UPDATE {p}saga SET wake_at = CASE WHEN owner = '' AND status = 'running' AND wake_at > " + s.d.now() +
 		" THEN " + s.d.now() + " ELSE wake_at END WHERE id = " + s.d.bind(1))
-	if _, err := q.ExecContext(ctx, s.d.madeDue(due), req.ID); err != nil {
-		return rec, nil, err
-	}
-	if rec, err = s.load(ctx, q, req.ID, s.d.readNewest()); err != nil {
-		return rec, nil, err
+	for again := true; ; again = false {
+		res, err := q.ExecContext(ctx, s.d.madeDue(due), req.ID)
+		if err != nil {
+			return rec, nil, err
+		}
+		if rec, err = s.load(ctx, q, req.ID, s.d.readNewest()); err != nil {
+			return rec, nil, err
+		}
+		if n, err := res.RowsAffected(); err != nil || n > 0 || !again {
+			break // otherwise it may have been started between the two, and is not locked
+		}
 	}
 	var one int
 	known := s.tables.sql("SELECT 1 FROM {p}saga_signal WHERE saga_id = " + s.d.bind(1) + " AND name = " + s.d.bind(2) + s.d.readNewest())

@@ -212,6 +212,36 @@ func TestCancelIsOneStatement(t *testing.T) {
 	require.Len(t, seen.take(), 1)
 }
 
+// TestASignalBesideTheStartOfItsSaga locks the row, although that was not there when it looked
+// for it first: otherwise a saga that waits may not be told.
+func TestASignalBesideTheStartOfItsSaga(t *testing.T) {
+	d := newDatabase(t, sqlstore.PostgreSQL) // the others have a lock by then
+	start := func() {}
+	seen := &recorder{before: func(text string) {
+		if strings.Contains(text, "AS store_now") {
+			start()
+			start = func() {}
+		}
+	}}
+	st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
+	_, err := st.Signal(t.Context(), store.SignalRequest{ID: "trip", Name: "paid"})
+	require.ErrorIs(t, err, store.ErrNotFound)
+	start = func() {
+		_, _, err := d.store(t).Start(t.Context(), store.StartRequest{ID: "trip", Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
+		require.NoError(t, err)
+	}
+	seen.take()
+	_, err = st.Signal(t.Context(), store.SignalRequest{ID: "trip", Name: "paid"})
+	require.NoError(t, err)
+	updates := 0
+	for _, s := range seen.take() {
+		if strings.Contains(s.text, "UPDATE saga SET wake_at") {
+			updates++
+		}
+	}
+	require.Equal(t, 2, updates)
+}
+
 // TestABacklogIsClaimedInTurn: 100 000 due sagas of one definition do not hold up ten of
 // another.
 func TestABacklogIsClaimedInTurn(t *testing.T) {
