@@ -27,9 +27,11 @@ import (
 //
 // The client's behavior does not count against the handler. If the client hangs up, the ctx
 // of the policies is canceled, and they ignore the result of the handler. A panic with
-// [http.ErrAbortHandler] counts as the same and passes through. So does a failed status if
-// the request's body could not be read: it was malformed, say, or too long for an
-// [http.MaxBytesReader] further out.
+// [http.ErrAbortHandler] counts as the same and passes through. The failure of a handler counts
+// as the same if the request's body could not be read: it was malformed, say, or too long for
+// an [http.MaxBytesReader] further out, or a timeout passed while it was waited for. The time
+// in which a client sends and reads is part of that of the call, though: a SlowRate and an
+// adaptive limit go by it.
 //
 // A request is served once, so a retrier is of no use in mw. A nil mw means none.
 func (s Server) Guard(mw resilience.Middleware) func(http.Handler) http.Handler {
@@ -104,7 +106,7 @@ func (s *service) serve(ctx context.Context, next http.Handler, told bool) error
 		return nil
 	}
 	if r.Body != nil && r.Body != http.NoBody {
-		s.body.ReadCloser, r.Body = r.Body, &s.body
+		s.body.ReadCloser, s.body.ctx, r.Body = r.Body, ctx, &s.body
 	}
 	w := &statusWriter{ResponseWriter: s.w}
 	if s.abort(func() { next.ServeHTTP(w.capable(), r) }) {
@@ -112,28 +114,36 @@ func (s *service) serve(ctx context.Context, next http.Handler, told bool) error
 		s.cancel(errAborted)
 		return ended.Error(s.ctx)
 	}
+	s.late = w.status == 0 && ctx.Err() != nil
+	failed := failed(w.status) && w.refusal == nil
 	switch {
-	case w.status == 0:
-		s.late = ctx.Err() != nil
-		return ended.Error(ctx)
-	case failed(w.status) && w.refusal == nil && s.body.broken.Load():
+	case (s.late || failed) && s.body.failed():
 		s.cancel(errBroken)
 		return ended.Error(s.ctx)
-	case failed(w.status) && w.refusal == nil:
+	case w.status == 0:
+		return ended.Error(ctx)
+	case failed:
 		return &StatusError{StatusCode: w.status, Header: s.w.Header().Clone(), final: true}
 	}
 	return w.refusal
 }
 
-// A clientBody is the body of a request, and knows whether the client failed to send it. What a
-// Read returns after Close says nothing: a reverse proxy closes the body when its server fails.
+// A clientBody is the body of a request, and knows whether the client failed to send it, or to
+// send it in time. What becomes of a Read after Close says nothing: a reverse proxy closes the
+// body when its server fails.
 type clientBody struct {
 	io.ReadCloser
+	ctx            context.Context // of the handler
 	closed, broken atomic.Bool
+	waiting        atomic.Bool // a Read is under way, or was when ctx ended
 }
 
 func (b *clientBody) Read(p []byte) (int, error) {
+	if b.ctx.Err() == nil {
+		b.waiting.Store(!b.closed.Load())
+	}
 	n, err := b.ReadCloser.Read(p)
+	b.notWaiting()
 	if err != nil && err != io.EOF && !b.closed.Load() {
 		b.broken.Store(true)
 	}
@@ -142,7 +152,19 @@ func (b *clientBody) Read(p []byte) (int, error) {
 
 func (b *clientBody) Close() error {
 	b.closed.Store(true)
+	b.notWaiting()
 	return b.ReadCloser.Close()
+}
+
+func (b *clientBody) notWaiting() {
+	if b.ctx.Err() == nil {
+		b.waiting.Store(false)
+	}
+}
+
+// failed reports whether the client is why a handler has failed that has returned.
+func (b *clientBody) failed() bool {
+	return b.broken.Load() || b.waiting.Load() && b.ctx.Err() != nil
 }
 
 // giveBack gives the request that a middleware got what a handler has set in r, its copy with

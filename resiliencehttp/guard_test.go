@@ -326,6 +326,65 @@ func TestRequestThatCannotBeReadIsNotHeldAgainstTheHandler(t *testing.T) {
 	}
 }
 
+// TestRequestThatComesTooSlowlyIsNotHeldAgainstTheHandler: a client that sends its body slowly
+// uses up the time of a handler, and could open the circuit of all with a few such requests.
+func TestRequestThatComesTooSlowlyIsNotHeldAgainstTheHandler(t *testing.T) {
+	read := func(r *http.Request) { _, _ = io.ReadAll(r.Body) }
+	for name, c := range map[string]struct {
+		handler http.HandlerFunc
+		status  int
+		want    behavior.Kind
+	}{
+		"Late": {func(_ http.ResponseWriter, r *http.Request) { read(r) }, 503, behavior.Canceled},
+		"Failed": {func(w http.ResponseWriter, r *http.Request) {
+			read(r)
+			w.WriteHeader(500)
+		}, 500, behavior.Canceled},
+		"StillReading": {func(_ http.ResponseWriter, r *http.Request) {
+			go read(r)
+			<-r.Context().Done()
+		}, 503, behavior.Canceled},
+		"Answered": {func(w http.ResponseWriter, r *http.Request) {
+			read(r)
+			w.WriteHeader(400)
+		}, 400, behavior.Done},
+		"FailedInTime": {func(w http.ResponseWriter, r *http.Request) { // a reverse proxy whose server fails while it reads
+			w.WriteHeader(502)
+			go read(r)
+			synctest.Wait()
+			_ = r.Body.Close()
+			<-r.Context().Done()
+		}, 502, behavior.Failed},
+		"FailedBeforeTheTimeout": {func(w http.ResponseWriter, r *http.Request) {
+			go read(r)
+			synctest.Wait()
+			w.WriteHeader(502)
+		}, 502, behavior.Failed},
+		"ReadTooLate": {func(_ http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+			go read(r)
+			synctest.Wait()
+		}, 503, behavior.Failed},
+		"ReadInTime": {func(_ http.ResponseWriter, r *http.Request) {
+			_, _ = r.Body.Read(make([]byte, 1))
+			<-r.Context().Done()
+		}, 503, behavior.Failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var seen watch
+				slow := readerFunc(func([]byte) (int, error) { time.Sleep(time.Minute); return 0, io.EOF })
+				defer time.Sleep(time.Minute) // until it has returned
+				w := httptest.NewRecorder()
+				resiliencehttp.Server{}.Guard(resilience.Chain(seen.Wrap, resilience.Timeout(time.Second)))(c.handler).
+					ServeHTTP(w, httptest.NewRequest("POST", "/", io.MultiReader(strings.NewReader("x"), slow)))
+				require.Equal(t, c.status, w.Code)
+				require.Equal(t, []behavior.Kind{c.want}, seen.kinds)
+			})
+		})
+	}
+}
+
 // An untilDone is a body that does not come before ctx ends.
 type untilDone struct{ context.Context }
 
