@@ -235,6 +235,8 @@ func (c *call) mayRepeat() bool { return c.replayable && c.body.rewinds() }
 // unanswered returns the error that the policies see when Base returns err.
 func (c *call) unanswered(err error) error {
 	switch {
+	case c.body.late():
+		return c.finally(&requestError{err})
 	case c.ctx.Err() != nil: // err says nothing about the request or the server
 	case c.body.atFault() || unsupported(err):
 		return c.finally(&requestError{err})

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"slices"
 	"sync"
 
 	"github.com/go-resilience/resilience/internal/ended"
@@ -23,7 +24,8 @@ type requestBody struct {
 	kept     []byte
 
 	mu   sync.Mutex
-	sent []*sentBody // of the latest attempt; several if Base calls GetBody
+	ctx  context.Context // of the latest attempt
+	sent []*sentBody     // of it; several if Base calls GetBody
 }
 
 func newRequestBody(req *http.Request, max int64) *requestBody {
@@ -130,9 +132,9 @@ func (b *requestBody) again() (io.ReadCloser, error) {
 }
 
 func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
-	s := &sentBody{source: body, declared: b.req.ContentLength, reading: make(chan struct{}, 1)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	s := &sentBody{source: body, ctx: b.ctx, declared: b.req.ContentLength, reading: make(chan struct{}, 1)}
 	b.sent = append(b.sent, s)
 	return s
 }
@@ -148,39 +150,28 @@ func (b *requestBody) retire(ctx context.Context) error {
 			return err
 		}
 	}
+	b.ctx = ctx
 	b.sent = nil
 	return nil
 }
 
 // untouched reports whether no body of the last attempt has been read.
-func (b *requestBody) untouched() bool {
-	if b == nil {
-		return true
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, s := range b.sent {
-		if s.touched() {
-			return false
-		}
-	}
-	return true
-}
+func (b *requestBody) untouched() bool { return !b.any((*sentBody).touched) }
 
 // atFault reports whether a body of the last attempt failed, or is longer or shorter than
 // its declared length.
-func (b *requestBody) atFault() bool {
+func (b *requestBody) atFault() bool { return b.any((*sentBody).atFault) }
+
+// late reports whether a body of the last attempt was waited for when the time of that was over.
+func (b *requestBody) late() bool { return b.any((*sentBody).late) }
+
+func (b *requestBody) any(is func(*sentBody) bool) bool {
 	if b == nil {
 		return false
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, s := range b.sent {
-		if s.atFault() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(b.sent, is)
 }
 
 // close closes the caller's body if no attempt took it.
@@ -193,15 +184,17 @@ func (b *requestBody) close() {
 // A sentBody is the body of one attempt. It remembers how it was read.
 type sentBody struct {
 	source   io.ReadCloser
-	declared int64         // length, if more than 0
-	reading  chan struct{} // holds a value during a Read
+	ctx      context.Context // of the attempt
+	declared int64           // length, if more than 0
+	reading  chan struct{}   // holds a value during a Read
 
-	mu     sync.Mutex
-	begun  bool
-	closed bool
-	broken bool // the source failed
-	atEnd  bool
-	length int64 // so far
+	mu      sync.Mutex
+	begun   bool
+	closed  bool
+	waiting bool // a Read is under way, or was when ctx ended
+	broken  bool // the source failed
+	atEnd   bool
+	length  int64 // so far
 }
 
 var errBodyClosed = errors.New("resiliencehttp: the request's body is closed")
@@ -213,8 +206,10 @@ func (b *sentBody) Read(p []byte) (int, error) {
 		return 0, errBodyClosed
 	}
 	n, err := b.source.Read(p)
+	alive := b.ctx.Err() == nil
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.waiting = b.waiting && !alive
 	b.length += int64(n)
 	b.atEnd = err == io.EOF
 	b.broken = err != nil && !b.atEnd && !b.closed // a Read that Close interrupts has not failed
@@ -222,16 +217,19 @@ func (b *sentBody) Read(p []byte) (int, error) {
 }
 
 func (b *sentBody) begin() bool {
+	alive := b.ctx.Err() == nil
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.begun = true
+	b.waiting = b.waiting || alive && !b.closed && (b.declared <= 0 || b.length < b.declared)
 	return !b.closed
 }
 
 func (b *sentBody) Close() error {
+	alive := b.ctx.Err() == nil
 	b.mu.Lock()
 	closed := b.closed
-	b.closed = true
+	b.closed, b.waiting = true, b.waiting && !alive
 	b.mu.Unlock()
 	if closed {
 		return nil
@@ -255,6 +253,13 @@ func (b *sentBody) touched() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.begun
+}
+
+func (b *sentBody) late() bool {
+	passed := b.ctx.Err() == context.DeadlineExceeded
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return passed && b.waiting
 }
 
 func (b *sentBody) atFault() bool {

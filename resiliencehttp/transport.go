@@ -81,8 +81,9 @@ import (
 //
 // A request that no transport can send (an invalid field or method, a URL without a host, a
 // ContentLength without a Body) returns an error before the policies see it. If a body fails
-// while it is sent, or its length is not the ContentLength, the policies see an error that is
-// [resilience.Answered], since the server is not to blame.
+// while it is sent, or is waited for when a timeout passes, or its length is not the
+// ContentLength, the policies see an error that is [resilience.Answered], since the server is
+// not to blame.
 //
 // A long-lived response, such as a stream of events or the connection after 101 Switching
 // Protocols (which no timeout ends), holds its slot as long. Give it a Transport of its own.
