@@ -46,8 +46,8 @@ type controller struct {
 	peak    peak
 
 	moved time.Duration // when a call last began or ended, or got room to begin
-	room  int           // the higher limit of those at the ends of the last two cohorts
-	last  int           // that at the end of the last
+	room  int           // the higher limit of those at the ends of the last two cohorts with calls
+	last  int           // that at the end of the last of them
 
 	probing bool          // the cohort is a probe
 	common  bool          // and all processes make it
@@ -189,7 +189,9 @@ func (c *controller) reform(now time.Duration, cfg AdaptiveLimit) {
 }
 
 func (c *controller) nextCohort(now time.Duration) {
-	c.room, c.last = max(c.Limit(), c.last), c.Limit()
+	if c.cohort.began > 0 {
+		c.room, c.last = max(c.Limit(), c.last), c.Limit()
+	}
 	c.cohort = cohort{number: c.cohort.number + 1, from: now}
 	c.waiting, c.probing = false, false
 }
@@ -238,6 +240,7 @@ func (c *controller) want(now time.Duration, n int) {
 	if n <= c.room && float64(now-c.moved) >= max(float64(cohortTime), longTime*c.scale) {
 		c.moved = now
 		c.setLimit(max(c.limit, float64(n)))
+		c.before = max(c.before, c.limit) // a probe ends with no less
 	}
 }
 

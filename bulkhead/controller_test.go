@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -218,4 +220,58 @@ func TestAProbeTellsAQueueFromSlowerWorkByTheSpread(t *testing.T) {
 			require.Equal(t, tc.queue, bulkhead.MayBeQueue(17, tc.base, 17+tc.rise, tc.spread))
 		})
 	}
+}
+
+// Whatever has made the limit shrink below what streams hold, it may grow again until the next
+// call fits: also in a probe, after one, and after Updates.
+func TestTheLimitAlwaysGrowsAgainBesideStreams(t *testing.T) {
+	type running struct {
+		bulkhead.Call
+		until time.Duration
+	}
+	grown, probes := 0, 0
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 17))
+		cfg := bulkhead.AdaptiveLimit{Initial: 150, Max: 200}
+		d := drive(cfg)
+		streams := 1 + rng.IntN(140)
+		d.begin(streams)
+		latency, late := service, 0.0
+		var calls []running
+		for step := range 2000 {
+			if step%100 == 99 {
+				latency, late = service*time.Duration(1+rng.IntN(20)), rng.Float64()
+			}
+			for rng.IntN(50) == 0 {
+				cfg.Tolerance = 0.1 + rng.Float64()
+				d.Reform(d.now, cfg)
+			}
+			if len(calls) == 0 && d.Limit() <= streams {
+				d.now += time.Minute
+				d.Want(d.now, streams+1)
+				require.Greater(t, d.Limit(), streams, "seed %d, step %d", seed, step)
+				if grown++; d.Probing() {
+					probes++
+				}
+			}
+			for len(calls) < min(60, d.Limit()-streams) {
+				c := d.Begin(d.now, streams+len(calls)+1)
+				calls = append(calls, running{c, d.now + latency/2 + time.Duration(rng.Int64N(int64(latency)))})
+			}
+			d.now += latency / 2
+			calls = slices.DeleteFunc(calls, func(c running) bool {
+				if d.now < c.until {
+					return false
+				}
+				var err error
+				if rng.Float64() < late {
+					err = context.DeadlineExceeded
+				}
+				d.End(c.Call, d.now, err)
+				return true
+			})
+		}
+	}
+	require.Greater(t, grown, 1000)
+	require.Greater(t, probes, 1000)
 }

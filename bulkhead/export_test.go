@@ -24,6 +24,9 @@ func (c *Controller) End(ended Call, now time.Duration, err error) {
 	c.end(ended, now, outcomeOf(context.Background(), err))
 }
 
+// Want says that a call needs a limit of n to begin.
+func (c *Controller) Want(now time.Duration, n int) { c.want(now, n) }
+
 // Probing reports whether the limit is lowered for a probe.
 func (c *Controller) Probing() bool { return c.lowered() }
 
