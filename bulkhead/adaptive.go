@@ -32,8 +32,9 @@ import (
 // stays high although the limit shrinks. If the calls then still take as long, the work
 // itself has become slower, and the limit grows again. A call that costs more than the
 // lowered limit ends a probe immediately. If calls that run for long, such as streams, hold
-// all of a limit that has shrunk, and no call has begun or ended for ten latencies (100 ms at
-// the least), it grows again until the next call fits, but not above what it was lately.
+// all of the limit, and no call has begun or ended for ten latencies (100 ms at the least), it
+// grows until the next call fits: not above what it was lately, but for the slots of responses
+// that are still being read.
 //
 // Processes that share a server probe at the same moments, because the queue of one
 // hides an idle server from the others. What a probe sees is not taken for slower work
@@ -109,13 +110,17 @@ func (b *Bulkhead) measure(ctx context.Context, a *adaptive, has taken, fn func(
 // ends. The latency is the time until fn returns: a slow reader says nothing about the
 // server.
 func (b *Bulkhead) measureWork(ctx context.Context, a *adaptive, has taken, fn func(context.Context) error, work *linger.Work, c call) error {
-	return b.outlast(ctx, has, func(ctx context.Context) error {
+	h := b.hold(has)
+	return work.Hold(ctx, func(ctx context.Context) error {
 		how := silent // stays so if fn panics
-		defer func() { b.learn(ctx, a, c, how) }()
+		defer func() {
+			h.isAnswered(how == answered)
+			b.learn(ctx, a, c, how)
+		}()
 		err := fn(ctx)
 		how = outcomeOf(ctx, err)
 		return err
-	}, work)
+	}, h)
 }
 
 // outcomeOf returns what the end of a call made under ctx says about load.
@@ -180,7 +185,8 @@ func (b *Bulkhead) makeRoom(level, n int) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.controller.want(b.unix(), inFlight+n+r.kept(a.controller.room, level))
+	room := a.controller.room + int(b.answered.Load())
+	a.controller.want(b.unix(), inFlight+n+r.kept(room, level), room)
 	b.adjust(a)
 }
 

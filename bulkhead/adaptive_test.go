@@ -370,6 +370,49 @@ func TestStreamsDoNotKeepALimitDown(t *testing.T) {
 	}
 }
 
+// Nor do those that have come while it was low. A server that hangs does not get ever more calls.
+func TestStreamsDoNotKeepALowLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{}})
+		keepCalling(b, 30, 5*time.Second, taking(10*time.Millisecond, nil))
+		keepCalling(b, 30, 3*time.Second, taking(10*time.Millisecond, context.DeadlineExceeded))
+		require.Less(t, b.Stats().Limit, 5)
+		streams := 0
+		for range 100 {
+			ctx, work := linger.Begin(t.Context())
+			if b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }) == nil {
+				defer work.End(nil)
+				streams++
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.Greater(t, streams, 1)
+		before := b.Stats().Admitted
+		keepCalling(b, 30, 10*time.Second, taking(10*time.Millisecond, nil))
+		require.Greater(t, b.Stats().Admitted, before+10_000)
+
+		for range 1000 {
+			ctx, work := linger.Begin(t.Context())
+			require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
+			work.End(nil)
+		}
+		limit := b.Stats().Limit
+		ended := make(chan struct{})
+		var calls sync.WaitGroup
+		for range 500 {
+			calls.Go(func() {
+				for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(50 * time.Millisecond) {
+					_ = b.Do(t.Context(), func(context.Context) error { <-ended; return nil })
+				}
+			})
+		}
+		time.Sleep(time.Minute)
+		require.Less(t, b.Stats().InFlight, 2*limit+streams)
+		close(ended)
+		calls.Wait()
+	})
+}
+
 // Nor where an Update lets the calls that wait use a smaller part of it.
 func TestStreamsDoNotKeepALimitDownAfterAnUpdate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -76,6 +76,7 @@ type Bulkhead struct {
 	last    []atomic.Pointer[FullError] // by level: the latest refusal, to be shared
 
 	held      heldSlots
+	answered  atomic.Int64 // of held, slots of an adaptive limit's calls whose work goes on
 	changes   notify.Queue[Event]
 	observers notify.Observers[Event]
 

@@ -153,6 +153,7 @@ func newController(cfg AdaptiveLimit) controller {
 	return controller{
 		cfg:    cfg,
 		limit:  float64(cfg.Initial),
+		room:   cfg.Initial,
 		scale:  float64(cohortTime),
 		cohort: cohort{number: 1},
 	}
@@ -235,9 +236,10 @@ func (c *controller) begin(now time.Duration, inFlight int) call {
 
 // want notes that a call cannot begin under a limit of less than n. If the limit has shrunk
 // below what calls hold that run for long, such as streams, no call can begin any more, so
-// that nothing else would raise it again.
-func (c *controller) want(now time.Duration, n int) {
-	if n <= c.room && float64(now-c.moved) >= max(float64(cohortTime), longTime*c.scale) {
+// that nothing else would raise it again. It rises to no more than most: a server that hangs
+// does not get ever more calls.
+func (c *controller) want(now time.Duration, n, most int) {
+	if n <= most && float64(now-c.moved) >= max(float64(cohortTime), longTime*c.scale) {
 		c.moved = now
 		c.setLimit(max(c.limit, float64(n)))
 		c.before = max(c.before, c.limit) // a probe ends with no less

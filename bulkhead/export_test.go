@@ -25,7 +25,7 @@ func (c *Controller) End(ended Call, now time.Duration, err error) {
 }
 
 // Want says that a call needs a limit of n to begin.
-func (c *Controller) Want(now time.Duration, n int) { c.want(now, n) }
+func (c *Controller) Want(now time.Duration, n int) { c.want(now, n, c.room) }
 
 // Probing reports whether the limit is lowered for a probe.
 func (c *Controller) Probing() bool { return c.lowered() }

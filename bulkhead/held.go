@@ -20,10 +20,21 @@ type heldSlot struct {
 	slots        taken
 	since        time.Duration
 	released     bool
+	answered     bool // but perhaps it goes on
+}
+
+// isAnswered notes whether the call of h was answered. It precedes End.
+func (h *heldSlot) isAnswered(answered bool) {
+	if h.answered = answered; answered {
+		h.bulkhead.answered.Add(int64(h.slots.n))
+	}
 }
 
 // End gives back the slots of work that is over.
 func (h *heldSlot) End(error) {
+	if h.answered {
+		h.bulkhead.answered.Add(-int64(h.slots.n))
+	}
 	h.bulkhead.unlist(h)
 	h.bulkhead.leave(h.slots)
 }
