@@ -110,8 +110,9 @@ func (e *execution) launch(now time.Time) {
 		if tx && e.txUnit >= 0 {
 			continue // one at a time
 		}
+		due := now.Add(e.timeout(d, tx))
 		if tx {
-			e.txUnit = i
+			e.txUnit, e.txDue = i, due
 		}
 		u := &e.m.Units[i]
 		res := result{unit: i, s: e.s, children: u.Children}
@@ -121,7 +122,7 @@ func (e *execution) launch(now time.Time) {
 			res.s, res.err = e.p.decode(e.data)
 			res.base, _ = e.p.decode(e.data)
 		}
-		res.op, res.attempt = e.m.Begin(i, now.Add(e.timeout(d, tx)))
+		res.op, res.attempt = e.m.Begin(i, due)
 		ctx, cancel := context.WithCancelCause(e.ctx)
 		e.running[i] = cancel
 		e.r.figures.count(func(s *Stats) { s.InFlight++ })
@@ -195,7 +196,7 @@ func (e *execution) turnBack(now time.Time) {
 
 // report reports that the saga makes no progress.
 func (e *execution) report(now time.Time) {
-	at, ok := e.m.Stalled(e.r.config().StalledAfter)
+	at, ok := e.stalled()
 	if !ok || now.Before(at) {
 		return
 	}
@@ -203,6 +204,16 @@ func (e *execution) report(now time.Time) {
 	e.r.figures.count(func(s *Stats) { s.Stalled++ })
 	step, why := e.m.Holdup(now)
 	e.r.tellOf(e.ctx, &e.rec, Event{Kind: EventStalled, Step: step, Took: now.Sub(e.m.Since()), Err: why, At: now})
+}
+
+// stalled returns when that is to be reported: while the saga has a transaction not before the
+// ctx of that ends, since a hook may ask the store.
+func (e *execution) stalled() (at time.Time, ok bool) {
+	at, ok = e.m.Stalled(e.r.config().StalledAfter)
+	if e.txUnit >= 0 && at.Before(e.txDue) {
+		at = e.txDue
+	}
+	return at, ok
 }
 
 // wait waits until there is something to do, and takes in all that has come by then, so that
@@ -216,7 +227,7 @@ func (e *execution) wait(now time.Time) {
 	if t := now.Add(e.r.config().Poll - time.Since(e.heard)); e.txUnit < 0 && e.m.Awaiting(now) && (!ok || t.Before(at)) {
 		at, ok = t, true
 	}
-	if t, is := e.m.Stalled(e.r.config().StalledAfter); is && (!ok || t.Before(at)) {
+	if t, is := e.stalled(); is && (!ok || t.Before(at)) {
 		at, ok = t, true
 	}
 	if t := e.unwritten.Add(laterFor); e.txUnit < 0 && !e.unwritten.IsZero() && (!ok || t.Before(at)) {

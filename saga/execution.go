@@ -32,6 +32,7 @@ type execution struct {
 	results   chan result
 	running   []context.CancelCauseFunc // by unit
 	txUnit    int                       // the unit that has a transaction, or -1
+	txDue     time.Time                 // when its ctx ends
 	open      *result                   // the result of txUnit, to be committed
 	untold    []Event                   // of attempts that have ended beside txUnit
 	carried   string                    // of the machine, for the attempts

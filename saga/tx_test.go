@@ -505,6 +505,50 @@ func TestATransactionIsNotKeptWaitingForAHook(t *testing.T) {
 	})
 }
 
+// Nor by a hook that is told of a saga without progress, but for the end of its time.
+func TestATransactionIsNotKeptWaitingForTheReportOfAStall(t *testing.T) {
+	for _, c := range []struct{ takes, ends, told time.Duration }{
+		{takes: 3 * time.Second, ends: 4 * time.Second},
+		{takes: 15 * time.Second, ends: 17 * time.Second, told: 11 * time.Second}, // it ignores its ctx
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			memory := newTxMemory(t)
+			memory.db.SetMaxOpenConns(1)
+			slow, attempts := inTx("slow"), 0
+			do := slow.DoTx
+			slow.Timeout, slow.Backoff = 10*time.Second, func(int) time.Duration { return time.Second }
+			slow.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+				switch attempts++; attempts {
+				case 1:
+					return errors.New("no")
+				case 2:
+					time.Sleep(c.takes)
+				}
+				return do(ctx, tx, s)
+			}
+			sg := sequence(slow)
+			r, _ := begin[trip](t, storeOfOne{memory}, saga.RunnerConfig{StalledAfter: 2 * time.Second}, sg)
+			began := time.Now()
+			told := make(chan time.Duration, 9)
+			r.Observe(func(ctx context.Context, e saga.Event) {
+				if e.Kind == saga.EventStalled {
+					_, err := r.History(ctx, e.ID)
+					require.NoError(t, err)
+					told <- time.Since(began)
+				}
+			})
+			mustStart(t, r, sg)
+			_, err := result[trip](t.Context(), r, "trip-1")
+			require.NoError(t, err)
+			require.Equal(t, c.ends, time.Since(began))
+			if c.told > 0 {
+				require.Equal(t, c.told, <-told)
+			}
+			require.Empty(t, told)
+		})
+	}
+}
+
 // Nor does OnPanic wait for the transaction of the step that has panicked.
 func TestOnPanicIsToldAfterTheTransaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
