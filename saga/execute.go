@@ -120,7 +120,7 @@ func (e *execution) launch(now time.Time) {
 		res.retried = u.Children > 0 && u.WaitingSince.IsZero()
 		if !e.plan.Chain {
 			res.s, res.err = e.p.decode(e.data)
-			res.base, _ = e.p.decode(e.data)
+			res.base = e.data
 		}
 		res.op, res.attempt = e.m.Begin(i, due)
 		ctx, cancel := context.WithCancelCause(e.ctx)

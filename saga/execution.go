@@ -26,8 +26,8 @@ type execution struct {
 	seq  int64        // of the record now
 
 	m    *machine.Machine
-	s    any    // the state: a *S
-	data []byte // s, encoded
+	s    any    // the state, a *S, if the steps are a chain; each of others has a copy
+	data []byte // the state, encoded
 
 	results   chan result
 	running   []context.CancelCauseFunc // by unit
@@ -53,7 +53,8 @@ type result struct {
 	attempt  int
 	err      error
 	took     time.Duration
-	s, base  any                // its copy of the state, and the copy before
+	s        any                // the state, or its copy
+	base     []byte             // what that is a copy of
 	children int                // of the unit, as recorded
 	retried  bool               // start those again that have failed
 	cut      bool               // its ctx ended because the runner stopped or lost the saga
@@ -121,23 +122,43 @@ func (e *execution) end(res *result, end machine.End) {
 // on the state that the other has left. If the state can no longer be encoded, the
 // attempt has failed for good.
 func (e *execution) keep(res *result) error {
-	var err error
-	if !e.plan.Chain && res.s != nil {
-		err = mergeState(e.s, res.base, res.s)
-	}
+	data, err := e.merged(res)
 	if err == nil {
-		data, eerr := e.p.encode(e.s)
-		if eerr == nil {
-			e.data = data
-			return res.err
-		}
-		err = Abort(eerr)
+		e.data = data
+		return res.err
 	}
 	e.restore()
 	if res.err != nil {
 		return fmt.Errorf("%w; %w", res.err, err)
 	}
 	return err
+}
+
+// merged returns the state with an attempt's changes, encoded.
+func (e *execution) merged(res *result) ([]byte, error) {
+	if res.s == nil {
+		return e.data, nil // its copy could not be made
+	}
+	data, err := e.p.encode(res.s)
+	if err != nil {
+		return nil, Abort(err)
+	}
+	if e.plan.Chain || bytes.Equal(res.base, e.data) {
+		return data, nil // nothing has changed in the meantime
+	}
+	// All are decoded, since a value may not come back as it was: a time loses its monotonic
+	// clock, which is no change of a step.
+	var states [3]any
+	for i, data := range [][]byte{e.data, res.base, data} {
+		if states[i], err = e.p.decode(data); err != nil {
+			return nil, Abort(err)
+		}
+	}
+	if err := mergeState(states[0], states[1], states[2]); err != nil {
+		return nil, err
+	}
+	data, err = e.p.encode(states[0])
+	return data, Abort(err)
 }
 
 // restore returns the state to what it was when it was last kept.

@@ -82,6 +82,53 @@ func TestParallelStepsWriteTheState(t *testing.T) {
 	}
 }
 
+// TestParallelStepsWriteWhatDoesNotComeBackAsItWas: the last step begins after the first, and
+// the one beside both ends while it runs. Nobody else has changed what it changes.
+func TestParallelStepsWriteWhatDoesNotComeBackAsItWas(t *testing.T) {
+	type odd struct {
+		At     time.Time
+		Any    any
+		Few    []int `json:",omitempty"`
+		Named  map[string]any
+		Beside int
+	}
+	type write = func(*odd)
+	for name, c := range map[string]struct{ first, beside, last write }{
+		"the time":           {first: func(s *odd) { s.At = time.Now() }, last: func(s *odd) { s.At = time.Now() }},
+		"a number as any":    {first: func(s *odd) { s.Any = 1 }, last: func(s *odd) { s.Any = 2 }},
+		"a list without any": {first: func(s *odd) { s.Few = []int{} }, last: func(s *odd) { s.Few = append(s.Few, 1) }},
+		"a map of any":       {first: func(s *odd) { s.Named["a"] = 1 }, last: func(s *odd) { s.Named["a"] = 2 }},
+		"a number, alike":    {first: func(*odd) {}, beside: func(s *odd) { s.Any = 1 }, last: func(s *odd) { s.Any = 1 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				one := func(name string, takes time.Duration, do write, after ...string) saga.Step[odd] {
+					return saga.Step[odd]{
+						Name: name, After: append([]string{}, after...), Attempts: 1, Undo: func(context.Context, *odd) error { return nil },
+						Do: func(_ context.Context, s *odd) error { time.Sleep(takes); do(s); return nil },
+					}
+				}
+				sg := &saga.Saga[odd]{Name: "odd", Steps: []saga.Step[odd]{
+					one("first", time.Second, c.first),
+					one("beside", 1500*time.Millisecond, func(s *odd) {
+						s.Beside = 1
+						if c.beside != nil {
+							c.beside(s)
+						}
+					}),
+					one("last", time.Second, c.last, "first"),
+				}}
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+				_, err := saga.Start(t.Context(), r, sg, "odd-1", odd{Named: map[string]any{}})
+				require.NoError(t, err)
+				s, err := sg.Result(t.Context(), r, "odd-1")
+				require.NoError(t, err)
+				require.Equal(t, 1, s.Beside)
+			})
+		})
+	}
+}
+
 type (
 	mark   int
 	marked struct {
