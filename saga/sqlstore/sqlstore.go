@@ -28,9 +28,9 @@
 // sagas. A pool of 8 to 16 connections is enough for hundreds of concurrent sagas; add one
 // for each concurrent DoTx.
 //
-// Consider a process that is stopped, or cut off from the server, in the middle of a
-// DoTx. Its row stays locked for as long as the server keeps the connection, and no other
-// runner can take the saga over. Set idle_in_transaction_session_timeout and
+// Consider a process that is stopped, or cut off from the server, between a DoTx and its
+// COMMIT. The row of its saga stays locked for as long as the server keeps the connection, and
+// no other runner can take the saga over. Set idle_in_transaction_session_timeout and
 // tcp_keepalives_idle on the server to a few leases. Other sagas do not wait for the row.
 //
 // A runner finds a saga that another process has started or signaled after
