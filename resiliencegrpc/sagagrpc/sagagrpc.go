@@ -34,7 +34,8 @@ const (
 //
 // The metadata idempotency-key gets the id of the command, unless ctx has one: a server that
 // applies each key once, such as by [Context] and [saga.Apply], is safe from
-// repetition.
+// repetition. gRPC sends printable ASCII alone, so the id of the saga and the names of its
+// steps must be that.
 func Send(ctx context.Context, send func(context.Context) error) error {
 	out := ctx
 	sent, _ := metadata.FromOutgoingContext(ctx)

@@ -27,7 +27,8 @@ import (
 //	},
 //
 // The field Idempotency-Key gets the id of the command, unless req has one: a server that
-// applies each key once, such as a [Handler], is safe from repetition. read is
+// applies each key once, such as a [Handler], is safe from repetition. HTTP sends no control
+// characters and no space at the start of a field, so the id of the saga must have none. read is
 // called for a status of 2xx, and its error is returned as it is. Nil means that the body
 // is not read. Send closes the body.
 func Send(client *http.Client, req *http.Request, read func(*http.Response) error) error {
