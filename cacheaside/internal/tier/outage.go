@@ -3,6 +3,7 @@ package tier
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,7 @@ type outage struct {
 	row   map[int]struct{}      // shards that timed out since a shard last answered
 	until time.Duration         // end of the pause of the whole Store
 	last  error
+	when  map[int]time.Duration // when each shard last failed, also of those that are not down
 
 	probing bool
 }
@@ -93,8 +95,9 @@ func (o *outage) failed(shard int, asked, now time.Duration, err error) (begun, 
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.down == nil {
-		o.down, o.row = make(map[int]time.Duration), make(map[int]struct{})
+		o.down, o.row, o.when = make(map[int]time.Duration), make(map[int]struct{}), make(map[int]time.Duration)
 	}
+	o.when[shard] = now
 	_, down := o.down[shard]
 	begun, first = !down, len(o.down) == 0
 	o.down[shard] = now + o.pause()
@@ -104,6 +107,13 @@ func (o *outage) failed(shard int, asked, now time.Duration, err error) (begun, 
 	o.until, o.last = now+o.pause(), err
 	o.troubled.Store(true)
 	return begun, first
+}
+
+// lastFailures returns when each shard last failed.
+func (o *outage) lastFailures() map[int]time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.Clone(o.when)
 }
 
 // worked records that shard has answered. It reports whether shard was down before, and

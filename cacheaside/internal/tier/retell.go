@@ -1,7 +1,9 @@
 package tier
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -50,7 +52,8 @@ func (t *Tier) tellUntold(ctx context.Context) {
 	t.releaseAbandoned(ctx)
 }
 
-// tellEach tells the Store of u until two shards have failed, and returns the first error.
+// tellEach tells the Store of u until two shards have failed, and returns the first error. It
+// begins with the shards that have failed least recently.
 func (t *Tier) tellEach(ctx context.Context, u *untold) (first error) {
 	keys, all := u.snapshot()
 	asked := t.Now()
@@ -66,15 +69,18 @@ func (t *Tier) tellEach(ctx context.Context, u *untold) (first error) {
 			t.Retold(ctx)
 		}
 	}
+	shards, failed := maps.Collect(byShard(t, keys, func(k untoldKey) string { return k.key })), t.outage.lastFailures()
+	order := slices.SortedFunc(maps.Keys(shards), func(a, b int) int {
+		return cmp.Or(cmp.Compare(failed[a], failed[b]), cmp.Compare(shards[a][0].change, shards[b][0].change))
+	})
 	failures := 0
-	for shard, keys := range byShard(t, keys, func(k untoldKey) string { return k.key }) {
+	for _, shard := range order {
 		asked = t.Now()
-		if err := guarded(func() error { return t.catchUpShard(ctx, u, shard, keys) }); err != nil {
+		if err := guarded(func() error { return t.catchUpShard(ctx, u, shard, shards[shard]) }); err != nil {
 			t.failed(ctx, shard, asked, err)
 			if first == nil {
 				first = err
 			}
-			u.postpone(keys)
 			if failures++; failures > 1 { // the whole Store may be down
 				break
 			}

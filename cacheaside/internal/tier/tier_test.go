@@ -659,6 +659,49 @@ func TestAShardThatStaysDownDelaysNothingOfTheOthers(t *testing.T) {
 	}
 }
 
+// Shards that stay down, and miss more and more, keep no other from being told: neither one
+// that is back, nor those that never failed.
+func TestShardsThatStayDownComeLast(t *testing.T) {
+	const dead = "tuvwxyz"
+	isDown := func(call string) error {
+		if _, key, _ := strings.Cut(call, " "); strings.ContainsAny(key[:1], dead) {
+			return errDown
+		}
+		return nil
+	}
+	with(t, func(c *cache) {
+		time.Sleep(s)
+		c.set(always)
+		require.False(c, c.change("b1"))
+		time.Sleep(s + s/2) // it is told in vain
+		c.set(isDown)
+		for i := range 100 {
+			for _, shard := range dead {
+				require.False(c, c.change(fmt.Sprint(string(shard), i)))
+			}
+			time.Sleep(s / 10)
+		}
+		require.True(c, c.look("b1"))
+		require.EqualValues(c, 100*len(dead), c.Untold())
+	})
+	with(t, func(c *cache) {
+		for _, shard := range dead + "ab" {
+			require.True(c, c.change(string(shard)))
+		}
+		time.Sleep(s)
+		c.set(isDown)
+		for _, shard := range dead {
+			require.False(c, c.look(string(shard)+"2"))
+			time.Sleep(s / 100)
+		}
+		require.False(c, c.look("a"))
+		require.False(c, c.look("b"))
+		time.Sleep(s)
+		require.True(c, c.look("a"))
+		require.True(c, c.look("b"))
+	})
+}
+
 // While it is down, no change of all keys succeeds: that says nothing about the others.
 func TestAShardThatStaysDownDelaysNoChangeAfterOneOfAllKeys(t *testing.T) {
 	for _, missed := range []bool{false, true} {

@@ -26,7 +26,6 @@ type untold struct {
 type untoldKey struct {
 	key    string
 	change uint64   // number of the last change of the key
-	failed uint64   // number of the last change when telling it last failed; 0 if it has not
 	tokens []string // of fences that may still stand
 }
 
@@ -78,29 +77,13 @@ func (u *untold) count() {
 	u.n.Store(n)
 }
 
-// snapshot returns the keys in the set, those that failed last at the end, otherwise in the
-// order of their changes; and the change of all keys, or 0, which the Store must be told
-// about first.
+// snapshot returns the keys in the set, in the order of their changes, and the change of all
+// keys, or 0, which the Store must be told about first.
 func (u *untold) snapshot() (keys []untoldKey, all uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	keys = slices.SortedFunc(maps.Values(u.keys), func(a, b untoldKey) int {
-		return cmp.Or(cmp.Compare(a.failed, b.failed), cmp.Compare(a.change, b.change))
-	})
+	keys = slices.SortedFunc(maps.Values(u.keys), func(a, b untoldKey) int { return cmp.Compare(a.change, b.change) })
 	return keys, u.all
-}
-
-// postpone records that the Store could not be told of keys.
-func (u *untold) postpone(keys []untoldKey) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.changes++
-	for _, k := range keys {
-		if k, ok := u.keys[k.key]; ok {
-			k.failed = u.changes
-			u.keys[k.key] = k
-		}
-	}
 }
 
 // told removes a key unless it has changed again.
