@@ -638,3 +638,33 @@ func TestInvalidateAllThatTheStoreMissesIsToldLater(t *testing.T) {
 		require.Equal(t, 1, log.count(cacheaside.EventReinvalidated), "it was heard")
 	})
 }
+
+// A call that Close ends does not mean that the Store is lost.
+func TestCloseThatEndsACallOfTheStoreIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		lost := make(chan struct{})
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: newSource().load, Store: deaf{patient{newFakeStore().connect()}, lost}, ErrorPause: time.Second, OnEvent: log.add,
+		})
+		synctest.Wait()
+		require.NoError(t, c.Invalidate(t.Context(), 1))
+		close(lost)
+		time.Sleep(time.Second + 50*time.Millisecond) // it is being told again
+		require.NoError(t, c.Close())
+		require.Zero(t, log.count(cacheaside.EventStoreLost))
+		require.Zero(t, log.count(cacheaside.EventStoreRestored))
+	})
+}
+
+// A patient Store takes 100 ms to be told of a change, if ctx lasts so long.
+type patient struct{ cacheaside.Store }
+
+func (p patient) Invalidate(ctx context.Context, keys ...string) error {
+	select {
+	case <-time.After(100 * time.Millisecond):
+		return p.Store.Invalidate(ctx, keys...)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

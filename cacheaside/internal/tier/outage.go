@@ -161,6 +161,9 @@ func (t *Tier) mayAsk(shard int) error { return t.outage.mayAsk(shard, t.Now()) 
 
 // failed skips shard for a while. It was asked at asked and did not answer.
 func (t *Tier) failed(ctx context.Context, shard int, asked time.Duration, err error) {
+	if t.ctx.Err() != nil { // Close may have ended the call
+		return
+	}
 	begun, first := t.outage.failed(shard, asked, t.Now(), err)
 	if begun {
 		t.doubtRecent()
@@ -193,8 +196,6 @@ func (t *Tier) probe(shard int, key string) {
 			_, err := t.store.Acquire(t.ctx, Ask{Key: key})
 			return err
 		})
-		if t.ctx.Err() == nil {
-			t.ended(t.ctx, shard, asked, err)
-		}
+		t.ended(t.ctx, shard, asked, err)
 	})
 }
