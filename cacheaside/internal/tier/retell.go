@@ -52,38 +52,41 @@ func (t *Tier) tellUntold(ctx context.Context) {
 	t.releaseAbandoned(ctx)
 }
 
-// tellEach tells the Store of u until two shards have failed, and returns the first error. It
-// begins with the shards that have failed least recently.
+// tellEach tells the Store of u until two calls have failed, and returns the first error. It
+// begins with the change of all keys, and with the shards that have failed least recently.
 func (t *Tier) tellEach(ctx context.Context, u *untold) (first error) {
 	keys, all := u.snapshot()
-	asked := t.Now()
-	if all > 0 {
-		if err := guarded(func() error { return t.store.InvalidateAll(ctx) }); err != nil {
-			t.failed(ctx, allShards, asked, err)
-			return err
+	failures := 0
+	fail := func(shard int, asked time.Duration, err error) {
+		t.failed(ctx, shard, asked, err)
+		if failures++; failures == 1 {
+			first = err
 		}
-		t.worked(ctx, allShards)
-		t.recent.note(notice{all: true, at: t.Now()})
-		u.toldAll(all)
-		if u == &t.untold {
-			t.Retold(ctx)
+	}
+	if all > 0 {
+		asked := t.Now()
+		if err := guarded(func() error { return t.store.InvalidateAll(ctx) }); err != nil {
+			fail(allShards, asked, err) // perhaps of one shard
+		} else {
+			t.worked(ctx, allShards)
+			t.recent.note(notice{all: true, at: t.Now()})
+			u.toldAll(all)
+			if u == &t.untold {
+				t.Retold(ctx)
+			}
 		}
 	}
 	shards, failed := maps.Collect(byShard(t, keys, func(k untoldKey) string { return k.key })), t.outage.lastFailures()
 	order := slices.SortedFunc(maps.Keys(shards), func(a, b int) int {
 		return cmp.Or(cmp.Compare(failed[a], failed[b]), cmp.Compare(shards[a][0].change, shards[b][0].change))
 	})
-	failures := 0
 	for _, shard := range order {
-		asked = t.Now()
+		asked := t.Now()
 		if err := guarded(func() error { return t.catchUpShard(ctx, u, shard, shards[shard]) }); err != nil {
-			t.failed(ctx, shard, asked, err)
-			if first == nil {
-				first = err
-			}
-			if failures++; failures > 1 { // the whole Store may be down
-				break
-			}
+			fail(shard, asked, err)
+		}
+		if failures > 1 { // the whole Store may be down
+			break
 		}
 	}
 	return first

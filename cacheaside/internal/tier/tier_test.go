@@ -719,6 +719,23 @@ func TestAShardThatStaysDownDelaysNoChangeAfterOneOfAllKeys(t *testing.T) {
 	}
 }
 
+// Nor does such a change, before or after one of a key, keep that from being told.
+func TestAChangeOfAllKeysThatFailsDelaysNoChangeOfAKey(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		with(t, func(c *cache) {
+			c.set(always)
+			require.False(c, before && c.change("b1"))
+			require.False(c, c.changeAll())
+			require.False(c, !before && c.change("b1"))
+			c.set(on("invalidate all"))
+			time.Sleep(3 * s)
+			require.Contains(c, c.made(), "invalidate b1")
+			require.EqualValues(c, 1, c.Untold(), "all")
+			require.False(c, c.look("b1"))
+		})
+	}
+}
+
 func TestWhatIsUntoldHasBounds(t *testing.T) {
 	for call, most := range map[string]int{"release a1": 1000, "unfence a1": 100} {
 		t.Run(call, func(t *testing.T) {

@@ -65,7 +65,7 @@ func (u *untold) addAll() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.changes++
-	u.keys, u.all = nil, u.changes
+	u.all = u.changes // the keys too: they can be told while one shard is down
 	u.count()
 }
 
@@ -78,7 +78,7 @@ func (u *untold) count() {
 }
 
 // snapshot returns the keys in the set, in the order of their changes, and the change of all
-// keys, or 0, which the Store must be told about first.
+// keys, or 0.
 func (u *untold) snapshot() (keys []untoldKey, all uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -96,8 +96,7 @@ func (u *untold) told(k untoldKey) {
 	u.count()
 }
 
-// toldAll removes the change of all keys, unless it has been made again. The keys that are
-// left have changed since.
+// toldAll removes the change of all keys, unless it has been made again.
 func (u *untold) toldAll(change uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
