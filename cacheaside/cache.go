@@ -53,9 +53,9 @@
 // repeats its last 512 invalidations, as far as they are from the last ten seconds, and
 // does not use the Store for those keys until then, so its own promise holds for them.
 // Other processes may read old values until they hear of it, at worst for the TTL. So may
-// the process itself if it notices nothing: with a negative Capacity, or without a
-// subscription, when no call was under way. Run the Store without persistence, and
-// see EvalReplicated of package redisstore.
+// the process itself if it notices nothing: when no call was under way, and it has no
+// subscription, as with a negative Capacity, or one to another server of a cluster. Run
+// the Store without persistence, and see EvalReplicated of package redisstore.
 //
 // Where the TTL is the bound, Stale and StaleOnError extend it as they extend the use of
 // any value.
