@@ -149,6 +149,9 @@ func Abort(err error) error { return wrapFinal(err, machine.InDoubt) }
 // is full. The step is not tried again, and is not undone unless an earlier attempt is in
 // doubt, of which a NoEffect says nothing: see [Void]. NoEffect(nil) is nil.
 //
+// It must be true of all that the attempt has sent. If a retrier within the Do has sent
+// something before the answer came (it does where Attempts is 1), return an Abort.
+//
 // Of joined errors, each must be a NoEffect or a refusal. A NoEffect joined with a
 // timeout leaves the step in doubt.
 func NoEffect(err error) error { return wrapFinal(err, machine.NoEffect) }

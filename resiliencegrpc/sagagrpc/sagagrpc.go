@@ -36,6 +36,9 @@ const (
 // applies each key once, such as by [Context] and [saga.Apply], is safe from
 // repetition. gRPC sends printable ASCII alone, so the id of the saga and the names of its
 // steps must be that.
+//
+// Let the saga alone try again: behind a retryPolicy of gRPC, or a retrier of a step whose
+// Attempts is 1, a server that declines what was sent again seems to have declined it all.
 func Send(ctx context.Context, send func(context.Context) error) error {
 	out := ctx
 	sent, _ := metadata.FromOutgoingContext(ctx)

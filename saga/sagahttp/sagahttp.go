@@ -7,7 +7,9 @@ import (
 	"errors"
 	"math"
 	"net/http"
+	"net/http/httptrace"
 	"strconv"
+	"sync/atomic"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/resiliencehttp"
@@ -28,25 +30,44 @@ import (
 //
 // The field Idempotency-Key gets the id of the command, unless req has one: a server that
 // applies each key once, such as a [Handler], is safe from repetition. HTTP sends no control
-// characters and no space at the start of a field, so the id of the saga must have none. read is
-// called for a status of 2xx, and its error is returned as it is. Nil means that the body
-// is not read. Send closes the body.
+// characters and no space at the start of a field, so the id of the saga must have none.
+//
+// A request may be sent more than once before there is an answer: by a retrier in client, or by
+// net/http, which repeats one with this field if a connection that was in use breaks. Then a
+// status by which the server declined is a [saga.Abort], since it says nothing of what was sent
+// before.
+//
+// read is called for a status of 2xx, and its error is returned as it is. Nil means that the
+// body is not read. Send closes the body.
 func Send(client *http.Client, req *http.Request, read func(*http.Response) error) error {
-	if id := saga.CommandFrom(req.Context()).ID; id != "" && req.Header.Get(idempotencyKey) == "" {
-		req = req.Clone(req.Context())
+	var sent atomic.Int64
+	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{WroteHeaders: func() { sent.Add(1) }})
+	if id := saga.CommandFrom(ctx).ID; id != "" && req.Header.Get(idempotencyKey) == "" {
+		req = req.Clone(ctx)
 		if req.Header == nil {
 			req.Header = make(http.Header)
 		}
 		req.Header.Set(idempotencyKey, id)
+	} else {
+		req = req.WithContext(ctx)
 	}
 	resp, err := client.Do(req)
-	if err == nil {
-		defer resp.Body.Close()
+	if err != nil {
+		return err
 	}
-	if err := Result(resp, err); err != nil || read == nil || resp.StatusCode >= 300 {
+	defer resp.Body.Close()
+	if err := result(resp, sent.Load() > asked(resp)); err != nil || read == nil || resp.StatusCode >= 300 {
 		return err
 	}
 	return read(resp)
+}
+
+// asked returns how many requests the servers have been asked for: one, and one for each redirect.
+func asked(resp *http.Response) (n int64) {
+	for n = 1; resp.Request != nil && resp.Request.Response != nil; n++ {
+		resp = resp.Request.Response
+	}
+	return n
 }
 
 const (
@@ -76,6 +97,11 @@ func Result(resp *http.Response, err error) error {
 	if err != nil {
 		return err
 	}
+	return result(resp, false)
+}
+
+// result is Result of a response. again means that the request was sent before, too.
+func result(resp *http.Response, again bool) error {
 	e := &resiliencehttp.StatusError{StatusCode: resp.StatusCode, Header: resp.Header}
 	undo := false
 	if req := resp.Request; req != nil {
@@ -99,6 +125,9 @@ func Result(resp *http.Response, err error) error {
 	case code == http.StatusNotImplemented, code == http.StatusHTTPVersionNotSupported, code >= 400 && code < 500:
 		if resp.Header.Get(sagaCommand) == voided {
 			return saga.Void(e)
+		}
+		if again {
+			return saga.Abort(e)
 		}
 		return saga.NoEffect(e)
 	case code >= 500:

@@ -1,0 +1,82 @@
+package sagahttp_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sagahttp"
+)
+
+// TestADeclineSaysNothingOfWhatWasSentBefore: a request may be sent twice within one attempt of
+// a step. The first may have taken effect, of which the answer to the second, such as that of a
+// gateway, knows nothing. A request that follows a redirect is no second one.
+func TestADeclineSaysNothingOfWhatWasSentBefore(t *testing.T) {
+	plain := &http.Client{Transport: &http.Transport{}}
+	policies := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{Base: &http.Transport{}}})
+	for name, c := range map[string]struct {
+		client   *http.Client
+		warm     bool // the connection has been in use, so that net/http sends again
+		attempts int
+		path     string
+		charged  int
+	}{
+		"by net/http":                      {plain, true, 0, "/charge", 1},
+		"by net/http, within policies":     {policies, true, 0, "/charge", 1},
+		"by a retrier":                     {policies, false, 1, "/charge", 1},
+		"not sent again":                   {plain, true, 0, "/declined", 0},
+		"not sent again, within policies":  {policies, true, 0, "/declined", 0},
+		"redirected":                       {plain, true, 0, "/moved", 0},
+		"redirected twice":                 {plain, false, 0, "/moved/twice", 0},
+		"redirected, within policies":      {policies, true, 1, "/moved", 0},
+		"redirected, then by net/http":     {plain, true, 0, "/moved/charge", 1},
+		"redirected, then by a retrier":    {policies, false, 1, "/moved/charge", 1},
+		"redirected twice within policies": {policies, false, 1, "/moved/twice", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got, charged, refunded atomic.Int64
+			mux := http.NewServeMux()
+			mux.HandleFunc("/warm", func(http.ResponseWriter, *http.Request) {})
+			mux.HandleFunc("/refund", func(http.ResponseWriter, *http.Request) { refunded.Add(1) })
+			mux.HandleFunc("/declined", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) })
+			mux.Handle("/moved", http.RedirectHandler("/declined", http.StatusTemporaryRedirect))
+			mux.Handle("/moved/twice", http.RedirectHandler("/moved", http.StatusPermanentRedirect))
+			mux.Handle("/moved/charge", http.RedirectHandler("/charge", http.StatusTemporaryRedirect))
+			mux.HandleFunc("/charge", func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				if got.Add(1) == 1 {
+					charged.Add(1)
+					panic(http.ErrAbortHandler) // the reply is lost
+				}
+				w.WriteHeader(http.StatusForbidden)
+			})
+			server := httptest.NewServer(mux)
+			defer server.Close()
+			send := func(path string) func(context.Context, *int) error {
+				return func(ctx context.Context, _ *int) error {
+					req, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+path, strings.NewReader("{}"))
+					if err != nil {
+						return err
+					}
+					return sagahttp.Send(c.client, req, nil)
+				}
+			}
+			steps := []saga.Step[int]{{Name: "charge", Do: send(c.path), Undo: send("/refund"), Attempts: c.attempts}}
+			if c.warm {
+				steps = append([]saga.Step[int]{{Name: "warm", Do: send("/warm"), Undo: send("/warm")}}, steps...)
+			}
+			err := saga.Run(t.Context(), &saga.Saga[int]{Name: "order", Steps: steps}, new(int))
+			require.ErrorIs(t, err, saga.ErrCompensated)
+			require.EqualValues(t, c.charged, charged.Load())
+			require.EqualValues(t, c.charged, refunded.Load(), "what is in doubt is undone, and nothing else")
+		})
+	}
+}
