@@ -76,7 +76,7 @@ func TestPrometheus(t *testing.T) {
 	server := httptest.NewServer(promhttp.HandlerFor(collected, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
 	t.Cleanup(server.Close)
 	rules := read(t, alerts+"/resilience.rules.yml")
-	for _, change := range [][2]string{{`\[\d+m\]`, "[10s]"}, {`\[10m:1m\]`, "[10s:1s]"}, {`for: \d+m`, "for: 1s"}, {`> 300\b`, "> 2"}} {
+	for _, change := range [][2]string{{`\[\d+m\]`, "[10s]"}, {`\[10m:1m\]`, "[10s:1s]"}, {`for: \d+m`, "for: 1s"}, {`offset \d+m`, "offset 5s"}, {`> 300\b`, "> 2"}} {
 		changed := regexp.MustCompile(change[0]).ReplaceAllString(rules, change[1])
 		require.NotEqual(t, rules, changed, "the rules have no %s any more", change[0])
 		rules = changed
