@@ -439,6 +439,29 @@ func TestStreamsDoNotKeepALimitDownAfterAnUpdate(t *testing.T) {
 	})
 }
 
+// A call that fits does not make a limit grow, whatever is kept of the higher one.
+func TestALimitThatSufficesDoesNotGrow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lowered atomic.Bool
+		b := bulkhead.New(bulkhead.Config{
+			Adaptive: &bulkhead.AdaptiveLimit{Initial: 40, Max: 40},
+			Levels:   2, Priority: func(context.Context) int { return 1 }, Reserve: []float64{0.2},
+		})
+		onLimit(b, func(_ context.Context, c bulkhead.Event) { lowered.Store(c.Probe) })
+		probing(t, b, &lowered)
+		low := b.Stats().Limit
+		require.Equal(t, 10, low)
+		for range 8 {
+			time.Sleep(time.Second)
+			defer hold(t, b)()
+			require.Equal(t, low, b.Stats().Limit)
+		}
+		time.Sleep(time.Second)
+		defer hold(t, b)()
+		require.Equal(t, 8+1+8, b.Stats().Limit)
+	})
+}
+
 func TestACallIsTooCostlyForNowWhereTheLimitMayGrow(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 4, Max: 8}, Cost: costOf})
 	for cost, retryable := range map[int]bool{5: true, 8: true, 9: false} {
@@ -498,6 +521,25 @@ func TestAPanicInAnObserverOfTheLimitGivesTheSlotBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Nor is a slot lost if the limit changes as a call begins, which is then not made.
+func TestAPanicInAnObserverBeforeACallGivesTheSlotBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}})
+		keepCalling(b, 30, 3*time.Second, taking(10*time.Millisecond, nil))
+		onLimit(b, func(context.Context, bulkhead.Event) { panic("boom") })
+		time.Sleep(10 * time.Second)
+		calls := 0
+		call := func(context.Context) error { calls++; return nil }
+		require.PanicsWithValue(t, "boom", func() {
+			for range 2 { // the second begins a probe, at the latest
+				_ = b.Do(t.Context(), call)
+			}
+		})
+		require.Less(t, calls, 2)
+		requireIdle(t, b)
+	})
 }
 
 func TestAnAdaptiveCallThatPanicsGivesItsSlotBack(t *testing.T) {

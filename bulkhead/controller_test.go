@@ -215,6 +215,7 @@ func TestAProbeTellsAQueueFromSlowerWorkByTheSpread(t *testing.T) {
 		"work that all takes alike now":         {base: 0.2, rise: double, spread: 0.01},
 		"work that always took alike":           {base: 0.005, rise: double, spread: 0.002},
 		"faster":                                {base: 0.2, rise: -double, spread: 0.05},
+		"a little faster, and more alike":       {base: 0.2, rise: -0.05, spread: 0.14},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, tc.queue, bulkhead.MayBeQueue(17, tc.base, 17+tc.rise, tc.spread))
@@ -274,4 +275,29 @@ func TestTheLimitAlwaysGrowsAgainBesideStreams(t *testing.T) {
 	}
 	require.Greater(t, grown, 1000)
 	require.Greater(t, probes, 1000)
+}
+
+// A limit below what streams hold grows for one call, and for the next one only if no call
+// has begun or ended for another while.
+func TestALimitBelowWhatStreamsHoldGrowsForOneCallAfterAnother(t *testing.T) {
+	d := drive(bulkhead.AdaptiveLimit{Initial: 20, Max: 20})
+	d.untilProbe(service)
+	lowered := d.Limit()
+	require.Less(t, lowered, 16)
+	wants := func(after time.Duration, n, limit int) {
+		d.now += after
+		d.Want(d.now, n)
+		require.Equal(t, limit, d.Limit())
+	}
+	const almost = 10*service - 1
+	wants(almost, 16, lowered)
+	wants(1, 16, 16)
+	wants(0, 17, 16)
+	wants(almost, 17, 16)
+	call := d.begin(1)
+	wants(almost, 17, 16)
+	d.end(call, nil)
+	wants(almost, 17, 16)
+	wants(1, 17, 17)
+	wants(time.Second, 21, 17)
 }

@@ -119,31 +119,35 @@ func TestUpdateKeepsSlotsQueueAndCounts(t *testing.T) {
 }
 
 func TestUpdateKeepsWaitingCallsWhereNoOtherMayWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Minute})
-		release := hold(t, b)
-		results := make(chan error, 3)
-		for range 3 {
-			go func() { results <- b.Do(t.Context(), nothing) }()
-		}
-		synctest.Wait()
-		require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Queue = 1 }))
-		var full *bulkhead.FullError
-		require.ErrorAs(t, b.Do(t.Context(), nothing), &full)
-		require.Equal(t, bulkhead.QueueFull, full.Reason)
-		require.NoError(t, b.Update(func(c *bulkhead.Config) { c.MaxWait, c.Queue = 0, 0 }))
-		require.ErrorAs(t, b.Do(t.Context(), nothing), &full)
-		require.Equal(t, bulkhead.NoSlot, full.Reason)
-		require.Equal(t, []int{3}, b.Stats().Queued)
-		time.Sleep(30 * time.Second)
-		require.Equal(t, []int{3}, b.Stats().Queued, "they wait as long as they began to")
-		release()
-		for range 3 {
-			require.NoError(t, <-results)
-		}
-		require.EqualValues(t, 3, b.Stats().Waited)
-		requireIdle(t, b)
-	})
+	for order, wait := range map[bulkhead.Order]time.Duration{bulkhead.FIFO: 30 * time.Second, bulkhead.CoDel: 50 * time.Millisecond} {
+		t.Run(string(order), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Minute, Order: order})
+				release := hold(t, b)
+				results := make(chan error, 3)
+				for range 3 {
+					go func() { results <- b.Do(t.Context(), nothing) }()
+				}
+				synctest.Wait()
+				require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Queue = 1 }))
+				var full *bulkhead.FullError
+				require.ErrorAs(t, b.Do(t.Context(), nothing), &full)
+				require.Equal(t, bulkhead.QueueFull, full.Reason)
+				require.NoError(t, b.Update(func(c *bulkhead.Config) { c.MaxWait, c.Queue = 0, 0 }))
+				require.ErrorAs(t, b.Do(t.Context(), nothing), &full)
+				require.Equal(t, bulkhead.NoSlot, full.Reason)
+				require.Equal(t, []int{3}, b.Stats().Queued)
+				time.Sleep(wait)
+				require.Equal(t, []int{3}, b.Stats().Queued, "they wait as long as they began to")
+				release()
+				for range 3 {
+					require.NoError(t, <-results)
+				}
+				require.EqualValues(t, 3, b.Stats().Waited)
+				requireIdle(t, b)
+			})
+		})
+	}
 }
 
 func TestUpdateKeepsTheLimitOfSetLimit(t *testing.T) {
@@ -308,6 +312,24 @@ func TestUpdateOfAdaptiveEndsAProbe(t *testing.T) {
 		end()
 		requireIdle(t, b)
 	})
+}
+
+func TestACallMayEndWhileItsLimitIsChanged(t *testing.T) {
+	for name, change := range map[string]func(*bulkhead.Bulkhead) error{
+		"Update": func(b *bulkhead.Bulkhead) error {
+			return b.Update(func(c *bulkhead.Config) { c.Adaptive.Tolerance = 1 })
+		},
+		"SetLimit": func(b *bulkhead.Bulkhead) error { return b.SetLimit(20) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 20}})
+			var wg sync.WaitGroup
+			wg.Go(hold(t, b))
+			require.NoError(t, change(b))
+			wg.Wait()
+			requireIdle(t, b)
+		})
+	}
 }
 
 // A change of Tolerance scales the rise of latency that is allowed.
