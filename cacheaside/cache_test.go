@@ -294,3 +294,27 @@ func TestPanicGoexitAndHangBecomeErrors(t *testing.T) {
 		require.GreaterOrEqual(t, time.Since(start), time.Hour)
 	})
 }
+
+// Close waits for what is told of a load that took too long, also if the load has returned.
+func TestCloseWaitsUntilATimeoutHasBeenTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			LoadTimeout: time.Second,
+			Load: func(context.Context, int) (int, error) {
+				time.Sleep(time.Second + time.Millisecond)
+				return 1, nil
+			},
+			OnEvent: func(_ context.Context, e cacheaside.Event) {
+				if e.Kind == cacheaside.EventLoadFailed {
+					time.Sleep(time.Second)
+				}
+			},
+		})
+		_, err := c.Get(t.Context(), 1)
+		require.Error(t, err)
+		time.Sleep(time.Second / 2)
+		require.NoError(t, c.Close())
+		require.Equal(t, 2*time.Second, time.Since(start))
+	})
+}

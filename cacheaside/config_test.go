@@ -44,6 +44,7 @@ func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 		require.ErrorContains(t, err, "cacheaside.Config."+field+": must be ")
 		require.PanicsWithError(t, err.Error(), func() { cacheaside.New(cfg) })
 	}
+	require.NoError(t, config{Load: func(context.Context, int) (string, error) { return "", nil }, Jitter: 1}.Validate())
 }
 
 func needsKey[K comparable](t *testing.T, needs bool) {

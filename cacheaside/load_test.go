@@ -263,6 +263,68 @@ func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
 	}
 }
 
+// It leaves the flights that it was to wait for, so that they end if nobody else waits.
+func TestPanicInGetManyLeavesTheOtherKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var panics bool
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, Jitter: -1, Stale: time.Hour,
+			Load: func(ctx context.Context, k int) (int, error) {
+				if panics {
+					<-ctx.Done()
+				}
+				return k, ctx.Err()
+			},
+			Clone: func(v int) int {
+				if panics {
+					panic("clone")
+				}
+				return v
+			},
+		})
+		mustGet(t, c, 1)
+		time.Sleep(2 * time.Minute) // the entry is stale
+		panics = true
+		require.Panics(t, func() { _, _ = c.GetMany(t.Context(), []int{2, 3, 1}) })
+		s := c.Stats()
+		require.Equal(t, int64(2), s.Canceled)
+		require.Equal(t, int64(1+2), s.Misses)
+		require.NoError(t, c.Close())
+	})
+}
+
+// A hook that ends its goroutine keeps the other keys of a GetMany from no load.
+func TestHookThatExitsBeforeALoadHoldsUpNoOtherKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		codec := fickle{new(atomic.Bool), new(atomic.Bool)}
+		src := newSource()
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: src.load, Store: shared.connect(), Capacity: -1, Codec: codec,
+			LoadMany: func(ctx context.Context, keys []int) (map[int]int, error) {
+				values := map[int]int{}
+				for _, k := range keys {
+					values[k] = k
+				}
+				return values, nil
+			},
+			OnEvent: func(_ context.Context, e cacheaside.Event) {
+				if e.Kind == cacheaside.EventCodecFailed {
+					runtime.Goexit()
+				}
+			},
+		})
+		mustGet(t, c, 1)
+		codec.decodes.Store(true)
+		start := time.Now()
+		got, err := c.GetMany(t.Context(), []int{1, 2})
+		require.Error(t, err)
+		require.Equal(t, map[int]int{2: 2}, got)
+		require.Zero(t, time.Since(start))
+		require.NoError(t, c.Close())
+	})
+}
+
 // fickle is a Codec that panics.
 type fickle struct{ encodes, decodes *atomic.Bool }
 

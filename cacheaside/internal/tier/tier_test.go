@@ -365,6 +365,28 @@ func TestAnAnswerEndsTheOutageOfOthersIfItsOwnShardFailedWithThem(t *testing.T) 
 	}
 }
 
+// One shard that makes its callers wait is not the whole Store, whatever else fails at once.
+func TestAFailureThatMakesNobodyWaitDoesNotCount(t *testing.T) {
+	for _, fails := range [][]func(string) error{{always, slowly}, {slowly, always}} {
+		with(t, func(c *cache) {
+			for i, key := range []string{"a1", "b1"} {
+				c.set(fails[i])
+				require.False(c, c.look(key))
+			}
+			require.True(c, c.asks("c1"))
+		})
+	}
+}
+
+func TestAFenceThatTheStoreDoesNotConfirmHasNoWindow(t *testing.T) {
+	with(t, func(c *cache) {
+		c.set(always)
+		f, err := c.Tier.Fence(c.Context(), "a1")
+		require.Error(c, err)
+		require.Zero(c, f.Window, "whatever the Store returned beside its error")
+	})
+}
+
 func TestAnAnswerAboutAllKeysIsOneOfEachShard(t *testing.T) {
 	with(t, func(c *cache) {
 		c.set(always)
@@ -400,11 +422,12 @@ func TestAShardIsDownUntilItAnswersOrNobodyAsksIt(t *testing.T) {
 		}
 		require.EqualValues(c, 1, c.lost.Load())
 		time.Sleep(s + time.Minute - 1)
-		require.True(c, c.look("b1"))
+		require.True(c, c.change("b1"))
 		require.Zero(c, c.restored.Load())
 		time.Sleep(time.Nanosecond)
 		require.True(c, c.look("b1"))
 		require.EqualValues(c, 1, c.restored.Load())
+		require.False(c, c.look("b1"), "the change is told again")
 	})
 }
 
@@ -654,6 +677,9 @@ func TestAShardThatStaysDownDelaysNothingOfTheOthers(t *testing.T) {
 				require.EqualValues(c, len(down), c.Untold())
 				require.True(c, c.look("a1"))
 				require.True(c, c.look("b1"))
+				c.set(on("invalidate u1", "invalidate v1"))
+				time.Sleep(20 * s)
+				require.EqualValues(c, len(down)/2, c.Untold(), "those that are up again were told")
 			})
 		})
 	}
