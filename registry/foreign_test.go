@@ -52,6 +52,8 @@ func (g *guest) Update(change func(*guestConfig)) error {
 	return nil
 }
 
+func (g *guest) Preview(func(*guestConfig)) (guestConfig, error) { panic("not asked for") }
+
 func (g *guest) Observe(func(context.Context, registry.Event)) func() { panic("no events") }
 
 // Nothing that a policy of other origin does holds the registry for long, or ends the program.

@@ -282,6 +282,33 @@ func TestHedgeSendsASecondAttemptBesideASlowOne(t *testing.T) {
 	})
 }
 
+// Its ctx ends with its last byte, and not before.
+func TestHedgedResponseIsReadToItsEnd(t *testing.T) {
+	var ctx context.Context
+	transport := &resiliencehttp.Transport{
+		Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Hour}),
+		Base: rounds(func(r *http.Request) (*http.Response, error) {
+			ctx = r.Context()
+			resp := reply(r, 200, "")
+			rest := strings.NewReader("abc")
+			resp.Body = io.NopCloser(readerFunc(func(p []byte) (int, error) {
+				if ctx.Err() != nil {
+					return 0, ctx.Err()
+				}
+				return rest.Read(p[:1])
+			}))
+			return resp, nil
+		}),
+	}
+	resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
+	require.NoError(t, err)
+	read, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Equal(t, "abc", string(read))
+	require.ErrorIs(t, ctx.Err(), context.Canceled)
+	require.NoError(t, resp.Body.Close())
+}
+
 type closing struct {
 	io.ReadCloser
 	n *atomic.Int32

@@ -903,3 +903,44 @@ func TestContextOfARequestEndsAsOthersDo(t *testing.T) {
 		require.EqualError(t, err, `Post "http://a/": resilience: payments: timed out after 10s`)
 	})
 }
+
+// The time in which policies wait does not count.
+func TestLastFailedResponseHasWhatIsLeftOfAnAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		off := resiliencehttp.Disabled
+		waits := func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				err := next(ctx)
+				time.Sleep(30 * time.Second)
+				return err
+			}
+		}
+		c := newClient(roundTripper(func(r *http.Request) (*http.Response, error) {
+			time.Sleep(2 * time.Second)
+			resp := response(503, nil)
+			resp.Body = io.NopCloser(readerFunc(func([]byte) (int, error) {
+				<-r.Context().Done()
+				return 0, r.Context().Err()
+			}))
+			return resp, nil
+		}), resiliencehttp.ClientConfig{Timeout: -1, AttemptTimeout: 10 * time.Second, Retry: off, Breaker: off, Bulkhead: off, Throttle: waits})
+		resp, err := c.Get("http://a/")
+		require.NoError(t, err)
+		start := time.Now()
+		_, err = io.ReadAll(resp.Body)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 7*time.Second, time.Since(start), "2 s for the answer, and one for reading ahead")
+		require.NoError(t, resp.Body.Close())
+	})
+}
+
+func TestCtxOfAnAttemptThatFailedHasEnded(t *testing.T) {
+	var ctx context.Context
+	c := newClient(roundTripper(func(r *http.Request) (*http.Response, error) {
+		ctx = r.Context()
+		return nil, errors.New("reset by peer")
+	}), resiliencehttp.ClientConfig{Timeout: -1, AttemptTimeout: time.Hour, Retry: resiliencehttp.Disabled})
+	_, err := c.get(t.Context(), "a")
+	require.Error(t, err)
+	require.ErrorIs(t, ctx.Err(), context.Canceled)
+}

@@ -385,6 +385,28 @@ func TestRequestThatComesTooSlowlyIsNotHeldAgainstTheHandler(t *testing.T) {
 	}
 }
 
+// A refusal further in is one, also if the body could not be read before.
+func TestGuardIsToldOfARefusalOfARequestThatCannotBeRead(t *testing.T) {
+	var seen watch
+	resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, err := io.ReadAll(r.Body)
+		require.Error(t, err)
+		resiliencehttp.Server{}.Refuse(w, r, &bulkhead.FullError{})
+	})).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/", broken{}))
+	require.Equal(t, []behavior.Kind{behavior.Refused}, seen.kinds)
+}
+
+// Handlers look for these.
+func TestGuardLeavesABodyThatIsNone(t *testing.T) {
+	for _, body := range []io.ReadCloser{nil, http.NoBody} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Body = body
+		resiliencehttp.Server{}.Guard(nil)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			require.Equal(t, body, r.Body)
+		})).ServeHTTP(httptest.NewRecorder(), r)
+	}
+}
+
 // An untilDone is a body that does not come before ctx ends.
 type untilDone struct{ context.Context }
 

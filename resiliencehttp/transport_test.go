@@ -791,17 +791,18 @@ func TestMiddlewareThatAnswersWithNothing(t *testing.T) {
 }
 
 func TestErrorOfBaseComesBackAsItIs(t *testing.T) {
-	timeout := &net.OpError{Op: "read", Err: context.DeadlineExceeded}
-	for _, method := range []string{"GET", "POST"} {
-		transport := &resiliencehttp.Transport{
-			Middleware: retries(1).Wrap,
-			Base:       roundTripper(func(*http.Request) (*http.Response, error) { return nil, timeout }),
+	for _, failure := range []error{&net.OpError{Op: "read", Err: context.DeadlineExceeded}, &net.DNSError{IsNotFound: true}} {
+		for _, method := range []string{"GET", "POST"} {
+			transport := &resiliencehttp.Transport{
+				Middleware: retries(1).Wrap,
+				Base:       roundTripper(func(*http.Request) (*http.Response, error) { return nil, failure }),
+			}
+			if method == "GET" {
+				transport.Middleware = resilience.Chain()
+			}
+			_, err := transport.RoundTrip(httptest.NewRequest(method, "http://example.com", nil))
+			require.Same(t, failure, err)
 		}
-		if method == "GET" {
-			transport.Middleware = resilience.Chain()
-		}
-		_, err := transport.RoundTrip(httptest.NewRequest(method, "http://example.com", nil))
-		require.Same(t, timeout, err)
 	}
 }
 

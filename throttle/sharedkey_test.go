@@ -360,6 +360,11 @@ func TestSharedPeekTellsWhatATakeWould(t *testing.T) {
 	f := &fakeRedis{answer: answers(0, 0, 600_000)}
 	s := throttle.NewShared(throttle.SharedConfig{Timeout: time.Minute, Name: "api", Eval: f.eval, Rate: 10, Burst: 5, Instances: 1})
 	require.Equal(t, 200*time.Millisecond, s.Peek(t.Context(), "").RetryAfter)
+	for used := range int64(6) {
+		f = &fakeRedis{answer: answers(0, 0, 0, used, h, h)}
+		s = throttle.NewShared(throttle.SharedConfig{Timeout: time.Minute, Name: "api", Eval: f.eval, Quotas: []throttle.Quota{hourly}, Instances: 1})
+		require.Equal(t, used < 5, s.Peek(t.Context(), "").OK, "without a rate")
+	}
 }
 
 // Each token that is there is told of, although the script rounds the debt up to a microsecond.
