@@ -109,6 +109,7 @@ func TestResetBeginsAnew(t *testing.T) {
 	for range 2 {
 		require.LessOrEqual(t, b.NextBackOff(), 9*time.Nanosecond)
 	}
+	require.Positive(t, retry.Exponential(longest, longest)().NextBackOff(), "also without it")
 }
 
 func TestFactoriesWithoutMeaningNeverRetry(t *testing.T) {

@@ -148,6 +148,14 @@ func TestUpdateOfAHedgerKeepsItsLatencies(t *testing.T) {
 		require.Equal(t, retry.HedgeStats{FirstWon: 20, Delay: 10*ms + 1}, h.Stats())
 		require.NoError(t, h.Update(func(c *retry.HedgeConfig) { c.Quantile = 0 }))
 		require.Equal(t, retry.HedgeStats{FirstWon: 20, Delay: time.Minute}, h.Stats())
+		for range 30 {
+			fn, _ := replies(reply{takes: 20 * ms})
+			_, err := h.Do(t.Context(), fn)
+			require.NoError(t, err)
+		}
+		require.NoError(t, h.Update(func(c *retry.HedgeConfig) { c.Quantile = 0.5 }))
+		require.Equal(t, 10*ms+1, h.Stats().Delay, "nothing is measured without a Quantile")
+		require.NoError(t, h.Update(func(c *retry.HedgeConfig) { c.Quantile = 0 }))
 
 		slow := func(context.Context) (string, error) {
 			require.NoError(t, h.Update(func(c *retry.HedgeConfig) { c.Max = 1 }))

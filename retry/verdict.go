@@ -7,7 +7,7 @@ type failure struct {
 	behavior.End
 	permanent bool // marked as such
 	ended     bool // ctx has ended
-	itself    bool // and the first attempt says so
+	itself    bool // so, and the first attempt says it
 	made      bool // an attempt was not refused, this or an earlier one
 	waits     bool // a refusal is waited for
 	worth     bool // a failure is worth another attempt
@@ -30,7 +30,7 @@ func (f failure) verdict() verdict {
 	switch {
 	case f.permanent, f.Kind == behavior.Answered && !f.Retryable:
 		return final
-	case f.ended && f.itself:
+	case f.itself:
 		return stopped
 	case f.ended:
 		return cut
