@@ -624,6 +624,15 @@ func TestUpdateTellsOfWhatItFinds(t *testing.T) {
 		require.Len(t, seen.all, 3)
 		require.NoError(t, g.Update(func(c *breaker.GroupConfig[int]) { c.Config.Failures = 2 }))
 		require.Equal(t, "closed -> open, closed -> open, open -> half-open, open -> half-open", seen.String())
+
+		// So does the breaker of the keys for which there is no room.
+		seen.all = nil
+		full := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 1, Config: cfg})
+		_ = full.Do(t.Context(), 1, down)
+		_ = full.Do(t.Context(), 2, down)
+		time.Sleep(time.Second)
+		require.NoError(t, full.Update(func(c *breaker.GroupConfig[int]) { c.Config.Failures = 2 }))
+		require.Equal(t, "closed -> open, closed -> open, open -> half-open, open -> half-open", seen.String())
 	})
 }
 
