@@ -300,4 +300,7 @@ func TestALimitBelowWhatStreamsHoldGrowsForOneCallAfterAnother(t *testing.T) {
 	wants(almost, 17, 16)
 	wants(1, 17, 17)
 	wants(time.Second, 21, 17)
+	wants(0, 20, 20) // what it was lately
+	d.Restart(d.now, 10)
+	wants(time.Second, 11, 10) // it was set
 }
