@@ -277,6 +277,22 @@ func TestUpdateTurnsTheAdaptiveLimitOnAndOff(t *testing.T) {
 	})
 }
 
+func TestACallThatWaitsForAnAdaptiveLimitGoesOnWaitingForAFixedOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 1}, MaxWait: -1})
+		release := hold(t, b)
+		result := make(chan error)
+		go func() { result <- b.Do(t.Context(), nothing) }()
+		synctest.Wait()
+		require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Limit, c.Adaptive = 1, nil }))
+		time.Sleep(time.Second)
+		require.Equal(t, []int{1}, b.Stats().Queued)
+		release()
+		require.NoError(t, <-result)
+		requireIdle(t, b)
+	})
+}
+
 func TestUpdateOfAdaptiveKeepsWhatItHasLearned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var last bulkhead.Event
