@@ -24,6 +24,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
 )
 
 // A trackedBody counts how often it is closed. It hides what it reads from, so
@@ -762,4 +763,34 @@ func TestPostThatMayHaveBeenSentIsNotRetried(t *testing.T) {
 	_, err := server.client(again).Post(server.URL, "", strings.NewReader("x"))
 	require.Error(t, err)
 	require.EqualValues(t, 3, server.requests.Load())
+}
+
+// A Base may still read the body, or ask for another, after it has failed: the race detector
+// looks at what the next attempt does meanwhile.
+func TestBaseMayUseTheBodyAfterItHasReturned(t *testing.T) {
+	for _, method := range []string{"PUT", "POST"} {
+		for _, c := range []struct{ read, again time.Duration }{{}, {again: 3 * time.Millisecond}, {read: 3 * time.Millisecond}} {
+			var reads sync.WaitGroup
+			transport := &resiliencehttp.Transport{
+				Middleware: retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(6 * time.Millisecond)}).Wrap,
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					reads.Go(func() {
+						_, _ = r.Body.Read(make([]byte, 1))
+						time.Sleep(c.again)
+						if body, err := r.GetBody(); err == nil {
+							_ = body.Close()
+						}
+					})
+					time.Sleep(time.Millisecond)
+					return nil, errors.New("reset by peer")
+				}),
+			}
+			req, err := http.NewRequest(method, "http://example.com", strings.NewReader("body"))
+			require.NoError(t, err)
+			req.Body = io.NopCloser(readerFunc(func([]byte) (int, error) { time.Sleep(c.read); return 1, nil }))
+			_, err = transport.RoundTrip(req)
+			require.Error(t, err)
+			reads.Wait()
+		}
+	}
 }
