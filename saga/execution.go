@@ -151,7 +151,7 @@ func (e *execution) merged(res *result) ([]byte, error) {
 	var states [3]any
 	for i, data := range [][]byte{e.data, res.base, data} {
 		if states[i], err = e.p.decode(data); err != nil {
-			return nil, Abort(err)
+			return nil, err // the attempt is in doubt
 		}
 	}
 	if err := mergeState(states[0], states[1], states[2]); err != nil {

@@ -83,6 +83,40 @@ func TestAPanicInACodecIsAnError(t *testing.T) {
 	})
 }
 
+// TestACodecThatFailsNowAndThen fails the attempt whose copy of the state it does not make, or
+// whose changes cannot be put together with those of another. The first call is for the saga
+// itself, which is stuck then.
+func TestACodecThatFailsNowAndThen(t *testing.T) {
+	for fails := range 6 {
+		synctest.Test(t, func(t *testing.T) {
+			codec := &flaky{}
+			codec.fails.Store(int64(fails))
+			hotel := step("hotel")
+			hotel.After = []string{}
+			sg := sequence(step("flight"), hotel)
+			sg.Codec = codec
+			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+			mustStart(t, r, sg)
+			time.Sleep(time.Minute)
+			in, err := r.Get(t.Context(), "trip-1")
+			require.NoError(t, err)
+			require.Equal(t, map[bool]saga.Status{true: saga.Completed, false: saga.Stuck}[fails > 0], in.Status)
+		})
+	}
+}
+
+// A flaky Codec fails to decode once, after so many calls that work.
+type flaky struct{ fails atomic.Int64 }
+
+func (f *flaky) Encode(s *trip) ([]byte, error) { return json.Marshal(s) }
+
+func (f *flaky) Decode(data []byte, s *trip) error {
+	if f.fails.Add(-1) == -1 {
+		return errDown
+	}
+	return json.Unmarshal(data, s)
+}
+
 func TestAPanicInABackoffEndsTheAttempts(t *testing.T) {
 	for _, durable := range []bool{false, true} {
 		for _, fails := range []error{errDeclined, refusal{}} {
