@@ -198,10 +198,7 @@ func (e *execution) undoChildren(ctx context.Context, p program, res *result) er
 		id := ChildID(e.rec.ID, step, i)
 		rec, err := e.r.store.Load(ctx, id)
 		if errors.Is(err, ErrNotFound) {
-			var created bool
-			if rec, created, err = e.r.store.Start(ctx, e.noChild(p, step, i)); created {
-				break
-			}
+			rec, _, err = e.r.store.Start(ctx, e.noChild(p, step, i))
 		}
 		if err != nil {
 			return e.childFailed(ctx, res, err)
@@ -215,7 +212,7 @@ func (e *execution) undoChildren(ctx context.Context, p program, res *result) er
 		}
 		waits = waits || !status.Ended()
 		if isNoChild(&rec) {
-			break // put on record by an attempt before
+			break // put on record now, or by an attempt before
 		}
 	}
 	if waits {
@@ -263,7 +260,5 @@ func (e *execution) noChild(p program, step string, i int) store.StartRequest {
 }
 
 // isNoChild reports whether a record was made by noChild: it has no entries in its log but
-// the first two. An operator can turn a child back that no runner has claimed, too.
-func isNoChild(rec *store.Record) bool {
-	return rec.Status == Compensated && rec.Epoch == 0 && rec.Seq == 2
-}
+// the first two. Every other one that has turned back has an entry that says so.
+func isNoChild(rec *store.Record) bool { return rec.Status == Compensated && rec.Seq == 2 }

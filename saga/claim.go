@@ -14,7 +14,7 @@ import (
 func (r *Runner) claimLoop(ctx context.Context) {
 	var failing, next time.Time
 	every(ctx, 0, r.wake, func() time.Duration {
-		if left := time.Until(next); !failing.IsZero() && left > 0 {
+		if left := time.Until(next); left > 0 {
 			return left
 		}
 		cfg, began := r.config(), time.Now()
@@ -182,10 +182,10 @@ func (r *Runner) hold(rec store.Record, since time.Time, lease time.Duration) (r
 // told of a new one while it is held, so that they may take longer than a lease.
 func (r *Runner) begun(ctx context.Context, rec store.Record, created bool, since time.Time, req store.StartRequest) {
 	run := func() {}
-	if created && req.Owner != "" && rec.Owner == req.Owner && rec.Epoch == 1 {
-		run = r.hold(rec, since, req.LeaseTTL)
-	} else if rec.Owner == "" {
+	if rec.Owner == "" {
 		run = r.Wake
+	} else if created && rec.Owner == req.Owner {
+		run = r.hold(rec, since, req.LeaseTTL)
 	}
 	if created {
 		r.happened(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})

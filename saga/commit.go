@@ -127,7 +127,7 @@ func (e *execution) happened(req store.CommitRequest, err error) (receipt store.
 }
 
 func (e *execution) receive(rc store.Receipt) {
-	if rc.CancelRequested && !e.m.Canceled {
+	if rc.CancelRequested {
 		e.cancel(rc.CancelNote)
 	}
 }

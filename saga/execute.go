@@ -285,7 +285,7 @@ func (e *execution) collect(res result) {
 // reports whether it is one.
 func (e *execution) waiting(res *result) bool {
 	pending, ok := res.err.(*errPending)
-	if !ok || res.cut {
+	if !ok {
 		return false
 	}
 	res.err = nil

@@ -85,7 +85,7 @@ func (e *execution) heed() bool {
 	if note == nil || !e.m.Cancel(*note) {
 		return false
 	}
-	e.rec.CancelRequested, e.rec.CancelNote = true, *note
+	e.rec.CancelNote = *note
 	return true
 }
 

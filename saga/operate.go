@@ -147,8 +147,8 @@ func (r *Runner) operate(ctx context.Context, id string, op Operation) error {
 		m.Advance(rec.Now)
 		req = m.Commit()
 		// What has come from outside is not known here: the next owner looks.
-		if at, ok := m.Wake(rec.Now); ok && at.After(rec.Now) && !m.Outside(rec.Now) {
-			req.WakeIn = at.Sub(rec.Now)
+		if at, _ := m.Wake(rec.Now); !m.Outside(rec.Now) {
+			req.WakeIn = max(at.Sub(rec.Now), 0)
 		}
 		return req, nil
 	})
@@ -350,7 +350,7 @@ func (r *Runner) tellParent(ctx context.Context, rec *store.Record) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
 	defer cancel()
-	if rec.Status == Completed || rec.Status == Compensated && turnedByParent(rec) {
+	if rec.Status == Completed || turnedByParent(rec) {
 		left, err := r.store.Children(ctx, store.ChildrenRequest{Parent: rec.Parent, Step: rec.ParentStep, Status: unfinished, Limit: 1})
 		if err != nil {
 			r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", rec.Parent, err)) // the parent looks in any case

@@ -64,8 +64,7 @@ func (e *execution) childrenEnded() bool {
 		}
 		verdict, _ := machine.Judge(look.statuses, e.plan.Units[i].HasUndo)
 		running := slices.ContainsFunc(look.statuses, func(s Status) bool { return !s.Ended() })
-		if u.Status == StepStarted && verdict != machine.ChildrenWait ||
-			u.Status == StepUndoing && (!running || slices.Contains(look.statuses, Completed)) {
+		if u.Status == StepStarted && verdict != machine.ChildrenWait || u.Status == StepUndoing && !running {
 			return true
 		}
 	}
@@ -128,7 +127,7 @@ func (e *execution) readSignals() (map[string][]byte, error) {
 // only those sagas due that nobody holds. If the process dies in between, the saga is
 // looked at again when wakeOutside says.
 func (e *execution) lookBack() {
-	if !e.over.Load() || e.m == nil || !e.m.Going() || !e.m.Outside(e.now()) {
+	if !e.over.Load() || !e.m.Going() || !e.m.Outside(e.now()) {
 		return
 	}
 	if !e.takeNews() && !e.signaled() && !e.childrenEnded() {

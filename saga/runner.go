@@ -253,7 +253,6 @@ func (r *Runner) drop(rec store.Record, l *lease) {
 func (r *Runner) claimRest(p *registered) {
 	if r.backlog && len(r.held)+r.reserved <= r.config().Concurrency*3/4 ||
 		p.backlog && p.held+p.reserved <= p.planned().Most*3/4 {
-		r.backlog, p.backlog = false, false
 		r.Wake()
 	}
 }
@@ -289,14 +288,7 @@ func (r *Runner) listen(id string) (told chan store.Record, here bool) {
 func (r *Runner) unlisten(id string, w chan store.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list := r.waiters[id]
-	for i := range list {
-		if list[i] == w {
-			list[i] = list[len(list)-1]
-			r.waiters[id] = list[:len(list)-1]
-			break
-		}
-	}
+	r.waiters[id] = slices.DeleteFunc(r.waiters[id], func(told chan store.Record) bool { return told == w })
 	if len(r.waiters[id]) == 0 {
 		delete(r.waiters, id)
 	}
