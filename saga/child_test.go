@@ -152,12 +152,14 @@ func TestAChildThatIsCompensatedTurnsItsParentBack(t *testing.T) {
 				if hold {
 					w.hold["do ship order-1/parcels/0"] = make(chan struct{})
 				}
+				begun := time.Now()
 				time.AfterFunc(time.Hour, func() { close(fails) })
 				sg := sequence(step("flight"), w.parcels(2), step("car"))
 				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 				startOrder(t, r, sg)
 				s, err := result[trip](t.Context(), r, "order-1")
 				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.LessOrEqual(t, time.Since(begun), time.Hour+time.Second)
 				require.ErrorContains(t, err, `child "order-1/parcels/1": saga: parcel "order-1/parcels/1": compensated: step ship: full`)
 				require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
 				slices.Sort(w.did)
@@ -322,12 +324,16 @@ func TestAParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
 		w := &warehouse{}
 		sg := sequence(w.parcels(2), failing("car", saga.NoEffect(errDeclined)))
 		var turned atomic.Int64
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: on(saga.EventTurnedBack, func(saga.Event) { turned.Add(1) })}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{
+			Poll: time.Hour, LeaseTTL: 4 * time.Hour, OnEvent: on(saga.EventTurnedBack, func(saga.Event) { turned.Add(1) }),
+		}, sg)
+		begun := time.Now()
 		startOrder(t, r, sg)
 		_, err := result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Len(t, w.did, 8)
 		require.EqualValues(t, 3, turned.Load(), "each is told")
+		require.Zero(t, time.Since(begun))
 		require.Equal(t, []string{"created", "done pack", "done ship", "completed", "turned back", "undone ship", "undone pack", "compensated"},
 			events(t, r, "order-1/parcels/1"))
 		in, err := r.Get(t.Context(), "order-1/parcels/1")
@@ -429,11 +435,36 @@ func TestAnUndoOfAChildThatIsStuckWaits(t *testing.T) {
 		in, err := r.Get(t.Context(), "order-1")
 		require.NoError(t, err)
 		require.Equal(t, saga.Compensating, in.Status)
+		require.Zero(t, r.Stats().StoreErrors)
 		clear(w.fail)
 		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.ErrorIs(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionRetry}), saga.ErrNotAllowed)
+	})
+}
+
+// TestAParentTurnsAChildBackThatIsStuck on its way forward.
+func TestAParentTurnsAChildBackThatIsStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{}
+		st := saga.NewMemory()
+		child := w.parcel()
+		child.Steps[1].Await = "go"
+		sg := sequence(saga.Step[trip]{Name: "parcels", Saga: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)})
+		r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(time.Minute)
+		rec, err := st.Load(t.Context(), "order-1/parcels/0")
+		require.NoError(t, err)
+		_, err = st.Commit(t.Context(), store.CommitRequest{
+			ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Stuck, Steps: rec.Steps, Log: []store.Entry{{Kind: saga.EventStuck}}, Release: true,
+		})
+		require.NoError(t, err)
+		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		_, err = result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCanceled)
+		require.Equal(t, []string{"do pack order-1/parcels/0", "undo pack order-1/parcels/0"}, w.did)
 	})
 }
 
@@ -744,10 +775,14 @@ func TestGrandchildren(t *testing.T) {
 }
 
 // TestAChildThatAnOperatorHasTurnedBack before any runner had it is not taken for one that
-// its parent never starts: the children after it are turned back.
+// its parent never starts: the children after it are turned back, and the parent waits for them.
 func TestAChildThatAnOperatorHasTurnedBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/1": make(chan struct{})}}
+		undo := make(chan struct{})
+		time.AfterFunc(time.Minute, func() { close(undo) })
+		w := &warehouse{hold: map[string]chan struct{}{
+			"do pack order-1/parcels/1": make(chan struct{}), "undo pack order-1/parcels/1": undo,
+		}}
 		st := saga.NewMemory()
 		sg := sequence(w.parcels(2))
 		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
@@ -769,6 +804,26 @@ func TestAChildThatAnOperatorHasTurnedBack(t *testing.T) {
 		in, err := r.Get(t.Context(), "order-1/parcels/1")
 		require.NoError(t, err)
 		require.Equal(t, saga.Compensated, in.Status)
+	})
+}
+
+// TestAChildThatHasBegun before its parent has recorded it is not taken for one that its parent
+// never starts.
+func TestAChildThatHasBegun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, st := &warehouse{}, saga.NewMemory()
+		sg := sequence(w.parcels(2))
+		for _, req := range []store.StartRequest{
+			{ID: "order-1", Saga: "trip", Version: 1, Steps: []byte(`{"steps":[{"n":"parcels","s":"started","d":true}]}`)},
+			{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels",
+				Steps: []byte(`{"steps":[{"n":"pack","s":"done"},{"n":"ship","s":"started"}]}`), Log: []store.Entry{{Kind: saga.EventDone}}},
+		} {
+			req.Status, req.Data, req.Log = saga.Running, []byte(`{}`), append([]store.Entry{{Kind: saga.EventCreated}}, req.Log...)
+			_, _, err := st.Start(t.Context(), req)
+			require.NoError(t, err)
+		}
+		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
+		requireCompleted(t, r, "order-1")
 	})
 }
 

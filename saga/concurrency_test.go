@@ -278,19 +278,48 @@ func TestConcurrencyOfDefinitionsStress(t *testing.T) {
 	}
 }
 
-// A runner whose places for a definition are taken by sagas that it has started claims those
-// that wait as soon as there is a place.
-func TestAPlaceOfADefinitionIsTakenAtOnce(t *testing.T) {
+// A runner whose places, all or those for a definition, are taken by sagas that it has started
+// claims those that wait as soon as there is a place.
+func TestAPlaceIsTakenAtOnce(t *testing.T) {
+	for name, places := range map[string]struct{ ofDefinition, ofRunner int }{"definition": {1, 0}, "runner": {0, 1}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, store := newCrew(), saga.NewMemory()
+				sg := c.works("trip", places.ofDefinition, lasting(10*time.Second))
+				r, _ := begin(t, store, saga.RunnerConfig{Poll: 3 * time.Second, Concurrency: places.ofRunner}, sg)
+				_, err := saga.Start(t.Context(), r, sg, "trip-0", trip{})
+				require.NoError(t, err)
+				begun := time.Now()
+				enqueue(t, store, sg, 1, 1)
+				requireCompleted(t, r, "trip-1")
+				require.Less(t, time.Since(begun), 20*time.Second+time.Millisecond)
+			})
+		})
+	}
+}
+
+// The place of a child is kept while it is started, for which the store takes some time.
+func TestTheStartOfAChildKeepsItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, store := newCrew(), saga.NewMemory()
-		sg := c.works("trip", 1, lasting(10*time.Second))
-		r, _ := begin(t, store, saga.RunnerConfig{Poll: 3 * time.Second}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "trip-0", trip{})
+		c, g := newCrew(), &gate{Store: saga.NewMemory()}
+		child := c.works("child", 1, lasting(time.Minute))
+		parent := &saga.Saga[trip]{Name: "parent", Steps: []saga.Step[trip]{{
+			Name: "child", Saga: saga.ChildOf(child, func(*trip) (trip, error) { return trip{}, nil }, nil),
+		}}}
+		r, _ := begin(t, store.Store(g), saga.RunnerConfig{}, parent, child)
+		g.start = func(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
+			if req.Saga == "child" {
+				enqueue(t, g.Store, child, 0, 1)
+				r.Wake()
+				time.Sleep(time.Second)
+			}
+			return g.Store.Start(ctx, req)
+		}
+		_, err := saga.Start(t.Context(), r, parent, "parent-1", trip{})
 		require.NoError(t, err)
-		begun := time.Now()
-		enqueue(t, store, sg, 1, 1)
-		requireCompleted(t, r, "trip-1")
-		require.Less(t, time.Since(begun), 20*time.Second+time.Millisecond)
+		requireCompleted(t, r, "parent-1")
+		requireCompleted(t, r, "child-0")
+		require.Equal(t, 1, c.mostOf("child"))
 	})
 }
 
@@ -350,6 +379,23 @@ func TestSagasThatEndBeforeTheirClaimMakeRoomAtOnce(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A runner claims a saga of its own whose lease is over for the store, but not here, as after
+// a suspension, in which its clock may have stood still: the attempt before ends.
+func TestARunnerLosesASagaThatItClaimsAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, sg := saga.NewMemory(), slow(time.Hour)
+		r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		in := mustStart(t, r, sg)
+		_, err := st.Heartbeat(t.Context(), store.HeartbeatRequest{Owner: in.Owner, LeaseTTL: 1, Held: []store.Held{{ID: in.ID, Epoch: in.Epoch}}})
+		require.NoError(t, err)
+		time.Sleep(time.Millisecond)
+		r.Wake()
+		synctest.Wait()
+		stats := r.Stats()
+		require.Equal(t, []int64{1, 1, 1}, []int64{stats.Held, stats.InFlight, stats.Lost})
+	})
 }
 
 // A runner takes over a saga of its own, whose lease has ended, while an attempt that ignores
