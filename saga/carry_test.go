@@ -115,9 +115,10 @@ func TestWhatASagaCannotCarry(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Inject: func(context.Context) string { panic("oops") }}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Inject: func(context.Context) string { panic(errDeclined) }}, sg)
 		_, err := saga.Start(t.Context(), r, sg, "trip-1", trip{})
 		require.ErrorContains(t, err, "saga: Inject: ")
+		require.ErrorIs(t, err, errDeclined)
 		_, err = r.Get(t.Context(), "trip-1")
 		require.ErrorIs(t, err, saga.ErrNotFound)
 	})

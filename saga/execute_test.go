@@ -174,13 +174,35 @@ func TestWhatIsDoneIsRecordedWithinASecond(t *testing.T) {
 		slow := again("slow", time.Hour)
 		slow.Timeout = 2 * time.Hour
 		sg := sequence(again("quick", 0), slow)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{StalledAfter: -1}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(time.Second + time.Millisecond)
 		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "quick").Status)
 		require.EqualValues(t, 1, r.Stats().Commits)
 		time.Sleep(time.Minute)
 		require.EqualValues(t, 1, r.Stats().Commits)
+	})
+}
+
+// TestWhatIsToBeRecordedDelaysNoAttempt that may begin within the second.
+func TestWhatIsToBeRecordedDelaysNoAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		var tried time.Duration
+		second := again("second", 0)
+		second.Backoff = func(int) time.Duration { return 100 * time.Millisecond }
+		second.Do = func(ctx context.Context, _ *trip) error {
+			if saga.CommandFrom(ctx).Attempt == 1 {
+				return errDeclined
+			}
+			tried = time.Since(begun)
+			return nil
+		}
+		sg := sequence(again("first", 0), second)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		requireCompleted(t, r, "trip-1")
+		require.Equal(t, 100*time.Millisecond, tried)
 	})
 }
 
@@ -333,6 +355,37 @@ func (s *remote) Hasten(ctx context.Context, id string) error {
 		return errDown
 	}
 	return s.Store.Hasten(ctx, id)
+}
+
+// A hard store fails to read signals, so many times.
+type hard struct {
+	store.Store
+	fails int
+}
+
+func (s *hard) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+	if s.fails--; s.fails >= 0 {
+		return nil, errDown
+	}
+	return s.Store.Signals(ctx, id)
+}
+
+// TestSignalsAreReadAgainSoon when that has failed, and less and less often.
+func TestSignalsAreReadAgainSoon(t *testing.T) {
+	for fails, within := range map[int]time.Duration{1: 10 * time.Millisecond, 50: 90 * time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			st := &hard{Store: saga.NewMemory(), fails: fails}
+			sg := sequence(awaits("paid"))
+			r, _ := begin(t, store.Store(st), saga.RunnerConfig{OnEvent: silent}, sg)
+			r.SetChance(func(below time.Duration) time.Duration { return below - 1 })
+			begun := time.Now()
+			mustStart(t, r, sg)
+			require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", nil))
+			requireCompleted(t, r, "trip-1")
+			require.Less(t, time.Since(begun), within)
+			require.GreaterOrEqual(t, time.Since(begun), within/30)
+		})
+	}
 }
 
 // TestASignalThatCrossesTheRecordOfTheWait comes from another process, when the runner is

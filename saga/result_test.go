@@ -66,6 +66,58 @@ func TestResultOfASagaThatIsHereAsksNoStore(t *testing.T) {
 	}
 }
 
+// TestResultLeavesTheOthersAlone, if its ctx ends before they have theirs.
+func TestResultLeavesTheOthersAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := slow(time.Minute)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Poll: time.Hour, LeaseTTL: 4 * time.Hour}, sg)
+		mustStart(t, r, sg)
+		begun, done := time.Now(), make(chan time.Duration, 3)
+		for i := range 3 {
+			time.Sleep(time.Second)
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), []time.Duration{2 * time.Hour, 10 * time.Second, 2 * time.Hour}[i])
+				defer cancel()
+				_, _ = sg.Result(ctx, r, "trip-1")
+				done <- time.Since(begun)
+			}()
+		}
+		require.Equal(t, 12*time.Second, <-done)
+		require.Equal(t, time.Minute, <-done)
+		require.Equal(t, time.Minute, <-done)
+	})
+}
+
+// An aliasing Codec keeps the bytes that it decodes.
+type aliasing struct{}
+
+func (aliasing) Encode(s *[]byte) ([]byte, error) { return *s, nil }
+
+func (aliasing) Decode(data []byte, s *[]byte) error { *s = data; return nil }
+
+func TestResultIsTheCallersOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		do := func(context.Context, *[]byte) error { time.Sleep(time.Millisecond); return nil }
+		sg := &saga.Saga[[]byte]{Name: "bytes", Codec: aliasing{}, Steps: []saga.Step[[]byte]{{Name: "wait", Do: do, ReadOnly: true}}}
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		_, err := saga.Start(t.Context(), r, sg, "bytes-1", []byte("paid"))
+		require.NoError(t, err)
+		results := make(chan []byte)
+		for range 2 {
+			go func() {
+				s, err := sg.Result(t.Context(), r, "bytes-1")
+				assert.NoError(t, err)
+				results <- s
+			}()
+		}
+		for range 2 {
+			s := <-results
+			require.Equal(t, "paid", string(s))
+			s[0] = 'm'
+		}
+	})
+}
+
 // TestResultInAHookOfTheEnd: the saga waits for its hooks, and has ended all the same.
 func TestResultInAHookOfTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

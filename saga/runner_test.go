@@ -1193,6 +1193,37 @@ func TestABacklogDoesNotHoldUpAnotherDefinition(t *testing.T) {
 	})
 }
 
+// TestAStartThatIsRepeated of a saga that this runner has lost does not run it.
+func TestAStartThatIsRepeatedDoesNotRunALostSaga(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, sg := &forgetful{Store: saga.NewMemory()}, slow(time.Hour)
+		r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		mustStart(t, r, sg)
+		st.forgot.Store("trip-1")
+		time.Sleep(6 * time.Second)
+		require.EqualValues(t, 1, r.Stats().Lost)
+		in := mustStart(t, r, sg)
+		require.NotEmpty(t, in.Owner, "its lease is not over")
+		synctest.Wait()
+		require.Zero(t, r.Stats().Held)
+	})
+}
+
+// TestARunnerThatStopsKeepsNoPlace for a saga that is started meanwhile.
+func TestARunnerThatStopsKeepsNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := slow(5 * time.Second)
+		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		go stop()
+		synctest.Wait()
+		in, err := saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		require.NoError(t, err)
+		require.Empty(t, in.Owner)
+		time.Sleep(5 * time.Second)
+	})
+}
+
 func TestRunnerRunsOnceAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sequence(step("flight")))

@@ -250,6 +250,24 @@ func TestASignalOfTheLastMomentIsInTime(t *testing.T) {
 	})
 }
 
+// TestASignalFromElsewhereBesideAnAttempt is found by the next poll, although the wait for it
+// lasts longer.
+func TestASignalFromElsewhereBesideAnAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := saga.NewMemory()
+		paid, sg := awaits("paid"), slow(time.Hour)
+		paid.After, paid.AwaitFor = []string{}, 2*time.Hour
+		sg.Steps = append(sg.Steps, paid)
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(10 * time.Second)
+		require.NoError(t, saga.NewRunner(store, saga.RunnerConfig{}).Signal(t.Context(), "trip-1", "paid", nil))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "paid").Status)
+	})
+}
+
 func TestSignalSaysWhatIsWrong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(awaits("paid"))

@@ -332,6 +332,88 @@ func TestATransactionThatKeepsHeartbeatsOutHasHalfALease(t *testing.T) {
 	}
 }
 
+func TestADoTxWhoseStateDoesNotEncodeIsRolledBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory, codec := newTxMemory(t), &fragile{}
+		st := inTx("flight")
+		do := st.DoTx
+		st.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+			codec.mu.Lock()
+			defer codec.mu.Unlock()
+			codec.encode = true
+			return do(ctx, tx, s)
+		}
+		sg := sequence(st)
+		sg.Codec = codec
+		r, _ := begin[trip](t, memory, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.ErrorContains(t, err, "the state does not encode")
+		require.Empty(t, memory.l.did())
+	})
+}
+
+// A txHeartless store takes no heartbeats and no claims for some time.
+type txHeartless struct {
+	*txMemory
+	until time.Time
+}
+
+func (h *txHeartless) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
+	if time.Now().Before(h.until) {
+		return nil, errDown
+	}
+	return h.txMemory.Heartbeat(ctx, req)
+}
+
+func (h *txHeartless) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
+	if time.Now().Before(h.until) {
+		return nil, errDown
+	}
+	return h.txMemory.Claim(ctx, req)
+}
+
+// TestADoTxOfALostSagaIsRolledBack: it succeeds while the saga waits for a hook, and the lease
+// is over when that returns.
+func TestADoTxOfALostSagaIsRolledBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := newTxMemory(t)
+		slow, beside := inTx("slow"), step("beside")
+		do := slow.DoTx
+		slow.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+			time.Sleep(12 * time.Second)
+			return do(ctx, tx, s)
+		}
+		beside.After = []string{}
+		beside.Backoff = func(int) time.Duration { return time.Hour }
+		beside.Do = func(ctx context.Context, _ *trip) error {
+			if saga.CommandFrom(ctx).Epoch == 1 {
+				return errDeclined
+			}
+			return nil
+		}
+		sg := sequence(slow, beside)
+		var outcomes []saga.Outcome
+		r, _ := begin[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{
+			StalledAfter: 10 * time.Second,
+			OnEvent: func(_ context.Context, e saga.Event) {
+				switch {
+				case e.Kind == saga.EventStalled:
+					time.Sleep(10 * time.Second)
+				case e.Kind == saga.EventAttempted && e.Step == "slow":
+					outcomes = append(outcomes, e.Outcome)
+				}
+			},
+		}, sg)
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"do slow"}, memory.l.did())
+		require.Equal(t, []saga.Outcome{saga.OutcomeInterrupted, saga.OutcomeDone}, outcomes)
+	})
+}
+
 func TestAFencedOwnerRollsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := newTxMemory(t)
@@ -707,5 +789,7 @@ func TestPruneBarrierKeepsWhatIsYounger(t *testing.T) {
 		_, err := saga.PruneBarrier(t.Context(), db, 58*time.Second+400*time.Millisecond)
 		require.NoError(t, err)
 		require.Equal(t, []string{"prune 2000-01-01 00:00:00.600000Z"}, l.did())
+		_, err = saga.PruneBarrier(t.Context(), db, 0)
+		require.ErrorContains(t, err, "must be more than 0")
 	})
 }

@@ -77,6 +77,23 @@ func TestACommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
 	})
 }
 
+// TestACommitThatCannotBeWrittenEndsTheAttemptsBeside the one whose result it had.
+func TestACommitThatCannotBeWrittenEndsTheAttemptsBeside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &picky{Store: saga.NewMemory(), words: "do hotel"}
+		beside, hotel := step("beside"), step("hotel")
+		beside.Timeout, hotel.After = time.Hour, []string{}
+		beside.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
+		sg := sequence(beside, hotel)
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrStuck)
+		synctest.Wait()
+		require.Zero(t, r.Stats().Held)
+	})
+}
+
 func TestACommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory(), words: "undo flight"}
@@ -88,6 +105,41 @@ func TestACommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
 		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "done by hand"}))
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrAbandoned)
+	})
+}
+
+// TestALostSagaIsNotStuck: the answer to its commit comes when the lease is over, and the store
+// then takes commits again. Whether the commit has happened is for the next owner to find out.
+func TestALostSagaIsNotStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		down := func() bool { return time.Since(time.Unix(946684800, 0)) < 20*time.Second } // since the test began
+		g.heartbeat = func(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
+			if down() {
+				return nil, errDown
+			}
+			return g.Store.Heartbeat(ctx, req)
+		}
+		g.claim = func(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
+			if down() {
+				return nil, errDown
+			}
+			return g.Store.Claim(ctx, req)
+		}
+		var commits atomic.Int64
+		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+			if commits.Add(1) == 1 {
+				time.Sleep(6 * time.Second)
+				return store.Receipt{}, errDown
+			}
+			return g.Store.Commit(ctx, req)
+		}
+		sg := slow(10 * time.Second)
+		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		mustStart(t, r, sg)
+		requireCompleted(t, r, "trip-1")
+		require.EqualValues(t, 1, r.Stats().Lost)
+		require.NotContains(t, events(t, r, "trip-1"), "stuck")
 	})
 }
 
@@ -192,6 +244,26 @@ func (o *overloaded) Claim(ctx context.Context, req store.ClaimRequest) ([]store
 		return nil, ctx.Err()
 	}
 	return o.Store.Claim(ctx, req)
+}
+
+// TestAClaimThatFailsClaimsNothing, whatever the store returns with its error.
+func TestAClaimThatFailsClaimsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg, g := sequence(step("flight")), &gate{Store: saga.NewMemory()}
+		var claims atomic.Int64
+		g.claim = func(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
+			recs, err := g.Store.Claim(ctx, req)
+			if claims.Add(1) == 1 {
+				err = errDown
+			}
+			return recs, err
+		}
+		_, err := saga.Start(t.Context(), idle(g, sg), sg, "trip-1", trip{})
+		require.NoError(t, err)
+		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: silent}, sg)
+		require.Zero(t, r.Stats().Claimed)
+		requireCompleted(t, r, "trip-1")
+	})
 }
 
 // TestAClaimThatFailsIsNotRepeatedAtOnce, whatever wakes the runner: pauses of up to a lease

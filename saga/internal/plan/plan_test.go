@@ -193,6 +193,7 @@ func TestSteps(t *testing.T) {
 		{none, func(s *plan.Step) { s.Name = "" }, "Name is"},
 		{none, func(s *plan.Step) { s.Name = "a/b" }, "Name is"},
 		{none, func(s *plan.Step) { s.Name = long }, ""},
+		{none, func(s *plan.Step) { s.Name = "/" + long[1:] }, `Name is "/x`},
 		{none, func(s *plan.Step) { s.Name = long + "x" }, fmt.Sprintf("Name is %d bytes long", plan.MaxName+1)},
 		{none, func(s *plan.Step) { s.Await = long }, ""},
 		{none, func(s *plan.Step) { s.Await = long + "x" }, fmt.Sprintf("Await is %d bytes long", plan.MaxName+1)},
