@@ -468,6 +468,60 @@ func TestAParentTurnsAChildBackThatIsStuck(t *testing.T) {
 	})
 }
 
+// A reverting store has another owner of the parent turn a child back that is completed, when it
+// is read for the first time.
+type reverting struct {
+	store.Store
+	done bool
+}
+
+func (s *reverting) Load(ctx context.Context, id string) (store.Record, error) {
+	rec, err := s.Store.Load(ctx, id)
+	if rec.Parent != "" && rec.Status == saga.Completed && !s.done {
+		s.done = true
+		_, err = s.Store.Commit(ctx, store.CommitRequest{
+			ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Compensated, Steps: rec.Steps, Log: []store.Entry{{Kind: saga.EventCompensated}}, Release: true,
+		})
+	}
+	return rec, err
+}
+
+// TestAChildIsTurnedBackOnce, though two owners of its parent want to.
+func TestAChildIsTurnedBackOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{}
+		parcels := w.parcels(1)
+		parcels.Saga = saga.ChildOf(w.parcel(), func(*trip) (parcel, error) { return parcel{}, nil }, nil)
+		sg := sequence(parcels, saga.Step[trip]{Name: "paid", Await: "paid"})
+		st := &reverting{Store: saga.NewMemory(), done: true}
+		r, _ := begin[trip](t, st, saga.RunnerConfig{}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(time.Minute)
+		st.done = false
+		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCanceled)
+		require.Equal(t, []string{"completed", "compensated"}, last(events(t, r, "order-1/parcels/0"), 2))
+	})
+}
+
+// TestADefinitionMayBeItsOwnChild.
+func TestADefinitionMayBeItsOwnChild(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := &saga.Saga[parcel]{Name: "box"}
+		sg.Steps = []saga.Step[parcel]{{Name: "inside", Saga: saga.ChildrenOf(sg,
+			func(p *parcel) ([]parcel, error) {
+				return slices.Repeat([]parcel{{Weight: p.Weight - 1}}, p.Weight), nil
+			}, nil)}}
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		_, err := saga.Start(t.Context(), r, sg, "box-1", parcel{Weight: 3})
+		require.NoError(t, err)
+		_, err = sg.Result(t.Context(), r, "box-1")
+		require.NoError(t, err)
+		require.EqualValues(t, 1+3+3*2+3*2*1, total(r).Completed)
+	})
+}
+
 func TestAnAbandonedChildIsNotUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/0": make(chan struct{})}}

@@ -586,3 +586,16 @@ func TestACancellationThatMeetsALostAnswer(t *testing.T) {
 		require.Zero(t, time.Since(begun), "no heartbeat had to tell it")
 	})
 }
+
+// TestEachRecordHasAnEntry, by which a store tells a record from the one before.
+func TestEachRecordHasAnEntry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := step("flight")
+		st.Delay = time.Second
+		sg := sequence(st)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		requireCompleted(t, r, "trip-1")
+		require.Equal(t, []string{"created", "resumed", "resumed", "done flight", "completed"}, events(t, r, "trip-1"))
+	})
+}

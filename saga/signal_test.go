@@ -432,6 +432,19 @@ func TestASignalIsSeenByAnUndoOrRefused(t *testing.T) {
 	}
 }
 
+// TestACancellationOfASagaThatGetsStuck comes just before that is recorded, and changes nothing.
+func TestACancellationOfASagaThatGetsStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := &parking{Store: saga.NewMemory()}
+		sg := cursed()
+		r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		st.before = func() { require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill")) }
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		require.Equal(t, []string{"stuck charge"}, last(events(t, r, "trip-1"), 1))
+	})
+}
+
 // cursed returns a saga that gets stuck at its pivot, and again at an Undo when an operator
 // turns it back.
 func cursed() *saga.Saga[trip] {

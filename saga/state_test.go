@@ -135,19 +135,34 @@ type (
 		mark // no struct: its Codec keeps it
 		A    int
 	}
+	sealed struct{ b int }
+	deep   struct {
+		sealed // nor is what it has exported
+		A      int
+	}
+	within struct {
+		part struct{ B int } // not embedded
+		A    int
+	}
 )
 
 func TestParallelStepsWriteAStateOfACodec(t *testing.T) {
-	_ = marked{}.mark
+	_, _, _ = marked{}.mark, deep{}.b, within{}.part
+	writeBeside(t, func(s *marked) { s.A = 1 })
+	writeBeside(t, func(s *deep) { s.A = 1 })
+	writeBeside(t, func(s *within) { s.A = 1 })
+}
+
+func writeBeside[S any](t *testing.T, write func(*S)) {
 	synctest.Test(t, func(t *testing.T) {
-		one := func(name string) saga.Step[marked] {
-			return saga.Step[marked]{Name: name, After: []string{}, Idempotent: true, Do: func(_ context.Context, s *marked) error { s.A = 1; return nil }}
+		one := func(name string) saga.Step[S] {
+			return saga.Step[S]{Name: name, After: []string{}, Idempotent: true, Do: func(_ context.Context, s *S) error { write(s); return nil }}
 		}
-		sg := &saga.Saga[marked]{Name: "marked", Codec: anyCodec[marked]{}, Steps: []saga.Step[marked]{one("first"), one("second")}}
+		sg := &saga.Saga[S]{Name: "beside", Codec: anyCodec[S]{}, Steps: []saga.Step[S]{one("first"), one("second")}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "marked-1", marked{})
+		_, err := saga.Start(t.Context(), r, sg, "beside-1", *new(S))
 		require.NoError(t, err)
-		_, err = sg.Result(t.Context(), r, "marked-1")
+		_, err = sg.Result(t.Context(), r, "beside-1")
 		require.NoError(t, err)
 	})
 }

@@ -206,7 +206,7 @@ func (c *command) undo(ctx context.Context, fn func(*sql.Tx) error) error {
 		return err
 	}
 	first, err := c.pass(ctx, store.OpUndo, string(store.OpUndo))
-	if err != nil || !first {
+	if !first {
 		return err
 	}
 	return fn(c.tx)
