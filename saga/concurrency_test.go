@@ -278,6 +278,20 @@ func TestConcurrencyOfDefinitionsStress(t *testing.T) {
 	}
 }
 
+// A runner that has less places than definitions claims a saga of each in turn.
+func TestDefinitionsTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, store := newCrew(), saga.NewMemory()
+		a, b := c.works("a", 0, lasting(time.Minute)), c.works("b", 0, lasting(time.Minute))
+		enqueue(t, store, a, 0, 2)
+		enqueue(t, store, b, 0, 2)
+		var ended []string
+		begin(t, store, saga.RunnerConfig{Concurrency: 1, OnEvent: on(saga.EventCompleted, func(e saga.Event) { ended = append(ended, e.Saga) })}, a, b)
+		time.Sleep(time.Hour)
+		require.Equal(t, []string{"a", "b", "a", "b"}, ended)
+	})
+}
+
 // A runner whose places, all or those for a definition, are taken by sagas that it has started
 // claims those that wait as soon as there is a place.
 func TestAPlaceIsTakenAtOnce(t *testing.T) {

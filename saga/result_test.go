@@ -66,6 +66,22 @@ func TestResultOfASagaThatIsHereAsksNoStore(t *testing.T) {
 	}
 }
 
+// TestResultForgetsAFailureThatIsOver: the end of ctx has nothing to do with it.
+func TestResultForgetsAFailureThatIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, sg := &gate{Store: saga.NewMemory()}, sequence(awaits("paid"))
+		client := idle(g, sg)
+		mustStart(t, client, sg)
+		g.set(true)
+		time.AfterFunc(1500*time.Millisecond, func() { g.set(false) })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := sg.Result(ctx, client, "trip-1")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, errDown)
+	})
+}
+
 // TestResultLeavesTheOthersAlone, if its ctx ends before they have theirs.
 func TestResultLeavesTheOthersAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

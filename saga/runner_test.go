@@ -1209,6 +1209,27 @@ func TestAStartThatIsRepeatedDoesNotRunALostSaga(t *testing.T) {
 	})
 }
 
+// TestAStartWhoseAnswerIsLost of a saga that another runner has claimed since does not run it.
+func TestAStartWhoseAnswerIsLostRunsNoSagaOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, sg := &gate{Store: saga.NewMemory()}, slow(time.Hour)
+		g.start = func(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
+			req.Owner = "" // as if its lease were over
+			_, _, err := g.Store.Start(ctx, req)
+			require.NoError(t, err)
+			_, err = g.Store.Claim(ctx, store.ClaimRequest{
+				Owner: "other", LeaseTTL: time.Minute, Limit: 1, Definitions: []store.Definition{{Saga: req.Saga, Version: req.Version}},
+			})
+			require.NoError(t, err)
+			return store.Record{}, false, errDown
+		}
+		r, _ := begin(t, store.Store(g), saga.RunnerConfig{}, sg)
+		in := mustStart(t, r, sg)
+		require.Equal(t, "other", in.Owner)
+		require.Zero(t, r.Stats().Held)
+	})
+}
+
 // TestARunnerThatStopsKeepsNoPlace for a saga that is started meanwhile.
 func TestARunnerThatStopsKeepsNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -293,6 +293,10 @@ func TestAClaimThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 		r.Wake()
 		synctest.Wait()
 		require.Equal(t, claims+1, store.claims.Load(), "at once, since the last has worked")
+		store.until = time.Now().Add(6 * time.Second)
+		r.Wake()
+		time.Sleep(6 * time.Second)
+		require.ErrorContains(t, *told.Load(), "claim (the next is in 5s)", "it has failed for so long")
 		stop()
 	})
 }
