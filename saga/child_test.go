@@ -753,6 +753,62 @@ func TestAStoreThatFailsFailsNoChild(t *testing.T) {
 	})
 }
 
+// TestAChildThatEndsAtTheMomentOfParking, in another process, which does not find its parent
+// written back yet.
+func TestAChildThatEndsAtTheMomentOfParking(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
+		sg := sequence(w.parcels(1))
+		st := &parking{Store: saga.NewMemory()}
+		r, _ := begin[trip](t, st, saga.RunnerConfig{LeaseTTL: time.Hour, OnEvent: silent}, sg)
+		st.before = func() {
+			rec, err := st.Load(t.Context(), "order-1/parcels/0")
+			require.NoError(t, err)
+			_, err = st.Store.Commit(t.Context(), store.CommitRequest{
+				ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Completed, Steps: rec.Steps, Log: []store.Entry{{Kind: saga.EventCompleted}}, Release: true,
+			})
+			require.NoError(t, err)
+		}
+		begun := time.Now()
+		startOrder(t, r, sg)
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.NoError(t, err)
+		require.LessOrEqual(t, time.Since(begun), 2*time.Second)
+	})
+}
+
+// A listless store fails to list children now and then.
+type listless struct {
+	store.Store
+	fails atomic.Bool
+}
+
+func (s *listless) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
+	if s.fails.Load() {
+		return nil, errDown
+	}
+	return s.Store.Children(ctx, req)
+}
+
+// TestAStoreThatFailsForgetsNoChild of a step that waits for them.
+func TestAStoreThatFailsForgetsNoChild(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
+		sg := sequence(w.parcels(2))
+		st := &listless{Store: saga.NewMemory()}
+		r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(time.Minute)
+		st.fails.Store(true)
+		time.Sleep(time.Hour)
+		require.Equal(t, 2, state(t, r, "order-1", "parcels").Children)
+		require.Positive(t, r.Stats().StoreErrors)
+		st.fails.Store(false)
+		close(w.hold["do pack order-1/parcels/0"])
+		requireCompleted(t, r, "order-1")
+	})
+}
+
 // A noStart fails to start children.
 type noStart struct {
 	store.Store

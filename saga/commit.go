@@ -13,7 +13,7 @@ import (
 // while. It reports false if the saga is lost.
 func (e *execution) record(now time.Time) bool {
 	release, wakeIn := e.m.Release(now, e.waits())
-	if !release && (!e.m.Changed || e.later(now)) {
+	if !e.m.Changed || e.later(now) { // a release has an entry that says so
 		return true
 	}
 	req := e.request(release, wakeIn)

@@ -243,7 +243,7 @@ func TestAbandonIsKnownAtOnceHere(t *testing.T) {
 				sg := sequence(st)
 				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Poll: 20 * time.Minute}, sg)
 				mustStart(t, r, sg)
-				time.Sleep(time.Minute)
+				time.Sleep(time.Minute + time.Second) // between two heartbeats
 				begun := time.Now()
 				time.AfterFunc(time.Minute, func() {
 					assert.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))

@@ -1230,6 +1230,26 @@ func TestAStartWhoseAnswerIsLostRunsNoSagaOfAnother(t *testing.T) {
 	})
 }
 
+// TestAStartWhoseAnswerIsLostRunsASagaOnce, if the runner has claimed it since.
+func TestAStartWhoseAnswerIsLostRunsASagaOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, sg := &gate{Store: saga.NewMemory()}, slow(time.Hour)
+		r, _ := begin(t, store.Store(g), saga.RunnerConfig{}, sg)
+		g.start = func(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
+			req.Owner = ""
+			_, _, err := g.Store.Start(ctx, req)
+			require.NoError(t, err)
+			r.Wake()
+			time.Sleep(time.Second)
+			return store.Record{}, false, errDown
+		}
+		mustStart(t, r, sg)
+		synctest.Wait()
+		stats := r.Stats()
+		require.Equal(t, []int64{1, 1, 0}, []int64{stats.Held, stats.InFlight, stats.Lost})
+	})
+}
+
 // TestARunnerThatStopsKeepsNoPlace for a saga that is started meanwhile.
 func TestARunnerThatStopsKeepsNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -393,16 +393,24 @@ func TestADoTxOfALostSagaIsRolledBack(t *testing.T) {
 			}
 			return nil
 		}
-		sg := sequence(slow, beside)
-		var outcomes []saga.Outcome
+		cut := step("cut")
+		cut.After = []string{}
+		cut.Do = func(ctx context.Context, _ *trip) error {
+			if saga.CommandFrom(ctx).Epoch == 1 {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}
+		sg := sequence(slow, beside, cut)
+		outcomes := map[string][]saga.Outcome{}
 		r, _ := begin[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{
 			StalledAfter: 10 * time.Second,
 			OnEvent: func(_ context.Context, e saga.Event) {
 				switch {
 				case e.Kind == saga.EventStalled:
 					time.Sleep(10 * time.Second)
-				case e.Kind == saga.EventAttempted && e.Step == "slow":
-					outcomes = append(outcomes, e.Outcome)
+				case e.Kind == saga.EventAttempted:
+					outcomes[e.Step] = append(outcomes[e.Step], e.Outcome)
 				}
 			},
 		}, sg)
@@ -410,7 +418,54 @@ func TestADoTxOfALostSagaIsRolledBack(t *testing.T) {
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do slow"}, memory.l.did())
+		for _, name := range []string{"slow", "cut"} {
+			require.Equal(t, []saga.Outcome{saga.OutcomeInterrupted, saga.OutcomeDone}, outcomes[name])
+		}
+	})
+}
+
+// TestADoTxThatIsUnderWayWhenItsSagaIsLost is told of, as any attempt.
+func TestADoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := newTxMemory(t)
+		st := inTx("flight")
+		do := st.DoTx
+		st.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+			if saga.CommandFrom(ctx).Epoch == 1 {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return do(ctx, tx, s)
+		}
+		sg := sequence(st)
+		var outcomes []saga.Outcome
+		r, _ := begin[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{
+			OnEvent: on(saga.EventAttempted, func(e saga.Event) { outcomes = append(outcomes, e.Outcome) }),
+		}, sg)
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
 		require.Equal(t, []saga.Outcome{saga.OutcomeInterrupted, saga.OutcomeDone}, outcomes)
+	})
+}
+
+// TestATransactionIsNotHurried by what is to be recorded within a second: it records that too.
+func TestATransactionIsNotHurried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := newTxMemory(t)
+		st := inTx("flight")
+		do := st.DoTx
+		st.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+			time.Sleep(3 * time.Second)
+			return do(ctx, tx, s)
+		}
+		sg := sequence(again("quick", 0), st)
+		r, _ := begin[trip](t, memory, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		synctest.Wait()
+		require.EqualValues(t, 1, r.Stats().Commits)
 	})
 }
 

@@ -203,6 +203,34 @@ func TestChildrenEndBesideALongWait(t *testing.T) {
 	}
 }
 
+// TestChildrenThatHaveEndedHastenNoRetry: the parent could not take their end in, and waits for
+// its next attempt, and for a signal beside it.
+func TestChildrenThatHaveEndedHastenNoRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fails := 1
+		parcels := saga.Step[trip]{Name: "parcels", Saga: saga.ChildOf((&warehouse{}).parcel(),
+			func(*trip) (parcel, error) { return parcel{}, nil },
+			func(*trip, parcel) error {
+				if fails--; fails >= 0 {
+					return errDeclined
+				}
+				return nil
+			})}
+		parcels.Backoff = func(int) time.Duration { return time.Hour }
+		sg := sequence(parcels, saga.Step[trip]{Name: "beside", Await: "go", After: []string{}})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		store := &limited{Store: saga.NewMemory(), most: 100, end: cancel}
+		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		startOrder(t, r, sg)
+		time.Sleep(2 * time.Hour)
+		require.NoError(t, r.Signal(ctx, "order-1", "go", nil))
+		_, err := sg.Result(ctx, r, "order-1")
+		require.NoError(t, err)
+		require.Less(t, store.writes, 40)
+	})
+}
+
 // TestChildrenEndBesideAnAttempt: their parent is told, and does not wait for its next look.
 func TestChildrenEndBesideAnAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -199,6 +199,7 @@ func TestSteps(t *testing.T) {
 		{none, func(s *plan.Step) { s.Await = long + "x" }, fmt.Sprintf("Await is %d bytes long", plan.MaxName+1)},
 		{none, func(s *plan.Step) { s.Do = false }, "Do is nil"},
 		{none, func(s *plan.Step) { s.DoTx = true }, "Do is set beside DoTx or Saga"},
+		{none, func(s *plan.Step) { s.DoTx, s.Delay = true, 1 }, "Do is set beside DoTx or Saga"},
 		{child, func(s *plan.Step) { s.DoTx = true }, "Do is nil beside DoTx and Saga"},
 		{gate, none, ""},
 		{gate, func(s *plan.Step) { s.Undo = true }, "Undo is set: must be nil without a Do"},
