@@ -170,18 +170,20 @@ func TestAReportIsNotLateForAWait(t *testing.T) {
 // TestWhatIsDoneIsRecordedWithinASecond, though the steps share a record and the next takes
 // long.
 func TestWhatIsDoneIsRecordedWithinASecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slow := again("slow", time.Hour)
-		slow.Timeout = 2 * time.Hour
-		sg := sequence(again("quick", 0), slow)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{StalledAfter: -1}, sg)
-		mustStart(t, r, sg)
-		time.Sleep(time.Second + time.Millisecond)
-		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "quick").Status)
-		require.EqualValues(t, 1, r.Stats().Commits)
-		time.Sleep(time.Minute)
-		require.EqualValues(t, 1, r.Stats().Commits)
-	})
+	for _, stalledAfter := range []time.Duration{0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			slow := again("slow", time.Hour)
+			slow.Timeout = 2 * time.Hour
+			sg := sequence(again("quick", 0), slow)
+			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{StalledAfter: stalledAfter}, sg)
+			mustStart(t, r, sg)
+			time.Sleep(time.Second + time.Millisecond)
+			require.Equal(t, saga.StepDone, state(t, r, "trip-1", "quick").Status)
+			require.EqualValues(t, 1, r.Stats().Commits)
+			time.Sleep(time.Minute)
+			require.EqualValues(t, 1, r.Stats().Commits)
+		})
+	}
 }
 
 // TestWhatIsToBeRecordedDelaysNoAttempt that may begin within the second.

@@ -64,7 +64,7 @@ func (e *execution) childrenEnded() bool {
 		}
 		verdict, _ := machine.Judge(look.statuses, e.plan.Units[i].HasUndo)
 		running := slices.ContainsFunc(look.statuses, func(s Status) bool { return !s.Ended() })
-		if u.Status == StepStarted && verdict != machine.ChildrenWait || u.Status == StepUndoing && !running {
+		if !running || u.Status == StepStarted && verdict != machine.ChildrenWait {
 			return true
 		}
 	}
