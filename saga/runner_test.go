@@ -1256,6 +1256,7 @@ func TestARunnerThatStopsKeepsNoPlace(t *testing.T) {
 		sg := slow(5 * time.Second)
 		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
+		synctest.Wait()
 		go stop()
 		synctest.Wait()
 		in, err := saga.Start(t.Context(), r, sg, "trip-2", trip{})
