@@ -253,6 +253,7 @@ func (r *Runner) drop(rec store.Record, l *lease) {
 func (r *Runner) claimRest(p *registered) {
 	if r.backlog && len(r.held)+r.reserved <= r.config().Concurrency*3/4 ||
 		p.backlog && p.held+p.reserved <= p.planned().Most*3/4 {
+		r.backlog, p.backlog = false, false
 		r.Wake()
 	}
 }
