@@ -285,10 +285,11 @@ func TestDefinitionsTakeTurns(t *testing.T) {
 		a, b := c.works("a", 0, lasting(time.Minute)), c.works("b", 0, lasting(time.Minute))
 		enqueue(t, store, a, 0, 2)
 		enqueue(t, store, b, 0, 2)
-		var ended []string
-		begin(t, store, saga.RunnerConfig{Concurrency: 1, OnEvent: on(saga.EventCompleted, func(e saga.Event) { ended = append(ended, e.Saga) })}, a, b)
-		time.Sleep(time.Hour)
-		require.Equal(t, []string{"a", "b", "a", "b"}, ended)
+		ended := make(chan string, 4)
+		begin(t, store, saga.RunnerConfig{Concurrency: 1, OnEvent: on(saga.EventCompleted, func(e saga.Event) { ended <- e.Saga })}, a, b)
+		for _, next := range []string{"a", "b", "a", "b"} {
+			require.Equal(t, next, <-ended)
+		}
 	})
 }
 

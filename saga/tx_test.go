@@ -374,56 +374,6 @@ func (h *txHeartless) Claim(ctx context.Context, req store.ClaimRequest) ([]stor
 	return h.txMemory.Claim(ctx, req)
 }
 
-// TestADoTxOfALostSagaIsRolledBack: it succeeds while the saga waits for a hook, and the lease
-// is over when that returns.
-func TestADoTxOfALostSagaIsRolledBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := newTxMemory(t)
-		slow, beside := inTx("slow"), step("beside")
-		do := slow.DoTx
-		slow.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
-			time.Sleep(12 * time.Second)
-			return do(ctx, tx, s)
-		}
-		beside.After = []string{}
-		beside.Backoff = func(int) time.Duration { return time.Hour }
-		beside.Do = func(ctx context.Context, _ *trip) error {
-			if saga.CommandFrom(ctx).Epoch == 1 {
-				return errDeclined
-			}
-			return nil
-		}
-		cut := step("cut")
-		cut.After = []string{}
-		cut.Do = func(ctx context.Context, _ *trip) error {
-			if saga.CommandFrom(ctx).Epoch == 1 {
-				<-ctx.Done()
-			}
-			return ctx.Err()
-		}
-		sg := sequence(slow, beside, cut)
-		outcomes := map[string][]saga.Outcome{}
-		r, _ := begin[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{
-			StalledAfter: 10 * time.Second,
-			OnEvent: func(_ context.Context, e saga.Event) {
-				switch {
-				case e.Kind == saga.EventStalled:
-					time.Sleep(10 * time.Second)
-				case e.Kind == saga.EventAttempted:
-					outcomes[e.Step] = append(outcomes[e.Step], e.Outcome)
-				}
-			},
-		}, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, []string{"do slow"}, memory.l.did())
-		for _, name := range []string{"slow", "cut"} {
-			require.Equal(t, []saga.Outcome{saga.OutcomeInterrupted, saga.OutcomeDone}, outcomes[name])
-		}
-	})
-}
-
 // TestADoTxThatIsUnderWayWhenItsSagaIsLost is told of, as any attempt.
 func TestADoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
