@@ -130,7 +130,7 @@ func (c *call) send(ctx *sendCtx) error {
 		err = c.prepare(req)
 	}
 	if err != nil {
-		if c.ctx.Err() == nil {
+		if c.ctx.Err() != context.Canceled { // a deadline says nothing about a server that was not asked
 			err = &requestError{err}
 		}
 		return c.finally(err)

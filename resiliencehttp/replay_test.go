@@ -639,6 +639,36 @@ func TestBodyThatComesTooSlowlyIsNotTheServersFault(t *testing.T) {
 	}
 }
 
+// Nor is one that is kept before it is sent, whoever sets the time.
+func TestBodyThatIsKeptTooSlowlyIsNotTheServersFault(t *testing.T) {
+	for by, want := range map[string]behavior.Kind{"Timeout": behavior.Answered, "Deadline": behavior.Answered, "Cancel": behavior.Canceled} {
+		t.Run(by, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				switch by {
+				case "Deadline":
+					ctx, cancel = context.WithTimeout(ctx, time.Second)
+					defer cancel()
+				case "Cancel":
+					time.AfterFunc(time.Second, cancel)
+				}
+				body := readerFunc(func([]byte) (int, error) { time.Sleep(time.Minute); return 0, io.EOF })
+				req, _ := http.NewRequestWithContext(ctx, "PUT", "http://example.com", body)
+				var seen watch
+				transport := &resiliencehttp.Transport{
+					MaxBuffer:  10,
+					Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap, resilience.Timeout(2*time.Second)),
+					Base:       roundTripper(func(*http.Request) (*http.Response, error) { panic("it was sent") }),
+				}
+				_, err := transport.RoundTrip(req)
+				require.Error(t, err)
+				require.Equal(t, []behavior.Kind{want}, seen.kinds)
+			})
+		})
+	}
+}
+
 func TestBodyThatBreaksBecauseTheCallerLeavesIsTheCallersEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })
