@@ -29,9 +29,9 @@ import (
 // of the policies is canceled, and they ignore the result of the handler. A panic with
 // [http.ErrAbortHandler] counts as the same and passes through. The failure of a handler counts
 // as the same if the request's body could not be read: it was malformed, say, or too long for
-// an [http.MaxBytesReader] further out, or a timeout passed while it was waited for. The time
-// in which a client sends and reads is part of that of the call, though: a SlowRate and an
-// adaptive limit go by it.
+// an [http.MaxBytesReader] further out. If a timeout passed while the body was waited for, the
+// failure is [resilience.Answered]. The time in which a client sends and reads is part of that
+// of the call, though: a SlowRate and an adaptive limit go by it.
 //
 // A request is served once, so a retrier is of no use in mw. A nil mw means none.
 func (s Server) Guard(mw resilience.Middleware) func(http.Handler) http.Handler {
@@ -118,6 +118,9 @@ func (s *service) serve(ctx context.Context, next http.Handler, told bool) error
 	failed := failed(w.status) && w.refusal == nil
 	switch {
 	case (s.late || failed) && s.body.failed():
+		if ctx.Err() == context.DeadlineExceeded { // policies within the timeout would see no cancel
+			return &requestError{ended.Error(ctx)}
+		}
 		s.cancel(errBroken)
 		return ended.Error(s.ctx)
 	case w.status == 0:

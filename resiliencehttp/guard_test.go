@@ -333,53 +333,55 @@ func TestRequestThatComesTooSlowlyIsNotHeldAgainstTheHandler(t *testing.T) {
 	for name, c := range map[string]struct {
 		handler http.HandlerFunc
 		status  int
-		want    behavior.Kind
+		want    behavior.Kind // to a policy outside of the timeout
+		within  behavior.Kind // and to one within it
 	}{
-		"Late": {func(_ http.ResponseWriter, r *http.Request) { read(r) }, 503, behavior.Canceled},
+		"Late": {func(_ http.ResponseWriter, r *http.Request) { read(r) }, 503, behavior.Answered, behavior.Answered},
 		"Failed": {func(w http.ResponseWriter, r *http.Request) {
 			read(r)
 			w.WriteHeader(500)
-		}, 500, behavior.Canceled},
+		}, 500, behavior.Answered, behavior.Answered},
 		"StillReading": {func(_ http.ResponseWriter, r *http.Request) {
 			go read(r)
 			<-r.Context().Done()
-		}, 503, behavior.Canceled},
+		}, 503, behavior.Answered, behavior.Answered},
 		"Answered": {func(w http.ResponseWriter, r *http.Request) {
 			read(r)
 			w.WriteHeader(400)
-		}, 400, behavior.Done},
+		}, 400, behavior.Done, behavior.Done},
 		"FailedInTime": {func(w http.ResponseWriter, r *http.Request) { // a reverse proxy whose server fails while it reads
 			w.WriteHeader(502)
 			go read(r)
 			synctest.Wait()
 			_ = r.Body.Close()
 			<-r.Context().Done()
-		}, 502, behavior.Failed},
+		}, 502, behavior.Failed, behavior.Overran},
 		"FailedBeforeTheTimeout": {func(w http.ResponseWriter, r *http.Request) {
 			go read(r)
 			synctest.Wait()
 			w.WriteHeader(502)
-		}, 502, behavior.Failed},
+		}, 502, behavior.Failed, behavior.Failed},
 		"ReadTooLate": {func(_ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
 			go read(r)
 			synctest.Wait()
-		}, 503, behavior.Failed},
+		}, 503, behavior.Failed, behavior.Overran},
 		"ReadInTime": {func(_ http.ResponseWriter, r *http.Request) {
 			_, _ = r.Body.Read(make([]byte, 1))
 			<-r.Context().Done()
-		}, 503, behavior.Failed},
+		}, 503, behavior.Failed, behavior.Overran},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var seen watch
+				var seen, within watch
 				slow := readerFunc(func([]byte) (int, error) { time.Sleep(time.Minute); return 0, io.EOF })
 				defer time.Sleep(time.Minute) // until it has returned
 				w := httptest.NewRecorder()
-				resiliencehttp.Server{}.Guard(resilience.Chain(seen.Wrap, resilience.Timeout(time.Second)))(c.handler).
+				resiliencehttp.Server{}.Guard(resilience.Chain(seen.Wrap, resilience.Timeout(time.Second), within.Wrap))(c.handler).
 					ServeHTTP(w, httptest.NewRequest("POST", "/", io.MultiReader(strings.NewReader("x"), slow)))
 				require.Equal(t, c.status, w.Code)
 				require.Equal(t, []behavior.Kind{c.want}, seen.kinds)
+				require.Equal(t, []behavior.Kind{c.within}, within.kinds)
 			})
 		})
 	}
