@@ -92,8 +92,9 @@ func (t *Tier) tellEach(ctx context.Context, u *untold) (first error) {
 	return first
 }
 
+// catchUpShard tells the Store of keys of one shard until a call fails.
 func (t *Tier) catchUpShard(ctx context.Context, u *untold, shard int, keys []untoldKey) error {
-	var plain []string
+	var plain []untoldKey
 	for _, k := range keys {
 		for _, token := range k.tokens {
 			if err := t.store.Unfence(ctx, k.key, token); err != nil {
@@ -101,14 +102,26 @@ func (t *Tier) catchUpShard(ctx context.Context, u *untold, shard int, keys []un
 			}
 		}
 		if len(k.tokens) == 0 {
-			plain = append(plain, k.key)
+			plain = append(plain, k)
+		} else {
+			t.told(ctx, u, shard, k)
 		}
 	}
 	for some := range slices.Chunk(plain, mostAtOnce) {
-		if err := t.store.Invalidate(ctx, some...); err != nil {
+		names := make([]string, len(some))
+		for i, k := range some {
+			names[i] = k.key
+		}
+		if err := t.store.Invalidate(ctx, names...); err != nil {
 			return err
 		}
+		t.told(ctx, u, shard, some...)
 	}
+	return nil
+}
+
+// told records that the Store has been told of keys of one shard.
+func (t *Tier) told(ctx context.Context, u *untold, shard int, keys ...untoldKey) {
 	t.worked(ctx, shard)
 	for _, k := range keys {
 		t.recent.note(notice{key: k.key, at: t.Now()})
@@ -117,7 +130,6 @@ func (t *Tier) catchUpShard(ctx context.Context, u *untold, shard int, keys []un
 			t.Retold(ctx)
 		}
 	}
-	return nil
 }
 
 // Untold returns the number of keys that the Store must still be told about.

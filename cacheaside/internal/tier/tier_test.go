@@ -762,6 +762,38 @@ func TestAChangeOfAllKeysThatFailsDelaysNoChangeOfAKey(t *testing.T) {
 	}
 }
 
+// A call that fails undoes none before it: of a thousand, there may always be one.
+func TestAShardIsToldOnFromWhereItFailed(t *testing.T) {
+	for _, fenced := range []bool{true, false} {
+		with(t, func(c *cache) {
+			const keys = 1000
+			calls := int64(keys / 100)
+			fences := make([]tier.Fence, keys)
+			for i := range fences {
+				if fenced {
+					calls = keys
+					fences[i], _ = c.Tier.Fence(c.Context(), fmt.Sprint("a", i))
+				}
+			}
+			c.set(always)
+			for i, f := range fences {
+				c.Tier.Unfence(c.Context(), []string{fmt.Sprint("a", i)}, f, func(int) {})
+			}
+			require.EqualValues(c, keys, c.Untold())
+			var n atomic.Int64
+			c.set(func(string) error {
+				if n.Add(1)%(calls-1) == 0 {
+					return errDown
+				}
+				return nil
+			})
+			time.Sleep(3 * s)
+			require.Zero(c, c.Untold())
+			require.EqualValues(c, keys, c.retold.Load())
+		})
+	}
+}
+
 func TestWhatIsUntoldHasBounds(t *testing.T) {
 	for call, most := range map[string]int{"release a1": 1000, "unfence a1": 100} {
 		t.Run(call, func(t *testing.T) {
