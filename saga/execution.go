@@ -189,7 +189,7 @@ func (e *execution) request(release bool, wakeIn time.Duration) store.CommitRequ
 	req.ID, req.Epoch, req.Seq, req.Nonce = e.rec.ID, e.rec.Epoch, e.seq, rand.Int64()
 	req.Release, req.WakeIn = release, wakeIn
 	if !bytes.Equal(e.data, e.rec.Data) {
-		req.Data = append([]byte{}, e.data...)
+		req.Data = e.data
 	}
 	return req
 }

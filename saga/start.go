@@ -1,7 +1,6 @@
 package saga
 
 import (
-	"bytes"
 	"context"
 	"database/sql"
 	"errors"
@@ -155,7 +154,6 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 		t.Stop()
 		r.unlisten(id, told)
 		if rec.Status == Completed { // the error of another end needs its log
-			rec.Data = bytes.Clone(rec.Data) // several calls may have it
 			return resultOf[S](ctx, r, rec)
 		}
 	}

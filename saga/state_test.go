@@ -2,6 +2,7 @@ package saga_test
 
 import (
 	"context"
+	"database/sql"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -165,4 +166,39 @@ func writeBeside[S any](t *testing.T, write func(*S)) {
 		_, err = sg.Result(t.Context(), r, "beside-1")
 		require.NoError(t, err)
 	})
+}
+
+// TestStepsChangeTheBytesOfACodec that it shares with the state. What they change is kept, but for
+// a DoTx that fails.
+func TestStepsChangeTheBytesOfACodec(t *testing.T) {
+	change := func(_ context.Context, s *[]byte) error { (*s)[0] = 'm'; return nil }
+	first := saga.Step[[]byte]{Name: "first", ReadOnly: true, Do: change}
+	beside := saga.Step[[]byte]{Name: "beside", ReadOnly: true, After: []string{}, Do: func(context.Context, *[]byte) error { return nil }}
+	fails := saga.Step[[]byte]{Name: "fails", ReadOnly: true, DoTx: func(ctx context.Context, _ *sql.Tx, s *[]byte) error {
+		if saga.CommandFrom(ctx).Attempt == 1 {
+			(*s)[1] = 'x'
+			return errDeclined
+		}
+		return nil
+	}}
+	for name, list := range map[string][]saga.Step[[]byte]{
+		"one after the other": {first},
+		"beside another":      {first, beside},
+		"a DoTx that fails":   {first, fails},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				memory := newTxMemory(t)
+				sg := &saga.Saga[[]byte]{Name: "bytes", Codec: aliasing{}, Steps: list}
+				r, _ := begin[[]byte](t, memory, saga.RunnerConfig{}, sg)
+				_, err := saga.Start(t.Context(), r, sg, "bytes-1", []byte("paid"))
+				require.NoError(t, err)
+				_, err = sg.Result(t.Context(), r, "bytes-1")
+				require.NoError(t, err)
+				rec, err := memory.Load(t.Context(), "bytes-1")
+				require.NoError(t, err)
+				require.Equal(t, "maid", string(rec.Data))
+			})
+		})
+	}
 }

@@ -1,6 +1,7 @@
 package saga
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"fmt"
@@ -50,6 +51,8 @@ func (sg *Saga[S]) program() (*typed[S], error) {
 
 func (t *typed[S]) planned() *plan.Plan { return t.plan }
 
+// encode returns bytes of its own, and decode passes a copy on: a Codec may share its bytes with
+// the state, which a step changes.
 func (t *typed[S]) encode(s any) ([]byte, error) {
 	data, err := func() (data []byte, err error) {
 		defer caught(&err)
@@ -59,14 +62,14 @@ func (t *typed[S]) encode(s any) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("saga: %s: the state does not encode: %w", t.plan.Name, err)
 	}
-	return data, nil
+	return append([]byte{}, data...), nil
 }
 
 func (t *typed[S]) decode(data []byte) (any, error) {
 	s := new(S)
 	err := func() (err error) {
 		defer caught(&err)
-		return readable(t.codec.Decode(data, s))
+		return readable(t.codec.Decode(bytes.Clone(data), s))
 	}()
 	if err != nil {
 		return nil, fmt.Errorf("saga: %s: the state does not decode: %w", t.plan.Name, err)
