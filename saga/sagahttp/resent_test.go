@@ -3,6 +3,7 @@ package sagahttp_test
 import (
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -79,4 +80,93 @@ func TestADeclineSaysNothingOfWhatWasSentBefore(t *testing.T) {
 			require.EqualValues(t, c.charged, refunded.Load(), "what is in doubt is undone, and nothing else")
 		})
 	}
+}
+
+// TestADeclineMayComeBeforeItsRequestIsWritten, over HTTP/2: the write has sent all, and has not
+// returned yet.
+func TestADeclineMayComeBeforeItsRequestIsWritten(t *testing.T) {
+	var got, refunded atomic.Int64
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/refund":
+			refunded.Add(1)
+		case got.Add(1) == 1:
+			panic(http.ErrAbortHandler) // charged, and the reply is lost
+		default:
+			http.Error(w, "no", http.StatusForbidden)
+		}
+	}))
+	unencrypted := new(http.Protocols)
+	unencrypted.SetUnencryptedHTTP2(true)
+	server.Config.Protocols = unencrypted
+	server.Start()
+	defer server.Close()
+	read := make(chan struct{})
+	client := &http.Client{Transport: &twice{closed: read, Transport: &http.Transport{
+		Protocols: unencrypted,
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			return &slowConn{conn, &got, read}, err
+		},
+	}}}
+	send := func(path string) func(context.Context, *int) error {
+		return func(ctx context.Context, _ *int) error {
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+path, nil)
+			if err != nil {
+				return err
+			}
+			return sagahttp.Send(client, req, nil)
+		}
+	}
+	err := saga.Run(t.Context(), &saga.Saga[int]{Name: "order", Steps: []saga.Step[int]{
+		{Name: "charge", Do: send("/charge"), Undo: send("/refund"), Attempts: 1},
+	}}, new(int))
+	require.ErrorIs(t, err, saga.ErrCompensated)
+	require.EqualValues(t, 1, refunded.Load())
+}
+
+// A slowConn writes the second request, and returns when its response is closed.
+type slowConn struct {
+	net.Conn
+	got    *atomic.Int64
+	closed <-chan struct{}
+}
+
+func (c *slowConn) Write(p []byte) (int, error) {
+	const headers = 1 // the type of a frame
+	second := c.got.Load() == 1 && len(p) > 3 && p[3] == headers
+	n, err := c.Conn.Write(p)
+	if second {
+		<-c.closed
+	}
+	return n, err
+}
+
+// A twice Transport sends a request again that has failed, and tells when the response to that is
+// closed.
+type twice struct {
+	*http.Transport
+	closed chan struct{}
+}
+
+func (tr *twice) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := tr.Transport.RoundTrip(req)
+	if err == nil {
+		return resp, nil
+	}
+	resp, err = tr.Transport.RoundTrip(req)
+	if err == nil {
+		resp.Body = &tellingBody{resp.Body, tr.closed}
+	}
+	return resp, err
+}
+
+type tellingBody struct {
+	io.ReadCloser
+	closed chan struct{}
+}
+
+func (b *tellingBody) Close() error {
+	close(b.closed)
+	return b.ReadCloser.Close()
 }

@@ -40,8 +40,8 @@ import (
 // read is called for a status of 2xx, and its error is returned as it is. Nil means that the
 // body is not read. Send closes the body.
 func Send(client *http.Client, req *http.Request, read func(*http.Response) error) error {
-	var sent atomic.Int64
-	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{WroteHeaders: func() { sent.Add(1) }})
+	var sent atomic.Int64 // counted before the write, which an answer may overtake
+	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { sent.Add(1) }})
 	if id := saga.CommandFrom(ctx).ID; id != "" && req.Header.Get(idempotencyKey) == "" {
 		req = req.Clone(ctx)
 		if req.Header == nil {
