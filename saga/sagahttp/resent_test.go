@@ -19,7 +19,8 @@ import (
 
 // TestADeclineSaysNothingOfWhatWasSentBefore: a request may be sent twice within one attempt of
 // a step. The first may have taken effect, of which the answer to the second, such as that of a
-// gateway, knows nothing. A request that follows a redirect is no second one.
+// gateway, knows nothing. A request that follows a redirect is no second one, unless the redirect
+// was the answer.
 func TestADeclineSaysNothingOfWhatWasSentBefore(t *testing.T) {
 	plain := &http.Client{Transport: &http.Transport{}}
 	policies := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{Base: &http.Transport{}}})
@@ -41,6 +42,8 @@ func TestADeclineSaysNothingOfWhatWasSentBefore(t *testing.T) {
 		"redirected, then by net/http":     {plain, true, 0, "/moved/charge", 1},
 		"redirected, then by a retrier":    {policies, false, 1, "/moved/charge", 1},
 		"redirected twice within policies": {policies, false, 1, "/moved/twice", 0},
+		"redirected when it is done":       {plain, false, 0, "/done", 1},
+		"redirected again when it is done": {policies, false, 1, "/done/moved", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got, charged, refunded atomic.Int64
@@ -51,6 +54,14 @@ func TestADeclineSaysNothingOfWhatWasSentBefore(t *testing.T) {
 			mux.Handle("/moved", http.RedirectHandler("/declined", http.StatusTemporaryRedirect))
 			mux.Handle("/moved/twice", http.RedirectHandler("/moved", http.StatusPermanentRedirect))
 			mux.Handle("/moved/charge", http.RedirectHandler("/charge", http.StatusTemporaryRedirect))
+			done := func(to string) http.HandlerFunc {
+				return func(w http.ResponseWriter, r *http.Request) {
+					charged.Add(1)
+					http.Redirect(w, r, to, http.StatusSeeOther)
+				}
+			}
+			mux.HandleFunc("/done", done("/declined"))
+			mux.HandleFunc("/done/moved", done("/moved"))
 			mux.HandleFunc("/charge", func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				if got.Add(1) == 1 {

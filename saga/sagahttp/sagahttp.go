@@ -56,18 +56,20 @@ func Send(client *http.Client, req *http.Request, read func(*http.Response) erro
 		return err
 	}
 	defer resp.Body.Close()
-	if err := result(resp, sent.Load() > asked(resp)); err != nil || read == nil || resp.StatusCode >= 300 {
+	if err := result(resp, sent.Load()); err != nil || read == nil || resp.StatusCode >= 300 {
 		return err
 	}
 	return read(resp)
 }
 
-// asked returns how many requests the servers have been asked for: one, and one for each redirect.
-func asked(resp *http.Response) (n int64) {
-	for n = 1; resp.Request != nil && resp.Request.Response != nil; n++ {
-		resp = resp.Request.Response
+// asked returns what a server was first asked for, and how many requests the servers have been asked
+// for: this one, and one for each redirect.
+func asked(last *http.Request) (first *http.Request, n int64) {
+	first = last
+	for n = 1; first != nil && first.Response != nil; n++ {
+		first = first.Response.Request
 	}
-	return n
+	return first, n
 }
 
 const (
@@ -85,7 +87,8 @@ const (
 //     says that another request with the same Idempotency-Key is under way.
 //   - Any other status of 4xx, 501 and 505 are a [saga.NoEffect]: the server declined. With
 //     the field "Saga-Command: void" they are a [saga.Void]: it declined every attempt of
-//     this command, and has recorded that.
+//     this command, and has recorded that. If a redirect has made a GET of the request they are a
+//     [saga.Abort], since they answer that GET alone.
 //   - Any other status is a [saga.Abort]: the step may have taken effect.
 //   - err is returned as it is. A refusal of a policy remains one: the attempt was not
 //     made. After any other error the step is in doubt and is tried again.
@@ -97,11 +100,12 @@ func Result(resp *http.Response, err error) error {
 	if err != nil {
 		return err
 	}
-	return result(resp, false)
+	return result(resp, 0)
 }
 
-// result is Result of a response. again means that the request was sent before, too.
-func result(resp *http.Response, again bool) error {
+// result is Result of the response to a request that was sent so many times, its redirects included.
+// 0 means that this is not known.
+func result(resp *http.Response, sent int64) error {
 	e := &resiliencehttp.StatusError{StatusCode: resp.StatusCode, Header: resp.Header}
 	undo := false
 	if req := resp.Request; req != nil {
@@ -113,6 +117,8 @@ func result(resp *http.Response, again bool) error {
 		do := cmd.DoID()
 		undo = do != "" && do != cmd.ID
 	}
+	first, asked := asked(resp.Request)
+	again := sent > asked || first != nil && first.Method != resp.Request.Method
 	switch code := resp.StatusCode; {
 	case code >= 200 && code < 300:
 		return nil
