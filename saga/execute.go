@@ -272,9 +272,7 @@ func (e *execution) collect(res result) {
 	}
 	if res.unit == e.txUnit {
 		e.txUnit = -1
-		if e.plan.Chain {
-			e.restore()
-		}
+		e.restore()
 	} else {
 		res.err = e.keep(&res)
 	}

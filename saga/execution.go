@@ -163,6 +163,9 @@ func (e *execution) merged(res *result) ([]byte, error) {
 
 // restore returns the state to what it was when it was last kept.
 func (e *execution) restore() {
+	if !e.plan.Chain {
+		return
+	}
 	s, err := e.p.decode(e.data)
 	if err != nil {
 		e.m.Stick("", err)

@@ -87,9 +87,10 @@ func TestAPanicInACodecIsAnError(t *testing.T) {
 // whose changes cannot be put together with those of another. The first call is for the saga
 // itself, which is stuck then.
 func TestACodecThatFailsNowAndThen(t *testing.T) {
-	for fails := range 6 {
+	for n := range 12 {
+		fails, times := n/2, n%2+1
 		synctest.Test(t, func(t *testing.T) {
-			codec := &flaky{}
+			codec := &flaky{times: int64(times)}
 			codec.fails.Store(int64(fails))
 			hotel := step("hotel")
 			hotel.After = []string{}
@@ -105,13 +106,16 @@ func TestACodecThatFailsNowAndThen(t *testing.T) {
 	}
 }
 
-// A flaky Codec fails to decode once, after so many calls that work.
-type flaky struct{ fails atomic.Int64 }
+// A flaky Codec fails to decode so many times, after so many calls that work.
+type flaky struct {
+	fails atomic.Int64
+	times int64
+}
 
 func (f *flaky) Encode(s *trip) ([]byte, error) { return json.Marshal(s) }
 
 func (f *flaky) Decode(data []byte, s *trip) error {
-	if f.fails.Add(-1) == -1 {
+	if n := f.fails.Add(-1); n < 0 && n >= -f.times {
 		return errDown
 	}
 	return json.Unmarshal(data, s)
