@@ -35,7 +35,9 @@ import (
 // A request may be sent more than once before there is an answer: by a retrier in client, or by
 // net/http, which repeats one with this field if a connection that was in use breaks. Then a
 // status by which the server declined is a [saga.Abort], since it says nothing of what was sent
-// before.
+// before. Send learns that from [net/http/httptrace]: a transport other than net/http's must serve
+// it, or send once. It knows nothing of another Send: let the saga try again, and not a retrier
+// around Send in a step whose Attempts is 1.
 //
 // read is called for a status of 2xx, and its error is returned as it is. Nil means that the
 // body is not read. Send closes the body.
