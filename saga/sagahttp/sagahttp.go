@@ -35,7 +35,8 @@ import (
 // A request may be sent more than once before there is an answer: by a retrier in client, or by
 // net/http, which repeats one with this field if a connection that was in use breaks. Then a
 // status by which the server declined is a [saga.Abort], since it says nothing of what was sent
-// before. Send learns that from [net/http/httptrace]: a transport other than net/http's must serve
+// before. If a policy in client refuses a redirect, the error is a [saga.InDoubt], for the same
+// reason. Send learns that from [net/http/httptrace]: a transport other than net/http's must serve
 // it, or send once. It knows nothing of another Send: let the saga try again, and not a retrier
 // around Send in a step whose Attempts is 1.
 //
@@ -54,6 +55,9 @@ func Send(client *http.Client, req *http.Request, read func(*http.Response) erro
 		req = req.WithContext(ctx)
 	}
 	resp, err := client.Do(req)
+	if sent.Load() > 0 && behavior.IsRefused(err) {
+		return saga.InDoubt(err) // what was refused is a redirect
+	}
 	if err != nil {
 		return err
 	}
