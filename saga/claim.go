@@ -184,7 +184,7 @@ func (r *Runner) begun(ctx context.Context, rec store.Record, created bool, sinc
 	run := func() {}
 	if rec.Owner == "" {
 		run = r.Wake
-	} else if created && rec.Owner == req.Owner {
+	} else if created && rec.Owner == req.Owner && rec.Epoch == 1 {
 		run = r.hold(rec, since, req.LeaseTTL)
 	}
 	if created {
