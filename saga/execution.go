@@ -81,7 +81,7 @@ func (e *execution) now() time.Time { return e.rec.Now.Add(time.Since(e.since)) 
 
 // heed takes in a request to turn back, and reports whether it is news.
 func (e *execution) heed() bool {
-	note := e.takeAsked()
+	note := e.asked.Swap(nil)
 	if note == nil || !e.m.Cancel(*note) {
 		return false
 	}

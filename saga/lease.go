@@ -17,12 +17,13 @@ type lease struct {
 	signal chan struct{}           // a field below has changed
 	over   atomic.Bool             // the saga is written back or has ended
 
+	asked atomic.Pointer[string] // the note of a cancellation request, until heed has seen it
+	news  atomic.Bool            // a signal has come, or a child has ended, since the last look
+
 	mu      sync.Mutex
 	granted time.Duration // its length
 	until   time.Time     // its end, by the local clock
 	gone    bool
-	asked   *string // the note of a cancellation request
-	news    bool    // a signal has come, or a child has ended
 }
 
 func newLease(of *registered, epoch int64, stop context.CancelCauseFunc, since time.Time, granted time.Duration) *lease {
@@ -74,35 +75,14 @@ func (l *lease) nudge() {
 	}
 }
 
-// cancel passes on a request to turn back, and takeAsked returns its note, once, or nil.
+// cancel passes on a request to turn back.
 func (l *lease) cancel(note string) {
-	l.mu.Lock()
-	l.asked = &note
-	l.mu.Unlock()
+	l.asked.Store(&note)
 	l.nudge()
 }
 
-func (l *lease) takeAsked() *string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	note := l.asked
-	l.asked = nil
-	return note
-}
-
-// tellNews says that something outside has happened, and takeNews reports whether it may have
-// since it was last asked.
+// tellNews says that something outside has happened.
 func (l *lease) tellNews() {
-	l.mu.Lock()
-	l.news = true
-	l.mu.Unlock()
+	l.news.Store(true)
 	l.nudge()
-}
-
-func (l *lease) takeNews() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	news := l.news
-	l.news = false
-	return news
 }

@@ -80,7 +80,7 @@ func (e *execution) hear(now time.Time) bool {
 	if e.m.TimeUp(now) {
 		e.heard = time.Time{} // the last look before the step goes on without its signal
 	}
-	if e.takeNews() {
+	if e.news.Swap(false) {
 		e.m.LookAgain()
 		e.heard = time.Time{}
 	}
@@ -130,7 +130,7 @@ func (e *execution) lookBack() {
 	if !e.over.Load() || !e.m.Going() || !e.m.Outside(e.now()) {
 		return
 	}
-	if !e.takeNews() && !e.signaled() && !e.childrenEnded() {
+	if !e.news.Swap(false) && !e.signaled() && !e.childrenEnded() {
 		return
 	}
 	ctx, cancel := e.storeCtx()
