@@ -322,9 +322,17 @@ type asking struct {
 	at   time.Time
 	done chan struct{} // closed when it has ended
 
-	list   []result // so far
-	ended  bool
+	list   []result          // so far
 	before map[string]result // of the asking before, by name
+}
+
+func (a *asking) ended() bool {
+	select {
+	case <-a.done:
+		return true
+	default:
+		return false
+	}
 }
 
 const (
@@ -342,7 +350,7 @@ func (p *policyHealth) results() []result {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if a.ended {
+	if a.ended() {
 		return a.list
 	}
 	return append(slices.Clip(a.list), unknown("timed out", a.at))
@@ -353,7 +361,7 @@ func (p *policyHealth) refresh() *asking {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	last := p.latest
-	if last != nil && (!last.ended || time.Since(last.at) < time.Second) {
+	if last != nil && (!last.ended() || time.Since(last.at) < time.Second) {
 		return last
 	}
 	a := &asking{at: time.Now(), done: make(chan struct{}), before: map[string]result{}}
@@ -376,9 +384,6 @@ func (p *policyHealth) ask(a *asking) {
 		if !whole {
 			p.note(a, unknown("failed", time.Now()))
 		}
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		a.ended = true
 		close(a.done)
 	}()
 	for name, err := range p.all(ctx) {

@@ -223,6 +223,22 @@ func TestHealthDoesNotPileUpBehindAProbeThatHangs(t *testing.T) {
 	})
 }
 
+// Each of many polls makes the check again. The race detector sees one that reads the result
+// without the lock.
+func TestHealthOfManyPolls(t *testing.T) {
+	h := resiliencehttp.Health(resiliencehttp.Check{Name: "users", Breaker: breaker.New(breaker.Config{}), MaxAge: time.Nanosecond})
+	var polls sync.WaitGroup
+	for range 4 {
+		r := httptest.NewRequest("GET", "/", nil)
+		polls.Go(func() {
+			for range 50 {
+				h.ServeHTTP(httptest.NewRecorder(), r)
+			}
+		})
+	}
+	polls.Wait()
+}
+
 // ailing is what a policy says of itself.
 type ailing struct {
 	failed bool
@@ -320,6 +336,32 @@ func TestHealthOfPoliciesThatHang(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"first ok", "second ok", "pass"}, states())
 		require.Equal(t, 2, asked)
+	})
+}
+
+// Polls give up waiting in the moment in which policies are told. The race detector sees one that
+// reads what has been told without the lock.
+func TestHealthOfPoliciesThatAreToldLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		h := resiliencehttp.HealthOf(func(context.Context) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				time.Sleep(time.Second) // whatever its ctx says
+				for range 100 {
+					yield("late", nil)
+				}
+				<-hang
+			}
+		})
+		var polls sync.WaitGroup
+		for range 4 {
+			polls.Go(func() {
+				_, all := ask(t, h)
+				require.Equal(t, "timed out", all.Checks[len(all.Checks)-1].State)
+			})
+		}
+		polls.Wait()
+		close(hang)
 	})
 }
 
