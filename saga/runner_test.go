@@ -1266,6 +1266,31 @@ func TestARunnerThatStopsKeepsNoPlace(t *testing.T) {
 	})
 }
 
+// Definitions may be registered while a runner is asked for sagas. The race detector sees a look
+// that takes no lock.
+func TestRegisterWhileSagasAreRead(t *testing.T) {
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
+	sg := sequence(step("flight"))
+	saga.Register(r, sg)
+	mustStart(t, r, sg)
+	var calls sync.WaitGroup
+	calls.Go(func() {
+		for i := range 100 {
+			other := sequence(step("flight"))
+			other.Version = i + 2
+			saga.Register(r, other)
+		}
+	})
+	calls.Go(func() {
+		for range 100 {
+			if _, err := r.Get(t.Context(), "trip-1"); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	calls.Wait()
+}
+
 func TestRunnerRunsOnceAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sequence(step("flight")))

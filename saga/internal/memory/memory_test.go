@@ -2,6 +2,7 @@ package memory_test
 
 import (
 	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -142,4 +143,57 @@ func TestRecordsAreCopies(t *testing.T) {
 			rec.Data[0], rec.Steps[0] = 'x', 'x'
 		}
 	})
+}
+
+// Any two methods may be called at once. The race detector sees one that takes no lock: nothing
+// else puts the two goroutines in order.
+func TestStoreUnderStress(t *testing.T) {
+	ctx := t.Context()
+	start := func(m *memory.Store, id string) {
+		_, _, _ = m.Start(ctx, store.StartRequest{ID: id, Saga: trip.Saga, Version: trip.Version, Status: store.Running, Owner: "a",
+			Parent: "parent", ParentStep: "step", Log: []store.Entry{{Kind: "begun"}}})
+	}
+	calls := []func(m *memory.Store, i int){
+		func(m *memory.Store, i int) { start(m, strconv.Itoa(i)) },
+		func(m *memory.Store, _ int) {
+			_, _ = m.Claim(ctx, store.ClaimRequest{Owner: "a", Limit: 1, Definitions: []store.Definition{trip}})
+		},
+		func(m *memory.Store, i int) {
+			_, _ = m.Heartbeat(ctx, store.HeartbeatRequest{Owner: "a", Held: []store.Held{{ID: "first", Epoch: int64(i)}}})
+		},
+		func(m *memory.Store, i int) {
+			_, _ = m.Commit(ctx, store.CommitRequest{ID: "first", Epoch: 1, Seq: int64(i), Status: store.Completed, Log: []store.Entry{{Kind: "done"}}})
+		},
+		func(m *memory.Store, _ int) { _, _ = m.Cancel(ctx, "first", "why") },
+		func(m *memory.Store, _ int) { _, _ = m.Load(ctx, "first") },
+		func(m *memory.Store, _ int) { _, _, _ = m.List(ctx, store.Filter{}) },
+		func(m *memory.Store, _ int) { _, _ = m.Counts(ctx) },
+		func(m *memory.Store, _ int) { _, _ = m.History(ctx, "first", 0, 0) },
+		func(m *memory.Store, _ int) { _ = m.Reported(ctx, "first", 1) },
+		func(m *memory.Store, _ int) { _, _ = m.DeleteEnded(ctx, store.Completed, 0, 1) },
+		func(m *memory.Store, _ int) {
+			_, _ = m.Children(ctx, store.ChildrenRequest{Parent: "parent", Step: "step"})
+		},
+		func(m *memory.Store, _ int) { _, _ = m.Unregistered(ctx, nil) },
+		func(m *memory.Store, i int) {
+			_, _ = m.Signal(ctx, store.SignalRequest{ID: "first", Name: strconv.Itoa(i)})
+		},
+		func(m *memory.Store, _ int) { _, _ = m.Signals(ctx, "first") },
+		func(m *memory.Store, _ int) { _ = m.Hasten(ctx, "first") },
+	}
+	for i, one := range calls {
+		for _, other := range calls[:i+1] {
+			m := memory.New()
+			start(m, "first")
+			var both sync.WaitGroup
+			for _, call := range []func(*memory.Store, int){one, other} {
+				both.Go(func() {
+					for i := range 10 {
+						call(m, i)
+					}
+				})
+			}
+			both.Wait()
+		}
+	}
 }
