@@ -3,15 +3,13 @@ package cacheaside
 import (
 	"container/list"
 	"sync"
-	"sync/atomic"
 )
 
 // slots bound the loads that run at once. The bound can change at any time.
 type slots struct {
-	limit, taken atomic.Int64 // written under mu
-
-	mu      sync.Mutex
-	waiting list.List // of chan struct{}, closed when the waiter has a slot
+	mu           sync.Mutex
+	limit, taken int
+	waiting      list.List // of chan struct{}, closed when the waiter has a slot
 }
 
 // tryTake takes a slot if one is free, and reports whether it did.
@@ -21,7 +19,7 @@ func (s *slots) tryTake() bool {
 	if !s.free() {
 		return false
 	}
-	s.taken.Add(1)
+	s.taken++
 	return true
 }
 
@@ -42,7 +40,7 @@ func (s *slots) take(done <-chan struct{}) bool {
 	defer s.mu.Unlock()
 	select {
 	case <-ready: // granted meanwhile
-		s.taken.Add(-1)
+		s.taken--
 		s.grant()
 	default:
 		s.waiting.Remove(waiter)
@@ -54,7 +52,7 @@ func (s *slots) take(done <-chan struct{}) bool {
 func (s *slots) put() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.taken.Add(-1)
+	s.taken--
 	s.grant()
 }
 
@@ -62,20 +60,24 @@ func (s *slots) put() {
 func (s *slots) setLimit(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.limit.Store(int64(n))
+	s.limit = n
 	s.grant()
 }
 
 // grant gives the free slots to the first waiters. The slots are locked.
 func (s *slots) grant() {
 	for s.free() && s.waiting.Len() > 0 {
-		s.taken.Add(1)
+		s.taken++
 		close(s.waiting.Remove(s.waiting.Front()).(chan struct{}))
 	}
 }
 
-// free reports whether a slot is free.
-func (s *slots) free() bool { return s.taken.Load() < s.limit.Load() }
+// free reports whether a slot is free. The slots are locked.
+func (s *slots) free() bool { return s.taken < s.limit }
 
 // inUse returns the number of slots taken.
-func (s *slots) inUse() int64 { return s.taken.Load() }
+func (s *slots) inUse() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.taken
+}

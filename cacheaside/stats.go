@@ -54,7 +54,7 @@ func (c *Cache[K, V]) Stats() Stats {
 		Overtaken:  c.counts.overtaken.Load(),
 		Evicted:    c.counts.evicted.Load(),
 		HookPanics: c.panics.Count(),
-		Loading:    c.slots.inUse(),
+		Loading:    int64(c.slots.inUse()),
 	}
 	if c.entries != nil {
 		s.Entries = int64(c.entries.EstimatedSize())
