@@ -5,7 +5,11 @@ import (
 	"context"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -86,4 +90,29 @@ func TestASurvivorHasAReason(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("a fault\n"), 0o644))
 	_, err = known(file)
 	require.ErrorContains(t, err, "a line is a fault")
+}
+
+// A reason whose fault is gone is no reason any more.
+func TestEachReasonHasItsFault(t *testing.T) {
+	files, err := filepath.Glob("survivors/*.txt")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		reasons, err := known(file)
+		require.NoError(t, err)
+		var p program
+		require.NoError(t, p.list("github.com/go-resilience/resilience/"+strings.TrimSuffix(filepath.Base(file), ".txt")))
+		for _, r := range p.rooms {
+			for _, name := range r.GoFiles {
+				src, err := os.ReadFile(filepath.Join(r.Dir, name))
+				require.NoError(t, err)
+				_, found, err := mutate(filepath.Join(r.path, name), src, 1, nil)
+				require.NoError(t, err)
+				for _, m := range found {
+					delete(reasons, m.Name)
+				}
+			}
+		}
+		require.Empty(t, slices.Sorted(maps.Keys(reasons)), file)
+	}
 }
