@@ -97,7 +97,9 @@ const (
 //     [saga.Abort], since they answer that GET alone.
 //   - Any other status is a [saga.Abort]: the step may have taken effect.
 //   - err is returned as it is. A refusal of a policy remains one: the attempt was not
-//     made. After any other error the step is in doubt and is tried again.
+//     made. An answer aborts (see [saga.Abort]), also that of a [resiliencehttp.Transport]
+//     whose Prepare fails or that cannot read the request's body. After any other error the
+//     step is in doubt and is tried again.
 //
 // The error of a status is a [*resiliencehttp.StatusError]. An Undo is recognized by the ctx of the
 // response's Request. If the server uses a status in another way, look at it before

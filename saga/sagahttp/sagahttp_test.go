@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -160,6 +161,57 @@ func TestARefusedCommandIsNoAttempt(t *testing.T) {
 	err = sagahttp.Send(&http.Client{Transport: &resiliencehttp.Transport{Middleware: b.Wrap}}, req, nil)
 	require.ErrorIs(t, err, breaker.ErrOpen)
 	require.Empty(t, req.Header, "no command, no key, and the request is the caller's")
+}
+
+// TestARequestThatCouldNotBeMadeIsNotTriedAgain: the Transport says that of its own accord, and
+// nobody else does.
+func TestARequestThatCouldNotBeMadeIsNotTriedAgain(t *testing.T) {
+	errOnce := errors.New("for a moment")
+	for name, c := range map[string]struct {
+		policies, prepare bool
+		attempts          int
+	}{
+		"Prepare":          {true, true, 1},
+		"Body":             {true, false, 1},
+		"WithoutTransport": {false, false, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
+			defer server.Close()
+			attempts, undone := 0, 0
+			client := server.Client()
+			if c.policies {
+				client.Transport = &resiliencehttp.Transport{Base: client.Transport, Prepare: func(*http.Request) error {
+					if c.prepare && attempts == 1 {
+						return errOnce
+					}
+					return nil
+				}}
+			}
+			err := saga.Run(t.Context(), &saga.Saga[int]{Name: "order", Steps: []saga.Step[int]{{
+				Name: "charge", Backoff: saga.Exponential(1, 1),
+				Do: func(ctx context.Context, _ *int) error {
+					attempts++
+					body := io.Reader(strings.NewReader("{}"))
+					if !c.prepare && attempts == 1 {
+						body = iotest.ErrReader(errOnce)
+					}
+					req, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, body)
+					require.NoError(t, err)
+					return sagahttp.Send(client, req, nil)
+				},
+				Undo: func(context.Context, *int) error { undone++; return nil },
+			}}}, new(int))
+			require.Equal(t, c.attempts, attempts)
+			if c.attempts == 1 {
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.ErrorIs(t, err, errOnce)
+				require.Equal(t, 1, undone)
+				return
+			}
+			require.NoError(t, err)
+		})
+	}
 }
 
 func TestAHandlerNeedsACommand(t *testing.T) {
