@@ -86,7 +86,8 @@ const (
 
 // Result returns the result of a request as the error of a saga's Do or Undo:
 //
-//   - Status 2xx is nil: done.
+//   - Status 2xx is nil: done, also if a redirect has made a GET of the request. Set
+//     CheckRedirect if the server redirects for another reason, such as to a login.
 //   - Status 404 and 410 are nil in an Undo: there is nothing to undo.
 //   - Status 408, 425, 429, and 5xx except 501 and 505, leave the step in doubt and are
 //     tried again, after the Retry-After of the response. So does 409, by which a server
