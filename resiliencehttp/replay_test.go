@@ -613,15 +613,7 @@ func TestBodyThatComesTooSlowlyIsNotTheServersFault(t *testing.T) {
 			t.Run(name+"/"+by, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					defer time.Sleep(time.Minute) // until the body has been read
-					ctx, cancel := context.WithCancel(t.Context())
-					defer cancel()
-					switch by {
-					case "Deadline":
-						ctx, cancel = context.WithTimeout(ctx, time.Second)
-						defer cancel()
-					case "Cancel":
-						time.AfterFunc(time.Second, cancel)
-					}
+					ctx := endsBy(t, by)
 					rest := readerFunc(func([]byte) (int, error) { time.Sleep(time.Minute); return 0, io.EOF })
 					req, _ := http.NewRequestWithContext(ctx, "PUT", "http://example.com", io.MultiReader(strings.NewReader("x"), rest))
 					req.ContentLength = c.length
@@ -639,20 +631,26 @@ func TestBodyThatComesTooSlowlyIsNotTheServersFault(t *testing.T) {
 	}
 }
 
+// endsBy returns a ctx that ends after a second by a "Deadline" or a "Cancel", or not at all.
+func endsBy(t *testing.T, by string) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	switch by {
+	case "Deadline":
+		ctx, cancel = context.WithTimeout(ctx, time.Second)
+		t.Cleanup(cancel)
+	case "Cancel":
+		time.AfterFunc(time.Second, cancel)
+	}
+	return ctx
+}
+
 // Nor is one that is kept before it is sent, whoever sets the time.
 func TestBodyThatIsKeptTooSlowlyIsNotTheServersFault(t *testing.T) {
 	for by, want := range map[string]behavior.Kind{"Timeout": behavior.Answered, "Deadline": behavior.Answered, "Cancel": behavior.Canceled} {
 		t.Run(by, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				switch by {
-				case "Deadline":
-					ctx, cancel = context.WithTimeout(ctx, time.Second)
-					defer cancel()
-				case "Cancel":
-					time.AfterFunc(time.Second, cancel)
-				}
+				ctx := endsBy(t, by)
 				body := readerFunc(func([]byte) (int, error) { time.Sleep(time.Minute); return 0, io.EOF })
 				req, _ := http.NewRequestWithContext(ctx, "PUT", "http://example.com", body)
 				var seen watch

@@ -126,8 +126,8 @@ func result(resp *http.Response, sent int64) error {
 		do := cmd.DoID()
 		undo = do != "" && do != cmd.ID
 	}
-	first, asked := asked(resp.Request)
-	again := sent > asked || first != nil && first.Method != resp.Request.Method
+	first, n := asked(resp.Request)
+	again := sent > n || first != nil && first.Method != resp.Request.Method
 	switch code := resp.StatusCode; {
 	case code >= 200 && code < 300:
 		return nil
