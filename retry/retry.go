@@ -377,8 +377,7 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 	if longest := cfg.maxRetryAfter(); after > longest {
 		return 0, OutcomeExhausted, limit(fmt.Sprintf("asked to wait %v, longer than MaxRetryAfter of %v", after, longest))
 	} else if after > 0 {
-		// Later than asked, never sooner, and at a random time.
-		delay = max(delay, after+fullJitter(min(after/10, math.MaxInt64-after)))
+		delay = max(delay, after+fullJitter(c.spread(after)))
 	}
 	if cfg.MaxElapsed > 0 && delay >= cfg.MaxElapsed-time.Since(c.start) {
 		return 0, OutcomeDeadline, limit(fmt.Sprintf("a wait of %v would pass MaxElapsed of %v", delay, cfg.MaxElapsed))
@@ -398,6 +397,20 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 		c.unspent = true
 	}
 	return delay, "", nil
+}
+
+// spread returns how much later than asked a wait of after may end: a tenth, so that clients
+// that were sent away together do not return together, but at most half of the time that is
+// left. A whole tenth would give up calls whose wait fits.
+func (c *call) spread(after time.Duration) time.Duration {
+	spread := min(after/10, math.MaxInt64-after)
+	if c.cfg.MaxElapsed > 0 {
+		spread = min(spread, (c.cfg.MaxElapsed-time.Since(c.start)-after)/2)
+	}
+	if deadline, ok := c.ctx.Deadline(); ok {
+		spread = min(spread, (time.Until(deadline)-after)/2)
+	}
+	return max(0, spread)
 }
 
 func (c *call) failedAttempt(n int, err error, delay time.Duration) Attempt {

@@ -756,6 +756,30 @@ func TestRetryAfterIsTheLeastDelay(t *testing.T) {
 	}
 }
 
+func TestRetryAfterThatFitsIsNotGivenUpForItsJitter(t *testing.T) {
+	for _, c := range []struct{ after, left time.Duration }{
+		{10 * time.Second, 10*time.Second + 1},
+		{10 * time.Second, 10100 * time.Millisecond},
+		{10 * time.Second, 10900 * time.Millisecond},
+		{10 * time.Second, 11100 * time.Millisecond},
+		{28 * time.Second, 30 * time.Second},
+		{time.Second, 1050 * time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			for _, err := range []error{answeringError{retryable: true, after: c.after}, refusal{retryable: true, after: c.after}} {
+				for range 200 {
+					ctx, cancel := context.WithTimeout(t.Context(), c.left)
+					fn, _ := failing(1, err)
+					start := time.Now()
+					require.NoError(t, retry.New(retry.Config{Backoff: retry.Constant(0)}).Do(ctx, fn), "%v of %v", c.after, c.left)
+					require.GreaterOrEqual(t, time.Since(start), c.after)
+					cancel()
+				}
+			}
+		})
+	}
+}
+
 func TestRetryAfterBeyondTheLimitsEndsTheRetrying(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fn, calls := failing(forever, answeringError{retryable: true, after: time.Minute + 1})
