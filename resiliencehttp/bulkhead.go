@@ -12,7 +12,7 @@ import (
 // Bulkhead returns middleware that serves each request in a slot of b. A request that gets
 // no slot within the MaxWait of b gets 503 with Retry-After and a problem document of type
 // temporary-reduced-capacity. If the client hangs up while its request waits, the wait
-// ends, and nothing is written.
+// ends, and the request is refused: a client that has only closed its sending side reads it.
 //
 // Over HTTP/1.1 the server does not notice that a client has gone before the request's body
 // has been read, so a queued request with a body continues to wait. Bound the wait by b's

@@ -56,11 +56,18 @@ func (e *StatusError) Retryable() bool { return !e.final }
 // status below 500.
 func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
 
-// Throttled reports whether the server turned the request away to shed load: true for 429
-// and 503. A throttle.Adaptive counts it as throttled.
+// Throttled reports whether the server turned the request away to shed load: true for 429,
+// 503 and 529, which some servers use for "overloaded". A throttle.Adaptive counts it as
+// throttled.
 func (e *StatusError) Throttled() bool {
-	return e.StatusCode == http.StatusTooManyRequests || e.StatusCode == http.StatusServiceUnavailable
+	switch e.StatusCode {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, statusOverloaded:
+		return true
+	}
+	return false
 }
+
+const statusOverloaded = 529
 
 // ErrorType returns the status code, for the attribute error.type of OpenTelemetry.
 func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }

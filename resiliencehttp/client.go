@@ -177,6 +177,9 @@ func NewClient(cfg ClientConfig) *http.Client {
 		Replayable:   of.Replayable,
 		MaxBuffer:    of.MaxBuffer,
 	}
+	if t.Base == nil {
+		t.Base = baseOf(t)
+	}
 	t.limit(cfg.Name, cfg.Timeout, cfg.AttemptTimeout)
 	return &http.Client{Transport: t}
 }

@@ -69,7 +69,7 @@ func (s Server) guard(mw resilience.Middleware, told bool) func(http.Handler) ht
 			switch {
 			case v.aborted:
 				panic(http.ErrAbortHandler)
-			case v.served && !v.late || gone(r):
+			case v.served && (!v.late || gone(r)):
 			case err != nil:
 				s.refuse(w, r, err, as)
 			default: // a policy turned a failure into success

@@ -22,18 +22,18 @@ import (
 // ([context.DeadlineExceeded]). [Server] says what the response looks like. The client does
 // not learn err.
 //
-// Refuse reports whether the request is done with: true if it wrote a response, or if the
-// client has gone, and false, without writing anything, for any other err. Such is the error
+// Refuse writes 503, too, if the client seems to have gone, whatever err is: net/http says so
+// of one that has only closed its sending side, and would answer it with an empty 200.
+//
+// Refuse reports whether the request is done with: true if it wrote a response, and false,
+// without writing anything, for any other err. Such is the error
 // of a retrier that made an attempt before it met an open circuit: the attempt has failed,
 // although errors.Is finds breaker.ErrOpen.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	if err == nil {
 		return false
 	}
-	if gone(r) {
-		return true
-	}
-	if !isRefusal(err) {
+	if !isRefusal(err) && !gone(r) {
 		return false
 	}
 	s.refuse(w, r, err, refusal{})

@@ -29,8 +29,8 @@ type Admitter interface {
 // for a reason other than its quota, such as too many keys in a group, gets 503. While a
 // [throttle.Shared] cannot tell what is left, RateLimit is missing.
 //
-// A request waits for at most the limit's MaxWait. If its client hangs up meanwhile, nothing
-// is written. Over HTTP/1.1 the server does not notice that a client has gone before the
+// A request waits for at most the limit's MaxWait. If its client hangs up meanwhile, it is
+// refused, with 503. Over HTTP/1.1 the server does not notice that a client has gone before the
 // request's body has been read: bound the wait by MaxWait if requests have bodies.
 //
 // Throttle panics if l is nil.
@@ -65,9 +65,6 @@ func (s Server) throttle(admit func(*http.Request) (throttle.Decision, error)) f
 	return s.exempting(func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			d, err := admit(r)
-			if gone(r) {
-				return
-			}
 			s.tell(w.Header(), rate, d)
 			if err != nil {
 				s.refuse(w, r, err, refusal{told: true, encoding: w.Header()["Content-Encoding"]})

@@ -47,6 +47,7 @@ import (
 	"errors"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience"
@@ -99,7 +100,9 @@ import (
 // Do not change the fields after the first call of RoundTrip. A Transport is safe for
 // concurrent use; build it once and share it.
 type Transport struct {
-	// Base sends the requests. Nil means [http.DefaultTransport].
+	// Base sends the requests. Nil means [http.DefaultTransport] as it is at the first
+	// request, or when [NewClient] is called. If that is this Transport, or leads back to
+	// it, nil means http.DefaultTransport as it was when the program began.
 	Base http.RoundTripper
 
 	// Middleware runs each request; usually it is a [resilience.Chain]. It is applied
@@ -167,7 +170,9 @@ type Transport struct {
 	MaxBuffer int64
 
 	once    sync.Once
+	sender  http.RoundTripper      // what a nil Base means
 	wrapped func() resilience.Func // panics each time if Middleware panicked
+	closing atomic.Bool            // CloseIdleConnections is under way
 
 	// Of a client that NewClient has made; 0 means no limit:
 	timeout, attemptTimeout time.Duration
@@ -180,10 +185,13 @@ type Transport struct {
 // Timeout of the error returns true, and so does that of the [net/url.Error] that an
 // http.Client makes of it.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	if t.passes() {
-		return t.base().RoundTrip(req)
+	base := t.base()
+	if way, ok := base.(*defaultTransport); ok && req.Context().Value(way) != nil {
+		return firstTransport.RoundTrip(req) // the request has been here: the way leads back
 	}
-	t.once.Do(t.build)
+	if t.passes() {
+		return base.RoundTrip(req)
+	}
 	var begun time.Time
 	if t.timeout > 0 {
 		begun = time.Now()
@@ -206,6 +214,7 @@ func (t *Transport) passes() bool {
 
 // build makes what the Transport needs once.
 func (t *Transport) build() {
+	t.sender = baseOf(t)
 	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(makeAttempt) })
 }
 
@@ -285,6 +294,10 @@ func (t *Transport) send(req *http.Request, begun time.Time) (resp *http.Respons
 
 // CloseIdleConnections calls CloseIdleConnections of Base, if it has that method.
 func (t *Transport) CloseIdleConnections() {
+	if !t.closing.CompareAndSwap(false, true) {
+		return // perhaps Base leads back to t
+	}
+	defer t.closing.Store(false)
 	if base, ok := t.base().(interface{ CloseIdleConnections() }); ok {
 		base.CloseIdleConnections()
 	}
@@ -298,10 +311,47 @@ func (t *Transport) replayable(req *http.Request) bool {
 }
 
 func (t *Transport) base() http.RoundTripper {
+	t.once.Do(t.build)
 	if t.Base != nil {
 		return t.Base
 	}
-	return http.DefaultTransport
+	return t.sender
+}
+
+// firstTransport is http.DefaultTransport as it was when the program began.
+var firstTransport = http.DefaultTransport
+
+// baseOf returns what a nil Base of t means from now on.
+func baseOf(t *Transport) http.RoundTripper {
+	switch base := http.DefaultTransport.(type) {
+	case *http.Transport:
+		return base
+	case *Transport:
+		if base == t {
+			return firstTransport
+		}
+	}
+	return &defaultTransport{http.DefaultTransport}
+}
+
+// A defaultTransport is an http.DefaultTransport of somebody else's making, which may lead
+// back to the Transport whose Base it is. It marks its requests with itself, so that the
+// Transport knows those again that have come back.
+type defaultTransport struct{ http.RoundTripper }
+
+func (d *defaultTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	marked := req.WithContext(context.WithValue(req.Context(), d, true))
+	resp, err := d.RoundTripper.RoundTrip(marked)
+	if resp != nil && resp.Request == marked {
+		resp.Request = req
+	}
+	return resp, err
+}
+
+func (d *defaultTransport) CloseIdleConnections() {
+	if of, ok := d.RoundTripper.(interface{ CloseIdleConnections() }); ok {
+		of.CloseIdleConnections()
+	}
 }
 
 func closeBody(req *http.Request) {

@@ -516,6 +516,13 @@ func TestStatusesThatReachThePolicies(t *testing.T) {
 	}
 }
 
+func TestOverloadIsThrottled(t *testing.T) {
+	for code := 400; code < 600; code++ {
+		err := resiliencehttp.DefaultClassify(response(code, http.NoBody))
+		require.Equal(t, code == 429 || code == 503 || code == 529, resilience.Throttled(err), code)
+	}
+}
+
 func TestStatusErrorHasACopyOfTheHeader(t *testing.T) {
 	for _, method := range []string{"GET", "POST"} {
 		server := serve(t, false, func(w http.ResponseWriter, _ *http.Request) {
@@ -960,4 +967,78 @@ func TestTransportOverATransport(t *testing.T) {
 	close(more)
 	require.Equal(t, "onetwo", answer(t, resp, nil))
 	require.Equal(t, []int{0, 0}, []int{inner.Stats().InFlight, outer.Stats().InFlight})
+}
+
+// wrapped is what otelhttp and others make of http.DefaultTransport.
+type wrapped struct {
+	http.RoundTripper
+	calls *int
+}
+
+func (w wrapped) RoundTrip(req *http.Request) (*http.Response, error) {
+	*w.calls++
+	return w.RoundTripper.RoundTrip(req.WithContext(context.WithValue(req.Context(), w.calls, 1)))
+}
+
+func (w wrapped) CloseIdleConnections() {
+	w.RoundTripper.(interface{ CloseIdleConnections() }).CloseIdleConnections()
+}
+
+func TestDefaultTransportMayBeATransport(t *testing.T) {
+	server := httptest.NewServer(hello)
+	t.Cleanup(server.Close)
+	first := http.DefaultTransport
+	t.Cleanup(func() { http.DefaultTransport = first })
+	attempts := 0
+	counted := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error { attempts++; return next(ctx) }
+	}
+	for name, c := range map[string]struct {
+		make     func() http.RoundTripper
+		attempts int // of the second request
+	}{
+		"NewClient": {func() http.RoundTripper {
+			return resiliencehttp.NewClient(resiliencehttp.ClientConfig{Throttle: counted}).Transport
+		}, 1},
+		"Composed": {func() http.RoundTripper { return &resiliencehttp.Transport{Middleware: counted} }, 1},
+		"Empty":    {func() http.RoundTripper { return &resiliencehttp.Transport{} }, 0},
+	} {
+		for _, wrap := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/wrapped=%v", name, wrap), func(t *testing.T) {
+				http.DefaultTransport = first
+				wraps := 0
+				made := c.make()
+				if wrap {
+					made = wrapped{made, &wraps}
+				}
+				http.DefaultTransport = made
+				for range 2 {
+					attempts = 0
+					resp, err := http.Get(server.URL)
+					require.Equal(t, "hello", answer(t, resp, err))
+				}
+				require.Equal(t, c.attempts, attempts, "the policies see a request once")
+				http.DefaultClient.CloseIdleConnections()
+			})
+		}
+	}
+}
+
+// TestDefaultTransportIsHeeded: of whoever has replaced it before.
+func TestDefaultTransportIsHeeded(t *testing.T) {
+	first := http.DefaultTransport
+	t.Cleanup(func() { http.DefaultTransport = first })
+	calls := 0
+	for _, later := range []bool{false, true} {
+		http.DefaultTransport = wrapped{roundTripper(func(req *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Request: req, Body: http.NoBody}, nil
+		}), &calls}
+		client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{})
+		if later {
+			http.DefaultTransport = client.Transport
+		}
+		_, err := client.Get("http://h/")
+		require.NoError(t, err)
+	}
+	require.Equal(t, 2, calls)
 }

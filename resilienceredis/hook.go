@@ -17,9 +17,11 @@
 // # What a reply means
 //
 // The policies read a reply as an answer: redis.Nil, WRONGTYPE, NOSCRIPT, an error of a
-// script, MOVED, ASK and whatever else a server says that works. LOADING, READONLY,
-// CLUSTERDOWN, TRYAGAIN, MASTERDOWN, too many clients and errors of the network are
-// failures. A pool that has no connection left, in its PoolTimeout or by its MaxActiveConns,
+// script, MOVED, ASK, NOAUTH, NOPERM and whatever else a server says that works. What says
+// that the server cannot serve is a failure: LOADING, BUSY, OOM, MISCONF, READONLY,
+// NOREPLICAS, MASTERDOWN, NOMASTERLINK, CLUSTERDOWN, TRYAGAIN, too many clients, a blocking
+// command that was ended because the server has become a replica, and an EXEC or a script
+// that was given up for one of these. So are errors of the network. A pool that has no connection left, in its PoolTimeout or by its MaxActiveConns,
 // refuses: nothing was called. The end of a caller's ctx says nothing, as everywhere. The caller gets the error that
 // go-redis has returned, redis.Nil as redis.Nil, or the refusal of a policy.
 //
@@ -38,7 +40,8 @@
 // A Client retries by itself, MaxRetries times (3), within the policies: a command counts
 // once, however often it was sent. Switch that off by MaxRetries: -1 and put a Retrier first
 // in Node, for commands that may be repeated. A ClusterClient sends again, up to MaxRedirects
-// times and perhaps to other nodes, outside of the policies: each counts at its node.
+// times and perhaps to other nodes, outside of the policies, and a Ring up to MaxRetries
+// times: each counts at its node.
 //
 // A Client also dials five times, 100 ms apart, within one command: a server that refuses
 // connections looks like one that is slow. Switch that off by DialerRetries: 1.
@@ -56,6 +59,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -83,7 +87,10 @@ func Hook(client redis.UniversalClient, cfg Config) {
 	case *redis.ClusterClient:
 		c.OnNewNode(node)
 	case *redis.Ring:
-		c.OnNewNode(node)
+		c.OnNewNode(node) // is not told of the shards that NewRing has made
+		for _, shard := range c.GetShardClients() {
+			node(shard)
+		}
 	default:
 		panic(fmt.Sprintf("resilienceredis: Hook: a %T, must be a Client, a ClusterClient or a Ring", client))
 	}
@@ -120,7 +127,13 @@ func (h *hook) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 // ProcessHook implements [redis.Hook].
 func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	guarded := h.policies(func(ctx context.Context) error { return judged(next(ctx, callOf(ctx).cmd)) })
+	guarded := h.policies(func(ctx context.Context) error {
+		c := callOf(ctx)
+		if c == nil {
+			return errNoCall
+		}
+		return judged(next(ctx, c.cmd))
+	})
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if callOf(ctx) != nil {
 			return next(ctx, cmd)
@@ -133,6 +146,9 @@ func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	guarded := h.policies(func(ctx context.Context) error {
 		c := callOf(ctx)
+		if c == nil {
+			return errNoCall
+		}
 		c.sent = true
 		err := next(ctx, c.cmds)
 		if i := slices.IndexFunc(c.cmds, failed); err == nil && i >= 0 {
@@ -192,9 +208,34 @@ func judged(err error) error {
 		return &verdict{err, false, true}
 	}
 	var reply redis.Error
-	if !errors.As(err, &reply) || redis.IsLoadingError(err) || redis.IsReadOnlyError(err) || redis.IsClusterDownError(err) ||
-		redis.IsTryAgainError(err) || redis.IsMasterDownError(err) || redis.IsMaxClientsError(err) {
+	if !errors.As(err, &reply) || cannotServe(reply.Error()) {
 		return err
 	}
 	return &verdict{err, true, false}
 }
+
+// cannotServe reports whether a reply says that the server cannot serve the command now,
+// rather than what is wrong with the command or with who sends it.
+func cannotServe(reply string) bool {
+	reply = strings.TrimPrefix(reply, "ERR ") // Kvrocks puts it before the other codes
+	for _, before := range []string{"EXECABORT Transaction discarded because of: ", "Error running script"} {
+		if rest, ok := strings.CutPrefix(reply, before); ok { // then the reply that a command got
+			if at := strings.LastIndex(rest, ": -"); at >= 0 { // so a script tells it before Redis 7
+				rest = rest[at+len(": -"):]
+			}
+			reply = rest
+		}
+	}
+	switch code, _, _ := strings.Cut(reply, " "); code {
+	case "LOADING", "BUSY", // it does something else first
+		"OOM", "MISCONF", // it has no memory, or cannot write to its disk
+		"READONLY", "NOREPLICAS", "MASTERDOWN", "NOMASTERLINK", // it is a replica, or has none
+		"CLUSTERDOWN", "TRYAGAIN": // the slot is nobody's, or moves
+		return true
+	case "UNBLOCKED":
+		return strings.Contains(reply, "instance state changed") // it has become a replica
+	}
+	return strings.HasPrefix(reply, "max number of clients")
+}
+
+var errNoCall = errors.New("resilienceredis: the policies lost the ctx of the command")

@@ -91,7 +91,27 @@ func TestReplies(t *testing.T) {
 		"-MOVED 3999 127.0.0.1:6381":         breaker.Closed,
 		"-ASK 3999 127.0.0.1:6381":           breaker.Closed,
 		"-NOAUTH Authentication required":    breaker.Closed,
-		"-OOM command not allowed":           breaker.Closed,
+		"-NOPERM this user has no":           breaker.Closed,
+		"-WRONGPASS invalid":                 breaker.Closed,
+		"-CROSSSLOT Keys in request":         breaker.Closed,
+		"-BUSYGROUP Consumer Group name":     breaker.Closed,
+		"-BUSYKEY Target key name":           breaker.Closed,
+		"-NOTBUSY No scripts in execution":   breaker.Closed,
+		"-UNBLOCKED by CLIENT UNBLOCK":       breaker.Closed,
+		"-ERR it says: -OOM":                 breaker.Closed,
+		"-EXECABORT because of previous":     breaker.Closed,
+		"-OOM command not allowed":           breaker.Open,
+		"-MISCONF Errors writing to the AOF": breaker.Open,
+		"-NOREPLICAS Not enough good":        breaker.Open,
+		"-NOMASTERLINK Can't SYNC":           breaker.Open,
+		"-BUSY Redis is busy running a":      breaker.Open,
+		"-ERR LOADING as Kvrocks has it":     breaker.Open,
+		"-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)": breaker.Open,
+		"-EXECABORT Transaction discarded because of: OOM command not allowed":                          breaker.Open,
+		"-EXECABORT Transaction discarded because of: WRONGTYPE Operation":                              breaker.Closed,
+		"-ERR Error running script (call to f_1): @user_script: 1: -READONLY You can't":                 breaker.Open,
+		"-ERR Error running script (call to f_1): @user_script: 1: -WRONGTYPE Operation":                breaker.Closed,
+		"-ERR max number of clients + cluster connections reached":                                      breaker.Open,
 		"-LOADING Redis is loading":          breaker.Open,
 		"-READONLY You can't write":          breaker.Open,
 		"-CLUSTERDOWN The cluster":           breaker.Open,
@@ -233,6 +253,57 @@ func TestARetrierRepeatsWithin(t *testing.T) {
 	require.Equal(t, "v", rdb.Get(t.Context(), "key").Val())
 	require.Equal(t, redis.Nil, rdb.Get(t.Context(), "key").Err(), "an answer is not repeated")
 	require.Empty(t, replies)
+}
+
+func TestPoliciesThatLoseTheCtxGetAnError(t *testing.T) {
+	lost := func(next resilience.Func) resilience.Func {
+		return func(context.Context) error { return next(context.Background()) }
+	}
+	rdb := always("+v").client(t, lost)
+	want := "resilienceredis: the policies lost the ctx of the command"
+	require.EqualError(t, rdb.Get(t.Context(), "key").Err(), want)
+	cmds, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		p.Get(t.Context(), "a")
+		p.Get(t.Context(), "b")
+		return nil
+	})
+	require.EqualError(t, err, want)
+	for _, cmd := range cmds {
+		require.EqualError(t, cmd.Err(), want)
+	}
+}
+
+// TestHookGuardsTheShardsOfARing: those that NewRing has made, and those that are added later.
+func TestHookGuardsTheShardsOfARing(t *testing.T) {
+	for _, added := range []string{"", "node3"} {
+		at := map[string]string{"a": "node1", "b": "node2"}
+		ring := redis.NewRing(&redis.RingOptions{Addrs: at, Dialer: always("+v").dial, HeartbeatFrequency: time.Hour})
+		nodes, calls := []string{}, 0
+		resilienceredis.Hook(ring, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
+			nodes = append(nodes, addr)
+			return func(next resilience.Func) resilience.Func {
+				return func(ctx context.Context) error { calls++; return next(ctx) }
+			}
+		}})
+		want := []string{"node1", "node2"}
+		if added != "" {
+			ring.SetAddrs(map[string]string{"a": "node1", "b": "node2", "c": added})
+			want = append(want, added)
+		}
+		require.ElementsMatch(t, want, nodes)
+		for i := range 20 {
+			require.Equal(t, "v", ring.Get(t.Context(), strconv.Itoa(i)).Val())
+		}
+		require.Equal(t, 20, calls)
+		_, err := ring.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+			p.Get(t.Context(), "key")
+			p.Get(t.Context(), "key")
+			return nil
+		})
+		require.NoError(t, err)
+		require.Equal(t, 21, calls, "a pipeline is one call")
+		require.NoError(t, ring.Close())
+	}
 }
 
 func TestHookKnowsItsClients(t *testing.T) {
