@@ -137,7 +137,7 @@ func (e *execution) startAgain(ctx context.Context, p program, res *result) erro
 }
 
 func (e *execution) childRequest(p program, step string, i int, s any) (store.StartRequest, error) {
-	data, err := p.encode(s)
+	data, err := p.encodeFirst(s)
 	if err != nil {
 		return store.StartRequest{}, err
 	}

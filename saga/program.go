@@ -19,6 +19,7 @@ const defaultTimeout = time.Minute // of an attempt
 type program interface {
 	planned() *plan.Plan
 	encode(s any) ([]byte, error)
+	encodeFirst(s any) ([]byte, error)
 	decode(data []byte) (any, error)
 	call(ctx context.Context, unit int, op Op, s any) error
 	callTx(ctx context.Context, tx *sql.Tx, unit int, op Op, s any) error

@@ -258,7 +258,7 @@ type Step[S any] struct {
 	// Backoff returns the wait after failed attempt 1, 2 and so on of Do or Undo.
 	// Refusals since the last attempt count as attempts here. Nil means
 	// Exponential(100*time.Millisecond, time.Minute). The wait is longer if the error
-	// has a RetryAfter() that is longer.
+	// has a RetryAfter() that is longer, of which at most an hour counts.
 	Backoff func(attempt int) time.Duration
 
 	// Middleware wraps each attempt of Do and of Undo: the Wrap of a Breaker, Bulkhead or

@@ -221,6 +221,11 @@ func TestRegisterRefusesAStateThatATakeoverWouldLose(t *testing.T) {
 		"s.hidden.cache": register[struct{ hidden }](nil),
 		"s.in":           register[struct{ in kept }](nil),
 		"s.inner":        register[struct{ *inner }](nil),
+		"s.Last ":        register[struct{ Last error }](nil),
+		"s.Ready ":       register[struct{ Ready chan int }](nil),
+		"s.Then ":        register[struct{ Then func() }](nil),
+		"s.List ":        register[struct{ List []map[string]error }](nil),
+		"s of type chan": register[chan int](nil),
 	} {
 		func() {
 			defer func() { require.ErrorContains(t, recover().(error), where[:len(where)-1]) }()

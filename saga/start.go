@@ -22,8 +22,8 @@ import (
 // is [ErrExists] if that Instance is of a definition with another name.
 //
 // Start writes nothing if ctx has ended, the id is not 1 to 200 bytes of UTF-8 without
-// NUL, the definition is invalid or not registered, the state cannot be encoded, or Inject
-// panics.
+// NUL, the definition is invalid or not registered, the state cannot be encoded or does not
+// come back from its Codec as it was, or Inject panics.
 func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (*Instance, error) {
 	req, p, err := newStart(ctx, r, sg, id, s)
 	if err != nil {
@@ -89,7 +89,7 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 	if err != nil {
 		return store.StartRequest{}, nil, err
 	}
-	data, err := t.encode(&s)
+	data, err := t.encodeFirst(&s)
 	if err != nil {
 		return store.StartRequest{}, nil, err
 	}

@@ -1,6 +1,7 @@
 package saga
 
 import (
+	"cmp"
 	"encoding"
 	"encoding/json"
 	"fmt"
@@ -37,6 +38,12 @@ func unkeptIn(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
 		return unkeptIn(t.Elem(), path, seen)
+	case reflect.Chan, reflect.Func, reflect.Complex64, reflect.Complex128, reflect.UnsafePointer:
+		return cmp.Or(path, " of type "+t.String())
+	case reflect.Interface:
+		if t.NumMethod() > 0 { // JSON writes an error, and cannot read it
+			return cmp.Or(path, " of type "+t.String())
+		}
 	case reflect.Struct:
 		for i := range t.NumField() {
 			f := t.Field(i)

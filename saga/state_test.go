@@ -3,6 +3,7 @@ package saga_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -201,4 +202,57 @@ func TestStepsChangeTheBytesOfACodec(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestStartRefusesAStateThatDoesNotComeBack, which would make the saga stuck at its next claim, or
+// change what it is about.
+func TestStartRefusesAStateThatDoesNotComeBack(t *testing.T) {
+	_, err := startWith(t, nil, map[string]any{"amount": int64(1<<53 + 1)})
+	require.ErrorContains(t, err, "saga: trip: the state does not come back as it was: ")
+	_, err = startWith(t, nil, map[string]any{"amount": int64(1 << 53)})
+	require.NoError(t, err)
+	_, err = startWith(t, nil, oneWay{1})
+	require.ErrorContains(t, err, "saga: trip: the state does not decode: ")
+	_, err = startWith[oneWay](t, anyCodec[oneWay]{}, oneWay{1})
+	require.NoError(t, err)
+	for _, s := range []int{1, 2} {
+		_, err = startWith(t, saga.Codec[int](&numbered{}), s)
+		require.NoError(t, err, "it writes the same state in different ways")
+	}
+	_, err = startWith[int](t, &numbered{drifts: true}, 1)
+	require.ErrorContains(t, err, "the state does not come back as it was")
+}
+
+func startWith[S any](t *testing.T, codec saga.Codec[S], s S) (*saga.Instance, error) {
+	sg := &saga.Saga[S]{Name: "trip", Codec: codec, Steps: []saga.Step[S]{
+		{Name: "a", ReadOnly: true, Do: func(context.Context, *S) error { return nil }},
+	}}
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
+	saga.Register(r, sg)
+	return saga.Start(t.Context(), r, sg, "trip-1", s)
+}
+
+// A oneWay encodes itself as what it does not decode.
+type oneWay struct{ N int }
+
+func (o oneWay) MarshalJSON() ([]byte, error) { return []byte(`"one"`), nil }
+
+// A numbered writes before a number how often it has written one.
+type numbered struct {
+	writes int
+	drifts bool // each time it comes back as another
+}
+
+func (c *numbered) Encode(s *int) ([]byte, error) {
+	c.writes++
+	return fmt.Appendf(nil, "%d %d", c.writes, *s), nil
+}
+
+func (c *numbered) Decode(data []byte, s *int) error {
+	var writes int
+	_, err := fmt.Sscan(string(data), &writes, s)
+	if c.drifts {
+		*s++
+	}
+	return err
 }

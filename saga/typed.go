@@ -77,6 +77,30 @@ func (t *typed[S]) decode(data []byte) (any, error) {
 	return s, nil
 }
 
+// encodeFirst is encode for the state of a new saga. It returns an error if the state does not come
+// back from its Codec: the saga would be stuck, or go on with another state, when another process
+// takes it over. A Codec may write the same state in different ways.
+func (t *typed[S]) encodeFirst(s any) ([]byte, error) {
+	data, err := t.encode(s)
+	if err != nil {
+		return nil, err
+	}
+	back, err := t.decode(data)
+	if err != nil {
+		return nil, err
+	}
+	again, err := t.encode(back)
+	if err != nil || bytes.Equal(data, again) || reflect.DeepEqual(s, back) {
+		return data, err
+	}
+	if _, ok := t.codec.(jsonCodec[S]); !ok {
+		if twice, err := t.decode(again); err != nil || reflect.DeepEqual(back, twice) {
+			return data, err
+		}
+	}
+	return nil, fmt.Errorf("saga: %s: the state does not come back as it was: %.200q and then %.200q", t.plan.Name, data, again)
+}
+
 func (t *typed[S]) call(ctx context.Context, unit int, op Op, s any) error {
 	st := t.steps[unit]
 	fn := st.Do

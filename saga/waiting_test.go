@@ -286,3 +286,41 @@ func TestAFailureIsSeenBehindAStepThatHasNotBegun(t *testing.T) {
 		require.NotContains(t, s.Calls, "do later")
 	})
 }
+
+// TestRetryAfterOfTenYearsCountsAsAnHour behind the pivot and of an Undo, where the saga would
+// sleep for as long and nobody would be told.
+func TestRetryAfterOfTenYearsCountsAsAnHour(t *testing.T) {
+	tenYears := func() error { return hint{after: 10 * 365 * 24 * time.Hour} }
+	charge := saga.Step[trip]{Name: "charge", Pivot: true, Do: func(context.Context, *trip) error { return nil }}
+	for name, steps := range map[string]func(once func() error) []saga.Step[trip]{
+		"a Do behind the pivot": func(once func() error) []saga.Step[trip] {
+			return []saga.Step[trip]{charge, {Name: "tickets", Do: func(context.Context, *trip) error { return once() }}}
+		},
+		"an Undo": func(once func() error) []saga.Step[trip] {
+			return []saga.Step[trip]{
+				{Name: "flight", Do: func(context.Context, *trip) error { return nil }, Undo: func(context.Context, *trip) error { return once() }},
+				{Name: "hotel", ReadOnly: true, Do: func(context.Context, *trip) error { return saga.Abort(errDeclined) }},
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				calls := 0
+				sg := sequence(steps(func() error {
+					if calls++; calls == 1 {
+						return tenYears()
+					}
+					return nil
+				})...)
+				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
+				began := time.Now()
+				mustStart(t, r, sg)
+				ctx, cancel := context.WithTimeout(t.Context(), 67*time.Minute)
+				defer cancel()
+				_, _ = sg.Result(ctx, r, "trip-1")
+				require.NoError(t, ctx.Err())
+				require.GreaterOrEqual(t, time.Since(began), time.Hour)
+			})
+		})
+	}
+}

@@ -34,10 +34,11 @@ func Crashes(t *testing.T, newStore func(t *testing.T) store.Store, shapes ...st
 	t.Helper()
 	st := newStore(t)
 	cases := 0
-	for _, sc := range scenarios(st) {
-		if len(shapes) > 0 && !slices.Contains(shapes, sc.name) {
-			continue
-		}
+	list, err := selected(scenarios(st), shapes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sc := range list {
 		clean := newTrial(t, st, sc, sc.name+" without a crash", 0, false)
 		clean.run()
 		var wg sync.WaitGroup
@@ -57,6 +58,22 @@ func Crashes(t *testing.T, newStore func(t *testing.T) store.Store, shapes ...st
 		wg.Wait()
 	}
 	t.Logf("%d crashes", cases)
+}
+
+// selected returns the scenarios of some shapes, or all. A shape that does not exist is an error:
+// its crashes would seem to be tested.
+func selected(all []scenario, shapes []string) (list []scenario, err error) {
+	if len(shapes) == 0 {
+		return all, nil
+	}
+	for _, shape := range shapes {
+		i := slices.IndexFunc(all, func(sc scenario) bool { return sc.name == shape })
+		if i < 0 {
+			return nil, fmt.Errorf("storetest: there is no shape %q for this store", shape)
+		}
+		list = append(list, all[i])
+	}
+	return list, nil
 }
 
 // A scenario is a saga and its expected end.

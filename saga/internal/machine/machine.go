@@ -5,7 +5,6 @@ package machine
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -471,13 +470,17 @@ func (m *Machine) Forsake() {
 // the Backoff may return zero.
 const leastPause = 10 * time.Millisecond
 
+// longestAsked is the longest RetryAfter that counts, unless the Backoff is longer. A server that
+// asks for ten years, in a wrong unit, would keep a saga running for as long, and nobody would be
+// told of it.
+const longestAsked = time.Hour
+
 // pauseAfter returns how long to wait after a failed attempt whose error has the RetryAfter
 // after. err is a panic of the Backoff.
 func pauseAfter(u *plan.Unit, attempt int, after time.Duration) (time.Duration, error) {
 	d, err := u.Backoff(attempt)
-	if after > d {
+	if after = min(after, longestAsked); after > d {
 		// The jitter spreads attempts that were told to wait for the same moment.
-		after = min(after, math.MaxInt64/2)
 		d = after + rand.N(after/10+1)
 	}
 	return max(d, 0), err
