@@ -103,13 +103,13 @@ func New(cfg Config) *Breaker {
 }
 
 func newVersion(cfg Config) *settings.Version[Config] {
-	return settings.New(cfg, Config.withDefaults)
+	return settings.NewVersion(cfg, Config.withDefaults)
 }
 
 func (b *Breaker) make(v *settings.Version[Config]) {
 	cfg := v.Filled()
 	b.name, b.start = cfg.Name, time.Now()
-	b.setting.Adopt(v, nil)
+	b.setting.Adopt(v, Config.withDefaults, nil)
 	b.phase.Store(&phase{state: Closed, cfg: cfg, circuit: newCircuit(cfg, 0).close(0), since: b.start})
 }
 

@@ -88,8 +88,9 @@ type Group[K comparable] struct {
 // is one.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	g := &Group[K]{}
-	g.members = keyed.New(settings.New(cfg, GroupConfig[K].withDefaults), keyed.Kind[K, GroupConfig[K], settings.Version[Config], Breaker]{
+	g.members = keyed.New(cfg, GroupConfig[K].withDefaults, keyed.Kind[K, GroupConfig[K], settings.Version[Config], Breaker]{
 		Type:   "breaker.GroupConfig",
+		Fixed:  func(was, next *GroupConfig[K]) error { return was.Config.fixed(&next.Config) },
 		Bounds: (*GroupConfig[K]).bounds,
 		Each: func(s *settings.Setting[GroupConfig[K]]) *settings.Version[Config] {
 			return newVersion(s.Given().Config)
@@ -100,7 +101,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 			b.key, b.groupDone = keyed.TextOf(key), &g.done
 			b.observers.In(&g.observers)
 		},
-		Follow: func(b *Breaker, each *settings.Version[Config]) { b.setting.Adopt(each, b.follow) },
+		Follow: func(b *Breaker, each *settings.Version[Config]) { b.setting.Adopt(each, Config.withDefaults, b.follow) },
 		Needed: (*Breaker).needed,
 		Evict:  func(shard int, _ K, b *Breaker) { g.evicted[shard].add(b.lockedSums()) },
 	})

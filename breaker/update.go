@@ -1,14 +1,18 @@
 package breaker
 
-import "context"
+import (
+	"context"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+)
 
 // Config returns the present Config, with its defaults filled in.
 func (b *Breaker) Config() Config { return b.setting.Config() }
 
-// Update changes the Config of a breaker in use. It calls change with the present Config,
-// with its defaults filled in. If the result is not valid, Update returns the error of
-// Validate and nothing changes. A field that has its default, and that change does not
-// set, gets its default anew: after a change of SlowAfter, for example, Patience follows.
+// Update changes the Config of a breaker in use. It calls change with the Config as it was
+// given: a zero field means its default. If the result is not valid, Update returns the error
+// of Validate and nothing changes. A default that depends on another field follows it: after a
+// change of SlowAfter, for example, a Patience that was not given does.
 //
 //   - The state is kept. An open breaker stays open until its time. A breaker that is open
 //     or half-open closes after the Successes that it opened with. ForceOpen and Disable
@@ -26,12 +30,16 @@ func (b *Breaker) Config() Config { return b.setting.Config() }
 // Updates run one at a time. change must not use the breaker or its group.
 func (b *Breaker) Update(change func(*Config)) error {
 	defer b.deliver(context.Background())
-	return b.setting.Update(change, nil, b.follow)
+	return b.setting.Update(change, (*Config).fixed, b.follow)
 }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing.
-func (b *Breaker) Preview(change func(*Config)) (Config, error) { return b.setting.Preview(change) }
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (b *Breaker) Change(dry bool, f func(cfg any) error) error {
+	defer b.deliver(context.Background())
+	return b.setting.Change(dry, f, (*Config).fixed, b.follow)
+}
 
 func (b *Breaker) follow(cfg *Config) {
 	b.mu.Lock()
@@ -63,16 +71,28 @@ func (g *Group[K]) Config() GroupConfig[K] { return g.members.Config() }
 //
 // Updates run one at a time. change must not use the group or its breakers.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
-	err := g.members.Update(change)
+	defer g.deliver()
+	return g.members.Update(change)
+}
+
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (g *Group[K]) Change(dry bool, f func(cfg any) error) error {
+	defer g.deliver()
+	return g.members.Change(dry, f)
+}
+
+func (g *Group[K]) deliver() {
 	for _, b := range g.members.All() {
 		b.deliver(context.Background())
 	}
 	g.members.Shared().deliver(context.Background())
-	return err
 }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing. It does not compare MaxKeys with the breakers that the group holds.
-func (g *Group[K]) Preview(change func(*GroupConfig[K])) (GroupConfig[K], error) {
-	return g.members.Preview(change)
+// fixed returns an error if Name has changed.
+func (c *Config) fixed(next *Config) error {
+	f := invalid.Fields{Type: "breaker.Config"}
+	f.Same("Name", c.Name, next.Name)
+	return f.Err()
 }

@@ -637,7 +637,8 @@ func TestUpdateTellsOfWhatItFinds(t *testing.T) {
 }
 
 func TestUpdatesRunOneAtATime(t *testing.T) {
-	b, g := breaker.New(breaker.Config{}), breaker.NewGroup(breaker.GroupConfig[int]{})
+	cfg := breaker.Config{Failures: 5}
+	b, g := breaker.New(cfg), breaker.NewGroup(breaker.GroupConfig[int]{Config: cfg})
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
@@ -663,4 +664,19 @@ func TestBreakerCountsASuccessAfterAPause(t *testing.T) {
 			require.EqualValues(t, 1, b.Stats().Window.Calls)
 		}
 	})
+}
+
+// What an Update sets is set, also if it was the default.
+func TestUpdateSetsWhatWasTheDefault(t *testing.T) {
+	b := breaker.New(breaker.Config{}) // opens after 5 failures in a row
+	require.NoError(t, b.Update(func(c *breaker.Config) { c.Failures, c.FailureRate = 5, 0.5 }))
+	require.Equal(t, 5, b.Config().Failures)
+	for range 5 {
+		_ = b.Do(t.Context(), func(context.Context) error { return errors.New("down") })
+	}
+	require.Equal(t, breaker.Open, b.State())
+
+	b = breaker.New(breaker.Config{}) // OpenFor 30s, which does not grow
+	require.NoError(t, b.Update(func(c *breaker.Config) { c.OpenFor, c.MaxOpenFor = 5*time.Second, 30*time.Second }))
+	require.Equal(t, 30*time.Second, b.Config().MaxOpenFor)
 }

@@ -95,7 +95,7 @@ func New(cfg Config) *Bulkhead {
 }
 
 func newVersion(cfg Config) *settings.Version[Config] {
-	return settings.New(cfg, Config.withDefaults, "Levels")
+	return settings.NewVersion(cfg, Config.withDefaults)
 }
 
 func (b *Bulkhead) make(v *settings.Version[Config]) {
@@ -107,7 +107,7 @@ func (b *Bulkhead) make(v *settings.Version[Config]) {
 	}
 	b.born, b.last = time.Now(), make([]atomic.Pointer[FullError], r.Levels)
 	b.queue.levels = make([]level, r.Levels)
-	b.setting.Adopt(v, nil)
+	b.setting.Adopt(v, Config.withDefaults, nil)
 	b.rules.Store(r)
 	b.queue.limit.Store(int64(limit))
 	b.queue.slots.word.Store(bias + uint64(limit))

@@ -82,8 +82,9 @@ type Group[K comparable] struct {
 // there is one.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	g := &Group[K]{}
-	g.members = keyed.New(settings.New(cfg, GroupConfig[K].withDefaults, "Levels"), keyed.Kind[K, GroupConfig[K], settings.Version[Config], Bulkhead]{
+	g.members = keyed.New(cfg, GroupConfig[K].withDefaults, keyed.Kind[K, GroupConfig[K], settings.Version[Config], Bulkhead]{
 		Type:   "bulkhead.GroupConfig",
+		Fixed:  func(was, next *GroupConfig[K]) error { return was.Config.fixed(&next.Config) },
 		Bounds: (*GroupConfig[K]).bounds,
 		Each: func(s *settings.Setting[GroupConfig[K]]) *settings.Version[Config] {
 			return newVersion(s.Given().Config)
@@ -94,7 +95,7 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 			b.key = keyed.TextOf(key)
 			b.observers.In(&g.observers)
 		},
-		Follow: func(b *Bulkhead, each *settings.Version[Config]) { b.setting.Adopt(each, b.adopt) },
+		Follow: func(b *Bulkhead, each *settings.Version[Config]) { b.setting.Adopt(each, Config.withDefaults, b.adopt) },
 		Evict:  func(shard int, _ K, b *Bulkhead) { g.evicted[shard].add(b.Stats().Totals) },
 	})
 	return g

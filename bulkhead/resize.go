@@ -29,7 +29,7 @@ func (b *Bulkhead) setLimit(n int) error {
 			given.Limit = n
 		}
 	}
-	return b.setting.Set(set, func(*Config) error { return err }, func(cfg *Config) {
+	return b.setting.Update(set, func(_, _ *Config) error { return err }, func(cfg *Config) {
 		r := b.rules.Load()
 		a := r.adaptive
 		if a == nil {

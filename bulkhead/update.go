@@ -1,6 +1,10 @@
 package bulkhead
 
-import "context"
+import (
+	"context"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+)
 
 // Name returns the Name of the Config.
 func (b *Bulkhead) Name() string { return b.setting.Load().Name }
@@ -8,10 +12,10 @@ func (b *Bulkhead) Name() string { return b.setting.Load().Name }
 // Config returns the present Config, with its defaults filled in.
 func (b *Bulkhead) Config() Config { return b.setting.Config() }
 
-// Update changes the Config. It calls change with the present one, defaults filled in.
-// What change leaves in it takes effect if it is valid. Otherwise Update returns an error
-// that names the field, and nothing changes. A field that was not set, and that change
-// leaves alone, keeps meaning its default, also if that depends on another field.
+// Update changes the Config. It calls change with the present one as it was given: a zero
+// field means its default, which may depend on another field. What change leaves in it takes
+// effect if it is valid. Otherwise Update returns an error that names the field, and nothing
+// changes.
 //
 //   - Slots in flight, the queue, and all counts are kept. Calls under way end under the
 //     Config that they began with.
@@ -30,16 +34,17 @@ func (b *Bulkhead) Config() Config { return b.setting.Config() }
 //
 // Updates are made one after the other. change must not use the bulkhead or its group.
 func (b *Bulkhead) Update(change func(*Config)) error {
-	if err := b.setting.Update(change, nil, b.adopt); err != nil {
-		return err
-	}
-	b.announce(context.Background())
-	return nil
+	defer b.announce(context.Background())
+	return b.setting.Update(change, (*Config).fixed, b.adopt)
 }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing.
-func (b *Bulkhead) Preview(change func(*Config)) (Config, error) { return b.setting.Preview(change) }
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (b *Bulkhead) Change(dry bool, f func(cfg any) error) error {
+	defer b.announce(context.Background())
+	return b.setting.Change(dry, f, (*Config).fixed, b.adopt)
+}
 
 // adopt puts cfg into effect.
 func (b *Bulkhead) adopt(cfg *Config) {
@@ -82,16 +87,29 @@ func (g *Group[K]) Config() GroupConfig[K] { return g.members.Config() }
 //   - MaxKeys cannot be less than the number of bulkheads that the group holds.
 //   - The Name and the Levels of Config cannot change.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
-	err := g.members.Update(change)
+	defer g.announce()
+	return g.members.Update(change)
+}
+
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (g *Group[K]) Change(dry bool, f func(cfg any) error) error {
+	defer g.announce()
+	return g.members.Change(dry, f)
+}
+
+func (g *Group[K]) announce() {
 	for _, b := range g.members.All() {
 		b.announce(context.Background())
 	}
 	g.members.Shared().announce(context.Background())
-	return err
 }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing. It does not compare MaxKeys with the bulkheads that the group holds.
-func (g *Group[K]) Preview(change func(*GroupConfig[K])) (GroupConfig[K], error) {
-	return g.members.Preview(change)
+// fixed returns an error if Name or Levels have changed.
+func (c *Config) fixed(next *Config) error {
+	f := invalid.Fields{Type: "bulkhead.Config"}
+	f.Same("Name", c.Name, next.Name)
+	f.Same("Levels", c.Levels, next.Levels)
+	return f.Err()
 }

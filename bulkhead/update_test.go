@@ -70,7 +70,7 @@ func TestUpdateChangesNothingIfItFails(t *testing.T) {
 		"bulkhead.Config.Limit is 5: must be 0 where Adaptive is set":             func(c *bulkhead.Config) { c.Adaptive = &bulkhead.AdaptiveLimit{} },
 		`bulkhead.Config.Name is "y": must be "x" as before: it cannot change`:    func(c *bulkhead.Config) { c.Name = "y" },
 		"bulkhead.Config.Levels is 3: must be 2 as before: it cannot change":      func(c *bulkhead.Config) { c.Levels = 3 },
-		"bulkhead.Config.Reserve[0] is -1: must be at least 0 and less than 1":    func(c *bulkhead.Config) { c.Reserve[0] = -1 },
+		"bulkhead.Config.Reserve[0] is -1: must be at least 0 and less than 1":    func(c *bulkhead.Config) { c.Reserve = []float64{-1} },
 		"bulkhead.Config.Queue is 7: must be 0 where MaxWait is 0: no call waits": func(c *bulkhead.Config) { c.MaxWait = 0 },
 	} {
 		b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 5, MaxWait: -1, Queue: 7, Levels: 2, Priority: zero})
@@ -409,7 +409,7 @@ func TestUpdateUnderLoad(t *testing.T) {
 			func(c *bulkhead.Config) { c.Order = orders[rng.IntN(len(orders))] },
 			fix(large),
 			func(c *bulkhead.Config) { c.MaxWait, c.Queue = time.Duration(rng.IntN(2)-1), 0 },
-			func(c *bulkhead.Config) { c.Reserve[0] = 0.9 * rng.Float64() },
+			func(c *bulkhead.Config) { c.Reserve = []float64{0.9 * rng.Float64()} },
 			fix(1 + rng.IntN(large)),
 			func(c *bulkhead.Config) { c.MaxWait = time.Duration(1+rng.IntN(100)) * time.Microsecond },
 		} {
@@ -603,4 +603,13 @@ func TestCallThatAnUpdateMakesTooCostlyIsRefused(t *testing.T) {
 	refusal, ok := errors.AsType[*bulkhead.FullError](err)
 	require.True(t, ok, err)
 	require.Equal(t, bulkhead.TooCostly, refusal.Reason)
+}
+
+// What an Update sets is set, also if it was the default.
+func TestUpdateSetsWhatWasTheDefault(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Second})
+	require.Equal(t, 1000, b.Config().Queue)
+	require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Queue = 1000 }))
+	require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Limit = 2 }))
+	require.Equal(t, 1000, b.Config().Queue)
 }

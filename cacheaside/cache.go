@@ -129,7 +129,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 		chance:    rand.N[time.Duration],
 		ended:     make(chan struct{}),
 	}
-	c.setting.Adopt(settings.New(cfg, Config[K, V].withDefaults, "Store", "MemoryInOutage", "Codec", "Version"), nil)
+	c.setting.Init(cfg, Config[K, V].withDefaults)
 	cfg = c.Config()
 	c.slots.setLimit(cfg.Loads)
 	for i := range c.shards {

@@ -12,14 +12,13 @@ func (c *Cache[K, V]) Name() string { return c.cfg().Name }
 // Config returns the present Config, with its defaults filled in.
 func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
 
-// Update changes the settings of a Cache that is in use. It calls change with the
-// present Config, validates the result and puts it into effect. Concurrent calls of
+// Update changes the settings of a Cache that is in use. It calls change with the present
+// Config as it was given, in which a zero field means its default, validates the result and
+// puts it into effect. Concurrent calls of
 // Update happen one after the other. If Update returns an error, or change panics,
 // nothing has changed. change must not call the Cache.
 //
 //	err := users.Update(func(cfg *cacheaside.Config[int, User]) { cfg.TTL = time.Minute })
-//
-// A field that change leaves alone stays as it was given to New.
 //
 // Entries, counters, and invalidations that the Store must still be told of are kept:
 //
@@ -41,16 +40,22 @@ func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
 	return c.setting.Update(change, c.admit, c.adopt)
 }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing. It allows any Capacity.
-func (c *Cache[K, V]) Preview(change func(*Config[K, V])) (Config[K, V], error) {
-	return c.setting.Preview(change)
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (c *Cache[K, V]) Change(dry bool, f func(cfg any) error) error {
+	return c.setting.Change(dry, f, c.admit, c.adopt)
 }
 
-func (c *Cache[K, V]) admit(next *Config[K, V]) error {
+func (c *Cache[K, V]) admit(was, next *Config[K, V]) error {
 	f := invalid.Fields{Type: "cacheaside.Config"}
-	was := c.cfg().Capacity
-	f.Need((next.Capacity < 0) == (was < 0), "Capacity", next.Capacity, fmt.Sprintf("negative or not, as %d before: it cannot change", was))
+	f.Same("Name", was.Name, next.Name)
+	f.Same("Store", was.Store, next.Store)
+	f.Same("MemoryInOutage", was.MemoryInOutage, next.MemoryInOutage)
+	f.Same("Codec", was.Codec, next.Codec)
+	f.Same("Version", was.Version, next.Version)
+	next.Store, next.Codec = was.Store, was.Codec // what cannot be compared stays, too
+	f.Need((next.Capacity < 0) == (was.Capacity < 0), "Capacity", next.Capacity, fmt.Sprintf("negative or not, as %d before: it cannot change", was.Capacity))
 	return f.Err()
 }
 

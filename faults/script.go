@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
@@ -35,7 +36,8 @@ type progress struct {
 // New returns a Script. It panics with the error of cfg.Validate, if there is one.
 func New(cfg Config) *Script {
 	s := &Script{injected: map[Kind]int64{}}
-	s.setting.Adopt(settings.New(cfg, func(c Config) Config { return c }), s.begin)
+	s.setting.Init(cfg, func(c Config) Config { return c })
+	s.begin(s.setting.Load())
 	return s
 }
 
@@ -72,7 +74,14 @@ func (s *Script) Config() Config { return s.setting.Config() }
 //
 // Updates run one at a time. change must not use the script.
 func (s *Script) Update(change func(*Config)) error {
-	return s.setting.Update(change, nil, s.begin)
+	return s.setting.Update(change, (*Config).fixed, s.begin)
+}
+
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (s *Script) Change(dry bool, f func(cfg any) error) error {
+	return s.setting.Change(dry, f, (*Config).fixed, s.begin)
 }
 
 // Stats is a snapshot of what a [Script] has done since New. The counters never go back.
@@ -172,4 +181,11 @@ func wait(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 	}
 	return ended.Error(ctx)
+}
+
+// fixed returns an error if Name has changed.
+func (c *Config) fixed(next *Config) error {
+	f := invalid.Fields{Type: "faults.Config"}
+	f.Same("Name", c.Name, next.Name)
+	return f.Err()
 }

@@ -167,7 +167,7 @@ func New(store Store, cfg Config) *Candidate {
 		panic(err)
 	}
 	c := &Candidate{store: store}
-	c.setting.Adopt(settings.New(cfg, Config.withDefaults), nil)
+	c.setting.Init(cfg, Config.withDefaults)
 	return c
 }
 
@@ -256,7 +256,8 @@ func (c *Candidate) Name() string { return c.setting.Load().Name }
 // Config returns the present Config, with its defaults filled in.
 func (c *Candidate) Config() Config { return c.setting.Config() }
 
-// Update calls change with the present configuration, and the changes take effect. It is
+// Update calls change with the present configuration as it was given, in which a zero field
+// means its default, and the changes take effect. It is
 // atomic among Updates; change must not call the Candidate. If the new
 // configuration is not valid, or has another Name, Update returns an error and nothing
 // changes.
@@ -264,8 +265,20 @@ func (c *Candidate) Config() Config { return c.setting.Config() }
 // A term under way keeps the TTL and Margin with which it began. A waiting call keeps
 // its place in the line, unless the TTL changes: then it joins again at the end. The
 // Stats stay. A Margin or Poll that was left to the TTL follows it.
-func (c *Candidate) Update(change func(*Config)) error { return c.setting.Update(change, nil, nil) }
+func (c *Candidate) Update(change func(*Config)) error {
+	return c.setting.Update(change, (*Config).fixed, nil)
+}
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing.
-func (c *Candidate) Preview(change func(*Config)) (Config, error) { return c.setting.Preview(change) }
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (c *Candidate) Change(dry bool, f func(cfg any) error) error {
+	return c.setting.Change(dry, f, (*Config).fixed, nil)
+}
+
+// fixed returns an error if Name has changed.
+func (c *Config) fixed(next *Config) error {
+	f := invalid.Fields{Type: "lease.Config"}
+	f.Same("Name", c.Name, next.Name)
+	return f.Err()
+}

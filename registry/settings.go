@@ -2,7 +2,6 @@ package registry
 
 import (
 	"bytes"
-	"cmp"
 	"encoding"
 	"encoding/json"
 	"errors"
@@ -101,19 +100,18 @@ func (r *Registry) Reload(path string) (Report, error) {
 // by their Go names; fields that are left out stay as they are. Durations are texts such
 // as "1.5s".
 //
-// Apply is all or nothing. First it decodes every entry onto the present Config and
-// validates the result. If anything is wrong, the error lists every problem with its
-// path, and nothing has changed. If a policy then rejects its change, because a setting
-// cannot change in flight, Apply changes back the policies that it has changed. It begins
-// with the policies of other origin, the Groups and the caches, which may do that.
+// Apply is all or nothing. First it decodes every entry onto the Config as it was given, and
+// asks each policy whether it would take the result. If anything is wrong, the error lists
+// every problem with its path, and nothing has changed. If a policy then rejects its change all
+// the same, Apply changes back the policies that it has changed.
 //
-// A field that data does not name, and that has its default, follows the fields that
-// change: the Burst of a throttle.Limiter follows its Rate. A field that data names is as
-// data says.
+// A field that data names is as data says. A field that data does not name, and that was not
+// given, keeps its default, which may follow the fields that change: the Burst of a
+// throttle.Limiter follows its Rate.
 //
 // The report lists the fields that data has changed, without the defaults that followed.
 // A zero for which the Config has a default is reported as that default.
-// A policy whose fields are all as data says is not updated.
+// A policy that was given all that data says is not updated.
 //
 // An entry for a policy that is not registered is an error, unless its name begins with
 // a question mark: "?breaker/users". Concurrent calls of Apply take turns.
@@ -124,8 +122,6 @@ func (r *Registry) Apply(data []byte) (Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A default that is changed and changed back is no longer one that follows other fields.
-	slices.SortStableFunc(plans, func(a, b plan) int { return cmp.Compare(a.entry.steady(), b.entry.steady()) })
 	var errs []error
 	done := 0
 	for i := range plans {
@@ -140,7 +136,7 @@ func (r *Registry) Apply(data []byte) (Report, error) {
 		return report(plans), nil
 	}
 	for _, p := range slices.Backward(plans[:done]) {
-		if err := p.entry.source.update(p.reset); err != nil {
+		if err := p.entry.source.change(false, p.reset); err != nil {
 			errs = append(errs, fmt.Errorf("%s: cannot be changed back: %w", p.entry.path(), err))
 		}
 	}
@@ -149,7 +145,7 @@ func (r *Registry) Apply(data []byte) (Report, error) {
 
 // Preview returns what [Registry.Apply] would report, or its error, and changes nothing. It
 // does not know which zeros mean a default, nor what a policy of other origin, without a
-// method Preview, cannot change in flight.
+// method Change, cannot change in flight.
 func (r *Registry) Preview(data []byte) (Report, error) {
 	plans, err := r.plan(data)
 	if err != nil {
@@ -158,83 +154,85 @@ func (r *Registry) Preview(data []byte) (Report, error) {
 	return report(plans), nil
 }
 
-// steady returns how unlikely it is that the policy rejects settings that are valid: one of
-// other origin has no Preview, a Group may hold more keys than it is to have, and a cache keeps
-// the sign of its Capacity.
-func (e Entry) steady() int {
-	switch {
-	case e.source.preview == nil:
-		return 0
-	case e.source.members != nil, e.Kind == "cache":
-		return 1
-	}
-	return 2
-}
-
 func report(plans []plan) Report {
 	var all Report
 	for _, p := range plans {
 		all = append(all, p.changes...)
 	}
-	slices.SortFunc(all, func(a, b Change) int { return cmp.Compare(a.Path, b.Path) })
+	slices.SortFunc(all, func(a, b Change) int { return strings.Compare(a.Path, b.Path) })
 	return all
 }
 
 // A plan is the change of one policy.
 type plan struct {
 	entry   Entry
-	fields  [][]int // of the Config, that change
-	named   [][]int // of the Config, that the settings name
-	to      reflect.Value
-	from    reflect.Value
+	data    []byte
+	before  reflect.Value // the Config, with its defaults
+	given   reflect.Value // the Config as it was given
+	changed bool          // anything that was given
+	named   []field
 	changes []Change
 }
 
-// apply changes the policy, or returns an error and leaves it as it was. The first Update
-// may move a named setting that does not change: a default that follows another setting.
-// A second one then sets it.
-func (p *plan) apply() error {
-	update := p.entry.source.update
-	if err := update(p.set); err != nil {
-		return err
+// A field of a Config, that the settings name.
+type field struct {
+	path  string
+	index []int
+}
+
+// decode writes the settings into a Config as it was given.
+func (p *plan) decode(config any) error {
+	v := reflect.ValueOf(config).Elem()
+	p.given = reflect.New(v.Type()).Elem()
+	p.given.Set(v)
+	d := decoder{path: p.entry.path()}
+	d.fields(v, p.data)
+	p.named, p.changes, p.changed = d.named, nil, false
+	for _, f := range p.named {
+		p.changed = p.changed || !equal(v, p.given, f)
+		p.note(f, v)
 	}
-	now := p.entry.source.config()
-	moved := slices.DeleteFunc(slices.Clone(p.named), func(f []int) bool {
-		want := p.to.FieldByIndex(f)
-		return want.IsZero() || reflect.DeepEqual(now.FieldByIndex(f).Interface(), want.Interface())
-	})
-	if len(moved) > 0 {
-		if err := update(func(config reflect.Value) { copyFields(config, p.to, moved) }); err != nil {
-			return errors.Join(err, update(p.reset))
-		}
+	if d.errs != nil {
+		return undecodable{errors.Join(d.errs...)}
 	}
-	p.settle(p.entry.source.config())
 	return nil
 }
 
-// settle makes the changes say what the Config now is: a zero has become a default.
-func (p *plan) settle(now reflect.Value) {
-	var changes []Change
-	for i, f := range p.fields {
-		if is := now.FieldByIndex(f); !reflect.DeepEqual(is.Interface(), p.from.FieldByIndex(f).Interface()) {
-			c := p.changes[i]
-			c.To = string(write(is))
-			changes = append(changes, c)
-		}
-	}
-	p.changes = changes
+// An undecodable says what is wrong with settings, each with its path.
+type undecodable struct{ error }
+
+func equal(a, b reflect.Value, f field) bool {
+	return reflect.DeepEqual(a.FieldByIndex(f.index).Interface(), b.FieldByIndex(f.index).Interface())
 }
 
-// set writes the fields that change into a Config.
-func (p *plan) set(config reflect.Value) { copyFields(config, p.to, p.fields) }
-
-// reset writes them back.
-func (p *plan) reset(config reflect.Value) { copyFields(config, p.from, p.fields) }
-
-func copyFields(config, from reflect.Value, fields [][]int) {
-	for _, f := range fields {
-		config.FieldByIndex(f).Set(from.FieldByIndex(f))
+// note notes that f is as in now, if it was not before.
+func (p *plan) note(f field, now reflect.Value) {
+	if !equal(p.before, now, f) {
+		p.changes = append(p.changes, Change{
+			Path: f.path,
+			From: string(write(p.before.FieldByIndex(f.index))),
+			To:   string(write(now.FieldByIndex(f.index))),
+		})
 	}
+}
+
+// apply changes the policy, or returns an error and leaves it as it was.
+func (p *plan) apply() error {
+	if err := p.entry.source.change(false, p.decode); err != nil {
+		return err
+	}
+	p.changes = nil // the fields that were noted may have been zero, and have a default now
+	now := p.entry.source.config()
+	for _, f := range p.named {
+		p.note(f, now)
+	}
+	return nil
+}
+
+// reset makes the Config what it was before apply.
+func (p *plan) reset(config any) error {
+	reflect.ValueOf(config).Elem().Set(p.given)
+	return nil
 }
 
 // plan decodes and validates data.
@@ -264,7 +262,7 @@ func (r *Registry) plan(data []byte) ([]plan, error) {
 			p, err := e.plan(m.value)
 			if err != nil {
 				errs = append(errs, err)
-			} else if len(p.fields) > 0 {
+			} else if p.changed {
 				plans = append(plans, p)
 			}
 		}
@@ -273,63 +271,15 @@ func (r *Registry) plan(data []byte) ([]plan, error) {
 }
 
 func (e Entry) plan(data []byte) (plan, error) {
-	now := e.source.config()
-	p := plan{entry: e, from: now, to: reflect.New(now.Type()).Elem()}
-	p.to.Set(now)
-	d := decoder{path: e.path()}
-	d.fields(p.to, data)
-	p.named = d.named
-	if d.errs != nil {
-		return p, errors.Join(d.errs...)
+	p := plan{entry: e, data: data, before: e.source.config()}
+	err := e.source.change(true, p.decode)
+	if wrong := (undecodable{}); errors.As(err, &wrong) {
+		return p, wrong.error
 	}
-	p.compare(e.path(), p.from, p.to, nil)
-	if len(p.fields) == 0 {
-		return p, nil
-	}
-	if err := p.check(); err != nil {
+	if err != nil {
 		return p, at(e.path(), err)
 	}
 	return p, nil
-}
-
-// check returns what is wrong with the Config that the policy would have, in which defaults
-// that depend on a changed field follow it. Of a policy without Preview that is the present
-// Config, changed.
-func (p *plan) check() error {
-	next := p.to
-	if preview := p.entry.source.preview; preview != nil {
-		config, err := preview(p.set)
-		if err != nil {
-			return err
-		}
-		copyFields(config, p.to, p.named)
-		next = config
-	}
-	return p.entry.source.check(next)
-}
-
-// compare notes the fields of to that are not as in from.
-func (p *plan) compare(path string, from, to reflect.Value, index []int) {
-	for i := range to.NumField() {
-		f := to.Type().Field(i)
-		if !settable(f) {
-			continue
-		}
-		at := append(slices.Clone(index), i)
-		if f.Type.Kind() == reflect.Struct && !isText(f.Type) {
-			p.compare(path+"."+f.Name, from.Field(i), to.Field(i), at)
-			continue
-		}
-		if reflect.DeepEqual(from.Field(i).Interface(), to.Field(i).Interface()) {
-			continue
-		}
-		p.fields = append(p.fields, at)
-		p.changes = append(p.changes, Change{
-			Path: path + "." + f.Name,
-			From: string(write(from.Field(i))),
-			To:   string(write(to.Field(i))),
-		})
-	}
 }
 
 // at gives each of the joined errors of a Validate method its path.
@@ -403,7 +353,7 @@ type decoder struct {
 	path  string
 	errs  []error
 	index []int   // of the field at path
-	named [][]int // fields that the settings name; those that are structs by their own fields
+	named []field // those that are structs by their own fields
 }
 
 func (d *decoder) fail(format string, args ...any) {
@@ -461,7 +411,7 @@ func (d *decoder) field(v reflect.Value, f reflect.StructField, data []byte) {
 	d.index = append(slices.Clone(outer), f.Index...)
 	d.value(v.FieldByIndex(f.Index), data)
 	if f.Type.Kind() != reflect.Struct || isText(f.Type) {
-		d.named = append(d.named[:before], d.index) // as a whole
+		d.named = append(d.named[:before], field{d.path, d.index}) // as a whole
 	}
 	d.index = outer
 }

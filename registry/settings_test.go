@@ -276,34 +276,6 @@ func (s *stubborn) Update(change func(*fakeConfig)) error {
 	return s.fake.Update(change)
 }
 
-// A following is a policy of other origin whose Share follows its Count, and that does not let
-// the Share be set.
-type following struct{ *fake }
-
-func (p *following) Update(change func(*fakeConfig)) error {
-	cfg := p.cfg
-	change(&cfg)
-	switch {
-	case cfg.Count != p.cfg.Count:
-		cfg.Share = float64(cfg.Count) / 10
-	case cfg.Share != p.cfg.Share:
-		return errDown
-	}
-	p.cfg = cfg
-	return nil
-}
-
-// A change that a policy has taken, and whose rest it rejects, is taken back.
-func TestApplyChangesBackWhenASecondUpdateIsRefused(t *testing.T) {
-	p := &following{&fake{name: "p", cfg: fakeConfig{Count: 5, Share: 0.5}}}
-	reg := registry.New()
-	reg.MustAdd(p)
-	_, err := reg.Apply([]byte(`{"fake/p": {"Count": 6, "Share": 0.5}}`))
-	require.ErrorContains(t, err, "fake/p: "+errDown.Error())
-	require.Equal(t, 5, p.cfg.Count)
-	require.InDelta(t, 0.5, p.cfg.Share, 0)
-}
-
 // An entry that may be missing is the same entry.
 func TestApplyTakesAPolicyOnceWithOrWithoutAQuestionMark(t *testing.T) {
 	reg, f := newFakes("users")
@@ -312,6 +284,25 @@ func TestApplyTakesAPolicyOnceWithOrWithoutAQuestionMark(t *testing.T) {
 		require.ErrorContains(t, err, ": is there twice", twice)
 	}
 	require.Zero(t, f[0].updates)
+}
+
+// What settings name is as they say, also if it was the default.
+func TestApplySetsWhatWasADefault(t *testing.T) {
+	reg := registry.New()
+	limit := throttle.New(throttle.Config{Name: "a", Rate: 10})
+	reg.MustAdd(limit)
+	report, err := reg.Apply([]byte(`{"throttle/a": {"Rate": 100, "Burst": 10}}`))
+	require.NoError(t, err)
+	require.Equal(t, "throttle/a.Rate: 10 -> 100", report.String())
+	require.Equal(t, 10, limit.Config().Burst)
+	_, err = reg.Apply([]byte(`{"throttle/a": {"Burst": 0}}`))
+	require.NoError(t, err)
+	report, err = reg.Apply([]byte(`{"throttle/a": {"Burst": 100}}`))
+	require.NoError(t, err)
+	require.Empty(t, report, "as it is")
+	_, err = reg.Apply([]byte(`{"throttle/a": {"Rate": 7}}`))
+	require.NoError(t, err)
+	require.Equal(t, 100, limit.Config().Burst)
 }
 
 // The defaults that follow a field are part of what is validated, and so are named fields

@@ -17,9 +17,8 @@ type source struct {
 	observe func(func(context.Context, Event)) (stop func())
 	config  func() reflect.Value // nil: there are no settings
 	of      reflect.Type         // of config
-	check   func(config reflect.Value) error
-	update  func(change func(config reflect.Value)) error
-	preview func(change func(config reflect.Value)) (reflect.Value, error) // nil: of a policy of other origin
+	// change calls f with a pointer to the Config. A dry one changes nothing.
+	change func(dry bool, f func(config any) error) error
 
 	added time.Time // to the registry, or made
 	stop  func()    // of the observing, while the registry has an observer
@@ -103,8 +102,7 @@ func (s *source) guard(far *foreigner) {
 	if s.config == nil {
 		return
 	}
-	config, check, update := s.config, s.check, s.update
-	s.preview = nil
+	config, change := s.config, s.change
 	var last atomic.Pointer[reflect.Value]
 	s.config = func() reflect.Value {
 		now, err := ask(far, config)
@@ -120,17 +118,13 @@ func (s *source) guard(far *foreigner) {
 		c.Set(now)
 		return c
 	}
-	s.check = func(next reflect.Value) error {
-		err, failed := ask(far, func() error { return check(next) })
-		return errors.Join(err, failed)
-	}
-	s.update = func(change func(reflect.Value)) error {
-		err, failed := ask(far, func() error { return update(change) })
+	s.change = func(dry bool, f func(any) error) error {
+		err, failed := ask(far, func() error { return change(dry, f) })
 		return errors.Join(err, failed)
 	}
 }
 
-// settings finds the methods Config, Update and Preview of p. Their types differ from policy to
+// settings finds the methods Config and Change, or Update, of p. Their types differ from policy to
 // policy, and those of a Group from key type to key type.
 func (s *source) settings(p Policy) {
 	v := reflect.ValueOf(p)
@@ -149,32 +143,30 @@ func (s *source) settings(p Policy) {
 		c.Set(config.Call(nil)[0])
 		return c
 	}
-	s.check = func(next reflect.Value) error {
-		if v, ok := next.Interface().(interface{ Validate() error }); ok {
-			return v.Validate()
-		}
-		return nil
+	if p, ok := p.(interface {
+		Change(bool, func(any) error) error
+	}); ok {
+		s.change = p.Change
+		return
 	}
-	call := func(method reflect.Value, change func(reflect.Value)) ([]reflect.Value, error) {
+	s.change = func(dry bool, change func(any) error) error {
+		if dry {
+			next := s.config()
+			if err := change(next.Addr().Interface()); err != nil {
+				return err
+			}
+			if v, ok := next.Interface().(interface{ Validate() error }); ok {
+				return v.Validate()
+			}
+			return nil
+		}
+		var failed error
 		f := reflect.MakeFunc(changer(s.of), func(args []reflect.Value) []reflect.Value {
-			change(args[0].Elem())
+			failed = change(args[0].Interface())
 			return nil
 		})
-		results := method.Call([]reflect.Value{f})
-		err, _ := results[len(results)-1].Interface().(error)
-		return results, err
-	}
-	s.update = func(change func(reflect.Value)) error {
-		_, err := call(update, change)
-		return err
-	}
-	if preview := v.MethodByName("Preview"); preview.IsValid() {
-		s.preview = func(change func(reflect.Value)) (reflect.Value, error) {
-			results, err := call(preview, change)
-			next := reflect.New(s.of).Elem()
-			next.Set(results[0])
-			return next, err
-		}
+		err, _ := update.Call([]reflect.Value{f})[0].Interface().(error)
+		return errors.Join(failed, err)
 	}
 }
 

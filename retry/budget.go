@@ -95,12 +95,12 @@ func NewBudget(cfg BudgetConfig) *Budget {
 }
 
 func newBudgetVersion(cfg BudgetConfig) *settings.Version[BudgetConfig] {
-	return settings.New(cfg, BudgetConfig.withDefaults)
+	return settings.NewVersion(cfg, BudgetConfig.withDefaults)
 }
 
 func (b *Budget) make(v *settings.Version[BudgetConfig]) {
 	b.base = time.Now()
-	b.setting.Adopt(v, nil)
+	b.setting.Adopt(v, BudgetConfig.withDefaults, nil)
 }
 
 // Name returns the Name of b's BudgetConfig.
@@ -109,21 +109,22 @@ func (b *Budget) Name() string { return b.setting.Load().Name }
 // Config returns the present BudgetConfig of b, with its defaults filled in.
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
-// Update changes the BudgetConfig of b: it calls change with the present one, validates the
-// result and makes it effective. If the result is not valid, Update returns the error of
+// Update changes the BudgetConfig of b: it calls change with the present one as it was given,
+// in which a zero field means its default, validates the result and makes it effective. If the result is not valid, Update returns the error of
 // Validate and changes nothing.
 //
 // The calls and the retries of the last 10 seconds are kept: with a new Ratio, they earn by
 // the new one. Calls under way go on, and their next retries are allowed by the new
 // BudgetConfig. The Name cannot change. change must not call b.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
-	return b.setting.Update(change, nil, nil)
+	return b.setting.Update(change, (*BudgetConfig).fixed, nil)
 }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing.
-func (b *Budget) Preview(change func(*BudgetConfig)) (BudgetConfig, error) {
-	return b.setting.Preview(change)
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (b *Budget) Change(dry bool, f func(cfg any) error) error {
+	return b.setting.Change(dry, f, (*BudgetConfig).fixed, nil)
 }
 
 // Observe calls f with an [EventOverBudget] for each retry and further call that b does not
@@ -283,4 +284,11 @@ func (b *Budget) refund(epoch int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.charged.add(epoch, -1)
+}
+
+// fixed returns an error if Name has changed.
+func (c *BudgetConfig) fixed(next *BudgetConfig) error {
+	f := invalid.Fields{Type: "retry.BudgetConfig"}
+	f.Same("Name", c.Name, next.Name)
+	return f.Err()
 }

@@ -82,15 +82,18 @@ type BudgetGroup[K comparable] struct {
 // [BudgetGroupConfig.Validate].
 func NewBudgetGroup[K comparable](cfg BudgetGroupConfig[K]) *BudgetGroup[K] {
 	g := &BudgetGroup[K]{}
-	g.members = keyed.New(settings.New(cfg, BudgetGroupConfig[K].withDefaults), keyed.Kind[K, BudgetGroupConfig[K], settings.Version[BudgetConfig], Budget]{
+	g.members = keyed.New(cfg, BudgetGroupConfig[K].withDefaults, keyed.Kind[K, BudgetGroupConfig[K], settings.Version[BudgetConfig], Budget]{
 		Type:   "retry.BudgetGroupConfig",
+		Fixed:  func(was, next *BudgetGroupConfig[K]) error { return was.Config.fixed(&next.Config) },
 		Bounds: (*BudgetGroupConfig[K]).bounds,
 		Each: func(s *settings.Setting[BudgetGroupConfig[K]]) *settings.Version[BudgetConfig] {
 			return newBudgetVersion(s.Given().Config)
 		},
-		Own:    (*BudgetGroupConfig[K]).own,
-		Make:   g.make,
-		Follow: func(b *Budget, each *settings.Version[BudgetConfig]) { b.setting.Adopt(each, nil) },
+		Own:  (*BudgetGroupConfig[K]).own,
+		Make: g.make,
+		Follow: func(b *Budget, each *settings.Version[BudgetConfig]) {
+			b.setting.Adopt(each, BudgetConfig.withDefaults, nil)
+		},
 		Needed: (*Budget).needed,
 	})
 	return g
@@ -154,10 +157,11 @@ func (g *BudgetGroup[K]) Update(change func(*BudgetGroupConfig[K])) error {
 	return g.members.Update(change)
 }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing. It does not compare MaxKeys with the Budgets that the group holds.
-func (g *BudgetGroup[K]) Preview(change func(*BudgetGroupConfig[K])) (BudgetGroupConfig[K], error) {
-	return g.members.Preview(change)
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (g *BudgetGroup[K]) Change(dry bool, f func(cfg any) error) error {
+	return g.members.Change(dry, f)
 }
 
 // BudgetGroupStats is a snapshot of a [BudgetGroup].

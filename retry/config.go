@@ -122,16 +122,27 @@ func (r *Retrier) Name() string { return r.setting.Load().Name }
 // zero if it is, since zero also means that an open breaker ends the retrying.
 func (r *Retrier) Config() Config { return r.setting.Config() }
 
-// Update changes the Config of r: it calls change with the present Config, validates the
-// result and makes it effective. If the result is not valid, Update returns the error of
-// Validate and changes nothing. A field that change leaves alone and that New was given as
-// zero keeps its default.
+// Update changes the Config of r: it calls change with the present Config as it was given, in
+// which a zero field means its default, validates the result and makes it effective. If the
+// result is not valid, Update returns the error of Validate and changes nothing.
 //
 // A call under way ends under the Config that it began with, its Budget included; a later
 // call begins with the new one. The figures are kept. A new Budget starts with its own
 // figures. The Name cannot change. change must not call r.
-func (r *Retrier) Update(change func(*Config)) error { return r.setting.Update(change, nil, nil) }
+func (r *Retrier) Update(change func(*Config)) error {
+	return r.setting.Update(change, (*Config).fixed, nil)
+}
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing.
-func (r *Retrier) Preview(change func(*Config)) (Config, error) { return r.setting.Preview(change) }
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (r *Retrier) Change(dry bool, f func(cfg any) error) error {
+	return r.setting.Change(dry, f, (*Config).fixed, nil)
+}
+
+// fixed returns an error if Name has changed.
+func (c *Config) fixed(next *Config) error {
+	f := invalid.Fields{Type: "retry.Config"}
+	f.Same("Name", c.Name, next.Name)
+	return f.Err()
+}

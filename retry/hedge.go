@@ -88,7 +88,7 @@ type Hedger[T any] struct {
 // [HedgeConfig.Validate].
 func NewHedger[T any](cfg HedgeConfig) *Hedger[T] {
 	h := &Hedger[T]{lost: lostError(cfg.Name)}
-	h.setting.Adopt(settings.New(cfg, HedgeConfig.withDefaults), nil)
+	h.setting.Init(cfg, HedgeConfig.withDefaults)
 	return h
 }
 
@@ -98,20 +98,22 @@ func (h *Hedger[T]) Name() string { return h.setting.Load().Name }
 // Config returns the present HedgeConfig of h, with its defaults filled in.
 func (h *Hedger[T]) Config() HedgeConfig { return h.setting.Config() }
 
-// Update changes the HedgeConfig of h: it calls change with the present one, validates the
+// Update changes the HedgeConfig of h: it calls change with the present one as it was given, in
+// which a zero field means its default, validates the
 // result and makes it effective. If the result is not valid, Update returns the error of
 // Validate and changes nothing.
 //
 // A call under way ends under the HedgeConfig that it began with, its Budget included. The
 // figures and latencies are kept. The Name cannot change. change must not call h.
 func (h *Hedger[T]) Update(change func(*HedgeConfig)) error {
-	return h.setting.Update(change, nil, nil)
+	return h.setting.Update(change, (*HedgeConfig).fixed, nil)
 }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing.
-func (h *Hedger[T]) Preview(change func(*HedgeConfig)) (HedgeConfig, error) {
-	return h.setting.Preview(change)
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (h *Hedger[T]) Change(dry bool, f func(cfg any) error) error {
+	return h.setting.Change(dry, f, (*HedgeConfig).fixed, nil)
 }
 
 // Observe calls f with each event from now on, until stop is called: synchronously, with the
@@ -432,4 +434,11 @@ func join(errs []error) error {
 		return errs[0]
 	}
 	return errors.Join(errs...)
+}
+
+// fixed returns an error if Name has changed.
+func (c *HedgeConfig) fixed(next *HedgeConfig) error {
+	f := invalid.Fields{Type: "retry.HedgeConfig"}
+	f.Same("Name", c.Name, next.Name)
+	return f.Err()
 }

@@ -73,7 +73,7 @@ type Retrier struct {
 // New returns a Retrier. It panics if cfg is not valid: see [Config.Validate].
 func New(cfg Config) *Retrier {
 	r := &Retrier{}
-	r.setting.Adopt(settings.New(cfg, Config.withDefaults), nil)
+	r.setting.Init(cfg, Config.withDefaults)
 	return r
 }
 

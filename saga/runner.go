@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
 	"github.com/go-resilience/resilience/saga/internal/memory"
@@ -75,7 +76,7 @@ func NewRunner(st store.Store, cfg RunnerConfig) *Runner {
 		programs: make(map[store.Definition]*registered),
 		held:     make(map[string]*lease), waiters: make(map[string][]chan store.Record),
 	}
-	r.setting.Adopt(settings.New(cfg, RunnerConfig.withDefaults), nil)
+	r.setting.Init(cfg, RunnerConfig.withDefaults)
 	r.tx, _ = st.(store.TxStore)
 	if cfg.Name != "" {
 		r.owner = cfg.Name + "-" + r.owner
@@ -153,7 +154,8 @@ func (r *Runner) Config() RunnerConfig { return r.setting.Config() }
 func (r *Runner) config() *RunnerConfig { return r.setting.Load() }
 
 // Update changes the configuration of a runner, which may be running. change is called
-// with the present configuration, and must not call the runner. If the result is invalid,
+// with the present configuration as it was given, in which a zero field means its default, and
+// must not call the runner. If the result is invalid,
 // Update returns the error of [RunnerConfig.Validate] and nothing changes. Concurrent
 // Updates are made one after the other.
 //
@@ -170,21 +172,24 @@ func (r *Runner) config() *RunnerConfig { return r.setting.Load() }
 //   - Name cannot change, since it is part of the name by which the runner owns its sagas.
 //     The Store is not part of the configuration and cannot change either.
 func (r *Runner) Update(change func(*RunnerConfig)) error {
-	return r.setting.Update(change, nil, func(*RunnerConfig) {
-		r.beatNow() // with the new LeaseTTL
-		r.Wake()    // with the new Concurrency, and then after the new Poll
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		for _, e := range r.held {
-			e.nudge() // to look at the new StalledAfter and Park
-		}
-	})
+	return r.setting.Update(change, (*RunnerConfig).fixed, r.follow)
 }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing.
-func (r *Runner) Preview(change func(*RunnerConfig)) (RunnerConfig, error) {
-	return r.setting.Preview(change)
+func (r *Runner) follow(*RunnerConfig) {
+	r.beatNow() // with the new LeaseTTL
+	r.Wake()    // with the new Concurrency, and then after the new Poll
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.held {
+		e.nudge() // to look at the new StalledAfter and Park
+	}
+}
+
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (r *Runner) Change(dry bool, f func(cfg any) error) error {
+	return r.setting.Change(dry, f, (*RunnerConfig).fixed, r.follow)
 }
 
 // Wake makes the runner ask for due sagas immediately, without waiting for
@@ -324,4 +329,11 @@ func every(ctx context.Context, first time.Duration, wake <-chan struct{}, fn fu
 		}
 		t.Reset(fn())
 	}
+}
+
+// fixed returns an error if Name has changed.
+func (c *RunnerConfig) fixed(next *RunnerConfig) error {
+	f := invalid.Fields{Type: "saga.RunnerConfig"}
+	f.Same("Name", c.Name, next.Name)
+	return f.Err()
 }

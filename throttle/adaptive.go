@@ -115,13 +115,13 @@ type step struct {
 // NewAdaptive returns an Adaptive without any calls in its window. It panics with the
 // error of cfg.Validate, if there is one.
 func NewAdaptive(cfg AdaptiveConfig) *Adaptive {
-	v := settings.New(cfg, AdaptiveConfig.withDefaults, "Levels")
 	a := &Adaptive{rand: rand.Float64}
-	a.sum.requests = make([]int64, v.Filled().Levels)
+	a.setting.Init(cfg, AdaptiveConfig.withDefaults)
+	a.sum.requests = make([]int64, a.setting.Load().Levels)
 	for i := range a.window {
 		a.window[i].requests = make([]int64, len(a.sum.requests))
 	}
-	a.setting.Adopt(v, a.use)
+	a.use(a.setting.Load())
 	return a
 }
 
@@ -297,13 +297,14 @@ func (a *Adaptive) Config() AdaptiveConfig { return a.setting.Config() }
 //
 // change must not use the Adaptive.
 func (a *Adaptive) Update(change func(*AdaptiveConfig)) error {
-	return a.setting.Update(change, nil, a.use)
+	return a.setting.Update(change, (*AdaptiveConfig).fixed, a.use)
 }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing.
-func (a *Adaptive) Preview(change func(*AdaptiveConfig)) (AdaptiveConfig, error) {
-	return a.setting.Preview(change)
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (a *Adaptive) Change(dry bool, f func(cfg any) error) error {
+	return a.setting.Change(dry, f, (*AdaptiveConfig).fixed, a.use)
 }
 
 // Stats returns a snapshot.
@@ -320,4 +321,12 @@ func (a *Adaptive) Stats() AdaptiveStats {
 // [Limiter.Observe] does. The kind is EventRefused.
 func (a *Adaptive) Observe(f func(context.Context, Event)) (stop func()) {
 	return a.observers.Observe(f)
+}
+
+// fixed returns an error if Name or Levels have changed.
+func (c *AdaptiveConfig) fixed(next *AdaptiveConfig) error {
+	f := invalid.Fields{Type: "throttle.AdaptiveConfig"}
+	f.Same("Name", c.Name, next.Name)
+	f.Same("Levels", c.Levels, next.Levels)
+	return f.Err()
 }

@@ -97,8 +97,9 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	for i := range g.ledgers {
 		g.ledgers[i].waiters = &g.waiters
 	}
-	g.members = keyed.New(settings.New(cfg, GroupConfig[K].withDefaults, "Levels"), keyed.Kind[K, GroupConfig[K], terms, account]{
+	g.members = keyed.New(cfg, GroupConfig[K].withDefaults, keyed.Kind[K, GroupConfig[K], terms, account]{
 		Type:   "throttle.GroupConfig",
+		Fixed:  func(was, next *GroupConfig[K]) error { return was.Config.fixed(&next.Config) },
 		Bounds: (*GroupConfig[K]).bounds,
 		Each: func(s *settings.Setting[GroupConfig[K]]) *terms {
 			cfg := s.Load()

@@ -2,6 +2,7 @@ package throttle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -68,7 +69,8 @@ type Shared struct {
 func NewShared(cfg SharedConfig) *Shared {
 	s := &Shared{}
 	s.redis.Hears(s.observers.Any, s.tellOutage)
-	s.setting.Adopt(settings.New(cfg, SharedConfig.withDefaults, "Prefix", "Levels"), s.setTerms)
+	s.setting.Init(cfg, SharedConfig.withDefaults)
+	s.setTerms(s.setting.Load())
 	s.alone.base = NewGroup(s.setting.Load().localOf())
 	return s
 }
@@ -272,13 +274,39 @@ func (s *Shared) Config() SharedConfig { return s.setting.Config() }
 //
 // change must not use the Shared.
 func (s *Shared) Update(change func(*SharedConfig)) error {
-	return s.setting.Update(change, s.alone.adopt, s.setTerms)
+	return s.setting.Update(change, s.admit, s.setTerms)
 }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing.
-func (s *Shared) Preview(change func(*SharedConfig)) (SharedConfig, error) {
-	return s.setting.Preview(change)
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (s *Shared) Change(dry bool, f func(cfg any) error) error {
+	admit := s.admit
+	if dry {
+		admit = func(was, next *SharedConfig) error {
+			return errors.Join(was.fixed(next), s.alone.base.Change(true, func(cfg any) error {
+				*cfg.(*GroupConfig[string]) = next.localOf()
+				return nil
+			}))
+		}
+	}
+	return s.setting.Change(dry, f, admit, s.setTerms)
+}
+
+func (s *Shared) admit(was, next *SharedConfig) error {
+	if err := was.fixed(next); err != nil {
+		return err
+	}
+	return s.alone.adopt(next)
+}
+
+// fixed returns an error if Name, Prefix or Levels have changed.
+func (c *SharedConfig) fixed(next *SharedConfig) error {
+	f := invalid.Fields{Type: "throttle.SharedConfig"}
+	f.Same("Name", c.Name, next.Name)
+	f.Same("Prefix", c.Prefix, next.Prefix)
+	f.Same("Levels", c.Levels, next.Levels)
+	return f.Err()
 }
 
 // Stats returns a snapshot.

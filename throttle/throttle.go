@@ -169,11 +169,9 @@ type Limiter struct {
 // New returns a Limiter with a full burst. It panics with the error of
 // cfg.Validate, if there is one.
 func New(cfg Config) *Limiter {
-	v := settings.New(cfg, Config.withDefaults, "Levels")
 	l := &Limiter{}
-	t := newTerms(v.Filled())
-	l.account.make(&l.ledger, t)
-	l.setting.Adopt(v, nil)
+	l.setting.Init(cfg, Config.withDefaults)
+	l.account.make(&l.ledger, newTerms(l.setting.Load()))
 	return l
 }
 

@@ -1,15 +1,16 @@
 package throttle
 
+import "github.com/go-resilience/resilience/internal/invalid"
+
 // Name returns the Name of the Config.
 func (l *Limiter) Name() string { return l.setting.Load().Name }
 
 // Config returns the present Config, with its defaults filled in.
 func (l *Limiter) Config() Config { return l.setting.Config() }
 
-// Update changes the configuration. It calls change with the present Config, its defaults
-// filled in, and validates the result. If that is invalid, Update returns the error and
-// changes nothing. A field that change leaves alone and that was zero when it was given
-// gets its default anew: a Burst that was left to the Rate follows the Rate.
+// Update changes the configuration. It calls change with the present Config as it was given:
+// a zero field means its default. If the result is invalid, Update returns the error and
+// changes nothing. A Burst that is zero follows the Rate.
 //
 //   - Tokens that have been spent stay spent. If 7 of 10 tokens are gone, then 7 of 20 are
 //     gone as well, which leaves 13, and they refill at the new rate. A debt that would
@@ -23,11 +24,16 @@ func (l *Limiter) Config() Config { return l.setting.Config() }
 //   - Name and Levels cannot change: a waiting call has a level.
 //
 // Updates are made one after the other. change must not use the Limiter.
-func (l *Limiter) Update(change func(*Config)) error { return l.setting.Update(change, nil, l.use) }
+func (l *Limiter) Update(change func(*Config)) error {
+	return l.setting.Update(change, (*Config).fixed, l.use)
+}
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing.
-func (l *Limiter) Preview(change func(*Config)) (Config, error) { return l.setting.Preview(change) }
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (l *Limiter) Change(dry bool, f func(cfg any) error) error {
+	return l.setting.Change(dry, f, (*Config).fixed, l.use)
+}
 
 // use puts cfg, which has its defaults, into effect.
 func (l *Limiter) use(cfg *Config) { l.account.use(newTerms(cfg)) }
@@ -49,8 +55,17 @@ func (g *Group[K]) Config() GroupConfig[K] { return g.members.Config() }
 // change must not use the Group.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error { return g.members.Update(change) }
 
-// Preview returns what Config would return after the Update, or the error of Update, and
-// changes nothing. It does not compare MaxKeys with the keys that the group holds.
-func (g *Group[K]) Preview(change func(*GroupConfig[K])) (GroupConfig[K], error) {
-	return g.members.Preview(change)
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (g *Group[K]) Change(dry bool, f func(cfg any) error) error {
+	return g.members.Change(dry, f)
+}
+
+// fixed returns an error if Name or Levels have changed.
+func (c *Config) fixed(next *Config) error {
+	f := invalid.Fields{Type: "throttle.Config"}
+	f.Same("Name", c.Name, next.Name)
+	f.Same("Levels", c.Levels, next.Levels)
+	return f.Err()
 }

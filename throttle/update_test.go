@@ -99,7 +99,7 @@ func TestUpdateComputesDefaultsAnew(t *testing.T) {
 	require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate = 4 }))
 	require.Equal(t, 4, l.Config().Burst)
 	l = throttle.New(throttle.Config{Rate: 5, Levels: 4, Priority: levelOf})
-	require.NoError(t, l.Update(func(c *throttle.Config) { c.Reserve[0] = 0.5 }))
+	require.NoError(t, l.Update(func(c *throttle.Config) { c.Reserve = []float64{0.5, 0.125, 0.125} }))
 	require.Equal(t, []float64{0.5, 0.125, 0.125}, l.Config().Reserve)
 }
 
@@ -119,9 +119,10 @@ func TestUpdateThatIsInvalidChangesNothing(t *testing.T) {
 	require.NoError(t, l.Update(func(*throttle.Config) {}), "no lock is held after the panic")
 
 	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Name: "api", Rate: 5}})
-	require.EqualError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config.Name, c.MaxKeys = "b", -1 }),
-		`throttle.Config.Name is "b": must be "api" as before: it cannot change`+"\n"+
-			"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more")
+	require.EqualError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.MaxKeys = -1 }),
+		"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more")
+	require.EqualError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config.Name = "b" }),
+		`throttle.Config.Name is "b": must be "api" as before: it cannot change`)
 	require.Panics(t, func() { _ = g.Update(func(*throttle.GroupConfig[int]) { panic("no") }) })
 	require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config.Rate = 7 }))
 	require.Equal(t, 7, g.Config().Config.Burst)
@@ -602,9 +603,10 @@ func TestAdaptiveUpdateKeepsTheCallsOfTheWindow(t *testing.T) {
 		require.Zero(t, a.Stats().Probability)
 		require.Equal(t, throttle.AdaptiveStats{Sent: 40, Accepted: 10, Throttled: 30}, a.Stats())
 
-		require.EqualError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Name, c.K = "b", 1 }),
-			`throttle.AdaptiveConfig.Name is "b": must be "users" as before: it cannot change`+"\n"+
-				"throttle.AdaptiveConfig.K is 1: must be 0 (for 2), or above 1 and at most 1e9")
+		require.EqualError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.Name = "b" }),
+			`throttle.AdaptiveConfig.Name is "b": must be "users" as before: it cannot change`)
+		require.EqualError(t, a.Update(func(c *throttle.AdaptiveConfig) { c.K = 1 }),
+			"throttle.AdaptiveConfig.K is 1: must be 0 (for 2), or above 1 and at most 1e9")
 		require.Panics(t, func() { _ = a.Update(func(*throttle.AdaptiveConfig) { panic("no") }) })
 		require.NoError(t, a.Update(func(c *throttle.AdaptiveConfig) {
 			c.Throttled = func(err error) bool { return errors.Is(err, errDown) }
@@ -708,4 +710,19 @@ func TestAdaptiveUpdateUnderLoad(t *testing.T) {
 	require.EqualValues(t, 4000, s.Accepted)
 	require.EqualValues(t, 4000, s.Throttled)
 	require.InDelta(t, (8000-1.5*4000)/8001, s.Probability, 1e-12, "no call is lost from the window")
+}
+
+// What an Update sets is set, also if it was the default; what nobody has set follows.
+func TestUpdateSetsWhatWasTheDefault(t *testing.T) {
+	l := throttle.New(throttle.Config{Rate: 10})
+	require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate, c.Burst = 100, 10 }))
+	require.Equal(t, 10, l.Config().Burst)
+
+	l = throttle.New(throttle.Config{Rate: 10})
+	require.NoError(t, l.Update(func(c *throttle.Config) { c.Burst = 11 }))
+	require.NoError(t, l.Update(func(c *throttle.Config) { c.Burst = 10 }))
+	require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate = 100 }))
+	require.Equal(t, 10, l.Config().Burst)
+	require.NoError(t, l.Update(func(c *throttle.Config) { c.Burst = 0 }))
+	require.Equal(t, 100, l.Config().Burst)
 }

@@ -5,6 +5,7 @@ package invalid
 import (
 	"errors"
 	"fmt"
+	"reflect"
 )
 
 // Fields collects what is wrong with the fields of one configuration.
@@ -19,6 +20,22 @@ func (f *Fields) Need(ok bool, field string, value any, want string) {
 	if !ok {
 		f.errs = append(f.errs, fmt.Errorf("%s.%s is %v: must be %s", f.Type, field, value, want))
 	}
+}
+
+// Same records that a field that cannot change has changed.
+func (f *Fields) Same(field string, was, now any) {
+	same := reflect.TypeOf(was) == reflect.TypeOf(now)
+	if same && reflect.ValueOf(was).Comparable() && reflect.ValueOf(now).Comparable() {
+		same = was == now
+	}
+	old, other := "the same", "another"
+	switch was.(type) {
+	case string:
+		old, other = fmt.Sprintf("%q", was), fmt.Sprintf("%q", now)
+	case bool, int, uint32:
+		old, other = fmt.Sprint(was), fmt.Sprint(now)
+	}
+	f.Need(same, field, other, old+" as before: it cannot change")
 }
 
 // Err returns all that was recorded, joined, or nil.

@@ -16,3 +16,22 @@ func TestFieldsNamesAllThatIsWrong(t *testing.T) {
 	f.Need(false, "Probes", -1, "0 (for 1) or more")
 	require.EqualError(t, f.Err(), "breaker.Config.FailureRate is 1.5: must be in (0, 1]\nbreaker.Config.Probes is -1: must be 0 (for 1) or more")
 }
+
+// An opaque is a store whose values cannot be compared.
+type opaque struct{ do func() }
+
+func TestFieldsSameAllowsNoOtherValue(t *testing.T) {
+	f := invalid.Fields{Type: "breaker.Config"}
+	f.Same("Name", "a", "a")
+	f.Same("Store", nil, nil)
+	f.Same("Store", opaque{}, opaque{}) // nobody can tell
+	require.NoError(t, f.Err())
+	f.Same("Name", "a", "b")
+	f.Same("Levels", 3, 2)
+	f.Same("Store", opaque{}, nil)
+	f.Same("Codec", f, &f)
+	require.EqualError(t, f.Err(), `breaker.Config.Name is "b": must be "a" as before: it cannot change
+breaker.Config.Levels is 2: must be 3 as before: it cannot change
+breaker.Config.Store is another: must be the same as before: it cannot change
+breaker.Config.Codec is another: must be the same as before: it cannot change`)
+}

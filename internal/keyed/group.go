@@ -55,6 +55,8 @@ const (
 type Kind[K comparable, G config, E, V any] struct {
 	Type   string // the name of G, in errors
 	Bounds func(*G) Bounds
+	// Fixed returns an error if a field differs that cannot change.
+	Fixed func(was, next *G) error
 	// Each returns what the members follow under the present Config.
 	Each func(*settings.Setting[G]) *E
 	// Own returns what the member of key follows instead, forever; nil: what Each returns.
@@ -125,9 +127,9 @@ const (
 )
 
 // New returns a group without members.
-func New[K comparable, G config, E, V any](v *settings.Version[G], kind Kind[K, G, E, V]) *Group[K, G, E, V] {
+func New[K comparable, G config, E, V any](cfg G, fill func(G) G, kind Kind[K, G, E, V]) *Group[K, G, E, V] {
 	g := &Group[K, G, E, V]{kind: kind, seed: maphash.MakeSeed(), start: time.Now()}
-	g.Adopt(v, nil)
+	g.Init(cfg, fill)
 	g.max.Store(int64(g.bounds().MaxKeys))
 	g.each.Store(kind.Each(&g.Setting))
 	for i := range g.shards {
@@ -147,11 +149,42 @@ func (g *Group[K, G, E, V]) Update(change func(*G)) error {
 	return g.Setting.Update(change, g.admit, g.follow)
 }
 
-func (g *Group[K, G, E, V]) admit(next *G) error {
+// Change is Update for a caller who does not know G.
+func (g *Group[K, G, E, V]) Change(dry bool, f func(any) error) error {
+	admit := g.admit
+	if dry {
+		admit = func(was, next *G) error {
+			if err := g.fixed(was, next); err != nil {
+				return err
+			}
+			return g.fits(int64(g.kind.Bounds(next).MaxKeys), g.max.Load())
+		}
+	}
+	return g.Setting.Change(dry, f, admit, g.follow)
+}
+
+func (g *Group[K, G, E, V]) fixed(was, next *G) error {
+	if g.kind.Fixed == nil {
+		return nil
+	}
+	return g.kind.Fixed(was, next)
+}
+
+func (g *Group[K, G, E, V]) admit(before, next *G) error {
+	if err := g.fixed(before, next); err != nil {
+		return err
+	}
 	most, was := int64(g.kind.Bounds(next).MaxKeys), g.max.Load()
 	g.max.Store(most) // before the look at size, so that none is added in between
-	if held := g.size.Load(); most < was && held > most {
+	err := g.fits(most, was)
+	if err != nil {
 		g.max.Store(was)
+	}
+	return err
+}
+
+func (g *Group[K, G, E, V]) fits(most, was int64) error {
+	if held := g.size.Load(); most < was && held > most {
 		f := invalid.Fields{Type: g.kind.Type}
 		f.Need(false, "MaxKeys", most, fmt.Sprintf("at least the %d keys that the group holds", held))
 		return f.Err()

@@ -61,7 +61,7 @@ func newGroup[K comparable](cfg config[K], evict ...func(shard int, key K, m *me
 	if len(evict) > 0 {
 		kind.Evict = evict[0]
 	}
-	return keyed.New(settings.New(cfg, func(c config[K]) config[K] { return c }), kind)
+	return keyed.New(cfg, func(c config[K]) config[K] { return c }, kind)
 }
 
 func newMap(limit int, idle time.Duration) *group[int] {

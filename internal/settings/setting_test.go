@@ -16,33 +16,29 @@ type config struct {
 	Name    string
 	Slow    int // zero means 100
 	Patient int // zero means 9/10 of Slow
-	Levels  int // fixed; zero means 1
 	Shares  []float64
 	Plans   []plan
 	Deep    *plan
 	Lock    *lock
-	Store   any // fixed
 	Hook    func() int
 }
 
-type plan struct {
-	Shares []float64
-	Err    error
-}
+type plan struct{ Shares []float64 }
 
 type lock struct{ held bool }
 
+var errNegative = errors.New("negative")
+
 func (c config) Validate() error {
-	if c.Slow < 0 || c.Levels < 0 {
-		return errors.New("negative")
+	if c.Slow < 0 {
+		return errNegative
 	}
 	return nil
 }
 
-func (c config) withDefaults() config {
+func (c config) filled() config {
 	c.Slow = cmp.Or(c.Slow, 100)
 	c.Patient = cmp.Or(c.Patient, c.Slow*9/10)
-	c.Levels = cmp.Or(len(make([]int, c.Levels)), 1) // a config that is not valid panics
 	if c.Deep != nil {
 		c.Deep.Shares = append(c.Deep.Shares, 1)
 	}
@@ -51,168 +47,129 @@ func (c config) withDefaults() config {
 
 func newSetting(c config) *settings.Setting[config] {
 	s := &settings.Setting[config]{}
-	s.Adopt(settings.New(c, config.withDefaults, "Levels", "Store"), nil)
+	s.Init(c, config.filled)
 	return s
 }
 
 func update(t *testing.T, s *settings.Setting[config], change func(*config)) config {
 	t.Helper()
-	preview, err := s.Preview(change)
-	require.NoError(t, err)
 	require.NoError(t, s.Update(change, nil, nil))
-	is := s.Config()
-	preview.Hook, is.Hook = nil, nil
-	require.Equal(t, preview, is)
 	return s.Config()
 }
 
-func TestDefaultFollowsTheFieldThatItDependsOn(t *testing.T) {
+func TestUpdateGetsTheConfigAsItWasGiven(t *testing.T) {
 	s := newSetting(config{Name: "a"})
+	require.Equal(t, config{Name: "a", Slow: 100, Patient: 90}, s.Config())
 	is := update(t, s, func(c *config) {
-		require.Equal(t, 90, c.Patient)
-		c.Slow *= 2
+		require.Equal(t, config{Name: "a"}, *c)
+		c.Slow = 200
 	})
-	require.Equal(t, config{Name: "a", Slow: 200, Patient: 180, Levels: 1}, is)
+	require.Equal(t, config{Name: "a", Slow: 200, Patient: 180}, is, "what was not given follows")
 	require.Equal(t, config{Name: "a", Slow: 200}, s.Given())
-	update(t, s, func(c *config) { c.Patient = 5 })
-	is = update(t, s, func(c *config) { c.Slow = 0 })
-	require.Equal(t, config{Name: "a", Slow: 100, Patient: 5, Levels: 1}, is)
 
-	require.NoError(t, s.Set(func(given *config) { given.Patient = 90 }, nil, nil))
-	require.Equal(t, 180, update(t, s, func(c *config) { c.Slow = 200; c.Patient = 180 }).Patient)
-	require.Equal(t, 180, update(t, s, func(c *config) { c.Slow = 300 }).Patient, "it was set")
+	update(t, s, func(c *config) { c.Patient = 180 }) // which is its default
+	is = update(t, s, func(c *config) { c.Slow = 300 })
+	require.Equal(t, 180, is.Patient, "what was given stays, also if it was the default")
+	is = update(t, s, func(c *config) { c.Slow, c.Patient = 100, 0 })
+	require.Equal(t, 90, is.Patient, "zero means the default again")
 }
 
-// No function is compared.
-func TestFunctionsAreAsChangeLeavesThem(t *testing.T) {
-	hook := func(n int) func() int { return func() int { return n } }
-	s := newSetting(config{Hook: hook(1)})
-	require.Equal(t, 2, update(t, s, func(c *config) { c.Hook = hook(2) }).Hook()) // the same code
-	require.Equal(t, 2, update(t, s, func(c *config) { c.Slow = 7 }).Hook())
-	require.Nil(t, update(t, s, func(c *config) { c.Hook = nil }).Hook)
+func TestUpdateThatFailsChangesNothing(t *testing.T) {
+	s := newSetting(config{Slow: 7, Shares: []float64{1}})
+	refused := errors.New("refused")
+	follow := func(*config) { t.Error("followed") }
+	require.Equal(t, errNegative, s.Update(func(c *config) { c.Shares[0], c.Slow = 2, -1 }, func(_, _ *config) error {
+		t.Error("asked about what is not valid")
+		return nil
+	}, follow))
+	require.Equal(t, refused, s.Update(func(c *config) { c.Shares[0], c.Slow = 2, 0 }, func(was, next *config) error {
+		require.Equal(t, 7, was.Slow)
+		require.Equal(t, 100, next.Slow, "with its defaults")
+		return refused
+	}, follow))
+	require.PanicsWithValue(t, "no", func() {
+		_ = s.Update(func(c *config) { c.Shares[0] = 2; panic("no") }, nil, follow)
+	})
+	require.Equal(t, config{Slow: 7, Patient: 6, Shares: []float64{1}}, s.Config())
+	require.Equal(t, config{Slow: 7, Shares: []float64{1}}, s.Given())
+	require.PanicsWithValue(t, errNegative, func() { newSetting(config{Slow: -1}) })
 }
 
-func TestAConfigIsNotShared(t *testing.T) {
+func TestUpdateIsFollowedOnce(t *testing.T) {
+	s := newSetting(config{})
+	followed := 0
+	require.NoError(t, s.Update(func(c *config) { c.Slow = 7 }, func(_, _ *config) error {
+		require.Equal(t, 100, s.Load().Slow)
+		return nil
+	}, func(next *config) {
+		followed++
+		require.Same(t, s.Load(), next)
+		require.Equal(t, 7, next.Slow)
+	}))
+	require.Equal(t, 1, followed)
+}
+
+func TestChangeIsAnUpdateByAPointerOfAnyType(t *testing.T) {
+	s := newSetting(config{})
+	followed := 0
+	to := func(slow int, err error) func(any) error {
+		return func(cfg any) error {
+			cfg.(*config).Slow = slow
+			return err
+		}
+	}
+	refused := errors.New("refused")
+	check := func(_, next *config) error {
+		if next.Slow == 13 {
+			return refused
+		}
+		return nil
+	}
+	follow := func(*config) { followed++ }
+	for _, dry := range []bool{true, false} {
+		require.Equal(t, errNegative, s.Change(dry, to(-1, nil), check, follow))
+		require.Equal(t, refused, s.Change(dry, to(13, nil), check, follow))
+		require.Equal(t, errNegative, s.Change(dry, to(7, errNegative), check, follow))
+	}
+	require.NoError(t, s.Change(true, to(7, nil), check, follow))
+	require.Equal(t, 100, s.Config().Slow)
+	require.Zero(t, followed)
+	require.NoError(t, s.Change(false, to(7, nil), check, follow))
+	require.Equal(t, 7, s.Config().Slow)
+	require.Equal(t, 1, followed)
+}
+
+func TestConfigIsNotShared(t *testing.T) {
 	shared := &lock{held: true}
-	mine := config{Shares: []float64{1}, Plans: []plan{{Shares: []float64{1}}}, Deep: &plan{Shares: []float64{5}}, Lock: shared}
+	hook := func() int { return 7 }
+	mine := config{Shares: []float64{1}, Plans: []plan{{Shares: []float64{1}}}, Deep: &plan{Shares: []float64{5}}, Lock: shared, Hook: hook}
 	s := newSetting(mine)
 	mine.Shares[0], mine.Plans[0].Shares[0], mine.Deep.Shares[0] = 9, 9, 9
-	want := config{Slow: 100, Patient: 90, Levels: 1, Shares: []float64{1}, Plans: []plan{{Shares: []float64{1}}}, Deep: &plan{Shares: []float64{5, 1}}, Lock: shared}
+	want := config{Slow: 100, Patient: 90, Shares: []float64{1}, Plans: []plan{{Shares: []float64{1}}}, Deep: &plan{Shares: []float64{5, 1}}, Lock: shared}
 	is := s.Config()
+	require.Equal(t, 7, is.Hook())
+	is.Hook = nil
 	require.Equal(t, want, is)
-	require.Same(t, shared, is.Lock, "a policy is not a configuration")
+	require.Same(t, shared, is.Lock, "a policy is no configuration")
 	is.Shares[0], is.Deep.Shares[0] = 9, 9
-	require.Equal(t, want, s.Config())
+	is = s.Config()
+	is.Hook = nil
+	require.Equal(t, want, is)
 	require.Equal(t, []float64{5}, s.Given().Deep.Shares, "not the one that got its defaults")
 
 	replaced := []float64{3}
-	require.Panics(t, func() {
-		_ = s.Update(func(c *config) { c.Shares[0], c.Deep.Shares[0] = 7, 7; panic("no") }, nil, nil)
-	})
-	require.Equal(t, want, s.Config(), "nor is the lock held")
-	update(t, s, func(c *config) { c.Shares, c.Deep = replaced, &plan{} })
-	replaced[0] = 9
+	var kept *config
+	update(t, s, func(c *config) { c.Shares, c.Deep, kept = replaced, &plan{}, c })
+	replaced[0], kept.Plans[0].Shares[0], kept.Deep.Shares = 9, 9, replaced
 	require.Equal(t, []float64{3}, s.Config().Shares)
 	require.Equal(t, []float64{3}, s.Given().Shares)
+	require.Equal(t, []float64{1}, s.Config().Plans[0].Shares)
 	require.Equal(t, &plan{Shares: []float64{1}}, s.Config().Deep)
 	require.Equal(t, &plan{}, s.Given().Deep)
-
-	deep := &plan{Shares: make([]float64, 1, 2)}
-	s = newSetting(config{Deep: deep})
-	update(t, s, func(c *config) { c.Deep.Err = errors.New("down") })
-	require.Equal(t, []float64{0}, s.Given().Deep.Shares, "what change leaves alone stays as it was given")
-}
-
-func TestChangeInPlaceIsAChange(t *testing.T) {
-	text := errors.New("down")
-	s := newSetting(config{Shares: []float64{1, 2}, Plans: []plan{{Err: text}}})
-	is := update(t, s, func(c *config) { c.Shares[0] = 5 })
-	require.Equal(t, []float64{5, 2}, is.Shares)
-	other := errors.New("down")
-	require.Same(t, other, update(t, s, func(c *config) { c.Plans[0].Err = other }).Plans[0].Err, "with the same text")
-}
-
-// An incomparable is a store that cannot be compared.
-type incomparable struct{ do func() }
-
-func TestFixedFieldsCannotChange(t *testing.T) {
-	s := newSetting(config{Name: "a", Levels: 3, Store: &lock{}})
-	for want, change := range map[string]func(*config){
-		`settings_test.config.Name is "b": must be "a" as before: it cannot change`:           func(c *config) { c.Name = "b" },
-		`settings_test.config.Name is "": must be "a" as before: it cannot change`:            func(c *config) { c.Name = "" },
-		`settings_test.config.Levels is 1: must be 3 as before: it cannot change`:             func(c *config) { c.Levels = 0 },
-		`settings_test.config.Store is another: must be the same as before: it cannot change`: func(c *config) { c.Store = &lock{} },
-		"settings_test.config.Levels is 2: must be 3 as before: it cannot change\nnegative":   func(c *config) { c.Levels, c.Slow = 2, -1 },
-		"settings_test.config.Levels is -1: must be 3 as before: it cannot change\nnegative":  func(c *config) { c.Levels = -1 },
-		"negative": func(c *config) { c.Slow = -1 },
-	} {
-		require.EqualError(t, s.Update(change, nil, nil), want)
-		_, err := s.Preview(change)
-		require.EqualError(t, err, want)
-		require.Equal(t, 100, s.Config().Slow)
-	}
-
-	s = newSetting(config{})
-	require.EqualError(t, s.Update(func(c *config) { c.Slow = -1 }, nil, nil), "negative")
-	s = newSetting(config{Levels: 1})
-	update(t, s, func(c *config) { c.Levels = 0 }) // the same in another form
-	require.Equal(t, 1, s.Config().Levels)
-
-	first := incomparable{func() {}}
-	s = newSetting(config{Store: first})
-	calls := 0
-	require.NoError(t, s.Update(func(c *config) { c.Store = incomparable{func() { calls++ }} }, nil, nil))
-	s.Config().Store.(incomparable).do()
-	require.Zero(t, calls, "it may be another, so it stays as it was")
-	require.Error(t, s.Update(func(c *config) { c.Store = nil }, nil, nil))
-}
-
-type group struct {
-	Config config
-	Max    int
-}
-
-func (g group) Validate() error { return g.Config.Validate() }
-
-func TestAFixedFieldOfAPart(t *testing.T) {
-	s := &settings.Setting[group]{}
-	s.Adopt(settings.New(group{Config: config{Name: "a"}}, func(g group) group {
-		g.Config = g.Config.withDefaults()
-		return g
-	}, "Max"), nil)
-	require.EqualError(t, s.Update(func(g *group) { g.Config.Name, g.Max = "b", 7 }, nil, nil),
-		"settings_test.group.Max is 7: must be 0 as before: it cannot change\n"+
-			`settings_test.config.Name is "b": must be "a" as before: it cannot change`)
-	require.NoError(t, s.Update(func(g *group) { g.Config.Slow = 200 }, nil, nil))
-	require.Equal(t, 180, s.Config().Config.Patient)
-	require.Zero(t, s.Given().Config.Patient)
-}
-
-func TestUpdateIsAdmittedBeforeItIsFollowed(t *testing.T) {
-	s := newSetting(config{})
-	refused := errors.New("refused")
-	change := func(c *config) { c.Slow = 7 }
-	require.Same(t, refused, s.Update(change, func(next *config) error {
-		require.Equal(t, 7, next.Slow)
-		return refused
-	}, func(*config) { t.Error("followed") }))
-	require.Equal(t, 100, s.Config().Slow)
-
-	followed := 0
-	require.NoError(t, s.Update(change, func(*config) error { require.Equal(t, 100, s.Load().Slow); return nil },
-		func(next *config) {
-			followed++
-			require.Same(t, s.Load(), next)
-		}))
-	require.Equal(t, 1, followed)
-	v := settings.New(config{Slow: 9}, config.withDefaults)
-	s.Adopt(v, func(next *config) { require.Same(t, v.Filled(), next) })
-	require.Same(t, v.Filled(), s.Load())
-	require.PanicsWithError(t, "negative", func() { settings.New(config{Slow: -1}, config.withDefaults) })
 }
 
 func TestUpdatesTakeTurns(t *testing.T) {
-	s := newSetting(config{})
+	s := newSetting(config{Slow: 1})
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
@@ -221,10 +178,10 @@ func TestUpdatesTakeTurns(t *testing.T) {
 					c.Slow++
 					runtime.Gosched()
 				}, nil, nil))
-				require.GreaterOrEqual(t, s.Load().Slow, 101)
+				require.GreaterOrEqual(t, s.Load().Slow, 2)
 			}
 		})
 	}
 	wg.Wait()
-	require.Equal(t, 500, s.Config().Slow)
+	require.Equal(t, 401, s.Config().Slow)
 }
