@@ -3,7 +3,9 @@ package resiliencegrpc
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -17,7 +19,6 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -146,7 +147,7 @@ func (s Server) Options() []grpc.ServerOption {
 			return stream.serve(ss.Context(), info.FullMethod, func(ctx context.Context) error {
 				g := &guardedStream{ServerStream: ss, ctx: ctx, limit: s.MessageLimit}
 				if s.MessageLimit != nil {
-					g.key = keyed.Short(s.Key(ctx))
+					g.key = shortKey(s.Key(ctx))
 				}
 				err := handler(srv, g)
 				return cmp.Or(g.refusal(), err)
@@ -169,7 +170,7 @@ func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 	if s.Limit != nil {
 		all = append(all, func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error {
-				if _, err := s.Limit.Admit(ctx, keyed.Short(s.Key(ctx))); err != nil {
+				if _, err := s.Limit.Admit(ctx, shortKey(s.Key(ctx))); err != nil {
 					return err
 				}
 				return next(ctx)
@@ -194,7 +195,7 @@ func (s Server) share(slots ...*bulkhead.Bulkhead) {
 			before := c.Share
 			c.Share = func(ctx context.Context) string {
 				if s, ok := ctx.Value(serviceKey{}).(*service); ok && s.shareBy != nil {
-					return keyed.Short(s.shareBy(ctx))
+					return shortKey(s.shareBy(ctx))
 				}
 				if before != nil {
 					return before(ctx)
@@ -278,3 +279,12 @@ var (
 	errServed    = retry.Permanent(errors.New("resiliencegrpc: the call has been served and is not served again"))
 	errNotServed = status.Error(codes.Internal, "resiliencegrpc: the Middleware did not serve the call")
 )
+
+// shortKey returns a key from outside as a group keeps it: one of more than 200 bytes is its
+// SHA-256. Otherwise whoever sends long keys fills the memory.
+func shortKey(key string) string {
+	if len(key) <= 200 {
+		return key
+	}
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
+}

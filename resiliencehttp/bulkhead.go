@@ -6,7 +6,6 @@ import (
 	"net/http"
 
 	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/internal/keyed"
 )
 
 // Bulkhead returns middleware that serves each request in a slot of b. A request that gets
@@ -54,7 +53,7 @@ func (s Server) BulkheadBy(g *bulkhead.Group[string], key func(*http.Request) st
 	}
 	return s.guard(g.By(func(ctx context.Context) string {
 		if served, ok := ctx.Value(serviceKey{}).(*service); ok {
-			return keyed.Short(key(served.r))
+			return shortKey(key(served.r))
 		}
 		return "" // there is no request to serve
 	}), false)
@@ -66,7 +65,7 @@ func (s Server) share(b *bulkhead.Bulkhead) {
 		before := c.Share
 		c.Share = func(ctx context.Context) string {
 			if served, ok := ctx.Value(serviceKey{}).(*service); ok && served.shareBy != nil {
-				return keyed.Short(served.shareBy(served.r))
+				return shortKey(served.shareBy(served.r))
 			}
 			if before != nil {
 				return before(ctx)

@@ -2,11 +2,12 @@ package resiliencehttp
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"net/http"
 	"reflect"
 
-	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -56,7 +57,7 @@ func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(
 		key = ClientIP()
 	}
 	return s.throttle(func(r *http.Request) (throttle.Decision, error) {
-		return limit.Admit(r.Context(), keyed.Short(key(r)))
+		return limit.Admit(r.Context(), shortKey(key(r)))
 	})
 }
 
@@ -73,4 +74,13 @@ func (s Server) throttle(admit func(*http.Request) (throttle.Decision, error)) f
 			next.ServeHTTP(w, r)
 		})
 	})
+}
+
+// shortKey returns a key from outside as a group keeps it: one of more than 200 bytes is its
+// SHA-256. Otherwise whoever sends long keys fills the memory.
+func shortKey(key string) string {
+	if len(key) <= 200 {
+		return key
+	}
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
 }

@@ -1,7 +1,6 @@
 package keyed
 
 import (
-	"crypto/sha256"
 	"fmt"
 	"reflect"
 	"strings"
@@ -37,15 +36,6 @@ func TextOf[K any](key *K) string {
 		return Other
 	}
 	return Text(*key)
-}
-
-// Short returns a key from outside as a table keeps it: one of more than 200 bytes is its
-// SHA-256, so that keys do not fill the memory.
-func Short(key string) string {
-	if len(key) <= 200 {
-		return key
-	}
-	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
 }
 
 // Label returns how an error shows the member of a key: "users[tenant 7]". Either part may
