@@ -45,16 +45,73 @@ type Config struct {
 	// Options are those of the transaction. Zero means the server's defaults.
 	Options pgx.TxOptions
 	// Retry runs the transaction, again where it has had no effect: the Wrap of a Retrier, or
-	// a Chain of it and other policies. Nil means once.
+	// a Chain of it and other policies. Nil means one attempt.
 	Retry resilience.Middleware
 	// Check settles a COMMIT whose outcome is unknown. Nil means that it stays so.
 	Check func(ctx context.Context, tx pgx.Tx) (committed bool, err error)
 }
 
-func (cfg Config) in(pool *pgxpool.Pool) sqltx.Config[pgx.Tx] {
-	return sqltx.Config[pgx.Tx]{Code: code, Check: cfg.Check, Begin: func(ctx context.Context) (pgx.Tx, error) {
-		return pool.BeginTx(ctx, cfg.Options)
+func (cfg Config) in(pool *pgxpool.Pool) sqltx.Config[tx] {
+	in := sqltx.Config[tx]{Code: code, Begin: func(ctx context.Context) (tx, error) {
+		t, err := pool.BeginTx(ctx, cfg.Options)
+		return tx{Tx: t}, err
+	}, Primary: func(ctx context.Context, probe sqltx.Probe) (tx, error) {
+		conn, err := primary(ctx, pool, probe)
+		if err != nil {
+			return tx{}, err
+		}
+		t, err := conn.BeginTx(ctx, cfg.Options)
+		if err != nil {
+			conn.Release()
+		}
+		return tx{t, conn}, err
 	}}
+	if cfg.Check != nil {
+		in.Check = func(ctx context.Context, t tx) (bool, error) { return cfg.Check(ctx, t.Tx) }
+	}
+	return in
+}
+
+// A tx is a sqltx.Tx.
+type tx struct {
+	pgx.Tx
+	conn *pgxpool.Conn // released with the end of Tx; nil: Tx does so
+}
+
+func (t tx) Commit(ctx context.Context) error   { return t.end(t.Tx.Commit(ctx)) }
+func (t tx) Rollback(ctx context.Context) error { return t.end(t.Tx.Rollback(ctx)) }
+
+func (t tx) end(err error) error {
+	if t.conn != nil {
+		t.conn.Release()
+	}
+	return err
+}
+
+// primary is sqltx.Primary for pool.
+func primary(ctx context.Context, pool *pgxpool.Pool, probe sqltx.Probe) (*pgxpool.Conn, error) {
+	for most := pool.Stat().TotalConns(); ; most-- {
+		s := pool.Stat()
+		pooled := s.IdleConns() > 0 || s.TotalConns() >= s.MaxConns()
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			return nil, err
+		}
+		err = conn.QueryRow(ctx, string(probe)).Scan(nil)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return conn, nil
+		}
+		if err == nil {
+			err = errors.New("the server takes no writes")
+		}
+		if pooled {
+			_ = conn.Conn().Close(ctx)
+		}
+		conn.Release()
+		if !pooled || most <= 0 || ctx.Err() != nil {
+			return nil, err
+		}
+	}
 }
 
 // code returns the SQLSTATE of an error that pgx has made of another.
@@ -67,12 +124,12 @@ func code(err error) string {
 
 // InTx runs fn in a transaction and commits it, by the rules of resiliencesql.InTx.
 func InTx(ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx context.Context, tx pgx.Tx) error) error {
-	return cfg.in(pool).InTx(ctx, cfg.Retry, fn)
+	return cfg.in(pool).InTx(ctx, cfg.Retry, func(ctx context.Context, t tx) error { return fn(ctx, t.Tx) })
 }
 
 // Value is [InTx] for an fn that returns a value; on error, the zero T.
 func Value[T any](ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (T, error) {
-	return sqltx.Value(ctx, cfg.in(pool), cfg.Retry, fn)
+	return sqltx.Value(ctx, cfg.in(pool), cfg.Retry, func(ctx context.Context, t tx) (T, error) { return fn(ctx, t.Tx) })
 }
 
 // Acquire returns a connection of pool. policies, such as a breaker's Wrap, see whether there

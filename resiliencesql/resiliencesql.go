@@ -19,9 +19,11 @@
 //
 //	                  breaker  retry  SQLSTATE                   MySQL, MariaDB                 SQLite
 //	answered          success  ends   all others; sql.ErrNoRows  all others                     CONSTRAINT, ERROR, ...
-//	again             success  yes    40 but those below; 55P03  1213, 1205, 1020, 3572, ...    BUSY, LOCKED
-//	unavailable       failure  yes    08, 53, 57, 58, F0, XX;    1040, 1203, 1226, 1053, 1047,  FULL, IOERR, READONLY,
-//	                                  25006                      1290, 1836, 1021, 1114, ...    CANTOPEN, CORRUPT, ...
+//	again             success  yes    40 but those below; 55P03, 1213, 1205, 1020, 3572, ...    BUSY, LOCKED
+//	                                  26000, 0A000 of a plan
+//	unavailable       failure  yes    08, 53, 57, 58, F0, XX;    1040, 1203, 1226, 1053, 1021,  FULL, IOERR, READONLY,
+//	                                  25P03, 25P04; read only    1114, ...; read only           CANTOPEN, CORRUPT, ...
+//	read only                         25006, 0A000 of BEGIN      1290, 1836, 1792, 1047
 //	outcome unknown   failure  ends   40003, 08007               2013, 1927, 1180, ...
 //
 // 57014, MySQL's 1317, 1969 and 3024, and SQLite's INTERRUPT are the end of the ctx if it has
@@ -33,6 +35,14 @@
 // Inside one, until COMMIT is sent, nothing has. A connection that could not be made, an error
 // of pgx whose SafeToRetry is true and driver.ErrBadConn mean that nothing was sent, except at
 // COMMIT: there only an answer of the database counts.
+//
+// # Failover
+//
+// After a failover of the database, connections of the pool may lead to a server that is no primary
+// any more: it works, and every write fails. [InTx] closes such connections, finds one to the primary
+// and runs the transaction there at once, within the same attempt. It does so, too, with a prepared
+// statement that is stale after a migration or behind a pooler. What the server said of a statement
+// outside of InTx closes nothing: the next InTx on its connection does.
 //
 // Write in transactions. database/sql repeats a statement by itself where the driver says that
 // nothing was sent, and pgx (v5.12) says so of a statement without arguments whose connection
@@ -84,7 +94,7 @@ type Config struct {
 	// Options are those of the transaction. Nil means the driver's defaults.
 	Options *sql.TxOptions
 	// Retry runs the transaction, again where it has had no effect: the Wrap of a Retrier, or
-	// a Chain of it and other policies. Nil means once.
+	// a Chain of it and other policies. Nil means one attempt.
 	Retry func(next func(context.Context) error) func(context.Context) error
 	// Check settles a COMMIT whose outcome is unknown. It asks in a new transaction whether
 	// the other one was committed; if it was not, that is tried again. tx is always rolled
@@ -128,7 +138,17 @@ func Value[T any](ctx context.Context, db *sql.DB, cfg Config, fn func(ctx conte
 func (cfg Config) in(db *sql.DB) sqltx.Config[tx] {
 	in := sqltx.Config[tx]{Code: cfg.Code, Begin: func(ctx context.Context) (tx, error) {
 		t, err := db.BeginTx(ctx, cfg.Options)
-		return tx{t}, err
+		return tx{Tx: t}, err
+	}, Primary: func(ctx context.Context, probe sqltx.Probe) (tx, error) {
+		conn, err := sqltx.Primary(ctx, db, probe)
+		if err != nil {
+			return tx{}, err
+		}
+		t, err := conn.BeginTx(ctx, cfg.Options)
+		if err != nil {
+			_ = conn.Close()
+		}
+		return tx{t, conn}, err
 	}}
 	if cfg.Check != nil {
 		in.Check = func(ctx context.Context, t tx) (bool, error) { return cfg.Check(ctx, t.Tx) }
@@ -137,10 +157,20 @@ func (cfg Config) in(db *sql.DB) sqltx.Config[tx] {
 }
 
 // A tx is a sqltx.Tx.
-type tx struct{ *sql.Tx }
+type tx struct {
+	*sql.Tx
+	conn *sql.Conn // returned to the pool with the end of Tx; nil: Tx does so
+}
 
-func (t tx) Commit(context.Context) error   { return t.Tx.Commit() }
-func (t tx) Rollback(context.Context) error { return t.Tx.Rollback() }
+func (t tx) Commit(context.Context) error   { return t.end(t.Tx.Commit()) }
+func (t tx) Rollback(context.Context) error { return t.end(t.Tx.Rollback()) }
+
+func (t tx) end(err error) error {
+	if t.conn != nil {
+		_ = t.conn.Close()
+	}
+	return err
+}
 
 // Pool returns the pool of db for a registry, under a name: its limit, its connections, and
 // how often and how long callers have waited for one, as db.Stats has them. A db of pgx's

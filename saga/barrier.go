@@ -59,7 +59,8 @@ func PruneBarrier(ctx context.Context, db *sql.DB, age time.Duration) (int64, er
 // If fn returns an error, its changes are rolled back. Unless it is a Void of a Do, Apply
 // returns it as it is, and the command can be applied later. An error of the commit leaves
 // open whether the command was applied. It may be sent again too, since its id is known if
-// it was.
+// it was. If the database is no primary any more, Apply rolls back, finds a connection of db
+// to the primary, and calls fn again.
 //
 // The ctx of a Do or an Undo carries a command, as does that of [WithCommand]. Apply asks
 // the database whether it is PostgreSQL, SQLite, MySQL or MariaDB. The table is

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/saga/internal/machine"
 )
 
@@ -178,7 +179,11 @@ func (e *execution) perform(ctx context.Context, res *result, tx bool) (err erro
 	case !tx:
 		return e.p.call(ctx, res.unit, res.op, res.s)
 	}
-	if res.tx, err = e.r.tx.Begin(ctx); err != nil {
+	begin := ctx
+	if res.attempt > 1 {
+		begin = sqltx.Anew(ctx) // else each attempt may meet a server that takes no writes any more
+	}
+	if res.tx, err = e.r.tx.Begin(begin); err != nil {
 		return err
 	}
 	return e.p.callTx(ctx, res.tx, res.unit, res.op, res.s)

@@ -19,43 +19,71 @@ type Tx interface {
 type Config[T Tx] struct {
 	Code  func(error) string // optional
 	Begin func(ctx context.Context) (T, error)
-	Check func(ctx context.Context, tx T) (committed bool, err error) // optional
+	// Primary is Begin on a connection to a server that takes writes: see the function Primary.
+	Primary func(ctx context.Context, probe Probe) (T, error)
+	Check   func(ctx context.Context, tx T) (committed bool, err error) // optional
 }
 
-// attempt runs fn in a transaction and commits it.
+// attempt runs fn in a transaction and commits it. It does so once more, and at once, if the
+// server takes no writes or the driver has a stale statement: nothing was applied, and to wait
+// does not help.
 func (cfg Config[T]) attempt(ctx context.Context, fn func(context.Context, T) error) error {
-	if ctx.Err() != nil {
-		return ended.Error(ctx)
+	err, applied := cfg.transact(ctx, cfg.Begin, fn)
+	if _, judged := err.(*outcome); !judged || applied || ctx.Err() != nil { // fn may say: not again
+		return err
 	}
-	tx, err := cfg.Begin(ctx)
+	begin := cfg.Begin
+	if probe := Reader(err, cfg.Code); probe != "" {
+		tx, failed := cfg.Primary(ctx, probe)
+		if failed != nil {
+			return err
+		}
+		begin = func(context.Context) (T, error) { return tx, nil }
+	} else if !Stale(err, cfg.Code) {
+		return err
+	}
+	err, _ = cfg.transact(ctx, begin, fn)
+	return err
+}
+
+// transact runs fn in a transaction and commits it. If it returns an error, applied reports
+// whether the transaction may have had an effect.
+func (cfg Config[T]) transact(ctx context.Context, begin func(context.Context) (T, error), fn func(context.Context, T) error) (_ error, applied bool) {
+	if ctx.Err() != nil {
+		return ended.Error(ctx), false
+	}
+	tx, err := begin(ctx)
 	if err != nil {
-		return cfg.uncommitted(ctx, err)
+		return cfg.uncommitted(ctx, err), false
 	}
 	defer func() { _ = tx.Rollback(ctx) }()
 	if err := fn(ctx, tx); err != nil {
-		return cfg.uncommitted(ctx, err)
+		return cfg.uncommitted(ctx, err), false
 	}
 	if ctx.Err() != nil {
-		return ended.Error(ctx)
+		return ended.Error(ctx), false
 	}
 	if err = tx.Commit(ctx); err == nil {
-		return nil
+		return nil, true
 	}
 	switch v := classify(err, cfg.Code); v {
 	case answered, again: // whatever else a driver says, pgx at times of what it has sent: "conn closed"
-		return &outcome{err, v}
+		return &outcome{err, v}, false
+	}
+	if probe := Reader(err, cfg.Code); probe != "" && probe != probeGalera {
+		return &outcome{err, unavailable}, false // that is an answer, too
 	}
 	if cfg.Check == nil {
-		return &outcome{err, unknown}
+		return &outcome{err, unknown}, true
 	}
 	committed, failed := cfg.check(ctx)
 	switch {
 	case failed != nil:
-		return &outcome{errors.Join(err, failed), unknown}
+		return &outcome{errors.Join(err, failed), unknown}, true
 	case committed:
-		return nil
+		return nil, true
 	}
-	return &outcome{err, unavailable}
+	return &outcome{err, unavailable}, false
 }
 
 func (cfg Config[T]) check(ctx context.Context) (bool, error) {

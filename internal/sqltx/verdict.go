@@ -82,7 +82,7 @@ func Judge(ctx context.Context, err error, code func(error) string) error {
 func classify(err error, code func(error) string) verdict {
 	if code != nil {
 		if state := code(err); state != "" {
-			return ofState(state)
+			return ofState(state, "")
 		}
 	}
 	if v := first(err, ofCode); v != none {
@@ -122,27 +122,71 @@ func first(err error, of func(error) verdict) verdict {
 	return none
 }
 
-// ofCode knows the errors of the drivers by what they have, as it imports none.
+// ofCode knows the errors of the drivers by the packages of their types, as it imports none. What
+// an SQLSTATE is needs no package: nothing but a database has one.
 func ofCode(err error) verdict {
-	switch e := err.(type) {
-	case interface{ SQLState() string }: // pgx, lib/pq
-		if e.SQLState() != "" {
-			return ofState(e.SQLState())
-		}
-	case interface{ Code() int }: // modernc.org/sqlite: the extended code
-		return ofSQLite(e.Code())
+	if state, routine := stateOf(err); state != "" {
+		return ofState(state, routine)
 	}
-	v := reflect.Indirect(reflect.ValueOf(err))
-	if v.Kind() != reflect.Struct {
-		return none
-	}
-	if n := field(v, "Number"); n.Kind() == reflect.Uint16 { // go-sql-driver/mysql
-		return ofMySQL(uint16(n.Uint()))
-	}
-	if n := field(v, "ExtendedCode"); n.CanInt() { // mattn/go-sqlite3
-		return ofSQLite(int(n.Int()))
+	kind, number := numberOf(err)
+	switch kind {
+	case isMySQL:
+		return ofMySQL(number)
+	case isSQLite:
+		return ofSQLite(number)
 	}
 	return none
+}
+
+// stateOf returns the SQLSTATE of an error of pgx or lib/pq, and the function of PostgreSQL that
+// has raised it: one SQLSTATE may have several meanings.
+func stateOf(err error) (state, routine string) {
+	e, ok := err.(interface{ SQLState() string })
+	if !ok || e.SQLState() == "" {
+		return "", ""
+	}
+	if v := reflect.Indirect(reflect.ValueOf(err)); v.Kind() == reflect.Struct {
+		if f := field(v, "Routine"); f.Kind() == reflect.String {
+			routine = f.String()
+		}
+	}
+	return e.SQLState(), routine
+}
+
+// A numbered is a kind of database whose errors have numbers.
+type numbered uint8
+
+const (
+	isMySQL numbered = iota + 1
+	isSQLite
+)
+
+// numberOf returns the number of an error of MySQL, MariaDB or SQLite, and 0 for other errors. Many
+// errors of applications have a Number or a Code, too: an HTTP status of 404 is no code of SQLite.
+func numberOf(err error) (numbered, int) {
+	v := reflect.Indirect(reflect.ValueOf(err))
+	if v.Kind() != reflect.Struct {
+		return 0, 0
+	}
+	return numberIn(v.Type().PkgPath(), err, v)
+}
+
+func numberIn(pkg string, err error, v reflect.Value) (numbered, int) {
+	switch pkg {
+	case "github.com/go-sql-driver/mysql":
+		if n := field(v, "Number"); n.CanUint() {
+			return isMySQL, int(n.Uint())
+		}
+	case "github.com/mattn/go-sqlite3":
+		if n := field(v, "ExtendedCode"); n.CanInt() {
+			return isSQLite, int(n.Int())
+		}
+	case "modernc.org/sqlite", "github.com/glebarez/go-sqlite":
+		if e, ok := err.(interface{ Code() int }); ok { // the extended code
+			return isSQLite, e.Code()
+		}
+	}
+	return 0, 0
 }
 
 // field returns a field of a struct, and not one of what it embeds, which may be nil.
@@ -179,18 +223,27 @@ func ofConnection(err error) verdict {
 	return none
 }
 
-// ofState is the verdict of an SQLSTATE: two characters of a class, and three.
-func ofState(state string) verdict {
+// ofState is the verdict of an SQLSTATE, two characters of a class and three, which a routine of
+// PostgreSQL has raised.
+func ofState(state, routine string) verdict {
+	if readerState(state, routine) {
+		return unavailable
+	}
 	switch state {
 	case "40003", "08007": // statement completion unknown, transaction resolution unknown
 		return unknown
 	case "40002": // integrity constraint violation
 		return answered
-	case "40P01", "55P03": // deadlock detected, lock not available
+	case "40P01", "55P03", // deadlock detected, lock not available
+		"26000": // a prepared statement that the session does not have (any more)
 		return again
+	case "0A000": // not supported, but for a prepared statement whose tables have changed
+		if routine == "RevalidateCachedQuery" {
+			return again
+		}
 	case "57014": // query canceled: by the client, or by statement_timeout
 		return interrupted
-	case "25006": // read only: after a failover, this is not the primary anymore
+	case "25P03", "25P04": // idle in a transaction, or in one for too long: the session was ended
 		return unavailable
 	}
 	switch state[:min(2, len(state))] {
@@ -205,7 +258,10 @@ func ofState(state string) verdict {
 }
 
 // ofMySQL is the verdict of an error number of MySQL or MariaDB.
-func ofMySQL(number uint16) verdict {
+func ofMySQL(number int) verdict {
+	if readerNumber(number) {
+		return unavailable
+	}
 	switch number {
 	case 1213, // deadlock
 		1205, // lock wait timeout
@@ -221,11 +277,10 @@ func ofMySQL(number uint16) verdict {
 	case 1021, 1114, // disk or table full
 		1037, 1038, 1041, // memory
 		1040, 1203, 1226, // too many connections, of a user, of a quota
-		1042, 1043, 1047, 1129, 1130, // no handshake, a node that is not ready, a host that is blocked
+		1042, 1043, 1129, 1130, // no handshake, a host that is blocked
 		1053, 1077, 1079, // shutdown
 		1135, 1637, // too many threads, too many transactions
 		1158, 1159, 1160, 1161, // network, inside the server
-		1290, 1836, // read only
 		2002, 2003, 2005, 2006, // a proxy's: cannot connect, gone away
 		3032, 3168: // offline
 		return unavailable

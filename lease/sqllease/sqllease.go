@@ -62,6 +62,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/lease"
 )
 
@@ -253,10 +254,10 @@ const placeLasts = 24 * time.Hour
 // join puts a token at the end of the line, after the places that are too old have left.
 func (s *Store) join(ctx context.Context, rec lease.Record, req lease.Request) error {
 	old := rec.Now.Add(-placeLasts).UnixMicro()
-	if _, err := s.db.ExecContext(ctx, s.text.leave, req.Name, req.Token, old); err != nil {
+	if _, err := s.exec(ctx, s.text.leave, req.Name, req.Token, old); err != nil {
 		return err
 	}
-	_, err := s.db.ExecContext(ctx, s.text.join, req.Name, req.Token)
+	_, err := s.exec(ctx, s.text.join, req.Name, req.Token)
 	return err
 }
 
@@ -265,15 +266,19 @@ func (s *Store) join(ctx context.Context, rec lease.Record, req lease.Request) e
 func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request, before int64) (lease.Record, error) {
 	ttl := req.TTL.Microseconds()
 	if s.text.take != "" {
-		taken, _, err := scan(req.Name, s.db.QueryRowContext(ctx, s.text.take,
-			req.Name, rec.Epoch, req.Token, req.Holder, ttl, req.Name, req.Token, before))
+		var taken lease.Record
+		err := sqltx.Write(ctx, s.db, func(ctx context.Context, q sqltx.Querier) (err error) {
+			taken, _, err = scan(req.Name, q.QueryRowContext(ctx, s.text.take,
+				req.Name, rec.Epoch, req.Token, req.Holder, ttl, req.Name, req.Token, before))
+			return err
+		})
 		if errors.Is(err, sql.ErrNoRows) {
 			return rec, nil
 		}
 		return taken, err
 	}
 	if s.text.unlocked != "" {
-		err := s.db.QueryRowContext(ctx, s.text.unlocked, req.Name).Scan(new(int64))
+		err := s.value(ctx, new(int64), s.text.unlocked, req.Name)
 		if errors.Is(err, sql.ErrNoRows) {
 			return rec, nil
 		}
@@ -281,19 +286,19 @@ func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request, b
 			return rec, err
 		}
 	}
-	began, err := changed(s.db.ExecContext(ctx, s.text.acquire, req.Token, req.Holder, ttl, req.Name, rec.Epoch))
+	began, err := changed(s.exec(ctx, s.text.acquire, req.Token, req.Holder, ttl, req.Name, rec.Epoch))
 	if err != nil || !began {
 		return rec, err
 	}
 	// If this fails, a later term waits for Grace once.
-	_, _ = s.db.ExecContext(ctx, s.text.leave, req.Name, req.Token, before)
+	_, _ = s.exec(ctx, s.text.leave, req.Name, req.Token, before)
 	rec, _, err = s.look(ctx, req.Name, req.Token)
 	return rec, err
 }
 
 // Renew implements [lease.Store].
 func (s *Store) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
-	ok, err := changed(s.db.ExecContext(ctx, s.text.renew, ttl.Microseconds(), name, token))
+	ok, err := changed(s.exec(ctx, s.text.renew, ttl.Microseconds(), name, token))
 	if ok || err != nil {
 		return wrap("renew", err)
 	}
@@ -312,16 +317,16 @@ func (s *Store) Renew(ctx context.Context, name, token string, ttl time.Duration
 func (s *Store) Release(ctx context.Context, name, token string) error {
 	had, err := s.release(ctx, name, token)
 	if err == nil && !had {
-		_, err = s.db.ExecContext(ctx, s.text.leave, name, token, -1)
+		_, err = s.exec(ctx, s.text.leave, name, token, -1)
 	}
 	return wrap("release", err)
 }
 
 func (s *Store) release(ctx context.Context, name, token string) (had bool, err error) {
 	if !s.text.notifies {
-		return changed(s.db.ExecContext(ctx, s.text.release, name, token))
+		return changed(s.exec(ctx, s.text.release, name, token))
 	}
-	err = s.db.QueryRowContext(ctx, s.text.release, name, token, s.channel(name)).Scan(new(string))
+	err = s.value(ctx, new(string), s.text.release, name, token, s.channel(name))
 	if errors.Is(err, sql.ErrNoRows) {
 		return false, nil
 	}
@@ -364,10 +369,26 @@ func (s *Store) Listen(ctx context.Context, name string, notify func()) error {
 	return wrap("listen", s.listen(ctx, s.channel(name), notify))
 }
 
+// exec executes a statement that writes.
+func (s *Store) exec(ctx context.Context, text string, args ...any) (res sql.Result, err error) {
+	err = sqltx.Write(ctx, s.db, func(ctx context.Context, q sqltx.Querier) (err error) {
+		res, err = q.ExecContext(ctx, text, args...)
+		return err
+	})
+	return res, err
+}
+
+// value executes a statement that writes or locks, and returns one value.
+func (s *Store) value(ctx context.Context, to any, text string, args ...any) error {
+	return sqltx.Write(ctx, s.db, func(ctx context.Context, q sqltx.Querier) error {
+		return q.QueryRowContext(ctx, text, args...).Scan(to)
+	})
+}
+
 // create inserts the row of a lease that nobody has ever held.
 func (s *Store) create(ctx context.Context, name string) error {
 	for statement := range strings.SplitSeq(s.text.create, ";") {
-		if _, err := s.db.ExecContext(ctx, statement, name); err != nil {
+		if _, err := s.exec(ctx, statement, name); err != nil {
 			return err
 		}
 	}

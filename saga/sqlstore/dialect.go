@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/saga/store"
 )
 
@@ -69,12 +70,8 @@ type dialect interface {
 	comparesRows() bool       // whether it uses an index for (a, b) > (c, d)
 }
 
-// A querier is a *sql.DB or a *sql.Tx.
-type querier interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-}
+// A querier is a *sql.DB, a *sql.Conn or a *sql.Tx.
+type querier = sqltx.Querier
 
 // countFirst is dialect.count. The order keeps planners from reading the table instead of the
 // index.

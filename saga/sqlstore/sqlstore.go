@@ -90,6 +90,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/resiliencesql"
 	"github.com/go-resilience/resilience/saga/store"
 )
@@ -297,7 +298,8 @@ func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
 		}
 		defer leave()
 	}
-	tx, err := s.db.BeginTx(ctx, s.d.txOptions())
+	_, isMySQL := s.d.(*mysql)
+	tx, err := sqltx.Begin(ctx, s.db, isMySQL, s.d.txOptions())
 	if err == nil {
 		if err = s.d.lock(ctx, tx); err != nil {
 			_ = tx.Rollback()
@@ -598,7 +600,7 @@ func (s *Store) write(ctx context.Context, fn func(context.Context, querier) err
 		return err
 	}
 	if alone {
-		return fn(ctx, s.db)
+		return sqltx.Write(ctx, s.db, fn)
 	}
 	return s.repeat(ctx, fn)
 }

@@ -39,10 +39,10 @@ const (
 // that are open and to those that come, until Heal; Cut and Reset apply to those
 // that are open. A Proxy is safe for concurrent use.
 type Proxy struct {
-	target string
-	addr   string
+	addr string
 
 	mu       sync.Mutex
+	target   string
 	changed  chan struct{} // closed when a fault changes
 	faults   [Both + 1]faults
 	links    map[*link]struct{}
@@ -78,6 +78,14 @@ func New(t testing.TB, target string) *Proxy {
 
 // Addr returns the address to connect to.
 func (p *Proxy) Addr() string { return p.addr }
+
+// Point sends the connections that come to another server, as a name does whose address has
+// changed. Those that are open stay with theirs.
+func (p *Proxy) Point(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = target
+}
 
 // Conns returns the number of open connections. A connection is open until each
 // side has closed it and has been told that the other has.
@@ -205,7 +213,10 @@ func (p *Proxy) accept(l net.Listener) {
 // connect forwards one connection until both of its streams have ended.
 func (p *Proxy) connect(client *net.TCPConn) {
 	defer client.Close()
-	conn, err := net.Dial("tcp", p.target)
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	conn, err := net.Dial("tcp", target)
 	if err != nil {
 		_ = client.SetLinger(0)
 		return

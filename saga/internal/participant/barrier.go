@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/saga/store"
 )
 
@@ -80,11 +81,18 @@ func Prune(ctx context.Context, db *sql.DB, age time.Duration) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	res, err := db.ExecContext(ctx, b.prune, b.before(age))
+	var pruned int64
+	err = sqltx.Write(ctx, db, func(ctx context.Context, q sqltx.Querier) error {
+		res, err := q.ExecContext(ctx, b.prune, b.before(age))
+		if err == nil {
+			pruned, err = res.RowsAffected()
+		}
+		return err
+	})
 	if err != nil {
 		return 0, fmt.Errorf("saga: prune of the barrier: %w", err)
 	}
-	return res.RowsAffected()
+	return pruned, nil
 }
 
 // A Refused is the error of a Do that its participant has refused for good.
@@ -110,6 +118,7 @@ func Apply(ctx context.Context, db *sql.DB, id string, refusal func(error) (text
 	var refusedBy error
 	var why string
 	err = within(ctx, db, func(tx *sql.Tx) error {
+		refusedBy = nil
 		c := command{b, tx, saga, step}
 		if op == store.OpUndo {
 			return c.undo(ctx, fn)
@@ -143,8 +152,28 @@ func Apply(ctx context.Context, db *sql.DB, id string, refusal func(error) (text
 	return err
 }
 
-// within calls fn in a transaction, and commits it if fn returns nil.
+// within calls fn in a transaction, and commits it if fn returns nil. It does so once more if the
+// server takes no writes, or the driver has a stale statement.
 func within(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
+	err := transact(ctx, db, fn)
+	if sqltx.Stale(err, nil) {
+		return transact(ctx, db, fn)
+	}
+	probe := sqltx.Reader(err, nil)
+	if probe == "" {
+		return err
+	}
+	conn, failed := sqltx.Primary(ctx, db, probe)
+	if failed != nil {
+		return err
+	}
+	defer conn.Close()
+	return transact(ctx, conn, fn)
+}
+
+func transact(ctx context.Context, db interface {
+	BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
+}, fn func(*sql.Tx) error) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("saga: apply: %w", err)

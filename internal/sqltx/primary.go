@@ -1,0 +1,185 @@
+package sqltx
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+)
+
+// A Probe asks the server of a connection whether it takes writes: a row or an error says that it
+// does not.
+type Probe string
+
+const (
+	probePostgreSQL Probe = "SELECT 1 WHERE current_setting('transaction_read_only') = 'on'"
+	probeMySQL      Probe = "SHOW SESSION VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', " +
+		"'innodb_read_only', 'transaction_read_only', 'tx_read_only') AND Value <> 'OFF'"
+	probeGalera Probe = "SELECT 1 FROM DUAL WHERE 1 = 0" // fails as every statement does
+)
+
+// readerState reports whether an SQLSTATE is what PostgreSQL says that is no primary (any more).
+func readerState(state, routine string) bool {
+	switch state {
+	case "25006": // read-only transaction: a standby, or default_transaction_read_only
+		return true
+	case "0A000": // BEGIN of a transaction that is SERIALIZABLE or READ WRITE on a standby
+		return routine == "call_enum_check_hook" || routine == "call_bool_check_hook" ||
+			routine == "GetSerializableTransactionSnapshot"
+	case "XX000": // a large object on a standby
+		return routine == "GetNewObjectId"
+	}
+	return false
+}
+
+// readerNumber is readerState for an error number of MySQL or MariaDB.
+func readerNumber(number int) bool {
+	switch number {
+	case 1290, 1836, // read_only, super_read_only; innodb_read_only
+		1792, // transaction_read_only
+		1047: // a node of Galera that is not of the primary component
+		return true
+	}
+	return false
+}
+
+// Reader returns how to find a server that takes writes, if err says that the one asked does
+// not, and otherwise "". A pool keeps connections to such a server, which works, so that each
+// write would fail until the process restarts. code is that of a Config.
+func Reader(err error, code func(error) string) (probe Probe) {
+	if err == nil {
+		return ""
+	}
+	if code != nil {
+		if state := code(err); state != "" {
+			if readerState(state, "") {
+				probe = probePostgreSQL // fails on others, which is as good
+			}
+			return probe
+		}
+	}
+	first(err, func(err error) verdict {
+		if state, routine := stateOf(err); state != "" {
+			if readerState(state, routine) {
+				probe = probePostgreSQL
+			}
+			return unavailable // no matter which: this is the error of the database
+		}
+		switch kind, number := numberOf(err); {
+		case kind != isMySQL:
+			return none
+		case number == 1047:
+			probe = probeGalera
+		case readerNumber(number):
+			probe = probeMySQL
+		}
+		return unavailable
+	})
+	return probe
+}
+
+// errNoPrimary is returned by Primary if all connections are to servers that take no writes.
+var errNoPrimary = errors.New("no server takes writes")
+
+// Primary returns a connection of db to a server that takes writes, after an err of which Reader
+// has returned the probe. It closes those that the pool has to others. The caller closes it.
+func Primary(ctx context.Context, db *sql.DB, probe Probe) (*sql.Conn, error) {
+	for most := db.Stats().OpenConnections; ; most-- {
+		s := db.Stats()
+		pooled := s.Idle > 0 || s.MaxOpenConnections > 0 && s.OpenConnections >= s.MaxOpenConnections
+		conn, err := db.Conn(ctx)
+		if err != nil {
+			return nil, err
+		}
+		rows, err := conn.QueryContext(ctx, string(probe))
+		if err == nil {
+			if rows.Next() {
+				err = errNoPrimary
+			}
+			err = errors.Join(err, rows.Close(), rows.Err())
+		}
+		if err == nil {
+			return conn, nil
+		}
+		if pooled { // a new one shows how things are now: it stays for those who read
+			_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+		}
+		_ = conn.Close()
+		if !pooled || most <= 0 || ctx.Err() != nil {
+			return nil, err
+		}
+	}
+}
+
+type anew struct{}
+
+// Anew returns a ctx that tells the Begin of a store that the transaction was tried before, and may
+// have failed because the server takes no writes.
+func Anew(ctx context.Context) context.Context { return context.WithValue(ctx, anew{}, true) }
+
+// Begin begins a transaction, under the ctx of Anew on a connection to a server that takes writes, if
+// there is one.
+func Begin(ctx context.Context, db *sql.DB, mysql bool, options *sql.TxOptions) (*sql.Tx, error) {
+	if ctx.Value(anew{}) == nil {
+		return db.BeginTx(ctx, options)
+	}
+	probe := probePostgreSQL
+	if mysql {
+		probe = probeMySQL
+	}
+	conn, err := Primary(ctx, db, probe)
+	if err != nil {
+		return db.BeginTx(ctx, options) // which says why
+	}
+	tx, err := conn.BeginTx(ctx, options)
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	go conn.Close() // waits for the end of tx
+	return tx, nil
+}
+
+// A Querier is a *sql.DB, a *sql.Conn or a *sql.Tx.
+type Querier interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// Write calls fn, which makes one statement that is a transaction of its own, with db. If the
+// server takes no writes, it calls fn again with a connection to one that does, if there is one;
+// if the driver has a stale statement, with db.
+func Write(ctx context.Context, db *sql.DB, fn func(ctx context.Context, q Querier) error) error {
+	err := fn(ctx, db)
+	if Stale(err, nil) {
+		return fn(ctx, db)
+	}
+	probe := Reader(err, nil)
+	if probe == "" {
+		return err
+	}
+	conn, failed := Primary(ctx, db, probe)
+	if failed != nil {
+		return err
+	}
+	defer conn.Close()
+	return fn(ctx, conn)
+}
+
+// Stale reports whether err says that a prepared statement is not there, or that its tables have
+// changed. The driver prepares it anew the next time, which is no reason to wait.
+func Stale(err error, code func(error) string) (stale bool) {
+	if err == nil || code != nil && code(err) != "" {
+		return false
+	}
+	first(err, func(err error) verdict {
+		state, routine := stateOf(err)
+		if state == "" {
+			return none
+		}
+		stale = state == "26000" || state == "0A000" && routine == "RevalidateCachedQuery"
+		return unavailable
+	})
+	return stale
+}

@@ -1,0 +1,50 @@
+package sqlstore_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/internal/sqltx/standby"
+	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/store"
+)
+
+// TestFailoverLeavesNoConnectionToAReader: each write of the store finds the primary by itself, as
+// one statement and as a transaction.
+func TestFailoverLeavesNoConnectionToAReader(t *testing.T) {
+	for name, write := range map[string]func(context.Context, *sqlstore.Store) error{
+		"Start": func(ctx context.Context, s *sqlstore.Store) error {
+			_, created, err := s.Start(ctx, store.StartRequest{ID: "a", Saga: "order", Status: store.Running})
+			require.True(t, created)
+			return err
+		},
+		"Hasten":   func(ctx context.Context, s *sqlstore.Store) error { return s.Hasten(ctx, "a") },
+		"Reported": func(ctx context.Context, s *sqlstore.Store) error { return s.Reported(ctx, "a", 1) },
+		"Heartbeat": func(ctx context.Context, s *sqlstore.Store) error {
+			_, err := s.Heartbeat(ctx, store.HeartbeatRequest{Owner: "o", LeaseTTL: time.Second, Held: []store.Held{{ID: "a", Epoch: 1}}})
+			return err
+		},
+	} {
+		for _, level := range []string{"read committed", "serializable"} {
+			servers := &standby.Servers{Answer: func(query string) [][]driver.Value {
+				switch {
+				case strings.HasPrefix(query, "SHOW"):
+					return [][]driver.Value{{level}}
+				case strings.Contains(query, "INSERT INTO saga "):
+					return [][]driver.Value{{"a", time.Now()}}
+				}
+				return nil
+			}}
+			db := servers.Open(t, 3)
+			servers.Swap()
+			require.NoError(t, write(t.Context(), sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})), "%s, %s", name, level)
+			require.Equal(t, [2]int{0, 1}, servers.Conns(), "%s, %s", name, level)
+			require.Len(t, servers.Writes(), 1)
+		}
+	}
+}
