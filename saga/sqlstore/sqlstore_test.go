@@ -137,12 +137,12 @@ func TestALogIsWrittenByPreparedStatements(t *testing.T) {
 
 // TestADeadlockIsRepeated: MySQL has rolled the transaction back.
 func TestADeadlockIsRepeated(t *testing.T) {
-	commits, number := 0, uint16(1213)
+	commits, state := 0, "40001"
 	s := &script{
 		answers: map[string][]driver.Value{"SELECT cancel_requested": {int64(1), "note"}},
 		onCommit: func() error {
 			if commits++; commits < 3 {
-				return &mysqlError{Number: number}
+				return sqlState(state)
 			}
 			return nil
 		},
@@ -152,18 +152,16 @@ func TestADeadlockIsRepeated(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, store.Receipt{CancelRequested: true, CancelNote: "note"}, rc)
 	require.Equal(t, 3, commits)
-	commits, number = 0, 1062 // an answer
+	commits, state = 0, "23000" // an answer
 	_, err = st.Commit(t.Context(), store.CommitRequest{ID: "a", Log: make([]store.Entry, 1)})
-	require.ErrorContains(t, err, "1062")
+	require.ErrorIs(t, err, sqlState("23000"))
 	require.Equal(t, 1, commits)
 }
 
-// A mysqlError has the form of that of go-sql-driver.
-type mysqlError struct {
-	Number uint16
-}
+type sqlState string
 
-func (e *mysqlError) Error() string { return fmt.Sprint("Error ", e.Number) }
+func (e sqlState) Error() string    { return "SQLSTATE " + string(e) }
+func (e sqlState) SQLState() string { return string(e) }
 
 // TestABatchWhoseCommitFailsIsSettledOneByOne: what its statements did says
 // nothing then.
