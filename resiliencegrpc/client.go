@@ -10,9 +10,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/go-resilience/resilience"
-	"github.com/go-resilience/resilience/internal/behavior"
-	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -117,8 +114,9 @@ type callKey struct{}
 
 // begin returns the ctx that the policies of a call run under. The work is that of the call, and
 // not that of a caller further out, such as a stream.
-func begin(ctx context.Context, a attempter, work *linger.Work) context.Context {
-	return context.WithValue(context.WithValue(ctx, linger.Key{}, work), callKey{}, a)
+func begin(ctx context.Context, a attempter) (context.Context, *resilience.Work) {
+	ctx, work := resilience.BeginWork(ctx)
+	return context.WithValue(ctx, callKey{}, a), work
 }
 
 // attempt is what the policies wrap: it makes an attempt of the call in ctx.
@@ -134,7 +132,7 @@ func attempt(ctx context.Context) error {
 	case c.final != nil:
 		return c.final
 	case ctx.Err() != nil:
-		return ended.Error(ctx)
+		return resilience.EndOf(ctx)
 	}
 	returned := false
 	defer func() {
@@ -151,7 +149,7 @@ func attempt(ctx context.Context) error {
 // under ctx ended. sent is what is known of the attempt. again is whether the messages
 // can be sent once more.
 func (c *call) failed(ctx context.Context, err error, sent *evidence, again bool) error {
-	if behavior.IsRefused(err) {
+	if resilience.Refused(err) {
 		return err // a policy further in made no call
 	}
 	e := newStatusError(c.method, err, sent)

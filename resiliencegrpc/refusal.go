@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -35,7 +35,7 @@ func (e *policyError) GRPCStatus() *status.Status {
 	}
 	st := status.New(e.code, message)
 	refused := e.code == codes.ResourceExhausted || e.code == codes.Unavailable
-	if after := behavior.Read(e.err).RetryAfter; refused && 0 < after && after <= longest {
+	if after := resilience.RetryAfter(e.err); refused && 0 < after && after <= longest {
 		with, err := st.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(after)})
 		if err == nil {
 			st = with
@@ -55,7 +55,7 @@ var publicMessages = map[codes.Code]string{
 // is if it has one, or is neither of a policy nor of ctx. A status that is public does
 // not tell what refused the call.
 func withStatus(ctx context.Context, err error, public bool) error {
-	refused := behavior.IsRefused(err)
+	refused := resilience.Refused(err)
 	if hasStatus(err) && !(refused && public) {
 		return err
 	}
@@ -67,7 +67,7 @@ func withStatus(ctx context.Context, err error, public bool) error {
 		e.code = codes.ResourceExhausted
 	case refused:
 		e.code = codes.Unavailable
-	case behavior.IsTimeout(err):
+	case resilience.IsTimeout(err):
 		e.code = codes.DeadlineExceeded
 	default:
 		return err
@@ -103,12 +103,12 @@ func (e *policyError) pushback() metadata.MD {
 	if e.code != codes.ResourceExhausted && e.code != codes.Unavailable {
 		return nil
 	}
-	end := behavior.Read(e.err)
+	after := resilience.RetryAfter(e.err)
 	ms := "-1" // never
 	switch {
-	case 0 < end.RetryAfter && end.RetryAfter <= longest:
-		ms = strconv.FormatInt(int64((end.RetryAfter+time.Millisecond-1)/time.Millisecond), 10)
-	case end.Retryable:
+	case 0 < after && after <= longest:
+		ms = strconv.FormatInt(int64((after+time.Millisecond-1)/time.Millisecond), 10)
+	case resilience.Retryable(e.err):
 		return nil
 	}
 	return metadata.Pairs(pushbackKey, ms)

@@ -17,8 +17,6 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/internal/behavior"
-	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -249,14 +247,14 @@ func serve(ctx context.Context) error {
 	case s.served:
 		return errServed
 	case ctx.Err() != nil:
-		return ended.Error(ctx)
+		return resilience.EndOf(ctx)
 	}
 	s.served = true
 	s.err = s.handler(ctx)
 	if s.err == nil {
 		return nil
 	}
-	if behavior.IsRefused(s.err) {
+	if resilience.Refused(s.err) {
 		return s.err
 	}
 	return newStatusError(s.method, s.err, nil)

@@ -10,9 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/go-resilience/resilience/internal/behavior"
-	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -28,7 +26,7 @@ type streamCall struct {
 	cc       *grpc.ClientConn
 	streamer grpc.Streamer
 	opts     []grpc.CallOption
-	work     linger.Work
+	work     *resilience.Work
 
 	lingers bool        // messages may follow the first one; set before the policies return
 	going   atomic.Bool // the policies have returned, and the caller has the stream
@@ -47,14 +45,16 @@ type streamCall struct {
 // stream is a [grpc.StreamClientInterceptor].
 func (cl *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	if ctx.Err() != nil {
-		return nil, withStatus(ctx, ended.Error(ctx), false)
+		return nil, withStatus(ctx, resilience.EndOf(ctx), false)
 	}
 	c := &streamCall{
 		call: call{ctx: ctx, client: cl, method: method},
 		desc: desc, cc: cc, streamer: streamer, opts: opts,
 	}
 	c.changed.L = &c.mu
-	go c.run()
+	var policies context.Context
+	policies, c.work = begin(ctx, c)
+	go c.run(policies)
 	if t, err := c.await(nil); t == nil {
 		return nil, err
 	}
@@ -63,11 +63,11 @@ func (cl *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 
 func (c *streamCall) about() *call { return &c.call }
 
-// run runs the policies.
-func (c *streamCall) run() {
+// run runs the policies under ctx.
+func (c *streamCall) run(ctx context.Context) {
 	err := errExit
 	defer func() { c.settle(err, recover()) }()
-	err = c.result(c.client.policies(begin(c.ctx, c, &c.work)))
+	err = c.result(c.client.policies(ctx))
 }
 
 // settle lets the caller know how the policies ended.
@@ -253,7 +253,7 @@ func (t *try) brokeOff(err error) error {
 		return nil
 	}
 	e := newStatusError(t.call.method, err, &t.sent)
-	if behavior.IsAnswered(e) {
+	if resilience.Answered(e) {
 		return nil
 	}
 	return e

@@ -3,8 +3,7 @@ package resiliencegrpc
 import (
 	"context"
 
-	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience"
 )
 
 // A tryContext is the ctx that a stream is opened under. It has the values of the attempt's
@@ -20,10 +19,11 @@ type tryContext struct {
 }
 
 func newTryContext(attempt, caller context.Context) *tryContext {
+	attempt, _ = resilience.BeginWork(attempt) // what interceptors further in hold is not held for the stream
 	c := &tryContext{attempt: attempt, leave: func() bool { return true }}
 	c.Context, c.cancel = context.WithCancelCause(caller)
 	if attempt.Done() != caller.Done() {
-		c.leave = context.AfterFunc(attempt, func() { c.cancel(ended.Error(attempt)) })
+		c.leave = context.AfterFunc(attempt, func() { c.cancel(resilience.EndOf(attempt)) })
 	}
 	return c
 }
@@ -38,13 +38,9 @@ func (c *tryContext) drop() { c.cancel(nil) }
 func (c *tryContext) timedOut() bool { return c.attempt.Err() == context.DeadlineExceeded }
 
 // Value returns what the attempt's ctx has for key. What package context asks for is the
-// end of the ctx, and not the attempt's. The work of the call is hidden: what
-// interceptors further in hold is not held for the stream.
+// end of the ctx, and not the attempt's.
 func (c *tryContext) Value(key any) any {
-	switch key.(type) {
-	case linger.Key:
-		return nil
-	case callKey:
+	if _, isOurs := key.(callKey); isOurs {
 		return c.attempt.Value(key)
 	}
 	v := c.attempt.Value(key)

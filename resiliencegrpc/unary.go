@@ -5,7 +5,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience"
 )
 
 // A unaryCall is a unary RPC. It ends when it returns, and has no work that goes on.
@@ -20,13 +20,14 @@ type unaryCall struct {
 // unary is a [grpc.UnaryClientInterceptor].
 func (cl *client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	if ctx.Err() != nil {
-		return withStatus(ctx, ended.Error(ctx), false)
+		return withStatus(ctx, resilience.EndOf(ctx), false)
 	}
 	c := &unaryCall{
 		call: call{ctx: ctx, client: cl, method: method},
 		req:  req, reply: reply, cc: cc, invoker: invoker, opts: opts,
 	}
-	return c.result(cl.policies(begin(ctx, c, nil)))
+	policies, _ := begin(ctx, c)
+	return c.result(cl.policies(policies))
 }
 
 func (c *unaryCall) about() *call { return &c.call }

@@ -7,7 +7,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 
-	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -46,17 +46,18 @@ func outcomeOf(ctx context.Context, err error) outcome {
 	if err == error(panicked{}) {
 		return failed
 	}
-	switch behavior.ReadUnder(ctx, err).Kind {
-	case behavior.Done, behavior.Answered:
+	switch resilience.ResultOf(ctx, err) {
+	case resilience.ResultSuccess, resilience.ResultAnswer:
 		return ok
-	case behavior.Refused:
+	case resilience.ResultRefusal:
 		return refused
-	case behavior.Canceled:
-		return canceled
-	case behavior.Overran:
+	case resilience.ResultIgnored:
+		if ctx.Err() == context.Canceled {
+			return canceled
+		}
 		return timeout
 	}
-	if behavior.IsTimeout(err) {
+	if resilience.IsTimeout(err) {
 		return timeout
 	}
 	return failed

@@ -7,7 +7,6 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -93,11 +92,13 @@ func (t *Telemetry) step(ctx context.Context, step string, op saga.Op, fn func(c
 	}
 	inner, span := t.tracer.Start(ctx, step+" "+string(op), options...)
 	inner = context.WithValue(inner, originKey{}, nil) // a saga that the step runs is a part of it
-	var none *linger.Work                              // a step ends when its function returns
-	return none.Run(inner, fn, func(err error) {
+	var err error = panicked{}
+	defer func() {
 		if o := outcomeOf(ctx, err); o != ok {
 			failSpan(span, o, errorType(err))
 		}
 		span.End()
-	}, panicked{})
+	}()
+	err = fn(inner)
+	return err
 }

@@ -11,7 +11,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-resilience/resilience"
-	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 )
@@ -77,12 +76,17 @@ func (p *probe) run(ctx context.Context, next resilience.Func) error {
 	if span.IsRecording() {
 		p.describe(ctx, span)
 	}
-	if work := linger.Of(ctx); work != nil {
-		return work.Run(inner, next, func(err error) { p.end(inner, span, begun, err) }, panicked{})
-	}
+	end := func(err error) { p.end(inner, span, begun, err) }
+	work := resilience.WorkOf(ctx)
 	var err error = panicked{}
-	defer func() { p.end(inner, span, begun, err) }()
+	goesOn := false
+	defer func() {
+		if !goesOn {
+			end(err)
+		}
+	}()
 	err = next(inner)
+	goesOn = err == nil && work.OnEnd(end)
 	return err
 }
 

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -64,7 +64,7 @@ func Result(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if behavior.IsRefused(err) {
+	if resilience.Refused(err) {
 		return err
 	}
 	for _, detail := range status.Convert(err).Details() {
@@ -107,7 +107,7 @@ func Context(ctx context.Context) (context.Context, error) {
 // Do that comes after its Undo, has the ErrorInfo of one, too. Any other error, such as an
 // answer with Retryable() true, is returned as it is.
 func Error(err error) error {
-	if end := behavior.Read(err); end.Kind != behavior.Answered || end.Retryable {
+	if !resilience.Answered(err) || resilience.Retryable(err) {
 		return err
 	}
 	st, is := status.Convert(err), saga.Voided(err)
