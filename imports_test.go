@@ -29,8 +29,8 @@ var engines = map[string][]string{
 	"saga/store":            nil,
 	"saga/storetest":        {"golang.org/x/sync"},
 	"faults":                nil,
-	"console":               {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync"},
-	"registry":              {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync"},
+	"console":               {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync", "github.com/go-viper/mapstructure/v2"},
+	"registry":              {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync", "github.com/go-viper/mapstructure/v2"},
 	"resiliencesql":         nil,
 	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2"},
 	"lease":                 nil,
@@ -88,12 +88,13 @@ func TestImportsAreAllHeld(t *testing.T) {
 	}
 }
 
-// TestRequirements holds the promise of five requirements: what a user of this
+// TestRequirements holds the promise of six requirements: what a user of this
 // module gets in his go.mod.
 func TestRequirements(t *testing.T) {
 	direct := goList(t, "-m", "-f", "{{if not (or .Main .Indirect)}}{{.Path}}{{end}}", "all")
 	require.ElementsMatch(t, []string{
 		"github.com/cenkalti/backoff/v4",
+		"github.com/go-viper/mapstructure/v2",
 		"github.com/maypok86/otter/v2",
 		"github.com/sony/gobreaker/v2",
 		"github.com/stretchr/testify",

@@ -251,14 +251,6 @@ func TestSeriesInNumbers(t *testing.T) {
 		require.Equal(t, want, round(v), v)
 	}
 	require.Zero(t, round(math.NaN()))
-	f := registry.Figure{Name: "f", Attrs: []registry.Attr{{Key: "k", Value: "a"}}}
-	other := registry.Figure{Name: "f", Attrs: []registry.Attr{{Key: "k", Value: "b"}}}
-	sr := &series{Figure: f}
-	require.True(t, sr.same(f))
-	require.False(t, sr.same(other))
-	require.False(t, sr.same(registry.Figure{Name: "g", Attrs: f.Attrs}))
-	require.NotEqual(t, label(f), label(other))
-
 	add := func(sr *series, values ...float64) *series {
 		for i, v := range values {
 			if i > 0 {
@@ -290,10 +282,21 @@ func TestSeriesInNumbers(t *testing.T) {
 		require.Equal(t, []any{test.total, test.samples}, []any{total, samples}, name)
 	}
 	m := with("f", "k", "a", "c")[0]
-	require.True(t, m.admits(f))
-	require.False(t, m.admits(other))
-	require.False(t, m.admits(registry.Figure{Name: "f", Attrs: []registry.Attr{{Key: "x", Value: "a"}}}))
+	for name, admitted := range map[string]bool{"f{k=a}": true, "f{k=b}": false, "f{x=a}": false, "g{k=a}": false} {
+		require.Equal(t, admitted, m.admits(newSeries(registry.Figure{Name: name}, 0)), name)
+	}
 }
+
+// An ill is an error of a policy's method Health.
+type ill struct {
+	state, detail string
+	fails         bool
+}
+
+func (e ill) Error() string        { return e.state }
+func (e ill) HealthState() string  { return e.state }
+func (e ill) HealthDetail() string { return e.detail }
+func (e ill) Failed() bool         { return e.fails }
 
 func TestAStatusIsJudged(t *testing.T) {
 	r := rulesOf("meter")
@@ -316,8 +319,8 @@ func TestAStatusIsJudged(t *testing.T) {
 		{nil, 100, 5, 1, nil, warn, "refusing", ""},
 		{nil, 0, 5, 0, nil, well, "running", ""},
 		{errOperator, 100, 50, 1, nil, warn, "ailing", ""},
-		{&registry.HealthError{State: "full", Detail: "all"}, 0, 0, 0, held, warn, "full", "all"},
-		{&registry.HealthError{State: "open", Fails: true}, 0, 0, 0, held, fail, "open", "held by me"},
+		{ill{"full", "all", false}, 0, 0, 0, held, warn, "full", "all"},
+		{ill{"open", "", true}, 0, 0, 0, held, fail, "open", "held by me"},
 		{nil, 0, 0, 0, &lease.State{}, well, "running", ""},
 	} {
 		tr := &track{rules: r, health: c.health, held: c.held, traffic: traffic{count(c.calls), count(c.failed), count(c.refused)}}

@@ -22,7 +22,7 @@ type policyPage struct {
 	Shape uint64 `json:"shape"` // changes with the state, and with the number of Figures
 	Tick  int    `json:"tick"`  // the latest sample, which the last of all Points are
 	policyCard
-	LastError string          `json:"last_error,omitempty"` // of a breaker
+	LastError string          `json:"last_error,omitempty"` // of a breaker, or of what is wrong
 	Lease     *leaseView      `json:"lease,omitempty"`
 	States    []stateRun      `json:"states,omitempty"` // of a breaker
 	Figures   []figureView    `json:"figures"`
@@ -42,7 +42,6 @@ type policyPage struct {
 type figureView struct {
 	Name    string            `json:"name"`
 	Unit    string            `json:"unit"`
-	Help    string            `json:"help"`
 	Counter bool              `json:"counter"`
 	Attrs   map[string]string `json:"attrs,omitempty"`
 	Value   float64           `json:"value"`
@@ -114,6 +113,7 @@ func (c *Console) policyPage(e registry.Entry, key string, after int) policyPage
 	if after != allPoints && after != noPoints {
 		return p
 	}
+	p.LastError = p.Error
 	if b, ok := e.Policy.(interface{ Stats() breaker.Stats }); ok {
 		p.LastError = c.secret(b.Stats().LastErr)
 	}
@@ -152,8 +152,8 @@ func (c *Console) sampled(e registry.Entry, p *policyPage, after int) {
 		p.Lease = &leaseView{h.Holder, h.Epoch, some(h.Since), some(h.Until), h.Now}
 	}
 	for _, sr := range t.series {
-		f := figureView{Name: sr.Name, Unit: sr.Unit, Help: sr.Help, Counter: sr.Counter, Value: finite(sr.Value)}
-		for _, a := range sr.Attrs {
+		f := figureView{Name: sr.what, Unit: sr.unit, Counter: sr.Counter, Value: finite(sr.Value)}
+		for _, a := range sr.attrs {
 			if f.Attrs == nil {
 				f.Attrs = map[string]string{}
 			}
@@ -214,7 +214,7 @@ func (t *track) states(now int) []stateRun {
 	var all []*series
 	for _, sr := range t.series {
 		switch {
-		case sr.Name == "breaker.state" && len(sr.Attrs) > 0: // none of another origin
+		case sr.what == "breaker.state" && len(sr.attrs) > 0: // none of another origin
 			all = append(all, sr)
 		case sr.Name == "breaker.keys": // a Group has many states at once
 			return nil
@@ -230,7 +230,7 @@ func (t *track) states(now int) []stateRun {
 				continue
 			}
 			// As a word: half-open, forced-open.
-			if state := strings.ReplaceAll(sr.Attrs[0].Value, "_", "-"); len(runs) > 0 && runs[len(runs)-1].State == state {
+			if state := strings.ReplaceAll(sr.attrs[0].Value, "_", "-"); len(runs) > 0 && runs[len(runs)-1].State == state {
 				runs[len(runs)-1].Seconds++
 			} else {
 				runs = append(runs, stateRun{state, 1})

@@ -28,11 +28,11 @@ type match struct {
 	values    []string
 }
 
-func (m match) admits(f registry.Figure) bool {
-	if f.Name != m.name {
+func (m match) admits(sr *series) bool {
+	if sr.what != m.name {
 		return false
 	}
-	return m.key == "" || slices.ContainsFunc(f.Attrs, func(a registry.Attr) bool {
+	return m.key == "" || slices.ContainsFunc(sr.attrs, func(a registry.Attr) bool {
 		return a.Key == m.key && slices.Contains(m.values, a.Value)
 	})
 }
@@ -99,7 +99,7 @@ func (t *traffic) add(r *rules, sr *series) {
 		to      *[]*series
 	}{{r.calls, &t.calls}, {r.failed, &t.failed}, {r.refused, &t.refused}} {
 		for _, m := range c.matches {
-			if m.admits(sr.Figure) {
+			if m.admits(sr) {
 				*c.to = append(*c.to, sr)
 			}
 		}

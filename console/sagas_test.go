@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"html"
-	"iter"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -548,7 +547,6 @@ type leakyCache struct{}
 
 func (leakyCache) Kind() string                                { return "cache" }
 func (leakyCache) Name() string                                { return "prices" }
-func (leakyCache) Figures() iter.Seq[registry.Figure]          { return slices.Values([]registry.Figure(nil)) }
 func (leakyCache) Invalidate(context.Context, ...string) error { return errDown }
 func (leakyCache) Expire(context.Context, ...string) error     { return fmt.Errorf("expire: %w", errDown) }
 func (leakyCache) InvalidateAll(context.Context) error         { return errDown }

@@ -49,7 +49,7 @@ type track struct {
 	quoted []byte // path as JSON
 	rules  *rules
 	series []*series
-	index  map[string]*series // by label; nil until the order of figures changes
+	index  map[string]*series // by Name; nil until the order of figures changes
 	born   int                // its first sample
 
 	traffic traffic
@@ -143,10 +143,10 @@ func (s *sampler) sample(ctx context.Context) {
 	healths := make([]error, len(tracks))
 	s.buffer = s.buffer[:0]
 	for i, t := range tracks {
-		if ctx.Err() != nil { // of other origin, each may take five seconds
+		if ctx.Err() != nil {
 			return
 		}
-		s.buffer = slices.AppendSeq(s.buffer, t.entry.Figures())
+		s.buffer = append(s.buffer, t.entry.Figures()...)
 		ends[i], healths[i] = len(s.buffer), s.health(ctx, t, at)
 	}
 	s.mu.Lock()
@@ -222,14 +222,21 @@ func (s *sampler) health(ctx context.Context, t *track, at time.Time) error {
 	return t.answer
 }
 
-var lateStore = &registry.HealthError{State: "store down", Fails: true, Err: fmt.Errorf("the store has not answered for %v", asking)}
+// A storeDown says that the store of a Runner or a Candidate does not answer.
+type storeDown struct{ error }
+
+func (e storeDown) Unwrap() error     { return e.error }
+func (storeDown) HealthState() string { return "store down" }
+func (storeDown) Failed() bool        { return true }
+
+var lateStore = storeDown{fmt.Errorf("the store has not answered for %v", asking)}
 
 // askStore returns the health of a Runner or a Candidate, and of a Candidate who holds the
 // lease. The store may panic, which must not end the program.
 func askStore(ctx context.Context, e registry.Entry) (held *lease.State, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			held, err = nil, &registry.HealthError{State: "store down", Fails: true, Err: fmt.Errorf("the store panicked: %v", v)}
+			held, err = nil, storeDown{fmt.Errorf("the store panicked: %v", v)}
 		}
 	}()
 	if c, ok := e.Policy.(interface {
@@ -247,14 +254,11 @@ func (t *track) store(figures []registry.Figure, now int) {
 	for i, f := range figures {
 		sr := t.find(i, f)
 		if sr == nil {
-			sr = &series{Figure: f, born: now, seen: now}
-			if !f.Counter {
-				sr.flat = float32(f.Value)
-			}
+			sr = newSeries(f, now)
 			t.series = append(t.series, sr)
 			t.traffic.add(t.rules, sr)
 			if t.index != nil {
-				t.index[label(f)] = sr
+				t.index[f.Name] = sr
 			}
 			continue
 		}
@@ -280,7 +284,7 @@ func (t *track) forget(now int) {
 // the same order each time, unless there are new ones.
 func (t *track) find(i int, f registry.Figure) *series {
 	if t.index == nil {
-		if i < len(t.series) && t.series[i].same(f) {
+		if i < len(t.series) && t.series[i].Name == f.Name {
 			return t.series[i]
 		}
 		if i == len(t.series) {
@@ -288,11 +292,11 @@ func (t *track) find(i int, f registry.Figure) *series {
 		}
 		t.index = map[string]*series{}
 		for _, sr := range t.series {
-			t.index[label(sr.Figure)] = sr
+			t.index[sr.Name] = sr
 		}
 	}
-	if i < len(t.series) && t.series[i].same(f) {
+	if i < len(t.series) && t.series[i].Name == f.Name {
 		return t.series[i]
 	}
-	return t.index[label(f)]
+	return t.index[f.Name]
 }

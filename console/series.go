@@ -2,30 +2,28 @@ package console
 
 import (
 	"math"
-	"slices"
 
 	"github.com/go-resilience/resilience/registry"
 )
 
 // A series is one figure over time. Of a counter it holds the growth in each second.
 type series struct {
-	registry.Figure         // as of the latest sample
+	registry.Figure        // as of the latest sample
+	what, unit      string // of its Name
+	attrs           []registry.Attr
 	born            int     // its first sample
 	seen            int     // its latest sample
 	flat            float32 // all samples, while there is no ring
 	ring            []float32
 }
 
-func (sr *series) same(f registry.Figure) bool {
-	return sr.Name == f.Name && slices.Equal(sr.Attrs, f.Attrs)
-}
-
-func label(f registry.Figure) string {
-	s := f.Name
-	for _, a := range f.Attrs {
-		s += "\x00" + a.Key + "\x00" + a.Value
+func newSeries(f registry.Figure, now int) *series {
+	sr := &series{Figure: f, born: now, seen: now}
+	sr.what, sr.unit, sr.attrs = registry.Parse(f.Name)
+	if !f.Counter {
+		sr.flat = float32(f.Value)
 	}
-	return s
+	return sr
 }
 
 // add notes the value of sample now, and of those before it that were missed.

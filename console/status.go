@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/go-resilience/resilience/registry"
 )
 
 // A tone is how bad a state is. It is shown as a color, a shape and a word.
@@ -49,15 +47,9 @@ func (t *track) judge(now int) status {
 		refused: rate(t.traffic.refused, now, recent),
 		never:   t.rules.failed == nil,
 	}
-	var ill *registry.HealthError
 	switch {
-	case errors.As(t.health, &ill):
-		s.tone, s.state, s.detail, s.err = warn, ill.State, ill.Detail, ill.Err
-		if ill.Fails {
-			s.tone = fail
-		}
 	case t.health != nil:
-		s.tone, s.state, s.err = warn, "ailing", t.health
+		s.tone, s.state, s.detail, s.err = ailing(t.health)
 	case s.refused > 0:
 		s.tone, s.state = warn, t.rules.refusing
 	case s.share() >= 0.05:
@@ -67,6 +59,22 @@ func (t *track) judge(now int) status {
 		s.detail = "held by " + t.held.Holder
 	}
 	return s
+}
+
+// ailing returns what an error of a policy's method Health says: by its methods HealthState,
+// HealthDetail and Failed, if it has them.
+func ailing(err error) (t tone, state, detail string, cause error) {
+	t, state, cause = warn, "ailing", err
+	if e, ok := err.(interface{ HealthState() string }); ok {
+		state, cause = e.HealthState(), errors.Unwrap(err)
+	}
+	if e, ok := err.(interface{ HealthDetail() string }); ok {
+		detail = e.HealthDetail()
+	}
+	if e, ok := err.(interface{ Failed() bool }); ok && e.Failed() {
+		t = fail
+	}
+	return t, state, detail, cause
 }
 
 // verbs has the predicate of a sentence about a policy for each state in which something is

@@ -4,10 +4,13 @@ import (
 	"context"
 	"maps"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/settings"
@@ -82,6 +85,22 @@ func (s *Script) Update(change func(*Config)) error {
 // changes; dry returns the error that the change would have.
 func (s *Script) Change(dry bool, f func(cfg any) error) error {
 	return s.setting.Change(dry, f, (*Config).fixed, s.begin)
+}
+
+// Settings returns Config.
+func (s *Script) Settings() any { return s.Config() }
+
+// Figures returns faults.calls, and faults.injected by the kind of fault.
+func (s *Script) Figures() []describe.Figure {
+	stats := s.Stats()
+	all := []describe.Figure{{Name: "faults.calls", Counter: true, Value: float64(stats.Calls)}}
+	for _, kind := range slices.Sorted(maps.Keys(stats.Injected)) {
+		all = append(all, describe.Figure{
+			Name:    "faults.injected{kind=" + strings.ReplaceAll(string(kind), " ", "_") + "}",
+			Counter: true, Value: float64(stats.Injected[kind]),
+		})
+	}
+	return all
 }
 
 // Stats is a snapshot of what a [Script] has done since New. The counters never go back.

@@ -1,6 +1,11 @@
 package registry
 
-import "log/slog"
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/go-resilience/resilience/internal/describe"
+)
 
 // An Event is something that happened to a policy.
 type Event struct {
@@ -8,20 +13,53 @@ type Event struct {
 	Name string // of the policy
 	Key  string // of the member, if the policy is a Group
 
-	// What happened is the Kind of the policy's own event, such as "refused".
+	// What happened: "refused".
 	What string
 	// Level is slog.LevelDebug for what is normal, and slog.LevelWarn or more for what
 	// needs attention.
 	Level slog.Level
 	// Err is the error of the event, or nil.
 	Err error
-	// Attrs are the details of the event.
+	// Attrs are the other details of the event.
 	Attrs []slog.Attr
-	// Source is the policy's own event: a breaker.Event, for example.
-	Source any
 }
 
-// LogValue returns a group of what the event says, without Level and Source.
+// event returns what a policy told.
+func (e Entry) event(own any) Event {
+	ev := Event{Kind: e.Kind, Name: e.Name, Level: slog.LevelDebug}
+	d, ok := own.(describe.Event)
+	if !ok {
+		ev.What = fmt.Sprint(own)
+		return ev
+	}
+	ev.Level = slog.Level(d.Level())
+	d.Fields(func(name string, value any) {
+		switch name {
+		case "event":
+			ev.What = fmt.Sprint(value)
+		case "name":
+		case "key":
+			ev.Key = fmt.Sprint(value)
+		case "err", "error":
+			ev.Err, _ = value.(error)
+		default:
+			ev.Attrs = append(ev.Attrs, slog.Any(name, value))
+		}
+	})
+	return ev
+}
+
+// Attr returns the detail of that name, or the zero Value.
+func (e Event) Attr(name string) slog.Value {
+	for _, a := range e.Attrs {
+		if a.Key == name {
+			return a.Value
+		}
+	}
+	return slog.Value{}
+}
+
+// LogValue returns a group of what the event says, without Level.
 func (e Event) LogValue() slog.Value {
 	return slog.GroupValue(e.attrs()...)
 }
@@ -36,17 +74,4 @@ func (e Event) attrs() []slog.Attr {
 		attrs = append(attrs, slog.Any("err", e.Err))
 	}
 	return attrs
-}
-
-// happened returns an event of what is normal.
-func happened[K ~string](kind K, key string, err error, attrs ...slog.Attr) Event {
-	return Event{What: string(kind), Key: key, Err: err, Level: slog.LevelDebug, Attrs: attrs}
-}
-
-// warn returns e as one that needs attention, if it does.
-func (e Event) warn(attention bool) Event {
-	if attention {
-		e.Level = slog.LevelWarn
-	}
-	return e
 }

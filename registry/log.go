@@ -5,11 +5,6 @@ import (
 	"log/slog"
 	"sync"
 	"time"
-
-	"github.com/go-resilience/resilience/cacheaside"
-	"github.com/go-resilience/resilience/retry"
-	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/throttle"
 )
 
 // burst is how long repeated events of one policy become one line.
@@ -20,27 +15,23 @@ const burst = 10 * time.Second
 //	stop := reg.Observe(registry.Log(slog.Default()))
 //
 // What is normal has the level Debug, what needs attention Warn. Where every call may
-// cause an event in an outage (refusals, calls that a Retrier gave up, budgets that are
-// spent, loads that failed, a store that failed), Log writes the first of a policy with
-// one reason or outcome, and then at most one every ten seconds. The attribute suppressed
-// is how many it left out since the last line. Of the outages of a throttle.Shared, which
-// begin and end for each hash slot, it writes each change between the two. Every other
-// event has a line of its own. A nil logger means slog.Default().
-//
-// A saga's Runner and a lease.Candidate log some of this by themselves, to slog's default
-// logger, unless their hooks are set: OnEvent of a Runner, OnStoreError of a Candidate.
+// cause an event in an outage (refusals, calls that were given up, budgets that are spent,
+// loads that failed, a store that failed), Log writes the first of a policy with one reason or
+// outcome, and then at most one every ten seconds. The attribute suppressed is how many it left
+// out since the last line. Every other event has a line of its own. A nil logger means
+// slog.Default().
 func Log(logger *slog.Logger) func(context.Context, Event) {
 	if logger == nil {
 		logger = slog.Default()
 	}
-	l := &bursts{last: map[burstKey]*burstState{}}
+	b := &bursts{last: map[burstKey]*burstState{}}
 	return func(ctx context.Context, e Event) {
 		if !logger.Enabled(ctx, e.Level) {
 			return
 		}
 		attrs := e.attrs()
-		if e.ofEachCall() {
-			more, ok := l.pass(e, time.Now())
+		if e.Level >= slog.LevelWarn && ofEachCall[e.What] {
+			more, ok := b.pass(e, time.Now())
 			if !ok {
 				return
 			}
@@ -52,18 +43,10 @@ func Log(logger *slog.Logger) func(context.Context, Event) {
 	}
 }
 
-// refused is What of the event of a refusal, whatever the policy.
-const refused = "refused"
-
-// ofEachCall reports whether each call may cause such an event while something is down.
-func (e Event) ofEachCall() bool {
-	switch e.What {
-	case refused, string(retry.EventEnded), string(retry.EventOverBudget), string(cacheaside.EventLoadFailed), string(cacheaside.EventLoadRefused),
-		string(cacheaside.EventFenceFailed), string(cacheaside.EventNotInvalidated), string(saga.EventStoreFailed),
-		string(throttle.EventOutageBegan), string(throttle.EventRecovered):
-		return e.Level >= slog.LevelWarn
-	}
-	return false
+// ofEachCall has the events of which each call may cause one while something is down.
+var ofEachCall = map[string]bool{
+	"refused": true, "ended": true, "over budget": true, "load failed": true, "load refused": true, "fence failed": true,
+	"not invalidated": true, "store failed": true, "outage began": true, "recovered": true,
 }
 
 // bursts counts the events that are not written.
@@ -89,8 +72,8 @@ func (b *bursts) pass(e Event, now time.Time) (more int64, ok bool) {
 			key.reason = a.Value.String()
 		}
 	}
-	if e.What == string(throttle.EventRecovered) {
-		key.what = string(throttle.EventOutageBegan) // the end of one is news, and the next one too
+	if e.What == "recovered" {
+		key.what = "outage began" // the end of one is worth a line, and so is the next one
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

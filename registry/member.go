@@ -2,20 +2,18 @@ package registry
 
 import (
 	"cmp"
+	"context"
 	"fmt"
-	"iter"
+	"math"
 	"reflect"
 	"slices"
-
-	"github.com/go-resilience/resilience/breaker"
-	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/retry"
+	"strings"
 )
 
 // A Member is one key of a Group.
 type Member struct {
 	Key   string
-	Calls int64 // made or refused, since the member came; in a throttle.Group tokens spent and calls refused; in a retry.BudgetGroup retries that were asked for
+	Calls int64 // in its figure "kind.calls"; in a throttle.Group tokens spent and calls refused
 	// Policy is the member itself; nil where it is not a policy of its own, as in a
 	// throttle.Group.
 	Policy Policy
@@ -24,51 +22,28 @@ type Member struct {
 }
 
 // Figures returns the figures of the member's Policy. A member without one has none.
-func (m Member) Figures() iter.Seq[Figure] {
-	e, ok := entry(m.Policy)
-	if !ok {
-		return func(func(Figure) bool) {}
+func (m Member) Figures() []Figure {
+	if m.Policy == nil {
+		return nil
 	}
+	e, _ := entryOf(m.Policy)
 	return e.Figures()
 }
 
-// Members returns n members of a Group: first those that [Entry.Health] would say fail, then
+// Members returns at most n members of a Group: first those that [Entry.Health] says fail, then
 // the others with which something is wrong, then those that are well, and of each the busiest
 // first. It returns nil for a policy that is no Group. It looks at all members.
+//
+// A Group is a policy with a method All, which returns an iter.Seq2 of keys and members. Its type
+// depends on that of the keys, so All is called by reflection.
 func (e Entry) Members(n int) []Member {
-	if e.source.members == nil || n <= 0 {
+	method := reflect.ValueOf(e.Policy).MethodByName("All")
+	if n <= 0 || !method.IsValid() || method.Type().NumIn() != 0 || method.Type().NumOut() != 1 || !method.Type().Out(0).CanSeq2() {
 		return nil
 	}
-	return e.source.members(n)
-}
-
-// group is of for a Group, which has members.
-func group[S, E any](kind string, p observed[S, E], figures func(S, emit), event func(E) Event) (Entry, bool) {
-	e, ok := of(kind, p, figures, event)
-	e.source.members = func(n int) []Member { return foremost(p, n) }
-	return e, ok
-}
-
-// foremost returns the first n members of a group. The type of a group's key is known to the
-// group alone, so All is found by reflection.
-func foremost(group Policy, n int) []Member {
 	var all []Member
-	for key, member := range reflect.ValueOf(group).MethodByName("All").Call(nil)[0].Seq2() {
-		m := Member{Key: fmt.Sprint(key.Interface())}
-		switch p := member.Interface().(type) {
-		case *breaker.Breaker:
-			s := p.Stats()
-			m.Policy, m.Calls, m.rank = p, s.Succeeded+s.Failed+s.Ignored+s.Refused, rank(breakerHealth(s))
-		case *retry.Budget:
-			s := p.Stats()
-			m.Policy, m.Calls, m.rank = p, s.Allowed+s.OverBudget, rank(budgetHealth(s))
-		case *bulkhead.Bulkhead:
-			s := p.Stats()
-			m.Policy, m.Calls, m.rank = p, s.Admitted+s.Refused, rank(bulkheadHealth(s))
-		default: // the Usage of a throttle.Group, which keeps no policy for a key
-			m.Calls = member.FieldByName("Spent").Int() + member.FieldByName("Refused").Int()
-		}
-		all = append(all, m)
+	for key, value := range method.Call(nil)[0].Seq2() {
+		all = append(all, memberOf(fmt.Sprint(key.Interface()), value))
 	}
 	slices.SortFunc(all, func(a, b Member) int {
 		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(b.Calls, a.Calls), cmp.Compare(a.Key, b.Key))
@@ -76,13 +51,32 @@ func foremost(group Policy, n int) []Member {
 	return all[:min(n, len(all))]
 }
 
-// rank returns where a member comes by what is wrong with it.
-func rank(ill *HealthError) int {
-	switch {
-	case ill == nil:
-		return 2
-	case ill.Fails:
-		return 0
+func memberOf(key string, value reflect.Value) Member {
+	m := Member{Key: key, rank: 2}
+	p, ok := value.Interface().(Policy)
+	e, described := Entry{}, false
+	if ok {
+		e, described = entryOf(p)
 	}
-	return 1
+	if !described {
+		for _, name := range []string{"Spent", "Refused"} { // the Usage of a throttle.Group
+			if value.Kind() == reflect.Struct && value.FieldByName(name).IsValid() {
+				m.Calls += value.FieldByName(name).Int()
+			}
+		}
+		return m
+	}
+	m.Policy = p
+	for _, f := range e.Figures() {
+		if strings.HasPrefix(f.Name, e.Kind+".calls") && f.Counter {
+			m.Calls += int64(min(f.Value, math.MaxInt64))
+		}
+	}
+	if err := e.Health(context.Background()); err != nil {
+		m.rank = 1
+		if f, ok := err.(interface{ Failed() bool }); ok && f.Failed() {
+			m.rank = 0
+		}
+	}
+	return m
 }

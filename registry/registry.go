@@ -3,95 +3,46 @@ package registry
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-// A Policy is any policy of this module: a Retrier, Budget, BudgetGroup or Hedger of
-// package retry, a Breaker, a Bulkhead, a Limiter, Shared or Adaptive of package throttle,
-// a Group of package breaker, bulkhead or throttle, a Cache, a Candidate of package lease,
-// a saga's Runner, or the pool of a database, resiliencesql.Pool.
-//
-// A policy of other origin needs a method Kind() string besides Name. With the methods
-// Config() C and Update(func(*C)) error, for a struct C, it has settings; a method
-// Validate() error of C is asked before Update is called. With Figures() iter.Seq[Figure]
-// it has figures, and with Observe(func(context.Context, Event)) (stop func()) it has
-// events. A faults.Script is such a policy. A method that panics, or that does not return
-// within five seconds, is as one that is not there; of Update that is an error.
-//
-// It is an alias of an unnamed type, so that a function that knows nothing of this package
-// can take [Registry.MustAdd]: resiliencehttp.ClientConfig.Register does.
-type Policy = interface {
-	Name() string
-}
-
 // A Registry holds the policies of a program. Make one with [New]. It is safe for
 // concurrent use.
 type Registry struct {
 	// changing is held, before mu, while policies and observers come and go. A policy that is
-	// observed then may take its time, or tell an observer that asks the registry.
+	// observed then may tell an observer that asks the registry.
 	changing  sync.Mutex
 	observers notify.Observers[Event]
-	watching  int // observers that are there
+	watching  int               // observers that are there
+	watched   map[string]func() // stop, by path, while there is an observer
 
 	mu      sync.RWMutex
 	entries map[string]Entry // by path; changed by who holds changing too
-	ordered []Entry          // the same, by kind and name; nil until it is asked for, never changed
 
 	applying sync.Mutex
 }
 
 // New returns an empty Registry.
 func New() *Registry {
-	return &Registry{entries: map[string]Entry{}}
+	return &Registry{entries: map[string]Entry{}, watched: map[string]func(){}}
 }
 
-// An Entry is a policy in a [Registry].
-type Entry struct {
-	// Kind is "retry", "budget", "hedge", "breaker", "bulkhead", "throttle", "cache",
-	// "lease", "saga" or "pool", or what the method Kind of any other policy returns. A Group has
-	// the kind of its members.
-	Kind string
-	// Name is the name of the policy, unique within its kind.
-	Name string
-	// Policy is the policy itself.
-	Policy Policy
-
-	source *source
-}
-
-// path returns the name of the entry in settings.
-func (e Entry) path() string { return e.Kind + "/" + e.Name }
-
-// String returns the kind and the name: "breaker/users".
-func (e Entry) String() string { return e.path() }
-
-// Figures returns the figures of the policy. A Group's are those of its members added
-// up, those it has evicted included.
-func (e Entry) Figures() iter.Seq[Figure] {
-	return func(yield func(Figure) bool) {
-		more := true
-		e.source.figures(func(f Figure) { more = more && yield(f) })
-	}
-}
-
-// Add adds policies. It does not add a policy without a name, with the name of another
-// policy of its kind, of a type that is not a [Policy], or a value that cannot be compared,
-// such as a struct with a map. The error names each of these; the others are added.
+// Add adds policies. It does not add a policy without a name, with the name of another policy of
+// its kind, or without a method Kind, nor a value that cannot be compared, such as a struct with
+// a map. The error names each of these; the others are added.
 func (r *Registry) Add(policies ...Policy) error {
 	var errs []error
 	for _, p := range policies {
-		if err := r.add(p); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, r.add(p))
 	}
 	return errors.Join(errs...)
 }
@@ -104,10 +55,10 @@ func (r *Registry) MustAdd(policies ...Policy) {
 }
 
 func (r *Registry) add(p Policy) error {
-	e, ok := entry(p)
+	e, ok := entryOf(p)
 	switch {
 	case !ok:
-		return fmt.Errorf("registry: a %T is not a policy of this module", p)
+		return fmt.Errorf("registry: a %T does not say what it is: it has no method Kind", p)
 	case e.Name == "":
 		return fmt.Errorf("registry: a %T without a name", p)
 	case !reflect.ValueOf(p).Comparable(): // == would panic in whoever looks for it, such as Remove
@@ -115,12 +66,12 @@ func (r *Registry) add(p Policy) error {
 	}
 	r.changing.Lock()
 	defer r.changing.Unlock()
-	if _, taken := r.entries[e.path()]; taken {
-		return fmt.Errorf("registry: %s is there already", e.path())
+	if _, taken := r.entries[e.String()]; taken {
+		return fmt.Errorf("registry: %s is there already", e)
 	}
-	r.change(func() { r.entries[e.path()] = e })
+	r.change(func() { r.entries[e.String()] = e })
 	if r.watching > 0 {
-		r.watch(e)
+		r.watched[e.String()] = e.observe(r.observers.Tell)
 	}
 	return nil
 }
@@ -132,8 +83,8 @@ func (r *Registry) Remove(p Policy) bool {
 	defer r.changing.Unlock()
 	for path, e := range r.entries {
 		if e.Policy == p {
-			e.unwatch()
 			r.change(func() { delete(r.entries, path) })
+			r.unwatch(path)
 			return true
 		}
 	}
@@ -144,36 +95,32 @@ func (r *Registry) change(entries func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	entries()
-	r.ordered = nil
+}
+
+// unwatch is called by who holds changing.
+func (r *Registry) unwatch(path string) {
+	if stop := r.watched[path]; stop != nil {
+		delete(r.watched, path)
+		stop()
+	}
 }
 
 // All returns the policies, ordered by kind and name. Policies may be added and removed
 // meanwhile.
 func (r *Registry) All() iter.Seq[Entry] {
-	return slices.Values(r.sorted())
-}
-
-func (r *Registry) sorted() []Entry {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.ordered == nil {
-		r.ordered = slices.SortedFunc(maps.Values(r.entries), func(a, b Entry) int {
-			return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
-		})
-	}
-	return r.ordered
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.Values(slices.SortedFunc(maps.Values(r.entries), func(a, b Entry) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
+	}))
 }
 
 // Get returns the policy of a kind with a name. It is for tools that take the name from
 // outside the program; a program passes its policies to where they are used.
 func (r *Registry) Get(kind, name string) (Entry, bool) {
-	return r.find(kind + "/" + name)
-}
-
-func (r *Registry) find(path string) (Entry, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	e, ok := r.entries[path]
+	e, ok := r.entries[kind+"/"+name]
 	return e, ok
 }
 
@@ -184,62 +131,58 @@ func (r *Registry) Observe(f func(context.Context, Event)) (stop func()) {
 	r.changing.Lock()
 	defer r.changing.Unlock()
 	remove := r.observers.Observe(f)
-	r.watching++
-	if r.watching == 1 {
-		for _, e := range r.entries {
-			r.watch(e)
+	if r.watching++; r.watching == 1 {
+		for path, e := range r.entries {
+			r.watched[path] = e.observe(r.observers.Tell)
 		}
 	}
-	return sync.OnceFunc(func() { r.unobserve(remove) })
-}
-
-func (r *Registry) unobserve(remove func()) {
-	r.changing.Lock()
-	defer r.changing.Unlock()
-	remove()
-	r.watching--
-	if r.watching == 0 {
-		for _, e := range r.entries {
-			e.unwatch()
+	return sync.OnceFunc(func() {
+		r.changing.Lock()
+		defer r.changing.Unlock()
+		remove()
+		if r.watching--; r.watching == 0 {
+			for path := range r.entries {
+				r.unwatch(path)
+			}
 		}
-	}
+	})
 }
 
-// watch and unwatch run under changing.
-func (r *Registry) watch(e Entry) {
-	e.source.stop = e.source.observe(r.observers.Tell)
-}
-
-func (e Entry) unwatch() {
-	if e.source.stop != nil {
-		e.source.stop()
-		e.source.stop = nil
+// Health returns the policies by kind and name, "breaker/users", each with nil or what its method
+// Health returns; see [Entry.Health]. With resiliencehttp it is a handler:
+// resiliencehttp.HealthOf(reg.Health).
+func (r *Registry) Health(ctx context.Context) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for e := range r.All() {
+			if !yield(e.String(), e.Health(ctx)) {
+				return
+			}
+		}
 	}
 }
 
 // String returns all figures as a JSON object of objects, which makes a Registry an
 // expvar.Var: expvar.Publish("resilience", reg).
 func (r *Registry) String() string {
-	var b strings.Builder
-	b.WriteByte('{')
-	for i, e := range r.sorted() {
-		if i > 0 {
-			b.WriteString(", ")
+	all := map[string]map[string]float64{}
+	for e := range r.All() {
+		figures := map[string]float64{}
+		for _, f := range e.Figures() {
+			figures[f.Name] = finite(f.Value)
 		}
-		b.Write(quote(e.path()))
-		b.WriteString(": {")
-		first := true
-		for f := range e.Figures() {
-			if !first {
-				b.WriteString(", ")
-			}
-			first = false
-			b.Write(quote(f.path()))
-			b.WriteString(": ")
-			b.Write(quote(f.Value))
-		}
-		b.WriteByte('}')
+		all[e.String()] = figures
 	}
-	b.WriteByte('}')
-	return b.String()
+	text, err := json.Marshal(all)
+	if err != nil {
+		return fmt.Sprintf("{%q: %q}", "error", err)
+	}
+	return string(text)
+}
+
+// finite returns v, or 0 for what JSON has no number for.
+func finite(v float64) float64 {
+	if v-v != 0 {
+		return 0
+	}
+	return v
 }

@@ -6,13 +6,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/go-viper/mapstructure/v2"
+
+	"github.com/go-resilience/resilience/internal/describe"
 )
 
 // A Change is one setting that [Registry.Apply] has changed.
@@ -21,7 +25,7 @@ type Change struct {
 	From, To string // as in JSON
 }
 
-// A Report lists the settings that have changed, in the order of their paths.
+// A Report lists the settings that have changed, in the order of their policies and fields.
 type Report []Change
 
 // String returns a line for each change: "breaker/users.Failures: 5 -> 10".
@@ -45,37 +49,26 @@ func (r Report) LogValue() slog.Value {
 // Settings returns the present settings of all policies in the form that
 // [Registry.Apply] reads: all fields that a file can hold, defaults filled in.
 func (r *Registry) Settings() []byte {
-	var out []byte
-	out = append(out, "{\n"...)
-	first := true
+	var all []string
 	for e := range r.All() {
-		settings := e.Settings()
-		if settings == nil {
-			continue
+		if settings := e.Settings(); settings != nil {
+			all = append(all, string(quote(e.String()))+": "+string(settings))
 		}
-		if !first {
-			out = append(out, ",\n"...)
-		}
-		first = false
-		out = append(out, "  "...)
-		out = append(out, quote(e.path())...)
-		out = append(out, ": "...)
-		var body bytes.Buffer
-		if err := json.Indent(&body, settings, "  ", "  "); err != nil {
-			panic(err) // write makes valid JSON
-		}
-		out = append(out, body.Bytes()...)
 	}
-	return append(out, "\n}\n"...)
+	var out bytes.Buffer
+	if err := json.Indent(&out, []byte("{"+strings.Join(all, ", ")+"}\n"), "", "  "); err != nil {
+		panic(err) // write makes valid JSON
+	}
+	return out.Bytes()
 }
 
 // Settings returns the present settings of the policy as a JSON object, such as
-// [Registry.Apply] reads under the policy's path. It returns nil if there are none.
+// [Registry.Apply] reads under the policy's name. It returns nil if there are none.
 func (e Entry) Settings() []byte {
-	if e.source.config == nil {
-		return nil
+	if config, ok := e.config(); ok {
+		return write(config)
 	}
-	return write(e.source.config())
+	return nil
 }
 
 // Reload applies the settings in the file at path, as [Registry.Apply] does: at the start of a
@@ -97,192 +90,244 @@ func (r *Registry) Reload(path string) (Report, error) {
 
 // Apply changes the settings of policies while they run. data is a JSON object whose names
 // are policies, "kind/name", and whose values are objects of fields of the policy's Config
-// by their Go names; fields that are left out stay as they are. Durations are texts such
-// as "1.5s".
+// by their Go names. Durations are texts such as "1.5s". A field that is left out stays as it
+// was given; null and zero mean its default. A list is replaced as a whole.
 //
-// Apply is all or nothing. First it decodes every entry onto the Config as it was given, and
-// asks each policy whether it would take the result. If anything is wrong, the error lists
-// every problem with its path, and nothing has changed. If a policy then rejects its change all
-// the same, Apply changes back the policies that it has changed.
+// Apply first asks every policy whether it would take the change. If anything is wrong, the
+// error names each policy and what is wrong with it, and nothing has changed. A policy that
+// then refuses all the same, because something has happened in between, stays as it was, and
+// the others have changed.
 //
-// A field that data names is as data says. A field that data does not name, and that was not
-// given, keeps its default, which may follow the fields that change: the Burst of a
-// throttle.Limiter follows its Rate.
-//
-// The report lists the fields that data has changed, without the defaults that followed.
-// A zero for which the Config has a default is reported as that default.
-// A policy that was given all that data says is not updated.
+// The report lists the fields that data has changed, without the defaults that follow them.
+// A policy that was given all that data says is not changed.
 //
 // An entry for a policy that is not registered is an error, unless its name begins with
 // a question mark: "?breaker/users". Concurrent calls of Apply take turns.
 func (r *Registry) Apply(data []byte) (Report, error) {
-	r.applying.Lock()
-	defer r.applying.Unlock()
-	plans, err := r.plan(data)
-	if err != nil {
-		return nil, err
-	}
-	var errs []error
-	done := 0
-	for i := range plans {
-		p := &plans[i]
-		if err := p.apply(); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", p.entry.path(), err))
-			break
-		}
-		done++
-	}
-	if errs == nil {
-		return report(plans), nil
-	}
-	for _, p := range slices.Backward(plans[:done]) {
-		if err := p.entry.source.change(false, p.reset); err != nil {
-			errs = append(errs, fmt.Errorf("%s: cannot be changed back: %w", p.entry.path(), err))
-		}
-	}
-	return nil, errors.Join(errs...)
+	return r.apply(data, false)
 }
 
 // Preview returns what [Registry.Apply] would report, or its error, and changes nothing. It
-// does not know which zeros mean a default, nor what a policy of other origin, without a
-// method Change, cannot change in flight.
+// does not know which zeros mean a default.
 func (r *Registry) Preview(data []byte) (Report, error) {
-	plans, err := r.plan(data)
+	return r.apply(data, true)
+}
+
+func (r *Registry) apply(data []byte, dry bool) (Report, error) {
+	r.applying.Lock()
+	defer r.applying.Unlock()
+	changes, err := r.changes(data)
 	if err != nil {
 		return nil, err
 	}
-	return report(plans), nil
-}
-
-func report(plans []plan) Report {
-	var all Report
-	for _, p := range plans {
-		all = append(all, p.changes...)
-	}
-	slices.SortFunc(all, func(a, b Change) int { return strings.Compare(a.Path, b.Path) })
-	return all
-}
-
-// A plan is the change of one policy.
-type plan struct {
-	entry   Entry
-	data    []byte
-	before  reflect.Value // the Config, with its defaults
-	given   reflect.Value // the Config as it was given
-	changed bool          // anything that was given
-	named   []field
-	changes []Change
-}
-
-// A field of a Config, that the settings name.
-type field struct {
-	path  string
-	index []int
-}
-
-// decode writes the settings into a Config as it was given.
-func (p *plan) decode(config any) error {
-	v := reflect.ValueOf(config).Elem()
-	p.given = reflect.New(v.Type()).Elem()
-	p.given.Set(v)
-	d := decoder{path: p.entry.path()}
-	d.fields(v, p.data)
-	p.named, p.changes, p.changed = d.named, nil, false
-	for _, f := range p.named {
-		p.changed = p.changed || !equal(v, p.given, f)
-		p.note(f, v)
-	}
-	if d.errs != nil {
-		return undecodable{errors.Join(d.errs...)}
-	}
-	return nil
-}
-
-// An undecodable says what is wrong with settings, each with its path.
-type undecodable struct{ error }
-
-func equal(a, b reflect.Value, f field) bool {
-	return reflect.DeepEqual(a.FieldByIndex(f.index).Interface(), b.FieldByIndex(f.index).Interface())
-}
-
-// note notes that f is as in now, if it was not before.
-func (p *plan) note(f field, now reflect.Value) {
-	if !equal(p.before, now, f) {
-		p.changes = append(p.changes, Change{
-			Path: f.path,
-			From: string(write(p.before.FieldByIndex(f.index))),
-			To:   string(write(now.FieldByIndex(f.index))),
-		})
-	}
-}
-
-// apply changes the policy, or returns an error and leaves it as it was.
-func (p *plan) apply() error {
-	if err := p.entry.source.change(false, p.decode); err != nil {
-		return err
-	}
-	p.changes = nil // the fields that were noted may have been zero, and have a default now
-	now := p.entry.source.config()
-	for _, f := range p.named {
-		p.note(f, now)
-	}
-	return nil
-}
-
-// reset makes the Config what it was before apply.
-func (p *plan) reset(config any) error {
-	reflect.ValueOf(config).Elem().Set(p.given)
-	return nil
-}
-
-// plan decodes and validates data.
-func (r *Registry) plan(data []byte) ([]plan, error) {
-	members, err := object(data)
-	if err != nil {
-		return nil, fmt.Errorf("registry: settings: %w", err)
-	}
-	var plans []plan
+	var report Report
 	var errs []error
-	seen := map[string]bool{}
-	for _, m := range members {
-		path, optional := strings.CutPrefix(m.name, "?")
-		if seen[path] {
+	for _, c := range changes {
+		if !dry {
+			if err := c.policy.Change(false, c.decode); err != nil {
+				errs = append(errs, at(c.String(), err))
+				continue
+			}
+			c.after, _ = c.config()
+		}
+		report = c.report(report)
+	}
+	slices.SortFunc(report, func(a, b Change) int { return strings.Compare(a.Path, b.Path) })
+	return report, errors.Join(errs...)
+}
+
+// changes returns the changes that data says, each of which its policy would take.
+func (r *Registry) changes(data []byte) ([]*change, error) {
+	var policies map[string]json.RawMessage
+	err := json.Unmarshal(data, &policies)
+	if err == nil && policies == nil {
+		err = errors.New("is null")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("registry: settings: must be a JSON object of policies: %w", err)
+	}
+	var all []*change
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(policies)) {
+		path, optional := strings.CutPrefix(name, "?")
+		kind, of, _ := strings.Cut(path, "/")
+		e, ok := r.Get(kind, of)
+		policy, changes := e.self.(describe.Changer)
+		before, has := e.config()
+		switch {
+		case !ok && optional:
+			continue
+		case !ok:
+			errs = append(errs, fmt.Errorf("%s: no such policy is registered", path))
+			continue
+		case !changes || !has:
+			errs = append(errs, fmt.Errorf("%s: has no settings", path))
+			continue
+		case optional && policies[path] != nil:
 			errs = append(errs, fmt.Errorf("%s: is there twice", path))
 			continue
 		}
-		seen[path] = true
-		e, ok := r.find(path)
+		c := &change{Entry: e, policy: policy, before: before}
+		if err := c.try(policies[name]); err != nil {
+			errs = append(errs, at(path, err))
+		} else if !reflect.DeepEqual(c.given.Interface(), c.next.Interface()) {
+			all = append(all, c)
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// A change is that of one policy.
+type change struct {
+	Entry
+	policy describe.Changer
+	values map[string]any
+	before reflect.Value // the Config before, with its defaults
+	given  reflect.Value // as it was given
+	next   reflect.Value // as it will be given
+	after  reflect.Value // the Config after, with its defaults
+}
+
+// try asks the policy whether it would take the change.
+func (c *change) try(data []byte) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	if err := d.Decode(&c.values); err != nil || c.values == nil {
+		return fmt.Errorf("must be an object of settings, not %s", data)
+	}
+	return c.policy.Change(true, func(cfg any) error {
+		given := clone(cfg)
+		if err := c.decode(cfg); err != nil {
+			return err
+		}
+		if !c.given.IsValid() { // of a Group the first one is asked, and those of other members
+			c.given, c.next, c.after = given, clone(cfg), clone(cfg)
+		}
+		return nil
+	})
+}
+
+func clone(cfg any) reflect.Value {
+	v := reflect.New(reflect.TypeOf(cfg).Elem()).Elem()
+	v.Set(reflect.ValueOf(cfg).Elem())
+	return v
+}
+
+// decode writes the values into a Config as it was given.
+func (c *change) decode(cfg any) error {
+	if errs := prepare(reflect.ValueOf(cfg).Elem(), c.values); errs != nil {
+		return errors.Join(errs...)
+	}
+	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
+		Result: cfg, ErrorUnused: true, ZeroFields: true,
+		MatchName:  func(key, field string) bool { return key == field },
+		DecodeHook: fromText,
+	})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	err = d.Decode(c.values)
+	if all, ok := errors.AsType[interface {
+		error
+		Unwrap() []error
+	}](err); ok { // it has a text of its own around them
+		err = all
+	}
+	for _, err := range parts(err) {
+		if at, ok := errors.AsType[*mapstructure.DecodeError](err); ok && at.Name() != "" {
+			err = fmt.Errorf("%s: %w", at.Name(), at.Unwrap())
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// prepare returns an error for each value of which no file can set the field. A Config that a
+// field points to is written to: prepare copies it, because another may use it.
+func prepare(config reflect.Value, values map[string]any) (errs []error) {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		f, ok := config.Type().FieldByName(name)
 		switch {
-		case !ok && optional:
-		case !ok:
-			errs = append(errs, fmt.Errorf("%s: no such policy is registered", path))
-		case e.source.config == nil:
-			errs = append(errs, fmt.Errorf("%s: has no settings", path))
-		default:
-			p, err := e.plan(m.value)
-			if err != nil {
-				errs = append(errs, err)
-			} else if p.changed {
-				plans = append(plans, p)
+		case !ok || !f.IsExported() || len(f.Index) > 1:
+			errs = append(errs, fmt.Errorf("%s: %s has no such field", name, config.Type()))
+			continue
+		case name == "Name":
+			errs = append(errs, errors.New("Name: a policy cannot change its name"))
+			continue
+		case !settable(f):
+			errs = append(errs, fmt.Errorf("%s: a file cannot hold a value of type %s", name, f.Type))
+			continue
+		}
+		part := config.FieldByIndex(f.Index)
+		switch {
+		case values[name] == nil:
+			part.SetZero()
+		case part.Kind() == reflect.Pointer:
+			p := reflect.New(f.Type.Elem())
+			if !part.IsNil() {
+				p.Elem().Set(part.Elem())
+			}
+			part.Set(p)
+			part = p.Elem()
+		}
+		if inner, ok := values[name].(map[string]any); ok && part.Kind() == reflect.Struct && !isText(part.Type()) {
+			for _, err := range prepare(part, inner) {
+				errs = append(errs, fmt.Errorf("%s.%w", name, err))
 			}
 		}
 	}
-	return plans, errors.Join(errs...)
+	return errs
 }
 
-func (e Entry) plan(data []byte) (plan, error) {
-	p := plan{entry: e, data: data, before: e.source.config()}
-	err := e.source.change(true, p.decode)
-	if wrong := (undecodable{}); errors.As(err, &wrong) {
-		return p, wrong.error
+// fromText makes durations, and what reads itself from a text, of texts.
+func fromText(from, to reflect.Type, value any) (any, error) {
+	text, ok := value.(string)
+	switch {
+	case to == duration:
+		if d, err := time.ParseDuration(text); err == nil && ok {
+			return d, nil
+		}
+		return nil, fmt.Errorf(`is %v: must be a duration in quotes, such as "1.5s"`, value)
+	case isText(to):
+		if !ok {
+			return nil, fmt.Errorf("is %v: must be a text", value)
+		}
+		v := reflect.New(to)
+		err := v.Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text))
+		return v.Elem().Interface(), err
+	case to.Kind() == reflect.String && !ok:
+		return nil, fmt.Errorf("is %v: must be a text", value)
 	}
-	if err != nil {
-		return p, at(e.path(), err)
-	}
-	return p, nil
+	return value, nil
 }
 
-// at gives each of the joined errors of a Validate method its path.
+// report appends the fields that are given in another way, and differ from what was in effect.
+func (c *change) report(to Report) Report {
+	return compare(to, c.String(), c.given, c.next, c.before, c.after)
+}
+
+func compare(to Report, path string, given, next, before, after reflect.Value) Report {
+	for i := range given.NumField() {
+		f := given.Type().Field(i)
+		if !settable(f) {
+			continue
+		}
+		path := path + "." + f.Name
+		given, next, before, after := given.Field(i), next.Field(i), before.Field(i), after.Field(i)
+		if f.Type.Kind() == reflect.Struct && !isText(f.Type) {
+			to = compare(to, path, given, next, before, after)
+			continue
+		}
+		from, now := string(write(before)), string(write(after))
+		if from != now && !reflect.DeepEqual(given.Interface(), next.Interface()) {
+			to = append(to, Change{Path: path, From: from, To: now})
+		}
+	}
+	return to
+}
+
+// at gives each of joined errors its path.
 func at(path string, err error) error {
 	var errs []error
 	for _, e := range parts(err) {
@@ -292,6 +337,9 @@ func at(path string, err error) error {
 }
 
 func parts(err error) []error {
+	if err == nil {
+		return nil
+	}
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return []error{err}
@@ -319,11 +367,6 @@ func holds(t reflect.Type, outer ...reflect.Type) bool {
 		return true
 	}
 	switch t.Kind() {
-	case reflect.Bool, reflect.String,
-		reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
-		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64,
-		reflect.Float32, reflect.Float64:
-		return true
 	case reflect.Slice, reflect.Pointer:
 		return holds(t.Elem(), outer...)
 	case reflect.Struct:
@@ -333,8 +376,10 @@ func holds(t reflect.Type, outer ...reflect.Type) bool {
 			}
 		}
 		return false
+	case reflect.Bool, reflect.String:
+		return true
 	default:
-		return false
+		return t.ConvertibleTo(reflect.TypeFor[float64]())
 	}
 }
 
@@ -348,225 +393,32 @@ func isText(t reflect.Type) bool {
 	return reflect.PointerTo(t).Implements(textType)
 }
 
-// A decoder reads settings and collects all that is wrong with them.
-type decoder struct {
-	path  string
-	errs  []error
-	index []int   // of the field at path
-	named []field // those that are structs by their own fields
-}
-
-func (d *decoder) fail(format string, args ...any) {
-	d.errs = append(d.errs, fmt.Errorf("%s: %s", d.path, fmt.Sprintf(format, args...)))
-}
-
-// within runs f with a path that goes on.
-func (d *decoder) within(path string, f func()) {
-	outer := d.path
-	d.path += path
-	f()
-	d.path = outer
-}
-
-func (d *decoder) fields(v reflect.Value, data []byte) {
-	members, err := object(data)
-	if err != nil {
-		d.fail("%v", err)
-		return
-	}
-	seen := map[string]bool{}
-	for _, m := range members {
-		d.within("."+m.name, func() {
-			f, ok := v.Type().FieldByName(m.name)
-			switch {
-			case seen[m.name]:
-				d.fail("is there twice")
-			case !ok || !f.IsExported() || len(f.Index) > 1: // those of an embedded struct go by its name
-				d.fail("%s has no such field%s", v.Type(), elsewhere(v.Type(), m.name))
-			case m.name == "Name":
-				d.fail("a policy cannot change its name")
-			case !settable(f):
-				d.fail("a file cannot hold a value of type %s", f.Type)
-			default:
-				d.field(v, f, m.value)
-			}
-			seen[m.name] = true
-		})
-	}
-}
-
-// elsewhere tells of a field that a Group has in its Config.
-func elsewhere(t reflect.Type, name string) string {
-	if config, ok := t.FieldByName("Config"); ok && config.Type.Kind() == reflect.Struct {
-		if f, ok := config.Type.FieldByName(name); ok && f.IsExported() {
-			return fmt.Sprintf(`, but its Config has: {"Config": {%q: ...}}`, name)
-		}
-	}
-	return ""
-}
-
-// field decodes data onto a field of v.
-func (d *decoder) field(v reflect.Value, f reflect.StructField, data []byte) {
-	outer, before := d.index, len(d.named)
-	d.index = append(slices.Clone(outer), f.Index...)
-	d.value(v.FieldByIndex(f.Index), data)
-	if f.Type.Kind() != reflect.Struct || isText(f.Type) {
-		d.named = append(d.named[:before], field{d.path, d.index}) // as a whole
-	}
-	d.index = outer
-}
-
-func (d *decoder) value(v reflect.Value, data []byte) {
-	switch {
-	case v.Type() == duration:
-		d.duration(v, data)
-	case isText(v.Type()):
-		var s string
-		if d.read(&s, data, "a text") {
-			if err := v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(s)); err != nil {
-				d.fail("%v", err)
-			}
-		}
-	case v.Kind() == reflect.Struct:
-		d.fields(v, data)
-	case v.Kind() == reflect.Pointer:
-		d.pointer(v, data)
-	case v.Kind() == reflect.Slice:
-		d.slice(v, data)
-	default:
-		d.read(v.Addr().Interface(), data, article(v.Kind().String()))
-	}
-}
-
-func article(kind string) string {
-	if strings.HasPrefix(kind, "i") {
-		return "an " + kind
-	}
-	return "a " + kind
-}
-
-func (d *decoder) duration(v reflect.Value, data []byte) {
-	var s string
-	if !d.read(&s, data, `a duration in quotes, such as "1.5s"`) {
-		return
-	}
-	t, err := time.ParseDuration(s)
-	if err != nil {
-		d.fail("is %q: must be a duration such as %q", s, "1.5s")
-		return
-	}
-	v.SetInt(int64(t))
-}
-
-func (d *decoder) pointer(v reflect.Value, data []byte) {
-	if string(data) == "null" {
-		v.SetZero()
-		return
-	}
-	p := reflect.New(v.Type().Elem())
-	if !v.IsNil() {
-		p.Elem().Set(v.Elem())
-	}
-	d.value(p.Elem(), data)
-	v.Set(p)
-}
-
-func (d *decoder) slice(v reflect.Value, data []byte) {
-	var items []json.RawMessage
-	if !d.read(&items, data, "a list") {
-		return
-	}
-	if items == nil { // null
-		v.SetZero()
-		return
-	}
-	s := reflect.MakeSlice(v.Type(), len(items), len(items))
-	for i, item := range items {
-		d.within(fmt.Sprintf("[%d]", i), func() { d.value(s.Index(i), item) })
-	}
-	v.Set(s)
-}
-
-// read decodes data, which must be what want says. Null is nothing but an empty list.
-func (d *decoder) read(to any, data []byte, want string) bool {
-	if _, list := to.(*[]json.RawMessage); string(data) == "null" && !list {
-		d.fail("is null: must be %s", want)
-		return false
-	}
-	if err := json.Unmarshal(data, to); err != nil {
-		d.fail("is %s: must be %s", abbreviate(data), want)
-		return false
-	}
-	return true
-}
-
-func abbreviate(data []byte) string {
-	if len(data) > 40 {
-		return string(data[:40]) + "..."
-	}
-	return string(data)
-}
-
-// A member is one member of a JSON object.
-type member struct {
-	name  string
-	value json.RawMessage
-}
-
-// object reads a JSON object with its members in order, those of one name too.
-func object(data []byte) ([]member, error) {
-	d := json.NewDecoder(bytes.NewReader(data))
-	if t, err := d.Token(); err != nil {
-		return nil, fmt.Errorf("is not JSON: %w", err)
-	} else if t != json.Delim('{') {
-		return nil, fmt.Errorf("is %s: must be an object", abbreviate(data))
-	}
-	var members []member
-	for d.More() {
-		name, err := d.Token()
-		if err != nil {
-			return nil, fmt.Errorf("is not JSON: %w", err)
-		}
-		var value json.RawMessage
-		if err := d.Decode(&value); err != nil {
-			return nil, fmt.Errorf("is not JSON: %w", err)
-		}
-		members = append(members, member{name.(string), value})
-	}
-	if _, err := d.Token(); err != nil {
-		return nil, fmt.Errorf("is not JSON: %w", err)
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return nil, errors.New("is not JSON: there is something behind the object")
-	}
-	return members, nil
-}
-
-// write returns v as the decoder reads it.
+// write returns v as Apply reads it. It leaves out what no file can hold.
 func write(v reflect.Value) []byte {
+	var all []string
 	switch {
 	case v.Type() == duration:
 		return quote(time.Duration(v.Int()).String())
 	case isText(v.Type()):
 		return quote(text(v))
 	case v.Kind() == reflect.Struct:
-		return writeFields(v)
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); settable(f) {
+				all = append(all, string(quote(f.Name))+": "+string(write(v.Field(i))))
+			}
+		}
+		return []byte("{" + strings.Join(all, ", ") + "}")
 	case v.Kind() == reflect.Pointer && v.IsNil(), v.Kind() == reflect.Slice && v.IsNil():
 		return []byte("null")
 	case v.Kind() == reflect.Pointer:
 		return write(v.Elem())
 	case v.Kind() == reflect.Slice:
-		out := []byte("[")
 		for i := range v.Len() {
-			if i > 0 {
-				out = append(out, ", "...)
-			}
-			out = append(out, write(v.Index(i))...)
+			all = append(all, string(write(v.Index(i))))
 		}
-		return append(out, ']')
-	default:
-		return quote(v.Interface())
+		return []byte("[" + strings.Join(all, ", ") + "]")
 	}
+	return quote(v.Interface())
 }
 
 // text returns the text of a value that is written as one.
@@ -579,23 +431,6 @@ func text(v reflect.Value) string {
 		}
 	}
 	return fmt.Sprint(v.Interface())
-}
-
-func writeFields(v reflect.Value) []byte {
-	out := []byte("{")
-	for i := range v.NumField() {
-		f := v.Type().Field(i)
-		if !settable(f) {
-			continue
-		}
-		if len(out) > 1 {
-			out = append(out, ", "...)
-		}
-		out = append(out, quote(f.Name)...)
-		out = append(out, ": "...)
-		out = append(out, write(v.Field(i))...)
-	}
-	return append(out, '}')
 }
 
 // quote returns a text, number or bool as JSON. A number that JSON has no form for is

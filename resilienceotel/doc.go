@@ -26,10 +26,10 @@
 //
 // Instruments and attributes have the prefix "resilience.". Each figure of a
 // [registry.Registry] is an instrument, with the name, the unit and the attributes that the
-// registry gives it, and with resilience.name, the name of the policy. The figure
+// policy gives it, and with resilience.name, the name of the policy. The figure
 // breaker.calls with its attribute outcome is resilience.breaker.calls with
 // resilience.outcome, and in Prometheus resilience_breaker_calls_total with
-// resilience_outcome. [registry.Figures] lists them all. A breaker's state is 1 for the state
+// resilience_outcome. A breaker's state is 1 for the state
 // that it is in and 0 for the others, so that states add up over instances. Figures are read
 // when metrics are collected, and a call costs the same with them and without.
 //

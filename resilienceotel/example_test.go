@@ -66,10 +66,10 @@ func ExampleObserve() {
 		if m.Name == "resilience.breaker.transitions" {
 			p := m.Data.(metricdata.Sum[float64]).DataPoints[0]
 			state, _ := p.Attributes.Value("resilience.state")
-			fmt.Println(m.Name, m.Unit, state.AsString(), p.Value)
+			fmt.Println(m.Name, state.AsString(), p.Value)
 		}
 	}
-	// Output: resilience.breaker.transitions {transition} open 1
+	// Output: resilience.breaker.transitions open 1
 }
 
 // The steps of a saga in spans of their own.

@@ -3,7 +3,6 @@ package resilienceotel
 import (
 	"context"
 	"errors"
-	"iter"
 	"maps"
 	"math"
 	"slices"
@@ -21,18 +20,16 @@ import (
 // feed the histograms and become attributes of the span that is current.
 //
 // A counter appears with its first count, as other counters of OpenTelemetry do. If a policy
-// is replaced by another with its name, and no collection comes in between, the counters go
-// on: a reader of deltas sees none that is negative. After a collection without the policy
-// they begin anew.
+// is replaced by another with its name, its counters begin anew.
 //
 // A registry is observed once for a MeterProvider: a second time, its numbers would be
-// added up. A policy of other origin that is added after Observe, with figures that no
-// policy had before, appears from the second collection on.
+// added up. A figure that no policy had at the time of Observe appears from the second
+// collection on that finds it.
 func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 	o := &observation{reg: reg, keys: cfg.Keys, meter: cfg.meter(), known: map[string]bool{}}
-	figures := slices.Collect(registry.Figures())
+	var figures []registry.Figure
 	for e := range reg.All() {
-		figures = slices.AppendSeq(figures, e.Figures())
+		figures = append(figures, e.Figures()...)
 	}
 	if err := o.announce(figures); err != nil {
 		o.stop()
@@ -92,8 +89,14 @@ func (o *observation) announce(figures []registry.Figure) error {
 	c := &collector{observation: o, first: len(o.collectors) == 0, instruments: map[string]metric.Float64Observable{}, policies: map[policy]*series{}}
 	var all []metric.Observable
 	var errs []error
+	if c.first { // a meter calls nobody back without an instrument, and this one looks for new figures
+		i, err := instrument(o.meter, ofPolicy+"policies", "", false)
+		errs = append(errs, err)
+		all = append(all, i)
+	}
 	for _, f := range figures {
-		if !o.add(f.Name) {
+		what, unit, _ := registry.Parse(f.Name)
+		if !o.add(what) {
 			continue
 		}
 		prefixes := []string{ofPolicy, ofMember}
@@ -101,12 +104,12 @@ func (o *observation) announce(figures []registry.Figure) error {
 			prefixes = prefixes[:1]
 		}
 		for _, prefix := range prefixes {
-			i, err := instrument(o.meter, prefix+f.Name, f)
+			i, err := instrument(o.meter, prefix+what, unit, f.Counter)
 			if err != nil {
 				errs = append(errs, err)
 				continue
 			}
-			c.instruments[prefix+f.Name] = i
+			c.instruments[prefix+what] = i
 			all = append(all, i)
 		}
 	}
@@ -121,15 +124,11 @@ func (o *observation) announce(figures []registry.Figure) error {
 }
 
 // instrument returns the instrument of a figure.
-func instrument(m metric.Meter, name string, f registry.Figure) (metric.Float64Observable, error) {
-	switch {
-	case f.Counter:
-		return m.Float64ObservableCounter(name, metric.WithUnit(f.Unit), metric.WithDescription(f.Help))
-	case !f.Additive:
-		return m.Float64ObservableGauge(name, metric.WithUnit(f.Unit), metric.WithDescription(f.Help))
-	default:
-		return m.Float64ObservableUpDownCounter(name, metric.WithUnit(f.Unit), metric.WithDescription(f.Help))
+func instrument(m metric.Meter, name, unit string, counter bool) (metric.Float64Observable, error) {
+	if counter {
+		return m.Float64ObservableCounter(name, metric.WithUnit(unit))
 	}
+	return m.Float64ObservableGauge(name, metric.WithUnit(unit))
 }
 
 func (o *observation) stop() {
@@ -160,7 +159,6 @@ type policy struct{ prefix, kind, name, key string }
 // A series is what a policy showed in the collection before, in that order. It saves making
 // the attributes again.
 type series struct {
-	of    registry.Policy // the one that has the name
 	shown []shown
 	round int // of the collector, when it was read last
 }
@@ -168,33 +166,21 @@ type series struct {
 // shown is one figure of a policy, with its instrument, if that is the collector's.
 type shown struct {
 	figure     string // its Name
-	attrs      []registry.Attr
+	what       string // without unit and attributes
 	instrument metric.Float64Observable
 	options    []metric.ObserveOption
-
-	// A counter goes on where that of another policy ended which had the name before: a
-	// reader that wants deltas would take the difference for one.
-	before, last float64
 }
 
 // find returns what was shown of a figure, and moves it to the place n.
 func (s *series) find(n int, f *registry.Figure) *shown {
 	for i := n; i < len(s.shown); i++ {
-		if as := &s.shown[i]; as.figure == f.Name && slices.Equal(as.attrs, f.Attrs) {
+		if as := &s.shown[i]; as.figure == f.Name {
 			s.shown[n], s.shown[i] = s.shown[i], s.shown[n]
 			return &s.shown[n]
 		}
 	}
-	s.shown = slices.Insert(s.shown, n, shown{figure: f.Name, attrs: f.Attrs})
+	s.shown = slices.Insert(s.shown, n, shown{figure: f.Name})
 	return &s.shown[n]
-}
-
-// replaced notes that another policy has the name.
-func (s *series) replaced(by registry.Policy) {
-	s.of = by
-	for i := range s.shown {
-		s.shown[i].before += s.shown[i].last
-	}
 }
 
 func (c *collector) collect(_ context.Context, to metric.Observer) error {
@@ -203,13 +189,13 @@ func (c *collector) collect(_ context.Context, to metric.Observer) error {
 	c.round++
 	var unknown []registry.Figure
 	for e := range c.reg.All() {
-		unknown = c.read(to, policy{prefix: ofPolicy, kind: e.Kind, name: e.Name}, e.Policy, e.Figures(), unknown)
+		unknown = c.read(to, policy{prefix: ofPolicy, kind: e.Kind, name: e.Name}, e.Figures(), unknown)
 		if c.keys == nil {
 			continue
 		}
 		for _, m := range e.Members(math.MaxInt) {
 			if m.Policy != nil && c.keys(e.Kind, e.Name, m.Key) {
-				unknown = c.read(to, policy{ofMember, e.Kind, e.Name, m.Key}, m.Policy, m.Figures(), unknown)
+				unknown = c.read(to, policy{ofMember, e.Kind, e.Name, m.Key}, m.Figures(), unknown)
 			}
 		}
 	}
@@ -227,33 +213,28 @@ func (c *collector) collect(_ context.Context, to metric.Observer) error {
 
 // read observes the figures of a policy, and appends those without an instrument to
 // unknown.
-func (c *collector) read(to metric.Observer, p policy, of registry.Policy, figures iter.Seq[registry.Figure], unknown []registry.Figure) []registry.Figure {
+func (c *collector) read(to metric.Observer, p policy, figures []registry.Figure, unknown []registry.Figure) []registry.Figure {
 	s := c.policies[p]
 	if s == nil {
-		s = &series{of: of}
+		s = &series{}
 		c.policies[p] = s
 	}
 	s.round = c.round
-	if s.of != of {
-		s.replaced(of)
-	}
 	n := 0
-	for f := range figures {
+	for _, f := range figures {
 		as := s.find(n, &f)
 		n++
-		value := f.Value
-		if f.Counter {
-			as.last = f.Value
-			if value += as.before; value == 0 {
-				continue
-			}
+		if f.Counter && f.Value == 0 {
+			continue
 		}
 		if as.options == nil {
-			as.instrument, as.options = c.instruments[p.prefix+f.Name], attributes(p, f)
+			var attrs []registry.Attr
+			as.what, _, attrs = registry.Parse(f.Name)
+			as.instrument, as.options = c.instruments[p.prefix+as.what], attributes(p, attrs)
 		}
 		if as.instrument != nil {
-			to.ObserveFloat64(as.instrument, value, as.options...)
-		} else if c.first && !c.has(f.Name) {
+			to.ObserveFloat64(as.instrument, f.Value, as.options...)
+		} else if c.first && !c.has(as.what) {
 			unknown = append(unknown, f)
 		}
 	}
@@ -262,9 +243,9 @@ func (c *collector) read(to metric.Observer, p policy, of registry.Policy, figur
 	return unknown
 }
 
-func attributes(p policy, f registry.Figure) []metric.ObserveOption {
+func attributes(p policy, attrs []registry.Attr) []metric.ObserveOption {
 	var kv []attribute.KeyValue
-	for _, a := range f.Attrs {
+	for _, a := range attrs {
 		kv = append(kv, attribute.String(namespace+a.Key, a.Value))
 	}
 	kv = append(kv, nameKey.String(p.name)) // the last of a key wins

@@ -3,6 +3,7 @@ package resilienceotel
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 
 	"go.opentelemetry.io/otel"
@@ -10,12 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/registry"
-	"github.com/go-resilience/resilience/retry"
-	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/throttle"
 )
 
 // A recorder feeds the histograms that no figure can be, and the current span, with the
@@ -51,60 +47,77 @@ func (r *recorder) event(ctx context.Context, e registry.Event) {
 	if e.What == "refused" && span.IsRecording() {
 		span.SetAttributes(refusedByKey.String(e.Kind + "/" + e.Name))
 	}
-	switch own := e.Source.(type) {
-	case bulkhead.Event:
-		if own.Waited > 0 {
-			span.SetAttributes(waitedKey.Float64(own.Waited.Seconds()))
-			r.bulkhead.Record(ctx, own.Waited.Seconds(), r.with(e, admitted(own.Reason))...)
+	took := e.Attr("took")
+	switch e.Kind {
+	case "bulkhead", "throttle":
+		waits := map[string]metric.Float64Histogram{"bulkhead": r.bulkhead, "throttle": r.throttle}[e.Kind]
+		if waited := e.Attr("waited"); waited.Kind() == slog.KindDuration {
+			span.SetAttributes(waitedKey.Float64(waited.Duration().Seconds()))
+			waits.Record(ctx, waited.Duration().Seconds(), r.with(e, outcomeKey.String(admitted(e)))...)
 		}
-	case throttle.Event:
-		if own.Waited > 0 {
-			span.SetAttributes(waitedKey.Float64(own.Waited.Seconds()))
-			r.throttle.Record(ctx, own.Waited.Seconds(), r.with(e, admitted(own.Reason))...)
+	case "retry":
+		if e.What == "ended" {
+			attempts := e.Attr("attempts").Int64()
+			span.SetAttributes(attemptsKey.Int64(attempts))
+			r.attempts.Record(ctx, attempts, r.with(e, outcomeKey.String(snake(text(e, "outcome"))))...)
 		}
-	case retry.Event:
-		if own.Kind == retry.EventEnded && e.Kind == "retry" {
-			span.SetAttributes(attemptsKey.Int(own.Attempts))
-			r.attempts.Record(ctx, int64(own.Attempts), r.with(e, outcomeOfEvent(own.Outcome))...)
-		}
-	case cacheaside.Event:
-		if own.Kind == cacheaside.EventServedStale {
+	case "cache":
+		if e.What == "served stale" {
 			span.SetAttributes(staleKey.Bool(true))
 		}
-		if o := outcomeOfLoad(own); o != "" {
-			r.load.Record(ctx, own.Took.Seconds(), r.with(e, outcomeKey.String(o))...)
+		if o := outcomeOfLoad(e); o != "" {
+			r.load.Record(ctx, inSeconds(took), r.with(e, outcomeKey.String(o))...)
 		}
-	case saga.Event:
-		switch own.Kind {
-		case saga.EventAttempted:
-			r.step.Record(ctx, own.Took.Seconds(), r.with(e, sagaKey.String(own.Saga), stepKey.String(own.Step),
-				opKey.String(string(own.Op)), outcomeOfEvent(own.Outcome))...)
-		case saga.EventCompleted, saga.EventCompensated, saga.EventAbandoned:
-			r.saga.Record(ctx, own.Took.Seconds(), r.with(e, sagaKey.String(own.Saga), statusKey.String(string(own.Status)))...)
+	case "saga":
+		switch e.What {
+		case "attempted":
+			r.step.Record(ctx, inSeconds(took), r.with(e, sagaKey.String(text(e, "saga")), stepKey.String(text(e, "step")),
+				opKey.String(text(e, "op")), outcomeKey.String(snake(text(e, "outcome"))))...)
+		case "completed", "compensated", "abandoned":
+			r.saga.Record(ctx, inSeconds(took), r.with(e, sagaKey.String(text(e, "saga")), statusKey.String(text(e, "status")))...)
 		}
 	}
 }
 
+// text returns a detail of an event, or "".
+func text(e registry.Event, name string) string {
+	if v := e.Attr(name); v.Kind() == slog.KindString {
+		return v.String()
+	}
+	return ""
+}
+
+// inSeconds returns a duration of an event, which leaves out one of zero.
+func inSeconds(took slog.Value) float64 {
+	if took.Kind() != slog.KindDuration {
+		return 0
+	}
+	return took.Duration().Seconds()
+}
+
 // outcomeOfLoad returns the outcome of a load, as in the figure cache.loads, or "" for
 // any other event.
-func outcomeOfLoad(e cacheaside.Event) string {
-	switch e.Kind {
-	case cacheaside.EventLoaded:
+func outcomeOfLoad(e registry.Event) string {
+	switch e.What {
+	case "loaded":
 		return "loaded"
-	case cacheaside.EventNotFound:
+	case "not found":
 		return "not_found"
-	case cacheaside.EventLoadAnswered:
+	case "load answered":
 		return "answered"
-	case cacheaside.EventLoadRefused:
+	case "load refused":
 		return "refused"
-	case cacheaside.EventLoadFailed:
+	case "load failed":
 		if _, panicked := errors.AsType[interface {
 			error
 			Stack() []byte
 		}](e.Err); panicked {
 			return "panicked"
 		}
-		if _, late := errors.AsType[*cacheaside.TimeoutError](e.Err); late {
+		if late, ok := errors.AsType[interface {
+			error
+			Timeout() bool
+		}](e.Err); ok && late.Timeout() {
 			return "timed_out"
 		}
 		return "failed"
@@ -112,16 +125,12 @@ func outcomeOfLoad(e cacheaside.Event) string {
 	return ""
 }
 
-func admitted[R ~string](refusal R) attribute.KeyValue {
-	if refusal == "" {
-		return outcomeKey.String("admitted")
+// admitted returns whether a call that waited was admitted.
+func admitted(e registry.Event) string {
+	if e.What == "refused" {
+		return "refused"
 	}
-	return outcomeKey.String("refused")
-}
-
-// outcomeOfEvent writes an outcome as figures do.
-func outcomeOfEvent[O ~string](o O) attribute.KeyValue {
-	return outcomeKey.String(strings.ReplaceAll(string(o), " ", "_"))
+	return "admitted"
 }
 
 // with returns attributes besides those of the policy.
@@ -132,3 +141,6 @@ func (r *recorder) with(e registry.Event, more ...attribute.KeyValue) []metric.R
 	}
 	return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(kv...))}
 }
+
+// snake writes a text as the attributes of figures are.
+func snake(text string) string { return strings.ReplaceAll(text, " ", "_") }

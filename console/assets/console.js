@@ -161,7 +161,7 @@ function short(v) {
 }
 
 function unitOf(f) {
-  const m = /^\{(.*)\}$/.exec(f.unit), u = m ? "" : f.unit === "1" ? "" : " " + f.unit;
+  const u = f.unit === "s" ? "s" : "";
   return f.counter ? (u + "/s").trim() : u.trim();
 }
 
@@ -204,10 +204,10 @@ function newChart(name, all) {
   all.forEach((f, i) => { f.color = color(f, i, c.taken); });
   c.rank = /\.(calls|requests)$|^saga\.step\.attempts$/.test(name) ? 0 : all.some(moves) ? 1 : 2;
   c.legend = html("ul", { class: "legend" });
-  c.svg = svg("svg", { viewBox: "0 0 600 110", preserveAspectRatio: "none", role: "img", "aria-label": all[0].help + " Over the last ten minutes." });
+  c.svg = svg("svg", { viewBox: "0 0 600 110", preserveAspectRatio: "none", role: "img", "aria-label": name + ", over the last ten minutes" });
   c.max = html("span", { class: "max" });
   c.el = html("figure", { class: "chart" },
-    html("figcaption", {}, all[0].help.replace(/ Not to be added up\.$/, "").replace(/\.$/, ""), html("code", {}, name, c.max)),
+    html("figcaption", {}, html("code", {}, name, c.max)),
     c.legend, c.svg);
   c.svg.addEventListener("pointermove", (e) => {
     const box = c.svg.getBoundingClientRect();

@@ -29,13 +29,21 @@ func newScenario(seed uint64) *scenario {
 		return newResilient(base, s.policies)
 	})
 	s.sides = []*side{s.plain, s.resilient}
-	s.policies.Observe(func(_ context.Context, e registry.Event) {
-		if c, ok := e.Source.(breaker.Event); ok && c.Kind == breaker.EventChanged {
-			s.resilient.mu.Lock()
-			defer s.resilient.mu.Unlock()
-			s.resilient.changes = append(s.resilient.changes, c)
+	for e := range s.policies.All() {
+		b, ok := e.Policy.(interface {
+			Observe(func(context.Context, breaker.Event)) func()
+		})
+		if !ok {
+			continue
 		}
-	})
+		b.Observe(func(_ context.Context, c breaker.Event) {
+			if c.Kind == breaker.EventChanged {
+				s.resilient.mu.Lock()
+				defer s.resilient.mu.Unlock()
+				s.resilient.changes = append(s.resilient.changes, c)
+			}
+		})
+	}
 	return s
 }
 

@@ -1,10 +1,17 @@
 package registry
 
 import (
+	"fmt"
 	"log/slog"
 
 	"github.com/go-resilience/resilience/breaker"
 )
+
+func init() {
+	oldReaders = append(oldReaders, func(p Policy) any {
+		return read(p, "breaker", breakerFigures, breakerEvent, breakerHealth)
+	}, func(p Policy) any { return read(p, "breaker", breakerGroupFigures, breakerEvent, breakersHealth) })
+}
 
 // breakerStates are the values of the attribute state.
 var breakerStates = []breaker.State{breaker.Closed, breaker.HalfOpen, breaker.Open, breaker.ForcedOpen, breaker.Disabled}
@@ -59,7 +66,7 @@ func breakerStateFigures(in map[breaker.State]int, to emit) {
 	}
 }
 
-func breakerEvent(e breaker.Event) Event {
+func breakerEvent(e breaker.Event) oldEvent {
 	if e.Kind == breaker.EventRefused {
 		return happened(e.Kind, e.Key, e.Err, slog.String("reason", string(e.Reason))).warn(true)
 	}
@@ -68,4 +75,27 @@ func breakerEvent(e breaker.Event) Event {
 		attrs = append(attrs, slog.Duration("for", e.OpenFor))
 	}
 	return happened(e.Kind, e.Key, e.Err, attrs...).warn(e.To == breaker.Open || e.To == breaker.ForcedOpen)
+}
+
+func breakerHealth(s breaker.Stats) *ailment {
+	if s.State == breaker.Closed {
+		return nil
+	}
+	return &ailment{state: string(s.State), fails: s.State == breaker.Open || s.State == breaker.ForcedOpen, err: s.LastErr}
+}
+
+// breakersHealth: a Group whose breakers are all open is as ill as one breaker that is.
+func breakersHealth(s breaker.GroupStats) *ailment {
+	open, halfOpen, disabled := s.States[breaker.Open]+s.States[breaker.ForcedOpen], s.States[breaker.HalfOpen], s.States[breaker.Disabled]
+	switch {
+	case open > 0 && open == s.Keys:
+		return &ailment{state: "open", fails: true, detail: fmt.Sprintf("%d of %d open", open, s.Keys)}
+	case open > 0:
+		return &ailment{state: "partly open", detail: fmt.Sprintf("%d of %d open", open, s.Keys)}
+	case halfOpen > 0:
+		return &ailment{state: "half-open", detail: fmt.Sprintf("%d of %d half-open", halfOpen, s.Keys)}
+	case disabled > 0:
+		return &ailment{state: "disabled", detail: fmt.Sprintf("%d of %d disabled", disabled, s.Keys)}
+	}
+	return nil
 }

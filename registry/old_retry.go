@@ -1,10 +1,19 @@
 package registry
 
 import (
+	"fmt"
 	"log/slog"
 
 	"github.com/go-resilience/resilience/retry"
 )
+
+func init() {
+	oldReaders = append(oldReaders,
+		func(p Policy) any { return read(p, "retry", retryFigures, retryEvent, nil) },
+		func(p Policy) any { return read(p, "budget", budgetFigures, retryEvent, budgetHealth) },
+		func(p Policy) any { return read(p, "budget", budgetGroupFigures, retryEvent, budgetsHealth) },
+		func(p Policy) any { return read(p, "hedge", hedgeFigures, retryEvent, nil) })
+}
 
 func retryFigures(s retry.Stats, to emit) {
 	calls := func(outcome string, n int64) {
@@ -60,7 +69,7 @@ func hedgeFigures(s retry.HedgeStats, to emit) {
 	to.seconds(false, "hedge.delay", "Time after which another attempt is made now. Not to be added up.", s.Delay)
 }
 
-func retryEvent(e retry.Event) Event {
+func retryEvent(e retry.Event) oldEvent {
 	var attrs []slog.Attr
 	if e.Attempt > 0 {
 		attrs = append(attrs, slog.Int("attempt", e.Attempt))
@@ -79,4 +88,18 @@ func retryEvent(e retry.Event) Event {
 	}
 	lost := e.Kind == retry.EventEnded && e.Err != nil
 	return happened(e.Kind, e.Key, e.Err, attrs...).warn(lost || e.Kind == retry.EventOverBudget)
+}
+
+func budgetHealth(s retry.BudgetStats) *ailment {
+	if s.Left > 0 || s.Charged == 0 {
+		return nil
+	}
+	return &ailment{state: "spent", detail: fmt.Sprintf("%d retries in 10 s", s.Charged)}
+}
+
+func budgetsHealth(s retry.BudgetGroupStats) *ailment {
+	if s.Empty == 0 || s.Charged == 0 {
+		return nil
+	}
+	return &ailment{state: "spent", detail: fmt.Sprintf("%d of %d spent", s.Empty, s.Keys)}
 }

@@ -7,6 +7,10 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 )
 
+func init() {
+	oldReaders = append(oldReaders, func(p Policy) any { return read(p, "cache", cacheFigures, cacheEvent, cacheHealth) })
+}
+
 func cacheFigures(s cacheaside.Stats, to emit) {
 	requests := func(result string, n int64) {
 		to.counter("cache.requests", "{request}", "Gets, by result.", n, Attr{"result", result})
@@ -35,7 +39,7 @@ func cacheFigures(s cacheaside.Stats, to emit) {
 	to.gauge("cache.untold", "{key}", "Keys that the Store must still be told about.", float64(s.Untold))
 }
 
-func cacheEvent(e cacheaside.Event) Event {
+func cacheEvent(e cacheaside.Event) oldEvent {
 	var attrs []slog.Attr
 	key := ""
 	if e.Key != nil {
@@ -48,7 +52,14 @@ func cacheEvent(e cacheaside.Event) Event {
 	switch e.Kind {
 	case cacheaside.EventLoadFailed, cacheaside.EventCodecFailed, cacheaside.EventStoreLost, cacheaside.EventStoreRestored, cacheaside.EventFenceFailed,
 		cacheaside.EventNotInvalidated, cacheaside.EventWatchLost, cacheaside.EventWatchRestored:
-		ev.Level = slog.LevelWarn
+		ev.level = slog.LevelWarn
 	}
 	return ev
+}
+
+func cacheHealth(s cacheaside.Stats) *ailment {
+	if s.Untold == 0 {
+		return nil
+	}
+	return &ailment{state: "invalidations untold", detail: fmt.Sprintf("%d keys", s.Untold)}
 }

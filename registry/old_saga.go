@@ -1,11 +1,24 @@
 package registry
 
 import (
+	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/store"
 )
+
+func init() {
+	oldReaders = append(oldReaders, func(p Policy) any {
+		c, ok := p.(runner)
+		if !ok {
+			return nil
+		}
+		return &oldSaga{read(p, "saga", sagaFigures, sagaEvent, nil).(*oldReader[saga.Stats, saga.Event]), c}
+	})
+}
 
 func sagaFigures(s saga.Stats, to emit) {
 	for _, d := range s.Sagas {
@@ -60,7 +73,7 @@ func sagaFigures(s saga.Stats, to emit) {
 	to.gauge("saga.unregistered", "{saga}", "Due sagas whose definition is not registered with this runner.", float64(s.Unregistered))
 }
 
-func sagaEvent(e saga.Event) Event {
+func sagaEvent(e saga.Event) oldEvent {
 	var attrs []slog.Attr
 	add := func(key, value string) {
 		if value != "" {
@@ -85,7 +98,67 @@ func sagaEvent(e saga.Event) Event {
 	ev := happened(e.Kind, "", e.Err, attrs...)
 	switch e.Kind {
 	case saga.EventStuck, saga.EventStalled, saga.EventLost, saga.EventTakenOver, saga.EventUnregistered, saga.EventStoreFailed:
-		ev.Level = slog.LevelWarn
+		ev.level = slog.LevelWarn
 	}
 	return ev
+}
+
+type runner interface {
+	observed[saga.Stats, saga.Event]
+	Counts(context.Context) (store.Counts, error)
+	Config() saga.RunnerConfig
+}
+
+type oldSaga struct {
+	*oldReader[saga.Stats, saga.Event]
+	runner runner
+}
+
+func (o *oldSaga) Health(ctx context.Context) error {
+	counts, err := o.runner.Counts(ctx)
+	if err != nil {
+		return &ailment{state: "store down", fails: true, err: err}
+	}
+	if ill := sagaHealth(counts, o.runner.Config().DueAfter); ill != nil {
+		return ill
+	}
+	return nil
+}
+
+// sagaHealth judges the sagas in a store, which may be due for up to a time; negative means
+// any time.
+func sagaHealth(counts store.Counts, dueAfter time.Duration) *ailment {
+	stuck, due := 0, 0
+	var waits time.Duration // of the first that became due
+	for i := range counts.Sagas {
+		c := &counts.Sagas[i]
+		stuck += c.Stuck
+		if due += c.Due; c.Due > 0 {
+			waits = max(waits, counts.Now.Sub(c.OldestDue))
+		}
+	}
+	overdue := ""
+	if dueAfter >= 0 && waits >= dueAfter && due > 0 {
+		overdue = fmt.Sprintf("%s due, the first for %v", sagas(due), waits.Round(time.Second))
+	}
+	switch {
+	case stuck > 0 && overdue != "":
+		return &ailment{state: "stuck", fails: true, detail: sagas(stuck) + "; " + overdue}
+	case stuck > 0:
+		return &ailment{state: "stuck", fails: true, detail: sagas(stuck)}
+	case overdue != "":
+		return &ailment{state: "overdue", detail: overdue}
+	}
+	return nil
+}
+
+// sagas returns a number of sagas in words. A Count has no number above store.CountLimit.
+func sagas(n int) string {
+	switch {
+	case n >= store.CountLimit:
+		return fmt.Sprintf("%d sagas or more", store.CountLimit)
+	case n == 1:
+		return "1 saga"
+	}
+	return fmt.Sprintf("%d sagas", n)
 }

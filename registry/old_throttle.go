@@ -6,6 +6,14 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
+func init() {
+	oldReaders = append(oldReaders,
+		func(p Policy) any { return read(p, "throttle", throttleFigures, throttleEvent, nil) },
+		func(p Policy) any { return read(p, "throttle", throttleGroupFigures, throttleEvent, nil) },
+		func(p Policy) any { return read(p, "throttle", throttleSharedFigures, throttleEvent, sharedHealth) },
+		func(p Policy) any { return read(p, "throttle", throttleAdaptiveFigures, throttleEvent, nil) })
+}
+
 var (
 	throttleRefused = refusals(
 		throttle.OverLimit, throttle.OverQuota, throttle.WaitTooLong, throttle.QueueFull, throttle.Displaced,
@@ -76,7 +84,7 @@ func throttleTokens(spent, refunded int64, to emit) {
 	to.counter("throttle.refunds", "{token}", "Tokens that were given back.", refunded)
 }
 
-func throttleEvent(e throttle.Event) Event {
+func throttleEvent(e throttle.Event) oldEvent {
 	var attrs []slog.Attr
 	if e.Reason != "" {
 		attrs = append(attrs, slog.String("reason", string(e.Reason)))
@@ -86,4 +94,11 @@ func throttleEvent(e throttle.Event) Event {
 	}
 	return happened(e.Kind, e.Key, e.Err, attrs...).
 		warn(e.Kind == throttle.EventRefused || e.Kind == throttle.EventOutageBegan || e.Kind == throttle.EventRecovered)
+}
+
+func sharedHealth(s throttle.SharedStats) *ailment {
+	if !s.Down {
+		return nil
+	}
+	return &ailment{state: "store down", fails: true}
 }

@@ -1,12 +1,19 @@
 package registry
 
 import (
+	"fmt"
 	"log/slog"
 	"strconv"
 	"time"
 
 	"github.com/go-resilience/resilience/bulkhead"
 )
+
+func init() {
+	oldReaders = append(oldReaders, func(p Policy) any {
+		return read(p, "bulkhead", bulkheadFigures, bulkheadEvent, bulkheadHealth)
+	}, func(p Policy) any { return read(p, "bulkhead", bulkheadGroupFigures, bulkheadEvent, nil) })
+}
 
 var bulkheadRefused = refusals(
 	bulkhead.NoSlot, bulkhead.QueueFull, bulkhead.Displaced, bulkhead.WaitTooLong, bulkhead.DeadlineTooClose,
@@ -46,7 +53,7 @@ func bulkheadTotals(t bulkhead.Totals, to emit) {
 	to.seconds(true, "bulkhead.wait.time", "Time that these calls have waited, together.", t.WaitTime)
 }
 
-func bulkheadEvent(e bulkhead.Event) Event {
+func bulkheadEvent(e bulkhead.Event) oldEvent {
 	var attrs []slog.Attr
 	if e.Reason != "" {
 		attrs = append(attrs, slog.String("reason", string(e.Reason)))
@@ -61,4 +68,11 @@ func bulkheadEvent(e bulkhead.Event) Event {
 		attrs = append(attrs, slog.Int("from", e.From), slog.Int("to", e.To))
 	}
 	return happened(e.Kind, e.Key, e.Err, attrs...).warn(e.Kind == bulkhead.EventRefused)
+}
+
+func bulkheadHealth(s bulkhead.Stats) *ailment {
+	if s.InFlight < s.Limit {
+		return nil
+	}
+	return &ailment{state: "full", detail: fmt.Sprintf("%d of %d in flight", s.InFlight, s.Limit)}
 }

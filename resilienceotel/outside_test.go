@@ -1,0 +1,62 @@
+package resilienceotel_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A policy that was written in another module appears in a registry, in a console and as metrics,
+// as those of this one do.
+func TestPolicyOfAnotherModule(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it builds a program")
+	}
+	root, err := filepath.Abs("..")
+	require.NoError(t, err)
+	dir := t.TempDir()
+	put := func(name string, text ...[]byte) {
+		var all []byte
+		for _, part := range text {
+			all = append(all, part...)
+		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), all, 0o600))
+	}
+	read := func(name string) []byte {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		return text
+	}
+	put("main.go", read("testdata/outside/main.go"))
+	put("go.sum", read("go.sum"), read("../go.sum"))
+	mod := strings.NewReplacer(
+		"module github.com/go-resilience/resilience/resilienceotel", "module example.com/outside",
+		"=> ..", "=> "+root,
+	).Replace(string(read("go.mod")))
+	put("go.mod", []byte(mod), []byte("\nrequire github.com/go-resilience/resilience/resilienceotel v0.0.0\n"+
+		"replace github.com/go-resilience/resilience/resilienceotel => "+root+"/resilienceotel\n"))
+	run := exec.Command("go", "run", ".")
+	run.Dir = dir
+	run.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
+	text, err := run.CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	require.Equal(t, `settings: gate/visitors.Limit: 1 -> 2
+settings: gate/visitors: Limit is 0: must be 1 or more
+event: gate visitors refused WARN [passed=2]
+figures: {"gate/visitors":{"gate.calls{outcome=passed}":2,"gate.full_ratio":1}}
+health: gate/visitors all of 2 have passed
+console: visitors true
+console: ailing true
+console: all of 2 have passed true
+console: gate.calls true
+console: outcome = passed true
+console: <dt>Limit</dt> true
+console: gate.full true
+metric: resilience.gate.calls  2
+metric: resilience.gate.full 1 1
+`, string(text))
+}
