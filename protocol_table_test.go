@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -146,7 +145,6 @@ var ends = []end{
 	{name: "the caller's deadline, after 2 s", says: says{kind: hung, shed: true}, under: func(ctx context.Context) (context.Context, context.CancelFunc) {
 		return context.WithTimeout(ctx, 2*time.Second)
 	}},
-	{name: "a handler aborts its response", says: says{kind: canceled}, within: abortedHandler},
 }
 
 func hang(ctx context.Context) error {
@@ -265,16 +263,6 @@ func exchange(t *testing.T, method string, code int, retryAfter string) error {
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
 	return told
-}
-
-// abortedHandler runs a policy under Guard, around a handler that gives its response up.
-func abortedHandler(t *testing.T, consumer func(context.Context, resilience.Func)) {
-	guarded := resiliencehttp.Server{}.Guard(func(next resilience.Func) resilience.Func {
-		return func(ctx context.Context) error { consumer(ctx, next); return nil }
-	})(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
-	require.PanicsWithValue(t, http.ErrAbortHandler, func() {
-		guarded.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
-	})
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

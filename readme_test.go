@@ -41,7 +41,7 @@ func TestSnippetsCompile(t *testing.T) {
 }
 
 // TestPagesNameWhatExists holds the tests that PROMISES.md and docs name, and the files that
-// any page links to, to those of the tree.
+// any page links to, to those of the tree. The ledger of the edition names tests that are gone.
 func TestPagesNameWhatExists(t *testing.T) {
 	tests := map[string]bool{}
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark|Example)\w*)\(`)
@@ -69,6 +69,9 @@ func TestPagesNameWhatExists(t *testing.T) {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		for _, name := range named.FindAllStringSubmatch(string(text), -1) {
+			if page == filepath.Join("docs", "decisions", "edition.md") {
+				break
+			}
 			assert.True(t, tests[name[1]], "%s names the test %s, which does not exist", page, name[1])
 		}
 		for _, target := range link.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {

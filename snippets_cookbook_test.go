@@ -113,16 +113,12 @@ func _() {
 func _() {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	mux.Handle("/readyz", resiliencehttp.Health(
-		resiliencehttp.Check{Name: "database", Probe: db.PingContext, Critical: true}, // without it there is nothing to serve
-		resiliencehttp.Check{Name: "process", Critical: true, Probe: func(context.Context) error {
-			if stopping.Load() { // an atomic.Bool
-				return errors.New("stopping")
-			}
-			return nil
-		}},
-	))
-	mux.Handle("/healthz", resiliencehttp.HealthOf(reg.Health)) // for people: every policy
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
+		if stopping.Load() || db.PingContext(r.Context()) != nil { // without the database there is nothing to serve
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	})
+	mux.Handle("/healthz", resiliencehttp.Health(reg)) // for people: every policy
 	use(mux)
 }
 
@@ -133,7 +129,13 @@ func _() {
 		slots   *bulkhead.Bulkhead
 		handler http.Handler
 	)
-	bounded := resiliencehttp.Server{}.Guard(resilience.Timeout(5 * time.Second))
+	bounded := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
+			defer cancel()
+			next.ServeHTTP(w, r.WithContext(ctx))
+		})
+	}
 	http.Handle("/", api.Bulkhead(slots)(bounded(handler)))
 }
 

@@ -150,7 +150,7 @@ func (r *Registry) Observe(f func(context.Context, Event)) (stop func()) {
 
 // Health returns the policies by kind and name, "breaker/users", each with nil or what its method
 // Health returns; see [Entry.Health]. With resiliencehttp it is a handler:
-// resiliencehttp.HealthOf(reg.Health).
+// resiliencehttp.Health(reg).
 func (r *Registry) Health(ctx context.Context) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for e := range r.All() {

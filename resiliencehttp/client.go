@@ -30,18 +30,26 @@ type ClientConfig struct {
 	Name string
 
 	// Timeout is how long a request may take in all: its attempts, the waits between them,
-	// and the reading of the response. Negative means no limit. Zero means 30 seconds: by
-	// then most callers, and the proxies before them, have given up. A long download needs
-	// more, and a stream no limit, here and in AttemptTimeout.
+	// and the reading of the response. Negative means no limit. Zero means 30 seconds until
+	// the response begins, since by then most callers, and the proxies before them, have
+	// given up, and then 10 minutes for a download or a stream, so that a body that is never
+	// closed does not hold its slot forever.
 	//
 	// A redirect is a request of its own. To limit all redirects together, give the request
 	// a ctx with a deadline, or set the Timeout of the client that NewClient returns.
 	Timeout time.Duration
 
 	// AttemptTimeout is how long each attempt may take, the reading of its response
-	// included. Negative means no limit. Zero means a third of Timeout, so that a request
-	// that hangs is sent three times, or 10 seconds if there is no Timeout.
+	// included. Zero means no limit but FirstByte and Idle. Negative means that these have
+	// no default either.
 	AttemptTimeout time.Duration
+
+	// FirstByte and Idle are those of [Transport]: for how long a server may be silent
+	// before the first byte of its answer, and within it. Negative means no limit. Zero
+	// means 10 seconds, so that a request that hangs is sent three times, or a third of
+	// Timeout if that is less and no AttemptTimeout is set. What takes longer to answer, a
+	// report or a model that thinks, needs more.
+	FirstByte, Idle time.Duration
 
 	// Retry sends requests again that may be repeated. The default is a [retry.Retrier]
 	// that makes up to 3 attempts, as more seldom help, waits up to 100 ms at first and
@@ -53,9 +61,10 @@ type ClientConfig struct {
 	// Breaker refuses requests to a host that is down. The default is a circuit for each
 	// host. It opens when half of at least 20 requests within 10 seconds have failed: a
 	// share, since a host that fails now and then is not down, of enough requests to mean
-	// something. It opens for a second, so that a short failure costs little, and twice as
-	// long after each probe that fails, up to 30 seconds. A Retry-After of a failure is
-	// heeded for the whole host.
+	// something. It opens, too, when 10 in a row have failed, however long that took: a host
+	// with little traffic never has 20 requests in 10 seconds, and one that fails a third of
+	// the time fails 10 in a row once in 60 000. It opens for a second, so that a short failure
+	// costs little, and twice as long after each probe that fails, up to 30 seconds.
 	Breaker resilience.Middleware
 
 	// Throttle limits how many requests are sent in a time. The default is none, as only
@@ -75,7 +84,8 @@ type ClientConfig struct {
 	Register func(policies ...interface{ Name() string })
 
 	// Transport, if not nil, has the fields of the client's [Transport], which is another
-	// one: its Base, Hedge, Fallback and so on. Its Middleware must be nil.
+	// one: its Base, Judge, Hedge and so on. Its Middleware must be nil, and FirstByte and Idle
+	// 0: they are those of the ClientConfig.
 	Transport *Transport
 }
 
@@ -84,22 +94,28 @@ func (c ClientConfig) Validate() error {
 	f := invalid.Fields{Type: "resiliencehttp.ClientConfig"}
 	f.Need(c.Register == nil || c.Name != "", "Name", `""`, "set where Register is: a registry finds policies by their names")
 	f.Need(c.Transport == nil || c.Transport.Middleware == nil, "Transport.Middleware", "a function", "nil: NewClient sets it")
+	f.Need(c.Transport == nil || c.Transport.FirstByte == 0, "Transport.FirstByte", "set", "0: FirstByte is")
+	f.Need(c.Transport == nil || c.Transport.Idle == 0, "Transport.Idle", "set", "0: Idle is")
 	return f.Err()
 }
 
 const (
-	defaultTimeout        = 30 * time.Second
-	defaultAttemptTimeout = 10 * time.Second
-	defaultPatience       = 900 * time.Millisecond // that of a breaker without a SlowAfter
-	defaultLimit          = 100
+	defaultTimeout  = 30 * time.Second
+	defaultReading  = 10 * time.Minute
+	defaultSilence  = 10 * time.Second       // FirstByte and Idle
+	defaultPatience = 900 * time.Millisecond // that of a breaker without a SlowAfter
+	defaultRow      = 10                     // failures in a row
+	defaultLimit    = 100
 )
 
 func (c ClientConfig) withDefaults() ClientConfig {
-	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
-	if c.Timeout > 0 {
-		c.AttemptTimeout = cmp.Or(c.AttemptTimeout, max(1, c.Timeout/3))
+	if c.AttemptTimeout >= 0 {
+		silence := defaultSilence
+		if c.AttemptTimeout == 0 && c.Timeout > 0 {
+			silence = max(1, min(silence, c.Timeout/3))
+		}
+		c.FirstByte, c.Idle = cmp.Or(c.FirstByte, silence), cmp.Or(c.Idle, silence)
 	}
-	c.AttemptTimeout = cmp.Or(c.AttemptTimeout, defaultAttemptTimeout)
 	var made []interface{ Name() string }
 	if c.Retry == nil {
 		budgets := retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{Name: c.Name}})
@@ -110,6 +126,7 @@ func (c ClientConfig) withDefaults() ClientConfig {
 	if c.Breaker == nil {
 		circuits := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{
 			Name:        c.Name,
+			Failures:    defaultRow,
 			FailureRate: 0.5,
 			MinCalls:    20,
 			Window:      10 * time.Second,
@@ -138,10 +155,13 @@ func (c ClientConfig) withDefaults() ClientConfig {
 // patience returns how long a request must have run, when the deadline of its caller passes,
 // to count as a failure of the host.
 func (c ClientConfig) patience() time.Duration {
-	if c.AttemptTimeout > 0 {
-		return max(1, min(defaultPatience, c.AttemptTimeout/10*9))
+	patience := defaultPatience
+	for _, limit := range []time.Duration{c.AttemptTimeout, c.FirstByte} {
+		if limit > 0 {
+			patience = max(1, min(patience, limit/10*9))
+		}
 	}
-	return defaultPatience
+	return patience
 }
 
 // Disabled is the [resilience.Middleware] that does nothing. In a [ClientConfig] it means
@@ -154,11 +174,11 @@ func Disabled(next resilience.Func) resilience.Func { return next }
 //
 //	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments"})
 //
-// The policies run in this order, the outermost first: Fallback, Timeout, Hedge, Retry,
-// Breaker, Throttle, Bulkhead, AttemptTimeout. Build a client once for each dependency, and
+// The policies run in this order, the outermost first: Timeout, Hedge, Retry, Breaker,
+// Throttle, Bulkhead, AttemptTimeout with FirstByte and Idle. Build a client once for each dependency, and
 // share it: its policies know what they have seen themselves. Jar, CheckRedirect and Timeout
 // of the http.Client may be set before its first request, and its Transport, which is a
-// [Transport], may be wrapped, as by [LastKnown].
+// [Transport], may be wrapped.
 func NewClient(cfg ClientConfig) *http.Client {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -166,27 +186,32 @@ func NewClient(cfg ClientConfig) *http.Client {
 	cfg = cfg.withDefaults()
 	of := cmp.Or(cfg.Transport, &Transport{})
 	t := &Transport{
-		Base:         of.Base,
-		Middleware:   resilience.Chain(cfg.Retry, cfg.Breaker, cfg.Throttle, cfg.Bulkhead),
-		Classify:     of.Classify,
-		Prepare:      of.Prepare,
-		RetryBody:    of.RetryBody,
-		MaxRetryBody: of.MaxRetryBody,
-		Hedge:        of.Hedge,
-		Fallback:     of.Fallback,
-		Replayable:   of.Replayable,
-		MaxBuffer:    of.MaxBuffer,
+		Base:       of.Base,
+		Middleware: resilience.Chain(cfg.Retry, cfg.Breaker, cfg.Throttle, cfg.Bulkhead),
+		Judge:      of.Judge,
+		RetryAfter: of.RetryAfter,
+		FirstByte:  cfg.FirstByte,
+		Idle:       cfg.Idle,
+		Prepare:    of.Prepare,
+		Hedge:      of.Hedge,
+		HedgeIf:    of.HedgeIf,
+		Replayable: of.Replayable,
+		MaxBuffer:  of.MaxBuffer,
 	}
 	if t.Base == nil {
 		t.Base = baseOf(t)
 	}
-	t.limit(cfg.Name, cfg.Timeout, cfg.AttemptTimeout)
+	t.limit(cfg.Name, cmp.Or(cfg.Timeout, defaultTimeout), cfg.AttemptTimeout)
+	if cfg.Timeout == 0 {
+		t.readingPassed = &resilience.TimeoutError{Name: cfg.Name, After: defaultReading}
+	}
 	return &http.Client{Transport: t}
 }
 
 // limit sets the limits of a request and of its attempts. A limit that is not positive is
 // none.
 func (t *Transport) limit(name string, call, attempt time.Duration) {
+	t.name = name
 	if call > 0 {
 		t.timeout, t.passed = call, &resilience.TimeoutError{Name: name, After: call}
 	}

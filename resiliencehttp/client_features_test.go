@@ -1,7 +1,6 @@
 package resiliencehttp_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -100,17 +99,17 @@ func TestMoreStatusesAreFailures(t *testing.T) {
 	for status := 200; status < 600; status++ {
 		want := status == 429 || status == 408 || status == 425 || status == 500 || status >= 502 && status <= 504 ||
 			status == 507 || status >= 520 && status <= 530
-		err := resiliencehttp.DefaultClassify(reply(request(t, "GET", "http://a/"), status, ""))
+		err := resiliencehttp.DefaultJudge(reply(request(t, "GET", "http://a/"), status, ""), nil)
 		require.Equal(t, want, err != nil, "%d", status)
 	}
-	err := resiliencehttp.DefaultClassify(reply(request(t, "GET", "http://a:1/secret?q=1"), 530, ""))
+	err := resiliencehttp.DefaultJudge(reply(request(t, "GET", "http://a:1/secret?q=1"), 530, ""), nil)
 	require.EqualError(t, err, "resiliencehttp: status 530 (GET a:1)", "neither the path nor the query is told")
 }
 
 func TestRetryAfterDateIsReadAgainstTheResponsesDate(t *testing.T) {
 	resp := reply(request(t, "GET", "http://a/"), 503, "",
 		"Date", "Mon, 02 Jan 2006 15:04:05 GMT", "Retry-After", "Mon, 02 Jan 2006 15:04:25 GMT")
-	require.Equal(t, 20*time.Second, resilience.RetryAfter(resiliencehttp.DefaultClassify(resp)))
+	require.Equal(t, 20*time.Second, resilience.RetryAfter(resiliencehttp.DefaultJudge(resp, nil)))
 }
 
 func TestPrepareSeesEachAttempt(t *testing.T) {
@@ -154,94 +153,9 @@ func TestPrepareSeesEachAttempt(t *testing.T) {
 	require.Equal(t, 1, n, "an error of Prepare is not tried again")
 }
 
-func TestRetryBodyFindsAFailureThatOnlyTheBodyTells(t *testing.T) {
-	n := 0
-	var seen []int
-	transport := &resiliencehttp.Transport{
-		Base: rounds(func(r *http.Request) (*http.Response, error) {
-			n++
-			switch n {
-			case 1:
-				return reply(r, 200, `{"error": "try again"}`), nil
-			case 2: // breaks off
-				resp := reply(r, 200, "")
-				resp.Body = io.NopCloser(io.MultiReader(strings.NewReader("{"), errReader{}))
-				return resp, nil
-			case 3: // a failure whatever its body says
-				return reply(r, 503, "well"), nil
-			}
-			return reply(r, 200, strings.Repeat("x", 100)), nil
-		}),
-		Middleware:   quick(4).Wrap,
-		MaxRetryBody: 50,
-		RetryBody: func(_ *http.Response, body []byte) error {
-			seen = append(seen, len(body))
-			if bytes.Contains(body, []byte("error")) {
-				return errors.New("an error in the body")
-			}
-			return nil
-		},
-	}
-	resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
-	require.NoError(t, err)
-	require.Len(t, text(t, resp), 100, "the body is whole")
-	require.Equal(t, []int{22, 50}, seen)
-	require.Equal(t, 4, n)
-
-	n = 0
-	resp, err = transport.RoundTrip(request(t, "POST", "http://a/"))
-	require.NoError(t, err)
-	require.Equal(t, `{"error": "try again"}`, text(t, resp), "a POST is not sent again, and has its response")
-}
-
 type errReader struct{}
 
 func (errReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
-
-func TestFallbackTakesThePlaceOfAFailure(t *testing.T) {
-	errDown := errors.New("down")
-	for _, c := range []struct {
-		name     string
-		base     func(*http.Request) (*http.Response, error)
-		fallback func(*http.Request, error) (*http.Response, error)
-		status   int
-		err      error
-	}{
-		{"success", func(r *http.Request) (*http.Response, error) { return reply(r, 404, ""), nil }, nil, 404, nil},
-		{"error", func(*http.Request) (*http.Response, error) { return nil, errDown },
-			func(r *http.Request, err error) (*http.Response, error) {
-				require.ErrorIs(t, err, errDown)
-				return reply(r, 203, ""), nil
-			}, 203, nil},
-		{"status", func(r *http.Request) (*http.Response, error) { return reply(r, 503, ""), nil },
-			func(r *http.Request, err error) (*http.Response, error) {
-				var status *resiliencehttp.StatusError
-				require.ErrorAs(t, err, &status)
-				return reply(r, 203, ""), nil
-			}, 203, nil},
-		{"status, no fallback", func(r *http.Request) (*http.Response, error) { return reply(r, 503, ""), nil },
-			func(_ *http.Request, err error) (*http.Response, error) { return nil, err }, 503, nil},
-		{"error, other error", func(*http.Request) (*http.Response, error) { return nil, errDown },
-			func(*http.Request, error) (*http.Response, error) { return nil, io.EOF }, 0, io.EOF},
-		{"error, nothing", func(*http.Request) (*http.Response, error) { return nil, errDown },
-			func(*http.Request, error) (*http.Response, error) { return nil, nil }, 0, errDown},
-	} {
-		for _, policies := range []resilience.Middleware{nil, quick(2).Wrap} {
-			transport := &resiliencehttp.Transport{Base: rounds(c.base), Middleware: policies, Fallback: c.fallback}
-			if c.fallback == nil {
-				transport.Fallback = func(*http.Request, error) (*http.Response, error) { panic("called") }
-			}
-			resp, err := transport.RoundTrip(request(t, "GET", "http://a/"))
-			if c.err != nil {
-				require.ErrorIs(t, err, c.err, c.name)
-				require.Nil(t, resp, c.name)
-				continue
-			}
-			require.NoError(t, err, c.name)
-			require.Equal(t, c.status, resp.StatusCode, c.name)
-		}
-	}
-}
 
 func TestHedgeSendsASecondAttemptBesideASlowOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

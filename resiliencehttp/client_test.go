@@ -337,8 +337,8 @@ func TestClientLimitsTheTimeOfABody(t *testing.T) {
 		cfg   resiliencehttp.ClientConfig
 		takes time.Duration
 	}{
-		"by the attempt": {resiliencehttp.ClientConfig{}, 10 * time.Second},
-		"by all of it":   {resiliencehttp.ClientConfig{AttemptTimeout: -1}, 30 * time.Second},
+		"by the attempt": {resiliencehttp.ClientConfig{AttemptTimeout: 10 * time.Second}, 10 * time.Second},
+		"by all of it":   {resiliencehttp.ClientConfig{Timeout: 30 * time.Second, AttemptTimeout: -1}, 30 * time.Second},
 		"sooner":         {resiliencehttp.ClientConfig{Timeout: 3 * time.Second, AttemptTimeout: time.Minute}, 3 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -376,7 +376,7 @@ func TestClientLimitsTheTimeOfAFailedBody(t *testing.T) {
 			return resp, nil
 		})
 		c := newClient(base, resiliencehttp.ClientConfig{
-			Timeout: 15 * time.Second,
+			Timeout: 15 * time.Second, AttemptTimeout: 5 * time.Second,
 			Retry:   retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(4 * time.Second)}).Wrap,
 			Breaker: breaker.New(breaker.Config{Failures: 1, OpenFor: time.Hour}).Wrap,
 		})
@@ -531,9 +531,9 @@ func TestClientBoundsWhatBodiesThatAreNeverClosedHold(t *testing.T) {
 		require.ErrorIs(t, err, bulkhead.ErrFull)
 		_, err = c.get(t.Context(), "b")
 		require.NoError(t, err, "another host")
-		time.Sleep(10 * time.Second)
+		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		require.Zero(t, c.slots.Stats().InFlight, "the time of the attempts is over")
+		require.Zero(t, c.slots.Stats().InFlight, "the time of reading is over")
 		_, err = c.get(t.Context(), "a")
 		require.NoError(t, err)
 		for _, b := range bodies {
@@ -621,14 +621,15 @@ func TestClientWithATimeoutOfItsOwn(t *testing.T) {
 		c := newClient(w, resiliencehttp.ClientConfig{})
 		c.Timeout = 2 * time.Second
 		w.suffer("a", faults.Plan{Kind: faults.Hang})
-		for range 20 {
+		for range 10 {
+			require.Equal(t, breaker.Closed, c.state("a"))
 			start := time.Now()
 			_, err := c.get(t.Context(), "a")
 			require.True(t, isTimeout(err), "%v", err)
 			require.Equal(t, 2*time.Second, time.Since(start))
 		}
-		require.Equal(t, breaker.Closed, c.state("a"), "the first ones have left the window")
-		require.Equal(t, int64(20), c.circuits.Stats().Failed)
+		require.Equal(t, breaker.Open, c.state("a"), "ten in a row, although the first ones have left the window")
+		require.Equal(t, int64(10), c.circuits.Stats().Failed)
 		body, err := c.get(t.Context(), "b")
 		require.NoError(t, err)
 		require.Equal(t, "an answer", body)
@@ -692,21 +693,19 @@ func TestClientPassesOnWhatATransportHas(t *testing.T) {
 		c := newClient(w, resiliencehttp.ClientConfig{
 			Retry: retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)}).Wrap,
 			Transport: &resiliencehttp.Transport{
-				Prepare:    func(*http.Request) error { did = append(did, "prepare"); return nil },
-				Classify:   func(*http.Response) error { did = append(did, "classify"); return nil },
-				RetryBody:  func(_ *http.Response, b []byte) error { did = append(did, "body "+string(b)); return nil },
-				Replayable: func(*http.Request) bool { did = append(did, "replayable"); return true },
-				Fallback: func(r *http.Request, err error) (*http.Response, error) {
-					did = append(did, "fallback")
-					return reply(r, 200, "instead"), nil
+				Prepare: func(*http.Request) error { did = append(did, "prepare"); return nil },
+				Judge: func(_ *http.Response, ahead *resiliencehttp.Ahead) error {
+					begin, err := ahead.Bytes(2)
+					did = append(did, "judge "+string(begin))
+					return err
 				},
-				MaxRetryBody: 2,
-				MaxBuffer:    10,
+				Replayable: func(*http.Request) bool { did = append(did, "replayable"); return true },
+				MaxBuffer:  10,
 			},
 		})
 		_, err := c.get(t.Context(), "a")
-		require.NoError(t, err)
-		require.Equal(t, []string{"replayable", "prepare", "prepare", "fallback"}, did)
+		require.Error(t, err)
+		require.Equal(t, []string{"replayable", "prepare", "prepare"}, did)
 		did = nil
 		r, err := http.NewRequestWithContext(t.Context(), "POST", "http://b/", struct{ io.Reader }{strings.NewReader("once")})
 		require.NoError(t, err)
@@ -715,7 +714,7 @@ func TestClientPassesOnWhatATransportHas(t *testing.T) {
 		require.NoError(t, err)
 		_ = resp.Body.Close()
 		require.Equal(t, 2, w.sent("b"), "its body was kept")
-		require.Equal(t, []string{"replayable", "prepare", "prepare", "classify", "body an"}, did)
+		require.Equal(t, []string{"replayable", "prepare", "prepare", "judge an"}, did)
 	})
 }
 
@@ -860,7 +859,7 @@ func TestContextOfARequestEndsAsOthersDo(t *testing.T) {
 			require.Equal(t, "value", own.Value(key{}))
 			deadline, ok := own.Deadline()
 			require.True(t, ok)
-			require.Equal(t, 10*time.Second, time.Until(deadline))
+			require.Equal(t, 30*time.Second, time.Until(deadline))
 			var called [5]atomic.Bool
 			note := func(i int) func() { return func() { called[i].Store(true) } }
 			for i := range called {

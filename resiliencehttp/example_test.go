@@ -13,6 +13,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
@@ -121,14 +122,13 @@ func ExampleServer_Refuse() {
 }
 
 func ExampleHealth() {
+	reg := registry.New()
 	circuit := breaker.New(breaker.Config{Name: "users"})
-	http.Handle("GET /health", resiliencehttp.Health(
-		resiliencehttp.Check{Name: "users", Critical: true, Breaker: circuit},
-		resiliencehttp.Check{Name: "disk", Probe: func(context.Context) error { return nil }},
-	))
+	reg.MustAdd(circuit)
+	http.Handle("GET /health", resiliencehttp.Health(reg))
 	circuit.ForceOpen(nil)
 	w := httptest.NewRecorder()
 	http.DefaultServeMux.ServeHTTP(w, httptest.NewRequest("GET", "/health", nil))
-	fmt.Println(w.Code)
-	// Output: 503
+	fmt.Print(w.Body)
+	// Output: {"status":"warn","checks":[{"name":"breaker/users","status":"fail","state":"forced open"}]}
 }

@@ -30,22 +30,15 @@ func FuzzRetryAfter(f *testing.F) {
 }
 
 func FuzzClientIP(f *testing.F) {
-	f.Add("1.2.3.4", "for=1.2.3.4")
-	f.Add("", `for="[2001:db8::1]:80";proto=http, for=_x`)
-	f.Add("a, b", `for="`)
+	f.Add("1.2.3.4")
+	f.Add("a, b")
 	proxy := netip.MustParseAddr("10.0.0.1")
 	clientIP := resiliencehttp.ClientIP(netip.PrefixFrom(proxy, 32))
-	f.Fuzz(func(t *testing.T, x, forwarded string) {
+	f.Fuzz(func(t *testing.T, x string) {
 		r := httptest.NewRequest("GET", "/", nil)
 		r.RemoteAddr = "10.0.0.1:80"
 		r.Header["X-Forwarded-For"] = []string{x, "192.0.2.9"}
-		if forwarded != "" {
-			r.Header["Forwarded"] = []string{forwarded}
-		}
 		// The proxy's own line says who it is; all else can only cast doubt on it.
-		require.Contains(t, []string{"192.0.2.9", "10.0.0.1"}, clientIP(r))
-
-		r.Header = http.Header{"Forwarded": {forwarded, "for=192.0.2.9"}}
 		require.Contains(t, []string{"192.0.2.9", "10.0.0.1"}, clientIP(r))
 	})
 }

@@ -7,14 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"mime/multipart"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"runtime"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,7 +23,6 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
@@ -130,451 +127,10 @@ func TestBulkheadPanicFreesTheSlot(t *testing.T) {
 	require.Zero(t, slots.Stats().InFlight)
 }
 
-func TestGuardTellsABreakerOfFailures(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		code := 200
-		circuit := breaker.New(breaker.Config{Failures: 2, OpenFor: 10 * time.Second, Jitter: -1})
-		h := resiliencehttp.Server{}.Guard(circuit.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			w.WriteHeader(code)
-			_, _ = io.WriteString(w, "as it is")
-		}))
-		for _, code = range []int{200, 404, 429, 501, 500, 503} {
-			w := get(h)
-			require.Equal(t, "as it is", w.Body.String())
-			require.Empty(t, w.Header().Get("Retry-After"))
-		}
-		require.Equal(t, breaker.Open, circuit.State())
-		time.Sleep(2500 * time.Millisecond)
-		w := get(h)
-		require.Equal(t, 503, w.Code)
-		require.Equal(t, "8", w.Header().Get("Retry-After"))
-		require.Equal(t, problemTypes+"temporary-reduced-capacity", problemOf(t, w).Type)
-		time.Sleep(8 * time.Second)
-		code = 200
-		require.Equal(t, 200, get(h).Code)
-		require.Equal(t, breaker.Closed, circuit.State())
-		circuit.ForceOpen(nil)
-		require.NotEmpty(t, get(h).Header().Get("Retry-After"), "nobody knows when, but not at once")
-	})
-}
-
-func TestGuardIsToldTheFinalStatus(t *testing.T) {
-	var seen watch
-	server := serve(t, false, resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.WriteHeader(http.StatusEarlyHints)
-		w.WriteHeader(502)
-		w.WriteHeader(200) // which net/http ignores
-	})).ServeHTTP)
-	server.Config.ErrorLog = log.New(io.Discard, "", 0)
-	resp, err := (&http.Client{Transport: server.Base}).Get(server.URL)
-	answer(t, resp, err)
-	require.Equal(t, 502, resp.StatusCode)
-	status, ok := errors.AsType[*resiliencehttp.StatusError](seen.seen()[0])
-	require.True(t, ok)
-	require.Equal(t, 502, status.StatusCode)
-	require.False(t, status.Retryable())
-}
-
-func TestGuardIsToldWhatWasWrittenFirst(t *testing.T) {
-	for name, c := range map[string]struct {
-		write  func(http.ResponseWriter)
-		failed bool
-	}{
-		"Nothing":      {func(http.ResponseWriter) {}, false},
-		"Write":        {func(w http.ResponseWriter) { _, _ = w.Write(nil) }, false},
-		"WriteString":  {func(w http.ResponseWriter) { _, _ = w.(io.StringWriter).WriteString("") }, false},
-		"ReadFrom":     {func(w http.ResponseWriter) { _, _ = w.(io.ReaderFrom).ReadFrom(strings.NewReader("x")) }, false},
-		"ReadNothing":  {func(w http.ResponseWriter) { _, _ = w.(io.ReaderFrom).ReadFrom(strings.NewReader("")) }, true},
-		"Flush":        {func(w http.ResponseWriter) { w.(http.Flusher).Flush() }, false},
-		"EarlyHints":   {func(w http.ResponseWriter) { w.WriteHeader(http.StatusEarlyHints) }, true},
-		"Switching":    {func(w http.ResponseWriter) { w.WriteHeader(http.StatusSwitchingProtocols) }, false},
-		"OtherFailure": {func(w http.ResponseWriter) { w.WriteHeader(502) }, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var seen watch
-			get(resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				c.write(w)
-				if name != "Nothing" {
-					w.WriteHeader(500) // which net/http ignores after any other status
-				}
-			})))
-			require.Equal(t, c.failed, seen.seen()[0] != nil, "%v", seen.seen()[0])
-		})
-	}
-}
-
-func TestGuardServesOnce(t *testing.T) {
-	var outer, inner watch
-	served := 0
-	twice := func(next resilience.Func) resilience.Func {
-		return func(ctx context.Context) error { _ = next(ctx); return next(ctx) }
-	}
-	w := get(resiliencehttp.Server{}.Guard(resilience.Chain(outer.Wrap, twice, inner.Wrap))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		served++
-		_, _ = io.WriteString(w, "once")
-	})))
-	require.Equal(t, 1, served)
-	require.Equal(t, 200, w.Code)
-	require.Equal(t, "once", w.Body.String())
-	require.Len(t, inner.seen(), 2)
-	require.NoError(t, inner.seen()[0])
-	require.EqualError(t, outer.seen()[0], "resiliencehttp: the request has been served and is not served again")
-	require.False(t, behavior.Read(outer.seen()[0]).Retryable)
-}
-
-func TestAbortedHandlerIsNotHeldAgainstIt(t *testing.T) {
-	var inner, outer watch
-	circuit := breaker.New(breaker.Config{Failures: 1})
-	// A ctx of a policy's own ends with the one that it is derived from.
-	h := resiliencehttp.Server{}.Guard(resilience.Chain(outer.Wrap, derives, circuit.Wrap, inner.Wrap))(
-		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) }))
-	require.PanicsWithValue(t, http.ErrAbortHandler, func() { get(h) })
-	require.Equal(t, breaker.Closed, circuit.State())
-	for _, w := range []*watch{&inner, &outer} {
-		require.Equal(t, behavior.Canceled, w.kinds[0])
-		require.EqualError(t, w.seen()[0], "resiliencehttp: the handler aborted the response: context canceled")
-	}
-
-	// Not even if a policy makes something of it.
-	calm := resilience.Fallback(func(context.Context, error) error { return nil })
-	h = resiliencehttp.Server{}.Guard(calm)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) }))
-	require.PanicsWithValue(t, http.ErrAbortHandler, func() { get(h) })
-}
-
-func TestOtherPanicsOfAHandlerPassThrough(t *testing.T) {
-	circuit := breaker.New(breaker.Config{Failures: 1})
-	h := resiliencehttp.Server{}.Guard(circuit.Wrap)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panicsDeepDown() }))
-	func() {
-		defer func() {
-			require.Equal(t, "deep down", recover())
-			stack := make([]byte, 1<<16)
-			require.Contains(t, string(stack[:runtime.Stack(stack, false)]), "panicsDeepDown")
-		}()
-		get(h)
-	}()
-	require.Equal(t, breaker.Open, circuit.State())
-}
-
-func TestClientThatHangsUpIsNotHeldAgainstTheHandler(t *testing.T) {
-	for name, finish := range map[string]func(w http.ResponseWriter, r *http.Request, err error){
-		"Fails":  func(w http.ResponseWriter, r *http.Request, err error) { http.Error(w, err.Error(), 500) },
-		"Panics": func(w http.ResponseWriter, r *http.Request, err error) { panic(http.ErrAbortHandler) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, http2 bool) {
-				reading, ended := make(chan struct{}), make(chan struct{})
-				var seen watch
-				h := resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					close(reading)
-					_, err := io.Copy(io.Discard, r.Body) // a database that heeds ctx would do the same
-					finish(w, r, err)
-				}))
-				server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
-					defer close(ended)
-					h.ServeHTTP(w, r)
-				})
-				ctx, cancel := context.WithCancel(t.Context())
-				body, writer := io.Pipe()
-				req, _ := http.NewRequestWithContext(ctx, "POST", server.URL, body)
-				go func() {
-					_, _ = io.WriteString(writer, "half of i")
-					<-reading
-					cancel()
-					_ = writer.CloseWithError(errors.New("gave up")) // net/http waits for what it reads
-				}()
-				_, err := (&http.Client{Transport: server.Base}).Do(req)
-				require.Error(t, err)
-				<-ended
-				require.Equal(t, behavior.Canceled, seen.kinds[0], "%v", seen.seen()[0])
-			})
-		})
-	}
-}
-
-// TestRequestThatCannotBeReadIsNotHeldAgainstTheHandler: with three such requests, any client could
-// open the circuit of a reverse proxy, which answers 502, for all.
-func TestRequestThatCannotBeReadIsNotHeldAgainstTheHandler(t *testing.T) {
-	malformed := errors.New("invalid byte in chunk length")
-	for name, c := range map[string]struct {
-		err    error // of the body
-		closed bool  // by the handler, before it reads
-		status int
-		want   behavior.Kind
-	}{
-		"Malformed": {malformed, false, 502, behavior.Canceled},
-		"Closed":    {malformed, true, 502, behavior.Failed},
-		"Whole":     {io.EOF, false, 502, behavior.Failed},
-		"Answered":  {malformed, false, 400, behavior.Done},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var seen watch
-			body := &trackedBody{Reader: io.MultiReader(strings.NewReader("x"), readerFunc(func([]byte) (int, error) { return 0, c.err }))}
-			w := httptest.NewRecorder()
-			resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if c.closed {
-					require.NoError(t, r.Body.Close())
-				}
-				_, _ = io.ReadAll(r.Body)
-				w.WriteHeader(c.status)
-			})).ServeHTTP(w, httptest.NewRequest("POST", "/", body))
-			require.Equal(t, c.status, w.Code)
-			require.Equal(t, []behavior.Kind{c.want}, seen.kinds)
-			require.Equal(t, c.closed, body.closed.Load() == 1)
-		})
-	}
-}
-
-// TestRequestThatComesTooSlowlyIsNotHeldAgainstTheHandler: a client that sends its body slowly
-// uses up the time of a handler, and could open the circuit of all with a few such requests.
-func TestRequestThatComesTooSlowlyIsNotHeldAgainstTheHandler(t *testing.T) {
-	read := func(r *http.Request) { _, _ = io.ReadAll(r.Body) }
-	for name, c := range map[string]struct {
-		handler http.HandlerFunc
-		status  int
-		want    behavior.Kind // to a policy outside of the timeout
-		within  behavior.Kind // and to one within it
-	}{
-		"Late": {func(_ http.ResponseWriter, r *http.Request) { read(r) }, 503, behavior.Answered, behavior.Answered},
-		"Failed": {func(w http.ResponseWriter, r *http.Request) {
-			read(r)
-			w.WriteHeader(500)
-		}, 500, behavior.Answered, behavior.Answered},
-		"StillReading": {func(_ http.ResponseWriter, r *http.Request) {
-			go read(r)
-			<-r.Context().Done()
-		}, 503, behavior.Answered, behavior.Answered},
-		"Answered": {func(w http.ResponseWriter, r *http.Request) {
-			read(r)
-			w.WriteHeader(400)
-		}, 400, behavior.Done, behavior.Done},
-		"FailedInTime": {func(w http.ResponseWriter, r *http.Request) { // a reverse proxy whose server fails while it reads
-			w.WriteHeader(502)
-			go read(r)
-			synctest.Wait()
-			_ = r.Body.Close()
-			<-r.Context().Done()
-		}, 502, behavior.Failed, behavior.Overran},
-		"FailedBeforeTheTimeout": {func(w http.ResponseWriter, r *http.Request) {
-			go read(r)
-			synctest.Wait()
-			w.WriteHeader(502)
-		}, 502, behavior.Failed, behavior.Failed},
-		"ReadTooLate": {func(_ http.ResponseWriter, r *http.Request) {
-			<-r.Context().Done()
-			go read(r)
-			synctest.Wait()
-		}, 503, behavior.Failed, behavior.Overran},
-		"ReadInTime": {func(_ http.ResponseWriter, r *http.Request) {
-			_, _ = r.Body.Read(make([]byte, 1))
-			<-r.Context().Done()
-		}, 503, behavior.Failed, behavior.Overran},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var seen, within watch
-				slow := readerFunc(func([]byte) (int, error) { time.Sleep(time.Minute); return 0, io.EOF })
-				defer time.Sleep(time.Minute) // until it has returned
-				w := httptest.NewRecorder()
-				resiliencehttp.Server{}.Guard(resilience.Chain(seen.Wrap, resilience.Timeout(time.Second), within.Wrap))(c.handler).
-					ServeHTTP(w, httptest.NewRequest("POST", "/", io.MultiReader(strings.NewReader("x"), slow)))
-				require.Equal(t, c.status, w.Code)
-				require.Equal(t, []behavior.Kind{c.want}, seen.kinds)
-				require.Equal(t, []behavior.Kind{c.within}, within.kinds)
-			})
-		})
-	}
-}
-
-// A refusal further in is one, also if the body could not be read before.
-func TestGuardIsToldOfARefusalOfARequestThatCannotBeRead(t *testing.T) {
-	var seen watch
-	resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, err := io.ReadAll(r.Body)
-		require.Error(t, err)
-		resiliencehttp.Server{}.Refuse(w, r, &bulkhead.FullError{})
-	})).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/", broken{}))
-	require.Equal(t, []behavior.Kind{behavior.Refused}, seen.kinds)
-}
-
-// Handlers look for these.
-func TestGuardLeavesABodyThatIsNone(t *testing.T) {
-	for _, body := range []io.ReadCloser{nil, http.NoBody} {
-		r := httptest.NewRequest("GET", "/", nil)
-		r.Body = body
-		resiliencehttp.Server{}.Guard(nil)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			require.Equal(t, body, r.Body)
-		})).ServeHTTP(httptest.NewRecorder(), r)
-	}
-}
-
 // An untilDone is a body that does not come before ctx ends.
 type untilDone struct{ context.Context }
 
 func (r untilDone) Read([]byte) (int, error) { <-r.Done(); return 0, r.Err() }
-
-func TestHandlerThatLeavesWithATimeoutHasFailed(t *testing.T) {
-	for name, c := range map[string]struct {
-		handler http.HandlerFunc
-		status  int
-		failed  bool
-	}{
-		"NothingWritten": {func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Encoding", "gzip")
-			w.Header().Set("ETag", `"of the page"`)
-			<-r.Context().Done()
-		}, 503, true},
-		"NothingCopied": {func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(w, untilDone{r.Context()})
-		}, 503, true},
-		"SomethingWritten": {func(w http.ResponseWriter, r *http.Request) {
-			w.WriteHeader(202)
-			<-r.Context().Done()
-		}, 202, false},
-		"InTime": {func(http.ResponseWriter, *http.Request) {}, 200, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var seen watch
-				calm := resilience.Fallback(func(context.Context, error) error { return nil })
-				for _, mw := range []resilience.Middleware{nil, calm} {
-					w := get(resiliencehttp.Server{}.Guard(resilience.Chain(mw, seen.Wrap, resilience.Timeout(time.Second)))(c.handler))
-					require.Equal(t, c.status, w.Code)
-					require.Equal(t, c.failed, seen.seen()[0] != nil)
-					if c.failed {
-						require.ErrorIs(t, seen.seen()[0], context.DeadlineExceeded)
-						require.Equal(t, behavior.Failed, seen.kinds[0])
-						require.Equal(t, problemTypes+"temporary-reduced-capacity", problemOf(t, w).Type)
-						require.Empty(t, w.Header().Get("Content-Encoding"))
-						require.Empty(t, w.Header().Get("ETag"))
-					}
-				}
-			})
-		})
-	}
-
-	// Nothing is written for a client that has gone.
-	calm := resilience.Fallback(func(context.Context, error) error { return nil })
-	for _, mw := range []resilience.Middleware{nil, calm} {
-		ctx, cancel := context.WithCancel(t.Context())
-		w := get(resiliencehttp.Server{}.Guard(mw)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { cancel() })),
-			func(r *http.Request) { *r = *r.WithContext(ctx) })
-		require.Zero(t, w.Body.Len())
-	}
-}
-
-func TestGuardIsToldOfRefusalsFurtherIn(t *testing.T) {
-	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	done, _ := slots.TryBegin(t.Context())
-	defer done(nil)
-	limit := throttle.New(throttle.Config{Rate: 0.001, Burst: 1})
-	limit.Allow()
-	open := breaker.New(breaker.Config{})
-	open.ForceOpen(nil)
-	for name, c := range map[string]struct {
-		next   http.Handler
-		is     error
-		status int
-	}{
-		"Bulkhead": {resiliencehttp.Server{}.Bulkhead(slots)(hello), bulkhead.ErrFull, 503},
-		"Throttle": {resiliencehttp.Server{}.Throttle(limit)(hello), throttle.ErrLimited, 429},
-		"Guard":    {resiliencehttp.Server{}.Guard(open.Wrap)(hello), breaker.ErrOpen, 503},
-		"Deeper":   {resiliencehttp.Server{}.Guard(nil)(resiliencehttp.Server{}.Bulkhead(slots)(hello)), bulkhead.ErrFull, 503},
-		"Refuse": {http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			resiliencehttp.Server{}.Refuse(w, r, fmt.Errorf("asking: %w", slots.Do(r.Context(), func(context.Context) error { return nil })))
-		}), bulkhead.ErrFull, 503},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var seen watch
-			w := get(resiliencehttp.Server{}.Guard(seen.Wrap)(c.next))
-			require.Equal(t, c.status, w.Code)
-			require.ErrorIs(t, seen.seen()[0], c.is)
-			require.Equal(t, behavior.Refused, behavior.Read(seen.seen()[0]).Kind)
-		})
-	}
-
-	// What comes too late to be written is not what the client got.
-	var seen watch
-	get(resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.WriteHeader(200)
-		resiliencehttp.Server{}.Refuse(w, r, &bulkhead.FullError{})
-	})))
-	require.Equal(t, []error{nil}, seen.seen())
-}
-
-func TestGuardUnderOtherPolicies(t *testing.T) {
-	twice := func(next resilience.Func) resilience.Func {
-		return func(ctx context.Context) error { _ = next(ctx); return next(ctx) }
-	}
-	answerTo := func(err error) resilience.Middleware {
-		return func(resilience.Func) resilience.Func { return func(context.Context) error { return err } }
-	}
-	limit := throttle.New(throttle.Config{Rate: 0.001, Burst: 1})
-	limit.Allow()
-	for name, c := range map[string]struct {
-		mw     resilience.Middleware
-		status int
-	}{
-		"None":     {nil, 500},
-		"Twice":    {twice, 500},
-		"Limit":    {limit.Wrap, 429},
-		"Error":    {answerTo(errors.New("no")), 503},
-		"Limited":  {answerTo(throttle.ErrLimited), 429},
-		"Shed":     {answerTo(&throttle.LimitedError{Reason: throttle.Shed}), 503},
-		"Swallows": {answerTo(nil), 503},
-		"LosesCtx": {func(next resilience.Func) resilience.Func {
-			return func(context.Context) error { return next(context.Background()) }
-		}, 503},
-	} {
-		t.Run(name, func(t *testing.T) {
-			served := 0
-			w := get(resiliencehttp.Server{}.Guard(c.mw)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				served++
-				w.WriteHeader(500)
-			})))
-			require.Equal(t, c.status, w.Code)
-			require.Equal(t, c.status == 500, served == 1)
-		})
-	}
-}
-
-func TestGuardPassesTheCtxOfThePolicies(t *testing.T) {
-	h := resiliencehttp.Server{}.Guard(resilience.Timeout(time.Hour))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, ok := r.Context().Deadline()
-		require.True(t, ok)
-	}))
-	require.Equal(t, 200, get(h).Code)
-}
-
-func TestGuardKeepsWhatTheResponseWriterCanDo(t *testing.T) {
-	onBoth(t, func(t *testing.T, http2 bool) {
-		server := serve(t, http2, resiliencehttp.Server{}.Guard(nil)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, hijacks := w.(http.Hijacker)
-			assert.Equal(t, !http2, hijacks)
-			_, pushes := w.(http.Pusher)
-			assert.Equal(t, http2, pushes)
-			if r.Header.Get("Upgrade") != "" {
-				upgrade(w, r)
-				return
-			}
-			assert.NoError(t, http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Minute)))
-			_, err := w.(io.ReaderFrom).ReadFrom(bytes.NewReader([]byte("copied")))
-			assert.NoError(t, err)
-			_, err = w.(io.StringWriter).WriteString(" and written")
-			assert.NoError(t, err)
-			w.(http.Flusher).Flush()
-		})).ServeHTTP)
-		client := &http.Client{Transport: server.Base}
-		resp, err := client.Get(server.URL)
-		require.Equal(t, "copied and written", answer(t, resp, err))
-		if http2 {
-			return
-		}
-		resp, err = client.Do(upgradeRequest(t, server.URL))
-		require.NoError(t, err)
-		requireEcho(t, resp.Body.(io.ReadWriter), "one")
-		require.NoError(t, resp.Body.Close())
-	})
-}
 
 // A brokenPipe is a ResponseWriter whose client has gone.
 type brokenPipe struct{ http.ResponseWriter }
@@ -583,20 +139,6 @@ func (w brokenPipe) FlushError() error { return net.ErrClosed }
 
 // A noFlush is a ResponseWriter that cannot flush.
 type noFlush struct{ http.ResponseWriter }
-
-func TestGuardTellsTheHandlerThatAFlushFailed(t *testing.T) {
-	for want, w := range map[error]http.ResponseWriter{
-		net.ErrClosed:        brokenPipe{httptest.NewRecorder()},
-		http.ErrNotSupported: noFlush{httptest.NewRecorder()},
-	} {
-		var seen watch
-		resiliencehttp.Server{}.Guard(seen.Wrap)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			require.ErrorIs(t, http.NewResponseController(w).Flush(), want)
-			w.WriteHeader(500) // which counts if nothing has been flushed
-		})).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
-		require.Equal(t, want == http.ErrNotSupported, seen.seen()[0] != nil)
-	}
-}
 
 // A hijackable is a ResponseRecorder whose connection is taken over, or not.
 type hijackable struct {
@@ -610,28 +152,6 @@ func (h hijackable) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, 
 type wrapping struct{ http.ResponseWriter }
 
 func (w wrapping) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-func TestHandlerThatHasTakenTheConnectionIsAnsweredNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for _, refused := range []error{nil, http.ErrNotSupported} {
-			for _, wrapped := range []bool{false, true} {
-				w := hijackable{httptest.NewRecorder(), refused}
-				var to http.ResponseWriter = w
-				if wrapped {
-					to = wrapping{wrapping{w}}
-				}
-				var seen watch
-				resiliencehttp.Server{}.Guard(resilience.Chain(seen.Wrap, resilience.Timeout(time.Second)))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					_, _, err := http.NewResponseController(w).Hijack()
-					require.Equal(t, refused, err)
-					<-r.Context().Done()
-				})).ServeHTTP(to, httptest.NewRequest("GET", "/", nil))
-				require.Equal(t, refused == nil, seen.seen()[0] == nil, "wrapped: %v", wrapped)
-				require.Equal(t, refused == nil, w.Body.Len() == 0)
-			}
-		}
-	})
-}
 
 func TestRefuse(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
@@ -680,7 +200,6 @@ func TestStatus(t *testing.T) {
 // replacing returns the middleware that serves a copy of the request.
 func replacing() map[string]func(http.Handler) http.Handler {
 	return map[string]func(http.Handler) http.Handler{
-		"Guard":      resiliencehttp.Server{}.Guard(nil),
 		"Bulkhead":   resiliencehttp.Server{}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 9})),
 		"BulkheadBy": resiliencehttp.Server{}.BulkheadBy(bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 9}}), nil),
 	}
@@ -759,8 +278,6 @@ func TestHalfClosedRequestIsServedOrRefused(t *testing.T) {
 	over := throttle.New(throttle.Config{Rate: 0.001, Burst: 1, MaxWait: -1})
 	over.Allow()
 	for name, mw := range map[string]func(http.Handler) http.Handler{
-		"Guard":      server.Guard(breaker.New(breaker.Config{}).Wrap),
-		"GuardNil":   server.Guard(nil),
 		"Bulkhead":   server.Bulkhead(full()),
 		"BulkheadBy": server.BulkheadBy(group, nil),
 		"Waiting":    server.Bulkhead(busy),

@@ -207,8 +207,6 @@ func TestBodyIsClosedOnEveryPath(t *testing.T) {
 		"Kept":          {nil, retries(1).Wrap, 100, ""},
 		"Refused":       {nil, full.Wrap, 0, "bulkhead: full"},
 		"RefusedInTime": {func(r *http.Request) { *r = *r.WithContext(ended) }, full.Wrap, 0, "context canceled"},
-		"NoURL":         {func(r *http.Request) { r.URL = nil }, full.Wrap, 0, "resiliencehttp: the request has no URL"},
-		"NoHeader":      {func(r *http.Request) { r.Header = nil }, full.Wrap, 0, "resiliencehttp: the request has no Header"},
 		"Unreadable": {func(r *http.Request) { r.Method = "PUT"; r.Body.(*trackedBody).Reader = broken{} }, retries(3).Wrap, 100,
 			"resiliencehttp: reading the request's body: broken"},
 	} {
@@ -566,69 +564,6 @@ func TestBodyThatIsClosedAsItIsReadIsNotAtFault(t *testing.T) {
 	_, err := transport.RoundTrip(req)
 	require.Equal(t, reset, err)
 	require.Equal(t, []behavior.Kind{behavior.Failed}, seen.kinds)
-}
-
-// TestBodyThatComesTooSlowlyIsNotTheServersFault: a reverse proxy passes on the bodies of its
-// clients, and a few that send slowly could open the circuit of a server for all.
-func TestBodyThatComesTooSlowlyIsNotTheServersFault(t *testing.T) {
-	type kinds struct{ timeout, deadline, cancel behavior.Kind } // by what ends the attempt
-	slow := kinds{behavior.Answered, behavior.Answered, behavior.Canceled}
-	hangs := kinds{behavior.Failed, behavior.Overran, behavior.Canceled}
-	reset := errors.New("connection reset")
-	read := func(r *http.Request) {
-		go func() { _, _ = io.ReadAll(r.Body) }()
-		synctest.Wait()
-	}
-	end := func(r *http.Request) error { <-r.Context().Done(); return context.Cause(r.Context()) }
-	for name, c := range map[string]struct {
-		base   func(*http.Request) error
-		length int64 // of the body, of which one byte comes in time
-		want   kinds
-	}{
-		"Waits":       {func(r *http.Request) error { read(r); return end(r) }, 0, slow},
-		"WaitsForTwo": {func(r *http.Request) error { read(r); return end(r) }, 2, slow},
-		"Closed": {func(r *http.Request) error { // as by HTTP/2
-			defer r.Body.Close()
-			read(r)
-			return end(r)
-		}, 0, slow},
-		"ReturnsLate": {func(r *http.Request) error {
-			_, _ = io.ReadAll(r.Body)
-			return end(r)
-		}, 0, slow},
-		"HasAll":    {func(r *http.Request) error { read(r); return end(r) }, 1, hangs},
-		"NeverAsks": {end, 0, hangs},
-		"AsksTooLate": {func(r *http.Request) error {
-			defer read(r)
-			return end(r)
-		}, 0, hangs},
-		"AsksNoMore": {func(r *http.Request) error {
-			read(r)
-			_ = r.Body.Close()
-			return end(r)
-		}, 0, hangs},
-		"Resets": {func(r *http.Request) error { read(r); return reset }, 0, kinds{behavior.Failed, behavior.Failed, behavior.Failed}},
-	} {
-		for by, want := range map[string]behavior.Kind{"Timeout": c.want.timeout, "Deadline": c.want.deadline, "Cancel": c.want.cancel} {
-			t.Run(name+"/"+by, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					defer time.Sleep(time.Minute) // until the body has been read
-					ctx := endsBy(t, by)
-					rest := readerFunc(func([]byte) (int, error) { time.Sleep(time.Minute); return 0, io.EOF })
-					req, _ := http.NewRequestWithContext(ctx, "PUT", "http://example.com", io.MultiReader(strings.NewReader("x"), rest))
-					req.ContentLength = c.length
-					var seen watch
-					transport := &resiliencehttp.Transport{
-						Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap, resilience.Timeout(2*time.Second)),
-						Base:       roundTripper(func(r *http.Request) (*http.Response, error) { return nil, c.base(r) }),
-					}
-					_, err := transport.RoundTrip(req)
-					require.Error(t, err)
-					require.Equal(t, []behavior.Kind{want}, seen.kinds)
-				})
-			})
-		}
-	}
 }
 
 // endsBy returns a ctx that ends after a second by a "Deadline" or a "Cancel", or not at all.

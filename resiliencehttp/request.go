@@ -1,32 +1,49 @@
 package resiliencehttp
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
 	"net"
 	"net/http"
+	"net/http/httptrace"
+	"reflect"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/ended"
 )
 
 // RequestFrom returns the request that a policy or hook is called for, if ctx is that of
 // a [Transport]'s call: the caller's request or, under Transport.Hedge, a copy of it with
 // another ctx. It must not be changed. Otherwise RequestFrom returns nil and false.
 func RequestFrom(ctx context.Context) (*http.Request, bool) {
-	if c, ok := ctx.Value(callKey{}).(*call); ok {
+	if c := callOf(ctx); c != nil {
 		return c.req, true
 	}
 	return nil, false
 }
 
-// HostOf returns the server, as "host:port", that the request which ctx belongs to is sent to:
-// the key of a Group with a member for each server. It is that of the URL, whatever the field
-// Host says: in lower case, without a final dot, and with the port 80 for http or 443 for
-// https if the URL has none. With another scheme and no port it is the host alone. HostOf
+// HostOf returns the server, as "host:port", of the request which ctx belongs to: the key of a
+// Group with a member for each server. It is that of the URL that the caller has set, whatever
+// the field Host says: in lower case, without a final dot, and with the port 80 for http or 443
+// for https if the URL has none. With another scheme and no port it is the host alone. HostOf
 // returns "" if ctx is not that of a [Transport]'s call.
+//
+// A Prepare that sends a request to another server comes too late for the policies, and has
+// them hold the failures of one against the other. Change the server further out, or in a
+// RoundTripper of [Failover].
 //
 //	circuits := breaker.NewGroup(breaker.GroupConfig[string]{})
 //	transport.Middleware = resilience.Chain(retries.Wrap, circuits.By(resiliencehttp.HostOf))
 func HostOf(ctx context.Context) string {
-	if c, ok := ctx.Value(callKey{}).(*call); ok {
+	if c := callOf(ctx); c != nil {
 		return c.host
 	}
 	return ""
@@ -48,4 +65,327 @@ func hostOf(req *http.Request) string {
 		}
 	}
 	return net.JoinHostPort(host, port)
+}
+
+// replayable reports whether sending a request twice has the effect of sending it once: by
+// its method (RFC 9110, section 9.2.2), or because it carries a key by which the server
+// recognizes a repetition.
+func replayable(req *http.Request) bool {
+	switch req.Method {
+	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace,
+		http.MethodPut, http.MethodDelete:
+		return true
+	}
+	_, key := req.Header["Idempotency-Key"]
+	_, xkey := req.Header["X-Idempotency-Key"]
+	return key || xkey
+}
+
+// A route is the way of a request to a connection, as a Base of net/http tells it.
+type route struct {
+	asked, got atomic.Bool // for a connection
+}
+
+// watch returns ctx with what tells r.
+func (r *route) watch(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn: func(string) { r.asked.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { r.got.Store(true) },
+	})
+}
+
+// neverSent reports whether a request that failed with err was certainly not sent: a
+// connection was asked for and there was none, or a policy within Base refused. A Base that
+// tells no route says it by its error, unless the body was read: a body whose Read dials may
+// return such an error too.
+func (r *route) neverSent(body *requestBody, err error) bool {
+	switch {
+	case r.got.Load() || !body.untouched():
+		return false
+	case r.asked.Load(), behavior.IsRefused(err):
+		return true
+	}
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && (op.Op == "dial" || op.Op == "proxyconnect")
+}
+
+// unasked reports whether net/http has found a fault in the request itself: it has not asked
+// for a connection.
+func (r *route) unasked(c *call) bool {
+	_, std := c.t.base().(*http.Transport)
+	return std && !r.asked.Load() && (c.req.URL == nil || c.req.URL.Scheme == "http" || c.req.URL.Scheme == "https")
+}
+
+// A requestBody provides the caller's body to one attempt after another. It is nil for a
+// request without a body.
+type requestBody struct {
+	req      *http.Request
+	max      int64
+	used     bool // an attempt has taken the caller's own body
+	buffered bool // the whole body is in kept
+	kept     []byte
+
+	mu     sync.Mutex
+	sent   []*sentBody // of the latest attempt; several if Base calls GetBody
+	memory []inMemory  // the same, of those that net/http is to see
+}
+
+func newRequestBody(req *http.Request, max int64) *requestBody {
+	if req.Body == nil || req.Body == http.NoBody {
+		return nil
+	}
+	return &requestBody{req: req, max: max}
+}
+
+// rewinds reports whether the body can be sent again after an attempt has taken it.
+func (b *requestBody) rewinds() bool { return b == nil || b.buffered || b.req.GetBody != nil }
+
+// prepare puts the body for the next attempt into out. mayRepeat is whether another attempt
+// may follow.
+func (b *requestBody) prepare(out *http.Request, mayRepeat bool) error {
+	if b == nil {
+		return nil
+	}
+	out.Trailer = b.req.Trailer // the caller sets it while the body is read
+	ctx := out.Context()
+	if err := b.retire(ctx); err != nil {
+		return err
+	}
+	switch {
+	case !b.used:
+		b.used = true
+		if !mayRepeat || b.req.GetBody != nil || b.req.ContentLength > b.max || b.max <= 0 {
+			out.Body = b.track(b.req.Body)
+			break
+		}
+		body, err := b.buffer(ctx)
+		if err != nil {
+			return err
+		}
+		out.Body = body
+	case b.buffered:
+		out.Body = b.copy()
+	default:
+		body, err := b.again()
+		if err != nil {
+			return fmt.Errorf("resiliencehttp: rewinding the request's body: %w", err)
+		}
+		out.Body = body
+	}
+	switch {
+	case b.buffered:
+		if len(out.Trailer) == 0 { // net/http sends a Trailer only after a body of unknown length
+			out.ContentLength = int64(len(b.kept))
+		}
+		out.GetBody = func() (io.ReadCloser, error) { return b.copy(), nil }
+	case b.req.GetBody != nil:
+		out.GetBody = b.again
+	}
+	return nil
+}
+
+// buffer reads the caller's body into memory, unless it is too long.
+func (b *requestBody) buffer(ctx context.Context) (io.ReadCloser, error) {
+	body := b.req.Body
+	// Only Close interrupts a Read that waits for something else than ctx.
+	stop := context.AfterFunc(ctx, func() { _ = body.Close() })
+	defer func() {
+		if stop() { // a panic: it was not called below
+			_ = body.Close()
+		}
+	}()
+	limit := min(b.max, math.MaxInt64-1) + 1
+	read, err := io.ReadAll(io.LimitReader(body, limit))
+	if !stop() { // ctx has ended, and the body is closed
+		return nil, fmt.Errorf("resiliencehttp: reading the request's body: %w", ended.Error(ctx))
+	}
+	if int64(len(read)) == limit {
+		return b.track(struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(read), body), body}), nil
+	}
+	_ = body.Close()
+	declared := b.req.ContentLength
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("resiliencehttp: reading the request's body: %w", err)
+	case declared > 0 && declared != int64(len(read)):
+		return nil, fmt.Errorf("resiliencehttp: the request has a ContentLength of %d and a body of %d bytes", declared, len(read))
+	}
+	b.kept, b.buffered = read, true
+	return b.copy(), nil
+}
+
+func (b *requestBody) copy() io.ReadCloser {
+	if len(b.kept) == 0 && len(b.req.Trailer) == 0 {
+		return http.NoBody // net/http takes the length of any other empty body for unknown
+	}
+	return io.NopCloser(bytes.NewReader(b.kept))
+}
+
+// again returns a new body by the caller's GetBody.
+func (b *requestBody) again() (io.ReadCloser, error) {
+	body, err := b.req.GetBody()
+	if err != nil {
+		return nil, err
+	}
+	return b.track(body), nil
+}
+
+// track has the body of an attempt remember how it was read. One that is in memory is left
+// alone: net/http sends it together with the fields, in one write.
+func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m := memoryOf(body); m != nil && int64(m.Len()) == b.req.ContentLength && b.req.GetBody != nil {
+		b.memory = append(b.memory, m)
+		return body
+	}
+	s := &sentBody{source: body, declared: b.req.ContentLength, reading: make(chan struct{}, 1)}
+	b.sent = append(b.sent, s)
+	return s
+}
+
+// An inMemory knows how much of it has not been read.
+type inMemory interface{ Len() int }
+
+// memoryOf returns the reader that io.NopCloser has made body of, if net/http knows that it is
+// in memory, or nil.
+func memoryOf(body io.ReadCloser) inMemory {
+	switch reflect.TypeOf(body) {
+	case reflect.TypeOf(io.NopCloser(nil)), reflect.TypeOf(io.NopCloser(&bytes.Buffer{})):
+	default:
+		return nil
+	}
+	switch r := reflect.ValueOf(body).Field(0).Interface().(type) {
+	case *bytes.Reader:
+		return r
+	case *strings.Reader:
+		return r
+	case *bytes.Buffer:
+		return r
+	}
+	return nil
+}
+
+// retire closes the bodies of the last attempt and waits until no Read of them is under
+// way. The next body may be the same file, and a RoundTripper may continue to read after it
+// has returned.
+func (b *requestBody) retire(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.sent {
+		if err := s.retire(ctx); err != nil {
+			return err
+		}
+	}
+	b.sent, b.memory = nil, nil
+	return nil
+}
+
+// untouched reports whether no body of the last attempt has been read.
+func (b *requestBody) untouched() bool {
+	if b == nil {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !slices.ContainsFunc(b.sent, (*sentBody).touched) &&
+		!slices.ContainsFunc(b.memory, func(m inMemory) bool { return int64(m.Len()) != b.req.ContentLength })
+}
+
+// atFault reports whether a body of the last attempt failed, or is longer or shorter than
+// its declared length.
+func (b *requestBody) atFault() bool {
+	if b == nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.ContainsFunc(b.sent, (*sentBody).atFault)
+}
+
+// close closes the caller's body if no attempt took it.
+func (b *requestBody) close() {
+	if b != nil && !b.used {
+		closeBody(b.req)
+	}
+}
+
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		_ = req.Body.Close()
+	}
+}
+
+// A sentBody is the body of one attempt. It remembers how it was read.
+type sentBody struct {
+	source   io.ReadCloser
+	declared int64         // length, if more than 0
+	reading  chan struct{} // holds a value during a Read
+
+	mu     sync.Mutex
+	begun  bool
+	closed bool
+	broken bool // the source failed
+	atEnd  bool
+	length int64 // so far
+}
+
+var errBodyClosed = errors.New("resiliencehttp: the request's body is closed")
+
+func (b *sentBody) Read(p []byte) (int, error) {
+	b.reading <- struct{}{}
+	defer func() { <-b.reading }()
+	b.mu.Lock()
+	b.begun = true
+	closed := b.closed
+	b.mu.Unlock()
+	if closed {
+		return 0, errBodyClosed
+	}
+	n, err := b.source.Read(p)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.length += int64(n)
+	b.atEnd = err == io.EOF
+	b.broken = err != nil && !b.atEnd && !b.closed // a Read that Close interrupts has not failed
+	return n, err
+}
+
+func (b *sentBody) Close() error {
+	b.mu.Lock()
+	closed := b.closed
+	b.closed = true
+	b.mu.Unlock()
+	if closed {
+		return nil
+	}
+	return b.source.Close()
+}
+
+// retire closes the body and waits for the Read under way to return.
+func (b *sentBody) retire(ctx context.Context) error {
+	_ = b.Close()
+	select {
+	case b.reading <- struct{}{}:
+		<-b.reading
+		return nil
+	case <-ctx.Done():
+		return ended.Error(ctx)
+	}
+}
+
+func (b *sentBody) touched() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.begun
+}
+
+func (b *sentBody) atFault() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	wrong := b.declared > 0 && (b.length > b.declared || b.atEnd && b.length < b.declared)
+	return b.broken || wrong
 }

@@ -838,7 +838,7 @@ func TestPanicsPassThrough(t *testing.T) {
 	for name, c := range map[string]struct {
 		base  func(call int, resp *http.Response) *http.Response
 		inner resilience.Middleware
-		class func(*http.Response) error
+		class func(*http.Response, *resiliencehttp.Ahead) error
 		again func(*http.Request) bool
 		sent  int
 	}{
@@ -846,7 +846,7 @@ func TestPanicsPassThrough(t *testing.T) {
 		"InReplayable":   {again: func(*http.Request) bool { panic(oops{1}) }},
 		"InPolicyBefore": {inner: crashes(true, func() { panic(oops{1}) })},
 		"InPolicyAfter":  {inner: crashes(false, func() { panic(oops{1}) }), sent: 1},
-		"InClassify":     {class: func(*http.Response) error { panic(oops{1}) }, sent: 1},
+		"InClassify":     {class: func(*http.Response, *resiliencehttp.Ahead) error { panic(oops{1}) }, sent: 1},
 		"InBaseAfterFailedResponse": {base: func(call int, resp *http.Response) *http.Response {
 			if call == 2 {
 				panic(oops{1})
@@ -865,7 +865,7 @@ func TestPanicsPassThrough(t *testing.T) {
 			var sent context.Context
 			transport := &resiliencehttp.Transport{
 				Middleware: resilience.Chain(retries(3).Wrap, slots.Wrap, c.inner, resilience.Timeout(time.Minute)),
-				Classify:   c.class,
+				Judge:      c.class,
 				Replayable: c.again,
 				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 					calls++

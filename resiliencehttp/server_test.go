@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
-	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/throttle"
@@ -38,18 +37,14 @@ func refusing(t *testing.T, s resiliencehttp.Server) map[string]struct {
 	done, err = parts.Begin(t.Context(), "192.0.2.1")
 	require.NoError(t, err)
 	t.Cleanup(func() { done(nil) })
-	circuit := breaker.New(breaker.Config{})
-	circuit.ForceOpen(nil)
 	return map[string]struct {
 		middleware func(http.Handler) http.Handler
 		status     int
 	}{
-		"Throttle":     {s.Throttle(limit), 429},
-		"ThrottleBy":   {s.ThrottleBy(limits, nil), 429},
-		"Bulkhead":     {s.Bulkhead(slots), 503},
-		"BulkheadBy":   {s.BulkheadBy(parts, nil), 503},
-		"Guard":        {s.Guard(circuit.Wrap), 503},
-		"GuardLimited": {s.Guard(limit.Wrap), 429},
+		"Throttle":   {s.Throttle(limit), 429},
+		"ThrottleBy": {s.ThrottleBy(limits, nil), 429},
+		"Bulkhead":   {s.Bulkhead(slots), 503},
+		"BulkheadBy": {s.BulkheadBy(parts, nil), 503},
 	}
 }
 
@@ -123,20 +118,6 @@ func TestOnRefuseMaySayThatAllIsWell(t *testing.T) {
 	require.Empty(t, w.Body.String())
 }
 
-func TestOnRefuseIsARefusalForGuardFurtherOut(t *testing.T) {
-	s := resiliencehttp.Server{OnRefuse: func(w http.ResponseWriter, _ *http.Request, _ error) {
-		_, _ = io.WriteString(w, "busy")
-	}}
-	circuit := breaker.New(breaker.Config{Failures: 1})
-	h := resiliencehttp.Server{}.Guard(circuit.Wrap)(refusing(t, s)["Bulkhead"].middleware(hello))
-	for range 3 {
-		w := get(h)
-		require.Equal(t, 503, w.Code)
-		require.Equal(t, "busy", w.Body.String())
-	}
-	require.Equal(t, breaker.Closed, circuit.State())
-}
-
 func TestRefusalHasNoFieldsOfTheResponseThatItReplaces(t *testing.T) {
 	stale := func(h http.Header) {
 		h["ETag"] = []string{`"1"`} // net/http does not mind
@@ -179,16 +160,6 @@ func TestRefusalHasNoFieldsOfTheResponseThatItReplaces(t *testing.T) {
 		check(t, w)
 		require.Empty(t, w.Header().Get("Content-Encoding"))
 	})
-	t.Run("AfterTheHandler", func(t *testing.T) {
-		h := resiliencehttp.Server{}.Guard(resilience.Timeout(time.Millisecond))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			stale(w.Header())
-			w.Header().Set("Content-Encoding", "br")
-			<-r.Context().Done()
-		}))
-		w := get(h)
-		check(t, w)
-		require.Empty(t, w.Header().Get("Content-Encoding"))
-	})
 }
 
 // Some middleware that compresses sets Content-Encoding before it calls the next handler.
@@ -201,10 +172,7 @@ func TestRefusalIsReadableThroughAWriterThatCompresses(t *testing.T) {
 			next.ServeHTTP(compressed{w, z}, r)
 		}
 	}
-	tardy := resiliencehttp.Server{}.Guard(resilience.Timeout(time.Millisecond))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		<-r.Context().Done()
-	}))
-	handlers := map[string]http.Handler{"AfterTheHandler": tardy}
+	handlers := map[string]http.Handler{}
 	for name, m := range refusing(t, resiliencehttp.Server{}) {
 		handlers[name] = m.middleware(hello)
 	}
@@ -229,12 +197,22 @@ type compressed struct {
 
 func (w compressed) Write(p []byte) (int, error) { return w.z.Write(p) }
 
-func TestGuardTellsTheLimitThatRefused(t *testing.T) {
+// inside is what a handler does that has policies of its own.
+func inside(s resiliencehttp.Server, mw resilience.Middleware) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := mw(func(context.Context) error { return nil })(r.Context())
+		if err != nil && !s.Refuse(w, r, err) {
+			http.Error(w, "failed", resiliencehttp.Status(err))
+		}
+	})
+}
+
+func TestRefuseTellsTheLimitThatRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := throttle.New(throttle.Config{Rate: throttle.PerMinute(4), Burst: 4})
 		slots := bulkhead.New(bulkhead.Config{Limit: 1})
 		s := resiliencehttp.Server{LimitName: "reports", Window: time.Minute}
-		h := s.Guard(resilience.Chain(slots.Wrap, limit.Wrap))(hello)
+		h := inside(s, resilience.Chain(slots.Wrap, limit.Wrap))
 		for range 4 {
 			w := get(h)
 			require.Equal(t, 200, w.Code)
@@ -256,15 +234,15 @@ func TestGuardTellsTheLimitThatRefused(t *testing.T) {
 		require.Empty(t, problemOf(t, w).Violated)
 	})
 	costly := throttle.New(throttle.Config{Rate: 1, Burst: 1, Cost: func(context.Context) int { return 2 }})
-	w := get(resiliencehttp.Server{}.Guard(costly.Wrap)(hello))
+	w := get(inside(resiliencehttp.Server{}, costly.Wrap))
 	require.Equal(t, 429, w.Code)
 	require.Equal(t, `"default";r=0`, w.Header().Get("RateLimit"), "there will never be enough")
 	require.Empty(t, w.Header().Get("Retry-After"))
 
 	for limit, want := range map[int]string{5: `"default";r=0`, 0: ""} {
-		w = get(resiliencehttp.Server{}.Guard(func(resilience.Func) resilience.Func {
+		w = get(inside(resiliencehttp.Server{}, func(resilience.Func) resilience.Func {
 			return func(context.Context) error { return &throttle.LimitedError{Reason: throttle.OverLimit, Limit: limit} }
-		})(hello))
+		}))
 		require.Equal(t, 429, w.Code)
 		require.Equal(t, want, w.Header().Get("RateLimit"), "when there will be more is not known")
 		require.Equal(t, "1", w.Header().Get("Retry-After"))
@@ -273,7 +251,7 @@ func TestGuardTellsTheLimitThatRefused(t *testing.T) {
 	shed := func(resilience.Func) resilience.Func {
 		return func(context.Context) error { return &throttle.LimitedError{Reason: throttle.Shed, Limit: 5} }
 	}
-	w = get(resiliencehttp.Server{}.Guard(shed)(hello))
+	w = get(inside(resiliencehttp.Server{}, shed))
 	require.Equal(t, 503, w.Code, "it is not the client's quota")
 	require.Empty(t, w.Header().Get("RateLimit-Policy"))
 }

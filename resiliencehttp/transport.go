@@ -29,7 +29,7 @@
 //   - A failed status (500, 502, 503, 504, 507, 520 to 530) is an error for the policies
 //     and a response for the caller, who gets the last one, its body open. A status that
 //     asks for the request again later (408, 425, 429) is treated in the same way, but is
-//     not a failure of the server: see [DefaultClassify]. A retrier heeds Retry-After.
+//     not a failure of the server: see [DefaultJudge]. A retrier heeds Retry-After.
 //   - A request that is wrong in itself does not count against the server, nor does a
 //     caller that leaves. The Timeout of an http.Client is the caller's deadline.
 //   - A bulkhead's slot is held, and a timeout covers the response, until its body has
@@ -42,7 +42,6 @@
 package resiliencehttp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -58,8 +57,8 @@ import (
 // A Transport is an [http.RoundTripper] that sends each request through its Middleware. One
 // call of the policies is one attempt: a request and its response.
 //
-// Policies judge an attempt by its status, when its response has arrived. If the body breaks
-// off later, that is one more failure for a breaker, also if a timeout or the caller's
+// Policies judge an attempt when its response has arrived, by its status or by what Judge reads
+// of it. If the body breaks off later, or its reader finds a failure in it and calls [Break], that is one more failure for a breaker, also if a timeout or the caller's
 // deadline passes while the caller waits for more of it. It is not retried: the caller gets
 // the part that has arrived, and then the error. A caller that reads slowly or leaves says
 // nothing about the server.
@@ -77,14 +76,12 @@ import (
 // ahead, for at most a second, and it is closed before the policies see its [*StatusError],
 // so that its connection serves again. A longer or slower response keeps its connection until
 // the next attempt. If the request is not sent again, RoundTrip returns this response, with a
-// nil error and its body whole and open. A timeout of the attempt then continues from where it
-// stopped.
+// nil error and its body whole and open, unless its status is below 400: then it returns the
+// error of Judge. A timeout of the attempt then continues from where it stopped.
 //
-// A request that no transport can send (an invalid field or method, a URL without a host, a
-// ContentLength without a Body) returns an error before the policies see it. If a body fails
-// while it is sent, or is waited for when a timeout passes, or its length is not the
-// ContentLength, the policies see an error that is [resilience.Answered], since the server is
-// not to blame.
+// If a Base of net/http cannot send a request (an invalid field or method, a URL without a
+// host), or a body fails while it is sent, or its length is not the ContentLength, the policies
+// see an error that is [resilience.Answered], since the server is not to blame.
 //
 // A long-lived response, such as a stream of events or the connection after 101 Switching
 // Protocols (which no timeout ends), holds its slot as long. Give it a Transport of its own.
@@ -111,32 +108,38 @@ type Transport struct {
 	// as they are.
 	Middleware resilience.Middleware
 
-	// Classify returns the error that the policies see in place of a response, or nil for
-	// a success. It must not read the body. If its error is not [resilience.Retryable],
-	// the caller gets the response without another attempt. It may call
-	// [DefaultClassify], which finds out by resp.Request whether the request may be sent
-	// again. Nil means DefaultClassify.
-	Classify func(*http.Response) error
+	// Judge returns the error that the policies see in place of a response, or nil for a
+	// success. The error says what it says by the methods of the protocol (see
+	// [resilience]); [Resend] lets it have a request sent again whose method would forbid
+	// that. If it is not [resilience.Retryable], there is no other attempt. Judge sees every
+	// response, those of status 429, 503 and 529 too, before the caller does. It must not
+	// use the Body: the Ahead reads of it what is needed, an event of a stream, say, and the
+	// caller gets it again. Nil means [DefaultJudge].
+	Judge func(*http.Response, *Ahead) error
+
+	// RetryAfter, if not nil, returns for how long the server asks not to be asked again, by
+	// fields of its own: x-ratelimit-reset-requests, or retry-after-ms. Zero or less means
+	// that the field Retry-After tells. It is asked for responses that DefaultJudge treats
+	// as failures.
+	RetryAfter func(*http.Response) time.Duration
+
+	// FirstByte is how long an attempt may take from its sending to the first byte of the
+	// response's body, or its end if there is none. A response is not returned before. What
+	// is not there by then is a failure of the server, and another attempt may follow. Zero
+	// or less means no limit.
+	FirstByte time.Duration
+
+	// Idle is for how long a Read of the response's body may wait for the server. A reader
+	// that pauses costs nothing. A body that is silent for longer breaks off, as a failure
+	// of the server. Zero or less means no limit.
+	Idle time.Duration
 
 	// Prepare, if not nil, is called with the copy of the request that each attempt sends,
 	// before it is sent: to sign it anew, for example. It may change its fields. If it
-	// replaces the Body, it must close the old one. An error, or a request that can no longer
-	// be sent, ends the call. Policies treat it as an answer ([resilience.Answered]), since
-	// the server is not to blame.
+	// replaces the Body, it must close the old one. An error ends the call. Policies treat it
+	// as an answer ([resilience.Answered]), since the server is not to blame. See [HostOf]
+	// before it changes the server.
 	Prepare func(*http.Request) error
-
-	// RetryBody, if not nil, is called with each response that Classify treats as a
-	// success, a redirect or a 404 included, and with the first MaxRetryBody bytes of its
-	// body. It returns an error for a failure that only the body tells, which the policies
-	// see as they see Classify's. It must not change the bytes. A body that breaks off
-	// within them is a failure, too. The response is returned to the caller with its body
-	// whole, but not before these bytes have arrived. RetryBody is not called for a
-	// response that cannot have a body: to HEAD, or with status 101, 204 or 304.
-	RetryBody func(resp *http.Response, body []byte) error
-
-	// MaxRetryBody is how many bytes RetryBody sees at most. Zero means 64 KiB; a negative
-	// number means none.
-	MaxRetryBody int64
 
 	// Hedge, if not nil, has a Replayable request sent again if the first takes too long;
 	// the first response that is not a failure wins, the others are canceled and their
@@ -150,13 +153,8 @@ type Transport struct {
 	// with the field Upgrade is sent once.
 	Hedge *retry.Hedger[*http.Response]
 
-	// Fallback, if not nil, is called with a request that got no good response, and with
-	// the error, or the one that the policies saw in place of a failed response. It may
-	// return a response in its place. If it returns none, the failed response is returned
-	// after all. If there is no response either, the error that Fallback returned is
-	// returned, joined with the error that it was called with. To answer with the last good
-	// response, see [LastKnown].
-	Fallback func(*http.Request, error) (*http.Response, error)
+	// HedgeIf, if not nil, reports whether Hedge is meant for a request. Nil means all.
+	HedgeIf func(*http.Request) bool
 
 	// Replayable reports whether sending a request more than once has the effect of
 	// sending it once. Nil means that the method or a field Idempotency-Key or
@@ -177,6 +175,10 @@ type Transport struct {
 	// Of a client that NewClient has made; 0 means no limit:
 	timeout, attemptTimeout time.Duration
 	passed, attemptPassed   *resilience.TimeoutError // the causes of these limits
+	readingPassed           *resilience.TimeoutError // if not nil, timeout does not count for the reading, and this does
+	name                    string
+
+	firstBytePassed, idlePassed *resilience.TimeoutError // of FirstByte and Idle; nil if there is no limit
 }
 
 // RoundTrip sends req through the policies. It returns the response that they accepted, or
@@ -196,53 +198,29 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if t.timeout > 0 {
 		begun = time.Now()
 	}
-	send := t.send
 	if t.mayHedge(req) {
-		send = t.hedged
+		return t.hedged(req, begun)
 	}
-	resp, failure, err := send(req, begun)
-	if t.Fallback == nil || failure == nil && err == nil {
-		return resp, err
-	}
-	return t.fallBack(req, resp, cmp.Or(err, failure))
+	resp, _, err := t.send(req, begun, nil)
+	return resp, err
 }
 
 // passes reports whether the Transport does nothing but Base.
 func (t *Transport) passes() bool {
-	return t.Middleware == nil && t.Prepare == nil && t.RetryBody == nil && t.Hedge == nil && t.Fallback == nil
+	return t.Middleware == nil && t.Prepare == nil && t.Judge == nil && t.Hedge == nil && t.FirstByte <= 0 && t.Idle <= 0
 }
 
 // build makes what the Transport needs once.
 func (t *Transport) build() {
 	t.sender = baseOf(t)
-	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(makeAttempt) })
-}
-
-// fallBack returns the response of Fallback in the place of resp and err.
-func (t *Transport) fallBack(req *http.Request, resp *http.Response, failure error) (*http.Response, error) {
-	returned := false
-	defer func() {
-		if !returned && resp != nil { // a panic: the caller does not get it
-			_ = resp.Body.Close()
+	silent := func(d time.Duration) *resilience.TimeoutError {
+		if d <= 0 {
+			return nil
 		}
-	}()
-	other, err := t.Fallback(req, failure)
-	returned = true
-	switch {
-	case other != nil:
-		if resp != nil && resp != other {
-			_ = resp.Body.Close()
-		}
-		complete(other, req)
-		return other, nil
-	case resp != nil:
-		return resp, nil
-	case err == nil, errors.Is(failure, err):
-		return nil, failure
-	case errors.Is(err, failure):
-		return nil, withTimeout(err)
+		return &resilience.TimeoutError{Name: t.name, After: d}
 	}
-	return nil, withTimeout(errors.Join(err, failure))
+	t.firstBytePassed, t.idlePassed = silent(t.FirstByte), silent(t.Idle)
+	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(makeAttempt) })
 }
 
 // complete sets the fields of a response that its maker may have left out.
@@ -256,17 +234,14 @@ func complete(resp *http.Response, req *http.Request) {
 }
 
 // send sends req through the policies. failure is the error that they saw in place of
-// resp, if that is a failed response. begun is when the Timeout of a client began.
-func (t *Transport) send(req *http.Request, begun time.Time) (resp *http.Response, failure, err error) {
-	if err := unsendable(req); err != nil {
-		closeBody(req)
-		return nil, nil, &requestError{err}
-	}
+// resp, if that is a failed response. begun is when the Timeout of a client began. over, if not
+// nil, is called when nothing more of resp is read.
+func (t *Transport) send(req *http.Request, begun time.Time, over func()) (resp *http.Response, failure, err error) {
 	if ctx := req.Context(); ctx.Err() != nil {
 		closeBody(req)
 		return nil, nil, withTimeout(ended.Error(ctx))
 	}
-	c := &call{whole: req.Context(), t: t, req: req, host: hostOf(req), body: newRequestBody(req, t.MaxBuffer)}
+	c := &call{whole: req.Context(), t: t, req: req, host: hostOf(req), body: newRequestBody(req, t.MaxBuffer), over: over}
 	if t.timeout > 0 {
 		at := begun.Add(t.timeout)
 		if deadline, ok := req.Context().Deadline(); !ok || at.Before(deadline) {
@@ -351,12 +326,6 @@ func (d *defaultTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 func (d *defaultTransport) CloseIdleConnections() {
 	if of, ok := d.RoundTripper.(interface{ CloseIdleConnections() }); ok {
 		of.CloseIdleConnections()
-	}
-}
-
-func closeBody(req *http.Request) {
-	if req.Body != nil {
-		_ = req.Body.Close()
 	}
 }
 

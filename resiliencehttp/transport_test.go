@@ -518,7 +518,7 @@ func TestStatusesThatReachThePolicies(t *testing.T) {
 
 func TestOverloadIsThrottled(t *testing.T) {
 	for code := 400; code < 600; code++ {
-		err := resiliencehttp.DefaultClassify(response(code, http.NoBody))
+		err := resiliencehttp.DefaultJudge(response(code, http.NoBody), nil)
 		require.Equal(t, code == 429 || code == 503 || code == 529, resilience.Throttled(err), code)
 	}
 }
@@ -543,7 +543,7 @@ func TestStatusErrorHasACopyOfTheHeader(t *testing.T) {
 		}
 	}
 	resp := response(503, nil, "A", "b")
-	status, ok := errors.AsType[*resiliencehttp.StatusError](resiliencehttp.DefaultClassify(resp))
+	status, ok := errors.AsType[*resiliencehttp.StatusError](resiliencehttp.DefaultJudge(resp, nil))
 	require.True(t, ok)
 	resp.Header.Set("A", "c")
 	require.Equal(t, "b", status.Header.Get("A"))
@@ -563,19 +563,19 @@ func TestResponseThatTheCallerDoesNotGetIsClosed(t *testing.T) {
 	require.Equal(t, 1, closed)
 }
 
-func TestClassifyDecides(t *testing.T) {
+func TestJudgeDecides(t *testing.T) {
 	server := serve(t, false, statuses("", 418, 418, 503))
 	teapot := errors.New("a teapot")
 	var seen watch
 	client := &http.Client{Transport: &resiliencehttp.Transport{
 		Base:       server.Base,
 		Middleware: resilience.Chain(retries(5).Wrap, seen.Wrap),
-		Classify: func(r *http.Response) error {
+		Judge: func(r *http.Response, ahead *resiliencehttp.Ahead) error {
 			switch r.StatusCode {
 			case 418:
 				return teapot
 			}
-			return retry.Permanent(resiliencehttp.DefaultClassify(r))
+			return retry.Permanent(resiliencehttp.DefaultJudge(r, ahead))
 		},
 	}}
 	resp, err := client.Get(server.URL)
@@ -588,7 +588,7 @@ func TestClassifyDecides(t *testing.T) {
 	answer(t, resp, err)
 }
 
-func TestResponseThatClassifyFindsHopelessIsTheLast(t *testing.T) {
+func TestResponseThatJudgeFindsHopelessIsTheLast(t *testing.T) {
 	always := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0), If: func(error) bool { return true }})
 	for name, failure := range map[string]error{
 		"NotRetryable": final{errors.New("never")},
@@ -597,7 +597,7 @@ func TestResponseThatClassifyFindsHopelessIsTheLast(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server := serve(t, false, statuses("", 418))
 			resp, err := (&resiliencehttp.Transport{Base: server.Base, Middleware: always.Wrap,
-				Classify: func(*http.Response) error { return failure }}).RoundTrip(httptest.NewRequest("GET", server.URL, nil))
+				Judge: func(*http.Response, *resiliencehttp.Ahead) error { return failure }}).RoundTrip(httptest.NewRequest("GET", server.URL, nil))
 			answer(t, resp, err)
 			require.EqualValues(t, 1, server.requests.Load())
 		})
@@ -609,9 +609,9 @@ type final struct{ error }
 
 func (final) Retryable() bool { return false }
 
-func TestClassifyThatAsksTheDefaultKnowsWhatMayBeRepeated(t *testing.T) {
-	asks := func(resp *http.Response) error {
-		if err := resiliencehttp.DefaultClassify(resp); err != nil {
+func TestJudgeThatAsksTheDefaultKnowsWhatMayBeRepeated(t *testing.T) {
+	asks := func(resp *http.Response, _ *resiliencehttp.Ahead) error {
+		if err := resiliencehttp.DefaultJudge(resp, nil); err != nil {
 			return fmt.Errorf("asked: %w", err)
 		}
 		return nil
@@ -644,7 +644,7 @@ func TestClassifyThatAsksTheDefaultKnowsWhatMayBeRepeated(t *testing.T) {
 				}
 				var seen watch
 				req, _ := http.NewRequest(c.method, server.URL, c.body)
-				resp, err := (&resiliencehttp.Transport{Base: base, Classify: asks, Replayable: c.replayable,
+				resp, err := (&resiliencehttp.Transport{Base: base, Judge: asks, Replayable: c.replayable,
 					Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}).RoundTrip(req)
 				answer(t, resp, err)
 				require.Equal(t, c.requests, server.requests.Load())
@@ -657,9 +657,9 @@ func TestClassifyThatAsksTheDefaultKnowsWhatMayBeRepeated(t *testing.T) {
 	for method, may := range map[string]bool{"GET": true, "POST": false} {
 		resp := response(503, nil)
 		resp.Request = httptest.NewRequest(method, "http://example.com", nil)
-		require.Equal(t, may, behavior.Read(resiliencehttp.DefaultClassify(resp)).Retryable)
+		require.Equal(t, may, behavior.Read(resiliencehttp.DefaultJudge(resp, nil)).Retryable)
 	}
-	require.False(t, behavior.Read(resiliencehttp.DefaultClassify(response(503, nil))).Retryable)
+	require.False(t, behavior.Read(resiliencehttp.DefaultJudge(response(503, nil), nil)).Retryable)
 }
 
 func TestResponseNamesTheCallersRequest(t *testing.T) {

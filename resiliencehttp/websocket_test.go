@@ -262,8 +262,10 @@ func testConnectionOutlives(t *testing.T, attempt time.Duration) {
 		var sent context.Context
 		client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 			Timeout: time.Second, AttemptTimeout: attempt,
-			Transport: &resiliencehttp.Transport{RetryBody: func(*http.Response, []byte) error {
-				return errors.New("a connection is no body")
+			Transport: &resiliencehttp.Transport{Judge: func(_ *http.Response, ahead *resiliencehttp.Ahead) error {
+				_, err := ahead.Bytes(1)
+				require.Equal(t, io.EOF, err, "a connection is no body")
+				return nil
 			}, Base: roundTripper(func(req *http.Request) (*http.Response, error) {
 				sent = req.Context()
 				return &http.Response{StatusCode: http.StatusSwitchingProtocols, Header: http.Header{}, Body: connection{near}}, nil

@@ -13,9 +13,9 @@ import (
 	"net/http/httptest"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -57,9 +57,9 @@ func (s *server) handler() http.Handler {
 	mux.Handle("GET /hello", limit(http.HandlerFunc(s.hello)))
 	mux.Handle("GET /report", limit(resiliencehttp.Server{}.Bulkhead(s.reports)(http.HandlerFunc(s.report))))
 	// Not throttled: the monitoring must always get through.
-	mux.Handle("GET /health", resiliencehttp.Health(
-		resiliencehttp.Check{Name: "reports", Bulkhead: s.reports, MaxAge: time.Nanosecond},
-	))
+	reg := registry.New()
+	reg.MustAdd(s.reports)
+	mux.Handle("GET /health", resiliencehttp.Health(reg))
 	return mux
 }
 

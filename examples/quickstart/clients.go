@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
+	"io"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/go-resilience/resilience"
@@ -43,6 +46,37 @@ func newResilient(base http.RoundTripper, reg *registry.Registry) *http.Client {
 
 	transport := &resiliencehttp.Transport{Base: base, Middleware: resilience.Chain(
 		retries.Wrap, circuit.Wrap, rate.Wrap, slots.Wrap, resilience.Timeout(250*time.Millisecond))}
-	product := func(r *http.Request) string { return r.URL.String() } // the same for everybody
-	return &http.Client{Transport: resiliencehttp.LastKnown(transport, 16<<20, time.Minute, product), Timeout: time.Second}
+	return &http.Client{Transport: &lastKnown{next: transport}, Timeout: time.Second}
+}
+
+// A lastKnown answers with the last good answer of a URL, which is the same for everybody, when
+// there is no other.
+type lastKnown struct {
+	next http.RoundTripper
+	good sync.Map // []byte by URL
+}
+
+func (l *lastKnown) RoundTrip(req *http.Request) (*http.Response, error) {
+	url := req.URL.String()
+	resp, err := l.next.RoundTrip(req)
+	if err == nil && resp.StatusCode == http.StatusOK {
+		defer resp.Body.Close()
+		var body []byte
+		if body, err = io.ReadAll(resp.Body); err == nil {
+			l.good.Store(url, body)
+			resp.Body = io.NopCloser(bytes.NewReader(body))
+			return resp, nil
+		}
+	}
+	known, ok := l.good.Load(url)
+	if !ok {
+		return resp, err
+	}
+	if resp != nil {
+		_ = resp.Body.Close()
+	}
+	return &http.Response{
+		StatusCode: http.StatusOK, Header: http.Header{"Cache-Status": {"last-known; hit"}}, Request: req,
+		Body: io.NopCloser(bytes.NewReader(known.([]byte))), ContentLength: int64(len(known.([]byte))),
+	}, nil
 }

@@ -186,11 +186,11 @@ func (s *shop) buildClients(r rules) {
 	chain := resilience.Chain(s.chain(s.breaker(cfg).Wrap, 300*time.Millisecond), deaf(r.declinedIsAFailure))
 	s.client = &http.Client{Transport: &resiliencehttp.Transport{
 		Middleware: chain,
-		Classify: func(resp *http.Response) error {
+		Judge: func(resp *http.Response, ahead *resiliencehttp.Ahead) error {
 			if resp.StatusCode == http.StatusPaymentRequired {
 				return resilience.Answer(errDeclined)
 			}
-			return resiliencehttp.DefaultClassify(resp)
+			return resiliencehttp.DefaultJudge(resp, ahead)
 		},
 	}}
 	if r.badRequestIsAFailure {
@@ -266,11 +266,31 @@ func (s *shop) charge(ctx context.Context, o *order) error {
 	}
 }
 
+// under has each request served under policies.
+func under(mw resilience.Middleware) func(http.Handler) http.Handler {
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			aborted := false
+			err := mw(func(ctx context.Context) error {
+				defer func() { aborted = recover() != nil }()
+				next.ServeHTTP(w, r.WithContext(ctx))
+				return ctx.Err()
+			})(r.Context())
+			if aborted {
+				panic(http.ErrAbortHandler)
+			}
+			if err != nil {
+				resiliencehttp.Server{}.Refuse(w, r, err)
+			}
+		})
+	}
+}
+
 // buildFrontend is the shop's own server.
 func (s *shop) buildFrontend(r rules) {
 	circuit := s.breaker(breaker.Config{Name: "frontend"})
 	slots := bulkhead.New(bulkhead.Config{Limit: 200})
-	guarded := resiliencehttp.Server{}.Guard(resilience.Chain(
+	guarded := under(resilience.Chain(
 		blind(r.hangUpIsAFailure, circuit.Wrap), slots.Wrap, resilience.Timeout(5*time.Second),
 	))
 	mux := http.NewServeMux()

@@ -1,0 +1,614 @@
+package resiliencehttp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience/retry"
+)
+
+// A call is one request on its way through the policies.
+type call struct {
+	t      *Transport
+	req    *http.Request   // the caller's
+	host   string          // see HostOf
+	ctx    context.Context // that the policies run under
+	cancel func()          // ends ctx; nil if only the caller can
+	whole  context.Context // the caller's, with the Timeout of a client
+	stop   func()          // ends whole; nil if only the caller can
+	over   func()          // called when nothing more is read; may be nil
+	body   *requestBody
+	work   linger.Work
+
+	replayable bool     // the request may be sent more than once
+	final      error    // why nothing more may be sent; nil if something may
+	last       *attempt // the latest with a response
+	chosen     bool     // no other attempt may take the place of last
+	first      attempt
+}
+
+type callKey struct{}
+
+func callOf(ctx context.Context) *call {
+	c, _ := ctx.Value(callKey{}).(*call)
+	return c
+}
+
+// begin makes ctx that of c: an attempt finds the call in it, and the policies find the
+// linger.Work, which may go on after they have returned.
+func (c *call) begin(ctx context.Context) {
+	c.ctx = context.WithValue(context.WithValue(ctx, linger.Key{}, &c.work), callKey{}, c)
+}
+
+// makeAttempt is the function that the policies wrap. It sends the request of the call in
+// ctx.
+func makeAttempt(ctx context.Context) error {
+	c := callOf(ctx)
+	if c == nil {
+		return errNoCall
+	}
+	c.heedCancel()
+	switch {
+	case c.chosen:
+		return nil // an error would make a policy that retries any error go on
+	case c.final != nil:
+		return c.final
+	case ctx.Err() != nil:
+		return ended.Error(ctx)
+	}
+	a := c.newAttempt(ctx)
+	returned := false
+	defer func() {
+		if !a.extended.Load() {
+			a.end()
+		}
+		if !returned && !c.mayRepeat() { // a panic, of which a policy may make an error
+			_ = c.finally(errCrashed)
+		}
+	}()
+	err := a.send()
+	returned = true
+	return err
+}
+
+// heedCancel ends the call if the channel Cancel of its request is closed, and reports
+// whether it is.
+//
+// An http.Client with a Timeout closes the channel when that passes. It also gives ctx a
+// deadline for the same instant, which may pass a moment later. The policies are to see the
+// deadline, so heedCancel waits for it.
+func (c *call) heedCancel() bool {
+	select {
+	case <-canceled(c.req):
+	default:
+		return false
+	}
+	deadline, ok := c.req.Context().Deadline()
+	if ok && !time.Now().Before(deadline) {
+		<-c.req.Context().Done()
+	} else {
+		c.cancel()
+	}
+	return true
+}
+
+// canceled returns the channel Cancel of req. A nil channel is never closed.
+func canceled(req *http.Request) <-chan struct{} {
+	//lint:ignore SA1019 http.Client sets it
+	return req.Cancel
+}
+
+// An attempt is one sending of the request, and the ctx that it is sent and its response is
+// read under. That has the values of the policies' ctx. It ends when the policies' ctx does,
+// but outlasts it if there is a response to read: policies cancel a ctx that they derived
+// when they return, and the body is read after that.
+type attempt struct {
+	context.Context // the policies'
+	call            *call
+	route           route
+	resp            *http.Response // nil if there is none
+	failure         error          // that the policies see in place of resp; nil for a success
+	body            body           // of resp
+	empty           bool           // nothing of resp remains to be read from the server
+
+	// Set if the policies' ctx may end before the caller's, or a limit of time is set:
+	own      context.Context // its end
+	cancel   context.CancelCauseFunc
+	leave    [2]func() bool // untie own from the ctx of the whole call, and of the policies
+	extended atomic.Bool    // the attempt outlasts the policies' ctx
+
+	mu     sync.Mutex
+	limits [4]limit
+	timer  *time.Timer
+	armed  time.Time // when timer fires; zero if it does not
+}
+
+// A limit ends an attempt with its cause, at a time or, while it is paused, after a rest.
+type limit struct {
+	at    time.Time
+	rest  time.Duration
+	cause error
+}
+
+const (
+	ofAttempt = iota // AttemptTimeout of a client
+	ofPolicy         // what a resilience.Timeout leaves for the body
+	ofSilence        // FirstByte and Idle
+	ofReading        // the default of a client
+)
+
+func (c *call) newAttempt(ctx context.Context) *attempt {
+	a := &c.first
+	if a.call != nil {
+		a = new(attempt)
+	}
+	a.Context, a.call = ctx, c
+	same := c.cancel == nil && ctx.Done() == c.ctx.Done()
+	t := c.t
+	if same && c.stop == nil && c.over == nil && t.attemptTimeout == 0 && t.FirstByte <= 0 && t.Idle <= 0 {
+		return a
+	}
+	a.own, a.cancel = context.WithCancelCause(context.Background())
+	a.tie(c.whole)
+	if !same {
+		a.leave[1] = context.AfterFunc(ctx, a.policiesEnded)
+	}
+	if t.attemptTimeout > 0 {
+		a.limit(ofAttempt, t.attemptTimeout, t.attemptPassed)
+	}
+	if t.FirstByte > 0 {
+		a.limit(ofSilence, t.FirstByte, t.firstBytePassed)
+	}
+	return a
+}
+
+// tie has a end with whole.
+func (a *attempt) tie(whole context.Context) {
+	a.leave[0] = context.AfterFunc(whole, func() { a.cancel(context.Cause(whole)) })
+}
+
+// policiesEnded ends a when the policies' ctx has ended. If a outlasts that, a cancel does not
+// end it, since a policy that returns cancels; a timeout does, since it covers the body.
+func (a *attempt) policiesEnded() {
+	if !a.extended.Load() || a.Context.Err() != context.Canceled {
+		a.cancel(context.Cause(a.Context))
+	}
+}
+
+// limit ends a after d.
+func (a *attempt) limit(which int, d time.Duration, cause error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.limits[which] = limit{at: time.Now().Add(d), cause: cause}
+	a.arm()
+}
+
+// unlimit takes a limit away. The timer may still fire for it, and finds none.
+func (a *attempt) unlimit(which int) {
+	a.mu.Lock()
+	a.limits[which] = limit{}
+	a.mu.Unlock()
+}
+
+// mayIdle ends a after Idle, unless stop is called.
+func (a *attempt) mayIdle() (stop func()) {
+	if a.own == nil || a.call.t.Idle <= 0 {
+		return func() {}
+	}
+	a.limit(ofSilence, a.call.t.Idle, a.call.t.idlePassed)
+	return a.notIdle
+}
+
+func (a *attempt) notIdle() { a.unlimit(ofSilence) }
+
+// arm has the timer fire at the next limit, or before.
+func (a *attempt) arm() {
+	var next time.Time
+	for _, l := range a.limits {
+		if !l.at.IsZero() && (next.IsZero() || l.at.Before(next)) {
+			next = l.at
+		}
+	}
+	switch {
+	case next.IsZero(), !a.armed.IsZero() && !next.Before(a.armed):
+		return
+	case a.timer == nil:
+		a.timer = time.AfterFunc(time.Until(next), a.expire)
+	default:
+		a.timer.Reset(time.Until(next))
+	}
+	a.armed = next
+}
+
+// expire ends a if a limit has passed.
+func (a *attempt) expire() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.armed = time.Time{}
+	now := time.Now()
+	for _, l := range a.limits {
+		if !l.at.IsZero() && !now.Before(l.at) {
+			a.cancel(l.cause)
+			return
+		}
+	}
+	a.arm()
+}
+
+// pause stops the clock of an attempt whose response the caller may get when the policies have
+// waited and given up.
+func (a *attempt) pause() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if l := &a.limits[ofAttempt]; !l.at.IsZero() {
+		l.rest, l.at = max(1, time.Until(l.at)), time.Time{}
+	}
+}
+
+// extend lets a outlast the policies, so that its response can be read.
+func (a *attempt) extend() {
+	if a.own != nil {
+		if l := linger.LimitOf(a.Context); l != nil {
+			a.mu.Lock()
+			a.limits[ofPolicy] = limit{rest: time.Until(l.At), cause: l.Cause}
+			a.mu.Unlock()
+		}
+	}
+	a.extended.Store(true)
+}
+
+// resume starts what pause stopped and, if the policies' ctx was canceled and no longer ends
+// a, the rest of their timeout. It is called when the policies have returned, so that the
+// time in which they waited for another attempt does not count.
+func (a *attempt) resume() {
+	canceled := a.Context.Err() == context.Canceled
+	if t := a.call.t; t.readingPassed != nil && a.own != nil {
+		a.untie()
+		a.limit(ofReading, t.readingPassed.After, t.readingPassed)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range a.limits {
+		if l := &a.limits[i]; l.cause != nil && l.at.IsZero() && (i != ofPolicy || canceled) {
+			l.at = time.Now().Add(l.rest)
+		}
+	}
+	a.arm()
+}
+
+// unlimited takes the limits of the client from a: the response is a connection.
+func (a *attempt) unlimited() {
+	a.unlimit(ofAttempt)
+	a.unlimit(ofSilence)
+	a.unlimit(ofReading)
+	a.untie()
+}
+
+// untie takes the Timeout of a client from a.
+func (a *attempt) untie() {
+	if a.call.stop != nil && a.leave[0]() {
+		a.tie(a.call.req.Context())
+		a.call.stop()
+	}
+}
+
+// end ends a.
+func (a *attempt) end() {
+	if a.own == nil {
+		return
+	}
+	for _, leave := range a.leave {
+		if leave != nil {
+			leave()
+		}
+	}
+	a.mu.Lock()
+	a.limits = [4]limit{}
+	if a.timer != nil {
+		a.timer.Stop()
+	}
+	a.mu.Unlock()
+	a.cancel(nil)
+}
+
+// timedOut returns err, in a TimeoutError if a limit of the Transport is why the attempt
+// failed.
+func (a *attempt) timedOut(err error) error {
+	t := a.call.t
+	a.mu.Lock()
+	at := a.limits[ofAttempt].at
+	a.mu.Unlock()
+	for _, passed := range [...]*resilience.TimeoutError{t.attemptPassed, t.firstBytePassed, t.idlePassed} {
+		if passed == nil || !ended.By(a, at, passed) {
+			continue
+		}
+		if err == error(passed) {
+			return err
+		}
+		return &resilience.TimeoutError{Name: passed.Name, After: passed.After, Err: err}
+	}
+	return err
+}
+
+func (a *attempt) Deadline() (time.Time, bool) {
+	deadline, ok := a.Context.Deadline()
+	a.mu.Lock()
+	at := a.limits[ofAttempt].at
+	a.mu.Unlock()
+	if !at.IsZero() && (!ok || at.Before(deadline)) {
+		return at, true
+	}
+	return deadline, ok
+}
+
+func (a *attempt) Done() <-chan struct{} {
+	if a.own != nil {
+		return a.own.Done()
+	}
+	return a.Context.Done()
+}
+
+func (a *attempt) Err() error {
+	if a.own == nil {
+		return a.Context.Err()
+	}
+	if caller := a.call.req.Context(); caller.Err() != nil { // a function of AfterFunc runs a moment later
+		a.cancel(context.Cause(caller))
+	}
+	if a.own.Err() != nil && errors.Is(context.Cause(a.own), context.DeadlineExceeded) {
+		return context.DeadlineExceeded
+	}
+	return a.own.Err()
+}
+
+// Value hides the work of the call from Base: policies within Base hold nothing for this
+// response.
+func (a *attempt) Value(key any) any {
+	if key == (linger.Key{}) {
+		return nil
+	}
+	if a.own != nil && a.own.Err() != nil {
+		if v := a.own.Value(key); v != nil { // what context.Cause looks for
+			return v
+		}
+	}
+	return a.Context.Value(key)
+}
+
+// AfterFunc spares a ctx derived from a a goroutine: package context looks for it.
+func (a *attempt) AfterFunc(f func()) (stop func() bool) {
+	return context.AfterFunc(cmp.Or(a.own, a.Context), f)
+}
+
+// send sends the request and returns the error that the policies see, or nil.
+func (a *attempt) send() error {
+	c := a.call
+	c.discard()
+	req := a.request()
+	err := c.body.prepare(req, c.replayable)
+	if err == nil {
+		err = c.prepare(req)
+	}
+	if err != nil {
+		if c.ctx.Err() != context.Canceled { // a deadline says nothing about a server that was not asked
+			err = &requestError{err}
+		}
+		return c.finally(err)
+	}
+	resp, err := c.t.base().RoundTrip(req)
+	if err == nil && resp == nil {
+		err = errNothing
+	}
+	if err != nil {
+		return a.unanswered(err)
+	}
+	complete(resp, req)
+	return a.answered(req, resp)
+}
+
+// request returns a copy of the caller's request to send, so that the caller's is not changed.
+// Its header and URL are copied too, unless they go to a transport of net/http, which does not
+// change them: see docs/decisions/http-client.md.
+func (a *attempt) request() *http.Request {
+	c := a.call
+	var ctx context.Context = a
+	_, std := c.t.base().(*http.Transport)
+	if std || !c.mayRepeat() {
+		ctx = a.route.watch(a)
+	}
+	if std && c.t.Prepare == nil {
+		return c.req.WithContext(ctx)
+	}
+	return c.req.Clone(ctx)
+}
+
+// prepare has the Prepare of the Transport change req. If it fails, no Base will close the
+// body.
+func (c *call) prepare(req *http.Request) error {
+	if c.t.Prepare == nil {
+		return nil
+	}
+	prepared := false
+	defer func() {
+		if !prepared {
+			closeBody(req)
+		}
+	}()
+	if err := c.t.Prepare(req); err != nil {
+		return err
+	}
+	prepared = true
+	return nil
+}
+
+// answered returns the error that the policies see in place of a response, or nil.
+func (a *attempt) answered(req *http.Request, resp *http.Response) error {
+	c, b := a.call, &a.body
+	a.resp, b.inner, b.attempt = resp, resp.Body, a
+	returned := false
+	defer func() {
+		if !returned { // a panic: the caller does not get it
+			_ = b.closeInner()
+		}
+	}()
+	failure := c.judge(resp, b)
+	if failure == nil && c.t.FirstByte > 0 && b.mayBeRead() {
+		b.fill(1, b.read)
+	}
+	b.begin()
+	if b.broken() {
+		returned = true
+		_ = b.closeInner()
+		return a.unanswered(b.next)
+	}
+	if resp.Request == req { // the Judge needed it, to find the call
+		resp.Request = c.req
+	}
+	if failure == nil || !c.mayRepeatAfter(failure, resp) || !behavior.Read(failure).Retryable || duplex(resp) {
+		returned = true
+		a.failure, c.last, c.chosen = failure, a, true
+		if a.empty = resp.Body == http.NoBody; !a.empty {
+			a.extend()
+		}
+		switch {
+		case failure != nil:
+			return c.finally(failure)
+		case !a.empty && mayHaveBody(c.req, resp):
+			c.work.GoOn()
+		}
+		return nil
+	}
+	a.failure, a.empty = failure, b.drain()
+	returned = true
+	if !a.empty {
+		a.extend()
+		a.pause()
+	}
+	c.last = a
+	return failure
+}
+
+// unanswered returns the error that the policies see when there is no response, or one whose
+// body has broken off while it was read ahead.
+func (a *attempt) unanswered(err error) error {
+	c := a.call
+	c.heedCancel()
+	err = a.timedOut(err)
+	switch {
+	case c.ctx.Err() != nil: // err says nothing about the request or the server
+	case c.body.atFault(), a.Err() == nil && a.route.unasked(c), unsupported(err):
+		return c.finally(&requestError{err})
+	}
+	if !c.mayRepeat() && !(c.body.rewinds() && a.route.neverSent(c.body, err)) {
+		return c.finally(err)
+	}
+	if hopeless(err) {
+		return &finalError{err}
+	}
+	return err
+}
+
+// mayRepeat reports whether a request that has been sent may be sent again.
+func (c *call) mayRepeat() bool { return c.replayable && c.body.rewinds() }
+
+// mayRepeatAfter reports the same of a request that was answered by resp.
+func (c *call) mayRepeatAfter(failure error, resp *http.Response) bool {
+	return c.mayRepeat() || c.body.rewinds() && resends(failure) && !fromGateway(resp.StatusCode)
+}
+
+// finally returns err for the policies and ends the sending, even if they try again.
+func (c *call) finally(err error) error {
+	c.final = retry.Permanent(err)
+	return c.final
+}
+
+func (c *call) judge(resp *http.Response, b *body) error {
+	if c.t.Judge != nil {
+		return c.t.Judge(resp, &Ahead{body: b})
+	}
+	if failed := classify(resp, c, c.mayRepeat()); failed != nil {
+		return failed
+	}
+	return nil
+}
+
+// discard closes the response that another replaces.
+func (c *call) discard() {
+	if c.last != nil {
+		_ = c.last.body.closeInner()
+		c.last.end()
+	}
+	c.last, c.chosen = nil, false
+}
+
+// result returns what Transport.send returns after the policies have returned err.
+func (c *call) result(err error) (resp *http.Response, failure, _ error) {
+	if a := c.last; a != nil && (a.failure == nil || a.resp.StatusCode >= 400) && (c.chosen || !c.abandoned(err)) {
+		return a.hand(), a.failure, nil
+	}
+	if err == nil && c.last != nil {
+		err = c.last.failure
+	}
+	c.discard()
+	c.release()
+	if err == c.final { // both may be nil
+		err = errors.Unwrap(err)
+	}
+	if hopeless, ok := err.(*finalError); ok {
+		err = hopeless.err
+	}
+	return nil, nil, withTimeout(cmp.Or(err, errNoResponse))
+}
+
+// abandoned reports whether the policies gave up because the caller's ctx has ended.
+func (c *call) abandoned(err error) bool {
+	end := c.ctx.Err()
+	return end != nil && errors.Is(err, end)
+}
+
+// hand returns the response for the caller. The end of its body releases what the policies
+// hold for it.
+func (a *attempt) hand() *http.Response {
+	c := a.call
+	if a.empty {
+		c.release()
+	} else {
+		a.resume()
+	}
+	if held := c.work.Held(); held || a.own != nil && !a.empty || a.body.touched {
+		a.resp.Body = a.body.open()
+		if held { // Break finds the call
+			a.resp.Request = a.resp.Request.WithContext(context.WithValue(a.resp.Request.Context(), callKey{}, c))
+		}
+	}
+	if a.failure != nil { // the StatusError has its Header
+		a.resp.Header = a.resp.Header.Clone()
+	}
+	return a.resp
+}
+
+// release is called when nothing more is read.
+func (c *call) release() {
+	if c.stop != nil {
+		c.stop()
+	}
+	if c.over != nil {
+		c.over()
+	}
+}
+
+// crash closes and releases everything if the policies panic or end the goroutine.
+func (c *call) crash() {
+	defer c.work.End(nil)
+	c.release()
+	c.discard()
+}

@@ -1,0 +1,205 @@
+package resiliencehttp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+)
+
+// Failover returns an http.RoundTripper that sends a request through the first of next and, if
+// that fails, through the others in turn: usually a [Transport] for each of several servers,
+// whose Base or Prepare knows where that is.
+//
+//	client := &http.Client{Transport: resiliencehttp.Failover(first, second)}
+//
+// A request that may be repeated (see [Transport]) goes on after an error, or a status that
+// [DefaultJudge] treats as a failure. Any other goes on only if it has certainly had no effect:
+// a policy refused it, it was never sent, it was answered 429, 503 or 529, or a Judge said
+// [Resend]. A POST that was answered 502, or whose connection broke, reaches nobody else. Nothing
+// goes on once the caller has left, or has a response in hands.
+//
+// The body is sent again by GetBody. Without that, up to 1 MiB of it is read before it is sent;
+// a longer one has no failover. If the last response is a failed one, the caller gets it. An
+// error names what each has met, in order. Failover panics if there is nothing in next, or nil.
+func Failover(next ...http.RoundTripper) http.RoundTripper {
+	if len(next) == 0 || slices.Contains(next, nil) {
+		panic(errors.New("resiliencehttp: Failover needs a RoundTripper, not nil"))
+	}
+	return &failover{slices.Clone(next)}
+}
+
+type failover struct{ next []http.RoundTripper }
+
+const failoverBuffer = 1 << 20
+
+// RoundTrip is that of http.RoundTripper.
+func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
+	body := newRequestBody(req, failoverBuffer)
+	defer body.close()
+	var met []error
+	for i, next := range f.next {
+		var way route
+		out := req.Clone(way.watch(req.Context()))
+		if err := body.prepare(out, len(f.next) > 1); err != nil {
+			return nil, errors.Join(append(met, &requestError{err})...)
+		}
+		resp, err := next.RoundTrip(out)
+		failure := err
+		switch {
+		case err == nil && resp == nil:
+			failure = errNothing
+		case err == nil:
+			complete(resp, out)
+			failure = DefaultJudge(resp, nil)
+			if resp.Request == out {
+				resp.Request = req
+			}
+		}
+		goesOn := failure != nil && i+1 < len(f.next) && body.rewinds() && !left(req) &&
+			(repeats(next, req) || behavior.IsRefused(failure) || way.neverSent(body, failure) ||
+				resp != nil && overloaded(resp.StatusCode) || resends(failure))
+		if resp != nil && !goesOn {
+			return resp, nil
+		}
+		met = append(met, fmt.Errorf("resiliencehttp: %d of %d: %w", i+1, len(f.next), failure))
+		if !goesOn {
+			break
+		}
+		if resp != nil {
+			_ = resp.Body.Close()
+		}
+	}
+	if len(met) == 1 {
+		return nil, withTimeout(met[0])
+	}
+	return nil, withTimeout(errors.Join(met...))
+}
+
+// repeats reports whether next may be asked again with req.
+func repeats(next http.RoundTripper, req *http.Request) bool {
+	if t, ok := next.(*Transport); ok {
+		return t.replayable(req)
+	}
+	return replayable(req)
+}
+
+// left reports whether the caller of req no longer waits.
+func left(req *http.Request) bool {
+	select {
+	case <-canceled(req):
+		return true
+	default:
+		return req.Context().Err() != nil
+	}
+}
+
+// CloseIdleConnections forwards to each.
+func (f *failover) CloseIdleConnections() {
+	for _, next := range f.next {
+		if next, ok := next.(interface{ CloseIdleConnections() }); ok {
+			next.CloseIdleConnections()
+		}
+	}
+}
+
+// mayHedge reports whether req may be sent twice at once.
+func (t *Transport) mayHedge(req *http.Request) bool {
+	return t.Hedge != nil && t.replayable(req) && (t.HedgeIf == nil || t.HedgeIf(req)) &&
+		(req.Body == nil || req.Body == http.NoBody || req.GetBody != nil) &&
+		len(req.Trailer) == 0 && // which the caller sets while one body is read
+		req.Header.Get("Upgrade") == ""
+}
+
+// hedged sends req, and sends it once more if there is no response after a while. It returns
+// as send does.
+func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, err error) {
+	h := &hedge{t: t, req: req, begun: begun}
+	var chosen *http.Response
+	defer func() { h.closeExcept(chosen) }()          // also if user code panics
+	about := &call{t: t, req: req, host: hostOf(req)} // no policy runs for it: it tells the host
+	about.begin(req.Context())
+	won, err := t.Hedge.Do(about.ctx, h.send)
+	switch {
+	case err == nil:
+		chosen = won
+	case len(h.responses) == 0, errors.Is(err, req.Context().Err()): // nothing is nil
+		return nil, withTimeout(err)
+	default: // the last failed response, as without a hedge
+		chosen = h.responses[len(h.responses)-1]
+	}
+	return chosen, nil
+}
+
+// A hedge is one request that is sent several times at once.
+type hedge struct {
+	t     *Transport
+	req   *http.Request // the caller's
+	begun time.Time
+
+	mu        sync.Mutex
+	taken     bool // the caller's own body
+	responses []*http.Response
+}
+
+// A failedResponse is the error that the Hedger sees in place of one.
+type failedResponse struct{ error }
+
+func (f failedResponse) Unwrap() error { return f.error }
+
+// send sends the request once, until ctx ends. A response outlasts ctx, since the Hedger
+// cancels that when it returns: the end of its body ends what it is read under.
+func (h *hedge) send(ctx context.Context) (*http.Response, error) {
+	sending, cancel := context.WithCancelCause(h.req.Context())
+	leave := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	var resp *http.Response
+	defer func() {
+		leave()
+		if resp == nil {
+			cancel(nil)
+		}
+	}()
+	req := h.req.WithContext(sending)
+	h.mu.Lock()
+	again := h.taken
+	h.taken = true
+	h.mu.Unlock()
+	if again && h.req.GetBody != nil {
+		body, err := h.req.GetBody()
+		if err != nil {
+			return nil, &requestError{err}
+		}
+		req.Body = body
+	}
+	resp, failure, err := h.t.send(req, h.begun, func() { cancel(nil) })
+	if err != nil {
+		return nil, err
+	}
+	if resp.Request == req {
+		resp.Request = h.req
+	}
+	h.mu.Lock()
+	h.responses = append(h.responses, resp)
+	h.mu.Unlock()
+	if failure != nil {
+		return nil, failedResponse{failure}
+	}
+	return resp, nil
+}
+
+// closeExcept closes what the caller does not get, after all sends have returned.
+func (h *hedge) closeExcept(chosen *http.Response) {
+	if !h.taken {
+		closeBody(h.req)
+	}
+	for _, resp := range h.responses {
+		if resp != chosen {
+			_ = resp.Body.Close()
+		}
+	}
+}

@@ -1,0 +1,248 @@
+package resiliencehttp
+
+import (
+	"cmp"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"math"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+)
+
+// A StatusError is the error that policies see in place of a response.
+//
+// Status 500, 502, 503, 504, 507 or 520 to 530 is a failure of the server, or of a proxy
+// that could not reach it. Status 408, 425 or 429 is an answer of a server that works
+// ([resilience.Answered]) and asks for the request again later: a breaker counts it as a
+// success, and a retrier makes another attempt.
+type StatusError struct {
+	StatusCode int         // 503
+	Header     http.Header // a copy of the response's
+	Method     string      // of the request; "" if the response has none
+	Host       string      // of the request's URL
+
+	final bool
+	after time.Duration // by the RetryAfter of a Transport
+}
+
+func (e *StatusError) Error() string {
+	s := "resiliencehttp: status " + strconv.Itoa(e.StatusCode)
+	if text := http.StatusText(e.StatusCode); text != "" {
+		s += " " + text
+	}
+	if e.Host != "" {
+		s += " (" + e.Method + " " + e.Host + ")"
+	}
+	return s
+}
+
+// RetryAfter returns the time from now on for which the server asked not to be asked again: by
+// the RetryAfter of the [Transport], or else by its Retry-After field. It returns 0 if there is
+// no such field, or none in a form of RFC 9110. A date is compared with the Date of the
+// response, if that has one, so that the clock of this machine does not matter.
+func (e *StatusError) RetryAfter() time.Duration {
+	value := e.Header.Get("Retry-After")
+	if e.after > 0 || value == "" {
+		return e.after
+	}
+	now, err := http.ParseTime(e.Header.Get("Date"))
+	if err != nil {
+		now = time.Now()
+	}
+	return retryAfter(value, now)
+}
+
+// Retryable reports whether the request may be sent again.
+func (e *StatusError) Retryable() bool { return !e.final }
+
+// Answered reports whether the status is an answer of a server that works: true for every
+// status below 500.
+func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
+
+// Throttled reports whether the server turned the request away to shed load: true for 429,
+// 503 and 529, which some servers use for "overloaded". A throttle.Adaptive counts it as
+// throttled.
+func (e *StatusError) Throttled() bool { return overloaded(e.StatusCode) }
+
+func overloaded(code int) bool {
+	const siteOverloaded = 529
+	return code == http.StatusTooManyRequests || code == http.StatusServiceUnavailable || code == siteOverloaded
+}
+
+// ErrorType returns the status code, for the attribute error.type of OpenTelemetry.
+func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }
+
+// DefaultJudge returns the error that policies see in place of a response, by its status. It
+// reads nothing ahead, and takes nil for an Ahead.
+//
+//   - For 500, 502, 503, 504, 507 and 520 to 530 it returns a [*StatusError]: the server failed.
+//   - For 429 it returns a *StatusError that is [resilience.Answered]: the server works,
+//     and the client is too fast.
+//   - For 408 and 425 it returns the same if the request may be sent again: the server
+//     did not get it in time, or not securely enough.
+//   - For every other status it returns nil: the server has answered. Only the caller can
+//     judge 404 or 409, and another attempt does not change 501.
+//
+// The StatusError is Retryable if the request may be sent again. The [Transport] of the
+// request decides that; without one, the method and the idempotency key of resp.Request
+// do.
+func DefaultJudge(resp *http.Response, _ *Ahead) error {
+	var c *call
+	mayRepeat := false
+	if resp.Request != nil {
+		if c = callOf(resp.Request.Context()); c != nil {
+			mayRepeat = c.mayRepeat()
+		} else {
+			mayRepeat = replayable(resp.Request)
+		}
+	}
+	failed := classify(resp, c, mayRepeat)
+	if failed == nil {
+		return nil
+	}
+	failed.Header = failed.Header.Clone()
+	return failed
+}
+
+// classify returns the StatusError of resp, which shares its Header, or nil. The call is that of
+// resp, if there is one.
+func classify(resp *http.Response, c *call, mayRepeat bool) *StatusError {
+	switch code := resp.StatusCode; {
+	case failed(code), code == http.StatusTooManyRequests:
+	case (code == http.StatusRequestTimeout || code == http.StatusTooEarly) && mayRepeat:
+	default:
+		return nil
+	}
+	e := &StatusError{StatusCode: resp.StatusCode, Header: resp.Header, final: !mayRepeat}
+	if req := resp.Request; req != nil && req.URL != nil {
+		e.Method, e.Host = cmp.Or(req.Method, http.MethodGet), req.URL.Host
+	}
+	if c != nil && c.t.RetryAfter != nil {
+		e.after = max(0, c.t.RetryAfter(resp))
+	}
+	return e
+}
+
+// failed reports whether a status is a failure of the server, or of a proxy before it.
+func failed(code int) bool {
+	switch code {
+	case http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusInsufficientStorage:
+		return true
+	}
+	return fromGateway(code) || 520 <= code && code <= 530
+}
+
+// fromGateway reports whether a status is that of a gateway which does not know what the server
+// behind it has done.
+func fromGateway(code int) bool {
+	return code == http.StatusBadGateway || code == http.StatusGatewayTimeout
+}
+
+// Resend marks the error of a Judge: the request has had no effect, so it may be sent again
+// even if its method forbids that, as a POST that was answered 429 before it was served. Its
+// body must be one that can be sent again. It has no effect on a response of status 502 or
+// 504: a gateway does not know what the server behind it has done. Otherwise the error says
+// what err says. Resend(nil) is nil.
+func Resend(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &resendError{err}
+}
+
+type resendError struct{ err error }
+
+func (e *resendError) Error() string   { return e.err.Error() }
+func (e *resendError) Unwrap() error   { return e.err }
+func (e *resendError) Retryable() bool { return true }
+
+func resends(err error) bool { return is[*resendError](err) }
+
+// retryAfter returns the time from now that the value of a Retry-After field (RFC 9110,
+// section 10.2.3) asks for, in seconds or as a date in one of its three forms. It returns 0
+// for any other value and for a date in the past, and does not overflow.
+func retryAfter(value string, now time.Time) time.Duration {
+	value = strings.TrimSpace(value)
+	if value == "" {
+		return 0
+	}
+	if strings.Trim(value, "0123456789") == "" {
+		seconds, _ := strconv.ParseInt(value, 10, 64) // the greatest if it is out of range
+		if seconds > math.MaxInt64/int64(time.Second) {
+			return math.MaxInt64
+		}
+		return time.Duration(seconds) * time.Second
+	}
+	date, err := http.ParseTime(value)
+	if err != nil {
+		return 0
+	}
+	return max(0, date.Sub(now))
+}
+
+// A finalError is the error of an attempt after which the request is not sent again.
+type finalError struct{ err error }
+
+func (e *finalError) Error() string   { return e.err.Error() }
+func (e *finalError) Unwrap() error   { return e.err }
+func (e *finalError) Retryable() bool { return false }
+
+// A requestError is the error of a request that is wrong in itself. It says nothing about
+// the server, and another attempt would fail in the same way.
+type requestError struct{ err error }
+
+func (e *requestError) Error() string   { return e.err.Error() }
+func (e *requestError) Unwrap() error   { return e.err }
+func (e *requestError) Answered() bool  { return true }
+func (e *requestError) Retryable() bool { return false }
+
+// A timeoutError wraps an error that has a timeout in it, such as a retrier's. It has a
+// method Timeout itself, since [net/url.Error] does not look further in.
+type timeoutError struct{ err error }
+
+func (e *timeoutError) Error() string { return e.err.Error() }
+func (e *timeoutError) Unwrap() error { return e.err }
+func (e *timeoutError) Timeout() bool { return true }
+
+// withTimeout returns err, in a timeoutError if it needs one.
+func withTimeout(err error) error {
+	if _, ok := err.(interface{ Timeout() bool }); !ok && behavior.IsTimeout(err) {
+		return &timeoutError{err}
+	}
+	return err
+}
+
+// unsupported reports whether err says that a Base of net/http did not send a request: it does not
+// know the scheme, or HTTP/2 does not allow a field, or the server not so many. These errors have
+// no type.
+func unsupported(err error) bool {
+	text := err.Error()
+	return strings.HasPrefix(text, "unsupported protocol scheme ") ||
+		strings.HasPrefix(text, "http2: invalid ") ||
+		strings.HasPrefix(text, "http2: request header list larger ")
+}
+
+// hopeless reports whether another attempt would fail with err again: there is no such host,
+// the server's certificate is not trusted, or it speaks no TLS.
+func hopeless(err error) bool {
+	if dns, ok := errors.AsType[*net.DNSError](err); ok {
+		return dns.IsNotFound
+	}
+	return is[*tls.CertificateVerificationError](err) ||
+		is[x509.UnknownAuthorityError](err) ||
+		is[x509.HostnameError](err) ||
+		is[x509.CertificateInvalidError](err) ||
+		is[x509.SystemRootsError](err) ||
+		is[tls.RecordHeaderError](err)
+}
+
+func is[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
+}

@@ -1,0 +1,377 @@
+package resiliencehttp
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// An Admitter is a limit for each key: a *[throttle.Group] of strings or, for the instances
+// of a service together, a *[throttle.Shared].
+type Admitter interface {
+	// Admit takes what a request costs from the limit of key. It returns what is left, and
+	// an error if the request is refused.
+	Admit(ctx context.Context, key string) (throttle.Decision, error)
+}
+
+// Throttle returns middleware that admits requests at the rate of l.
+//
+// Every response, admitted or not, carries the fields RateLimit-Policy and RateLimit
+// (draft-ietf-httpapi-ratelimit-headers-11): r is how many requests are left, and t the
+// seconds until there are more. If the limit has quotas besides a rate, the fields tell about
+// the one that has the fewest requests left; the name of a quota ends with its window, such
+// as "default per day". A request that the limit refuses gets 429, with a problem
+// document of type quota-exceeded; its Retry-After is at least t. A request that is refused
+// for a reason other than its quota, such as too many keys in a group, gets 503. While a
+// [throttle.Shared] cannot tell what is left, RateLimit is missing.
+//
+// A request waits for at most the limit's MaxWait. If its client hangs up meanwhile, it is
+// refused, with 503. Over HTTP/1.1 the server does not notice that a client has gone before the
+// request's body has been read: bound the wait by MaxWait if requests have bodies.
+//
+// Throttle panics if l is nil.
+func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
+	if l == nil {
+		panic(errors.New("resiliencehttp: Throttle needs a Limiter, not nil"))
+	}
+	return s.throttle(func(r *http.Request) (throttle.Decision, error) { return l.Admit(r.Context()) })
+}
+
+// ThrottleBy returns middleware that admits the requests of each key at the rate that limit
+// has for it, and tells clients about it as [Server.Throttle] does. A nil key means
+// [ClientIP] without trusted proxies. ThrottleBy panics if limit is nil.
+//
+// Take the key from what the server knows about the client, such as its address or its
+// authenticated account. A client that can choose its key can choose a new one for each
+// request, and has no limit. Of a key of more than 200 bytes its SHA-256 is kept.
+func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(http.Handler) http.Handler {
+	if v := reflect.ValueOf(limit); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		panic(errors.New("resiliencehttp: ThrottleBy needs a limit, not nil"))
+	}
+	if key == nil {
+		key = ClientIP()
+	}
+	return s.throttle(func(r *http.Request) (throttle.Decision, error) {
+		return limit.Admit(r.Context(), shortKey(key(r)))
+	})
+}
+
+func (s Server) throttle(admit func(*http.Request) (throttle.Decision, error)) func(http.Handler) http.Handler {
+	rate := sfString(s.quotaName(throttle.Quota{}))
+	return s.exempting(func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			d, err := admit(r)
+			s.tell(w.Header(), rate, d)
+			if err != nil {
+				s.refuse(w, r, err, refusal{told: true, encoding: w.Header()["Content-Encoding"]})
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	})
+}
+
+// shortKey returns a key from outside as a group keeps it: one of more than 200 bytes is its
+// SHA-256. Otherwise whoever sends long keys fills the memory.
+func shortKey(key string) string {
+	if len(key) <= 200 {
+		return key
+	}
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
+}
+
+// quotaName returns the name of a limit: that of its rate or, with the window, of one of its
+// quotas.
+func (s Server) quotaName(q throttle.Quota) string {
+	name := cmp.Or(s.LimitName, "default")
+	if q != (throttle.Quota{}) {
+		name += strings.TrimPrefix(q.String(), strconv.Itoa(q.N)) // " per day"
+	}
+	return name
+}
+
+// tell sets the fields that tell a client about its quota. name is that of the rate. Several
+// quotas in one chain make one list (RFC 9651, section 3.1).
+func (s Server) tell(h http.Header, name string, d throttle.Decision) {
+	if d.Quota != (throttle.Quota{}) {
+		name = sfString(s.quotaName(d.Quota))
+	}
+	s.tellPolicy(h, name, d.Quota, d.Limit, d.Window)
+	if d.Remaining == 0 && d.ResetAfter == 0 {
+		return // the limit cannot tell what is left
+	}
+	reset := wholeSeconds(untilMore(d))
+	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(reset))
+}
+
+// tellPolicy sets the fields that do not change from request to request.
+func (s Server) tellPolicy(h http.Header, name string, q throttle.Quota, limit int, window time.Duration) {
+	policy := name + ";q=" + sfInteger(int64(limit))
+	if s.Window != 0 && q == (throttle.Quota{}) {
+		window = s.Window
+	} else if window%time.Second != 0 { // it cannot be told in whole seconds
+		window = 0
+	}
+	if window > 0 {
+		policy += ";w=" + sfInteger(seconds(window))
+	}
+	h.Add("RateLimit-Policy", policy)
+}
+
+// tellRefusal sets the fields for a request that a limit refused with e, which does not say
+// all that a Decision says.
+func (s Server) tellRefusal(h http.Header, e *throttle.LimitedError) {
+	name := sfString(s.quotaName(e.Quota))
+	s.tellPolicy(h, name, e.Quota, e.Limit, e.Quota.Every)
+	left := name + ";r=0"
+	if e.RetryAfter() > 0 {
+		left += ";t=" + sfInteger(retryAfterSeconds(e))
+	}
+	h.Add("RateLimit", left)
+}
+
+// untilMore returns the time until more remains than d.Remaining, if no request takes any.
+// It is never longer than the RetryAfter of a request that is refused meanwhile.
+func untilMore(d throttle.Decision) time.Duration {
+	taken := d.Limit - d.Remaining
+	if taken <= 0 || d.Quota != (throttle.Quota{}) { // a quota gives nothing back before its end
+		return d.ResetAfter
+	}
+	token := float64(d.Window) / float64(d.Limit)
+	until := d.ResetAfter - time.Duration(float64(taken-1)*token)
+	if until <= 0 { // a part of taken is not taken, but kept for other levels
+		until = min(d.ResetAfter, time.Duration(token))
+	}
+	return until
+}
+
+// wholeSeconds returns a wait in seconds, rounded up, except that a rounding error of a
+// limit, about a nanosecond, does not add a second.
+func wholeSeconds(wait time.Duration) int64 { return seconds(wait.Round(time.Microsecond)) }
+
+// seconds returns d in whole seconds, rounded up.
+func seconds(d time.Duration) int64 {
+	if d <= 0 {
+		return 0
+	}
+	return int64((d-1)/time.Second) + 1
+}
+
+// sfInteger returns n as an Integer of at most 15 digits (RFC 9651, section 4.1.4).
+func sfInteger(n int64) string {
+	return strconv.FormatInt(min(max(n, 0), 999_999_999_999_999), 10)
+}
+
+// sfString returns s as a String (RFC 9651, section 4.1.6). A character that a String cannot
+// hold becomes an underscore.
+func sfString(s string) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(r)
+		case r < ' ' || r > '~':
+			b.WriteByte('_')
+		default:
+			b.WriteRune(r)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+// Refuse answers a request that a policy refused with err. It is for handlers that call
+// something else under policies of their own, and have not written anything yet.
+//
+// Refuse writes 429 if the client is over a limit: err matches [throttle.ErrLimited], and
+// the Reason of its [throttle.LimitedError] is neither Outage nor Shed. It
+// writes 503 if there is no capacity: a bulkhead is full, a circuit is open, a policy
+// refused for another reason (Refused() bool is true), or time ran out
+// ([context.DeadlineExceeded]). It writes 503, too, if an upstream turned the request away: err
+// has a [*StatusError] of 429, 503 or 529, whose Retry-After is passed on. [Server] says what the
+// response looks like. The client does not learn err.
+//
+// Refuse writes 503, too, if the client seems to have gone, whatever err is: net/http says so
+// of one that has only closed its sending side, and would answer it with an empty 200.
+//
+// Refuse reports whether the request is done with: true if it wrote a response, and false,
+// without writing anything, for any other err. Such is the error
+// of a retrier that made an attempt before it met an open circuit: the attempt has failed,
+// although errors.Is finds breaker.ErrOpen.
+func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
+	if err == nil {
+		return false
+	}
+	if !isRefusal(err) && !gone(r) {
+		return false
+	}
+	s.refuse(w, r, err, refusal{})
+	return true
+}
+
+// Status returns the status that answers a request whose work returned err: 200 for nil, 429
+// or 503 for what [Server.Refuse] answers, and 500 for any other error.
+func Status(err error) int {
+	_, over := limited(err)
+	switch {
+	case err == nil:
+		return http.StatusOK
+	case !isRefusal(err):
+		return http.StatusInternalServerError
+	case over:
+		return http.StatusTooManyRequests
+	}
+	return http.StatusServiceUnavailable
+}
+
+// isRefusal reports whether Refuse answers err.
+func isRefusal(err error) bool {
+	if status, ok := errors.AsType[*StatusError](err); ok && status.Throttled() {
+		return true
+	}
+	return behavior.IsRefused(err) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// gone reports whether the client of r has gone. After a deadline, the client still waits
+// for an answer.
+func gone(r *http.Request) bool { return errors.Is(r.Context().Err(), context.Canceled) }
+
+// A problem is a problem document (RFC 9457) of a type that
+// draft-ietf-httpapi-ratelimit-headers-11 registers.
+type problem struct {
+	Type     string   `json:"type"`
+	Title    string   `json:"title"`
+	Status   int      `json:"status"`
+	Violated []string `json:"violated-policies,omitempty"`
+}
+
+const problemTypes = "https://iana.org/assignments/http-problem-types#"
+
+// A refusal is what refuse must know besides the error.
+type refusal struct {
+	told     bool     // the fields of the quota are already set
+	encoding []string // the Content-Encoding of a writer that compresses; nil if there is none
+}
+
+// refuse writes the response for a request that a policy refused with err.
+func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, as refusal) {
+	p := problem{
+		Type:   problemTypes + "temporary-reduced-capacity",
+		Title:  "The server has no capacity for the request right now",
+		Status: http.StatusServiceUnavailable,
+	}
+	h := w.Header()
+	for name := range h {
+		if slices.Contains(replaced, http.CanonicalHeaderKey(name)) { // a handler may have set "ETag" itself
+			delete(h, name)
+		}
+	}
+	if limit, ok := limited(err); ok {
+		p.Type = problemTypes + "quota-exceeded"
+		p.Title = "The quota for such requests is used up"
+		p.Status = http.StatusTooManyRequests
+		if limit != nil && limit.Limit > 0 {
+			p.Violated = []string{s.quotaName(limit.Quota)}
+			if !as.told {
+				s.tellRefusal(h, limit)
+			}
+		}
+	}
+	if wait := retryAfterSeconds(err); wait > 0 {
+		h.Set("Retry-After", strconv.FormatInt(wait, 10))
+	}
+	h.Set("Cache-Control", "no-store")
+	if as.encoding != nil {
+		h["Content-Encoding"] = as.encoding
+	}
+	if s.OnRefuse != nil {
+		own := &refusalWriter{ResponseWriter: w, status: p.Status}
+		s.OnRefuse(own, r, err)
+		if own.wrote {
+			return
+		}
+	}
+	body, _ := json.Marshal(p) // strings and a number
+	h.Set("Content-Type", "application/problem+json")
+	if as.encoding == nil {
+		h.Set("Content-Length", strconv.Itoa(len(body)))
+	}
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(body)
+}
+
+// replaced are the fields that belong to the response in whose place a refusal is written
+// (RFC 9110, section 8; RFC 9111, section 5; RFC 9530).
+var replaced = []string{
+	"Accept-Ranges", "Age", "Cache-Control", "Cdn-Cache-Control", "Content-Digest", "Content-Disposition",
+	"Content-Encoding", "Content-Language", "Content-Length", "Content-Location", "Content-Range", "Content-Type",
+	"Etag", "Expires", "Last-Modified", "Repr-Digest", "Retry-After",
+}
+
+// A refusalWriter is what OnRefuse writes to.
+type refusalWriter struct {
+	http.ResponseWriter
+	status int  // unless OnRefuse sets another
+	wrote  bool // the status has been written
+}
+
+func (w *refusalWriter) WriteHeader(status int) {
+	w.wrote = w.wrote || status >= 200
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *refusalWriter) Write(p []byte) (int, error) {
+	w.begin()
+	return w.ResponseWriter.Write(p)
+}
+
+func (w *refusalWriter) Flush() {
+	w.begin()
+	_ = http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+func (w *refusalWriter) begin() {
+	if !w.wrote {
+		w.WriteHeader(w.status)
+	}
+}
+
+func (w *refusalWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// limited reports whether the client has used up its quota, with the error that says so if
+// there is one. It is false if a limiter refused for a reason of the server's own.
+func limited(err error) (*throttle.LimitedError, bool) {
+	e, ok := errors.AsType[*throttle.LimitedError](err)
+	if !ok {
+		return nil, errors.Is(err, throttle.ErrLimited)
+	}
+	switch e.Reason {
+	case throttle.Outage, throttle.Shed:
+		return nil, false
+	}
+	return e, true
+}
+
+// retryAfterSeconds returns the value of Retry-After for err: at least 1, or 0 if another
+// request is of no use.
+func retryAfterSeconds(err error) int64 {
+	end := behavior.Read(err)
+	if end.RetryAfter == 0 && !end.Retryable {
+		return 0
+	}
+	return max(1, wholeSeconds(end.RetryAfter))
+}
