@@ -13,7 +13,7 @@ var (
 	ErrLost = errors.New("lease: lost")
 
 	// ErrHeld is matched by the error of TryCampaign if another candidate holds the
-	// lease, or waits for it and is first. The error is a [*HeldError].
+	// lease. The error is a [*HeldError].
 	ErrHeld = errors.New("lease: held by another")
 
 	// ErrNoFence is returned by Fence if the store is not a [Fencer].
@@ -61,14 +61,14 @@ func (e *LostError) Retryable() bool { return false }
 // [ErrHeld].
 type HeldError struct {
 	Name   string
-	Holder string        // empty if the lease is free, and others are first
-	After  time.Duration // until the lease ends if it is not renewed, or a Poll
+	Holder string        // empty: a transaction that the last holder has fenced is open
+	After  time.Duration // until the lease ends if it is not renewed, or when to ask again
 }
 
 // Error says who holds the lease.
 func (e *HeldError) Error() string {
 	if e.Holder == "" {
-		return fmt.Sprintf("lease: %s: others are first", e.Name)
+		return fmt.Sprintf("lease: %s: the last holder has not finished a transaction", e.Name)
 	}
 	return fmt.Sprintf("lease: %s: held by %s", e.Name, e.Holder)
 }

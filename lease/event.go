@@ -3,8 +3,9 @@ package lease
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/describe"
 )
 
 // An EventKind says what an [Event] is.
@@ -27,9 +28,8 @@ type Event struct {
 	Err    error         // of EventLost: the *LostError; of EventResigned: why the store could not be told, or nil
 }
 
-// Observe calls f with each event from now on, until stop is called: after
-// [Config].OnEvent, synchronously, in order, and while no lock is held. A second call of
-// stop does nothing.
+// Observe calls f with each event from now on, until stop is called: after [Config].OnEvent,
+// synchronously, in order, and while no lock is held. A second call of stop does nothing.
 func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }
@@ -38,26 +38,114 @@ func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 func (c *Candidate) tell(ctx context.Context, e Event) {
 	c.events.AddUnder(ctx, e)
 	c.events.Deliver(ctx, func(ctx context.Context, e Event) {
-		defer c.panics.Survive(ctx, "lease: a hook", c.setting.Load().OnPanic)
-		if hook := c.setting.Load().OnEvent; hook != nil {
-			hook(ctx, e)
+		if c.cfg.OnEvent != nil {
+			c.cfg.OnEvent(ctx, e)
 		}
 		c.observers.Tell(ctx, e)
 	})
 }
 
-// storeFailed tells of a call of the store that has failed.
-func (c *Candidate) storeFailed(ctx context.Context, what string, err error) {
-	c.count.storeErrors.Add(1)
-	cfg := c.setting.Load()
-	err = fmt.Errorf("lease: %s: %s: %w", cfg.Name, what, err)
-	if cfg.OnStoreError != nil {
-		defer c.panics.Survive(ctx, "lease: a hook", c.setting.Load().OnPanic)
-		cfg.OnStoreError(ctx, err)
-		return
+// Stats is a snapshot of the figures of a [Candidate]. The counters never go back.
+type Stats struct {
+	Elected     int64 // terms begun
+	Lost        int64 // terms lost
+	Resigned    int64 // terms given up
+	Refused     int64 // calls of TryCampaign that found the lease held
+	Asked       int64 // times that the store was asked for the lease
+	Renewed     int64 // renewals that have succeeded
+	StoreErrors int64 // calls of the store that have failed
+
+	WaitTime time.Duration // sum over all waits of Run and Campaign that have ended
+	LeadTime time.Duration // sum over all terms that have ended
+
+	Queued  int // calls of Run and Campaign that wait
+	Leading int // terms that hold
+}
+
+// Stats returns a snapshot.
+func (c *Candidate) Stats() (s Stats) {
+	c.count(func(now *Stats) { s = *now })
+	return s
+}
+
+// count changes the figures.
+func (c *Candidate) count(change func(*Stats)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change(&c.stats)
+}
+
+// Level is as slog's: 4 for what needs attention, -4 for what is normal.
+func (e Event) Level() int {
+	if e.Kind == EventLost || e.Err != nil {
+		return 4
 	}
-	now, last := time.Now().UnixNano(), c.warned.Load()
-	if now-last >= int64(time.Second) && c.warned.CompareAndSwap(last, now) {
-		slog.WarnContext(ctx, "lease: the store has failed", "err", err)
+	return -4
+}
+
+// Fields calls yield with each detail of the event.
+func (e Event) Fields(yield func(name string, value any)) {
+	yield("event", string(e.Kind))
+	yield("holder", e.Holder)
+	yield("epoch", e.Epoch)
+	if e.Waited > 0 {
+		yield("waited", e.Waited)
 	}
+	if e.Took > 0 {
+		yield("took", e.Took)
+	}
+	if e.Err != nil {
+		yield("err", e.Err)
+	}
+}
+
+// Kind returns "lease". With it and the methods below a Candidate describes itself to a registry.
+func (c *Candidate) Kind() string { return "lease" }
+
+// Figures returns the Stats, with the names that they have everywhere.
+func (c *Candidate) Figures() []describe.Figure {
+	s := c.Stats()
+	counter := func(name string, n int64) describe.Figure {
+		return describe.Figure{Name: name, Counter: true, Value: float64(n)}
+	}
+	return []describe.Figure{
+		counter("lease.terms{state=elected}", s.Elected),
+		counter("lease.terms{state=lost}", s.Lost),
+		counter("lease.terms{state=resigned}", s.Resigned),
+		counter("lease.refusals", s.Refused),
+		counter("lease.asks", s.Asked),
+		counter("lease.renewals", s.Renewed),
+		counter("lease.store.errors", s.StoreErrors),
+		{Name: "lease.wait.time_seconds", Counter: true, Value: s.WaitTime.Seconds()},
+		{Name: "lease.term.time_seconds", Counter: true, Value: s.LeadTime.Seconds()},
+		{Name: "lease.queued", Value: float64(s.Queued)},
+		{Name: "lease.leading", Value: float64(s.Leading)},
+	}
+}
+
+// Health asks the store, and returns why the lease is not held as it should be, or nil: the store does
+// not answer, or nobody has held it for a TTL although somebody waits for it.
+func (c *Candidate) Health() error {
+	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.TTL/3)
+	defer cancel()
+	held, err := c.Look(ctx)
+	if err != nil {
+		return fmt.Errorf("lease: %s: the store is down: %w", c.cfg.Name, err)
+	}
+	if vacant := held.Now.Sub(held.Since); held.Until.IsZero() && c.Stats().Queued > 0 && vacant > c.cfg.TTL {
+		return fmt.Errorf("lease: %s: nobody holds it", c.cfg.Name)
+	}
+	return nil
+}
+
+// Settings returns the Config, with its defaults and without its functions.
+func (c *Candidate) Settings() any {
+	cfg := c.cfg
+	cfg.OnEvent, cfg.OnStoreError = nil, nil
+	return cfg
+}
+
+// ObserveAny is Observe for a registry.
+func (c *Candidate) ObserveAny(f func(context.Context, any)) (stop func()) {
+	return c.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/go-resilience/resilience/lease"
 )
@@ -85,16 +84,11 @@ func ExampleTerm_Epoch() {
 }
 
 // A page that shows who leads.
-func ExampleWatch() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
+func ExampleLook() {
+	ctx := context.Background()
 	store := lease.NewMemory()
 	_, _ = lease.New(store, lease.Config{Name: "billing", Holder: "10.0.0.7:8080"}).Campaign(ctx)
-	for state, err := range lease.Watch(ctx, store, "billing") {
-		if err == nil {
-			fmt.Println(state.Name, "is led by", state.Holder)
-			break
-		}
-	}
-	// Output: billing is led by 10.0.0.7:8080
+	state, err := lease.Look(ctx, store, "billing")
+	fmt.Println(state.Name, "is led by", state.Holder, err)
+	// Output: billing is led by 10.0.0.7:8080 <nil>
 }

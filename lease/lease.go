@@ -16,8 +16,8 @@
 // Every process that could lead calls [Run] with the same Name. One of them gets the
 // lease and calls its function; the others wait. The lease lasts for [Config.TTL] and
 // is renewed when a third of it has passed. If the process dies, another one leads when the TTL
-// is over. If the function returns, the lease is given up and another one leads
-// immediately. [Every] calls a function once each interval instead.
+// is over. If the function returns, the lease is given up, and whoever asks first leads next.
+// [Every] calls a function once each interval instead, whoever leads.
 //
 // # What a leader can rely on
 //
@@ -55,120 +55,39 @@
 package lease
 
 import (
-	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"os"
-	"strings"
-	"sync/atomic"
+	"log/slog"
+	mathrand "math/rand/v2"
+	"sync"
 	"time"
-	"unicode/utf8"
 
-	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/notify"
-	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Config says which lease a [Candidate] competes for, and how. Candidates for one
-// lease should have the same TTL and Poll.
-type Config struct {
-	// Name is the name of the lease. All candidates with the same Name and store
-	// compete. It is required: up to 200 bytes of UTF-8, without a zero byte.
-	Name string
-
-	// Holder tells people and proxies who holds the lease, such as the address at
-	// which the leader can be reached. It need not be unique. Empty means the host name
-	// and the process id. It is limited as Name is.
-	Holder string
-
-	// TTL is how long the lease lasts without a renewal, and so how long nobody leads
-	// after a leader has died. Zero means 15 s; the least is 10 ms.
-	TTL time.Duration
-
-	// Margin is how long before the end of the lease the ctx of a term ends if no
-	// renewal has succeeded. It is the time for work to stop, and covers the
-	// difference in speed between the clocks of the store and the process. Zero means
-	// TTL / 10; the most is TTL / 2.
-	Margin time.Duration
-
-	// Poll is how often a waiting candidate asks the store whether the lease is free.
-	// It does not delay the end of a lease that runs out, as the candidate knows when
-	// that is. A store that implements [Notifier] tells of a lease that is given up
-	// without waiting for Poll. Zero means TTL / 3.
-	Poll time.Duration
-
-	// OnEvent, if not nil, is called for each Event. It should return soon, as the
-	// work of a term waits for it.
-	OnEvent func(context.Context, Event)
-
-	// OnStoreError, if not nil, is called when the store has failed. The candidate
-	// tries again. It should return soon, as the next renewal waits for it. Nil means
-	// that slog's default logger warns, once a second at most.
-	OnStoreError func(context.Context, error)
-
-	// OnPanic is called with each panic of a hook or an observer, and its stack: some run on
-	// a goroutine of the candidate, so no panic passes on. Stats.HookPanics counts them. Nil
-	// means that slog's default logger tells of them.
-	OnPanic func(ctx context.Context, value any, stack []byte)
-}
-
-// Validate returns an error that names each invalid field, or nil.
-func (c Config) Validate() error {
-	f := invalid.Fields{Type: "lease.Config"}
-	f.Need(c.Name != "", "Name", `""`, "set: it names the lease")
-	f.Need(isText(c.Name), "Name", fmt.Sprintf("%.40q", c.Name), "up to 200 bytes of UTF-8 without a zero byte")
-	f.Need(isText(c.Holder), "Holder", fmt.Sprintf("%.40q", c.Holder), "up to 200 bytes of UTF-8 without a zero byte")
-	f.Need(c.TTL == 0 || c.TTL >= 10*time.Millisecond, "TTL", c.TTL, "0 (for 15s), or 10ms or more")
-	f.Need(c.Margin >= 0 && c.Margin <= cmp.Or(max(c.TTL, 0), defaultTTL)/2, "Margin", c.Margin, "0 (for TTL/10), or at most TTL/2")
-	f.Need(c.Poll >= 0, "Poll", c.Poll, "0 (for TTL/3) or more")
-	return f.Err()
-}
-
-const (
-	defaultTTL = 15 * time.Second
-	longest    = time.Duration(1 << 61) // of any time: 73 years, and safe to add
-)
-
-func isText(s string) bool {
-	return len(s) <= 200 && utf8.ValidString(s) && !strings.Contains(s, "\x00")
-}
-
-func (c Config) withDefaults() Config {
-	c.Holder = cmp.Or(c.Holder, thisProcess())
-	c.TTL = min(cmp.Or(c.TTL, defaultTTL), longest)
-	c.Margin = cmp.Or(c.Margin, c.TTL/10)
-	c.Poll = min(cmp.Or(c.Poll, c.TTL/3), longest)
-	return c
-}
-
-func thisProcess() string {
-	host, _ := os.Hostname()
-	return strings.ToValidUTF8(fmt.Sprintf("%.180s/%d", host, os.Getpid()), "")
-}
-
-// A Candidate competes for one lease. It is safe for concurrent use, and built by
-// [New]. Several calls of Run and Campaign compete with each other too.
+// A Candidate competes for one lease. It is safe for concurrent use, and built by [New]. Several
+// calls of Run and Campaign compete with each other too.
 type Candidate struct {
 	store     Store
-	setting   settings.Setting[Config]
+	cfg       Config
 	events    notify.Queue[Event]
 	observers notify.Observers[Event]
-	panics    notify.Panics // of hooks
-	count     counters
-	warned    atomic.Int64 // when a failure of the store was last logged
+
+	mu     sync.Mutex
+	stats  Stats
+	warned time.Time // when a failure of the store was last logged
 }
 
-// New returns a Candidate, which does nothing until [Candidate.Run] or
-// [Candidate.Campaign] is called. It panics if store is nil, and with the error of
-// [Config.Validate], if there is one.
+// New returns a Candidate, which does nothing until [Candidate.Run] or [Candidate.Campaign] is
+// called. It panics if store is nil, and with the error of [Config.Validate], if there is one.
 func New(store Store, cfg Config) *Candidate {
 	if err := validate(store, cfg); err != nil {
 		panic(err)
 	}
-	c := &Candidate{store: store}
-	c.setting.Init(cfg, Config.withDefaults)
-	return c
+	return &Candidate{store: store, cfg: cfg.withDefaults()}
 }
 
 func validate(store Store, cfg Config) error {
@@ -187,28 +106,37 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 	return New(store, cfg).Run(ctx, fn)
 }
 
-// Every is [Run] of a fn that is called when a term begins and then once each interval, which
-// must be more than 0. A call that takes longer delays the next one. An error of fn while its
-// term holds gives the lease up and is returned: to go on at the next interval, log it and
-// return nil. If ctx ends between two calls, Every returns nil.
+// Every is [Run] of a fn that is called once each interval, which must be more than 0, whoever
+// leads. The store keeps when the last call began, and the next one begins when an interval has
+// passed since then, also if the leader has changed meanwhile; the first one begins at once. A
+// call that was due while nobody led is made once, late. A call that takes longer than the
+// interval delays the next one. If a leader dies, its call is not made again.
 //
-// No registry shows the lease, since nobody has its Candidate: for that, make one by [New],
-// and count the interval in the function of its [Candidate.Run].
+// An error of fn while its term holds gives the lease up and is returned: to go on at the next
+// interval, log it and return nil. If ctx ends between two calls, Every returns nil.
+//
+// No registry shows the lease, since nobody has its Candidate: for that, make one by [New], and
+// count the interval in the function of its [Candidate.Run].
 func Every(ctx context.Context, store Store, cfg Config, interval time.Duration, fn func(context.Context, Term) error) error {
 	if interval <= 0 {
 		return fmt.Errorf("lease: the interval of Every is %v: must be more than 0", interval)
 	}
 	return Run(ctx, store, cfg, func(ctx context.Context, term Term) error {
-		for next := time.Tick(interval); ; {
-			if err := fn(ctx, term); err != nil {
-				return err
-			}
+		next := time.Now()
+		if h := term.h; !h.ran.IsZero() {
+			next = h.heard.Add(min(h.ran.Add(interval).Sub(h.now), interval)) // a clock that was set back delays by no more
+		}
+		for {
 			select {
-			case <-next:
+			case <-time.After(time.Until(next)):
 			case <-ctx.Done():
 			}
-			if term.Err() != nil || ctx.Err() != nil { // also if the next call is due
+			if term.Err() != nil || ctx.Err() != nil || !term.h.recordRun(ctx) {
 				return nil
+			}
+			next = time.Now().Add(interval)
+			if err := fn(ctx, term); err != nil {
+				return err
 			}
 		}
 	})
@@ -238,47 +166,150 @@ func (c *Candidate) Run(ctx context.Context, fn func(context.Context, Term) erro
 	}
 }
 
-// lead calls fn for one term. again reports whether the term was lost before fn
-// returned.
+// lead calls fn for one term. again reports whether the term was lost before fn returned.
 func (c *Candidate) lead(ctx context.Context, term Term, fn func(context.Context, Term) error) (again bool, err error) {
 	defer func() { // also when fn panics
-		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), term.h.cfg.TTL/3)
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.TTL/3)
 		defer cancel()
 		_ = term.Resign(release) // or the TTL ends it
 	}()
 	err = fn(term.Context(), term)
-	return term.lost() && ctx.Err() == nil, err
+	over := term.h.over()
+	return over != nil && over.reason != resigned && ctx.Err() == nil, err
+}
+
+// Campaign waits until the candidate has the lease, for work that is not one function. The caller
+// must call [Term.Resign] when the work is done: until then the lease is renewed, also if ctx has
+// ended. ctx bounds the wait alone; [Term.Context] carries its values.
+//
+// If ctx ends first, Campaign returns an error that wraps its cause. If the store has failed
+// meanwhile, it gives up what may have been granted first: that takes milliseconds, or at most a
+// third of the TTL if the store does not answer. A store that fails does not end the wait.
+func (c *Candidate) Campaign(ctx context.Context) (Term, error) {
+	return c.campaign(ctx, context.WithoutCancel(ctx))
+}
+
+// campaign waits for the lease until ctx ends. The ctx of the term is made from base.
+func (c *Candidate) campaign(ctx, base context.Context) (Term, error) {
+	if ctx.Err() != nil {
+		return Term{}, ended.Error(ctx)
+	}
+	began := time.Now()
+	c.count(func(s *Stats) { s.Queued++ })
+	defer c.count(func(s *Stats) {
+		s.Queued--
+		s.WaitTime += max(time.Since(began), 1) // 0 is a lease that nobody has waited for
+	})
+	token, granted := rand.Text(), false // granted: perhaps, by a call whose answer was lost
+	for {
+		rec, sent, err := c.ask(ctx, token)
+		granted = granted || err != nil || rec.Token == token
+		if c.holds(rec, token, sent) && err == nil && ctx.Err() == nil {
+			return c.begin(base, rec, sent, time.Since(began)), nil
+		}
+		pause := c.cfg.Poll + mathrand.N(c.cfg.Poll/8+1) // so that many candidates do not ask in step
+		if err == nil {
+			pause = min(pause, untilFree(rec, c.cfg.Poll))
+		} else if ctx.Err() == nil {
+			c.storeFailed(ctx, "campaign", err)
+		}
+		select {
+		case <-ctx.Done():
+			if granted {
+				c.withdraw(ctx, token)
+			}
+			return Term{}, fmt.Errorf("lease: %s: campaign: %w", c.cfg.Name, ended.Error(ctx))
+		case <-time.After(pause):
+		}
+	}
+}
+
+// untilFree returns when the lease may be free, if it is not renewed.
+func untilFree(rec Record, poll time.Duration) time.Duration {
+	if left := rec.Until.Sub(rec.Now); left > 0 {
+		return left + time.Millisecond // to which stores may round
+	}
+	return poll/8 + time.Millisecond // a fenced transaction is open
+}
+
+// TryCampaign is Campaign without a wait, for a lease that is used as a lock. It asks the store
+// once. If the lease is held it returns a [*HeldError], if the store fails the error of the store,
+// and if the answer comes only when the term is over a [*LostError]. The last two come after it has
+// given up what the store may have granted, as with Campaign.
+func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
+	if ctx.Err() != nil {
+		return Term{}, ended.Error(ctx)
+	}
+	token := rand.Text()
+	rec, sent, err := c.ask(ctx, token)
+	switch {
+	case err != nil:
+		c.withdraw(ctx, token)
+		return Term{}, fmt.Errorf("lease: %s: %w", c.cfg.Name, err)
+	case c.holds(rec, token, sent):
+		return c.begin(context.WithoutCancel(ctx), rec, sent, time.Since(sent)), nil
+	case rec.Token == token: // the answer came when its term had to be over
+		c.withdraw(ctx, token)
+		return Term{}, &LostError{Name: c.cfg.Name, Epoch: rec.Epoch, reason: notRenewed}
+	}
+	c.count(func(s *Stats) { s.Refused++ })
+	held := &HeldError{Name: c.cfg.Name, After: untilFree(rec, c.cfg.Poll)}
+	if rec.Held() {
+		held.Holder, held.After = rec.Holder, rec.Until.Sub(rec.Now)
+	}
+	return Term{}, held
+}
+
+// ask asks the store for the lease, and returns when it has done so.
+func (c *Candidate) ask(ctx context.Context, token string) (rec Record, sent time.Time, err error) {
+	call, cancel := context.WithTimeout(ctx, c.cfg.TTL/3)
+	defer cancel()
+	c.count(func(s *Stats) { s.Asked++ })
+	sent = time.Now()
+	rec, err = c.store.Acquire(call, Request{Name: c.cfg.Name, Token: token, Holder: c.cfg.Holder, TTL: c.cfg.TTL})
+	return rec, sent, err
+}
+
+// holds reports whether the token has the lease by the answer to a request that was sent then.
+func (c *Candidate) holds(rec Record, token string, sent time.Time) bool {
+	return rec.Token == token && rec.Held() && time.Now().Before(c.endOf(sent))
+}
+
+// endOf returns when a term must end that was asked for, or renewed, then: before the store can
+// give the lease to another. The store counts the TTL from a later moment.
+func (c *Candidate) endOf(sent time.Time) time.Time { return sent.Add(c.cfg.TTL - c.cfg.Margin) }
+
+// withdraw gives up what the store may have granted to a token: an answer may be on its way.
+func (c *Candidate) withdraw(ctx context.Context, token string) {
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.TTL/3)
+	defer cancel()
+	if err := c.store.Release(call, c.cfg.Name, token); err != nil {
+		c.storeFailed(ctx, "withdraw", err)
+	}
+}
+
+// storeFailed tells of a call of the store that has failed.
+func (c *Candidate) storeFailed(ctx context.Context, what string, err error) {
+	err = fmt.Errorf("lease: %s: %s: %w", c.cfg.Name, what, err)
+	warn := false
+	c.count(func(s *Stats) {
+		s.StoreErrors++
+		if now := time.Now(); now.Sub(c.warned) >= time.Second {
+			c.warned, warn = now, true
+		}
+	})
+	if c.cfg.OnStoreError != nil {
+		c.cfg.OnStoreError(ctx, err)
+	} else if warn {
+		slog.WarnContext(ctx, "lease: the store has failed", "err", err)
+	}
 }
 
 // Name returns [Config.Name].
-func (c *Candidate) Name() string { return c.setting.Load().Name }
+func (c *Candidate) Name() string { return c.cfg.Name }
 
-// Config returns the present Config, with its defaults filled in.
-func (c *Candidate) Config() Config { return c.setting.Config() }
+// Config returns the Config, with its defaults filled in.
+func (c *Candidate) Config() Config { return c.cfg }
 
-// Update calls change with the present configuration as it was given, in which a zero field
-// means its default, and the changes take effect. It is
-// atomic among Updates; change must not call the Candidate. If the new
-// configuration is not valid, or has another Name, Update returns an error and nothing
-// changes.
-//
-// A term under way keeps the TTL and Margin with which it began. A waiting call keeps
-// its place in the line, unless the TTL changes: then it joins again at the end. The
-// Stats stay. A Margin or Poll that was left to the TTL follows it.
-func (c *Candidate) Update(change func(*Config)) error {
-	return c.setting.Update(change, (*Config).fixed, nil)
-}
-
-// Change is Update for a program that does not know the type of the configuration: f gets a
-// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
-// changes; dry returns the error that the change would have.
-func (c *Candidate) Change(dry bool, f func(cfg any) error) error {
-	return c.setting.Change(dry, f, (*Config).fixed, nil)
-}
-
-// fixed returns an error if Name has changed.
-func (c *Config) fixed(next *Config) error {
-	f := invalid.Fields{Type: "lease.Config"}
-	f.Same("Name", c.Name, next.Name)
-	return f.Err()
-}
+// Look returns who holds the lease that the candidate competes for.
+func (c *Candidate) Look(ctx context.Context) (State, error) { return Look(ctx, c.store, c.cfg.Name) }

@@ -5,9 +5,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
-	"math"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -26,7 +27,7 @@ const ttl = 15 * time.Second
 var billing = lease.Config{Name: "billing", TTL: ttl}
 
 // A faulty is a Store whose calls go through functions that may delay, lose and fail
-// them. It is no Notifier.
+// them.
 type faulty struct {
 	lease.Store
 	acquire, renew, release fault
@@ -58,8 +59,8 @@ func (s *faulty) Acquire(ctx context.Context, req lease.Request) (rec lease.Reco
 	return rec, err
 }
 
-func (s *faulty) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
-	return s.through(&s.renew, ctx, func() error { return s.Store.Renew(ctx, name, token, ttl) })
+func (s *faulty) Renew(ctx context.Context, req lease.Request) error {
+	return s.through(&s.renew, ctx, func() error { return s.Store.Renew(ctx, req) })
 }
 
 func (s *faulty) Release(ctx context.Context, name, token string) error {
@@ -167,6 +168,86 @@ func TestEveryDoesNotCallFnWhenTheTermIsOver(t *testing.T) {
 	}
 }
 
+// each calls Every in another process for as long as that leads, and returns when it has called fn.
+func each(t *testing.T, store lease.Store, interval, leads time.Duration) (at []time.Time) {
+	ctx, cancel := context.WithTimeout(t.Context(), leads)
+	defer cancel()
+	err := lease.Every(ctx, store, billing, interval, func(context.Context, lease.Term) error {
+		at = append(at, time.Now())
+		return nil
+	})
+	require.NoError(t, err)
+	return at
+}
+
+// TestEveryIsOnceAnIntervalWhoeverLeads: changes of the leader add no run, and lose none.
+func TestEveryIsOnceAnIntervalWhoeverLeads(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store, begun := lease.NewMemory(), time.Now()
+		var at []time.Time
+		for range 50 { // leaders, each for five hours
+			at = append(at, each(t, store, 24*time.Hour, 5*time.Hour)...)
+		}
+		var want []time.Time
+		for run := begun; run.Before(begun.Add(250 * time.Hour)); run = run.Add(24 * time.Hour) {
+			want = append(want, run)
+		}
+		require.Equal(t, want, at)
+	})
+}
+
+// TestEveryMakesAMissedRunOnceLate: nobody leads for days.
+func TestEveryMakesAMissedRunOnceLate(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		require.Len(t, each(t, store, 24*time.Hour, time.Hour), 1)
+		time.Sleep(100 * time.Hour)
+		back := time.Now()
+		require.Equal(t, []time.Time{back, back.Add(24 * time.Hour)}, each(t, store, 24*time.Hour, 30*time.Hour))
+	})
+}
+
+// TestEveryRecordsARunBeforeItBegins: a store that does not answer keeps it waiting, and a leader that
+// dies in the middle of a run has made it.
+func TestEveryRecordsARunBeforeItBegins(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory(), renew: down}
+		time.AfterFunc(ttl/5, func() { store.set(&store.renew, nil) })
+		began, ran := time.Now(), time.Time{}
+		failed := errors.New("failed")
+		err := lease.Every(t.Context(), store, quiet(billing), time.Hour, func(context.Context, lease.Term) error {
+			ran = time.Now()
+			rec, err := store.Load(t.Context(), "billing")
+			require.NoError(t, err)
+			require.Equal(t, ran, rec.Ran)
+			return failed
+		})
+		require.Equal(t, failed, err)
+		require.InDelta(t, ttl/5, ran.Sub(began), float64(ttl/30))
+		next := each(t, store, time.Hour, 2*time.Hour)
+		require.NotEmpty(t, next)
+		require.Equal(t, ran.Add(time.Hour), next[0])
+	})
+}
+
+// TestEveryWithAClockThatWasSetBack waits for an interval and no longer.
+func TestEveryWithAClockThatWasSetBack(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &ahead{lease.NewMemory()}
+		began := time.Now()
+		require.Equal(t, began.Add(time.Hour), each(t, store, time.Hour, 90*time.Minute)[0])
+	})
+}
+
+// An ahead store has a run in the future.
+type ahead struct{ lease.Store }
+
+func (s *ahead) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
+	rec, err := s.Store.Acquire(ctx, req)
+	rec.Ran = rec.Now.Add(1000 * time.Hour)
+	return rec, err
+}
+
 func TestRunOfAMistakeReturnsIt(t *testing.T) {
 	never := func(context.Context, lease.Term) error { panic("called") }
 	require.ErrorContains(t, lease.Run(t.Context(), lease.NewMemory(), lease.Config{}, never), "lease.Config.Name")
@@ -191,18 +272,7 @@ func TestRunWaitsForTheLease(t *testing.T) {
 		resigned := time.Now()
 		require.NoError(t, term.Resign(t.Context()))
 		wg.Wait()
-		require.Equal(t, resigned, led, "a Notifier tells at once")
-	})
-}
-
-func TestAReleaseIsFoundWithinPollWithoutANotifier(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store := &faulty{Store: lease.NewMemory()}
-		term := campaign(t, store, billing)
-		time.AfterFunc(time.Hour, func() { _ = term.Resign(t.Context()) })
-		began := time.Now()
-		require.NoError(t, campaign(t, store, billing).Resign(t.Context()))
-		require.Less(t, time.Since(began)-time.Hour, ttl/3+ttl/24+time.Millisecond)
+		require.LessOrEqual(t, led.Sub(resigned), time.Second+time.Second/8, "within a Poll")
 	})
 }
 
@@ -215,40 +285,6 @@ func TestADeadLeaderIsSucceededWhenTheTTLIsOver(t *testing.T) {
 		require.NoError(t, campaign(t, store, billing).Resign(t.Context()))
 		require.GreaterOrEqual(t, time.Since(began), ttl)
 		require.LessOrEqual(t, time.Since(began), ttl+2*time.Millisecond)
-	})
-}
-
-func TestADeadFirstInLineCostsOnePoll(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store := lease.NewMemory()
-		for _, token := range []string{"dead", "dead too"} {
-			_, err := store.Acquire(t.Context(), lease.Request{Name: "billing", Token: token, TTL: ttl, Grace: time.Hour})
-			require.NoError(t, err)
-		}
-		began := time.Now()
-		require.NoError(t, campaign(t, store, billing).Resign(t.Context()))
-		require.LessOrEqual(t, time.Since(began), ttl+ttl/3*5/4+2*time.Millisecond)
-	})
-}
-
-func TestCandidatesLeadInTheirOrder(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store := lease.NewMemory()
-		term := campaign(t, store, billing)
-		var order []int
-		var wg sync.WaitGroup
-		for i := range 10 {
-			wg.Go(func() {
-				term := campaign(t, store, billing)
-				order = append(order, i)
-				time.Sleep(time.Second)
-				require.NoError(t, term.Resign(t.Context()))
-			})
-			time.Sleep(time.Second)
-		}
-		require.NoError(t, term.Resign(t.Context()))
-		wg.Wait()
-		require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, order)
 	})
 }
 
@@ -459,9 +495,6 @@ func TestAWaitEndsWithItsCtx(t *testing.T) {
 		err := lease.Run(ctx, store, billing, nil)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, "billing")
-		rec, err := store.Acquire(t.Context(), lease.Request{Name: "billing", Token: "x", TTL: ttl})
-		require.NoError(t, err)
-		require.False(t, rec.Ahead, "the line was not left")
 		require.NoError(t, term.Resign(t.Context()))
 	})
 }
@@ -546,7 +579,7 @@ func TestAnIdleCandidateAsksOnceAPoll(t *testing.T) {
 		defer cancel()
 		_, err := c.Campaign(ctx)
 		require.Error(t, err)
-		require.LessOrEqual(t, c.Stats().Asked, int64(time.Hour/(ttl/3)+1))
+		require.LessOrEqual(t, c.Stats().Asked, int64(time.Hour/time.Second+1))
 		require.Equal(t, time.Hour, c.Stats().WaitTime)
 		require.NoError(t, term.Resign(t.Context()))
 	})
@@ -567,7 +600,7 @@ func TestTryCampaignDoesNotWait(t *testing.T) {
 		require.Equal(t, ttl, held.RetryAfter())
 		require.EqualError(t, err, "lease: billing: held by me")
 		require.NoError(t, term.Resign(t.Context()))
-		require.EqualError(t, &lease.HeldError{Name: "billing"}, "lease: billing: others are first")
+		require.EqualError(t, &lease.HeldError{Name: "billing"}, "lease: billing: the last holder has not finished a transaction")
 
 		store.set(&store.acquire, down)
 		_, err = c.TryCampaign(t.Context())
@@ -805,55 +838,53 @@ func TestStatsAndEvents(t *testing.T) {
 func TestAHookMayCallTheCandidate(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		var c *lease.Candidate
+		leading := []int{}
 		cfg := billing
-		cfg.OnEvent = func(context.Context, lease.Event) {
-			c.Stats()
-			require.NoError(t, c.Update(func(cfg *lease.Config) { cfg.Poll = time.Second }))
-		}
+		cfg.OnEvent = func(context.Context, lease.Event) { leading = append(leading, c.Stats().Leading) }
 		c = lease.New(lease.NewMemory(), cfg)
 		term, err := c.Campaign(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, term.Resign(t.Context()))
-		require.Equal(t, time.Second, c.Config().Poll)
+		require.Equal(t, []int{1, 0}, leading)
 	})
 }
 
+// A hook that panics on a goroutine of the package costs no term, and is printed with its stack.
 func TestAHookThatPanicsCostsNoTerm(t *testing.T) {
-	logged, before := &lines{}, slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(logged, nil)))
-	defer slog.SetDefault(before)
+	var printed strings.Builder
+	log.SetOutput(&printed)
+	defer log.SetOutput(os.Stderr)
 	exactly(t, func(t *testing.T) {
-		store := &faulty{Store: lease.NewMemory(), renew: down}
-		cfg := billing
-		cfg.OnEvent = func(context.Context, lease.Event) { panic("oh") }
-		cfg.OnStoreError = func(context.Context, error) { panic("oh") }
-		c := lease.New(store, cfg)
-		term, err := c.Campaign(t.Context())
-		require.NoError(t, err)
-		time.Sleep(ttl / 2)
-		require.NoError(t, term.Err())
-		<-term.Context().Done()
-		synctest.Wait()
-		require.Greater(t, logged.n.Load(), int64(3))
-		require.Equal(t, logged.n.Load(), c.Stats().HookPanics)
-		var told atomic.Int64
-		require.NoError(t, c.Update(func(cfg *lease.Config) {
-			cfg.OnPanic = func(_ context.Context, value any, stack []byte) {
-				told.Add(1)
-				require.Equal(t, "oh", value)
-				require.Contains(t, string(stack), "lease_test.go")
-				panic("again")
+		renewals := 0
+		store := &faulty{Store: lease.NewMemory(), renew: func(_ context.Context, do func() error) error {
+			if renewals++; renewals%2 == 1 {
+				return errDown
 			}
-		}))
-		before := logged.n.Load()
-		require.NoError(t, term.Resign(t.Context()))
-		term, err = c.Campaign(t.Context())
+			return do()
+		}}
+		cfg := billing
+		cfg.OnStoreError = func(context.Context, error) { panic("oh") }
+		term, err := lease.New(store, cfg).Campaign(t.Context())
 		require.NoError(t, err)
+		time.Sleep(ttl)
+		require.NoError(t, term.Err())
 		require.NoError(t, term.Resign(t.Context()))
-		synctest.Wait()
-		require.Positive(t, told.Load())
-		require.Equal(t, before+told.Load(), logged.n.Load(), "the panics of OnPanic")
-		require.Equal(t, before+2*told.Load(), c.Stats().HookPanics)
+	})
+	require.Contains(t, printed.String(), "lease: a hook has panicked: oh")
+	require.Contains(t, printed.String(), "lease_test.go")
+}
+
+// A hook that panics on the caller's goroutine panics there, and leaves no term behind.
+func TestAHookThatPanicsPanicsInItsCaller(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store, cfg := lease.NewMemory(), billing
+		cfg.OnEvent = func(_ context.Context, e lease.Event) {
+			if e.Kind == lease.EventElected {
+				panic("oh")
+			}
+		}
+		require.PanicsWithValue(t, "oh", func() { _ = lease.Run(t.Context(), store, cfg, nil) })
+		require.Empty(t, look(t, store).Holder)
 	})
 }
 
@@ -885,39 +916,6 @@ func TestAStoreThatFailsIsTold(t *testing.T) {
 		require.ErrorIs(t, told[0], errDown)
 		require.EqualError(t, told[0], "lease: billing: campaign: the store is down")
 		require.EqualError(t, told[len(told)-1], "lease: billing: withdraw: the store is down")
-	})
-}
-
-// A deafStore is a Notifier that fails at first.
-type deafStore struct {
-	lease.Store
-	failures  int
-	listening atomic.Int64
-}
-
-func (s *deafStore) Listen(ctx context.Context, name string, notify func()) error {
-	if s.failures--; s.failures >= 0 {
-		return errDown
-	}
-	s.listening.Add(1)
-	defer s.listening.Add(-1)
-	return s.Store.(lease.Notifier).Listen(ctx, name, notify)
-}
-
-func TestListeningIsTriedAgain(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store := &deafStore{Store: lease.NewMemory(), failures: 3}
-		term := campaign(t, store, billing)
-		var resigned time.Time
-		time.AfterFunc(time.Hour, func() { resigned = time.Now(); _ = term.Resign(t.Context()) })
-		c := lease.New(store, quiet(billing))
-		next, err := c.Campaign(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, resigned, time.Now())
-		require.EqualValues(t, 3, c.Stats().StoreErrors)
-		synctest.Wait()
-		require.Zero(t, store.listening.Load(), "who leads listens no more")
-		require.NoError(t, next.Resign(t.Context()))
 	})
 }
 
@@ -989,29 +987,6 @@ func TestACandidateBehindAFencedTransactionIsNotABusyLoop(t *testing.T) {
 		defer cancel()
 		_, err := c.Campaign(ctx)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.LessOrEqual(t, c.Stats().Asked, int64(time.Minute/(ttl/24))+1)
-	})
-}
-
-// A candidate that hears of the lease may have a Poll that means never.
-func TestAPollOfCenturiesIsNotABusyLoop(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store := lease.NewMemory()
-		leader, err := lease.New(store, billing).Campaign(t.Context())
-		require.NoError(t, err)
-		cfg := billing
-		cfg.Poll = math.MaxInt64
-		c := lease.New(store, cfg)
-		led := make(chan lease.Term)
-		go func() {
-			term, err := c.Campaign(t.Context())
-			require.NoError(t, err)
-			led <- term
-		}()
-		time.Sleep(10 * time.Second)
-		require.Less(t, c.Stats().Asked, int64(10))
-		require.NoError(t, leader.Resign(t.Context()))
-		term := <-led
-		require.NoError(t, term.Resign(t.Context()))
+		require.LessOrEqual(t, c.Stats().Asked, int64(time.Minute/(time.Second/8))+1)
 	})
 }

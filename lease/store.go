@@ -17,45 +17,36 @@ import (
 //
 // A Store is safe for concurrent use by many candidates in many processes.
 type Store interface {
-	// Acquire gives the lease to the token if it is free, and returns the record as it
-	// is afterwards. The caller has the lease if the record is Held and its Token is the
-	// caller's.
+	// Acquire gives the lease to the token if it is free, and returns the record as it is
+	// afterwards. The caller has the lease if the record is Held and its Token is the caller's.
+	// If the lease is the token's already and has not ended, it is renewed: this is a repeated
+	// call whose first answer was lost.
 	//
-	// If the lease is the token's already and has not ended, it is renewed: this is a
-	// repeated call whose first answer was lost. If the lease is another's, the token
-	// waits in line from now on, unless the request is Once. If the lease is free, the
-	// first in line gets it; once it has been free for Grace, any caller gets it, and the
-	// tokens ahead of it leave the line. A store without a line gives it to the first
-	// caller.
-	//
-	// A new term has the request's Token and Holder, Since now, Until now + TTL, and an
-	// Epoch above every one before: at least the last one plus one, and at least the
-	// time now in microseconds since 1970. It does not begin while a transaction that
-	// has been fenced (see [Fencer]) is open.
+	// A new term has the request's Token and Holder, Since now, Until now + TTL, and an Epoch
+	// above every one before: at least the last one plus one, and at least the time now in
+	// microseconds since 1970. It does not begin while a transaction that has been fenced (see
+	// [Fencer]) is open. Ran stays.
 	Acquire(ctx context.Context, req Request) (Record, error)
 
-	// Renew sets Until to now + ttl if the lease is the token's, and returns an error
-	// that is [ErrLost] if it is not. It does not wait for fenced transactions.
-	Renew(ctx context.Context, name, token string, ttl time.Duration) error
+	// Renew sets Until to now + TTL, and Ran to now for a Run, if the lease is the token's, and
+	// returns an error that is [ErrLost] if it is not. It does not wait for fenced transactions.
+	Renew(ctx context.Context, req Request) error
 
-	// Release gives up the token's lease, or its place in the line. A lease that is given
-	// up has no Token and no Holder, and its Epoch can no longer be fenced. If the token
-	// has neither, Release does nothing.
+	// Release gives up the token's lease. A lease that is given up has no Token and no Holder, and
+	// its Epoch can no longer be fenced. If the lease is another's, Release does nothing.
 	Release(ctx context.Context, name, token string) error
 
-	// Load returns the record of a lease. One that nobody has ever held has no Token
-	// and Epoch 0.
+	// Load returns the record of a lease. One that nobody has ever held has no Token and Epoch 0.
 	Load(ctx context.Context, name string) (Record, error)
 }
 
-// A Request asks a [Store] for a lease.
+// A Request asks a [Store] for a lease, or to renew it.
 type Request struct {
 	Name   string
 	Token  string
-	Holder string
+	Holder string // of Acquire
 	TTL    time.Duration
-	Grace  time.Duration // how long a free lease waits for the first in line
-	Once   bool          // the token does not wait in line
+	Run    bool // of Renew: a run of [Every] begins
 }
 
 // A Record is a lease as a [Store] keeps it.
@@ -66,8 +57,8 @@ type Record struct {
 	Epoch  int64
 	Since  time.Time // when the term began, or the lease was given up
 	Until  time.Time // when the term ends or has ended, or the lease was given up
+	Ran    time.Time // when the last run of [Every] began; zero: never
 	Now    time.Time // the store's clock when the record was read
-	Ahead  bool      // others are ahead of the request's token in the line; from Acquire only
 }
 
 // Held reports whether the lease was held when the record was read.
@@ -82,10 +73,25 @@ type Fencer interface {
 	Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64) error
 }
 
-// A Notifier is a Store that can tell when a lease is given up.
-type Notifier interface {
-	// Listen calls notify once it listens and then each time that the lease may have
-	// become free, until ctx ends or it fails. A candidate then calls it again after
-	// Poll. notify does not block and may be called by several goroutines.
-	Listen(ctx context.Context, name string, notify func()) error
+// A State says who holds a lease.
+type State struct {
+	Name   string
+	Holder string    // empty: nobody
+	Epoch  int64     // of the term; of the last one if nobody holds the lease
+	Since  time.Time // since when, by the store's clock; zero if nobody ever has held it
+	Until  time.Time // when the term ends unless it is renewed; zero if nobody holds the lease
+	Now    time.Time // the store's clock
+}
+
+// Look returns who holds a lease.
+func Look(ctx context.Context, store Store, name string) (State, error) {
+	rec, err := store.Load(ctx, name)
+	if err != nil {
+		return State{}, err
+	}
+	s := State{Name: name, Holder: rec.Holder, Epoch: rec.Epoch, Since: rec.Since, Until: rec.Until, Now: rec.Now}
+	if !rec.Held() {
+		s.Holder, s.Since, s.Until = "", rec.Until, time.Time{}
+	}
+	return s, nil
 }

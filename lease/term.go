@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log"
+	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -14,7 +16,7 @@ import (
 type Term struct{ h *holding }
 
 // Holder returns [Config.Holder], as others see it.
-func (t Term) Holder() string { return t.h.cfg.Holder }
+func (t Term) Holder() string { return t.h.c.cfg.Holder }
 
 // Epoch returns the number of the term, which is greater than that of every earlier term
 // of this lease. It is a fencing token: a resource that has seen a higher one refuses the
@@ -55,12 +57,12 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 	if !ok {
 		return ErrNoFence
 	}
-	err := f.Fence(ctx, tx, t.h.cfg.Name, t.Epoch())
+	err := f.Fence(ctx, tx, t.h.c.cfg.Name, t.Epoch())
 	if errors.Is(err, ErrLost) {
 		return t.h.end(endedThere)
 	}
 	if err != nil {
-		return fmt.Errorf("lease: %s: fence: %w", t.h.cfg.Name, err)
+		return fmt.Errorf("lease: %s: fence: %w", t.h.c.cfg.Name, err)
 	}
 	return nil
 }
@@ -71,62 +73,163 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 // lease then lasts until the TTL is over, and Resign may be called again. The Resign of a
 // term that is over frees what the store still holds for it. ctx must not be that of the
 // term, which Resign ends.
-func (t Term) Resign(ctx context.Context) error { return t.h.resign(ctx) }
-
-// lost reports whether the term is over although nobody has given it up.
-func (t Term) lost() bool {
-	err := t.h.over()
-	return err != nil && err.reason != resigned
+func (t Term) Resign(ctx context.Context) error {
+	h := t.h
+	given := h.over() == nil && h.end(resigned).reason == resigned // not lost at the same time
+	err := h.c.store.Release(ctx, h.c.cfg.Name, h.token)
+	if err != nil {
+		err = fmt.Errorf("lease: %s: resign: %w", h.c.cfg.Name, err)
+	}
+	if given {
+		h.tell(Event{Kind: EventResigned, Took: time.Since(h.began), Err: err})
+	}
+	h.mu.Lock()
+	renewing := h.renewing
+	h.mu.Unlock()
+	if renewing != nil {
+		select {
+		case <-renewing:
+		case <-ctx.Done():
+		}
+	}
+	return err
 }
 
-// A holding is a term that a candidate keeps.
+// A holding is a term that a candidate keeps. One timer renews the lease and ends the term: no
+// goroutine waits while it holds.
 type holding struct {
 	c     *Candidate
-	cfg   *Config // as the campaign had it
 	token string
 	epoch int64
-	began time.Time
+	began time.Time // when it was asked for
+	heard time.Time // when the answer was there
+	now   time.Time // the store's clock, in the answer
+	ran   time.Time // the store's clock when the last run of Every began; zero for never
 
-	ctx      context.Context // of the work: ends with that of Run, too
-	cancel   context.CancelCauseFunc
-	renewals context.Context // ends when the term is over
-	stop     context.CancelFunc
-	done     chan struct{} // closed when no renewal is under way any more
+	ctx    context.Context // of the work: ends with that of Run, too
+	cancel context.CancelCauseFunc
 
-	mu     sync.Mutex
-	alarm  *time.Timer
-	until  time.Time  // when the term is over, unless it is renewed
-	why    *LostError // nil while the term holds
-	failed error      // of the last renewal
+	mu       sync.Mutex
+	timer    *time.Timer
+	until    time.Time          // when the term is over, unless it is renewed
+	why      *LostError         // nil while the term holds
+	failed   error              // of the last renewal
+	renewing chan struct{}      // of the renewal under way, closed at its end; nil: none is
+	stop     context.CancelFunc // of the renewal under way
 }
 
-// newHolding is for a lease that was asked for then, by the local clock.
-func newHolding(c *Candidate, cfg *Config, rec Record, sent time.Time) *holding {
-	return &holding{c: c, cfg: cfg, token: rec.Token, epoch: rec.Epoch, began: sent, until: endOf(cfg, sent)}
-}
-
-// begin begins the term.
-func (h *holding) begin(base context.Context, waited time.Duration) {
+// begin begins a term that was asked for then. Its ctx is made from base.
+func (c *Candidate) begin(base context.Context, rec Record, sent time.Time, waited time.Duration) Term {
+	h := &holding{c: c, token: rec.Token, epoch: rec.Epoch, began: sent, heard: time.Now(), now: rec.Now, ran: rec.Ran, until: c.endOf(sent)}
 	h.ctx, h.cancel = context.WithCancelCause(base)
-	h.renewals, h.stop = context.WithCancel(context.WithoutCancel(base))
-	h.done = make(chan struct{})
-	h.c.count.elected.Add(1)
-	h.c.count.leading.Add(1)
+	c.count(func(s *Stats) { s.Elected++; s.Leading++ })
 	h.mu.Lock()
-	h.alarm = time.AfterFunc(time.Until(h.until), h.ring)
+	h.timer = time.AfterFunc(time.Until(sent.Add(c.cfg.TTL/3)), h.tick)
 	h.mu.Unlock()
-	go h.renew()
+	told := false
+	defer func() {
+		if !told { // a hook has panicked, and nobody has the Term
+			release, cancel := context.WithTimeout(context.WithoutCancel(base), c.cfg.TTL/3)
+			defer cancel()
+			_ = Term{h}.Resign(release)
+		}
+	}()
 	h.tell(Event{Kind: EventElected, Waited: waited})
+	told = true
+	return Term{h}
 }
 
-// ring ends the term if it was not renewed in time.
-func (h *holding) ring() {
+// tick is called by the timer, on a goroutine of its own: a renewal is due, or the term is over
+// while one is under way. A connection that is half open must not cost the lease: the first try has
+// little time, the next ones more, in case it is the store that is slow.
+func (h *holding) tick() {
+	defer survive()
 	if h.over() != nil {
 		return
 	}
+	ttl := h.c.cfg.TTL
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.alarm.Reset(time.Until(h.until))
+	if h.why != nil || h.renewing != nil {
+		if h.why == nil {
+			h.timer.Reset(time.Until(h.until)) // which a run of Every has moved
+		}
+		h.mu.Unlock()
+		return
+	}
+	timeout := ttl / 8
+	if h.failed != nil {
+		timeout = ttl / 4
+	}
+	call, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), timeout)
+	defer cancel()
+	renewing := make(chan struct{})
+	h.renewing, h.stop = renewing, cancel
+	h.timer.Reset(time.Until(h.until))
+	h.mu.Unlock()
+
+	next, renewed := time.Now().Add(ttl/3), false
+	func() {
+		defer survive()
+		renewed = h.renew(call, false) == nil
+	}()
+	if !renewed {
+		next = time.Now().Add(ttl / 30)
+	}
+	h.mu.Lock()
+	h.renewing, h.stop = nil, nil
+	if h.why == nil {
+		h.timer.Reset(min(time.Until(next), time.Until(h.until)))
+	}
+	h.mu.Unlock()
+	close(renewing)
+}
+
+// survive is deferred around a hook on a goroutine of this package: there is no caller to pass its
+// panic on to.
+func survive() {
+	if v := recover(); v != nil {
+		log.Printf("lease: a hook has panicked: %v\n%s", v, debug.Stack())
+	}
+}
+
+// renew renews the lease once. run says that a run of Every begins.
+func (h *holding) renew(ctx context.Context, run bool) error {
+	sent := time.Now()
+	err := h.c.store.Renew(ctx, Request{Name: h.c.cfg.Name, Token: h.token, TTL: h.c.cfg.TTL, Run: run})
+	if err == nil {
+		h.c.count(func(s *Stats) { s.Renewed++ })
+	}
+	if errors.Is(err, ErrLost) {
+		h.end(endedThere)
+	}
+	h.mu.Lock()
+	h.failed = err
+	if end := h.c.endOf(sent); err == nil && end.After(h.until) {
+		h.until = end
+	}
+	over := h.why != nil
+	h.mu.Unlock()
+	if err != nil && !over {
+		h.c.storeFailed(context.WithoutCancel(h.ctx), "renew", err)
+	}
+	return err
+}
+
+// recordRun records that a run of Every begins, until it has succeeded or the term is over.
+func (h *holding) recordRun(ctx context.Context) bool {
+	for ctx.Err() == nil && h.over() == nil {
+		call, cancel := context.WithTimeout(ctx, h.c.cfg.TTL/4)
+		err := h.renew(call, true)
+		cancel()
+		if err == nil {
+			return h.over() == nil
+		}
+		select {
+		case <-time.After(h.c.cfg.TTL / 30):
+		case <-ctx.Done():
+		}
+	}
+	return false
 }
 
 // over returns why the term is over, or nil.
@@ -134,7 +237,7 @@ func (h *holding) over() *LostError {
 	h.mu.Lock()
 	why, late := h.why, !time.Now().Before(h.until)
 	h.mu.Unlock()
-	if late {
+	if why == nil && late {
 		return h.end(notRenewed)
 	}
 	return why
@@ -147,89 +250,34 @@ func (h *holding) end(because reason) *LostError {
 		defer h.mu.Unlock()
 		return h.why
 	}
-	why := &LostError{Name: h.cfg.Name, Epoch: h.epoch, reason: because}
+	why := &LostError{Name: h.c.cfg.Name, Epoch: h.epoch, reason: because}
 	if because == notRenewed {
 		why.Err = h.failed
 	}
 	h.why = why
-	h.alarm.Stop()
+	h.timer.Stop()
+	if h.stop != nil {
+		h.stop()
+	}
 	h.mu.Unlock()
 	h.cancel(why)
-	h.stop()
-	h.c.count.leading.Add(-1)
-	h.c.count.leadTime.Add(int64(time.Since(h.began)))
-	if because == resigned {
-		h.c.count.resigned.Add(1)
-		return why
+	took := time.Since(h.began)
+	h.c.count(func(s *Stats) {
+		s.Leading--
+		s.LeadTime += took
+		if because == resigned {
+			s.Resigned++
+		} else {
+			s.Lost++
+		}
+	})
+	if because != resigned {
+		h.tell(Event{Kind: EventLost, Took: took, Err: why})
 	}
-	h.c.count.lost.Add(1)
-	h.tell(Event{Kind: EventLost, Took: time.Since(h.began), Err: why})
 	return why
 }
 
-// renew renews the lease until the term is over. A connection that is half open must not
-// cost the lease: the first try has little time, the next ones more, in case it is the
-// store that is slow.
-func (h *holding) renew() {
-	defer close(h.done)
-	timeout := h.cfg.TTL / 8
-	t := time.NewTimer(time.Until(h.began.Add(h.cfg.TTL / 3)))
-	for {
-		select {
-		case <-h.renewals.Done():
-			return
-		case <-t.C:
-		}
-		sent := time.Now()
-		call, cancel := context.WithTimeout(h.renewals, timeout)
-		err := h.c.store.Renew(call, h.cfg.Name, h.token, h.cfg.TTL)
-		cancel()
-		switch {
-		case err == nil:
-			h.extend(sent)
-			timeout = h.cfg.TTL / 8
-			t.Reset(time.Until(sent.Add(h.cfg.TTL / 3)))
-		case errors.Is(err, ErrLost):
-			h.end(endedThere)
-			return
-		case h.renewals.Err() != nil:
-			return
-		default:
-			h.mu.Lock()
-			h.failed = err
-			h.mu.Unlock()
-			timeout = h.cfg.TTL / 4
-			t.Reset(h.cfg.TTL / 30)
-			h.c.storeFailed(h.renewals, "renew", err)
-		}
-	}
-}
-
-// extend extends a term whose renewal was sent then and has succeeded.
-func (h *holding) extend(sent time.Time) {
-	h.c.count.renewed.Add(1)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.until, h.failed = endOf(h.cfg, sent), nil
-}
-
-func (h *holding) resign(ctx context.Context) error {
-	given := h.over() == nil && h.end(resigned).reason == resigned // not lost at the same time
-	err := h.c.store.Release(ctx, h.cfg.Name, h.token)
-	if err != nil {
-		err = fmt.Errorf("lease: %s: resign: %w", h.cfg.Name, err)
-	}
-	if given {
-		h.tell(Event{Kind: EventResigned, Took: time.Since(h.began), Err: err})
-	}
-	select {
-	case <-h.done:
-	case <-ctx.Done():
-	}
-	return err
-}
-
 func (h *holding) tell(e Event) {
-	e.Name, e.Holder, e.Epoch = h.cfg.Name, h.cfg.Holder, h.epoch
+	e.Name, e.Holder, e.Epoch = h.c.cfg.Name, h.c.cfg.Holder, h.epoch
 	h.c.tell(h.ctx, e)
 }

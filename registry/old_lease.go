@@ -30,7 +30,6 @@ func leaseFigures(s lease.Stats, to emit) {
 	to.counter("lease.asks", "{call}", "Times that the store was asked for the lease.", s.Asked)
 	to.counter("lease.renewals", "{call}", "Renewals that have succeeded.", s.Renewed)
 	to.counter("lease.store.errors", "{error}", "Calls of the store that have failed.", s.StoreErrors)
-	to.counter("lease.hook.panics", "{panic}", "Panics of hooks and observers.", s.HookPanics)
 	to.seconds(true, "lease.wait.time", "Time of all waits that have ended, together.", s.WaitTime)
 	to.seconds(true, "lease.term.time", "Time of all terms that have ended, together.", s.LeadTime)
 	to.gauge("lease.queued", "{call}", "Calls that wait for the lease.", float64(s.Queued))

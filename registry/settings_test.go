@@ -17,7 +17,6 @@ import (
 
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -303,12 +302,8 @@ func TestApplySetsWhatWasADefault(t *testing.T) {
 // that would follow it.
 func TestPreviewValidatesWhatWouldBe(t *testing.T) {
 	reg := registry.New()
-	reg.MustAdd(lease.New(lease.NewMemory(), lease.Config{Name: "a"}), throttle.New(throttle.Config{Name: "a", Rate: 10, Burst: 1}))
-	_, err := reg.Preview([]byte(`{"lease/a": {"TTL": "2s"}}`))
-	require.NoError(t, err, "with a Margin of 200 ms")
-	_, err = reg.Preview([]byte(`{"lease/a": {"TTL": "2s", "Margin": "1.5s"}}`))
-	require.ErrorContains(t, err, "lease/a: lease.Config.Margin is 1.5s")
-	_, err = reg.Preview([]byte(`{"throttle/a": {"Levels": 3}}`))
+	reg.MustAdd(throttle.New(throttle.Config{Name: "a", Rate: 10, Burst: 1}))
+	_, err := reg.Preview([]byte(`{"throttle/a": {"Levels": 3}}`))
 	require.ErrorContains(t, err, "Levels", "which cannot change in flight")
 	report, err := reg.Apply([]byte(`{"throttle/a": {"Burst": 0}}`))
 	require.NoError(t, err)

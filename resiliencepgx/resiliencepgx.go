@@ -1,6 +1,6 @@
 // Package resiliencepgx runs transactions of a github.com/jackc/pgx/v5 pool that may be tried
-// again, acquires its connections under policies, and has the function by which sqlstore and
-// sqllease hear PostgreSQL's notifications.
+// again, acquires its connections under policies, and has the function by which sqlstore hears
+// PostgreSQL's notifications.
 //
 //	err := resiliencepgx.InTx(ctx, pool, resiliencepgx.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)},
 //		func(ctx context.Context, tx pgx.Tx) error {
@@ -9,7 +9,7 @@
 //		})
 //
 //	db := stdlib.OpenDBFromPool(pool) // a *sql.DB on the same connections
-//	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{Listen: resiliencepgx.Listen(pool)})
+//	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{Listen: resiliencepgx.Listen(pool)})
 //
 // A pool has four connections, or one for each CPU if there are more, unless pool_max_conns
 // of its DSN says otherwise: few for sagas, see package sqlstore.
@@ -154,7 +154,7 @@ func Acquire(ctx context.Context, pool *pgxpool.Pool, policies resilience.Middle
 // and how long that may take.
 const silence = 10 * time.Second
 
-// Listen returns the Listen of sqlstore and sqllease: it executes LISTEN for the channel and
+// Listen returns the Listen of sqlstore: it executes LISTEN for the channel and
 // calls notify once then and for each notification, until ctx ends or the connection is lost.
 // Its caller calls it again then, and hears by the first notify that it may have missed some.
 // The connection is made as those of pool are, and is not one of them while it listens. A

@@ -30,7 +30,7 @@ func Eval(client redis.Scripter) func(ctx context.Context, script string, keys [
 // long that may take.
 const silence = 10 * time.Second
 
-// Subscribe returns the Subscribe of redisstore and redislease: it subscribes to a channel,
+// Subscribe returns the Subscribe of redisstore: it subscribes to a channel,
 // calls subscribed once Redis has confirmed it, and message for each message, until ctx ends
 // or the connection is lost. It does not connect again, since its caller must know that
 // messages may be missing. A server that is silent for ten seconds, and does not answer a PING

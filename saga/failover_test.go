@@ -2,6 +2,7 @@ package saga_test
 
 import (
 	"database/sql"
+	"database/sql/driver"
 	"testing"
 	"time"
 
@@ -11,6 +12,9 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
+// kind answers what Apply asks first: a database that is not MySQL, and a barrier of the first version.
+func kind(string) [][]driver.Value { return [][]driver.Value{{int64(1), nil}} }
+
 // TestApplyFindsThePrimary: a participant's pool is full of connections to a server that was the
 // primary once. fn may run twice, and is applied once.
 func TestApplyFindsThePrimary(t *testing.T) {
@@ -18,6 +22,7 @@ func TestApplyFindsThePrimary(t *testing.T) {
 		"a statement": {}, "COMMIT": {OnCommit: true},
 		"BEGIN": {OnBegin: true, Refuse: &standby.Error{Code: "0A000", Routine: "call_enum_check_hook"}},
 	} {
+		servers.Answer = kind
 		db := servers.Open(t, 3)
 		servers.Swap()
 		ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/book/book/do"})
@@ -27,10 +32,22 @@ func TestApplyFindsThePrimary(t *testing.T) {
 		}), name)
 		require.Equal(t, [2]int{0, 1}, servers.Conns(), name)
 	}
-	servers := &standby.Servers{}
+	servers := &standby.Servers{Answer: kind}
 	db := servers.Open(t, 3)
 	servers.Swap()
 	_, err := saga.PruneBarrier(t.Context(), db, time.Hour)
 	require.NoError(t, err)
 	require.Equal(t, [2]int{0, 1}, servers.Conns())
+}
+
+// TestApplyHeedsTheVersionOfTheBarrier: a newer table says which programs can use it.
+func TestApplyHeedsTheVersionOfTheBarrier(t *testing.T) {
+	for row, ok := range map[string]bool{"1 1": true, "2 1": true, "9 1": true, "2 2": false, "9 8": false, "none": false} {
+		servers := &standby.Servers{Answer: func(string) [][]driver.Value { return [][]driver.Value{{int64(1), row}} }}
+		ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/book/book/do"})
+		calls := 0
+		err := saga.Apply(ctx, servers.Open(t, 1), func(*sql.Tx) error { calls++; return nil })
+		require.Equal(t, ok, err == nil, "%s: %v", row, err)
+		require.Equal(t, ok, calls == 1)
+	}
 }

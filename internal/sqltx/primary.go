@@ -147,26 +147,6 @@ type Querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// Write calls fn, which makes one statement that is a transaction of its own, with db. If the
-// server takes no writes, it calls fn again with a connection to one that does, if there is one;
-// if the driver has a stale statement, with db.
-func Write(ctx context.Context, db *sql.DB, fn func(ctx context.Context, q Querier) error) error {
-	err := fn(ctx, db)
-	if Stale(err, nil) {
-		return fn(ctx, db)
-	}
-	probe := Reader(err, nil)
-	if probe == "" {
-		return err
-	}
-	conn, failed := Primary(ctx, db, probe)
-	if failed != nil {
-		return err
-	}
-	defer conn.Close()
-	return fn(ctx, conn)
-}
-
 // Stale reports whether err says that a prepared statement is not there, or that its tables have
 // changed. The driver prepares it anew the next time, which is no reason to wait.
 func Stale(err error, code func(error) string) (stale bool) {

@@ -2,7 +2,7 @@
 // exclude two leaders: if a leader is paused, or Redis loses its data, two processes may lead
 // at the same time, unless the resource compares the epochs of their terms.
 //
-//	store := redislease.New(redislease.Config{Eval: eval, Subscribe: subscribe})
+//	store := redislease.New(redislease.Config{Eval: eval})
 //	err := lease.Run(ctx, store, lease.Config{Name: "billing"},
 //		func(ctx context.Context, term lease.Term) error {
 //			return report(ctx, term.Epoch()) // a resource that refuses lower epochs
@@ -12,11 +12,10 @@
 // package sqllease and [lease.Term.Fence]. With this store, Term.Fence returns
 // [lease.ErrNoFence].
 //
-// No Redis client is imported. With github.com/redis/go-redis/v9 the two functions are
-// resilienceredis.Eval(client) and resilienceredis.Subscribe(client).
+// No Redis client is imported. With github.com/redis/go-redis/v9 the function is
+// resilienceredis.Eval(client).
 //
-// All times are of the clock of Redis. The candidates get the lease in the order in which
-// they have come; one that has waited for a day may go to the end.
+// All times are of the clock of Redis.
 //
 // A lease is one key, so that a Redis Cluster will do. If Redis loses it, in a restart
 // without persistence or a failover to a replica that lagged, another term may begin
@@ -42,20 +41,14 @@ var script string
 
 // A Config configures a Store.
 type Config struct {
-	// Prefix begins each key in Redis, which goes on with the name of the lease, and each
-	// channel. Empty means "lease:".
+	// Prefix begins each key in Redis, which goes on with the name of the lease. Empty means
+	// "lease:".
 	Prefix string
 
 	// Eval runs a Lua script, which is always the same one, on Redis 5 or later and
 	// returns its answer: integers as int64, strings as string or []byte, arrays as []any.
 	// It is required, and must heed the end of its ctx.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
-
-	// Subscribe lets a waiting candidate hear of a lease that is given up within
-	// milliseconds, instead of after its Poll. It subscribes to a channel, calls
-	// subscribed when Redis has confirmed it, and then message for each message. It
-	// returns when ctx has ended or the connection is lost. It may be nil.
-	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -67,11 +60,8 @@ func (c Config) Validate() error {
 
 type store struct{ cfg Config }
 
-var _ lease.Notifier = (*store)(nil)
-
-// New returns a [lease.Store] in Redis, which is a [lease.Notifier] too. It is safe for
-// concurrent use, also by many processes. New does not talk to Redis yet. It panics with the error of
-// cfg.Validate, if there is one.
+// New returns a [lease.Store] in Redis. It is safe for concurrent use, also by many processes. New
+// does not talk to Redis yet. It panics with the error of cfg.Validate, if there is one.
 func New(cfg Config) lease.Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -82,18 +72,16 @@ func New(cfg Config) lease.Store {
 	return &store{cfg}
 }
 
-// Acquire implements [lease.Store].
 func (s *store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
-	join := "1"
-	if req.Once {
-		join = "0"
-	}
-	return s.record(ctx, "acquire", req.Name, req.Token, req.Holder, micros(req.TTL), micros(req.Grace), join)
+	return s.record(ctx, "acquire", req.Name, req.Token, req.Holder, micros(req.TTL))
 }
 
-// Renew implements [lease.Store].
-func (s *store) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
-	value, err := s.eval(ctx, "renew", name, token, micros(ttl))
+func (s *store) Renew(ctx context.Context, req lease.Request) error {
+	run := "0"
+	if req.Run {
+		run = "1"
+	}
+	value, err := s.eval(ctx, "renew", req.Name, req.Token, micros(req.TTL), run)
 	if err != nil {
 		return err
 	}
@@ -107,30 +95,14 @@ func (s *store) Renew(ctx context.Context, name, token string, ttl time.Duration
 	return nil
 }
 
-// Release implements [lease.Store].
 func (s *store) Release(ctx context.Context, name, token string) error {
-	_, err := s.record(ctx, "release", name, token, s.channel(name))
+	_, err := s.record(ctx, "release", name, token)
 	return err
 }
 
-// Load implements [lease.Store].
 func (s *store) Load(ctx context.Context, name string) (lease.Record, error) {
 	return s.record(ctx, "load", name, "")
 }
-
-// Listen implements [lease.Notifier]. Without [Config.Subscribe] it waits for the end of ctx.
-func (s *store) Listen(ctx context.Context, name string, notify func()) error {
-	if s.cfg.Subscribe == nil {
-		<-ctx.Done()
-		return context.Cause(ctx)
-	}
-	if err := s.cfg.Subscribe(ctx, s.channel(name), notify, func(string) { notify() }); err != nil {
-		return fmt.Errorf("redislease: listen: %w", err)
-	}
-	return fmt.Errorf("redislease: listen: the subscription has ended")
-}
-
-func (s *store) channel(name string) string { return s.cfg.Prefix + name }
 
 func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 
@@ -169,7 +141,7 @@ func (s *store) record(ctx context.Context, op, name, token string, args ...any)
 	}
 	return lease.Record{
 		Name: name, Token: texts[0], Holder: texts[1], Epoch: n[0],
-		Since: moment(n[1]), Until: moment(n[2]), Now: moment(n[3]), Ahead: n[4] == 1,
+		Since: moment(n[1]), Until: moment(n[2]), Now: moment(n[3]), Ran: moment(n[4]),
 	}, nil
 }
 

@@ -29,6 +29,8 @@ func answers(value any, err error) lease.Store {
 	})
 }
 
+var second = lease.Request{Name: "a", Token: "x", TTL: time.Second}
+
 func TestNewNeedsEval(t *testing.T) {
 	require.PanicsWithError(t, "redislease.Config.Eval is nil: must be set", func() { redislease.New(redislease.Config{}) })
 }
@@ -42,7 +44,7 @@ func TestAnswersOfClients(t *testing.T) {
 		rec, err := answers(value, nil).Acquire(t.Context(), lease.Request{Name: "a", Token: "x"})
 		require.NoError(t, err)
 		require.Equal(t, lease.Record{
-			Name: "a", Token: "x", Holder: "me", Epoch: 7, Ahead: true,
+			Name: "a", Token: "x", Holder: "me", Epoch: 7, Ran: time.UnixMicro(1),
 			Since: time.UnixMicro(1), Until: time.UnixMicro(2), Now: time.UnixMicro(3),
 		}, rec)
 		rec, err = answers(value, nil).Load(t.Context(), "a")
@@ -53,8 +55,8 @@ func TestAnswersOfClients(t *testing.T) {
 	rec, err := answers([]any{"", "", 0, 0, 0, 3, 0}, nil).Load(t.Context(), "a")
 	require.NoError(t, err)
 	require.Equal(t, lease.Record{Name: "a", Now: time.UnixMicro(3)}, rec)
-	require.NoError(t, answers(int64(1), nil).Renew(t.Context(), "a", "x", time.Second))
-	require.ErrorIs(t, answers("0", nil).Renew(t.Context(), "a", "x", time.Second), lease.ErrLost)
+	require.NoError(t, answers(int64(1), nil).Renew(t.Context(), second))
+	require.ErrorIs(t, answers("0", nil).Renew(t.Context(), second), lease.ErrLost)
 }
 
 func TestAnswersThatAreNone(t *testing.T) {
@@ -64,37 +66,14 @@ func TestAnswersThatAreNone(t *testing.T) {
 	} {
 		_, err := answers(value, nil).Load(t.Context(), "a")
 		require.ErrorContains(t, err, "redislease: load: the script's answer")
-		require.Error(t, answers(value, nil).Renew(t.Context(), "a", "x", time.Second))
+		require.Error(t, answers(value, nil).Renew(t.Context(), second))
 	}
 	_, err := answers(nil, errDown).Acquire(t.Context(), lease.Request{Name: "a"})
 	require.ErrorIs(t, err, errDown)
 	require.ErrorContains(t, err, "redislease: acquire: ")
-	require.ErrorIs(t, answers(nil, errDown).Renew(t.Context(), "a", "x", time.Second), errDown)
+	require.ErrorIs(t, answers(nil, errDown).Renew(t.Context(), second), errDown)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = answers(nil, nil).Load(ctx, "a")
 	require.ErrorIs(t, err, context.Canceled)
-}
-
-func TestListen(t *testing.T) {
-	eval := func(context.Context, string, []string, ...any) (any, error) { return nil, errDown }
-	told := 0
-	subscribe := func(err error) func(context.Context, string, func(), func(string)) error {
-		return func(_ context.Context, channel string, subscribed func(), message func(string)) error {
-			require.Equal(t, "p:a", channel)
-			subscribed()
-			message("")
-			return err
-		}
-	}
-	s := redislease.New(redislease.Config{Prefix: "p:", Eval: eval, Subscribe: subscribe(errDown)})
-	require.ErrorIs(t, s.(lease.Notifier).Listen(t.Context(), "a", func() { told++ }), errDown)
-	require.Equal(t, 2, told)
-	s = redislease.New(redislease.Config{Prefix: "p:", Eval: eval, Subscribe: subscribe(nil)})
-	require.ErrorContains(t, s.(lease.Notifier).Listen(t.Context(), "a", func() { told++ }), "has ended")
-
-	s = redislease.New(redislease.Config{Eval: eval})
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, s.(lease.Notifier).Listen(ctx, "a", nil), context.Canceled)
 }

@@ -1,36 +1,31 @@
 package sqllease
 
 import (
-	"fmt"
-	"hash/fnv"
-	"strconv"
 	"strings"
+
+	"github.com/go-resilience/resilience/internal/sqldb"
 )
 
-// statements are those of a dialect. {p} begins the names of the tables,
-// {now} is the clock, in microseconds since 1970. Each ? is used once.
+// statements are those of a dialect. {p} begins the names of the tables, {now} is the clock, in
+// microseconds since 1970. Each ? is used once.
 type statements struct {
 	now      string
 	numbered bool // placeholders are $1, $2 and so on
 
-	schema string
+	schema string // without the version
 	find   string // fails unless the tables are there
 	create string // name
-	look   string // token, name
-	join   string // name, token
-	leave  string // name, token, and a time: candidates that joined until then leave too
+	look   string // name
 
-	// take is acquire, leave and look in one statement, which returns no row if it has not
-	// acquired the lease: name, epoch before; token, holder, TTL; and what leave takes.
-	// Empty if the database has no such statement.
+	// take is acquire and look in one statement, which returns no row if it has not acquired the
+	// lease: name, epoch before; token, holder, TTL. Empty if the database has no such statement.
 	take string
-	// unlocked returns no row if a fenced transaction is open: name. Empty if acquire
-	// does not wait for it.
+	// unlocked returns no row if a fenced transaction is open: name. Empty if acquire does not
+	// wait for it.
 	unlocked string
 	acquire  string // token, holder, TTL, name, epoch before
-	renew    string // TTL, name, token
-	release  string // name, token; and the channel if it notifies
-	notifies bool   // release returns a row if it has changed one
+	renew    string // TTL, 1 if a run begins, name, token
+	release  string // name, token
 
 	fence       string // name, epoch
 	fenceWrites bool   // fence changes a row, instead of returning one
@@ -39,25 +34,20 @@ type statements struct {
 var dialects = map[Dialect]statements{PostgreSQL: postgresql, MySQL: mysql, SQLite: sqlite}
 
 const (
-	columns = "token, holder, epoch, since, expires"
+	columns = "token, holder, epoch, since, expires, ran"
 
-	findLease = "SELECT name, " + columns + " FROM {p}lease WHERE 1 = 0; SELECT name, token, place FROM {p}lease_line WHERE 1 = 0"
+	find = "SELECT name, " + columns + " FROM {p}lease WHERE 1 = 0"
 
-	look = `SELECT ` + columns + `, {now},
-	coalesce((SELECT q.token FROM {p}lease_line q WHERE q.name = l.name ORDER BY q.place, q.token LIMIT 1), ''),
-	EXISTS (SELECT 1 FROM {p}lease_line q WHERE q.name = l.name AND q.token = ?)
-FROM {p}lease l WHERE l.name = ?`
+	look = `SELECT ` + columns + `, {now} FROM {p}lease WHERE name = ?`
 
-	leave = `DELETE FROM {p}lease_line WHERE name = ? AND (token = ? OR place <= ?)`
-
-	renew = `UPDATE {p}lease SET expires = {now} + ? WHERE name = ? AND token = ?`
+	renew = `UPDATE {p}lease SET expires = {now} + ?, ran = CASE WHEN ? = 1 THEN {now} ELSE ran END WHERE name = ? AND token = ?`
 
 	release = `UPDATE {p}lease SET epoch = epoch + 1, token = '', holder = '', since = {now}, expires = {now} WHERE name = ? AND token = ?`
 )
 
-// A fence takes the lock FOR KEY SHARE. It excludes changes of columns that have a unique
-// index, here of the epoch, and no others: a renewal is not kept waiting. The unique index
-// also makes a fence that has waited for a new term see its epoch.
+// A fence takes the lock FOR KEY SHARE. It excludes changes of columns that have a unique index,
+// here of the epoch, and no others: a renewal is not kept waiting. The unique index also makes a
+// fence that has waited for a new term see its epoch.
 var postgresql = statements{
 	now: "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint", numbered: true,
 	schema: `CREATE TABLE IF NOT EXISTS {p}lease (
@@ -67,39 +57,26 @@ var postgresql = statements{
 	epoch   bigint NOT NULL,
 	since   bigint NOT NULL,
 	expires bigint NOT NULL,
+	ran     bigint NOT NULL,
 	UNIQUE (name, epoch)
 );
-CREATE TABLE IF NOT EXISTS {p}lease_line (
-	name  text COLLATE "C" NOT NULL,
-	token text COLLATE "C" NOT NULL,
-	place bigint NOT NULL,
-	PRIMARY KEY (name, token),
-	UNIQUE (name, place, token)
-);
 `,
-	find:   findLease,
-	create: `INSERT INTO {p}lease (name, ` + columns + `) VALUES (?, '', '', 0, 0, 0) ON CONFLICT DO NOTHING`,
+	find:   find,
+	create: `INSERT INTO {p}lease (name, ` + columns + `) VALUES (?, '', '', 0, 0, 0, 0) ON CONFLICT DO NOTHING`,
 	look:   look,
-	join:   `INSERT INTO {p}lease_line (name, token, place) VALUES (?, ?, {now}) ON CONFLICT DO NOTHING`,
-	leave:  leave,
 	take: `WITH free AS (
 	SELECT name FROM {p}lease WHERE name = ? AND epoch = ? AND expires <= {now} FOR UPDATE SKIP LOCKED
-), taken AS (
-	UPDATE {p}lease l SET token = ?, holder = ?, epoch = greatest(l.epoch + 1, {now}), since = {now}, expires = {now} + ?
-	FROM free WHERE l.name = free.name RETURNING l.*
-), left_line AS (
-	DELETE FROM {p}lease_line q USING taken WHERE q.name = ? AND (q.token = ? OR q.place <= ?)
 )
-SELECT ` + columns + `, {now}, '', false FROM taken`,
-	renew:    renew,
-	release:  `WITH released AS (` + release + ` RETURNING 1) SELECT pg_notify(?, '')::text FROM released`,
-	notifies: true,
-	fence:    `SELECT epoch FROM {p}lease WHERE name = ? AND epoch = ? FOR KEY SHARE`,
+UPDATE {p}lease l SET token = ?, holder = ?, epoch = greatest(l.epoch + 1, {now}), since = {now}, expires = {now} + ?
+FROM free WHERE l.name = free.name RETURNING ` + columns + `, {now}`,
+	renew:   renew,
+	release: release,
+	fence:   `SELECT epoch FROM {p}lease WHERE name = ? AND epoch = ? FOR KEY SHARE`,
 }
 
 // The fence locks a row of a table of its own, as a lock of the lease would keep renewals
-// waiting. Both rows have the same epoch, and change in one statement, in
-// any order: {now} is the same in all of it.
+// waiting. Both rows have the same epoch, and change in one statement, in any order: {now} is the
+// same in all of it.
 var mysql = statements{
 	now: "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))",
 	schema: `CREATE TABLE IF NOT EXISTS {p}lease (
@@ -108,26 +85,18 @@ var mysql = statements{
 	holder  varbinary(200) NOT NULL,
 	epoch   bigint         NOT NULL,
 	since   bigint         NOT NULL,
-	expires bigint         NOT NULL
+	expires bigint         NOT NULL,
+	ran     bigint         NOT NULL
 ) ENGINE = InnoDB;
 CREATE TABLE IF NOT EXISTS {p}lease_fence (
 	name  varbinary(200) NOT NULL PRIMARY KEY,
 	epoch bigint         NOT NULL
 ) ENGINE = InnoDB;
-CREATE TABLE IF NOT EXISTS {p}lease_line (
-	name  varbinary(200) NOT NULL,
-	token varbinary(200) NOT NULL,
-	place bigint         NOT NULL,
-	PRIMARY KEY (name, token),
-	UNIQUE (name, place, token)
-) ENGINE = InnoDB;
 `,
-	find: findLease + "; SELECT name, epoch FROM {p}lease_fence WHERE 1 = 0",
+	find: find + "; SELECT name, epoch FROM {p}lease_fence WHERE 1 = 0",
 	create: `INSERT IGNORE INTO {p}lease_fence (name, epoch) VALUES (?, 0);
-INSERT IGNORE INTO {p}lease (name, ` + columns + `) VALUES (?, '', '', 0, 0, 0)`,
+INSERT IGNORE INTO {p}lease (name, ` + columns + `) VALUES (?, '', '', 0, 0, 0, 0)`,
 	look:     look,
-	join:     `INSERT IGNORE INTO {p}lease_line (name, token, place) VALUES (?, ?, {now})`,
-	leave:    leave,
 	unlocked: `SELECT epoch FROM {p}lease_fence WHERE name = ? FOR UPDATE SKIP LOCKED`,
 	acquire: `UPDATE {p}lease l JOIN {p}lease_fence f ON f.name = l.name
 SET l.token = ?, l.holder = ?, l.since = {now}, l.expires = {now} + ?,
@@ -149,21 +118,13 @@ var sqlite = statements{
 	holder  text    NOT NULL,
 	epoch   integer NOT NULL,
 	since   integer NOT NULL,
-	expires integer NOT NULL
-);
-CREATE TABLE IF NOT EXISTS {p}lease_line (
-	name  text    NOT NULL,
-	token text    NOT NULL,
-	place integer NOT NULL,
-	PRIMARY KEY (name, token),
-	UNIQUE (name, place, token)
+	expires integer NOT NULL,
+	ran     integer NOT NULL
 );
 `,
-	find:   findLease,
-	create: `INSERT INTO {p}lease (name, ` + columns + `) VALUES (?, '', '', 0, 0, 0) ON CONFLICT DO NOTHING`,
+	find:   find,
+	create: `INSERT INTO {p}lease (name, ` + columns + `) VALUES (?, '', '', 0, 0, 0, 0) ON CONFLICT DO NOTHING`,
 	look:   look,
-	join:   `INSERT INTO {p}lease_line (name, token, place) VALUES (?, ?, {now}) ON CONFLICT DO NOTHING`,
-	leave:  leave,
 	acquire: `UPDATE {p}lease SET token = ?, holder = ?, epoch = max(epoch + 1, {now}), since = {now}, expires = {now} + ?
 WHERE name = ? AND epoch = ? AND expires <= {now}`,
 	renew:       renew,
@@ -172,36 +133,13 @@ WHERE name = ? AND epoch = ? AND expires <= {now}`,
 	fenceWrites: true,
 }
 
-// with returns the statements with the names of the tables, its clock and its placeholders.
+// with returns the statements with the names of the tables, the clock and the placeholders.
 func (d statements) with(prefix string) *statements {
-	for _, text := range []*string{
-		&d.schema, &d.find, &d.create, &d.look, &d.join, &d.leave,
-		&d.take, &d.unlocked, &d.acquire, &d.renew, &d.release, &d.fence,
-	} {
+	for _, text := range []*string{&d.schema, &d.find, &d.create, &d.look, &d.take, &d.unlocked, &d.acquire, &d.renew, &d.release, &d.fence} {
 		*text = strings.NewReplacer("{p}", prefix, "{now}", d.now).Replace(*text)
 		if d.numbered {
-			*text = number(*text)
+			*text = sqldb.Number(*text)
 		}
 	}
 	return &d
-}
-
-// number makes $1, $2 and so on of the question marks.
-func number(text string) string {
-	parts := strings.Split(text, "?")
-	var b strings.Builder
-	b.WriteString(parts[0])
-	for i, part := range parts[1:] {
-		b.WriteString("$" + strconv.Itoa(i+1))
-		b.WriteString(part)
-	}
-	return b.String()
-}
-
-// channel returns the name under which PostgreSQL announces that a lease is given up,
-// which is shorter than that of the lease may be.
-func (s *Store) channel(name string) string {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(name))
-	return fmt.Sprintf("%slease_%016x", s.prefix, h.Sum64())
 }

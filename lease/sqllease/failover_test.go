@@ -16,20 +16,22 @@ import (
 
 // TestFailoverLeavesNoConnectionToAReader: each write of the store finds the primary by itself.
 func TestFailoverLeavesNoConnectionToAReader(t *testing.T) {
-	free := []driver.Value{"", "", int64(7), int64(0), int64(0), int64(1), "", false}
-	taken := []driver.Value{"x", "", int64(8), int64(1), int64(2), int64(1), "", false}
+	free := []driver.Value{"", "", int64(7), int64(0), int64(0), int64(0), int64(1)}
+	taken := []driver.Value{"x", "", int64(8), int64(1), int64(2), int64(0), int64(1)}
 	for name, write := range map[string]func(context.Context, *sqllease.Store) error{
 		"Acquire": func(ctx context.Context, s *sqllease.Store) error {
 			_, err := s.Acquire(ctx, lease.Request{Name: "a", Token: "x", TTL: time.Minute})
 			return err
 		},
-		"Renew":   func(ctx context.Context, s *sqllease.Store) error { return s.Renew(ctx, "a", "x", time.Minute) },
+		"Renew": func(ctx context.Context, s *sqllease.Store) error {
+			return s.Renew(ctx, lease.Request{Name: "a", Token: "x", TTL: time.Minute})
+		},
 		"Release": func(ctx context.Context, s *sqllease.Store) error { return s.Release(ctx, "a", "x") },
 	} {
 		for _, dialect := range []sqllease.Dialect{sqllease.PostgreSQL, sqllease.MySQL} {
 			servers := &standby.Servers{Answer: func(query string) [][]driver.Value {
 				switch {
-				case strings.Contains(query, "UPDATE") && strings.Contains(query, "RETURNING l.*"):
+				case strings.Contains(query, "UPDATE") && strings.Contains(query, "RETURNING"):
 					return [][]driver.Value{taken}
 				case strings.HasPrefix(query, "SELECT token"):
 					return [][]driver.Value{free}

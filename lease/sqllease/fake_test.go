@@ -1,13 +1,11 @@
 package sqllease_test
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"io"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,25 +14,25 @@ import (
 // A fake is a database that knows the statements of package sqllease by their beginnings.
 // The statements themselves are tested on real databases, in internal/integration/lease.
 type fake struct {
-	mu     sync.Mutex
-	tables bool
-	busy   int64
-	rows   map[string]*row
-	line   []waiter
-	log    []string
-	fail   func(statement string) error // nil: none fails
-	locked bool                         // a fenced transaction is open
-	same   bool                         // an update reports no change
+	mu      sync.Mutex
+	tables  bool
+	busy    int64
+	rows    map[string]*row
+	version [2]int64
+	log     []string
+	fail    func(statement string) error // nil: none fails
+	locked  bool                         // a fenced transaction is open
+	same    bool                         // an update reports no change
 }
 
 type row struct {
-	token, holder         string
-	epoch, since, expires int64
+	token, holder              string
+	epoch, since, expires, ran int64
 }
 
-type waiter struct {
-	name, token string
-	place       int64
+// values are the columns of the row, and the clock.
+func (r *row) values(now int64) []driver.Value {
+	return []driver.Value{r.token, r.holder, r.epoch, r.since, r.expires, r.ran, now}
 }
 
 func newFake() *fake { return &fake{busy: 1000, rows: make(map[string]*row)} }
@@ -111,34 +109,25 @@ func (f *fake) run(ctx context.Context, query string, named []driver.NamedValue)
 		return 0, nil, nil
 	case is("INSERT IGNORE INTO lease_fence"):
 		return 0, nil, nil
-	case is("INSERT INTO lease_line"), is("INSERT IGNORE INTO lease_line"):
-		f.line = append(f.line, waiter{text(0), text(1), now})
+	case is("INSERT INTO lease_schema"), is("INSERT IGNORE INTO lease_schema"):
+		f.version = [2]int64{1, 1}
 		return 1, nil, nil
-	case is("DELETE FROM lease_line"):
-		f.line = slices.DeleteFunc(f.line, func(w waiter) bool {
-			return w.name == text(0) && (w.token == text(1) || w.place <= number(2))
-		})
-		return 1, nil, nil
+	case is("SELECT version"):
+		if f.version[0] == 0 {
+			return 0, nil, nil
+		}
+		return 0, []driver.Value{f.version[0], f.version[1]}, nil
 	case is("INSERT"):
 		if f.rows[text(0)] == nil {
 			f.rows[text(0)] = &row{}
 		}
 		return 1, nil, nil
 	case is("SELECT token"): // look
-		r := f.rows[text(1)]
+		r := f.rows[text(0)]
 		if r == nil {
 			return 0, nil, nil
 		}
-		first, joined := waiter{}, int64(0)
-		for _, w := range slices.SortedFunc(slices.Values(f.line), func(a, b waiter) int { return cmp.Compare(b.place, a.place) }) {
-			if w.name == text(1) {
-				first = w
-				if w.token == text(0) {
-					joined = 1
-				}
-			}
-		}
-		return 0, []driver.Value{r.token, r.holder, r.epoch, r.since, r.expires, now, first.token, joined}, nil
+		return 0, r.values(now), nil
 	case len(named) == 0 && is("SELECT"): // the clock
 		return 0, []driver.Value{now}, nil
 	case is("SELECT epoch"): // fence or unlocked
@@ -157,14 +146,17 @@ func (f *fake) run(ctx context.Context, query string, named []driver.NamedValue)
 		if r == nil || r.token != text(1) {
 			return 0, nil, nil
 		}
-		*r = row{epoch: r.epoch + 1, since: now, expires: now}
-		return 1, []driver.Value{""}, nil
+		*r = row{epoch: r.epoch + 1, since: now, expires: now, ran: r.ran}
+		return 1, nil, nil
 	case is("UPDATE lease SET expires"): // renew
-		r := f.rows[text(1)]
-		if r == nil || r.token != text(2) {
+		r := f.rows[text(2)]
+		if r == nil || r.token != text(3) {
 			return 0, nil, nil
 		}
 		r.expires = now + number(0)
+		if number(1) == 1 {
+			r.ran = now
+		}
 		if f.same {
 			return 0, nil, nil
 		}
@@ -174,17 +166,14 @@ func (f *fake) run(ctx context.Context, query string, named []driver.NamedValue)
 		if r == nil || f.locked || r.epoch != number(1) || r.expires > now {
 			return 0, nil, nil
 		}
-		*r = row{text(2), text(3), max(r.epoch+1, now), now, now + number(4)}
-		f.line = slices.DeleteFunc(f.line, func(w waiter) bool {
-			return w.name == text(5) && (w.token == text(6) || w.place <= number(7))
-		})
-		return 1, []driver.Value{r.token, r.holder, r.epoch, r.since, r.expires, now, "", false}, nil
+		*r = row{text(2), text(3), max(r.epoch+1, now), now, now + number(4), r.ran}
+		return 1, r.values(now), nil
 	case is("UPDATE lease"): // acquire
 		r := f.rows[text(3)]
 		if r == nil || r.epoch != number(4) || r.expires > now {
 			return 0, nil, nil
 		}
-		*r = row{text(0), text(1), max(r.epoch+1, now), now, now + number(2)}
+		*r = row{text(0), text(1), max(r.epoch+1, now), now, now + number(2), r.ran}
 		return 1, nil, nil
 	}
 	return 0, nil, errors.New("unknown statement: " + query)

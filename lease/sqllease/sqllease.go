@@ -11,12 +11,11 @@
 //
 // All times are of the database's clock. Each statement is a transaction of its own: no
 // session state, no advisory lock, no connection that is kept, so that a pooler such as
-// PgBouncer may stand in between, except for [Config.Listen]. The driver must then prepare
-// no statements: with pgx, add default_query_exec_mode=exec to the DSN.
+// PgBouncer may stand in between. The driver must then prepare no statements: with pgx, add
+// default_query_exec_mode=exec to the DSN.
 //
 // A waiting candidate reads one row every Poll of [lease.Config]. A leader writes one row
-// every third of the TTL. The candidates get the lease in the order in which they have come;
-// one that has waited for a day may go to the end.
+// every third of the TTL. Whoever asks first gets a lease that is free.
 //
 // # Fence
 //
@@ -31,15 +30,12 @@
 //
 // # PostgreSQL
 //
-// Version 12 or later. A lease that is given up is announced with NOTIFY. With
-// [Config.Listen] a waiting candidate then leads within milliseconds, without it within
-// its Poll. The fence of a transaction that is not READ COMMITTED may fail with a
+// Version 12 or later. The fence of a transaction that is not READ COMMITTED may fail with a
 // serialization failure instead of [lease.ErrLost].
 //
 // # MySQL and MariaDB
 //
-// MySQL 8.0 or MariaDB 10.6, or later. A waiting candidate finds a lease that was given
-// up within its Poll.
+// MySQL 8.0 or MariaDB 10.6, or later.
 //
 // # SQLite
 //
@@ -51,7 +47,9 @@
 //
 // A database that loses commits when it fails over, such as one with asynchronous
 // replication, may lose the beginning of a term. The next epoch is still higher, as it
-// includes the time, and fenced transactions are lost with the term.
+// includes the time, and fenced transactions are lost with the term. The store finds the new
+// primary by itself: it closes the connections of the pool that lead to a server which takes no
+// writes any more.
 package sqllease
 
 import (
@@ -59,10 +57,9 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/sqltx"
+	"github.com/go-resilience/resilience/internal/sqldb"
 	"github.com/go-resilience/resilience/lease"
 )
 
@@ -77,22 +74,25 @@ const (
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix begins the names of the tables, for a database that has others of these
-	// names: up to 32 of a-z, 0-9 and _, not a digit first.
+	// Prefix begins the names of the tables, for a database that has others of these names: up to
+	// 32 of a-z, 0-9 and _, not a digit first.
 	Prefix string
-
-	// Listen lets a waiting candidate hear of a lease that is given up. It is for
-	// PostgreSQL only. It executes LISTEN for the channel on a connection of its own, and
-	// calls notify once then and for each notification, until ctx ends or the connection
-	// fails. With pgx it is resiliencepgx.Listen(pool).
-	//
-	// Each waiting call of Run or Campaign has one such connection.
-	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
+// A Store is a [lease.Store] and a [lease.Fencer] in a database. It is safe for concurrent use,
+// also by many processes on one database.
+type Store struct {
+	db      *sql.DB
+	dialect Dialect
+	text    *statements // with the names of the tables, and the placeholders of the database
+	version string      // the name of the table that has it
+}
+
+var _ lease.Fencer = (*Store)(nil)
+
 // New returns a Store in db. It does not use db yet, and the Store never closes it. Call
-// [Store.Migrate] before its first use. New panics if db is nil, the dialect is unknown,
-// or the Config is invalid for the dialect.
+// [Store.Migrate] before its first use. New panics if db is nil, the dialect is unknown, or the
+// Config is invalid.
 func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	text, ok := dialects[dialect]
 	switch {
@@ -100,85 +100,65 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 		panic("sqllease: the *sql.DB is nil: must be set")
 	case !ok:
 		panic(fmt.Sprintf("sqllease: the dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect)))
-	case !isPrefix(cfg.Prefix):
+	case !sqldb.IsPrefix(cfg.Prefix):
 		panic(fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first", cfg.Prefix))
-	case cfg.Listen != nil && dialect != PostgreSQL:
-		panic("sqllease: Config.Listen is set: must be nil, except for PostgreSQL")
 	}
-	return &Store{db: db, dialect: dialect, text: text.with(cfg.Prefix), prefix: cfg.Prefix, listen: cfg.Listen}
+	return &Store{db: db, dialect: dialect, text: text.with(cfg.Prefix), version: cfg.Prefix + "lease_schema"}
 }
 
-func isPrefix(s string) bool {
-	for i, c := range []byte(s) {
-		if (c < 'a' || c > 'z') && c != '_' && (i == 0 || c < '0' || c > '9') {
-			return false
-		}
-	}
-	return len(s) <= 32
+// version is of the tables. From 0.1.0 on, whatever changes them makes it one more, with a migration
+// in Migrate; From stays while the older programs can use the tables.
+var version = sqldb.Version{Is: 1, From: 1}
+
+// Schema returns the statements that create the tables, each with a semicolon at its end. It is for
+// programs with a migration tool of their own; Migrate then finds the tables and does nothing.
+func (s *Store) Schema() string {
+	return s.text.schema + version.Table(s.version, s.dialect == MySQL)
 }
-
-// A Store is a [lease.Store], [lease.Fencer] and [lease.Notifier] in a database. It is
-// safe for concurrent use, also by many processes on one database.
-type Store struct {
-	db      *sql.DB
-	dialect Dialect
-	text    *statements // with the names of the tables, and the placeholders of the database
-	prefix  string
-	listen  func(ctx context.Context, channel string, notify func()) error
-}
-
-var (
-	_ lease.Fencer   = (*Store)(nil)
-	_ lease.Notifier = (*Store)(nil)
-)
-
-// Schema returns the statements that create the tables, each with a semicolon at its end.
-// It is for programs with a migration tool of their own; Migrate then finds the tables and
-// does nothing.
-func (s *Store) Schema() string { return s.text.schema }
 
 // Migrate creates the tables unless they exist, on PostgreSQL in the first schema of the
-// search_path. If they exist, it needs no right to create tables. Several processes may
-// call it at the same time. It returns an error if a table of one of these names belongs
-// to another program. On SQLite it also returns an error if the busy_timeout is zero.
-// With modernc.org/sqlite:
+// search_path. If they exist, it needs no right to create tables. Several processes may call it at
+// the same time. It returns an error if a table of one of these names belongs to another program, or
+// if the tables are of a version that this program cannot use: a newer one says which programs can.
+// On SQLite it also returns an error if the busy_timeout is zero. With modernc.org/sqlite:
 //
 //	file:leases.db?_pragma=busy_timeout(1000)&_pragma=journal_mode(WAL)&_txlock=immediate
 func (s *Store) Migrate(ctx context.Context) error {
-	err := s.migrate(ctx)
+	err := s.find(ctx)
+	for try := 0; try < 3 && err != nil && !errors.Is(err, sqldb.ErrVersion) && ctx.Err() == nil; try++ {
+		made := s.make(ctx) // of processes that do so at the same time, PostgreSQL lets some fail
+		if err = s.find(ctx); err != nil {
+			err = errors.Join(fmt.Errorf("the tables cannot be created, or are another program's (use Config.Prefix): %w", err), made)
+		}
+	}
 	if err == nil && s.dialect == SQLite {
 		err = s.checkTimeout(ctx)
 	}
 	return wrap("migrate", err)
 }
 
-// migrate creates the tables if they are missing. Several processes may do so at the same
-// time, of which PostgreSQL lets some fail.
-func (s *Store) migrate(ctx context.Context) error {
-	var created error
-	for range 3 {
-		found := s.find(ctx)
-		if found == nil || ctx.Err() != nil {
-			return found
+// make creates what is missing of the tables.
+func (s *Store) make(ctx context.Context) error {
+	for statement := range sqldb.Statements(s.Schema()) {
+		if _, err := sqldb.Exec(ctx, s.db, statement); err != nil {
+			return err
 		}
-		if created != nil {
-			created = fmt.Errorf("%w; %w", found, created)
-		} else {
-			created = found
-		}
-		for statement := range strings.SplitSeq(s.text.schema, ";") {
-			if strings.TrimSpace(statement) == "" {
-				continue
-			}
-			if _, err := s.db.ExecContext(ctx, statement); err != nil {
-				created = fmt.Errorf("create the tables: %w", err)
-			}
-		}
-	}
-	if found := s.find(ctx); found != nil {
-		return fmt.Errorf("the tables cannot be created, or are another program's (use Config.Prefix): %w", errors.Join(found, created))
 	}
 	return nil
+}
+
+// find returns nil if the tables are there, and of a version that this program can use.
+func (s *Store) find(ctx context.Context) error {
+	for query := range sqldb.Statements(s.text.find) {
+		rows, err := s.db.QueryContext(ctx, query)
+		if err != nil {
+			return err
+		}
+		if err := rows.Close(); err != nil {
+			return err
+		}
+	}
+	return version.Check(ctx, s.db, s.version)
 }
 
 // checkTimeout returns an error if SQLite does not wait for the writer of another process.
@@ -193,83 +173,36 @@ func (s *Store) checkTimeout(ctx context.Context) error {
 	return nil
 }
 
-// find returns nil if the tables are there.
-func (s *Store) find(ctx context.Context) error {
-	for query := range strings.SplitSeq(s.text.find, ";") {
-		rows, err := s.db.QueryContext(ctx, query)
-		if err != nil {
-			return err
-		}
-		if err := rows.Close(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Acquire implements [lease.Store].
+// Acquire is of [lease.Store].
 func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
-	rec, err := s.acquire(ctx, req)
-	return rec, wrap("acquire", err)
-}
-
-func (s *Store) acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
-	rec, line, err := s.look(ctx, req.Name, req.Token)
-	if errors.Is(err, sql.ErrNoRows) {
-		if err := s.create(ctx, req.Name); err != nil {
-			return rec, err
+	rec, err := s.look(ctx, req.Name)
+	if errors.Is(err, sql.ErrNoRows) { // nobody has ever held it
+		for statement := range sqldb.Statements(s.text.create) {
+			if _, err := sqldb.Exec(ctx, s.db, statement, req.Name); err != nil {
+				return rec, wrap("acquire", err)
+			}
 		}
-		rec, line, err = s.look(ctx, req.Name, req.Token)
+		rec, err = s.look(ctx, req.Name)
 	}
-	if err != nil {
-		return rec, err
-	}
-	mine := line.first == "" || line.first == req.Token
-	switch waited := rec.Now.Sub(rec.Until); {
-	case rec.Held() && rec.Token == req.Token:
-		if err := s.Renew(ctx, req.Name, req.Token, req.TTL); err != nil {
-			return rec, err
-		}
+	switch {
+	case err != nil:
+		return rec, wrap("acquire", err)
+	case !rec.Held():
+		rec, err = s.take(ctx, rec, req)
+		return rec, wrap("acquire", err)
+	case rec.Token == req.Token:
 		rec.Until = rec.Now.Add(req.TTL)
-		return rec, nil
-	case rec.Held(), !mine && waited < req.Grace:
-		if !line.joined && !req.Once {
-			mine = line.first == ""
-			err = s.join(ctx, rec, req)
-		}
-		rec.Ahead = !mine
-		return rec, err
+		return rec, s.Renew(ctx, req)
 	}
-	before := int64(-1)
-	if !mine { // the candidates ahead did not come within Grace
-		before = rec.Until.UnixMicro()
-	}
-	return s.take(ctx, rec, req, before)
+	return rec, nil
 }
 
-// placeLasts is how long a place in the line lasts at least. A candidate that has died
-// does not leave. One that still waits joins again, at the end.
-const placeLasts = 24 * time.Hour
-
-// join puts a token at the end of the line, after the places that are too old have left.
-func (s *Store) join(ctx context.Context, rec lease.Record, req lease.Request) error {
-	old := rec.Now.Add(-placeLasts).UnixMicro()
-	if _, err := s.exec(ctx, s.text.leave, req.Name, req.Token, old); err != nil {
-		return err
-	}
-	_, err := s.exec(ctx, s.text.join, req.Name, req.Token)
-	return err
-}
-
-// take begins a term, unless another has begun since rec was read, or a fenced transaction
-// is open. Candidates that have joined the line until before leave it.
-func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request, before int64) (lease.Record, error) {
+// take begins a term, unless another has begun since rec was read, or a fenced transaction is open.
+func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request) (taken lease.Record, err error) {
 	ttl := req.TTL.Microseconds()
 	if s.text.take != "" {
-		var taken lease.Record
-		err := sqltx.Write(ctx, s.db, func(ctx context.Context, q sqltx.Querier) (err error) {
-			taken, _, err = scan(req.Name, q.QueryRowContext(ctx, s.text.take,
-				req.Name, rec.Epoch, req.Token, req.Holder, ttl, req.Name, req.Token, before))
+		err = sqldb.Write(ctx, s.db, func(ctx context.Context, q sqldb.Querier) (err error) {
+			taken, err = scan(req.Name, q.QueryRowContext(ctx, s.text.take, req.Name, rec.Epoch, req.Token, req.Holder, ttl))
 			return err
 		})
 		if errors.Is(err, sql.ErrNoRows) {
@@ -278,7 +211,9 @@ func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request, b
 		return taken, err
 	}
 	if s.text.unlocked != "" {
-		err := s.value(ctx, new(int64), s.text.unlocked, req.Name)
+		err = sqldb.Write(ctx, s.db, func(ctx context.Context, q sqldb.Querier) error {
+			return q.QueryRowContext(ctx, s.text.unlocked, req.Name).Scan(new(int64))
+		})
 		if errors.Is(err, sql.ErrNoRows) {
 			return rec, nil
 		}
@@ -286,56 +221,39 @@ func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request, b
 			return rec, err
 		}
 	}
-	began, err := changed(s.exec(ctx, s.text.acquire, req.Token, req.Holder, ttl, req.Name, rec.Epoch))
+	began, err := sqldb.Exec(ctx, s.db, s.text.acquire, req.Token, req.Holder, ttl, req.Name, rec.Epoch)
 	if err != nil || !began {
 		return rec, err
 	}
-	// If this fails, a later term waits for Grace once.
-	_, _ = s.exec(ctx, s.text.leave, req.Name, req.Token, before)
-	rec, _, err = s.look(ctx, req.Name, req.Token)
-	return rec, err
+	return s.look(ctx, req.Name)
 }
 
-// Renew implements [lease.Store].
-func (s *Store) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
-	ok, err := changed(s.exec(ctx, s.text.renew, ttl.Microseconds(), name, token))
-	if ok || err != nil {
+// Renew is of [lease.Store].
+func (s *Store) Renew(ctx context.Context, req lease.Request) error {
+	run := 0
+	if req.Run {
+		run = 1
+	}
+	renewed, err := sqldb.Exec(ctx, s.db, s.text.renew, req.TTL.Microseconds(), run, req.Name, req.Token)
+	if renewed || err != nil {
 		return wrap("renew", err)
 	}
-	// MySQL does not count a row that is as it was.
-	rec, err := s.Load(ctx, name)
-	if err != nil {
-		return err
+	rec, err := s.Load(ctx, req.Name) // MySQL does not count a row that is as it was
+	if err == nil && rec.Token != req.Token {
+		err = lease.ErrLost
 	}
-	if rec.Token != token {
-		return lease.ErrLost
-	}
-	return nil
+	return err
 }
 
-// Release implements [lease.Store].
+// Release is of [lease.Store].
 func (s *Store) Release(ctx context.Context, name, token string) error {
-	had, err := s.release(ctx, name, token)
-	if err == nil && !had {
-		_, err = s.exec(ctx, s.text.leave, name, token, -1)
-	}
+	_, err := sqldb.Exec(ctx, s.db, s.text.release, name, token)
 	return wrap("release", err)
 }
 
-func (s *Store) release(ctx context.Context, name, token string) (had bool, err error) {
-	if !s.text.notifies {
-		return changed(s.exec(ctx, s.text.release, name, token))
-	}
-	err = s.value(ctx, new(string), s.text.release, name, token, s.channel(name))
-	if errors.Is(err, sql.ErrNoRows) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// Load implements [lease.Store].
+// Load is of [lease.Store].
 func (s *Store) Load(ctx context.Context, name string) (lease.Record, error) {
-	rec, _, err := s.look(ctx, name, "")
+	rec, err := s.look(ctx, name)
 	if errors.Is(err, sql.ErrNoRows) { // nobody has ever held it
 		var now int64
 		err = s.db.QueryRowContext(ctx, "SELECT "+s.text.now).Scan(&now)
@@ -344,12 +262,16 @@ func (s *Store) Load(ctx context.Context, name string) (lease.Record, error) {
 	return rec, wrap("load", err)
 }
 
-// Fence implements [lease.Fencer].
+// Fence is of [lease.Fencer].
 func (s *Store) Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64) error {
 	if s.text.fenceWrites {
-		ok, err := changed(tx.ExecContext(ctx, s.text.fence, name, epoch))
-		if err == nil && !ok {
-			return lease.ErrLost
+		res, err := tx.ExecContext(ctx, s.text.fence, name, epoch)
+		if err != nil {
+			return wrap("fence", err)
+		}
+		n, err := res.RowsAffected()
+		if err == nil && n == 0 {
+			err = lease.ErrLost
 		}
 		return wrap("fence", err)
 	}
@@ -360,57 +282,16 @@ func (s *Store) Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64)
 	return wrap("fence", err)
 }
 
-// Listen implements [lease.Notifier]. Without [Config.Listen] it waits for the end of ctx.
-func (s *Store) Listen(ctx context.Context, name string, notify func()) error {
-	if s.listen == nil {
-		<-ctx.Done()
-		return context.Cause(ctx)
-	}
-	return wrap("listen", s.listen(ctx, s.channel(name), notify))
+// look reads a lease.
+func (s *Store) look(ctx context.Context, name string) (lease.Record, error) {
+	return scan(name, s.db.QueryRowContext(ctx, s.text.look, name))
 }
 
-// exec executes a statement that writes.
-func (s *Store) exec(ctx context.Context, text string, args ...any) (res sql.Result, err error) {
-	err = sqltx.Write(ctx, s.db, func(ctx context.Context, q sqltx.Querier) (err error) {
-		res, err = q.ExecContext(ctx, text, args...)
-		return err
-	})
-	return res, err
-}
-
-// value executes a statement that writes or locks, and returns one value.
-func (s *Store) value(ctx context.Context, to any, text string, args ...any) error {
-	return sqltx.Write(ctx, s.db, func(ctx context.Context, q sqltx.Querier) error {
-		return q.QueryRowContext(ctx, text, args...).Scan(to)
-	})
-}
-
-// create inserts the row of a lease that nobody has ever held.
-func (s *Store) create(ctx context.Context, name string) error {
-	for statement := range strings.SplitSeq(s.text.create, ";") {
-		if _, err := s.exec(ctx, statement, name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// A line says how the waiting candidates stand.
-type line struct {
-	first  string // token; empty: nobody waits
-	joined bool   // the token that looks is in the line
-}
-
-// look reads a lease and its line, in one statement.
-func (s *Store) look(ctx context.Context, name, token string) (lease.Record, line, error) {
-	return scan(name, s.db.QueryRowContext(ctx, s.text.look, token, name))
-}
-
-func scan(name string, row *sql.Row) (rec lease.Record, l line, err error) {
-	var since, until, now int64
-	err = row.Scan(&rec.Token, &rec.Holder, &rec.Epoch, &since, &until, &now, &l.first, &l.joined)
-	rec.Name, rec.Since, rec.Until, rec.Now = name, moment(since), moment(until), moment(now)
-	return rec, l, err
+func scan(name string, row *sql.Row) (rec lease.Record, err error) {
+	var since, until, ran, now int64
+	err = row.Scan(&rec.Token, &rec.Holder, &rec.Epoch, &since, &until, &ran, &now)
+	rec.Name, rec.Since, rec.Until, rec.Ran, rec.Now = name, moment(since), moment(until), moment(ran), moment(now)
+	return rec, err
 }
 
 // moment returns a time of the tables, which hold microseconds since 1970.
@@ -419,15 +300,6 @@ func moment(micros int64) time.Time {
 		return time.Time{}
 	}
 	return time.UnixMicro(micros)
-}
-
-// changed reports whether a statement has changed a row.
-func changed(res sql.Result, err error) (bool, error) {
-	if err != nil {
-		return false, err
-	}
-	n, err := res.RowsAffected()
-	return n > 0, err
 }
 
 // wrap says which method an error is from. The store's own answers stay as they are.

@@ -62,8 +62,25 @@ func TestMigrateCreatesTheTablesOnce(t *testing.T) {
 	}
 }
 
+// TestVersionsOfTheTables: a newer version says which programs can use it.
+func TestVersionsOfTheTables(t *testing.T) {
+	for version, ok := range map[[2]int64]bool{{1, 1}: true, {2, 1}: true, {7, 1}: true, {2, 2}: false, {3, 2}: false} {
+		for _, dialect := range dialects {
+			f := newFake()
+			open(t, f, dialect)
+			f.version = version
+			f.log = nil
+			err := sqllease.New(f.open(), dialect, sqllease.Config{}).Migrate(t.Context())
+			require.Equal(t, ok, err == nil, "%v: %v", version, err)
+			if !ok {
+				require.ErrorContains(t, err, fmt.Sprintf("they are of version %d, for programs from version %d on, and this program is of version 1", version[0], version[1]))
+			}
+			require.NotContains(t, strings.Join(f.log, "\n"), "CREATE")
+		}
+	}
+}
+
 func TestNewSaysWhatIsWrong(t *testing.T) {
-	listen := func(context.Context, string, func()) error { return nil }
 	db := newFake().open()
 	panics := func(want string, c sqllease.Config, db *sql.DB, dialect sqllease.Dialect) {
 		t.Helper()
@@ -71,7 +88,6 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 	}
 	require.PanicsWithValue(t, "sqllease: the *sql.DB is nil: must be set", func() { sqllease.New(nil, sqllease.PostgreSQL, sqllease.Config{}) })
 	panics(`sqllease: the dialect is "Oracle": must be PostgreSQL, MySQL or SQLite`, sqllease.Config{}, db, "Oracle")
-	panics("sqllease: Config.Listen is set: must be nil, except for PostgreSQL", sqllease.Config{Listen: listen}, db, sqllease.MySQL)
 	for _, prefix := range []string{"9a", "A", "a-b", "a;", strings.Repeat("x", 33)} {
 		panics(fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first", prefix),
 			sqllease.Config{Prefix: prefix}, db, sqllease.PostgreSQL)
@@ -125,7 +141,7 @@ var errDown = errors.New("down")
 func TestErrorsSayWhereTheyAreFrom(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
 		ctx := t.Context()
-		req := lease.Request{Name: "a", Token: "x", TTL: time.Hour, Grace: time.Hour}
+		req := lease.Request{Name: "a", Token: "x", TTL: time.Hour}
 		n := 0
 		failing := func(at int) {
 			n = 0
@@ -143,11 +159,9 @@ func TestErrorsSayWhereTheyAreFrom(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "x", rec.Token)
 			failing(1)
-			require.ErrorContains(t, s.Renew(ctx, "a", "x", time.Hour), "sqllease: renew: ")
+			require.ErrorContains(t, s.Renew(ctx, lease.Request{Name: "a", Token: "x", TTL: time.Hour}), "sqllease: renew: ")
 			failing(1)
 			require.ErrorContains(t, s.Release(ctx, "a", "x"), "sqllease: release: ")
-			failing(2)
-			require.ErrorContains(t, s.Release(ctx, "a", "y"), "sqllease: release: ")
 			failing(1)
 			_, err = s.Load(ctx, "a")
 			require.ErrorContains(t, err, "sqllease: load: ")
@@ -159,9 +173,9 @@ func TestErrorsSayWhereTheyAreFrom(t *testing.T) {
 		_, err := s.Load(ctx, "b")
 		require.ErrorIs(t, err, errDown)
 		f.fail = nil
-		require.ErrorIs(t, s.Renew(ctx, "b", "x", time.Hour), lease.ErrLost)
+		require.ErrorIs(t, s.Renew(ctx, lease.Request{Name: "b", Token: "x", TTL: time.Hour}), lease.ErrLost)
 		failing(2)
-		require.ErrorIs(t, s.Renew(ctx, "b", "x", time.Hour), errDown)
+		require.ErrorIs(t, s.Renew(ctx, lease.Request{Name: "b", Token: "x", TTL: time.Hour}), errDown)
 	})
 }
 
@@ -183,8 +197,8 @@ func TestARenewalThatChangesNothingIsOne(t *testing.T) {
 		_, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
 		require.NoError(t, err)
 		f.same = true
-		require.NoError(t, s.Renew(t.Context(), "a", "x", time.Hour))
-		require.ErrorIs(t, s.Renew(t.Context(), "a", "y", time.Hour), lease.ErrLost)
+		require.NoError(t, s.Renew(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour}))
+		require.ErrorIs(t, s.Renew(t.Context(), lease.Request{Name: "a", Token: "y", TTL: time.Hour}), lease.ErrLost)
 	})
 }
 
@@ -235,45 +249,4 @@ func TestMySQLDoesNotWaitForAFence(t *testing.T) {
 	}
 	_, err = s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
 	require.ErrorIs(t, err, errDown)
-}
-
-func TestListen(t *testing.T) {
-	var channels []string
-	c := sqllease.Config{Prefix: "p_", Listen: func(_ context.Context, channel string, notify func()) error {
-		channels = append(channels, channel)
-		notify()
-		return errDown
-	}}
-	s := sqllease.New(newFake().open(), sqllease.PostgreSQL, c)
-	told := 0
-	for _, name := range []string{"a", strings.Repeat("b", 200)} {
-		require.ErrorIs(t, s.Listen(t.Context(), name, func() { told++ }), errDown)
-	}
-	require.Equal(t, 2, told)
-	require.NotEqual(t, channels[0], channels[1])
-	require.Regexp(t, "^p_lease_[0-9a-f]{16}$", channels[1])
-
-	s = sqllease.New(newFake().open(), sqllease.PostgreSQL, sqllease.Config{})
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, s.Listen(ctx, "a", nil), context.Canceled)
-}
-
-func TestAPlaceLastsForADay(t *testing.T) {
-	f := newFake()
-	store := sqllease.New(f.open(), sqllease.PostgreSQL, sqllease.Config{})
-	require.NoError(t, store.Migrate(t.Context()))
-	ask := func(token string) lease.Record {
-		rec, err := store.Acquire(t.Context(), lease.Request{Name: "a", Token: token, TTL: time.Hour, Grace: time.Hour})
-		require.NoError(t, err)
-		return rec
-	}
-	now := ask("leader").Now
-	f.line = []waiter{{"a", "dead", now.Add(-25 * time.Hour).UnixMicro()}, {"a", "alive", now.Add(-23 * time.Hour).UnixMicro()}}
-	ask("new")
-	var tokens []string
-	for _, w := range f.line {
-		tokens = append(tokens, w.token)
-	}
-	require.Equal(t, []string{"alive", "new"}, tokens)
 }

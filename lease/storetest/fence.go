@@ -188,7 +188,7 @@ func fenceRenews(s *suite, f fencer) {
 	s.noError(err)
 	ctx, cancel := context.WithTimeout(s.ctx, patience/4)
 	defer cancel()
-	s.noError(s.store.Renew(ctx, "a", "x", long))
+	s.noError(s.store.Renew(ctx, lease.Request{Name: "a", Token: "x", TTL: long}))
 	s.noError(f.Fence(s.ctx, tx, "a", x.Epoch))
 	s.noError(tx.Commit())
 	rec := s.load()
@@ -226,7 +226,6 @@ func fenceStress(s *suite, f fencer) {
 		wg.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				req := request(fmt.Sprint(i, "-", n), 15*time.Millisecond)
-				req.Grace = 0
 				rec, err := s.store.Acquire(ctx, req)
 				if err != nil || rec.Token != req.Token {
 					time.Sleep(time.Millisecond)

@@ -48,15 +48,11 @@ func Run(t *testing.T, newStore func(t *testing.T) lease.Store) {
 		{"APausedHolderHasLost", paused},
 		{"ALateRenewalOfAFreeLease", late},
 		{"ARepeatedAcquireAfterTheTTL", repeatedLate},
-		{"TheFirstInLineIsNext", line},
-		{"TheLineIsLeft", leaves},
-		{"TheFirstInLineHasGrace", grace},
-		{"OnceDoesNotWait", once},
+		{"ARunIsRecorded", runs},
 		{"EpochsIncludeTheTime", epochTime},
 		{"OneOfMany", oneOfMany},
 		{"NamesAreApart", names},
 		{"EndedContext", endedContext},
-		{"ListenHearsOfARelease", listens},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.test(&suite{T: t, ctx: t.Context(), store: newStore(t)})
@@ -90,7 +86,7 @@ func (s *suite) lost(err error) {
 }
 
 func request(token string, ttl time.Duration) lease.Request {
-	return lease.Request{Name: "a", Token: token, Holder: "holder of " + token, TTL: ttl, Grace: long}
+	return lease.Request{Name: "a", Token: token, Holder: "holder of " + token, TTL: ttl}
 }
 
 func (s *suite) ask(req lease.Request) lease.Record {
@@ -139,7 +135,7 @@ func (s *suite) release(token string) {
 }
 
 func (s *suite) renew(token string, ttl time.Duration) error {
-	return s.store.Renew(s.ctx, "a", token, ttl)
+	return s.store.Renew(s.ctx, lease.Request{Name: "a", Token: token, TTL: ttl})
 }
 
 // pause waits until the lease is over.
@@ -160,7 +156,7 @@ func given(s *suite) {
 	s.need(rec.Epoch > 0, "epoch %d", rec.Epoch)
 	s.need(rec.Until.Sub(rec.Now) <= long && rec.Until.Sub(rec.Now) > long-patience, "lasts until %v, now is %v", rec.Until, rec.Now)
 	s.need(!rec.Since.After(rec.Now) && rec.Now.Sub(rec.Since) < patience, "since %v, now is %v", rec.Since, rec.Now)
-	s.need(!rec.Ahead, "others are ahead of the holder")
+	s.need(rec.Ran.IsZero(), "a run at %v", rec.Ran)
 	got := s.load()
 	s.need(got.Token == "x" && got.Holder == rec.Holder && got.Epoch == rec.Epoch && got.Since.Equal(rec.Since) && got.Held(), "%+v, not %+v", got, rec)
 }
@@ -246,74 +242,36 @@ func late(s *suite) {
 	s.need(s.getNot("y").Epoch == x.Epoch, "another term")
 }
 
-// repeatedLate has a holder whose term is over ask again while another waits: it has not
-// got the lease, though the record still has its token.
+// repeatedLate has a holder whose term is over ask again: that is another term.
 func repeatedLate(s *suite) {
-	s.get("x", long)
-	s.getNot("y")
-	s.noError(s.renew("x", short))
+	x := s.getShort("x")
 	s.pause()
-	rec := s.ask(request("x", long))
-	s.need(!rec.Held() && rec.Ahead, "%+v", rec)
-	s.need(s.get("y", long).Epoch > rec.Epoch, "the epoch does not grow")
+	s.need(s.get("x", long).Epoch > x.Epoch, "the epoch does not grow")
 }
 
-func line(s *suite) {
-	s.get("x", long)
-	for _, token := range []string{"y", "z", "w"} {
-		s.need(s.getNot(token).Ahead == (token != "y"), "%s: ahead", token)
-		time.Sleep(2 * time.Millisecond)
+// runs has runs begin in one term, and be known in the next.
+func runs(s *suite) {
+	run := func(token string) error {
+		return s.store.Renew(s.ctx, lease.Request{Name: "a", Token: token, TTL: long, Run: true})
 	}
-	for i, token := range []string{"y", "z", "w"} {
-		s.release([]string{"x", "y", "z"}[i])
-		for _, later := range []string{"v", "w", "z"}[:3-i] {
-			if later != token {
-				s.need(s.getNot(later).Ahead, "%s: nobody is ahead", later)
-			}
-		}
-		s.get(token, long)
-		s.release("v") // which stands behind all
-	}
-}
-
-func leaves(s *suite) {
-	s.get("x", long)
-	s.getNot("y")
+	s.lost(run("x"))
+	x := s.get("x", long/2)
+	s.noError(s.renew("x", long/2))
+	s.need(s.load().Ran.IsZero(), "a renewal is no run")
+	s.noError(run("x"))
+	rec := s.load()
+	s.need(!rec.Ran.Before(x.Now) && !rec.Ran.After(rec.Now), "the run began at %v, and it is %v", rec.Ran, rec.Now)
+	s.need(rec.Until.Sub(rec.Now) > long/2, "a run is no renewal")
+	s.lost(run("y"))
+	s.noError(s.renew("x", long))
+	s.release("x")
+	s.need(s.load().Ran.Equal(rec.Ran), "the run is forgotten with the release")
+	y := s.get("y", long)
+	s.need(y.Ran.Equal(rec.Ran), "the next term has the run at %v, not at %v", y.Ran, rec.Ran)
+	s.need(s.get("y", long).Ran.Equal(rec.Ran), "the run is forgotten with a renewal")
 	time.Sleep(2 * time.Millisecond)
-	s.need(s.getNot("z").Ahead, "nobody is ahead of z")
-	s.release("y")
-	s.need(!s.getNot("z").Ahead, "y is ahead, and has left")
-	s.release("x")
-	s.get("z", long)
-}
-
-// grace has the first in line not come.
-func grace(s *suite) {
-	s.get("x", long)
-	s.getNot("dead")
-	time.Sleep(2 * time.Millisecond)
-	s.getNot("y")
-	s.release("x")
-	s.need(s.getNot("y").Ahead, "nobody is ahead")
-	time.Sleep(short)
-	req := request("y", long)
-	req.Grace = short
-	rec := s.ask(req)
-	s.need(rec.Token == "y", "not given after Grace: %+v", rec)
-	s.release("y")
-	s.get("z", long) // the dead are ahead no more
-}
-
-func once(s *suite) {
-	s.get("x", long)
-	req := request("y", long)
-	req.Once = true
-	s.need(s.ask(req).Token == "x", "got")
-	s.release("x")
-	z := s.get("z", long)
-	s.release("z")
-	rec := s.ask(req)
-	s.need(rec.Token == "y" && rec.Epoch > z.Epoch, "a free lease is not given: %+v", rec)
+	s.noError(run("y"))
+	s.need(s.load().Ran.After(rec.Ran), "a later run is not recorded")
 }
 
 func epochTime(s *suite) {
@@ -333,7 +291,6 @@ func oneOfMany(s *suite) {
 		for i := range 16 {
 			wg.Go(func() {
 				req := request(fmt.Sprintf("%d of %d", i, round), long)
-				req.Grace = 0
 				rec, err := s.store.Acquire(s.ctx, req)
 				if err != nil {
 					s.Error(err)
@@ -358,7 +315,7 @@ func names(s *suite) {
 	epochs := make(map[string]int64)
 	all := []string{"a", "A", "a ", " a", "ä", "a'; --", "a\\", "{a}", "a}b{c", "%", "a\n", strings.Repeat("x", 200), strings.Repeat("x", 199)}
 	for i, name := range all {
-		rec, err := s.store.Acquire(s.ctx, lease.Request{Name: name, Token: fmt.Sprint(i), Holder: fmt.Sprint("é", i), TTL: long, Grace: long})
+		rec, err := s.store.Acquire(s.ctx, lease.Request{Name: name, Token: fmt.Sprint(i), Holder: fmt.Sprint("é", i), TTL: long})
 		s.noError(err)
 		s.need(rec.Token == fmt.Sprint(i) && rec.Name == name && rec.Holder == fmt.Sprint("é", i), "%q: %+v", name, rec)
 		epochs[name] = rec.Epoch
@@ -377,40 +334,8 @@ func endedContext(s *suite) {
 	s.need(err != nil, "Acquire: no error")
 	_, err = s.store.Load(ctx, "a")
 	s.need(err != nil, "Load: no error")
-	err = s.store.Renew(ctx, "a", "x", long)
+	err = s.store.Renew(ctx, lease.Request{Name: "a", Token: "x", TTL: long})
 	s.need(err != nil && !errors.Is(err, lease.ErrLost), "Renew: %v", err)
 	s.need(s.store.Release(ctx, "a", "x") != nil, "Release: no error")
 	s.get("y", long)
-}
-
-func listens(s *suite) {
-	n, ok := s.store.(lease.Notifier)
-	if !ok {
-		s.Skip("not a Notifier")
-	}
-	ctx, cancel := context.WithCancel(s.ctx)
-	heard, returned := make(chan struct{}, 100), make(chan struct{})
-	go func() {
-		defer close(returned)
-		_ = n.Listen(ctx, "a", func() { heard <- struct{}{} })
-	}()
-	s.get("x", long)
-	select {
-	case <-heard:
-	case <-time.After(time.Second):
-		cancel()
-		s.Skip("this Notifier does not listen")
-	}
-	s.release("x")
-	select {
-	case <-heard:
-	case <-time.After(patience):
-		s.Fatal("the release is not heard of")
-	}
-	cancel()
-	select {
-	case <-returned:
-	case <-time.After(patience):
-		s.Fatal("Listen does not return when its ctx ends")
-	}
 }

@@ -97,7 +97,6 @@ CREATE TABLE {p}saga_log (
 	at      bigint         NOT NULL,
 	PRIMARY KEY (saga_id, seq)
 ) ENGINE = InnoDB;
-CREATE TABLE {p}saga_schema (version bigint NOT NULL) ENGINE = InnoDB;
 ` + mysqlSignals
 
 // mysqlNow is the clock. It does not depend on the session's time zone.

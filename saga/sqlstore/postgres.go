@@ -84,7 +84,6 @@ CREATE TABLE {p}saga_log (
 	error   text        NOT NULL,
 	PRIMARY KEY (saga_id, seq)
 );
-CREATE TABLE {p}saga_schema (version bigint NOT NULL);
 ` + postgresSignals
 
 func (*postgres) schema() string { return postgresSchema }

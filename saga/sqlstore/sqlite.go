@@ -81,7 +81,6 @@ CREATE TABLE {p}saga_log (
 	at      integer NOT NULL,
 	PRIMARY KEY (saga_id, seq)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE {p}saga_schema (version integer NOT NULL);
 ` + sqliteSignals
 
 // sqliteNow is the clock. (unixepoch has no fractions before 3.42.)

@@ -7,7 +7,8 @@
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
 // A saga is a row of the table saga, its log is in saga_log, and its signals are in
-// saga_signal. The table saga_schema has the version of all. Config.Prefix gives these
+// saga_signal. The table saga_schema has the version of all, and
+// which programs can use it. Config.Prefix gives these
 // tables other names. Migrate also creates saga_barrier, for saga.Apply.
 // [Store.Schema] returns the statements for another migration tool. Sagas that have ended
 // stay for as long as saga.RunnerConfig.Keep says. No call takes longer because many have
@@ -90,6 +91,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/sqldb"
 	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/resiliencesql"
 	"github.com/go-resilience/resilience/saga/store"
@@ -152,7 +154,7 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	if db == nil {
 		panic("sqlstore: New needs a *sql.DB, not nil")
 	}
-	if !isPrefix(cfg.Prefix) {
+	if !sqldb.IsPrefix(cfg.Prefix) {
 		panic(fmt.Sprintf("sqlstore: Config.Prefix is %q: must be up to 32 of a-z, 0-9 and _, not a digit first", cfg.Prefix))
 	}
 	if cfg.Listen != nil && (dialect == MySQL || dialect == SQLite) {
@@ -600,7 +602,7 @@ func (s *Store) write(ctx context.Context, fn func(context.Context, querier) err
 		return err
 	}
 	if alone {
-		return sqltx.Write(ctx, s.db, fn)
+		return sqldb.Write(ctx, s.db, fn)
 	}
 	return s.repeat(ctx, fn)
 }

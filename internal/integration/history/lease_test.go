@@ -127,16 +127,6 @@ func leaseWorker(ctx context.Context, w *worker) {
 			})
 		}
 	})
-	all.Go(func() {
-		asked := now()
-		for s, err := range lease.Watch(ctx, p.store, leaseName) {
-			if err == nil {
-				op := leaseOp{Kind: "look", Epoch: s.Epoch, Held: s.Holder != "", OK: true}
-				p.write(&entry[leaseOp]{Process: p.Number, Client: 3, ID: int(p.last.Add(1)), Call: asked, Return: now(), Op: op})
-			}
-			asked = now()
-		}
-	})
 	all.Wait()
 }
 

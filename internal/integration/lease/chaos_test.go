@@ -168,7 +168,6 @@ func (o *output) String() string {
 
 // run starts the process.
 func (c *chaos) run(p *process) {
-	p.config.Database.Listen = c.d.Driver == "pgx" && rand.N(8) > 0
 	start(c.t, p, zones[p.config.Number].name)
 }
 

@@ -22,9 +22,8 @@ import (
 
 func redisStore(client redis.UniversalClient, prefix string) lease.Store {
 	return redislease.New(redislease.Config{
-		Prefix:    prefix,
-		Eval:      resilienceredis.Eval(client),
-		Subscribe: resilienceredis.Subscribe(client),
+		Prefix: prefix,
+		Eval:   resilienceredis.Eval(client),
 	})
 }
 
@@ -51,28 +50,18 @@ func TestRedisStore(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) lease.Store { return newRedisStore(t) })
 }
 
-// TestARedisPlaceLastsForADay: candidates that have died do not leave the line, and each
-// poll reads all of it.
-func TestARedisPlaceLastsForADay(t *testing.T) {
+// TestARedisRunIsNotForgotten: a lease that nobody holds is kept for a day, and one of Every for ever.
+func TestARedisRunIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	client, prefix, ctx := redisClient(t, services.Redis(t)), "lease-test:"+rand.Text()+":", t.Context()
 	store := redisStore(client, prefix)
 	t.Cleanup(func() { client.Del(context.Background(), prefix+"a") })
-	ask := func(token string) lease.Record {
-		rec, err := store.Acquire(ctx, lease.Request{Name: "a", Token: token, TTL: time.Hour, Grace: time.Hour})
-		require.NoError(t, err)
-		return rec
-	}
-	now := ask("leader").Now
-	for token, since := range map[string]time.Duration{"dead": 25 * time.Hour, "alive": 23 * time.Hour} {
-		require.NoError(t, client.HSet(ctx, prefix+"a", "w:"+token, now.Add(-since).UnixMicro()).Err())
-	}
-	ask("new")
-	for token, is := range map[string]bool{"dead": false, "alive": true, "new": true} {
-		found, err := client.HExists(ctx, prefix+"a", "w:"+token).Result()
-		require.NoError(t, err)
-		require.Equal(t, is, found, token)
-	}
+	_, err := store.Acquire(ctx, lease.Request{Name: "a", Token: "x", TTL: time.Hour})
+	require.NoError(t, err)
+	require.InDelta(t, 25*time.Hour, client.PTTL(ctx, prefix+"a").Val(), float64(time.Minute))
+	require.NoError(t, store.Renew(ctx, lease.Request{Name: "a", Token: "x", TTL: time.Hour, Run: true}))
+	require.NoError(t, store.Release(ctx, "a", "x"))
+	require.Equal(t, time.Duration(-1), client.PTTL(ctx, prefix+"a").Val())
 }
 
 // TestRedisNeverTwo has candidates lead behind networks that fail in every way: while the

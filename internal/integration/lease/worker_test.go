@@ -180,22 +180,17 @@ type outages struct {
 
 var errOutage = errors.New("renewals do not reach the store")
 
-func (s *outages) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
+func (s *outages) Renew(ctx context.Context, req lease.Request) error {
 	s.mu.Lock()
 	if rand.N(10) == 0 {
-		s.until = time.Now().Add(rand.N(2 * ttl))
+		s.until = time.Now().Add(rand.N(2 * req.TTL))
 	}
 	out := time.Now().Before(s.until)
 	s.mu.Unlock()
 	if out {
 		return errOutage
 	}
-	return s.Store.Renew(ctx, name, token, ttl)
-}
-
-// Listen is the store's, if it has one.
-func (s *outages) Listen(ctx context.Context, name string, notify func()) error {
-	return s.Store.(lease.Notifier).Listen(ctx, name, notify)
+	return s.Store.Renew(ctx, req)
 }
 
 // answering returns from each Renew with the answer of the one before: the candidate then
@@ -206,15 +201,15 @@ type answering struct {
 	sent map[string]chan error // by token
 }
 
-func (s *answering) Renew(ctx context.Context, name, token string, ttl time.Duration) error {
+func (s *answering) Renew(ctx context.Context, req lease.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before, answer := s.sent[token], make(chan error, 1)
-	s.sent[token] = answer
+	before, answer := s.sent[req.Token], make(chan error, 1)
+	s.sent[req.Token] = answer
 	go func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl/4)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), req.TTL/4)
 		defer cancel()
-		answer <- s.Store.Renew(ctx, name, token, ttl)
+		answer <- s.Store.Renew(ctx, req)
 	}()
 	if before == nil {
 		return nil

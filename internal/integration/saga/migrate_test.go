@@ -49,7 +49,11 @@ func TestMigrate(t *testing.T) {
 
 		_, err := db.Exec(`UPDATE saga_schema SET version = 99`)
 		require.NoError(t, err)
-		require.ErrorContains(t, st.Migrate(ctx), "its schema is of another version of this library: 99, and this program's is 1")
+		require.NoError(t, st.Migrate(ctx), "a newer version that this program can use")
+		require.NoError(t, st.Check(ctx))
+		_, err = db.Exec(`UPDATE saga_schema SET compatible = 98`)
+		require.NoError(t, err)
+		require.ErrorContains(t, st.Migrate(ctx), "they are of version 99, for programs from version 98 on, and this program is of version 1")
 		require.ErrorIs(t, st.Check(ctx), store.ErrNotMigrated)
 		_, err = db.Exec(`UPDATE saga_schema SET version = 1`)
 		require.NoError(t, err)

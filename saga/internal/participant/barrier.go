@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/sqldb"
 	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/saga/store"
 )
@@ -45,7 +46,7 @@ type barrierSQL struct {
 var standardBarrier = barrierSQL{
 	insert: `INSERT INTO saga_barrier (saga_id, step, op, reason) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING`,
 	reason: `SELECT reason FROM saga_barrier WHERE saga_id = $1 AND step = $2 AND op = $3`,
-	prune:  `DELETE FROM saga_barrier WHERE at < $1`,
+	prune:  `DELETE FROM saga_barrier WHERE at < $1 AND saga_id > ''`,
 	// SQLite keeps whole seconds, so a row may be younger than it says.
 	before: func(age time.Duration) any {
 		return time.Now().Add(-age - time.Second).UTC().Format("2006-01-02 15:04:05.000000Z")
@@ -56,14 +57,28 @@ var standardBarrier = barrierSQL{
 var mysqlBarrier = barrierSQL{
 	insert: `INSERT IGNORE INTO saga_barrier (saga_id, step, op, reason) VALUES (?, ?, ?, ?)`,
 	reason: `SELECT reason FROM saga_barrier WHERE saga_id = ? AND step = ? AND op = ?`,
-	prune:  `DELETE FROM saga_barrier WHERE at < NOW(6) - INTERVAL ? MICROSECOND`,
+	prune:  `DELETE FROM saga_barrier WHERE at < NOW(6) - INTERVAL ? MICROSECOND AND saga_id > ''`,
 	before: func(age time.Duration) any { return age.Microseconds() + 1 },
 }
 
-// barrierFor asks the database of which kind it is: only MySQL reads the comment.
+// version is of the table. One that has changed has a row that says so, whose op is "version": its
+// reason is the version of the table and the oldest version of a program that can use it.
+var version = sqldb.Version{Is: 1, From: 1}
+
+// barrierFor asks the database of which kind it is, since only MySQL reads the comment, and of which
+// version the table.
 func barrierFor(ctx context.Context, db *sql.DB) (*barrierSQL, error) {
 	var n int
-	if err := db.QueryRowContext(ctx, "SELECT 1 /*! + 1 */").Scan(&n); err != nil {
+	var row sql.NullString
+	err := db.QueryRowContext(ctx, "SELECT 1 /*! + 1 */, "+
+		"(SELECT reason FROM saga_barrier WHERE saga_id = '' AND step = '' AND op = 'version')").Scan(&n, &row)
+	found := version
+	if err == nil && row.Valid {
+		if _, err = fmt.Sscanf(row.String, "%d %d", &found.Is, &found.From); err == nil {
+			err = version.Accepts(found)
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("saga: barrier: %w", err)
 	}
 	if n == 2 {
@@ -82,7 +97,7 @@ func Prune(ctx context.Context, db *sql.DB, age time.Duration) (int64, error) {
 		return 0, err
 	}
 	var pruned int64
-	err = sqltx.Write(ctx, db, func(ctx context.Context, q sqltx.Querier) error {
+	err = sqldb.Write(ctx, db, func(ctx context.Context, q sqldb.Querier) error {
 		res, err := q.ExecContext(ctx, b.prune, b.before(age))
 		if err == nil {
 			pruned, err = res.RowsAffected()

@@ -1,0 +1,83 @@
+package lease
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// A Config says which lease a [Candidate] competes for, and how. Candidates for one lease should
+// have the same TTL and Poll.
+type Config struct {
+	// Name is the name of the lease. All candidates with the same Name and store compete. It is
+	// required: up to 200 bytes of UTF-8, without a zero byte.
+	Name string
+
+	// Holder tells people and proxies who holds the lease, such as the address at which the
+	// leader can be reached. It need not be unique. Empty means the host name and the process
+	// id. It is limited as Name is.
+	Holder string
+
+	// TTL is how long the lease lasts without a renewal, and so how long nobody leads after a
+	// leader has died. Zero means 15 s; the least is 10 ms.
+	TTL time.Duration
+
+	// Margin is how long before the end of the lease the ctx of a term ends if no renewal has
+	// succeeded. It is the time for work to stop, and covers the difference in speed between the
+	// clocks of the store and the process. Zero means TTL / 10; the most is TTL / 2.
+	Margin time.Duration
+
+	// Poll is how often a waiting candidate asks the store whether the lease was given up. It
+	// does not delay the end of a lease that runs out, as the candidate knows when that is. Zero
+	// means 1 s.
+	Poll time.Duration
+
+	// OnEvent, if not nil, is called for each Event. It should return soon, as the work of a term
+	// waits for it.
+	OnEvent func(context.Context, Event)
+
+	// OnStoreError, if not nil, is called when the store has failed. The candidate tries again.
+	// It should return soon, as the next renewal waits for it. Nil means that slog's default
+	// logger warns, once a second at most.
+	OnStoreError func(context.Context, error)
+}
+
+// Validate returns an error that names each invalid field, or nil.
+func (c Config) Validate() error {
+	f := invalid.Fields{Type: "lease.Config"}
+	f.Need(c.Name != "", "Name", `""`, "set: it names the lease")
+	f.Need(isText(c.Name), "Name", fmt.Sprintf("%.40q", c.Name), "up to 200 bytes of UTF-8 without a zero byte")
+	f.Need(isText(c.Holder), "Holder", fmt.Sprintf("%.40q", c.Holder), "up to 200 bytes of UTF-8 without a zero byte")
+	f.Need(c.TTL == 0 || c.TTL >= 10*time.Millisecond, "TTL", c.TTL, "0 (for 15s), or 10ms or more")
+	f.Need(c.Margin >= 0 && c.Margin <= cmp.Or(max(c.TTL, 0), defaultTTL)/2, "Margin", c.Margin, "0 (for TTL/10), or at most TTL/2")
+	f.Need(c.Poll >= 0, "Poll", c.Poll, "0 (for 1s) or more")
+	return f.Err()
+}
+
+const (
+	defaultTTL = 15 * time.Second
+	longest    = time.Duration(1 << 61) // of any time: 73 years, and safe to add
+)
+
+func isText(s string) bool {
+	return len(s) <= 200 && utf8.ValidString(s) && !strings.Contains(s, "\x00")
+}
+
+func (c Config) withDefaults() Config {
+	c.Holder = cmp.Or(c.Holder, thisProcess())
+	c.TTL = min(cmp.Or(c.TTL, defaultTTL), longest)
+	c.Margin = cmp.Or(c.Margin, c.TTL/10)
+	c.Poll = min(cmp.Or(c.Poll, time.Second), longest)
+	return c
+}
+
+func thisProcess() string {
+	host, _ := os.Hostname()
+	return strings.ToValidUTF8(fmt.Sprintf("%.180s/%d", host, os.Getpid()), "")
+}
