@@ -172,7 +172,9 @@ func TestEveryDoesNotCallFnWhenTheTermIsOver(t *testing.T) {
 func each(t *testing.T, store lease.Store, interval, leads time.Duration) (at []time.Time) {
 	ctx, cancel := context.WithTimeout(t.Context(), leads)
 	defer cancel()
-	err := lease.Every(ctx, store, billing, interval, func(context.Context, lease.Term) error {
+	cfg := billing
+	cfg.TTL = 10 * time.Minute // few renewals
+	err := lease.Every(ctx, store, cfg, interval, func(context.Context, lease.Term) error {
 		at = append(at, time.Now())
 		return nil
 	})

@@ -2,6 +2,7 @@ package sqlstore
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -110,7 +111,7 @@ func (s *Store) find(ctx context.Context, q querier) error {
 			store.ErrNotMigrated, found[0], missing[0], whose)
 	}
 	if err := version.Check(ctx, q, string(s.tables)+"saga_schema"); err != nil {
-		if errors.Is(err, sqldb.ErrVersion) {
+		if errors.Is(err, sqldb.ErrVersion) || errors.Is(err, sql.ErrNoRows) { // another process is about to write it
 			err = fmt.Errorf("%w: %w", store.ErrNotMigrated, err)
 		}
 		return err
