@@ -131,8 +131,8 @@ func Every(ctx context.Context, store Store, cfg Config, interval time.Duration,
 			case <-time.After(time.Until(next)):
 			case <-ctx.Done():
 			}
-			if term.Err() != nil || ctx.Err() != nil || !term.h.recordRun(ctx) {
-				return nil
+			if !term.h.recordRun(ctx) {
+				return nil // also if the next call is due
 			}
 			next = time.Now().Add(interval)
 			if err := fn(ctx, term); err != nil {

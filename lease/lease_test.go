@@ -876,6 +876,31 @@ func TestAHookThatPanicsCostsNoTerm(t *testing.T) {
 	require.Contains(t, printed.String(), "lease_test.go")
 }
 
+// A hook that panics when the timer ends a term ends no program.
+func TestAHookThatPanicsAtTheEndOfATerm(t *testing.T) {
+	var printed strings.Builder
+	log.SetOutput(&printed)
+	defer log.SetOutput(os.Stderr)
+	exactly(t, func(t *testing.T) {
+		cfg := quiet(billing)
+		cfg.OnEvent = func(_ context.Context, e lease.Event) {
+			if e.Kind == lease.EventLost {
+				panic("lost")
+			}
+		}
+		store := &faulty{Store: lease.NewMemory(), renew: func(context.Context, func() error) error {
+			time.Sleep(ttl) // it does not heed its ctx
+			return errDown
+		}}
+		term, err := lease.New(store, cfg).Campaign(t.Context())
+		require.NoError(t, err)
+		<-term.Context().Done()
+		require.ErrorContains(t, term.Err(), "not renewed in time")
+		time.Sleep(ttl)
+	})
+	require.Contains(t, printed.String(), "lease: a hook has panicked: lost")
+}
+
 // A hook that panics on the caller's goroutine panics there, and leaves no term behind.
 func TestAHookThatPanicsPanicsInItsCaller(t *testing.T) {
 	exactly(t, func(t *testing.T) {
@@ -919,6 +944,161 @@ func TestAStoreThatFailsIsTold(t *testing.T) {
 		require.EqualError(t, told[0], "lease: billing: campaign: the store is down")
 		require.EqualError(t, told[len(told)-1], "lease: billing: withdraw: the store is down")
 	})
+}
+
+func TestLookOfALeaseThatNobodyHolds(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		require.Equal(t, lease.State{Name: "billing", Now: time.Now()}, look(t, store))
+		c := lease.New(store, lease.Config{Name: "billing", TTL: ttl, Holder: "me"})
+		term, err := c.Campaign(t.Context())
+		require.NoError(t, err)
+		began := time.Now()
+		held := lease.State{Name: "billing", Holder: "me", Epoch: term.Epoch(), Since: began, Until: began.Add(ttl), Now: began}
+		require.Equal(t, held, look(t, store))
+		time.Sleep(time.Second)
+		require.NoError(t, term.Resign(t.Context()))
+		time.Sleep(time.Second)
+		free := lease.State{Name: "billing", Epoch: term.Epoch(), Since: began.Add(time.Second), Now: time.Now()}
+		require.Equal(t, free, look(t, store))
+		_, err = store.Acquire(t.Context(), lease.Request{Name: "billing", Token: "dead", Holder: "dead", TTL: ttl})
+		require.NoError(t, err)
+		ended := time.Now().Add(ttl)
+		time.Sleep(time.Minute)
+		state, err := c.Look(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, "", state.Holder)
+		require.Equal(t, ended, state.Since)
+	})
+}
+
+// An over store grants what has ended by its own clock already.
+type over struct{ lease.Store }
+
+func (s over) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
+	rec, err := s.Store.Acquire(ctx, req)
+	rec.Now = rec.Until
+	return rec, err
+}
+
+func TestALeaseThatHasEndedByTheStoresClockIsNoTerm(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		_, err := lease.New(over{store}, billing).TryCampaign(t.Context())
+		require.ErrorIs(t, err, lease.ErrLost)
+		require.Empty(t, look(t, store).Holder)
+	})
+}
+
+// A request whose answer was lost may grant the lease later, whatever was answered meanwhile.
+func TestAWaitThatHasFailedGivesUpWhatMayBeGranted(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		for failures, want := range map[int]int{0: 0, 1: 1} {
+			asked, released := 0, 0
+			store := &faulty{Store: lease.NewMemory()}
+			term := campaign(t, store, billing)
+			store.set(&store.acquire, func(_ context.Context, do func() error) error {
+				if asked++; asked <= failures {
+					return errDown
+				}
+				return do()
+			})
+			store.set(&store.release, func(_ context.Context, do func() error) error { released++; return do() })
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			_, err := lease.New(store, quiet(billing)).Campaign(ctx)
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, want, released)
+			require.NoError(t, term.Resign(t.Context()))
+		}
+	})
+}
+
+// TestACandidateDescribesItself: what a registry reads of it.
+func TestACandidateDescribesItself(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		cfg := quiet(billing)
+		cfg.Holder, cfg.OnEvent = "me", func(context.Context, lease.Event) {}
+		c := lease.New(store, cfg)
+		require.Equal(t, "lease", c.Kind())
+		settings := c.Settings().(lease.Config)
+		require.Nil(t, settings.OnEvent)
+		require.Nil(t, settings.OnStoreError)
+		require.Equal(t, time.Second, settings.Poll)
+
+		var seen []any
+		stop := c.ObserveAny(func(_ context.Context, e any) { seen = append(seen, e) })
+		term, err := c.Campaign(t.Context())
+		require.NoError(t, err)
+		time.Sleep(ttl)
+		figures := make(map[string]float64)
+		for _, f := range c.Figures() {
+			figures[f.Name] = f.Value
+			require.Equal(t, f.Name != "lease.queued" && f.Name != "lease.leading", f.Counter, f.Name)
+		}
+		require.Len(t, figures, 11)
+		require.Equal(t, 1.0, figures["lease.terms{state=elected}"])
+		require.Equal(t, 1.0, figures["lease.leading"])
+		require.Equal(t, 1.0, figures["lease.asks"])
+		require.Equal(t, 2.0, figures["lease.renewals"])
+		require.NoError(t, term.Resign(t.Context()))
+		stop()
+		for _, f := range c.Figures() {
+			figures[f.Name] = f.Value
+		}
+		require.Equal(t, 1.0, figures["lease.terms{state=resigned}"])
+		require.Equal(t, ttl.Seconds(), figures["lease.term.time_seconds"])
+		require.Len(t, seen, 2)
+
+		fields := func(e lease.Event) (text string) {
+			e.Fields(func(name string, value any) { text += fmt.Sprint(name, "=", value, " ") })
+			return text
+		}
+		e := seen[1].(lease.Event)
+		require.Equal(t, fmt.Sprintf("event=resigned holder=me epoch=%d took=15s ", e.Epoch), fields(e))
+		require.Equal(t, -4, e.Level())
+		require.Equal(t, "event=elected holder= epoch=0 waited=1s ", fields(lease.Event{Kind: lease.EventElected, Waited: time.Second}))
+		require.Equal(t, "event=lost holder= epoch=0 err=the store is down ", fields(lease.Event{Kind: lease.EventLost, Err: errDown}))
+		require.Equal(t, 4, lease.Event{Kind: lease.EventLost}.Level())
+		require.Equal(t, 4, lease.Event{Kind: lease.EventResigned, Err: errDown}.Level())
+	})
+}
+
+// TestHealthOfALeaseThatNobodyHolds: only if somebody waits for it, and for longer than a TTL.
+func TestHealthOfALeaseThatNobodyHolds(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory()}
+		c := lease.New(store, quiet(billing))
+		require.NoError(t, c.Health(), "nobody waits for it")
+		term := campaign(t, store, billing)
+		require.NoError(t, term.Resign(t.Context()))
+		store.set(&store.acquire, down)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _, _ = c.Campaign(ctx) }()
+		time.Sleep(ttl)
+		require.NoError(t, c.Health())
+		time.Sleep(time.Second)
+		require.EqualError(t, c.Health(), "lease: billing: nobody holds it")
+		held := campaign(t, &faulty{Store: store.Store}, billing)
+		time.Sleep(ttl + time.Second)
+		require.NoError(t, c.Health())
+		require.NoError(t, held.Resign(t.Context()))
+		cancel()
+		<-done
+		time.Sleep(time.Hour)
+		require.NoError(t, c.Health(), "nobody waits any more")
+		require.ErrorContains(t, lease.New(lost{store}, billing).Health(), "lease: billing: the store is down: ")
+	})
+}
+
+// A lost store hangs until its ctx ends.
+type lost struct{ lease.Store }
+
+func (lost) Load(ctx context.Context, _ string) (lease.Record, error) {
+	<-ctx.Done()
+	return lease.Record{}, ctx.Err()
 }
 
 func TestValidate(t *testing.T) {

@@ -204,8 +204,8 @@ func (h *holding) renew(ctx context.Context, run bool) error {
 	}
 	h.mu.Lock()
 	h.failed = err
-	if end := h.c.endOf(sent); err == nil && end.After(h.until) {
-		h.until = end
+	if err == nil {
+		h.until = h.c.endOf(sent)
 	}
 	over := h.why != nil
 	h.mu.Unlock()
@@ -217,7 +217,7 @@ func (h *holding) renew(ctx context.Context, run bool) error {
 
 // recordRun records that a run of Every begins, until it has succeeded or the term is over.
 func (h *holding) recordRun(ctx context.Context) bool {
-	for ctx.Err() == nil && h.over() == nil {
+	for ctx.Err() == nil { // which ends with the term
 		call, cancel := context.WithTimeout(ctx, h.c.cfg.TTL/4)
 		err := h.renew(call, true)
 		cancel()
@@ -237,7 +237,7 @@ func (h *holding) over() *LostError {
 	h.mu.Lock()
 	why, late := h.why, !time.Now().Before(h.until)
 	h.mu.Unlock()
-	if why == nil && late {
+	if late {
 		return h.end(notRenewed)
 	}
 	return why

@@ -86,7 +86,7 @@ func TestMigrateWaitsForTheMigrationOfAnotherProcess(t *testing.T) {
 			t.Fatalf("after %d statements: %v", i+1, err)
 		case <-time.After(10 * time.Millisecond):
 		}
-		if strings.Contains(statement, "INSERT INTO") {
+		if strings.Contains(statement, "INTO saga_schema") {
 			break
 		}
 		require.ErrorIs(t, st.Check(ctx), store.ErrNotMigrated)
