@@ -57,7 +57,7 @@ func TestPagesNameWhatExists(t *testing.T) {
 				tests[name[1]] = true
 			}
 			return err
-		case strings.HasSuffix(path, ".md") && path != "CHANGELOG.md":
+		case strings.HasSuffix(path, ".md") && path != "CHANGELOG.md" && path != "docs/decisions/edition.md": // which name what is gone
 			pages = append(pages, path)
 		}
 		return nil

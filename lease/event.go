@@ -123,20 +123,43 @@ func (c *Candidate) Figures() []describe.Figure {
 	}
 }
 
-// Health asks the store, and returns why the lease is not held as it should be, or nil: the store does
-// not answer, or nobody has held it for a TTL although somebody waits for it.
-func (c *Candidate) Health() error {
-	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.TTL/3)
-	defer cancel()
+// Health asks the store, and returns why the lease is not held as it should be, or nil: the store
+// does not answer, or nobody has held the lease for a TTL. One that was asked for by TryCampaign
+// alone is a lock, which nobody needs to hold.
+func (c *Candidate) Health(ctx context.Context) error {
 	held, err := c.Look(ctx)
 	if err != nil {
-		return fmt.Errorf("lease: %s: the store is down: %w", c.cfg.Name, err)
+		return &ailment{state: "store down", err: err}
 	}
-	if vacant := held.Now.Sub(held.Since); held.Until.IsZero() && c.Stats().Queued > 0 && vacant > c.cfg.TTL {
-		return fmt.Errorf("lease: %s: nobody holds it", c.cfg.Name)
+	s, vacant := c.Stats(), held.Now.Sub(held.Since)
+	if held.Since.IsZero() { // forever
+		vacant = time.Since(c.made)
 	}
-	return nil
+	lock := s.Asked > 0 && s.Queued == 0 && s.WaitTime == 0
+	if !held.Until.IsZero() || lock || vacant <= c.cfg.TTL {
+		return nil
+	}
+	return &ailment{state: "vacant", detail: fmt.Sprintf("nobody has held it for %v", vacant.Round(time.Second))}
 }
+
+// An ailment is what is wrong with a lease.
+type ailment struct {
+	state  string
+	detail string
+	err    error // of the store
+}
+
+func (e *ailment) Error() string {
+	if e.err != nil {
+		return e.state + ": " + e.err.Error()
+	}
+	return e.state + ": " + e.detail
+}
+
+func (e *ailment) Unwrap() error        { return e.err }
+func (e *ailment) HealthState() string  { return e.state }
+func (e *ailment) HealthDetail() string { return e.detail }
+func (e *ailment) Failed() bool         { return true }
 
 // Settings returns the Config, with its defaults and without its functions.
 func (c *Candidate) Settings() any {

@@ -73,6 +73,7 @@ import (
 type Candidate struct {
 	store     Store
 	cfg       Config
+	made      time.Time
 	events    notify.Queue[Event]
 	observers notify.Observers[Event]
 
@@ -87,7 +88,7 @@ func New(store Store, cfg Config) *Candidate {
 	if err := validate(store, cfg); err != nil {
 		panic(err)
 	}
-	return &Candidate{store: store, cfg: cfg.withDefaults()}
+	return &Candidate{store: store, cfg: cfg.withDefaults(), made: time.Now()}
 }
 
 func validate(store Store, cfg Config) error {

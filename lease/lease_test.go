@@ -1065,31 +1065,43 @@ func TestACandidateDescribesItself(t *testing.T) {
 	})
 }
 
-// TestHealthOfALeaseThatNobodyHolds: only if somebody waits for it, and for longer than a TTL.
+// TestHealthOfALeaseThatNobodyHolds: work that nobody does, whether this process campaigns or not.
 func TestHealthOfALeaseThatNobodyHolds(t *testing.T) {
 	exactly(t, func(t *testing.T) {
-		store := &faulty{Store: lease.NewMemory()}
-		c := lease.New(store, quiet(billing))
-		require.NoError(t, c.Health(), "nobody waits for it")
-		term := campaign(t, store, billing)
+		store := lease.NewMemory()
+		c, lock := lease.New(store, billing), lease.New(store, lease.Config{Name: "lock", TTL: ttl})
+		term, err := lock.TryCampaign(t.Context())
+		require.NoError(t, err)
 		require.NoError(t, term.Resign(t.Context()))
-		store.set(&store.acquire, down)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); _, _ = c.Campaign(ctx) }()
 		time.Sleep(ttl)
-		require.NoError(t, c.Health())
+		require.NoError(t, c.Health(t.Context()))
 		time.Sleep(time.Second)
-		require.EqualError(t, c.Health(), "lease: billing: nobody holds it")
-		held := campaign(t, &faulty{Store: store.Store}, billing)
-		time.Sleep(ttl + time.Second)
-		require.NoError(t, c.Health())
-		require.NoError(t, held.Resign(t.Context()))
-		cancel()
-		<-done
+		err = c.Health(t.Context())
+		require.EqualError(t, err, "vacant: nobody has held it for 16s")
+		var ill interface {
+			HealthState() string
+			Failed() bool
+		}
+		require.ErrorAs(t, err, &ill)
+		require.Equal(t, "vacant", ill.HealthState())
+		require.True(t, ill.Failed())
+		require.NoError(t, lock.Health(t.Context()), "a lock")
+
+		term = campaign(t, store, billing)
 		time.Sleep(time.Hour)
-		require.NoError(t, c.Health(), "nobody waits any more")
-		require.ErrorContains(t, lease.New(lost{store}, billing).Health(), "lease: billing: the store is down: ")
+		require.NoError(t, c.Health(t.Context()))
+		require.NoError(t, term.Resign(t.Context()))
+		time.Sleep(ttl)
+		require.NoError(t, c.Health(t.Context()))
+		time.Sleep(time.Minute)
+		require.EqualError(t, c.Health(t.Context()), "vacant: nobody has held it for 1m15s")
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err = lease.New(lost{store}, billing).Health(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorAs(t, err, &ill)
+		require.Equal(t, "store down", ill.HealthState())
 	})
 }
 
