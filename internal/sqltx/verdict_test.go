@@ -26,11 +26,11 @@ func TestVerdictsOfMySQL(t *testing.T) {
 
 func TestVerdictsOfSQLite(t *testing.T) {
 	for want, codes := range map[verdict][]int{
-		answered:    {1, 4, 19, 2067, 18},
+		answered:    {1, 4, 19, 2067, 18, 28},
 		again:       {5, 517, 261, 6, 262},
 		unavailable: {2, 7, 8, 1032, 10, 3338, 11, 13, 14, 15, 26},
 		interrupted: {9},
-		none:        {0, 100, 404, 500},
+		none:        {0, 29, 100, 404, 500},
 	} {
 		for _, code := range codes {
 			require.Equal(t, want, ofSQLite(code), code)
@@ -106,6 +106,8 @@ func TestReaderIsSaidByTheErrorOfTheDatabase(t *testing.T) {
 		{&raised{"25006", ""}, probePostgreSQL}, {fmt.Errorf("write: %w", &raised{"25006", ""}), probePostgreSQL},
 		{errors.Join(errors.New("x"), &raised{"25006", ""}), probePostgreSQL},
 		{&raised{"0A000", "call_enum_check_hook"}, probePostgreSQL}, {&raised{"0A000", "transformFrameOffset"}, ""},
+		{&raised{"0A000", "call_bool_check_hook"}, probePostgreSQL},
+		{&raised{"0A000", "GetSerializableTransactionSnapshot"}, probePostgreSQL},
 		{&raised{"XX000", "GetNewObjectId"}, probePostgreSQL}, {&raised{"XX000", "heap_update"}, ""},
 		{&raised{"23505", ""}, ""}, {fmt.Errorf("%w: %w", &raised{"23505", ""}, errors.New("x")), ""},
 		{errors.New("A"), probePostgreSQL}, {errors.New("B"), ""},

@@ -234,6 +234,29 @@ func TestPostgreSQLTakesInOneRoundTrip(t *testing.T) {
 	require.False(t, rec.Held())
 }
 
+// TestARepeatedAcquireSaysUntilWhen, as a candidate counts on it.
+func TestARepeatedAcquireSaysUntilWhen(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
+		req := lease.Request{Name: "a", Token: "x", TTL: time.Minute}
+		_, err := s.Acquire(t.Context(), req)
+		require.NoError(t, err)
+		req.TTL = time.Hour
+		rec, err := s.Acquire(t.Context(), req)
+		require.NoError(t, err)
+		require.Equal(t, time.Hour, rec.Until.Sub(rec.Now))
+	})
+}
+
+// TestOnlySQLiteNeedsABusyTimeout: others have no such setting.
+func TestOnlySQLiteNeedsABusyTimeout(t *testing.T) {
+	for _, dialect := range dialects {
+		f := newFake()
+		f.busy = 0
+		err := sqllease.New(f.open(), dialect, sqllease.Config{}).Migrate(t.Context())
+		require.Equal(t, dialect != sqllease.SQLite, err == nil, "%s: %v", dialect, err)
+	}
+}
+
 func TestMySQLDoesNotWaitForAFence(t *testing.T) {
 	f := newFake()
 	s := open(t, f, sqllease.MySQL)
