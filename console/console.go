@@ -23,7 +23,7 @@ type Config struct {
 	Name string
 	// Show says what is shown of the things that may hold secrets. Zero means none of them.
 	Show Show
-	// Allow is called before each operation, and of one on many sagas again after every fifty,
+	// Allow is called before each operation, and of one on many sagas before each of them,
 	// with the request, whose body has been read. If it returns an error, the operation is not
 	// done, and the answer is 403 with the text of the error. Nil means read-only: the page has
 	// no buttons.
@@ -33,8 +33,7 @@ type Config struct {
 	Allow func(*http.Request, Operation) error
 	// Audit, if not nil, is called with the result of each operation, which may be the error
 	// of Allow. ctx has the values of that of the request. Of an operation on many sagas it is
-	// called at the end, with Operated, on a goroutine of the console: its panic is logged by
-	// slog's default logger.
+	// called for each of them.
 	Audit func(context.Context, Operation, error)
 	// OnDemand keeps figures from the first look on, until nobody has looked for ten minutes.
 	// Otherwise they are kept from New on, and the first look shows what led there.
@@ -57,9 +56,6 @@ type Console struct {
 	process process
 	sampler sampler
 	origin  *http.CrossOriginProtection
-
-	mu  sync.Mutex
-	job *job // the latest action on many sagas
 
 	closed chan struct{}
 	close  func()
@@ -94,21 +90,11 @@ func New(reg *registry.Registry, cfg Config) *Console {
 	return c
 }
 
-// Close ends the sampling, and an action on many sagas after those that it has under way; it
-// waits for that and for Audit, but no longer than ten seconds. After that the console answers
-// 503. It returns nil.
+// Close ends the sampling, and an action on many sagas before the next of them. After that the
+// console answers 503. It returns nil.
 func (c *Console) Close() error {
 	c.close()
 	c.sampler.close()
-	c.mu.Lock()
-	j := c.job
-	c.mu.Unlock()
-	if j != nil {
-		select {
-		case <-j.over:
-		case <-time.After(2 * storeTime):
-		}
-	}
 	return nil
 }
 

@@ -98,7 +98,10 @@ func (s *shop) post(pairs ...string) *httptest.ResponseRecorder {
 	s.t.Helper()
 	form := url.Values{}
 	for i := 0; i < len(pairs); i += 2 {
-		form.Set(pairs[i], pairs[i+1])
+		if pairs[i] != "ids" {
+			form.Del(pairs[i])
+		}
+		form.Add(pairs[i], pairs[i+1])
 	}
 	if !form.Has("sure") { // to the question that some actions have
 		form.Set("sure", "1")

@@ -29,11 +29,11 @@
 //
 // # Many sagas at once
 //
-// An action on all sagas of a Filter goes on when its request has ended, with the tab or
-// without, one such action at a time. The page of the sagas tells how many are done, how many
-// refused it as they are, and how many are left. Allow is asked again after every fifty. The
-// action ends early, and Audit is told how many are left, if Allow or the store returns an
-// error, if the store does not answer for ten seconds, or with Close.
+// An action on many acts on the sagas that the page shows, one after the other, in its request.
+// Each is an operation of its own for Allow and for Audit. It ends with the first that is not
+// allowed or whose store fails, with the request, and with Close; the answer says how many were
+// done, how many refused it as they are, and how many are left. Of more sagas than a page shows,
+// the next are acted on when the button is pressed again.
 //
 // # Security
 //
@@ -79,16 +79,15 @@
 // The first two pages take since=N, with the tick of the page before: they then have only
 // what is new, without the policies that are well and have had no calls.
 //
-// An operation is a form. Its fields are those of [Operation] in lower case; a Filter is
-// given by the parameters of the list. A field of another name is an error:
+// An operation is a form. Its fields are those of [Operation] in lower case; ids are the sagas of
+// an operation on many. A field of another name is an error:
 //
 //	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act
-//	curl -H 'Accept: application/json' -d action=retry -d policy=saga/orders -d status=stuck -d note='bank is back' $CONSOLE/act
+//	curl -H 'Accept: application/json' -d action=retry -d policy=saga/orders -d ids=order-1 -d ids=order-2 -d note='bank is back' $CONSOLE/act
 //
-// The answer is {"done": true}; with apply it lists the changes. With a Filter the status is
-// 202, and the "job" of the answer and of the list of sagas tells how far the action is. If
-// the operation failed or was not allowed, the answer is
+// The answer is {"done": true}; with apply it lists the changes, and with ids "acted" is
+// how many allowed it, and "refused" how many did not. If the operation failed or was not allowed, the answer is
 // {"done": false, "error": "..."} with a status of 400 or more. With preview=1, apply
 // changes nothing, and the answer is {"done": false} with the changes that it would make.
 package console

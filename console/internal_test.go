@@ -151,15 +151,12 @@ func TestASagaInAList(t *testing.T) {
 		require.Equal(t, want, sagaFormOf(url.Values{"failing": {failing}}).Failing, failing)
 	}
 	require.Empty(t, sagaForm{}.values(""))
-	require.Equal(t, `definition order, status stuck, text "a b", age 10m, failing`, form.String())
 }
 
 func TestAnOperationInALog(t *testing.T) {
-	op := Operation{Action: Skip, Policy: "saga/worker", Key: "k", For: time.Second, Settings: json.RawMessage("{}"), ID: "1", Step: "s", Seq: 2,
-		Filter: &saga.Filter{Text: "x"}, Operated: &saga.Operated{Done: 3, NotAllowed: 4}, Note: "why"}
+	op := Operation{Action: Skip, Policy: "saga/worker", Key: "k", For: time.Second, Settings: json.RawMessage("{}"), ID: "1", Step: "s", Seq: 2, Note: "why"}
 	want := []slog.Attr{slog.String("action", "skip"), slog.String("policy", "saga/worker"), slog.String("key", "k"), slog.Duration("for", time.Second),
-		slog.String("settings", "{}"), slog.String("id", "1"), slog.String("step", "s"), slog.Int64("seq", 2), slog.Any("filter", *op.Filter),
-		slog.Int("done", 3), slog.Int("not_allowed", 4), slog.String("note", "why")}
+		slog.String("settings", "{}"), slog.String("id", "1"), slog.String("step", "s"), slog.Int64("seq", 2), slog.String("note", "why")}
 	require.Equal(t, want, op.LogValue().Group())
 	require.Equal(t, want[:2], Operation{Action: Skip, Policy: "saga/worker"}.LogValue().Group())
 }
@@ -367,36 +364,14 @@ func TestTheVerdictNamesTheWorst(t *testing.T) {
 	}
 }
 
-func TestHowFarAnActionOnManyIs(t *testing.T) {
-	now := time.Now()
-	for _, c := range []struct {
-		all   bool
-		ended time.Time
-		err   error
-		want  string
-	}{
-		{true, time.Time{}, nil, "blue cancel with failing: 2 done, 1 refused, 7 left"},
-		{false, time.Time{}, nil, "blue cancel with failing: 2 done, 1 refused, 7 or more left"},
-		{false, now, nil, "ok cancel with failing: 2 done, 1 refused, 7 left"},
-		{false, now, errDeaf, "fail cancel with failing: 2 done, 1 refused, 7 or more left"},
-		{true, now, errDeaf, "fail cancel with failing: 2 done, 1 refused, 7 left"},
-	} {
-		j := &job{op: Operation{Action: Cancel, form: sagaForm{Failing: true}}, began: now.Add(-time.Minute), found: 10,
-			all: c.all, done: saga.Operated{Done: 2, NotAllowed: 1}, ended: c.ended, err: c.err}
-		v := j.view(&Console{})
-		require.Equal(t, c.want, string(v.Tone())+" "+v.String())
-		require.Contains(t, v.Took(), "60 s")
-	}
-}
-
 func TestMembersOfAGroup(t *testing.T) {
 	c := &Console{cfg: Config{Show: Show{Errors: true, Keys: true}}}
 	b := breaker.New(breaker.Config{Name: "b", Failures: 1})
 	is := func(m memberView) string { return fmt.Sprint(m.Key, " ", m.State, " ", m.Tone, " ", m.Error) }
 	view := func() string { return is(c.member(registry.Member{Key: "a", Policy: b})) }
 	require.Equal(t, "a closed ok ", view())
-	_ = b.Do(t.Context(), func(context.Context) error { return errDeaf })
-	require.Equal(t, "a open fail "+errDeaf.Error(), view())
+	_ = b.Do(t.Context(), func(context.Context) error { return errOperator })
+	require.Equal(t, "a open fail "+errOperator.Error(), view())
 	b.ForceOpen(errClosed)
 	require.Equal(t, "a forced open fail "+errClosed.Error(), view())
 	b.Disable()

@@ -18,7 +18,6 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // An Action is what an [Operation] does.
@@ -77,14 +76,13 @@ type Operation struct {
 	Key      string          // of a Group or a cache
 	For      time.Duration   // of Trip; zero means as long as the breaker would open by itself
 	Settings json.RawMessage // of Apply and Preview: an object of the fields to change
-	ID       string          // of a saga; "" with a Filter
+	ID       string          // of a saga
 	Step     string          // of Skip
 	Seq      int64           // of a saga: the entries in its log that the operator has seen; 0 means any
-	Filter   *saga.Filter    // the sagas of an action on many
-	Operated *saga.Operated  // of an action on many, for Audit: the number of sagas
 	Note     string          // why
 
-	form sagaForm // of Filter
+	ids  []string // of an action on many sagas, which is an Operation for each of them
+	form sagaForm // what was looked for
 }
 
 // LogValue returns a group of the fields that are set.
@@ -104,12 +102,6 @@ func (op Operation) LogValue() slog.Value {
 	add("step", op.Step)
 	if op.Seq != 0 {
 		attrs = append(attrs, slog.Int64("seq", op.Seq))
-	}
-	if op.Filter != nil {
-		attrs = append(attrs, slog.Any("filter", *op.Filter))
-	}
-	if op.Operated != nil {
-		attrs = append(attrs, slog.Int("done", op.Operated.Done), slog.Int("not_allowed", op.Operated.NotAllowed))
 	}
 	add("note", op.Note)
 	return slog.GroupValue(attrs...)
@@ -197,6 +189,10 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.confirm(w, r, op, question)
 		return
 	}
+	if op.ids != nil {
+		c.actOnMany(w, r, op)
+		return
+	}
 	if err := c.cfg.Allow(r, op); err != nil {
 		c.audit(r, op, err)
 		c.refuse(w, r, op, http.StatusForbidden, err)
@@ -204,10 +200,6 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	}
 	if op.Action == Preview {
 		c.preview(w, r, op)
-		return
-	}
-	if op.Filter != nil {
-		c.actOnMany(w, r, op)
 		return
 	}
 	done, err := c.do(r, op)
@@ -229,24 +221,61 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// actOnMany starts an operation that was allowed on all sagas of a Filter. Audit is told when
-// it ends.
+var errClosed = errors.New("the console is closed")
+
+// actOnMany does an operation to each of some sagas, if that is allowed. It ends with the first
+// that is not, and with the request. Permission is asked for each of them, because it may be
+// taken away meanwhile.
 func (c *Console) actOnMany(w http.ResponseWriter, r *http.Request, op Operation) {
-	runner, ok := c.runnerOf(op.Policy)
-	err := fmt.Errorf("%s runs no sagas", op.Policy)
-	if ok {
-		err = c.begin(r, op, runner)
+	done := result{Done: true}
+	for i, id := range op.ids {
+		one := op
+		one.ID, one.ids = id, nil
+		status, err := c.actOnOne(r, one)
+		switch {
+		case err == nil:
+			done.Acted++
+		case errors.Is(err, saga.ErrNotAllowed), errors.Is(err, saga.ErrNotFound), errors.Is(err, saga.ErrNotRegistered):
+			done.Refused++
+		default:
+			text := fmt.Sprintf("%d done, %d refused, %d left", done.Acted, done.Refused, len(op.ids)-i)
+			if failed, ok := errors.AsType[secretError](err); ok {
+				err = secretError{text + ": " + failed.where, failed.error}
+			} else {
+				err = fmt.Errorf("%s: %w", text, err)
+			}
+			c.refuse(w, r, op, status, err)
+			return
+		}
 	}
-	switch {
-	case err != nil:
-		c.audit(r, op, err)
-		c.refuse(w, r, op, http.StatusConflict, err)
-	case wantsJSON(r):
-		c.show(w, r, http.StatusAccepted, "", result{Job: c.jobOn(op.Policy)})
+	if wantsJSON(r) {
+		c.show(w, r, http.StatusOK, "", done)
+		return
+	}
+	q := op.form.values(strings.TrimPrefix(op.Policy, sagaKind+"/"))
+	q.Set("done", string(op.Action))
+	q.Set("acted", strconv.Itoa(done.Acted))
+	q.Set("refused", strconv.Itoa(done.Refused))
+	w.Header().Set("Location", "sagas?"+q.Encode())
+	w.WriteHeader(http.StatusSeeOther)
+}
+
+// actOnOne does the operation to one of many sagas, and returns the status for an error.
+func (c *Console) actOnOne(r *http.Request, op Operation) (status int, err error) {
+	select {
+	case <-c.closed:
+		return http.StatusServiceUnavailable, errClosed
+	case <-r.Context().Done():
+		return http.StatusServiceUnavailable, context.Cause(r.Context())
 	default:
-		w.Header().Set("Location", op.back(""))
-		w.WriteHeader(http.StatusSeeOther)
 	}
+	status = http.StatusForbidden
+	if err = c.cfg.Allow(r, op); err == nil {
+		status = http.StatusUnprocessableEntity
+		_, err = c.do(r, op)
+	}
+	c.audit(r, op, err)
+	return status, err
 }
 
 // explain says what is wrong with a request that seems to be of another origin, where that may
@@ -275,7 +304,7 @@ var fieldsOf = map[Action][]string{
 	Cancel: sagaFields, Retry: sagaFields, Skip: append(slices.Clone(sagaFields), "step"), Compensate: sagaFields, Abandon: sagaFields,
 }
 
-var sagaFields = append([]string{"id", "seq", "order", "after", "runner"}, conditions...)
+var sagaFields = append([]string{"id", "ids", "seq", "order", "after", "runner"}, conditions...)
 
 // conditions are the fields of a filter, which an operation on one saga does not have.
 var conditions = []string{"saga", "status", "text", "age", "failing"}
@@ -354,15 +383,9 @@ func (c *Console) operation(form url.Values) (Operation, error) {
 		}
 		if op.ID == "" {
 			op.form = sagaFormOf(form)
-			if op.form.admitsAll() {
-				return op, errors.New("an action on all sagas needs a condition")
+			if op.ids = form["ids"]; len(op.ids) == 0 {
+				return op, errors.New("ids: is empty: which sagas?")
 			}
-			filter, err := c.filter(op.form)
-			if err != nil {
-				return op, err
-			}
-			filter.After = ""
-			op.Filter = &filter
 		}
 		if op.Note == "" {
 			return op, errors.New("note: is empty: say why, for the log of the saga")
@@ -388,9 +411,9 @@ func (op Operation) question() (q question, ok bool) {
 		of = fmt.Sprintf("the key %s of %s", op.Key, op.Policy)
 	}
 	switch {
-	case op.Filter != nil:
+	case op.ids != nil:
 		verb := strings.ToUpper(string(op.Action[:1])) + string(op.Action[1:])
-		return question{Question: verb + " all that are found?", Yes: verb + " all"}, true
+		return question{Question: fmt.Sprintf("%s the %d that were shown?", verb, len(op.ids)), Yes: verb + " all"}, true
 	case op.Action == ForceOpen:
 		return question{Question: "Force " + of + " open?", What: "It refuses all calls until it is enabled.", Yes: "Force open"}, true
 	case op.Action == Disable:
@@ -406,54 +429,7 @@ func (op Operation) question() (q question, ok bool) {
 // confirm answers with a question, whose form does the operation.
 func (c *Console) confirm(w http.ResponseWriter, r *http.Request, op Operation, q question) {
 	q.page, q.Fields, q.Back = c.page("", q.Question), r.PostForm, op.back("")
-	if op.Filter != nil {
-		runner, ok := c.runnerOf(op.Policy)
-		if !ok {
-			c.refuse(w, r, op, http.StatusUnprocessableEntity, fmt.Errorf("%s runs no sagas", op.Policy))
-			return
-		}
-		ctx, cancel := context.WithTimeout(r.Context(), storeTime)
-		defer cancel()
-		n, all, err := found(ctx, runner, *op.Filter)
-		switch {
-		case err != nil:
-			c.refuse(w, r, op, http.StatusBadGateway, ofStore(err))
-			return
-		case !all:
-			q.What = fmt.Sprintf("More than %d sagas are found.", n)
-		case n == 1:
-			q.What = "1 saga is found."
-		default:
-			q.What = fmt.Sprintf("%d sagas are found.", n)
-		}
-	}
 	c.show(w, r, http.StatusOK, "confirm.html", q)
-}
-
-// found counts the sagas that a filter admits, up to store.CountLimit or for two seconds; all
-// reports whether there are no more.
-func found(ctx context.Context, runner *saga.Runner, f saga.Filter) (n int, all bool, err error) {
-	f.Limit = 1000
-	for began := time.Now(); ; {
-		page, next, err := runner.List(ctx, f)
-		if err != nil {
-			return n, false, err
-		}
-		n += len(page)
-		if f.After = next; next == "" {
-			return n, true, nil
-		}
-		if n >= store.CountLimit || time.Since(began) > 2*time.Second {
-			return n, false, nil
-		}
-	}
-}
-
-// runnerOf returns the Runner of a path.
-func (c *Console) runnerOf(path string) (*saga.Runner, bool) {
-	e, _ := c.entry(path)
-	r, ok := e.Policy.(*saga.Runner)
-	return r, ok
 }
 
 // entry returns a policy by its path.
@@ -671,7 +647,7 @@ func (op Operation) back(action Action) string {
 	kind, name, _ := strings.Cut(op.Policy, "/")
 	page, q := "policy?", url.Values{"kind": {kind}, "name": {name}}
 	switch {
-	case op.Filter != nil:
+	case op.ids != nil:
 		page, q = "sagas?", op.form.values(name)
 	case op.Key != "" && kind == "breaker":
 		q.Set("key", op.Key)
@@ -689,5 +665,6 @@ type result struct {
 	Done    bool            `json:"done"`
 	Error   string          `json:"error,omitempty"`
 	Changes []settingChange `json:"changes,omitempty"` // of an apply
-	Job     *jobView        `json:"job,omitempty"`     // of an action on many sagas
+	Acted   int             `json:"acted,omitempty"`   // of an action on many sagas: how many
+	Refused int             `json:"refused,omitempty"` // how many do not allow it, as they are
 }

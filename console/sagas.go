@@ -40,8 +40,7 @@ type sagasPage struct {
 	Partial bool         `json:"partial,omitempty"` // the search took too long: it goes on at Next
 	More    template.URL `json:"-"`                 // the query of the following page
 	Error   string       `json:"-"`
-	Job     *jobView     `json:"job,omitempty"` // the latest action on many
-	Filter  bool         `json:"-"`             // there are conditions
+	Filter  bool         `json:"-"` // there are conditions
 
 	InErrors bool `json:"-"` // a text is looked for in the last errors too
 }
@@ -251,8 +250,10 @@ func (c *Console) listSagas(w http.ResponseWriter, r *http.Request, status int, 
 	p := sagasPage{page: c.page("sagas", "Sagas"), Runner: e.Name, Runners: names, Form: sagaFormOf(q), Sagas: []sagaView{}, Counts: []sagaRow{}}
 	p.Refresh = 5
 	p.Filter, p.InErrors = !p.Form.admitsAll(), c.cfg.Show.Errors
-	if p.Job = c.jobOn(e.String()); p.Job != nil && p.Job.Ended == nil {
-		p.Refresh = 1
+	if _, ok := doneWords[Action(q.Get("done"))]; ok {
+		acted, _ := strconv.Atoi(q.Get("acted"))
+		refused, _ := strconv.Atoi(q.Get("refused"))
+		p.Done = fmt.Sprintf("%s: %d done, %d refused as they are.", q.Get("done"), acted, refused)
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), storeTime)
 	defer cancel()

@@ -242,3 +242,27 @@ func TestPolicyMayAskAServerForItsHealth(t *testing.T) {
 	a.observers[0](t.Context(), "anything")
 	require.Equal(t, registry.Event{Kind: "asked", Name: "a", What: "anything", Level: slog.LevelDebug}, told)
 }
+
+// A beacon tells its state to whoever begins to observe it.
+type beacon struct{ name string }
+
+func (b *beacon) Kind() string { return "beacon" }
+func (b *beacon) Name() string { return b.name }
+
+func (b *beacon) Observe(f func(context.Context, any)) func() {
+	f(context.Background(), "lit")
+	return func() { f(context.Background(), "dark") }
+}
+
+func TestAnObserverMayAskTheRegistryWhateverTellsIt(t *testing.T) {
+	reg := registry.New()
+	reg.MustAdd(&beacon{"a"})
+	var told []string
+	stop := reg.Observe(func(_ context.Context, e registry.Event) {
+		_, there := reg.Get(e.Kind, e.Name)
+		told = append(told, fmt.Sprint(e.Name, " ", e.What, " ", there, " ", len(slices.Collect(reg.All()))))
+	})
+	reg.MustAdd(&beacon{"b"})
+	stop()
+	require.Equal(t, []string{"a lit true 1", "b lit true 2"}, told[:2])
+}

@@ -315,61 +315,6 @@ func TestSagaIsFoundAmongAMillion(t *testing.T) {
 	})()`)
 }
 
-// The server gives an answer a second, and the store takes longer for 2000 sagas. The tab is
-// closed meanwhile.
-func Test2000SagasAreAbandonedFromThePage(t *testing.T) {
-	sg := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
-		{Name: "reserve", Do: fine, UndoAttempts: 1, Undo: func(context.Context, *order) error { return errDown }},
-		{Name: "charge", Undo: fine, Do: func(_ context.Context, o *order) error {
-			if o.Item == "stuck" {
-				return saga.NoEffect(errors.New("card declined"))
-			}
-			return nil
-		}},
-	}}
-	r, db := depot(t, sg)
-	many(t, r, db, sg, 1)
-	copies(t, db, "saga", "s.id = 'stuck'", 1999, map[string]string{"id": "'stuck-' || i"})
-	copies(t, db, "saga_log", "s.saga_id = 'stuck'", 1999, map[string]string{"saga_id": "'stuck-' || i"})
-	reg := registry.New()
-	reg.MustAdd(r)
-	audit := make(chan console.Operation, 10)
-	page := console.New(reg, console.Config{Allow: allow, Audit: func(_ context.Context, op console.Operation, err error) {
-		if err != nil {
-			t.Error(err)
-		}
-		audit <- op
-	}})
-	server := httptest.NewUnstartedServer(http.StripPrefix(prefix, page))
-	server.Config.WriteTimeout = time.Second
-	server.Start()
-	t.Cleanup(func() {
-		require.NoError(t, page.Close())
-		server.Close()
-	})
-	at := server.URL + prefix + "/"
-	p := newTab(t)
-	p.open(at + "sagas?status=stuck")
-	p.fill(`.acts input[name=note]`, "by telephone")
-	p.click(`button[value=abandon]`)
-	p.shows("2000 sagas are found.")
-	p.click(`button[name=sure]`)
-	p.shows("abandon all with status stuck: ")
-	p.until(`/ [1-9]\d* done/.test(document.querySelector("[data-live=job]").innerText)`)
-	p.picture("many")
-	p.open("about:blank")
-	op := <-audit
-	require.Equal(t, saga.Operated{Done: 2000}, *op.Operated)
-	require.Equal(t, "by telephone", op.Note)
-	require.Empty(t, audit)
-	again := newTab(t)
-	again.open(at + "sagas")
-	again.shows("2000 done, 0 refused, 0 left; ended after")
-	counts, err := r.Counts(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, 2000, counts.Sagas[0].Abandoned)
-}
-
 // Eight tabs at once are more than the six connections that a browser has to a host by
 // HTTP/1.1. All of them are live, and those that nobody sees ask for nothing.
 func TestEightTabsAreLiveAtOnce(t *testing.T) {
