@@ -20,6 +20,7 @@ var engines = map[string][]string{
 	"":                      nil,
 	"retry":                 {"github.com/cenkalti/backoff/v4"},
 	"breaker":               {"github.com/sony/gobreaker/v2"},
+	"hedge":                 nil,
 	"bulkhead":              nil,
 	"throttle":              nil,
 	"cacheaside":            {"github.com/maypok86/otter/v2"},
@@ -44,7 +45,7 @@ var engines = map[string][]string{
 }
 
 // patterns are the packages that must not know each other.
-var patterns = []string{"retry", "breaker", "bulkhead", "throttle", "cacheaside", "saga", "lease"}
+var patterns = []string{"retry", "hedge", "breaker", "bulkhead", "throttle", "cacheaside", "saga", "lease"}
 
 // TestImports holds the arrows of the house: a pattern imports neither another
 // pattern nor the root, links no more than its engine, and only resiliencehttp,

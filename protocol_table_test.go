@@ -23,6 +23,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/resiliencesql"
 	"github.com/go-resilience/resilience/retry"
@@ -128,10 +129,10 @@ var ends = []end{
 	}},
 
 	{name: "a hedge, refused and failed", says: says{kind: failed}, err: func(t *testing.T) error {
-		return hedge(t, fullBulkhead(t), errors.New("connection reset"))
+		return hedged(t, fullBulkhead(t), errors.New("connection reset"))
 	}},
 	{name: "a hedge, refused twice", says: says{kind: refused, retry: yes}, err: func(t *testing.T) error {
-		return hedge(t, fullBulkhead(t), fullBulkhead(t))
+		return hedged(t, fullBulkhead(t), fullBulkhead(t))
 	}},
 
 	{name: "the caller canceled", says: says{kind: canceled}, under: func(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -269,13 +270,13 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (rt roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return rt(req) }
 
-// hedge returns the error of a Hedge whose calls return errs.
-func hedge(t *testing.T, errs ...error) error {
+// hedged returns the error of a Hedger whose two calls return errs.
+func hedged(t *testing.T, errs ...error) error {
 	calls := make(chan error, len(errs))
 	for _, err := range errs {
 		calls <- err
 	}
-	_, err := retry.NewHedger[int](retry.HedgeConfig{Max: len(errs), Delay: time.Millisecond}).Do(t.Context(), func(context.Context) (int, error) {
+	_, err := hedge.New[int](hedge.Config{Delay: time.Millisecond}).Do(t.Context(), func(context.Context) (int, error) {
 		time.Sleep(5 * time.Millisecond)
 		return 0, <-calls
 	})
@@ -362,7 +363,7 @@ func gotOfRetry(t *testing.T, caller caller, call resilience.Func) string {
 	r := retry.New(retry.Config{
 		Attempts: 2, Backoff: retry.Constant(backoffOfTest), Budget: budget,
 		OnRetry: func(context.Context, retry.Attempt) {
-			if budget.Stats().Charged > 0 {
+			if budget.Stats().Allowed > 0 {
 				charge = ", charged"
 			}
 		},

@@ -11,7 +11,7 @@
 //	})
 //
 // Each pattern is a package of its own and may be used without this one: retry, breaker,
-// bulkhead, throttle, cacheaside, saga and lease. Package resiliencehttp has HTTP clients
+// bulkhead, throttle, cacheaside, saga, lease and hedge. Package resiliencehttp has HTTP clients
 // and servers, registry shows and changes the policies of a program, and faults makes
 // failures to test with. The patterns import neither each other nor this package. They
 // compose because [Func] and [Middleware] are aliases of unnamed types.
@@ -43,8 +43,7 @@
 //	                      that time
 //	anything else         failure            if Retryable()     [4]             failed      attempt
 //
-//	[1] counts against Attempts, not against the Budget; an open circuit ends the retrying,
-//	    unless retry.Config.MaxRetryAfter is set
+//	[1] counts against Attempts, not against the Budget; an open circuit ends the retrying
 //	[2] unless its Retryable() is true, as that of HTTP's 429 is
 //	[3] by a cancel; a deadline is overload, and a failure if the call had run for Patience
 //	[4] overload if it is a timeout or Throttled(), else no sample

@@ -29,6 +29,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/console"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/retry"
@@ -243,7 +244,7 @@ func TestEveryKindHasItsRates(t *testing.T) {
 		retries := retry.New(retry.Config{Name: "p", Attempts: 1})
 		budget := retry.NewBudget(retry.BudgetConfig{Name: "p", PerSecond: -1})
 		spender := retry.New(retry.Config{Name: "spender", Attempts: 5, Budget: budget, Backoff: retry.Constant(time.Millisecond)})
-		hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "p", Delay: time.Second})
+		hedger := hedge.New[int](hedge.Config{Name: "p", Delay: time.Second})
 		circuit := breaker.New(breaker.Config{Name: "p", Failures: 1})
 		rate := throttle.New(throttle.Config{Name: "p", Rate: 0.001, Burst: 1})
 		slots := bulkhead.New(bulkhead.Config{Name: "p", Limit: 1})

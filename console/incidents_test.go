@@ -19,6 +19,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/console"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/retry"
@@ -42,7 +43,7 @@ func newWorks(t *testing.T) *works {
 	w := &works{}
 	budget := retry.NewBudget(retry.BudgetConfig{Name: "bank", PerSecond: 2})
 	retries := retry.New(retry.Config{Name: "bank", Attempts: 3, Backoff: retry.Constant(10 * time.Millisecond), Budget: budget})
-	hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "prices", Delay: 50 * time.Millisecond, Quantile: 0.95})
+	hedger := hedge.New[int](hedge.Config{Name: "prices", Delay: 50 * time.Millisecond, Quantile: 0.95})
 	circuit := breaker.New(breaker.Config{Name: "bank", Failures: 5})
 	rate := throttle.New(throttle.Config{Name: "bank", Rate: 1000})
 	slots := bulkhead.New(bulkhead.Config{Name: "bank", Limit: 8, MaxWait: -1})
@@ -203,7 +204,7 @@ func TestIncidentSlowDependency(t *testing.T) {
 func TestIncidentRetryStorm(t *testing.T) {
 	incident(t, func(t *testing.T, w *works) {
 		w.bankFlaky.Store(true)
-		o := w.after(20*time.Second, "The breaker bank sees calls fail, the budget bank is spent, and one more policy needs attention.", "budget/bank spent: # retries in # s")
+		o := w.after(20*time.Second, "The breaker bank sees calls fail, the budget bank is spent, and one more policy needs attention.", "budget/bank spent", "retry/bank spent")
 		require.Contains(t, o.card("budget/bank"), "|for # ")
 		w.bankFlaky.Store(false)
 		w.after(time.Minute, allWell)

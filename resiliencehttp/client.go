@@ -52,7 +52,7 @@ type ClientConfig struct {
 	FirstByte, Idle time.Duration
 
 	// Retry sends requests again that may be repeated. The default is a [retry.Retrier]
-	// that makes up to 3 attempts, as more seldom help, waits up to 100 ms at first and
+	// for each host that makes up to 3 attempts, as more seldom help, waits up to 100 ms at first and
 	// longer if Retry-After asks for it, and has a budget for each host: retries add at
 	// most a fifth to its load, and 10 a second besides, so that they do not keep a host
 	// down that is overloaded. It does not wait for an open circuit.
@@ -118,10 +118,11 @@ func (c ClientConfig) withDefaults() ClientConfig {
 	}
 	var made []interface{ Name() string }
 	if c.Retry == nil {
-		budgets := retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{Name: c.Name}})
-		retries := retry.New(retry.Config{Name: c.Name, BudgetFor: budgets.By(HostOf)})
-		c.Retry = retries.Wrap
-		made = append(made, retries, budgets)
+		retries := resilience.NewGroup(func(string) *retry.Retrier {
+			return retry.New(retry.Config{Name: c.Name, Budget: retry.NewBudget(retry.BudgetConfig{Name: c.Name})})
+		}, resilience.GroupConfig{})
+		c.Retry = retries.By(HostOf)
+		made = append(made, retries)
 	}
 	if c.Breaker == nil {
 		circuits := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 )
@@ -161,7 +162,7 @@ func TestHedgeSendsASecondAttemptBesideASlowOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent, canceled, closed atomic.Int32
 		transport := &resiliencehttp.Transport{
-			Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: 100 * time.Millisecond}),
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				took := time.Second
@@ -200,7 +201,7 @@ func TestHedgeSendsASecondAttemptBesideASlowOne(t *testing.T) {
 func TestHedgedResponseIsReadToItsEnd(t *testing.T) {
 	var ctx context.Context
 	transport := &resiliencehttp.Transport{
-		Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Hour}),
+		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),
 		Base: rounds(func(r *http.Request) (*http.Response, error) {
 			ctx = r.Context()
 			resp := reply(r, 200, "")
@@ -235,7 +236,7 @@ func TestHedgeReturnsTheFailedResponseIfBothFail(t *testing.T) {
 		var closed atomic.Int32
 		var sent atomic.Int32
 		transport := &resiliencehttp.Transport{
-			Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: 100 * time.Millisecond}),
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				time.Sleep(200 * time.Millisecond)
@@ -258,7 +259,7 @@ func TestHedgeSendsTheBodyTwice(t *testing.T) {
 		var sent atomic.Int32
 		transport := &resiliencehttp.Transport{
 			Middleware: quick(2).Wrap,
-			Hedge:      retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: 100 * time.Millisecond}),
+			Hedge:      hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				b, err := io.ReadAll(r.Body)
@@ -289,7 +290,7 @@ func TestHedgeSendsWhatCannotBeSentTwiceOnce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			sent := 0
 			transport := &resiliencehttp.Transport{
-				Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Millisecond}),
+				Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Millisecond}),
 				Base: rounds(func(r *http.Request) (*http.Response, error) {
 					sent++
 					time.Sleep(time.Second)
@@ -311,7 +312,7 @@ func TestHedgeEndsTheCtxOfAResponseThatLoses(t *testing.T) {
 		var sent [2]context.Context
 		var n atomic.Int32
 		transport := &resiliencehttp.Transport{
-			Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: 100 * time.Millisecond}),
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				i := n.Add(1) - 1
 				sent[i] = r.Context()

@@ -17,13 +17,13 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/resiliencehttp"
-	"github.com/go-resilience/resilience/retry"
 )
 
 func TestHedgeClosesTheBodyOfACallerThatHasLeft(t *testing.T) {
 	var closed atomic.Int32
-	transport := &resiliencehttp.Transport{Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Hour})}
+	transport := &resiliencehttp.Transport{Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour})}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	req, err := http.NewRequestWithContext(ctx, "PUT", "http://a/", strings.NewReader("x"))
@@ -40,7 +40,7 @@ func TestHedgeReturnsAFailedResponseThatCanBeRead(t *testing.T) {
 		_, _ = io.WriteString(w, strings.Repeat("x", 1<<20)) // too long to be read ahead
 	}))
 	defer server.Close()
-	transport := &resiliencehttp.Transport{Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Hour})}
+	transport := &resiliencehttp.Transport{Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour})}
 	req := request(t, "GET", server.URL)
 	resp, err := transport.RoundTrip(req)
 	require.NoError(t, err)
@@ -52,7 +52,7 @@ func TestHedgeLeavesNothingInTheCallersCtx(t *testing.T) {
 	var sent context.Context
 	status, down := 200, error(nil)
 	transport := &resiliencehttp.Transport{
-		Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Hour}),
+		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),
 		Base: rounds(func(r *http.Request) (*http.Response, error) {
 			sent = r.Context()
 			return reply(r, status, "ok"), down
@@ -110,7 +110,7 @@ func TestHedgeOfARequestWithNoBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent atomic.Int32
 		transport := &resiliencehttp.Transport{
-			Hedge: retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Second}),
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Second}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				sent.Add(1)
 				time.Sleep(time.Minute)

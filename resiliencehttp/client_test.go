@@ -24,6 +24,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/faults"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
@@ -71,8 +72,7 @@ func (w *world) RoundTrip(r *http.Request) (*http.Response, error) {
 // A client is a client under test with its policies.
 type client struct {
 	*http.Client
-	retries  *retry.Retrier
-	budgets  *retry.BudgetGroup[string]
+	retries  *resilience.Group[string, *retry.Retrier]
 	circuits *breaker.Group[string]
 	slots    *bulkhead.Group[string]
 }
@@ -86,10 +86,8 @@ func newClient(base http.RoundTripper, cfg resiliencehttp.ClientConfig) *client 
 	cfg.Register = func(made ...interface{ Name() string }) {
 		for _, p := range made {
 			switch p := p.(type) {
-			case *retry.Retrier:
+			case *resilience.Group[string, *retry.Retrier]:
 				c.retries = p
-			case *retry.BudgetGroup[string]:
-				c.budgets = p
 			case *breaker.Group[string]:
 				c.circuits = p
 			case *bulkhead.Group[string]:
@@ -99,6 +97,16 @@ func newClient(base http.RoundTripper, cfg resiliencehttp.ClientConfig) *client 
 	}
 	c.Client = resiliencehttp.NewClient(cfg)
 	return c
+}
+
+// retrier returns the Retrier of a host, or the only one there is.
+func (c *client) retrier(host string) *retry.Retrier {
+	for key, r := range c.retries.All() {
+		if key == host+":80" || c.retries.Len() == 1 {
+			return r
+		}
+	}
+	return nil
 }
 
 // get reads the response to a GET.
@@ -125,7 +133,7 @@ func (c *client) send(ctx context.Context, method, host string) (string, error) 
 
 func (c *client) state(host string) breaker.State {
 	for key, b := range c.circuits.All() {
-		if key == host+":80" {
+		if key == host+":80" || c.retries.Len() == 1 {
 			return b.State()
 		}
 	}
@@ -158,7 +166,7 @@ func TestClientOfANewUser(t *testing.T) {
 	for e := range reg.All() {
 		names = append(names, e.String())
 	}
-	require.Equal(t, []string{"breaker/payments", "budget/payments", "bulkhead/payments", "retry/payments"}, names)
+	require.Equal(t, []string{"breaker/payments", "bulkhead/payments", "retry/payments"}, names)
 	_, err = reg.Apply([]byte(`{"breaker/payments": {"Config": {"OpenFor": "2s"}}, "retry/payments": {"Attempts": 5}}`))
 	require.NoError(t, err)
 }
@@ -167,8 +175,8 @@ func TestClientHasItsDefaults(t *testing.T) {
 	c := newClient(newWorld(), resiliencehttp.ClientConfig{})
 	_, err := c.get(t.Context(), "a")
 	require.NoError(t, err)
-	require.Equal(t, 3, c.retries.Config().Attempts)
-	require.Equal(t, retry.BudgetConfig{Name: "payments", Ratio: 0.2, PerSecond: 10}, c.budgets.Config().Config)
+	require.Equal(t, 3, c.retrier("a").Config().Attempts)
+	require.Equal(t, retry.BudgetConfig{Name: "payments", Ratio: 0.2, PerSecond: 10}, c.retrier("a").Config().Budget.Config())
 	circuit := c.circuits.Config().Config
 	require.Equal(t, []any{0.5, 20, 10 * time.Second}, []any{circuit.FailureRate, circuit.MinCalls, circuit.Window})
 	require.Equal(t, []any{time.Second, 30 * time.Second, 30 * time.Second}, []any{circuit.OpenFor, circuit.MaxOpenFor, circuit.MaxRetryAfter})
@@ -281,8 +289,8 @@ func TestClientTriesAgain(t *testing.T) {
 				_, err = c.get(t.Context(), "a")
 				require.Error(t, err)
 				require.Equal(t, 3, w.sent("a"))
-				require.Equal(t, int64(1), c.retries.Stats().Recovered)
-				require.Equal(t, int64(1), c.retries.Stats().Exhausted)
+				require.Equal(t, int64(1), c.retrier("a").Stats().Recovered)
+				require.Equal(t, int64(1), c.retrier("a").Stats().Exhausted)
 			})
 		})
 	}
@@ -482,7 +490,7 @@ func TestClientHasABudgetForEachHost(t *testing.T) {
 			_, err := c.get(t.Context(), "a")
 			require.ErrorIs(t, err, syscall.ECONNREFUSED)
 		}
-		require.Positive(t, c.budgets.Stats().OverBudget)
+		require.Positive(t, c.retrier("a").Stats().OverBudget)
 		w.suffer("b", faults.Plan{Kind: faults.Refuse, Count: 2})
 		_, err := c.get(t.Context(), "b")
 		require.NoError(t, err)
@@ -568,7 +576,6 @@ func TestClientPoliciesMayBeOthersOrNone(t *testing.T) {
 		off := resiliencehttp.Disabled
 		c := newClient(w, resiliencehttp.ClientConfig{Timeout: -1, AttemptTimeout: -1, Retry: off, Breaker: off, Bulkhead: off})
 		require.Nil(t, c.retries)
-		require.Nil(t, c.budgets)
 		require.Nil(t, c.circuits)
 		require.Nil(t, c.slots)
 		w.suffer("a", faults.Plan{Kind: faults.Status, Count: 1})
@@ -681,7 +688,7 @@ func TestClientSpeaksHTTP2(t *testing.T) {
 	resp, err := c.Get(server.URL)
 	require.NoError(t, err)
 	require.Equal(t, "HTTP/2.0", text(t, resp))
-	require.Equal(t, int64(1), c.retries.Stats().Recovered)
+	require.Equal(t, int64(1), c.retrier("a").Stats().Recovered)
 	require.Zero(t, c.slots.Stats().InFlight)
 }
 
@@ -718,26 +725,28 @@ func TestClientPassesOnWhatATransportHas(t *testing.T) {
 	})
 }
 
-func TestHedgesOfAClientAreSeenAndHaveABudgetForEachHost(t *testing.T) {
+func TestHedgesOfAClientAreSeenAndBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
-		budgets := retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{Name: "hedges", Ratio: -1, PerSecond: 1}})
-		hedger := retry.NewHedger[*http.Response](retry.HedgeConfig{
-			Name: "payments", Delay: 100 * time.Millisecond, BudgetFor: budgets.By(resiliencehttp.HostOf),
-		})
+		hedger := hedge.New[*http.Response](hedge.Config{Name: "payments", Delay: 100 * time.Millisecond, Ratio: 0.5})
 		c := newClient(w, resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{Hedge: hedger}})
 		registry.New().MustAdd(hedger)
 		var about []string
-		hedger.Observe(func(ctx context.Context, e retry.Event) {
+		hedger.Observe(func(ctx context.Context, e hedge.Event) {
 			about = append(about, resiliencehttp.HostOf(ctx)+" "+string(e.Kind))
 		})
 
+		for range 2 {
+			_, err := c.get(t.Context(), "a")
+			require.NoError(t, err)
+		}
 		w.suffer("a", faults.Plan{Kind: faults.Hang, Count: 1})
 		start := time.Now()
 		_, err := c.get(t.Context(), "a")
 		require.NoError(t, err)
 		require.Equal(t, 100*time.Millisecond, time.Since(start))
-		require.Equal(t, []string{"a:80 hedged", "a:80 ended"}, about)
+		require.Equal(t, []string{"a:80 hedged"}, about)
+		require.Zero(t, c.retrier("a").Stats().Canceled, "the one that lost")
 		require.Equal(t, int64(1), hedger.Stats().HedgeWon)
 
 		w.suffer("a", faults.Plan{Kind: faults.Latency, Delay: 200 * time.Millisecond})
@@ -745,11 +754,11 @@ func TestHedgesOfAClientAreSeenAndHaveABudgetForEachHost(t *testing.T) {
 			_, err := c.get(t.Context(), "a")
 			require.NoError(t, err)
 		}
-		require.Equal(t, int64(1), hedger.Stats().OverBudget)
-		w.suffer("b", faults.Plan{Kind: faults.Latency, Delay: 200 * time.Millisecond})
-		_, err = c.get(t.Context(), "b")
-		require.NoError(t, err)
-		require.Equal(t, int64(1), hedger.Stats().OverBudget, "b has a budget of its own")
+		require.Equal(t, int64(5), hedger.Stats().OverBudget)
+		for range 20 {
+			_, err := c.get(t.Context(), "b")
+			require.NoError(t, err)
+		}
 
 		w.suffer("c", faults.Plan{Kind: faults.Hang})
 		start = time.Now()
@@ -811,8 +820,12 @@ func TestClientUnderEverything(t *testing.T) {
 		synctest.Wait()
 		require.Zero(t, c.slots.Stats().InFlight, "no slot is lost")
 		require.Positive(t, answered.Load())
-		s := c.retries.Stats()
-		require.LessOrEqual(t, s.Retried, c.budgets.Stats().Allowed+c.slots.Stats().Refused+c.circuits.Stats().Refused)
+		var retried, allowed int64
+		for _, r := range c.retries.All() {
+			retried += r.Stats().Retried
+			allowed += r.Config().Budget.Stats().Allowed
+		}
+		require.LessOrEqual(t, retried, allowed+c.slots.Stats().Refused+c.circuits.Stats().Refused)
 		w.suffer("a")
 		_, err := c.get(t.Context(), "a")
 		require.NoError(t, err, "and it is well again")
@@ -842,7 +855,6 @@ func ExampleNewClient() {
 	// Output:
 	// paid
 	// breaker/payments
-	// budget/payments
 	// bulkhead/payments
 	// retry/payments
 }

@@ -119,7 +119,7 @@ func (t *Transport) mayHedge(req *http.Request) bool {
 // hedged sends req, and sends it once more if there is no response after a while. It returns
 // as send does.
 func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, err error) {
-	h := &hedge{t: t, req: req, begun: begun}
+	h := &hedging{t: t, req: req, begun: begun}
 	var chosen *http.Response
 	defer func() { h.closeExcept(chosen) }()          // also if user code panics
 	about := &call{t: t, req: req, host: hostOf(req)} // no policy runs for it: it tells the host
@@ -136,8 +136,8 @@ func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Respo
 	return chosen, nil
 }
 
-// A hedge is one request that is sent several times at once.
-type hedge struct {
+// A hedging is one request that is sent several times at once.
+type hedging struct {
 	t     *Transport
 	req   *http.Request // the caller's
 	begun time.Time
@@ -154,7 +154,7 @@ func (f failedResponse) Unwrap() error { return f.error }
 
 // send sends the request once, until ctx ends. A response outlasts ctx, since the Hedger
 // cancels that when it returns: the end of its body ends what it is read under.
-func (h *hedge) send(ctx context.Context) (*http.Response, error) {
+func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 	sending, cancel := context.WithCancelCause(h.req.Context())
 	leave := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	var resp *http.Response
@@ -193,7 +193,7 @@ func (h *hedge) send(ctx context.Context) (*http.Response, error) {
 }
 
 // closeExcept closes what the caller does not get, after all sends have returned.
-func (h *hedge) closeExcept(chosen *http.Response) {
+func (h *hedging) closeExcept(chosen *http.Response) {
 	if !h.taken {
 		closeBody(h.req)
 	}

@@ -27,8 +27,8 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/resiliencehttp"
-	"github.com/go-resilience/resilience/retry"
 )
 
 // A streamed body delivers its parts, each after its pause, and then ends with end, or is silent
@@ -379,7 +379,7 @@ func TestBreakTellsOfAFailureThatTheReaderFinds(t *testing.T) {
 			circuit := breaker.New(breaker.Config{Failures: 1})
 			transport := &resiliencehttp.Transport{Base: server.Base, Middleware: circuit.Wrap}
 			if hedged {
-				transport.Hedge = retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Hour})
+				transport.Hedge = hedge.New[*http.Response](hedge.Config{Delay: time.Hour})
 			}
 			client := &http.Client{Transport: transport, Timeout: timeout}
 			resp, err := client.Get(server.URL)
@@ -434,7 +434,7 @@ func TestHedgeIf(t *testing.T) {
 				time.Sleep(time.Minute)
 				return response(200, http.NoBody), nil
 			}),
-			Hedge:   retry.NewHedger[*http.Response](retry.HedgeConfig{Delay: time.Second}),
+			Hedge:   hedge.New[*http.Response](hedge.Config{Delay: time.Second}),
 			HedgeIf: func(r *http.Request) bool { return r.URL.Path == "/cheap" },
 		}
 		for path, want := range map[string]int{"/cheap": 2, "/costly": 1} {

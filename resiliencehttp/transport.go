@@ -50,8 +50,8 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/retry"
 )
 
 // A Transport is an [http.RoundTripper] that sends each request through its Middleware. One
@@ -143,15 +143,14 @@ type Transport struct {
 
 	// Hedge, if not nil, has a Replayable request sent again if the first takes too long;
 	// the first response that is not a failure wins, the others are canceled and their
-	// bodies closed. Each of them passes the Middleware. The Budget of the Hedger bounds how
-	// many there are; it needs no Discard. [HostOf] tells its BudgetFor and its observers the
-	// host.
+	// bodies closed. Each of them passes the Middleware. The Ratio of the Hedger bounds how
+	// many there are; it needs no Discard. [HostOf] tells its observers the host.
 	//
-	// The further sends run on goroutines of their own. The functions of the Transport,
+	// The second send runs on a goroutine of its own. The functions of the Transport,
 	// GetBody of the request, and a body that GetBody returned are then in use at the same
 	// time as those of the first. A request with a body but no GetBody, with a Trailer or
 	// with the field Upgrade is sent once.
-	Hedge *retry.Hedger[*http.Response]
+	Hedge *hedge.Hedger[*http.Response]
 
 	// HedgeIf, if not nil, reports whether Hedge is meant for a request. Nil means all.
 	HedgeIf func(*http.Request) bool

@@ -68,9 +68,9 @@ func outcomeOf(ctx context.Context, err error) outcome {
 func errorType(err error) attribute.KeyValue {
 	for {
 		gaveUp, ok := errors.AsType[*retry.Error](err)
-		if !ok || len(gaveUp.Errs) == 0 {
+		if !ok || gaveUp.Err == nil {
 			return semconv.ErrorType(err)
 		}
-		err = gaveUp.Errs[len(gaveUp.Errs)-1]
+		err = gaveUp.Err
 	}
 }

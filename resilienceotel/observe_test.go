@@ -20,9 +20,11 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resilienceotel"
@@ -42,8 +44,8 @@ func everyKind() []registry.Policy {
 	return []registry.Policy{
 		retry.New(retry.Config{Name: "users"}),
 		retry.NewBudget(retry.BudgetConfig{Name: "users"}),
-		retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{Name: "hosts"}}),
-		retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Second}),
+		resilience.NewGroup(func(string) *retry.Retrier { return retry.New(retry.Config{Name: "hosts"}) }, resilience.GroupConfig{}),
+		hedge.New[int](hedge.Config{Name: "users", Delay: time.Second}),
 		breaker.New(breaker.Config{Name: "users"}),
 		breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards"}}),
 		bulkhead.New(bulkhead.Config{Name: "users", Limit: 2}),

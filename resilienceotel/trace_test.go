@@ -21,6 +21,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/resilienceotel"
 	"github.com/go-resilience/resilience/retry"
@@ -68,7 +69,7 @@ func TestAttemptsOfRetriedCalls(t *testing.T) {
 	s := newSDK(t)
 	budget := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: -1})
 	retries := retry.New(retry.Config{Name: "users", Budget: budget})
-	hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Nanosecond})
+	hedger := hedge.New[int](hedge.Config{Name: "users", Delay: time.Nanosecond})
 	s.observe(t, retries, hedger)
 	require.Error(t, retries.Do(t.Context(), func(context.Context) error { return errDown }))
 	_, err := hedger.Do(t.Context(), func(ctx context.Context) (int, error) {
@@ -120,7 +121,7 @@ func TestOutcomes(t *testing.T) {
 		{name: "canceled by another", err: context.Canceled, outcome: "error", kind: "*errors.errorString"},
 		{name: "refused", err: &bulkhead.FullError{}, outcome: "refused", kind: "*bulkhead.FullError"},
 		{name: "status", err: &resiliencehttp.StatusError{StatusCode: 503}, outcome: "error", kind: "503"},
-		{name: "gave up", err: &retry.Error{Cause: retry.ErrExhausted, Errs: []error{errDown, &net.ParseError{}}}, outcome: "error", kind: "*net.ParseError"},
+		{name: "gave up", err: &retry.Error{Cause: retry.ErrExhausted, Err: &net.ParseError{}}, outcome: "error", kind: "*net.ParseError"},
 		{name: "says it", err: typed{errDown}, outcome: "error", kind: "disk_full"},
 		{name: "joined", err: errors.Join(errDown, io.EOF), outcome: "error", kind: "*errors.joinError"},
 	} {

@@ -137,7 +137,7 @@ func TestRetrierWithOneAttemptLeavesTheRetryingToOthers(t *testing.T) {
 func TestFreshBeginsANewOperation(t *testing.T) {
 	type key struct{}
 	outer := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
-	budget := retry.NewBudget(retry.BudgetConfig{})
+	budget := retry.NewBudget(retry.BudgetConfig{Ratio: 10, PerSecond: -1})
 	inner := retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(0), Budget: budget})
 	innermost := retry.New(retry.Config{Attempts: 8, Backoff: retry.Constant(0)})
 	fn, calls := failing(forever, errDown)
@@ -151,7 +151,7 @@ func TestFreshBeginsANewOperation(t *testing.T) {
 	})
 	require.ErrorIs(t, err, errDown)
 	require.Equal(t, 2*4, *calls)
-	require.Equal(t, int64(2), budget.Stats().Called)
+	require.Equal(t, int64(2*10-2*3), budget.Stats().Left, "two calls, of three retries each")
 
 	fresh := retry.Fresh(ctx)
 	require.Equal(t, ctx, fresh, "nobody retries")

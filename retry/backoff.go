@@ -9,7 +9,7 @@ import (
 )
 
 // A Backoff returns the delays of one call, one after the other, and a negative one to end
-// the retrying. The BackOff of every version of github.com/cenkalti/backoff is one.
+// the retrying. The BackOff of github.com/cenkalti/backoff/v4 is one.
 type Backoff = interface {
 	NextBackOff() time.Duration
 	Reset() // is called once in each call, before the first NextBackOff
@@ -53,11 +53,6 @@ func Exponential(first, longest time.Duration) func() Backoff {
 		return &jittered{b}
 	}
 }
-
-const (
-	defaultFirst   = 100 * time.Millisecond
-	defaultLongest = 10 * time.Second
-)
 
 type constant struct{ d time.Duration }
 

@@ -80,7 +80,7 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 		cfg  retry.Config
 		want string
 	}{
-		{"MaxElapsed", retry.Config{MaxElapsed: -1}, "retry.Config.MaxElapsed is -1ns: must be 0 (for no limit) or more"},
+		{"HealthyAfter", retry.Config{HealthyAfter: -1}, "retry.Config.HealthyAfter is -1ns: must be 0 (for never) or more"},
 		{"AttemptTimeout", retry.Config{AttemptTimeout: -time.Second}, "retry.Config.AttemptTimeout is -1s: must be 0 (for none) or more"},
 		{"MaxRetryAfter", retry.Config{MaxRetryAfter: -time.Second}, "retry.Config.MaxRetryAfter is -1s: must be 0 (for 1m) or more"},
 		{"nil BackOff", retry.Config{Backoff: func() retry.Backoff { return nil }},
@@ -88,7 +88,7 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 		{"Constant", retry.Config{Backoff: retry.Constant(-1)}, "retry.Config.Backoff is Constant(-1ns): must be given 0 or more"},
 		{"Exponential first", retry.Config{Backoff: retry.Exponential(0, 1)}, "retry.Config.Backoff is Exponential(0s, 1ns): must be given more than 0, and longest at least first"},
 		{"Exponential longest", retry.Config{Backoff: retry.Exponential(2, 1)}, "retry.Config.Backoff is Exponential(2ns, 1ns): must be given more than 0, and longest at least first"},
-		{"several", retry.Config{MaxElapsed: -1, MaxRetryAfter: -2}, "retry.Config.MaxElapsed is -1ns: must be 0 (for no limit) or more\nretry.Config.MaxRetryAfter is -2ns: must be 0 (for 1m) or more"},
+		{"several", retry.Config{HealthyAfter: -1, MaxRetryAfter: -2}, "retry.Config.HealthyAfter is -1ns: must be 0 (for never) or more\nretry.Config.MaxRetryAfter is -2ns: must be 0 (for 1m) or more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := c.cfg.Validate()
@@ -142,20 +142,6 @@ func TestBackOffThatMisbehaves(t *testing.T) {
 		}})
 		fn, calls := failing(forever, errDown)
 		require.PanicsWithValue(t, "broken", func() { _ = r.Do(t.Context(), fn) })
-		require.Equal(t, 1, *calls)
-	})
-	t.Run("no BackOff after all", func(t *testing.T) {
-		asked := 0
-		r := retry.New(retry.Config{Backoff: func() retry.Backoff {
-			if asked++; asked == 1 {
-				return &backoff.ZeroBackOff{}
-			}
-			return nil
-		}})
-		fn, calls := failing(forever, errDown)
-		err := r.Do(t.Context(), fn)
-		require.EqualError(t, err, "retry: gave up after 1 attempt: Config.Backoff returned nil: backend: down")
-		require.ErrorIs(t, err, errDown)
 		require.Equal(t, 1, *calls)
 	})
 	t.Run("the longest delay there is", func(t *testing.T) {

@@ -82,23 +82,3 @@ func BenchmarkBudget(b *testing.B) {
 		_ = r.Do(ctx, fail) // all but a few are refused
 	}
 }
-
-func BenchmarkHedge(b *testing.B) {
-	value := func(context.Context) (int, error) { return 1, nil }
-	b.Run("hedger", func(b *testing.B) {
-		h := retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Minute})
-		ctx := b.Context()
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = h.Do(ctx, value)
-		}
-	})
-	b.Run("fast-quantile", func(b *testing.B) {
-		h := retry.NewHedger[int](retry.HedgeConfig{Delay: time.Minute, Quantile: 0.99})
-		ctx := b.Context()
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = h.Do(ctx, value)
-		}
-	})
-}

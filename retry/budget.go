@@ -5,9 +5,9 @@ import (
 	"context"
 	"math"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
@@ -18,12 +18,12 @@ type BudgetConfig struct {
 	// Name appears in events. It may be empty.
 	Name string
 
-	// Ratio is how many retries each call earns, at most 100. Zero means 0.2; a
+	// Ratio is how many retries each call adds, at most 100. Zero means 0.2; a
 	// negative number means none.
 	Ratio float64
 
-	// PerSecond is how many retries a second there may be besides, at most a million.
-	// Zero means 10; a negative number means none.
+	// PerSecond is how many retries each second adds, at most a million. Zero means 10; a
+	// negative number means none.
 	PerSecond int
 }
 
@@ -41,66 +41,123 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 	return c
 }
 
+func (c *BudgetConfig) fixed(next *BudgetConfig) error {
+	f := invalid.Fields{Type: "retry.BudgetConfig"}
+	f.Same("Name", c.Name, next.Name)
+	return f.Err()
+}
+
 // A Budget limits retries to a fraction of the calls, so that clients that retry do not
 // multiply the load on a dependency that is down. Share one among the retriers of one
 // dependency.
 //
-// Over the last 10 seconds it allows Ratio retries for each call, and 10 x PerSecond
-// retries besides, so that a rare call may be retried too. A retry is charged before its
-// wait. The charge is refunded if the retry succeeds or is not made.
+// It is a bucket of retries: each call adds Ratio, each second adds PerSecond, so that a rare
+// call may be retried too, and each retry takes one before its wait. It begins with what ten
+// seconds add, and holds at most what ten seconds and a hundred calls add. So in any time there
+// are at most Ratio retries for each call and PerSecond for each second, and those that it held.
 //
 // A Budget counts the attempts that reach the dependency: the first attempt of a call as
 // the call, each later one as a retry, and an attempt that a policy further in refuses as
-// neither. If retriers are nested, give the Budget to one of them: each counts the call,
-// and would earn its retries again.
+// neither. Whether an attempt succeeds, and how the work ends that goes on after it, changes
+// nothing. If retriers are nested, give the Budget to one of them: each counts the call,
+// and would add its retries again.
 //
 // A Budget is safe for concurrent use.
 type Budget struct {
 	setting   settings.Setting[BudgetConfig]
 	observers notify.Observers[Event]
-	base      time.Time
 
-	mu      sync.Mutex
-	calls   ring
-	charged ring
-
-	did budgetCounts
-
-	// Set if the Budget is that of a key:
-	key     string
-	group   *budgetCounts  // which count for all keys
-	present func() *Budget // returns the Budget that the key has by now
+	mu                  sync.Mutex
+	held                int64     // in billionths of a retry, so that no nanosecond and no call is lost
+	at                  time.Time // when held was right
+	allowed, overBudget int64
+	spent               bool // the last retry that was asked for was not allowed
 }
 
-// budgetCounts count retries.
-type budgetCounts struct{ allowed, overBudget atomic.Int64 }
-
-func (c *budgetCounts) totals() BudgetTotals {
-	return BudgetTotals{Allowed: c.allowed.Load(), OverBudget: c.overBudget.Load()}
-}
-
-const (
-	budgetWindow = 10 * time.Second
-	budgetSlot   = 500 * time.Millisecond
-	// The slot that is being filled is only part of one. Calls count while they are
-	// certainly within the window, charges until they certainly are not.
-	budgetSlots = int(budgetWindow/budgetSlot) + 1
-)
+const whole = 1e9 // one retry
 
 // NewBudget returns a Budget. It panics if cfg is not valid.
 func NewBudget(cfg BudgetConfig) *Budget {
-	b := &Budget{}
-	b.make(newBudgetVersion(cfg))
+	b := &Budget{at: time.Now()}
+	b.setting.Init(cfg, BudgetConfig.withDefaults)
+	b.held = b.setting.Load().atFirst()
 	return b
 }
 
-func newBudgetVersion(cfg BudgetConfig) *settings.Version[BudgetConfig] {
-	return settings.NewVersion(cfg, BudgetConfig.withDefaults)
+// perNano is what a nanosecond adds.
+func (c *BudgetConfig) perNano() int64 { return int64(max(0, c.PerSecond)) }
+
+// perCall is what a call adds.
+func (c *BudgetConfig) perCall() int64 { return int64(math.Round(max(0, c.Ratio) * whole)) }
+
+// atFirst is what a new Budget holds.
+func (c *BudgetConfig) atFirst() int64 { return 10 * whole * c.perNano() }
+
+// now brings b up to date. b.mu is held.
+func (b *Budget) now() *BudgetConfig {
+	c := b.setting.Load()
+	now := time.Now()
+	passed := int64(max(0, now.Sub(b.at)))
+	b.at = now
+	most := c.atFirst() + 100*c.perCall()
+	if per := c.perNano(); per > 0 && passed > (most-b.held)/per { // the product could overflow
+		b.held = most
+	} else {
+		b.held = min(most, b.held+passed*per)
+	}
+	return c
 }
 
-func (b *Budget) make(v *settings.Version[BudgetConfig]) {
-	b.base = time.Now()
-	b.setting.Adopt(v, BudgetConfig.withDefaults, nil)
+// earn counts a call. It does nothing if b is nil.
+func (b *Budget) earn() {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.now()
+	b.held = min(c.atFirst()+100*c.perCall(), b.held+c.perCall())
+}
+
+// take takes a retry, and reports whether there was one.
+func (b *Budget) take(ctx context.Context) bool {
+	b.mu.Lock()
+	b.now()
+	ok := b.held >= whole
+	if ok {
+		b.held -= whole
+		b.allowed++
+	} else {
+		b.overBudget++
+	}
+	b.spent = !ok
+	b.mu.Unlock()
+	if !ok && b.observers.Any() {
+		b.observers.Tell(ctx, Event{Kind: EventOverBudget, Name: b.Name()})
+	}
+	return ok
+}
+
+// giveBack returns what a retry took that was not made.
+func (b *Budget) giveBack() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.held += whole // never more than before
+}
+
+// BudgetStats is a snapshot of a [Budget].
+type BudgetStats struct {
+	Allowed    int64 // retries that were allowed, since NewBudget
+	OverBudget int64 // retries that were not allowed, since NewBudget
+	Left       int64 // retries that would be allowed now
+}
+
+// Stats returns a snapshot.
+func (b *Budget) Stats() BudgetStats {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.now()
+	return BudgetStats{b.allowed, b.overBudget, b.held / whole}
 }
 
 // Name returns the Name of b's BudgetConfig.
@@ -109,186 +166,71 @@ func (b *Budget) Name() string { return b.setting.Load().Name }
 // Config returns the present BudgetConfig of b, with its defaults filled in.
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
-// Update changes the BudgetConfig of b: it calls change with the present one as it was given,
-// in which a zero field means its default, validates the result and makes it effective. If the result is not valid, Update returns the error of
-// Validate and changes nothing.
-//
-// The calls and the retries of the last 10 seconds are kept: with a new Ratio, they earn by
-// the new one. Calls under way go on, and their next retries are allowed by the new
-// BudgetConfig. The Name cannot change. change must not call b.
+// Update changes the BudgetConfig of b: it calls change with the BudgetConfig as it was given,
+// in which a zero field means its default. If the result is not valid, Update returns the error
+// of Validate and changes nothing. What b holds is kept. The Name cannot change. change must
+// not call b.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
 	return b.setting.Update(change, (*BudgetConfig).fixed, nil)
 }
 
-// Change is Update for a program that does not know the type of the configuration: f gets a
-// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
-// changes; dry returns the error that the change would have.
-func (b *Budget) Change(dry bool, f func(cfg any) error) error {
-	return b.setting.Change(dry, f, (*BudgetConfig).fixed, nil)
-}
-
-// Observe calls f with an [EventOverBudget] for each retry and further call that b does not
-// allow from now on, until stop is called: synchronously, with the ctx of Do, and while no
-// lock is held. A panic in f passes on to the caller of Do. A second call of stop does
-// nothing.
+// Observe calls f with an [EventOverBudget] for each retry that b does not allow from now on,
+// until stop is called: synchronously, with the ctx of Do, and while no lock is held. A panic
+// in f passes on to the caller of Do. A second call of stop does nothing.
 func (b *Budget) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
 
-func (b *Budget) tellOverBudget(ctx context.Context) {
-	if b.observers.Any() {
-		b.observers.Tell(ctx, Event{Kind: EventOverBudget, Name: b.Name(), Key: b.key})
+// Kind returns "budget".
+func (b *Budget) Kind() string { return "budget" }
+
+// Figures returns the figures of b.
+func (b *Budget) Figures() []describe.Figure {
+	s := b.Stats()
+	return []describe.Figure{
+		{Name: "budget.retries{outcome=allowed}", Counter: true, Value: float64(s.Allowed)},
+		{Name: "budget.retries{outcome=over_budget}", Counter: true, Value: float64(s.OverBudget)},
+		{Name: "budget.left", Value: float64(s.Left)},
 	}
 }
 
-// BudgetTotals are counted from NewBudget or NewBudgetGroup on, and never go back.
-type BudgetTotals struct {
-	Allowed    int64 // retries that were allowed, refunded ones included
-	OverBudget int64 // retries that were not allowed
-}
+type spentError struct{}
 
-// BudgetStats is a snapshot of a [Budget].
-type BudgetStats struct {
-	BudgetTotals
+func (spentError) Error() string       { return "spent" }
+func (spentError) HealthState() string { return "spent" }
 
-	// In the last 10 seconds:
-	Called  int64 // calls
-	Charged int64 // retries that were not refunded
-
-	Left int64 // retries that would be allowed now
-}
-
-// Stats returns a snapshot.
-func (b *Budget) Stats() BudgetStats {
-	s := BudgetStats{BudgetTotals: b.did.totals()}
-	s.Called, s.Charged = b.counts()
-	s.Left = max(0, b.setting.Load().allows(s.Called)-s.Charged)
-	return s
-}
-
-// allows returns how many retries there may be in the window, for calls in it.
-func (c *BudgetConfig) allows(calls int64) int64 {
-	perMillion := int64(math.Round(max(0, c.Ratio) * 1e6)) // exactly
-	return int64(max(0, c.PerSecond))*int64(budgetWindow/time.Second) + calls*perMillion/1e6
-}
-
-// A ring counts what happened in each of the last epochs.
-type ring [budgetSlots]struct{ epoch, n int64 }
-
-// add adds n in an epoch, unless that has left the ring.
-func (r *ring) add(epoch, n int64) {
-	s := &r[epoch%int64(budgetSlots)]
-	if s.epoch < epoch {
-		s.epoch, s.n = epoch, 0
-	}
-	if s.epoch == epoch {
-		s.n += n
-	}
-}
-
-// sum returns what was counted in the given number of epochs up to now.
-func (r *ring) sum(now, epochs int64) (n int64) {
-	for _, s := range r {
-		if s.epoch > now-epochs {
-			n += s.n
-		}
-	}
-	return n
-}
-
-// epoch returns the number of the slot that is being filled. The first number is so high
-// that a slot never written has left the window.
-func (b *Budget) epoch() int64 {
-	return int64(max(0, time.Since(b.base))/budgetSlot) + int64(budgetSlots)
-}
-
-// counts returns the calls and the charges in the window.
-func (b *Budget) counts() (called, charged int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.countsAt(b.epoch())
-}
-
-func (b *Budget) countsAt(now int64) (called, charged int64) {
-	return b.calls.sum(now, int64(budgetSlots)-1), b.charged.sum(now, int64(budgetSlots))
-}
-
-// earn counts a call, which earns Ratio retries. Its result is the argument of unearn. It
-// does nothing if b is nil.
-func (b *Budget) earn() (epoch int64) {
+// Health returns an error while b has no retry left and has refused one.
+func (b *Budget) Health() error {
 	if b == nil {
-		return 0
+		return nil
 	}
-	epoch = b.epoch() // not under mu: it may be the last one by now
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.calls.add(epoch, 1)
-	return epoch
+	if b.now(); b.spent && b.held < whole {
+		return spentError{}
+	}
+	return nil
 }
 
-// unearn takes back a call counted in epoch, unless that has left the window.
-func (b *Budget) unearn(epoch int64) {
+// Needed reports whether b holds less than a new Budget. A nil Budget is not needed.
+func (b *Budget) Needed() bool {
+	if b == nil {
+		return false
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.calls.add(epoch, -1)
+	return b.now().atFirst() > b.held
 }
 
-// charge takes a retry out of the budget of b's key, if there is one. It returns the Budget
-// that it was charged to and the argument of its refund.
-//
-// The group may have evicted b since it returned it. A Budget that something is charged to
-// is not evicted: if it is still that of its key then, it stays the only one.
-func (b *Budget) charge() (of *Budget, epoch int64, ok bool) {
-	for {
-		epoch, ok = b.spend()
-		now := b
-		if ok && b.present != nil {
-			now = b.present()
-		}
-		if now == b {
-			break
-		}
-		b.refund(epoch)
-		b = now
-	}
-	b.did.count(ok)
-	if b.group != nil {
-		b.group.count(ok)
-	}
-	return b, epoch, ok
+// Settings returns a [BudgetConfig].
+func (b *Budget) Settings() any { return b.Config() }
+
+// Change is Update for a program that does not know the type of the BudgetConfig.
+func (b *Budget) Change(dry bool, f func(cfg any) error) error {
+	return b.setting.Change(dry, f, (*BudgetConfig).fixed, nil)
 }
 
-func (c *budgetCounts) count(allowed bool) {
-	if allowed {
-		c.allowed.Add(1)
-	} else {
-		c.overBudget.Add(1)
-	}
-}
-
-// spend takes a retry out of b.
-func (b *Budget) spend() (epoch int64, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	epoch = b.epoch()
-	called, charged := b.countsAt(epoch)
-	if charged >= b.setting.Load().allows(called) {
-		return 0, false
-	}
-	b.charged.add(epoch, 1)
-	return epoch, true
-}
-
-// refund gives back a retry charged in epoch, unless that has left the window.
-func (b *Budget) refund(epoch int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.charged.add(epoch, -1)
-}
-
-// fixed returns an error if Name has changed.
-func (c *BudgetConfig) fixed(next *BudgetConfig) error {
-	f := invalid.Fields{Type: "retry.BudgetConfig"}
-	f.Same("Name", c.Name, next.Name)
-	return f.Err()
+// ObserveAny is Observe for a program that does not know the type of the Event.
+func (b *Budget) ObserveAny(f func(context.Context, any)) (stop func()) {
+	return b.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says when, how often and for how long a [Retrier] retries.
+// Config says when, how often and for how long a [Retrier] retries. The time of a whole call
+// is limited by the deadline of its ctx.
 type Config struct {
 	// Name appears in errors and events. It may be empty.
 	Name string
@@ -18,11 +19,6 @@ type Config struct {
 	// means no limit.
 	Attempts int
 
-	// MaxElapsed limits the time since the call of Do began: a wait that would pass it
-	// is not begun. It does not end an attempt; AttemptTimeout does. Zero means no
-	// limit but the deadline of ctx.
-	MaxElapsed time.Duration
-
 	// AttemptTimeout is how long each attempt may take: its ctx ends after that time.
 	// An attempt that fails because of it is retried like any other, and its error is
 	// context.DeadlineExceeded as well as what fn returned. Within a
@@ -30,10 +26,17 @@ type Config struct {
 	// none.
 	AttemptTimeout time.Duration
 
+	// HealthyAfter is for calls that are sessions, such as a subscription that runs for
+	// days: an attempt that ran for so long before it failed counts as the first of a new
+	// call. Attempts and the delays begin anew, and the Budget counts a call. Without it,
+	// the third break in a month would end a session for good. Zero means that no attempt
+	// does.
+	HealthyAfter time.Duration
+
 	// Backoff returns the delays of one call: a new one each time, since it
 	// has state. It is called when the first attempt of a call has failed, and once or
-	// twice by Validate, New and Update. A negative delay ends the retrying; a panic
-	// passes through. Nil means Exponential(100ms, 10s).
+	// twice by Validate, New and Update. A negative delay ends the retrying. Nil means
+	// Exponential(100ms, 10s).
 	Backoff func() Backoff
 
 	// Delay returns the delay before the attempt that follows a, in place of a.Delay,
@@ -45,11 +48,7 @@ type Config struct {
 
 	// MaxRetryAfter is the longest wait that an error may ask for by its method
 	// RetryAfter. An error that asks for more ends the retrying, since an earlier
-	// attempt would be of no use.
-	//
-	// If MaxRetryAfter is set, a Retrier also waits for an open breaker (a refusal that
-	// is not retryable, but says when it will be) that asks for no more than this. Zero
-	// means a minute, and that an open breaker ends the retrying.
+	// attempt would be of no use. Zero means a minute.
 	MaxRetryAfter time.Duration
 
 	// If reports whether a failure is worth another attempt. It is asked once for each
@@ -61,13 +60,6 @@ type Config struct {
 	// one dependency. Nil means no such limit. A registry shows it if it is added, beside
 	// the retriers.
 	Budget *Budget
-
-	// BudgetFor returns the Budget of a call by its ctx, in place of Budget. Consider a
-	// client of many hosts: with a Budget for each host, one that fails does not use up
-	// the retries of the others. [BudgetGroup.By] returns such a function. It is called
-	// when an attempt has succeeded or failed, perhaps more than once in a call, and must
-	// be fast. A nil result means no such limit.
-	BudgetFor func(context.Context) *Budget
 
 	// OnRetry is called before each wait for another attempt, with the ctx of Do. It is
 	// not called when no attempt is to follow.
@@ -86,10 +78,9 @@ type Attempt struct {
 // Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "retry.Config"}
-	f.Need(c.MaxElapsed >= 0, "MaxElapsed", c.MaxElapsed, "0 (for no limit) or more")
 	f.Need(c.AttemptTimeout >= 0, "AttemptTimeout", c.AttemptTimeout, "0 (for none) or more")
+	f.Need(c.HealthyAfter >= 0, "HealthyAfter", c.HealthyAfter, "0 (for never) or more")
 	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for 1m) or more")
-	f.Need(c.Budget == nil || c.BudgetFor == nil, "BudgetFor", "a function", "nil where Budget is set: one or the other")
 	if c.Backoff == nil {
 		return f.Err()
 	}
@@ -102,47 +93,35 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
-// withDefaults returns c, which is valid, with its defaults filled in. MaxRetryAfter
-// stays zero, which says more than a minute does.
 func (c Config) withDefaults() Config {
 	if c.Backoff == nil {
-		c.Backoff = Exponential(defaultFirst, defaultLongest)
+		c.Backoff = Exponential(100*time.Millisecond, 10*time.Second)
 	}
 	c.Attempts = cmp.Or(c.Attempts, 3)
+	c.MaxRetryAfter = cmp.Or(c.MaxRetryAfter, time.Minute)
 	return c
 }
 
-// maxRetryAfter returns the longest wait that an error may ask for.
-func (c *Config) maxRetryAfter() time.Duration { return cmp.Or(c.MaxRetryAfter, time.Minute) }
-
-// Name returns the Name of r's Config.
-func (r *Retrier) Name() string { return r.setting.Load().Name }
-
-// Config returns the present Config of r, with its defaults filled in. MaxRetryAfter stays
-// zero if it is, since zero also means that an open breaker ends the retrying.
-func (r *Retrier) Config() Config { return r.setting.Config() }
-
-// Update changes the Config of r: it calls change with the present Config as it was given, in
-// which a zero field means its default, validates the result and makes it effective. If the
-// result is not valid, Update returns the error of Validate and changes nothing.
-//
-// A call under way ends under the Config that it began with, its Budget included; a later
-// call begins with the new one. The figures are kept. A new Budget starts with its own
-// figures. The Name cannot change. change must not call r.
-func (r *Retrier) Update(change func(*Config)) error {
-	return r.setting.Update(change, (*Config).fixed, nil)
-}
-
-// Change is Update for a program that does not know the type of the configuration: f gets a
-// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
-// changes; dry returns the error that the change would have.
-func (r *Retrier) Change(dry bool, f func(cfg any) error) error {
-	return r.setting.Change(dry, f, (*Config).fixed, nil)
-}
-
-// fixed returns an error if Name has changed.
+// fixed returns an error if what cannot change has changed.
 func (c *Config) fixed(next *Config) error {
 	f := invalid.Fields{Type: "retry.Config"}
 	f.Same("Name", c.Name, next.Name)
 	return f.Err()
+}
+
+// Name returns the Name of r's Config.
+func (r *Retrier) Name() string { return r.setting.Load().Name }
+
+// Config returns the present Config of r, with its defaults filled in.
+func (r *Retrier) Config() Config { return r.setting.Config() }
+
+// Update changes the Config of r: it calls change with the Config as it was given, in which a
+// zero field means its default. If the result is not valid, Update returns the error of
+// Validate and changes nothing.
+//
+// A call under way ends under the Config that it began with, its Budget included; a later
+// call begins with the new one. The figures are kept. The Name cannot change. change must not
+// call r.
+func (r *Retrier) Update(change func(*Config)) error {
+	return r.setting.Update(change, (*Config).fixed, nil)
 }

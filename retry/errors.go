@@ -14,8 +14,7 @@ import (
 
 var (
 	// ErrExhausted is the Cause of an [Error] if a limit of the Retrier ended the
-	// retrying: Attempts, MaxElapsed, MaxRetryAfter, or a negative delay of Backoff or
-	// Delay.
+	// retrying: Attempts, MaxRetryAfter, or a negative delay of Backoff or Delay.
 	ErrExhausted = errors.New("retry: no attempts left")
 
 	// ErrOverBudget is the Cause of an [Error] if a [Budget] did not allow the next
@@ -24,8 +23,8 @@ var (
 )
 
 // An Error reports that a [Retrier] gave up on an error that was worth another attempt.
-// [errors.Is] and [errors.As] find the last error in it, the last failure (if refusals
-// followed it) and the Cause.
+// [errors.Is] and [errors.As] find Err in it, the last failure (if refusals followed it) and
+// the Cause.
 type Error struct {
 	// Name is the name of the Retrier.
 	Name string
@@ -39,11 +38,11 @@ type Error struct {
 	// before the deadline of ctx; the end of ctx and its cause; or the refusal, such as
 	// that of an open breaker, that ended the retrying.
 	Cause error
-	// Errs are the errors of the last attempts, oldest first: from one to eight.
-	Errs []error
+	// Err is the error of the last attempt.
+	Err error
 
 	kind    behavior.Kind // of all attempts together
-	earlier error         // the last error of that kind, unless that is the last of Errs
+	earlier error         // the last error of that kind, unless that is Err
 }
 
 func (e *Error) Error() string {
@@ -60,13 +59,11 @@ func (e *Error) Error() string {
 	var cause string
 	if e.Cause != nil {
 		cause = e.Cause.Error()
-		b.WriteString(": ")
-		b.WriteString(strings.TrimPrefix(cause, "retry: "))
+		b.WriteString(": " + strings.TrimPrefix(cause, "retry: "))
 	}
 	// A call that ended with its ctx often returns the cause itself.
-	if last := e.last(); last != nil && last.Error() != cause {
-		b.WriteString(": ")
-		b.WriteString(last.Error())
+	if e.Err != nil && e.Err.Error() != cause {
+		b.WriteString(": " + e.Err.Error())
 	}
 	if e.earlier != nil {
 		fmt.Fprintf(&b, " (earlier: %v)", e.earlier)
@@ -81,10 +78,9 @@ func prefix(name string) string {
 	return "retry: " + name + ": "
 }
 
-// Unwrap returns the last error, the last failure if that is another one, and the
-// Cause.
+// Unwrap returns Err, the last failure if that is another one, and the Cause.
 func (e *Error) Unwrap() []error {
-	return slices.DeleteFunc([]error{e.last(), e.earlier, e.Cause}, func(err error) bool { return err == nil })
+	return slices.DeleteFunc([]error{e.Err, e.earlier, e.Cause}, func(err error) bool { return err == nil })
 }
 
 // Refused reports whether no attempt was made: a policy further in refused every one.
@@ -98,21 +94,12 @@ func (e *Error) Answered() bool { return e.kind == behavior.Answered }
 // failure. The Cause does not count: a call that only an open breaker refused is not
 // retryable, although the attempts were not used up.
 func (e *Error) Retryable() bool {
-	return behavior.Read(errors.Join(e.last(), e.earlier)).Retryable
+	return behavior.Read(errors.Join(e.Err, e.earlier)).Retryable
 }
 
 // Timeout reports whether the last error or the Cause is a timeout. With it, an
 // http.Client whose transport returns the Error reports a timeout too.
-func (e *Error) Timeout() bool { return behavior.IsTimeout(e.last()) || behavior.IsTimeout(e.Cause) }
-
-func (e *Error) last() error {
-	if len(e.Errs) == 0 {
-		return nil
-	}
-	return e.Errs[len(e.Errs)-1]
-}
-
-var errNoBackOff = errors.New("retry: Config.Backoff returned nil")
+func (e *Error) Timeout() bool { return behavior.IsTimeout(e.Err) || behavior.IsTimeout(e.Cause) }
 
 // A limit is an ErrExhausted that names the limit.
 type limit string

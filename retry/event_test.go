@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -98,7 +99,7 @@ func TestObserversAreToldAfterTheHooksAndMayCallBack(t *testing.T) {
 	})
 	r.Observe(func(ctx context.Context, e retry.Event) {
 		note(string(e.Kind))(ctx)
-		require.NoError(t, r.Update(func(c *retry.Config) { c.MaxElapsed++ }))
+		require.NoError(t, r.Update(func(c *retry.Config) { c.MaxRetryAfter++ }))
 		_, _, _ = r.Name(), r.Config(), r.Stats()
 	})
 	r.Observe(func(ctx context.Context, e retry.Event) { note("second " + string(e.Kind))(ctx) })
@@ -126,6 +127,34 @@ func TestEventsOfABudget(t *testing.T) {
 	stop()
 	_ = r.Do(t.Context(), fail)
 	require.Len(t, log.take(), 1)
+
+	b = retry.NewBudget(retry.BudgetConfig{})
+	b.Observe(log.note)
+	require.Zero(t, call(t, b, 1, fail))
+	require.Empty(t, log.take(), "it was allowed")
+}
+
+// A call that has lost a hedge is no failure: nobody is told of its end, and it is in no figure.
+func TestCallThatLostAHedgeCountsNowhere(t *testing.T) {
+	var log eventLog
+	r := retry.New(retry.Config{Backoff: retry.Constant(0)})
+	r.Observe(log.note)
+	for lose := 1; lose <= 2; lose++ {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		err := r.Do(ctx, func(ctx context.Context) error {
+			if n, _ := retry.AttemptFrom(ctx); n == lose {
+				cancel(fmt.Errorf("request: %w", ended.LostError("the other was faster")))
+				return ctx.Err()
+			}
+			return errDown
+		})
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, r.Do(ctx, fail), context.Canceled, "too late to begin")
+	}
+	require.Equal(t, retry.Stats{Attempts: 3, Retried: 1}, r.Stats())
+	events := log.take()
+	require.Len(t, events, 1)
+	require.Equal(t, retry.EventRetried, events[0].Kind)
 }
 
 // cleared returns events without the times that depend on the machine.
@@ -136,69 +165,87 @@ func cleared(events []retry.Event) []retry.Event {
 	return events
 }
 
-func TestEventsOfAHedger(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log eventLog
-		b := retry.NewBudget(retry.BudgetConfig{Name: "budget", Ratio: -1, PerSecond: 1})
-		h := retry.NewHedger[string](retry.HedgeConfig{Name: "users", Delay: 50 * ms, Max: 3, Budget: b})
-		stop := h.Observe(func(ctx context.Context, e retry.Event) {
-			_, _ = h.Stats(), h.Update(func(c *retry.HedgeConfig) { c.Delay = 50 * ms }) // no lock is held
-			log.note(ctx, e)
-		})
-		b.Observe(log.note)
-		do := func(all ...reply) {
-			fn, _ := replies(all...)
-			_, _ = h.Do(t.Context(), fn)
-		}
-		event := func(kind retry.EventKind, n int, o retry.Outcome, err error) retry.Event {
-			e := retry.Event{Kind: kind, Name: "users", Outcome: o, Err: err}
-			if kind == retry.EventEnded {
-				e.Attempts = n
-			} else {
-				e.Attempt = n
-			}
-			return e
-		}
-		do(reply{takes: 10 * ms})
-		do(reply{takes: 10 * ms, err: errDown})
-		require.Empty(t, log.take(), "not hedged")
-
-		do(reply{takes: time.Second}, reply{takes: 10 * ms})
-		require.Equal(t, []retry.Event{event(retry.EventHedged, 2, "", nil), event(retry.EventEnded, 2, retry.OutcomeHedgeWon, nil)}, log.take())
-
-		do(reply{takes: 120 * ms}, reply{takes: time.Second}, reply{takes: time.Second})
-		require.Equal(t, []retry.Event{
-			event(retry.EventHedged, 2, "", nil), event(retry.EventHedged, 3, "", nil), event(retry.EventEnded, 3, retry.OutcomeFirstWon, nil),
-		}, log.take())
-
-		do(reply{takes: 60 * ms, err: errDown}, reply{takes: ms, err: errDown}, reply{})
-		require.Equal(t, retry.OutcomeFailed, log.take()[1].Outcome)
-
-		for range 6 {
-			do(reply{takes: 60 * ms}, reply{takes: time.Second})
-		}
-		log.take()
-		do(reply{takes: 60 * ms}, reply{takes: time.Second})
-		require.Equal(t, []retry.Event{{Kind: retry.EventOverBudget, Name: "budget"}, event(retry.EventOverBudget, 0, "", nil)}, log.take())
-		stop()
-	})
+func TestEventsSayTheirLevelAndFields(t *testing.T) {
+	fields := func(e retry.Event) (all []any) {
+		e.Fields(func(name string, value any) { all = append(all, name, value) })
+		return all
+	}
+	for _, c := range []struct {
+		event  retry.Event
+		level  int
+		fields []any
+	}{
+		{retry.Event{Kind: retry.EventRetried, Attempt: 1, Delay: 2, RetryingFor: 3, Err: errDown}, -4,
+			[]any{"event", "retried", "attempt", 1, "in", time.Duration(2), "retrying_for", time.Duration(3), "err", errDown}},
+		{retry.Event{Kind: retry.EventEnded, Attempts: 2, Outcome: retry.OutcomeRecovered}, -4,
+			[]any{"event", "ended", "attempts", 2, "outcome", "recovered"}},
+		{retry.Event{Kind: retry.EventEnded, Attempts: 2, Outcome: retry.OutcomeExhausted, Err: errDown}, 4,
+			[]any{"event", "ended", "attempts", 2, "outcome", "exhausted", "err", errDown}},
+		{retry.Event{Kind: retry.EventOverBudget}, 4, []any{"event", "over budget"}},
+	} {
+		require.Equal(t, c.level, c.event.Level())
+		require.Equal(t, c.fields, fields(c.event))
+	}
 }
 
-func TestPanicOfAnObserverOfAHedgerPassesOn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		discarded := 0
-		h := retry.NewHedger[string](retry.HedgeConfig{Delay: 50 * ms, Discard: func(any) { discarded++ }})
-		kind := retry.EventHedged
-		h.Observe(func(_ context.Context, e retry.Event) {
-			if e.Kind == kind {
-				panic("observer")
-			}
-		})
-		for range 2 {
-			fn, _ := replies(reply{takes: time.Second}, reply{takes: ms})
-			require.Panics(t, func() { _, _ = h.Do(t.Context(), fn) })
-			kind = retry.EventEnded
-		}
-		require.Equal(t, 1, discarded, "the value that the caller did not get")
+func TestRetrierAndBudgetDescribeThemselves(t *testing.T) {
+	budget := retry.NewBudget(retry.BudgetConfig{Name: "users", Ratio: -1, PerSecond: -1})
+	r := retry.New(retry.Config{
+		Name: "list", Budget: budget, AttemptTimeout: time.Second, If: func(error) bool { return true },
+		Delay:   func(context.Context, retry.Attempt) time.Duration { return 0 },
+		OnRetry: func(context.Context, retry.Attempt) {},
 	})
+	require.Equal(t, []string{"retry", "budget"}, []string{r.Kind(), budget.Kind()})
+	require.Equal(t, retry.Config{Name: "list", Attempts: 3, AttemptTimeout: time.Second, MaxRetryAfter: time.Minute}, r.Settings())
+	require.Equal(t, retry.BudgetConfig{Name: "users", Ratio: -1, PerSecond: -1}, budget.Settings())
+
+	var told []any
+	note := func(_ context.Context, e any) { told = append(told, e) }
+	stop := []func(){r.ObserveAny(note), budget.ObserveAny(note)}
+	err := r.Do(t.Context(), fail)
+	require.Len(t, told, 2)
+	require.Equal(t, retry.Event{Kind: retry.EventOverBudget, Name: "users"}, told[0])
+	require.Equal(t, err, told[1].(retry.Event).Err)
+	for _, stop := range stop {
+		stop()
+	}
+	require.NoError(t, r.Change(false, func(cfg any) error {
+		cfg.(*retry.Config).Budget = nil
+		cfg.(*retry.Config).Attempts = 2
+		return nil
+	}))
+	_ = r.Do(t.Context(), fail)
+	_ = r.Do(t.Context(), succeed)
+	require.Len(t, told, 2)
+
+	figures := map[string]float64{}
+	for _, f := range append(r.Figures(), budget.Figures()...) {
+		figures[f.Name] = f.Value
+		require.Equal(t, f.Name != "budget.left", f.Counter, f.Name)
+	}
+	require.Equal(t, map[string]float64{
+		"retry.calls{outcome=first_try}": 1, "retry.calls{outcome=recovered}": 0, "retry.calls{outcome=exhausted}": 1,
+		"retry.calls{outcome=permanent}": 0, "retry.calls{outcome=over_budget}": 1, "retry.calls{outcome=deadline}": 0,
+		"retry.calls{outcome=canceled}": 0, "retry.calls{outcome=nested}": 0, "retry.attempts": 4, "retry.retries": 1,
+		"budget.retries{outcome=allowed}": 0, "budget.retries{outcome=over_budget}": 1, "budget.left": 0,
+	}, figures)
+}
+
+func TestChangeIsUpdateOfAnyType(t *testing.T) {
+	r := retry.New(retry.Config{Name: "list"})
+	b := retry.NewBudget(retry.BudgetConfig{Name: "users"})
+	attempts := func(n int) func(any) error {
+		return func(cfg any) error { cfg.(*retry.Config).Attempts = n; return nil }
+	}
+	ratio := func(cfg any) error { cfg.(*retry.BudgetConfig).Ratio = 0.5; return nil }
+	require.NoError(t, r.Change(true, attempts(5)))
+	require.NoError(t, b.Change(true, ratio))
+	require.Equal(t, []any{3, 0.2}, []any{r.Config().Attempts, b.Config().Ratio}, "a dry run changes nothing")
+	require.ErrorIs(t, r.Change(false, func(cfg any) error { _ = attempts(7)(cfg); return errDown }), errDown)
+	require.EqualError(t, r.Change(true, func(cfg any) error { cfg.(*retry.Config).HealthyAfter = -1; return nil }),
+		"retry.Config.HealthyAfter is -1ns: must be 0 (for never) or more")
+	require.Error(t, b.Change(false, func(cfg any) error { cfg.(*retry.BudgetConfig).Name = "x"; return nil }))
+	require.NoError(t, r.Change(false, attempts(5)))
+	require.NoError(t, b.Change(false, ratio))
+	require.Equal(t, []any{5, 0.5}, []any{r.Config().Attempts, b.Config().Ratio})
 }

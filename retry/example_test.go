@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -71,11 +72,11 @@ func ExampleError() {
 	err := retries.Do(ctx, func(context.Context) error { return errRefused })
 	fmt.Println(errors.Is(err, errRefused), errors.Is(err, context.DeadlineExceeded))
 	if gaveUp, ok := errors.AsType[*retry.Error](err); ok {
-		fmt.Println(gaveUp.Errs, gaveUp.Cause)
+		fmt.Println(gaveUp.Err, gaveUp.Cause)
 	}
 	// Output:
 	// true true
-	// [connection refused] a wait of 2h0m0s would pass the deadline: context deadline exceeded
+	// connection refused a wait of 2h0m0s would pass the deadline: context deadline exceeded
 }
 
 // Another attempt will not find the user either.
@@ -113,27 +114,23 @@ func ExampleBudget() {
 	// 130 requests
 }
 
-// Two hosts, each with a budget of its own: the one that is down uses up its retries, and
-// the other keeps its own. With resiliencehttp, the key is resiliencehttp.HostOf.
-func ExampleBudgetGroup() {
-	type hostKey struct{}
-	hostOf := func(ctx context.Context) string { return ctx.Value(hostKey{}).(string) }
+// Two hosts, each with a Retrier and a budget of its own: the one that is down uses up its
+// retries, and the other keeps its own. With resiliencehttp, the key is resiliencehttp.HostOf.
+func ExampleBudget_group() {
+	hosts := resilience.NewGroup(func(host string) *retry.Retrier {
+		return retry.New(retry.Config{Backoff: retry.Constant(0), Budget: retry.NewBudget(retry.BudgetConfig{PerSecond: 1})})
+	}, resilience.GroupConfig{})
 
-	budgets := retry.NewBudgetGroup(retry.BudgetGroupConfig[string]{Config: retry.BudgetConfig{PerSecond: 1}})
-	retries := retry.New(retry.Config{Backoff: retry.Constant(0), BudgetFor: budgets.By(hostOf)})
-
-	fails := func(context.Context) error { return errors.New("connection refused") }
+	ctx := context.Background()
 	for range 100 {
-		_ = retries.Do(context.WithValue(context.Background(), hostKey{}, "down.example"), fails)
+		_ = hosts.Do(ctx, "down.example", func(context.Context) error { return errors.New("connection refused") })
 	}
-	left := map[string]int64{}
-	for host, budget := range budgets.All() {
-		left[host] = budget.Stats().Left
+	for host, r := range hosts.All() {
+		fmt.Println(host, "has", r.Config().Budget.Stats().Left, "retries left")
 	}
-	fmt.Println(left)
 
 	calls := 0
-	err := retries.Do(context.WithValue(context.Background(), hostKey{}, "up.example"), func(context.Context) error {
+	err := hosts.Do(ctx, "up.example", func(context.Context) error {
 		if calls++; calls == 1 {
 			return errors.New("connection reset")
 		}
@@ -141,47 +138,8 @@ func ExampleBudgetGroup() {
 	})
 	fmt.Println(calls, err)
 	// Output:
-	// map[down.example:0]
+	// down.example has 0 retries left
 	// 2 <nil>
-}
-
-// The first call hangs. One that is made beside it answers.
-func ExampleHedger_Do() {
-	calls := make(chan string, 2)
-	calls <- "slow replica"
-	calls <- "fast replica"
-	hedged := retry.NewHedger[string](retry.HedgeConfig{Delay: 5 * time.Millisecond})
-
-	from, err := hedged.Do(context.Background(), func(ctx context.Context) (string, error) {
-		replica := <-calls
-		if replica == "slow replica" {
-			<-ctx.Done() // a call that heeds its ctx ends when another has won
-			return "", ctx.Err()
-		}
-		return replica, nil
-	})
-	fmt.Println(from, err)
-	// Output:
-	// fast replica <nil>
-}
-
-// One Hedger for an operation keeps its figures, and learns its delay from them.
-func ExampleHedger() {
-	lookups := retry.NewHedger[string](retry.HedgeConfig{
-		Name:     "lookup",
-		Delay:    20 * time.Millisecond, // until it knows better
-		Quantile: 0.95,
-		Budget:   retry.NewBudget(retry.BudgetConfig{Ratio: 0.1}),
-	})
-	name, err := lookups.Do(context.Background(), func(ctx context.Context) (string, error) {
-		return "Ada", nil
-	})
-	fmt.Println(name, err)
-	s := lookups.Stats()
-	fmt.Println(s.FirstWon, "answered at first,", s.Hedged, "hedged")
-	// Output:
-	// Ada <nil>
-	// 1 answered at first, 0 hedged
 }
 
 // A consumer runs for as long as the program does, and under a Retrier that starts it

@@ -26,12 +26,12 @@ type scenario struct {
 	attempts       int
 	delays         []time.Duration // the last one repeats; none: no retry
 	delay          int             // what Config.Delay does: 0: nil, 1: adds 1, 2: ends what was refused
-	maxElapsed     time.Duration
+	healthyAfter   time.Duration
 	attemptTimeout time.Duration
 	maxRetryAfter  time.Duration
 	contrary       bool          // If retries what Retryable would not, and the reverse
 	fresh          bool          // a new operation in the attempt of another Retrier
-	budget         int           // retries it allows, times ten; negative: there is none
+	budget         int           // 0: allows nothing; 1: two retries for each call; negative: there is none
 	deadline       time.Duration // of ctx; 0: none
 	cancel         time.Duration // of ctx; 0: never
 	answers        []answer      // the last one repeats
@@ -69,13 +69,13 @@ func says(kind behavior.Kind, retryable bool, after time.Duration) word {
 
 // An outcome is all that can be seen of a call.
 type outcome struct {
-	story         []string // attempts and hooks, with their times
-	ended         time.Duration
-	result        string // what Do returned
-	kind          behavior.Kind
-	stats         retry.Stats
-	called, spent int64   // of the budget
-	finds         []error // in the result, by errors.Is
+	story  []string // attempts and hooks, with their times
+	ended  time.Duration
+	result string // what Do returned
+	kind   behavior.Kind
+	stats  retry.Stats
+	left   int64   // of the budget
+	finds  []error // in the result, by errors.Is
 }
 
 var (
@@ -117,7 +117,7 @@ func scenarioOf(data []byte) scenario {
 	s := scenario{
 		attempts:       next(7) - 1,
 		delay:          max(0, next(6)-3),
-		maxElapsed:     optional(60),
+		healthyAfter:   optional(12),
 		attemptTimeout: optional(8),
 		maxRetryAfter:  optional(10),
 		contrary:       next(4) == 1,
@@ -133,7 +133,7 @@ func scenarioOf(data []byte) scenario {
 		s.answers = append(s.answers, answer{words[next(len(words))], time.Duration(next(10)), next(2) == 0})
 	}
 	// What has no limit must be ended, and take time until it is.
-	if s.attempts < 0 {
+	if s.attempts < 0 || s.healthyAfter > 0 {
 		if s.cancel == 0 {
 			s.cancel = 59
 		}
@@ -179,13 +179,19 @@ func (s scenario) model() (outcome, bool) {
 		return o, false
 	}
 
-	var errs []string
+	var last string      // the text of the last error that is remembered
 	var all, latest word // what all attempts say together, and the last
 	all.kind = behavior.Refused
 	var now, from time.Duration
-	for n := 1; ; n++ {
-		a := at(s.answers, n-1)
-		tell(now, "attempt %d", n)
+	delays := 0
+	for n, i := 1, 0; ; n, i = n+1, i+1 {
+		a := at(s.answers, i)
+		mark := n
+		if attempts == 1 {
+			mark = 0
+		}
+		tell(now, "attempt %d, marked %d", i+1, mark)
+		began := now
 		timeout := never
 		if s.attemptTimeout > 0 {
 			timeout = now + s.attemptTimeout
@@ -210,23 +216,25 @@ func (s scenario) model() (outcome, bool) {
 		if late {
 			text = "late: " + text
 		}
-		charged := n > 1 && s.budget >= 0 && all.kind != behavior.Refused
 		o.stats.Attempts++
-		if n > 1 {
+		if i > 0 {
 			o.stats.Retried++
 		} else {
 			from = now
 		}
-		if charged && (latest.err == nil || latest.kind == behavior.Refused) {
-			o.spent--
+		if i > 0 && s.budget >= 0 && all.kind != behavior.Refused && latest.kind == behavior.Refused {
+			o.left++
+		}
+		if s.healthyAfter > 0 && now-began >= s.healthyAfter && latest.err != nil && latest.kind != behavior.Refused {
+			n, delays, from, last, all = 1, 0, now, "", word{kind: behavior.Refused}
 		}
 		if all.kind == behavior.Refused && latest.kind != behavior.Refused && s.budget >= 0 {
-			o.called = 1
+			o.left += 2 * int64(s.budget)
 		}
 		o.ended = now
 		if latest.err == nil {
 			o.result = "success"
-			if n > 1 {
+			if i > 0 {
 				o.stats.Recovered++
 			} else {
 				o.stats.FirstTry++
@@ -243,14 +251,14 @@ func (s scenario) model() (outcome, bool) {
 			return o, true
 		}
 		remember := func() {
-			errs = append(errs, text)
+			last = text
 			if latest.kind == behavior.Failed || all.kind == behavior.Refused || latest.kind == all.kind {
 				all = latest
 			}
 		}
 		giveUp := func(n int, counted *int64, reason error) (outcome, bool) {
 			*counted++
-			o.result = fmt.Sprintf("gave up after %d in %d: %v: %q", n, now-from, reason, errs[max(0, len(errs)-8):])
+			o.result = fmt.Sprintf("gave up after %d in %d: %v: %q", n, now-from, reason, last)
 			o.kind = all.kind
 			o.finds = []error{all.err, reason}
 			if latest.kind != behavior.Refused {
@@ -270,7 +278,7 @@ func (s scenario) model() (outcome, bool) {
 		case now >= end:
 			remember()
 			return giveUp(n, ended, why)
-		case latest.kind == behavior.Refused && !latest.retryable && (s.maxRetryAfter == 0 || latest.after == 0 || latest.after > s.maxRetryAfter):
+		case latest.kind == behavior.Refused && !latest.retryable:
 			if all.kind == behavior.Refused {
 				return asItIs(&o.stats.Permanent)
 			}
@@ -288,7 +296,8 @@ func (s scenario) model() (outcome, bool) {
 		if n >= attempts || len(s.delays) == 0 {
 			return giveUp(n, &o.stats.Exhausted, retry.ErrExhausted)
 		}
-		delay := at(s.delays, n-1)
+		delay := at(s.delays, delays)
+		delays++
 		if s.delay > 0 {
 			tell(now, "delay %d %s in %d after %d", n, text, delay, now-from)
 			delay++
@@ -301,12 +310,13 @@ func (s scenario) model() (outcome, bool) {
 		}
 		delay = max(delay, latest.after)
 		switch {
-		case s.maxElapsed > 0 && now+delay >= s.maxElapsed:
-			return giveUp(n, &o.stats.Deadline, retry.ErrExhausted)
 		case now+delay >= deadline:
 			return giveUp(n, &o.stats.Deadline, context.DeadlineExceeded)
-		case s.budget >= 0 && all.kind != behavior.Refused && o.spent >= int64(s.budget)*10:
+		case s.budget >= 0 && all.kind != behavior.Refused && o.left == 0:
 			return giveUp(n, &o.stats.OverBudget, retry.ErrOverBudget)
+		}
+		if s.budget >= 0 && all.kind != behavior.Refused {
+			o.left--
 		}
 		tell(now, "hook %d %s in %d after %d", n, text, delay, now-from)
 		if now+delay == cancel {
@@ -314,10 +324,10 @@ func (s scenario) model() (outcome, bool) {
 		}
 		if now+delay > cancel {
 			now, o.ended = cancel, cancel
+			if s.budget >= 0 && all.kind != behavior.Refused {
+				o.left++
+			}
 			return giveUp(n, &o.stats.Canceled, context.Canceled)
-		}
-		if s.budget >= 0 && all.kind != behavior.Refused {
-			o.spent++
 		}
 		now += delay
 	}
@@ -356,7 +366,7 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 		}
 		cfg := retry.Config{
 			Attempts:       s.attempts,
-			MaxElapsed:     s.maxElapsed,
+			HealthyAfter:   s.healthyAfter,
 			AttemptTimeout: s.attemptTimeout,
 			MaxRetryAfter:  s.maxRetryAfter,
 			Backoff:        func() retry.Backoff { return &repeatingDelays{all: s.delays} },
@@ -380,19 +390,14 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 			}
 		}
 		if s.budget >= 0 {
-			cfg.Budget = retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: []int{-1, 1}[s.budget]})
+			cfg.Budget = retry.NewBudget(retry.BudgetConfig{Ratio: []float64{-1, 2}[s.budget], PerSecond: -1})
 		}
 		r := retry.New(cfg)
 		calls := 0
 		err = r.Do(ctx, func(ctx context.Context) error {
 			calls++
-			n, marked := retry.AttemptFrom(ctx)
-			if s.attempts == 1 {
-				require.False(t, marked, "one attempt sets no mark")
-			} else {
-				require.Equal(t, calls, n)
-			}
-			tell("attempt %d", calls)
+			n, _ := retry.AttemptFrom(ctx)
+			tell("attempt %d, marked %d", calls, n)
 			a := at(s.answers, calls-1)
 			if !a.heeds {
 				time.Sleep(a.takes)
@@ -408,24 +413,19 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 		o.ended = time.Since(start)
 		o.stats = r.Stats()
 		if cfg.Budget != nil {
-			b := cfg.Budget.Stats()
-			o.called, o.spent = b.Called, b.Charged
+			o.left = cfg.Budget.Stats().Left
 		}
 		o.result = "success"
 		o.kind = behavior.Read(err).Kind
 		if e, ok := err.(*retry.Error); ok {
-			require.ErrorIs(t, err, e.Errs[len(e.Errs)-1])
+			require.ErrorIs(t, err, e.Err)
 			reason := e.Cause
 			for _, known := range []error{retry.ErrExhausted, retry.ErrOverBudget, context.Canceled, context.DeadlineExceeded} {
 				if errors.Is(e.Cause, known) {
 					reason = known
 				}
 			}
-			var texts []string
-			for _, err := range e.Errs {
-				texts = append(texts, textOf(err))
-			}
-			o.result = fmt.Sprintf("gave up after %d in %d: %v: %q", e.Attempts, e.RetryingFor, reason, texts)
+			o.result = fmt.Sprintf("gave up after %d in %d: %v: %q", e.Attempts, e.RetryingFor, reason, textOf(e.Err))
 		} else if err != nil {
 			o.result = textOf(err)
 		}

@@ -18,29 +18,23 @@
 //     together do not return together.
 //   - A wait that could not end before the deadline of ctx is not begun. The error says
 //     why no attempt followed and what the last one returned: see [Error].
-//   - An error that another attempt cannot help ends the retrying and is returned as it
-//     is: see [Permanent] and resilience.Retryable. So is an answer, an error with a method
-//     Answered() bool that returns true: the dependency works, and its answer is no. An
-//     answer is retried only if it has a method Retryable() bool that returns true, as
-//     "too many requests" has.
+//   - An error that another attempt cannot help ends the retrying and is returned as it is:
+//     see [Permanent] and resilience.Retryable. So is an answer, an error with a method
+//     Answered() bool that returns true, unless its method Retryable returns true, as that
+//     of "too many requests" does.
 //   - An error with a method RetryAfter() time.Duration sets the least delay.
 //   - A refusal is an error with a method Refused() bool that returns true: a bulkhead,
 //     say, was full, and nothing was sent to the dependency. A Retrier waits and tries
 //     again; the refusal counts as an attempt, but costs no budget. An open breaker ends
-//     the retrying: see Config.MaxRetryAfter.
-//   - A [Budget] limits retries to a fraction of the calls. Without one, retries
-//     multiply the load on a dependency that is down. A [BudgetGroup] has one for each
-//     host or tenant.
+//     the retrying.
+//   - A [Budget] limits retries to a fraction of the calls. Without one, retries multiply
+//     the load on a dependency that is down. For a budget for each host or tenant, make a
+//     resilience.Group of Retriers, each with a Budget of its own.
 //   - Of nested retriers only the outermost retries, so that their attempts do not
 //     multiply. It marks the ctx that fn is given, so pass that on. A Retrier with one
-//     attempt sets no mark.
+//     attempt sets no mark. [Fresh] begins a new operation.
 //
-// Consider a consumer of a queue that runs for days under a Retrier, which begins it
-// again when it fails. To the retriers in it, all of its work is one attempt of that
-// Retrier, and none of them would retry. The consumer handles each message with
-// [Fresh], which begins a new operation.
-//
-// A [Hedger] is for calls that are slow rather than failing.
+// Package hedge is for calls that are slow rather than failing.
 //
 // The pattern is Retry of the Cloud Design Patterns
 // (https://learn.microsoft.com/azure/architecture/patterns/retry); for budgets and
@@ -52,7 +46,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/attempt"
@@ -72,7 +65,7 @@ type Retrier struct {
 
 // New returns a Retrier. It panics if cfg is not valid: see [Config.Validate].
 func New(cfg Config) *Retrier {
-	r := &Retrier{}
+	r := new(Retrier)
 	r.setting.Init(cfg, Config.withDefaults)
 	return r
 }
@@ -93,50 +86,86 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 // Do calls fn on the caller's goroutine, with a ctx from which [AttemptFrom] returns the
 // number of the attempt. Within an attempt of another Retrier, Do calls fn once and
 // returns its error as it is (but see [Fresh]).
-//
-// A call whose first attempt succeeds reads no clock, unless MaxElapsed, AttemptTimeout
-// or Budget needs it. Under context.Background it allocates nothing; the mark of any other ctx is
-// one allocation.
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
+	if ctx.Err() != nil {
+		r.counts.end(endOf(ctx))
+		return ended.Error(ctx)
+	}
 	cfg := r.setting.Load()
-	background := ctx == context.Background() // never ends and has no attempt: see docs/decisions/retry.md
-	if !background {
-		if ctx.Err() != nil {
-			r.counts.end(endOf(ctx))
-			return ended.Error(ctx)
+	if n, nested := attempt.From(ctx); nested {
+		return r.doNested(ctx, cfg, fn, n)
+	}
+	c := call{Retrier: r, cfg: cfg, ctx: ctx, kind: behavior.Refused}
+	for n := 1; ; n++ {
+		inner := ctx
+		if cfg.Attempts != 1 {
+			inner = attempt.With(ctx, n)
 		}
-		if n, nested := attempt.From(ctx); nested {
-			return r.doNested(ctx, cfg, fn, n)
+		var began time.Time
+		if cfg.HealthyAfter > 0 {
+			began = time.Now()
 		}
+		err := cfg.attempt(inner, fn)
+		end := behavior.Read(err)
+		if c.charged && end.Kind == behavior.Refused { // nothing was sent
+			cfg.Budget.giveBack()
+		}
+		if err != nil && c.failedAt.IsZero() {
+			c.failedAt = time.Now()
+			r.counts.firstFailed.Add(1)
+		}
+		if err != nil && cfg.HealthyAfter > 0 && end.Kind != behavior.Refused && time.Since(began) >= cfg.HealthyAfter {
+			c = call{Retrier: r, cfg: cfg, ctx: ctx, kind: behavior.Refused, failedAt: time.Now()}
+			n = 1
+		}
+		if c.kind == behavior.Refused && end.Kind != behavior.Refused { // the first attempt that was made
+			cfg.Budget.earn()
+		}
+		if c.failedAt.IsZero() {
+			r.counts.firstTry.Add(1)
+			return nil
+		}
+		if err == nil {
+			return c.over(n, OutcomeRecovered, nil)
+		}
+		switch {
+		case end.Kind == behavior.Answered && !end.Retryable, !end.Retryable && marked(err):
+			return c.over(n, OutcomePermanent, unmarked(err))
+		case ctx.Err() != nil && n == 1 && saysEnd(ctx, err):
+			return c.over(n, endOf(ctx), err)
+		case ctx.Err() != nil:
+			c.remember(err, end.Kind)
+			return c.giveUp(n, endOf(ctx), ended.Error(ctx))
+		case end.Kind == behavior.Refused && !end.Retryable && c.kind != behavior.Refused:
+			return c.giveUp(n-1, OutcomePermanent, err) // err says why no attempt follows, not what went wrong
+		case end.Kind == behavior.Refused && !end.Retryable, end.Kind == behavior.Failed && !cfg.worth(err, end):
+			return c.over(n, OutcomePermanent, err)
+		}
+		c.remember(err, end.Kind)
+		if cfg.Attempts > 0 && n >= cfg.Attempts {
+			return c.giveUp(n, OutcomeExhausted, ErrExhausted)
+		}
+		delay, outcome, cause := c.next(n, err, end.RetryAfter)
+		if cause != nil {
+			return c.giveUp(n, outcome, cause)
+		}
+		c.tellRetry(c.failedAttempt(n, err, delay))
+		if !wait(ctx, delay) {
+			if c.charged {
+				cfg.Budget.giveBack()
+			}
+			return c.giveUp(n, endOf(ctx), ended.Error(ctx))
+		}
+		r.counts.retried.Add(1)
 	}
-	var start time.Time
-	if cfg.MaxElapsed > 0 {
-		start = time.Now()
-	}
-	first := ctx
-	if cfg.Attempts != 1 {
-		first = firstAttempt(ctx, background)
-	}
-	var err error
-	if cfg.AttemptTimeout == 0 { // spares a call: see docs/decisions/retry.md
-		err = fn(first)
-	} else {
-		err = cfg.attempt(first, fn)
-	}
-	if err != nil {
-		return r.retry(ctx, cfg, fn, err, start)
-	}
-	cfg.earn(ctx)
-	r.counts.firstTry.Add(1)
-	return nil
 }
 
-// doNested makes one attempt within the nth attempt of another Retrier. The budget counts the
-// call in the first of them only.
+// doNested makes one attempt within the nth attempt of another Retrier. The Budget counts the
+// call in the first of them only: the others are retries of that Retrier.
 func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Context) error, n int) error {
 	err := cfg.attempt(ctx, fn)
 	if n == 1 && !behavior.IsRefused(err) {
-		cfg.earn(ctx)
+		cfg.Budget.earn()
 	}
 	if err == nil {
 		r.counts.firstTry.Add(1)
@@ -145,27 +174,6 @@ func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Con
 	r.counts.firstFailed.Add(1)
 	r.counts.nested.Add(1)
 	return err
-}
-
-// earn counts a call that reached the dependency, which earns budget for retries.
-func (c *Config) earn(ctx context.Context) {
-	if c.budgeted() {
-		c.earnBudget(ctx)
-	}
-}
-
-// budgeted reports whether a call may have a Budget.
-func (c *Config) budgeted() bool { return c.Budget != nil || c.BudgetFor != nil }
-
-// earnBudget is not a part of earn, so that a call without a Budget pays for no call.
-func (c *Config) earnBudget(ctx context.Context) { c.budget(ctx).earn() }
-
-// budget returns the Budget of a call, or nil.
-func (c *Config) budget(ctx context.Context) *Budget {
-	if c.BudgetFor != nil {
-		return c.BudgetFor(ctx)
-	}
-	return c.Budget
 }
 
 // attempt calls fn with at most AttemptTimeout to finish.
@@ -180,71 +188,6 @@ func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) er
 	return err
 }
 
-// retry continues a call whose first attempt returned err.
-func (r *Retrier) retry(ctx context.Context, cfg *Config, fn func(context.Context) error, err error, start time.Time) error {
-	r.counts.firstFailed.Add(1)
-	c := call{Retrier: r, cfg: cfg, ctx: ctx, start: start, failedAt: time.Now(), kind: behavior.Refused}
-	defer c.release()
-	for n := 1; ; n++ {
-		end := behavior.Read(err)
-		if end.Kind != behavior.Refused && c.kind == behavior.Refused {
-			cfg.earn(ctx) // the first attempt that was made
-		}
-		if end.Kind == behavior.Refused && c.charged {
-			c.refund() // nothing was sent
-		}
-		f := failure{
-			End: end, permanent: isPermanent(err, end), ended: ctx.Err() != nil,
-			made: c.kind != behavior.Refused, waits: cfg.waits(end), last: cfg.Attempts > 0 && n >= cfg.Attempts,
-		}
-		f.itself = f.ended && n == 1 && saysEnd(ctx, err)
-		f.worth = f.permanent || f.ended || end.Kind != behavior.Failed || cfg.worth(err, end)
-		verdict := f.verdict()
-		switch verdict {
-		case final:
-			if f.permanent {
-				err = unmarked(err)
-			}
-			return c.over(n, OutcomePermanent, err)
-		case stopped:
-			return c.over(n, endOf(ctx), err)
-		case turnedOff: // the refusal is the cause of the end, not what went wrong
-			return c.giveUp(n-1, OutcomePermanent, err)
-		case cut:
-			c.remember(err, end.Kind)
-			return c.giveUp(n, endOf(ctx), ended.Error(ctx))
-		}
-		c.remember(err, end.Kind)
-		if verdict == exhausted {
-			return c.giveUp(n, OutcomeExhausted, ErrExhausted)
-		}
-		delay, outcome, cause := c.next(n, err, end.RetryAfter)
-		if cause != nil {
-			return c.giveUp(n, outcome, cause)
-		}
-		c.tellRetry(n, err, delay)
-		if !c.wait(delay) {
-			return c.giveUp(n, endOf(ctx), ended.Error(ctx))
-		}
-		r.counts.retried.Add(1)
-		c.unspent = false
-		if err = cfg.attempt(attempt.With(ctx, n+1), fn); err == nil {
-			if c.kind == behavior.Refused {
-				cfg.earn(ctx)
-			}
-			if c.charged {
-				c.refund()
-			}
-			return c.over(n+1, OutcomeRecovered, nil)
-		}
-	}
-}
-
-// waits reports whether another attempt follows a refusal.
-func (c *Config) waits(end behavior.End) bool {
-	return end.Retryable || end.RetryAfter > 0 && end.RetryAfter <= c.MaxRetryAfter
-}
-
 // worth reports whether another attempt follows a failure.
 func (c *Config) worth(err error, end behavior.End) bool {
 	if c.If == nil {
@@ -253,118 +196,38 @@ func (c *Config) worth(err error, end behavior.End) bool {
 	return c.If(err)
 }
 
-// A call is the state of a call of Do whose first attempt failed.
+// A call is the state of one call of Do.
 type call struct {
 	*Retrier
 	cfg      *Config
 	ctx      context.Context
-	start    time.Time // of Do, if MaxElapsed needs it
 	failedAt time.Time // when the first attempt had failed
 	delays   Backoff
-	timer    *time.Timer
-
-	budget  *Budget // that the last retry was charged to
-	charge  int64   // the argument of its refund
-	charged bool    // the last retry was charged
-	unspent bool    // it was charged, but is not made yet
+	charged  bool // the present attempt took a retry out of the Budget
 
 	kind    behavior.Kind // of all attempts together: Failed before Answered before Refused
-	decides error         // the last error of that kind
-	earlier bool          // another error has followed it
-	errs    []error
-	buffer  [8]error
+	last    error         // of the last attempt
+	earlier error         // the last of that kind, unless that is last
 }
 
-// release gives back what the call holds, whether it returns or panics.
-func (c *call) release() {
-	if c.unspent {
-		c.refund()
-	}
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-}
-
-func (c *call) refund() { c.budget.refund(c.charge) }
-
-// over ends the call after a number of attempts with err, which is nil or the error of fn
-// as it is. It tells the observers if the call was retried.
-func (c *call) over(attempts int, o Outcome, err error) error {
-	if attempts > 1 {
-		c.tellEnd(attempts, o, err)
-	}
-	c.counts.end(o)
-	return err
-}
-
-// giveUp ends the call with an *Error.
-func (c *call) giveUp(attempts int, o Outcome, cause error) error {
-	e := &Error{
-		Name:        c.cfg.Name,
-		Attempts:    attempts,
-		RetryingFor: time.Since(c.failedAt),
-		Cause:       cause,
-		Errs:        slices.Clone(c.errs),
-		kind:        c.kind,
-	}
-	if c.earlier {
-		e.earlier = c.decides
-	}
-	c.tellEnd(attempts, o, e)
-	c.counts.end(o)
-	return e
-}
-
-// tellRetry tells the hook and the observers that another attempt follows the nth.
-func (c *call) tellRetry(n int, err error, delay time.Duration) {
-	if c.cfg.OnRetry != nil {
-		c.cfg.OnRetry(c.ctx, c.failedAttempt(n, err, delay))
-	}
-	if c.observers.Any() {
-		c.observers.Tell(c.ctx, Event{
-			Kind: EventRetried, Name: c.cfg.Name,
-			Attempt: n, Err: err, Delay: delay, RetryingFor: time.Since(c.failedAt),
-		})
-	}
-}
-
-// tellEnd tells the observers that the call is over.
-func (c *call) tellEnd(attempts int, o Outcome, err error) {
-	if c.observers.Any() {
-		c.observers.Tell(c.ctx, Event{
-			Kind: EventEnded, Name: c.cfg.Name,
-			Attempts: attempts, Err: err, RetryingFor: time.Since(c.failedAt), Outcome: o,
-		})
-	}
-}
-
-// remember keeps err and as many of the errors before it as an Error has.
+// remember keeps err for the Error. A refusal does not hide an earlier failure, since a policy
+// further out would take a call that failed for one that was not made.
 func (c *call) remember(err error, kind behavior.Kind) {
-	if c.errs == nil {
-		c.errs = c.buffer[:0]
-	}
-	if len(c.errs) == len(c.buffer) {
-		c.errs = c.errs[:copy(c.errs, c.errs[1:])]
-	}
-	c.errs = append(c.errs, err)
-
 	switch {
 	case kind == behavior.Failed, kind == c.kind, c.kind == behavior.Refused:
-		c.kind, c.decides, c.earlier = kind, err, false
-	default:
-		c.earlier = true
+		c.kind, c.earlier = kind, nil
+	case c.earlier == nil:
+		c.earlier = c.last
 	}
+	c.last = err
 }
 
-// next returns how long to wait for another attempt after the nth, which returned an err
-// that asks for a wait of after, or why no attempt follows. It charges the
-// budget for the attempt.
+// next returns how long to wait for another attempt after the nth, which returned an err that
+// asks for a wait of after, or why no attempt follows. It charges the Budget for the attempt.
 func (c *call) next(n int, err error, after time.Duration) (delay time.Duration, o Outcome, cause error) {
 	cfg := c.cfg
 	if c.delays == nil {
-		if c.delays = cfg.Backoff(); c.delays == nil {
-			return 0, OutcomeExhausted, errNoBackOff
-		}
+		c.delays = cfg.Backoff()
 		c.delays.Reset() // the engine asks for it before first use
 	}
 	delay = c.delays.NextBackOff()
@@ -374,43 +237,65 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 	if delay < 0 {
 		return 0, OutcomeExhausted, ErrExhausted
 	}
-	if longest := cfg.maxRetryAfter(); after > longest {
-		return 0, OutcomeExhausted, limit(fmt.Sprintf("asked to wait %v, longer than MaxRetryAfter of %v", after, longest))
+	left := time.Duration(math.MaxInt64)
+	deadline, limited := c.ctx.Deadline()
+	if limited {
+		left = time.Until(deadline)
+	}
+	if after > cfg.MaxRetryAfter {
+		return 0, OutcomeExhausted, limit(fmt.Sprintf("asked to wait %v, longer than MaxRetryAfter of %v", after, cfg.MaxRetryAfter))
 	} else if after > 0 {
-		delay = max(delay, after+fullJitter(c.spread(after)))
+		// Up to a tenth later than asked, so that clients that were sent away together do
+		// not return together. At most half of the time that is left, because a wait that
+		// fits would otherwise be given up for its jitter.
+		delay = max(delay, after+fullJitter(max(0, min(after/10, (left-after)/2))))
 	}
-	if cfg.MaxElapsed > 0 && delay >= cfg.MaxElapsed-time.Since(c.start) {
-		return 0, OutcomeDeadline, limit(fmt.Sprintf("a wait of %v would pass MaxElapsed of %v", delay, cfg.MaxElapsed))
-	}
-	if deadline, ok := c.ctx.Deadline(); ok && delay >= time.Until(deadline) {
+	if limited && delay >= left {
 		return 0, OutcomeDeadline, fmt.Errorf("a wait of %v would pass the deadline: %w", delay, context.DeadlineExceeded)
 	}
-	if cfg.budgeted() && c.kind != behavior.Refused {
-		if c.budget = cfg.budget(c.ctx); c.budget == nil {
-			c.charged = false
-			return delay, "", nil
-		}
-		if c.budget, c.charge, c.charged = c.budget.charge(); !c.charged {
-			c.budget.tellOverBudget(c.ctx)
-			return 0, OutcomeOverBudget, ErrOverBudget
-		}
-		c.unspent = true
+	c.charged = cfg.Budget != nil && c.kind != behavior.Refused
+	if c.charged && !cfg.Budget.take(c.ctx) {
+		return 0, OutcomeOverBudget, ErrOverBudget
 	}
 	return delay, "", nil
 }
 
-// spread returns how much later than asked a wait of after may end: a tenth, so that clients
-// that were sent away together do not return together, but at most half of the time that is
-// left. A whole tenth would give up calls whose wait fits.
-func (c *call) spread(after time.Duration) time.Duration {
-	spread := min(after/10, math.MaxInt64-after)
-	if c.cfg.MaxElapsed > 0 {
-		spread = min(spread, (c.cfg.MaxElapsed-time.Since(c.start)-after)/2)
+// over ends the call after a number of attempts with err, which is nil or the error of fn
+// as it is. It tells the observers if the call was retried.
+func (c *call) over(attempts int, o Outcome, err error) error {
+	return c.end(attempts > 1, attempts, o, err)
+}
+
+// giveUp ends the call with an *Error.
+func (c *call) giveUp(attempts int, o Outcome, cause error) error {
+	return c.end(true, attempts, o, &Error{
+		Name: c.cfg.Name, Attempts: attempts, RetryingFor: time.Since(c.failedAt),
+		Cause: cause, Err: c.last, kind: c.kind, earlier: c.earlier,
+	})
+}
+
+func (c *call) end(tell bool, attempts int, o Outcome, err error) error {
+	if tell && o != "" && c.observers.Any() {
+		c.observers.Tell(c.ctx, Event{
+			Kind: EventEnded, Name: c.cfg.Name,
+			Attempts: attempts, Err: err, RetryingFor: time.Since(c.failedAt), Outcome: o,
+		})
 	}
-	if deadline, ok := c.ctx.Deadline(); ok {
-		spread = min(spread, (time.Until(deadline)-after)/2)
+	c.counts.end(o)
+	return err
+}
+
+// tellRetry tells the hook and the observers that another attempt follows a.
+func (c *call) tellRetry(a Attempt) {
+	if c.cfg.OnRetry != nil {
+		c.cfg.OnRetry(c.ctx, a)
 	}
-	return max(0, spread)
+	if c.observers.Any() {
+		c.observers.Tell(c.ctx, Event{
+			Kind: EventRetried, Name: a.Name,
+			Attempt: a.Number, Err: a.Err, Delay: a.Delay, RetryingFor: a.RetryingFor,
+		})
+	}
 }
 
 func (c *call) failedAttempt(n int, err error, delay time.Duration) Attempt {
@@ -418,17 +303,38 @@ func (c *call) failedAttempt(n int, err error, delay time.Duration) Attempt {
 }
 
 // wait returns after d, or with false as soon as ctx ends.
-func (c *call) wait(d time.Duration) bool {
+func wait(ctx context.Context, d time.Duration) bool {
 	if d > 0 {
-		if c.timer == nil {
-			c.timer = time.NewTimer(d)
-		} else {
-			c.timer.Reset(d)
-		}
+		timer := time.NewTimer(d)
+		defer timer.Stop()
 		select {
-		case <-c.timer.C:
-		case <-c.ctx.Done():
+		case <-timer.C:
+		case <-ctx.Done():
 		}
 	}
-	return c.ctx.Err() == nil
+	return ctx.Err() == nil
+}
+
+// AttemptFrom returns the number of the attempt that ctx belongs to, from 1. It returns 0
+// and false if no [Retrier] retries the operation. If retriers are nested, it is the
+// number of the innermost one that retries.
+//
+// Use it to tell a server or a trace: as a header, or as an attribute of a span.
+func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
+
+// Fresh returns a ctx in which a new operation begins: a [Retrier] called with it retries,
+// even within an attempt of another Retrier.
+//
+// Consider a consumer of a queue that runs for days under a Retrier, which begins it again
+// when it fails. To the retriers in it, all of its work is one attempt of that Retrier, and
+// none of them would retry. The consumer handles each message with Fresh(ctx). The same holds
+// for work that continues after its caller has left (context.WithoutCancel).
+//
+// An error marked by [Permanent] ends the operation in which it is returned, and loses the
+// mark there. Mark it again to end the retrying further up.
+func Fresh(ctx context.Context) context.Context {
+	if _, ok := attempt.From(ctx); !ok {
+		return ctx
+	}
+	return attempt.With(ctx, 0)
 }

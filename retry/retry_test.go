@@ -89,7 +89,7 @@ func TestRetrierReturnsLastErrorAndCause(t *testing.T) {
 		require.Equal(t, 3, e.Attempts)
 		require.Equal(t, 1200*time.Millisecond, e.RetryingFor)
 		require.Equal(t, retry.ErrExhausted, e.Cause)
-		require.Len(t, e.Errs, 3)
+		require.EqualError(t, e.Err, "call 3: backend: down")
 		require.EqualError(t, err, "retry: users: gave up after 3 attempts and 1.2s of retrying: no attempts left: call 3: backend: down")
 	})
 }
@@ -197,25 +197,20 @@ func TestRetrierDoesNotBeginAWaitThatCannotEndInTime(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		deadline time.Duration
-		max      time.Duration
 		delay    time.Duration
 		attempts int
 		took     time.Duration
 		reason   error
 		text     string
 	}{
-		{"the wait ends before the deadline", 2*time.Second + 1, 0, time.Second, 3, 2 * time.Second, retry.ErrExhausted,
+		{"the wait ends before the deadline", 2*time.Second + 1, time.Second, 3, 2 * time.Second, retry.ErrExhausted,
 			"retry: gave up after 3 attempts and 2s of retrying: no attempts left: backend: down"},
-		{"the wait ends at the deadline", 2 * time.Second, 0, time.Second, 2, time.Second, context.DeadlineExceeded,
+		{"the wait ends at the deadline", 2 * time.Second, time.Second, 2, time.Second, context.DeadlineExceeded,
 			"retry: gave up after 2 attempts and 1s of retrying: a wait of 1s would pass the deadline: context deadline exceeded: backend: down"},
-		{"the wait ends after the deadline", time.Second, 0, time.Hour, 1, 0, context.DeadlineExceeded,
+		{"the wait ends after the deadline", time.Second, time.Hour, 1, 0, context.DeadlineExceeded,
 			"retry: gave up after 1 attempt: a wait of 1h0m0s would pass the deadline: context deadline exceeded: backend: down"},
-		{"the wait ends before MaxElapsed", 0, 2*time.Second + 1, time.Second, 3, 2 * time.Second, retry.ErrExhausted,
-			"retry: gave up after 3 attempts and 2s of retrying: no attempts left: backend: down"},
-		{"the wait ends at MaxElapsed", 0, 2 * time.Second, time.Second, 2, time.Second, retry.ErrExhausted,
-			"retry: gave up after 2 attempts and 1s of retrying: a wait of 1s would pass MaxElapsed of 2s: backend: down"},
-		{"the longest wait there is", 0, time.Hour, 1<<63 - 1, 1, 0, retry.ErrExhausted,
-			"retry: gave up after 1 attempt: a wait of 2562047h47m16.854775807s would pass MaxElapsed of 1h0m0s: backend: down"},
+		{"the longest wait there is", time.Hour, 1<<63 - 1, 1, 0, context.DeadlineExceeded,
+			"retry: gave up after 1 attempt: a wait of 2562047h47m16.854775807s would pass the deadline: context deadline exceeded: backend: down"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -227,9 +222,8 @@ func TestRetrierDoesNotBeginAWaitThatCannotEndInTime(t *testing.T) {
 				}
 				retries := 0
 				r := retry.New(retry.Config{
-					MaxElapsed: c.max,
-					Backoff:    retry.Constant(c.delay),
-					OnRetry:    func(context.Context, retry.Attempt) { retries++ },
+					Backoff: retry.Constant(c.delay),
+					OnRetry: func(context.Context, retry.Attempt) { retries++ },
 				})
 				fn, calls := failing(forever, errDown)
 				start := time.Now()
@@ -244,25 +238,6 @@ func TestRetrierDoesNotBeginAWaitThatCannotEndInTime(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestMaxElapsedCountsTheFirstAttempt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var retrying []time.Duration
-		r := retry.New(retry.Config{
-			MaxElapsed: 10 * time.Second,
-			Backoff:    retry.Constant(time.Second),
-			OnRetry:    func(_ context.Context, a retry.Attempt) { retrying = append(retrying, a.RetryingFor) },
-		})
-		err := r.Do(t.Context(), func(context.Context) error {
-			time.Sleep(6 * time.Second)
-			return errDown
-		})
-		e, _ := errors.AsType[*retry.Error](err)
-		require.Equal(t, 2, e.Attempts)
-		require.Equal(t, 7*time.Second, e.RetryingFor, "which does not count it")
-		require.Equal(t, []time.Duration{0}, retrying)
-	})
 }
 
 func TestErrorDoesNotTakeTheFirstAttemptForRetrying(t *testing.T) {
@@ -314,19 +289,6 @@ func TestDelaySeesErrorAndAttempt(t *testing.T) {
 		require.Equal(t, 10*time.Second, waited[0].Delay)
 		require.Zero(t, waited[1].Delay)
 		require.GreaterOrEqual(t, waited[2].Delay, time.Minute)
-	})
-}
-
-func TestMaxElapsedDoesNotOverflow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := retry.New(retry.Config{MaxElapsed: time.Hour, Backoff: retry.Constant(1<<63 - 1)})
-		start := time.Now()
-		err := r.Do(t.Context(), func(context.Context) error {
-			time.Sleep(time.Second)
-			return errDown
-		})
-		require.ErrorIs(t, err, retry.ErrExhausted)
-		require.Equal(t, 1.0, seconds(start))
 	})
 }
 
@@ -399,7 +361,7 @@ func TestEndOfContextInAnAttemptIsNotRetried(t *testing.T) {
 		require.Equal(t, 2, calls)
 		require.EqualError(t, err, "retry: gave up after 2 attempts and 0s of retrying: context canceled")
 		e, _ := errors.AsType[*retry.Error](err)
-		require.Equal(t, []error{errDown, context.Canceled}, e.Errs)
+		require.Equal(t, context.Canceled, e.Err)
 
 		calls, err = run(retry.Config{OnRetry: func(context.Context, retry.Attempt) {}}, func(_ context.Context, cancel context.CancelFunc) error {
 			cancel()
@@ -474,7 +436,7 @@ func TestAttemptThatIsTimedOutSaysSo(t *testing.T) {
 						return seen
 					})
 					if e, ok := errors.AsType[*retry.Error](seen); ok {
-						seen = e.Errs[1]
+						seen = e.Err
 					}
 					if c.text != "" {
 						require.EqualError(t, seen, c.text)
@@ -520,7 +482,7 @@ func TestErrorBeforeAnAttemptTimeoutIsLeftAlone(t *testing.T) {
 			return errDown
 		})
 		e, _ := errors.AsType[*retry.Error](err)
-		require.Equal(t, []error{errDown}, e.Errs)
+		require.Equal(t, errDown, e.Err)
 		require.NotErrorIs(t, err, context.DeadlineExceeded)
 	})
 }
@@ -600,7 +562,7 @@ func TestErrorsSayWhetherToRetry(t *testing.T) {
 		{"permanent further down, but not to what wraps it", overruling{retry.Permanent(errDown)}, true},
 		{"a time limit further down", context.DeadlineExceeded, true},
 		{"a cancellation further down", context.Canceled, true},
-		{"exhausted further down", &retry.Error{Errs: []error{errDown}, Cause: retry.ErrExhausted}, true},
+		{"exhausted further down", &retry.Error{Err: errDown, Cause: retry.ErrExhausted}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			require.Equal(t, c.want, resilience.Retryable(c.err))
@@ -710,11 +672,10 @@ func TestErrorSaysWhetherItIsATimeout(t *testing.T) {
 		err     *retry.Error
 		timeout bool
 	}{
-		{"the last error is", &retry.Error{Errs: []error{errDown, slow}, Cause: retry.ErrExhausted}, true},
-		{"the cause is", &retry.Error{Errs: []error{errDown}, Cause: context.DeadlineExceeded}, true},
-		{"it is one of several", &retry.Error{Errs: []error{errors.Join(os.ErrNotExist, &fs.PathError{Err: errDown}, context.DeadlineExceeded)}}, true},
-		{"an earlier error was", &retry.Error{Errs: []error{slow, errDown}, Cause: retry.ErrExhausted}, false},
-		{"the caller has left", &retry.Error{Errs: []error{errDown}, Cause: context.Canceled}, false},
+		{"the last error is", &retry.Error{Err: slow, Cause: retry.ErrExhausted}, true},
+		{"the cause is", &retry.Error{Err: errDown, Cause: context.DeadlineExceeded}, true},
+		{"it is one of several", &retry.Error{Err: errors.Join(os.ErrNotExist, &fs.PathError{Err: errDown}, context.DeadlineExceeded)}, true},
+		{"the caller has left", &retry.Error{Err: errDown, Cause: context.Canceled}, false},
 		{"nothing is known", &retry.Error{}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -853,37 +814,18 @@ func TestDefaultBackoffIsExponentialWithFullJitter(t *testing.T) {
 	})
 }
 
-func TestErrorKeepsTheLastErrors(t *testing.T) {
-	for _, c := range []struct{ attempts, want int }{{20, 8}, {9, 8}, {8, 8}, {5, 5}, {2, 2}} {
-		t.Run(fmt.Sprint(c), func(t *testing.T) {
-			n := 0
-			err := retry.New(retry.Config{Attempts: c.attempts, Backoff: retry.Constant(0)}).
-				Do(t.Context(), func(context.Context) error {
-					n++
-					return fmt.Errorf("%d", n)
-				})
-			e, _ := errors.AsType[*retry.Error](err)
-			require.Equal(t, c.attempts, e.Attempts)
-			require.Len(t, e.Errs, c.want)
-			for i, err := range e.Errs {
-				require.EqualError(t, err, fmt.Sprint(c.attempts-c.want+1+i))
-			}
-		})
-	}
-}
-
 func TestErrorTexts(t *testing.T) {
 	for want, e := range map[string]*retry.Error{
 		"retry: gave up after 0 attempts":                                                            {},
-		"retry: a: gave up after 1 attempt: backend: down":                                           {Name: "a", Attempts: 1, Errs: []error{errDown}},
+		"retry: a: gave up after 1 attempt: backend: down":                                           {Name: "a", Attempts: 1, Err: errDown},
 		"retry: gave up after 2 attempts and 1.235s of retrying: over budget":                        {Attempts: 2, RetryingFor: 1234567890, Cause: retry.ErrOverBudget},
-		"retry: gave up after 2 attempts and 2ms of retrying: context canceled":                      {Attempts: 2, RetryingFor: 2345678, Cause: context.Canceled, Errs: []error{context.Canceled}},
-		"retry: gave up after 2 attempts and 0s of retrying: context canceled: uncomparable: [gone]": {Attempts: 2, Cause: context.Canceled, Errs: []error{uncomparable{"gone"}}},
+		"retry: gave up after 2 attempts and 2ms of retrying: context canceled":                      {Attempts: 2, RetryingFor: 2345678, Cause: context.Canceled, Err: context.Canceled},
+		"retry: gave up after 2 attempts and 0s of retrying: context canceled: uncomparable: [gone]": {Attempts: 2, Cause: context.Canceled, Err: uncomparable{"gone"}},
 	} {
 		require.EqualError(t, e, want)
 		require.NotErrorIs(t, e, errors.ErrUnsupported)
 	}
-	e := &retry.Error{Cause: uncomparable{"gone"}, Errs: []error{uncomparable{"gone"}}}
+	e := &retry.Error{Cause: uncomparable{"gone"}, Err: uncomparable{"gone"}}
 	require.EqualError(t, e, "retry: gave up after 0 attempts: uncomparable: [gone]")
 }
 
@@ -894,6 +836,7 @@ func (e uncomparable) Error() string { return fmt.Sprintf("uncomparable: %s", []
 func TestPanicAndExitPassThrough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		budget := retry.NewBudget(retry.BudgetConfig{})
+		before := budget.Stats().Left
 		var hook func()
 		r := retry.New(retry.Config{
 			Backoff: retry.Constant(0), Budget: budget, AttemptTimeout: time.Hour,
@@ -912,14 +855,12 @@ func TestPanicAndExitPassThrough(t *testing.T) {
 				}))
 			}
 			hook = leave
-			before := budget.Stats().Charged
 			require.Equal(t, "left", leaves(func() {
 				fn, _ := failing(forever, errDown)
 				_ = r.Do(t.Context(), fn)
 			}))
-			require.Equal(t, before, budget.Stats().Charged, "a retry that was never made costs nothing")
 		}
-		require.Equal(t, int64(2), budget.Stats().Charged, "one that was made and did not succeed does")
+		require.Equal(t, before-4, budget.Stats().Left, "four retries, of four calls that reached the dependency")
 	})
 }
 
@@ -988,4 +929,40 @@ func TestErrorOfAnEndedContextHasItsCause(t *testing.T) {
 	})
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, err, why)
+}
+
+// A session that ran for HealthyAfter before it broke begins the count and the waits anew.
+func TestAttemptThatRanForHealthyAfterBeginsAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		run := func(healthyAfter, takes time.Duration) (marks []int, waits []time.Duration, err error) {
+			budget := retry.NewBudget(retry.BudgetConfig{Ratio: 2, PerSecond: -1}) // of each session, that of its retries
+			r := retry.New(retry.Config{
+				Attempts: 3, HealthyAfter: healthyAfter, Backoff: delays(time.Second, 2*time.Second, 3*time.Second), Budget: budget,
+				OnRetry: func(_ context.Context, a retry.Attempt) {
+					waits = append(waits, a.Delay)
+					require.Equal(t, 2-len(marks)%2, a.Number)
+					require.LessOrEqual(t, a.RetryingFor, time.Second, "since the last session")
+				},
+			})
+			err = r.Do(t.Context(), func(ctx context.Context) error {
+				n, _ := retry.AttemptFrom(ctx)
+				if marks = append(marks, n); len(marks) == 10 {
+					return retry.Permanent(errDown)
+				}
+				if len(marks)%2 == 1 {
+					time.Sleep(takes)
+				}
+				return errDown
+			})
+			return marks, waits, err
+		}
+		marks, waits, err := run(time.Hour, 24*time.Hour)
+		require.Equal(t, errDown, err, "after ten sessions")
+		require.Equal(t, []int{1, 2, 3, 2, 3, 2, 3, 2, 3, 2}, marks)
+		require.Equal(t, []time.Duration{1e9, 2e9, 1e9, 2e9, 1e9, 2e9, 1e9, 2e9, 1e9}, waits)
+
+		marks, _, err = run(time.Hour, time.Hour-1)
+		require.ErrorIs(t, err, retry.ErrExhausted)
+		require.Equal(t, []int{1, 2, 3}, marks)
+	})
 }

@@ -47,7 +47,6 @@ func TestStatsCountEachCallOnce(t *testing.T) {
 		"Open":            {errs: []error{open}, want: retry.Stats{Permanent: 1, Attempts: 1}},
 		"OpenLater":       {errs: []error{errDown, open}, want: retry.Stats{Permanent: 1, Attempts: 2, Retried: 1}},
 		"OverBudget":      {cfg: retry.Config{Budget: none}, errs: []error{errDown}, want: retry.Stats{OverBudget: 1, Attempts: 1}},
-		"MaxElapsed":      {cfg: retry.Config{MaxElapsed: time.Second}, errs: []error{errDown}, want: retry.Stats{Deadline: 1, Attempts: 1}},
 		"WaitTooLong":     {ctx: within(time.Second), errs: []error{errDown}, want: retry.Stats{Deadline: 1, Attempts: 1}},
 		"DeadlineInFn":    {ctx: within(time.Second), errs: []error{nil}, want: retry.Stats{Deadline: 1, Attempts: 1}},
 		"DeadlineBefore":  {ctx: within(-time.Second), want: retry.Stats{Deadline: 1}},

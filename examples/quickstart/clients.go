@@ -27,10 +27,9 @@ func newPlain(base http.RoundTripper) *http.Client {
 func newResilient(base http.RoundTripper, reg *registry.Registry) *http.Client {
 	budget := retry.NewBudget(retry.BudgetConfig{Name: "products"})
 	retries := retry.New(retry.Config{
-		Name:       "products",
-		MaxElapsed: 600 * time.Millisecond,
-		Backoff:    retry.Exponential(20*time.Millisecond, 200*time.Millisecond),
-		Budget:     budget,
+		Name:    "products",
+		Backoff: retry.Exponential(20*time.Millisecond, 200*time.Millisecond),
+		Budget:  budget,
 	})
 	circuit := breaker.New(breaker.Config{
 		Name:        "products",

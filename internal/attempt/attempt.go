@@ -6,9 +6,18 @@ import "context"
 
 type key struct{}
 
+// first is made once, because a first attempt under context.Background would otherwise be the
+// one of a call without errors that allocates.
+var first = context.WithValue(context.Background(), key{}, 1)
+
 // With returns ctx marked as the ctx of the nth attempt, from 1. Zero begins a new
 // operation, which no retrier retries yet.
-func With(ctx context.Context, n int) context.Context { return context.WithValue(ctx, key{}, n) }
+func With(ctx context.Context, n int) context.Context {
+	if n == 1 && ctx == context.Background() {
+		return first
+	}
+	return context.WithValue(ctx, key{}, n)
+}
 
 // From returns the number of the attempt that ctx belongs to. It returns 0 and false if no
 // retrier retries the operation.

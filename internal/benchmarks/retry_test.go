@@ -3,7 +3,6 @@ package benchmarks
 import (
 	"context"
 	"errors"
-	"io"
 	"testing"
 	"time"
 
@@ -12,7 +11,6 @@ import (
 	"github.com/failsafe-go/failsafe-go"
 	"github.com/failsafe-go/failsafe-go/retrypolicy"
 	sethvargo "github.com/sethvargo/go-retry"
-	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/retry"
 )
@@ -112,19 +110,4 @@ func third(calls *int) error {
 		return errThirdTime
 	}
 	return nil
-}
-
-// TestBackoffOfALaterVersion holds that a Retrier takes the BackOff and the Permanent of a
-// version of backoff that it does not know.
-func TestBackoffOfALaterVersion(t *testing.T) {
-	calls := 0
-	r := retry.New(retry.Config{Backoff: func() retry.Backoff { return &backoff.ZeroBackOff{} }})
-	err := r.Do(t.Context(), func(context.Context) error {
-		if calls++; calls == 2 {
-			return backoff.Permanent(io.EOF)
-		}
-		return errors.New("down")
-	})
-	require.Equal(t, io.EOF, err)
-	require.Equal(t, 2, calls)
 }

@@ -37,3 +37,14 @@ type endError struct{ err, cause error }
 
 func (e *endError) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
 func (e *endError) Unwrap() []error { return []error{e.err, e.cause} }
+
+// LostError is the cause of the end of a call that lost a hedge: it is not needed any more.
+type LostError string
+
+func (e LostError) Error() string { return string(e) }
+
+// Lost reports whether ctx has ended because its call lost a hedge.
+func Lost(ctx context.Context) bool {
+	_, lost := errors.AsType[LostError](context.Cause(ctx))
+	return lost
+}

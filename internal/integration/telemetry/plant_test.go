@@ -18,6 +18,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resilienceotel"
@@ -128,7 +129,7 @@ func (p *plant) users() (jobs []func()) {
 			}
 			return n, nil
 		}})
-	hedger := retry.NewHedger[int](retry.HedgeConfig{Name: "users", Delay: time.Microsecond})
+	hedger := hedge.New[int](hedge.Config{Name: "users", Delay: time.Microsecond})
 	idle := breaker.New(breaker.Config{Name: "idle"}) // half-open, and nobody calls
 	idle.Trip(errDown, time.Nanosecond)
 	p.reg.MustAdd(cache, hedger, idle)

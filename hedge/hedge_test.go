@@ -1,4 +1,4 @@
-package retry_test
+package hedge_test
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/retry"
 )
@@ -75,16 +76,46 @@ func (l *hedgeLog) lose(n int, why error) {
 
 const ms = time.Millisecond
 
-// hedge makes one call of a Hedger of its own.
-func hedge[T any](ctx context.Context, cfg retry.HedgeConfig, fn func(context.Context) (T, error)) (T, error) {
-	return retry.NewHedger[T](cfg).Do(ctx, fn)
+var (
+	errDown = errors.New("backend: down")
+	full    = refusal{}
+)
+
+// A refusal is what a policy further in returns in the place of a call.
+type refusal struct{}
+
+func (refusal) Error() string { return "refused" }
+func (refusal) Refused() bool { return true }
+
+// A saying is an error of a kind.
+type saying struct{ kind behavior.Kind }
+
+func (saying) Error() string    { return "saying" }
+func (s saying) Refused() bool  { return s.kind == behavior.Refused }
+func (s saying) Answered() bool { return s.kind == behavior.Answered }
+
+// leaves reports how fn, on a goroutine of its own, ends.
+func leaves(fn func()) (how string) {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		how = "left"
+		defer func() { _ = recover() }()
+		fn()
+		how = "returned"
+	})
+	wg.Wait()
+	return how
+}
+
+// do makes one call of a Hedger of its own.
+func do[T any](ctx context.Context, cfg hedge.Config, fn func(context.Context) (T, error)) (T, error) {
+	return hedge.New[T](cfg).Do(ctx, fn)
 }
 
 func TestHedge(t *testing.T) {
 	errOther := errors.New("backend: other")
 	for _, c := range []struct {
 		name    string
-		max     int
 		replies []reply
 		want    string
 		errs    []error
@@ -92,33 +123,27 @@ func TestHedge(t *testing.T) {
 		began   []time.Duration
 		lost    []int
 	}{
-		{"a call that is fast enough is not hedged", 2, []reply{{10 * ms, "first", nil}},
+		{"a call that is fast enough is not hedged", []reply{{10 * ms, "first", nil}},
 			"first", nil, 10 * ms, []time.Duration{0}, nil},
-		{"the second wins", 2, []reply{{time.Second, "first", nil}, {10 * ms, "second", nil}},
+		{"the second wins", []reply{{time.Second, "first", nil}, {10 * ms, "second", nil}},
 			"second", nil, 60 * ms, []time.Duration{0, 50 * ms}, []int{0}},
-		{"the first wins after all", 2, []reply{{80 * ms, "first", nil}, {time.Second, "second", nil}},
+		{"the first wins after all", []reply{{80 * ms, "first", nil}, {time.Second, "second", nil}},
 			"first", nil, 80 * ms, []time.Duration{0, 50 * ms}, []int{1}},
-		{"a third is made", 3, []reply{{time.Second, "first", nil}, {time.Second, "second", nil}, {10 * ms, "third", nil}},
-			"third", nil, 110 * ms, []time.Duration{0, 50 * ms, 100 * ms}, []int{0, 1}},
-		{"but not more than Max", 2, []reply{{time.Second, "first", nil}, {time.Second, "second", nil}},
+		{"but no third is made", []reply{{time.Second, "first", nil}, {time.Second, "second", nil}},
 			"first", nil, time.Second, []time.Duration{0, 50 * ms}, []int{1}},
-		{"none is made if Max is 1", 1, []reply{{time.Second, "first", nil}},
-			"first", nil, time.Second, []time.Duration{0}, nil},
-		{"a failure does not win", 2, []reply{{200 * ms, "first", nil}, {10 * ms, "", errDown}},
+		{"a failure does not win", []reply{{200 * ms, "first", nil}, {10 * ms, "", errDown}},
 			"first", nil, 200 * ms, []time.Duration{0, 50 * ms}, nil},
-		{"a failure does not win the other way round", 2, []reply{{60 * ms, "", errDown}, {100 * ms, "second", nil}},
+		{"a failure does not win the other way round", []reply{{60 * ms, "", errDown}, {100 * ms, "second", nil}},
 			"second", nil, 150 * ms, []time.Duration{0, 50 * ms}, nil},
-		{"a failure does not stop what is to come", 3, []reply{{60 * ms, "", errDown}, {200 * ms, "second", nil}, {10 * ms, "third", nil}},
-			"third", nil, 110 * ms, []time.Duration{0, 50 * ms, 100 * ms}, []int{1}},
-		{"a failure is not hedged", 2, []reply{{10 * ms, "", errDown}},
+		{"a failure is not hedged", []reply{{10 * ms, "", errDown}},
 			"", []error{errDown}, 10 * ms, []time.Duration{0}, nil},
-		{"nor are two", 3, []reply{{60 * ms, "", errDown}, {20 * ms, "", errOther}},
+		{"nor are two", []reply{{60 * ms, "", errDown}, {20 * ms, "", errOther}},
 			"", []error{errDown, errOther}, 70 * ms, []time.Duration{0, 50 * ms}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				fn, log := replies(c.replies...)
-				got, err := hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Max: c.max}, fn)
+				got, err := do(t.Context(), hedge.Config{Delay: 50 * ms}, fn)
 				require.Equal(t, c.took, time.Since(log.start))
 				require.Zero(t, log.running.Load(), "no call outlives Hedge")
 				require.Equal(t, c.want, got)
@@ -144,7 +169,7 @@ func TestHedge(t *testing.T) {
 }
 
 func TestHedgeMakesTheFirstCallOnTheCallersGoroutine(t *testing.T) {
-	stack, err := hedge(t.Context(), retry.HedgeConfig{Delay: time.Hour}, func(context.Context) (string, error) {
+	stack, err := do(t.Context(), hedge.Config{Delay: time.Hour}, func(context.Context) (string, error) {
 		return string(debug.Stack()), nil
 	})
 	require.NoError(t, err)
@@ -155,14 +180,14 @@ func TestHedgeHonorsItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		errShutdown := errors.New("shutting down")
 		ctx, cancel := context.WithCancelCause(t.Context())
-		fn, log := replies(reply{takes: time.Hour}, reply{takes: time.Hour}, reply{takes: time.Hour})
+		fn, log := replies(reply{takes: time.Hour}, reply{takes: time.Hour})
 		time.AfterFunc(75*ms, func() { cancel(errShutdown) })
-		_, err := hedge(ctx, retry.HedgeConfig{Delay: 50 * ms, Max: 3}, fn)
+		_, err := do(ctx, hedge.Config{Delay: 50 * ms}, fn)
 		require.ErrorIs(t, err, context.Canceled)
 		require.Equal(t, 75*ms, time.Since(log.start))
 		require.Equal(t, map[int]error{0: errShutdown, 1: errShutdown}, log.lost)
 
-		_, err = hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, fn)
+		_, err = do(ctx, hedge.Config{Delay: 50 * ms}, fn)
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, errShutdown)
 		require.Len(t, log.began, 2, "an ended ctx is honored before anything else")
@@ -186,7 +211,7 @@ func TestHedgeCallsOrSaysThatItsContextHasEnded(t *testing.T) {
 	for looks := range 5 {
 		calls := 0
 		ctx := &endsOnLook{t.Context(), looks}
-		got, err := hedge(ctx, retry.HedgeConfig{Delay: time.Hour}, func(context.Context) (string, error) {
+		got, err := do(ctx, hedge.Config{Delay: time.Hour}, func(context.Context) (string, error) {
 			calls++
 			return "value", nil
 		})
@@ -203,7 +228,7 @@ func TestHedgeThatIsOverMakesNoOtherCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 500 {
 			var calls atomic.Int64
-			_, err := hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
+			_, err := do(t.Context(), hedge.Config{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
 				if calls.Add(1) == 1 {
 					time.Sleep(50 * ms) // until the other call is due
 					return 1, nil
@@ -221,7 +246,7 @@ func TestHedgeMakesNoOtherCallAfterItsContextHasEnded(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 25*ms)
 		defer cancel()
 		calls := 0
-		got, err := hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, func(context.Context) (string, error) {
+		got, err := do(ctx, hedge.Config{Delay: 50 * ms}, func(context.Context) (string, error) {
 			calls++
 			time.Sleep(time.Second) // does not heed its ctx
 			return "late", nil
@@ -234,49 +259,27 @@ func TestHedgeMakesNoOtherCallAfterItsContextHasEnded(t *testing.T) {
 
 func TestHedgeDiscardsWhatItDoesNotReturn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var ctxs [3]context.Context
+		var ctxs [2]context.Context
 		var calls atomic.Int64
 		var discarded []any
 		ctx, cancel := context.WithCancel(t.Context())
-		got, err := hedge(ctx, retry.HedgeConfig{
-			Delay: 50 * ms, Max: 3,
+		got, err := do(ctx, hedge.Config{
+			Delay:   50 * ms,
 			Discard: func(value any) { discarded = append(discarded, value) },
 		}, func(ctx context.Context) (string, error) {
 			n := calls.Add(1) - 1
 			ctxs[n] = ctx
-			time.Sleep([]time.Duration{300 * ms, 100 * ms, 200 * ms}[n]) // they do not heed their ctx
+			time.Sleep([]time.Duration{300 * ms, 100 * ms}[n]) // they do not heed their ctx
 			return fmt.Sprint(n), nil
 		})
 		require.NoError(t, err)
 		require.Equal(t, "1", got)
-		require.ElementsMatch(t, []any{"0", "2"}, discarded)
+		require.Equal(t, []any{"0"}, discarded)
 		require.Error(t, ctxs[0].Err())
 		require.NoError(t, ctxs[1].Err(), "the value that was returned may live on its ctx")
-		require.Error(t, ctxs[2].Err())
 		cancel()
 		require.Error(t, ctxs[1].Err())
 	})
-}
-
-func TestPanicInDiscardLosesNoValue(t *testing.T) {
-	for name, leave := range map[string]func(){"panic": func() { panic("broken") }, "exit": runtime.Goexit} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var discarded []any
-				var calls atomic.Int64
-				require.Equal(t, "left", leaves(func() {
-					_, _ = hedge(t.Context(), retry.HedgeConfig{
-						Delay: 50 * ms, Max: 4,
-						Discard: func(value any) { discarded = append(discarded, value); leave() },
-					}, func(context.Context) (string, error) {
-						time.Sleep(time.Second)
-						return fmt.Sprint(calls.Add(1)), nil
-					})
-				}))
-				require.ElementsMatch(t, []any{"1", "2", "3", "4"}, discarded, "the winner's, too: nobody has got it")
-			})
-		})
-	}
 }
 
 func TestContextOfTheWinnerLivesOnlyIfValuesNeedIt(t *testing.T) {
@@ -291,7 +294,7 @@ func TestContextOfTheWinnerLivesOnlyIfValuesNeedIt(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var ctxs [2]context.Context
 				var calls atomic.Int64
-				_, err := hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Discard: c.discard},
+				_, err := do(t.Context(), hedge.Config{Delay: 50 * ms, Discard: c.discard},
 					func(ctx context.Context) (int, error) {
 						n := calls.Add(1) - 1
 						ctxs[n] = ctx
@@ -316,9 +319,9 @@ func TestHedgePassesOnPanicAndExit(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var discarded []any
 					var calls, running atomic.Int64
-					hedge := func() {
-						_, _ = hedge(t.Context(), retry.HedgeConfig{
-							Delay: 50 * ms, Max: 3,
+					run := func() {
+						_, _ = do(t.Context(), hedge.Config{
+							Delay:   50 * ms,
 							Discard: func(value any) { discarded = append(discarded, value) },
 						}, func(ctx context.Context) (string, error) {
 							n := int(calls.Add(1)) - 1
@@ -328,8 +331,6 @@ func TestHedgePassesOnPanicAndExit(t *testing.T) {
 							case who:
 								time.Sleep([]time.Duration{75 * ms, 25 * ms}[who])
 								leave()
-							case 2:
-								panic("a call was made after the end")
 							}
 							<-ctx.Done()
 							return "unwanted", nil
@@ -338,15 +339,15 @@ func TestHedgePassesOnPanicAndExit(t *testing.T) {
 					start := time.Now()
 					switch {
 					case name == "panic" && who == 0:
-						require.PanicsWithValue(t, errDown, hedge)
+						require.PanicsWithValue(t, errDown, run)
 					case name == "panic":
-						e := panicOf(t, hedge)
+						e := panicOf(t, run)
 						require.ErrorIs(t, e, errDown)
 						require.ErrorIs(t, e, errDown)
 						require.Contains(t, string(e.Stack()), "TestHedgePassesOnPanicAndExit", "the stack of the call")
 						require.ErrorContains(t, e, "hedge_test.go")
 					default:
-						require.Equal(t, "left", leaves(hedge))
+						require.Equal(t, "left", leaves(run))
 					}
 					require.Zero(t, running.Load())
 					require.Equal(t, 75*ms, time.Since(start))
@@ -376,7 +377,7 @@ func panicOf(t *testing.T, fn func()) (e stacked) {
 
 func TestPanicOfAHedgeWithinAHedgeIsWrappedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := retry.HedgeConfig{Delay: 50 * ms}
+		cfg := hedge.Config{Delay: 50 * ms}
 		second := func(fn func()) func(context.Context) (int, error) { // calls fn in the second call
 			var calls atomic.Int64
 			return func(ctx context.Context) (int, error) {
@@ -388,11 +389,11 @@ func TestPanicOfAHedgeWithinAHedgeIsWrappedOnce(t *testing.T) {
 			}
 		}
 		e := panicOf(t, func() {
-			_, _ = hedge(t.Context(), cfg, second(func() {
-				_, _ = hedge(t.Context(), cfg, second(func() { panic("broken") }))
+			_, _ = do(t.Context(), cfg, second(func() {
+				_, _ = do(t.Context(), cfg, second(func() { panic("broken") }))
 			}))
 		})
-		require.ErrorContains(t, e, "retry: a hedged call panicked: broken\n")
+		require.ErrorContains(t, e, "hedge: the second call panicked: broken\n")
 		require.Equal(t, 1, strings.Count(e.Error(), "panicked: broken"))
 	})
 }
@@ -400,12 +401,12 @@ func TestPanicOfAHedgeWithinAHedgeIsWrappedOnce(t *testing.T) {
 // A panic is neither an answer nor a refusal, whatever error it has as its value.
 func TestPanicOfAHedgeWithAnErrorIsAFailure(t *testing.T) {
 	for _, kind := range []behavior.Kind{behavior.Answered, behavior.Refused} {
-		value := says(kind, true, 0).err
+		value := saying{kind}
 		require.Equal(t, kind, behavior.Read(value).Kind)
 		synctest.Test(t, func(t *testing.T) {
 			var calls atomic.Int64
 			e := panicOf(t, func() {
-				_, _ = hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
+				_, _ = do(t.Context(), hedge.Config{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
 					if calls.Add(1) == 2 {
 						panic(value)
 					}
@@ -424,7 +425,7 @@ func TestHedgePanicAfterTheEndIsNotLost(t *testing.T) {
 		var discarded []any
 		var calls atomic.Int64
 		e := panicOf(t, func() {
-			_, _ = hedge(t.Context(), retry.HedgeConfig{
+			_, _ = do(t.Context(), hedge.Config{
 				Delay:   50 * ms,
 				Discard: func(value any) { discarded = append(discarded, value) },
 			}, func(ctx context.Context) (string, error) {
@@ -442,70 +443,57 @@ func TestHedgePanicAfterTheEndIsNotLost(t *testing.T) {
 	})
 }
 
-func TestHedgeIsBoundByItsBudget(t *testing.T) {
+func TestRatioBoundsTheSecondCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.1, PerSecond: -1})
-		var calls atomic.Int64
-		const hedges = 1000
-		for range hedges {
-			_, err := hedge(t.Context(), retry.HedgeConfig{Delay: 1 * ms, Max: 3, Budget: b},
-				func(ctx context.Context) (int, error) {
-					calls.Add(1)
-					time.Sleep(5 * ms)
-					return 0, nil
-				})
-			require.NoError(t, err)
+		h := hedge.New[int](hedge.Config{Delay: ms, Ratio: 0.1})
+		run := func(n int, takes time.Duration) (second int64) {
+			before := h.Stats().Hedged
+			for range n {
+				_, err := h.Do(t.Context(), func(context.Context) (int, error) { time.Sleep(takes); return 0, nil })
+				require.NoError(t, err)
+			}
+			return h.Stats().Hedged - before
 		}
-		require.Equal(t, int64(hedges+hedges/10), calls.Load(), "success does not give back what the load has cost")
+		require.Equal(t, int64(99), run(1000, 5*ms), "each call counts when it has returned")
+		require.Equal(t, int64(901), h.Stats().OverBudget)
+		require.Zero(t, run(1000, 0))
+		require.Equal(t, int64(11), run(11, 5*ms), "ten are kept, and one comes with the eleven")
 	})
 }
 
-func TestHedgeOfACallThatIsRefusedEarnsNoBudget(t *testing.T) {
+func TestCallsThatAreRefusedAllowAndUseNoSecondCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: 1, PerSecond: -1})
-		for _, c := range []struct {
-			err  error
-			want int64
-		}{{full, 0}, {open, 0}, {errDown, 1}, {nil, 2}} {
-			fn, _ := replies(reply{takes: ms, err: c.err})
-			_, err := hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Budget: b}, fn)
-			require.Equal(t, c.err, err)
-			require.Equal(t, retry.BudgetStats{Called: c.want, Left: c.want}, balance(b))
+		h := hedge.New[string](hedge.Config{Delay: 50 * ms, Ratio: 1})
+		run := func(all ...reply) {
+			fn, _ := replies(all...)
+			_, _ = h.Do(t.Context(), fn)
 		}
-		fn, _ := replies(reply{takes: 20 * time.Second, err: full})
-		_, err := hedge(t.Context(), retry.HedgeConfig{Max: 1, Delay: 50 * ms, Budget: b}, fn)
-		require.Equal(t, full, err)
-		require.Zero(t, b.Stats().Called, "its time is past")
-	})
-}
-
-func TestRefusedHedgeCostsNoBudget(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{})
-		for _, c := range []struct {
-			second error
-			want   int64
-		}{{full, 0}, {errDown, 1}, {nil, 2}} {
-			fn, _ := replies(reply{takes: 100 * ms}, reply{takes: 10 * ms, err: c.second})
-			_, err := hedge(t.Context(), retry.HedgeConfig{Delay: 50 * ms, Budget: b}, fn)
-			require.NoError(t, err)
-			require.Equal(t, c.want, b.Stats().Charged)
+		slow := reply{takes: 100 * ms}
+		run(reply{err: full})
+		run(slow)
+		require.Equal(t, int64(1), h.Stats().OverBudget, "the refused call has allowed none, the slow one will have when it returns")
+		run(slow, reply{takes: 10 * ms, err: full})
+		run(slow, reply{takes: 10 * ms, err: full})
+		require.Equal(t, int64(2), h.Stats().Hedged)
+		for range 3 { // each slow call allowed one, which the refused ones did not use
+			run(reply{takes: 100 * ms, err: full}, reply{takes: 100 * ms})
 		}
+		require.Equal(t, int64(5), h.Stats().Hedged)
+		run(slow)
+		require.Equal(t, int64(5), h.Stats().Hedged)
+		require.Equal(t, int64(2), h.Stats().OverBudget)
 	})
 }
 
 func TestHedgerCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})
-		h := retry.NewHedger[string](retry.HedgeConfig{
-			Name: "users", Delay: 50 * ms, Max: 3, Budget: b, Quantile: 0.5,
-		})
+		h := hedge.New[string](hedge.Config{Name: "users", Delay: 50 * ms, Ratio: 1, Quantile: 0.5})
 		do := func(ctx context.Context, all ...reply) *hedgeLog {
 			fn, log := replies(all...)
 			_, _ = h.Do(ctx, fn)
 			return log
 		}
-		want := retry.HedgeStats{Delay: 50 * ms}
+		want := hedge.Stats{Delay: 50 * ms}
 		require.Equal(t, want, h.Stats())
 
 		do(t.Context(), reply{takes: 10 * ms})
@@ -513,12 +501,12 @@ func TestHedgerCounts(t *testing.T) {
 		require.Equal(t, want, h.Stats())
 
 		log := do(t.Context(), reply{takes: time.Second}, reply{takes: 10 * ms})
-		require.EqualError(t, log.lost[0], "retry: users: the hedge is over: this call is not needed any more")
+		require.EqualError(t, log.lost[0], "hedge: users: the hedge is over: this call is not needed any more")
 		want.HedgeWon, want.Hedged = 1, 1
 		require.Equal(t, want, h.Stats())
 
-		do(t.Context(), reply{takes: 120 * ms}, reply{takes: 200 * ms}, reply{takes: time.Second})
-		want.FirstWon, want.Hedged = 2, 3
+		do(t.Context(), reply{takes: 60 * ms}, reply{takes: 200 * ms})
+		want.FirstWon, want.Hedged = 2, 2
 		require.Equal(t, want, h.Stats())
 
 		do(t.Context(), reply{takes: 10 * ms, err: errDown})
@@ -530,19 +518,16 @@ func TestHedgerCounts(t *testing.T) {
 		do(ctx, reply{})
 		require.Equal(t, want, h.Stats(), "it called nothing")
 
-		for range 7 {
-			do(t.Context(), reply{takes: 60 * ms}, reply{takes: time.Second})
-		}
-		want.FirstWon, want.Hedged = 9, 10
-		require.Equal(t, want, h.Stats())
-		do(t.Context(), reply{takes: 60 * ms}, reply{takes: time.Second})
-		want.FirstWon, want.OverBudget = 10, 1
-		require.Equal(t, want, h.Stats())
-
 		for range 20 {
 			do(t.Context(), reply{takes: 10 * ms})
 		}
-		want.FirstWon, want.Delay = 30, 10*ms+1
+		want.FirstWon, want.Delay = 22, 10*ms+1
+		require.Equal(t, want, h.Stats())
+
+		for range 11 { // ten are kept
+			do(t.Context(), reply{takes: 15 * ms, err: full}, reply{takes: ms, err: errDown})
+		}
+		want.Failed, want.Hedged, want.OverBudget = 12, 12, 1
 		require.Equal(t, want, h.Stats())
 	})
 }
@@ -553,7 +538,7 @@ func TestHedgeWithinARetrier(t *testing.T) {
 		inner := retry.New(retry.Config{Backoff: retry.Constant(0)})
 		var calls atomic.Int64
 		err := r.Do(t.Context(), func(ctx context.Context) error {
-			_, err := hedge(ctx, retry.HedgeConfig{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
+			_, err := do(ctx, hedge.Config{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
 				return 0, inner.Do(ctx, func(context.Context) error {
 					calls.Add(1)
 					time.Sleep(75 * ms)
@@ -569,8 +554,8 @@ func TestHedgeWithinARetrier(t *testing.T) {
 
 func TestHedgeLearnsItsDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := retry.NewHedger[string](retry.HedgeConfig{Delay: time.Second, Quantile: 0.9})
-		hedge := func(all ...reply) (hedgedAfter time.Duration) {
+		h := hedge.New[string](hedge.Config{Delay: time.Second, Quantile: 0.9})
+		run := func(all ...reply) (hedgedAfter time.Duration) {
 			fn, log := replies(all...)
 			_, _ = h.Do(t.Context(), fn)
 			if len(log.began) > 1 {
@@ -579,34 +564,66 @@ func TestHedgeLearnsItsDelay(t *testing.T) {
 			return 0
 		}
 		for i := range 19 {
-			require.Zero(t, hedge(reply{takes: time.Duration(i+1) * ms}))
+			require.Zero(t, run(reply{takes: time.Duration(i+1) * ms}))
 		}
-		_, ok := retry.LatencyOf(h, 0.9)
+		_, ok := hedge.LatencyOf(h, 0.9)
 		require.False(t, ok)
-		require.Equal(t, time.Second, hedge(reply{takes: 2 * time.Second}, reply{takes: 10 * ms}), "19 calls say too little")
+		require.Equal(t, time.Second, run(reply{takes: 2 * time.Second}, reply{takes: 10 * ms}), "19 calls say too little")
 		// 20 of them now: 1 to 19 ms, and the slow one for as long as it ran.
-		d, ok := retry.LatencyOf(h, 0.9)
+		d, ok := hedge.LatencyOf(h, 0.9)
 		require.True(t, ok)
 		require.Equal(t, 18*ms, d)
-		d, _ = retry.LatencyOf(h, 1)
+		d, _ = hedge.LatencyOf(h, 1)
 		require.Equal(t, 1010*ms, d)
-		d, _ = retry.LatencyOf(h, 0)
+		d, _ = hedge.LatencyOf(h, 0)
 		require.Equal(t, 1*ms, d)
-		require.Equal(t, 18*ms+1, hedge(reply{takes: time.Second}, reply{takes: 10 * ms}))
+		require.Equal(t, 18*ms+1, run(reply{takes: time.Second}, reply{takes: 10 * ms}))
 
-		before, _ := retry.LatencyOf(h, 0.01)
+		before, _ := hedge.LatencyOf(h, 0.01)
 		for range 100 {
-			hedge(reply{err: errDown})
+			run(reply{err: errDown})
 		}
-		after, _ := retry.LatencyOf(h, 0.01)
+		after, _ := hedge.LatencyOf(h, 0.01)
 		require.Equal(t, before, after, "how fast a failure is says nothing")
 
 		for range 1000 {
-			hedge(reply{takes: 7 * ms}, reply{takes: time.Minute})
+			run(reply{takes: 7 * ms}, reply{takes: time.Minute})
 		}
 		for _, q := range []float64{0.001, 0.5, 1} {
-			d, _ := retry.LatencyOf(h, q)
+			d, _ := hedge.LatencyOf(h, q)
 			require.Equal(t, 7*ms, d, "what is long past is forgotten")
+		}
+	})
+}
+
+func TestWithoutAQuantileTheDelayCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := hedge.New[int](hedge.Config{Delay: time.Second})
+		for range 50 {
+			_, _ = h.Do(t.Context(), func(context.Context) (int, error) { time.Sleep(ms); return 0, nil })
+		}
+		require.Equal(t, time.Second, h.Stats().Delay)
+	})
+}
+
+// Otherwise the ctx of each call that failed would stay with that of the caller.
+func TestContextOfACallThatFailedEndsWithDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, takes := range []time.Duration{0, 100 * ms} {
+			var mu sync.Mutex
+			var ctxs []context.Context
+			h := hedge.New[int](hedge.Config{Delay: 50 * ms, Discard: func(any) {}})
+			_, err := h.Do(t.Context(), func(ctx context.Context) (int, error) {
+				mu.Lock()
+				ctxs = append(ctxs, ctx)
+				mu.Unlock()
+				time.Sleep(takes)
+				return 0, errDown
+			})
+			require.ErrorIs(t, err, errDown)
+			for _, ctx := range ctxs {
+				require.ErrorIs(t, ctx.Err(), context.Canceled)
+			}
 		}
 	})
 }
@@ -614,7 +631,7 @@ func TestHedgeLearnsItsDelay(t *testing.T) {
 func TestLatenciesAreSorted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var all []time.Duration
-		h := retry.NewHedger[int](retry.HedgeConfig{Delay: time.Hour, Quantile: 0.5})
+		h := hedge.New[int](hedge.Config{Delay: time.Hour, Quantile: 0.5})
 		for range 3000 {
 			d := time.Duration(rand.Int64N(200)) // many alike
 			all = append(all, d)
@@ -622,11 +639,11 @@ func TestLatenciesAreSorted(t *testing.T) {
 		}
 		last := slices.Sorted(slices.Values(all[2000:]))
 		for i, want := range last {
-			got, ok := retry.LatencyOf(h, float64(i+1)/1000)
+			got, ok := hedge.LatencyOf(h, float64(i+1)/1000)
 			require.True(t, ok)
 			require.Equal(t, want, got)
 		}
-		_, ok := retry.LatencyOf(h, math.NaN())
+		_, ok := hedge.LatencyOf(h, math.NaN())
 		require.False(t, ok)
 	})
 }
@@ -637,9 +654,8 @@ func TestHedgeUnderContention(t *testing.T) {
 	const workers, each = 16, 500
 	synctest.Test(t, func(t *testing.T) {
 		var firsts, hedged, discarded, returned, failed, left, succeeded, refused atomic.Int64
-		budget := retry.NewBudget(retry.BudgetConfig{Ratio: 0.5, PerSecond: -1})
-		h := retry.NewHedger[int](retry.HedgeConfig{
-			Delay: 2 * ms, Quantile: 0.5, Max: 4, Budget: budget,
+		h := hedge.New[int](hedge.Config{
+			Delay: 2 * ms, Quantile: 0.5, Ratio: 0.5,
 			Discard: func(any) { discarded.Add(1) },
 		})
 		var wg sync.WaitGroup
@@ -710,7 +726,7 @@ func TestHedgeUnderContention(t *testing.T) {
 		require.Equal(t, failed.Load(), s.Failed)
 		require.Positive(t, s.FirstWon)
 		require.Positive(t, s.HedgeWon)
-		require.Equal(t, budget.Stats().OverBudget, s.OverBudget)
+		require.Positive(t, s.OverBudget)
 	})
 }
 
@@ -718,7 +734,7 @@ func TestHedgeUnderContention(t *testing.T) {
 // 10 000 calls one in twenty is slow.
 func TestHedgeCutsTheTail(t *testing.T) {
 	const calls, fast, slow = 10_000, 10 * ms, time.Second
-	measure := func(cfg retry.HedgeConfig) (p50, p99 time.Duration, load float64) {
+	measure := func(cfg hedge.Config) (p50, p99 time.Duration, load float64) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, 2)) // guarded by mu
 			var mu sync.Mutex
@@ -739,7 +755,7 @@ func TestHedgeCutsTheTail(t *testing.T) {
 				}
 			}
 			var took []time.Duration
-			h := retry.NewHedger[int](cfg)
+			h := hedge.New[int](cfg)
 			for range calls {
 				start := time.Now()
 				_, err := h.Do(t.Context(), backend)
@@ -751,61 +767,202 @@ func TestHedgeCutsTheTail(t *testing.T) {
 		})
 		return p50, p99, load
 	}
-	p50, p99, load := measure(retry.HedgeConfig{Delay: 20 * ms, Max: 1})
+	p50, p99, load := measure(hedge.Config{Delay: time.Hour})
 	t.Logf("without: p50 %v, p99 %v, load %.3f", p50, p99, load)
 	require.Equal(t, fast, p50)
 	require.Equal(t, slow, p99)
 	require.Equal(t, 1.0, load)
 
-	p50, p99, load = measure(retry.HedgeConfig{Delay: 20 * ms})
+	p50, p99, load = measure(hedge.Config{Delay: 20 * ms})
 	t.Logf("with: p50 %v, p99 %v, load %.3f", p50, p99, load)
 	require.Equal(t, fast, p50)
 	require.Equal(t, 20*ms+fast, p99)
 	require.InDelta(t, 1.05, load, 0.005)
 
-	p50, p99, load = measure(retry.HedgeConfig{Delay: 200 * ms, Quantile: 0.9})
+	p50, p99, load = measure(hedge.Config{Delay: 200 * ms, Quantile: 0.9})
 	t.Logf("with a learned delay: p50 %v, p99 %v, load %.3f", p50, p99, load)
 	require.Equal(t, fast, p50)
 	require.Equal(t, 2*fast+1, p99)
 	require.InDelta(t, 1.05, load, 0.005)
 
-	budget := retry.NewBudget(retry.BudgetConfig{Ratio: 0.02, PerSecond: -1})
-	p50, p99, load = measure(retry.HedgeConfig{Delay: 20 * ms, Budget: budget})
-	t.Logf("with a budget of 2 %%: p50 %v, p99 %v, load %.3f", p50, p99, load)
+	p50, p99, load = measure(hedge.Config{Delay: 20 * ms, Ratio: 0.02})
+	t.Logf("with a Ratio of 2 %%: p50 %v, p99 %v, load %.3f", p50, p99, load)
 	require.LessOrEqual(t, load, 1.02)
 }
 
 func TestHedgeConfigSaysWhatIsWrong(t *testing.T) {
-	for want, cfg := range map[string]retry.HedgeConfig{
-		"retry.HedgeConfig.Delay is 0s: must be more than 0":                             {},
-		"retry.HedgeConfig.Delay is -1s: must be more than 0":                            {Delay: -time.Second},
-		"retry.HedgeConfig.Quantile is 1: must be 0 (for Delay alone) or less than 1":    {Delay: 1, Quantile: 1},
-		"retry.HedgeConfig.Quantile is -0.5: must be 0 (for Delay alone) or less than 1": {Delay: 1, Quantile: -0.5},
-		"retry.HedgeConfig.Quantile is NaN: must be 0 (for Delay alone) or less than 1":  {Delay: 1, Quantile: math.NaN()},
-		"retry.HedgeConfig.Max is -1: must be 0 (for 2) or more":                         {Delay: 1, Max: -1},
+	for want, cfg := range map[string]hedge.Config{
+		"hedge.Config.Delay is 0s: must be more than 0":                             {},
+		"hedge.Config.Delay is -1s: must be more than 0":                            {Delay: -time.Second},
+		"hedge.Config.Quantile is 1: must be 0 (for Delay alone) or less than 1":    {Delay: 1, Quantile: 1},
+		"hedge.Config.Quantile is -0.5: must be 0 (for Delay alone) or less than 1": {Delay: 1, Quantile: -0.5},
+		"hedge.Config.Quantile is NaN: must be 0 (for Delay alone) or less than 1":  {Delay: 1, Quantile: math.NaN()},
+		"hedge.Config.Ratio is -1: must be 0 (for no limit) to 1":                   {Delay: 1, Ratio: -1},
+		"hedge.Config.Ratio is 1.5: must be 0 (for no limit) to 1":                  {Delay: 1, Ratio: 1.5},
+		"hedge.Config.Ratio is NaN: must be 0 (for no limit) to 1":                  {Delay: 1, Ratio: math.NaN()},
 	} {
 		require.EqualError(t, cfg.Validate(), want)
-		require.PanicsWithError(t, want, func() { _, _ = hedge(t.Context(), cfg, func(context.Context) (int, error) { return 0, nil }) })
+		require.PanicsWithError(t, want, func() { _, _ = do(t.Context(), cfg, func(context.Context) (int, error) { return 0, nil }) })
 	}
 }
 
-func TestHedgeThatIsRefusedNeedsNoBudget(t *testing.T) {
-	fn, _ := replies(reply{err: full})
-	_, err := hedge(t.Context(), retry.HedgeConfig{Delay: time.Minute}, fn)
-	require.Equal(t, full, err)
-}
-
-// A further call that is not made, as ctx has ended, counts nowhere.
-func TestHedgeAfterTheEndOfItsContextCountsInNoBudget(t *testing.T) {
+// A second call that is not made, as ctx has ended, uses nothing.
+func TestSecondCallAfterTheEndOfItsContextCountsNowhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{})
+		h := hedge.New[int](hedge.Config{Delay: 50 * ms, Ratio: 1})
 		ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
 		defer cancel()
-		_, err := hedge(ctx, retry.HedgeConfig{Delay: 50 * ms, Budget: b}, func(context.Context) (int, error) {
+		_, err := h.Do(ctx, func(context.Context) (int, error) {
 			time.Sleep(100 * ms) // it does not heed its ctx
 			return 1, nil
 		})
 		require.NoError(t, err)
-		require.Zero(t, b.Stats().BudgetTotals)
+		require.Equal(t, hedge.Stats{FirstWon: 1, Delay: 50 * ms}, h.Stats())
+	})
+}
+
+// To the Retrier of a call that loses, its end is neither a failure nor a cancel.
+func TestLoserIsNoFailureAndNotCanceled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, wait := range []time.Duration{0, time.Minute} { // it loses in an attempt, or in a wait
+			r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(wait)})
+			var events []retry.Event
+			r.Observe(func(_ context.Context, e retry.Event) { events = append(events, e) })
+			h := hedge.New[int](hedge.Config{Delay: 50 * ms})
+			var calls atomic.Int64
+			_, err := h.Do(t.Context(), func(ctx context.Context) (v int, err error) {
+				first := calls.Add(1) == 1
+				attempts := 0
+				err = r.Do(ctx, func(ctx context.Context) error {
+					if attempts++; !first || attempts == 1 {
+						if !first {
+							time.Sleep(ms)
+							return nil
+						}
+						return errDown
+					}
+					<-ctx.Done()
+					return ctx.Err()
+				})
+				return 1, err
+			})
+			require.NoError(t, err)
+			require.Equal(t, hedge.Stats{HedgeWon: 1, Hedged: 1, Delay: 50 * ms}, h.Stats())
+			require.Equal(t, int64(1), r.Stats().Calls(), "the one that won")
+			require.Zero(t, r.Stats().Canceled)
+			require.Len(t, events, 1)
+			require.Equal(t, retry.EventRetried, events[0].Kind)
+			require.Equal(t, -4, events[0].Level())
+		}
+	})
+}
+
+// An eventLog keeps the events that it is told of.
+type eventLog struct {
+	mu     sync.Mutex
+	events []hedge.Event
+}
+
+func (l *eventLog) note(_ context.Context, e hedge.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.events = append(l.events, e)
+}
+
+func (l *eventLog) take() []hedge.Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	events := l.events
+	l.events = nil
+	return events
+}
+
+func TestEventsSayTheirLevelAndFields(t *testing.T) {
+	fields := func(e hedge.Event) (all []any) {
+		e.Fields(func(name string, value any) { all = append(all, name, value) })
+		return all
+	}
+	for _, c := range []struct {
+		event  hedge.Event
+		level  int
+		fields []any
+	}{
+		{hedge.Event{Kind: hedge.EventHedged}, -4, []any{"event", "hedged"}},
+		{hedge.Event{Kind: hedge.EventOverBudget}, 4, []any{"event", "over budget"}},
+	} {
+		require.Equal(t, c.level, c.event.Level())
+		require.Equal(t, c.fields, fields(c.event))
+	}
+}
+
+func TestHedgerDescribesItself(t *testing.T) {
+	h := hedge.New[string](hedge.Config{Name: "users", Delay: 50 * ms, Quantile: 0.9, Discard: func(any) {}})
+	require.Equal(t, "hedge", h.Kind())
+	require.Equal(t, "users", h.Name())
+	require.Equal(t, hedge.Config{Name: "users", Delay: 50 * ms, Quantile: 0.9}, h.Settings())
+	require.NotNil(t, h.Config().Discard)
+	synctest.Test(t, func(t *testing.T) {
+		h := hedge.New[string](hedge.Config{Delay: 50 * ms})
+		var told []any
+		stop := h.ObserveAny(func(_ context.Context, e any) { told = append(told, e) })
+		for range 2 {
+			fn, _ := replies(reply{takes: time.Second}, reply{takes: ms})
+			_, _ = h.Do(t.Context(), fn)
+			stop()
+		}
+		require.Len(t, told, 1)
+		require.IsType(t, hedge.Event{}, told[0])
+		figures := map[string]float64{}
+		for _, f := range h.Figures() {
+			figures[f.Name] = f.Value
+			require.Equal(t, f.Name != "hedge.delay_seconds", f.Counter)
+		}
+		require.Equal(t, map[string]float64{
+			"hedge.calls{outcome=first_won}": 0, "hedge.calls{outcome=hedge_won}": 2, "hedge.calls{outcome=failed}": 0,
+			"hedge.hedges": 2, "hedge.refusals": 0, "hedge.delay_seconds": 0.05,
+		}, figures)
+	})
+}
+
+func TestEventsOfAHedger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		h := hedge.New[string](hedge.Config{Name: "users", Delay: 50 * ms, Ratio: 1})
+		stop := h.Observe(func(ctx context.Context, e hedge.Event) {
+			_ = h.Stats() // no lock is held
+			log.note(ctx, e)
+		})
+		do := func(all ...reply) {
+			fn, _ := replies(all...)
+			_, _ = h.Do(t.Context(), fn)
+		}
+		do(reply{takes: 10 * ms})
+		do(reply{takes: 10 * ms, err: errDown})
+		require.Empty(t, log.take(), "not hedged")
+
+		do(reply{takes: time.Second}, reply{takes: 10 * ms})
+		require.Equal(t, []hedge.Event{{Kind: hedge.EventHedged, Name: "users"}}, log.take())
+
+		for range 3 {
+			do(reply{takes: 60 * ms, err: full}, reply{takes: 20 * ms, err: errDown})
+		}
+		require.Equal(t, []hedge.Event{
+			{Kind: hedge.EventHedged, Name: "users"}, {Kind: hedge.EventHedged, Name: "users"}, {Kind: hedge.EventOverBudget, Name: "users"},
+		}, log.take())
+		stop()
+	})
+}
+
+func TestPanicOfAnObserverOfAHedgerPassesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, ratio := range []float64{0, 0.1} { // told of the second call, or that it is not allowed
+			h := hedge.New[string](hedge.Config{Delay: 50 * ms, Ratio: ratio})
+			h.Observe(func(context.Context, hedge.Event) { panic("observer") })
+			fn, log := replies(reply{takes: time.Second}, reply{takes: ms})
+			e := panicOf(t, func() { _, _ = h.Do(t.Context(), fn) })
+			require.ErrorContains(t, e, "panicked: observer")
+			require.Len(t, log.lost, 1)
+			require.Equal(t, 50*ms, time.Since(log.start))
+		}
 	})
 }

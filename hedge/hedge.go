@@ -1,0 +1,322 @@
+// Package hedge makes a second call beside one that takes too long, and returns the first
+// success (Dean and Barroso, "The Tail at Scale", Communications of the ACM, 2013).
+//
+//	lookups := hedge.New[string](hedge.Config{
+//		Name:     "lookup",
+//		Delay:    20 * time.Millisecond, // until it knows better
+//		Quantile: 0.95,
+//		Ratio:    0.1,
+//	})
+//	name, err := lookups.Do(ctx, func(ctx context.Context) (string, error) {
+//		return lookup(ctx, 42)
+//	})
+//
+// Hedge only what may safely be done twice, at the same time too. A failure is no reason for a
+// second call: put a retry.Retrier around Do.
+//
+// The call that loses has its ctx canceled. To the policies in it that is no failure: a
+// Retrier, for one, neither counts it nor tells of it.
+package hedge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/panics"
+)
+
+// Config says when a [Hedger] makes a second call. It may be shared.
+type Config struct {
+	// Name appears in errors and events. It may be empty.
+	Name string
+
+	// Delay is how long a call may take before another is made beside it. It must be
+	// more than 0; the 95th percentile of the latency is usual.
+	Delay time.Duration
+
+	// Quantile, in (0, 1), takes the place of Delay once 20 calls have succeeded: at 0.95,
+	// the slowest twentieth of the last 1000 calls would be hedged. Zero means that Delay
+	// always counts.
+	Quantile float64
+
+	// Ratio, in (0, 1], is how many second calls each first one allows, so that a
+	// dependency that becomes slow does not get every call twice. Up to ten that were
+	// allowed and not made are kept. A call that a policy further in refuses neither
+	// allows nor uses one. Zero means no limit.
+	Ratio float64
+
+	// Discard is called with a value that Do does not return, to close a body or to give
+	// back a connection. It is called before Do returns, on the goroutine of Do.
+	//
+	// A value that needs Discard often lives no longer than its ctx. If Discard is set,
+	// Do does not cancel the ctx of the call that won; it ends with the ctx of Do. So do
+	// not call Do with a ctx that lives as long as the program.
+	Discard func(value any)
+}
+
+// Validate returns an error that names each invalid field, or nil.
+func (c Config) Validate() error {
+	f := invalid.Fields{Type: "hedge.Config"}
+	f.Need(c.Delay > 0, "Delay", c.Delay, "more than 0")
+	f.Need(c.Quantile >= 0 && c.Quantile < 1, "Quantile", c.Quantile, "0 (for Delay alone) or less than 1") // false for NaN
+	f.Need(c.Ratio >= 0 && c.Ratio <= 1, "Ratio", c.Ratio, "0 (for no limit) to 1")
+	return f.Err()
+}
+
+// A Hedger makes calls that return a T, and a second call beside one that takes too long. It
+// is safe for concurrent use.
+type Hedger[T any] struct {
+	cfg       Config
+	observers notify.Observers[Event]
+	latencies latencies
+	lost      error // the cause of the end of a call that loses
+
+	mu      sync.Mutex
+	allowed int64 // second calls, in millionths
+
+	firstWon, hedgeWon, failed, hedged, overBudget atomic.Int64
+}
+
+// New returns a Hedger. It panics if cfg is not valid: see [Config.Validate].
+func New[T any](cfg Config) *Hedger[T] {
+	if err := cfg.Validate(); err != nil {
+		panic(err)
+	}
+	name := cfg.Name
+	if name != "" {
+		name += ": "
+	}
+	return &Hedger[T]{cfg: cfg, lost: ended.LostError("hedge: " + name + "the hedge is over: this call is not needed any more")}
+}
+
+// Do calls fn and, if that takes longer than a delay, calls it again beside the first. It
+// returns the first success and cancels the ctx of the other call. If all calls have failed,
+// Do returns their errors, joined if there are two. Do does not call fn if ctx has already
+// ended.
+//
+// Do makes the first call on the caller's goroutine and the second on a goroutine of its own.
+// It returns when both have returned, so that fn may use the caller's data. fn must heed its
+// ctx, or nothing is gained.
+//
+// If a call panics or ends its goroutine, the other is canceled, and the panic or exit
+// continues on the goroutine of the caller. The panic of a second call becomes one with an
+// error, whose method Stack() []byte has the stack of that call, and which wraps the value of
+// the panic if that is an error.
+func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
+	var zero T
+	if ctx.Err() != nil {
+		return zero, ended.Error(ctx)
+	}
+	r := &race[T]{Hedger: h, ctx: ctx, fn: fn, winner: -1, secondOver: make(chan struct{})}
+	begun := time.Now()
+	inner := r.enter(0)
+	r.timer = time.AfterFunc(h.delay(), r.second)
+	returns := false
+	defer func() {
+		if !returns { // because a call or an observer panicked, or ended its goroutine
+			r.finish(-1)
+			r.wait()
+			r.discard(r.value, r.winner >= 0)
+		}
+		r.discard(r.late, r.isLate)
+	}()
+	value, err := fn(inner)
+	h.earn(err)
+	if r.end(0, value, err) && h.cfg.Quantile > 0 { // how fast a failure is says nothing
+		h.latencies.observe(time.Since(begun))
+	}
+	r.wait()
+	if r.crash != nil {
+		r.crash()
+	}
+	r.finish(r.winner) // releases the ctx of a call that failed
+	returns = true
+	switch r.winner {
+	case 0:
+		h.firstWon.Add(1)
+	case 1:
+		h.hedgeWon.Add(1)
+	default:
+		h.failed.Add(1)
+		return zero, join(r.errs)
+	}
+	return r.value, nil
+}
+
+// delay returns how long a call may take now before another is made.
+func (h *Hedger[T]) delay() time.Duration {
+	if h.cfg.Quantile > 0 {
+		if d, ok := h.latencies.quantile(h.cfg.Quantile); ok {
+			return d + 1 // a call that takes exactly as long is not slower
+		}
+	}
+	return h.cfg.Delay
+}
+
+const whole = 1_000_000 // one second call
+
+// earn allows a part of a second call, for a first one that returned err.
+func (h *Hedger[T]) earn(err error) {
+	if !behavior.IsRefused(err) {
+		h.mu.Lock()
+		h.allowed = min(10*whole, h.allowed+int64(math.Round(h.cfg.Ratio*whole)))
+		h.mu.Unlock()
+	}
+}
+
+// spend adds n to the second calls that are allowed, and reports whether there are enough.
+func (h *Hedger[T]) spend(n int64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.cfg.Ratio > 0 {
+		if h.allowed < n*whole {
+			return false
+		}
+		h.allowed -= n * whole
+	}
+	return true
+}
+
+// A race is one call of Do.
+type race[T any] struct {
+	*Hedger[T]
+	ctx context.Context
+	fn  func(context.Context) (T, error)
+
+	timer      *time.Timer
+	secondOver chan struct{} // closed when the second call has returned, or will not be made
+
+	mu      sync.Mutex
+	cancels [2]context.CancelCauseFunc // of the calls that began
+	over    bool                       // no other call may begin, and no other success counts
+	winner  int                        // the index of the call that returned value, or -1
+	value   T
+	late    T // came too late
+	isLate  bool
+	errs    []error
+	crash   func() // continues the panic or the exit of the second call
+}
+
+// enter returns the ctx of the call that begins.
+func (r *race[T]) enter(i int) context.Context {
+	ctx, cancel := context.WithCancelCause(r.ctx)
+	r.cancels[i] = cancel
+	return ctx
+}
+
+// wait returns when the second call has returned. If it has not begun, it will not.
+func (r *race[T]) wait() {
+	if r.timer.Stop() {
+		close(r.secondOver)
+	}
+	<-r.secondOver
+}
+
+// second makes the second call, on a goroutine of its own.
+func (r *race[T]) second() {
+	defer close(r.secondOver)
+	crashed := true
+	defer func() {
+		if crashed {
+			r.crashed(recover())
+		}
+	}()
+	r.makeSecond()
+	crashed = false
+}
+
+// makeSecond makes the second call, unless there is no need or no allowance for it.
+func (r *race[T]) makeSecond() {
+	r.mu.Lock()
+	if r.over || r.ctx.Err() != nil {
+		r.mu.Unlock()
+		return
+	}
+	if !r.spend(1) {
+		r.mu.Unlock()
+		r.overBudget.Add(1)
+		r.tell(r.ctx, EventOverBudget)
+		return
+	}
+	ctx := r.enter(1)
+	r.mu.Unlock()
+	r.hedged.Add(1)
+	r.tell(r.ctx, EventHedged)
+	value, err := r.fn(ctx)
+	if behavior.IsRefused(err) {
+		r.spend(-1)
+	}
+	r.end(1, value, err)
+}
+
+// crashed notes that the second call panicked with p, or ended its goroutine if p is nil.
+func (r *race[T]) crashed(p any) {
+	r.crash = runtime.Goexit
+	if p != nil {
+		e, ok := p.(*panics.Error) // of a hedge within this one
+		if !ok {
+			stack := debug.Stack()
+			e = panics.New(fmt.Sprintf("hedge: the second call panicked: %v\n\n%s", p, stack), p, stack)
+		}
+		r.crash = func() { panic(e) }
+	}
+	r.finish(-1)
+}
+
+// end notes the result of call i, and reports whether a call has succeeded.
+func (r *race[T]) end(i int, value T, err error) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.over && err == nil:
+		r.late, r.isLate = value, true
+	case r.over:
+	case err == nil:
+		r.winner, r.value = i, value
+		r.finishLocked(i)
+	default:
+		r.errs = append(r.errs, err)
+	}
+	return r.winner >= 0
+}
+
+func (r *race[T]) finish(winner int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.finishLocked(winner)
+}
+
+// finishLocked ends the race: it cancels the calls that run. It does not cancel the winner's
+// ctx if the value may need it.
+func (r *race[T]) finishLocked(winner int) {
+	r.over = true
+	for i, cancel := range r.cancels {
+		if cancel != nil && (i != winner || r.cfg.Discard == nil) {
+			cancel(r.lost)
+		}
+	}
+}
+
+func (r *race[T]) discard(value T, is bool) {
+	if is && r.cfg.Discard != nil {
+		r.cfg.Discard(value)
+	}
+}
+
+func join(errs []error) error {
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	return errors.Join(errs...)
+}
