@@ -55,7 +55,8 @@ func (c Config) Validate() error {
 	f.Need(isText(c.Name), "Name", fmt.Sprintf("%.40q", c.Name), "up to 200 bytes of UTF-8 without a zero byte")
 	f.Need(isText(c.Holder), "Holder", fmt.Sprintf("%.40q", c.Holder), "up to 200 bytes of UTF-8 without a zero byte")
 	f.Need(c.TTL == 0 || c.TTL >= 10*time.Millisecond, "TTL", c.TTL, "0 (for 15s), or 10ms or more")
-	f.Need(c.Margin >= 0 && c.Margin <= cmp.Or(max(c.TTL, 0), defaultTTL)/2, "Margin", c.Margin, "0 (for TTL/10), or at most TTL/2")
+	most := cmp.Or(max(c.TTL, 0), defaultTTL) / 2
+	f.Need(c.Margin >= 0 && c.Margin <= most, "Margin", c.Margin, "0 (for TTL/10), or at most TTL/2")
 	f.Need(c.Poll >= 0, "Poll", c.Poll, "0 (for 1s) or more")
 	return f.Err()
 }

@@ -118,7 +118,9 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 //
 // No registry shows the lease, since nobody has its Candidate: for that, make one by [New], and
 // count the interval in the function of its [Candidate.Run].
-func Every(ctx context.Context, store Store, cfg Config, interval time.Duration, fn func(context.Context, Term) error) error {
+func Every(
+	ctx context.Context, store Store, cfg Config, interval time.Duration, fn func(context.Context, Term) error,
+) error {
 	if interval <= 0 {
 		return fmt.Errorf("lease: the interval of Every is %v: must be more than 0", interval)
 	}

@@ -120,7 +120,10 @@ type holding struct {
 
 // begin begins a term that was asked for then. Its ctx is made from base.
 func (c *Candidate) begin(base context.Context, rec Record, sent time.Time, waited time.Duration) Term {
-	h := &holding{c: c, token: rec.Token, epoch: rec.Epoch, began: sent, heard: time.Now(), now: rec.Now, ran: rec.Ran, until: c.endOf(sent)}
+	h := &holding{
+		c: c, token: rec.Token, epoch: rec.Epoch, began: sent, until: c.endOf(sent),
+		heard: time.Now(), now: rec.Now, ran: rec.Ran,
+	}
 	h.ctx, h.cancel = context.WithCancelCause(base)
 	c.count(func(s *Stats) { s.Elected++; s.Leading++ })
 	h.mu.Lock()

@@ -118,7 +118,8 @@ func (v Version) Table(name string, mysql bool) string {
 // that name.
 func (v Version) Check(ctx context.Context, q Querier, name string) error {
 	var found Version
-	err := q.QueryRowContext(ctx, "SELECT version, compatible FROM "+name+" ORDER BY version DESC LIMIT 1").Scan(&found.Is, &found.From)
+	newest := "SELECT version, compatible FROM " + name + " ORDER BY version DESC LIMIT 1"
+	err := q.QueryRowContext(ctx, newest).Scan(&found.Is, &found.From)
 	if err != nil {
 		return fmt.Errorf("version of the tables: %w", err)
 	}

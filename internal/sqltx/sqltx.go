@@ -48,7 +48,9 @@ func (cfg Config[T]) attempt(ctx context.Context, fn func(context.Context, T) er
 
 // transact runs fn in a transaction and commits it. If it returns an error, applied reports
 // whether the transaction may have had an effect.
-func (cfg Config[T]) transact(ctx context.Context, begin func(context.Context) (T, error), fn func(context.Context, T) error) (_ error, applied bool) {
+func (cfg Config[T]) transact(
+	ctx context.Context, begin func(context.Context) (T, error), fn func(context.Context, T) error,
+) (_ error, applied bool) {
 	if ctx.Err() != nil {
 		return ended.Error(ctx), false
 	}

@@ -40,9 +40,11 @@ const (
 
 	look = `SELECT ` + columns + `, {now} FROM {p}lease WHERE name = ?`
 
-	renew = `UPDATE {p}lease SET expires = {now} + ?, ran = CASE WHEN ? = 1 THEN {now} ELSE ran END WHERE name = ? AND token = ?`
+	renew = `UPDATE {p}lease SET expires = {now} + ?, ran = CASE WHEN ? = 1 THEN {now} ELSE ran END
+WHERE name = ? AND token = ?`
 
-	release = `UPDATE {p}lease SET epoch = epoch + 1, token = '', holder = '', since = {now}, expires = {now} WHERE name = ? AND token = ?`
+	release = `UPDATE {p}lease SET epoch = epoch + 1, token = '', holder = '', since = {now}, expires = {now}
+WHERE name = ? AND token = ?`
 )
 
 // A fence takes the lock FOR KEY SHARE. It excludes changes of columns that have a unique index,
@@ -135,7 +137,9 @@ WHERE name = ? AND epoch = ? AND expires <= {now}`,
 
 // with returns the statements with the names of the tables, the clock and the placeholders.
 func (d statements) with(prefix string) *statements {
-	for _, text := range []*string{&d.schema, &d.find, &d.create, &d.look, &d.take, &d.unlocked, &d.acquire, &d.renew, &d.release, &d.fence} {
+	for _, text := range []*string{
+		&d.schema, &d.find, &d.create, &d.look, &d.take, &d.unlocked, &d.acquire, &d.renew, &d.release, &d.fence,
+	} {
 		*text = strings.NewReplacer("{p}", prefix, "{now}", d.now).Replace(*text)
 		if d.numbered {
 			*text = sqldb.Number(*text)

@@ -101,7 +101,8 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	case !ok:
 		panic(fmt.Sprintf("sqllease: the dialect is %q: must be PostgreSQL, MySQL or SQLite", string(dialect)))
 	case !sqldb.IsPrefix(cfg.Prefix):
-		panic(fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first", cfg.Prefix))
+		panic(fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first",
+			cfg.Prefix))
 	}
 	return &Store{db: db, dialect: dialect, text: text.with(cfg.Prefix), version: cfg.Prefix + "lease_schema"}
 }
@@ -128,7 +129,8 @@ func (s *Store) Migrate(ctx context.Context) error {
 	for try := 0; try < 3 && err != nil && !errors.Is(err, sqldb.ErrVersion) && ctx.Err() == nil; try++ {
 		made := s.make(ctx) // of processes that do so at the same time, PostgreSQL lets some fail
 		if err = s.find(ctx); err != nil {
-			err = errors.Join(fmt.Errorf("the tables cannot be created, or are another program's (use Config.Prefix): %w", err), made)
+			err = fmt.Errorf("the tables cannot be created, or are another program's (use Config.Prefix): %w",
+				errors.Join(err, made))
 		}
 	}
 	if err == nil && s.dialect == SQLite {
@@ -168,12 +170,12 @@ func (s *Store) checkTimeout(ctx context.Context) error {
 		return err
 	}
 	if busy <= 0 {
-		return errors.New("PRAGMA busy_timeout is 0: must be some seconds on every connection, so that a writer waits for another process's")
+		return errors.New("PRAGMA busy_timeout is 0: must be some seconds on every connection," +
+			" so that a writer waits for another process's")
 	}
 	return nil
 }
 
-// Acquire is of [lease.Store].
 func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
 	rec, err := s.look(ctx, req.Name)
 	if errors.Is(err, sql.ErrNoRows) { // nobody has ever held it
@@ -228,7 +230,6 @@ func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request) (
 	return s.look(ctx, req.Name)
 }
 
-// Renew is of [lease.Store].
 func (s *Store) Renew(ctx context.Context, req lease.Request) error {
 	run := 0
 	if req.Run {
@@ -245,13 +246,11 @@ func (s *Store) Renew(ctx context.Context, req lease.Request) error {
 	return err
 }
 
-// Release is of [lease.Store].
 func (s *Store) Release(ctx context.Context, name, token string) error {
 	_, err := sqldb.Exec(ctx, s.db, s.text.release, name, token)
 	return wrap("release", err)
 }
 
-// Load is of [lease.Store].
 func (s *Store) Load(ctx context.Context, name string) (lease.Record, error) {
 	rec, err := s.look(ctx, name)
 	if errors.Is(err, sql.ErrNoRows) { // nobody has ever held it
@@ -262,7 +261,6 @@ func (s *Store) Load(ctx context.Context, name string) (lease.Record, error) {
 	return rec, wrap("load", err)
 }
 
-// Fence is of [lease.Fencer].
 func (s *Store) Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64) error {
 	if s.text.fenceWrites {
 		res, err := tx.ExecContext(ctx, s.text.fence, name, epoch)
