@@ -52,6 +52,34 @@ type outboxMessage interface {
 	MarkSent(context.Context, *sql.Tx) error
 }
 
+// The last good answer while a server is down.
+func _() {
+	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "products"})
+	products := cacheaside.New(cacheaside.Config[string, []byte]{ // by URL: the same answer for everybody
+		TTL:          time.Second,
+		StaleOnError: time.Hour,
+		Load: func(ctx context.Context, url string) ([]byte, error) {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+			if err != nil {
+				return nil, err
+			}
+			resp, err := client.Do(req)
+			if err != nil {
+				return nil, err
+			}
+			defer resp.Body.Close()
+			if err := resiliencehttp.DefaultJudge(resp, nil); err != nil {
+				return nil, err // the old answer is served
+			}
+			if resp.StatusCode != http.StatusOK {
+				return nil, cacheaside.ErrNotFound // the old answer is forgotten
+			}
+			return io.ReadAll(resp.Body)
+		},
+	})
+	use(products)
+}
+
 func _() {
 	type promptTokens struct{} // the key of the number of tokens in ctx
 

@@ -194,21 +194,20 @@ func (a *attempt) limit(which int, d time.Duration, cause error) {
 
 // unlimit takes a limit away. The timer may still fire for it, and finds none.
 func (a *attempt) unlimit(which int) {
+	if a.own == nil {
+		return
+	}
 	a.mu.Lock()
 	a.limits[which] = limit{}
 	a.mu.Unlock()
 }
 
-// mayIdle ends a after Idle, unless stop is called.
-func (a *attempt) mayIdle() (stop func()) {
-	if a.own == nil || a.call.t.Idle <= 0 {
-		return func() {}
+// idle ends a after Idle, unless that is unlimited before.
+func (a *attempt) idle() {
+	if a.own != nil && a.call.t.Idle > 0 {
+		a.limit(ofSilence, a.call.t.Idle, a.call.t.idlePassed)
 	}
-	a.limit(ofSilence, a.call.t.Idle, a.call.t.idlePassed)
-	return a.notIdle
 }
-
-func (a *attempt) notIdle() { a.unlimit(ofSilence) }
 
 // arm has the timer fire at the next limit, or before.
 func (a *attempt) arm() {

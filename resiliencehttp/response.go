@@ -74,7 +74,8 @@ func (b *body) begin() {
 // read reads from Base, for at most Idle, unless FirstByte still counts.
 func (b *body) read(p []byte) (int, error) {
 	if b.begun || b.attempt.call.t.FirstByte <= 0 {
-		defer b.attempt.mayIdle()()
+		b.attempt.idle()
+		defer b.attempt.unlimit(ofSilence)
 	}
 	return b.inner.Read(p)
 }
@@ -145,9 +146,9 @@ func (b *body) open() io.ReadCloser {
 
 func (b *body) Read(p []byte) (int, error) {
 	if b.filling != nil {
-		stop := b.attempt.mayIdle()
+		b.attempt.idle()
 		<-b.filling
-		stop()
+		b.attempt.unlimit(ofSilence)
 	}
 	if len(b.ahead) > 0 {
 		n := copy(p, b.ahead)
