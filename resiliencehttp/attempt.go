@@ -461,6 +461,7 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 	}()
 	failure := c.judge(resp, b)
 	if failure == nil && c.t.FirstByte > 0 && b.mayBeRead() {
+		b.touched = true
 		b.fill(1, b.read)
 	}
 	b.begin()

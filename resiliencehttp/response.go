@@ -55,7 +55,6 @@ func (b *body) fill(n int, read func([]byte) (int, error)) {
 			copy(grown, b.ahead)
 			b.ahead = grown
 		}
-		b.touched = true
 		got, err := read(b.ahead[len(b.ahead):min(cap(b.ahead), aheadLimit+1)])
 		b.ahead = b.ahead[:len(b.ahead)+got]
 		b.next = err
@@ -320,6 +319,7 @@ func (a *Ahead) Bytes(n int) ([]byte, error) {
 	if a == nil || !a.body.mayBeRead() {
 		return nil, io.EOF
 	}
+	a.body.touched = true
 	a.body.fill(min(n, aheadLimit), a.body.read)
 	switch got := a.body.ahead; {
 	case len(got) >= n:

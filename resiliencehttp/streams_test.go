@@ -427,21 +427,21 @@ func TestRetryAfterOfOtherFields(t *testing.T) {
 
 func TestHedgeIf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sent := 0
+		var sent atomic.Int64
 		transport := &resiliencehttp.Transport{
 			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-				sent++
+				sent.Add(1)
 				time.Sleep(time.Minute)
 				return response(200, http.NoBody), nil
 			}),
 			Hedge:   hedge.New[*http.Response](hedge.Config{Delay: time.Second}),
 			HedgeIf: func(r *http.Request) bool { return r.URL.Path == "/cheap" },
 		}
-		for path, want := range map[string]int{"/cheap": 2, "/costly": 1} {
-			sent = 0
+		for path, want := range map[string]int64{"/cheap": 2, "/costly": 1} {
+			sent.Store(0)
 			resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h"+path, nil))
 			answer(t, resp, err)
-			require.Equal(t, want, sent, path)
+			require.Equal(t, want, sent.Load(), path)
 		}
 	})
 }
