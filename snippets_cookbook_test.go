@@ -274,7 +274,7 @@ func place(ctx context.Context, tx *sql.Tx, id string, o Order) error {
 
 func checkApproval(ctx context.Context, _ *Order) error {
 	if answer, _ := saga.SignalFrom(ctx, "approval"); string(answer) != "yes" {
-		return saga.NoEffect(errors.New("not approved")) // the reservation is undone
+		return saga.Void(errors.New("not approved")) // the reservation is undone
 	}
 	return nil
 }

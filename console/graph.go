@@ -5,8 +5,7 @@ import (
 	"slices"
 )
 
-// A graph is the steps of a saga as they wait for each other, from left to right, with the
-// alternatives of a step below it.
+// A graph is the steps of a saga as they wait for each other, from left to right.
 type graph struct {
 	Width, Height int
 	Boxes         []box
@@ -20,14 +19,12 @@ type box struct {
 	State       string
 	Tone        tone
 	Pivot       bool
-	Alternative bool
 }
 
 // An edge is the d of an SVG path.
 type edge struct {
 	D    string
 	Tone tone
-	Or   bool // to an alternative
 }
 
 const (
@@ -37,16 +34,7 @@ const (
 )
 
 // newGraph lays out steps. A step stands right of all that it comes after.
-func newGraph(units []unitView) graph {
-	var steps []unitView
-	or := map[string][]unitView{}
-	for _, u := range units {
-		if u.Of == "" {
-			steps = append(steps, u)
-		} else {
-			or[u.Of] = append(or[u.Of], u)
-		}
-	}
+func newGraph(steps []unitView) graph {
 	column := map[string]int{}
 	for _, s := range steps { // a definition has no circles, but names steps in any order
 		settle(steps, s.Name, column)
@@ -61,14 +49,6 @@ func newGraph(units []unitView) graph {
 		b := box{X: x, Y: top, W: boxWidth, H: boxHeight, Name: clip(s.Name), Title: s.Name, State: string(s.Status), Tone: s.Tone, Pivot: s.Pivot}
 		placed[s.Name] = b
 		g.Boxes = append(g.Boxes, b)
-		for _, a := range or[s.Name] {
-			last := g.Boxes[len(g.Boxes)-1]
-			below := b
-			below.Y = last.Y + boxHeight + rowGap
-			below.Name, below.Title, below.State, below.Tone, below.Pivot, below.Alternative = clip(a.Name), a.Name, string(a.Status), a.Tone, false, true
-			g.Boxes = append(g.Boxes, below)
-			g.Lines = append(g.Lines, edge{D: fmt.Sprintf("M%d %dV%d", x+boxWidth/2, last.Y+boxHeight, below.Y), Tone: a.Tone, Or: true})
-		}
 		bottom := g.Boxes[len(g.Boxes)-1].Y + boxHeight
 		row[col] = bottom + rowGap
 		g.Width, g.Height = max(g.Width, x+boxWidth+margin), max(g.Height, bottom+margin)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"net/url"
 	"reflect"
 	"testing"
 	"time"
@@ -26,25 +25,18 @@ func TestGraphOfSteps(t *testing.T) {
 	}
 	pivot := unit("c", "a", "b", "gone")
 	pivot.Pivot = true
-	or := func(name string) unitView {
-		return unitView{Name: name, Of: "c", Status: saga.StepFailed, Tone: fail}
-	}
 	at := func(x, y int, name string) box {
 		return box{X: x, Y: y, W: 150, H: 48, Name: name, Title: name, State: "idle", Tone: "idle"}
-	}
-	other := func(y int, name string) box {
-		return box{X: 206, Y: y, W: 150, H: 48, Name: name, Title: name, State: "failed", Tone: fail, Alternative: true}
 	}
 	c := at(206, 12, "c")
 	c.Pivot = true
 	require.Equal(t, graph{
-		Width: 390, Height: 200, PivotAt: 378, // beyond which there is a margin
-		Boxes: []box{c, other(76, "d"), other(140, "e"), at(12, 12, "a"), at(12, 76, "b")},
+		Width: 390, Height: 136, PivotAt: 378, // beyond which there is a margin
+		Boxes: []box{c, at(12, 12, "a"), at(12, 76, "b")},
 		Lines: []edge{
-			{"M281 60V76", fail, true}, {"M281 124V140", fail, true},
-			{"M162 36H206", "idle", false}, {"M162 100H162C184 100 184 36 206 36", "idle", false},
+			{"M162 36H206", "idle"}, {"M162 100H162C184 100 184 36 206 36", "idle"},
 		},
-	}, newGraph([]unitView{pivot, or("d"), or("e"), unit("a"), unit("b")}), "a step stands right of those it comes after, in whatever order they are")
+	}, newGraph([]unitView{pivot, unit("a"), unit("b")}), "a step stands right of those it comes after, in whatever order they are")
 
 	g := newGraph([]unitView{unit("a"), unit("b", "a"), unit("c", "b"), unit("d", "a", "c")})
 	require.Equal(t, []box{at(12, 12, "a"), at(206, 12, "b"), at(400, 12, "c"), at(594, 12, "d")}, g.Boxes)
@@ -97,11 +89,11 @@ func TestTimelineOfALog(t *testing.T) {
 func TestASagaInAList(t *testing.T) {
 	now := time.Now()
 	step := func(name string, status saga.StepStatus, err string) saga.StepState {
-		return saga.StepState{Name: name, Step: name, Status: status, Error: err}
+		return saga.StepState{Name: name, Status: status, Error: err}
 	}
-	steps := []saga.StepState{step("a", saga.StepDone, ""), step("b", saga.StepSkipped, ""), {Name: "or", Step: "b", Status: saga.StepDone}, step("c", saga.StepIdle, "")}
+	steps := []saga.StepState{step("a", saga.StepDone, ""), step("b", saga.StepSkipped, ""), step("c", saga.StepIdle, "")}
 	begun := func(status saga.StepStatus) []saga.StepState {
-		return append(steps[:3:3], step("c", status, ""), step("d", status, ""))
+		return append(steps[:2:2], step("c", status, ""), step("d", status, ""))
 	}
 	undo := func(a, c saga.StepStatus) []saga.StepState {
 		return []saga.StepState{step("a", a, "cannot undo"), step("b", saga.StepDone, "old"), step("c", c, "")}
@@ -144,12 +136,9 @@ func TestASagaInAList(t *testing.T) {
 			require.Contains(t, ages, age)
 		}
 	}
-	form := sagaForm{Saga: "order", Status: "stuck", Text: "a b", Age: "10m", Order: "id", After: "x", Failing: true}
-	require.Equal(t, "after=x&age=10m&failing=1&order=id&runner=r&saga=order&status=stuck&text=a+b", form.values("r").Encode())
+	form := sagaForm{Saga: "order", Status: "stuck", ID: "a b", Age: "10m", After: "x"}
+	require.Equal(t, "after=x&age=10m&runner=r&saga=order&status=stuck&text=a+b", form.values("r").Encode())
 	require.Equal(t, form, sagaFormOf(form.values("r")))
-	for failing, want := range map[string]bool{"": false, "0": false, "1": true, "true": true} {
-		require.Equal(t, want, sagaFormOf(url.Values{"failing": {failing}}).Failing, failing)
-	}
 	require.Empty(t, sagaForm{}.values(""))
 }
 

@@ -304,10 +304,10 @@ var fieldsOf = map[Action][]string{
 	Cancel: sagaFields, Retry: sagaFields, Skip: append(slices.Clone(sagaFields), "step"), Compensate: sagaFields, Abandon: sagaFields,
 }
 
-var sagaFields = append([]string{"id", "ids", "seq", "order", "after", "runner"}, conditions...)
+var sagaFields = append([]string{"id", "ids", "seq", "after", "runner"}, conditions...)
 
 // conditions are the fields of a filter, which an operation on one saga does not have.
-var conditions = []string{"saga", "status", "text", "age", "failing"}
+var conditions = []string{"saga", "status", "text", "age"}
 
 // checkFields returns an error if a form has a field that its action does not.
 func checkFields(action Action, form url.Values) error {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A sagaPage shows one saga.
@@ -27,7 +26,7 @@ type sagaPage struct {
 	Takeover int         `json:"takeovers"`
 	Canceled bool        `json:"cancel_requested"`
 	Updated  time.Time   `json:"updated"`
-	Units    []unitView  `json:"units"` // steps and their alternatives
+	Units    []unitView  `json:"units"`
 	Log      []entryView `json:"log"`
 	Older    int64       `json:"older,omitempty"` // entries that are not shown
 	Content  string      `json:"state,omitempty"` // "hidden" unless Show.State
@@ -39,10 +38,9 @@ type sagaPage struct {
 	Note     string   `json:"-"`
 }
 
-// A unitView is a step or an alternative.
+// A unitView is a step.
 type unitView struct {
 	Name      string          `json:"name"`
-	Of        string          `json:"step,omitempty"` // the step that it is an alternative of
 	Status    saga.StepStatus `json:"status"`
 	After     []string        `json:"after,omitempty"`
 	Pivot     bool            `json:"pivot,omitempty"`
@@ -91,7 +89,7 @@ func (c *Console) oneSaga(w http.ResponseWriter, r *http.Request, status int, na
 	ctx, cancel := context.WithTimeout(r.Context(), storeTime)
 	defer cancel()
 	in, err := runner.Get(ctx, id)
-	var log []store.Entry
+	var log []saga.Entry
 	if err == nil {
 		log, err = runner.HistoryPage(ctx, id, in.Seq-logShown, logShown)
 	}
@@ -111,7 +109,7 @@ func (c *Console) oneSaga(w http.ResponseWriter, r *http.Request, status int, na
 	c.show(w, r, status, "saga.html", p)
 }
 
-func (c *Console) sagaPage(runner string, in *saga.Instance, log []store.Entry) sagaPage {
+func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) sagaPage {
 	p := sagaPage{
 		page: c.page("saga", in.ID), Runner: runner, sagaView: c.sagaView(in),
 		Seq: in.Seq, Epoch: in.Epoch, Takeover: in.Takeovers, Canceled: in.CancelRequested, Updated: in.UpdatedAt,
@@ -124,17 +122,19 @@ func (c *Console) sagaPage(runner string, in *saga.Instance, log []store.Entry) 
 	if in.Back {
 		p.Turned = in.Step
 	}
+	var before, group []string // the names of the steps that run beside each other
 	for _, s := range in.Steps {
+		if !s.Parallel {
+			before, group = group, nil
+		}
+		group = append(group, s.Name)
 		u := unitView{
-			Name: s.Name, Status: s.Status, After: s.After, Pivot: s.Pivot, Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
+			Name: s.Name, Status: s.Status, After: before, Pivot: s.Pivot, Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
 			InDoubt: s.InDoubt, Error: c.text(s.Error), NotBefore: some(s.NotBefore), Waiting: some(s.WaitingSince),
 			Tone: toneOfStep(s.Status),
 		}
 		for i := range min(s.Children, 20) {
 			u.Children = append(u.Children, saga.ChildID(in.ID, s.Name, i))
-		}
-		if s.Step != s.Name {
-			u.Of = s.Step
 		}
 		p.Units = append(p.Units, u)
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 const (
@@ -41,8 +40,6 @@ type sagasPage struct {
 	More    template.URL `json:"-"`                 // the query of the following page
 	Error   string       `json:"-"`
 	Filter  bool         `json:"-"` // there are conditions
-
-	InErrors bool `json:"-"` // a text is looked for in the last errors too
 }
 
 // A sagaRow has the numbers of the sagas of one definition.
@@ -51,59 +48,42 @@ type sagaRow struct {
 	Stuck        int     `json:"stuck"`
 	Running      int     `json:"running"`
 	Compensating int     `json:"compensating"`
-	Completed    int     `json:"completed"`
-	Compensated  int     `json:"compensated"`
-	Abandoned    int     `json:"abandoned"`
 	Due          int     `json:"due"`
 	Late         float64 `json:"late"` // seconds since the first of them became due
 }
 
 // A sagaForm is a filter as a person or a script writes it.
 type sagaForm struct {
-	Saga    string // of the definition
-	Status  string
-	Text    string // in the id, or in the last error if that is shown
-	Age     string // a duration such as 10m: only those that were started before that
-	Failing bool
-	Order   string // "newest", "oldest" or "id"
-	After   string
+	Saga   string // of the definition
+	Status string
+	ID     string // the id, or its beginning
+	Age    string // a duration such as 10m: only those that were started before that
+	After  string
 }
 
 func sagaFormOf(q url.Values) sagaForm {
 	return sagaForm{
-		Saga: q.Get("saga"), Status: q.Get("status"), Text: q.Get("text"), Age: strings.TrimSpace(q.Get("age")),
-		Failing: !slices.Contains([]string{"", "0"}, q.Get("failing")), Order: q.Get("order"), After: q.Get("after"),
+		Saga: q.Get("saga"), Status: q.Get("status"), ID: strings.TrimSpace(q.Get("text")), Age: strings.TrimSpace(q.Get("age")),
+		After: q.Get("after"),
 	}
 }
 
 // values returns the form as a query.
 func (f sagaForm) values(runner string) url.Values {
 	v := url.Values{}
-	for key, value := range map[string]string{"runner": runner, "saga": f.Saga, "status": f.Status, "text": f.Text, "age": f.Age, "order": f.Order, "after": f.After} {
+	for key, value := range map[string]string{"runner": runner, "saga": f.Saga, "status": f.Status, "text": f.ID, "age": f.Age, "after": f.After} {
 		if value != "" {
 			v.Set(key, value)
 		}
 	}
-	if f.Failing {
-		v.Set("failing", "1")
-	}
 	return v
 }
 
-// filter returns a form as a Filter, which does not look for a text where it is hidden.
+// filter returns a form as a Filter.
 func (c *Console) filter(f sagaForm) (saga.Filter, error) {
-	filter := saga.Filter{
-		Saga: f.Saga, Text: f.Text, TextInID: !c.cfg.Show.Errors, Failing: f.Failing, After: f.After,
-		Order: store.NewestFirst, Limit: sagasShown, WithoutState: true,
-	}
+	filter := saga.Filter{Saga: f.Saga, ID: f.ID, After: f.After, Limit: sagasShown, WithoutState: true}
 	if f.After == fromStart {
 		filter.After = ""
-	}
-	if f.Order != "" {
-		filter.Order = store.Order(f.Order)
-	}
-	if !slices.Contains([]store.Order{store.NewestFirst, store.OldestFirst, store.ByID}, filter.Order) {
-		return filter, fmt.Errorf("order: is %q: must be newest, oldest or id", f.Order)
 	}
 	if f.Status != "" {
 		if !slices.Contains(statuses, saga.Status(f.Status)) {
@@ -123,7 +103,7 @@ func (c *Console) filter(f sagaForm) (saga.Filter, error) {
 
 // admitsAll reports whether the form has no conditions.
 func (f sagaForm) admitsAll() bool {
-	return f.Saga == "" && f.Status == "" && f.Text == "" && f.Age == "" && !f.Failing
+	return f.Saga == "" && f.Status == "" && f.ID == "" && f.Age == ""
 }
 
 var statuses = []saga.Status{saga.Stuck, saga.Running, saga.Compensating, saga.Completed, saga.Compensated, saga.Abandoned}
@@ -172,9 +152,6 @@ func (c *Console) sagaView(in *saga.Instance) sagaView {
 		Created: in.CreatedAt, Age: seconds(in.Now.Sub(in.CreatedAt)), Since: seconds(in.Since()), Tone: toneOf(in.Status, in.Failures > 0),
 	}
 	for _, s := range in.Steps {
-		if s.Name != s.Step {
-			continue
-		}
 		v.Steps++
 		if s.Status == saga.StepDone || s.Status == saga.StepSkipped {
 			v.StepsDone++
@@ -214,7 +191,7 @@ func (r sagaRow) Waits() string { return ago(time.Duration(r.Late * float64(time
 
 // Count returns a number as a text; one at the limit of a Count means so many or more.
 func (r sagaRow) Count(n int) string {
-	if n >= store.CountLimit {
+	if n >= saga.CountLimit {
 		return strconv.Itoa(n) + "+"
 	}
 	return strconv.Itoa(n)
@@ -249,7 +226,7 @@ func (c *Console) listSagas(w http.ResponseWriter, r *http.Request, status int, 
 	}
 	p := sagasPage{page: c.page("sagas", "Sagas"), Runner: e.Name, Runners: names, Form: sagaFormOf(q), Sagas: []sagaView{}, Counts: []sagaRow{}}
 	p.Refresh = 5
-	p.Filter, p.InErrors = !p.Form.admitsAll(), c.cfg.Show.Errors
+	p.Filter = !p.Form.admitsAll()
 	if _, ok := doneWords[Action(q.Get("done"))]; ok {
 		acted, _ := strconv.Atoi(q.Get("acted"))
 		refused, _ := strconv.Atoi(q.Get("refused"))
@@ -286,7 +263,7 @@ func (c *Console) fill(ctx context.Context, runner *saga.Runner, p *sagasPage, f
 		return err
 	}
 	for _, n := range counts.Sagas {
-		row := sagaRow{n.Saga, n.Stuck, n.Running, n.Compensating, n.Completed, n.Compensated, n.Abandoned, n.Due, 0}
+		row := sagaRow{n.Saga, n.Stuck, n.Running, n.Compensating, n.Due, 0}
 		if !n.OldestDue.IsZero() {
 			row.Late = seconds(counts.Now.Sub(n.OldestDue))
 		}
@@ -295,7 +272,7 @@ func (c *Console) fill(ctx context.Context, runner *saga.Runner, p *sagasPage, f
 	if p.Exact = c.byID(ctx, runner, p, filter); p.Exact {
 		return nil
 	}
-	if filter.Status == nil && filter.After == "" && !filter.Failing {
+	if filter.Status == nil && filter.After == "" {
 		stuck := filter
 		stuck.Status = []saga.Status{saga.Stuck}
 		if p.Stuck, _, err = c.search(ctx, runner, stuck, p); err != nil {
@@ -312,13 +289,13 @@ func (c *Console) fill(ctx context.Context, runner *saga.Runner, p *sagasPage, f
 // byID looks for the saga whose id is the text that a list is to have, and reports whether it
 // is there and meets the other conditions.
 func (c *Console) byID(ctx context.Context, runner *saga.Runner, p *sagasPage, f saga.Filter) bool {
-	id := strings.TrimSpace(p.Form.Text)
+	id := p.Form.ID
 	if id == "" || p.Form.After != "" {
 		return false
 	}
 	in, err := runner.Get(ctx, id)
 	if err != nil || f.Saga != "" && in.Saga != f.Saga || f.Status != nil && in.Status != f.Status[0] ||
-		!f.CreatedBefore.IsZero() && !in.CreatedAt.Before(f.CreatedBefore) || f.Failing && (in.Failures == 0 || in.Status.Ended() || in.Status == saga.Stuck) {
+		!f.CreatedBefore.IsZero() && !in.CreatedAt.Before(f.CreatedBefore) {
 		return false
 	}
 	p.Sagas, p.Next = []sagaView{c.sagaView(in)}, fromStart

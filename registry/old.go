@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"reflect"
@@ -71,7 +72,11 @@ func (o *oldReader[S, E]) Settings() any {
 }
 
 func (o *oldReader[S, E]) Change(dry bool, f func(any) error) error {
-	return o.Policy.(describe.Changer).Change(dry, f)
+	c, ok := o.Policy.(describe.Changer)
+	if !ok {
+		return errors.New("has settings that a process is started with, and none that can be changed")
+	}
+	return c.Change(dry, f)
 }
 
 func (o *oldReader[S, E]) ObserveAny(f func(context.Context, any)) (stop func()) {

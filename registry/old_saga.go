@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 func init() {
@@ -31,27 +30,27 @@ func sagaFigures(s saga.Stats, to emit) {
 		sagas(label(saga.Stuck), d.Stuck)
 		sagas(label(saga.Abandoned), d.Abandoned)
 		to.seconds(true, "saga.life.time", "Time from start to end of the sagas that have ended, together.", d.Took, Attr{"saga", d.Saga})
-	}
-	for _, step := range s.Steps {
 		attempts := func(outcome saga.Outcome, n int64) {
 			to.counter("saga.step.attempts", "{attempt}", "Attempts of steps, by outcome.", n,
-				Attr{"saga", step.Saga}, Attr{"step", step.Step}, Attr{"op", label(step.Op)}, Attr{"outcome", label(outcome)})
+				Attr{"saga", d.Saga}, Attr{"outcome", label(outcome)})
 		}
-		attempts(saga.OutcomeDone, step.Done)
-		attempts(saga.OutcomeNoEffect, step.NoEffect)
-		attempts(saga.OutcomeInDoubt, step.InDoubt)
-		attempts(saga.OutcomeFailed, step.Failed)
-		attempts(saga.OutcomeRefused, step.Refused)
-		attempts(saga.OutcomeInterrupted, step.Interrupted)
-		to.seconds(true, "saga.step.time", "Time that attempts took, together.", step.Took,
-			Attr{"saga", step.Saga}, Attr{"step", step.Step}, Attr{"op", label(step.Op)})
+		attempts(saga.OutcomeDone, d.Attempts.Done)
+		attempts(saga.OutcomeNoEffect, d.Attempts.NoEffect)
+		attempts(saga.OutcomeInDoubt, d.Attempts.InDoubt)
+		attempts(saga.OutcomeFailed, d.Attempts.Failed)
+		attempts(saga.OutcomeRefused, d.Attempts.Refused)
+		attempts(saga.OutcomeInterrupted, d.Attempts.Interrupted)
+		to.seconds(true, "saga.step.time", "Time that attempts took, together.", d.Attempts.Took, Attr{"saga", d.Saga})
 	}
-	// Of all runners on the store; a number that is store.CountLimit means so many or more.
+	// Of all runners on the store; a number that is saga.CountLimit means so many or more.
 	for i := range s.Stored.Sagas {
 		c := &s.Stored.Sagas[i]
-		for _, status := range []saga.Status{saga.Running, saga.Compensating, saga.Stuck} {
+		for _, of := range []struct {
+			status saga.Status
+			n      int
+		}{{saga.Running, c.Running}, {saga.Compensating, c.Compensating}, {saga.Stuck, c.Stuck}} {
 			to.alone("saga.stored", "{saga}", "Sagas in the store that have not ended, those of all runners, by definition and status. At most 10000. Not to be added up.",
-				float64(*c.Of(status)), Attr{"saga", c.Saga}, Attr{"status", string(status)})
+				float64(of.n), Attr{"saga", c.Saga}, Attr{"status", string(of.status)})
 		}
 		to.alone("saga.due", "{saga}", "Sagas in the store that wait for a runner. At most 10000. Not to be added up.", float64(c.Due), Attr{"saga", c.Saga})
 		var age time.Duration
@@ -63,14 +62,12 @@ func sagaFigures(s saga.Stats, to emit) {
 	to.counter("saga.claims", "{saga}", "Sagas that this runner has claimed.", s.Claimed)
 	to.counter("saga.takeovers", "{saga}", "Sagas taken over from an owner that had not released them.", s.TakenOver)
 	to.counter("saga.losses", "{saga}", "Sagas that this runner lost: claimed by another, abandoned while held, or their lease ended.", s.Lost)
-	to.counter("saga.stalls", "{report}", "Reports of sagas that make no progress.", s.Stalled)
+	to.counter("saga.stalls", "{report}", "Reports of steps that fail again and again.", s.Stalled)
 	to.counter("saga.commits", "{commit}", "Writes of a held saga's progress.", s.Commits)
 	to.counter("saga.deletions", "{saga}", "Sagas that this runner has deleted, some time after their end.", s.Deleted)
-	to.counter("saga.hook.panics", "{panic}", "Panics of hooks and observers.", s.HookPanics)
 	to.counter("saga.store.errors", "{error}", "Errors of the store.", s.StoreErrors)
 	to.gauge("saga.held", "{saga}", "Sagas that this runner holds.", float64(s.Held))
 	to.gauge("saga.in_flight", "{attempt}", "Attempts under way.", float64(s.InFlight))
-	to.gauge("saga.unregistered", "{saga}", "Due sagas whose definition is not registered with this runner.", float64(s.Unregistered))
 }
 
 func sagaEvent(e saga.Event) oldEvent {
@@ -92,12 +89,9 @@ func sagaEvent(e saga.Event) oldEvent {
 	if e.Took > 0 {
 		attrs = append(attrs, slog.Duration("took", e.Took))
 	}
-	if e.Count > 0 {
-		attrs = append(attrs, slog.Int("count", e.Count))
-	}
 	ev := happened(e.Kind, "", e.Err, attrs...)
 	switch e.Kind {
-	case saga.EventStuck, saga.EventStalled, saga.EventLost, saga.EventTakenOver, saga.EventUnregistered, saga.EventStoreFailed:
+	case saga.EventStuck, saga.EventStalled, saga.EventLost, saga.EventTakenOver, saga.EventStoreFailed:
 		ev.level = slog.LevelWarn
 	}
 	return ev
@@ -105,7 +99,7 @@ func sagaEvent(e saga.Event) oldEvent {
 
 type runner interface {
 	observed[saga.Stats, saga.Event]
-	Counts(context.Context) (store.Counts, error)
+	Counts(context.Context) (saga.Counts, error)
 	Config() saga.RunnerConfig
 }
 
@@ -127,7 +121,7 @@ func (o *oldSaga) Health(ctx context.Context) error {
 
 // sagaHealth judges the sagas in a store, which may be due for up to a time; negative means
 // any time.
-func sagaHealth(counts store.Counts, dueAfter time.Duration) *ailment {
+func sagaHealth(counts saga.Counts, dueAfter time.Duration) *ailment {
 	stuck, due := 0, 0
 	var waits time.Duration // of the first that became due
 	for i := range counts.Sagas {
@@ -152,11 +146,11 @@ func sagaHealth(counts store.Counts, dueAfter time.Duration) *ailment {
 	return nil
 }
 
-// sagas returns a number of sagas in words. A Count has no number above store.CountLimit.
+// sagas returns a number of sagas in words. A Count has no number above saga.CountLimit.
 func sagas(n int) string {
 	switch {
-	case n >= store.CountLimit:
-		return fmt.Sprintf("%d sagas or more", store.CountLimit)
+	case n >= saga.CountLimit:
+		return fmt.Sprintf("%d sagas or more", saga.CountLimit)
 	case n == 1:
 		return "1 saga"
 	}

@@ -238,13 +238,13 @@ func TestRunbookStalledSaga(t *testing.T) {
 			return in.Status
 		}
 
-		time.Sleep(15 * time.Minute)
+		time.Sleep(6 * time.Minute)
 		figures := figuresOf(t, reg, "saga", "worker")
 		require.Contains(t, figures, "saga.stalls 3")
 		require.NotContains(t, strings.Join(figures, "\n"), "saga.held", "it holds no place while it waits")
 		require.Equal(t, saga.Running, status("waits"))
-		time.Sleep(10 * time.Minute)
-		require.Contains(t, figuresOf(t, reg, "saga", "worker"), "saga.stalls 6", "after twice the time")
+		time.Sleep(5 * time.Minute)
+		require.Contains(t, figuresOf(t, reg, "saga", "worker"), "saga.stalls 6", "after twice the attempts")
 		require.NoError(t, runner.Operate(t.Context(), "by-hand", saga.Operation{Action: saga.ActionSkip, Step: "ship", Note: "shipped by hand"}))
 		closed = false
 		require.NoError(t, runner.Operate(t.Context(), "retried", saga.Operation{Action: saga.ActionRetry, Note: "the warehouse is open"}))

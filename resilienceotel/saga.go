@@ -59,7 +59,6 @@ func Steps[S any](t *Telemetry, steps []saga.Step[S]) []saga.Step[S] {
 		step.Undo = tracedFunc(t, step.Name, saga.OpUndo, step.Undo)
 		step.DoTx = tracedTx(t, step.Name, saga.OpDo, step.DoTx)
 		step.UndoTx = tracedTx(t, step.Name, saga.OpUndo, step.UndoTx)
-		step.Or = Steps(t, step.Or)
 		traced[i] = step
 	}
 	return traced

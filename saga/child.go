@@ -17,7 +17,7 @@ import "slices"
 //
 // A definition with a pivot cannot be turned back when it is completed: it can only be a
 // child in the pivot or after it. Such a step fails only when all of its children have
-// ended and some are not completed, as does a BestEffort step. It has taken no effect if
+// ended and some are not completed. It has taken no effect if
 // all were compensated: a pivot then turns its saga back.
 //
 // The children are started with ids of [ChildID], and run by any runner with which the
@@ -37,8 +37,8 @@ type Child[S any] struct {
 //
 // begin must not change s, and must return the same state when it is called again, as far
 // as it matters: it may depend on what the steps before this one have written. The errors
-// of begin and end are those of a Do, except that a [Void] is a [NoEffect]: children that
-// were started are turned back whatever it says.
+// of begin and end are those of a Do, except that a [Void] is only about that attempt: children
+// that were started are turned back whatever it says.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {
 	if begin == nil {
 		return &Child[S]{}
@@ -85,10 +85,10 @@ func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s
 	}
 }
 
-// notVoid makes a NoEffect of a Void: only the children know of all attempts.
+// notVoid takes from a Void what it says of other attempts: only the children know of all.
 func notVoid(err error) error {
 	if Voided(err) {
-		return NoEffect(err)
+		return withoutEffect(err)
 	}
 	return err
 }

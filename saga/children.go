@@ -7,9 +7,9 @@ import (
 	"math/rand/v2"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
 	"github.com/go-resilience/resilience/saga/internal/participant"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // errPending is the result of an attempt whose children have not ended yet. It is no
@@ -93,7 +93,7 @@ func (e *execution) startChildren(ctx context.Context, p program, res *result) (
 	reqs := make([]store.StartRequest, len(states))
 	for i := range states {
 		if reqs[i], err = e.childRequest(p, e.plan.Units[res.unit].Name, i, states[i]); err != nil {
-			return 0, NoEffect(err) // none is started, or an attempt before is in doubt
+			return 0, withoutEffect(err) // none is started, or an attempt before is in doubt
 		}
 	}
 	for i := range reqs {
@@ -148,12 +148,11 @@ func (e *execution) childRequest(p program, step string, i int, s any) (store.St
 
 // startChild starts a child, unless it has been started.
 func (e *execution) startChild(ctx context.Context, req store.StartRequest) (store.Record, error) {
-	p, err := e.r.program(req.Saga, req.Version)
-	if err != nil {
+	if _, err := e.r.program(req.Saga, req.Version); err != nil {
 		return store.Record{}, err
 	}
-	if e.r.keepPlace(p) {
-		defer e.r.freePlace(p)
+	if e.r.keepPlace() {
+		defer e.r.freePlace()
 		req.Owner, req.LeaseTTL = e.r.owner, e.r.config().LeaseTTL
 	}
 	since := time.Now()

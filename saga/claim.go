@@ -3,10 +3,12 @@ package saga
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 // claimLoop claims sagas at each Poll, and when it is woken. While the store fails nothing wakes
@@ -90,38 +92,21 @@ func (r *Runner) claim(ctx context.Context) error {
 		if rec.Previous != "" {
 			r.figures.count(func(s *Stats) { s.TakenOver++ })
 		}
-		r.hold(rec, since, cfg.LeaseTTL)()
+		r.hold(rec, since)()
 	}
 	r.claimed(req, recs)
 	return err
 }
 
-// claimRequest returns a request for sagas of each definition that has places, and keeps
-// these free until claimed. The Limit is 0 if there is nothing to claim.
+// claimRequest returns a request for sagas of every definition, and keeps places free for them
+// until claimed. The Limit is 0 if there is none.
 func (r *Runner) claimRequest(cfg *RunnerConfig) store.ClaimRequest {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	req := store.ClaimRequest{Owner: r.owner, LeaseTTL: cfg.LeaseTTL, Limits: make(map[store.Definition]int)}
-	for _, d := range r.definitions() {
-		p := r.programs[d]
-		n := p.free()
-		if p.backlog = n <= 0; p.backlog {
-			continue
-		}
-		req.Definitions = append(req.Definitions, d)
-		if p.planned().Most > 0 {
-			req.Limits[d] = n
-		}
-	}
-	if len(req.Definitions) == 0 {
-		return req
-	}
-	if req.Limit = r.reserve(cfg.Concurrency); req.Limit == 0 {
-		r.backlog = true
-		return req
-	}
-	for d, n := range req.Limits {
-		r.programs[d].reserved += n
+	req := store.ClaimRequest{Owner: r.owner, LeaseTTL: cfg.LeaseTTL, Definitions: slices.Collect(maps.Keys(r.programs))}
+	if len(req.Definitions) > 0 {
+		req.Limit = r.reserve(cfg.Concurrency)
+		r.backlog = req.Limit == 0
 	}
 	return req
 }
@@ -130,32 +115,14 @@ func (r *Runner) claimRequest(cfg *RunnerConfig) store.ClaimRequest {
 func (r *Runner) claimed(req store.ClaimRequest, recs []store.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.claims++
-	got := make(map[store.Definition]int)
-	for _, rec := range recs {
-		d := store.Definition{Saga: rec.Saga, Version: rec.Version}
-		got[d]++
-		if p := r.programs[d]; p != nil {
-			p.turn = r.claims
-		}
-	}
-	for d, n := range req.Limits {
-		p := r.programs[d]
-		p.reserved -= n
-		p.backlog = got[d] == n
-	}
 	r.backlog = len(recs) == req.Limit
 	r.unreserve(req.Limit)
-	for d := range got {
-		if p := r.programs[d]; p != nil {
-			r.claimRest(p) // some may have ended already
-		}
-	}
+	r.claimRest() // some may have ended already
 }
 
 // hold keeps the lease of a saga, which this runner has had since then by the local clock. It
 // returns what runs the saga. The caller has reserved a place.
-func (r *Runner) hold(rec store.Record, since time.Time, lease time.Duration) (run func()) {
+func (r *Runner) hold(rec store.Record, since time.Time) (run func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.programs[store.Definition{Saga: rec.Saga, Version: rec.Version}]
@@ -167,14 +134,9 @@ func (r *Runner) hold(rec store.Record, since time.Time, lease time.Duration) (r
 			return func() {}
 		}
 		l.lose()
-		l.of.held--
 	}
-	e := newExecution(r, p, rec, since, lease)
-	if lease != r.config().LeaseTTL {
-		r.beatNow() // an Update came in between
-	}
+	e := newExecution(r, p, rec, since)
 	r.held[rec.ID] = e.lease
-	p.held++
 	return func() { r.work.Go(e.run) }
 }
 
@@ -185,7 +147,7 @@ func (r *Runner) begun(ctx context.Context, rec store.Record, created bool, sinc
 	if rec.Owner == "" {
 		run = r.Wake
 	} else if created && rec.Owner == req.Owner && rec.Epoch == 1 {
-		run = r.hold(rec, since, req.LeaseTTL)
+		run = r.hold(rec, since)
 	}
 	if created {
 		r.happened(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})

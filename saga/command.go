@@ -14,8 +14,7 @@ import (
 
 // A Command is the request of an attempt to its participant.
 type Command struct {
-	// ID is "<saga>/<step>/<alternative>/do" or ".../undo". Here saga is the saga's id,
-	// and alternative the name of the step itself or of one of its alternatives. All
+	// ID is "<saga>/<step>/do" or ".../undo". Here saga is the saga's id. All
 	// attempts have the same ID: a participant that applies each ID once is safe from
 	// repetition.
 	ID string
@@ -67,15 +66,14 @@ func (s *identity) commandID(unit int, op Op) string {
 			s.id = rand.Text()
 		}
 	})
-	u := &s.p.Units[unit]
-	return participant.ID(s.id, s.p.Nodes[u.Node].Name, u.Name, op)
+	return participant.ID(s.id, s.p.Units[unit].Name, op)
 }
 
 // DoID returns the ID of the Do that the command is or undoes. The participant of an Undo
 // knows the effect by it. DoID is "" if ID is not the id of a command.
 func (c Command) DoID() string { return participant.Do(c.ID) }
 
-// ChildID returns the id of the nth child, from 0, of a step or alternative of the saga
+// ChildID returns the id of the nth child, from 0, of a step of the saga
 // id: "<id>/<step>/<n>". If that is longer than an id can be, its end is replaced by a
 // hash of the whole. Of a step with 3 children, number 4 is child 1 started again by an
 // [ActionRetry], and number 7 the next time.

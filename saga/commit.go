@@ -5,15 +5,15 @@ import (
 	"fmt"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // record writes what has changed, and gives the saga up if nothing is to be done for a
 // while. It reports false if the saga is lost.
 func (e *execution) record(now time.Time) bool {
 	release, wakeIn := e.m.Release(now, e.waits())
-	if !e.m.Changed || e.later(now) { // a release has an entry that says so
+	if !e.m.Changed { // a release has an entry that says so
 		return true
 	}
 	req := e.request(release, wakeIn)
@@ -22,21 +22,6 @@ func (e *execution) record(now time.Time) bool {
 	}
 	e.written(req)
 	return true
-}
-
-// What may be recorded later is recorded after so many entries, and after so long.
-const (
-	laterEntries = 16
-	laterFor     = time.Second
-)
-
-// later reports whether what has changed may be recorded together with what comes next,
-// since nothing of it must be known before another attempt begins.
-func (e *execution) later(now time.Time) bool {
-	if e.unwritten.IsZero() {
-		e.unwritten = now
-	}
-	return !e.m.Pressing && len(e.m.Log) < laterEntries && now.Sub(e.unwritten) < laterFor
 }
 
 // halt makes a saga stuck whose state cannot be recorded. The state remains as it was
@@ -87,7 +72,7 @@ func (e *execution) write(req store.CommitRequest, last bool) error {
 		if e.lost() {
 			return errLost
 		}
-		if !last && tries >= unwritable && time.Since(since) >= e.term() {
+		if !last && tries >= unwritable && time.Since(since) >= e.term {
 			return fmt.Errorf("saga: the state cannot be recorded: %w", err)
 		}
 		e.pause(since)
@@ -137,7 +122,6 @@ func (e *execution) written(req store.CommitRequest) {
 	e.seq = req.After()
 	e.over.Store(req.Release)
 	e.m.Committed()
-	e.unwritten = time.Time{}
 	if req.Data != nil {
 		e.rec.Data = req.Data
 	}
@@ -146,9 +130,6 @@ func (e *execution) written(req store.CommitRequest) {
 	e.r.tellLog(e.ctx, &e.rec, req, e.now())
 	if req.Status.Ended() {
 		e.r.tellParent(e.ctx, &e.rec)
-	}
-	if req.Status == Stuck {
-		e.r.toldStuck(e.ctx, e.rec.ID, e.seq)
 	}
 }
 

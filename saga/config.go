@@ -12,9 +12,9 @@ import (
 
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
 //
-// Each call of a hook has a goroutine of its own, for which the runner, or the caller of its
-// method or of Start, waits. There may be several at the same time. Inject is called on the
-// goroutine of Start, and a panic in it is the error of Start.
+// The runner, or the caller of its method or of Start, waits for each call of a hook. There may
+// be several at the same time. A panic of OnEvent, Extract or an observer is printed by package
+// log with its stack, and does not end the saga that the hook was told of.
 type RunnerConfig struct {
 	// Name appears in the names of owners, in logs, in a registry and in metrics. It is the
 	// same in all processes of a program: their owners differ all the same. It may be empty
@@ -60,21 +60,8 @@ type RunnerConfig struct {
 	Keep Keep
 
 	// OnEvent is called for each [Event] of the runner. Nil means that slog's default logger
-	// warns of EventStuck, EventStalled and EventUnregistered and, once a second at most, of
-	// EventStoreFailed. [Runner.Observe] adds observers beside it.
+	// warns of EventStuck and EventStalled and, once a second at most, of EventStoreFailed. [Runner.Observe] adds observers beside it.
 	OnEvent func(context.Context, Event)
-	// OnPanic is called with each panic of a step, a hook or an observer, and its stack, and
-	// with an error for a runtime.Goexit of the last two. They run on goroutines of the
-	// runner, so none passes on. Stats.HookPanics counts those of hooks and observers. Nil
-	// means that slog's default logger tells of them.
-	OnPanic func(ctx context.Context, value any, stack []byte)
-
-	// StalledAfter is how long a saga may make no progress, while its attempts fail, are
-	// refused or do not end, before there is an EventStalled: a step after the pivot that
-	// never works, an Undo that is always refused, an attempt that ignores its ctx. There is
-	// one more each time that the time without progress has doubled. Zero means 10 minutes,
-	// negative means never.
-	StalledAfter time.Duration
 	// DueAfter is how long a saga may be due, while no runner takes it, before the Health of
 	// a registry says that sagas are overdue. Zero means 1 minute, negative means never.
 	DueAfter time.Duration
@@ -105,7 +92,6 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 	c.Park = cmp.Or(c.Park, 5*time.Second)
 	c.Drain = cmp.Or(c.Drain, 10*time.Second)
 	c.MaxTakeovers = cmp.Or(c.MaxTakeovers, 10)
-	c.StalledAfter = cmp.Or(c.StalledAfter, 10*time.Minute)
 	c.DueAfter = cmp.Or(c.DueAfter, time.Minute)
 	return c
 }

@@ -5,13 +5,12 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"strings"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/panics"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // The ways in which a saga ends without completing, and the reasons for which a call
@@ -145,17 +144,6 @@ func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsA
 // is about one call, and the command id makes an attempt safe to repeat.
 func Abort(err error) error { return wrapFinal(err, machine.InDoubt) }
 
-// NoEffect returns err as the answer of a Do that certainly took no effect: the hotel
-// is full. The step is not tried again, and is not undone unless an earlier attempt is in
-// doubt, of which a NoEffect says nothing: see [Void]. NoEffect(nil) is nil.
-//
-// It must be true of all that the attempt has sent. If a retrier within the Do has sent
-// something before the answer came (it does where Attempts is 1), return an Abort.
-//
-// Of joined errors, each must be a NoEffect or a refusal. A NoEffect joined with a
-// timeout leaves the step in doubt.
-func NoEffect(err error) error { return wrapFinal(err, machine.NoEffect) }
-
 // Void returns err as the answer of a participant that has refused the command for good:
 // no attempt of it has taken effect or ever will, also none whose reply was lost or that is
 // still on its way. The step is not tried again and not undone, and a pivot in doubt turns
@@ -167,6 +155,10 @@ func NoEffect(err error) error { return wrapFinal(err, machine.NoEffect) }
 // errors, each must be a Void. A refusal of a policy is none, even inside a Void: the
 // attempt was not made.
 func Void(err error) error { return wrapFinal(err, machine.Void) }
+
+// withoutEffect returns err as the error of an attempt that has taken no effect, whatever those
+// before it have, and that is not made again.
+func withoutEffect(err error) error { return wrapFinal(err, machine.Failed) }
 
 // Voided reports whether err is a [Void], also one that came from a participant in another
 // process.
@@ -255,7 +247,7 @@ func effectOf(err error) machine.Effect {
 			if part == nil {
 				continue
 			}
-			says := machine.NoEffect // if it is refused; an earlier attempt may have come further
+			says := machine.Failed // if it is refused; an earlier attempt may have come further
 			if !behavior.IsRefused(part) {
 				says = effectOf(part)
 			}
@@ -281,40 +273,9 @@ func endedItself(ctx context.Context, err error) bool {
 }
 
 // turnedBack is the cause of an attempt's ctx that ends because the saga turns back. It
-// matches the reason and does not unwrap to it: the reason may be a NoEffect of another
+// matches the reason and does not unwrap to it: the reason may be a Void of another
 // step, which errors.As would find.
 type turnedBack struct{ why error }
 
 func (e *turnedBack) Error() string        { return "saga: turning back: " + e.why.Error() }
 func (e *turnedBack) Is(target error) bool { return errors.Is(e.why, target) }
-
-// readable returns err. If reading err panics, such as the Error of a nil pointer that a step has
-// returned as an error, it panics here, where that is a panic of the step or the Codec.
-func readable(err error) error {
-	if err != nil {
-		_, _ = err.Error(), endOf(err, false)
-	}
-	return err
-}
-
-// caught turns a panic into an error: of a Backoff, a Codec or RunnerConfig.Inject, whose caller
-// is the saga. It is deferred around the user's code.
-func caught(err *error) {
-	if v := recover(); v != nil {
-		*err = panicked(v)
-	}
-}
-
-// panicked returns the error of a panic with v, which is under way. It does not have v if that is
-// an error that cannot be read.
-func panicked(v any) (err *panics.Error) {
-	text, stack := fmt.Sprintf("saga: panic: %v", v), debug.Stack()
-	defer func() {
-		if recover() != nil {
-			err = panics.New(text, nil, stack)
-		}
-	}()
-	err = panics.New(text, v, stack)
-	_ = readable(err)
-	return err
-}

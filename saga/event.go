@@ -3,8 +3,8 @@ package saga
 import (
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A Status is the status of a saga.
@@ -27,13 +27,13 @@ const (
 // unfinished are the statuses that are not final.
 var unfinished = []Status{Running, Compensating, Stuck}
 
-// A StepStatus is the status of a step, or of one of its alternatives.
+// A StepStatus is the status of a step.
 type StepStatus = machine.StepStatus
 
 // An idle step becomes StepStarted, first StepWaiting if it has a Delay or an Await, and then
 // StepDone, StepNoEffect or StepFailed. A step that may have taken effect becomes
-// StepUndoing if the saga turns back or goes on to the next alternative, and then StepUndone
-// or StepUndoFailed. An operator can make it StepSkipped.
+// StepUndoing if the saga turns back, and then StepUndone or StepUndoFailed. An operator can
+// make it StepSkipped.
 const (
 	StepIdle       StepStatus = machine.StepIdle
 	StepWaiting    StepStatus = machine.StepWaiting // for its Delay or Await; nothing is begun
@@ -85,11 +85,10 @@ const (
 
 // The kinds of events that are in no log.
 const (
-	EventAttempted    EventKind = "attempted"    // an attempt has ended: Outcome, Err, Took
-	EventStalled      EventKind = "stalled"      // the saga has made no progress for Took; see RunnerConfig.StalledAfter
-	EventLost         EventKind = "lost"         // another runner claimed the saga, an operator abandoned it, or its lease ended
-	EventUnregistered EventKind = "unregistered" // Count sagas are due whose definition the runner does not know, the first for Took; every few leases
-	EventStoreFailed  EventKind = "store failed" // with Err; the runner tries again
+	EventAttempted   EventKind = "attempted"    // an attempt has ended: Outcome, Err, Took
+	EventStalled     EventKind = "stalled"      // a step fails, or is refused, for the 8th, 16th, 32nd time and so on: Attempt, Err
+	EventLost        EventKind = "lost"         // another runner claimed the saga, an operator abandoned it, or its lease ended
+	EventStoreFailed EventKind = "store failed" // with Err; the runner tries again
 )
 
 // An Outcome says how an attempt of Do or Undo has ended.
@@ -98,9 +97,9 @@ type Outcome string
 // The outcomes. Each attempt has exactly one.
 const (
 	OutcomeDone        Outcome = "done"
-	OutcomeNoEffect    Outcome = "no effect"   // a Do returned a NoEffect
+	OutcomeNoEffect    Outcome = "no effect"   // a Do returned a Void
 	OutcomeInDoubt     Outcome = "in doubt"    // a Do failed and may have taken effect
-	OutcomeFailed      Outcome = "failed"      // an Undo failed, or a Do that leaves no doubt: DoTx, ReadOnly, Idempotent
+	OutcomeFailed      Outcome = "failed"      // an Undo failed, or a Do that leaves no doubt: DoTx, ReadOnly
 	OutcomeRefused     Outcome = "refused"     // a policy of this module did not make the call
 	OutcomeInterrupted Outcome = "interrupted" // the runner stopped, or dropped the result
 )
@@ -116,13 +115,12 @@ type Event struct {
 	Status  Status // of the saga, after the event
 
 	Seq     int64  // the entry's number in the saga's log; zero for a kind that is in no log
-	Step    string // the step or alternative; "" for the saga itself
+	Step    string // "" for the saga itself
 	Op      Op
 	Attempt int
 
 	Outcome Outcome       // of an EventAttempted
-	Took    time.Duration // of an EventAttempted, EventStalled or EventUnregistered; the life of a saga that has ended
-	Count   int           // of an EventUnregistered
+	Took    time.Duration // of an EventAttempted; the life of a saga that has ended
 	Err     error         // the reason, or an operator's note
 	At      time.Time     // by the store's clock, as well as the runner knows it
 }

@@ -33,7 +33,7 @@ func ExampleRun() {
 			},
 			{
 				Name: "hotel",
-				Do:   func(context.Context, *Trip) error { return saga.NoEffect(full) },
+				Do:   func(context.Context, *Trip) error { return saga.Void(full) },
 				Undo: func(context.Context, *Trip) error { return nil },
 			},
 		},
@@ -89,30 +89,8 @@ func ExampleRunner() {
 	cancel()
 	running.Wait()
 	// Output:
-	// trip-17/flight/flight/do
+	// trip-17/flight/do
 	// {TP1363 Ibis} <nil>
-}
-
-// An alternative is tried before anything is undone.
-func ExampleStep_or() {
-	book := func(hotel string, err error) saga.Step[Trip] {
-		return saga.Step[Trip]{
-			Name: hotel,
-			Do: func(_ context.Context, t *Trip) error {
-				if err == nil {
-					t.Hotel = hotel
-				}
-				return err
-			},
-			Undo: func(context.Context, *Trip) error { return nil },
-		}
-	}
-	hotel := book("Ritz", saga.NoEffect(errors.New("full")))
-	hotel.Or = []saga.Step[Trip]{book("Ibis", nil)}
-	var t Trip
-	err := saga.Run(context.Background(), &saga.Saga[Trip]{Name: "trip", Steps: []saga.Step[Trip]{hotel}}, &t)
-	fmt.Println(t.Hotel, err)
-	// Output: Ibis <nil>
 }
 
 // All events, in the log of the program.

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
+	"runtime/debug"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/panics"
 	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/saga/internal/machine"
 )
@@ -46,7 +48,6 @@ func (e *execution) step(now time.Time) bool {
 	if free {
 		e.m.Advance(now)
 	}
-	e.report(now)
 	if free {
 		if !e.record(now) {
 			return false
@@ -111,9 +112,8 @@ func (e *execution) launch(now time.Time) {
 		if tx && e.txUnit >= 0 {
 			continue // one at a time
 		}
-		due := now.Add(e.timeout(d, tx))
 		if tx {
-			e.txUnit, e.txDue = i, due
+			e.txUnit = i
 		}
 		u := &e.m.Units[i]
 		res := result{unit: i, s: e.s, children: u.Children}
@@ -123,7 +123,7 @@ func (e *execution) launch(now time.Time) {
 			res.s, res.err = e.p.decode(e.data)
 			res.base = e.data
 		}
-		res.op, res.attempt = e.m.Begin(i, due)
+		res.op, res.attempt = e.m.Begin(i)
 		ctx, cancel := context.WithCancelCause(e.ctx)
 		e.running[i] = cancel
 		e.r.figures.count(func(s *Stats) { s.InFlight++ })
@@ -146,20 +146,16 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 		e.results <- res
 	}()
 	defer func() {
-		v := recover()
-		var stack []byte
-		if v != nil {
-			err := panicked(v)
-			res.err, stack = err, err.Stack()
+		if v := recover(); v != nil {
+			stack := debug.Stack()
+			res.err = panics.New(fmt.Sprintf("saga: panic: %v", v), v, stack)
+			log.Printf("saga: step %s of %s panicked: %v\n%s", e.plan.Units[res.unit].Name, e.plan.Name, v, stack)
 		}
 		if res.err != nil && res.tx != nil {
 			if endedItself(ctx, res.tx.Rollback()) {
 				res.err = Abort(fmt.Errorf("%w: %w", errTxEnded, res.err))
 			}
 			res.tx = nil
-		}
-		if v != nil { // OnPanic may ask the store, and the transaction may have had the only connection
-			new(notify.Panics).Tell(ctx, "saga: a step", e.r.config().OnPanic, v, stack) // its attempt is counted
 		}
 	}()
 	if res.err != nil {
@@ -168,7 +164,7 @@ func (e *execution) attempt(ctx context.Context, res result, tx bool) {
 	res.err = errExited
 	began := time.Now()
 	defer func() { res.took = time.Since(began) }()
-	res.err = readable(e.perform(ctx, &res, tx))
+	res.err = e.perform(ctx, &res, tx)
 }
 
 // perform does the work of an attempt.
@@ -194,31 +190,9 @@ func (e *execution) perform(ctx context.Context, res *result, tx bool) (err erro
 func (e *execution) turnBack(now time.Time) {
 	for i, cancel := range e.running {
 		if cancel != nil && e.m.Useless(i, now) {
-			cancel(&turnedBack{e.m.Wish})
+			cancel(&turnedBack{e.m.Turning(now)})
 		}
 	}
-}
-
-// report reports that the saga makes no progress.
-func (e *execution) report(now time.Time) {
-	at, ok := e.stalled()
-	if !ok || now.Before(at) {
-		return
-	}
-	e.m.Reported = now // recorded with the next commit
-	e.r.figures.count(func(s *Stats) { s.Stalled++ })
-	step, why := e.m.Holdup(now)
-	e.r.tellOf(e.ctx, &e.rec, Event{Kind: EventStalled, Step: step, Took: now.Sub(e.m.Since()), Err: why, At: now})
-}
-
-// stalled returns when that is to be reported: while the saga has a transaction not before the
-// ctx of that ends, since a hook may ask the store.
-func (e *execution) stalled() (at time.Time, ok bool) {
-	at, ok = e.m.Stalled(e.r.config().StalledAfter)
-	if e.txUnit >= 0 && at.Before(e.txDue) {
-		at = e.txDue
-	}
-	return at, ok
 }
 
 // wait waits until there is something to do, and takes in all that has come by then, so that
@@ -230,12 +204,6 @@ func (e *execution) wait(now time.Time) {
 		at, ok = e.m.Deadline(now) // no attempt begins now
 	}
 	if t := now.Add(e.r.config().Poll - time.Since(e.heard)); e.txUnit < 0 && e.m.Awaiting(now) && (!ok || t.Before(at)) {
-		at, ok = t, true
-	}
-	if t, is := e.stalled(); is && (!ok || t.Before(at)) {
-		at, ok = t, true
-	}
-	if t := e.unwritten.Add(laterFor); e.txUnit < 0 && !e.unwritten.IsZero() && (!ok || t.Before(at)) {
 		at, ok = t, true
 	}
 	if ok {

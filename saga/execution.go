@@ -9,9 +9,9 @@ import (
 	"math/rand/v2"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
 	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // An execution is one saga that a runner holds, in one epoch. The goroutine of run owns
@@ -19,7 +19,7 @@ import (
 // sends it a result.
 type execution struct {
 	r    *Runner
-	p    *registered
+	p    program
 	plan *plan.Plan
 	id   identity
 	rec  store.Record // as claimed; Status, Data and Steps as last recorded
@@ -32,14 +32,12 @@ type execution struct {
 	results   chan result
 	running   []context.CancelCauseFunc // by unit
 	txUnit    int                       // the unit that has a transaction, or -1
-	txDue     time.Time                 // when its ctx ends
 	open      *result                   // the result of txUnit, to be committed
 	untold    []Event                   // of attempts that have ended beside txUnit
 	carried   string                    // of the machine, for the attempts
 	heard     time.Time                 // when the signals were last read, by the local clock
 	heardLast bool                      // they were read after the saga had turned back
 	deaf      time.Time                 // since when that has failed; zero if it has not
-	unwritten time.Time                 // since when something is to be recorded later; zero if nothing is
 
 	ctx   context.Context // of the attempts: ends when the saga is lost
 	since time.Time       // rec.Now by the local clock
@@ -65,14 +63,14 @@ type result struct {
 
 // newExecution returns the execution of a saga that was claimed at since, or later, by
 // the local clock.
-func newExecution(r *Runner, p *registered, rec store.Record, since time.Time, granted time.Duration) *execution {
+func newExecution(r *Runner, p program, rec store.Record, since time.Time) *execution {
 	ctx, stop := context.WithCancelCause(r.base)
 	return &execution{
 		r: r, p: p, plan: p.planned(), rec: rec, seq: rec.Seq, since: since, txUnit: -1,
 		results: make(chan result, len(p.planned().Units)),
 		running: make([]context.CancelCauseFunc, len(p.planned().Units)),
 		id:      identity{p: p.planned(), id: rec.ID, epoch: rec.Epoch},
-		ctx:     ctx, lease: newLease(p, rec.Epoch, stop, since, granted),
+		ctx:     ctx, lease: newLease(rec.Epoch, stop, since, r.cfg.LeaseTTL),
 	}
 }
 
@@ -93,7 +91,7 @@ func (e *execution) heed() bool {
 func (e *execution) timeout(u *plan.Unit, tx bool) time.Duration {
 	d := cmp.Or(u.Timeout, defaultTimeout)
 	if tx && e.r.tx.Exclusive() {
-		d = min(d, e.term()/2) // no heartbeat is written meanwhile
+		d = min(d, e.term/2) // no heartbeat is written meanwhile
 	}
 	return d
 }
@@ -103,13 +101,17 @@ func (e *execution) conclude(res *result) {
 	end := endOf(res.err, e.plan.Units[res.unit].NoDoubt)
 	e.attempted(res, outcomeOf(end, res.op, res.cut))
 	e.end(res, end)
+	if n := e.m.Failing(res.unit); end.Err != nil && !res.cut && n >= 8 && n&(n-1) == 0 {
+		e.r.figures.count(func(s *Stats) { s.Stalled++ })
+		e.tellLater(Event{Kind: EventStalled, Step: e.plan.Units[res.unit].Name, Op: res.op, Attempt: n, Err: end.Err, At: e.now()})
+	}
 }
 
 // end passes the end of an attempt on to the machine.
 func (e *execution) end(res *result, end machine.End) {
 	switch now := e.now(); {
 	case end.Err != nil && res.cut:
-		e.m.Interrupted(res.unit, end, now)
+		e.m.Interrupted(res.unit, end)
 	case res.op == OpUndo:
 		e.m.Undid(res.unit, end, now)
 	default:
@@ -200,14 +202,14 @@ func (e *execution) request(release bool, wakeIn time.Duration) store.CommitRequ
 // storeCtx returns the ctx of one call of the store. It outlives that of the attempts,
 // and has a timeout, since a database may not answer.
 func (e *execution) storeCtx() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(e.ctx), e.term()/2)
+	return context.WithTimeout(context.WithoutCancel(e.ctx), e.term/2)
 }
 
 // pause waits before the next call of a store that has failed since then, with patience. In
 // the first lease, which may be all the time that is left, the pause is at most a 20th of it,
 // and after that 20 leases, unless the saga is lost.
 func (e *execution) pause(since time.Time) {
-	term := e.term()
+	term := e.term
 	soon := patience(since, time.Millisecond, term/20)
 	t := time.NewTimer(e.r.chance(patience(since.Add(term), soon, 20*term)) + 1)
 	defer t.Stop()
@@ -222,11 +224,16 @@ func (e *execution) pause(since time.Time) {
 // transaction of this saga: a hook may ask the store, and the transaction may have the only
 // connection.
 func (e *execution) attempted(res *result, outcome Outcome) {
-	e.r.figures.attempt(e.p.steps[res.unit], res.op, outcome, res.took)
-	e.untold = append(e.untold, Event{
+	e.r.figures.attempt(e.plan.Name, outcome, res.took)
+	e.tellLater(Event{
 		Kind: EventAttempted, Step: e.plan.Units[res.unit].Name, Op: res.op, Attempt: res.attempt,
 		Outcome: outcome, Took: res.took, Err: res.err, At: e.now(),
 	})
+}
+
+// tellLater tells of an event when no transaction of this saga is under way.
+func (e *execution) tellLater(ev Event) {
+	e.untold = append(e.untold, ev)
 	if e.txUnit >= 0 {
 		return
 	}
@@ -242,7 +249,7 @@ func (e *execution) extract() {
 	if fn == nil || e.m.Carried == "" {
 		return
 	}
-	hook(e.ctx, e.r, "Extract", func(ctx context.Context, carried string) {
+	hook(e.ctx, "Extract", func(ctx context.Context, carried string) {
 		if with := fn(ctx, carried); with != nil {
 			e.ctx = with
 		}

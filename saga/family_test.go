@@ -14,14 +14,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // TestRandomFamilies mixes waits, signals, children and the actions of operators, in
 // random sagas with random trouble. Whatever happens: each saga ends, a step has taken
 // effect if and only if its saga is completed, unless an operator has settled it, a saga
-// ends after its children, no Undo begins before its Do and its Settle have ended, and the
+// ends after its children, no Undo begins before its Do has ended, and the
 // steps of a sequence do not run at the same time.
 func TestRandomFamilies(t *testing.T) {
 	defer slog.SetDefault(slog.Default())
@@ -31,8 +31,8 @@ func TestRandomFamilies(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := &family{
 				t: t, seed: seed, rng: rand.New(rand.NewPCG(uint64(seed), 2)), store: saga.NewMemory(), seen: seen,
-				effect: make(map[string]bool), undone: make(map[string]bool), excused: make(map[string]bool),
-				doing: make(map[string]*clan), doubt: make(map[string]time.Time),
+				effect: make(map[string]bool), undone: make(map[string]bool), excused: make(map[string]bool), voided: make(map[string]bool),
+				doing: make(map[string]*clan),
 			}
 			f.invent()
 			f.run()
@@ -62,9 +62,9 @@ type family struct {
 	healed  bool
 	effect  map[string]bool // by the id of the saga and the step, as are the others
 	undone  map[string]bool
+	voided  map[string]bool  // refused for good
 	excused map[string]bool  // an operator has settled it, or with "" its whole saga
 	doing   map[string]*clan // the process whose Do is running
-	doubt   map[string]time.Time
 	seen    map[string]int
 }
 
@@ -99,9 +99,6 @@ func (f *family) step(name string) saga.Step[trip] {
 	pause := f.seconds(20)
 	st := saga.Step[trip]{Name: name, Do: nothing, Undo: nothing, Attempts: 1 + f.rng.IntN(3), UndoAttempts: 3,
 		Backoff: func(int) time.Duration { return pause }}
-	if f.p(20) {
-		st.Settle = f.seconds(60)
-	}
 	if f.p(15) {
 		st.Delay = f.seconds(60)
 	}
@@ -128,22 +125,12 @@ func (f *family) invent() {
 	for i := range n {
 		st := f.step(fmt.Sprint("s", i))
 		st.Pivot = i == pivot
-		if graph {
-			st.After = []string{}
-			for j := range i {
-				if f.p(50) {
-					st.After = append(st.After, fmt.Sprint("s", j))
-					beyond[i] = beyond[i] || j == pivot || beyond[j]
-				}
-			}
-		} else {
-			beyond[i] = i > pivot
+		if graph && i > 0 && f.p(60) && i != pivot && i-1 != pivot && st.Await+f.parent.Steps[i-1].Await == "" {
+			st.Parallel = true
 		}
-		if st.Pivot || beyond[i] {
-			st.BestEffort = beyond[i] && f.p(40)
-			if f.p(60) {
-				st.Undo = nil
-			}
+		beyond[i] = i > pivot
+		if (st.Pivot || beyond[i]) && f.p(60) {
+			st.Undo = nil
 		}
 		switch k := f.rng.IntN(10); {
 		case k < 4:
@@ -156,9 +143,6 @@ func (f *family) invent() {
 		case k < 6 && st.Delay+st.AwaitFor > 0:
 			st.Do, st.Undo = nil, nil
 		}
-		if !st.BestEffort && (st.Undo != nil || f.kinds[st.Name] == "leaf") && f.p(25) {
-			st.Or = []saga.Step[trip]{f.step(st.Name + "or")}
-		}
 		f.parent.Steps = append(f.parent.Steps, st)
 	}
 }
@@ -167,7 +151,7 @@ func (f *family) invent() {
 func (c *clan) bind(sg *saga.Saga[trip], kids map[string]*saga.Saga[trip], many int) *saga.Saga[trip] {
 	chain := true
 	for _, st := range sg.Steps {
-		chain = chain && st.After == nil
+		chain = chain && !st.Parallel
 	}
 	bound := &saga.Saga[trip]{Name: sg.Name, Timeout: sg.Timeout}
 	for _, st := range sg.Steps {
@@ -175,31 +159,25 @@ func (c *clan) bind(sg *saga.Saga[trip], kids map[string]*saga.Saga[trip], many 
 		if kid := kids[c.f.kinds[st.Name]]; kid != nil && sg.Name == "parent" {
 			st.Saga = saga.ChildrenOf(kid, func(*trip) ([]trip, error) { return make([]trip, many), nil }, nil)
 		}
-		or := st.Or
-		st.Or = nil
-		for _, alt := range or {
-			c.bindStep(&alt, chain)
-			st.Or = append(st.Or, alt)
-		}
 		bound.Steps = append(bound.Steps, st)
 	}
 	return bound
 }
 
 func (c *clan) bindStep(st *saga.Step[trip], chain bool) {
-	name, readOnly, settle := st.Name, st.ReadOnly, st.Settle
+	name, readOnly := st.Name, st.ReadOnly
 	if st.Do != nil {
 		st.Do = func(ctx context.Context, _ *trip) error { return c.do(ctx, name, readOnly, chain) }
 	}
 	if st.Undo != nil {
-		st.Undo = func(ctx context.Context, _ *trip) error { return c.undo(ctx, name, settle) }
+		st.Undo = func(ctx context.Context, _ *trip) error { return c.undo(ctx, name) }
 	}
 }
 
 // key returns the id of a saga and the name of its step.
 func key(ctx context.Context, step string) (id, k string) {
 	id = saga.CommandFrom(ctx).ID
-	for range 3 {
+	for range 2 {
 		id = id[:strings.LastIndexByte(id, '/')]
 	}
 	return id, id + " " + step
@@ -219,12 +197,7 @@ func (c *clan) do(ctx context.Context, name string, readOnly, chain bool) (err e
 		}
 	}
 	f.doing[k] = c
-	defer func() {
-		delete(f.doing, k)
-		if err != nil && !errors.As(err, new(certain)) {
-			f.doubt[k] = time.Now()
-		}
-	}()
+	defer delete(f.doing, k)
 	if !f.healed && f.p(25) {
 		d := f.seconds(40)
 		f.mu.Unlock()
@@ -242,12 +215,13 @@ func (c *clan) do(ctx context.Context, name string, readOnly, chain bool) (err e
 		trouble = f.rng.IntN(100)
 	}
 	switch {
-	case f.undone[k]:
-		return saga.NoEffect(certain{errors.New("undone")})
+	case f.undone[k] || f.voided[k]:
+		return saga.Void(errors.New("undone"))
 	case trouble < 12:
 		return errDown
-	case trouble < 22:
-		return saga.NoEffect(certain{errDeclined})
+	case trouble < 22 && !f.effect[k]:
+		f.voided[k] = true
+		return saga.Void(errDeclined)
 	case trouble < 26:
 		return saga.Abort(errDeclined)
 	}
@@ -258,10 +232,7 @@ func (c *clan) do(ctx context.Context, name string, readOnly, chain bool) (err e
 	return nil
 }
 
-// A certain error says that a Do has taken no effect.
-type certain struct{ error }
-
-func (c *clan) undo(ctx context.Context, name string, settle time.Duration) error {
+func (c *clan) undo(ctx context.Context, name string) error {
 	f := c.f
 	_, k := key(ctx, name)
 	f.mu.Lock()
@@ -271,9 +242,6 @@ func (c *clan) undo(ctx context.Context, name string, settle time.Duration) erro
 	}
 	if by := f.doing[k]; by != nil && !by.dead {
 		f.errorf("the Undo of %s begins during its Do", k)
-	}
-	if at := f.doubt[k].Add(settle); time.Now().Before(at) {
-		f.errorf("the Undo of %s begins %v before the end of its Settle", k, time.Until(at))
 	}
 	if !f.healed && f.p(30) {
 		return errDown
@@ -555,23 +523,10 @@ func (f *family) check(ctx context.Context, r *saga.Runner) {
 			continue
 		}
 		for _, st := range sg.Steps {
-			net, settled, works := 0, false, st.Do != nil && !st.ReadOnly
-			for _, alt := range append([]saga.Step[trip]{st}, st.Or...) {
-				k := in.ID + " " + alt.Name
-				settled = settled || f.excused[k]
-				if f.effect[k] {
-					net++
-				}
-			}
-			least, most := 0, 0
-			if in.Status == saga.Completed {
-				most = 1
-				if works && !st.BestEffort {
-					least = 1
-				}
-			}
-			if !settled && (net < least || net > most) {
-				f.errorf("%s is %s, and its step %s is in effect %d times: %+v", in.ID, in.Status, st.Name, net, in.Steps)
+			k := in.ID + " " + st.Name
+			want := in.Status == saga.Completed && st.Do != nil && !st.ReadOnly
+			if !f.excused[k] && f.effect[k] != want {
+				f.errorf("%s is %s, and its step %s is in effect: %v: %+v", in.ID, in.Status, st.Name, f.effect[k], in.Steps)
 			}
 		}
 	}

@@ -4,9 +4,9 @@ import (
 	"slices"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
 	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // An Instance is a saga as it was at Now.
@@ -16,7 +16,7 @@ type Instance struct {
 	Version int    // the definition's Version
 	Status  Status
 	State   []byte      // encoded by the definition's Codec
-	Steps   []StepState // every step and alternative, in the definition's order
+	Steps   []StepState // in the definition's order
 	Back    bool        // the saga has turned back for good
 	Parent  string      // the id of the saga whose step has started this one; "" for none, or if that is deleted
 
@@ -46,10 +46,9 @@ type Instance struct {
 	progressed time.Time // when a step last changed its status, or the saga turned back
 }
 
-// A StepState is the progress of a step, or of one of its alternatives.
+// A StepState is the progress of a step.
 type StepState struct {
-	Name      string // of the step or alternative
-	Step      string // of the step that this is, or is an alternative of
+	Name      string
 	Status    StepStatus
 	Attempts  int       // of Do, as far as is known
 	Undos     int       // attempts of Undo
@@ -66,8 +65,8 @@ type StepState struct {
 	Children int
 
 	// Of a step of a definition that is registered with the runner.
-	After []string // the steps that must be done before this one starts
-	Pivot bool
+	Parallel bool // it runs beside the step before it
+	Pivot    bool
 }
 
 // An Action is an operator's way to change the course of a saga.
@@ -80,18 +79,16 @@ const (
 	ActionCancel Action = "cancel"
 
 	// ActionRetry lets a stuck saga continue in its direction: the steps that have failed get
-	// all their attempts again, except for BestEffort steps, without which the saga has gone
-	// on. A saga whose steps wait for their next attempt makes it now; Delay, AwaitFor and
-	// Settle stay as they are. Of a step with children that has failed, those that were
+	// all their attempts again. A saga whose steps wait for their next attempt makes it now;
+	// Delay and AwaitFor stay as they are. Of a step with children that has failed, those that were
 	// compensated or abandoned are started again, under new ids (see [ChildID]): mend first
 	// what they failed for.
 	ActionRetry Action = "retry"
 
-	// ActionSkip declares a step, or one of its alternatives, settled: an operator has done
-	// it, or undone it, or decided that there is no need to. A saga that goes forward
-	// continues after the step, and does not undo it if it turns back later. The step must be
-	// waiting or have been started, and be neither done nor undone, and no other alternative
-	// of it may be under way.
+	// ActionSkip leaves a step as it is: an operator has done it, or undone it, or decided
+	// that there is no need to. A saga that goes forward continues after the step, and does
+	// not undo it if it turns back later. The step must be waiting or have been started, and
+	// be neither done nor undone.
 	ActionSkip Action = "skip"
 
 	// ActionCompensate turns back a saga whose pivot is not done, such as a stuck one. A pivot
@@ -109,8 +106,7 @@ const (
 // and the saga has not turned back.
 func (in *Instance) Since() time.Duration { return in.Now.Sub(in.progressed) }
 
-// newInstance returns the Instance of a record. Without its definition (p is nil), the
-// alternatives of a step are taken for steps.
+// newInstance returns the Instance of a record. p is its definition, or nil if that is not known.
 func newInstance(rec store.Record, p *plan.Plan) *Instance {
 	pr, _ := machine.ReadProgress(rec.Steps) // an Instance without Steps if they cannot be read
 	in := &Instance{
@@ -130,23 +126,15 @@ func newInstance(rec store.Record, p *plan.Plan) *Instance {
 	past := false
 	for i := range pr.Steps {
 		u := &pr.Steps[i]
-		step, after, pivot := u.Name, []string(nil), false
-		if p != nil && i < len(p.Units) && p.Units[i].Name == u.Name {
-			n := p.Units[i].Node
-			step = p.Nodes[n].Name
-			past = past || n == p.Pivot && (u.Status == StepDone || u.Status == StepSkipped)
-			if step == u.Name {
-				pivot = n == p.Pivot
-				for _, before := range p.Nodes[n].After {
-					after = append(after, p.Nodes[before].Name)
-				}
-			}
-		}
-		in.Steps = append(in.Steps, StepState{
-			Name: u.Name, Step: step, Status: u.Status, Attempts: u.Attempts, Undos: u.Undos, Refusals: u.Refusals,
+		s := StepState{
+			Name: u.Name, Status: u.Status, Attempts: u.Attempts, Undos: u.Undos, Refusals: u.Refusals,
 			InDoubt: u.InDoubt, Error: u.Error, NotBefore: u.NotBefore, WaitingSince: u.WaitingSince, Children: u.Children,
-			After: after, Pivot: pivot,
-		})
+		}
+		if p != nil && i < len(p.Units) && p.Units[i].Name == u.Name {
+			s.Parallel, s.Pivot = p.Units[i].Parallel, i == p.Pivot
+			past = past || s.Pivot && (u.Status == StepDone || u.Status == StepSkipped)
+		}
+		in.Steps = append(in.Steps, s)
 	}
 	in.Actions = actions(rec, in, past)
 	return in

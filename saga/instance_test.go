@@ -8,8 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A filed store has one saga.
@@ -28,7 +28,7 @@ func (f *filed) History(context.Context, string, int64, int) ([]store.Entry, err
 // ordered is the definition of the records of the tests below.
 func ordered() *saga.Saga[trip] {
 	pay := step("pay")
-	pay.Pivot, pay.Or = true, []saga.Step[trip]{step("invoice")}
+	pay.Pivot = true
 	return sequence(step("flight"), pay, step("mail"))
 }
 
@@ -51,7 +51,6 @@ func TestActions(t *testing.T) {
 		cancel, retry, skip, compensate, abandon = saga.ActionCancel, saga.ActionRetry, saga.ActionSkip, saga.ActionCompensate, saga.ActionAbandon
 		idle                                     = `,{"n":"pay","s":"idle"},{"n":"invoice","s":"idle"},{"n":"mail","s":"idle"}`
 		paid                                     = `,{"n":"pay","s":"done"},{"n":"invoice","s":"idle"},{"n":"mail","s":"started"}`
-		invoiced                                 = `,{"n":"pay","s":"no effect"},{"n":"invoice","s":"done"},{"n":"mail","s":"started"}`
 		settled                                  = `,{"n":"pay","s":"skipped"},{"n":"invoice","s":"idle"},{"n":"mail","s":"started"}`
 		under                                    = `,{"n":"pay","s":"started"},{"n":"invoice","s":"idle"},{"n":"mail","s":"idle"}`
 	)
@@ -69,7 +68,6 @@ func TestActions(t *testing.T) {
 		"canceled":                 {store.Record{Status: saga.Running, CancelRequested: true}, "", idle, actions{retry, compensate, abandon}},
 		"after the pivot":          {store.Record{Status: saga.Running}, "", paid, actions{retry, skip, abandon}},
 		"after the pivot, held":    {store.Record{Status: saga.Running, Owner: "a"}, "", paid, actions{abandon}},
-		"the pivot's alternative":  {store.Record{Status: saga.Running}, "", invoiced, actions{retry, skip, abandon}},
 		"the pivot is skipped":     {store.Record{Status: saga.Running}, "", settled, actions{retry, skip, abandon}},
 		"stuck":                    {store.Record{Status: saga.Stuck}, "", under, actions{retry, skip, compensate, abandon}},
 		"stuck after the pivot":    {store.Record{Status: saga.Stuck}, "", paid, actions{retry, skip, abandon}},
@@ -89,12 +87,11 @@ func TestActions(t *testing.T) {
 func TestStepsOfAnInstance(t *testing.T) {
 	created := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	in := get(t, store.Record{Status: saga.Running, LastError: "declined", CreatedAt: created, Now: created.Add(time.Hour),
-		Steps: []byte(`{"steps":[` + flightDone + `,{"n":"pay","s":"no effect"},{"n":"invoice","s":"started"},{"n":"post","s":"idle"}]}`)})
+		Steps: []byte(`{"steps":[` + flightDone + `,{"n":"pay","s":"started"},{"n":"post","s":"idle"}]}`)})
 	require.Equal(t, []saga.StepState{
-		{Name: "flight", Step: "flight", Status: saga.StepDone, Attempts: 1},
-		{Name: "pay", Step: "pay", Status: saga.StepNoEffect, After: []string{"flight"}, Pivot: true},
-		{Name: "invoice", Step: "pay", Status: saga.StepStarted},
-		{Name: "post", Step: "post", Status: saga.StepIdle},
+		{Name: "flight", Status: saga.StepDone, Attempts: 1},
+		{Name: "pay", Status: saga.StepStarted, Pivot: true},
+		{Name: "post", Status: saga.StepIdle},
 	}, in.Steps)
 	require.Empty(t, in.Cause, "it is not stuck")
 	require.Equal(t, time.Hour, in.Since(), "without progress, since its start")

@@ -10,7 +10,6 @@ import (
 // A lease is what the rest of the runner has of a saga that it holds: it extends the lease or
 // ends it, and asks the goroutine of the saga to look around. It is safe for concurrent use.
 type lease struct {
-	of     *registered
 	epoch  int64
 	stop   context.CancelCauseFunc // ends the attempts
 	timer  *time.Timer             // fires at the end
@@ -20,31 +19,25 @@ type lease struct {
 	asked atomic.Pointer[string] // the note of a cancellation request, until heed has seen it
 	news  atomic.Bool            // a signal has come, or a child has ended, since the last look
 
-	mu      sync.Mutex
-	granted time.Duration // its length
-	until   time.Time     // its end, by the local clock
-	gone    bool
+	term time.Duration // its length
+
+	mu    sync.Mutex
+	until time.Time // its end, by the local clock
+	gone  bool
 }
 
-func newLease(of *registered, epoch int64, stop context.CancelCauseFunc, since time.Time, granted time.Duration) *lease {
-	l := &lease{of: of, epoch: epoch, stop: stop, signal: make(chan struct{}, 1), granted: granted, until: since.Add(granted)}
+func newLease(epoch int64, stop context.CancelCauseFunc, since time.Time, term time.Duration) *lease {
+	l := &lease{epoch: epoch, stop: stop, signal: make(chan struct{}, 1), term: term, until: since.Add(term)}
 	l.timer = time.AfterFunc(time.Until(l.until), l.lose)
 	return l
 }
 
-// term returns the length of the lease.
-func (l *lease) term() time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.granted
-}
-
 // renew moves the end of the lease, after a heartbeat that was sent at since.
-func (l *lease) renew(since time.Time, granted time.Duration) {
+func (l *lease) renew(since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.timer.Stop() {
-		l.granted, l.until = granted, since.Add(granted)
+		l.until = since.Add(l.term)
 		l.timer.Reset(time.Until(l.until))
 	}
 }

@@ -4,9 +4,9 @@ import (
 	"testing"
 	"testing/synctest"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
+	storetest "github.com/go-resilience/resilience/internal/sagastoretest"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
-	"github.com/go-resilience/resilience/saga/storetest"
 )
 
 func TestMemoryIsAStore(t *testing.T) {

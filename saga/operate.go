@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"math/rand/v2"
-	"sync/atomic"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
-	"github.com/go-resilience/resilience/saga/store"
-	"golang.org/x/sync/errgroup"
 )
 
 // Get returns a saga of any definition, or [ErrNotFound].
@@ -23,19 +20,30 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	return r.instance(rec), nil
 }
 
-// A Filter selects sagas, and the order in which they are listed:
+// A Filter selects sagas:
 //
 //	stuck, next, err := runner.List(ctx, saga.Filter{Status: []saga.Status{saga.Stuck}})
-type Filter = store.Filter
+type Filter struct {
+	Saga   string   // the definition's Name; "" means every definition
+	Status []Status // empty means every status
+	ID     string   // the ID, or its beginning; "" means any
 
-// List returns a page of the sagas that the filter admits, of all definitions and runners.
-// next is the Filter.After of the following page, or "" if this is the last.
+	CreatedBefore time.Time // only sagas that were started before, by the store's clock; zero means no bound
+
+	After string // the next of the page before; "" means the first page
+	Limit int    // of a page; zero means 100
+
+	WithoutState bool // leave out the State of instances
+}
+
+// List returns a page of the sagas that the filter admits, of all definitions and runners: those
+// that were started last first. next is the Filter.After of the following page, or "" if this is the
+// last.
 //
-// The time that List takes does not grow with the number of sagas in the store. A store
-// in a database reads a bounded number of sagas for each page. Where few of them meet the
-// conditions, a page has fewer sagas than Filter.Limit, or none, and there is a next.
+// The time that List takes does not grow with the number of sagas in the store, unless the Filter
+// has the beginning of an ID.
 func (r *Runner) List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error) {
-	recs, next, err := r.store.List(ctx, f)
+	recs, next, err := r.store.List(ctx, store.Filter(f))
 	if err != nil {
 		return nil, "", fmt.Errorf("saga: list: %w", err)
 	}
@@ -53,7 +61,7 @@ func (r *Runner) instance(rec store.Record) *Instance {
 }
 
 // History returns the log of a saga, the oldest entry first, or [ErrNotFound].
-func (r *Runner) History(ctx context.Context, id string) ([]store.Entry, error) {
+func (r *Runner) History(ctx context.Context, id string) ([]Entry, error) {
 	log, err := r.HistoryPage(ctx, id, 0, 0)
 	if err == nil && len(log) == 0 {
 		err = fmt.Errorf("saga: history of %q: %w", id, ErrNotFound)
@@ -64,12 +72,28 @@ func (r *Runner) History(ctx context.Context, id string) ([]store.Entry, error) 
 // HistoryPage returns up to limit entries of the log of a saga, from the first whose Seq
 // is greater than after. It returns none after the last entry, or if there is no such
 // saga. A limit of zero means no limit.
-func (r *Runner) HistoryPage(ctx context.Context, id string, after int64, limit int) ([]store.Entry, error) {
+func (r *Runner) HistoryPage(ctx context.Context, id string, after int64, limit int) ([]Entry, error) {
 	log, err := r.store.History(ctx, id, after, limit)
 	if err != nil {
 		return nil, fmt.Errorf("saga: history of %q: %w", id, err)
 	}
-	return log, nil
+	list := make([]Entry, len(log))
+	for i := range log {
+		list[i] = Entry(log[i])
+	}
+	return list, nil
+}
+
+// An Entry is one entry in the log of a saga.
+type Entry struct {
+	Seq     int64
+	Kind    EventKind
+	Step    string // "" for the saga itself
+	Op      Op
+	Attempt int // the number of the attempt of Op; zero if the entry is not about an attempt
+	Epoch   int64
+	Error   string // the reason, or an operator's note
+	At      time.Time
 }
 
 // Cancel asks a running saga to turn back. It returns as soon as the request is recorded.
@@ -242,12 +266,6 @@ type Operation struct {
 	Seq int64
 }
 
-// Operated is the result of [Runner.OperateAll].
-type Operated struct {
-	Done       int // sagas to which the operation was applied
-	NotAllowed int // sagas that do not allow it, whose definition is not registered, or that are no longer there
-}
-
 // Operate applies an operation to a saga. It returns [ErrNotFound] if there is none,
 // [ErrNotAllowed] if it does not allow the operation as it is (see [Instance].Actions), and
 // [ErrNotRegistered] if this runner must know its definition and does not.
@@ -281,64 +299,6 @@ func (in *Instance) stuckAt() string {
 		}
 	}
 	return "" // Step is where the saga turned
-}
-
-// operators is how many operations OperateAll has under way. Their commits share
-// transactions.
-const operators = 8
-
-// OperateAll applies an operation to every saga that the filter admits and that was
-// started before the call, page after page, and yields what it has done so far after each.
-// Filter.Limit is the size of a page. Sagas that do not allow the operation are left as
-// they are, and counted.
-//
-// If the store fails or ctx ends, OperateAll yields the error with what it has done, and
-// ends. It may then be called again.
-func (r *Runner) OperateAll(ctx context.Context, f Filter, op Operation) iter.Seq2[Operated, error] {
-	f.WithoutState = true
-	return func(yield func(Operated, error) bool) {
-		f := f // each range begins anew
-		var done, notAllowed atomic.Int64
-		for first := true; ; {
-			page, next, err := r.List(ctx, f)
-			if err == nil {
-				if first && len(page) > 0 {
-					// Stores keep times to the millisecond at least.
-					now := page[0].Now.Add(time.Millisecond)
-					if f.CreatedBefore.IsZero() || now.Before(f.CreatedBefore) {
-						f.CreatedBefore = now
-					}
-					first = false
-				}
-				err = r.operateEach(ctx, page, op, &done, &notAllowed)
-			}
-			f.After = next
-			if !yield(Operated{int(done.Load()), int(notAllowed.Load())}, err) || err != nil || f.After == "" {
-				return
-			}
-		}
-	}
-}
-
-// operateEach applies an operation to some sagas, and counts.
-func (r *Runner) operateEach(ctx context.Context, sagas []*Instance, op Operation, done, notAllowed *atomic.Int64) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(operators)
-	for _, in := range sagas {
-		g.Go(func() error {
-			err := r.Operate(ctx, in.ID, op)
-			switch {
-			case err == nil:
-				done.Add(1)
-			case errors.Is(err, ErrNotAllowed), errors.Is(err, ErrNotRegistered), errors.Is(err, ErrNotFound):
-				notAllowed.Add(1)
-			default:
-				return err
-			}
-			return nil
-		})
-	}
-	return g.Wait()
 }
 
 // tellParent makes the parent of a saga that has ended look at its children, if that can

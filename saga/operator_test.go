@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // broken returns a saga whose hotel cannot be canceled until it is mended, and whose
@@ -28,7 +28,7 @@ func broken(mended *atomic.Bool) *saga.Saga[trip] {
 		}
 		return note("undo hotel", nil)(ctx, s)
 	}
-	return sequence(step("flight"), hotel, failing("car", saga.NoEffect(errDeclined)))
+	return sequence(step("flight"), hotel, failing("car", saga.Void(errDeclined)))
 }
 
 func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip], saga.Event) {
@@ -58,9 +58,9 @@ func TestAStuckSagaIsReportedWithItsDetails(t *testing.T) {
 		require.Equal(t, "closed for the season", in.LastError)
 		require.JSONEq(t, `{"Calls":["do flight","do hotel","do car"]}`, string(in.State))
 		require.Equal(t, []saga.StepState{
-			{Name: "flight", Step: "flight", Status: saga.StepDone, Attempts: 1},
-			{Name: "hotel", Step: "hotel", Status: saga.StepUndoFailed, Attempts: 1, Undos: 2, Error: "closed for the season", After: []string{"flight"}},
-			{Name: "car", Step: "car", Status: saga.StepNoEffect, Attempts: 1, Error: "declined", After: []string{"hotel"}},
+			{Name: "flight", Status: saga.StepDone, Attempts: 1},
+			{Name: "hotel", Status: saga.StepUndoFailed, Attempts: 1, Undos: 2, Error: "closed for the season"},
+			{Name: "car", Status: saga.StepNoEffect, Attempts: 1, Error: "declined"},
 		}, in.Steps)
 		require.Equal(t, []saga.Action{"retry", "skip", "abandon"}, in.Actions)
 
@@ -139,7 +139,7 @@ func TestResultSaysWhetherTheSagaWasAnswered(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		want bool
-	}{{saga.NoEffect(errDeclined), true}, {saga.Abort(errDeclined), true}, {errDeclined, false}} {
+	}{{saga.Void(errDeclined), true}, {saga.Abort(errDeclined), true}, {errDeclined, false}} {
 		synctest.Test(t, func(t *testing.T) {
 			sg := sequence(step("flight"), failing("car", c.err))
 			require.Equal(t, c.want, resilience.Answered(saga.Run(t.Context(), sg, &trip{})), "%T", c.err)
@@ -281,16 +281,15 @@ func TestRetryMakesAWaitingAttemptNow(t *testing.T) {
 func TestAStepThatIsGivenUpIsNotTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
-		pivot, ship, paid := step("charge"), step("ship"), awaits("paid")
+		pivot, ship, paid := step("charge"), step("ship"), step("paid")
 		pivot.Pivot = true
 		ship.Do = func(context.Context, *trip) error { calls++; return saga.Abort(errors.New("no such address")) }
-		ship.After, paid.After = []string{"charge"}, []string{"charge"}
+		paid.Parallel, paid.Delay = true, 13*time.Hour
 		sg := sequence(pivot, ship, paid)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(12 * time.Hour)
 		require.Equal(t, 1, calls)
-		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", nil))
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrStuck)
 		require.ErrorContains(t, err, "no such address")
@@ -352,7 +351,7 @@ func TestCancelDuringTheLastTransaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		flight, hotel := step("flight"), inTx("hotel")
-		flight.After, hotel.After = []string{}, []string{}
+		hotel.Parallel = true
 		var codec slowCodec
 		flight.Do, flight.Undo = func(context.Context, *trip) error { codec.takes.Store(int64(3 * time.Second)); return nil }, note("undo flight", nil)
 		do := hotel.DoTx
@@ -437,7 +436,7 @@ func TestOperatorsCannotChangeAnOwnedSaga(t *testing.T) {
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []saga.Action{"cancel", "abandon"}, in.Actions)
-		require.Equal(t, []saga.StepState{{Name: "flight", Step: "flight", Status: saga.StepStarted}}, in.Steps)
+		require.Equal(t, []saga.StepState{{Name: "flight", Status: saga.StepStarted}}, in.Steps)
 		require.ErrorContains(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}), "held by worker-")
 		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "flight"}), saga.ErrNotAllowed)
 		_, err = result[trip](t.Context(), r, "trip-1")

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A look is what a parent sees of the children of a step.

@@ -3,13 +3,12 @@ package saga
 import (
 	"context"
 	"database/sql"
-	"math"
 	"math/rand/v2"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
 	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 const defaultTimeout = time.Minute // of an attempt
@@ -28,26 +27,6 @@ type program interface {
 	child(unit int) (program, error) // of a unit with children
 	beginChildren(unit int, s any) (states []any, err error)
 	endChildren(unit int, s any, states []any) error
-}
-
-// A registered definition is a program with its figures.
-type registered struct {
-	program
-	steps []*stepFigures // by unit
-	turn  int64          // of its latest claim
-
-	// Guarded by Runner.mu.
-	held     int
-	reserved int  // of Runner.reserved, if it has a bound
-	backlog  bool // as Runner.backlog, of its bound
-}
-
-// free returns how many more sagas the runner may hold of the definition.
-func (p *registered) free() int {
-	if most := p.planned().Most; most > 0 {
-		return most - p.held - p.reserved
-	}
-	return math.MaxInt
 }
 
 // startRequest returns the request for a new saga. Its first steps are started with the record.

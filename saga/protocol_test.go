@@ -15,8 +15,8 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -122,7 +122,7 @@ func TestRunNeitherAbortsNorUndoesAStepThatWasOnlyRefused(t *testing.T) {
 		"wrapped":                 {err: fmt.Errorf("hotel: %w", refusal{})},
 		"joined":                  {err: errors.Join(refusal{}, refusal{time.Second})},
 		"inside an Abort":         {err: saga.Abort(refusal{})},
-		"inside a NoEffect":       {err: saga.NoEffect(refusal{})},
+		"inside a NoEffect":       {err: saga.Void(refusal{})},
 		"beside a timeout":        {err: errors.Join(refusal{}, context.DeadlineExceeded), calls: []string{"undo hotel"}},
 		"after one that failed":   {err: refusal{}, before: errDeclined, calls: []string{"undo hotel"}},
 		"of the second of a step": {err: saga.InDoubt(refusal{}), calls: []string{"undo hotel"}},
@@ -163,7 +163,7 @@ func TestRunWaitsForARefusedUndoAsLongAsItTakes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		begun := time.Now()
-		err := saga.Run(ctx, sequence(st, failing("hotel", saga.NoEffect(errDeclined))), &s)
+		err := saga.Run(ctx, sequence(st, failing("hotel", saga.Void(errDeclined))), &s)
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.GreaterOrEqual(t, time.Since(begun), 500*time.Minute)
 		require.Equal(t, []string{"do flight", "do hotel", "undo flight"}, s.Calls)
@@ -479,8 +479,8 @@ func TestAHangingServiceLeavesNoSagaStuckAndNoChargeWithoutAnOrder(t *testing.T)
 						require.NotErrorIs(t, err, saga.ErrStuck)
 						mu.Lock()
 						defer mu.Unlock()
-						paid := charged[id+"/charge/charge/do"]
-						require.Equal(t, ordered[id+"/reserve/reserve/do"], paid, "%s: %v", id, err)
+						paid := charged[id+"/charge/do"]
+						require.Equal(t, ordered[id+"/reserve/do"], paid, "%s: %v", id, err)
 						require.Equal(t, err == nil, paid == 1)
 						completed += paid
 					})

@@ -15,11 +15,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
-// TestRandomSagas runs random sagas (graphs, pivots, alternatives, deadlines)
+// TestRandomSagas runs random sagas (parallel steps, pivots, deadlines)
 // through random trouble: steps that fail, hang, panic and lose their replies,
 // a store that loses its answers and is slow, processes that crash or act late,
 // cancellations. Whatever happens: each saga ends, every step has taken effect
@@ -54,7 +54,7 @@ func TestRandomSagas(t *testing.T) {
 	t.Log(seen)
 	for _, what := range []string{
 		"completed", "compensated", "stuck", "taken over", "canceled", "parked", "released", "deadline",
-		"delayed", "signaled", "not signaled", "slow", "unavailable", "panic", "no effect", "aborted", "late", "reply lost", "refused", "undo refused", "not recorded",
+		"delayed", "signaled", "not signaled", "slow", "unavailable", "panic", "no effect", "aborted", "late", "reply lost", "refused", "undo refused", "parallel",
 	} {
 		require.NotZero(t, seen[what], what)
 	}
@@ -80,6 +80,7 @@ type world struct {
 	undos  map[string]bool // whose Undo was called
 	effect map[string]bool
 	undone map[string]bool
+	voided map[string]bool  // refused for good
 	owners map[int64]string // by epoch
 	seen   map[string]int   // counts the kinds of trouble, to know that they happened
 }
@@ -88,17 +89,15 @@ type world struct {
 type book struct{ Entries map[string]string }
 
 type nodePlan struct {
-	name             string
-	after, undoAfter []string
-	units            []string
-	light            bool // idempotent
+	name  string
+	group int
 }
 
 func newWorld(t *testing.T, seed uint64) *world {
 	w := &world{
 		t: t, seed: seed, store: saga.NewMemory(), rng: rand.New(rand.NewPCG(seed, 1)),
 		called: make(map[string]bool), undos: make(map[string]bool),
-		effect: make(map[string]bool), undone: make(map[string]bool),
+		effect: make(map[string]bool), undone: make(map[string]bool), voided: make(map[string]bool),
 		owners: make(map[int64]string), seen: make(map[string]int),
 	}
 	w.invent()
@@ -125,70 +124,34 @@ func (w *world) invent() {
 	if w.p(15) {
 		shape.Timeout = time.Duration(1+w.rng.IntN(60)) * time.Second
 	}
-	beyond := make([]bool, n)
 	for i := range n {
 		st := w.unit(fmt.Sprint("s", i))
-		if graph {
-			st.After = []string{}
-			for j := range i {
-				if w.p(40) {
-					st.After = append(st.After, fmt.Sprint("s", j))
-					beyond[i] = beyond[i] || beyond[j] || j == pivot
-				}
-			}
-		} else {
-			beyond[i] = pivot >= 0 && i > pivot
-		}
-		if w.p(25) {
-			for j := range 1 + w.rng.IntN(2) {
-				st.Or = append(st.Or, w.unit(fmt.Sprintf("s%d-%d", i, j)))
-			}
-		}
 		st.Pivot = i == pivot
-		if (beyond[i] || st.Pivot) && len(st.Or) == 0 && w.p(60) {
-			st.Undo = nil
+		beside := graph && i > 0 && w.p(60)
+		if beside && !st.Pivot && st.Await == "" && !shape.Steps[i-1].Pivot && shape.Steps[i-1].Await == "" {
+			st.Parallel = true
+			w.seen["parallel"]++
 		}
-		if !st.Pivot && len(st.Or) == 0 && w.p(30) {
-			st.Idempotent, st.Undo = true, nil
+		if pivot >= 0 && i >= pivot && w.p(60) {
+			st.Undo = nil
 		}
 		shape.Steps = append(shape.Steps, st)
 	}
+	group := 0
 	for i, st := range shape.Steps {
-		node := nodePlan{name: st.Name, after: st.After, units: []string{st.Name}, light: st.Idempotent}
-		if st.After == nil && i > 0 {
-			node.after = []string{shape.Steps[i-1].Name}
+		if i > 0 && !st.Parallel {
+			group++
 		}
-		for _, alt := range st.Or {
-			node.units = append(node.units, alt.Name)
-		}
-		w.policy = append(w.policy, node)
-	}
-	for i, st := range shape.Steps {
-		for j := range w.policy {
-			if slices.Contains(w.policy[j].after, st.Name) {
-				w.policy[i].undoAfter = append(w.policy[i].undoAfter, w.policy[j].name)
-			}
-		}
+		w.policy = append(w.policy, nodePlan{name: st.Name, group: group})
 	}
 	w.unitOf = func(name string) saga.Step[book] {
-		for _, st := range shape.Steps {
-			for _, alt := range append([]saga.Step[book]{st}, st.Or...) {
-				if alt.Name == name {
-					return alt
-				}
-			}
-		}
-		panic(name)
+		return shape.Steps[slices.IndexFunc(shape.Steps, func(st saga.Step[book]) bool { return st.Name == name })]
 	}
 	w.sg = func(h *host) *saga.Saga[book] {
 		sg := shape
 		sg.Steps = slices.Clone(shape.Steps)
 		for i := range sg.Steps {
 			h.bind(&sg.Steps[i])
-			sg.Steps[i].Or = slices.Clone(sg.Steps[i].Or)
-			for j := range sg.Steps[i].Or {
-				h.bind(&sg.Steps[i].Or[j])
-			}
 		}
 		return &sg
 	}
@@ -210,9 +173,6 @@ func (w *world) unit(name string) saga.Step[book] {
 		if w.p(50) {
 			st.AwaitFor = time.Duration(1+w.rng.IntN(60)) * time.Second
 		}
-	}
-	if w.p(20) {
-		st.Settle = time.Duration(w.rng.IntN(20)) * time.Second
 	}
 	if w.p(30) {
 		st.Timeout = time.Duration(1+w.rng.IntN(20)) * time.Second
@@ -324,17 +284,18 @@ func (h *host) call(ctx context.Context, name string, op saga.Op, b *book) error
 	case trouble < 13:
 		w.seen["panic"]++
 		panic("out of range")
-	case trouble < 16 && op == saga.OpDo:
+	case trouble < 16 && op == saga.OpDo && !w.effect[name]:
 		w.seen["no effect"]++
-		return saga.NoEffect(errors.New("full"))
+		w.voided[name] = true
+		return saga.Void(errors.New("full"))
 	case trouble < 18:
 		w.seen["aborted"]++
 		return saga.Abort(errors.New("no way"))
 	}
 	if op == saga.OpDo {
-		if w.undone[name] {
+		if w.undone[name] || w.voided[name] {
 			w.seen["late"]++
-			return saga.NoEffect(errors.New("undone"))
+			return saga.Void(errors.New("undone"))
 		}
 		w.effect[name] = true
 		if b.Entries == nil {
@@ -393,7 +354,7 @@ func (w *world) begins(cmd saga.Command, h *host, name string, op saga.Op) {
 		w.errorf("epoch %d belongs to %s and %s", cmd.Epoch, o, h.name)
 	}
 	w.owners[cmd.Epoch] = h.name
-	if want := "saga/" + w.nodeOf(name).name + "/" + name + "/" + string(op); cmd.ID != want {
+	if want := "saga/" + name + "/" + string(op); cmd.ID != want {
 		w.errorf("the command is %q, not %q", cmd.ID, want)
 	}
 	if op == saga.OpDo && rec.Status != saga.Running {
@@ -401,22 +362,19 @@ func (w *world) begins(cmd saga.Command, h *host, name string, op saga.Op) {
 	}
 	states := decodeSteps(rec)
 	want := map[saga.Op]saga.StepStatus{saga.OpDo: saga.StepStarted, saga.OpUndo: saga.StepUndoing}[op]
-	node := w.nodeOf(name)
-	if node.light && states[name].Status != want {
-		w.seen["not recorded"]++
-	} else if states[name].Status != want {
+	if states[name].Status != want {
 		w.errorf("%s of %s begins, but the record says %s", op, name, states[name].Status)
 	}
 	if op == saga.OpDo {
-		for _, before := range node.after {
-			if !w.complete(states, w.nodeOf(before)) && !(node.light && w.nodeOf(before).light) {
-				w.errorf("Do of %s begins, but %s is not done", name, before)
+		for _, before := range w.policy {
+			if before.group < w.groupOf(name) && states[before.name].Status != saga.StepDone {
+				w.errorf("Do of %s begins, but %s is not done", name, before.name)
 			}
 		}
 	} else if rec.Status == saga.Compensating {
-		for _, before := range node.undoAfter {
-			if !w.settled(states, w.nodeOf(before)) {
-				w.errorf("Undo of %s begins, but %s is not undone", name, before)
+		for _, before := range w.policy {
+			if before.group > w.groupOf(name) && !settled(states[before.name].Status) {
+				w.errorf("Undo of %s begins, but %s is not undone", name, before.name)
 			}
 		}
 	}
@@ -438,24 +396,12 @@ func decodeSteps(rec store.Record) map[string]saga.StepState {
 	return states
 }
 
-func (w *world) nodeOf(unit string) nodePlan {
-	for _, n := range w.policy {
-		if slices.Contains(n.units, unit) {
-			return n
-		}
-	}
-	panic(unit)
+func (w *world) groupOf(name string) int {
+	return w.policy[slices.IndexFunc(w.policy, func(n nodePlan) bool { return n.name == name })].group
 }
 
-func (w *world) complete(states map[string]saga.StepState, n nodePlan) bool {
-	return slices.ContainsFunc(n.units, func(u string) bool { return states[u].Status == saga.StepDone })
-}
-
-func (w *world) settled(states map[string]saga.StepState, n nodePlan) bool {
-	return !slices.ContainsFunc(n.units, func(u string) bool {
-		s := states[u].Status
-		return s != saga.StepIdle && s != saga.StepNoEffect && s != saga.StepUndone
-	})
+func settled(s saga.StepStatus) bool {
+	return s == saga.StepIdle || s == saga.StepNoEffect || s == saga.StepUndone
 }
 
 // disturb is what can happen to a write: it fails, it happens but its answer is
@@ -650,6 +596,11 @@ func (w *world) await(ctx context.Context, client *saga.Runner) *saga.Instance {
 		if in.Status != saga.Stuck {
 			return in
 		}
+		if !in.Back { // the participants take what they have refused
+			w.mu.Lock()
+			clear(w.voided)
+			w.mu.Unlock()
+		}
 		if err := client.Operate(ctx, "saga", saga.Operation{Action: saga.ActionRetry, Note: "it works now"}); err != nil {
 			w.errorf("retry: %v", err)
 			return nil
@@ -665,21 +616,11 @@ func (w *world) check(ctx context.Context, client *saga.Runner, in *saga.Instanc
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, n := range w.policy {
-		net := 0
-		if n.light && in.Status == saga.Compensated {
-			continue // it is not undone
+		if in.Status == saga.Completed && state.Entries[n.name] == "" {
+			w.errorf("what %s wrote is lost", n.name)
 		}
-		for _, u := range n.units {
-			if !w.effect[u] {
-				continue
-			}
-			net++
-			if in.Status == saga.Completed && state.Entries[u] == "" {
-				w.errorf("what %s wrote is lost", u)
-			}
-		}
-		if want := map[saga.Status]int{saga.Completed: 1}[in.Status]; net != want {
-			w.errorf("%s, but step %s is in effect %d times: %+v", in.Status, n.name, net, in.Steps)
+		if w.effect[n.name] != (in.Status == saga.Completed) {
+			w.errorf("%s, but step %s is in effect: %v: %+v", in.Status, n.name, w.effect[n.name], in.Steps)
 		}
 	}
 	if in.Status != saga.Completed && in.Status != saga.Compensated || in.Owner != "" {
@@ -689,7 +630,7 @@ func (w *world) check(ctx context.Context, client *saga.Runner, in *saga.Instanc
 	if err != nil || int64(len(log)) != in.Seq {
 		w.errorf("a log of %d entries, seq %d: %v", len(log), in.Seq, err)
 	}
-	if !slices.ContainsFunc(log, func(e store.Entry) bool { return e.Kind == saga.EventTakenOver }) {
+	if !slices.ContainsFunc(log, func(e saga.Entry) bool { return e.Kind == saga.EventTakenOver }) {
 		for name := range w.undos {
 			if !w.called[name] {
 				w.errorf("%s was undone, though no owner has crashed and its Do was never called", name)

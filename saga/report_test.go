@@ -12,68 +12,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
-
-// stuckAlone starts a stuck saga whose owner died before it reported it.
-func stuckAlone(t *testing.T, st store.Store, id string) {
-	t.Helper()
-	_, _, err := st.Start(t.Context(), store.StartRequest{
-		ID: id, Saga: "trip", Version: 1, Status: saga.Stuck, Data: []byte(`{}`),
-		Steps: []byte(`{"steps":[{"n":"flight","s":"failed"}],"step":"flight","cause":"full"}`),
-		Log:   []store.Entry{{Kind: saga.EventStuck}},
-	})
-	require.NoError(t, err)
-}
-
-func TestAStuckSagaIsReportedThoughItsOwnerDied(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		begun := time.Now()
-		store := saga.NewMemory()
-		stuckAlone(t, store, "trip-1")
-		var told []time.Duration
-		hook := on(saga.EventStuck, func(e saga.Event) {
-			assert.Equal(t, "trip-1", e.ID)
-			assert.Equal(t, "flight", e.Step)
-			assert.EqualError(t, e.Err, "full")
-			told = append(told, time.Since(begun))
-		})
-		begin(t, store, saga.RunnerConfig{OnEvent: hook}, sequence(step("flight")))
-		begin(t, store, saga.RunnerConfig{OnEvent: hook, LeaseTTL: 16 * time.Second}, sequence(step("flight")))
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		require.Equal(t, []time.Duration{46 * time.Second}, told, "after a lease, in which its owner may do it, and once")
-	})
-}
-
-// TestAStuckSagaIsReportedUntilThatIsRecorded: at least once, not at most.
-func TestAStuckSagaIsReportedUntilThatIsRecorded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := &gate{Store: saga.NewMemory()}
-		fails := 2
-		g.reported = func(ctx context.Context, id string, seq int64) error {
-			if fails--; fails >= 0 {
-				return errDown
-			}
-			return g.Store.Reported(ctx, id, seq)
-		}
-		told := 0
-		sg := sequence(failing("flight", saga.Abort(errDeclined)))
-		sg.Steps[0].Undo = func(context.Context, *trip) error { return saga.Abort(errDeclined) }
-		r, _ := begin(t, g, saga.RunnerConfig{OnEvent: on(saga.EventStuck, func(saga.Event) { told++ })}, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrStuck)
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		require.Equal(t, 3, told)
-		require.EqualValues(t, 2, r.Stats().StoreErrors)
-	})
-}
 
 func TestReportsWithoutAHookAreLogged(t *testing.T) {
 	before := slog.Default()
@@ -81,16 +24,15 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		slog.SetDefault(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn})))
-		st := saga.NewMemory()
-		g := &gate{Store: st}
-		stuckAlone(t, st, "trip-1")
-		_, _, err := st.Start(t.Context(), store.StartRequest{ID: "order-1", Saga: "order", Status: saga.Running, Log: make([]store.Entry, 1)})
-		require.NoError(t, err)
-		_, stop := begin(t, g, saga.RunnerConfig{Name: "one"}, sequence(step("flight")))
+		g := &gate{Store: saga.NewMemory()}
+		charge := step("charge")
+		charge.Pivot = true
+		sg := sequence(charge, failing("flight", saga.Abort(errors.New("full"))))
+		r, stop := begin(t, g, saga.RunnerConfig{Name: "one"}, sg)
+		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		require.Contains(t, out.String(), `level=WARN msg="saga: stuck" runner=one saga=trip version=1 id=trip-1 step=flight err=full`)
-		require.Contains(t, out.String(), `level=WARN msg="saga: due sagas of a definition that is not registered" runner=one saga=order version=0 count=1`)
 		require.NotContains(t, out.String(), "failed")
 		out.Reset()
 		g.set(true)
@@ -120,11 +62,11 @@ func TestWhatIsLogged(t *testing.T) {
 		slow := failing("flight", errDeclined)
 		slow.Attempts, slow.Backoff = 120, saga.Exponential(time.Minute, time.Minute)
 		sg := sequence(slow)
-		r, _ := begin(t, g, saga.RunnerConfig{Name: "one", LeaseTTL: 15 * time.Second, StalledAfter: 5 * time.Minute, Park: time.Hour}, sg)
+		r, _ := begin(t, g, saga.RunnerConfig{Name: "one", LeaseTTL: 15 * time.Second, Park: time.Hour}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(10*time.Minute + 2*time.Second)
 		synctest.Wait()
-		require.Regexp(t, `level=WARN msg="saga: no progress" runner=one saga=trip version=1 id=trip-1 step=flight since=5m\S* err=declined`, out.String())
+		require.Regexp(t, `level=WARN msg="saga: a step fails again and again" runner=one saga=trip version=1 id=trip-1 step=flight attempt=8 err=declined`, out.String())
 		out.Reset()
 		down.Store(true)
 		time.Sleep(11 * time.Second) // two heartbeats, of two tries each

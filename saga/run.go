@@ -134,7 +134,7 @@ func (r *memoryRun[S]) loop() {
 		}
 		if r.t.plan.Chain {
 			if i := r.m.Ready(0, now); i >= 0 {
-				op, attempt := r.m.Begin(i, time.Time{})
+				op, attempt := r.m.Begin(i)
 				r.at, r.op = i, op
 				err := r.attempt(r.ctx, i, op, attempt, r.m.Past())
 				r.at = -1
@@ -203,7 +203,7 @@ func (r *memoryRun[S]) attempt(ctx context.Context, i int, op Op, attempt int, p
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	return readable(r.t.call(withAttempt(ctx, &r.identity, i, attempt, op), i, op, r.s))
+	return r.t.call(withAttempt(ctx, &r.identity, i, attempt, op), i, op, r.s)
 }
 
 // spread starts the attempts that may begin, and waits for a result or for the time of
@@ -214,7 +214,7 @@ func (r *memoryRun[S]) spread(now time.Time) bool {
 		r.cancels = make([]context.CancelCauseFunc, len(r.m.Units))
 	}
 	for i := r.m.Ready(0, now); i >= 0; i = r.m.Ready(i+1, now) {
-		op, attempt := r.m.Begin(i, time.Time{})
+		op, attempt := r.m.Begin(i)
 		ctx, cancel := context.WithCancelCause(r.ctx)
 		r.cancels[i] = cancel
 		go r.beside(ctx, i, op, attempt, r.m.Past())
@@ -224,7 +224,7 @@ func (r *memoryRun[S]) spread(now time.Time) bool {
 	}
 	for i, cancel := range r.cancels {
 		if r.m.Useless(i, now) {
-			cancel(&turnedBack{r.m.Wish})
+			cancel(&turnedBack{r.m.Turning(now)})
 		}
 	}
 	var next <-chan time.Time

@@ -64,7 +64,7 @@ func TestRunRunsStepsInOrder(t *testing.T) {
 func TestRunUndoesInReverse(t *testing.T) {
 	full := errors.New("hotel full")
 	hotel := step("hotel")
-	hotel.Do = note("do hotel", saga.NoEffect(full))
+	hotel.Do = note("do hotel", saga.Void(full))
 	sg := &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{step("flight"), step("car"), hotel}}
 	var s trip
 	err := saga.Run(t.Context(), sg, &s)
@@ -143,17 +143,17 @@ func TestRunReadsErrors(t *testing.T) {
 	}{
 		{"plain", errDeclined, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
 		{"abort", saga.Abort(errDeclined), []string{"do x", "undo x"}, 0},
-		{"no effect", saga.NoEffect(errDeclined), []string{"do x"}, 0},
-		{"abort without effect", saga.Abort(saga.NoEffect(errDeclined)), []string{"do x"}, 0},
+		{"no effect", saga.Void(errDeclined), []string{"do x"}, 0},
+		{"abort without effect", saga.Abort(saga.Void(errDeclined)), []string{"do x"}, 0},
 		{"not retryable", hint{}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
 		{"answered", answer{}, []string{"do x", "undo x"}, 0},
 		{"answered, to be retried", answer{hint{after: time.Minute, retry: true}}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Minute},
-		{"no effect beside a timeout", errors.Join(saga.NoEffect(errDeclined), context.DeadlineExceeded), []string{"do x", "undo x"}, 0},
-		{"no effect twice", errors.Join(saga.NoEffect(errDeclined), fmt.Errorf("b: %w", saga.NoEffect(errDeclined))), []string{"do x"}, 0},
-		{"no effect beside a refusal", errors.Join(saga.NoEffect(errDeclined), refusal{}), []string{"do x"}, 0},
-		{"no effect around a timeout", saga.NoEffect(errors.Join(errDeclined, context.DeadlineExceeded)), []string{"do x"}, 0},
-		{"a child without effect", &saga.Error{Status: saga.Compensated, Err: saga.NoEffect(errDeclined)}, []string{"do x", "undo x"}, 0},
-		{"in doubt, whatever is inside", saga.InDoubt(saga.NoEffect(errDeclined)), []string{"do x", "undo x"}, 0},
+		{"no effect beside a timeout", errors.Join(saga.Void(errDeclined), context.DeadlineExceeded), []string{"do x", "undo x"}, 0},
+		{"no effect twice", errors.Join(saga.Void(errDeclined), fmt.Errorf("b: %w", saga.Void(errDeclined))), []string{"do x"}, 0},
+		{"no effect beside a refusal", errors.Join(saga.Void(errDeclined), refusal{}), []string{"do x"}, 0},
+		{"no effect around a timeout", saga.Void(errors.Join(errDeclined, context.DeadlineExceeded)), []string{"do x"}, 0},
+		{"a child without effect", &saga.Error{Status: saga.Compensated, Err: saga.Void(errDeclined)}, []string{"do x", "undo x"}, 0},
+		{"in doubt, whatever is inside", saga.InDoubt(saga.Void(errDeclined)), []string{"do x", "undo x"}, 0},
 		{"a refusal in doubt", saga.InDoubt(refusal{}), []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
 		{"a refusal beside a failure", errors.Join(refusal{}, errDeclined), []string{"do x", "do x", "do x", "undo x"}, 2 * time.Second},
 		{"not retryable now", hint{after: time.Minute}, []string{"do x", "do x", "do x", "undo x"}, 2 * time.Minute},
@@ -173,47 +173,8 @@ func TestRunReadsErrors(t *testing.T) {
 		})
 	}
 	require.NoError(t, saga.Abort(nil))
-	require.NoError(t, saga.NoEffect(nil))
+	require.NoError(t, saga.Void(nil))
 	require.NoError(t, saga.InDoubt(nil))
-}
-
-func TestRunUndoesAStepInDoubtWhoseLastAnswerIsNoEffect(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st, calls := step("flight"), 0
-		st.Do = func(context.Context, *trip) error {
-			if calls++; calls == 1 {
-				return errors.New("reply lost")
-			}
-			return saga.NoEffect(errDeclined)
-		}
-		var s trip
-		err := saga.Run(t.Context(), sequence(st), &s)
-		require.ErrorIs(t, err, errDeclined)
-		require.Equal(t, []string{"undo flight"}, s.Calls)
-	})
-}
-
-func TestRunTriesAlternatives(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		hotel := failing("hotel", saga.NoEffect(errors.New("full")))
-		hotel.Or = []saga.Step[trip]{failing("inn", saga.Abort(errors.New("no reply"))), step("hostel")}
-		var s trip
-		require.NoError(t, saga.Run(t.Context(), sequence(step("flight"), hotel, step("car")), &s))
-		require.Equal(t, []string{"do flight", "do hotel", "do inn", "undo inn", "do hostel", "do car"}, s.Calls)
-
-		// If all of them fail, or a later step does, the saga turns back.
-		hotel.Or[1] = failing("hostel", saga.NoEffect(errDeclined))
-		s = trip{}
-		err := saga.Run(t.Context(), sequence(step("flight"), hotel), &s)
-		require.Equal(t, "hostel", detail(t, err).Step)
-		require.Equal(t, []string{"do flight", "do hotel", "do inn", "undo inn", "do hostel", "undo flight"}, s.Calls)
-
-		hotel.Or[1] = step("hostel")
-		s = trip{}
-		err = saga.Run(t.Context(), sequence(hotel, failing("car", saga.NoEffect(errDeclined))), &s)
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Equal(t, []string{"do hotel", "do inn", "undo inn", "do hostel", "do car", "undo hostel"}, s.Calls)
-	})
 }
 
 func TestRunRetriesAfterThePivotUntilItWorks(t *testing.T) {
@@ -264,7 +225,7 @@ func TestRunIsStuckIfItCanGoNeitherOnNorBack(t *testing.T) {
 		require.Equal(t, []string{"do flight", "do charge", "do charge", "do charge"}, s.Calls)
 
 		t.Log("but not if it certainly took no effect")
-		doubt.Do = note("do charge", saga.NoEffect(errDeclined))
+		doubt.Do = note("do charge", saga.Void(errDeclined))
 		err = saga.Run(t.Context(), sequence(step("flight"), doubt), &trip{})
 		require.ErrorIs(t, err, saga.ErrCompensated)
 
@@ -277,7 +238,7 @@ func TestRunIsStuckIfItCanGoNeitherOnNorBack(t *testing.T) {
 		flight := step("flight")
 		flight.Undo, flight.UndoAttempts = note("undo flight", errors.New("closed")), 3
 		s = trip{}
-		err = saga.Run(t.Context(), sequence(step("car"), flight, failing("hotel", saga.NoEffect(errDeclined))), &s)
+		err = saga.Run(t.Context(), sequence(step("car"), flight, failing("hotel", saga.Void(errDeclined))), &s)
 		require.ErrorIs(t, err, saga.ErrStuck)
 		require.ErrorIs(t, err, errDeclined)
 		require.EqualError(t, err, "saga: trip: stuck: step hotel: declined; undo of step flight: closed")
@@ -369,11 +330,11 @@ func TestRunWhoseContextEndsDuringAStep(t *testing.T) {
 		calls  []string
 	}{
 		"before the pivot":            {false, false, func(context.Context) error { return errDeclined }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
-		"an answer":                   {false, false, func(context.Context) error { return saga.NoEffect(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
+		"an answer":                   {false, false, func(context.Context) error { return saga.Void(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
 		"the end itself":              {false, false, func(ctx context.Context) error { return fmt.Errorf("%w: %w", errDeclined, ctx.Err()) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
 		"its cause":                   {false, false, func(ctx context.Context) error { return fmt.Errorf("%w: %w", errDeclined, context.Cause(ctx)) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo hotel", "undo flight"}},
 		"the pivot":                   {true, false, func(context.Context) error { return errDeclined }, saga.ErrStuck, []string{"do flight", "do hotel"}},
-		"the pivot has no effect":     {true, false, func(context.Context) error { return saga.NoEffect(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
+		"the pivot has no effect":     {true, false, func(context.Context) error { return saga.Void(errDeclined) }, saga.ErrCompensated, []string{"do flight", "do hotel", "undo flight"}},
 		"after the pivot":             {false, true, func(context.Context) error { return errDeclined }, saga.ErrStuck, []string{"do flight", "do hotel"}},
 		"after the pivot, for good":   {false, true, func(context.Context) error { return saga.Abort(errDeclined) }, saga.ErrStuck, []string{"do flight", "do hotel"}},
 		"after the pivot, a refusal":  {false, true, func(context.Context) error { return errors.Join(errDeclined, refusal{}) }, saga.ErrStuck, []string{"do flight", "do hotel"}},
@@ -454,7 +415,7 @@ func TestRunEndsAttemptsAtItsDeadline(t *testing.T) {
 			return ctx.Err()
 		}
 		beside := step("car")
-		beside.After, beside.Undo = []string{"flight"}, func(context.Context, *trip) error { return nil }
+		beside.Parallel, beside.Undo = true, func(context.Context, *trip) error { return nil }
 		for _, sg := range []*saga.Saga[trip]{sequence(step("flight"), heeds), sequence(step("flight"), heeds, beside)} {
 			sg.Timeout = 30 * time.Second
 			begun := time.Now()
@@ -499,36 +460,6 @@ func TestASagaWithoutPivotTurnsBackUntilItHasCompleted(t *testing.T) {
 	})
 }
 
-func TestRunLetsADoubtfulRequestSettle(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var undone time.Duration
-		st := failing("flight", saga.Abort(errDeclined))
-		st.Settle = 40 * time.Second
-		begun := time.Now()
-		st.Undo = func(context.Context, *trip) error { undone = time.Since(begun); return nil }
-		require.ErrorIs(t, saga.Run(t.Context(), sequence(st), &trip{}), saga.ErrCompensated)
-		require.Equal(t, 40*time.Second, undone)
-
-		t.Log("also when a later attempt has succeeded")
-		calls := 0
-		begun = time.Now()
-		st.Do = func(context.Context, *trip) error {
-			if calls++; calls == 1 {
-				return errDeclined
-			}
-			return nil
-		}
-		require.Error(t, saga.Run(t.Context(), sequence(st, failing("hotel", saga.NoEffect(errDeclined))), &trip{}))
-		require.Equal(t, 40*time.Second, undone)
-
-		t.Log("but not what is done for certain")
-		st.Do = note("do flight", nil)
-		begun = time.Now()
-		require.Error(t, saga.Run(t.Context(), sequence(st, failing("hotel", saga.NoEffect(errDeclined))), &trip{}))
-		require.Zero(t, undone)
-	})
-}
-
 // graph returns the steps a, then b and c in parallel for 2 and 3 seconds, then d.
 func graph(log *[]string, mu *sync.Mutex) *saga.Saga[trip] {
 	timed := func(name string, d time.Duration) saga.Step[trip] {
@@ -544,7 +475,7 @@ func graph(log *[]string, mu *sync.Mutex) *saga.Saga[trip] {
 		return saga.Step[trip]{Name: name, Do: call("do "+name, d), Undo: call("undo "+name, d)}
 	}
 	a, b, c, d := timed("a", time.Second), timed("b", 2*time.Second), timed("c", 3*time.Second), timed("d", 0)
-	b.After, c.After, d.After = []string{"a"}, []string{"a"}, []string{"b", "c"}
+	c.Parallel = true
 	return sequence(a, b, c, d)
 }
 
@@ -560,7 +491,7 @@ func TestRunRunsBranchesInParallel(t *testing.T) {
 
 		log, begun = nil, time.Now()
 		sg = graph(&log, &mu)
-		sg.Steps[3].Do = func(context.Context, *trip) error { return saga.NoEffect(errDeclined) }
+		sg.Steps[3].Do = func(context.Context, *trip) error { return saga.Void(errDeclined) }
 		require.ErrorIs(t, saga.Run(t.Context(), sg, &trip{}), errDeclined)
 		require.Equal(t, 8*time.Second, time.Since(begun))
 		require.Equal(t, []string{"do a", "do b", "do c", "undo b", "undo c", "undo a"}, log)
@@ -576,8 +507,8 @@ func TestRunEndsTheOtherBranchesWhenOneHasFailed(t *testing.T) {
 			cause = context.Cause(ctx)
 			return cause
 		}
-		fail := failing("c", saga.NoEffect(errDeclined))
-		hang.After, fail.After = []string{"a"}, []string{"a"}
+		fail := failing("c", saga.Void(errDeclined))
+		fail.Parallel = true
 		var s trip
 		err := saga.Run(t.Context(), sequence(step("a"), hang, fail), &s)
 		require.Equal(t, "c", detail(t, err).Step)
@@ -590,7 +521,7 @@ func TestRunEndsTheOtherBranchesWhenOneHasFailed(t *testing.T) {
 func TestRunTriesABranchAgainBesideAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		again, slow := step("a"), step("b")
-		again.After, slow.After = []string{}, []string{}
+		slow.Parallel = true
 		begun, tried := time.Now(), []time.Duration(nil)
 		var kept context.Context
 		again.Do = func(ctx context.Context, _ *trip) error {
@@ -612,7 +543,7 @@ func TestRunReturnsWhenAllStepsHaveReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		pivot, fails, slow := step("a"), step("b"), step("c")
-		pivot.Pivot, fails.After, slow.After = true, []string{"a"}, []string{"a"}
+		pivot.Pivot, slow.Parallel = true, true
 		fails.Do = func(context.Context, *trip) error { time.Sleep(time.Second); cancel(); return errDeclined }
 		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Minute); return errors.New("late") }
 		begun := time.Now()
@@ -642,7 +573,7 @@ func TestRunTellsWhatIsLeft(t *testing.T) {
 	require.Equal(t, "flight", detail(t, err).Failed[0].Step)
 
 	parallel := sequence(flight, doubt)
-	parallel.Steps[0].After, parallel.Steps[1].After = []string{}, []string{}
+	parallel.Steps[1].Parallel = true
 	parallel.Steps[1].Undo = func(context.Context, *trip) error { return errors.New("closed, too") }
 	parallel.Steps[1].UndoAttempts = 1
 	parallel.Steps[0].Do, parallel.Steps[1].Do = func(context.Context, *trip) error { return nil }, func(context.Context, *trip) error { return errDeclined }
@@ -651,28 +582,6 @@ func TestRunTellsWhatIsLeft(t *testing.T) {
 	require.ErrorIs(t, err, saga.ErrStuck)
 	require.Len(t, detail(t, err).Failed, 1)
 	require.Equal(t, saga.OpUndo, detail(t, err).Failed[0].Op)
-}
-
-func TestRunAwaitsThePivotBeforeItTurnsBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fail, tries := step("b"), 0
-		fail.Attempts = 1
-		fail.Do = func(context.Context, *trip) error {
-			if tries++; tries < 3 {
-				return errDeclined
-			}
-			return nil
-		}
-		pivot := step("c")
-		pivot.Pivot, pivot.Undo = true, nil
-		pivot.Do = func(ctx context.Context, _ *trip) error {
-			time.Sleep(time.Minute)
-			return ctx.Err()
-		}
-		fail.After, pivot.After = []string{"a"}, []string{"a"}
-		require.NoError(t, saga.Run(t.Context(), sequence(step("a"), fail, pivot), &trip{}))
-		require.Equal(t, 3, tries, "what had failed is tried until it works")
-	})
 }
 
 func TestRunUndoesTheFirstStepThatPanics(t *testing.T) {
@@ -690,11 +599,9 @@ func TestRunPassesAPanicOnAfterUndoing(t *testing.T) {
 		bad.Do = func(context.Context, *trip) error { panic("boom") }
 		sg := sequence(step("flight"), bad)
 		if parallel {
-			last := step("car")
-			last.After = []string{"hotel"}
-			sg = sequence(step("flight"), bad, last, step("mail"))
-			sg.Steps[3].After = []string{"flight"}
-			sg.Steps[3].Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return saga.NoEffect(ctx.Err()) }
+			sg = sequence(step("flight"), bad, step("mail"), step("car"))
+			sg.Steps[2].Parallel = true
+			sg.Steps[2].Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return saga.Void(ctx.Err()) }
 		}
 		require.PanicsWithValue(t, "boom", func() { _ = saga.Run(t.Context(), sg, &s) })
 		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
@@ -716,7 +623,7 @@ func TestRunPassesAPanicOnAfterUndoing(t *testing.T) {
 // TestRunGoesNoFurtherAfterAPanic beyond the pivot, where there is nothing to undo.
 func TestRunGoesNoFurtherAfterAPanic(t *testing.T) {
 	pivot, mail := step("charge"), step("mail")
-	pivot.Pivot, mail.BestEffort = true, true
+	pivot.Pivot = true
 	mail.Do = func(context.Context, *trip) error { panic("boom") }
 	var s trip
 	require.PanicsWithValue(t, "boom", func() { _ = saga.Run(t.Context(), sequence(pivot, mail, step("tickets")), &s) })
@@ -728,7 +635,7 @@ func TestRunPassesOnTheFirstPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		panics := func(name string, after time.Duration) saga.Step[trip] {
 			st := step(name)
-			st.After, st.Undo = []string{}, func(context.Context, *trip) error { return nil }
+			st.Parallel, st.Undo = name != "a", func(context.Context, *trip) error { return nil }
 			st.Do = func(context.Context, *trip) error { time.Sleep(after); panic(name) }
 			return st
 		}
@@ -744,7 +651,7 @@ func TestRunUndoesTheOtherStepsWhenAnUndoPanics(t *testing.T) {
 		var undone []string
 		undoable := func(name string, panics bool) saga.Step[trip] {
 			st := step(name)
-			st.After = []string{} // all at once
+			st.Parallel = name != "a"
 			st.Do = func(context.Context, *trip) error { return nil }
 			st.Undo = func(context.Context, *trip) error {
 				mu.Lock()
@@ -760,8 +667,7 @@ func TestRunUndoesTheOtherStepsWhenAnUndoPanics(t *testing.T) {
 			}
 			return st
 		}
-		fails := failing("e", saga.NoEffect(errDeclined))
-		fails.After = []string{"a", "b", "c", "d"}
+		fails := failing("e", saga.Void(errDeclined))
 		sg := sequence(undoable("a", false), undoable("b", true), undoable("c", false), undoable("d", true), fails)
 		done := make(chan any, 1)
 		go func() {
@@ -786,7 +692,7 @@ func TestRunPassesOnThePanicOfAnUndoInASequence(t *testing.T) {
 	b := step("b")
 	b.Undo = func(context.Context, *trip) error { panic("boom") }
 	c := step("c")
-	sg := sequence(step("a"), b, c, failing("d", saga.NoEffect(errDeclined)))
+	sg := sequence(step("a"), b, c, failing("d", saga.Void(errDeclined)))
 	require.PanicsWithValue(t, "boom", func() { _ = saga.Run(t.Context(), sg, &s) })
 	require.Equal(t, []string{"do a", "do b", "do c", "do d", "undo c"}, s.Calls)
 }
@@ -800,13 +706,12 @@ func TestRunNamesItsCommands(t *testing.T) {
 		}
 	}
 	hotel := saga.Step[trip]{Name: "hotel", Do: keep(saga.Abort(errDeclined)), Undo: keep(nil)}
-	hotel.Or = []saga.Step[trip]{{Name: "inn", Do: keep(nil), Undo: keep(nil)}}
-	sg := sequence(hotel, failing("car", saga.NoEffect(errDeclined)))
+	sg := sequence(saga.Step[trip]{Name: "inn", Do: keep(nil), Undo: keep(nil)}, hotel, failing("car", saga.Void(errDeclined)))
 	require.Error(t, saga.Run(t.Context(), sg, &trip{}))
 	require.Len(t, ids, 4)
 	id := ids[0][:26]
 	require.Equal(t, []string{
-		id + "/hotel/hotel/do", id + "/hotel/hotel/undo", id + "/hotel/inn/do", id + "/hotel/inn/undo",
+		id + "/inn/do", id + "/hotel/do", id + "/hotel/undo", id + "/inn/undo",
 	}, ids)
 	first := id
 	ids = nil
@@ -826,13 +731,13 @@ func TestRunCallsTheMiddleware(t *testing.T) {
 	st := step("flight")
 	st.Middleware = func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error {
-			order = append(order, saga.CommandFrom(ctx).ID[len(saga.CommandFrom(ctx).DoID())-len("flight/flight/do"):])
+			order = append(order, saga.CommandFrom(ctx).ID[len(saga.CommandFrom(ctx).DoID())-len("flight/do"):])
 			return next(ctx)
 		}
 	}
 	var s trip
-	require.Error(t, saga.Run(t.Context(), sequence(st, failing("hotel", saga.NoEffect(errDeclined))), &s))
-	require.Equal(t, []string{"flight/flight/do", "flight/flight/undo"}, order)
+	require.Error(t, saga.Run(t.Context(), sequence(st, failing("hotel", saga.Void(errDeclined))), &s))
+	require.Equal(t, []string{"flight/do", "flight/undo"}, order)
 	require.Equal(t, []string{"do flight", "do hotel", "undo flight"}, s.Calls)
 }
 
@@ -885,7 +790,7 @@ func TestErrorOfASaga(t *testing.T) {
 	t.Log("errors that cannot be compared")
 	flight := step("flight")
 	flight.Undo, flight.UndoAttempts = note("undo flight", parts{closed}), 1
-	got := saga.Run(t.Context(), sequence(flight, failing("hotel", parts{saga.NoEffect(errDeclined)})), &trip{})
+	got := saga.Run(t.Context(), sequence(flight, failing("hotel", parts{saga.Void(errDeclined)})), &trip{})
 	require.ErrorIs(t, got, saga.ErrStuck)
 	require.ErrorIs(t, got, closed)
 	require.ErrorIs(t, got, errDeclined)

@@ -1,23 +1,19 @@
 package saga
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"maps"
 	mathrand "math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/notify"
-	"github.com/go-resilience/resilience/internal/settings"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/memory"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A Runner claims due sagas, runs their steps, and takes over the sagas of crashed
@@ -28,28 +24,25 @@ type Runner struct {
 	tx    store.TxStore // nil if the store has no transactions
 	owner string
 	wake  chan struct{} // claim now
-	beat  chan struct{} // send a heartbeat now
 
 	chance func(below time.Duration) time.Duration
 
-	setting   settings.Setting[RunnerConfig]
+	cfg       RunnerConfig // with its defaults; it does not change
 	observers notify.Observers[Event]
-	panics    notify.Panics // of hooks
 
 	mu       sync.Mutex
-	programs map[store.Definition]*registered
+	programs map[store.Definition]program
 	held     map[string]*lease
 	reserved int             // places kept for a Start or claim under way
 	base     context.Context // of every attempt; nil while Run is not under way
 	draining bool
 	waiters  map[string][]chan store.Record // by id, for Result
 	backlog  bool                           // the last claim returned as many as it asked for
-	claims   int64
 	work     sync.WaitGroup
 
 	looked  time.Time // when the latest look began at the numbers in the store
 	looking bool
-	stored  store.Counts // at the last look that was answered
+	stored  Counts // at the last look that was answered
 
 	figures figures
 	warned  atomic.Int64 // when a failure of the store was last logged
@@ -58,11 +51,15 @@ type Runner struct {
 // NewMemory returns a store that keeps sagas in the process. It is for tests, and for sagas
 // that need not survive the process. Sagas that have ended stay in it, unless
 // [RunnerConfig] Keep says otherwise.
-func NewMemory() store.Store { return memory.New() }
+func NewMemory() Store { return memory.New() }
+
+// A Store keeps sagas and their logs: that of [NewMemory], or of package sqlstore. Its methods are
+// for a Runner alone.
+type Store = store.Store
 
 // NewRunner returns a runner on st. The runner runs no saga before Run is called. NewRunner
 // panics with the error of [RunnerConfig.Validate], and if st is nil.
-func NewRunner(st store.Store, cfg RunnerConfig) *Runner {
+func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	err := cfg.Validate()
 	if st == nil {
 		err = errors.Join(errors.New("saga.NewRunner needs a Store, not nil"), err)
@@ -71,12 +68,11 @@ func NewRunner(st store.Store, cfg RunnerConfig) *Runner {
 		panic(err)
 	}
 	r := &Runner{
-		store: st, owner: rand.Text()[:12], chance: mathrand.N[time.Duration],
-		wake: make(chan struct{}, 1), beat: make(chan struct{}, 1),
-		programs: make(map[store.Definition]*registered),
+		store: st, cfg: cfg.withDefaults(), owner: rand.Text()[:12], chance: mathrand.N[time.Duration],
+		wake:     make(chan struct{}, 1),
+		programs: make(map[store.Definition]program),
 		held:     make(map[string]*lease), waiters: make(map[string][]chan store.Record),
 	}
-	r.setting.Init(cfg, RunnerConfig.withDefaults)
 	r.tx, _ = st.(store.TxStore)
 	if cfg.Name != "" {
 		r.owner = cfg.Name + "-" + r.owner
@@ -106,10 +102,11 @@ func Register[S any](r *Runner, sagas ...*Saga[S]) {
 		r.mu.Lock()
 		known := r.programs[d]
 		if known == nil {
-			r.programs[d] = &registered{program: t, steps: r.figures.of(t.plan)}
+			r.programs[d] = t
+			r.figures.of(sg.Name)
 		}
 		r.mu.Unlock()
-		if known != nil && known.program != program(t) {
+		if known != nil && known != program(t) {
 			panic(fmt.Errorf("saga: %s version %d is registered already", sg.Name, sg.Version))
 		}
 		for _, st := range t.steps {
@@ -120,23 +117,13 @@ func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	}
 }
 
-func (r *Runner) program(saga string, version int) (*registered, error) {
+func (r *Runner) program(saga string, version int) (program, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if p := r.programs[store.Definition{Saga: saga, Version: version}]; p != nil {
 		return p, nil
 	}
 	return nil, fmt.Errorf("%w: %s version %d", ErrNotRegistered, saga, version)
-}
-
-// definitions returns what is registered, in the order of their turns to be claimed: that
-// of which a saga was claimed last comes last. The caller holds r.mu.
-func (r *Runner) definitions() []store.Definition {
-	list := slices.Collect(maps.Keys(r.programs))
-	slices.SortFunc(list, func(a, b store.Definition) int {
-		return cmp.Or(cmp.Compare(r.programs[a].turn, r.programs[b].turn), cmp.Compare(a.Saga, b.Saga), cmp.Compare(a.Version, b.Version))
-	})
-	return list
 }
 
 func (r *Runner) isDraining() bool {
@@ -146,51 +133,12 @@ func (r *Runner) isDraining() bool {
 }
 
 // Name returns the Name of the RunnerConfig.
-func (r *Runner) Name() string { return r.config().Name }
+func (r *Runner) Name() string { return r.cfg.Name }
 
-// Config returns the present configuration, with its defaults.
-func (r *Runner) Config() RunnerConfig { return r.setting.Config() }
+// Config returns the configuration, with its defaults.
+func (r *Runner) Config() RunnerConfig { return r.cfg }
 
-func (r *Runner) config() *RunnerConfig { return r.setting.Load() }
-
-// Update changes the configuration of a runner, which may be running. change is called
-// with the present configuration as it was given, in which a zero field means its default, and
-// must not call the runner. If the result is invalid,
-// Update returns the error of [RunnerConfig.Validate] and nothing changes. Concurrent
-// Updates are made one after the other.
-//
-//   - Nothing that the runner does is interrupted. It keeps its sagas, their attempts, its
-//     figures and its observers.
-//   - LeaseTTL holds for sagas that are claimed from now on, and for each held saga from its
-//     next heartbeat, which the runner sends immediately. Until then a saga keeps the lease
-//     that it has.
-//   - With a higher Concurrency the runner claims more sagas immediately. With a lower one
-//     it keeps the sagas that it holds, and claims none while they are too many.
-//   - Inject and Extract hold for sagas that are started, and claimed, from now on.
-//   - Poll, Park, MaxTakeovers, StalledAfter, DueAfter, Keep and the On hooks hold from now
-//     on, for held sagas too. Drain holds for the next stop.
-//   - Name cannot change, since it is part of the name by which the runner owns its sagas.
-//     The Store is not part of the configuration and cannot change either.
-func (r *Runner) Update(change func(*RunnerConfig)) error {
-	return r.setting.Update(change, (*RunnerConfig).fixed, r.follow)
-}
-
-func (r *Runner) follow(*RunnerConfig) {
-	r.beatNow() // with the new LeaseTTL
-	r.Wake()    // with the new Concurrency, and then after the new Poll
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, e := range r.held {
-		e.nudge() // to look at the new StalledAfter and Park
-	}
-}
-
-// Change is Update for a program that does not know the type of the configuration: f gets a
-// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
-// changes; dry returns the error that the change would have.
-func (r *Runner) Change(dry bool, f func(cfg any) error) error {
-	return r.setting.Change(dry, f, (*RunnerConfig).fixed, r.follow)
-}
+func (r *Runner) config() *RunnerConfig { return &r.cfg }
 
 // Wake makes the runner ask for due sagas immediately, without waiting for
 // RunnerConfig.Poll: after the commit of the transaction of a [StartTx] or a SignalTx.
@@ -201,24 +149,19 @@ func (r *Runner) Wake() {
 	}
 }
 
-// keepPlace keeps a place free for a saga of p that is about to be held, until freePlace. It
+// keepPlace keeps a place free for a saga that is about to be held, until freePlace. It
 // reports whether there is one.
-func (r *Runner) keepPlace(p *registered) bool {
+func (r *Runner) keepPlace() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p.free() <= 0 || r.reserve(1) == 0 {
-		return false
-	}
-	p.reserved++
-	return true
+	return r.reserve(1) > 0
 }
 
-func (r *Runner) freePlace(p *registered) {
+func (r *Runner) freePlace() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p.reserved--
 	r.unreserve(1)
-	r.claimRest(p)
+	r.claimRest()
 }
 
 // reserve keeps up to n places free for sagas that are about to be held, and returns how
@@ -244,21 +187,18 @@ func (r *Runner) unreserve(n int) {
 func (r *Runner) drop(rec store.Record, l *lease) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p := l.of
 	if r.held[rec.ID] == l {
 		delete(r.held, rec.ID)
-		p.held--
 	}
-	r.claimRest(p)
+	r.claimRest()
 	r.wakeResults(rec)
 }
 
 // claimRest makes the runner claim what its last claim has left for want of places, when it has
-// enough of them. A place of p has become free. The caller holds r.mu.
-func (r *Runner) claimRest(p *registered) {
-	if r.backlog && len(r.held)+r.reserved <= r.config().Concurrency*3/4 ||
-		p.backlog && p.held+p.reserved <= p.planned().Most*3/4 {
-		r.backlog, p.backlog = false, false
+// enough of them. The caller holds r.mu.
+func (r *Runner) claimRest() {
+	if r.backlog && len(r.held)+r.reserved <= r.cfg.Concurrency*3/4 {
+		r.backlog = false
 		r.Wake()
 	}
 }
@@ -269,15 +209,6 @@ func (r *Runner) wakeResults(rec store.Record) {
 		told <- rec
 	}
 	delete(r.waiters, rec.ID)
-}
-
-// beatNow makes the runner send a heartbeat now: some sagas have a lease that is not the
-// configured one.
-func (r *Runner) beatNow() {
-	select {
-	case r.beat <- struct{}{}:
-	default:
-	}
 }
 
 // listen returns a channel that has the record when this runner no longer holds the saga. here
@@ -329,11 +260,4 @@ func every(ctx context.Context, first time.Duration, wake <-chan struct{}, fn fu
 		}
 		t.Reset(fn())
 	}
-}
-
-// fixed returns an error if Name has changed.
-func (c *RunnerConfig) fixed(next *RunnerConfig) error {
-	f := invalid.Fields{Type: "saga.RunnerConfig"}
-	f.Same("Name", c.Name, next.Name)
-	return f.Err()
 }

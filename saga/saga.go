@@ -14,7 +14,7 @@
 //	err := saga.Run(ctx, trip, &Trip{From: "LIS"}) // in memory, nothing durable
 //
 // A [Runner] runs the same definition durably: the progress of each saga is a row in
-// the user's own database (package sqlstore) or in any other [store.Store]. There is no
+// the user's own database (package sqlstore) or in memory ([NewMemory]). There is no
 // server, no broker and no deterministic replay.
 //
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
@@ -48,8 +48,7 @@
 // before the record. The step has started, has no result, and may have taken effect:
 // it is in doubt. It runs again with the same command id (see [CommandFrom]). If the
 // saga turns back, it is undone as a done step is. A Do that fails is in doubt too,
-// unless its error is a [NoEffect], which says that this attempt took no effect, or a
-// [Void], which says so of all attempts.
+// unless its error is a [Void], which says that no attempt took effect or ever will.
 //
 // Two things follow. Undo must work for a Do that never took effect. A participant
 // must apply each command id once: [Apply] does so in a participant's own database,
@@ -69,20 +68,11 @@
 //		return err
 //	}
 //
-// After a lost reply a NoEffect leaves open whether the card was charged, and the saga is
+// After a lost reply an [Abort] leaves open whether the card was charged, and the saga is
 // stuck. If the participant keeps no answers, give the pivot an Undo, such as a refund:
 // then the saga turns back after Attempts, at its Timeout and by Cancel, also if it does not
 // know whether the pivot took effect. That is the price: it gives orders up that it would
 // only have had to ask about once more.
-//
-// # Steps that share a record
-//
-// Each step costs a write to the store, except for those that are ReadOnly or Idempotent: such
-// a step begins before the one before it is recorded, if that is such a step too, and is
-// recorded together with the next step that is not, a wait or the end, after a second at the
-// latest, or when the DoTx that is under way then has ended. A crash repeats at most 16 of them
-// in a row, in their order and from the state that was recorded, and they alone may begin once
-// more after another owner has turned the saga back.
 //
 // # Refusals
 //
@@ -100,8 +90,7 @@
 // # Turning back
 //
 // The record "compensating" is committed before the first Undo. After it, no Do
-// starts again. The Undo of an alternative that has failed (see Step.Or) may come
-// before. The end of the caller's ctx never reaches an Undo, which runs on a detached
+// starts again. The end of the caller's ctx never reaches an Undo, which runs on a detached
 // ctx with a timeout of its own.
 //
 // # Waiting
@@ -150,15 +139,11 @@ import (
 type Saga[S any] struct {
 	Name    string    // 1 to 100 bytes
 	Version int       // 0 or more; see the package comment
-	Steps   []Step[S] // 1 to 1000, alternatives included; for more, see ChildrenOf
+	Steps   []Step[S] // 1 to 1000; for more, see ChildrenOf
 
 	// Timeout is how long the saga may take, from its start, until its pivot is done,
 	// or its last step if it has no pivot. Then it turns back. Zero means no deadline.
 	Timeout time.Duration
-	// Concurrency is how many sagas of this definition, and of this Version, a Runner holds
-	// at most, within RunnerConfig.Concurrency. Those above it stay due in the store, and
-	// hold up no other definition. Zero means no bound of its own. Run does not use it.
-	Concurrency int
 	// Codec encodes the state. Nil means JSON, which must keep every field of S. Run
 	// does not use it.
 	Codec Codec[S]
@@ -168,7 +153,7 @@ type Saga[S any] struct {
 
 // A Step is one part of a saga: a command to a participant, and its undoing.
 type Step[S any] struct {
-	Name string // 1 to 100 bytes without "/"; unique in the saga, alternatives included
+	Name string // 1 to 100 bytes without "/"; unique in the saga
 
 	// Do does the step. Exactly one of Do, DoTx and Saga is set, or none with a Delay or an
 	// Await. Do may be called again, with the same command id, after it took
@@ -176,9 +161,8 @@ type Step[S any] struct {
 	// attempt: a retrier inside does not multiply the saga's attempts (see Middleware).
 	Do func(ctx context.Context, s *S) error
 	// Undo undoes Do. It may be called several times, and for a Do that never took
-	// effect, even for one that arrives later. It may be nil in a step that is ReadOnly or
-	// Idempotent, only waits or has a Saga, and in the pivot and the steps after it unless
-	// they have alternatives.
+	// effect, even for one that arrives later. It may be nil in a step that is ReadOnly, only
+	// waits or has a Saga, and in the pivot and the steps after it.
 	Undo func(ctx context.Context, s *S) error
 
 	// DoTx is a Do in a transaction of the store's database. The transaction also
@@ -191,13 +175,15 @@ type Step[S any] struct {
 	// UndoTx is an Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 
-	// After names the steps that must be done before this one starts. Nil means the
-	// step before it in Steps, empty means none. Steps that do not wait for each other
-	// run in parallel. A step is undone when the steps that wait for it have been.
-	After []string
+	// Parallel makes the step run beside the one before it in Steps, and beside those that
+	// this one runs beside: a group, which the next step without Parallel waits for. If a
+	// step of a group fails for good, the ctx of the others ends, and when they have
+	// returned all are undone, at the same time. Not the first step, and neither the pivot
+	// nor a step with an Await can be in a group.
+	Parallel bool
 
 	// Delay is how long the step waits before it begins, from the time at which the steps
-	// that it comes after are done. Zero means no wait. A step with a Delay or an Await
+	// before it are done. Zero means no wait. A step with a Delay or an Await
 	// may have no Do: it is done when the wait is over. The saga keeps no place in a runner
 	// during a wait that is longer than RunnerConfig.Park.
 	Delay time.Duration
@@ -205,41 +191,26 @@ type Step[S any] struct {
 	// Delay. See [Runner.Signal] and [SignalFrom]. Empty means none; at most 100 bytes.
 	Await string
 	// AwaitFor is how long the step waits for its signal. Then it fails without effect,
-	// with [ErrNoSignal], and its alternatives in Or have their turn. Zero means no limit.
+	// with [ErrNoSignal]. Zero means no limit.
 	AwaitFor time.Duration
 
 	// Saga makes the step consist of one or more sagas of their own, instead of a Do: see
 	// [ChildOf]. The step has no Undo, since its children have.
 	Saga *Child[S]
 
-	// Or lists alternatives. If the step fails they are tried in turn, before the saga
-	// turns back. Each failed alternative is undone before the next one starts. An
-	// alternative has no After, Or or Pivot of its own.
-	Or []Step[S]
-
 	// ReadOnly says that Do changes nothing. The step is never undone and never in
-	// doubt. Undo and UndoTx must be nil. It need not be recorded, as with Idempotent.
+	// doubt. Undo and UndoTx must be nil.
 	ReadOnly bool
-	// Idempotent says that Do may be done again after a crash, even if the saga has gone on
-	// to other such steps since, and that nothing of it is ever undone. A Runner then
-	// need not write a record before and after it: see "Steps that share a record". Undo and
-	// UndoTx must be nil, and the step cannot be the pivot.
-	Idempotent bool
-	// BestEffort says that the saga goes on, and completes, without this step if all
-	// attempts fail, or Do returns an Abort, a NoEffect or a Void. The log shows the failure. A
-	// refused attempt is made again, as in any step. Only steps after the pivot that have
-	// no alternatives can be BestEffort.
-	BestEffort bool
 
 	// Pivot marks the step after which the saga no longer turns back: the remaining
-	// steps are tried until they work. An Abort, a NoEffect or a Void of one of them makes
-	// the saga stuck, unless the step has another alternative or is BestEffort. At most one
-	// step is the pivot.
+	// steps are tried until they work. An Abort or a Void of one of them makes the saga
+	// stuck. (If the saga can do without such a step, let its Do return nil when
+	// [CommandFrom] says that this is the last attempt that you want.) At most one step is
+	// the pivot.
 	//
 	// A pivot without Undo that is in doubt is tried until its answer is known, whatever
-	// Attempts and Saga.Timeout say. The answer is nil or a [Void]; an Abort, or a NoEffect
-	// after an attempt in doubt, makes the saga stuck. See "The pivot" in the package
-	// comment.
+	// Attempts and Saga.Timeout say. The answer is nil or a [Void]; an Abort makes the saga
+	// stuck. See "The pivot" in the package comment.
 	Pivot bool
 
 	// Timeout bounds each attempt of Do and Undo through its ctx. Zero means 1 minute.
@@ -249,8 +220,7 @@ type Step[S any] struct {
 	// Attempts is how often Do is called at most. Zero means 3, negative means no
 	// limit. With the default Backoff, 3 failures that return immediately are over in a
 	// fraction of a second: to outlast a participant that is down, set -1 and a
-	// Saga.Timeout. Once the pivot is done, only alternatives before the last one and BestEffort
-	// steps have a limit. Refused attempts do not count.
+	// Saga.Timeout. Once the pivot is done, there is no limit. Refused attempts do not count.
 	Attempts int
 	// UndoAttempts is how often Undo is called before the saga is stuck. Zero means
 	// 20, negative means no limit. Refused attempts do not count.
@@ -268,10 +238,6 @@ type Step[S any] struct {
 	// The saga retries the step, so a Retrier here, or in Do or Undo, makes one attempt for
 	// each attempt of the saga. With Attempts (UndoAttempts) 1 it retries by its own rules.
 	Middleware func(next func(context.Context) error) func(context.Context) error
-
-	// Settle is how long a request may still take effect after its Do has returned. A
-	// step in doubt is not undone sooner. Zero means that it is undone immediately.
-	Settle time.Duration
 }
 
 var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
@@ -292,16 +258,5 @@ func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 			d = first << n
 		}
 		return rand.N(d) + 1
-	}
-}
-
-// guarded returns a Backoff, or the default for nil, whose panic is its error.
-func guarded(backoff func(int) time.Duration) func(int) (time.Duration, error) {
-	if backoff == nil {
-		backoff = defaultBackoff
-	}
-	return func(attempt int) (d time.Duration, err error) {
-		defer caught(&err)
-		return backoff(attempt), nil
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
-	"errors"
 	"math/big"
 	"testing"
 	"testing/synctest"
@@ -31,7 +30,7 @@ func bothWays(t *testing.T, sg *saga.Saga[trip], check func(s trip, err error)) 
 func TestAReadOnlyStepHasNothingToUndo(t *testing.T) {
 	quote := step("quote")
 	quote.ReadOnly, quote.Undo = true, nil
-	bothWays(t, sequence(step("flight"), quote, failing("hotel", saga.NoEffect(errDeclined))), func(s trip, err error) {
+	bothWays(t, sequence(step("flight"), quote, failing("hotel", saga.Void(errDeclined))), func(s trip, err error) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do quote", "do hotel", "undo flight"}, s.Calls)
 	})
@@ -49,62 +48,17 @@ func TestAReadOnlyStepHasNothingToUndo(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, []string{"do flight", "do quote", "undo flight"}, s.Calls)
 	})
-
-	t.Log("and with alternatives")
-	quote.Pivot = false
-	other := step("other quote")
-	other.ReadOnly, other.Undo = true, nil
-	quote.Or = []saga.Step[trip]{other}
-	bothWays(t, sequence(step("flight"), quote, failing("hotel", saga.NoEffect(errDeclined))), func(s trip, err error) {
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Equal(t, []string{"do flight", "do quote", "do other quote", "do hotel", "undo flight"}, s.Calls)
-	})
 }
 
 func TestAReadOnlyStepIsNotInDoubtAfterACrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
-		quote := failing("flight", saga.NoEffect(errDeclined))
+		quote := failing("flight", saga.Void(errDeclined))
 		quote.ReadOnly, quote.Undo = true, nil
 		r, _ := begin(t, store, saga.RunnerConfig{}, sequence(quote))
 		abandoned(t, store, "trip-1")
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
-	})
-}
-
-func TestTheSagaGoesOnWithoutABestEffortStep(t *testing.T) {
-	charge := step("charge")
-	charge.Pivot, charge.Undo = true, nil
-	for _, err := range []error{errDeclined, saga.Abort(errDeclined), saga.NoEffect(errDeclined)} {
-		mail := failing("mail", err)
-		mail.BestEffort, mail.Attempts = true, 2
-		calls := []string{"do charge", "do mail", "do mail", "do tickets"}
-		if err != errDeclined {
-			calls = []string{"do charge", "do mail", "do tickets"}
-		}
-		bothWays(t, sequence(charge, mail, step("tickets")), func(s trip, err error) {
-			require.NoError(t, err)
-			require.Equal(t, calls, s.Calls)
-		})
-	}
-
-	t.Log("and is stuck where it would be, too")
-	mail := failing("mail", errDeclined)
-	mail.BestEffort = true
-	bothWays(t, sequence(charge, mail, failing("tickets", saga.Abort(errors.New("no paper")))), func(_ trip, err error) {
-		require.ErrorIs(t, err, saga.ErrStuck)
-		require.Equal(t, "tickets", detail(t, err).Step)
-	})
-
-	t.Log("the log shows it")
-	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(charge, mail)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, []string{"created", "done charge", "failed mail", "completed"}, events(t, r, "trip-1"))
 	})
 }
 

@@ -5,8 +5,8 @@ import (
 	"database/sql"
 	"fmt"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // maxPayload is how many bytes the payload of a signal has at most.
@@ -50,7 +50,7 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 // error that is [ErrNotAllowed] or [ErrNotFound], nothing is kept, and tx can still be used.
 // A waiting saga goes on at the next poll of a runner; call [Runner.Wake] after the commit to
 // hasten that. Keep the rest of tx short, since the saga cannot be written meanwhile. The
-// store must be a [store.TxStore].
+// store must be one of sqlstore.
 func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: SignalTx of %q", errNoTx, id)

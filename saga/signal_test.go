@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // awaits returns a step that waits for a signal and writes its payload to the state.
@@ -130,16 +130,13 @@ func last(list []string, n int) []string { return list[len(list)-n:] }
 
 // TestAwaitFor lets the time of a signal pass: the step fails or the saga goes on without.
 func TestAwaitFor(t *testing.T) {
-	never := step("inn")
 	for name, c := range map[string]struct {
 		change func(*saga.Step[trip])
 		calls  []string
 		err    error
 	}{
-		"fails":               {func(*saga.Step[trip]) {}, []string{"do flight", "undo flight"}, saga.ErrNoSignal},
-		"has an alternative":  {func(st *saga.Step[trip]) { st.Or = []saga.Step[trip]{never} }, []string{"do flight", "do inn", "do car"}, nil},
-		"has a signal behind": {func(st *saga.Step[trip]) { st.Or = []saga.Step[trip]{awaits("bill")} }, []string{"do flight", "bill x true", "do car"}, nil},
-		"without a Do":        {func(st *saga.Step[trip]) { st.Do, st.Undo = nil, nil }, []string{"do flight", "undo flight"}, saga.ErrNoSignal},
+		"fails":        {func(*saga.Step[trip]) {}, []string{"do flight", "undo flight"}, saga.ErrNoSignal},
+		"without a Do": {func(st *saga.Step[trip]) { st.Do, st.Undo = nil, nil }, []string{"do flight", "undo flight"}, saga.ErrNoSignal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -149,9 +146,6 @@ func TestAwaitFor(t *testing.T) {
 				sg := sequence(step("flight"), st, step("car"))
 				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 				mustStart(t, r, sg)
-				if len(st.Or) == 1 && st.Or[0].Await != "" {
-					require.NoError(t, r.Signal(t.Context(), "trip-1", "bill", []byte("x")))
-				}
 				begun := time.Now()
 				s, err := result[trip](t.Context(), r, "trip-1")
 				require.Equal(t, c.calls, s.Calls)
@@ -250,24 +244,6 @@ func TestASignalOfTheLastMomentIsInTime(t *testing.T) {
 	})
 }
 
-// TestASignalFromElsewhereBesideAnAttempt is found by the next poll, although the wait for it
-// lasts longer.
-func TestASignalFromElsewhereBesideAnAttempt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := saga.NewMemory()
-		paid, sg := awaits("paid"), slow(time.Hour)
-		paid.After, paid.AwaitFor = []string{}, 2*time.Hour
-		sg.Steps = append(sg.Steps, paid)
-		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		time.Sleep(10 * time.Second)
-		require.NoError(t, saga.NewRunner(store, saga.RunnerConfig{}).Signal(t.Context(), "trip-1", "paid", nil))
-		time.Sleep(time.Second)
-		synctest.Wait()
-		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "paid").Status)
-	})
-}
-
 func TestSignalSaysWhatIsWrong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(awaits("paid"))
@@ -296,7 +272,7 @@ func TestAWaitingSagaTurnsBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				delayed := step("car")
-				delayed.Delay, delayed.After = 24*time.Hour, []string{"flight"}
+				delayed.Delay = 24 * time.Hour
 				sg := sequence(step("flight"), awaits("paid"), delayed)
 				if why == saga.ErrDeadline {
 					sg.Timeout = time.Hour
@@ -583,27 +559,6 @@ func TestASignalWakesTheRunner(t *testing.T) {
 			require.Zero(t, time.Since(begun))
 		})
 	}
-}
-
-// TestASignalReachesASagaThatWorks while a parallel step of it runs in another process.
-func TestASignalReachesASagaThatWorks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := saga.NewMemory()
-		long, paid := step("flight"), awaits("paid")
-		long.After, paid.After = []string{}, []string{}
-		long.Timeout = time.Hour
-		long.Do = func(context.Context, *trip) error { time.Sleep(30 * time.Minute); return nil }
-		sg := sequence(long, paid)
-		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		time.Sleep(time.Minute)
-		require.EqualValues(t, 1, r.Stats().Held)
-		require.NoError(t, saga.NewRunner(store, saga.RunnerConfig{}).Signal(t.Context(), "trip-1", "paid", nil))
-		time.Sleep(2 * time.Second)
-		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "paid").Status)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-	})
 }
 
 // TestASagaDoesNotGoOnWithoutItsSignals when the store does not return them.

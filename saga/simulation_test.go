@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sim"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // TestSagaSimulation runs sagas with children, waits and signals in one to three processes
@@ -179,18 +179,11 @@ func (v *village) invent() {
 	beyond := make([]bool, n)
 	for i := range n {
 		st := v.step(fmt.Sprint("s", i))
-		if v.chain {
-			beyond[i] = pivot >= 0 && i > pivot
-		} else {
-			st.After = []string{}
-			for j := range i {
-				if v.Chance(35) {
-					st.After = append(st.After, fmt.Sprint("s", j))
-					beyond[i] = beyond[i] || j == pivot || beyond[j]
-				}
-			}
-		}
+		beyond[i] = pivot >= 0 && i > pivot
 		st.Pivot = i == pivot
+		if !v.chain && i > 0 && i != pivot && i-1 != pivot && st.Await+v.parent.Steps[i-1].Await == "" {
+			st.Parallel = v.Chance(70)
+		}
 		if v.Chance(35) {
 			st.Do, st.Undo = nil, nil
 		} else if (st.Pivot || beyond[i]) && v.Chance(50) {
@@ -292,23 +285,30 @@ func (n *node) begins(ctx context.Context, name string, op saga.Op) (k string) {
 	case op == saga.OpUndo && v.doing[k] != nil && !v.doing[k].dead:
 		v.Fail("overlap", "the Undo of %s begins during its Do", k)
 	}
-	steps, chain := v.stepsOf(rec), v.chain || rec.Saga == "leaf"
-	for i, st := range steps {
-		first := chain && i+1 < len(steps) && steps[i+1].Name == name || !chain && slices.Contains(of(steps, name).After, st.Name)
-		if op == saga.OpDo && first && states[st.Name].Status != saga.StepDone {
+	steps := v.stepsOf(rec)
+	for _, st := range steps {
+		own, other := groupOf(steps, name), groupOf(steps, st.Name)
+		if op == saga.OpDo && other < own && states[st.Name].Status != saga.StepDone {
 			v.Fail("order", "Do of %s begins, but %s is %s", k, st.Name, states[st.Name].Status)
 		}
-		last := chain && i > 0 && steps[i-1].Name == name || !chain && slices.Contains(st.After, name)
 		s := states[st.Name].Status
-		if op == saga.OpUndo && rec.Status == saga.Compensating && last && s != saga.StepIdle && s != saga.StepNoEffect && s != saga.StepUndone && s != saga.StepSkipped {
+		if op == saga.OpUndo && rec.Status == saga.Compensating && other > own && s != saga.StepIdle && s != saga.StepNoEffect && s != saga.StepUndone && s != saga.StepSkipped {
 			v.Fail("order", "Undo of %s begins, but %s is %s", k, st.Name, s)
 		}
 	}
 	return k
 }
 
-func of(steps []saga.Step[trip], name string) *saga.Step[trip] {
-	return &steps[slices.IndexFunc(steps, func(st saga.Step[trip]) bool { return st.Name == name })]
+func groupOf(steps []saga.Step[trip], name string) (group int) {
+	for i, st := range steps {
+		if i > 0 && !st.Parallel {
+			group++
+		}
+		if st.Name == name {
+			break
+		}
+	}
+	return group
 }
 
 func (n *node) do(ctx context.Context, name string) error {
@@ -326,9 +326,9 @@ func (n *node) do(ctx context.Context, name string) error {
 	case n.dead || err != nil || fault == "fails" || fault == "over":
 		return errDown
 	case v.undone[k]:
-		return saga.NoEffect(errDeclined)
+		return saga.Void(errDeclined)
 	case fault == "declined":
-		return saga.NoEffect(errDeclined)
+		return saga.Void(errDeclined)
 	case fault == "aborted":
 		return saga.Abort(errDeclined)
 	}

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // Start starts a saga of a registered definition, with s as its state. When it returns
@@ -22,15 +22,15 @@ import (
 // is [ErrExists] if that Instance is of a definition with another name.
 //
 // Start writes nothing if ctx has ended, the id is not 1 to 200 bytes of UTF-8 without
-// NUL, the definition is invalid or not registered, the state cannot be encoded or does not
-// come back from its Codec as it was, or Inject panics.
+// NUL, the definition is invalid or not registered, or the state cannot be encoded or does not
+// come back from its Codec as it was.
 func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (*Instance, error) {
 	req, p, err := newStart(ctx, r, sg, id, s)
 	if err != nil {
 		return nil, err
 	}
-	if r.keepPlace(p) {
-		defer r.freePlace(p)
+	if r.keepPlace() {
+		defer r.freePlace()
 		req.Owner, req.LeaseTTL = r.owner, r.config().LeaseTTL
 	}
 	since := time.Now()
@@ -54,7 +54,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 // StartTx is Start within tx, a transaction of the store's own database: the saga exists
 // if tx commits. A runner finds it at its next poll; call [Runner.Wake] after the commit
 // to hasten that. An id that exists already is no error, unless it belongs to a
-// definition with another name. The store must be a [store.TxStore].
+// definition with another name. The store must be one of sqlstore.
 func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id string, s S) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: StartTx of %q", errNoTx, id)
@@ -74,12 +74,12 @@ func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id 
 }
 
 // newStart checks and returns the request of Start and StartTx.
-func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (store.StartRequest, *registered, error) {
+func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (store.StartRequest, program, error) {
 	if ctx.Err() != nil {
 		return store.StartRequest{}, nil, ended.Error(ctx)
 	}
 	t, err := sg.program()
-	var p *registered
+	var p program
 	if err == nil {
 		p, err = r.program(sg.Name, sg.Version)
 	}
@@ -93,11 +93,7 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 	if err != nil {
 		return store.StartRequest{}, nil, err
 	}
-	carried, err := r.inject(ctx)
-	if err != nil {
-		return store.StartRequest{}, nil, err
-	}
-	return startRequest(t.plan, id, data, carried), p, nil
+	return startRequest(t.plan, id, data, r.inject(ctx)), p, nil
 }
 
 // Result waits until the saga has ended, in whichever process, and returns its state.
@@ -193,20 +189,12 @@ func resultOf[S any](ctx context.Context, r *Runner, rec store.Record) (s S, err
 const maxCarried = 4096
 
 // inject returns what a saga carries that is started under ctx.
-func (r *Runner) inject(ctx context.Context) (carried string, err error) {
-	fn := r.config().Inject
-	if fn == nil {
-		return "", nil
+func (r *Runner) inject(ctx context.Context) string {
+	if r.cfg.Inject == nil {
+		return ""
 	}
-	func() {
-		defer caught(&err)
-		carried = fn(ctx)
-	}()
-	if err != nil {
-		return "", fmt.Errorf("saga: Inject: %w", err)
+	if carried := r.cfg.Inject(ctx); len(carried) <= maxCarried && utf8.ValidString(carried) {
+		return carried
 	}
-	if len(carried) > maxCarried || !utf8.ValidString(carried) {
-		return "", nil
-	}
-	return carried, nil
+	return ""
 }

@@ -61,7 +61,7 @@ func TestParallelStepsWriteTheState(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				one := func(name string, takes time.Duration, do write) saga.Step[stay] {
 					return saga.Step[stay]{
-						Name: name, After: []string{}, Attempts: 1, Undo: func(context.Context, *stay) error { return nil },
+						Name: name, Parallel: name != "first", Attempts: 1, Undo: func(context.Context, *stay) error { return nil },
 						Do: func(_ context.Context, s *stay) error { time.Sleep(takes); do(s); return nil },
 					}
 				}
@@ -104,9 +104,9 @@ func TestParallelStepsWriteWhatDoesNotComeBackAsItWas(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				one := func(name string, takes time.Duration, do write, after ...string) saga.Step[odd] {
+				one := func(name string, takes time.Duration, do write) saga.Step[odd] {
 					return saga.Step[odd]{
-						Name: name, After: append([]string{}, after...), Attempts: 1, Undo: func(context.Context, *odd) error { return nil },
+						Name: name, Parallel: name == "beside", Attempts: 1, Undo: func(context.Context, *odd) error { return nil },
 						Do: func(_ context.Context, s *odd) error { time.Sleep(takes); do(s); return nil },
 					}
 				}
@@ -118,7 +118,7 @@ func TestParallelStepsWriteWhatDoesNotComeBackAsItWas(t *testing.T) {
 							c.beside(s)
 						}
 					}),
-					one("last", time.Second, c.last, "first"),
+					one("last", time.Second, c.last),
 				}}
 				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
 				_, err := saga.Start(t.Context(), r, sg, "odd-1", odd{Named: map[string]any{}})
@@ -158,7 +158,7 @@ func TestParallelStepsWriteAStateOfACodec(t *testing.T) {
 func writeBeside[S any](t *testing.T, write func(*S)) {
 	synctest.Test(t, func(t *testing.T) {
 		one := func(name string) saga.Step[S] {
-			return saga.Step[S]{Name: name, After: []string{}, Idempotent: true, Do: func(_ context.Context, s *S) error { write(s); return nil }}
+			return saga.Step[S]{Name: name, Parallel: name != "first", ReadOnly: true, Do: func(_ context.Context, s *S) error { write(s); return nil }}
 		}
 		sg := &saga.Saga[S]{Name: "beside", Codec: anyCodec[S]{}, Steps: []saga.Step[S]{one("first"), one("second")}}
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
@@ -174,7 +174,7 @@ func writeBeside[S any](t *testing.T, write func(*S)) {
 func TestStepsChangeTheBytesOfACodec(t *testing.T) {
 	change := func(_ context.Context, s *[]byte) error { (*s)[0] = 'm'; return nil }
 	first := saga.Step[[]byte]{Name: "first", ReadOnly: true, Do: change}
-	beside := saga.Step[[]byte]{Name: "beside", ReadOnly: true, After: []string{}, Do: func(context.Context, *[]byte) error { return nil }}
+	beside := saga.Step[[]byte]{Name: "beside", ReadOnly: true, Parallel: true, Do: func(context.Context, *[]byte) error { return nil }}
 	fails := saga.Step[[]byte]{Name: "fails", ReadOnly: true, DoTx: func(ctx context.Context, _ *sql.Tx, s *[]byte) error {
 		if saga.CommandFrom(ctx).Attempt == 1 {
 			(*s)[1] = 'x'

@@ -6,35 +6,31 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 // Stats are the figures of one runner. The counters count since NewRunner and never go
 // back.
 type Stats struct {
 	// Gauges.
-	Held         int64 // sagas that the runner holds
-	InFlight     int64 // attempts of Do and Undo under way
-	Unregistered int64 // due sagas whose definition is not registered, at the last look
+	Held     int64 // sagas that the runner holds
+	InFlight int64 // attempts of Do and Undo under way
 
 	// Counters.
 	Claimed     int64
 	TakenOver   int64 // of those, from an owner that had not released them
 	Lost        int64 // claimed by another runner, abandoned while held, or their lease ended
-	Stalled     int64 // reports of sagas that make no progress; see RunnerConfig.StalledAfter
+	Stalled     int64 // reports of steps that fail again and again: see EventStalled
 	Commits     int64 // writes of a held saga's progress; one may record several results
 	Deleted     int64 // ended sagas that this runner has deleted; see RunnerConfig.Keep
 	StoreErrors int64
-	HookPanics  int64 // of hooks and observers
 
 	Sagas []SagaStats // by definition, in the order of their names
-	Steps []StepStats // by definition, step and op, in the order of the definition
 
 	// Stored are the numbers of the sagas in the store, those of all runners, at the last
 	// look, whether Run is under way or not. Stored.Now is zero before the first look, and
 	// after five minutes without a call of Runner.Stats.
-	Stored store.Counts
+	Stored Counts
 }
 
 // SagaStats are the figures of a registered definition: the sagas that this runner has
@@ -50,14 +46,13 @@ type SagaStats struct {
 	// Took is the sum of the whole lives, from Start to end, of the sagas that were
 	// Completed, Compensated or Abandoned.
 	Took time.Duration
+
+	Attempts AttemptStats // of all steps
 }
 
-// StepStats are the figures of the attempts of a step, or of one of its alternatives. The
-// counters are those of the [Outcome] of the same name.
-type StepStats struct {
-	Saga        string // the definition's Name
-	Step        string // the step or alternative
-	Op          Op
+// AttemptStats are the figures of the attempts of steps. The counters are those of the [Outcome]
+// of the same name.
+type AttemptStats struct {
 	Done        int64
 	NoEffect    int64
 	InDoubt     int64
@@ -68,22 +63,32 @@ type StepStats struct {
 	Took time.Duration // the sum of all attempts that were not refused
 }
 
+// CountLimit is the highest number of a [Count]. It stands for so many or more: a store
+// that has kept a million sagas does not read them all to count them.
+const CountLimit = store.CountLimit
+
+// Counts are the numbers of the sagas in a store that have not ended, at Now.
+type Counts struct {
+	Sagas []Count   // by definition, in the order of their names
+	Now   time.Time // the store's clock
+}
+
+// A Count has the numbers of the sagas of a definition that have not ended, in all its versions.
+type Count struct {
+	Saga         string // the definition's Name
+	Running      int
+	Compensating int
+	Stuck        int
+
+	Due       int       // running or compensating sagas that a runner may claim
+	OldestDue time.Time // when the first of them became due; zero if there is none
+}
+
 // figures are what a runner counts.
 type figures struct {
 	mu    sync.Mutex
-	total Stats                   // without Sagas and Steps
-	sagas map[string]*sagaFigures // by name of the definition
-}
-
-type sagaFigures struct {
-	SagaStats
-	steps []*stepFigures // of all versions
-}
-
-// stepFigures are those of a step, or of one of its alternatives.
-type stepFigures struct {
-	do, undo StepStats
-	hasUndo  bool
+	total Stats                 // without Sagas
+	sagas map[string]*SagaStats // by name of the definition
 }
 
 // count changes the totals.
@@ -93,32 +98,16 @@ func (f *figures) count(change func(*Stats)) {
 	change(&f.total)
 }
 
-// of returns the figures of the steps of a plan. Versions of a definition share those of steps
-// that have the same name.
-func (f *figures) of(p *plan.Plan) (list []*stepFigures) {
+// of begins the figures of a definition. All versions share them.
+func (f *figures) of(saga string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.sagas == nil {
-		f.sagas = make(map[string]*sagaFigures)
+		f.sagas = make(map[string]*SagaStats)
 	}
-	own := f.sagas[p.Name]
-	if own == nil {
-		own = &sagaFigures{SagaStats: SagaStats{Saga: p.Name}}
-		f.sagas[p.Name] = own
+	if f.sagas[saga] == nil {
+		f.sagas[saga] = &SagaStats{Saga: saga}
 	}
-	for i := range p.Units {
-		u := &p.Units[i]
-		at := slices.IndexFunc(own.steps, func(s *stepFigures) bool { return s.do.Step == u.Name })
-		if at < 0 {
-			at = len(own.steps)
-			own.steps = append(own.steps, &stepFigures{
-				do: StepStats{Saga: p.Name, Step: u.Name, Op: OpDo}, undo: StepStats{Saga: p.Name, Step: u.Name, Op: OpUndo},
-			})
-		}
-		own.steps[at].hasUndo = own.steps[at].hasUndo || u.HasUndo
-		list = append(list, own.steps[at])
-	}
-	return list
 }
 
 // entry counts an entry of the log of a saga. life is how old the saga is.
@@ -147,13 +136,10 @@ func (f *figures) entry(saga string, kind EventKind, life time.Duration) {
 }
 
 // attempt counts an attempt of a step.
-func (f *figures) attempt(step *stepFigures, op Op, outcome Outcome, took time.Duration) {
+func (f *figures) attempt(saga string, outcome Outcome, took time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := &step.do
-	if op == OpUndo {
-		s = &step.undo
-	}
+	s := &f.sagas[saga].Attempts
 	switch outcome {
 	case OutcomeDone:
 		s.Done++
@@ -178,13 +164,7 @@ func (f *figures) stats() Stats {
 	defer f.mu.Unlock()
 	s := f.total
 	for _, name := range slices.Sorted(maps.Keys(f.sagas)) {
-		s.Sagas = append(s.Sagas, f.sagas[name].SagaStats)
-		for _, step := range f.sagas[name].steps {
-			s.Steps = append(s.Steps, step.do)
-			if step.hasUndo {
-				s.Steps = append(s.Steps, step.undo)
-			}
-		}
+		s.Sagas = append(s.Sagas, *f.sagas[name])
 	}
 	return s
 }

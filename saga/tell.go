@@ -2,32 +2,32 @@ package saga
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"runtime/debug"
 	"slices"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // Observe calls f for each event from now on, until stop is called: after
 // [RunnerConfig].OnEvent, and in the same way. There may be any number of observers, added at
 // any time. The events of a saga that the runner holds come in order, and the saga waits for f.
 //
-// An event of the log is told after its entry is recorded. No runner tells the EventCreated
-// of a StartTx. EventStuck is told at least once: if the process dies before it has told, or
-// could not record that it has, another runner tells it a few leases later.
+// An event of the log is told after its entry is recorded, and not at all if the process dies in
+// between: the numbers of stuck sagas are in [Runner.Counts]. No runner tells the EventCreated of a
+// StartTx.
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
-	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, r, "an observer", f, e) })
+	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "an observer", f, e) })
 }
 
 // tell calls OnEvent for an event, or logs what needs attention, and then calls the observers.
 func (r *Runner) tell(ctx context.Context, e Event) {
 	if onEvent := r.config().OnEvent; onEvent != nil {
-		hook(ctx, r, "OnEvent", onEvent, e)
+		hook(ctx, "OnEvent", onEvent, e)
 	} else {
 		r.warn(ctx, e)
 	}
@@ -47,9 +47,7 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 	case EventStuck:
 		text = "saga: stuck"
 	case EventStalled:
-		text = "saga: no progress"
-	case EventUnregistered:
-		text = "saga: due sagas of a definition that is not registered"
+		text = "saga: a step fails again and again"
 	case EventStoreFailed:
 		text = "saga: the store has failed"
 		now := time.Now().UnixNano()
@@ -66,11 +64,8 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 	if e.ID != "" {
 		attrs = append(attrs, slog.String("id", e.ID), slog.String("step", e.Step))
 	}
-	if e.Count > 0 {
-		attrs = append(attrs, slog.Int("count", e.Count))
-	}
-	if e.Took > 0 {
-		attrs = append(attrs, slog.Duration("since", e.Took))
+	if e.Kind == EventStalled {
+		attrs = append(attrs, slog.Int("attempt", e.Attempt))
 	}
 	if e.Err != nil {
 		attrs = append(attrs, slog.Any("err", e.Err))
@@ -93,32 +88,15 @@ func (r *Runner) happened(ctx context.Context, rec *store.Record, entry store.En
 	r.tellOf(ctx, rec, e)
 }
 
-var errGoexit = errors.New("saga: it called runtime.Goexit")
-
-// hook calls a hook of the user, and returns when it has. A panic and a runtime.Goexit, as of
-// a failed test, go to OnPanic instead of passing on: either would end the process or the
-// goroutine of the saga, and then that of the next one that takes it over.
-func hook[T any](ctx context.Context, r *Runner, name string, fn func(context.Context, T), arg T) {
-	if fn == nil {
-		return
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		var value any = errGoexit
-		var stack []byte
-		defer func() {
-			if v := recover(); v != nil {
-				value, stack = v, debug.Stack()
-			}
-			if value != nil {
-				r.panics.Tell(ctx, "saga: "+name, r.config().OnPanic, value, stack)
-			}
-		}()
-		fn(ctx, arg)
-		value = nil
+// hook calls a hook of the user on a goroutine of the runner, or of a caller. Its panic does not pass
+// on: it would end the goroutine of the saga, and then that of the next one that takes it over.
+func hook[T any](ctx context.Context, name string, fn func(context.Context, T), arg T) {
+	defer func() {
+		if v := recover(); v != nil {
+			log.Printf("saga: %s panicked: %v\n%s", name, v, debug.Stack())
+		}
 	}()
-	<-done
+	fn(ctx, arg)
 }
 
 // Stats returns the runner's figures. It waits for nothing: at most every five seconds it
@@ -126,8 +104,7 @@ func hook[T any](ctx context.Context, r *Runner, name string, fn func(context.Co
 func (r *Runner) Stats() Stats {
 	stored := r.look()
 	s := r.figures.stats()
-	s.HookPanics = r.panics.Count()
-	s.Stored = store.Counts{Sagas: slices.Clone(stored.Sagas), Now: stored.Now}
+	s.Stored = Counts{Sagas: slices.Clone(stored.Sagas), Now: stored.Now}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.Held = int64(len(r.held))
@@ -141,7 +118,7 @@ const (
 
 // look asks the store for the numbers of its sagas, in the background, unless it was asked a
 // moment ago, and returns the last answer. It forgets that if it is so old that it would mislead.
-func (r *Runner) look() store.Counts {
+func (r *Runner) look() Counts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	age := time.Since(r.looked)
@@ -149,13 +126,13 @@ func (r *Runner) look() store.Counts {
 		return r.stored
 	}
 	if age > lookKept {
-		r.stored = store.Counts{}
+		r.stored = Counts{}
 	}
 	r.looking, r.looked = true, time.Now()
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), r.config().LeaseTTL)
 		defer cancel()
-		counts, err := r.countsOf(ctx)
+		counts, err := r.Counts(ctx)
 		r.mu.Lock()
 		r.looking = false
 		if err == nil {
@@ -169,35 +146,20 @@ func (r *Runner) look() store.Counts {
 	return r.stored
 }
 
-// countsOf is Counts, for a caller whose goroutine a panic of the store must not end.
-func (r *Runner) countsOf(ctx context.Context) (counts store.Counts, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("saga: counts: the store panicked: %v", v)
-		}
-	}()
-	return r.Counts(ctx)
-}
-
-// toldStuck records that the EventStuck of a saga was told, of which seq is the last entry.
-func (r *Runner) toldStuck(ctx context.Context, id string, seq int64) {
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
-	defer cancel()
-	if err := r.store.Reported(call, id, seq); err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: report of %q: %w", id, err)) // it is told again
-	}
-}
-
 func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.figures.count(func(s *Stats) { s.StoreErrors++ })
 	r.tell(ctx, Event{Kind: EventStoreFailed, Err: err, At: time.Now()})
 }
 
-// Counts counts the sagas of all definitions and runners.
-func (r *Runner) Counts(ctx context.Context) (store.Counts, error) {
-	counts, err := r.store.Counts(ctx)
+// Counts counts the sagas of all definitions and runners that have not ended.
+func (r *Runner) Counts(ctx context.Context) (Counts, error) {
+	found, err := r.store.Counts(ctx)
 	if err != nil {
-		return store.Counts{}, fmt.Errorf("saga: counts: %w", err)
+		return Counts{}, fmt.Errorf("saga: counts: %w", err)
+	}
+	counts := Counts{Now: found.Now}
+	for _, c := range found.Sagas {
+		counts.Sagas = append(counts.Sagas, Count(c))
 	}
 	return counts, nil
 }

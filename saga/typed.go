@@ -39,9 +39,6 @@ func (sg *Saga[S]) program() (*typed[S], error) {
 	}
 	for i := range sg.Steps {
 		t.steps = append(t.steps, &sg.Steps[i])
-		for j := range sg.Steps[i].Or {
-			t.steps = append(t.steps, &sg.Steps[i].Or[j])
-		}
 	}
 	if !sg.cached.CompareAndSwap(cached, cachedProgram[S]{sg, t}) {
 		return sg.program() // another first call, which Register must not take for another definition
@@ -54,11 +51,7 @@ func (t *typed[S]) planned() *plan.Plan { return t.plan }
 // encode returns bytes of its own, and decode passes a copy on: a Codec may share its bytes with
 // the state, which a step changes.
 func (t *typed[S]) encode(s any) ([]byte, error) {
-	data, err := func() (data []byte, err error) {
-		defer caught(&err)
-		data, err = t.codec.Encode(s.(*S))
-		return data, readable(err)
-	}()
+	data, err := t.codec.Encode(s.(*S))
 	if err != nil {
 		return nil, fmt.Errorf("saga: %s: the state does not encode: %w", t.plan.Name, err)
 	}
@@ -67,11 +60,7 @@ func (t *typed[S]) encode(s any) ([]byte, error) {
 
 func (t *typed[S]) decode(data []byte) (any, error) {
 	s := new(S)
-	err := func() (err error) {
-		defer caught(&err)
-		return readable(t.codec.Decode(bytes.Clone(data), s))
-	}()
-	if err != nil {
+	if err := t.codec.Decode(bytes.Clone(data), s); err != nil {
 		return nil, fmt.Errorf("saga: %s: the state does not decode: %w", t.plan.Name, err)
 	}
 	return s, nil
@@ -134,28 +123,23 @@ func (t *typed[S]) endChildren(unit int, s any, states []any) error {
 
 // definition returns the definition without the type of its state.
 func (sg *Saga[S]) definition() *plan.Definition {
-	return &plan.Definition{
-		Name: sg.Name, Version: sg.Version, Deadline: sg.Timeout, Concurrency: sg.Concurrency, Steps: untyped(sg.Steps),
-	}
-}
-
-func untyped[S any](steps []Step[S]) []plan.Step {
-	list := make([]plan.Step, len(steps))
-	for i := range steps {
-		st := &steps[i]
-		list[i] = plan.Step{
-			Name: st.Name, After: st.After, Or: untyped(st.Or),
+	d := &plan.Definition{Name: sg.Name, Version: sg.Version, Deadline: sg.Timeout, Steps: make([]plan.Step, len(sg.Steps))}
+	for i := range sg.Steps {
+		st := &sg.Steps[i]
+		d.Steps[i] = plan.Step{
+			Name: st.Name, Parallel: st.Parallel, ReadOnly: st.ReadOnly, Pivot: st.Pivot,
 			Do: st.Do != nil, Undo: st.Undo != nil, DoTx: st.DoTx != nil, UndoTx: st.UndoTx != nil,
 			Middleware: st.Middleware != nil,
 			Child:      st.Saga != nil, ChildOf: st.Saga != nil && st.Saga.begin != nil,
 			ChildPivot: st.Saga != nil && st.Saga.pivot != nil && st.Saga.pivot(),
-			ReadOnly:   st.ReadOnly, Idempotent: st.Idempotent, BestEffort: st.BestEffort, Pivot: st.Pivot,
-			Delay: st.Delay, Await: st.Await, AwaitFor: st.AwaitFor,
-			Timeout: st.Timeout, Attempts: st.Attempts, UndoAttempts: st.UndoAttempts, Settle: st.Settle,
-			Backoff: guarded(st.Backoff),
+			Delay:      st.Delay, Await: st.Await, AwaitFor: st.AwaitFor,
+			Timeout: st.Timeout, Attempts: st.Attempts, UndoAttempts: st.UndoAttempts, Backoff: st.Backoff,
+		}
+		if st.Backoff == nil {
+			d.Steps[i].Backoff = defaultBackoff
 		}
 	}
-	return list
+	return d
 }
 
 // checkState returns an error if the default Codec does not keep the whole state.

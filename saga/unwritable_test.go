@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A picky store refuses commits whose state has certain words, and may
@@ -88,7 +88,7 @@ func TestACommitThatCannotBeWrittenEndsTheAttemptsBeside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory(), words: "do hotel"}
 		beside, hotel := step("beside"), step("hotel")
-		beside.Timeout, hotel.After = time.Hour, []string{}
+		beside.Timeout, hotel.Parallel = time.Hour, true
 		beside.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
 		sg := sequence(beside, hotel)
 		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
@@ -103,7 +103,7 @@ func TestACommitThatCannotBeWrittenEndsTheAttemptsBeside(t *testing.T) {
 func TestACommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory(), words: "undo flight"}
-		sg := sequence(step("flight"), failing("hotel", saga.NoEffect(errDeclined)))
+		sg := sequence(step("flight"), failing("hotel", saga.Void(errDeclined)))
 		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")

@@ -4,16 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/saga/internal/machine"
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 // Run runs sagas until ctx ends, and returns nil. It returns an error immediately if ctx
-// has ended already, another Run is under way, or the store is a [store.Checker] and was not
+// has ended already, another Run is under way, or the store is in a database and was not
 // set up.
 //
 // When ctx ends, Run claims nothing more, waits up to RunnerConfig.Drain for the running
@@ -39,15 +39,15 @@ func (r *Runner) Run(ctx context.Context) error {
 	r.base, r.draining = base, false
 	r.mu.Unlock()
 
-	var loops sync.WaitGroup
-	loops.Go(func() { r.claimLoop(ctx) })
-	loops.Go(func() { r.listenLoop(ctx) })
-	loops.Go(func() { r.reportLoop(ctx) })
-	loops.Go(func() { r.sweepLoop(ctx) })
-	loops.Go(func() { r.heartbeatLoop(base) })
+	var loops errgroup.Group
+	for _, loop := range []func(){
+		func() { r.claimLoop(ctx) }, func() { r.listenLoop(ctx) }, func() { r.sweepLoop(ctx) }, func() { r.heartbeatLoop(base) },
+	} {
+		loops.Go(func() error { loop(); return nil })
+	}
 	<-ctx.Done()
 	r.drain(cancel)
-	loops.Wait()
+	_ = loops.Wait()
 	r.mu.Lock()
 	r.base = nil
 	r.mu.Unlock()
@@ -92,25 +92,11 @@ func (r *Runner) drain(cancel context.CancelCauseFunc) {
 // ends with the ctx of the attempts. Otherwise a step that hangs, or a store that accepts
 // heartbeats and fails every commit, would keep a saga forever.
 func (r *Runner) heartbeatLoop(ctx context.Context) {
-	every(ctx, r.shortestLease()/3, r.beat, func() time.Duration {
+	every(ctx, r.cfg.LeaseTTL/3, nil, func() time.Duration {
 		began := time.Now()
 		r.heartbeat(ctx)
-		return time.Until(began.Add(r.shortestLease() / 3))
+		return time.Until(began.Add(r.cfg.LeaseTTL / 3))
 	})
-}
-
-// shortestLease returns the shortest lease of a held saga, or the configured one if that
-// is shorter. They differ between an Update and the heartbeat after it.
-func (r *Runner) shortestLease() time.Duration {
-	shortest := r.config().LeaseTTL
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, e := range r.held {
-		if !e.lost() {
-			shortest = min(shortest, e.term())
-		}
-	}
-	return shortest
 }
 
 func (r *Runner) heartbeat(ctx context.Context) {
@@ -137,7 +123,7 @@ func (r *Runner) heartbeat(ctx context.Context) {
 		h := store.Held{ID: n.ID, Epoch: n.Epoch}
 		if e := held[h]; e != nil {
 			if !n.Locked {
-				e.renew(since, req.LeaseTTL)
+				e.renew(since)
 			}
 			if n.CancelRequested {
 				e.cancel(n.CancelNote)
@@ -155,7 +141,7 @@ func (r *Runner) heartbeat(ctx context.Context) {
 // more, in case the store is slow. A store with a single writer is local, and can only be
 // slow.
 func (r *Runner) renew(ctx context.Context, req store.HeartbeatRequest) (renewed []store.Renewed, since time.Time, err error) {
-	lease := r.shortestLease()
+	lease := r.cfg.LeaseTTL
 	tries := []time.Duration{lease / 8, lease / 3}
 	if r.tx != nil && r.tx.Exclusive() {
 		tries = tries[1:]
@@ -212,62 +198,4 @@ func (r *Runner) sweep(ctx context.Context) (more bool) {
 		more = more || n >= sweepBatch
 	}
 	return more
-}
-
-// reportLoop reports due sagas whose definition is not registered, and stuck sagas that
-// no runner has reported.
-func (r *Runner) reportLoop(ctx context.Context) {
-	every(ctx, r.config().Poll, nil, func() time.Duration {
-		r.reportUnregistered(ctx)
-		r.reportStuck(ctx)
-		return 3 * r.config().LeaseTTL
-	})
-}
-
-func (r *Runner) reportUnregistered(ctx context.Context) {
-	call, cancel := context.WithTimeout(ctx, r.config().LeaseTTL)
-	defer cancel()
-	r.mu.Lock()
-	known := r.definitions()
-	r.mu.Unlock()
-	found, err := r.store.Unregistered(call, known)
-	if ctx.Err() != nil {
-		return // the call was cut short
-	}
-	if err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: unregistered: %w", err))
-		return
-	}
-	var n int64
-	for _, u := range found {
-		n += int64(u.Count)
-		r.tell(ctx, Event{Kind: EventUnregistered, Saga: u.Saga, Version: u.Version, Count: u.Count, Took: u.Now.Sub(u.Oldest), At: u.Now})
-	}
-	r.figures.count(func(s *Stats) { s.Unregistered = n })
-}
-
-// reportStuck reports sagas whose owner did not report them within a lease.
-func (r *Runner) reportStuck(ctx context.Context) {
-	f := Filter{Status: []Status{Stuck}, Unreported: true}
-	for {
-		call, cancel := context.WithTimeout(ctx, r.config().LeaseTTL)
-		recs, next, err := r.store.List(call, f)
-		cancel()
-		if err != nil && ctx.Err() == nil {
-			r.storeFailed(ctx, fmt.Errorf("saga: stuck sagas: %w", err))
-		}
-		for _, rec := range recs {
-			if ctx.Err() != nil {
-				return
-			}
-			if rec.Now.Sub(rec.UpdatedAt) >= r.config().LeaseTTL {
-				in := r.instance(rec)
-				r.tellOf(ctx, &rec, Event{Kind: EventStuck, Seq: rec.Seq, Step: in.Step, Err: machine.Reason(in.Cause), At: rec.UpdatedAt})
-				r.toldStuck(ctx, rec.ID, rec.Seq)
-			}
-		}
-		if f.After = next; next == "" {
-			return
-		}
-	}
 }

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 var errDisk = errors.New("disk full")
@@ -23,12 +23,6 @@ func (neglected) Check(context.Context) error                { return errDisk }
 func (neglected) Listen(ctx context.Context, _ func()) error { return errDisk }
 func (neglected) DeleteEnded(context.Context, store.Status, time.Duration, int) (int, error) {
 	return 0, errDisk
-}
-func (neglected) Unregistered(context.Context, []store.Definition) ([]store.Unregistered, error) {
-	return nil, errDisk
-}
-func (neglected) List(context.Context, saga.Filter) ([]store.Record, string, error) {
-	return nil, "", errDisk
 }
 
 // TestTheUpkeepThatFailsIsToldOf, and the sagas end nevertheless.
@@ -53,9 +47,7 @@ func TestTheUpkeepThatFailsIsToldOf(t *testing.T) {
 		require.Equal(t, 1, told["saga: run: disk full"], "%v", told)
 		require.InDelta(t, 300, told["saga: listen: disk full"], 5)
 		require.InDelta(t, 10, told["saga: sweep: disk full"], 2)
-		require.InDelta(t, 10, told["saga: unregistered: disk full"], 2)
-		require.InDelta(t, 10, told["saga: stuck sagas: disk full"], 2)
-		require.Len(t, told, 5)
+		require.Len(t, told, 3)
 	})
 }
 
@@ -83,16 +75,10 @@ func (s tardy) Listen(ctx context.Context, _ func()) error {
 func (s tardy) DeleteEnded(ctx context.Context, _ store.Status, _ time.Duration, _ int) (int, error) {
 	return 0, s.do(ctx, "sweep")
 }
-func (s tardy) Unregistered(ctx context.Context, _ []store.Definition) ([]store.Unregistered, error) {
-	return nil, s.do(ctx, "unregistered")
-}
-func (s tardy) List(ctx context.Context, _ saga.Filter) ([]store.Record, string, error) {
-	return nil, "", s.do(ctx, "stuck sagas")
-}
 
 // TestACallOfTheStoreThatAStopCutsShortIsNoFailure, and Run does not return before it has.
 func TestACallOfTheStoreThatAStopCutsShortIsNoFailure(t *testing.T) {
-	for _, call := range []string{"check", "listen", "sweep", "unregistered", "stuck sagas"} {
+	for _, call := range []string{"check", "listen", "sweep"} {
 		t.Run(call, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r, stop := begin(t, tardy{saga.NewMemory(), call}, saga.RunnerConfig{

@@ -23,12 +23,6 @@ func TestValidateNamesTheField(t *testing.T) {
 		change(&st)
 		return []saga.Step[trip]{st, step("b")}
 	}
-	alternative := func(change func(*saga.Step[trip])) []saga.Step[trip] {
-		st, alt := step("a"), step("a2")
-		change(&alt)
-		st.Or = []saga.Step[trip]{alt}
-		return []saga.Step[trip]{st, step("b")}
-	}
 	around := func(next func(context.Context) error) func(context.Context) error { return next }
 	for _, c := range []struct {
 		want  string
@@ -40,40 +34,40 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`Name is "a/b": must be`, with(func(s *saga.Step[trip]) { s.Name = "a/b" })},
 		{`Name is "\xff"`, with(func(s *saga.Step[trip]) { s.Name = "\xff" })},
 		{`Name is "b": must be unique`, with(func(s *saga.Step[trip]) { s.Name = "b" })},
-		{`Name is "b": must be unique`, alternative(func(s *saga.Step[trip]) { s.Name = "b" })},
 		{`saga.Step "a".Do is nil: must be set, or DoTx`, with(func(s *saga.Step[trip]) { s.Do = nil })},
 		{`saga.Step "a".Do is set beside DoTx or Saga`, with(func(s *saga.Step[trip]) { s.DoTx = doTx })},
 		{`saga.Step "a".Undo is set beside its Tx form`, with(func(s *saga.Step[trip]) { s.UndoTx = doTx })},
 		{`saga.Step "a".ReadOnly is true: must be false, or Undo and UndoTx nil`, with(func(s *saga.Step[trip]) { s.ReadOnly = true })},
-		{`saga.Step "a".Idempotent is true: must be false with an Undo: that it has begun must be recorded`, with(func(s *saga.Step[trip]) { s.Idempotent = true })},
-		{`saga.Step "a".Idempotent is true: must be false in the pivot: that it is done must be recorded`, with(func(s *saga.Step[trip]) { s.Idempotent, s.Pivot, s.Undo = true, true, nil })},
-		{`saga.Step "a".Idempotent is true: must be false without Do`, with(func(s *saga.Step[trip]) { s.Idempotent, s.Do, s.Undo, s.Delay = true, nil, nil, 1 })},
-		{`saga.Step "a": BestEffort is true: must be false up to the pivot`, with(func(s *saga.Step[trip]) { s.BestEffort = true })},
-		{`saga.Step "a": BestEffort is true: must be false up to the pivot`, with(func(s *saga.Step[trip]) { s.Pivot, s.BestEffort = true, true })},
-		{`saga.Step "a2".BestEffort is true: must be false in a step with alternatives`, alternative(func(s *saga.Step[trip]) { s.BestEffort = true })},
 		{`saga.Step "a": Undo is nil: must be set`, with(func(s *saga.Step[trip]) { s.Undo = nil })},
-		{`saga.Step "a2".Undo is nil: must be set, or UndoTx, in a step with alternatives`, alternative(func(s *saga.Step[trip]) { s.Undo = nil })},
-		{`saga.Step "a2".Undo is nil: must be set, or UndoTx, in a step with alternatives`, alternative(func(s *saga.Step[trip]) { s.Undo, s.Do, s.DoTx = nil, nil, doTx })},
 		{`saga.Step "a".Do is nil beside DoTx and Saga`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.DoTx, s.Saga = nil, nil, doTx, new(saga.Child[trip]) })},
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Do, s.DoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Timeout is -1s`, with(func(s *saga.Step[trip]) { s.Timeout = -time.Second })},
-		{`saga.Step "a".Settle is -1s`, with(func(s *saga.Step[trip]) { s.Settle = -time.Second })},
-		{`saga.Step "a2".Pivot is true: must be false in an alternative`, alternative(func(s *saga.Step[trip]) { s.Pivot = true })},
-		{`saga.Step "a2".After is [b]: must be nil in an alternative`, alternative(func(s *saga.Step[trip]) { s.After = []string{"b"} })},
-		{`saga.Step "a2".Or is 1 steps: must be empty in an alternative`, alternative(func(s *saga.Step[trip]) { s.Or = []saga.Step[trip]{step("a3")} })},
-		{`saga.Step "a": After names "c": no such step`, with(func(s *saga.Step[trip]) { s.After = []string{"c"} })},
-		{`saga.Step "a": After makes it wait for itself`, with(func(s *saga.Step[trip]) { s.After = []string{"a"} })},
-		{`After makes it wait for itself`, with(func(s *saga.Step[trip]) { s.After = []string{"b"} })},
 		{`saga.Step "b": Pivot is true: "a" is the pivot already`, func() []saga.Step[trip] {
 			a, b := step("a"), step("b")
 			a.Pivot, b.Pivot = true, true
 			return []saga.Step[trip]{a, b}
 		}()},
-		{`saga.Step "c": Undo is nil`, func() []saga.Step[trip] {
+		{`saga.Step "b": Undo is nil`, func() []saga.Step[trip] {
 			a, b, c := step("a"), step("b"), step("c")
-			b.Pivot, c.After, c.Undo = true, []string{"a"}, nil // beside the pivot, not after it
+			c.Pivot, b.Undo = true, nil
 			return []saga.Step[trip]{a, b, c}
+		}()},
+		{`saga.Step "a".Parallel is true: must be false in the first step`, with(func(s *saga.Step[trip]) { s.Parallel = true })},
+		{`saga.Step "b".Pivot is true: must be false in a step that runs beside another`, func() []saga.Step[trip] {
+			a, b := step("a"), step("b")
+			b.Pivot, b.Parallel = true, true
+			return []saga.Step[trip]{a, b}
+		}()},
+		{`saga.Step "a".Pivot is true: must be false in a step that runs beside another`, func() []saga.Step[trip] {
+			a, b := step("a"), step("b")
+			a.Pivot, b.Parallel = true, true
+			return []saga.Step[trip]{a, b}
+		}()},
+		{`saga.Step "a".Await is "paid": must be "" in a step that runs beside another`, func() []saga.Step[trip] {
+			a, b := step("a"), step("b")
+			a.Await, b.Parallel = "paid", true
+			return []saga.Step[trip]{a, b}
 		}()},
 	} {
 		sg := sequence(c.steps...)
@@ -85,10 +79,9 @@ func TestValidateNamesTheField(t *testing.T) {
 		})
 	}
 	for want, sg := range map[string]*saga.Saga[trip]{
-		`saga.Saga.Name is ""`:                                      {Steps: []saga.Step[trip]{step("a")}},
-		`saga.Saga.Version is -1`:                                   {Name: "x", Version: -1, Steps: []saga.Step[trip]{step("a")}},
-		`saga.Saga.Timeout is -1s: must be 0`:                       {Name: "x", Timeout: -time.Second, Steps: []saga.Step[trip]{step("a")}},
-		`saga.Saga.Concurrency is -1: must be 0 (no bound) or more`: {Name: "x", Concurrency: -1, Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Name is ""`:                {Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Version is -1`:             {Name: "x", Version: -1, Steps: []saga.Step[trip]{step("a")}},
+		`saga.Saga.Timeout is -1s: must be 0`: {Name: "x", Timeout: -time.Second, Steps: []saga.Step[trip]{step("a")}},
 	} {
 		require.ErrorContains(t, sg.Validate(), want)
 	}
@@ -96,10 +89,10 @@ func TestValidateNamesTheField(t *testing.T) {
 
 func TestValidateTellsAllAtOnce(t *testing.T) {
 	a, b, c := step("a"), step("b"), step("c")
-	a.Undo, b.Timeout, c.Undo, c.Or = nil, -1, nil, []saga.Step[trip]{step("c2")}
+	a.Undo, b.Timeout, c.Undo = nil, -1, nil
 	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "b".Timeout is -1ns: must be 0 (for 1m) or more
-saga.Step "c".Undo is nil: must be set, or UndoTx, in a step with alternatives
-saga.Step "a": Undo is nil: must be set, or UndoTx, before the pivot, and there is none`)
+saga.Step "a": Undo is nil: must be set, or UndoTx, before the pivot, and there is none
+saga.Step "c": Undo is nil: must be set, or UndoTx, before the pivot, and there is none`)
 	b.Timeout, b.Pivot, c.Undo = 0, true, b.Undo
 	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "a": Undo is nil: must be set, or UndoTx, before the pivot`)
 }
@@ -109,9 +102,8 @@ func TestValidateAdmits(t *testing.T) {
 	b.Pivot, b.Undo, c.Undo = true, nil, nil
 	require.NoError(t, sequence(a, b, c).Validate())
 	reads, gate := step("a3"), saga.Step[trip]{Name: strings.Repeat("a", 100), Delay: 1}
-	reads.Undo, reads.Idempotent = nil, true
-	a.Or = []saga.Step[trip]{reads, gate}
-	require.NoError(t, sequence(a, b, c).Validate())
+	reads.Undo, reads.ReadOnly, gate.Parallel = nil, true, true
+	require.NoError(t, sequence(reads, gate, a, b, c).Validate())
 
 	tx := saga.Step[trip]{Name: "tx", DoTx: doTx, UndoTx: doTx}
 	sg := sequence(tx)
@@ -157,19 +149,10 @@ func FuzzValidate(f *testing.F) {
 		}
 		n := int(next() % 9)
 		sg := &saga.Saga[counts]{Name: "fuzz"}
-		name := func(b byte) string { return string(rune('a' + b%10)) }
 		for i := range n {
 			bits := next()
 			st := counting(string(rune('a'+i)), bits&1 != 0)
-			if bits&2 != 0 {
-				st.After = []string{}
-				for range next() % 4 {
-					st.After = append(st.After, name(next()))
-				}
-			}
-			if bits&8 != 0 {
-				st.Or = append(st.Or, counting(string(rune('A'+i)), next()&1 != 0))
-			}
+			st.Parallel = bits&2 != 0
 			st.Pivot = bits&16 != 0
 			if bits&32 != 0 {
 				st.Undo = nil
@@ -186,9 +169,6 @@ func FuzzValidate(f *testing.F) {
 		err = saga.Run(t.Context(), sg, c)
 		for _, st := range sg.Steps {
 			net := c.n[st.Name]
-			for _, alt := range st.Or {
-				net += c.n[alt.Name]
-			}
 			switch {
 			case err == nil:
 				require.Equal(t, 1, net, "step %s of a saga that has completed", st.Name)
@@ -216,7 +196,7 @@ func counting(name string, refuses bool) saga.Step[counts] {
 		Name: name,
 		Do: func(_ context.Context, c *counts) error {
 			if refuses {
-				return saga.NoEffect(errDeclined)
+				return saga.Void(errDeclined)
 			}
 			c.add(name, 1)
 			return nil
@@ -227,16 +207,16 @@ func counting(name string, refuses bool) saga.Step[counts] {
 
 func isStuck(err error) bool { return errors.Is(err, saga.ErrStuck) }
 
-// TestStepsAreLimited in number, alternatives included: each costs as much as there are.
+// TestStepsAreLimited in number: each costs as much as there are.
 func TestStepsAreLimited(t *testing.T) {
 	sg := &saga.Saga[trip]{Name: "trip"}
 	for i := range 1000 {
 		sg.Steps = append(sg.Steps, saga.Step[trip]{Name: fmt.Sprint("step-", i), ReadOnly: true, Do: func(context.Context, *trip) error { return nil }})
 	}
 	require.NoError(t, saga.Run(t.Context(), sg, &trip{}))
-	sg = &saga.Saga[trip]{Name: "trip", Steps: sg.Steps}
-	sg.Steps[500].Or = []saga.Step[trip]{step("other")}
-	require.EqualError(t, sg.Validate(), "saga.Saga.Steps has 1001 steps and alternatives: must have 1000 or fewer (see ChildrenOf)")
+	sg = &saga.Saga[trip]{Name: "trip", Steps: append(sg.Steps, step("other"))}
+	sg.Steps[1000].ReadOnly, sg.Steps[1000].Undo = true, nil
+	require.EqualError(t, sg.Validate(), "saga.Saga.Steps has 1001 steps: must have 1000 or fewer (see ChildrenOf)")
 }
 
 func TestADefinitionMayBeRegisteredByTwoAtOnce(t *testing.T) {

@@ -8,138 +8,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
-
-// TestAFailureDoesNotWaitForAStepThatWaits: a step fails for good while another one waits
-// for a signal, for its time or for its children. The saga turns back or is stuck as soon
-// as no attempt is running. Once the failure is mended, the saga goes on where it was.
-func TestAFailureDoesNotWaitForAStepThatWaits(t *testing.T) {
-	// side puts a step beside the others, after the first.
-	side := func(st saga.Step[trip]) saga.Step[trip] {
-		st.After = []string{"first"}
-		return st
-	}
-	slow := step("slow")
-	slow.Do = func(context.Context, *trip) error {
-		time.Sleep(time.Hour)
-		return nil
-	}
-	slow.Timeout = 2 * time.Hour
-	alternative := failing("bad", saga.Abort(errDeclined))
-	alternative.Undo = note("undo bad", saga.Abort(errDeclined))
-	alternative.Or = []saga.Step[trip]{step("other")}
-	for name, c := range map[string]struct {
-		pivot  bool
-		waits  func(w *warehouse) []saga.Step[trip]
-		bad    saga.Step[trip]
-		status saga.Status
-		within time.Duration
-	}{
-		"a signal, before the pivot": {
-			waits: func(*warehouse) []saga.Step[trip] {
-				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Await: "go"})}
-			},
-			status: saga.Compensated,
-		},
-		"children, before the pivot": {
-			waits:  func(w *warehouse) []saga.Step[trip] { return []saga.Step[trip]{side(w.parcels(1))} },
-			status: saga.Compensated,
-		},
-		"a signal, an undo failed": {
-			waits: func(*warehouse) []saga.Step[trip] {
-				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Await: "go"})}
-			},
-			bad: alternative, status: saga.Stuck,
-		},
-		"a signal": {
-			pivot: true, status: saga.Stuck,
-			waits: func(*warehouse) []saga.Step[trip] {
-				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Await: "go"})}
-			},
-		},
-		"a signal, with a timeout": {
-			pivot: true, status: saga.Stuck,
-			waits: func(*warehouse) []saga.Step[trip] {
-				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Await: "go", AwaitFor: 48 * time.Hour})}
-			},
-		},
-		"a time": {
-			pivot: true, status: saga.Stuck,
-			waits: func(*warehouse) []saga.Step[trip] {
-				return []saga.Step[trip]{side(saga.Step[trip]{Name: "wait", Delay: 30 * time.Hour})}
-			},
-		},
-		"a time, after an attempt": {
-			pivot: true, status: saga.Stuck, within: time.Hour,
-			waits: func(*warehouse) []saga.Step[trip] {
-				return []saga.Step[trip]{side(slow), {Name: "wait", Delay: 30 * time.Hour, After: []string{"slow"}}}
-			},
-		},
-		"children": {
-			pivot: true, status: saga.Stuck,
-			waits: func(w *warehouse) []saga.Step[trip] { return []saga.Step[trip]{side(w.parcels(1))} },
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				hold := make(chan struct{})
-				w := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/0": hold}}
-				bad := c.bad
-				if bad.Name == "" {
-					bad = failing("bad", saga.Abort(errDeclined))
-				}
-				mended := false
-				do := bad.Do
-				bad.Do = func(ctx context.Context, s *trip) error {
-					if mended {
-						return nil
-					}
-					time.Sleep(time.Minute) // the others wait by then
-					return do(ctx, s)
-				}
-				bad.Timeout = time.Hour
-				first := step("first")
-				first.Pivot = c.pivot
-				sg := sequence(append([]saga.Step[trip]{first, side(bad)}, c.waits(w)...)...)
-				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg)
-				startOrder(t, r, sg)
-				time.Sleep(time.Minute + c.within + 10*time.Second)
-				in, err := r.Get(t.Context(), "order-1")
-				require.NoError(t, err)
-				require.Equal(t, c.status, in.Status)
-				if c.status != saga.Stuck {
-					return
-				}
-				require.Equal(t, "bad", in.Step)
-				mended = true
-				if len(bad.Or) > 0 {
-					require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionSkip, Step: "bad", Note: "undone by hand"}))
-				} else {
-					require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
-				}
-				time.Sleep(time.Hour)
-				in, err = r.Get(t.Context(), "order-1")
-				require.NoError(t, err)
-				require.Equal(t, saga.Running, in.Status, "it waits still")
-				close(hold)
-				_ = r.Signal(t.Context(), "order-1", "go", nil)
-				time.Sleep(30 * time.Hour)
-				in, err = r.Get(t.Context(), "order-1")
-				require.NoError(t, err)
-				require.Equal(t, saga.Completed, in.Status)
-			})
-		})
-	}
-}
 
 // TestAFailedUndoDoesNotWaitForChildren that an operator must mend first.
 func TestAFailedUndoDoesNotWaitForChildren(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Abort(errDeclined)}}
-		flight, parcels, car := step("flight"), w.parcels(1), failing("car", saga.NoEffect(errDeclined))
-		flight.After, parcels.After, car.After = []string{}, []string{}, []string{"flight", "parcels"}
+		flight, parcels, car := step("flight"), w.parcels(1), failing("car", saga.Void(errDeclined))
+		parcels.Parallel = true
 		broken := true
 		flight.Undo = func(context.Context, *trip) error {
 			if broken {
@@ -171,8 +49,7 @@ func TestAFailedUndoDoesNotWaitForChildren(t *testing.T) {
 // and costs no more for as long as the other step waits.
 func TestChildrenEndBesideALongWait(t *testing.T) {
 	for name, beside := range map[string]saga.Step[trip]{
-		"delay":    {Name: "beside", Delay: 10 * time.Minute},
-		"awaitFor": {Name: "beside", Await: "go", AwaitFor: 10 * time.Minute, Or: []saga.Step[trip]{{Name: "instead", Delay: 1}}},
+		"delay": {Name: "beside", Delay: 10 * time.Minute},
 		"backoff": {Name: "beside", Undo: note("", nil), Backoff: func(int) time.Duration { return 10 * time.Minute },
 			Do: func(ctx context.Context, _ *trip) error {
 				if saga.CommandFrom(ctx).Attempt == 1 {
@@ -189,7 +66,7 @@ func TestChildrenEndBesideALongWait(t *testing.T) {
 				hold := make(chan struct{})
 				time.AfterFunc(30*time.Second, func() { close(hold) })
 				parcels := (&warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": hold}}).parcels(1)
-				parcels.After, beside.After = []string{}, []string{}
+				beside.Parallel = true
 				sg := sequence(parcels, beside)
 				r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 				startOrder(t, r, sg)
@@ -217,14 +94,12 @@ func TestChildrenThatHaveEndedHastenNoRetry(t *testing.T) {
 				return nil
 			})}
 		parcels.Backoff = func(int) time.Duration { return time.Hour }
-		sg := sequence(parcels, saga.Step[trip]{Name: "beside", Await: "go", After: []string{}})
+		sg := sequence(parcels, saga.Step[trip]{Name: "beside", Delay: 2 * time.Hour, Parallel: true})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		store := &limited{Store: saga.NewMemory(), most: 100, end: cancel}
 		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 		startOrder(t, r, sg)
-		time.Sleep(2 * time.Hour)
-		require.NoError(t, r.Signal(ctx, "order-1", "go", nil))
 		_, err := sg.Result(ctx, r, "order-1")
 		require.NoError(t, err)
 		require.Less(t, store.writes, 40)
@@ -237,7 +112,7 @@ func TestChildrenEndBesideAnAttempt(t *testing.T) {
 		hold := make(chan struct{})
 		time.AfterFunc(time.Minute, func() { close(hold) })
 		parcels := (&warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": hold}}).parcels(1)
-		parcels.After = []string{}
+		parcels.Parallel = true
 		beside := step("beside")
 		beside.Timeout = 10 * time.Hour
 		beside.Do = func(context.Context, *trip) error { time.Sleep(5 * time.Hour); return nil }
@@ -271,11 +146,11 @@ func (s *limited) Commit(ctx context.Context, req store.CommitRequest) (store.Re
 // TestAFailureIsSeenBehindAStepThatHasNotBegun, in a graph: the saga turns back at once.
 func TestAFailureIsSeenBehindAStepThatHasNotBegun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		slow, later, bad := step("slow"), step("later"), failing("bad", saga.NoEffect(errDeclined))
-		slow.After, later.After, bad.After = []string{"first"}, []string{"slow"}, []string{"first"}
+		slow, later, bad := step("slow"), step("later"), failing("bad", saga.Void(errDeclined))
+		bad.Parallel = true
 		slow.Timeout = 2 * time.Hour
 		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Hour); return nil }
-		sg := sequence(step("first"), slow, later, bad)
+		sg := sequence(step("first"), slow, bad, later)
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)

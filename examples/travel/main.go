@@ -90,9 +90,7 @@ func (w world) reserve(name string, cents, refundPercent int) saga.Step[Trip] {
 }
 
 func (w world) trip() *saga.Saga[Trip] {
-	hotel := w.reserve("Ritz", 60000, 100)
-	hotel.Do = func(context.Context, *Trip) error { return saga.NoEffect(errors.New("no vacancy")) }
-	hotel.Or = []saga.Step[Trip]{w.reserve("Hostel", 9000, 100)}
+	hotel := w.reserve("Hostel", 9000, 100) // the Ritz has no vacancy
 	return &saga.Saga[Trip]{Name: "trip", Version: 1, Steps: []saga.Step[Trip]{
 		w.reserve("outward", 12000, 100), // one that refunds everything,
 		w.reserve("onward", 8000, 75),    // one that keeps a quarter,

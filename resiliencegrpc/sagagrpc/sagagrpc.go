@@ -56,8 +56,8 @@ func Send(ctx context.Context, send func(context.Context) error) error {
 //     attempt of this command, and has recorded that.
 //   - NotFound is nil in an Undo: there is nothing to undo.
 //   - InvalidArgument, NotFound, PermissionDenied, Unauthenticated, FailedPrecondition,
-//     OutOfRange and Unimplemented are a [saga.NoEffect]: the server declined.
-//   - AlreadyExists and DataLoss are a [saga.Abort]: the step may have taken effect.
+//     OutOfRange, Unimplemented, AlreadyExists and DataLoss are a [saga.Abort]: the step may
+//     have taken effect.
 //   - Any other error is returned as it is. A refusal of a policy remains one: the attempt
 //     was not made. After any other error the step is in doubt and is tried again.
 func Result(ctx context.Context, err error) error {
@@ -78,11 +78,9 @@ func Result(ctx context.Context, err error) error {
 		if do := cmd.DoID(); do != "" && do != cmd.ID {
 			return nil
 		}
-		return saga.NoEffect(err)
-	case codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated,
-		codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented:
-		return saga.NoEffect(err)
-	case codes.AlreadyExists, codes.DataLoss:
+		return saga.Abort(err)
+	case codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.FailedPrecondition,
+		codes.OutOfRange, codes.Unimplemented, codes.AlreadyExists, codes.DataLoss:
 		return saga.Abort(err)
 	}
 	return err
@@ -102,7 +100,7 @@ func Context(ctx context.Context) (context.Context, error) {
 }
 
 // Error returns the result of [saga.Apply] as a handler answers it, so that
-// [Result] reads it. An answer ([saga.NoEffect], [saga.Abort], resilience.Answer) has the
+// [Result] reads it. An answer ([saga.Abort], resilience.Answer) has the
 // code FailedPrecondition, unless it has a code of its own. A [saga.Void], also that of a
 // Do that comes after its Undo, has the ErrorInfo of one, too. Any other error, such as an
 // answer with Retryable() true, is returned as it is.

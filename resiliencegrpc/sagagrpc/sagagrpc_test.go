@@ -21,13 +21,12 @@ import (
 // and looks at what the saga makes of it.
 func TestCommandsOfASaga(t *testing.T) {
 	const (
-		declined = "declined"         // at once, nothing to undo
-		aborted  = "aborted"          // at once, undone
-		doubted  = "tried and undone" // three times, then undone
+		aborted = "aborted"          // at once, undone
+		doubted = "tried and undone" // three times, then undone
 	)
 	for code, want := range map[codes.Code]string{
-		codes.InvalidArgument: declined, codes.NotFound: declined, codes.PermissionDenied: declined,
-		codes.Unauthenticated: declined, codes.FailedPrecondition: declined, codes.OutOfRange: declined, codes.Unimplemented: declined,
+		codes.InvalidArgument: aborted, codes.NotFound: aborted, codes.PermissionDenied: aborted,
+		codes.Unauthenticated: aborted, codes.FailedPrecondition: aborted, codes.OutOfRange: aborted, codes.Unimplemented: aborted,
 		codes.AlreadyExists: aborted, codes.DataLoss: aborted,
 		codes.Canceled: doubted, codes.Unknown: doubted, codes.DeadlineExceeded: doubted, codes.ResourceExhausted: doubted,
 		codes.Aborted: doubted, codes.Internal: doubted, codes.Unavailable: doubted,
@@ -51,8 +50,8 @@ func TestCommandsOfASaga(t *testing.T) {
 			n := 0
 			err := saga.Run(t.Context(), sg, &n)
 			require.ErrorIs(t, err, saga.ErrCompensated)
-			const do, undo = "/hotel/hotel/do", "/hotel/hotel/undo"
-			require.Equal(t, map[string][]string{declined: {do}, aborted: {do, undo}, doubted: {do, do, do, undo}}[want], keys)
+			const do, undo = "/hotel/do", "/hotel/undo"
+			require.Equal(t, map[string][]string{aborted: {do, undo}, doubted: {do, do, do, undo}}[want], keys)
 		})
 	}
 	for _, id := range []string{"42", "orders/do"} { // these are of no Undo
@@ -83,13 +82,13 @@ func TestErrorHasACode(t *testing.T) {
 		want codes.Code
 	}{
 		{nil, codes.OK},
-		{saga.NoEffect(errors.New("full")), codes.FailedPrecondition},
+		{saga.Abort(errors.New("full")), codes.FailedPrecondition},
 		{saga.Void(errors.New("full")), codes.FailedPrecondition},
 		{saga.Void(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
-		{saga.NoEffect(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
+		{saga.Abort(status.Error(codes.NotFound, "no such hotel")), codes.NotFound},
 		{errors.New("connection lost"), codes.Unknown},
 		{lost{}, codes.Unknown},
-		{saga.NoEffect(lost{}), codes.FailedPrecondition},
+		{saga.Abort(lost{}), codes.FailedPrecondition},
 	} {
 		require.Equal(t, c.want, status.Code(sagagrpc.Error(c.err)))
 	}
@@ -105,8 +104,7 @@ func TestAVoidCrossesTheNetwork(t *testing.T) {
 	}{
 		{saga.Void(errors.New("full")), true},
 		{fmt.Errorf("hotels: %w", saga.Void(status.Error(codes.NotFound, "no such hotel"))), true},
-		{saga.NoEffect(errors.New("full")), false},
-		{saga.NoEffect(saga.Void(errors.New("full"))), false},
+		{saga.Abort(errors.New("full")), false},
 		{errors.Join(saga.Void(errors.New("full")), context.DeadlineExceeded), false},
 		{other.Err(), false},
 	} {

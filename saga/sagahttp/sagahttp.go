@@ -32,13 +32,8 @@ import (
 // applies each key once, such as a [Handler], is safe from repetition. HTTP sends no control
 // characters and no space at the start of a field, so the id of the saga must have none.
 //
-// A request may be sent more than once before there is an answer: by a retrier in client, or by
-// net/http, which repeats one with this field if a connection that was in use breaks. Then a
-// status by which the server declined is a [saga.Abort], since it says nothing of what was sent
-// before. If a policy in client refuses a redirect, the error is a [saga.InDoubt], for the same
-// reason. Send learns that from [net/http/httptrace]: a transport other than net/http's must serve
-// it, or send once. It knows nothing of another Send: let the saga try again, and not a retrier
-// around Send in a step whose Attempts is 1.
+// If a policy in client refuses a redirect, the error is a [saga.InDoubt], since the request was
+// sent. Send learns that from [net/http/httptrace].
 //
 // read is called for a status of 2xx, and its error is returned as it is. Nil means that the
 // body is not read. Send closes the body.
@@ -62,20 +57,10 @@ func Send(client *http.Client, req *http.Request, read func(*http.Response) erro
 		return err
 	}
 	defer resp.Body.Close()
-	if err := result(resp, sent.Load()); err != nil || read == nil || resp.StatusCode >= 300 {
+	if err := Result(resp, nil); err != nil || read == nil || resp.StatusCode >= 300 {
 		return err
 	}
 	return read(resp)
-}
-
-// asked returns what a server was first asked for, and how many requests the servers have been asked
-// for: this one, and one for each redirect.
-func asked(last *http.Request) (first *http.Request, n int64) {
-	first = last
-	for n = 1; first != nil && first.Response != nil; n++ {
-		first = first.Response.Request
-	}
-	return first, n
 }
 
 const (
@@ -92,11 +77,9 @@ const (
 //   - Status 408, 425, 429, and 5xx except 501 and 505, leave the step in doubt and are
 //     tried again, after the Retry-After of the response. So does 409, by which a server
 //     says that another request with the same Idempotency-Key is under way.
-//   - Any other status of 4xx, 501 and 505 are a [saga.NoEffect]: the server declined. With
-//     the field "Saga-Command: void" they are a [saga.Void]: it declined every attempt of
-//     this command, and has recorded that. If a redirect has made a GET of the request they are a
-//     [saga.Abort], since they answer that GET alone.
-//   - Any other status is a [saga.Abort]: the step may have taken effect.
+//   - Any other status is a [saga.Abort]: the step may have taken effect. With the field
+//     "Saga-Command: void", 4xx, 501 and 505 are a [saga.Void]: the server declined every
+//     attempt of this command, and has recorded that.
 //   - err is returned as it is. A refusal of a policy remains one: the attempt was not
 //     made. An answer aborts (see [saga.Abort]), also that of a [resiliencehttp.Transport]
 //     whose Prepare fails or that cannot read the request's body. After any other error the
@@ -109,12 +92,6 @@ func Result(resp *http.Response, err error) error {
 	if err != nil {
 		return err
 	}
-	return result(resp, 0)
-}
-
-// result is Result of the response to a request that was sent so many times, its redirects included.
-// 0 means that this is not known.
-func result(resp *http.Response, sent int64) error {
 	e := &resiliencehttp.StatusError{StatusCode: resp.StatusCode, Header: resp.Header}
 	undo := false
 	if req := resp.Request; req != nil {
@@ -126,8 +103,6 @@ func result(resp *http.Response, sent int64) error {
 		do := cmd.DoID()
 		undo = do != "" && do != cmd.ID
 	}
-	first, n := asked(resp.Request)
-	again := sent > n || first != nil && first.Method != resp.Request.Method
 	switch code := resp.StatusCode; {
 	case code >= 200 && code < 300:
 		return nil
@@ -141,10 +116,6 @@ func result(resp *http.Response, sent int64) error {
 		if resp.Header.Get(sagaCommand) == voided {
 			return saga.Void(e)
 		}
-		if again {
-			return saga.Abort(e)
-		}
-		return saga.NoEffect(e)
 	case code >= 500:
 		return e
 	}
@@ -172,7 +143,7 @@ type Handler struct {
 //   - 400 if there is no such field or it has no id of a command;
 //   - 410 and "Saga-Command: void" if the Do comes after its Undo;
 //   - 422, with the text of the error, if Apply returns an error that is an answer
-//     ([saga.NoEffect], [saga.Abort], resilience.Answer), and "Saga-Command: void" with it
+//     ([saga.Abort], resilience.Answer), and "Saga-Command: void" with it
 //     if the error is a [saga.Void], now or when the command came before;
 //   - 503, with its Retry-After, if Apply returns a refusal of a policy;
 //   - 500 if Apply returns any other error, such as an answer with Retryable() true, or the

@@ -30,17 +30,16 @@ import (
 // looks at what the saga makes of it: whether it tried again, and whether it undid.
 func TestCommandsOfASaga(t *testing.T) {
 	const (
-		done     = "done"
-		declined = "declined"         // at once, nothing to undo
-		aborted  = "aborted"          // at once, undone
-		doubted  = "tried and undone" // three times, then undone
+		done    = "done"
+		aborted = "aborted"          // at once, undone
+		doubted = "tried and undone" // three times, then undone
 	)
 	for status, want := range map[int]string{
 		200: done, 201: done, 202: done, 204: done,
 		300: aborted, 304: aborted,
-		400: declined, 401: declined, 402: declined, 403: declined, 404: declined, 410: declined, 422: declined, 451: declined,
+		400: aborted, 401: aborted, 402: aborted, 403: aborted, 404: aborted, 410: aborted, 422: aborted, 451: aborted,
 		408: doubted, 409: doubted, 425: doubted, 429: doubted,
-		500: doubted, 502: doubted, 503: doubted, 504: doubted, 501: declined, 505: declined, 599: doubted,
+		500: doubted, 502: doubted, 503: doubted, 504: doubted, 501: aborted, 505: aborted, 599: doubted,
 	} {
 		t.Run(strconv.Itoa(status), func(t *testing.T) {
 			var keys []string
@@ -65,7 +64,7 @@ func TestCommandsOfASaga(t *testing.T) {
 			}}
 			n := 0
 			err := saga.Run(t.Context(), sg, &n)
-			const post, del = "POST /hotel/hotel/do", "DELETE /hotel/hotel/undo"
+			const post, del = "POST /hotel/do", "DELETE /hotel/undo"
 			if want == done {
 				require.NoError(t, err)
 				require.Equal(t, []string{post}, keys)
@@ -80,7 +79,7 @@ func TestCommandsOfASaga(t *testing.T) {
 			require.Equal(t, server.Listener.Addr().String(), e.Host)
 			require.Zero(t, n)
 			require.Equal(t, map[string][]string{
-				declined: {post}, aborted: {post, del}, doubted: {post, post, post, del},
+				aborted: {post, del}, doubted: {post, post, post, del},
 			}[want], keys)
 		})
 	}
@@ -248,7 +247,7 @@ func TestAnAnswerIsADeclineUnlessItIsWorthAnotherAttempt(t *testing.T) {
 	for err, want := range map[error]int{
 		resilience.Answer(errors.New("full")): http.StatusUnprocessableEntity,
 		lost{}:                                http.StatusInternalServerError,
-		saga.NoEffect(lost{}):                 http.StatusUnprocessableEntity,
+		saga.Void(lost{}):                     http.StatusUnprocessableEntity,
 	} {
 		db := sql.OpenDB(connector{err})
 		r := httptest.NewRequest(http.MethodPost, "/", nil)

@@ -26,12 +26,12 @@ import (
 type Case[S any] struct {
 	Scenario string   // such as "the reply of hotel is lost"
 	State    *S       // of that run
-	InEffect []string // the steps and alternatives that must be in effect now, without ReadOnly and Idempotent ones and children; none if compensated
+	InEffect []string // the steps that must be in effect now, without ReadOnly ones and children; none if compensated
 }
 
 // Check runs the saga in memory: once without a failure, and once for each of these
-// failures of each step and alternative that has a Do and an Undo. The failures are those
-// of the pivot and the steps that it waits for, or of all steps if there is no pivot:
+// failures of each step that has a Do and an Undo. The failures are those of the pivot and the
+// steps before it, or of all steps if there is no pivot:
 //
 //   - Do fails and takes no effect.
 //   - Do takes effect and its reply is lost.
@@ -44,7 +44,7 @@ type Case[S any] struct {
 //
 // Every Do and Undo that must work has to return nil, the saga must end as expected, and
 // the state must survive its Codec. verify compares the participants with the Case;
-// they may be fresh for each run or not. Attempts, Backoff and Settle are ignored. A DoTx
+// they may be fresh for each run or not. Attempts and Backoff are ignored. A DoTx
 // or UndoTx is applied exactly once, and is not called. Nor is a Saga: Check the children
 // by themselves. Delay and Await are ignored: SignalFrom returns no signal.
 func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Case[S])) {
@@ -54,49 +54,17 @@ func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...
 	}
 	c := &checker[S]{t: t, sg: sg, newState: newState, verify: verify}
 	c.run("nothing goes wrong", "", nothing)
-	back := turnsBack(sg.Steps)
 	for i := range sg.Steps {
-		st := &sg.Steps[i]
-		for _, name := range names(st) {
-			if !back[i] || !undoable(st, name) {
-				continue
-			}
-			c.run(name+" takes no effect", name, noEffect)
-			c.run("the reply of "+name+" is lost", name, lostReply)
-			c.run(name+" is undone and was never done", name, neverDone)
-			c.run(name+" is refused by a policy at first", name, heldBack)
+		if st := &sg.Steps[i]; st.Do != nil && st.Undo != nil {
+			c.run(st.Name+" takes no effect", st.Name, noEffect)
+			c.run("the reply of "+st.Name+" is lost", st.Name, lostReply)
+			c.run(st.Name+" is undone and was never done", st.Name, neverDone)
+			c.run(st.Name+" is refused by a policy at first", st.Name, heldBack)
+		}
+		if sg.Steps[i].Pivot {
+			break
 		}
 	}
-}
-
-// turnsBack reports for each step whether the saga turns back if it fails: the pivot and
-// the steps that it waits for, or all steps if there is no pivot.
-func turnsBack[S any](steps []saga.Step[S]) []bool {
-	index := make(map[string]int)
-	for i := range steps {
-		index[steps[i].Name] = i
-	}
-	back := make([]bool, len(steps))
-	var mark func(i int)
-	mark = func(i int) {
-		if back[i] {
-			return
-		}
-		back[i] = true
-		if steps[i].After == nil && i > 0 {
-			mark(i - 1)
-		}
-		for _, name := range steps[i].After {
-			mark(index[name])
-		}
-	}
-	pivot := slices.IndexFunc(steps, func(st saga.Step[S]) bool { return st.Pivot })
-	for i := range steps {
-		if pivot < 0 || i == pivot {
-			mark(i)
-		}
-	}
-	return back
 }
 
 // A trouble is a failure of one step.
@@ -125,70 +93,28 @@ type checker[S any] struct {
 	verify   []func(testing.TB, Case[S])
 }
 
-func names[S any](st *saga.Step[S]) []string {
-	list := []string{st.Name}
-	for i := range st.Or {
-		list = append(list, st.Or[i].Name)
-	}
-	return list
-}
+// readOnly reports whether Check sees no effect of a step.
+func readOnly[S any](st *saga.Step[S]) bool { return st.ReadOnly || st.Do == nil && st.DoTx == nil }
 
-// readOnly reports whether Check sees no effect of a step or alternative.
-func readOnly[S any](st *saga.Step[S]) bool {
-	return st.ReadOnly || st.Idempotent || st.Do == nil && st.DoTx == nil
-}
-
-// undoable reports whether a step or alternative has a Do and an Undo.
-func undoable[S any](st *saga.Step[S], name string) bool {
-	for i := range st.Or {
-		if st.Or[i].Name == name {
-			return undoable(&st.Or[i], name)
-		}
-	}
-	return st.Do != nil && st.Undo != nil
-}
-
-// run runs the saga with trouble at one step or alternative. The alternatives before it
-// fail without effect.
+// run runs the saga with trouble at one step.
 func (c *checker[S]) run(scenario, at string, what trouble) {
 	c.t.Helper()
 	tried := Case[S]{Scenario: scenario, State: c.newState()}
 	sg := &saga.Saga[S]{Name: c.sg.Name, Version: c.sg.Version}
-	last := false // no alternative follows the step in trouble
 	for i := range c.sg.Steps {
-		st := c.sg.Steps[i]
-		all := names(&st)
-		pos := slices.Index(all, at)
-		last = last || pos == len(all)-1
-		effect := max(pos, 0) // the alternative that takes effect
-		if pos >= 0 && what != heldBack {
-			effect++
+		st := &c.sg.Steps[i]
+		if !readOnly(st) {
+			tried.InEffect = append(tried.InEffect, st.Name)
 		}
-		if effect < len(all) && (effect > 0 || !readOnly(&st)) && (effect == 0 || !readOnly(&st.Or[effect-1])) {
-			tried.InEffect = append(tried.InEffect, all[effect])
+		w := nothing
+		if st.Name == at {
+			w = what
 		}
-		wrapped := make([]saga.Step[S], len(all))
-		for j := range all {
-			alt := st
-			if j > 0 {
-				alt = st.Or[j-1]
-			}
-			w := nothing
-			switch {
-			case j < pos:
-				w = noEffect
-			case j == pos:
-				w = what
-			}
-			wrapped[j] = c.wrap(scenario, alt, w)
-		}
-		first := wrapped[0]
-		first.After, first.Pivot, first.Or = st.After, st.Pivot, wrapped[1:]
-		sg.Steps = append(sg.Steps, first)
+		sg.Steps = append(sg.Steps, c.wrap(scenario, st, w))
 	}
 	err := saga.Run(c.t.Context(), sg, tried.State)
 	switch {
-	case what == nothing || what == heldBack || !last:
+	case what == nothing || what == heldBack:
 		if err != nil {
 			c.t.Errorf("%s: the saga must complete: %v", scenario, err)
 		}
@@ -204,10 +130,10 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 }
 
 // wrap returns a step with trouble, each of whose calls happens twice.
-func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.Step[S] {
+func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.Step[S] {
 	out := saga.Step[S]{
-		Name: st.Name, ReadOnly: readOnly(&st), Attempts: 1, UndoAttempts: 1, Timeout: st.Timeout,
-		Middleware: st.Middleware,
+		Name: st.Name, Parallel: st.Parallel, Pivot: st.Pivot, ReadOnly: readOnly(st), Attempts: 1, UndoAttempts: 1,
+		Timeout: st.Timeout, Middleware: st.Middleware,
 	}
 	do, undo := st.Do, st.Undo
 	if do == nil {
@@ -228,7 +154,7 @@ func (c *checker[S]) wrap(scenario string, st saga.Step[S], what trouble) saga.S
 	case nothing:
 		out.Do = twice("Do", do)
 	case noEffect:
-		out.Do = func(context.Context, *S) error { return saga.NoEffect(errTrouble) }
+		out.Do = func(context.Context, *S) error { return saga.Void(errTrouble) }
 	case lostReply:
 		out.Do = func(ctx context.Context, s *S) error {
 			if err := twice("Do", do)(ctx, s); err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 // A batcher makes the writes of several sagas, their starts or their commits, one

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sqltx"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A dialect has the statements of one kind of database. The callers of methods that take
@@ -34,7 +34,7 @@ type dialect interface {
 	// them as written. It may wait for a transaction that starts a saga with one of these
 	// ids. An error leaves open whether any of them was written.
 	startBatch(ctx context.Context, q querier, batch []*pendingStart) error
-	// claim claims up to most sagas of the first queue, then of the next, up to the limit.
+	// claim claims sagas of the first queue, then of the next, up to the limit.
 	claim(ctx context.Context, q querier, req store.ClaimRequest, queues []queue) ([]store.Record, error)
 	heartbeat(ctx context.Context, q querier, req store.HeartbeatRequest) ([]store.Renewed, error)
 	// changed runs an UPDATE of a saga, which may make it due, and returns its record as of then,
@@ -51,8 +51,7 @@ type dialect interface {
 	now() string
 	columns() string // of a record, in the order of scan
 	bind(i int) string
-	time(t time.Time) any                // as a parameter
-	contains(column, text string) string // a condition
+	time(t time.Time) any // as a parameter
 	// oneOf returns the condition that a column is one of some ids, and its parameters, which
 	// are the first.
 	oneOf(column string, ids []string) (condition string, args []any)
@@ -111,7 +110,7 @@ func commitText(now string, release bool, condition string) string {
 		released = ", owner = '', wake_at = " + now + " + ?"
 	}
 	return `UPDATE {p}saga SET status = ?, data = COALESCE(?, data), steps = ?, seq = ?, failures = ?, takeovers = ?, last_error = ?, nonce = ?,
-	reported = false, updated_at = ` + now + released + ` WHERE ` + condition
+	updated_at = ` + now + released + ` WHERE ` + condition
 }
 
 // commitArgs returns the parameters of what a commit sets.
@@ -185,7 +184,7 @@ func pick(ctx context.Context, q querier, query string, queues []queue, limit in
 		if len(ids) == limit {
 			break
 		}
-		rows, err := q.QueryContext(ctx, query, d.Name, d.Version, d.Owned, min(limit-len(ids), d.Most))
+		rows, err := q.QueryContext(ctx, query, d.Name, d.Version, d.Owned, limit-len(ids))
 		_, err = collect(rows, err, func(rows *sql.Rows) (_ bool, err error) {
 			var id, owner string
 			if err = rows.Scan(&id, &owner); err == nil {

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A mysql writes in transactions under READ COMMITTED. Each locks its rows by a SELECT
@@ -73,7 +73,6 @@ CREATE TABLE {p}saga (
 	last_error       longtext       CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
 	cancel_requested boolean        NOT NULL DEFAULT false,
 	cancel_note      longtext       CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-	reported         boolean        NOT NULL DEFAULT false,
 	created_at       bigint         NOT NULL,
 	updated_at       bigint         NOT NULL,
 	live             boolean AS (status IN ('running', 'compensating')) STORED,
@@ -149,8 +148,6 @@ func (*mysql) columns() string { return mysqlColumns }
 func (*mysql) bind(int) string { return "?" }
 
 func (*mysql) time(t time.Time) any { return t.UnixMilli() }
-
-func (*mysql) contains(column, text string) string { return "LOCATE(" + text + ", " + column + ") > 0" }
 
 func (*mysql) oneOf(column string, ids []string) (string, []any) {
 	args := make([]any, len(ids))

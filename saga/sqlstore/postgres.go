@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A postgres makes each write one statement, with data-modifying CTEs. The texts are built
@@ -56,7 +56,6 @@ CREATE TABLE {p}saga (
 	created_at       timestamptz NOT NULL,
 	owned            smallint GENERATED ALWAYS AS (CASE WHEN owner > '' THEN 1 ELSE 0 END) STORED,
 	cancel_requested boolean     NOT NULL DEFAULT false,
-	reported         boolean     NOT NULL DEFAULT false,
 	id               text COLLATE "C" PRIMARY KEY,
 	name             text COLLATE "C" NOT NULL,
 	parent           text COLLATE "C" NOT NULL DEFAULT '',
@@ -148,10 +147,6 @@ func (d *postgres) columns() string {
 func (*postgres) bind(i int) string { return "$" + strconv.Itoa(i) }
 
 func (*postgres) time(t time.Time) any { return t }
-
-func (*postgres) contains(column, text string) string {
-	return "position(" + text + " in " + column + ") > 0"
-}
 
 func (*postgres) oneOf(column string, ids []string) (string, []any) {
 	var a array
@@ -265,7 +260,7 @@ func postgresCommitText(n int, release string, next int) string {
 		entries += ")"
 	}
 	return `WITH s AS (UPDATE {p}saga SET status = $4, data = COALESCE($5::bytea, data), steps = $6, seq = $7, failures = $8, takeovers = $9,
-		last_error = $10, nonce = $11, reported = false, updated_at = statement_timestamp()` + release + `
+		last_error = $10, nonce = $11, updated_at = statement_timestamp()` + release + `
 	WHERE id = $1 AND epoch = $2 AND seq = $3
 	RETURNING epoch, updated_at AS now, cancel_requested, cancel_note),
 l AS (INSERT INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)
@@ -313,7 +308,7 @@ const postgresBatch = `WITH k AS MATERIALIZED (
 	WHERE r.i + 0 = r.i FOR NO KEY UPDATE OF s SKIP LOCKED),
 s AS (UPDATE {p}saga s SET status = k.status, data = COALESCE(k.data, s.data), steps = k.steps, seq = k.after,
 		failures = k.failures, takeovers = k.takeovers, last_error = k.last_error, nonce = k.nonce,
-		reported = false, updated_at = statement_timestamp(),
+		updated_at = statement_timestamp(),
 		owner = CASE WHEN k.wake_in IS NULL THEN s.owner ELSE '' END,
 		wake_at = CASE WHEN k.wake_in IS NULL THEN s.wake_at ELSE statement_timestamp() + k.wake_in * interval '1 microsecond' END
 	FROM k WHERE s.id = k.id
@@ -346,19 +341,17 @@ func dueAtOnce(req *store.CommitRequest) bool {
 	return req.Release && req.WakeIn <= 0 && (req.Status == store.Running || req.Status == store.Compensating)
 }
 
-// postgresClaim takes and locks the first sagas of one queue after the other, up to the
-// limits of each and of all: the function has the order, and a nested loop is the only way to join LATERAL. The
+// postgresClaim takes and locks the first sagas of one queue after the other, up to the limit: the function has the order, and a nested loop is the only way to join LATERAL. The
 // UPDATE has its rows as an array: a plan could run a subquery twice, and lock more rows.
 //
 // The planner must expect few rows, however many sagas wait, or it compiles (JIT) each
-// claim. Therefore each queue has a limit that is a parameter, whose value it knows, and
+// claim. Therefore each queue has the limit as a parameter, whose value it knows, and
 // there is the condition on "one" of postgresBatch.
 const postgresClaim = `WITH picked AS MATERIALIZED (SELECT s.id, s.owner
-	FROM json_to_recordset($4::json) AS d(one bigint, name text, version bigint, owned smallint, most bigint) CROSS JOIN LATERAL (
-		SELECT * FROM (SELECT id, owner FROM {p}saga
+	FROM json_to_recordset($4::json) AS d(one bigint, name text, version bigint, owned smallint) CROSS JOIN LATERAL (
+		SELECT id, owner FROM {p}saga
 			WHERE ` + isLive + ` AND name = d.name AND version = d.version AND owned = d.owned AND wake_at <= statement_timestamp()
-			ORDER BY wake_at LIMIT d.most FOR NO KEY UPDATE SKIP LOCKED) q
-		LIMIT $3::bigint) s
+			ORDER BY wake_at LIMIT $3::bigint FOR NO KEY UPDATE SKIP LOCKED) s
 	WHERE d.one = 1 LIMIT $3::bigint)
 UPDATE {p}saga s SET epoch = epoch + 1, owner = $1, wake_at = statement_timestamp() + $2::bigint * interval '1 microsecond',
 	takeovers = takeovers + CASE WHEN owner > '' AND owner <> $1 THEN 1 ELSE 0 END

@@ -8,7 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 // scan reads a record from a row with the columns of dialect.columns.
@@ -16,7 +16,7 @@ func scan(row interface{ Scan(...any) error }) (store.Record, error) {
 	var r store.Record
 	var wakeAt, completeBy, createdAt, updatedAt, now moment
 	err := row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Parent, &r.ParentStep, &r.Seq, &r.Nonce, &r.Owner, &r.Epoch,
-		&wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError, &r.CancelRequested, &r.CancelNote, &r.Reported,
+		&wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError, &r.CancelRequested, &r.CancelNote,
 		&createdAt, &updatedAt, &now, &r.Previous)
 	r.WakeAt, r.CompleteBy, r.CreatedAt, r.UpdatedAt, r.Now =
 		wakeAt.Time, completeBy.Time, createdAt.Time, updatedAt.Time, now.Time
@@ -25,7 +25,7 @@ func scan(row interface{ Scan(...any) error }) (store.Record, error) {
 
 // recordColumns are the columns of scan, without the clock and the previous owner.
 const recordColumns = `id, name, version, status, data, steps, parent, parent_step, seq, nonce, owner, epoch, wake_at, complete_by,
-	failures, takeovers, last_error, cancel_requested, cancel_note, reported, created_at, updated_at`
+	failures, takeovers, last_error, cancel_requested, cancel_note, created_at, updated_at`
 
 // isText reports whether a column can have s. PostgreSQL has no other texts: to look for one,
 // such as an id from a request, is an error that aborts the transaction.

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"strings"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sqldb"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // version is of the tables. From 0.1.0 on, whatever changes them makes it one more, with a migration

@@ -5,7 +5,7 @@ import (
 	"database/sql"
 	"errors"
 
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 // The tables of the signals. The row of a saga is locked while a signal of it is written,

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A sqlite writes in transactions of a few statements, the first of which takes the
@@ -63,7 +63,6 @@ CREATE TABLE {p}saga (
 	last_error       text    NOT NULL DEFAULT '',
 	cancel_requested integer NOT NULL DEFAULT 0,
 	cancel_note      text    NOT NULL DEFAULT '',
-	reported         integer NOT NULL DEFAULT 0,
 	created_at       integer NOT NULL,
 	updated_at       integer NOT NULL,
 	owned            integer AS (owner > '')
@@ -147,8 +146,6 @@ func (*sqlite) columns() string {
 func (*sqlite) bind(int) string { return "?" }
 
 func (*sqlite) time(t time.Time) any { return t.UnixMilli() }
-
-func (*sqlite) contains(column, text string) string { return "instr(" + column + ", " + text + ") > 0" }
 
 func (*sqlite) oneOf(column string, ids []string) (string, []any) {
 	return column + " IN (SELECT value FROM json_each(?))", []any{jsonText(ids)}

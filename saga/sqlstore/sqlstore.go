@@ -91,10 +91,10 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sqldb"
 	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/resiliencesql"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A Dialect is a kind of database.
@@ -329,19 +329,18 @@ func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (recs []store
 	if err != nil || len(queues) == 0 {
 		return nil, wrap("claim", err)
 	}
-	for rest := req; err == nil && rest.Limit > 0 && len(queues) > 0; rest.Limit = req.Limit - len(recs) {
-		var round []store.Record
-		turn := takeTurns(queues, rest.Limit)
+	for len(queues) > 0 && len(recs) < req.Limit && err == nil {
+		turn, rest, some := queues[:min(len(queues), atOnce)], req, []store.Record(nil)
+		rest.Limit -= len(recs)
 		err = s.write(ctx, func(ctx context.Context, q querier) error {
-			round, err = s.d.claim(ctx, q, rest, turn)
+			some, err = s.d.claim(ctx, q, rest, turn)
 			return err
 		})
 		if err == nil {
-			recs = append(recs, round...)
-			queues = stillFull(queues, turn, round)
+			recs, queues = append(recs, some...), queues[len(turn):]
 		}
 	}
-	if len(recs) > 0 { // what an earlier round has claimed counts
+	if len(recs) > 0 { // what an earlier statement has claimed counts
 		return recs, nil
 	}
 	return nil, wrap("claim", err)
@@ -456,15 +455,6 @@ CREATE INDEX {p}saga_ended ON {p}saga (status, wake_at) WHERE ` + isDeletable + 
 CREATE INDEX {p}saga_child ON {p}saga (parent, parent_step, status) WHERE ` + isChild + `;
 CREATE INDEX {p}saga_name ON {p}saga (name, status, created_at, id);
 CREATE INDEX {p}saga_time ON {p}saga (status, created_at, id);`
-
-// Reported implements [store.Store].
-func (s *Store) Reported(ctx context.Context, id string, seq int64) error {
-	text := s.tables.sql("UPDATE {p}saga SET reported = true WHERE id = " + s.d.bind(1) + " AND seq = " + s.d.bind(2) + " AND status = 'stuck'")
-	return wrap("reported", s.write(ctx, func(ctx context.Context, q querier) error {
-		_, err := q.ExecContext(ctx, text, id, seq)
-		return err
-	}))
-}
 
 // Listen implements [store.Notifier].
 func (s *Store) Listen(ctx context.Context, notify func()) error {

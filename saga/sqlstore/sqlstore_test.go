@@ -16,8 +16,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/sqlstore"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // The statements themselves are tested on real databases, in
@@ -208,7 +208,7 @@ func TestAStartKnowsItsOwnSagaAfterItsBatchFailed(t *testing.T) {
 			}
 			s.answers = map[string][]driver.Value{"SELECT id, name": {
 				"own", "trip", int64(1), "running", []byte("{}"), []byte("{}"), "", "", int64(1), int64(7), "", int64(0), int64(1), nil,
-				int64(0), int64(0), "", false, "", false, int64(1), int64(1), int64(1), "",
+				int64(0), int64(0), "", false, "", int64(1), int64(1), int64(1), "",
 			}}
 			return errors.New("connection reset")
 		}
@@ -382,15 +382,13 @@ func TestErrorsNameTheMethod(t *testing.T) {
 				_, err := st.Heartbeat(ctx, store.HeartbeatRequest{Held: make([]store.Held, 1)})
 				return err
 			},
-			"cancel":       func() error { _, err := st.Cancel(ctx, "a", ""); return err },
-			"load":         func() error { _, err := st.Load(ctx, "a"); return err },
-			"list":         func() error { _, _, err := st.List(ctx, store.Filter{}); return err },
-			"counts":       func() error { _, err := st.Counts(ctx); return err },
-			"history":      func() error { _, err := st.History(ctx, "a", 0, 0); return err },
-			"reported":     func() error { return st.Reported(ctx, "a", 1) },
-			"check":        func() error { return st.Check(ctx) },
-			"unregistered": func() error { _, err := st.Unregistered(ctx, defs); return err },
-			"delete":       func() error { _, err := st.DeleteEnded(ctx, store.Completed, time.Hour, 1); return err },
+			"cancel":  func() error { _, err := st.Cancel(ctx, "a", ""); return err },
+			"load":    func() error { _, err := st.Load(ctx, "a"); return err },
+			"list":    func() error { _, _, err := st.List(ctx, store.Filter{}); return err },
+			"counts":  func() error { _, err := st.Counts(ctx); return err },
+			"history": func() error { _, err := st.History(ctx, "a", 0, 0); return err },
+			"check":   func() error { return st.Check(ctx) },
+			"delete":  func() error { _, err := st.DeleteEnded(ctx, store.Completed, time.Hour, 1); return err },
 		} {
 			err := call()
 			require.ErrorIs(t, err, broken, "%v: %s", dialect, what)

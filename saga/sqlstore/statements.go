@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 // A byCount has the texts of a statement by the number of its log entries, or ids. A number

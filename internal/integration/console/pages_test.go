@@ -93,14 +93,12 @@ func (w *town) bookings(t *testing.T) *saga.Runner {
 		}
 	}
 	fine := slow(func(string) error { return nil })
-	step := func(name string, after ...string) saga.Step[trip] {
-		return saga.Step[trip]{Name: name, Do: fine, Undo: fine, After: after, Attempts: 3,
+	step := func(name string) saga.Step[trip] {
+		return saga.Step[trip]{Name: name, Do: fine, Undo: fine, Attempts: 3,
 			Backoff: saga.Exponential(100*time.Millisecond, 300*time.Millisecond)}
 	}
-	flight, hotel, car, insurance := step("flight"), step("hotel", "flight"), step("car", "flight"), step("insurance", "hotel", "car")
-	hostel := step("hostel")
-	hostel.After = nil
-	hotel.Or = []saga.Step[trip]{hostel}
+	flight, hotel, car, insurance := step("flight"), step("hotel"), step("car"), step("insurance")
+	car.Parallel = true
 	hotel.Do = slow(func(id string) error {
 		if id == "trip-1042" {
 			return errors.New("hotel: no answer within 2s")
@@ -114,15 +112,16 @@ func (w *town) bookings(t *testing.T) *saga.Runner {
 		}
 		return nil
 	})
-	charge := step("charge", "insurance")
+	charge := step("charge")
 	charge.Pivot, charge.Undo = true, nil
 	charge.Do = slow(func(id string) error {
 		if id == "trip-1042" || id == "trip-1007" {
-			return saga.NoEffect(errors.New("bank: card declined"))
+			return saga.Void(errors.New("bank: card declined"))
 		}
 		return nil
 	})
-	tickets, mail := step("tickets", "charge"), step("mail", "charge")
+	tickets, mail := step("tickets"), step("mail")
+	mail.Parallel = true
 	tickets.Undo, mail.Undo = nil, nil
 	sg := &saga.Saga[trip]{Name: "trip", Version: 3, Steps: []saga.Step[trip]{flight, hotel, car, insurance, charge, tickets, mail}}
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "bookings", OnEvent: func(context.Context, saga.Event) {}})

@@ -14,9 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 var backlogSagas = flag.Int("backlog.sagas", 0, "how many sagas wait in TestBacklog; 0: skip it")
@@ -107,57 +107,6 @@ func (s *tally) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Reco
 		s.claims[i][rec.Saga]++
 	}
 	return recs, err
-}
-
-// TestABacklogDelaysNoOtherDefinition: a runner takes ten sagas that have come after 100 000
-// of another definition within a few claims, whether it works these off or has as many of
-// them as it may, and they hang.
-func TestABacklogDelaysNoOtherDefinition(t *testing.T) {
-	d := newDatabase(t, sqlstore.PostgreSQL)
-	waiting(t, d.open(t), 100_000)
-	for _, hang := range []bool{false, true} {
-		t.Run(fmt.Sprint("hang ", hang), func(t *testing.T) {
-			many := fiveSteps()
-			if hang {
-				many.Concurrency = 8
-				many.Steps[0].Do = func(ctx context.Context, _ *nothing) error { <-ctx.Done(); return ctx.Err() }
-			}
-			few := &saga.Saga[nothing]{Name: fmt.Sprint("few-", hang), Steps: []saga.Step[nothing]{{Name: "s", Do: done, Undo: done}}}
-			store := &tally{Store: d.store(t)}
-			r := saga.NewRunner(store, saga.RunnerConfig{Concurrency: 16, Poll: 10 * time.Millisecond, Drain: -1})
-			saga.Register(r, many, few)
-			idle := saga.NewRunner(d.store(t), saga.RunnerConfig{})
-			saga.Register(idle, few)
-			run(t, r)
-			require.Eventually(t, func() bool { return r.Stats().Claimed >= 8 }, time.Minute, time.Millisecond)
-			for i := range 10 {
-				_, err := saga.Start(t.Context(), idle, few, fmt.Sprint(few.Name, "-", i), nothing{})
-				require.NoError(t, err)
-			}
-			store.mu.Lock()
-			claims := len(store.claims)
-			store.mu.Unlock()
-			for i := range 10 {
-				_, err := few.Result(t.Context(), r, fmt.Sprint(few.Name, "-", i))
-				require.NoError(t, err)
-			}
-			store.mu.Lock()
-			defer store.mu.Unlock()
-			var took, takenFew, last int
-			for i, got := range store.claims {
-				took, takenFew = took+got["trip"], takenFew+got[few.Name]
-				if got[few.Name] > 0 {
-					last = i
-				}
-			}
-			require.Equal(t, 10, takenFew)
-			require.LessOrEqual(t, last-claims, 8, "claims until it has all ten")
-			if hang {
-				require.Equal(t, 8, took)
-			}
-			t.Logf("%d claims before, %d until it had all ten, %d sagas of the backlog meanwhile", claims, last-claims+1, took)
-		})
-	}
 }
 
 // TestBacklogOfProcesses logs how many sagas a second one, two and four processes

@@ -23,7 +23,6 @@ import (
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 var chaosSagas = flag.Int("chaos.sagas", 1000, "how many sagas TestChaos runs")
@@ -339,20 +338,22 @@ func (c *chaos) violations() []string {
 		found = append(found, id+": "+fmt.Sprintf(format, args...))
 	}
 	ctx := context.Background()
+	var all []*saga.Instance
 	for after, more := "", true; more; {
 		var page []*saga.Instance
 		var next string
 		require.NoError(c.t, retry(func() (err error) {
-			page, next, err = c.runner.List(ctx, saga.Filter{Order: store.ByID, After: after, Limit: 1000})
+			page, next, err = c.runner.List(ctx, saga.Filter{After: after, Limit: 1000})
 			return err
 		}))
-		if after, more = next, next != ""; len(page) == 0 {
-			break
-		}
+		after, more, all = next, next != "", append(all, page...)
+	}
+	slices.SortFunc(all, func(a, b *saga.Instance) int { return strings.Compare(a.ID, b.ID) })
+	for page := range slices.Chunk(all, 1000) {
 		// Read after the records: the log of an ended saga does not change.
 		from, to := page[0].ID, page[len(page)-1].ID
 		require.NoError(c.t, retry(func() error { return c.readEffects(from, to, effects, report) }))
-		logs := make(map[string][]store.Entry)
+		logs := make(map[string][]saga.Entry)
 		require.NoError(c.t, retry(func() error { return c.readLogs(from, to, logs) }))
 		for _, in := range page {
 			checkLog(in, logs[in.ID], report)
@@ -387,7 +388,7 @@ func (c *chaos) readEffects(from, to string, effects map[string]map[string]net, 
 	return rows.Err()
 }
 
-func (c *chaos) readLogs(from, to string, logs map[string][]store.Entry) error {
+func (c *chaos) readLogs(from, to string, logs map[string][]saga.Entry) error {
 	clear(logs)
 	rows, err := c.db.Query(c.config.Database.sql(`SELECT saga_id, seq, step, op, event, epoch, error FROM saga_log WHERE saga_id BETWEEN $1 AND $2 ORDER BY saga_id, seq`), from, to)
 	if err != nil {
@@ -396,7 +397,7 @@ func (c *chaos) readLogs(from, to string, logs map[string][]store.Entry) error {
 	defer rows.Close()
 	for rows.Next() {
 		var id string
-		var e store.Entry
+		var e saga.Entry
 		if err := rows.Scan(&id, &e.Seq, &e.Step, &e.Op, &e.Kind, &e.Epoch, &e.Error); err != nil {
 			return err
 		}
@@ -412,7 +413,7 @@ type net struct {
 }
 
 // checkLog checks that the entries of a log are consistent.
-func checkLog(in *saga.Instance, log []store.Entry, report func(id, format string, args ...any)) {
+func checkLog(in *saga.Instance, log []saga.Entry, report func(id, format string, args ...any)) {
 	var back, ended bool
 	seen := make(map[string]bool)
 	epoch := int64(0)

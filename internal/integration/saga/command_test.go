@@ -101,7 +101,7 @@ func TestParticipantOverHTTP(t *testing.T) {
 		require.Equal(t, int32(2), applied.Load())
 
 		for want, err := range map[int]error{
-			422: saga.NoEffect(errors.New("full")), 500: errors.New("oops"), 503: refused{},
+			422: saga.Abort(errors.New("full")), 500: errors.New("oops"), 503: refused{},
 		} {
 			full = err
 			require.Equal(t, want, status(send(as("trip/inn/inn/do"), http.MethodPost)))

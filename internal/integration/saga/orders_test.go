@@ -194,7 +194,7 @@ func orderSaga(db *sql.DB) *saga.Saga[order] {
 	}
 	deliver := saga.Step[parcel]{Name: "deliver", ReadOnly: true, Delay: 100 * time.Millisecond, Do: func(context.Context, *parcel) error {
 		if rand.IntN(100) < 5 {
-			return saga.NoEffect(errors.New("no such street"))
+			return saga.Void(errors.New("no such street"))
 		}
 		return nil
 	}}

@@ -20,9 +20,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"modernc.org/sqlite"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 var plansSagas = flag.Int("plans.sagas", 50000, "how many sagas have ended in TestNothingReadsTheWholeTable")
@@ -43,34 +43,23 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 		trip := []store.Definition{{Saga: "trip"}}
 		_, err = st.Load(ctx, "trip-1") // what a store asks once
 		require.NoError(t, err)
-		list := func(f saga.Filter) func() error {
+		list := func(f store.Filter) func() error {
 			return func() error { _, _, err := st.List(ctx, f); return err }
 		}
 		for name, call := range map[string]func() error{
-			"list all":                   list(saga.Filter{Order: store.ByID, After: "trip-5"}),
-			"list running":               list(saga.Filter{Status: []saga.Status{saga.Running}}),
-			"list stuck, compensating":   list(saga.Filter{Status: []saga.Status{saga.Stuck, saga.Compensating}}),
-			"list unreported":            list(saga.Filter{Status: []saga.Status{saga.Stuck}, Unreported: true}),
-			"list abandoned":             list(saga.Filter{Status: []saga.Status{saga.Abandoned}}),
-			"list compensated":           list(saga.Filter{Status: []saga.Status{saga.Compensated}, Order: store.ByID, After: "trip-5"}),
-			"list definition":            list(saga.Filter{Saga: "trip"}),
-			"list definition without":    list(saga.Filter{Saga: "none"}),
-			"list definition, abandoned": list(saga.Filter{Saga: "trip", Status: []saga.Status{saga.Abandoned}}),
-			"list no definition, status": list(saga.Filter{Saga: "none", Status: []saga.Status{saga.Completed, saga.Stuck}}),
-			"list newest":                list(saga.Filter{Order: store.NewestFirst}),
-			"list oldest, before":        list(saga.Filter{Order: store.OldestFirst, CreatedBefore: time.Now()}),
-			"list newest of definition":  list(saga.Filter{Saga: "trip", Order: store.NewestFirst, WithoutState: true}),
-			"list oldest completed":      list(saga.Filter{Status: []saga.Status{saga.Completed}, Order: store.OldestFirst}),
-			"list text by id":            list(saga.Filter{Text: "needle"}),
-			"list text, newest":          list(saga.Filter{Text: "needle", Order: store.NewestFirst}),
-			"list text, completed":       list(saga.Filter{Text: "needle", Status: []saga.Status{saga.Completed}}),
-			"list failing":               list(saga.Filter{Failing: true}),
-			"list started":               list(saga.Filter{CreatedBefore: time.Now().Add(-time.Hour)}),
+			"list running":               list(store.Filter{Status: []saga.Status{saga.Running}}),
+			"list stuck, compensating":   list(store.Filter{Status: []saga.Status{saga.Stuck, saga.Compensating}}),
+			"list abandoned":             list(store.Filter{Status: []saga.Status{saga.Abandoned}}),
+			"list definition":            list(store.Filter{Saga: "trip"}),
+			"list definition without":    list(store.Filter{Saga: "none"}),
+			"list definition, abandoned": list(store.Filter{Saga: "trip", Status: []saga.Status{saga.Abandoned}}),
+			"list no definition, status": list(store.Filter{Saga: "none", Status: []saga.Status{saga.Completed, saga.Stuck}}),
+			"list newest":                list(store.Filter{}),
+			"list newest of definition":  list(store.Filter{Saga: "trip", WithoutState: true}),
+			"list started":               list(store.Filter{CreatedBefore: time.Now().Add(-time.Hour)}),
 			"counts":                     func() error { _, err := st.Counts(ctx); return err },
 			"load":                       func() error { _, err := st.Load(ctx, "trip-7"); return err },
 			"history":                    func() error { _, err := st.History(ctx, "trip-7", 0, 100); return err },
-			"unregistered, none":         func() error { _, err := st.Unregistered(ctx, trip); return err },
-			"unregistered, all":          func() error { _, err := st.Unregistered(ctx, nil); return err },
 			"delete":                     func() error { _, err := st.DeleteEnded(ctx, saga.Completed, time.Hour, 100); return err },
 			"children": func() error {
 				_, err := st.Children(ctx, store.ChildrenRequest{Parent: "trip-7", Step: "parcels"})
@@ -81,8 +70,7 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 				_, err := st.Children(ctx, store.ChildrenRequest{Parent: "order", Step: "parcels", Status: unfinished, Limit: 1})
 				return err
 			},
-			"reported": func() error { return st.Reported(ctx, "trip-7", 1) },
-			"cancel":   func() error { _, err := st.Cancel(ctx, "trip-7", ""); return err },
+			"cancel": func() error { _, err := st.Cancel(ctx, "trip-7", ""); return err },
 			"claim": func() error {
 				_, err := st.Claim(ctx, store.ClaimRequest{Owner: "me", Limit: 64, Definitions: trip})
 				return err
@@ -112,86 +100,6 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 					require.NotRegexp(t, `Seq Scan on (saga|saga_log)( |$)|^SCAN (saga|saga_log|s)( |$)`, line, "%s: %s\n%s", name, s.text, strings.Join(plan, "\n"))
 				}
 			}
-		}
-	})
-}
-
-// TestPagesOfSagasThatNoIndexFinds: a page may have no saga although others follow, and
-// together the pages have each saga once.
-func TestPagesOfSagasThatNoIndexFinds(t *testing.T) {
-	onEach(t, func(t *testing.T, d database) {
-		db := d.open(t)
-		fill(t, d, db, map[saga.Status]int{saga.Completed: 11000, saga.Running: 1000, saga.Stuck: 3})
-		_, err := db.Exec(`UPDATE saga SET last_error = 'a needle' WHERE id IN ('trip-1', 'trip-11500', 'trip-12002', 'trip-999', 'trip-9999')`)
-		require.NoError(t, err)
-		st := d.store(t)
-		for _, order := range []store.Order{store.ByID, store.OldestFirst, store.NewestFirst} {
-			seen := make(map[string]bool)
-			for f, more := (saga.Filter{Text: "trip-", Order: order, Limit: 20000, WithoutState: true}), true; more; {
-				recs, next, err := st.List(t.Context(), f)
-				require.NoError(t, err)
-				for _, rec := range recs {
-					require.False(t, seen[rec.ID], rec.ID)
-					seen[rec.ID] = true
-				}
-				f.After, more = next, next != ""
-			}
-			require.Len(t, seen, 12003)
-		}
-		for _, f := range []saga.Filter{
-			{}, {Order: store.OldestFirst}, {Order: store.NewestFirst}, {Status: []saga.Status{saga.Completed, saga.Running, saga.Stuck}},
-		} {
-			for _, limit := range []int{1, 2, 100} {
-				f.Text, f.Limit, f.After = "needle", limit, ""
-				var ids []string
-				pages := 0
-				for more := true; more; pages++ {
-					recs, next, err := st.List(t.Context(), f)
-					require.NoError(t, err)
-					for _, rec := range recs {
-						ids = append(ids, rec.ID)
-					}
-					f.After, more = next, next != ""
-				}
-				require.Greater(t, pages, 2)
-				require.Less(t, pages, 10)
-				require.ElementsMatch(t, []string{"trip-1", "trip-11500", "trip-12002", "trip-999", "trip-9999"}, ids)
-			}
-		}
-	})
-}
-
-// TestAPageSkipsNoSagaForThoseThatBegin between its two statements, and are before it in
-// the order.
-func TestAPageSkipsNoSagaForThoseThatBegin(t *testing.T) {
-	onEach(t, func(t *testing.T, d database) {
-		const sagas = 2500
-		fill(t, d, d.open(t), map[saga.Status]int{saga.Running: sagas})
-		var begin func()
-		seen := &recorder{before: func(text string) {
-			if strings.Contains(text, "AS store_now") && begin != nil { // the second statement
-				begin()
-				begin = nil
-			}
-		}}
-		st, other := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{}), d.store(t)
-		for _, order := range []store.Order{store.NewestFirst, store.ByID} {
-			begin = func() {
-				for i := range 20 {
-					_, _, err := other.Start(t.Context(), store.StartRequest{ID: fmt.Sprint("before ", order, i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
-					require.NoError(t, err)
-				}
-			}
-			found := make(map[string]bool)
-			for f, more := (saga.Filter{Text: "trip-", Order: order, Limit: sagas, WithoutState: true}), true; more; {
-				recs, next, err := st.List(t.Context(), f)
-				require.NoError(t, err)
-				for _, rec := range recs {
-					found[rec.ID] = true
-				}
-				f.After, more = next, next != ""
-			}
-			require.Equal(t, sagas, len(found), order)
 		}
 	})
 }
@@ -240,45 +148,6 @@ func TestASignalBesideTheStartOfItsSaga(t *testing.T) {
 		}
 	}
 	require.Equal(t, 2, updates)
-}
-
-// TestABacklogIsClaimedInTurn: 100 000 due sagas of one definition do not hold up ten of
-// another.
-func TestABacklogIsClaimedInTurn(t *testing.T) {
-	onEach(t, func(t *testing.T, d database) {
-		sagas := *plansSagas
-		fillNamed(t, d, d.open(t), `CASE WHEN i % 10000 = 0 THEN 'few' ELSE 'many' END`, 0, map[saga.Status]int{saga.Running: sagas})
-		n := sagas / 10000
-		seen := new(recorder)
-		st := sqlstore.New(seen.open(t, d), d.Dialect, sqlstore.Config{})
-		for rounds, want := range []map[string]int{1: {"few": n, "many": 64 - n}, 0: {"many": 64}} {
-			known := []store.Definition{{Saga: "many"}, {Saga: "few"}}[:1+rounds]
-			seen.take()
-			recs, err := st.Claim(t.Context(), store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: known})
-			require.NoError(t, err)
-			got := map[string]int{}
-			for _, rec := range recs {
-				got[rec.Saga]++
-			}
-			require.Equal(t, want, got)
-			statements := seen.take()
-			t.Logf("of %d definitions: %d statements", len(known), len(statements))
-			most := map[sqlstore.Dialect][]int{sqlstore.PostgreSQL: {2, 3}, sqlstore.MySQL: {4, 8}, sqlstore.SQLite: {3, 6}}
-			require.LessOrEqual(t, len(statements), most[d.Dialect][rounds], statements)
-		}
-		few, known := store.Definition{Saga: "few"}, store.Definition{Saga: "many"}
-		_, err := d.open(t).Exec(`UPDATE saga SET name = 'few' WHERE name = 'many' AND owner = '' AND id > 'trip-3'`)
-		require.NoError(t, err)
-		seen.take()
-		recs, err := st.Claim(t.Context(), store.ClaimRequest{
-			Owner: "me", LeaseTTL: time.Hour, Limit: 64, Definitions: []store.Definition{known, few}, Limits: map[store.Definition]int{known: 3},
-		})
-		require.NoError(t, err)
-		require.Len(t, recs, 64)
-		statements := seen.take()
-		require.LessOrEqual(t, len(statements), map[sqlstore.Dialect]int{sqlstore.PostgreSQL: 2, sqlstore.MySQL: 5, sqlstore.SQLite: 4}[d.Dialect],
-			"what one definition may not give is taken from the other in the same round: %v", statements)
-	})
 }
 
 // TestABacklogMakesNoClaimExpensive: PostgreSQL compiles (JIT) what it expects to cost
@@ -337,15 +206,14 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 			require.Equal(t, sagas/definitions, c.Sagas[7].Running)
 			return err
 		}
-		unregistered := func() error { _, err := st.Unregistered(ctx, known); return err }
 		wake := func() error {
 			_, err := p.db.Exec(`UPDATE saga SET wake_at = created_at WHERE status = 'running'`)
 			return err
 		}
-		list := func(f saga.Filter) func() error {
+		list := func(f store.Filter) func() error {
 			return func() error { _, _, err := st.List(ctx, f); return err }
 		}
-		const page, read = 8 * 101, 10 * 2000 // of each status, and once more to put them in order
+		const page = 8 * 101 // of each status, and once more to put them in order
 		for _, ask := range []struct {
 			name       string
 			call       func() error
@@ -354,23 +222,15 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 		}{
 			{"claim, nothing is due", claim(0, known...), 1, 4 * definitions},
 			{"counts, nothing is due", counts, 3, 5*sagas + 8*definitions},
-			{"unregistered, nothing is due", unregistered, 1, 4 * definitions},
-			{"list", list(saga.Filter{}), 1, page},
-			{"list newest", list(saga.Filter{Order: store.NewestFirst}), 1, page},
-			{"list by id", list(saga.Filter{Order: store.ByID}), 1, page},
-			{"list running", list(saga.Filter{Status: []saga.Status{saga.Running}}), 1, page},
-			{"list stuck", list(saga.Filter{Status: []saga.Status{saga.Stuck}}), 1, 50},
-			{"list of a definition", list(saga.Filter{Saga: "trip-7"}), 1, page},
-			{"list stuck, unreported", list(saga.Filter{Status: []saga.Status{saga.Stuck}, Unreported: true}), 2, 50},
-			{"list text", list(saga.Filter{Text: "needle"}), 2, read},
-			{"list failing", list(saga.Filter{Failing: true}), 2, read},
-			{"list by id of a definition", list(saga.Filter{Saga: "trip-7", Order: store.ByID}), 2, read},
+			{"list", list(store.Filter{}), 1, page},
+			{"list running", list(store.Filter{Status: []saga.Status{saga.Running}}), 1, page},
+			{"list stuck", list(store.Filter{Status: []saga.Status{saga.Stuck}}), 1, 50},
+			{"list of a definition", list(store.Filter{Saga: "trip-7"}), 1, page},
 			{"", wake, 0, 0},
-			{"claim", claim(64, known...), 20, 4*definitions + 500}, // from eight at a time
+			{"claim", claim(64, known...), 70, 4*definitions + 500},
 			{"claim of another service", claim(0, store.Definition{Saga: "none"}), 1, 4 * definitions},
 			{"claim of the oldest version", claim(0, store.Definition{Saga: "trip-7", Version: 1}), 1, 4 * definitions},
 			{"counts", counts, 3, 8*sagas + 8*definitions},
-			{"unregistered", unregistered, 1, 3*sagas + 4*definitions},
 			{"heartbeat", func() error {
 				var held []store.Held
 				for i := range 64 {
@@ -448,7 +308,7 @@ func TestATableThatIsNotVacuumed(t *testing.T) {
 			return err
 		}, 50},
 		"list running": {func() error {
-			_, _, err := p.store.List(ctx, saga.Filter{Status: []saga.Status{saga.Running}})
+			_, _, err := p.store.List(ctx, store.Filter{Status: []saga.Status{saga.Running}})
 			return err
 		}, 50},
 		"counts": {func() error { _, err := p.store.Counts(ctx); return err }, 3 * sagas},

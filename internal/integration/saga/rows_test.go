@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -73,7 +74,7 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 		}
 		listed := map[string]bool{}
 		for after := ""; ; {
-			page, next, err := store.List(ctx, saga.Filter{Order: "id", After: after, Limit: 50})
+			page, next, err := store.List(ctx, sagastore.Filter{After: after, Limit: 50})
 			require.NoError(t, err)
 			for _, s := range page {
 				listed[s.ID] = true

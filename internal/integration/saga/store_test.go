@@ -16,10 +16,10 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
+	storetest "github.com/go-resilience/resilience/internal/sagastoretest"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
-	"github.com/go-resilience/resilience/saga/store"
-	"github.com/go-resilience/resilience/saga/storetest"
 )
 
 var crashAll = flag.Bool("crash.all", false, "whether TestCrashMatrix runs all shapes on MySQL and SQLite too")
@@ -146,7 +146,7 @@ func TestALockedSagaDelaysNoOther(t *testing.T) {
 	require.NoError(t, tx.Rollback())
 	locked.Wait()
 	require.Zero(t, failed.Load())
-	recs, _, err := st.List(ctx, saga.Filter{})
+	recs, _, err := st.List(ctx, store.Filter{})
 	require.NoError(t, err)
 	require.Len(t, recs, sagas)
 	for _, rec := range recs {

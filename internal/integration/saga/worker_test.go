@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // TestMain runs the tests or, where a test has started it again as one, a
@@ -194,7 +194,7 @@ func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 	}
 	shared := func(name string, note func(*chaosTrip) *string) saga.Step[chaosTrip] {
 		return saga.Step[chaosTrip]{
-			Name: name, Timeout: p.timeout, Attempts: -1, Idempotent: true,
+			Name: name, Timeout: p.timeout, Attempts: -1, ReadOnly: true,
 			Backoff: func(int) time.Duration { return rand.N(20 * time.Millisecond) },
 			Do: func(_ context.Context, s *chaosTrip) error {
 				if *note(s) = cryptorand.Text()[:6]; chance(p.c.Faults.Fail) {
@@ -204,14 +204,12 @@ func chaosSaga(p *participant) *saga.Saga[chaosTrip] {
 			},
 		}
 	}
-	account := inTx("account", 1)
-	account.Or = []saga.Step[chaosTrip]{inTx("account2", 3)}
+	account := inTx("account", 3)
 	hotel := step("hotel", func(s *chaosTrip) *string { return &s.Hotel })
-	hotel.Or = []saga.Step[chaosTrip]{step("hotel2", func(s *chaosTrip) *string { return &s.Hotel })}
 	car := step("car", func(s *chaosTrip) *string { return &s.Car })
-	car.After = []string{"rate"}
+	car.Parallel = true
 	charge := step("charge", func(s *chaosTrip) *string { return &s.Charge })
-	charge.After, charge.Pivot = []string{"hotel", "car"}, true
+	charge.Pivot = true
 	ticket := step("ticket", func(s *chaosTrip) *string { return &s.Ticket })
 	ticket.Undo = nil
 	quote := shared("quote", func(s *chaosTrip) *string { return &s.Quote })
@@ -268,12 +266,12 @@ func (p *participant) do(ctx context.Context, step string) error {
 	f := p.c.Faults
 	err := func() error {
 		if chance(f.Refuse) && step != "ticket" {
-			return saga.NoEffect(errRefused)
+			return saga.Void(errRefused)
 		}
 		return p.request(ctx, step, "done")
 	}()
 	if err != nil && p.c.Mutant == withoutDoubt {
-		return saga.NoEffect(err)
+		return saga.Void(err)
 	}
 	return err
 }

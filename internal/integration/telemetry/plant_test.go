@@ -255,8 +255,10 @@ func (p *plant) run() {
 
 // retryStuck is what an operator does when the cause is gone.
 func (p *plant) retryStuck() {
-	for _, err := range p.runner.OperateAll(p.ctx, saga.Filter{Status: []saga.Status{saga.Stuck}}, saga.Operation{Action: saga.ActionRetry, Note: "open again"}) {
-		require.NoError(p.t, err)
+	stuck, _, err := p.runner.List(p.ctx, saga.Filter{Status: []saga.Status{saga.Stuck}, Limit: 10_000})
+	require.NoError(p.t, err)
+	for _, in := range stuck {
+		require.NoError(p.t, p.runner.Operate(p.ctx, in.ID, saga.Operation{Action: saga.ActionRetry, Note: "open again"}))
 	}
 }
 

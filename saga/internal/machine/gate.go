@@ -5,15 +5,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 // start begins a unit whose turn it is. A unit that waits first is not in doubt.
 func (m *Machine) start(i int, now time.Time) {
 	if d := &m.plan.Units[i]; !d.IsGated() || m.Units[i].InDoubt {
-		pressing := m.Pressing
 		m.set(i, StepStarted)
-		m.Pressing = pressing || !d.Light && !d.DoTx // which is recorded by its transaction
 		return
 	}
 	if now.IsZero() {
@@ -21,8 +19,7 @@ func (m *Machine) start(i int, now time.Time) {
 	}
 	m.set(i, StepWaiting)
 	m.Units[i].WaitingSince = now
-	n := &m.plan.Nodes[m.plan.Units[i].Node]
-	if len(n.After) == 0 && i == n.First && m.since.Equal(m.created) && !m.created.IsZero() {
+	if m.plan.Units[i].Group == 0 && m.since.Equal(m.created) && !m.created.IsZero() {
 		m.Units[i].WaitingSince = m.created // there was no step before it
 	}
 }
@@ -60,7 +57,7 @@ func (m *Machine) open(i int, now time.Time) bool {
 // unsignaled takes in that the signal of a unit has not come in time.
 func (m *Machine) unsignaled(i int) {
 	u, w, d := &m.Units[i], &m.work[i], &m.plan.Units[i]
-	w.err, w.final = fmt.Errorf("%w: %s within %v", ErrNoSignal, d.Await, d.AwaitFor), true
+	w.err = fmt.Errorf("%w: %s within %v", ErrNoSignal, d.Await, d.AwaitFor)
 	u.Error = Text(w.err.Error())
 	m.lastError = u.Error
 	m.set(i, StepNoEffect)
@@ -151,7 +148,7 @@ func (m *Machine) Pending(i int) bool {
 // next, or when one of them ends.
 func (m *Machine) Wait(i, children int, now, next time.Time) {
 	u, w := &m.Units[i], &m.work[i]
-	w.busy, w.err, w.ended = false, nil, now
+	w.busy, w.err = false, nil
 	u.Error, u.Refusals, u.NotBefore = "", 0, next
 	if u.WaitingSince.IsZero() {
 		u.WaitingSince = now

@@ -3,7 +3,7 @@ package machine
 import (
 	"errors"
 
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 // A StepStatus is the status of a step: see saga.StepStatus.

@@ -4,13 +4,12 @@ package machine
 
 import (
 	"cmp"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A Machine is the state of one saga. It is told what happened, and says which attempts may
@@ -35,26 +34,21 @@ type Machine struct {
 
 	Units     []state
 	work      []work    // of this owner; not recorded
-	low       int       // the nodes below are complete
+	at        int       // the first group that is not complete
 	since     time.Time // of the last progress; zero before any
-	Reported  time.Time // when EventStalled was last told
 	moved     bool      // since is to be set
 	failures  int
 	takeovers int
 	lastError string
 
-	Log      []store.Entry // since the last commit
-	Changed  bool          // there is something to commit
-	Pressing bool          // before another attempt begins
+	Log     []store.Entry // since the last commit
+	Changed bool          // there is something to commit, before another attempt begins
 }
 
 // work is the part of a unit's state that only this process knows.
 type work struct {
-	busy  bool      // an attempt is running
-	due   time.Time // when its ctx ends
-	final bool      // its error said not to try again
-	ended time.Time // when the last attempt that is in doubt ended
-	err   error     // of the last attempt
+	busy bool  // an attempt is running
+	err  error // of the last attempt
 }
 
 func New(p *plan.Plan) *Machine {
@@ -76,7 +70,7 @@ func (m *Machine) Going() bool { return m.Status == store.Running || m.Status ==
 
 // Note logs an entry, which is to be recorded before another attempt begins.
 func (m *Machine) Note(e store.Entry) {
-	m.Changed, m.Pressing = true, true
+	m.Changed = true
 	if !m.Quiet {
 		e.Error = Text(e.Error)
 		m.Log = append(m.Log, e)
@@ -87,59 +81,12 @@ func (m *Machine) Note(e store.Entry) {
 func (m *Machine) set(i int, s StepStatus) {
 	u := &m.Units[i]
 	u.Status, u.NotBefore, u.WaitingSince, u.Refusals = s, time.Time{}, time.Time{}, 0
-	m.Changed, m.Pressing, m.moved = true, true, true
+	m.Changed, m.moved = true, true
 }
 
-// Stalled returns when the saga is to be reported as stalled: after it has made no
-// progress for that long, and again each time that this time has doubled. ok is false
-// unless an attempt has failed, was refused, or runs although its time is over.
-func (m *Machine) Stalled(after time.Duration) (at time.Time, ok bool) {
-	if after < 0 || !m.Going() {
-		return at, false
-	}
-	if m.Reported.After(m.since) {
-		after = 2 * m.Reported.Sub(m.since)
-	}
-	for i := range m.Units {
-		u, w, t := &m.Units[i], &m.work[i], m.since.Add(after)
-		switch {
-		case (u.Status == StepStarted || u.Status == StepUndoing) && u.Error != "":
-		case w.busy:
-			if w.due.After(t) {
-				t = w.due
-			}
-		default:
-			continue
-		}
-		if !ok || t.Before(at) {
-			at, ok = t, true
-		}
-	}
-	return at, ok
-}
-
-// Since returns the time of the last progress.
-func (m *Machine) Since() time.Time { return m.since }
-
-// Holdup returns the step because of which a saga makes no progress, and why: an attempt whose
-// time is over, or else the last error.
-func (m *Machine) Holdup(now time.Time) (step string, why error) {
-	for i := range m.Units {
-		u, w := &m.Units[i], &m.work[i]
-		if late := now.Sub(w.due); w.busy && late >= 0 {
-			return u.Name, fmt.Errorf("saga: an attempt runs %v after the end of its ctx", late.Round(time.Second))
-		}
-		if step == "" && u.Error != "" && (u.Status == StepStarted || u.Status == StepUndoing) {
-			step, why = u.Name, Recorded(u.Error)
-		}
-	}
-	return step, why
-}
-
-// Begin begins an attempt of a unit that was ready, and returns its op and number. Its time
-// is over at due.
-func (m *Machine) Begin(i int, due time.Time) (op store.Op, attempt int) {
-	m.work[i].busy, m.work[i].due = true, due
+// Begin begins an attempt of a unit that was ready, and returns its op and number.
+func (m *Machine) Begin(i int) (op store.Op, attempt int) {
+	m.work[i].busy = true
 	u := &m.Units[i]
 	if u.Status == StepUndoing {
 		u.Undos++
@@ -162,10 +109,9 @@ type End struct {
 type Effect int
 
 const (
-	InDoubt  Effect = iota // the attempt may have taken effect
-	Failed                 // it has taken none, since the step leaves no doubt
-	NoEffect               // it has taken none, since the error says so
-	Void                   // no attempt has, or ever will
+	InDoubt Effect = iota // the attempt may have taken effect
+	Failed                // it has taken none
+	Void                  // no attempt has, or ever will
 )
 
 // Did takes in the end of an attempt of Do.
@@ -174,14 +120,9 @@ func (m *Machine) Did(i int, e End, now time.Time) {
 	w.busy, w.err = false, e.Err
 	if e.Err == nil {
 		m.failures, m.takeovers = 0, 0
-		pressing := m.Pressing
 		m.set(i, StepDone)
-		if u.InDoubt && d.Settle > 0 {
-			u.NotBefore = w.ended.Add(d.Settle) // an earlier attempt may still arrive
-		}
 		u.InDoubt, u.Error = false, ""
 		m.Note(store.Entry{Step: u.Name, Op: store.OpDo, Kind: EventDone, Attempt: u.Attempts})
-		m.Pressing = pressing || !d.Light
 		return
 	}
 	if e.Refused {
@@ -192,29 +133,22 @@ func (m *Machine) Did(i int, e End, now time.Time) {
 	u.Refusals = 0
 	switch e.Effect {
 	case InDoubt:
-		u.InDoubt, w.ended = true, now
+		u.InDoubt = true
 	case Void:
 		u.InDoubt = false // the earlier attempts have taken none, either
 	}
-	w.final = e.Final
 	m.failed(u, e.Err)
-	if !w.final && (m.unlimited(i) || !spent(d.Attempts, u.Attempts)) && (!m.turning(now) || m.mustKnow(i)) {
-		pause, broken := pauseAfter(d, u.Attempts, e.RetryAfter)
-		if broken == nil {
-			u.NotBefore = now.Add(pause)
+	if !e.Final && (m.unlimited(i) || !spent(d.Attempts, u.Attempts)) {
+		step, why := m.reason(now)
+		if why != nil {
+			m.WishBack(step, why)
+		}
+		if why == nil || m.mustKnow(i) {
+			u.NotBefore = now.Add(pauseAfter(d, u.Attempts, e.RetryAfter))
 			return
 		}
-		m.broken(i, broken)
 	}
 	m.gaveUp(i)
-}
-
-// broken ends the attempts of a unit whose Backoff has panicked.
-func (m *Machine) broken(i int, err error) {
-	u, w := &m.Units[i], &m.work[i]
-	w.final, w.err = true, fmt.Errorf("%w: %w", err, w.err)
-	m.lastError = Text(w.err.Error())
-	u.Error = m.lastError
 }
 
 // gaveUp ends the attempts of a Do.
@@ -245,12 +179,8 @@ func (m *Machine) Undid(i int, e End, now time.Time) {
 	u.Refusals = 0
 	m.failed(u, e.Err)
 	if !e.Final && !spent(d.UndoAttempts, u.Undos) {
-		pause, broken := pauseAfter(d, u.Undos, e.RetryAfter)
-		if broken == nil {
-			u.NotBefore = now.Add(pause)
-			return
-		}
-		m.broken(i, broken)
+		u.NotBefore = now.Add(pauseAfter(d, u.Undos, e.RetryAfter))
+		return
 	}
 	m.undoGaveUp(i)
 }
@@ -270,17 +200,7 @@ func (m *Machine) refused(i int, op store.Op, attempts int, e End, now time.Time
 	u.Refusals++
 	m.lastError = Text(e.Err.Error())
 	u.Error = m.lastError
-	pause, broken := pauseAfter(&m.plan.Units[i], attempts+u.Refusals, e.RetryAfter)
-	if broken != nil {
-		m.broken(i, broken)
-		if op == store.OpUndo {
-			m.undoGaveUp(i)
-		} else {
-			m.gaveUp(i)
-		}
-		return
-	}
-	u.NotBefore = now.Add(max(pause, leastPause))
+	u.NotBefore = now.Add(max(pauseAfter(&m.plan.Units[i], attempts+u.Refusals, e.RetryAfter), leastPause))
 	if u.Refusals == 1 && !m.Quiet {
 		m.Log = append(m.Log, store.Entry{Step: u.Name, Op: op, Kind: EventRefused, Error: u.Error})
 	}
@@ -288,17 +208,30 @@ func (m *Machine) refused(i int, op store.Op, attempts int, e End, now time.Time
 
 // Interrupted takes in that the runner cut an attempt short. It counts as no attempt. It
 // may have taken effect, unless it was refused.
-func (m *Machine) Interrupted(i int, e End, now time.Time) {
-	u, w := &m.Units[i], &m.work[i]
-	w.busy = false
+func (m *Machine) Interrupted(i int, e End) {
+	u := &m.Units[i]
+	m.work[i].busy = false
 	if u.Status == StepUndoing {
 		u.Undos--
 		return
 	}
 	u.Attempts--
 	if !m.plan.Units[i].NoDoubt && !e.Refused {
-		u.InDoubt, w.ended = true, now
+		u.InDoubt = true
 	}
+}
+
+// Failing returns after how many attempts and refusals a unit still fails. It is 0 if the unit does
+// not, or is not tried again.
+func (m *Machine) Failing(i int) int {
+	switch u := &m.Units[i]; {
+	case u.Error == "":
+	case u.Status == StepStarted:
+		return u.Attempts + u.Refusals
+	case u.Status == StepUndoing:
+		return u.Undos + u.Refusals
+	}
+	return 0
 }
 
 func (m *Machine) failed(u *state, err error) {
@@ -476,12 +409,12 @@ const leastPause = 10 * time.Millisecond
 const longestAsked = time.Hour
 
 // pauseAfter returns how long to wait after a failed attempt whose error has the RetryAfter
-// after. err is a panic of the Backoff.
-func pauseAfter(u *plan.Unit, attempt int, after time.Duration) (time.Duration, error) {
-	d, err := u.Backoff(attempt)
+// after.
+func pauseAfter(u *plan.Unit, attempt int, after time.Duration) time.Duration {
+	d := u.Backoff(attempt)
 	if after = min(after, longestAsked); after > d {
 		// The jitter spreads attempts that were told to wait for the same moment.
 		d = after + rand.N(after/10+1)
 	}
-	return max(d, 0), err
+	return max(d, 0)
 }

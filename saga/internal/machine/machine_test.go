@@ -9,9 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
 	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 const (
@@ -29,9 +29,9 @@ const (
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func step(name string, after ...string) plan.Step {
-	backoff := func(attempt int) (time.Duration, error) { return time.Duration(attempt) * time.Second, nil }
-	return plan.Step{Name: name, After: after, Do: true, Undo: true, Backoff: backoff}
+func step(name string) plan.Step {
+	backoff := func(attempt int) time.Duration { return time.Duration(attempt) * time.Second }
+	return plan.Step{Name: name, Do: true, Undo: true, Backoff: backoff}
 }
 
 func with(s plan.Step, change func(*plan.Step)) plan.Step {
@@ -61,12 +61,9 @@ func TestAdvance(t *testing.T) {
 	type is = []machine.StepStatus
 	a, b, c := step("a"), step("b"), step("c")
 	pivot := with(step("p"), func(s *plan.Step) { s.Pivot, s.Undo = true, false })
-	or := with(step("a"), func(s *plan.Step) { s.Or = []plan.Step{step("a2")} })
-	best := with(step("best"), func(s *plan.Step) { s.BestEffort = true })
 	delayed := with(step("d"), func(s *plan.Step) { s.Delay = time.Hour })
 	readOnly := with(step("r"), func(s *plan.Step) { s.ReadOnly, s.Undo = true, false })
-	signaled := with(step("s"), func(s *plan.Step) { s.Await, s.After = "paid", []string{} })
-	beside := with(step("b"), func(s *plan.Step) { s.After = []string{} })
+	beside := with(step("b"), func(s *plan.Step) { s.Parallel = true })
 	for name, c := range map[string]struct {
 		steps  []plan.Step
 		before is
@@ -74,29 +71,22 @@ func TestAdvance(t *testing.T) {
 		after  is
 		status store.Status
 	}{
-		"the first starts":                     {[]plan.Step{a, b, c}, is{idle, idle, idle}, false, is{started, idle, idle}, store.Running},
-		"the next starts":                      {[]plan.Step{a, b, c}, is{done, idle, idle}, false, is{done, started, idle}, store.Running},
-		"after one that was skipped":           {[]plan.Step{a, b}, is{skipped, idle}, false, is{skipped, started}, store.Running},
-		"one at work is waited for":            {[]plan.Step{a, b}, is{started, idle}, false, is{started, idle}, store.Running},
-		"two beside each other":                {[]plan.Step{a, beside}, is{idle, idle}, false, is{started, started}, store.Running},
-		"a wait begins":                        {[]plan.Step{a, delayed}, is{done, idle}, false, is{done, waiting}, store.Running},
-		"all are done":                         {[]plan.Step{a, b}, is{done, done}, false, is{done, done}, store.Completed},
-		"one failed: back":                     {[]plan.Step{a, b}, is{done, failed}, false, is{done, undoing}, store.Compensating},
-		"one took no effect: back":             {[]plan.Step{a, b}, is{done, noEffect}, false, is{undoing, noEffect}, store.Compensating},
-		"the first took none: over":            {[]plan.Step{a, b}, is{noEffect, idle}, false, is{noEffect, idle}, store.Compensated},
-		"an alternative":                       {[]plan.Step{or, b}, is{noEffect, idle, idle}, false, is{noEffect, started, idle}, store.Running},
-		"an alternative, after an undo":        {[]plan.Step{or, b}, is{failed, idle, idle}, false, is{undoing, idle, idle}, store.Running},
-		"an alternative that was undone":       {[]plan.Step{or, b}, is{undone, idle, idle}, false, is{undone, started, idle}, store.Running},
-		"an alternative that cannot be undone": {[]plan.Step{or, b}, is{undoFailed, idle, idle}, false, is{undoFailed, idle, idle}, store.Stuck},
-		"that, beside one that waits":          {[]plan.Step{or, signaled}, is{undoFailed, idle, waiting}, false, is{undoFailed, idle, waiting}, store.Stuck},
-		"failed beside the pivot":              {[]plan.Step{pivot, beside}, is{done, failed}, false, is{done, started}, store.Running},
-		"a best effort that failed":            {[]plan.Step{pivot, best, c}, is{done, failed, idle}, false, is{done, failed, started}, store.Running},
-		"back, in reverse":                     {[]plan.Step{a, b, c}, is{done, done, idle}, true, is{done, undoing, idle}, store.Compensating},
-		"back, one waits no more":              {[]plan.Step{a, delayed}, is{done, waiting}, true, is{undoing, noEffect}, store.Compensating},
-		"back, one that has read":              {[]plan.Step{a, readOnly}, is{done, done}, true, is{undoing, noEffect}, store.Compensating},
-		"back, all undone":                     {[]plan.Step{a, b}, is{undone, undone}, true, is{undone, undone}, store.Compensated},
-		"back, one cannot be":                  {[]plan.Step{a, b}, is{done, undoFailed}, true, is{done, undoFailed}, store.Stuck},
-		"back, one has no undo":                {[]plan.Step{a, pivot}, is{done, done}, true, is{done, undoFailed}, store.Stuck},
+		"the first starts":           {[]plan.Step{a, b, c}, is{idle, idle, idle}, false, is{started, idle, idle}, store.Running},
+		"the next starts":            {[]plan.Step{a, b, c}, is{done, idle, idle}, false, is{done, started, idle}, store.Running},
+		"after one that was skipped": {[]plan.Step{a, b}, is{skipped, idle}, false, is{skipped, started}, store.Running},
+		"one at work is waited for":  {[]plan.Step{a, b}, is{started, idle}, false, is{started, idle}, store.Running},
+		"two beside each other":      {[]plan.Step{a, beside}, is{idle, idle}, false, is{started, started}, store.Running},
+		"a wait begins":              {[]plan.Step{a, delayed}, is{done, idle}, false, is{done, waiting}, store.Running},
+		"all are done":               {[]plan.Step{a, b}, is{done, done}, false, is{done, done}, store.Completed},
+		"one failed: back":           {[]plan.Step{a, b}, is{done, failed}, false, is{done, undoing}, store.Compensating},
+		"one took no effect: back":   {[]plan.Step{a, b}, is{done, noEffect}, false, is{undoing, noEffect}, store.Compensating},
+		"the first took none: over":  {[]plan.Step{a, b}, is{noEffect, idle}, false, is{noEffect, idle}, store.Compensated},
+		"back, in reverse":           {[]plan.Step{a, b, c}, is{done, done, idle}, true, is{done, undoing, idle}, store.Compensating},
+		"back, one waits no more":    {[]plan.Step{a, delayed}, is{done, waiting}, true, is{undoing, noEffect}, store.Compensating},
+		"back, one that has read":    {[]plan.Step{a, readOnly}, is{done, done}, true, is{undoing, noEffect}, store.Compensating},
+		"back, all undone":           {[]plan.Step{a, b}, is{undone, undone}, true, is{undone, undone}, store.Compensated},
+		"back, one cannot be":        {[]plan.Step{a, b}, is{done, undoFailed}, true, is{done, undoFailed}, store.Stuck},
+		"back, one has no undo":      {[]plan.Step{a, pivot}, is{done, done}, true, is{done, undoFailed}, store.Stuck},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := machineOf(t, c.before, c.steps...)
@@ -127,13 +117,13 @@ func TestRelease(t *testing.T) {
 	}{
 		"an attempt may begin":    {step("a"), func(*machine.Machine) {}, waits, false, 0, ""},
 		"so it may, but not here": {step("a"), func(*machine.Machine) {}, stops, true, 0, machine.EventReleased},
-		"an attempt is running":   {step("a"), func(m *machine.Machine) { m.Begin(0, now) }, stops, false, 0, ""},
+		"an attempt is running":   {step("a"), func(m *machine.Machine) { m.Begin(0) }, stops, false, 0, ""},
 		"it has ended":            {step("a"), func(m *machine.Machine) { m.Units[0].Status = done; m.Advance(now) }, waits, true, 0, machine.EventCompleted},
 		"a short wait":            {step("a"), func(m *machine.Machine) { m.Units[0].NotBefore = now.Add(time.Minute) }, waits, false, 0, ""},
 		"a longer one":            {step("a"), func(m *machine.Machine) { m.Units[0].NotBefore = now.Add(time.Minute + 1) }, waits, true, time.Minute + 1, machine.EventParked},
 		"a short wait elsewhere":  {step("a"), func(m *machine.Machine) { m.Units[0].NotBefore = now.Add(time.Minute) }, stops, true, time.Minute, machine.EventReleased},
 		"a delay":                 {delayed, func(*machine.Machine) {}, waits, true, time.Hour, machine.EventParked},
-		"a look at a child":       {child, func(m *machine.Machine) { m.Begin(0, now); m.Wait(0, 1, now, now) }, waits, false, 0, ""},
+		"a look at a child":       {child, func(m *machine.Machine) { m.Begin(0); m.Wait(0, 1, now, now) }, waits, false, 0, ""},
 		"a signal":                {signaled, func(*machine.Machine) {}, waits, true, 15 * time.Second, machine.EventParked},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -224,19 +214,11 @@ func TestRetryAfter(t *testing.T) {
 	for _, after := range []time.Duration{0, time.Second, time.Minute, math.MaxInt64} {
 		m := machineOf(t, nil, step("a"))
 		m.Advance(now)
-		m.Begin(0, now)
+		m.Begin(0)
 		m.Did(0, machine.End{Err: errors.New("busy"), RetryAfter: after}, time.Time{})
 		wait := m.Units[0].NotBefore.Sub(time.Time{})
 		after = min(after, time.Hour)
 		require.GreaterOrEqual(t, wait, max(after, time.Second))
 		require.LessOrEqual(t, wait, max(after+after/10+1, time.Second))
 	}
-}
-
-func TestANegativeStalledAfterReportsNothing(t *testing.T) {
-	m := machineOf(t, nil, step("a"))
-	m.Advance(now)
-	m.Begin(0, now)
-	_, ok := m.Stalled(-1)
-	require.False(t, ok)
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 // Skippable reports whether a step with the status can be skipped.
@@ -18,7 +18,7 @@ func Skippable(s StepStatus) bool {
 	return false
 }
 
-// SkipStep declares a step or alternative settled. The error says why it cannot.
+// SkipStep declares a step settled. The error says why it cannot.
 func (m *Machine) SkipStep(step, note string) error {
 	i := slices.IndexFunc(m.Units, func(u state) bool { return u.Name == step })
 	if i < 0 {
@@ -26,9 +26,6 @@ func (m *Machine) SkipStep(step, note string) error {
 	}
 	if s := m.Units[i].Status; !Skippable(s) {
 		return fmt.Errorf("step %s is %s", step, s)
-	}
-	if at, other := m.node(m.plan.Units[i].Node); at == nodeAtWork && other != i {
-		return fmt.Errorf("the alternative %s of step %s is %s", m.Units[other].Name, step, m.Units[other].Status)
 	}
 	m.skip(i, note)
 	m.unstick()
@@ -46,18 +43,15 @@ func (m *Machine) Retry(note string) {
 	m.unstick()
 	for i := range m.Units {
 		u := &m.Units[i]
-		switch {
-		case m.plan.Nodes[m.plan.Units[i].Node].BestEffort && (u.Status == StepFailed || u.Status == StepNoEffect):
-			continue // the saga has gone on without it
-		case u.Status == StepWaiting, u.Status == StepDone, u.Status == StepUndoing && u.Undos+u.Refusals == 0:
-			continue // NotBefore is the end of its wait, or of its Settle
+		if u.Status == StepWaiting {
+			continue // NotBefore is the end of its wait
 		}
 		u.NotBefore, u.Refusals = time.Time{}, 0
 		switch {
 		case u.Status == StepUndoFailed:
 			u.Undos = 0
 			m.set(i, StepUndoing)
-		case !m.Back && m.plan.Units[i].Last && (u.Status == StepFailed || u.Status == StepNoEffect):
+		case !m.Back && m.lost(i):
 			u.Attempts = 0
 			if u.InDoubt {
 				m.set(i, StepStarted)
@@ -73,10 +67,8 @@ func (m *Machine) Compensate(note string) error {
 	if m.Back || m.Past() {
 		return errors.New("only on its way forward, and if its pivot is not done")
 	}
-	for i := range m.Units {
-		if m.mustKnow(i) {
-			m.skip(i, note)
-		}
+	if p := m.plan.Pivot; p >= 0 && m.mustKnow(p) {
+		m.skip(p, note)
 	}
 	m.takeovers = 0
 	if m.Cause == nil {

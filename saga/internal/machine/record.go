@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // A Progress is the stored form of a machine: the Steps of a Record.
@@ -17,7 +17,6 @@ type Progress struct {
 	Canceled bool      `json:"canceled,omitempty"`
 	Carried  string    `json:"carried,omitempty"` // of RunnerConfig.Inject
 	Since    time.Time `json:"since,omitzero"`    // of the last progress
-	Reported time.Time `json:"reported,omitzero"` // when EventStalled was last told
 	Pivot    *string   `json:"pivot,omitempty"`   // the step's name; "" for none, nil if not known
 	Step     string    `json:"step,omitempty"`
 	Cause    string    `json:"cause,omitempty"`
@@ -25,7 +24,7 @@ type Progress struct {
 	Steps    []state   `json:"steps"`
 }
 
-// A state is the progress of a step, or of one of its alternatives: see saga.StepState.
+// A state is the progress of a step: see saga.StepState.
 type state struct {
 	Name         string     `json:"n"`
 	Status       StepStatus `json:"s"`
@@ -74,7 +73,7 @@ func Load(p *plan.Plan, rec *store.Record) (*Machine, error) {
 		return m, fmt.Errorf("saga: the record's steps cannot be read: %w", err)
 	}
 	m.Status, m.Back, m.Canceled, m.Step = rec.Status, pr.Back, pr.Canceled, pr.Step
-	m.since, m.Reported = pr.Since, pr.Reported
+	m.since = pr.Since
 	m.Carried, m.created = pr.Carried, rec.CreatedAt
 	if m.since.IsZero() {
 		m.since = rec.CreatedAt
@@ -90,17 +89,8 @@ func Load(p *plan.Plan, rec *store.Record) (*Machine, error) {
 	}
 	for i := range pr.Steps {
 		m.Units[i] = pr.Steps[i]
-		m.work[i].ended = rec.Now
 	}
-	if m.Past() {
-		// A unit that failed while the pivot was under way was started again before the
-		// record was written. The others are given up.
-		for k := range p.Nodes {
-			if at, i := m.node(k); at == nodeExhausted {
-				m.work[i].final = true
-			}
-		}
-	}
+	m.skipComplete()
 	if pr.Pivot != nil && *pr.Pivot != p.PivotName {
 		return m, fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q", p.Name, p.Version, p.PivotName, *pr.Pivot)
 	}
@@ -115,12 +105,12 @@ func (m *Machine) Commit() store.CommitRequest {
 }
 
 // Committed notes that commit was recorded.
-func (m *Machine) Committed() { m.Log, m.Changed, m.Pressing = nil, false, false }
+func (m *Machine) Committed() { m.Log, m.Changed = nil, false }
 
 // Steps returns the machine as the Steps of a Record.
 func (m *Machine) Steps() []byte {
 	pr := Progress{
-		Back: m.Back, Canceled: m.Canceled, Carried: m.Carried, Since: m.since, Reported: m.Reported,
+		Back: m.Back, Canceled: m.Canceled, Carried: m.Carried, Since: m.since,
 		Pivot: &m.plan.PivotName, Step: m.Step, Answered: m.answered, Steps: m.Units,
 	}
 	if m.Cause != nil {

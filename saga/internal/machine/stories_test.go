@@ -1,7 +1,6 @@
 package machine_test
 
 import (
-	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,9 +12,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/machine"
 	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 var update = flag.Bool("update", false, "write testdata/stories.txt anew")
@@ -59,18 +58,13 @@ func retell(t *testing.T, story string) string {
 	return strings.Join(lines, "\n")
 }
 
-// parse reads the steps of a story: a step with its options behind each ";". "or" makes it an
-// alternative of the one before.
+// parse reads the steps of a story: a step with its options behind each ";".
 func parse(t *testing.T, line string) (*plan.Plan, *machine.Machine) {
 	d := plan.Definition{Name: "trip", Version: 1}
 	var by time.Time
 	quiet := false
 	for text := range strings.SplitSeq(line, ";") {
 		words := strings.Fields(text)
-		or := words[0] == "or"
-		if or {
-			words = words[1:]
-		}
 		s := step(words[0])
 		for _, w := range words[1:] {
 			key, value, _ := strings.Cut(w, "=")
@@ -78,14 +72,10 @@ func parse(t *testing.T, line string) (*plan.Plan, *machine.Machine) {
 			switch key {
 			case "pivot":
 				s.Pivot = true
-			case "best":
-				s.BestEffort = true
 			case "final":
 				s.Undo = false
 			case "reads":
 				s.ReadOnly, s.Undo = true, false
-			case "idem":
-				s.Idempotent, s.Undo = true, false
 			case "tx":
 				s.Do, s.Undo, s.DoTx, s.UndoTx = false, false, true, true
 			case "child":
@@ -93,24 +83,18 @@ func parse(t *testing.T, line string) (*plan.Plan, *machine.Machine) {
 			case "gate":
 				s.Do, s.Undo = false, false
 			case "beside":
-				s.After = []string{}
-			case "after":
-				s.After = strings.Split(value, ",")
+				s.Parallel = true
 			case "delay":
 				s.Delay = long
 			case "await":
 				s.Await = value
 			case "for":
 				s.AwaitFor = long
-			case "settle":
-				s.Settle = long
 			case "tries":
 				fmt.Sscan(value, &s.Attempts)
 				s.UndoAttempts = s.Attempts
 			case "timeout":
 				s.Timeout = long
-			case "panics":
-				s.Backoff = func(int) (time.Duration, error) { return 0, errors.New("the Backoff panicked") }
 			case "by":
 				by = now.Add(long)
 			case "quiet":
@@ -119,12 +103,7 @@ func parse(t *testing.T, line string) (*plan.Plan, *machine.Machine) {
 				t.Fatal("no such option: ", w)
 			}
 		}
-		if or {
-			last := &d.Steps[len(d.Steps)-1]
-			last.Or = append(last.Or, s)
-		} else {
-			d.Steps = append(d.Steps, s)
-		}
+		d.Steps = append(d.Steps, s)
 	}
 	p, err := plan.New(&d)
 	require.NoError(t, err)
@@ -169,17 +148,12 @@ func (s *teller) tell(events string) string {
 		said = append(said, entry(e))
 	}
 	s.told = len(m.Log)
-	switch {
-	case m.Pressing:
-		say("write now")
-	case m.Changed:
-		say("write")
-	}
 	if m.Changed {
+		say("write")
 		s.commit()
 	}
 	for i := m.Ready(0, s.now); i >= 0 && m.Going(); i = m.Ready(i+1, s.now) {
-		op, attempt := m.Begin(i, s.now.Add(cmp.Or(s.plan.Units[i].Timeout, time.Minute)))
+		op, attempt := m.Begin(i)
 		s.runs[m.Units[i].Name] = op
 		say("begin %s %s %d", op, m.Units[i].Name, attempt)
 	}
@@ -195,11 +169,6 @@ func (s *teller) tell(events string) string {
 	}
 	if by, is := m.Deadline(s.now); by != at {
 		in("by", by, is)
-	}
-	at, ok = m.Stalled(10 * time.Minute)
-	in("stalled", at, ok)
-	if step, why := m.Holdup(s.now); step != "" {
-		say("held up by %s (%v)", step, why)
 	}
 	for i := range m.Units {
 		if m.Useless(i, s.now) {
@@ -271,8 +240,6 @@ func (s *teller) happen(event []string) error {
 		m.Signals = signals
 	case "look":
 		m.LookAgain()
-	case "told":
-		m.Reported, m.Changed = s.now, true
 	case "reload": // by another runner, after this one has given it up
 		m.Forsake()
 		s.commit()
@@ -301,7 +268,7 @@ func (s *teller) end(i int, op store.Op, how []string) {
 		case "clean":
 			e.Effect = machine.Failed
 		case "nothing":
-			e.Effect = machine.NoEffect
+			e.Effect = machine.Failed
 		case "void":
 			e.Effect = machine.Void
 		case "final":
@@ -319,7 +286,7 @@ func (s *teller) end(i int, op store.Op, how []string) {
 	}
 	switch {
 	case cut:
-		s.m.Interrupted(i, e, s.now)
+		s.m.Interrupted(i, e)
 	case op == store.OpUndo:
 		s.m.Undid(i, e, s.now)
 	default:

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 // New returns an empty Store.
@@ -81,34 +81,21 @@ func (m *Store) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Reco
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	var turns [][]*kept // by definition
+	var due []*kept
 	for _, d := range req.Definitions {
-		var due []*kept
 		for _, s := range m.due[d] {
 			if !s.WakeAt.After(now) {
 				due = append(due, s)
 			}
 		}
-		slices.SortFunc(due, func(a, b *kept) int {
-			if (a.Owner != "") != (b.Owner != "") {
-				return cmp.Compare(b.Owner, a.Owner)
-			}
-			return cmp.Or(a.WakeAt.Compare(b.WakeAt), strings.Compare(a.ID, b.ID))
-		})
-		if most, ok := req.Limits[d]; ok {
-			due = due[:min(len(due), most)]
-		}
-		turns = append(turns, due)
 	}
-	var due []*kept
-	for more := true; more; {
-		more = false
-		for i, of := range turns {
-			if len(of) > 0 && len(due) < req.Limit {
-				due, turns[i], more = append(due, of[0]), of[1:], true
-			}
+	slices.SortFunc(due, func(a, b *kept) int {
+		if (a.Owner != "") != (b.Owner != "") {
+			return cmp.Compare(b.Owner, a.Owner)
 		}
-	}
+		return cmp.Or(a.WakeAt.Compare(b.WakeAt), strings.Compare(a.ID, b.ID))
+	})
+	due = due[:min(len(due), max(req.Limit, 0))]
 	claimed := make([]store.Record, 0, len(due))
 	for _, s := range due {
 		previous := s.Owner
@@ -160,7 +147,7 @@ func (m *Store) Commit(ctx context.Context, req store.CommitRequest) (store.Rece
 		s.Data = slices.Clone(req.Data)
 	}
 	s.Failures, s.Takeovers, s.LastError = req.Failures, req.Takeovers, req.LastError
-	s.Nonce, s.Reported, s.UpdatedAt = req.Nonce, false, now
+	s.Nonce, s.UpdatedAt = req.Nonce, now
 	if req.Release {
 		s.Owner, s.WakeAt = "", now.Add(req.WakeIn)
 	}
@@ -211,17 +198,8 @@ func (m *Store) List(ctx context.Context, f store.Filter) ([]store.Record, strin
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	key := func(s *kept) string { return s.ID }
-	switch f.Order {
-	case store.ByID:
-	case "", store.OldestFirst:
-		key = func(s *kept) string { return fmt.Sprintf("%020d %s", s.CreatedAt.UnixNano(), s.ID) }
-	case store.NewestFirst:
-		// The sign of the time is reversed, and that of the ids is not.
-		key = func(s *kept) string { return fmt.Sprintf("%020d %s", math.MaxInt64-s.CreatedAt.UnixNano(), s.ID) }
-	default:
-		return nil, "", fmt.Errorf("saga: Filter.Order is %q: must be %q, %q or %q", f.Order, store.ByID, store.OldestFirst, store.NewestFirst)
-	}
+	// The sign of the time is reversed, and that of the ids is not.
+	key := func(s *kept) string { return fmt.Sprintf("%020d %s", math.MaxInt64-s.CreatedAt.UnixNano(), s.ID) }
 	type keyed struct {
 		key string
 		*kept
@@ -250,13 +228,10 @@ func (m *Store) List(ctx context.Context, f store.Filter) ([]store.Record, strin
 
 // admits reports whether a record meets the conditions of the filter.
 func admits(f *store.Filter, r *store.Record) bool {
-	live := r.Status == store.Running || r.Status == store.Compensating
 	return (f.Saga == "" || r.Saga == f.Saga) &&
 		(len(f.Status) == 0 || slices.Contains(f.Status, r.Status)) &&
-		(strings.Contains(r.ID, f.Text) || !f.TextInID && strings.Contains(r.LastError, f.Text)) &&
-		(!f.Failing || live && r.Failures > 0) &&
-		(f.CreatedBefore.IsZero() || r.CreatedAt.Before(f.CreatedBefore)) &&
-		!(f.Unreported && r.Reported)
+		strings.HasPrefix(r.ID, f.ID) &&
+		(f.CreatedBefore.IsZero() || r.CreatedAt.Before(f.CreatedBefore))
 }
 
 // Counts implements [store.Store].
@@ -269,14 +244,16 @@ func (m *Store) Counts(ctx context.Context) (store.Counts, error) {
 	now := time.Now()
 	found := make(map[string]*store.Count)
 	for _, s := range m.sagas {
+		if s.Status.Ended() {
+			continue
+		}
 		c := found[s.Saga]
 		if c == nil {
 			c = &store.Count{Saga: s.Saga}
 			found[s.Saga] = c
 		}
-		if n := c.Of(s.Status); n != nil {
-			*n = min(*n+1, store.CountLimit)
-		}
+		n := c.Of(s.Status)
+		*n = min(*n+1, store.CountLimit)
 		if (s.Status == store.Running || s.Status == store.Compensating) && !s.WakeAt.After(now) {
 			c.Due = min(c.Due+1, store.CountLimit)
 			if c.OldestDue.IsZero() || s.WakeAt.Before(c.OldestDue) {
@@ -308,19 +285,6 @@ func (m *Store) History(ctx context.Context, id string, after int64, limit int) 
 		log = log[:min(limit, len(log))]
 	}
 	return slices.Clone(log), nil
-}
-
-// Reported implements [store.Store].
-func (m *Store) Reported(ctx context.Context, id string, seq int64) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s, ok := m.sagas[id]; ok && s.Status == store.Stuck && s.Seq == seq {
-		s.Reported = true
-	}
-	return nil
 }
 
 // DeleteEnded implements [store.Store].
@@ -400,39 +364,6 @@ func (m *Store) Children(ctx context.Context, req store.ChildrenRequest) ([]stor
 		}
 	}
 	return list, nil
-}
-
-// Unregistered implements [store.Store].
-func (m *Store) Unregistered(ctx context.Context, registered []store.Definition) ([]store.Unregistered, error) {
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := time.Now()
-	var found []store.Unregistered
-	for d, sagas := range m.due {
-		if slices.Contains(registered, d) {
-			continue
-		}
-		u := store.Unregistered{Definition: d, Now: now}
-		for _, s := range sagas {
-			if s.WakeAt.After(now) {
-				continue
-			}
-			u.Count++
-			if u.Oldest.IsZero() || s.WakeAt.Before(u.Oldest) {
-				u.Oldest = s.WakeAt
-			}
-		}
-		if u.Count > 0 {
-			found = append(found, u)
-		}
-	}
-	slices.SortFunc(found, func(a, b store.Unregistered) int {
-		return cmp.Or(strings.Compare(a.Saga, b.Saga), cmp.Compare(a.Version, b.Version))
-	})
-	return found, nil
 }
 
 // index adds the saga to the index of Claim if it can become due, and otherwise removes

@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/memory"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 var trip = store.Definition{Saga: "trip", Version: 1}
@@ -51,9 +51,6 @@ func TestOldestFirst(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 50, counts.Sagas[0].Due)
 		require.Equal(t, begun, counts.Sagas[0].OldestDue)
-		found, err := m.Unregistered(t.Context(), nil)
-		require.NoError(t, err)
-		require.Equal(t, begun, found[0].Oldest)
 
 		for _, id := range ids {
 			recs := claim(t, m, "a", 1)
@@ -78,41 +75,6 @@ func TestWhatHasAnOwnerIsClaimedFirst(t *testing.T) {
 		require.Equal(t, ids[0], claim(t, m, "a", 1)[0].ID)
 		time.Sleep(time.Hour)
 		require.Equal(t, ids[0], claim(t, m, "b", 1)[0].ID)
-	})
-}
-
-func TestUnregisteredIsInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := memory.New()
-		var want []store.Definition
-		for _, name := range []string{"a", "b", "c"} {
-			for version := range 3 {
-				want = append(want, store.Definition{Saga: name, Version: version})
-			}
-		}
-		for i, d := range want {
-			_, _, err := m.Start(t.Context(), store.StartRequest{ID: strconv.Itoa(i), Saga: d.Saga, Version: d.Version, Status: store.Running, Log: []store.Entry{{Kind: "begun"}}})
-			require.NoError(t, err)
-		}
-		found, err := m.Unregistered(t.Context(), nil)
-		require.NoError(t, err)
-		require.Len(t, found, len(want))
-		for i, u := range found {
-			require.Equal(t, want[i], u.Definition)
-		}
-	})
-}
-
-// Both kinds of live sagas may fail; one that has ended fails no more.
-func TestFailing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, _ := started(t, 4)
-		for i, status := range []store.Status{store.Running, store.Compensating, store.Stuck, store.Running} {
-			commit(t, m, claim(t, m, "a", 1)[0], status, map[bool]int{true: 1}[i < 3])
-		}
-		recs, _, err := m.List(t.Context(), store.Filter{Failing: true})
-		require.NoError(t, err)
-		require.Len(t, recs, 2)
 	})
 }
 
@@ -169,12 +131,10 @@ func TestStoreUnderStress(t *testing.T) {
 		func(m *memory.Store, _ int) { _, _, _ = m.List(ctx, store.Filter{}) },
 		func(m *memory.Store, _ int) { _, _ = m.Counts(ctx) },
 		func(m *memory.Store, _ int) { _, _ = m.History(ctx, "first", 0, 0) },
-		func(m *memory.Store, _ int) { _ = m.Reported(ctx, "first", 1) },
 		func(m *memory.Store, _ int) { _, _ = m.DeleteEnded(ctx, store.Completed, 0, 1) },
 		func(m *memory.Store, _ int) {
 			_, _ = m.Children(ctx, store.ChildrenRequest{Parent: "parent", Step: "step"})
 		},
-		func(m *memory.Store, _ int) { _, _ = m.Unregistered(ctx, nil) },
 		func(m *memory.Store, i int) {
 			_, _ = m.Signal(ctx, store.SignalRequest{ID: "first", Name: strconv.Itoa(i)})
 		},

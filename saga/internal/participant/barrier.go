@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sqldb"
 	"github.com/go-resilience/resilience/internal/sqltx"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // Table and TableMySQL create the table of Apply: see saga.BarrierTable.

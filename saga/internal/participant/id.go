@@ -9,14 +9,12 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
-// ID returns the id of a command. step is the step of the alternative, or its own name.
-func ID(saga, step, alternative string, op store.Op) string {
-	return saga + "/" + step + "/" + alternative + "/" + string(op)
-}
+// ID returns the id of a command.
+func ID(saga, step string, op store.Op) string { return saga + "/" + step + "/" + string(op) }
 
 // Do returns the id of the Do that a command is or undoes, or "" for none.
 func Do(id string) string {
@@ -33,18 +31,18 @@ func Do(id string) string {
 func Split(id string) (saga, step string, op store.Op, err error) {
 	parts := strings.Split(id, "/")
 	n := len(parts)
-	if n < 4 || (parts[n-1] != string(store.OpDo) && parts[n-1] != string(store.OpUndo)) {
+	if n < 3 || (parts[n-1] != string(store.OpDo) && parts[n-1] != string(store.OpUndo)) {
 		if id == "" {
 			return "", "", "", errors.New("saga: the ctx carries no command")
 		}
 		return "", "", "", fmt.Errorf("saga: %q is not the id of a command", id)
 	}
-	saga = strings.Join(parts[:n-3], "/")
-	if len(saga) > MaxID || len(parts[n-3]) > plan.MaxName || len(parts[n-2]) > plan.MaxName {
+	saga = strings.Join(parts[:n-2], "/")
+	if len(saga) > MaxID || len(parts[n-2]) > plan.MaxName {
 		// MySQL would cut it off, and take two commands for one.
 		return "", "", "", fmt.Errorf("saga: %.40q... is not the id of a command: it is too long", id)
 	}
-	return saga, parts[n-3] + "/" + parts[n-2], store.Op(parts[n-1]), nil
+	return saga, parts[n-2], store.Op(parts[n-1]), nil
 }
 
 const MaxID = 200 // bytes in the id of a saga

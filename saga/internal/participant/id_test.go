@@ -6,31 +6,30 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
 	"github.com/go-resilience/resilience/saga/internal/plan"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // TestLongIDs: what is as long as may be is an id, and one byte more is none.
 func TestLongIDs(t *testing.T) {
 	id, name := strings.Repeat("i", participant.MaxID), strings.Repeat("n", plan.MaxName)
 	for what, c := range map[string]struct {
-		saga, step, alternative string
-		ok                      bool
+		saga, step string
+		ok         bool
 	}{
-		"as long as may be":  {id, name, name, true},
-		"a longer saga":      {id + "i", name, name, false},
-		"a longer step":      {id, name + "n", name, false},
-		"longer alternative": {id, name, name + "n", false},
+		"as long as may be": {id, name, true},
+		"a longer saga":     {id + "i", name, false},
+		"a longer step":     {id, name + "n", false},
 	} {
 		t.Run(what, func(t *testing.T) {
-			saga, step, op, err := participant.Split(participant.ID(c.saga, c.step, c.alternative, store.OpUndo))
+			saga, step, op, err := participant.Split(participant.ID(c.saga, c.step, store.OpUndo))
 			if !c.ok {
 				require.ErrorContains(t, err, "is not the id of a command: it is too long")
 				return
 			}
 			require.NoError(t, err)
-			require.Equal(t, []any{c.saga, c.step + "/" + c.alternative, store.OpUndo}, []any{saga, step, op})
+			require.Equal(t, []any{c.saga, c.step, store.OpUndo}, []any{saga, step, op})
 		})
 	}
 	require.NoError(t, participant.CheckID(id))

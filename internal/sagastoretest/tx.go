@@ -1,11 +1,11 @@
-package storetest
+package sagastoretest
 
 import (
 	"context"
 	"errors"
 	"time"
 
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 func startTxCommits(s *suite, st store.TxStore) {

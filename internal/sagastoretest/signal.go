@@ -1,11 +1,11 @@
-package storetest
+package sagastoretest
 
 import (
 	"errors"
 	"fmt"
 	"sync"
 
-	"github.com/go-resilience/resilience/saga/store"
+	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
 func (s *suite) signal(name, payload string) store.Record {

@@ -1,4 +1,4 @@
-package store
+package sagastore
 
 // A Status is the status of a saga.
 type Status string

@@ -1,8 +1,6 @@
-// Package store is what a store of sagas implements. A program that runs sagas uses one
-// through package [github.com/go-resilience/resilience/saga], as it uses a driver through
-// package database/sql: this package is for the authors of stores. Package
-// [github.com/go-resilience/resilience/saga/storetest] tests the rules that it states.
-package store
+// Package sagastore has what package saga asks of a store, and the rules that a store keeps. Package
+// sagastoretest tests them.
+package sagastore
 
 import (
 	"context"
@@ -14,8 +12,8 @@ import (
 // A Store keeps sagas and their logs: saga.NewMemory in the process, package sqlstore in
 // PostgreSQL, MySQL, MariaDB or SQLite.
 //
-//   - Each method is one atomic write or one consistent read, except that List, Counts
-//     and Unregistered may read each definition at a time of its own. A write that
+//   - Each method is one atomic write or one consistent read, except that List and Counts
+//     may read each definition at a time of its own. A write that
 //     returned nil survives a crash of the process and of the database.
 //   - The store has one clock. Every time in a [Record] or an [Entry] is of that clock,
 //     and every duration in a request counts from its now.
@@ -40,12 +38,9 @@ type Store interface {
 	// Claim claims up to Limit due sagas for Owner and returns them as they are
 	// afterwards, in any order. A saga is due if its Status is Running or Compensating,
 	// its WakeAt is not after now, and its Saga and Version are among Definitions.
-	// The definitions that have due sagas take turns, in the order of the request: of the
-	// first eight of them, or of all if they are fewer, none gets more than an equal part
-	// of Limit, rounded up, before the others have what they need. No more sagas of a
-	// definition are claimed than Limits says, if it has the definition. Of one definition,
-	// sagas of crashed owners (Owner is not "") come before the others, and those by
-	// ascending WakeAt. Rows that another claim has locked are skipped, not waited for.
+	// Sagas of crashed owners (Owner is not "") come before the others, and those of one
+	// definition by ascending WakeAt. The definition whose first saga was due first comes
+	// first. Rows that another claim has locked are skipped, not waited for.
 	//
 	// In each claimed record, Previous is the Owner before, Epoch is one higher, Owner
 	// is the request's, and WakeAt is now + LeaseTTL. Takeovers is one higher if Previous
@@ -65,7 +60,7 @@ type Store interface {
 	//
 	// Status, Data, Steps, Failures, Takeovers, LastError and Nonce become the
 	// request's, except that nil Data leaves Data as it is. Seq grows by len(Log),
-	// UpdatedAt is now, and Reported is false. Only Start and Commit change Nonce. WakeAt
+	// and UpdatedAt is now. Only Start and Commit change Nonce. WakeAt
 	// and Owner stay, unless Release is set: then Owner is "" and WakeAt is now + WakeIn.
 	// Entry i of Log is stored with Seq req.Seq + 1 + i, Epoch req.Epoch and At now. Commit
 	// costs one round trip and at most one commit; concurrent commits of several sagas may
@@ -102,14 +97,12 @@ type Store interface {
 	// Load was called.
 	Load(ctx context.Context, id string) (Record, error)
 
-	// List returns a page of the records that the filter admits, in its Order. next is
-	// the After of the following page, or "" if this is the last. A store may bound how
-	// many records it reads for a page: a page then holds fewer records than Limit, or
-	// none, and has a next. List returns an error if the filter's Order is invalid, and
-	// may if its After is not the next of a page in that order.
+	// List returns a page of the records that the filter admits, those that were started
+	// last first. next is the After of the following page, or "" if this is the last. List
+	// may return an error if the filter's After is not the next of a page.
 	List(ctx context.Context, f Filter) (recs []Record, next string, err error)
 
-	// Counts counts the sagas of each definition that has any, by ascending name. A
+	// Counts counts the sagas that have not ended, of each definition that has any, by ascending name. A
 	// number that is CountLimit stands for so many or more.
 	Counts(ctx context.Context) (Counts, error)
 
@@ -117,10 +110,6 @@ type Store interface {
 	// from the first after the Seq given. The log has no gap from 1 to the record's
 	// Seq. A saga that does not exist has no log. A limit of zero means no limit.
 	History(ctx context.Context, id string, after int64, limit int) ([]Entry, error)
-
-	// Reported sets Reported of a stuck saga whose Seq is still seq. It changes nothing
-	// else, and nothing of any other saga.
-	Reported(ctx context.Context, id string, seq int64) error
 
 	// Children returns up to Limit sagas that have the Parent and ParentStep of the request,
 	// and one of its Status if that is not empty, in any order. A limit of zero means no
@@ -137,11 +126,6 @@ type Store interface {
 	// returns an error if age or limit is negative, and deletes nothing if status is not
 	// Completed, Compensated or Abandoned.
 	DeleteEnded(ctx context.Context, status Status, age time.Duration, limit int) (int, error)
-
-	// Unregistered counts the due sagas (see Claim) whose Saga and Version are not
-	// among registered, by Saga and Version. A number that is CountLimit stands for so many
-	// or more.
-	Unregistered(ctx context.Context, registered []Definition) ([]Unregistered, error)
 }
 
 var (

@@ -1,4 +1,4 @@
-package store
+package sagastore
 
 import "time"
 
@@ -28,7 +28,6 @@ type Record struct {
 	LastError       string // text of the latest failure
 	CancelRequested bool
 	CancelNote      string // why; "" unless CancelRequested
-	Reported        bool   // its runner has told that it is stuck
 
 	CreatedAt time.Time
 	UpdatedAt time.Time // of the latest Start, Commit or Cancel
@@ -72,10 +71,7 @@ type ClaimRequest struct {
 	Owner       string
 	LeaseTTL    time.Duration
 	Limit       int
-	Definitions []Definition // in the order of their turns
-
-	// Limits are the most sagas of each definition that has a limit of its own, 1 or more.
-	Limits map[Definition]int
+	Definitions []Definition
 }
 
 // A Definition identifies one version of one definition.
@@ -157,7 +153,7 @@ type Signal struct {
 type Entry struct {
 	Seq     int64
 	Kind    EventKind
-	Step    string // the step or alternative; "" for the saga itself
+	Step    string // "" for the saga itself
 	Op      Op
 	Attempt int // the number of the attempt of Op; zero if the entry is not about an attempt
 	Epoch   int64

@@ -1,4 +1,4 @@
-// Package storetest has the tests that every store.Store must pass.
+// Package sagastoretest has the tests that every store.Store must pass.
 //
 //	func TestStore(t *testing.T) {
 //		storetest.Run(t, func(t *testing.T) store.Store { return newStore(t) })
@@ -6,11 +6,10 @@
 //
 // The tests use the store's own clock, in real time, with leases that are much longer or
 // much shorter than a test.
-package storetest
+package sagastoretest
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -20,8 +19,8 @@ import (
 	"testing"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 const (
@@ -45,9 +44,7 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 		{"ClaimTakesWhatIsDue", claimDue},
 		{"ClaimOfACrashedOwner", claimCrashed},
 		{"ClaimOrderAndLimit", claimOrder},
-		{"ClaimTakesTurns", claimTurns},
-		{"ClaimTakesEqualParts", claimParts},
-		{"ClaimKeepsLimits", claimLimits},
+		{"ClaimTheOldestFirst", claimOldest},
 		{"ClaimOnlyRegistered", claimRegistered},
 		{"ClaimOncePerEpoch", claimOnce},
 		{"HeartbeatExtendsOnlyWhatIsHeld", heartbeat},
@@ -67,13 +64,9 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 		{"SignalOnceOfMany", signalMany},
 		{"HastenOnlyWhatWaits", hasten},
 		{"LoadOfNothing", loadNothing},
-		{"ListFiltersAndPages", list},
-		{"ListOrders", listOrders},
-		{"ListFindsTextTimesAndFailing", listFinds},
+		{"ListHasTheNewestFirst", listNewest},
 		{"CountsByDefinitionAndStatus", counts},
-		{"ReportedOfAStuckSaga", reported},
 		{"HistoryHasNoGap", history},
-		{"UnregisteredAreCounted", unregistered},
 		{"ChildrenOfAStep", children},
 		{"DeleteEnded", deleteEnded},
 		{"DeleteEndedDeletesChildrenBeforeTheirParent", deleteChildren},
@@ -353,85 +346,33 @@ func claimOrder(s *suite) {
 	s.Empty(s.claim("me", 2))
 }
 
-// claimTurns: of three definitions, one has more due sagas than a claim takes, and they have
-// waited longest.
-func claimTurns(s *suite) {
-	order := []store.Definition{{Saga: "many"}, {Saga: "few"}, {Saga: "one"}}
-	for i, n := range []int{40, 3, 1} {
-		for k := range n {
-			req := request(fmt.Sprint(order[i].Saga, "-", k))
-			req.Saga, req.Version = order[i].Saga, 0
-			if order[i].Saga == "many" && k < 20 {
-				req.Owner, req.LeaseTTL = "dead", short
-			}
-			s.start(req)
+// claimOldest: of the definitions, that whose first saga was due first comes first, and before all
+// the sagas of crashed owners.
+func claimOldest(s *suite) {
+	order := []store.Definition{{Saga: "late"}, {Saga: "early"}}
+	for _, id := range []string{"early-0", "early-1", "early-2", "late-0", "late-1", "late-2"} {
+		req := request(id)
+		req.Saga, req.Version = strings.Split(id, "-")[0], 0
+		if id == "late-2" {
+			req.Owner, req.LeaseTTL = "dead", short
 		}
+		s.start(req)
+		time.Sleep(3 * time.Millisecond) // times may be kept to the millisecond only
 	}
-	claim := func(limit int, d ...store.Definition) (got [3]int) {
-		recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: limit, Definitions: d})
+	claim := func(limit int) string {
+		recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: limit, Definitions: order})
 		s.NoError(err)
+		var ids []string
 		for _, r := range recs {
-			got[slices.Index(order, store.Definition{Saga: r.Saga})]++
+			ids = append(ids, r.ID)
 		}
-		return got
+		slices.Sort(ids)
+		return strings.Join(ids, " ")
 	}
-	s.Equal([3]int{0, 1, 0}, claim(1, order[1], order[0], order[2]), "the first of the request")
-	s.Equal([3]int{1, 0, 1}, claim(2, order[0], order[2], order[1]), "one of each")
-	s.Equal([3]int{7, 2, 0}, claim(9, order...), "what one does not need goes to the others")
-	s.Equal([3]int{32, 0, 0}, claim(50, order...))
-	s.Equal([3]int{}, claim(50, order...))
-}
-
-// claimParts: the sagas of one definition are one of a crashed owner and others.
-func claimParts(s *suite) {
-	order := []store.Definition{{Saga: "crashed"}, {Saga: "other"}}
-	for k := range 10 {
-		for _, d := range order {
-			req := request(fmt.Sprint(d.Saga, "-", k))
-			req.Saga, req.Version = d.Saga, 0
-			if d == order[0] && k == 0 {
-				req.Owner, req.LeaseTTL = "dead", short
-			}
-			s.start(req)
-		}
-	}
-	recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: 10, Definitions: order})
-	s.NoError(err)
-	got := make(map[string]int)
-	for _, r := range recs {
-		got[r.Saga]++
-	}
-	s.Equal(map[string]int{"crashed": 5, "other": 5}, got)
-}
-
-// claimLimits: of a definition whose sagas are those of crashed owners and others.
-func claimLimits(s *suite) {
-	order := []store.Definition{{Saga: "bound"}, {Saga: "free"}, {Saga: "other"}}
-	for k := range 24 {
-		for _, d := range order {
-			req := request(fmt.Sprint(d.Saga, "-", k))
-			req.Saga, req.Version = d.Saga, 0
-			if k < 4 {
-				req.Owner, req.LeaseTTL = "dead", short
-			}
-			s.start(req)
-		}
-	}
-	claim := func(limit int, limits map[store.Definition]int, d ...store.Definition) (got [3]int) {
-		recs, err := s.store.Claim(s.ctx, store.ClaimRequest{Owner: "me", LeaseTTL: long, Limit: limit, Definitions: d, Limits: limits})
-		s.NoError(err)
-		for _, r := range recs {
-			got[slices.Index(order, store.Definition{Saga: r.Saga})]++
-		}
-		return got
-	}
-	s.Equal([3]int{6, 0, 0}, claim(50, map[store.Definition]int{order[0]: 6}, order[0]), "of crashed owners and others")
-	s.Equal([3]int{2, 8, 0}, claim(10, map[store.Definition]int{order[0]: 2}, order[:2]...), "what one may not take goes to the others")
-	s.Equal([3]int{1, 1, 4}, claim(6, map[store.Definition]int{order[0]: 1, order[1]: 1, {Saga: "none"}: 9}, order...))
-	s.Equal([3]int{2, 2, 0}, claim(4, map[store.Definition]int{order[0]: 9}, order[:2]...), "a limit is no part")
-	s.Equal([3]int{0, 0, 1}, claim(1, map[store.Definition]int{order[0]: 1}, order[2], order[0]), "the order holds")
-	s.Equal([3]int{3, 13, 19}, claim(50, map[store.Definition]int{order[0]: 3}, order...))
-	s.Equal([3]int{10, 0, 0}, claim(50, map[store.Definition]int{order[0]: 50}, order...))
+	s.Equal("late-2", claim(1))
+	s.Equal("early-0 early-1", claim(2))
+	s.Equal("early-2 late-0", claim(2))
+	s.Equal("late-1", claim(2))
 }
 
 func claimRegistered(s *suite) {
@@ -791,7 +732,7 @@ func loadNothing(s *suite) {
 		log, err := s.store.History(s.ctx, id, 0, 0)
 		s.NoError(err)
 		s.Empty(log)
-		for _, f := range []store.Filter{{}, {Text: id}, {Saga: id}} {
+		for _, f := range []store.Filter{{}, {ID: id}, {Saga: id}} {
 			recs, next, err := s.store.List(s.ctx, f)
 			s.NoError(err)
 			s.Empty(recs)
@@ -802,38 +743,6 @@ func loadNothing(s *suite) {
 	s.NoError(err)
 	s.Empty(counts.Sagas)
 	s.False(counts.Now.IsZero())
-}
-
-func list(s *suite) {
-	for _, id := range []string{"b", "a", "Z", "d", "c"} {
-		req := request(id)
-		if id == "d" {
-			req.Saga = "order"
-		}
-		s.start(req)
-	}
-	stuck := commit(s.load("c"))
-	stuck.Status, stuck.Release = store.Stuck, true
-	s.commit(stuck)
-	ids := func(f store.Filter) string {
-		f.Order = store.ByID
-		return strings.Join(s.list(f), " ")
-	}
-	s.Equal("Z a b c d", ids(store.Filter{}))
-	s.Equal("Z a b c d", ids(store.Filter{Limit: math.MaxInt}))
-	s.Equal("Z a", ids(store.Filter{Limit: 2}))
-	s.Equal("b c", ids(store.Filter{Limit: 2, After: "a"}))
-	s.Equal("", ids(store.Filter{After: "d"}))
-	s.Equal("d", ids(store.Filter{Saga: "order"}))
-	s.Equal("c", ids(store.Filter{Status: []store.Status{store.Stuck}}))
-	s.Equal("Z a b c", ids(store.Filter{Saga: "trip", Status: []store.Status{store.Stuck, store.Running}}))
-	s.Equal("Z a b c d", ids(store.Filter{Status: []store.Status{store.Stuck, store.Running, store.Stuck}}))
-	s.Equal("b c", ids(store.Filter{Status: []store.Status{store.Stuck, store.Running}, After: "a", Limit: 2}))
-	s.Equal("Z a", ids(store.Filter{Saga: "trip", Limit: 2}))
-	s.Equal("", ids(store.Filter{Saga: "none"}))
-	s.Equal("", ids(store.Filter{Status: []store.Status{store.Abandoned}}))
-	_, _, err := s.store.List(s.ctx, store.Filter{Order: "size"})
-	s.Error(err)
 }
 
 // list returns the ids of a page that the filter admits.
@@ -870,75 +779,50 @@ func (s *suite) all(f store.Filter) string {
 	}
 }
 
-func listOrders(s *suite) {
-	// Times may be kept to the millisecond only: sagas of the same one come by their ids.
-	for i, id := range []string{"m", "c", "x", "a", "z"} {
-		if i > 0 {
-			time.Sleep(3 * time.Millisecond)
-		}
+// sorted returns the ids of all sagas, in their order.
+func (s *suite) sorted() string {
+	s.Helper()
+	ids := strings.Fields(s.all(store.Filter{Limit: 10}))
+	slices.Sort(ids)
+	return strings.Join(ids, " ")
+}
+
+func listNewest(s *suite) {
+	// Times may be kept to the millisecond only.
+	for i, id := range []string{"m-1", "c", "m-2", "M-3", "m%", "z"} {
 		req := request(id)
 		req.Saga = []string{"trip", "order"}[i%2]
 		s.start(req)
+		time.Sleep(3 * time.Millisecond)
 	}
-	done := commit(s.load("x"))
-	done.Status, done.Release = store.Completed, true
-	s.commit(done)
-	for limit := range 6 {
+	stuck := commit(s.load("m-2"))
+	stuck.Status, stuck.Release = store.Stuck, true
+	s.commit(stuck)
+	before := s.load("z").CreatedAt
+	for limit := range 7 {
 		if limit == 0 {
 			continue
 		}
 		all := func(f store.Filter) string { f.Limit = limit; return s.all(f) }
-		s.Equal("a c m x z", all(store.Filter{Order: store.ByID}))
-		s.Equal("m c x a z", all(store.Filter{}))
-		s.Equal("m c x a z", all(store.Filter{Order: store.OldestFirst}))
-		s.Equal("m x z", all(store.Filter{Order: store.ByID, Saga: "trip"}))
-		s.Equal("a c m z", all(store.Filter{Order: store.ByID, Status: []store.Status{store.Running, store.Stuck}}))
-		s.Equal("z a x c m", all(store.Filter{Order: store.NewestFirst}))
-		s.Equal("z a c m", all(store.Filter{Order: store.NewestFirst, Status: []store.Status{store.Running, store.Stuck}}))
-		s.Equal("m x z", all(store.Filter{Order: store.OldestFirst, Saga: "trip"}))
-		s.Equal("x", all(store.Filter{Order: store.OldestFirst, Status: []store.Status{store.Completed}}))
-		before := s.load("z").CreatedAt
-		for order, want := range map[store.Order]string{store.ByID: "a c m x", store.OldestFirst: "m c x a", store.NewestFirst: "a x c m"} {
-			f := store.Filter{Order: order, CreatedBefore: before}
-			s.Equal(want, all(f))
-			f.Text = "c"
-			s.Equal("c", all(f))
-		}
+		s.Equal("z m% M-3 m-2 c m-1", all(store.Filter{}))
+		s.Equal("m% m-2 m-1", all(store.Filter{Saga: "trip"}))
+		s.Equal("m-2", all(store.Filter{Status: []store.Status{store.Stuck}}))
+		s.Equal("m-2", all(store.Filter{Saga: "trip", Status: []store.Status{store.Stuck}}))
+		s.Equal("z m% M-3 m-2 c m-1", all(store.Filter{Status: []store.Status{store.Stuck, store.Running, store.Stuck}}))
+		s.Equal("m-2 m-1", all(store.Filter{ID: "m-"}))
+		s.Equal("m-1", all(store.Filter{ID: "m-1"}))
+		s.Equal("m% m-2 m-1", all(store.Filter{ID: "m"}))
+		s.Equal("m-2", all(store.Filter{ID: "m", Status: []store.Status{store.Stuck}}))
+		s.Equal("", all(store.Filter{ID: "-"}))
+		s.Equal("m% M-3 m-2 c m-1", all(store.Filter{CreatedBefore: before}))
+		s.Equal("", all(store.Filter{Saga: "none"}))
+		s.Equal("", all(store.Filter{Status: []store.Status{store.Abandoned}}))
 	}
-	s.Equal([]string{"m", "c"}, s.list(store.Filter{Order: store.OldestFirst, Limit: 2, WithoutState: true}))
-	_, next, err := s.store.List(s.ctx, store.Filter{Limit: 5})
+	s.Equal([]string{"z", "m%"}, s.list(store.Filter{Limit: 2, WithoutState: true}))
+	s.Equal(6, len(s.list(store.Filter{Limit: math.MaxInt})))
+	_, next, err := s.store.List(s.ctx, store.Filter{Limit: 6})
 	s.NoError(err)
 	s.Empty(next, "the page has them all")
-}
-
-func listFinds(s *suite) {
-	for _, id := range []string{"order-17", "order-18", "ORDER-19", "50%_off"} {
-		s.start(request(id))
-	}
-	rec := s.load("order-18")
-	time.Sleep(3 * time.Millisecond)
-	failed := commit(rec)
-	failed.LastError, failed.Failures = "connection to order-17 refused", 3
-	rec = s.commit(failed)
-	ids := func(f store.Filter) string {
-		f.Limit, f.Order = 1, cmp.Or(f.Order, store.ByID)
-		return s.all(f)
-	}
-	s.Equal("order-17 order-18", ids(store.Filter{Text: "order-17"}))
-	s.Equal("order-17", ids(store.Filter{Text: "order-17", TextInID: true}))
-	s.Equal("order-18", ids(store.Filter{Text: "refused"}))
-	s.Equal("", ids(store.Filter{Text: "refused", TextInID: true}))
-	s.Equal("order-18", ids(store.Filter{Failing: true, TextInID: true}))
-	s.Equal("ORDER-19", ids(store.Filter{Text: "ORDER"}))
-	s.Equal("50%_off", ids(store.Filter{Text: "%"}))
-	s.Equal("50%_off", ids(store.Filter{Text: "0%_o", Status: []store.Status{store.Running}}))
-	s.Equal("", ids(store.Filter{Text: "'"}))
-	s.Equal("order-18", ids(store.Filter{Failing: true}))
-	s.Equal("", ids(store.Filter{Failing: true, Status: []store.Status{store.Stuck, store.Completed}}))
-	stuck := commit(rec)
-	stuck.Status, stuck.Failures, stuck.Release = store.Stuck, 3, true
-	s.commit(stuck)
-	s.Equal("", ids(store.Filter{Failing: true}), "it is stuck")
 }
 
 func counts(s *suite) {
@@ -972,46 +856,13 @@ func counts(s *suite) {
 	s.commit(parked)
 	got, err := s.store.Counts(s.ctx)
 	s.NoError(err)
-	s.Len(got.Sagas, 2)
-	s.WithinDuration(got.Now, got.Sagas[1].OldestDue, 5*time.Minute)
-	s.Equal(s.load("0").WakeAt.UnixMilli(), got.Sagas[1].OldestDue.UnixMilli())
-	got.Sagas[1].OldestDue = time.Time{}
+	s.Len(got.Sagas, 1)
+	s.WithinDuration(got.Now, got.Sagas[0].OldestDue, 5*time.Minute)
+	s.Equal(s.load("0").WakeAt.UnixMilli(), got.Sagas[0].OldestDue.UnixMilli())
+	got.Sagas[0].OldestDue = time.Time{}
 	s.Equal([]store.Count{
-		{Saga: "a trip", Compensated: 1, Abandoned: 1},
-		{Saga: "trip", Running: 4, Compensating: 1, Stuck: 1, Completed: 2, Due: 3},
+		{Saga: "trip", Running: 4, Compensating: 1, Stuck: 1, Due: 3},
 	}, got.Sagas)
-}
-
-func reported(s *suite) {
-	for _, id := range []string{"a", "b", "running"} {
-		s.owned(id, "me", long)
-	}
-	for _, id := range []string{"a", "b"} {
-		req := commit(s.load(id))
-		req.Status, req.Release = store.Stuck, true
-		s.commit(req)
-	}
-	unreported := func() string {
-		return s.all(store.Filter{Status: []store.Status{store.Stuck}, Unreported: true, Limit: 10})
-	}
-	s.Equal("a b", unreported())
-	before := s.load("a")
-	s.False(before.Reported)
-	s.NoError(s.store.Reported(s.ctx, "a", before.Seq-1), "it is stuck for another reason by now")
-	s.same(before, s.load("a"))
-	s.NoError(s.store.Reported(s.ctx, "a", before.Seq))
-	before.Reported = true
-	s.same(before, s.load("a"))
-	s.Equal("b", unreported())
-	running := s.load("running")
-	s.NoError(s.store.Reported(s.ctx, "running", running.Seq))
-	s.same(running, s.load("running"))
-	s.NoError(s.store.Reported(s.ctx, "none", 1))
-
-	again := commit(s.load("a"))
-	again.Status, again.Release = store.Stuck, true
-	s.False(s.commit(again).Reported)
-	s.Equal("a b", unreported())
 }
 
 func history(s *suite) {
@@ -1045,30 +896,6 @@ func history(s *suite) {
 	rest, err := s.store.History(s.ctx, "a", rec.Seq-1, 0)
 	s.NoError(err)
 	s.Equal(log[rec.Seq-1:], rest)
-}
-
-func unregistered(s *suite) {
-	for i := range 3 {
-		req := request(fmt.Sprint("v2-", i))
-		req.Version = 2
-		s.start(req)
-	}
-	s.start(request("known"))
-	req := request("held")
-	req.Version, req.Owner, req.LeaseTTL = 3, "me", long
-	s.start(req)
-	found, err := s.store.Unregistered(s.ctx, defs)
-	s.NoError(err)
-	s.Len(found, 1)
-	s.Equal(store.Definition{Saga: "trip", Version: 2}, found[0].Definition)
-	s.Equal(3, found[0].Count)
-	s.WithinDuration(found[0].Now, found[0].Oldest, 5*time.Minute)
-	found, err = s.store.Unregistered(s.ctx, nil)
-	s.NoError(err)
-	s.Len(found, 2)
-	found, err = s.store.Unregistered(s.ctx, append(defs, store.Definition{Saga: "trip", Version: 2}))
-	s.NoError(err)
-	s.Empty(found)
 }
 
 func deleteEnded(s *suite) {
@@ -1105,7 +932,7 @@ func deleteEnded(s *suite) {
 		n, err := s.store.DeleteEnded(s.ctx, c.status, c.age, c.limit)
 		s.NoError(err)
 		s.Equal(c.want, n)
-		s.Equal(c.left, s.all(store.Filter{Order: store.ByID, Limit: 10}))
+		s.Equal(c.left, s.sorted())
 	}
 	log, err := s.store.History(s.ctx, "first", 0, 0)
 	s.NoError(err)
@@ -1186,7 +1013,7 @@ func deleteChildren(s *suite) {
 		n, err := s.store.DeleteEnded(s.ctx, status, 0, limit)
 		s.NoError(err)
 		s.Equal(want, n)
-		s.Equal(left, s.all(store.Filter{Order: store.ByID, Limit: 10}))
+		s.Equal(left, s.sorted())
 	}
 	for _, id := range []string{"order/1/1", "order/1", "other/1"} {
 		s.end(id, store.Completed)
@@ -1213,7 +1040,7 @@ func deleteChildren(s *suite) {
 		page, _, err := s.store.List(s.ctx, store.Filter{})
 		s.NoError(err)
 		s.Len(page, left)
-		s.True(left == 0 || page[0].ID == "other")
+		s.True(left == 0 || slices.ContainsFunc(page, func(r store.Record) bool { return r.ID == "other" }))
 	}
 }
 
@@ -1279,8 +1106,6 @@ func endedContext(s *suite) {
 	_, err = s.store.Counts(ctx)
 	s.Error(err)
 	_, err = s.store.History(ctx, "a", 0, 0)
-	s.Error(err)
-	_, err = s.store.Unregistered(ctx, nil)
 	s.Error(err)
 	s.same(rec, s.load("a"))
 	_, err = s.store.Load(s.ctx, "b")

@@ -1,4 +1,4 @@
-package storetest
+package sagastoretest
 
 import (
 	"context"
@@ -12,9 +12,8 @@ import (
 	"testing"
 	"time"
 
+	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/saga/internal/participant"
-	"github.com/go-resilience/resilience/saga/store"
 )
 
 // Crashes runs the crash matrix on a store: sagas of every shape, whose process stops
@@ -26,10 +25,9 @@ import (
 // newStore is called once. The cases run concurrently, each with a definition of its own.
 // In a bubble of testing/synctest they take no time. shapes selects some of the shapes,
 // and none means all of them: "chain", "declined", "in doubt", "diamond", "diamond
-// declined", "alternative", "pivot", "parked", "refused by a policy", "undo refused by a
+// declined", "pivot", "parked", "refused by a policy", "undo refused by a
 // policy", "stuck", "signaled", "signaled while it waits", "not signaled", "delayed",
-// "children", "children turned back", "children declined", "shared record", "shared record
-// declined", "transactions", "transactions declined".
+// "children", "children turned back", "children declined", "transactions", "transactions declined".
 func Crashes(t *testing.T, newStore func(t *testing.T) store.Store, shapes ...string) {
 	t.Helper()
 	st := newStore(t)
@@ -69,7 +67,7 @@ func selected(all []scenario, shapes []string) (list []scenario, err error) {
 	for _, shape := range shapes {
 		i := slices.IndexFunc(all, func(sc scenario) bool { return sc.name == shape })
 		if i < 0 {
-			return nil, fmt.Errorf("storetest: there is no shape %q for this store", shape)
+			return nil, fmt.Errorf("sagastoretest: there is no shape %q for this store", shape)
 		}
 		list = append(list, all[i])
 	}
@@ -93,7 +91,7 @@ func scenarios(st store.Store) []scenario {
 			return []saga.Step[notes]{p.step("a"), p.step("b"), p.step("c")}
 		}, []string{"a", "b", "c"}},
 		{"declined", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.step("a"), p.step("b"), p.failing("c", saga.NoEffect(errDeclined))}
+			return []saga.Step[notes]{p.step("a"), p.step("b"), p.failing("c", saga.Void(errDeclined))}
 		}, nil},
 		{"in doubt", store.Compensated, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.losing("b")}
@@ -102,13 +100,8 @@ func scenarios(st store.Store) []scenario {
 			return p.diamond(p.step("d"))
 		}, []string{"a", "b", "c", "d"}},
 		{"diamond declined", store.Compensated, func(p *side) []saga.Step[notes] {
-			return p.diamond(p.failing("d", saga.NoEffect(errDeclined)))
+			return p.diamond(p.failing("d", saga.Void(errDeclined)))
 		}, nil},
-		{"alternative", store.Completed, func(p *side) []saga.Step[notes] {
-			b := p.losing("b")
-			b.Or = []saga.Step[notes]{p.failing("b2", saga.NoEffect(errDeclined)), p.step("b3")}
-			return []saga.Step[notes]{p.step("a"), b, p.step("c")}
-		}, []string{"a", "b3", "c"}},
 		{"pivot", store.Completed, func(p *side) []saga.Step[notes] {
 			b, c := p.step("b"), p.twice("c")
 			b.Pivot, b.Undo, c.Undo = true, nil, nil
@@ -123,7 +116,7 @@ func scenarios(st store.Store) []scenario {
 			return []saga.Step[notes]{p.step("a"), p.heldBack("b"), p.step("c")}
 		}, []string{"a", "b", "c"}},
 		{"undo refused by a policy", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.heldBack("a"), p.heldBack("b"), p.failing("c", saga.NoEffect(errDeclined))}
+			return []saga.Step[notes]{p.heldBack("a"), p.heldBack("b"), p.failing("c", saga.Void(errDeclined))}
 		}, nil},
 		{"stuck", store.Stuck, func(p *side) []saga.Step[notes] {
 			b := p.step("b")
@@ -136,9 +129,9 @@ func scenarios(st store.Store) []scenario {
 			return []saga.Step[notes]{p.signaling("a", "paid"), b, p.step("c")}
 		}, []string{"a", "b", "c"}},
 		{"signaled while it waits", store.Completed, func(p *side) []saga.Step[notes] {
-			a, b, c := p.signaling("a", "paid"), p.step("b"), p.step("c")
-			a.Delay, a.After, b.Await, b.After, c.After = 20*time.Millisecond, []string{}, "paid", []string{}, []string{"a", "b"}
-			return []saga.Step[notes]{a, b, c}
+			b := p.step("b")
+			b.Delay, b.Await = 20*time.Millisecond, "paid"
+			return []saga.Step[notes]{p.signaling("a", "paid"), b, p.step("c")}
 		}, []string{"a", "b", "c"}},
 		{"not signaled", store.Compensated, func(p *side) []saga.Step[notes] {
 			b := p.step("b")
@@ -154,25 +147,17 @@ func scenarios(st store.Store) []scenario {
 			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.step("y")), p.step("z")}
 		}, []string{"a", "x", "y", "z"}},
 		{"children turned back", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.child(p.step("x")), p.failing("z", saga.NoEffect(errDeclined))}
+			return []saga.Step[notes]{p.child(p.step("x")), p.failing("z", saga.Void(errDeclined))}
 		}, nil},
 		{"children declined", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.failing("y", saga.NoEffect(errDeclined)))}
+			return []saga.Step[notes]{p.step("a"), p.child(p.step("x"), p.failing("y", saga.Void(errDeclined)))}
 		}, nil},
-		{"shared record", store.Completed, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.again("a"), p.again("b"), p.step("c"), p.again("d"), p.again("e"), p.step("f"), p.again("g")}
-		}, []string{"a", "b", "c", "d", "e", "f", "g"}},
-		{"shared record declined", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.step("a"), p.again("b"), p.again("c"), p.failing("d", saga.NoEffect(errDeclined))}
-		}, []string{"b", "c"}},
 	}
 	if _, ok := st.(store.TxStore); ok {
-		list = append(list, scenario{"shared transactions", store.Completed, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.again("a"), p.inTx("b"), p.again("c"), p.inTx("d")}
-		}, []string{"a", "c"}}, scenario{"transactions", store.Completed, func(p *side) []saga.Step[notes] {
+		list = append(list, scenario{"transactions", store.Completed, func(p *side) []saga.Step[notes] {
 			return []saga.Step[notes]{p.step("a"), p.inTx("b"), p.step("c"), p.inTx("d")}
 		}, []string{"a", "c"}}, scenario{"transactions declined", store.Compensated, func(p *side) []saga.Step[notes] {
-			return []saga.Step[notes]{p.inTx("a"), p.step("b"), p.inTx("c"), p.failing("d", saga.NoEffect(errDeclined))}
+			return []saga.Step[notes]{p.inTx("a"), p.step("b"), p.inTx("c"), p.failing("d", saga.Void(errDeclined))}
 		}, nil})
 	}
 	return list
@@ -368,7 +353,7 @@ func (s *side) step(name string) saga.Step[notes] {
 				s.tr.errorf("Do of step %s begins after the saga has turned back", name)
 			}
 			if s.tr.undone[name] {
-				return saga.NoEffect(errors.New("undone"))
+				return saga.Void(errors.New("undone"))
 			}
 			s.tr.effect[name] = true
 			if n.By == nil {
@@ -387,13 +372,6 @@ func (s *side) step(name string) saga.Step[notes] {
 			return nil
 		},
 	}
-}
-
-// again returns a step that may be done again, and shares records with others.
-func (s *side) again(name string) saga.Step[notes] {
-	st := s.step(name)
-	st.Idempotent, st.Undo = true, nil
-	return st
 }
 
 // failing returns a step that takes no effect.
@@ -502,7 +480,7 @@ func (s *side) twice(name string) saga.Step[notes] {
 // diamond returns the steps a, then b and c in parallel, then last.
 func (s *side) diamond(last saga.Step[notes]) []saga.Step[notes] {
 	a, b, c := s.step("a"), s.step("b"), s.step("c")
-	b.After, c.After, last.After = []string{"a"}, []string{"a"}, []string{"b", "c"}
+	c.Parallel = true
 	return []saga.Step[notes]{a, b, c, last}
 }
 
@@ -548,7 +526,7 @@ func (s *side) checkTx(ctx context.Context, in *saga.Instance) {
 		}
 		for _, op := range []store.Op{saga.OpDo, saga.OpUndo} {
 			want := op == saga.OpDo && in.Steps[i].Status != saga.StepNoEffect || in.Steps[i].Status == saga.StepUndone
-			_, err := s.tr.store.Load(ctx, "effect of "+participant.ID(in.ID, in.Steps[i].Step, st.Name, op))
+			_, err := s.tr.store.Load(ctx, "effect of "+in.ID+"/"+st.Name+"/"+string(op))
 			if got := err == nil; got != want {
 				s.tr.errorf("step %s is %s, but its %s has happened: %v", st.Name, in.Steps[i].Status, op, got)
 			}
@@ -686,17 +664,6 @@ func (p *process) Signals(ctx context.Context, id string) ([]store.Signal, error
 
 func (p *process) Hasten(ctx context.Context, id string) error {
 	return p.write("Hasten", func() error { return p.Store.Hasten(ctx, id) })
-}
-
-func (p *process) Reported(ctx context.Context, id string, seq int64) error {
-	if err := p.read(); err != nil {
-		return err
-	}
-	return p.Store.Reported(ctx, id, seq)
-}
-
-func (p *process) Unregistered(ctx context.Context, d []store.Definition) ([]store.Unregistered, error) {
-	return nil, p.read() // the others' sagas do not matter here
 }
 
 // A txProcess is a process of a TxStore.
