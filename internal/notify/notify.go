@@ -126,6 +126,9 @@ func (q *Queue[E]) deliver(ctx context.Context, tell func(context.Context, E)) {
 	for len(q.events) > 0 {
 		e := q.events[0]
 		q.events = q.events[1:]
+		if e.ctx == nil { // it was added meanwhile, and whoever added it has not come to Deliver yet
+			e.ctx = ctx
+		}
 		q.unlocked(e, tell)
 	}
 	q.events = nil

@@ -101,3 +101,18 @@ func TestQueueGoesOnAfterAPanicAndWithinTell(t *testing.T) {
 	q.Deliver(t.Context(), tell)
 	require.Equal(t, []string{"boom", "nested", "inner"}, told)
 }
+
+// Whoever delivers goes on with an event that was added meanwhile, under its own ctx.
+func TestQueueTellsEachEventWithAContext(t *testing.T) {
+	var q notify.Queue[int]
+	told := 0
+	q.Add(1)
+	q.Deliver(t.Context(), func(ctx context.Context, e int) {
+		told++
+		require.NotNil(t, ctx)
+		if e == 1 {
+			q.Add(2)
+		}
+	})
+	require.Equal(t, 2, told)
+}
