@@ -53,7 +53,7 @@ func TestChainAccountsForEveryCall(t *testing.T) {
 	const (
 		workers = 64
 		calls   = 500 // of each
-		slots   = 8
+		slots   = 4
 	)
 	synctest.Test(t, func(t *testing.T) {
 		retries := retry.New(retry.Config{
@@ -61,7 +61,7 @@ func TestChainAccountsForEveryCall(t *testing.T) {
 			Backoff:  retry.Exponential(time.Millisecond, 10*time.Millisecond),
 			Budget:   retry.NewBudget(retry.BudgetConfig{}),
 		})
-		circuit := breaker.New(breaker.Config{FailureRate: 0.7, Window: time.Second, OpenFor: 5 * time.Millisecond, MaxHalfOpen: time.Second})
+		circuit := breaker.New(breaker.Config{FailureRate: 0.4, Window: time.Second, OpenFor: 10 * time.Millisecond})
 		limit := throttle.New(throttle.Config{Rate: 4000, Burst: 50, MaxWait: time.Millisecond})
 		places := bulkhead.New(bulkhead.Config{Limit: slots, Queue: 16, MaxWait: 2 * time.Millisecond})
 		var outside, called, admitted, sent, worked gauge

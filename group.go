@@ -279,28 +279,81 @@ func (g *Group[K, P]) Figures() []describe.Figure {
 }
 
 // Health returns an error if the method Health() error of a member returns one: how many do,
-// and one of them with its key.
+// and one of them with its key, one that fails if there is one. Its methods HealthState() string
+// and Failed() bool are those of that member's error, if it has them; but the group fails only if
+// all of its members do, and is "partly open", say, if some do.
 func (g *Group[K, P]) Health() error {
-	n, all := 0, 1
-	var first error
-	ask := func(name string, p P) {
-		if h, ok := any(p).(describe.Healther); ok {
-			if err := h.Health(); err != nil {
-				if n++; first == nil {
-					first = fmt.Errorf("%s: %w", name, err)
-				}
-			}
+	ill := groupError{all: 1}
+	ask := func(name string, p P) (fails bool) {
+		h, ok := any(p).(describe.Healther)
+		if !ok {
+			return false
 		}
+		err := h.Health()
+		if err == nil {
+			return false
+		}
+		f, ok := err.(interface{ Failed() bool })
+		fails = ok && f.Failed()
+		ill.n++
+		if ill.first == nil || fails && !ill.fails {
+			ill.key, ill.first, ill.fails = name, err, fails
+		}
+		return fails
 	}
 	for key, p := range g.All() {
-		all++
-		ask(keyed.Text(key), p)
+		ill.all++
+		if ask(keyed.Text(key), p) {
+			ill.failing++
+		}
 	}
 	ask(keyed.Other, g.table.Overflow().Value)
-	if n == 0 {
+	if ill.n == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d of %d members: %w", n, all, first)
+	return &ill
+}
+
+// A groupError is what is wrong with the members of a Group.
+type groupError struct {
+	n, failing, all int // members that say something, that fail, without the overflow, and all
+	key             string
+	first           error
+	fails           bool // first
+}
+
+func (e *groupError) Error() string {
+	if state := e.HealthState(); state != "" {
+		return state + ": " + e.HealthDetail()
+	}
+	return fmt.Sprintf("%d of %d members: %s: %v", e.n, e.all, e.key, e.first)
+}
+
+// Unwrap returns what is behind the error of the member.
+func (e *groupError) Unwrap() error { return cmp.Or(errors.Unwrap(e.first), e.first) }
+
+func (e *groupError) Failed() bool { return e.failing > 0 && e.failing == e.all-1 }
+
+func (e *groupError) word() string {
+	if h, ok := e.first.(interface{ HealthState() string }); ok {
+		return h.HealthState()
+	}
+	return ""
+}
+
+func (e *groupError) HealthState() string {
+	if e.fails && !e.Failed() {
+		return "partly " + e.word()
+	}
+	return e.word()
+}
+
+func (e *groupError) HealthDetail() string {
+	n := e.n
+	if e.fails {
+		n = e.failing
+	}
+	return fmt.Sprintf("%d of %d %s", n, e.all-1, e.word())
 }
 
 // Settings returns the settings of the overflow: a copy of its Config with the defaults,

@@ -35,7 +35,7 @@ func readers() map[string]struct {
 	well func(*testing.T)
 } {
 	retries := retry.New(retry.Config{Attempts: 2, Budget: retry.NewBudget(retry.BudgetConfig{})})
-	circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, MaxHalfOpen: time.Hour})
+	circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
 	adaptive := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 1}})
 	sheds := throttle.NewAdaptive(throttle.AdaptiveConfig{})
 	passes := func(p resilience.Policy) func(*testing.T) {

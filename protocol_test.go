@@ -33,7 +33,6 @@ func TestAnswerIsReadAsOneAtAnyDepth(t *testing.T) {
 
 func TestRefusedTellsRefusalsFromFailures(t *testing.T) {
 	b := breaker.New(breaker.Config{Name: "users"})
-	defer b.Close()
 	b.Trip(errors.New("down"), time.Minute)
 	refusal := b.Do(t.Context(), func(context.Context) error { return nil })
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/lease"
@@ -36,6 +37,14 @@ func _() {
 	err := resiliencesql.InTx(ctx, db, cfg, func(ctx context.Context, tx *sql.Tx) error { return transfer(ctx, tx, 42) })
 	row := resilience.Chain(circuit.Wrap, resiliencesql.Middleware(resiliencesql.Config{})) // around a read outside of one
 	use(err, row)
+}
+
+func _() {
+	for range time.Tick(time.Second) { // in a goroutine of its own
+		if circuit.State() == breaker.Open && ping(ctx) == nil {
+			circuit.Reset()
+		}
+	}
 }
 
 var (

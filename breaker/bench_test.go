@@ -2,11 +2,8 @@ package breaker_test
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/breaker"
 )
@@ -20,7 +17,7 @@ func BenchmarkDo(b *testing.B) {
 		{"in-a-row", breaker.Config{}},
 		{"rate-last-calls", breaker.Config{FailureRate: 0.5, WindowCalls: 100}},
 		{"rate-window", breaker.Config{FailureRate: 0.5}},
-		{"slow-rate-window", breaker.Config{SlowRate: 0.5, SlowAfter: time.Second}},
+		{"rate-window-slow", breaker.Config{FailureRate: 0.5, SlowAfter: time.Second}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			circuit := breaker.New(c.cfg)
@@ -57,27 +54,6 @@ func BenchmarkBegin(b *testing.B) {
 			b.Fatal(err)
 		}
 		done(nil)
-	}
-}
-
-func BenchmarkGroupDo(b *testing.B) {
-	ctx := context.Background()
-	for _, n := range []int{1, 10_000} {
-		b.Run(fmt.Sprint("keys=", n), func(b *testing.B) {
-			keys := make([]string, n)
-			g := breaker.NewGroup(breaker.GroupConfig[string]{MaxKeys: n})
-			before := heap()
-			for i := range keys {
-				keys[i] = fmt.Sprint("tenant-", i)
-				require.NoError(b, g.Do(ctx, keys[i], ok))
-			}
-			size := float64(heap()-before) / float64(n)
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				_ = g.Do(ctx, keys[i%n], ok)
-			}
-			b.ReportMetric(size, "B/key")
-		})
 	}
 }
 

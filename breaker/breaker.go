@@ -11,109 +11,358 @@
 //		err = cachedUser(ctx) // fetchUser was not called
 //	}
 //
-// A [Breaker] is closed at first, and every call passes. It opens when calls fail as
-// its [Config] says: several in a row, too many in a window, or too many slow ones. It
-// also opens when an error says how long to stay away. An open breaker refuses every call
-// with an [*OpenError]. When its open time has passed it is half-open: a few calls pass,
-// as probes. If they succeed, the breaker closes. If one fails, or does not end, it opens
-// again, for longer if MaxOpenFor allows.
+// A [Breaker] is closed at first, and every call passes. It opens when calls fail as its
+// [Config] says: several in a row, or too many in a window. An open breaker refuses every call
+// with an [*OpenError]. When its open time has passed it is half-open: a few calls pass, as
+// probes. If they succeed, the breaker closes. If one fails, or does not end, it opens again,
+// for longer if MaxOpenFor allows.
 //
 // The end of a call says this about the dependency:
 //
 //   - An answer (an error whose method Answered() bool returns true, such as the result of
 //     resilience.Answer) is a success: the dependency worked, and its answer is no.
 //   - A refusal (Refused() bool) is ignored: a policy further in made no call.
-//   - An error that is returned after the caller's ctx was canceled is ignored. After
-//     its deadline has passed, it is a failure if the call had run for
-//     [Config].Patience by then, and ignored otherwise.
-//   - Any other error is what [Config].Classify says, by default a failure. An error
-//     with a RetryAfter() time.Duration opens the breaker for exactly that time.
-//   - A panic is a failure and passes through. A call that ends its goroutine with
-//     runtime.Goexit is ignored.
+//   - An error that is returned after the caller's ctx was canceled is ignored. After its
+//     deadline has passed, it is a failure if the call had [Config].Patience, and ignored
+//     otherwise.
+//   - Any other error is what [Config].Classify says, by default a failure. So is a panic,
+//     which passes through, and a success that took [Config].SlowAfter or longer.
+//   - A call that ends its goroutine with runtime.Goexit is ignored.
 //
-// Further rules:
+// Of a call whose work goes on after it has returned, such as a response whose body is still
+// being read, the end counts. Until then it is a success. If the work breaks off, that is a
+// failure in place of a success. If it ends because the caller has left (context.Canceled), or
+// with a refusal, the end says nothing.
 //
-//   - Each result counts for the period in which its call began. A result that
-//     arrives after the breaker has opened, closed or been reset changes nothing.
-//   - Within a resiliencehttp.Transport a call ends with the headers of the
-//     response. A body that breaks off later is one more failure. A success ends a row of
-//     failures when its body has ended well.
-//   - Use one breaker for one dependency. Shards, hosts and tenants that fail
-//     independently have one each, in a [Group].
-//   - Do not run a call under the same breaker twice. Consider a method that is
-//     guarded by a breaker and whose client is guarded by the same one: while it is
-//     half-open, the method holds the only permit, the client's call is refused, and the
-//     breaker never closes.
-//   - A breaker without a [Config].Ping has no goroutine and no timer. It becomes
-//     half-open when a call arrives after the open time, or when the program calls
-//     [Breaker.State] or [Breaker.Stats].
+// Each result counts for the period in which its call began: one that arrives after the
+// breaker has opened, closed or been reset changes nothing. Use one breaker for one
+// dependency; shards, hosts and tenants that fail independently have one each, in a
+// resilience.Group. Do not run a call under the same breaker twice: half-open, the outer call
+// would hold the permit that the inner one needs. A breaker has no goroutine and no timer: what
+// time brings about happens at the next call, [Breaker.State] or [Breaker.Stats].
 //
 // The pattern is Circuit Breaker of the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/circuit-breaker), after
-// Michael T. Nygard, Release It! The engine is github.com/sony/gobreaker.
+// Michael T. Nygard, Release It! Its states are kept by github.com/sony/gobreaker.
 package breaker
 
 import (
+	"container/list"
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/sony/gobreaker/v2"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // A Breaker refuses calls to a dependency that keeps failing. [New] makes one. It is safe
 // for concurrent use.
-//
-// A call takes no lock while the Breaker is open, and none while it is closed and calls
-// succeed, except for about ten calls in each Window.
 type Breaker struct {
-	start   time.Time // instants are durations since then
-	phase   atomic.Pointer[phase]
-	pingDue atomic.Int64 // only the Ping probes before this instant
-	refused atomic.Int64 // calls
+	start     time.Time // instants are durations since then
+	setting   settings.Setting[Config]
+	observing atomic.Pointer[audience] // nil until somebody observes
 
-	name      string
-	key       string       // in a group
-	groupDone *atomic.Bool // whether the group is closed; nil outside a group
-	changes   notify.Queue[Event]
-	observers notify.Observers[Event]
-	panics    notify.Panics            // of hooks, on the goroutine that pings
-	setting   settings.Setting[Config] // whose lock is taken before mu
+	mu      sync.Mutex // no user code runs under it; gobreaker's lock is taken while it is held
+	cfg     *Config
+	state   State
+	since   time.Duration // of the state
+	period  int           // a result counts only in the period in which its call began
+	refusal *OpenError    // of calls that do not pass; nil if all do
+	until   time.Duration // while Open
+	opens   int           // in a row, without having been closed for a whole Window
+	row     int           // failures since the last success
+	lastErr error         // of the last failure, or the reason of an operator
+	window  window        // of the last period in which calls passed
+	machine *machine      // nil before the first failure of a breaker that is new or was reset
+	permits int           // Probes when it opened
+	probes  []*probe      // that have not ended, of earlier openings until their functions return
+	works   *list.List    // of *work: of this period, younger than Window, the oldest first
+	totals  Totals
+}
 
-	// mu guards every change of phase, and the circuit. The lock of its gobreaker, and that
-	// of changes, may be taken while mu is held, never the other way round. No user code runs
-	// under mu.
-	mu       sync.Mutex
-	opens    int // in a row, without closing
-	probes   probes
-	stopPing context.CancelFunc
-	pinging  chan struct{} // full while a Ping runs; made with the first goroutine that pings
-	closed   bool          // Close was called
-	totals   Totals        // but for refused, and for successes that the circuit counts
+// A machine is told of failures and probes, and says when the breaker opens and closes.
+type machine = gobreaker.TwoStepCircuitBreaker[struct{}]
+
+// A call is one call that the breaker has admitted.
+type call struct {
+	cfg      *Config       // when it began
+	period   int           // in which it began
+	probe    *probe        // if the breaker was half-open
+	begun    time.Duration // 0 if nobody asks
+	deadline time.Duration // of the caller's ctx; 0 if it has none
+}
+
+// A work is a call whose function has succeeded, and which goes on.
+type work struct {
+	call
+	since   time.Duration // when it was counted
+	counted bool          // as a success
+	end     *verdict      // when it has ended
+	at      *list.Element // of Breaker.works
+}
+
+// A verdict is what the end of a call says about the dependency.
+type verdict struct {
+	Outcome
+	err        error         // of a failure
+	retryAfter time.Duration // that a failure asked for
 }
 
 // New returns a closed Breaker. It panics with the error of cfg.Validate, if there is
 // one.
 func New(cfg Config) *Breaker {
-	b := &Breaker{}
-	b.make(newVersion(cfg))
+	b := &Breaker{start: time.Now(), state: Closed}
+	b.setting.Init(cfg, Config.withDefaults)
+	b.cfg = b.setting.Load()
+	b.window = newWindow(b.cfg, 0)
 	return b
 }
 
-func newVersion(cfg Config) *settings.Version[Config] {
-	return settings.NewVersion(cfg, Config.withDefaults)
-}
-
-func (b *Breaker) make(v *settings.Version[Config]) {
-	cfg := v.Filled()
-	b.name, b.start = cfg.Name, time.Now()
-	b.setting.Adopt(v, Config.withDefaults, nil)
-	b.phase.Store(&phase{state: Closed, cfg: cfg, circuit: newCircuit(cfg, 0).close(0), since: b.start})
-}
-
-// Name returns the name of the breaker, or of its group.
-func (b *Breaker) Name() string { return b.name }
-
 func (b *Breaker) now() time.Duration { return time.Since(b.start) }
+
+// Name returns the name of the breaker.
+func (b *Breaker) Name() string { return b.setting.Load().Name }
+
+// Do calls fn unless the breaker refuses the call, and returns the error of fn unchanged. The
+// error of a refusal is an [*OpenError]. If ctx has already ended, Do returns why, and fn is
+// not called.
+func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error {
+	var c call
+	if err := b.enter(ctx, &c); err != nil {
+		return err
+	}
+	v := verdict{Outcome: Ignore} // if fn ends its goroutine
+	var goesOn *work
+	defer func() {
+		r := recover()
+		if r != nil {
+			v = verdict{Outcome: Failure, err: fmt.Errorf("%v", r)}
+		}
+		b.settle(ctx, &c, v, goesOn)
+		if r != nil {
+			panic(r) // the stack below is still that of the first panic
+		}
+	}()
+	under := linger.Of(ctx)
+	err := fn(ctx)
+	v = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
+	if under != nil && v.Outcome == Success && err == nil {
+		if w := (&work{call: c}); under.OnEnd(func(err error) { b.endWork(ctx, w, err) }) {
+			goesOn = w
+		}
+	}
+	return err
+}
+
+// Wrap returns a function that calls next under the breaker.
+func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error { return b.Do(ctx, next) }
+}
+
+// Begin begins a call that is not a single function. When the call has ended, done is called
+// with its error, from any goroutine; a second call of done does nothing. If the breaker
+// refuses the call, err is an [*OpenError] and done is nil.
+//
+// An error that is reported after ctx was canceled is ignored, so ctx must live until done is
+// called. A probe whose done is not called has failed after OpenFor.
+func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
+	var c call
+	if err := b.enter(ctx, &c); err != nil {
+		return nil, err
+	}
+	var over atomic.Bool
+	return func(err error) {
+		if over.Swap(true) {
+			return
+		}
+		v := verdict{Outcome: Ignore} // ignored, if Classify panics
+		defer func() { b.settle(ctx, &c, v, nil) }()
+		v = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
+	}, nil
+}
+
+// enter makes c a call that is admitted, or returns why it is not made.
+func (b *Breaker) enter(ctx context.Context, c *call) error {
+	if ctx.Err() != nil {
+		return ended.Error(ctx)
+	}
+	deadline, hasDeadline := ctx.Deadline()
+	if hasDeadline {
+		c.deadline = deadline.Sub(b.start)
+	}
+	b.mu.Lock()
+	if b.refusal != nil {
+		b.catchUp(b.now())
+	}
+	refusal := b.refusal
+	c.cfg, c.period = b.cfg, b.period
+	switch {
+	case refusal == nil:
+		if hasDeadline || c.cfg.SlowAfter > 0 {
+			c.begun = b.now()
+		}
+	case b.state == HalfOpen && b.admitProbe(c):
+		refusal = nil
+	default:
+		b.totals.Refused++
+	}
+	b.mu.Unlock()
+	b.deliver(ctx)
+	if refusal == nil {
+		return nil
+	}
+	if a := b.observing.Load(); a != nil {
+		a.observers.Tell(ctx, refusal.event())
+	}
+	return refusal
+}
+
+// judge returns what the end of a call with err says. A call that has not just returned, but
+// whose work has ended, is not slow.
+func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) verdict {
+	outcome := Success
+	switch end.Kind {
+	case behavior.Canceled, behavior.Refused:
+		return verdict{Outcome: Ignore}
+	case behavior.Overran:
+		if c.cfg.Patience < 0 || c.deadline-c.begun < c.cfg.Patience {
+			return verdict{Outcome: Ignore}
+		}
+		outcome = Failure
+	case behavior.Failed:
+		outcome = Failure
+	}
+	if c.cfg.Classify != nil && (outcome == Failure || end.Throttled) {
+		outcome = c.cfg.Classify(err)
+	}
+	switch {
+	case outcome == Ignore:
+		return verdict{Outcome: Ignore}
+	case outcome == Failure:
+		return verdict{Failure, err, end.FailedAfter}
+	case returned && c.cfg.SlowAfter > 0 && b.now()-c.begun >= c.cfg.SlowAfter:
+		return verdict{Failure, errSlow, 0}
+	}
+	return verdict{Outcome: Success}
+}
+
+// settle counts the result of a call that has returned. Its work goes on if w is not nil, and
+// has perhaps ended already.
+func (b *Breaker) settle(ctx context.Context, c *call, v verdict, w *work) {
+	b.mu.Lock()
+	now := b.now()
+	b.catchUp(now)
+	b.totals.count(v.Outcome)
+	switch {
+	case c.probe != nil:
+		b.probeReturned(now, c.probe, v, w)
+	case c.period != b.period || v.Outcome == Ignore:
+	case v.Outcome == Failure:
+		b.window.fail(now, v.retryAfter)
+		b.failed(now, v)
+	default:
+		b.window.succeed(now)
+		if w != nil {
+			b.goOn(now, w)
+		} else {
+			b.endRow()
+		}
+	}
+	if w != nil {
+		w.counted = true
+		if w.end != nil {
+			b.workEnded(now, w)
+		}
+	}
+	b.mu.Unlock()
+	b.deliver(ctx)
+}
+
+// endWork counts the end of work that went on after its call had succeeded. By now ctx may have
+// been canceled by policies that have returned, so only its deadline is asked.
+func (b *Breaker) endWork(ctx context.Context, w *work, err error) {
+	end := behavior.Read(err)
+	switch {
+	case end.Kind != behavior.Failed:
+	case errors.Is(err, context.Canceled):
+		end.Kind = behavior.Canceled
+	case w.deadline != 0 && b.now() >= w.deadline:
+		end.Kind = behavior.Overran
+	}
+	v := w.judge(b, err, end, false)
+	b.mu.Lock()
+	now := b.now()
+	b.catchUp(now)
+	w.end = &v
+	if v.Outcome == Failure {
+		b.totals.Failed++ // in addition to Succeeded, since totals do not go back
+	}
+	if w.counted {
+		b.workEnded(now, w)
+	}
+	b.mu.Unlock()
+	b.deliver(ctx)
+}
+
+// workEnded counts the end of work whose call has been counted: a break is a failure in place of
+// the newest success. b.mu is held, as in all functions below.
+func (b *Breaker) workEnded(now time.Duration, w *work) {
+	if w.period != b.period {
+		return
+	}
+	b.forget(w)
+	switch {
+	case w.probe != nil:
+		b.probeEnded(now, w.probe, *w.end)
+	case w.end.Outcome == Failure:
+		b.window.breakOff(now, w.end.retryAfter)
+		b.failed(now, *w.end)
+	case w.end.Outcome == Success:
+		b.endRow()
+	}
+}
+
+// goOn lists work that goes on, for catchUp.
+func (b *Breaker) goOn(now time.Duration, w *work) {
+	if b.works == nil {
+		b.works = list.New()
+	}
+	w.since, w.at = now, b.works.PushBack(w)
+}
+
+func (b *Breaker) forget(w *work) {
+	if w.at != nil {
+		b.works.Remove(w.at)
+		w.at = nil
+	}
+}
+
+// failed goes on with a failure that the window has counted.
+func (b *Breaker) failed(now time.Duration, v verdict) {
+	b.row++
+	b.lastErr = v.err
+	if b.state == Disabled {
+		return
+	}
+	if b.machine == nil {
+		b.machine = b.newMachine(0)
+	}
+	if tell(b.machine, errFailed) != gobreaker.StateClosed {
+		b.trip(now, v)
+	}
+}
+
+func (b *Breaker) endRow() {
+	if b.row > 0 {
+		b.row = 0
+		b.window.endRow()
+	}
+}

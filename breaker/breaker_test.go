@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"strings"
 	"sync"
@@ -29,13 +30,23 @@ func taking(d time.Duration, err error) func(context.Context) error {
 	}
 }
 
-// steady is a Config without jitter, whose open times are exact.
-func steady(cfg breaker.Config) breaker.Config {
-	cfg.Jitter = -1
-	return cfg
+// watched returns a breaker whose changes of state seen collects.
+func watched(seen *changes, cfg breaker.Config) *breaker.Breaker {
+	b := breaker.New(cfg)
+	onChange(b, seen.hook)
+	return b
 }
 
-// changes collects what OnChange is told, as "closed -> open".
+// onChange calls f with each change of state.
+func onChange(b *breaker.Breaker, f func(context.Context, breaker.Event)) {
+	b.Observe(func(ctx context.Context, e breaker.Event) {
+		if e.Kind == breaker.EventChanged {
+			f(ctx, e)
+		}
+	})
+}
+
+// changes collects changes of state, as "closed -> open".
 type changes struct {
 	mu  sync.Mutex
 	all []breaker.Event
@@ -98,13 +109,12 @@ func requireRefused(t *testing.T, err error, reason breaker.Reason) *breaker.Ope
 func TestBreakerOpensProbesAndCloses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := breaker.New(steady(breaker.Config{
+		b := watched(&seen, breaker.Config{
 			Name:       "users",
 			Failures:   3,
 			OpenFor:    time.Second,
 			MaxOpenFor: 5 * time.Second,
-			OnChange:   seen.hook,
-		}))
+		})
 		require.Equal(t, breaker.Closed, b.State())
 		require.NoError(t, do(b, ok))
 		for range 2 {
@@ -138,14 +148,23 @@ func TestBreakerOpensProbesAndCloses(t *testing.T) {
 		require.Equal(t, breaker.HalfOpen, b.State())
 		require.NoError(t, do(b, ok))
 		require.Equal(t, breaker.Closed, b.State())
-		require.Zero(t, b.Stats().OpensInARow)
+		require.EqualValues(t, 6, b.Stats().OpensInARow)
 
+		time.Sleep(time.Minute - 1)
 		for range 3 {
 			require.Equal(t, errDown, do(b, down))
 		}
-		require.Equal(t, time.Second, b.Stats().OpenLeft, "it closed: the time is the first again")
+		require.Equal(t, 5*time.Second, b.Stats().OpenLeft, "it was closed for less than a Window")
+		time.Sleep(5 * time.Second)
+		require.NoError(t, do(b, ok))
+		time.Sleep(time.Minute)
+		require.Zero(t, b.Stats().OpensInARow)
+		for range 3 {
+			require.Equal(t, errDown, do(b, down))
+		}
+		require.Equal(t, time.Second, b.Stats().OpenLeft, "the time is the first again")
 		seen.requireChain(t, breaker.Open)
-		require.Len(t, seen.all, 1+5*2+3)
+		require.Len(t, seen.all, 1+5*2+2+3+1)
 		require.Equal(t, breaker.Event{
 			Kind: breaker.EventChanged, Name: "users", From: breaker.Closed, To: breaker.Open,
 			At: began, Err: errDown, OpenFor: time.Second,
@@ -176,25 +195,30 @@ func TestBreakerWrap(t *testing.T) {
 	require.ErrorIs(t, wrapped(context.Background()), breaker.ErrOpen)
 }
 
-func TestBreakerJitterLengthensTheOpenTime(t *testing.T) {
+func TestBreakerSpreadsTheOpenTimesOfAFleet(t *testing.T) {
+	defer breaker.Spread(func() float64 { return rand.Float64() / 10 })()
 	synctest.Test(t, func(t *testing.T) {
-		least, most := time.Hour, time.Duration(0)
-		for range 1000 {
-			b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
-			open(t, b)
-			left := b.Stats().OpenLeft
-			least, most = min(least, left), max(most, left)
+		for _, err := range []error{errDown, throttled(time.Second)} {
+			least, most := time.Hour, time.Duration(0)
+			for range 1000 {
+				b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+				do(b, returning(err))
+				left := b.Stats().OpenLeft
+				least, most = min(least, left), max(most, left)
+				b.Trip(nil, time.Second)
+				require.Equal(t, time.Second, b.Stats().OpenLeft, "an operator means what he says")
+			}
+			require.GreaterOrEqual(t, least, time.Second)
+			require.LessOrEqual(t, most, 1100*time.Millisecond)
+			require.Greater(t, most-least, 80*time.Millisecond, "they would all probe at once")
 		}
-		require.GreaterOrEqual(t, least, time.Second)
-		require.LessOrEqual(t, most, 1100*time.Millisecond)
-		require.Greater(t, most-least, 80*time.Millisecond)
 	})
 }
 
 func TestBreakerPanicIsAFailureAndPassesThrough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute, OnChange: seen.hook}))
+		b := watched(&seen, breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute})
 		boom := func(context.Context) error { panic("boom") }
 		for n := 1; n <= 3; n++ { // closed, then as a probe
 			require.PanicsWithValue(t, "boom", func() { do(b, boom) })
@@ -210,7 +234,7 @@ func TestBreakerPanicIsAFailureAndPassesThrough(t *testing.T) {
 
 func TestBreakerIgnoresACallThatEndsItsGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second}))
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
 		exit := func() {
 			var wg sync.WaitGroup
 			wg.Go(func() {
@@ -233,9 +257,9 @@ func TestBreakerIgnoresACallThatEndsItsGoroutine(t *testing.T) {
 
 func TestBreakerIgnoresCanceledCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, Classify: func(error) breaker.Outcome {
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, Classify: func(error) breaker.Outcome {
 			return breaker.Failure
-		}}))
+		}})
 		canceled := func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 			defer cancel()
@@ -269,7 +293,7 @@ func TestBreakerIgnoresCanceledCalls(t *testing.T) {
 
 func TestBreakerSuccessAfterTheContextEndedIsSuccess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second}))
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
 		open(t, b)
 		time.Sleep(time.Second)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -295,7 +319,7 @@ func TestBreakerAllocations(t *testing.T) {
 	for name, cfg := range map[string]breaker.Config{
 		"default":    {},
 		"rate":       {FailureRate: 0.5},
-		"slow":       {SlowRate: 0.5, SlowAfter: time.Hour},
+		"slow":       {SlowAfter: time.Hour},
 		"last calls": {FailureRate: 0.5, WindowCalls: 50},
 	} {
 		b := breaker.New(cfg)
@@ -305,6 +329,4 @@ func TestBreakerAllocations(t *testing.T) {
 		b.ForceOpen(errDown)
 		require.Zero(t, testing.AllocsPerRun(1000, func() { b.Do(ctx, ok) }), "forced open, %s", name)
 	}
-	g := breaker.NewGroup(breaker.GroupConfig[string]{})
-	require.Zero(t, testing.AllocsPerRun(1000, func() { g.Do(ctx, "tenant 7", ok) }), "group")
 }

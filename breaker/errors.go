@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/go-resilience/resilience/internal/keyed"
 )
 
 // ErrOpen is matched by every [*OpenError].
@@ -17,7 +15,7 @@ type Reason string
 
 const (
 	CircuitOpen       Reason = "circuit open"        // the open time has not passed
-	CircuitHalfOpen   Reason = "circuit half-open"   // as many probes run as may, or a Ping probes
+	CircuitHalfOpen   Reason = "circuit half-open"   // as many probes run as may
 	CircuitForcedOpen Reason = "circuit forced open" // until Enable; see ForceOpen
 )
 
@@ -25,8 +23,7 @@ const (
 //
 // All calls that are refused in one period share one OpenError. Do not modify it.
 type OpenError struct {
-	Name   string // of the breaker or its Group
-	Key    string // of a Group's breaker: at most the first 100 bytes of its text, or "(other keys)" for that which other keys share
+	Name   string // of the breaker
 	Reason Reason // why the call was refused
 	// Until is when the open time ends, or ended: probes are let through from then on.
 	// It is zero for CircuitForcedOpen.
@@ -42,8 +39,8 @@ type OpenError struct {
 func (e *OpenError) Error() string {
 	var text strings.Builder
 	text.WriteString("breaker: ")
-	if label := keyed.Label(e.Name, e.Key); label != "" {
-		text.WriteString(label + ": ")
+	if e.Name != "" {
+		text.WriteString(e.Name + ": ")
 	}
 	text.WriteString(string(e.Reason))
 	if left := time.Until(e.Until); left > 0 {
@@ -57,18 +54,11 @@ func (e *OpenError) Error() string {
 
 // event returns the event of this refusal.
 func (e *OpenError) event() Event {
-	return Event{Kind: EventRefused, Name: e.Name, Key: e.Key, At: time.Now(), Err: e, Reason: e.Reason}
+	return Event{Kind: EventRefused, Name: e.Name, At: time.Now(), Err: e, Reason: e.Reason}
 }
 
 // Is reports whether target is [ErrOpen].
 func (e *OpenError) Is(target error) bool { return target == ErrOpen }
-
-const (
-	leastWait  = time.Millisecond      // after the open time has passed
-	leastProbe = 10 * time.Millisecond // bounds of the estimate while half-open
-	mostProbe  = time.Second
-	forcedWait = 30 * time.Second
-)
 
 // RetryAfter returns how long to wait, from now on, before the breaker may let a call
 // through. It is never 0.
@@ -80,20 +70,18 @@ const (
 func (e *OpenError) RetryAfter() time.Duration {
 	switch e.Reason {
 	case CircuitForcedOpen:
-		return forcedWait
+		return 30 * time.Second
 	case CircuitHalfOpen:
-		return min(max(leastProbe, time.Since(e.since)), mostProbe)
+		return min(max(10*time.Millisecond, time.Since(e.since)), time.Second)
 	default:
-		return max(leastWait, time.Until(e.Until))
+		return max(time.Millisecond, time.Until(e.Until))
 	}
 }
 
 // Retryable reports whether it is worthwhile to wait for RetryAfter: true for
 // CircuitHalfOpen. It returns false for CircuitOpen and CircuitForcedOpen, to stop retries
 // against a dependency that is known to be down.
-func (e *OpenError) Retryable() bool {
-	return e.Reason == CircuitHalfOpen
-}
+func (e *OpenError) Retryable() bool { return e.Reason == CircuitHalfOpen }
 
 // Refused returns true: the call was not made.
 func (e *OpenError) Refused() bool { return true }

@@ -19,7 +19,7 @@ func (e *events) observe(_ context.Context, event breaker.Event) { *e = append(*
 
 func TestObserve(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Name: "users", Failures: 1, OpenFor: time.Second}))
+		b := breaker.New(breaker.Config{Name: "users", Failures: 1, OpenFor: time.Second})
 		var seen events
 		stop := b.Observe(seen.observe)
 		require.NoError(t, do(b, ok))
@@ -49,50 +49,6 @@ func onRefuse(b interface {
 			f(ctx, e.Err.(*breaker.OpenError))
 		}
 	})
-}
-
-func TestObserversAreToldAfterTheHooks(t *testing.T) {
-	var told []string
-	b := breaker.New(breaker.Config{
-		OnChange: func(context.Context, breaker.Event) { told = append(told, "change") },
-	})
-	stop := b.Observe(func(_ context.Context, e breaker.Event) {
-		b.Stats() // no lock is held
-		told = append(told, "observed "+string(e.Kind))
-	})
-	b.Trip(nil, time.Hour)
-	requireRefused(t, do(b, ok), breaker.CircuitOpen)
-	stop()
-	b.Reset()
-	require.Equal(t, []string{"change", "observed changed", "observed refused", "change"}, told)
-}
-
-func TestObserverOfAGroupSeesItsMembers(t *testing.T) {
-	g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 2, Config: breaker.Config{Name: "store", Failures: 1}})
-	ctx := t.Context()
-	require.NoError(t, g.Do(ctx, 1, ok))
-	var all, first events
-	stop := g.Observe(all.observe)
-	g.With(1, func(b *breaker.Breaker) { b.Observe(first.observe) })
-	for key := 1; key <= 3; key++ { // the third has the shared breaker
-		_ = g.Do(ctx, key, down)
-		_ = g.Do(ctx, key, ok)
-	}
-	var got []string
-	for _, e := range all {
-		require.Equal(t, "store", e.Name)
-		got = append(got, fmt.Sprint(e.Kind, " ", e.Key, " ", e.To, e.Reason))
-	}
-	require.Equal(t, []string{
-		"changed 1 open", "refused 1 circuit open", "changed 2 open", "refused 2 circuit open",
-		"changed (other keys) open", "refused (other keys) circuit open",
-	}, got)
-	require.Equal(t, all[:2], first)
-
-	stop()
-	_ = g.Do(ctx, 1, ok)
-	require.Len(t, all, 6)
-	require.Len(t, first, 3)
 }
 
 func TestObserveStress(t *testing.T) {
@@ -127,7 +83,7 @@ func TestObserveStress(t *testing.T) {
 func TestHalfOpenIsToldBeforeTheProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, OnChange: seen.hook}))
+		b := watched(&seen, breaker.Config{Failures: 1, OpenFor: time.Second})
 		open(t, b)
 		time.Sleep(time.Second)
 		require.NoError(t, do(b, func(context.Context) error {
@@ -136,4 +92,37 @@ func TestHalfOpenIsToldBeforeTheProbe(t *testing.T) {
 		}))
 		seen.requireChain(t, breaker.Closed)
 	})
+}
+
+func TestObserversMayUseTheBreaker(t *testing.T) {
+	var told []string
+	b := breaker.New(breaker.Config{})
+	stop := b.Observe(func(_ context.Context, e breaker.Event) {
+		b.Stats() // no lock is held
+		told = append(told, string(e.Kind))
+	})
+	b.ObserveAny(func(_ context.Context, e any) { told = append(told, "any "+string(e.(breaker.Event).Kind)) })
+	b.Trip(nil, time.Hour)
+	requireRefused(t, do(b, ok), breaker.CircuitOpen)
+	stop()
+	b.Reset()
+	require.Equal(t, []string{"changed", "any changed", "refused", "any refused", "any changed"}, told)
+}
+
+func TestEventsDescribeThemselves(t *testing.T) {
+	at := time.Now()
+	for want, e := range map[string]breaker.Event{
+		"4 event=changed name=users from=closed to=open for=1s err=down": {
+			Kind: breaker.EventChanged, Name: "users", At: at, From: breaker.Closed, To: breaker.Open, OpenFor: time.Second, Err: errDown,
+		},
+		"4 event=changed name= from=closed to=forced open":     {Kind: breaker.EventChanged, From: breaker.Closed, To: breaker.ForcedOpen},
+		"-4 event=changed name=users from=half-open to=closed": {Kind: breaker.EventChanged, Name: "users", From: breaker.HalfOpen, To: breaker.Closed},
+		"4 event=refused name=users reason=circuit open err=down": {
+			Kind: breaker.EventRefused, Name: "users", Reason: breaker.CircuitOpen, Err: errDown,
+		},
+	} {
+		got := fmt.Sprint(e.Level())
+		e.Fields(func(name string, value any) { got += fmt.Sprintf(" %s=%v", name, value) })
+		require.Equal(t, want, got)
+	}
 }

@@ -17,10 +17,10 @@ import (
 // back. The window of a period has only the results of calls that began in it.
 func TestBreakerCountsExactlyStress(t *testing.T) {
 	for name, cfg := range map[string]breaker.Config{
-		"last calls":    {FailureRate: 1, WindowCalls: 1 << 17, MinCalls: 1 << 17},
-		"long window":   {FailureRate: 1, Window: time.Hour, MinCalls: 1e9},
-		"short window":  {FailureRate: 1, Window: time.Millisecond, MinCalls: 1e9},
-		"slow, counted": {Failures: 1e9, SlowAfter: time.Microsecond, Window: time.Hour},
+		"last calls":   {FailureRate: 1, WindowCalls: 1 << 17, MinCalls: 1 << 17},
+		"long window":  {FailureRate: 1, Window: time.Hour, MinCalls: 1e9},
+		"short window": {FailureRate: 1, Window: time.Millisecond, MinCalls: 1e9},
+		"slow":         {Failures: 1e9, SlowAfter: time.Hour, Window: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const (

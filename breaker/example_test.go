@@ -17,7 +17,7 @@ var errUnavailable = errors.New("connection refused")
 func fetch(context.Context) error { return errUnavailable }
 
 func Example() {
-	circuit := breaker.New(breaker.Config{Name: "users", Failures: 3, OpenFor: 30 * time.Second, Jitter: -1})
+	circuit := breaker.New(breaker.Config{Name: "users", Failures: 3, OpenFor: 30 * time.Second})
 	for range 4 {
 		err := circuit.Do(context.Background(), fetch)
 		if refused, ok := errors.AsType[*breaker.OpenError](err); ok {
@@ -34,19 +34,18 @@ func Example() {
 }
 
 // Log each change of state.
-func ExampleConfig_onChange() {
+func ExampleBreaker_Observe() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey {
 			return slog.Attr{}
 		}
 		return a
 	}}))
-	circuit := breaker.New(breaker.Config{
-		Name:     "users",
-		Failures: 1,
-		OnChange: func(ctx context.Context, e breaker.Event) {
+	circuit := breaker.New(breaker.Config{Name: "users", Failures: 1})
+	circuit.Observe(func(ctx context.Context, e breaker.Event) {
+		if e.Kind == breaker.EventChanged {
 			log.WarnContext(ctx, "circuit", "name", e.Name, "from", e.From, "to", e.To, "err", e.Err)
-		},
+		}
 	})
 	_ = circuit.Do(context.Background(), fetch)
 	circuit.Reset()
@@ -74,20 +73,6 @@ func ExampleConfig_classify() {
 	// Output: closed
 }
 
-// Any rule over the counts may open the breaker: here ten failures within a minute, but
-// only if they are more than one call in a hundred.
-func ExampleConfig_openWhen() {
-	circuit := breaker.New(breaker.Config{
-		Window:   time.Minute,
-		OpenWhen: func(c breaker.Counts) bool { return c.Failed >= 10 && c.Failed*100 > c.Calls },
-	})
-	for range 10 {
-		_ = circuit.Do(context.Background(), fetch)
-	}
-	fmt.Println(circuit.State())
-	// Output: open
-}
-
 // A dependency that hangs opens the breaker, although each call ends by the deadline of its
 // caller.
 func ExampleConfig_patience() {
@@ -103,33 +88,6 @@ func ExampleConfig_patience() {
 	}
 	fmt.Println(circuit.Stats().LastErr)
 	// Output: context deadline exceeded
-}
-
-// A health check finds out when a dependency is back, instead of a customer.
-func ExampleConfig_ping() {
-	closed := make(chan struct{})
-	circuit := breaker.New(breaker.Config{
-		Failures: 1,
-		OpenFor:  time.Millisecond,
-		Ping: func(context.Context) error {
-			fmt.Println("ping")
-			return nil
-		},
-		OnChange: func(_ context.Context, e breaker.Event) {
-			fmt.Println(e.From, "->", e.To)
-			if e.To == breaker.Closed {
-				close(closed)
-			}
-		},
-	})
-	defer circuit.Close()
-	_ = circuit.Do(context.Background(), fetch)
-	<-closed
-	// Output:
-	// closed -> open
-	// open -> half-open
-	// ping
-	// half-open -> closed
 }
 
 // A stream is not a single function call. Its error is reported when it has ended.
@@ -162,43 +120,4 @@ func ExampleBreaker_ForceOpen() {
 	// Output:
 	// breaker: billing: circuit forced open (last error: migration until noon)
 	// closed
-}
-
-// Each shard has a breaker of its own.
-func ExampleGroup() {
-	shards := breaker.NewGroup(breaker.GroupConfig[int]{Config: breaker.Config{Name: "store", Failures: 2}})
-	read := func(ctx context.Context, shard int) error {
-		return shards.Do(ctx, shard, func(ctx context.Context) error {
-			if shard == 3 {
-				return errUnavailable
-			}
-			return nil
-		})
-	}
-	for range 3 {
-		for shard := range 8 {
-			_ = read(context.Background(), shard)
-		}
-	}
-	for shard, circuit := range shards.All() {
-		if circuit.State() != breaker.Closed {
-			fmt.Println("shard", shard, "is", circuit.State())
-		}
-	}
-	fmt.Println("shard 4:", read(context.Background(), 4))
-	// Output:
-	// shard 3 is open
-	// shard 4: <nil>
-}
-
-// An operator takes one shard out of use.
-func ExampleGroup_With() {
-	shards := breaker.NewGroup(breaker.GroupConfig[int]{Config: breaker.Config{Name: "store"}})
-	shards.With(3, func(b *breaker.Breaker) { b.ForceOpen(errors.New("disk is being replaced")) })
-	for shard := 2; shard <= 3; shard++ {
-		fmt.Println(shards.Do(context.Background(), shard, func(context.Context) error { return nil }))
-	}
-	// Output:
-	// <nil>
-	// breaker: store[3]: circuit forced open (last error: disk is being replaced)
 }

@@ -36,6 +36,7 @@ func TestBreakerIgnoresResultsFromBefore(t *testing.T) {
 			do(b, down)
 			time.Sleep(time.Second)
 			do(b, ok)
+			do(b, ok)
 		},
 		"reopened": func(b *breaker.Breaker) {
 			do(b, down)
@@ -48,7 +49,7 @@ func TestBreakerIgnoresResultsFromBefore(t *testing.T) {
 		for result, err := range late {
 			t.Run(name+", then "+result, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					b := breaker.New(steady(breaker.Config{Failures: 1, Probes: 2, Successes: 1, OpenFor: time.Second}))
+					b := breaker.New(breaker.Config{Failures: 1, Probes: 2, OpenFor: time.Second})
 					hanging := make(chan struct{})
 					go do(b, func(context.Context) error { <-hanging; return err })
 					done, refused := b.Begin(t.Context())
@@ -79,7 +80,7 @@ func TestBreakerIgnoresProbesFromBefore(t *testing.T) {
 		for _, late := range []error{nil, errDown} {
 			t.Run(fmt.Sprint(name, late), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					b := breaker.New(steady(breaker.Config{Failures: 1, Probes: 2, OpenFor: time.Second}))
+					b := breaker.New(breaker.Config{Failures: 1, Probes: 2, OpenFor: time.Second})
 					open(t, b)
 					time.Sleep(time.Second)
 					hanging := make(chan struct{})
@@ -108,14 +109,18 @@ func TestBreakerIgnoresProbesFromBefore(t *testing.T) {
 // of it. The phase may be longer or shorter than OpenFor.
 func TestBreakerIsOpenUntilItsTimeWhateverArrivesLate(t *testing.T) {
 	for name, trip := range map[string]func(b *breaker.Breaker, d time.Duration){
-		"retry after": func(b *breaker.Breaker, d time.Duration) { do(b, returning(throttled(d))) },
-		"trip":        func(b *breaker.Breaker, d time.Duration) { b.Trip(errDown, d) },
+		"retry after": func(b *breaker.Breaker, d time.Duration) {
+			for range 5 {
+				do(b, returning(throttled(d)))
+			}
+		},
+		"trip": func(b *breaker.Breaker, d time.Duration) { b.Trip(errDown, d) },
 	} {
 		for _, d := range []time.Duration{10 * time.Second, time.Minute} {
 			t.Run(fmt.Sprint(name, " ", d), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var seen changes
-					b := breaker.New(steady(breaker.Config{OpenFor: 30 * time.Second, MaxRetryAfter: time.Hour, OnChange: seen.hook}))
+					b := watched(&seen, breaker.Config{OpenFor: 30 * time.Second, MaxRetryAfter: time.Hour})
 					const step = 500 * time.Millisecond
 					defer time.Sleep(time.Hour) // until all have returned
 					for i := range 200 {        // a result every half second
@@ -148,15 +153,15 @@ func TestBreakerIsOpenUntilItsTimeWhateverArrivesLate(t *testing.T) {
 func TestBreakerOpensForAProbeThatTookTooLong(t *testing.T) {
 	for _, late := range []error{nil, errDown, throttled(time.Hour)} {
 		synctest.Test(t, func(t *testing.T) {
-			b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxHalfOpen: 10 * time.Second}))
+			b := breaker.New(breaker.Config{Failures: 1, OpenFor: 10 * time.Second})
 			open(t, b)
-			time.Sleep(time.Second)
+			time.Sleep(10 * time.Second)
 			require.Equal(t, late, do(b, taking(10*time.Second, late)))
 			require.Equal(t, breaker.Open, b.State())
-			require.Equal(t, time.Second, b.Stats().OpenLeft)
-			require.EqualError(t, b.Stats().LastErr, "breaker: a probe has not ended within MaxHalfOpen")
+			require.Equal(t, 10*time.Second, b.Stats().OpenLeft)
+			require.EqualError(t, b.Stats().LastErr, "breaker: a probe has not returned within OpenFor")
 			require.EqualValues(t, 2, b.Stats().Window.FailedInARow)
-			time.Sleep(time.Second)
+			time.Sleep(10 * time.Second)
 			require.Equal(t, late, do(b, taking(10*time.Second-1, late)))
 			if late == nil {
 				require.Equal(t, breaker.Closed, b.State(), "in time")

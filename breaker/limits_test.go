@@ -1,7 +1,6 @@
 package breaker_test
 
 import (
-	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,55 +32,6 @@ func TestBreakerOpensAtTheExactRate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { requireOpensAtTheLast(t, test.cfg, test.calls) })
 	}
-}
-
-func TestBreakerOpensAtTheExactSlowRate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const slow, fast = time.Second, time.Second - 1
-		cfg := steady(breaker.Config{SlowRate: 0.5, SlowAfter: time.Second, MinCalls: 4})
-		b := breaker.New(cfg)
-		for _, d := range []time.Duration{fast, fast, slow} {
-			require.NoError(t, do(b, taking(d, nil)))
-		}
-		require.Equal(t, breaker.Stats{
-			State:    breaker.Closed,
-			Since:    b.Stats().Since,
-			Window:   breaker.Counts{Calls: 3, Succeeded: 3, Slow: 1},
-			SlowRate: 1.0 / 3,
-		}, untotaled(b))
-		require.NoError(t, do(b, taking(slow, nil)), "a slow success is a success for its caller")
-		require.Equal(t, breaker.Open, b.State())
-		require.ErrorContains(t, b.Stats().LastErr, "slow")
-
-		// A slow probe has failed.
-		time.Sleep(30 * time.Second)
-		require.NoError(t, do(b, taking(slow, nil)))
-		require.Equal(t, breaker.Open, b.State())
-		time.Sleep(30 * time.Second)
-		require.NoError(t, do(b, taking(fast, nil)))
-		require.Equal(t, breaker.Closed, b.State())
-
-		// A slow failure counts as both.
-		b = breaker.New(cfg)
-		for range 4 {
-			require.Equal(t, errDown, do(b, taking(slow, errDown)))
-		}
-		require.Equal(t, breaker.Counts{Calls: 4, Failed: 4, Slow: 4, FailedInARow: 4}, b.Stats().Window)
-		require.Equal(t, breaker.Open, b.State())
-	})
-}
-
-func TestBreakerSlowSuccessEndsARowOfFailures(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 2, SlowRate: 1, SlowAfter: time.Second})
-		do(b, down)
-		require.NoError(t, do(b, taking(time.Second, nil)))
-		do(b, down)
-		require.Equal(t, breaker.Closed, b.State())
-		require.EqualValues(t, 1, b.Stats().Window.FailedInARow)
-		do(b, down)
-		require.Equal(t, breaker.Open, b.State())
-	})
 }
 
 func TestBreakerWindowSlides(t *testing.T) {
@@ -181,107 +131,29 @@ func requireOpensAtTheLast(t *testing.T, cfg breaker.Config, calls []bool) {
 	require.Equal(t, breaker.Open, b.State())
 }
 
-func TestBreakerOpensByOpenWhen(t *testing.T) {
+// A call that takes SlowAfter has failed, whatever it returns to its caller.
+func TestBreakerCountsASlowCallAsAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var seen changes
-		var asked []breaker.Counts
-		b := breaker.New(steady(breaker.Config{
-			Failures: 10, SlowAfter: time.Second, WindowCalls: 4, OnChange: seen.hook,
-			OpenWhen: func(c breaker.Counts) bool {
-				asked = append(asked, c)
-				return c.Slow >= 1 && c.Failed >= 2
-			},
-		}))
-		do(b, down)
-		do(b, ok)
-		do(b, taking(time.Second, nil))
-		do(b, ok)
-		do(b, returning(anOpenError))
-		do(b, down) // the first has left the window
-		require.Equal(t, breaker.Closed, b.State())
-		do(b, down)
+		const slow, fast = time.Second, time.Second - 1
+		b := breaker.New(breaker.Config{FailureRate: 0.5, SlowAfter: time.Second, MinCalls: 4})
+		for _, d := range []time.Duration{fast, fast, slow} {
+			require.NoError(t, do(b, taking(d, nil)))
+		}
+		require.Equal(t, breaker.Counts{Calls: 3, Succeeded: 2, Failed: 1, FailedInARow: 1}, b.Stats().Window)
+		require.Equal(t, answered(true), do(b, taking(slow, answered(true))))
 		require.Equal(t, breaker.Open, b.State())
-		require.Equal(t, []breaker.Counts{
-			{Calls: 1, Failed: 1, FailedInARow: 1},
-			{Calls: 3, Succeeded: 2, Failed: 1, Slow: 1},
-			{Calls: 4, Succeeded: 3, Failed: 1, Slow: 1, FailedInARow: 1},
-			{Calls: 4, Succeeded: 2, Failed: 2, Slow: 1, FailedInARow: 2},
-		}, asked)
-		require.Equal(t, asked[3], b.Stats().Window, "each call is counted once")
-		require.Equal(t, errDown, seen.all[0].Err)
-		require.Equal(t, 30*time.Second, seen.all[0].OpenFor)
+		require.EqualError(t, b.Stats().LastErr, "breaker: a call took SlowAfter or longer")
 
 		time.Sleep(30 * time.Second)
-		do(b, down)
-		require.Equal(t, breaker.Open, b.State())
-		require.Len(t, asked, 4, "a probe that fails opens it anyway")
-		b.Disable()
-		do(b, down)
-		require.Len(t, asked, 4)
-	})
-}
-
-// OpenWhen runs without a lock: it may use the breaker, and may panic.
-func TestOpenWhenMayUseTheBreaker(t *testing.T) {
-	var b *breaker.Breaker
-	b = breaker.New(breaker.Config{OpenWhen: func(c breaker.Counts) bool {
-		require.Equal(t, b.Stats().Window, c)
-		require.NoError(t, do(b, ok))
-		if c.Failed == 1 {
-			panic("boom")
-		}
-		if c.Failed == 2 {
-			b.Reset()
-			return true
-		}
-		return true
-	}})
-	require.PanicsWithValue(t, "boom", func() { do(b, down) })
-	require.Equal(t, errDown, do(b, down))
-	require.Equal(t, breaker.Closed, b.State(), "it was reset in the meantime")
-	b = breaker.New(breaker.Config{OpenWhen: func(breaker.Counts) bool { return true }})
-	require.PanicsWithValue(t, "ouch", func() { do(b, func(context.Context) error { panic("ouch") }) })
-	require.Equal(t, breaker.Open, b.State(), "it is asked about a panic, too")
-}
-
-func TestBreakerCountsSlowCallsWithoutARate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Failures: 1, SlowAfter: time.Second}))
-		for range 50 {
-			require.NoError(t, do(b, taking(time.Second, nil)))
-		}
-		require.Equal(t, breaker.Counts{Calls: 50, Succeeded: 50, Slow: 50}, b.Stats().Window)
-		require.Equal(t, 1.0, b.Stats().SlowRate)
-		open(t, b)
+		require.NoError(t, do(b, taking(slow, nil)))
+		require.Equal(t, breaker.Open, b.State(), "a slow probe")
 		time.Sleep(30 * time.Second)
-		require.NoError(t, do(b, taking(time.Second, nil)))
-		require.Equal(t, breaker.Closed, b.State(), "a slow probe is a success")
-	})
-}
-
-func TestBreakerProbesAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var seen changes
-		b := breaker.New(breaker.Config{Failures: 2, OpenFor: -1, OnChange: seen.hook})
-		do(b, down)
-		do(b, down)
-		require.Equal(t, breaker.HalfOpen, b.State())
-		done, err := b.Begin(t.Context())
-		require.NoError(t, err)
-		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
-		done(errDown)
-		require.NoError(t, do(b, ok))
+		require.NoError(t, do(b, taking(fast, nil)))
 		require.Equal(t, breaker.Closed, b.State())
-		require.Equal(t, "closed -> open, open -> half-open, half-open -> open, open -> half-open, half-open -> closed", seen.String())
-		b.Trip(nil, 0)
-		require.NoError(t, do(b, ok))
-		b.Trip(nil, time.Second)
-		requireRefused(t, do(b, ok), breaker.CircuitOpen)
-	})
-}
 
-func TestBreakerStaysClosedBelowTheSlowRate(t *testing.T) {
-	b := breaker.New(breaker.Config{SlowAfter: time.Hour, SlowRate: 0.5, MinCalls: 1})
-	do(b, down)
-	require.Equal(t, breaker.Closed, b.State())
+		require.Equal(t, errDown, do(b, taking(slow, errDown)))
+		require.Equal(t, errDown, b.Stats().LastErr, "its own error says more")
+		require.Equal(t, refused(true), do(b, taking(slow, refused(true))))
+		require.Equal(t, breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}, b.Stats().Window, "it was not made")
+	})
 }

@@ -20,7 +20,7 @@ import (
 func TestBreakerTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: 10 * time.Second, MaxOpenFor: time.Minute, OnChange: seen.hook}))
+		b := watched(&seen, breaker.Config{Failures: 1, OpenFor: 10 * time.Second, MaxOpenFor: time.Minute})
 		maintenance := errors.New("maintenance")
 		b.Trip(maintenance, time.Second)
 		require.Equal(t, "closed -> open", seen.String())
@@ -45,6 +45,7 @@ func TestBreakerTrip(t *testing.T) {
 		require.NoError(t, do(b, ok))
 		require.Equal(t, breaker.Closed, b.State())
 
+		time.Sleep(time.Minute) // a whole Window
 		b.Trip(nil, 0)
 		require.Equal(t, 10*time.Second, b.Stats().OpenLeft)
 		b.Trip(nil, 1<<63-1)
@@ -57,7 +58,7 @@ func TestBreakerTrip(t *testing.T) {
 // The time of a Trip does not change the open time after it.
 func TestBreakerOpensForItsOwnTimeAfterAShortTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: 10 * time.Second}))
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: 10 * time.Second})
 		b.Trip(nil, time.Millisecond)
 		time.Sleep(time.Millisecond)
 		require.NoError(t, do(b, ok))
@@ -81,7 +82,7 @@ func TestBreakerOpensForItsOwnTimeAfterAShortTrip(t *testing.T) {
 func TestBreakerReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := breaker.New(steady(breaker.Config{Failures: 2, OpenFor: time.Second, MaxOpenFor: time.Minute, OnChange: seen.hook}))
+		b := watched(&seen, breaker.Config{Failures: 2, OpenFor: time.Second, MaxOpenFor: time.Minute})
 		do(b, down)
 		b.Reset()
 		require.Empty(t, seen.all, "it was closed")
@@ -106,7 +107,7 @@ func TestBreakerReset(t *testing.T) {
 func TestBreakerForceOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := breaker.New(breaker.Config{Name: "users", Failures: 1, OnChange: seen.hook})
+		b := watched(&seen, breaker.Config{Name: "users", Failures: 1})
 		reason := errors.New("migration")
 		b.ForceOpen(reason)
 		b.ForceOpen(reason)
@@ -128,7 +129,7 @@ func TestBreakerForceOpen(t *testing.T) {
 
 func TestBreakerDisable(t *testing.T) {
 	var seen changes
-	b := breaker.New(breaker.Config{Failures: 1, OnChange: seen.hook})
+	b := watched(&seen, breaker.Config{Failures: 1})
 	open(t, b)
 	b.Disable()
 	b.Disable()
@@ -158,7 +159,7 @@ func TestBreakerEnableDoesNotCloseAnOpenOne(t *testing.T) {
 
 func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{FailureRate: 0.5, MinCalls: 4, OpenFor: time.Hour}))
+		b := breaker.New(breaker.Config{FailureRate: 0.5, MinCalls: 4, OpenFor: time.Hour})
 		began := time.Now()
 		require.Equal(t, breaker.Stats{State: breaker.Closed, Since: began}, untotaled(b))
 		time.Sleep(time.Second)
@@ -183,7 +184,7 @@ func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 		require.Equal(t, want.Window, b.Stats().Window)
 		time.Sleep(time.Hour)
 		do(b, ok)
-		require.Equal(t, breaker.Stats{State: breaker.Closed, Since: time.Now(), LastErr: errDown}, untotaled(b))
+		require.Equal(t, breaker.Stats{State: breaker.Closed, Since: time.Now(), OpensInARow: 2, LastErr: errDown}, untotaled(b))
 		do(b, ok)
 		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
 	})
@@ -203,27 +204,29 @@ func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
 				done(nil)
 			}
 			_ = b.Wrap(down)(ctx)
-			_ = b.Close()
+			b.Config()
+			_ = b.Update(func(c *breaker.Config) { c.Failures = 1 })
+			b.Figures()
+			_ = b.Health()
+			b.Needed()
 		}
-		b = breaker.New(steady(breaker.Config{
-			Failures: 1,
-			OnChange: func(ctx context.Context, c breaker.Event) {
-				require.Zero(t, depth, "one at a time")
-				depth++
-				defer func() { depth-- }()
-				seen.hook(ctx, c)
-				if len(seen.all) > 20 {
-					return
-				}
-				every(ctx)
-				b.Reset()
-				b.Trip(nil, time.Second)
-				b.ForceOpen(nil)
-				b.Enable()
-				b.Disable()
-				b.Enable()
-			},
-		}))
+		b = breaker.New(breaker.Config{Failures: 1})
+		onChange(b, func(ctx context.Context, c breaker.Event) {
+			require.Zero(t, depth, "one at a time")
+			depth++
+			defer func() { depth-- }()
+			seen.hook(ctx, c)
+			if len(seen.all) > 20 {
+				return
+			}
+			every(ctx)
+			b.Reset()
+			b.Trip(nil, time.Second)
+			b.ForceOpen(nil)
+			b.Enable()
+			b.Disable()
+			b.Enable()
+		})
 		onRefuse(b, func(ctx context.Context, e *breaker.OpenError) {
 			b.State()
 			b.Stats()
@@ -237,12 +240,13 @@ func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
 func TestBreakerHookSeesItsOwnResetTold(t *testing.T) {
 	var seen changes
 	var b *breaker.Breaker
-	b = breaker.New(breaker.Config{Failures: 1, OnChange: func(ctx context.Context, c breaker.Event) {
+	b = breaker.New(breaker.Config{Failures: 1})
+	onChange(b, func(ctx context.Context, c breaker.Event) {
 		if c.To == breaker.Open {
 			b.Reset()
 		}
 		seen.hook(ctx, c)
-	}})
+	})
 	do(b, down)
 	require.Equal(t, "closed -> open, open -> closed", seen.String())
 	require.Equal(t, breaker.Closed, b.State())
@@ -252,14 +256,15 @@ func TestBreakerGoesOnTellingAfterAHookPanicked(t *testing.T) {
 	var seen changes
 	var b *breaker.Breaker
 	panics := true
-	b = breaker.New(breaker.Config{Failures: 1, OnChange: func(ctx context.Context, c breaker.Event) {
+	b = breaker.New(breaker.Config{Failures: 1})
+	onChange(b, func(ctx context.Context, c breaker.Event) {
 		if panics {
 			panics = false
 			b.Reset() // told by the next call
 			panic("hook")
 		}
 		seen.hook(ctx, c)
-	}})
+	})
 	require.PanicsWithValue(t, "hook", func() { do(b, down) })
 	require.NoError(t, do(b, ok))
 	require.Equal(t, "open -> closed", seen.String())
@@ -271,10 +276,8 @@ func TestBreakerTellsWithTheContextOfTheCall(t *testing.T) {
 	type key struct{}
 	ctx := context.WithValue(context.Background(), key{}, "trace 1")
 	var traces []any
-	b := breaker.New(breaker.Config{
-		Failures: 1,
-		OnChange: func(ctx context.Context, _ breaker.Event) { traces = append(traces, ctx.Value(key{})) },
-	})
+	b := breaker.New(breaker.Config{Failures: 1})
+	onChange(b, func(ctx context.Context, _ breaker.Event) { traces = append(traces, ctx.Value(key{})) })
 	onRefuse(b, func(ctx context.Context, _ *breaker.OpenError) { traces = append(traces, ctx.Value(key{})) })
 	_ = b.Do(ctx, down)
 	_ = b.Do(ctx, down)
@@ -292,25 +295,24 @@ func TestBreakerChangesStress(t *testing.T) {
 	var telling atomic.Int64
 	var b *breaker.Breaker
 	b = breaker.New(breaker.Config{
-		Failures: 3, FailureRate: 0.5, MinCalls: 10, SlowRate: 0.9, SlowAfter: time.Microsecond,
+		Failures: 3, FailureRate: 0.5, MinCalls: 10, SlowAfter: time.Millisecond,
 		OpenFor: 10 * time.Microsecond, MaxOpenFor: 100 * time.Microsecond,
-		Probes: 2, Successes: 3, MaxHalfOpen: time.Millisecond, Patience: time.Nanosecond,
-		OpenWhen: func(c breaker.Counts) bool { b.State(); return c.Failed >= 4 && c.Slow >= 2 },
-		OnChange: func(ctx context.Context, c breaker.Event) {
-			if telling.Add(1) != 1 {
-				t.Error("told two changes at a time")
-			}
-			seen = append(seen, c)
-			switch len(seen) % 64 {
-			case 0:
-				b.Reset()
-			case 1:
-				_ = b.Do(ctx, down)
-			case 2:
-				b.Stats()
-			}
-			telling.Add(-1)
-		},
+		Probes: 2, Patience: time.Nanosecond,
+	})
+	onChange(b, func(ctx context.Context, c breaker.Event) {
+		if telling.Add(1) != 1 {
+			t.Error("told two changes at a time")
+		}
+		seen = append(seen, c)
+		switch len(seen) % 64 {
+		case 0:
+			b.Reset()
+		case 1:
+			_ = b.Do(ctx, down)
+		case 2:
+			b.Stats()
+		}
+		telling.Add(-1)
 	})
 	onRefuse(b, func(context.Context, *breaker.OpenError) { b.State() })
 	var wg sync.WaitGroup
@@ -385,11 +387,11 @@ func TestBreakerChangesStress(t *testing.T) {
 }
 
 // The first call after the open time finds the permit taken by an earlier probe. It is
-// refused, and OnChange is called before it returns.
+// refused, and the observers are told before it returns.
 func TestBreakerRefusalTellsOfTheChangeThatItBroughtAbout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := breaker.New(breaker.Config{OnChange: seen.hook})
+		b := watched(&seen, breaker.Config{})
 		b.Trip(nil, time.Second)
 		time.Sleep(time.Second)
 		_, err := b.Begin(t.Context())
@@ -401,24 +403,17 @@ func TestBreakerRefusalTellsOfTheChangeThatItBroughtAbout(t *testing.T) {
 	})
 }
 
-// Trip without a time and OpensFor without one both open for as long as a failure would.
+// Trip without a time opens for as long as a failure would.
 func TestBreakerTripWithoutATimeOpensAsByItself(t *testing.T) {
 	for name, open := range map[string]func(*breaker.Breaker){
 		"a failure": func(b *breaker.Breaker) { do(b, down) },
-		"OpensFor":  func(b *breaker.Breaker) { do(b, returning(errAway)) },
 		"Trip":      func(b *breaker.Breaker) { b.Trip(errDown, 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := breaker.New(steady(breaker.Config{
+				b := breaker.New(breaker.Config{
 					Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute,
-					Classify: func(err error) breaker.Outcome {
-						if err == errAway {
-							return breaker.OpensFor(0)
-						}
-						return breaker.Failure
-					},
-				}))
+				})
 				for _, want := range []time.Duration{1, 2, 4, 8, 16} {
 					open(b)
 					require.Equal(t, want*time.Second, b.Stats().OpenLeft)
@@ -428,5 +423,3 @@ func TestBreakerTripWithoutATimeOpensAsByItself(t *testing.T) {
 		})
 	}
 }
-
-var errAway = errors.New("away")

@@ -41,26 +41,24 @@ func TestDefaultClassify(t *testing.T) {
 		{errDown, breaker.Failure},
 		{context.Canceled, breaker.Failure},
 		{context.DeadlineExceeded, breaker.Failure},
-		{throttled(time.Second), breaker.OpensFor(time.Second)},
-		{fmt.Errorf("get: %w", throttled(time.Second)), breaker.OpensFor(time.Second)},
-		{errors.Join(errDown, throttled(time.Second)), breaker.OpensFor(time.Second)},
+		{throttled(time.Second), breaker.Failure},
+		{fmt.Errorf("get: %w", throttled(time.Second)), breaker.Failure},
+		{errors.Join(errDown, throttled(time.Second)), breaker.Failure},
 		{throttled(0), breaker.Failure},
 		{throttled(-time.Second), breaker.Failure},
 		{answered(true), breaker.Success},
 		{answered(false), breaker.Failure},
-		{errors.Join(answered(true), errDown), breaker.Failure},
 		{refused(true), breaker.Ignore},
 		{refused(false), breaker.Failure},
 		{fmt.Errorf("get: %w", anOpenError), breaker.Ignore},
 		{errors.Join(anOpenError, refused(true)), breaker.Ignore},
 		{errors.Join(errDown, refused(true)), breaker.Failure},
-		{errors.Join(throttled(time.Second), refused(true)), breaker.OpensFor(time.Second)},
-		{errors.Join(throttled(time.Second), anOpenError), breaker.OpensFor(time.Second)},
+		{errors.Join(throttled(time.Second), refused(true)), breaker.Failure},
+		{errors.Join(throttled(time.Second), anOpenError), breaker.Failure},
 	} {
 		require.Equal(t, test.want, breaker.DefaultClassify(test.err), "%v", test.err)
 	}
-	require.Equal(t, breaker.Failure, breaker.Outcome{})
-	require.Equal(t, breaker.OpensFor(0), breaker.OpensFor(-1))
+	require.Zero(t, breaker.Failure)
 }
 
 func returning(err error) func(context.Context) error {
@@ -84,7 +82,7 @@ func TestBreakerReadsTheEndOfACall(t *testing.T) {
 		"answered":                    {returning(answered(true)), success, false},
 		"answered, wrapped":           {returning(fmt.Errorf("get: %w", answered(true))), success, false},
 		"answered, beside a refusal":  {returning(errors.Join(answered(true), anOpenError)), success, false},
-		"answered, beside a failure":  {returning(errors.Join(answered(true), errDown)), failure, true},
+		"failed, beside an answer":    {returning(errors.Join(answered(false), answered(true))), failure, true},
 		"refused":                     {returning(anOpenError), ignored, false},
 		"refused, wrapped":            {returning(fmt.Errorf("get: %w", anOpenError)), ignored, false},
 		"refused, twice":              {returning(errors.Join(anOpenError, refused(true))), ignored, false},
@@ -144,31 +142,41 @@ func TestBreakerClassify(t *testing.T) {
 	require.Equal(t, breaker.Open, b.State())
 }
 
-func TestBreakerOpensForExactlyRetryAfter(t *testing.T) {
+func TestBreakerGrowsItsOwnOpenTimeOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute})
+		open(t, b)
+		time.Sleep(time.Second)
+		do(b, returning(throttled(5*time.Second)))
+		require.Equal(t, 5*time.Second, b.Stats().OpenLeft, "a probe")
+		time.Sleep(5 * time.Second)
+		do(b, down)
+		require.Equal(t, 4*time.Second, b.Stats().OpenLeft, "the third time in a row")
+	})
+}
+
+func TestBreakerOpensForRetryAfter(t *testing.T) {
 	const sec = time.Second
 	for name, test := range map[string]struct {
 		cfg  breaker.Config
 		err  error
 		want time.Duration
 	}{
-		"less than OpenFor":      {breaker.Config{}, throttled(sec), sec},
-		"a nanosecond":           {breaker.Config{}, throttled(1), 1},
-		"as long as OpenFor":     {breaker.Config{}, throttled(30 * sec), 30 * sec},
-		"at most OpenFor":        {breaker.Config{}, throttled(31 * sec), 30 * sec},
-		"at most MaxOpenFor":     {breaker.Config{MaxOpenFor: 40 * sec}, throttled(time.Hour), 40 * sec},
-		"at most MaxRetryAfter":  {breaker.Config{MaxRetryAfter: time.Hour}, throttled(1<<63 - 1), time.Hour},
-		"a lower MaxRetryAfter":  {breaker.Config{MaxRetryAfter: 2 * sec}, throttled(3 * sec), 2 * sec},
-		"with OpenFor negative":  {breaker.Config{OpenFor: -1}, throttled(time.Hour), 30 * sec},
-		"wrapped":                {breaker.Config{}, fmt.Errorf("get: %w", throttled(sec)), sec},
-		"the longest of several": {breaker.Config{}, errors.Join(throttled(sec), throttled(2*sec), errDown), 2 * sec},
-		"not that of a refusal":  {breaker.Config{}, errors.Join(throttled(sec), anOpenError), sec},
-		"through OpensFor":       {breaker.Config{Classify: func(error) breaker.Outcome { return breaker.OpensFor(sec) }}, errDown, sec},
+		"less than OpenFor":     {breaker.Config{}, throttled(sec), sec},
+		"a nanosecond":          {breaker.Config{}, throttled(1), time.Microsecond},
+		"as long as OpenFor":    {breaker.Config{}, throttled(30 * sec), 30 * sec},
+		"at most OpenFor":       {breaker.Config{}, throttled(31 * sec), 30 * sec},
+		"at most MaxOpenFor":    {breaker.Config{MaxOpenFor: 40 * sec}, throttled(time.Hour), 40 * sec},
+		"at most MaxRetryAfter": {breaker.Config{MaxRetryAfter: time.Hour}, throttled(1<<63 - 1), time.Hour},
+		"a lower MaxRetryAfter": {breaker.Config{MaxRetryAfter: 2 * sec}, throttled(3 * sec), 2 * sec},
+		"wrapped":               {breaker.Config{}, fmt.Errorf("get: %w", throttled(sec)), sec},
+		"not that of a refusal": {breaker.Config{}, errors.Join(anOpenError, throttled(sec)), sec},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var seen changes
-				test.cfg.OnChange = seen.hook
-				b := breaker.New(test.cfg) // with jitter, which does not count
+				test.cfg.Failures = 1
+				b := watched(&seen, test.cfg)
 				require.Equal(t, test.err, do(b, returning(test.err)))
 				require.Equal(t, test.want, seen.all[0].OpenFor)
 				require.Equal(t, test.want, b.Stats().OpenLeft)
@@ -184,30 +192,97 @@ func TestBreakerOpensForExactlyRetryAfter(t *testing.T) {
 	}
 }
 
-func TestBreakerGrowsItsOwnOpenTimeOnly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute}))
-		open(t, b)
-		time.Sleep(time.Second)
+// RetryAfter says how long, not whether.
+func TestBreakerDoesNotOpenForRetryAfterAlone(t *testing.T) {
+	b := breaker.New(breaker.Config{FailureRate: 0.5, Failures: 5})
+	for range 20 {
+		for range 99 {
+			require.NoError(t, do(b, ok))
+		}
 		do(b, returning(throttled(5*time.Second)))
-		require.Equal(t, 5*time.Second, b.Stats().OpenLeft, "a probe")
-		time.Sleep(5 * time.Second)
-		do(b, down)
-		require.Equal(t, 4*time.Second, b.Stats().OpenLeft, "the third time in a row")
-	})
-}
-
-func TestClassifyOpensWithoutATime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Classify: func(error) breaker.Outcome { return breaker.OpensFor(0) }}))
-		do(b, down)
-		require.Equal(t, 30*time.Second, b.Stats().OpenLeft)
-	})
-}
-
-func TestBreakerAsksClassifyAboutAnErrorThatOpens(t *testing.T) {
-	b := breaker.New(breaker.Config{Classify: func(error) breaker.Outcome { return breaker.Success }})
-	do(b, returning(throttled(time.Minute)))
+	}
 	require.Equal(t, breaker.Closed, b.State())
-	require.EqualValues(t, 1, b.Stats().Window.Succeeded)
 }
+
+// An API that answers every request with RetryAfter gets Failures requests, and then none for
+// that time.
+func TestBreakerLeavesAnAPIAloneThatAlwaysSaysRetryAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Failures: 5})
+		var sent []time.Duration
+		began := time.Now()
+		for time.Since(began) < 12*time.Second {
+			do(b, func(context.Context) error { sent = append(sent, time.Since(began)); return throttled(5 * time.Second) })
+			time.Sleep(100 * time.Millisecond)
+		}
+		require.Len(t, sent, 5+2)
+		require.Equal(t, sent[4]+5*time.Second, sent[5])
+		require.Equal(t, sent[5]+5*time.Second, sent[6])
+	})
+}
+
+// The time is the longest that one of the failures asked for that opened the breaker.
+func TestBreakerOpensForTheLongestRetryAfter(t *testing.T) {
+	const sec = time.Second
+	for name, test := range map[string]struct {
+		cfg  breaker.Config
+		errs []error // nil is a success; a pause is taken, not returned
+		want time.Duration
+	}{
+		"not the last":             {breaker.Config{Failures: 3}, []error{throttled(sec), throttled(7 * sec), throttled(2 * sec)}, 7 * sec},
+		"one of them":              {breaker.Config{Failures: 3}, []error{throttled(sec), errDown, errDown}, sec},
+		"of the row only":          {breaker.Config{Failures: 2}, []error{throttled(7 * sec), nil, throttled(sec), errDown}, sec},
+		"none of the row":          {breaker.Config{Failures: 2}, []error{throttled(7 * sec), nil, errDown, errDown}, 30 * sec},
+		"of the window":            {breaker.Config{FailuresInWindow: 3}, []error{throttled(7 * sec), nil, errDown, errDown}, 7 * sec},
+		"of the rate":              {breaker.Config{FailureRate: 0.5, MinCalls: 4}, []error{throttled(7 * sec), nil, nil, errDown}, 7 * sec},
+		"of a row and a window":    {breaker.Config{FailuresInWindow: 3, Failures: 2}, []error{throttled(7 * sec), nil, errDown, errDown}, 7 * sec},
+		"of the last Window":       {breaker.Config{Failures: 2}, []error{throttled(7 * sec), pause(2 * time.Minute), errDown}, 30 * sec},
+		"of the last WindowCalls":  {breaker.Config{FailuresInWindow: 2, WindowCalls: 2}, []error{throttled(7 * sec), nil, nil, errDown, errDown}, 30 * sec},
+		"of the last calls, still": {breaker.Config{FailuresInWindow: 2, WindowCalls: 3}, []error{throttled(7 * sec), nil, errDown}, 7 * sec},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(test.cfg)
+				for _, err := range test.errs {
+					require.Equal(t, breaker.Closed, b.State())
+					if d, isPause := err.(pause); isPause {
+						time.Sleep(time.Duration(d))
+						continue
+					}
+					do(b, returning(err))
+				}
+				require.Equal(t, breaker.Open, b.State())
+				require.Equal(t, test.want, b.Stats().OpenLeft)
+			})
+		})
+	}
+}
+
+type pause time.Duration
+
+func (p pause) Error() string { return "a pause" }
+
+// Classify is asked about answers that shed load, too, and about no other answer.
+func TestBreakerAsksClassifyAboutThrottledAnswers(t *testing.T) {
+	var asked []error
+	b := breaker.New(breaker.Config{Failures: 1, Classify: func(err error) breaker.Outcome {
+		asked = append(asked, err)
+		return breaker.Failure
+	}})
+	do(b, returning(answered(true)))
+	require.Empty(t, asked)
+	do(b, returning(shed{}))
+	require.Equal(t, []error{shed{}}, asked)
+	require.Equal(t, breaker.Open, b.State())
+
+	b = breaker.New(breaker.Config{Failures: 1})
+	do(b, returning(shed{}))
+	require.Equal(t, breaker.Closed, b.State(), "by default it is an answer like any other")
+}
+
+// shed is an answer that sheds load: 429.
+type shed struct{}
+
+func (shed) Error() string   { return "too many requests" }
+func (shed) Answered() bool  { return true }
+func (shed) Throttled() bool { return true }

@@ -49,7 +49,7 @@ func TestBreakerCountsACallersDeadlineAfterPatience(t *testing.T) {
 	} {
 		want := breaker.Counts{}
 		if test.counted {
-			want = breaker.Counts{Calls: 1, Failed: 1, Slow: 1, FailedInARow: 1}
+			want = breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}
 		}
 		calls := map[string]func(t *testing.T, b *breaker.Breaker){
 			"Do": func(t *testing.T, b *breaker.Breaker) {
@@ -88,7 +88,7 @@ func TestBreakerCountsACallersDeadlineAfterPatience(t *testing.T) {
 
 func TestBreakerPatienceIsForDeadlinesOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1})
+		b := breaker.New(breaker.Config{Failures: 1, WindowCalls: 100})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		time.AfterFunc(time.Minute, cancel)
 		require.ErrorIs(t, b.Do(ctx, hang), context.Canceled)
@@ -125,11 +125,11 @@ func TestBreakerOpensForADependencyThatHangs(t *testing.T) {
 	for name, cfg := range map[string]breaker.Config{
 		"in a row": {Failures: 5},
 		"rate":     {FailureRate: 0.5, MinCalls: 5},
-		"slow":     {SlowRate: 0.5, SlowAfter: time.Second, MinCalls: 5},
+		"slow":     {FailureRate: 0.5, SlowAfter: time.Second, MinCalls: 5},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := breaker.New(steady(cfg))
+				b := breaker.New(cfg)
 				for range 5 {
 					require.Equal(t, breaker.Closed, b.State())
 					_ = hangFor(b, 2*time.Second)
@@ -149,15 +149,15 @@ func TestBreakerOpensForADependencyThatHangs(t *testing.T) {
 // A probe whose deadline passes before Patience is ignored and returns its permit.
 func TestBreakerHungProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute}))
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: 2 * time.Second, MaxOpenFor: time.Minute})
 		open(t, b)
-		time.Sleep(time.Second)
+		time.Sleep(2 * time.Second)
 		for range 3 {
 			_ = hangFor(b, time.Second/2)
 			require.Equal(t, breaker.HalfOpen, b.State())
 		}
 		_ = hangFor(b, time.Second)
-		require.Equal(t, 2*time.Second, b.Stats().OpenLeft)
+		require.Equal(t, 4*time.Second, b.Stats().OpenLeft)
 		require.ErrorIs(t, b.Stats().LastErr, context.DeadlineExceeded)
 	})
 }

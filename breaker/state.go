@@ -1,5 +1,15 @@
 package breaker
 
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+)
+
 // A State is what a [Breaker] does with calls, in words.
 type State string
 
@@ -10,3 +20,316 @@ const (
 	ForcedOpen State = "forced open" // calls are refused until Enable
 	Disabled   State = "disabled"    // calls pass and are counted, until Enable
 )
+
+// A probe is a call that was admitted while the breaker was half-open.
+type probe struct {
+	period int
+	// due is by when its function must have returned. Once it has, and its work goes on, due
+	// is when the probe has succeeded unless the work ends before.
+	due      time.Duration
+	returned bool
+	done     func(error) // tells the machine; nil when it has
+}
+
+var (
+	errIgnored = errors.New("breaker: ignored") // these two are told to gobreaker
+	errFailed  = errors.New("breaker: failed")
+	errSlow    = errors.New("breaker: a call took SlowAfter or longer")
+	errHung    = errors.New("breaker: a probe has not returned within OpenFor")
+)
+
+// spread is the share of its length by which an open time is longer, from 0 to 0.1: otherwise
+// the processes of a fleet, which open together, would all probe in the same moment.
+var spread = func() float64 { return rand.Float64() / 10 }
+
+// newMachine returns a gobreaker that is open for a time, or closed if that is 0.
+func (b *Breaker) newMachine(openFor time.Duration) *machine {
+	opening := openFor > 0
+	m := gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+		MaxRequests: uint32(b.cfg.Probes),
+		Timeout:     max(1, openFor-1), // gobreaker is open until after it, a breaker until it
+		ReadyToTrip: func(gobreaker.Counts) bool { return opening || b.overLimit() },
+		IsExcluded:  func(err error) bool { return err == errIgnored },
+	})
+	if opening {
+		tell(m, errFailed)
+		opening = false
+	}
+	return m
+}
+
+// tell tells a closed gobreaker of a result, and returns its state.
+func tell(m *machine, err error) gobreaker.State {
+	done, _ := m.Allow()
+	done(err)
+	return m.State()
+}
+
+// overLimit reports whether the results are at a limit of the Config.
+func (b *Breaker) overLimit() bool { return b.rowOver() || b.windowOver() }
+
+func (b *Breaker) rowOver() bool { return b.cfg.Failures > 0 && b.row >= b.cfg.Failures }
+
+func (b *Breaker) windowOver() bool {
+	cfg, succeeded, failed := b.cfg, b.window.succeeded, b.window.failed
+	return cfg.FailuresInWindow > 0 && failed >= int64(cfg.FailuresInWindow) ||
+		cfg.FailureRate > 0 && succeeded+failed >= int64(cfg.MinCalls) && share(failed, succeeded) >= cfg.FailureRate
+}
+
+// catchUp makes the changes that time has brought about.
+func (b *Breaker) catchUp(now time.Duration) {
+	switch b.state {
+	case Open:
+		if now >= b.until {
+			b.enterHalfOpen(now)
+		}
+	case Closed, Disabled:
+		for b.works != nil && b.works.Len() > 0 {
+			w := b.works.Front().Value.(*work)
+			if now-w.since < b.cfg.Window {
+				break
+			}
+			b.forget(w)
+			b.endRow() // nothing has failed since that moment: each failure catches up first
+		}
+		if b.opens > 0 && now-b.since >= b.cfg.Window {
+			b.opens = 0
+		}
+	}
+	if len(b.probes) > 0 {
+		b.catchUpProbes(now)
+	}
+}
+
+// catchUpProbes ends the probes that are due. In which order does not matter: the breaker
+// closes when all of its opening have succeeded, and opens if one has not.
+func (b *Breaker) catchUpProbes(now time.Duration) {
+	var due []*probe
+	for _, p := range b.probes {
+		if now >= p.due {
+			due = append(due, p)
+		}
+	}
+	for _, p := range due {
+		if p.returned {
+			b.probeEnded(now, p, verdict{Outcome: Success})
+		} else {
+			b.probeEnded(now, p, verdict{Outcome: Failure, err: errHung})
+		}
+	}
+}
+
+// admitProbe admits c as a probe if there are permits left. A probe of an earlier opening whose
+// function has not returned takes one, so that never more run at once.
+func (b *Breaker) admitProbe(c *call) bool {
+	if len(b.probes) >= b.permits {
+		return false
+	}
+	done, err := b.machine.Allow()
+	if err != nil {
+		return false
+	}
+	c.begun = b.now()
+	c.probe = &probe{period: b.period, due: c.begun + b.cfg.OpenFor, done: done}
+	b.probes = append(b.probes, c.probe)
+	return true
+}
+
+// probeReturned is told of the end of a probe's function.
+func (b *Breaker) probeReturned(now time.Duration, p *probe, v verdict, w *work) {
+	if w != nil && p.period == b.period {
+		p.returned, p.due = true, now+w.cfg.OpenFor
+		return
+	}
+	b.probeEnded(now, p, v)
+}
+
+// probeEnded counts the result of a probe: when it has returned, when its work has ended, or
+// when it was due. A success that breaks off later, but still while the breaker is half-open,
+// opens it, too.
+func (b *Breaker) probeEnded(now time.Duration, p *probe, v verdict) {
+	b.probes = slices.DeleteFunc(b.probes, func(other *probe) bool { return other == p })
+	done := p.done
+	p.done = nil
+	switch {
+	case p.period != b.period:
+	case v.Outcome == Failure:
+		if done != nil {
+			done(errFailed)
+		}
+		b.row++
+		b.trip(now, v)
+	case done == nil:
+	case v.Outcome == Ignore:
+		done(errIgnored)
+	default:
+		done(nil)
+		b.endRow()
+		if b.machine.State() == gobreaker.StateClosed {
+			b.enterCounting(now, Closed)
+		}
+	}
+}
+
+// trip opens the breaker because of a failure: for the longest RetryAfter among the failures
+// that did it, or else for OpenFor, or longer if it has been open before.
+func (b *Breaker) trip(now time.Duration, v verdict) {
+	d := v.retryAfter // of a probe
+	if b.state == Closed {
+		d = b.window.longest(!b.windowOver())
+	}
+	b.opens++
+	d = min(d, b.cfg.MaxRetryAfter)
+	if d <= 0 {
+		d = b.cfg.openTime(b.opens)
+	}
+	b.enterOpen(now, d+time.Duration(spread()*float64(d)), v.err)
+}
+
+// openTime returns how long to stay open for the nth time in a row.
+func (c *Config) openTime(n int) time.Duration {
+	d := c.OpenFor
+	for ; n > 1 && d < c.MaxOpenFor; n-- {
+		d = min(d*2, c.MaxOpenFor)
+	}
+	return d
+}
+
+func (b *Breaker) enterOpen(now, d time.Duration, err error) {
+	d = max(d, time.Microsecond) // gobreaker takes no time for its default
+	b.counts(now)                // stay as they are now
+	b.lastErr, b.permits = err, b.cfg.Probes
+	b.machine = b.newMachine(d)
+	b.until = b.now() + d // not before gobreaker's
+	b.refusal = &OpenError{Name: b.cfg.Name, Reason: CircuitOpen, Until: b.start.Add(b.until), LastErr: err}
+	b.change(now, Open, Event{Err: err, OpenFor: d})
+}
+
+func (b *Breaker) enterHalfOpen(now time.Duration) {
+	refusal := *b.refusal
+	refusal.Reason, refusal.since = CircuitHalfOpen, b.start.Add(now)
+	b.refusal = &refusal
+	b.change(now, HalfOpen, Event{})
+}
+
+// enterCounting begins to count the calls anew, Closed or Disabled.
+func (b *Breaker) enterCounting(now time.Duration, s State) {
+	b.refusal, b.row, b.window = nil, 0, newWindow(b.cfg, now)
+	b.change(now, s, Event{})
+}
+
+// change begins a new period: results of calls that began before change nothing.
+func (b *Breaker) change(now time.Duration, s State, e Event) {
+	from := b.state
+	b.state = s
+	b.period++
+	b.works = nil
+	b.probes = slices.DeleteFunc(b.probes, func(p *probe) bool { return p.returned })
+	if s == from {
+		return
+	}
+	b.since = now
+	*b.totals.changes(s)++
+	if a := b.observing.Load(); a != nil {
+		e.Kind, e.Name, e.At, e.From, e.To = EventChanged, b.cfg.Name, b.start.Add(now), from, s
+		a.changes.Add(e)
+	}
+}
+
+// counts returns those of the window, as it was when a call passed last.
+func (b *Breaker) counts(now time.Duration) Counts {
+	if b.refusal == nil {
+		b.window.advance(now)
+	}
+	return Counts{b.window.succeeded + b.window.failed, b.window.succeeded, b.window.failed, int64(b.row)}
+}
+
+// State returns the state. A breaker whose open time has passed becomes half-open.
+func (b *Breaker) State() (s State) {
+	b.operate(func(time.Duration) { s = b.state })
+	return s
+}
+
+// Trip opens the breaker for exactly d; then it probes. Zero or less means the time for which
+// it would open by itself: longer after each opening, if MaxOpenFor allows. err, which may be
+// nil, is reported as the last error. The results of calls under way no longer count. If the
+// breaker is open already, d replaces the time that is left.
+//
+// Trip does nothing while the breaker is forced open or disabled.
+func (b *Breaker) Trip(err error, d time.Duration) {
+	b.operate(func(now time.Duration) {
+		if b.forced() {
+			return
+		}
+		if b.state != Open {
+			b.opens++
+		}
+		if d <= 0 {
+			d = b.cfg.openTime(b.opens)
+			d += time.Duration(spread() * float64(d))
+		}
+		b.enterOpen(now, min(d, longest), err)
+	})
+}
+
+// Reset closes the breaker and forgets all that it has counted. The results of calls under way
+// no longer count. It does nothing while the breaker is forced open or disabled.
+func (b *Breaker) Reset() {
+	b.operate(func(now time.Duration) {
+		if !b.forced() {
+			b.restart(now, Closed)
+		}
+	})
+}
+
+// ForceOpen refuses every call until [Breaker.Enable]. reason, which may be nil, is reported as
+// the last error.
+func (b *Breaker) ForceOpen(reason error) {
+	b.operate(func(now time.Duration) {
+		b.counts(now) // stay as they are now
+		b.lastErr, b.opens = reason, 0
+		b.refusal = &OpenError{Name: b.cfg.Name, Reason: CircuitForcedOpen, LastErr: reason}
+		b.change(now, ForcedOpen, Event{Err: reason})
+	})
+}
+
+// Disable lets every call through until [Breaker.Enable]. The breaker goes on counting.
+func (b *Breaker) Disable() {
+	b.operate(func(now time.Duration) {
+		if b.state != Disabled {
+			err := b.lastErr
+			b.restart(now, Disabled)
+			b.lastErr = err
+		}
+	})
+}
+
+// Enable ends [Breaker.ForceOpen] and [Breaker.Disable]: the breaker closes and counts anew. In
+// any other state Enable does nothing.
+func (b *Breaker) Enable() {
+	b.operate(func(now time.Duration) {
+		if b.forced() {
+			b.restart(now, Closed)
+		}
+	})
+}
+
+// forced reports whether an operator has decided the state.
+func (b *Breaker) forced() bool { return b.state == ForcedOpen || b.state == Disabled }
+
+// restart makes the breaker as it was when it was new.
+func (b *Breaker) restart(now time.Duration, s State) {
+	b.machine, b.opens, b.lastErr = nil, 0, nil
+	b.enterCounting(now, s)
+}
+
+// operate calls f under b.mu, after all changes that time has brought about, and tells of
+// those of f.
+func (b *Breaker) operate(f func(now time.Duration)) {
+	b.mu.Lock()
+	now := b.now()
+	b.catchUp(now)
+	f(now)
+	b.mu.Unlock()
+	b.deliver(context.Background())
+}

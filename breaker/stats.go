@@ -1,22 +1,21 @@
 package breaker
 
 import (
-	"context"
-	"iter"
+	"strings"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/describe"
 )
 
-// Totals are counters since New. They never go back: not by Reset, a change of state or of
-// the Config, nor when a Group evicts a breaker.
+// Totals are counters since New. They never go back.
 type Totals struct {
-	// Calls by outcome. A call is counted when it ends, even if its result changes
-	// nothing because the breaker has opened or closed since. A call that breaks off
-	// after it has succeeded counts as Succeeded and as Failed. Pings are not counted.
+	// Calls by result. A call is counted when it returns, even if its result changes nothing
+	// because the breaker has opened or closed since. A call that breaks off after it has
+	// succeeded counts as Succeeded and as Failed.
 	Succeeded int64
 	Failed    int64
 	Ignored   int64
 	Refused   int64
-	Slow      int64 // of Succeeded and Failed: see [Counts]
 
 	// Changes of state, by the new state.
 	Opened     int64
@@ -24,8 +23,15 @@ type Totals struct {
 	Closed     int64
 	ForcedOpen int64
 	Disabled   int64
+}
 
-	HookPanics int64 // of OnChange and observers, on the goroutine of a Ping
+func (t *Totals) count(o Outcome) { *[...]*int64{&t.Failed, &t.Succeeded, &t.Ignored}[o]++ }
+
+// changes returns the counter of changes to s.
+func (t *Totals) changes(s State) *int64 {
+	return map[State]*int64{
+		Open: &t.Opened, HalfOpen: &t.HalfOpened, Closed: &t.Closed, ForcedOpen: &t.ForcedOpen, Disabled: &t.Disabled,
+	}[s]
 }
 
 // Stats is a snapshot of a [Breaker].
@@ -33,139 +39,105 @@ type Stats struct {
 	Totals
 	State State
 	Since time.Time // of the last change of State, or of New
-	// Window counts the calls in the window. While the breaker is open or half-open it
-	// is that of the moment when the breaker was last closed.
+	// Window counts the calls in the window. While calls do not pass it is that of the moment
+	// when they last did, but for FailedInARow, which counts failed probes, too.
 	Window      Counts
 	FailureRate float64       // of the calls in the window; 0 if there are none
-	SlowRate    float64       // of the calls in the window; 0 if there are none
-	OpensInARow int64         // how often it has opened since it was last closed
+	OpensInARow int64         // openings without having been closed for a whole Window
 	OpenLeft    time.Duration // time until it lets a probe through; 0 unless State is Open
 	LastErr     error         // of the last failure, or the reason given to Trip or ForceOpen
 }
 
 // Stats returns a snapshot. A breaker whose open time has passed becomes half-open.
-func (b *Breaker) Stats() Stats {
-	defer b.deliver(context.Background())
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	p, f := b.look()
-	s := Stats{
-		Totals:      b.sums(),
-		State:       p.state,
-		Since:       p.since,
-		Window:      f.Counts,
-		FailureRate: f.failureRate(),
-		SlowRate:    f.slowRate(),
-		OpensInARow: int64(b.opens),
-		LastErr:     f.lastErr,
-	}
-	if p.state == Open {
-		s.OpenLeft = max(0, p.until-b.now())
-	}
-	return s
-}
-
-// look returns the present phase with its figures, which are those of the moment when the
-// breaker was last closed if no call passes; b.mu is held.
-func (b *Breaker) look() (*phase, figures) {
-	p := b.catchUp()
-	if p.refusal != nil {
-		return p, p.figures
-	}
-	return p, p.circuit.figures(b.now())
-}
-
-// sums returns the totals; b.mu is held.
-func (b *Breaker) sums() Totals {
-	t := b.totals
-	t.Refused, t.HookPanics = b.refused.Load(), b.panics.Count()
-	if c := b.phase.Load().circuit; c != nil {
-		t.Succeeded += c.calm.sum()
-	}
-	return t
-}
-
-// lockedSums is sums for those who do not hold b.mu.
-func (b *Breaker) lockedSums() Totals {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.sums()
-}
-
-// GroupStats is a snapshot of a [Group].
-type GroupStats struct {
-	// Totals are the sums over all breakers of the group: those that it holds, those
-	// that it has evicted, as they were at that time, and the one that keys share.
-	Totals
-	Keys   int           // breakers that the group holds, without the one that keys share
-	States map[State]int // how many of these are in each state
-}
-
-// Stats returns a snapshot.
-func (g *Group[K]) Stats() GroupStats {
-	s := GroupStats{States: make(map[State]int)}
-	s.Totals = g.members.Shared().lockedSums()
-	g.members.Shards(func(shard int, members iter.Seq[*Breaker]) {
-		s.Totals.add(g.evicted[shard])
-		for b := range members {
-			s.Totals.add(b.lockedSums())
-			s.States[b.peek()]++
-			s.Keys++
+func (b *Breaker) Stats() (s Stats) {
+	b.operate(func(now time.Duration) {
+		s = Stats{
+			Totals:      b.totals,
+			State:       b.state,
+			Since:       b.start.Add(b.since),
+			Window:      b.counts(now),
+			OpensInARow: int64(b.opens),
+			LastErr:     b.lastErr,
+		}
+		s.FailureRate = share(s.Window.Failed, s.Window.Succeeded)
+		if b.state == Open {
+			s.OpenLeft = b.until - now
 		}
 	})
 	return s
 }
 
-// peek returns the state without a lock and without moving an open breaker on.
-func (b *Breaker) peek() State {
-	p := b.phase.Load()
-	if p.state == Open && b.now() >= p.until {
-		return HalfOpen
-	}
-	return p.state
+// Needed reports whether more than counts would be lost with the breaker: it has open time
+// left, or is forced open or disabled. A resilience.Group does not evict it then.
+func (b *Breaker) Needed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	// Half-open without traffic may last forever.
+	return b.forced() || b.state == Open && b.now() < b.until
 }
 
-// enter counts a change of state.
-func (t *Totals) enter(to State) {
-	switch to {
-	case Open:
-		t.Opened++
-	case HalfOpen:
-		t.HalfOpened++
-	case Closed:
-		t.Closed++
-	case ForcedOpen:
-		t.ForcedOpen++
-	case Disabled:
-		t.Disabled++
+// Kind returns "breaker".
+func (b *Breaker) Kind() string { return "breaker" }
+
+var states = []State{Closed, HalfOpen, Open, ForcedOpen, Disabled}
+
+// Figures returns what a breaker shows over time: breaker.calls by outcome, breaker.transitions
+// by the new state, breaker.state (1 for its state, 0 for the others), breaker.failure_ratio of
+// the window, and breaker.open.left_seconds.
+func (b *Breaker) Figures() []describe.Figure {
+	s := b.Stats()
+	var all []describe.Figure
+	add := func(name string, counter bool, v float64) {
+		all = append(all, describe.Figure{Name: name, Counter: counter, Value: v})
 	}
+	add("breaker.calls{outcome=success}", true, float64(s.Succeeded))
+	add("breaker.calls{outcome=failure}", true, float64(s.Failed))
+	add("breaker.calls{outcome=ignored}", true, float64(s.Ignored))
+	add("breaker.calls{outcome=refused}", true, float64(s.Refused))
+	for _, state := range states {
+		label := "{state=" + strings.NewReplacer(" ", "_", "-", "_").Replace(string(state)) + "}"
+		in := 0.0
+		if state == s.State {
+			in = 1
+		}
+		add("breaker.transitions"+label, true, float64(*s.changes(state)))
+		add("breaker.state"+label, false, in)
+	}
+	add("breaker.failure_ratio", false, s.FailureRate)
+	add("breaker.open.left_seconds", false, s.OpenLeft.Seconds())
+	return all
 }
 
-// count counts a call by its verdict.
-func (t *Totals) count(v verdict) {
-	switch v.end {
-	case succeeded:
-		t.Succeeded++
-	case failed:
-		t.Failed++
-	default:
-		t.Ignored++
+// Health returns nil if the breaker is closed. Otherwise it returns an error that says its
+// state and wraps the last error. The error's methods HealthState() string and Failed() bool
+// return the state, and whether calls are refused: while it is open or forced open.
+func (b *Breaker) Health() error {
+	s := b.Stats()
+	if s.State == Closed {
+		return nil
 	}
-	if v.slow {
-		t.Slow++
-	}
+	return &healthError{s.State, s.LastErr}
 }
 
-func (t *Totals) add(o Totals) {
-	t.Succeeded += o.Succeeded
-	t.Failed += o.Failed
-	t.Ignored += o.Ignored
-	t.Refused += o.Refused
-	t.Slow += o.Slow
-	t.Opened += o.Opened
-	t.HalfOpened += o.HalfOpened
-	t.Closed += o.Closed
-	t.ForcedOpen += o.ForcedOpen
-	t.Disabled += o.Disabled
-	t.HookPanics += o.HookPanics
+type healthError struct {
+	state State
+	last  error
+}
+
+func (e *healthError) Error() string {
+	if e.last == nil {
+		return string(e.state)
+	}
+	return string(e.state) + ": " + e.last.Error()
+}
+
+func (e *healthError) Unwrap() error       { return e.last }
+func (e *healthError) HealthState() string { return string(e.state) }
+func (e *healthError) Failed() bool        { return e.state == Open || e.state == ForcedOpen }
+
+// Settings returns [Breaker.Config] without its function.
+func (b *Breaker) Settings() any {
+	cfg := b.Config()
+	cfg.Classify = nil
+	return cfg
 }

@@ -11,12 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/breaker"
-	"github.com/go-resilience/resilience/internal/linger"
 )
 
 func TestTotals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Failures: 3, SlowAfter: time.Second}))
+		b := breaker.New(breaker.Config{Failures: 5, SlowAfter: time.Second})
 		require.Zero(t, b.Stats().Totals)
 		do(b, ok)
 		do(b, down)
@@ -27,7 +26,7 @@ func TestTotals(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { do(b, func(context.Context) error { runtime.Goexit(); return nil }) })
 		wg.Wait()
-		want := breaker.Totals{Succeeded: 2, Failed: 3, Ignored: 2, Slow: 2}
+		want := breaker.Totals{Succeeded: 1, Failed: 4, Ignored: 2}
 		require.Equal(t, want, b.Stats().Totals)
 
 		hanging, err := b.Begin(t.Context())
@@ -68,19 +67,9 @@ func TestTotalsCountACallThatBreaksOffTwice(t *testing.T) {
 	require.Equal(t, breaker.Totals{Succeeded: 2, Failed: 1}, b.Stats().Totals)
 }
 
-func TestTotalsDoNotCountPings(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(pinged(ok, new(changes)))
-		do(b, down)
-		time.Sleep(time.Second)
-		synctest.Wait()
-		require.Equal(t, breaker.Totals{Failed: 1, Opened: 1, HalfOpened: 1, Closed: 1}, b.Stats().Totals)
-	})
-}
-
 func TestTotalsCountAProbeThatTookTooLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Failures: 1, OpenFor: time.Second, MaxHalfOpen: time.Second}))
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
 		open(t, b)
 		time.Sleep(time.Second)
 		do(b, taking(time.Second, nil))
@@ -96,83 +85,13 @@ func TestStatsWhileTheBreakerOpens(t *testing.T) {
 			do(b, ok)
 		}
 		var wg sync.WaitGroup
-		wg.Go(func() { do(b, returning(throttled(time.Hour))) })
+		wg.Go(func() { b.Trip(errDown, time.Hour) })
 		for b.Stats().State == breaker.Closed {
 			require.GreaterOrEqual(t, b.Stats().Window.Calls, int64(3))
 			runtime.Gosched() // one processor would spend 10 ms here otherwise
 		}
 		wg.Wait()
 	}
-}
-
-func TestGroupStats(t *testing.T) {
-	g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 3, Config: breaker.Config{Failures: 1, OpenFor: time.Hour}})
-	ctx := t.Context()
-	require.Equal(t, breaker.GroupStats{States: map[breaker.State]int{}}, g.Stats())
-	_ = g.Do(ctx, 1, down)
-	_ = g.Do(ctx, 1, ok)
-	_ = g.Do(ctx, 2, ok)
-	g.With(3, func(b *breaker.Breaker) { b.ForceOpen(nil) })
-	want := breaker.GroupStats{
-		Totals: breaker.Totals{Succeeded: 1, Failed: 1, Refused: 1, Opened: 1, ForcedOpen: 1},
-		Keys:   3,
-		States: map[breaker.State]int{breaker.Closed: 1, breaker.Open: 1, breaker.ForcedOpen: 1},
-	}
-	require.Equal(t, want, g.Stats())
-
-	require.NoError(t, g.Do(ctx, 4, ok)) // takes the place of key 2
-	want.Succeeded++
-	require.Equal(t, want, g.Stats(), "what key 2 has counted is kept")
-	require.True(t, g.With(4, func(b *breaker.Breaker) { b.Disable() }))
-	_ = g.Do(ctx, 5, down) // the shared breaker
-	want.Disabled, want.Failed, want.Opened = 1, 2, 2
-	want.States = map[breaker.State]int{breaker.Open: 1, breaker.ForcedOpen: 1, breaker.Disabled: 1}
-	require.Equal(t, want, g.Stats())
-}
-
-// Stats of a group does not move its breakers on.
-func TestGroupStatsOfAnOpenTimeThatHasPassed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var seen changes
-		g := breaker.NewGroup(breaker.GroupConfig[int]{Config: steady(breaker.Config{Failures: 1, OpenFor: time.Second, OnChange: seen.hook})})
-		_ = g.Do(t.Context(), 1, down)
-		time.Sleep(time.Second)
-		require.Equal(t, map[breaker.State]int{breaker.HalfOpen: 1}, g.Stats().States)
-		require.Len(t, seen.all, 1)
-	})
-}
-
-// A breaker that the group has forgotten is summed as it was then.
-func TestGroupStatsWithoutWhatBreaksOffLater(t *testing.T) {
-	g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 1})
-	ctx, work := linger.Begin(t.Context())
-	require.NoError(t, g.Do(ctx, 1, func(context.Context) error { work.GoOn(); return nil }))
-	require.NoError(t, g.Do(t.Context(), 2, ok))
-	work.End(errDown)
-	require.Equal(t, breaker.Totals{Succeeded: 2}, g.Stats().Totals)
-}
-
-func TestGroupStatsSumEachTotal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := breaker.NewGroup(breaker.GroupConfig[int]{MaxKeys: 1, Config: steady(breaker.Config{Failures: 1, OpenFor: time.Second, SlowAfter: time.Second})})
-		for key := range 2 { // the second takes the place of the first
-			require.True(t, g.With(key, func(b *breaker.Breaker) {
-				do(b, down)
-				do(b, ok)
-				time.Sleep(time.Second)
-				do(b, taking(time.Second, nil))
-				do(b, returning(refused(true)))
-				b.ForceOpen(nil)
-				b.Disable()
-				b.Enable()
-			}))
-			n := int64(key) + 1
-			require.Equal(t, breaker.Totals{
-				Succeeded: n, Failed: n, Ignored: n, Refused: n, Slow: n,
-				Opened: n, HalfOpened: n, Closed: 2 * n, ForcedOpen: n, Disabled: n,
-			}, g.Stats().Totals)
-		}
-	})
 }
 
 func TestStatsHaveTheLastError(t *testing.T) {
@@ -187,7 +106,7 @@ func TestStatsHaveTheLastError(t *testing.T) {
 // FailedInARow of an open breaker counts its probes too.
 func TestStatsCountFailuresInARowOfProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(steady(breaker.Config{Failures: 3, OpenFor: time.Second, Successes: 2, SlowAfter: time.Second, SlowRate: 1, MinCalls: 100, WindowCalls: 100}))
+		b := breaker.New(breaker.Config{Failures: 3, OpenFor: 2 * time.Second, Probes: 2, SlowAfter: time.Second})
 		for range 3 {
 			do(b, down)
 		}
@@ -198,7 +117,7 @@ func TestStatsCountFailuresInARowOfProbes(t *testing.T) {
 			{[]func(context.Context) error{down}, 4},
 			{[]func(context.Context) error{ok, down}, 1},
 			{[]func(context.Context) error{down}, 2},
-			{[]func(context.Context) error{taking(time.Second, nil)}, 0},
+			{[]func(context.Context) error{taking(time.Second, nil)}, 3},
 		} {
 			time.Sleep(b.Stats().OpenLeft)
 			for _, fn := range probe.of {
@@ -208,4 +127,71 @@ func TestStatsCountFailuresInARowOfProbes(t *testing.T) {
 			require.Equal(t, probe.row, b.Stats().Window.FailedInARow)
 		}
 	})
+}
+
+// A breaker describes itself.
+func TestBreakerDescribesItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Name: "users", Failures: 1, Classify: breaker.DefaultClassify})
+		require.Equal(t, []string{"breaker", "users"}, []string{b.Kind(), b.Name()})
+		require.NoError(t, b.Health())
+		require.False(t, b.Needed())
+		do(b, ok)
+		do(b, returning(refused(true)))
+		open(t, b)
+		do(b, ok)
+		time.Sleep(10 * time.Second)
+		figures := map[string]float64{}
+		counters := 0
+		for _, f := range b.Figures() {
+			require.NotContains(t, figures, f.Name)
+			figures[f.Name] = f.Value
+			if f.Counter {
+				counters++
+			}
+		}
+		require.Equal(t, map[string]float64{
+			"breaker.calls{outcome=success}": 1, "breaker.calls{outcome=failure}": 1,
+			"breaker.calls{outcome=ignored}": 1, "breaker.calls{outcome=refused}": 1,
+			"breaker.transitions{state=closed}": 0, "breaker.transitions{state=half_open}": 0, "breaker.transitions{state=open}": 1,
+			"breaker.transitions{state=forced_open}": 0, "breaker.transitions{state=disabled}": 0,
+			"breaker.state{state=closed}": 0, "breaker.state{state=half_open}": 0, "breaker.state{state=open}": 1,
+			"breaker.state{state=forced_open}": 0, "breaker.state{state=disabled}": 0,
+			"breaker.failure_ratio": 0.5, "breaker.open.left_seconds": 20,
+		}, figures)
+		require.Equal(t, 9, counters)
+		require.True(t, b.Needed())
+		require.ErrorIs(t, b.Health(), errDown)
+		require.EqualError(t, b.Health(), "open: down")
+		time.Sleep(20 * time.Second)
+		require.False(t, b.Needed(), "its time has passed, and without calls it would stay half-open forever")
+		requireHealth(t, b, "half-open", false)
+		b.Reset()
+		b.Trip(nil, time.Second)
+		require.EqualError(t, b.Health(), "open")
+		requireHealth(t, b, "open", true)
+		b.ForceOpen(nil)
+		require.True(t, b.Needed())
+		requireHealth(t, b, "forced open", true)
+		b.Disable()
+		require.True(t, b.Needed())
+		requireHealth(t, b, "disabled", false)
+
+		settings := b.Settings().(breaker.Config)
+		require.Nil(t, settings.Classify)
+		want := b.Config()
+		require.NotNil(t, want.Classify)
+		want.Classify = nil
+		require.Equal(t, want, settings)
+	})
+}
+
+func requireHealth(t *testing.T, b *breaker.Breaker, state string, failed bool) {
+	t.Helper()
+	health := b.Health().(interface {
+		HealthState() string
+		Failed() bool
+	})
+	require.Equal(t, state, health.HealthState())
+	require.Equal(t, failed, health.Failed())
 }

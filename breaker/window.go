@@ -1,155 +1,150 @@
 package breaker
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
-// Counts are the calls in a window.
+// Counts are the results in a window.
 type Counts struct {
 	Calls     int64 // Succeeded and Failed, without ignored calls
 	Succeeded int64
 	Failed    int64
-	// Slow is how many calls, failed or not, took SlowAfter or longer, or failed when
-	// the deadline of their caller passed: see [Config].Patience.
-	Slow int64
-	// FailedInARow is how many calls have failed since the last success, in the window
-	// or not. A success whose body is still being read is not one yet.
+	// FailedInARow is how many calls have failed since the last success, in the window or
+	// not. A success whose work goes on is none yet: it is one when the work has ended well,
+	// or has gone on for a whole Window.
 	FailedInARow int64
 }
 
-func (c Counts) failureRate() float64 { return rate(c.Failed, c.Calls) }
-func (c Counts) slowRate() float64    { return rate(c.Slow, c.Calls) }
+// share returns the share of failed calls, 0 if there are none.
+func share(failed, succeeded int64) float64 {
+	return float64(failed) / float64(max(1, failed+succeeded))
+}
 
-func rate(n, of int64) float64 {
-	if of == 0 {
+const slotsInTime = 10 // a result leaves after 0.9 to 1 times Window
+
+// A window counts the results of a time, in ten slots, or those of the last calls, each in a
+// slot of its own. It is a ring: the slot with number n is at n modulo their number.
+type window struct {
+	slots     []slot
+	asked     *[]asked      // by slot; nil until a failure has a RetryAfter
+	width     time.Duration // of a slot; 0 if each is a call
+	end       time.Duration // of the newest slot
+	newest    int64         // its number, at least len(slots)
+	succeeded int64         // in all slots
+	failed    int64
+}
+
+type slot struct{ succeeded, failed uint32 }
+
+// asked are the longest RetryAfter of the failures in a slot, and of those in the present row.
+type asked struct{ ever, inRow time.Duration }
+
+func newWindow(cfg *Config, now time.Duration) window {
+	if cfg.WindowCalls > 0 {
+		return window{slots: make([]slot, cfg.WindowCalls), newest: int64(cfg.WindowCalls)}
+	}
+	w := window{slots: make([]slot, slotsInTime), width: cfg.Window / slotsInTime, newest: slotsInTime}
+	w.advance(now)
+	return w
+}
+
+// advance drops the results that are too old.
+func (w *window) advance(now time.Duration) {
+	if w.width == 0 || now < w.end {
+		return
+	}
+	n := int64(now/w.width) + slotsInTime
+	for i := range min(n-w.newest, slotsInTime) {
+		w.drop(n - i)
+	}
+	w.newest, w.end = n, now-now%w.width+w.width
+}
+
+// place returns where a result counts that arrives now.
+func (w *window) place(now time.Duration) int {
+	if w.width == 0 {
+		w.newest++
+		w.drop(w.newest)
+	}
+	w.advance(now)
+	return w.at(w.newest)
+}
+
+func (w *window) at(n int64) int { return int(n % int64(len(w.slots))) }
+
+func (w *window) drop(n int64) {
+	i := w.at(n)
+	w.succeeded -= int64(w.slots[i].succeeded)
+	w.failed -= int64(w.slots[i].failed)
+	w.slots[i] = slot{}
+	if w.asked != nil {
+		(*w.asked)[i] = asked{}
+	}
+}
+
+func (w *window) succeed(now time.Duration) {
+	if s := &w.slots[w.place(now)]; s.succeeded < math.MaxUint32 {
+		s.succeeded++
+		w.succeeded++
+	}
+}
+
+func (w *window) fail(now, retryAfter time.Duration) { w.failAt(w.place(now), retryAfter) }
+
+func (w *window) failAt(i int, retryAfter time.Duration) {
+	if s := &w.slots[i]; s.failed < math.MaxUint32 {
+		s.failed++
+		w.failed++
+	}
+	if retryAfter > 0 {
+		if w.asked == nil {
+			all := make([]asked, len(w.slots))
+			w.asked = &all
+		}
+		a := &(*w.asked)[i]
+		a.ever, a.inRow = max(a.ever, retryAfter), max(a.inRow, retryAfter)
+	}
+}
+
+// breakOff counts a failure in place of the newest success, if there is one. Among the last
+// calls it takes that one's place: otherwise calls that all break off would never be enough.
+func (w *window) breakOff(now, retryAfter time.Duration) {
+	w.advance(now)
+	for n := w.newest; w.succeeded > 0; n-- {
+		if i := w.at(n); w.slots[i].succeeded > 0 {
+			w.slots[i].succeeded--
+			w.succeeded--
+			if w.width == 0 {
+				w.failAt(i, retryAfter)
+				return
+			}
+			break
+		}
+	}
+	w.fail(now, retryAfter)
+}
+
+// endRow forgets which failures are in the present row.
+func (w *window) endRow() {
+	if w.asked != nil {
+		for i := range *w.asked {
+			(*w.asked)[i].inRow = 0
+		}
+	}
+}
+
+// longest returns the longest RetryAfter of the failures in the window, or of those of them
+// that are in the present row.
+func (w *window) longest(inRow bool) (d time.Duration) {
+	if w.asked == nil {
 		return 0
 	}
-	return float64(n) / float64(of)
-}
-
-// A window remembers the calls of a length of time, or a number of calls.
-type window interface {
-	succeeded(n int64) // counts fast successes before the window slides
-	slide(now time.Duration) (until time.Duration)
-	add(failed, slow bool)
-	counts() Counts
-}
-
-func newWindow(c *Config) window {
-	if c.WindowCalls > 0 {
-		return newCallWindow(c.WindowCalls)
-	}
-	return newTimeWindow(c.Window)
-}
-
-// A tally counts the calls of a window or of one of its buckets.
-type tally struct{ calls, failed, slow int64 }
-
-func (t *tally) add(failed, slow bool) {
-	t.calls++
-	if failed {
-		t.failed++
-	}
-	if slow {
-		t.slow++
-	}
-}
-
-func (t *tally) remove(o tally) {
-	t.calls -= o.calls
-	t.failed -= o.failed
-	t.slow -= o.slow
-}
-
-func (t *tally) counts() Counts {
-	return Counts{Calls: t.calls, Succeeded: t.calls - t.failed, Failed: t.failed, Slow: t.slow}
-}
-
-const buckets = 10
-
-// A timeWindow slides over buckets of a tenth of its length.
-type timeWindow struct {
-	width   time.Duration // of a bucket
-	current int64         // the number of the newest bucket
-	end     time.Duration // of that bucket
-	total   tally
-	bucket  [buckets]tally // by its number modulo buckets
-}
-
-func newTimeWindow(length time.Duration) *timeWindow {
-	return &timeWindow{width: length / buckets, end: length / buckets}
-}
-
-func (w *timeWindow) succeeded(n int64) {
-	w.total.calls += n
-	w.bucket[w.current%buckets].calls += n
-}
-
-func (w *timeWindow) add(failed, slow bool) {
-	w.total.add(failed, slow)
-	w.bucket[w.current%buckets].add(failed, slow)
-}
-
-func (w *timeWindow) counts() Counts { return w.total.counts() }
-
-// slide drops the buckets that have become too old, and returns the end of the newest.
-func (w *timeWindow) slide(now time.Duration) time.Duration {
-	if now >= w.end {
-		newest := int64(now / w.width)
-		for i := range min(newest-w.current, buckets) {
-			old := &w.bucket[(newest-i)%buckets]
-			w.total.remove(*old)
-			*old = tally{}
+	for _, a := range *w.asked {
+		if inRow {
+			a.ever = a.inRow
 		}
-		w.current = newest
-		w.end = now - now%w.width + w.width
+		d = max(d, a.ever)
 	}
-	return w.end
+	return d
 }
-
-// A callWindow is a ring of the last calls.
-type callWindow struct {
-	total tally
-	ring  []mark
-	next  int
-}
-
-type mark uint8
-
-const (
-	markCall mark = 1 << iota
-	markFailed
-	markSlow
-)
-
-// tally returns what a call with this mark has added; the zero mark is no call.
-func (m mark) tally() tally {
-	return tally{int64(m & markCall), int64(m & markFailed / markFailed), int64(m & markSlow / markSlow)}
-}
-
-func newCallWindow(n int) *callWindow { return &callWindow{ring: make([]mark, n)} }
-
-func (w *callWindow) succeeded(n int64) {
-	for range min(n, int64(len(w.ring))) { // they leave no other call
-		w.add(false, false)
-	}
-}
-
-func (w *callWindow) slide(time.Duration) time.Duration { return forever }
-
-func (w *callWindow) add(failed, slow bool) {
-	m := markCall
-	if failed {
-		m |= markFailed
-	}
-	if slow {
-		m |= markSlow
-	}
-	w.total.remove(w.ring[w.next].tally())
-	w.total.add(failed, slow)
-	w.ring[w.next] = m
-	w.next++
-	if w.next == len(w.ring) {
-		w.next = 0
-	}
-}
-
-func (w *callWindow) counts() Counts { return w.total.counts() }

@@ -25,6 +25,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
@@ -47,7 +48,7 @@ type shop struct {
 	t       *testing.T
 	circuit *breaker.Breaker
 	slots   *bulkhead.Bulkhead
-	shards  *breaker.Group[string]
+	shards  *resilience.Group[string, *breaker.Breaker]
 	users   *cacheaside.Cache[int, string]
 	reg     *registry.Registry
 	page    *console.Console
@@ -58,7 +59,7 @@ func newShop(t *testing.T, cfg console.Config) *shop {
 		t:       t,
 		circuit: breaker.New(breaker.Config{Name: "users", Failures: 3}),
 		slots:   bulkhead.New(bulkhead.Config{Name: "users", Limit: 4}),
-		shards:  breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1}}),
+		shards:  resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "shards", Failures: 1}) }, resilience.GroupConfig{}),
 		users: cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Minute,
 			Load: func(_ context.Context, id int) (string, error) { return fmt.Sprint(id), nil }}),
 		reg: registry.New(),
@@ -1392,7 +1393,7 @@ func TestTheErrorOnTheCardOfAGroup(t *testing.T) {
 		s := newShop(t, console.Config{Show: console.Show{Errors: true, Keys: true}})
 		defer s.page.Close()
 		defer s.users.Close()
-		group := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "banks", Failures: 3}})
+		group := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "banks", Failures: 3}) }, resilience.GroupConfig{})
 		s.reg.MustAdd(group)
 		var o overview
 		s.get("/", &o)

@@ -24,7 +24,7 @@ import (
 type Action string
 
 const (
-	// Of a breaker, or of one key of a breaker.Group.
+	// Of a breaker, or of one key of a Group of breakers.
 	Trip      Action = "trip"       // opens it, for For
 	Reset     Action = "reset"      // closes it, and it counts anew
 	ForceOpen Action = "force-open" // refuses all calls until Enable
@@ -109,8 +109,7 @@ func (op Operation) LogValue() slog.Value {
 
 // actionsOf returns what can be done to a policy.
 func actionsOf(e registry.Entry) (all []Action) {
-	_, one := e.Policy.(circuit)
-	if _, group := e.Policy.(interface{ Stats() breaker.GroupStats }); one || group {
+	if e.Kind == "breaker" {
 		all = append(all, Trip, Reset, ForceOpen, Disable, Enable)
 	}
 	if _, ok := cacheOf(e.Policy); ok {

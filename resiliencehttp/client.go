@@ -19,7 +19,7 @@ import (
 // policy of your own may be the Wrap of one policy for all hosts, the By of a Group with
 // [HostOf] as the key, or any other middleware:
 //
-//	circuits := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Failures: 3}})
+//	circuits := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Failures: 3}) }, resilience.GroupConfig{})
 //	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 //		Breaker:  circuits.By(resiliencehttp.HostOf),
 //		Bulkhead: resiliencehttp.Disabled,
@@ -63,8 +63,11 @@ type ClientConfig struct {
 	// share, since a host that fails now and then is not down, of enough requests to mean
 	// something. It opens, too, when 10 in a row have failed, however long that took: a host
 	// with little traffic never has 20 requests in 10 seconds, and one that fails a third of
-	// the time fails 10 in a row once in 60 000. It opens for a second, so that a short failure
-	// costs little, and twice as long after each probe that fails, up to 30 seconds.
+	// the time fails 10 in a row once in 60 000. It opens for as long as a server may take to
+	// answer (the lesser of FirstByte and AttemptTimeout, from 1 to 30 seconds), since a probe
+	// must return in that time, and for twice as long after each further opening, up to 30
+	// seconds, until it has been closed for 10. If failures with a Retry-After open it, it
+	// opens for that time.
 	Breaker resilience.Middleware
 
 	// Throttle limits how many requests are sent in a time. The default is none, as only
@@ -125,16 +128,18 @@ func (c ClientConfig) withDefaults() ClientConfig {
 		made = append(made, retries)
 	}
 	if c.Breaker == nil {
-		circuits := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{
-			Name:        c.Name,
-			Failures:    defaultRow,
-			FailureRate: 0.5,
-			MinCalls:    20,
-			Window:      10 * time.Second,
-			Patience:    c.patience(),
-			OpenFor:     time.Second,
-			MaxOpenFor:  30 * time.Second,
-		}})
+		circuits := resilience.NewGroup(func(string) *breaker.Breaker {
+			return breaker.New(breaker.Config{
+				Name:        c.Name,
+				Failures:    defaultRow,
+				FailureRate: 0.5,
+				MinCalls:    20,
+				Window:      10 * time.Second,
+				Patience:    c.patience(),
+				OpenFor:     c.openFor(),
+				MaxOpenFor:  max(30*time.Second, c.openFor()),
+			})
+		}, resilience.GroupConfig{})
 		c.Breaker = circuits.By(HostOf)
 		made = append(made, circuits)
 	}
@@ -151,6 +156,18 @@ func (c ClientConfig) withDefaults() ClientConfig {
 		c.Register(made...)
 	}
 	return c
+}
+
+// openFor is also the time in which a probe must return: with less than the server may take
+// until it answers, the circuit of a slow host would never close again.
+func (c ClientConfig) openFor() time.Duration {
+	least := 30 * time.Second
+	for _, limit := range []time.Duration{c.AttemptTimeout, c.FirstByte} {
+		if limit > 0 {
+			least = min(least, limit)
+		}
+	}
+	return max(time.Second, least)
 }
 
 // patience returns how long a request must have run, when the deadline of its caller passes,

@@ -40,7 +40,7 @@ func RequestFrom(ctx context.Context) (*http.Request, bool) {
 // them hold the failures of one against the other. Change the server further out, or in a
 // RoundTripper of [Failover].
 //
-//	circuits := breaker.NewGroup(breaker.GroupConfig[string]{})
+//	circuits := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{}) }, resilience.GroupConfig{})
 //	transport.Middleware = resilience.Chain(retries.Wrap, circuits.By(resiliencehttp.HostOf))
 func HostOf(ctx context.Context) string {
 	if c := callOf(ctx); c != nil {

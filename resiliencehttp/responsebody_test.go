@@ -513,10 +513,11 @@ func TestBodyThatHappensToWriteIsNoConnection(t *testing.T) {
 func TestHookMayCloseTheBodyThatHasEnded(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	var resp *http.Response
-	circuit := breaker.New(breaker.Config{Failures: 1, OnChange: func(context.Context, breaker.Event) {
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	circuit.Observe(func(context.Context, breaker.Event) {
 		require.NoError(t, resp.Body.Close())
 		require.Zero(t, slots.Stats().InFlight)
-	}})
+	})
 	server := serve(t, false, breaksOff(false))
 	resp, err := server.client(slots.Wrap, circuit.Wrap).Get(server.URL)
 	require.NoError(t, err)
@@ -1005,7 +1006,8 @@ func TestPanicThatAPolicyMakesAnErrorOf(t *testing.T) {
 
 func TestPanicAtTheEndOfTheBody(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	circuit := breaker.New(breaker.Config{Failures: 1, OnChange: func(context.Context, breaker.Event) { panic("oops") }})
+	circuit := breaker.New(breaker.Config{Failures: 1})
+	circuit.Observe(func(context.Context, breaker.Event) { panic("oops") })
 	transport := &resiliencehttp.Transport{Middleware: resilience.Chain(slots.Wrap, circuit.Wrap),
 		Base: roundTripper(func(*http.Request) (*http.Response, error) { return response(200, broken{}), nil })}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))

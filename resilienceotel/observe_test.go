@@ -47,7 +47,7 @@ func everyKind() []registry.Policy {
 		resilience.NewGroup(func(string) *retry.Retrier { return retry.New(retry.Config{Name: "hosts"}) }, resilience.GroupConfig{}),
 		hedge.New[int](hedge.Config{Name: "users", Delay: time.Second}),
 		breaker.New(breaker.Config{Name: "users"}),
-		breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards"}}),
+		resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "shards"}) }, resilience.GroupConfig{}),
 		bulkhead.New(bulkhead.Config{Name: "users", Limit: 2}),
 		bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Name: "rooms", Limit: 1}}),
 		throttle.New(throttle.Config{Name: "users", Rate: 10, Burst: 1}),
@@ -310,7 +310,7 @@ func TestKeysAppearOnlyIfAllowed(t *testing.T) {
 	members := func(cfg func(*resilienceotel.Config)) map[string]float64 {
 		s := newSDK(t)
 		cfg(&s.Config)
-		hosts := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "hosts", Failures: 1}})
+		hosts := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "hosts", Failures: 1}) }, resilience.GroupConfig{})
 		tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1000, Burst: 1, MaxWait: -1}})
 		s.observe(t, hosts, tenants)
 		for _, host := range []string{"a.example", "b.example"} {

@@ -13,7 +13,7 @@ import (
 )
 
 // The snippets of docs/cookbook.md and docs/migrating.md, for the compiler.
-func _(addr string, circuits *breaker.Group[string], slots *bulkhead.Bulkhead) {
+func _(addr string, circuits *resilience.Group[string, *breaker.Breaker], slots *bulkhead.Bulkhead) {
 	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
 		node := circuits.By(func(context.Context) string { return addr })

@@ -20,6 +20,7 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/console"
@@ -405,7 +406,7 @@ func TestPostFromAnotherOriginIsRefused(t *testing.T) {
 func TestTextsAreShownAsTexts(t *testing.T) {
 	const evil = `<img src=x onerror="window.caught=1"><script>window.caught=1</script>'"</title>`
 	circuit := breaker.New(breaker.Config{Name: evil, Failures: 1})
-	shards := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1}})
+	shards := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "shards", Failures: 1}) }, resilience.GroupConfig{})
 	reg := registry.New()
 	reg.MustAdd(circuit, shards)
 	failing := func(context.Context) error { return errors.New(evil) }
@@ -430,7 +431,9 @@ func TestTextsAreShownAsTexts(t *testing.T) {
 // the keys of a Group that are not well.
 func TestAnOpenPageDoesNotShowWhatHasPassed(t *testing.T) {
 	circuit := breaker.New(breaker.Config{Name: "users"})
-	shards := breaker.NewGroup(breaker.GroupConfig[string]{Config: breaker.Config{Name: "shards", Failures: 1, OpenFor: time.Hour}})
+	shards := resilience.NewGroup(func(string) *breaker.Breaker {
+		return breaker.New(breaker.Config{Name: "shards", Failures: 1, OpenFor: time.Hour})
+	}, resilience.GroupConfig{})
 	reg := registry.New()
 	reg.MustAdd(circuit, shards)
 	fails := func(shard string) {

@@ -81,16 +81,16 @@ func newShop(t *testing.T, r rules) *shop {
 // breaker returns a new breaker whose openings are noted. It opens for a few failures,
 // so that one answer in ten that is taken for a failure would show.
 func (s *shop) breaker(cfg breaker.Config) *breaker.Breaker {
-	cfg.OpenFor, cfg.Jitter = openFor, -1
+	cfg.OpenFor = openFor
 	cfg.Failures, cfg.FailuresInWindow, cfg.Window = 5, 5, time.Second
-	cfg.OnChange = func(_ context.Context, c breaker.Event) {
+	b := breaker.New(cfg)
+	b.Observe(func(_ context.Context, c breaker.Event) {
 		if c.To == breaker.Open {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.opened = append(s.opened, c)
 		}
-	}
-	b := breaker.New(cfg)
+	})
 	s.breakers[cfg.Name] = b
 	return b
 }
@@ -174,16 +174,20 @@ func (s *shop) buildUsers(r rules) {
 // buildClients are those of the payments service.
 func (s *shop) buildClients(r rules) {
 	cfg := breaker.Config{Name: "payments"}
+	circuit := s.breaker(cfg)
+	mw := circuit.Wrap
 	if r.retryAfterIsOpenFor {
-		cfg.MaxRetryAfter = 366 * 24 * time.Hour
-		cfg.Classify = func(err error) breaker.Outcome {
-			if after := resilience.RetryAfter(err); after > 0 && !resilience.Refused(err) {
-				return breaker.OpensFor(max(after, openFor))
+		mw = func(next func(context.Context) error) func(context.Context) error {
+			return func(ctx context.Context) error {
+				err := circuit.Do(ctx, next)
+				if after := resilience.RetryAfter(err); after > 0 && !resilience.Refused(err) {
+					circuit.Trip(err, max(after, openFor))
+				}
+				return err
 			}
-			return breaker.DefaultClassify(err)
 		}
 	}
-	chain := resilience.Chain(s.chain(s.breaker(cfg).Wrap, 300*time.Millisecond), deaf(r.declinedIsAFailure))
+	chain := resilience.Chain(s.chain(mw, 300*time.Millisecond), deaf(r.declinedIsAFailure))
 	s.client = &http.Client{Transport: &resiliencehttp.Transport{
 		Middleware: chain,
 		Judge: func(resp *http.Response, ahead *resiliencehttp.Ahead) error {

@@ -163,7 +163,9 @@ func (p *plant) mail() []func() {
 
 func (p *plant) shards() []func() {
 	const keys = 300
-	shards := breaker.NewGroup(breaker.GroupConfig[int]{Config: breaker.Config{Name: "shards", Failures: 1, OpenFor: 15 * p.pace}})
+	shards := resilience.NewGroup(func(int) *breaker.Breaker {
+		return breaker.New(breaker.Config{Name: "shards", Failures: 1, OpenFor: 15 * p.pace})
+	}, resilience.GroupConfig{})
 	p.reg.MustAdd(shards)
 	return []func(){func() {
 		for key := range keys {
