@@ -33,6 +33,8 @@ var engines = map[string][]string{
 	"resiliencesql":         nil,
 	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2"},
 	"lease":                 nil,
+	"throttle/adaptive":     nil,
+	"throttle/fleet":        nil,
 	"lease/sqllease":        nil,
 	"lease/redislease":      nil,
 	"lease/storetest":       nil,

@@ -33,7 +33,7 @@ func Retryable(err error) bool { return behavior.Read(err).Retryable }
 
 // Throttled reports whether a dependency turned the call away because it has too much to
 // do, as HTTP's 429 and 503 say: a method Throttled() bool of err, or of an error that it
-// wraps, returns true. A throttle.Adaptive counts it as throttled. The adaptive limit of a
+// wraps, returns true. Package throttle/adaptive counts it as throttled. The adaptive limit of a
 // bulkhead counts it as overload, unless it is [Answered], as HTTP's 429 is.
 func Throttled(err error) bool { return behavior.Read(err).Throttled }
 

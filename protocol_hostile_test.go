@@ -13,7 +13,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/retry"
-	"github.com/go-resilience/resilience/throttle"
+	shedding "github.com/go-resilience/resilience/throttle/adaptive"
 )
 
 // A hostile error does something when a policy asks what it says.
@@ -37,7 +37,7 @@ func readers() map[string]struct {
 	retries := retry.New(retry.Config{Attempts: 2, Budget: retry.NewBudget(retry.BudgetConfig{})})
 	circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
 	adaptive := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 1}})
-	sheds := throttle.NewAdaptive(throttle.AdaptiveConfig{})
+	sheds := shedding.New(shedding.Config{})
 	passes := func(p resilience.Policy) func(*testing.T) {
 		return func(t *testing.T) { require.NoError(t, p.Do(t.Context(), nothing)) }
 	}

@@ -29,6 +29,8 @@ import (
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/adaptive"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 var update = flag.Bool("update", false, "write the table of TestEveryPolicyReadsEveryEnd into docs/protocol.md")
@@ -105,7 +107,7 @@ var ends = []end{
 	{name: "breaker forced open", says: says{kind: refused, retry: no, after: 30 * time.Second}, err: forcedOpenBreaker},
 	{name: "bulkhead full", says: says{kind: refused, retry: yes}, err: fullBulkhead},
 	{name: "limiter empty", says: says{kind: refused, retry: yes, after: time.Second}, err: emptyLimiter},
-	{name: "Shared in an outage", says: says{kind: refused, retry: yes, after: time.Second}, err: sharedInOutage},
+	{name: "a fleet in an outage", says: says{kind: refused, retry: yes, after: time.Second}, err: sharedInOutage},
 	{name: "Adaptive sheds", says: says{kind: refused, retry: yes}, err: adaptiveSheds},
 
 	{name: "SQL, a duplicate key", says: says{kind: answered, retry: no}, err: sqlState("23505")},
@@ -213,17 +215,17 @@ func emptyLimiter(t *testing.T) error {
 }
 
 func sharedInOutage(t *testing.T) error {
-	s := throttle.NewShared(throttle.SharedConfig{
-		Name: "search", Rate: 1, OnOutage: throttle.RefuseAll,
+	s := fleet.New(fleet.Config{
+		Name: "search", Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("all", 1, 1)} },
 		Eval: func(context.Context, string, []string, ...any) (any, error) {
 			return nil, errors.New("connection refused")
 		},
 	})
-	return s.Do(t.Context(), "", fail)
+	return s.Do(t.Context(), fail)
 }
 
 func adaptiveSheds(t *testing.T) error {
-	a := throttle.NewAdaptive(throttle.AdaptiveConfig{Throttled: func(error) bool { return true }})
+	a := adaptive.New(adaptive.Config{Throttled: func(error) bool { return true }})
 	for {
 		err := a.Do(t.Context(), fail)
 		if errors.Is(err, throttle.ErrLimited) {
@@ -299,7 +301,7 @@ var consumers = []consumer{
 	{name: "breaker", want: wantOfBreaker, got: gotOfBreaker},
 	{name: "retry", want: wantOfRetry, got: gotOfRetry},
 	{name: "bulkhead, adaptive", want: wantOfBulkhead, got: gotOfBulkhead, slow: true},
-	{name: "throttle.Adaptive", want: wantOfAdaptive, got: gotOfAdaptive},
+	{name: "throttle/adaptive", want: wantOfAdaptive, got: gotOfAdaptive},
 	{name: "cacheaside, a load", want: wantOfCache, got: gotOfCache},
 	{name: "saga, a step", want: wantOfSaga, got: gotOfSaga},
 }
@@ -457,7 +459,7 @@ func wantOfAdaptive(s says) string {
 func gotOfAdaptive(t *testing.T, caller caller, call resilience.Func) string {
 	ctx, cancel := caller()
 	defer cancel()
-	a := throttle.NewAdaptive(throttle.AdaptiveConfig{})
+	a := adaptive.New(adaptive.Config{})
 	_ = a.Do(ctx, call)
 	switch s := a.Stats(); {
 	case s.Accepted > 0:

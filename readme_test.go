@@ -21,7 +21,7 @@ func TestSnippetsCompile(t *testing.T) {
 	require.NoError(t, err)
 	nested, err := filepath.Glob("resilience*/snippets_test.go")
 	require.NoError(t, err)
-	for _, file := range append(files, nested...) {
+	for _, file := range append(append(files, nested...), "internal/integration/fleet/snippets_test.go") {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		compiled.Write(text)

@@ -78,7 +78,7 @@ type Func = func(context.Context) error
 type Middleware = func(next Func) Func
 
 // Policy is the interface of a Retrier, a Breaker, a Bulkhead, a Limiter and a
-// throttle.Adaptive.
+// throttle/adaptive.
 type Policy interface {
 	// Do runs fn under the policy, on the caller's goroutine.
 	Do(ctx context.Context, fn Func) error

@@ -25,6 +25,8 @@ import (
 	"github.com/go-resilience/resilience/saga/sagahttp"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/adaptive"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 //lint:file-ignore SA4006 a recipe shows calls, not what becomes of each error
@@ -182,7 +184,7 @@ func _() {
 		Name: "search", Queue: 64, MaxWait: 100 * time.Millisecond,
 		Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 200}, // in the place of Limit
 	})
-	shed := throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "search"}) // in the place of a Limiter
+	shed := adaptive.New(adaptive.Config{Name: "search"}) // in the place of a Limiter
 	guarded := resilience.Chain(retries.Wrap, circuit.Wrap, shed.Wrap, slots.Wrap, resilience.Timeout(2*time.Second))
 	use(guarded)
 }
@@ -197,19 +199,18 @@ func _() {
 		authenticate func(http.Handler) http.Handler
 	)
 
-	plans := throttle.NewShared(throttle.SharedConfig{
-		Name: "plans", Eval: eval, Instances: 8, // at most, for the time when Redis is down
-		Rate: 10, Quotas: []throttle.Quota{{N: 1000, Per: throttle.Day}}, // the free plan
-		LimitFor: func(account string) throttle.Limit {
-			if paid[account] { // it is asked for each request
-				return throttle.Limit{Rate: 100}
+	plans := fleet.New(fleet.Config{
+		Name: "plans", Eval: eval, OnOutage: fleet.Local, Instances: 8, // at most, for the time when Redis is down
+		Meters: func(ctx context.Context) []fleet.Meter {
+			account := accountFrom(ctx) // as authenticated
+			if paid[account] {
+				return []fleet.Meter{fleet.Rate(account+"/requests", 100, 1)}
 			}
-			return throttle.Limit{} // free
+			return []fleet.Meter{fleet.Rate(account+"/requests", 10, 1), fleet.Quota(account+"/day", 1000, throttle.Quota{Per: throttle.Day}, 1)}
 		},
 	})
 	api := resiliencehttp.Server{
 		LimitName: "plan",
-		Exempt:    func(r *http.Request) bool { return r.Method == http.MethodOptions || r.URL.Path == "/readyz" },
 		OnRefuse: func(w http.ResponseWriter, r *http.Request, err error) {
 			limited, ok := errors.AsType[*throttle.LimitedError](err)
 			if ok && limited.Reason == throttle.OverQuota {
@@ -217,8 +218,12 @@ func _() {
 			} // otherwise the client gets a problem document
 		},
 	}
-	account := func(r *http.Request) string { return accountFrom(r.Context()) } // as authenticated
-	http.Handle("/", authenticate(api.ThrottleBy(plans, account)(api.BulkheadBy(slots, account)(handler))))
+	limited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := plans.Do(r.Context(), func(ctx context.Context) error { handler.ServeHTTP(w, r.WithContext(ctx)); return nil })
+		api.Refuse(w, r, err)
+	})
+	account := func(r *http.Request) string { return accountFrom(r.Context()) }
+	http.Handle("/", authenticate(api.BulkheadBy(slots, account)(limited)))
 }
 
 type Order struct {

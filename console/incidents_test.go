@@ -25,6 +25,8 @@ import (
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/adaptive"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 // A works is a program with every policy, and faults from outside.
@@ -50,12 +52,13 @@ func newWorks(t *testing.T) *works {
 	shards := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "shards", Failures: 3}) }, resilience.GroupConfig{})
 	rooms := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Name: "tenants", Limit: 4}})
 	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1000}})
-	adaptive := throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "search"})
-	quota := throttle.NewShared(throttle.SharedConfig{Name: "quota", Rate: 1000, Instances: 2, Eval: func(context.Context, string, []string, ...any) (any, error) {
+	shed := adaptive.New(adaptive.Config{Name: "search"})
+	meters := func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("all", 1000, 1)} }
+	quota := fleet.New(fleet.Config{Name: "quota", Meters: meters, Instances: 2, OnOutage: fleet.Local, Eval: func(context.Context, string, []string, ...any) (any, error) {
 		if w.redisDown.Load() {
 			return nil, errDown
 		}
-		return []any{int64(1), int64(0), int64(0)}, nil
+		return []any{int64(1), time.Now().UnixMicro(), int64(0), int64(0), int64(1), int64(-1), int64(0)}, nil
 	}})
 	users := cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Second, Load: func(_ context.Context, id int) (string, error) { return fmt.Sprint(id), nil }})
 	w.leader = lease.New(lease.NewMemory(), lease.Config{Name: "billing", Holder: "host-1"})
@@ -81,7 +84,7 @@ func newWorks(t *testing.T) *works {
 	require.NoError(t, err)
 
 	reg := registry.New()
-	reg.MustAdd(budget, retries, hedger, circuit, rate, slots, shards, rooms, tenants, adaptive, quota, users, w.leader, w.runner)
+	reg.MustAdd(budget, retries, hedger, circuit, rate, slots, shards, rooms, tenants, shed, quota, users, w.leader, w.runner)
 	w.shop = newPage(t, reg, console.Config{Allow: allow, Show: console.Show{Errors: true, Keys: true}})
 
 	calls := 0
@@ -120,8 +123,8 @@ func newWorks(t *testing.T) *works {
 			tenant := fmt.Sprint("tenant-", calls%5)
 			_ = rooms.Do(traffic, tenant, working)
 			_ = tenants.Do(traffic, tenant, working)
-			_ = adaptive.Do(traffic, working)
-			_ = quota.Do(traffic, tenant, working)
+			_ = shed.Do(traffic, working)
+			_ = quota.Do(traffic, working)
 			_, _ = users.Get(traffic, calls%7)
 			_, _ = hedger.Do(traffic, func(context.Context) (int, error) { return 0, nil })
 			if calls%100 == 1 {

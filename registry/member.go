@@ -13,7 +13,7 @@ import (
 // A Member is one key of a Group.
 type Member struct {
 	Key   string
-	Calls int64 // in its figure "kind.calls"; in a throttle.Group tokens spent and calls refused
+	Calls int64 // in its figure "kind.calls"
 	// Policy is the member itself; nil where it is not a policy of its own, as in a
 	// throttle.Group.
 	Policy Policy
@@ -59,11 +59,6 @@ func memberOf(key string, value reflect.Value) Member {
 		e, described = entryOf(p)
 	}
 	if !described {
-		for _, name := range []string{"Spent", "Refused"} { // the Usage of a throttle.Group
-			if value.Kind() == reflect.Struct && value.FieldByName(name).IsValid() {
-				m.Calls += value.FieldByName(name).Int()
-			}
-		}
 		return m
 	}
 	m.Policy = p

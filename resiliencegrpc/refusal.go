@@ -91,7 +91,7 @@ func limited(err error) bool {
 		return false
 	}
 	switch e.Reason {
-	case throttle.Outage, throttle.Shed:
+	case throttle.Outage, throttle.Shed, throttle.CoolingDown:
 		return false
 	}
 	return true

@@ -74,8 +74,7 @@ type Server struct {
 	// MessageLimit bounds the rate of messages that a client sends on its streams, for
 	// each key. A stream whose message is over the limit ends as a call that is
 	// refused, whatever its handler returns; with a MaxWait, its messages are received
-	// later, and the client has to slow down. A [throttle.Shared] asks Redis for each
-	// message. Nil means no limit.
+	// later, and the client has to slow down. Nil means no limit.
 	MessageLimit Admitter
 
 	// Middleware runs the handler of a call: a breaker, or a [resilience.Chain] of several
@@ -87,8 +86,7 @@ type Server struct {
 	Exempt func(method string) bool
 }
 
-// An Admitter is a limit for each key: a *[throttle.Group] of strings or, for the instances
-// of a service together, a *[throttle.Shared].
+// An Admitter is a limit for each key: a *[throttle.Group] of strings.
 type Admitter interface {
 	// Admit takes what a call costs from the limit of key. It returns what is left, and an
 	// error if the call is refused.

@@ -543,27 +543,6 @@ func TestClientIPBehindTrustedProxies(t *testing.T) {
 		metadata.NewIncomingContext(t.Context(), metadata.Pairs("x-forwarded-for", "192.0.2.9")), &peer.Peer{Addr: address("10.0.0.1:1")})))
 }
 
-func TestLimitOfAShared(t *testing.T) {
-	shared := throttle.NewShared(throttle.SharedConfig{
-		Name: "tenants", Rate: 1e-6, Burst: 2, OnOutage: throttle.RefuseAll,
-		Eval: func(context.Context, string, []string, ...any) (any, error) {
-			return nil, errors.New("connection refused")
-		},
-	})
-	s := &service{}
-	_, lis := serve(t, s, resiliencegrpc.Server{Limit: shared}.Options()...)
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
-	_, err := client.Get(t.Context(), hello)
-	requireCode(t, codes.Unavailable, err)
-	require.Zero(t, s.calls.Load())
-	require.NoError(t, shared.Update(func(c *throttle.SharedConfig) { c.OnOutage, c.Instances = throttle.LimitLocally, 2 }))
-	_, err = client.Get(t.Context(), hello)
-	require.NoError(t, err)
-	_, err = client.Get(t.Context(), hello)
-	requireCode(t, codes.ResourceExhausted, err)
-	require.EqualValues(t, 1, s.calls.Load())
-}
-
 type address string
 
 func (a address) Network() string { return "test" }

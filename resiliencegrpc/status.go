@@ -122,7 +122,7 @@ func (e *StatusError) Answered() bool { return e.local || answers(e.Code) }
 
 // Throttled reports whether the server turned the call away to shed load: the code is
 // RESOURCE_EXHAUSTED or UNAVAILABLE, and the server said when to come back. A
-// throttle.Adaptive counts it as throttled.
+// package adaptive counts it as throttled.
 func (e *StatusError) Throttled() bool {
 	return e.after > 0 && (e.Code == codes.ResourceExhausted || e.Code == codes.Unavailable)
 }

@@ -66,7 +66,7 @@ func (e *StatusError) Retryable() bool { return !e.final }
 func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
 
 // Throttled reports whether the server turned the request away to shed load: true for 429,
-// 503 and 529, which some servers use for "overloaded". A throttle.Adaptive counts it as
+// 503 and 529, which some servers use for "overloaded". Package throttle/adaptive counts it as
 // throttled.
 func (e *StatusError) Throttled() bool { return overloaded(e.StatusCode) }
 

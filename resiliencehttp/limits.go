@@ -18,8 +18,8 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// An Admitter is a limit for each key: a *[throttle.Group] of strings or, for the instances
-// of a service together, a *[throttle.Shared].
+// An Admitter is a limit for each key: a *[throttle.Group] of strings. For the instances of a
+// service together, a handler calls a limit of package fleet, and [Server.Refuse].
 type Admitter interface {
 	// Admit takes what a request costs from the limit of key. It returns what is left, and
 	// an error if the request is refused.
@@ -34,8 +34,8 @@ type Admitter interface {
 // the one that has the fewest requests left; the name of a quota ends with its window, such
 // as "default per day". A request that the limit refuses gets 429, with a problem
 // document of type quota-exceeded; its Retry-After is at least t. A request that is refused
-// for a reason other than its quota, such as too many keys in a group, gets 503. While a
-// [throttle.Shared] cannot tell what is left, RateLimit is missing.
+// for a reason other than its quota, such as too many keys in a group, gets 503. A
+// request that costs more than the limit can ever give gets 413.
 //
 // A request waits for at most the limit's MaxWait. If its client hangs up meanwhile, it is
 // refused, with 503. Over HTTP/1.1 the server does not notice that a client has gone before the
@@ -198,7 +198,8 @@ func sfString(s string) string {
 // something else under policies of their own, and have not written anything yet.
 //
 // Refuse writes 429 if the client is over a limit: err matches [throttle.ErrLimited], and
-// the Reason of its [throttle.LimitedError] is neither Outage nor Shed. It
+// the Reason of its [throttle.LimitedError] is neither Outage nor Shed nor CoolingDown. It writes
+// 413 if the request costs more than the limit can ever give (TooCostly). It
 // writes 503 if there is no capacity: a bulkhead is full, a circuit is open, a policy
 // refused for another reason (Refused() bool is true), or time ran out
 // ([context.DeadlineExceeded]). It writes 503, too, if an upstream turned the request away: err
@@ -223,15 +224,17 @@ func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	return true
 }
 
-// Status returns the status that answers a request whose work returned err: 200 for nil, 429
-// or 503 for what [Server.Refuse] answers, and 500 for any other error.
+// Status returns the status that answers a request whose work returned err: 200 for nil, 413,
+// 429 or 503 for what [Server.Refuse] answers, and 500 for any other error.
 func Status(err error) int {
-	_, over := limited(err)
+	limit, over := limited(err)
 	switch {
 	case err == nil:
 		return http.StatusOK
 	case !isRefusal(err):
 		return http.StatusInternalServerError
+	case over && limit != nil && limit.Reason == throttle.TooCostly:
+		return http.StatusRequestEntityTooLarge
 	case over:
 		return http.StatusTooManyRequests
 	}
@@ -284,6 +287,10 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, as ref
 		p.Type = problemTypes + "quota-exceeded"
 		p.Title = "The quota for such requests is used up"
 		p.Status = http.StatusTooManyRequests
+		if limit != nil && limit.Reason == throttle.TooCostly {
+			p.Title = "The request is larger than its quota can ever allow"
+			p.Status = http.StatusRequestEntityTooLarge
+		}
 		if limit != nil && limit.Limit > 0 {
 			p.Violated = []string{s.quotaName(limit.Quota)}
 			if !as.told {
@@ -360,7 +367,7 @@ func limited(err error) (*throttle.LimitedError, bool) {
 		return nil, errors.Is(err, throttle.ErrLimited)
 	}
 	switch e.Reason {
-	case throttle.Outage, throttle.Shed:
+	case throttle.Outage, throttle.Shed, throttle.CoolingDown:
 		return nil, false
 	}
 	return e, true

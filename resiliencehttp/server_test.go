@@ -17,6 +17,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 // refusing returns middleware of s that refuses every request, by name, and the status that it
@@ -235,7 +236,7 @@ func TestRefuseTellsTheLimitThatRefused(t *testing.T) {
 	})
 	costly := throttle.New(throttle.Config{Rate: 1, Burst: 1, Cost: func(context.Context) int { return 2 }})
 	w := get(inside(resiliencehttp.Server{}, costly.Wrap))
-	require.Equal(t, 429, w.Code)
+	require.Equal(t, 413, w.Code)
 	require.Equal(t, `"default";r=0`, w.Header().Get("RateLimit"), "there will never be enough")
 	require.Empty(t, w.Header().Get("Retry-After"))
 
@@ -256,53 +257,38 @@ func TestRefuseTellsTheLimitThatRefused(t *testing.T) {
 	require.Empty(t, w.Header().Get("RateLimit-Policy"))
 }
 
-func TestThrottleByOfAShared(t *testing.T) {
-	var told []string
-	shared := func(onOutage throttle.OutagePolicy) *throttle.Shared {
-		return throttle.NewShared(throttle.SharedConfig{
-			Name: "plans", Rate: 0.1, Burst: 4, Instances: 2, OnOutage: onOutage,
-			Eval: func(_ context.Context, _ string, keys []string, _ ...any) (any, error) {
-				told = append(told, keys...)
-				return nil, errors.New("connection refused")
-			},
-			Cost: func(ctx context.Context) int { return ctx.Value(costKey{}).(int) },
-		})
+// A limit of a fleet decides within a handler, and Refuse tells the client.
+func TestRefuseOfAFleet(t *testing.T) {
+	down := func(context.Context, string, []string, ...any) (any, error) {
+		return nil, errors.New("connection refused")
 	}
-	by := func(s *throttle.Shared) func(key string, cost int) *httptest.ResponseRecorder {
-		h := resiliencehttp.Server{}.ThrottleBy(s, func(r *http.Request) string { return r.Header.Get("Account") })(hello)
-		return func(key string, cost int) *httptest.ResponseRecorder {
-			return get(h, func(r *http.Request) {
-				r.Header.Set("Account", key)
-				*r = *r.WithContext(context.WithValue(r.Context(), costKey{}, cost))
-			})
-		}
+	cfg := fleet.Config{
+		Name: "plans", Eval: down, OnOutage: fleet.Local, Instances: 2,
+		Meters: func(ctx context.Context) []fleet.Meter {
+			return []fleet.Meter{fleet.Rate("a/requests", 0.1, fleet.Cost(ctx.Value(costKey{}).(int))).Burst(4)}
+		},
 	}
-
-	ask := by(shared(throttle.LimitLocally))
-	w := ask("a", 1)
-	require.Equal(t, 200, w.Code)
-	require.Equal(t, `"default";q=4;w=40`, w.Header().Get("RateLimit-Policy"))
-	require.Contains(t, w.Header().Get("RateLimit"), `"default";r=1;`, "of this instance's part")
-	require.Equal(t, []string{"throttle:plans/a"}, told)
-	require.Equal(t, 200, ask("a", 1).Code)
-	w = ask("a", 1)
+	ask := func(limits *fleet.Limits, cost int) *httptest.ResponseRecorder {
+		return get(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			ctx := context.WithValue(r.Context(), costKey{}, cost)
+			err := limits.Do(ctx, func(context.Context) error { hello.ServeHTTP(w, r); return nil })
+			resiliencehttp.Server{}.Refuse(w, r, err)
+		}))
+	}
+	local := fleet.New(cfg)
+	require.Equal(t, 200, ask(local, 1).Code)
+	require.Equal(t, 200, ask(local, 1).Code)
+	w := ask(local, 1)
 	require.Equal(t, 429, w.Code)
-	require.Equal(t, "20", w.Header().Get("Retry-After"))
+	require.Equal(t, "20", w.Header().Get("Retry-After"), "of this process's part")
 	require.Equal(t, problemTypes+"quota-exceeded", problemOf(t, w).Type)
-	require.Equal(t, 200, ask("a", 0).Code, "for nothing")
-	require.Equal(t, 200, ask("b", 2).Code, "another key")
-
-	w = by(shared(throttle.RefuseAll))("a", 1)
+	require.Equal(t, 413, ask(local, 5).Code)
+	cfg.OnOutage = fleet.Refuse
+	w = ask(fleet.New(cfg), 1)
 	require.Equal(t, 503, w.Code, "it is not the client's fault")
 	require.Equal(t, "1", w.Header().Get("Retry-After"))
-	require.NotEmpty(t, w.Header().Get("RateLimit-Policy"))
 	require.Empty(t, w.Header().Get("RateLimit"), "what is left is not known")
-
-	w = by(shared(throttle.AdmitAll))("a", 1)
-	require.Equal(t, 200, w.Code)
-	require.Empty(t, w.Header().Get("RateLimit"), "what is left is not known")
-
-	var none *throttle.Shared
+	var none *throttle.Group[string]
 	require.Panics(t, func() { resiliencehttp.Server{}.ThrottleBy(none, nil) })
 }
 

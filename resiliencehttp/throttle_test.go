@@ -151,10 +151,6 @@ func TestQuotaTellsTheWindow(t *testing.T) {
 			require.Equal(t, c.want, w.Header().Get("RateLimit-Policy"))
 		})
 	}
-	own := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 10}})
-	require.NoError(t, own.Set("192.0.2.1", throttle.Limit{Rate: 1, Burst: 20})) // the address of get's requests
-	w := get(resiliencehttp.Server{}.ThrottleBy(own, nil)(hello))
-	require.Equal(t, `"default";q=20;w=20`, w.Header().Get("RateLimit-Policy"), "of the key")
 }
 
 func TestRateLimitSaysWhatTheNextRefusalSays(t *testing.T) {
@@ -166,8 +162,6 @@ func TestRateLimitSaysWhatTheNextRefusalSays(t *testing.T) {
 			[]string{"r=4;t=12", "r=3;t=12", "r=2;t=12", "r=1;t=12", "r=0;t=12", "r=0;t=12"}},
 		"PartsOfSeconds": {throttle.Config{Rate: throttle.PerMinute(7), Burst: 3},
 			[]string{"r=2;t=9", "r=1;t=9", "r=0;t=9", "r=0;t=9"}},
-		"Reserved": {throttle.Config{Rate: throttle.PerMinute(6), Burst: 6, Levels: 2, Reserve: []float64{0.5}, Priority: func(context.Context) int { return 1 }},
-			[]string{"r=2;t=10", "r=1;t=10", "r=0;t=10", "r=0;t=10"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -230,7 +224,8 @@ func TestRateLimitTellsTheQuotaThatBinds(t *testing.T) {
 func TestRequestThatCanNeverBeAdmitted(t *testing.T) {
 	limit := throttle.New(throttle.Config{Rate: 1, Burst: 1, Cost: func(context.Context) int { return 2 }})
 	w := get(resiliencehttp.Server{}.Throttle(limit)(hello))
-	require.Equal(t, 429, w.Code)
+	require.Equal(t, 413, w.Code)
+	require.Equal(t, 413, resiliencehttp.Status(limit.Wait(t.Context())))
 	require.Empty(t, w.Header().Get("Retry-After"), "it is of no use to come back")
 }
 
@@ -239,7 +234,7 @@ var structured = regexp.MustCompile(`^"(?:[ !#-\[\]-~]|\\["\\])*"(?:;[a-z*][a-z0
 
 func TestFieldsAreStructured(t *testing.T) {
 	for _, name := range []string{"", "plain", `quo"ted`, `back\slash`, "tab\tline\nbreak", "größe", "\xff\x00", "~", strings.Repeat("x", 100)} {
-		limit := throttle.New(throttle.Config{Rate: 1e12, Burst: 1 << 40})
+		limit := throttle.New(throttle.Config{Rate: 1e9, Burst: 1 << 40})
 		inner := throttle.New(throttle.Config{Rate: 1})
 		h := resiliencehttp.Server{LimitName: name, Window: time.Nanosecond}.Throttle(limit)(resiliencehttp.Server{}.Throttle(inner)(hello))
 		w := get(h)

@@ -31,6 +31,8 @@ import (
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/adaptive"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 type trip struct{ Legs int }
@@ -52,9 +54,9 @@ func everyKind() []registry.Policy {
 		bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Name: "rooms", Limit: 1}}),
 		throttle.New(throttle.Config{Name: "users", Rate: 10, Burst: 1}),
 		throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 10, Burst: 2}}),
-		throttle.NewShared(throttle.SharedConfig{Name: "fleet", Rate: 10, Burst: 1, Instances: 1,
+		fleet.New(fleet.Config{Name: "fleet", Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("all", 10, 1)} },
 			Eval: func(context.Context, string, []string, ...any) (any, error) { return nil, errDown }}),
-		throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "adaptive"}),
+		adaptive.New(adaptive.Config{Name: "adaptive"}),
 		cacheaside.New(cacheaside.Config[int, int]{Name: "users", TTL: time.Minute, Load: func(context.Context, int) (int, error) { return 0, nil }}),
 		lease.New(lease.NewMemory(), lease.Config{Name: "leader", TTL: time.Second}),
 		runner,

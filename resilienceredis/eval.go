@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
-// Eval returns the Eval of throttle.Shared, redisstore and redislease: it runs a script on
+// Eval returns the Eval of package fleet, redisstore and redislease: it runs a script on
 // the node that has the keys, by its hash if the server knows it. client has
 // ContextTimeoutEnabled, so that ctx bounds the call, and MaxRetries: -1, so that a script
 // whose answer was lost does not run again.
@@ -23,6 +26,50 @@ func Eval(client redis.Scripter) func(ctx context.Context, script string, keys [
 			known, _ = scripts.LoadOrStore(script, redis.NewScript(script))
 		}
 		return known.(*redis.Script).Run(ctx, client, keys, args...).Result()
+	}
+}
+
+// EvalEach returns the EvalEach of package fleet: it runs scripts in one pipeline, or one for
+// each node of a cluster. client is as for [Eval].
+func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
+	run := func(ctx context.Context, calls []fleet.Call, which []int, replies []fleet.Reply, eval func(*redis.Script, redis.Scripter, fleet.Call) *redis.Cmd) {
+		pipe := client.Pipeline()
+		cmds := make([]*redis.Cmd, len(which))
+		for i, j := range which {
+			cmds[i] = eval(redis.NewScript(calls[j].Script), pipe, calls[j])
+		}
+		_, _ = pipe.Exec(ctx) // each command has its error
+		for i, j := range which {
+			replies[j].Value, replies[j].Err = cmds[i].Result()
+		}
+	}
+	return func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
+		replies := make([]fleet.Reply, len(calls))
+		all := make([]int, len(calls))
+		for i := range all {
+			all[i] = i
+		}
+		run(ctx, calls, all, replies, func(s *redis.Script, pipe redis.Scripter, c fleet.Call) *redis.Cmd {
+			return s.EvalSha(ctx, pipe, c.Keys, c.Args...)
+		})
+		unknown := slices.DeleteFunc(all, func(i int) bool { return !redis.HasErrorPrefix(replies[i].Err, "NOSCRIPT") })
+		if len(unknown) > 0 { // the server has been restarted
+			run(ctx, calls, unknown, replies, func(s *redis.Script, pipe redis.Scripter, c fleet.Call) *redis.Cmd {
+				return s.Eval(ctx, pipe, c.Keys, c.Args...)
+			})
+		}
+		return replies
+	}
+}
+
+// Node returns the Node of package fleet: the address of the master that keeps a key.
+func Node(client *redis.ClusterClient) func(key string) string {
+	return func(key string) string {
+		master, err := client.MasterForKey(context.Background(), key)
+		if err != nil {
+			return "" // nobody knows, so there is one outage for all of these
+		}
+		return master.Options().Addr
 	}
 }
 

@@ -1,5 +1,5 @@
 // Package resilienceredis runs the commands of github.com/redis/go-redis/v9 under policies,
-// and has the functions by which throttle.Shared, redisstore and redislease reach Redis.
+// and has the functions by which throttle/fleet, redisstore and redislease reach Redis.
 //
 //	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
 //	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
@@ -12,7 +12,7 @@
 //	name, err := rdb.Get(ctx, "name").Result()
 //
 //	limits := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
-//	limit := throttle.NewShared(throttle.SharedConfig{Name: "api", Rate: 100, Instances: 8, Eval: resilienceredis.Eval(limits)})
+//	limit := fleet.New(fleet.Config{Name: "api", Meters: meters, Eval: resilienceredis.Eval(limits), EvalEach: resilienceredis.EvalEach(limits)})
 //
 // # What a reply means
 //
@@ -31,9 +31,8 @@
 // Config, 0.9 s by default. So a server that hangs opens no circuit for callers that allow
 // less, unless a resilience.Timeout stands innermost that is shorter than what they allow.
 //
-// A throttle.Shared, a redisstore and a redislease are such callers. They bear an outage by
-// themselves: give them a client without a Hook. A Timeout in a Hook would keep late answers
-// from a Shared, which then takes the tokens of these calls twice.
+// A limit of throttle/fleet, a redisstore and a redislease are such callers. They bear an outage by
+// themselves: give them a client without a Hook.
 //
 // # Retries
 //

@@ -13,7 +13,7 @@ import (
 // ErrLimited is matched by every [*LimitedError].
 var ErrLimited = errors.New("throttle: limited")
 
-// ErrOutage is matched by the [*LimitedError] of a [Shared] that could not reach Redis
+// ErrOutage is matched by the [*LimitedError] of a limit of a fleet that cannot reach Redis
 // and refuses calls meanwhile. The error matches the cause of the outage, too.
 var ErrOutage = errors.New("throttle: shared limit cannot be reached")
 
@@ -25,29 +25,32 @@ const (
 	OverLimit        Reason = "over the limit"     // there were not enough tokens, and the call was not to wait
 	OverQuota        Reason = "over the quota"     // there were not enough tokens left of a quota
 	WaitTooLong      Reason = "wait too long"      // the tokens would not have been there within MaxWait, or were not
-	QueueFull        Reason = "queue full"         // Queue calls were waiting, or MaxQueued in a Group, and none was less important
-	Displaced        Reason = "displaced"          // the call waited, and a more important one took its place in a full queue
 	DeadlineTooClose Reason = "deadline too close" // the tokens would not have been there before the deadline of ctx
 	ContextEnded     Reason = "context ended"      // ctx ended while the call waited
-	TooCostly        Reason = "too costly"         // the call takes more tokens than its level may spend at once: it can never be admitted
-	Outage           Reason = "outage"             // a Shared could not reach Redis
-	Shed             Reason = "shed"               // an Adaptive did not send the call, as the server would probably turn it away
+	TooCostly        Reason = "too costly"         // the call takes more tokens than there can be at once: it can never be admitted
+	CoolingDown      Reason = "cooling down"       // a limit of a fleet was told to refuse calls for a while
+	Outage           Reason = "outage"             // Redis, where a fleet's limit is kept, could not be reached
+	Shed             Reason = "shed"               // package adaptive did not send the call, as the server would probably turn it away
 )
+
+var reasons = [...]Reason{
+	OverLimit, OverQuota, WaitTooLong, DeadlineTooClose, ContextEnded, TooCostly, CoolingDown, Outage, Shed,
+}
 
 // never is the After of a call that can never be admitted.
 const never = time.Duration(math.MaxInt64)
 
 // A LimitedError reports a refused call. It matches [ErrLimited]. Depending on its
 // Reason it also matches [context.DeadlineExceeded] (DeadlineTooClose), the error and
-// the cause of ctx (ContextEnded), or [ErrOutage] and the error of Eval (Outage).
+// the cause of ctx (ContextEnded), or [ErrOutage] and the error of Redis (Outage).
 type LimitedError struct {
-	Name   string        // of the Limiter, Group, Shared or Adaptive
-	Key    string        // of a Group or Shared: at most the first 100 bytes of its text, or "(other keys)" for that which other keys share
+	Name   string        // of the limit
+	Key    string        // of a Group: at most the first 100 bytes of its text, or "(other keys)" for that which other keys share; of a fleet, the key of the meter
 	Reason Reason        // why the call was refused
 	Limit  int           // the Burst at that time or, if there is a Quota, its N
 	Quota  Quota         // of OverQuota: the one whose window is over last; of TooCostly: the one that is too small, if it is not the Burst
-	Level  int           // of the call; 0 is the most important
 	Cost   int           // of the call, in tokens
+	Left   int           // of a limit of a fleet: what was left
 	Waited time.Duration // how long the call waited
 	After  time.Duration // how long until the call could be admitted; see RetryAfter
 	Err    error         // the cause, or nil
@@ -64,7 +67,7 @@ func (e *LimitedError) Error() string {
 		if e.Quota != (Quota{}) {
 			what = fmt.Sprintf("the quota of %v", e.Quota)
 		}
-		fmt.Fprintf(&text, "limited (too costly): %d tokens at level %d are more than %s can give", e.Cost, e.Level, what)
+		fmt.Fprintf(&text, "limited (too costly): %d tokens are more than %s can give", e.Cost, what)
 		return text.String()
 	}
 	fmt.Fprintf(&text, "limited (%s", e.Reason)
@@ -102,3 +105,103 @@ func (e *LimitedError) Retryable() bool { return e.Reason != TooCostly }
 
 // Refused returns true: the call was not made.
 func (e *LimitedError) Refused() bool { return true }
+
+// An EventKind says what an [Event] is.
+type EventKind string
+
+// The kinds.
+const (
+	EventRefused     EventKind = "refused"      // a call was refused
+	EventWaited      EventKind = "waited"       // a call was admitted after a wait for its tokens
+	EventOutageBegan EventKind = "outage began" // Redis no longer answers for a limit of a fleet
+	EventRecovered   EventKind = "recovered"    // Redis answers again
+)
+
+// An Event is what an observer is told.
+type Event struct {
+	Kind   EventKind
+	Name   string        // of the limit
+	Key    string        // as in LimitedError
+	Cost   int           // of the call, in tokens
+	Waited time.Duration // how long the call waited
+	Reason Reason        // of EventRefused
+	Err    error         // of EventRefused: the [*LimitedError]; of EventOutageBegan: the cause
+}
+
+// Level returns how much attention the event needs, as slog has it: 4 for all but
+// [EventWaited].
+func (e Event) Level() int {
+	if e.Kind == EventWaited {
+		return -4
+	}
+	return 4
+}
+
+// Fields calls yield with each detail of the event.
+func (e Event) Fields(yield func(name string, value any)) {
+	yield("event", string(e.Kind))
+	if e.Key != "" {
+		yield("key", e.Key)
+	}
+	if e.Reason != "" {
+		yield("reason", string(e.Reason))
+	}
+	if e.Waited > 0 {
+		yield("waited", e.Waited)
+	}
+	if e.Err != nil {
+		yield("error", e.Err)
+	}
+}
+
+// refusedEvent returns the event of a refused call.
+func refusedEvent(e *LimitedError) Event {
+	return Event{Kind: EventRefused, Name: e.Name, Key: e.Key, Cost: e.Cost, Waited: e.Waited, Reason: e.Reason, Err: e}
+}
+
+// A Decision says whether a call was admitted and what is left: the information that
+// the headers of an HTTP response give a client. Of a limit with Quotas it tells about
+// the one that binds: if the call was admitted, the one with the fewest tokens left;
+// otherwise, of the quotas that have too few, the one whose window is over last.
+type Decision struct {
+	OK         bool
+	Quota      Quota         // the quota that binds; zero if it is the Rate, with its Burst
+	Limit      int           // the Burst, or N of the Quota
+	Window     time.Duration // the time in which the Burst refills; or the length of the Quota's window
+	Remaining  int           // tokens that could be taken now, after this decision
+	RetryAfter time.Duration // the time until the same tokens could be taken, if no other call takes any: 0 if they were taken; the longest Duration if they never can be
+	ResetAfter time.Duration // the time until Limit tokens are there again, if no call takes any
+}
+
+// Totals are counted from New or NewGroup on. They never go back: neither an Update nor
+// a key that a Group evicts resets them.
+type Totals struct {
+	Admitted int64            // calls and reservations that got their tokens
+	Refused  int64            // calls that did not; a call whose ctx had already ended is in neither
+	Refusals map[Reason]int64 // the calls of Refused, by reason
+	Spent    int64            // tokens, those given back included
+	Refunded int64            // tokens that were given back
+	Forgiven int64            // tokens of debts beyond one Burst
+	Waited   int64            // calls of Admitted that had to wait
+	WaitTime time.Duration    // how long these calls waited, in all
+}
+
+// Stats is a snapshot of a [Limiter].
+type Stats struct {
+	Totals
+
+	Queued int // calls that wait now
+}
+
+// GroupStats is a snapshot of a [Group].
+type GroupStats struct {
+	// Totals are the sums over all keys of the group, also those that it has evicted and
+	// those that found no room.
+	Totals
+
+	Evicted  int64 // keys that were evicted; never goes back
+	Overflow int64 // calls of Totals whose key found no room; never goes back
+
+	Keys   int // keys that the group holds
+	Queued int // calls that wait now, for all keys together
+}

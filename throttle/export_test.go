@@ -1,25 +1,14 @@
 package throttle
 
 import (
+	"context"
 	"time"
-
-	"github.com/go-resilience/resilience/throttle/internal/shared"
 )
 
-// SetRand makes a draw its probabilities from random, in [0, 1).
-func (a *Adaptive) SetRand(random func() float64) { a.rand = random }
+// MayWait returns why a call must not wait for as long as after.
+func MayWait(ctx context.Context, maxWait, after time.Duration) Reason {
+	return mayWait(ctx, maxWait, after)
+}
 
-// SlotOf returns the hash slot of a key in Redis.
-func SlotOf(key string) uint16 { return shared.SlotOf(key) }
-
-// OutageSlots returns of how many slots an outage is remembered.
-func (s *Shared) OutageSlots() int { return s.redis.Stats().Slots }
-
-// Never is the wait of a call that costs more than there can be.
-const Never = never
-
-// An Arrival is what a call finds for which the tokens are not there.
-type Arrival struct{ Wait, MaxWait, Left, Ahead time.Duration }
-
-// Refusal returns why the call may not wait.
-func (a Arrival) Refusal() Reason { return arrival{a.Wait, a.MaxWait, a.Left, a.Ahead}.refusal() }
+// TokenTime returns the time of a token of a rate, in nanoseconds.
+func TokenTime(rate float64) float64 { return float64(tokenTime(rate)) }

@@ -2,8 +2,7 @@ package throttle_test
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -22,47 +21,47 @@ func TestQuotaAndRateAreOneDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hourly := throttle.Quota{N: 5, Every: time.Hour}
 		daily := throttle.Quota{N: 12, Per: throttle.Day, In: time.UTC}
-		cfg := throttle.Config{Name: "api", Rate: 1, Burst: 2, Quotas: []throttle.Quota{hourly, daily}}
+		cfg := throttle.Config{Name: "api", Rate: 1, Burst: 2, Quotas: []throttle.Quota{hourly, daily}, Cost: cost}
 		l := throttle.New(cfg)
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
-		take := func(n int) throttle.Decision {
+		both := func(n int) throttle.Decision {
 			t.Helper()
-			d := l.Take(n)
-			require.Equal(t, d, g.Take("a", n))
+			d := take(l, n)
+			require.Equal(t, d, takeOf(g, "a", n))
 			return d
 		}
 		time.Sleep(10 * time.Hour)
-		require.Equal(t, throttle.Decision{OK: true, Limit: 2, Window: 2 * time.Second, Remaining: 0, ResetAfter: 2 * time.Second}, take(2))
+		require.Equal(t, throttle.Decision{OK: true, Limit: 2, Window: 2 * time.Second, Remaining: 0, ResetAfter: 2 * time.Second}, both(2))
 		for range 5 {
-			require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: 2 * time.Second, ResetAfter: 2 * time.Second}, take(2))
+			require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: 2 * time.Second, ResetAfter: 2 * time.Second}, both(2))
 		}
 		time.Sleep(2 * time.Second)
 		require.Equal(t, throttle.Decision{
 			OK: true, Limit: 2, Window: 2 * time.Second, Remaining: 0, ResetAfter: 2 * time.Second,
-		}, take(2))
+		}, both(2))
 		time.Sleep(time.Minute)
 		require.Equal(t, throttle.Decision{
 			Quota: hourly, Limit: 5, Window: time.Hour, Remaining: 1, RetryAfter: time.Hour - 62*time.Second, ResetAfter: time.Hour - 62*time.Second,
-		}, take(2), "1 is left of 5")
+		}, both(2), "1 is left of 5")
 		require.Equal(t, throttle.Decision{
 			OK: true, Quota: hourly, Limit: 5, Window: time.Hour, Remaining: 0, ResetAfter: time.Hour - 62*time.Second,
-		}, take(1))
+		}, both(1))
 		require.EqualError(t, l.Wait(t.Context()), "throttle: api: limited (over the quota of 5 per 1h0m0s), retry after 58m58s")
 		require.EqualError(t, g.Wait(t.Context(), "a"), "throttle: api[a]: limited (over the quota of 5 per 1h0m0s), retry after 58m58s")
 		require.False(t, l.Allow())
-		require.Equal(t, 0, l.Peek().Remaining)
+		require.Zero(t, take(l, 0).Remaining)
 		time.Sleep(time.Hour)
-		require.True(t, take(2).OK)
+		require.True(t, both(2).OK)
 		time.Sleep(2 * time.Second)
-		require.True(t, take(2).OK)
+		require.True(t, both(2).OK)
 		time.Sleep(time.Hour)
-		require.True(t, take(2).OK)
-		d := take(2)
+		require.True(t, both(2).OK)
+		d := both(2)
 		require.Equal(t, daily, d.Quota, "11 of 12 are spent; the rate has nothing either")
 		require.Equal(t, 24*time.Hour, d.Window)
 		require.Equal(t, time.Date(2000, 1, 2, 0, 0, 0, 0, time.UTC), time.Now().UTC().Add(d.RetryAfter))
 		require.EqualValues(t, 11, l.Stats().Spent)
-		require.EqualValues(t, 1<<63-1, take(3).RetryAfter, "more than a burst")
+		require.EqualValues(t, 1<<63-1, both(3).RetryAfter, "more than a burst")
 		require.EqualValues(t, 1, g.Stats().Refusals[throttle.TooCostly])
 		require.EqualValues(t, 5, g.Stats().Refusals[throttle.OverLimit])
 		require.EqualValues(t, 3, g.Stats().Refusals[throttle.OverQuota])
@@ -72,23 +71,24 @@ func TestQuotaAndRateAreOneDecision(t *testing.T) {
 // Only quotas: what is left of them may be spent at any speed.
 func TestQuotaWithoutARate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := throttle.New(throttle.Config{MaxWait: -1, Quotas: []throttle.Quota{{N: 1e15, Every: time.Second}, {N: 1e15, Per: throttle.Week}}})
+		l := throttle.New(throttle.Config{MaxWait: -1, Quotas: []throttle.Quota{{N: 1e15, Every: time.Second}, {N: 1e15, Per: throttle.Month}}, Cost: cost})
 		require.Zero(t, l.Config().Burst)
 		require.NoError(t, l.Config().Validate())
-		require.True(t, l.Take(1e15).OK)
+		require.True(t, take(l, 1e15).OK)
 		require.Equal(t, throttle.OverQuota, reason(l.Wait(t.Context())), "no call waits for a quota")
-		require.Equal(t, 7*24*time.Hour, l.Take(1).Window, "the one that is over last")
+		require.Equal(t, 31*24*time.Hour, take(l, 1).Window, "the one that is over last")
 		require.NoError(t, l.Update(func(c *throttle.Config) { c.Quotas = []throttle.Quota{{N: 5, Every: time.Second}} }))
 		require.False(t, l.Allow(), "tokens spent stay spent")
 		time.Sleep(time.Second)
-		require.True(t, l.Take(5).OK)
+		require.True(t, take(l, 5).OK)
 		time.Sleep(time.Second)
-		require.True(t, l.Take(5).OK)
-		d := l.Take(6)
+		require.True(t, take(l, 5).OK)
+		d := take(l, 6)
 		require.False(t, d.OK)
 		require.EqualValues(t, 1<<63-1, d.RetryAfter)
-		require.NoError(t, setLimit(l, throttle.Limit{Rate: 1, Burst: 10}))
-		require.Equal(t, throttle.Quota{}, l.Take(6).Quota)
+		require.EqualError(t, l.Wait(of(6)), "throttle: limited (too costly): 6 tokens are more than the quota of 5 per 1s can give")
+		require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate, c.Burst, c.Quotas = 1, 10, nil }))
+		require.Equal(t, throttle.Quota{}, take(l, 6).Quota)
 	})
 }
 
@@ -97,7 +97,7 @@ func TestQuotaWithTheFewestLeftBinds(t *testing.T) {
 	small, large := throttle.Quota{N: 5, Every: time.Hour}, throttle.Quota{N: 6, Every: 24 * time.Hour}
 	for _, quotas := range [][]throttle.Quota{{small, large}, {large, small}, {{N: 7, Every: time.Minute}, small, large}} {
 		for _, rate := range []float64{0, 1e6} {
-			d := throttle.New(throttle.Config{Rate: rate, Quotas: quotas}).Take(1)
+			d := take(throttle.New(throttle.Config{Rate: rate, Quotas: quotas}), 1)
 			require.Equal(t, small, d.Quota)
 			require.Equal(t, 4, d.Remaining)
 		}
@@ -106,25 +106,23 @@ func TestQuotaWithTheFewestLeftBinds(t *testing.T) {
 
 // A window of which nothing is spent has nothing to reset.
 func TestUnspentQuotaIsFull(t *testing.T) {
-	l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 5, Per: throttle.Day}}})
+	l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 5, Per: throttle.Day}}, Cost: cost})
 	want := throttle.Decision{OK: true, Limit: 5, Remaining: 5, Window: 24 * time.Hour, Quota: l.Config().Quotas[0]}
-	require.Equal(t, want, l.Peek())
-	require.True(t, l.Take(5).OK)
-	require.Positive(t, l.Peek().ResetAfter)
-	l.Refund(5)
-	require.Equal(t, want, l.Peek())
+	require.Equal(t, want, take(l, 0))
+	r, err := l.Reserve(t.Context(), 5)
+	require.NoError(t, err)
+	require.Positive(t, take(l, 0).ResetAfter)
+	r.Settle(t.Context(), 0)
+	require.Equal(t, want, take(l, 0))
 }
 
 // The zone that a quota gets by default is written into no slice of the caller.
 func TestConfigSharesNoQuotas(t *testing.T) {
 	quotas := []throttle.Quota{{N: 5, Per: throttle.Day}}
 	l := throttle.New(throttle.Config{Quotas: quotas})
-	s := throttle.NewShared(throttle.SharedConfig{Name: "api", Rate: 1, Instances: 1, Eval: (&fakeRedis{answer: down}).eval})
-	require.NoError(t, s.Set("key", throttle.Limit{Quotas: quotas}))
 	require.Nil(t, quotas[0].In)
 	quotas[0].N = 6
 	require.Equal(t, []throttle.Quota{{N: 5, Per: throttle.Day, In: time.UTC}}, l.Config().Quotas)
-	require.Equal(t, throttle.Never, s.Take(t.Context(), "key", 6).RetryAfter)
 }
 
 // A key whose windows are over makes room for another, and no sooner.
@@ -139,6 +137,378 @@ func TestGroupEvictsKeysWhoseWindowsAreOver(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		require.True(t, g.Allow(2))
 		require.EqualValues(t, 1, g.Stats().Evicted)
+	})
+}
+
+// A billing month begins with a day, in the zone of its date; a short month has its last day
+// for it.
+func TestMonthFromADate(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	date := func(y int, m time.Month, d int, in *time.Location) time.Time {
+		return time.Date(y, m, d, 0, 0, 0, 0, in)
+	}
+	for _, in := range []*time.Location{time.UTC, berlin} {
+		for _, c := range []struct {
+			since int
+			now   time.Time
+			begin time.Time
+			end   time.Time
+		}{
+			{31, date(2026, 1, 31, in), date(2026, 1, 31, in), date(2026, 2, 28, in)},
+			{31, date(2026, 1, 30, in), date(2025, 12, 31, in), date(2026, 1, 31, in)},
+			{31, date(2026, 2, 28, in), date(2026, 2, 28, in), date(2026, 3, 31, in)},
+			{31, date(2026, 3, 30, in), date(2026, 2, 28, in), date(2026, 3, 31, in)},
+			{31, date(2026, 4, 30, in), date(2026, 4, 30, in), date(2026, 5, 31, in)},
+			{29, date(2028, 2, 29, in), date(2028, 2, 29, in), date(2028, 3, 29, in)},
+			{30, date(2026, 2, 27, in), date(2026, 1, 30, in), date(2026, 2, 28, in)},
+			{15, date(2026, 12, 20, in), date(2026, 12, 15, in), date(2027, 1, 15, in)},
+			{15, date(2026, 12, 14, in), date(2026, 11, 15, in), date(2026, 12, 15, in)},
+			{1, date(2026, 12, 14, in), date(2026, 12, 1, in), date(2027, 1, 1, in)},
+		} {
+			q := throttle.Month.From(date(2020, 1, c.since, in))
+			q.N = 5
+			synctest.Test(t, func(t *testing.T) {
+				for _, now := range []time.Time{c.now, c.end.Add(-1)} {
+					time.Sleep(time.Until(now))
+					d := take(throttle.New(throttle.Config{Quotas: []throttle.Quota{q}}), 1)
+					require.Equal(t, c.end.Sub(now), d.ResetAfter, "%v %v", q, now)
+					require.Equal(t, c.end.Sub(c.begin), d.Window, "%v %v", q, now)
+				}
+			})
+		}
+	}
+	require.Equal(t, throttle.Quota{Per: throttle.Day, In: berlin}, throttle.Day.From(date(2020, 1, 5, berlin)))
+	require.Equal(t, "7 per month from 31 in Europe/Berlin", throttle.Quota{N: 7, Per: throttle.Month, From: 31, In: berlin}.String())
+	require.Equal(t, "7 per month", throttle.Quota{N: 7, Per: throttle.Month, From: 1, In: time.UTC}.String())
+	require.Equal(t, "7 per 1h0m0s", throttle.Quota{N: 7, Every: time.Hour}.String())
+}
+
+func TestQuotaValidate(t *testing.T) {
+	for want, q := range map[string]throttle.Quota{
+		`N is 0: must be 1 to 1e15`:                                             {Per: throttle.Day},
+		`N is 1000000000000001: must be 1 to 1e15`:                              {N: 1e15 + 1, Per: throttle.Day},
+		`Every is 1µs: must be a millisecond to 36 years`:                       {N: 1, Every: time.Microsecond},
+		`Per is "week": must be "day" or "month"`:                               {N: 1, Per: "week"},
+		`Per is "": must be set where Every is not, and the other way round`:    {N: 1},
+		`Per is "day": must be set where Every is not, and the other way round`: {N: 1, Every: time.Hour, Per: throttle.Day},
+		`In is UTC: must be nil where Per is not set`:                           {N: 1, Every: time.Hour, In: time.UTC},
+		`From is 32: must be 0, or 1 to 31 where Per is Month`:                  {N: 1, Per: throttle.Month, From: 32},
+		`From is 3: must be 0, or 1 to 31 where Per is Month`:                   {N: 1, Per: throttle.Day, From: 3},
+	} {
+		require.EqualError(t, throttle.Config{Quotas: []throttle.Quota{q}}.Validate(), "throttle.Config.Quotas[0]."+want)
+	}
+	twice := []throttle.Quota{{N: 1, Per: throttle.Month}, {N: 2, Per: throttle.Month, From: 1, In: time.UTC}}
+	require.EqualError(t, throttle.Config{Quotas: twice}.Validate(), "throttle.Config.Quotas[1] is 2 per month: must be of another window than those before it")
+	var nine []throttle.Quota
+	for i := range 9 {
+		nine = append(nine, throttle.Quota{N: 1, Every: time.Duration(1+i) * time.Second})
+	}
+	require.ErrorContains(t, throttle.Config{Quotas: nine}.Validate(), "throttle.Config.Quotas is 9 long: must be at most 8 long")
+	require.NoError(t, throttle.Config{Quotas: nine[1:]}.Validate())
+}
+
+// A waiting call has its tokens of the quotas. It gives them back if it gives up, to the
+// window from which it took them, also if the quotas change meanwhile.
+func TestWaitingCallsHoldTheirPartOfAQuota(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quotas := []throttle.Quota{{N: 1000, Per: throttle.Month}, {N: 4, Every: time.Minute}}
+		l := throttle.New(throttle.Config{Rate: every(time.Hour), Burst: 1, MaxWait: -1, Quotas: quotas, Cost: cost})
+		require.True(t, l.Allow())
+		var calls sync.WaitGroup
+		wait := func() (leave func()) {
+			ctx, cancel := context.WithCancel(t.Context())
+			calls.Go(func() { require.Equal(t, throttle.ContextEnded, reason(l.Wait(ctx))) })
+			synctest.Wait()
+			return func() { cancel(); synctest.Wait() }
+		}
+		first := wait()
+		time.Sleep(2 * time.Minute)
+		second, third := wait(), wait()
+		first() // gives nothing to the minute of second and third
+		fill, fill4 := wait(), wait()
+		require.Equal(t, throttle.OverQuota, reason(l.Wait(t.Context())), "4 wait")
+		fill()
+		fill4()
+		require.NoError(t, l.Update(func(c *throttle.Config) { c.Quotas = []throttle.Quota{quotas[1], quotas[0]} }))
+		second()
+		require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate, c.Burst = 0, 0 }))
+		third()
+		calls.Wait()
+		require.Equal(t, 4, take(l, 0).Remaining)
+	})
+}
+
+// Whatever calls do, no window sees more than its quota, and none of its tokens is lost.
+func TestQuotasUnderStress(t *testing.T) {
+	const most = 3000
+	cfg := throttle.Config{
+		Rate: 1e6, Burst: 50, MaxWait: time.Millisecond, Quotas: []throttle.Quota{{N: most, Every: 1000 * time.Hour}, {N: 1e9, Per: throttle.Month}},
+	}
+	l := throttle.New(cfg)
+	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg, IdleAfter: 1})
+	var alone, keyed atomic.Int64
+	var calls sync.WaitGroup
+	for i := range 16 {
+		calls.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(i), 3))
+			for range 1000 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(random.IntN(2e6)))
+				if r, err := l.Reserve(ctx, 1); err == nil {
+					used := random.IntN(2)
+					r.Settle(ctx, used)
+					alone.Add(int64(used))
+				}
+				if g.Wait(ctx, 1) == nil {
+					keyed.Add(1)
+				}
+				cancel()
+			}
+		})
+	}
+	calls.Wait()
+	left := func(d throttle.Decision) int { return d.Remaining }
+	require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate, c.Burst, c.Cost = 0, 0, cost }))
+	require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config.Rate, c.Config.Burst, c.Config.Cost = 0, 0, cost }))
+	require.EqualValues(t, most-alone.Load(), left(take(l, 0)))
+	require.EqualValues(t, most-keyed.Load(), left(takeOf(g, 1, 0)))
+}
+
+// A bucket is the model of a rate.
+type bucket struct {
+	token time.Duration
+	burst int
+	full  time.Time
+}
+
+// A quotaModel is the model of a quota.
+type quotaModel struct {
+	throttle.Quota
+	used int
+	end  time.Time // of the present window; zero: none has begun
+}
+
+func (q *quotaModel) advance(now time.Time) {
+	if !q.end.After(now) {
+		q.used, q.end = 0, time.Time{}
+	}
+}
+
+func (q *quotaModel) take(n int, now time.Time) {
+	if q.used == 0 && n > 0 {
+		q.end = now.Add(q.Every)
+		in := q.In
+		if in == nil {
+			in = time.UTC
+		}
+		y, m, d := now.In(in).Date()
+		switch { // midnight is there once a day in the zones of this model
+		case q.Per == throttle.Day:
+			q.end = time.Date(y, m, d+1, 0, 0, 0, 0, in)
+		case q.Per == throttle.Month && d < q.From:
+			q.end = time.Date(y, m, q.From, 0, 0, 0, 0, in)
+		case q.Per == throttle.Month:
+			q.end = time.Date(y, m+1, max(q.From, 1), 0, 0, 0, 0, in)
+		}
+	}
+	q.used += n
+}
+
+// A limitModel is the model of a limit with quotas.
+type limitModel struct {
+	bucket
+	quotas []quotaModel
+	loans  []loan
+}
+
+// A loan is a reservation that is to be settled.
+type loan struct {
+	*throttle.Reservation
+	n    int
+	ends []time.Time
+}
+
+// set makes quotas the present ones. Those with the window of one before keep its tokens.
+func (m *limitModel) set(quotas []throttle.Quota) {
+	last := m.quotas
+	m.quotas, m.loans = nil, nil // their windows are others
+	for _, q := range quotas {
+		next := quotaModel{Quota: q}
+		for _, old := range last {
+			if old.Every == q.Every && old.Per == q.Per && old.In == q.In && old.From == q.From {
+				next.used, next.end = old.used, old.end
+			}
+		}
+		m.quotas = append(m.quotas, next)
+	}
+}
+
+// decide takes n tokens, or returns how long that is impossible and why.
+func (m *limitModel) decide(n int) (wait time.Duration, why throttle.Reason) {
+	now := time.Now()
+	if m.full.Before(now) {
+		m.full = now
+	}
+	costly := n > m.burst
+	if left := m.full.Sub(now) + time.Duration(n-m.burst)*m.token; n > 0 && left > 0 {
+		wait, why = left, throttle.OverLimit
+	}
+	for i := range m.quotas {
+		q := &m.quotas[i]
+		q.advance(now)
+		costly = costly || n > q.N
+		if n > 0 && q.used+n > q.N {
+			wait, why = max(wait, q.end.Sub(now)), throttle.OverQuota
+		}
+	}
+	if costly {
+		return math.MaxInt64, throttle.TooCostly
+	}
+	if why == "" {
+		m.full = m.full.Add(time.Duration(n) * m.token)
+		for i := range m.quotas {
+			m.quotas[i].take(n, now)
+		}
+	}
+	return wait, why
+}
+
+// settle corrects a loan to used tokens.
+func (m *limitModel) settle(l loan, used int) {
+	m.decide(0)
+	now := time.Now()
+	more := used - l.n
+	if more > 0 {
+		more = min(more, max(0, int((time.Duration(2*m.burst)*m.token-m.full.Sub(now))/m.token))) // an Update may have made the burst smaller
+	}
+	if m.full = m.full.Add(time.Duration(more) * m.token); m.full.Before(now) {
+		m.full = now
+	}
+	for i := range m.quotas {
+		if q := &m.quotas[i]; q.end.Equal(l.ends[i]) && !q.end.IsZero() {
+			q.used = max(0, q.used+min(used-l.n, max(0, 2*q.N-q.used)))
+		}
+	}
+}
+
+// remaining returns the tokens that are left of what binds.
+func (m *limitModel) remaining() int {
+	left := int((time.Duration(m.burst)*m.token - max(0, time.Until(m.full))) / m.token)
+	for i := range m.quotas {
+		left = min(left, m.quotas[i].N-m.quotas[i].used)
+	}
+	return max(left, 0)
+}
+
+// playQuotas compares the decisions of a Limiter and of a Group, which evicts keys, with
+// the model.
+func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	token := []time.Duration{time.Millisecond, 100 * time.Millisecond, time.Second, time.Hour}[choose.IntN(4)]
+	all := []throttle.Quota{
+		{Every: time.Second}, {Every: time.Hour}, {Per: throttle.Day}, {Per: throttle.Day, In: berlin}, {Per: throttle.Month, In: berlin},
+		{Per: throttle.Month, From: 17},
+	}
+	pick := func() (quotas []throttle.Quota) {
+		for _, q := range all {
+			if choose.IntN(3) == 0 {
+				q.N = 1 + choose.IntN(12)
+				quotas = append(quotas, q)
+			}
+		}
+		return quotas
+	}
+	cfg := throttle.Config{Rate: every(token), Burst: 1 + choose.IntN(8), Quotas: pick(), Cost: cost}
+	const keys = 8
+	l := throttle.New(cfg)
+	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg, MaxKeys: keys, IdleAfter: 1})
+	models := make([]*limitModel, 1+keys) // the first is of l
+	for i := range models {
+		models[i] = &limitModel{bucket: bucket{token: token, burst: cfg.Burst, full: time.Now()}}
+		models[i].set(cfg.Quotas)
+	}
+	for event := range events {
+		i := choose.IntN(1 + keys)
+		m := models[i]
+		n := choose.IntN(5)
+		switch choose.IntN(12) {
+		case 0, 1, 2:
+			time.Sleep(token * time.Duration(choose.IntN(4)))
+		case 3:
+			time.Sleep(time.Millisecond << choose.IntN(33)) // up to 50 days
+		case 4, 5:
+			if len(m.loans) > 0 {
+				j := choose.IntN(len(m.loans))
+				used := choose.IntN(20)
+				m.loans[j].Settle(t.Context(), used)
+				m.settle(m.loans[j], used)
+				m.loans = append(m.loans[:j:j], m.loans[j+1:]...)
+			}
+		case 6:
+			if choose.IntN(16) > 0 {
+				continue
+			}
+			cfg.Quotas = pick()
+			cfg.Burst = 1 + choose.IntN(8)
+			require.NoError(t, l.Update(func(c *throttle.Config) { *c = cfg }))
+			require.NoError(t, g.Update(func(c *throttle.GroupConfig[int]) { c.Config = cfg }))
+			for _, m := range models {
+				m.decide(0)
+				m.burst = cfg.Burst
+				m.set(cfg.Quotas)
+			}
+		default:
+			wait, why := m.decide(n)
+			var d throttle.Decision
+			switch {
+			case why == "" && choose.IntN(2) == 0: // by a reservation
+				var r *throttle.Reservation
+				var err error
+				if i == 0 {
+					r, err = l.Reserve(t.Context(), n)
+				} else {
+					r, err = g.Reserve(t.Context(), i, n)
+				}
+				require.NoError(t, err, "event %d", event)
+				taken := loan{Reservation: r, n: n}
+				for _, q := range m.quotas {
+					end := q.end
+					if n == 0 {
+						end = time.Time{}
+					}
+					taken.ends = append(taken.ends, end)
+				}
+				m.loans = append(m.loans, taken)
+				continue
+			case i == 0:
+				d = take(l, n)
+			default:
+				d = takeOf(g, i, n)
+			}
+			require.Equal(t, wait, d.RetryAfter, "event %d: %v", event, d)
+			require.Equal(t, why == "", d.OK, "event %d: %v", event, d)
+			if d.OK {
+				require.Equal(t, m.remaining(), d.Remaining, "event %d: %v", event, d)
+			}
+			if why == throttle.OverQuota {
+				require.NotZero(t, d.Quota, "event %d", event)
+				require.Equal(t, d.Quota.N, d.Limit)
+			}
+		}
+	}
+	require.Zero(t, g.Stats().Overflow)
+}
+
+func TestQuotasAreWindowsBesideABucket(t *testing.T) {
+	play(t, 200, 5, func(t *testing.T, choose interface{ IntN(n int) int }) { playQuotas(t, choose, 600) })
+}
+
+// FuzzQuotas plays a script: two bytes for each choice of playQuotas.
+func FuzzQuotas(f *testing.F) {
+	scripts(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		synctest.Test(t, func(t *testing.T) { playQuotas(t, (*script)(&b), min(len(b)/2, 600)) })
 	})
 }
 
@@ -160,14 +530,10 @@ func TestCalendarWindows(t *testing.T) {
 		{"Europe/Berlin", throttle.Day, "2026-10-25 22:59", 25 * time.Hour, time.Minute},
 		{"Europe/Berlin", throttle.Month, "2026-03-31 21:59", 31*24*time.Hour - time.Hour, time.Minute},
 		{"Europe/Berlin", throttle.Month, "2026-10-31 22:30", 31*24*time.Hour + time.Hour, 30 * time.Minute},
-		{"Europe/Berlin", throttle.Week, "2026-03-29 21:59", 7*24*time.Hour - time.Hour, time.Minute}, // Sunday
-		{"Europe/Berlin", throttle.Week, "2026-03-29 22:00", 7 * 24 * time.Hour, 7 * 24 * time.Hour},
-		{"Europe/Berlin", throttle.Year, "2026-12-31 22:59", 365 * 24 * time.Hour, time.Minute},
-		{"", throttle.Week, "2026-11-22 23:59", 7 * 24 * time.Hour, time.Minute},
 		{"", throttle.Month, "2028-02-28 12:00", 29 * 24 * time.Hour, 36 * time.Hour},
 		{"", throttle.Month, "2026-02-28 12:00", 28 * 24 * time.Hour, 12 * time.Hour},
 		{"", throttle.Month, "2026-12-31 23:59", 31 * 24 * time.Hour, time.Minute},
-		{"", throttle.Year, "2028-12-31 23:59", 366 * 24 * time.Hour, time.Minute},
+		{"", throttle.Month, "2028-02-01 00:00", 29 * 24 * time.Hour, 29 * 24 * time.Hour},
 		{"Asia/Kathmandu", throttle.Day, "2026-11-22 18:14", 24 * time.Hour, time.Minute},
 		{"Pacific/Kiritimati", throttle.Day, "2026-11-22 09:59", 24 * time.Hour, time.Minute}, // 14 h ahead
 		// The day begins at 01:00: there is no midnight.
@@ -196,7 +562,7 @@ func TestCalendarWindows(t *testing.T) {
 				l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 1, Per: c.per, In: in}}})
 				require.True(t, l.Allow(), "a window long before")
 				time.Sleep(time.Until(now))
-				d := l.Take(1)
+				d := take(l, 1)
 				require.True(t, d.OK)
 				require.Equal(t, c.length, d.Window)
 				require.Equal(t, c.until, d.ResetAfter)
@@ -220,11 +586,10 @@ func TestCalendarWindowsFollowEachOther(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 1, Per: throttle.Day, In: in}}})
 			time.Sleep(time.Duration(random.IntN(20*365*24)) * time.Hour)
-			l.Allow()
-			time.Sleep(l.Peek().ResetAfter) // to the beginning of a window
+			time.Sleep(take(l, 1).ResetAfter) // to the beginning of a window
 			for range 400 {
 				begin := time.Now().In(in)
-				d := l.Take(1)
+				d := take(l, 1)
 				require.True(t, d.OK, begin)
 				require.Equal(t, d.Window, d.ResetAfter, "no gap")
 				require.InDelta(t, 24, d.Window.Hours(), 1)
@@ -234,269 +599,4 @@ func TestCalendarWindowsFollowEachOther(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A waiting call has its tokens of the quotas. It gives them back if it gives up or is
-// displaced.
-func TestWaitingCallsHoldTheirPartOfAQuota(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		cfg := throttle.Config{
-			Rate: 1, Burst: 1, MaxWait: -1, Queue: 2, Quotas: []throttle.Quota{{N: 4, Every: time.Minute}},
-			Levels: 2, Priority: levelOf, Reserve: []float64{},
-		}
-		l := throttle.New(cfg)
-		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
-		var calls sync.WaitGroup
-		call := func(ctx context.Context, want throttle.Reason) {
-			check := func(err error) {
-				require.Equal(t, want == "", err == nil, "%v", err)
-				require.True(t, err == nil || reason(err) == want, "%v", err)
-			}
-			calls.Go(func() { check(l.Wait(ctx)) })
-			calls.Go(func() { check(g.Wait(ctx, "a")) })
-			synctest.Wait()
-		}
-		low, high := at(t.Context(), 1), at(t.Context(), 0)
-		call(low, "")
-		call(low, "")
-		leaves, cancel := context.WithCancel(low)
-		call(leaves, throttle.ContextEnded)
-		call(low, throttle.QueueFull)
-		cancel()
-		synctest.Wait()
-		call(low, throttle.Displaced)
-		call(high, "")
-		calls.Wait()
-		time.Sleep(time.Second)
-		call(low, "")
-		time.Sleep(time.Second)
-		call(low, throttle.OverQuota)
-		calls.Wait()
-		require.EqualValues(t, 4, g.Stats().Spent)
-	})
-}
-
-// A waiting call gives nothing back to a later window than that of its tokens, also if
-// the quotas change meanwhile.
-func TestWaitingCallGivesBackToItsWindow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		quotas := []throttle.Quota{{N: 1000, Per: throttle.Year}, {N: 4, Every: time.Minute}}
-		l := throttle.New(throttle.Config{Rate: every(time.Hour), Burst: 1, MaxWait: -1, Quotas: quotas})
-		require.True(t, l.Allow())
-		var calls sync.WaitGroup
-		wait := func() (leave func()) {
-			ctx, cancel := context.WithCancel(t.Context())
-			calls.Go(func() { require.Equal(t, throttle.ContextEnded, reason(l.Wait(ctx))) })
-			synctest.Wait()
-			return func() { cancel(); synctest.Wait() }
-		}
-		first := wait()
-		time.Sleep(2 * time.Minute)
-		second, third := wait(), wait()
-		first() // gives nothing to the minute of second and third
-		fill := wait()
-		fill4 := wait()
-		require.Equal(t, throttle.OverQuota, reason(l.Wait(t.Context())), "4 wait")
-		fill()
-		fill4()
-		require.NoError(t, l.Update(func(c *throttle.Config) { c.Quotas = quotas[1:] }))
-		second()
-		left := func(want int) {
-			t.Helper()
-			require.NoError(t, setLimit(l, throttle.Limit{Rate: 1e9, Burst: 10, Quotas: quotas}))
-			require.Equal(t, want, l.Peek().Remaining)
-			require.NoError(t, setLimit(l, throttle.Limit{Rate: every(time.Hour), Burst: 1, Quotas: quotas}))
-		}
-		require.NoError(t, setLimit(l, throttle.Limit{Rate: every(time.Hour), Burst: 1, Quotas: quotas}))
-		fourth, fifth := wait(), wait()
-		third()
-		fourth()
-		fifth()
-		time.Sleep(time.Nanosecond)
-		left(4)
-	})
-}
-
-// Whatever calls do, no window sees more than its quota, and none of its tokens is lost.
-func TestQuotasUnderStress(t *testing.T) {
-	const most = 3000
-	cfg := throttle.Config{
-		Rate: 1e6, Burst: 50, MaxWait: time.Millisecond, Quotas: []throttle.Quota{{N: most, Every: 1000 * time.Hour}, {N: 1e9, Per: throttle.Year}},
-	}
-	l := throttle.New(cfg)
-	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg, IdleAfter: 1})
-	var alone, keyed, refunded atomic.Int64
-	var calls sync.WaitGroup
-	for i := range 16 {
-		calls.Go(func() {
-			random := rand.New(rand.NewPCG(uint64(i), 4))
-			for range 500 {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(random.IntN(1000))*time.Microsecond)
-				switch random.IntN(8) {
-				case 0:
-					if l.Allow() {
-						alone.Add(1)
-					}
-					if g.Allow(7) {
-						keyed.Add(1)
-					}
-				case 1:
-					if l.Take(3).OK {
-						l.Refund(1)
-						alone.Add(3)
-						refunded.Add(1)
-					}
-				case 2:
-					g.Allow(random.IntN(1e6))
-					l.Peek()
-					g.Peek(7)
-				case 3:
-					_ = g.Update(func(c *throttle.GroupConfig[int]) { c.Config.Burst = 40 + random.IntN(20) })
-					_ = l.Update(func(c *throttle.Config) { c.Burst = 40 + random.IntN(20) })
-				default:
-					if l.Wait(ctx) == nil {
-						alone.Add(1)
-					}
-					if g.Wait(ctx, 7) == nil {
-						keyed.Add(1)
-					}
-				}
-				cancel()
-			}
-		})
-	}
-	calls.Wait()
-	s := l.Stats()
-	require.LessOrEqual(t, alone.Load()-refunded.Load(), int64(most))
-	require.LessOrEqual(t, keyed.Load(), int64(most))
-	for l.Peek().Quota.N != most || l.Peek().Remaining > 0 {
-		l.Allow()
-	}
-	s = l.Stats()
-	require.EqualValues(t, most, s.Spent-s.Refunded, "all that there is")
-	for g.Peek(7).Quota.N != most || g.Peek(7).Remaining > 0 {
-		g.Allow(7)
-	}
-	for _, u := range top(g, 1) {
-		require.EqualValues(t, most, u.Spent)
-	}
-}
-
-func TestQuotaIsKeptForTheLevelsAbove(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := throttle.New(throttle.Config{
-			Rate: 1000, Levels: 2, Priority: levelOf, Reserve: []float64{0.5}, Quotas: []throttle.Quota{{N: 10, Per: throttle.Day}},
-		})
-		for i := range 12 {
-			err := l.Wait(at(t.Context(), 1))
-			require.Equal(t, i < 5, err == nil)
-		}
-		for i := range 6 {
-			require.Equal(t, i < 5, l.Wait(at(t.Context(), 0)) == nil)
-		}
-		time.Sleep(24 * time.Hour)
-	})
-}
-
-func TestQuotaText(t *testing.T) {
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	require.NoError(t, err)
-	for text, q := range map[string]throttle.Quota{
-		"1000 per day in Europe/Berlin": {N: 1000, Per: throttle.Day, In: berlin},
-		"5 per month":                   {N: 5, Per: throttle.Month, In: time.UTC},
-		"50 per 1h30m0s":                {N: 50, Every: 90 * time.Minute},
-	} {
-		require.Equal(t, text, q.String())
-		data, err := json.Marshal(throttle.Limit{Rate: 2, Quotas: []throttle.Quota{q}})
-		require.NoError(t, err)
-		require.JSONEq(t, `{"Rate":2,"Burst":0,"Quotas":["`+text+`"]}`, string(data))
-		var back throttle.Limit
-		require.NoError(t, json.Unmarshal(data, &back))
-		require.Equal(t, throttle.Limit{Rate: 2, Quotas: []throttle.Quota{q}}, back)
-	}
-	for _, name := range []string{"", "Narnia"} { // UnmarshalText would not find it
-		_, err := throttle.Quota{N: 1, Per: throttle.Day, In: time.FixedZone(name, 3600)}.MarshalText()
-		require.ErrorContains(t, err, "has no text")
-	}
-	for text, why := range map[string]string{
-		"":                    "no number per time",
-		"10":                  "no number per time",
-		"x per day":           "no whole number",
-		"1.5 per day":         "no whole number",
-		"0 per day":           "Quotas[0].N is 0: must be 1 to 1e15",
-		"1 per fortnight":     `Quotas[0].Per is "fortnight": must be "day", "week", "month" or "year"`,
-		"1 per 1us":           "Quotas[0].Every is 1\u00b5s: must be a millisecond to 36 years",
-		"1 per day in Narnia": "unknown time zone Narnia",
-	} {
-		q := throttle.Quota{N: 3, Every: time.Hour}
-		require.ErrorContains(t, q.UnmarshalText([]byte(text)), why)
-		require.Equal(t, throttle.Quota{N: 3, Every: time.Hour}, q)
-	}
-}
-
-func TestLimitValidate(t *testing.T) {
-	day, hour := throttle.Quota{N: 1, Per: throttle.Day}, throttle.Quota{N: 1, Every: time.Hour}
-	for want, l := range map[string]throttle.Limit{
-		"throttle.Limit.Rate is 0: must be above 0 and at most 1e12 tokens a second": {},
-		"throttle.Limit.Burst is 3: must be 0 where there is no Rate":                {Burst: 3, Quotas: []throttle.Quota{day}},
-		"throttle.Limit.Quotas[1] is 7 per day: must be of another window than those before it": {
-			Quotas: []throttle.Quota{day, {N: 7, Per: throttle.Day, In: time.UTC}}},
-		`throttle.Limit.Quotas[0].Per is "": must be set where Every is not, and the other way round`: {Quotas: []throttle.Quota{{N: 1}}},
-		`throttle.Limit.Quotas[1].Per is "day": must be set where Every is not, and the other way round`: {
-			Quotas: []throttle.Quota{hour, {N: 1, Every: time.Minute, Per: throttle.Day}}},
-		"throttle.Limit.Quotas[0].In is UTC: must be nil where Per is not set": {Quotas: []throttle.Quota{{N: 1, Every: time.Hour, In: time.UTC}}},
-	} {
-		require.EqualError(t, l.Validate(), want)
-	}
-	require.EqualError(t, throttle.Config{Rate: 1, Quotas: []throttle.Quota{{N: -1, Per: throttle.Day}}}.Validate(),
-		"throttle.Config.Quotas[0].N is -1: must be 1 to 1e15")
-	many := make([]throttle.Quota, 9)
-	for i := range many {
-		many[i] = throttle.Quota{N: 1, Every: time.Duration(1+i) * time.Hour}
-	}
-	require.NoError(t, throttle.Limit{Quotas: many[:8]}.Validate())
-	require.NoError(t, throttle.Limit{Quotas: []throttle.Quota{day, hour}}.Validate())
-	for q, ok := range map[throttle.Quota]bool{
-		{N: 1, Every: time.Millisecond}:             true,
-		{N: 1, Every: time.Millisecond - 1}:         false,
-		{N: 1, Every: 36 * 365 * 24 * time.Hour}:    true,
-		{N: 1, Every: 36*365*24*time.Hour + 1}:      false,
-		{N: 1e15, Every: time.Hour}:                 true,
-		{N: 1e15 + 1, Every: time.Hour}:             false,
-		{N: 0, Every: time.Hour}:                    false,
-		{N: 1, Every: -time.Hour}:                   false,
-		{N: 1, Per: throttle.Year, In: time.UTC}:    true,
-		{N: 1, Per: "Day", In: time.UTC}:            false,
-		{N: 1, Every: time.Hour, Per: throttle.Day}: false,
-	} {
-		require.Equal(t, ok, throttle.Limit{Quotas: []throttle.Quota{q}}.Validate() == nil, "%v", q)
-	}
-	require.ErrorContains(t, throttle.Limit{Quotas: many}.Validate(), "throttle.Limit.Quotas is 9 long: must be at most 8 long")
-	l := throttle.New(throttle.Config{Rate: 1, Quotas: many[:2]})
-	many[0].N = 99
-	require.Equal(t, 1, l.Config().Quotas[0].N, "a Config shares no memory")
-}
-
-// An error tells which quota a call is too costly for, and a Limit that somebody has set.
-func TestErrorsOfQuotas(t *testing.T) {
-	cfg := throttle.Config{
-		Name: "api", MaxWait: -1, Cost: func(context.Context) int { return 7 }, Quotas: []throttle.Quota{{N: 9, Per: throttle.Day}, {N: 6, Every: time.Hour}},
-	}
-	l := throttle.New(cfg)
-	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg})
-	s := throttle.NewShared(throttle.SharedConfig{
-		Timeout: time.Minute,
-		Name:    "api", Cost: cfg.Cost, Quotas: cfg.Quotas, OnOutage: throttle.RefuseAll, Eval: (&fakeRedis{answer: down}).eval,
-	})
-	for _, err := range []error{l.Wait(t.Context()), g.Wait(t.Context(), 1), s.Wait(t.Context(), "")} {
-		limited, _ := errors.AsType[*throttle.LimitedError](err)
-		require.Equal(t, 6, limited.Limit)
-		require.ErrorContains(t, err, "limited (too costly): 7 tokens at level 0 are more than the quota of 6 per 1h0m0s can give")
-		require.False(t, limited.Retryable())
-	}
-	cfg.Cost = nil
-	require.NoError(t, s.Update(func(c *throttle.SharedConfig) { c.Cost = nil }))
-	limited, _ := errors.AsType[*throttle.LimitedError](s.Wait(t.Context(), ""))
-	require.Equal(t, throttle.Outage, limited.Reason)
-	require.Zero(t, limited.Quota)
 }

@@ -2,47 +2,136 @@ package throttle
 
 import (
 	"context"
-	"fmt"
-	"slices"
+	"sync"
 
-	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// checkLevels records what is wrong with Levels and Priority.
-func checkLevels(f *invalid.Fields, levels int, priority func(context.Context) int) {
-	f.Need(levels >= 0 && levels <= 1000, "Levels", levels, "0 (for 1) to 1000")
-	f.Need(levels < 2 || priority != nil, "Levels", levels, "0 or 1 where Priority is nil")
-	f.Need(levels > 1 || priority == nil, "Levels", levels, "2 or more where Priority is set")
+// A Reservation is what a call has taken, until it is settled. One that is never settled has
+// used what it has taken. It is safe for concurrent use.
+type Reservation struct {
+	mu      sync.Mutex
+	settled bool
+	parts   []part
 }
 
-// checkReserve records what is wrong with Reserve.
-func checkReserve(f *invalid.Fields, levels int, reserve []float64) {
-	levels = max(levels, 1)
-	f.Need(len(reserve) < levels, "Reserve", reserve, fmt.Sprintf("at most %d long, one less than Levels", levels-1))
-	sum := 0.0
-	for level, share := range reserve {
-		f.Need(share >= 0 && share < 1, fmt.Sprintf("Reserve[%d]", level), share, "at least 0 and less than 1")
-		sum += share
-	}
-	f.Need(!(sum >= 1), "Reserve", reserve, "shares whose sum is less than 1")
+// A part is what a Reservation has taken of one limit.
+type part struct {
+	n        int
+	estimate bool // Settle corrects it
+	settle   func(used int)
 }
 
-// reserveOf returns a Reserve with its default filled in. It shares no memory with
-// reserve.
-func reserveOf(levels int, reserve []float64) []float64 {
-	if reserve != nil || levels == 1 {
-		return slices.Clone(reserve)
-	}
-	return slices.Repeat([]float64{1 / float64(2*levels)}, levels-1)
+// A Part is a limit that [All] can take from: a [*Limiter], or a [Group] for the key of a
+// ctx, as [Group.For] returns it.
+type Part interface {
+	reserve(ctx context.Context, n int) (part, error)
+	cost(ctx context.Context) (n int, estimate bool)
 }
 
-// roomOf returns how many tokens of burst a level may spend at once, at least one: those
-// that are not kept for the levels above it.
-func roomOf(burst int, reserve []float64, level int) int {
-	sum := 0.0
-	for _, share := range reserve[:min(level, len(reserve))] {
-		sum += share
+// reserve returns the Reservation of n tokens of p.
+func reserve(ctx context.Context, p Part, n int) (*Reservation, error) {
+	taken, err := p.reserve(ctx, max(0, n))
+	if err != nil {
+		return nil, err
 	}
-	const rounding = 1e-9 // a share of a whole number of tokens may fall short of it
-	return burst - min(int(float64(burst)*sum+rounding), burst-1)
+	taken.estimate = true
+	return &Reservation{parts: []part{taken}}, nil
+}
+
+func (l *Limiter) reserve(ctx context.Context, n int) (part, error) {
+	h, err := l.hold(ctx, n)
+	return part{n: n, settle: func(used int) { l.settle(&l.meter, h, used) }}, err
+}
+
+func (l *Limiter) cost(ctx context.Context) (n int, estimate bool) {
+	cfg := l.setting.Load()
+	return cfg.cost(ctx), cfg.Cost != nil
+}
+
+// Settle says that used tokens were used, after all: what is less than was taken is given
+// back, and waiting calls get it first. What is more is charged, also beyond what is there:
+// then the limit is in debt, and refuses calls until that is paid. A debt beyond one Burst, or
+// one N of a quota, is forgiven, and counted in the Stats. Tokens of a window that is over are
+// not corrected. A used below 0 means 0.
+//
+// Of what [All] has taken, Settle corrects the limits that have a Cost; the others have used
+// what they took. A second Settle does nothing. ctx is not used, and may have ended, so that
+// `defer r.Settle(ctx, used)` is right in every way in which a handler can end.
+func (r *Reservation) Settle(_ context.Context, used int) {
+	if r.first() {
+		for _, p := range r.parts {
+			if p.estimate {
+				p.settle(used)
+			}
+		}
+	}
+}
+
+// SettleEach is [Reservation.Settle] with a number for each limit, in the order in which
+// they were given to [All]. A limit without a number has used what it took.
+func (r *Reservation) SettleEach(_ context.Context, used ...int) {
+	if r.first() {
+		for i, p := range r.parts[:min(len(used), len(r.parts))] {
+			p.settle(used[i])
+		}
+	}
+}
+
+// first reports whether r is settled for the first time.
+func (r *Reservation) first() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first := !r.settled
+	r.settled = true
+	return first
+}
+
+// release gives back all that was taken.
+func (r *Reservation) release(ctx context.Context) { r.SettleEach(ctx, make([]int, len(r.parts))...) }
+
+// Limits are several limits that a call takes from together. [All] makes them.
+type Limits struct{ parts []Part }
+
+// All returns a policy that takes the tokens of a call from each of parts, or from none of
+// them: an organization's limit and its user's, or requests and tokens of an API. Of each it
+// takes what the Cost of its Config says. It takes in the order of parts, and if one refuses,
+// gives back exactly what those before have given. Where calls wait for one, they hold the
+// tokens of those before.
+//
+//	limits := throttle.All(users.For(userOf), organizations.For(organizationOf))
+func All(parts ...Part) *Limits { return &Limits{parts} }
+
+// Reserve takes the tokens of a call. The error is that of the limit that refused it.
+func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
+	r := &Reservation{}
+	for _, p := range l.parts {
+		n, estimate := p.cost(ctx)
+		taken, err := p.reserve(ctx, n)
+		if err != nil {
+			r.release(ctx)
+			return nil, err
+		}
+		taken.estimate = estimate
+		r.parts = append(r.parts, taken)
+	}
+	return r, nil
+}
+
+// Do takes the tokens of a call, runs fn and returns its error, as [Limiter.Do] does.
+func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
+	r, err := l.Reserve(ctx)
+	if err != nil {
+		return err
+	}
+	err = fn(ctx)
+	if behavior.IsRefused(err) {
+		r.release(ctx)
+	}
+	return err
+}
+
+// Wrap returns a function that runs next as [Limits.Do] does.
+func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }

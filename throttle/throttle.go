@@ -1,5 +1,5 @@
-// Package throttle limits the rate at which calls are made or accepted: in all,
-// for each tenant, and across instances.
+// Package throttle limits the rate at which calls are made or accepted, in all or for
+// each tenant.
 //
 //	limit := throttle.New(throttle.Config{
 //		Name:    "search",
@@ -15,27 +15,21 @@
 // What to know:
 //
 //   - Over any interval a [Limiter] admits at most Burst + Rate x interval tokens,
-//     whatever the number of goroutines. It is exact to the nanosecond, at a token
-//     a month as at 1e12 a second, and rounds nothing, so it stays exact.
-//   - A Limiter starts with a full burst. A call spends one token, or the number
-//     that Cost returns. A call that fails has spent its tokens all the same;
-//     [Limiter.Refund] gives them back.
+//     whatever the number of goroutines. It starts with a full burst.
+//   - A call spends one token, or the number that Cost returns. A call that fails has
+//     spent its tokens all the same, unless a policy further in refused it: then nothing
+//     was sent, and [Limiter.Do] gives them back.
+//   - [Limiter.Reserve] is for a call whose cost is known only when it has ended: it takes
+//     an estimate, and [Reservation.Settle] corrects it, into debt if need be.
 //   - A Limiter may have quotas besides its rate: 1000 tokens a day, 10 000 a month of a
-//     calendar. A call takes its tokens from all of them or from none. See [Quota].
+//     customer. A call takes its tokens from all of them or from none. See [Quota].
 //   - A refused call learns from [LimitedError.RetryAfter] when to come back.
-//   - With a MaxWait, a call waits for its tokens in a queue: behind the calls of more
-//     important levels and earlier calls of its own level. A call that could not get
-//     its tokens in time is refused immediately.
-//   - With Levels, the less important calls are refused first, as Reserve says, and
-//     are displaced first from a full queue.
-//   - [Limiter.Update] changes the configuration while the limiter runs, and keeps what
-//     has been spent and the calls that wait. [Limiter.Observe] and [Limiter.Stats] tell
-//     what it does.
+//   - With a MaxWait, a call waits for its tokens behind all calls that came before. A
+//     call that could not get its tokens in time is refused immediately.
 //
-// A [Group] holds a limit for each of many tenants; [Group.Snapshot] keeps what
-// they have spent across a restart. A [Shared] has limits for many instances, kept in
-// Redis. An [Adaptive] stops a client from sending calls that the server would turn
-// away.
+// A [Group] holds a limit for each of many tenants. [All] takes from several limits or from
+// none. Package fleet has limits for many processes, kept in Redis; package adaptive stops a
+// client from sending calls that the server would turn away.
 //
 // Source: Throttling in the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/throttling). The
@@ -44,13 +38,16 @@
 package throttle
 
 import (
-	"cmp"
 	"context"
+	"fmt"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/throttle/internal/figures"
 )
 
 // Config says how a [Limiter] works.
@@ -58,10 +55,10 @@ type Config struct {
 	// Name appears in errors, events and figures. Optional.
 	Name string
 
-	// Rate is the number of tokens a second: above 0, at most 1e12. It is required,
+	// Rate is the number of tokens a second: above 0, at most 1e9. It is required,
 	// unless there are Quotas: then zero means that only these limit. [PerMinute]
-	// helps. It is taken as the fraction that it was computed from: 7.0/3600 is 7 tokens in
-	// an hour, and not the float64 next to that.
+	// helps. The time of a token is rounded up to a whole nanosecond, so that a rate is
+	// never higher; above a million a second it is lower by more than a thousandth.
 	Rate float64
 
 	// Burst is how many tokens may be spent at once after a pause. Zero means a
@@ -77,40 +74,15 @@ type Config struct {
 
 	// MaxWait is how long a call may wait for its tokens. Zero means that a call
 	// without tokens is refused immediately, negative that it may wait until its ctx
-	// ends. A call that could not get its tokens within MaxWait is refused
-	// immediately; a call that is overtaken by more important ones is refused when
-	// MaxWait has passed. Waiting calls are released on a schedule that follows the
-	// rate exactly: if a timer is late, all calls that are due are released together.
+	// ends. Who came first is admitted first, also if it needs more tokens than those
+	// behind it; whoever gives up moves up those behind. Waiting calls are admitted on a
+	// schedule that follows the rate: if a timer is late, all calls that are due are
+	// admitted together.
 	MaxWait time.Duration
 
-	// Queue is how many calls may wait at once. Zero means 1000. If the queue is full, a
-	// call that is more important than one of the waiting calls takes its place: the last
-	// call of the least important level is refused. Queue needs a MaxWait.
-	Queue int
-
-	// Levels is the number of priority levels, at most 1000. Zero means 1. More
-	// need a Priority.
-	Levels int
-
-	// Priority returns the level of a call: 0 is the most important. A value outside
-	// 0 ... Levels-1 is clamped. Priority needs Levels.
-	Priority func(context.Context) int
-
-	// Reserve[i] is the share of Burst, and of each quota, that is kept for level i and
-	// the levels more important than i. The shares add up: with a Burst of 10 and Reserve
-	// {0.2, 0.3}, level 0 may spend all 10 tokens, level 1 may spend 8 of them, and level 2
-	// may spend 5. The tokens that are kept are rounded down, and leave at least one token
-	// to every level.
-	//
-	// There are at most Levels-1 shares, each at least 0; their sum is below 1. Missing
-	// ones are 0. Nil means 1/(2 x Levels) for each level but the last, so that the
-	// least important level may spend a little more than half of Burst. An empty slice
-	// that is not nil keeps nothing.
-	Reserve []float64
-
 	// Cost returns how many tokens a call takes. Nil means 1. A call of cost 0 is always
-	// admitted. A negative cost counts as 0. A call that costs more than its level may
-	// spend at once is refused immediately: [TooCostly].
+	// admitted. A negative cost counts as 0. A call that costs more than the Burst or the
+	// N of a quota is refused immediately: [TooCostly].
 	Cost func(context.Context) int
 }
 
@@ -122,48 +94,48 @@ func (c Config) Validate() error {
 }
 
 func (c Config) validate(f *invalid.Fields) {
-	c.limit().validate(f)
-	f.Need(c.Queue >= 0, "Queue", c.Queue, "0 (for 1000) or more")
-	f.Need(c.Queue <= 0 || c.MaxWait != 0, "Queue", c.Queue, "0 where MaxWait is 0: no call waits")
-	checkLevels(f, c.Levels, c.Priority)
-	checkReserve(f, c.Levels, c.Reserve)
+	checkQuotas(f, c.Quotas)
+	if c.Rate == 0 && len(c.Quotas) > 0 {
+		f.Need(c.Burst == 0, "Burst", c.Burst, "0 where there is no Rate")
+		return
+	}
+	switch burst := burstOf(c.Rate, c.Burst); {
+	case !(c.Rate > 0 && c.Rate <= 1e9):
+		f.Need(false, "Rate", c.Rate, "above 0 and at most 1e9 tokens a second")
+	case c.Burst < 0:
+		f.Need(false, "Burst", c.Burst, "0 (for a second's worth) or more")
+	default:
+		f.Need(float64(burst)/c.Rate <= maxTime.Seconds(), "Rate", c.Rate, fmt.Sprintf("enough to refill a Burst of %d within 36 years", burst))
+	}
 }
 
-// withDefaults returns a valid c with its zero fields filled in. It shares no memory
-// with c.
+// withDefaults returns a valid c with its zero fields filled in.
 func (c Config) withDefaults() Config {
-	c.setLimit(c.limit().withDefaults())
-	if c.MaxWait != 0 {
-		c.Queue = cmp.Or(c.Queue, 1000)
+	if c.Rate != 0 {
+		c.Burst = burstOf(c.Rate, c.Burst)
 	}
-	c.Levels = cmp.Or(c.Levels, 1)
-	c.Reserve = reserveOf(c.Levels, c.Reserve)
+	for i := range c.Quotas {
+		n := c.Quotas[i].N
+		c.Quotas[i] = c.Quotas[i].window()
+		c.Quotas[i].N = n
+	}
 	return c
 }
 
-func (c *Config) limit() Limit { return Limit{c.Rate, c.Burst, c.Quotas} }
-
-func (c *Config) setLimit(l Limit) { c.Rate, c.Burst, c.Quotas = l.Rate, l.Burst, l.Quotas }
-
-// of returns the tokens and the level of a call.
-func (c *Config) of(ctx context.Context) (n, level int) {
-	n = 1
-	if c.Cost != nil {
-		n = max(c.Cost(ctx), 0)
+// cost returns the tokens of a call.
+func (c *Config) cost(ctx context.Context) int {
+	if c.Cost == nil {
+		return 1
 	}
-	if c.Priority != nil {
-		level = min(max(c.Priority(ctx), 0), c.Levels-1)
-	}
-	return n, level
+	return max(0, c.Cost(ctx))
 }
 
 // A Limiter admits calls at a limited rate. It is safe for concurrent use. [New]
 // makes one.
 type Limiter struct {
-	account
-	ledger    ledger
-	observers observers
-	setting   settings.Setting[Config] // whose lock is taken before mu
+	limit
+	meter   meter
+	setting settings.Setting[Config] // whose lock is taken before that of limit
 }
 
 // New returns a Limiter with a full burst. It panics with the error of
@@ -171,18 +143,24 @@ type Limiter struct {
 func New(cfg Config) *Limiter {
 	l := &Limiter{}
 	l.setting.Init(cfg, Config.withDefaults)
-	l.account.make(&l.ledger, newTerms(l.setting.Load()))
+	l.use(l.setting.Load())
 	return l
 }
 
 // Do takes the tokens of a call, runs fn and returns its error. Without tokens the
 // call waits, if MaxWait allows it. Otherwise Do returns a [*LimitedError] and does
-// not run fn. If ctx has already ended, Do returns why.
+// not run fn. If ctx has already ended, Do returns why. If a policy within fn refused the
+// call, Do gives the tokens back.
 func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error {
-	if err := l.Wait(ctx); err != nil {
+	h, err := l.admit(ctx)
+	if err != nil {
 		return err
 	}
-	return fn(ctx)
+	err = fn(ctx)
+	if behavior.IsRefused(err) {
+		l.settle(&l.meter, h, 0)
+	}
+	return err
 }
 
 // Wrap returns a function that runs next as [Limiter.Do] does.
@@ -193,67 +171,117 @@ func (l *Limiter) Wrap(next func(context.Context) error) func(context.Context) e
 // Wait takes the tokens of a call as [Limiter.Do] does, for work that is not one
 // function. With a MaxWait of 0 it admits or refuses the call immediately.
 func (l *Limiter) Wait(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return ended.Error(ctx)
-	}
-	cfg := l.terms.Load().cfg
-	n, level := cfg.of(ctx)
-	return l.acquire(ctx, l.caller(), cfg, n, level)
+	_, err := l.admit(ctx)
+	return err
 }
 
-func (l *Limiter) caller() caller { return caller{observers: &l.observers} }
-
-// Admit takes the tokens of a call as [Limiter.Wait] does, and returns what is left for the
-// level of the call, as [Limiter.Peek] does for the least important one.
+// Admit is [Limiter.Wait] that returns what is left.
 func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
+	_, err := l.admit(ctx)
+	refused, _ := err.(*LimitedError)
+	d := l.decision(&l.meter, refused)
+	d.OK = err == nil
+	return d, err
+}
+
+func (l *Limiter) admit(ctx context.Context) (hold, error) {
+	return l.hold(ctx, l.setting.Load().cost(ctx))
+}
+
+func (l *Limiter) hold(ctx context.Context, n int) (hold, error) {
 	if ctx.Err() != nil {
-		return l.Peek(), ended.Error(ctx)
+		return hold{}, ended.Error(ctx)
 	}
-	cfg := l.terms.Load().cfg
-	n, level := cfg.of(ctx)
-	err := l.acquire(ctx, l.caller(), cfg, n, level)
-	return l.peek(level), err
+	h, refused := l.enter(ctx, &l.meter, l.setting.Load(), nil, n)
+	if refused != nil {
+		return h, refused
+	}
+	return h, nil
 }
 
-// Allow takes a token if there is one, and reports whether it did. It does not wait.
-// Like [Limiter.Take] it takes the token for the least important level and does not
-// call Cost or Priority.
-func (l *Limiter) Allow() bool {
-	_, _, ok := l.take(1, l.terms.Load().least, true)
-	return ok
+// Allow takes a token if there is one, and reports whether it did. It does not wait, does
+// not call Cost, and causes no event.
+func (l *Limiter) Allow() bool { return l.allow(&l.meter, 1) }
+
+// Reserve takes n tokens, or none if n is below 0, and waits for them as [Limiter.Do]
+// does. [Reservation.Settle] says how many were used.
+func (l *Limiter) Reserve(ctx context.Context, n int) (*Reservation, error) {
+	return reserve(ctx, l, n)
 }
-
-// Take takes n tokens for the least important level, if all of them are there. It
-// does not wait. If n is 0 or less, Take takes none and admits.
-func (l *Limiter) Take(n int) Decision {
-	d, _ := l.decide(max(n, 0), l.terms.Load().least)
-	return d
-}
-
-// Peek returns the Decision that a Take of 1 would return, but takes nothing: its
-// Remaining is the number of tokens that are there now.
-func (l *Limiter) Peek() Decision { return l.peek(l.terms.Load().least) }
-
-// Refund gives back n tokens of a call that was admitted but not made. Waiting calls
-// get them first. Refund gives back no more tokens than were spent, and no more than
-// fill the burst. If n is 0 or less it does nothing. The tokens can be spent again
-// immediately, so an interval that began after the call was admitted may see n tokens more.
-func (l *Limiter) Refund(n int) { l.refund(n) }
 
 // Stats returns a snapshot.
 func (l *Limiter) Stats() Stats {
-	s := Stats{Totals: l.totals()}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s.Queued = l.queued()
-	return s
+	return Stats{l.totals(), l.queued}
 }
 
 // Observe calls f with each event from now on, until stop is called: synchronously, with
 // the ctx of the call, and while no lock is held. The kinds are EventRefused, and
-// EventWaited, before the function of the call runs. Allow and
-// Take cause no events, as their result tells all. A panic in f passes on to the caller. A
+// EventWaited, before the function of the call runs. A panic in f passes on to the caller. A
 // second call of stop does nothing.
 func (l *Limiter) Observe(f func(context.Context, Event)) (stop func()) {
 	return l.observers.Observe(f)
+}
+
+// Name returns the Name of the Config.
+func (l *Limiter) Name() string { return l.setting.Load().Name }
+
+// Config returns the present Config, with its defaults filled in.
+func (l *Limiter) Config() Config { return l.setting.Config() }
+
+// Update changes the configuration. It calls change with the Config as it was given: a zero
+// field means its default. If the result is invalid, Update returns the error and changes
+// nothing.
+//
+//   - Tokens that have been spent stay spent. If 7 of 10 tokens are gone, then 7 of 20 are
+//     gone as well, which leaves 13, and they refill at the new rate. What has been spent of
+//     a quota stays spent if there is still a quota with the same window, whatever its N.
+//   - A waiting call keeps its place and its MaxWait, and waits as long as the
+//     new rate requires. It is admitted even if it takes more than the new Burst.
+//   - Calls under way end under the Config with which they began. Counters go on.
+//   - Name cannot change.
+//
+// Updates are made one after the other. change must not use the Limiter.
+func (l *Limiter) Update(change func(*Config)) error {
+	return l.setting.Update(change, sameName, l.use)
+}
+
+func sameName(was, next *Config) error {
+	f := invalid.Fields{Type: "throttle.Config"}
+	f.Same("Name", was.Name, next.Name)
+	return f.Err()
+}
+
+// Kind returns "throttle".
+func (l *Limiter) Kind() string { return "throttle" }
+
+// Settings returns a copy of the Config, with its defaults filled in and without Cost.
+func (l *Limiter) Settings() any {
+	c := l.Config()
+	c.Cost = nil
+	return c
+}
+
+// Change is [Limiter.Update] for who does not know the type: f gets a *Config. If f returns an
+// error or dry is true, nothing changes.
+func (l *Limiter) Change(dry bool, f func(cfg any) error) error {
+	return l.setting.Change(dry, f, sameName, l.use)
+}
+
+// ObserveAny is [Limiter.Observe] for who does not know the type of the events.
+func (l *Limiter) ObserveAny(f func(context.Context, any)) (stop func()) {
+	return l.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
+}
+
+// Figures returns what [Limiter.Stats] counts.
+func (l *Limiter) Figures() []describe.Figure {
+	s := l.Stats()
+	return append(s.figures(), describe.Figure{Name: "throttle.queued", Value: float64(s.Queued)})
+}
+
+func (t Totals) figures() []describe.Figure {
+	return append(figures.Calls(t.Admitted, t.Refusals, reasons[:6]...),
+		figures.Counter("tokens", t.Spent), figures.Counter("refunds", t.Refunded), figures.Counter("forgiven.tokens", t.Forgiven),
+		figures.Counter("waits", t.Waited), figures.Counter("wait.time_seconds", t.WaitTime.Seconds()))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -16,49 +17,127 @@ import (
 
 func ok(context.Context) error { return nil }
 
+type costKey struct{}
+
+// cost is a Cost that reads what of has put into a ctx, or 1.
+func cost(ctx context.Context) int {
+	if n, set := ctx.Value(costKey{}).(int); set {
+		return n
+	}
+	return 1
+}
+
+func of(n int) context.Context { return context.WithValue(context.Background(), costKey{}, n) }
+
+// take takes n tokens of a Limiter whose Cost is cost, or whose n is 1.
+func take(l *throttle.Limiter, n int) throttle.Decision {
+	d, _ := l.Admit(of(n))
+	return d
+}
+
+// takeOf takes n tokens of a key of a Group whose Cost is cost.
+func takeOf[K comparable](g *throttle.Group[K], key K, n int) throttle.Decision {
+	d, _ := g.Admit(of(n), key)
+	return d
+}
+
+// counts returns s without the reasons, and without how long calls have waited.
+func counts(s throttle.Stats) throttle.Stats {
+	s.WaitTime, s.Refusals = 0, nil
+	return s
+}
+
+func reason(err error) throttle.Reason {
+	limited, _ := errors.AsType[*throttle.LimitedError](err)
+	if limited == nil {
+		return ""
+	}
+	return limited.Reason
+}
+
+func onRefuse(p interface {
+	Observe(func(context.Context, throttle.Event)) func()
+}, f func(context.Context, *throttle.LimitedError)) (stop func()) {
+	return p.Observe(func(ctx context.Context, e throttle.Event) {
+		if limited, ok := errors.AsType[*throttle.LimitedError](e.Err); ok {
+			f(ctx, limited)
+		}
+	})
+}
+
 func TestExactSequence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := throttle.New(throttle.Config{Rate: 10, Burst: 3})
+		l := throttle.New(throttle.Config{Rate: 10, Burst: 3, Cost: cost})
 		for left := 2; left >= 0; left-- {
-			d := l.Take(1)
-			require.Equal(t, throttle.Decision{OK: true, Limit: 3, Window: 300 * time.Millisecond, Remaining: left, ResetAfter: time.Duration(3-left) * 100 * time.Millisecond}, d)
+			require.Equal(t, throttle.Decision{
+				OK: true, Limit: 3, Window: 300 * time.Millisecond, Remaining: left, ResetAfter: time.Duration(3-left) * 100 * time.Millisecond,
+			}, take(l, 1))
 		}
 		refused := throttle.Decision{Limit: 3, Window: 300 * time.Millisecond, RetryAfter: 100 * time.Millisecond, ResetAfter: 300 * time.Millisecond}
-		require.Equal(t, refused, l.Take(1))
-		require.Equal(t, refused, l.Peek())
+		require.Equal(t, refused, take(l, 1))
 
 		time.Sleep(100*time.Millisecond - 1)
-		require.Equal(t, time.Nanosecond, l.Take(1).RetryAfter, "a nanosecond too early")
+		require.Equal(t, time.Nanosecond, take(l, 1).RetryAfter, "a nanosecond too early")
 		time.Sleep(time.Nanosecond)
 		require.True(t, l.Allow())
 		require.False(t, l.Allow())
 
-		require.Equal(t, 200*time.Millisecond, l.Take(2).RetryAfter)
+		require.Equal(t, 200*time.Millisecond, take(l, 2).RetryAfter)
 		time.Sleep(200 * time.Millisecond)
-		require.True(t, l.Take(2).OK)
+		require.True(t, take(l, 2).OK)
 
 		time.Sleep(time.Hour) // no more than the burst adds up
-		require.True(t, l.Take(3).OK)
+		require.True(t, take(l, 3).OK)
 		require.False(t, l.Allow())
 		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 6, Refused: 5, Spent: 9}}, counts(l.Stats()))
 	})
 }
 
-func TestOddRateDoesNotDrift(t *testing.T) {
+// Decision says OK if the call was admitted, also if that was the last token.
+func TestAdmitOfTheLastTokenIsOK(t *testing.T) {
+	cfg := throttle.Config{Rate: 1e-3, Burst: 1}
+	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
+	l := throttle.New(cfg)
+	for name, admit := range map[string]func(context.Context) (throttle.Decision, error){
+		"Limiter": l.Admit,
+		"Group":   func(ctx context.Context) (throttle.Decision, error) { return g.Admit(ctx, "a") },
+	} {
+		d, err := admit(t.Context())
+		require.NoError(t, err, name)
+		require.True(t, d.OK, name)
+		require.Zero(t, d.Remaining, name)
+		d, err = admit(t.Context())
+		require.ErrorIs(t, err, throttle.ErrLimited, name)
+		require.False(t, d.OK, name)
+		require.Positive(t, d.RetryAfter, name)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	d, err := throttle.New(cfg).Admit(ended)
+	require.ErrorIs(t, err, context.Canceled)
+	require.False(t, d.OK)
+	require.Equal(t, 1, d.Remaining)
+}
+
+func TestOddRateIsNeverHigher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 3, Burst: 2})
 		start := time.Now()
 		admitted := 0
 		for time.Since(start) < 24*time.Hour {
-			d := l.Take(1)
+			d := take(l, 1)
 			if d.OK {
 				admitted++
-				d.RetryAfter = l.Peek().RetryAfter
 			}
-			time.Sleep(d.RetryAfter)
+			time.Sleep(max(d.RetryAfter, 1))
 		}
 		require.Equal(t, 2+3*24*3600-1, admitted)
-		require.Equal(t, 24*time.Hour, time.Since(start))
+	})
+	// A rate is the time of its token, but for the rounding error of a float.
+	synctest.Test(t, func(t *testing.T) {
+		for _, d := range []time.Duration{1, 3, 7, time.Microsecond / 3, time.Second / 7, time.Minute / 7, time.Hour, 86400 * time.Second, 30 * 86400 * time.Second} {
+			require.Equal(t, d, take(throttle.New(throttle.Config{Rate: every(d), Burst: 1}), 1).ResetAfter, d)
+		}
 	})
 }
 
@@ -83,6 +162,39 @@ func TestDoRefusesWithoutCalling(t *testing.T) {
 		require.True(t, limited.Retryable())
 		require.True(t, limited.Refused())
 		require.Equal(t, []*throttle.LimitedError{limited}, events)
+	})
+}
+
+// notSent is the error of a policy that did not make a call.
+type notSent struct{ error }
+
+func (notSent) Refused() bool { return true }
+
+// What a policy further in refused was not sent: 85 200 tokens were spent so, of 71 calls.
+func TestDoGivesBackWhatWasNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := throttle.Config{
+			Rate: throttle.PerMinute(90_000), Burst: 90_000, Cost: cost, Quotas: []throttle.Quota{{N: 100_000, Every: time.Hour}},
+		}
+		l, other := throttle.New(cfg), throttle.New(cfg)
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
+		all := throttle.All(other, g.For(func(context.Context) string { return "all" }))
+		refused := func(context.Context) error { return notSent{errors.New("full")} }
+		for range 71 {
+			require.Error(t, l.Do(of(1200), refused))
+			require.Error(t, l.Wrap(refused)(of(1200)))
+			require.Error(t, g.Do(of(1200), "a", refused))
+			require.Error(t, g.By(func(context.Context) string { return "a" })(refused)(of(1200)))
+			require.Error(t, all.Do(of(1200), refused))
+		}
+		require.Error(t, l.Do(of(1200), func(context.Context) error { return errors.New("sent") }))
+		require.Panics(t, func() { _ = l.Do(of(1200), func(context.Context) error { panic("sent") }) })
+		require.Equal(t, 90_000-2400, take(l, 0).Remaining)
+		require.Equal(t, 90_000, take(other, 0).Remaining)
+		require.Equal(t, 90_000, takeOf(g, "a", 0).Remaining)
+		require.Equal(t, 90_000, takeOf(g, "all", 0).Remaining)
+		s := l.Stats()
+		require.EqualValues(t, 2400, s.Spent-s.Refunded)
 	})
 }
 
@@ -175,32 +287,51 @@ func TestEndedContextIsHonoredFirst(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, l.Do(ctx, ok), context.Canceled)
 	require.NotErrorIs(t, l.Do(ctx, ok), throttle.ErrLimited)
+	_, err := l.Reserve(ctx, 1)
+	require.ErrorIs(t, err, context.Canceled)
 	require.True(t, l.Allow(), "no token was spent")
 }
 
+func TestWhetherACallMayWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := func(d time.Duration) context.Context {
+			ctx, cancel := context.WithTimeout(t.Context(), d)
+			t.Cleanup(cancel)
+			return ctx
+		}
+		for _, c := range []struct {
+			maxWait, after time.Duration
+			ctx            context.Context
+			want           throttle.Reason
+		}{
+			{0, 1, t.Context(), throttle.OverLimit},
+			{0, 1, in(time.Hour), throttle.OverLimit},
+			{time.Second, time.Second, t.Context(), ""},
+			{time.Second, time.Second + 1, t.Context(), throttle.WaitTooLong},
+			{time.Second, time.Second + 1, in(time.Millisecond), throttle.WaitTooLong},
+			{time.Second, time.Second, in(time.Second), ""},
+			{time.Second, time.Second, in(time.Second - 1), throttle.DeadlineTooClose},
+			{-1, 36 * 365 * 24 * time.Hour, t.Context(), ""},
+			{-1, 36*365*24*time.Hour + 1, t.Context(), throttle.WaitTooLong},
+			{-1, time.Hour, in(time.Minute), throttle.DeadlineTooClose},
+		} {
+			require.Equal(t, c.want, throttle.MayWait(c.ctx, c.maxWait, c.after), "%+v", c)
+		}
+	})
+}
+
 func TestValidate(t *testing.T) {
-	level := func(context.Context) int { return 0 }
 	for want, cfg := range map[string]throttle.Config{
 		"": {Rate: 1},
-		"throttle.Config.Rate is 0: must be above 0 and at most 1e12 tokens a second":                        {},
-		"throttle.Config.Rate is -1: must be above 0 and at most 1e12 tokens a second":                       {Rate: -1},
-		"throttle.Config.Rate is NaN: must be above 0 and at most 1e12 tokens a second":                      {Rate: math.NaN()},
-		"throttle.Config.Rate is +Inf: must be above 0 and at most 1e12 tokens a second":                     {Rate: every(0)},
-		"throttle.Config.Rate is 2e+12: must be above 0 and at most 1e12 tokens a second":                    {Rate: 2e12},
+		"throttle.Config.Rate is 0: must be above 0 and at most 1e9 tokens a second":                         {},
+		"throttle.Config.Rate is -1: must be above 0 and at most 1e9 tokens a second":                        {Rate: -1},
+		"throttle.Config.Rate is NaN: must be above 0 and at most 1e9 tokens a second":                       {Rate: math.NaN()},
+		"throttle.Config.Rate is +Inf: must be above 0 and at most 1e9 tokens a second":                      {Rate: every(0)},
+		"throttle.Config.Rate is 2e+09: must be above 0 and at most 1e9 tokens a second":                     {Rate: 2e9},
 		"throttle.Config.Rate is 5e-324: must be enough to refill a Burst of 1 within 36 years":              {Rate: math.SmallestNonzeroFloat64},
 		"throttle.Config.Rate is 1: must be enough to refill a Burst of 4611686018427387904 within 36 years": {Rate: 1, Burst: 1 << 62},
 		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more":                              {Rate: 1, Burst: -1},
-		"throttle.Config.Queue is -1: must be 0 (for 1000) or more":                                          {Rate: 1, Queue: -1},
-		"throttle.Config.Levels is -1: must be 0 (for 1) to 1000":                                            {Rate: 1, Levels: -1},
-		"throttle.Config.Levels is 2: must be 0 or 1 where Priority is nil":                                  {Rate: 1, Levels: 2},
-		"throttle.Config.Levels is 0: must be 2 or more where Priority is set":                               {Rate: 1, Priority: level},
-		"throttle.Config.Levels is 1: must be 2 or more where Priority is set":                               {Rate: 1, Levels: 1, Priority: level},
-		"throttle.Config.Queue is 5: must be 0 where MaxWait is 0: no call waits":                            {Rate: 1, Queue: 5},
-		"throttle.Config.Reserve is [0 0]: must be at most 1 long, one less than Levels":                     {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{0, 0}},
-		"throttle.Config.Reserve is [0.1]: must be at most 0 long, one less than Levels":                     {Rate: 1, Reserve: []float64{0.1}},
-		"throttle.Config.Reserve[0] is -0.1: must be at least 0 and less than 1":                             {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{-0.1}},
-		"throttle.Config.Reserve[0] is NaN: must be at least 0 and less than 1":                              {Rate: 1, Levels: 2, Priority: level, Reserve: []float64{math.NaN()}},
-		"throttle.Config.Reserve is [0.5 0.5]: must be shares whose sum is less than 1":                      {Rate: 1, Levels: 3, Priority: level, Reserve: []float64{0.5, 0.5}},
+		"throttle.Config.Burst is 2: must be 0 where there is no Rate":                                       {Burst: 2, Quotas: []throttle.Quota{{N: 1, Per: throttle.Day}}},
 	} {
 		if want == "" {
 			require.NoError(t, cfg.Validate())
@@ -209,143 +340,38 @@ func TestValidate(t *testing.T) {
 		require.EqualError(t, cfg.Validate(), want)
 		require.PanicsWithError(t, want, func() { throttle.New(cfg) })
 	}
-	require.NoError(t, throttle.Config{Rate: 1, Levels: 1000, Priority: level}.Validate())
-	require.Error(t, throttle.Config{Rate: 1, Levels: 1001, Priority: level}.Validate())
-	require.ErrorContains(t, throttle.Config{Rate: 1, Levels: 2, Priority: level, Reserve: []float64{1}}.Validate(),
-		"throttle.Config.Reserve[0] is 1: must be at least 0 and less than 1")
-	for _, rate := range []float64{every(30 * 24 * time.Hour), 1e12, 1000.0 / 3600, throttle.PerMinute(0.5)} {
+	for _, rate := range []float64{every(30 * 24 * time.Hour), 1e9, 1000.0 / 3600, throttle.PerMinute(0.5)} {
 		require.NoError(t, throttle.Config{Rate: rate}.Validate())
 	}
 	require.InDelta(t, 1, throttle.PerMinute(60), 1e-12)
-}
-
-func TestBurstIsASecondsWorth(t *testing.T) {
-	for rate, burst := range map[float64]int{0.1: 1, 1: 1, 1.5: 2, 99.2: 100, 1e12: 1e12} {
-		require.Equal(t, burst, throttle.New(throttle.Config{Rate: rate}).Peek().Limit)
-	}
-}
-
-func TestDecisionSaysInWhichWindowTheBurstRefills(t *testing.T) {
-	for want, cfg := range map[time.Duration]throttle.Config{
-		time.Minute:         {Rate: throttle.PerMinute(7), Burst: 7}, // 7/60 is not quite what a float64 can hold
-		time.Hour:           {Rate: 1000.0 / 3600, Burst: 1000},
-		time.Second:         {Rate: 1e12},
-		30 * 24 * time.Hour: {Rate: every(30 * 24 * time.Hour), Burst: 1},
-		0:                   {Rate: 1e12, Burst: 1}, // a thousandth of a nanosecond
-	} {
-		l := throttle.New(cfg)
-		require.Equal(t, want, l.Peek().Window)
-		require.NoError(t, setLimit(l, throttle.Limit{Rate: 2, Burst: 6}))
-		require.Equal(t, 3*time.Second, l.Take(1).Window)
+	for rate, burst := range map[float64]int{0.1: 1, 1: 1, 1.5: 2, 99.2: 100, 1e9: 1e9} {
+		require.Equal(t, burst, throttle.New(throttle.Config{Rate: rate}).Config().Burst, "a second's worth")
 	}
 }
 
 func TestCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		type cost struct{}
 		l := throttle.New(throttle.Config{
-			Name: "reports", Rate: 1, Burst: 5, MaxWait: time.Minute,
-			Cost: func(ctx context.Context) int { return ctx.Value(cost{}).(int) },
+			Name: "reports", Rate: 1, Burst: 5, MaxWait: time.Minute, Cost: cost,
 		})
-		of := func(n int) context.Context { return context.WithValue(t.Context(), cost{}, n) }
 		require.NoError(t, l.Do(of(5), ok))
 		require.NoError(t, l.Do(of(0), ok), "it takes nothing")
 		require.NoError(t, l.Do(of(-3), ok), "it gives nothing either")
-		require.Zero(t, l.Peek().Remaining)
+		require.Zero(t, take(l, 0).Remaining)
 
 		start := time.Now()
 		err := l.Do(of(6), ok)
-		require.EqualError(t, err, "throttle: reports: limited (too costly): 6 tokens at level 0 are more than a burst of 5 can give")
+		require.EqualError(t, err, "throttle: reports: limited (too costly): 6 tokens are more than a burst of 5 can give")
 		limited, _ := errors.AsType[*throttle.LimitedError](err)
 		require.False(t, limited.Retryable())
 		require.Zero(t, limited.RetryAfter())
-		require.Equal(t, time.Duration(math.MaxInt64), l.Take(6).RetryAfter)
+		require.Equal(t, time.Duration(math.MaxInt64), take(l, 6).RetryAfter)
 		require.Zero(t, time.Since(start))
 
 		require.NoError(t, l.Do(of(3), ok))
 		require.Equal(t, 3*time.Second, time.Since(start))
-		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 4, Refused: 2, Spent: 8, Waited: 1}}, counts(l.Stats()))
+		require.Equal(t, throttle.Stats{Totals: throttle.Totals{Admitted: 5, Refused: 2, Spent: 8, Waited: 1}}, counts(l.Stats()))
 	})
-}
-
-func TestReserveIsKeptForTheLevelsAbove(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		type level struct{}
-		l := throttle.New(throttle.Config{
-			Rate: 1, Burst: 10, Levels: 3, Reserve: []float64{0.3, 0.4},
-			Priority: func(ctx context.Context) int { return ctx.Value(level{}).(int) },
-		})
-		admitted := func(n int) (calls int) {
-			for l.Do(context.WithValue(t.Context(), level{}, n), ok) == nil {
-				calls++
-			}
-			return calls
-		}
-		require.Equal(t, 3, admitted(99), "clamped to 2")
-		require.False(t, l.Allow(), "asks for the least important")
-		require.Equal(t, 4, admitted(1))
-		err := l.Do(context.WithValue(t.Context(), level{}, 1), ok)
-		limited, _ := errors.AsType[*throttle.LimitedError](err)
-		require.Equal(t, 1, limited.Level)
-		require.Equal(t, 3, admitted(-1), "clamped to 0")
-		time.Sleep(8 * time.Second)
-		require.Equal(t, 1, admitted(2))
-	})
-}
-
-// The shares of Reserve add up, whole tokens only, and follow the burst. Without them
-// each level but the last keeps 1/(2 x Levels).
-func TestReserveAddsUp(t *testing.T) {
-	for _, c := range []struct {
-		reserve []float64
-		burst   int
-		want    []int // that each level may spend at once
-	}{
-		{nil, 12, []int{12, 10, 8}},
-		{nil, 100, []int{100, 84, 67}},
-		{[]float64{}, 10, []int{10, 10, 10}},
-		{[]float64{0.5}, 10, []int{10, 5, 5}},
-		{[]float64{0, 0.7}, 10, []int{10, 10, 3}},
-		{[]float64{0.3, 0.3}, 10, []int{10, 7, 4}},
-		{[]float64{0.25, 0.25}, 3, []int{3, 3, 2}},
-		{[]float64{0, 1 - 1e-12}, 1, []int{1, 1, 1}},
-	} {
-		for level, want := range c.want {
-			for _, setRate := range []bool{false, true} {
-				cfg := throttle.Config{
-					Rate: 1e-3, Burst: c.burst, Levels: 3, Reserve: c.reserve,
-					Priority: func(context.Context) int { return level },
-				}
-				if setRate {
-					cfg.Burst = 1
-				}
-				l := throttle.New(cfg)
-				if setRate {
-					require.NoError(t, setLimit(l, throttle.Limit{Rate: 1e-3, Burst: c.burst}))
-				}
-				admitted := 0
-				for l.Wait(t.Context()) == nil {
-					admitted++
-				}
-				require.Equal(t, want, admitted, "level %d of %v", level, c)
-			}
-		}
-	}
-}
-
-// A call of cost 0 is admitted, whatever others have spent and are kept.
-func TestCallThatCostsNothingIsAdmitted(t *testing.T) {
-	for _, quotas := range [][]throttle.Quota{nil, {{N: 10, Every: time.Hour}}} {
-		cfg := throttle.Config{Rate: 1e-6, Burst: 10, Quotas: quotas, Levels: 2, Reserve: []float64{0.5}, Priority: func(context.Context) int { return 0 },
-			Cost: func(context.Context) int { return 10 }}
-		l, g := throttle.New(cfg), throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg})
-		require.NoError(t, l.Wait(t.Context()))
-		require.NoError(t, g.Wait(t.Context(), 1))
-		require.True(t, l.Take(0).OK)
-		require.True(t, g.Take(1, 0).OK)
-		require.False(t, l.Allow())
-		require.False(t, g.Allow(1))
-	}
 }
 
 func TestPanicPassesThrough(t *testing.T) {
@@ -360,101 +386,144 @@ func TestPanicPassesThrough(t *testing.T) {
 func TestHooksMayCallBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		called := 0
-		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: time.Second})
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: time.Second, Cost: cost})
 		onRefuse(l, func(context.Context, *throttle.LimitedError) {
 			called++
-			l.Refund(1)
-			require.NoError(t, setLimit(l, throttle.Limit{Rate: 1, Burst: 1}))
+			require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate = 2 }))
 			require.Zero(t, l.Stats().Queued)
 		})
-		require.True(t, l.Take(1).OK)
-		soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
-		require.ErrorIs(t, l.Wait(soon), throttle.ErrLimited)
-		require.Equal(t, 1, called)
-
-		g := throttle.NewGroup(throttle.GroupConfig[int]{
-			Config:  throttle.Config{Rate: 1, Burst: 1},
-			MaxKeys: 1,
-		})
-		onRefuse(g, func(_ context.Context, e *throttle.LimitedError) {
-			called++
-			require.NoError(t, setGroupLimit(g, throttle.Limit{Rate: 1, Burst: 1}))
-			require.NoError(t, g.Set(1, throttle.Limit{Rate: 5, Burst: 5}))
-		})
-		require.True(t, g.Allow(1))
-		require.ErrorIs(t, g.Wait(t.Context(), 1), throttle.ErrLimited)
+		l.Allow()
+		require.Error(t, l.Wait(of(2)))
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		require.Error(t, l.Wait(ctx))
 		require.Equal(t, 2, called)
-		require.True(t, g.Take(1, 4).OK, "as it has been given")
-
-		s := throttle.NewShared(throttle.SharedConfig{
-			Name: "api", Rate: 1, Burst: 2, OnOutage: throttle.RefuseAll,
-			Eval: func(context.Context, string, []string, ...any) (any, error) { return nil, errDown },
-		})
-		s.Observe(func(ctx context.Context, _ throttle.Event) { // that the outage began, and that the call is refused
-			called++
-			require.True(t, s.Stats().Down)
-			require.False(t, s.Allow(ctx, ""))
-		})
-		require.ErrorIs(t, s.Wait(t.Context(), ""), errDown)
-		require.Equal(t, 4, called)
-
-		a := throttle.NewAdaptive(throttle.AdaptiveConfig{})
-		onRefuse(a, func(context.Context, *throttle.LimitedError) {
-			called++
-			require.Positive(t, a.Stats().Probability)
-		})
-		a.SetRand(func() float64 { return 0 })
-		_ = a.Do(t.Context(), overloaded)
-		require.ErrorIs(t, a.Do(t.Context(), ok), throttle.ErrLimited)
-		require.Equal(t, 5, called)
 	})
 }
 
-// A global limiter is made outside of the synctest bubble that uses it. The clocks of
-// the two are not related.
-func TestClockFromElsewhere(t *testing.T) {
-	l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 2, MaxWait: -1})
-	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Rate: 1e-3, Burst: 2}})
-	require.True(t, l.Allow())
-	require.True(t, g.Allow(1))
-	synctest.Test(t, func(t *testing.T) {
-		require.NoError(t, l.Wait(t.Context()))
-		require.NoError(t, l.Wait(t.Context()))
-		g.Allow(1)
-		g.Allow(1)
-		require.False(t, g.Allow(1))
-	})
-	for range 2 {
-		l.Allow()
-		g.Allow(1)
-	}
-	require.False(t, l.Allow())
-	require.False(t, g.Allow(1))
-}
-
-// A limiter with quotas may wait inside and outside of bubbles, to which timers belong.
+// A limiter may be made outside of a bubble and wait in several.
 func TestTimersOfBubbles(t *testing.T) {
-	l := throttle.New(throttle.Config{Rate: 1000, Burst: 1, MaxWait: -1, Quotas: []throttle.Quota{{N: 100, Every: time.Hour}}})
-	wait := func(t *testing.T) {
-		for range 3 {
-			require.NoError(t, l.Wait(t.Context()))
-		}
+	l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
+	for range 3 {
+		synctest.Test(t, func(t *testing.T) {
+			for range 3 {
+				require.NoError(t, l.Wait(t.Context()))
+			}
+		})
 	}
-	synctest.Test(t, wait)
-	wait(t)
 }
 
-// counts returns s without the reasons and the times, which other tests look at.
-func counts(s throttle.Stats) throttle.Stats {
-	s.Refusals, s.WaitTime = nil, 0
-	return s
+func TestObserversSeeRefusalsAndWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := throttle.Config{Name: "api", Rate: 1, Burst: 1, MaxWait: time.Second, Cost: cost}
+		l := throttle.New(cfg)
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
+		var seen []throttle.Event
+		add := func(_ context.Context, e throttle.Event) { seen = append(seen, e) }
+		stop := l.Observe(add)
+		g.Observe(add)
+		for key, wait := range map[string]func(context.Context) error{
+			"": l.Wait, "a": func(ctx context.Context) error { return g.Wait(ctx, "a") },
+		} {
+			require.NoError(t, wait(of(1)))
+			require.NoError(t, wait(of(1)))
+			err := wait(of(2))
+			require.Equal(t, []throttle.Event{
+				{Kind: throttle.EventWaited, Name: "api", Key: key, Cost: 1, Waited: time.Second},
+				{Kind: throttle.EventRefused, Name: "api", Key: key, Cost: 2, Reason: throttle.TooCostly, Err: err},
+			}, seen)
+			fields := map[string]any{}
+			seen[1].Fields(func(name string, value any) { fields[name] = value })
+			want := map[string]any{"event": "refused", "reason": "too costly", "error": err}
+			if key != "" {
+				want["key"] = key
+			}
+			require.Equal(t, want, fields)
+			require.Equal(t, []int{-4, 4}, []int{seen[0].Level(), seen[1].Level()})
+			seen = nil
+		}
+		stop()
+		require.Error(t, l.Wait(of(2)))
+		require.Empty(t, seen)
+	})
 }
 
-func BenchmarkAllow(b *testing.B) {
-	l := throttle.New(throttle.Config{Rate: 1e9, Burst: 1e9})
-	b.ReportAllocs()
-	for b.Loop() {
-		l.Allow()
+func TestEveryErrorIsARefusal(t *testing.T) {
+	for _, e := range []*throttle.LimitedError{
+		{Reason: throttle.OverLimit}, {Reason: throttle.ContextEnded, Err: context.Canceled}, {Reason: throttle.TooCostly, Cost: 5},
+	} {
+		require.True(t, e.Refused())
+		require.ErrorIs(t, e, throttle.ErrLimited)
+		require.Equal(t, e.Reason != throttle.TooCostly, e.Retryable())
+	}
+	require.EqualError(t, &throttle.LimitedError{Name: "a", Key: "b", Reason: throttle.TooCostly, Cost: 5, Limit: 3, Quota: throttle.Quota{N: 3, Per: throttle.Day}},
+		"throttle: a[b]: limited (too costly): 5 tokens are more than the quota of 3 per day can give")
+	require.EqualError(t, &throttle.LimitedError{Reason: throttle.ContextEnded, Err: context.Canceled}, "throttle: limited (context ended): context canceled")
+}
+
+// What describes a policy says what its Stats say, and changes what Update changes.
+func TestPoliciesDescribeThemselves(t *testing.T) {
+	cfg := throttle.Config{Name: "api", Rate: 10, Burst: 2, Cost: cost}
+	l := throttle.New(cfg)
+	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
+	for _, p := range []interface {
+		Kind() string
+		Name() string
+		Settings() any
+	}{l, g} {
+		require.Equal(t, "throttle", p.Kind())
+		require.Equal(t, "api", p.Name())
+	}
+	require.Equal(t, throttle.Config{Name: "api", Rate: 10, Burst: 2}, l.Settings())
+	require.Equal(t, throttle.GroupConfig[string]{Config: throttle.Config{Name: "api", Rate: 10, Burst: 2}, MaxKeys: 100_000, IdleAfter: time.Minute}, g.Settings())
+
+	no := errors.New("no")
+	require.ErrorIs(t, l.Change(false, func(cfg any) error { cfg.(*throttle.Config).Rate = 5; return no }), no)
+	require.NoError(t, l.Change(true, func(cfg any) error { cfg.(*throttle.Config).Rate = 5; return nil }))
+	require.Error(t, l.Change(false, func(cfg any) error { cfg.(*throttle.Config).Rate = -5; return nil }))
+	require.Equal(t, 10.0, l.Config().Rate)
+	require.NoError(t, l.Change(false, func(cfg any) error { cfg.(*throttle.Config).Rate = 5; return nil }))
+	require.Equal(t, 5.0, l.Config().Rate)
+	require.NoError(t, g.Change(false, func(cfg any) error { cfg.(*throttle.GroupConfig[string]).Config.Rate = 5; return nil }))
+	require.Equal(t, 5.0, g.Config().Config.Rate)
+
+	var events int
+	defer l.ObserveAny(func(_ context.Context, e any) { events += len(e.(throttle.Event).Name) })()
+	defer g.ObserveAny(func(_ context.Context, e any) { events += len(e.(throttle.Event).Key) })()
+	require.NoError(t, l.Wait(of(2)))
+	require.Error(t, l.Wait(of(1)))
+	require.NoError(t, g.Wait(of(2), "x"))
+	require.Error(t, g.Wait(of(3), "x"))
+	require.Equal(t, 4, events)
+	figures := map[string]float64{}
+	for _, f := range l.Figures() {
+		figures[f.Name] = f.Value
+	}
+	require.Equal(t, map[string]float64{
+		"throttle.calls{outcome=admitted}": 1, "throttle.calls{outcome=refused,reason=over_the_limit}": 1,
+		"throttle.calls{outcome=refused,reason=over_the_quota}": 0, "throttle.calls{outcome=refused,reason=wait_too_long}": 0,
+		"throttle.calls{outcome=refused,reason=deadline_too_close}": 0, "throttle.calls{outcome=refused,reason=context_ended}": 0,
+		"throttle.calls{outcome=refused,reason=too_costly}": 0, "throttle.tokens": 2, "throttle.refunds": 0, "throttle.forgiven.tokens": 0,
+		"throttle.waits": 0, "throttle.wait.time_seconds": 0, "throttle.queued": 0,
+	}, figures)
+	figures = map[string]float64{}
+	for _, f := range g.Figures() {
+		figures[f.Name] = f.Value
+	}
+	require.Equal(t, 1.0, figures["throttle.keys"])
+	require.Equal(t, 1.0, figures["throttle.calls{outcome=refused,reason=too_costly}"])
+	require.Contains(t, figures, "throttle.overflows")
+	require.Contains(t, figures, "throttle.evictions")
+}
+
+// The float64s beside a simple fraction are rates, and differ from it by no more than a nanosecond.
+func TestTheNeighborsOfAFractionAreRates(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 20_000 {
+		simple := float64(1+random.IntN(100)) / float64(1+random.Int64N(1<<random.IntN(30)))
+		for _, rate := range []float64{math.Nextafter(simple, 0), simple, math.Nextafter(simple, 1e9)} {
+			require.InDelta(t, 1e9/rate, throttle.TokenTime(rate), 1, "%v", rate)
+			require.GreaterOrEqual(t, throttle.TokenTime(rate), 1e9/rate*(1-1e-14))
+		}
 	}
 }

@@ -6,6 +6,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -34,6 +35,7 @@ var address = resiliencehttp.ClientIP() // name the proxies in front here, if th
 // A server has the policies of its handlers.
 type server struct {
 	tenants *throttle.Group[string]
+	paying  *throttle.Group[string]
 	reports *bulkhead.Bulkhead
 	begun   chan struct{} // gets a value for each report that is begun
 	finish  chan struct{} // closed to let them end
@@ -44,15 +46,26 @@ func newServer() (*server, error) {
 		tenants: throttle.NewGroup(throttle.GroupConfig[string]{
 			Config: throttle.Config{Rate: throttle.PerMinute(5), Burst: 5},
 		}),
+		paying: throttle.NewGroup(throttle.GroupConfig[string]{
+			Config: throttle.Config{Rate: throttle.PerMinute(600), Burst: 100},
+		}),
 		reports: bulkhead.New(bulkhead.Config{Name: "reports", Limit: 2}),
 		begun:   make(chan struct{}),
 		finish:  make(chan struct{}),
 	}
-	return s, s.tenants.Set("b", throttle.Limit{Rate: throttle.PerMinute(600), Burst: 100}) // b pays for more
+	return s, nil
+}
+
+// Admit takes from the limit of a tenant's plan.
+func (s *server) Admit(ctx context.Context, tenant string) (throttle.Decision, error) {
+	if tenant == "b" { // which pays for more
+		return s.paying.Admit(ctx, tenant)
+	}
+	return s.tenants.Admit(ctx, tenant)
 }
 
 func (s *server) handler() http.Handler {
-	limit := resiliencehttp.Server{LimitName: "tenant"}.ThrottleBy(s.tenants, tenant)
+	limit := resiliencehttp.Server{LimitName: "tenant"}.ThrottleBy(s, tenant)
 	mux := http.NewServeMux()
 	mux.Handle("GET /hello", limit(http.HandlerFunc(s.hello)))
 	mux.Handle("GET /report", limit(resiliencehttp.Server{}.Bulkhead(s.reports)(http.HandlerFunc(s.report))))

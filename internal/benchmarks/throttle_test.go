@@ -23,6 +23,7 @@ import (
 
 	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 func BenchmarkThrottle(b *testing.B) { benchmark(b, throttleCases) }
@@ -66,6 +67,7 @@ var throttleCases = []comparison{
 	}},
 	{"shared", []impl{
 		{"resilience", sharedResilience},
+		{"resilience of four meters", fleetOfFour},
 		{"redis_rate", sharedRedisRate},
 	}},
 }
@@ -245,14 +247,20 @@ func throttleRedis(b *testing.B) *redis.Client {
 	return rdb
 }
 
-func sharedResilience(b *testing.B) {
+func sharedResilience(b *testing.B) { benchFleet(b, fleet.Rate("a/calls", 1e6, 1)) }
+
+func fleetOfFour(b *testing.B) {
+	benchFleet(b, fleet.Rate("a/calls", 1e6, 1), fleet.Rate("a/tokens", 1e6, 1), fleet.Quota("a/day", 1e15, throttle.Quota{Per: throttle.Day}, 1),
+		fleet.Quota("a/month", 1e15, throttle.Quota{Per: throttle.Month}, 1))
+}
+
+func benchFleet(b *testing.B, meters ...fleet.Meter) {
 	rdb := throttleRedis(b)
-	l := throttle.NewShared(throttle.SharedConfig{
-		Name: "benchmark", Prefix: "benchmarks:throttle:", Rate: 1e6, Burst: 1e6,
-		Timeout: time.Second, OnOutage: throttle.RefuseAll,
-		Eval: resilienceredis.Eval(rdb),
+	l := fleet.New(fleet.Config{
+		Name: "benchmarks:throttle", Timeout: time.Second, Eval: resilienceredis.Eval(rdb),
+		Meters: func(context.Context) []fleet.Meter { return meters },
 	})
-	sharedParallel(b, func() error { return l.Wait(context.Background(), "") })
+	sharedParallel(b, func() error { _, err := l.Reserve(context.Background()); return err })
 }
 
 func sharedRedisRate(b *testing.B) {

@@ -47,7 +47,7 @@ var simulations = [][2]string{{"saga", "TestSagaSimulation"}, {"cacheaside", "Te
 
 // histories are the tests of what processes did to real servers. One runs at a time: a machine
 // of two cores would run two of them, and then the others.
-var histories = []string{"TestCacheaside", "TestLease", "TestSaga", "TestThrottle"}
+var histories = []string{"TestCacheaside", "TestLease", "TestSaga"}
 
 // mutated are the packages of which mutants are made, one of them in each run.
 var mutated = []string{"breaker", "retry", "bulkhead", "throttle", "cacheaside", "saga", "lease", "registry", "resiliencehttp"}

@@ -26,7 +26,7 @@ import (
 	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/resiliencesql"
 	"github.com/go-resilience/resilience/retry"
-	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 // A plan is what one process of the service does.
@@ -70,7 +70,10 @@ func serve(ctx context.Context, p plan) error {
 	rdb := redis.NewClient(&redis.Options{Addr: p.Redis, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
 	cached := breaker.New(breaker.Config{Failures: 3, OpenFor: 20 * time.Millisecond})
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(string) resilience.Middleware { return cached.Wrap }})
-	limit := throttle.NewShared(throttle.SharedConfig{Name: "transfers", Prefix: p.Prefix, Rate: 1e6, Burst: 1e6, Instances: 2, Eval: resilienceredis.Eval(rdb)})
+	limit := fleet.New(fleet.Config{
+		Name: p.Prefix + "transfers", Instances: 2, OnOutage: fleet.Local, Eval: resilienceredis.Eval(rdb),
+		Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("all", 1e6, 1)} },
+	})
 	heard := make(chan struct{}, 1)
 	go func() {
 		for {
@@ -96,7 +99,7 @@ func serve(ctx context.Context, p plan) error {
 			return errors.Join(exec(addTransfer, id, from, to, cents), exec(moveCents, -cents, from), exec(moveCents, cents, to), exec("SELECT pg_notify($1, '')", p.Prefix))
 		}
 		for tries := 0; ; tries++ {
-			err := limit.Do(ctx, "", func(ctx context.Context) error {
+			err := limit.Do(ctx, func(ctx context.Context) error {
 				if i%2 == 0 {
 					return resiliencesql.InTx(ctx, db, resiliencesql.Config{Retry: policies, Check: func(ctx context.Context, tx *sql.Tx) (bool, error) {
 						_, err := tx.ExecContext(ctx, addTransfer, id, 0, 0, 0) // waits for the other one

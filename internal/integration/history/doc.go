@@ -7,7 +7,7 @@
 // write every operation with the times of its call and its return into files. Networks
 // that fail, servers that restart, and processes that are stopped and killed come by a
 // seed. Then a model decides: the linearizability checker
-// github.com/anishathalye/porcupine, or for throttle a replay of the plan. What violates
+// github.com/anishathalye/porcupine. What violates
 // a promise is made as short as it can be, printed, and drawn as a page in
 // -history.out. The seed decides about settings, operations and faults, not about what
 // the processes do at the same time: it finds a violation again, soon, but not at once.

@@ -48,7 +48,7 @@ type target struct {
 	check  func(r *run) *finding                // nil: nothing is violated
 }
 
-var targets = []*target{&cacheTarget, &leaseTarget, &sagaTarget, &throttleTarget}
+var targets = []*target{&cacheTarget, &leaseTarget, &sagaTarget}
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(quiet{})

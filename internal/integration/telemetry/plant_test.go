@@ -25,6 +25,8 @@ import (
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/adaptive"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 var errDown = errors.New("down")
@@ -181,9 +183,11 @@ func (p *plant) shards() []func() {
 
 func (p *plant) limits() []func() {
 	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 0.1 / p.pace.Seconds(), Burst: 1}}) // which refuses most of the time
-	adaptive := throttle.NewAdaptive(throttle.AdaptiveConfig{Name: "adaptive"})
-	fleet := throttle.NewShared(throttle.SharedConfig{
-		Name: "fleet", Prefix: fmt.Sprintf("telemetry-%d:", time.Now().UnixNano()), Rate: 100_000, Burst: 100_000, Instances: 2, Timeout: 10 * time.Second,
+	shed := adaptive.New(adaptive.Config{Name: "adaptive"})
+	tag := fmt.Sprintf("telemetry-%d", time.Now().UnixNano())
+	limits := fleet.New(fleet.Config{
+		Name: "fleet", Instances: 2, OnOutage: fleet.Local, Timeout: 10 * time.Second,
+		Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate(tag, 100_000, 1)} },
 		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 			if p.redisAway.Load() {
 				return nil, errDown
@@ -191,12 +195,12 @@ func (p *plant) limits() []func() {
 			return p.eval(ctx, script, keys, args...)
 		},
 	})
-	p.reg.MustAdd(tenants, adaptive, fleet)
+	p.reg.MustAdd(tenants, shed, limits)
 	fine := func(context.Context) error { return nil }
 	return []func(){
 		func() { _ = tenants.Do(p.ctx, "free", fine) },
-		func() { _ = adaptive.Do(p.ctx, fine) },
-		func() { _ = fleet.Do(p.ctx, "", fine) },
+		func() { _ = shed.Do(p.ctx, fine) },
+		func() { _ = limits.Do(p.ctx, fine) },
 	}
 }
 

@@ -1,0 +1,440 @@
+// Package fleet has limits for many processes together, kept in Redis: rates, quotas of a
+// window, slots for calls at once, and cooldowns. A call takes from all of its meters, or from
+// none, in one round trip.
+//
+//	limits := fleet.New(fleet.Config{
+//		Name: "llm",
+//		Eval: resilienceredis.Eval(client),
+//		Meters: func(ctx context.Context) []fleet.Meter { // of this call
+//			t := tenantOf(ctx)
+//			return []fleet.Meter{
+//				fleet.Rate(t.Key+"/requests", throttle.PerMinute(t.RPM), 1).Burst(t.RPM),
+//				fleet.Rate(t.Key+"/tokens", throttle.PerMinute(t.TPM), fleet.Estimate(estimate(ctx))).Burst(t.TPM),
+//				fleet.Quota(t.Key+"/month", t.Monthly, throttle.Month.From(t.BilledSince), fleet.Estimate(estimate(ctx))),
+//				fleet.Slots(t.Key+"/running", t.Parallel),
+//			}
+//		},
+//	})
+//	r, err := limits.Reserve(ctx)
+//	defer r.Settle(ctx, used) // corrects the meters whose cost is an Estimate
+//
+// What to know:
+//
+//   - All times are those of the clock of Redis. The clocks of the processes do not matter.
+//   - A refusal is a [*throttle.LimitedError], whose Key is that of the meter, and whose
+//     RetryAfter is the time until all meters could give: that of the latest.
+//   - A call whose answer from Redis is lost, or comes after Timeout, may have taken its
+//     tokens, and is not admitted. A slot taken so is free after Lease.
+//   - A settlement is sent in the background, again if need be, and applied once. A reservation
+//     that is never settled has used its estimate.
+//   - While Redis cannot be reached, no call waits for it: they follow OnOutage.
+//   - If Redis loses its data, as in a failover, what was acknowledged last is lost: some
+//     tokens can be taken again, and a slot that was lost ends its call.
+//
+// The algorithm of a rate is a token bucket, in millionths of tokens.
+package fleet
+
+import (
+	"cmp"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/reply"
+	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+//go:embed fleet.lua
+var script string
+
+// An OutagePolicy says what happens to calls while Redis cannot be reached.
+type OutagePolicy string
+
+// The policies.
+const (
+	// Refuse refuses every call.
+	Refuse OutagePolicy = "refuse"
+	// Local admits calls at this process's part of each limit: of a Rate and its burst, of a
+	// Quota and of Slots, 1/Instances of it, but at least 1. What is reserved and settled so is
+	// counted in this process only, and not told to Redis later.
+	Local OutagePolicy = "local"
+)
+
+// A Call is a call of Eval for [Config.EvalEach].
+type Call struct {
+	Script string
+	Keys   []string
+	Args   []any
+}
+
+// A Reply is the result of a [Call].
+type Reply struct {
+	Value any
+	Err   error
+}
+
+// Config says how [Limits] work.
+type Config struct {
+	// Name is the name of the limits: all processes with the same Name share them. It begins
+	// each key in Redis. It is required.
+	Name string
+
+	// Eval runs a Lua script on Redis 6 or later and returns its result: a list of integers.
+	// It always gets the same script. It must return when its ctx ends, and not run the script
+	// again by itself. It is required. With github.com/redis/go-redis/v9 it is
+	// resilienceredis.Eval(client).
+	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
+
+	// EvalEach runs scripts of several keys together, as a pipeline does. Nil means that each
+	// settlement is a call of Eval, eight at once. It is resilienceredis.EvalEach(client).
+	EvalEach func(ctx context.Context, calls []Call) []Reply
+
+	// Node returns the node that keeps a key, so that an outage of one leaves the calls of
+	// others alone. Nil means that there is one. It is resilienceredis.Node(cluster).
+	Node func(key string) string
+
+	// Meters returns the meters of a call: 1 to 16, all of whose keys begin with the same text
+	// before their first slash. It is required. If they are invalid, the call returns an error
+	// that names each invalid field.
+	Meters func(context.Context) []Meter
+
+	// MaxWait is how long a call may wait for slots and rates. Zero means that it is refused
+	// immediately, negative that it may wait until its ctx ends. It holds nothing while it
+	// waits. Calls that wait for the same slots are admitted in the order of arrival; those
+	// that wait for rates alone have no order. No call waits for a quota or a cooldown.
+	MaxWait time.Duration
+
+	// Lease is how long a slot is kept for a process that has not renewed it; it does so each
+	// third of that time. Zero means 10 seconds; the least is 100 ms.
+	Lease time.Duration
+
+	// Timeout is how long a call waits for the answer of Redis. Zero means 100 ms.
+	Timeout time.Duration
+
+	// RetryEvery is how often Redis is tried in an outage, and a settlement that could not be
+	// told, up to ten times. Zero means a second.
+	RetryEvery time.Duration
+
+	// OnOutage says what happens to calls while Redis cannot be reached. Empty means Refuse.
+	OnOutage OutagePolicy
+
+	// Instances is the number of processes that share the limits. Local needs it.
+	Instances int
+}
+
+// Validate returns an error that names each invalid field, or nil.
+func (c Config) Validate() error {
+	f := invalid.Fields{Type: "fleet.Config"}
+	f.Need(c.Name != "", "Name", `""`, "set: it names the limits that are shared")
+	f.Need(c.Eval != nil, "Eval", "nil", "set")
+	f.Need(c.Meters != nil, "Meters", "nil", "set")
+	f.Need(c.Lease == 0 || c.Lease >= 100*time.Millisecond, "Lease", c.Lease, "0 (for 10 s), or at least 100 ms")
+	f.Need(c.Timeout >= 0, "Timeout", c.Timeout, "0 (for 100 ms) or more")
+	f.Need(c.RetryEvery >= 0, "RetryEvery", c.RetryEvery, "0 (for a second) or more")
+	f.Need(slices.Contains([]OutagePolicy{"", Refuse, Local}, c.OnOutage), "OnOutage", strconv.Quote(string(c.OnOutage)), `"refuse" or "local"`)
+	f.Need(c.Instances > 0 || c.OnOutage != Local && c.Instances == 0, "Instances", c.Instances, "1 or more where OnOutage is Local")
+	return f.Err()
+}
+
+func (c Config) withDefaults() Config {
+	c.Lease = cmp.Or(c.Lease, 10*time.Second)
+	c.Timeout = cmp.Or(c.Timeout, 100*time.Millisecond)
+	c.RetryEvery = cmp.Or(c.RetryEvery, time.Second)
+	c.OnOutage = cmp.Or(c.OnOutage, Refuse)
+	return c
+}
+
+// horizon is for how long a settlement may be repeated.
+func (c *Config) horizon() time.Duration { return 10*c.RetryEvery + c.Timeout }
+
+// Limits are limits of a fleet. They are safe for concurrent use. [New] makes them.
+type Limits struct {
+	setting   settings.Setting[Config]
+	observers notify.Observers[throttle.Event]
+
+	mu       sync.Mutex
+	stats    Stats
+	refused  map[throttle.Reason]int64
+	ahead    time.Duration // how far the clock of Redis is ahead, as last seen
+	down     map[string]*outage
+	local    map[string]*localMeter
+	unsent   []settlement
+	flying   int // settlements that are being sent
+	sending  bool
+	held     map[*Reservation]bool // that have slots
+	renewing bool
+}
+
+// ErrLost is the cause of the end of a ctx of [Limits.Do] whose slots were lost: its lease
+// could not be renewed.
+var ErrLost = errors.New("fleet: a slot was lost")
+
+// New returns Limits. It does not call Eval yet. It panics with the error of cfg.Validate, if
+// there is one.
+func New(cfg Config) *Limits {
+	l := &Limits{
+		refused: map[throttle.Reason]int64{}, down: map[string]*outage{},
+		local: map[string]*localMeter{}, held: map[*Reservation]bool{},
+	}
+	l.setting.Init(cfg, Config.withDefaults)
+	return l
+}
+
+// Do reserves what its meters say, runs fn and returns its error. The reservation has used its
+// estimates then, or nothing if a policy within fn refused the call. If the call is refused, Do
+// returns a [*throttle.LimitedError] and does not run fn. The ctx of fn ends with [ErrLost] if
+// its slots are lost.
+func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
+	r, err := l.Reserve(ctx)
+	if err != nil {
+		return err
+	}
+	refused := false
+	defer func() { r.end(refused) }() // also if fn panics
+	if r.lost != nil {
+		inner, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(r.lost, func() { cancel(ErrLost) })()
+		ctx = inner
+	}
+	err = fn(ctx)
+	refused = behavior.IsRefused(err)
+	return err
+}
+
+// Wrap returns a function that runs next as [Limits.Do] does.
+func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error { return l.Do(ctx, next) }
+}
+
+// Reserve takes what the meters of a call say from all of them, or returns the
+// [*throttle.LimitedError] of the one that refuses for the longest time. If ctx has already
+// ended, Reserve returns why.
+func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
+	cfg := l.setting.Load()
+	if ctx.Err() != nil {
+		return nil, ended.Error(ctx)
+	}
+	p, err := cfg.planOf(cfg.Meters(ctx))
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range p.meters {
+		if n, _ := m.cost.tokens(); n > m.limit {
+			return nil, l.refuse(ctx, &throttle.LimitedError{Name: cfg.Name, Key: m.key, Reason: throttle.TooCostly, Limit: int(m.limit), Quota: m.quota(), Cost: int(n)})
+		}
+	}
+	start, id, ticket := time.Now(), newID(), int64(0)
+	if cfg.MaxWait != 0 && slices.ContainsFunc(p.meters, func(m Meter) bool { return m.kind == 's' }) {
+		ticket = 1
+	}
+	for {
+		if err := l.outageOf(cfg, p); err != nil {
+			return l.reserveAlone(ctx, cfg, p, err)
+		}
+		began := time.Now()
+		a, err := l.take(ctx, cfg, p, id, ticket)
+		if ctx.Err() != nil {
+			return nil, ended.Error(ctx)
+		}
+		if err != nil {
+			l.fails(ctx, cfg, p, err)
+			return l.reserveAlone(ctx, cfg, p, err)
+		}
+		if a.taken {
+			return l.admitted(cfg, p, id, a, began), nil
+		}
+		ticket = a.ticket
+		e, wait := p.refusal(cfg, a)
+		if cfg.MaxWait == 0 || wait < 0 {
+			return nil, l.refuse(ctx, e)
+		}
+		e.Waited = time.Since(start)
+		deadline, limited := ctx.Deadline()
+		switch {
+		case cfg.MaxWait > 0 && e.Waited+max(wait, e.After) > cfg.MaxWait:
+			e.Reason = throttle.WaitTooLong
+			return nil, l.refuse(ctx, e)
+		case limited && max(wait, e.After) > time.Until(deadline):
+			e.Reason, e.Err = throttle.DeadlineTooClose, context.DeadlineExceeded
+			return nil, l.refuse(ctx, e)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			e.Reason, e.Err, e.Waited = throttle.ContextEnded, ended.Error(ctx), time.Since(start)
+			return nil, l.refuse(ctx, e)
+		}
+	}
+}
+
+// An answer is what the script returns for a take.
+type answer struct {
+	taken  bool
+	now    time.Time // of Redis
+	ticket int64
+	poll   time.Duration
+	meters []meterAnswer
+}
+
+type meterAnswer struct {
+	left   int64
+	wait   time.Duration // -1: it could give
+	number int64         // of the window; -1: it is cooling down
+}
+
+// take asks Redis to take what p says.
+func (l *Limits) take(ctx context.Context, cfg *Config, p *plan, id string, ticket int64) (a answer, err error) {
+	for first := true; ; first = false {
+		now := l.redisNow()
+		args := append(make([]any, 0, 3+4*len(p.meters)), "take", id, ticket)
+		for i := range p.meters {
+			m := &p.meters[i]
+			n, _ := m.cost.tokens()
+			args = append(args, string(m.kind), m.limit*m.unit(), m.arg(cfg.Lease, now), n*m.unit())
+		}
+		n, err := l.eval(ctx, cfg, p.keys, args)
+		if err != nil {
+			return a, err
+		}
+		l.seen(n[1])
+		if n[0] == -1 && first {
+			continue
+		}
+		if len(n) != 4+3*len(p.meters) {
+			return a, fmt.Errorf("fleet: %s: the script's answer is %v", cfg.Name, n)
+		}
+		a = answer{taken: n[0] == 1, now: time.UnixMicro(n[1]), ticket: n[2], poll: time.Duration(n[3]) * time.Microsecond}
+		for m := n[4:]; len(m) > 0; m = m[3:] {
+			a.meters = append(a.meters, meterAnswer{m[0], time.Duration(m[1]) * time.Microsecond, m[2]})
+		}
+		return a, nil
+	}
+}
+
+// eval runs the script, within Timeout, and returns its integers: at least two.
+func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args []any) ([]int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	value, err := cfg.Eval(ctx, script, keys, args...)
+	l.mu.Lock()
+	l.stats.Asked++
+	l.mu.Unlock()
+	if err == nil && ctx.Err() != nil {
+		err = ctx.Err() // an answer that comes late has taken its tokens, and admits nobody
+	}
+	if err != nil {
+		return nil, err
+	}
+	return integers(cfg, value)
+}
+
+func integers(cfg *Config, value any) ([]int64, error) {
+	fields, _ := value.([]any)
+	n := make([]int64, len(fields))
+	ok := len(fields) >= 2
+	for i, field := range fields {
+		var isInt bool
+		n[i], isInt = reply.Int(field)
+		ok = ok && isInt
+	}
+	if !ok {
+		return nil, fmt.Errorf("fleet: %s: the script's answer is %T %v: must be integers", cfg.Name, value, value)
+	}
+	return n, nil
+}
+
+// redisNow returns what the clock of Redis says, as far as it is known.
+func (l *Limits) redisNow() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Now().Add(l.ahead)
+}
+
+// seen takes note of a time of Redis, in microseconds.
+func (l *Limits) seen(now int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ahead = time.Until(time.UnixMicro(now))
+}
+
+// refusal returns the error of the meter that refuses for the longest time, and the time until
+// the next try; -1 if no call waits for what refuses.
+func (p *plan) refusal(cfg *Config, a answer) (e *throttle.LimitedError, wait time.Duration) {
+	for i, of := range a.meters {
+		m := &p.meters[i]
+		if of.wait < 0 {
+			continue
+		}
+		reason := throttle.OverLimit
+		switch {
+		case of.number == -1:
+			reason = throttle.CoolingDown
+		case m.kind == 'q':
+			reason = throttle.OverQuota
+		case wait >= 0 && m.kind == 's':
+			wait = max(wait, a.poll)
+		case wait >= 0:
+			wait = max(wait, of.wait)
+		}
+		if reason != throttle.OverLimit {
+			wait = -1
+		}
+		if e == nil || of.wait > e.After {
+			n, _ := m.cost.tokens()
+			e = &throttle.LimitedError{
+				Name: cfg.Name, Key: m.key, Reason: reason, Limit: int(m.limit), Quota: m.quota(), Cost: int(n), Left: int(of.left), After: of.wait,
+			}
+		}
+	}
+	return e, wait
+}
+
+// quota returns the quota of the meter as an error shows it.
+func (m *Meter) quota() throttle.Quota {
+	q := m.window
+	if m.kind == 'q' {
+		q.N = int(m.limit)
+	}
+	return q
+}
+
+// refuse counts a refused call, and tells the observers.
+func (l *Limits) refuse(ctx context.Context, e *throttle.LimitedError) error {
+	l.mu.Lock()
+	l.refused[e.Reason]++
+	l.mu.Unlock()
+	l.observers.Tell(ctx, throttle.Event{
+		Kind: throttle.EventRefused, Name: e.Name, Key: e.Key, Cost: e.Cost, Waited: e.Waited, Reason: e.Reason, Err: e,
+	})
+	return e
+}
+
+// Cool refuses whoever has a meter of key, in all processes, until a time, such as that which
+// an upstream's Retry-After names. A meter of cost 0 is enough to be refused. A second Cool
+// never shortens the time. Of until, what counts is how long it is from now.
+func (l *Limits) Cool(ctx context.Context, key string, until time.Time) error {
+	cfg := l.setting.Load()
+	d := time.Until(until)
+	if d <= 0 {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ended.Error(ctx)
+	}
+	tag, name := split(key)
+	_, err := l.eval(ctx, cfg, []string{cfg.key(tag, "c") + name}, []any{"cool", d.Microseconds()})
+	return err
+}

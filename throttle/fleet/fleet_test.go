@@ -1,0 +1,436 @@
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/fleet"
+)
+
+var errDown = errors.New("connection refused")
+
+func ok(context.Context) error { return nil }
+
+// A redis answers as the script does, without its arithmetic: it admits each call.
+type redis struct {
+	mu     sync.Mutex
+	err    error
+	takes  time.Duration
+	calls  map[any]int // by what they ask for
+	last   map[any][]any
+	answer func(args []any) []any // of a take; nil admits it
+}
+
+func (r *redis) eval(ctx context.Context, _ string, keys []string, args ...any) (any, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls == nil {
+		r.calls, r.last = map[any]int{}, map[any][]any{}
+	}
+	r.calls[args[0]]++
+	r.last[args[0]] = args
+	if r.takes > 0 {
+		timer := time.NewTimer(r.takes)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	now := time.Now().UnixMicro()
+	switch {
+	case args[0] == "renew":
+		answer := []any{now}
+		for range keys {
+			answer = append(answer, int64(1))
+		}
+		return answer, nil
+	case args[0] != "take":
+		return []any{int64(1), now}, nil
+	case r.answer != nil:
+		return r.answer(args), nil
+	}
+	answer := []any{int64(1), now, int64(0), int64(0)}
+	for range (len(args) - 3) / 4 {
+		answer = append(answer, int64(9), int64(-1), int64(0))
+	}
+	return answer, nil
+}
+
+func (r *redis) count(op string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.calls[op]
+}
+
+func (r *redis) set(f func(*redis)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f(r)
+}
+
+func of(meters ...fleet.Meter) func(context.Context) []fleet.Meter {
+	return func(context.Context) []fleet.Meter { return meters }
+}
+
+func TestMetersAreChecked(t *testing.T) {
+	day := throttle.Quota{Per: throttle.Day}
+	for want, meters := range map[string][]fleet.Meter{
+		"Meters is 0: must be 1 to 16": {},
+		`Meters[1].key is "b/x": must be one that begins with "a", as the first: a call's meters are on one node`: {fleet.Slots("a/x", 1), fleet.Slots("b/x", 1)},
+		`Meters[1].key is "a/x": must be another than those before it`:                                            {fleet.Slots("a/x", 1), fleet.Rate("a/x", 1, 1)},
+		`Meters[0].key is "{a}/x": must be one that begins with a text without braces`:                            {fleet.Slots("{a}/x", 1)},
+		`Meters[0].perSecond is 0: must be above 0 and at most 1e9`:                                               {fleet.Rate("a", 0, 1).Burst(1)},
+		`Meters[0].Burst is 5000000000: must be 1 to 4e9`:                                                         {fleet.Rate("a", 1, 1).Burst(5e9)},
+		`Meters[0].n is 0: must be 1 to 1e15`:                                                                     {fleet.Quota("a", 0, day, 1)},
+		`Meters[0].Per is "": must be set where Every is not, and the other way round`:                            {fleet.Quota("a", 1, throttle.Quota{}, 1)},
+		`Meters[0].n is 0: must be 1 to 1e6`:                                                                      {fleet.Slots("a", 0)},
+	} {
+		l := fleet.New(fleet.Config{Name: "n", Eval: new(redis).eval, Meters: of(meters...)})
+		require.EqualError(t, l.Do(t.Context(), ok), "fleet.Config."+want)
+	}
+	for want, cfg := range map[string]fleet.Config{
+		`fleet.Config.Name is "": must be set: it names the limits that are shared`: {Eval: new(redis).eval, Meters: of()},
+		"fleet.Config.Eval is nil: must be set":                                     {Name: "n", Meters: of()},
+		"fleet.Config.Meters is nil: must be set":                                   {Name: "n", Eval: new(redis).eval},
+		"fleet.Config.Instances is 0: must be 1 or more where OnOutage is Local":    {Name: "n", Eval: new(redis).eval, Meters: of(), OnOutage: fleet.Local},
+		`fleet.Config.OnOutage is "admit": must be "refuse" or "local"`:             {Name: "n", Eval: new(redis).eval, Meters: of(), OnOutage: "admit"},
+		"fleet.Config.Lease is 1ms: must be 0 (for 10 s), or at least 100 ms":       {Name: "n", Eval: new(redis).eval, Meters: of(), Lease: time.Millisecond},
+	} {
+		require.PanicsWithError(t, want, func() { fleet.New(cfg) })
+	}
+}
+
+// A call that can never pass asks nobody.
+func TestCallThatIsTooCostly(t *testing.T) {
+	r := &redis{}
+	for _, m := range []fleet.Meter{fleet.Rate("a", 1, 2), fleet.Quota("a", 1, throttle.Quota{Per: throttle.Day}, fleet.Estimate(2))} {
+		err := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(m)}).Do(t.Context(), ok)
+		limited, _ := errors.AsType[*throttle.LimitedError](err)
+		require.Equal(t, throttle.TooCostly, limited.Reason)
+		require.Equal(t, 2, limited.Cost)
+		require.False(t, limited.Retryable())
+	}
+	require.Zero(t, r.count("take"))
+}
+
+// Of several meters that refuse, the error is that of the latest. Nobody waits for a quota.
+func TestRefusalNamesTheLatest(t *testing.T) {
+	second := int64(1_000_000)
+	for _, c := range []struct {
+		answer []any // of three meters: what is left, the time until, the number
+		key    string
+		reason throttle.Reason
+		after  time.Duration
+	}{
+		{[]any{int64(0), 2 * second, int64(0), int64(3), int64(-1), int64(7), int64(0), int64(-1), int64(0)}, "a/rate", throttle.WaitTooLong, 2 * time.Second},
+		{[]any{int64(0), 2 * second, int64(0), int64(3), 9 * second, int64(7), int64(0), int64(-1), int64(0)}, "a/day", throttle.OverQuota, 9 * time.Second},
+		{[]any{int64(0), 20 * second, int64(0), int64(3), 9 * second, int64(7), int64(0), int64(0), int64(0)}, "a/rate", throttle.OverLimit, 20 * time.Second},
+		{[]any{int64(0), int64(-1), int64(0), int64(3), int64(-1), int64(7), int64(0), int64(0), int64(0)}, "a/slots", throttle.WaitTooLong, 0},
+		{[]any{int64(0), 5 * second, int64(-1), int64(3), int64(-1), int64(7), int64(0), int64(0), int64(0)}, "a/rate", throttle.CoolingDown, 5 * time.Second},
+	} {
+		r := &redis{answer: func([]any) []any {
+			return append([]any{int64(0), time.Now().UnixMicro(), int64(2), int64(10_000)}, c.answer...)
+		}}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, MaxWait: time.Nanosecond, Meters: of(
+			fleet.Rate("a/rate", 1, 1), fleet.Quota("a/day", 5, throttle.Quota{Per: throttle.Day}, 1), fleet.Slots("a/slots", 2))})
+		limited, _ := errors.AsType[*throttle.LimitedError](l.Do(t.Context(), ok))
+		require.Equal(t, []any{c.key, c.reason, c.after}, []any{limited.Key, limited.Reason, limited.After}, "%v", c.answer)
+		require.EqualValues(t, 1, l.Stats().Refusals[c.reason])
+	}
+}
+
+// While Redis is away, the first call waits for its Timeout, and no other.
+func TestNobodyWaitsForARedisThatIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{takes: time.Hour}
+		var events []throttle.EventKind
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Timeout: 50 * time.Millisecond, Meters: func(ctx context.Context) []fleet.Meter {
+			return []fleet.Meter{fleet.Rate(fmt.Sprint(ctx.Value(account{})), 10, 1)}
+		}})
+		var mu sync.Mutex
+		defer l.Observe(func(_ context.Context, e throttle.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			if e.Kind != throttle.EventRefused {
+				events = append(events, e.Kind)
+			}
+		})()
+		start := time.Now()
+		for i := range 160 {
+			err := l.Do(context.WithValue(t.Context(), account{}, i), ok)
+			limited, _ := errors.AsType[*throttle.LimitedError](err)
+			require.Equal(t, throttle.Outage, limited.Reason)
+			require.ErrorIs(t, err, throttle.ErrOutage)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+		require.Equal(t, 50*time.Millisecond, time.Since(start))
+		require.ErrorIs(t, l.Health(), throttle.ErrOutage)
+		require.True(t, l.Stats().Down)
+		require.EqualValues(t, 1, l.Stats().Outages)
+		time.Sleep(10 * time.Second)
+		require.Error(t, l.Do(t.Context(), ok), "which has it tried")
+		time.Sleep(time.Second)
+		require.Equal(t, 2, r.count("ping"), "one at the beginning, and one each RetryEvery that somebody calls")
+		r.set(func(r *redis) { r.takes = 0 })
+		require.Error(t, l.Do(t.Context(), ok))
+		synctest.Wait()
+		require.NoError(t, l.Do(t.Context(), ok))
+		require.NoError(t, l.Health())
+		mu.Lock()
+		defer mu.Unlock()
+		require.Equal(t, []throttle.EventKind{throttle.EventOutageBegan, throttle.EventRecovered}, events)
+	})
+}
+
+type account struct{}
+
+// One answer that is lost is no outage: Redis is tried at once.
+func TestOneLostAnswerIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{err: errDown}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
+		require.ErrorIs(t, l.Do(t.Context(), ok), errDown)
+		r.set(func(r *redis) { r.err = nil })
+		synctest.Wait()
+		require.NoError(t, l.Do(t.Context(), ok))
+	})
+}
+
+// The outage of one node leaves the calls of others alone.
+func TestOutageOfANode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		good, bad := &redis{}, &redis{err: errDown}
+		l := fleet.New(fleet.Config{
+			Name: "n", Node: func(key string) string { return key[3:4] },
+			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+				if keys[0][3:4] == "b" {
+					return bad.eval(ctx, script, keys, args...)
+				}
+				return good.eval(ctx, script, keys, args...)
+			},
+			Meters: func(ctx context.Context) []fleet.Meter {
+				return []fleet.Meter{fleet.Rate(ctx.Value(account{}).(string), 10, 1)}
+			},
+		})
+		for range 5 {
+			require.Error(t, l.Do(context.WithValue(t.Context(), account{}, "b"), ok))
+			require.NoError(t, l.Do(context.WithValue(t.Context(), account{}, "a"), ok))
+		}
+		require.Equal(t, 1, bad.count("take"))
+		require.Equal(t, 5, good.count("take"))
+	})
+}
+
+// An answer that comes after Timeout admits nobody.
+func TestLateAnswersAdmitNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		l := fleet.New(fleet.Config{Name: "n", Timeout: 50 * time.Millisecond, Meters: of(fleet.Rate("a", 10, 1)),
+			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+				time.Sleep(51 * time.Millisecond) // which heeds no ctx
+				return r.eval(ctx, script, keys, args...)
+			}})
+		require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrOutage)
+		require.Equal(t, 1, r.count("take"))
+		time.Sleep(time.Second)
+		synctest.Wait()
+	})
+}
+
+// With Local each process has its part of each limit.
+func TestLocalParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{err: errDown}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 4, Meters: of(
+			fleet.Rate("a/rate", 1e-3, fleet.Estimate(2)).Burst(80), fleet.Quota("a/day", 40, throttle.Quota{Per: throttle.Day}, 1), fleet.Slots("a/slots", 9))})
+		one, err := l.Reserve(t.Context())
+		require.NoError(t, err)
+		require.Nil(t, one.Lost())
+		require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
+			limited, _ := errors.AsType[*throttle.LimitedError](l.Do(ctx, ok))
+			require.Equal(t, "a/slots", limited.Key, "two of nine")
+			return nil
+		}))
+		one.Settle(t.Context(), 12) // 14 of 20 of the rate, 2 of 10 of the quota
+		one.Settle(t.Context(), 99)
+		for i := range 3 {
+			require.NoError(t, l.Do(t.Context(), ok), i)
+		}
+		limited, _ := errors.AsType[*throttle.LimitedError](l.Do(t.Context(), ok))
+		require.Equal(t, "a/rate", limited.Key)
+		require.EqualValues(t, 5, l.Stats().Alone)
+		require.Zero(t, r.count("settle"), "nothing is told")
+		require.ErrorIs(t, l.Do(t.Context(), func(context.Context) error { return errDown }), throttle.ErrLimited)
+
+		costly := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 4, Meters: of(fleet.Rate("a", 1, 5).Burst(10))})
+		limited, _ = errors.AsType[*throttle.LimitedError](costly.Do(t.Context(), ok))
+		require.Equal(t, throttle.Outage, limited.Reason, "more than this process's part, and not more than the limit")
+	})
+}
+
+// A settlement is sent again until it is told, and no longer than its horizon.
+func TestSettlementsAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		each := 0
+		cfg := fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a/tokens", 10, fleet.Estimate(5)), fleet.Rate("a/calls", 10, 1))}
+		for _, batch := range []bool{false, true} {
+			if batch {
+				cfg.EvalEach = func(ctx context.Context, calls []fleet.Call) (replies []fleet.Reply) {
+					each++
+					for _, c := range calls {
+						v, err := r.eval(ctx, c.Script, c.Keys, c.Args...)
+						replies = append(replies, fleet.Reply{Value: v, Err: err})
+					}
+					return replies
+				}
+			}
+			l := fleet.New(cfg)
+			reserve := func() *fleet.Reservation {
+				one, err := l.Reserve(t.Context())
+				require.NoError(t, err)
+				return one
+			}
+			before := r.count("settle")
+			reserve().Settle(t.Context(), 5)
+			synctest.Wait()
+			require.Equal(t, before, r.count("settle"), "nothing to correct")
+			one := reserve()
+			one.Settle(t.Context(), 7)
+			one.Settle(t.Context(), 8)
+			synctest.Wait()
+			require.Equal(t, before+1, r.count("settle"))
+			r.mu.Lock()
+			require.Equal(t, []any{int64(2_000_000), int64(0)}, []any{r.last["settle"][7], r.last["settle"][12]}, "two tokens more of the estimate")
+			r.mu.Unlock()
+			reserve().SettleEach(t.Context(), map[string]int64{"calls": 3})
+			synctest.Wait()
+			r.mu.Lock()
+			require.Equal(t, []any{int64(0), int64(2_000_000)}, []any{r.last["settle"][7], r.last["settle"][12]})
+			r.mu.Unlock()
+			require.Error(t, l.Do(t.Context(), func(context.Context) error { return &throttle.LimitedError{} }))
+			synctest.Wait()
+			r.mu.Lock()
+			require.Equal(t, []any{int64(-5_000_000), int64(-1_000_000)}, []any{r.last["settle"][7], r.last["settle"][12]}, "it was not sent")
+			r.mu.Unlock()
+
+			late := reserve()
+			r.set(func(r *redis) { r.err = errDown })
+			before = r.count("settle")
+			late.Settle(t.Context(), 0)
+			time.Sleep(5*time.Second + 1)
+			require.Equal(t, before+6, r.count("settle"))
+			require.Equal(t, 1, l.Stats().Unsettled)
+			time.Sleep(time.Hour)
+			require.Equal(t, before+11, r.count("settle"))
+			require.Zero(t, l.Stats().Unsettled)
+			require.EqualValues(t, 1, l.Stats().Untold)
+			r.set(func(r *redis) { r.err = nil })
+		}
+		require.Positive(t, each)
+	})
+}
+
+// A slot is renewed each third of its lease. If that fails it is lost before its lease ends,
+// and the ctx of Do ends.
+func TestSlotsAreRenewedOrLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Lease: 9 * time.Second, Meters: of(fleet.Slots("a/slots", 2))})
+		start := time.Now()
+		err := l.Do(t.Context(), func(ctx context.Context) error {
+			one, err := l.Reserve(t.Context())
+			require.NoError(t, err)
+			time.Sleep(30*time.Second + 1)
+			require.Equal(t, 10, r.count("renew"), "both in one call")
+			one.Settle(t.Context(), 0)
+			r.set(func(r *redis) { r.err = errDown })
+			<-ctx.Done()
+			return context.Cause(ctx)
+		})
+		require.ErrorIs(t, err, fleet.ErrLost)
+		require.Less(t, time.Since(start), 39*time.Second)
+		require.Greater(t, time.Since(start), 37*time.Second)
+		require.EqualValues(t, 1, l.Stats().Lost)
+		r.set(func(r *redis) { r.err = nil })
+		time.Sleep(time.Minute)
+
+		one, err := l.Reserve(t.Context())
+		require.NoError(t, err)
+		renewed := r.count("renew")
+		one.Settle(t.Context(), 0)
+		time.Sleep(time.Minute)
+		require.LessOrEqual(t, r.count("renew"), renewed, "nothing is held")
+		<-one.Lost() // or what waits for it waits forever
+	})
+}
+
+// A panic of Eval in a settlement ends neither the program nor the settlement.
+func TestPanicOfEval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		once := true
+		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, fleet.Estimate(5))), Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+			if args[0] == "settle" && once {
+				once = false
+				panic("boom")
+			}
+			return r.eval(ctx, script, keys, args...)
+		}})
+		one, err := l.Reserve(t.Context())
+		require.NoError(t, err)
+		one.Settle(t.Context(), 0)
+		time.Sleep(2 * time.Second)
+		require.Equal(t, 1, r.count("settle"))
+		require.Zero(t, l.Stats().Unsettled)
+	})
+}
+
+func TestAnswersThatTheScriptCannotHaveGiven(t *testing.T) {
+	for _, answer := range []any{nil, "no", []any{}, []any{int64(1)}, []any{int64(1), "x"}, []any{int64(1), int64(1), int64(1)}, []any{int64(-1), int64(5)}} {
+		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, 1)),
+			Eval: func(context.Context, string, []string, ...any) (any, error) { return answer, nil }})
+		require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrOutage, "%v", answer)
+	}
+}
+
+func TestLimitsDescribeThemselves(t *testing.T) {
+	l := fleet.New(fleet.Config{Name: "n", Eval: new(redis).eval, Meters: of(fleet.Rate("a", 10, 1))})
+	require.Equal(t, "throttle", l.Kind())
+	require.Equal(t, "n", l.Name())
+	require.Equal(t, fleet.Config{Name: "n", Lease: 10 * time.Second, Timeout: 100 * time.Millisecond, RetryEvery: time.Second, OnOutage: fleet.Refuse}, l.Settings())
+	require.NoError(t, l.Change(true, func(cfg any) error { cfg.(*fleet.Config).Lease = time.Minute; return nil }))
+	require.Equal(t, 10*time.Second, l.Config().Lease)
+	require.NoError(t, l.Update(func(c *fleet.Config) { c.Lease = time.Minute }))
+	require.EqualError(t, l.Update(func(c *fleet.Config) { c.Name = "m" }), `fleet.Config.Name is "m": must be "n" as before: it cannot change`)
+	require.NoError(t, l.Wrap(ok)(t.Context()))
+	figures := map[string]float64{}
+	for _, f := range l.Figures() {
+		figures[f.Name] = f.Value
+	}
+	require.Equal(t, 1.0, figures["throttle.calls{outcome=admitted}"])
+	require.Equal(t, 1.0, figures["throttle.store.up"])
+	var told int
+	defer l.ObserveAny(func(context.Context, any) { told++ })()
+	require.NoError(t, l.Update(func(c *fleet.Config) { c.Meters = of(fleet.Rate("a", 1, 2)) }))
+	require.Error(t, l.Do(t.Context(), ok))
+	require.Equal(t, 1, told)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, l.Do(ended, ok), context.Canceled)
+	require.ErrorIs(t, l.Cool(ended, "a", time.Now().Add(time.Hour)), context.Canceled)
+	require.NoError(t, l.Cool(t.Context(), "a", time.Now().Add(-time.Hour)))
+}

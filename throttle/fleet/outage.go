@@ -1,0 +1,283 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"runtime/debug"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/describe"
+	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/internal/figures"
+)
+
+// An outage is that of one node.
+type outage struct {
+	err  error
+	next time.Time // when it is tried again
+}
+
+// node returns the node of a call.
+func (c *Config) node(p *plan) string {
+	if c.Node == nil {
+		return ""
+	}
+	return c.Node(p.keys[0])
+}
+
+// outageOf returns why the node of a call cannot be reached, or nil. Each RetryEvery it has the
+// node tried in the background, so that no call waits for it.
+func (l *Limits) outageOf(cfg *Config, p *plan) error {
+	node := cfg.node(p)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	o := l.down[node]
+	if o == nil {
+		return nil
+	}
+	if now := time.Now(); !now.Before(o.next) {
+		o.next = now.Add(cfg.RetryEvery)
+		go l.try(cfg, node, p.keys[0])
+	}
+	return o.err
+}
+
+// fails begins an outage of the node of a call, and has it tried at once: one lost answer is
+// none.
+func (l *Limits) fails(ctx context.Context, cfg *Config, p *plan, err error) {
+	node := cfg.node(p)
+	l.mu.Lock()
+	l.stats.Failed++
+	begins := l.down[node] == nil
+	if begins {
+		l.down[node] = &outage{err, time.Now().Add(cfg.RetryEvery)}
+		l.stats.Outages++
+	}
+	l.mu.Unlock()
+	if begins {
+		l.observers.Tell(ctx, throttle.Event{Kind: throttle.EventOutageBegan, Name: cfg.Name, Key: node, Err: err})
+		go l.try(cfg, node, p.keys[0])
+	}
+}
+
+// try asks a node for a sign of life, which ends its outage.
+func (l *Limits) try(cfg *Config, node, key string) {
+	err := errors.New("fleet: Eval panicked")
+	survive(func() { _, err = l.eval(context.Background(), cfg, []string{key}, []any{"ping"}) }, func(error) {})
+	if err != nil {
+		return
+	}
+	l.mu.Lock()
+	ends := l.down[node] != nil
+	delete(l.down, node)
+	if len(l.down) == 0 {
+		clear(l.local) // what they have admitted is not told
+	}
+	l.mu.Unlock()
+	if ends {
+		l.observers.Tell(context.Background(), throttle.Event{Kind: throttle.EventRecovered, Name: cfg.Name, Key: node})
+	}
+}
+
+// survive calls f, which is the user's, on a goroutine of ours. If it panics, nobody else can
+// tell of it.
+func survive(f func(), failed func(error)) {
+	defer func() {
+		if v := recover(); v != nil {
+			log.Printf("fleet: Eval panicked: %v\n\n%s", v, debug.Stack())
+			failed(fmt.Errorf("fleet: Eval panicked: %v", v))
+		}
+	}()
+	f()
+}
+
+// A localMeter is this process's part of a meter in an outage.
+type localMeter struct {
+	limiter *throttle.Limiter // of a Rate or a Quota
+	slots   int64             // that are held
+}
+
+// reserveAlone decides about a call without Redis, which cannot be reached because of err.
+func (l *Limits) reserveAlone(ctx context.Context, cfg *Config, p *plan, err error) (*Reservation, error) {
+	r := &Reservation{l: l, cfg: cfg, plan: p}
+	outage := &throttle.LimitedError{
+		Name: cfg.Name, Key: p.tag, Reason: throttle.Outage, After: cfg.RetryEvery, Err: fmt.Errorf("%w: %w", throttle.ErrOutage, err),
+	}
+	if cfg.OnOutage == Refuse {
+		return nil, l.refuse(ctx, outage)
+	}
+	for i := range p.meters {
+		m := &p.meters[i]
+		part, e := l.takeAlone(ctx, cfg, m)
+		if e == nil {
+			r.alone = append(r.alone, part)
+			continue
+		}
+		p.meters = p.meters[:i]
+		r.end(true)
+		if e.Reason == throttle.TooCostly { // for the part of this process
+			e = outage
+		}
+		return nil, l.refuse(ctx, e)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats.Admitted++
+	l.stats.Alone++
+	return r, nil
+}
+
+const maxLocal = 100_000
+
+// takeAlone takes the cost of a call from this process's part of m.
+func (l *Limits) takeAlone(ctx context.Context, cfg *Config, m *Meter) (*throttle.Reservation, *throttle.LimitedError) {
+	refused := &throttle.LimitedError{Name: cfg.Name, Key: m.key, Reason: throttle.OverLimit, Limit: int(m.limit)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	part := l.local[m.key]
+	if part == nil {
+		if len(l.local) >= maxLocal {
+			return nil, refused
+		}
+		part = &localMeter{}
+		if m.kind != 's' {
+			part.limiter = throttle.New(m.local(cfg.Instances))
+		}
+		l.local[m.key] = part
+	}
+	if part.limiter == nil {
+		if part.slots >= max(1, m.limit/int64(cfg.Instances)) {
+			return nil, refused
+		}
+		part.slots++
+		return nil, nil
+	}
+	n, _ := m.cost.tokens()
+	r, err := part.limiter.Reserve(ctx, int(n))
+	if e, ok := errors.AsType[*throttle.LimitedError](err); ok {
+		e.Name, e.Key = cfg.Name, m.key
+		return nil, e
+	}
+	if err != nil { // ctx has ended
+		refused.Reason, refused.Err = throttle.ContextEnded, err
+		return nil, refused
+	}
+	return r, nil
+}
+
+// freeAlone frees a slot that takeAlone took.
+func (l *Limits) freeAlone(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if part := l.local[key]; part != nil {
+		part.slots = max(0, part.slots-1)
+	}
+}
+
+// Stats is a snapshot of what [Limits] have done in this process. Its counters never go back.
+type Stats struct {
+	Admitted int64                     // calls
+	Refusals map[throttle.Reason]int64 // calls that were refused, by reason
+	Alone    int64                     // calls of Admitted in an outage, by this process's part
+	Asked    int64                     // round trips to Redis
+	Failed   int64                     // calls without a valid answer in time
+	Outages  int64                     // that have begun, each of one node
+	Forgiven int64                     // tokens of debts beyond one burst or limit
+	Untold   int64                     // settlements that could not be told to Redis
+	Dropped  int64                     // settlements that Redis got too late
+	Lost     int64                     // reservations whose slots were lost
+
+	Unsettled int  // settlements that are to be told
+	Down      bool // whether there is an outage now, of at least one node
+}
+
+// Stats returns a snapshot.
+func (l *Limits) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.stats
+	s.Refusals = map[throttle.Reason]int64{}
+	for r, n := range l.refused {
+		s.Refusals[r] = n
+	}
+	s.Unsettled, s.Down = len(l.unsent)+l.flying, len(l.down) > 0
+	return s
+}
+
+// Observe calls f with each event from now on, until stop is called, as
+// [throttle.Limiter.Observe] does. The kinds are EventRefused, EventOutageBegan and
+// EventRecovered, whose Key is the node.
+func (l *Limits) Observe(f func(context.Context, throttle.Event)) (stop func()) {
+	return l.observers.Observe(f)
+}
+
+// ObserveAny is [Limits.Observe] for who does not know the type of the events.
+func (l *Limits) ObserveAny(f func(context.Context, any)) (stop func()) {
+	return l.Observe(func(ctx context.Context, e throttle.Event) { f(ctx, e) })
+}
+
+// Name returns the Name of the Config.
+func (l *Limits) Name() string { return l.setting.Load().Name }
+
+// Config returns the present Config, with its defaults filled in.
+func (l *Limits) Config() Config { return l.setting.Config() }
+
+// Update changes the configuration of this process, as [throttle.Limiter.Update] does. Name
+// cannot change. A reservation is settled under the Config with which it was made.
+func (l *Limits) Update(change func(*Config)) error { return l.setting.Update(change, same, nil) }
+
+func same(was, next *Config) error {
+	f := invalid.Fields{Type: "fleet.Config"}
+	f.Same("Name", was.Name, next.Name)
+	return f.Err()
+}
+
+// Kind returns "throttle".
+func (l *Limits) Kind() string { return "throttle" }
+
+// Settings returns a copy of the Config, with its defaults filled in and without functions.
+func (l *Limits) Settings() any {
+	c := l.Config()
+	c.Eval, c.EvalEach, c.Node, c.Meters = nil, nil, nil, nil
+	return c
+}
+
+// Change is [Limits.Update] for who does not know the type: f gets a *Config. If f returns an
+// error or dry is true, nothing changes.
+func (l *Limits) Change(dry bool, f func(cfg any) error) error {
+	return l.setting.Change(dry, f, same, nil)
+}
+
+// Health returns an error while Redis cannot be reached.
+func (l *Limits) Health() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, o := range l.down {
+		return fmt.Errorf("%w: %w", throttle.ErrOutage, o.err)
+	}
+	return nil
+}
+
+// Figures returns what [Limits.Stats] counts.
+func (l *Limits) Figures() []describe.Figure {
+	s := l.Stats()
+	up := 1.0
+	if s.Down {
+		up = 0
+	}
+	return append(figures.Calls(s.Admitted, s.Refusals, reasons...),
+		figures.Counter("alone_calls", s.Alone), figures.Counter("forgiven.tokens", s.Forgiven),
+		figures.Counter("store.trips", s.Asked), figures.Counter("store.failures", s.Failed), figures.Counter("store.outages", s.Outages),
+		figures.Counter("lost.settlements{outcome=untold}", s.Untold), figures.Counter("lost.settlements{reason=too_late}", s.Dropped),
+		figures.Counter("lost.slots", s.Lost),
+		describe.Figure{Name: "throttle.unsettled", Value: float64(s.Unsettled)}, describe.Figure{Name: "throttle.store.up", Value: up})
+}
+
+// reasons are those of which a call can be refused here.
+var reasons = []throttle.Reason{
+	throttle.OverLimit, throttle.OverQuota, throttle.CoolingDown, throttle.WaitTooLong, throttle.DeadlineTooClose,
+	throttle.ContextEnded, throttle.TooCostly, throttle.Outage,
+}

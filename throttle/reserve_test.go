@@ -1,0 +1,202 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// An estimate is corrected: less is given back, more is owed, and refuses until it is paid.
+func TestSettleCorrectsAReservation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := throttle.Config{Rate: 1, Burst: 10, Cost: cost}
+		l := throttle.New(cfg)
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
+		for name, c := range map[string]struct {
+			reserve func(context.Context, int) (*throttle.Reservation, error)
+			left    func() throttle.Decision
+		}{
+			"Limiter": {l.Reserve, func() throttle.Decision { return take(l, 0) }},
+			"Group": {
+				func(ctx context.Context, n int) (*throttle.Reservation, error) { return g.Reserve(ctx, "a", n) },
+				func() throttle.Decision { return takeOf(g, "a", 0) },
+			},
+		} {
+			reserve := func(n int) *throttle.Reservation {
+				r, err := c.reserve(t.Context(), n)
+				require.NoError(t, err, name)
+				return r
+			}
+			r := reserve(8)
+			require.Equal(t, 2, c.left().Remaining)
+			ended, cancel := context.WithCancel(t.Context())
+			cancel()
+			r.Settle(ended, 3)
+			require.Equal(t, 7, c.left().Remaining)
+			r.Settle(t.Context(), 8) // a second one
+			r.SettleEach(t.Context(), 8)
+			require.Equal(t, 7, c.left().Remaining)
+			reserve(0).Settle(t.Context(), -5) // gives nothing
+			require.Equal(t, 7, c.left().Remaining)
+
+			r = reserve(5)
+			r.Settle(t.Context(), 15) // 8 beyond what is there
+			require.Equal(t, 18*time.Second, c.left().ResetAfter)
+			_, err := c.reserve(t.Context(), 1)
+			limited, _ := errors.AsType[*throttle.LimitedError](err)
+			require.Equal(t, 9*time.Second, limited.RetryAfter())
+			time.Sleep(9 * time.Second)
+			r = reserve(1)
+			time.Sleep(10 * time.Second) // its token, and nine more, have come back
+			r.Settle(t.Context(), 0)
+			require.Equal(t, 10, c.left().Remaining, "no more than a burst")
+
+			reserve(5).Settle(t.Context(), 5000) // no more than one Burst is owed
+			require.Equal(t, 20*time.Second, c.left().ResetAfter)
+			require.Zero(t, reserveZero(t, c.reserve))
+			time.Sleep(20 * time.Second)
+		}
+		for name, s := range map[string]throttle.Totals{"Limiter": l.Stats().Totals, "Group": g.Stats().Totals} {
+			require.EqualValues(t, 8+0+5+10+1+5+15, s.Spent, name)
+			require.EqualValues(t, 5+1, s.Refunded, name)
+			require.EqualValues(t, 4980, s.Forgiven, name)
+		}
+	})
+}
+
+// A call that costs nothing is admitted, in debt too.
+func reserveZero(t *testing.T, reserve func(context.Context, int) (*throttle.Reservation, error)) (n int) {
+	t.Helper()
+	_, err := reserve(t.Context(), 0)
+	require.NoError(t, err)
+	_, err = reserve(t.Context(), -1)
+	require.NoError(t, err)
+	return 0
+}
+
+func TestSettleCorrectsQuotas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hour := throttle.Quota{N: 10, Every: time.Hour}
+		l := throttle.New(throttle.Config{Quotas: []throttle.Quota{hour, {N: 100, Per: throttle.Day}}, Cost: cost})
+		reserve := func(n int) *throttle.Reservation {
+			r, err := l.Reserve(t.Context(), n)
+			require.NoError(t, err)
+			return r
+		}
+		r, late := reserve(6), reserve(4)
+		r.Settle(t.Context(), 4)
+		require.Equal(t, 2, take(l, 0).Remaining)
+		reserve(2).Settle(t.Context(), 8) // six are owed
+		require.Zero(t, take(l, 0).Remaining)
+		reserve(0).Settle(t.Context(), 50) // a call that took nothing is in no window
+		require.EqualValues(t, 50, l.Stats().Forgiven)
+		time.Sleep(time.Hour)
+		require.Equal(t, 10, take(l, 0).Remaining)
+		require.Equal(t, hour, take(l, 10).Quota)
+		late.Settle(t.Context(), 0) // its hour is over, and its day is not
+		require.Zero(t, take(l, 0).Remaining)
+		time.Sleep(time.Hour)
+		require.NoError(t, l.Update(func(c *throttle.Config) { c.Quotas = c.Quotas[1:] }))
+		require.Equal(t, 100-4-8-10, take(l, 0).Remaining)
+		reserve(1).Settle(t.Context(), 500)
+		require.EqualValues(t, 50+500-1-(200-23), l.Stats().Forgiven, "twice N")
+	})
+}
+
+// All takes from each or from none: an organization keeps what its user was refused.
+func TestAllTakesFromEachOrFromNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		users := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "users", Rate: 1, Burst: 5}})
+		organization := throttle.New(throttle.Config{Name: "organization", Rate: 1, Burst: 100})
+		tokens := throttle.New(throttle.Config{Name: "tokens", Rate: 1, Burst: 1000, Cost: cost})
+		limits := throttle.All(organization, tokens, users.For(func(context.Context) string { return "a" }))
+		served := 0
+		for range 200 {
+			if err := limits.Do(of(10), ok); err == nil {
+				served++
+			} else {
+				require.EqualError(t, err, "throttle: users[a]: limited (over the limit), retry after 1s")
+			}
+		}
+		require.Equal(t, 5, served)
+		require.Equal(t, 94, take(organization, 0).Remaining, "and one of this call")
+		require.Equal(t, 950, take(tokens, 0).Remaining)
+
+		time.Sleep(2 * time.Second)
+		r, err := limits.Reserve(of(10))
+		require.NoError(t, err)
+		r.Settle(t.Context(), 30) // what has a Cost
+		require.Equal(t, 922, take(tokens, 0).Remaining)
+		r, err = limits.Reserve(of(10))
+		require.NoError(t, err)
+		r.SettleEach(t.Context(), 0, 7)
+		require.Equal(t, 915, take(tokens, 0).Remaining)
+		require.ErrorContains(t, limits.Wrap(ok)(of(10)), "users[a]", "the last has used what it took")
+
+		time.Sleep(time.Second)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, limits.Do(ended, ok), context.Canceled)
+		sent := errors.New("sent")
+		require.ErrorIs(t, limits.Do(of(1), func(context.Context) error { return sent }), sent)
+	})
+}
+
+// Many goroutines reserve and settle: the balance is exact, of a Limiter and of each key.
+func TestReservationsUnderStress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const burst = 1_000_000
+		cfg := throttle.Config{Rate: 1e-6, Burst: burst / 1000, Quotas: []throttle.Quota{{N: burst, Every: 10_000 * time.Hour}}, Cost: cost}
+		cfg.Rate, cfg.Burst = 1e-3, burst
+		l := throttle.New(cfg)
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg})
+		limits := throttle.All(l, g.For(func(context.Context) int { return 1 }))
+		var mu sync.Mutex
+		sum, each := 0, 0
+		var calls sync.WaitGroup
+		for i := range 8 {
+			calls.Go(func() {
+				random := rand.New(rand.NewPCG(uint64(i), 3))
+				for range 2000 {
+					n, used, other := random.IntN(10), random.IntN(12), random.IntN(12)
+					r, err := limits.Reserve(of(n))
+					require.NoError(t, err)
+					if random.IntN(2) == 0 {
+						r.Settle(t.Context(), used)
+						other = used
+					} else {
+						r.SettleEach(t.Context(), used, other)
+					}
+					if n == 0 { // a quota is not charged for what it did not give
+						r, err = limits.Reserve(of(1))
+						require.NoError(t, err)
+						r.Settle(t.Context(), 0)
+					}
+					mu.Lock()
+					sum += used
+					each += other
+					mu.Unlock()
+				}
+			})
+		}
+		calls.Wait()
+		require.EqualValues(t, sum, l.Stats().Spent-l.Stats().Refunded)
+		require.EqualValues(t, each, g.Stats().Spent-g.Stats().Refunded)
+		require.Equal(t, time.Duration(sum)*1000*time.Second, take(noQuotas(t, l), 0).ResetAfter)
+	})
+}
+
+// noQuotas returns l without its quotas.
+func noQuotas(t *testing.T, l *throttle.Limiter) *throttle.Limiter {
+	t.Helper()
+	require.NoError(t, l.Update(func(c *throttle.Config) { c.Quotas = nil }))
+	return l
+}
