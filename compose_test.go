@@ -105,7 +105,7 @@ func TestChainAccountsForEveryCall(t *testing.T) {
 		require.Zero(t, s.InFlight)
 		require.Equal(t, []int{0}, s.Queued)
 		for range slots {
-			_, err := places.TryBegin(t.Context())
+			_, err := places.Begin(t.Context())
 			require.NoError(t, err, "every slot is back")
 		}
 
@@ -173,7 +173,7 @@ func TestRefusalIsNoFailureToABreakerAbove(t *testing.T) {
 	limit := throttle.New(throttle.Config{Rate: 1, Burst: 1})
 	require.True(t, limit.Allow())
 	places := bulkhead.New(bulkhead.Config{Limit: 1})
-	_, err := places.TryBegin(t.Context())
+	_, err := places.Begin(t.Context())
 	require.NoError(t, err)
 
 	for name, policy := range map[string]resilience.Policy{"throttle": limit, "bulkhead": places} {

@@ -19,6 +19,7 @@ var engines = map[string][]string{
 	"breaker":               {"github.com/sony/gobreaker/v2"},
 	"hedge":                 nil,
 	"bulkhead":              nil,
+	"bulkhead/adaptive":     nil,
 	"throttle":              nil,
 	"cacheaside":            {"github.com/maypok86/otter/v2"},
 	"cacheaside/redisstore": {"github.com/maypok86/otter/v2"},

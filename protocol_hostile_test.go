@@ -11,7 +11,7 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
-	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 	"github.com/go-resilience/resilience/retry"
 	shedding "github.com/go-resilience/resilience/throttle/adaptive"
 )
@@ -36,7 +36,7 @@ func readers() map[string]struct {
 } {
 	retries := retry.New(retry.Config{Attempts: 2, Budget: retry.NewBudget(retry.BudgetConfig{})})
 	circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
-	adaptive := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 1}})
+	limit := adaptive.New(adaptive.Config{Initial: 1, Max: 1})
 	sheds := shedding.New(shedding.Config{})
 	passes := func(p resilience.Policy) func(*testing.T) {
 		return func(t *testing.T) { require.NoError(t, p.Do(t.Context(), nothing)) }
@@ -51,9 +51,9 @@ func readers() map[string]struct {
 			passes(circuit)(t)
 			require.Equal(t, breaker.Closed, circuit.State())
 		}},
-		"bulkhead": {adaptive.Wrap, func(t *testing.T) {
-			passes(adaptive)(t)
-			require.Zero(t, adaptive.Stats().InFlight)
+		"bulkhead": {limit.Wrap, func(t *testing.T) {
+			passes(limit)(t)
+			require.Zero(t, limit.Stats().InFlight)
 		}},
 		"throttle": {sheds.Wrap, passes(sheds)},
 	}

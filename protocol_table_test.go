@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/resiliencehttp"
@@ -29,7 +31,7 @@ import (
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/throttle"
-	"github.com/go-resilience/resilience/throttle/adaptive"
+	shedding "github.com/go-resilience/resilience/throttle/adaptive"
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
@@ -225,7 +227,7 @@ func sharedInOutage(t *testing.T) error {
 }
 
 func adaptiveSheds(t *testing.T) error {
-	a := adaptive.New(adaptive.Config{Throttled: func(error) bool { return true }})
+	a := shedding.New(shedding.Config{Throttled: func(error) bool { return true }})
 	for {
 		err := a.Do(t.Context(), fail)
 		if errors.Is(err, throttle.ErrLimited) {
@@ -404,7 +406,7 @@ func wantOfBulkhead(s says) string {
 // takes, and then all calls end like that. A probe lowers it and puts it back.
 func gotOfBulkhead(t *testing.T, caller caller, call resilience.Func) string {
 	const limit, callers = 8, 20 // it grows if it may
-	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: limit}, Queue: callers, MaxWait: time.Hour})
+	b := adaptive.New(adaptive.Config{Bulkhead: bulkhead.Config{Queue: callers, MaxWait: time.Hour}, Initial: limit})
 	several := func(do func()) {
 		var calls sync.WaitGroup
 		for range callers {
@@ -422,16 +424,22 @@ func gotOfBulkhead(t *testing.T, caller caller, call resilience.Func) string {
 			return nil
 		})
 	})
-	require.NoError(t, b.SetLimit(limit))
-	var first sync.Once
+	var given adaptive.Config
+	require.NoError(t, b.Update(func(c *adaptive.Config) { given = *c; c.Min, c.Max = limit, limit }))
+	require.NoError(t, b.Update(func(c *adaptive.Config) { *c = given }))
+	require.Equal(t, limit, b.Stats().Limit)
 	got := "no sample"
-	b.Observe(func(_ context.Context, e bulkhead.Event) {
-		switch {
-		case e.Kind != bulkhead.EventLimitChanged || e.Probe:
-		case e.To > limit:
-			first.Do(func() { got = "sample" })
-		case e.To < limit:
-			first.Do(func() { got = "overload" })
+	var over atomic.Bool
+	var watcher sync.WaitGroup
+	watcher.Go(func() {
+		for ; got == "no sample" && !over.Load(); time.Sleep(time.Millisecond) {
+			switch s := b.Stats(); {
+			case s.Probing:
+			case s.Limit > limit:
+				got = "sample"
+			case s.Limit < limit:
+				got = "overload"
+			}
 		}
 	})
 	several(func() {
@@ -442,6 +450,8 @@ func gotOfBulkhead(t *testing.T, caller caller, call resilience.Func) string {
 			return call(ctx)
 		})
 	})
+	over.Store(true)
+	watcher.Wait()
 	return got
 }
 
@@ -459,7 +469,7 @@ func wantOfAdaptive(s says) string {
 func gotOfAdaptive(t *testing.T, caller caller, call resilience.Func) string {
 	ctx, cancel := caller()
 	defer cancel()
-	a := adaptive.New(adaptive.Config{})
+	a := shedding.New(shedding.Config{})
 	_ = a.Do(ctx, call)
 	switch s := a.Stats(); {
 	case s.Accepted > 0:

@@ -16,6 +16,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
@@ -25,7 +26,7 @@ import (
 	"github.com/go-resilience/resilience/saga/sagahttp"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 	"github.com/go-resilience/resilience/throttle"
-	"github.com/go-resilience/resilience/throttle/adaptive"
+	shedding "github.com/go-resilience/resilience/throttle/adaptive"
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
@@ -180,11 +181,11 @@ func _() {
 
 // A limit that nobody has to guess.
 func _() {
-	slots := bulkhead.New(bulkhead.Config{
-		Name: "search", Queue: 64, MaxWait: 100 * time.Millisecond,
-		Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 200}, // in the place of Limit
+	slots := adaptive.New(adaptive.Config{ // of package bulkhead/adaptive
+		Bulkhead: bulkhead.Config{Name: "search", Queue: 64, MaxWait: 100 * time.Millisecond},
+		Initial:  20, Max: 200, // in the place of Limit
 	})
-	shed := adaptive.New(adaptive.Config{Name: "search"}) // in the place of a Limiter
+	shed := shedding.New(shedding.Config{Name: "search"}) // package throttle/adaptive, in the place of a Limiter
 	guarded := resilience.Chain(retries.Wrap, circuit.Wrap, shed.Wrap, slots.Wrap, resilience.Timeout(2*time.Second))
 	use(guarded)
 }
@@ -194,7 +195,7 @@ func _() {
 	var (
 		eval         func(context.Context, string, []string, ...any) (any, error)
 		paid         map[string]bool
-		slots        *bulkhead.Group[string]
+		slots        *resilience.Group[string, *bulkhead.Bulkhead]
 		accountFrom  func(context.Context) string
 		authenticate func(http.Handler) http.Handler
 	)

@@ -46,21 +46,3 @@ func BenchmarkRefusal(b *testing.B) {
 		})
 	}
 }
-
-func BenchmarkAdaptive(b *testing.B) {
-	slots := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{}})
-	ctx := context.Background()
-	b.ReportAllocs()
-	for b.Loop() {
-		_ = slots.Do(ctx, nothing)
-	}
-}
-
-func BenchmarkGroup(b *testing.B) {
-	tenants := bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Limit: 1}})
-	ctx := context.Background()
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		_ = tenants.Do(ctx, i%1000, nothing)
-	}
-}

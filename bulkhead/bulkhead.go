@@ -14,37 +14,19 @@
 //
 // What to know:
 //
-//   - One bulkhead stands for one dependency, tenant or feature, and all calls to
-//     it share it. [Group] holds one for each key.
-//   - Limit bounds the calls that run, Queue bounds the calls that wait, and both hold
-//     at every moment. A call that finds both full is refused immediately, with a
-//     [*FullError]. If it would be served before a waiting call, however, it takes the
-//     place of the one that would be served last.
-//   - A slot that becomes free goes to the first waiter, by level and [Order]. With
-//     FIFO, a later call takes it only if it is more important, or if the first waiter
-//     costs more slots than are free (see Config.Cost).
-//   - Of several Levels the more important is always served first, so a busy level may
-//     starve the less important ones. Config.Reserve keeps a share of the limit for the
-//     more important ones.
-//   - Where tenants share the slots, Config.Share keeps the flood of one from the others:
-//     the shares that wait are served in turn, and a full queue refuses the calls of the
-//     one that waits most.
+//   - One bulkhead stands for one dependency or feature, and all calls to it share it. A
+//     resilience.Group has one for each key.
+//   - Limit bounds the calls that run and Queue those that wait. A call that finds both full is
+//     refused immediately, with a [*FullError]. A slot that becomes free goes to the most
+//     important level, and within one to the call that has waited longest.
+//   - Where tenants share the slots, Config.Share keeps the flood of one from the others.
 //   - In a chain a bulkhead comes inside of retries, so that no slot is held while a
 //     retry waits, and outside of the timeout of the single call.
-//   - A call holds its slot until its function returns, even if the function ignores
-//     its ctx: the bulkhead then contains the damage, which is its purpose. Within a
-//     resiliencehttp.Transport a call holds its slot until the body of its response
-//     has been read to its end or closed. Stats.LongestHeld shows a body that is
-//     never closed.
-//   - Every setting but the name and the number of levels can change while calls run and
-//     wait (Update), counts are exact and never go back (Stats), and observers can
-//     be added at any time (Observe).
-//   - A [*FullError] tells the patterns around the bulkhead that the call was not made
-//     (Refused in the error protocol of this module), and whether another attempt can
-//     help (Retryable).
-//
-// A limit that is guessed is wrong as soon as the dependency changes. An
-// [AdaptiveLimit] follows the latency of the calls.
+//   - A call holds its slot until its function returns, even if that ignores its ctx. Within a
+//     resiliencehttp.Transport it holds it until the body of the response has been read to its
+//     end or closed.
+//   - A limit that is guessed is wrong as soon as the dependency changes: package
+//     bulkhead/adaptive finds it by the latency of the calls.
 //
 // Source: Bulkhead, Priority Queue and Queue-Based Load Leveling in the Cloud
 // Design Patterns catalog (https://learn.microsoft.com/azure/architecture/patterns/).
@@ -52,13 +34,11 @@ package bulkhead
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
@@ -67,113 +47,38 @@ import (
 // A Bulkhead lets a limited number of calls run at once. It is safe for concurrent
 // use. [New] makes one.
 type Bulkhead struct {
-	key   string // in a Group
-	born  time.Time
-	rules atomic.Pointer[rules]
-
-	resizes atomic.Int64 // odd while the limit changes
-	counts  counters
-	last    []atomic.Pointer[FullError] // by level: the latest refusal, to be shared
-
-	held      heldSlots
-	answered  atomic.Int64 // of held, slots of an adaptive limit's calls whose work goes on
-	changes   notify.Queue[Event]
+	setting   settings.Setting[Config] // whose lock is taken before mu
 	observers notify.Observers[Event]
 
-	setting settings.Setting[Config] // whose lock is taken before that of adaptive
-	mu      sync.Mutex               // taken after it
-	queue   queue
-	folded  int64 // calls admitted that slots no longer counts
+	mu              sync.Mutex
+	limit           int
+	running         int // slots that are taken
+	queue           queue
+	admitted, waits int64
+	waitTime        time.Duration
+	refusals        map[Reason]int64
 }
 
-// New returns a Bulkhead. It panics with the error of cfg.Validate, if there is
-// one.
+// New returns a Bulkhead. It panics with the error of cfg.Validate, if there is one.
 func New(cfg Config) *Bulkhead {
-	b := &Bulkhead{}
-	b.make(newVersion(cfg))
+	b := &Bulkhead{limit: cfg.Limit}
+	b.setting.Init(cfg, Config.withDefaults)
 	return b
-}
-
-func newVersion(cfg Config) *settings.Version[Config] {
-	return settings.NewVersion(cfg, Config.withDefaults)
-}
-
-func (b *Bulkhead) make(v *settings.Version[Config]) {
-	r := newRules(v.Filled())
-	limit := r.Limit
-	if r.Adaptive != nil {
-		r.adaptive = &adaptive{controller: newController(*r.Adaptive)}
-		limit = r.adaptive.controller.Limit()
-	}
-	b.born, b.last = time.Now(), make([]atomic.Pointer[FullError], r.Levels)
-	b.queue.levels = make([]level, r.Levels)
-	b.setting.Adopt(v, Config.withDefaults, nil)
-	b.rules.Store(r)
-	b.queue.limit.Store(int64(limit))
-	b.queue.slots.word.Store(bias + uint64(limit))
 }
 
 // Do runs fn when there is a slot for it, and returns its error. It waits for a
 // slot as Config allows. If it gets none, it returns a [*FullError] and does not call
 // fn. If ctx has already ended, Do returns why.
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
-	r := b.rules.Load()
-	// Fast path: a free slot, and no levels, costs, shares, adaptive limit or waiters.
-	if r.simple && ctx.Err() == nil && b.queue.slots.takeOne() {
-		if work := linger.Of(ctx); work != nil {
-			return b.outlast(ctx, taken{n: 1}, fn, work)
-		}
-		defer b.leave(taken{n: 1})
-		return fn(ctx)
-	}
-	has, err := b.enter(ctx, r, r.MaxWait)
+	has, err := b.enter(ctx)
 	if err != nil {
 		return err
 	}
-	work := linger.Of(ctx)
-	switch {
-	case has.n == 0:
-		return fn(ctx)
-	case r.adaptive != nil:
-		return b.measure(ctx, r.adaptive, has, fn, work)
-	case work != nil:
-		return b.outlast(ctx, has, fn, work)
+	if work := linger.Of(ctx); work != nil {
+		return work.Hold(ctx, fn, linger.Release(func() { b.leave(has) }))
 	}
 	defer b.leave(has)
 	return fn(ctx)
-}
-
-// A claim says which share a call belongs to.
-type claim struct {
-	share  string
-	weight int
-}
-
-// text returns the share of a call, "" for none.
-func (c *claim) text() string {
-	if c == nil {
-		return ""
-	}
-	return c.share
-}
-
-// isFor reports whether text returns share, quickly where there are no shares.
-func (c *claim) isFor(share string) bool {
-	if c == nil {
-		return share == ""
-	}
-	return c.share == share
-}
-
-// taken are the slots that a call has.
-type taken struct {
-	n     int
-	share *share // that holds them; nil: none
-}
-
-// outlast calls fn in slots that are given back when work is over.
-func (b *Bulkhead) outlast(ctx context.Context, has taken, fn func(context.Context) error, work *linger.Work) error {
-	return work.Hold(ctx, fn, b.hold(has))
 }
 
 // Wrap returns a function that runs next under [Bulkhead.Do].
@@ -182,334 +87,227 @@ func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) 
 }
 
 // Begin takes a slot as [Bulkhead.Do] does, for work that is not one function. When the
-// work is over, the caller calls done with its error, from any goroutine. That gives
-// the slot back and tells an adaptive limit what Do would tell it. A second call of
-// done does nothing. If Begin returns an error, done is nil.
+// work is over, the caller calls done, from any goroutine, which gives the slot back. done takes
+// the error of the work, because that of an adaptive limit does. A second call of done does
+// nothing. If Begin returns an error, done is nil.
 func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
-	r := b.rules.Load()
-	return b.begin(ctx, r, r.MaxWait)
-}
-
-// TryBegin is a [Bulkhead.Begin] that never waits, whatever Config.MaxWait is: if the
-// slots of the call are not free at this moment, it is refused.
-func (b *Bulkhead) TryBegin(ctx context.Context) (done func(error), err error) {
-	return b.begin(ctx, b.rules.Load(), 0)
-}
-
-func (b *Bulkhead) begin(ctx context.Context, r *rules, maxWait time.Duration) (done func(error), err error) {
-	has, err := b.enter(ctx, r, maxWait)
+	has, err := b.enter(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if has.n == 0 {
-		return func(error) {}, nil
-	}
-	var started call
-	if r.adaptive != nil {
-		started = b.started(ctx, r.adaptive, has)
-	}
-	h := b.hold(has)
-	return func(err error) {
-		switch {
-		case !b.unlist(h):
-		case r.adaptive != nil:
-			b.ended(ctx, r.adaptive, started, has, outcomeOf(ctx, err))
-		default:
+	var over atomic.Bool
+	return func(error) {
+		if !over.Swap(true) {
 			b.leave(has)
 		}
 	}, nil
 }
 
-// enter takes the slots of a call, or refuses it.
-func (b *Bulkhead) enter(ctx context.Context, r *rules, maxWait time.Duration) (has taken, err error) {
+// slots are those that a call has.
+type slots struct {
+	n     int
+	share *share
+}
+
+// enter takes the slots of a call, perhaps after a wait, or refuses it.
+func (b *Bulkhead) enter(ctx context.Context) (slots, error) {
 	if ctx.Err() != nil {
-		return taken{}, ended.Error(ctx)
+		return slots{}, ended.Error(ctx)
 	}
-	level := 0
-	if r.Priority != nil {
-		level = min(max(r.Priority(ctx), 0), r.Levels-1)
+	cfg := b.setting.Load()
+	level, cost, name := 0, 1, ""
+	if cfg.Priority != nil {
+		level = min(max(cfg.Priority(ctx), 0), cfg.Levels-1)
 	}
-	n := 1
-	if r.Cost != nil {
-		if n = max(r.Cost(ctx), 0); n == 0 {
-			b.counts.costless.Add(1)
-			return taken{}, nil
-		}
+	if cfg.Cost != nil {
+		cost = max(cfg.Cost(ctx), 0)
 	}
-	var c *claim
-	if r.Share != nil {
-		c = r.claim(ctx)
+	if cfg.Share != nil {
+		name = cfg.Share(ctx)
 	}
-	if r.adaptive != nil {
-		b.makeRoom(level, n)
+
+	b.mu.Lock()
+	of := b.queue.shareOf(name)
+	if cost == 0 {
+		b.admitted++
+		b.mu.Unlock()
+		return slots{}, nil
 	}
-	of, refusal := b.try(ctx, r, level, n, c, maxWait)
-	for refusal != nil && refusal.Reason == TooCostly {
-		present := b.rules.Load() // an Update may have replaced r, and the queue goes by these
-		if !b.endProbe(ctx, present, level, n) {
-			break
-		}
-		of, refusal = b.try(ctx, present, level, n, c, maxWait)
+	if cost <= b.limit-b.running && !b.queue.waitsUpTo(level) {
+		b.take(of, cost)
+		b.admitted++
+		b.mu.Unlock()
+		return slots{cost, of}, nil
 	}
-	if refusal == nil {
-		return taken{n, of}, nil
-	}
-	b.counts.refused[refusal.index].Add(1)
-	if b.observers.Any() {
-		b.observers.Tell(ctx, refusal.event())
-	}
-	return taken{}, refusal
+	return b.wait(ctx, cfg, &waiter{level: level, cost: cost, share: of})
 }
 
-// try takes the slots of a call, perhaps after a wait, or returns why it does not. of is the
-// share that then holds them, or nil.
-func (b *Bulkhead) try(ctx context.Context, r *rules, level, n int, c *claim, maxWait time.Duration) (of *share, refusal *FullError) {
-	limit := int(b.queue.limit.Load())
-	kept := r.kept(limit, level)
-	var word uint64
-	var ok bool
-	if c != nil {
-		of, ok = b.passWaiters(level, n, c)
-	} else {
-		word, ok = b.queue.slots.take(n, kept)
-	}
+// wait puts a call that finds no slots into the queue, if it may wait, and returns when it has
+// them or is refused. b.mu is held, and wait releases it.
+func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, error) {
 	switch {
-	case ok:
-		if word >= foldAt {
-			b.fold()
+	case w.cost > b.limit:
+		b.refuse(w, TooCostly)
+	case cfg.MaxWait == 0:
+		b.refuse(w, NoSlot)
+	case b.queue.waiting < cfg.Queue:
+	default:
+		if other := b.queue.longest(w); other != nil {
+			b.turnAway(other, Displaced)
+		} else {
+			b.refuse(w, QueueFull)
 		}
-		return of, nil
-	case n > limit-kept:
-		return nil, b.refusal(r, TooCostly, level, n, c)
-	case maxWait == 0 && word&waiting != 0:
-		if of, ok = b.passWaiters(level, n, c); ok {
-			return of, nil
-		}
-		fallthrough
-	case maxWait == 0:
-		return nil, b.refusal(r, NoSlot, level, n, c)
-	case c == nil && b.queueFull(r, level, n, kept, word):
-		return nil, b.refusal(r, QueueFull, level, n, c)
 	}
-	return b.wait(ctx, r, level, n, c, maxWait)
+	if w.refusal == nil {
+		w.since, w.ready = time.Now(), make(chan struct{})
+		b.queue.add(w, cfg.Levels)
+	}
+	b.mu.Unlock()
+
+	if w.refusal == nil {
+		b.await(ctx, w, cfg.MaxWait)
+	}
+	if w.refusal != nil {
+		b.observers.Tell(ctx, Event{Name: cfg.Name, Waited: w.refusal.Waited, Refusal: w.refusal})
+		return slots{}, w.refusal
+	}
+	has := slots{w.cost, w.share}
+	if b.observers.Any() {
+		b.tellWaited(ctx, has, Event{Name: cfg.Name, Waited: w.waited})
+	}
+	return has, nil
 }
 
-// passWaiters takes the slots of a call that does not wait itself, if it may take them
-// before the calls that do.
-func (b *Bulkhead) passWaiters(level, n int, c *claim) (of *share, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	of = b.shareOf(c)
-	word, ok := b.queue.by(b.rules.Load(), b.now()).admit(of, level, n)
-	if !ok {
-		return nil, false
-	}
-	if word >= foldAt {
-		b.folded += b.queue.slots.fold()
-	}
-	b.queue.shares.count(of, n, 0)
-	return of, true
-}
-
-// shareOf returns the share of a call, or nil. The mutex is held.
-func (b *Bulkhead) shareOf(c *claim) *share {
-	if c == nil {
-		return nil
-	}
-	return b.queue.shares.of(c.share, c.weight)
-}
-
-// queueFull reports whether it is certain without the mutex that a call which found
-// word gets no place in the queue.
-func (b *Bulkhead) queueFull(r *rules, level, n, kept int, word uint64) bool {
-	return level == r.Levels-1 && r.Order == FIFO && freeIn(word)-kept < n &&
-		b.queue.waiters.Load() >= int64(r.Queue)
-}
-
-// wait waits for the slots of a call. It returns why the call is refused, or nil.
-func (b *Bulkhead) wait(ctx context.Context, r *rules, level, n int, c *claim, maxWait time.Duration) (of *share, refusal *FullError) {
-	left, own := patience(ctx, maxWait)
-	w := &waiter{level: level, cost: n, since: b.now(), ready: make(chan struct{})}
-	b.mu.Lock()
-	q := b.queue.by(b.rules.Load(), w.since)
-	queued, reason := q.enter(w, b.shareOf(c), r.Queue, left, own)
-	if reason != "" {
-		refusal = b.refusal(q.rules, reason, level, n, c)
-	}
-	b.unlock()
-	if refusal != nil {
-		return nil, refusal
-	}
-	if of = w.line.share; !queued {
-		return of, nil
-	}
-
-	b.await(ctx, r, w, left, own)
-	if w.admitted && ctx.Err() == nil {
-		waited := b.now() - w.since
-		b.counts.waited.Add(1)
-		b.counts.waitTime.Add(int64(waited))
-		b.tellWaited(ctx, w, waited)
-		return of, nil
-	}
-	if w.admitted { // the slots came too late: pass them on
-		b.leave(w.slots())
-		w.refusal = ContextEnded
-	}
-	refusal = b.describe(r, w.refusal, level, n, c)
-	refusal.Waited, refusal.err = b.now()-w.since, ended.Error(ctx)
-	return nil, refusal
-}
-
-// await returns when w is settled: when it is handed its slots or refused, or when its
-// patience ends.
-func (b *Bulkhead) await(ctx context.Context, r *rules, w *waiter, left time.Duration, own bool) {
-	done := ctx.Done()
-	var passed, stuck <-chan time.Time
-	if own {
-		timer := time.NewTimer(left)
+// await waits until w has its slots, or is refused.
+func (b *Bulkhead) await(ctx context.Context, w *waiter, maxWait time.Duration) {
+	var passed <-chan time.Time
+	if maxWait > 0 {
+		timer := time.NewTimer(maxWait)
 		defer timer.Stop()
 		passed = timer.C
-	} else if done == nil && r.adaptive == nil {
-		<-w.ready // half of what a select costs
-		return
 	}
-	if r.adaptive != nil {
-		ticker := time.NewTicker(cohortTime)
-		defer ticker.Stop()
-		stuck = ticker.C
+	why := ContextEnded
+	select {
+	case <-w.ready:
+	case <-ctx.Done():
+	case <-passed:
+		why = WaitTooLong
 	}
-	for {
-		select {
-		case <-w.ready:
-			return
-		case <-stuck: // perhaps: all other calls may wait, too
-			b.makeRoom(w.level, w.cost)
-		case <-passed:
-			b.abandon(w, WaitTooLong)
-			return
-		case <-done:
-			b.abandon(w, ContextEnded)
-			return
-		}
-	}
-}
-
-// patience returns how long a call can wait, and whether that is its maxWait and not the
-// deadline of ctx.
-func patience(ctx context.Context, maxWait time.Duration) (left time.Duration, own bool) {
-	left, own = forever, false
-	if maxWait > 0 {
-		left, own = maxWait, true
-	}
-	if deadline, ok := ctx.Deadline(); ok {
-		if until := time.Until(deadline); until < left {
-			left, own = until, false
-		}
-	}
-	return left, own
-}
-
-// abandon settles w as refused, unless it has been settled already.
-func (b *Bulkhead) abandon(w *waiter, refusal Reason) {
 	b.mu.Lock()
-	defer b.unlock()
-	if w.settled {
-		return
+	defer b.mu.Unlock()
+	w.waited = time.Since(w.since)
+	switch {
+	case w.line != nil: // it waits still, and may have held up others
+		b.queue.remove(w, false)
+		b.refuse(w, why)
+		b.grant()
+	case w.refusal != nil:
+	case ctx.Err() != nil: // the slots came too late
+		b.take(w.share, -w.cost)
+		b.refuse(w, ContextEnded)
+		b.grant()
+	default:
+		b.admitted++
+		b.waits++
+		b.waitTime += w.waited
 	}
-	q := b.queue.by(b.rules.Load(), b.now())
-	q.settle(w, false, refusal)
-	q.grant(0) // w may have held up others
+	if w.refusal != nil {
+		w.refusal.err = ended.Error(ctx)
+	}
 }
 
-// leave gives the slots of a call back, or hands them to waiters if there are any.
-func (b *Bulkhead) leave(has taken) {
-	if has.share == nil && b.queue.slots.give(has.n) {
+// tellWaited tells observers of a wait. If one of them panics, the slots are given back.
+func (b *Bulkhead) tellWaited(ctx context.Context, has slots, e Event) {
+	told := false
+	defer func() {
+		if !told {
+			b.leave(has)
+		}
+	}()
+	b.observers.Tell(ctx, e)
+	told = true
+}
+
+// leave gives the slots of a call back.
+func (b *Bulkhead) leave(has slots) {
+	if has.n == 0 {
 		return
 	}
 	b.mu.Lock()
-	b.queue.shares.count(has.share, -has.n, 0)
-	if !b.queue.slots.give(has.n) {
-		now := b.now()
-		b.queue.pace.handed(has.n, now)
-		b.queue.by(b.rules.Load(), now).grant(has.n)
+	b.take(has.share, -has.n)
+	if b.queue.waiting > 0 {
+		b.grant()
 	}
-	b.unlock()
-}
-
-// unlock releases the mutex and then tells the waiters that were settled under it.
-// Waking them takes longer than the rest of what happens under the mutex.
-func (b *Bulkhead) unlock() {
-	settled := b.queue.settled
-	b.queue.settled = nil
 	b.mu.Unlock()
-	for w := settled; w != nil; w = w.older {
+}
+
+// take notes that the calls of a share have n slots more. b.mu is held.
+func (b *Bulkhead) take(of *share, n int) {
+	b.running += n
+	b.queue.hold(of, n)
+}
+
+// grant hands free slots to the calls that wait, until they do not suffice for the next one.
+// b.mu is held.
+func (b *Bulkhead) grant() {
+	for b.queue.waiting > 0 && b.running < b.limit {
+		w := b.queue.first()
+		if w.cost > b.limit-b.running {
+			return
+		}
+		b.queue.remove(w, true)
+		b.take(w.share, w.cost)
 		close(w.ready)
 	}
 }
 
-// refusal returns the error of a call that did not wait. If the last refusal of its
-// level says the same, it is that one: refusing costs little then, which is what an
-// overloaded program can afford.
-func (b *Bulkhead) refusal(r *rules, reason Reason, level, n int, c *claim) *FullError {
-	limit, inFlight := b.figures()
-	queued := int(b.queue.waiters.Load())
-	last := b.last[level].Load()
-	if last != nil && last.Reason == reason && last.Cost == n && last.Limit == limit &&
-		last.InFlight == inFlight && last.Queued == queued && c.isFor(last.Share) && reason != TooCostly {
-		return last
-	}
-	e := b.describe(r, reason, level, n, c)
-	b.last[level].Store(e)
-	return e
+// turnAway refuses a call that waits. b.mu is held.
+func (b *Bulkhead) turnAway(w *waiter, why Reason) {
+	b.queue.remove(w, false)
+	w.waited = time.Since(w.since)
+	b.refuse(w, why)
+	close(w.ready)
 }
 
-func (b *Bulkhead) describe(r *rules, reason Reason, level, n int, c *claim) *FullError {
-	limit, inFlight := b.figures()
-	highest := limit // that there can be without a change from outside
-	if r.Adaptive != nil {
-		highest = r.Adaptive.Max
+// refuse notes why a call gets no slots. b.mu is held.
+func (b *Bulkhead) refuse(w *waiter, why Reason) {
+	if b.refusals == nil {
+		b.refusals = make(map[Reason]int64)
 	}
-	e := &FullError{
-		Name:     r.Name,
-		Key:      b.key,
-		Reason:   reason,
-		Level:    level,
-		Cost:     n,
-		Share:    keyed.Text(c.text()),
-		Limit:    limit,
-		InFlight: inFlight,
-		Queued:   int(b.queue.waiters.Load()),
-		index:    reason.index(),
-		never:    n > r.most(highest, level),
-	}
-	if reason == DeadlineTooClose {
-		e.err = context.DeadlineExceeded
-	}
-	return e
-}
-
-// figures returns the limit and the slots in flight at one moment.
-func (b *Bulkhead) figures() (limit, inFlight int) {
-	for {
-		resizes := b.resizes.Load()
-		limit, word := int(b.queue.limit.Load()), b.queue.slots.word.Load()
-		if resizes%2 == 0 && b.resizes.Load() == resizes {
-			return limit, limit - freeIn(word)
-		}
-		runtime.Gosched()
+	b.refusals[why]++
+	name := b.setting.Load().Name
+	w.refusal = &FullError{
+		Name: name, Reason: why, Level: w.level, Cost: w.cost, Share: short(w.share.name),
+		Limit: b.limit, InFlight: b.running, Queued: b.queue.waiting, Waited: w.waited,
 	}
 }
 
-// now returns the time since b was built.
-func (b *Bulkhead) now() time.Duration { return time.Since(b.born) }
+// SetLimit changes Config.Limit, as [Bulkhead.Update] does.
+func (b *Bulkhead) SetLimit(n int) error { return b.Update(func(c *Config) { c.Limit = n }) }
 
-// unix returns the time since 1970, by the clock as it was when b was built.
-func (b *Bulkhead) unix() time.Duration { return time.Duration(b.born.UnixNano()) + b.now() }
+// Update changes the Config. It calls change with the Config as it was given: a zero field
+// means its default. What change leaves in it takes effect if it is valid. Otherwise Update
+// returns an error that names the field, and nothing changes.
+//
+// When the limit grows, waiting calls get the new slots immediately. When it shrinks, calls in
+// flight finish, and a waiting call that costs more than the limit is refused. Waiting calls
+// keep their place, level, cost, share and MaxWait, also if the queue is longer than its new
+// bound. A new function is called from the next call on. Name and Levels cannot change.
+//
+// change must not use the bulkhead.
+func (b *Bulkhead) Update(change func(*Config)) error {
+	return b.setting.Update(change, allow, b.follow)
+}
 
-// fold makes room in the word for more calls admitted.
-func (b *Bulkhead) fold() {
+// follow puts the limit of a new Config into effect.
+func (b *Bulkhead) follow(cfg *Config) {
 	b.mu.Lock()
-	b.folded += b.queue.slots.fold()
-	b.mu.Unlock()
+	defer b.mu.Unlock()
+	b.limit = cfg.Limit
+	for w := range b.queue.calls {
+		if w.cost > b.limit {
+			b.turnAway(w, TooCostly)
+		}
+	}
+	b.grant()
 }

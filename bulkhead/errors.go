@@ -5,36 +5,30 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/go-resilience/resilience/internal/keyed"
 )
 
 // ErrFull is matched by every [*FullError].
 var ErrFull = errors.New("bulkhead: full")
 
-// A Reason says why a call was refused, in words. The empty Reason stands for none.
+// A Reason says why a call was refused, in words.
 type Reason string
 
 const (
-	NoSlot           Reason = "no slot"            // no slot was free, and the call was not to wait
-	QueueFull        Reason = "queue full"         // no slot was free, and Queue calls were waiting
-	Displaced        Reason = "displaced"          // a call that is served earlier took its place in a full queue
-	WaitTooLong      Reason = "wait too long"      // it waited for MaxWait, or would have had to wait for longer
-	DeadlineTooClose Reason = "deadline too close" // it would have had to wait until after the deadline of its ctx
-	ContextEnded     Reason = "context ended"      // its ctx ended while it waited
-	StandingQueue    Reason = "standing queue"     // it waited in a queue that has stood for too long; see CoDel
-	TooCostly        Reason = "too costly"         // its cost is more than its level may use
+	NoSlot       Reason = "no slot"       // no slot was free, and the call was not to wait
+	QueueFull    Reason = "queue full"    // no slot was free, and Queue calls were waiting
+	Displaced    Reason = "displaced"     // another call took its place in a full queue
+	WaitTooLong  Reason = "wait too long" // it waited for MaxWait
+	ContextEnded Reason = "context ended" // its ctx ended while it waited
+	TooCostly    Reason = "too costly"    // its cost is more than the limit
 )
 
-// A FullError reports a refused call. It matches [ErrFull]. Depending on its Reason it
-// also matches [context.DeadlineExceeded] (DeadlineTooClose), or the error and the cause
-// of ctx, if that ended while the call waited (ContextEnded, for example).
-//
-// Calls that are refused under the same circumstances share one FullError. Do not
-// modify it.
+// reasons are all of them, in the order of the figures.
+var reasons = []Reason{NoSlot, QueueFull, Displaced, WaitTooLong, ContextEnded, TooCostly}
+
+// A FullError reports a refused call. It matches [ErrFull] and, if the ctx of the call ended
+// while it waited, the error and the cause of that.
 type FullError struct {
-	Name     string        // of the bulkhead or its Group
-	Key      string        // of a Group's bulkhead: at most the first 100 bytes of its text, or "(other keys)" for that which other keys share
+	Name     string        // of the bulkhead
 	Reason   Reason        // why the call was refused
 	Level    int           // of the call; 0 is the most important
 	Cost     int           // of the call, in slots
@@ -44,22 +38,19 @@ type FullError struct {
 	Queued   int           // calls that were waiting then
 	Waited   time.Duration // how long the call had waited
 
-	err   error // that Unwrap returns
-	index int   // of Reason among reasons
-	never bool  // the limit will not grow to what the call needs
+	err error // why its ctx ended
 }
 
 func (e *FullError) Error() string {
 	var text strings.Builder
 	text.WriteString("bulkhead: ")
-	if label := keyed.Label(e.Name, e.Key); label != "" {
-		text.WriteString(label + ": ")
+	if e.Name != "" {
+		text.WriteString(e.Name + ": ")
 	}
 	fmt.Fprintf(&text, "full (%s)", e.Reason)
-	switch e.Reason {
-	case TooCostly:
-		fmt.Fprintf(&text, ": %d slots at level %d, limit %d", e.Cost, e.Level, e.Limit)
-	default:
+	if e.Reason == TooCostly {
+		fmt.Fprintf(&text, ": %d slots, limit %d", e.Cost, e.Limit)
+	} else {
 		fmt.Fprintf(&text, ": %d of %d in flight, %d waiting", e.InFlight, e.Limit, e.Queued)
 	}
 	if e.Waited > 0 {
@@ -74,13 +65,12 @@ func (e *FullError) Error() string {
 // Is reports whether target is [ErrFull].
 func (e *FullError) Is(target error) bool { return target == ErrFull }
 
-// Unwrap returns [context.DeadlineExceeded] for DeadlineTooClose, why the call's ctx
-// ended if it did so while the call waited, and nil otherwise.
+// Unwrap returns why the call's ctx ended, if it did so while the call waited.
 func (e *FullError) Unwrap() error { return e.err }
-
-// Retryable reports whether another attempt can help. It cannot if the call costs more
-// than its level may use, unless an adaptive limit may still grow to that.
-func (e *FullError) Retryable() bool { return !e.never }
 
 // Refused returns true: the call was not made.
 func (e *FullError) Refused() bool { return true }
+
+// Retryable reports whether another attempt can help: not if the call costs more than the
+// limit.
+func (e *FullError) Retryable() bool { return e.Reason != TooCostly }

@@ -88,8 +88,8 @@ func ExampleBulkhead_Observe() {
 	}))
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 1})
 	slots.Observe(func(ctx context.Context, e bulkhead.Event) {
-		if e.Kind == bulkhead.EventRefused {
-			log.WarnContext(ctx, "refused", "by", e.Name, "reason", e.Reason)
+		if e.Refusal != nil {
+			log.WarnContext(ctx, "refused", "by", e.Name, "reason", e.Refusal.Reason)
 		}
 	})
 	ctx := context.Background()
@@ -114,13 +114,13 @@ func ExampleBulkhead_Begin() {
 	// Output: 1
 }
 
-// Checkout may use every slot. Browsing always leaves two of the five free for it.
+// Checkout is served before browsing, which has waited for longer.
 func ExampleConfig_priority() {
 	type checkout struct{}
 	slots := bulkhead.New(bulkhead.Config{
-		Limit:   5,
+		Limit:   1,
+		MaxWait: time.Second,
 		Levels:  2,
-		Reserve: []float64{0.4},
 		Priority: func(ctx context.Context) int {
 			if ctx.Value(checkout{}) != nil {
 				return 0
@@ -130,19 +130,27 @@ func ExampleConfig_priority() {
 	})
 	browsing := context.Background()
 	paying := context.WithValue(browsing, checkout{}, true)
-	take := func(ctx context.Context) (n int) {
-		for {
-			if _, err := slots.Begin(ctx); err != nil {
-				return n
-			}
-			n++
-		}
+	done, _ := slots.Begin(browsing)
+
+	var calls sync.WaitGroup
+	call := func(ctx context.Context, what string) {
+		calls.Go(func() {
+			_ = slots.Do(ctx, func(context.Context) error { fmt.Println(what); return nil })
+		})
 	}
-	fmt.Println("browsing:", take(browsing))
-	fmt.Println("paying:", take(paying))
+	call(browsing, "browsing")
+	for slots.Stats().Queued[1] == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	call(paying, "paying")
+	for slots.Stats().Queued[0] == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	done(nil)
+	calls.Wait()
 	// Output:
-	// browsing: 3
-	// paying: 2
+	// paying
+	// browsing
 }
 
 // An export counts as much as four ordinary calls.
@@ -165,56 +173,17 @@ func ExampleConfig_cost() {
 	fmt.Println(export(4000))
 	// Output:
 	// bulkhead: full (no slot): 4 of 4 in flight, 0 waiting
-	// bulkhead: full (too costly): 5 slots at level 0, limit 4
-}
-
-// The limit need not be guessed.
-func ExampleAdaptiveLimit() {
-	slots := bulkhead.New(bulkhead.Config{
-		Adaptive: &bulkhead.AdaptiveLimit{Min: 4, Max: 200},
-	})
-	slots.Observe(func(_ context.Context, e bulkhead.Event) {
-		if e.Kind == bulkhead.EventLimitChanged {
-			slog.Info("limit", "to", e.To, "latency", e.Latency, "base", e.Base)
-		}
-	})
-	fmt.Println(slots.Stats().Limit)
-	// Output: 20
+	// bulkhead: full (too costly): 5 slots, limit 4
 }
 
 // A limit that follows the size of a connection pool while calls run.
 func ExampleBulkhead_Update() {
 	slots := bulkhead.New(bulkhead.Config{Name: "db", Limit: 10, MaxWait: time.Second})
-	stop := slots.Observe(func(_ context.Context, e bulkhead.Event) {
-		fmt.Println(e.Name, e.Kind, e.From, e.To)
-	})
-	defer stop()
 	fmt.Println(slots.Update(func(c *bulkhead.Config) { c.Limit *= 2; c.Queue = 50 }))
 	fmt.Println(slots.Update(func(c *bulkhead.Config) { c.Limit = 0 }))
-	// Output:
-	// db limit changed 10 20
-	// <nil>
-	// bulkhead.Config.Limit is 0: must be 1 to 1073741823, or Adaptive must be set
-}
-
-// Each tenant has slots of its own, and a tenant that pays has more.
-func ExampleGroup() {
-	tenants := bulkhead.NewGroup(bulkhead.GroupConfig[string]{
-		Config: bulkhead.Config{Name: "api", Limit: 1},
-		ConfigFor: func(tenant string) bulkhead.Config {
-			if tenant == "gold" {
-				return bulkhead.Config{Limit: 10}
-			}
-			return bulkhead.Config{Limit: 1}
-		},
-	})
-	ctx := context.Background()
-	err := tenants.Do(ctx, "free", func(ctx context.Context) error {
-		fmt.Println(tenants.Do(ctx, "gold", func(context.Context) error { return nil }))
-		return tenants.Do(ctx, "free", func(context.Context) error { return nil })
-	})
-	fmt.Println(err)
+	fmt.Println(slots.Stats().Limit)
 	// Output:
 	// <nil>
-	// bulkhead: api[free]: full (no slot): 1 of 1 in flight, 0 waiting
+	// bulkhead.Config.Limit is 0: must be 1 to 1073741823
+	// 20
 }

@@ -53,7 +53,7 @@ func TestCallsThatHaveLeftTheQueueAreForgotten(t *testing.T) {
 // Nor does a call that runs for long keep the shares that have waited beside its own.
 func TestSharesThatHaveLeftTheQueueAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Share: shareOf, Weight: weightOf})
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Share: shareOf})
 		start := func(share string) (leave func()) {
 			ctx, cancel := context.WithCancel(ofShare(t.Context(), share))
 			go func() { _ = b.Do(ctx, func(context.Context) error { <-ctx.Done(); return nil }) }()

@@ -4,35 +4,30 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-var orders = []bulkhead.Order{bulkhead.FIFO, bulkhead.LIFO, bulkhead.CoDel}
+var (
+	modelSeeds = flag.Uint64("model.seeds", 0, "how many runs of the model are made; 0: a few")
+	modelFirst = flag.Uint64("model.first", 0, "the first seed")
+)
 
 // A model is a bulkhead that does one thing at a time and looks at everything.
 type model struct {
-	limit   int
-	queue   int
-	order   bulkhead.Order
-	stood   time.Time  // since when a call waits
-	above   []float64  // by level: the share of the limit that is kept for the levels above
-	passed  []int      // by level: slots taken before the first that waits
-	claim   []*modeled // by level: the costly call that stays first where the newest is
-	held    map[*modeled]bool
-	waiting []*modeled // by age
-
-	shared bool
-	now    []float64       // by level: the latest turn that was served
-	turns  map[turn]*float // of those that wait
-	placed int
+	limit, queue int
+	held         []*modeled
+	waiting      []*modeled       // by age
+	kept         map[int]*modeled // by level: the call that free slots are kept for
+	turns        map[turn]int     // of the shares that wait: when they began to, or were served last
+	now          int
 }
 
 // A turn is that of a share at a level.
@@ -41,333 +36,149 @@ type turn struct {
 	share string
 }
 
-type float struct {
-	at     float64
-	placed int // when, of equal ones the first goes first
-}
-
 type modeled struct {
 	level, cost int
 	share       string
-	since       time.Time
-	refused     bool
-	reason      bulkhead.Reason
+	reason      bulkhead.Reason // of its refusal
 }
 
-func (m *model) inFlight() int {
-	n := 0
-	for c := range m.held {
+func (m *model) inFlight() (n int) {
+	for _, c := range m.held {
 		n += c.cost
 	}
 	return n
 }
 
-func (m *model) kept(level int) int {
-	return min(int(float64(m.limit)*m.above[level]+1e-9), m.limit-1)
-}
-
-func (m *model) newestFirst() bool {
-	return m.order == bulkhead.LIFO ||
-		m.order == bulkhead.CoDel && len(m.waiting) > 0 && time.Since(m.stood) >= 100*time.Millisecond
-}
-
-// weightOf is that of a share in the model test.
-func weightOf(share string) int { return len(share) }
-
-func (m *model) weight(share string) float64 {
-	if !m.shared {
-		return 1
+func (m *model) heldBy(share string) (n int) {
+	for _, c := range m.held {
+		if c.share == share {
+			n += c.cost
+		}
 	}
-	return float64(weightOf(share))
+	return n
 }
 
-// hasPart reports whether a share holds its part of the limit or more.
-func (m *model) hasPart(share string) bool {
-	if !m.shared {
-		return false
-	}
-	slots, known := 0, map[string]bool{}
-	for c := range m.held {
-		if c.cost == 0 {
+// at returns the calls that wait at a level, by age.
+func (m *model) at(level int) []*modeled {
+	return slices.DeleteFunc(slices.Clone(m.waiting), func(c *modeled) bool { return c.level != level })
+}
+
+func (m *model) line(level int, share string) []*modeled {
+	return slices.DeleteFunc(m.at(level), func(c *modeled) bool { return c.share != share })
+}
+
+// next returns the call that is served next of all that wait.
+func (m *model) next() *modeled {
+	for level := range levelsOfModel {
+		waiting := m.at(level)
+		if len(waiting) == 0 {
 			continue
 		}
-		known[c.share] = true
-		if c.share == share {
-			slots += c.cost
+		if m.kept[level] == nil {
+			m.kept[level] = slices.MinFunc(waiting, func(a, b *modeled) int {
+				return cmp.Or(m.heldBy(a.share)-m.heldBy(b.share), m.turns[turn{level, a.share}]-m.turns[turn{level, b.share}])
+			})
+		}
+		return m.kept[level]
+	}
+	return nil
+}
+
+func (m *model) grant() {
+	for len(m.waiting) > 0 && m.inFlight() < m.limit {
+		c := m.next()
+		if m.inFlight()+c.cost > m.limit {
+			return
+		}
+		m.leave(c)
+		m.held = append(m.held, c)
+		if t := (turn{c.level, c.share}); len(m.line(c.level, c.share)) > 0 {
+			m.now++
+			m.turns[t] = m.now
 		}
 	}
-	for _, c := range m.waiting {
-		known[c.share] = true
-	}
-	weights := 0.0
-	for s := range known {
-		weights += m.weight(s)
-	}
-	return float64(slots)*weights >= float64(m.limit)*m.weight(share)
 }
 
-// sharesOf returns the shares that wait at a level, in the order in which they are served.
-func (m *model) sharesOf(level int) (shares []string) {
-	for t := range m.turns {
-		if t.level == level {
-			shares = append(shares, t.share)
-		}
-	}
-	slices.SortFunc(shares, func(a, b string) int {
-		ta, tb := m.turns[turn{level, a}], m.turns[turn{level, b}]
-		if pa, pb := m.hasPart(a), m.hasPart(b); pa != pb {
-			if pb {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(cmp.Compare(ta.at, tb.at), ta.placed-tb.placed)
-	})
-	return shares
-}
-
-// line returns the calls of a share that wait at a level, in the order in which they are
-// served.
-func (m *model) line(level int, share string) []*modeled {
-	line := slices.DeleteFunc(slices.Clone(m.waiting), func(w *modeled) bool {
-		return w.level != level || w.share != share
-	})
-	if m.newestFirst() {
-		slices.Reverse(line)
-	}
-	return line
-}
-
-// ofLevel returns the calls that wait at a level, in the order in which they are served.
-func (m *model) ofLevel(level int) (order []*modeled) {
-	for _, share := range m.sharesOf(level) {
-		order = append(order, m.line(level, share)...)
-	}
-	if claim := m.claim[level]; claim != nil && m.claims() {
-		order = slices.DeleteFunc(order, func(w *modeled) bool { return w == claim })
-		order = slices.Insert(order, 0, claim)
-	}
-	return order
-}
-
-// claims reports whether a call that has become the first may be so no longer.
-func (m *model) claims() bool { return m.shared || m.newestFirst() }
-
-// place puts a share behind those whose turn is not later.
-func (m *model) place(t turn, at float64) {
-	m.placed++
-	m.turns[t] = &float{at, m.placed}
-}
-
-func (m *model) fits(c *modeled) bool {
-	return m.limit-m.inFlight()-c.cost >= m.kept(c.level)
-}
-
-// passes returns the levels of which a call that waits is passed if c gets its slots.
-func (m *model) passes(c *modeled) (levels []int) {
-	for level := range c.level + 1 {
-		order := m.ofLevel(level)
-		switch {
-		case len(order) == 0:
-		case level < c.level:
-			levels = append(levels, level)
-		case slices.Contains(m.waiting, c) && order[0] == c:
-		case !slices.Contains(m.waiting, c) && m.newestFirst() && m.claim[level] == nil:
-		default:
-			levels = append(levels, level)
-		}
-	}
-	return levels
-}
-
-func (m *model) mayPass(c *modeled) bool {
-	if of := m.ofLevel(c.level); len(of) > 0 && of[0] != c && m.hasPart(c.share) && !m.hasPart(of[0].share) {
-		return false
-	}
-	return !slices.ContainsFunc(m.passes(c), func(level int) bool { return m.passed[level]+c.cost > m.limit })
-}
-
-func (m *model) admit(c *modeled) {
-	passes := m.passes(c)
-	for _, level := range passes {
-		m.passed[level] += c.cost
-	}
-	if slices.Contains(m.waiting, c) {
-		if !slices.Contains(passes, c.level) { // the first of its level
-			m.passed[c.level] = 0
-		}
-		t := turn{c.level, c.share}
-		at := m.turns[t].at
-		m.now[c.level] = max(m.now[c.level], at)
-		m.place(t, max(at, m.now[c.level]-float64(m.limit))+float64(c.cost)/m.weight(c.share))
-	}
-	m.leave(c)
-	m.held[c] = true
-}
-
+// leave takes a call out of the queue.
 func (m *model) leave(c *modeled) {
 	m.waiting = slices.DeleteFunc(m.waiting, func(w *modeled) bool { return w == c })
-	if m.claim[c.level] == c {
-		m.claim[c.level] = nil
+	if m.kept[c.level] == c {
+		delete(m.kept, c.level)
 	}
 	if len(m.line(c.level, c.share)) == 0 {
 		delete(m.turns, turn{c.level, c.share})
 	}
-	if len(m.sharesOf(c.level)) == 0 {
-		m.passed[c.level], m.now[c.level] = 0, 0
-	}
-}
-
-func (m *model) refuse(c *modeled, reason bulkhead.Reason) {
-	m.leave(c)
-	c.refused, c.reason = true, reason
-}
-
-func (m *model) tooCostly(c *modeled) bool { return c.cost > m.limit-m.kept(c.level) }
-
-func (m *model) grant() {
-	granted := m.grantLevels()
-	if m.order != bulkhead.CoDel || !m.newestFirst() || !granted {
-		return
-	}
-	refused := false
-	for _, w := range slices.Clone(m.waiting) {
-		if time.Since(w.since) > 5*time.Millisecond {
-			m.refuse(w, bulkhead.StandingQueue)
-			refused = true
-		}
-	}
-	if refused {
-		m.grantLevels()
-	}
-}
-
-func (m *model) grantLevels() (granted bool) {
-	for level := range m.above {
-		for again := true; again; granted = granted || again {
-			of := m.ofLevel(level)
-			room := m.limit - m.inFlight() - m.kept(level)
-			if len(of) > 0 && m.claims() && room > 0 && room < of[0].cost {
-				m.claim[level] = of[0]
-			}
-			again = m.grantOne(level)
-		}
-	}
-	return granted
-}
-
-// grantOne reports whether a call of level has got its slots.
-func (m *model) grantOne(level int) bool {
-	for _, w := range m.ofLevel(level) {
-		if m.fits(w) && m.mayPass(w) {
-			m.admit(w)
-			return true
-		}
-	}
-	return false
-}
-
-// try reports whether c, a new call, gets its slots at once.
-func (m *model) try(c *modeled) bool {
-	if c.cost > 0 && (!m.fits(c) || !m.mayPass(c)) {
-		return false
-	}
-	m.admit(c)
-	return true
 }
 
 func (m *model) acquire(c *modeled) {
-	if m.try(c) {
+	passes := slices.ContainsFunc(m.waiting, func(w *modeled) bool { return w.level <= c.level })
+	switch {
+	case c.cost == 0, !passes && m.inFlight()+c.cost <= m.limit:
+		m.held = append(m.held, c)
 		return
-	}
-	if m.tooCostly(c) {
-		m.refuse(c, bulkhead.TooCostly)
+	case c.cost > m.limit:
+		c.reason = bulkhead.TooCostly
 		return
-	}
-	if m.queue == 0 {
-		m.refuse(c, bulkhead.NoSlot)
+	case m.queue == 0:
+		c.reason = bulkhead.NoSlot
 		return
-	}
-	c.since = time.Now()
-	if len(m.waiting) == 0 {
-		m.stood = c.since
-	}
-	if len(m.waiting) == m.queue {
+	case len(m.waiting) >= m.queue:
 		victim := m.victim(c)
 		if victim == nil {
-			m.refuse(c, bulkhead.QueueFull)
+			c.reason = bulkhead.QueueFull
 			return
 		}
-		m.refuse(victim, bulkhead.Displaced)
+		m.leave(victim)
+		victim.reason = bulkhead.Displaced
 	}
 	m.waiting = append(m.waiting, c)
-	if t := (turn{c.level, c.share}); m.turns[t] == nil {
-		m.place(t, m.now[c.level]+1/m.weight(c.share))
+	if t := (turn{c.level, c.share}); m.turns[t] == 0 {
+		m.now++
+		m.turns[t] = m.now
 	}
-	m.grant()
 }
 
 // victim returns the call that gives its place in a full queue to c, or nil.
 func (m *model) victim(c *modeled) *modeled {
-	level := m.waiting[0].level
-	for _, w := range m.waiting {
-		level = max(level, w.level)
-	}
+	level := slices.MaxFunc(m.waiting, func(a, b *modeled) int { return a.level - b.level }).level
 	if level < c.level {
 		return nil
 	}
-	most, crowd := "", 0.0
-	if level == c.level {
-		most, crowd = c.share, float64(len(m.line(level, c.share))+1)/m.weight(c.share)
-	}
-	for t, of := range m.turns {
-		n := float64(len(m.line(level, t.share))) / m.weight(t.share)
-		own := level == c.level && most == c.share
-		if t.level == level && (n > crowd || n == crowd && !own && of.before(m.turns[turn{level, most}])) {
-			most, crowd = t.share, n
-		}
-	}
-	if level == c.level && most == c.share && !m.newestFirst() {
-		return nil
-	}
-	line := m.line(level, most)
-	if len(line) > 1 && m.newestFirst() {
-		line = slices.DeleteFunc(line, func(w *modeled) bool { return w == m.claim[level] })
-	}
-	if len(line) == 0 || level == c.level && line[len(line)-1] == m.claim[level] {
+	longest := slices.MinFunc(m.at(level), func(a, b *modeled) int {
+		return cmp.Or(len(m.line(level, b.share))-len(m.line(level, a.share)), m.turns[turn{level, a.share}]-m.turns[turn{level, b.share}])
+	})
+	line := m.line(level, longest.share)
+	if level == c.level && len(line) <= len(m.line(level, c.share))+1 {
 		return nil
 	}
 	return line[len(line)-1]
 }
 
-func (f *float) before(other *float) bool {
-	return cmp.Or(cmp.Compare(f.at, other.at), f.placed-other.placed) < 0
-}
-
 func (m *model) release(c *modeled) {
-	delete(m.held, c)
-	if c.cost > 0 { // else nothing has become free
+	m.held = slices.DeleteFunc(m.held, func(h *modeled) bool { return h == c })
+	if c.cost > 0 {
 		m.grant()
 	}
 }
 
 func (m *model) cancel(c *modeled) {
-	m.refuse(c, bulkhead.ContextEnded)
+	m.leave(c)
+	c.reason = bulkhead.ContextEnded
 	m.grant()
 }
 
 func (m *model) setLimit(n int) {
-	if n == m.limit {
-		return
-	}
 	m.limit = n
-	for _, w := range slices.Clone(m.waiting) {
-		if m.tooCostly(w) {
-			m.refuse(w, bulkhead.TooCostly)
+	for _, c := range slices.Clone(m.waiting) {
+		if c.cost > n {
+			m.leave(c)
+			c.reason = bulkhead.TooCostly
 		}
 	}
 	m.grant()
 }
+
+const levelsOfModel = 3
 
 // A pair is one call to the real bulkhead and its like in the model.
 type pair struct {
@@ -380,40 +191,34 @@ type pair struct {
 // FuzzBulkheadIsTheModel reads operations from the bytes, does each to a bulkhead and to
 // the model, and compares the two after each step.
 func FuzzBulkheadIsTheModel(f *testing.F) {
-	f.Add([]byte{2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0})
+	f.Add([]byte{2, 3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		synctest.Test(t, func(t *testing.T) { playModel(t, data[:min(len(data), 250)], false) })
+		synctest.Test(t, func(t *testing.T) { playModel(t, data[:min(len(data), 250)]) })
 	})
 }
 
-// TestSharesAreTheModel plays random operations.
-func TestSharesAreTheModel(t *testing.T) {
-	seeds := uint64(5000)
-	if raceDetector || testing.Short() {
-		seeds = 200
+// TestBulkheadIsTheModel plays random operations.
+func TestBulkheadIsTheModel(t *testing.T) {
+	seeds := *modelSeeds
+	if seeds == 0 {
+		if seeds = 1500; raceDetector || testing.Short() {
+			seeds = 200
+		}
 	}
 	for seed := range seeds {
-		rng := rand.New(rand.NewPCG(seed, 11))
+		rng := rand.New(rand.NewPCG(*modelFirst+seed, 11))
 		data := make([]byte, 50+rng.IntN(200))
 		for i := range data {
 			data[i] = byte(rng.Uint32())
 		}
-		synctest.Test(t, func(t *testing.T) { playModel(t, data, true) })
+		synctest.Test(t, func(t *testing.T) { playModel(t, data) })
 		if t.Failed() {
-			t.Fatalf("seed %d", seed)
+			t.Fatalf("seed %d: %#v", *modelFirst+seed, data)
 		}
 	}
 }
 
-// FuzzSharesAreTheModel is the same with shares.
-func FuzzSharesAreTheModel(f *testing.F) {
-	f.Add([]byte{0, 0, 1, 5, 0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 1, 2, 4, 0})
-	f.Fuzz(func(t *testing.T, data []byte) {
-		synctest.Test(t, func(t *testing.T) { playModel(t, data[:min(len(data), 250)], true) })
-	})
-}
-
-func playModel(t *testing.T, data []byte, shared bool) {
+func playModel(t *testing.T, data []byte) {
 	next := func(n int) int {
 		if len(data) == 0 {
 			return 0
@@ -422,41 +227,25 @@ func playModel(t *testing.T, data []byte, shared bool) {
 		data = data[1:]
 		return int(b) % n
 	}
-	kept := []int{next(3), next(3)} // slots of the first limit
-	least := kept[0] + kept[1] + 1
-	m := &model{
-		limit: least + next(8), queue: next(6), order: orders[next(len(orders))],
-		passed: make([]int, 3), claim: make([]*modeled, 3), held: map[*modeled]bool{},
-		shared: shared, now: make([]float64, 3), turns: map[turn]*float{},
-	}
-	reserve := []float64{float64(kept[0]) / float64(m.limit), float64(kept[1]) / float64(m.limit)}
-	m.above = []float64{0, reserve[0], reserve[0] + reserve[1]}
-	cfg := bulkhead.Config{
-		Limit: m.limit, Queue: m.queue, Order: m.order, Levels: 3, Priority: levelOf, Reserve: reserve, Cost: costOf,
-	}
-	if shared && m.queue == 0 {
-		m.queue, cfg.Queue = 1, 1
-	}
+	m := &model{limit: 1 + next(8), queue: next(7), kept: map[int]*modeled{}, turns: map[turn]int{}}
+	cfg := bulkhead.Config{Limit: m.limit, Queue: m.queue, Levels: levelsOfModel, Priority: levelOf, Cost: costOf}
 	if m.queue > 0 {
 		cfg.MaxWait = -1
-	}
-	if shared {
-		cfg.Share, cfg.Weight = shareOf, weightOf
-	}
-	share := func() string {
-		if !shared {
-			return ""
+		if next(3) > 0 {
+			cfg.Share = shareOf
 		}
-		return []string{"a", "b", "ccc", "dd"}[next(4)]
 	}
 	b := bulkhead.New(cfg)
 	var pairs []*pair
 	for len(data) > 0 {
-		switch next(8) {
+		switch next(7) {
 		case 0, 1, 2:
-			p := &pair{modeled: &modeled{level: next(3), cost: 1, share: share()}}
+			p := &pair{modeled: &modeled{level: next(levelsOfModel), cost: 1}}
+			if name := []string{"a", "b", "c", "d", ""}[next(5)]; cfg.Share != nil {
+				p.share = name
+			}
 			if next(3) == 0 {
-				p.cost = next(7)
+				p.cost = next(6)
 			}
 			ctx, cancel := context.WithCancel(ofShare(atLevel(t.Context(), p.level), p.share)) // ends if the test fails
 			p.cancel = cancel
@@ -468,33 +257,23 @@ func playModel(t *testing.T, data []byte, shared bool) {
 				}
 			}()
 			m.acquire(p.modeled)
-		case 3:
-			p := &pair{modeled: &modeled{level: 2, cost: 1, share: share()}, cancel: func() {}}
-			done, err := b.TryBegin(ofShare(atLevel(t.Context(), 2), p.share))
-			require.Equal(t, m.try(p.modeled), err == nil)
-			if err == nil {
-				p.release = func() { done(nil) }
-				pairs = append(pairs, p)
-			}
-		case 4:
+		case 3, 4:
 			which := next(256)
-			if held := matching(pairs, func(p *pair) bool { return m.held[p.modeled] }); len(held) > 0 {
+			if held := matching(pairs, func(p *pair) bool { return slices.Contains(m.held, p.modeled) }); len(held) > 0 {
 				p := held[which%len(held)]
 				p.release()
 				p.release()
 				m.release(p.modeled)
 			}
 		case 5:
-			time.Sleep(time.Duration(next(256)) * time.Millisecond)
-		case 6:
 			which := next(256)
 			if waiting := matching(pairs, func(p *pair) bool { return slices.Contains(m.waiting, p.modeled) }); len(waiting) > 0 {
 				p := waiting[which%len(waiting)]
 				p.cancel()
 				m.cancel(p.modeled)
 			}
-		case 7:
-			n := least + next(10)
+		case 6:
+			n := 1 + next(8)
 			require.NoError(t, b.SetLimit(n))
 			m.setLimit(n)
 		}
@@ -503,7 +282,7 @@ func playModel(t *testing.T, data []byte, shared bool) {
 	}
 	for range pairs {
 		for _, p := range pairs {
-			if m.held[p.modeled] {
+			if slices.Contains(m.held, p.modeled) {
 				p.release()
 				m.release(p.modeled)
 				synctest.Wait()
@@ -516,6 +295,7 @@ func playModel(t *testing.T, data []byte, shared bool) {
 		}
 	}
 	compare(t, b, m, pairs)
+	require.Zero(t, bulkhead.Shares(b))
 	requireIdle(t, b)
 }
 
@@ -527,7 +307,7 @@ func compare(t *testing.T, b *bulkhead.Bulkhead, m *model, pairs []*pair) {
 	t.Helper()
 	for i, p := range pairs {
 		switch {
-		case p.refused:
+		case p.reason != "":
 			var full *bulkhead.FullError
 			require.True(t, errors.As(p.err, &full), "call %d is refused: %v", i, p.reason)
 			require.Equal(t, p.reason, full.Reason, "call %d", i)
@@ -538,26 +318,11 @@ func compare(t *testing.T, b *bulkhead.Bulkhead, m *model, pairs []*pair) {
 		}
 	}
 	s := b.Stats()
+	queued := make([]int, levelsOfModel)
+	for _, c := range m.waiting {
+		queued[c.level]++
+	}
 	require.Equal(t, m.limit, s.Limit)
 	require.Equal(t, m.inFlight(), s.InFlight)
-	queued := make([]int, 3)
-	for _, w := range m.waiting {
-		queued[w.level]++
-	}
 	require.Equal(t, queued, s.Queued)
-}
-
-func TestBulkheadIsTheModelAtRandom(t *testing.T) {
-	rng := newRand(6)
-	for i := range 800 {
-		data := make([]byte, 200)
-		for i := range data {
-			data[i] = byte(rng.Uint32())
-		}
-		synctest.Test(t, func(t *testing.T) { playModel(t, data, i%2 == 1) })
-		if t.Failed() {
-			t.Logf("%#v", data)
-			return
-		}
-	}
 }

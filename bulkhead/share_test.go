@@ -3,6 +3,7 @@ package bulkhead_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -31,21 +32,18 @@ func shareOf(ctx context.Context) string {
 func TestWhoseTurnItIs(t *testing.T) {
 	for _, test := range []struct {
 		name    string
-		limit   int
 		waiting []bulkhead.Waiting
 		want    string
 	}{
-		{"one after the other", 8, []bulkhead.Waiting{{"a", 1, 0, 9}, {"b", 1, 0, 9}, {"c", 1, 0, 9}}, "abcabcabc"},
-		{"a weight of two", 8, []bulkhead.Waiting{{"a", 2, 0, 9}, {"b", 1, 0, 9}}, "abaabaaba"},
-		{"a share with its part waits behind", 8, []bulkhead.Waiting{{"a", 1, 4, 9}, {"b", 1, 0, 9}}, "bbb"},
-		{"more than its part", 8, []bulkhead.Waiting{{"a", 1, 8, 9}, {"b", 1, 3, 9}}, "bbb"},
-		{"each has its part", 8, []bulkhead.Waiting{{"a", 1, 4, 9}, {"b", 1, 4, 9}}, "abab"},
-		{"a part that is not waited for", 8, []bulkhead.Waiting{{"a", 1, 5, 9}, {"b", 1, 5, 9}, {"c", 1, 1, 0}}, "abab"},
-		{"a part by weight", 8, []bulkhead.Waiting{{"a", 3, 5, 9}, {"b", 1, 2, 9}}, "aaa"},
-		{"one slot", 1, []bulkhead.Waiting{{"a", 1, 0, 9}, {"b", 1, 0, 9}}, "abab"},
+		{"one after the other", []bulkhead.Waiting{{"a", 0, 9}, {"b", 0, 9}, {"c", 0, 9}}, "abcabcabc"},
+		{"a share with slots waits behind", []bulkhead.Waiting{{"a", 4, 9}, {"b", 0, 9}}, "bbb"},
+		{"more slots", []bulkhead.Waiting{{"a", 8, 9}, {"b", 3, 9}}, "bbb"},
+		{"each has as many", []bulkhead.Waiting{{"a", 4, 9}, {"b", 4, 9}}, "abab"},
+		{"a share that does not wait", []bulkhead.Waiting{{"a", 5, 9}, {"b", 5, 9}, {"c", 1, 0}}, "abab"},
+		{"a share that waits no more", []bulkhead.Waiting{{"a", 0, 3}, {"b", 0, 1}, {"c", 0, 2}}, "abcaca"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			require.Equal(t, test.want, strings.Join(bulkhead.Turns(test.limit, len(test.want), test.waiting), ""))
+			require.Equal(t, test.want, bulkhead.Turns(len(test.want), test.waiting))
 		})
 	}
 }
@@ -56,12 +54,12 @@ func TestWhoGivesWayInAFullQueue(t *testing.T) {
 		waiting  []bulkhead.Waiting
 		want     string
 	}{
-		{"a", []bulkhead.Waiting{{"a", 1, 0, 0}, {"b", 1, 0, 4}, {"c", 1, 0, 6}}, "c"},
-		{"c", []bulkhead.Waiting{{"a", 1, 0, 1}, {"b", 1, 0, 4}, {"c", 1, 0, 6}}, "c"},
-		{"a", []bulkhead.Waiting{{"a", 1, 0, 4}, {"b", 1, 0, 5}}, "a"}, // they would change places
-		{"a", []bulkhead.Waiting{{"a", 1, 0, 0}, {"b", 1, 0, 1}}, "a"},
-		{"a", []bulkhead.Waiting{{"a", 3, 0, 4}, {"b", 1, 0, 2}}, "b"},
-		{"b", []bulkhead.Waiting{{"a", 3, 0, 5}, {"b", 1, 0, 1}}, "b"},
+		{"a", []bulkhead.Waiting{{"a", 0, 0}, {"b", 0, 4}, {"c", 0, 6}}, "c"},
+		{"c", []bulkhead.Waiting{{"a", 0, 1}, {"b", 0, 4}, {"c", 0, 6}}, ""},
+		{"a", []bulkhead.Waiting{{"a", 0, 4}, {"b", 0, 5}}, ""}, // they would change places
+		{"a", []bulkhead.Waiting{{"a", 0, 4}, {"b", 0, 6}}, "b"},
+		{"a", []bulkhead.Waiting{{"a", 0, 0}, {"b", 0, 1}}, ""},
+		{"a", []bulkhead.Waiting{{"a", 0, 0}, {"b", 9, 2}, {"c", 0, 2}}, "b"}, // it was served longer ago
 	} {
 		require.Equal(t, test.want, bulkhead.GivesWay(test.newcomer, test.waiting), "%+v", test)
 	}
@@ -73,6 +71,14 @@ type load struct {
 	rate  float64 // calls a second
 	cost  int
 	level int
+}
+
+// lognormal draws from the log-normal distribution with a coefficient of variation of 0.5.
+func lognormal(mean time.Duration) func(*rand.Rand) time.Duration {
+	sigma := math.Sqrt(math.Log(1.25))
+	return func(r *rand.Rand) time.Duration {
+		return time.Duration(float64(mean) * math.Exp(sigma*r.NormFloat64()-sigma*sigma/2))
+	}
 }
 
 // A result is what became of the calls of a share.
@@ -176,12 +182,6 @@ func TestFloodsGetTheirParts(t *testing.T) {
 	if raceDetector {
 		t.Skip("a simulation")
 	}
-	triple := func(share string) int {
-		if share == "a" {
-			return 3
-		}
-		return 1
-	}
 	for _, test := range []struct {
 		name  string
 		cfg   bulkhead.Config
@@ -191,14 +191,10 @@ func TestFloodsGetTheirParts(t *testing.T) {
 	}{
 		{"equal", bulkhead.Config{Limit: 20}, load{rate: 4000}, load{rate: 4000}, 1, 5 * time.Second},
 		{"unequal floods", bulkhead.Config{Limit: 20}, load{rate: 8000}, load{rate: 3000}, 1, 5 * time.Second},
-		{"three to one", bulkhead.Config{Limit: 20, Weight: triple}, load{rate: 4000}, load{rate: 4000}, 3, 5 * time.Second},
-		{"a small limit", bulkhead.Config{Limit: 2, Weight: triple}, load{rate: 400}, load{rate: 400}, 3, 20 * time.Second},
-		{"one slot", bulkhead.Config{Limit: 1, Weight: triple}, load{rate: 200}, load{rate: 200}, 3, 20 * time.Second},
+		{"a small limit", bulkhead.Config{Limit: 2}, load{rate: 400}, load{rate: 600}, 1, 20 * time.Second},
+		{"one slot", bulkhead.Config{Limit: 1}, load{rate: 200}, load{rate: 300}, 1, 20 * time.Second},
 		{"costs", bulkhead.Config{Limit: 60, Cost: costOf}, load{rate: 4000, cost: 3}, load{rate: 9000}, 1, 5 * time.Second},
-		{"a reserve", bulkhead.Config{Limit: 20, Levels: 2, Priority: levelOf, Reserve: []float64{0.3}}, load{rate: 4000, level: 1}, load{rate: 4000, level: 1}, 1, 5 * time.Second},
-		{"adaptive", bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Max: 40}, Weight: triple}, load{rate: 8000}, load{rate: 8000}, 3, 5 * time.Second},
-		{"newest first", bulkhead.Config{Limit: 20, Order: bulkhead.LIFO}, load{rate: 8000}, load{rate: 3000}, 1, 5 * time.Second},
-		{"controlled delay", bulkhead.Config{Limit: 20, Order: bulkhead.CoDel}, load{rate: 8000}, load{rate: 3000}, 1, 5 * time.Second},
+		{"the second level", bulkhead.Config{Limit: 20, Levels: 2, Priority: levelOf}, load{rate: 4000, level: 1}, load{rate: 4000, level: 1}, 1, 5 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -212,7 +208,7 @@ func TestFloodsGetTheirParts(t *testing.T) {
 	}
 }
 
-// Calls keep their share while Share, Weight and the limit change around them.
+// Calls keep their share while Share and the limit change around them.
 func TestSharesAcrossUpdates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 2, MaxWait: -1})
@@ -226,83 +222,39 @@ func TestSharesAcrossUpdates(t *testing.T) {
 		c.start(ofShare(t.Context(), "b"), "b 1")
 		require.Equal(t, 2, bulkhead.Shares(b))
 		c.finish("held 1", "held 2", "none 1")
-		require.Equal(t, []string{"held 1", "held 2", "none 1", "a 1", "b 1"}, c.ran)
+		require.Equal(t, []string{"held 1", "held 2", "a 1", "none 1", "b 1"}, c.ran)
 		require.NoError(t, b.Update(func(cfg *bulkhead.Config) { cfg.Share = nil }))
 		c.start(ofShare(t.Context(), "a"), "none 2")
 		require.NoError(t, b.SetLimit(3))
 		synctest.Wait()
 		c.finish("b 1")
-		require.Equal(t, []string{"a 2", "none 2"}, c.ran[5:])
+		require.Equal(t, []string{"none 2", "a 2"}, c.ran[5:])
 		c.finishAll()
 		require.Zero(t, bulkhead.Shares(b))
 		requireIdle(t, b)
 	})
 }
 
-// Each call tells the weight of its share: it counts from then on, for the calls before, too.
-func TestTheLatestWeightOfAShareCounts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		weights := map[string]int{}
-		c := newCallers(t, bulkhead.New(bulkhead.Config{
-			Limit: 8, MaxWait: -1, Share: shareOf, Weight: func(share string) int { return weights[share] },
-		}))
-		for _, name := range strings.Fields("a1 a2 a3 a4 b1 b2 c1 c2 b3 a5") {
-			c.start(ofShare(t.Context(), name[:1]), name)
-		}
-		weights["a"] = 3
-		c.start(ofShare(t.Context(), "a"), "a6")
-		c.finish("c1") // b has its fifth of the slots, and a has not its three
-		require.Equal(t, "a5", c.ran[8])
-		c.finishAll()
-	})
-}
-
-// A call that gives its place to one without a share has held up another, which gets the slot
-// that is free.
+// Calls of several shares still wait when Share is nil. A more important one displaces the newest.
 func TestSharesThatWaitWhenThereAreNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{
-			Limit: 2, Cost: costOf, Share: shareOf, MaxWait: -1, Queue: 2, Levels: 2, Priority: levelOf, Reserve: []float64{},
+			Limit: 1, Share: shareOf, MaxWait: -1, Queue: 3, Levels: 2, Priority: levelOf,
 		})
 		c := newCallers(t, b)
 		low := atLevel(t.Context(), 1)
 		c.start(low, "running")
-		c.start(costing(ofShare(low, "a"), 2), "costly")
-		for _, name := range []string{"light 1", "light 2"} { // as many as may pass
-			c.start(ofShare(low, "b"), name)
-			c.finish(name)
-		}
-		c.start(ofShare(low, "b"), "held up")
+		c.start(ofShare(low, "a"), "a 1")
+		c.start(ofShare(low, "a"), "a 2")
+		c.start(ofShare(low, "b"), "b 1")
 		require.NoError(t, b.Update(func(cfg *bulkhead.Config) { cfg.Share = nil }))
-		require.Equal(t, []int{0, 2}, b.Stats().Queued)
-		c.start(costing(t.Context(), 2), "important")
-		require.Equal(t, bulkhead.Displaced, c.refusal("costly"))
-		require.Equal(t, "held up", c.ran[3])
+		require.Equal(t, []int{0, 3}, b.Stats().Queued)
+		c.start(t.Context(), "important")
+		require.Equal(t, bulkhead.Displaced, c.refusal("a 2"))
 		c.finishAll()
+		require.Equal(t, []string{"running", "important", "a 1", "b 1"}, c.ran)
+		require.Zero(t, bulkhead.Shares(b))
 	})
-}
-
-// A ctx that calls then when it is asked for its deadline: after its call has found no slot, and
-// before it waits for one.
-type deadlineCtx struct {
-	context.Context
-	then func()
-}
-
-func (c deadlineCtx) Deadline() (time.Time, bool) {
-	c.then()
-	return time.Time{}, false
-}
-
-func TestAShareHoldsASlotThatBecomesFreeJustInTime(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Share: shareOf})
-	ctx := deadlineCtx{ofShare(t.Context(), "a"), hold(t, b)}
-	require.NoError(t, b.Do(ctx, func(context.Context) error {
-		require.Equal(t, []bulkhead.ShareStats{{Share: "a", InFlight: 1}}, b.Stats().Shares)
-		return nil
-	}))
-	require.Zero(t, b.Stats().Waited)
-	require.Zero(t, bulkhead.Shares(b))
 }
 
 func TestAFullQueueRefusesTheShareThatWaitsMost(t *testing.T) {
@@ -320,11 +272,10 @@ func TestAFullQueueRefusesTheShareThatWaitsMost(t *testing.T) {
 		c.start(ofShare(t.Context(), "b"), "b 2")
 		require.Equal(t, bulkhead.QueueFull, c.refusal("b 2"))
 		require.Len(t, told, 3)
-		require.Equal(t, []string{"a", "a", "b"}, []string{told[0].Share, told[1].Share, told[2].Share})
+		require.Equal(t, []string{"a", "a", "b"}, []string{told[0].Refusal.Share, told[1].Refusal.Share, told[2].Refusal.Share})
 		c.finish("a 1", "a 2", "b 1")
 		require.Equal(t, []string{"a 1", "a 2", "b 1", "a 3"}, c.ran)
 		c.finishAll()
-		require.Equal(t, "a", told[3].Share)
 		requireIdle(t, b)
 	})
 }
@@ -373,8 +324,6 @@ func TestTheTextOfAShareIsBounded(t *testing.T) {
 		require.Equal(t, 3, bulkhead.Shares(b))
 		c.finishAll()
 		require.Len(t, told, 3)
-		for _, e := range told {
-			require.Equal(t, long[:100], e.Share)
-		}
+		require.Equal(t, long[:100], told[0].Refusal.Share)
 	})
 }

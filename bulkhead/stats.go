@@ -1,14 +1,18 @@
 package bulkhead
 
 import (
-	"iter"
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
 	"slices"
-	"sync/atomic"
+	"strings"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/describe"
 )
 
-// Totals are counted from New or NewGroup on. They never go back: neither an Update nor
-// a bulkhead that a Group evicts resets them.
+// Totals are counted from New on, and never go back.
 type Totals struct {
 	Admitted int64            // calls that got their slots, or cost nothing
 	Refused  int64            // calls that did not; a call whose ctx had already ended is in neither
@@ -17,42 +21,15 @@ type Totals struct {
 	WaitTime time.Duration    // how long these calls waited, in all
 }
 
-func (t *Totals) add(more Totals) {
-	t.Admitted += more.Admitted
-	t.Waited += more.Waited
-	t.WaitTime += more.WaitTime
-	t.Refused += more.Refused
-	for reason, n := range more.Refusals {
-		t.refused(reason, n)
-	}
-}
-
-// refused adds n calls that were refused for a reason to Refusals.
-func (t *Totals) refused(reason Reason, n int64) {
-	if n == 0 {
-		return
-	}
-	if t.Refusals == nil {
-		t.Refusals = map[Reason]int64{}
-	}
-	t.Refusals[reason] += n
-}
-
 // Stats is a snapshot of a [Bulkhead].
 type Stats struct {
 	Totals
 
-	Limit    int   // slots; during a probe of an adaptive limit, the lowered one
+	Limit    int   // slots
 	InFlight int   // slots that are taken; above Limit after that has shrunk
 	Queued   []int // calls that wait now, by level
 
 	LongestWait time.Duration // how long the oldest of the calls that wait now has waited
-
-	// LongestHeld is the age of the oldest slot that was taken by Begin or belongs to a
-	// response, which a resiliencehttp.Transport holds until its body has been read. If
-	// it grows without end, a done is never called or a body is never closed. Slots of
-	// other calls are not timed.
-	LongestHeld time.Duration
 
 	// Shares are up to ten shares, those with most slots and waiting calls first. See
 	// Config.Share.
@@ -66,97 +43,154 @@ type ShareStats struct {
 	Queued   int    // calls that wait now
 }
 
-// GroupStats is a snapshot of a [Group].
-type GroupStats struct {
-	// Totals are the sums over all bulkheads of the group, also the shared one and those
-	// that the group has evicted.
-	Totals
-
-	Keys int // bulkheads that the group holds, without the shared one
-
-	// Sums over these bulkheads and the shared one, as in Stats.
-	Limit    int
-	InFlight int
-	Queued   []int // by level, up to the most Levels that one of them has
-
-	// The longest of any of them, as in Stats.
-	LongestWait time.Duration
-	LongestHeld time.Duration
-}
-
-// reasons are all; the most frequent come first.
-var reasons = [...]Reason{
-	NoSlot, QueueFull, Displaced, WaitTooLong, DeadlineTooClose, ContextEnded, StandingQueue, TooCostly,
-}
-
-// index returns the place of r in reasons.
-func (r Reason) index() int { return slices.Index(reasons[:], r) }
-
-// counters count calls. The word of the slots counts the calls that found theirs free.
-type counters struct {
-	costless atomic.Int64 // calls admitted without a slot
-	waited   atomic.Int64 // calls admitted after a wait
-	waitTime atomic.Int64 // of these, in nanoseconds
-	refused  [len(reasons)]atomic.Int64
-}
-
-func (c *counters) totals() (t Totals) {
-	t.Waited, t.WaitTime = c.waited.Load(), time.Duration(c.waitTime.Load())
-	t.Admitted = c.costless.Load() + t.Waited
-	for i, reason := range reasons {
-		n := c.refused[i].Load()
-		t.refused(reason, n)
-		t.Refused += n
-	}
-	return t
-}
-
-// Stats returns a snapshot. It is cheap enough to be taken each second.
+// Stats returns a snapshot.
 func (b *Bulkhead) Stats() Stats {
+	cfg := b.setting.Load()
+	queued := make([]int, cfg.Levels)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.folded += b.queue.slots.fold()
 	s := Stats{
-		Totals:      b.counts.totals(),
-		Queued:      make([]int, len(b.queue.levels)),
-		Limit:       int(b.queue.limit.Load()),
-		LongestHeld: b.longestHeld(),
-		Shares:      b.queue.shares.busiest(),
+		Totals: Totals{Admitted: b.admitted, Refusals: maps.Clone(b.refusals), Waited: b.waits, WaitTime: b.waitTime},
+		Limit:  b.limit, InFlight: b.running, Queued: queued,
 	}
-	s.Admitted += b.folded
-	s.InFlight = s.Limit - freeIn(b.queue.slots.word.Load())
+	for _, n := range s.Refusals {
+		s.Refused += n
+	}
 	for level := range b.queue.levels {
-		at := &b.queue.levels[level]
-		s.Queued[level] = at.waiters
-		for l := at.turns.first; l != nil; l = l.later {
-			s.LongestWait = max(s.LongestWait, b.now()-l.oldest.since)
+		for _, l := range b.queue.levels[level].lines {
+			s.Queued[level] += l.waiting
+			s.LongestWait = max(s.LongestWait, time.Since(l.oldest.since))
 		}
 	}
-	return s
-}
-
-// Stats returns a snapshot.
-func (g *Group[K]) Stats() (s GroupStats) {
-	s.include(g.members.Shared())
-	g.members.Shards(func(shard int, members iter.Seq[*Bulkhead]) {
-		s.Totals.add(g.evicted[shard])
-		for b := range members {
-			s.include(b)
-			s.Keys++
-		}
+	for _, of := range b.queue.shares {
+		s.Shares = append(s.Shares, ShareStats{short(of.name), of.held, of.waiting})
+	}
+	if of := &b.queue.common; cfg.Share != nil && of.held+of.waiting > 0 {
+		s.Shares = append(s.Shares, ShareStats{"", of.held, of.waiting})
+	}
+	slices.SortFunc(s.Shares, func(a, b ShareStats) int {
+		return cmp.Or(b.InFlight+b.Queued-a.InFlight-a.Queued, b.Queued-a.Queued, strings.Compare(a.Share, b.Share))
 	})
+	s.Shares = slices.Clip(s.Shares[:min(len(s.Shares), 10)])
 	return s
 }
 
-func (s *GroupStats) include(b *Bulkhead) {
-	of := b.Stats()
-	s.Totals.add(of.Totals)
-	s.Limit += of.Limit
-	s.InFlight += of.InFlight
-	s.Queued = append(s.Queued, make([]int, max(len(of.Queued)-len(s.Queued), 0))...)
-	for level, n := range of.Queued {
-		s.Queued[level] += n
+// short returns at most the first 100 bytes of a text, and no part of a character.
+func short(text string) string {
+	if len(text) <= 100 {
+		return text
 	}
-	s.LongestWait = max(s.LongestWait, of.LongestWait)
-	s.LongestHeld = max(s.LongestHeld, of.LongestHeld)
+	return strings.Clone(strings.ToValidUTF8(text[:100], ""))
+}
+
+// An Event is a call that was refused, or that got its slots after a wait.
+type Event struct {
+	Name    string        // of the bulkhead
+	Waited  time.Duration // how long the call waited
+	Refusal *FullError    // nil if the call got its slots
+}
+
+// Level returns the level that the event has in a log, as numbers of package slog: warn for a
+// refusal, debug for a wait.
+func (e Event) Level() int {
+	if e.Refusal != nil {
+		return 4
+	}
+	return -4
+}
+
+// Fields calls yield with the details of the event.
+func (e Event) Fields(yield func(name string, value any)) {
+	if e.Refusal == nil {
+		yield("event", "waited")
+	} else {
+		yield("event", "refused")
+		yield("reason", string(e.Refusal.Reason))
+		if e.Refusal.Share != "" {
+			yield("share", e.Refusal.Share)
+		}
+	}
+	if e.Waited > 0 {
+		yield("waited", e.Waited)
+	}
+	if e.Refusal != nil {
+		yield("err", e.Refusal)
+	}
+}
+
+// Observe calls f with each event from now on, until stop is called, on the goroutine of the
+// call, with its ctx, and while no lock is held. A call that waited runs after that. If f
+// panics, so does the call.
+func (b *Bulkhead) Observe(f func(context.Context, Event)) (stop func()) {
+	return b.observers.Observe(f)
+}
+
+// ObserveAny is Observe for a program that does not know Event.
+func (b *Bulkhead) ObserveAny(f func(context.Context, any)) (stop func()) {
+	return b.observers.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
+}
+
+// Name returns the Name of the Config.
+func (b *Bulkhead) Name() string { return b.setting.Load().Name }
+
+// Kind returns "bulkhead".
+func (b *Bulkhead) Kind() string { return "bulkhead" }
+
+// Config returns the present Config, with its defaults filled in.
+func (b *Bulkhead) Config() Config { return b.setting.Config() }
+
+// Settings returns Config without functions.
+func (b *Bulkhead) Settings() any {
+	c := b.Config()
+	c.Priority, c.Cost, c.Share = nil, nil, nil
+	return c
+}
+
+// Change is Update for a program that does not know Config: f gets a *Config. If f returns an
+// error, or dry is true, nothing changes; dry returns the error that the change would have.
+func (b *Bulkhead) Change(dry bool, f func(cfg any) error) error {
+	return b.setting.Change(dry, f, allow, b.follow)
+}
+
+// Figures returns Stats as figures.
+func (b *Bulkhead) Figures() []describe.Figure {
+	s := b.Stats()
+	figures := []describe.Figure{{Name: "bulkhead.calls{outcome=admitted,reason=}", Counter: true, Value: float64(s.Admitted)}}
+	for _, r := range reasons {
+		name := "bulkhead.calls{outcome=refused,reason=" + strings.ReplaceAll(string(r), " ", "_") + "}"
+		figures = append(figures, describe.Figure{Name: name, Counter: true, Value: float64(s.Refusals[r])})
+	}
+	for level, n := range s.Queued {
+		figures = append(figures, describe.Figure{Name: fmt.Sprintf("bulkhead.queued{level=%d}", level), Value: float64(n)})
+	}
+	return append(figures,
+		describe.Figure{Name: "bulkhead.waits", Counter: true, Value: float64(s.Waited)},
+		describe.Figure{Name: "bulkhead.wait.time_seconds", Counter: true, Value: s.WaitTime.Seconds()},
+		describe.Figure{Name: "bulkhead.wait.longest_seconds", Value: s.LongestWait.Seconds()},
+		describe.Figure{Name: "bulkhead.limit", Value: float64(s.Limit)},
+		describe.Figure{Name: "bulkhead.in_flight", Value: float64(s.InFlight)})
+}
+
+// Health returns an error while no slot is free.
+func (b *Bulkhead) Health() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.running < b.limit {
+		return nil
+	}
+	return &fullNow{b.running, b.limit}
+}
+
+// fullNow is the error of Health. Calls may pass again at any moment.
+type fullNow struct{ running, limit int }
+
+func (f *fullNow) Error() string        { return "full: " + f.HealthDetail() }
+func (f *fullNow) HealthState() string  { return "full" }
+func (f *fullNow) HealthDetail() string { return fmt.Sprintf("%d of %d in flight", f.running, f.limit) }
+
+// Needed reports whether a call has a slot or waits for one.
+func (b *Bulkhead) Needed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.running > 0 || b.queue.waiting > 0
 }

@@ -96,7 +96,7 @@ func (c *counted) one(t *testing.T, rng *rand.Rand, resize bool) {
 			t.Error(err)
 		}
 	case op <= 2:
-		done, err := c.b.TryBegin(ctx)
+		done, err := c.b.Begin(ctx)
 		if err == nil {
 			c.in(n)
 			c.out(n)
@@ -134,7 +134,7 @@ func TestAMillionMixedOperations(t *testing.T) {
 		t.Run(fmt.Sprintf("%+v", test), func(t *testing.T) {
 			cfg := bulkhead.Config{
 				Limit: limitOfStress, Queue: queueOfStress, MaxWait: time.Millisecond,
-				Levels: 3, Priority: levelOf, Cost: costOf, Reserve: []float64{0.125, 0.125},
+				Levels: 3, Priority: levelOf, Cost: costOf,
 			}
 			if test.shared {
 				cfg.Share = shareOf
@@ -188,44 +188,40 @@ func TestAMillionMixedOperations(t *testing.T) {
 	}
 }
 
-// Many calls give their slots back at the moment at which the queue empties. The first
-// of them hands its slot on. When the others get the mutex, no call waits, and the word
-// changes without the mutex: a look at a thousand levels gives the other goroutines the
-// time to change it.
-func TestNoSlotIsLostWhenTheQueueEmpties(t *testing.T) {
-	const limit, leavers = 1000, 20
-	for range 500 {
-		b := bulkhead.New(bulkhead.Config{Limit: limit, MaxWait: -1, Queue: 1, Levels: 1000, Priority: levelOf})
-		var releases []func()
-		for range limit {
-			releases = append(releases, hold(t, b))
+func TestLimitHoldsUnderStress(t *testing.T) {
+	const most, queue, callers, each = 8, 16, 32, 5000
+	b := bulkhead.New(bulkhead.Config{Limit: most, MaxWait: -1, Queue: queue})
+	var running, over, done atomic.Int64
+	work := func(context.Context) error {
+		if running.Add(1) > most {
+			over.Add(1)
 		}
-		var calls sync.WaitGroup
-		var emptied atomic.Bool
-		calls.Go(func() {
-			_ = b.Do(context.Background(), func(context.Context) error {
-				emptied.Store(true)
-				return nil
-			})
-		})
-		for b.Stats().Queued[0] == 0 {
-			runtime.Gosched()
-		}
-		bulkhead.WithMutex(b, func() {
-			for _, release := range releases[:leavers] {
-				calls.Go(release)
-			}
-			for range 100 { // they see that a call waits, and come to the mutex
-				runtime.Gosched()
-			}
-		})
-		for !emptied.Load() {
-			runtime.Gosched()
-		}
-		for _, release := range releases[leavers:] {
-			release()
-		}
-		calls.Wait()
-		require.Zero(t, b.Stats().InFlight)
+		runtime.Gosched()
+		running.Add(-1)
+		done.Add(1)
+		return nil
 	}
+	var calls sync.WaitGroup
+	for i := range callers {
+		calls.Go(func() {
+			for n := range each {
+				switch (n + i) % 8 {
+				case 0:
+					if done, err := b.Begin(t.Context()); err == nil {
+						_ = work(t.Context())
+						done(nil)
+					}
+				case 1:
+					_ = b.SetLimit(1 + n%most)
+				default:
+					_ = b.Do(t.Context(), work)
+				}
+			}
+		})
+	}
+	calls.Wait()
+	require.Zero(t, over.Load(), "more than the limit at once")
+	require.EqualValues(t, done.Load(), b.Stats().Admitted)
+	require.NoError(t, b.SetLimit(most))
+	requireIdle(t, b)
 }

@@ -1244,7 +1244,7 @@ func TestWhatIsWrongWithAPost(t *testing.T) {
 // Fields that stand beside several buttons, and those that are empty, do no harm.
 func TestFieldsThatAnActionDoesNotNeed(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow, Show: console.Show{Keys: true}})
-	rooms := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Name: "rooms", Limit: 4}})
+	rooms := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Name: "rooms", Limit: 4}) }, resilience.GroupConfig{})
 	_ = rooms.Do(t.Context(), "a", working)
 	s.reg.MustAdd(rooms)
 	_, err := s.users.Get(t.Context(), 1)

@@ -50,7 +50,7 @@ func newWorks(t *testing.T) *works {
 	rate := throttle.New(throttle.Config{Name: "bank", Rate: 1000})
 	slots := bulkhead.New(bulkhead.Config{Name: "bank", Limit: 8, MaxWait: -1})
 	shards := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "shards", Failures: 3}) }, resilience.GroupConfig{})
-	rooms := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Name: "tenants", Limit: 4}})
+	rooms := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Name: "tenants", Limit: 4}) }, resilience.GroupConfig{})
 	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1000}})
 	shed := adaptive.New(adaptive.Config{Name: "search"})
 	meters := func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("all", 1000, 1)} }

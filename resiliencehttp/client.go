@@ -144,11 +144,13 @@ func (c ClientConfig) withDefaults() ClientConfig {
 		made = append(made, circuits)
 	}
 	if c.Bulkhead == nil {
-		slots := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{
-			Name:    c.Name,
-			Limit:   defaultLimit,
-			MaxWait: time.Second,
-		}})
+		slots := resilience.NewGroup(func(string) *bulkhead.Bulkhead {
+			return bulkhead.New(bulkhead.Config{
+				Name:    c.Name,
+				Limit:   defaultLimit,
+				MaxWait: time.Second,
+			})
+		}, resilience.GroupConfig{})
 		c.Bulkhead = slots.By(HostOf)
 		made = append(made, slots)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/faults"
 	"github.com/go-resilience/resilience/hedge"
+	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
@@ -74,7 +75,7 @@ type client struct {
 	*http.Client
 	retries  *resilience.Group[string, *retry.Retrier]
 	circuits *resilience.Group[string, *breaker.Breaker]
-	slots    *bulkhead.Group[string]
+	slots    *resilience.Group[string, *bulkhead.Bulkhead]
 }
 
 func newClient(base http.RoundTripper, cfg resiliencehttp.ClientConfig) *client {
@@ -90,7 +91,7 @@ func newClient(base http.RoundTripper, cfg resiliencehttp.ClientConfig) *client 
 				c.retries = p
 			case *resilience.Group[string, *breaker.Breaker]:
 				c.circuits = p
-			case *bulkhead.Group[string]:
+			case *resilience.Group[string, *bulkhead.Bulkhead]:
 				c.slots = p
 			}
 		}
@@ -120,6 +121,16 @@ func (c *client) totals() (sum breaker.Totals) {
 		sum.Failed += s.Failed
 		sum.Ignored += s.Ignored
 		sum.Refused += s.Refused
+	}
+	return sum
+}
+
+// figure returns the sum of the figures of p whose names begin with a text.
+func figure(p interface{ Figures() []describe.Figure }, name string) (sum float64) {
+	for _, f := range p.Figures() {
+		if strings.HasPrefix(f.Name, name) {
+			sum += f.Value
+		}
 	}
 	return sum
 }
@@ -196,7 +207,7 @@ func TestClientHasItsDefaults(t *testing.T) {
 	require.Equal(t, []any{0.5, 20, 10 * time.Second}, []any{circuit.FailureRate, circuit.MinCalls, circuit.Window})
 	require.Equal(t, []any{10 * time.Second, 30 * time.Second, 30 * time.Second}, []any{circuit.OpenFor, circuit.MaxOpenFor, circuit.MaxRetryAfter})
 	require.Equal(t, 900*time.Millisecond, circuit.Patience)
-	slots := c.slots.Config().Config
+	slots := c.slots.Settings().(bulkhead.Config)
 	require.Equal(t, []any{100, 1000, time.Second}, []any{slots.Limit, slots.Queue, slots.MaxWait})
 
 	c = newClient(newWorld(), resiliencehttp.ClientConfig{Timeout: 300 * time.Millisecond})
@@ -350,7 +361,7 @@ func TestClientHoldsABrokenBodyAgainstTheHost(t *testing.T) {
 		require.Equal(t, "an", body)
 		require.Equal(t, 1, w.sent("a"), "the caller has a part of it")
 		require.Equal(t, int64(1), c.totals().Failed)
-		require.Zero(t, c.slots.Stats().InFlight)
+		require.Zero(t, figure(c.slots, "bulkhead.in_flight"))
 	})
 }
 
@@ -374,7 +385,7 @@ func TestClientLimitsTheTimeOfABody(t *testing.T) {
 				require.ErrorIs(t, err, context.DeadlineExceeded)
 				require.Equal(t, c.takes, time.Since(start))
 				synctest.Wait() // the end of the time is told on a goroutine of its own
-				require.Zero(t, client.slots.Stats().InFlight)
+				require.Zero(t, figure(client.slots, "bulkhead.in_flight"))
 				require.Equal(t, int64(1), client.totals().Failed)
 
 				w.suffer("a", faults.Plan{Kind: faults.SlowBody, Rate: 100})
@@ -548,14 +559,14 @@ func TestClientBoundsWhatBodiesThatAreNeverClosedHold(t *testing.T) {
 			require.NoError(t, err)
 			bodies = append(bodies, resp.Body)
 		}
-		require.Equal(t, 100, c.slots.Stats().InFlight)
+		require.EqualValues(t, 100, figure(c.slots, "bulkhead.in_flight"))
 		_, err := c.get(t.Context(), "a")
 		require.ErrorIs(t, err, bulkhead.ErrFull)
 		_, err = c.get(t.Context(), "b")
 		require.NoError(t, err, "another host")
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		require.Zero(t, c.slots.Stats().InFlight, "the time of reading is over")
+		require.Zero(t, figure(c.slots, "bulkhead.in_flight"), "the time of reading is over")
 		_, err = c.get(t.Context(), "a")
 		require.NoError(t, err)
 		for _, b := range bodies {
@@ -579,7 +590,7 @@ func TestClientBoundsWhatIsInFlight(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		require.Equal(t, 100, c.slots.Stats().InFlight)
+		require.EqualValues(t, 100, figure(c.slots, "bulkhead.in_flight"))
 		wg.Wait()
 	})
 }
@@ -687,7 +698,7 @@ func TestClientFollowsRedirectsToOtherHosts(t *testing.T) {
 		hosts["http://"+host] = b.Stats().Succeeded
 	}
 	require.Equal(t, map[string]int64{from.URL: 2, to.URL: 2}, hosts, "each host has a circuit")
-	require.Zero(t, c.slots.Stats().InFlight)
+	require.Zero(t, figure(c.slots, "bulkhead.in_flight"))
 }
 
 func TestClientSpeaksHTTP2(t *testing.T) {
@@ -703,7 +714,7 @@ func TestClientSpeaksHTTP2(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "HTTP/2.0", text(t, resp))
 	require.Equal(t, int64(1), c.retrier("a").Stats().Recovered)
-	require.Zero(t, c.slots.Stats().InFlight)
+	require.Zero(t, figure(c.slots, "bulkhead.in_flight"))
 }
 
 func TestClientPassesOnWhatATransportHas(t *testing.T) {
@@ -780,7 +791,7 @@ func TestHedgesOfAClientAreSeenAndBounded(t *testing.T) {
 		require.True(t, isTimeout(err))
 		require.Greater(t, w.sent("c"), 3, "hedged")
 		require.Equal(t, 30*time.Second, time.Since(start), "both together have one Timeout")
-		require.Zero(t, c.slots.Stats().InFlight)
+		require.Zero(t, figure(c.slots, "bulkhead.in_flight"))
 	})
 }
 
@@ -832,14 +843,14 @@ func TestClientUnderEverything(t *testing.T) {
 		wg.Wait()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		require.Zero(t, c.slots.Stats().InFlight, "no slot is lost")
+		require.Zero(t, figure(c.slots, "bulkhead.in_flight"), "no slot is lost")
 		require.Positive(t, answered.Load())
 		var retried, allowed int64
 		for _, r := range c.retries.All() {
 			retried += r.Stats().Retried
 			allowed += r.Config().Budget.Stats().Allowed
 		}
-		require.LessOrEqual(t, retried, allowed+c.slots.Stats().Refused+c.totals().Refused)
+		require.LessOrEqual(t, retried, allowed+int64(figure(c.slots, "bulkhead.calls{outcome=refused"))+c.totals().Refused)
 		w.suffer("a")
 		_, err := c.get(t.Context(), "a")
 		require.NoError(t, err, "and it is well again")

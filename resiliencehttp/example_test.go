@@ -85,9 +85,6 @@ func ExampleServer_shareBy() {
 		Limit:   64,
 		Queue:   256,
 		MaxWait: time.Second,
-		Weight: func(tenant string) int { // a plan that pays for three times the part
-			return map[string]int{"acme": 3}[tenant]
-		},
 	})
 	api := resiliencehttp.Server{ShareBy: func(r *http.Request) string {
 		tenant, _, _ := r.BasicAuth()
@@ -113,7 +110,7 @@ func ExampleServer_Refuse() {
 			http.Error(w, "internal error", resiliencehttp.Status(err))
 		}
 	}
-	done, _ := db.TryBegin(context.Background())
+	done, _ := db.Begin(context.Background())
 	defer done(nil)
 	w := httptest.NewRecorder()
 	handler(w, httptest.NewRequest("GET", "/", nil))

@@ -42,7 +42,7 @@ func TestBulkheadRefusesWhenFull(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	h := resiliencehttp.Server{}.Bulkhead(slots)(hello)
 	require.Equal(t, "hello", get(h).Body.String())
-	done, _ := slots.TryBegin(t.Context())
+	done, _ := slots.Begin(t.Context())
 	w := get(h)
 	require.Equal(t, 503, w.Code)
 	require.Equal(t, "1", w.Header().Get("Retry-After"))
@@ -55,7 +55,7 @@ func TestBulkheadRefusesWhenFull(t *testing.T) {
 func TestBulkheadQueueTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1, MaxWait: time.Second})
-		done, _ := slots.TryBegin(t.Context())
+		done, _ := slots.Begin(t.Context())
 		defer done(nil)
 		start := time.Now()
 		require.Equal(t, 503, get(resiliencehttp.Server{}.Bulkhead(slots)(hello)).Code)
@@ -72,7 +72,7 @@ func TestRequestCannotChooseItsPriority(t *testing.T) {
 			}
 			return 1
 		}})
-		done, _ := slots.TryBegin(t.Context())
+		done, _ := slots.Begin(t.Context())
 		h := resiliencehttp.Server{}.Bulkhead(slots)(hello)
 		claims := func(r *http.Request) {
 			r.Header.Set("Priority", "u=0")
@@ -94,7 +94,7 @@ func TestRequestCannotChooseItsPriority(t *testing.T) {
 func TestClientThatHangsUpFreesItsPlaceAtOnce(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
 		slots := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
-		done, _ := slots.TryBegin(t.Context())
+		done, _ := slots.Begin(t.Context())
 		ended := make(chan struct{})
 		server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
 			recorder := httptest.NewRecorder()
@@ -201,7 +201,7 @@ func TestStatus(t *testing.T) {
 func replacing() map[string]func(http.Handler) http.Handler {
 	return map[string]func(http.Handler) http.Handler{
 		"Bulkhead":   resiliencehttp.Server{}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 9})),
-		"BulkheadBy": resiliencehttp.Server{}.BulkheadBy(bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 9}}), nil),
+		"BulkheadBy": resiliencehttp.Server{}.BulkheadBy(resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Limit: 9}) }, resilience.GroupConfig{}), nil),
 	}
 }
 
@@ -270,10 +270,10 @@ func TestMiddlewareFurtherOutSeesWhatAMuxAndAHandlerSet(t *testing.T) {
 func TestHalfClosedRequestIsServedOrRefused(t *testing.T) {
 	server := resiliencehttp.Server{}
 	full := func() *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1}) }
-	group := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 1}})
+	group := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Limit: 1}) }, resilience.GroupConfig{})
 	limits := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1}})
 	busy := full()
-	done, _ := busy.TryBegin(t.Context())
+	done, _ := busy.Begin(t.Context())
 	defer done(nil)
 	over := throttle.New(throttle.Config{Rate: 0.001, Burst: 1, MaxWait: -1})
 	over.Allow()

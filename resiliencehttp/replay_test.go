@@ -192,7 +192,7 @@ func TestBodyIsClosedOnEveryPath(t *testing.T) {
 		return response(200, strings.NewReader("")), nil
 	})
 	full := bulkhead.New(bulkhead.Config{Limit: 1})
-	done, _ := full.TryBegin(t.Context())
+	done, _ := full.Begin(t.Context())
 	defer done(nil)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()

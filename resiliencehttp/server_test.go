@@ -31,13 +31,10 @@ func refusing(t *testing.T, s resiliencehttp.Server) map[string]struct {
 	limits := throttle.NewGroup(throttle.GroupConfig[string]{Config: limit.Config()})
 	require.True(t, limits.Allow("192.0.2.1")) // the address of get's requests
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	done, err := slots.TryBegin(t.Context())
+	done, err := slots.Begin(t.Context())
 	require.NoError(t, err)
 	t.Cleanup(func() { done(nil) })
-	parts := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: slots.Config()})
-	done, err = parts.Begin(t.Context(), "192.0.2.1")
-	require.NoError(t, err)
-	t.Cleanup(func() { done(nil) })
+	parts := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return slots }, resilience.GroupConfig{})
 	return map[string]struct {
 		middleware func(http.Handler) http.Handler
 		status     int
@@ -113,7 +110,7 @@ func TestOnRefuseWritesTheResponse(t *testing.T) {
 
 func TestOnRefuseMaySayThatAllIsWell(t *testing.T) {
 	full := bulkhead.New(bulkhead.Config{Limit: 1})
-	full.TryBegin(t.Context())
+	full.Begin(t.Context())
 	w := get(resiliencehttp.Server{OnRefuse: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(200) }}.Bulkhead(full)(hello))
 	require.Equal(t, 200, w.Code)
 	require.Empty(t, w.Body.String())
@@ -227,7 +224,7 @@ func TestRefuseTellsTheLimitThatRefused(t *testing.T) {
 		require.Equal(t, "14", w.Header().Get("Retry-After"))
 		require.Equal(t, []string{"reports"}, problemOf(t, w).Violated)
 
-		done, _ := slots.TryBegin(t.Context())
+		done, _ := slots.Begin(t.Context())
 		defer done(nil)
 		w = get(h)
 		require.Equal(t, 503, w.Code)
@@ -296,7 +293,7 @@ type costKey struct{}
 
 func TestBulkheadByKeepsClientsApart(t *testing.T) {
 	begun, finish := make(chan struct{}), make(chan struct{})
-	tenants := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Name: "tenants", Limit: 1}})
+	tenants := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Name: "tenants", Limit: 1}) }, resilience.GroupConfig{})
 	h := resiliencehttp.Server{}.BulkheadBy(tenants, nil)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			begun <- struct{}{}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
@@ -43,7 +44,7 @@ func from(addr string) func(*http.Request) {
 
 func TestLongKeysAreKeptShort(t *testing.T) {
 	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 0.001, Burst: 1}})
-	slots := bulkhead.NewGroup(bulkhead.GroupConfig[string]{Config: bulkhead.Config{Limit: 1}})
+	slots := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Limit: 1}) }, resilience.GroupConfig{})
 	key := func(r *http.Request) string { return r.Header.Get("Tenant") }
 	h := resiliencehttp.Server{}.ThrottleBy(tenants, key)(resiliencehttp.Server{}.BulkheadBy(slots, key)(hello))
 	as := func(n int) func(*http.Request) {

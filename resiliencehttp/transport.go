@@ -65,8 +65,7 @@ import (
 //
 // A bulkhead of this module holds the slot of a successful attempt until the response's body
 // has been read to its end or closed, or ctx has ended. One of these must happen: a body that
-// is never closed shows only as bulkhead.ErrFull, and in how long the longest slot has been
-// held. A timeout (resilience.Timeout, and the AttemptTimeout of a retrier) covers all of
+// is never closed shows only as bulkhead.ErrFull. A timeout (resilience.Timeout, and the AttemptTimeout of a retrier) covers all of
 // it: connecting, sending, waiting for the response, and the caller's reading of the body.
 // Middleware of your own does the same with [resilience.AtEnd]; otherwise its call ends when
 // the response has arrived. Canceling the ctx that such middleware derived, on return, does

@@ -51,7 +51,7 @@ func everyKind() []registry.Policy {
 		breaker.New(breaker.Config{Name: "users"}),
 		resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "shards"}) }, resilience.GroupConfig{}),
 		bulkhead.New(bulkhead.Config{Name: "users", Limit: 2}),
-		bulkhead.NewGroup(bulkhead.GroupConfig[int]{Config: bulkhead.Config{Name: "rooms", Limit: 1}}),
+		resilience.NewGroup(func(int) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Name: "rooms", Limit: 1}) }, resilience.GroupConfig{}),
 		throttle.New(throttle.Config{Name: "users", Rate: 10, Burst: 1}),
 		throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 10, Burst: 2}}),
 		fleet.New(fleet.Config{Name: "fleet", Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("all", 10, 1)} },

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/resilienceotel"
@@ -149,8 +150,8 @@ func TestRunbookSettings(t *testing.T) {
 			throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "NAME", Rate: 1, Burst: 1}}),
 		)
 		resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments", Register: reg.MustAdd})
-		if strings.Contains(snippet, "Adaptive") {
-			reg.MustAdd(bulkhead.New(bulkhead.Config{Name: "NAME", Adaptive: &bulkhead.AdaptiveLimit{}}))
+		if strings.Contains(snippet, `"Max"`) {
+			reg.MustAdd(adaptive.New(adaptive.Config{Bulkhead: bulkhead.Config{Name: "NAME"}}))
 		} else {
 			reg.MustAdd(bulkhead.New(bulkhead.Config{Name: "NAME", Limit: 8}))
 		}
@@ -254,12 +255,12 @@ func TestRunbookStalledSaga(t *testing.T) {
 // What the runbook says of an adaptive limit.
 func TestRunbookAdaptiveLimit(t *testing.T) {
 	reg := registry.New()
-	slots := bulkhead.New(bulkhead.Config{Name: "users", Adaptive: &bulkhead.AdaptiveLimit{Initial: 100}})
+	slots := adaptive.New(adaptive.Config{Bulkhead: bulkhead.Config{Name: "users"}, Initial: 100})
 	reg.MustAdd(slots)
-	_, err := reg.Apply([]byte(`{"bulkhead/users": {"Adaptive": {"Initial": 20, "Max": 50}}}`))
+	_, err := reg.Apply([]byte(`{"bulkhead/users": {"Initial": 20, "Max": 50}}`))
 	require.NoError(t, err)
 	require.Equal(t, 50, slots.Stats().Limit, "immediately")
-	_, err = reg.Apply([]byte(`{"bulkhead/users": {"Adaptive": null, "Limit": 32}}`))
+	_, err = reg.Apply([]byte(`{"bulkhead/users": {"Initial": 32, "Min": 32, "Max": 32}}`))
 	require.NoError(t, err)
 	require.Equal(t, 32, slots.Stats().Limit)
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/failsafe-go/failsafe-go/adaptivelimiter"
 
-	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 )
 
 var fleets = flag.Bool("fleets", false, "simulate fleets of adaptive limits")
@@ -26,7 +26,7 @@ var adaptiveLimits = []struct {
 	make func() adaptiveLimit
 }{
 	{"resilience", func() adaptiveLimit {
-		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{}})
+		b := adaptive.New(adaptive.Config{})
 		return func() (func(), bool) {
 			done, err := b.Begin(context.Background())
 			return func() { done(nil) }, err == nil

@@ -43,14 +43,14 @@ var (
 )
 
 // simulations are the packages with one, and its test.
-var simulations = [][2]string{{"saga", "TestSagaSimulation"}, {"cacheaside", "TestCacheSimulation"}, {"breaker", "TestBreakerSimulation"}, {"bulkhead", "TestFleetSimulation"}}
+var simulations = [][2]string{{"saga", "TestSagaSimulation"}, {"cacheaside", "TestCacheSimulation"}, {"breaker", "TestBreakerSimulation"}, {"bulkhead/adaptive", "TestFleetSimulation"}}
 
 // histories are the tests of what processes did to real servers. One runs at a time: a machine
 // of two cores would run two of them, and then the others.
 var histories = []string{"TestCacheaside", "TestLease", "TestSaga"}
 
 // mutated are the packages of which mutants are made, one of them in each run.
-var mutated = []string{"breaker", "retry", "bulkhead", "throttle", "cacheaside", "saga", "lease", "registry", "resiliencehttp"}
+var mutated = []string{"breaker", "retry", "bulkhead", "bulkhead/adaptive", "throttle", "cacheaside", "saga", "lease", "registry", "resiliencehttp"}
 
 func main() {
 	flag.Parse()

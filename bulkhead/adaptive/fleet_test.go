@@ -1,4 +1,4 @@
-package bulkhead_test
+package adaptive_test
 
 import (
 	"flag"
@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 )
 
-var allFleets = flag.Bool("fleets", false, "simulate every fleet, with eight seeds, and print what is out of bounds")
+var allFleets = flag.Bool("fleets", false, "simulate every fleet with eight seeds and every load with all of its seeds")
 
 // A fleet is some clients of one server of 40 workers, each with a limit of its own.
 type fleet struct {
@@ -87,7 +87,7 @@ func (f fleet) simulate(seed uint64) (v verdict) {
 		c.clock = 1000*time.Second + time.Duration(seed)*1370*time.Millisecond +
 			f.apart*time.Duration(i)/time.Duration(max(1, f.clients-1))
 		if i >= f.unlimited {
-			c.limit = bulkhead.NewController(bulkhead.AdaptiveLimit{})
+			c.limit = adaptive.NewController(adaptive.Config{})
 		}
 		clients = append(clients, c)
 	}

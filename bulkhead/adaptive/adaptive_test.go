@@ -1,9 +1,10 @@
-package bulkhead_test
+package adaptive_test
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
@@ -25,8 +27,61 @@ func taking(d time.Duration, err error) func(context.Context) error {
 	}
 }
 
+func nothing(context.Context) error { return nil }
+
+// hold takes a slot and returns the function that gives it back.
+func hold(t *testing.T, b *adaptive.Bulkhead) (release func()) {
+	t.Helper()
+	done, err := b.Begin(t.Context())
+	require.NoError(t, err)
+	return func() { done(nil) }
+}
+
+// requireIdle checks that every slot is free.
+func requireIdle(t *testing.T, b *adaptive.Bulkhead) {
+	t.Helper()
+	require.False(t, b.Needed())
+	taken, reading, asking := adaptive.Slots(b)
+	require.Zero(t, taken)
+	require.Zero(t, reading)
+	require.Zero(t, asking)
+}
+
+// A change of the limit.
+type change struct {
+	From, To      int
+	Latency, Base time.Duration
+	Probe         bool
+}
+
+// onLimit calls f with each change of the limit, up to a millisecond late, until the test ends.
+func onLimit(t *testing.T, b *adaptive.Bulkhead, f func(change)) {
+	from := b.Stats().Limit
+	var over atomic.Bool
+	var watcher sync.WaitGroup
+	t.Cleanup(func() { over.Store(true); watcher.Wait() })
+	watcher.Go(func() {
+		for !over.Load() {
+			if s := b.Stats(); s.Limit != from {
+				f(change{from, s.Limit, s.Latency, s.Base, s.Probing})
+				from = s.Limit
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+// setLimit makes the limit n, from where it goes on.
+func setLimit(t *testing.T, b *adaptive.Bulkhead, n int) {
+	t.Helper()
+	var before adaptive.Config
+	require.NoError(t, b.Update(func(c *adaptive.Config) { before = *c; c.Initial, c.Min, c.Max = n, n, n }))
+	require.NoError(t, b.Update(func(c *adaptive.Config) { *c = before }))
+	require.Equal(t, n, b.Stats().Limit)
+}
+
 // callers of an adaptive bulkhead, each of which calls again and again for d.
-func keepCalling(b *bulkhead.Bulkhead, goroutines int, d time.Duration, fn func(context.Context) error) {
+func keepCalling(b *adaptive.Bulkhead, goroutines int, d time.Duration, fn func(context.Context) error) {
 	var wg sync.WaitGroup
 	for start, i := time.Now(), 0; i < goroutines; i++ {
 		wg.Go(func() {
@@ -49,15 +104,14 @@ func TestAnAdaptiveBulkheadFindsItsLimit(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 			return nil
 		}
-		var changes []bulkhead.Event
-		b := bulkhead.New(bulkhead.Config{
-			Name: "x", Adaptive: &bulkhead.AdaptiveLimit{Initial: 5, Max: 200}, MaxWait: -1, Queue: 1000,
+		var changes []change
+		b := adaptive.New(adaptive.Config{
+			Bulkhead: bulkhead.Config{Name: "x", MaxWait: -1}, Initial: 5, Max: 200,
 		})
-		onLimit(b, func(_ context.Context, c bulkhead.Event) { changes = append(changes, c) })
+		onLimit(t, b, func(c change) { changes = append(changes, c) })
 		keepCalling(b, 150, 20*time.Second, serve)
 		limit, probes := 0, 0
 		for i, c := range changes {
-			require.Equal(t, "x", c.Name)
 			require.Positive(t, c.Latency)
 			require.InDelta(t, 20*time.Millisecond, c.Base, float64(4*time.Millisecond))
 			if i > 0 {
@@ -79,7 +133,7 @@ func TestAnAdaptiveBulkheadFindsItsLimit(t *testing.T) {
 
 func TestAdaptiveGrowsFromOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 40}})
+		b := adaptive.New(adaptive.Config{Initial: 1, Max: 40})
 		keepCalling(b, 100, 9*time.Second, taking(10*time.Millisecond, nil))
 		require.Equal(t, 40, b.Stats().Limit)
 	})
@@ -88,12 +142,12 @@ func TestAdaptiveGrowsFromOne(t *testing.T) {
 // A slot that comes with the growth is at work before anything else happens.
 func TestAdaptiveGrowthWakesWaitingCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var b *bulkhead.Bulkhead
+		var b *adaptive.Bulkhead
 		var running atomic.Int64
-		b = bulkhead.New(bulkhead.Config{
-			Adaptive: &bulkhead.AdaptiveLimit{Initial: 1, Max: 8}, MaxWait: -1, Queue: 20,
+		b = adaptive.New(adaptive.Config{
+			Bulkhead: bulkhead.Config{MaxWait: -1, Queue: 20}, Initial: 1, Max: 8,
 		})
-		onLimit(b, func(context.Context, bulkhead.Event) {
+		onLimit(t, b, func(change) {
 			synctest.Wait()
 			require.EqualValues(t, b.Stats().InFlight, running.Load())
 		})
@@ -110,8 +164,8 @@ func TestAdaptiveGrowthWakesWaitingCalls(t *testing.T) {
 
 func TestAnUnusedLimitShrinksToInitial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 10}})
-		require.NoError(t, b.SetLimit(50))
+		b := adaptive.New(adaptive.Config{Initial: 10})
+		setLimit(t, b, 50)
 		keepCalling(b, 1, 2*time.Minute, taking(time.Millisecond, nil))
 		require.Equal(t, 10, b.Stats().Limit)
 	})
@@ -133,7 +187,9 @@ func (e end) RetryAfter() time.Duration { return e.after }
 // the call was served (its latency is a sample), or that there is too much load.
 func TestTheLimitReadsAnErrorByTheProtocol(t *testing.T) {
 	inner := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
-	defer hold(t, inner)()
+	held, err := inner.Begin(t.Context())
+	require.NoError(t, err)
+	defer held(nil)
 	waiting, stop := context.WithCancel(t.Context())
 	go func() {
 		for inner.Stats().Queued[0] == 0 {
@@ -163,9 +219,9 @@ func TestTheLimitReadsAnErrorByTheProtocol(t *testing.T) {
 		{"throttled", end{throttled: true}, overload},
 		{"come back later", end{after: time.Second}, overload},
 	} {
-		for how, call := range map[string]func(*bulkhead.Bulkhead, time.Duration) error{
-			"Do": func(b *bulkhead.Bulkhead, d time.Duration) error { return b.Do(t.Context(), taking(d, tc.err)) },
-			"Begin": func(b *bulkhead.Bulkhead, d time.Duration) error {
+		for how, call := range map[string]func(*adaptive.Bulkhead, time.Duration) error{
+			"Do": func(b *adaptive.Bulkhead, d time.Duration) error { return b.Do(t.Context(), taking(d, tc.err)) },
+			"Begin": func(b *adaptive.Bulkhead, d time.Duration) error {
 				done, err := b.Begin(context.Background())
 				if err != nil {
 					return err
@@ -177,9 +233,9 @@ func TestTheLimitReadsAnErrorByTheProtocol(t *testing.T) {
 		} {
 			t.Run(tc.name+" "+how, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 30}})
+					b := adaptive.New(adaptive.Config{Initial: 20, Max: 30})
 					keepCalling(b, 40, 5*time.Second, taking(10*time.Millisecond, nil))
-					require.NoError(t, b.SetLimit(20))
+					setLimit(t, b, 20)
 					limit := b.Stats().Limit
 					var wg sync.WaitGroup
 					for range 30 {
@@ -219,9 +275,9 @@ func TestTheLimitReadsTheEndOfTheCallersContext(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}})
+				b := adaptive.New(adaptive.Config{Initial: 20, Max: 20})
 				keepCalling(b, 30, 2*time.Second, taking(10*time.Millisecond, nil))
-				require.NoError(t, b.SetLimit(20))
+				setLimit(t, b, 20)
 				var wg sync.WaitGroup
 				for range 30 {
 					wg.Go(func() {
@@ -255,8 +311,8 @@ func TestTheLimitReadsTheEndOfTheCallersContext(t *testing.T) {
 
 // probing drives b until its limit is lowered for a probe, with calls that last until
 // the function that it returns.
-func probing(t *testing.T, b *bulkhead.Bulkhead, lowered *atomic.Bool) (before int, end func()) {
-	for !lowered.Load() {
+func probing(t *testing.T, b *adaptive.Bulkhead) (before int, end func()) {
+	for !b.Stats().Probing {
 		before = b.Stats().Limit
 		var wg sync.WaitGroup
 		for range 2 * before {
@@ -267,71 +323,6 @@ func probing(t *testing.T, b *bulkhead.Bulkhead, lowered *atomic.Bool) (before i
 	return before, func() { keepCalling(b, 2*before, time.Second, taking(10*time.Millisecond, nil)) }
 }
 
-// A probe lowers the limit for a moment. A call that fits otherwise is neither refused
-// for that nor kept waiting.
-func TestACostlyCallEndsAProbe(t *testing.T) {
-	for name, queue := range map[string]int{"no queue": 0, "queue": 10} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var lowered atomic.Bool
-				probes := 0
-				b := bulkhead.New(bulkhead.Config{
-					Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}, Cost: costOf, MaxWait: -1, Queue: queue,
-				})
-				onLimit(b, func(_ context.Context, c bulkhead.Event) {
-					lowered.Store(c.Probe)
-					if c.Probe {
-						probes++
-					}
-				})
-				_, end := probing(t, b, &lowered)
-				low := b.Stats().Limit
-				require.Less(t, low, 20)
-				require.ErrorIs(t, b.Do(costing(t.Context(), 21), nothing), bulkhead.ErrFull)
-				require.Equal(t, low, b.Stats().Limit, "it would not fit after the probe")
-				costly := costing(t.Context(), 20)
-				require.NoError(t, b.Do(costly, nothing))
-				require.Equal(t, 20, b.Stats().Limit)
-				require.False(t, lowered.Load())
-				end()
-				require.Equal(t, 1, probes, "the next one is not due yet")
-
-				err := b.Do(costing(t.Context(), 21), nothing)
-				var full *bulkhead.FullError
-				require.ErrorAs(t, err, &full)
-				require.Equal(t, bulkhead.TooCostly, full.Reason)
-				require.False(t, full.Retryable(), "the limit will not grow to that")
-
-				require.NoError(t, b.SetLimit(10))
-				require.ErrorIs(t, b.Do(costly, nothing), bulkhead.ErrFull)
-				require.Equal(t, 10, b.Stats().Limit, "no probe is under way")
-			})
-		})
-	}
-}
-
-// The limit is not lowered below the cost of a waiting call: with no cheaper call to be
-// a sample, that call would wait forever.
-func TestNoProbeWhileACostlyCallWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{
-			Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}, Cost: costOf, MaxWait: -1, Queue: 100,
-		})
-		onLimit(b, func(_ context.Context, c bulkhead.Event) { require.False(t, c.Probe) })
-		ctx := costing(t.Context(), 18)
-		var wg sync.WaitGroup
-		for range 20 {
-			wg.Go(func() {
-				for range 200 {
-					require.NoError(t, b.Do(ctx, taking(10*time.Millisecond, nil)))
-				}
-			})
-		}
-		wg.Wait()
-		requireIdle(t, b)
-	})
-}
-
 // Responses that are read for hours may hold more slots than a limit that has shrunk has, for
 // a probe or by a slow server. Other calls go on, whatever their level, even if all of them wait.
 func TestStreamsDoNotKeepALimitDown(t *testing.T) {
@@ -339,12 +330,12 @@ func TestStreamsDoNotKeepALimitDown(t *testing.T) {
 		level, maxWait := i%2, -time.Duration(i/2)
 		t.Run(fmt.Sprint(level, maxWait), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := bulkhead.New(bulkhead.Config{
-					Adaptive: &bulkhead.AdaptiveLimit{Initial: 30, Max: 30}, MaxWait: maxWait,
-					Levels: 2, Priority: func(context.Context) int { return level }, Reserve: []float64{0.2},
+				b := adaptive.New(adaptive.Config{
+					Initial: 30, Max: 30,
+					Bulkhead: bulkhead.Config{MaxWait: maxWait, Levels: 2, Priority: func(context.Context) int { return level }},
 				})
 				lowest := 30
-				onLimit(b, func(_ context.Context, c bulkhead.Event) { lowest = min(lowest, c.To) })
+				onLimit(t, b, func(c change) { lowest = min(lowest, c.To) })
 				for range 16 {
 					ctx, work := linger.Begin(t.Context())
 					require.NoError(t, b.Do(ctx, func(context.Context) error {
@@ -373,7 +364,7 @@ func TestStreamsDoNotKeepALimitDown(t *testing.T) {
 // Nor do those that have come while it was low. A server that hangs does not get ever more calls.
 func TestStreamsDoNotKeepALowLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{}})
+		b := adaptive.New(adaptive.Config{})
 		keepCalling(b, 30, 5*time.Second, taking(10*time.Millisecond, nil))
 		keepCalling(b, 30, 3*time.Second, taking(10*time.Millisecond, context.DeadlineExceeded))
 		require.Less(t, b.Stats().Limit, 5)
@@ -413,137 +404,31 @@ func TestStreamsDoNotKeepALowLimit(t *testing.T) {
 	})
 }
 
-// Nor where an Update lets the calls that wait use a smaller part of it.
-func TestStreamsDoNotKeepALimitDownAfterAnUpdate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{
-			Adaptive: &bulkhead.AdaptiveLimit{Initial: 30, Max: 30}, MaxWait: -1,
-			Levels: 2, Priority: func(context.Context) int { return 1 }, Reserve: []float64{0},
-		})
-		const callers = 20
-		var calls sync.WaitGroup
-		defer calls.Wait()
-		for range 16 {
-			done, err := b.Begin(t.Context())
-			require.NoError(t, err)
-			defer done(nil)
-		}
-		calls.Go(func() { keepCalling(b, callers, 10*time.Second, taking(10*time.Millisecond, nil)) })
-		for b.Stats().Limit > 16 || b.Stats().Queued[1] < callers {
-			time.Sleep(time.Millisecond)
-		}
-		require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Reserve = []float64{0.2} }))
-		before := b.Stats().Admitted
-		time.Sleep(5 * time.Second)
-		require.Greater(t, b.Stats().Admitted, before+callers)
-	})
-}
-
-// A call that fits does not make a limit grow, whatever is kept of the higher one.
+// A call that fits does not make a limit grow.
 func TestALimitThatSufficesDoesNotGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var lowered atomic.Bool
-		b := bulkhead.New(bulkhead.Config{
-			Adaptive: &bulkhead.AdaptiveLimit{Initial: 40, Max: 40},
-			Levels:   2, Priority: func(context.Context) int { return 1 }, Reserve: []float64{0.2},
+		b := adaptive.New(adaptive.Config{
+			Initial: 20, Max: 20,
 		})
-		onLimit(b, func(_ context.Context, c bulkhead.Event) { lowered.Store(c.Probe) })
-		probing(t, b, &lowered)
+		probing(t, b)
 		low := b.Stats().Limit
-		require.Equal(t, 10, low)
-		for range 8 {
+		require.Equal(t, 5, low)
+		for range low - 1 {
 			time.Sleep(time.Second)
 			defer hold(t, b)()
 			require.Equal(t, low, b.Stats().Limit)
 		}
 		time.Sleep(time.Second)
 		defer hold(t, b)()
-		require.Equal(t, 8+1+8, b.Stats().Limit)
-	})
-}
-
-func TestACallIsTooCostlyForNowWhereTheLimitMayGrow(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 4, Max: 8}, Cost: costOf})
-	for cost, retryable := range map[int]bool{5: true, 8: true, 9: false} {
-		err := b.Do(costing(t.Context(), cost), nothing)
-		var full *bulkhead.FullError
-		require.ErrorAs(t, err, &full)
-		require.Equal(t, bulkhead.TooCostly, full.Reason)
-		require.Equal(t, retryable, full.Retryable())
-	}
-	require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Adaptive = &bulkhead.AdaptiveLimit{Initial: 4, Max: 9} }))
-	var full *bulkhead.FullError
-	require.ErrorAs(t, b.Do(costing(t.Context(), 9), nothing), &full)
-	require.True(t, full.Retryable())
-}
-
-// Observers run wherever the limit changes: also before the function of a call that has
-// its slot, which is given back if one panics.
-func TestAPanicInAnObserverOfTheLimitGivesTheSlotBack(t *testing.T) {
-	for how, call := range map[string]func(*bulkhead.Bulkhead){
-		"Do": func(b *bulkhead.Bulkhead) { _ = b.Do(context.Background(), taking(10*time.Millisecond, nil)) },
-		"Begin": func(b *bulkhead.Bulkhead) {
-			if done, err := b.Begin(context.Background()); err == nil {
-				time.Sleep(10 * time.Millisecond)
-				done(nil)
-			}
-		},
-	} {
-		t.Run(how, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var raised atomic.Int64 // changes with which a probe ended
-				var wasProbe bool
-				b := bulkhead.New(bulkhead.Config{
-					Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20},
-				})
-				onLimit(b, func(_ context.Context, c bulkhead.Event) {
-					if wasProbe {
-						raised.Add(1)
-					}
-					wasProbe = c.Probe
-					panic("boom")
-				})
-				var wg sync.WaitGroup
-				for range 30 {
-					wg.Go(func() {
-						for start := time.Now(); time.Since(start) < time.Minute; {
-							func() {
-								defer func() { _ = recover() }()
-								call(b)
-							}()
-							time.Sleep(time.Millisecond)
-						}
-					})
-				}
-				wg.Wait()
-				require.Positive(t, raised.Load())
-				require.Zero(t, b.Stats().InFlight)
-			})
-		})
-	}
-}
-
-// Nor is a slot lost if the limit changes as a call begins, which is then not made.
-func TestAPanicInAnObserverBeforeACallGivesTheSlotBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 20, Max: 20}})
-		keepCalling(b, 30, 3*time.Second, taking(10*time.Millisecond, nil))
-		onLimit(b, func(context.Context, bulkhead.Event) { panic("boom") })
-		time.Sleep(10 * time.Second)
-		calls := 0
-		call := func(context.Context) error { calls++; return nil }
-		require.PanicsWithValue(t, "boom", func() {
-			for range 2 { // the second begins a probe, at the latest
-				_ = b.Do(t.Context(), call)
-			}
-		})
-		require.Less(t, calls, 2)
-		requireIdle(t, b)
+		require.Equal(t, low, b.Stats().Limit)
+		time.Sleep(time.Second)
+		defer hold(t, b)()
+		require.Equal(t, low+1, b.Stats().Limit)
 	})
 }
 
 func TestAnAdaptiveCallThatPanicsGivesItsSlotBack(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Adaptive: &bulkhead.AdaptiveLimit{Initial: 1}})
+	b := adaptive.New(adaptive.Config{Initial: 1})
 	require.PanicsWithValue(t, "boom", func() {
 		_ = b.Do(t.Context(), func(context.Context) error { panic("boom") })
 	})
@@ -566,19 +451,21 @@ func TestAnAdaptiveCallThatPanicsGivesItsSlotBack(t *testing.T) {
 
 // The limit moves while callers wait, give up and go on.
 func TestAnAdaptiveBulkheadUnderStress(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{
-		Adaptive: &bulkhead.AdaptiveLimit{Initial: 4, Max: 16}, Queue: 20, MaxWait: time.Millisecond,
+	b := adaptive.New(adaptive.Config{
+		Bulkhead: bulkhead.Config{Queue: 20, MaxWait: time.Millisecond}, Initial: 4, Max: 16,
 	})
-	onLimit(b, func(context.Context, bulkhead.Event) {})
-	c := &counted{b: b}
+	var running, most, ran atomic.Int64
 	var wg sync.WaitGroup
 	for i := range 30 {
 		wg.Go(func() {
-			rng := newRand(uint64(i))
+			rng := rand.New(rand.NewPCG(uint64(i), 7))
 			for range 3000 {
 				err := b.Do(context.Background(), func(context.Context) error {
-					c.in(1)
-					defer c.out(1)
+					now := running.Add(1)
+					defer running.Add(-1)
+					for m := most.Load(); now > m && !most.CompareAndSwap(m, now); m = most.Load() {
+					}
+					ran.Add(1)
 					if rng.IntN(8) == 0 {
 						time.Sleep(time.Duration(rng.IntN(300)) * time.Microsecond)
 					}
@@ -591,7 +478,98 @@ func TestAnAdaptiveBulkheadUnderStress(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.LessOrEqual(t, c.most.Load(), int64(16))
-	require.Equal(t, c.ran.Load(), b.Stats().Admitted)
+	require.LessOrEqual(t, most.Load(), int64(16))
+	require.Equal(t, ran.Load(), b.Stats().Admitted)
 	requireIdle(t, b)
+}
+
+// A slow reader says nothing about the server, though it holds its slot.
+func TestAdaptiveMeasuresUntilTheFunctionReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const latency = 50 * time.Millisecond
+		var changes []change
+		b := adaptive.New(adaptive.Config{
+			Initial: 10,
+		})
+		onLimit(t, b, func(c change) { changes = append(changes, c) })
+		// call makes ten calls at once, again and again, that are read for a time.
+		call := func(times int, read time.Duration) {
+			for range times {
+				var wg sync.WaitGroup
+				for range 10 {
+					wg.Go(func() {
+						ctx, work := linger.Begin(t.Context())
+						_ = b.Do(ctx, func(context.Context) error {
+							time.Sleep(latency)
+							work.GoOn()
+							return nil
+						})
+						time.Sleep(read)
+						work.End(nil)
+					})
+				}
+				wg.Wait()
+			}
+		}
+		call(100, 0)
+		require.NotEmpty(t, changes)
+		before := b.Stats().Limit
+		call(100, 20*latency)
+		require.GreaterOrEqual(t, b.Stats().Limit, before)
+		for _, c := range changes {
+			require.InDelta(t, latency, c.Latency, float64(latency)/10)
+		}
+	})
+}
+
+func TestUpdateOfAdaptiveKeepsWhatItHasLearned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var last change
+		b := adaptive.New(adaptive.Config{
+			Initial: 5, Max: 40,
+		})
+		onLimit(t, b, func(c change) { last = c })
+		keepCalling(b, 60, 3*time.Second, taking(10*time.Millisecond, nil))
+		require.Equal(t, 40, b.Stats().Limit)
+		require.NoError(t, b.Update(func(c *adaptive.Config) { c.Max = 30 }))
+		require.Equal(t, 30, b.Stats().Limit)
+		require.NoError(t, b.Update(func(c *adaptive.Config) { c.Max = 60 }))
+		require.Equal(t, 30, b.Stats().Limit)
+		keepCalling(b, 80, time.Second, taking(10*time.Millisecond, nil))
+		require.InDelta(t, 10*time.Millisecond, last.Base, float64(time.Millisecond))
+		require.Greater(t, b.Stats().Limit, 30)
+		require.LessOrEqual(t, b.Stats().Limit, 60)
+	})
+}
+
+func TestUpdateOfAdaptiveEndsAProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := adaptive.New(adaptive.Config{
+			Initial: 20, Max: 20,
+		})
+		_, end := probing(t, b)
+		require.Less(t, b.Stats().Limit, 20)
+		require.NoError(t, b.Update(func(c *adaptive.Config) { c.Tolerance = 1 }))
+		require.Equal(t, 20, b.Stats().Limit)
+		require.False(t, b.Stats().Probing)
+		end()
+		requireIdle(t, b)
+	})
+}
+
+func TestUpdateScalesTheRiseThatIsAllowed(t *testing.T) {
+	grown := func(tolerance float64) int {
+		d := drive(adaptive.Config{Initial: 100})
+		for range 20 {
+			d.round(20, service, nil)
+		}
+		d.Update(d.now, adaptive.Config{Min: 100, Max: 100})
+		d.Update(d.now, adaptive.Config{Initial: 100, Tolerance: tolerance})
+		for range 10 {
+			d.round(d.Limit(), 2*service, nil)
+		}
+		return d.Limit()
+	}
+	require.Less(t, grown(0.25), 100, "twice the latency is too long")
+	require.Greater(t, grown(3), 100)
 }

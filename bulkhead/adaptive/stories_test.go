@@ -1,4 +1,4 @@
-package bulkhead_test
+package adaptive_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 )
 
 var writeStories = flag.Bool("stories", false, "write testdata/controller.txt anew")
@@ -66,7 +66,7 @@ func TestStoriesOfTheController(t *testing.T) {
 	var b strings.Builder
 	for _, s := range []struct {
 		name    string
-		cfg     bulkhead.AdaptiveLimit
+		cfg     adaptive.Config
 		part    float64 // of the limit is used in each round
 		server  server
 		err     func(i int) error
@@ -74,8 +74,8 @@ func TestStoriesOfTheController(t *testing.T) {
 		until   time.Duration
 	}{
 		{name: "a server with room for all", part: 1, server: alike(10 * ms), until: 12 * time.Second},
-		{name: "little use", cfg: bulkhead.AdaptiveLimit{Initial: 50, Min: 5}, part: 0.2, server: alike(20 * ms), until: 11 * time.Second},
-		{name: "hardly any use of a limit that has grown", cfg: bulkhead.AdaptiveLimit{Initial: 10}, part: 1, server: alike(10 * ms), until: 14 * time.Second,
+		{name: "little use", cfg: adaptive.Config{Initial: 50, Min: 5}, part: 0.2, server: alike(20 * ms), until: 11 * time.Second},
+		{name: "hardly any use of a limit that has grown", cfg: adaptive.Config{Initial: 10}, part: 1, server: alike(10 * ms), until: 14 * time.Second,
 			between: func(d *driver, round int) {
 				if d.now > 12*time.Second {
 					d.round(3, 10*ms, nil)
@@ -107,8 +107,8 @@ func TestStoriesOfTheController(t *testing.T) {
 			err: func(i int) error { return context.DeadlineExceeded }},
 		{name: "errors that say nothing", part: 1, server: alike(10 * ms), until: 12 * time.Second,
 			err: func(i int) error { return map[bool]error{true: broken}[i%2 == 0] }},
-		{name: "slow calls", cfg: bulkhead.AdaptiveLimit{Tolerance: 1}, part: 1, server: crew(30, 0, 900*ms, 1100*ms), until: 300 * time.Second},
-		{name: "calls that hang", cfg: bulkhead.AdaptiveLimit{Initial: 60, Max: 60}, part: 1, server: alike(10 * ms), until: 16 * time.Second,
+		{name: "slow calls", cfg: adaptive.Config{Tolerance: 1}, part: 1, server: crew(30, 0, 900*ms, 1100*ms), until: 300 * time.Second},
+		{name: "calls that hang", cfg: adaptive.Config{Initial: 60, Max: 60}, part: 1, server: alike(10 * ms), until: 16 * time.Second,
 			between: func(d *driver, round int) {
 				if d.now > 13*time.Second {
 					d.begin(20)
@@ -119,11 +119,13 @@ func TestStoriesOfTheController(t *testing.T) {
 			between: func(d *driver, round int) {
 				switch {
 				case round == 60:
-					d.Reform(d.now, bulkhead.AdaptiveLimit{Tolerance: 0.5, Max: 50})
+					d.Update(d.now, adaptive.Config{Tolerance: 0.5, Max: 50})
 				case round == 150:
-					d.Restart(d.now, 9)
+					d.Update(d.now, adaptive.Config{Tolerance: 0.5, Max: 9})
+				case round == 160:
+					d.Update(d.now, adaptive.Config{Tolerance: 0.5, Max: 50})
 				case round > 200 && d.Probing():
-					d.Reform(d.now, bulkhead.AdaptiveLimit{Tolerance: 0.25, Max: 40 + round%2})
+					d.Update(d.now, adaptive.Config{Tolerance: 0.25, Max: 40 + round%2})
 				}
 			}},
 	} {

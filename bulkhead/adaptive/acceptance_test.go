@@ -1,4 +1,4 @@
-package bulkhead_test
+package adaptive_test
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 )
 
 // The server of the simulations, unless they say otherwise.
@@ -20,12 +20,15 @@ const (
 	capacity = float64(workers) / 0.02 // calls a second
 )
 
-// forSeeds runs a simulation with several seeds, side by side, but not with
-// -short: TestStoriesOfTheController holds what it depends on. The race detector has nothing
-// to find: a simulation is one goroutine.
+// forSeeds runs a simulation with a third of the seeds, or with all of them by -fleets, side by
+// side. With -short it runs none: TestStoriesOfTheController holds what it depends on. The race
+// detector has nothing to find: a simulation is one goroutine.
 func forSeeds(t *testing.T, seeds uint64, test func(t *testing.T, seed uint64)) {
 	if raceDetector || testing.Short() {
 		t.Skip("a long simulation of one goroutine")
+	}
+	if !*allFleets {
+		seeds = max(1, seeds/3)
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -37,7 +40,7 @@ func forSeeds(t *testing.T, seeds uint64, test func(t *testing.T, seed uint64)) 
 
 // unloadedP99 is that of calls that find an idle worker.
 func unloadedP99(seed uint64) time.Duration {
-	s := simulate(seed, bulkhead.AdaptiveLimit{}, 1_000_000, capacity/10, lognormal(service))
+	s := simulate(seed, adaptive.Config{}, 1_000_000, capacity/10, lognormal(service))
 	s.run(time.Minute)
 	return s.p99()
 }
@@ -80,7 +83,7 @@ var acceptance = []struct {
 	run   func(seed uint64) []figure
 }{
 	{5, func(seed uint64) []figure {
-		s := simulate(seed, bulkhead.AdaptiveLimit{}, workers, 0.5*capacity, lognormal(service))
+		s := simulate(seed, adaptive.Config{}, workers, 0.5*capacity, lognormal(service))
 		s.run(10 * time.Second)
 		s.run(time.Minute)
 		return []figure{atMost("load 0.5", "refused", s.refusedShare(), 0.005)}
@@ -90,7 +93,7 @@ var acceptance = []struct {
 		goodput := func(s *simulation) float64 {
 			return float64(s.within(3*service)) / (30 * capacity * float64(s.workers) / workers)
 		}
-		s := simulate(seed, bulkhead.AdaptiveLimit{}, workers, 1.5*capacity, lognormal(service))
+		s := simulate(seed, adaptive.Config{}, workers, 1.5*capacity, lognormal(service))
 		s.run(3 * time.Second)
 		s.run(30 * time.Second)
 		row := "load 1.5, after 3 s"
@@ -113,18 +116,18 @@ var acceptance = []struct {
 		return append(figures, atLeast("capacity back, after 5 s", "goodput", goodput(s), 0.97))
 	}},
 	{5, func(seed uint64) []figure {
-		s := simulate(seed, bulkhead.AdaptiveLimit{}, workers, 0.4*capacity, lognormal(service))
+		s := simulate(seed, adaptive.Config{}, workers, 0.4*capacity, lognormal(service))
 		s.run(10 * time.Second)
 		s.service = lognormal(2 * service)
 		s.run(time.Minute)
 		return []figure{atMost("load 0.4, service time doubles", "refused", s.refusedShare(), 0.0035)}
 	}},
 	{3, func(seed uint64) []figure {
-		s := simulate(seed, bulkhead.AdaptiveLimit{Max: 100_000}, workers, 2*capacity, lognormal(service))
+		s := simulate(seed, adaptive.Config{Max: 100_000}, workers, 2*capacity, lognormal(service))
 		return steady(s, "load 2 for 10 min")
 	}},
 	{3, func(seed uint64) []figure {
-		cfg := bulkhead.AdaptiveLimit{Tolerance: 10, Max: 100_000}
+		cfg := adaptive.Config{Tolerance: 10, Max: 100_000}
 		s := simulate(seed, cfg, workers, 2*capacity, lognormal(service))
 		return steady(s, "load 2 for 10 min, Tolerance 10")
 	}},
@@ -144,7 +147,7 @@ func steady(s *simulation, row string) []figure {
 
 func fewCallsOfTwoKinds(row string, short float64, shortTime, longTime time.Duration) func(seed uint64) []figure {
 	return func(seed uint64) []figure {
-		s := simulate(seed, bulkhead.AdaptiveLimit{}, 8, 32, bimodal(short, shortTime, longTime))
+		s := simulate(seed, adaptive.Config{}, 8, 32, bimodal(short, shortTime, longTime))
 		s.run(10 * time.Second)
 		s.run(5 * time.Minute)
 		return []figure{atLeast("8 workers, 32 calls a second, "+row, "goodput", float64(s.within(3*longTime))/float64(s.arrived), 0.97)}
@@ -152,7 +155,7 @@ func fewCallsOfTwoKinds(row string, short float64, shortTime, longTime time.Dura
 }
 
 // TestAdaptiveLimitMeetsItsAcceptanceTable prints the table of docs/decisions with the
-// worst figure of all seeds.
+// worst figure of all seeds; with -fleets, of all that the table is made from.
 func TestAdaptiveLimitMeetsItsAcceptanceTable(t *testing.T) {
 	var mu sync.Mutex
 	worst := make([][]figure, len(acceptance))
@@ -187,7 +190,7 @@ func TestAdaptiveLimitMeetsItsAcceptanceTable(t *testing.T) {
 // a probe.
 func TestAdaptiveFollowsTheCapacityAtAnyMoment(t *testing.T) {
 	forSeeds(t, 30, func(t *testing.T, seed uint64) {
-		s := simulate(1000+seed, bulkhead.AdaptiveLimit{}, workers, 1.5*capacity, lognormal(service))
+		s := simulate(1000+seed, adaptive.Config{}, workers, 1.5*capacity, lognormal(service))
 		s.run(9*time.Second + time.Duration(seed)*93*time.Millisecond)
 		s.workers = workers / 4
 		s.run(5 * time.Second)
@@ -199,7 +202,7 @@ func TestAdaptiveFollowsTheCapacityAtAnyMoment(t *testing.T) {
 // Overload and slower work at once: the limit comes back to what the workers need.
 func TestAdaptiveLearnsSlowerWorkUnderOverload(t *testing.T) {
 	forSeeds(t, 5, func(t *testing.T, seed uint64) {
-		s := simulate(seed, bulkhead.AdaptiveLimit{}, workers, 1.5*capacity, lognormal(service))
+		s := simulate(seed, adaptive.Config{}, workers, 1.5*capacity, lognormal(service))
 		s.run(13 * time.Second)
 		s.service = lognormal(2 * service)
 		s.run(3 * time.Second)
@@ -215,7 +218,7 @@ func TestAdaptiveLearnsSlowerWorkThatAllTakesAlike(t *testing.T) {
 		for _, slow := range []time.Duration{3, 5} {
 			t.Run(fmt.Sprintf("load %v, %d times", load, slow), func(t *testing.T) {
 				forSeeds(t, 3, func(t *testing.T, seed uint64) {
-					s := simulate(seed, bulkhead.AdaptiveLimit{}, workers, load*capacity, lognormal(service))
+					s := simulate(seed, adaptive.Config{}, workers, load*capacity, lognormal(service))
 					s.run(20 * time.Second)
 					s.service = bimodal(1, slow*service, 0)
 					s.run(10 * time.Second)
@@ -230,7 +233,7 @@ func TestAdaptiveLearnsSlowerWorkThatAllTakesAlike(t *testing.T) {
 // Faster work: what is learned downward is confirmed by the next probe at once.
 func TestAdaptiveLearnsFasterWorkUnderOverload(t *testing.T) {
 	forSeeds(t, 5, func(t *testing.T, seed uint64) {
-		s := simulate(seed, bulkhead.AdaptiveLimit{}, workers, 1.5*capacity, lognormal(service))
+		s := simulate(seed, adaptive.Config{}, workers, 1.5*capacity, lognormal(service))
 		s.run(20 * time.Second)
 		s.service, s.rate = lognormal(service/20), 20*s.rate
 		s.run(15 * time.Second)
@@ -245,7 +248,7 @@ func TestAdaptiveFollowsAServiceTimeThatDrifts(t *testing.T) {
 	for _, load := range []float64{0.6, 1.5} {
 		t.Run(fmt.Sprint("load ", load), func(t *testing.T) {
 			forSeeds(t, 3, func(t *testing.T, seed uint64) {
-				s := simulate(seed, bulkhead.AdaptiveLimit{}, workers, load*capacity, lognormal(service))
+				s := simulate(seed, adaptive.Config{}, workers, load*capacity, lognormal(service))
 				s.run(20 * time.Second)
 				good, can := 0, 0.0
 				for second := range 600 {
@@ -266,7 +269,7 @@ func TestAdaptiveFollowsAServiceTimeThatDrifts(t *testing.T) {
 // while calls wait at the server is unlearned.
 func TestAdaptiveComesDownFromAnInitialLimitThatIsTooHigh(t *testing.T) {
 	forSeeds(t, 3, func(t *testing.T, seed uint64) {
-		s := simulate(seed, bulkhead.AdaptiveLimit{Initial: 1000}, 20, 0.4*capacity, lognormal(service))
+		s := simulate(seed, adaptive.Config{Initial: 1000}, 20, 0.4*capacity, lognormal(service))
 		s.run(time.Minute)
 		s.run(20 * time.Second)
 		require.LessOrEqual(t, s.medianLimit(), 40)
@@ -292,7 +295,7 @@ func (m mixture) long() time.Duration { return time.Duration(m.ratio * float64(m
 // limit.
 func (m mixture) goodput(seed uint64, workers int, load float64, d time.Duration) (share float64, limit int) {
 	rate := load * float64(workers) / m.mean.Seconds()
-	s := simulate(seed, bulkhead.AdaptiveLimit{}, workers, rate, bimodal(m.share, m.short(), m.long()))
+	s := simulate(seed, adaptive.Config{}, workers, rate, bimodal(m.share, m.short(), m.long()))
 	s.run(20 * time.Second)
 	s.run(d)
 	return float64(s.within(3*m.long())) / (float64(s.arrived) / max(1, load)), s.medianLimit()
@@ -301,6 +304,9 @@ func (m mixture) goodput(seed uint64, workers int, load float64, d time.Duration
 func TestAdaptiveServesMixturesOfTwoLatencies(t *testing.T) {
 	ratios := []float64{5, 10, 20, 50, 100, 200}
 	shares := []float64{0.1, 0.3, 0.5, 0.7, 0.9}
+	if !*allFleets {
+		ratios, shares = []float64{5, 20, 200}, []float64{0.1, 0.5, 0.9}
+	}
 	for _, tc := range []struct {
 		workers int
 		mean    time.Duration
@@ -341,7 +347,7 @@ func TestAdaptiveServesMixturesOfTwoLatencies(t *testing.T) {
 
 func TestAdaptiveServesCallsThatAllTakeAlike(t *testing.T) {
 	forSeeds(t, 3, func(t *testing.T, seed uint64) {
-		s := simulate(seed, bulkhead.AdaptiveLimit{}, workers, 1.5*capacity, bimodal(1, service, 0))
+		s := simulate(seed, adaptive.Config{}, workers, 1.5*capacity, bimodal(1, service, 0))
 		s.run(10 * time.Second)
 		s.run(time.Minute)
 		require.GreaterOrEqual(t, float64(s.within(2*service)), 0.995*60*capacity)
@@ -353,7 +359,7 @@ func TestAdaptiveServesCostlyTails(t *testing.T) {
 	for _, tc := range []struct{ load, least float64 }{{0.6, 0.99}, {1.5, 0.93}} {
 		t.Run(fmt.Sprint("load ", tc.load), func(t *testing.T) {
 			forSeeds(t, 5, func(t *testing.T, seed uint64) {
-				s := simulate(seed, bulkhead.AdaptiveLimit{}, workers, tc.load*capacity, varied(service, 5))
+				s := simulate(seed, adaptive.Config{}, workers, tc.load*capacity, varied(service, 5))
 				s.run(20 * time.Second)
 				s.run(time.Minute)
 				require.GreaterOrEqual(t, float64(len(s.latencies)), tc.least*float64(s.arrived)/max(1, tc.load))
@@ -370,7 +376,7 @@ func TestAdaptiveOfAServerWithOneWorker(t *testing.T) {
 			t.Run(fmt.Sprintf("%v a second, load %v", rate, load), func(t *testing.T) {
 				forSeeds(t, 5, func(t *testing.T, seed uint64) {
 					mean := time.Duration(load / rate * float64(time.Second))
-					s := simulate(seed, bulkhead.AdaptiveLimit{}, 1, rate, lognormal(mean))
+					s := simulate(seed, adaptive.Config{}, 1, rate, lognormal(mean))
 					s.run(2 * time.Minute)
 					s.run(20 * time.Minute)
 					busy := float64(len(s.latencies)) * mean.Seconds() / (20 * 60)

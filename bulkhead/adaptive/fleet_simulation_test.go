@@ -1,11 +1,11 @@
-package bulkhead_test
+package adaptive_test
 
 import (
 	"fmt"
 	"testing"
 	"time"
 
-	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 	"github.com/go-resilience/resilience/internal/sim"
 )
 
@@ -21,12 +21,12 @@ func TestFleetSimulation(t *testing.T) {
 
 func simulateFleetOf(w *sim.World) {
 	workers := sim.Pick(w, 10, 1, 2, 4, 20)
-	cfg := bulkhead.AdaptiveLimit{Min: 1 + w.Choose(3), Max: sim.Pick(w, 200, 20, 1000)}
+	cfg := adaptive.Config{Min: 1 + w.Choose(3), Max: sim.Pick(w, 200, 20, 1000)}
 	n := 1 + w.Choose(6)
 	var clients []*client
 	for i := range n {
 		mean := time.Duration(sim.Pick(w, 20, 10, 100)) * time.Millisecond
-		c := &client{mean: mean, service: lognormal(mean), limit: bulkhead.NewController(cfg)}
+		c := &client{mean: mean, service: lognormal(mean), limit: adaptive.NewController(cfg)}
 		if w.Chance(20) {
 			c.service = bimodal(0.8, mean/2, 3*mean)
 		}

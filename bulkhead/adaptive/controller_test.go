@@ -1,4 +1,4 @@
-package bulkhead_test
+package adaptive_test
 
 import (
 	"context"
@@ -11,29 +11,29 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 )
 
 // A driver makes the calls of a controller, round by round.
 type driver struct {
-	*bulkhead.Controller
+	*adaptive.Controller
 	now time.Duration
 }
 
-func drive(cfg bulkhead.AdaptiveLimit) *driver {
-	return &driver{Controller: bulkhead.NewController(cfg), now: 9 * time.Second} // the first probe is common
+func drive(cfg adaptive.Config) *driver {
+	return &driver{Controller: adaptive.NewController(cfg), now: 9 * time.Second} // the first probe is common
 }
 
 // begin starts n calls at once.
-func (d *driver) begin(n int) []bulkhead.Call {
-	calls := make([]bulkhead.Call, n)
+func (d *driver) begin(n int) []adaptive.Call {
+	calls := make([]adaptive.Call, n)
 	for i := range calls {
 		calls[i] = d.Begin(d.now, i+1)
 	}
 	return calls
 }
 
-func (d *driver) end(calls []bulkhead.Call, err error) {
+func (d *driver) end(calls []adaptive.Call, err error) {
 	for _, c := range calls {
 		d.End(c, d.now, err)
 	}
@@ -66,7 +66,7 @@ func (d *driver) throughProbe(latency time.Duration, err error) {
 // Calls that run out of time in a probe ended early, and say nothing about an idle
 // server.
 func TestAProbeDoesNotLearnFromCallsThatRanOutOfTime(t *testing.T) {
-	d := drive(bulkhead.AdaptiveLimit{})
+	d := drive(adaptive.Config{})
 	d.untilProbe(service)
 	require.InEpsilon(t, service, d.Base(), 0.001)
 	d.throughProbe(service/4, context.DeadlineExceeded)
@@ -75,8 +75,8 @@ func TestAProbeDoesNotLearnFromCallsThatRanOutOfTime(t *testing.T) {
 
 // Calls that have begun before a probe have waited at the server.
 func TestAProbeLearnsFromItsOwnCallsOnly(t *testing.T) {
-	d := drive(bulkhead.AdaptiveLimit{})
-	var before []bulkhead.Call
+	d := drive(adaptive.Config{})
+	var before []adaptive.Call
 	for !d.Probing() {
 		d.end(before, nil)
 		before = d.begin(d.Limit())
@@ -92,7 +92,7 @@ func TestAProbeLearnsFromItsOwnCallsOnly(t *testing.T) {
 
 // Calls of a probe that hang count as long as they have run so far.
 func TestAProbeLearnsFromCallsThatStillRun(t *testing.T) {
-	d := drive(bulkhead.AdaptiveLimit{})
+	d := drive(adaptive.Config{})
 	d.untilProbe(service)
 	d.throughProbe(service, nil) // a base that is new does not rise
 	d.untilProbe(service)
@@ -107,7 +107,7 @@ func TestAProbeLearnsFromCallsThatStillRun(t *testing.T) {
 
 // The same outside of probes: the limit shrinks before a server that hangs answers.
 func TestCallsThatHangShrinkTheLimit(t *testing.T) {
-	d := drive(bulkhead.AdaptiveLimit{Initial: 100, Max: 100})
+	d := drive(adaptive.Config{Initial: 100, Max: 100})
 	for range 100 {
 		d.round(100, service, nil)
 	}
@@ -119,21 +119,10 @@ func TestCallsThatHangShrinkTheLimit(t *testing.T) {
 	require.Less(t, d.Limit(), 100)
 }
 
-func TestALimitThatIsSetDuringAProbeStays(t *testing.T) {
-	d := drive(bulkhead.AdaptiveLimit{})
-	d.untilProbe(service)
-	d.Restart(d.now, 7)
-	require.False(t, d.Probing())
-	for range 4 {
-		d.round(1, service, nil)
-		require.Equal(t, 7, d.Limit())
-	}
-}
-
 // A cohort that finds the limit just raised may not reach it yet although calls wait
 // at the server: that is not how an idle server answers.
 func TestALimitThatHasJustGrownTeachesNothing(t *testing.T) {
-	d := drive(bulkhead.AdaptiveLimit{})
+	d := drive(adaptive.Config{})
 	for d.Limit() == 20 {
 		d.round(20, service, nil)
 	}
@@ -150,7 +139,7 @@ func TestALimitThatHasJustGrownTeachesNothing(t *testing.T) {
 
 // The first calls after a start find no connection and no cache.
 func TestTheFirstCohortIsNoBase(t *testing.T) {
-	d := drive(bulkhead.AdaptiveLimit{})
+	d := drive(adaptive.Config{})
 	d.round(20, 10*service, nil)
 	d.round(20, 10*service, nil)
 	for range 50 {
@@ -172,7 +161,7 @@ func TestAFewSamplesTeachNothing(t *testing.T) {
 		d.end(few, nil)
 	}
 	t.Run("in use", func(t *testing.T) {
-		d := drive(bulkhead.AdaptiveLimit{Initial: 100, Max: 100})
+		d := drive(adaptive.Config{Initial: 100, Max: 100})
 		for range 30 {
 			d.round(100, service, nil)
 		}
@@ -186,7 +175,7 @@ func TestAFewSamplesTeachNothing(t *testing.T) {
 		"in a probe":    func(d *driver) { d.untilProbe(service) },
 	} {
 		t.Run(how, func(t *testing.T) {
-			d := drive(bulkhead.AdaptiveLimit{Initial: 100, Max: 100})
+			d := drive(adaptive.Config{Initial: 100, Max: 100})
 			for range 30 {
 				d.round(100, service, nil)
 			}
@@ -218,7 +207,7 @@ func TestAProbeTellsAQueueFromSlowerWorkByTheSpread(t *testing.T) {
 		"a little faster, and more alike":       {base: 0.2, rise: -0.05, spread: 0.14},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Equal(t, tc.queue, bulkhead.MayBeQueue(17, tc.base, 17+tc.rise, tc.spread))
+			require.Equal(t, tc.queue, adaptive.MayBeQueue(17, tc.base, 17+tc.rise, tc.spread))
 		})
 	}
 }
@@ -227,13 +216,13 @@ func TestAProbeTellsAQueueFromSlowerWorkByTheSpread(t *testing.T) {
 // call fits: also in a probe, after one, and after Updates.
 func TestTheLimitAlwaysGrowsAgainBesideStreams(t *testing.T) {
 	type running struct {
-		bulkhead.Call
+		adaptive.Call
 		until time.Duration
 	}
 	grown, probes := 0, 0
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 17))
-		cfg := bulkhead.AdaptiveLimit{Initial: 150, Max: 200}
+		cfg := adaptive.Config{Initial: 150, Max: 200}
 		d := drive(cfg)
 		streams := 1 + rng.IntN(140)
 		d.begin(streams)
@@ -245,11 +234,11 @@ func TestTheLimitAlwaysGrowsAgainBesideStreams(t *testing.T) {
 			}
 			for rng.IntN(50) == 0 {
 				cfg.Tolerance = 0.1 + rng.Float64()
-				d.Reform(d.now, cfg)
+				d.Update(d.now, cfg)
 			}
 			if len(calls) == 0 && d.Limit() <= streams {
 				d.now += time.Minute
-				d.Want(d.now, streams+1)
+				d.MakeRoom(d.now, streams)
 				require.Greater(t, d.Limit(), streams, "seed %d, step %d", seed, step)
 				if grown++; d.Probing() {
 					probes++
@@ -280,13 +269,13 @@ func TestTheLimitAlwaysGrowsAgainBesideStreams(t *testing.T) {
 // A limit below what streams hold grows for one call, and for the next one only if no call
 // has begun or ended for another while.
 func TestALimitBelowWhatStreamsHoldGrowsForOneCallAfterAnother(t *testing.T) {
-	d := drive(bulkhead.AdaptiveLimit{Initial: 20, Max: 20})
+	d := drive(adaptive.Config{Initial: 20, Max: 20})
 	d.untilProbe(service)
 	lowered := d.Limit()
 	require.Less(t, lowered, 16)
 	wants := func(after time.Duration, n, limit int) {
 		d.now += after
-		d.Want(d.now, n)
+		d.MakeRoom(d.now, n-1)
 		require.Equal(t, limit, d.Limit())
 	}
 	const almost = 10*service - 1
@@ -301,6 +290,4 @@ func TestALimitBelowWhatStreamsHoldGrowsForOneCallAfterAnother(t *testing.T) {
 	wants(1, 17, 17)
 	wants(time.Second, 21, 17)
 	wants(0, 20, 20) // what it was lately
-	d.Restart(d.now, 10)
-	wants(time.Second, 11, 10) // it was set
 }

@@ -1,4 +1,4 @@
-package bulkhead_test
+package adaptive_test
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 )
 
 // A simulation sends the calls of clients to a server that they share, one event after
@@ -32,7 +32,7 @@ type simulation struct {
 }
 
 type client struct {
-	limit   *bulkhead.Controller           // nil: none
+	limit   *adaptive.Controller           // nil: none
 	service func(*rand.Rand) time.Duration // time that a call takes a worker
 	mean    time.Duration                  // of service, where it matters
 	rate    float64                        // calls a second
@@ -46,13 +46,13 @@ type client struct {
 
 type simulated struct {
 	client      *client
-	call        bulkhead.Call
+	call        adaptive.Call
 	start, ends time.Duration
 	over        bool
 }
 
-func simulate(seed uint64, cfg bulkhead.AdaptiveLimit, workers int, rate float64, service func(*rand.Rand) time.Duration) *simulation {
-	return simulateFleet(seed, workers, &client{limit: bulkhead.NewController(cfg), service: service, rate: rate})
+func simulate(seed uint64, cfg adaptive.Config, workers int, rate float64, service func(*rand.Rand) time.Duration) *simulation {
+	return simulateFleet(seed, workers, &client{limit: adaptive.NewController(cfg), service: service, rate: rate})
 }
 
 func simulateFleet(seed uint64, workers int, clients ...*client) *simulation {
