@@ -106,27 +106,23 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 			began = time.Now()
 		}
 		err := cfg.attempt(inner, fn)
+		if err == nil {
+			return c.succeed(n)
+		}
 		end := behavior.Read(err)
 		if c.charged && end.Kind == behavior.Refused { // nothing was sent
 			cfg.Budget.giveBack()
 		}
-		if err != nil && c.failedAt.IsZero() {
+		if c.failedAt.IsZero() {
 			c.failedAt = time.Now()
 			r.counts.firstFailed.Add(1)
 		}
-		if err != nil && cfg.HealthyAfter > 0 && end.Kind != behavior.Refused && time.Since(began) >= cfg.HealthyAfter {
+		if cfg.HealthyAfter > 0 && end.Kind != behavior.Refused && time.Since(began) >= cfg.HealthyAfter {
 			c = call{Retrier: r, cfg: cfg, ctx: ctx, kind: behavior.Refused, failedAt: time.Now()}
 			n = 1
 		}
 		if c.kind == behavior.Refused && end.Kind != behavior.Refused { // the first attempt that was made
 			cfg.Budget.earn()
-		}
-		if c.failedAt.IsZero() {
-			r.counts.firstTry.Add(1)
-			return nil
-		}
-		if err == nil {
-			return c.over(n, OutcomeRecovered, nil)
 		}
 		switch {
 		case end.Kind == behavior.Answered && !end.Retryable, !end.Retryable && marked(err):
@@ -258,6 +254,18 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 		return 0, OutcomeOverBudget, ErrOverBudget
 	}
 	return delay, "", nil
+}
+
+// succeed ends the call, whose nth attempt has succeeded.
+func (c *call) succeed(n int) error {
+	if c.kind == behavior.Refused { // it was the first that was made
+		c.cfg.Budget.earn()
+	}
+	if c.failedAt.IsZero() {
+		c.counts.firstTry.Add(1)
+		return nil
+	}
+	return c.over(n, OutcomeRecovered, nil)
 }
 
 // over ends the call after a number of attempts with err, which is nil or the error of fn
