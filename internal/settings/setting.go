@@ -25,11 +25,40 @@ type Version[C config] struct{ filled, given C }
 // points to. Init must have returned before the Setting is used.
 func (s *Setting[C]) Init(given C, fill func(C) C) {
 	s.fill = fill
+	if last, ok := latest.Load(reflect.TypeFor[C]()); ok && same(last.(*Version[C]).given, given) {
+		s.now.Store(last.(*Version[C]))
+		return
+	}
 	next, err := s.version(given)
 	if err != nil {
 		panic(err)
 	}
 	s.now.Store(next)
+	if same(given, given) {
+		latest.Store(reflect.TypeFor[C](), next)
+	}
+}
+
+// latest has the last *Version[C] that Init made, by the type C, if it can be compared: policies
+// that are made alike share it, so that a member of a Group does not take the memory of two
+// configurations.
+var latest sync.Map
+
+// same reports whether a and b are certainly the same: their fields are, by ==.
+func same[C any](a, b C) bool {
+	v, w := reflect.ValueOf(a), reflect.ValueOf(b)
+	for i := range v.NumField() {
+		f, g := v.Field(i), w.Field(i)
+		switch {
+		case f.Comparable() && g.Comparable():
+			if !f.Equal(g) {
+				return false
+			}
+		case !f.IsZero() || !g.IsZero(): // functions and slices
+			return false
+		}
+	}
+	return true
 }
 
 // Load returns the configuration with its defaults, by one atomic load. It must not be

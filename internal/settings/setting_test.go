@@ -185,3 +185,31 @@ func TestUpdatesTakeTurns(t *testing.T) {
 	wg.Wait()
 	require.Equal(t, 401, s.Config().Slow)
 }
+
+// The members of a Group are made alike.
+func TestSettingsThatAreMadeAlikeShareTheirConfig(t *testing.T) {
+	held := &lock{}
+	given := config{Name: "a", Slow: 7, Lock: held}
+	s := newSetting(given)
+	require.Same(t, s.Load(), newSetting(given).Load())
+	for name, other := range map[string]config{
+		"another number":   {Name: "a", Slow: 8, Lock: held},
+		"another name":     {Name: "b", Slow: 7, Lock: held},
+		"another pointer":  {Name: "a", Slow: 7, Lock: &lock{}},
+		"with a function":  {Name: "a", Slow: 7, Lock: held, Hook: func() int { return 1 }},
+		"with a slice":     {Name: "a", Slow: 7, Lock: held, Shares: []float64{1}},
+		"with another one": {Name: "a", Slow: 7, Lock: held, Deep: &plan{}},
+	} {
+		newSetting(given)
+		first := newSetting(other)
+		require.NotSame(t, s.Load(), first.Load(), name)
+		require.Equal(t, other.Slow, first.Config().Slow)
+		if other.Hook != nil || other.Shares != nil || other.Deep != nil {
+			require.NotSame(t, first.Load(), newSetting(other).Load(), name)
+		}
+	}
+	same := newSetting(given)
+	update(t, same, func(c *config) { c.Slow = 9 })
+	require.Equal(t, 7, s.Config().Slow, "an Update is one's own")
+	require.Equal(t, 7, newSetting(given).Config().Slow)
+}
