@@ -340,8 +340,7 @@ func (b *Breaker) goOn(now time.Duration, w *work) {
 
 func (b *Breaker) forget(w *work) {
 	if w.at != nil {
-		b.works.Remove(w.at)
-		w.at = nil
+		b.works.Remove(w.at) // once: a second time it is in no list
 	}
 }
 

@@ -199,7 +199,7 @@ func TestBreakerSpreadsTheOpenTimesOfAFleet(t *testing.T) {
 	defer breaker.Spread(func() float64 { return rand.Float64() / 10 })()
 	synctest.Test(t, func(t *testing.T) {
 		for _, err := range []error{errDown, throttled(time.Second)} {
-			least, most := time.Hour, time.Duration(0)
+			least, most, spread := time.Hour, time.Duration(0), false
 			for range 1000 {
 				b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
 				do(b, returning(err))
@@ -207,7 +207,13 @@ func TestBreakerSpreadsTheOpenTimesOfAFleet(t *testing.T) {
 				least, most = min(least, left), max(most, left)
 				b.Trip(nil, time.Second)
 				require.Equal(t, time.Second, b.Stats().OpenLeft, "an operator means what he says")
+				b.Reset()
+				b.Trip(nil, 0)
+				left = b.Stats().OpenLeft
+				least, most = min(least, left), max(most, left)
+				spread = spread || left > time.Second
 			}
+			require.True(t, spread, "unless he leaves the time open")
 			require.GreaterOrEqual(t, least, time.Second)
 			require.LessOrEqual(t, most, 1100*time.Millisecond)
 			require.Greater(t, most-least, 80*time.Millisecond, "they would all probe at once")

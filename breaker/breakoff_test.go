@@ -382,3 +382,116 @@ func TestBreakerReadsARefusalAfterTheDeadlineAsOne(t *testing.T) {
 		require.EqualValues(t, 0, b.Stats().Window.Failed)
 	})
 }
+
+// Work counts for no longer than it goes on, and not beyond its period.
+func TestBreakerKeepsARowBesideWorkThatHasEnded(t *testing.T) {
+	for name, end := range map[string]func(*breaker.Breaker, *linger.Work){
+		"broken off": func(_ *breaker.Breaker, w *linger.Work) { w.End(errDown) },
+		"canceled":   func(_ *breaker.Breaker, w *linger.Work) { w.End(context.Canceled) },
+		"reset":      func(b *breaker.Breaker, _ *linger.Work) { b.Reset() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(breaker.Config{Failures: 10, Window: time.Minute})
+				work := goesOn(t, b, t.Context())
+				time.Sleep(30 * time.Second)
+				end(b, work)
+				do(b, down)
+				row := b.Stats().Window.FailedInARow
+				time.Sleep(30 * time.Second)
+				require.Equal(t, row, b.Stats().Window.FailedInARow)
+			})
+		})
+	}
+}
+
+// A break takes the newest success out, and what is left leaves the window in its time.
+func TestBreakerTakesTheNewestSuccess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Failures: 10, Window: 10 * time.Second})
+		do(b, ok)
+		work := goesOn(t, b, t.Context())
+		time.Sleep(1500 * time.Millisecond)
+		do(b, ok)
+		time.Sleep(time.Second)
+		do(b, down)
+		work.End(errDown)
+		require.Equal(t, breaker.Counts{Calls: 4, Succeeded: 2, Failed: 2, FailedInARow: 2}, b.Stats().Window)
+		time.Sleep(8 * time.Second) // the first two are in the slot that has left
+		require.Equal(t, breaker.Counts{Calls: 2, Failed: 2, FailedInARow: 2}, b.Stats().Window, "the success of 1.5 s was taken")
+		time.Sleep(time.Minute)
+		require.Equal(t, breaker.Counts{FailedInARow: 2}, b.Stats().Window)
+	})
+}
+
+// An answer has ended the call, also if there was work.
+func TestBreakerDoesNotWaitForTheWorkOfAnAnswer(t *testing.T) {
+	b := breaker.New(breaker.Config{Failures: 1})
+	ctx, work := linger.Begin(t.Context())
+	require.Equal(t, answered(true), b.Do(ctx, func(context.Context) error { work.GoOn(); return answered(true) }))
+	work.End(errDown)
+	require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
+}
+
+func TestBreakerTellsOfAChangeWhenWorkBreaksOff(t *testing.T) {
+	var seen changes
+	b := watched(&seen, breaker.Config{Failures: 1})
+	goesOn(t, b, t.Context()).End(errDown)
+	require.Equal(t, "closed -> open", seen.String())
+}
+
+// A probe has succeeded when its work has gone on for OpenFor, whoever looks first.
+func TestBreakerLooksAtTheTimeWhenTheWorkOfAProbeEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+		open(t, b)
+		time.Sleep(time.Second)
+		work := goesOn(t, b, t.Context())
+		time.Sleep(time.Second)
+		work.End(errDown)
+		require.Equal(t, breaker.Closed, b.State())
+		require.Zero(t, b.Stats().Window.Calls)
+	})
+}
+
+func TestBreakerCountsAProbeThatGoesOnOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 2})
+		open(t, b)
+		time.Sleep(time.Second)
+		work := goesOn(t, b, t.Context())
+		time.Sleep(time.Second)
+		require.Equal(t, breaker.HalfOpen, b.State())
+		work.End(nil)
+		require.Equal(t, breaker.HalfOpen, b.State(), "two must succeed")
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
+// A probe of an earlier opening takes a permit until it returns, and no longer, although its
+// work goes on.
+func TestBreakerForgetsTheWorkOfAnEarlierProbe(t *testing.T) {
+	for name, tripped := range map[string]bool{"returned before": false, "returns after": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Minute})
+				b.Trip(nil, time.Second)
+				time.Sleep(time.Second)
+				ctx, work := linger.Begin(t.Context())
+				require.NoError(t, b.Do(ctx, func(context.Context) error {
+					if tripped {
+						b.Trip(nil, time.Second)
+					}
+					work.GoOn()
+					return nil
+				}))
+				b.Trip(nil, time.Second)
+				time.Sleep(time.Second)
+				require.NoError(t, do(b, ok))
+				require.Equal(t, breaker.Closed, b.State())
+				work.End(nil)
+			})
+		})
+	}
+}

@@ -127,6 +127,30 @@ func TestBreakerForceOpen(t *testing.T) {
 	})
 }
 
+// What has left the window by then is not among the figures of an opening.
+func TestStatsOfAnOpeningAreThoseOfItsMoment(t *testing.T) {
+	for name, stop := range map[string]func(*breaker.Breaker){
+		"Trip":      func(b *breaker.Breaker) { b.Trip(nil, time.Hour) },
+		"ForceOpen": func(b *breaker.Breaker) { b.ForceOpen(nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(breaker.Config{Window: 10 * time.Second})
+				do(b, ok)
+				time.Sleep(5 * time.Second)
+				do(b, ok)
+				time.Sleep(5 * time.Second)
+				stop(b)
+				want := breaker.Counts{Calls: 1, Succeeded: 1}
+				require.Equal(t, want, b.Stats().Window)
+				time.Sleep(time.Minute)
+				update(t, b, func(c *breaker.Config) { c.Window = time.Hour })
+				require.Equal(t, want, b.Stats().Window)
+			})
+		})
+	}
+}
+
 func TestBreakerDisable(t *testing.T) {
 	var seen changes
 	b := watched(&seen, breaker.Config{Failures: 1})

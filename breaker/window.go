@@ -110,7 +110,6 @@ func (w *window) failAt(i int, retryAfter time.Duration) {
 // breakOff counts a failure in place of the newest success, if there is one. Among the last
 // calls it takes that one's place: otherwise calls that all break off would never be enough.
 func (w *window) breakOff(now, retryAfter time.Duration) {
-	w.advance(now)
 	for n := w.newest; w.succeeded > 0; n-- {
 		if i := w.at(n); w.slots[i].succeeded > 0 {
 			w.slots[i].succeeded--
