@@ -13,19 +13,19 @@ func Refused(err error) bool { return behavior.IsRefused(err) }
 
 // Answered reports whether err is the answer of a dependency that works, such as "not
 // found" or "card declined", rather than a failure: err, or an error that it wraps, has a
-// method Answered() bool that returns true, and err is not [Refused]. Joined errors are
-// Answered if one of them is and none failed.
+// method Answered() bool that returns true, and err is not [Refused]. Of joined errors the
+// first that says anything decides, without refused ones beside others.
 func Answered(err error) bool { return behavior.IsAnswered(err) }
 
 // RetryAfter returns the time before which another attempt cannot help, or 0. It calls the
 // method RetryAfter() time.Duration of err, or of an error that it wraps. Of joined errors
-// the longest time counts.
+// the first that says anything decides, as for [Answered].
 func RetryAfter(err error) time.Duration { return behavior.Read(err).RetryAfter }
 
 // Retryable reports whether another attempt may help. It is false for nil, for an error
 // whose method Retryable() bool returns false, and for an error that is [Answered], unless
-// its Retryable returns true. Joined errors are not Retryable if one of them is not;
-// refused ones do not count, unless all are.
+// its Retryable returns true. Of joined errors the first that says
+// anything decides, as for [Answered].
 //
 // It is true for context.Canceled and context.DeadlineExceeded, which do not say whose ctx
 // has ended. A Retrier checks its caller's.

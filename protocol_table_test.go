@@ -53,14 +53,15 @@ type end struct {
 
 // says is what an end says, as the page of the protocol has it.
 type says struct {
-	kind  kind
-	retry word          // Retryable
-	after time.Duration // RetryAfter
-	own   time.Duration // RetryAfter as the dependency itself says it
-	shed  bool          // Throttled
-	cache string        // what a cache makes of it, where that is its own word
-	final bool          // a word of package saga: the step is not tried again
-	clean bool          // and took no effect
+	kind    kind
+	retry   word          // Retryable
+	after   time.Duration // RetryAfter
+	own     time.Duration // RetryAfter as the dependency itself says it
+	shed    bool          // Throttled, or a timeout
+	timeout bool          // and no method of the protocol
+	cache   string        // what a cache makes of it, where that is its own word
+	final   bool          // a word of package saga: the step is not tried again
+	clean   bool          // and took no effect
 }
 
 type kind string
@@ -89,7 +90,7 @@ var errDeclined = errors.New("card declined")
 var ends = []end{
 	{name: "nil", says: says{kind: done}, err: func(*testing.T) error { return nil }},
 	{name: "an error", says: says{kind: failed}, err: func(*testing.T) error { return errors.New("connection reset") }},
-	{name: "resilience.Timeout passed", says: says{kind: failed, shed: true}, err: func(t *testing.T) error {
+	{name: "resilience.Timeout passed", says: says{kind: failed, shed: true, timeout: true}, err: func(t *testing.T) error {
 		return resilience.Timeout(time.Millisecond)(hang)(t.Context())
 	}},
 	{name: "retry.Permanent", says: says{kind: failed, retry: no}, err: func(*testing.T) error {
@@ -623,29 +624,24 @@ func nested(t *testing.T, mw resilience.Middleware, err error) (inner error) {
 	return inner
 }
 
-// join returns what two joined errors say together.
+// speaks reports whether the error has a method of the protocol.
+func (s says) speaks() bool {
+	return s.kind != failed || s.retry != unsaid || s.after > 0 || s.shed && !s.timeout
+}
+
+// join returns what two joined errors say together: what the first that speaks says, without a
+// refusal beside a call that was made. That one of them is a timeout, and the words of package
+// saga, count wherever they are.
 func join(a, b says) says {
-	both := says{after: max(a.after, b.after), own: max(a.own, b.own), shed: a.shed || b.shed}
-	switch {
-	case a.kind == failed || b.kind == failed:
-		both.kind = failed
-	case a.kind == answered || b.kind == answered:
-		both.kind = answered
-	default:
-		both.kind = refused
+	both := a
+	if a.kind == refused && b.kind != refused || !a.speaks() && (b.speaks() && b.kind != refused) {
+		both = b
 	}
-	switch {
-	case both.kind == refused:
-		both.retry = min(a.retry, b.retry)
-	case a.kind == refused:
-		both.retry = b.retry
-	case b.kind == refused:
-		both.retry = a.retry
-	default:
-		both.retry = max(a.retry, b.retry)
-	}
+	both.timeout = a.timeout || b.timeout
+	both.shed = both.shed && (both.speaks() || both.timeout) || both.kind == failed && both.timeout
 	both.final = a.final || b.final
 	both.clean = both.final && (a.clean || a.kind == refused) && (b.clean || b.kind == refused)
+	both.cache = ""
 	if both.kind == answered {
 		both.cache = cmp.Or(a.cache, b.cache)
 	}
@@ -709,7 +705,7 @@ func TestEveryPolicyReadsEveryEndThroughWraps(t *testing.T) {
 	}
 }
 
-// TestEveryPolicyReadsEveryJoin: of joined errors every part is asked. The adaptive
+// TestEveryPolicyReadsEveryJoin: of joined errors the first part that says something decides. The adaptive
 // limit takes a thousand calls for each answer, and is asked about one of all ends
 // that say the same.
 func TestEveryPolicyReadsEveryJoin(t *testing.T) {

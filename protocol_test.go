@@ -25,7 +25,8 @@ func TestAnswerIsReadAsOneAtAnyDepth(t *testing.T) {
 	require.False(t, resilience.Retryable(err))
 	require.False(t, resilience.Refused(err))
 
-	require.False(t, resilience.Answered(errors.Join(err, errors.New("timeout"))), "a part has failed")
+	require.True(t, resilience.Answered(errors.Join(errors.New("timeout"), err)), "the first part that says something")
+	require.False(t, resilience.Answered(errors.Join(resilience.Timeout(0)(func(context.Context) error { return declined })(t.Context()), declined)))
 	require.False(t, resilience.Answered(declined))
 	require.NoError(t, resilience.Answer(nil))
 	require.False(t, resilience.Answered(nil))

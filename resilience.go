@@ -50,8 +50,8 @@
 //
 // The first row that applies decides. A retrier does not wait for the RetryAfter of a failure
 // or an answer whose Retryable() is false. Of an error and the errors that it wraps, the
-// outermost that has the method decides. Joined errors are refused only if all of them are,
-// and answered only if one is an answer and none failed.
+// outermost that has the method decides. Of joined errors the first that says anything
+// decides, without refusals beside a call that was made: these are refused only if all are.
 //
 // [Refused], [Answered], [Retryable], [RetryAfter], [Throttled] and [Answer] read and mark
 // errors in this way for policies of your own, and [AtEnd] holds a slot until a response

@@ -247,7 +247,7 @@ func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) ver
 	case outcome == Ignore:
 		return verdict{Outcome: Ignore}
 	case outcome == Failure:
-		return verdict{Failure, err, end.FailedAfter}
+		return verdict{Failure, err, end.RetryAfter}
 	case returned && c.cfg.SlowAfter > 0 && b.now()-c.begun >= c.cfg.SlowAfter:
 		return verdict{Failure, errSlow, 0}
 	}

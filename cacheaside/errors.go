@@ -125,7 +125,10 @@ type untoldError struct {
 func (e *untoldError) Error() string   { return e.write.Error() + "\n" + e.untold.Error() }
 func (e *untoldError) Unwrap() []error { return []error{e.write, e.untold} }
 
-// Retryable reports whether the write may be tried again.
+// The write alone says what became of the call. Without these methods the failure to tell the
+// Store, which is an answer, would make one of a write that has failed.
+func (e *untoldError) Refused() bool   { return behavior.IsRefused(e.write) }
+func (e *untoldError) Answered() bool  { return behavior.IsAnswered(e.write) }
 func (e *untoldError) Retryable() bool { return behavior.Read(e.write).Retryable }
 
 // A TimeoutError reports that a load took longer than LoadTimeout, or that the write of

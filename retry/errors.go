@@ -97,6 +97,12 @@ func (e *Error) Retryable() bool {
 	return behavior.Read(errors.Join(e.Err, e.earlier)).Retryable
 }
 
+// RetryAfter returns the time before which another call cannot help, or 0, by the last error and
+// the last failure.
+func (e *Error) RetryAfter() time.Duration {
+	return behavior.Read(errors.Join(e.Err, e.earlier)).RetryAfter
+}
+
 // Timeout reports whether the last error or the Cause is a timeout. With it, an
 // http.Client whose transport returns the Error reports a timeout too.
 func (e *Error) Timeout() bool { return behavior.IsTimeout(e.Err) || behavior.IsTimeout(e.Cause) }

@@ -94,11 +94,11 @@ var (
 		says(behavior.Refused, false, 0), says(behavior.Refused, false, 3), says(behavior.Refused, false, 9),
 		{
 			err:  errors.Join(errDown, says(behavior.Refused, false, 3).err),
-			kind: behavior.Failed, retryable: true, after: 3,
+			kind: behavior.Failed, retryable: true,
 		},
 		{
 			err:  errors.Join(says(behavior.Answered, false, 0).err, says(behavior.Refused, true, 3).err),
-			kind: behavior.Answered, after: 3,
+			kind: behavior.Answered,
 		},
 	}
 )

@@ -230,7 +230,7 @@ func resultOf(ctx context.Context, err error) result {
 	case behavior.Overran:
 		return overran
 	case behavior.Failed:
-		if end.Throttled || end.FailedAfter > 0 || behavior.IsTimeout(err) {
+		if end.Throttled || end.RetryAfter > 0 || behavior.IsTimeout(err) {
 			return overran
 		}
 	}

@@ -12,14 +12,9 @@
 // What Permanent of cenkalti/backoff has marked says Retryable() false.
 //
 // Of an error and the errors that it wraps, the outermost that has a method decides. Of
-// joined errors (an error with Unwrap() []error), every part counts:
-//
-//   - The whole is refused only if all parts are, and answered only if a part is
-//     answered and no part failed. Otherwise it has failed.
-//   - One part that is not refused and whose Retryable returns false makes the whole not
-//     retryable. Refused parts count only if all parts are refused. Then the whole is
-//     retryable unless Retryable returns false for every part.
-//   - The longest RetryAfter counts, and one Throttled part is enough.
+// joined errors (an error with Unwrap() []error), the first part that says anything decides
+// for all of them. Refused parts say nothing unless all parts are refused: what was not made
+// tells nothing of the calls that were.
 //
 // The first that applies decides: Refused, Answered, the end of the caller's ctx,
 // Retryable, RetryAfter.
@@ -54,9 +49,6 @@ type End struct {
 	Retryable bool
 	// RetryAfter is the least time until another attempt, or 0.
 	RetryAfter time.Duration
-	// FailedAfter is the RetryAfter of the parts that have failed: the dependency asked
-	// for it. It leaves out the estimates of policies of this module.
-	FailedAfter time.Duration
 	// Throttled is whether the dependency turned the call away to shed load.
 	Throttled bool
 }
@@ -69,11 +61,10 @@ func Read(err error) End {
 	p := read(err)
 	kind := p.kind()
 	return End{
-		Kind:        kind,
-		Retryable:   p.retry == yes || p.retry == unsaid && kind != Answered,
-		RetryAfter:  p.after,
-		FailedAfter: p.ofFailure(),
-		Throttled:   p.throttled,
+		Kind:       kind,
+		Retryable:  p.retry == yes || p.retry == unsaid && kind != Answered,
+		RetryAfter: p.after,
+		Throttled:  p.throttled,
 	}
 }
 
@@ -145,10 +136,11 @@ const (
 
 // A part is what an error of a chain says together with the errors that it wraps.
 type part struct {
-	refused, answered  bool
-	retry              said
-	after, failedAfter time.Duration
-	throttled          bool
+	says              bool // anything: some error of the chain has a method
+	refused, answered bool
+	retry             said
+	after             time.Duration
+	throttled         bool
 }
 
 func (p part) kind() Kind {
@@ -159,14 +151,6 @@ func (p part) kind() Kind {
 		return Answered
 	}
 	return Failed
-}
-
-// ofFailure is the time that the dependency asked for, if p is its failure.
-func (p part) ofFailure() time.Duration {
-	if p.kind() == Failed {
-		return p.failedAfter
-	}
-	return 0
 }
 
 // read returns what err says. It asks the errors that err wraps first and then err, so that
@@ -182,58 +166,51 @@ func read(err error) part {
 		}
 	}
 	if e, ok := err.(interface{ Answered() bool }); ok {
-		p.answered = e.Answered()
+		p.says, p.answered = true, e.Answered()
 	}
 	if e, ok := err.(interface{ Refused() bool }); ok {
-		p.refused = e.Refused()
+		p.says, p.refused = true, e.Refused()
 	}
 	if IsPermanent(err) {
-		p.retry = no
+		p.says, p.retry = true, no
 	}
 	if e, ok := err.(interface{ Retryable() bool }); ok {
-		p.retry = no
+		p.says, p.retry = true, no
 		if e.Retryable() {
 			p.retry = yes
 		}
 	}
 	if e, ok := err.(interface{ RetryAfter() time.Duration }); ok {
-		p.after = max(0, e.RetryAfter())
-		p.failedAfter = p.after
+		p.says, p.after = true, max(0, e.RetryAfter())
 	}
 	if e, ok := err.(interface{ Throttled() bool }); ok {
-		p.throttled = e.Throttled()
+		p.says, p.throttled = true, e.Throttled()
 	}
 	return p
 }
 
 // join returns what errors that are joined say together.
 func join(errs []error) part {
-	var whole part
-	var made, refused said // of the parts that were made, and of those that were refused
-	var count [Failed + 1]int
+	var refused, made part // the first that says anything, of those refused and of the others
+	anyMade := false
 	for _, err := range errs {
 		if err == nil {
 			continue
 		}
-		p := read(err)
-		count[p.kind()]++
-		switch {
-		case !p.refused:
-			made = max(made, p.retry)
-		case p.retry == unsaid: // one refusal that may be retried is enough
-			refused = yes
-		case refused != yes:
-			refused = p.retry
+		switch p := read(err); {
+		case p.refused:
+			if !refused.says {
+				refused = p
+			}
+		default:
+			anyMade = true
+			if !made.says {
+				made = p
+			}
 		}
-		whole.after = max(whole.after, p.after)
-		whole.failedAfter = max(whole.failedAfter, p.ofFailure())
-		whole.throttled = whole.throttled || p.throttled
 	}
-	whole.refused = count[Refused] > 0 && count[Answered]+count[Failed] == 0
-	whole.answered = count[Answered] > 0 && count[Failed] == 0
-	whole.retry = made
-	if whole.refused {
-		whole.retry = refused
+	if anyMade {
+		return made
 	}
-	return whole
+	return refused
 }

@@ -76,93 +76,55 @@ func (n *node) err() error {
 	return inner
 }
 
-// word returns the outermost node that says w, or else the join that the chain ends in.
-func (n *node) word(w byte) (said, join *node) {
-	for {
+// decides returns the node that answers for w: the outermost that says it. Of a join it is
+// asked of the first part that says anything, without those refused beside one that was not.
+func (n *node) decides(w byte) *node {
+	for n != nil {
 		switch {
 		case n.joins:
-			return nil, n
+			n = n.first()
+			continue
 		case n.says == w:
-			return n, nil
+			return n
 		case len(n.parts) == 0:
-			return nil, nil
+			return nil
 		}
 		n = n.parts[0]
 	}
+	return nil
+}
+
+func (n *node) first() *node {
+	all := !slices.ContainsFunc(n.parts, func(p *node) bool { return !p.refused() })
+	for _, p := range n.parts {
+		if p.saysAnything() && (all || !p.refused()) {
+			return p
+		}
+	}
+	return nil
+}
+
+func (n *node) saysAnything() bool {
+	if n.joins {
+		return n.first() != nil
+	}
+	return n.says != sayNothing || slices.ContainsFunc(n.parts, (*node).saysAnything)
 }
 
 func (n *node) refused() bool {
-	said, join := n.word(sayRefused)
-	if said != nil {
-		return said.value%2 == 1
-	}
-	return join != nil && !slices.ContainsFunc(join.parts, func(p *node) bool { return !p.refused() })
-}
-
-func (n *node) answered() bool {
-	said, join := n.word(sayAnswered)
-	if said != nil {
-		return said.value%2 == 1
-	}
-	return join != nil && slices.ContainsFunc(join.parts, func(p *node) bool { return p.kind() == behavior.Answered }) &&
-		!slices.ContainsFunc(join.parts, func(p *node) bool { return p.kind() == behavior.Failed })
+	said := n.decides(sayRefused)
+	return said != nil && said.value%2 == 1
 }
 
 func (n *node) kind() behavior.Kind {
+	answered := n.decides(sayAnswered)
 	switch {
 	case n.refused():
 		return behavior.Refused
-	case n.answered():
+	case answered != nil && answered.value%2 == 1:
 		return behavior.Answered
 	}
 	return behavior.Failed
-}
-
-func (n *node) saysRetryable() (is, said bool) {
-	word, join := n.word(sayRetryable)
-	if word != nil {
-		return word.value%2 == 1, true
-	}
-	if join == nil {
-		return false, false
-	}
-	// All that were refused speak of coming back; otherwise only those that were made do.
-	var yes, no int
-	all := !slices.ContainsFunc(join.parts, func(p *node) bool { return !p.refused() })
-	for _, part := range join.parts {
-		is, said := part.saysRetryable()
-		switch {
-		case part.refused() && !all:
-		case said && is || all && !said:
-			yes++
-		case said:
-			no++
-		}
-	}
-	if all {
-		return yes > 0, true
-	}
-	return no == 0 && yes > 0, yes+no > 0
-}
-
-// longest returns the greatest RetryAfter, of all parts or of those that failed.
-func (n *node) longest(failed bool) time.Duration {
-	var d time.Duration
-	switch said, join := n.word(sayAfter); {
-	case failed && n.kind() != behavior.Failed:
-	case said != nil:
-		d = max(0, time.Duration(said.value-1))
-	case join != nil:
-		for _, part := range join.parts {
-			d = max(d, part.longest(failed))
-		}
-	}
-	return d
-}
-
-func (n *node) throttled() bool {
-	said, join := n.word(sayThrottled)
-	return said != nil || join != nil && slices.ContainsFunc(join.parts, (*node).throttled)
 }
 
 func FuzzRead(f *testing.F) {
@@ -172,14 +134,15 @@ func FuzzRead(f *testing.F) {
 	f.Add([]byte{37, 159, 67}) // no answer, after all, with a time
 	f.Fuzz(func(t *testing.T, data []byte) {
 		tree := grow(&data, 12)
-		is, said := tree.saysRetryable()
-		want := behavior.End{
-			Kind:        tree.kind(),
-			Retryable:   is || !said && tree.kind() != behavior.Answered,
-			RetryAfter:  tree.longest(false),
-			FailedAfter: tree.longest(true),
-			Throttled:   tree.throttled(),
+		want := behavior.End{Kind: tree.kind()}
+		want.Retryable = want.Kind != behavior.Answered
+		if said := tree.decides(sayRetryable); said != nil {
+			want.Retryable = said.value%2 == 1
 		}
+		if said := tree.decides(sayAfter); said != nil {
+			want.RetryAfter = max(0, time.Duration(said.value-1))
+		}
+		want.Throttled = tree.decides(sayThrottled) != nil
 		require.Equal(t, want, behavior.Read(tree.err()))
 	})
 }

@@ -176,7 +176,7 @@ func (c *Config) read(ctx context.Context, err error) saying {
 		return accepted
 	case c.Throttled != nil && !c.Throttled(err):
 		return accepted
-	case c.Throttled != nil, end.Throttled, end.FailedAfter > 0, end.Kind == behavior.Overran,
+	case c.Throttled != nil, end.Throttled, end.Kind == behavior.Failed && end.RetryAfter > 0, end.Kind == behavior.Overran,
 		end.Kind == behavior.Failed && behavior.IsTimeout(err):
 		return throttled
 	}
