@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 
 // A hotel is a participant, each of whose virtues can be switched off.
 type hotel struct {
+	mu       sync.Mutex      // of seen and rooms: steps run beside each other
 	seen     map[string]bool // command ids
 	rooms    map[string]bool // booked, by saga and step
 	once     bool            // it applies a command once
@@ -33,6 +35,8 @@ type state struct{ Booked []string }
 func (h *hotel) command(ctx context.Context, s *state) error {
 	id := saga.CommandFrom(ctx).ID
 	base, op := id[:strings.LastIndex(id, "/")], id[strings.LastIndex(id, "/")+1:]
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if h.seen[id] && h.once {
 		return nil
 	}
@@ -81,11 +85,14 @@ func newHotel() *hotel {
 // A recorder is a testing.TB that keeps the errors.
 type recorder struct {
 	testing.TB
+	mu   sync.Mutex
 	errs []string
 }
 
 func (r *recorder) Helper() {}
 func (r *recorder) Errorf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.errs = append(r.errs, fmt.Sprintf(format, args...))
 }
 
