@@ -482,14 +482,16 @@ func TestBreakerForgetsTheWorkOfAnEarlierProbe(t *testing.T) {
 				require.NoError(t, b.Do(ctx, func(context.Context) error {
 					if tripped {
 						b.Trip(nil, time.Second)
+						time.Sleep(time.Second)
+						require.Equal(t, breaker.HalfOpen, b.State())
 					}
 					work.GoOn()
 					return nil
 				}))
 				if !tripped {
 					b.Trip(nil, time.Second)
+					time.Sleep(time.Second)
 				}
-				time.Sleep(time.Second)
 				require.NoError(t, do(b, ok))
 				require.Equal(t, breaker.Closed, b.State())
 				work.End(nil)
