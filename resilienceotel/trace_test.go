@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -223,7 +224,7 @@ func TestTransportCountsResends(t *testing.T) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
-		_, _ = io.WriteString(w, "hello")
+		_, _ = io.WriteString(w, strings.Repeat("hello", 100_000)) // more than a client reads ahead
 	}))
 	defer server.Close()
 	retries := retry.New(retry.Config{Backoff: retry.Constant(time.Microsecond)})
