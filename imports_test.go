@@ -1,7 +1,10 @@
 package resilience_test
 
 import (
+	"io/fs"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -39,6 +42,7 @@ var engines = map[string][]string{
 	"lease/sqllease":        nil,
 	"lease/redislease":      nil,
 	"lease/storetest":       nil,
+	"docs":                  nil,
 }
 
 // patterns are the packages that must not know each other.
@@ -102,6 +106,25 @@ func TestRequirements(t *testing.T) {
 		"github.com/stretchr/testify",
 		"golang.org/x/sync",
 	}, direct)
+}
+
+// TestAdaptersImportNothingInternal holds that each published module builds with a newer root: the
+// internal packages of the root may change with every release.
+func TestAdaptersImportNothingInternal(t *testing.T) {
+	mods, err := filepath.Glob("resilience*/go.mod")
+	require.NoError(t, err)
+	require.NotEmpty(t, mods)
+	for _, mod := range mods {
+		err := filepath.WalkDir(filepath.Dir(mod), func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			src, err := os.ReadFile(path)
+			require.NotContains(t, string(src), `"`+module+"/internal/", path)
+			return err
+		})
+		require.NoError(t, err)
+	}
 }
 
 func deps(t *testing.T, pkg string) []string {

@@ -36,7 +36,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/go-resilience/resilience"
-	"github.com/go-resilience/resilience/internal/sqltx"
+	"github.com/go-resilience/resilience/resiliencesql"
 )
 
 // A Config configures a transaction. The zero Config is usable. The fields are those of
@@ -51,11 +51,11 @@ type Config struct {
 	Check func(ctx context.Context, tx pgx.Tx) (committed bool, err error)
 }
 
-func (cfg Config) in(pool *pgxpool.Pool) sqltx.Config[tx] {
-	in := sqltx.Config[tx]{Code: code, Begin: func(ctx context.Context) (tx, error) {
+func (cfg Config) in(pool *pgxpool.Pool) resiliencesql.Transactions[tx] {
+	in := resiliencesql.Transactions[tx]{Code: code, Begin: func(ctx context.Context) (tx, error) {
 		t, err := pool.BeginTx(ctx, cfg.Options)
 		return tx{Tx: t}, err
-	}, Primary: func(ctx context.Context, probe sqltx.Probe) (tx, error) {
+	}, Primary: func(ctx context.Context, probe string) (tx, error) {
 		conn, err := primary(ctx, pool, probe)
 		if err != nil {
 			return tx{}, err
@@ -72,7 +72,7 @@ func (cfg Config) in(pool *pgxpool.Pool) sqltx.Config[tx] {
 	return in
 }
 
-// A tx is a sqltx.Tx.
+// A tx is a resiliencesql.Tx.
 type tx struct {
 	pgx.Tx
 	conn *pgxpool.Conn // released with the end of Tx; nil: Tx does so
@@ -88,8 +88,8 @@ func (t tx) end(err error) error {
 	return err
 }
 
-// primary is sqltx.Primary for pool.
-func primary(ctx context.Context, pool *pgxpool.Pool, probe sqltx.Probe) (*pgxpool.Conn, error) {
+// primary returns a connection to a server that takes writes: see resiliencesql.Transactions.
+func primary(ctx context.Context, pool *pgxpool.Pool, probe string) (*pgxpool.Conn, error) {
 	for most := pool.Stat().TotalConns(); ; most-- {
 		s := pool.Stat()
 		pooled := s.IdleConns() > 0 || s.TotalConns() >= s.MaxConns()
@@ -97,7 +97,7 @@ func primary(ctx context.Context, pool *pgxpool.Pool, probe sqltx.Probe) (*pgxpo
 		if err != nil {
 			return nil, err
 		}
-		err = conn.QueryRow(ctx, string(probe)).Scan(nil)
+		err = conn.QueryRow(ctx, probe).Scan(nil)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return conn, nil
 		}
@@ -129,7 +129,16 @@ func InTx(ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx conte
 
 // Value is [InTx] for an fn that returns a value; on error, the zero T.
 func Value[T any](ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (T, error) {
-	return sqltx.Value(ctx, cfg.in(pool), cfg.Retry, func(ctx context.Context, t tx) (T, error) { return fn(ctx, t.Tx) })
+	var value T
+	err := InTx(ctx, pool, cfg, func(ctx context.Context, tx pgx.Tx) (err error) {
+		value, err = fn(ctx, tx)
+		return err
+	})
+	if err != nil {
+		var zero T
+		return zero, err
+	}
+	return value, nil
 }
 
 // Acquire returns a connection of pool. policies, such as a breaker's Wrap, see whether there
@@ -137,7 +146,7 @@ func Value[T any](ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(c
 func Acquire(ctx context.Context, pool *pgxpool.Pool, policies resilience.Middleware) (*pgxpool.Conn, error) {
 	return resilience.Value(ctx, policies, func(ctx context.Context) (*pgxpool.Conn, error) {
 		conn, err := pool.Acquire(ctx)
-		return conn, sqltx.Judge(ctx, err, code)
+		return conn, resiliencesql.Judge(ctx, err, code)
 	})
 }
 
