@@ -1,3 +1,5 @@
+// Package keyed is a table of members by key: made on demand, bounded, and evicted when they are
+// idle or their place is needed.
 package keyed
 
 import (

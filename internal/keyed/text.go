@@ -30,14 +30,6 @@ func Text[K any](key K) string {
 	return strings.Clone(text[:end])
 }
 
-// TextOf is Text of the key of a member that is made, and Other if it has none.
-func TextOf[K any](key *K) string {
-	if key == nil {
-		return Other
-	}
-	return Text(*key)
-}
-
 // Label returns how an error shows the member of a key: "users[tenant 7]". Either part may
 // be empty.
 func Label(name, key string) string {
