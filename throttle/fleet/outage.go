@@ -256,10 +256,19 @@ func (l *Limits) Health() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, o := range l.down {
-		return fmt.Errorf("%w: %w", throttle.ErrOutage, o.err)
+		return &outageError{o.err}
 	}
 	return nil
 }
+
+// An outageError says in a word, to whoever shows the health of policies, what is wrong. What the
+// client of Redis says of it may have what is not for everybody, and is found by Unwrap.
+type outageError struct{ err error }
+
+func (e *outageError) Error() string        { return e.HealthState() }
+func (e *outageError) Unwrap() []error      { return []error{throttle.ErrOutage, e.err} }
+func (e *outageError) HealthState() string  { return "store down" }
+func (e *outageError) HealthDetail() string { return "" }
 
 // Figures returns what [Limits.Stats] counts.
 func (l *Limits) Figures() []describe.Figure {
