@@ -263,8 +263,7 @@ func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
 
 func TestBreakerHookSeesItsOwnResetTold(t *testing.T) {
 	var seen changes
-	var b *breaker.Breaker
-	b = breaker.New(breaker.Config{Failures: 1})
+	b := breaker.New(breaker.Config{Failures: 1})
 	onChange(b, func(ctx context.Context, c breaker.Event) {
 		if c.To == breaker.Open {
 			b.Reset()
@@ -317,8 +316,7 @@ func TestBreakerChangesStress(t *testing.T) {
 	)
 	var seen []breaker.Event // without a lock: the race detector would see two at a time
 	var telling atomic.Int64
-	var b *breaker.Breaker
-	b = breaker.New(breaker.Config{
+	b := breaker.New(breaker.Config{
 		Failures: 3, FailureRate: 0.5, MinCalls: 10, SlowAfter: time.Millisecond,
 		OpenFor: 10 * time.Microsecond, MaxOpenFor: 100 * time.Microsecond,
 		Probes: 2, Patience: time.Nanosecond,

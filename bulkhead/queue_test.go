@@ -68,16 +68,6 @@ func (c *callers) finish(names ...string) {
 	}
 }
 
-// running returns the oldest of the calls that run.
-func (c *callers) running() string {
-	for _, name := range c.ran {
-		if c.end[name] != nil {
-			return name
-		}
-	}
-	return ""
-}
-
 func (c *callers) finishAll() {
 	for len(c.end) > 0 {
 		for _, name := range slices.Clone(c.ran) {

@@ -713,18 +713,6 @@ func TestTheLinksOfAListLeadThroughAllOfIt(t *testing.T) {
 	})
 }
 
-// An endless store has sagas without end.
-type endless struct {
-	store.Store
-	takes time.Duration
-}
-
-func (s endless) List(ctx context.Context, f store.Filter) ([]store.Record, string, error) {
-	time.Sleep(s.takes)
-	r, err := s.Load(ctx, "order-1")
-	return slices.Repeat([]store.Record{r}, f.Limit), "more", err
-}
-
 func TestTheFieldsOfAnActionOnASaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var steps []string

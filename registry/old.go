@@ -107,13 +107,6 @@ func happened[K ~string](kind K, key string, err error, attrs ...slog.Attr) oldE
 	return oldEvent{what: string(kind), key: key, err: err, level: slog.LevelDebug, attrs: attrs}
 }
 
-func (e oldEvent) warn(attention bool) oldEvent {
-	if attention {
-		e.level = slog.LevelWarn
-	}
-	return e
-}
-
 // An ailment is what is wrong with a policy.
 type ailment struct {
 	state  string // "open"
@@ -177,18 +170,4 @@ func (to emit) seconds(counter bool, name, _ string, d time.Duration, attrs ...A
 // "half_open".
 func label[T ~string](text T) string {
 	return strings.NewReplacer(" ", "_", "-", "_").Replace(string(text))
-}
-
-var admitted = []Attr{{"outcome", "admitted"}, {"reason", ""}}
-
-type refusal[R ~string] struct {
-	reason R
-	attrs  []Attr
-}
-
-func refusals[R ~string](reasons ...R) (all []refusal[R]) {
-	for _, reason := range reasons {
-		all = append(all, refusal[R]{reason, []Attr{{"outcome", "refused"}, {"reason", label(reason)}}})
-	}
-	return all
 }

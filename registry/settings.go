@@ -253,7 +253,7 @@ func prepare(config reflect.Value, values map[string]any) (errs []error) {
 			errs = append(errs, fmt.Errorf("%s: %s has no such field", name, config.Type()))
 			continue
 		case name == "Name":
-			errs = append(errs, errors.New("Name: a policy cannot change its name"))
+			errs = append(errs, fmt.Errorf("%s: a policy cannot change its name", name))
 			continue
 		case !settable(f):
 			errs = append(errs, fmt.Errorf("%s: a file cannot hold a value of type %s", name, f.Type))

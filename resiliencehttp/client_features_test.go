@@ -154,10 +154,6 @@ func TestPrepareSeesEachAttempt(t *testing.T) {
 	require.Equal(t, 1, n, "an error of Prepare is not tried again")
 }
 
-type errReader struct{}
-
-func (errReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
-
 func TestHedgeSendsASecondAttemptBesideASlowOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent, canceled, closed atomic.Int32

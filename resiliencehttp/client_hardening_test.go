@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -225,15 +224,4 @@ func TestPrepareThatFailsLeavesNoBodyOpen(t *testing.T) {
 		}
 		require.EqualValues(t, 1, closed.Load(), name)
 	}
-}
-
-type closeOnce struct {
-	io.ReadCloser
-	once sync.Once
-	open *atomic.Int32
-}
-
-func (c *closeOnce) Close() error {
-	c.once.Do(func() { c.open.Add(-1) })
-	return c.ReadCloser.Close()
 }

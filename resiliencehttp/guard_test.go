@@ -127,32 +127,6 @@ func TestBulkheadPanicFreesTheSlot(t *testing.T) {
 	require.Zero(t, slots.Stats().InFlight)
 }
 
-// An untilDone is a body that does not come before ctx ends.
-type untilDone struct{ context.Context }
-
-func (r untilDone) Read([]byte) (int, error) { <-r.Done(); return 0, r.Err() }
-
-// A brokenPipe is a ResponseWriter whose client has gone.
-type brokenPipe struct{ http.ResponseWriter }
-
-func (w brokenPipe) FlushError() error { return net.ErrClosed }
-
-// A noFlush is a ResponseWriter that cannot flush.
-type noFlush struct{ http.ResponseWriter }
-
-// A hijackable is a ResponseRecorder whose connection is taken over, or not.
-type hijackable struct {
-	*httptest.ResponseRecorder
-	err error
-}
-
-func (h hijackable) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, h.err }
-
-// A wrapping writer is that of other middleware. It has no method but Unwrap of its own.
-type wrapping struct{ http.ResponseWriter }
-
-func (w wrapping) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
 func TestRefuse(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()

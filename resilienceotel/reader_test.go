@@ -41,8 +41,6 @@ func points(t testing.TB, reader *sdkmetric.ManualReader) map[string]map[attribu
 	return all
 }
 
-func deltas(sdkmetric.InstrumentKind) metricdata.Temporality { return metricdata.DeltaTemporality }
-
 // TestAThousandBreakers holds what the package comment says about the SDK's limit.
 func TestAThousandBreakers(t *testing.T) {
 	reg := registry.New()

@@ -2,11 +2,7 @@ package saga_test
 
 import (
 	"context"
-	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -37,32 +33,6 @@ func slow(d time.Duration) *saga.Saga[trip] {
 		}
 	}
 	return sequence(st)
-}
-
-// heartbeats records the heartbeats of a store.
-type heartbeats struct {
-	store.Store
-	mu   sync.Mutex
-	at   []time.Time
-	down atomic.Bool
-}
-
-func (h *heartbeats) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
-	h.mu.Lock()
-	h.at = append(h.at, time.Now())
-	h.mu.Unlock()
-	if h.down.Load() {
-		return nil, errDown
-	}
-	return h.Store.Heartbeat(ctx, req)
-}
-
-// since returns the times of the heartbeats after begun.
-func (h *heartbeats) since(begun time.Time) []time.Time {
-	synctest.Wait()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(h.at), func(at time.Time) bool { return at.Before(begun) })
 }
 
 // idle returns a runner that only starts sagas.

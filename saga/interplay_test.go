@@ -2,8 +2,6 @@ package saga_test
 
 import (
 	"context"
-	"errors"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,23 +52,4 @@ func (s *beforeCommit) Commit(ctx context.Context, req store.CommitRequest) (sto
 		do()
 	}
 	return s.Store.Commit(ctx, req)
-}
-
-// comeBack is an error that leaves a Do in doubt, and asks for a wait.
-type comeBack time.Duration
-
-func (comeBack) Error() string               { return "come back" }
-func (c comeBack) RetryAfter() time.Duration { return time.Duration(c) }
-
-// A hastened store counts the calls of Hasten, and lets none through if there are too many.
-type hastened struct {
-	store.Store
-	times atomic.Int64
-}
-
-func (s *hastened) Hasten(ctx context.Context, id string) error {
-	if s.times.Add(1) > 100 {
-		return errors.New("too often")
-	}
-	return s.Store.Hasten(ctx, id)
 }

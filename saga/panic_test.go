@@ -77,27 +77,6 @@ func (f *flaky) Decode(data []byte, s *trip) error {
 	return json.Unmarshal(data, s)
 }
 
-// faulty is an error whose methods panic if it is a nil pointer.
-type faulty struct{ text string }
-
-func (f *faulty) Error() string { return f.text }
-
-// hollow is an error of which only the text can be read if it is a nil pointer.
-type hollow struct{ err error }
-
-func (h *hollow) Error() string { return "hollow" }
-func (h *hollow) Unwrap() error { return h.err }
-
-// hollowCodec does not encode the state after the first step.
-type hollowCodec struct{ slowCodec }
-
-func (c *hollowCodec) Encode(s *trip) ([]byte, error) {
-	if len(s.Calls) > 0 {
-		return nil, (*hollow)(nil)
-	}
-	return c.slowCodec.Encode(s)
-}
-
 // TestASlowHookOfStartCostsNoLease: the runner holds the saga, and any child, while the hooks
 // are told of its start. Its first step begins after them.
 func TestASlowHookOfStartCostsNoLease(t *testing.T) {

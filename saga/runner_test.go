@@ -203,7 +203,6 @@ type gate struct {
 	start  func(context.Context, store.StartRequest) (store.Record, bool, error)
 
 	heartbeat func(context.Context, store.HeartbeatRequest) ([]store.Renewed, error)
-	reported  func(ctx context.Context, id string, seq int64) error
 }
 
 func (g *gate) set(closed bool) {

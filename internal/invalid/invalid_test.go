@@ -18,7 +18,7 @@ func TestFieldsNamesAllThatIsWrong(t *testing.T) {
 }
 
 // An opaque is a store whose values cannot be compared.
-type opaque struct{ do func() }
+type opaque struct{ _ func() }
 
 func TestFieldsSameAllowsNoOtherValue(t *testing.T) {
 	f := invalid.Fields{Type: "breaker.Config"}

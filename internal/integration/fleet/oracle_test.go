@@ -44,7 +44,6 @@ type oracle struct {
 	mu     sync.Mutex
 	taken  map[string]int64 // by the id of a reservation: its estimate
 	used   map[string]int64 // of settlements that were applied, at least once
-	lost   int
 	faults int
 }
 

@@ -8,13 +8,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
@@ -86,27 +84,6 @@ func TestBacklog(t *testing.T) {
 	many := drain(t, *backlogSagas)
 	t.Logf("%.0f sagas a second of 1000 that wait, %.0f of %d", few, many, *backlogSagas)
 	require.Greater(t, many, 0.9*few)
-}
-
-// A tally is a store that counts what each claim takes of each definition.
-type tally struct {
-	*sqlstore.Store
-	mu     sync.Mutex
-	claims []map[string]int
-}
-
-func (s *tally) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
-	s.mu.Lock()
-	got, i := map[string]int{}, len(s.claims)
-	s.claims = append(s.claims, got)
-	s.mu.Unlock()
-	recs, err := s.Store.Claim(ctx, req)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, rec := range recs {
-		s.claims[i][rec.Saga]++
-	}
-	return recs, err
 }
 
 // TestBacklogOfProcesses logs how many sagas a second one, two and four processes

@@ -87,9 +87,7 @@ func Load(p *plan.Plan, rec *store.Record) (*Machine, error) {
 	if !same {
 		return m, fmt.Errorf("saga: the steps of %s version %d are not those of the record", p.Name, p.Version)
 	}
-	for i := range pr.Steps {
-		m.Units[i] = pr.Steps[i]
-	}
+	copy(m.Units, pr.Steps)
 	m.skipComplete()
 	if pr.Pivot != nil && *pr.Pivot != p.PivotName {
 		return m, fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q", p.Name, p.Version, p.PivotName, *pr.Pivot)
