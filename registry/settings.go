@@ -215,8 +215,14 @@ func clone(cfg any) reflect.Value {
 
 // decode writes the values into a Config as it was given.
 func (c *change) decode(cfg any) error {
-	if errs := prepare(reflect.ValueOf(cfg).Elem(), c.values); errs != nil {
-		return errors.Join(errs...)
+	var errs []error
+	values := make(map[string]any, len(c.values)) // those that can be decoded, so that all errors are told at once
+	for _, name := range slices.Sorted(maps.Keys(c.values)) {
+		if failed := prepare(reflect.ValueOf(cfg).Elem(), map[string]any{name: c.values[name]}); failed != nil {
+			errs = append(errs, failed...)
+			continue
+		}
+		values[name] = c.values[name]
 	}
 	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
 		Result: cfg, ErrorUnused: true, ZeroFields: true,
@@ -226,8 +232,7 @@ func (c *change) decode(cfg any) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
-	err = d.Decode(c.values)
+	err = d.Decode(values)
 	if all, ok := errors.AsType[interface {
 		error
 		Unwrap() []error
