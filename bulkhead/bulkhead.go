@@ -158,13 +158,14 @@ func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, err
 			b.refuse(w, QueueFull)
 		}
 	}
-	if w.refusal == nil {
+	waits := w.refusal == nil
+	if waits {
 		w.since, w.ready = time.Now(), make(chan struct{})
 		b.queue.add(w, cfg.Levels)
 	}
 	b.mu.Unlock()
 
-	if w.refusal == nil {
+	if waits {
 		b.await(ctx, w, cfg.MaxWait)
 	}
 	if w.refusal != nil {
