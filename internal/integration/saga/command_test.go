@@ -194,7 +194,7 @@ func TestNothingIsAppliedOnceARefusalWasAnswered(t *testing.T) {
 		require.NoError(t, err)
 		voids := 0
 		for i := range 20 {
-			ctx := saga.WithCommand(t.Context(), saga.Command{ID: fmt.Sprintf("order-%d/charge/charge/do", i)})
+			ctx := saga.WithCommand(t.Context(), saga.Command{ID: fmt.Sprintf("order-%d/charge/do", i)})
 			var done, void atomic.Int32
 			var wg sync.WaitGroup
 			for range 6 {

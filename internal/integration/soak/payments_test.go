@@ -107,5 +107,5 @@ func (p *payments) apply(r *http.Request) int {
 func (p *payments) charged(order string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.done[order+"/charge/charge/do"] && !p.done[order+"/charge/charge/undo"]
+	return p.done[order+"/charge/do"] && !p.done[order+"/charge/undo"]
 }

@@ -17,7 +17,7 @@ type rules struct {
 	refusalIsAnAttempt       bool // of a saga's step
 	notFoundIsAFailure       bool // of a load
 	declinedIsAFailure       bool // of a request
-	retryAfterIsOpenFor      bool // a breaker stays open for OpenFor, or forever if asked
+	retryAfterIsForever      bool // a breaker stays open for as long as it is asked
 	badRequestIsAFailure     bool // a request that no transport can send
 	hangUpIsAFailure         bool // a client that left, of the server's handler
 	callersDeadlineIsNobodys bool // Patience is off
@@ -33,7 +33,7 @@ var mutants = map[string]struct {
 	"a refusal is an attempt":         {rules{refusalIsAnAttempt: true}, forced, stuckSagas},
 	"not found is a failure":          {rules{notFoundIsAFailure: true}, well, openedByAnAnswer},
 	"declined is a failure":           {rules{declinedIsAFailure: true}, well, openedByAnAnswer},
-	"Retry-After opens for OpenFor":   {rules{retryAfterIsOpenFor: true}, asked, openedForTooLong},
+	"Retry-After has no bound":        {rules{retryAfterIsForever: true}, asked, openedForTooLong},
 	"a bad request is a failure":      {rules{badRequestIsAFailure: true}, well, openedByAnAnswer},
 	"a client that left is a failure": {rules{hangUpIsAFailure: true}, well, openedByAnAnswer},
 	"a caller's deadline is ignored":  {rules{callersDeadlineIsNobodys: true}, hung, neverOpened},

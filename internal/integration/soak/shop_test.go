@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -174,20 +175,10 @@ func (s *shop) buildUsers(r rules) {
 // buildClients are those of the payments service.
 func (s *shop) buildClients(r rules) {
 	cfg := breaker.Config{Name: "payments"}
-	circuit := s.breaker(cfg)
-	mw := circuit.Wrap
-	if r.retryAfterIsOpenFor {
-		mw = func(next func(context.Context) error) func(context.Context) error {
-			return func(ctx context.Context) error {
-				err := circuit.Do(ctx, next)
-				if after := resilience.RetryAfter(err); after > 0 && !resilience.Refused(err) {
-					circuit.Trip(err, max(after, openFor))
-				}
-				return err
-			}
-		}
+	if r.retryAfterIsForever {
+		cfg.MaxRetryAfter = math.MaxInt64
 	}
-	chain := resilience.Chain(s.chain(mw, 300*time.Millisecond), deaf(r.declinedIsAFailure))
+	chain := resilience.Chain(s.chain(s.breaker(cfg).Wrap, 300*time.Millisecond), deaf(r.declinedIsAFailure))
 	s.client = &http.Client{Transport: &resiliencehttp.Transport{
 		Middleware: chain,
 		Judge: func(resp *http.Response, ahead *resiliencehttp.Ahead) error {
@@ -274,8 +265,9 @@ func (s *shop) charge(ctx context.Context, o *order) error {
 func under(mw resilience.Middleware) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			aborted := false
+			served, aborted := false, false
 			err := mw(func(ctx context.Context) error {
+				served = true
 				defer func() { aborted = recover() != nil }()
 				next.ServeHTTP(w, r.WithContext(ctx))
 				return ctx.Err()
@@ -283,7 +275,7 @@ func under(mw resilience.Middleware) func(http.Handler) http.Handler {
 			if aborted {
 				panic(http.ErrAbortHandler)
 			}
-			if err != nil {
+			if err != nil && !served {
 				resiliencehttp.Server{}.Refuse(w, r, err)
 			}
 		})
