@@ -57,7 +57,7 @@ CREATE TABLE {p}saga (
 	id               varbinary(200) NOT NULL PRIMARY KEY,
 	name             varbinary(200) NOT NULL,
 	version          bigint         NOT NULL,
-	status           varbinary(20)  NOT NULL,
+	status           varbinary(20)  NOT NULL CHECK (` + isStatus + `),
 	data             longblob       NOT NULL,
 	steps            longtext       CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
 	parent           varbinary(200) NOT NULL DEFAULT '',

@@ -63,7 +63,7 @@ CREATE TABLE {p}saga (
 	cancel_note      text        NOT NULL DEFAULT '',
 	last_error       text        NOT NULL DEFAULT '',
 	owner            text COLLATE "C" NOT NULL,
-	status           text COLLATE "C" NOT NULL,
+	status           text COLLATE "C" NOT NULL CHECK (` + isStatus + `),
 	data             bytea       NOT NULL,
 	seq              bigint      NOT NULL,
 	nonce            bigint      NOT NULL,

@@ -47,7 +47,7 @@ CREATE TABLE {p}saga (
 	id               text    NOT NULL PRIMARY KEY,
 	name             text    NOT NULL,
 	version          integer NOT NULL,
-	status           text    NOT NULL,
+	status           text    NOT NULL CHECK (` + isStatus + `),
 	data             blob    NOT NULL,
 	steps            text    NOT NULL,
 	parent           text    NOT NULL DEFAULT '',

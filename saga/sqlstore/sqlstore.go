@@ -435,8 +435,11 @@ func (s *Store) History(ctx context.Context, id string, after int64, limit int) 
 	return log, wrap("history", err)
 }
 
-// The conditions of the partial indexes.
+// The conditions of the partial indexes, and of a status.
 const (
+	// A list merges the sagas of each status: it would not show a saga that has another.
+	isStatus = "status IN ('running', 'compensating', 'stuck', 'completed', 'compensated', 'abandoned')"
+
 	isLive = "status IN ('running', 'compensating')"
 	// The children of a saga that was not deleted are not among them: a sweep does not
 	// read past what it must keep.
