@@ -158,16 +158,6 @@ func (to emit) gauge(name, unit, _ string, v float64, attrs ...Attr) {
 	to.emit(name, unit, false, v, attrs)
 }
 
-func (to emit) alone(name, unit, _ string, v float64, attrs ...Attr) {
-	to.emit(name, unit, false, v, attrs)
-}
-
 func (to emit) seconds(counter bool, name, _ string, d time.Duration, attrs ...Attr) {
 	to.emit(name, "s", counter, d.Seconds(), attrs)
-}
-
-// label returns the text of a constant as the value of an attribute, in snake_case:
-// "half_open".
-func label[T ~string](text T) string {
-	return strings.NewReplacer(" ", "_", "-", "_").Replace(string(text))
 }

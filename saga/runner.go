@@ -42,7 +42,8 @@ type Runner struct {
 
 	looked  time.Time // when the latest look began at the numbers in the store
 	looking bool
-	stored  Counts // at the last look that was answered
+	latest  Counts           // at the last look that was answered
+	seen    map[string]Count // of all definitions, by name: see stored
 
 	figures figures
 	warned  atomic.Int64 // when a failure of the store was last logged
@@ -70,8 +71,8 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	r := &Runner{
 		store: st, cfg: cfg.withDefaults(), owner: rand.Text()[:12], chance: mathrand.N[time.Duration],
 		wake:     make(chan struct{}, 1),
-		programs: make(map[store.Definition]program),
-		held:     make(map[string]*lease), waiters: make(map[string][]chan store.Record),
+		programs: make(map[store.Definition]program), seen: make(map[string]Count),
+		held: make(map[string]*lease), waiters: make(map[string][]chan store.Record),
 	}
 	r.tx, _ = st.(store.TxStore)
 	if cfg.Name != "" {

@@ -123,10 +123,10 @@ func (r *Runner) look() Counts {
 	defer r.mu.Unlock()
 	age := time.Since(r.looked)
 	if r.looking || age < lookEvery {
-		return r.stored
+		return r.latest
 	}
 	if age > lookKept {
-		r.stored = Counts{}
+		r.latest = Counts{}
 	}
 	r.looking, r.looked = true, time.Now()
 	go func() {
@@ -136,14 +136,14 @@ func (r *Runner) look() Counts {
 		r.mu.Lock()
 		r.looking = false
 		if err == nil {
-			r.stored = counts
+			r.latest = counts
 		}
 		r.mu.Unlock()
 		if err != nil {
 			r.storeFailed(ctx, err)
 		}
 	}()
-	return r.stored
+	return r.latest
 }
 
 func (r *Runner) storeFailed(ctx context.Context, err error) {
