@@ -70,7 +70,6 @@ func TestRunbookHasASectionForEachAlert(t *testing.T) {
 // TestPrometheus scrapes a plant, sees the alerts of its faults fire and no other,
 // and evaluates every query of the dashboard. Minutes are seconds here.
 func TestPrometheus(t *testing.T) {
-	t.Skip("known red since the patterns describe themselves, to be mended with the operations: BreakerOpen fires for a Group beside BreakerKeyOpen")
 	rdb := redis.NewClient(&redis.Options{Addr: services.Redis(t), ContextTimeoutEnabled: true, MaxRetries: -1})
 	t.Cleanup(func() { _ = rdb.Close() })
 	plant, collected := newPlant(t, 100*time.Millisecond, resilienceredis.Eval(rdb))
