@@ -71,7 +71,6 @@ func incidents() []incident {
 // virtual time, and has promtool evaluate the alerts over its metrics: at each minute those
 // of the incident fire, and no other. A minute earlier or later is as good.
 func TestIncidents(t *testing.T) {
-	t.Skip("known red since the patterns describe themselves, to be mended with the operations: alerts of sagas end some minutes late")
 	const lasts, calm = 15, 15 // minutes
 	all := incidents()
 	var metrics recording
