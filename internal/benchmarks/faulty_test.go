@@ -152,39 +152,54 @@ func TestDefaultClientAgainstFaultyServers(t *testing.T) {
 		calls  int
 		pause  time.Duration
 		server faulty
-		want   func(t *testing.T, ours account)
+		want   func(t *testing.T, ours, plain, failsafe account)
 	}{
-		{"breaks off 950 of 1000 streams", 1000, 10 * time.Millisecond, breaks, func(t *testing.T, ours account) {
-			require.Greater(t, ours.refused, 500)
+		{"breaks off 950 of 1000 streams", 1000, 10 * time.Millisecond, breaks, func(t *testing.T, ours, plain, failsafe account) {
+			require.Equal(t, 10, ours.sent, "no more than fail in a row")
+			require.Equal(t, 990, ours.refused)
+			require.Equal(t, 950, plain.failed)
+			require.Zero(t, failsafe.refused, "it judges a response by its headers")
 		}},
-		{"1 % are 503 with Retry-After: 5", 1200, 10 * time.Millisecond, fewUnavailable, func(t *testing.T, ours account) {}},
-		{"silent after its headers", 5, 2 * time.Minute, silentAfter(0), func(t *testing.T, ours account) {
+		{"1 % are 503 with Retry-After: 5", 1200, 10 * time.Millisecond, fewUnavailable, func(t *testing.T, ours, plain, failsafe account) {
+			require.GreaterOrEqual(t, ours.answered, plain.answered, "one bad instance does not take the host away")
+			require.Equal(t, 1200, ours.answered)
+			require.Equal(t, 1212, ours.sent)
+			require.Equal(t, 1188, plain.answered)
+			require.LessOrEqual(t, ours.longest, 11*time.Second, "one or two waits of 5 s and a tenth")
+		}},
+		{"silent after its headers", 5, 2 * time.Minute, silentAfter(0), func(t *testing.T, ours, plain, failsafe account) {
+			require.Equal(t, time.Minute, plain.longest)
+			require.Equal(t, time.Minute, failsafe.longest, "its timeout ends with the headers")
 			require.Less(t, ours.sent, 15, "three times each, until ten in a row have failed")
 			require.Greater(t, ours.sent, 9)
 			require.LessOrEqual(t, ours.longest, 30*time.Second)
 		}},
-		{"silent after the first event", 5, 2 * time.Minute, silentAfter(1), func(t *testing.T, ours account) {
+		{"silent after the first event", 5, 2 * time.Minute, silentAfter(1), func(t *testing.T, ours, plain, failsafe account) {
 			require.Equal(t, 5, ours.sent, "the caller has had a part")
+			require.Equal(t, time.Minute, min(plain.longest, failsafe.longest))
 			require.Equal(t, 10*time.Second, ours.longest)
 		}},
-		{"silent in the middle", 5, 2 * time.Minute, silentAfter(100), func(t *testing.T, ours account) {
+		{"silent in the middle", 5, 2 * time.Minute, silentAfter(100), func(t *testing.T, ours, plain, failsafe account) {
 			require.Equal(t, 5, ours.sent)
+			require.Equal(t, time.Minute, min(plain.longest, failsafe.longest))
 			require.Equal(t, 10*time.Second, ours.longest)
 		}},
-		{"hangs, a request each 3 s", 200, 3 * time.Second, hangs, func(t *testing.T, ours account) {
+		{"hangs, a request each 3 s", 200, 3 * time.Second, hangs, func(t *testing.T, ours, plain, failsafe account) {
+			require.Equal(t, 200, plain.sent)
+			require.Equal(t, time.Minute, plain.longest)
 			require.Greater(t, ours.refused, 150)
 			require.Less(t, ours.sent, 80)
 			require.LessOrEqual(t, ours.longest, 31*time.Second)
 		}},
 	} {
+		accounts := map[string]account{}
 		for _, client := range clients {
 			synctest.Test(t, func(t *testing.T) {
 				a := run(c.calls, c.pause, c.server, client.new)
 				fmt.Fprintf(&text, "%-34s %-10s %6d %9d %8d %7d  %v\n", c.name, client.name, a.sent, a.answered, a.refused, a.failed, a.longest.Round(10*time.Millisecond))
-				if client.name == "NewClient" {
-					c.want(t, a)
-				}
+				accounts[client.name] = a
 			})
 		}
+		c.want(t, accounts["NewClient"], accounts["plain"], accounts["failsafe"])
 	}
 }
