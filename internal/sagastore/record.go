@@ -131,6 +131,10 @@ func (c CommitRequest) After() int64 { return c.Seq + int64(len(c.Log)) }
 type Receipt struct {
 	CancelRequested bool
 	CancelNote      string
+
+	// Woken is set if the request's Release was, and the saga is due now although WakeIn says
+	// later: Cancel, Signal or Hasten has woken it since it was claimed.
+	Woken bool
 }
 
 // A SignalRequest asks a Store to keep a signal.

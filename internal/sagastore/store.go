@@ -45,7 +45,8 @@ type Store interface {
 	// In each claimed record, Previous is the Owner before, Epoch is one higher, Owner
 	// is the request's, and WakeAt is now + LeaseTTL. Takeovers is one higher if Previous
 	// is neither "" nor the request's Owner, which has not crashed. Seq, UpdatedAt and
-	// the log do not change. No saga is claimed twice in one epoch.
+	// the log do not change. The record is not woken any more: the new owner looks at all that
+	// has come. No saga is claimed twice in one epoch.
 	Claim(ctx context.Context, req ClaimRequest) ([]Record, error)
 
 	// Heartbeat sets WakeAt to now + LeaseTTL for each saga of Held whose Owner and Epoch
@@ -61,7 +62,9 @@ type Store interface {
 	// Status, Data, Steps, Failures, Takeovers, LastError and Nonce become the
 	// request's, except that nil Data leaves Data as it is. Seq grows by len(Log),
 	// and UpdatedAt is now. Only Start and Commit change Nonce. WakeAt
-	// and Owner stay, unless Release is set: then Owner is "" and WakeAt is now + WakeIn.
+	// and Owner stay, unless Release is set: then Owner is "" and WakeAt is now + WakeIn, or now
+	// if the record was woken since it was claimed. So nothing is lost that comes while its owner
+	// writes it back to wait, and the owner need not look again.
 	// Entry i of Log is stored with Seq req.Seq + 1 + i, Epoch req.Epoch and At now. Commit
 	// costs one round trip and at most one commit; concurrent commits of several sagas may
 	// share one.
@@ -69,7 +72,8 @@ type Store interface {
 
 	// Cancel asks the owner of a running saga to turn back. If Status is Running and no
 	// cancellation was requested before, it sets CancelRequested, CancelNote and
-	// UpdatedAt, and WakeAt to now if Owner is "". Epoch, Seq and the log stay, so that the owner's
+	// UpdatedAt, wakes the record (see Commit), and sets WakeAt to now if Owner is "". Epoch, Seq
+	// and the log stay, so that the owner's
 	// next commit does not fail. Cancel returns the record as it is afterwards, or
 	// ErrNotFound.
 	Cancel(ctx context.Context, id, note string) (Record, error)
@@ -78,8 +82,9 @@ type Store interface {
 	// payload remains. Before it keeps a new one, Signal calls req.Admit, if that is not nil,
 	// with the record. It returns the error of Admit as it is, and then keeps nothing. A
 	// Commit of the saga comes before the call of Admit, or after the signal is kept. If the
-	// saga's Status is Running, its Owner "" and its WakeAt after now, WakeAt becomes now, even
-	// if the signal was kept before. Epoch, Seq, UpdatedAt and the log stay. Signal returns
+	// saga's Status is Running, the record is woken (see Commit), even if the signal was kept
+	// before; and if its Owner is "" and its WakeAt after now, WakeAt becomes now. Epoch, Seq,
+	// UpdatedAt and the log stay. Signal returns
 	// the record as it is afterwards, or ErrNotFound.
 	Signal(ctx context.Context, req SignalRequest) (Record, error)
 
@@ -88,9 +93,9 @@ type Store interface {
 	// Signals was called.
 	Signals(ctx context.Context, id string) ([]Signal, error)
 
-	// Hasten makes a saga due: if its Status is Running or Compensating, its Owner "" and
-	// its WakeAt after now, WakeAt becomes now. It changes nothing else, and nothing of
-	// any other saga. That the saga does not exist is no error.
+	// Hasten makes a saga due: if its Status is Running or Compensating, the record is woken (see
+	// Commit); and if its Owner is "" and its WakeAt after now, WakeAt becomes now. It changes
+	// nothing else, and nothing of any other saga. That the saga does not exist is no error.
 	Hasten(ctx context.Context, id string) error
 
 	// Load returns one record, or ErrNotFound. It sees every write that returned before

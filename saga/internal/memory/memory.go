@@ -33,6 +33,7 @@ type kept struct {
 	store.Record
 	log     []store.Entry
 	signals []store.Signal // by name
+	woken   bool           // since it was claimed
 }
 
 // Start implements [store.Store].
@@ -103,7 +104,7 @@ func (m *Store) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Reco
 			s.Takeovers++
 		}
 		s.Epoch++
-		s.Owner, s.WakeAt = req.Owner, now.Add(req.LeaseTTL)
+		s.Owner, s.WakeAt, s.woken = req.Owner, now.Add(req.LeaseTTL), false
 		rec := s.read()
 		rec.Previous = previous
 		claimed = append(claimed, rec)
@@ -148,12 +149,16 @@ func (m *Store) Commit(ctx context.Context, req store.CommitRequest) (store.Rece
 	}
 	s.Failures, s.Takeovers, s.LastError = req.Failures, req.Takeovers, req.LastError
 	s.Nonce, s.UpdatedAt = req.Nonce, now
+	rc := store.Receipt{CancelRequested: s.CancelRequested, CancelNote: s.CancelNote}
 	if req.Release {
+		if s.woken && req.WakeIn > 0 {
+			rc.Woken, req.WakeIn = true, 0
+		}
 		s.Owner, s.WakeAt = "", now.Add(req.WakeIn)
 	}
 	s.append(req.Log, now)
 	m.index(s)
-	return store.Receipt{CancelRequested: s.CancelRequested, CancelNote: s.CancelNote}, nil
+	return rc, nil
 }
 
 // Cancel implements [store.Store].
@@ -169,7 +174,7 @@ func (m *Store) Cancel(ctx context.Context, id, note string) (store.Record, erro
 	}
 	if s.Status == store.Running && !s.CancelRequested {
 		now := time.Now()
-		s.CancelRequested, s.CancelNote, s.UpdatedAt = true, note, now
+		s.CancelRequested, s.CancelNote, s.UpdatedAt, s.woken = true, note, now, true
 		if s.Owner == "" {
 			s.WakeAt = now
 		}
@@ -437,8 +442,9 @@ func (m *Store) Hasten(ctx context.Context, id string) error {
 	return nil
 }
 
-// hasten makes the saga due, unless it has an owner.
+// hasten makes the saga due: if it has an owner, when that releases it.
 func (s *kept) hasten() {
+	s.woken = true
 	if now := time.Now(); s.Owner == "" && s.WakeAt.After(now) {
 		s.WakeAt = now
 	}
