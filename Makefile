@@ -1,5 +1,5 @@
 GO          ?= go
-ADAPTERS    := resiliencegrpc resilienceotel resiliencepgx resilienceredis
+ADAPTERS    := console resiliencegrpc resilienceotel resiliencepgx resilienceredis
 MODULES     := . $(ADAPTERS) examples internal/benchmarks internal/integration
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME    ?= 10000x

@@ -32,7 +32,6 @@ var engines = map[string][]string{
 	"saga/sagatest":         {"golang.org/x/sync"},
 	"saga/sqlstore":         nil,
 	"faults":                nil,
-	"console":               {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync", "github.com/go-viper/mapstructure/v2"},
 	"registry":              {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2", "github.com/maypok86/otter/v2", "golang.org/x/sync", "github.com/go-viper/mapstructure/v2"},
 	"resiliencesql":         nil,
 	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2"},
@@ -50,7 +49,7 @@ var patterns = []string{"retry", "hedge", "breaker", "bulkhead", "throttle", "ca
 
 // TestImports holds the arrows of the house: a pattern imports neither another
 // pattern nor the root, links no more than its engine, and only resiliencehttp,
-// saga/sagahttp, console and faults link net/http.
+// saga/sagahttp and faults link net/http.
 func TestImports(t *testing.T) {
 	for pkg, allowed := range engines {
 		t.Run("resilience/"+pkg, func(t *testing.T) {
@@ -69,12 +68,12 @@ func mayLink(pkg, dep string, engines []string) bool {
 	case pkg == "resiliencehttp" && (dep == "database/sql" || own == "saga"):
 		return false
 	case isOurs && slices.Contains(patterns, strings.Split(own, "/")[0]):
-		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp" || pkg == "registry" || pkg == "console" || pkg == "saga/sagahttp"
+		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp" || pkg == "registry" || pkg == "saga/sagahttp"
 	case isOurs:
-		return own == pkg || pkg == "saga/sagahttp" && own == "resiliencehttp" || strings.HasPrefix(own, "internal/") || pkg == "console" && own == "registry" ||
+		return own == pkg || pkg == "saga/sagahttp" && own == "resiliencehttp" || strings.HasPrefix(own, "internal/") ||
 			pkg == "saga/sqlstore" && own == "resiliencesql"
 	case dep == "net/http":
-		return pkg == "resiliencehttp" || pkg == "faults" || pkg == "console" || pkg == "saga/sagahttp"
+		return pkg == "resiliencehttp" || pkg == "faults" || pkg == "saga/sagahttp"
 	case !strings.Contains(strings.Split(dep, "/")[0], "."): // the standard library
 		return true
 	case strings.HasPrefix(dep, "vendor/"):

@@ -12,10 +12,8 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
-	"github.com/go-resilience/resilience/console"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/lease/sqllease"
-	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
@@ -166,17 +164,6 @@ func _() {
 	http.Handle("/", limit(server.Bulkhead(slots)(handler)))
 
 	use(client)
-}
-
-func _() {
-	reg := registry.New()
-	reg.MustAdd(retries, circuit, slots) // each has a Name
-	reg.Observe(registry.Log(slog.Default()))
-	http.Handle("/debug/resilience/", http.StripPrefix("/debug/resilience", console.New(reg, console.Config{}))) // behind your login
-
-	report, err := reg.Apply([]byte(`{"breaker/users": {"Failures": 10, "OpenFor": "45s"}}`))
-
-	use(report, err)
 }
 
 func _() error {

@@ -81,3 +81,7 @@ require (
 replace github.com/go-resilience/resilience/resilienceotel => ../resilienceotel
 
 replace github.com/go-resilience/resilience/resilienceredis => ../resilienceredis
+
+replace github.com/go-resilience/resilience/console => ../console
+
+require github.com/go-resilience/resilience/console v0.0.0-00010101000000-000000000000

@@ -37,8 +37,11 @@ func TestPolicyOfAnotherModule(t *testing.T) {
 		"module github.com/go-resilience/resilience/resilienceotel", "module example.com/outside",
 		"=> ..", "=> "+root,
 	).Replace(string(read("go.mod")))
-	put("go.mod", []byte(mod), []byte("\nrequire github.com/go-resilience/resilience/resilienceotel v0.0.0\n"+
-		"replace github.com/go-resilience/resilience/resilienceotel => "+root+"/resilienceotel\n"))
+	for _, module := range []string{"resilienceotel", "console"} {
+		mod += "\nrequire github.com/go-resilience/resilience/" + module + " v0.0.0\n" +
+			"replace github.com/go-resilience/resilience/" + module + " => " + root + "/" + module + "\n"
+	}
+	put("go.mod", []byte(mod))
 	run := exec.Command("go", "run", ".")
 	run.Dir = dir
 	run.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")

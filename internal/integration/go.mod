@@ -82,3 +82,7 @@ replace github.com/go-resilience/resilience/resilienceotel => ../../resilienceot
 replace github.com/go-resilience/resilience/resilienceredis => ../../resilienceredis
 
 replace github.com/go-resilience/resilience/resiliencepgx => ../../resiliencepgx
+
+replace github.com/go-resilience/resilience/console => ../../console
+
+require github.com/go-resilience/resilience/console v0.0.0-00010101000000-000000000000
