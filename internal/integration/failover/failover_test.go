@@ -203,7 +203,7 @@ func TestWritesAreBackWithinTwoAttempts(t *testing.T) {
 			if dialect == sqlstore.PostgreSQL {
 				w.pgxTx()
 			}
-			terms := make(chan int64, 1000)
+			term := make(chan lease.Term, 1000)
 			leader := lease.New(sqllease.New(w.open(), sqllease.Dialect(dialect), sqllease.Config{}), lease.Config{
 				Name: "leader", TTL: time.Second, OnStoreError: func(context.Context, error) {},
 			})
@@ -212,14 +212,14 @@ func TestWritesAreBackWithinTwoAttempts(t *testing.T) {
 			defer work.Wait()
 			defer stop()
 			work.Go(func() {
-				_ = leader.Run(ctx, func(ctx context.Context, term lease.Term) error {
-					terms <- term.Epoch()
+				_ = leader.Run(ctx, func(ctx context.Context, won lease.Term) error {
+					term <- won
 					<-ctx.Done()
 					return nil
 				})
 			})
 			w.each(func(u user) { require.NoError(t, u.write(ctx), u.name) })
-			first := <-terms
+			first := (<-term).Epoch()
 
 			pair.Swap()
 			for _, u := range w.users { // who read keep the connections in use, to the end
@@ -254,12 +254,15 @@ func TestWritesAreBackWithinTwoAttempts(t *testing.T) {
 					t.Errorf("%s: the second attempt: %v", u.name, err)
 				}
 			})
-			select {
-			case epoch := <-terms:
-				require.Greater(t, epoch, first)
-			case <-time.After(time.Minute):
-				t.Error("nobody leads")
-			}
+			moved := time.Now()
+			newDB, err := sql.Open(w.driver, pair.DSN(pair.Addrs[1]))
+			require.NoError(t, err)
+			defer newDB.Close()
+			leases := sqllease.New(newDB, sqllease.Dialect(dialect), sqllease.Config{})
+			require.Eventually(t, func() bool { // renewed there, or won anew if it ended before
+				rec, err := leases.Load(ctx, "leader")
+				return err == nil && rec.Held() && rec.Epoch >= first && rec.Until.After(moved.Add(3*time.Second))
+			}, time.Minute, 10*time.Millisecond, "nobody leads")
 			require.Eventually(t, func() bool { return ended.Load() == started.Load() }, time.Minute, 10*time.Millisecond,
 				"sagas are not completed")
 		})
