@@ -35,16 +35,13 @@ type Config struct {
 	// of Allow. ctx has the values of that of the request. Of an operation on many sagas it is
 	// called for each of them.
 	Audit func(context.Context, Operation, error)
-	// OnDemand keeps figures from the first look on, until nobody has looked for ten minutes.
-	// Otherwise they are kept from New on, and the first look shows what led there.
-	OnDemand bool
 }
 
 // Show says what a [Console] shows of the things that may hold secrets. Each is hidden if
 // its field is false.
 type Show struct {
 	Errors bool // texts of errors, which may contain keys; the notes in a saga's log
-	Keys   bool // keys of a Group, and shares of a bulkhead
+	Keys   bool // keys of a Group
 	State  bool // states of sagas
 }
 
@@ -73,7 +70,7 @@ type process struct {
 }
 
 // New returns a Console of the policies of reg, those that are added later included. It
-// begins to keep figures, unless cfg.OnDemand is set.
+// begins to keep figures, until Close.
 func New(reg *registry.Registry, cfg Config) *Console {
 	host, _ := os.Hostname()
 	c := &Console{
@@ -82,11 +79,8 @@ func New(reg *registry.Registry, cfg Config) *Console {
 		closed: make(chan struct{}),
 	}
 	c.process = process{Name: cmp.Or(cfg.Name, filepath.Base(os.Args[0])), Host: cmp.Or(host, "unknown host"), PID: os.Getpid(), Start: started.Round(time.Second)}
-	c.sampler.reg, c.sampler.onDemand = reg, cfg.OnDemand
 	c.close = sync.OnceFunc(func() { close(c.closed) })
-	if !cfg.OnDemand {
-		c.sampler.begin()
-	}
+	c.sampler.begin(reg)
 	return c
 }
 

@@ -2,6 +2,7 @@ package console_test
 
 import (
 	"cmp"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,7 +32,6 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/console"
 	"github.com/go-resilience/resilience/hedge"
-	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
@@ -144,7 +144,6 @@ type overview struct {
 type policy struct {
 	Tick               int
 	Tone, State, Error string
-	LastError          string `json:"last_error"`
 	States             []struct {
 		State   string
 		Seconds int
@@ -159,11 +158,6 @@ type policy struct {
 	Members  []struct {
 		Key, State, Error string
 		Calls             int64
-	}
-	Shares []struct {
-		Share    string
-		InFlight int `json:"in_flight"`
-		Queued   int
 	}
 	Actions []string
 }
@@ -337,69 +331,39 @@ func sampling() int {
 	return strings.Count(string(stacks), "resilience/console.(*sampler)")
 }
 
-func TestNobodyThereCostsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newShop(t, console.Config{OnDemand: true})
-		require.Zero(t, sampling(), "before the first look")
-		s.get("/", nil)
-		synctest.Wait()
-		require.Positive(t, sampling())
-		time.Sleep(10*time.Minute - time.Second)
-		synctest.Wait()
-		require.Positive(t, sampling(), "for ten minutes after")
-		time.Sleep(time.Second)
-		synctest.Wait()
-		require.Zero(t, sampling())
-		var p policy
-		s.get("/policy?kind=bulkhead&name=users", &p)
-		require.Len(t, p.points(t, "bulkhead.limit", ""), 1, "it begins anew")
-		require.NoError(t, s.page.Close())
-		require.Zero(t, sampling(), "after Close")
-		require.Equal(t, http.StatusServiceUnavailable, s.get("/", nil).Code)
-		require.NoError(t, s.page.Close())
-	})
-}
-
 // Whoever looks for the first time sees the outage that has called them, since when, and with
 // which error.
 func TestTheFirstLookShowsWhatLedThere(t *testing.T) {
-	for _, onDemand := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newShop(t, console.Config{OnDemand: onDemand, Show: console.Show{Errors: true}})
-			time.Sleep(20*time.Minute - time.Second/2)
-			for range 3 {
-				_ = s.circuit.Do(t.Context(), failing)
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{Show: console.Show{Errors: true}})
+		time.Sleep(20*time.Minute - time.Second/2)
+		for range 3 {
+			_ = s.circuit.Do(t.Context(), failing)
+		}
+		_ = s.shards.Do(t.Context(), "a", failing)
+		time.Sleep(5 * time.Minute)
+		var p policy
+		s.get("/policy?kind=breaker&name=users", &p)
+		var o overview
+		s.get("/", &o)
+		body := s.get("/", nil).Body.String()
+		require.Equal(t, 2, strings.Count(body, `<span class="error" title="password=hunter2: connection refused">`), "of the breaker and of the shard")
+		points := p.points(t, "breaker.calls", "failure")
+		require.Len(t, points, 600)
+		require.Equal(t, 3.0, points[299]+points[300], "five minutes ago")
+		require.Equal(t, "closed", p.States[0].State)
+		require.InDelta(t, 299, p.States[0].Seconds, 1)
+		for _, c := range o.Policies {
+			if c.Tone == "ok" {
+				require.Nil(t, c.Since)
+				continue
 			}
-			_ = s.shards.Do(t.Context(), "a", failing)
-			time.Sleep(5 * time.Minute)
-			var p policy
-			s.get("/policy?kind=breaker&name=users", &p)
-			var o overview
-			s.get("/", &o)
-			body := s.get("/", nil).Body.String()
-			require.Equal(t, 2, strings.Count(body, `<span class="error" title="password=hunter2: connection refused">`), "of the breaker and of the shard")
-			if onDemand {
-				require.Len(t, p.points(t, "breaker.calls", "failure"), 1)
-				require.Nil(t, o.Policies[0].Since, "who can tell?")
-				return
-			}
-			points := p.points(t, "breaker.calls", "failure")
-			require.Len(t, points, 600)
-			require.Equal(t, 3.0, points[299]+points[300], "five minutes ago")
-			require.Equal(t, "closed", p.States[0].State)
-			require.InDelta(t, 299, p.States[0].Seconds, 1)
-			for _, c := range o.Policies {
-				if c.Tone == "ok" {
-					require.Nil(t, c.Since)
-					continue
-				}
-				require.Equal(t, 5*time.Minute, time.Since(*c.Since).Round(time.Second), c.Path)
-				require.Contains(t, []string{"for 4 min", "for 5 min"}, c.Words.Since)
-			}
-			require.Contains(t, body, ` title="since the console first saw it so">`+o.Policies[0].Words.Since)
-			require.Contains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(), ` title="since the console first saw it so">`+o.Policies[0].Words.Since)
-		})
-	}
+			require.Equal(t, 5*time.Minute, time.Since(*c.Since).Round(time.Second), c.Path)
+			require.Contains(t, []string{"for 4 min", "for 5 min"}, c.Words.Since)
+		}
+		require.Contains(t, body, ` title="since the console first saw it so">`+o.Policies[0].Words.Since)
+		require.Contains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(), ` title="since the console first saw it so">`+o.Policies[0].Words.Since)
+	})
 }
 
 func TestPoliciesComeAndGo(t *testing.T) {
@@ -467,51 +431,9 @@ func TestTextsAreNotMarkup(t *testing.T) {
 		require.NotContains(t, body, "<script>alert", path)
 		require.NotContains(t, body, "<img src=x", path)
 	}
-	w := s.post("action", "apply", "policy", "breaker/users", "was.Failures", "3", "is.Failures", evil)
+	w := s.post("action", "apply", "policy", "breaker/users", "settings", evil)
 	require.NotContains(t, w.Body.String(), "<script>alert")
 	require.Contains(t, w.Body.String(), "&lt;script&gt;alert")
-}
-
-func TestSharesAreShown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		names := []string{"a", "<b>", strings.Repeat("long ", 1000)}
-		for _, show := range []bool{false, true} {
-			s := newShop(t, console.Config{Show: console.Show{Keys: show}})
-			next := 0
-			require.NoError(t, s.slots.Update(func(cfg *bulkhead.Config) {
-				cfg.MaxWait, cfg.Share = -1, func(context.Context) string { return names[next] }
-			}))
-			for i, n := range []int{3, 2, 1} {
-				next = i
-				for range n {
-					go func() {
-						_ = s.slots.Do(t.Context(), func(ctx context.Context) error { time.Sleep(time.Second); return nil })
-					}()
-					synctest.Wait()
-				}
-			}
-			const path = "/policy?kind=bulkhead&name=users"
-			var p policy
-			s.get(path, &p)
-			body := s.get(path, nil).Body.String()
-			require.Len(t, p.Shares, 3)
-			require.Equal(t, 3, p.Shares[0].InFlight)
-			require.Equal(t, 1, p.Shares[1].InFlight)
-			require.Equal(t, 1, p.Shares[1].Queued)
-			require.Equal(t, 1, p.Shares[2].Queued)
-			require.Contains(t, body, "Shares, the busiest first")
-			require.NotContains(t, body, "<b>")
-			require.Equal(t, show, strings.Contains(body, "&lt;b&gt;"))
-			require.NotContains(t, body, strings.Repeat("long ", 21))
-			if show {
-				require.Equal(t, names[2][:100], p.Shares[2].Share)
-			} else {
-				require.Equal(t, "hidden", p.Shares[2].Share)
-			}
-			time.Sleep(3 * time.Second)
-			require.NotContains(t, s.get(path, nil).Body.String(), "Shares")
-		}
-	})
 }
 
 func TestPagesAreSecured(t *testing.T) {
@@ -564,60 +486,6 @@ func TestPageWorksUnderAnyPrefix(t *testing.T) {
 	_ = res.Body.Close()
 	require.Equal(t, "exact/", res.Header.Get("Location"))
 	require.Equal(t, http.StatusMovedPermanently, res.StatusCode)
-}
-
-// A page that is live asks each second for what is new since the sample that it has.
-func TestAPageAsksForWhatIsNew(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newShop(t, console.Config{})
-		var o, news overview
-		var p, more policy
-		s.get("/", &o)
-		require.Len(t, o.Policies, 6)
-		s.get("/policy?kind=bulkhead&name=users", &p)
-		all := p.points(t, "bulkhead.calls", "admitted")
-		spark := map[string][]float64{}
-		for _, c := range o.Policies {
-			spark[c.Path] = c.Spark.Calls
-		}
-		time.Sleep(time.Second / 2)
-		for i := range 3*60 + 1 {
-			time.Sleep(time.Second)
-			for range 7 * (i % 3 / 2) { // in one second of three, and then in none
-				if i < 90 {
-					_ = s.slots.Do(t.Context(), working)
-				}
-			}
-			if i%5 > 3 {
-				continue // a page may miss some
-			}
-			news, more = overview{}, policy{}
-			s.get(fmt.Sprintf("/?since=%d", o.Tick), &news)
-			steps := news.Tick/10 - o.Tick/10
-			fresh := map[string][]float64{}
-			for _, c := range news.Policies {
-				require.Equal(t, "bulkhead/users", c.Path, "the others have had no calls")
-				fresh[c.Path] = c.Spark.Calls
-			}
-			for path, list := range spark { // as the script does
-				add, ok := fresh[path]
-				if !ok {
-					add = make([]float64, steps+1)
-				}
-				spark[path] = append(list[:len(list)-1], add...)
-			}
-			o.Tick = news.Tick
-			s.get(fmt.Sprintf("/policy?kind=bulkhead&name=users&since=%d", p.Tick), &more)
-			all, p.Tick = append(all, more.points(t, "bulkhead.calls", "admitted")...), more.Tick
-			require.Empty(t, more.Settings, "which is not new")
-		}
-		s.get("/", &o)
-		for _, c := range o.Policies {
-			require.Equal(t, c.Spark.Calls, spark[c.Path], c.Path)
-		}
-		s.get("/policy?kind=bulkhead&name=users", &p)
-		require.Equal(t, p.points(t, "bulkhead.calls", "admitted"), all)
-	})
 }
 
 func TestActionsNeedAllow(t *testing.T) {
@@ -797,11 +665,10 @@ func TestFieldsOfAnotherActionAreRefused(t *testing.T) {
 		want string
 	}{
 		{[]string{"action", "force-open", "policy", "breaker/users", "key", "mine"}, "key: breaker/users is one breaker, without keys"},
-		{[]string{"action", "invalidate-all", "policy", "cache/users", "key", "1"}, "key: is not for invalidate-all"},
-		{[]string{"action", "trip", "policy", "breaker/users", "status", "stuck"}, "status: is not for trip"},
-		{[]string{"action", "apply", "policy", "bulkhead/users", "key", "a", "settings", `{"Limit": 5}`}, "key: is not for apply"},
-		{[]string{"action", "trip", "policy", "breaker/users", "is.Failures", "1"}, "there is no field is.Failures"},
-		{[]string{"action", "abandon", "policy", "saga/worker", "id", "1", "status", "stuck", "note", "x"}, "status: is not for one saga"},
+		{[]string{"action", "invalidate-all", "policy", "cache/users", "key", "1"}, "key: is no field of invalidate-all"},
+		{[]string{"action", "trip", "policy", "breaker/users", "status", "stuck"}, "status: is no field of trip"},
+		{[]string{"action", "apply", "policy", "bulkhead/users", "key", "a", "settings", `{"Limit": 5}`}, "key: is no field of apply"},
+		{[]string{"action", "abandon", "policy", "saga/worker", "id", "1", "status", "stuck", "note", "x"}, "status: is no field of abandon"},
 	} {
 		w := s.post(c.form...)
 		require.GreaterOrEqual(t, w.Code, 400, c.want)
@@ -821,38 +688,44 @@ func TestPreviewAsksAllowAndAudit(t *testing.T) {
 			audit = append(audit, fmt.Sprint(op.Action, " ", string(op.Settings), " ", err))
 		},
 	})
-	form := []string{"action", "apply", "policy", "bulkhead/users", "preview", "1", "was.Limit", "4", "is.Limit", "9"}
+	form := []string{"action", "apply", "policy", "bulkhead/users", "preview", "1", "settings", `{"Limit": 9}`}
 	require.Equal(t, http.StatusOK, s.post(form...).Code)
 	refused = errors.New("not on a Sunday")
 	w := s.post(form...)
 	require.Equal(t, http.StatusForbidden, w.Code)
 	require.NotContains(t, w.Body.String(), "<del>")
-	require.Equal(t, []string{`preview {"Limit":9} <nil>`, `preview {"Limit":9} not on a Sunday`}, audit)
+	require.Equal(t, []string{`preview {"Limit": 9} <nil>`, `preview {"Limit": 9} not on a Sunday`}, audit)
 	require.Equal(t, 4, s.slots.Config().Limit)
 }
 
-func TestSettingsChangeWithAPreview(t *testing.T) {
+func TestSettingsChangeWithADryRun(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
-	form := []string{"action", "apply", "policy", "bulkhead/users", "was.Limit", "4", "is.Limit", "9", "was.MaxWait", "0s", "is.MaxWait", "0s"}
+	body := s.get("/policy?kind=bulkhead&name=users", nil).Body.String()
+	require.Contains(t, html.UnescapeString(body), "\"Limit\": 4", "the settings as they are")
+	form := []string{"action", "apply", "policy", "bulkhead/users", "settings", `{"Limit": 9}`}
 	w := s.post(append(form, "preview", "1", "note", "Black Friday")...)
 	require.Equal(t, http.StatusOK, w.Code)
 	require.Equal(t, 1, strings.Count(w.Body.String(), `value="Black Friday"`), "for the apply that follows")
+	require.Contains(t, html.UnescapeString(w.Body.String()), `spellcheck="false">{"Limit": 9}</textarea>`)
 	require.Contains(t, w.Body.String(), "<td>bulkhead/users.Limit</td><td><del>4</del></td><td><ins>9</ins></td>")
-	require.NotContains(t, w.Body.String(), "users.MaxWait<")
 	require.Equal(t, 4, s.slots.Config().Limit)
 	require.Contains(t, s.post(form...).Header().Get("Location"), "done=apply")
 	require.Equal(t, 9, s.slots.Config().Limit)
 	require.Equal(t, "policy?kind=bulkhead&name=users", s.post(form...).Header().Get("Location"), "no settings were changed")
 
-	// A page that is old changes only what was changed on it.
+	// A page that is old changes only what is in its box.
 	require.NoError(t, s.slots.Update(func(c *bulkhead.Config) { c.MaxWait = time.Minute }))
 	require.Equal(t, http.StatusSeeOther, s.post(form...).Code)
 	require.Equal(t, time.Minute, s.slots.Config().MaxWait)
 
-	for is, want := range map[string]string{"-1": "Limit", "many": "must be like 9", `"x"`: "bulkhead/users: Limit: expected type"} {
-		w = s.post("action", "apply", "policy", "bulkhead/users", "was.Limit", "9", "is.Limit", is)
-		require.Equal(t, true, w.Code >= 400, is)
-		require.Contains(t, w.Body.String(), want, is)
+	for settings, want := range map[string]string{
+		`{"Limit": -1}`: "Limit", `{"Limit": "x"}`: "bulkhead/users: Limit: expected type", `{"Limit": many}`: "settings: is not JSON",
+		`{"Limti": 5}`: "Limti: bulkhead.Config has no such field", `[]`: "must be an object of settings",
+	} {
+		w = s.post("action", "apply", "policy", "bulkhead/users", "settings", settings)
+		require.GreaterOrEqual(t, w.Code, 400, settings)
+		require.Contains(t, html.UnescapeString(w.Body.String()), want)
+		require.Contains(t, html.UnescapeString(w.Body.String()), settings+"</textarea>", "it can be mended")
 		require.Equal(t, 9, s.slots.Config().Limit)
 	}
 	w = s.post("action", "apply", "policy", "bulkhead/users", "settings", `{"Limit": 5, "MaxWait": "2s", "Queue": 3}`)
@@ -1041,8 +914,6 @@ func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
 			often(func(int) { s.get(path, nil) })
 			often(func(int) { s.get(path, &json.RawMessage{}) })
 		}
-		often(func(i int) { s.get(fmt.Sprintf("/policy?kind=breaker&name=users&since=%d", i), &json.RawMessage{}) })
-		often(func(i int) { s.get(fmt.Sprintf("/?since=%d", i), &json.RawMessage{}) })
 		often(func(i int) {
 			s.post("action", []string{"trip", "reset", "disable", "enable"}[i%4], "policy", "breaker/users")
 		})
@@ -1063,44 +934,6 @@ func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
 		work.Wait()
 		require.NoError(t, s.page.Close())
 		require.Zero(t, sampling())
-	})
-}
-
-// The page of a lease says who holds it, and the overview that nobody does.
-func TestALeaseShowsItsHolder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := lease.New(lease.NewMemory(), lease.Config{Name: "billing", Holder: "10.0.0.7:80"})
-		reg := registry.New()
-		reg.MustAdd(c)
-		s := newPage(t, reg, console.Config{})
-		defer s.page.Close()
-		term, err := c.Campaign(t.Context())
-		require.NoError(t, err)
-		var p struct {
-			State, Detail string
-			Lease         struct {
-				Holder string
-				Epoch  int64
-				Until  *time.Time
-			}
-		}
-		s.get("/policy?kind=lease&name=billing", &p)
-		time.Sleep(time.Minute)
-		s.get("/policy?kind=lease&name=billing", &p)
-		require.Equal(t, "steady", p.State)
-		require.Equal(t, "held by 10.0.0.7:80", p.Detail)
-		require.Equal(t, "10.0.0.7:80", p.Lease.Holder)
-		require.Equal(t, term.Epoch(), p.Lease.Epoch)
-		require.WithinDuration(t, time.Now(), *p.Lease.Until, 15*time.Second)
-		require.Contains(t, s.get("/policy?kind=lease&name=billing", nil).Body.String(), "<dt>Held by</dt><dd>10.0.0.7:80</dd>")
-
-		require.NoError(t, term.Resign(t.Context()))
-		time.Sleep(time.Minute)
-		require.Contains(t, s.get("/policy?kind=lease&name=billing", nil).Body.String(), "<dt>Held by</dt><dd>nobody</dd>")
-		var o overview
-		s.get("/", &o)
-		require.Equal(t, "The lease billing is held by nobody.", o.Verdict)
-		require.Equal(t, "fail", o.Tone)
 	})
 }
 
@@ -1172,6 +1005,38 @@ func TestRatesOfAPolicy(t *testing.T) {
 	})
 }
 
+// An open page asks for all of it each second, so it is sent compressed.
+func TestPagesAreCompressed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShop(t, console.Config{})
+		defer s.page.Close()
+		defer s.users.Close()
+		time.Sleep(10*time.Minute + time.Second/2)
+		for _, accept := range []string{"text/html", "application/json"} {
+			for _, path := range []string{"/", "/policy?kind=breaker&name=users"} {
+				r := httptest.NewRequest("GET", path, nil)
+				r.Header.Set("Accept", accept)
+				r.Header.Set("Accept-Encoding", "gzip, deflate")
+				w := httptest.NewRecorder()
+				s.page.ServeHTTP(w, r)
+				require.Equal(t, "gzip", w.Header().Get("Content-Encoding"))
+				require.Equal(t, fmt.Sprint(w.Body.Len()), w.Header().Get("Content-Length"))
+				sent := w.Body.Len()
+				z, err := gzip.NewReader(w.Body)
+				require.NoError(t, err)
+				whole, err := io.ReadAll(z)
+				require.NoError(t, err)
+				r.Header.Del("Accept-Encoding")
+				w = httptest.NewRecorder()
+				s.page.ServeHTTP(w, r)
+				require.Empty(t, w.Header().Get("Content-Encoding"))
+				require.Len(t, whole, w.Body.Len())
+				require.Less(t, sent, len(whole)/3)
+			}
+		}
+	})
+}
+
 func TestPagesHaveTheirHeaders(t *testing.T) {
 	s := newShop(t, console.Config{Name: "shop"})
 	ask := func(method, path, accept string) *httptest.ResponseRecorder {
@@ -1185,7 +1050,7 @@ func TestPagesHaveTheirHeaders(t *testing.T) {
 	}
 	for accept, kind := range map[string]string{"text/html": "text/html; charset=utf-8", "application/json": "application/json"} {
 		w := ask("GET", "/policy?kind=breaker&name=users", accept)
-		require.Equal(t, []string{kind, "Accept", fmt.Sprint(w.Body.Len())},
+		require.Equal(t, []string{kind, "Accept, Accept-Encoding", fmt.Sprint(w.Body.Len())},
 			[]string{w.Header().Get("Content-Type"), w.Header().Get("Vary"), w.Header().Get("Content-Length")})
 		require.True(t, strings.HasSuffix(w.Body.String(), "\n"))
 		w = ask("HEAD", "/", accept)
@@ -1258,9 +1123,9 @@ func TestFieldsThatAnActionDoesNotNeed(t *testing.T) {
 		{"action=trip&policy=bulkhead/rooms&key=a", "bulkhead/rooms is not a breaker"},
 		{"action=trip&policy=breaker/shards&key=b", "breaker/shards has no breaker for the key \"b\" now"},
 		{"action=retry&policy=breaker/users&id=1&note=x", "breaker/users runs no sagas"},
-		{"action=apply&preview=1&policy=bulkhead/users&was.Limit=4&is.Limit=4", "nothing would change"},
-		{"action=apply&preview=1&policy=bulkhead/users&is.Limit=5", "nothing would change"},
-		{"action=apply&preview=1&policy=bulkhead/users&was.Limit=4&is.Limit=-1", "Limit is -1"},
+		{"action=apply&preview=1&policy=bulkhead/users&settings={\"Limit\":4}", "nothing would change"},
+		{"action=apply&preview=1&policy=bulkhead/users&settings={}", "nothing would change"},
+		{"action=apply&preview=1&policy=bulkhead/users&settings={\"Limit\":-1}", "Limit is -1"},
 		{"action=apply&policy=bulkhead/users&settings={", "settings: is not JSON"},
 		{"action=reset&policy=breaker/nobody", "there is no policy breaker/nobody"},
 	} {
@@ -1286,9 +1151,6 @@ func TestFieldsThatAnActionDoesNotNeed(t *testing.T) {
 	}
 	body := s.post("action", "trip", "policy", "breaker/users", "for", "x", "note", "not again").Body.String()
 	require.Equal(t, 1, strings.Count(body, `value="not again"`), "it stands where it was filled in")
-	body = s.post("action", "apply", "policy", "bulkhead/users", "was.Limit", "4", "is.Limit", "many").Body.String()
-	require.Contains(t, body, `name="is.Limit" value="many"`)
-	require.Contains(t, body, `name="is.MaxWait" value="0s"`, "which was not sent")
 	for path, want := range map[string][]string{
 		"kind=breaker&name=users": {"trip", "reset", "force-open", "disable", "enable", "apply"}, "kind=bulkhead&name=users": {"apply"},
 		"kind=cache&name=users": {"invalidate", "expire", "invalidate-all", "apply"},
@@ -1327,63 +1189,28 @@ func TestWhatIsNoCache(t *testing.T) {
 	}
 }
 
-// Since when something is wrong is told only if the console has seen that begin, or was there
-// from the start.
 func TestSinceWhenSomethingIsWrong(t *testing.T) {
-	for _, onDemand := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newShop(t, console.Config{OnDemand: onDemand})
-			defer s.page.Close()
-			defer s.users.Close()
-			since := func() time.Duration {
-				time.Sleep(3 * time.Second)
-				var p struct{ Since *time.Time }
-				s.get("/policy?kind=breaker&name=users", &p)
-				if p.Since == nil {
-					return -1
-				}
-				return time.Since(*p.Since).Round(time.Second)
-			}
-			s.circuit.ForceOpen(errDown)
-			s.get("/", nil)
-			time.Sleep(time.Second / 2)
-			want := 3 * time.Second
-			if onDemand {
-				want = -1
-			}
-			require.Equal(t, want, since().Truncate(3*time.Second)+want%(3*time.Second), onDemand)
-			s.circuit.Enable()
-			require.EqualValues(t, -1, since())
-			s.circuit.ForceOpen(errDown)
-			require.Equal(t, 2*time.Second, since().Truncate(2*time.Second), onDemand)
-		})
-	}
-}
-
-// A script that asks for what is new gets what is not well, and what still has a rate.
-func TestWhatIsNewOnTheOverview(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{})
 		defer s.page.Close()
 		defer s.users.Close()
-		s.reg.MustAdd(&asked{"billing", func(context.Context) {}}) // which has a detail, and no calls
-		var o overview
-		s.get("/", &o)
-		for _, p := range o.Policies {
-			require.Equal(t, []string{"0", "idle"}, []string{p.Words.Rate, p.Words.Share}, "at first, nobody knows")
+		since := func() time.Duration {
+			time.Sleep(3 * time.Second)
+			var p struct{ Since *time.Time }
+			s.get("/policy?kind=breaker&name=users", &p)
+			if p.Since == nil {
+				return -1
+			}
+			return time.Since(*p.Since).Round(time.Second)
 		}
 		s.circuit.ForceOpen(errDown)
-		time.Sleep(28500 * time.Millisecond)
-		_ = s.slots.Do(t.Context(), working)
-		time.Sleep(3 * time.Second) // into the next ten seconds
-		o = overview{}
-		s.get("/?since=30", &o)
-		var paths []string
-		for _, p := range o.Policies {
-			paths = append(paths, p.Path)
-		}
-		require.ElementsMatch(t, []string{"breaker/users", "bulkhead/users", "lease/billing"}, paths)
-		require.Equal(t, 8, strings.Count(s.get("/?since=30", nil).Body.String(), `<a class="card`)+1, "a page has all")
+		s.get("/", nil)
+		time.Sleep(time.Second / 2)
+		require.Equal(t, 3*time.Second, since().Truncate(3*time.Second))
+		s.circuit.Enable()
+		require.EqualValues(t, -1, since())
+		s.circuit.ForceOpen(errDown)
+		require.Equal(t, 2*time.Second, since().Truncate(2*time.Second))
 	})
 }
 
@@ -1424,22 +1251,23 @@ func TestHowOftenAStoreIsAsked(t *testing.T) {
 				}
 			}})
 		}
-		s := newPage(t, reg, console.Config{OnDemand: true})
+		s := newPage(t, reg, console.Config{})
 		s.get("/", nil)
 		time.Sleep(61500 * time.Millisecond)
 		require.EqualValues(t, []int64{7, 1}, []int64{quick.Load(), deaf.Load()}, "at once and each ten seconds")
 		require.InDelta(t, 6, hanging.Load(), 1)
-		time.Sleep(9 * time.Minute)
-		s.get("/policy?kind=lease&name=quick", nil)
-		time.Sleep(10*time.Minute + 600*time.Millisecond) // nobody looks
-		s.get("/", nil)
+		var o overview
+		s.get("/", &o)
+		for _, p := range o.Policies {
+			require.Equal(t, map[string]string{"quick": "steady", "hanging": "ailing", "deaf": "store down"}[p.Name], p.State)
+		}
 		begun := time.Now()
 		require.NoError(t, s.page.Close())
 		require.Zero(t, time.Since(begun), "nothing hangs that was asked before")
 	})
 }
 
-// An asked policy is a lease whose store is f.
+// An asked policy asks a store for its health, which is f.
 type asked struct {
 	name string
 	f    func(context.Context)
@@ -1447,9 +1275,9 @@ type asked struct {
 
 func (a *asked) Kind() string { return "lease" }
 func (a *asked) Name() string { return a.name }
-func (a *asked) Look(ctx context.Context) (lease.State, error) {
+func (a *asked) Health(ctx context.Context) error {
 	a.f(ctx)
-	return lease.State{Holder: "me"}, ctx.Err()
+	return ctx.Err()
 }
 
 // A store that takes its time to answer has not failed to.
@@ -1488,7 +1316,7 @@ func TestCloseWaitsForASample(t *testing.T) {
 func TestARequestThatIsUnderWayAtClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *shop
-		s = newShop(t, console.Config{OnDemand: true, Allow: func(*http.Request, console.Operation) error {
+		s = newShop(t, console.Config{Allow: func(*http.Request, console.Operation) error {
 			_ = s.page.Close()
 			return errDown
 		}})

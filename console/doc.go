@@ -19,13 +19,11 @@
 // From New on, one goroutine samples every figure once a second and keeps ten minutes of
 // samples, so that the first look shows the outage and not only what came after. A card of
 // the overview shows means over ten seconds. For a hundred policies that takes less than a
-// thousandth of a core, and one to three MB. The stores of Runners and Candidates are asked
-// every ten seconds. With Config.OnDemand there is no goroutine, no request and no cost until
-// somebody looks, and again when nobody has looked for ten minutes. Close ends everything.
+// thousandth of a core, and one to three MB. A policy that asks a store for its health, such as a
+// Runner, is asked every ten seconds. Close ends everything.
 //
-// A page that somebody sees asks for what is new once a second, that of a policy every ten
-// seconds for its tables too, and one of sagas every few seconds; one that is hidden asks for
-// nothing.
+// A page that somebody sees is fetched again, compressed, once a second, and one of sagas every few
+// seconds; one that is hidden asks for nothing.
 //
 // # Many sagas at once
 //
@@ -38,9 +36,8 @@
 // # Security
 //
 // Anyone who can reach the page can read it. Put it where the program's other debug pages
-// are, or behind a handler that authenticates. Error texts, the keys of a Group, the shares
-// of a bulkhead and the state of a saga may hold secrets; each is hidden unless [Show] says
-// otherwise. The names of policies, their settings and the ids of sagas are always shown.
+// are, or behind a handler that authenticates. Error texts, the keys of a Group and the state of a
+// saga may hold secrets; each is hidden unless [Show] says otherwise. The names of policies, their settings and the ids of sagas are always shown.
 //
 // Without Config.Allow the console is read-only. http.CrossOriginProtection rejects a POST
 // from another origin. A proxy in front of the console must keep the Host of the browser, as
@@ -56,7 +53,7 @@
 // Every page answers JSON to a request with Accept: application/json.
 //
 //	GET  ./                                the verdict; each policy with its state, rates and sparkline
-//	GET  policy?kind=breaker&name=users    figures over time, states, settings, members, shares
+//	GET  policy?kind=breaker&name=users    figures over time, states, settings, members
 //	GET  sagas?runner=orders               counts and a list
 //	GET  saga?runner=orders&id=order-17    steps, log, state, actions
 //	POST act                               an operation
@@ -66,21 +63,14 @@
 //	runner    a Runner; the first if it is left out
 //	saga      a definition
 //	status    such as stuck
-//	text      a part of the id, or of the last error if errors are shown
-//	age       the least age, such as 10m
-//	failing   1 for those that go on and whose last attempt failed
-//	order     newest, oldest or id; newest if it is left out
+//	text      an id, or its beginning
+//	age       the least age, such as 10m, by the store's clock
 //	after     the next of the page before
 //
-// A text that is the id of a saga finds that one alone, immediately, and "exact" is true. Any
-// other search ends after a second. If it has not seen all sagas by then "partial" is true,
-// and it goes on from next.
-//
-// The first two pages take since=N, with the tick of the page before: they then have only
-// what is new, without the policies that are well and have had no calls.
+// A text that is the id of a saga finds that one alone, immediately, and "exact" is true.
 //
 // An operation is a form. Its fields are those of [Operation] in lower case; ids are the sagas of
-// an operation on many. A field of another name is an error:
+// an operation on many. A field that its action does not know is an error:
 //
 //	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act

@@ -260,8 +260,7 @@ func TestIncidentLeaseThatNobodyHolds(t *testing.T) {
 		var err error
 		w.term, err = w.leader.Campaign(t.Context())
 		require.NoError(t, err)
-		o = w.after(time.Minute, allWell)
-		require.Equal(t, "steady||held by host-1|", o.card("lease/billing"))
+		w.after(time.Minute, allWell)
 	})
 }
 

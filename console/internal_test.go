@@ -14,77 +14,9 @@ import (
 
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
 )
-
-func TestGraphOfSteps(t *testing.T) {
-	unit := func(name string, after ...string) unitView {
-		return unitView{Name: name, Status: saga.StepIdle, Tone: "idle", After: after}
-	}
-	pivot := unit("c", "a", "b", "gone")
-	pivot.Pivot = true
-	at := func(x, y int, name string) box {
-		return box{X: x, Y: y, W: 150, H: 48, Name: name, Title: name, State: "idle", Tone: "idle"}
-	}
-	c := at(206, 12, "c")
-	c.Pivot = true
-	require.Equal(t, graph{
-		Width: 390, Height: 136, PivotAt: 378, // beyond which there is a margin
-		Boxes: []box{c, at(12, 12, "a"), at(12, 76, "b")},
-		Lines: []edge{
-			{"M162 36H206", "idle"}, {"M162 100H162C184 100 184 36 206 36", "idle"},
-		},
-	}, newGraph([]unitView{pivot, unit("a"), unit("b")}), "a step stands right of those it comes after, in whatever order they are")
-
-	g := newGraph([]unitView{unit("a"), unit("b", "a"), unit("c", "b"), unit("d", "a", "c")})
-	require.Equal(t, []box{at(12, 12, "a"), at(206, 12, "b"), at(400, 12, "c"), at(594, 12, "d")}, g.Boxes)
-	require.Equal(t, []int{756, 72, 0}, []int{g.Width, g.Height, g.PivotAt})
-	pivot.After = nil
-	g = newGraph([]unitView{pivot, unit("d", "c")})
-	require.Equal(t, []int{184, 368}, []int{g.PivotAt, g.Width}, "the last step ends the graph")
-	require.Equal(t, "seventeen letters", clip("seventeen letters"))
-	require.Equal(t, "eighteen letters…", clip("eighteen letters,,"))
-}
-
-func TestTimelineOfALog(t *testing.T) {
-	t0 := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	s := func(n int) time.Time { return t0.Add(time.Duration(n) * time.Second) }
-	units := []unitView{{Name: "a"}, {Name: "unbegun"}, {Name: "b"}}
-	log := []entryView{
-		{Seq: 1, Kind: "created", At: s(0)},
-		{Seq: 2, Kind: "done", Step: "b", Op: "do", Attempt: 1, At: s(1)},
-		{Seq: 3, Kind: "failed", Step: "a", Op: "do", Attempt: 1, At: s(2)},
-		{Seq: 4, Kind: "undone", Step: "b", Op: "undo", Attempt: 1, At: s(3)},
-		{Seq: 5, Kind: "done", Step: "a", Op: "do", Attempt: 2, At: s(4)},
-		{Seq: 6, Kind: "skipped", Step: "a", At: s(4)},
-	}
-	in := &saga.Instance{Status: saga.Running, CreatedAt: t0, UpdatedAt: s(4), Now: s(8)}
-	dot := func(x, y int, text string, tone tone) mark { return mark{x, y, text, tone} }
-	tl := newTimeline(units, log, in)
-	require.Equal(t, []lane{
-		{Name: "saga", Title: "the saga itself", Y: 21, Marks: []mark{dot(150, 21, "created after 0 s", "blue")}},
-		{Name: "a", Title: "a", Y: 47,
-			Bars:  []bar{{250, 43, 100, fail}, {350, 43, 200, well}, {550, 43, 1, well}},
-			Marks: []mark{dot(350, 47, "do 1: failed after 2 s", fail), dot(550, 47, "do 2: done after 4 s", well), dot(550, 47, "skipped after 4 s", well)}},
-		{Name: "b", Title: "b", Y: 73,
-			Bars:  []bar{{150, 69, 100, well}, {250, 69, 200, "idle"}},
-			Marks: []mark{dot(250, 73, "do 1: done after 1 s", well), dot(450, 73, "undo 1: undone after 3 s", "idle")}},
-	}, tl.Rows, "an attempt begins when the one before has ended: that of its step, or of any")
-	require.Equal(t, []int{970, 110}, []int{tl.Width, tl.Height})
-	require.Equal(t, dot(950, 102, "+8 s", ""), tl.Ticks[len(tl.Ticks)-1])
-	last := func(tl timeline) string { return fmt.Sprint(tl.Ticks[0].Text, " ", tl.Ticks[len(tl.Ticks)-1].Text) }
-	for status, want := range map[saga.Status]string{saga.Running: "+0 s +8 s", saga.Stuck: "+0 s +4 s", saga.Completed: "+0 s +4 s"} {
-		in.Status = status
-		require.Equal(t, want, last(newTimeline(units, log, in)), status)
-	}
-	in.Status = saga.Stuck
-	require.Equal(t, "+2000 ms +4000 ms", last(newTimeline(units, log[2:], in)), "the entries before are not shown")
-	require.Equal(t, "+0 s +4 s", last(newTimeline(units, nil, in)))
-	early := []entryView{{Seq: 1, Kind: "created", At: s(1)}} // of another clock than CreatedAt
-	require.Equal(t, "+0 s +4 s", last(newTimeline(units, early, in)), "the first entry is no start of its own")
-}
 
 func TestASagaInAList(t *testing.T) {
 	now := time.Now()
@@ -202,33 +134,6 @@ func TestWhatACacheIsTold(t *testing.T) {
 	require.Equal(t, told{"invalidate [k]", "expire [k]", "all"}, all)
 }
 
-func TestSettingsOfAForm(t *testing.T) {
-	all := fields("", []byte(`{"Name": "a\"b", "N": 1, "In": {"Min": 2, "Deep": {"D": "1s"}}, "Last": [1]}`))
-	require.Equal(t, []settingField{{"Name", `a"b`, true}, {"N", "1", false}, {"In.Min", "2", false}, {"In.Deep.D", "1s", true}, {"Last", "[1]", false}}, all)
-	require.Nil(t, fields("", nil))
-	was := map[string]string{"Name": `a"b`, "N": "1", "In.Min": "2", "In.Deep.D": "1s"}
-	for _, c := range []struct {
-		is          map[string]string
-		want, error string
-	}{
-		{map[string]string{"Name": "x", "N": "1", "In.Min": "3", "In.Deep.D": "2s"}, `{"Name":"x","In":{"Min":3,"Deep":{"D":"2s"}}}`, ""},
-		{map[string]string{"Last": "[2]"}, `{}`, ""}, // which the page did not show
-		{was, `{}`, ""},
-		{map[string]string{"N": "x", "In.Min": "-"}, "", "N: is \"x\": must be like 1\nIn.Min: is \"-\": must be like 2"},
-	} {
-		of := func(m map[string]string) func(string) (string, bool) {
-			return func(path string) (string, bool) { v, ok := m[path]; return v, ok }
-		}
-		got, err := changes(all, of(was), of(c.is))
-		if c.error != "" {
-			require.EqualError(t, err, c.error)
-			continue
-		}
-		require.NoError(t, err)
-		require.JSONEq(t, c.want, string(got))
-	}
-}
-
 func TestSeriesInNumbers(t *testing.T) {
 	for v, want := range map[float64]float64{
 		0: 0, 1: 1, 0.123456: 0.1235, 12345.6: 12350, -98765: -98770, 1234: 1234, 1e9 + 1: 1e9, 1234.4: 1234, 9999.6: 10000,
@@ -291,25 +196,23 @@ func TestAStatusIsJudged(t *testing.T) {
 		sr.add(growth, 1)
 		return []*series{sr}
 	}
-	held := &lease.State{Holder: "me"}
 	for _, c := range []struct {
 		health                 error
 		calls, failed, refused float64
-		held                   *lease.State
 		tone                   tone
 		state, detail          string
 	}{
-		{nil, 0, 0, 0, nil, well, "running", ""},
-		{nil, 100, 4, 0, nil, well, "running", ""},
-		{nil, 100, 5, 0, nil, warn, "failing", ""},
-		{nil, 100, 5, 1, nil, warn, "refusing", ""},
-		{nil, 0, 5, 0, nil, well, "running", ""},
-		{errOperator, 100, 50, 1, nil, warn, "ailing", ""},
-		{ill{"full", "all", false}, 0, 0, 0, held, warn, "full", "all"},
-		{ill{"open", "", true}, 0, 0, 0, held, fail, "open", "held by me"},
-		{nil, 0, 0, 0, &lease.State{}, well, "running", ""},
+		{nil, 0, 0, 0, well, "running", ""},
+		{nil, 100, 4, 0, well, "running", ""},
+		{nil, 100, 5, 0, warn, "failing", ""},
+		{nil, 100, 5, 1, warn, "refusing", ""},
+		{nil, 0, 5, 0, well, "running", ""},
+		{errOperator, 100, 50, 1, warn, "ailing", ""},
+		{ill{"full", "all", false}, 0, 0, 0, warn, "full", "all"},
+		{ill{"open", "", true}, 0, 0, 0, fail, "open", ""},
+		{nil, 0, 0, 0, well, "running", ""},
 	} {
-		tr := &track{rules: r, health: c.health, held: c.held, traffic: traffic{count(c.calls), count(c.failed), count(c.refused)}}
+		tr := &track{rules: r, health: c.health, traffic: traffic{count(c.calls), count(c.failed), count(c.refused)}}
 		s := tr.judge(1)
 		require.Equal(t, []any{c.tone, c.state, c.detail}, []any{s.tone, s.state, s.detail}, "%+v", c)
 		require.Equal(t, c.health == errOperator, s.err == errOperator)
@@ -357,7 +260,7 @@ func TestMembersOfAGroup(t *testing.T) {
 	c := &Console{cfg: Config{Show: Show{Errors: true, Keys: true}}}
 	b := breaker.New(breaker.Config{Name: "b", Failures: 1})
 	is := func(m memberView) string { return fmt.Sprint(m.Key, " ", m.State, " ", m.Tone, " ", m.Error) }
-	view := func() string { return is(c.member(registry.Member{Key: "a", Policy: b})) }
+	view := func() string { return is(c.member("breaker", registry.Member{Key: "a", Policy: b})) }
 	require.Equal(t, "a closed ok ", view())
 	_ = b.Do(t.Context(), func(context.Context) error { return errOperator })
 	require.Equal(t, "a open fail "+errOperator.Error(), view())
@@ -365,15 +268,12 @@ func TestMembersOfAGroup(t *testing.T) {
 	require.Equal(t, "a forced open fail "+errClosed.Error(), view())
 	b.Disable()
 	require.Contains(t, view(), "a disabled warn")
-	slots := bulkhead.New(bulkhead.Config{Name: "s", Limit: 2})
-	want := []string{"a 0 of 2 in flight ok ", "a 1 of 2 in flight ok ", "a 2 of 2 in flight warn "}
-	var next func(context.Context) error
-	next = func(ctx context.Context) error {
-		require.Equal(t, want[0], is(c.member(registry.Member{Key: "a", Policy: slots})))
-		if want = want[1:]; len(want) == 0 {
-			return nil
-		}
-		return slots.Do(ctx, next)
-	}
-	require.NoError(t, next(t.Context()))
+	slots := bulkhead.New(bulkhead.Config{Name: "s", Limit: 1})
+	view = func() string { return is(c.member("bulkhead", registry.Member{Key: "a", Policy: slots})) }
+	require.Equal(t, "a free ok ", view())
+	_ = slots.Do(t.Context(), func(context.Context) error {
+		require.Equal(t, "a full warn ", view())
+		return nil
+	})
+	require.Equal(t, "a   ", is(c.member("meter", registry.Member{Key: "a"})))
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math"
 	"net/http"
 	"net/url"
@@ -15,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
 )
@@ -40,7 +38,7 @@ const (
 	Expire        Action = "expire"         // makes Key stale
 	InvalidateAll Action = "invalidate-all" // drops all keys
 
-	// Of a saga, or of all that a Filter admits, by Operate of saga.Runner: the
+	// Of a saga, or of each of those that a page shows, by Operate of saga.Runner: the
 	// actions of package saga. Each needs a Note, which the saga's log keeps.
 	Cancel     Action = "cancel"
 	Retry      Action = "retry"
@@ -82,7 +80,7 @@ type Operation struct {
 	Note     string          // why
 
 	ids  []string // of an action on many sagas, which is an Operation for each of them
-	form sagaForm // what was looked for
+	list string   // the query of the page that listed them
 }
 
 // LogValue returns a group of the fields that are set.
@@ -131,6 +129,7 @@ type circuit interface {
 	ForceOpen(reason error)
 	Disable()
 	Enable()
+	Health() error
 }
 
 // errOperator is the error with which an operator trips a breaker or forces it open.
@@ -139,24 +138,16 @@ var errOperator = errors.New("an operator, from the console")
 // An actionForm is a form as an operator has filled it in, and its result.
 type actionForm struct {
 	Error   string
-	Changes registry.Report // of a preview
+	Changes registry.Report // of a dry run
 	Values  url.Values
 }
 
-// Is returns what a field of the settings was changed to, or present.
-func (f *actionForm) Is(path, present string) string {
-	if f == nil || !f.Values.Has("is."+path) {
-		return present
-	}
-	return f.Values.Get("is." + path)
-}
-
-// Note returns the note of the form of the settings, or else of another one.
-func (f *actionForm) Note(settings bool) string {
+// Value returns what a field of the form of the settings was filled in with, or of any other form.
+func (f *actionForm) Value(name string, settings bool) string {
 	if f == nil || settings != (f.Values.Get("action") == string(Apply)) {
 		return ""
 	}
-	return f.Values.Get("note")
+	return f.Values.Get(name)
 }
 
 // act answers a POST: it applies the operation of a form.
@@ -184,83 +175,72 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, r, op, http.StatusForbidden, errors.New("the console is read-only"))
 		return
 	}
-	if question, ok := op.question(); ok && r.PostForm.Get("sure") != "1" && !wantsJSON(r) {
-		c.confirm(w, r, op, question)
+	if q, ok := op.question(); ok && r.PostForm.Get("sure") != "1" && !wantsJSON(r) {
+		q.page, q.Fields, q.Back = c.page("", q.Question), r.PostForm, op.back("")
+		c.show(w, r, http.StatusOK, "confirm.html", q)
 		return
 	}
+	var done result
+	status := 0
 	if op.ids != nil {
-		c.actOnMany(w, r, op)
-		return
+		status, err = c.actOnMany(r, op, &done)
+	} else {
+		status, err = c.actOnOne(r, op, &done)
 	}
-	if err := c.cfg.Allow(r, op); err != nil {
-		c.audit(r, op, err)
-		c.refuse(w, r, op, http.StatusForbidden, err)
-		return
-	}
-	if op.Action == Preview {
-		c.preview(w, r, op)
-		return
-	}
-	done, err := c.do(r, op)
-	c.audit(r, op, err)
-	if err != nil {
-		c.refuse(w, r, op, http.StatusUnprocessableEntity, err)
-		return
-	}
-	if wantsJSON(r) {
-		done.Done = true
+	switch {
+	case err != nil:
+		c.refuse(w, r, op, status, err)
+	case wantsJSON(r):
+		done.Done = op.Action != Preview
 		c.show(w, r, http.StatusOK, "", done)
-		return
+	case op.Action == Preview:
+		e, _ := c.entry(op.Policy)
+		p := c.policyPage(e, op.Key)
+		p.Form = &actionForm{Changes: done.report, Values: r.PostForm}
+		c.show(w, r, http.StatusOK, "policy.html", p)
+	default:
+		said := op.Action
+		if said == Apply && len(done.Changes) == 0 {
+			said = "" // the settings were so already
+		}
+		at := op.back(said)
+		if op.ids != nil {
+			at += fmt.Sprintf("&acted=%d&refused=%d", done.Acted, done.Refused)
+		}
+		w.Header().Set("Location", at)
+		w.WriteHeader(http.StatusSeeOther)
 	}
-	said := op.Action
-	if said == Apply && len(done.Changes) == 0 {
-		said = "" // the settings were so already
-	}
-	w.Header().Set("Location", op.back(said))
-	w.WriteHeader(http.StatusSeeOther)
 }
 
 var errClosed = errors.New("the console is closed")
 
-// actOnMany does an operation to each of some sagas, if that is allowed. It ends with the first
-// that is not, and with the request. Permission is asked for each of them, because it may be
+// actOnMany does an operation to each of some sagas, in the order of the form. It ends with the first
+// that is not allowed or whose store fails: permission is asked for each of them, because it may be
 // taken away meanwhile.
-func (c *Console) actOnMany(w http.ResponseWriter, r *http.Request, op Operation) {
-	done := result{Done: true}
+func (c *Console) actOnMany(r *http.Request, op Operation, done *result) (status int, err error) {
 	for i, id := range op.ids {
 		one := op
 		one.ID, one.ids = id, nil
-		status, err := c.actOnOne(r, one)
+		status, err = c.actOnOne(r, one, done)
 		switch {
 		case err == nil:
 			done.Acted++
-		case errors.Is(err, saga.ErrNotAllowed), errors.Is(err, saga.ErrNotFound), errors.Is(err, saga.ErrNotRegistered):
+		case status == http.StatusUnprocessableEntity && aboutTheSaga(err):
 			done.Refused++
 		default:
 			text := fmt.Sprintf("%d done, %d refused, %d left", done.Acted, done.Refused, len(op.ids)-i)
 			if failed, ok := errors.AsType[secretError](err); ok {
-				err = secretError{text + ": " + failed.where, failed.error}
-			} else {
-				err = fmt.Errorf("%s: %w", text, err)
+				return status, secretError{text + ": " + failed.where, failed.error}
 			}
-			c.refuse(w, r, op, status, err)
-			return
+			return status, fmt.Errorf("%s: %w", text, err)
 		}
 	}
-	if wantsJSON(r) {
-		c.show(w, r, http.StatusOK, "", done)
-		return
-	}
-	q := op.form.values(strings.TrimPrefix(op.Policy, sagaKind+"/"))
-	q.Set("done", string(op.Action))
-	q.Set("acted", strconv.Itoa(done.Acted))
-	q.Set("refused", strconv.Itoa(done.Refused))
-	w.Header().Set("Location", "sagas?"+q.Encode())
-	w.WriteHeader(http.StatusSeeOther)
+	return 0, nil
 }
 
-// actOnOne does the operation to one of many sagas, and returns the status for an error.
-func (c *Console) actOnOne(r *http.Request, op Operation) (status int, err error) {
+// actOnOne does an operation, unless the console is closed, the request has ended, or it is not
+// allowed. It returns the status for an error.
+func (c *Console) actOnOne(r *http.Request, op Operation, done *result) (status int, err error) {
 	select {
 	case <-c.closed:
 		return http.StatusServiceUnavailable, errClosed
@@ -271,9 +251,11 @@ func (c *Console) actOnOne(r *http.Request, op Operation) (status int, err error
 	status = http.StatusForbidden
 	if err = c.cfg.Allow(r, op); err == nil {
 		status = http.StatusUnprocessableEntity
-		_, err = c.do(r, op)
+		err = c.do(r.Context(), op, done)
 	}
-	c.audit(r, op, err)
+	if c.cfg.Audit != nil {
+		c.cfg.Audit(r.Context(), op, err)
+	}
 	return status, err
 }
 
@@ -287,26 +269,15 @@ func explain(r *http.Request, err error) error {
 	return fmt.Errorf("the page is of %s (Origin), and the request is for %s (Host). If there is a proxy between, it must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
 }
 
-func (c *Console) audit(r *http.Request, op Operation, err error) {
-	if c.cfg.Audit != nil {
-		c.cfg.Audit(r.Context(), op, err)
-	}
-}
-
-// fieldsOf are the fields of a form by action, besides those of every action, and was.* and
-// is.* of the settings. A field that does nothing must not become an operation on more than was
-// meant: on the whole breaker instead of a key, on all sagas instead of some.
+// fieldsOf are the fields of a form by action, besides those of every action. A field that does
+// nothing must not become an operation on more than was meant: on the whole breaker instead of a key.
 var fieldsOf = map[Action][]string{
 	Trip: {"key", "for"}, Reset: {"key"}, ForceOpen: {"key"}, Disable: {"key"}, Enable: {"key"},
 	Apply: {"settings"}, Preview: {"settings"},
 	Invalidate: {"key"}, Expire: {"key"}, InvalidateAll: {},
-	Cancel: sagaFields, Retry: sagaFields, Skip: append(slices.Clone(sagaFields), "step"), Compensate: sagaFields, Abandon: sagaFields,
+	Cancel: {"id", "ids", "seq"}, Retry: {"id", "ids", "seq"}, Skip: {"id", "ids", "seq", "step"},
+	Compensate: {"id", "ids", "seq"}, Abandon: {"id", "ids", "seq"},
 }
-
-var sagaFields = append([]string{"id", "ids", "seq", "after", "runner"}, conditions...)
-
-// conditions are the fields of a filter, which an operation on one saga does not have.
-var conditions = []string{"saga", "status", "text", "age"}
 
 // checkFields returns an error if a form has a field that its action does not.
 func checkFields(action Action, form url.Values) error {
@@ -315,78 +286,54 @@ func checkFields(action Action, form url.Values) error {
 		return fmt.Errorf("there is no action %q", action)
 	}
 	for field, values := range form {
-		setting := strings.HasPrefix(field, "was.") || strings.HasPrefix(field, "is.")
 		switch {
-		case slices.Contains([]string{"action", "policy", "note", "preview", "sure"}, field), slices.Contains(own, field):
-		case setting && slices.Contains(own, "settings"):
-		case setting, !slices.ContainsFunc(slices.Collect(maps.Values(fieldsOf)), func(all []string) bool { return slices.Contains(all, field) }):
-			return fmt.Errorf("there is no field %s", field)
-		case values[0] != "" && field != "step" && field != "for": // which stand beside several buttons
-			return fmt.Errorf("%s: is not for %s", field, action)
-		}
-		if form.Get("id") != "" && slices.Contains(conditions, field) && values[0] != "" {
-			return fmt.Errorf("%s: is not for one saga", field)
+		case slices.Contains([]string{"action", "policy", "note", "preview", "sure", "list"}, field), slices.Contains(own, field):
+		case field == "step", field == "for": // which stand beside several buttons
+		case values[0] != "":
+			return fmt.Errorf("%s: is no field of %s", field, action)
 		}
 	}
 	return nil
 }
 
 // operation reads an Operation from a form.
-func (c *Console) operation(form url.Values) (Operation, error) {
-	op := Operation{Action: Action(form.Get("action")), Policy: form.Get("policy"), Note: strings.TrimSpace(form.Get("note"))}
+func (c *Console) operation(form url.Values) (op Operation, err error) {
+	op = Operation{Action: Action(form.Get("action")), Policy: form.Get("policy"), Key: form.Get("key"),
+		Note: strings.TrimSpace(form.Get("note"))}
 	if op.Action == Apply && form.Has("preview") {
 		op.Action = Preview
 	}
 	if err := checkFields(op.Action, form); err != nil {
 		return op, err
 	}
-	op.Key = form.Get("key")
-	if d := strings.TrimSpace(form.Get("for")); d != "" && op.Action == Trip {
-		var err error
-		if op.For, err = time.ParseDuration(d); err != nil {
-			return op, fmt.Errorf("for: is %q: must be a duration such as 30s", d)
-		}
-	}
-	e, ok := c.entry(op.Policy)
-	if !ok {
+	if _, ok := c.entry(op.Policy); !ok {
 		return op, fmt.Errorf("there is no policy %s", op.Policy)
 	}
 	switch op.Action {
-	case Apply, Preview:
-		op.Settings = json.RawMessage(form.Get("settings"))
-		if len(op.Settings) > 0 {
-			if !json.Valid(op.Settings) {
-				return op, errors.New("settings: is not JSON")
+	case Trip:
+		if d := strings.TrimSpace(form.Get("for")); d != "" {
+			if op.For, err = time.ParseDuration(d); err != nil {
+				return op, fmt.Errorf("for: is %q: must be a duration such as 30s", d)
 			}
-			break
 		}
-		var err error
-		op.Settings, err = changes(fields("", e.Settings()),
-			func(path string) (string, bool) { return form.Get("was." + path), form.Has("was." + path) },
-			func(path string) (string, bool) {
-				return strings.TrimSpace(form.Get("is." + path)), form.Has("is." + path)
-			})
-		if err != nil {
-			return op, err
+	case Apply, Preview:
+		if op.Settings = json.RawMessage(form.Get("settings")); !json.Valid(op.Settings) {
+			return op, errors.New(`settings: is not JSON: must be an object of the fields to change, such as {"Limit": 8}`)
 		}
 	case Cancel, Retry, Skip, Compensate, Abandon:
-		op.ID = form.Get("id")
+		op.ID, op.ids, op.list = form.Get("id"), form["ids"], form.Get("list")
 		if op.Action == Skip {
 			op.Step = form.Get("step")
 		}
 		if seq := form.Get("seq"); seq != "" {
-			var err error
 			if op.Seq, err = strconv.ParseInt(seq, 10, 64); err != nil || op.Seq < 0 {
 				return op, fmt.Errorf("seq: is %q: must be a number of entries", seq)
 			}
 		}
-		if op.ID == "" {
-			op.form = sagaFormOf(form)
-			if op.ids = form["ids"]; len(op.ids) == 0 {
-				return op, errors.New("ids: is empty: which sagas?")
-			}
-		}
-		if op.Note == "" {
+		switch {
+		case (op.ID == "") == (op.ids == nil):
+			return op, errors.New("id, or ids: one of them must be there: which sagas?")
+		case op.Note == "":
 			return op, errors.New("note: is empty: say why, for the log of the saga")
 		}
 	}
@@ -425,78 +372,50 @@ func (op Operation) question() (q question, ok bool) {
 	return q, false
 }
 
-// confirm answers with a question, whose form does the operation.
-func (c *Console) confirm(w http.ResponseWriter, r *http.Request, op Operation, q question) {
-	q.page, q.Fields, q.Back = c.page("", q.Question), r.PostForm, op.back("")
-	c.show(w, r, http.StatusOK, "confirm.html", q)
-}
-
 // entry returns a policy by its path.
 func (c *Console) entry(path string) (registry.Entry, bool) {
 	kind, name, _ := strings.Cut(path, "/")
 	return c.reg.Get(kind, name)
 }
 
-// settings returns the settings of an Apply as Registry.Apply takes them.
-func (op Operation) settings() []byte {
-	return encode(map[string]json.RawMessage{op.Policy: op.Settings})
-}
-
 // do applies an operation that was allowed.
-func (c *Console) do(r *http.Request, op Operation) (done result, err error) {
+func (c *Console) do(ctx context.Context, op Operation, done *result) (err error) {
 	e, ok := c.entry(op.Policy)
 	if !ok {
-		return done, fmt.Errorf("there is no policy %s", op.Policy)
+		return fmt.Errorf("there is no policy %s", op.Policy)
 	}
 	switch op.Action {
 	case Trip, Reset, ForceOpen, Disable, Enable:
-		b, err := circuitOf(e, op.Key)
-		if err != nil {
-			return done, err
+		return operate(e, op)
+	case Apply, Preview:
+		change := c.reg.Apply
+		if op.Action == Preview {
+			change = c.reg.Preview
 		}
-		return done, operate(b, op)
-	case Apply:
-		report, err := c.reg.Apply(op.settings())
-		done.Changes = changesOf(report)
-		return done, err
+		done.report, err = change(encode(map[string]json.RawMessage{op.Policy: op.Settings}))
+		for _, change := range done.report {
+			done.Changes = append(done.Changes, settingChange(change))
+		}
+		if op.Action == Preview && err == nil && len(done.report) == 0 {
+			err = errors.New("nothing would change")
+		}
+		return err
 	case Invalidate, Expire, InvalidateAll:
 		cache, ok := cacheOf(e.Policy)
 		if !ok {
-			return done, fmt.Errorf("%s is not a cache", e)
+			return fmt.Errorf("%s is not a cache", e)
 		}
-		return done, cache.do(r.Context(), op)
+		return cache.do(ctx, op)
 	}
 	runner, ok := e.Policy.(*saga.Runner)
 	if !ok {
-		return done, fmt.Errorf("%s runs no sagas", e)
+		return fmt.Errorf("%s runs no sagas", e)
 	}
-	err = runner.Operate(r.Context(), op.ID, op.ofSaga())
-	if changed := c.changed(r.Context(), runner, op, err); changed != nil {
-		err = changed
+	err = runner.Operate(ctx, op.ID, saga.Operation{Action: saga.Action(op.Action), Step: op.Step, Note: op.Note, Seq: op.Seq})
+	if aboutTheSaga(err) {
+		return err
 	}
-	return done, sagaError(err)
-}
-
-// ofSaga returns the operation as package saga has it.
-func (op Operation) ofSaga() saga.Operation {
-	return saga.Operation{Action: saga.Action(op.Action), Step: op.Step, Note: op.Note, Seq: op.Seq}
-}
-
-// changed returns what has happened to a saga since its page was shown, if that is why an
-// action was not allowed.
-func (c *Console) changed(ctx context.Context, runner *saga.Runner, op Operation, err error) error {
-	if op.Seq == 0 || !errors.Is(err, saga.ErrNotAllowed) {
-		return nil
-	}
-	log, _ := runner.HistoryPage(ctx, op.ID, op.Seq, 5)
-	if len(log) == 0 {
-		return nil
-	}
-	var news []string
-	for _, e := range log {
-		news = append(news, strings.TrimSpace(e.Step+" "+string(e.Kind)))
-	}
-	return fmt.Errorf("%w: the saga has changed since this page was shown: %s", saga.ErrNotAllowed, strings.Join(news, ", "))
+	return ofStore(err)
 }
 
 // A secretError is an error whose text may hold secrets.
@@ -526,13 +445,10 @@ func (c *Console) told(err error) string {
 	return err.Error()
 }
 
-// sagaError returns the error of a Runner's method as one of its store, unless it says that
-// the saga does not allow the action.
-func sagaError(err error) error {
-	if errors.Is(err, saga.ErrNotAllowed) || errors.Is(err, saga.ErrNotFound) || errors.Is(err, saga.ErrNotRegistered) {
-		return err
-	}
-	return ofStore(err)
+// aboutTheSaga reports whether a Runner says that a saga does not allow an action, and not that its
+// store has failed.
+func aboutTheSaga(err error) bool {
+	return errors.Is(err, saga.ErrNotAllowed) || errors.Is(err, saga.ErrNotFound) || errors.Is(err, saga.ErrNotRegistered)
 }
 
 // circuitOf returns the breaker of an action: that of a key, if the policy is a Group.
@@ -554,17 +470,18 @@ func circuitOf(e registry.Entry, key string) (circuit, error) {
 	return nil, fmt.Errorf("%s is not a breaker", e)
 }
 
-func operate(b circuit, op Operation) error {
+func operate(e registry.Entry, op Operation) error {
+	b, err := circuitOf(e, op.Key)
+	if err != nil {
+		return err
+	}
 	reason := errOperator
 	if op.Note != "" {
 		reason = fmt.Errorf("%w: %s", errOperator, op.Note)
 	}
-	state := breaker.Closed
-	if b, ok := b.(interface{ State() breaker.State }); ok {
-		state = b.State()
-	}
+	_, state, _, _ := ailing(b.Health())
 	switch {
-	case (op.Action == Trip || op.Action == Reset) && (state == breaker.ForcedOpen || state == breaker.Disabled):
+	case (op.Action == Trip || op.Action == Reset) && (state == "forced open" || state == "disabled"):
 		return fmt.Errorf("the breaker is %s: enable it first", state)
 	case op.Action == Trip:
 		b.Trip(reason, op.For)
@@ -587,35 +504,6 @@ type settingChange struct {
 	To   string `json:"to"`
 }
 
-func changesOf(r registry.Report) []settingChange {
-	all := make([]settingChange, 0, len(r))
-	for _, c := range r {
-		all = append(all, settingChange(c))
-	}
-	return all
-}
-
-// preview answers with the difference that settings would make.
-func (c *Console) preview(w http.ResponseWriter, r *http.Request, op Operation) {
-	report, err := c.reg.Preview(op.settings())
-	c.audit(r, op, err)
-	if err == nil && len(report) == 0 {
-		err = errors.New("nothing would change")
-	}
-	if err != nil {
-		c.refuse(w, r, op, http.StatusUnprocessableEntity, err)
-		return
-	}
-	if wantsJSON(r) {
-		c.show(w, r, http.StatusOK, "", result{Changes: changesOf(report)})
-		return
-	}
-	e, _ := c.entry(op.Policy)
-	p := c.policyPage(e, op.Key, noPoints)
-	p.Form = &actionForm{Changes: report, Values: r.PostForm}
-	c.show(w, r, http.StatusOK, "policy.html", p)
-}
-
 // refuse answers an action that was not done, with the page that it came from.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, status int, err error) {
 	err = errors.New(c.told(err))
@@ -631,10 +519,9 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, s
 	case sagas && op.ID != "":
 		c.oneSaga(w, r, status, e.Name, op.ID, r.PostForm, err)
 	case sagas && op.Action != Apply && op.Action != Preview:
-		q := op.form.values(e.Name)
-		c.listSagas(w, r, status, q, err)
+		c.listSagas(w, r, status, op.listed(e.Name), err)
 	default:
-		p := c.policyPage(e, op.Key, noPoints)
+		p := c.policyPage(e, op.Key)
 		p.Form = &actionForm{Error: err.Error(), Values: r.PostForm}
 		c.show(w, r, status, "policy.html", p)
 	}
@@ -647,7 +534,7 @@ func (op Operation) back(action Action) string {
 	page, q := "policy?", url.Values{"kind": {kind}, "name": {name}}
 	switch {
 	case op.ids != nil:
-		page, q = "sagas?", op.form.values(name)
+		page, q = "sagas?", op.listed(name)
 	case op.Key != "" && kind == "breaker":
 		q.Set("key", op.Key)
 	case op.ID != "":
@@ -659,11 +546,18 @@ func (op Operation) back(action Action) string {
 	return page + q.Encode()
 }
 
+// listed returns the query of the page that listed the sagas.
+func (op Operation) listed(runner string) url.Values {
+	q, _ := url.ParseQuery(op.list) // what it does not understand, it leaves out
+	return sagaFormOf(q).values(runner)
+}
+
 // result is what a POST answers to a script.
 type result struct {
 	Done    bool            `json:"done"`
 	Error   string          `json:"error,omitempty"`
-	Changes []settingChange `json:"changes,omitempty"` // of an apply
+	Changes []settingChange `json:"changes,omitempty"` // of an apply, or a dry run
 	Acted   int             `json:"acted,omitempty"`   // of an action on many sagas: how many
 	Refused int             `json:"refused,omitempty"` // how many do not allow it, as they are
+	report  registry.Report
 }

@@ -2,12 +2,9 @@ package console
 
 import (
 	"cmp"
-	"hash/fnv"
 	"net/http"
 	"slices"
 	"time"
-
-	"github.com/go-resilience/resilience/breaker"
 )
 
 // The sparkline of a card has a value for each ten seconds.
@@ -19,8 +16,7 @@ const (
 // An overview is the first page.
 type overview struct {
 	page
-	Shape    uint64       `json:"shape"` // changes with the cards, their order and their states
-	Tick     int          `json:"tick"`  // the latest sample; see spark
+	Tick     int          `json:"tick"` // the latest sample; see spark
 	Tone     tone         `json:"tone"`
 	Verdict  string       `json:"verdict"`
 	Policies []policyCard `json:"policies"`
@@ -71,29 +67,21 @@ func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
 	c.sampler.look()
 	o := overview{page: c.page("overview", "Overview")}
 	o.Refresh = 1
-	c.cards(r, &o)
+	c.cards(&o)
 	o.Groups = groups(o.Policies)
 	c.show(w, r, http.StatusOK, "overview.html", o)
 }
 
 // cards fills in the cards of the policies, and what they say together.
-func (c *Console) cards(r *http.Request, o *overview) {
-	after, news := since(r)
+func (c *Console) cards(o *overview) {
 	s := &c.sampler
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	o.Shape, o.Tick = shape(s.tracks), s.now
+	o.Tick = s.now
 	o.Tone, o.Verdict = verdict(s.tracks)
 	for _, t := range inOrder(s.tracks) {
-		var drawn *spark
-		if wantsJSON(r) {
-			drawn = t.spark(after, s.now)
-		}
-		if news && t.status.tone == well && t.status.detail == "" && t.status.calls == 0 && drawn.flat() {
-			continue // there may be a thousand of them
-		}
 		card := c.card(t)
-		card.Spark = drawn
+		card.Spark = t.spark(s.now)
 		o.Policies = append(o.Policies, card)
 	}
 }
@@ -102,7 +90,7 @@ func (c *Console) cards(r *http.Request, o *overview) {
 func (c *Console) card(t *track) policyCard {
 	card := policyCard{
 		Path: t.path, Kind: t.entry.Kind, Name: t.entry.Name,
-		Tone: t.status.tone, State: t.status.state, Detail: t.status.detail, Error: c.secret(t.err()),
+		Tone: t.status.tone, State: t.status.state, Detail: t.status.detail, Error: c.secret(t.status.err),
 		Calls: round(t.status.calls), Failed: round(t.status.failed), Refused: round(t.status.refused),
 		Words: words{Rate: t.status.rate(), Share: t.status.bad()}, Since: some(t.ill),
 	}
@@ -110,24 +98,6 @@ func (c *Console) card(t *track) policyCard {
 		card.Words.Since = "for " + ago(time.Since(t.ill))
 	}
 	return card
-}
-
-// err returns the last error of a policy with which something is wrong, if it is known. Of a
-// Group it is that of the member that is worst.
-func (t *track) err() error {
-	p := t.entry.Policy
-	switch {
-	case t.status.tone == well, t.status.err != nil:
-		return t.status.err
-	case t.health != nil:
-		for _, m := range t.entry.Members(1) {
-			p = m.Policy
-		}
-	}
-	if b, ok := p.(interface{ Stats() breaker.Stats }); ok {
-		return b.Stats().LastErr
-	}
-	return nil
 }
 
 // inOrder returns the tracks as the overview shows them: names with something broken first,
@@ -182,12 +152,11 @@ func span(cards, columns int) int {
 	return min(cards, columns)
 }
 
-// spark returns the sparkline of a policy, from the step of the sample after on. The sampler's
-// lock is held.
-func (t *track) spark(after, now int) *spark {
+// spark returns the sparkline of a policy. The sampler's lock is held.
+func (t *track) spark(now int) *spark {
 	bad := append(slices.Clone(t.traffic.failed), t.traffic.refused...)
 	s := &spark{}
-	for i := max(now/sparkStep-sparks+1, after/sparkStep); i <= now/sparkStep; i++ {
+	for i := max(now/sparkStep-sparks+1, 0); i <= now/sparkStep; i++ {
 		last := min((i+1)*sparkStep-1, now)
 		if last < t.born {
 			continue
@@ -198,23 +167,3 @@ func (t *track) spark(after, now int) *spark {
 	}
 	return s
 }
-
-// flat reports whether there were no calls.
-func (s *spark) flat() bool {
-	return s != nil && !slices.ContainsFunc(append(s.Calls, s.Bad...), func(v float64) bool { return v != 0 })
-}
-
-// shape returns a number that changes when the cards, their order or their states do.
-func shape(tracks []*track) uint64 {
-	h := fnv.New32a()
-	for _, t := range tracks {
-		for _, s := range [...]string{t.path, string(t.status.tone), t.status.state} {
-			_, _ = h.Write([]byte(s))
-			_, _ = h.Write([]byte{0})
-		}
-	}
-	return uint64(h.Sum32()) // a number that a script can hold
-}
-
-// shape returns a number that changes when the state does, or when there are more figures.
-func (t *track) shape() uint64 { return shape([]*track{t}) + uint64(len(t.series)) }

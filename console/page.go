@@ -2,6 +2,7 @@ package console
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 		return m
 	},
 	"stamp": stamp,
+	"json":  func(v any) string { return string(encode(v)) },
 	"query": func(pairs ...string) template.URL { // escaped already
 		q := url.Values{}
 		for i := 0; i+1 < len(pairs); i += 2 {
@@ -56,16 +58,6 @@ func (c *Console) page(here, title string) page {
 	return p
 }
 
-// since returns the sample after which the JSON twin of a page is to have the points of its
-// figures, and whether that was asked for. The script of a page asks so for what is new.
-func since(r *http.Request) (after int, asked bool) {
-	after, err := strconv.Atoi(r.URL.Query().Get("since"))
-	if err != nil {
-		return allPoints, false
-	}
-	return max(after, 0), true
-}
-
 // wantsJSON reports whether a request asks for the JSON twin of a page.
 func wantsJSON(r *http.Request) bool {
 	for _, accept := range r.Header.Values("Accept") {
@@ -82,10 +74,11 @@ func wantsJSON(r *http.Request) bool {
 	return false
 }
 
-// show answers with a page, or with its JSON twin.
+// show answers with a page, or with its JSON twin, compressed for whoever can read that: an open page
+// asks for all of it each second.
 func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name string, data any) {
 	var body bytes.Buffer
-	w.Header().Set("Vary", "Accept")
+	w.Header().Set("Vary", "Accept, Accept-Encoding")
 	if wantsJSON(r) {
 		w.Header().Set("Content-Type", "application/json")
 		body.Write(encode(data))
@@ -95,6 +88,14 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name 
 		if err := pages.ExecuteTemplate(&body, name, data); err != nil {
 			panic(err) // a template that does not fit its data
 		}
+	}
+	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		var small bytes.Buffer
+		z, _ := gzip.NewWriterLevel(&small, gzip.BestSpeed)
+		_, _ = z.Write(body.Bytes())
+		_ = z.Close()
+		w.Header().Set("Content-Encoding", "gzip")
+		body = small
 	}
 	w.Header().Set("Content-Length", strconv.Itoa(body.Len()))
 	w.WriteHeader(status)

@@ -32,10 +32,8 @@ type sagaPage struct {
 	Content  string      `json:"state,omitempty"` // "hidden" unless Show.State
 	Allowed  []Action    `json:"actions,omitempty"`
 
-	Graph    graph    `json:"-"`
-	Timeline timeline `json:"-"`
-	Wrong    string   `json:"-"`
-	Note     string   `json:"-"`
+	Wrong string `json:"-"`
+	Note  string `json:"-"`
 }
 
 // A unitView is a step.
@@ -149,8 +147,6 @@ func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) s
 			p.Allowed = append(p.Allowed, Action(a))
 		}
 	}
-	p.Graph = newGraph(p.Units)
-	p.Timeline = newTimeline(p.Units, p.Log, in)
 	return p
 }
 

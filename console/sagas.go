@@ -18,9 +18,8 @@ import (
 )
 
 const (
-	sagasShown = 50                     // on a page
-	storeTime  = 5 * time.Second        // for the questions of a page to the store of a Runner
-	searchTime = 500 * time.Millisecond // of them, for a search, of which a page has two
+	sagasShown = 50              // on a page
+	storeTime  = 5 * time.Second // for the questions of a page to the store of a Runner
 
 	fromStart = "*" // as the after of a list: from its start, without a look for an id
 )
@@ -34,10 +33,9 @@ type sagasPage struct {
 	Form    sagaForm     `json:"-"`
 	Stuck   []sagaView   `json:"stuck,omitempty"` // the newest, if no status was asked for
 	Sagas   []sagaView   `json:"sagas"`
-	Next    string       `json:"next,omitempty"`    // the after of the following page
-	Exact   bool         `json:"exact,omitempty"`   // the text is the id of the one saga that is shown
-	Partial bool         `json:"partial,omitempty"` // the search took too long: it goes on at Next
-	More    template.URL `json:"-"`                 // the query of the following page
+	Next    string       `json:"next,omitempty"`  // the after of the following page
+	Exact   bool         `json:"exact,omitempty"` // the text is the id of the one saga that is shown
+	More    template.URL `json:"-"`               // the query of the following page
 	Error   string       `json:"-"`
 	Filter  bool         `json:"-"` // there are conditions
 }
@@ -79,8 +77,8 @@ func (f sagaForm) values(runner string) url.Values {
 	return v
 }
 
-// filter returns a form as a Filter.
-func (c *Console) filter(f sagaForm) (saga.Filter, error) {
+// filter returns a form as a Filter. An age is one by the store's clock, as on the page.
+func (f sagaForm) filter(now time.Time) (saga.Filter, error) {
 	filter := saga.Filter{Saga: f.Saga, ID: f.ID, After: f.After, Limit: sagasShown, WithoutState: true}
 	if f.After == fromStart {
 		filter.After = ""
@@ -96,7 +94,7 @@ func (c *Console) filter(f sagaForm) (saga.Filter, error) {
 		if err != nil || d < 0 {
 			return filter, fmt.Errorf("age: is %q: must be a duration such as 10m", f.Age)
 		}
-		filter.CreatedBefore = time.Now().Add(-d)
+		filter.CreatedBefore = now.Add(-d)
 	}
 	return filter, nil
 }
@@ -234,10 +232,10 @@ func (c *Console) listSagas(w http.ResponseWriter, r *http.Request, status int, 
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), storeTime)
 	defer cancel()
-	filter, err := c.filter(p.Form)
+	_, err := p.Form.filter(time.Time{})
 	if err != nil {
 		status = max(status, http.StatusBadRequest)
-	} else if err = c.fill(ctx, runner, &p, filter); err != nil {
+	} else if err = c.fill(ctx, runner, &p); err != nil {
 		status = max(status, http.StatusBadGateway)
 		err = errors.New("the store cannot be asked: " + c.secret(err))
 	}
@@ -257,8 +255,12 @@ func (c *Console) listSagas(w http.ResponseWriter, r *http.Request, status int, 
 }
 
 // fill asks the store for what a page lists.
-func (c *Console) fill(ctx context.Context, runner *saga.Runner, p *sagasPage, filter saga.Filter) error {
+func (c *Console) fill(ctx context.Context, runner *saga.Runner, p *sagasPage) error {
 	counts, err := runner.Counts(ctx)
+	if err != nil {
+		return err
+	}
+	filter, err := p.Form.filter(counts.Now)
 	if err != nil {
 		return err
 	}
@@ -275,14 +277,14 @@ func (c *Console) fill(ctx context.Context, runner *saga.Runner, p *sagasPage, f
 	if filter.Status == nil && filter.After == "" {
 		stuck := filter
 		stuck.Status = []saga.Status{saga.Stuck}
-		if p.Stuck, _, err = c.search(ctx, runner, stuck, p); err != nil {
+		if p.Stuck, _, err = c.list(ctx, runner, stuck); err != nil {
 			return err
 		}
 	}
 	if filter.Status == nil {
 		filter.Status = statuses[1:] // those that are stuck have been shown
 	}
-	p.Sagas, p.Next, err = c.search(ctx, runner, filter, p)
+	p.Sagas, p.Next, err = c.list(ctx, runner, filter)
 	return err
 }
 
@@ -302,30 +304,13 @@ func (c *Console) byID(ctx context.Context, runner *saga.Runner, p *sagasPage, f
 	return true
 }
 
-// search asks the store for a page of a list until it is full, or for searchTime: a store
-// reads a bounded number of sagas at a time, among which there may be none.
-func (c *Console) search(ctx context.Context, runner *saga.Runner, f saga.Filter, p *sagasPage) (views []sagaView, next string, err error) {
-	within, cancel := context.WithTimeout(ctx, searchTime)
-	defer cancel()
-	views, next = []sagaView{}, cmp.Or(f.After, fromStart)
-	for len(views) < sagasShown {
-		f.Limit = sagasShown - len(views)
-		page, after, err := runner.List(within, f)
-		if within.Err() != nil && ctx.Err() == nil {
-			p.Partial = true
-			return views, next, nil
-		}
-		if err != nil {
-			return nil, "", err
-		}
-		for _, in := range page {
-			views = append(views, c.sagaView(in))
-		}
-		if f.After, next = after, after; next == "" {
-			break
-		}
+func (c *Console) list(ctx context.Context, runner *saga.Runner, f saga.Filter) ([]sagaView, string, error) {
+	views := []sagaView{}
+	page, next, err := runner.List(ctx, f)
+	for _, in := range page {
+		views = append(views, c.sagaView(in))
 	}
-	return views, next, nil
+	return views, next, err
 }
 
 // Self returns the query of the page.

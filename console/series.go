@@ -82,10 +82,10 @@ func (sr *series) sum(last, n int) (total float64, samples int) {
 	return total, samples
 }
 
-// points returns the samples after one that are kept, rounded to four digits.
-func (sr *series) points(after, now int) []float64 {
+// points returns the samples that are kept, rounded to four digits.
+func (sr *series) points(now int) []float64 {
 	points := []float64{}
-	for i := max(sr.first(now), min(after, now)+1); i <= now; i++ {
+	for i := sr.first(now); i <= now; i++ {
 		points = append(points, round(sr.at(i)))
 	}
 	return points

@@ -55,15 +55,15 @@ func (t *track) judge(now int) status {
 	case s.share() >= 0.05:
 		s.tone, s.state = warn, t.rules.failing
 	}
-	if t.held != nil && t.held.Holder != "" && s.detail == "" {
-		s.detail = "held by " + t.held.Holder
-	}
 	return s
 }
 
 // ailing returns what an error of a policy's method Health says: by its methods HealthState,
 // HealthDetail and Failed, if it has them.
 func ailing(err error) (t tone, state, detail string, cause error) {
+	if err == nil {
+		return well, "", "", nil
+	}
 	t, state, cause = warn, "ailing", err
 	if e, ok := err.(interface{ HealthState() string }); ok {
 		state, cause = e.HealthState(), errors.Unwrap(err)

@@ -57,7 +57,7 @@ console: ailing true
 console: all of 2 have passed true
 console: gate.calls true
 console: outcome = passed true
-console: <dt>Limit</dt> true
+console: &#34;Limit&#34;: 2 true
 console: gate.full true
 metric: resilience.gate.calls  2
 metric: resilience.gate.full 1 1

@@ -1,6 +1,6 @@
-// The live part of the console: it draws what the JSON twin of the page says, and asks for what
-// is new while somebody sees the page. Without it the page shows how things were when it was
-// loaded.
+// The live part of the console: it draws the figures that are in the page, and while somebody sees it
+// fetches it again each second and takes over what is new. Without it the page shows how things were
+// when it was loaded.
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -26,49 +26,51 @@ function say(on, text) {
   if (live.textContent !== text) live.textContent = text;
 }
 
-function text(root, selector, value) {
-  const e = root.querySelector(selector);
-  if (e && e.textContent !== (value || "")) e.textContent = value || "";
-}
-
-// ask fetches this page: as it is, or as its JSON twin with what is new since a sample.
-function ask(accept, since) {
+// renew fetches this page and takes over the parts that are marked as live. A part with a form that
+// somebody fills in, or points at, stays as it is: a button must not change under the pointer.
+async function renew() {
   const url = new URL(location.href);
   url.searchParams.delete("done");
-  if (since !== undefined) url.searchParams.set("since", since);
-  return fetch(url, { headers: { Accept: accept }, signal: AbortSignal.timeout(10000) }).then((r) => r.ok ? r : Promise.reject(r));
-}
-
-const twin = (since) => ask("application/json", since).then((r) => r.json());
-
-// reload takes over from the server what may change: all parts that are marked as live, or
-// the whole page if none is. A part that somebody is filling in, or points at, stays.
-async function reload() {
-  const doc = new DOMParser().parseFromString(await (await ask("text/html")).text(), "text/html");
-  const next = doc.getElementById("page"), now = document.getElementById("page");
-  if (!next || !now) return;
+  const answer = await fetch(url, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
+  if (!answer.ok) throw answer;
+  const doc = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const focus = document.activeElement.getAttribute("href");
   document.title = doc.title;
   document.getElementById("main").dataset.refresh = doc.getElementById("main").dataset.refresh || 0;
-  swap(document.querySelector(".band"), doc.querySelector(".band"));
-  const parts = [...next.querySelectorAll("[data-live]")];
-  if (!parts.length) { swap(now, next); await draw(); return; }
-  for (const part of parts) swap(now.querySelector(`[data-live="${part.dataset.live}"]`), part);
-  const more = now.dataset.figures !== next.dataset.figures;
-  now.dataset.shape = next.dataset.shape;
-  now.dataset.figures = next.dataset.figures;
-  if (more) await draw();
+  for (const next of doc.querySelectorAll("[data-live]")) {
+    const now = document.querySelector(`[data-live="${next.dataset.live}"]`);
+    if (now && !busy(now)) morph(now, document.adoptNode(next));
+  }
+  if (focus && document.activeElement === document.body) {
+    [...document.links].find((a) => a.getAttribute("href") === focus)?.focus({ preventScroll: true });
+  }
 }
 
-function swap(now, next) {
-  if (!now || !next || now.outerHTML === next.outerHTML) return;
-  if (now.matches(":hover") && now.querySelector("form")) return;
-  if (now.contains(document.activeElement) && document.activeElement.matches("input, select, textarea, button")) return;
-  if ([...now.querySelectorAll("input:not([type=hidden])")].some((i) => i.value)) return;
-  const open = [...now.querySelectorAll("details")].map((d) => d.open);
-  const focus = now.contains(document.activeElement) && document.activeElement.getAttribute("href");
-  now.replaceWith(document.adoptNode(next));
-  next.querySelectorAll("details").forEach((d, i) => { d.open = open[i]; });
-  if (focus) [...next.querySelectorAll("a")].find((a) => a.getAttribute("href") === focus)?.focus({ preventScroll: true });
+function busy(part) {
+  return part.querySelector("form") && (part.matches(":hover") || part.contains(document.activeElement)) ||
+    [...part.querySelectorAll("input:not([type=hidden])")].some((i) => i.value);
+}
+
+// morph makes a node like another one, and touches only what differs. Elements of different keys are
+// different things, and one takes the place of the other. What a script draws is drawn anew.
+function morph(now, next) {
+  if (now.nodeName !== next.nodeName || now.dataset?.key !== next.dataset?.key) {
+    now.replaceWith(next);
+    draw(next);
+    return;
+  }
+  if (now.nodeType !== Node.ELEMENT_NODE) {
+    if (now.data !== next.data) now.data = next.data;
+    return;
+  }
+  for (const { name } of [...now.attributes]) if (!next.hasAttribute(name) && name !== "open") now.removeAttribute(name);
+  for (const { name, value } of next.attributes) if (now.getAttribute(name) !== value) now.setAttribute(name, value);
+  if (now.dataset.draw !== undefined) { drawOne(now); return; }
+  const old = [...now.childNodes], fresh = [...next.childNodes];
+  fresh.forEach((child, i) => {
+    if (old[i]) morph(old[i], child); else { now.append(child); draw(child); }
+  });
+  old.slice(fresh.length).forEach((child) => child.remove());
 }
 
 // Paths. Values are numbers that the server sent; nothing is ever set as HTML.
@@ -87,6 +89,7 @@ function area(values, width, height, max, slots) {
 }
 
 function drawSpark(el, spark) {
+  spark = { calls: spark.calls || [], bad: spark.bad || [] };
   const W = 120, H = 28, slots = KEPT / STEP, max = Math.max(1e-9, ...spark.calls) * 1.05;
   el.replaceChildren(svg("line", { class: "base", x1: 0, x2: W, y1: H, y2: H }));
   if (!spark.calls.some((v) => v > 0)) return;
@@ -96,51 +99,7 @@ function drawSpark(el, spark) {
   el.append(svg("path", { class: "calls", d: line(spark.calls, W, H, max, slots) }));
 }
 
-// The overview.
-
-let cards = new Map(), tick = -1;
-
-async function drawOverview() {
-  const o = await twin();
-  cards = new Map(o.policies.map((p) => [p.path, { spark: p.spark }]));
-  for (const el of document.querySelectorAll("a.card")) {
-    const c = cards.get(el.dataset.path);
-    if (c) { c.el = el; drawSpark(el.querySelector(".spark"), c.spark); }
-  }
-  tick = o.tick;
-}
-
-const GAP = 5; // seconds without news, after which a page is drawn anew
-
-async function followOverview() {
-  const o = await twin(tick);
-  if (String(o.shape) !== document.getElementById("page").dataset.shape) { await reload(); return; }
-  if (o.tick - tick > GAP || o.tick < tick) { await drawOverview(); return; }
-  const news = new Map((o.policies || []).map((p) => [p.path, p]));
-  const steps = Math.floor(o.tick / STEP) - Math.floor(tick / STEP) + 1; // the first is one that is there
-  for (const [path, c] of cards) {
-    if (!c.el) continue;
-    const p = news.get(path);
-    const words = p ? p.words : { rate: "0", share: "idle" };
-    text(c.el, "[data-rate]", words.rate); text(c.el, "[data-share]", words.share);
-    text(c.el, "[data-since]", words.since); text(c.el, "[data-detail]", p && p.detail);
-    const error = c.el.querySelector(".error");
-    error.title = p && p.error && p.error !== "hidden" ? p.error : "";
-    text(c.el, ".error", error.title);
-    if (!p && steps === 1) continue;
-    for (const key of ["calls", "bad"]) {
-      const list = c.spark[key], more = p ? p.spark[key] : Array(steps).fill(0);
-      list.splice(-1, 1, ...more);
-      list.splice(0, list.length - KEPT / STEP);
-    }
-    drawSpark(c.el.querySelector(".spark"), c.spark);
-  }
-  tick = o.tick;
-}
-
 // The page of a policy.
-
-let charts = [], shownPolicy = null;
 
 const meaning = {
   success: 1, admitted: 1, hit: 1, first_try: 1, loaded: 1, accepted: 1, done: 1, first_won: 1, allowed: 1, elected: 1, closed: 5, completed: 5, started: 1,
@@ -178,31 +137,31 @@ function color(f, i, taken) {
   return i % 6 + 1;
 }
 
-async function drawPolicy() {
-  const p = await twin();
-  shownPolicy = p;
-  const home = document.getElementById("charts");
-  home.replaceChildren();
-  charts = [];
+let charts = [];
+
+function drawCharts(home, figures) {
   const byName = new Map();
-  p.figures.forEach((f) => byName.set(f.name, [...(byName.get(f.name) || []), f]));
-  for (const [name, all] of byName) {
-    if (name === "breaker.state" && p.states) continue;
-    charts.push(newChart(name, all));
-  }
-  // What moves comes first, what has stood still at zero is left to the table.
-  charts.sort((a, b) => a.rank - b.rank);
-  for (const c of charts) home.append(c.el);
+  for (const f of figures) byName.set(f.name, [...(byName.get(f.name) || []), f]);
+  if (document.getElementById("strip")) byName.delete([...byName.keys()].find((name) => name.endsWith(".state")));
+  const known = new Map(charts.map((c) => [c.name, c]));
+  charts = [...byName].map(([name, all]) => {
+    const c = known.get(name) || newChart(name);
+    c.all = all;
+    const taken = new Set();
+    all.forEach((f, i) => { f.color = color(f, i, taken); });
+    // What moves comes first, what has stood still at zero is left to the table.
+    c.rank = /\.(calls|requests)$|^saga\.step\.attempts$/.test(name) ? 0 : all.some(moves) ? 1 : 2;
+    return c;
+  }).sort((a, b) => a.rank - b.rank);
+  const order = charts.map((c) => c.el);
+  if (order.length !== home.children.length || order.some((el, i) => el !== home.children[i])) home.replaceChildren(...order);
   charts.forEach(drawChart);
-  drawStrip();
 }
 
 function moves(f) { return f.points.some((v) => v !== 0); }
 
-function newChart(name, all) {
-  const c = { name, all, taken: new Set() };
-  all.forEach((f, i) => { f.color = color(f, i, c.taken); });
-  c.rank = /\.(calls|requests)$|^saga\.step\.attempts$/.test(name) ? 0 : all.some(moves) ? 1 : 2;
+function newChart(name) {
+  const c = { name };
   c.legend = html("ul", { class: "legend" });
   c.svg = svg("svg", { viewBox: "0 0 600 110", preserveAspectRatio: "none", role: "img", "aria-label": name + ", over the last ten minutes" });
   c.max = html("span", { class: "max" });
@@ -244,10 +203,8 @@ function drawChart(c) {
   c.max.textContent = shown.length ? "max " + short(most) + " " + unitOf(c.all[0]) : "";
 }
 
-function drawStrip() {
-  const el = document.getElementById("strip");
-  if (!el || !shownPolicy || !shownPolicy.states) return;
-  const runs = shownPolicy.states, total = runs.reduce((n, r) => n + r.seconds, 0);
+function drawStrip(el, runs) {
+  const total = runs.reduce((n, r) => n + r.seconds, 0);
   let x = KEPT - total;
   el.replaceChildren(...runs.map((r) => {
     const rect = svg("rect", { class: r.state, x, y: 0, width: r.seconds, height: 18 });
@@ -257,52 +214,25 @@ function drawStrip() {
     x += r.seconds;
     return rect;
   }));
-  let legend = el.parentElement.querySelector(".legend");
-  if (!legend) el.parentElement.append(legend = html("ul", { class: "legend" }));
-  legend.replaceChildren(...[...new Set(runs.map((r) => r.state))].map((s) => {
+  el.parentElement.querySelector(".legend").replaceChildren(...[...new Set(runs.map((r) => r.state))].map((s) => {
     const n = runs.filter((r) => r.state === s).reduce((n, r) => n + r.seconds, 0);
     return html("li", {}, html("i", { class: s }), s + " ", html("b", {}, n < 120 ? n + " s" : Math.round(n / 60) + " min"));
   }));
 }
 
-async function followPolicy() {
-  const page = document.getElementById("page");
-  const p = await twin(shownPolicy.tick);
-  const missed = p.tick - shownPolicy.tick;
-  const step = (tick) => Math.floor(tick / STEP); // tables and errors are renewed once in a step
-  if (String(p.shape) !== page.dataset.shape || step(p.tick) !== step(shownPolicy.tick)) await reload();
-  if (missed > GAP || missed < 0 || p.figures.length !== shownPolicy.figures.length) { await drawPolicy(); return; }
-  shownPolicy.figures.forEach((f, i) => {
-    f.points.push(...p.figures[i].points);
-    f.points.splice(0, Math.max(0, f.points.length - KEPT));
-    f.value = p.figures[i].value;
-  });
-  shownPolicy.tick = p.tick;
-  shownPolicy.states = p.states;
-  text(page, "[data-rate]", p.words.rate); text(page, "[data-share]", p.words.share);
-  text(page, "[data-since]", p.words.since); text(page, "[data-detail]", p.detail);
-  if (page.querySelector(".all")?.open) page.querySelectorAll("[data-value]").forEach((el, i) => { el.textContent = short(p.figures[i].value); });
-  charts.forEach(drawChart);
-  drawStrip();
-}
-
 // What every page does.
 
-const overviewHere = () => document.querySelector(".groups"), policyHere = () => document.getElementById("charts");
-
-async function draw() {
-  if (overviewHere()) await drawOverview();
-  if (policyHere()) await drawPolicy();
+function draw(root) {
+  if (root.dataset?.draw) drawOne(root);
+  for (const el of root.querySelectorAll?.("[data-draw]") || []) drawOne(el);
 }
 
-async function follow() {
-  if (overviewHere()) return tick < 0 ? draw() : followOverview();
-  if (policyHere()) return shownPolicy ? followPolicy() : draw();
-  return reload();
-}
-
-function mark(e) {
-  if (e.target.matches(".fields input")) e.target.classList.toggle("changed", e.target.value !== e.target.nextElementSibling?.value);
+function drawOne(el) {
+  if (!el.dataset.draw) return; // a part of another
+  const data = JSON.parse(el.dataset.draw);
+  if (el.matches(".spark")) drawSpark(el, data);
+  if (el.id === "strip") drawStrip(el, data);
+  if (el.id === "charts") drawCharts(el, data);
 }
 
 const wait = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000));
@@ -317,17 +247,15 @@ async function start() {
   const main = document.getElementById("main"), self = document.getElementById("page")?.dataset.self;
   // The answer to a form has an address at which there is no page, and where F5 would act again.
   if (self && location.pathname.endsWith("/act")) history.replaceState(null, "", self);
-  document.addEventListener("input", mark);
-  document.querySelectorAll(".fields input").forEach((i) => mark({ target: i }));
-  for (let next = draw; ; next = follow) {
-    let failed = false;
-    try { await next(); } catch { failed = true; }
+  draw(document);
+  for (let failed = false; ;) {
     const every = Number(main.dataset.refresh || 0);
-    if (every || failed) say(!failed && every > 0, failed ? "not live" : "live");
-    else live.hidden = true;
+    if (every || failed) say(!failed, failed ? "not live" : "live"); else live.hidden = true;
     if (!every) return;
     await wait(failed ? Math.max(every, 5) : every);
     if (document.hidden) { say(false, "not live"); await seen(); }
+    failed = false;
+    try { await renew(); } catch { failed = true; }
   }
 }
 

@@ -94,9 +94,9 @@ func TestLimitIsChangedFromThePage(t *testing.T) {
 	})
 	at := serve(t, reg, console.Config{Allow: allow})
 	p := newTab(t)
-	field := `input[name="is.Limit"]`
+	field := `textarea[name=settings]`
 	p.open(at + "policy?kind=bulkhead&name=users")
-	p.fill(field, "2")
+	p.fill(field, `{"Limit": 2}`)
 	p.click(`button[name=preview]`)
 	p.shows("This would change:")
 	p.shows("bulkhead/users.Limit")
@@ -110,7 +110,7 @@ func TestLimitIsChangedFromThePage(t *testing.T) {
 	require.Eventually(t, func() bool { return slots.Stats().Admitted > before+20 }, patience, time.Millisecond)
 	require.LessOrEqual(t, most.Load(), int64(2))
 
-	p.fill(field, "-3")
+	p.fill(field, `{"Limit": -3}`)
 	p.click(`//button[text()="Apply"]`)
 	p.shows("Limit")
 	p.until(`document.querySelector(".notice.fail")?.textContent.includes("Limit")`)
@@ -263,8 +263,7 @@ func TestStuckSagaIsFoundAmong100000(t *testing.T) {
 	require.Less(t, quickest, 5*time.Second) // a third of a second where nothing else runs
 }
 
-// An id that is pasted finds its saga among a million, whatever the order, and any other
-// search ends after a second with what it has found.
+// An id that is pasted finds its saga among a million, and so does its beginning.
 func TestSagaIsFoundAmongAMillion(t *testing.T) {
 	sg := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: fine, Undo: fine}}}
 	r, db := depot(t, sg)
@@ -292,17 +291,10 @@ func TestSagaIsFoundAmongAMillion(t *testing.T) {
 	p.shows("By its id")
 	p.click(`//a[text()="order-987654"]`)
 	p.shows("1 of 1 steps done")
-	for _, order := range []string{"newest", "oldest", "id"} {
-		require.Less(t, quickest("text=order-987654&order="+order), time.Second)
-		require.Less(t, quickest("text=87654x&order="+order), 4*time.Second) // half a second where nothing else runs
-	}
-	// However fast the machine is: page by page the search ends, and has found nothing.
+	require.Less(t, quickest("text=order-987654"), time.Second)
+	require.Less(t, quickest("text=87654x"), 4*time.Second) // half a second where nothing else runs
 	p.open(at + "sagas?text=87654x")
-	p.until(`(() => {
-		const further = [...document.links].find((a) => a.textContent === "Search further");
-		if (further && !window.gone) { window.gone = true; further.click(); }
-		return !further && document.body.innerText.includes("None.");
-	})()`)
+	p.shows("None.")
 }
 
 // Eight tabs at once are more than the six connections that a browser has to a host by
@@ -314,7 +306,7 @@ func TestEightTabsAreLiveAtOnce(t *testing.T) {
 	page := console.New(reg, console.Config{})
 	var asked sync.Map // by tab
 	server := httptest.NewServer(http.StripPrefix(prefix, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Query().Has("since") {
+		if r.Header.Get("Accept") == "text/html" { // that of the script
 			n, _ := asked.LoadOrStore(r.URL.Query().Get("tab"), new(atomic.Int64))
 			n.(*atomic.Int64).Add(1)
 		}
@@ -456,9 +448,9 @@ func TestTheAnswerToAnActionIsLive(t *testing.T) {
 	load(t, 1, func(ctx context.Context) { _ = slots.Do(ctx, func(context.Context) error { return nil }) })
 	at := serve(t, reg, console.Config{Allow: allow})
 	p := newTab(t)
-	for limit, shows := range map[string]string{"2": "This would change:", "-3": "is -3"} {
+	for settings, shows := range map[string]string{`{"Limit": 2}`: "This would change:", `{"Limit": -3}`: "is -3"} {
 		p.open(at + "policy?kind=bulkhead&name=users")
-		p.fill(`input[name="is.Limit"]`, limit)
+		p.fill(`textarea[name=settings]`, settings)
 		p.click(`button[name=preview]`)
 		p.shows(shows)
 		p.live()

@@ -134,7 +134,7 @@ func main() {
 	defer page.Close()
 	w := httptest.NewRecorder()
 	page.ServeHTTP(w, httptest.NewRequest("GET", "/policy?kind=gate&name=visitors", nil))
-	for _, text := range []string{"visitors", "ailing", "all of 2 have passed", "gate.calls", "outcome = passed", "<dt>Limit</dt>", "gate.full"} {
+	for _, text := range []string{"visitors", "ailing", "all of 2 have passed", "gate.calls", "outcome = passed", "&#34;Limit&#34;: 2", "gate.full"} {
 		fmt.Println("console:", text, strings.Contains(w.Body.String(), text))
 	}
 

@@ -1,0 +1,25 @@
+package console_test
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The console knows policies by what they say of themselves, and sagas.
+func TestImportsNoPatternButSaga(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", `{{join .Imports "\n"}}`, ".").Output()
+	require.NoError(t, err)
+	const module = "github.com/go-resilience/resilience/"
+	var ours []string
+	for pkg := range strings.FieldsSeq(string(out)) {
+		if own, ok := strings.CutPrefix(pkg, module); ok {
+			ours = append(ours, own)
+			continue
+		}
+		require.NotContains(t, pkg, ".", "nothing but the standard library")
+	}
+	require.ElementsMatch(t, []string{"registry", "saga"}, ours)
+}
