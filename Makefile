@@ -1,6 +1,6 @@
 GO          ?= go
 ADAPTERS    := console resiliencegrpc resilienceotel resiliencepgx resilienceredis
-MODULES     := . $(ADAPTERS) examples internal/benchmarks internal/integration
+MODULES     := . $(ADAPTERS) examples internal/benchmarks internal/integration internal/tools
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME    ?= 10000x
 ROUNDS      ?= 7
@@ -52,7 +52,7 @@ release-check: ## the modules build from a local module proxy in VERSION, as a u
 
 mutants: FOR ?= 10m
 mutants: ## small faults put into PKG, one at a time, for FOR: does a test notice?
-	$(GO) run ./internal/mutants -for $(FOR) ./$(PKG)
+	$(GO) run ./internal/tools/mutants -for $(FOR) ./$(PKG)
 
 soak: ## a program with every pattern through every fault, for SOAK
 	cd internal/integration && $(GO) test -count=1 -run '^TestSoak' -timeout 30m -v ./soak -soak.for $(SOAK)
@@ -63,10 +63,11 @@ histories: ## what processes did to real servers, for FOR, judged by models; and
 
 prove: PROVE ?= 10m
 prove: ## for PROVE: histories, simulations with new seeds, fuzz targets, and mutants; with ARGS=-controls known mistakes, too
-	$(GO) run ./internal/prove -for $(PROVE) $(ARGS)
+	$(GO) run ./internal/tools/prove -for $(PROVE) $(ARGS)
 
-examples: ## the smoke tests of the examples, and one pass of each benchmark
+examples: ## the tests of the examples and of the tools, and one pass of each benchmark
 	cd examples && $(GO) test ./...
+	cd internal/tools && $(GO) test ./...
 	cd internal/benchmarks && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
 
 ci: lint test race fuzz examples integration tidy ## all of it

@@ -1,7 +1,7 @@
 // Prove runs, for as long as it is given, everything that looks for a broken promise by
 // chance: histories of real servers, simulations with new seeds, fuzz targets, and mutants.
 //
-//	go run ./internal/prove -for 10m
+//	go run ./internal/tools/prove -for 10m
 //
 // It prints what each of them did when it has ended, and a table at the end. It exits with 1
 // if one of them found something.
@@ -115,7 +115,7 @@ func plan() (parts []part, err error) {
 	}
 	pkg := mutated[rand.IntN(len(mutated))]
 	add(part{name: "mutants of " + pkg, share: 20, keep: `.*\b(caught|survive).*`, spare: 5 * time.Minute, args: []string{
-		"run", "./internal/mutants", "-seed", fmt.Sprint(*seed), "-for", "{}", "./" + pkg}})
+		"run", "./internal/tools/mutants", "-seed", fmt.Sprint(*seed), "-for", "{}", "./" + pkg}})
 	fuzz, err := targets()
 	if err != nil {
 		return nil, err

@@ -1,7 +1,7 @@
 // Mutants puts small faults into a package, one at a time, and runs its tests: a fault
 // that no test notices is a rule that no test holds.
 //
-//	go run ./internal/mutants -for 10m ./breaker
+//	go run ./internal/tools/mutants -for 10m ./breaker
 //
 // A fault is a condition negated, a part of a condition left out, a comparison shifted by
 // one, a statement left out, a lock left out (run under the race detector), or a deferred
@@ -77,7 +77,7 @@ func examine(pkg string, o options) (bool, error) {
 		return false, err
 	}
 	name := strings.ReplaceAll(strings.TrimPrefix(pkg, "./"), "/", "-") + ".txt"
-	reasons, err := known(filepath.Join("internal/mutants/survivors", name))
+	reasons, err := known(filepath.Join("internal/tools/mutants/survivors", name))
 	if err != nil {
 		return false, err
 	}
