@@ -33,9 +33,9 @@ lint: ## gofmt, vet and staticcheck in every module; the root builds for 32 bits
 tidy: ## go.mod and go.sum of every module are as they should be
 	@set -e; for m in $(MODULES); do echo "tidy $$m"; (cd $$m && GOWORK=off $(GO) mod tidy -diff); done
 
-bench: ## measure side by side with the peers and put the tables into BENCHMARKS.md
+bench: ## measure side by side with the peers and put the tables into docs/BENCHMARKS.md
 	cd internal/benchmarks && $(GO) test -run '^TestFigures$$' -timeout 90m -figures ../../FIGURES.md -rounds $(ROUNDS) -benchtime $(BENCHTIME)
-	@awk '/<!-- figures -->/ {print; while ((getline line < "FIGURES.md") > 0) print line; skip = 1} /<!-- end of figures -->/ {skip = 0} !skip' BENCHMARKS.md > BENCHMARKS.new && mv BENCHMARKS.new BENCHMARKS.md && rm FIGURES.md
+	@awk '/<!-- figures -->/ {print; while ((getline line < "FIGURES.md") > 0) print line; skip = 1} /<!-- end of figures -->/ {skip = 0} !skip' docs/BENCHMARKS.md > FIGURES.new && mv FIGURES.new docs/BENCHMARKS.md && rm FIGURES.md
 
 # By count, since Go 1.26 fails at random what is fuzzed for a time: go.dev/issue/75804.
 fuzz: ## each fuzz target for FUZZTIME inputs

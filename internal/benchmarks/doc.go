@@ -1,3 +1,3 @@
 // Package benchmarks measures the patterns beside their peers, doing the same
-// work in one process. make bench writes the tables of BENCHMARKS.md.
+// work in one process. make bench writes the tables of docs/BENCHMARKS.md.
 package benchmarks

@@ -17,7 +17,7 @@ var (
 	only    = flag.String("only", "", "a regular expression: the pattern/case names to measure")
 )
 
-// TestFigures measures every comparison and writes the tables of BENCHMARKS.md, one
+// TestFigures measures every comparison and writes the tables of docs/BENCHMARKS.md, one
 // for each pattern: a row a case, a column an implementation. In one process it
 // alternates the implementations of a case, in a new order each round, so that what
 // else the machine does falls on all of them alike. It reports medians and, in

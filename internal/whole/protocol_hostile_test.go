@@ -1,4 +1,4 @@
-package resilience_test
+package whole_test
 
 import (
 	"context"

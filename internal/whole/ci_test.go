@@ -1,4 +1,4 @@
-package resilience_test
+package whole_test
 
 import (
 	"os"
@@ -13,12 +13,12 @@ import (
 // TestCIStartsTheServicesThatItsScriptDemands: without one of them, the script fails in every run
 // of the workflow, and nobody sees it here, where all of them are running.
 func TestCIStartsTheServicesThatItsScriptDemands(t *testing.T) {
-	script, err := os.ReadFile(".ci/run")
+	script, err := os.ReadFile("../../.ci/run")
 	require.NoError(t, err)
 	demanded := regexp.MustCompile(`(?m)^services=\((.*)\)$`).FindSubmatch(script)
 	require.NotNil(t, demanded)
 
-	workflow, err := os.ReadFile(".github/workflows/ci.yml")
+	workflow, err := os.ReadFile("../../.github/workflows/ci.yml")
 	require.NoError(t, err)
 	_, services, ok := strings.Cut(string(workflow), "\n    services:\n")
 	require.True(t, ok)

@@ -1,4 +1,4 @@
-package resilience_test
+package whole_test
 
 import (
 	"io/fs"
@@ -110,7 +110,7 @@ func TestRequirements(t *testing.T) {
 // TestAdaptersImportNothingInternal holds that each published module builds with a newer root: the
 // internal packages of the root may change with every release.
 func TestAdaptersImportNothingInternal(t *testing.T) {
-	mods, err := filepath.Glob("resilience*/go.mod")
+	mods, err := filepath.Glob("../../resilience*/go.mod")
 	require.NoError(t, err)
 	require.NotEmpty(t, mods)
 	for _, mod := range mods {
@@ -134,6 +134,7 @@ func deps(t *testing.T, pkg string) []string {
 func goList(t *testing.T, args ...string) []string {
 	t.Helper()
 	cmd := exec.Command("go", append([]string{"list"}, args...)...)
+	cmd.Dir = "../.."
 	cmd.Env = append(cmd.Environ(), "GOWORK=off")
 	out, err := cmd.Output()
 	if exit, ok := err.(*exec.ExitError); ok {

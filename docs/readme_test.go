@@ -1,4 +1,4 @@
-package resilience_test
+package docs_test
 
 import (
 	"io/fs"
@@ -16,8 +16,9 @@ import (
 // it is: it stands, but for its indentation, in a file snippets*_test.go, which the compiler
 // has seen.
 func TestSnippetsCompile(t *testing.T) {
+	t.Chdir("..")
 	var compiled strings.Builder
-	files, err := filepath.Glob("snippets*_test.go")
+	files, err := filepath.Glob("docs/snippets*_test.go")
 	require.NoError(t, err)
 	nested, err := filepath.Glob("*/snippets_test.go")
 	require.NoError(t, err)
@@ -43,6 +44,7 @@ func TestSnippetsCompile(t *testing.T) {
 // TestPagesNameWhatExists holds the tests that PROMISES.md and docs name, and the files that
 // any page links to, to those of the tree. The ledger of the edition names tests that are gone.
 func TestPagesNameWhatExists(t *testing.T) {
+	t.Chdir("..")
 	tests := map[string]bool{}
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark|Example)\w*)\(`)
 	var pages []string

@@ -1,4 +1,4 @@
-package resilience_test
+package whole_test
 
 import (
 	"cmp"
@@ -84,7 +84,10 @@ const (
 	no
 )
 
-var errDeclined = errors.New("card declined")
+var (
+	errDeclined = errors.New("card declined")
+	errDown     = errors.New("down")
+)
 
 // ends are the rows of the table.
 var ends = []end{
@@ -677,7 +680,7 @@ func TestEveryPolicyReadsEveryEnd(t *testing.T) {
 	}
 	t.Log("\n" + table.String())
 
-	const page, begin, end = "docs/protocol.md", "<!-- table -->\n", "<!-- end of table -->"
+	const page, begin, end = "../../docs/protocol.md", "<!-- table -->\n", "<!-- end of table -->"
 	text, err := os.ReadFile(page)
 	require.NoError(t, err)
 	before, rest, ok := strings.Cut(string(text), begin)

@@ -1,4 +1,4 @@
-package resilience_test
+package docs_test
 
 import (
 	"bytes"
