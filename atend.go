@@ -29,8 +29,8 @@ import (
 // Within a resiliencehttp.Transport, an attempt that succeeds ends when the body of its
 // response has been read or closed, or when ctx ends. f then gets nil, or the error with
 // which the body broke off: a connection was lost, or a timeout passed while the caller
-// waited for the server. The policies of this module hold their slots and timeouts in
-// the same way.
+// waited for the server. It matches [context.Canceled] if the caller has left. The policies of
+// this module hold their slots and timeouts in the same way.
 //
 // If next panics or ends its goroutine, f gets an error that says so, and the panic goes
 // on. f must be safe to call on another goroutine, since a ctx may end at any time.

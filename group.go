@@ -153,8 +153,15 @@ func (g *Group[K, P]) Do(ctx context.Context, key K, fn Func) error {
 		defer g.table.Unpin(m)
 		return m.Value.Do(ctx, fn)
 	}
-	unpin := func() { g.table.Unpin(m) }
-	return work.Hold(ctx, func(ctx context.Context) error { return m.Value.Do(ctx, fn) }, linger.Release(unpin))
+	pinned := false
+	defer func() {
+		if !pinned {
+			g.table.Unpin(m)
+		}
+	}()
+	err := m.Value.Do(ctx, fn)
+	pinned = err == nil && work.OnEnd(func(error) { g.table.Unpin(m) })
+	return err
 }
 
 // By returns a Middleware that calls a function under the member of the key of its ctx.

@@ -64,8 +64,9 @@ func EndOf(ctx context.Context) error { return ended.Error(ctx) }
 // end of the work, and one that counts results learns of a break. It is safe for concurrent
 // use.
 //
-// The code that begins such work makes it with [BeginWork]. Its innermost function calls GoOn
-// before it returns nil, and End is called when the work has really ended:
+// The code that begins such work makes it with [BeginWork], and calls End when the work has
+// really ended, or when the policies have returned and there is none. If they shall hold what
+// they hold until then, its innermost function calls GoOn before it returns nil:
 //
 //	ctx, work := resilience.BeginWork(ctx)
 //	err := policies(func(ctx context.Context) error {
@@ -76,6 +77,9 @@ func EndOf(ctx context.Context) error { return ended.Error(ctx) }
 //		}
 //		return err
 //	})(ctx)
+//	if err != nil {
+//		work.End(nil)
+//	}
 //
 // A policy of your own holds something with [AtEnd], or asks [WorkOf] for OnEnd.
 type Work linger.Work
@@ -91,17 +95,17 @@ func BeginWork(ctx context.Context) (context.Context, *Work) {
 // call of its own.
 func WorkOf(ctx context.Context) *Work { return (*Work)(linger.Of(ctx)) }
 
-// GoOn says that the work goes on after the innermost function has returned nil. Without it
-// the work ends when that function returns.
+// GoOn has policies hold what they hold until the work ends. Without it they give it back when
+// their functions return, and only hear of the end: a stream that lives for days would hold a
+// slot as long.
 func (w *Work) GoOn() { (*linger.Work)(w).GoOn() }
 
-// End ends the work. err is nil if it ended well, or says how it broke off. A cancel by the
-// caller does not break it off. End calls what waits for the end, in the order in which the
-// policies returned; a second call does nothing.
+// End ends the work. err is nil if it ended well, says how it broke off, or wraps
+// [context.Canceled] if the caller has left, which says nothing of the dependency. End calls what
+// waits for the end, in the order in which the policies returned; a second call does nothing.
 func (w *Work) End(err error) { (*linger.Work)(w).End(err) }
 
 // OnEnd has f called once when the work ends, with the error of its end, and reports whether
-// it does. It does not if the work ends with its function: if w is nil, or GoOn was not called.
-// A policy calls it after the function that it wraps has returned nil. f must be safe to call
-// on another goroutine.
+// it does. It does not if w is nil or has ended. A policy calls it after the function that it
+// wraps has returned nil. f must be safe to call on another goroutine.
 func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }

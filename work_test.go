@@ -91,6 +91,14 @@ func TestWorkGoesOnAfterItsFunction(t *testing.T) {
 			require.False(t, work.OnEnd(func(error) { t.Error("it is over") }))
 		})
 	}
+	ctx, work := resilience.BeginWork(t.Context())
+	var told []error
+	require.NoError(t, resilience.AtEnd(ctx, func(context.Context) error { return nil }, func(err error) { told = append(told, err) }))
+	require.Equal(t, []error{nil}, told, "without GoOn nothing is held")
+	require.True(t, work.OnEnd(func(err error) { told = append(told, err) }), "but the end is heard")
+	work.End(broke)
+	require.Equal(t, []error{nil, broke}, told)
+
 	require.Nil(t, resilience.WorkOf(t.Context()))
 	require.False(t, resilience.WorkOf(t.Context()).OnEnd(func(error) {}))
 }

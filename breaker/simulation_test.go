@@ -75,6 +75,8 @@ func simulateBreaker(w *sim.World) {
 			canceled = ctx.Err() == context.Canceled
 			if goesOn && e.err == nil {
 				work.GoOn()
+			} else {
+				work.End(nil)
 			}
 			return e.err
 		})

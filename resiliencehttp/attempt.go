@@ -484,6 +484,8 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 			return c.finally(failure)
 		case !a.empty && mayHaveBody(c.req, resp):
 			c.work.GoOn()
+		default:
+			c.work.End(nil)
 		}
 		return nil
 	}
@@ -560,6 +562,7 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 	}
 	c.discard()
 	c.release()
+	c.work.End(nil)
 	if err == c.final { // both may be nil
 		err = errors.Unwrap(err)
 	}
@@ -579,6 +582,9 @@ func (c *call) abandoned(err error) bool {
 // hold for it.
 func (a *attempt) hand() *http.Response {
 	c := a.call
+	if a.failure != nil {
+		c.work.End(nil)
+	}
 	if a.empty {
 		c.release()
 	} else {

@@ -204,24 +204,19 @@ func (b *body) end(err error, waiting bool) {
 	b.attempt.call.work.End(err)
 }
 
-// brokeOff returns the error with which the body broke off. It returns nil if the error
-// says nothing about the server: the caller has read it all, has closed it, has left, or
-// was too slow to read it in time.
+// brokeOff returns what the policies hear of the end of the body with err. It is nil if the
+// caller has read it all, has closed it, or was too slow to read it in time, and wraps
+// context.Canceled if the caller has left.
 func (b *body) brokeOff(err error, waiting bool) error {
-	if err == nil || err == io.EOF || b.closing.Load() {
-		return nil
-	}
 	a := b.attempt
-	canceled := a.call.heedCancel()
-	switch a.call.req.Context().Err() {
-	case nil:
-		if canceled {
-			return nil
-		}
-	case context.Canceled:
-		return nil
-	}
+	caller := a.call.req.Context()
 	switch {
+	case err == nil || err == io.EOF || b.closing.Load():
+		return nil
+	case a.call.heedCancel() && caller.Err() == nil:
+		return context.Canceled
+	case caller.Err() == context.Canceled:
+		return ended.Error(caller)
 	case a.Err() == nil:
 		return err
 	case waiting:

@@ -133,7 +133,8 @@ func TestAttemptEndsWithItsCtxIfTheBodyIsNotClosed(t *testing.T) {
 		cancel(errors.New("gave up"))
 		requireFree(t, slots)
 		requireNoCall(t)
-		require.Empty(t, outer.broken(), "the caller gave up, and the server did nothing")
+		require.Len(t, outer.broken(), 1)
+		require.ErrorIs(t, outer.broken()[0], context.Canceled, "the caller gave up, and the server did nothing")
 		_, err = io.ReadAll(resp.Body)
 		require.Error(t, err)
 		require.NoError(t, resp.Body.Close())
@@ -193,6 +194,40 @@ func TestTimeoutCoversBody(t *testing.T) {
 	}
 }
 
+func TestProbeWhoseCallerLeavesHasShownNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+		_ = circuit.Do(t.Context(), func(context.Context) error { return errors.New("down") })
+		time.Sleep(2 * time.Second)
+		transport := &resiliencehttp.Transport{
+			Middleware: circuit.Wrap,
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				return response(200, io.MultiReader(strings.NewReader("x"), readerFunc(func([]byte) (int, error) {
+					<-r.Context().Done()
+					return 0, r.Context().Err()
+				}))), nil
+			}),
+		}
+		for _, c := range []struct {
+			leaves bool
+			then   breaker.State
+		}{{true, breaker.HalfOpen}, {false, breaker.Closed}} {
+			ctx, cancel := context.WithCancel(t.Context())
+			resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx))
+			require.NoError(t, err)
+			_, err = resp.Body.Read(make([]byte, 1))
+			require.NoError(t, err)
+			if c.leaves {
+				cancel()
+				synctest.Wait()
+			}
+			require.NoError(t, resp.Body.Close(), "early, which is a good end if the caller is still there")
+			require.Equal(t, c.then, circuit.State())
+			cancel()
+		}
+	})
+}
+
 // The ways in which a body ends, and what the policies hear of that after the fact.
 func TestPoliciesHearOfABodyThatBreaksOff(t *testing.T) {
 	reset := errors.New("connection reset")
@@ -232,8 +267,9 @@ func TestPoliciesHearOfABodyThatBreaksOff(t *testing.T) {
 		"BrokenOffInTime":             {body: ends(reset), policy: limit, caller: 2 * limit, broken: reset},
 		"HangsUntilTheTimeout":        {body: never, policy: limit, caller: 2 * limit, broken: context.DeadlineExceeded},
 		"HangsUntilTheDeadline":       {body: never, policy: 2 * limit, caller: limit, broken: context.DeadlineExceeded},
-		"HangsUntilTheCancel":         {body: never, policy: 2 * limit, cancel: limit},
-		"BreaksOffByTheCancel":        {body: ends(reset), legacy: time.Millisecond},
+		"HangsUntilTheCancel":         {body: never, policy: 2 * limit, cancel: limit, broken: context.Canceled},
+		"LeftUnread":                  {body: never, policy: 4 * limit, cancel: limit, idle: 2 * limit, abandon: true, broken: context.Canceled},
+		"BreaksOffByTheCancel":        {body: ends(reset), legacy: time.Millisecond, broken: context.Canceled},
 		"HangsUntilTheClientsTimeout": {body: ends(reset), caller: time.Millisecond, legacy: time.Millisecond, broken: context.DeadlineExceeded},
 		"SlowReader":                  {body: never, policy: limit, idle: 2 * limit},
 		"SlowReaderOfTheCaller":       {body: never, caller: limit, idle: 2 * limit},

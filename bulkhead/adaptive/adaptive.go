@@ -161,10 +161,16 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) (err 
 			return
 		}
 		b.end(c, cost, how, work != nil)
-		closed := func(broke error) { b.close(cost, how, broke) }
-		if work != nil && (err != nil || how == silent || !work.OnEnd(closed)) {
-			closed(nil)
+		if work == nil {
+			return
 		}
+		closed := func() { b.close(cost, how) }
+		if err != nil || how == silent {
+			closed()
+			return
+		}
+		work.Release(closed)
+		work.OnEnd(b.brokeOff)
 	}()
 	return b.slots.Do(ctx, func(ctx context.Context) error {
 		began, c = true, b.begin(cost)
@@ -295,18 +301,25 @@ func (b *Bulkhead) end(c call, cost int, how result, open bool) {
 	b.apply()
 }
 
-// close notes that the response of a call is read no more. If it broke off for lack of time, that
-// is one more sample.
-func (b *Bulkhead) close(cost int, how result, broke error) {
+// close notes that the response of a call holds no slots any more.
+func (b *Bulkhead) close(cost int, how result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.taken -= cost
 	if how == answered {
 		b.reading -= cost
 	}
-	if broke != nil && resultOf(context.Background(), broke) == overran {
-		b.control.sample(0, overran)
+}
+
+// brokeOff notes the end of a call's work. If it broke off for lack of time, that is one more
+// sample.
+func (b *Bulkhead) brokeOff(err error) {
+	if err == nil || resultOf(context.Background(), err) != overran {
+		return
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.control.sample(0, overran)
 }
 
 // apply makes the limit of slots that of control. b.mu is held.

@@ -7,8 +7,9 @@
 //
 //	return linger.Of(ctx).Hold(ctx, fn, slot) // its End gives the slot back
 //
-// Only slots and timeouts are held. A policy judges a call when its function returns.
-// If the work breaks off later, that is one more failure: see [Work.OnEnd].
+// Only slots and timeouts are held, and only if the work says so: see [Work.GoOn]. A policy
+// judges a call when its function returns. If the work breaks off later, that is one more
+// failure: see [Work.OnEnd].
 package linger
 
 import (
@@ -24,6 +25,7 @@ import (
 type Work struct {
 	mu    sync.Mutex
 	state state
+	holds bool // what policies hold is held until the end
 	ends  []Ending
 	few   [4]Ending // the memory of ends, mostly
 	err   error     // that it ended with
@@ -49,7 +51,7 @@ type state int
 
 const (
 	inside state = iota // the functions of the policies run
-	goesOn              // the innermost of them has returned, and the work goes on
+	goesOn              // the innermost of them has returned nil, and the work goes on
 	over
 )
 
@@ -123,35 +125,63 @@ func (w *Work) Run(ctx context.Context, fn func(context.Context) error, end func
 	return err
 }
 
-// OnEnd has f called once when the work ends, if it goes on after the function of a policy
-// has succeeded, and reports whether it does. The error is nil if the work ended well, and
-// otherwise says how it broke off. A cancel by the caller does not break it off. A deadline or
-// a timeout does if the caller was waiting for the dependency when it passed. The ctx of the
-// policy may have been canceled long before, which says nothing: policies cancel a ctx that
-// they derived when they return. Its deadline tells whether the end was the caller's.
-func (w *Work) OnEnd(f func(error)) bool { return w != nil && w.atEnd(ending(f)) }
+// Release calls f when a policy is to give back what it holds for a function that has returned
+// nil: now, or at the end of the work.
+func (w *Work) Release(f func()) {
+	if !w.atEnd(Release(f)) {
+		f()
+	}
+}
 
-// atEnd has e end with the work. It reports false, and e does not end, if the work does not
-// go on.
+// OnEnd has f called once when the work ends, and reports whether it does. It does not if the
+// work is over. A policy calls it after its function has returned nil. The error is nil if the
+// work ended well, and otherwise says how it broke off, or wraps [context.Canceled] if the
+// caller has left. A deadline or a timeout breaks it off if the caller was waiting for the
+// dependency when it passed. The ctx of the policy may have been canceled long before, which
+// says nothing: policies cancel a ctx that they derived when they return. Its deadline tells
+// whether the end was the caller's.
+func (w *Work) OnEnd(f func(error)) bool {
+	if w == nil {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.state == over {
+		return false
+	}
+	w.state = goesOn
+	w.add(ending(f))
+	return true
+}
+
+// atEnd has e end with the work. It reports false, and e does not end, if nothing is held until
+// then.
 func (w *Work) atEnd(e Ending) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.state != goesOn {
+	if w.state != goesOn || !w.holds {
 		return false
 	}
+	w.add(e)
+	return true
+}
+
+// add adds e to those that end with the work. w.mu is held.
+func (w *Work) add(e Ending) {
 	if w.ends == nil {
 		w.ends = w.few[:0]
 	}
 	w.ends = append(w.ends, e)
-	return true
 }
 
-// GoOn is called by the innermost function before it returns, if the work goes on
-// after that.
+// GoOn is called by the innermost function before it returns, if policies are to hold what
+// they hold until the work ends.
 func (w *Work) GoOn() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.state = goesOn
+	if w.state != over {
+		w.state, w.holds = goesOn, true
+	}
 }
 
 // Held reports whether any function is to be called when the work ends.

@@ -113,28 +113,30 @@ func TestEndReleasesFromTheInsideOut(t *testing.T) {
 	require.Equal(t, []string{"inner", "outer", "late"}, ends, "the end is now")
 }
 
-func TestOnEndIsCalledOnlyForWorkThatGoesOn(t *testing.T) {
+func TestOnEndIsCalledWhetherOrNotAnythingIsHeld(t *testing.T) {
 	for name, c := range map[string]struct {
 		goOn  bool
 		end   error
 		calls []string
 	}{
-		"BreaksOff":          {true, errBroke, []string{"slot", "inner", "outer"}},
-		"EndsWell":           {true, nil, []string{"slot", "inner", "outer"}},
-		"DoesNotGoOn":        {false, errBroke, []string{"slot"}},
-		"DoesNotGoOnAndEnds": {false, nil, []string{"slot"}},
+		"BreaksOff":           {true, errBroke, []string{"slot", "inner", "outer"}},
+		"EndsWell":            {true, nil, []string{"slot", "inner", "outer"}},
+		"HoldsNothing":        {false, errBroke, []string{"slot", "inner", "outer"}},
+		"HoldsNothingAndEnds": {false, nil, []string{"slot", "inner", "outer"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, work := linger.Begin(t.Context())
+			ctx, work := linger.Begin(t.Context())
 			if c.goOn {
 				work.GoOn()
 			}
 			var calls []string
 			hold(t, work, func() { calls = append(calls, "slot") })
+			require.Equal(t, c.goOn, len(calls) == 0, "a slot is free at once, unless it is held")
 			for _, name := range []string{"inner", "outer"} {
 				goesOn := work.OnEnd(func(err error) { require.Equal(t, c.end, err); calls = append(calls, name) })
-				require.Equal(t, c.goOn, goesOn)
-				require.Equal(t, c.goOn, work.Held())
+				require.True(t, goesOn)
+				require.True(t, work.Held())
+				require.Nil(t, linger.Of(ctx), "what runs now is a call of its own")
 			}
 			work.End(c.end)
 			work.End(errBroke)
@@ -142,6 +144,20 @@ func TestOnEndIsCalledOnlyForWorkThatGoesOn(t *testing.T) {
 			require.False(t, work.OnEnd(func(error) { t.Error("called") }))
 			work.End(errBroke)
 		})
+	}
+}
+
+func TestReleaseIsNowOrAtTheEnd(t *testing.T) {
+	for _, held := range []bool{false, true} {
+		_, work := linger.Begin(t.Context())
+		if held {
+			work.GoOn()
+		}
+		released := 0
+		work.Release(func() { released++ })
+		require.Equal(t, held, released == 0)
+		work.End(nil)
+		require.Equal(t, 1, released)
 	}
 }
 
