@@ -3,53 +3,43 @@ package resiliencegrpc
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A Client says how the calls of a connection go through policies. One call of the
-// policies is one attempt.
-//
-// # Unary calls
-//
-// The policies run on the caller's goroutine. They see a failed attempt as a
-// [*StatusError]. The caller gets the error of the last attempt as gRPC returned it,
-// unless a policy wrapped it.
+// A Client says how the calls of a connection go through policies. One call of the policies
+// is one attempt: a unary call, or the opening of a stream. The policies run on the caller's
+// goroutine. They see a failed attempt as a [*StatusError]. The caller gets the error of the last
+// attempt as gRPC returned it, unless a policy wrapped it.
 //
 // # Streams
 //
-// An attempt begins when the stream is opened, and the policies judge it when its first
-// message or its end has arrived. A timeout (resilience.Timeout, the AttemptTimeout of a
-// retrier) covers the time until then, and not the rest of the stream. The server is
-// told the caller's deadline only.
+// A stream is guarded until it is open: a bulkhead holds its slot, and a timeout of the policies
+// (resilience.Timeout, the AttemptTimeout of a retrier) runs, while it is opened. The server is
+// told the caller's deadline only. An opening that failed is retried as a unary call is. A stream
+// that is open is not repeated.
 //
-// A bulkhead of this module holds the slot of a stream until RecvMsg has returned an
-// error or io.EOF, the ctx of the stream has ended, or the connection is closed. One of
-// these must happen: the slot of a stream that is neither drained nor canceled stays
-// taken, and shows in how long the longest slot has been held. A stream that breaks off
-// after its first message is one more failure for a breaker.
-//
-// A long-lived stream, such as a watch, holds its slot as long. Give such streams a
-// connection and a Client of their own, or a limit that has room for them.
-//
-// A stream on which the server alone streams is retried, if its method may be repeated,
-// until its first message has arrived or the caller has read its header. The caller waits
-// for that in RecvMsg. The request is sent again as it was when it was sent first; one
-// that is not a proto.Message must not be changed before the first message has arrived.
-//
-// The caller may send before it receives. Therefore the policies of a stream run on a
-// goroutine of their own, until its first message or its end has arrived. A panic of a
-// policy passes to the caller, in the call that opens the stream, in RecvMsg or in
-// SendMsg.
-//
-// If a timeout passes while the caller is neither receiving nor sending, the server is
-// not to blame. Policies treat the error as an answer ([resilience.Answered]).
+// Its status is its result. A breaker, an adaptive bulkhead and what else asks for the end of the
+// work (see [resilience.Work]) hear of it when RecvMsg has returned an error or io.EOF, the ctx of
+// the stream has ended, or the connection is closed: a stream that ends with UNAVAILABLE after an
+// hour is a failure. Its caller must do one of these. If the caller has canceled the stream, what they hear
+// is an error that matches [context.Canceled], which says nothing of the server. If its deadline
+// passes, they hear a failure only if the caller was in RecvMsg, SendMsg or Header then. An
+// answer, such as NOT_FOUND, is a good end.
 //
 // A Client may be used for several connections, which then share its policies.
 type Client struct {
@@ -93,41 +83,60 @@ type client struct {
 	replayable func(context.Context, string) bool
 }
 
+// unary is a [grpc.UnaryClientInterceptor].
+func (cl *client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	if ctx.Err() != nil {
+		return withStatus(ctx, resilience.EndOf(ctx), false)
+	}
+	c := &call{ctx: ctx, client: cl, method: method, make: func(ctx context.Context, sent *evidence) error {
+		finish := func(error) { sent.finished.Store(true) }
+		return invoker(ctx, method, req, reply, cc, sent.options(opts, finish)...)
+	}}
+	ctx, work := resilience.BeginWork(ctx)
+	work.End(nil) // the call ends with its function, also where its caller's work goes on
+	return c.run(ctx)
+}
+
 // A call is one RPC on its way through the policies.
 type call struct {
 	ctx    context.Context // the caller's
 	client *client
-	method string // "/users.v1.Users/Get"
+	method string                                 // "/users.v1.Users/Get"
+	make   func(context.Context, *evidence) error // makes one attempt
 
-	accepted bool         // no attempt is to follow
-	final    error        // not nil: nothing more may be sent, and this is why
-	last     *StatusError // of the latest attempt that failed
-}
-
-// attempter is what a ctx holds for callKey.
-type attempter interface {
-	attempt(context.Context) error
-	about() *call
+	made  bool         // an attempt has succeeded, and none is to follow
+	final error        // not nil: nothing more may be sent, and this is why
+	last  *StatusError // of the latest attempt that failed
 }
 
 type callKey struct{}
 
-// begin returns the ctx that the policies of a call run under. The work is that of the call, and
-// not that of a caller further out, such as a stream.
-func begin(ctx context.Context, a attempter) (context.Context, *resilience.Work) {
-	ctx, work := resilience.BeginWork(ctx)
-	return context.WithValue(ctx, callKey{}, a), work
+// run runs the policies under ctx and returns what the caller gets.
+func (c *call) run(ctx context.Context) error {
+	err := c.client.policies(context.WithValue(ctx, callKey{}, c))
+	switch {
+	case c.made:
+		return nil
+	case err == nil && c.last != nil:
+		return c.last.Err
+	case err == nil:
+		return errNoAnswer
+	case err == c.final:
+		err = errors.Unwrap(err)
+	}
+	if e, ok := err.(*StatusError); ok {
+		return e.Err // as gRPC returned it
+	}
+	return withStatus(c.ctx, err, false)
 }
 
 // attempt is what the policies wrap: it makes an attempt of the call in ctx.
 func attempt(ctx context.Context) error {
-	a, ok := ctx.Value(callKey{}).(attempter)
-	if !ok {
-		return errNoCall
-	}
-	c := a.about()
+	c, ok := ctx.Value(callKey{}).(*call)
 	switch {
-	case c.accepted:
+	case !ok:
+		return errNoCall
+	case c.made:
 		return nil // an error would keep a policy going that tries again whatever it gets
 	case c.final != nil:
 		return c.final
@@ -140,25 +149,22 @@ func attempt(ctx context.Context) error {
 			c.final = retry.Permanent(errCrashed)
 		}
 	}()
-	err := a.attempt(ctx)
+	var sent evidence
+	err := c.make(ctx, &sent)
 	returned = true
-	return err
-}
-
-// failed returns the error that the policies see in place of err, with which an attempt
-// under ctx ended. sent is what is known of the attempt. again is whether the messages
-// can be sent once more.
-func (c *call) failed(ctx context.Context, err error, sent *evidence, again bool) error {
-	if resilience.Refused(err) {
+	switch {
+	case err == nil:
+		c.made = true
+		return nil
+	case resilience.Refused(err):
 		return err // a policy further in made no call
 	}
-	e := newStatusError(c.method, err, sent)
+	e := newStatusError(c.method, err, &sent)
 	c.last = e
 	if e.Code == codes.DeadlineExceeded && over(ctx) && !over(c.ctx) {
 		e.worth = yes // a timeout of the attempt alone
 	}
-	e.may = sent.never() || again && c.client.replayable(c.ctx, c.method)
-	if !e.may {
+	if e.may = sent.never() || c.client.replayable(c.ctx, c.method); !e.may {
 		c.final = retry.Permanent(e)
 		return c.final
 	}
@@ -175,22 +181,52 @@ func over(ctx context.Context) bool {
 	return ok && !time.Now().Before(deadline)
 }
 
-// result returns what the caller gets after the policies have returned err.
-func (c *call) result(err error) error {
-	switch {
-	case c.accepted:
-		return nil
-	case err == nil && c.last != nil:
-		return c.last.Err
-	case err == nil:
-		return errNoAnswer
-	case err == c.final:
-		err = errors.Unwrap(err)
+// evidence is what call options tell of an attempt.
+type evidence struct {
+	trailer  metadata.MD
+	peer     peer.Peer
+	finished atomic.Bool
+}
+
+// options returns opts with those that collect the evidence. gRPC calls finish with the end of
+// the attempt.
+func (e *evidence) options(opts []grpc.CallOption, finish func(error)) []grpc.CallOption {
+	return slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&e.trailer), grpc.Peer(&e.peer), grpc.OnFinish(finish)})
+}
+
+// never reports whether the call was certainly never sent: gRPC has finished it and knows
+// of no connection that it was sent on. If an interceptor further in keeps the options
+// from gRPC, it cannot be told.
+func (e *evidence) never() bool { return e.finished.Load() && e.peer.Addr == nil }
+
+// MethodOf returns the full method, such as "/users.v1.Users/Get", of the call that a
+// policy, a hook of one or a handler runs for, on the client and on the server. It
+// returns "" if ctx belongs to no call. It is a key for groups: circuits for each method
+// of a service, say.
+func MethodOf(ctx context.Context) string {
+	if c, ok := ctx.Value(callKey{}).(*call); ok {
+		return c.method
 	}
-	if e, ok := err.(*StatusError); ok {
-		return e.Err // as gRPC returned it
+	method, _ := grpc.Method(ctx)
+	return method
+}
+
+// Idempotent reports whether a full method, such as "/users.v1.Users/Get", is declared to
+// be without side effects or idempotent:
+//
+//	rpc Get(GetRequest) returns (User) { option idempotency_level = NO_SIDE_EFFECTS; }
+//
+// It reads the descriptors that generated code registers (protoregistry.GlobalFiles). A
+// method that is not registered is not idempotent.
+func Idempotent(method string) bool {
+	name := strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
+	found, _ := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
+	descriptor, ok := found.(protoreflect.MethodDescriptor)
+	if !ok {
+		return false
 	}
-	return withStatus(c.ctx, err, false)
+	options, _ := descriptor.Options().(*descriptorpb.MethodOptions)
+	return options.GetIdempotencyLevel() != descriptorpb.MethodOptions_IDEMPOTENCY_UNKNOWN
 }
 
 var (

@@ -22,11 +22,10 @@
 //     other call is retried only if it was certainly never sent.
 //   - UNAVAILABLE is worth another attempt. RESOURCE_EXHAUSTED and every other status is
 //     so only if the server says when to come back: see [StatusError].
-//   - A stream that only the server sends on is retried until its first message has
-//     arrived. A stream that the client sends on is guarded, but not retried once it is
-//     open.
-//   - A stream holds its slot in a bulkhead until RecvMsg has returned an error or
-//     io.EOF, or its ctx has ended. As always with gRPC, the caller does one of the two.
+//   - A stream is guarded until it is open, and is not repeated then. It holds no slot while
+//     it is open. Its status is its result, for a breaker and what else asks for it. As
+//     always with gRPC, the caller receives until RecvMsg has returned an error or io.EOF,
+//     or ends the ctx.
 //   - The retries of a service config are switched off, because they would multiply
 //     with those of a retrier.
 //

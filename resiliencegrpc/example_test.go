@@ -52,7 +52,7 @@ func ExampleClient() {
 	// true Unavailable
 }
 
-// A stream holds its slot until it has been drained, or its ctx has ended.
+// A stream holds a slot while it is opened, and none while it is open.
 func ExampleClient_stream() {
 	addr, stop := healthServer(failing(0))
 	defer stop()
@@ -77,7 +77,7 @@ func ExampleClient_stream() {
 	}
 	fmt.Println(err == io.EOF, slots.Stats().InFlight)
 	// Output:
-	// SERVING 1
+	// SERVING 0
 	// true 0
 }
 

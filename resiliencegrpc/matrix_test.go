@@ -80,7 +80,7 @@ func TestWhatIsRetried(t *testing.T) {
 		"Get":    {atOnce: true, afterHeader: true},
 		"Put":    {atOnce: true, afterHeader: true},
 		"Create": {atOnce: false, afterHeader: false},
-		"List":   {atOnce: true, afterHeader: true, afterFirst: false},
+		"List":   {atOnce: false, afterHeader: false, afterFirst: false},
 		"Run":    {atOnce: false, afterHeader: false, afterFirst: false},
 		"Upload": {atOnce: false, afterHeader: false},
 		"Chat":   {atOnce: false, afterHeader: false, afterFirst: false},

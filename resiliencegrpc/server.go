@@ -6,17 +6,21 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -283,4 +287,66 @@ func shortKey(key string) string {
 		return key
 	}
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
+}
+
+// A guardedStream is the stream of a handler, under the ctx of the policies.
+type guardedStream struct {
+	grpc.ServerStream
+	ctx   context.Context
+	limit Admitter // of messages; nil if there is none
+	key   string
+
+	mu      sync.Mutex
+	refused error // by limit; ends the stream
+}
+
+func (s *guardedStream) Context() context.Context { return s.ctx }
+
+// RecvMsg receives a message, and takes what it costs of the limit.
+func (s *guardedStream) RecvMsg(m any) error {
+	if err := s.refusal(); err != nil {
+		return err
+	}
+	if err := s.ServerStream.RecvMsg(m); err != nil || s.limit == nil {
+		return err
+	}
+	_, err := s.limit.Admit(s.ctx, s.key)
+	if err == nil {
+		return nil
+	}
+	err = withStatus(s.ctx, err, true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused = err
+	return err
+}
+
+func (s *guardedStream) refusal() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refused
+}
+
+// ClientIP returns a function that names the client of a call by its address, to limit by: an
+// IPv4 address, or the /64 of an IPv6 address, since a client usually has all addresses of
+// its /64.
+//
+// It is the address of the connection, unless that belongs to a trusted proxy. Then it is
+// taken from the metadata x-forwarded-for: the rightmost address that is not trusted. The
+// client may have forged the addresses to the left of it. If the metadata is malformed, it is
+// the address of the proxy, so that all clients that forge it share one limit. Trust a proxy
+// only if it adds to it for each call. Without trusted proxies, all clients behind a proxy have
+// its address.
+//
+// For a connection without an IP address, such as a Unix socket, it is the address as the
+// connection has it.
+func ClientIP(trusted ...netip.Prefix) func(context.Context) string {
+	trusted = slices.Clone(trusted)
+	return func(ctx context.Context) string {
+		p, ok := peer.FromContext(ctx)
+		if !ok || p.Addr == nil {
+			return ""
+		}
+		return resiliencehttp.ClientAddress(p.Addr.String(), metadata.ValueFromIncomingContext(ctx, "x-forwarded-for"), trusted...)
+	}
 }

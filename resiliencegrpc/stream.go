@@ -3,122 +3,188 @@ package resiliencegrpc
 import (
 	"context"
 	"io"
+	"sync"
+	"sync/atomic"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/proto"
+	"google.golang.org/grpc/status"
+
+	"github.com/go-resilience/resilience"
 )
 
-// A stream is the [grpc.ClientStream] of the caller: the latest try of a streamCall.
-type stream struct{ call *streamCall }
+// A stream is a [grpc.ClientStream] that the policies have let its caller open. They hold
+// nothing for it, and hear of its end.
+type stream struct {
+	grpc.ClientStream
+	call
+	desc    *grpc.StreamDesc
+	cancel  context.CancelCauseFunc
+	sent    *evidence
+	work    *resilience.Work
+	waiting atomic.Int32 // calls in which the caller waits for the server
 
-func (s *stream) latest() *try {
-	s.call.mu.Lock()
-	defer s.call.mu.Unlock()
-	return s.call.try
+	mu       sync.Mutex
+	returned bool  // the policies have
+	ended    bool  // before that
+	early    error // what the policies are to hear then
 }
 
-func (s *stream) Context() context.Context { return s.latest().Context() }
-func (s *stream) Trailer() metadata.MD     { return s.latest().Trailer() }
+// stream is a [grpc.StreamClientInterceptor].
+func (cl *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	if ctx.Err() != nil {
+		return nil, withStatus(ctx, resilience.EndOf(ctx), false)
+	}
+	s := &stream{desc: desc}
+	s.call = call{ctx: ctx, client: cl, method: method, make: func(ctx context.Context, sent *evidence) error {
+		return s.open(ctx, sent, func(ctx context.Context, finish func(error)) (grpc.ClientStream, error) {
+			return streamer(ctx, desc, cc, method, sent.options(opts, finish)...)
+		})
+	}}
+	ctx, s.work = resilience.BeginWork(ctx)
+	handed := false
+	defer func() {
+		if !handed { // a policy has refused, panicked or ended the goroutine
+			s.end(nil)
+		}
+		s.settle()
+	}()
+	if err := s.run(ctx); err != nil {
+		return nil, err
+	}
+	handed = true
+	return s, nil
+}
 
-// RecvMsg receives a message. The first one is there when the policies have judged it.
-func (s *stream) RecvMsg(m any) error {
-	c, t := s.call, s.latest()
-	for !c.going.Load() {
-		if err := c.lost(); err != nil {
-			return err
+// open opens the stream. Until it is open, it ends with the ctx of the attempt, and then with
+// that of the caller alone: policies cancel a ctx that they have derived when they return.
+func (s *stream) open(attempt context.Context, sent *evidence, dial func(context.Context, func(error)) (grpc.ClientStream, error)) error {
+	within, cancel := context.WithCancelCause(s.ctx)
+	leave := context.AfterFunc(attempt, func() { cancel(resilience.EndOf(attempt)) })
+	var opened atomic.Bool
+	defer func() {
+		if !opened.Load() {
+			leave()
+			cancel(nil)
 		}
-		err := t.receive(m, func(err error) { t.tell(outcome{err: err}) })
-		next, lost := c.await(t)
-		switch {
-		case next != t:
-			t = next
-			continue
-		case lost != nil:
-			return lost
+	}()
+	inner, hidden := resilience.BeginWork(attempt)
+	hidden.End(nil) // interceptors further in hear nothing of the stream's end
+	finish := func(err error) {
+		sent.finished.Store(true)
+		if opened.Load() {
+			s.end(s.result(err, s.waiting.Load() > 0))
 		}
-		t.endIfFinished()
+	}
+	dialed, err := dial(&streamContext{within, inner}, finish)
+	if err == nil && !leave() {
+		err = status.FromContextError(attempt.Err()).Err()
+	}
+	if err != nil {
+		if status.Code(err) == codes.Canceled && attempt.Err() == context.DeadlineExceeded {
+			err = status.FromContextError(attempt.Err()).Err()
+		}
 		return err
 	}
-	err := t.receive(m, func(err error) {
-		if err != nil {
-			t.end(err)
-		}
-	})
-	t.endIfFinished()
-	return err
-}
-
-// lost returns the error of a stream that the policies have given up.
-func (c *streamCall) lost() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err
-}
-
-// receive calls RecvMsg, and then with its error before gRPC may do anything on its own.
-func (t *try) receive(m any, then func(error)) error {
-	t.receiving.Store(true)
-	defer t.receiving.Store(false)
-	err := t.ClientStream.RecvMsg(m)
-	then(err)
-	return err
-}
-
-// Header waits for the header. A caller that has seen one must not get the messages of
-// another try.
-func (s *stream) Header() (metadata.MD, error) {
-	t := s.latest()
-	t.heading.Store(true)
-	md, err := t.ClientStream.Header()
-	if md != nil {
-		t.heading.Store(false)
-		s.call.mu.Lock()
-		s.call.header = true
-		s.call.mu.Unlock()
+	s.ClientStream, s.cancel, s.sent = dialed, cancel, sent
+	opened.Store(true)
+	if sent.finished.Load() { // a moment ago
+		s.end(s.result(context.Canceled, false))
 	}
-	return md, err
+	return nil
 }
 
-// SendMsg sends a message. It keeps a copy of the only message of a stream that may be
-// opened again. An error other than io.EOF has ended the stream, on this side: what is held
-// for it is given back when SendMsg returns.
+// A streamContext is the ctx of a stream. It has the values of the attempt that opened it, and
+// the deadline of the caller, which is the one that the server is told.
+type streamContext struct {
+	context.Context // derived from the caller's
+	attempt         context.Context
+}
+
+// Value returns what the attempt's ctx has for key. What package context asks for is the end of
+// the stream, and not of the attempt.
+func (c *streamContext) Value(key any) any {
+	v := c.attempt.Value(key)
+	if _, isCtx := v.(context.Context); isCtx {
+		return c.Context.Value(key)
+	}
+	return v
+}
+
+// RecvMsg receives a message. Its error, or the only message of a stream without others, is the
+// end of the stream.
+func (s *stream) RecvMsg(m any) error {
+	s.waiting.Add(1)
+	err := s.ClientStream.RecvMsg(m)
+	s.waiting.Add(-1)
+	if err != nil || !s.desc.ServerStreams {
+		s.end(s.result(err, true))
+	}
+	return err
+}
+
+// SendMsg sends a message. An error other than io.EOF has ended the stream, on this side.
 func (s *stream) SendMsg(m any) error {
-	c, t := s.call, s.latest()
-	var request any
-	if !c.desc.ClientStreams && c.client.replayable(c.ctx, c.method) {
-		request = copyOf(m)
+	s.waiting.Add(1)
+	err := s.ClientStream.SendMsg(m)
+	s.waiting.Add(-1)
+	if err != nil && err != io.EOF {
+		s.end(nil)
 	}
-	err := t.send(m)
+	return err
+}
+
+// Header waits for the header.
+func (s *stream) Header() (metadata.MD, error) {
+	s.waiting.Add(1)
+	defer s.waiting.Add(-1)
+	return s.ClientStream.Header()
+}
+
+// result returns what the policies hear of the end of a stream with err, as gRPC tells it.
+// waiting is whether its caller waited for the server: if not, the program or its caller ended
+// it, and not the server.
+func (s *stream) result(err error, waiting bool) error {
 	switch {
-	case err == nil:
-		c.mu.Lock()
-		c.request = request
-		c.mu.Unlock()
-	case err != io.EOF:
-		t.tell(outcome{err: err, unasked: true}) // an interceptor further in may not have ended it
-		if latest, _ := c.await(t); latest == t {
-			t.end(nil)
-		}
+	case err == nil || err == io.EOF:
+		return nil
+	case s.ctx.Err() == context.Canceled:
+		return resilience.EndOf(s.ctx)
+	case !waiting:
+		return nil
 	}
-	return err
+	e := newStatusError(s.method, err, s.sent)
+	if resilience.Answered(e) {
+		return nil
+	}
+	return e
 }
 
-func copyOf(m any) any {
-	if p, ok := m.(proto.Message); ok {
-		return proto.Clone(p)
+// end ends the stream. A call after the first changes nothing.
+func (s *stream) end(result error) {
+	if s.cancel != nil {
+		s.cancel(nil)
 	}
-	return m
+	s.mu.Lock()
+	if !s.returned && !s.ended {
+		s.ended, s.early = true, result
+	}
+	returned := s.returned
+	s.mu.Unlock()
+	if returned {
+		s.work.End(result)
+	}
 }
 
-func (t *try) send(m any) error {
-	t.sending.Store(true)
-	err := t.ClientStream.SendMsg(m)
-	if err != io.EOF {
-		t.sending.Store(false)
+// settle has the policies hear of the end from now on, and of one that came before they had
+// returned.
+func (s *stream) settle() {
+	s.mu.Lock()
+	s.returned = true
+	ended := s.ended
+	s.mu.Unlock()
+	if ended {
+		s.work.End(s.early)
 	}
-	return err
 }
-
-// CloseSend says that the caller sends no more. gRPC does so itself after the only message
-// of a stream.
-func (s *stream) CloseSend() error { return s.latest().CloseSend() }

@@ -70,14 +70,16 @@ func run(ctx context.Context, out io.Writer) {
 	_, err = client.Create(ctx, &userspb.CreateRequest{Name: "Grace"})
 	fmt.Fprintf(out, "  %v\n", err)
 
-	fmt.Fprintln(out, "A stream is, until its first message has arrived, and holds its slot until it ends:")
+	fmt.Fprintln(out, "A stream that is open is not repeated, and holds no slot. Its status is its result:")
 	fail(1)
-	stream, err := client.List(ctx, &userspb.ListRequest{})
-	check(err)
-	for user, err = stream.Recv(); err == nil; user, err = stream.Recv() {
-		fmt.Fprintf(out, "  user %d is %s, in flight: %d\n", user.GetId(), user.GetName(), slots.Stats().InFlight)
+	for range 2 {
+		stream, err := client.List(ctx, &userspb.ListRequest{})
+		check(err)
+		for user, err = stream.Recv(); err == nil; user, err = stream.Recv() {
+			fmt.Fprintf(out, "  user %d is %s, in flight: %d\n", user.GetId(), user.GetName(), slots.Stats().InFlight)
+		}
+		fmt.Fprintf(out, "  %v, failures in a row: %d\n", err, circuit.Stats().Window.FailedInARow)
 	}
-	fmt.Fprintf(out, "  %v, in flight: %d\n", err, slots.Stats().InFlight)
 
 	fmt.Fprintln(out, "A client that is too fast waits for as long as the server says:")
 	begun := time.Now()
