@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"time"
 
-	"github.com/go-resilience/resilience/saga/internal/machine"
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
@@ -66,7 +65,7 @@ func PruneBarrier(ctx context.Context, db *sql.DB, age time.Duration) (int64, er
 // the database whether it is PostgreSQL, SQLite, MySQL or MariaDB. The table is
 // [BarrierTable]; [PruneBarrier] keeps it small.
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
-	refusal := func(err error) (string, bool) { return machine.Text(err.Error()), Voided(err) }
+	refusal := func(err error) (string, bool) { return storable(err.Error()), Voided(err) }
 	err := participant.Apply(ctx, db, CommandFrom(ctx).ID, refusal, fn)
 	if refused, ok := err.(*participant.Refused); ok {
 		return Void(refused.Err)

@@ -23,12 +23,14 @@ import "slices"
 // The children are started with ids of [ChildID], and run by any runner with which the
 // definition is registered. [Register] registers it together with that of the parent.
 // Children stay in the store until their parent is deleted.
-type Child[S any] struct {
-	program  func() (program, error)
-	pivot    func() bool
-	register func(*Runner)
-	begin    func(s *S) ([]any, error)      // the states, each a *C
-	end      func(s *S, states []any) error // of the completed children
+type Child[S any] struct{ child }
+
+// A child is a Child without the type of the parent's state.
+type child struct {
+	program func() (*program, error)
+	pivots  func() bool                     // it has a pivot
+	begin   func(s any) ([]any, error)      // the states, each a *C; nil if it is not complete
+	end     func(s any, states []any) error // of the completed children
 }
 
 // ChildOf returns one saga as the work of a step. begin returns its state when it is
@@ -60,29 +62,27 @@ func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s
 	if sg == nil || begin == nil {
 		return &Child[S]{}
 	}
-	return &Child[S]{
-		program:  func() (program, error) { return sg.program() },
-		pivot:    func() bool { return slices.ContainsFunc(sg.Steps, func(st Step[C]) bool { return st.Pivot }) },
-		register: func(r *Runner) { Register(r, sg) },
-		begin: func(s *S) ([]any, error) {
-			list, err := begin(s)
-			states := make([]any, len(list))
-			for i := range list {
-				states[i] = &list[i]
-			}
-			return states, notVoid(err)
-		},
-		end: func(s *S, states []any) error {
-			if end == nil {
-				return nil
-			}
-			list := make([]C, len(states))
-			for i := range states {
-				list[i] = *states[i].(*C)
-			}
-			return notVoid(end(s, list))
-		},
+	c := child{program: sg.program}
+	c.pivots = func() bool { return slices.ContainsFunc(sg.Steps, func(st Step[C]) bool { return st.Pivot }) }
+	c.begin = func(s any) ([]any, error) {
+		list, err := begin(s.(*S))
+		states := make([]any, len(list))
+		for i := range list {
+			states[i] = &list[i]
+		}
+		return states, notVoid(err)
 	}
+	c.end = func(s any, states []any) error {
+		if end == nil {
+			return nil
+		}
+		list := make([]C, len(states))
+		for i := range states {
+			list[i] = *states[i].(*C)
+		}
+		return notVoid(end(s.(*S), list))
+	}
+	return &Child[S]{c}
 }
 
 // notVoid takes from a Void what it says of other attempts: only the children know of all.

@@ -768,6 +768,7 @@ func TestAChildThatEndsAtTheMomentOfParking(t *testing.T) {
 				ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Completed, Steps: rec.Steps, Log: []store.Entry{{Kind: saga.EventCompleted}}, Release: true,
 			})
 			require.NoError(t, err)
+			require.NoError(t, st.Hasten(t.Context(), rec.Parent))
 		}
 		begun := time.Now()
 		startOrder(t, r, sg)

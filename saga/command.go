@@ -9,7 +9,6 @@ import (
 
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/saga/internal/participant"
-	"github.com/go-resilience/resilience/saga/internal/plan"
 )
 
 // A Command is the request of an attempt to its participant.
@@ -36,7 +35,7 @@ func CommandFrom(ctx context.Context) Command {
 	case c.given != nil:
 		return *c.given
 	default:
-		return Command{ID: c.saga.commandID(c.unit, c.op), Attempt: c.attempt, Epoch: c.saga.epoch}
+		return Command{ID: c.saga.commandID(c.step, c.op), Attempt: c.attempt, Epoch: c.saga.epoch}
 	}
 }
 
@@ -52,7 +51,7 @@ func WithCommand(ctx context.Context, cmd Command) context.Context {
 
 // An identity is the common part of the commands of one saga.
 type identity struct {
-	p     *plan.Plan
+	p     *program
 	epoch int64
 	name  sync.Once
 	id    string // "" until commandID makes one up
@@ -60,13 +59,13 @@ type identity struct {
 	signals atomic.Pointer[map[string][]byte] // by name; never changed
 }
 
-func (s *identity) commandID(unit int, op Op) string {
+func (s *identity) commandID(step int, op Op) string {
 	s.name.Do(func() {
 		if s.id == "" {
 			s.id = rand.Text()
 		}
 	})
-	return participant.ID(s.id, s.p.Units[unit].Name, op)
+	return participant.ID(s.id, s.p.steps[step].name, op)
 }
 
 // DoID returns the ID of the Do that the command is or undoes. The participant of an Undo
@@ -84,17 +83,17 @@ func ChildID(id, step string, n int) string { return participant.Child(id, step,
 type attempted struct {
 	given   *Command  // of WithCommand; nil in an attempt
 	saga    *identity // nil if there is none
-	unit    int
+	step    int
 	attempt int
 	op      Op
 }
 
 // withAttempt returns the ctx of an attempt. A step that the saga does not repeat begins a new
 // operation, even if the caller of Run is itself within an attempt.
-func withAttempt(ctx context.Context, saga *identity, unit, n int, op Op) context.Context {
-	c := &attempted{saga: saga, unit: unit, attempt: n, op: op}
-	u := &saga.p.Units[unit]
-	if op == OpDo && u.Attempts == 1 || op == OpUndo && u.UndoAttempts == 1 {
+func withAttempt(ctx context.Context, saga *identity, step, n int, op Op) context.Context {
+	c := &attempted{saga: saga, step: step, attempt: n, op: op}
+	u := &saga.p.steps[step]
+	if op == OpDo && u.attempts == 1 || op == OpUndo && u.undoAttempts == 1 {
 		n = 0
 	}
 	return attempt.With(context.WithValue(ctx, commandKey{}, c), n)

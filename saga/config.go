@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/invalid"
-	"github.com/go-resilience/resilience/saga/internal/plan"
 )
 
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
@@ -23,18 +22,15 @@ type RunnerConfig struct {
 
 	// LeaseTTL is how long a saga remains this runner's without a heartbeat. The runner
 	// sends three heartbeats in that time. When a process crashes, other runners take
-	// over its sagas after their leases. Zero means 15 seconds; at least 10
-	// milliseconds.
+	// over its sagas after that time. A saga that waits longer than a third of it, for a next
+	// attempt, a Delay or the end of an AwaitFor, or without a limit for a signal or a child, is
+	// written back meanwhile. Zero means 15 seconds; at least 10 milliseconds.
 	LeaseTTL time.Duration
 	// Poll is how often the runner asks the store for due sagas, and how often Result
 	// looks whether another process has ended its saga. Zero means 1 second.
 	Poll time.Duration
 	// Concurrency is how many sagas the runner holds at most. Zero means 64.
 	Concurrency int
-	// Park is the longest wait, for a next attempt, a Delay or the end of an AwaitFor, for
-	// which the runner holds a saga that only waits. A saga with a longer wait, or one that
-	// waits without a limit for a signal or a child, is written back. Zero means 5 seconds.
-	Park time.Duration
 	// Drain is how long running attempts may continue after the ctx of Run has ended.
 	// Then their ctx ends too, and the runner no longer extends leases. Zero means 10
 	// seconds, negative means no time at all.
@@ -60,22 +56,19 @@ type RunnerConfig struct {
 	Keep Keep
 
 	// OnEvent is called for each [Event] of the runner. Nil means that slog's default logger
-	// warns of EventStuck and EventStalled and, once a second at most, of EventStoreFailed. [Runner.Observe] adds observers beside it.
+	// warns of EventStuck and EventStalled and, once a second at most, of EventStoreFailed.
+	// [Runner.Observe] adds observers beside it.
 	OnEvent func(context.Context, Event)
-	// DueAfter is how long a saga may be due, while no runner takes it, before the Health of
-	// a registry says that sagas are overdue. Zero means 1 minute, negative means never.
-	DueAfter time.Duration
 }
 
 // Validate returns an error that lists everything that is wrong with the
 // configuration, or nil.
 func (c RunnerConfig) Validate() error {
 	f := invalid.Fields{Type: "saga.RunnerConfig"}
-	f.Need(c.Name == "" || plan.ValidName(c.Name), "Name", plan.Quoted(c.Name, plan.MaxName), fmt.Sprintf(`"", or up to %d bytes of UTF-8 without NUL`, plan.MaxName))
+	f.Need(c.Name == "" || validName(c.Name), "Name", quoted(c.Name, maxName), fmt.Sprintf(`"", or up to %d bytes of UTF-8 without NUL`, maxName))
 	f.Need(c.LeaseTTL == 0 || c.LeaseTTL >= 10*time.Millisecond, "LeaseTTL", c.LeaseTTL, "0 (for 15s), or 10ms or more")
 	f.Need(c.Poll >= 0, "Poll", c.Poll, "0 (for 1s) or more")
 	f.Need(c.Concurrency >= 0, "Concurrency", c.Concurrency, "0 (for 64) or more")
-	f.Need(c.Park >= 0, "Park", c.Park, "0 (for 5s) or more")
 	for _, k := range []struct {
 		name string
 		time.Duration
@@ -89,10 +82,8 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 	c.LeaseTTL = cmp.Or(c.LeaseTTL, 15*time.Second)
 	c.Poll = cmp.Or(c.Poll, time.Second)
 	c.Concurrency = cmp.Or(c.Concurrency, 64)
-	c.Park = cmp.Or(c.Park, 5*time.Second)
 	c.Drain = cmp.Or(c.Drain, 10*time.Second)
 	c.MaxTakeovers = cmp.Or(c.MaxTakeovers, 10)
-	c.DueAfter = cmp.Or(c.DueAfter, time.Minute)
 	return c
 }
 

@@ -15,8 +15,8 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", Concurrency: 3})
 	require.Equal(t, "worker", r.Name())
 	require.Equal(t, saga.RunnerConfig{
-		Name: "worker", LeaseTTL: 15 * time.Second, Poll: time.Second, Concurrency: 3, Park: 5 * time.Second,
-		Drain: 10 * time.Second, MaxTakeovers: 10, DueAfter: time.Minute,
+		Name: "worker", LeaseTTL: 15 * time.Second, Poll: time.Second, Concurrency: 3,
+		Drain: 10 * time.Second, MaxTakeovers: 10,
 	}, r.Config())
 }
 

@@ -10,7 +10,6 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/panics"
 	store "github.com/go-resilience/resilience/internal/sagastore"
-	"github.com/go-resilience/resilience/saga/internal/machine"
 )
 
 // The ways in which a saga ends without completing, and the reasons for which a call
@@ -24,12 +23,12 @@ var (
 	ErrAbandoned = errors.New("saga: abandoned")
 
 	// ErrCanceled is the reason of a compensation that Cancel asked for.
-	ErrCanceled = machine.ErrCanceled
+	ErrCanceled = errors.New("saga: canceled")
 	// ErrDeadline is the reason of a compensation after Saga.Timeout.
-	ErrDeadline = machine.ErrDeadline
+	ErrDeadline = errors.New("saga: deadline passed")
 
 	// ErrNoSignal is the error of a step whose Await has not come within AwaitFor.
-	ErrNoSignal = machine.ErrNoSignal
+	ErrNoSignal = errors.New("saga: no signal in time")
 
 	// ErrNotFound means that no saga has the id.
 	ErrNotFound = store.ErrNotFound
@@ -142,7 +141,7 @@ func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsA
 // does not abort, even inside an Abort. To give up after a refusal, return a new error
 // with its text. A Retryable() that is false, as after retry.Permanent, does not abort: it
 // is about one call, and the command id makes an attempt safe to repeat.
-func Abort(err error) error { return wrapFinal(err, machine.InDoubt) }
+func Abort(err error) error { return wrapFinal(err, inDoubt) }
 
 // Void returns err as the answer of a participant that has refused the command for good:
 // no attempt of it has taken effect or ever will, also none whose reply was lost or that is
@@ -154,19 +153,19 @@ func Abort(err error) error { return wrapFinal(err, machine.InDoubt) }
 // does too if it keeps its answer under an idempotency key and repeats it. Of joined
 // errors, each must be a Void. A refusal of a policy is none, even inside a Void: the
 // attempt was not made.
-func Void(err error) error { return wrapFinal(err, machine.Void) }
+func Void(err error) error { return wrapFinal(err, void) }
 
 // withoutEffect returns err as the error of an attempt that has taken no effect, whatever those
 // before it have, and that is not made again.
-func withoutEffect(err error) error { return wrapFinal(err, machine.Failed) }
+func withoutEffect(err error) error { return wrapFinal(err, noEffect) }
 
 // Voided reports whether err is a [Void], also one that came from a participant in another
 // process.
 func Voided(err error) bool {
-	return effectOf(err) == machine.Void && !behavior.IsRefused(err)
+	return effectOf(err) == void && !behavior.IsRefused(err)
 }
 
-func wrapFinal(err error, says machine.Effect) error {
+func wrapFinal(err error, says effect) error {
 	if err == nil {
 		return nil
 	}
@@ -175,7 +174,7 @@ func wrapFinal(err error, says machine.Effect) error {
 
 type finalError struct {
 	err  error
-	says machine.Effect // machine.InDoubt: what err says
+	says effect // inDoubt: what err says
 }
 
 func (e *finalError) Error() string   { return e.err.Error() }
@@ -214,40 +213,40 @@ func isFinal(err error, read behavior.End) bool {
 
 // endOf reads the error of an attempt of a step. noDoubt means that a Do of the step that has
 // failed has taken no effect.
-func endOf(err error, noDoubt bool) machine.End {
+func endOf(err error, noDoubt bool) (e end) {
 	if err == nil {
-		return machine.End{}
+		return e
 	}
 	read := behavior.Read(err)
-	e := machine.End{Err: err, Refused: read.Kind == behavior.Refused, Final: isFinal(err, read), RetryAfter: read.RetryAfter}
+	e = end{err: err, refused: read.Kind == behavior.Refused, final: isFinal(err, read), retryAfter: read.RetryAfter}
 	if !errors.Is(err, errTxEnded) {
-		e.Effect = effectOf(err)
+		e.effect = effectOf(err)
 		if noDoubt {
-			e.Effect = max(e.Effect, machine.Failed)
+			e.effect = max(e.effect, noEffect)
 		}
 	}
 	return e
 }
 
 // effectOf returns what err says of the effect.
-func effectOf(err error) machine.Effect {
+func effectOf(err error) effect {
 	switch e := err.(type) {
 	case *finalError:
-		if e.says == machine.InDoubt {
+		if e.says == inDoubt {
 			return effectOf(e.err)
 		}
 		return e.says
 	case *doubtError, *Error, *panics.Error:
-		return machine.InDoubt // the error inside is about a part of the attempt
+		return inDoubt // the error inside is about a part of the attempt
 	case interface{ Unwrap() error }:
 		return effectOf(e.Unwrap())
 	case interface{ Unwrap() []error }:
-		least, parts := machine.Void, 0
+		least, parts := void, 0
 		for _, part := range e.Unwrap() {
 			if part == nil {
 				continue
 			}
-			says := machine.Failed // if it is refused; an earlier attempt may have come further
+			says := noEffect // if it is refused; an earlier attempt may have come further
 			if !behavior.IsRefused(part) {
 				says = effectOf(part)
 			}
@@ -257,7 +256,7 @@ func effectOf(err error) machine.Effect {
 			return least
 		}
 	}
-	return machine.InDoubt
+	return inDoubt
 }
 
 // errTxEnded is the error of a DoTx or UndoTx that has committed or rolled back its

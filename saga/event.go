@@ -1,10 +1,13 @@
 package saga
 
 import (
+	"context"
+	"log"
+	"log/slog"
+	"runtime/debug"
 	"time"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
-	"github.com/go-resilience/resilience/saga/internal/machine"
 )
 
 // A Status is the status of a saga.
@@ -24,27 +27,24 @@ const (
 	Abandoned    = store.Abandoned
 )
 
-// unfinished are the statuses that are not final.
-var unfinished = []Status{Running, Compensating, Stuck}
-
 // A StepStatus is the status of a step.
-type StepStatus = machine.StepStatus
+type StepStatus string
 
 // An idle step becomes StepStarted, first StepWaiting if it has a Delay or an Await, and then
 // StepDone, StepNoEffect or StepFailed. A step that may have taken effect becomes
 // StepUndoing if the saga turns back, and then StepUndone or StepUndoFailed. An operator can
 // make it StepSkipped.
 const (
-	StepIdle       StepStatus = machine.StepIdle
-	StepWaiting    StepStatus = machine.StepWaiting // for its Delay or Await; nothing is begun
-	StepStarted    StepStatus = machine.StepStarted
-	StepDone       StepStatus = machine.StepDone
-	StepNoEffect   StepStatus = machine.StepNoEffect // certainly without effect: nothing to undo
-	StepFailed     StepStatus = machine.StepFailed   // not tried again, and may have taken effect
-	StepUndoing    StepStatus = machine.StepUndoing
-	StepUndone     StepStatus = machine.StepUndone
-	StepUndoFailed StepStatus = machine.StepUndoFailed
-	StepSkipped    StepStatus = machine.StepSkipped
+	StepIdle       StepStatus = "idle"
+	StepWaiting    StepStatus = "waiting" // for its Delay or Await; nothing is begun
+	StepStarted    StepStatus = "started"
+	StepDone       StepStatus = "done"
+	StepNoEffect   StepStatus = "no effect" // certainly without effect: nothing to undo
+	StepFailed     StepStatus = "failed"    // not tried again, and may have taken effect
+	StepUndoing    StepStatus = "undoing"
+	StepUndone     StepStatus = "undone"
+	StepUndoFailed StepStatus = "undo failed"
+	StepSkipped    StepStatus = "skipped"
 )
 
 // An Op is an operation of a step.
@@ -63,23 +63,23 @@ type EventKind = store.EventKind
 // those about an attempt its Op and number.
 const (
 	EventCreated     EventKind = "created"
-	EventDone        EventKind = machine.EventDone
-	EventNoEffect    EventKind = machine.EventNoEffect
-	EventFailed      EventKind = machine.EventFailed
-	EventUndone      EventKind = machine.EventUndone
-	EventUndoFailed  EventKind = machine.EventUndoFailed
-	EventSkipped     EventKind = machine.EventSkipped    // by an operator
-	EventRefused     EventKind = machine.EventRefused    // a policy of this module did not make the call
-	EventParked      EventKind = machine.EventParked     // written back until the next attempt
-	EventReleased    EventKind = machine.EventReleased   // handed over by a runner that stops
-	EventResumed     EventKind = "resumed"               // steps that were ready have started, or the saga was made due
-	EventTakenOver   EventKind = machine.EventTakenOver  // from an owner that crashed or was cut off
-	EventCanceled    EventKind = machine.EventCanceled   // the request reached the owner
-	EventRetried     EventKind = machine.EventRetried    // by an operator
-	EventTurnedBack  EventKind = machine.EventTurnedBack // the saga has turned back for good
-	EventCompleted   EventKind = machine.EventCompleted
-	EventCompensated EventKind = machine.EventCompensated
-	EventStuck       EventKind = machine.EventStuck
+	EventDone        EventKind = "done"
+	EventNoEffect    EventKind = "no effect"
+	EventFailed      EventKind = "failed"
+	EventUndone      EventKind = "undone"
+	EventUndoFailed  EventKind = "undo failed"
+	EventSkipped     EventKind = "skipped"     // by an operator
+	EventRefused     EventKind = "refused"     // a policy of this module did not make the call
+	EventParked      EventKind = "parked"      // written back until the next attempt
+	EventReleased    EventKind = "released"    // handed over by a runner that stops
+	EventResumed     EventKind = "resumed"     // steps that were ready have started, or the saga was made due
+	EventTakenOver   EventKind = "taken over"  // from an owner that crashed or was cut off
+	EventCanceled    EventKind = "canceled"    // the request reached the owner
+	EventRetried     EventKind = "retried"     // by an operator
+	EventTurnedBack  EventKind = "turned back" // the saga has turned back for good
+	EventCompleted   EventKind = "completed"
+	EventCompensated EventKind = "compensated"
+	EventStuck       EventKind = "stuck"
 	EventAbandoned   EventKind = "abandoned" // by an operator
 )
 
@@ -126,18 +126,153 @@ type Event struct {
 }
 
 // outcomeOf returns the outcome of an attempt. cut means that the runner has ended it.
-func outcomeOf(e machine.End, op Op, cut bool) Outcome {
+func outcomeOf(e end, op Op, cut bool) Outcome {
 	switch {
-	case e.Err == nil:
+	case e.err == nil:
 		return OutcomeDone
 	case cut:
 		return OutcomeInterrupted
-	case e.Refused:
+	case e.refused:
 		return OutcomeRefused
-	case op == OpUndo || e.Effect == machine.Failed:
+	case op == OpUndo || e.effect == noEffect:
 		return OutcomeFailed
-	case e.Effect == machine.InDoubt:
+	case e.effect == inDoubt:
 		return OutcomeInDoubt
 	}
 	return OutcomeNoEffect
+}
+
+// Observe calls f for each event from now on, until stop is called: after
+// [RunnerConfig].OnEvent, and in the same way. There may be any number of observers, added at
+// any time. The events of a saga that the runner holds come in order, and the saga waits for f.
+//
+// An event of the log is told after its entry is recorded, and not at all if the process dies in
+// between: the numbers of stuck sagas are in [Runner.Counts]. No runner tells the EventCreated of a
+// StartTx.
+func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
+	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "an observer", f, e) })
+}
+
+// tell calls OnEvent for an event, or logs what needs attention, and then calls the observers.
+func (r *Runner) tell(ctx context.Context, e Event) {
+	if onEvent := r.cfg.OnEvent; onEvent != nil {
+		hook(ctx, "OnEvent", onEvent, e)
+	} else {
+		r.warn(ctx, e)
+	}
+	r.observers.Tell(ctx, e)
+}
+
+// tellOf tells of an event of a saga.
+func (r *Runner) tellOf(ctx context.Context, rec *store.Record, e Event) {
+	e.Saga, e.Version, e.ID, e.Status = rec.Saga, rec.Version, rec.ID, rec.Status
+	r.tell(ctx, e)
+}
+
+// warn logs an event that needs attention; of a store that fails, one a second.
+func (r *Runner) warn(ctx context.Context, e Event) {
+	var text string
+	switch e.Kind {
+	case EventStuck:
+		text = "saga: stuck"
+	case EventStalled:
+		text = "saga: a step fails again and again"
+	case EventStoreFailed:
+		text = "saga: the store has failed"
+		if !r.figures.warn() {
+			return
+		}
+	default:
+		return
+	}
+	attrs := []slog.Attr{slog.String("runner", r.Name())}
+	if e.Saga != "" {
+		attrs = append(attrs, slog.String("saga", e.Saga), slog.Int("version", e.Version))
+	}
+	if e.ID != "" {
+		attrs = append(attrs, slog.String("id", e.ID), slog.String("step", e.Step))
+	}
+	if e.Kind == EventStalled {
+		attrs = append(attrs, slog.Int("attempt", e.Attempt))
+	}
+	if e.Err != nil {
+		attrs = append(attrs, slog.Any("err", e.Err))
+	}
+	slog.LogAttrs(ctx, slog.LevelWarn, text, attrs...)
+}
+
+// happened counts an entry of a log, and tells of it. rec is the saga after the entry.
+func (r *Runner) happened(ctx context.Context, rec *store.Record, entry store.Entry) {
+	life := entry.At.Sub(rec.CreatedAt)
+	r.figures.entry(rec.Saga, entry.Kind, life)
+	e := Event{
+		Kind: entry.Kind, Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt,
+		Err: reason(entry.Error), At: entry.At,
+	}
+	switch e.Kind {
+	case EventCompleted, EventCompensated, EventAbandoned:
+		e.Took = life
+	}
+	r.tellOf(ctx, rec, e)
+}
+
+// hook calls a hook of the user on a goroutine of the runner, or of a caller. Its panic does not pass
+// on: it would end the goroutine of the saga, and then that of the next one that takes it over.
+func hook[T any](ctx context.Context, name string, fn func(context.Context, T), arg T) {
+	defer func() {
+		if v := recover(); v != nil {
+			log.Printf("saga: %s panicked: %v\n%s", name, v, debug.Stack())
+		}
+	}()
+	fn(ctx, arg)
+}
+
+// tellLog tells of the log of a commit.
+func (r *Runner) tellLog(ctx context.Context, rec *store.Record, req store.CommitRequest, now time.Time) {
+	for i, entry := range req.Log {
+		entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, now
+		r.happened(ctx, rec, entry)
+	}
+}
+
+func (r *Runner) storeFailed(ctx context.Context, err error) {
+	r.figures.count(func(s *Stats) { s.StoreErrors++ })
+	r.tell(ctx, Event{Kind: EventStoreFailed, Err: err, At: time.Now()})
+}
+
+// ObserveAny is [Runner.Observe] for a caller that does not know the type: f gets an [Event].
+func (r *Runner) ObserveAny(f func(context.Context, any)) (stop func()) {
+	return r.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
+}
+
+// Level returns the level of the event as log/slog has it: 4, a warning, for what needs attention,
+// and -4 for the rest.
+func (e Event) Level() int {
+	switch e.Kind {
+	case EventStuck, EventStalled, EventLost, EventTakenOver, EventStoreFailed:
+		return 4
+	}
+	return -4
+}
+
+// Fields calls yield with each detail of the event that is not zero.
+func (e Event) Fields(yield func(name string, value any)) {
+	yield("event", string(e.Kind))
+	for _, f := range []struct{ name, value string }{
+		{"saga", e.Saga}, {"id", e.ID}, {"status", string(e.Status)}, {"step", e.Step}, {"op", string(e.Op)},
+		{"outcome", string(e.Outcome)},
+	} {
+		if f.value != "" {
+			yield(f.name, f.value)
+		}
+	}
+	if e.Attempt > 0 {
+		yield("attempt", e.Attempt)
+	}
+	if e.Took > 0 {
+		yield("took", e.Took)
+	}
+	if e.Err != nil {
+		yield("err", e.Err)
+	}
 }

@@ -232,25 +232,6 @@ func (v *vanishing) Load(ctx context.Context, id string) (store.Record, error) {
 	return v.gate.Load(ctx, id)
 }
 
-// A remote store counts reads of signals, and fails to hasten if it is lame.
-type remote struct {
-	parking
-	reads atomic.Int64
-	lame  bool
-}
-
-func (s *remote) Signals(ctx context.Context, id string) ([]store.Signal, error) {
-	s.reads.Add(1)
-	return s.Store.Signals(ctx, id)
-}
-
-func (s *remote) Hasten(ctx context.Context, id string) error {
-	if s.lame {
-		return errDown
-	}
-	return s.Store.Hasten(ctx, id)
-}
-
 // A hard store fails to read signals, so many times.
 type hard struct {
 	store.Store
@@ -285,28 +266,19 @@ func TestSignalsAreReadAgainSoon(t *testing.T) {
 // TestASignalThatCrossesTheRecordOfTheWait comes from another process, when the runner is
 // about to write that the saga waits.
 func TestASignalThatCrossesTheRecordOfTheWait(t *testing.T) {
-	for _, lame := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			st := &remote{lame: lame}
-			st.Store = saga.NewMemory()
-			sg := sequence(awaits("paid"))
-			var told audience
-			r, _ := begin(t, store.Store(st), saga.RunnerConfig{Poll: time.Hour, OnEvent: told.hear}, sg)
-			st.before = func() {
-				require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Signal(t.Context(), "trip-1", "paid", []byte("cash")))
-			}
-			mustStart(t, r, sg)
-			time.Sleep(time.Second)
-			failed := told.heard(saga.EventStoreFailed)
-			if lame {
-				require.Len(t, failed, 1)
-				require.ErrorIs(t, failed[0].Err, errDown)
-				return
-			}
-			require.Empty(t, failed)
-			require.Equal(t, saga.StepDone, state(t, r, "trip-1", "paid").Status)
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		st := &parking{Store: saga.NewMemory()}
+		sg := sequence(awaits("paid"))
+		var told audience
+		r, _ := begin(t, store.Store(st), saga.RunnerConfig{Poll: time.Hour, OnEvent: told.hear}, sg)
+		st.before = func() {
+			require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+		}
+		mustStart(t, r, sg)
+		time.Sleep(time.Second)
+		require.Empty(t, told.heard(saga.EventStoreFailed))
+		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "paid").Status)
+	})
 }
 
 // TestAStoreThatHangsHoldsNoAttempt: the ctx of a parallel step ends with the lease.

@@ -1,12 +1,14 @@
 package saga
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
-	"github.com/go-resilience/resilience/saga/internal/machine"
-	"github.com/go-resilience/resilience/saga/internal/plan"
 )
 
 // An Instance is a saga as it was at Now.
@@ -26,7 +28,7 @@ type Instance struct {
 	Owner      string    // the runner that holds it; "" for none
 	Epoch      int64     // how often it was claimed
 	Seq        int64     // the number of entries in its log
-	WakeAt     time.Time // when the owner's lease ends; without an owner, when it is due
+	WakeAt     time.Time // when the owner's hold ends; without an owner, when it is due
 	CompleteBy time.Time // zero for no deadline
 
 	Failures        int // attempts that failed since a step last succeeded
@@ -42,32 +44,106 @@ type Instance struct {
 	// runner with which the definition is registered.
 	Actions []Action
 
-	answered   bool      // Cause is the text of an answer
-	progressed time.Time // when a step last changed its status, or the saga turned back
+	progress
 }
 
 // A StepState is the progress of a step.
 type StepState struct {
-	Name      string
-	Status    StepStatus
-	Attempts  int       // of Do, as far as is known
-	Undos     int       // attempts of Undo
-	Refusals  int       // refused attempts since the last attempt that was made
-	InDoubt   bool      // an attempt of Do may have taken effect
-	Error     string    // of the latest failure
-	NotBefore time.Time // when the next attempt may begin, or the wait for a time or a signal ends
+	Name      string     `json:"n"`
+	Status    StepStatus `json:"s"`
+	Attempts  int        `json:"a,omitempty"` // of Do, as far as is known
+	Undos     int        `json:"u,omitempty"` // attempts of Undo
+	Refusals  int        `json:"r,omitempty"` // refused attempts since the last attempt that was made
+	InDoubt   bool       `json:"d,omitempty"` // an attempt of Do may have taken effect
+	Error     string     `json:"e,omitempty"` // of the latest failure
+	NotBefore time.Time  `json:"t,omitzero"`  // when the next attempt may begin, or the wait for a time or a signal ends
 
 	// WaitingSince is when the step began to wait for its Delay, its Await or its
 	// children; zero if it does not wait.
-	WaitingSince time.Time
+	WaitingSince time.Time `json:"w,omitzero"`
 	// Children is how many sagas the step has started (see ChildID). Zero if that is not
 	// known yet.
-	Children int
+	Children int `json:"c,omitempty"`
 
 	// Of a step of a definition that is registered with the runner.
-	Parallel bool // it runs beside the step before it
-	Pivot    bool
+	Parallel bool `json:"-"` // it runs beside the step before it
+	Pivot    bool `json:"-"`
 }
+
+// progress is what else is stored of an Instance.
+type progress struct {
+	canceled bool      // a request to turn back has reached the owner
+	carried  string    // of RunnerConfig.Inject
+	since    time.Time // of the last progress
+	answered bool      // Cause is the text of an answer
+	pivot    *string   // the name of the pivot; "" for none, nil if not known
+}
+
+// stored is the form in which the Steps of a Record hold an Instance.
+type stored struct {
+	Back     bool        `json:"back,omitempty"`
+	Canceled bool        `json:"canceled,omitempty"`
+	Carried  string      `json:"carried,omitempty"`
+	Since    time.Time   `json:"since,omitzero"`
+	Pivot    *string     `json:"pivot,omitempty"`
+	Step     string      `json:"step,omitempty"`
+	Cause    string      `json:"cause,omitempty"`
+	Answered bool        `json:"answered,omitempty"`
+	Steps    []StepState `json:"steps"`
+}
+
+// encode returns the Steps of a Record.
+func (in *Instance) encode() []byte {
+	data, err := json.Marshal(&stored{
+		in.Back, in.canceled, in.carried, in.since, in.pivot, in.Step, in.Cause, in.answered, in.Steps,
+	})
+	if err != nil {
+		panic(err) // strings, numbers and times can be encoded
+	}
+	return data
+}
+
+// decode returns the Instance of a record, without Steps if they cannot be read.
+func decode(rec *store.Record) (*Instance, error) {
+	var was stored
+	err := json.Unmarshal(rec.Steps, &was)
+	if err != nil {
+		was, err = stored{}, fmt.Errorf("saga: the record's steps cannot be read: %w", err)
+	}
+	in := &Instance{
+		ID: rec.ID, Saga: rec.Saga, Version: rec.Version, Status: rec.Status, State: rec.Data, Steps: was.Steps,
+		Back: was.Back, Parent: rec.Parent, Step: was.Step, Cause: was.Cause,
+		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
+		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError, CancelRequested: rec.CancelRequested,
+		CreatedAt: rec.CreatedAt, UpdatedAt: rec.UpdatedAt, Now: rec.Now,
+		progress: progress{was.Canceled, was.Carried, was.Since, was.Answered, was.Pivot},
+	}
+	if in.since.IsZero() {
+		in.since = rec.CreatedAt
+	}
+	return in, err
+}
+
+// show returns a record as users see it. p is its definition, or nil if that is not known.
+func show(rec *store.Record, p *program) *Instance {
+	in, _ := decode(rec)
+	if in.Status == Stuck && in.Cause == "" {
+		in.Cause = in.LastError // its record could not be read, and was left as it was
+	}
+	past := false
+	for i := range in.Steps {
+		if st := &in.Steps[i]; p != nil && i < len(p.steps) && p.steps[i].name == st.Name {
+			st.Parallel, st.Pivot = p.steps[i].parallel, i == p.pivot
+			past = past || st.Pivot && complete(st.Status)
+		}
+	}
+	in.Actions = in.actions(past)
+	return in
+}
+
+// Since returns for how long the saga has made no progress: no step has changed its status,
+// and the saga has not turned back.
+func (in *Instance) Since() time.Duration { return in.Now.Sub(in.since) }
 
 // An Action is an operator's way to change the course of a saga.
 type Action string
@@ -102,58 +178,19 @@ const (
 	ActionAbandon Action = "abandon"
 )
 
-// Since returns for how long the saga has made no progress: no step has changed its status,
-// and the saga has not turned back.
-func (in *Instance) Since() time.Duration { return in.Now.Sub(in.progressed) }
-
-// newInstance returns the Instance of a record. p is its definition, or nil if that is not known.
-func newInstance(rec store.Record, p *plan.Plan) *Instance {
-	pr, _ := machine.ReadProgress(rec.Steps) // an Instance without Steps if they cannot be read
-	in := &Instance{
-		ID: rec.ID, Saga: rec.Saga, Version: rec.Version, Status: rec.Status, State: rec.Data,
-		Back: pr.Back, Parent: rec.Parent, Step: pr.Step, Cause: pr.Cause,
-		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
-		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError,
-		CancelRequested: rec.CancelRequested,
-		CreatedAt:       rec.CreatedAt, progressed: pr.Since, UpdatedAt: rec.UpdatedAt, Now: rec.Now, answered: pr.Answered,
-	}
-	if in.Status == Stuck && in.Cause == "" {
-		in.Cause = in.LastError // its record could not be read, and was left as it was
-	}
-	if in.progressed.IsZero() {
-		in.progressed = rec.CreatedAt
-	}
-	past := false
-	for i := range pr.Steps {
-		u := &pr.Steps[i]
-		s := StepState{
-			Name: u.Name, Status: u.Status, Attempts: u.Attempts, Undos: u.Undos, Refusals: u.Refusals,
-			InDoubt: u.InDoubt, Error: u.Error, NotBefore: u.NotBefore, WaitingSince: u.WaitingSince, Children: u.Children,
-		}
-		if p != nil && i < len(p.Units) && p.Units[i].Name == u.Name {
-			s.Parallel, s.Pivot = p.Units[i].Parallel, i == p.Pivot
-			past = past || s.Pivot && (u.Status == StepDone || u.Status == StepSkipped)
-		}
-		in.Steps = append(in.Steps, s)
-	}
-	in.Actions = actions(rec, in, past)
-	return in
-}
-
 // actions returns the actions that are allowed now. past means that the pivot is done.
-func actions(rec store.Record, in *Instance, past bool) []Action {
-	var a []Action
-	if rec.Status == Running && !past && !rec.CancelRequested {
+func (in *Instance) actions(past bool) (a []Action) {
+	if in.Status == Running && !past && !in.CancelRequested {
 		a = append(a, ActionCancel)
 	}
 	switch {
-	case rec.Status.Ended():
+	case in.Status.Ended():
 		return a
-	case rec.Owner != "":
+	case in.Owner != "":
 		return append(a, ActionAbandon)
 	}
 	a = append(a, ActionRetry)
-	if slices.ContainsFunc(in.Steps, func(u StepState) bool { return machine.Skippable(u.Status) }) {
+	if slices.ContainsFunc(in.Steps, func(st StepState) bool { return skippable(st.Status) }) {
 		a = append(a, ActionSkip)
 	}
 	if !in.Back && !past {
@@ -162,28 +199,66 @@ func actions(rec store.Record, in *Instance, past bool) []Action {
 	return append(a, ActionAbandon)
 }
 
+// blocker returns the step that keeps the saga from going on, or "".
+func (in *Instance) blocker() string {
+	if !in.Back {
+		return in.Step
+	}
+	for _, st := range in.Steps {
+		if st.Status == StepUndoFailed {
+			return st.Name
+		}
+	}
+	return "" // Step is where the saga turned
+}
+
 // failure returns the error of a recorded saga that did not complete. log ends with the
 // operator's note of a saga that was abandoned, and is empty for all others.
 func (in *Instance) failure(log []store.Entry) *Error {
-	e := &Error{Saga: in.Saga, ID: in.ID, Status: in.Status, Step: in.Step, Err: recordedCause(in.Cause, in.answered)}
-	if len(log) > 0 {
-		e.Err = machine.Reason(log[len(log)-1].Error)
+	e := &Error{Saga: in.Saga, ID: in.ID, Status: in.Status, Step: in.Step, Err: reason(in.Cause)}
+	if in.answered {
+		e.Err = Abort(e.Err)
 	}
-	for _, u := range in.Steps {
+	if len(log) > 0 {
+		e.Err = reason(log[len(log)-1].Error)
+	}
+	for _, st := range in.Steps {
 		switch {
-		case u.Status == StepUndoFailed:
-			e.Failed = append(e.Failed, Failure{u.Name, OpUndo, machine.Recorded(u.Error)})
-		case in.Status == Stuck && !in.Back && u.Status == StepFailed:
-			e.Failed = append(e.Failed, Failure{u.Name, OpDo, machine.Recorded(u.Error)})
+		case st.Status == StepUndoFailed:
+			e.Failed = append(e.Failed, Failure{st.Name, OpUndo, recorded(st.Error)})
+		case in.Status == Stuck && !in.Back && st.Status == StepFailed:
+			e.Failed = append(e.Failed, Failure{st.Name, OpDo, recorded(st.Error)})
 		}
 	}
 	return e
 }
 
-// recordedCause returns the recorded cause of a saga. It is an answer if the original was.
-func recordedCause(text string, answered bool) error {
-	if answered {
-		return Abort(machine.Reason(text))
+// reason returns the error whose text was recorded, or nil if there is no text.
+func reason(text string) error {
+	if text == "" {
+		return nil
 	}
-	return machine.Reason(text)
+	return recorded(text)
+}
+
+// recorded returns the error whose text was recorded. It matches the sentinel that the error had.
+func recorded(text string) error {
+	for _, known := range []error{ErrCanceled, ErrDeadline, ErrNoSignal} {
+		if text == known.Error() {
+			return known
+		}
+		if why, ok := strings.CutPrefix(text, known.Error()+": "); ok {
+			return fmt.Errorf("%w: %s", known, why)
+		}
+	}
+	return errors.New(text)
+}
+
+// storable makes the text of an error, or of an operator, one that every store can keep.
+func storable(s string) string {
+	const most = 4000
+	if len(s) > most {
+		s = s[:most] + "..."
+	}
+	return strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", "\uFFFD"), "\uFFFD")
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
-	"github.com/go-resilience/resilience/saga/internal/machine"
 )
 
 // Get returns a saga of any definition, or [ErrNotFound].
@@ -17,7 +16,7 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	if err != nil {
 		return nil, fmt.Errorf("saga: get %q: %w", id, err)
 	}
-	return r.instance(rec), nil
+	return r.show(&rec), nil
 }
 
 // A Filter selects sagas:
@@ -48,16 +47,14 @@ func (r *Runner) List(ctx context.Context, f Filter) (sagas []*Instance, next st
 		return nil, "", fmt.Errorf("saga: list: %w", err)
 	}
 	for _, rec := range recs {
-		sagas = append(sagas, r.instance(rec))
+		sagas = append(sagas, r.show(&rec))
 	}
 	return sagas, next, nil
 }
 
-func (r *Runner) instance(rec store.Record) *Instance {
-	if p, err := r.program(rec.Saga, rec.Version); err == nil {
-		return newInstance(rec, p.planned())
-	}
-	return newInstance(rec, nil)
+func (r *Runner) show(rec *store.Record) *Instance {
+	p, _ := r.program(rec.Saga, rec.Version)
+	return show(rec, p)
 }
 
 // History returns the log of a saga, the oldest entry first, or [ErrNotFound].
@@ -113,10 +110,10 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	if rec.Status != Running {
 		return notAllowed(ActionCancel, &rec)
 	}
-	if m, err := r.machineOf(&rec); err == nil && m.Past() {
+	if m, err := r.machineOf(&rec); err == nil && m.past() {
 		return fmt.Errorf("%w: cancel of %q: its pivot is done", ErrNotAllowed, id)
 	}
-	rec, err = r.store.Cancel(ctx, id, machine.Text(note))
+	rec, err = r.store.Cancel(ctx, id, storable(note))
 	if err != nil {
 		return fmt.Errorf("saga: cancel of %q: %w", id, err)
 	}
@@ -124,34 +121,21 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 		return notAllowed(ActionCancel, &rec)
 	}
 	r.mu.Lock()
-	e := r.held[id]
+	h := r.held[id]
 	r.mu.Unlock()
-	if e != nil {
-		e.cancel(rec.CancelNote)
+	if h != nil {
+		h.cancel(rec.CancelNote)
 	} else if rec.Owner == "" {
 		r.Wake()
 	}
 	return nil
 }
 
-// recall makes a saga due now whose cancellation was requested before it was written back
-// to be due later. If recall fails, the saga turns back when it is due.
-func (r *Runner) recall(ctx context.Context, id string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
-	defer cancel()
-	err := r.write(ctx, ActionCancel, id, 0, func(rec *store.Record) (store.CommitRequest, error) {
-		return unchanged(rec, rec.Status, store.Entry{Kind: EventResumed}), nil
-	})
-	if err != nil && !errors.Is(err, ErrNotAllowed) {
-		r.storeFailed(ctx, err)
-	}
-}
-
 // operate applies an operation other than ActionCancel.
 func (r *Runner) operate(ctx context.Context, id string, op Operation) error {
 	return r.write(ctx, op.Action, id, op.Seq, func(rec *store.Record) (req store.CommitRequest, err error) {
 		if op.Action == ActionAbandon {
-			return unchanged(rec, Abandoned, store.Entry{Kind: EventAbandoned, Error: machine.Text(op.Note)}), nil
+			return unchanged(rec, Abandoned, store.Entry{Kind: EventAbandoned, Error: storable(op.Note)}), nil
 		}
 		m, err := r.machineOf(rec)
 		if err != nil {
@@ -159,19 +143,19 @@ func (r *Runner) operate(ctx context.Context, id string, op Operation) error {
 		}
 		switch op.Action {
 		case ActionRetry:
-			m.Retry(op.Note)
+			m.retry(op.Note)
 		case ActionSkip:
-			err = m.SkipStep(op.Step, op.Note)
+			err = m.skip(op.Step, op.Note)
 		case ActionCompensate:
-			err = m.Compensate(op.Note)
+			err = m.compensate(op.Note)
 		}
 		if err != nil {
 			return req, fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, err)
 		}
-		m.Advance(rec.Now)
-		req = m.Commit()
+		m.advance(rec.Now)
+		req = m.commit()
 		// What has come from outside is not known here: the next owner looks.
-		if at, _ := m.Wake(rec.Now); !m.Outside(rec.Now) {
+		if at, _ := m.wake(rec.Now, false); !m.outside(rec.Now) {
 			req.WakeIn = max(at.Sub(rec.Now), 0)
 		}
 		return req, nil
@@ -179,12 +163,12 @@ func (r *Runner) operate(ctx context.Context, id string, op Operation) error {
 }
 
 // machineOf returns the machine of a saga whose definition is registered.
-func (r *Runner) machineOf(rec *store.Record) (*machine.Machine, error) {
+func (r *Runner) machineOf(rec *store.Record) (*machine, error) {
 	p, err := r.program(rec.Saga, rec.Version)
 	if err != nil {
 		return nil, err
 	}
-	return machine.Load(p.planned(), rec)
+	return load(p, rec)
 }
 
 // unchanged returns a request that changes the status of a record, and nothing of its steps.
@@ -214,7 +198,7 @@ func (r *Runner) write(ctx context.Context, action Action, id string, seq int64,
 			return err
 		}
 		req.ID, req.Epoch, req.Seq, req.Nonce, req.Release = rec.ID, rec.Epoch, rec.Seq, rand.Int64(), true
-		receipt, err := r.store.Commit(ctx, req)
+		_, err = r.store.Commit(ctx, req)
 		if errors.Is(err, store.ErrFenced) {
 			continue // another write came first
 		}
@@ -225,26 +209,15 @@ func (r *Runner) write(ctx context.Context, action Action, id string, seq int64,
 		r.tellLog(ctx, &rec, req, rec.Now)
 		r.mu.Lock()
 		r.wakeResults(store.Record{ID: id})
-		if e := r.held[id]; e != nil && action == ActionAbandon {
-			e.lose()
+		if h := r.held[id]; h != nil && action == ActionAbandon {
+			h.lose()
 		}
 		r.mu.Unlock()
 		if req.Status.Ended() {
 			r.tellParent(ctx, &rec)
 		}
-		if receipt.CancelRequested && req.Status == Running && req.WakeIn > 0 {
-			r.recall(ctx, id)
-		}
 		r.Wake()
 		return nil
-	}
-}
-
-// tellLog tells of the log of a commit.
-func (r *Runner) tellLog(ctx context.Context, rec *store.Record, req store.CommitRequest, now time.Time) {
-	for i, entry := range req.Log {
-		entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, now
-		r.happened(ctx, rec, entry)
 	}
 }
 
@@ -279,105 +252,11 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 			if err != nil {
 				return err
 			}
-			op.Step = in.stuckAt()
+			op.Step = in.blocker()
 		}
 	case ActionRetry, ActionCompensate, ActionAbandon:
 	default:
 		return fmt.Errorf("saga: Operation.Action is %q: must be cancel, retry, skip, compensate or abandon", op.Action)
 	}
 	return r.operate(ctx, id, op)
-}
-
-// stuckAt returns the step that keeps the saga from going on, or "".
-func (in *Instance) stuckAt() string {
-	if !in.Back {
-		return in.Step
-	}
-	for _, u := range in.Steps {
-		if u.Status == StepUndoFailed {
-			return u.Name
-		}
-	}
-	return "" // Step is where the saga turned
-}
-
-// tellParent makes the parent of a saga that has ended look at its children, if that can
-// make a difference: the step has no other child that has not ended, or the saga has failed.
-// A saga that its parent has turned back is no news.
-func (r *Runner) tellParent(ctx context.Context, rec *store.Record) {
-	if rec.Parent == "" {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.config().LeaseTTL/2)
-	defer cancel()
-	if rec.Status == Completed || turnedByParent(rec) {
-		left, err := r.store.Children(ctx, store.ChildrenRequest{Parent: rec.Parent, Step: rec.ParentStep, Status: unfinished, Limit: 1})
-		if err != nil {
-			r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", rec.Parent, err)) // the parent looks in any case
-		}
-		if len(left) > 0 {
-			return
-		}
-	}
-	if r.tellHeld(rec.Parent) {
-		return
-	}
-	if err := r.store.Hasten(ctx, rec.Parent); err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: hasten %q: %w", rec.Parent, err)) // it looks around by itself, later
-	}
-	r.Wake()
-}
-
-// turnedByParent reports whether a saga was turned back by its parent.
-func turnedByParent(rec *store.Record) bool {
-	return rec.CancelNote == errParentBack || newInstance(*rec, nil).Cause == errParentBack
-}
-
-// errParentBack is the reason for which children turn back.
-const errParentBack = "the saga that started it turned back"
-
-// turnChild turns a child back, unless it has turned back already, and returns its status.
-func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (Status, error) {
-	var err error
-	switch {
-	case rec.Status == Running && !rec.CancelRequested:
-		err = r.Cancel(ctx, rec.ID, errParentBack)
-	case rec.Status == Stuck:
-		err = r.Operate(ctx, rec.ID, Operation{Action: ActionCompensate, Note: errParentBack})
-	case rec.Status == Completed:
-		return r.revert(ctx, rec.ID)
-	}
-	if errors.Is(err, ErrNotAllowed) {
-		err = nil // it has changed, or only an operator can mend it
-	}
-	return rec.Status, err
-}
-
-// revert turns a saga back that is completed.
-func (r *Runner) revert(ctx context.Context, id string) (Status, error) {
-	for {
-		rec, err := r.store.Load(ctx, id)
-		if err != nil || rec.Status != Completed {
-			return rec.Status, err
-		}
-		m, err := r.machineOf(&rec)
-		if err != nil {
-			return rec.Status, err
-		}
-		m.Revert(errParentBack)
-		m.Advance(rec.Now)
-		req := m.Commit()
-		req.ID, req.Epoch, req.Seq, req.Nonce, req.Release = id, rec.Epoch, rec.Seq, rand.Int64(), true
-		_, err = r.store.Commit(ctx, req)
-		if errors.Is(err, store.ErrFenced) {
-			continue
-		}
-		if err != nil {
-			return rec.Status, err
-		}
-		rec.Status = req.Status
-		r.tellLog(ctx, &rec, req, rec.Now)
-		r.Wake()
-		return rec.Status, nil
-	}
 }

@@ -59,11 +59,17 @@ func TestWhatIsLogged(t *testing.T) {
 			}
 			return g.Store.Heartbeat(ctx, req)
 		}
+		hang := step("flight")
+		hang.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
+		hang.Timeout = time.Hour
+		hung := &saga.Saga[trip]{Name: "hung", Steps: []saga.Step[trip]{hang}} // which needs heartbeats
 		slow := failing("flight", errDeclined)
 		slow.Attempts, slow.Backoff = 120, saga.Exponential(time.Minute, time.Minute)
 		sg := sequence(slow)
-		r, _ := begin(t, g, saga.RunnerConfig{Name: "one", LeaseTTL: 15 * time.Second, Park: time.Hour}, sg)
+		r, _ := begin(t, g, saga.RunnerConfig{Name: "one", LeaseTTL: 15 * time.Second}, sg, hung)
 		mustStart(t, r, sg)
+		_, err := saga.Start(t.Context(), r, hung, "hung-1", trip{})
+		require.NoError(t, err)
 		time.Sleep(10*time.Minute + 2*time.Second)
 		synctest.Wait()
 		require.Regexp(t, `level=WARN msg="saga: a step fails again and again" runner=one saga=trip version=1 id=trip-1 step=flight attempt=8 err=declined`, out.String())

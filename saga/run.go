@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/go-resilience/resilience/internal/ended"
-	"github.com/go-resilience/resilience/saga/internal/machine"
 )
 
 // Run runs a saga in memory: nothing survives the process. It returns nil if every step
@@ -26,174 +28,187 @@ import (
 // So does one in an Undo, after what need not wait for that Undo has been undone: in a
 // sequence nothing, as after an Undo that has failed for good.
 func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
-	t, err := sg.program()
-	if err != nil {
+	p, err := sg.program()
+	switch {
+	case err != nil:
 		return err
-	}
-	if t.plan.NeedsTx {
-		return fmt.Errorf("%w: %s has a DoTx or UndoTx, which Run cannot do", errNoTx, t.plan.Name)
-	}
-	if t.plan.Awaits || t.plan.Children {
-		return fmt.Errorf("saga: %s has a step with an Await or a Saga: it needs a Runner", t.plan.Name)
-	}
-	if ctx.Err() != nil {
+	case p.needsTx:
+		return fmt.Errorf("%w: %s has a DoTx or UndoTx, which Run cannot do", errNoTx, p.name)
+	case p.awaits || p.children:
+		return fmt.Errorf("saga: %s has a step with an Await or a Saga: it needs a Runner", p.name)
+	case ctx.Err() != nil:
 		return ended.Error(ctx)
 	}
-	r := &memoryRun[S]{identity: identity{p: t.plan}, t: t, s: s, ctx: ctx, m: machine.New(t.plan), at: -1}
-	r.m.Quiet, r.timed = true, t.plan.Gated
-	if d := t.plan.Deadline; d > 0 {
-		r.timed = true
-		r.m.CompleteBy = time.Now().Add(d)
+	r := &memoryRun{identity: identity{p: p}, ctx: ctx, s: s, m: newMachine(p), timed: p.gated || p.timeout > 0}
+	r.m.quiet = true
+	if p.timeout > 0 {
+		r.m.CompleteBy = time.Now().Add(p.timeout)
 	}
 	return r.run()
 }
 
 // A memoryRun is one Run.
-type memoryRun[S any] struct {
+type memoryRun struct {
 	identity
-	t     *typed[S]
-	s     *S
-	ctx   context.Context
-	m     *machine.Machine
-	timed bool // the time matters
+	ctx context.Context // the caller's
+	s   any
 
-	at int // the unit whose attempt runs on the caller's goroutine, or -1
-	op Op
-
-	results chan memoryResult         // of attempts beside the caller's goroutine
-	cancels []context.CancelCauseFunc // by unit
-	broken  *memoryResult             // the first attempt that panicked or exited
+	mu     sync.Mutex // held for the rest while steps run beside each other
+	m      *machine
+	timed  bool                    // the time matters
+	stop   context.CancelCauseFunc // ends the attempts of steps that run beside each other
+	broken *panicked               // the first of these that panicked or exited
 }
 
-type memoryResult struct {
-	unit  int
-	op    Op
-	err   error
-	panic any
-}
-
-func (r *memoryRun[S]) now() time.Time {
-	if !r.timed {
-		return time.Time{} // nothing has failed, so nothing waits
-	}
-	return time.Now()
-}
-
-func (r *memoryRun[S]) run() error {
-	defer r.unwind()
-	r.loop()
-	if r.broken != nil {
-		if r.broken.panic != nil {
-			panic(r.broken.panic)
-		}
-		runtime.Goexit()
-	}
-	return r.failure()
-}
-
-// failure returns the error of a saga that did not complete, or nil.
-func (r *memoryRun[S]) failure() error {
-	m := r.m
-	if m.Status == Completed {
-		return nil
-	}
-	e := &Error{Saga: r.t.plan.Name, Status: m.Status, Step: m.Step, Err: m.Cause}
-	for i := range m.Units {
-		switch u := &m.Units[i]; {
-		case u.Status == StepUndoFailed:
-			e.Failed = append(e.Failed, Failure{u.Name, OpUndo, m.ErrorOf(i)})
-		case u.Status == StepFailed: // on the way back, it is undone
-			e.Failed = append(e.Failed, Failure{u.Name, OpDo, m.ErrorOf(i)})
-		}
-	}
-	return e
-}
+type panicked struct{ value any }
 
 // errPanicked is the error of a Do or an Undo that did not return.
 var errPanicked = Abort(errors.New("saga: the step panicked"))
 
-// unwind goes on when a Do or an Undo has panicked or called runtime.Goexit, as after one
-// that has failed for good, unless that would go forward.
-func (r *memoryRun[S]) unwind() {
-	if r.at >= 0 && !r.m.Past() {
-		r.finish(r.at, r.op, errPanicked)
-		r.loop()
+func (r *memoryRun) run() error {
+	returned := false
+	defer func() {
+		// A panic or a runtime.Goexit of a sequence is on its way to the caller. What follows is as
+		// after an attempt that has failed for good, unless that would go forward.
+		if !returned && !r.m.past() {
+			r.loop()
+		}
+	}()
+	r.loop()
+	returned = true
+	switch {
+	case r.broken == nil:
+		return r.failure()
+	case r.broken.value == nil:
+		runtime.Goexit()
 	}
+	panic(r.broken.value)
 }
 
-func (r *memoryRun[S]) loop() {
+// loop drives the steps of one group after the other, until the saga goes no further.
+func (r *memoryRun) loop() {
 	for {
-		r.heed()
-		now := r.now()
-		r.m.Advance(now)
-		if !r.m.Going() {
-			for r.m.Busy() > 0 {
-				r.collect(<-r.results)
-			}
+		steps := r.advance()
+		if len(steps) == 0 {
 			return
 		}
-		if r.t.plan.Chain {
-			if i := r.m.Ready(0, now); i >= 0 {
-				op, attempt := r.m.Begin(i)
-				r.at, r.op = i, op
-				err := r.attempt(r.ctx, i, op, attempt, r.m.Past())
-				r.at = -1
-				r.finish(i, op, err)
-				continue
-			}
-		} else if r.spread(now) {
+		if r.p.chain {
+			r.drive(r.ctx, steps[0], r.next(steps[0]))
 			continue
 		}
-		r.wait(now)
+		ctx, stop := context.WithCancelCause(r.ctx)
+		r.stop = stop
+		var group errgroup.Group
+		var first []act // all begin before one of them has failed
+		for _, i := range steps {
+			first = append(first, r.next(i))
+		}
+		for n, i := range steps {
+			group.Go(func() error {
+				r.drive(ctx, i, first[n])
+				return nil
+			})
+		}
+		_ = group.Wait()
+		stop(nil)
 	}
 }
 
-// heed asks the saga to turn back when the caller's ctx has ended.
-func (r *memoryRun[S]) heed() {
-	if r.ctx.Err() != nil {
-		r.m.WishBack(r.m.Late(ended.Error(r.ctx)))
+// advance takes the saga as far as it comes, and returns the steps that have something to do.
+func (r *memoryRun) advance() (steps []int) {
+	r.heed()
+	r.m.advance(r.now())
+	if !r.m.going() {
+		return nil
+	}
+	for i := range r.m.Steps {
+		if s := r.m.Steps[i].Status; s == StepWaiting || s == StepStarted || s == StepUndoing {
+			steps = append(steps, i)
+		}
+	}
+	if len(steps) == 0 {
+		r.m.stick("", errors.New("saga: nothing can go on"))
+	}
+	return steps
+}
+
+// An act is the next attempt of a step, or a wait for it. It is nil if the step needs none, or the
+// saga is to turn.
+type act func(context.Context)
+
+// drive makes the attempts of a step, the first of which has begun.
+func (r *memoryRun) drive(ctx context.Context, i int, next act) {
+	for ; next != nil; next = r.next(i) {
+		next(ctx)
 	}
 }
 
-func (r *memoryRun[S]) finish(i int, op Op, err error) {
-	if err != nil {
-		r.timed = true
+// next begins the next attempt of a step.
+func (r *memoryRun) next(i int) act {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.heed()
+	now := r.now()
+	if r.m.Steps[i].Status == StepWaiting && !r.m.turns(now) {
+		r.m.advance(now) // its wait may be over
 	}
-	if op == OpUndo {
-		r.m.Undid(i, endOf(err, false), r.now())
+	gated := r.m.Steps[i].Status == StepWaiting && !r.m.turns(now)
+	if !r.m.going() || !gated && !r.m.waits(i, now) {
+		return nil
+	}
+	at := r.m.Steps[i].NotBefore
+	if by, ok := r.m.deadline(now); ok && by.Before(at) {
+		at = by
+	}
+	if wait := at.Sub(now); wait > 0 {
+		return func(ctx context.Context) { r.pause(ctx, wait) }
+	}
+	op, attempt := r.m.begin(i)
+	past := r.m.past()
+	return func(ctx context.Context) { r.attempt(ctx, i, op, attempt, past) }
+}
+
+// pause waits for the time of the next attempt, or for the end of ctx if that still matters.
+func (r *memoryRun) pause(ctx context.Context, wait time.Duration) {
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	r.mu.Lock()
+	back := r.m.Back
+	r.mu.Unlock()
+	if back {
+		<-t.C
 		return
 	}
-	stop := err != nil && r.ctx.Err() != nil
-	if stop {
-		r.m.WishBack(r.m.Units[i].Name, withEnd(r.ctx, err))
-	}
-	r.m.Did(i, endOf(err, r.t.plan.Units[i].NoDoubt), r.now())
-	if stop && (r.m.Past() || r.m.Undecided()) {
-		r.m.Stick(r.m.Units[i].Name, withEnd(r.ctx, err))
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.ctx.Err() != nil && (r.m.past() || r.m.undecided()) {
+			r.m.stick(r.m.late(ended.Error(r.ctx)))
+		}
 	}
 }
 
-// withEnd returns err together with the end of ctx, unless err is that already.
-func withEnd(ctx context.Context, err error) error {
-	end := ended.Error(ctx)
-	if errors.Is(err, ctx.Err()) && errors.Is(err, context.Cause(ctx)) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", end, err)
-}
-
-// attempt calls a Do or an Undo. The end of the caller's ctx, and the saga's deadline,
-// reach only a Do before the pivot is done. attempt must not read the machine's state,
-// which may change while it runs.
-func (r *memoryRun[S]) attempt(ctx context.Context, i int, op Op, attempt int, past bool) error {
-	timeout := r.t.plan.Units[i].Timeout
+// attempt calls a Do or an Undo. The end of the caller's ctx, and the saga's deadline, reach only a
+// Do before the pivot is done. Beside other steps, its panic waits for these.
+func (r *memoryRun) attempt(ctx context.Context, i int, op Op, attempt int, past bool) {
+	st, err := &r.p.steps[i], errPanicked
+	defer func() {
+		var broken *panicked
+		if err == errPanicked && !r.p.chain {
+			broken = &panicked{recover()}
+		}
+		r.finish(i, op, err, broken)
+	}()
+	timeout := st.timeout
 	switch {
 	case op == OpUndo || past:
 		ctx = context.WithoutCancel(ctx)
 		if timeout == 0 {
 			timeout = defaultTimeout
 		}
-	case !r.m.CompleteBy.IsZero() && !r.m.Decides(i):
+	case r.p.timeout > 0 && !r.m.decides(i):
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(ctx, r.m.CompleteBy, &turnedBack{ErrDeadline})
 		defer cancel()
@@ -203,83 +218,71 @@ func (r *memoryRun[S]) attempt(ctx context.Context, i int, op Op, attempt int, p
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	return r.t.call(withAttempt(ctx, &r.identity, i, attempt, op), i, op, r.s)
+	fn := st.do
+	if op == OpUndo {
+		fn = st.undo
+	}
+	err = fn(withAttempt(ctx, &r.identity, i, attempt, op), r.s)
 }
 
-// spread starts the attempts that may begin, and waits for a result or for the time of
-// the next attempt. It reports false if no attempt is running.
-func (r *memoryRun[S]) spread(now time.Time) bool {
-	if r.results == nil {
-		r.results = make(chan memoryResult, len(r.m.Units))
-		r.cancels = make([]context.CancelCauseFunc, len(r.m.Units))
+// finish takes in the end of an attempt.
+func (r *memoryRun) finish(i int, op Op, err error, broken *panicked) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.broken == nil {
+		r.broken = broken
 	}
-	for i := r.m.Ready(0, now); i >= 0; i = r.m.Ready(i+1, now) {
-		op, attempt := r.m.Begin(i)
-		ctx, cancel := context.WithCancelCause(r.ctx)
-		r.cancels[i] = cancel
-		go r.beside(ctx, i, op, attempt, r.m.Past())
+	r.timed = r.timed || err != nil
+	name, stop := r.m.Steps[i].Name, op == OpDo && err != nil && r.ctx.Err() != nil
+	if stop {
+		r.m.wishBack(name, withEnd(r.ctx, err))
 	}
-	if r.m.Busy() == 0 {
-		return false
+	now := r.now()
+	r.m.did(i, op, endOf(err, op == OpDo && r.p.steps[i].noDoubt), now)
+	if stop && (r.m.past() || r.m.undecided()) {
+		r.m.stick(name, withEnd(r.ctx, err))
 	}
-	for i, cancel := range r.cancels {
-		if r.m.Useless(i, now) {
-			cancel(&turnedBack{r.m.Turning(now)})
+	if _, why := r.m.turning(now); why != nil && r.stop != nil {
+		r.stop(&turnedBack{why})
+	}
+}
+
+// heed asks the saga to turn back when the caller's ctx has ended.
+func (r *memoryRun) heed() {
+	if r.ctx.Err() != nil {
+		r.m.wishBack(r.m.late(ended.Error(r.ctx)))
+	}
+}
+
+func (r *memoryRun) now() time.Time {
+	if !r.timed {
+		return time.Time{} // nothing has failed, so nothing waits
+	}
+	return time.Now()
+}
+
+// withEnd returns err together with the end of ctx, unless err is that already.
+func withEnd(ctx context.Context, err error) error {
+	if errors.Is(err, ctx.Err()) && errors.Is(err, context.Cause(ctx)) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ended.Error(ctx), err)
+}
+
+// failure returns the error of a saga that did not complete, or nil.
+func (r *memoryRun) failure() error {
+	m := r.m
+	if m.Status == Completed {
+		return nil
+	}
+	e := &Error{Saga: r.p.name, Status: m.Status, Step: m.Step, Err: m.cause}
+	for i := range m.Steps {
+		switch st := &m.Steps[i]; st.Status {
+		case StepUndoFailed:
+			e.Failed = append(e.Failed, Failure{st.Name, OpUndo, m.errorOf(i)})
+		case StepFailed: // on the way back, it is undone
+			e.Failed = append(e.Failed, Failure{st.Name, OpDo, m.errorOf(i)})
 		}
 	}
-	var next <-chan time.Time
-	if at, ok := r.m.Wake(now); ok {
-		t := time.NewTimer(at.Sub(now))
-		defer t.Stop()
-		next = t.C
-	}
-	select {
-	case res := <-r.results:
-		r.collect(res)
-	case <-next:
-	}
-	return true
-}
-
-// beside runs an attempt on a goroutine of its own, and passes its panic on to the caller.
-func (r *memoryRun[S]) beside(ctx context.Context, i int, op Op, attempt int, past bool) {
-	res := memoryResult{unit: i, op: op, err: errPanicked}
-	defer func() {
-		if res.err == errPanicked {
-			res.panic = recover()
-		}
-		r.results <- res
-	}()
-	res.err = r.attempt(ctx, i, op, attempt, past)
-}
-
-func (r *memoryRun[S]) collect(res memoryResult) {
-	r.cancels[res.unit](nil)
-	if res.err == errPanicked && r.broken == nil {
-		r.broken = &res
-	}
-	r.finish(res.unit, res.op, res.err)
-}
-
-// wait waits for the time of the next attempt, or for the end of ctx if that still
-// matters.
-func (r *memoryRun[S]) wait(now time.Time) {
-	at, ok := r.m.Wake(now)
-	if !ok {
-		r.m.Stick("", errors.New("saga: nothing can go on"))
-		return
-	}
-	t := time.NewTimer(at.Sub(now))
-	defer t.Stop()
-	if r.m.Back {
-		<-t.C
-		return
-	}
-	select {
-	case <-t.C:
-	case <-r.ctx.Done():
-		if r.m.Past() || r.m.Undecided() {
-			r.m.Stick(r.m.Late(ended.Error(r.ctx)))
-		}
-	}
+	return e
 }

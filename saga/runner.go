@@ -1,52 +1,58 @@
 package saga
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
+	"database/sql"
 	"errors"
 	"fmt"
+	"log"
+	"maps"
 	mathrand "math/rand/v2"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/panics"
 	store "github.com/go-resilience/resilience/internal/sagastore"
+	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/saga/internal/memory"
 )
 
 // A Runner claims due sagas, runs their steps, and takes over the sagas of crashed
 // processes. Each process has its own; there is no leader. A Runner is safe for
 // concurrent use.
+//
+// This file follows a saga: claim, hold, and then next, record, attempt, did, again and again.
 type Runner struct {
 	store store.Store
 	tx    store.TxStore // nil if the store has no transactions
 	owner string
+	cfg   RunnerConfig  // with its defaults; it does not change
 	wake  chan struct{} // claim now
 
-	chance func(below time.Duration) time.Duration
-
-	cfg       RunnerConfig // with its defaults; it does not change
+	chance    func(below time.Duration) time.Duration
 	observers notify.Observers[Event]
 
 	mu       sync.Mutex
-	programs map[store.Definition]program
-	held     map[string]*lease
+	programs map[store.Definition]*program
+	held     map[string]*hold
 	reserved int             // places kept for a Start or claim under way
 	base     context.Context // of every attempt; nil while Run is not under way
 	draining bool
-	waiters  map[string][]chan store.Record // by id, for Result
 	backlog  bool                           // the last claim returned as many as it asked for
+	waiters  map[string][]chan store.Record // by id, for Result
 	work     sync.WaitGroup
 
-	looked  time.Time // when the latest look began at the numbers in the store
-	looking bool
-	latest  Counts           // at the last look that was answered
-	seen    map[string]Count // of all definitions, by name: see stored
-
 	figures figures
-	warned  atomic.Int64 // when a failure of the store was last logged
 }
 
 // NewMemory returns a store that keeps sagas in the process. It is for tests, and for sagas
@@ -70,9 +76,9 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	}
 	r := &Runner{
 		store: st, cfg: cfg.withDefaults(), owner: rand.Text()[:12], chance: mathrand.N[time.Duration],
-		wake:     make(chan struct{}, 1),
-		programs: make(map[store.Definition]program), seen: make(map[string]Count),
-		held: make(map[string]*lease), waiters: make(map[string][]chan store.Record),
+		wake: make(chan struct{}, 1), programs: make(map[store.Definition]*program),
+		held: make(map[string]*hold), waiters: make(map[string][]chan store.Record),
+		figures: figures{sagas: make(map[string]*SagaStats), seen: make(map[string]Count)},
 	}
 	r.tx, _ = st.(store.TxStore)
 	if cfg.Name != "" {
@@ -80,6 +86,12 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	}
 	return r
 }
+
+// Name returns the Name of the RunnerConfig.
+func (r *Runner) Name() string { return r.cfg.Name }
+
+// Config returns the configuration, with its defaults.
+func (r *Runner) Config() RunnerConfig { return r.cfg }
 
 // Register makes definitions known to a runner, and those of their children. Several
 // versions of a definition can be registered side by side.
@@ -89,36 +101,47 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 // that JSON does not keep and there is no Codec.
 func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	for _, sg := range sagas {
-		t, err := sg.program()
-		if err == nil && t.plan.NeedsTx && r.tx == nil {
-			err = fmt.Errorf("%w: %s has a DoTx or UndoTx", errNoTx, sg.Name)
-		}
-		if err == nil {
-			err = t.checkState()
-		}
-		if err != nil {
+		if err := r.register(sg.program()); err != nil {
 			panic(err)
-		}
-		d := store.Definition{Saga: sg.Name, Version: sg.Version}
-		r.mu.Lock()
-		known := r.programs[d]
-		if known == nil {
-			r.programs[d] = t
-			r.figures.of(sg.Name)
-		}
-		r.mu.Unlock()
-		if known != nil && known != program(t) {
-			panic(fmt.Errorf("saga: %s version %d is registered already", sg.Name, sg.Version))
-		}
-		for _, st := range t.steps {
-			if known == nil && st.Saga != nil {
-				st.Saga.register(r)
-			}
 		}
 	}
 }
 
-func (r *Runner) program(saga string, version int) (program, error) {
+func (r *Runner) register(p *program, err error) error {
+	if err == nil && p.needsTx && r.tx == nil {
+		err = fmt.Errorf("%w: %s has a DoTx or UndoTx", errNoTx, p.name)
+	}
+	if err == nil {
+		err = p.kept()
+	}
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	known := r.programs[p.definition()]
+	if known == nil {
+		r.programs[p.definition()] = p
+	}
+	r.mu.Unlock()
+	switch known {
+	case p:
+		return nil
+	case nil:
+	default:
+		return fmt.Errorf("saga: %s version %d is registered already", p.name, p.version)
+	}
+	r.figures.register(p.name)
+	for i := range p.steps {
+		if c := p.steps[i].child; c != nil {
+			if err := r.register(c.program()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (r *Runner) program(saga string, version int) (*program, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if p := r.programs[store.Definition{Saga: saga, Version: version}]; p != nil {
@@ -126,20 +149,6 @@ func (r *Runner) program(saga string, version int) (program, error) {
 	}
 	return nil, fmt.Errorf("%w: %s version %d", ErrNotRegistered, saga, version)
 }
-
-func (r *Runner) isDraining() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.draining
-}
-
-// Name returns the Name of the RunnerConfig.
-func (r *Runner) Name() string { return r.cfg.Name }
-
-// Config returns the configuration, with its defaults.
-func (r *Runner) Config() RunnerConfig { return r.cfg }
-
-func (r *Runner) config() *RunnerConfig { return &r.cfg }
 
 // Wake makes the runner ask for due sagas immediately, without waiting for
 // RunnerConfig.Poll: after the commit of the transaction of a [StartTx] or a SignalTx.
@@ -150,99 +159,74 @@ func (r *Runner) Wake() {
 	}
 }
 
-// keepPlace keeps a place free for a saga that is about to be held, until freePlace. It
-// reports whether there is one.
-func (r *Runner) keepPlace() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.reserve(1) > 0
-}
-
-func (r *Runner) freePlace() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.unreserve(1)
-	r.claimRest()
-}
-
-// reserve keeps up to n places free for sagas that are about to be held, and returns how
-// many. The runner does not stop before unreserve. The caller holds r.mu.
-func (r *Runner) reserve(n int) int {
-	if r.base == nil || r.draining {
-		return 0
+// Run runs sagas until ctx ends, and returns nil. It returns an error immediately if ctx
+// has ended already, another Run is under way, or the store is in a database and was not
+// set up.
+//
+// When ctx ends, Run claims nothing more, waits up to RunnerConfig.Drain for the running
+// attempts, and writes back the sagas that it holds for other runners to continue. After
+// Drain it sends no more heartbeats: other runners take over sagas that are not written
+// back, LeaseTTL after the last one. So Run returns within about Drain and LeaseTTL, unless a
+// step ignores the end of its ctx, a hook does not return, or a Start still waits for the store:
+// give Start a ctx that ends.
+func (r *Runner) Run(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return ended.Error(ctx)
 	}
-	n = max(min(n, r.config().Concurrency-len(r.held)-r.reserved), 0)
-	if n > 0 {
-		r.reserved += n
-		r.work.Add(1)
+	if c, ok := r.store.(store.Checker); ok {
+		call, cancel := context.WithTimeout(ctx, r.cfg.LeaseTTL/3)
+		err := c.Check(call)
+		cancel()
+		if errors.Is(err, store.ErrNotMigrated) {
+			return fmt.Errorf("saga: run: %w", err)
+		}
+		if err != nil && ctx.Err() == nil { // it may answer later
+			r.storeFailed(ctx, fmt.Errorf("saga: run: %w", err))
+		}
 	}
-	return n
-}
-
-func (r *Runner) unreserve(n int) {
-	r.reserved -= n
-	r.work.Done()
-}
-
-// drop forgets a saga that is no longer held. rec is how it was last recorded.
-func (r *Runner) drop(rec store.Record, l *lease) {
+	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(errDraining)
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.held[rec.ID] == l {
-		delete(r.held, rec.ID)
+	if r.base != nil {
+		r.mu.Unlock()
+		return errors.New("saga: the runner is running already")
 	}
-	r.claimRest()
-	r.wakeResults(rec)
-}
-
-// claimRest makes the runner claim what its last claim has left for want of places, when it has
-// enough of them. The caller holds r.mu.
-func (r *Runner) claimRest() {
-	if r.backlog && len(r.held)+r.reserved <= r.cfg.Concurrency*3/4 {
-		r.backlog = false
-		r.Wake()
-	}
-}
-
-// wakeResults wakes the calls of Result that wait for a saga. The caller holds r.mu.
-func (r *Runner) wakeResults(rec store.Record) {
-	for _, told := range r.waiters[rec.ID] {
-		told <- rec
-	}
-	delete(r.waiters, rec.ID)
-}
-
-// listen returns a channel that has the record when this runner no longer holds the saga. here
-// reports that it holds the saga now, and has not given it up: it has not ended.
-func (r *Runner) listen(id string) (told chan store.Record, here bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	told = make(chan store.Record, 1)
-	r.waiters[id] = append(r.waiters[id], told)
-	l := r.held[id]
-	return told, l != nil && !l.over.Load() && !l.lost()
-}
-
-func (r *Runner) unlisten(id string, w chan store.Record) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.waiters[id] = slices.DeleteFunc(r.waiters[id], func(told chan store.Record) bool { return told == w })
-	if len(r.waiters[id]) == 0 {
-		delete(r.waiters, id)
-	}
-}
-
-// tellHeld tells the execution of a saga that this runner holds to look around, and
-// reports whether there is one. One that is lost, and only waits for its attempts, is none.
-func (r *Runner) tellHeld(id string) bool {
-	r.mu.Lock()
-	e := r.held[id]
+	r.base, r.draining = base, false
 	r.mu.Unlock()
-	if e == nil || e.lost() {
-		return false
+
+	var loops errgroup.Group
+	for _, loop := range []func(){
+		func() { r.claimLoop(ctx) },
+		func() { r.listenLoop(ctx) },
+		func() { every(ctx, r.cfg.Poll, nil, func() time.Duration { return r.sweep(ctx) }) },
+		// The heartbeat ends with the ctx of the attempts. Otherwise a step that hangs, or a store that
+		// accepts heartbeats and fails every commit, would keep a saga forever.
+		func() { every(base, r.cfg.LeaseTTL/3, nil, func() time.Duration { return r.heartbeat(base) }) },
+	} {
+		loops.Go(func() error { loop(); return nil })
 	}
-	e.tellNews()
-	return true
+	<-ctx.Done()
+	r.mu.Lock()
+	r.draining = true
+	for _, h := range r.held {
+		h.nudge()
+	}
+	r.mu.Unlock()
+	hard := time.AfterFunc(max(r.cfg.Drain, 0), func() { cancel(errDraining) })
+	defer hard.Stop()
+	r.work.Wait()
+	cancel(errDraining)
+	_ = loops.Wait()
+	r.mu.Lock()
+	r.base = nil
+	r.mu.Unlock()
+	return nil
+}
+
+func (r *Runner) isDraining() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.draining
 }
 
 // every calls fn after the first wait, after each that fn returns, and when wake is told, until
@@ -260,5 +244,1014 @@ func every(ctx context.Context, first time.Duration, wake <-chan struct{}, fn fu
 			return
 		}
 		t.Reset(fn())
+	}
+}
+
+// claimLoop claims sagas at each Poll, and when it is woken. While the store fails nothing wakes
+// it, since the store may fail because of how often it is asked.
+func (r *Runner) claimLoop(ctx context.Context) {
+	var failing, next time.Time
+	every(ctx, 0, r.wake, func() time.Duration {
+		if left := time.Until(next); left > 0 {
+			return left
+		}
+		began := time.Now()
+		err := r.claim(ctx)
+		// The jitter keeps processes from asking at the same time.
+		wait := r.cfg.Poll - r.chance(r.cfg.Poll/8+1)
+		if err == nil {
+			failing = time.Time{}
+			return wait
+		}
+		if failing.IsZero() {
+			failing = began
+		}
+		wait = restFor(failing, wait, r.cfg.LeaseTTL)
+		r.storeFailed(ctx, fmt.Errorf("saga: claim (the next is in %v): %w", wait.Round(time.Millisecond), err))
+		next = time.Now().Add(wait)
+		return wait
+	})
+}
+
+// restFor returns how long a store is left alone that has failed since then: for as long as
+// it has failed, but no less than least and no longer than most.
+func restFor(since time.Time, least, most time.Duration) time.Duration {
+	return max(least, min(time.Since(since), most))
+}
+
+// claim claims as many sagas as there are places for.
+func (r *Runner) claim(ctx context.Context) error {
+	r.mu.Lock()
+	req := store.ClaimRequest{Owner: r.owner, LeaseTTL: r.cfg.LeaseTTL, Definitions: slices.Collect(maps.Keys(r.programs))}
+	if len(req.Definitions) > 0 {
+		req.Limit = r.reserve(r.cfg.Concurrency)
+		r.backlog = req.Limit == 0
+	}
+	r.mu.Unlock()
+	if req.Limit == 0 {
+		return nil
+	}
+	since := time.Now()
+	// The end of ctx does not cut the claim short: claimed sagas must be written back.
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.LeaseTTL/3)
+	recs, err := r.store.Claim(call, req)
+	cancel()
+	if err != nil {
+		recs = nil
+	}
+	for _, rec := range recs {
+		r.figures.count(func(s *Stats) {
+			s.Claimed++
+			if rec.Previous != "" {
+				s.TakenOver++
+			}
+		})
+		r.hold(rec, since)()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.backlog = len(recs) == req.Limit
+	r.unreserve(req.Limit) // some may have ended already
+	return err
+}
+
+// reserve keeps up to n places free for sagas that are about to be held, and returns how
+// many. The runner does not stop before unreserve. The caller holds r.mu.
+func (r *Runner) reserve(n int) int {
+	if r.base == nil || r.draining {
+		return 0
+	}
+	n = max(min(n, r.cfg.Concurrency-len(r.held)-r.reserved), 0)
+	if n > 0 {
+		r.reserved += n
+		r.work.Add(1)
+	}
+	return n
+}
+
+// unreserve gives the places of one reserve back. The caller holds r.mu.
+func (r *Runner) unreserve(n int) {
+	r.reserved -= n
+	r.work.Done()
+	r.claimRest()
+}
+
+// claimRest makes the runner claim what its last claim has left for want of places, when it has
+// enough of them. The caller holds r.mu.
+func (r *Runner) claimRest() {
+	if r.backlog && len(r.held)+r.reserved <= r.cfg.Concurrency*3/4 {
+		r.backlog = false
+		r.Wake()
+	}
+}
+
+// gatherFor is how long the runner gathers notifications for one claim.
+const gatherFor = 2 * time.Millisecond
+
+// listenLoop lets the store wake the runner.
+func (r *Runner) listenLoop(ctx context.Context) {
+	n, ok := r.store.(store.Notifier)
+	if !ok {
+		return
+	}
+	var gathering atomic.Bool
+	notify := func() {
+		if gathering.CompareAndSwap(false, true) {
+			time.AfterFunc(gatherFor, func() { gathering.Store(false); r.Wake() })
+		}
+	}
+	every(ctx, 0, nil, func() time.Duration {
+		if err := n.Listen(ctx, notify); ctx.Err() == nil {
+			r.storeFailed(ctx, fmt.Errorf("saga: listen: %w", err))
+		}
+		return r.cfg.Poll
+	})
+}
+
+// heartbeat keeps all held sagas, with one statement for all.
+func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
+	term, began := r.cfg.LeaseTTL, time.Now()
+	r.mu.Lock()
+	held := make(map[store.Held]*hold, len(r.held))
+	req := store.HeartbeatRequest{Owner: r.owner, LeaseTTL: term}
+	for id, h := range r.held {
+		if !h.isLost() { // else it waits for a step that ignores its ctx
+			key := store.Held{ID: id, Epoch: h.rec.Epoch}
+			held[key], req.Held = h, append(req.Held, key)
+		}
+	}
+	r.mu.Unlock()
+	if len(held) == 0 {
+		return term / 3
+	}
+	// The first try has little time, so that a half-open connection does not cost the sagas. The
+	// second has more, in case the store is slow. A store with a single writer is local, and can only
+	// be slow.
+	tries := []time.Duration{term / 8, term / 3}
+	if r.tx != nil && r.tx.Exclusive() {
+		tries = tries[1:]
+	}
+	for _, timeout := range tries {
+		since := time.Now()
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+		renewed, err := r.store.Heartbeat(call, req)
+		cancel()
+		if err != nil { // each hold has a timer for its end
+			r.storeFailed(ctx, fmt.Errorf("saga: heartbeat: %w", err))
+			continue
+		}
+		for _, n := range renewed {
+			key := store.Held{ID: n.ID, Epoch: n.Epoch}
+			h := held[key]
+			if h == nil {
+				continue
+			}
+			if !n.Locked {
+				h.renew(since)
+			}
+			if n.CancelRequested {
+				h.cancel(n.CancelNote)
+			}
+			delete(held, key)
+		}
+		for _, h := range held {
+			h.lose()
+		}
+		break
+	}
+	return time.Until(began.Add(term / 3))
+}
+
+// sweepBatch is how many sagas one call of the store deletes, of each generation.
+const sweepBatch = 200
+
+// sweep deletes sagas that have been kept for long enough, a small batch of each status, and
+// returns when to go on. A runner that is busy does so as well, since it ends many.
+func (r *Runner) sweep(ctx context.Context) (next time.Duration) {
+	next = 3 * r.cfg.LeaseTTL
+	for _, kept := range []struct {
+		status Status
+		age    time.Duration
+	}{{Completed, r.cfg.Keep.Completed}, {Compensated, r.cfg.Keep.Compensated}, {Abandoned, r.cfg.Keep.Abandoned}} {
+		if kept.age <= 0 {
+			continue
+		}
+		call, cancel := context.WithTimeout(ctx, r.cfg.LeaseTTL)
+		n, err := r.store.DeleteEnded(call, kept.status, kept.age, sweepBatch)
+		cancel()
+		if err != nil {
+			if ctx.Err() == nil {
+				r.storeFailed(ctx, fmt.Errorf("saga: sweep: %w", err))
+			}
+			continue
+		}
+		r.figures.count(func(s *Stats) { s.Deleted += int64(n) })
+		if n >= sweepBatch {
+			next = r.cfg.Poll / 10
+		}
+	}
+	return next
+}
+
+// hold makes this runner the holder of a saga, which it has been since then by the local clock. It
+// returns what runs the saga. The caller has reserved a place.
+func (r *Runner) hold(rec store.Record, since time.Time) (run func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.programs[store.Definition{Saga: rec.Saga, Version: rec.Version}]
+	if p == nil {
+		return func() {} // another runner takes it over
+	}
+	if before := r.held[rec.ID]; before != nil {
+		if before.rec.Epoch >= rec.Epoch {
+			return func() {}
+		}
+		before.lose()
+	}
+	h := &hold{
+		r: r, p: p, rec: rec, seq: rec.Seq, since: since, tx: -1, until: since.Add(r.cfg.LeaseTTL),
+		results: make(chan result, len(p.steps)), running: make([]context.CancelCauseFunc, len(p.steps)),
+		id: identity{p: p, id: rec.ID, epoch: rec.Epoch}, signal: make(chan struct{}, 1),
+	}
+	h.ctx, h.stop = context.WithCancelCause(r.base)
+	h.timer = time.AfterFunc(time.Until(h.until), h.lose)
+	r.held[rec.ID] = h
+	return func() { r.work.Go(h.run) }
+}
+
+// begun runs a saga that a Start of this runner has found or created with req. The hooks are
+// told of a new one while it is held, so that they may take longer than a hold.
+func (r *Runner) begun(ctx context.Context, rec store.Record, created bool, since time.Time, req store.StartRequest) {
+	run := func() {}
+	if rec.Owner == "" {
+		run = r.Wake
+	} else if created && rec.Owner == req.Owner && rec.Epoch == 1 {
+		run = r.hold(rec, since)
+	}
+	if created {
+		r.happened(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
+	}
+	run()
+}
+
+// drop forgets a saga that is no longer held. rec is how it was last recorded.
+func (r *Runner) drop(rec store.Record, h *hold) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.held[rec.ID] == h {
+		delete(r.held, rec.ID)
+	}
+	r.claimRest()
+	r.wakeResults(rec)
+}
+
+// lookAt tells the holder of a saga that something outside has happened, and reports whether it is
+// this runner. One that is lost only waits for its attempts.
+func (r *Runner) lookAt(id string) bool {
+	r.mu.Lock()
+	h := r.held[id]
+	r.mu.Unlock()
+	if h == nil || h.isLost() {
+		return false
+	}
+	h.mu.Lock()
+	h.news = true
+	h.mu.Unlock()
+	h.nudge()
+	return true
+}
+
+// A hold is one saga that a runner holds, in one epoch. The goroutine of run owns the machine, the
+// state and all writes. Each attempt has a goroutine of its own, which sends it a result.
+type hold struct {
+	r     *Runner
+	p     *program
+	id    identity
+	rec   store.Record // as claimed; Status, Data and Steps as last recorded
+	seq   int64        // of the record now
+	since time.Time    // rec.Now by the local clock
+
+	m       *machine
+	carried string // of the machine, for the attempts
+	s       any    // the state, a *S, if the steps are a chain; each of others has a copy
+	data    []byte // the state, encoded
+
+	results   chan result
+	running   []context.CancelCauseFunc // by step
+	tx        int                       // the step that has a transaction, or -1
+	open      *result                   // its result, to be committed
+	heard     time.Time                 // when the signals were last read, by the local clock
+	heardLast bool                      // they were read after the saga had turned back
+	deaf      time.Time                 // since when that has failed; zero if it has not
+
+	ctx    context.Context         // of the attempts: ends when the saga is lost
+	stop   context.CancelCauseFunc // ends ctx
+	timer  *time.Timer             // fires at the end
+	signal chan struct{}           // something below has changed
+
+	mu    sync.Mutex
+	until time.Time // the end, by the local clock
+	gone  bool      // another runner has the saga, or may have by now
+	over  bool      // the saga is written back or has ended
+	asked *string   // the note of a request to turn back, until heed has seen it
+	news  bool      // a signal has come, or a child has ended, since the last look
+}
+
+// A result is the result of an attempt.
+type result struct {
+	step     int
+	op       Op
+	attempt  int
+	err      error
+	took     time.Duration
+	s        any                // the state, or its copy
+	base     []byte             // what that is a copy of
+	children int                // of the step, as recorded
+	retried  bool               // start those again that have failed
+	cut      bool               // its ctx ended because the runner stopped or lost the saga
+	ctx      context.Context    // of the attempt
+	tx       *sql.Tx            // still open after a DoTx or UndoTx that succeeded
+	end      context.CancelFunc // ends ctx, and with it tx
+}
+
+// renew moves the end of the hold, after a heartbeat that was sent at since.
+func (h *hold) renew(since time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.timer.Stop() {
+		h.until = since.Add(h.r.cfg.LeaseTTL)
+		h.timer.Reset(time.Until(h.until))
+	}
+}
+
+// lose gives up a saga that another runner has, or may have by now, and ends its attempts.
+func (h *hold) lose() {
+	h.mu.Lock()
+	h.gone = true
+	h.mu.Unlock()
+	h.stop(errLost)
+	h.nudge()
+}
+
+// isLost reports whether this owner may no longer act. A process that was stopped learns
+// it here before its timers fire.
+func (h *hold) isLost() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.gone || !time.Now().Before(h.until)
+}
+
+func (h *hold) isOver() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.over
+}
+
+// nudge wakes the goroutine of the saga.
+func (h *hold) nudge() {
+	select {
+	case h.signal <- struct{}{}:
+	default:
+	}
+}
+
+// cancel passes on a request to turn back.
+func (h *hold) cancel(note string) {
+	h.mu.Lock()
+	h.asked = &note
+	h.mu.Unlock()
+	h.nudge()
+}
+
+// heed takes in a request to turn back.
+func (h *hold) heed() {
+	h.mu.Lock()
+	note := h.asked
+	h.asked = nil
+	h.mu.Unlock()
+	if note != nil && h.m.cancel(*note) {
+		h.rec.CancelNote = *note
+	}
+}
+
+// tidings reports whether something outside has happened since the last call.
+func (h *hold) tidings() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	news := h.news
+	h.news = false
+	return news
+}
+
+// now returns the store's clock, as well as it is known here.
+func (h *hold) now() time.Time { return h.rec.Now.Add(time.Since(h.since)) }
+
+// run runs the saga until it ends, is written back to wait for its next attempt, is
+// handed over because the runner stops, or is lost.
+func (h *hold) run() {
+	defer h.stop(nil)
+	defer h.timer.Stop()
+	for alive := h.load(); alive && !h.isOver() && !h.isLost(); {
+		h.heed()
+		now := h.now()
+		if !h.hear(now) {
+			continue
+		}
+		// A transaction of this saga may be the only one that can write. It will commit what there is to
+		// record.
+		if h.tx < 0 {
+			h.m.advance(now)
+			if alive = h.record(now); !alive || h.isOver() || !h.hear(now) {
+				continue
+			}
+			h.launch(now)
+		}
+		for i, cancel := range h.running {
+			if cancel != nil && h.m.useless(i, now) {
+				_, why := h.m.turning(now)
+				cancel(&turnedBack{why})
+			}
+		}
+		h.wait(now)
+		if h.open != nil {
+			h.commitOpen()
+		}
+	}
+	over := h.isOver()
+	if !over {
+		h.r.figures.count(func(s *Stats) { s.Lost++ })
+		h.r.tellOf(h.ctx, &h.rec, Event{Kind: EventLost, At: h.now()})
+	}
+	h.leave()
+	h.r.drop(h.rec, h)
+	if over && h.m.going() && h.tidings() { // that came to this hold alone, while it was written back
+		h.r.hasten(h.ctx, h.rec.ID)
+	}
+}
+
+// load makes the machine and the state from the record. It reports false if it cannot:
+// then the saga is stuck.
+func (h *hold) load() bool {
+	var err error
+	h.m, err = load(h.p, &h.rec)
+	if err == nil {
+		h.data = h.rec.Data
+		h.s, err = h.p.decode(h.data)
+	}
+	h.carried = h.m.carried
+	h.m.lookAgain()
+	if extract := h.r.cfg.Extract; extract != nil && h.carried != "" {
+		hook(h.ctx, "Extract", func(ctx context.Context, carried string) {
+			if with := extract(ctx, carried); with != nil {
+				h.ctx = with
+			}
+		}, h.carried)
+	}
+	if h.rec.Previous != "" {
+		h.m.takeOver(h.rec.Previous)
+	}
+	if most := h.r.cfg.MaxTakeovers; err == nil && most >= 0 && h.rec.Takeovers > most {
+		err = fmt.Errorf("saga: taken over %d times without a result", h.rec.Takeovers)
+	}
+	if err == nil {
+		if h.rec.CancelRequested {
+			h.m.cancel(h.rec.CancelNote)
+		}
+		return true
+	}
+	h.m.stick("", err)
+	req := h.request(true, 0)
+	if h.s == nil {
+		req.Data, req.Steps = h.rec.Data, h.rec.Steps // as they are, since they cannot be read
+	}
+	if h.write(req, true) == nil {
+		h.written(req)
+	}
+	return false
+}
+
+// hear reads the signals, if there may be new ones. It reports false if it could not.
+func (h *hold) hear(now time.Time) bool {
+	if h.tx >= 0 {
+		return true // it may hold the only connection
+	}
+	awaiting, expired := h.m.awaiting(now)
+	if expired {
+		h.heard = time.Time{} // the last look before the step goes on without its signal
+	}
+	if h.tidings() {
+		h.m.lookAgain()
+		h.heard = time.Time{}
+	}
+	last := h.rec.Status != Running // no signal is kept any more
+	due := h.heard.IsZero() || awaiting && time.Since(h.heard) >= h.r.cfg.Poll
+	if !h.p.awaits || !due && (!last || h.heardLast) {
+		return true
+	}
+	began := time.Now()
+	ctx, cancel := h.storeCtx()
+	list, err := h.r.store.Signals(ctx, h.rec.ID)
+	cancel()
+	if err != nil {
+		h.r.storeFailed(h.ctx, fmt.Errorf("saga: signals of %q: %w", h.rec.ID, err))
+		if h.deaf.IsZero() {
+			h.deaf = began
+		}
+		h.pause(h.deaf)
+		return false
+	}
+	signals := make(map[string][]byte, len(list))
+	for _, sig := range list {
+		signals[sig.Name] = sig.Payload
+	}
+	h.heard, h.heardLast, h.deaf = began, last, time.Time{}
+	h.m.signals = signals
+	h.id.signals.Store(&signals)
+	return true
+}
+
+// record writes what has changed, and gives the saga up if nothing is to be done for a
+// while. It reports false if the saga is lost.
+func (h *hold) record(now time.Time) bool {
+	req, changed := h.next(now)
+	if !changed {
+		return true
+	}
+	err := h.write(req, false)
+	if err == nil {
+		h.written(req)
+		return true
+	}
+	if err == errLost {
+		return false
+	}
+	// The state cannot be recorded: the saga is stuck as it was last recorded, and steps that had
+	// started then are in doubt.
+	m, failed := load(h.p, &h.rec)
+	if failed != nil {
+		m, err = h.m, failed
+	}
+	m.doubt(true)
+	m.stick("", err)
+	h.m, h.data = m, h.rec.Data
+	req = h.request(true, 0)
+	if h.write(req, true) != nil {
+		return false
+	}
+	h.written(req)
+	return true
+}
+
+// next returns the commit of what has changed. The saga is given up if the machine says so.
+func (h *hold) next(now time.Time) (req store.CommitRequest, changed bool) {
+	entry, wakeIn, release := h.m.release(now, rest{
+		stops: h.r.isDraining(), longest: h.r.cfg.LeaseTTL / 3, least: h.r.cfg.LeaseTTL,
+	})
+	if release && entry.Kind != "" {
+		h.m.note(entry)
+	}
+	if !h.m.changed {
+		return req, false
+	}
+	return h.request(release, wakeIn), true
+}
+
+// request returns the commit of the machine's present state.
+func (h *hold) request(release bool, wakeIn time.Duration) store.CommitRequest {
+	if len(h.m.log) == 0 {
+		h.m.note(store.Entry{Kind: EventResumed})
+	}
+	if release {
+		h.m.doubt(false)
+	} else {
+		wakeIn = 0
+	}
+	req := h.m.commit()
+	req.ID, req.Epoch, req.Seq, req.Nonce = h.rec.ID, h.rec.Epoch, h.seq, mathrand.Int64()
+	req.Release, req.WakeIn = release, wakeIn
+	if !bytes.Equal(h.data, h.rec.Data) {
+		req.Data = h.data
+	}
+	return req
+}
+
+// A commit is given up after so many failures, if they have also lasted for a LeaseTTL. In
+// that time the store has accepted the saga's heartbeats, so the fault is in the commit.
+const unwritable = 10
+
+// write commits req. If the answer is lost, it finds out whether the commit has
+// happened, and repeats it if not. It returns errLost if the saga is lost, and another
+// error if the commit cannot be written, unless it is the last resort.
+func (h *hold) write(req store.CommitRequest, last bool) error {
+	since := time.Now()
+	for tries := 0; ; tries++ {
+		ctx, cancel := h.storeCtx()
+		receipt, err := h.r.store.Commit(ctx, req)
+		cancel()
+		happened := err == nil
+		if !happened {
+			receipt, happened = h.happened(req, err)
+		}
+		switch {
+		case happened:
+			h.receive(receipt)
+			return nil
+		case h.isLost():
+			return errLost
+		case !last && tries >= unwritable && time.Since(since) >= h.r.cfg.LeaseTTL:
+			return fmt.Errorf("saga: the state cannot be recorded: %w", err)
+		}
+		h.pause(since)
+	}
+}
+
+// happened finds out whether a commit that returned err has happened, and returns its receipt:
+// then the record has its nonce.
+//
+// A record that has not changed may be written again, even if an earlier try is still
+// under way: the fence admits only one of them. Any other record was written by another
+// owner, or by a transaction of this one whose COMMIT arrived late. In both cases this
+// hold no longer knows the saga's state, and loses it.
+func (h *hold) happened(req store.CommitRequest, err error) (receipt store.Receipt, yes bool) {
+	if !errors.Is(err, store.ErrFenced) {
+		h.r.storeFailed(h.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
+	}
+	for since := time.Now(); !h.isLost(); {
+		ctx, cancel := h.storeCtx()
+		rec, err := h.r.store.Load(ctx, req.ID)
+		cancel()
+		switch {
+		case errors.Is(err, ErrNotFound):
+			h.lose()
+		case err != nil:
+			h.r.storeFailed(h.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
+			h.pause(since)
+		case rec.Nonce == req.Nonce:
+			woken := req.Release && req.WakeIn > 0 && !rec.WakeAt.After(rec.Now)
+			return store.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote, Woken: woken}, true
+		case rec.Epoch == req.Epoch && rec.Seq == req.Seq:
+			return receipt, false
+		default:
+			h.lose()
+		}
+	}
+	return receipt, false
+}
+
+func (h *hold) receive(rc store.Receipt) {
+	if rc.CancelRequested {
+		h.cancel(rc.CancelNote)
+	}
+	if rc.Woken {
+		h.r.Wake()
+	}
+}
+
+// written notes that req is committed, and calls the hooks.
+func (h *hold) written(req store.CommitRequest) {
+	h.seq = req.After()
+	h.mu.Lock()
+	h.over = req.Release
+	h.mu.Unlock()
+	h.m.committed()
+	if req.Data != nil {
+		h.rec.Data = req.Data
+	}
+	h.rec.Status, h.rec.Steps = req.Status, req.Steps
+	h.r.figures.count(func(s *Stats) { s.Commits++ })
+	h.r.tellLog(h.ctx, &h.rec, req, h.now())
+	if req.Status.Ended() {
+		h.r.tellParent(h.ctx, &h.rec)
+	}
+}
+
+// storeCtx returns the ctx of one call of the store. It outlives that of the attempts,
+// and has a timeout, since a database may not answer.
+func (h *hold) storeCtx() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(h.ctx), h.r.cfg.LeaseTTL/2)
+}
+
+// pause waits before the next call of a store that has failed since then, for longer the longer it
+// fails. In the first LeaseTTL, which may be all the time that is left, the pause is at most a 20th
+// of it, and after that 20 of it, unless the saga is lost.
+func (h *hold) pause(since time.Time) {
+	term := h.r.cfg.LeaseTTL
+	soon := restFor(since, time.Millisecond, term/20)
+	t := time.NewTimer(h.r.chance(restFor(since.Add(term), soon, 20*term)) + 1)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-h.ctx.Done():
+		time.Sleep(h.r.chance(soon) + 1) // the hold may last for a while
+	}
+}
+
+// launch starts the attempts that may begin.
+func (h *hold) launch(now time.Time) {
+	if h.isLost() || h.r.isDraining() {
+		return
+	}
+	for i := h.m.next(0, now); i >= 0; i = h.m.next(i+1, now) {
+		st := &h.m.Steps[i]
+		tx := h.p.steps[i].doTx != nil
+		if st.Status == StepUndoing {
+			tx = h.p.steps[i].undoTx != nil
+		}
+		if tx && h.tx >= 0 {
+			continue // one at a time
+		}
+		if tx {
+			h.tx = i
+		}
+		res := result{step: i, s: h.s, children: st.Children}
+		// A step that has children waits for them, unless it has failed since.
+		res.retried = st.Children > 0 && st.WaitingSince.IsZero()
+		if !h.p.chain {
+			res.s, res.err = h.p.decode(h.data)
+			res.base = h.data
+		}
+		res.op, res.attempt = h.m.begin(i)
+		ctx, cancel := context.WithCancelCause(h.ctx)
+		h.running[i] = cancel
+		h.r.figures.count(func(s *Stats) { s.InFlight++ })
+		go h.attempt(ctx, res, tx)
+	}
+}
+
+// attempt calls a Do or an Undo, on a goroutine of its own, and sends the result. Its ctx
+// is independent of that of the Start.
+func (h *hold) attempt(ctx context.Context, res result, tx bool) {
+	timeout := cmp.Or(h.p.steps[res.step].timeout, defaultTimeout)
+	if tx && h.r.tx.Exclusive() {
+		timeout = min(timeout, h.r.cfg.LeaseTTL/2) // no heartbeat is written meanwhile
+	}
+	ctx, res.end = context.WithTimeout(ctx, timeout)
+	ctx = withAttempt(ctx, &h.id, res.step, res.attempt, res.op)
+	res.ctx = ctx
+	defer func() {
+		if v := recover(); v != nil {
+			stack := debug.Stack()
+			res.err = panics.New(fmt.Sprintf("saga: panic: %v", v), v, stack)
+			log.Printf("saga: step %s of %s panicked: %v\n%s", h.p.steps[res.step].name, h.p.name, v, stack)
+		}
+		if res.err != nil && res.tx != nil {
+			if endedItself(ctx, res.tx.Rollback()) {
+				res.err = Abort(fmt.Errorf("%w: %w", errTxEnded, res.err))
+			}
+			res.tx = nil
+		}
+		cause := context.Cause(ctx)
+		res.cut = errors.Is(cause, errDraining) || errors.Is(cause, errLost)
+		if res.tx == nil {
+			res.end()
+		}
+		h.results <- res
+	}()
+	if res.err != nil {
+		return // its copy of the state could not be made
+	}
+	res.err = errExited
+	began := time.Now()
+	defer func() { res.took = time.Since(began) }()
+	res.err = h.perform(ctx, &res, tx)
+}
+
+// perform does the work of an attempt.
+func (h *hold) perform(ctx context.Context, res *result, tx bool) (err error) {
+	st := &h.p.steps[res.step]
+	do, doTx := st.do, st.doTx
+	if res.op == OpUndo {
+		do, doTx = st.undo, st.undoTx
+	}
+	switch {
+	case st.child != nil:
+		return h.attend(ctx, res)
+	case !tx:
+		return do(ctx, res.s)
+	}
+	begin := ctx
+	if res.attempt > 1 {
+		begin = sqltx.Anew(ctx) // else each attempt may meet a server that takes no writes any more
+	}
+	if res.tx, err = h.r.tx.Begin(begin); err != nil {
+		return err
+	}
+	return doTx(ctx, res.tx, res.s)
+}
+
+// wait waits until there is something to do, and takes in all that has come by then, so that
+// parallel steps that end together are recorded together.
+func (h *hold) wait(now time.Time) {
+	var alarm <-chan time.Time
+	at, ok := h.m.wake(now, true)
+	if h.tx >= 0 || h.r.isDraining() {
+		at, ok = h.m.deadline(now) // no attempt begins now
+	}
+	if awaiting, _ := h.m.awaiting(now); awaiting && h.tx < 0 {
+		if look := now.Add(h.r.cfg.Poll - time.Since(h.heard)); !ok || look.Before(at) {
+			at, ok = look, true
+		}
+	}
+	if ok {
+		t := time.NewTimer(at.Sub(now))
+		defer t.Stop()
+		alarm = t.C
+	}
+	select {
+	case res := <-h.results:
+		h.collect(res)
+	case <-alarm:
+	case <-h.signal:
+	}
+	for { // whatever it was, the rest has come too
+		select {
+		case res := <-h.results:
+			h.collect(res)
+		case <-h.signal:
+		default:
+			return
+		}
+	}
+}
+
+// collect takes in the result of an attempt.
+func (h *hold) collect(res result) {
+	cancel := h.running[res.step]
+	h.running[res.step] = nil
+	h.r.figures.count(func(s *Stats) { s.InFlight-- })
+	if res.tx != nil {
+		end := res.end
+		res.end = func() { end(); cancel(nil) } // later: canceling ctx rolls tx back
+		h.open = &res
+		return
+	}
+	cancel(nil)
+	pending, waits := res.err.(*errPending)
+	if waits {
+		res.err = nil
+	}
+	if res.step == h.tx {
+		h.tx = -1
+		h.restore()
+	} else {
+		res.err = h.keep(&res)
+	}
+	if waits && res.err == nil { // else begin has changed the state, which it must not
+		now := h.now()
+		h.m.wait(res.step, pending.children, now, now.Add(h.r.cfg.Poll))
+		return
+	}
+	h.did(&res)
+}
+
+// did passes the end of an attempt on to the machine, and tells of it.
+func (h *hold) did(res *result) {
+	e := endOf(res.err, h.p.steps[res.step].noDoubt)
+	h.attempted(res, outcomeOf(e, res.op, res.cut))
+	if e.err != nil && res.cut {
+		h.m.interrupted(res.step, e)
+		return
+	}
+	h.m.did(res.step, res.op, e, h.now())
+	if n := h.m.failing(res.step); e.err != nil && n >= 8 && n&(n-1) == 0 {
+		h.r.figures.count(func(s *Stats) { s.Stalled++ })
+		h.r.tellOf(h.ctx, &h.rec, Event{Kind: EventStalled, Step: h.p.steps[res.step].name, Op: res.op, Attempt: n, Err: e.err, At: h.now()})
+	}
+}
+
+// attempted counts an attempt that has ended, and tells of it.
+func (h *hold) attempted(res *result, outcome Outcome) {
+	h.r.figures.attempt(h.p.name, outcome, res.took)
+	h.r.tellOf(h.ctx, &h.rec, Event{
+		Kind: EventAttempted, Step: h.p.steps[res.step].name, Op: res.op, Attempt: res.attempt,
+		Outcome: outcome, Took: res.took, Err: res.err, At: h.now(),
+	})
+}
+
+// keep merges an attempt's changes into the state, and returns the attempt's error. If
+// they conflict with those of another attempt, the attempt has failed and may run again,
+// on the state that the other has left. If the state can no longer be encoded, the
+// attempt has failed for good.
+func (h *hold) keep(res *result) error {
+	data, err := h.merged(res)
+	if err == nil {
+		h.data = data
+		return res.err
+	}
+	h.restore()
+	if res.err != nil {
+		return fmt.Errorf("%w; %w", res.err, err)
+	}
+	return err
+}
+
+// merged returns the state with an attempt's changes, encoded.
+func (h *hold) merged(res *result) ([]byte, error) {
+	if res.s == nil {
+		return h.data, nil // its copy could not be made
+	}
+	data, err := h.p.encode(res.s)
+	if err != nil {
+		return nil, Abort(err)
+	}
+	if h.p.chain || bytes.Equal(res.base, h.data) {
+		return data, nil // nothing has changed in the meantime
+	}
+	// All are decoded, since a value may not come back as it was: a time loses its monotonic
+	// clock, which is no change of a step.
+	var states [3]any
+	for i, data := range [][]byte{h.data, res.base, data} {
+		if states[i], err = h.p.decode(data); err != nil {
+			return nil, err // the attempt is in doubt
+		}
+	}
+	if err := mergeState(states[0], states[1], states[2]); err != nil {
+		return nil, err
+	}
+	data, err = h.p.encode(states[0])
+	return data, Abort(err)
+}
+
+// restore returns the state to what it was when it was last kept.
+func (h *hold) restore() {
+	if !h.p.chain {
+		return
+	}
+	s, err := h.p.decode(h.data)
+	if err != nil {
+		h.m.stick("", err)
+		return
+	}
+	h.s = s
+}
+
+// commitOpen commits the transaction of a DoTx or UndoTx that has succeeded, together
+// with everything else that is to be recorded. The fenced statement comes last. If the
+// transaction does not commit, the attempt has failed without effect.
+func (h *hold) commitOpen() {
+	res := h.open
+	h.heed() // a cancellation that came while the attempt ran
+	h.open, h.tx = nil, -1
+	defer res.end()
+	before, data := h.m.clone(), h.data
+	if res.err = h.keep(res); res.err != nil {
+		_ = res.tx.Rollback()
+		h.did(res)
+		return
+	}
+	if h.isLost() {
+		_ = res.tx.Rollback()
+		h.attempted(res, OutcomeInterrupted)
+		return
+	}
+	now := h.now()
+	h.m.did(res.step, res.op, end{}, now)
+	if _, expired := h.m.awaiting(now); expired {
+		h.m.signals = nil // until hear has taken the last look
+	}
+	h.m.advance(now)
+	req, _ := h.next(now)
+
+	ctx, cancel := h.storeCtx()
+	receipt, err := h.r.tx.CommitTx(ctx, res.tx, req)
+	cancel()
+	if err == nil {
+		err = res.tx.Commit()
+	} else {
+		if endedItself(res.ctx, err) {
+			err = Abort(errTxEnded)
+		}
+		_ = res.tx.Rollback()
+	}
+	happened := err == nil
+	if !happened {
+		receipt, happened = h.happened(req, err)
+	}
+	if happened {
+		h.receive(receipt)
+		h.attempted(res, OutcomeDone)
+		h.written(req)
+		return
+	}
+	h.m, h.data = before, data
+	h.restore()
+	res.err, res.cut = err, false
+	h.did(res)
+}
+
+// leave ends the attempts of a saga that is no longer held, and waits for them.
+func (h *hold) leave() {
+	h.stop(errLost)
+	for i := range h.running {
+		if h.running[i] == nil {
+			continue
+		}
+		res := <-h.results
+		h.r.figures.count(func(s *Stats) { s.InFlight-- })
+		if res.tx != nil {
+			_ = res.tx.Rollback()
+			res.end()
+		}
+		h.attempted(&res, OutcomeInterrupted)
 	}
 }

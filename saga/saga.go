@@ -185,7 +185,7 @@ type Step[S any] struct {
 	// Delay is how long the step waits before it begins, from the time at which the steps
 	// before it are done. Zero means no wait. A step with a Delay or an Await
 	// may have no Do: it is done when the wait is over. The saga keeps no place in a runner
-	// during a wait that is longer than RunnerConfig.Park.
+	// during a wait that is longer than a third of RunnerConfig.LeaseTTL.
 	Delay time.Duration
 	// Await is the name of a signal for which the step waits before it begins, after its
 	// Delay. See [Runner.Signal] and [SignalFrom]. Empty means none; at most 100 bytes.

@@ -546,7 +546,7 @@ func TestASignalWakesTheRunner(t *testing.T) {
 			sg := sequence(paid)
 			cfg := saga.RunnerConfig{Poll: 5 * time.Hour}
 			if held {
-				cfg.Park = 24 * time.Hour
+				cfg.LeaseTTL = 72 * time.Hour
 			}
 			r, _ := begin(t, saga.NewMemory(), cfg, sg)
 			mustStart(t, r, sg)

@@ -327,9 +327,9 @@ func (n *node) do(ctx context.Context, name string) error {
 		return errDown
 	case v.undone[k]:
 		return saga.Void(errDeclined)
-	case fault == "declined":
+	case fault == "declined" && !v.effect[k]: // else an attempt before was applied, and its reply lost
 		return saga.Void(errDeclined)
-	case fault == "aborted":
+	case fault == "aborted", fault == "declined":
 		return saga.Abort(errDeclined)
 	}
 	v.effect[k] = true

@@ -5,12 +5,19 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"time"
 	"unicode/utf8"
 
 	"github.com/go-resilience/resilience/internal/ended"
 	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
+)
+
+const (
+	maxPayload = 64 << 10 // bytes of a signal
+	maxCarried = 4096     // bytes that a saga carries; see RunnerConfig.Inject
 )
 
 // Start starts a saga of a registered definition, with s as its state. When it returns
@@ -29,10 +36,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 	if err != nil {
 		return nil, err
 	}
-	if r.keepPlace() {
-		defer r.freePlace()
-		req.Owner, req.LeaseTTL = r.owner, r.config().LeaseTTL
-	}
+	defer r.claimAtOnce(&req)()
 	since := time.Now()
 	rec, created, err := r.store.Start(ctx, req)
 	if err != nil {
@@ -48,7 +52,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 		return nil, fmt.Errorf("%w: %q is a %s", ErrExists, id, rec.Saga)
 	}
 	r.begun(ctx, rec, created, since, req)
-	return newInstance(rec, p.planned()), nil
+	return show(&rec, p), nil
 }
 
 // StartTx is Start within tx, a transaction of the store's own database: the saga exists
@@ -74,26 +78,59 @@ func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id 
 }
 
 // newStart checks and returns the request of Start and StartTx.
-func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (store.StartRequest, program, error) {
+func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (req store.StartRequest, p *program, err error) {
 	if ctx.Err() != nil {
-		return store.StartRequest{}, nil, ended.Error(ctx)
+		return req, nil, ended.Error(ctx)
 	}
-	t, err := sg.program()
-	var p program
+	own, err := sg.program()
 	if err == nil {
 		p, err = r.program(sg.Name, sg.Version)
 	}
 	if err == nil {
 		err = participant.CheckID(id)
 	}
-	if err != nil {
-		return store.StartRequest{}, nil, err
+	var data []byte
+	if err == nil {
+		data, err = own.encodeNew(&s)
 	}
-	data, err := t.encodeFirst(&s)
 	if err != nil {
-		return store.StartRequest{}, nil, err
+		return req, nil, err
 	}
-	return startRequest(t.plan, id, data, r.inject(ctx)), p, nil
+	carried := ""
+	if r.cfg.Inject != nil {
+		carried = r.cfg.Inject(ctx)
+	}
+	if len(carried) > maxCarried || !utf8.ValidString(carried) {
+		carried = ""
+	}
+	return startRequest(own, id, data, carried), p, nil
+}
+
+// startRequest returns the request for a new saga. Its first steps are started with the record.
+func startRequest(p *program, id string, data []byte, carried string) store.StartRequest {
+	m := newMachine(p)
+	m.carried = carried
+	m.advance(time.Time{})
+	return store.StartRequest{
+		ID: id, Saga: p.name, Version: p.version, Status: m.Status, Data: data, Steps: m.encode(),
+		Nonce: rand.Int64(), CompleteIn: p.timeout, Log: []store.Entry{{Kind: EventCreated}},
+	}
+}
+
+// claimAtOnce makes this runner the owner of the saga that is started, if it has a place, which
+// it keeps until free is called.
+func (r *Runner) claimAtOnce(req *store.StartRequest) (free func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.reserve(1) == 0 {
+		return func() {}
+	}
+	req.Owner, req.LeaseTTL = r.owner, r.cfg.LeaseTTL
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.unreserve(1)
+	}
 }
 
 // Result waits until the saga has ended, in whichever process, and returns its state.
@@ -141,7 +178,7 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 		default:
 			failed = nil
 		}
-		t := time.NewTimer(r.config().Poll)
+		t := time.NewTimer(r.cfg.Poll)
 		select {
 		case rec = <-told:
 		case <-t.C:
@@ -178,23 +215,125 @@ func resultOf[S any](ctx context.Context, r *Runner, rec store.Record) (s S, err
 			err = fmt.Errorf("saga: history of %q: %w", rec.ID, err)
 		}
 	}
-	failure := error(newInstance(rec, p.planned()).failure(log))
+	failure := error(show(&rec, p).failure(log))
 	if err != nil {
 		failure = errors.Join(failure, err)
 	}
 	return *state, failure
 }
 
-// maxCarried is how many bytes a saga carries at most.
-const maxCarried = 4096
+// listen returns a channel that has the record when this runner no longer holds the saga. here
+// reports that it holds the saga now, and has not given it up: it has not ended.
+func (r *Runner) listen(id string) (ended chan store.Record, here bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ended = make(chan store.Record, 1)
+	r.waiters[id] = append(r.waiters[id], ended)
+	h := r.held[id]
+	return ended, h != nil && !h.isOver() && !h.isLost()
+}
 
-// inject returns what a saga carries that is started under ctx.
-func (r *Runner) inject(ctx context.Context) string {
-	if r.cfg.Inject == nil {
-		return ""
+func (r *Runner) unlisten(id string, ended chan store.Record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiters[id] = slices.DeleteFunc(r.waiters[id], func(c chan store.Record) bool { return c == ended })
+	if len(r.waiters[id]) == 0 {
+		delete(r.waiters, id)
 	}
-	if carried := r.cfg.Inject(ctx); len(carried) <= maxCarried && utf8.ValidString(carried) {
-		return carried
+}
+
+// wakeResults wakes the calls of Result that wait for a saga. The caller holds r.mu.
+func (r *Runner) wakeResults(rec store.Record) {
+	for _, ended := range r.waiters[rec.ID] {
+		ended <- rec
 	}
-	return ""
+	delete(r.waiters, rec.ID)
+}
+
+// Signal tells a saga that something outside has happened: the payment that a step with
+// the Await name waits for has arrived. It may come before the saga gets to that step.
+// The step then does not wait, and SignalFrom returns the payload in this step and all
+// others.
+//
+// A saga has one signal of each name: a signal that comes again changes nothing, and its
+// payload is dropped. So a webhook can be repeated, and Signal can be repeated after an
+// error. The payload has up to 64 KiB.
+//
+// Signal returns [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if the saga
+// has turned back or ended without such a signal, or no step of its definition awaits it.
+// If the definition is not registered with this runner, any name is accepted. A name that no
+// step awaits then has no effect, and stays until the saga is deleted: in a process that only
+// signals, register the definitions all the same.
+//
+// Consider a payment that arrives while the customer cancels. Either Signal returns
+// ErrNotAllowed, and its caller pays back, or each Undo of the saga sees the signal by
+// SignalFrom, even if no step has waited for it yet: let the Undo of a step before pay
+// back.
+func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) error {
+	if err := checkSignal(name, payload); err != nil {
+		return err
+	}
+	rec, err := r.store.Signal(ctx, r.signalRequest(id, name, payload))
+	if err != nil {
+		return fmt.Errorf("saga: signal %q of %q: %w", name, id, err)
+	}
+	if !r.lookAt(id) && rec.Owner == "" {
+		r.Wake()
+	}
+	return nil
+}
+
+// SignalTx is Signal within tx, a transaction of the store's own database: the saga has
+// the signal if tx commits. The saga may be one that tx has started. If SignalTx returns an
+// error that is [ErrNotAllowed] or [ErrNotFound], nothing is kept, and tx can still be used.
+// A waiting saga goes on at the next poll of a runner; call [Runner.Wake] after the commit to
+// hasten that. Keep the rest of tx short, since the saga cannot be written meanwhile. The
+// store must be one of sqlstore.
+func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
+	if r.tx == nil {
+		return fmt.Errorf("%w: SignalTx of %q", errNoTx, id)
+	}
+	if err := checkSignal(name, payload); err != nil {
+		return err
+	}
+	if _, err := r.tx.SignalTx(ctx, tx, r.signalRequest(id, name, payload)); err != nil {
+		return fmt.Errorf("saga: signal %q of %q: %w", name, id, err)
+	}
+	return nil
+}
+
+// signalRequest returns the request of a signal. A saga that has turned back must not take
+// it: Undos may have run without it.
+func (r *Runner) signalRequest(id, name string, payload []byte) store.SignalRequest {
+	return store.SignalRequest{ID: id, Name: name, Payload: payload, Admit: func(rec *store.Record) error {
+		if err := r.awaited(rec, name); err != nil {
+			return err
+		}
+		switch {
+		case rec.Status == Stuck && show(rec, nil).Back:
+			return fmt.Errorf("%w: it is stuck on its way back", ErrNotAllowed)
+		case rec.Status != Running && rec.Status != Stuck:
+			return fmt.Errorf("%w: it is %s", ErrNotAllowed, rec.Status)
+		}
+		return nil
+	}}
+}
+
+func checkSignal(name string, payload []byte) error {
+	if !validName(name) {
+		return fmt.Errorf("saga: the name of the signal is %s: must be 1 to %d bytes of UTF-8 without NUL", quoted(name, maxName), maxName)
+	}
+	if len(payload) > maxPayload {
+		return fmt.Errorf("saga: the payload of signal %q has %d bytes: must be at most %d", name, len(payload), maxPayload)
+	}
+	return nil
+}
+
+// awaited returns an error if no step of a registered definition awaits the signal.
+func (r *Runner) awaited(rec *store.Record, name string) error {
+	p, err := r.program(rec.Saga, rec.Version)
+	if err != nil || slices.ContainsFunc(p.steps, func(st step) bool { return st.await == name }) {
+		return nil // else another process knows
+	}
+	return fmt.Errorf("%w: no step of %s version %d awaits it", ErrNotAllowed, rec.Saga, rec.Version)
 }

@@ -1,11 +1,15 @@
 package saga
 
 import (
+	"context"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/describe"
 	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
@@ -84,11 +88,58 @@ type Count struct {
 	OldestDue time.Time // when the first of them became due; zero if there is none
 }
 
+// Stats returns the runner's figures. It waits for nothing: at most every five seconds it
+// has the numbers in the store looked up in the background, for the next call.
+func (r *Runner) Stats() Stats {
+	s, look := r.figures.stats()
+	if look {
+		go r.lookUp()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.Held = int64(len(r.held))
+	return s
+}
+
+// lookUp asks the store for the numbers of its sagas.
+func (r *Runner) lookUp() {
+	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.LeaseTTL)
+	defer cancel()
+	counts, err := r.Counts(ctx)
+	r.figures.lookedUp(counts, err)
+	if err != nil {
+		r.storeFailed(ctx, err)
+	}
+}
+
+// Counts counts the sagas of all definitions and runners that have not ended.
+func (r *Runner) Counts(ctx context.Context) (Counts, error) {
+	found, err := r.store.Counts(ctx)
+	if err != nil {
+		return Counts{}, fmt.Errorf("saga: counts: %w", err)
+	}
+	counts := Counts{Now: found.Now}
+	for _, c := range found.Sagas {
+		counts.Sagas = append(counts.Sagas, Count(c))
+	}
+	return counts, nil
+}
+
+const (
+	lookEvery = 5 * time.Second // at the numbers of the sagas in the store, for Stats
+	lookKept  = 5 * time.Minute // if nobody has asked meanwhile
+)
+
 // figures are what a runner counts.
 type figures struct {
 	mu    sync.Mutex
 	total Stats                 // without Sagas
-	sagas map[string]*SagaStats // by name of the definition
+	sagas map[string]*SagaStats // of registered definitions, by name; all versions share them
+	seen  map[string]Count      // of all definitions, by name: see stored
+
+	looked  time.Time // when the latest look began at the numbers in the store
+	looking bool
+	warned  time.Time // when a failure of the store was last logged
 }
 
 // count changes the totals.
@@ -98,73 +149,254 @@ func (f *figures) count(change func(*Stats)) {
 	change(&f.total)
 }
 
-// of begins the figures of a definition. All versions share them.
-func (f *figures) of(saga string) {
+// register begins the figures of a definition.
+func (f *figures) register(saga string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.sagas == nil {
-		f.sagas = make(map[string]*SagaStats)
-	}
 	if f.sagas[saga] == nil {
 		f.sagas[saga] = &SagaStats{Saga: saga}
 	}
 }
 
-// entry counts an entry of the log of a saga. life is how old the saga is.
-func (f *figures) entry(saga string, kind EventKind, life time.Duration) {
+// saga changes the figures of a definition, if that is registered.
+func (f *figures) saga(name string, change func(*SagaStats)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	own := f.sagas[saga]
-	if own == nil {
-		return // not registered
+	if s := f.sagas[name]; s != nil {
+		change(s)
 	}
-	switch kind {
-	case EventCreated:
-		own.Started++
-	case EventCompleted:
-		own.Completed++
-		own.Took += life
-	case EventCompensated:
-		own.Compensated++
-		own.Took += life
-	case EventAbandoned:
-		own.Abandoned++
-		own.Took += life
-	case EventStuck:
-		own.Stuck++
-	}
+}
+
+// entry counts an entry of the log of a saga. life is how old the saga is.
+func (f *figures) entry(saga string, kind EventKind, life time.Duration) {
+	f.saga(saga, func(s *SagaStats) {
+		switch kind {
+		case EventCreated:
+			s.Started++
+		case EventStuck:
+			s.Stuck++
+		case EventCompleted:
+			s.Completed++
+			s.Took += life
+		case EventCompensated:
+			s.Compensated++
+			s.Took += life
+		case EventAbandoned:
+			s.Abandoned++
+			s.Took += life
+		}
+	})
 }
 
 // attempt counts an attempt of a step.
 func (f *figures) attempt(saga string, outcome Outcome, took time.Duration) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s := &f.sagas[saga].Attempts
-	switch outcome {
-	case OutcomeDone:
-		s.Done++
-	case OutcomeNoEffect:
-		s.NoEffect++
-	case OutcomeInDoubt:
-		s.InDoubt++
-	case OutcomeFailed:
-		s.Failed++
-	case OutcomeInterrupted:
-		s.Interrupted++
-	case OutcomeRefused:
-		s.Refused++
-		return // Took is of the others
-	}
-	s.Took += took
+	f.saga(saga, func(s *SagaStats) {
+		a := &s.Attempts
+		*map[Outcome]*int64{
+			OutcomeDone: &a.Done, OutcomeNoEffect: &a.NoEffect, OutcomeInDoubt: &a.InDoubt,
+			OutcomeFailed: &a.Failed, OutcomeInterrupted: &a.Interrupted, OutcomeRefused: &a.Refused,
+		}[outcome]++
+		if outcome != OutcomeRefused {
+			a.Took += took
+		}
+	})
 }
 
-// stats returns the figures.
-func (f *figures) stats() Stats {
+// stats returns the figures, and whether the numbers in the store are to be looked up. They are
+// forgotten when they are so old that they would mislead.
+func (f *figures) stats() (s Stats, look bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := f.total
+	if age := time.Since(f.looked); !f.looking && age >= lookEvery {
+		if age > lookKept {
+			f.total.Stored = Counts{}
+		}
+		f.looking, f.looked, look = true, time.Now(), true
+	}
+	s = f.total
+	s.Stored.Sagas = slices.Clone(s.Stored.Sagas)
 	for _, name := range slices.Sorted(maps.Keys(f.sagas)) {
 		s.Sagas = append(s.Sagas, *f.sagas[name])
 	}
-	return s
+	return s, look
 }
+
+// warn reports whether a failure of the store is to be logged: one a second.
+func (f *figures) warn() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if time.Since(f.warned) < time.Second {
+		return false
+	}
+	f.warned = time.Now()
+	return true
+}
+
+// lookedUp takes in the numbers in the store, unless they could not be looked up.
+func (f *figures) lookedUp(counts Counts, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.looking = false
+	if err == nil {
+		f.total.Stored = counts
+	}
+}
+
+// Kind returns "saga".
+func (r *Runner) Kind() string { return "saga" }
+
+// Settings returns [Runner.Config] without its functions.
+func (r *Runner) Settings() any {
+	cfg := r.Config()
+	cfg.OnEvent, cfg.Inject, cfg.Extract = nil, nil, nil
+	return cfg
+}
+
+// Figures returns what a runner shows over time: the fields of its [Stats], saga.sagas by status and
+// saga.step.attempts by outcome. saga.stored, saga.due and saga.due.age_seconds are those of all
+// runners on the store, so they must not be added up. They are there for each definition that is
+// registered or was seen in the store, and 0 while it has no such saga.
+func (r *Runner) Figures() []describe.Figure {
+	var all []describe.Figure
+	add := func(counter bool, v float64, name string, labels ...string) {
+		if len(labels) > 0 {
+			name += "{" + strings.Join(labels, ",") + "}"
+		}
+		all = append(all, describe.Figure{Name: name, Counter: counter, Value: v})
+	}
+	s := r.Stats()
+	for _, d := range s.Sagas {
+		of := "saga=" + d.Saga
+		for _, n := range []struct {
+			status string
+			n      int64
+		}{
+			{"started", d.Started}, {"completed", d.Completed}, {"compensated", d.Compensated}, {"stuck", d.Stuck},
+			{"abandoned", d.Abandoned},
+		} {
+			add(true, float64(n.n), "saga.sagas", of, "status="+n.status)
+		}
+		add(true, d.Took.Seconds(), "saga.life.time_seconds", of)
+		for _, n := range []struct {
+			outcome string
+			n       int64
+		}{
+			{"done", d.Attempts.Done}, {"no_effect", d.Attempts.NoEffect}, {"in_doubt", d.Attempts.InDoubt},
+			{"failed", d.Attempts.Failed}, {"refused", d.Attempts.Refused}, {"interrupted", d.Attempts.Interrupted},
+		} {
+			add(true, float64(n.n), "saga.step.attempts", of, "outcome="+n.outcome)
+		}
+		add(true, d.Attempts.Took.Seconds(), "saga.step.time_seconds", of)
+	}
+	for _, c := range r.figures.stored(s) {
+		of := "saga=" + c.Saga
+		add(false, float64(c.Running), "saga.stored", of, "status=running")
+		add(false, float64(c.Compensating), "saga.stored", of, "status=compensating")
+		add(false, float64(c.Stuck), "saga.stored", of, "status=stuck")
+		add(false, float64(c.Due), "saga.due", of)
+		add(false, c.waits(s.Stored.Now).Seconds(), "saga.due.age_seconds", of)
+	}
+	for _, n := range []struct {
+		name string
+		n    int64
+	}{
+		{"claims", s.Claimed}, {"takeovers", s.TakenOver}, {"losses", s.Lost}, {"stalls", s.Stalled}, {"commits", s.Commits},
+		{"deletions", s.Deleted}, {"store.errors", s.StoreErrors},
+	} {
+		add(true, float64(n.n), "saga."+n.name)
+	}
+	add(false, float64(s.Held), "saga.held")
+	add(false, float64(s.InFlight), "saga.in_flight")
+	return all
+}
+
+// stored returns the numbers in the store of all definitions that are registered or were seen in it,
+// by name. One that has none has zeros, also before the store has answered: a metric that ends is
+// taken for its last value, and one that comes late is seen by nobody.
+func (f *figures) stored(s Stats) []Count {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, d := range s.Sagas {
+		f.seen[d.Saga] = Count{Saga: d.Saga}
+	}
+	for name := range f.seen {
+		f.seen[name] = Count{Saga: name}
+	}
+	for _, c := range s.Stored.Sagas {
+		f.seen[c.Saga] = c
+	}
+	return slices.SortedFunc(maps.Values(f.seen), func(a, b Count) int { return strings.Compare(a.Saga, b.Saga) })
+}
+
+// waits returns for how long the first saga that is due has waited.
+func (c *Count) waits(now time.Time) time.Duration {
+	if c.OldestDue.IsZero() {
+		return 0
+	}
+	return max(now.Sub(c.OldestDue), 0)
+}
+
+// Health asks the store, and returns nil, or what is wrong with the sagas in it: some are stuck, or
+// have been due for a minute while no runner took them. The error is that of the
+// store, if it does not answer. Its methods HealthState() string and Failed() bool return "stuck",
+// "overdue" or "store down", and whether sagas fail because of it: unless they are late alone.
+func (r *Runner) Health(ctx context.Context) error {
+	counts, err := r.Counts(ctx)
+	if err != nil {
+		return &healthError{state: "store down", err: err}
+	}
+	return health(counts)
+}
+
+// dueAfter is how long a saga may be due until that needs attention.
+const dueAfter = time.Minute
+
+func health(counts Counts) error {
+	stuck, due, waits := 0, 0, time.Duration(0)
+	for i := range counts.Sagas {
+		c := &counts.Sagas[i]
+		stuck, due, waits = stuck+c.Stuck, due+c.Due, max(waits, c.waits(counts.Now))
+	}
+	overdue := due > 0 && waits >= dueAfter
+	late := fmt.Sprintf("%s due, the first for %v", number(due), waits.Round(time.Second))
+	switch {
+	case stuck > 0 && overdue:
+		return &healthError{state: "stuck", detail: number(stuck) + "; " + late}
+	case stuck > 0:
+		return &healthError{state: "stuck", detail: number(stuck)}
+	case overdue:
+		return &healthError{state: "overdue", detail: late}
+	}
+	return nil
+}
+
+// number returns a number of sagas in words. One that is CountLimit means so many or more.
+func number(n int) string {
+	switch {
+	case n >= CountLimit:
+		return fmt.Sprintf("%d sagas or more", CountLimit)
+	case n == 1:
+		return "1 saga"
+	}
+	return fmt.Sprintf("%d sagas", n)
+}
+
+type healthError struct {
+	state, detail string
+	err           error
+}
+
+func (e *healthError) Error() string {
+	switch {
+	case e.err != nil:
+		return e.state + ": " + e.err.Error()
+	case e.detail != "":
+		return e.state + ": " + e.detail
+	}
+	return e.state
+}
+
+func (e *healthError) Unwrap() error        { return e.err }
+func (e *healthError) HealthState() string  { return e.state }
+func (e *healthError) HealthDetail() string { return e.detail }
+func (e *healthError) Failed() bool         { return e.state != "overdue" }

@@ -477,15 +477,10 @@ func (g *txGate) Start(ctx context.Context, req store.StartRequest) (store.Recor
 	return g.txMemory.Start(ctx, req)
 }
 
-func TestTransactionsOfOneSagaTakeTurns(t *testing.T) {
-	for _, conns := range []int{0, 1} { // with one, as on SQLite, nothing may wait for another
-		synctest.Test(t, func(t *testing.T) { takeTurns(t, conns) })
-	}
-}
+func TestTransactionsOfOneSagaTakeTurns(t *testing.T) { synctest.Test(t, takeTurns) }
 
-func takeTurns(t *testing.T, conns int) {
+func takeTurns(t *testing.T) {
 	store := newTxMemory(t)
-	store.db.SetMaxOpenConns(conns)
 	var open atomic.Int64
 	slow := func(name string) saga.Step[counts2] {
 		return saga.Step[counts2]{
@@ -523,60 +518,6 @@ func takeTurns(t *testing.T, conns int) {
 }
 
 type counts2 struct{ Plain int }
-
-// A storeOfOne reads on the only connection, which a transaction may hold.
-type storeOfOne struct{ *txMemory }
-
-func (s storeOfOne) Signals(ctx context.Context, id string) (list []store.Signal, err error) {
-	err = s.wait(ctx, func() (err error) { list, err = s.txMemory.Signals(ctx, id); return err })
-	return list, err
-}
-
-func (s storeOfOne) History(ctx context.Context, id string, after int64, limit int) (log []store.Entry, err error) {
-	err = s.wait(ctx, func() (err error) { log, err = s.txMemory.History(ctx, id, after, limit); return err })
-	return log, err
-}
-
-func (s storeOfOne) wait(ctx context.Context, read func() error) error {
-	conn, err := s.db.Conn(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }()
-	return read()
-}
-
-// Nor is it kept waiting by a hook that reads beside it.
-func TestATransactionIsNotKeptWaitingForAHook(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := newTxMemory(t)
-		memory.db.SetMaxOpenConns(1)
-		slow, beside := inTx("slow"), step("beside")
-		do := slow.DoTx
-		slow.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
-			time.Sleep(time.Second)
-			return do(ctx, tx, s)
-		}
-		beside.Parallel = true
-		beside.Do = func(context.Context, *trip) error { time.Sleep(500 * time.Millisecond); return nil }
-		sg := sequence(slow, beside)
-		r, _ := begin[trip](t, storeOfOne{memory}, saga.RunnerConfig{}, sg)
-		told := make(chan string, 2)
-		r.Observe(func(ctx context.Context, e saga.Event) {
-			if e.Kind == saga.EventAttempted {
-				_, err := r.History(ctx, e.ID)
-				require.NoError(t, err)
-				told <- e.Step
-			}
-		})
-		began := time.Now()
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, time.Second, time.Since(began))
-		require.Equal(t, []string{"beside", "slow"}, []string{<-told, <-told})
-	})
-}
 
 func TestStartTx(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

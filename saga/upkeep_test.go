@@ -181,7 +181,7 @@ func TestARunnerThatStopsDoesNotWaitForTheNextAttempt(t *testing.T) {
 		slow := failing("flight", errDeclined)
 		slow.Attempts, slow.Backoff = 9, saga.Exponential(8*time.Second, 8*time.Second)
 		sg := sequence(slow)
-		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{Park: time.Hour, Drain: time.Minute}, sg)
+		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{LeaseTTL: time.Hour, Drain: time.Minute}, sg)
 		mustStart(t, r, sg)
 		synctest.Wait()
 		begun := time.Now()

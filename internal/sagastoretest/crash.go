@@ -315,7 +315,7 @@ func (tr *trial) newSide(first bool) *side {
 		st = &txProcess{process{tr.store, s}, tx}
 	}
 	s.runner = saga.NewRunner(st, saga.RunnerConfig{
-		LeaseTTL: time.Second, Poll: 20 * time.Millisecond, Park: 10 * time.Millisecond, Drain: -1,
+		LeaseTTL: time.Second, Poll: 20 * time.Millisecond, Drain: -1,
 		MaxTakeovers: -1, // on a slow machine a lease may run out without a crash
 		// The failures are intended.
 		OnEvent: func(context.Context, saga.Event) {},

@@ -26,26 +26,23 @@ type mutant struct {
 
 var mutants = []mutant{
 	// One that was in the library, and the promise that came instead of another.
-	{"a saga with children beside a longer wait is claimed and written back without end", "saga", "TestSagaSimulation", "internal/machine/machine.go",
-		`	case m.Ready(0, now) >= 0: // also if this is a look at children
-		if w.Stops {
-			m.Note(store.Entry{Kind: EventReleased})
-		}
-		return w.Stops, 0
+	{"a saga with children beside a longer wait is claimed and written back without end", "saga", "TestSagaSimulation", "machine.go",
+		`	case m.next(0, now) >= 0: // also if this is a look at children
+		return released, 0, r.stops
 	}
-	at, timed := m.Wake(now)
+	at, timed := m.wake(now, false)
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > w.Longest
-	if m.Outside(now) {
+	park := wakeIn > r.longest
+	if m.outside(now) {
 `, `	}
-	at, timed := m.Wake(now)
+	at, timed := m.wake(now, false)
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > w.Longest
-	if m.Outside(now) && m.Ready(0, now) < 0 {
+	park := wakeIn > r.longest
+	if m.outside(now) && m.next(0, now) < 0 {
 `},
 	{"a Get of a load waits for a slot that its own load holds", "cacheaside", "TestCacheSimulation", "get.go",
 		"	if own, _ := c.around(ctx, f.Key); own {\n", "	if own, _ := c.around(ctx, f.Key); own && false {\n"},

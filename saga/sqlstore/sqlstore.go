@@ -144,7 +144,7 @@ type Config struct {
 	// each write after which a saga without an owner is due immediately: when a runner
 	// stops, after an operator's action, a signal or the end of the last child. A saga that
 	// another runner holds while it waits, since other steps are at work or the wait is
-	// shorter than RunnerConfig.Park, sees its signal after that runner's Poll.
+	// shorter than a third of RunnerConfig.LeaseTTL, sees its signal after that runner's Poll.
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 

@@ -229,7 +229,7 @@ func workOnOrders(config string) error {
 	db.SetMaxOpenConns(8)
 	store := sqlstore.New(db, d.Dialect, sqlstore.Config{})
 	runner := saga.NewRunner(store, saga.RunnerConfig{
-		LeaseTTL: time.Second, Poll: 50 * time.Millisecond, Park: 20 * time.Millisecond, Drain: time.Second, MaxTakeovers: -1,
+		LeaseTTL: time.Second, Poll: 50 * time.Millisecond, Drain: time.Second, MaxTakeovers: -1,
 	})
 	saga.Register(runner, orderSaga(db))
 	return runner.Run(ctx)

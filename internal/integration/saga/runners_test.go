@@ -220,7 +220,7 @@ func skewed(t *testing.T, d database, by time.Duration) {
 	def := func() *saga.Saga[nothing] {
 		flaky := saga.Step[nothing]{
 			Name: "flaky", Undo: done, Attempts: 5,
-			Backoff: func(int) time.Duration { return 50 * time.Millisecond },
+			Backoff: func(int) time.Duration { return 1100 * time.Millisecond },
 			Do: func(ctx context.Context, _ *nothing) error {
 				mu.Lock()
 				defer mu.Unlock()
@@ -236,8 +236,8 @@ func skewed(t *testing.T, d database, by time.Duration) {
 	var runners []*saga.Runner
 	var defs []*saga.Saga[nothing]
 	for range 2 {
-		// A lease that no live process loses, and a park that ends each hold.
-		r := saga.NewRunner(&skewedStore{d.store(t), by}, saga.RunnerConfig{LeaseTTL: time.Minute, Poll: 20 * time.Millisecond, Park: time.Millisecond})
+		// What no live process loses, and a wait for which each gives its sagas back.
+		r := saga.NewRunner(&skewedStore{d.store(t), by}, saga.RunnerConfig{LeaseTTL: 3 * time.Second, Poll: 20 * time.Millisecond})
 		sg := def()
 		saga.Register(r, sg)
 		run(t, r)

@@ -117,7 +117,7 @@ func work(config string) error {
 	p := &participant{db: remote, timeout: c.LeaseTTL / 2, c: &c}
 	defer p.late.Wait()
 	runner := saga.NewRunner(&troubledStore{Store: own, c: &c, last: make(map[string]store.CommitRequest)}, saga.RunnerConfig{
-		Name: fmt.Sprintf("worker-%d", c.Number), LeaseTTL: c.LeaseTTL, Poll: c.LeaseTTL / 10, Park: c.LeaseTTL / 4,
+		Name: fmt.Sprintf("worker-%d", c.Number), LeaseTTL: c.LeaseTTL, Poll: c.LeaseTTL / 10,
 		Concurrency: 48, Drain: 2 * c.LeaseTTL, MaxTakeovers: c.Takeovers,
 	})
 	trip := chaosSaga(p)

@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
-	"github.com/go-resilience/resilience/saga/internal/plan"
 )
 
 // ID returns the id of a command.
@@ -38,19 +37,26 @@ func Split(id string) (saga, step string, op store.Op, err error) {
 		return "", "", "", fmt.Errorf("saga: %q is not the id of a command", id)
 	}
 	saga = strings.Join(parts[:n-2], "/")
-	if len(saga) > MaxID || len(parts[n-2]) > plan.MaxName {
+	if len(saga) > MaxID || len(parts[n-2]) > maxName {
 		// MySQL would cut it off, and take two commands for one.
 		return "", "", "", fmt.Errorf("saga: %.40q... is not the id of a command: it is too long", id)
 	}
 	return saga, parts[n-2], store.Op(parts[n-1]), nil
 }
 
-const MaxID = 200 // bytes in the id of a saga
+const (
+	MaxID   = 200 // bytes in the id of a saga
+	maxName = 100 // bytes in the name of a step
+)
 
 // CheckID returns why id cannot be the id of a saga, or nil.
 func CheckID(id string) error {
 	if id == "" || len(id) > MaxID || !utf8.ValidString(id) || strings.Contains(id, "\x00") {
-		return fmt.Errorf("saga: the id is %s: must be 1 to %d bytes of UTF-8 without NUL", plan.Quoted(id, MaxID), MaxID)
+		said := strconv.Quote(id)
+		if len(id) > MaxID {
+			said = fmt.Sprintf("%d bytes long", len(id))
+		}
+		return fmt.Errorf("saga: the id is %s: must be 1 to %d bytes of UTF-8 without NUL", said, MaxID)
 	}
 	return nil
 }

@@ -8,12 +8,11 @@ import (
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
-	"github.com/go-resilience/resilience/saga/internal/plan"
 )
 
 // TestLongIDs: what is as long as may be is an id, and one byte more is none.
 func TestLongIDs(t *testing.T) {
-	id, name := strings.Repeat("i", participant.MaxID), strings.Repeat("n", plan.MaxName)
+	id, name := strings.Repeat("i", participant.MaxID), strings.Repeat("n", 100)
 	for what, c := range map[string]struct {
 		saga, step string
 		ok         bool

@@ -1,4 +1,4 @@
-package machine_test
+package saga
 
 import (
 	"errors"
@@ -13,8 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
-	"github.com/go-resilience/resilience/saga/internal/machine"
-	"github.com/go-resilience/resilience/saga/internal/plan"
 )
 
 var update = flag.Bool("update", false, "write testdata/stories.txt anew")
@@ -59,13 +57,13 @@ func retell(t *testing.T, story string) string {
 }
 
 // parse reads the steps of a story: a step with its options behind each ";".
-func parse(t *testing.T, line string) (*plan.Plan, *machine.Machine) {
-	d := plan.Definition{Name: "trip", Version: 1}
+func parse(t *testing.T, line string) (*program, *machine) {
+	d := shapes{Name: "trip", Version: 1}
 	var by time.Time
 	quiet := false
 	for text := range strings.SplitSeq(line, ";") {
 		words := strings.Fields(text)
-		s := step(words[0])
+		s := doable(words[0])
 		for _, w := range words[1:] {
 			key, value, _ := strings.Cut(w, "=")
 			long, _ := time.ParseDuration(value)
@@ -105,18 +103,18 @@ func parse(t *testing.T, line string) (*plan.Plan, *machine.Machine) {
 		}
 		d.Steps = append(d.Steps, s)
 	}
-	p, err := plan.New(&d)
+	p, err := newPlan(&d)
 	require.NoError(t, err)
-	m := machine.New(p)
-	m.CompleteBy, m.Quiet, m.Carried = by, quiet, "baggage"
+	m := newMachine(p)
+	m.CompleteBy, m.quiet, m.carried = by, quiet, "baggage"
 	return p, m
 }
 
 // A teller plays one story.
 type teller struct {
 	*testing.T
-	plan *plan.Plan
-	m    *machine.Machine
+	plan *program
+	m    *machine
 	rec  store.Record
 	told int // of the log
 	now  time.Time
@@ -127,8 +125,8 @@ type teller struct {
 func (s *teller) tell(events string) string {
 	var said []string
 	say := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
-	before := s.m.Clone()
-	was := before.Steps()
+	before := s.m.clone()
+	was := before.encode()
 	for event := range strings.SplitSeq(events, " & ") {
 		words := strings.Fields(event)
 		if long, err := time.ParseDuration(words[0]); err == nil {
@@ -142,54 +140,54 @@ func (s *teller) tell(events string) string {
 		}
 	}
 	m := s.m
-	m.Advance(s.now)
-	require.Equal(s, was, before.Steps(), "of a clone")
-	for _, e := range m.Log[min(s.told, len(m.Log)):] {
+	m.advance(s.now)
+	require.Equal(s, was, before.encode(), "of a clone")
+	for _, e := range m.log[min(s.told, len(m.log)):] {
 		said = append(said, entry(e))
 	}
-	s.told = len(m.Log)
-	if m.Changed {
+	s.told = len(m.log)
+	if m.changed {
 		say("write")
 		s.commit()
 	}
-	for i := m.Ready(0, s.now); i >= 0 && m.Going(); i = m.Ready(i+1, s.now) {
-		op, attempt := m.Begin(i)
-		s.runs[m.Units[i].Name] = op
-		say("begin %s %s %d", op, m.Units[i].Name, attempt)
+	for i := m.next(0, s.now); i >= 0 && m.going(); i = m.next(i+1, s.now) {
+		op, attempt := m.begin(i)
+		s.runs[m.Steps[i].Name] = op
+		say("begin %s %s %d", op, m.Steps[i].Name, attempt)
 	}
 	in := func(what string, at time.Time, ok bool) {
 		if ok {
 			say("%s %v", what, at.Sub(s.now))
 		}
 	}
-	at, ok := m.Wake(s.now)
+	at, ok := m.wake(s.now, false)
 	in("wake", at, ok)
-	if alarm, is := m.Alarm(s.now); alarm != at || is != ok {
+	if alarm, is := m.wake(s.now, true); alarm != at || is != ok {
 		in("alarm", alarm, is)
 	}
-	if by, is := m.Deadline(s.now); by != at {
+	if by, is := m.deadline(s.now); by != at {
 		in("by", by, is)
 	}
-	for i := range m.Units {
-		if m.Useless(i, s.now) {
-			say("%s is of no use", m.Units[i].Name)
+	for i := range m.Steps {
+		if m.useless(i, s.now) {
+			say("%s is of no use", m.Steps[i].Name)
 		}
 	}
-	if c := m.Commit(); c.Failures+c.Takeovers > 0 {
+	if c := m.commit(); c.Failures+c.Takeovers > 0 {
 		say("%d failures, %d takeovers (%s)", c.Failures, c.Takeovers, c.LastError)
 	}
-	if m.Undecided() {
+	if m.undecided() {
 		say("undecided")
 	}
-	if m.Busy() > 0 && m.Outside(s.now) {
+	if m.busy() > 0 && m.outside(s.now) {
 		say("waits for more")
 	}
-	if m.TimeUp(s.now) {
+	if _, expired := m.awaiting(s.now); expired {
 		say("no signal in time")
 	}
-	if c := m.Clone(); c.Going() {
-		if release, wakeIn := c.Release(s.now, machine.Waits{Longest: 2 * time.Minute, Least: 15 * time.Second}); release {
-			say("%s for %v", entry(c.Log[len(c.Log)-1]), wakeIn)
+	if c := m.clone(); c.going() {
+		if e, wakeIn, ok := c.release(s.now, rest{longest: 2 * time.Minute, least: 15 * time.Second}); ok {
+			say("%s for %v", entry(e), wakeIn)
 		}
 	} else if m.Status != store.Completed {
 		say("%s at %q (%v)", m.Status, m.Step, m.Cause)
@@ -203,45 +201,45 @@ func (s *teller) happen(event []string) error {
 	switch event[0] {
 	case "go": // nothing happens
 	case "cancel":
-		if !m.Cancel(note) {
+		if !m.cancel(note) {
 			return errors.New("no news")
 		}
 	case "create":
-		m.Advance(time.Time{})
+		m.advance(time.Time{})
 		s.commit()
 		s.load()
 	case "taken": // over, by another runner
 		s.rec.Takeovers++
 		s.load()
-		s.m.TakeOver("another")
+		s.m.takeOver("another")
 	case "skip":
-		return m.SkipStep(event[1], "by hand")
+		return m.skip(event[1], "by hand")
 	case "retry":
-		m.Retry("again")
+		m.retry("again")
 	case "compensate":
-		return m.Compensate(note)
+		return m.compensate(note)
 	case "revert":
-		m.Revert(note)
+		m.revert(note)
 	case "forestall":
-		m.Forestall(note)
+		m.forestall(note)
 	case "wish":
-		m.WishBack(event[1], errors.New("ctx ended"))
+		m.wishBack(event[1], errors.New("ctx ended"))
 	case "stick":
-		m.Stick("", errors.New(note))
+		m.stick("", errors.New(note))
 	case "signals":
 		signals := map[string][]byte{}
 		for _, name := range event[1:] {
 			signals[name] = nil
 		}
-		if !m.News(signals) {
-			defer func() { m.Signals = signals }()
+		if !m.news(signals) {
+			defer func() { m.signals = signals }()
 			return errors.New("nothing new")
 		}
-		m.Signals = signals
+		m.signals = signals
 	case "look":
-		m.LookAgain()
+		m.lookAgain()
 	case "reload": // by another runner, after this one has given it up
-		m.Forsake()
+		m.doubt(false)
 		s.commit()
 		was := s.rec
 		s.load()
@@ -251,34 +249,34 @@ func (s *teller) happen(event []string) error {
 		op := s.runs[event[0]]
 		require.NotEmpty(s, op, "no attempt of %s runs: %v", event[0], event)
 		delete(s.runs, event[0])
-		s.end(slices.IndexFunc(s.plan.Units, func(u plan.Unit) bool { return u.Name == event[0] }), op, event[1:])
+		s.end(slices.IndexFunc(s.plan.steps, func(st step) bool { return st.name == event[0] }), op, event[1:])
 	}
 	return nil
 }
 
 // end ends an attempt.
 func (s *teller) end(i int, op store.Op, how []string) {
-	e := machine.End{Err: fmt.Errorf("%s broke", s.plan.Units[i].Name), Effect: machine.InDoubt}
+	e := end{err: fmt.Errorf("%s broke", s.plan.steps[i].name), effect: inDoubt}
 	cut := false
 	for _, word := range how {
 		switch word {
 		case "ok":
-			e.Err = nil
+			e.err = nil
 		case "fails":
 		case "clean":
-			e.Effect = machine.Failed
+			e.effect = noEffect
 		case "nothing":
-			e.Effect = machine.Failed
+			e.effect = noEffect
 		case "void":
-			e.Effect = machine.Void
+			e.effect = void
 		case "final":
-			e.Final = true
+			e.final = true
 		case "refused":
-			e.Refused = true
+			e.refused = true
 		case "cut":
 			cut = true
 		case "waits":
-			s.m.Wait(i, 2, s.now, s.now.Add(10*time.Second))
+			s.m.wait(i, 2, s.now, s.now.Add(10*time.Second))
 			return
 		default:
 			s.Fatal("no such end: ", word)
@@ -286,28 +284,26 @@ func (s *teller) end(i int, op store.Op, how []string) {
 	}
 	switch {
 	case cut:
-		s.m.Interrupted(i, e)
-	case op == store.OpUndo:
-		s.m.Undid(i, e, s.now)
+		s.m.interrupted(i, e)
 	default:
-		s.m.Did(i, e, s.now)
+		s.m.did(i, op, e, s.now)
 	}
 }
 
 func (s *teller) commit() {
-	c := s.m.Commit()
+	c := s.m.commit()
 	s.rec = store.Record{
 		Now:    s.now,
 		Status: c.Status, Steps: c.Steps, Failures: c.Failures, Takeovers: c.Takeovers, LastError: c.LastError,
 		CreatedAt: now, CompleteBy: s.m.CompleteBy,
 	}
-	s.m.Committed()
+	s.m.committed()
 	s.told = 0
 }
 
 func (s *teller) load() {
 	s.rec.Now = s.now
-	m, err := machine.Load(s.plan, &s.rec)
+	m, err := load(s.plan, &s.rec)
 	require.NoError(s, err)
 	s.m = m
 	clear(s.runs)
@@ -330,9 +326,9 @@ func entry(e store.Entry) string {
 }
 
 // short returns the status of each unit, with "?" if it is in doubt, and what it waits for.
-func short(m *machine.Machine) (list []string) {
-	for i := range m.Units {
-		u := &m.Units[i]
+func short(m *machine) (list []string) {
+	for i := range m.Steps {
+		u := &m.Steps[i]
 		s := string(u.Status)
 		if u.InDoubt {
 			s += "?"

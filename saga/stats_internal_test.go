@@ -1,5 +1,3 @@
-// The tests in this file need unexported names.
-
 package saga
 
 import (
@@ -11,15 +9,17 @@ import (
 
 // Figures are counted, read and begun at once. The race detector sees what takes no lock.
 func TestFiguresUnderStress(t *testing.T) {
-	var f figures
-	f.of("trip")
+	f := figures{sagas: map[string]*SagaStats{}, seen: map[string]Count{}, looking: true}
+	f.register("trip")
 	var calls sync.WaitGroup
 	for _, call := range []func(){
-		func() { f.of("trip") },
+		func() { f.register("trip") },
 		func() { f.count(func(s *Stats) { s.Claimed++ }) },
 		func() { f.entry("trip", EventCompleted, 1) },
+		func() { f.entry("unknown", EventCompleted, 1) },
 		func() { f.attempt("trip", OutcomeDone, 1) },
-		func() { f.stats() },
+		func() { s, _ := f.stats(); f.stored(s) },
+		func() { f.warn() },
 	} {
 		calls.Go(func() {
 			for range 100 {
@@ -28,8 +28,9 @@ func TestFiguresUnderStress(t *testing.T) {
 		})
 	}
 	calls.Wait()
+	s, _ := f.stats()
 	require.Equal(t, Stats{
 		Claimed: 100,
 		Sagas:   []SagaStats{{Saga: "trip", Completed: 100, Took: 100, Attempts: AttemptStats{Done: 100, Took: 100}}},
-	}, f.stats())
+	}, s)
 }

@@ -1,0 +1,336 @@
+package saga
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-resilience/resilience/internal/invalid"
+	store "github.com/go-resilience/resilience/internal/sagastore"
+)
+
+const (
+	maxName  = 100  // bytes in the name of a definition, a step or a signal
+	maxSteps = 1000 // each commit of a Runner writes the progress of all steps
+
+	defaultAttempts     = 3
+	defaultUndoAttempts = 20
+	defaultTimeout      = time.Minute // of an attempt
+)
+
+// A program is a definition that was checked, without the type of its state: a state is an any
+// that holds a *S.
+type program struct {
+	name    string
+	version int
+	timeout time.Duration
+
+	steps     []step
+	groups    []group
+	pivot     int // the number of the step; -1 for none
+	pivotName string
+	chain     bool // no step runs beside another
+	needsTx   bool
+	gated     bool // a step waits before it begins
+	awaits    bool // a step waits for a signal
+	children  bool // a step has children
+
+	encode    func(s any) ([]byte, error)
+	encodeNew func(s any) ([]byte, error) // an error if the state does not come back from its Codec
+	decode    func(data []byte) (any, error)
+	zero      func() any
+	kept      func() error // an error if the default Codec does not keep the whole state
+}
+
+// A step is a Step with its defaults, and what follows from where it stands.
+type step struct {
+	name          string
+	do, undo      func(ctx context.Context, s any) error
+	doTx, undoTx  func(ctx context.Context, tx *sql.Tx, s any) error
+	child         *child
+	pivot         bool
+	parallel      bool
+	middleware    bool
+	delay         time.Duration
+	await         string
+	awaitFor      time.Duration
+	timeout       time.Duration
+	attempts      int
+	undoAttempts  int
+	backoff       func(attempt int) time.Duration
+	readOnly      bool // never undone
+	hasUndo       bool
+	noDoubt       bool // a Do that failed or was cut short has taken no effect
+	gateOnly      bool // nothing is to be done once the wait is over
+	readOnlyAsked bool
+	group         int
+}
+
+// A group is steps that run beside each other, and are undone together: steps[first:end].
+type group struct{ first, end int }
+
+// gated reports whether the step waits before its Do begins.
+func (st *step) gated() bool { return st.delay > 0 || st.await != "" }
+
+func (p *program) definition() store.Definition {
+	return store.Definition{Saga: p.name, Version: p.version}
+}
+
+// A cachedProgram belongs to one definition. A copy of a definition also copies the cache, and may
+// then be changed: of tells the two apart.
+type cachedProgram[S any] struct {
+	of *Saga[S]
+	*program
+}
+
+// program returns the program of the definition, which it checks at the first call.
+func (sg *Saga[S]) program() (*program, error) {
+	cached := sg.cached.Load()
+	if c, _ := cached.(cachedProgram[S]); c.of == sg {
+		return c.program, nil
+	}
+	p, err := sg.check()
+	if err != nil {
+		return nil, err
+	}
+	if !sg.cached.CompareAndSwap(cached, cachedProgram[S]{sg, p}) {
+		return sg.program() // another first call, which Register must not take for another definition
+	}
+	return p, nil
+}
+
+// Validate returns an error that lists everything that is wrong with the definition, or nil.
+func (sg *Saga[S]) Validate() error {
+	_, err := sg.check()
+	return err
+}
+
+// check returns the program of the definition, or an error that lists everything that is wrong.
+func (sg *Saga[S]) check() (*program, error) {
+	codec := sg.Codec
+	if codec == nil {
+		codec = jsonCodec[S]{}
+	}
+	p := &program{name: sg.Name, version: sg.Version, timeout: sg.Timeout, pivot: -1, chain: true}
+	p.zero = func() any { return new(S) }
+	p.encode, p.decode, p.encodeNew, p.kept = coders(sg.Name, codec)
+	f := invalid.Fields{Type: "saga.Saga"}
+	f.Need(validName(sg.Name), "Name", quoted(sg.Name, maxName), fmt.Sprintf("1 to %d bytes of UTF-8", maxName))
+	f.Need(sg.Version >= 0, "Version", sg.Version, "0 or more")
+	f.Need(sg.Timeout >= 0, "Timeout", sg.Timeout, "0 (none) or more")
+	f.Need(len(sg.Steps) > 0, "Steps", "empty", "at least one step")
+	errs := []error{f.Err()}
+	for i := range sg.Steps {
+		p.steps = append(p.steps, bind(&sg.Steps[i]))
+	}
+	for i := range p.steps {
+		errs = append(errs, p.lay(i))
+	}
+	if len(p.steps) > maxSteps {
+		errs = append(errs, fmt.Errorf("saga.Saga.Steps has %d steps: must have %d or fewer (see ChildrenOf)", len(p.steps), maxSteps))
+	}
+	if err := errors.Join(append(errs, p.checkUndo())...); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// bind returns a step without the type of the state.
+func bind[S any](st *Step[S]) step {
+	b := step{
+		name: st.Name, pivot: st.Pivot, parallel: st.Parallel, middleware: st.Middleware != nil, readOnlyAsked: st.ReadOnly,
+		delay: st.Delay, await: st.Await, awaitFor: st.AwaitFor, timeout: st.Timeout,
+		attempts: cmp.Or(st.Attempts, defaultAttempts), undoAttempts: cmp.Or(st.UndoAttempts, defaultUndoAttempts),
+		backoff: st.Backoff, do: wrap(st, st.Do), undo: wrap(st, st.Undo), doTx: wrapTx(st.DoTx), undoTx: wrapTx(st.UndoTx),
+	}
+	if b.backoff == nil {
+		b.backoff = defaultBackoff
+	}
+	if st.Saga != nil {
+		b.child = &st.Saga.child
+	}
+	b.gateOnly = b.do == nil && b.doTx == nil && b.child == nil
+	b.readOnly = b.readOnlyAsked || b.gateOnly
+	b.noDoubt = b.readOnly || b.doTx != nil
+	b.hasUndo = b.undo != nil || b.undoTx != nil || b.child != nil && (b.child.pivots == nil || !b.child.pivots())
+	return b
+}
+
+func wrap[S any](st *Step[S], fn func(context.Context, *S) error) func(context.Context, any) error {
+	switch {
+	case fn == nil:
+		return nil
+	case st.Middleware == nil:
+		return func(ctx context.Context, s any) error { return fn(ctx, s.(*S)) }
+	}
+	return func(ctx context.Context, s any) error {
+		return st.Middleware(func(ctx context.Context) error { return fn(ctx, s.(*S)) })(ctx)
+	}
+}
+
+func wrapTx[S any](fn func(context.Context, *sql.Tx, *S) error) func(context.Context, *sql.Tx, any) error {
+	if fn == nil {
+		return nil
+	}
+	return func(ctx context.Context, tx *sql.Tx, s any) error { return fn(ctx, tx, s.(*S)) }
+}
+
+// lay puts a step in its group, and returns what is wrong with it there and by itself.
+func (p *program) lay(i int) error {
+	st := &p.steps[i]
+	err := p.checkStep(i)
+	if st.pivot {
+		if p.pivot >= 0 {
+			err = errors.Join(err, stepError(st.name, "Pivot is true: %q is the pivot already", p.pivotName))
+		}
+		p.pivot, p.pivotName = i, st.name
+	}
+	if st.parallel && i > 0 {
+		p.chain = false
+		p.groups[len(p.groups)-1].end++
+	} else {
+		p.groups = append(p.groups, group{i, i + 1})
+	}
+	st.group = len(p.groups) - 1
+	p.needsTx = p.needsTx || st.doTx != nil || st.undoTx != nil
+	p.gated, p.awaits, p.children = p.gated || st.gated(), p.awaits || st.await != "", p.children || st.child != nil
+	return err
+}
+
+func (p *program) checkStep(i int) error {
+	st := &p.steps[i]
+	taken := slices.ContainsFunc(p.steps[:i], func(before step) bool { return before.name == st.name })
+	undo, tx, work := st.undo != nil, st.undoTx != nil, 0
+	for _, is := range []bool{st.do != nil, st.doTx != nil, st.child != nil} {
+		if is {
+			work++
+		}
+	}
+	does := "nil"
+	switch {
+	case st.do != nil:
+		does = "set beside DoTx or Saga"
+	case work > 1:
+		does = "nil beside DoTx and Saga"
+	}
+	f := invalid.Fields{Type: fmt.Sprintf("saga.Step %q", st.name)}
+	f.Need(validName(st.name) && !strings.Contains(st.name, "/"), "Name", quoted(st.name, maxName),
+		fmt.Sprintf(`1 to %d bytes of UTF-8 without "/"`, maxName))
+	f.Need(!taken, "Name", quoted(st.name, maxName), "unique in the saga")
+	f.Need(work == 1 || work == 0 && st.gated(), "Do", does,
+		"set, or DoTx, or Saga, but not several; nil in all with Delay or Await alone")
+	f.Need(st.child == nil || st.child.begin != nil, "Saga", "without a Saga or a begin", "nil, or a ChildOf or ChildrenOf with both")
+	f.Need(st.child == nil || !undo && !tx && !st.readOnlyAsked && !st.middleware, "Saga", "set",
+		"nil with Undo, UndoTx, ReadOnly or Middleware")
+	f.Need(work > 0 || !undo && !tx, "Undo", "set", "nil without a Do")
+	f.Need(st.delay >= 0, "Delay", st.delay, "0 (none) or more")
+	f.Need(st.await == "" || validName(st.await), "Await", quoted(st.await, maxName),
+		fmt.Sprintf(`"" (nothing), or 1 to %d bytes of UTF-8`, maxName))
+	f.Need(st.awaitFor >= 0 && (st.awaitFor == 0 || st.await != ""), "AwaitFor", st.awaitFor, "0 (no limit), or more with Await")
+	f.Need(!undo || !tx, "Undo", "set beside its Tx form", "set, or UndoTx, but not both")
+	f.Need(!st.readOnlyAsked || !undo && !tx, "ReadOnly", true, "false, or Undo and UndoTx nil")
+	f.Need(st.doTx == nil && !tx || !st.middleware, "Middleware", "set", "nil with DoTx and with UndoTx")
+	f.Need(st.timeout >= 0, "Timeout", st.timeout, "0 (for 1m) or more")
+	f.Need(!st.parallel || i > 0, "Parallel", true, "false in the first step, which has none before it")
+	beside := st.parallel || i+1 < len(p.steps) && p.steps[i+1].parallel
+	f.Need(!beside || !st.pivot, "Pivot", true, "false in a step that runs beside another")
+	f.Need(!beside || st.await == "", "Await", quoted(st.await, maxName), `"" in a step that runs beside another`)
+	return f.Err()
+}
+
+// checkUndo returns the steps without Undo that may have to be undone, which are all before the
+// pivot.
+func (p *program) checkUndo() (err error) {
+	before, none := p.pivot, ""
+	if before < 0 {
+		before, none = len(p.steps), ", and there is none"
+	}
+	for i := range before {
+		switch st := &p.steps[i]; {
+		case st.hasUndo || st.readOnly:
+		case st.child != nil:
+			err = errors.Join(err, stepError(st.name, "Saga has a pivot: must have none before the pivot of this saga%s", none))
+		default:
+			err = errors.Join(err, stepError(st.name, "Undo is nil: must be set, or UndoTx, before the pivot%s", none))
+		}
+	}
+	return err
+}
+
+func stepError(step, format string, args ...any) error {
+	return fmt.Errorf("saga.Step %q: "+format, append([]any{step}, args...)...)
+}
+
+func validName(s string) bool {
+	return s != "" && len(s) <= maxName && utf8.ValidString(s) && !strings.Contains(s, "\x00")
+}
+
+// quoted returns s for an error, or its length if it is longer than most.
+func quoted(s string, most int) string {
+	if len(s) > most {
+		return fmt.Sprintf("%d bytes long", len(s))
+	}
+	return fmt.Sprintf("%q", s)
+}
+
+// coders returns the functions of a program that encode and decode its state. A Codec may share its
+// bytes with the state, which a step changes, so they pass copies on.
+func coders[S any](name string, codec Codec[S]) (encode func(any) ([]byte, error), decode func([]byte) (any, error), encodeNew func(any) ([]byte, error), kept func() error) {
+	encode = func(s any) ([]byte, error) {
+		data, err := codec.Encode(s.(*S))
+		if err != nil {
+			return nil, fmt.Errorf("saga: %s: the state does not encode: %w", name, err)
+		}
+		return append([]byte{}, data...), nil
+	}
+	decode = func(data []byte) (any, error) {
+		s := new(S)
+		if err := codec.Decode(bytes.Clone(data), s); err != nil {
+			return nil, fmt.Errorf("saga: %s: the state does not decode: %w", name, err)
+		}
+		return s, nil
+	}
+	_, isJSON := codec.(jsonCodec[S])
+	// A state that does not come back would leave the saga stuck, or let it go on with another one,
+	// in the process that takes it over. A Codec may write the same state in different ways.
+	encodeNew = func(s any) ([]byte, error) {
+		data, err := encode(s)
+		if err != nil {
+			return nil, err
+		}
+		back, err := decode(data)
+		if err != nil {
+			return nil, err
+		}
+		again, err := encode(back)
+		if err != nil || bytes.Equal(data, again) || reflect.DeepEqual(s, back) {
+			return data, err
+		}
+		if !isJSON {
+			if twice, err := decode(again); err != nil || reflect.DeepEqual(back, twice) {
+				return data, err
+			}
+		}
+		return nil, fmt.Errorf("saga: %s: the state does not come back as it was: %.200q and then %.200q", name, data, again)
+	}
+	kept = func() error {
+		field := ""
+		if isJSON {
+			field = unkept(reflect.TypeFor[S]())
+		}
+		if field == "" {
+			return nil
+		}
+		return fmt.Errorf("saga: %s: s%s is not kept by JSON and would be lost when a saga is taken over: "+
+			"export it without the tag \"-\", or set Codec", name, field)
+	}
+	return encode, decode, encodeNew, kept
+}

@@ -1,0 +1,912 @@
+package saga
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+	store "github.com/go-resilience/resilience/internal/sagastore"
+)
+
+// A machine has the rules by which a saga changes. It is told what happened, and says which
+// attempts may begin, what to log and what the saga's status is. It does no work, reads no clock,
+// takes no lock and writes nothing. The start of a step or of its undoing must be recorded before
+// the attempt begins.
+type machine struct {
+	Instance // what is stored is what is decided on
+
+	p     *program
+	quiet bool // keep no log, since nothing is recorded
+
+	cause    error             // Cause, as it was before it became a text
+	wish     error             // why the saga is to turn back, at wishStep; the first reason counts
+	wishStep string            // "" for none
+	signals  map[string][]byte // by name; nil if they are not known
+
+	work  []work // of this owner; not recorded
+	at    int    // the first group that is not complete
+	moved bool   // since is to be set
+
+	log     []store.Entry // since the last commit
+	changed bool          // there is something to commit, before another attempt begins
+}
+
+// work is the part of a step's state that only this process knows.
+type work struct {
+	busy bool  // an attempt is running
+	err  error // of the last attempt
+}
+
+// newMachine returns the machine of a saga that begins.
+func newMachine(p *program) *machine {
+	m := &machine{p: p, work: make([]work, len(p.steps))}
+	m.Status, m.pivot, m.Steps = Running, &p.pivotName, make([]StepState, len(p.steps))
+	for i := range p.steps {
+		m.Steps[i] = StepState{Name: p.steps[i].name, Status: StepIdle}
+	}
+	return m
+}
+
+// load returns the machine of a recorded saga. With an error it is that of one that begins.
+func load(p *program, rec *store.Record) (*machine, error) {
+	m := newMachine(p)
+	begins := m.Steps
+	in, err := decode(rec)
+	m.Instance, m.cause = *in, reason(in.Cause)
+	same := slices.EqualFunc(in.Steps, begins, func(a, b StepState) bool { return a.Name == b.Name })
+	switch {
+	case err != nil:
+	case !same:
+		err = fmt.Errorf("saga: the steps of %s version %d are not those of the record", p.name, p.version)
+	case in.pivot != nil && *in.pivot != p.pivotName:
+		err = fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q", p.name, p.version, p.pivotName, *in.pivot)
+	}
+	if !same {
+		m.Steps = begins
+	}
+	m.pivot = &p.pivotName
+	m.skipComplete()
+	return m, err
+}
+
+func (m *machine) clone() *machine {
+	c := *m
+	c.Steps, c.work = slices.Clone(m.Steps), slices.Clone(m.work)
+	return &c
+}
+
+// commit returns what is to be recorded of the machine.
+func (m *machine) commit() store.CommitRequest {
+	return store.CommitRequest{
+		Status: m.Status, Steps: m.encode(), Failures: m.Failures, Takeovers: m.Takeovers, LastError: m.LastError, Log: m.log,
+	}
+}
+
+// committed notes that commit was recorded.
+func (m *machine) committed() { m.log, m.changed = nil, false }
+
+// going reports whether the saga goes forward or back.
+func (m *machine) going() bool { return m.Status == Running || m.Status == Compensating }
+
+// note logs an entry, which is to be recorded before another attempt begins.
+func (m *machine) note(e store.Entry) {
+	m.changed = true
+	if !m.quiet {
+		e.Error = storable(e.Error)
+		m.log = append(m.log, e)
+	}
+}
+
+// set gives a step a status. What it waited for before is over.
+func (m *machine) set(i int, s StepStatus) {
+	st := &m.Steps[i]
+	st.Status, st.NotBefore, st.WaitingSince, st.Refusals = s, time.Time{}, time.Time{}, 0
+	m.changed, m.moved = true, true
+}
+
+// Questions.
+
+// complete reports whether a step needs nothing more on the way forward.
+func complete(s StepStatus) bool { return s == StepDone || s == StepSkipped }
+
+// given reports whether a step of a saga that goes forward has failed for good.
+func given(s StepStatus) bool { return s == StepFailed || s == StepNoEffect || s == StepUndoFailed }
+
+// undoable reports whether a step of a saga that has turned back is still to be undone.
+func undoable(s StepStatus) bool {
+	return s == StepStarted || s == StepDone || s == StepFailed || s == StepUndoing || s == StepUndoFailed
+}
+
+// skippable reports whether a step with the status can be skipped.
+func skippable(s StepStatus) bool {
+	switch s {
+	case StepWaiting, StepStarted, StepFailed, StepNoEffect, StepUndoing, StepUndoFailed:
+		return true
+	}
+	return false
+}
+
+// past reports whether the pivot is done, so that the saga no longer turns back.
+func (m *machine) past() bool {
+	return m.p.pivot >= 0 && !m.Back && complete(m.Steps[m.p.pivot].Status)
+}
+
+// decides reports whether a step is the pivot and has no Undo.
+func (m *machine) decides(i int) bool { return i == m.p.pivot && !m.p.steps[i].hasUndo }
+
+// mustKnow reports whether a step is the pivot, has no Undo and may have taken effect. The saga
+// cannot turn back before its answer is known.
+func (m *machine) mustKnow(i int) bool {
+	return m.decides(i) && (m.Steps[i].InDoubt || m.work[i].busy)
+}
+
+// undecided reports whether the answer of the pivot must be known before the saga can turn back.
+func (m *machine) undecided() bool {
+	p := m.p.pivot
+	return p >= 0 && m.mustKnow(p) && m.Steps[p].Status == StepStarted
+}
+
+// turning returns why a saga that goes forward must turn back, and at which step. why is nil if it
+// need not.
+func (m *machine) turning(now time.Time) (step string, why error) {
+	switch {
+	case m.past():
+		return "", nil
+	case m.wish != nil:
+		return m.wishStep, m.wish
+	case m.canceled:
+		return "", ErrCanceled
+	}
+	if m.at < len(m.p.groups) {
+		for i := m.p.groups[m.at].first; i < m.p.groups[m.at].end; i++ {
+			if given(m.Steps[i].Status) {
+				return m.Steps[i].Name, m.errorOf(i)
+			}
+		}
+	}
+	if !m.CompleteBy.IsZero() && !now.Before(m.CompleteBy) {
+		return m.late(ErrDeadline)
+	}
+	return "", nil
+}
+
+// turns reports whether a saga that goes forward must turn back.
+func (m *machine) turns(now time.Time) bool {
+	_, why := m.turning(now)
+	return why != nil
+}
+
+// late returns the error of a saga that turns back for lack of time: why, together with the latest
+// error of the first step that waits for another attempt, and that step.
+func (m *machine) late(why error) (step string, _ error) {
+	for i := range m.Steps {
+		if st := &m.Steps[i]; st.Status == StepStarted && st.Error != "" {
+			return st.Name, fmt.Errorf("%w: %w", why, m.errorOf(i))
+		}
+	}
+	return "", why
+}
+
+func (m *machine) errorOf(i int) error {
+	if m.work[i].err != nil {
+		return m.work[i].err
+	}
+	return recorded(m.Steps[i].Error)
+}
+
+// useless reports whether the attempt of a step is to end, since the saga is to turn back.
+func (m *machine) useless(i int, now time.Time) bool {
+	return m.work[i].busy && m.Steps[i].Status == StepStarted && !m.mustKnow(i) && m.turns(now)
+}
+
+// pending reports whether a step waits for its children.
+func (m *machine) pending(i int) bool {
+	st := &m.Steps[i]
+	return !st.WaitingSince.IsZero() && st.Error == "" && !m.work[i].busy &&
+		(st.Status == StepStarted || st.Status == StepUndoing)
+}
+
+// awaiting reports whether a step waits for a signal now. expired means that the AwaitFor of one is
+// over.
+func (m *machine) awaiting(now time.Time) (waits, expired bool) {
+	for i := range m.Steps {
+		d := &m.p.steps[i]
+		if m.Steps[i].Status != StepWaiting || d.await == "" {
+			continue
+		}
+		from := m.Steps[i].WaitingSince.Add(d.delay)
+		waits = waits || !now.Before(from)
+		expired = expired || d.awaitFor > 0 && !now.Before(from.Add(d.awaitFor))
+	}
+	return waits, expired
+}
+
+// outside reports whether a step waits for something other than the time.
+func (m *machine) outside(now time.Time) bool {
+	waits, _ := m.awaiting(now)
+	for i := range m.Steps {
+		waits = waits || m.pending(i)
+	}
+	return waits
+}
+
+// news reports whether there is a signal that a step waits for and that was not known before.
+func (m *machine) news(signals map[string][]byte) bool {
+	for i := range m.Steps {
+		name := m.p.steps[i].await
+		_, is := signals[name]
+		if _, known := m.signals[name]; is && !known && m.Steps[i].Status == StepWaiting {
+			return true
+		}
+	}
+	return false
+}
+
+// failing returns after how many attempts and refusals a step still fails. It is 0 if the step does
+// not, or is not tried again.
+func (m *machine) failing(i int) int {
+	switch st := &m.Steps[i]; {
+	case st.Error == "":
+	case st.Status == StepStarted:
+		return st.Attempts + st.Refusals
+	case st.Status == StepUndoing:
+		return st.Undos + st.Refusals
+	}
+	return 0
+}
+
+// busy returns how many attempts are running.
+func (m *machine) busy() (n int) {
+	for i := range m.work {
+		if m.work[i].busy {
+			n++
+		}
+	}
+	return n
+}
+
+// waits reports whether a step's next attempt only waits for its time. A saga that is to turn back
+// begins no Do, except for a pivot whose answer it must know.
+func (m *machine) waits(i int, now time.Time) bool {
+	switch m.Steps[i].Status {
+	case StepUndoing:
+		return !m.work[i].busy
+	case StepStarted:
+		return !m.work[i].busy && (m.mustKnow(i) || !m.turns(now))
+	}
+	return false
+}
+
+// next returns the first step, at i or after it, whose next attempt may begin, or -1.
+func (m *machine) next(i int, now time.Time) int {
+	for ; i < len(m.Steps); i++ {
+		if m.waits(i, now) && !now.Before(m.Steps[i].NotBefore) {
+			return i
+		}
+	}
+	return -1
+}
+
+// deadline returns when the saga turns back for lack of time. ok is false if it does not.
+func (m *machine) deadline(now time.Time) (at time.Time, ok bool) {
+	if m.CompleteBy.IsZero() || m.Status != Running || m.past() || m.turns(now) {
+		return time.Time{}, false
+	}
+	return m.CompleteBy, true
+}
+
+// wake returns when the next attempt may begin, the wait of a step ends, or the deadline if that is
+// sooner. ok is false if no step waits for a time. children counts the time at which children are
+// looked at again, too, and the deadline while all attempts are running.
+func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
+	for i := range m.Steps {
+		t := m.Steps[i].NotBefore
+		if m.Steps[i].Status == StepWaiting {
+			if t.IsZero() || m.turns(now) {
+				continue // it waits for a signal however long, or goes on no more
+			}
+		} else if !m.waits(i, now) || m.pending(i) && !children {
+			continue
+		}
+		if !ok || t.Before(at) {
+			at, ok = t, true
+		}
+	}
+	if d, is := m.deadline(now); is && (ok && d.Before(at) || !ok && (children || m.outside(now))) {
+		at, ok = d, true
+	}
+	return at, ok
+}
+
+// A rest says how long a runner lets a saga wait.
+type rest struct {
+	stops   bool          // no attempt begins any more
+	longest time.Duration // in the runner, without an attempt
+	least   time.Duration // before it looks again at what it waits for outside
+}
+
+// release returns the entry with which the saga is to be written back without an owner, and when it
+// is due again: since it goes no further, the runner stops, or no attempt can begin within the
+// longest wait. If it waits for something outside it is looked at again before it is due, but not
+// within least. ok is false if it is to be held; the entry has no kind if the log says it already.
+func (m *machine) release(now time.Time, r rest) (e store.Entry, wakeIn time.Duration, ok bool) {
+	released := store.Entry{Kind: EventReleased}
+	switch {
+	case !m.going():
+		return e, 0, true
+	case m.busy() > 0:
+		return e, 0, false
+	case m.next(0, now) >= 0: // also if this is a look at children
+		return released, 0, r.stops
+	}
+	at, timed := m.wake(now, false)
+	if timed {
+		wakeIn = max(at.Sub(now), 0)
+	}
+	park := wakeIn > r.longest
+	if m.outside(now) {
+		park = park || !timed
+		if again := m.lookIn(now, r.least); !timed || again < wakeIn {
+			wakeIn = again
+		}
+	}
+	if r.stops {
+		return released, wakeIn, true
+	}
+	return store.Entry{Kind: EventParked, Error: cmp.Or(m.waitsFor(), m.LastError)}, wakeIn, park
+}
+
+// lookIn returns after how long a saga that waits for something outside is looked at again, in case
+// nobody was told: half of the time that it has waited, least or more.
+func (m *machine) lookIn(now time.Time, least time.Duration) time.Duration {
+	wait := 6 * time.Hour
+	for i := range m.Steps {
+		if since := m.Steps[i].WaitingSince; !since.IsZero() {
+			wait = min(wait, now.Sub(since)/2)
+		}
+	}
+	return max(wait, least)
+}
+
+// waitsFor says what the saga waits for outside, for its log.
+func (m *machine) waitsFor() string {
+	var list []string
+	for i := range m.Steps {
+		name, await := m.Steps[i].Name, m.p.steps[i].await
+		switch {
+		case m.pending(i):
+			list = append(list, fmt.Sprintf("step %s waits for its saga", name))
+		case m.Steps[i].Status == StepWaiting && await != "":
+			list = append(list, fmt.Sprintf("step %s waits for signal %s", name, await))
+		case m.Steps[i].Status == StepWaiting:
+			list = append(list, fmt.Sprintf("step %s waits for its time", name))
+		}
+	}
+	return strings.Join(list, ", ")
+}
+
+// A verdict is what the children of a step mean for its Do.
+type verdict int
+
+const (
+	childrenWait   verdict = iota // the Do has no result yet
+	childrenDone                  // all are completed
+	childrenFailed                // one has failed, and some may have taken effect
+	childrenVoid                  // none has taken effect, or ever will
+)
+
+// judge returns the verdict on children with these statuses, and the first of them that was
+// compensated or abandoned, or -1. A step that can be undone has failed as soon as one child has;
+// one that cannot, when all have ended.
+func judge(children []Status, canUndo bool) (v verdict, failed int) {
+	waits, compensated := false, true
+	failed = slices.IndexFunc(children, func(s Status) bool { return s.Ended() && s != Completed })
+	for _, s := range children {
+		waits, compensated = waits || !s.Ended(), compensated && s == Compensated
+	}
+	switch {
+	case failed >= 0 && canUndo:
+		return childrenFailed, failed
+	case waits:
+		return childrenWait, failed
+	case failed < 0:
+		return childrenDone, failed
+	case compensated:
+		return childrenVoid, failed
+	}
+	return childrenFailed, failed
+}
+
+// The way forward and back.
+
+// advance takes the saga as far as the results so far allow: it marks steps that are ready as
+// started or undoing, turns the saga back, and ends it.
+func (m *machine) advance(now time.Time) {
+	if m.Status == Running {
+		m.goOn(now)
+	}
+	if m.Status == Compensating {
+		m.goBack()
+	}
+	if m.moved {
+		m.since, m.moved = now, false
+	}
+}
+
+// goOn takes a saga forward: through the groups that are complete, to the first that is not.
+func (m *machine) goOn(now time.Time) {
+	for {
+		m.skipComplete()
+		if step, why := m.turning(now); why != nil {
+			m.wishBack(step, why)
+			m.turn()
+			return
+		}
+		if m.at == len(m.p.groups) {
+			m.Status = Completed
+			m.note(store.Entry{Kind: EventCompleted})
+			return
+		}
+		opened := false
+		for i := m.p.groups[m.at].first; i < m.p.groups[m.at].end; i++ {
+			if m.Steps[i].Status == StepIdle {
+				m.start(i, now)
+			}
+			opened = m.Steps[i].Status == StepWaiting && m.open(i, now) || opened
+		}
+		if !opened { // else a step may be done
+			m.stickIfOver(m.p.groups[m.at])
+			return
+		}
+	}
+}
+
+// skipComplete moves at behind the groups that are complete.
+func (m *machine) skipComplete() {
+	for ; m.at < len(m.p.groups); m.at++ {
+		g := m.p.groups[m.at]
+		if slices.ContainsFunc(m.Steps[g.first:g.end], func(st StepState) bool { return !complete(st.Status) }) {
+			return
+		}
+	}
+}
+
+// start begins a step whose turn it is. A step that waits first is not in doubt.
+func (m *machine) start(i int, now time.Time) {
+	switch {
+	case !m.p.steps[i].gated() || m.Steps[i].InDoubt:
+		m.set(i, StepStarted)
+	case !now.IsZero(): // else the saga has not begun: its first owner starts the step
+		m.set(i, StepWaiting)
+		m.Steps[i].WaitingSince = now
+		if m.p.steps[i].group == 0 && m.since.Equal(m.CreatedAt) && !m.CreatedAt.IsZero() {
+			m.Steps[i].WaitingSince = m.CreatedAt // there was no step before it
+		}
+	}
+}
+
+// open lets a step go on that has waited long enough, or has its signal. It reports whether the
+// step waits no longer.
+func (m *machine) open(i int, now time.Time) bool {
+	st, d := &m.Steps[i], &m.p.steps[i]
+	from := st.WaitingSince.Add(d.delay)
+	if now.Before(from) {
+		st.NotBefore = from
+		return false
+	}
+	if _, is := m.signals[d.await]; d.await != "" && !is {
+		st.NotBefore = time.Time{}
+		if d.awaitFor == 0 {
+			return false
+		}
+		st.NotBefore = from.Add(d.awaitFor)
+		if m.signals == nil || now.Before(st.NotBefore) {
+			return false // without the signals nobody knows
+		}
+		m.work[i].err = fmt.Errorf("%w: %s within %v", ErrNoSignal, d.await, d.awaitFor)
+		st.Error = storable(m.work[i].err.Error())
+		m.LastError = st.Error
+		m.set(i, StepNoEffect)
+		m.note(store.Entry{Step: st.Name, Op: OpDo, Kind: EventNoEffect, Error: st.Error})
+		return true
+	}
+	if d.gateOnly {
+		m.set(i, StepDone)
+		m.note(store.Entry{Step: st.Name, Op: OpDo, Kind: EventDone})
+	} else {
+		m.set(i, StepStarted)
+	}
+	return true
+}
+
+// stickIfOver makes the saga stuck if only an operator can help with a group. A step that waits
+// does not delay that, since it may wait forever.
+func (m *machine) stickIfOver(g group) {
+	waiting, blocked := false, false
+	for i := g.first; i < g.end; i++ {
+		switch s := m.Steps[i].Status; {
+		case s == StepWaiting || m.pending(i):
+			waiting = true
+		case m.Back && !undoable(s) || complete(s) && !m.Back:
+		case given(s):
+			blocked = true
+		default:
+			return // it is at work
+		}
+	}
+	if blocked || !waiting {
+		m.stickAtBlocked()
+	}
+}
+
+func (m *machine) stickAtBlocked() {
+	for i := range m.Steps {
+		if s := m.Steps[i].Status; s == StepUndoFailed || s == StepFailed || s == StepNoEffect && !m.Back {
+			m.stick(m.Steps[i].Name, m.errorOf(i))
+			return
+		}
+	}
+	m.stick("", errors.New("saga: nothing can go on"))
+}
+
+// stick makes the saga stuck.
+func (m *machine) stick(step string, why error) {
+	m.Status = Stuck
+	if m.cause == nil {
+		m.blame(step, why)
+	}
+	m.LastError = storable(why.Error())
+	m.note(store.Entry{Step: step, Kind: EventStuck, Error: m.LastError})
+}
+
+// blame notes why the saga turns back or is stuck, and where.
+func (m *machine) blame(step string, why error) {
+	m.Step, m.cause, m.Cause, m.answered = step, why, "", false
+	if why != nil {
+		m.Cause, m.answered = storable(why.Error()), behavior.IsAnswered(why)
+	}
+}
+
+// wishBack asks the saga to turn back because of why, unless it is to already.
+func (m *machine) wishBack(step string, why error) {
+	if m.wish == nil {
+		m.wishStep, m.wish = step, why
+	}
+}
+
+// turn turns the saga back, once no Do is running and the answer of the pivot is known.
+func (m *machine) turn() {
+	for i := range m.Steps {
+		if m.work[i].busy && m.Steps[i].Status == StepStarted {
+			return
+		}
+	}
+	if p := m.p.pivot; p >= 0 && m.mustKnow(p) {
+		switch m.Steps[p].Status {
+		case StepStarted:
+			return
+		case StepFailed:
+			m.stick(m.Steps[p].Name, fmt.Errorf("saga: the pivot may have taken effect and has no Undo: %w", m.errorOf(p)))
+			return
+		}
+	}
+	m.blame(m.wishStep, m.wish)
+	m.turnBack(m.Step, m.wish.Error())
+}
+
+// turnBack turns the saga back. What has certainly taken no effect needs no Undo.
+func (m *machine) turnBack(step, why string) {
+	m.Status, m.Back, m.moved = Compensating, true, true
+	m.note(store.Entry{Step: step, Kind: EventTurnedBack, Error: why})
+	for i := range m.Steps {
+		switch s := m.Steps[i].Status; {
+		case s == StepWaiting, s == StepStarted && !m.Steps[i].InDoubt, (s == StepDone || s == StepFailed) && m.p.steps[i].readOnly:
+			m.set(i, StepNoEffect)
+		}
+	}
+}
+
+// goBack takes a saga that has turned back further: the last group that is not undone yet.
+func (m *machine) goBack() {
+	for at := len(m.p.groups) - 1; at >= 0; at-- {
+		g, any := m.p.groups[at], false
+		for i := g.first; i < g.end; i++ {
+			st := &m.Steps[i]
+			if !undoable(st.Status) {
+				continue
+			}
+			any = true
+			switch {
+			case st.Status == StepUndoing || st.Status == StepUndoFailed:
+			case m.p.steps[i].hasUndo:
+				m.set(i, StepUndoing)
+			default:
+				st.Error = "saga: it has no Undo"
+				m.set(i, StepUndoFailed)
+				m.note(store.Entry{Step: st.Name, Op: OpUndo, Kind: EventUndoFailed, Error: st.Error})
+			}
+		}
+		if any {
+			m.stickIfOver(g)
+			return
+		}
+	}
+	m.Status = Compensated
+	m.note(store.Entry{Kind: EventCompensated})
+}
+
+// Attempts.
+
+// begin begins an attempt of a step that was next, and returns its op and number.
+func (m *machine) begin(i int) (op Op, attempt int) {
+	m.work[i].busy = true
+	st := &m.Steps[i]
+	if st.Status == StepUndoing {
+		st.Undos++
+		return OpUndo, st.Undos
+	}
+	st.Attempts++
+	return OpDo, st.Attempts
+}
+
+// An end is how an attempt has ended. The zero end is success.
+type end struct {
+	err        error
+	effect     effect // of a Do, unless it was refused
+	refused    bool   // a policy did not make the call
+	final      bool   // it is not tried again
+	retryAfter time.Duration
+}
+
+// An effect is what the error of a Do says of its effect.
+type effect int
+
+const (
+	inDoubt  effect = iota // the attempt may have taken effect
+	noEffect               // it has taken none
+	void                   // no attempt has, or ever will
+)
+
+// did takes in the end of an attempt.
+func (m *machine) did(i int, op Op, e end, now time.Time) {
+	st, d := &m.Steps[i], &m.p.steps[i]
+	undo := op == OpUndo
+	attempts, limit, status, kind := &st.Attempts, d.attempts, StepDone, EventDone
+	if undo {
+		attempts, limit, status, kind = &st.Undos, d.undoAttempts, StepUndone, EventUndone
+	}
+	m.work[i] = work{err: e.err}
+	if e.err == nil {
+		m.Failures, m.Takeovers = 0, 0
+		m.set(i, status)
+		if !undo {
+			st.InDoubt, st.Error = false, ""
+		}
+		m.note(store.Entry{Step: st.Name, Op: op, Kind: kind, Attempt: *attempts})
+		return
+	}
+	m.LastError = storable(e.err.Error())
+	st.Error = m.LastError
+	if e.refused {
+		*attempts--
+		m.refused(i, op, *attempts, e, now)
+		return
+	}
+	m.Failures++
+	st.Refusals = 0
+	if !undo && e.effect != noEffect {
+		st.InDoubt = e.effect == inDoubt // of a Void the earlier attempts have taken none, either
+	}
+	unlimited := !undo && (m.past() || m.mustKnow(i))
+	if !e.final && (unlimited || limit < 0 || *attempts < limit) {
+		again := true
+		if !undo {
+			step, why := m.turning(now)
+			if why != nil {
+				m.wishBack(step, why)
+			}
+			again = why == nil || m.mustKnow(i)
+		}
+		if again {
+			st.NotBefore = now.Add(pauseAfter(d, *attempts, e.retryAfter))
+			return
+		}
+	}
+	switch {
+	case undo:
+		status, kind = StepUndoFailed, EventUndoFailed
+	case st.InDoubt:
+		status, kind = StepFailed, EventFailed
+	default:
+		status, kind = StepNoEffect, EventNoEffect
+	}
+	m.set(i, status)
+	m.note(store.Entry{Step: st.Name, Op: op, Kind: kind, Attempt: *attempts, Error: st.Error})
+}
+
+// refused takes in that a policy refused an attempt. It counts as no attempt and leaves nothing in
+// doubt. The first of several refusals in a row is logged, together with the next entry that is
+// recorded.
+func (m *machine) refused(i int, op Op, attempts int, e end, now time.Time) {
+	st := &m.Steps[i]
+	st.Refusals++
+	st.NotBefore = now.Add(max(pauseAfter(&m.p.steps[i], attempts+st.Refusals, e.retryAfter), leastPause))
+	if st.Refusals == 1 && !m.quiet {
+		m.log = append(m.log, store.Entry{Step: st.Name, Op: op, Kind: EventRefused, Error: st.Error})
+	}
+}
+
+// interrupted takes in that the runner cut an attempt short. It counts as no attempt. It may have
+// taken effect, unless it was refused.
+func (m *machine) interrupted(i int, e end) {
+	st := &m.Steps[i]
+	m.work[i].busy = false
+	if st.Status == StepUndoing {
+		st.Undos--
+		return
+	}
+	st.Attempts--
+	st.InDoubt = st.InDoubt || !m.p.steps[i].noDoubt && !e.refused
+}
+
+// wait takes in that the children of a step have not ended. They are looked at again at next, or
+// when one of them ends.
+func (m *machine) wait(i, children int, now, next time.Time) {
+	st := &m.Steps[i]
+	m.work[i] = work{}
+	st.Error, st.Refusals, st.NotBefore = "", 0, next
+	if st.WaitingSince.IsZero() {
+		st.WaitingSince = now
+	}
+	if st.Status == StepUndoing {
+		st.Undos--
+		return
+	}
+	st.Attempts--
+	st.InDoubt, st.Children = true, children
+}
+
+// lookAgain makes the steps look at their children again now.
+func (m *machine) lookAgain() {
+	for i := range m.Steps {
+		if m.pending(i) {
+			m.Steps[i].NotBefore = time.Time{}
+		}
+	}
+}
+
+// doubt puts the started steps in doubt that may have taken effect: all, or those alone whose
+// attempts are running here, since their results will be dropped.
+func (m *machine) doubt(all bool) {
+	for i := range m.Steps {
+		if m.Steps[i].Status == StepStarted && !m.p.steps[i].noDoubt && (all || m.work[i].busy) {
+			m.Steps[i].InDoubt = true
+		}
+	}
+}
+
+// takeOver takes in that the owner before did not give the saga up.
+func (m *machine) takeOver(previous string) {
+	m.doubt(true)
+	m.note(store.Entry{Kind: EventTakenOver, Error: "from " + previous})
+}
+
+// cancel asks the saga to turn back, and reports whether that is news.
+func (m *machine) cancel(note string) bool {
+	if m.canceled || m.Status.Ended() {
+		return false
+	}
+	m.canceled = true
+	if m.past() {
+		note = "too late, the pivot is done: " + note
+	}
+	m.note(store.Entry{Kind: EventCanceled, Error: note})
+	return true
+}
+
+// leastPause is the shortest wait after a refusal. Refusals are not limited in number, and the
+// Backoff may return zero.
+const leastPause = 10 * time.Millisecond
+
+// longestAsked is the longest RetryAfter that counts, unless the Backoff is longer. A server that
+// asks for ten years, in a wrong unit, would keep a saga running for as long, and nobody would be
+// told of it.
+const longestAsked = time.Hour
+
+// pauseAfter returns how long to wait after a failed attempt whose error has the RetryAfter after.
+func pauseAfter(st *step, attempt int, after time.Duration) time.Duration {
+	d := st.backoff(attempt)
+	if after = min(after, longestAsked); after > d {
+		// The jitter spreads attempts that were told to wait for the same moment.
+		d = after + rand.N(after/10+1)
+	}
+	return max(d, 0)
+}
+
+// Operators.
+
+// skip declares a step settled. The error says why it cannot.
+func (m *machine) skip(step, note string) error {
+	i := slices.IndexFunc(m.Steps, func(st StepState) bool { return st.Name == step })
+	if i < 0 {
+		return errors.New("there is no such step")
+	}
+	if s := m.Steps[i].Status; !skippable(s) {
+		return fmt.Errorf("step %s is %s", step, s)
+	}
+	m.set(i, StepSkipped)
+	m.note(store.Entry{Step: step, Kind: EventSkipped, Error: note})
+	m.unstick()
+	return nil
+}
+
+// retry gives what has failed its attempts again, and ends the waits between attempts.
+func (m *machine) retry(note string) {
+	m.note(store.Entry{Kind: EventRetried, Error: note})
+	m.unstick()
+	for i := range m.Steps {
+		st := &m.Steps[i]
+		if st.Status == StepWaiting {
+			continue // NotBefore is the end of its wait
+		}
+		st.NotBefore, st.Refusals = time.Time{}, 0
+		switch {
+		case st.Status == StepUndoFailed:
+			st.Undos = 0
+			m.set(i, StepUndoing)
+		case !m.Back && given(st.Status):
+			st.Attempts = 0
+			if st.InDoubt {
+				m.set(i, StepStarted)
+			} else {
+				m.set(i, StepIdle) // its turn comes again, and with it what it waits for
+			}
+		}
+	}
+}
+
+// unstick lets a stuck saga continue in its direction.
+func (m *machine) unstick() {
+	m.Takeovers, m.moved = 0, true
+	switch {
+	case m.Status == Stuck && m.Back:
+		m.Status = Compensating
+	case m.Status == Stuck:
+		m.Status = Running
+		m.blame("", nil)
+	}
+}
+
+// compensate turns the saga back. The error says why it cannot.
+func (m *machine) compensate(note string) error {
+	if m.Back || m.past() {
+		return errors.New("only on its way forward, and if its pivot is not done")
+	}
+	if p := m.p.pivot; p >= 0 && m.mustKnow(p) {
+		m.set(p, StepSkipped)
+		m.note(store.Entry{Step: m.Steps[p].Name, Kind: EventSkipped, Error: note})
+	}
+	m.Takeovers = 0
+	if m.cause == nil {
+		m.blame(m.Step, reason(note))
+	}
+	m.turnBack("", note)
+	return nil
+}
+
+// forestall makes the machine that of a saga that has turned back before it began.
+func (m *machine) forestall(why string) {
+	m.Status, m.Back = Compensated, true
+	m.blame("", reason(why))
+}
+
+// revert turns a completed saga back.
+func (m *machine) revert(why string) {
+	m.blame(m.Step, reason(why))
+	m.turnBack("", why)
+}

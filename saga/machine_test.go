@@ -1,0 +1,220 @@
+package saga
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	store "github.com/go-resilience/resilience/internal/sagastore"
+)
+
+const (
+	idle       = StepIdle
+	waiting    = StepWaiting
+	started    = StepStarted
+	done       = StepDone
+	without    = StepNoEffect
+	failed     = StepFailed
+	undoing    = StepUndoing
+	undone     = StepUndone
+	undoFailed = StepUndoFailed
+	skipped    = StepSkipped
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func doable(name string) shape {
+	backoff := func(attempt int) time.Duration { return time.Duration(attempt) * time.Second }
+	return shape{Name: name, Do: true, Undo: true, Backoff: backoff}
+}
+
+func with(s shape, change func(*shape)) shape {
+	change(&s)
+	return s
+}
+
+func machineOf(t *testing.T, statuses []StepStatus, steps ...shape) *machine {
+	p, err := newPlan(&shapes{Name: "trip", Steps: steps})
+	require.NoError(t, err)
+	m := newMachine(p)
+	for i, s := range statuses {
+		m.Steps[i].Status = s
+	}
+	return m
+}
+
+func statuses(m *machine) (list []StepStatus) {
+	for i := range m.Steps {
+		list = append(list, m.Steps[i].Status)
+	}
+	return list
+}
+
+// TestAdvance has a row for each decision about a step.
+func TestAdvance(t *testing.T) {
+	type is = []StepStatus
+	a, b, c := doable("a"), doable("b"), doable("c")
+	pivot := with(doable("p"), func(s *shape) { s.Pivot, s.Undo = true, false })
+	delayed := with(doable("d"), func(s *shape) { s.Delay = time.Hour })
+	readOnly := with(doable("r"), func(s *shape) { s.ReadOnly, s.Undo = true, false })
+	beside := with(doable("b"), func(s *shape) { s.Parallel = true })
+	for name, c := range map[string]struct {
+		steps  []shape
+		before is
+		back   bool
+		after  is
+		status store.Status
+	}{
+		"the first starts":           {[]shape{a, b, c}, is{idle, idle, idle}, false, is{started, idle, idle}, store.Running},
+		"the next starts":            {[]shape{a, b, c}, is{done, idle, idle}, false, is{done, started, idle}, store.Running},
+		"after one that was skipped": {[]shape{a, b}, is{skipped, idle}, false, is{skipped, started}, store.Running},
+		"one at work is waited for":  {[]shape{a, b}, is{started, idle}, false, is{started, idle}, store.Running},
+		"two beside each other":      {[]shape{a, beside}, is{idle, idle}, false, is{started, started}, store.Running},
+		"a wait begins":              {[]shape{a, delayed}, is{done, idle}, false, is{done, waiting}, store.Running},
+		"all are done":               {[]shape{a, b}, is{done, done}, false, is{done, done}, store.Completed},
+		"one failed: back":           {[]shape{a, b}, is{done, failed}, false, is{done, undoing}, store.Compensating},
+		"one took no effect: back":   {[]shape{a, b}, is{done, without}, false, is{undoing, without}, store.Compensating},
+		"the first took none: over":  {[]shape{a, b}, is{without, idle}, false, is{without, idle}, store.Compensated},
+		"back, in reverse":           {[]shape{a, b, c}, is{done, done, idle}, true, is{done, undoing, idle}, store.Compensating},
+		"back, one waits no more":    {[]shape{a, delayed}, is{done, waiting}, true, is{undoing, without}, store.Compensating},
+		"back, one that has read":    {[]shape{a, readOnly}, is{done, done}, true, is{undoing, without}, store.Compensating},
+		"back, all undone":           {[]shape{a, b}, is{undone, undone}, true, is{undone, undone}, store.Compensated},
+		"back, one cannot be":        {[]shape{a, b}, is{done, undoFailed}, true, is{done, undoFailed}, store.Stuck},
+		"back, one has no undo":      {[]shape{a, pivot}, is{done, done}, true, is{done, undoFailed}, store.Stuck},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := machineOf(t, c.before, c.steps...)
+			if c.back {
+				m.revert("the parent turned back")
+			}
+			m.advance(now)
+			require.Equal(t, c.after, statuses(m))
+			require.Equal(t, c.status, m.Status)
+		})
+	}
+}
+
+// TestRelease has a row for each reason to write a saga back, and not to.
+func TestRelease(t *testing.T) {
+	delayed := with(doable("a"), func(s *shape) { s.Delay = time.Hour })
+	signaled := with(doable("a"), func(s *shape) { s.Await = "paid" })
+	child := shape{Name: "a", Child: true, ChildOf: true}
+	waits := rest{longest: time.Minute, least: 15 * time.Second}
+	stops := rest{longest: time.Minute, least: 15 * time.Second, stops: true}
+	for name, c := range map[string]struct {
+		step    shape
+		before  func(*machine)
+		waits   rest
+		release bool
+		wakeIn  time.Duration
+		kind    store.EventKind
+	}{
+		"an attempt may begin":    {doable("a"), func(*machine) {}, waits, false, 0, ""},
+		"so it may, but not here": {doable("a"), func(*machine) {}, stops, true, 0, EventReleased},
+		"an attempt is running":   {doable("a"), func(m *machine) { m.begin(0) }, stops, false, 0, ""},
+		"it has ended":            {doable("a"), func(m *machine) { m.Steps[0].Status = done; m.advance(now) }, waits, true, 0, ""},
+		"a short wait":            {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, waits, false, 0, ""},
+		"a longer one":            {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute + 1) }, waits, true, time.Minute + 1, EventParked},
+		"a short wait elsewhere":  {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, stops, true, time.Minute, EventReleased},
+		"a delay":                 {delayed, func(*machine) {}, waits, true, time.Hour, EventParked},
+		"a look at a child":       {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now) }, waits, false, 0, ""},
+		"a signal":                {signaled, func(*machine) {}, waits, true, 15 * time.Second, EventParked},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := machineOf(t, nil, c.step)
+			m.advance(now)
+			c.before(m)
+			e, wakeIn, ok := m.release(now, c.waits)
+			require.Equal(t, c.release, ok)
+			if ok {
+				require.Equal(t, c.wakeIn, wakeIn)
+				require.Equal(t, c.kind, e.Kind)
+			}
+		})
+	}
+}
+
+func TestJudge(t *testing.T) {
+	type are = []store.Status
+	for name, c := range map[string]struct {
+		children are
+		canUndo  bool
+		verdict  verdict
+		failed   int
+	}{
+		"none":                            {nil, true, childrenDone, -1},
+		"all completed":                   {are{store.Completed, store.Completed}, true, childrenDone, -1},
+		"one runs":                        {are{store.Completed, store.Running}, true, childrenWait, -1},
+		"one is stuck":                    {are{store.Completed, store.Stuck}, true, childrenWait, -1},
+		"one failed, one runs":            {are{store.Running, store.Compensated}, true, childrenFailed, 1},
+		"the same, without an undo":       {are{store.Running, store.Compensated}, false, childrenWait, 1},
+		"one failed, one completed":       {are{store.Compensated, store.Completed}, false, childrenFailed, 0},
+		"all compensated":                 {are{store.Compensated, store.Compensated}, false, childrenVoid, 0},
+		"all compensated, with an undo":   {are{store.Compensated, store.Compensated}, true, childrenFailed, 0},
+		"one abandoned, one compensated":  {are{store.Abandoned, store.Compensated}, false, childrenFailed, 0},
+		"one turns back after completion": {are{store.Completed, store.Compensating}, true, childrenWait, -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			verdict, failed := judge(c.children, c.canUndo)
+			require.Equal(t, c.verdict, verdict)
+			require.Equal(t, c.failed, failed)
+		})
+	}
+}
+
+func TestText(t *testing.T) {
+	long := strings.Repeat("a", 4000)
+	for text, want := range map[string]string{
+		"":                    "",
+		"full":                "full",
+		"\x00a\x00":           "\uFFFDa\uFFFD",
+		"a\xff":               "a\uFFFD",
+		long:                  long,
+		long + "b":            long + "...",
+		long[1:] + "\xc3\xa9": long[1:] + "\uFFFD...",
+	} {
+		require.Equal(t, want, storable(text))
+	}
+	m := machineOf(t, nil, doable("a"))
+	m.cancel("by \x00")
+	require.Equal(t, "by \uFFFD", m.log[0].Error)
+}
+
+// TestLoad has a row for each record that is not one of the plan.
+func TestLoad(t *testing.T) {
+	for steps, want := range map[string]string{
+		`{"steps": [{"n": "a"}, {"n": "b"}]}`:               "",
+		`{"steps": [{"n": "a"}, {"n": "b"}], "pivot": ""}`:  "",
+		`{"steps": [{"n": "a"}, {"n": "b"}], "pivot": "b"}`: `saga: the pivot of trip version 0 is "", that of the record was "b"`,
+		`{"steps": [{"n": "a"}]}`:                           "saga: the steps of trip version 0 are not those of the record",
+		`{"steps": [{"n": "c"}, {"n": "b"}]}`:               "saga: the steps of trip version 0 are not those of the record",
+		`{"steps": [{"n": "b"}, {"n": "b"}, {"n": "c"}]}`:   "saga: the steps of trip version 0 are not those of the record",
+		`{"steps": 1}`: "saga: the record's steps cannot be read: json: cannot unmarshal number into Go struct field stored.steps of type []saga.StepState",
+	} {
+		p, err := newPlan(&shapes{Name: "trip", Steps: []shape{doable("a"), doable("b")}})
+		require.NoError(t, err)
+		if _, err = load(p, &store.Record{Steps: []byte(steps)}); want == "" {
+			require.NoError(t, err)
+		} else {
+			require.EqualError(t, err, want)
+		}
+	}
+}
+
+// TestRetryAfter has jitter behind the time that an error asks for, of which an hour counts.
+func TestRetryAfter(t *testing.T) {
+	for _, after := range []time.Duration{0, time.Second, time.Minute, math.MaxInt64} {
+		m := machineOf(t, nil, doable("a"))
+		m.advance(now)
+		m.begin(0)
+		m.did(0, OpDo, end{err: errors.New("busy"), retryAfter: after}, time.Time{})
+		wait := m.Steps[0].NotBefore.Sub(time.Time{})
+		after = min(after, time.Hour)
+		require.GreaterOrEqual(t, wait, max(after, time.Second))
+		require.LessOrEqual(t, wait, max(after+after/10+1, time.Second))
+	}
+}
