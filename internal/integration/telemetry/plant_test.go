@@ -63,12 +63,13 @@ func newPlant(t *testing.T, pace time.Duration, eval func(ctx context.Context, s
 	require.NoError(t, err)
 	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))
 	cfg := resilienceotel.Config{MeterProvider: provider}
+	p.tel = resilienceotel.New(cfg)
+	all := [][]func(){p.users(), p.mail(), p.shards(), p.limits(), p.waits(), p.sagas(), p.leases()}
 	stop, err := resilienceotel.Observe(p.reg, cfg)
 	require.NoError(t, err)
-	p.tel = resilienceotel.New(cfg)
 
 	var wg sync.WaitGroup
-	for _, jobs := range [][]func(){p.users(), p.mail(), p.shards(), p.limits(), p.waits(), p.sagas(), p.leases()} {
+	for _, jobs := range all {
 		for _, do := range jobs {
 			wg.Go(func() {
 				for ctx.Err() == nil {

@@ -1,4 +1,4 @@
-package resilienceotel_test
+package telemetry_test
 
 import (
 	"os"
@@ -13,10 +13,7 @@ import (
 // A policy that was written in another module appears in a registry, in a console and as metrics,
 // as those of this one do.
 func TestPolicyOfAnotherModule(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it builds a program")
-	}
-	root, err := filepath.Abs("..")
+	root, err := filepath.Abs("../../..")
 	require.NoError(t, err)
 	dir := t.TempDir()
 	put := func(name string, text ...[]byte) {
@@ -26,17 +23,13 @@ func TestPolicyOfAnotherModule(t *testing.T) {
 		}
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), all, 0o600))
 	}
-	read := func(name string) []byte {
-		text, err := os.ReadFile(name)
-		require.NoError(t, err)
-		return text
-	}
-	put("main.go", read("testdata/outside/main.go"))
-	put("go.sum", read("go.sum"), read("../go.sum"))
+	file := func(name string) []byte { return []byte(read(t, name)) }
+	put("main.go", file("testdata/outside/main.go"))
+	put("go.sum", file("../../../resilienceotel/go.sum"), file("../../../go.sum"))
 	mod := strings.NewReplacer(
 		"module github.com/go-resilience/resilience/resilienceotel", "module example.com/outside",
 		"=> ..", "=> "+root,
-	).Replace(string(read("go.mod")))
+	).Replace(read(t, "../../../resilienceotel/go.mod"))
 	for _, module := range []string{"resilienceotel", "console"} {
 		mod += "\nrequire github.com/go-resilience/resilience/" + module + " v0.0.0\n" +
 			"replace github.com/go-resilience/resilience/" + module + " => " + root + "/" + module + "\n"
