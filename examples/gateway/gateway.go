@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+const (
+	estimate = 60        // tokens that an answer has at most
+	monthly  = 1_000_000 // tokens that a tenant has paid for
+)
+
+// A gateway serves the requests of tenants by the first provider that can.
+type gateway struct {
+	limits *throttle.Limits
+	months *throttle.Group[string]
+	client *http.Client
+
+	mu      sync.Mutex
+	reserve map[string]int64 // by tenant
+}
+
+type tenantKey struct{}
+
+func tenantOf(ctx context.Context) string { return ctx.Value(tenantKey{}).(string) }
+
+func newGateway(providers ...string) *gateway {
+	perCall := func(ctx context.Context) int {
+		if ctx.Value(tenantKey{}) == nil {
+			return 0 // a look at what is left
+		}
+		return estimate
+	}
+	requests := throttle.NewGroup(throttle.GroupConfig[string]{
+		Config: throttle.Config{Name: "requests", Rate: 40, Burst: 40},
+	})
+	tokens := throttle.NewGroup(throttle.GroupConfig[string]{
+		Config: throttle.Config{Name: "tokens", Rate: 2000, Burst: 4000, Cost: perCall},
+	})
+	months := throttle.NewGroup(throttle.GroupConfig[string]{
+		Config: throttle.Config{
+			Name: "month", Quotas: []throttle.Quota{{N: monthly, Per: throttle.Month}}, Cost: perCall,
+		},
+	})
+	var transports []http.RoundTripper
+	for i, address := range providers {
+		transports = append(transports, transport(fmt.Sprint(i+1), address))
+	}
+	return &gateway{
+		limits:  throttle.All(requests.For(tenantOf), tokens.For(tenantOf), months.For(tenantOf)),
+		months:  months,
+		client:  &http.Client{Transport: resiliencehttp.Failover(transports...)},
+		reserve: map[string]int64{},
+	}
+}
+
+// transport sends requests to one provider, under policies of its own.
+func transport(name, address string) http.RoundTripper {
+	circuit := breaker.New(breaker.Config{
+		Name: name, FailureRate: 0.5, MinCalls: 10, Window: time.Second, OpenFor: 300 * time.Millisecond,
+	})
+	slots := bulkhead.New(bulkhead.Config{Name: name, Limit: 100})
+	server, err := url.Parse(address)
+	if err != nil {
+		panic(err)
+	}
+	return &resiliencehttp.Transport{
+		Middleware: resilience.Chain(cooldown(circuit), circuit.Wrap, slots.Wrap),
+		Judge:      judge,
+		FirstByte:  time.Second, // a model that thinks for longer needs more
+		Idle:       time.Second,
+		Replayable: func(*http.Request) bool { return true }, // until a word has been read
+		Prepare: func(req *http.Request) error {
+			req.URL.Scheme, req.URL.Host, req.Host = server.Scheme, server.Host, ""
+			req.Header.Set("Provider", name) // in place of a key of its API
+			return nil
+		},
+	}
+}
+
+// cooldown leaves a provider alone for as long as a 429 asks for: all requests, not this one alone.
+func cooldown(circuit *breaker.Breaker) resilience.Middleware {
+	return func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			err := next(ctx)
+			if after := resilience.RetryAfter(err); after > 0 && !resilience.Refused(err) {
+				circuit.Trip(err, after)
+			}
+			return err
+		}
+	}
+}
+
+// judge takes an error that a stream begins with as a failed response: the tenant has seen nothing
+// of it, and another provider may do better.
+func judge(resp *http.Response, ahead *resiliencehttp.Ahead) error {
+	if err := resiliencehttp.DefaultJudge(resp, ahead); err != nil {
+		return err
+	}
+	event, data, err := ahead.Event()
+	if err == nil && event == "error" {
+		err = resiliencehttp.Resend(errors.New(data))
+	}
+	return err
+}
+
+// ServeHTTP reserves the most that an answer can cost, sends the request, passes the stream on, and
+// charges for what it has passed on, however it ends.
+func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	tenant := r.Header.Get("Tenant")
+	ctx := context.WithValue(r.Context(), tenantKey{}, tenant)
+	reservation, err := g.limits.Reserve(ctx)
+	if err != nil {
+		resiliencehttp.Server{}.Refuse(w, r, err)
+		return
+	}
+	g.mu.Lock()
+	g.reserve[tenant] += estimate
+	g.mu.Unlock()
+	used := 0
+	defer func() { reservation.SettleEach(ctx, 1, used, used) }() // a request, and its tokens
+
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://providers/answers", r.Body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	resp, err := g.client.Do(req)
+	if err != nil {
+		if !(resiliencehttp.Server{}).Refuse(w, r, err) {
+			http.Error(w, "no provider has an answer", http.StatusBadGateway)
+		}
+		return
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		http.Error(w, "no provider has an answer", http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Provider", resp.Header.Get("Provider"))
+	if used, err = pass(w, resp.Body); err != nil {
+		resiliencehttp.Break(resp, err) // unless the Transport has seen it itself
+		_, _ = io.WriteString(w, "event: error\ndata: the answer has broken off\n\n")
+	}
+}
+
+// pass copies a stream of events and returns how many words have been passed on.
+func pass(w io.Writer, body io.Reader) (words int, err error) {
+	flush := http.NewResponseController(w.(http.ResponseWriter))
+	lines := bufio.NewScanner(body)
+	event := "message"
+	for lines.Scan() {
+		line := lines.Text()
+		if name, ok := strings.CutPrefix(line, "event: "); ok {
+			event = name
+		}
+		if event == "error" { // told in the middle of a stream
+			return words, errors.New("an error in a stream")
+		}
+		if _, err := io.WriteString(w, line+"\n"); err != nil {
+			return words, nil // the tenant has left
+		}
+		if line == "data: word" {
+			words++
+		}
+		if line == "" {
+			event = "message"
+			_ = flush.Flush()
+		}
+	}
+	return words, lines.Err()
+}
+
+func (g *gateway) reserved(tenant string) int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.reserve[tenant]
+}
+
+// charged returns what is gone from the month of a tenant.
+func (g *gateway) charged(tenant string) int64 {
+	left, err := g.months.Admit(context.Background(), tenant) // which costs nothing: see perCall
+	if err != nil {
+		panic(err)
+	}
+	return int64(left.Limit - left.Remaining)
+}

@@ -1,0 +1,180 @@
+// Gateway is an LLM gateway: an HTTP server in front of two providers of a model, with limits and
+// bills for its tenants. Everything is in this process, on loopback: the providers are made up, one
+// of them lives through a bad ten seconds, and one of three tenants floods the gateway.
+//
+//	go run ./examples/gateway [-seed n]
+//
+// It prints what became of the requests in each phase and, at the end, for each tenant the tokens
+// that were reserved, that arrived, and that its bill shows: the last two are the same.
+package main
+
+import (
+	"bufio"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"text/tabwriter"
+	"time"
+)
+
+func main() {
+	seed := flag.Uint64("seed", 1, "chooses how long the answers are, and which streams break off")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	phases, bills := run(ctx, *seed, 1500*time.Millisecond)
+	report(os.Stdout, phases, bills)
+}
+
+// A phase is a time in which the first provider has a fault.
+type phase struct {
+	name  string
+	fault fault
+	counts
+}
+
+// counts are what tenants saw. Each request is one of answered, cut, limited and failed.
+type counts struct {
+	requests, answered, cut, limited, failed, fallbacks atomic.Int64
+}
+
+// A bill compares, for one tenant, tokens by who counted them.
+type bill struct {
+	tenant                     string
+	reserved, arrived, charged int64
+}
+
+// tenants are how many requests a second each sends.
+var tenants = map[string]int{"acme": 20, "birch": 20, "flood": 200}
+
+// run sends requests of all tenants through a gateway, for a time in each phase.
+func run(ctx context.Context, seed uint64, phaseTime time.Duration) ([]*phase, []bill) {
+	north, south := newProvider(seed), newProvider(seed+1)
+	defer north.Close()
+	defer south.Close()
+	g := newGateway(north.URL, south.URL)
+	server := httptest.NewServer(g)
+	defer server.Close()
+
+	phases := []*phase{
+		{name: "all is well", fault: none},
+		{name: "streams break off", fault: breakingOff},
+		{name: "429, come back in 1 s", fault: busy},
+		{name: "200, then an error", fault: failing},
+		{name: "silent", fault: silent},
+		{name: "down", fault: down},
+		{name: "well again", fault: none},
+	}
+	var arrived sync.Map // by tenant, *atomic.Int64
+	for name := range tenants {
+		arrived.Store(name, new(atomic.Int64))
+	}
+	var calls sync.WaitGroup
+	random := rand.New(rand.NewPCG(seed, 0))
+	for _, p := range phases {
+		if ctx.Err() != nil {
+			break
+		}
+		north.fault.Store(int32(p.fault))
+		var senders sync.WaitGroup
+		for name, perSecond := range tenants {
+			n := int(phaseTime * time.Duration(perSecond) / time.Second)
+			lengths := make([]int, n)
+			for i := range lengths {
+				lengths[i] = 10 + random.IntN(50)
+			}
+			tokens, _ := arrived.Load(name)
+			senders.Go(func() {
+				tick := time.NewTicker(time.Second / time.Duration(perSecond))
+				defer tick.Stop()
+				for _, length := range lengths {
+					<-tick.C
+					calls.Go(func() { p.send(server.URL, name, length, tokens.(*atomic.Int64)) })
+				}
+			})
+		}
+		senders.Wait()
+	}
+	calls.Wait()
+
+	var bills []bill
+	for _, name := range slices.Sorted(maps.Keys(tenants)) {
+		tokens, _ := arrived.Load(name)
+		bills = append(bills, bill{name, g.reserved(name), tokens.(*atomic.Int64).Load(), g.charged(name)})
+	}
+	return phases, bills
+}
+
+// send makes one request of a tenant, reads the stream to its end, and counts what arrives.
+func (p *phase) send(url, tenant string, length int, arrived *atomic.Int64) {
+	p.requests.Add(1)
+	req, err := http.NewRequest(http.MethodPost, url, strings.NewReader(fmt.Sprintf(`{"length": %d}`, length)))
+	if err != nil {
+		panic(err)
+	}
+	req.Header.Set("Tenant", tenant)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		p.failed.Add(1)
+		return
+	}
+	defer resp.Body.Close()
+	switch {
+	case resp.StatusCode == http.StatusTooManyRequests:
+		p.limited.Add(1)
+		return
+	case resp.StatusCode != http.StatusOK:
+		p.failed.Add(1)
+		return
+	}
+	if resp.Header.Get("Provider") != "1" {
+		p.fallbacks.Add(1)
+	}
+	whole := false
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		switch lines.Text() {
+		case "data: word":
+			arrived.Add(1)
+		case "data: end":
+			whole = true
+		}
+	}
+	if whole {
+		p.answered.Add(1)
+	} else {
+		p.cut.Add(1)
+	}
+}
+
+func report(w io.Writer, phases []*phase, bills []bill) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "the first provider\trequests\tanswered\tby the second\tcut off\tover a limit\tfailed\t")
+	for _, p := range phases {
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t\n", p.name, p.requests.Load(), p.answered.Load(),
+			p.fallbacks.Load(), p.cut.Load(), p.limited.Load(), p.failed.Load())
+	}
+	fmt.Fprintln(t, "\t\t\t\t\t\t\t")
+	fmt.Fprintln(t, "tenant\treserved\tarrived\tcharged\t\t\t\t")
+	same := true
+	for _, b := range bills {
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t\t\t\t\n", b.tenant, b.reserved, b.arrived, b.charged)
+		same = same && b.arrived == b.charged
+	}
+	t.Flush()
+	if same {
+		fmt.Fprintln(w, "\nEach tenant pays for what has arrived, to the token.")
+	} else {
+		fmt.Fprintln(w, "\nThe sums differ.")
+	}
+}
