@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,7 +23,9 @@ func TestSnippetsCompile(t *testing.T) {
 	require.NoError(t, err)
 	nested, err := filepath.Glob("*/snippets_test.go")
 	require.NoError(t, err)
-	for _, file := range append(append(files, nested...), "internal/integration/fleet/snippets_test.go") {
+	programs, err := filepath.Glob("examples/*/*.go")
+	require.NoError(t, err)
+	for _, file := range slices.Concat(files, nested, programs, []string{"internal/integration/fleet/snippets_test.go"}) {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		compiled.Write(text)
@@ -36,7 +39,7 @@ func TestSnippetsCompile(t *testing.T) {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		for _, snippet := range fence.FindAllStringSubmatch(string(text), -1) {
-			require.Contains(t, flush(compiled.String()), flush(snippet[1]), "%s: this snippet is not in snippets*_test.go:\n%s", page, snippet[1])
+			require.Contains(t, flush(compiled.String()), flush(snippet[1]), "%s: this snippet is not compiled:\n%s", page, snippet[1])
 		}
 	}
 }

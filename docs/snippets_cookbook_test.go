@@ -93,31 +93,6 @@ func _() {
 }
 
 func _() {
-	type promptTokens struct{} // the key of the number of tokens in ctx
-
-	tokens := throttle.New(throttle.Config{
-		Name: "llm-tokens", Rate: throttle.PerMinute(90_000), Burst: 30_000, MaxWait: 20 * time.Second,
-		Cost: func(ctx context.Context) int { n, _ := ctx.Value(promptTokens{}).(int); return max(n, 1) },
-	})
-	requests := throttle.New(throttle.Config{Name: "llm-requests", Rate: throttle.PerMinute(500), MaxWait: 20 * time.Second})
-	answers := bulkhead.New(bulkhead.Config{Name: "llm", Limit: 32, Queue: 64, MaxWait: 10 * time.Second})
-
-	client := &http.Client{Transport: &resiliencehttp.Transport{
-		Middleware: resilience.Chain(
-			retries.Wrap, // heeds Retry-After of a 429
-			circuit.Wrap,
-			tokens.Wrap, requests.Wrap,
-			answers.Wrap, // a slot is held until the answer has been streamed to its end
-		),
-	}}
-	ctx := context.WithValue(ctx, promptTokens{}, 1200)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, body)
-	req.Header.Set("Idempotency-Key", "prompt-17") // without one a POST is not repeated
-	resp, err := client.Do(req)
-	use(resp, err)
-}
-
-func _() {
 	relay := func(ctx context.Context, term lease.Term) error {
 		for {
 			tx, err := db.BeginTx(ctx, nil)

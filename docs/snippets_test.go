@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"time"
@@ -11,9 +12,6 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/cacheaside"
-	"github.com/go-resilience/resilience/lease"
-	"github.com/go-resilience/resilience/lease/sqllease"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
@@ -31,8 +29,13 @@ type User struct{ ID int }
 
 var (
 	ctx        = context.Background()
-	handler    http.Handler
 	tenants    *throttle.Group[string]
+	handler    http.Handler
+	requests   *throttle.Group[string]
+	tokens     *throttle.Group[string]
+	tenantOf   func(context.Context) string
+	pass       func(io.Writer, io.Reader) (int, error)
+	used       int
 	ping       = func(context.Context) error { return nil }
 	fetchUser  = func(context.Context, int) (*User, error) { return nil, nil }
 	cachedUser = func(int) (*User, error) { return nil, nil }
@@ -73,51 +76,20 @@ func _() {
 	use(user, err)
 }
 
-func _() {
-	retries := retry.New(retry.Config{
-		Attempts: 4,
-		Budget:   retry.NewBudget(retry.BudgetConfig{}), // share it among the retriers of one dependency
-	})
-	err := retries.Do(ctx, ping)
+func _(ctx context.Context, req *http.Request, w http.ResponseWriter, first, second http.RoundTripper) error {
+	limits := throttle.All(requests.For(tenantOf), tokens.For(tenantOf)) // from each, or from none
+	client := &http.Client{Transport: resiliencehttp.Failover(first, second)}
 
-	use(err)
-}
-
-func _() {
-	circuit := breaker.New(breaker.Config{Name: "users", Failures: 5}) // or FailureRate, of MinCalls (20) or more in a Window
-	if err := circuit.Do(ctx, ping); errors.Is(err, breaker.ErrOpen) {
-		use(cachedUser(42))
+	reservation, err := limits.Reserve(ctx)
+	if err != nil {
+		return err // it says when to come back
 	}
-}
-
-func _() {
-	slots := bulkhead.New(bulkhead.Config{Limit: 16, Queue: 32, MaxWait: 100 * time.Millisecond})
-	err := slots.Do(ctx, ping)
-
-	use(err)
-}
-
-func _() {
-	tenants := throttle.NewGroup(throttle.GroupConfig[string]{
-		Config: throttle.Config{Rate: throttle.PerMinute(60), Burst: 10},
-	})
-	err := tenants.Do(ctx, "tenant-7", ping)
-	if limited, ok := errors.AsType[*throttle.LimitedError](err); ok {
-		slog.Warn("come back later", "in", limited.RetryAfter())
+	defer func() { reservation.SettleEach(ctx, 1, used) }() // into debt, if need be
+	resp, err := client.Do(req)
+	if err == nil {
+		used, err = pass(w, resp.Body)
 	}
-}
-
-func _() {
-	users := cacheaside.New(cacheaside.Config[int, *User]{
-		Load:         fetchUser, // cacheaside.ErrNotFound if there is none
-		TTL:          time.Minute,
-		StaleOnError: time.Hour, // serve the old value while the source is down
-		Store:        nil,       // or redisstore.New(...)
-	})
-	user, err := users.Get(ctx, 42)
-	err = users.Write(ctx, 42, ping) // write to the source, then invalidate, in the only right order
-
-	use(user, err)
+	return err
 }
 
 type Trip struct{ Flight, Room string }
@@ -154,41 +126,4 @@ func _() error {
 
 	use(done)
 	return err
-}
-
-func _() {
-	client := &http.Client{Transport: &resiliencehttp.Transport{Middleware: guarded}}
-
-	server := resiliencehttp.Server{}
-	limit := server.ThrottleBy(tenants, resiliencehttp.ClientIP()) // behind a load balancer: ClientIP(its networks)
-	http.Handle("/", limit(server.Bulkhead(slots)(handler)))
-
-	use(client)
-}
-
-func _() error {
-	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{}) // or MySQL, SQLite
-	err := store.Migrate(ctx)
-	err = lease.Every(ctx, store, lease.Config{Name: "billing"}, time.Minute, func(ctx context.Context, term lease.Term) error {
-		if err := billDue(ctx, term); err != nil { // its transaction begins with term.Fence(ctx, tx)
-			slog.Error("billing", "err", err)
-		}
-		return nil // an error would end Every
-	})
-	return err
-}
-
-func billDue(ctx context.Context, term lease.Term) error {
-	tx, err := db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	if err := term.Fence(ctx, tx); err != nil { // the term holds, and no other begins before tx ends
-		return err
-	}
-	if err := bill(ctx, tx); err != nil {
-		return err
-	}
-	return tx.Commit()
 }

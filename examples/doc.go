@@ -1,6 +1,7 @@
 // Package examples holds programs that run offline: go run ./examples/<name>.
 //
 //	quickstart   the same load through a plain client and through one with policies
+//	gateway      an LLM gateway: streams, tokens, failover, a cooldown, bills
 //	httpserver   tenants with limits, a bulkhead around a slow part, a health endpoint
 //	grpc         policies around a gRPC client and in its server
 //	cache        a cache in front of SQLite, and with a Redis in two processes
