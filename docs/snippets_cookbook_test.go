@@ -51,9 +51,7 @@ func _() {
 }
 
 var (
-	guarded      resilience.Middleware
 	url          string
-	body         io.Reader
 	store        lease.Store
 	oldestUnsent func(context.Context, *sql.Tx) (outboxMessage, error)
 	reg          *registry.Registry

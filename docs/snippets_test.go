@@ -29,7 +29,6 @@ type User struct{ ID int }
 
 var (
 	ctx        = context.Background()
-	tenants    *throttle.Group[string]
 	handler    http.Handler
 	requests   *throttle.Group[string]
 	tokens     *throttle.Group[string]
@@ -41,12 +40,10 @@ var (
 	cachedUser = func(int) (*User, error) { return nil, nil }
 	use        = func(...any) {}
 
-	db   *sql.DB
-	bill func(context.Context, *sql.Tx) error
+	db *sql.DB
 
 	retries *retry.Retrier
 	circuit *breaker.Breaker
-	slots   *bulkhead.Bulkhead
 
 	bookFlight, cancelFlight, bookRoom, cancelRoom func(context.Context, *Trip) error
 
