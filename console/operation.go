@@ -196,7 +196,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	case op.Action == Preview:
 		e, _ := c.entry(op.Policy)
 		p := c.policyPage(e, op.Key)
-		p.Form = &actionForm{Changes: done.report, Values: r.PostForm}
+		p.Form = &actionForm{Changes: done.Changes, Values: r.PostForm}
 		c.show(w, r, http.StatusOK, "policy.html", p)
 	default:
 		said := op.Action
@@ -392,11 +392,8 @@ func (c *Console) do(ctx context.Context, op Operation, done *result) (err error
 		if op.Action == Preview {
 			change = c.reg.Preview
 		}
-		done.report, err = change(encode(map[string]json.RawMessage{op.Policy: op.Settings}))
-		for _, change := range done.report {
-			done.Changes = append(done.Changes, settingChange(change))
-		}
-		if op.Action == Preview && err == nil && len(done.report) == 0 {
+		done.Changes, err = change(encode(map[string]json.RawMessage{op.Policy: op.Settings}))
+		if op.Action == Preview && err == nil && len(done.Changes) == 0 {
 			err = errors.New("nothing would change")
 		}
 		return err
@@ -438,9 +435,6 @@ func ofStore(err error) error {
 func (c *Console) told(err error) string {
 	if failed, ok := errors.AsType[secretError](err); ok {
 		return failed.where + ": " + c.secret(failed.error)
-	}
-	if err == nil {
-		return ""
 	}
 	return err.Error()
 }
@@ -497,13 +491,6 @@ func operate(e registry.Entry, op Operation) error {
 	return nil
 }
 
-// A settingChange is the JSON twin of a registry.Change.
-type settingChange struct {
-	Path string `json:"path"`
-	From string `json:"from"`
-	To   string `json:"to"`
-}
-
 // refuse answers an action that was not done, with the page that it came from.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, status int, err error) {
 	err = errors.New(c.told(err))
@@ -556,8 +543,7 @@ func (op Operation) listed(runner string) url.Values {
 type result struct {
 	Done    bool            `json:"done"`
 	Error   string          `json:"error,omitempty"`
-	Changes []settingChange `json:"changes,omitempty"` // of an apply, or a dry run
+	Changes registry.Report `json:"changes,omitempty"` // of an apply, or a dry run
 	Acted   int             `json:"acted,omitempty"`   // of an action on many sagas: how many
 	Refused int             `json:"refused,omitempty"` // how many do not allow it, as they are
-	report  registry.Report
 }

@@ -26,7 +26,6 @@ type overview struct {
 // A cardGroup holds the cards of the policies that share a name.
 type cardGroup struct {
 	Name  string
-	Tone  tone
 	Cards []policyCard
 }
 
@@ -126,13 +125,10 @@ func groups(cards []policyCard) []cardGroup {
 	var all []cardGroup
 	for _, card := range cards {
 		if len(all) == 0 || all[len(all)-1].Name != card.Name {
-			all = append(all, cardGroup{Name: card.Name, Tone: well})
+			all = append(all, cardGroup{Name: card.Name})
 		}
 		g := &all[len(all)-1]
 		g.Cards = append(g.Cards, card)
-		if card.Tone.rank() < g.Tone.rank() {
-			g.Tone = card.Tone
-		}
 	}
 	return all
 }

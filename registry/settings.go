@@ -21,8 +21,9 @@ import (
 
 // A Change is one setting that [Registry.Apply] has changed.
 type Change struct {
-	Path     string // "breaker/users.Failures"
-	From, To string // as in JSON
+	Path string `json:"path"` // "breaker/users.Failures"
+	From string `json:"from"` // as in JSON
+	To   string `json:"to"`
 }
 
 // A Report lists the settings that have changed, in the order of their policies and fields.
