@@ -34,7 +34,7 @@ async function renew() {
   const answer = await fetch(url, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
   if (!answer.ok) throw answer;
   const doc = new DOMParser().parseFromString(await answer.text(), "text/html");
-  const focus = document.activeElement.getAttribute("href");
+  const focus = document.activeElement?.getAttribute("href");
   document.title = doc.title;
   document.getElementById("main").dataset.refresh = doc.getElementById("main").dataset.refresh || 0;
   for (const next of doc.querySelectorAll("[data-live]")) {

@@ -119,6 +119,7 @@ func (p tab) open(url string) { p.t.Helper(); p.do("open "+url, chromedp.Navigat
 // click clicks what a CSS selector or an XPath finds first.
 func (p tab) click(sel string) {
 	p.t.Helper()
+	p.until(`document.readyState === "complete"`) // while it is loading, what was found may be replaced
 	p.do("click "+sel, chromedp.Click(sel))
 }
 
