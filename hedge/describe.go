@@ -15,12 +15,6 @@ func (h *Hedger[T]) Observe(f func(context.Context, Event)) (stop func()) {
 	return h.observers.Observe(f)
 }
 
-func (h *Hedger[T]) tell(ctx context.Context, kind EventKind) {
-	if h.observers.Any() {
-		h.observers.Tell(ctx, Event{Kind: kind, Name: h.cfg.Name})
-	}
-}
-
 // An Event is something that happened to a [Hedger].
 type Event struct {
 	Kind EventKind

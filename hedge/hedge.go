@@ -122,14 +122,15 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	begun := time.Now()
 	inner := r.enter(0)
 	r.timer = time.AfterFunc(h.delay(), r.second)
-	returns := false
-	defer func() {
-		if !returns { // because a call or an observer panicked, or ended its goroutine
-			r.finish(-1)
-			r.wait()
-			r.discard(r.value, r.winner >= 0)
+	returned := -1 // the call whose value Do returns
+	defer func() { // also if a call or an observer panics, or ends its goroutine
+		r.finish(returned)
+		r.wait()
+		for i, c := range r.calls {
+			if c.succeeded && i != returned && h.cfg.Discard != nil {
+				h.cfg.Discard(c.value)
+			}
 		}
-		r.discard(r.late, r.isLate)
 	}()
 	value, err := fn(inner)
 	h.earn(err)
@@ -140,18 +141,20 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	if r.crash != nil {
 		r.crash()
 	}
-	r.finish(r.winner) // releases the ctx of a call that failed
-	returns = true
-	switch r.winner {
+	returned = r.winner
+	switch returned {
 	case 0:
 		h.firstWon.Add(1)
+		return value, nil
 	case 1:
 		h.hedgeWon.Add(1)
-	default:
-		h.failed.Add(1)
-		return zero, join(r.errs)
+		return r.calls[1].value, nil
 	}
-	return r.value, nil
+	h.failed.Add(1)
+	if r.calls[1].err != nil {
+		err = errors.Join(err, r.calls[1].err)
+	}
+	return zero, err
 }
 
 // delay returns how long a call may take now before another is made.
@@ -197,21 +200,24 @@ type race[T any] struct {
 	timer      *time.Timer
 	secondOver chan struct{} // closed when the second call has returned, or will not be made
 
-	mu      sync.Mutex
-	cancels [2]context.CancelCauseFunc // of the calls that began
-	over    bool                       // no other call may begin, and no other success counts
-	winner  int                        // the index of the call that returned value, or -1
-	value   T
-	late    T // came too late
-	isLate  bool
-	errs    []error
-	crash   func() // continues the panic or the exit of the second call
+	mu     sync.Mutex
+	calls  [2]call[T]
+	over   bool   // no other call may begin, and none may win
+	winner int    // the index of the first call that succeeded before the race was over, or -1
+	crash  func() // continues the panic or the exit of the second call
 }
 
-// enter returns the ctx of the call that begins.
+type call[T any] struct {
+	cancel    context.CancelCauseFunc // nil before it begins
+	succeeded bool
+	value     T
+	err       error
+}
+
+// enter returns the ctx of call i, which begins.
 func (r *race[T]) enter(i int) context.Context {
 	ctx, cancel := context.WithCancelCause(r.ctx)
-	r.cancels[i] = cancel
+	r.calls[i].cancel = cancel
 	return ctx
 }
 
@@ -223,41 +229,42 @@ func (r *race[T]) wait() {
 	<-r.secondOver
 }
 
-// second makes the second call, on a goroutine of its own.
+// second makes the second call, on a goroutine of its own, unless there is no need or no
+// allowance for it.
 func (r *race[T]) second() {
 	defer close(r.secondOver)
-	crashed := true
+	returns := false
 	defer func() {
-		if crashed {
+		if !returns {
 			r.crashed(recover())
 		}
 	}()
-	r.makeSecond()
-	crashed = false
+	r.mu.Lock()
+	needed := !r.over && r.ctx.Err() == nil
+	allowed := needed && r.spend(1)
+	var ctx context.Context
+	if allowed {
+		ctx = r.enter(1)
+	}
+	r.mu.Unlock()
+	switch {
+	case allowed:
+		r.hedged.Add(1)
+		r.tell(EventHedged)
+		value, err := r.fn(ctx)
+		if behavior.IsRefused(err) {
+			r.spend(-1)
+		}
+		r.end(1, value, err)
+	case needed:
+		r.overBudget.Add(1)
+		r.tell(EventOverBudget)
+	}
+	returns = true
 }
 
-// makeSecond makes the second call, unless there is no need or no allowance for it.
-func (r *race[T]) makeSecond() {
-	r.mu.Lock()
-	if r.over || r.ctx.Err() != nil {
-		r.mu.Unlock()
-		return
-	}
-	if !r.spend(1) {
-		r.mu.Unlock()
-		r.overBudget.Add(1)
-		r.tell(r.ctx, EventOverBudget)
-		return
-	}
-	ctx := r.enter(1)
-	r.mu.Unlock()
-	r.hedged.Add(1)
-	r.tell(r.ctx, EventHedged)
-	value, err := r.fn(ctx)
-	if behavior.IsRefused(err) {
-		r.spend(-1)
-	}
-	r.end(1, value, err)
+func (r *race[T]) tell(kind EventKind) {
+	r.observers.Tell(r.ctx, Event{Kind: kind, Name: r.cfg.Name})
 }
 
 // crashed notes that the second call panicked with p, or ended its goroutine if p is nil.
@@ -274,19 +281,15 @@ func (r *race[T]) crashed(p any) {
 	r.finish(-1)
 }
 
-// end notes the result of call i, and reports whether a call has succeeded.
+// end notes the result of call i, and reports whether a call has won.
 func (r *race[T]) end(i int, value T, err error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case r.over && err == nil:
-		r.late, r.isLate = value, true
-	case r.over:
-	case err == nil:
-		r.winner, r.value = i, value
+	c := &r.calls[i]
+	c.succeeded, c.value, c.err = err == nil, value, err
+	if c.succeeded && !r.over {
+		r.winner = i
 		r.finishLocked(i)
-	default:
-		r.errs = append(r.errs, err)
 	}
 	return r.winner >= 0
 }
@@ -301,22 +304,9 @@ func (r *race[T]) finish(winner int) {
 // ctx if the value may need it.
 func (r *race[T]) finishLocked(winner int) {
 	r.over = true
-	for i, cancel := range r.cancels {
-		if cancel != nil && (i != winner || r.cfg.Discard == nil) {
-			cancel(r.lost)
+	for i, c := range r.calls {
+		if c.cancel != nil && (i != winner || r.cfg.Discard == nil) {
+			c.cancel(r.lost)
 		}
 	}
-}
-
-func (r *race[T]) discard(value T, is bool) {
-	if is && r.cfg.Discard != nil {
-		r.cfg.Discard(value)
-	}
-}
-
-func join(errs []error) error {
-	if len(errs) == 1 {
-		return errs[0]
-	}
-	return errors.Join(errs...)
 }

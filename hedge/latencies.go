@@ -21,15 +21,14 @@ const (
 )
 
 // quantile returns the time within which the fraction q, in (0, 1], of the calls ended. ok
-// is false before 20 calls have succeeded, and if q is not a number.
+// is false before 20 calls have succeeded.
 func (l *latencies) quantile(q float64) (d time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.sorted) < leastLatencies || math.IsNaN(q) {
+	if len(l.sorted) < leastLatencies {
 		return 0, false
 	}
-	i := int(math.Ceil(q*float64(len(l.sorted)))) - 1
-	return l.sorted[min(max(0, i), len(l.sorted)-1)], true
+	return l.sorted[int(math.Ceil(q*float64(len(l.sorted))))-1], true
 }
 
 func (l *latencies) observe(d time.Duration) {

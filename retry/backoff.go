@@ -8,21 +8,15 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// A Backoff returns the delays of one call, one after the other, and a negative one to end
-// the retrying. The BackOff of github.com/cenkalti/backoff/v4 is one.
+// A Backoff returns the delays of one call, and a negative one to end the retrying. The
+// BackOff of github.com/cenkalti/backoff/v4 is one.
 type Backoff = interface {
 	NextBackOff() time.Duration
 	Reset() // is called once in each call, before the first NextBackOff
 }
 
-// Constant waits d before each retry. It needs d >= 0.
-//
-// Constant and Exponential return factories for Config.Backoff: a Backoff has state and
-// belongs to one call, a factory may be shared. [Config.Validate] reports arguments without
-// meaning, such as a negative delay.
-//
-// Clients that fail together and wait for exactly the same time return together, so most
-// programs want the random delays of [Exponential].
+// Constant waits d before each retry. It needs d >= 0; [Config.Validate] reports what is not.
+// Clients that fail together return together then: most programs want [Exponential].
 func Constant(d time.Duration) func() Backoff {
 	if d < 0 {
 		return misused("Constant(%v)", "given 0 or more", d)
@@ -32,9 +26,9 @@ func Constant(d time.Duration) func() Backoff {
 }
 
 // Exponential waits a random time between 0 and a bound that begins at first, doubles with
-// each retry, and stays at longest. This is full jitter, the kind that makes the least
-// work for a server that recovers (Brooker, "Exponential Backoff And Jitter", AWS
-// Architecture Blog, 2015). It needs 0 < first <= longest.
+// each retry, and stays at longest (full jitter: Brooker, "Exponential Backoff And Jitter",
+// AWS Architecture Blog, 2015). It needs 0 < first <= longest; [Config.Validate] reports what
+// is not.
 func Exponential(first, longest time.Duration) func() Backoff {
 	if first <= 0 || longest < first {
 		return misused("Exponential(%v, %v)", "given more than 0, and longest at least first", first, longest)

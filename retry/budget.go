@@ -2,28 +2,23 @@ package retry
 
 import (
 	"cmp"
-	"context"
 	"math"
 	"sync"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/invalid"
-	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
 // BudgetConfig says how many retries a [Budget] allows.
 type BudgetConfig struct {
-	// Name appears in events. It may be empty.
+	// Name is the name in a registry. It may be empty.
 	Name string
-
-	// Ratio is how many retries each call adds, at most 100. Zero means 0.2; a
-	// negative number means none.
+	// Ratio is how many retries each call adds, at most 100. Zero means 0.2, negative none.
 	Ratio float64
-
-	// PerSecond is how many retries each second adds, at most a million. Zero means 10; a
-	// negative number means none.
+	// PerSecond is how many retries each second adds, at most a million. Zero means 10,
+	// negative none.
 	PerSecond int
 }
 
@@ -49,23 +44,18 @@ func (c *BudgetConfig) fixed(next *BudgetConfig) error {
 
 // A Budget limits retries to a fraction of the calls, so that clients that retry do not
 // multiply the load on a dependency that is down. Share one among the retriers of one
-// dependency.
+// dependency; for one for each host or tenant, make a resilience.Group of Retriers. It is safe
+// for concurrent use.
 //
 // It is a bucket of retries: each call adds Ratio, each second adds PerSecond, so that a rare
 // call may be retried too, and each retry takes one before its wait. It begins with what ten
-// seconds add, and holds at most what ten seconds and a hundred calls add. So in any time there
-// are at most Ratio retries for each call and PerSecond for each second, and those that it held.
+// seconds add, and holds at most what ten seconds and a hundred calls add.
 //
-// A Budget counts the attempts that reach the dependency: the first attempt of a call as
-// the call, each later one as a retry, and an attempt that a policy further in refuses as
-// neither. Whether an attempt succeeds, and how the work ends that goes on after it, changes
-// nothing. If retriers are nested, give the Budget to one of them: each counts the call,
-// and would add its retries again.
-//
-// A Budget is safe for concurrent use.
+// The first attempt of a call that reaches the dependency counts as the call, each later one as
+// a retry, whatever their results; an attempt that a policy further in refuses is neither. Of
+// nested retriers give the Budget to one: each counts the call, and would add its retries.
 type Budget struct {
-	setting   settings.Setting[BudgetConfig]
-	observers notify.Observers[Event]
+	setting settings.Setting[BudgetConfig]
 
 	mu                  sync.Mutex
 	held                int64     // in billionths of a retry, so that no nanosecond and no call is lost
@@ -120,8 +110,9 @@ func (b *Budget) earn() {
 }
 
 // take takes a retry, and reports whether there was one.
-func (b *Budget) take(ctx context.Context) bool {
+func (b *Budget) take() bool {
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.now()
 	ok := b.held >= whole
 	if ok {
@@ -131,10 +122,6 @@ func (b *Budget) take(ctx context.Context) bool {
 		b.overBudget++
 	}
 	b.spent = !ok
-	b.mu.Unlock()
-	if !ok && b.observers.Any() {
-		b.observers.Tell(ctx, Event{Kind: EventOverBudget, Name: b.Name()})
-	}
 	return ok
 }
 
@@ -152,7 +139,6 @@ type BudgetStats struct {
 	Left       int64 // retries that would be allowed now
 }
 
-// Stats returns a snapshot.
 func (b *Budget) Stats() BudgetStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -160,31 +146,18 @@ func (b *Budget) Stats() BudgetStats {
 	return BudgetStats{b.allowed, b.overBudget, b.held / whole}
 }
 
-// Name returns the Name of b's BudgetConfig.
 func (b *Budget) Name() string { return b.setting.Load().Name }
 
-// Config returns the present BudgetConfig of b, with its defaults filled in.
+// Config returns the present BudgetConfig, with its defaults filled in.
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
-// Update changes the BudgetConfig of b: it calls change with the BudgetConfig as it was given,
-// in which a zero field means its default. If the result is not valid, Update returns the error
-// of Validate and changes nothing. What b holds is kept. The Name cannot change. change must
-// not call b.
+// Update is as [Retrier.Update]; b keeps what it holds.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
 	return b.setting.Update(change, (*BudgetConfig).fixed, nil)
 }
 
-// Observe calls f with an [EventOverBudget] for each retry that b does not allow from now on,
-// until stop is called: synchronously, with the ctx of Do, and while no lock is held. A panic
-// in f passes on to the caller of Do. A second call of stop does nothing.
-func (b *Budget) Observe(f func(context.Context, Event)) (stop func()) {
-	return b.observers.Observe(f)
-}
-
-// Kind returns "budget".
 func (b *Budget) Kind() string { return "budget" }
 
-// Figures returns the figures of b.
 func (b *Budget) Figures() []describe.Figure {
 	s := b.Stats()
 	return []describe.Figure{
@@ -212,7 +185,7 @@ func (b *Budget) Health() error {
 	return nil
 }
 
-// Needed reports whether b holds less than a new Budget. A nil Budget is not needed.
+// Needed reports whether b holds less than a new Budget.
 func (b *Budget) Needed() bool {
 	if b == nil {
 		return false
@@ -222,15 +195,9 @@ func (b *Budget) Needed() bool {
 	return b.now().atFirst() > b.held
 }
 
-// Settings returns a [BudgetConfig].
 func (b *Budget) Settings() any { return b.Config() }
 
-// Change is Update for a program that does not know the type of the BudgetConfig.
+// Change is Update for whoever does not know BudgetConfig.
 func (b *Budget) Change(dry bool, f func(cfg any) error) error {
 	return b.setting.Change(dry, f, (*BudgetConfig).fixed, nil)
-}
-
-// ObserveAny is Observe for a program that does not know the type of the Event.
-func (b *Budget) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return b.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }

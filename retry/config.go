@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
@@ -13,60 +14,40 @@ import (
 type Config struct {
 	// Name appears in errors and events. It may be empty.
 	Name string
-
-	// Attempts is the most often that a call runs fn, the first attempt included. An
-	// attempt that a policy further in refuses counts. Zero means 3; a negative number
-	// means no limit.
+	// Attempts is how often a call runs fn at most, the first attempt and refused ones
+	// included. Zero means 3, negative no limit.
 	Attempts int
-
-	// AttemptTimeout is how long each attempt may take: its ctx ends after that time.
-	// An attempt that fails because of it is retried like any other, and its error is
-	// context.DeadlineExceeded as well as what fn returned. Within a
-	// resiliencehttp.Transport it also covers the body of the response. Zero means
-	// none.
+	// AttemptTimeout is how long each attempt may take until its ctx ends. Its error is then
+	// context.DeadlineExceeded as well as what fn returned, and retried like any other.
+	// Within a resiliencehttp.Transport it also covers the body. Zero means no limit.
 	AttemptTimeout time.Duration
-
-	// HealthyAfter is for calls that are sessions, such as a subscription that runs for
-	// days: an attempt that ran for so long before it failed counts as the first of a new
-	// call. Attempts and the delays begin anew, and the Budget counts a call. Without it,
-	// the third break in a month would end a session for good. Zero means that no attempt
-	// does.
+	// HealthyAfter is for sessions, such as a subscription that runs for days: an attempt
+	// that ran for so long before it failed counts as the first of a new call. Otherwise the
+	// third break in a month would end a session for good. Zero means never.
 	HealthyAfter time.Duration
-
-	// Backoff returns the delays of one call: a new one each time, since it
-	// has state. It is called when the first attempt of a call has failed, and once or
-	// twice by Validate, New and Update. A negative delay ends the retrying. Nil means
-	// Exponential(100ms, 10s).
+	// Backoff returns the delays of one call: a new one each time, since it has state. It is
+	// called when the first attempt of a call has failed, and by Validate, New and Update. A
+	// negative delay ends the retrying. Nil means Exponential(100ms, 10s).
 	Backoff func() Backoff
-
-	// Delay returns the delay before the attempt that follows a, in place of a.Delay,
-	// which comes from Backoff. Set it if the delay depends on the error or on ctx, or
-	// comes from a list: list[a.Number-1]. A negative delay ends the retrying. RetryAfter
-	// of the error still sets the least delay, and the limits of any wait hold. Nil means
-	// a.Delay.
+	// Delay returns the delay after a, in place of a.Delay, which comes from Backoff: by the
+	// error, by ctx, or from a list, list[a.Number-1]. A negative delay ends the retrying.
+	// RetryAfter of the error still sets the least. Nil means a.Delay.
 	Delay func(ctx context.Context, a Attempt) time.Duration
-
-	// MaxRetryAfter is the longest wait that an error may ask for by its method
-	// RetryAfter. An error that asks for more ends the retrying, since an earlier
-	// attempt would be of no use. Zero means a minute.
+	// MaxRetryAfter is the longest wait that an error may ask for by its method RetryAfter.
+	// One that asks for more ends the retrying. Zero means a minute.
 	MaxRetryAfter time.Duration
-
-	// If reports whether a failure is worth another attempt. It is asked once for each
-	// attempt that failed; it is not asked about a refusal, an answer or an error
-	// marked by [Permanent], nor once ctx has ended. Nil means resilience.Retryable.
+	// If reports whether a failure is worth another attempt. It is not asked about refusals,
+	// answers and errors marked by [Permanent], nor once ctx has ended. Nil means
+	// resilience.Retryable.
 	If func(error) bool
-
-	// Budget limits retries to a fraction of the calls. Share one among the retriers of
-	// one dependency. Nil means no such limit. A registry shows it if it is added, beside
-	// the retriers.
+	// Budget limits retries to a fraction of the calls. Nil means no such limit. A registry
+	// shows it if it is added, beside the retriers.
 	Budget *Budget
-
-	// OnRetry is called before each wait for another attempt, with the ctx of Do. It is
-	// not called when no attempt is to follow.
+	// OnRetry is called before each wait for another attempt, with the ctx of Do.
 	OnRetry func(context.Context, Attempt)
 }
 
-// An Attempt is one that failed, or was refused, and is to be followed by another.
+// An Attempt has failed or was refused, and another follows.
 type Attempt struct {
 	Name        string        // of the Retrier
 	Number      int           // of the attempt that failed, from 1
@@ -97,6 +78,9 @@ func (c Config) withDefaults() Config {
 	if c.Backoff == nil {
 		c.Backoff = Exponential(100*time.Millisecond, 10*time.Second)
 	}
+	if c.If == nil {
+		c.If = func(err error) bool { return behavior.Read(err).Retryable }
+	}
 	c.Attempts = cmp.Or(c.Attempts, 3)
 	c.MaxRetryAfter = cmp.Or(c.MaxRetryAfter, time.Minute)
 	return c
@@ -109,19 +93,15 @@ func (c *Config) fixed(next *Config) error {
 	return f.Err()
 }
 
-// Name returns the Name of r's Config.
 func (r *Retrier) Name() string { return r.setting.Load().Name }
 
-// Config returns the present Config of r, with its defaults filled in.
+// Config returns the present Config, with its defaults filled in.
 func (r *Retrier) Config() Config { return r.setting.Config() }
 
-// Update changes the Config of r: it calls change with the Config as it was given, in which a
-// zero field means its default. If the result is not valid, Update returns the error of
-// Validate and changes nothing.
-//
-// A call under way ends under the Config that it began with, its Budget included; a later
-// call begins with the new one. The figures are kept. The Name cannot change. change must not
-// call r.
+// Update changes the Config: it calls change with the Config as it was given, in which a zero
+// field means its default. If the result is not valid, Update returns the error of Validate and
+// changes nothing. A call under way ends under the Config that it began with. The Name cannot
+// change. change must not call r.
 func (r *Retrier) Update(change func(*Config)) error {
 	return r.setting.Update(change, (*Config).fixed, nil)
 }

@@ -8,49 +8,44 @@ import (
 
 // What package registry reads: see its documentation.
 
-// Kind returns "retry".
 func (r *Retrier) Kind() string { return "retry" }
 
-// Figures returns the figures of r.
 func (r *Retrier) Figures() []describe.Figure {
 	s := r.Stats()
-	var all []describe.Figure
-	count := func(name string, n int64) {
-		all = append(all, describe.Figure{Name: name, Counter: true, Value: float64(n)})
+	return []describe.Figure{
+		{Name: "retry.calls{outcome=first_try}", Counter: true, Value: float64(s.FirstTry)},
+		{Name: "retry.calls{outcome=recovered}", Counter: true, Value: float64(s.Recovered)},
+		{Name: "retry.calls{outcome=exhausted}", Counter: true, Value: float64(s.Exhausted)},
+		{Name: "retry.calls{outcome=permanent}", Counter: true, Value: float64(s.Permanent)},
+		{Name: "retry.calls{outcome=over_budget}", Counter: true, Value: float64(s.OverBudget)},
+		{Name: "retry.calls{outcome=deadline}", Counter: true, Value: float64(s.Deadline)},
+		{Name: "retry.calls{outcome=canceled}", Counter: true, Value: float64(s.Canceled)},
+		{Name: "retry.calls{outcome=nested}", Counter: true, Value: float64(s.Nested)},
+		{Name: "retry.attempts", Counter: true, Value: float64(s.Attempts)},
+		{Name: "retry.retries", Counter: true, Value: float64(s.Retried)},
 	}
-	count("retry.calls{outcome=first_try}", s.FirstTry)
-	count("retry.calls{outcome=recovered}", s.Recovered)
-	count("retry.calls{outcome=exhausted}", s.Exhausted)
-	count("retry.calls{outcome=permanent}", s.Permanent)
-	count("retry.calls{outcome=over_budget}", s.OverBudget)
-	count("retry.calls{outcome=deadline}", s.Deadline)
-	count("retry.calls{outcome=canceled}", s.Canceled)
-	count("retry.calls{outcome=nested}", s.Nested)
-	count("retry.attempts", s.Attempts)
-	count("retry.retries", s.Retried)
-	return all
 }
 
 // Health returns an error while the Budget of r is spent.
 func (r *Retrier) Health() error { return r.setting.Load().Budget.Health() }
 
-// Needed reports whether the Budget of r has fewer retries left than a new one. A
-// resilience.Group keeps r while that is so: a new Retrier in its place would allow them again.
+// Needed reports whether the Budget of r holds less than a new one: then a resilience.Group
+// keeps r, because a new Retrier in its place would allow more retries.
 func (r *Retrier) Needed() bool { return r.setting.Load().Budget.Needed() }
 
-// Settings returns a [Config], without its functions and its Budget.
+// Settings returns Config without functions and Budget.
 func (r *Retrier) Settings() any {
 	c := r.Config()
 	c.Backoff, c.Delay, c.If, c.OnRetry, c.Budget = nil, nil, nil, nil, nil
 	return c
 }
 
-// Change is Update for a program that does not know the type of the Config.
+// Change is Update for whoever does not know Config.
 func (r *Retrier) Change(dry bool, f func(cfg any) error) error {
 	return r.setting.Change(dry, f, (*Config).fixed, nil)
 }
 
-// ObserveAny is Observe for a program that does not know the type of the Event.
+// ObserveAny is Observe for whoever does not know Event.
 func (r *Retrier) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return r.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }

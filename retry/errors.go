@@ -13,62 +13,46 @@ import (
 )
 
 var (
-	// ErrExhausted is the Cause of an [Error] if a limit of the Retrier ended the
-	// retrying: Attempts, MaxRetryAfter, or a negative delay of Backoff or Delay.
-	ErrExhausted = errors.New("retry: no attempts left")
-
-	// ErrOverBudget is the Cause of an [Error] if a [Budget] did not allow the next
-	// attempt.
-	ErrOverBudget = errors.New("retry: over budget")
+	// Each is the Cause of an [Error] if no attempt followed because of
+	ErrExhausted  = errors.New("retry: no attempts left") // Attempts, MaxRetryAfter, or a negative delay
+	ErrOverBudget = errors.New("retry: over budget")      // a [Budget]
 )
 
-// An Error reports that a [Retrier] gave up on an error that was worth another attempt.
-// [errors.Is] and [errors.As] find Err in it, the last failure (if refusals followed it) and
-// the Cause.
+// An Error reports that a [Retrier] gave up on an error that was worth another attempt. It
+// wraps Err, the last failure (if refusals followed it) and the Cause.
 type Error struct {
-	// Name is the name of the Retrier.
-	Name string
-	// Attempts is how many attempts there were. Refused attempts count, but a refusal
-	// that is the Cause does not.
-	Attempts int
-	// RetryingFor is the time since the first attempt failed.
-	RetryingFor time.Duration
-	// Cause is why no other attempt was made. To errors.Is it is one of these:
-	// ErrExhausted; ErrOverBudget; context.DeadlineExceeded, if a wait could not have ended
-	// before the deadline of ctx; the end of ctx and its cause; or the refusal, such as
-	// that of an open breaker, that ended the retrying.
+	Name string // of the Retrier
+	// Attempts is how many attempts there were, refused ones included, but for the Cause.
+	Attempts    int
+	RetryingFor time.Duration // since the first attempt failed
+	// Cause is why no other attempt was made: ErrExhausted; ErrOverBudget;
+	// context.DeadlineExceeded, if a wait would have passed the deadline of ctx; the end of
+	// ctx and its cause; or a refusal that ended the retrying, such as an open breaker's.
 	Cause error
-	// Err is the error of the last attempt.
-	Err error
+	Err   error // of the last attempt
 
 	kind    behavior.Kind // of all attempts together
 	earlier error         // the last error of that kind, unless that is Err
 }
 
 func (e *Error) Error() string {
-	var b strings.Builder
-	b.WriteString(prefix(e.Name))
-	attempts := "attempts"
-	if e.Attempts == 1 {
-		attempts = "attempt"
-	}
-	fmt.Fprintf(&b, "gave up after %d %s", e.Attempts, attempts)
-	if e.Attempts > 1 {
-		fmt.Fprintf(&b, " and %v of retrying", e.RetryingFor.Round(time.Millisecond))
+	text := prefix(e.Name) + "gave up after 1 attempt"
+	if e.Attempts != 1 {
+		text = fmt.Sprintf("%sgave up after %d attempts and %v of retrying",
+			prefix(e.Name), e.Attempts, e.RetryingFor.Round(time.Millisecond))
 	}
 	var cause string
 	if e.Cause != nil {
 		cause = e.Cause.Error()
-		b.WriteString(": " + strings.TrimPrefix(cause, "retry: "))
+		text += ": " + strings.TrimPrefix(cause, "retry: ")
 	}
-	// A call that ended with its ctx often returns the cause itself.
-	if e.Err != nil && e.Err.Error() != cause {
-		b.WriteString(": " + e.Err.Error())
+	if e.Err != nil && e.Err.Error() != cause { // a call that ended with its ctx often returns the cause itself
+		text += ": " + e.Err.Error()
 	}
 	if e.earlier != nil {
-		fmt.Fprintf(&b, " (earlier: %v)", e.earlier)
+		text += fmt.Sprintf(" (earlier: %v)", e.earlier)
 	}
-	return b.String()
+	return text
 }
 
 func prefix(name string) string {
@@ -78,40 +62,28 @@ func prefix(name string) string {
 	return "retry: " + name + ": "
 }
 
-// Unwrap returns Err, the last failure if that is another one, and the Cause.
 func (e *Error) Unwrap() []error {
 	return slices.DeleteFunc([]error{e.Err, e.earlier, e.Cause}, func(err error) bool { return err == nil })
 }
 
-// Refused reports whether no attempt was made: a policy further in refused every one.
+// Refused reports whether policies further in refused every attempt.
 func (e *Error) Refused() bool { return e.kind == behavior.Refused }
 
-// Answered reports whether the dependency answered every attempt that was made, and that
-// there was at least one. An example is a server that asks its client to slow down.
+// Answered reports whether the dependency answered each attempt that was made.
 func (e *Error) Answered() bool { return e.kind == behavior.Answered }
 
-// Retryable reports whether another call may help, by the last error and the last
-// failure. The Cause does not count: a call that only an open breaker refused is not
-// retryable, although the attempts were not used up.
+// Retryable reports whether another call may help, by the last error and the last failure.
 func (e *Error) Retryable() bool {
 	return behavior.Read(errors.Join(e.Err, e.earlier)).Retryable
 }
 
-// RetryAfter returns the time before which another call cannot help, or 0, by the last error and
-// the last failure.
+// RetryAfter returns the time before which another call cannot help, or 0.
 func (e *Error) RetryAfter() time.Duration {
 	return behavior.Read(errors.Join(e.Err, e.earlier)).RetryAfter
 }
 
-// Timeout reports whether the last error or the Cause is a timeout. With it, an
-// http.Client whose transport returns the Error reports a timeout too.
+// Timeout reports whether the last error or the Cause is a timeout.
 func (e *Error) Timeout() bool { return behavior.IsTimeout(e.Err) || behavior.IsTimeout(e.Cause) }
-
-// A limit is an ErrExhausted that names the limit.
-type limit string
-
-func (l limit) Error() string        { return "retry: " + string(l) }
-func (l limit) Is(target error) bool { return target == ErrExhausted }
 
 // An overtime is the cause of an attempt's ctx that the AttemptTimeout of a Config ended.
 type overtime Config

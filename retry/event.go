@@ -9,17 +9,16 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Observe calls f with each event from now on, until stop is called: synchronously, with the
-// ctx of Do, after OnRetry, and while no lock is held. A panic in f passes on to
-// the caller of Do. A second call of stop does nothing.
+// Observe calls f with each event from now on, until stop is called: on the goroutine of Do,
+// with its ctx and without a lock. A panic in f passes on to the caller.
 func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(f)
 }
 
-// An Event is something that happened to a [Retrier] or a [Budget].
+// An Event is something that happened to a [Retrier].
 type Event struct {
 	Kind        EventKind
-	Name        string        // of the Retrier or Budget
+	Name        string        // of the Retrier
 	Attempt     int           // EventRetried: the number of the attempt that failed
 	Attempts    int           // EventEnded: how many attempts there were
 	Err         error         // EventRetried: of the attempt; EventEnded: the result of Do
@@ -28,16 +27,15 @@ type Event struct {
 	Outcome     Outcome       // EventEnded
 }
 
-// Level is 4, slog's Warn, for a call that failed and for a Budget that is spent, and -4,
-// Debug, for what is normal.
+// Level is 4, slog's Warn, for a call that failed, and -4, Debug, otherwise.
 func (e Event) Level() int {
-	if e.Kind == EventOverBudget || e.Kind == EventEnded && e.Err != nil {
+	if e.Kind == EventEnded && e.Err != nil {
 		return 4
 	}
 	return -4
 }
 
-// Fields calls yield with each detail of e that says something.
+// Fields calls yield with each detail.
 func (e Event) Fields(yield func(name string, value any)) {
 	for _, f := range []struct {
 		name  string
@@ -58,23 +56,16 @@ func (e Event) Fields(yield func(name string, value any)) {
 	}
 }
 
-// An EventKind says what an [Event] is.
 type EventKind string
 
 const (
-	// EventRetried is an event of a Retrier before each wait for another attempt.
-	EventRetried EventKind = "retried"
-	// EventEnded is an event at the end of a call that was retried, or that a Retrier gave
-	// up with an [*Error].
-	EventEnded EventKind = "ended"
-	// EventOverBudget is an event of a Budget for each retry that it did not allow.
-	EventOverBudget EventKind = "over budget"
+	EventRetried EventKind = "retried" // before each wait for another attempt
+	EventEnded   EventKind = "ended"   // of a call that was retried, or given up with an [*Error]
 )
 
-// An Outcome is how a call ended.
+// An Outcome is how a call ended that was retried or given up.
 type Outcome string
 
-// The outcomes of a call that a [Retrier] retried or gave up. [Stats] has a field for each.
 const (
 	OutcomeRecovered  Outcome = "recovered"
 	OutcomeExhausted  Outcome = "exhausted"
@@ -96,24 +87,22 @@ func endOf(ctx context.Context) Outcome {
 	return OutcomeCanceled
 }
 
-// Stats is a snapshot of what a [Retrier] has done since it was made. Each call of Do counts
-// once, when it returns, in one of the fields from FirstTry to Nested. A call that panics, in
-// fn or in a hook, and one that has lost a hedge are in none of them.
+// Stats is what a [Retrier] has done since it was made. Each call of Do that returns is in one
+// of the fields from FirstTry to Nested, but for one that has lost a hedge.
 type Stats struct {
 	FirstTry   int64 // calls whose first attempt succeeded
 	Recovered  int64 // calls that succeeded by a retry
-	Exhausted  int64 // calls that used up Attempts or the Backoff, or were asked to wait for more than MaxRetryAfter
-	Permanent  int64 // calls that failed with an error that another attempt would not help, or that ended at an open breaker
+	Exhausted  int64 // calls that used up Attempts or the Backoff, or met a limit
+	Permanent  int64 // calls that another attempt would not have helped
 	OverBudget int64 // calls that Budget allowed no other attempt
 	Deadline   int64 // calls that ran out of time
 	Canceled   int64 // calls whose ctx was canceled
-	Nested     int64 // calls that failed within an attempt of another Retrier, which decides about retrying
+	Nested     int64 // calls that failed within an attempt of another Retrier
 
-	Attempts int64 // calls of fn, without a first one that panicked
+	Attempts int64 // calls of fn that have returned
 	Retried  int64 // calls of fn that followed another
 }
 
-// Calls returns the number of calls of Do that have returned.
 func (s Stats) Calls() int64 {
 	return s.FirstTry + s.Recovered + s.Exhausted + s.Permanent + s.OverBudget + s.Deadline + s.Canceled + s.Nested
 }
@@ -121,8 +110,9 @@ func (s Stats) Calls() int64 {
 // counts are the figures of a Retrier. A first attempt that succeeds is counted in one place
 // only; all others are rare beside it.
 type counts struct {
-	firstTry, firstFailed, retried, nested atomic.Int64
-	ended                                  [len(outcomes)]atomic.Int64
+	firstTry, retried, nested atomic.Int64
+	failed                    atomic.Int64 // attempts, refused ones included
+	ended                     [len(outcomes)]atomic.Int64
 }
 
 var outcomes = [...]Outcome{
@@ -136,7 +126,6 @@ func (c *counts) end(o Outcome) {
 	}
 }
 
-// Stats returns a snapshot.
 func (r *Retrier) Stats() Stats {
 	c := &r.counts
 	s := Stats{
@@ -144,6 +133,6 @@ func (r *Retrier) Stats() Stats {
 		Permanent: c.ended[2].Load(), OverBudget: c.ended[3].Load(), Deadline: c.ended[4].Load(),
 		Canceled: c.ended[5].Load(), Nested: c.nested.Load(), Retried: c.retried.Load(),
 	}
-	s.Attempts = s.FirstTry + c.firstFailed.Load() + s.Retried
+	s.Attempts = s.FirstTry + s.Recovered + c.failed.Load()
 	return s
 }

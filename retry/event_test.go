@@ -110,30 +110,6 @@ func TestObserversAreToldAfterTheHooksAndMayCallBack(t *testing.T) {
 	}, told)
 }
 
-func TestEventsOfABudget(t *testing.T) {
-	var log eventLog
-	b := retry.NewBudget(retry.BudgetConfig{Name: "users", Ratio: -1, PerSecond: -1})
-	stop := b.Observe(func(ctx context.Context, e retry.Event) {
-		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.Ratio = -1 }), "no lock is held")
-		log.note(ctx, e)
-	})
-	r := retry.New(retry.Config{Name: "list", Budget: b})
-	r.Observe(log.note)
-	err := r.Do(t.Context(), fail)
-	require.Equal(t, []retry.Event{
-		{Kind: retry.EventOverBudget, Name: "users"},
-		{Kind: retry.EventEnded, Name: "list", Attempts: 1, Err: err, Outcome: retry.OutcomeOverBudget},
-	}, cleared(log.take()))
-	stop()
-	_ = r.Do(t.Context(), fail)
-	require.Len(t, log.take(), 1)
-
-	b = retry.NewBudget(retry.BudgetConfig{})
-	b.Observe(log.note)
-	require.Zero(t, call(t, b, 1, fail))
-	require.Empty(t, log.take(), "it was allowed")
-}
-
 // A call that has lost a hedge is no failure: nobody is told of its end, and it is in no figure.
 func TestCallThatLostAHedgeCountsNowhere(t *testing.T) {
 	var log eventLog
@@ -181,7 +157,6 @@ func TestEventsSayTheirLevelAndFields(t *testing.T) {
 			[]any{"event", "ended", "attempts", 2, "outcome", "recovered"}},
 		{retry.Event{Kind: retry.EventEnded, Attempts: 2, Outcome: retry.OutcomeExhausted, Err: errDown}, 4,
 			[]any{"event", "ended", "attempts", 2, "outcome", "exhausted", "err", errDown}},
-		{retry.Event{Kind: retry.EventOverBudget}, 4, []any{"event", "over budget"}},
 	} {
 		require.Equal(t, c.level, c.event.Level())
 		require.Equal(t, c.fields, fields(c.event))
@@ -201,14 +176,11 @@ func TestRetrierAndBudgetDescribeThemselves(t *testing.T) {
 
 	var told []any
 	note := func(_ context.Context, e any) { told = append(told, e) }
-	stop := []func(){r.ObserveAny(note), budget.ObserveAny(note)}
+	stop := r.ObserveAny(note)
 	err := r.Do(t.Context(), fail)
-	require.Len(t, told, 2)
-	require.Equal(t, retry.Event{Kind: retry.EventOverBudget, Name: "users"}, told[0])
-	require.Equal(t, err, told[1].(retry.Event).Err)
-	for _, stop := range stop {
-		stop()
-	}
+	require.Len(t, told, 1)
+	require.Equal(t, err, told[0].(retry.Event).Err)
+	stop()
 	require.NoError(t, r.Change(false, func(cfg any) error {
 		cfg.(*retry.Config).Budget = nil
 		cfg.(*retry.Config).Attempts = 2
@@ -216,7 +188,7 @@ func TestRetrierAndBudgetDescribeThemselves(t *testing.T) {
 	}))
 	_ = r.Do(t.Context(), fail)
 	_ = r.Do(t.Context(), succeed)
-	require.Len(t, told, 2)
+	require.Len(t, told, 1)
 
 	figures := map[string]float64{}
 	for _, f := range append(r.Figures(), budget.Figures()...) {

@@ -6,13 +6,10 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// Permanent marks err as an error that another attempt cannot help. The mark counts at any
-// depth of an error's chain, unless an error that wraps it has a method Retryable that
-// returns true. Permanent(nil) is nil.
-//
-// If the mark is the outermost error of the chain, a Retrier removes it and returns err
-// itself, so that err == target still holds. Of nested retriers, the outermost does so.
-// A Retrier knows the mark of cenkalti/backoff/v4 too.
+// Permanent marks err as an error that another attempt cannot help, as that of
+// cenkalti/backoff/v4 does: at any depth of a chain, unless an error that wraps the mark has a
+// method Retryable that returns true. Permanent(nil) is nil. The Retrier that retries removes a
+// mark that is the outermost error, so that err == target still holds.
 func Permanent(err error) error {
 	if err == nil {
 		return nil

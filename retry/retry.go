@@ -3,9 +3,6 @@
 //	retries := retry.New(retry.Config{
 //		Attempts: 4,
 //		Budget:   budget, // shared by all that call this dependency
-//		OnRetry: func(ctx context.Context, a retry.Attempt) {
-//			slog.WarnContext(ctx, "retrying", "attempt", a.Number, "in", a.Delay, "err", a.Err)
-//		},
 //	})
 //	err := retries.Do(ctx, func(ctx context.Context) error {
 //		return fetch(ctx, 42)
@@ -14,25 +11,19 @@
 // Retry only what may safely be done twice: an attempt that failed may still have taken
 // effect. Then these rules hold:
 //
-//   - By default delays are random and grow (full jitter), so that clients that failed
-//     together do not return together.
-//   - A wait that could not end before the deadline of ctx is not begun. The error says
-//     why no attempt followed and what the last one returned: see [Error].
-//   - An error that another attempt cannot help ends the retrying and is returned as it is:
-//     see [Permanent] and resilience.Retryable. So is an answer, an error with a method
-//     Answered() bool that returns true, unless its method Retryable returns true, as that
-//     of "too many requests" does.
+//   - Delays are random and grow, so that clients that failed together do not return together.
+//   - A wait that could not end before the deadline of ctx is not begun: see [Error].
+//   - An error that another attempt cannot help is returned as it is: see [Permanent] and
+//     resilience.Retryable. So is an answer (Answered() bool) that is not Retryable() bool,
+//     as "too many requests" is.
 //   - An error with a method RetryAfter() time.Duration sets the least delay.
-//   - A refusal is an error with a method Refused() bool that returns true: a bulkhead,
-//     say, was full, and nothing was sent to the dependency. A Retrier waits and tries
-//     again; the refusal counts as an attempt, but costs no budget. An open breaker ends
-//     the retrying.
+//   - A refusal (Refused() bool) of a policy further in, such as a bulkhead that is full, is
+//     waited out: it counts as an attempt, but costs no budget. An open breaker ends the
+//     retrying.
 //   - A [Budget] limits retries to a fraction of the calls. Without one, retries multiply
-//     the load on a dependency that is down. For a budget for each host or tenant, make a
-//     resilience.Group of Retriers, each with a Budget of its own.
-//   - Of nested retriers only the outermost retries, so that their attempts do not
-//     multiply. It marks the ctx that fn is given, so pass that on. A Retrier with one
-//     attempt sets no mark. [Fresh] begins a new operation.
+//     the load on a dependency that is down.
+//   - Of nested retriers only the outermost retries, unless it has one attempt: it marks the
+//     ctx that fn is given, so pass that on. [Fresh] begins a new operation.
 //
 // Package hedge is for calls that are slow rather than failing.
 //
@@ -56,7 +47,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Retrier calls functions again when they fail. It is safe for concurrent use.
+// A Retrier calls functions again if they fail. It is safe for concurrent use.
 type Retrier struct {
 	setting   settings.Setting[Config]
 	counts    counts
@@ -70,22 +61,17 @@ func New(cfg Config) *Retrier {
 	return r
 }
 
-// Wrap returns a function that calls Do with fn.
 func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return r.Do(ctx, fn) }
 }
 
-// Do calls fn until it succeeds, until its error is not worth another attempt, or until a
-// limit or the end of ctx ends the retrying.
+// Do calls fn, on the caller's goroutine, until it succeeds, until its error is not worth
+// another attempt, or until a limit or the end of ctx ends the retrying. It does not call fn
+// if ctx has already ended.
 //
-// It returns nil; the error of fn as it is, if another attempt would not help; or an
-// [*Error] with the last error of fn and the cause of giving up. The cause may be that
-// a policy further in, such as an open breaker, refused another attempt. Do does not call
-// fn if ctx has already ended.
-//
-// Do calls fn on the caller's goroutine, with a ctx from which [AttemptFrom] returns the
-// number of the attempt. Within an attempt of another Retrier, Do calls fn once and
-// returns its error as it is (but see [Fresh]).
+// Do returns nil, the error of fn as it is if another attempt would not help, or an [*Error].
+// Within an attempt of another Retrier, Do calls fn once and returns its error as it is (but
+// see [Fresh]).
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		r.counts.end(endOf(ctx))
@@ -95,7 +81,8 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 	if n, nested := attempt.From(ctx); nested {
 		return r.doNested(ctx, cfg, fn, n)
 	}
-	c := call{Retrier: r, cfg: cfg, ctx: ctx, kind: behavior.Refused}
+	fresh := call{Retrier: r, cfg: cfg, ctx: ctx, kind: behavior.Refused}
+	c := fresh
 	for n := 1; ; n++ {
 		inner := ctx
 		if cfg.Attempts != 1 {
@@ -106,23 +93,22 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 			began = time.Now()
 		}
 		err := cfg.attempt(inner, fn)
+		end := behavior.Read(err)
+		switch {
+		case err != nil && end.Kind != behavior.Refused && cfg.HealthyAfter > 0 && time.Since(began) >= cfg.HealthyAfter:
+			c, n = fresh, 1
+		case end.Kind == behavior.Refused && c.charged: // nothing was sent
+			cfg.Budget.giveBack()
+		}
+		if end.Kind != behavior.Refused && c.kind == behavior.Refused { // the first attempt that was made
+			cfg.Budget.earn()
+		}
 		if err == nil {
 			return c.succeed(n)
 		}
-		end := behavior.Read(err)
-		if c.charged && end.Kind == behavior.Refused { // nothing was sent
-			cfg.Budget.giveBack()
-		}
+		r.counts.failed.Add(1)
 		if c.failedAt.IsZero() {
 			c.failedAt = time.Now()
-			r.counts.firstFailed.Add(1)
-		}
-		if cfg.HealthyAfter > 0 && end.Kind != behavior.Refused && time.Since(began) >= cfg.HealthyAfter {
-			c = call{Retrier: r, cfg: cfg, ctx: ctx, kind: behavior.Refused, failedAt: time.Now()}
-			n = 1
-		}
-		if c.kind == behavior.Refused && end.Kind != behavior.Refused { // the first attempt that was made
-			cfg.Budget.earn()
 		}
 		switch {
 		case end.Kind == behavior.Answered && !end.Retryable, !end.Retryable && marked(err):
@@ -134,7 +120,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 			return c.giveUp(n, endOf(ctx), ended.Error(ctx))
 		case end.Kind == behavior.Refused && !end.Retryable && c.kind != behavior.Refused:
 			return c.giveUp(n-1, OutcomePermanent, err) // err says why no attempt follows, not what went wrong
-		case end.Kind == behavior.Refused && !end.Retryable, end.Kind == behavior.Failed && !cfg.worth(err, end):
+		case end.Kind == behavior.Refused && !end.Retryable, end.Kind == behavior.Failed && !cfg.If(err):
 			return c.over(n, OutcomePermanent, err)
 		}
 		c.remember(err, end.Kind)
@@ -145,7 +131,14 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		if cause != nil {
 			return c.giveUp(n, outcome, cause)
 		}
-		c.tellRetry(c.failedAttempt(n, err, delay))
+		a := c.failedAttempt(n, err, delay)
+		if cfg.OnRetry != nil {
+			cfg.OnRetry(ctx, a)
+		}
+		r.observers.Tell(ctx, Event{
+			Kind: EventRetried, Name: cfg.Name,
+			Attempt: n, Err: err, Delay: delay, RetryingFor: a.RetryingFor,
+		})
 		if !wait(ctx, delay) {
 			if c.charged {
 				cfg.Budget.giveBack()
@@ -167,7 +160,7 @@ func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Con
 		r.counts.firstTry.Add(1)
 		return nil
 	}
-	r.counts.firstFailed.Add(1)
+	r.counts.failed.Add(1)
 	r.counts.nested.Add(1)
 	return err
 }
@@ -182,14 +175,6 @@ func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) er
 		return &timeoutError{(*overtime)(c), err}
 	}
 	return err
-}
-
-// worth reports whether another attempt follows a failure.
-func (c *Config) worth(err error, end behavior.End) bool {
-	if c.If == nil {
-		return end.Retryable
-	}
-	return c.If(err)
 }
 
 // A call is the state of one call of Do.
@@ -238,9 +223,10 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 	if limited {
 		left = time.Until(deadline)
 	}
-	if after > cfg.MaxRetryAfter {
-		return 0, OutcomeExhausted, limit(fmt.Sprintf("asked to wait %v, longer than MaxRetryAfter of %v", after, cfg.MaxRetryAfter))
-	} else if after > 0 {
+	switch {
+	case after > cfg.MaxRetryAfter:
+		return 0, OutcomeExhausted, fmt.Errorf("%w: asked to wait %v, longer than MaxRetryAfter of %v", ErrExhausted, after, cfg.MaxRetryAfter)
+	case after > 0:
 		// Up to a tenth later than asked, so that clients that were sent away together do
 		// not return together. At most half of the time that is left, because a wait that
 		// fits would otherwise be given up for its jitter.
@@ -250,7 +236,7 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 		return 0, OutcomeDeadline, fmt.Errorf("a wait of %v would pass the deadline: %w", delay, context.DeadlineExceeded)
 	}
 	c.charged = cfg.Budget != nil && c.kind != behavior.Refused
-	if c.charged && !cfg.Budget.take(c.ctx) {
+	if c.charged && !cfg.Budget.take() {
 		return 0, OutcomeOverBudget, ErrOverBudget
 	}
 	return delay, "", nil
@@ -258,9 +244,6 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 
 // succeed ends the call, whose nth attempt has succeeded.
 func (c *call) succeed(n int) error {
-	if c.kind == behavior.Refused { // it was the first that was made
-		c.cfg.Budget.earn()
-	}
 	if c.failedAt.IsZero() {
 		c.counts.firstTry.Add(1)
 		return nil
@@ -283,7 +266,7 @@ func (c *call) giveUp(attempts int, o Outcome, cause error) error {
 }
 
 func (c *call) end(tell bool, attempts int, o Outcome, err error) error {
-	if tell && o != "" && c.observers.Any() {
+	if tell && o != "" {
 		c.observers.Tell(c.ctx, Event{
 			Kind: EventEnded, Name: c.cfg.Name,
 			Attempts: attempts, Err: err, RetryingFor: time.Since(c.failedAt), Outcome: o,
@@ -291,19 +274,6 @@ func (c *call) end(tell bool, attempts int, o Outcome, err error) error {
 	}
 	c.counts.end(o)
 	return err
-}
-
-// tellRetry tells the hook and the observers that another attempt follows a.
-func (c *call) tellRetry(a Attempt) {
-	if c.cfg.OnRetry != nil {
-		c.cfg.OnRetry(c.ctx, a)
-	}
-	if c.observers.Any() {
-		c.observers.Tell(c.ctx, Event{
-			Kind: EventRetried, Name: a.Name,
-			Attempt: a.Number, Err: a.Err, Delay: a.Delay, RetryingFor: a.RetryingFor,
-		})
-	}
 }
 
 func (c *call) failedAttempt(n int, err error, delay time.Duration) Attempt {
@@ -323,23 +293,17 @@ func wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// AttemptFrom returns the number of the attempt that ctx belongs to, from 1. It returns 0
-// and false if no [Retrier] retries the operation. If retriers are nested, it is the
-// number of the innermost one that retries.
-//
-// Use it to tell a server or a trace: as a header, or as an attribute of a span.
+// AttemptFrom returns the number of the attempt that ctx belongs to, from 1, to tell a server
+// or a trace. It returns 0 and false if no [Retrier] retries the operation. If retriers are
+// nested, it is the number of the innermost one that retries.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
 // Fresh returns a ctx in which a new operation begins: a [Retrier] called with it retries,
 // even within an attempt of another Retrier.
 //
-// Consider a consumer of a queue that runs for days under a Retrier, which begins it again
-// when it fails. To the retriers in it, all of its work is one attempt of that Retrier, and
-// none of them would retry. The consumer handles each message with Fresh(ctx). The same holds
-// for work that continues after its caller has left (context.WithoutCancel).
-//
-// An error marked by [Permanent] ends the operation in which it is returned, and loses the
-// mark there. Mark it again to end the retrying further up.
+// Consider a consumer of a queue that runs for days under a Retrier. To the retriers in it, all
+// of its work is one attempt, and none of them would retry. It handles each message with
+// Fresh(ctx). So does work that goes on after its caller has left (context.WithoutCancel).
 func Fresh(ctx context.Context) context.Context {
 	if _, ok := attempt.From(ctx); !ok {
 		return ctx

@@ -747,7 +747,7 @@ func TestRetryAfterBeyondTheLimitsEndsTheRetrying(t *testing.T) {
 		start := time.Now()
 		err := retry.New(retry.Config{}).Do(t.Context(), fn)
 		require.ErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: gave up after 1 attempt: asked to wait 1m0.000000001s, longer than MaxRetryAfter of 1m0s: backend: answered")
+		require.EqualError(t, err, "retry: gave up after 1 attempt: no attempts left: asked to wait 1m0.000000001s, longer than MaxRetryAfter of 1m0s: backend: answered")
 
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
@@ -816,7 +816,7 @@ func TestDefaultBackoffIsExponentialWithFullJitter(t *testing.T) {
 
 func TestErrorTexts(t *testing.T) {
 	for want, e := range map[string]*retry.Error{
-		"retry: gave up after 0 attempts":                                                            {},
+		"retry: gave up after 0 attempts and 0s of retrying":                                         {},
 		"retry: a: gave up after 1 attempt: backend: down":                                           {Name: "a", Attempts: 1, Err: errDown},
 		"retry: gave up after 2 attempts and 1.235s of retrying: over budget":                        {Attempts: 2, RetryingFor: 1234567890, Cause: retry.ErrOverBudget},
 		"retry: gave up after 2 attempts and 2ms of retrying: context canceled":                      {Attempts: 2, RetryingFor: 2345678, Cause: context.Canceled, Err: context.Canceled},
@@ -826,7 +826,7 @@ func TestErrorTexts(t *testing.T) {
 		require.NotErrorIs(t, e, errors.ErrUnsupported)
 	}
 	e := &retry.Error{Cause: uncomparable{"gone"}, Err: uncomparable{"gone"}}
-	require.EqualError(t, e, "retry: gave up after 0 attempts: uncomparable: [gone]")
+	require.EqualError(t, e, "retry: gave up after 0 attempts and 0s of retrying: uncomparable: [gone]")
 }
 
 type uncomparable []string

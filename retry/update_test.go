@@ -20,7 +20,9 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	require.Equal(t, "users", r.Name())
 	c := r.Config()
 	require.NotNil(t, c.Backoff)
-	c.Backoff = nil
+	require.True(t, c.If(errDown))
+	require.False(t, c.If(retry.Permanent(errDown)))
+	c.Backoff, c.If = nil, nil
 	require.Equal(t, retry.Config{Name: "users", Attempts: 3, MaxRetryAfter: time.Minute}, c)
 	require.Equal(t, -1, retry.New(retry.Config{Attempts: -1}).Config().Attempts)
 
