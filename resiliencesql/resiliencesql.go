@@ -136,41 +136,15 @@ func Value[T any](ctx context.Context, db *sql.DB, cfg Config, fn func(ctx conte
 
 // in returns how a transaction is made in db.
 func (cfg Config) in(db *sql.DB) sqltx.Config[tx] {
-	in := sqltx.Config[tx]{Code: cfg.Code, Begin: func(ctx context.Context) (tx, error) {
-		t, err := db.BeginTx(ctx, cfg.Options)
-		return tx{Tx: t}, err
-	}, Primary: func(ctx context.Context, probe sqltx.Probe) (tx, error) {
-		conn, err := sqltx.Primary(ctx, db, probe)
-		if err != nil {
-			return tx{}, err
-		}
-		t, err := conn.BeginTx(ctx, cfg.Options)
-		if err != nil {
-			_ = conn.Close()
-		}
-		return tx{t, conn}, err
-	}}
+	in := sqltx.Database(db, cfg.Options)
+	in.Code = cfg.Code
 	if cfg.Check != nil {
 		in.Check = func(ctx context.Context, t tx) (bool, error) { return cfg.Check(ctx, t.Tx) }
 	}
 	return in
 }
 
-// A tx is a sqltx.Tx.
-type tx struct {
-	*sql.Tx
-	conn *sql.Conn // returned to the pool with the end of Tx; nil: Tx does so
-}
-
-func (t tx) Commit(context.Context) error   { return t.end(t.Tx.Commit()) }
-func (t tx) Rollback(context.Context) error { return t.end(t.Tx.Rollback()) }
-
-func (t tx) end(err error) error {
-	if t.conn != nil {
-		_ = t.conn.Close()
-	}
-	return err
-}
+type tx = sqltx.SQL
 
 // Pool returns the pool of db for a registry, under a name: its limit, its connections, and
 // how often and how long callers have waited for one, as db.Stats has them. A db of pgx's

@@ -55,6 +55,7 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 		{"CommitOfManyAtOnce", commitMany},
 		{"CommitReleases", commitReleases},
 		{"CommitKeepsTheLease", commitKeepsLease},
+		{"CommitOfARecordThatWasWoken", commitWoken},
 		{"CancelReachesTheOwner", cancelOwned},
 		{"CancelMakesAParkedSagaDue", cancelParked},
 		{"CancelOnlyWhatRuns", cancelEnded},
@@ -665,6 +666,59 @@ func commitKeepsLease(s *suite) {
 	recs := s.claim("other", 1)
 	s.Len(recs, 1)
 	s.Equal("me", recs[0].Previous)
+}
+
+// commitWoken: what comes while an owner is about to write a saga back to wait makes it due then, once.
+func commitWoken(s *suite) {
+	for name, wake := range map[string]func(id string) error{
+		"signal": func(id string) error {
+			_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: id, Name: "paid"})
+			return err
+		},
+		"signal that is kept already": func(id string) error {
+			_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: id, Name: "early"})
+			return err
+		},
+		"cancel": func(id string) error { _, err := s.store.Cancel(s.ctx, id, ""); return err },
+		"hasten": func(id string) error { return s.store.Hasten(s.ctx, id) },
+	} {
+		s.start(request(name))
+		_, err := s.store.Signal(s.ctx, store.SignalRequest{ID: name, Name: "early"})
+		s.NoError(err)
+		claim := func(want int) {
+			s.Helper()
+			s.Len(s.claim("me", 1), want)
+		}
+		release := func(wakeIn time.Duration, woken bool) {
+			s.Helper()
+			req := commit(s.load(name))
+			req.Release, req.WakeIn = true, wakeIn
+			rc, err := s.store.Commit(s.ctx, req)
+			s.NoError(err)
+			s.Equal(woken, rc.Woken)
+		}
+		claim(1) // of the owner that sees what was there before
+		release(long, false)
+		claim(0)
+		s.NoError(s.store.Hasten(s.ctx, name))
+		claim(1)
+		before := s.load(name)
+		s.NoError(wake(name))
+		s.Equal(before.WakeAt.UnixMicro(), s.load(name).WakeAt.UnixMicro(), "its owner keeps it")
+		rc, err := s.store.Commit(s.ctx, commit(s.load(name)))
+		s.NoError(err)
+		s.False(rc.Woken, "it is not released")
+		release(long, true)
+		claim(1) // and again, the record is not woken any more
+		release(long, false)
+		claim(0)
+		s.NoError(s.store.Hasten(s.ctx, name))
+		claim(1)
+		s.NoError(wake(name))
+		release(0, false) // it is due in any case
+		claim(1)
+		s.end(name, store.Stuck)
+	}
 }
 
 func cancelOwned(s *suite) {

@@ -111,6 +111,40 @@ func Primary(ctx context.Context, db *sql.DB, probe Probe) (*sql.Conn, error) {
 	}
 }
 
+// Database returns how transactions are made in db.
+func Database(db *sql.DB, options *sql.TxOptions) Config[SQL] {
+	return Config[SQL]{Begin: func(ctx context.Context) (SQL, error) {
+		t, err := db.BeginTx(ctx, options)
+		return SQL{Tx: t}, err
+	}, Primary: func(ctx context.Context, probe Probe) (SQL, error) {
+		conn, err := Primary(ctx, db, probe)
+		if err != nil {
+			return SQL{}, err
+		}
+		t, err := conn.BeginTx(ctx, options)
+		if err != nil {
+			_ = conn.Close()
+		}
+		return SQL{t, conn}, err
+	}}
+}
+
+// A SQL is a Tx of package database/sql.
+type SQL struct {
+	*sql.Tx
+	conn *sql.Conn // returned to the pool with the end of Tx; nil: Tx does so
+}
+
+func (t SQL) Commit(context.Context) error   { return t.end(t.Tx.Commit()) }
+func (t SQL) Rollback(context.Context) error { return t.end(t.Tx.Rollback()) }
+
+func (t SQL) end(err error) error {
+	if t.conn != nil {
+		_ = t.conn.Close()
+	}
+	return err
+}
+
 type anew struct{}
 
 // Anew returns a ctx that tells the Begin of a store that the transaction was tried before, and may

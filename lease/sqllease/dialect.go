@@ -1,10 +1,6 @@
 package sqllease
 
-import (
-	"strings"
-
-	"github.com/go-resilience/resilience/internal/sqldb"
-)
+import "github.com/go-resilience/resilience/internal/sqldb"
 
 // statements are those of a dialect. {p} begins the names of the tables, {now} is the clock, in
 // microseconds since 1970. Each ? is used once.
@@ -137,10 +133,11 @@ WHERE name = ? AND epoch = ? AND expires <= {now}`,
 
 // with returns the statements with the names of the tables, the clock and the placeholders.
 func (d statements) with(prefix string) *statements {
+	words := sqldb.Words{"{now}", d.now}
 	for _, text := range []*string{
 		&d.schema, &d.find, &d.create, &d.look, &d.take, &d.unlocked, &d.acquire, &d.renew, &d.release, &d.fence,
 	} {
-		*text = strings.NewReplacer("{p}", prefix, "{now}", d.now).Replace(*text)
+		*text = words.Text(prefix, *text)
 		if d.numbered {
 			*text = sqldb.Number(*text)
 		}

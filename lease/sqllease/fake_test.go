@@ -101,6 +101,8 @@ func (f *fake) run(ctx context.Context, query string, named []driver.NamedValue)
 	case is("CREATE TABLE"):
 		f.tables = true
 		return 0, nil, nil
+	case is("SELECT pg_advisory_xact_lock"):
+		return 0, nil, nil
 	case is("PRAGMA busy_timeout"):
 		return 0, []driver.Value{f.busy}, nil
 	case !f.tables:

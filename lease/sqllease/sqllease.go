@@ -85,7 +85,7 @@ type Store struct {
 	db      *sql.DB
 	dialect Dialect
 	text    *statements // with the names of the tables, and the placeholders of the database
-	version string      // the name of the table that has it
+	schema  sqldb.Schema
 }
 
 var _ lease.Fencer = (*Store)(nil)
@@ -104,7 +104,11 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 		panic(fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first",
 			cfg.Prefix))
 	}
-	return &Store{db: db, dialect: dialect, text: text.with(cfg.Prefix), version: cfg.Prefix + "lease_schema"}
+	s := &Store{db: db, dialect: dialect, text: text.with(cfg.Prefix)}
+	s.schema = sqldb.Schema{
+		Create: s.text.schema, Find: s.text.find, Table: cfg.Prefix + "lease_schema", Version: version, Kind: string(dialect),
+	}
+	return s
 }
 
 // version is of the tables. From 0.1.0 on, whatever changes them makes it one more, with a migration
@@ -113,9 +117,7 @@ var version = sqldb.Version{Is: 1, From: 1}
 
 // Schema returns the statements that create the tables, each with a semicolon at its end. It is for
 // programs with a migration tool of their own; Migrate then finds the tables and does nothing.
-func (s *Store) Schema() string {
-	return s.text.schema + version.Table(s.version, s.dialect == MySQL)
-}
+func (s *Store) Schema() string { return s.schema.String() }
 
 // Migrate creates the tables unless they exist, on PostgreSQL in the first schema of the
 // search_path. If they exist, it needs no right to create tables. Several processes may call it at
@@ -125,42 +127,11 @@ func (s *Store) Schema() string {
 //
 //	file:leases.db?_pragma=busy_timeout(1000)&_pragma=journal_mode(WAL)&_txlock=immediate
 func (s *Store) Migrate(ctx context.Context) error {
-	err := s.find(ctx)
-	for try := 0; try < 3 && err != nil && !errors.Is(err, sqldb.ErrVersion) && ctx.Err() == nil; try++ {
-		made := s.make(ctx) // of processes that do so at the same time, PostgreSQL lets some fail
-		if err = s.find(ctx); err != nil {
-			err = fmt.Errorf("the tables cannot be created, or are another program's (use Config.Prefix): %w",
-				errors.Join(err, made))
-		}
-	}
+	err := s.schema.Migrate(ctx, s.db)
 	if err == nil && s.dialect == SQLite {
 		err = s.checkTimeout(ctx)
 	}
 	return wrap("migrate", err)
-}
-
-// make creates what is missing of the tables.
-func (s *Store) make(ctx context.Context) error {
-	for statement := range sqldb.Statements(s.Schema()) {
-		if _, err := sqldb.Exec(ctx, s.db, statement); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// find returns nil if the tables are there, and of a version that this program can use.
-func (s *Store) find(ctx context.Context) error {
-	for query := range sqldb.Statements(s.text.find) {
-		rows, err := s.db.QueryContext(ctx, query)
-		if err != nil {
-			return err
-		}
-		if err := rows.Close(); err != nil {
-			return err
-		}
-	}
-	return version.Check(ctx, s.db, s.version)
 }
 
 // checkTimeout returns an error if SQLite does not wait for the writer of another process.
@@ -305,5 +276,5 @@ func wrap(what string, err error) error {
 	if err == nil || err == lease.ErrLost {
 		return err
 	}
-	return fmt.Errorf("sqllease: %s: %w", what, err)
+	return fmt.Errorf("sqllease: %s: %w", what, sqldb.Pooler(err))
 }

@@ -3,6 +3,7 @@ package sqlstore_test
 import (
 	"context"
 	"database/sql/driver"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,7 +36,12 @@ func TestFailoverLeavesNoConnectionToAReader(t *testing.T) {
 				case strings.HasPrefix(query, "SHOW"):
 					return [][]driver.Value{{level}}
 				case strings.Contains(query, "INSERT INTO saga "):
-					return [][]driver.Value{{"a", time.Now()}}
+					return [][]driver.Value{{
+						"a", "order", int64(0), "running", []byte{}, "{}", "", "", int64(0), int64(0), "", int64(0), int64(1), int64(0),
+						int64(0), int64(0), "", false, "", int64(1), int64(1), int64(1),
+					}}
+				case strings.HasPrefix(query, "SELECT id, epoch"):
+					return [][]driver.Value{{"a", int64(1), false, ""}}
 				}
 				return nil
 			}}
@@ -43,7 +49,8 @@ func TestFailoverLeavesNoConnectionToAReader(t *testing.T) {
 			servers.Swap()
 			require.NoError(t, write(t.Context(), sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})), "%s, %s", name, level)
 			require.Equal(t, [2]int{0, 1}, servers.Conns(), "%s, %s", name, level)
-			require.Len(t, servers.Writes(), 1)
+			writes := slices.DeleteFunc(servers.Writes(), func(text string) bool { return strings.HasPrefix(text, "SELECT") }) // a lock
+			require.Len(t, writes, 1)
 		}
 	}
 }

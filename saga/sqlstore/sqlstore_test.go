@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,19 +55,33 @@ func TestMigrateRefusesSettingsThatLoseCommits(t *testing.T) {
 		{3, 1, ""},
 	} {
 		s := &script{answers: map[string][]driver.Value{
-			"PRAGMA synchronous": {c.synchronous}, "PRAGMA busy_timeout": {c.busy}, "SELECT count(*) FROM sqlite_master": {int64(0)},
+			"PRAGMA synchronous": {c.synchronous}, "PRAGMA busy_timeout": {c.busy},
 		}}
+		s.onExec = func(text string) {
+			if strings.Contains(text, "INTO saga_schema") {
+				s.answers["SELECT version, compatible"] = []driver.Value{int64(1), int64(1)}
+			}
+		}
 		store := newStore(t, s, sqlstore.SQLite)
 		err := store.Migrate(t.Context())
 		if c.want == "" {
 			require.NoError(t, err)
-			require.Contains(t, strings.Join(s.log, "\n"), "CREATE TABLE saga_log")
+			require.Contains(t, strings.Join(s.log, "\n"), "CREATE TABLE IF NOT EXISTS saga_log")
 			require.Contains(t, strings.Join(s.log, "\n"), "CREATE TABLE IF NOT EXISTS saga_barrier")
-			require.Equal(t, "COMMIT", s.log[len(s.log)-1])
 		} else {
 			require.ErrorContains(t, err, "sqlstore: migrate: "+c.want)
 			require.NotContains(t, strings.Join(s.log, "\n"), "CREATE")
 		}
+	}
+}
+
+// TestSchemaIsWrittenDown: testdata has the tables of each version, from which a program of a later one
+// must be able to go on. A change of them is a new version, with a file of its own.
+func TestSchemaIsWrittenDown(t *testing.T) {
+	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL, sqlstore.SQLite} {
+		want, err := os.ReadFile("testdata/1." + strings.ToLower(string(dialect)) + ".sql")
+		require.NoError(t, err)
+		require.Equal(t, string(want), newStore(t, new(script), dialect).Schema())
 	}
 }
 
@@ -118,20 +132,26 @@ func TestSQLiteIsTheWriterBeforeItReads(t *testing.T) {
 	}
 }
 
-// TestALogIsWrittenByPreparedStatements: there is one for each number of up to five entries,
-// and for each power of two up to 64.
-func TestALogIsWrittenByPreparedStatements(t *testing.T) {
-	for entries, want := range map[int][]int{1: {1}, 5: {5}, 6: {5, 1}, 8: {8}, 30: {16, 8, 5, 1}, 64: {64}, 130: {64, 64, 2}} {
-		s := &script{answers: map[string][]driver.Value{"UPDATE saga SET status": {false, ""}}}
-		st := newStore(t, s, sqlstore.SQLite)
-		_, err := st.Commit(t.Context(), store.CommitRequest{ID: "a", Log: make([]store.Entry, entries)})
-		require.NoError(t, err)
-		var got []int
-		for _, text := range s.log[3 : len(s.log)-1] { // BEGIN, UPDATE and SELECT, and COMMIT
-			require.Contains(t, text, "INSERT INTO saga_log")
-			got = append(got, strings.Count(text, "(?, "))
+// TestStatementsArePreparedOnce from their second use on, whatever is written.
+func TestStatementsArePreparedOnce(t *testing.T) {
+	for _, dialect := range []sqlstore.Dialect{sqlstore.MySQL, sqlstore.SQLite} {
+		prepared := make(map[string]int) // those of database/sql itself, too, which are not kept
+		s := &script{
+			answers:   map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {false, "", false}},
+			onPrepare: func(_ context.Context, text string) error { prepared[text]++; return nil },
 		}
-		require.Equal(t, want, got, entries)
+		st := newStore(t, s, dialect)
+		for range 5 {
+			_, err := st.Commit(t.Context(), store.CommitRequest{ID: "a", Log: make([]store.Entry, 3)})
+			require.NoError(t, err)
+		}
+		require.Len(t, prepared, 3)
+		for text, n := range prepared {
+			if strings.Contains(text, "INTO saga_log") {
+				n -= 2 // three entries of the first commit
+			}
+			require.Equal(t, 2, n, "%s: at its first use, and then for good", text)
+		}
 	}
 }
 
@@ -139,7 +159,7 @@ func TestALogIsWrittenByPreparedStatements(t *testing.T) {
 func TestADeadlockIsRepeated(t *testing.T) {
 	commits, state := 0, "40001"
 	s := &script{
-		answers: map[string][]driver.Value{"SELECT cancel_requested": {int64(1), "note"}},
+		answers: map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(1), "note", int64(0)}},
 		onCommit: func() error {
 			if commits++; commits < 3 {
 				return sqlState(state)
@@ -162,81 +182,6 @@ type sqlState string
 
 func (e sqlState) Error() string    { return "SQLSTATE " + string(e) }
 func (e sqlState) SQLState() string { return string(e) }
-
-// TestABatchWhoseCommitFailsIsSettledOneByOne: what its statements did says
-// nothing then.
-func TestABatchWhoseCommitFailsIsSettledOneByOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		full := errors.New("disk full")
-		commits := 0
-		s := &script{
-			answers: map[string][]driver.Value{"UPDATE saga SET status": {true, "note"}},
-			onCommit: func() error {
-				time.Sleep(time.Second)
-				if commits++; commits == 2 || commits == 4 {
-					return full
-				}
-				return nil
-			},
-		}
-		st := newStore(t, s, sqlstore.SQLite)
-		errs := make(chan error, 3)
-		for _, id := range []string{"first", "a", "b"} {
-			go func() {
-				_, err := st.Commit(t.Context(), store.CommitRequest{ID: id, Log: make([]store.Entry, 1)})
-				errs <- err
-			}()
-			synctest.Wait()
-		}
-		require.NoError(t, <-errs, "the first")
-		require.NoError(t, <-errs, "a or b")
-		require.ErrorIs(t, <-errs, full, "the other")
-		require.Equal(t, 4, commits, "of the first, of both, and of each")
-	})
-}
-
-// TestAStartKnowsItsOwnSagaAfterItsBatchFailed: the batch was written, and only its answer
-// was lost. The nonce tells that from a saga that another call has started.
-func TestAStartKnowsItsOwnSagaAfterItsBatchFailed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		commits := 0
-		s := &script{answers: map[string][]driver.Value{"INSERT INTO saga (": nil, "SELECT id, created_at": {"first", int64(1)}}}
-		s.onCommit = func() error {
-			time.Sleep(time.Second)
-			if commits++; commits != 2 {
-				return nil
-			}
-			s.answers = map[string][]driver.Value{"SELECT id, name": {
-				"own", "trip", int64(1), "running", []byte("{}"), []byte("{}"), "", "", int64(1), int64(7), "", int64(0), int64(1), nil,
-				int64(0), int64(0), "", false, "", int64(1), int64(1), int64(1), "",
-			}}
-			return errors.New("connection reset")
-		}
-		st := newStore(t, s, sqlstore.SQLite)
-		created := make(map[string]bool)
-		var mu sync.Mutex
-		var wg sync.WaitGroup
-		for id, nonce := range map[string]int64{"own": 7, "other": 8} {
-			if len(created) == 0 {
-				created["first"] = false
-				wg.Go(func() { _, _, _ = st.Start(t.Context(), store.StartRequest{ID: "first", Log: make([]store.Entry, 1)}) })
-				synctest.Wait()
-			}
-			wg.Go(func() {
-				_, is, err := st.Start(t.Context(), store.StartRequest{ID: id, Nonce: nonce, Log: make([]store.Entry, 1)})
-				if err != nil {
-					t.Error(err)
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				created[id] = is
-			})
-			synctest.Wait()
-		}
-		wg.Wait()
-		require.Equal(t, map[string]bool{"first": false, "own": true, "other": false}, created)
-	})
-}
 
 // TestAWriterWaitsNoLongerThanItsContext: neither next in turn nor behind that,
 // and the turn of the others comes all the same.
@@ -401,7 +346,7 @@ func TestErrorsNameTheMethod(t *testing.T) {
 // its ctx, although another that came before it prepares the statements.
 func TestNobodyWaitsForTheStatementsOfAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &script{onPrepare: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }}
+		s := &script{onPrepare: func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }}
 		st := newStore(t, s, sqlstore.MySQL)
 		begun := time.Now()
 		took := make(chan time.Duration, 2)
@@ -426,8 +371,8 @@ func TestNobodyWaitsForTheStatementsOfAnother(t *testing.T) {
 func TestStatementsThatArePreparedStaySo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{
-			answers:   map[string][]driver.Value{"SELECT cancel_requested": {int64(0), ""}},
-			onPrepare: func(context.Context) error { time.Sleep(100 * time.Millisecond); return nil },
+			answers:   map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(0), "", int64(0)}},
+			onPrepare: func(context.Context, string) error { time.Sleep(100 * time.Millisecond); return nil },
 		}
 		st := newStore(t, s, sqlstore.MySQL)
 		for tries := 1; ; tries++ {
@@ -486,7 +431,8 @@ type script struct {
 	onCommit func() error
 	log      []string
 
-	onPrepare func(ctx context.Context) error // optional
+	onPrepare func(ctx context.Context, query string) error // optional
+	onExec    func(query string)                            // optional
 }
 
 func open(s *script) *sql.DB { return sql.OpenDB(s) }
@@ -498,7 +444,7 @@ func (s *script) Prepare(query string) (driver.Stmt, error)    { return &stateme
 
 func (s *script) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
 	if s.onPrepare != nil {
-		if err := s.onPrepare(ctx); err != nil {
+		if err := s.onPrepare(ctx, query); err != nil {
 			return nil, err
 		}
 	}
@@ -530,6 +476,9 @@ type statement struct {
 func (st *statement) Close() error  { return nil }
 func (st *statement) NumInput() int { return -1 }
 func (st *statement) Exec([]driver.Value) (driver.Result, error) {
+	if st.s.onExec != nil {
+		st.s.onExec(st.query)
+	}
 	for begin := range st.s.answers {
 		if strings.HasPrefix(st.query, begin) {
 			return driver.RowsAffected(1), st.s.asked(st.query)

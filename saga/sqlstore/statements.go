@@ -1,123 +1,122 @@
 package sqlstore
 
 import (
-	"context"
-	"database/sql"
-	"encoding/json"
-	"slices"
-	"sync/atomic"
+	"strings"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	"github.com/go-resilience/resilience/internal/sqldb"
 )
 
-// A byCount has the texts of a statement by the number of its log entries, or ids. A number
-// always has the same text, so that drivers prepare it once.
-type byCount struct {
-	build func(n int) string
-	few   [maxBatch + 1]string // of up to five, and of powers of two
+// A dialect is the statements of a kind of database that are not those of all. In all of them {p}
+// begins the names of the tables, {now} is the clock in microseconds since 1970, {ids} is a list of
+// placeholders, and each ? is one parameter.
+type dialect struct {
+	words    sqldb.Words
+	numbered bool // placeholders are $1, $2 and so on
+
+	schema string // without the version and the barrier
+
+	lock   string // makes a transaction the writer, before it reads; "" if it need not be
+	start  string // the values of startArgs, and the log if that is ""
+	commit string // the values of commitArgs, and the log if that is ""
+	log    string // an entry; "" if start and commit have all of them, as JSON
+
+	// due locks the first sagas of a queue: name, version, owned, limit. With json, it does so for
+	// many: the queues, limit, limit.
+	due  string
+	json bool
+
+	// queues has the least wake_at of each queue, and statuses the number of sagas of each name and
+	// status. Both skip from group to group in an index. {count} of queues is 0 or dueOf.
+	queues, dueOf, statuses string
 }
 
-func newByCount(build func(n int) string) *byCount {
-	c := &byCount{build: build}
-	for n := range c.few {
-		if n < 6 || n&(n-1) == 0 {
-			c.few[n] = build(n)
-		}
+const (
+	columns = `id, name, version, status, data, steps, parent, parent_step, seq, nonce, owner, epoch, wake_at, complete_by,
+	failures, takeovers, last_error, cancel_requested, cancel_note, created_at, updated_at`
+
+	// A list merges the sagas of each status: it would not show a saga that has another.
+	isStatus = "status IN ('running', 'compensating', 'stuck', 'completed', 'compensated', 'abandoned')"
+	isLive   = "status IN ('running', 'compensating')"
+	// The children of a saga that was not deleted are not among them: a sweep does not read past
+	// what it must keep.
+	isEnded     = "status IN ('completed', 'compensated', 'abandoned')"
+	isDeletable = isEnded + " AND parent = ''"
+
+	// indexes serve Claim, DeleteEnded, Children, List and Counts. A saga changes them at its start,
+	// at its end, and each time that it is claimed, parked or renewed. A step changes no indexed
+	// column, so that PostgreSQL writes it without touching the indexes. The wake_at of an ended saga
+	// is when it ended: it was released then.
+	indexes = `
+CREATE INDEX IF NOT EXISTS {p}saga_live ON {p}saga (name, version, owned, wake_at) WHERE ` + isLive + `;
+CREATE INDEX IF NOT EXISTS {p}saga_ended ON {p}saga (status, wake_at) WHERE ` + isDeletable + `;
+CREATE INDEX IF NOT EXISTS {p}saga_child ON {p}saga (parent, parent_step, status) WHERE parent > '';
+CREATE INDEX IF NOT EXISTS {p}saga_name ON {p}saga (name, status, created_at, id);
+CREATE INDEX IF NOT EXISTS {p}saga_time ON {p}saga (status, created_at, id);`
+
+	find = `SELECT ` + columns + `, woken FROM {p}saga WHERE 1 = 0;
+SELECT saga_id, seq, step, op, event, attempt, epoch, error, at FROM {p}saga_log WHERE 1 = 0;
+SELECT saga_id, name, payload, at FROM {p}saga_signal WHERE 1 = 0;`
+
+	insert = `INTO {p}saga (id, name, version, status, data, steps, seq, nonce, parent, parent_step, owner, epoch,
+	wake_at, complete_by, last_error, cancel_note, created_at, updated_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now} + ?, CASE WHEN {int} > 0 THEN {now} + ? ELSE 0 END, '', '',
+	{now}, {now})`
+
+	// A commit that does not release the saga has -1 in place of when it is due.
+	update = `UPDATE {p}saga SET status = ?, data = COALESCE(?, data), steps = ?, seq = ?, failures = ?, takeovers = ?,
+	last_error = ?, nonce = ?, updated_at = {now}, owner = CASE WHEN {int} < 0 THEN owner ELSE '' END,
+	wake_at = CASE WHEN {int} < 0 THEN wake_at WHEN woken THEN {now} ELSE {now} + ? END
+WHERE id = ? AND epoch = ? AND seq = ?`
+
+	entries = `INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)`
+	entry   = `INSERT ` + entries + ` VALUES (?, ?, ?, ?, ?, ?, ?, ?, {now})`
+
+	receipt = `SELECT cancel_requested, cancel_note, woken FROM {p}saga WHERE id = ?`
+
+	// In an UPDATE of MySQL, an expression sees the columns that were set before it.
+	take = `UPDATE {p}saga SET takeovers = takeovers + CASE WHEN owner <> '' AND owner <> ? THEN 1 ELSE 0 END,
+	epoch = epoch + 1, woken = false, owner = ?, wake_at = {now} + ? WHERE id IN ({ids})`
+	taken = `SELECT {record} FROM {p}saga WHERE id IN ({ids})`
+
+	held  = `SELECT id, epoch, cancel_requested, cancel_note FROM {p}saga WHERE owner = ? AND id IN ({ids})`
+	renew = `UPDATE {p}saga SET wake_at = {now} + ? WHERE id IN ({ids})`
+
+	cancel = `UPDATE {p}saga SET cancel_requested = true, cancel_note = ?, woken = true, updated_at = {now},
+	wake_at = CASE WHEN owner = '' THEN {now} ELSE wake_at END
+WHERE id = ? AND status = 'running' AND NOT cancel_requested`
+	wake = `UPDATE {p}saga SET woken = true,
+	wake_at = CASE WHEN owner = '' AND wake_at > {now} THEN {now} ELSE wake_at END
+WHERE id = ?`
+
+	load     = `SELECT {record} FROM {p}saga WHERE id = ?`
+	signaled = `SELECT 1 FROM {p}saga_signal WHERE saga_id = ? AND name = ?{newest}`
+	signal   = `INSERT INTO {p}saga_signal (saga_id, name, payload, at) VALUES (?, ?, ?, {now})`
+	signals  = `SELECT name, payload FROM {p}saga_signal WHERE saga_id = ? ORDER BY name`
+
+	history = `SELECT seq, step, op, event, attempt, epoch, error, at FROM {p}saga_log WHERE saga_id = ? AND seq > ?
+ORDER BY seq LIMIT ?`
+
+	child = `SELECT id, status, cancel_requested FROM {p}saga WHERE parent > '' AND parent = ? AND parent_step = ?`
+
+	oldest = `SELECT id FROM {p}saga WHERE {deletable} AND status = ? AND {ended_at} <= {now} - ?
+ORDER BY {ended_at} LIMIT ?{skip}`
+	endedChildren = `SELECT id FROM {p}saga WHERE parent > '' AND ` + isEnded + ` AND parent IN ({ids}) LIMIT ?{lock}`
+)
+
+// removal deletes sagas, and removes them from the children that they still have.
+var removal = []string{
+	`DELETE FROM {p}saga WHERE id IN ({ids})`,
+	`DELETE FROM {p}saga_log WHERE saga_id IN ({ids})`,
+	`DELETE FROM {p}saga_signal WHERE saga_id IN ({ids})`,
+	`UPDATE {p}saga SET parent = '', parent_step = '' WHERE parent > '' AND parent IN ({ids})`,
+}
+
+// words returns those of a dialect and those of all. by is how a query is told to read the table by an
+// index, for whose name %s stands.
+func words(by string, own ...string) sqldb.Words {
+	list := append(sqldb.Words{"{record}", columns + ", {now} AS store_now"}, own...)
+	for _, index := range []string{"live", "name", "time"} {
+		list = append(list, "{by "+index+"}", strings.ReplaceAll(by, "%s", "{p}saga_"+index))
 	}
-	return c
-}
-
-func (c *byCount) text(n int) string {
-	if n < len(c.few) && c.few[n] != "" {
-		return c.few[n]
-	}
-	return c.build(n)
-}
-
-// texts returns those that were built.
-func (c *byCount) texts() []string {
-	return slices.DeleteFunc(slices.Clone(c.few[1:]), func(text string) bool { return text == "" })
-}
-
-// A prepared holds prepared statements. Without them, SQLite spends a quarter of its time on
-// their text, and MySQL a round trip more for each. They are closed with the database.
-type prepared struct {
-	db    *sql.DB
-	ready atomic.Bool
-	gate  chan struct{}        // who is in it prepares, and has what follows
-	texts []string             // not prepared yet
-	stmts map[string]*sql.Stmt // by text
-}
-
-func newPrepared(db *sql.DB, texts []string) *prepared {
-	return &prepared{db: db, gate: make(chan struct{}, 1), texts: texts, stmts: make(map[string]*sql.Stmt)}
-}
-
-// all returns the statements by their texts. What a call has prepared when its ctx ends, the
-// next call need not prepare again.
-func (p *prepared) all(ctx context.Context) (map[string]*sql.Stmt, error) {
-	if p.ready.Load() {
-		return p.stmts, nil
-	}
-	if err := pass(ctx, p.gate); err != nil {
-		return nil, err
-	}
-	defer func() { <-p.gate }()
-	for ; len(p.texts) > 0; p.texts = p.texts[1:] {
-		stmt, err := p.db.PrepareContext(ctx, p.texts[0])
-		if err != nil {
-			return nil, err
-		}
-		p.stmts[p.texts[0]] = stmt
-	}
-	p.ready.Store(true)
-	return p.stmts, nil
-}
-
-// A preparedTx is a transaction that uses prepared statements.
-type preparedTx struct {
-	*sql.Tx
-	prepared map[string]*sql.Stmt
-}
-
-func (tx preparedTx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	if stmt := tx.prepared[query]; stmt != nil {
-		return tx.StmtContext(ctx, stmt).ExecContext(ctx, args...)
-	}
-	return tx.Tx.ExecContext(ctx, query, args...)
-}
-
-func (tx preparedTx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if stmt := tx.prepared[query]; stmt != nil {
-		return tx.StmtContext(ctx, stmt).QueryContext(ctx, args...)
-	}
-	return tx.Tx.QueryContext(ctx, query, args...)
-}
-
-func (tx preparedTx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	if stmt := tx.prepared[query]; stmt != nil {
-		return tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...)
-	}
-	return tx.Tx.QueryRowContext(ctx, query, args...)
-}
-
-func jsonHeld(list []store.Held) string {
-	type held struct {
-		One   int    `json:"one"`
-		ID    string `json:"id"`
-		Epoch int64  `json:"epoch"`
-	}
-	out := make([]held, len(list))
-	for i, h := range list {
-		out[i] = held{1, h.ID, h.Epoch}
-	}
-	return jsonText(out)
-}
-
-func jsonText(v any) string {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic(err) // strings and numbers
-	}
-	return string(text)
+	return list
 }

@@ -35,8 +35,8 @@ var mutants = []mutant{
 		"	if s.text.fenceWrites {\n", "	if tx != nil {\n		return nil\n	}\n	if s.text.fenceWrites {\n"},
 	{"a lease is renewed after it has ended", &leaseTarget, "lease/term.go",
 		"why, late := h.why, !time.Now().Before(h.until)", "why, late := h.why, false"},
-	{"a COMMIT without its nonce", &sagaTarget, "saga/sqlstore/sqlstore.go",
-		"	rc, err := s.commits.write(ctx, req)\n", "	req.Nonce = 0\n	rc, err := s.commits.write(ctx, req)\n"},
+	{"a COMMIT without its nonce", &sagaTarget, "saga/sqlstore/write.go",
+		"		req.Nonce, wakeIn, wakeIn, wakeIn,", "		0, wakeIn, wakeIn, wakeIn,"},
 	{"a load that was overtaken is kept", &cacheTarget, "cacheaside/internal/flight/land.go",
 		"	case !l.Joinable || l.Invalidated:\n", "	case false:\n"},
 }

@@ -29,10 +29,10 @@ func waiting(t *testing.T, db *sql.DB, n int) *saga.Saga[nothing] {
 		steps += fmt.Sprintf(`,{"n":%q,"s":%q}`, name, map[bool]saga.StepStatus{true: saga.StepStarted, false: saga.StepIdle}[i == 0])
 	}
 	_, err := db.Exec(`INSERT INTO saga (id, name, version, status, data, steps, seq, nonce, owner, epoch, wake_at, created_at, updated_at)
-		SELECT 'trip-' || i, 'trip', 0, 'running', '{}', '{"steps":[' || $1 || ']}', 1, 1, '', 0, now(), now(), now() FROM generate_series(1, $2::int) i`, steps[1:], n)
+		SELECT 'trip-' || i, 'trip', 0, 'running', '{}', '{"steps":[' || $1 || ']}', 1, 1, '', 0, 1, 1, 1 FROM generate_series(1, $2::int) i`, steps[1:], n)
 	require.NoError(t, err)
 	_, err = db.Exec(`INSERT INTO saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)
-		SELECT 'trip-' || i, 1, '', '', 'created', 0, 0, '', now() FROM generate_series(1, $1::int) i`, n)
+		SELECT 'trip-' || i, 1, '', '', 'created', 0, 0, '', 1 FROM generate_series(1, $1::int) i`, n)
 	require.NoError(t, err)
 	_, err = db.Exec(`ANALYZE saga`)
 	require.NoError(t, err)

@@ -1,7 +1,6 @@
 package saga_test
 
 import (
-	"context"
 	"database/sql"
 	"flag"
 	"fmt"
@@ -12,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
@@ -45,70 +42,8 @@ func TestCrashMatrix(t *testing.T) {
 	}
 }
 
-// TestCommitsShareStatements: were every batch to fail, only the time that it
-// takes would tell.
-func TestCommitsShareStatements(t *testing.T) {
-	d := newDatabase(t, sqlstore.PostgreSQL)
-	config, err := pgx.ParseConfig(d.DSN)
-	require.NoError(t, err)
-	seen := new(statements)
-	config.Tracer = seen
-	db := stdlib.OpenDB(*config)
-	defer db.Close()
-	db.SetMaxOpenConns(8)
-	st := sqlstore.New(db, d.Dialect, sqlstore.Config{})
-	const sagas, commits = 32, 5
-	for i := range sagas {
-		_, _, err = st.Start(t.Context(), store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
-		require.NoError(t, err)
-	}
-	seen.reset()
-	var wg sync.WaitGroup
-	for i := range sagas {
-		wg.Go(func() {
-			for n := range int64(commits) {
-				_, err := st.Commit(t.Context(), store.CommitRequest{
-					ID: fmt.Sprint(i), Seq: 1 + 3*n, Status: saga.Running, Data: []byte("data"), Log: make([]store.Entry, 3), Release: i%2 == 0,
-				})
-				if err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	require.Empty(t, seen.errs)
-	require.Less(t, seen.n, sagas*commits)
-}
-
-// statements counts them, and keeps their errors.
-type statements struct {
-	mu   sync.Mutex
-	n    int
-	errs []error
-}
-
-func (s *statements) reset() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.n, s.errs = 0, nil
-}
-
-func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
-}
-
-func (s *statements) TraceQueryEnd(_ context.Context, _ *pgx.Conn, end pgx.TraceQueryEndData) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.n++; end.Err != nil {
-		s.errs = append(s.errs, end.Err)
-	}
-}
-
-// TestALockedSagaDelaysNoOther: commits that go to the database together do not
-// wait for a locked row, say that of an owner that was stopped in
-// the middle of a DoTx. Only its own commit does.
+// TestALockedSagaDelaysNoOther: commits of others do not wait for a locked row, say that of an owner
+// that was stopped in the middle of a DoTx. Only its own commit does.
 func TestALockedSagaDelaysNoOther(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	st, ctx := d.store(t), t.Context()
@@ -155,8 +90,8 @@ func TestALockedSagaDelaysNoOther(t *testing.T) {
 }
 
 // TestAStartThatWaitsHoldsUpNoOther: a transaction that has started a saga is still open,
-// and another Start has the same id. The starts that go to the database together with it
-// are made all the same, and each says whether it has created its saga.
+// and other Starts have the same id. The rest are made all the same, and each says whether it has
+// created its saga.
 func TestAStartThatWaitsHoldsUpNoOther(t *testing.T) {
 	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL} {
 		t.Run(string(dialect), func(t *testing.T) {
@@ -260,52 +195,6 @@ func TestAHeartbeatWaitsForNoRow(t *testing.T) {
 	after, err := st.Load(ctx, "locked")
 	require.NoError(t, err)
 	require.Equal(t, before.WakeAt, after.WakeAt)
-}
-
-// TestABatchLooksIdsUp: however old its plan is, for one that reads the whole
-// table would be ever slower.
-func TestABatchLooksIdsUp(t *testing.T) {
-	d := newDatabase(t, sqlstore.PostgreSQL)
-	db := d.open(t)
-	db.SetMaxOpenConns(1) // whose plans are from when the table was empty
-	var version int
-	require.NoError(t, db.QueryRow(`SELECT current_setting('server_version_num')::int`).Scan(&version))
-	if version < 150000 {
-		t.Skip("PostgreSQL tells of its scans at once from version 15 on")
-	}
-	st := sqlstore.New(db, d.Dialect, sqlstore.Config{})
-	ctx := t.Context()
-	const sagas = 32
-	commitAll := func() (written int64) {
-		var n atomic.Int64
-		var wg sync.WaitGroup
-		for i := range sagas {
-			wg.Go(func() {
-				_, err := st.Commit(ctx, store.CommitRequest{ID: fmt.Sprint(i), Seq: 1, Status: saga.Running, Log: make([]store.Entry, 1)})
-				if err == nil {
-					n.Add(1)
-				}
-			})
-		}
-		wg.Wait()
-		return n.Load()
-	}
-	for range 10 {
-		require.Zero(t, commitAll())
-	}
-	for i := range sagas {
-		_, _, err := st.Start(ctx, store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
-		require.NoError(t, err)
-	}
-	scans := func() (n int) {
-		_, err := db.Exec(`SELECT pg_stat_force_next_flush()`)
-		require.NoError(t, err)
-		require.NoError(t, db.QueryRow(`SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'saga' AND schemaname = current_schema`).Scan(&n))
-		return n
-	}
-	before := scans()
-	require.EqualValues(t, sagas, commitAll())
-	require.Equal(t, before, scans())
 }
 
 // TestPruneBarrier deletes the old rows and nothing else.

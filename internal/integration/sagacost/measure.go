@@ -291,10 +291,7 @@ func fill(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[not
 			return err
 		}
 	}
-	later, ours := fmt.Sprint(hours*3600000), fmt.Sprintf(" WHERE id LIKE 'wait-%d-%%'", hours)
-	if srv.dialect == sqlstore.PostgreSQL {
-		later = fmt.Sprintf("interval '%d hours'", hours)
-	}
+	later, ours := fmt.Sprint(hours*3600_000_000), fmt.Sprintf(" WHERE id LIKE 'wait-%d-%%'", hours)
 	if _, err := db.ExecContext(ctx, "UPDATE saga SET wake_at = created_at + "+later+ours); err != nil {
 		return err
 	}

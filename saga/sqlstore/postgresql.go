@@ -1,0 +1,116 @@
+package sqlstore
+
+// PostgreSQL makes each start and each commit one statement, with the log as JSON.
+var postgresql = dialect{
+	numbered: true, json: true,
+	words: words("{p}saga",
+		"{now}", "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
+		"{int}", "?::bigint", "{live}", isLive, "{deletable}", isDeletable, "{ended_at}", "wake_at",
+		"{lock}", " FOR UPDATE", "{skip}", " FOR UPDATE SKIP LOCKED", "{newest}", "",
+		// The planner does not see this limit: it would expect a tenth of the rows, and for 10 000 of them
+		// it may prefer to read and sort a table of 50 000.
+		"{most}", "(SELECT 10000)",
+	),
+	// Ids and names compare as bytes. The fillfactor leaves room in each page for the next version of
+	// every row, so that the steps touch no index. What a step changes stands last: the WAL has of a
+	// row what lies between its first and its last change. Columns of a fixed size stand first, where
+	// they need no padding.
+	schema: `
+CREATE TABLE IF NOT EXISTS {p}saga (
+	version          bigint   NOT NULL,
+	epoch            bigint   NOT NULL,
+	wake_at          bigint   NOT NULL,
+	complete_by      bigint   NOT NULL DEFAULT 0,
+	failures         bigint   NOT NULL DEFAULT 0,
+	takeovers        bigint   NOT NULL DEFAULT 0,
+	created_at       bigint   NOT NULL,
+	owned            smallint GENERATED ALWAYS AS (CASE WHEN owner > '' THEN 1 ELSE 0 END) STORED,
+	cancel_requested boolean  NOT NULL DEFAULT false,
+	woken            boolean  NOT NULL DEFAULT false,
+	id               text COLLATE "C" PRIMARY KEY,
+	name             text COLLATE "C" NOT NULL,
+	parent           text COLLATE "C" NOT NULL DEFAULT '',
+	parent_step      text COLLATE "C" NOT NULL DEFAULT '',
+	cancel_note      text     NOT NULL DEFAULT '',
+	last_error       text     NOT NULL DEFAULT '',
+	owner            text COLLATE "C" NOT NULL,
+	status           text COLLATE "C" NOT NULL CHECK (` + isStatus + `),
+	data             bytea    NOT NULL,
+	seq              bigint   NOT NULL,
+	nonce            bigint   NOT NULL,
+	updated_at       bigint   NOT NULL,
+	steps            text     NOT NULL
+) WITH (fillfactor = 50);
+` + indexes + `
+CREATE TABLE IF NOT EXISTS {p}saga_log (
+	seq     bigint NOT NULL,
+	attempt bigint NOT NULL,
+	epoch   bigint NOT NULL,
+	at      bigint NOT NULL,
+	saga_id text COLLATE "C" NOT NULL,
+	step    text   NOT NULL,
+	op      text   NOT NULL,
+	event   text   NOT NULL,
+	error   text   NOT NULL,
+	PRIMARY KEY (saga_id, seq)
+);
+CREATE TABLE IF NOT EXISTS {p}saga_signal (
+	saga_id text COLLATE "C" NOT NULL,
+	name    text COLLATE "C" NOT NULL,
+	payload bytea  NOT NULL,
+	at      bigint NOT NULL,
+	PRIMARY KEY (saga_id, name)
+);
+`,
+	start: `WITH s AS (INSERT ` + insert + ` ON CONFLICT (id) DO NOTHING RETURNING *),
+` + postgresLog + `
+SELECT {record} FROM s`,
+	commit: `WITH s AS (` + update + ` RETURNING *),
+` + postgresLog + `
+SELECT cancel_requested, cancel_note, woken FROM s`,
+
+	// The function has the order of the queues, and a nested loop is the only way to join LATERAL. The
+	// planner must expect few rows, however many sagas wait, or it compiles (JIT) each claim: therefore
+	// each queue has the limit as a parameter, whose value it knows, and there is the condition on one.
+	due: `SELECT s.id, s.owner FROM json_to_recordset(?::json) AS d(one bigint, name text, version bigint, owned smallint)
+CROSS JOIN LATERAL (
+	SELECT id, owner FROM {p}saga
+	WHERE {live} AND name = d.name AND version = d.version AND owned = d.owned AND wake_at <= {now}
+	ORDER BY wake_at LIMIT ?::bigint FOR UPDATE SKIP LOCKED) s
+WHERE d.one = 1 LIMIT ?::bigint`,
+
+	// The last condition makes the planner expect a single row, and look up each in the index.
+	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {now}, {count} FROM (
+	WITH RECURSIVE g AS (
+		SELECT * FROM (SELECT name, version, owned, wake_at FROM {p}saga
+			WHERE {live} AND name > '' ORDER BY name, version, owned, wake_at LIMIT 1) AS f
+		UNION ALL
+		SELECT n.* FROM g CROSS JOIN LATERAL (SELECT name, version, owned, wake_at FROM {p}saga
+			WHERE {live} AND (name, version, owned) > (g.name, g.version, g.owned)
+			ORDER BY name, version, owned, wake_at LIMIT 1) AS n)
+	SELECT * FROM g WHERE name || '' = name) AS d
+WHERE d.wake_at <= {now}`,
+	dueOf: dueOf,
+	statuses: `SELECT g.name, g.status, ` + countOf + ` FROM (
+	WITH RECURSIVE g AS (
+		SELECT * FROM (SELECT name, status, created_at FROM {p}saga
+			WHERE name > '' ORDER BY name, status, created_at LIMIT 1) AS f
+		UNION ALL
+		SELECT n.* FROM g CROSS JOIN LATERAL (SELECT name, status, created_at FROM {p}saga
+			WHERE (name, status) > (g.name, g.status) ORDER BY name, status, created_at LIMIT 1) AS n)
+	SELECT * FROM g WHERE name || '' = name) AS g
+WHERE NOT g.` + isEnded + ` ORDER BY g.name`,
+}
+
+const postgresLog = `l AS (INSERT ` + entries + `
+	SELECT s.id, v.seq, v.step, v.op, v.event, v.attempt, s.epoch, v.error, s.updated_at
+	FROM s, json_to_recordset(?::json) AS v(seq bigint, step text, op text, event text, attempt bigint, error text))`
+
+// The order keeps planners from reading the table instead of the index.
+const (
+	dueOf = `(SELECT count(*) FROM (SELECT 1 FROM {by live}
+	WHERE {live} AND name = d.name AND version = d.version AND owned = d.owned AND wake_at <= {now}
+	ORDER BY wake_at LIMIT {most}) AS c)`
+	countOf = `(SELECT count(*) FROM (SELECT 1 FROM {by name}
+	WHERE name = g.name AND status = g.status ORDER BY created_at LIMIT {most}) AS c)`
+)

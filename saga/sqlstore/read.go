@@ -1,0 +1,289 @@
+package sqlstore
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	store "github.com/go-resilience/resilience/internal/sagastore"
+	"github.com/go-resilience/resilience/internal/sqldb"
+)
+
+// Load implements [store.Store].
+func (s *Store) Load(ctx context.Context, id string) (store.Record, error) {
+	if !isText(id) {
+		return store.Record{}, store.ErrNotFound
+	}
+	rec, err := s.load(ctx, s.db, id, "")
+	return rec, wrap("load", err)
+}
+
+func (s *Store) load(ctx context.Context, q sqldb.Querier, id, how string) (store.Record, error) {
+	rec, err := scan(q.QueryRowContext(ctx, s.sql(load+how), id))
+	if errors.Is(err, sql.ErrNoRows) {
+		return rec, store.ErrNotFound
+	}
+	return rec, err
+}
+
+// Signals implements [store.Store].
+func (s *Store) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+	rows, err := s.db.QueryContext(ctx, s.sql(signals), id)
+	list, err := collect(rows, err, func(rows *sql.Rows) (sig store.Signal, err error) {
+		return sig, rows.Scan(&sig.Name, &sig.Payload)
+	})
+	return list, wrap("signals", err)
+}
+
+// History implements [store.Store].
+func (s *Store) History(ctx context.Context, id string, after int64, limit int) ([]store.Entry, error) {
+	if !isText(id) {
+		return nil, nil
+	}
+	if limit <= 0 {
+		limit = math.MaxInt32
+	}
+	rows, err := s.db.QueryContext(ctx, s.sql(history), id, after, limit)
+	log, err := collect(rows, err, func(rows *sql.Rows) (e store.Entry, err error) {
+		var at int64
+		err = rows.Scan(&e.Seq, &e.Step, &e.Op, &e.Kind, &e.Attempt, &e.Epoch, &e.Error, &at)
+		e.At = moment(at)
+		return e, err
+	})
+	return log, wrap("history", err)
+}
+
+// Children implements [store.Store]. It merges index ranges: a plan of PostgreSQL for "status IN" may
+// read all children.
+func (s *Store) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
+	limit := math.MaxInt32
+	if req.Limit > 0 {
+		limit = req.Limit
+	}
+	var args []any
+	text := child
+	if len(req.Status) == 0 {
+		args = []any{req.Parent, req.Step}
+	}
+	for i, status := range req.Status {
+		args = append(args, req.Parent, req.Step, string(status))
+		text = union(text, child+" AND status = ?", i)
+	}
+	rows, err := s.db.QueryContext(ctx, s.sql(text+" LIMIT "+strconv.Itoa(limit)), args...)
+	list, err := collect(rows, err, func(rows *sql.Rows) (c store.ChildRecord, err error) {
+		return c, rows.Scan(&c.ID, &c.Status, &c.CancelRequested)
+	})
+	return list, wrap("children", err)
+}
+
+// union adds a query to i others.
+func union(text, query string, i int) string {
+	query = "SELECT * FROM (" + query + ") AS q" + strconv.Itoa(i)
+	if i == 0 {
+		return query
+	}
+	return text + " UNION ALL " + query
+}
+
+// List implements [store.Store]. It is one statement, which merges index ranges: the sagas that
+// have a status, of all definitions or of one.
+func (s *Store) List(ctx context.Context, f store.Filter) ([]store.Record, string, error) {
+	recs, next, err := s.list(ctx, f)
+	return recs, next, wrap("list", err)
+}
+
+func (s *Store) list(ctx context.Context, f store.Filter) (recs []store.Record, next string, err error) {
+	if !isText(f.Saga) || !isText(f.ID) {
+		return nil, "", nil // there is no such saga
+	}
+	limit := min(cmp.Or(max(f.Limit, 0), 100), math.MaxInt32)
+	at, id := int64(math.MaxInt64), "" // a saga of the page was started before, or then and has an id before
+	if !f.CreatedBefore.IsZero() {
+		at = f.CreatedBefore.Add(time.Microsecond - 1).UnixMicro()
+	}
+	if f.After != "" {
+		micros, last, ok := strings.Cut(f.After, " ")
+		at, err = strconv.ParseInt(micros, 10, 64)
+		if id = last; !ok || err != nil {
+			return nil, "", fmt.Errorf("Filter.After is %q: must be the Next of a page", f.After)
+		}
+	}
+	query, index := "", "time"
+	var more []any
+	if f.Saga != "" {
+		query, index, more = query+" AND name = ?", "name", append(more, f.Saga)
+	}
+	if f.ID != "" {
+		query, more = query+" AND id >= ? AND id < ?", append(more, f.ID, f.ID+endOfPrefix)
+	}
+	record := "{record}"
+	if f.WithoutState {
+		record = strings.Replace(columns, " data,", " '' AS data,", 1) + ", {now} AS store_now"
+	}
+	order := " ORDER BY created_at DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
+	query = "SELECT " + record + " FROM {by " + index +
+		"} WHERE status = ? AND created_at <= ? AND (created_at < ? OR id < ?)" + query + order
+	text := ""
+	var args []any
+	for i, status := range statuses(f.Status) {
+		text = union(text, query, i)
+		args = append(append(args, string(status), at, at, id), more...)
+	}
+	rows, err := s.db.QueryContext(ctx, s.sql(text+order), args...)
+	recs, err = collect(rows, err, func(rows *sql.Rows) (store.Record, error) { return scan(rows) })
+	if err != nil || len(recs) <= limit {
+		return recs, "", err
+	}
+	last := &recs[limit-1]
+	return recs[:limit], strconv.FormatInt(last.CreatedAt.UnixMicro(), 10) + " " + last.ID, nil
+}
+
+// statuses returns those of a filter once, or all.
+func statuses(list []store.Status) []store.Status {
+	if len(list) == 0 {
+		return []store.Status{
+			store.Running, store.Compensating, store.Stuck, store.Completed, store.Compensated, store.Abandoned,
+		}
+	}
+	list = slices.Clone(list)
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// endOfPrefix behind a prefix is after all texts that begin with it: the last rune of Unicode.
+const endOfPrefix = "\U0010FFFF"
+
+// A queue is the due sagas of one version of a definition, either those that have an owner, which has
+// crashed, or those that have none. The index saga_live has it in the order of wake_at.
+type queue struct {
+	One     int    `json:"one"` // 1
+	Name    string `json:"name"`
+	Version int    `json:"version"`
+	Owned   int    `json:"owned"`
+
+	oldest, now int64
+	count       int // up to CountLimit; 0 unless asked for
+}
+
+// queues returns the queues that have a saga, in any order, with a count. It looks each up in the index.
+func (s *Store) queues(ctx context.Context, count string) ([]queue, error) {
+	rows, err := s.db.QueryContext(ctx, s.sql(strings.Replace(s.d.queues, "{count}", count, 1)))
+	return collect(rows, err, func(rows *sql.Rows) (queue, error) {
+		q := queue{One: 1}
+		return q, rows.Scan(&q.Name, &q.Version, &q.Owned, &q.oldest, &q.now, &q.count)
+	})
+}
+
+// Counts implements [store.Store]. It reads up to CountLimit index entries for each number.
+func (s *Store) Counts(ctx context.Context) (store.Counts, error) {
+	counts, err := s.counts(ctx)
+	return counts, wrap("counts", err)
+}
+
+func (s *Store) counts(ctx context.Context) (counts store.Counts, err error) {
+	var now int64
+	if err := s.db.QueryRowContext(ctx, s.sql("SELECT {now}")).Scan(&now); err != nil {
+		return counts, err
+	}
+	counts.Now = moment(now)
+	rows, err := s.db.QueryContext(ctx, s.sql(s.d.statuses))
+	_, err = collect(rows, err, func(rows *sql.Rows) (_ bool, err error) {
+		var name string
+		var status store.Status
+		var n int
+		if err = rows.Scan(&name, &status, &n); err != nil {
+			return false, err
+		}
+		if last := len(counts.Sagas) - 1; last < 0 || counts.Sagas[last].Saga != name {
+			counts.Sagas = append(counts.Sagas, store.Count{Saga: name})
+		}
+		if field := counts.Sagas[len(counts.Sagas)-1].Of(status); field != nil {
+			*field = n
+		}
+		return true, nil
+	})
+	if err != nil || len(counts.Sagas) == 0 {
+		return counts, err
+	}
+	queues, err := s.queues(ctx, s.d.dueOf)
+	for _, q := range queues {
+		i, ok := slices.BinarySearchFunc(counts.Sagas, q.Name, func(c store.Count, name string) int {
+			return strings.Compare(c.Saga, name)
+		})
+		if !ok {
+			continue // it is new
+		}
+		c := &counts.Sagas[i]
+		c.Due = min(c.Due+q.count, store.CountLimit)
+		if oldest := moment(q.oldest); c.OldestDue.IsZero() || oldest.Before(c.OldestDue) {
+			c.OldestDue = oldest
+		}
+	}
+	return counts, err
+}
+
+// scan reads a record from a row of {record}.
+func scan(row interface{ Scan(...any) error }) (r store.Record, err error) {
+	var wakeAt, completeBy, createdAt, updatedAt, now int64
+	err = row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.Data, &r.Steps, &r.Parent, &r.ParentStep,
+		&r.Seq, &r.Nonce, &r.Owner, &r.Epoch, &wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError,
+		&r.CancelRequested, &r.CancelNote, &createdAt, &updatedAt, &now)
+	r.WakeAt, r.CompleteBy, r.CreatedAt, r.UpdatedAt, r.Now =
+		moment(wakeAt), moment(completeBy), moment(createdAt), moment(updatedAt), moment(now)
+	return r, err
+}
+
+// moment returns a time of the tables, where 0 is none.
+func moment(micros int64) time.Time {
+	if micros == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(micros)
+}
+
+// isText reports whether a column can have s. PostgreSQL has no other texts: to look for one,
+// such as an id from a request, is an error that aborts the transaction.
+func isText(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
+
+func scanID(rows *sql.Rows) (id string, err error) { return id, rows.Scan(&id) }
+
+// collect returns all rows. err is the error of the query, which collect passes on.
+func collect[T any](rows *sql.Rows, err error, scan func(*sql.Rows) (T, error)) ([]T, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var list []T
+	for rows.Next() {
+		v, err := scan(rows)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	return list, rows.Err()
+}
+
+// orNull returns b, or NULL for nil.
+func orNull(b []byte) any {
+	if b == nil {
+		return nil
+	}
+	return b
+}
+
+// nonNil returns b, or an empty slice for nil, since the column is NOT NULL.
+func nonNil(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}

@@ -1,0 +1,447 @@
+package sqlstore
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	store "github.com/go-resilience/resilience/internal/sagastore"
+	"github.com/go-resilience/resilience/internal/sqldb"
+)
+
+// Start implements [store.Store].
+func (s *Store) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
+	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
+		rec, created, err = s.start(ctx, q, req)
+		return err
+	})
+	if created && err == nil && req.Owner == "" {
+		_ = s.tell(ctx, s.db)
+	}
+	return rec, created, wrap("start", err)
+}
+
+// StartTx implements [store.TxStore].
+func (s *Store) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest) (store.Record, bool, error) {
+	rec, created, err := s.start(ctx, tx, req)
+	if created && err == nil {
+		err = s.tell(ctx, tx)
+	}
+	return rec, created, wrap("start", err)
+}
+
+func (s *Store) start(ctx context.Context, q sqldb.Querier, req store.StartRequest) (
+	rec store.Record, created bool, err error,
+) {
+	if s.kind == MySQL {
+		err = fits(req.ID, 200, req.Saga, 200, req.Owner, 300, req.Parent, 200, req.ParentStep, 100)
+		if err != nil {
+			return rec, false, err // IGNORE would cut them off
+		}
+	}
+	epoch, due := int64(0), time.Duration(0)
+	if req.Owner != "" {
+		epoch, due = 1, req.LeaseTTL
+	}
+	complete := req.CompleteIn.Microseconds()
+	args := []any{
+		req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data), string(req.Steps), len(req.Log), req.Nonce,
+		req.Parent, req.ParentStep, req.Owner, epoch, due.Microseconds(), complete, complete,
+	}
+	for {
+		if s.d.log == "" {
+			rec, err = scan(q.QueryRowContext(ctx, s.sql(s.d.start), append(args, logOf(req.Log, 0))...))
+			if !errors.Is(err, sql.ErrNoRows) {
+				return rec, err == nil, err
+			}
+		} else {
+			// An inserted row counts as affected whatever the clientFoundRows of MySQL.
+			if created, err = changes(q.ExecContext(ctx, s.sql(s.d.start), args...)); err != nil {
+				return rec, false, err
+			}
+			if created {
+				if err = s.log(ctx, q, req.ID, epoch, 0, req.Log); err != nil {
+					return rec, false, err
+				}
+			}
+		}
+		if rec, err = s.load(ctx, q, req.ID, "{newest}"); err != store.ErrNotFound {
+			return rec, created, err
+		} // deleted between the two statements
+	}
+}
+
+// fits returns an error if a text is longer than the number that follows it.
+func fits(list ...any) error {
+	for i := 0; i < len(list); i += 2 {
+		if text, limit := list[i].(string), list[i+1].(int); len(text) > limit {
+			return fmt.Errorf("%.40q... has %d bytes: at most %d fit into the table", text, len(text), limit)
+		}
+	}
+	return nil
+}
+
+// logOf returns entries after seq as JSON.
+func logOf(log []store.Entry, seq int64) string {
+	type row struct {
+		Seq     int64  `json:"seq"`
+		Step    string `json:"step"`
+		Op      string `json:"op"`
+		Event   string `json:"event"`
+		Attempt int    `json:"attempt"`
+		Error   string `json:"error"`
+	}
+	rows := make([]row, len(log))
+	for i, e := range log {
+		rows[i] = row{seq + 1 + int64(i), e.Step, string(e.Op), string(e.Kind), e.Attempt, e.Error}
+	}
+	return jsonOf(rows)
+}
+
+func jsonOf(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return string(text)
+}
+
+// log writes entries after seq.
+func (s *Store) log(ctx context.Context, q sqldb.Querier, id string, epoch, seq int64, log []store.Entry) error {
+	for i, e := range log {
+		_, err := q.ExecContext(ctx, s.sql(s.d.log),
+			id, seq+1+int64(i), e.Step, string(e.Op), string(e.Kind), e.Attempt, epoch, e.Error)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Commit implements [store.Store].
+func (s *Store) Commit(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
+	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
+		rc, err = s.commit(ctx, q, req)
+		return err
+	})
+	if err == nil && due(&req, rc) {
+		_ = s.tell(ctx, s.db)
+	}
+	return rc, wrap("commit", err)
+}
+
+// CommitTx implements [store.TxStore].
+func (s *Store) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (store.Receipt, error) {
+	rc, err := s.commit(ctx, tx, req)
+	if err == nil && due(&req, rc) {
+		err = s.tell(ctx, tx)
+	}
+	return rc, wrap("commit", err)
+}
+
+// due reports whether a runner may claim the saga after the commit.
+func due(req *store.CommitRequest, rc store.Receipt) bool {
+	return req.Release && (req.WakeIn <= 0 || rc.Woken) &&
+		(req.Status == store.Running || req.Status == store.Compensating)
+}
+
+// commit waits for its row, and returns ErrFenced if that does not pass the fence.
+func (s *Store) commit(ctx context.Context, q sqldb.Querier, req store.CommitRequest) (rc store.Receipt, err error) {
+	wakeIn := int64(-1)
+	if req.Release {
+		wakeIn = max(req.WakeIn.Microseconds(), 0)
+	}
+	args := []any{
+		string(req.Status), orNull(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError,
+		req.Nonce, wakeIn, wakeIn, wakeIn, req.ID, req.Epoch, req.Seq,
+	}
+	var row *sql.Row
+	if s.d.log == "" {
+		row = q.QueryRowContext(ctx, s.sql(s.d.commit), append(args, logOf(req.Log, req.Seq))...)
+	} else {
+		switch changed, err := changes(q.ExecContext(ctx, s.sql(s.d.commit), args...)); {
+		case err != nil:
+			return rc, err
+		case !changed:
+			return rc, store.ErrFenced
+		}
+		if err := s.log(ctx, q, req.ID, req.Epoch, req.Seq, req.Log); err != nil {
+			return rc, err
+		}
+		row = q.QueryRowContext(ctx, s.sql(receipt), req.ID)
+	}
+	err = row.Scan(&rc.CancelRequested, &rc.CancelNote, &rc.Woken)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = store.ErrFenced
+	}
+	rc.Woken = rc.Woken && wakeIn > 0
+	return rc, err
+}
+
+// changes reports whether a statement has changed a row.
+func changes(res sql.Result, err error) (bool, error) {
+	if err != nil {
+		return false, err
+	}
+	n, err := res.RowsAffected()
+	return n > 0, err
+}
+
+// Claim implements [store.Store].
+func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
+	if req.Limit <= 0 || len(req.Definitions) == 0 {
+		return nil, nil
+	}
+	known := make(map[store.Definition]bool, len(req.Definitions))
+	for _, d := range req.Definitions {
+		known[d] = true
+	}
+	queues, err := s.queues(ctx, "0")
+	queues = slices.DeleteFunc(queues, func(q queue) bool {
+		return !known[store.Definition{Saga: q.Name, Version: q.Version}]
+	})
+	if err != nil || len(queues) == 0 {
+		return nil, wrap("claim", err)
+	}
+	// Those of crashed owners first, then that whose first saga was due first.
+	slices.SortFunc(queues, func(a, b queue) int {
+		return cmp.Or(b.Owned-a.Owned, cmp.Compare(a.oldest, b.oldest))
+	})
+	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
+		recs, err = s.claim(ctx, q, req, queues)
+		return err
+	})
+	return recs, wrap("claim", err)
+}
+
+func (s *Store) claim(ctx context.Context, q sqldb.Querier, req store.ClaimRequest, queues []queue) (
+	[]store.Record, error,
+) {
+	if err := s.lock(ctx, q); err != nil {
+		return nil, err
+	}
+	var ids []string
+	previous := make(map[string]string)
+	pick := func(args ...any) error {
+		rows, err := q.QueryContext(ctx, s.sql(s.d.due), args...)
+		_, err = collect(rows, err, func(rows *sql.Rows) (id string, err error) {
+			var owner string
+			err = rows.Scan(&id, &owner)
+			ids, previous[id] = append(ids, id), owner
+			return id, err
+		})
+		return err
+	}
+	var err error
+	if s.d.json {
+		err = pick(jsonOf(queues), req.Limit, req.Limit)
+	} else {
+		for i := 0; i < len(queues) && len(ids) < req.Limit && err == nil; i++ {
+			err = pick(queues[i].Name, queues[i].Version, queues[i].Owned, req.Limit-len(ids))
+		}
+	}
+	if err != nil || len(ids) == 0 {
+		return nil, err
+	}
+	text, args := s.among(take, ids, req.Owner, req.Owner, req.LeaseTTL.Microseconds())
+	if _, err := q.ExecContext(ctx, text, args...); err != nil {
+		return nil, err
+	}
+	text, args = s.among(taken, ids)
+	rows, err := q.QueryContext(ctx, text, args...)
+	return collect(rows, err, func(rows *sql.Rows) (store.Record, error) {
+		rec, err := scan(rows)
+		rec.Previous = previous[rec.ID]
+		return rec, err
+	})
+}
+
+// Heartbeat implements [store.Store].
+func (s *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (renewed []store.Renewed, err error) {
+	if len(req.Held) == 0 {
+		return nil, nil
+	}
+	err = s.write(ctx, true, func(ctx context.Context, q sqldb.Querier) error {
+		renewed, err = s.heartbeat(ctx, q, req)
+		return err
+	})
+	return renewed, wrap("heartbeat", err)
+}
+
+func (s *Store) heartbeat(ctx context.Context, q sqldb.Querier, req store.HeartbeatRequest) (
+	[]store.Renewed, error,
+) {
+	if err := s.lock(ctx, q); err != nil {
+		return nil, err
+	}
+	epochs := make(map[string]int64, len(req.Held)) // of those that were not found yet
+	ids := make([]string, len(req.Held))
+	for i, h := range req.Held {
+		ids[i], epochs[h.ID] = h.ID, h.Epoch
+	}
+	var renewed []store.Renewed
+	look := func(how string, ids []string) (found []string, err error) {
+		text, args := s.among(held+how, ids, req.Owner)
+		rows, err := q.QueryContext(ctx, text, args...)
+		_, err = collect(rows, err, func(rows *sql.Rows) (n store.Renewed, err error) {
+			err = rows.Scan(&n.ID, &n.Epoch, &n.CancelRequested, &n.CancelNote)
+			if epoch, ok := epochs[n.ID]; ok && n.Epoch == epoch {
+				n.Locked = how == ""
+				renewed, found = append(renewed, n), append(found, n.ID)
+				delete(epochs, n.ID)
+			}
+			return n, err
+		})
+		return found, err
+	}
+	free, err := look("{skip}", ids)
+	if err == nil && len(free) > 0 {
+		text, args := s.among(renew, free, req.LeaseTTL.Microseconds())
+		_, err = q.ExecContext(ctx, text, args...)
+	}
+	if err == nil && len(epochs) > 0 && s.d.lock == "" { // a locked row is read as it was last committed
+		ids = slices.DeleteFunc(ids, func(id string) bool { _, left := epochs[id]; return !left })
+		_, err = look("", ids)
+	}
+	return renewed, err
+}
+
+// Cancel implements [store.Store].
+func (s *Store) Cancel(ctx context.Context, id, note string) (rec store.Record, err error) {
+	if !isText(id) {
+		return rec, store.ErrNotFound
+	}
+	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
+		for {
+			if _, err := q.ExecContext(ctx, s.sql(cancel), note, id); err != nil {
+				return err
+			}
+			rec, err = s.load(ctx, q, id, "{lock}")
+			if err != nil || rec.CancelRequested || rec.Status != store.Running {
+				return err
+			} // else it has been started between the two statements
+		}
+	})
+	if err == nil && rec.Owner == "" {
+		_ = s.tell(ctx, s.db)
+	}
+	return rec, wrap("cancel", err)
+}
+
+// Signal implements [store.Store].
+func (s *Store) Signal(ctx context.Context, req store.SignalRequest) (rec store.Record, err error) {
+	var refused error
+	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
+		rec, refused, err = s.signal(ctx, q, req)
+		return err
+	})
+	if err == nil && rec.Owner == "" {
+		_ = s.tell(ctx, s.db)
+	}
+	return rec, cmp.Or(wrap("signal", err), refused)
+}
+
+// SignalTx implements [store.TxStore].
+func (s *Store) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalRequest) (store.Record, error) {
+	rec, refused, err := s.signal(ctx, tx, req)
+	if err == nil && rec.Owner == "" {
+		err = s.tell(ctx, tx)
+	}
+	return rec, cmp.Or(wrap("signal", err), refused)
+}
+
+// signal also returns the error of Admit.
+func (s *Store) signal(ctx context.Context, q sqldb.Querier, req store.SignalRequest) (
+	rec store.Record, refused, err error,
+) {
+	if !isText(req.ID) {
+		return rec, nil, store.ErrNotFound
+	}
+	if err = s.lock(ctx, q); err == nil {
+		rec, err = s.load(ctx, q, req.ID, "{lock}") // its owner cannot commit meanwhile, nor another signal be kept
+	}
+	if err != nil {
+		return rec, nil, err
+	}
+	var one int
+	err = q.QueryRowContext(ctx, s.sql(signaled), req.ID, req.Name).Scan(&one)
+	switch {
+	case err == nil:
+	case !errors.Is(err, sql.ErrNoRows):
+		return rec, nil, err
+	default:
+		if req.Admit != nil {
+			if refused = req.Admit(&rec); refused != nil {
+				return rec, refused, nil
+			}
+		}
+		if _, err = q.ExecContext(ctx, s.sql(signal), req.ID, req.Name, nonNil(req.Payload)); err != nil {
+			return rec, nil, err
+		}
+	}
+	if rec.Status == store.Running {
+		if _, err = q.ExecContext(ctx, s.sql(wake), req.ID); err != nil {
+			return rec, nil, err
+		}
+		if rec.Owner == "" && rec.WakeAt.After(rec.Now) {
+			rec.WakeAt = rec.Now
+		}
+	}
+	return rec, nil, nil
+}
+
+// Hasten implements [store.Store].
+func (s *Store) Hasten(ctx context.Context, id string) error {
+	err := s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
+		_, err := q.ExecContext(ctx, s.sql(wake+" AND {live}"), id)
+		return err
+	})
+	if err == nil {
+		_ = s.tell(ctx, s.db)
+	}
+	return wrap("hasten", err)
+}
+
+// DeleteEnded implements [store.Store]. Rows of the barrier stay (see saga.PruneBarrier).
+func (s *Store) DeleteEnded(ctx context.Context, status store.Status, age time.Duration, limit int) (
+	n int, err error,
+) {
+	if age < 0 || limit < 0 {
+		// SQLite takes a negative limit for none.
+		return 0, fmt.Errorf("sqlstore: delete: age is %v and limit %d: must not be negative", age, limit)
+	}
+	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
+		if err := s.lock(ctx, q); err != nil {
+			return err
+		}
+		var generations [][]string
+		rows, err := q.QueryContext(ctx, s.sql(oldest), string(status), age.Microseconds(), limit)
+		ids, err := collect(rows, err, scanID)
+		for len(ids) > 0 && err == nil {
+			generations = append(generations, ids)
+			text, args := s.among(endedChildren, ids)
+			rows, err = q.QueryContext(ctx, text, append(args, limit)...)
+			ids, err = collect(rows, err, scanID)
+		}
+		n = 0
+		for i := len(generations) - 1; i >= 0 && n < limit && err == nil; i-- {
+			for _, text := range removal {
+				text, args := s.among(text, generations[i])
+				if _, err := q.ExecContext(ctx, text, args...); err != nil {
+					return err
+				}
+			}
+			n += len(generations[i])
+		}
+		return err
+	})
+	if err != nil {
+		n = 0
+	}
+	return n, wrap("delete", err)
+}
