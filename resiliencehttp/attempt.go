@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,9 +23,8 @@ type call struct {
 	req    *http.Request   // the caller's
 	host   string          // see HostOf
 	ctx    context.Context // that the policies run under
-	cancel func()          // ends ctx; nil if only the caller can
-	whole  context.Context // the caller's, with the Timeout of a client
-	stop   func()          // ends whole; nil if only the caller can
+	cancel func()          // ends ctx; nil if there is no channel Cancel
+	until  time.Time       // when the Timeout of a client passes; zero if there is none
 	over   func()          // called when nothing more is read; may be nil
 	body   *requestBody
 	work   linger.Work
@@ -123,7 +123,7 @@ type attempt struct {
 	// Set if the policies' ctx may end before the caller's, or a limit of time is set:
 	own      context.Context // its end
 	cancel   context.CancelCauseFunc
-	leave    [2]func() bool // untie own from the ctx of the whole call, and of the policies
+	leave    [2]func() bool // untie own from the ctx of the caller, and of the policies
 	extended atomic.Bool    // the attempt outlasts the policies' ctx
 
 	mu     sync.Mutex
@@ -132,7 +132,7 @@ type attempt struct {
 	armed  time.Time // when timer fires; zero if it does not
 }
 
-// A limit ends an attempt with its cause, at a time or, while it is paused, after a rest.
+// A limit ends an attempt with its cause, at a time or, while the policies wait, after a rest.
 type limit struct {
 	at    time.Time
 	rest  time.Duration
@@ -142,8 +142,8 @@ type limit struct {
 const (
 	ofAttempt = iota // AttemptTimeout of a client
 	ofPolicy         // what a resilience.Timeout leaves for the body
-	ofSilence        // FirstByte and Idle
-	ofReading        // the default of a client
+	ofSilence        // FirstByte, and then Idle
+	ofReading        // what the Timeout of a client leaves for it
 )
 
 func (c *call) newAttempt(ctx context.Context) *attempt {
@@ -152,28 +152,19 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 		a = new(attempt)
 	}
 	a.Context, a.call = ctx, c
-	same := c.cancel == nil && ctx.Done() == c.ctx.Done()
-	t := c.t
-	if same && c.stop == nil && c.over == nil && t.attemptTimeout == 0 && t.FirstByte <= 0 && t.Idle <= 0 {
+	t, caller := c.t, c.req.Context()
+	same := ctx.Done() == caller.Done()
+	if same && c.over == nil && t.attemptPassed == nil && t.firstBytePassed == nil && t.idlePassed == nil {
 		return a
 	}
 	a.own, a.cancel = context.WithCancelCause(context.Background())
-	a.tie(c.whole)
+	a.leave[0] = context.AfterFunc(caller, func() { a.cancel(context.Cause(caller)) })
 	if !same {
 		a.leave[1] = context.AfterFunc(ctx, a.policiesEnded)
 	}
-	if t.attemptTimeout > 0 {
-		a.limit(ofAttempt, t.attemptTimeout, t.attemptPassed)
-	}
-	if t.FirstByte > 0 {
-		a.limit(ofSilence, t.FirstByte, t.firstBytePassed)
-	}
+	a.limit(ofAttempt, t.attemptTimeout, t.attemptPassed)
+	a.limit(ofSilence, t.FirstByte, t.firstBytePassed)
 	return a
-}
-
-// tie has a end with whole.
-func (a *attempt) tie(whole context.Context) {
-	a.leave[0] = context.AfterFunc(whole, func() { a.cancel(context.Cause(whole)) })
 }
 
 // policiesEnded ends a when the policies' ctx has ended. If a outlasts that, a cancel does not
@@ -184,120 +175,95 @@ func (a *attempt) policiesEnded() {
 	}
 }
 
-// limit ends a after d.
-func (a *attempt) limit(which int, d time.Duration, cause error) {
+// limit ends a after d, unless it is unlimited before. It does nothing if there is no cause.
+func (a *attempt) limit(which int, d time.Duration, cause *resilience.TimeoutError) {
+	if cause == nil {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.limits[which] = limit{at: time.Now().Add(d), cause: cause}
 	a.arm()
 }
 
-// unlimit takes a limit away. The timer may still fire for it, and finds none.
-func (a *attempt) unlimit(which int) {
+// unlimit takes limits away. The timer may still fire for one, and finds none.
+func (a *attempt) unlimit(which ...int) {
 	if a.own == nil {
 		return
 	}
 	a.mu.Lock()
-	a.limits[which] = limit{}
-	a.mu.Unlock()
-}
-
-// idle ends a after Idle, unless that is unlimited before.
-func (a *attempt) idle() {
-	if a.own != nil && a.call.t.Idle > 0 {
-		a.limit(ofSilence, a.call.t.Idle, a.call.t.idlePassed)
+	defer a.mu.Unlock()
+	for _, i := range which {
+		a.limits[i] = limit{}
 	}
 }
 
-// arm has the timer fire at the next limit, or before.
+// arm ends a if a limit has passed. Otherwise it has the timer fire at the next, or before.
 func (a *attempt) arm() {
-	var next time.Time
+	now, next := time.Now(), time.Time{}
 	for _, l := range a.limits {
-		if !l.at.IsZero() && (next.IsZero() || l.at.Before(next)) {
+		switch {
+		case l.at.IsZero():
+		case !now.Before(l.at):
+			a.cancel(l.cause)
+			return
+		case next.IsZero() || l.at.Before(next):
 			next = l.at
 		}
 	}
 	switch {
-	case next.IsZero(), !a.armed.IsZero() && !next.Before(a.armed):
+	case next.IsZero() || !a.armed.IsZero() && !next.Before(a.armed):
 		return
 	case a.timer == nil:
-		a.timer = time.AfterFunc(time.Until(next), a.expire)
+		a.timer = time.AfterFunc(next.Sub(now), func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.armed = time.Time{}
+			a.arm()
+		})
 	default:
-		a.timer.Reset(time.Until(next))
+		a.timer.Reset(next.Sub(now))
 	}
 	a.armed = next
 }
 
-// expire ends a if a limit has passed.
-func (a *attempt) expire() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.armed = time.Time{}
-	now := time.Now()
-	for _, l := range a.limits {
-		if !l.at.IsZero() && !now.Before(l.at) {
-			a.cancel(l.cause)
-			return
-		}
+// extend lets a outlast the policies, so that its response can be read. Its time does not pass
+// until they have returned: they may wait for another attempt, give up, and have it handed out.
+func (a *attempt) extend() {
+	a.extended.Store(true)
+	if a.own == nil {
+		return
 	}
-	a.arm()
-}
-
-// pause stops the clock of an attempt whose response the caller may get when the policies have
-// waited and given up.
-func (a *attempt) pause() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if l := &a.limits[ofAttempt]; !l.at.IsZero() {
+	if l := linger.LimitOf(a.Context); l != nil {
+		a.limits[ofPolicy] = limit{rest: max(1, time.Until(l.At)), cause: l.Cause}
+	}
+	if l := &a.limits[ofAttempt]; l.cause != nil {
 		l.rest, l.at = max(1, time.Until(l.at)), time.Time{}
 	}
 }
 
-// extend lets a outlast the policies, so that its response can be read.
-func (a *attempt) extend() {
-	if a.own != nil {
-		if l := linger.LimitOf(a.Context); l != nil {
-			a.mu.Lock()
-			a.limits[ofPolicy] = limit{rest: time.Until(l.At), cause: l.Cause}
-			a.mu.Unlock()
-		}
-	}
-	a.extended.Store(true)
-}
-
-// resume starts what pause stopped and, if the policies' ctx was canceled and no longer ends
-// a, the rest of their timeout. It is called when the policies have returned, so that the
-// time in which they waited for another attempt does not count.
+// resume goes on with the limits of a when the policies have returned. Their ctx no longer ends
+// it.
 func (a *attempt) resume() {
-	canceled := a.Context.Err() == context.Canceled
-	if t := a.call.t; t.readingPassed != nil && a.own != nil {
-		a.untie()
-		a.limit(ofReading, t.readingPassed.After, t.readingPassed)
+	if a.own == nil {
+		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	switch t := a.call.t; {
+	case t.readingPassed != nil:
+		a.limits[ofReading] = limit{at: time.Now().Add(t.readingPassed.After), cause: t.readingPassed}
+	case !a.call.until.IsZero():
+		a.limits[ofReading] = limit{at: a.call.until, cause: t.passed}
+	}
 	for i := range a.limits {
-		if l := &a.limits[i]; l.cause != nil && l.at.IsZero() && (i != ofPolicy || canceled) {
+		if l := &a.limits[i]; l.rest > 0 {
 			l.at = time.Now().Add(l.rest)
 		}
 	}
 	a.arm()
-}
-
-// unlimited takes the limits of the client from a: the response is a connection.
-func (a *attempt) unlimited() {
-	a.unlimit(ofAttempt)
-	a.unlimit(ofSilence)
-	a.unlimit(ofReading)
-	a.untie()
-}
-
-// untie takes the Timeout of a client from a.
-func (a *attempt) untie() {
-	if a.call.stop != nil && a.leave[0]() {
-		a.tie(a.call.req.Context())
-		a.call.stop()
-	}
 }
 
 // end ends a.
@@ -322,22 +288,18 @@ func (a *attempt) end() {
 // timedOut returns err, in a TimeoutError if a limit of the Transport is why the attempt
 // failed.
 func (a *attempt) timedOut(err error) error {
-	t := a.call.t
 	a.mu.Lock()
-	at := a.limits[ofAttempt].at
+	a.arm() // a connection with the same deadline often returns a moment before
 	a.mu.Unlock()
-	for _, passed := range [...]*resilience.TimeoutError{t.attemptPassed, t.firstBytePassed, t.idlePassed} {
-		if passed == nil || !ended.By(a, at, passed) {
-			continue
-		}
-		if err == error(passed) {
-			return err
-		}
-		return &resilience.TimeoutError{Name: passed.Name, After: passed.After, Err: err}
+	t := a.call.t
+	passed, ok := context.Cause(a).(*resilience.TimeoutError)
+	if !ok || err == error(passed) || !slices.Contains([]*resilience.TimeoutError{t.attemptPassed, t.firstBytePassed, t.idlePassed}, passed) {
+		return err
 	}
-	return err
+	return &resilience.TimeoutError{Name: passed.Name, After: passed.After, Err: err}
 }
 
+// Deadline is the earlier one of the policies' ctx and of the attempt.
 func (a *attempt) Deadline() (time.Time, bool) {
 	deadline, ok := a.Context.Deadline()
 	a.mu.Lock()
@@ -349,12 +311,7 @@ func (a *attempt) Deadline() (time.Time, bool) {
 	return deadline, ok
 }
 
-func (a *attempt) Done() <-chan struct{} {
-	if a.own != nil {
-		return a.own.Done()
-	}
-	return a.Context.Done()
-}
+func (a *attempt) Done() <-chan struct{} { return cmp.Or(a.own, a.Context).Done() }
 
 func (a *attempt) Err() error {
 	if a.own == nil {
@@ -493,7 +450,6 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 	returned = true
 	if !a.empty {
 		a.extend()
-		a.pause()
 	}
 	c.last = a
 	return failure
@@ -560,9 +516,7 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 	if err == nil && c.last != nil {
 		err = c.last.failure
 	}
-	c.discard()
-	c.release()
-	c.work.End(nil)
+	c.close(nil)
 	if err == c.final { // both may be nil
 		err = errors.Unwrap(err)
 	}
@@ -584,9 +538,10 @@ func (a *attempt) hand() *http.Response {
 	c := a.call
 	if a.failure != nil {
 		c.work.End(nil)
+		a.resp.Header = a.resp.Header.Clone() // the StatusError has it
 	}
 	if a.empty {
-		c.release()
+		c.ended()
 	} else {
 		a.resume()
 	}
@@ -596,25 +551,19 @@ func (a *attempt) hand() *http.Response {
 			a.resp.Request = a.resp.Request.WithContext(context.WithValue(a.resp.Request.Context(), callKey{}, c))
 		}
 	}
-	if a.failure != nil { // the StatusError has its Header
-		a.resp.Header = a.resp.Header.Clone()
-	}
 	return a.resp
 }
 
-// release is called when nothing more is read.
-func (c *call) release() {
-	if c.stop != nil {
-		c.stop()
-	}
+// ended is called when nothing more is read.
+func (c *call) ended() {
 	if c.over != nil {
 		c.over()
 	}
 }
 
-// crash closes and releases everything if the policies panic or end the goroutine.
-func (c *call) crash() {
-	defer c.work.End(nil)
-	c.release()
+// close closes the response, if there is one, and ends the work.
+func (c *call) close(err error) {
+	defer c.work.End(err)
+	c.ended()
 	c.discard()
 }

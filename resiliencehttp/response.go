@@ -73,7 +73,7 @@ func (b *body) begin() {
 // read reads from Base, for at most Idle, unless FirstByte still counts.
 func (b *body) read(p []byte) (int, error) {
 	if b.begun || b.attempt.call.t.FirstByte <= 0 {
-		b.attempt.idle()
+		b.attempt.limit(ofSilence, b.attempt.call.t.Idle, b.attempt.call.t.idlePassed)
 		defer b.attempt.unlimit(ofSilence)
 	}
 	return b.inner.Read(p)
@@ -130,7 +130,7 @@ func (b *body) drain() bool {
 func (b *body) open() io.ReadCloser {
 	a := b.attempt
 	if duplex(a.resp) {
-		a.unlimited()
+		a.unlimit(ofAttempt, ofPolicy, ofSilence, ofReading)
 		d := &duplexBody{b, b.inner.(io.Writer)}
 		if conn, ok := b.inner.(net.Conn); ok {
 			return &connBody{conn, d}
@@ -145,7 +145,7 @@ func (b *body) open() io.ReadCloser {
 
 func (b *body) Read(p []byte) (int, error) {
 	if b.filling != nil {
-		b.attempt.idle()
+		b.attempt.limit(ofSilence, b.attempt.call.t.Idle, b.attempt.call.t.idlePassed)
 		<-b.filling
 		b.attempt.unlimit(ofSilence)
 	}
@@ -200,7 +200,7 @@ func (b *body) finish(err error, waiting bool) {
 func (b *body) end(err error, waiting bool) {
 	err = b.brokeOff(err, waiting)
 	b.attempt.end()
-	b.attempt.call.release()
+	b.attempt.call.ended()
 	b.attempt.call.work.End(err)
 }
 

@@ -239,14 +239,15 @@ func (t *Transport) send(req *http.Request, begun time.Time, over func()) (resp 
 		closeBody(req)
 		return nil, nil, withTimeout(ended.Error(ctx))
 	}
-	c := &call{whole: req.Context(), t: t, req: req, host: hostOf(req), body: newRequestBody(req, t.MaxBuffer), over: over}
+	c := &call{t: t, req: req, host: hostOf(req), body: newRequestBody(req, t.MaxBuffer), over: over}
+	ctx, stop := req.Context(), func() {}
 	if t.timeout > 0 {
 		at := begun.Add(t.timeout)
-		if deadline, ok := req.Context().Deadline(); !ok || at.Before(deadline) {
-			c.whole, c.stop = context.WithDeadlineCause(c.whole, at, t.passed)
+		if deadline, ok := ctx.Deadline(); !ok || at.Before(deadline) {
+			ctx, stop = context.WithDeadlineCause(ctx, at, t.passed)
+			c.until = at
 		}
 	}
-	ctx := c.whole
 	if canceled(req) != nil {
 		ctx, c.cancel = context.WithCancel(ctx)
 		defer c.cancel()
@@ -254,9 +255,10 @@ func (t *Transport) send(req *http.Request, begun time.Time, over func()) (resp 
 	c.begin(ctx)
 	returned := false
 	defer func() {
+		stop()
 		c.body.close()
 		if !returned {
-			c.crash()
+			c.close(nil)
 		}
 	}()
 	c.replayable = t.replayable(req)
