@@ -162,8 +162,8 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	if !same {
 		a.leave[1] = context.AfterFunc(ctx, a.policiesEnded)
 	}
-	a.limit(ofAttempt, t.attemptTimeout, t.attemptPassed)
-	a.limit(ofSilence, t.FirstByte, t.firstBytePassed)
+	a.limit(ofAttempt, t.attemptPassed)
+	a.limit(ofSilence, t.firstBytePassed)
 	return a
 }
 
@@ -175,14 +175,15 @@ func (a *attempt) policiesEnded() {
 	}
 }
 
-// limit ends a after d, unless it is unlimited before. It does nothing if there is no cause.
-func (a *attempt) limit(which int, d time.Duration, cause *resilience.TimeoutError) {
-	if cause == nil {
+// limit ends a with passed after its time, unless it is unlimited before. It does nothing if
+// passed is nil.
+func (a *attempt) limit(which int, passed *resilience.TimeoutError) {
+	if passed == nil {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.limits[which] = limit{at: time.Now().Add(d), cause: cause}
+	a.limits[which] = limit{at: time.Now().Add(passed.After), cause: passed}
 	a.arm()
 }
 
@@ -329,8 +330,11 @@ func (a *attempt) Err() error {
 // Value hides the work of the call from Base: policies within Base hold nothing for this
 // response.
 func (a *attempt) Value(key any) any {
-	if key == (linger.Key{}) {
+	switch key {
+	case linger.Key{}:
 		return nil
+	case a.call.t: // that the request has been here: see Transport.mayLeadBack
+		return true
 	}
 	if a.own != nil && a.own.Err() != nil {
 		if v := a.own.Value(key); v != nil { // what context.Cause looks for
@@ -350,9 +354,17 @@ func (a *attempt) send() error {
 	c := a.call
 	c.discard()
 	req := a.request()
+	prepared := true
+	defer func() {
+		if !prepared { // no Base will close it
+			closeBody(req)
+		}
+	}()
 	err := c.body.prepare(req, c.replayable)
-	if err == nil {
-		err = c.prepare(req)
+	if err == nil && c.t.Prepare != nil {
+		prepared = false
+		err = c.t.Prepare(req)
+		prepared = err == nil
 	}
 	if err != nil {
 		if c.ctx.Err() != context.Canceled { // a deadline says nothing about a server that was not asked
@@ -385,25 +397,6 @@ func (a *attempt) request() *http.Request {
 		return c.req.WithContext(ctx)
 	}
 	return c.req.Clone(ctx)
-}
-
-// prepare has the Prepare of the Transport change req. If it fails, no Base will close the
-// body.
-func (c *call) prepare(req *http.Request) error {
-	if c.t.Prepare == nil {
-		return nil
-	}
-	prepared := false
-	defer func() {
-		if !prepared {
-			closeBody(req)
-		}
-	}()
-	if err := c.t.Prepare(req); err != nil {
-		return err
-	}
-	prepared = true
-	return nil
 }
 
 // answered returns the error that the policies see in place of a response, or nil.
@@ -466,11 +459,8 @@ func (a *attempt) unanswered(err error) error {
 	case c.body.atFault(), a.Err() == nil && a.route.unasked(c), unsupported(err):
 		return c.finally(&requestError{err})
 	}
-	if !c.mayRepeat() && !(c.body.rewinds() && a.route.neverSent(c.body, err)) {
+	if hopeless(err) || !c.mayRepeat() && !(c.body.rewinds() && a.route.neverSent(c.body, err)) {
 		return c.finally(err)
-	}
-	if hopeless(err) {
-		return &finalError{err}
 	}
 	return err
 }
@@ -519,9 +509,6 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 	c.close(nil)
 	if err == c.final { // both may be nil
 		err = errors.Unwrap(err)
-	}
-	if hopeless, ok := err.(*finalError); ok {
-		err = hopeless.err
 	}
 	return nil, nil, withTimeout(cmp.Or(err, errNoResponse))
 }

@@ -162,26 +162,23 @@ func (c ClientConfig) withDefaults() ClientConfig {
 
 // openFor is also the time in which a probe must return: with less than the server may take
 // until it answers, the circuit of a slow host would never close again.
-func (c ClientConfig) openFor() time.Duration {
+func (c ClientConfig) openFor() time.Duration { return max(time.Second, c.answersWithin()) }
+
+// patience returns how long a request must have run, when the deadline of its caller passes,
+// to count as a failure of the host.
+func (c ClientConfig) patience() time.Duration {
+	return max(1, min(defaultPatience, c.answersWithin()/10*9))
+}
+
+// answersWithin returns how long a server may take until it answers, up to 30 seconds.
+func (c ClientConfig) answersWithin() time.Duration {
 	least := 30 * time.Second
 	for _, limit := range []time.Duration{c.AttemptTimeout, c.FirstByte} {
 		if limit > 0 {
 			least = min(least, limit)
 		}
 	}
-	return max(time.Second, least)
-}
-
-// patience returns how long a request must have run, when the deadline of its caller passes,
-// to count as a failure of the host.
-func (c ClientConfig) patience() time.Duration {
-	patience := defaultPatience
-	for _, limit := range []time.Duration{c.AttemptTimeout, c.FirstByte} {
-		if limit > 0 {
-			patience = max(1, min(patience, limit/10*9))
-		}
-	}
-	return patience
+	return least
 }
 
 // Disabled is the [resilience.Middleware] that does nothing. In a [ClientConfig] it means
@@ -218,24 +215,11 @@ func NewClient(cfg ClientConfig) *http.Client {
 		Replayable: of.Replayable,
 		MaxBuffer:  of.MaxBuffer,
 	}
-	if t.Base == nil {
-		t.Base = baseOf(t)
-	}
-	t.limit(cfg.Name, cmp.Or(cfg.Timeout, defaultTimeout), cfg.AttemptTimeout)
+	t.name = cfg.Name
+	t.passed, t.attemptPassed = t.timeout(cmp.Or(cfg.Timeout, defaultTimeout)), t.timeout(cfg.AttemptTimeout)
 	if cfg.Timeout == 0 {
-		t.readingPassed = &resilience.TimeoutError{Name: cfg.Name, After: defaultReading}
+		t.readingPassed = t.timeout(defaultReading)
 	}
+	t.base() // http.DefaultTransport as it is now, if that is meant
 	return &http.Client{Transport: t}
-}
-
-// limit sets the limits of a request and of its attempts. A limit that is not positive is
-// none.
-func (t *Transport) limit(name string, call, attempt time.Duration) {
-	t.name = name
-	if call > 0 {
-		t.timeout, t.passed = call, &resilience.TimeoutError{Name: name, After: call}
-	}
-	if attempt > 0 {
-		t.attemptTimeout, t.attemptPassed = attempt, &resilience.TimeoutError{Name: name, After: attempt}
-	}
 }

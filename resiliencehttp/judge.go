@@ -186,13 +186,6 @@ func retryAfter(value string, now time.Time) time.Duration {
 	return max(0, date.Sub(now))
 }
 
-// A finalError is the error of an attempt after which the request is not sent again.
-type finalError struct{ err error }
-
-func (e *finalError) Error() string   { return e.err.Error() }
-func (e *finalError) Unwrap() error   { return e.err }
-func (e *finalError) Retryable() bool { return false }
-
 // A requestError is the error of a request that is wrong in itself. It says nothing about
 // the server, and another attempt would fail in the same way.
 type requestError struct{ err error }

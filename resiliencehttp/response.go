@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -47,13 +48,11 @@ const (
 // fill reads ahead until there are n bytes, or the end is found.
 func (b *body) fill(n int, read func([]byte) (int, error)) {
 	for len(b.ahead) < n && b.next == nil {
-		if cap(b.ahead) == 0 {
+		switch {
+		case b.ahead == nil:
 			b.ahead = b.small[:0]
-		}
-		if len(b.ahead) == cap(b.ahead) {
-			grown := make([]byte, len(b.ahead), min(max(n, 2*cap(b.ahead)), aheadLimit+1))
-			copy(grown, b.ahead)
-			b.ahead = grown
+		case len(b.ahead) == cap(b.ahead):
+			b.ahead = slices.Grow(b.ahead, 1) // doubles it
 		}
 		got, err := read(b.ahead[len(b.ahead):min(cap(b.ahead), aheadLimit+1)])
 		b.ahead = b.ahead[:len(b.ahead)+got]
@@ -73,7 +72,7 @@ func (b *body) begin() {
 // read reads from Base, for at most Idle, unless FirstByte still counts.
 func (b *body) read(p []byte) (int, error) {
 	if b.begun || b.attempt.call.t.FirstByte <= 0 {
-		b.attempt.limit(ofSilence, b.attempt.call.t.Idle, b.attempt.call.t.idlePassed)
+		b.attempt.limit(ofSilence, b.attempt.call.t.idlePassed)
 		defer b.attempt.unlimit(ofSilence)
 	}
 	return b.inner.Read(p)
@@ -145,7 +144,7 @@ func (b *body) open() io.ReadCloser {
 
 func (b *body) Read(p []byte) (int, error) {
 	if b.filling != nil {
-		b.attempt.limit(ofSilence, b.attempt.call.t.Idle, b.attempt.call.t.idlePassed)
+		b.attempt.limit(ofSilence, b.attempt.call.t.idlePassed)
 		<-b.filling
 		b.attempt.unlimit(ofSilence)
 	}
@@ -360,26 +359,18 @@ func (a *Ahead) Event() (name, data string, err error) {
 
 // line returns the next line, which ends with CR, LF or both.
 func (a *Ahead) line() (string, error) {
-	for n := a.begin(); ; n++ {
+	for n := a.at; ; n++ {
 		read, err := a.Bytes(n + 1)
 		if err != nil {
 			return "", err
 		}
-		if c := read[n]; c == '\n' || c == '\r' {
+		switch c := read[n]; {
+		case c == '\n' && n > 0 && n == a.at && read[n-1] == '\r': // of the CR that ended the last line
+			a.at++
+		case c == '\n' || c == '\r':
 			line := strings.TrimPrefix(string(read[a.at:n]), "\ufeff") // a byte order mark comes first, if at all
 			a.at = n + 1
 			return line, nil
 		}
 	}
-}
-
-// begin returns where the next line begins: after the LF of a CR LF, whose CR ended the last.
-func (a *Ahead) begin() int {
-	if a.at == 0 || a.body.ahead[a.at-1] != '\r' {
-		return a.at
-	}
-	if read, err := a.Bytes(a.at + 1); err == nil && read[a.at] == '\n' {
-		a.at++
-	}
-	return a.at
 }

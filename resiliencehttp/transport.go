@@ -165,18 +165,16 @@ type Transport struct {
 	// provides the body. Zero or a negative number means that no body is kept.
 	MaxBuffer int64
 
-	once    sync.Once
-	sender  http.RoundTripper      // what a nil Base means
-	wrapped func() resilience.Func // panics each time if Middleware panicked
-	closing atomic.Bool            // CloseIdleConnections is under way
+	once        sync.Once
+	sender      http.RoundTripper      // what a nil Base means
+	mayLeadBack bool                   // sender is of somebody else's making, and may lead back to the Transport
+	wrapped     func() resilience.Func // panics each time if Middleware panicked
+	closing     atomic.Bool            // CloseIdleConnections is under way
 
-	// Of a client that NewClient has made; 0 means no limit:
-	timeout, attemptTimeout time.Duration
-	passed, attemptPassed   *resilience.TimeoutError // the causes of these limits
-	readingPassed           *resilience.TimeoutError // if not nil, timeout does not count for the reading, and this does
-	name                    string
-
-	firstBytePassed, idlePassed *resilience.TimeoutError // of FirstByte and Idle; nil if there is no limit
+	// The causes of limits of time; nil if there is none. The first three are of a client that
+	// NewClient has made: of a request, of the reading of its response instead, and of an attempt.
+	passed, readingPassed, attemptPassed, firstBytePassed, idlePassed *resilience.TimeoutError
+	name                                                              string
 }
 
 // RoundTrip sends req through the policies. It returns the response that they accepted, or
@@ -186,14 +184,14 @@ type Transport struct {
 // http.Client makes of it.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	base := t.base()
-	if way, ok := base.(*defaultTransport); ok && req.Context().Value(way) != nil {
-		return firstTransport.RoundTrip(req) // the request has been here: the way leads back
+	if t.Base == nil && t.mayLeadBack && req.Context().Value(t) != nil {
+		return firstTransport.RoundTrip(req) // the request has been here
 	}
-	if t.passes() {
+	if t.passes() && !(t.Base == nil && t.mayLeadBack) {
 		return base.RoundTrip(req)
 	}
 	var begun time.Time
-	if t.timeout > 0 {
+	if t.passed != nil {
 		begun = time.Now()
 	}
 	if t.mayHedge(req) {
@@ -210,15 +208,26 @@ func (t *Transport) passes() bool {
 
 // build makes what the Transport needs once.
 func (t *Transport) build() {
-	t.sender = baseOf(t)
-	silent := func(d time.Duration) *resilience.TimeoutError {
-		if d <= 0 {
-			return nil
+	t.firstBytePassed, t.idlePassed = t.timeout(t.FirstByte), t.timeout(t.Idle)
+	switch base := http.DefaultTransport.(type) {
+	case *Transport:
+		t.sender, t.mayLeadBack = base, true
+		if base == t {
+			t.sender = firstTransport
 		}
-		return &resilience.TimeoutError{Name: t.name, After: d}
+	default:
+		_, std := base.(*http.Transport)
+		t.sender, t.mayLeadBack = base, !std
 	}
-	t.firstBytePassed, t.idlePassed = silent(t.FirstByte), silent(t.Idle)
 	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(makeAttempt) })
+}
+
+// timeout returns the cause of a limit of d, or nil if that is none.
+func (t *Transport) timeout(d time.Duration) *resilience.TimeoutError {
+	if d <= 0 {
+		return nil
+	}
+	return &resilience.TimeoutError{Name: t.name, After: d}
 }
 
 // complete sets the fields of a response that its maker may have left out.
@@ -241,8 +250,8 @@ func (t *Transport) send(req *http.Request, begun time.Time, over func()) (resp 
 	}
 	c := &call{t: t, req: req, host: hostOf(req), body: newRequestBody(req, t.MaxBuffer), over: over}
 	ctx, stop := req.Context(), func() {}
-	if t.timeout > 0 {
-		at := begun.Add(t.timeout)
+	if t.passed != nil {
+		at := begun.Add(t.passed.After)
 		if deadline, ok := ctx.Deadline(); !ok || at.Before(deadline) {
 			ctx, stop = context.WithDeadlineCause(ctx, at, t.passed)
 			c.until = at
@@ -295,39 +304,6 @@ func (t *Transport) base() http.RoundTripper {
 
 // firstTransport is http.DefaultTransport as it was when the program began.
 var firstTransport = http.DefaultTransport
-
-// baseOf returns what a nil Base of t means from now on.
-func baseOf(t *Transport) http.RoundTripper {
-	switch base := http.DefaultTransport.(type) {
-	case *http.Transport:
-		return base
-	case *Transport:
-		if base == t {
-			return firstTransport
-		}
-	}
-	return &defaultTransport{http.DefaultTransport}
-}
-
-// A defaultTransport is an http.DefaultTransport of somebody else's making, which may lead
-// back to the Transport whose Base it is. It marks its requests with itself, so that the
-// Transport knows those again that have come back.
-type defaultTransport struct{ http.RoundTripper }
-
-func (d *defaultTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	marked := req.WithContext(context.WithValue(req.Context(), d, true))
-	resp, err := d.RoundTripper.RoundTrip(marked)
-	if resp != nil && resp.Request == marked {
-		resp.Request = req
-	}
-	return resp, err
-}
-
-func (d *defaultTransport) CloseIdleConnections() {
-	if of, ok := d.RoundTripper.(interface{ CloseIdleConnections() }); ok {
-		of.CloseIdleConnections()
-	}
-}
 
 var (
 	errNoResponse = errors.New("resiliencehttp: the Middleware returned neither an error nor a response")
