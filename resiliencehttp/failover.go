@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -120,20 +121,17 @@ func (t *Transport) mayHedge(req *http.Request) bool {
 // as send does.
 func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, err error) {
 	h := &hedging{t: t, req: req, begun: begun}
-	var chosen *http.Response
-	defer func() { h.closeExcept(chosen) }()          // also if user code panics
+	defer func() { h.closeExcept(resp) }()            // also if user code panics
 	about := &call{t: t, req: req, host: hostOf(req)} // no policy runs for it: it tells the host
 	about.begin(req.Context())
-	won, err := t.Hedge.Do(about.ctx, h.send)
+	resp, err = t.Hedge.Do(about.ctx, h.send)
 	switch {
 	case err == nil:
-		chosen = won
+		return resp, nil
 	case len(h.responses) == 0, errors.Is(err, req.Context().Err()): // nothing is nil
 		return nil, withTimeout(err)
-	default: // the last failed response, as without a hedge
-		chosen = h.responses[len(h.responses)-1]
 	}
-	return chosen, nil
+	return h.responses[len(h.responses)-1], nil // the last failed response, as without a hedge
 }
 
 // A hedging is one request that is sent several times at once.
@@ -141,9 +139,9 @@ type hedging struct {
 	t     *Transport
 	req   *http.Request // the caller's
 	begun time.Time
+	taken atomic.Bool // the caller's own body
 
 	mu        sync.Mutex
-	taken     bool // the caller's own body
 	responses []*http.Response
 }
 
@@ -165,11 +163,7 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 		}
 	}()
 	req := h.req.WithContext(sending)
-	h.mu.Lock()
-	again := h.taken
-	h.taken = true
-	h.mu.Unlock()
-	if again && h.req.GetBody != nil {
+	if h.taken.Swap(true) && h.req.GetBody != nil {
 		body, err := h.req.GetBody()
 		if err != nil {
 			return nil, &requestError{err}
@@ -184,8 +178,8 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 		resp.Request = h.req
 	}
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.responses = append(h.responses, resp)
-	h.mu.Unlock()
 	if failure != nil {
 		return nil, failedResponse{failure}
 	}
@@ -194,7 +188,7 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 
 // closeExcept closes what the caller does not get, after all sends have returned.
 func (h *hedging) closeExcept(chosen *http.Response) {
-	if !h.taken {
+	if !h.taken.Load() {
 		closeBody(h.req)
 	}
 	for _, resp := range h.responses {

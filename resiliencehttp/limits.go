@@ -105,41 +105,22 @@ func (s Server) quotaName(q throttle.Quota) string {
 // tell sets the fields that tell a client about its quota. name is that of the rate. Several
 // quotas in one chain make one list (RFC 9651, section 3.1).
 func (s Server) tell(h http.Header, name string, d throttle.Decision) {
-	if d.Quota != (throttle.Quota{}) {
+	window := d.Window
+	switch {
+	case d.Quota != (throttle.Quota{}):
 		name = sfString(s.quotaName(d.Quota))
-	}
-	s.tellPolicy(h, name, d.Quota, d.Limit, d.Window)
-	if d.Remaining == 0 && d.ResetAfter == 0 {
-		return // the limit cannot tell what is left
-	}
-	reset := wholeSeconds(untilMore(d))
-	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(reset))
-}
-
-// tellPolicy sets the fields that do not change from request to request.
-func (s Server) tellPolicy(h http.Header, name string, q throttle.Quota, limit int, window time.Duration) {
-	policy := name + ";q=" + sfInteger(int64(limit))
-	if s.Window != 0 && q == (throttle.Quota{}) {
+	case s.Window != 0:
 		window = s.Window
-	} else if window%time.Second != 0 { // it cannot be told in whole seconds
-		window = 0
 	}
-	if window > 0 {
+	policy := name + ";q=" + sfInteger(int64(d.Limit))
+	if window > 0 && (window%time.Second == 0 || window == s.Window) { // else it cannot be told in whole seconds
 		policy += ";w=" + sfInteger(seconds(window))
 	}
 	h.Add("RateLimit-Policy", policy)
-}
-
-// tellRefusal sets the fields for a request that a limit refused with e, which does not say
-// all that a Decision says.
-func (s Server) tellRefusal(h http.Header, e *throttle.LimitedError) {
-	name := sfString(s.quotaName(e.Quota))
-	s.tellPolicy(h, name, e.Quota, e.Limit, e.Quota.Every)
-	left := name + ";r=0"
-	if e.RetryAfter() > 0 {
-		left += ";t=" + sfInteger(retryAfterSeconds(e))
+	if d.Remaining == 0 && d.ResetAfter == 0 {
+		return // the limit cannot tell what is left
 	}
-	h.Add("RateLimit", left)
+	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(wholeSeconds(untilMore(d))))
 }
 
 // untilMore returns the time until more remains than d.Remaining, if no request takes any.
@@ -150,11 +131,7 @@ func untilMore(d throttle.Decision) time.Duration {
 		return d.ResetAfter
 	}
 	token := float64(d.Window) / float64(d.Limit)
-	until := d.ResetAfter - time.Duration(float64(taken-1)*token)
-	if until <= 0 { // a part of taken is not taken, but kept for other levels
-		until = min(d.ResetAfter, time.Duration(token))
-	}
-	return until
+	return d.ResetAfter - time.Duration(float64(taken-1)*token)
 }
 
 // wholeSeconds returns a wait in seconds, rounded up, except that a rounding error of a
@@ -227,18 +204,24 @@ func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 // Status returns the status that answers a request whose work returned err: 200 for nil, 413,
 // 429 or 503 for what [Server.Refuse] answers, and 500 for any other error.
 func Status(err error) int {
-	limit, over := limited(err)
+	limit, ok := errors.AsType[*throttle.LimitedError](err)
 	switch {
 	case err == nil:
 		return http.StatusOK
 	case !isRefusal(err):
 		return http.StatusInternalServerError
-	case over && limit != nil && limit.Reason == throttle.TooCostly:
-		return http.StatusRequestEntityTooLarge
-	case over:
+	case !ok && !errors.Is(err, throttle.ErrLimited):
+		return http.StatusServiceUnavailable
+	case !ok:
 		return http.StatusTooManyRequests
 	}
-	return http.StatusServiceUnavailable
+	switch limit.Reason {
+	case throttle.TooCostly:
+		return http.StatusRequestEntityTooLarge
+	case throttle.Outage, throttle.Shed, throttle.CoolingDown: // a reason of the server's own
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusTooManyRequests
 }
 
 // isRefusal reports whether Refuse answers err.
@@ -262,7 +245,17 @@ type problem struct {
 	Violated []string `json:"violated-policies,omitempty"`
 }
 
-const problemTypes = "https://iana.org/assignments/http-problem-types#"
+const (
+	overQuota  = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+	noCapacity = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+)
+
+// problems has the document of each status that Refuse writes.
+var problems = map[int]problem{
+	413: {overQuota, "The request is larger than its quota can ever allow", 413, nil},
+	429: {overQuota, "The quota for such requests is used up", 429, nil},
+	503: {noCapacity, "The server has no capacity for the request right now", 503, nil},
+}
 
 // A refusal is what refuse must know besides the error.
 type refusal struct {
@@ -272,10 +265,9 @@ type refusal struct {
 
 // refuse writes the response for a request that a policy refused with err.
 func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, as refusal) {
-	p := problem{
-		Type:   problemTypes + "temporary-reduced-capacity",
-		Title:  "The server has no capacity for the request right now",
-		Status: http.StatusServiceUnavailable,
+	p, ok := problems[Status(err)]
+	if !ok { // the client has gone
+		p = problems[http.StatusServiceUnavailable]
 	}
 	h := w.Header()
 	for name := range h {
@@ -283,18 +275,14 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, as ref
 			delete(h, name)
 		}
 	}
-	if limit, ok := limited(err); ok {
-		p.Type = problemTypes + "quota-exceeded"
-		p.Title = "The quota for such requests is used up"
-		p.Status = http.StatusTooManyRequests
-		if limit != nil && limit.Reason == throttle.TooCostly {
-			p.Title = "The request is larger than its quota can ever allow"
-			p.Status = http.StatusRequestEntityTooLarge
-		}
-		if limit != nil && limit.Limit > 0 {
-			p.Violated = []string{s.quotaName(limit.Quota)}
-			if !as.told {
-				s.tellRefusal(h, limit)
+	if limit, ok := errors.AsType[*throttle.LimitedError](err); ok && p.Type == overQuota && limit.Limit > 0 {
+		p.Violated = []string{s.quotaName(limit.Quota)}
+		if name := sfString(p.Violated[0]); !as.told {
+			s.tell(h, name, throttle.Decision{
+				Quota: limit.Quota, Limit: limit.Limit, Window: limit.Quota.Every, ResetAfter: limit.RetryAfter(),
+			})
+			if limit.RetryAfter() == 0 {
+				h.Add("RateLimit", name+";r=0") // for good
 			}
 		}
 	}
@@ -358,20 +346,6 @@ func (w *refusalWriter) begin() {
 }
 
 func (w *refusalWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// limited reports whether the client has used up its quota, with the error that says so if
-// there is one. It is false if a limiter refused for a reason of the server's own.
-func limited(err error) (*throttle.LimitedError, bool) {
-	e, ok := errors.AsType[*throttle.LimitedError](err)
-	if !ok {
-		return nil, errors.Is(err, throttle.ErrLimited)
-	}
-	switch e.Reason {
-	case throttle.Outage, throttle.Shed, throttle.CoolingDown:
-		return nil, false
-	}
-	return e, true
-}
 
 // retryAfterSeconds returns the value of Retry-After for err: at least 1, or 0 if another
 // request is of no use.
