@@ -123,8 +123,8 @@ type attempt struct {
 	// Set if the policies' ctx may end before the caller's, or a limit of time is set:
 	own      context.Context // its end
 	cancel   context.CancelCauseFunc
-	leave    [2]func() bool // untie own from the ctx of the caller, and of the policies
-	extended atomic.Bool    // the attempt outlasts the policies' ctx
+	leave    func() bool // unties own from the policies' ctx; nil if that is no other
+	extended atomic.Bool // the attempt outlasts the policies' ctx
 
 	mu     sync.Mutex
 	limits [4]limit
@@ -157,10 +157,9 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	if same && c.over == nil && t.attemptPassed == nil && t.firstBytePassed == nil && t.idlePassed == nil {
 		return a
 	}
-	a.own, a.cancel = context.WithCancelCause(context.Background())
-	a.leave[0] = context.AfterFunc(caller, func() { a.cancel(context.Cause(caller)) })
+	a.own, a.cancel = context.WithCancelCause(caller)
 	if !same {
-		a.leave[1] = context.AfterFunc(ctx, a.policiesEnded)
+		a.leave = context.AfterFunc(ctx, a.policiesEnded)
 	}
 	a.limit(ofAttempt, t.attemptPassed)
 	a.limit(ofSilence, t.firstBytePassed)
@@ -272,10 +271,8 @@ func (a *attempt) end() {
 	if a.own == nil {
 		return
 	}
-	for _, leave := range a.leave {
-		if leave != nil {
-			leave()
-		}
+	if a.leave != nil {
+		a.leave()
 	}
 	a.mu.Lock()
 	a.limits = [4]limit{}
@@ -315,16 +312,11 @@ func (a *attempt) Deadline() (time.Time, bool) {
 func (a *attempt) Done() <-chan struct{} { return cmp.Or(a.own, a.Context).Done() }
 
 func (a *attempt) Err() error {
-	if a.own == nil {
-		return a.Context.Err()
-	}
-	if caller := a.call.req.Context(); caller.Err() != nil { // a function of AfterFunc runs a moment later
-		a.cancel(context.Cause(caller))
-	}
-	if a.own.Err() != nil && errors.Is(context.Cause(a.own), context.DeadlineExceeded) {
+	err := cmp.Or(a.own, a.Context).Err()
+	if a.own != nil && err != nil && errors.Is(context.Cause(a.own), context.DeadlineExceeded) {
 		return context.DeadlineExceeded
 	}
-	return a.own.Err()
+	return err
 }
 
 // Value hides the work of the call from Base: policies within Base hold nothing for this
@@ -336,12 +328,12 @@ func (a *attempt) Value(key any) any {
 	case a.call.t: // that the request has been here: see Transport.mayLeadBack
 		return true
 	}
-	if a.own != nil && a.own.Err() != nil {
-		if v := a.own.Value(key); v != nil { // what context.Cause looks for
-			return v
-		}
+	v := a.Context.Value(key)
+	_, isCtx := v.(context.Context)
+	if (isCtx || v == nil) && a.own != nil && a.own.Err() != nil { // what context.Cause looks for
+		return a.own.Value(key)
 	}
-	return a.Context.Value(key)
+	return v
 }
 
 // AfterFunc spares a ctx derived from a a goroutine: package context looks for it.
@@ -405,7 +397,7 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 	a.resp, b.inner, b.attempt = resp, resp.Body, a
 	returned := false
 	defer func() {
-		if !returned { // a panic: the caller does not get it
+		if !returned { // a panic, or a break: the caller does not get it
 			_ = b.closeInner()
 		}
 	}()
@@ -416,36 +408,29 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 	}
 	b.begin()
 	if b.broken() {
-		returned = true
-		_ = b.closeInner()
 		return a.unanswered(b.next)
 	}
 	if resp.Request == req { // the Judge needed it, to find the call
 		resp.Request = c.req
 	}
-	if failure == nil || !c.mayRepeatAfter(failure, resp) || !behavior.Read(failure).Retryable || duplex(resp) {
-		returned = true
-		a.failure, c.last, c.chosen = failure, a, true
-		if a.empty = resp.Body == http.NoBody; !a.empty {
-			a.extend()
-		}
-		switch {
-		case failure != nil:
-			return c.finally(failure)
-		case !a.empty && mayHaveBody(c.req, resp):
-			c.work.GoOn()
-		default:
-			c.work.End(nil)
-		}
-		return nil
-	}
-	a.failure, a.empty = failure, b.drain()
+	final := failure == nil || !c.mayRepeatAfter(failure, resp) || !behavior.Read(failure).Retryable || duplex(resp)
+	a.failure, c.last, c.chosen = failure, a, final
+	a.empty = resp.Body == http.NoBody || !final && b.drain()
 	returned = true
 	if !a.empty {
 		a.extend()
 	}
-	c.last = a
-	return failure
+	switch {
+	case !final:
+		return failure
+	case failure != nil:
+		return c.finally(failure)
+	case !a.empty && mayHaveBody(c.req, resp):
+		c.work.GoOn()
+	default:
+		c.work.End(nil)
+	}
+	return nil
 }
 
 // unanswered returns the error that the policies see when there is no response, or one whose
@@ -500,7 +485,9 @@ func (c *call) discard() {
 
 // result returns what Transport.send returns after the policies have returned err.
 func (c *call) result(err error) (resp *http.Response, failure, _ error) {
-	if a := c.last; a != nil && (a.failure == nil || a.resp.StatusCode >= 400) && (c.chosen || !c.abandoned(err)) {
+	end := c.ctx.Err()
+	abandoned := end != nil && errors.Is(err, end) // the policies gave up because of the caller
+	if a := c.last; a != nil && (a.failure == nil || a.resp.StatusCode >= 400) && (c.chosen || !abandoned) {
 		return a.hand(), a.failure, nil
 	}
 	if err == nil && c.last != nil {
@@ -511,12 +498,6 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 		err = errors.Unwrap(err)
 	}
 	return nil, nil, withTimeout(cmp.Or(err, errNoResponse))
-}
-
-// abandoned reports whether the policies gave up because the caller's ctx has ended.
-func (c *call) abandoned(err error) bool {
-	end := c.ctx.Err()
-	return end != nil && errors.Is(err, end)
 }
 
 // hand returns the response for the caller. The end of its body releases what the policies

@@ -52,10 +52,10 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		resp, err := next.RoundTrip(out)
 		failure := err
-		switch {
-		case err == nil && resp == nil:
+		if err == nil && resp == nil {
 			failure = errNothing
-		case err == nil:
+		}
+		if resp != nil {
 			complete(resp, out)
 			failure = DefaultJudge(resp, nil)
 			if resp.Request == out {
@@ -75,9 +75,6 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		if resp != nil {
 			_ = resp.Body.Close()
 		}
-	}
-	if len(met) == 1 {
-		return nil, withTimeout(met[0])
 	}
 	return nil, withTimeout(errors.Join(met...))
 }

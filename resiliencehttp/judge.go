@@ -169,15 +169,9 @@ func resends(err error) bool { return is[*resendError](err) }
 // for any other value and for a date in the past, and does not overflow.
 func retryAfter(value string, now time.Time) time.Duration {
 	value = strings.TrimSpace(value)
-	if value == "" {
-		return 0
-	}
-	if strings.Trim(value, "0123456789") == "" {
-		seconds, _ := strconv.ParseInt(value, 10, 64) // the greatest if it is out of range
-		if seconds > math.MaxInt64/int64(time.Second) {
-			return math.MaxInt64
-		}
-		return time.Duration(seconds) * time.Second
+	n, err := strconv.ParseUint(value, 10, 63)
+	if err == nil || errors.Is(err, strconv.ErrRange) { // n is the greatest then
+		return time.Duration(min(n, math.MaxInt64/uint64(time.Second))) * time.Second
 	}
 	date, err := http.ParseTime(value)
 	if err != nil {

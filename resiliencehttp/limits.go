@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"reflect"
 	"slices"
@@ -69,11 +70,10 @@ func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(
 }
 
 func (s Server) throttle(admit func(*http.Request) (throttle.Decision, error)) func(http.Handler) http.Handler {
-	rate := sfString(s.quotaName(throttle.Quota{}))
 	return s.exempting(func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			d, err := admit(r)
-			s.tell(w.Header(), rate, d)
+			s.tell(w.Header(), d)
 			if err != nil {
 				s.refuse(w, r, err, refusal{told: true, encoding: w.Header()["Content-Encoding"]})
 				return
@@ -102,25 +102,22 @@ func (s Server) quotaName(q throttle.Quota) string {
 	return name
 }
 
-// tell sets the fields that tell a client about its quota. name is that of the rate. Several
-// quotas in one chain make one list (RFC 9651, section 3.1).
-func (s Server) tell(h http.Header, name string, d throttle.Decision) {
-	window := d.Window
-	switch {
-	case d.Quota != (throttle.Quota{}):
-		name = sfString(s.quotaName(d.Quota))
-	case s.Window != 0:
+// tell sets the fields that tell a client about its quota. Several quotas in one chain make
+// one list (RFC 9651, section 3.1).
+func (s Server) tell(h http.Header, d throttle.Decision) {
+	name, window := sfString(s.quotaName(d.Quota)), d.Window
+	if s.Window != 0 && d.Quota == (throttle.Quota{}) {
 		window = s.Window
 	}
 	policy := name + ";q=" + sfInteger(int64(d.Limit))
 	if window > 0 && (window%time.Second == 0 || window == s.Window) { // else it cannot be told in whole seconds
-		policy += ";w=" + sfInteger(seconds(window))
+		policy += ";w=" + sfInteger(max(1, seconds(window)))
 	}
 	h.Add("RateLimit-Policy", policy)
 	if d.Remaining == 0 && d.ResetAfter == 0 {
 		return // the limit cannot tell what is left
 	}
-	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(wholeSeconds(untilMore(d))))
+	h.Add("RateLimit", name+";r="+sfInteger(int64(d.Remaining))+";t="+sfInteger(seconds(untilMore(d))))
 }
 
 // untilMore returns the time until more remains than d.Remaining, if no request takes any.
@@ -134,16 +131,10 @@ func untilMore(d throttle.Decision) time.Duration {
 	return d.ResetAfter - time.Duration(float64(taken-1)*token)
 }
 
-// wholeSeconds returns a wait in seconds, rounded up, except that a rounding error of a
-// limit, about a nanosecond, does not add a second.
-func wholeSeconds(wait time.Duration) int64 { return seconds(wait.Round(time.Microsecond)) }
-
-// seconds returns d in whole seconds, rounded up.
+// seconds returns d in whole seconds, rounded up, except that a rounding error of a limit,
+// about a nanosecond, does not add a second.
 func seconds(d time.Duration) int64 {
-	if d <= 0 {
-		return 0
-	}
-	return int64((d-1)/time.Second) + 1
+	return int64(math.Ceil(max(0, d.Round(time.Microsecond).Seconds())))
 }
 
 // sfInteger returns n as an Integer of at most 15 digits (RFC 9651, section 4.1.4).
@@ -154,22 +145,16 @@ func sfInteger(n int64) string {
 // sfString returns s as a String (RFC 9651, section 4.1.6). A character that a String cannot
 // hold becomes an underscore.
 func sfString(s string) string {
-	var b strings.Builder
-	b.WriteByte('"')
-	for _, r := range s {
-		switch {
-		case r == '"' || r == '\\':
-			b.WriteByte('\\')
-			b.WriteRune(r)
-		case r < ' ' || r > '~':
-			b.WriteByte('_')
-		default:
-			b.WriteRune(r)
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return '_'
 		}
-	}
-	b.WriteByte('"')
-	return b.String()
+		return r
+	}, s)
+	return `"` + escapes.Replace(s) + `"`
 }
+
+var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 
 // Refuse answers a request that a policy refused with err. It is for handlers that call
 // something else under policies of their own, and have not written anything yet.
@@ -191,10 +176,8 @@ func sfString(s string) string {
 // of a retrier that made an attempt before it met an open circuit: the attempt has failed,
 // although errors.Is finds breaker.ErrOpen.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
-	if err == nil {
-		return false
-	}
-	if !isRefusal(err) && !gone(r) {
+	gone := errors.Is(r.Context().Err(), context.Canceled) // after a deadline, the client still waits
+	if err == nil || !isRefusal(err) && !gone {
 		return false
 	}
 	s.refuse(w, r, err, refusal{})
@@ -231,10 +214,6 @@ func isRefusal(err error) bool {
 	}
 	return behavior.IsRefused(err) || errors.Is(err, context.DeadlineExceeded)
 }
-
-// gone reports whether the client of r has gone. After a deadline, the client still waits
-// for an answer.
-func gone(r *http.Request) bool { return errors.Is(r.Context().Err(), context.Canceled) }
 
 // A problem is a problem document (RFC 9457) of a type that
 // draft-ietf-httpapi-ratelimit-headers-11 registers.
@@ -277,12 +256,12 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, as ref
 	}
 	if limit, ok := errors.AsType[*throttle.LimitedError](err); ok && p.Type == overQuota && limit.Limit > 0 {
 		p.Violated = []string{s.quotaName(limit.Quota)}
-		if name := sfString(p.Violated[0]); !as.told {
-			s.tell(h, name, throttle.Decision{
+		if !as.told {
+			s.tell(h, throttle.Decision{
 				Quota: limit.Quota, Limit: limit.Limit, Window: limit.Quota.Every, ResetAfter: limit.RetryAfter(),
 			})
 			if limit.RetryAfter() == 0 {
-				h.Add("RateLimit", name+";r=0") // for good
+				h.Add("RateLimit", sfString(p.Violated[0])+";r=0") // for good
 			}
 		}
 	}
@@ -354,5 +333,5 @@ func retryAfterSeconds(err error) int64 {
 	if end.RetryAfter == 0 && !end.Retryable {
 		return 0
 	}
-	return max(1, wholeSeconds(end.RetryAfter))
+	return max(1, seconds(end.RetryAfter))
 }

@@ -2,6 +2,7 @@ package resiliencehttp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,18 +55,13 @@ func hostOf(req *http.Request) string {
 		return ""
 	}
 	host, port := strings.TrimSuffix(strings.ToLower(req.URL.Hostname()), "."), req.URL.Port()
-	if port == "" {
-		switch req.URL.Scheme {
-		case "http":
-			port = "80"
-		case "https":
-			port = "443"
-		default:
-			return host
-		}
+	if port = cmp.Or(port, ports[req.URL.Scheme]); port == "" {
+		return host
 	}
 	return net.JoinHostPort(host, port)
 }
+
+var ports = map[string]string{"http": "80", "https": "443"}
 
 // replayable reports whether sending a request twice has the effect of sending it once: by
 // its method (RFC 9110, section 9.2.2), or because it carries a key by which the server
@@ -119,30 +115,29 @@ func (r *route) unasked(c *call) bool {
 // A requestBody provides the caller's body to one attempt after another. It is nil for a
 // request without a body.
 type requestBody struct {
-	req      *http.Request
-	max      int64
-	used     bool // an attempt has taken the caller's own body
-	buffered bool // the whole body is in kept
-	kept     []byte
+	req    *http.Request
+	max    int64
+	length int64                         // if more than 0
+	again  func() (io.ReadCloser, error) // returns the body anew; nil if it cannot be sent again
+	used   bool                          // an attempt has taken the caller's own body
 
-	mu     sync.Mutex
-	sent   []*sentBody // of the latest attempt; several if Base calls GetBody
-	memory []inMemory  // the same, of those that net/http is to see
+	mu   sync.Mutex
+	sent []*sentBody // of the latest attempt; several if Base calls GetBody
 }
 
 func newRequestBody(req *http.Request, max int64) *requestBody {
 	if req.Body == nil || req.Body == http.NoBody {
 		return nil
 	}
-	return &requestBody{req: req, max: max}
+	return &requestBody{req: req, max: max, length: req.ContentLength, again: req.GetBody}
 }
 
 // rewinds reports whether the body can be sent again after an attempt has taken it.
-func (b *requestBody) rewinds() bool { return b == nil || b.buffered || b.req.GetBody != nil }
+func (b *requestBody) rewinds() bool { return b == nil || b.again != nil }
 
 // prepare puts the body for the next attempt into out. mayRepeat is whether another attempt
 // may follow.
-func (b *requestBody) prepare(out *http.Request, mayRepeat bool) error {
+func (b *requestBody) prepare(out *http.Request, mayRepeat bool) (err error) {
 	if b == nil {
 		return nil
 	}
@@ -151,41 +146,37 @@ func (b *requestBody) prepare(out *http.Request, mayRepeat bool) error {
 	if err := b.retire(ctx); err != nil {
 		return err
 	}
+	body, first := b.req.Body, !b.used
+	b.used = true
 	switch {
-	case !b.used:
-		b.used = true
-		if !mayRepeat || b.req.GetBody != nil || b.req.ContentLength > b.max || b.max <= 0 {
-			out.Body = b.track(b.req.Body)
-			break
-		}
-		body, err := b.buffer(ctx)
-		if err != nil {
-			return err
-		}
-		out.Body = body
-	case b.buffered:
-		out.Body = b.copy()
-	default:
-		body, err := b.again()
-		if err != nil {
+	case !first:
+		if body, err = b.again(); err != nil {
 			return fmt.Errorf("resiliencehttp: rewinding the request's body: %w", err)
 		}
-		out.Body = body
-	}
-	switch {
-	case b.buffered:
-		if len(out.Trailer) == 0 { // net/http sends a Trailer only after a body of unknown length
-			out.ContentLength = int64(len(b.kept))
+	case mayRepeat && b.again == nil && b.length <= b.max && b.max > 0:
+		if body, err = b.keep(ctx); err != nil {
+			return err
 		}
-		out.GetBody = func() (io.ReadCloser, error) { return b.copy(), nil }
-	case b.req.GetBody != nil:
-		out.GetBody = b.again
+	}
+	out.Body = b.track(body)
+	if b.again == nil {
+		return nil
+	}
+	if len(out.Trailer) == 0 { // net/http sends a Trailer only after a body of unknown length
+		out.ContentLength = b.length
+	}
+	out.GetBody = func() (io.ReadCloser, error) {
+		body, err := b.again()
+		if err != nil {
+			return nil, err
+		}
+		return b.track(body), nil
 	}
 	return nil
 }
 
-// buffer reads the caller's body into memory, unless it is too long.
-func (b *requestBody) buffer(ctx context.Context) (io.ReadCloser, error) {
+// keep reads the caller's body into memory, unless it is too long, and returns it.
+func (b *requestBody) keep(ctx context.Context) (io.ReadCloser, error) {
 	body := b.req.Body
 	// Only Close interrupts a Read that waits for something else than ctx.
 	stop := context.AfterFunc(ctx, func() { _ = body.Close() })
@@ -195,55 +186,47 @@ func (b *requestBody) buffer(ctx context.Context) (io.ReadCloser, error) {
 		}
 	}()
 	limit := min(b.max, math.MaxInt64-1) + 1
-	read, err := io.ReadAll(io.LimitReader(body, limit))
+	kept, err := io.ReadAll(io.LimitReader(body, limit))
 	if !stop() { // ctx has ended, and the body is closed
 		return nil, fmt.Errorf("resiliencehttp: reading the request's body: %w", ended.Error(ctx))
 	}
-	if int64(len(read)) == limit {
-		return b.track(struct {
+	if int64(len(kept)) == limit {
+		return struct {
 			io.Reader
 			io.Closer
-		}{io.MultiReader(bytes.NewReader(read), body), body}), nil
+		}{io.MultiReader(bytes.NewReader(kept), body), body}, nil
 	}
 	_ = body.Close()
-	declared := b.req.ContentLength
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("resiliencehttp: reading the request's body: %w", err)
-	case declared > 0 && declared != int64(len(read)):
-		return nil, fmt.Errorf("resiliencehttp: the request has a ContentLength of %d and a body of %d bytes", declared, len(read))
+	case b.length > 0 && b.length != int64(len(kept)):
+		return nil, fmt.Errorf("resiliencehttp: the request has a ContentLength of %d and a body of %d bytes", b.length, len(kept))
 	}
-	b.kept, b.buffered = read, true
-	return b.copy(), nil
-}
-
-func (b *requestBody) copy() io.ReadCloser {
-	if len(b.kept) == 0 && len(b.req.Trailer) == 0 {
-		return http.NoBody // net/http takes the length of any other empty body for unknown
+	b.length = int64(len(kept))
+	b.again = func() (io.ReadCloser, error) {
+		if len(kept) == 0 && len(b.req.Trailer) == 0 {
+			return http.NoBody, nil // net/http takes the length of any other empty body for unknown
+		}
+		return io.NopCloser(bytes.NewReader(kept)), nil
 	}
-	return io.NopCloser(bytes.NewReader(b.kept))
-}
-
-// again returns a new body by the caller's GetBody.
-func (b *requestBody) again() (io.ReadCloser, error) {
-	body, err := b.req.GetBody()
-	if err != nil {
-		return nil, err
-	}
-	return b.track(body), nil
+	return b.again()
 }
 
 // track has the body of an attempt remember how it was read. One that is in memory is left
 // alone: net/http sends it together with the fields, in one write.
 func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if m := memoryOf(body); m != nil && int64(m.Len()) == b.req.ContentLength && b.req.GetBody != nil {
-		b.memory = append(b.memory, m)
+	if body == http.NoBody {
 		return body
 	}
-	s := &sentBody{source: body, declared: b.req.ContentLength, reading: make(chan struct{}, 1)}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := &sentBody{source: body, declared: b.length, reading: make(chan struct{}, 1)}
 	b.sent = append(b.sent, s)
+	if m := memoryOf(body); m != nil && int64(m.Len()) == b.length && b.again != nil {
+		s.memory = m
+		return body
+	}
 	return s
 }
 
@@ -280,7 +263,7 @@ func (b *requestBody) retire(ctx context.Context) error {
 			return err
 		}
 	}
-	b.sent, b.memory = nil, nil
+	b.sent = nil
 	return nil
 }
 
@@ -291,8 +274,7 @@ func (b *requestBody) untouched() bool {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return !slices.ContainsFunc(b.sent, (*sentBody).touched) &&
-		!slices.ContainsFunc(b.memory, func(m inMemory) bool { return int64(m.Len()) != b.req.ContentLength })
+	return !slices.ContainsFunc(b.sent, (*sentBody).touched)
 }
 
 // atFault reports whether a body of the last attempt failed, or is longer or shorter than
@@ -324,6 +306,7 @@ type sentBody struct {
 	source   io.ReadCloser
 	declared int64         // length, if more than 0
 	reading  chan struct{} // holds a value during a Read
+	memory   inMemory      // what net/http reads in its place, if not nil
 
 	mu     sync.Mutex
 	begun  bool
@@ -380,7 +363,7 @@ func (b *sentBody) retire(ctx context.Context) error {
 func (b *sentBody) touched() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.begun
+	return b.begun || b.memory != nil && int64(b.memory.Len()) != b.declared
 }
 
 func (b *sentBody) atFault() bool {

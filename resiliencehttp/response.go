@@ -92,10 +92,7 @@ func (b *body) mayBeRead() bool {
 // is still open. A goroutine reads, since only Close would interrupt a Read that is too slow.
 func (b *body) drain() bool {
 	a := b.attempt
-	switch {
-	case b.inner == http.NoBody:
-		return true
-	case a.resp.ContentLength > aheadLimit:
+	if a.resp.ContentLength > aheadLimit {
 		return false
 	}
 	to := *a.resp

@@ -324,7 +324,10 @@ func Health(policies interface {
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), time.Second)
 		defer cancel()
-		all := report{Status: "pass", Checks: []check{}}
+		all := struct {
+			Status string  `json:"status"`
+			Checks []check `json:"checks"`
+		}{"pass", []check{}}
 		for name, err := range policies.Health(ctx) {
 			c := checkOf(name, err)
 			all.Checks = append(all.Checks, c)
@@ -337,11 +340,6 @@ func Health(policies interface {
 		w.Header().Set("Cache-Control", "no-store")
 		_, _ = w.Write(append(body, '\n'))
 	})
-}
-
-type report struct {
-	Status string  `json:"status"`
-	Checks []check `json:"checks"`
 }
 
 type check struct {

@@ -184,10 +184,10 @@ type Transport struct {
 // http.Client makes of it.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	base := t.base()
-	if t.Base == nil && t.mayLeadBack && req.Context().Value(t) != nil {
+	switch {
+	case t.mayLeadBack && req.Context().Value(t) != nil:
 		return firstTransport.RoundTrip(req) // the request has been here
-	}
-	if t.passes() && !(t.Base == nil && t.mayLeadBack) {
+	case t.passes() && !t.mayLeadBack:
 		return base.RoundTrip(req)
 	}
 	var begun time.Time
@@ -209,15 +209,12 @@ func (t *Transport) passes() bool {
 // build makes what the Transport needs once.
 func (t *Transport) build() {
 	t.firstBytePassed, t.idlePassed = t.timeout(t.FirstByte), t.timeout(t.Idle)
-	switch base := http.DefaultTransport.(type) {
-	case *Transport:
-		t.sender, t.mayLeadBack = base, true
-		if base == t {
+	if t.Base == nil {
+		t.sender = http.DefaultTransport
+		_, std := t.sender.(*http.Transport)
+		if t.mayLeadBack = !std; t.sender == http.RoundTripper(t) {
 			t.sender = firstTransport
 		}
-	default:
-		_, std := base.(*http.Transport)
-		t.sender, t.mayLeadBack = base, !std
 	}
 	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(makeAttempt) })
 }
