@@ -116,8 +116,7 @@ type verdict struct {
 	retryAfter time.Duration // that a failure asked for
 }
 
-// New returns a closed Breaker. It panics with the error of cfg.Validate, if there is
-// one.
+// New returns a closed Breaker. It panics if cfg is not valid: see [Config.Validate].
 func New(cfg Config) *Breaker {
 	b := &Breaker{start: time.Now(), state: Closed}
 	b.setting.Init(cfg, Config.withDefaults)
@@ -128,12 +127,10 @@ func New(cfg Config) *Breaker {
 
 func (b *Breaker) now() time.Duration { return time.Since(b.start) }
 
-// Name returns the name of the breaker.
 func (b *Breaker) Name() string { return b.setting.Load().Name }
 
-// Do calls fn unless the breaker refuses the call, and returns the error of fn unchanged. The
-// error of a refusal is an [*OpenError]. If ctx has already ended, Do returns why, and fn is
-// not called.
+// Do calls fn unless the breaker refuses the call with an [*OpenError], and returns the error
+// of fn unchanged. If ctx has already ended, Do returns why, and fn is not called.
 func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error {
 	var c call
 	if err := b.enter(ctx, &c); err != nil {
@@ -162,17 +159,15 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	return err
 }
 
-// Wrap returns a function that calls next under the breaker.
+// Wrap returns a function that calls next under [Breaker.Do].
 func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin begins a call that is not a single function. When the call has ended, done is called
-// with its error, from any goroutine; a second call of done does nothing. If the breaker
-// refuses the call, err is an [*OpenError] and done is nil.
-//
-// An error that is reported after ctx was canceled is ignored, so ctx must live until done is
-// called. A probe whose done is not called has failed after OpenFor.
+// Begin begins a call that is not a single function. If the breaker refuses it, err is an
+// [*OpenError] and done is nil. Otherwise done is called with the error of the call at its end,
+// from any goroutine; a second call does nothing. ctx must live until then, since an error after
+// its cancel is ignored.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	var c call
 	if err := b.enter(ctx, &c); err != nil {
@@ -220,7 +215,9 @@ func (b *Breaker) enter(ctx context.Context, c *call) error {
 		return nil
 	}
 	if a := b.observing.Load(); a != nil {
-		a.observers.Tell(ctx, refusal.event())
+		a.observers.Tell(ctx, Event{
+			Kind: EventRefused, Name: refusal.Name, At: time.Now(), Err: refusal, Reason: refusal.Reason,
+		})
 	}
 	return refusal
 }
@@ -262,19 +259,24 @@ func (b *Breaker) settle(ctx context.Context, c *call, v verdict, w *work) {
 	b.catchUp(now)
 	b.totals.count(v.Outcome)
 	switch {
+	case c.probe != nil && c.period == b.period && w != nil:
+		c.probe.returned, c.probe.due = true, now+c.cfg.OpenFor
 	case c.probe != nil:
-		b.probeReturned(now, c.probe, v, w)
+		b.probeEnded(now, c.probe, v)
 	case c.period != b.period || v.Outcome == Ignore:
 	case v.Outcome == Failure:
 		b.window.fail(now, v.retryAfter)
 		b.failed(now, v)
 	default:
 		b.window.succeed(now)
-		if w != nil {
-			b.goOn(now, w)
-		} else {
+		if w == nil {
 			b.endRow()
+			break
 		}
+		if b.works == nil {
+			b.works = list.New()
+		}
+		w.since, w.at = now, b.works.PushBack(w)
 	}
 	if w != nil {
 		w.counted = true
@@ -328,14 +330,6 @@ func (b *Breaker) workEnded(now time.Duration, w *work) {
 	case w.end.Outcome == Success:
 		b.endRow()
 	}
-}
-
-// goOn lists work that goes on, for catchUp.
-func (b *Breaker) goOn(now time.Duration, w *work) {
-	if b.works == nil {
-		b.works = list.New()
-	}
-	w.since, w.at = now, b.works.PushBack(w)
 }
 
 func (b *Breaker) forget(w *work) {

@@ -11,14 +11,11 @@ import (
 )
 
 // Config says when a [Breaker] opens, for how long, and how it closes again. The zero Config
-// opens after 5 failures in a row, for 30 seconds, and closes after one successful probe.
-//
-// Failures, FailuresInWindow and FailureRate each open the breaker; of several, the first that
-// is met. Only a failure opens it.
+// opens after 5 failures in a row, for 30 seconds, and closes after one successful probe. Of
+// Failures, FailuresInWindow and FailureRate the first that is met opens it.
 type Config struct {
 	// Name appears in errors, events and figures. It cannot change.
 	Name string
-
 	// Failures is how many calls in a row must fail. Zero means 5 if FailuresInWindow and
 	// FailureRate are both unset, and no such limit otherwise.
 	Failures int
@@ -31,53 +28,42 @@ type Config struct {
 	// MinCalls is how many calls the window must hold before the FailureRate counts. Zero
 	// means 20, or WindowCalls if that is less.
 	MinCalls int
-	// Window is how long the window remembers a call after its end: 0.9 to 1 times that, at
-	// least a millisecond. Zero means a minute. With WindowCalls it has no such meaning.
-	//
-	// Window is also how long the breaker must have been closed for its open time to begin
-	// anew, and for how long work may go on until it counts as a success in a row of failures.
+	// Window is how long the window remembers a call after its end (0.9 to 1 times that)
+	// unless there are WindowCalls, how long the breaker must have been closed for its open
+	// time to begin anew, and after what time work that goes on ends a row of failures. It
+	// is at least a millisecond. Zero means a minute.
 	Window time.Duration
 	// WindowCalls makes the window remember the last WindowCalls calls instead, at most
 	// 1<<20. Zero means that it goes by time.
 	WindowCalls int
-
 	// SlowAfter is the least duration of a slow call, which is a failure whatever it
 	// returned, unless the call is ignored. Zero means that no call is slow.
 	SlowAfter time.Duration
 	// Patience is how long a call must have run when the deadline of its caller's ctx passes,
-	// to count as a failure. A call that had less time is ignored. Zero means nine tenths of
-	// SlowAfter, or nine tenths of a second if SlowAfter is not set: a caller that allows
-	// exactly that time makes its ctx before the call. Negative means every call whose
-	// deadline passed is ignored.
-	//
-	// Set Patience below the time that callers usually allow. A Timeout or an AttemptTimeout
-	// around the breaker is such a caller. Otherwise a dependency that hangs does not open
-	// the breaker.
+	// to count as a failure. A call that had less time is ignored. Set it below the time that
+	// callers, such as a Timeout around the breaker, usually allow: otherwise a dependency
+	// that hangs does not open it. Zero means nine tenths of SlowAfter, or nine tenths of a
+	// second if SlowAfter is not set. Negative means that all such calls are ignored.
 	Patience time.Duration
-
 	// OpenFor is how long the breaker stays open after failures. At random it is up to a
 	// tenth longer, like all times for which the breaker opens by itself, so that the
-	// processes of a fleet do not probe together. OpenFor is also the time in which a probe
-	// must return: one that has not has failed. A probe whose work goes on has succeeded
-	// when the work has gone on for OpenFor. Zero means 30 seconds.
+	// processes of a fleet do not probe together. A probe that has not returned within
+	// OpenFor has failed; one whose work goes on for OpenFor has succeeded. Zero means 30
+	// seconds.
 	OpenFor time.Duration
 	// MaxOpenFor lets the open time double with each opening, up to MaxOpenFor, until the
 	// breaker has been closed for a whole Window. Zero means OpenFor: the time does not grow.
 	MaxOpenFor time.Duration
-	// MaxRetryAfter is the longest time that the breaker stays open because failures said so.
-	// If one of the failures that opened it, or the probe that failed, had a method
-	// RetryAfter() time.Duration, it opens for the longest of these times, in place of OpenFor.
-	// Zero means the larger of OpenFor and MaxOpenFor.
+	// MaxRetryAfter bounds the open time that failures ask for: the longest RetryAfter()
+	// time.Duration of those that opened the breaker takes the place of OpenFor. Zero means
+	// the larger of OpenFor and MaxOpenFor.
 	MaxRetryAfter time.Duration
-
 	// Probes is how many probes must succeed to close the breaker, and how many it lets
 	// through at once, at most. Zero means 1. A change takes effect at the next opening.
 	Probes int
-
-	// Classify says what an error means. Nil means DefaultClassify. It is asked about each
-	// error that would count as a failure, and about an answer whose method Throttled() bool
-	// returns true; not about other answers, refusals, or calls that are ignored because
-	// their caller has left.
+	// Classify says what an error means that would be a failure, or that is an answer whose
+	// method Throttled() bool returns true. It is not asked about other answers, refusals and
+	// calls whose caller has left. Nil means DefaultClassify.
 	Classify func(error) Outcome
 }
 
@@ -136,20 +122,14 @@ func (c Config) withDefaults() Config {
 // Config returns the present Config, with its defaults filled in.
 func (b *Breaker) Config() Config { return b.setting.Config() }
 
-// Update changes the Config of a breaker in use. It calls change with the Config as it was
-// given: a zero field means its default. If the result is not valid, Update returns the error
-// of Validate and nothing changes.
+// Update changes the Config: it calls change with the Config as it was given, in which a zero
+// field means its default. If the result is not valid, Update returns the error of Validate and
+// changes nothing. change must not use the breaker.
 //
-//   - The state is kept, and the time until which the breaker is open. A breaker that is open or
-//     half-open closes after the Probes that it opened with.
-//   - The window and its counts are kept, unless its length changes. Then the window is counted
-//     anew; the failures in a row are kept. If the counts are over a new limit, the breaker
-//     opens at the next failure.
-//   - The Config with which a call began decides what its result is: SlowAfter, Patience and
-//     Classify, and OpenFor for a probe. The new Config decides whether the result opens the
-//     breaker, and for how long.
-//
-// Updates run one at a time. change must not use the breaker.
+// The state is kept, the time until which the breaker is open, and the Probes that it opened
+// with. The window is kept unless its length changes; counts over a new limit open the breaker at
+// the next failure. SlowAfter, Patience, Classify, and OpenFor of a probe are those with which a
+// call began.
 func (b *Breaker) Update(change func(*Config)) error {
 	return b.Change(false, func(cfg any) error {
 		change(cfg.(*Config))
@@ -157,8 +137,7 @@ func (b *Breaker) Update(change func(*Config)) error {
 	})
 }
 
-// Change is [Breaker.Update] for a caller that does not know the type: f gets a *Config.
-// Nothing changes if f returns an error, the Config is not valid, or dry is true.
+// Change is Update for whoever does not know Config. If dry is true, nothing changes.
 func (b *Breaker) Change(dry bool, f func(cfg any) error) error {
 	defer b.deliver(context.Background())
 	return b.setting.Change(dry, f, sameName, b.follow)
@@ -192,12 +171,10 @@ const (
 	Ignore                 // the call says nothing about the dependency
 )
 
-// String returns the outcome in words: "failure", "success" or "ignore".
 func (o Outcome) String() string { return [...]string{"failure", "success", "ignore"}[o] }
 
-// DefaultClassify classifies err as a breaker without a [Config].Classify does. Nil and answers
-// are a Success, refusals are ignored, and any other error is a Failure. The package comment
-// says how errors are read.
+// DefaultClassify returns what a breaker without a [Config].Classify makes of err: nil and
+// answers are a Success, refusals are ignored, and any other error is a Failure.
 func DefaultClassify(err error) Outcome {
 	switch behavior.Read(err).Kind {
 	case behavior.Done, behavior.Answered:

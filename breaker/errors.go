@@ -10,7 +10,7 @@ import (
 // ErrOpen is matched by every [*OpenError].
 var ErrOpen = errors.New("breaker: circuit open")
 
-// A Reason says why a call was refused, in words. The empty Reason stands for none.
+// A Reason says why a call was refused, in words.
 type Reason string
 
 const (
@@ -19,18 +19,13 @@ const (
 	CircuitForcedOpen Reason = "circuit forced open" // until Enable; see ForceOpen
 )
 
-// An OpenError reports a refused call. It matches [ErrOpen].
-//
-// All calls that are refused in one period share one OpenError. Do not modify it.
+// An OpenError reports a refused call. It matches [ErrOpen]. Calls share it: do not modify it.
 type OpenError struct {
-	Name   string // of the breaker
-	Reason Reason // why the call was refused
-	// Until is when the open time ends, or ended: probes are let through from then on.
-	// It is zero for CircuitForcedOpen.
-	Until time.Time
+	Name   string    // of the breaker
+	Reason Reason    // why the call was refused
+	Until  time.Time // when the open time ends, or ended; zero for CircuitForcedOpen
 	// LastErr is what opened the breaker, or the reason given to [Breaker.Trip] or
-	// [Breaker.ForceOpen]; it may be nil. It belongs to another call, so Unwrap does not
-	// return it.
+	// [Breaker.ForceOpen]; it may be nil. It is not wrapped: it belongs to another call.
 	LastErr error
 
 	since time.Time // of CircuitHalfOpen
@@ -52,21 +47,11 @@ func (e *OpenError) Error() string {
 	return text.String()
 }
 
-// event returns the event of this refusal.
-func (e *OpenError) event() Event {
-	return Event{Kind: EventRefused, Name: e.Name, At: time.Now(), Err: e, Reason: e.Reason}
-}
-
-// Is reports whether target is [ErrOpen].
 func (e *OpenError) Is(target error) bool { return target == ErrOpen }
 
-// RetryAfter returns how long to wait, from now on, before the breaker may let a call
-// through. It is never 0.
-//
-// For CircuitOpen it is the time left, and at least a millisecond. For CircuitHalfOpen it
-// is an estimate of when the probes are done: as long again as the breaker has been
-// half-open, from 10 milliseconds to a second. For CircuitForcedOpen, which has no known
-// end, it is 30 seconds.
+// RetryAfter returns how long to wait from now on: for CircuitOpen the time left, at least a
+// millisecond; for CircuitHalfOpen as long again as the breaker has been half-open, from 10
+// milliseconds to a second; for CircuitForcedOpen, which has no known end, 30 seconds.
 func (e *OpenError) RetryAfter() time.Duration {
 	switch e.Reason {
 	case CircuitForcedOpen:
@@ -78,9 +63,8 @@ func (e *OpenError) RetryAfter() time.Duration {
 	}
 }
 
-// Retryable reports whether it is worthwhile to wait for RetryAfter: true for
-// CircuitHalfOpen. It returns false for CircuitOpen and CircuitForcedOpen, to stop retries
-// against a dependency that is known to be down.
+// Retryable returns true for CircuitHalfOpen alone, to stop retries against a dependency that
+// is known to be down.
 func (e *OpenError) Retryable() bool { return e.Reason == CircuitHalfOpen }
 
 // Refused returns true: the call was not made.

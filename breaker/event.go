@@ -7,7 +7,6 @@ import (
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-// An EventKind says what an [Event] is.
 type EventKind string
 
 const (
@@ -20,9 +19,8 @@ type Event struct {
 	Kind EventKind
 	Name string // of the breaker
 	At   time.Time
-	// Err of EventChanged is what opened the breaker: the error of the last call, or the
-	// reason given to Trip or ForceOpen. It is nil for the other changes. Err of
-	// EventRefused is the [*OpenError].
+	// Err is what opened the breaker, the error of a call or the reason of Trip or ForceOpen,
+	// or the [*OpenError] of a refusal, or nil.
 	Err error
 
 	From, To State         // of EventChanged
@@ -30,8 +28,7 @@ type Event struct {
 	Reason   Reason        // of EventRefused
 }
 
-// Level returns the level of the event as log/slog has it: 4, a warning, for a refusal and an
-// opening, and -4 for the other changes.
+// Level is 4, slog's Warn, for a refusal and an opening, and -4, Debug, otherwise.
 func (e Event) Level() int {
 	if e.Kind == EventRefused || e.To == Open || e.To == ForcedOpen {
 		return 4
@@ -39,7 +36,7 @@ func (e Event) Level() int {
 	return -4
 }
 
-// Fields calls yield with each detail of the event.
+// Fields calls yield with each detail.
 func (e Event) Fields(yield func(name string, value any)) {
 	yield("event", string(e.Kind))
 	yield("name", e.Name)
@@ -57,14 +54,12 @@ func (e Event) Fields(yield func(name string, value any)) {
 	}
 }
 
-// Observe calls f with each event from now on, until stop is called. f runs on a goroutine that
-// uses the breaker, without a lock: it may use all methods of the breaker, it delays that
-// goroutine, and its panic passes on to that goroutine's caller.
+// Observe calls f with each event from now on, until stop is called: on the goroutine that uses
+// the breaker, and without a lock. A panic in f passes on to the caller.
 //
 // Changes of state are told one at a time and in order: From is always the To before. ctx is
-// that of the call that caused the change, without its end, or that of another call at the same
-// time; of a change that no call caused it is context.Background. Refusals are told on the
-// goroutine of their call. A second call of stop does nothing.
+// that of the call that caused the change, or of another at the same time, without its end; of a
+// change that no call caused it is context.Background.
 func (b *Breaker) Observe(f func(context.Context, Event)) (stop func()) {
 	b.observing.CompareAndSwap(nil, new(audience))
 	return b.observing.Load().observers.Observe(f)
@@ -75,7 +70,7 @@ type audience struct {
 	changes   notify.Queue[Event] // that wait to be told
 }
 
-// ObserveAny is [Breaker.Observe] for a caller that does not know the type: f gets an [Event].
+// ObserveAny is Observe for whoever does not know Event.
 func (b *Breaker) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return b.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }

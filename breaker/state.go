@@ -48,7 +48,7 @@ func (b *Breaker) newMachine(openFor time.Duration) *machine {
 	m := gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		MaxRequests: uint32(b.cfg.Probes),
 		Timeout:     max(1, openFor-1), // gobreaker is open until after it, a breaker until it
-		ReadyToTrip: func(gobreaker.Counts) bool { return opening || b.overLimit() },
+		ReadyToTrip: func(gobreaker.Counts) bool { return opening || b.rowOver() || b.windowOver() },
 		IsExcluded:  func(err error) bool { return err == errIgnored },
 	})
 	if opening {
@@ -65,9 +65,7 @@ func tell(m *machine, err error) gobreaker.State {
 	return m.State()
 }
 
-// overLimit reports whether the results are at a limit of the Config.
-func (b *Breaker) overLimit() bool { return b.rowOver() || b.windowOver() }
-
+// rowOver and windowOver report whether the results are at a limit of the Config.
 func (b *Breaker) rowOver() bool { return b.cfg.Failures > 0 && b.row >= b.cfg.Failures }
 
 func (b *Breaker) windowOver() bool {
@@ -96,24 +94,14 @@ func (b *Breaker) catchUp(now time.Duration) {
 			b.opens = 0
 		}
 	}
-	if len(b.probes) > 0 {
-		b.catchUpProbes(now)
-	}
-}
-
-// catchUpProbes ends the probes that are due. In which order does not matter: the breaker
-// closes when all of its opening have succeeded, and opens if one has not.
-func (b *Breaker) catchUpProbes(now time.Duration) {
-	var due []*probe
-	for _, p := range b.probes {
-		if now >= p.due {
-			due = append(due, p)
-		}
-	}
-	for _, p := range due {
-		if p.returned {
+	// The order does not matter: the breaker closes when all probes of its opening have
+	// succeeded, and opens if one has not.
+	for _, p := range slices.Clone(b.probes) {
+		switch {
+		case now < p.due:
+		case p.returned:
 			b.probeEnded(now, p, verdict{Outcome: Success})
-		} else {
+		default:
 			b.probeEnded(now, p, verdict{Outcome: Failure, err: errHung})
 		}
 	}
@@ -133,15 +121,6 @@ func (b *Breaker) admitProbe(c *call) bool {
 	c.probe = &probe{period: b.period, due: c.begun + b.cfg.OpenFor, done: done}
 	b.probes = append(b.probes, c.probe)
 	return true
-}
-
-// probeReturned is told of the end of a probe's function.
-func (b *Breaker) probeReturned(now time.Duration, p *probe, v verdict, w *work) {
-	if w != nil && p.period == b.period {
-		p.returned, p.due = true, now+w.cfg.OpenFor
-		return
-	}
-	b.probeEnded(now, p, v)
 }
 
 // probeEnded counts the result of a probe: when it has returned, when its work has ended, or
@@ -244,18 +223,16 @@ func (b *Breaker) counts(now time.Duration) Counts {
 	return Counts{b.window.succeeded + b.window.failed, b.window.succeeded, b.window.failed, int64(b.row)}
 }
 
-// State returns the state. A breaker whose open time has passed becomes half-open.
+// State returns the state; a breaker whose open time has passed becomes half-open.
 func (b *Breaker) State() (s State) {
 	b.operate(func(time.Duration) { s = b.state })
 	return s
 }
 
-// Trip opens the breaker for exactly d; then it probes. Zero or less means the time for which
-// it would open by itself: longer after each opening, if MaxOpenFor allows. err, which may be
-// nil, is reported as the last error. The results of calls under way no longer count. If the
-// breaker is open already, d replaces the time that is left.
-//
-// Trip does nothing while the breaker is forced open or disabled.
+// Trip opens the breaker for exactly d, also if it is open already; zero or less means the time
+// for which it would open by itself. err, which may be nil, is reported as the last error. The
+// results of calls under way no longer count. Trip does nothing while the breaker is forced open
+// or disabled.
 func (b *Breaker) Trip(err error, d time.Duration) {
 	b.operate(func(now time.Duration) {
 		if b.forced() {
@@ -272,8 +249,8 @@ func (b *Breaker) Trip(err error, d time.Duration) {
 	})
 }
 
-// Reset closes the breaker and forgets all that it has counted. The results of calls under way
-// no longer count. It does nothing while the breaker is forced open or disabled.
+// Reset closes the breaker and forgets what it has counted, calls under way included. It does
+// nothing while the breaker is forced open or disabled.
 func (b *Breaker) Reset() {
 	b.operate(func(now time.Duration) {
 		if !b.forced() {
@@ -293,7 +270,7 @@ func (b *Breaker) ForceOpen(reason error) {
 	})
 }
 
-// Disable lets every call through until [Breaker.Enable]. The breaker goes on counting.
+// Disable lets every call through until [Breaker.Enable], and counts them.
 func (b *Breaker) Disable() {
 	b.operate(func(now time.Duration) {
 		if b.state != Disabled {
@@ -304,8 +281,7 @@ func (b *Breaker) Disable() {
 	})
 }
 
-// Enable ends [Breaker.ForceOpen] and [Breaker.Disable]: the breaker closes and counts anew. In
-// any other state Enable does nothing.
+// Enable ends [Breaker.ForceOpen] and [Breaker.Disable]: the breaker closes and counts anew.
 func (b *Breaker) Enable() {
 	b.operate(func(now time.Duration) {
 		if b.forced() {

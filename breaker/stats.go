@@ -9,9 +9,8 @@ import (
 
 // Totals are counters since New. They never go back.
 type Totals struct {
-	// Calls by result. A call is counted when it returns, even if its result changes nothing
-	// because the breaker has opened or closed since. A call that breaks off after it has
-	// succeeded counts as Succeeded and as Failed.
+	// Calls by result, also if that changes nothing because the breaker has opened or closed
+	// since. A call that breaks off after it has succeeded is in Succeeded and in Failed.
 	Succeeded int64
 	Failed    int64
 	Ignored   int64
@@ -48,7 +47,7 @@ type Stats struct {
 	LastErr     error         // of the last failure, or the reason given to Trip or ForceOpen
 }
 
-// Stats returns a snapshot. A breaker whose open time has passed becomes half-open.
+// Stats returns a snapshot; a breaker whose open time has passed becomes half-open.
 func (b *Breaker) Stats() (s Stats) {
 	b.operate(func(now time.Duration) {
 		s = Stats{
@@ -67,8 +66,8 @@ func (b *Breaker) Stats() (s Stats) {
 	return s
 }
 
-// Needed reports whether more than counts would be lost with the breaker: it has open time
-// left, or is forced open or disabled. A resilience.Group does not evict it then.
+// Needed reports whether it has open time left, or is forced open or disabled. A
+// resilience.Group does not evict it then.
 func (b *Breaker) Needed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -76,14 +75,13 @@ func (b *Breaker) Needed() bool {
 	return b.forced() || b.state == Open && b.now() < b.until
 }
 
-// Kind returns "breaker".
 func (b *Breaker) Kind() string { return "breaker" }
 
 var states = []State{Closed, HalfOpen, Open, ForcedOpen, Disabled}
 
-// Figures returns what a breaker shows over time: breaker.calls by outcome, breaker.transitions
-// by the new state, breaker.state (1 for its state, 0 for the others), breaker.failure_ratio of
-// the window, and breaker.open.left_seconds.
+// Figures returns breaker.calls by outcome, breaker.transitions by the new state, breaker.state
+// (1 for its state, 0 for the others), breaker.failure_ratio of the window, and
+// breaker.open.left_seconds.
 func (b *Breaker) Figures() []describe.Figure {
 	s := b.Stats()
 	var all []describe.Figure
@@ -109,8 +107,8 @@ func (b *Breaker) Figures() []describe.Figure {
 }
 
 // Health returns nil if the breaker is closed. Otherwise it returns an error that says its
-// state and wraps the last error. The error's methods HealthState() string and Failed() bool
-// return the state, and whether calls are refused: while it is open or forced open.
+// state and wraps the last error. The error has the methods HealthState() string and Failed()
+// bool, which is true while calls are refused.
 func (b *Breaker) Health() error {
 	s := b.Stats()
 	if s.State == Closed {
@@ -135,7 +133,7 @@ func (e *healthError) Unwrap() error       { return e.last }
 func (e *healthError) HealthState() string { return string(e.state) }
 func (e *healthError) Failed() bool        { return e.state == Open || e.state == ForcedOpen }
 
-// Settings returns [Breaker.Config] without its function.
+// Settings returns Config without its function.
 func (b *Breaker) Settings() any {
 	cfg := b.Config()
 	cfg.Classify = nil

@@ -11,8 +11,7 @@ type Counts struct {
 	Succeeded int64
 	Failed    int64
 	// FailedInARow is how many calls have failed since the last success, in the window or
-	// not. A success whose work goes on is none yet: it is one when the work has ended well,
-	// or has gone on for a whole Window.
+	// not. One whose work goes on is none until that has ended well, or gone on for a Window.
 	FailedInARow int64
 }
 

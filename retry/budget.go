@@ -105,8 +105,7 @@ func (b *Budget) earn() {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c := b.now()
-	b.held = min(c.atFirst()+100*c.perCall(), b.held+c.perCall())
+	b.held += b.now().perCall() // the next now bounds it
 }
 
 // take takes a retry, and reports whether there was one.

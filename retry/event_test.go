@@ -133,14 +133,6 @@ func TestCallThatLostAHedgeCountsNowhere(t *testing.T) {
 	require.Equal(t, retry.EventRetried, events[0].Kind)
 }
 
-// cleared returns events without the times that depend on the machine.
-func cleared(events []retry.Event) []retry.Event {
-	for i := range events {
-		events[i].RetryingFor = 0
-	}
-	return events
-}
-
 func TestEventsSayTheirLevelAndFields(t *testing.T) {
 	fields := func(e retry.Event) (all []any) {
 		e.Fields(func(name string, value any) { all = append(all, name, value) })
