@@ -23,8 +23,9 @@
 //     out, another process loads too, and the first result is kept. A load no longer
 //     counts once LoadTimeout has passed or all its callers have left: the next call
 //     begins another (see Config.Finish).
-//   - An error or a panic is never cached. [ErrNotFound] is remembered for NotFoundTTL,
-//     which is zero by default.
+//   - An error or a panic is never cached. A load that fails has failed for all who wait
+//     for it, in every process. [ErrNotFound] is remembered for NotFoundTTL, which is
+//     zero by default.
 //   - A value past its TTL is served only as Stale, StaleOnError and SoftTimeout allow,
 //     and never after an invalidation. Expire is the soft form.
 //   - A load does not end with the call that began it. Each caller waits as long as its
@@ -32,12 +33,11 @@
 //     Config.Finish is set. A background refresh needs no caller.
 //   - No lock is held while a function of the application runs.
 //
-// With a Store, each process keeps the promise for its own writes. It sees the writes of
-// other processes when their messages arrive, within milliseconds. When the subscription
-// is lost, the process stops using its memory until the subscription is back, unless
-// Config.MemoryInOutage is set. Without a subscription, the TTL is the bound. A negative
-// Capacity keeps nothing in memory: the promise then holds across processes, at one
-// round trip for each Get.
+// With a Store, each process keeps the promise for its own writes, and by
+// [GetOptions].SkipMemory for those of all processes, at one round trip. Otherwise it sees
+// the writes of others when their messages arrive, within milliseconds. When the
+// subscription is lost, the process stops using its memory until the subscription is back,
+// unless Config.MemoryInOutage is set. Without a subscription, the TTL is the bound.
 //
 // Until a Write has returned, calls may get the new value and then the old one again:
 // only its return is a point after which no call gets the old one.
@@ -46,19 +46,9 @@
 // commit and the invalidation, or loses the Store, readers miss; they do not read an old
 // value.
 //
-// A Store that loses its data (a restart, an eviction) loses fences too. Then the TTL is
-// the bound for a process that committed and could not tell the Store. A Store may also
-// come back with earlier data, from a snapshot or by a failover to a replica that lags.
-// A process notices by a call that fails, or by the loss of its subscription. It then
-// repeats its last 512 invalidations, as far as they are from the last ten seconds, and
-// does not use the Store for those keys until then, so its own promise holds for them.
-// Other processes may read old values until they hear of it, at worst for the TTL. So may
-// the process itself if it notices nothing: when no call was under way, and it has no
-// subscription, as with a negative Capacity, or one to another server of a cluster. Run
-// the Store without persistence, and see EvalReplicated of package redisstore.
-//
-// Where the TTL is the bound, Stale and StaleOnError extend it as they extend the use of
-// any value.
+// A Store that loses what it was told, by a restart, an eviction or a failover to a replica
+// that lags, may hold values from before a Write. Then the TTL is the bound, extended by
+// Stale and StaleOnError as for any value. Run the Store without persistence.
 //
 // Sources: the Cache-Aside pattern (Cloud Design Patterns); leases from "Scaling
 // Memcache at Facebook" (NSDI 2013); XFetch from "Optimal Probabilistic Cache Stampede
@@ -68,18 +58,17 @@ package cacheaside
 
 import (
 	"context"
-	"hash/maphash"
+	"log"
+	"maps"
 	"math/rand/v2"
-	"reflect"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/maypok86/otter/v2"
 
-	"github.com/go-resilience/resilience/cacheaside/internal/entry"
-	"github.com/go-resilience/resilience/cacheaside/internal/flight"
-	"github.com/go-resilience/resilience/cacheaside/internal/tier"
+	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
 )
@@ -88,76 +77,52 @@ import (
 // hold. It is safe for concurrent use. Close it when it is no longer needed.
 type Cache[K comparable, V any] struct {
 	setting   settings.Setting[Config[K, V]]
-	entries   *otter.Cache[K, *entry.Entry[V]] // nil if nothing is kept in memory
-	shards    [shards]shard[K, V]
-	seed      maphash.Seed
-	base      time.Time
-	slots     slots
-	tier      *tier.Tier // nil without a Store
-	chance    func(below time.Duration) time.Duration
-	printable bool
-
-	memory flight.Memory[K, V]
-
-	closed   atomic.Bool
-	ended    chan struct{}  // closed when Close has ended
-	sweeping atomic.Bool    // a sweep is about to begin
-	running  sync.WaitGroup // the goroutines of the Cache
-
 	observers notify.Observers[Event]
-	panics    notify.Panics // of hooks
+	base      time.Time
+	chance    func(below time.Duration) time.Duration
+	entries   *otter.Cache[K, *entry[V]]
+	versions  versions
+	remembers atomic.Bool // while false, nothing is kept in memory
+	tier      *tier       // nil without a Store
 	hits      hits
-	counts    counts
-}
 
-const shards = 64
+	stale, misses, evicted atomic.Int64
 
-// A shard serializes everything that happens to its keys, except hits.
-type shard[K comparable, V any] struct {
-	mu sync.Mutex
-	flight.Table[K, V]
-	_ [64]byte
+	running sync.WaitGroup // the goroutines of the Cache
+	ended   chan struct{}  // closed when Close has ended
+
+	mu      sync.Mutex
+	flights map[K]*flight[K, V] // those that a call may join, and whose result will be kept
+	loads   loadList[K, V]      // by their deadlines
+	timer   *time.Timer         // calls overdue at fires, or is nil
+	fires   time.Duration
+	lags    lags
+	stats   Stats
+	closed  bool
 }
 
 // New returns a Cache. It panics with the error of cfg.Validate, if there is one. With a
 // Store it starts a goroutine that watches the Store and ends with Close.
 func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
-	c := &Cache[K, V]{
-		seed:      maphash.MakeSeed(),
-		base:      time.Now(),
-		printable: printable(reflect.TypeFor[K]()),
-		chance:    rand.N[time.Duration],
-		ended:     make(chan struct{}),
-	}
+	c := &Cache[K, V]{base: time.Now(), chance: rand.N[time.Duration], flights: make(map[K]*flight[K, V]), ended: make(chan struct{})}
 	c.setting.Init(cfg, Config[K, V].withDefaults)
 	cfg = c.Config()
-	c.slots.setLimit(cfg.Loads)
-	for i := range c.shards {
-		c.shards[i].Table = flight.NewTable(&c.memory)
-	}
-	if cfg.Capacity > 0 {
-		c.entries = otter.Must(&otter.Options[K, *entry.Entry[V]]{
-			MaximumWeight: uint64(cfg.Capacity),
-			Weigher:       func(_ K, e *entry.Entry[V]) uint32 { return e.Cost },
-			OnAtomicDeletion: func(e otter.DeletionEvent[K, *entry.Entry[V]]) {
-				if e.WasEvicted() {
-					c.counts.evicted.Add(1)
-				}
-			},
-			// Maintenance is short. Running it here leaves no goroutine behind.
-			Executor: func(fn func()) { fn() },
-		})
-		c.memory.Entries = c.entries
-	}
-	if cfg.Store == nil {
-		c.memory.Remembers.Store(true)
-	} else {
-		c.memory.Remembers.Store(cfg.MemoryInOutage) // without MemoryInOutage: once the Store is being watched
-		c.tier = newTier(c)
-		if c.entries != nil {
-			c.memory.Divide(max(cfg.Capacity, 256))
-			c.running.Go(c.watch)
-		}
+	c.entries = otter.Must(&otter.Options[K, *entry[V]]{
+		MaximumWeight: uint64(cfg.Capacity),
+		Weigher:       func(_ K, e *entry[V]) uint32 { return e.cost },
+		OnAtomicDeletion: func(e otter.DeletionEvent[K, *entry[V]]) {
+			if e.WasEvicted() {
+				c.evicted.Add(1)
+			}
+		},
+		// Maintenance is short. Running it here leaves no goroutine behind.
+		Executor: func(fn func()) { fn() },
+	})
+	c.remembers.Store(cfg.Store == nil || cfg.MemoryInOutage) // otherwise once the Store is being watched
+	if cfg.Store != nil {
+		c.versions.divide(cfg.Capacity)
+		c.tier = newTier(cfg.Store, c.now, func() time.Duration { return max(c.cfg().ErrorPause, 0) }, c.tellAll)
+		c.running.Go(c.watch)
 	}
 	return c
 }
@@ -169,57 +134,212 @@ func (c *Cache[K, V]) cfg() *Config[K, V] { return c.setting.Load() }
 // much as time.Now.
 func (c *Cache[K, V]) now() time.Duration { return time.Since(c.base) }
 
-func (c *Cache[K, V]) shard(key K) *shard[K, V] {
-	if !flight.Findable(key) { // it has another hash each time
-		return &c.shards[0]
-	}
-	return &c.shards[maphash.Comparable(c.seed, key)%shards]
-}
-
 // Close cancels the loads in progress, whose callers get [ErrClosed], and waits until
 // they and the goroutines of the Cache have ended. A Load that ignores its ctx delays it.
 // A Load or a hook that calls Close would wait for itself. Close tries once more to tell
 // the Store of invalidations that it missed; an [*InvalidateError] lists the remaining
 // ones. A closed Cache serves nothing. Close does not close the Store.
 func (c *Cache[K, V]) Close() error {
-	if c.closed.Swap(true) {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
 		<-c.ended
 		return nil
 	}
 	defer close(c.ended)
-	c.memory.EndAll()
-	for i := range c.shards {
-		s := &c.shards[i]
-		s.mu.Lock()
-		s.Close(ErrClosed, func(f *flight.Flight[K, V], canceled bool) {
-			f.End()
-			if canceled {
-				c.counts.canceled.Add(1)
+	c.closed = true
+	c.versions.endAll()
+	for l := c.loads.first; l != nil; l = l.next {
+		for _, f := range l.flights {
+			if !f.answered {
+				c.stats.Canceled++
+				c.abandon(f, ErrClosed)
 			}
-		})
-		s.mu.Unlock()
-	}
-	var err error
-	if c.tier != nil {
-		if keys, untold := c.tier.Close(); untold != nil {
-			err = &InvalidateError{Name: c.cfg().Name, Keys: keys, Err: untold}
 		}
+		l.end(context.Canceled)
+	}
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	c.mu.Unlock()
+	if c.tier != nil {
+		c.tier.stop()
 	}
 	c.running.Wait()
-	if c.entries != nil {
-		c.entries.InvalidateAll()
+	c.entries.InvalidateAll()
+	if c.tier != nil {
+		if keys, untold := c.tier.tellLast(); untold != nil {
+			return &InvalidateError{Name: c.cfg().Name, Keys: keys, Err: untold}
+		}
 	}
-	return err
+	return nil
 }
 
-// newTier returns the Tier of a Cache with a Store.
-func newTier[K comparable, V any](c *Cache[K, V]) *tier.Tier {
-	return tier.New(c.cfg().Store, tier.Host{
-		Now:      c.now,
-		Pause:    func() time.Duration { return max(c.cfg().ErrorPause, 0) },
-		Go:       c.running.Go,
-		Lost:     func(ctx context.Context, err error) { c.tellAll(ctx, EventStoreLost, err) },
-		Restored: func(ctx context.Context) { c.tellAll(ctx, EventStoreRestored, nil) },
-		Retold:   func(ctx context.Context) { c.tellAll(ctx, EventReinvalidated, nil) },
+// Name returns Config.Name.
+func (c *Cache[K, V]) Name() string { return c.cfg().Name }
+
+// Config returns the present Config, with its defaults filled in.
+func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
+
+// Update changes the settings of a Cache that is in use. It calls change with the present
+// Config as it was given, in which a zero field means its default, validates the result and
+// puts it into effect. Concurrent calls of
+// Update happen one after the other. If Update returns an error, or change panics,
+// nothing has changed. change must not call the Cache.
+//
+//	err := users.Update(func(cfg *cacheaside.Config[int, User]) { cfg.TTL = time.Minute })
+//
+// Entries, counters, and invalidations that the Store must still be told of are kept:
+//
+//   - Entries keep their times. New values of TTL, Jitter, NotFoundTTL, Stale and
+//     StaleOnError apply to loads that begin later, and Lag to later changes.
+//   - A lower Capacity evicts entries; a higher one keeps those that are there. Cost
+//     applies to later loads.
+//   - Loads under way, and their callers, keep the settings with which the load began:
+//     LoadTimeout, SoftTimeout, ErrorPause, Finish and Middleware.
+//   - Ahead, Clone, OnEvent, and ErrorPause for shards of the Store, apply to what
+//     happens later, and so do Load, LoadMany and Key. A new Key must write each key as
+//     the one before did.
+//
+// Update cannot change Name, Store, MemoryInOutage, Codec and Version. It returns an error
+// that names the field.
+func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
+	return c.setting.Update(change, allow, c.follow)
+}
+
+// Change is Update for a program that does not know the type of the configuration: f gets a
+// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
+// changes; dry returns the error that the change would have.
+func (c *Cache[K, V]) Change(dry bool, f func(cfg any) error) error {
+	return c.setting.Change(dry, f, allow, c.follow)
+}
+
+func allow[K comparable, V any](was, next *Config[K, V]) error {
+	f := invalid.Fields{Type: "cacheaside.Config"}
+	f.Same("Name", was.Name, next.Name)
+	f.Same("Store", was.Store, next.Store)
+	f.Same("MemoryInOutage", was.MemoryInOutage, next.MemoryInOutage)
+	f.Same("Codec", was.Codec, next.Codec)
+	f.Same("Version", was.Version, next.Version)
+	next.Store, next.Codec = was.Store, was.Codec // what cannot be compared stays, too
+	return f.Err()
+}
+
+func (c *Cache[K, V]) follow(cfg *Config[K, V]) { c.entries.SetMaximum(uint64(cfg.Capacity)) }
+
+// watch listens for invalidations by other processes. While it cannot hear them, nothing
+// is kept in memory, unless Config.MemoryInOutage is set.
+func (c *Cache[K, V]) watch() {
+	restored, told := false, false
+	c.tier.watch(func() {
+		c.outdate() // entries and loads may have missed a change
+		c.mu.Lock()
+		c.remembers.Store(!c.closed)
+		c.mu.Unlock()
+		kind := EventWatchBegun
+		if restored {
+			kind = EventWatchRestored
+		}
+		restored, told = true, false
+		c.tellAll(context.Background(), kind, nil)
+	}, func(written string) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if written == "" {
+			c.lags.noteAll(c.cfg().Lag, c.now())
+			c.outdate()
+		} else {
+			c.lags.note(c.cfg().Lag, c.now(), written)
+			c.versions.end(written)
+		}
+	}, func(err error) {
+		if !c.cfg().MemoryInOutage && c.remembers.Swap(false) {
+			c.outdate()
+		}
+		if !told && c.tier.ctx.Err() == nil {
+			told = true
+			c.tellAll(context.Background(), EventWatchLost, err)
+		}
 	})
 }
+
+// outdate ends all entries and all loads under way. Those of memory are freed beside, because
+// messages that follow must not wait for that.
+func (c *Cache[K, V]) outdate() {
+	c.versions.endAll()
+	c.running.Go(c.entries.InvalidateAll)
+}
+
+// observed reports whether an event has an audience.
+func (c *Cache[K, V]) observed() bool { return c.cfg().OnEvent != nil || c.observers.Any() }
+
+// tell reports an event about key, on the goroutine of a call. No lock is held.
+func (c *Cache[K, V]) tell(ctx context.Context, kind EventKind, key K, err error) {
+	if c.observed() {
+		c.event(ctx, Event{Kind: kind, Name: c.cfg().Name, Key: key, Err: err})
+	}
+}
+
+func (c *Cache[K, V]) event(ctx context.Context, e Event) {
+	if onEvent := c.cfg().OnEvent; onEvent != nil {
+		onEvent(ctx, e)
+	}
+	c.observers.Tell(ctx, e)
+}
+
+// tellAll reports an event that is not about one key, perhaps on a goroutine of the Cache.
+func (c *Cache[K, V]) tellAll(ctx context.Context, kind EventKind, err error) {
+	if c.observed() {
+		c.report(ctx, Event{Kind: kind, Name: c.cfg().Name, Err: err})
+	}
+}
+
+// report reports an event on a goroutine of the Cache, where nobody else would recover the
+// panic of a hook.
+func (c *Cache[K, V]) report(ctx context.Context, e Event) {
+	defer func() {
+		if v := recover(); v != nil {
+			log.Printf("cacheaside: a hook panicked: %v\n%s", v, debug.Stack())
+		}
+	}()
+	c.event(ctx, e)
+}
+
+// lags are the changes after which a replica may still lag. The Cache is locked.
+type lags struct {
+	until map[any]time.Duration // when the lag after the last change of a key ends
+	all   time.Duration         // as until, for all keys
+	many  int                   // number of keys at which those that have passed are removed
+}
+
+const mostLags = 10_000
+
+// note notes the change of a key.
+func (l *lags) note(lag, now time.Duration, key any) {
+	if lag <= 0 {
+		return
+	}
+	if l.until == nil {
+		l.until = make(map[any]time.Duration)
+	}
+	if len(l.until) >= l.many {
+		maps.DeleteFunc(l.until, func(_ any, until time.Duration) bool { return until <= now })
+		l.many = 2*len(l.until) + 100
+	}
+	if len(l.until) >= mostLags {
+		l.noteAll(lag, now)
+		return
+	}
+	l.until[key] = now + lag
+}
+
+// noteAll notes a change of all keys.
+func (l *lags) noteAll(lag, now time.Duration) {
+	if lag > 0 {
+		l.all = now + lag
+		clear(l.until)
+	}
+}
+
+// ends returns when the lag after the last change of key ends.
+func (l *lags) ends(key any) time.Duration { return max(l.all, l.until[key]) }

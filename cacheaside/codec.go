@@ -7,11 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"hash/fnv"
 	"reflect"
 	"time"
-
-	"github.com/go-resilience/resilience/cacheaside/internal/entry"
 )
 
 // A Codec converts values for a [Store]. Several goroutines use it at once.
@@ -72,130 +69,64 @@ func marshals(t reflect.Type) bool {
 	return t.Kind() != reflect.Interface && (t.Implements(jsonMarshaler) || t.Implements(textMarshaler))
 }
 
-// An envelope is the form of a value in a Store: a version of this form, a checksum of
-// the rest, whether the key exists, the fingerprint of the key, Config.Version, the
-// duration of the load, the cost, and the output of the Codec.
+// An envelope is the form of a value in a Store: a version of this form, a checksum of the
+// rest, whether the key exists, the duration of the load, the cost, and the output of the
+// Codec.
 const (
-	envelopeVersion = 3
+	envelopeVersion = 4
 	envelopeHead    = 1 + 4 // version and checksum
-	envelopeLeast   = envelopeHead + 1 + 8 + 4
+	envelopeLeast   = envelopeHead + 1
 )
 
 var (
 	errEnvelope = errors.New("not an envelope of this version")
-	errVersion  = errors.New("stored under another Config.Version")
 	errDamaged  = errors.New("damaged: the checksum is wrong")
 	checksums   = crc32.MakeTable(crc32.Castagnoli)
 )
 
-func (c *Cache[K, V]) seal(key K, e *entry.Entry[V]) ([]byte, error) {
+func (cfg *Config[K, V]) seal(e *entry[V]) ([]byte, error) {
 	absent := byte(0)
 	var body []byte
-	if e.Absent {
+	if e.absent {
 		absent = 1
 	} else {
 		var err error
-		if body, err = guarded(func() ([]byte, error) { return c.cfg().Codec.Encode(e.Value) }); err != nil {
+		if body, err = cfg.Codec.Encode(e.value); err != nil {
 			return nil, fmt.Errorf("encode: %w", err)
 		}
 	}
 	data := make([]byte, envelopeHead, envelopeLeast+2*binary.MaxVarintLen64+len(body))
 	data = append(data, absent)
-	data = binary.BigEndian.AppendUint64(data, c.fingerprint(key))
-	data = binary.BigEndian.AppendUint32(data, c.cfg().Version)
-	data = binary.AppendUvarint(data, uint64(e.Took))
-	data = binary.AppendUvarint(data, uint64(e.Cost))
+	data = binary.AppendUvarint(data, uint64(e.took))
+	data = binary.AppendUvarint(data, uint64(e.cost))
 	data = append(data, body...)
 	data[0] = envelopeVersion
 	binary.BigEndian.PutUint32(data[1:], crc32.Checksum(data[envelopeHead:], checksums))
 	return data, nil
 }
 
-func (c *Cache[K, V]) open(key K, data []byte) (*entry.Entry[V], error) {
+// open returns the entry of an envelope, without its times.
+func (cfg *Config[K, V]) open(data []byte) (*entry[V], error) {
 	if len(data) < envelopeLeast || data[0] != envelopeVersion {
 		return nil, errEnvelope
 	}
 	if crc32.Checksum(data[envelopeHead:], checksums) != binary.BigEndian.Uint32(data[1:]) {
 		return nil, errDamaged
 	}
-	e := &entry.Entry[V]{Absent: data[envelopeHead] == 1}
-	mark := binary.BigEndian.Uint64(data[envelopeHead+1:])
-	version := binary.BigEndian.Uint32(data[envelopeHead+1+8:])
+	e := &entry[V]{absent: data[envelopeHead] == 1}
 	data = data[envelopeLeast:]
 	took, n := binary.Uvarint(data)
-	if n <= 0 {
+	cost, m := binary.Uvarint(data[max(n, 0):])
+	if n <= 0 || m <= 0 {
 		return nil, errEnvelope
 	}
-	data = data[n:]
-	cost, n := binary.Uvarint(data)
-	if n <= 0 {
-		return nil, errEnvelope
-	}
-	if mark != c.fingerprint(key) {
-		return nil, ErrKeyCollision
-	}
-	if version != c.cfg().Version {
-		return nil, errVersion
-	}
-	e.Took, e.Cost = max(0, time.Duration(took)), uint32(min(cost, entry.MaxCost))
-	if e.Absent {
+	e.took, e.cost = max(0, time.Duration(took)), uint32(min(max(cost, 1), mostCost))
+	if e.absent {
 		return e, nil
 	}
-	value, err := guarded(func() (V, error) { return c.cfg().Codec.Decode(data[n:]) })
-	if err != nil {
+	var err error
+	if e.value, err = cfg.Codec.Decode(data[n+m:]); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}
-	e.Value = value
 	return e, nil
-}
-
-// guarded turns a panic of a Codec into an error. An unreadable value is loaded again.
-func guarded[T any](do func() (T, error)) (t T, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("the codec panicked: %v", v)
-		}
-	}()
-	return do()
-}
-
-// fingerprint distinguishes keys that Config.Key converts to the same string. It is 0 if
-// formatting the key would include addresses.
-func (c *Cache[K, V]) fingerprint(key K) uint64 {
-	if !c.printable {
-		return 0
-	}
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%v", bare(reflect.ValueOf(key)))
-	return h.Sum64()
-}
-
-// bare drops the methods of a string or an integer, which may format it in any way.
-func bare(v reflect.Value) any {
-	switch {
-	case v.Kind() == reflect.String:
-		return v.String()
-	case v.CanInt():
-		return v.Int()
-	case v.CanUint():
-		return v.Uint()
-	}
-	return v.Interface()
-}
-
-// printable reports whether %v of a t is the same in every process.
-func printable(t reflect.Type) bool {
-	switch t.Kind() {
-	case reflect.Pointer, reflect.UnsafePointer, reflect.Chan, reflect.Interface, reflect.Uintptr:
-		return false
-	case reflect.Array:
-		return printable(t.Elem())
-	case reflect.Struct:
-		for i := range t.NumField() {
-			if !printable(t.Field(i).Type) {
-				return false
-			}
-		}
-	}
-	return true
 }

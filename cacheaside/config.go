@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/go-resilience/resilience/cacheaside/internal/entry"
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
@@ -24,15 +23,11 @@ type Config[K comparable, V any] struct {
 	//
 	// Load runs on a goroutine of its own. Its ctx has the values of the ctx of the call
 	// that began the load, but ends separately: after LoadTimeout, when the last caller
-	// has left (see Finish), or with Close. A Load that ignores the end of its ctx
-	// occupies one of Loads until it returns. While two such loads of a key run on, the
-	// next load of that key waits for one to return.
+	// has left (see Finish), or with Close. A bulkhead in Middleware bounds how many loads
+	// run at once.
 	//
-	// Load may call Get for other keys with its ctx, and keeps its one of Loads while it
-	// waits. If a load that it waits for finds none of Loads free, that Get fails with
-	// [ErrRecursive], so Loads must be larger than the number of such loads at once. A Get
-	// for the key that is being loaded fails in the same way. Other loads that wait for
-	// each other end with LoadTimeout.
+	// Load may call Get for other keys with its ctx. Loads that wait for each other end
+	// with LoadTimeout.
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values at once, for GetMany. A key missing from the map does
 	// not exist. If LoadMany also returns an error, the values in the map are kept and
@@ -53,9 +48,9 @@ type Config[K comparable, V any] struct {
 	// means not at all.
 	StaleOnError time.Duration
 	// ErrorPause is how long an old value is served after a failed load before the next
-	// load begins. It is also how long reads and writes skip a shard of the Store after
-	// the shard has failed. Errors are not remembered: without an old value to serve,
-	// each call loads. Zero means 1 second, negative no pause.
+	// load begins, in every process that shares a Store. It is also how long Gets skip a
+	// shard of the Store after the shard has failed. Errors are not remembered: without an
+	// old value to serve, each call loads. Zero means 1 second, negative no pause.
 	ErrorPause time.Duration
 	// Ahead refreshes a fresh value in the background before it expires. The probability
 	// grows toward the end of the TTL and with the duration of the last load; Ahead is
@@ -64,10 +59,15 @@ type Config[K comparable, V any] struct {
 	Ahead float64
 	// NotFoundTTL is how long ErrNotFound is remembered. Zero means not at all.
 	NotFoundTTL time.Duration
+	// Lag is how long after a change Load may still read what was before it, because it
+	// reads from a replica. What is loaded within Lag of a Write, an Invalidate or an
+	// Expire of its key is served and kept no longer than until Lag has passed, and is then
+	// loaded again. Changes by other processes count from when they are heard. Zero means
+	// that Load reads what is committed.
+	Lag time.Duration
 
-	// LoadTimeout bounds each load, including its wait for one of Loads. Callers get a
-	// [*TimeoutError] when it has passed, even if Load ignores its ctx. Zero means 30
-	// seconds.
+	// LoadTimeout bounds each load. Callers get a [*TimeoutError] when it has passed, even
+	// if Load ignores its ctx. Zero means 30 seconds.
 	LoadTimeout time.Duration
 	// SoftTimeout is how long callers wait for a load before they get the old value that
 	// StaleOnError allows. The load goes on. The time counts from the start of the load,
@@ -81,9 +81,6 @@ type Config[K comparable, V any] struct {
 	// instead of starting over for each caller. The cost is loads that nobody may need.
 	// By default the load is canceled.
 	Finish bool
-	// Loads is how many loads run at once in this process, including those that wait for a
-	// Get of their own. Zero means 64.
-	Loads int
 	// Middleware wraps each load in policies, such as a retry or a breaker. It must call
 	// the wrapped function on its own goroutine, and not after it has returned. For a key
 	// that does not exist, the policies see an error whose method Answered returns true:
@@ -94,8 +91,7 @@ type Config[K comparable, V any] struct {
 	Middleware func(func(context.Context) error) func(context.Context) error
 
 	// Capacity bounds the entries in memory, or their total cost if Cost is set. Zero
-	// means 10 000. Negative keeps nothing in memory: each Get asks the Store, which is
-	// then required, and no process serves a value that another has overwritten.
+	// means 10 000.
 	Capacity int
 	// Cost is how much an entry counts against Capacity. Less than 1 counts as 1. Nil means 1 for each entry.
 	Cost func(key K, value V) int
@@ -109,8 +105,8 @@ type Config[K comparable, V any] struct {
 	// therefore be out of date until its TTL has passed (and then as Stale and
 	// StaleOnError allow), or until the subscription is back, which clears the memory.
 	// Writes and invalidations by this process still take effect immediately. It needs a
-	// Store and a Capacity. By default, memory is unused until the subscription is back,
-	// and each Get asks the Store or loads.
+	// Store. By default, memory is unused until the subscription is back, and each Get
+	// asks the Store or loads.
 	MemoryInOutage bool
 	// Key converts a key to a string for the Store. Different keys must give different
 	// strings. Nil formats strings and integers as %v does; other types need a Key.
@@ -121,8 +117,8 @@ type Config[K comparable, V any] struct {
 	// writes it as that type alone, which Validate does not notice.
 	Codec Codec[V]
 	// Version is that of V as the Codec encodes it, for programs of which old and new
-	// instances share the Store. A value that was stored under another Version is loaded
-	// again; with the same Version, the Codec may decode a value of another type, JSON
+	// instances share the Store. Each Version has values of its own beside those of the
+	// others; with the same Version, the Codec may decode a value of another type, JSON
 	// without an error. Invalidations reach all versions.
 	Version uint32
 
@@ -132,13 +128,10 @@ type Config[K comparable, V any] struct {
 
 	// OnEvent is called after each [Event], on the goroutine that caused it, which waits
 	// for it. It may call every method of the Cache but Close, which waits for it. Its
-	// ctx has the values of the call or load that the event is about, if there is one.
+	// ctx has the values of the call or load that the event is about, if there is one. A
+	// panic passes on to the call that caused the event; that of an event of a load is
+	// printed by package log.
 	OnEvent func(context.Context, Event)
-
-	// OnPanic is called with each panic of OnEvent or an observer, and its stack: some run on
-	// a goroutine of the Cache, so no panic passes on. Stats.HookPanics counts them. Nil
-	// means that slog's default logger tells of them.
-	OnPanic func(ctx context.Context, value any, stack []byte)
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -155,11 +148,9 @@ func (cfg Config[K, V]) Validate() error {
 	f.Need(cfg.SoftTimeout >= 0, "SoftTimeout", cfg.SoftTimeout, "0 (for off) or more")
 	f.Need(cfg.SoftTimeout <= 0 || cfg.StaleOnError > 0, "SoftTimeout", cfg.SoftTimeout,
 		"0 where StaleOnError is 0: there is no old value to serve")
-	f.Need(cfg.Loads >= 0, "Loads", cfg.Loads, "0 (for 64) or more")
-	f.Need(cfg.Capacity >= 0 || cfg.Store != nil, "Capacity", cfg.Capacity,
-		"0 (for 10 000) or more where there is no Store")
-	f.Need(!cfg.MemoryInOutage || cfg.Store != nil && cfg.Capacity >= 0, "MemoryInOutage", cfg.MemoryInOutage,
-		"false without a Store, and where nothing is kept in memory")
+	f.Need(cfg.Lag >= 0, "Lag", cfg.Lag, "0 (for none) or more")
+	f.Need(cfg.Capacity >= 0, "Capacity", cfg.Capacity, "0 (for 10 000) or more")
+	f.Need(!cfg.MemoryInOutage || cfg.Store != nil, "MemoryInOutage", cfg.MemoryInOutage, "false without a Store")
 	if cfg.Store != nil {
 		f.Need(cfg.Key != nil || plainKey(reflect.TypeFor[K]()), "Key", "nil",
 			fmt.Sprintf("a function for a Store: two values of %v could be written alike", reflect.TypeFor[K]()))
@@ -179,7 +170,6 @@ func (cfg Config[K, V]) withDefaults() Config[K, V] {
 	cfg.ErrorPause = min(cmp.Or(cfg.ErrorPause, time.Second), longest)
 	cfg.LoadTimeout = cmp.Or(cfg.LoadTimeout, 30*time.Second)
 	cfg.Capacity = cmp.Or(cfg.Capacity, 10_000)
-	cfg.Loads = cmp.Or(cfg.Loads, 64)
 	if cfg.Key == nil {
 		cfg.Key = writeKey[K]
 	}
@@ -187,12 +177,6 @@ func (cfg Config[K, V]) withDefaults() Config[K, V] {
 		cfg.Codec = jsonCodec[V]{}
 	}
 	return cfg
-}
-
-func (cfg *Config[K, V]) times() entry.Times {
-	return entry.Times{
-		TTL: cfg.TTL, NotFoundTTL: cfg.NotFoundTTL, Jitter: cfg.Jitter, Stale: cfg.Stale, StaleOnError: cfg.StaleOnError,
-	}
 }
 
 // plainKey reports whether %v formats different values of t differently.

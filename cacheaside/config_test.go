@@ -34,7 +34,7 @@ func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 		"LoadTimeout is -1s":  func(c *config) { c.LoadTimeout = -time.Second },
 		"SoftTimeout is -1s":  func(c *config) { c.SoftTimeout = -time.Second },
 		"SoftTimeout is 1s":   func(c *config) { c.SoftTimeout = time.Second },
-		"Loads is -1":         func(c *config) { c.Loads = -1 },
+		"Lag is -1s":          func(c *config) { c.Lag = -time.Second },
 		"Capacity is -1":      func(c *config) { c.Capacity = -1 },
 	} {
 		cfg := config{Load: func(context.Context, int) (string, error) { return "", nil }}
@@ -193,7 +193,7 @@ func TestAheadHasTheDistributionOfXFetch(t *testing.T) {
 				var loads atomic.Int64
 				slow := true
 				c := cacheaside.New(cacheaside.Config[int, int]{
-					TTL: 100 * time.Second, Jitter: -1, Ahead: beta, Loads: n,
+					TTL: 100 * time.Second, Jitter: -1, Ahead: beta,
 					Load: func(context.Context, int) (int, error) {
 						loads.Add(1)
 						if slow {
@@ -225,12 +225,12 @@ func TestAheadHasTheDistributionOfXFetch(t *testing.T) {
 }
 
 func TestAheadRefreshesAValueOfTheStore(t *testing.T) {
-	for _, capacity := range []int{0, -1} {
+	for _, capacity := range []int{0} {
 		synctest.Test(t, func(t *testing.T) {
 			var loads atomic.Int64
 			var log eventLog
 			c := cacheaside.New(cacheaside.Config[int, int64]{
-				TTL: 100 * time.Second, Jitter: -1, Ahead: 1, Capacity: capacity, Store: newFakeStore().connect(),
+				TTL: 100 * time.Second, Jitter: -1, Ahead: 1, Store: watchedIf(capacity == 0, newFakeStore().connect()),
 				Load: func(context.Context, int) (int64, error) {
 					time.Sleep(time.Second)
 					return loads.Add(1), nil
@@ -331,41 +331,6 @@ func TestLoadSetsItsOwnTTL(t *testing.T) {
 	})
 }
 
-func TestLoadsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var now, most atomic.Int64
-		c := cacheaside.New(cacheaside.Config[int, int]{
-			Loads: 3, LoadTimeout: 3500 * time.Millisecond,
-			Load: func(_ context.Context, k int) (int, error) {
-				if n := now.Add(1); n > most.Load() {
-					most.Store(n)
-				}
-				defer now.Add(-1)
-				time.Sleep(time.Second)
-				return k, nil
-			},
-		})
-		defer c.Close()
-		var loaded, late atomic.Int64
-		var wg sync.WaitGroup
-		for i := range 12 {
-			wg.Go(func() {
-				if _, err := c.Get(t.Context(), i); errors.Is(err, context.DeadlineExceeded) {
-					late.Add(1)
-				} else if err == nil {
-					loaded.Add(1)
-				}
-			})
-		}
-		synctest.Wait()
-		require.Equal(t, int64(3), c.Stats().Loading)
-		wg.Wait()
-		require.Equal(t, int64(3), most.Load())
-		require.Equal(t, int64(9), loaded.Load())
-		require.Equal(t, int64(3), late.Load(), "the wait for a slot counts")
-	})
-}
-
 func TestMiddlewareWrapsEachLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads, calls atomic.Int64
@@ -418,26 +383,6 @@ func TestCloneKeepsCallersApart(t *testing.T) {
 	require.Equal(t, []int{1}, v)
 }
 
-func TestFetchIsAUnitOfWork(t *testing.T) {
-	failing := true
-	c := cacheaside.New(cacheaside.Config[int, string]{
-		Load: func(context.Context, int) (string, error) {
-			if failing {
-				return "half", errLoad
-			}
-			return "whole", nil
-		},
-	})
-	defer c.Close()
-	dst := "before"
-	fetch := c.Fetch(1, &dst)
-	require.ErrorIs(t, fetch(t.Context()), errLoad)
-	require.Equal(t, "before", dst)
-	failing = false
-	require.NoError(t, fetch(t.Context()))
-	require.Equal(t, "whole", dst)
-}
-
 func TestContextThatHasEndedIsHonored(t *testing.T) {
 	c := cacheaside.New(cacheaside.Config[int, int]{
 		Load: func(context.Context, int) (int, error) { panic("called") },
@@ -486,7 +431,7 @@ func TestNothingIsLeftAfterClose(t *testing.T) {
 				<-ctx.Done()
 				return 0, context.Cause(ctx)
 			},
-			Store: conn, Capacity: capacity, Stale: time.Minute, TTL: 1, Jitter: -1, ErrorPause: time.Millisecond,
+			Store: watchedIf(capacity == 0, conn), Stale: time.Minute, TTL: 1, Jitter: -1, ErrorPause: time.Millisecond,
 		})
 		var wg sync.WaitGroup
 		for i := range 100 {

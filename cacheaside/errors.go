@@ -21,13 +21,6 @@ var (
 	ErrClosed = errors.New("cacheaside: closed")
 	// ErrUntold matches every *InvalidateError.
 	ErrUntold = errors.New("cacheaside: the store could not be told of the invalidation")
-	// ErrRecursive is returned, wrapped, by a Get that a load calls with its ctx, if the
-	// Get needs a load of the same key, or one that waits for one of Config.Loads while
-	// the load that calls Get has one of them. Its method Retryable returns false.
-	ErrRecursive error = recursive{}
-	// ErrKeyCollision is returned, wrapped, for a key that Config.Key converts to the
-	// same string as another key.
-	ErrKeyCollision = errors.New("cacheaside: Config.Key gives two keys the same string")
 )
 
 type notFound struct{}
@@ -35,10 +28,9 @@ type notFound struct{}
 func (notFound) Error() string  { return "cacheaside: not found" }
 func (notFound) Answered() bool { return true }
 
-type recursive struct{}
-
-func (recursive) Error() string   { return "cacheaside: the load waits for itself" }
-func (recursive) Retryable() bool { return false }
+// errElsewhere is what a caller gets that waited for the load of another process, if that has
+// failed. It is a failure like that of an own load.
+var errElsewhere = errors.New("the load of another process has failed")
 
 // answered marks the error of a load that matches ErrNotFound by an Is method. By itself
 // such an error would not be read as an answer.

@@ -42,35 +42,3 @@ type Event struct {
 func (c *Cache[K, V]) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }
-
-// observed reports whether an event has an audience.
-func (c *Cache[K, V]) observed() bool { return c.cfg().OnEvent != nil || c.observers.Any() }
-
-// tell reports an event about key. The caller holds no lock.
-func (c *Cache[K, V]) tell(ctx context.Context, kind EventKind, key K, err error) {
-	if c.observed() {
-		c.event(ctx, Event{Kind: kind, Name: c.cfg().Name, Key: key, Err: err})
-	}
-}
-
-// tellAll reports an event that is not about one key.
-func (c *Cache[K, V]) tellAll(ctx context.Context, kind EventKind, err error) {
-	if c.observed() {
-		c.event(ctx, Event{Kind: kind, Name: c.cfg().Name, Err: err})
-	}
-}
-
-func (c *Cache[K, V]) event(ctx context.Context, e Event) {
-	if onEvent := c.cfg().OnEvent; onEvent != nil {
-		c.call(onEvent, ctx, e)
-	}
-	if c.observers.Any() {
-		c.call(c.observers.Tell, ctx, e)
-	}
-}
-
-// call calls a hook, and survives its panic: a hook may run on a goroutine of the Cache.
-func (c *Cache[K, V]) call(hook func(context.Context, Event), ctx context.Context, e Event) {
-	defer c.panics.Survive(ctx, "cacheaside: a hook", c.cfg().OnPanic)
-	hook(ctx, e)
-}

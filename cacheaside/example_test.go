@@ -80,29 +80,6 @@ func ExampleConfig_staleOnError() {
 	// 0 connection refused
 }
 
-// Fetch turns a Get into a function for policies to wrap: here, a hand-written fallback.
-func ExampleCache_Fetch() {
-	users := cacheaside.New(cacheaside.Config[int, string]{
-		Load: func(context.Context, int) (string, error) { return "", errors.New("connection refused") },
-	})
-	defer users.Close()
-
-	fallback := func(next func(context.Context) error) func(context.Context) error {
-		return func(ctx context.Context) error {
-			if err := next(ctx); err != nil {
-				fmt.Println("anonymous, because:", err)
-			}
-			return nil
-		}
-	}
-	name := "anonymous"
-	err := fallback(users.Fetch(42, &name))(context.Background())
-	fmt.Println(name, err)
-	// Output:
-	// anonymous, because: connection refused
-	// anonymous <nil>
-}
-
 // Events go to a log in one line.
 func ExampleConfig_onEvent() {
 	users := cacheaside.New(cacheaside.Config[int, string]{

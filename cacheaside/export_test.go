@@ -7,11 +7,10 @@ func (c *Cache[K, V]) SetChance(f func(below time.Duration) time.Duration) { c.c
 
 // Tracked returns the number of keys in use besides those in memory.
 func (c *Cache[K, V]) Tracked() (n int) {
-	for i := range c.shards {
-		s := &c.shards[i]
-		s.mu.Lock()
-		n += s.Len()
-		s.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for l := c.loads.first; l != nil; l = l.next {
+		n++
 	}
-	return n
+	return n + len(c.flights)
 }

@@ -28,13 +28,19 @@ type fakeStore struct {
 }
 
 type fakeItem struct {
+	versions map[uint32]*fakeValue
+	epoch    int
+	fences   map[string]time.Time // the zero time for a fence that arrived too late
+}
+
+type fakeValue struct {
 	value              []byte
 	fresh, keep        time.Time
-	epoch              int
 	generation, filled string
 	token              string
 	leased             time.Time
-	fences             map[string]time.Time // the zero time for a fence that arrived too late
+	failed             time.Time // when a load last failed
+	failures           int
 }
 
 func newFakeStore() *fakeStore {
@@ -128,7 +134,7 @@ func (s *fakeStore) called(name string) int {
 func (s *fakeStore) item(key string) *fakeItem {
 	it := s.items[key]
 	if it == nil {
-		it = &fakeItem{fences: map[string]time.Time{}}
+		it = &fakeItem{fences: map[string]time.Time{}, versions: map[uint32]*fakeValue{}}
 		s.items[key] = it
 	}
 	return it
@@ -143,7 +149,16 @@ func (it *fakeItem) fenced() bool {
 	return false
 }
 
-func (it *fakeItem) drop() { it.value, it.token, it.generation, it.filled = nil, "", "", "" }
+func (it *fakeItem) drop() { clear(it.versions) }
+
+func (it *fakeItem) of(version uint32) *fakeValue {
+	v := it.versions[version]
+	if v == nil {
+		v = &fakeValue{}
+		it.versions[version] = v
+	}
+	return v
+}
 
 func (c *fakeConn) publish(key string) {
 	for conn, heard := range c.conns {
@@ -179,27 +194,37 @@ func (c *fakeConn) look(ask cacheaside.Ask) (look cacheaside.Lookup) {
 		it.drop()
 		it.epoch = c.epoch
 	}
-	if it.value != nil && now.Before(it.keep) {
-		look.Value, look.Fresh = it.value, it.fresh.Sub(now)
-		if look.Fresh > 0 && !ask.Refresh {
+	v := it.of(ask.Version)
+	paused := now.Before(v.failed.Add(ask.Pause))
+	if v.value != nil && now.Before(v.keep) {
+		look.Value, look.Fresh = v.value, v.fresh.Sub(now)
+		switch {
+		case look.Fresh > 0 && (!ask.Refresh || paused):
 			look.State = cacheaside.Hit
+			return look
+		case paused:
+			look.State = cacheaside.Failed
 			return look
 		}
 	}
-	if ask.Token == "" {
+	waited, err := strconv.Atoi(ask.Waits)
+	switch {
+	case ask.Token == "":
 		look.State = cacheaside.Missed
 		return look
-	}
-	if it.token != "" && it.token != ask.Token && now.Before(it.leased) {
-		look.State, look.Wait = cacheaside.Busy, it.leased.Sub(now)
+	case err == nil && v.failures > waited:
+		look.State = cacheaside.Failed
+		return look
+	case v.token != "" && v.token != ask.Token && now.Before(v.leased):
+		look.State, look.Wait, look.Waits = cacheaside.Busy, v.leased.Sub(now), strconv.Itoa(v.failures)
 		return look
 	}
-	if it.generation == "" {
+	if v.generation == "" {
 		c.generations++
-		it.generation = strconv.Itoa(c.generations)
+		v.generation = strconv.Itoa(c.generations)
 	}
-	it.token, it.leased = ask.Token, now.Add(c.lease)
-	look.State, look.Grant = cacheaside.Leased, it.generation
+	v.token, v.leased = ask.Token, now.Add(c.lease)
+	look.State, look.Grant = cacheaside.Leased, v.generation
 	return look
 }
 
@@ -216,24 +241,28 @@ func (c *fakeConn) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bo
 	var current []bool
 	for _, v := range values {
 		it, now := c.item(v.Key), time.Now()
-		ok := it.epoch == c.epoch && !it.fenced() && (v.Grant == it.generation || v.Grant == it.filled)
-		if ok && v.Grant == it.generation {
-			it.value, it.fresh, it.keep = v.Value, now.Add(v.Fresh), now.Add(v.Keep)
-			it.token, it.generation, it.filled = "", "", v.Grant
+		is := it.of(v.Version)
+		ok := it.epoch == c.epoch && !it.fenced() && v.Grant != "" && (v.Grant == is.generation || v.Grant == is.filled)
+		if ok && v.Grant == is.generation {
+			*is = fakeValue{value: v.Value, fresh: now.Add(v.Fresh), keep: now.Add(v.Keep), filled: v.Grant, failures: is.failures}
 		}
 		current = append(current, ok)
 	}
 	return current, nil
 }
 
-func (c *fakeConn) Release(ctx context.Context, key, token string) error {
-	if err := c.begin(ctx, "Release", key); err != nil {
+func (c *fakeConn) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+	if err := c.begin(ctx, "Release", ask.Key); err != nil {
 		return err
 	}
 	c.fakeStore.mu.Lock()
 	defer c.fakeStore.mu.Unlock()
-	if it := c.item(key); it.token == token {
-		it.token = ""
+	if v := c.item(ask.Key).of(ask.Version); v.token == ask.Token {
+		v.token = ""
+		if failed {
+			v.failed = time.Now()
+			v.failures++
+		}
 	}
 	return nil
 }
@@ -258,10 +287,11 @@ func (c *fakeConn) Expire(ctx context.Context, keys ...string) error {
 	c.fakeStore.mu.Lock()
 	defer c.fakeStore.mu.Unlock()
 	for _, key := range keys {
-		it := c.item(key)
-		it.token, it.generation, it.filled = "", "", ""
-		if it.fresh.After(time.Now()) {
-			it.fresh = time.Now()
+		for _, v := range c.item(key).versions {
+			v.token, v.generation, v.filled, v.failed = "", "", "", time.Time{}
+			if v.fresh.After(time.Now()) {
+				v.fresh = time.Now()
+			}
 		}
 		c.publish(key)
 	}
@@ -333,4 +363,20 @@ func (c *fakeConn) Watch(ctx context.Context, up func(), heard func(string)) err
 	case <-lost:
 		return errStore
 	}
+}
+
+// An unwatched Store has no subscription, so that nothing is kept in memory.
+type unwatched struct{ cacheaside.Store }
+
+func (unwatched) Watch(ctx context.Context, _ func(), _ func(string)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// watchedIf returns s, or an unwatched s.
+func watchedIf(watched bool, s cacheaside.Store) cacheaside.Store {
+	if watched {
+		return s
+	}
+	return unwatched{s}
 }

@@ -115,8 +115,8 @@ func TestKeyThatChangesWhileItIsToldStaysUntold(t *testing.T) {
 		failing.Store(true)
 		var c *cacheaside.Cache[int, int]
 		c = cacheaside.New(cacheaside.Config[int, int]{
-			Load: src.load, ErrorPause: -1, Capacity: -1,
-			Store: flaky{shared.connect(), func(call string) bool {
+			Load: src.load, ErrorPause: -1,
+			Store: unwatched{flaky{shared.connect(), func(call string) bool {
 				if call == "Invalidate" && telling.Swap(false) {
 					// The Store is being told of the first change when the second one fails.
 					failing.Store(true)
@@ -124,7 +124,7 @@ func TestKeyThatChangesWhileItIsToldStaysUntold(t *testing.T) {
 					return false
 				}
 				return call == "Invalidate" && failing.Load()
-			}},
+			}}},
 		})
 		defer c.Close()
 		require.ErrorIs(t, c.Invalidate(t.Context(), 1), cacheaside.ErrUntold)
@@ -161,7 +161,7 @@ func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
 					cfg.Store = newFakeStore().connect()
 				}
 				if tier == "store" {
-					cfg.Capacity = -1
+					cfg.Store = unwatched{cfg.Store}
 				}
 				c := cacheaside.New(cfg)
 				defer c.Close()
@@ -188,7 +188,7 @@ func TestNotFoundRemovesTheOldValueFromTheStore(t *testing.T) {
 			var answer atomic.Value
 			answer.Store("found")
 			cfg := cacheaside.Config[int, int]{
-				TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, Capacity: capacity,
+				TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour,
 				Load: func(context.Context, int) (int, error) {
 					switch answer.Load() {
 					case "found":
@@ -199,10 +199,10 @@ func TestNotFoundRemovesTheOldValueFromTheStore(t *testing.T) {
 					return 0, errLoad
 				},
 			}
-			cfg.Store = shared.connect()
+			cfg.Store = watchedIf(capacity == 0, shared.connect())
 			a := cacheaside.New(cfg)
 			defer a.Close()
-			cfg.Store = shared.connect()
+			cfg.Store = watchedIf(capacity == 0, shared.connect())
 			b := cacheaside.New(cfg)
 			defer b.Close()
 			synctest.Wait()
@@ -230,8 +230,8 @@ func TestOldValueOfAMissingKeyIsRemovedEventually(t *testing.T) {
 			}
 			return 1, nil
 		}
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, Capacity: -1, Load: load, OnEvent: log.add,
-			Store: flaky{shared.connect(), func(call string) bool { return call == "Invalidate" && failing.Load() }}})
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, Load: load, OnEvent: log.add,
+			Store: unwatched{flaky{shared.connect(), func(call string) bool { return call == "Invalidate" && failing.Load() }}}})
 		defer c.Close()
 		mustGet(t, c, 1)
 		time.Sleep(2 * time.Minute)
@@ -239,12 +239,12 @@ func TestOldValueOfAMissingKeyIsRemovedEventually(t *testing.T) {
 		failing.Store(true)
 		_, err := c.Get(t.Context(), 1)
 		require.ErrorIs(t, err, cacheaside.ErrNotFound)
-		require.NotNil(t, shared.items["1"].value)
+		require.NotNil(t, shared.items["1"].of(0).value)
 		require.Equal(t, 1, log.count(cacheaside.EventNotInvalidated))
 		failing.Store(false)
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
-		require.Nil(t, shared.items["1"].value)
+		require.Nil(t, shared.items["1"].of(0).value)
 		require.Equal(t, 1, log.count(cacheaside.EventReinvalidated))
 	})
 }
@@ -324,7 +324,7 @@ func TestLoadOfAnotherProcessIsNoticedSoon(t *testing.T) {
 					for range 2 {
 						c := cacheaside.New(cacheaside.Config[int, int]{
 							Load:  func(context.Context, int) (int, error) { time.Sleep(takes); return 1, nil },
-							Store: shared.connect(), Capacity: capacity,
+							Store: watchedIf(capacity == 0, shared.connect()),
 						})
 						defer c.Close()
 						caches = append(caches, c)
@@ -417,7 +417,7 @@ func TestEveryCloseWaitsUntilTheStoreHasBeenTold(t *testing.T) {
 			}
 			return told == 1
 		}}
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: store, Capacity: -1, ErrorPause: time.Hour})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: unwatched{store}, ErrorPause: time.Hour})
 		require.ErrorIs(t, c.Invalidate(t.Context(), 1), cacheaside.ErrUntold)
 		go func() { _ = c.Close() }()
 		synctest.Wait()

@@ -212,7 +212,7 @@ func TestEachLoadTimesOutOnTime(t *testing.T) {
 			const n = 500
 			var log eventLog
 			cfg := cacheaside.Config[int, int]{
-				LoadTimeout: 10 * time.Second, Loads: n, Capacity: capacity, OnEvent: log.add,
+				LoadTimeout: 10 * time.Second, OnEvent: log.add,
 				Load: func(_ context.Context, k int) (int, error) {
 					if k%3 == 0 {
 						time.Sleep(time.Second)
@@ -223,7 +223,7 @@ func TestEachLoadTimesOutOnTime(t *testing.T) {
 				},
 			}
 			if capacity < 0 {
-				cfg.Store = newFakeStore().connect()
+				cfg.Store = unwatched{newFakeStore().connect()}
 			}
 			c := cacheaside.New(cfg)
 			var wg sync.WaitGroup
@@ -290,9 +290,9 @@ func TestHookThatHangsDelaysNoAnswer(t *testing.T) {
 		const n = 500 // more than one per shard
 		release := make(chan struct{})
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			LoadTimeout: 10 * time.Second, Loads: n,
-			Load:    func(context.Context, int) (int, error) { time.Sleep(time.Minute); return 0, nil },
-			OnEvent: func(context.Context, cacheaside.Event) { <-release },
+			LoadTimeout: 10 * time.Second,
+			Load:        func(context.Context, int) (int, error) { time.Sleep(time.Minute); return 0, nil },
+			OnEvent:     func(context.Context, cacheaside.Event) { <-release },
 		})
 		begun := time.Now()
 		var wg sync.WaitGroup

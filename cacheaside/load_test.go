@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -49,65 +48,6 @@ func TestAnswerOfALoadIsNoFailure(t *testing.T) {
 		require.Equal(t, 1, mustGet(t, c, 1), "the load has failed, and the old value is served")
 		require.Equal(t, int64(1), c.Stats().Failed)
 	})
-}
-
-// A hook changes no answer: a panic is counted, and Goexit ends the goroutine of the
-// load after the callers have their answer.
-func TestHookThatPanicsOrExitsChangesNoAnswer(t *testing.T) {
-	for name, end := range map[string]func(){"panic": func() { panic("hook") }, "goexit": runtime.Goexit} {
-		for _, kind := range []cacheaside.EventKind{cacheaside.EventLoaded, cacheaside.EventLoadFailed, cacheaside.EventOvertaken, cacheaside.EventLoadRefused} {
-			t.Run(name+"/"+string(kind), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var told atomic.Int64
-					var c *cacheaside.Cache[int, int]
-					var panics atomic.Int64
-					c = cacheaside.New(cacheaside.Config[int, int]{
-						LoadTimeout: time.Minute,
-						OnPanic:     func(context.Context, any, []byte) { panics.Add(1) },
-						Load: func(ctx context.Context, k int) (int, error) {
-							switch kind {
-							case cacheaside.EventLoadFailed:
-								return 0, errLoad
-							case cacheaside.EventOvertaken:
-								return 1, c.Invalidate(ctx, k)
-							case cacheaside.EventLoadRefused:
-								return 0, refusal{}
-							}
-							return 1, nil
-						},
-						OnEvent: func(_ context.Context, e cacheaside.Event) {
-							if e.Kind == kind {
-								told.Add(1)
-								end()
-							}
-						},
-					})
-					start := time.Now()
-					v, err := c.Get(t.Context(), 1)
-					switch kind {
-					case cacheaside.EventLoadFailed:
-						require.Equal(t, errLoad, err)
-					case cacheaside.EventLoadRefused:
-						require.Equal(t, refusal{}, err)
-					default:
-						require.NoError(t, err)
-						require.Equal(t, 1, v)
-					}
-					got, _ := c.GetMany(t.Context(), []int{2, 3})
-					if kind == cacheaside.EventLoaded || kind == cacheaside.EventOvertaken {
-						require.Equal(t, map[int]int{2: 1, 3: 1}, got)
-					}
-					require.Zero(t, time.Since(start))
-					require.NoError(t, c.Close())
-					require.Equal(t, int64(3), told.Load())
-					if name == "panic" {
-						require.Equal(t, int64(3), c.Stats().HookPanics)
-						require.Equal(t, int64(3), panics.Load())
-					}
-				})
-			})
-		}
-	}
 }
 
 // A panic is neither an answer nor a refusal, whatever error it has as its value.
@@ -235,7 +175,7 @@ func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
 							cfg.Store = newFakeStore().connect()
 						}
 						if tier == "store" {
-							cfg.Capacity = -1
+							cfg.Store = unwatched{cfg.Store}
 						}
 						c := cacheaside.New(cfg)
 						synctest.Wait()
@@ -260,117 +200,6 @@ func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
 				})
 			}
 		}
-	}
-}
-
-// It leaves the flights that it was to wait for, so that they end if nobody else waits.
-func TestPanicInGetManyLeavesTheOtherKeys(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var panics bool
-		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: -1, Stale: time.Hour,
-			Load: func(ctx context.Context, k int) (int, error) {
-				if panics {
-					<-ctx.Done()
-				}
-				return k, ctx.Err()
-			},
-			Clone: func(v int) int {
-				if panics {
-					panic("clone")
-				}
-				return v
-			},
-		})
-		mustGet(t, c, 1)
-		time.Sleep(2 * time.Minute) // the entry is stale
-		panics = true
-		require.Panics(t, func() { _, _ = c.GetMany(t.Context(), []int{2, 3, 1}) })
-		s := c.Stats()
-		require.Equal(t, int64(2), s.Canceled)
-		require.Equal(t, int64(1+2), s.Misses)
-		require.NoError(t, c.Close())
-	})
-}
-
-// A hook that ends its goroutine keeps the other keys of a GetMany from no load.
-func TestHookThatExitsBeforeALoadHoldsUpNoOtherKey(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared := newFakeStore()
-		codec := fickle{new(atomic.Bool), new(atomic.Bool)}
-		src := newSource()
-		c := cacheaside.New(cacheaside.Config[int, int]{
-			Load: src.load, Store: shared.connect(), Capacity: -1, Codec: codec,
-			LoadMany: func(ctx context.Context, keys []int) (map[int]int, error) {
-				values := map[int]int{}
-				for _, k := range keys {
-					values[k] = k
-				}
-				return values, nil
-			},
-			OnEvent: func(_ context.Context, e cacheaside.Event) {
-				if e.Kind == cacheaside.EventCodecFailed {
-					runtime.Goexit()
-				}
-			},
-		})
-		mustGet(t, c, 1)
-		codec.decodes.Store(true)
-		start := time.Now()
-		got, err := c.GetMany(t.Context(), []int{1, 2})
-		require.Error(t, err)
-		require.Equal(t, map[int]int{2: 2}, got)
-		require.Zero(t, time.Since(start))
-		require.NoError(t, c.Close())
-	})
-}
-
-// fickle is a Codec that panics.
-type fickle struct{ encodes, decodes *atomic.Bool }
-
-func (f fickle) Encode(v int) ([]byte, error) {
-	if f.encodes.Load() {
-		panic("encode")
-	}
-	return []byte{byte(v)}, nil
-}
-
-func (f fickle) Decode(data []byte) (int, error) {
-	if f.decodes.Load() {
-		panic("decode")
-	}
-	return int(data[0]), nil
-}
-
-// A codec that panics costs loads, and delays no call.
-func TestCodecThatPanicsIsAMiss(t *testing.T) {
-	for _, what := range []string{"encode", "decode"} {
-		synctest.Test(t, func(t *testing.T) {
-			var log eventLog
-			shared, src := newFakeStore(), newSource()
-			codec := fickle{new(atomic.Bool), new(atomic.Bool)}
-			c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect(), Capacity: -1, Codec: codec,
-				TTL: time.Minute, Jitter: -1, Stale: time.Hour, OnEvent: log.add})
-			defer c.Close()
-			mustGet(t, c, 1)
-			time.Sleep(2 * time.Minute)
-			codec.encodes.Store(what == "encode")
-			codec.decodes.Store(what == "decode")
-			start := time.Now()
-			for range 3 {
-				mustGet(t, c, 1)
-				mustGet(t, c, 2)
-				synctest.Wait()
-			}
-			require.Zero(t, time.Since(start))
-			require.GreaterOrEqual(t, log.count(cacheaside.EventCodecFailed), 3)
-			codec.encodes.Store(false)
-			codec.decodes.Store(false)
-			mustGet(t, c, 2)
-			loads := src.loaded(2)
-			mustGet(t, c, 2)
-			require.Equal(t, loads, src.loaded(2))
-		})
 	}
 }
 
@@ -433,7 +262,7 @@ func TestCallerThatLeavesPausesNothing(t *testing.T) {
 			slow := false
 			c := cacheaside.New(cacheaside.Config[int, int]{
 				TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: time.Hour,
-				Store: newFakeStore().connect(), Capacity: capacity,
+				Store: watchedIf(capacity == 0, newFakeStore().connect()),
 				Load: func(ctx context.Context, _ int) (int, error) {
 					if slow {
 						<-ctx.Done()
@@ -457,50 +286,6 @@ func TestCallerThatLeavesPausesNothing(t *testing.T) {
 			mustGet(t, c, 1)
 			require.Equal(t, loaded+1, c.Stats().Loaded)
 			require.Zero(t, c.Tracked())
-		})
-	}
-}
-
-// A hook that blocks, or ends its goroutine, keeps no other timeout from being reported.
-func TestHookOfATimeoutHoldsUpNoOtherEvent(t *testing.T) {
-	for name, end := range map[string]func(){"blocks": func() { time.Sleep(time.Minute) }, "exits": runtime.Goexit, "panics": func() { panic("hook") }} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				const keys = 500 // several in each shard
-				var told atomic.Int64
-				c := cacheaside.New(cacheaside.Config[int, int]{LoadTimeout: time.Second, Loads: keys,
-					Load: func(context.Context, int) (int, error) {
-						time.Sleep(time.Hour)
-						return 0, nil
-					},
-					OnEvent: func(_ context.Context, e cacheaside.Event) {
-						if e.Kind == cacheaside.EventLoadFailed {
-							told.Add(1)
-							if e.Key == 0 {
-								end()
-							}
-						}
-					},
-				})
-				defer c.Close()
-				begun := time.Now()
-				var wg sync.WaitGroup
-				for key := range keys {
-					wg.Go(func() {
-						_, err := c.Get(t.Context(), key)
-						if !errors.As(err, new(*cacheaside.TimeoutError)) {
-							t.Errorf("%d: %v", key, err)
-						}
-						if took := time.Since(begun); took != time.Second {
-							t.Errorf("%d was answered after %v", key, took)
-						}
-					})
-				}
-				wg.Wait()
-				require.Equal(t, int64(keys), c.Stats().TimedOut)
-				synctest.Wait()
-				require.Equal(t, int64(keys), told.Load())
-			})
 		})
 	}
 }
@@ -654,24 +439,6 @@ func TestCanceledLoadIsNotOvertaken(t *testing.T) {
 	})
 }
 
-func TestACallerThatLeavesTheLineTakesNoSlot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := cacheaside.New(cacheaside.Config[int, int]{Loads: 1, Load: func(_ context.Context, k int) (int, error) {
-			time.Sleep(time.Second)
-			return k, nil
-		}})
-		defer c.Close()
-		go mustGet(t, c, 1)
-		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
-		defer cancel()
-		_, err := c.Get(ctx, 2)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, 3, mustGet(t, c, 3))
-		require.Zero(t, c.Stats().Loading)
-	})
-}
-
 // A load whose caller has left while the Store was asked does not begin.
 func TestLoadWithoutCallersDoesNotBegin(t *testing.T) {
 	for name, capacity := range map[string]int{"memory": 0, "no memory": -1} {
@@ -679,7 +446,7 @@ func TestLoadWithoutCallersDoesNotBegin(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				src := newSource()
 				c := cacheaside.New(cacheaside.Config[int, int]{
-					Load: src.load, Capacity: capacity, Store: slowly{Store: newFakeStore().connect(), takes: 200 * time.Millisecond},
+					Load: src.load, Store: watchedIf(capacity == 0, slowly{Store: newFakeStore().connect(), takes: 200 * time.Millisecond}),
 				})
 				defer c.Close()
 				synctest.Wait()

@@ -27,7 +27,7 @@ func TestCacheSimulation(t *testing.T) {
 type fair struct {
 	*sim.World
 	store     *fakeStore // nil: no Store
-	memory    bool
+	memory    bool       // otherwise each Get skips it, and sees the writes of all processes
 	processes []*stall
 	keys      int
 
@@ -79,7 +79,7 @@ func simulateCache(w *sim.World) {
 	steps := func(n ...int) time.Duration { return time.Duration(sim.Pick(w, n...)) * fairStep }
 	cfg := cacheaside.Config[int, int64]{
 		TTL: steps(8, 2, 1, 40), Jitter: -1, Stale: steps(0, 0, 4), StaleOnError: steps(0, 100, 100), ErrorPause: sim.Pick(w, -1, fairStep, 4*fairStep),
-		LoadTimeout: 100*fairStep + 3*time.Millisecond, Loads: sim.Pick(w, 64, 2), Finish: w.Chance(50),
+		LoadTimeout: 100*fairStep + 3*time.Millisecond, Finish: w.Chance(50),
 	}
 	if cfg.StaleOnError > 0 {
 		cfg.SoftTimeout = steps(0, 1, 1, 3)
@@ -90,7 +90,7 @@ func simulateCache(w *sim.World) {
 		f.store = newFakeStore()
 		cfg.MemoryInOutage = w.Chance(30)
 	case 3, 4:
-		f.store, f.memory, cfg.Capacity = newFakeStore(), false, -1
+		f.store, f.memory = newFakeStore(), false
 	default:
 		n = 1
 	}
@@ -167,13 +167,7 @@ func simulateCache(w *sim.World) {
 		defer f.mu.Unlock()
 		return len(f.pending) == 0
 	}
-	// Where loads within loads have all slots, a load of theirs that was overtaken gets the
-	// lease of the Store, waits for a slot, and loses the lease to the next: it takes as many
-	// leases as there are such loads until one Get fails with ErrRecursive.
 	most := 30 * fairStep
-	if cfg.Loads == 2 && f.store != nil {
-		most = cfg.LoadTimeout
-	}
 	if !w.Drive(most, idle) && !w.Failed() {
 		w.Fail("liveness", "after %v without trouble there are %v", most, f.pending)
 	}
@@ -244,10 +238,10 @@ func (p *stall) get(key, how int) {
 	defer cancel()
 	var v int64
 	var err error
-	switch how {
-	case 6:
+	switch {
+	case how == 6, !p.memory:
 		v, err = p.cache.GetWith(ctx, key, cacheaside.GetOptions{SkipMemory: true})
-	case 5:
+	case how == 5:
 		var got map[int]int64
 		if got, err = p.cache.GetMany(ctx, []int{key}); err == nil {
 			v = got[key]
@@ -256,7 +250,6 @@ func (p *stall) get(key, how int) {
 		v, err = p.cache.Get(ctx, key)
 	}
 	switch {
-	case errors.Is(err, cacheaside.ErrRecursive) && key >= pairs:
 	case err != nil && how == 8:
 		p.Fail("error", "%s: %v", what, err)
 	case err == nil && v < least && key < pairs:
@@ -303,7 +296,7 @@ func (p *stall) commit(key int) int64 {
 }
 
 // promise says that key is not read older than v by this process and, if the Store knows it
-// and nothing is in memory, by no other.
+// and memory is skipped, by no other.
 func (p *stall) promise(key int, v int64, told bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -410,8 +403,8 @@ func (c *simConn) Fill(ctx context.Context, values ...cacheaside.Filling) (curre
 	return current, nil
 }
 
-func (c *simConn) Release(ctx context.Context, key, token string) error {
-	return c.call(ctx, "releases "+key, func() { _ = c.fakeConn.Release(context.Background(), key, token) })
+func (c *simConn) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+	return c.call(ctx, "releases "+ask.Key, func() { _ = c.fakeConn.Release(context.Background(), ask, failed) })
 }
 
 func (c *simConn) Invalidate(ctx context.Context, keys ...string) error {

@@ -107,7 +107,7 @@ func TestStaleness(t *testing.T) {
 					test.config(&cfg)
 					switch tier {
 					case "store":
-						cfg.Store, cfg.Capacity = newFakeStore().connect(), -1
+						cfg.Store = unwatched{newFakeStore().connect()}
 					case "both":
 						cfg.Store = newFakeStore().connect()
 					}
@@ -153,7 +153,7 @@ func TestCloseServesNoOldValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := false
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, StaleOnError: time.Hour, Capacity: -1, Store: newFakeStore().connect(),
+			TTL: time.Minute, StaleOnError: time.Hour, Store: unwatched{newFakeStore().connect()},
 			Load: func(ctx context.Context, key int) (int, error) {
 				if hang {
 					<-ctx.Done()

@@ -1,9 +1,13 @@
 package cacheaside
 
 import (
-	"sync"
+	"context"
+	"fmt"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/describe"
 )
 
 // Stats are cumulative counters since New, which never go back, and gauges of the
@@ -24,80 +28,127 @@ type Stats struct {
 	TimedOut int64 // did not return within LoadTimeout
 	Canceled int64 // canceled because all callers left, or by Close
 
-	LoadTime   time.Duration // total duration of the calls of Load and LoadMany, with Middleware
-	StoreHits  int64         // values that came from the Store
-	Overtaken  int64         // loads overtaken by an invalidation; their results were not kept
-	Evicted    int64         // entries removed from memory for lack of room
-	HookPanics int64         // of OnEvent and observers
+	LoadTime  time.Duration // total duration of the calls of Load and LoadMany, with Middleware
+	StoreHits int64         // values that came from the Store
+	Overtaken int64         // loads overtaken by an invalidation; their results were not kept
+	Evicted   int64         // entries removed from memory for lack of room
 
 	Entries int64 // in memory now, including those past their TTL
-	Loading int64 // loads in progress now
+	Loading int64 // loads in progress now, with their calls of the Store
 	Untold  int64 // keys that the Store must still be told about
 }
 
 // Stats returns a snapshot.
 func (c *Cache[K, V]) Stats() Stats {
-	s := Stats{
-		Hits:       c.hits.sum(),
-		Stale:      c.counts.stale.Load(),
-		Misses:     c.counts.misses.Load(),
-		Loaded:     c.counts.loaded.Load(),
-		NotFound:   c.counts.notFound.Load(),
-		Answered:   c.counts.answered.Load(),
-		Failed:     c.counts.failed.Load(),
-		Panicked:   c.counts.panicked.Load(),
-		Refused:    c.counts.refused.Load(),
-		TimedOut:   c.counts.timedOut.Load(),
-		Canceled:   c.counts.canceled.Load(),
-		LoadTime:   time.Duration(c.counts.loadTime.Load()),
-		StoreHits:  c.counts.storeHits.Load(),
-		Overtaken:  c.counts.overtaken.Load(),
-		Evicted:    c.counts.evicted.Load(),
-		HookPanics: c.panics.Count(),
-		Loading:    int64(c.slots.inUse()),
-	}
-	if c.entries != nil {
-		s.Entries = int64(c.entries.EstimatedSize())
-	}
+	c.mu.Lock()
+	s := c.stats
+	c.mu.Unlock()
+	s.Hits, s.Stale, s.Misses, s.Evicted = c.hits.sum(), c.stale.Load(), c.misses.Load(), c.evicted.Load()
+	s.Entries = int64(c.entries.EstimatedSize())
 	if c.tier != nil {
-		s.Untold = c.tier.Untold()
+		s.Untold = c.tier.count()
 	}
 	return s
 }
 
-// counts are the counters that a hit does not touch.
-type counts struct {
-	stale, misses                                                             atomic.Int64
-	loaded, notFound, answered, failed, panicked, refused, timedOut, canceled atomic.Int64
-	loadTime, storeHits, overtaken, evicted                                   atomic.Int64
+// hits counts in several cells, by chance, because parallel hits would contend for one.
+type hits [8]struct {
+	n atomic.Int64
+	_ [56]byte // a cache line for each cell
 }
 
-// hits counts in several cells to avoid contention between parallel hits. A sync.Pool
-// returns to each processor the token, and so the cell, that it used last.
-type hits struct {
-	cells [32]struct {
-		n atomic.Int64
-		_ [120]byte // two cache lines for each cell, since they are fetched in pairs
-	}
-	tokens sync.Pool // of *uint32, an index into cells
-	last   atomic.Uint32
-}
-
-func (h *hits) add() { h.addMany(1) }
-
-func (h *hits) addMany(n int64) {
-	token, _ := h.tokens.Get().(*uint32)
-	if token == nil {
-		token = new(uint32)
-		*token = h.last.Add(1)
-	}
-	h.cells[*token%uint32(len(h.cells))].n.Add(n)
-	h.tokens.Put(token)
-}
+func (h *hits) add(n int64) { h[rand.Uint32()%uint32(len(h))].n.Add(n) }
 
 func (h *hits) sum() (n int64) {
-	for i := range h.cells {
-		n += h.cells[i].n.Load()
+	for i := range h {
+		n += h[i].n.Load()
 	}
 	return n
+}
+
+// Kind returns "cache".
+func (c *Cache[K, V]) Kind() string { return "cache" }
+
+// Settings returns Config without functions, Store and Codec.
+func (c *Cache[K, V]) Settings() any {
+	cfg := c.Config()
+	cfg.Load, cfg.LoadMany, cfg.Middleware, cfg.Cost, cfg.Key = nil, nil, nil, nil, nil
+	cfg.Clone, cfg.OnEvent, cfg.Store, cfg.Codec = nil, nil, nil, nil
+	return cfg
+}
+
+// Figures returns Stats as figures: cache.requests by result, cache.loads by outcome, and the
+// others by their names.
+func (c *Cache[K, V]) Figures() []describe.Figure {
+	s := c.Stats()
+	var all []describe.Figure
+	add := func(name string, counter bool, v float64) {
+		all = append(all, describe.Figure{Name: name, Counter: counter, Value: v})
+	}
+	add("cache.requests{result=hit}", true, float64(s.Hits))
+	add("cache.requests{result=stale}", true, float64(s.Stale))
+	add("cache.requests{result=miss}", true, float64(s.Misses))
+	add("cache.loads{outcome=loaded}", true, float64(s.Loaded))
+	add("cache.loads{outcome=not_found}", true, float64(s.NotFound))
+	add("cache.loads{outcome=answered}", true, float64(s.Answered))
+	add("cache.loads{outcome=failed}", true, float64(s.Failed))
+	add("cache.loads{outcome=panicked}", true, float64(s.Panicked))
+	add("cache.loads{outcome=refused}", true, float64(s.Refused))
+	add("cache.loads{outcome=timed_out}", true, float64(s.TimedOut))
+	add("cache.loads{outcome=canceled}", true, float64(s.Canceled))
+	add("cache.load.time_seconds", true, s.LoadTime.Seconds())
+	add("cache.store.hits", true, float64(s.StoreHits))
+	add("cache.overtaken_loads", true, float64(s.Overtaken))
+	add("cache.evictions", true, float64(s.Evicted))
+	add("cache.entries", false, float64(s.Entries))
+	add("cache.loading", false, float64(s.Loading))
+	add("cache.untold", false, float64(s.Untold))
+	return all
+}
+
+// Health returns an error while the Store must still be told of invalidations.
+func (c *Cache[K, V]) Health() error {
+	if c.tier != nil {
+		if n := c.tier.count(); n > 0 {
+			return untoldNow(n)
+		}
+	}
+	return nil
+}
+
+// untoldNow is the error of Health.
+type untoldNow int64
+
+func (n untoldNow) Error() string        { return n.HealthState() + ": " + n.HealthDetail() }
+func (n untoldNow) HealthState() string  { return "invalidations untold" }
+func (n untoldNow) HealthDetail() string { return fmt.Sprintf("%d keys", int64(n)) }
+
+// ObserveAny is Observe for a program that does not know Event.
+func (c *Cache[K, V]) ObserveAny(f func(context.Context, any)) (stop func()) {
+	return c.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
+}
+
+// Level returns the level that the event has in a log, as numbers of package slog: warn for what
+// has failed, debug for the others.
+func (e Event) Level() int {
+	switch e.Kind {
+	case EventLoadFailed, EventCodecFailed, EventStoreLost, EventStoreRestored, EventFenceFailed,
+		EventNotInvalidated, EventWatchLost, EventWatchRestored:
+		return 4
+	}
+	return -4
+}
+
+// Fields calls yield with the details of the event.
+func (e Event) Fields(yield func(name string, value any)) {
+	yield("event", string(e.Kind))
+	if e.Key != nil {
+		yield("key", fmt.Sprint(e.Key))
+	}
+	if e.Took > 0 {
+		yield("took", e.Took)
+	}
+	if e.Err != nil {
+		yield("err", e.Err)
+	}
 }

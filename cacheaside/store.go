@@ -3,8 +3,6 @@ package cacheaside
 import (
 	"context"
 	"time"
-
-	"github.com/go-resilience/resilience/cacheaside/internal/tier"
 )
 
 // A Store is a cache that processes share, behind the memory of each. Package redisstore
@@ -14,14 +12,17 @@ import (
 // Each method is atomic for each of its keys. The keys of one call belong to one shard. A
 // key may occur twice; the call then does what two calls would do, in order. An error
 // means that the shard did not answer and that the call may or may not have had its
-// effect. A panic counts as an error.
+// effect.
+//
+// A key has a value, a lease and a generation for each Version, and its fences and
+// invalidations concern all of them.
 //
 // A Store measures time with one clock of its own. It must bound the duration of a call
 // itself: the ctx of most calls has no deadline.
 type Store interface {
 	// Shard returns the part of the Store that holds key. It always returns the same one.
-	// When a call fails, the Cache skips the shard of its keys for Config.ErrorPause and
-	// continues with the others. A Store whose keys can only fail together returns 0.
+	// When a call fails, Gets skip the shard of its keys for Config.ErrorPause and
+	// continue with the others. A Store whose keys can only fail together returns 0.
 	Shard(key string) uint8
 
 	// Acquire looks keys up and takes the lease of each key that is not fresh, as its Ask
@@ -39,8 +40,9 @@ type Store interface {
 	// since its Grant.
 	Fill(ctx context.Context, values ...Filling) ([]bool, error)
 
-	// Release ends the lease of key if token still holds it. The generation goes on.
-	Release(ctx context.Context, key, token string) error
+	// Release ends the lease that ask took, if its Token still holds it. The generation
+	// goes on. With failed, the load has failed: Acquire tells those who wait for it.
+	Release(ctx context.Context, ask Ask, failed bool) error
 
 	// Invalidate deletes the values, leases and generations of keys, but not their
 	// fences, and notifies the processes that watch.
@@ -71,30 +73,45 @@ type Store interface {
 	Watch(ctx context.Context, up func(), heard func(key string)) error
 }
 
-type (
-	// An Ask is what a Cache asks a [Store] about a Key. Token identifies the caller that
-	// wants the lease; "" only looks. With Refresh it wants the lease even if the value is
-	// fresh.
-	Ask = tier.Ask
+// An Ask is what a Cache asks a [Store] about a Key and a Version. Token identifies the
+// caller that wants the lease; "" only looks.
+type Ask struct {
+	Key     string
+	Version uint32
+	Token   string
+	Refresh bool          // take the lease even if the value is fresh
+	Waits   string        // Waits of the first answer that was Busy; "" if there was none
+	Pause   time.Duration // how long after a failed load an old value is to be served
+}
 
-	// A Lookup is the answer of a [Store] to an [Ask]: a State, and the Value, nil if there
-	// is none, with how much longer it is Fresh (negative: how long ago it ceased to be).
-	// If Busy, Wait is how much longer the lease lasts. If Leased, Grant is what Fill must
-	// present.
-	Lookup = tier.Lookup
+// A Lookup is the answer of a [Store] to an [Ask].
+type Lookup struct {
+	State State
+	Value []byte        // nil if there is none
+	Fresh time.Duration // how much longer Value is fresh; negative: how long ago it ceased to be
+	Wait  time.Duration // if Busy: how much longer the lease lasts
+	Waits string        // if Busy: what the next Ask presents, to hear of loads that fail from now on
+	Grant string        // if Leased: what Fill must present
+}
 
-	// A Filling is the Value of a Key for a [Store], with the Grant of its lease. It is
-	// fresh for Fresh from now and deleted after Keep.
-	Filling = tier.Filling
+// A Filling is the Value of a Key and a Version for a [Store], with the Grant of its lease. It
+// is fresh for Fresh from now and deleted after Keep.
+type Filling struct {
+	Key         string
+	Version     uint32
+	Grant       string
+	Value       []byte
+	Fresh, Keep time.Duration
+}
 
-	// A State says what the caller of [Store].Acquire does next.
-	State = tier.State
-)
+// A State says what the caller of [Store].Acquire does next.
+type State string
 
 const (
-	Hit    = tier.Hit    // use the value, which is fresh
-	Leased = tier.Leased // load the value, then call Fill or Release
-	Busy   = tier.Busy   // another process loads the value; ask again
-	Fenced = tier.Fenced // a write is under way; load the value and do not keep it
-	Missed = tier.Missed // there is no fresh value, and the Ask did not want the lease
+	Hit    State = "hit"    // use the value, which is fresh
+	Leased State = "leased" // load the value, then call Fill or Release
+	Busy   State = "busy"   // another process loads the value; ask again
+	Failed State = "failed" // a load failed for which the Ask waited, or one within Pause beside an old value
+	Fenced State = "fenced" // a write is under way; load the value and do not keep it
+	Missed State = "missed" // there is no fresh value, and the Ask did not want the lease
 )

@@ -19,16 +19,16 @@ func TestDamagedPayloadIsLoadedAnew(t *testing.T) {
 		var log eventLog
 		c := cacheaside.New(cacheaside.Config[int, string]{
 			Load:  func(context.Context, int) (string, error) { loads++; return "value", nil },
-			Store: shared.connect(), Capacity: -1, OnEvent: log.add,
+			Store: unwatched{shared.connect()}, OnEvent: log.add,
 		})
 		defer c.Close()
 		mustGet(t, c, 1)
-		intact := shared.items["1"].value
+		intact := shared.items["1"].of(0).value
 		for i := range intact {
 			for bit := range 8 {
 				damaged := append([]byte(nil), intact...)
 				damaged[i] ^= 1 << bit
-				shared.items["1"].value = damaged
+				shared.items["1"].of(0).value = damaged
 				before := loads
 				require.Equal(t, "value", mustGet(t, c, 1), "byte %d, bit %d", i, bit)
 				require.Equal(t, "value", mustGet(t, c, 1))
@@ -36,7 +36,7 @@ func TestDamagedPayloadIsLoadedAnew(t *testing.T) {
 			}
 		}
 		for n := range intact {
-			shared.items["1"].value = intact[:n]
+			shared.items["1"].of(0).value = intact[:n]
 			require.Equal(t, "value", mustGet(t, c, 1))
 		}
 		require.Equal(t, 9*len(intact), log.count(cacheaside.EventCodecFailed))

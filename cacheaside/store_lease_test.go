@@ -30,7 +30,7 @@ func TestLoadThatOutlastsItsLeaseIsKept(t *testing.T) {
 							defer time.Sleep(10 * time.Second) // the lease is 3 s
 							return loads.Add(1), nil
 						},
-						Store: shared.connect(), Capacity: capacity, OnEvent: log.add,
+						Store: watchedIf(capacity == 0, shared.connect()), OnEvent: log.add,
 					})
 					defer c.Close()
 					caches = append(caches, c)
@@ -80,7 +80,7 @@ func TestFirstFillWins(t *testing.T) {
 		v, ok := c.Peek(1)
 		require.True(t, ok)
 		require.Equal(t, "slow", v)
-		require.Equal(t, "first", string(shared.items["1"].value))
+		require.Equal(t, "first", string(shared.items["1"].of(0).value))
 	})
 }
 
@@ -96,7 +96,7 @@ func TestInvalidationRevokesEveryLoadUnderWay(t *testing.T) {
 					defer time.Sleep(10 * time.Second)
 					return version.Load(), nil
 				},
-				Store: shared.connect(), Capacity: -1,
+				Store: unwatched{shared.connect()},
 			})
 			defer c.Close()
 			caches = append(caches, c)
@@ -205,26 +205,6 @@ func TestCallerThatGivesUpLeavesNoLease(t *testing.T) {
 			require.NoError(t, err)
 			require.Zero(t, time.Since(start))
 		}
-	})
-}
-
-func TestLeaseWhoseAnswerWasLostIsReleased(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared, src := newFakeStore(), newSource()
-		shared.lease = time.Minute
-		var lost atomic.Bool
-		lost.Store(true)
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load,
-			Store: slowly{Store: shared.connect(), loses: func(call string) bool { return call == "Acquire" && lost.Load() }}})
-		defer c.Close()
-		other := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
-		defer other.Close()
-		synctest.Wait()
-		mustGet(t, c, 1)
-		lost.Store(false)
-		start := time.Now()
-		mustGet(t, other, 1)
-		require.Less(t, time.Since(start), 2*time.Second)
 	})
 }
 

@@ -1,8 +1,6 @@
 package cacheaside_test
 
 import (
-	"context"
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -91,62 +89,5 @@ func TestMemoryInOutageKeepsLoadsFromBeforeTheStoreAnswers(t *testing.T) {
 			mustGet(t, c, 1)
 		}
 		require.Equal(t, 1, src.loaded(1))
-	})
-}
-
-func TestMemoryInOutageIsRefusedWithoutMemoryOrStore(t *testing.T) {
-	load := func(context.Context, int) (int, error) { return 0, nil }
-	require.ErrorContains(t, cacheaside.Config[int, int]{Load: load, MemoryInOutage: true}.Validate(), "MemoryInOutage")
-	require.ErrorContains(t, cacheaside.Config[int, int]{
-		Load: load, MemoryInOutage: true, Store: newFakeStore().connect(), Capacity: -1,
-	}.Validate(), "MemoryInOutage")
-}
-
-// A hook that ends its goroutine ends the subscription with it. Memory is not used without.
-func TestMemoryIsNotUsedAfterAHookHasEndedTheSubscription(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src, store := newSource(), newFakeStore()
-		c := cacheaside.New(cacheaside.Config[int, int]{
-			Load: src.load, Store: store.connect(), TTL: time.Hour,
-			OnEvent: func(_ context.Context, e cacheaside.Event) {
-				if e.Kind == cacheaside.EventWatchBegun {
-					time.Sleep(time.Second)
-					runtime.Goexit()
-				}
-			},
-		})
-		defer c.Close()
-		other := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: store.connect()})
-		defer other.Close()
-		synctest.Wait()
-		mustGet(t, c, 1)
-		_, kept := c.Peek(1)
-		require.True(t, kept)
-		time.Sleep(2 * time.Second)
-		for i := range 2 {
-			require.NoError(t, other.Write(t.Context(), 1, src.write(1)))
-			require.Equal(t, i+1, mustGet(t, c, 1))
-		}
-	})
-}
-
-func TestStoreIsToldAfterAHookHasEndedTheTelling(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src, conn := newSource(), newFakeStore().connect()
-		c := cacheaside.New(cacheaside.Config[int, int]{
-			Load: src.load, Store: conn,
-			OnEvent: func(_ context.Context, e cacheaside.Event) {
-				if e.Kind == cacheaside.EventReinvalidated {
-					runtime.Goexit()
-				}
-			},
-		})
-		defer c.Close()
-		conn.fail()
-		require.ErrorIs(t, c.Invalidate(t.Context(), 1, 2), cacheaside.ErrUntold)
-		require.Equal(t, int64(2), c.Stats().Untold)
-		conn.recover()
-		time.Sleep(time.Minute)
-		require.Zero(t, c.Stats().Untold)
 	})
 }

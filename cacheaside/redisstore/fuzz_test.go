@@ -70,15 +70,14 @@ func FuzzReplies(f *testing.F) {
 				return r, nil
 			}
 			c := cacheaside.New(cacheaside.Config[string, int]{
-				Load:     func(context.Context, string) (int, error) { return 7, nil },
-				Store:    redisstore.New(redisstore.Config{Prefix: "p", Eval: answer}),
-				Capacity: -1,
-				TTL:      time.Second,
+				Load:  func(context.Context, string) (int, error) { return 7, nil },
+				Store: redisstore.New(redisstore.Config{Prefix: "p", Eval: answer}),
+				TTL:   time.Second,
 			})
 			defer c.Close()
 			began := time.Now()
 			for range 3 {
-				v, err := c.Get(t.Context(), "k")
+				v, err := c.GetWith(t.Context(), "k", cacheaside.GetOptions{SkipMemory: true})
 				require.NoError(t, err)
 				require.Equal(t, 7, v)
 			}

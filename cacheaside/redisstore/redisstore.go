@@ -10,8 +10,9 @@
 // It needs Redis 5 or later, or a server that speaks its protocol and runs its scripts.
 // A cluster works too: the keys of each script are in one slot.
 //
-//   - Each key is one hash. It holds the value and its times, the lease of the process
-//     that loads it, and the fences of writes under way.
+//   - Each key is one hash. It holds, for each Config.Version of the Cache, the value and
+//     its times and the lease of the process that loads it, and the fences of writes under
+//     way.
 //   - Each operation is one atomic Lua script. A hit is one round trip. A miss is two:
 //     one takes the lease, one fills.
 //   - All times are by the clock of Redis. Every key expires.
@@ -26,11 +27,8 @@
 // and its invalidation; then the TTL is the bound. A restored snapshot may hold old
 // values.
 //
-// A failover to a lagging replica undoes recent invalidations and fences, including
-// those of live processes. The Cache repeats its last 512 invalidations, as far as they
-// are from the last ten seconds before it lost the connection, and does not use the
-// Store for these keys until then. Other processes may read the old value in the
-// meantime. Config.EvalReplicated closes that gap.
+// A failover to a lagging replica undoes recent invalidations and fences. Then, too, the TTL
+// is the bound.
 //
 // Sources: leases from "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
@@ -42,7 +40,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -66,17 +63,11 @@ type Config struct {
 	// call ends in the background. Required.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// EvalReplicated runs the scripts of invalidations and fences like Eval, and returns
-	// when replicas have the change, or with an error: a pipeline of the script and WAIT,
-	// on one connection. A failover then loses neither. Nil means Eval, with which a
-	// failover may lose what was not replicated.
-	EvalReplicated func(ctx context.Context, script string, keys []string, args ...any) (any, error)
-
 	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed it,
 	// and then calls message for each message, in order. It returns when ctx has ended or
 	// the connection is lost. It must not reconnect by itself, since it would miss
 	// messages published meanwhile. If it does not return, Watch does not wait for it and
-	// subscribes again, until four such calls run on. A panic counts as a lost connection.
+	// subscribes again, until four such calls run on.
 	// Nil means that changes by other processes are seen when the TTL of an entry in
 	// memory has passed.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
@@ -121,9 +112,6 @@ func (cfg Config) withDefaults() Config {
 	cfg.LeaseTTL = min(cmp.Or(cfg.LeaseTTL, 3*time.Second), longest)
 	cfg.WriteTimeout = min(cmp.Or(cfg.WriteTimeout, 10*time.Second), longest)
 	cfg.Heartbeat = min(cmp.Or(cfg.Heartbeat, 5*time.Second), longest)
-	if cfg.EvalReplicated == nil {
-		cfg.EvalReplicated = cfg.Eval
-	}
 	return cfg
 }
 
@@ -150,10 +138,9 @@ func New(cfg Config) cacheaside.Store {
 // longer may not be able to fill.
 const hold = 10 * time.Minute
 
-// Acquire implements cacheaside.Store.
 func (s *store) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
 	keys := make([]string, 0, len(asks)+1)
-	args := make([]any, 0, 2*len(asks)+2)
+	args := make([]any, 0, 5*len(asks)+2)
 	args = append(args, micros(s.cfg.LeaseTTL), millis(s.cfg.LeaseTTL+hold))
 	for _, ask := range asks {
 		keys = append(keys, s.hash(ask.Key))
@@ -161,10 +148,10 @@ func (s *store) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheasi
 		if ask.Refresh {
 			refresh = "1"
 		}
-		args = append(args, ask.Token, refresh)
+		args = append(args, version(ask.Version), ask.Token, refresh, ask.Waits, micros(min(ask.Pause, longest)))
 	}
 	keys = append(keys, s.epoch(s.Shard(asks[0].Key)))
-	reply, err := s.eval(ctx, s.cfg.Eval, "acquire", acquire, keys, args...)
+	reply, err := s.eval(ctx, "acquire", acquire, keys, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -189,16 +176,19 @@ func lookup(reply any) (look cacheaside.Lookup, ok bool) {
 	value, ok2 := bytes(fields[1])
 	fresh, ok3 := fields[2].(int64)
 	wait, ok4 := fields[3].(int64)
-	grant, ok5 := bytes(fields[4])
+	last, ok5 := bytes(fields[4])
 	if len(value) > 0 { // an envelope is never empty
 		look.Value = value
 	}
 	look.State = cacheaside.State(state)
 	look.Fresh = time.Duration(fresh) * time.Microsecond
 	look.Wait = time.Duration(wait) * time.Microsecond
-	look.Grant = string(grant)
 	switch look.State {
-	case cacheaside.Hit, cacheaside.Leased, cacheaside.Busy, cacheaside.Fenced, cacheaside.Missed:
+	case cacheaside.Leased:
+		look.Grant = string(last)
+	case cacheaside.Busy:
+		look.Waits = string(last)
+	case cacheaside.Hit, cacheaside.Failed, cacheaside.Fenced, cacheaside.Missed:
 	default:
 		return look, false
 	}
@@ -217,16 +207,15 @@ func bytes(reply any) ([]byte, bool) {
 	return nil, false
 }
 
-// Fill implements cacheaside.Store.
 func (s *store) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
 	keys := make([]string, 0, len(values)+1)
-	args := make([]any, 0, 4*len(values))
+	args := make([]any, 0, 5*len(values))
 	for _, v := range values {
 		keys = append(keys, s.hash(v.Key))
-		args = append(args, v.Grant, string(v.Value), micros(min(v.Fresh, longest)), micros(min(v.Keep, longest)))
+		args = append(args, version(v.Version), v.Grant, string(v.Value), micros(min(v.Fresh, longest)), micros(min(v.Keep, longest)))
 	}
 	keys = append(keys, s.epoch(s.Shard(values[0].Key)))
-	reply, err := s.eval(ctx, s.cfg.Eval, "fill", fill, keys, args...)
+	reply, err := s.eval(ctx, "fill", fill, keys, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -244,18 +233,19 @@ func (s *store) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool,
 	return current, nil
 }
 
-// Release implements cacheaside.Store.
-func (s *store) Release(ctx context.Context, key, token string) error {
-	_, err := s.eval(ctx, s.cfg.Eval, "release", release, []string{s.hash(key)}, token)
+func (s *store) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+	how := "0"
+	if failed {
+		how = "1"
+	}
+	_, err := s.eval(ctx, "release", release, []string{s.hash(ask.Key)}, version(ask.Version), ask.Token, how)
 	return err
 }
 
-// Invalidate implements cacheaside.Store.
 func (s *store) Invalidate(ctx context.Context, keys ...string) error {
 	return s.each(ctx, "invalidate", invalidate, keys)
 }
 
-// Expire implements cacheaside.Store.
 func (s *store) Expire(ctx context.Context, keys ...string) error {
 	return s.each(ctx, "expire", expire, keys)
 }
@@ -268,25 +258,23 @@ func (s *store) each(ctx context.Context, what, script string, keys []string) er
 		hashes[i] = s.hash(key)
 		args = append(args, s.message(key))
 	}
-	_, err := s.eval(ctx, s.cfg.EvalReplicated, what, script, hashes, args...)
+	_, err := s.eval(ctx, what, script, hashes, args...)
 	return err
 }
 
-// Fence implements cacheaside.Store.
 func (s *store) Fence(ctx context.Context, key, token string) (time.Duration, error) {
-	_, err := s.eval(ctx, s.cfg.EvalReplicated, "fence", fence, []string{s.hash(key)},
+	_, err := s.eval(ctx, "fence", fence, []string{s.hash(key)},
 		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.WriteTimeout))
 	return s.cfg.WriteTimeout, err
 }
 
-// Unfence implements cacheaside.Store.
 func (s *store) Unfence(ctx context.Context, key, token string) error {
-	_, err := s.eval(ctx, s.cfg.EvalReplicated, "unfence", unfence, []string{s.hash(key)},
+	_, err := s.eval(ctx, "unfence", unfence, []string{s.hash(key)},
 		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.WriteTimeout))
 	return err
 }
 
-// InvalidateAll implements cacheaside.Store. It makes one round trip for each bucket. If
+// InvalidateAll makes one round trip for each bucket. If
 // it fails, it may have invalidated some of them.
 func (s *store) InvalidateAll(ctx context.Context) error {
 	for bucket := range uint8(buckets) {
@@ -296,7 +284,7 @@ func (s *store) InvalidateAll(ctx context.Context) error {
 		if bucket == buckets-1 {
 			message = s.message("")
 		}
-		_, err := s.eval(ctx, s.cfg.EvalReplicated, "invalidate all", raise, []string{s.epoch(bucket)},
+		_, err := s.eval(ctx, "invalidate all", raise, []string{s.epoch(bucket)},
 			s.cfg.Prefix, message, millis(s.cfg.LeaseTTL+hold))
 		if err != nil {
 			return err
@@ -309,7 +297,6 @@ func (s *store) InvalidateAll(ctx context.Context) error {
 // that share a cache must agree on it.
 const buckets = 64
 
-// Shard implements cacheaside.Store.
 func (s *store) Shard(key string) uint8 {
 	return uint8(crc32.ChecksumIEEE([]byte(key)) % buckets)
 }
@@ -322,14 +309,14 @@ func (s *store) epoch(bucket uint8) string {
 	return "{" + s.cfg.Prefix + ":" + strconv.Itoa(int(bucket)) + "}"
 }
 
+func version(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
+
 func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-type evalFunc = func(ctx context.Context, script string, keys []string, args ...any) (any, error)
-
 // eval runs a script for at most Timeout, even if the client ignores the deadline of its
 // ctx.
-func (s *store) eval(ctx context.Context, run evalFunc, what, script string, keys []string, args ...any) (any, error) {
+func (s *store) eval(ctx context.Context, what, script string, keys []string, args ...any) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	type answer struct {
 		reply any
@@ -338,14 +325,8 @@ func (s *store) eval(ctx context.Context, run evalFunc, what, script string, key
 	answered := make(chan answer, 1)
 	go func() {
 		defer cancel()
-		a := answer{err: errors.New("eval did not return")} // eval panicked or called Goexit
-		defer func() {
-			if v := recover(); v != nil {
-				a.err = fmt.Errorf("eval panicked: %v\n%s", v, debug.Stack())
-			}
-			answered <- a
-		}()
-		a.reply, a.err = run(ctx, script, keys, args...)
+		reply, err := s.cfg.Eval(ctx, script, keys, args...)
+		answered <- answer{reply, err}
 	}()
 	var a answer
 	select {
@@ -386,7 +367,7 @@ const mostSubscriptions = 4
 // that is to return.
 func (s *store) grace() time.Duration { return s.cfg.Timeout + time.Second }
 
-// Watch implements cacheaside.Store. It returns within Timeout plus one second of the
+// Watch returns within Timeout plus one second of the
 // end of ctx, even if Subscribe does not.
 func (s *store) Watch(ctx context.Context, up func(), heard func(key string)) error {
 	if s.cfg.Subscribe == nil {
@@ -409,11 +390,6 @@ func (s *store) Watch(ctx context.Context, up func(), heard func(key string)) er
 	go func() {
 		defer close(ended)
 		defer func() { <-s.subscriptions }()
-		defer func() {
-			if v := recover(); v != nil {
-				err = fmt.Errorf("subscribe panicked: %v\n%s", v, debug.Stack())
-			}
-		}()
 		err = s.cfg.Subscribe(subCtx, s.cfg.Prefix, func() {
 			select {
 			case subscribed <- struct{}{}:
@@ -475,7 +451,7 @@ func (s *store) listen(ctx context.Context, up func(), heard func(string),
 				}
 				return errSilent
 			}
-			_, failed = s.eval(ctx, s.cfg.Eval, "heartbeat", beat, []string{s.epoch(bucket)}, s.cfg.Prefix, s.origin)
+			_, failed = s.eval(ctx, "heartbeat", beat, []string{s.epoch(bucket)}, s.cfg.Prefix, s.origin)
 			bucket = (bucket + 1) % buckets
 			if failed == nil {
 				quiet.Reset(time.Until(lost))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -97,9 +96,9 @@ func TestLongTimesAreLong(t *testing.T) {
 	require.Positive(t, window)
 	requireYear(c.last().args[3])
 	_, _ = s.Fill(t.Context(), cacheaside.Filling{Key: "42", Grant: "g", Value: []byte("v"), Fresh: math.MaxInt64, Keep: math.MaxInt64})
-	requireYear(c.last().args[2])
 	requireYear(c.last().args[3])
-	fresh, err := strconv.ParseInt(c.last().args[2].(string), 10, 64)
+	requireYear(c.last().args[4])
+	fresh, err := strconv.ParseInt(c.last().args[3].(string), 10, 64)
 	require.NoError(t, err)
 	c.reply = []any{[]any{"hit", "v", fresh, int64(0), ""}} // a moment later
 	looks, err := s.Acquire(t.Context(), ask("42"))
@@ -119,8 +118,10 @@ func TestRepliesAreRead(t *testing.T) {
 		}{
 			{[]any{"hit", "v", int64(2000), int64(0), ""},
 				cacheaside.Lookup{State: cacheaside.Hit, Value: []byte("v"), Fresh: 2 * time.Millisecond}},
-			{[]any{"busy", []byte("v"), int64(-5000), int64(7), ""},
-				cacheaside.Lookup{State: cacheaside.Busy, Value: []byte("v"), Fresh: -5 * time.Millisecond, Wait: 7 * time.Microsecond}},
+			{[]any{"busy", []byte("v"), int64(-5000), int64(7), "99"},
+				cacheaside.Lookup{State: cacheaside.Busy, Value: []byte("v"), Fresh: -5 * time.Millisecond, Wait: 7 * time.Microsecond, Waits: "99"}},
+			{[]any{"failed", "v", int64(-5000), int64(0), ""},
+				cacheaside.Lookup{State: cacheaside.Failed, Value: []byte("v"), Fresh: -5 * time.Millisecond}},
 			{[]any{"leased", "", int64(0), int64(0), "7:8:t"}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
 			{[]any{"leased", "", int64(0), int64(0), []byte("7:8:t")}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
 			{[]any{"fenced", "", int64(0), int64(0), ""}, cacheaside.Lookup{State: cacheaside.Fenced}},
@@ -160,10 +161,10 @@ func TestArgumentsOfAScriptAreStrings(t *testing.T) {
 		ctx := t.Context()
 		_, _ = s.Acquire(ctx, ask("1"))
 		_, _ = s.Fill(ctx, cacheaside.Filling{Key: "1", Value: []byte("\x00\xff"), Fresh: time.Second, Keep: time.Minute})
-		require.Equal(t, []any{"", "\x00\xff", "1000000", "60000000"}, c.last().args)
+		require.Equal(t, []any{"0", "", "\x00\xff", "1000000", "60000000"}, c.last().args)
 		_, _ = s.Fence(ctx, "1", "t")
 		_ = s.Unfence(ctx, "1", "t")
-		_ = s.Release(ctx, "1", "t")
+		_ = s.Release(ctx, ask("1"), true)
 		_ = s.Invalidate(ctx, "1", "65")
 		_ = s.Expire(ctx, "1")
 		_ = s.InvalidateAll(ctx)
@@ -195,43 +196,6 @@ func TestTimeoutHoldsForAClientThatIgnoresIt(t *testing.T) {
 	})
 }
 
-func TestClientThatPanicsIsAnError(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for want, eval := range map[string]func(){
-			"redisstore: invalidate: eval panicked: boom": func() { panic("boom") },
-			"redisstore: invalidate: eval did not return": runtime.Goexit,
-		} {
-			s := redisstore.New(redisstore.Config{Prefix: "users", Eval: func(context.Context, string, []string, ...any) (any, error) {
-				eval()
-				return nil, nil
-			}})
-			require.ErrorContains(t, s.Invalidate(t.Context(), "1"), want)
-		}
-	})
-}
-
-// Only invalidations and fences, which a failover must not lose, go through
-// EvalReplicated.
-func TestInvalidationsAndFencesAreReplicated(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var plain, replicated client
-		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: plain.eval, EvalReplicated: replicated.eval})
-		ctx := t.Context()
-		_, _ = s.Acquire(ctx, ask("1"))
-		_, _ = s.Fill(ctx, cacheaside.Filling{Key: "1"})
-		_ = s.Release(ctx, "1", "t")
-		require.Equal(t, 3, plain.called())
-		require.Zero(t, replicated.called())
-		_, _ = s.Fence(ctx, "1", "t")
-		_ = s.Unfence(ctx, "1", "t")
-		_ = s.Invalidate(ctx, "1")
-		_ = s.Expire(ctx, "1")
-		_ = s.InvalidateAll(ctx)
-		require.Equal(t, 3, plain.called())
-		require.Equal(t, 4+64, replicated.called())
-	})
-}
-
 func TestErrorsOfTheClientAreWrapped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		down := errors.New("connection refused")
@@ -244,7 +208,7 @@ func TestErrorsOfTheClientAreWrapped(t *testing.T) {
 		require.ErrorIs(t, err, down)
 		_, err = s.Fence(ctx, "42", "token")
 		require.ErrorIs(t, err, down)
-		for _, err := range []error{s.Release(ctx, "42", "token"), s.Invalidate(ctx, "42"), s.Expire(ctx, "42"),
+		for _, err := range []error{s.Release(ctx, ask("42"), false), s.Invalidate(ctx, "42"), s.Expire(ctx, "42"),
 			s.Unfence(ctx, "42", "token"), s.InvalidateAll(ctx)} {
 			require.ErrorIs(t, err, down)
 		}
@@ -464,24 +428,6 @@ func TestSubscribeThatDoesNotReturnHoldsUpNoWatch(t *testing.T) {
 		require.ErrorContains(t, err, "subscription ended")
 		require.LessOrEqual(t, ups, 1)
 		require.Equal(t, int32(most+1), calls.Load())
-	})
-}
-
-func TestSubscribeThatPanicsOrExitsIsLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for want, subscribe := range map[string]func(){
-			"redisstore: subscription: subscribe panicked: boom": func() { panic("boom") },
-			"redisstore: subscription ended":                     runtime.Goexit,
-		} {
-			s := redisstore.New(redisstore.Config{Prefix: "users", Eval: new(client).eval,
-				Subscribe: func(context.Context, string, func(), func(string)) error {
-					subscribe()
-					return nil
-				}})
-			for range 10 {
-				require.ErrorContains(t, s.Watch(t.Context(), func() {}, nil), want)
-			}
-		}
 	})
 }
 

@@ -1,18 +1,18 @@
 package redisstore
 
-// The hash of a key has these fields. Times are in microseconds since 1970, by the clock
-// of Redis.
+// The hash of a key has these fields for each Version, with its number behind the letter. Times
+// are in microseconds since 1970, by the clock of Redis.
 //
 //	v           the value
 //	f, k, e     when it ceases to be fresh and to be kept, and the epoch it counts in
 //	g           the generation that may be filled: <epoch>:<time>:<token>
 //	d           the last generation that was filled
 //	t, l        the token of the lease, and when the lease ends
-//	w           when the last of the fences falls
-//	w:<token>   when the fence of this token falls
-//	x:<token>   until when a fence of this token is too late
+//	b           when a load last failed
 //
-// While a fence stands, there is neither a value nor a generation.
+// Field w has the fences: <falls>:<token>; for each that stands, and -<until>:<token>; for each
+// that was removed before it arrived, and is too late until then. While a fence stands, there is
+// neither a value nor a generation.
 //
 // A generation guards the loads of a key. Each holder of the lease gets the current one.
 // An invalidation deletes it, and with it the right to fill of every holder. The first
@@ -25,13 +25,16 @@ package redisstore
 // absent and is replaced.
 
 const preamble = `
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
+local now
+local function clock()
+	local t = redis.call('TIME')
+	now = t[1] * 1000000 + t[2]
+end
 local function us(x) return string.format('%.0f', x) end
 local function number(x) return x and tonumber(x) or 0 end
 local function live(x) return number(x) > now end
 local function outlast(key, ms)
-	if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, us(2 * ms)) end
+	if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, us(ms)) end
 end
 local function fields(key, ...)
 	local h = redis.pcall('HMGET', key, ...)
@@ -52,79 +55,119 @@ end
 local function of(epoch, generation)
 	return epoch and generation and string.sub(generation, 1, #epoch + 1) == epoch .. ':'
 end
+local function fences(w)
+	local all, stands = {}, 0
+	if not w or w == '' then return all, stands end
+	if not now then clock() end
+	for sign, at, token in string.gmatch(w, '(%-?)(%d+):([^;]*);') do
+		if live(at) then
+			all[token] = sign .. at
+			if sign == '' then stands = math.max(stands, tonumber(at)) end
+		end
+	end
+	return all, stands
+end
 local function forget(key)
-	local gone = redis.pcall('HDEL', key, 'v', 'f', 'k', 'e', 'g', 'd', 't', 'l')
-	if type(gone) == 'table' then redis.call('DEL', key) end
+	local w = fields(key, 'w')[1]
+	redis.call('DEL', key)
+	return (fences(w))
+end
+local function put(key, all)
+	local w, last = '', 0
+	for token, at in pairs(all) do
+		w = w .. at .. ':' .. token .. ';'
+		last = math.max(last, math.abs(tonumber(at)))
+	end
+	if w == '' then return end
+	redis.call('HSET', key, 'w', w)
+	redis.call('PEXPIRE', key, us(math.ceil((last - now) / 1000)))
 end
 `
 
-// KEYS: hashes, epoch. ARGV: lease (us), hold (ms); for each hash: token ("" only
-// looks), refresh ("1"). Returns for each hash the state, the value, how long it is fresh,
-// how long the lease lasts, and the generation.
+// KEYS: hashes, epoch. ARGV: lease (us), hold (ms); for each hash: version, token ("" only
+// looks), refresh ("1"), when it began to wait (us), pause (us). Returns for each hash the state,
+// the value, how long it is fresh, how long the lease lasts, and the generation; or, if busy, now.
 const acquire = preamble + `
+clock()
 local epochKey, hold = KEYS[#KEYS], tonumber(ARGV[2])
 local epoch = epochOf(epochKey)
-local function look(key, token, refresh)
-	local h = fields(key, 'v', 'f', 'k', 'e', 'g', 't', 'l', 'w')
-	if live(h[8]) then return {'fenced', '', 0, 0, ''} end
-	local value, fresh = '', 0
+local function look(key, n, token, refresh, waits, pause)
+	local h = fields(key, 'v' .. n, 'f' .. n, 'k' .. n, 'e' .. n, 'g' .. n, 't' .. n, 'l' .. n, 'b' .. n, 'w')
+	local _, stands = fences(h[9])
+	if stands > 0 then return {'fenced', '', 0, 0, ''} end
+	local value, fresh, failed = '', 0, number(h[8])
 	if h[1] and epoch and h[4] == epoch and live(h[3]) then
+		local paused = failed + number(pause) > now
 		value, fresh = h[1], number(h[2]) - now
-		if fresh > 0 and refresh ~= '1' then return {'hit', value, fresh, 0, ''} end
+		if fresh > 0 and (refresh ~= '1' or paused) then return {'hit', value, fresh, 0, ''} end
+		if paused then return {'failed', value, fresh, 0, ''} end
 	end
 	if token == '' then return {'missed', value, fresh, 0, ''} end
+	if waits ~= '' and failed >= number(waits) and failed > 0 then return {'failed', value, fresh, 0, ''} end
 	local generation = h[5]
 	if not of(epoch, generation) then
 		generation = nil
-	elseif h[6] and h[6] ~= token and live(h[7]) then
-		return {'busy', value, fresh, number(h[7]) - now, ''}
+	elseif h[6] and h[6] ~= '' and h[6] ~= token and live(h[7]) then
+		return {'busy', value, fresh, number(h[7]) - now, us(now)}
 	end
 	if not epoch then
 		epoch = us(now)
-		redis.call('SET', epochKey, epoch)
+		redis.call('SET', epochKey, epoch, 'PX', us(2 * hold))
 	end
 	generation = generation or epoch .. ':' .. us(now) .. ':' .. token
-	redis.call('HSET', key, 'g', generation, 't', token, 'l', us(now + ARGV[1]))
+	redis.call('HSET', key, 'g' .. n, generation, 't' .. n, token, 'l' .. n, us(now + ARGV[1]))
 	outlast(key, hold)
-	outlast(epochKey, hold)
 	return {'leased', value, fresh, 0, generation}
 end
 local answers = {}
-for i = 1, #KEYS - 1 do answers[i] = look(KEYS[i], ARGV[2*i+1], ARGV[2*i+2]) end
+for i = 1, #KEYS - 1 do
+	local a = 5 * i - 2
+	answers[i] = look(KEYS[i], ARGV[a], ARGV[a+1], ARGV[a+2], ARGV[a+3], ARGV[a+4])
+end
 return answers
 `
 
-// KEYS: hashes, epoch. ARGV, for each hash: generation, value, fresh for (us), keep for
+// KEYS: hashes, epoch. ARGV, for each hash: version, generation, value, fresh for (us), keep for
 // (us). Returns for each hash 1 if nothing was invalidated, otherwise 0.
 const fill = preamble + `
+clock()
 local epochKey = KEYS[#KEYS]
 local epoch = epochOf(epochKey)
-local function store(key, generation, value, fresh, keep)
+local function store(key, n, generation, value, fresh, keep)
 	if not of(epoch, generation) then return 0 end
-	local h = fields(key, 'g', 'd')
+	local h = fields(key, 'g' .. n, 'd' .. n)
 	if h[1] ~= generation then return h[2] == generation and 1 or 0 end
-	redis.call('HDEL', key, 'g', 't', 'l')
-	redis.call('HSET', key, 'v', value, 'f', us(now + fresh), 'k', us(now + keep), 'e', epoch, 'd', generation)
+	redis.call('HSET', key, 'v' .. n, value, 'f' .. n, us(now + fresh), 'k' .. n, us(now + keep), 'e' .. n, epoch,
+		'd' .. n, generation, 'g' .. n, '', 't' .. n, '')
 	local ms = math.ceil(keep / 1000)
-	redis.call('PEXPIRE', key, us(ms))
+	outlast(key, ms)
 	outlast(epochKey, ms)
 	return 1
 end
 local answers = {}
-for i = 1, #KEYS - 1 do answers[i] = store(KEYS[i], ARGV[4*i-3], ARGV[4*i-2], ARGV[4*i-1], ARGV[4*i]) end
+for i = 1, #KEYS - 1 do
+	local a = 5 * i - 4
+	answers[i] = store(KEYS[i], ARGV[a], ARGV[a+1], ARGV[a+2], ARGV[a+3], ARGV[a+4])
+end
 return answers
 `
 
-// KEYS: hash. ARGV: token.
+// KEYS: hash. ARGV: version, token, failed ("1").
 const release = preamble + `
-if fields(KEYS[1], 't')[1] == ARGV[1] then redis.call('HDEL', KEYS[1], 't', 'l') end
+local t, b = 't' .. ARGV[1], 'b' .. ARGV[1]
+if ARGV[2] == '' or fields(KEYS[1], t)[1] ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], t, '')
+if ARGV[3] == '1' then
+	clock()
+	redis.call('HSET', KEYS[1], b, us(now))
+end
 return 0
 `
 
 // KEYS: hashes. ARGV: channel; for each hash: message.
 const invalidate = preamble + `
 for i = 1, #KEYS do
-	forget(KEYS[i])
+	put(KEYS[i], forget(KEYS[i]))
 	redis.call('PUBLISH', ARGV[1], ARGV[i+1])
 end
 return 0
@@ -132,9 +175,21 @@ return 0
 
 // KEYS: hashes. ARGV: channel; for each hash: message.
 const expire = preamble + `
+clock()
 for i = 1, #KEYS do
-	if live(fields(KEYS[i], 'f')[1]) then redis.call('HSET', KEYS[i], 'f', us(now)) end
-	redis.call('HDEL', KEYS[i], 'g', 'd', 't', 'l')
+	local h = redis.pcall('HGETALL', KEYS[i])
+	if h.err then
+		redis.call('DEL', KEYS[i])
+		h = {}
+	end
+	for j = 1, #h, 2 do
+		local kind = string.sub(h[j], 1, 1)
+		if kind == 'f' then
+			if live(h[j+1]) then redis.call('HSET', KEYS[i], h[j], us(now)) end
+		elseif string.find('gdtlb', kind, 1, true) then
+			redis.call('HDEL', KEYS[i], h[j])
+		end
+	end
 	redis.call('PUBLISH', ARGV[1], ARGV[i+1])
 end
 return 0
@@ -142,43 +197,31 @@ return 0
 
 // KEYS: hash. ARGV: channel, message, token, duration (us).
 const fence = preamble + `
-forget(KEYS[1])
-local h = fields(KEYS[1], 'w', 'x:' .. ARGV[3])
-if live(h[2]) then return 0 end
-local falls = now + ARGV[4]
-local last = math.max(falls, number(h[1]))
-redis.call('HSET', KEYS[1], 'w:' .. ARGV[3], us(falls), 'w', us(last))
-redis.call('PEXPIRE', KEYS[1], us(math.ceil((last - now) / 1000)))
+clock()
+local all = forget(KEYS[1])
+all[ARGV[3]] = all[ARGV[3]] or us(now + ARGV[4])
+put(KEYS[1], all)
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 return 0
 `
 
 // KEYS: hash. ARGV: channel, message, token, how long a fence may arrive too late (us).
 const unfence = preamble + `
-forget(KEYS[1])
-if redis.call('HDEL', KEYS[1], 'w:' .. ARGV[3]) == 0 then
-	redis.call('HSET', KEYS[1], 'x:' .. ARGV[3], us(now + ARGV[4]))
-	outlast(KEYS[1], math.ceil(ARGV[4] / 1000))
+local all = forget(KEYS[1])
+if all[ARGV[3]] then
+	all[ARGV[3]] = nil
+else
+	if not now then clock() end
+	all[ARGV[3]] = '-' .. us(now + ARGV[4])
 end
-local h = redis.call('HGETALL', KEYS[1])
-local last = 0
-for i = 1, #h, 2 do
-	local kind = string.sub(h[i], 1, 2)
-	if kind == 'w:' or kind == 'x:' then
-		if not live(h[i+1]) then
-			redis.call('HDEL', KEYS[1], h[i])
-		elseif kind == 'w:' then
-			last = math.max(last, number(h[i+1]))
-		end
-	end
-end
-if last > 0 then redis.call('HSET', KEYS[1], 'w', us(last)) else redis.call('HDEL', KEYS[1], 'w') end
+put(KEYS[1], all)
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 return 0
 `
 
 // KEYS: epoch. ARGV: channel, message ("" for none), hold (ms).
 const raise = preamble + `
+clock()
 local epoch = math.max(now, number(epochOf(KEYS[1])) + 1)
 local ms = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
 redis.call('SET', KEYS[1], us(epoch), 'PX', us(ms))

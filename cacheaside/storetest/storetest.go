@@ -64,6 +64,9 @@ func Run(t *testing.T, open func(t *testing.T, leaseTTL, writeTimeout time.Durat
 		{"AskWithoutTokenTakesNoLease", long, long, lookTakesNoLease},
 		{"RefreshLeasesAFreshValue", long, long, refreshLeasesFresh},
 		{"ReleaseIsForTheHolder", long, long, releaseIsForTheHolder},
+		{"FailedLoadIsToldToThoseWhoWaitedForIt", long, long, failedIsTold},
+		{"OldValueIsServedInThePauseAfterAFailedLoad", long, long, pauseServesOld},
+		{"VersionsLiveSideBySide", long, long, versions},
 		{"LeaseEndsByItself", short, long, leaseEnds},
 		{"LoadLongerThanItsLeaseIsKept", short, long, slowFillIsKept},
 		{"FirstFillOfAGenerationIsKept", long, long, firstFillIsKept},
@@ -241,11 +244,94 @@ func refreshLeasesFresh(s *suite) {
 
 func releaseIsForTheHolder(s *suite) {
 	s.lease("k", "a")
-	s.noError(s.store.Release(s.ctx, "k", "b"))
+	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "b"}, false))
 	s.state(cacheaside.Busy, "k", "b")
-	s.noError(s.store.Release(s.ctx, "k", "a"))
+	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, false))
 	s.lease("k", "b")
-	s.noError(s.store.Release(s.ctx, "nothing", "a"))
+	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "nothing", Token: "a"}, false))
+}
+
+// ask makes one Ask.
+func (s *suite) ask(a cacheaside.Ask) cacheaside.Lookup {
+	s.Helper()
+	looks, err := s.store.Acquire(s.ctx, a)
+	s.noError(err)
+	s.must(len(looks) == 1, "%d answers to one Ask", len(looks))
+	return looks[0]
+}
+
+func failedIsTold(s *suite) {
+	s.lease("k", "a")
+	waits := s.state(cacheaside.Busy, "k", "b").Waits
+	s.must(waits != "", "a Busy answer without Waits")
+	b := cacheaside.Ask{Key: "k", Token: "b", Waits: waits}
+	s.must(s.ask(b).State == cacheaside.Busy, "%s before the load has failed", s.ask(b).State)
+	time.Sleep(time.Millisecond)
+	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, true))
+	s.must(s.ask(b).State == cacheaside.Failed, "%s for one that waited for a load that failed", s.ask(b).State)
+	s.lease("k", "c") // it did not wait
+	s.must(s.ask(b).State == cacheaside.Failed, "%s though another load has begun", s.ask(b).State)
+
+	time.Sleep(time.Millisecond)
+	b.Waits = s.state(cacheaside.Busy, "k", "b").Waits
+	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "c"}, false))
+	s.must(s.ask(b).State == cacheaside.Leased, "%s after a load that was given up, and has not failed", s.ask(b).State)
+	s.noError(s.store.Invalidate(s.ctx, "k"))
+	d := s.lease("k", "d")
+	s.must(s.ask(b).State == cacheaside.Busy, "%s after an invalidation", s.ask(b).State)
+	s.fill(true, "k", d, "v")
+	s.must(s.ask(b).State == cacheaside.Hit, "%s of a value", s.ask(b).State)
+}
+
+func pauseServesOld(s *suite) {
+	s.fill(true, "k", s.lease("k", "a"), "old")
+	s.noError(s.store.Expire(s.ctx, "k"))
+	s.lease("k", "a")
+	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, true))
+	look := s.ask(cacheaside.Ask{Key: "k", Token: "b", Pause: long})
+	s.must(look.State == cacheaside.Failed && string(look.Value) == "old", "%s with %q in the pause", look.State, look.Value)
+	s.lease("k", "b") // without a pause
+	s.noError(s.store.Invalidate(s.ctx, "k"))
+	look = s.ask(cacheaside.Ask{Key: "k", Token: "b", Pause: long})
+	s.must(look.State == cacheaside.Leased, "%s where there is no old value to serve", look.State)
+	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "b"}, true))
+	look = s.ask(cacheaside.Ask{Key: "k", Token: "b", Pause: long})
+	s.must(look.State == cacheaside.Leased, "%s: a failure is not remembered without an old value", look.State)
+}
+
+func versions(s *suite) {
+	old, young := cacheaside.Ask{Key: "k", Version: 1, Token: "a"}, cacheaside.Ask{Key: "k", Version: 2, Token: "b"}
+	of := func(ask cacheaside.Ask) {
+		look := s.ask(ask)
+		s.must(look.State == cacheaside.Leased, "Version %d is %s, though none of its processes loads", ask.Version, look.State)
+		f := filling("k", look.Grant, strconv.Itoa(int(ask.Version)))
+		f.Version = ask.Version
+		current, err := s.store.Fill(s.ctx, f)
+		s.noError(err)
+		s.must(current[0], "Fill of Version %d was refused", ask.Version)
+	}
+	for range 2 {
+		of(old)
+		of(young)
+		for _, ask := range []cacheaside.Ask{old, young, old} {
+			look := s.ask(ask)
+			s.must(look.State == cacheaside.Hit && string(look.Value) == strconv.Itoa(int(ask.Version)),
+				"Version %d is %s with %q", ask.Version, look.State, look.Value)
+		}
+		s.noError(s.store.Invalidate(s.ctx, "k")) // reaches both
+	}
+	of(old)
+	of(young)
+	s.noError(s.store.Expire(s.ctx, "k"))
+	for _, ask := range []cacheaside.Ask{old, young} {
+		look := s.ask(ask)
+		s.must(look.State == cacheaside.Leased && look.Fresh <= 0, "Version %d is %s after Expire", ask.Version, look.State)
+	}
+	_, err := s.store.Fence(s.ctx, "k", "w")
+	s.noError(err)
+	for _, ask := range []cacheaside.Ask{old, young} {
+		s.must(s.ask(ask).State == cacheaside.Fenced, "Version %d is not fenced", ask.Version)
+	}
 }
 
 func leaseEnds(s *suite) {
@@ -256,7 +342,7 @@ func leaseEnds(s *suite) {
 		return look.State == cacheaside.Leased
 	})
 	s.must(look.Grant == grant, "the next holder got another Grant, though nothing was invalidated")
-	s.noError(s.store.Release(s.ctx, "k", "a"))
+	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, false))
 	s.fill(true, "k", grant, "of a")
 	s.holds("k", "of a")
 	s.fill(true, "k", grant, "of b")
@@ -272,7 +358,7 @@ func slowFillIsKept(s *suite) {
 
 func firstFillIsKept(s *suite) {
 	a := s.lease("k", "a")
-	s.noError(s.store.Release(s.ctx, "k", "a"))
+	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, false))
 	s.must(s.lease("k", "b") == a, "Release ended the generation")
 	s.fill(true, "k", a, "of a")
 	s.fill(true, "k", a, "of b")
@@ -582,7 +668,7 @@ func callsFail(s *suite) {
 			return err
 		},
 		"Fill":          func() error { _, err := s.store.Fill(s.ctx, filling("k", grant, "v")); return err },
-		"Release":       func() error { return s.store.Release(s.ctx, "k", "a") },
+		"Release":       func() error { return s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, false) },
 		"Invalidate":    func() error { return s.store.Invalidate(s.ctx, "k") },
 		"Expire":        func() error { return s.store.Expire(s.ctx, "k") },
 		"InvalidateAll": func() error { return s.store.InvalidateAll(s.ctx) },

@@ -39,13 +39,13 @@ func TestEveryFault(t *testing.T) {
 // reaches Redis.
 func endure(t *testing.T, name string, proxy *faultproxy.Proxy, fault faultproxy.Fault, near, far cacheaside.Store) {
 	var row, loads atomic.Int64
-	open := func(s cacheaside.Store, capacity int) *cacheaside.Cache[int, int64] {
+	open := func(s cacheaside.Store) *cacheaside.Cache[int, int64] {
 		return cacheaside.New(cacheaside.Config[int, int64]{
 			Load:  func(context.Context, int) (int64, error) { loads.Add(1); return row.Load(), nil },
-			Store: s, Capacity: capacity, ErrorPause: 50 * time.Millisecond,
+			Store: s, ErrorPause: 50 * time.Millisecond,
 		})
 	}
-	c, other := open(near, 0), open(far, -1)
+	c, other := open(near), open(far)
 	defer other.Close()
 	defer c.Close()
 	slowest := time.Duration(0)
@@ -56,7 +56,7 @@ func endure(t *testing.T, name string, proxy *faultproxy.Proxy, fault faultproxy
 	}
 	get := func(c *cacheaside.Cache[int, int64], key int) {
 		timed(func() {
-			v, err := c.Get(t.Context(), key)
+			v, err := c.GetWith(t.Context(), key, cacheaside.GetOptions{SkipMemory: c == other})
 			assert.NoError(t, err, name)
 			assert.Equal(t, row.Load(), v, name)
 		})

@@ -2,9 +2,7 @@ package cacheaside_test
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,35 +20,6 @@ func impatient(cfg *redisstore.Config) {
 	cfg.Timeout, cfg.Heartbeat = 100*time.Millisecond, 100*time.Millisecond
 }
 
-// A Redis that hangs is asked once by the first write, and once more for another
-// shard; the writes that follow do not wait for it.
-func TestWritesDoNotWaitForARedisThatIsKnownToHang(t *testing.T) {
-	server := services.NewRedis(t)
-	p := newProcess(t, server.Addr)
-	c := cacheaside.New(cacheaside.Config[int, int]{
-		Load:  func(context.Context, int) (int, error) { return 1, nil },
-		Store: p.store(newPrefix(t), impatient), Capacity: -1, ErrorPause: time.Hour,
-	})
-	defer c.Close()
-	_, err := c.Get(t.Context(), 1)
-	require.NoError(t, err)
-	server.Pause()
-	defer server.Resume()
-	before := p.evals.Load()
-	write := func(context.Context) error { return nil }
-	err = c.Write(t.Context(), 1, write)
-	require.ErrorIs(t, err, cacheaside.ErrUntold)
-	require.NoError(t, cacheaside.WriteError(err))
-	require.Equal(t, int64(1), p.evals.Load()-before, "the fence; no more is asked")
-	for key := range 1000 {
-		require.NoError(t, cacheaside.WriteError(c.Write(t.Context(), key, write)))
-		_, err := c.Get(t.Context(), key)
-		require.NoError(t, err)
-	}
-	require.ErrorIs(t, c.Invalidate(t.Context(), 1, 2, 3), cacheaside.ErrUntold)
-	require.LessOrEqual(t, p.evals.Load()-before, int64(2))
-}
-
 // A Write whose fence stands has kept its promise, whatever becomes of Redis then.
 func TestWriteWhoseFenceStandsIsNoError(t *testing.T) {
 	server := services.NewRedis(t)
@@ -59,7 +28,7 @@ func TestWriteWhoseFenceStandsIsNoError(t *testing.T) {
 	newCache := func(change ...func(*redisstore.Config)) *cacheaside.Cache[int, int64] {
 		c := cacheaside.New(cacheaside.Config[int, int64]{
 			Load:  func(context.Context, int) (int64, error) { return row.Load(), nil },
-			Store: newProcess(t, server.Addr).store(prefix, change...), Capacity: -1, ErrorPause: 100 * time.Millisecond,
+			Store: newProcess(t, server.Addr).store(prefix, change...), ErrorPause: 100 * time.Millisecond,
 		})
 		t.Cleanup(func() { _ = c.Close() })
 		return c
@@ -86,25 +55,24 @@ func TestWriteWhoseFenceStandsIsNoError(t *testing.T) {
 	require.Zero(t, writer.Stats().Untold)
 }
 
-// A command that arrives late, after its client has given up, leaves neither a lease
-// nor a fence that others would have to wait for.
+// A command that arrives late, after its client has given up, leaves no fence that others
+// would have to wait for.
 func TestCommandsThatArriveLateLeaveNothing(t *testing.T) {
 	addr := services.Redis(t)
 	for name, act := range map[string]func(c *cacheaside.Cache[int, int]){
 		"fence": func(c *cacheaside.Cache[int, int]) {
 			_ = c.Write(t.Context(), 1, func(context.Context) error { return nil })
 		},
-		"acquire": func(c *cacheaside.Cache[int, int]) { _, _ = c.Get(t.Context(), 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			prefix := newPrefix(t)
 			proxy := faultproxy.New(t, addr)
 			long := func(cfg *redisstore.Config) { cfg.LeaseTTL, cfg.WriteTimeout = time.Hour, time.Hour }
 			load := func(context.Context, int) (int, error) { return 1, nil }
-			c := cacheaside.New(cacheaside.Config[int, int]{Load: load, Capacity: -1,
+			c := cacheaside.New(cacheaside.Config[int, int]{Load: load,
 				Store: newProcess(t, proxy.Addr()).store(prefix, long, impatient)})
 			defer c.Close()
-			other := cacheaside.New(cacheaside.Config[int, int]{Load: load, Capacity: -1,
+			other := cacheaside.New(cacheaside.Config[int, int]{Load: load,
 				Store: newProcess(t, addr).store(prefix, long)})
 			defer other.Close()
 			_, err := c.Get(t.Context(), 2) // it is connected
@@ -128,7 +96,7 @@ func TestCommandsThatArriveLateLeaveNothing(t *testing.T) {
 func TestNoGetIsOlderInABadNetwork(t *testing.T) {
 	addr := services.Redis(t)
 	for name, tr := range map[string]trial{
-		"redis": {writers: 3, keys: 4, reads: 2_000, capacity: -1, processes: 3},
+		"redis": {writers: 3, keys: 4, reads: 2_000, skip: true, processes: 3},
 		"both":  {writers: 3, keys: 4, reads: 2_000, processes: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -165,41 +133,3 @@ func TestNoGetIsOlderInABadNetwork(t *testing.T) {
 		})
 	}
 }
-
-// WAIT in a pipeline with the script makes a failover lose no invalidation: one that
-// the replica does not have is not told.
-func TestInvalidationThatNoReplicaHasIsNotTold(t *testing.T) {
-	master, replica := services.NewRedis(t), services.NewRedis(t)
-	host, port, _ := strings.Cut(master.Addr, ":")
-	follower := newProcess(t, replica.Addr)
-	require.NoError(t, follower.client.ReplicaOf(t.Context(), host, port).Err())
-	require.Eventually(t, func() bool {
-		info, err := follower.client.Info(t.Context(), "replication").Result()
-		return err == nil && strings.Contains(info, "master_link_status:up")
-	}, time.Minute, 10*time.Millisecond)
-	p := newProcess(t, master.Addr)
-	s := p.store(newPrefix(t), func(cfg *redisstore.Config) {
-		cfg.EvalReplicated = func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-			pipe := p.client.Pipeline()
-			reply := pipe.Eval(ctx, script, keys, args...)
-			wait := pipe.Do(ctx, "WAIT", 1, 1000)
-			if _, err := pipe.Exec(ctx); err != nil {
-				return nil, err
-			}
-			if n, err := wait.Int(); err != nil || n < 1 {
-				return nil, errNoReplica
-			}
-			return reply.Result()
-		}
-	})
-	require.True(t, fill(t, s, "k", lease(t, s, "k", "a"), "v"))
-	require.NoError(t, s.Invalidate(t.Context(), "k"))
-	replica.Pause()
-	require.ErrorIs(t, s.Invalidate(t.Context(), "k"), errNoReplica)
-	_, err := s.Fence(t.Context(), "k", "w")
-	require.ErrorIs(t, err, errNoReplica)
-	replica.Resume()
-	require.NoError(t, s.Unfence(t.Context(), "k", "w"))
-}
-
-var errNoReplica = errors.New("no replica has it")

@@ -35,7 +35,7 @@ func (r *record) promise(version int64) {
 // A trial is one way to look for values that are older than they may be.
 type trial struct {
 	writers, keys, reads int
-	capacity             int                                     // of each Cache; -1: no memory
+	skip                 bool                                    // the readers skip memory
 	processes            int                                     // each with a Cache; readers and writers are spread over them
 	invalidate           bool                                    // commit, then Invalidate, rather than Write
 	crash                bool                                    // one writer in five dies after its commit
@@ -129,7 +129,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 		onEvent, ready := up()
 		procs[i].records = make([]record, tr.keys)
 		procs[i].cache = cacheaside.New(cacheaside.Config[int, int64]{
-			Load: load, Store: procs[i].ears, Capacity: tr.capacity, ErrorPause: 20 * time.Millisecond,
+			Load: load, Store: procs[i].ears, ErrorPause: 20 * time.Millisecond,
 			OnEvent: func(ctx context.Context, e cacheaside.Event) {
 				onEvent(ctx, e)
 				if untold, ok := ctx.Value(untoldKey{}).(*bool); ok && e.Kind == cacheaside.EventNotInvalidated {
@@ -137,25 +137,22 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 				}
 			},
 		})
-		if tr.capacity >= 0 {
-			<-ready
-		}
+		<-ready
 		defer procs[i].cache.Close()
 		if tr.crash {
 			var s cacheaside.Store = p.store(prefix, change)
 			if tr.breakIt != nil {
 				s = tr.breakIt(s)
 			}
-			// It has no memory: what it would have had died with it. It never
-			// succeeds in repairing what it left.
+			// It never succeeds in repairing what it left.
 			procs[i].dying = cacheaside.New(cacheaside.Config[int, int64]{
-				Load: load, Store: dying{s}, Capacity: -1, ErrorPause: -1,
+				Load: load, Store: dying{s}, ErrorPause: -1,
 			})
 		}
 	}
 	promise := func(by, key int, version int64) {
 		for i := range procs {
-			if i == by || tr.capacity < 0 {
+			if i == by || tr.skip {
 				procs[i].records[key].promise(version)
 			}
 		}
@@ -189,7 +186,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 				switch {
 				case tr.crash && rand.N(5) == 0:
 					err = p.dying.Write(t.Context(), key, commit)
-					if err == nil && tr.capacity >= 0 { // for memory, once it has heard of the fence
+					if err == nil && !tr.skip { // for memory, once it has heard of the fence
 						err = p.ears.catchUp(t.Context(), other)
 					}
 				case tr.invalidate:
@@ -227,7 +224,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 			for i := 0; i < tr.reads/readers || !settled.Load(); i++ {
 				key := i % tr.keys
 				floor := p.records[key].promised.Load()
-				v, err := p.cache.Get(t.Context(), key)
+				v, err := p.cache.GetWith(t.Context(), key, cacheaside.GetOptions{SkipMemory: tr.skip})
 				if err != nil {
 					t.Errorf("get: %v", err)
 					return
@@ -257,11 +254,11 @@ func shortLease(cfg *redisstore.Config) { cfg.LeaseTTL = 50 * time.Microsecond }
 func TestNoGetIsOlderThanAWriteThatReturned(t *testing.T) {
 	addr := services.Redis(t)
 	for name, tr := range map[string]trial{
-		"redis":                                 {writers: 4, keys: 8, reads: 10_000, capacity: -1, processes: 2},
-		"redis, three writers, one key":         {writers: 3, keys: 1, reads: 10_000, capacity: -1, processes: 3},
-		"redis, invalidated":                    {writers: 3, keys: 2, reads: 10_000, capacity: -1, processes: 3, invalidate: true},
-		"redis, crashes":                        {writers: 3, keys: 4, reads: 20_000, capacity: -1, processes: 3, crash: true, store: quickly},
-		"redis, loads that outlast their lease": {writers: 3, keys: 2, reads: 10_000, capacity: -1, processes: 3, invalidate: true, store: shortLease},
+		"redis":                                 {writers: 4, keys: 8, reads: 10_000, skip: true, processes: 2},
+		"redis, three writers, one key":         {writers: 3, keys: 1, reads: 10_000, skip: true, processes: 3},
+		"redis, invalidated":                    {writers: 3, keys: 2, reads: 10_000, skip: true, processes: 3, invalidate: true},
+		"redis, crashes":                        {writers: 3, keys: 4, reads: 20_000, skip: true, processes: 3, crash: true, store: quickly},
+		"redis, loads that outlast their lease": {writers: 3, keys: 2, reads: 10_000, skip: true, processes: 3, invalidate: true, store: shortLease},
 		"both, loads that outlast their lease":  {writers: 3, keys: 2, reads: 20_000, processes: 3, invalidate: true, store: shortLease},
 		"both":                                  {writers: 4, keys: 8, reads: 20_000, processes: 2},
 		"both, three writers, one key":          {writers: 3, keys: 1, reads: 20_000, processes: 3},
@@ -278,7 +275,7 @@ func TestNoGetIsOlderThanAWriteThatReturned(t *testing.T) {
 
 func TestTheSameWhileRedisIsKilledAndRestarted(t *testing.T) {
 	for name, tr := range map[string]trial{
-		"redis": {writers: 3, keys: 4, reads: 5_000, capacity: -1, processes: 3},
+		"redis": {writers: 3, keys: 4, reads: 5_000, skip: true, processes: 3},
 		"both":  {writers: 3, keys: 4, reads: 5_000, processes: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -374,15 +371,15 @@ func (s uncounted) Unfence(ctx context.Context, key, _ string) error {
 func TestWithoutItsRulesOldValuesComeBack(t *testing.T) {
 	addr := services.Redis(t)
 	for name, tr := range map[string]trial{
-		"no lease": {writers: 3, keys: 1, reads: 5_000, capacity: -1, processes: 3, invalidate: true,
+		"no lease": {writers: 3, keys: 1, reads: 5_000, skip: true, processes: 3, invalidate: true,
 			breakIt: func(s cacheaside.Store) cacheaside.Store { return unleased{s} }},
-		"lease acquired again": {writers: 3, keys: 1, reads: 5_000, capacity: -1, processes: 3, invalidate: true,
+		"lease acquired again": {writers: 3, keys: 1, reads: 5_000, skip: true, processes: 3, invalidate: true,
 			breakIt: func(s cacheaside.Store) cacheaside.Store { return renewed{s, new(sync.Map)} }},
-		"no fence": {writers: 3, keys: 4, reads: 5_000, capacity: -1, processes: 3, crash: true,
+		"no fence": {writers: 3, keys: 4, reads: 5_000, skip: true, processes: 3, crash: true,
 			breakIt: func(s cacheaside.Store) cacheaside.Store { return unfenced{s} }},
 		"no fence, memory": {writers: 3, keys: 4, reads: 5_000, processes: 3, crash: true,
 			breakIt: func(s cacheaside.Store) cacheaside.Store { return unfenced{s} }},
-		"fence without count": {writers: 3, keys: 1, reads: 5_000, capacity: -1, processes: 3, crash: true,
+		"fence without count": {writers: 3, keys: 1, reads: 5_000, skip: true, processes: 3, crash: true,
 			breakIt: func(s cacheaside.Store) cacheaside.Store { return uncounted{s} }},
 	} {
 		t.Run(name, func(t *testing.T) {

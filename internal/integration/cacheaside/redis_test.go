@@ -68,34 +68,31 @@ func up() (onEvent func(context.Context, cacheaside.Event), ready chan struct{})
 
 func TestRoundTrips(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
-	for name, capacity := range map[string]int{"memory in front": 0, "no memory": -1} {
+	for name, skip := range map[string]bool{"memory in front": false, "memory skipped": true} {
 		t.Run(name, func(t *testing.T) {
 			prefix := newPrefix(t)
 			onEvent, ready := up()
 			cfg := cacheaside.Config[int, string]{
-				Load:     func(context.Context, int) (string, error) { return "v", nil },
-				Store:    p.store(prefix),
-				Capacity: capacity,
-				OnEvent:  onEvent,
+				Load:    func(context.Context, int) (string, error) { return "v", nil },
+				Store:   p.store(prefix),
+				OnEvent: onEvent,
 			}
 			c := cacheaside.New(cfg)
 			defer c.Close()
-			if capacity >= 0 {
-				<-ready
-			}
+			<-ready
 			count := func(f func()) int64 {
 				before := p.evals.Load()
 				f()
 				return p.evals.Load() - before
 			}
 			get := func() {
-				v, err := c.Get(t.Context(), 1)
+				v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: skip})
 				require.NoError(t, err)
 				require.Equal(t, "v", v)
 			}
 			require.Equal(t, int64(2), count(get), "a miss")
 			hit := int64(1)
-			if capacity >= 0 {
+			if !skip {
 				hit = 0
 			}
 			require.Equal(t, hit, count(get), "a hit")
@@ -118,7 +115,7 @@ func TestRoundTrips(t *testing.T) {
 // The keys of a bucket go in one script, so that many keys take few round trips.
 func TestManyKeysTakeFewRoundTrips(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
-	c := cacheaside.New(cacheaside.Config[int, int]{
+	cfg := cacheaside.Config[int, int]{
 		Load: func(context.Context, int) (int, error) { return 0, errors.New("not one by one") },
 		LoadMany: func(_ context.Context, keys []int) (map[int]int, error) {
 			values := make(map[int]int)
@@ -127,9 +124,9 @@ func TestManyKeysTakeFewRoundTrips(t *testing.T) {
 			}
 			return values, nil
 		},
-		Store: p.store(newPrefix(t)), Capacity: -1,
-	})
-	defer c.Close()
+		Store: p.store(newPrefix(t)),
+	}
+	c := cacheaside.New(cfg)
 	keys := make([]int, 1000)
 	for i := range keys {
 		keys[i] = i
@@ -146,7 +143,11 @@ func TestManyKeysTakeFewRoundTrips(t *testing.T) {
 		require.Len(t, got, 1000)
 	}
 	count(64+500, get) // to fill takes about two for each bucket
+	require.EqualValues(t, 1000, c.Stats().Loaded)
+	require.NoError(t, c.Close())
+	c = cacheaside.New(cfg) // with nothing in memory
+	defer c.Close()
 	count(64, get)
 	count(64, func() { require.NoError(t, c.Invalidate(t.Context(), keys...)) })
-	require.Equal(t, int64(1000), c.Stats().Loaded)
+	require.Equal(t, int64(1000), c.Stats().StoreHits)
 }

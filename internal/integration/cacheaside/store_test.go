@@ -84,8 +84,10 @@ func TestDamagedKeysAreReplaced(t *testing.T) {
 			"nothing":    func(cacheaside.Store, string, string) error { return nil },
 			"invalidate": func(s cacheaside.Store, key, _ string) error { return s.Invalidate(t.Context(), key) },
 			"expire":     func(s cacheaside.Store, key, _ string) error { return s.Expire(t.Context(), key) },
-			"release":    func(s cacheaside.Store, key, _ string) error { return s.Release(t.Context(), key, "a") },
-			"all":        func(s cacheaside.Store, _, _ string) error { return s.InvalidateAll(t.Context()) },
+			"release": func(s cacheaside.Store, key, _ string) error {
+				return s.Release(t.Context(), cacheaside.Ask{Key: key, Token: "a"}, false)
+			},
+			"all": func(s cacheaside.Store, _, _ string) error { return s.InvalidateAll(t.Context()) },
 			"fill": func(s cacheaside.Store, key, grant string) error {
 				_, err := s.Fill(t.Context(), cacheaside.Filling{Key: key, Grant: grant, Value: []byte("v"), Fresh: time.Hour, Keep: time.Hour})
 				return err
@@ -123,19 +125,19 @@ func TestHashesHoldNoMoreThanTheyNeed(t *testing.T) {
 	filled := func(key string) {
 		t.Helper()
 		require.True(t, fill(t, s, key, lease(t, s, key, "a"), "v"))
-		require.Equal(t, []string{"d", "e", "f", "k", "v"}, fieldsOf(t, p, prefix, key))
+		require.Equal(t, []string{"d0", "e0", "f0", "g0", "k0", "l0", "t0", "v0"}, fieldsOf(t, p, prefix, key))
 	}
 	filled("k")
 	acquire(t, s, "k", "b", true)
 	require.NoError(t, s.Expire(t.Context(), "k"))
-	require.Equal(t, []string{"e", "f", "k", "v"}, fieldsOf(t, p, prefix, "k"))
+	require.Equal(t, []string{"e0", "f0", "k0", "v0"}, fieldsOf(t, p, prefix, "k"))
 	acquire(t, s, "k", "b", true)
 	require.NoError(t, s.Invalidate(t.Context(), "k"))
 	require.Empty(t, fieldsOf(t, p, prefix, "k"))
 	filled("k")
 	_, err := s.Fence(t.Context(), "k", "1")
 	require.NoError(t, err)
-	require.Equal(t, []string{"w", "w:1"}, fieldsOf(t, p, prefix, "k"))
+	require.Equal(t, []string{"w"}, fieldsOf(t, p, prefix, "k"))
 	require.NoError(t, s.Unfence(t.Context(), "k", "1"))
 	require.Empty(t, fieldsOf(t, p, prefix, "k"))
 }
@@ -171,7 +173,7 @@ func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 	grant := lease(t, s, "k", "a")
 	until("k", "b", cacheaside.Leased)
 	until("k", "c", cacheaside.Leased)
-	require.NoError(t, s.Release(t.Context(), "k", "a"), "c has it")
+	require.NoError(t, s.Release(t.Context(), cacheaside.Ask{Key: "k", Token: "a"}, false), "c has it")
 	require.Equal(t, cacheaside.Busy, acquire(t, s, "k", "a", false).State)
 	require.True(t, fill(t, s, "k", grant, "of a"), "it was taken over, but nothing was invalidated")
 	require.Equal(t, "of a", value(t, s, "k"))
@@ -341,14 +343,14 @@ func TestPayloadThatDoesNotDecodeIsReplaced(t *testing.T) {
 	p := newProcess(t, services.Redis(t))
 	prefix := newPrefix(t)
 	old := cacheaside.New(cacheaside.Config[int, string]{
-		Load: func(context.Context, int) (string, error) { return "text", nil }, Store: p.store(prefix), Capacity: -1,
+		Load: func(context.Context, int) (string, error) { return "text", nil }, Store: p.store(prefix),
 	})
 	defer old.Close()
 	_, err := old.Get(t.Context(), 1)
 	require.NoError(t, err)
 	var bad []error
 	c := cacheaside.New(cacheaside.Config[int, int]{
-		Load: func(context.Context, int) (int, error) { return 5, nil }, Store: p.store(prefix), Capacity: -1,
+		Load: func(context.Context, int) (int, error) { return 5, nil }, Store: p.store(prefix),
 		OnEvent: func(_ context.Context, e cacheaside.Event) {
 			if e.Kind == cacheaside.EventCodecFailed {
 				bad = append(bad, e.Err)
@@ -357,7 +359,7 @@ func TestPayloadThatDoesNotDecodeIsReplaced(t *testing.T) {
 	})
 	defer c.Close()
 	for range 3 {
-		v, err := c.Get(t.Context(), 1)
+		v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
 		require.NoError(t, err)
 		require.Equal(t, 5, v)
 	}
@@ -370,7 +372,7 @@ func TestPayloadThatDoesNotDecodeIsReplaced(t *testing.T) {
 // A thousand callers of a cold key, in four processes, make one load.
 func TestColdKeyIsLoadedOnceByAllProcesses(t *testing.T) {
 	addr := services.Redis(t)
-	for _, capacity := range []int{0, -1} {
+	for _, skip := range []bool{false, true} {
 		prefix := newPrefix(t)
 		var loads atomic.Int64
 		var wg sync.WaitGroup
@@ -381,13 +383,12 @@ func TestColdKeyIsLoadedOnceByAllProcesses(t *testing.T) {
 					time.Sleep(20 * time.Millisecond)
 					return 7, nil
 				},
-				Store:    newProcess(t, addr).store(prefix, func(cfg *redisstore.Config) { cfg.LeaseTTL = time.Minute }),
-				Capacity: capacity,
+				Store: newProcess(t, addr).store(prefix, func(cfg *redisstore.Config) { cfg.LeaseTTL = time.Minute }),
 			})
 			defer c.Close()
 			for range 250 {
 				wg.Go(func() {
-					if v, err := c.Get(t.Context(), 1); err != nil || v != 7 {
+					if v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: skip}); err != nil || v != 7 {
 						t.Errorf("got %d, %v", v, err)
 					}
 				})

@@ -1,0 +1,236 @@
+package cacheaside_test
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// A load that fails has failed for all who wait for it, in every process: nobody waits for one
+// load after the other.
+func TestFailedLoadFailsThoseWhoWaitInEveryProcess(t *testing.T) {
+	for name, old := range map[string]bool{"nothing to serve": false, "an old value": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const takes = 2 * time.Second
+				shared := newFakeStore()
+				var failing atomic.Bool
+				var loads atomic.Int64
+				var caches []*cacheaside.Cache[int, int]
+				for range 12 {
+					c := cacheaside.New(cacheaside.Config[int, int]{
+						TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: time.Second, Store: shared.connect(),
+						Load: func(context.Context, int) (int, error) {
+							if failing.Load() {
+								loads.Add(1)
+								time.Sleep(takes)
+								return 0, errLoad
+							}
+							return 1, nil
+						},
+					})
+					defer c.Close()
+					caches = append(caches, c)
+				}
+				synctest.Wait()
+				if old {
+					mustGet(t, caches[0], 1)
+					time.Sleep(2 * time.Minute)
+				}
+				failing.Store(true)
+				begun := time.Now()
+				var wg sync.WaitGroup
+				for i, c := range caches {
+					wg.Go(func() {
+						time.Sleep(time.Duration(i) * 10 * time.Millisecond)
+						v, err := c.Get(t.Context(), 1)
+						if old && (err != nil || v != 1) || !old && err == nil {
+							t.Errorf("process %d: %d, %v", i, v, err)
+						}
+					})
+				}
+				wg.Wait()
+				require.LessOrEqual(t, time.Since(begun), takes*3/2, "the last to hear")
+				require.Equal(t, int64(1), loads.Load())
+				if old { // and in the pause none loads again
+					for _, c := range caches {
+						mustGet(t, c, 1)
+					}
+					require.Equal(t, int64(1), loads.Load())
+				} else { // which does not fail those who call later
+					failing.Store(false)
+					require.Equal(t, 1, mustGet(t, caches[5], 1))
+				}
+			})
+		})
+	}
+}
+
+// While a process deploys a new Version, with another type of key, each Version is loaded once,
+// and an invalidation by either reaches both.
+func TestVersionsLiveSideBySide(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type id struct{ n int }
+		shared := newFakeStore()
+		var loads [3]atomic.Int64
+		version := func(v uint32) func(context.Context) (int, error) {
+			return func(context.Context) (int, error) { loads[v].Add(1); return int(v), nil }
+		}
+		var olds []*cacheaside.Cache[int, int]
+		var news []*cacheaside.Cache[id, string]
+		for range 2 {
+			load1, load2 := version(1), version(2)
+			olds = append(olds, cacheaside.New(cacheaside.Config[int, int]{
+				Version: 1, Store: unwatched{shared.connect()},
+				Load: func(ctx context.Context, _ int) (int, error) { return load1(ctx) },
+			}))
+			news = append(news, cacheaside.New(cacheaside.Config[id, string]{
+				Version: 2, Store: unwatched{shared.connect()}, Key: func(k id) string { return strconv.Itoa(k.n) },
+				Load: func(ctx context.Context, _ id) (string, error) {
+					v, err := load2(ctx)
+					return strconv.Itoa(v), err
+				},
+			}))
+			defer olds[len(olds)-1].Close()
+			defer news[len(news)-1].Close()
+		}
+		gets := func() {
+			for range 100 {
+				for i := range olds {
+					require.Equal(t, 1, mustGet(t, olds[i], 7))
+					v, err := news[i].Get(t.Context(), id{7})
+					require.NoError(t, err)
+					require.Equal(t, "2", v)
+				}
+			}
+		}
+		gets()
+		require.Equal(t, int64(1), loads[1].Load())
+		require.Equal(t, int64(1), loads[2].Load())
+		require.NoError(t, news[0].Invalidate(t.Context(), id{7}))
+		gets()
+		require.NoError(t, olds[0].Write(t.Context(), 7, func(context.Context) error { return nil }))
+		gets()
+		require.Equal(t, int64(3), loads[1].Load())
+		require.Equal(t, int64(3), loads[2].Load())
+	})
+}
+
+// A Load that reads a replica may read what was before a change. It is kept no longer than the
+// replica may lag.
+func TestLagBoundsWhatAReplicaHasNotSeen(t *testing.T) {
+	const lag = 2 * time.Second
+	type cache = *cacheaside.Cache[int, int]
+	for name, change := range map[string]func(t *testing.T, c, other cache, commit func(context.Context) error){
+		"Write": func(t *testing.T, c, _ cache, commit func(context.Context) error) {
+			require.NoError(t, c.Write(t.Context(), 1, commit))
+		},
+		"Invalidate": func(t *testing.T, c, _ cache, commit func(context.Context) error) {
+			_ = commit(t.Context())
+			require.NoError(t, c.Invalidate(t.Context(), 1))
+		},
+		"InvalidateAll": func(t *testing.T, c, _ cache, commit func(context.Context) error) {
+			_ = commit(t.Context())
+			require.NoError(t, c.InvalidateAll(t.Context()))
+		},
+		"Expire": func(t *testing.T, c, _ cache, commit func(context.Context) error) {
+			_ = commit(t.Context())
+			require.NoError(t, c.Expire(t.Context(), 1))
+		},
+		"by another process": func(t *testing.T, _, other cache, commit func(context.Context) error) {
+			require.NoError(t, other.Write(t.Context(), 1, commit))
+		},
+	} {
+		for _, store := range []bool{false, true} {
+			if name == "by another process" && !store {
+				continue
+			}
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var row, replica, loads atomic.Int64
+					cfg := cacheaside.Config[int, int]{
+						TTL: time.Hour, Jitter: -1, StaleOnError: time.Hour, Lag: lag,
+						Load: func(context.Context, int) (int, error) { loads.Add(1); return int(replica.Load()), nil },
+					}
+					shared := newFakeStore()
+					open := func() cache {
+						if store {
+							cfg.Store = shared.connect()
+						}
+						return cacheaside.New(cfg)
+					}
+					c, other := open(), open()
+					defer c.Close()
+					defer other.Close()
+					synctest.Wait()
+					require.Equal(t, 0, mustGet(t, c, 1))
+					change(t, c, other, func(context.Context) error {
+						row.Add(1)
+						go func() {
+							time.Sleep(lag - 1)
+							replica.Store(row.Load())
+						}()
+						return nil
+					})
+					time.Sleep(lag / 2)
+					require.Equal(t, 0, mustGet(t, c, 1), "it is served")
+					before := loads.Load()
+					mustGet(t, c, 1)
+					require.Equal(t, before, loads.Load(), "and kept,")
+					time.Sleep(lag / 2)
+					require.Equal(t, 1, mustGet(t, c, 1), "until the replica has seen the change")
+					before = loads.Load()
+					time.Sleep(30 * time.Minute)
+					require.Equal(t, 1, mustGet(t, c, 1))
+					require.Equal(t, before, loads.Load(), "what is loaded then has its TTL")
+				})
+			})
+		}
+	}
+}
+
+// A Cache describes itself, for package registry.
+func TestCacheDescribesItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeStore().connect()
+		c := cacheaside.New(cacheaside.Config[int, int]{Name: "users", Load: newSource().load, Store: conn, TTL: time.Minute})
+		synctest.Wait()
+		var events []string
+		c.ObserveAny(func(_ context.Context, e any) {
+			e.(cacheaside.Event).Fields(func(name string, value any) {
+				if name == "event" {
+					events = append(events, value.(string))
+				}
+			})
+		})
+		mustGet(t, c, 1)
+		mustGet(t, c, 1)
+		require.Equal(t, []string{"loaded"}, events)
+		figures := map[string]float64{}
+		for _, f := range c.Figures() {
+			figures[f.Name] = f.Value
+		}
+		require.Equal(t, 1.0, figures["cache.requests{result=hit}"])
+		require.Equal(t, 1.0, figures["cache.loads{outcome=loaded}"])
+		require.Equal(t, 1.0, figures["cache.entries"])
+		require.Equal(t, "cache", c.Kind())
+		settings := c.Settings().(cacheaside.Config[int, int])
+		require.Equal(t, time.Minute, settings.TTL)
+		require.Nil(t, settings.Load)
+		require.NoError(t, c.Health())
+		conn.fail()
+		require.Error(t, c.Invalidate(t.Context(), 1))
+		require.EqualError(t, c.Health(), "invalidations untold: 1 keys")
+		conn.recover()
+		require.NoError(t, c.Close())
+		require.NoError(t, c.Health())
+	})
+}
