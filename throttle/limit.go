@@ -32,11 +32,11 @@ type limit struct {
 // terms are what a Config says, in the units of meters.
 type terms struct {
 	cfg       *Config
-	since     int64                // on the steady clock
-	token     int64                // nanoseconds; 0: there is no rate
-	burst     int64                // nanoseconds, of all tokens
-	calendars []*calendar.Calendar // of the quotas; nil for one that has Every
-	spans     []calendar.Span      // the last that were asked for
+	since     int64             // on the steady clock
+	token     int64             // nanoseconds; 0: there is no rate
+	burst     int64             // nanoseconds, of all tokens
+	calendars []calendar.Window // of the quotas
+	spans     []calendar.Span   // of days and months: the last that were asked for
 }
 
 func newTerms(cfg *Config) *terms {
@@ -46,11 +46,7 @@ func newTerms(cfg *Config) *terms {
 		t.burst = t.token * int64(cfg.Burst)
 	}
 	for _, q := range cfg.Quotas {
-		var c *calendar.Calendar
-		if q.Per != "" {
-			c = q.calendar()
-		}
-		t.calendars = append(t.calendars, c)
+		t.calendars = append(t.calendars, q.window())
 	}
 	return t
 }
@@ -316,9 +312,8 @@ func (m *meter) follow(was, t *terms, at int) {
 // same yields each quota of t that has the window of one of other, and that.
 func (t *terms) same(other *terms) iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
-		for i, q := range t.cfg.Quotas {
-			j := slices.IndexFunc(other.cfg.Quotas, func(o Quota) bool { return o.window() == q.window() })
-			if j >= 0 && !yield(i, j) {
+		for i, w := range t.calendars {
+			if j := slices.Index(other.calendars, w); j >= 0 && !yield(i, j) {
 				return
 			}
 		}
@@ -349,7 +344,7 @@ func (m *more) advance(t *terms, now moment) {
 		if w.end <= clock || w.used <= 0 {
 			*w = window{}
 		}
-		if c := t.calendars[i]; c != nil {
+		if c := t.calendars[i]; c.Per != "" {
 			if s := &t.spans[i]; clock < s.Begin || clock >= s.End {
 				*s = c.Find(time.Unix(0, clock))
 			}
@@ -360,7 +355,7 @@ func (m *more) advance(t *terms, now moment) {
 
 // clock returns now on the clock of a quota.
 func (t *terms) clock(quota int, now moment) int64 {
-	if t.calendars[quota] != nil {
+	if t.calendars[quota].Per != "" {
 		return now.wall
 	}
 	return now.steady
@@ -562,11 +557,11 @@ func (l *limit) decision(m *meter, refused *LimitedError) Decision {
 	for i, q := range t.cfg.Quotas {
 		w := m.more.windows[i]
 		left := max(0, q.N-int(w.used))
-		if binds := refused == nil && left < d.Remaining || refused != nil && refused.Quota.window() == q.window(); !binds {
+		if binds := refused == nil && left < d.Remaining || refused != nil && refused.Quota.window() == t.calendars[i]; !binds {
 			continue
 		}
 		d = Decision{Quota: q, Limit: q.N, Window: q.Every, Remaining: left}
-		if t.calendars[i] != nil {
+		if t.calendars[i].Per != "" {
 			d.Window = time.Duration(t.spans[i].End - t.spans[i].Begin)
 		}
 		if w.used > 0 {

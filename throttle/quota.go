@@ -1,9 +1,7 @@
 package throttle
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -60,7 +58,7 @@ func (p Period) From(date time.Time) Quota {
 const (
 	maxQuotas = 8
 	maxQuota  = 1_000_000_000_000_000
-	maxTime   = 36 * 365 * 24 * time.Hour
+	maxTime   = calendar.MaxTime
 )
 
 func checkQuotas(f *invalid.Fields, quotas []Quota) {
@@ -68,32 +66,16 @@ func checkQuotas(f *invalid.Fields, quotas []Quota) {
 	for i, q := range quotas {
 		at := fmt.Sprintf("Quotas[%d].", i)
 		f.Need(q.N >= 1 && int64(q.N) <= maxQuota, at+"N", q.N, "1 to 1e15")
-		q.CheckWindow(f, at)
+		q.window().Check(f, at)
 		for _, other := range quotas[:i] {
 			f.Need(q.window() != other.window(), fmt.Sprintf("Quotas[%d]", i), q, "of another window than those before it")
 		}
 	}
 }
 
-// CheckWindow records what is wrong with the fields other than N, whose names follow at.
-func (q Quota) CheckWindow(f *invalid.Fields, at string) {
-	f.Need(q.Every == 0 || q.Every >= time.Millisecond && q.Every <= maxTime, at+"Every", q.Every, "a millisecond to 36 years")
-	f.Need(slices.Contains([]Period{"", Day, Month}, q.Per), at+"Per", strconv.Quote(string(q.Per)), `"day" or "month"`)
-	f.Need((q.Every == 0) != (q.Per == ""), at+"Per", strconv.Quote(string(q.Per)), "set where Every is not, and the other way round")
-	f.Need(q.Per != "" || q.In == nil, at+"In", q.In, "nil where Per is not set")
-	f.Need(q.From == 0 || q.Per == Month && q.From >= 1 && q.From <= 31, at+"From", q.From, "0, or 1 to 31 where Per is Month")
-}
-
-// window returns q without its N: what tells the quotas of a limit apart.
-func (q Quota) window() Quota {
-	q.N = 0
-	if q.Per != "" && q.In == nil {
-		q.In = time.UTC
-	}
-	if q.Per == Month {
-		q.From = cmp.Or(q.From, 1)
-	}
-	return q
+// window returns what tells the quotas of a limit apart, with its defaults filled in.
+func (q Quota) window() calendar.Window {
+	return calendar.Window{Every: q.Every, Per: string(q.Per), In: q.In, From: q.From}.Filled()
 }
 
 // String returns such as "1000 per day in Europe/Berlin", "1000 per month from 31" or
@@ -110,10 +92,4 @@ func (q Quota) String() string {
 		text += " in " + q.In.String()
 	}
 	return text
-}
-
-// Calendar returns the calendar of a quota that has a Per.
-func (q Quota) calendar() *calendar.Calendar {
-	q = q.window()
-	return &calendar.Calendar{Months: q.Per == Month, Day: q.From, In: q.In}
 }

@@ -115,9 +115,8 @@ func (c Config) withDefaults() Config {
 		c.Burst = burstOf(c.Rate, c.Burst)
 	}
 	for i := range c.Quotas {
-		n := c.Quotas[i].N
-		c.Quotas[i] = c.Quotas[i].window()
-		c.Quotas[i].N = n
+		w := c.Quotas[i].window()
+		c.Quotas[i].In, c.Quotas[i].From = w.In, w.From
 	}
 	return c
 }

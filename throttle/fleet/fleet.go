@@ -24,7 +24,7 @@
 //   - A refusal is a [*throttle.LimitedError], whose Key is that of the meter, and whose
 //     RetryAfter is the time until all meters could give: that of the latest.
 //   - A call whose answer from Redis is lost, or comes after Timeout, may have taken its
-//     tokens, and is not admitted. A slot taken so is free after Lease.
+//     tokens, and is not admitted. A slot taken so is given back, or free after Lease.
 //   - A settlement is sent in the background, again if need be, and applied once. A reservation
 //     that is never settled has used its estimate.
 //   - While Redis cannot be reached, no call waits for it: they follow OnOutage.
@@ -37,11 +37,14 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	_ "embed"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -141,7 +144,8 @@ func (c Config) Validate() error {
 	f.Need(c.Lease == 0 || c.Lease >= 100*time.Millisecond, "Lease", c.Lease, "0 (for 10 s), or at least 100 ms")
 	f.Need(c.Timeout >= 0, "Timeout", c.Timeout, "0 (for 100 ms) or more")
 	f.Need(c.RetryEvery >= 0, "RetryEvery", c.RetryEvery, "0 (for a second) or more")
-	f.Need(slices.Contains([]OutagePolicy{"", Refuse, Local}, c.OnOutage), "OnOutage", strconv.Quote(string(c.OnOutage)), `"refuse" or "local"`)
+	f.Need(slices.Contains([]OutagePolicy{"", Refuse, Local}, c.OnOutage), "OnOutage",
+		strconv.Quote(string(c.OnOutage)), `"refuse" or "local"`)
 	f.Need(c.Instances > 0 || c.OnOutage != Local && c.Instances == 0, "Instances", c.Instances, "1 or more where OnOutage is Local")
 	return f.Err()
 }
@@ -151,6 +155,9 @@ func (c Config) withDefaults() Config {
 	c.Timeout = cmp.Or(c.Timeout, 100*time.Millisecond)
 	c.RetryEvery = cmp.Or(c.RetryEvery, time.Second)
 	c.OnOutage = cmp.Or(c.OnOutage, Refuse)
+	if c.Node == nil {
+		c.Node = func(string) string { return "" }
+	}
 	return c
 }
 
@@ -163,13 +170,12 @@ type Limits struct {
 	observers notify.Observers[throttle.Event]
 
 	mu       sync.Mutex
-	stats    Stats
+	stats    Stats // without Refusals and Down
 	refused  map[throttle.Reason]int64
 	ahead    time.Duration // how far the clock of Redis is ahead, as last seen
 	down     map[string]*outage
 	local    map[string]*localMeter
-	unsent   []settlement
-	flying   int // settlements that are being sent
+	due      []settlement // to be sent now; others of Stats.Unsettled are being sent, or wait to be sent again
 	sending  bool
 	held     map[*Reservation]bool // that have slots
 	renewing bool
@@ -229,47 +235,59 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range p.meters {
-		if n, _ := m.cost.tokens(); n > m.limit {
-			return nil, l.refuse(ctx, &throttle.LimitedError{Name: cfg.Name, Key: m.key, Reason: throttle.TooCostly, Limit: int(m.limit), Quota: m.quota(), Cost: int(n)})
+	for i := range p.meters {
+		if m := &p.meters[i]; m.cost > m.limit {
+			return nil, l.refuse(ctx, m.refusal(cfg, throttle.TooCostly))
 		}
 	}
-	start, id, ticket := time.Now(), newID(), int64(0)
-	if cfg.MaxWait != 0 && slices.ContainsFunc(p.meters, func(m Meter) bool { return m.kind == 's' }) {
+	start, id, ticket := time.Now(), rand.Text(), int64(0)
+	if cfg.MaxWait != 0 && p.slots {
 		ticket = 1
 	}
+	leaves := false // it may stand in line, or have slots of which it does not know
+	defer func() {
+		if leaves {
+			l.leave(cfg, p, id)
+		}
+	}()
 	for {
-		if err := l.outageOf(cfg, p); err != nil {
+		if err := l.outageOf(cfg, p.keys[0]); err != nil {
 			return l.reserveAlone(ctx, cfg, p, err)
 		}
 		began := time.Now()
+		leaves = p.slots
 		a, err := l.take(ctx, cfg, p, id, ticket)
 		if ctx.Err() != nil {
 			return nil, ended.Error(ctx)
 		}
 		if err != nil {
-			l.fails(ctx, cfg, p, err)
+			l.fails(ctx, cfg, p.keys[0], err)
 			return l.reserveAlone(ctx, cfg, p, err)
 		}
+		ticket = a.ticket
+		leaves = ticket > 0 && !a.taken
 		if a.taken {
 			return l.admitted(cfg, p, id, a, began), nil
 		}
-		ticket = a.ticket
 		e, wait := p.refusal(cfg, a)
 		if cfg.MaxWait == 0 || wait < 0 {
 			return nil, l.refuse(ctx, e)
 		}
 		e.Waited = time.Since(start)
+		left := cfg.MaxWait - e.Waited
+		if cfg.MaxWait < 0 {
+			left = math.MaxInt64
+		}
 		deadline, limited := ctx.Deadline()
 		switch {
-		case cfg.MaxWait > 0 && e.Waited+max(wait, e.After) > cfg.MaxWait:
+		case left <= 0 || e.After > left:
 			e.Reason = throttle.WaitTooLong
 			return nil, l.refuse(ctx, e)
-		case limited && max(wait, e.After) > time.Until(deadline):
+		case limited && e.After > time.Until(deadline):
 			e.Reason, e.Err = throttle.DeadlineTooClose, context.DeadlineExceeded
 			return nil, l.refuse(ctx, e)
 		}
-		timer := time.NewTimer(wait)
+		timer := time.NewTimer(min(wait, left)) // the last poll comes with the end of MaxWait
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -283,7 +301,6 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 // An answer is what the script returns for a take.
 type answer struct {
 	taken  bool
-	now    time.Time // of Redis
 	ticket int64
 	poll   time.Duration
 	meters []meterAnswer
@@ -302,21 +319,22 @@ func (l *Limits) take(ctx context.Context, cfg *Config, p *plan, id string, tick
 		args := append(make([]any, 0, 3+4*len(p.meters)), "take", id, ticket)
 		for i := range p.meters {
 			m := &p.meters[i]
-			n, _ := m.cost.tokens()
-			args = append(args, string(m.kind), m.limit*m.unit(), m.arg(cfg.Lease, now), n*m.unit())
+			args = append(args, string(m.kind), m.limit*m.unit(), m.arg(cfg.Lease, now), m.cost*m.unit())
 		}
 		n, err := l.eval(ctx, cfg, p.keys, args)
 		if err != nil {
 			return a, err
 		}
-		l.seen(n[1])
+		l.mu.Lock()
+		l.ahead = time.Until(time.UnixMicro(n[1]))
+		l.mu.Unlock()
 		if n[0] == -1 && first {
 			continue
 		}
 		if len(n) != 4+3*len(p.meters) {
 			return a, fmt.Errorf("fleet: %s: the script's answer is %v", cfg.Name, n)
 		}
-		a = answer{taken: n[0] == 1, now: time.UnixMicro(n[1]), ticket: n[2], poll: time.Duration(n[3]) * time.Microsecond}
+		a = answer{taken: n[0] == 1, ticket: n[2], poll: time.Duration(n[3]) * time.Microsecond}
 		for m := n[4:]; len(m) > 0; m = m[3:] {
 			a.meters = append(a.meters, meterAnswer{m[0], time.Duration(m[1]) * time.Microsecond, m[2]})
 		}
@@ -335,14 +353,15 @@ func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args []an
 	if err == nil && ctx.Err() != nil {
 		err = ctx.Err() // an answer that comes late has taken its tokens, and admits nobody
 	}
-	if err != nil {
-		return nil, err
-	}
-	return integers(cfg, value)
+	return integers(Reply{value, err})
 }
 
-func integers(cfg *Config, value any) ([]int64, error) {
-	fields, _ := value.([]any)
+// integers returns what the script has answered: at least two.
+func integers(r Reply) ([]int64, error) {
+	if r.Err != nil {
+		return nil, r.Err
+	}
+	fields, _ := r.Value.([]any)
 	n := make([]int64, len(fields))
 	ok := len(fields) >= 2
 	for i, field := range fields {
@@ -351,7 +370,7 @@ func integers(cfg *Config, value any) ([]int64, error) {
 		ok = ok && isInt
 	}
 	if !ok {
-		return nil, fmt.Errorf("fleet: %s: the script's answer is %T %v: must be integers", cfg.Name, value, value)
+		return nil, fmt.Errorf("fleet: the script's answer is %T %v: must be integers", r.Value, r.Value)
 	}
 	return n, nil
 }
@@ -361,13 +380,6 @@ func (l *Limits) redisNow() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return time.Now().Add(l.ahead)
-}
-
-// seen takes note of a time of Redis, in microseconds.
-func (l *Limits) seen(now int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.ahead = time.Until(time.UnixMicro(now))
 }
 
 // refusal returns the error of the meter that refuses for the longest time, and the time until
@@ -393,22 +405,20 @@ func (p *plan) refusal(cfg *Config, a answer) (e *throttle.LimitedError, wait ti
 			wait = -1
 		}
 		if e == nil || of.wait > e.After {
-			n, _ := m.cost.tokens()
-			e = &throttle.LimitedError{
-				Name: cfg.Name, Key: m.key, Reason: reason, Limit: int(m.limit), Quota: m.quota(), Cost: int(n), Left: int(of.left), After: of.wait,
-			}
+			e = m.refusal(cfg, reason)
+			e.Left, e.After = int(of.left), of.wait
 		}
 	}
 	return e, wait
 }
 
-// quota returns the quota of the meter as an error shows it.
-func (m *Meter) quota() throttle.Quota {
+// refusal returns the error of a call that m refuses.
+func (m *Meter) refusal(cfg *Config, reason throttle.Reason) *throttle.LimitedError {
 	q := m.window
 	if m.kind == 'q' {
 		q.N = int(m.limit)
 	}
-	return q
+	return &throttle.LimitedError{Name: cfg.Name, Key: m.key, Reason: reason, Limit: int(m.limit), Quota: q, Cost: int(m.cost)}
 }
 
 // refuse counts a refused call, and tells the observers.
@@ -424,7 +434,8 @@ func (l *Limits) refuse(ctx context.Context, e *throttle.LimitedError) error {
 
 // Cool refuses whoever has a meter of key, in all processes, until a time, such as that which
 // an upstream's Retry-After names. A meter of cost 0 is enough to be refused. A second Cool
-// never shortens the time. Of until, what counts is how long it is from now.
+// never shortens the time. Of until, what counts is how long it is from now. While Redis cannot
+// be reached, Cool returns an error that matches [throttle.ErrOutage], and does not wait.
 func (l *Limits) Cool(ctx context.Context, key string, until time.Time) error {
 	cfg := l.setting.Load()
 	d := time.Until(until)
@@ -434,7 +445,18 @@ func (l *Limits) Cool(ctx context.Context, key string, until time.Time) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
-	tag, name := split(key)
-	_, err := l.eval(ctx, cfg, []string{cfg.key(tag, "c") + name}, []any{"cool", d.Microseconds()})
-	return err
+	tag, name, _ := strings.Cut(key, "/")
+	keys := []string{cfg.key(tag, "c") + name}
+	err := l.outageOf(cfg, keys[0])
+	if err == nil {
+		_, err = l.eval(ctx, cfg, keys, []any{"cool", d.Microseconds()})
+		if ctx.Err() != nil {
+			return ended.Error(ctx)
+		}
+		if err == nil {
+			return nil
+		}
+		l.fails(ctx, cfg, keys[0], err)
+	}
+	return fmt.Errorf("%w: %w", throttle.ErrOutage, err)
 }

@@ -10,8 +10,8 @@
 --           times of a calendar at now.
 --   settle  ARGV: id, time of the settlement, horizon, then for each meter kind, limit, x, the
 --           tokens more than were taken, and the number of the window. KEYS: the id's, then of
---           each meter its state. Returns {1, now, tokens forgiven}, {2, now} if that was done
---           before, or {0, now} if it comes too late.
+--           each meter its state. Returns {1, or 2 if that was done before, or 0 if it comes too
+--           late; now; tokens forgiven}.
 --   renew   ARGV: for each slot its id and lease. KEYS: their states. Returns now, then 1 for
 --           each that is still held.
 --   cool    ARGV: for how long. KEYS: the cooldown.
@@ -20,8 +20,9 @@
 -- A kind is r: a rate (limit: its burst, x: tokens a second), with the state "debt written"; q: a
 -- quota (x: the length of its windows or, of a calendar, the times between its periods), with the
 -- state "used end written number"; s: slots (x: the lease), whose state are holders by the end
--- of their lease. A clock that has been set back neither forgives nor prolongs: the time of
--- writing shows it, and no lease is longer than a lease.
+-- of their lease. A cooldown is "end written". A clock that has been set back neither forgives nor
+-- prolongs: a state that was written later than now is written anew, with its times moved back, or it
+-- would stand still until the clock has caught up; and no lease or poll is longer than it can be.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local op = ARGV[1]
@@ -32,59 +33,79 @@ local function put(key, value, us)
 end
 local function keep(key, us) redis.call('PEXPIRE', key, text(math.ceil(us / 1000) + 1000)) end
 
-local function debtOf(value, perSecond)
-  local debt, at = string.match(value or '', '^(%d+) (%d+)$')
-  if not debt then return 0 end
-  return math.max(0, debt - math.floor(math.max(0, now - at) * perSecond))
-end
-
-local function windowOf(value, times) -- used, end, number; nil if the times lie elsewhere
-  local used, ends, at, number = string.match(value or '', '^(%d+) (%d+) (%d+) (%d+)$')
-  used, ends, number = tonumber(used or 0), tonumber(ends or 0), tonumber(number or 0)
-  local length = tonumber(times)
-  if length then
-    ends = ends - math.max(0, (at or now) - now)
-    if used == 0 or ends <= now then return 0, now + length, now + length end
-    return used, ends, number
-  end
-  local begin, last
-  for time in string.gmatch(times, '%d+') do
-    time = tonumber(time)
-    if time <= now then begin = time elseif not last then last = time end
-  end
-  if not begin or not last then return nil end
-  if ends <= now then return 0, last, last end
-  return used, last, number
-end
-
 local function putRate(key, debt, perSecond) put(key, text(debt) .. ' ' .. text(now), debt / perSecond) end
 local function putWindow(key, used, ends, number)
   put(key, text(used) .. ' ' .. text(ends) .. ' ' .. text(now) .. ' ' .. text(number), ends - now)
+end
+local function putCool(key, ends) put(key, text(ends) .. ' ' .. text(now), ends - now) end
+
+local function read(key, fields) -- the numbers of a state, and how far the clock has been set back since
+  local n = {}
+  for number in string.gmatch(redis.call('GET', key) or '', '%d+') do n[#n + 1] = tonumber(number) end
+  if #n ~= fields then return {0, 0, 0, 0}, 0 end
+  return n, math.max(0, n[fields == 2 and 2 or 3] - now)
+end
+
+local function debtOf(key, perSecond)
+  local n, back = read(key, 2)
+  if back > 0 then putRate(key, n[1], perSecond) end
+  return math.max(0, n[1] - math.floor(math.max(0, now - n[2]) * perSecond))
+end
+
+local function windowOf(key, times) -- used, end, number; nil if the times lie elsewhere
+  local n, back = read(key, 4)
+  local used, ends, number, length = n[1], n[2], n[4], tonumber(times)
+  if length then
+    ends = ends - back
+    if used == 0 or ends <= now then return 0, now + length, now + length end
+    if back > 0 then putWindow(key, used, ends, number) end
+    return used, ends, number
+  end
+  local begin, last, same
+  for time in string.gmatch(times, '%d+') do
+    time = tonumber(time)
+    if time <= now then begin = time elseif not last then last = time end
+    same = same or time == ends
+  end
+  if not begin or not last then return nil end
+  if ends <= now then return 0, last, last end
+  return used, same and ends or last, number -- it ends later than now's if the clock was set back over its beginning
+end
+
+local function coolOf(key)
+  local n, back = read(key, 2)
+  if back > 0 then putCool(key, n[1] - back) end
+  return n[1] - back
+end
+
+local function leave(m, id) for _, key in ipairs({m.waiters, m.polls}) do redis.call('ZREM', key, id) end end
+
+local function bound(key, most) -- no time in a set is later
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '(' .. text(most), '+inf')) do
+    redis.call('ZADD', key, text(most), id)
+  end
 end
 
 if op == 'ping' then
   return {1, now}
 elseif op == 'cool' then
-  local until_ = now + ARGV[2]
-  if until_ > tonumber(redis.call('GET', KEYS[1]) or 0) then put(KEYS[1], text(until_), ARGV[2]) end
+  if now + ARGV[2] > coolOf(KEYS[1]) then putCool(KEYS[1], now + ARGV[2]) end
   return {1, now}
 elseif op == 'renew' then
   local held = {now}
   for i, key in ipairs(KEYS) do
     local id, lease = ARGV[2 * i], ARGV[2 * i + 1]
-    local ends = redis.call('ZSCORE', key, id)
-    held[i + 1] = 0
-    if ends and tonumber(ends) > now then
+    local ends = tonumber(redis.call('ZSCORE', key, id) or 0)
+    held[i + 1] = ends > now and 1 or 0
+    if ends > now then
       redis.call('ZADD', key, text(now + lease), id)
       keep(key, lease)
-      held[i + 1] = 1
     end
   end
   return held
 elseif op == 'settle' then
-  local late = now - ARGV[3] > tonumber(ARGV[4])
+  local late, forgiven = now - ARGV[3] > tonumber(ARGV[4]), 0
   local again = not late and not redis.call('SET', KEYS[1], 1, 'NX', 'PX', text(math.ceil(ARGV[4] / 1000)))
-  local forgiven = 0
   for i = 2, #KEYS do
     local a = 5 * i - 5
     local kind, limit, x, more, key = ARGV[a], tonumber(ARGV[a + 1]), ARGV[a + 2], tonumber(ARGV[a + 3]), KEYS[i]
@@ -92,7 +113,7 @@ elseif op == 'settle' then
       redis.call('ZREM', key, ARGV[2])
     elseif not late and not again and more ~= 0 then
       local was, ends, number
-      if kind == 'r' then was = debtOf(redis.call('GET', key), x) else was, ends, number = windowOf(redis.call('GET', key), x) end
+      if kind == 'r' then was = debtOf(key, x) else was, ends, number = windowOf(key, x) end
       if kind == 'r' or number == tonumber(ARGV[a + 4]) then
         local most = math.max(was, 2 * limit)
         local is = math.max(0, math.min(was + more, most))
@@ -101,38 +122,33 @@ elseif op == 'settle' then
       end
     end
   end
-  if late then return {0, now} end
-  if again then return {2, now} end
-  return {1, now, math.ceil(forgiven)}
+  return {late and 0 or again and 2 or 1, now, math.ceil(forgiven)}
 end
 
-local id, ticket, poll, fits = ARGV[2], tonumber(ARGV[3]), 0, true
+local id, ticket, last, poll, fits = ARGV[2], tonumber(ARGV[3]), 1, 0, true
 local answer, meters, k = {0, now, ticket, 0}, {}, 1
 for i = 1, (#ARGV - 3) / 4 do
   local a = 4 * i
   local m = {kind = ARGV[a], limit = tonumber(ARGV[a + 1]), x = ARGV[a + 2], cost = tonumber(ARGV[a + 3]), key = KEYS[k]}
   local left, wait, ok
-  local cool = tonumber(redis.call('GET', KEYS[k + 1]) or 0)
+  local cool = coolOf(KEYS[k + 1])
   if m.kind == 'r' then
-    m.was = debtOf(redis.call('GET', m.key), m.x)
+    m.was = debtOf(m.key, m.x)
     left, wait = math.floor((m.limit - m.was) / 1000000), math.ceil((m.was + m.cost - m.limit) / m.x)
     ok = m.was + m.cost <= m.limit
   elseif m.kind == 'q' then
-    m.was, m.ends, m.number = windowOf(redis.call('GET', m.key), m.x)
+    m.was, m.ends, m.number = windowOf(m.key, m.x)
     if not m.was then return {-1, now} end
     left, wait, ok = m.limit - m.was, m.ends - now, m.was + m.cost <= m.limit
   else
     m.waiters, m.polls = KEYS[k + 2], KEYS[k + 3]
     k = k + 2
     redis.call('ZREMRANGEBYSCORE', m.key, '-inf', text(now))
-    for _, other in ipairs(redis.call('ZRANGEBYSCORE', m.key, '(' .. text(now + m.x), '+inf')) do
-      redis.call('ZADD', m.key, text(now + m.x), other)
-    end
-    for _, other in ipairs(redis.call('ZRANGEBYSCORE', m.polls, '-inf', text(now))) do
-      redis.call('ZREM', m.waiters, other)
-      redis.call('ZREM', m.polls, other)
-    end
+    bound(m.key, now + m.x)
+    bound(m.polls, now + 500000)
+    for _, other in ipairs(redis.call('ZRANGEBYSCORE', m.polls, '-inf', text(now))) do leave(m, other) end
     if ticket > 1 then redis.call('ZADD', m.waiters, 'NX', text(ticket), id) end
+    last = math.max(last, redis.call('ZRANGE', m.waiters, -1, -1, 'WITHSCORES')[2] or 1)
     local place = redis.call('ZRANK', m.waiters, id) or redis.call('ZCARD', m.waiters)
     left, wait = m.limit - redis.call('ZCARD', m.key), 0
     ok = place < left
@@ -140,25 +156,24 @@ for i = 1, (#ARGV - 3) / 4 do
   end
   if m.cost == 0 and m.kind ~= 's' then ok = true end
   if cool > now then wait, ok = cool - now, false end
+  if not ok and (m.kind == 'q' or cool > now) then ticket = 0 end -- no call waits for these
   k = k + 2
   meters[i], fits = m, fits and ok
   answer[3 * i + 2], answer[3 * i + 3], answer[3 * i + 4] = math.max(0, left), ok and -1 or math.max(0, wait), m.number or (cool > now and -1 or 0)
 end
 for _, m in ipairs(meters) do
-  if m.kind == 's' and fits then
-    redis.call('ZADD', m.key, text(now + m.x), id)
-    keep(m.key, m.x)
-    redis.call('ZREM', m.waiters, id)
-    redis.call('ZREM', m.polls, id)
-  elseif m.kind == 's' and ticket > 0 then
-    if ticket == 1 then
-      local last = redis.call('ZRANGE', m.waiters, -1, -1, 'WITHSCORES')
-      ticket = (tonumber(last[2] or 1)) + 1
-    end
+  if m.kind == 's' and not fits and ticket > 0 then
+    if ticket == 1 then ticket = last + 1 end -- behind all that wait for any of its slots
     redis.call('ZADD', m.waiters, 'NX', text(ticket), id)
     redis.call('ZADD', m.polls, text(now + 2 * poll), id)
     keep(m.waiters, 2 * poll)
     keep(m.polls, 2 * poll)
+  elseif m.kind == 's' then
+    leave(m, id)
+    if fits then
+      redis.call('ZADD', m.key, text(now + m.x), id)
+      keep(m.key, m.x)
+    end
   elseif fits and m.cost > 0 and m.kind == 'r' then
     putRate(m.key, m.was + m.cost, m.x)
   elseif fits and m.cost > 0 then

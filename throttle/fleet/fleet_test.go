@@ -26,6 +26,7 @@ type redis struct {
 	takes  time.Duration
 	calls  map[any]int // by what they ask for
 	last   map[any][]any
+	keys   []string               // of the last settlement
 	answer func(args []any) []any // of a take; nil admits it
 }
 
@@ -37,12 +38,19 @@ func (r *redis) eval(ctx context.Context, _ string, keys []string, args ...any) 
 	}
 	r.calls[args[0]]++
 	r.last[args[0]] = args
+	if args[0] == "settle" {
+		r.keys = keys
+	}
 	if r.takes > 0 {
 		timer := time.NewTimer(r.takes)
 		defer timer.Stop()
+		r.mu.Unlock()
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
+		}
+		r.mu.Lock()
+		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 	}
@@ -375,6 +383,115 @@ func TestSlotsAreRenewedOrLost(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.LessOrEqual(t, r.count("renew"), renewed, "nothing is held")
 		<-one.Lost() // or what waits for it waits forever
+	})
+}
+
+// A Redis that hangs for longer than a lease takes a slot in time, or two could have it.
+func TestSlotIsLostWhileRedisHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Lease: 12 * time.Second, Timeout: time.Minute, Meters: of(fleet.Slots("a/slots", 2))})
+		one, err := l.Reserve(t.Context())
+		require.NoError(t, err)
+		start := time.Now()
+		time.Sleep(5 * time.Second) // it is renewed after 4
+		r.set(func(r *redis) { r.takes = time.Hour })
+		<-one.Lost()
+		require.Equal(t, 15*time.Second, time.Since(start))
+		require.EqualValues(t, 1, l.Stats().Lost)
+		r.set(func(r *redis) { r.takes = 0 })
+		one.Settle(t.Context(), 0)
+		time.Sleep(time.Hour)
+	})
+}
+
+// Who waits for a slot asks for the last time when it has waited for MaxWait, and then leaves the
+// line, so as not to hold up those behind. So does whoever may have got a slot without knowing it.
+func TestWhoGivesUpLeavesTheLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{answer: func([]any) []any {
+			return []any{int64(0), time.Now().UnixMicro(), int64(2), int64(10_000), int64(0), int64(0), int64(0)}
+		}}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, MaxWait: 25 * time.Millisecond, Meters: of(fleet.Slots("a/slots", 2))})
+		start := time.Now()
+		limited, _ := errors.AsType[*throttle.LimitedError](l.Do(t.Context(), ok))
+		require.Equal(t, throttle.WaitTooLong, limited.Reason)
+		require.Equal(t, []time.Duration{25 * time.Millisecond, limited.Waited}, []time.Duration{time.Since(start), 25 * time.Millisecond})
+		require.Equal(t, 4, r.count("take"), "after 0, 10, 20 and 25 ms")
+		synctest.Wait()
+		require.Equal(t, 1, r.count("settle"))
+		r.mu.Lock()
+		require.Equal(t, []string{"n:{a}:s:", "n:{a}:s:slots", "n:{a}:w:slots", "n:{a}:p:slots"}, append([]string{r.keys[0][:8]}, r.keys[1:]...))
+		require.Equal(t, r.last["take"][1], r.last["settle"][1])
+		r.mu.Unlock()
+
+		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, l.Do(ctx, ok), context.DeadlineExceeded)
+		synctest.Wait()
+		require.Equal(t, 2, r.count("settle"))
+
+		require.NoError(t, l.Update(func(c *fleet.Config) { c.MaxWait = 0 }))
+		r.set(func(r *redis) {
+			r.answer = func([]any) []any {
+				return []any{int64(0), time.Now().UnixMicro(), int64(0), int64(0), int64(0), int64(0), int64(0)}
+			}
+		})
+		require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrLimited)
+		synctest.Wait()
+		require.Equal(t, 2, r.count("settle"), "it stood in no line")
+		r.set(func(r *redis) { r.err = errDown })
+		for range 3 {
+			require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrOutage)
+		}
+		r.set(func(r *redis) { r.err = nil })
+		time.Sleep(2 * time.Second)
+		require.LessOrEqual(t, r.count("settle"), 4, "of the one that asked")
+		require.GreaterOrEqual(t, r.count("settle"), 3)
+	})
+}
+
+// A settlement that is to be sent again holds up no other.
+func TestSettlementsDoNotWaitForEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, fleet.Estimate(5)))})
+		one, err := l.Reserve(t.Context())
+		require.NoError(t, err)
+		other, err := l.Reserve(t.Context())
+		require.NoError(t, err)
+		r.set(func(r *redis) { r.err = errDown })
+		one.Settle(t.Context(), 0)
+		synctest.Wait()
+		r.set(func(r *redis) { r.err = nil })
+		other.Settle(t.Context(), 0)
+		synctest.Wait()
+		require.Equal(t, 2, r.count("settle"))
+		require.Equal(t, 1, l.Stats().Unsettled)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Zero(t, l.Stats().Unsettled)
+	})
+}
+
+// Cool waits no more for a Redis that is away than a call does.
+func TestCoolInAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{takes: time.Hour}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
+		start := time.Now()
+		for range 3 {
+			err := l.Cool(t.Context(), "a", time.Now().Add(time.Minute))
+			require.ErrorIs(t, err, throttle.ErrOutage)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+		require.Equal(t, 100*time.Millisecond, time.Since(start))
+		synctest.Wait()
+		r.set(func(r *redis) { r.takes = 0 })
+		time.Sleep(2 * time.Second)
+		require.Error(t, l.Cool(t.Context(), "a", time.Now().Add(time.Minute)), "which has it tried")
+		synctest.Wait()
+		require.NoError(t, l.Cool(t.Context(), "a", time.Now().Add(time.Minute)))
 	})
 }
 

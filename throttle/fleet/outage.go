@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"maps"
 	"runtime/debug"
 	"time"
 
@@ -20,18 +21,10 @@ type outage struct {
 	next time.Time // when it is tried again
 }
 
-// node returns the node of a call.
-func (c *Config) node(p *plan) string {
-	if c.Node == nil {
-		return ""
-	}
-	return c.Node(p.keys[0])
-}
-
-// outageOf returns why the node of a call cannot be reached, or nil. Each RetryEvery it has the
+// outageOf returns why the node of a key cannot be reached, or nil. Each RetryEvery it has the
 // node tried in the background, so that no call waits for it.
-func (l *Limits) outageOf(cfg *Config, p *plan) error {
-	node := cfg.node(p)
+func (l *Limits) outageOf(cfg *Config, key string) error {
+	node := cfg.Node(key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	o := l.down[node]
@@ -40,15 +33,15 @@ func (l *Limits) outageOf(cfg *Config, p *plan) error {
 	}
 	if now := time.Now(); !now.Before(o.next) {
 		o.next = now.Add(cfg.RetryEvery)
-		go l.try(cfg, node, p.keys[0])
+		go l.try(cfg, node, key)
 	}
 	return o.err
 }
 
-// fails begins an outage of the node of a call, and has it tried at once: one lost answer is
+// fails begins an outage of the node of a key, and has it tried at once: one lost answer is
 // none.
-func (l *Limits) fails(ctx context.Context, cfg *Config, p *plan, err error) {
-	node := cfg.node(p)
+func (l *Limits) fails(ctx context.Context, cfg *Config, key string, err error) {
+	node := cfg.Node(key)
 	l.mu.Lock()
 	l.stats.Failed++
 	begins := l.down[node] == nil
@@ -59,15 +52,16 @@ func (l *Limits) fails(ctx context.Context, cfg *Config, p *plan, err error) {
 	l.mu.Unlock()
 	if begins {
 		l.observers.Tell(ctx, throttle.Event{Kind: throttle.EventOutageBegan, Name: cfg.Name, Key: node, Err: err})
-		go l.try(cfg, node, p.keys[0])
+		go l.try(cfg, node, key)
 	}
 }
 
 // try asks a node for a sign of life, which ends its outage.
 func (l *Limits) try(cfg *Config, node, key string) {
-	err := errors.New("fleet: Eval panicked")
-	survive(func() { _, err = l.eval(context.Background(), cfg, []string{key}, []any{"ping"}) }, func(error) {})
-	if err != nil {
+	if survive(func() (err error) {
+		_, err = l.eval(context.Background(), cfg, []string{key}, []any{"ping"})
+		return err
+	}) != nil {
 		return
 	}
 	l.mu.Lock()
@@ -84,14 +78,14 @@ func (l *Limits) try(cfg *Config, node, key string) {
 
 // survive calls f, which is the user's, on a goroutine of ours. If it panics, nobody else can
 // tell of it.
-func survive(f func(), failed func(error)) {
+func survive(f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			log.Printf("fleet: Eval panicked: %v\n\n%s", v, debug.Stack())
-			failed(fmt.Errorf("fleet: Eval panicked: %v", v))
+			err = fmt.Errorf("fleet: Eval panicked: %v", v)
 		}
 	}()
-	f()
+	return f()
 }
 
 // A localMeter is this process's part of a meter in an outage.
@@ -102,22 +96,22 @@ type localMeter struct {
 
 // reserveAlone decides about a call without Redis, which cannot be reached because of err.
 func (l *Limits) reserveAlone(ctx context.Context, cfg *Config, p *plan, err error) (*Reservation, error) {
-	r := &Reservation{l: l, cfg: cfg, plan: p}
 	outage := &throttle.LimitedError{
-		Name: cfg.Name, Key: p.tag, Reason: throttle.Outage, After: cfg.RetryEvery, Err: fmt.Errorf("%w: %w", throttle.ErrOutage, err),
+		Name: cfg.Name, Key: p.meters[0].tag, Reason: throttle.Outage, After: cfg.RetryEvery, Err: fmt.Errorf("%w: %w", throttle.ErrOutage, err),
 	}
 	if cfg.OnOutage == Refuse {
 		return nil, l.refuse(ctx, outage)
 	}
+	r := &Reservation{l: l, cfg: cfg, plan: p}
 	for i := range p.meters {
-		m := &p.meters[i]
-		part, e := l.takeAlone(ctx, cfg, m)
+		settle, e := l.takeAlone(ctx, cfg, &p.meters[i])
 		if e == nil {
-			r.alone = append(r.alone, part)
+			r.alone = append(r.alone, settle)
 			continue
 		}
-		p.meters = p.meters[:i]
-		r.end(true)
+		for _, settle := range r.alone {
+			settle(0)
+		}
 		if e.Reason == throttle.TooCostly { // for the part of this process
 			e = outage
 		}
@@ -132,15 +126,14 @@ func (l *Limits) reserveAlone(ctx context.Context, cfg *Config, p *plan, err err
 
 const maxLocal = 100_000
 
-// takeAlone takes the cost of a call from this process's part of m.
-func (l *Limits) takeAlone(ctx context.Context, cfg *Config, m *Meter) (*throttle.Reservation, *throttle.LimitedError) {
-	refused := &throttle.LimitedError{Name: cfg.Name, Key: m.key, Reason: throttle.OverLimit, Limit: int(m.limit)}
+// takeAlone takes the cost of a call from this process's part of m, and returns what settles it.
+func (l *Limits) takeAlone(ctx context.Context, cfg *Config, m *Meter) (settle func(used int), refused *throttle.LimitedError) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	part := l.local[m.key]
 	if part == nil {
 		if len(l.local) >= maxLocal {
-			return nil, refused
+			return nil, m.refusal(cfg, throttle.OverLimit)
 		}
 		part = &localMeter{}
 		if m.kind != 's' {
@@ -148,33 +141,23 @@ func (l *Limits) takeAlone(ctx context.Context, cfg *Config, m *Meter) (*throttl
 		}
 		l.local[m.key] = part
 	}
-	if part.limiter == nil {
+	if m.kind == 's' {
 		if part.slots >= max(1, m.limit/int64(cfg.Instances)) {
-			return nil, refused
+			return nil, m.refusal(cfg, throttle.OverLimit)
 		}
 		part.slots++
-		return nil, nil
+		return func(int) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			part.slots--
+		}, nil
 	}
-	n, _ := m.cost.tokens()
-	r, err := part.limiter.Reserve(ctx, int(n))
+	r, err := part.limiter.Reserve(context.WithoutCancel(ctx), int(m.cost))
 	if e, ok := errors.AsType[*throttle.LimitedError](err); ok {
 		e.Name, e.Key = cfg.Name, m.key
 		return nil, e
 	}
-	if err != nil { // ctx has ended
-		refused.Reason, refused.Err = throttle.ContextEnded, err
-		return nil, refused
-	}
-	return r, nil
-}
-
-// freeAlone frees a slot that takeAlone took.
-func (l *Limits) freeAlone(key string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if part := l.local[key]; part != nil {
-		part.slots = max(0, part.slots-1)
-	}
+	return func(used int) { r.Settle(context.Background(), used) }, nil
 }
 
 // Stats is a snapshot of what [Limits] have done in this process. Its counters never go back.
@@ -200,10 +183,8 @@ func (l *Limits) Stats() Stats {
 	defer l.mu.Unlock()
 	s := l.stats
 	s.Refusals = map[throttle.Reason]int64{}
-	for r, n := range l.refused {
-		s.Refusals[r] = n
-	}
-	s.Unsettled, s.Down = len(l.unsent)+l.flying, len(l.down) > 0
+	maps.Copy(s.Refusals, l.refused)
+	s.Down = len(l.down) > 0
 	return s
 }
 

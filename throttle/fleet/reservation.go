@@ -3,51 +3,61 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"github.com/go-resilience/resilience/throttle"
 )
 
 // A Reservation is what a call has taken, until it is settled. It is safe for concurrent use.
 type Reservation struct {
-	l     *Limits
-	cfg   *Config
-	plan  *plan
-	id    string
-	a     answer
-	alone []*throttle.Reservation // in an outage, by meter; nil for slots
-	lost  context.Context         // ends when a slot is lost; nil if it has none in Redis
+	l       *Limits
+	cfg     *Config
+	plan    *plan
+	id      string
+	taken   []meterAnswer
+	alone   []func(used int) // in an outage, by meter: settle it
+	settled atomic.Bool
 
-	lose  context.CancelFunc
-	until time.Time // the end of the leases; guarded by l.mu
-
-	mu      sync.Mutex
-	settled bool
+	lost context.Context // ends when a slot is lost; nil if there is none in Redis
+	lose context.CancelFunc
+	ends *time.Timer // the lease, nearly
 }
-
-func newID() string { return rand.Text() }
 
 // admitted returns the reservation of a call that was admitted by an answer to what was sent
 // at began.
 func (l *Limits) admitted(cfg *Config, p *plan, id string, a answer, began time.Time) *Reservation {
-	r := &Reservation{l: l, cfg: cfg, plan: p, id: id, a: a}
+	r := &Reservation{l: l, cfg: cfg, plan: p, id: id, taken: a.meters}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Admitted++
-	for _, m := range p.meters {
-		if m.kind == 's' && r.lost == nil {
-			r.lost, r.lose = context.WithCancel(context.Background())
-			r.until = began.Add(cfg.Lease)
-			l.held[r] = true
-			if !l.renewing {
-				l.renewing = true
-				go l.renew()
-			}
-		}
+	if !p.slots {
+		return r
+	}
+	r.lost, r.lose = context.WithCancel(context.Background())
+	r.ends = time.AfterFunc(r.left(began), r.giveUp)
+	l.held[r] = true
+	if !l.renewing {
+		l.renewing = true
+		go l.renew()
 	}
 	return r
+}
+
+// left returns how long the slots of r may be used, whose leases were renewed by what was sent at
+// began: not to the end, so that no two have them.
+func (r *Reservation) left(began time.Time) time.Duration {
+	return time.Until(began.Add(r.cfg.Lease - r.cfg.Lease/12))
+}
+
+// giveUp ends r's use of its slots, if it has not been settled.
+func (r *Reservation) giveUp() {
+	r.l.mu.Lock()
+	defer r.l.mu.Unlock()
+	if r.l.held[r] {
+		delete(r.l.held, r)
+		r.l.stats.Lost++
+		r.lose()
+	}
 }
 
 // Lost returns a channel that is closed when a slot of the reservation is lost, since its lease
@@ -68,18 +78,14 @@ func (r *Reservation) Lost() <-chan struct{} {
 // Settle does not wait: it is told to Redis in the background. ctx may have ended, so that
 // `defer r.Settle(ctx, used)` is right in every way in which a handler can end.
 func (r *Reservation) Settle(_ context.Context, used int) {
-	r.settle(func(m *Meter) (int64, bool) {
-		_, estimate := m.cost.tokens()
-		return int64(used), estimate
-	})
+	r.settle(func(m *Meter) (int64, bool) { return int64(used), m.estimate })
 }
 
 // SettleEach is [Reservation.Settle] with a number for each meter that used names, by what
 // follows the first slash of its key. The others keep their cost.
 func (r *Reservation) SettleEach(_ context.Context, used map[string]int64) {
 	r.settle(func(m *Meter) (int64, bool) {
-		_, name := split(m.key)
-		n, ok := used[name]
+		n, ok := used[m.name]
 		return n, ok
 	})
 }
@@ -89,146 +95,132 @@ func (r *Reservation) end(refused bool) {
 	r.settle(func(*Meter) (int64, bool) { return 0, refused })
 }
 
+// settle corrects the meters of which usedOf returns true.
 func (r *Reservation) settle(usedOf func(*Meter) (int64, bool)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.settled {
+	if r.settled.Swap(true) {
 		return
 	}
-	r.settled = true
 	if r.lost != nil {
 		r.l.mu.Lock()
 		delete(r.l.held, r)
 		r.l.mu.Unlock()
+		r.ends.Stop()
 		r.lose() // or the end of its ctx stays in memory
 	}
 	now := r.l.redisNow()
-	s := settlement{
-		tag:  r.plan.tag,
-		keys: []string{r.cfg.key(r.plan.tag, "s") + r.id},
-		args: []any{"settle", r.id, now.UnixMicro(), r.cfg.horizon().Microseconds()},
-	}
+	c := r.cfg.settlement(r.plan, r.id, now)
 	corrects := r.lost != nil
 	for i := range r.plan.meters {
 		m := &r.plan.meters[i]
-		n, _ := m.cost.tokens()
 		used, ok := usedOf(m)
-		more := max(0, used) - n
-		if !ok || m.kind == 's' {
-			more = 0
+		if !ok {
+			used = m.cost
 		}
 		if r.alone != nil {
-			if r.alone[i] != nil {
-				r.alone[i].Settle(context.Background(), int(n+more))
-			} else {
-				r.l.freeAlone(m.key)
-			}
+			r.alone[i](int(used))
 			continue
 		}
+		more := (min(max(0, used), m.cost+max(2*m.limit, 1e15/m.unit())) - m.cost) * m.unit() // beyond 2 limits it is forgiven anyway
 		corrects = corrects || more != 0
-		s.keys = append(s.keys, r.plan.keys[r.plan.states[i]])
-		more = min(more, 1e15/m.unit()) // beyond a limit it is forgiven anyway
-		s.args = append(s.args, string(m.kind), m.limit*m.unit(), m.arg(r.cfg.Lease, now), more*m.unit(), r.a.meters[i].number)
+		c.Keys = append(c.Keys, r.plan.keys[r.plan.states[i]])
+		c.Args = append(c.Args, string(m.kind), m.limit*m.unit(), m.arg(r.cfg.Lease, now), more, r.taken[i].number)
 	}
 	if r.alone == nil && corrects {
-		r.l.send(s)
+		r.l.settle(c)
 	}
+}
+
+// settlement returns the beginning of a call that settles a reservation.
+func (c *Config) settlement(p *plan, id string, now time.Time) Call {
+	return Call{script, []string{c.key(p.meters[0].tag, "s") + id}, []any{"settle", id, now.UnixMicro(), c.horizon().Microseconds()}}
+}
+
+// leave gives up the places of a call among those that wait for slots, or they would hold up those
+// behind for two polls; and slots, if the answer that it had got them was lost.
+func (l *Limits) leave(cfg *Config, p *plan, id string) {
+	c := cfg.settlement(p, id, l.redisNow())
+	for i, m := range p.meters {
+		if at := p.states[i]; m.kind == 's' {
+			for _, set := range []string{p.keys[at], p.keys[at+2], p.keys[at+3]} {
+				c.Keys, c.Args = append(c.Keys, set), append(c.Args, "s", 0, 0, 0, 0)
+			}
+		}
+	}
+	l.settle(c)
 }
 
 // A settlement is to be told to Redis, until the horizon.
 type settlement struct {
-	tag   string
-	keys  []string
-	args  []any
+	Call
 	tries int
-	next  time.Time
 }
 
 const (
-	maxUnsent = 100_000
-	maxBatch  = 64
+	maxUnsettled = 100_000
+	maxBatch     = 64
 )
 
-// send has s told to Redis, in the background.
-func (l *Limits) send(s settlement) {
+// settle has a settlement told to Redis, in the background.
+func (l *Limits) settle(c Call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.unsent) >= maxUnsent {
+	if l.stats.Unsettled >= maxUnsettled {
 		l.stats.Untold++
 		return
 	}
-	l.unsent = append(l.unsent, s)
+	l.stats.Unsettled++
+	l.send(settlement{Call: c})
+}
+
+// send has s sent with the others that are due. l.mu is held.
+func (l *Limits) send(s settlement) {
+	l.due = append(l.due, s)
 	if !l.sending {
 		l.sending = true
 		go l.sendAll()
 	}
 }
 
-// sendAll sends what is to be told until there is nothing.
+// sendAll sends what is due until there is nothing.
 func (l *Limits) sendAll() {
 	for {
-		cfg := l.setting.Load()
-		batch, wait := l.batch()
-		switch {
-		case batch == nil && wait < 0:
+		l.mu.Lock()
+		n := min(len(l.due), maxBatch)
+		batch := l.due[:n]
+		l.due = l.due[n:]
+		l.sending = n > 0
+		l.mu.Unlock()
+		if n == 0 {
 			return
-		case batch == nil:
-			time.Sleep(wait)
-			continue
 		}
-		calls := make([]Call, len(batch))
+		calls := make([]Call, n)
 		for i, s := range batch {
-			calls[i] = Call{script, s.keys, s.args}
+			calls[i] = s.Call
 		}
+		cfg := l.setting.Load()
 		for i, r := range l.evalEach(cfg, calls) {
-			l.told(cfg, batch[i], r)
+			l.sent(cfg, batch[i], r)
 		}
 	}
 }
 
-// batch returns settlements that are due or, if none is, the time until the first is; -1 if
-// there are none.
-func (l *Limits) batch() (due []settlement, wait time.Duration) {
+// sent notes what became of a settlement. One that failed is sent again, up to ten times.
+func (l *Limits) sent(cfg *Config, s settlement, r Reply) {
+	n, err := integers(r)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := time.Now()
-	wait = -1
-	var later []settlement
-	for _, s := range l.unsent {
-		switch in := s.next.Sub(now); {
-		case in <= 0 && len(due) < maxBatch:
-			due = append(due, s)
-		default:
-			later = append(later, s)
-			if wait < 0 || in < wait {
-				wait = max(0, in)
-			}
-		}
+	if s.tries++; err != nil && s.tries <= 10 {
+		time.AfterFunc(cfg.RetryEvery, func() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.send(s)
+		})
+		return
 	}
-	l.unsent = later
-	l.flying = len(due)
-	if len(due) == 0 && len(later) == 0 {
-		l.sending = false
-	}
-	return due, wait
-}
-
-// told notes what became of a settlement.
-func (l *Limits) told(cfg *Config, s settlement, r Reply) {
-	n, err := []int64(nil), r.Err
-	if err == nil {
-		n, err = integers(cfg, r.Value)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.flying--
+	l.stats.Unsettled--
 	switch {
-	case err != nil && s.tries >= 10:
-		l.stats.Untold++
 	case err != nil:
-		s.tries++
-		s.next = time.Now().Add(cfg.RetryEvery)
-		l.unsent = append(l.unsent, s)
+		l.stats.Untold++
 	case n[0] == 0:
 		l.stats.Dropped++
 	case n[0] == 1 && len(n) > 2:
@@ -237,31 +229,31 @@ func (l *Limits) told(cfg *Config, s settlement, r Reply) {
 }
 
 // evalEach runs calls together, within Timeout.
-func (l *Limits) evalEach(cfg *Config, calls []Call) (replies []Reply) {
+func (l *Limits) evalEach(cfg *Config, calls []Call) []Reply {
 	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
 	defer cancel()
-	defer func() {
-		l.mu.Lock()
-		l.stats.Asked++
-		l.mu.Unlock()
-	}()
-	replies = make([]Reply, len(calls))
+	l.mu.Lock()
+	l.stats.Asked++
+	l.mu.Unlock()
+	replies := make([]Reply, len(calls))
 	if cfg.EvalEach != nil {
-		survive(func() { copy(replies, cfg.EvalEach(ctx, calls)) }, func(err error) {
+		if err := survive(func() error { copy(replies, cfg.EvalEach(ctx, calls)); return nil }); err != nil {
 			for i := range replies {
 				replies[i].Err = cmp.Or(replies[i].Err, err)
 			}
-		})
+		}
 		return replies
 	}
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, 8)
+	free := make(chan struct{}, 8)
 	for i, c := range calls {
-		slots <- struct{}{}
+		free <- struct{}{}
 		wg.Go(func() {
-			defer func() { <-slots }()
-			survive(func() { replies[i].Value, replies[i].Err = cfg.Eval(ctx, c.Script, c.Keys, c.Args...) },
-				func(err error) { replies[i].Err = err })
+			defer func() { <-free }()
+			replies[i].Err = survive(func() (err error) {
+				replies[i].Value, err = cfg.Eval(ctx, c.Script, c.Keys, c.Args...)
+				return err
+			})
 		})
 	}
 	wg.Wait()
@@ -269,42 +261,45 @@ func (l *Limits) evalEach(cfg *Config, calls []Call) (replies []Reply) {
 }
 
 // renew renews the leases of all slots, each third of a lease, until there are none. If that
-// fails it tries sooner, and gives up a slot before its lease ends, so that no two have it.
+// fails it tries sooner.
 func (l *Limits) renew() {
-	cfg := l.setting.Load()
-	again := cfg.Lease / 3
-	for {
+	for again := l.setting.Load().Lease / 3; ; {
 		time.Sleep(again)
-		cfg = l.setting.Load()
-		again = cfg.Lease / 3
-		calls, holders := l.renewals(cfg)
+		cfg := l.setting.Load()
+		calls, holders := l.renewals()
 		if calls == nil {
 			return
 		}
+		again = cfg.Lease / 3
 		began := time.Now()
-		for i, reply := range l.evalEach(cfg, calls) {
-			n, err := []int64(nil), reply.Err
-			if err == nil {
-				n, err = integers(cfg, reply.Value)
-			}
+		for i, r := range l.evalEach(cfg, calls) {
+			n, err := integers(r)
 			if err != nil || len(n) != 1+len(holders[i]) {
 				again = cfg.Lease / 12
+				continue
 			}
-			l.renewed(cfg, holders[i], n, began)
+			for j, r := range holders[i] {
+				if n[1+j] == 1 {
+					r.ends.Reset(r.left(began))
+				} else {
+					r.giveUp()
+				}
+			}
 		}
 	}
 }
 
 // renewals returns the calls that renew all slots, one for each tag, and whose slots they are.
-func (l *Limits) renewals(cfg *Config) (calls []Call, holders [][]*Reservation) {
+func (l *Limits) renewals() (calls []Call, holders [][]*Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	at := map[string]int{}
+	at := map[string]int{} // in calls, by tag
 	for r := range l.held {
-		i, ok := at[r.plan.tag]
+		tag := r.plan.meters[0].tag
+		i, ok := at[tag]
 		if !ok {
 			i = len(calls)
-			at[r.plan.tag] = i
+			at[tag] = i
 			calls, holders = append(calls, Call{Script: script, Args: []any{"renew"}}), append(holders, nil)
 		}
 		for j, m := range r.plan.meters {
@@ -317,23 +312,4 @@ func (l *Limits) renewals(cfg *Config) (calls []Call, holders [][]*Reservation) 
 	}
 	l.renewing = calls != nil
 	return calls, holders
-}
-
-// renewed notes the answer to a call of renewals: after the time of Redis, 1 for each slot that
-// is still held. Without an answer the slots are held until their leases end.
-func (l *Limits) renewed(cfg *Config, holders []*Reservation, n []int64, began time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i, r := range holders {
-		answered := len(n) == 1+len(holders)
-		switch {
-		case !l.held[r]: // settled meanwhile
-		case answered && n[1+i] == 1:
-			r.until = began.Add(r.cfg.Lease)
-		case answered, time.Until(r.until) <= cfg.Lease/12:
-			delete(l.held, r)
-			l.stats.Lost++
-			r.lose()
-		}
-	}
 }

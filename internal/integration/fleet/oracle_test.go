@@ -1,12 +1,12 @@
 package fleet_test
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
+	"math"
+	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,14 +20,9 @@ import (
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
-// An evalFunc is a Config's Eval.
-type evalFunc func(ctx context.Context, script string, keys []string, args ...any) (any, error)
-
 func client(t testing.TB, addrs ...string) redis.UniversalClient {
 	t.Helper()
-	c := redis.NewUniversalClient(&redis.UniversalOptions{
-		Addrs: addrs, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1, MaxRedirects: 3,
-	})
+	c := redis.NewUniversalClient(options(addrs))
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -39,87 +34,37 @@ func name(t testing.TB) string {
 	return fmt.Sprintf("%s-%d-%d", t.Name(), time.Now().UnixNano(), names.Add(1))
 }
 
-// An oracle knows what Redis has done, whatever the processes have heard of it.
+// An oracle is told what Redis has done, by the journal that the script writes, and says what its
+// meters must be.
 type oracle struct {
-	mu     sync.Mutex
-	taken  map[string]int64 // by the id of a reservation: its estimate
-	used   map[string]int64 // of settlements that were applied, at least once
-	faults int
+	taken, used map[string]int64 // tokens of a reservation, by its id: the estimate, and what was settled
+	takes       []int64          // times of Redis, in microseconds
+	late        int              // settlements
 }
 
-// A line is how a process reaches Redis. What goes over it may be lost, or its answer, or
-// come late, and the oracle sees what Redis has answered.
-type line struct {
-	eval   evalFunc
-	oracle *oracle
-	mu     sync.Mutex
-	random *rand.Rand
-	often  float64 // of faults
-	dead   atomic.Bool
-	change func(script string) string
-	forged func(l *line, script string, keys []string, args []any) // after a reservation that was lost
-}
-
-var errFault = errors.New("a fault")
-
-// draw returns a random number, and the share of calls that are to have a fault.
-func (l *line) draw() (random, often float64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.random.Float64(), l.often
-}
-
-// Eval is a Config's.
-func (l *line) Eval(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-	if l.change != nil {
-		script = l.change(script)
-	}
-	fault := -1.0
-	if chance, often := l.draw(); chance < often {
-		fault, _ = l.draw()
-		l.oracle.mu.Lock()
-		l.oracle.faults++
-		l.oracle.mu.Unlock()
-	}
-	switch {
-	case l.dead.Load():
-		return nil, errFault
-	case fault >= 0 && fault < 0.3: // the request is lost
-		if l.forged != nil && args[0] == "take" {
-			l.forged(l, script, keys, args)
+func hear(t *testing.T, journal []string) *oracle {
+	o := &oracle{taken: map[string]int64{}, used: map[string]int64{}}
+	for _, entry := range journal {
+		var op, id string
+		var micro, n int64
+		_, err := fmt.Sscan(entry, &op, &id, &micro, &n)
+		require.NoError(t, err, entry)
+		switch _, settled := o.used[id]; {
+		case op == "take":
+			require.NotContains(t, o.taken, id, "taken once")
+			o.taken[id] = micro / 1_000_000
+			o.takes = append(o.takes, n)
+		case n == 1:
+			o.late++
+		case !settled:
+			o.used[id] = o.taken[id] + micro/1_000_000
 		}
-		return nil, errFault
 	}
-	value, err := l.eval(context.WithoutCancel(ctx), script, keys, args...)
-	if err == nil {
-		l.oracle.saw(args, value.([]any))
-	}
-	switch {
-	case l.dead.Load(), fault >= 0.3 && fault < 0.7: // the answer is lost
-		return nil, errFault
-	case fault >= 0.7: // it comes too late
-		<-ctx.Done()
-	}
-	return value, err
-}
-
-// saw notes what the script has done.
-func (o *oracle) saw(args, answer []any) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	switch done := answer[0].(int64); {
-	case args[0] == "take" && done == 1:
-		o.taken[args[1].(string)] = args[6].(int64) / 1_000_000 // of the first meter, a rate
-	case args[0] == "settle" && done == 1:
-		id := args[1].(string)
-		o.used[id] = o.taken[id] + args[7].(int64)/1_000_000
-	}
+	return o
 }
 
 // balance returns the tokens that have been spent, after all.
 func (o *oracle) balance() (sum int64) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	for id, n := range o.taken {
 		if used, settled := o.used[id]; settled {
 			n = used
@@ -129,124 +74,104 @@ func (o *oracle) balance() (sum int64) {
 	return sum
 }
 
-const (
-	burst    = 100_000_000
-	parallel = 5
-)
+// bound requires that no interval has seen more calls than the rate allows and, unless the clock was
+// set back, no window more than the quota.
+func (o *oracle) bound(t *testing.T, back bool) {
+	least := math.Inf(1) // of what was taken before an interval, less what was given by then
+	windows, ends, in := 0, int64(0), 0
+	for i, at := range o.takes {
+		given := float64(at-o.takes[0]) / 1e6 * callRate
+		least = min(least, float64(i)-given)
+		require.LessOrEqual(t, float64(i+1)-given-least, callBurst+0.001)
+		if at >= ends {
+			windows, ends, in = windows+1, at+window.Microseconds(), 0
+		}
+		in++
+		require.True(t, in <= perWin || back, "window %d", windows)
+	}
+}
 
-// play has processes reserve and settle over lines that fail, and returns how many tokens
-// more than the oracle knows are spent in Redis of the rate and of the quota, how many calls held
-// slots at once, and the processes.
-func play(t *testing.T, connect func() evalFunc, direct redis.UniversalClient, processes int, often float64, with func(*line)) (rate, quota int64, most int, all []*fleet.Limits) {
+// atOnce returns how many holds there were at the same moment.
+func atOnce(processes []*process) (most int) {
+	type change struct {
+		at time.Time
+		by int
+	}
+	var changes []change
+	for _, p := range processes {
+		for _, h := range p.holds {
+			changes = append(changes, change{h.from, 1}, change{h.to, -1})
+		}
+	}
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(a.at.Compare(b.at), a.by-b.by) })
+	now := 0
+	for _, c := range changes {
+		now += c.by
+		most = max(most, now)
+	}
+	return most
+}
+
+// A verdict says how far Redis is off what the oracle knows.
+type verdict struct {
+	rate, quota int64 // millionths of tokens and tokens that are spent, more than the oracle knows
+	atOnce      int   // calls that held slots
+}
+
+// play has processes reserve and settle over lines that fail. One of them is killed, and another
+// takes its place.
+func play(t *testing.T, addrs []string, processes int, often float64, back bool, control string) verdict {
 	t.Helper()
-	o := &oracle{taken: map[string]int64{}, used: map[string]int64{}}
-	n := name(t)
-	var holding, highest atomic.Int64
-	var lines []*line
-	cfg := fleet.Config{
-		Name: n, Lease: time.Second, Timeout: 100 * time.Millisecond, RetryEvery: 100 * time.Millisecond, MaxWait: 300 * time.Millisecond,
-		Meters: func(ctx context.Context) []fleet.Meter {
-			estimate := fleet.Estimate(ctx.Value(estimateKey{}).(int64))
-			return []fleet.Meter{
-				fleet.Rate("t/tokens", 1e-6, estimate).Burst(burst), fleet.Quota("t/month", burst, throttle.Quota{Per: throttle.Month}, estimate),
-				fleet.Slots("t/running", parallel), fleet.Rate("t/calls", 1e6, 1),
-			}
-		},
+	direct := client(t, addrs...)
+	j := job{Kind: "play", Addrs: addrs, Name: name(t), Often: often, Control: control, Until: time.Now().Add(4 * time.Second)}
+	var all []*process
+	for j.Number = range processes {
+		all = append(all, start(t, j))
 	}
-	stop := time.Now().Add(3 * time.Second)
-	var calls sync.WaitGroup
-	for p := range processes {
-		l := &line{eval: connect(), oracle: o, random: rand.New(rand.NewPCG(uint64(p), 1)), often: often}
-		if with != nil {
-			with(l)
-		}
-		lines = append(lines, l)
-		c := cfg
-		c.Eval = l.Eval
-		limits := fleet.New(c)
-		all = append(all, limits)
-		for i := range 6 {
-			calls.Go(func() {
-				random := rand.New(rand.NewPCG(uint64(p), uint64(10+i)))
-				for time.Now().Before(stop) {
-					if p == processes-1 && time.Until(stop) < 2*time.Second {
-						l.dead.Store(true) // the process is killed
-						return
-					}
-					r, err := limits.Reserve(context.WithValue(t.Context(), estimateKey{}, random.Int64N(1000)))
-					if err != nil {
-						time.Sleep(time.Millisecond)
-						continue
-					}
-					now := holding.Add(1)
-					for was := highest.Load(); now > was && !highest.CompareAndSwap(was, now); was = highest.Load() {
-					}
-					select {
-					case <-r.Lost():
-					case <-time.After(time.Duration(random.IntN(20)) * time.Millisecond):
-					}
-					holding.Add(-1)
-					if random.IntN(10) == 0 {
-						r.SettleEach(t.Context(), map[string]int64{"tokens": 0, "month": 0})
-					} else {
-						r.Settle(t.Context(), random.IntN(2000))
-					}
-				}
-			})
-		}
+	killed := all[processes-1]
+	require.Eventually(t, func() bool { return killed.held() > 20 || time.Now().After(j.Until) }, time.Minute, time.Millisecond)
+	killed.kill()
+	j.Number = processes
+	all = append(all, start(t, j))
+	if back {
+		require.NoError(t, direct.Set(t.Context(), j.Name+":{t}:back", 7200, 0).Err())
 	}
-	calls.Wait()
-	for _, l := range lines { // all is settled
-		l.mu.Lock()
-		l.often = 0
-		l.mu.Unlock()
+	var s fleet.Stats
+	for _, p := range all {
+		<-p.ended
+		require.True(t, p == killed || p.cmd.ProcessState.Success(), "%v", p.cmd.ProcessState)
+		s.Admitted, s.Asked, s.Failed, s.Outages = s.Admitted+p.stats.Admitted, s.Asked+p.stats.Asked, s.Failed+p.stats.Failed, s.Outages+p.stats.Outages
+		s.Dropped, s.Untold, s.Lost = s.Dropped+p.stats.Dropped, s.Untold+p.stats.Untold, s.Lost+p.stats.Lost
 	}
-	for p, limits := range all[:processes-1] {
-		require.Eventually(t, func() bool { return limits.Stats().Unsettled == 0 }, 10*time.Second, 10*time.Millisecond, "process %d", p)
-	}
+	journal, err := direct.LRange(t.Context(), j.Name+":{t}:journal", 0, -1).Result()
+	require.NoError(t, err)
+	o := hear(t, journal)
 	spent := func(kind, meter string) (n int64) {
-		value, err := direct.Get(t.Context(), fmt.Sprintf("%s:{t}:%s:%s", cfg.Name, kind, meter)).Result()
-		require.NoError(t, err)
-		_, err = fmt.Sscan(value, &n)
-		require.NoError(t, err)
+		_, _ = fmt.Sscan(direct.Get(t.Context(), fmt.Sprintf("%s:{t}:%s:%s", j.Name, kind, meter)).Val(), &n) // nothing is kept of 0
 		return n
 	}
-	rate = spent("r", "tokens") - 1_000_000*o.balance()
-	refilled := int64(15) // a token in a million seconds: a millionth a second
-	if rate <= 0 && rate >= -refilled {
-		rate = 0
+	v := verdict{rate: spent("r", "tokens") - 1_000_000*o.balance(), quota: spent("q", "month") - o.balance(), atOnce: atOnce(all)}
+	if v.rate >= -60 && v.rate <= 0 { // it gives a millionth a second
+		v.rate = 0
 	}
-	quota = spent("q", "month") - o.balance()
-	var s fleet.Stats
-	for _, l := range all {
-		one := l.Stats()
-		s.Admitted, s.Asked, s.Failed, s.Outages = s.Admitted+one.Admitted, s.Asked+one.Asked, s.Failed+one.Failed, s.Outages+one.Outages
-		s.Dropped, s.Untold, s.Lost = s.Dropped+one.Dropped, s.Untold+one.Untold, s.Lost+one.Lost
-	}
-	t.Logf("%d processes: %d faults, %d reserved in Redis, %d settled; %+v; at most %d at once; off by %d, %d",
-		processes, o.faults, len(o.taken), len(o.used), s, highest.Load(), rate, quota)
-	return rate, quota, int(highest.Load()), all
+	t.Logf("%d processes: %d reserved in Redis, %d of them by the process that was killed, %d settled, %d late; %+v; %+v",
+		processes, len(o.taken), len(killed.holds), len(o.used), o.late, s, v)
+	o.bound(t, back)
+	return v
 }
 
-type estimateKey struct{}
-
-// servers are where the oracle looks: a Redis and a Redis Cluster.
-func servers(t *testing.T) map[string][]string {
-	return map[string][]string{"Redis": {services.Redis(t)}, "Cluster": services.NewRedisCluster(t).Addrs()}
-}
-
-// Whatever is lost between processes and Redis, or comes late, and when one is killed: never
-// more calls at once than slots, and the balance of each meter is exact, to the token.
+// Whatever is lost between processes and Redis, or comes late, when its clock is set back and when
+// one is killed: no more calls at once than slots, no more calls than the rate and the window
+// allow, and the balance of each meter is exact, to the token.
 func TestOracle(t *testing.T) {
-	for server, addrs := range servers(t) {
+	for server, addrs := range map[string][]string{"Redis": {services.Redis(t)}, "Cluster": services.NewRedisCluster(t).Addrs()} {
 		for _, processes := range []int{2, 4} {
 			for _, often := range []float64{0, 0.05, 0.3} {
 				t.Run(fmt.Sprintf("%s/%d processes/%v", server, processes, often), func(t *testing.T) {
-					direct := client(t, addrs...)
-					rate, quota, most, _ := play(t, func() evalFunc { return resilienceredis.Eval(client(t, addrs...)) }, direct, processes, often, nil)
-					require.Zero(t, rate, "millionths of tokens")
-					require.Zero(t, quota)
-					require.LessOrEqual(t, most, parallel)
+					v := play(t, addrs, processes, often, often > 0.1, "")
+					require.Zero(t, v.rate, "millionths of tokens")
+					require.Zero(t, v.quota)
+					require.LessOrEqual(t, v.atOnce, parallel)
 				})
 			}
 		}
@@ -256,41 +181,20 @@ func TestOracle(t *testing.T) {
 // The oracle finds what it is there to find: a script that forgets the id of a settlement,
 // settlements of reservations that were never made, and leases that never end.
 func TestOracleFindsItsControls(t *testing.T) {
-	addr := services.Redis(t)
-	direct := client(t, addr)
-	connect := func() evalFunc { return resilienceredis.Eval(client(t, addr)) }
-	t.Run("forgets the id", func(t *testing.T) {
-		rate, quota, _, _ := play(t, connect, direct, 2, 0.3, func(l *line) {
-			l.change = replacing(t, "'SET', KEYS[1], 1, 'NX', 'PX'", "'SET', KEYS[1], 1, 'PX'")
+	addrs := []string{services.Redis(t)}
+	for _, processes := range []int{2, 4} {
+		t.Run(fmt.Sprintf("forgets the id/%d processes", processes), func(t *testing.T) {
+			v := play(t, addrs, processes, 0.3, false, "forgets the id")
+			require.True(t, v.rate != 0 && v.quota != 0)
 		})
-		require.True(t, rate != 0 && quota != 0)
-	})
-	t.Run("settles before it reserves", func(t *testing.T) {
-		rate, quota, _, _ := play(t, connect, direct, 2, 0.3, func(l *line) {
-			l.forged = func(l *line, script string, keys []string, args []any) {
-				now, _ := direct.Time(context.Background()).Result()
-				settle := []any{"settle", args[1], now.UnixMicro(), 1_100_000}
-				for i := 3; i < len(args); i += 4 {
-					cost, _ := args[i+3].(int64)
-					settle = append(settle, args[i], args[i+1], args[i+2], -cost, number(t, direct, keys[2]))
-				}
-				_, _ = l.eval(context.Background(), script, []string{keys[0] + ":forged:" + args[1].(string), keys[0], keys[2], keys[4], keys[8]}, settle...)
-			}
+		t.Run(fmt.Sprintf("settles before it reserves/%d processes", processes), func(t *testing.T) {
+			v := play(t, addrs, processes, 0.3, false, "settles before it reserves")
+			require.True(t, v.rate < 0 && v.quota < 0, "it mints: %+v", v)
 		})
-		require.True(t, rate < 0 && quota < 0, "it mints: %d %d", rate, quota)
-	})
+	}
 	t.Run("without a lease", func(t *testing.T) {
-		kept := replacing(t, "us / 1000) + 1000", "us / 1000) + 100000") // or the set itself expires
-		dropped := replacing(t, "redis.call('ZREMRANGEBYSCORE', m.key, '-inf', text(now))", "")
-		require.False(t, freeAfterItsLease(t, addr, func(script string) string { return dropped(kept(script)) }))
+		require.False(t, freeAfterItsLease(t, addrs[0], "without a lease"))
 	})
-}
-
-// number returns the number of the window of a quota, or 0.
-func number(t *testing.T, direct redis.UniversalClient, key string) (n int64) {
-	value := direct.Get(context.Background(), key).Val()
-	_, _ = fmt.Sscan(value, new(int64), new(int64), new(int64), &n)
-	return n
 }
 
 // replacing returns a change of the script, which must change it.
@@ -306,92 +210,100 @@ func replacing(t *testing.T, old, other string) func(string) string {
 
 // Slots of a process that was killed are free after their lease, and no sooner.
 func TestSlotsOfAKilledProcessAreFreeAfterTheirLease(t *testing.T) {
-	require.True(t, freeAfterItsLease(t, services.Redis(t), nil))
+	require.True(t, freeAfterItsLease(t, services.Redis(t), ""))
 }
 
-func freeAfterItsLease(t *testing.T, addr string, change func(string) string) bool {
-	o := &oracle{taken: map[string]int64{}, used: map[string]int64{}}
-	cfg := fleet.Config{
-		Name: name(t), Lease: 500 * time.Millisecond,
-		Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Slots("t/running", 2)} },
-	}
-	line := func() *line {
-		return &line{eval: resilienceredis.Eval(client(t, addr)), oracle: o, random: rand.New(rand.NewPCG(1, 1)), change: change}
-	}
-	killed, lives := line(), line()
-	cfg.Eval = killed.Eval
-	a := fleet.New(cfg)
-	cfg.Eval = lives.Eval
-	b := fleet.New(cfg)
-	var held []*fleet.Reservation
-	for range 2 {
-		r, err := a.Reserve(t.Context())
-		require.NoError(t, err)
-		held = append(held, r)
-	}
-	time.Sleep(2 * cfg.Lease)
-	_, err := b.Reserve(t.Context())
+func freeAfterItsLease(t *testing.T, addr, control string) bool {
+	j := job{Kind: "hold", Addrs: []string{addr}, Name: name(t), Control: control}
+	killed := start(t, j)
+	require.Eventually(t, func() bool { return killed.held() == 2 }, time.Minute, time.Millisecond)
+	l := &line{eval: resilienceredis.Eval(client(t, addr))}
+	j.prepare(l, client(t, addr))
+	lives := fleet.New(fleet.Config{Name: j.Name, Eval: l.Eval, Timeout: 5 * time.Second, Meters: slotsOnly(2)})
+	time.Sleep(2 * lease)
+	_, err := lives.Reserve(t.Context())
 	require.ErrorIs(t, err, throttle.ErrLimited, "they are renewed")
-	killed.dead.Store(true)
+	killed.kill()
 	died := time.Now()
-	for _, r := range held {
-		<-r.Lost()
-	}
-	_, err = b.Reserve(t.Context())
-	lost := time.Since(died)
-	for err != nil && time.Since(died) < 20*cfg.Lease {
-		_, err = b.Reserve(t.Context())
+	for _, err = lives.Reserve(t.Context()); err != nil && time.Since(died) < 20*lease; _, err = lives.Reserve(t.Context()) {
 		time.Sleep(5 * time.Millisecond)
 	}
-	t.Logf("lost after %v, free after %v of a lease of %v", lost, time.Since(died), cfg.Lease)
+	t.Logf("free %v after it was killed, of a lease of %v", time.Since(died), lease)
 	return err == nil
 }
 
-// redisAt returns a change of the script whose clock is off by a time.
+// redisAt returns a change of the script whose clock is off by a time, in seconds. As the server's
+// own clock would be, that by which keys expire is behind, too: they are kept for two hours longer.
 func redisAt(t *testing.T, off *atomic.Int64) func(string) string {
+	kept := replacing(t, "'PX', text(math.max(1, math.ceil(us / 1000)))", "'PX', text(7200000 + math.max(1, math.ceil(us / 1000)))")
+	sets := replacing(t, "us / 1000) + 1000", "us / 1000) + 7200000")
 	return func(script string) string {
-		changed := strings.Replace(script, "local clock = redis.call('TIME')\n", fmt.Sprintf("local clock = redis.call('TIME')\nclock[1] = clock[1] + %d\n", off.Load()), 1)
-		require.NotEqual(t, script, changed)
-		return changed
+		clock := replacing(t, "local clock = redis.call('TIME')\n", fmt.Sprintf("local clock = redis.call('TIME')\nclock[1] = clock[1] + %d\n", off.Load()))
+		return clock(sets(kept(script)))
 	}
 }
 
 // A clock of Redis that is set back neither forgives nor prolongs: not a rate, not the window of
-// a quota, and not the lease of a slot.
+// a quota, not the lease of a slot, not a cooldown, and not the place of a waiter that has gone.
 func TestServerClockSetBack(t *testing.T) {
 	var off atomic.Int64
-	l := &line{
-		eval: resilienceredis.Eval(client(t, services.Redis(t))), random: rand.New(rand.NewPCG(1, 1)), change: redisAt(t, &off),
-		oracle: &oracle{taken: map[string]int64{}, used: map[string]int64{}},
-	}
+	l := &line{eval: resilienceredis.Eval(client(t, services.Redis(t))), change: redisAt(t, &off)}
 	meter := map[string]fleet.Meter{
 		"rate": fleet.Rate("t/rate", 1, 1).Burst(5), "window": fleet.Quota("t/window", 5, throttle.Quota{Every: 6 * time.Second}, 1),
 		"month": fleet.Quota("t/month", 5, throttle.Quota{Per: throttle.Month}, 1), "slots": fleet.Slots("t/slots", 5),
+		"cool": fleet.Rate("t/cool", 1, 0),
 	}
 	n := name(t)
 	limits := func(kind string) *fleet.Limits {
 		return fleet.New(fleet.Config{Name: n, Eval: l.Eval, Lease: 3 * time.Second, Timeout: 5 * time.Second,
 			Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{meter[kind]} }})
 	}
+	var held []*fleet.Reservation
 	admitted := func(kind string) (calls int) {
 		for range 6 {
-			if _, err := limits(kind).Reserve(t.Context()); err == nil {
+			if r, err := limits(kind).Reserve(t.Context()); err == nil {
 				calls++
+				held = append(held, r)
 			}
 		}
 		return calls
 	}
 	for kind := range meter {
-		require.Equal(t, 5, admitted(kind), kind)
+		if kind != "cool" {
+			require.Equal(t, 5, admitted(kind), kind)
+		}
 	}
+	require.NoError(t, limits("cool").Cool(t.Context(), "t/cool", time.Now().Add(6*time.Second)))
+	// One waits for a slot, and goes: its place is lost after two polls.
+	gone, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	waits := limits("slots")
+	require.NoError(t, waits.Update(func(c *fleet.Config) {
+		c.MaxWait = -1
+		c.Eval = func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+			if args[0] == "settle" {
+				return nil, errFault // as if it were killed: it does not say that it goes
+			}
+			return l.Eval(ctx, script, keys, args...)
+		}
+	}))
+	_, err := waits.Reserve(gone)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+
 	off.Store(-7200)
 	for kind := range meter {
 		require.LessOrEqual(t, admitted(kind), 1, "%s: it forgives nothing, but for what time has given", kind)
+	}
+	require.Zero(t, admitted("cool"))
+	for _, r := range held {
+		r.Settle(t.Context(), 1)
 	}
 	time.Sleep(7 * time.Second)
 	require.GreaterOrEqual(t, admitted("rate"), 3, "it is not locked out")
 	require.Equal(t, 5, admitted("window"))
 	require.Zero(t, admitted("month"))
+	require.Equal(t, 6, admitted("cool"))
+	require.Equal(t, 5, admitted("slots"))
 }
 
 // While a change of a limit is on its way, processes admit together at most what the larger
@@ -419,38 +331,58 @@ func TestAnUpdateThatIsOnItsWay(t *testing.T) {
 // A waiter that was killed at the head of the line delays the next by two polls.
 func TestWaiterThatIsKilledAtTheHead(t *testing.T) {
 	addr := services.Redis(t)
-	cfg := fleet.Config{Name: name(t), Eval: resilienceredis.Eval(client(t, addr)), MaxWait: time.Minute, Timeout: 5 * time.Second,
-		Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Slots("t/slots", 1)} }}
-	holder, killed := fleet.New(cfg), fleet.New(cfg)
-	r, err := holder.Reserve(t.Context())
+	direct, n := client(t, addr), name(t)
+	cfg := fleet.Config{Name: n, Eval: resilienceredis.Eval(direct), MaxWait: time.Minute, Timeout: 5 * time.Second, Meters: slotsOnly(1)}
+	r, err := fleet.New(cfg).Reserve(t.Context())
 	require.NoError(t, err)
-	gone, kill := context.WithCancel(t.Context())
-	dead := make(chan struct{})
-	go func() { defer close(dead); _, _ = killed.Reserve(gone) }()
-	time.Sleep(100 * time.Millisecond)
-	admitted := make(chan time.Time)
-	go func() {
-		_, err := fleet.New(cfg).Reserve(t.Context())
-		if err == nil {
-			admitted <- time.Now()
-		}
-	}()
-	time.Sleep(200 * time.Millisecond)
-	kill()
-	<-dead
-	freed := time.Now()
+	killed := start(t, job{Kind: "wait", Addrs: []string{addr}, Name: n})
+	waiting := func() []string { return direct.ZRange(t.Context(), n+":{t}:w:running", 0, -1).Val() }
+	require.Eventually(t, func() bool { return len(waiting()) == 1 }, time.Minute, time.Millisecond)
+	head := waiting()[0]
+	admitted := make(chan error, 1)
+	go func() { _, err := fleet.New(cfg).Reserve(t.Context()); admitted <- err }()
+	require.Eventually(t, func() bool { w := waiting(); return len(w) == 2 && w[0] == head }, time.Minute, time.Millisecond)
+	killed.kill()
+	now, err := direct.Time(t.Context()).Result()
+	require.NoError(t, err)
+	until := direct.ZScore(t.Context(), n+":{t}:p:running", head).Val()
+	require.LessOrEqual(t, until, float64(now.UnixMicro()+20_000), "two polls of 10 ms, or it was gone before")
 	r.Settle(t.Context(), 0)
-	after := (<-admitted).Sub(freed)
-	t.Logf("admitted %v after the slot was free", after)
-	require.Less(t, after, time.Second)
+	require.NoError(t, <-admitted)
+}
+
+// Calls that wait for slots of several meters stand behind all that wait for any of them.
+func TestWaitersOfSeveralSlots(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	organization, user := fleet.Slots("t/all", 1), fleet.Slots("t/user", 1)
+	cfg := fleet.Config{Name: name(t), Eval: resilienceredis.Eval(rdb), MaxWait: time.Minute, Timeout: 5 * time.Second}
+	reserve := func(meters ...fleet.Meter) *fleet.Reservation {
+		c := cfg
+		c.Meters = func(context.Context) []fleet.Meter { return meters }
+		r, err := fleet.New(c).Reserve(t.Context())
+		require.NoError(t, err)
+		return r
+	}
+	first := reserve(organization)
+	order := make(chan int, 4)
+	for i, meters := range [][]fleet.Meter{{organization}, {organization}, {user, organization}, {organization}} {
+		go func() {
+			r := reserve(meters...)
+			order <- i
+			r.Settle(t.Context(), 0)
+		}()
+		waiting := func() bool { return rdb.ZCard(t.Context(), cfg.Name+":{t}:w:all").Val() == int64(i+1) }
+		require.Eventually(t, waiting, time.Minute, time.Millisecond)
+	}
+	first.Settle(t.Context(), 0)
+	for i := range 4 {
+		require.Equal(t, i, <-order)
+	}
 }
 
 // A settlement that comes after the horizon is dropped and counted.
 func TestSettlementAfterTheHorizon(t *testing.T) {
-	l := &line{
-		eval: resilienceredis.Eval(client(t, services.Redis(t))), random: rand.New(rand.NewPCG(1, 1)),
-		oracle: &oracle{taken: map[string]int64{}, used: map[string]int64{}},
-	}
+	eval := resilienceredis.Eval(client(t, services.Redis(t)))
 	limits := fleet.New(fleet.Config{Name: name(t), Timeout: 5 * time.Second, RetryEvery: 10 * time.Millisecond,
 		Meters: func(context.Context) []fleet.Meter {
 			return []fleet.Meter{fleet.Rate("t/tokens", 1e-6, fleet.Estimate(5)).Burst(9)}
@@ -459,7 +391,7 @@ func TestSettlementAfterTheHorizon(t *testing.T) {
 			if args[0] == "settle" {
 				args[2] = args[2].(int64) - time.Hour.Microseconds()
 			}
-			return l.Eval(ctx, script, keys, args...)
+			return eval(ctx, script, keys, args...)
 		}})
 	r, err := limits.Reserve(t.Context())
 	require.NoError(t, err)

@@ -1,33 +1,66 @@
-// Package calendar tells the days and months of a time zone.
+// Package calendar tells the windows of quotas: the days and months of a time zone.
 package calendar
 
-import "time"
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"time"
 
-// A Calendar tells the periods of a time zone: days or, with Months, months.
-type Calendar struct {
-	Months bool
-	Day    int // of the month with which a month begins, 1 to 31; a shorter month has its last day for it
-	In     *time.Location
+	"github.com/go-resilience/resilience/internal/invalid"
+)
+
+// A Window is what a throttle.Quota says of its windows: all but N.
+type Window struct {
+	Every time.Duration
+	Per   string // "day" or "month"; empty if Every is set
+	In    *time.Location
+	From  int // the day of the month with which a month begins, 1 to 31; a shorter month has its last day for it
+}
+
+// Check records what is wrong with the fields, whose names follow at.
+func (w Window) Check(f *invalid.Fields, at string) {
+	per := strconv.Quote(w.Per)
+	f.Need(w.Every == 0 || w.Every >= time.Millisecond && w.Every <= MaxTime, at+"Every", w.Every, "a millisecond to 36 years")
+	f.Need(slices.Contains([]string{"", "day", "month"}, w.Per), at+"Per", per, `"day" or "month"`)
+	f.Need((w.Every == 0) != (w.Per == ""), at+"Per", per, "set where Every is not, and the other way round")
+	f.Need(w.Per != "" || w.In == nil, at+"In", w.In, "nil where Per is not set")
+	f.Need(w.From == 0 || w.Per == "month" && w.From >= 1 && w.From <= 31, at+"From", w.From, "0, or 1 to 31 where Per is Month")
+}
+
+// MaxTime is the longest window.
+const MaxTime = 36 * 365 * 24 * time.Hour
+
+// Filled returns w with its defaults filled in.
+func (w Window) Filled() Window {
+	if w.Per != "" {
+		w.In = cmp.Or(w.In, time.UTC)
+	}
+	if w.Per == "month" {
+		w.From = cmp.Or(w.From, 1)
+	}
+	return w
 }
 
 // A Span is a period: from Begin on, until before End, both in nanoseconds of Unix time.
 type Span struct{ Begin, End int64 }
 
-// Find returns the period of t. Where clocks are set back across midnight, a date comes
-// twice. So a period begins at the first moment that has its date or a later one, and
-// ends when the next one begins.
-func (c *Calendar) Find(t time.Time) Span {
+// Find returns the day or the month of t, in a w that is filled. Where clocks are set back across
+// midnight, a date comes twice. So a period begins at the first moment that has its date or a later
+// one, and ends when the next one begins.
+func (w Window) Find(t time.Time) Span {
+	months := w.Per == "month"
 	n := -1 // a month that begins with a day may have begun in the month before
-	if !c.Months {
+	if !months {
 		n = 0
 	}
-	year, month, day := t.In(c.In).Date()
+	year, month, day := t.In(w.In).Date()
 	begin := func(n int) time.Time {
-		if !c.Months {
-			return startOf(year, month, day+n, c.In)
+		if !months {
+			return startOf(year, month, day+n, w.In)
 		}
 		last := time.Date(year, month+time.Month(n)+1, 0, 0, 0, 0, 0, time.UTC) // of the month
-		return startOf(last.Year(), last.Month(), min(c.Day, last.Day()), c.In)
+		return startOf(last.Year(), last.Month(), min(w.From, last.Day()), w.In)
 	}
 	for !begin(n + 1).After(t) { // also where t has the date of the period before, for the second time
 		n++
