@@ -50,10 +50,10 @@ var (
 	attemptBuckets = []float64{1, 2, 3, 5, 8}
 )
 
-// seconds returns a histogram of durations. An instrument that cannot be made records
-// nothing, and the reason goes to otel's error handler.
-func seconds(m metric.Meter, name, help string, buckets []float64) metric.Float64Histogram {
-	h, err := m.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(buckets...))
+// histogram returns an instrument. One that cannot be made records nothing, and the reason goes to
+// otel's error handler.
+func histogram(m metric.Meter, name, unit, help string, buckets []float64) metric.Float64Histogram {
+	h, err := m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(buckets...))
 	if err != nil {
 		otel.Handle(err)
 	}

@@ -85,10 +85,6 @@ func (s *otelSDK) values(t testing.TB) map[string]float64 {
 			for _, p := range data.DataPoints {
 				put(name, p.Attributes, float64(p.Count))
 			}
-		case metricdata.Histogram[int64]:
-			for _, p := range data.DataPoints {
-				put(name, p.Attributes, float64(p.Count))
-			}
 		default:
 			t.Fatalf("%s is a %T", name, data)
 		}

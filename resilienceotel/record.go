@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"strings"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -17,28 +16,23 @@ import (
 // A recorder feeds the histograms that no figure can be, and the current span, with the
 // events of policies.
 type recorder struct {
-	keys                           func(kind, name, key string) bool
-	bulkhead, throttle, load, step metric.Float64Histogram
-	saga                           metric.Float64Histogram
-	attempts                       metric.Int64Histogram
+	keys                                           func(kind, name, key string) bool
+	bulkhead, throttle, load, step, saga, attempts metric.Float64Histogram
 }
 
 func newRecorder(m metric.Meter, keys func(kind, name, key string) bool) *recorder {
-	r := &recorder{
+	of := func(name, unit, help string, buckets []float64) metric.Float64Histogram {
+		return histogram(m, namespace+name, unit, help, buckets)
+	}
+	return &recorder{
 		keys:     keys,
-		bulkhead: seconds(m, "resilience.bulkhead.wait.duration", "Time that calls waited for a slot, of those that waited.", waitBuckets),
-		throttle: seconds(m, "resilience.throttle.wait.duration", "Time that calls waited for their tokens, of those that waited.", waitBuckets),
-		load:     seconds(m, "resilience.cache.load.duration", "Duration of loads.", callBuckets),
-		step:     seconds(m, "resilience.saga.step.duration", "Duration of attempts of steps.", stepBuckets),
-		saga:     seconds(m, "resilience.saga.duration", "Time from the start of a saga to its end.", sagaBuckets),
+		bulkhead: of("bulkhead.wait.duration", "s", "Time that calls waited for a slot, of those that waited.", waitBuckets),
+		throttle: of("throttle.wait.duration", "s", "Time that calls waited for their tokens, of those that waited.", waitBuckets),
+		load:     of("cache.load.duration", "s", "Duration of loads.", callBuckets),
+		step:     of("saga.step.duration", "s", "Duration of attempts of steps.", stepBuckets),
+		saga:     of("saga.duration", "s", "Time from the start of a saga to its end.", sagaBuckets),
+		attempts: of("retry.call.attempts", "{attempt}", "Attempts of calls that were retried or given up.", attemptBuckets),
 	}
-	var err error
-	r.attempts, err = m.Int64Histogram("resilience.retry.call.attempts", metric.WithUnit("{attempt}"),
-		metric.WithDescription("Attempts of calls that were retried or given up."), metric.WithExplicitBucketBoundaries(attemptBuckets...))
-	if err != nil {
-		otel.Handle(err)
-	}
-	return r
 }
 
 // event is the observer of a registry.
@@ -50,16 +44,22 @@ func (r *recorder) event(ctx context.Context, e registry.Event) {
 	took := e.Attr("took")
 	switch e.Kind {
 	case "bulkhead", "throttle":
-		waits := map[string]metric.Float64Histogram{"bulkhead": r.bulkhead, "throttle": r.throttle}[e.Kind]
+		waits, outcome := r.bulkhead, "admitted"
+		if e.Kind == "throttle" {
+			waits = r.throttle
+		}
+		if e.What == "refused" {
+			outcome = "refused"
+		}
 		if waited := e.Attr("waited"); waited.Kind() == slog.KindDuration {
-			span.SetAttributes(waitedKey.Float64(waited.Duration().Seconds()))
-			waits.Record(ctx, waited.Duration().Seconds(), r.with(e, outcomeKey.String(admitted(e)))...)
+			span.SetAttributes(waitedKey.Float64(inSeconds(waited)))
+			waits.Record(ctx, inSeconds(waited), r.with(e, outcomeKey.String(outcome))...)
 		}
 	case "retry":
 		if e.What == "ended" {
 			attempts := e.Attr("attempts").Int64()
 			span.SetAttributes(attemptsKey.Int64(attempts))
-			r.attempts.Record(ctx, attempts, r.with(e, outcomeKey.String(snake(text(e, "outcome"))))...)
+			r.attempts.Record(ctx, float64(attempts), r.with(e, outcomeKey.String(snake(text(e, "outcome"))))...)
 		}
 	case "cache":
 		if e.What == "served stale" {
@@ -123,14 +123,6 @@ func outcomeOfLoad(e registry.Event) string {
 		return "failed"
 	}
 	return ""
-}
-
-// admitted returns whether a call that waited was admitted.
-func admitted(e registry.Event) string {
-	if e.What == "refused" {
-		return "refused"
-	}
-	return "admitted"
 }
 
 // with returns attributes besides those of the policy.

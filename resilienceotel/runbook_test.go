@@ -44,19 +44,9 @@ func (r *roll) Float64Histogram(name string, _ ...metric.Float64HistogramOption)
 	return noop.Float64Histogram{}, nil
 }
 
-func (r *roll) Int64Histogram(name string, _ ...metric.Int64HistogramOption) (metric.Int64Histogram, error) {
-	r.names[name] = true
-	return noop.Int64Histogram{}, nil
-}
-
 func (r *roll) Float64ObservableCounter(name string, _ ...metric.Float64ObservableCounterOption) (metric.Float64ObservableCounter, error) {
 	r.names[name] = true
 	return noop.Float64ObservableCounter{}, nil
-}
-
-func (r *roll) Float64ObservableUpDownCounter(name string, _ ...metric.Float64ObservableUpDownCounterOption) (metric.Float64ObservableUpDownCounter, error) {
-	r.names[name] = true
-	return noop.Float64ObservableUpDownCounter{}, nil
 }
 
 func (r *roll) Float64ObservableGauge(name string, _ ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {

@@ -27,8 +27,8 @@ func New(cfg Config) *Telemetry {
 	m := cfg.meter()
 	return &Telemetry{
 		tracer:   cfg.tracer(),
-		call:     seconds(m, "resilience.call.duration", "Duration of calls, attempts and waits included.", callBuckets),
-		attempts: seconds(m, "resilience.attempt.duration", "Duration of attempts.", callBuckets),
+		call:     histogram(m, "resilience.call.duration", "s", "Duration of calls, attempts and waits included.", callBuckets),
+		attempts: histogram(m, "resilience.attempt.duration", "s", "Duration of attempts.", callBuckets),
 	}
 }
 
