@@ -181,6 +181,7 @@ func TestOverviewPutsWhatIsBrokenFirst(t *testing.T) {
 		var o overview
 		s.get("/", &o)
 		require.Equal(t, "All 6 policies are well.", o.Verdict)
+		require.Zero(t, o.Tick)
 		require.Equal(t, "ok", o.Tone)
 		paths := func() (all []string) {
 			for _, p := range o.Policies {
@@ -198,6 +199,7 @@ func TestOverviewPutsWhatIsBrokenFirst(t *testing.T) {
 		_ = s.shards.Do(t.Context(), "b", func(context.Context) error { return nil })
 		time.Sleep(1500 * time.Millisecond)
 		s.get("/", &o)
+		require.Equal(t, 1, o.Tick)
 		require.Equal(t, "The breaker users is open and the breaker shards is partly open.", o.Verdict)
 		require.Equal(t, "fail", o.Tone)
 		require.Equal(t, []string{"cache/users", "retry/users", "breaker/users", "bulkhead/users", "breaker/shards", "throttle/search"}, paths())
@@ -888,6 +890,9 @@ func TestFiguresThatAreShownNoMoreAreForgotten(t *testing.T) {
 		m.set(func() { m.figures = m.figures[1:] })
 		time.Sleep(10 * time.Minute)
 		require.Equal(t, 1, len(look().Figures))
+		m.set(func() { m.figures = append(m.figures, registry.Figure{Name: "flow{at=7}", Value: 1}) })
+		time.Sleep(time.Second)
+		require.Equal(t, 2, len(look().Figures), "one that comes back is new")
 		m.set(func() { m.figures[0].Value += 20 })
 		time.Sleep(time.Second)
 		var o overview
@@ -1352,7 +1357,7 @@ func TestAnErrorThatPanicsIsShown(t *testing.T) {
 func TestAFigureOfOtherOriginThatLooksLikeOneOfABreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := registry.New()
-		reg.MustAdd(&meter{figures: []registry.Figure{{Name: "breaker.state", Value: 1}}})
+		reg.MustAdd(&meter{figures: []registry.Figure{{Name: "meter.state", Value: 1}}})
 		s := newPage(t, reg, console.Config{})
 		defer s.page.Close()
 		time.Sleep(1500 * time.Millisecond)

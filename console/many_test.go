@@ -93,3 +93,15 @@ func TestManyAreActedOnUntilClose(t *testing.T) {
 	require.Equal(t, "40 done, 0 refused, 60 left: the console is closed", answer.Error)
 	require.Equal(t, 60, left)
 }
+
+// An Allow whose error is one of package saga has not let the action through all the same.
+func TestManyAreActedOnUntilAllowSaysNoInWordsOfSaga(t *testing.T) {
+	answer, _, left := actOn100(t, console.Config{Allow: func(_ *http.Request, op console.Operation) error {
+		if op.ID == "order-07" {
+			return fmt.Errorf("not this one: %w", saga.ErrNotAllowed)
+		}
+		return nil
+	}}, nil)
+	require.Contains(t, answer.Error, "7 done, 0 refused, 93 left: not this one")
+	require.Equal(t, 93, left)
+}

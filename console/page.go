@@ -16,7 +16,6 @@ import (
 
 var pages = template.Must(template.New("").Funcs(template.FuncMap{
 	"ago": ago,
-	"add": func(a, b int) int { return a + b },
 	"dict": func(pairs ...any) map[string]any {
 		m := map[string]any{}
 		for i := 0; i+1 < len(pairs); i += 2 {
@@ -107,13 +106,11 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name 
 // A failure is the page of an error.
 type failure struct {
 	page
-	Status int    `json:"-"`
-	Error  string `json:"error"`
+	Error string `json:"error"`
 }
 
 func (c *Console) fail(w http.ResponseWriter, r *http.Request, status int, err error) {
-	p := c.page("", http.StatusText(status))
-	c.show(w, r, status, "failure.html", failure{page: p, Status: status, Error: err.Error()})
+	c.show(w, r, status, "failure.html", failure{c.page("", http.StatusText(status)), err.Error()})
 }
 
 func encode(v any) []byte {

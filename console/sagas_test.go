@@ -230,14 +230,13 @@ func TestSagasArePaged(t *testing.T) {
 			ids = append(ids, fmt.Sprintf("ok-%03d", i))
 		}
 		d.run(ids...)
+		d.run("stuck-1")
 		var got []string
-		var p struct {
-			Sagas []struct{ ID string }
-			Next  string
-		}
+		var p found
 		for pages, after := 0, ""; ; pages++ {
-			p.Next, p.Sagas = "", nil
+			p = found{}
 			d.get("/sagas?after="+url.QueryEscape(after), &p)
+			require.Equal(t, pages == 0, p.Stuck != nil, "those that are stuck are on the first page")
 			for _, s := range p.Sagas {
 				got = append(got, s.ID)
 			}
@@ -352,7 +351,10 @@ func TestAnActionOnManyIsAskedForWithTheirNumber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Allow: allow})
 		d.run("stuck-1", "stuck-2", "ok-1")
-		require.Contains(t, d.get("/sagas?status=stuck", nil).Body.String(), "Act on all that are shown")
+		for _, some := range []string{"/sagas?status=stuck", "/sagas?saga=order", "/sagas?text=stuck-", "/sagas?age=0s"} {
+			time.Sleep(time.Second)
+			require.Contains(t, d.get(some, nil).Body.String(), "Act on all that are shown", some)
+		}
 		for _, none := range []string{"/sagas?status=running", "/sagas?status=nonsense", "/sagas"} {
 			require.NotContains(t, d.get(none, nil).Body.String(), "Act on all that are shown", none)
 		}
@@ -393,6 +395,9 @@ func TestOperatorsActOnSagas(t *testing.T) {
 		require.Equal(t, http.StatusSeeOther, w.Code)
 		require.Equal(t, "saga?done=retry&id=stuck-1&runner=worker", w.Header().Get("Location"))
 		require.Contains(t, d.get("/saga?id=stuck-1", nil).Body.String(), "warehouse is back")
+		require.Contains(t, d.get("/saga?id=stuck-1&done=retry", nil).Body.String(), "The saga is tried again.")
+		require.Contains(t, d.get("/saga?id=stuck-1", nil).Body.String(), `data-refresh="3"`)
+		require.NotContains(t, d.get("/saga?id=ok-1", nil).Body.String(), "data-refresh", "it has ended")
 
 		w = d.post("action", "retry", "policy", "saga/worker", "note", "all of them")
 		require.Equal(t, http.StatusBadRequest, w.Code, "of which")

@@ -26,8 +26,8 @@ type sampler struct {
 
 	sampling sync.Mutex // held before mu, while a sample is taken
 
-	mu     sync.RWMutex
-	tracks []*track // ordered as the registry is
+	mu     sync.RWMutex // what it guards is changed by who holds sampling, too
+	tracks []*track     // ordered as the registry is
 	byPath map[string]*track
 	began  time.Time // of sample 0
 	now    int       // the latest sample; -1 before the first
@@ -126,13 +126,12 @@ func (s *sampler) sample() {
 	}
 }
 
-// next returns the number of the sample that was begun then. The caller holds a lock.
+// next returns the number of the sample that was begun then. The caller holds sampling.
 func (s *sampler) next(at time.Time) int { return max(s.now+1, int(at.Sub(s.began)/second)) }
 
-// follow returns the tracks of the policies that are there, with a new one for each that is new.
+// follow returns the tracks of the policies that are there, with a new one for each that is new. The
+// caller holds sampling.
 func (s *sampler) follow(at time.Time) (tracks []*track) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
 	for e := range s.reg.All() {
 		t := s.byPath[e.String()]
 		if t == nil || t.entry.Policy != e.Policy {
