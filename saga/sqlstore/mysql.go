@@ -68,7 +68,7 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 `,
 	start:  `INSERT IGNORE ` + insert,
 	commit: update,
-	log:    entry,
+	log:    addEntry,
 	due: `SELECT id, owner FROM {by live} WHERE {live} AND name = ? AND version = ? AND owned = ? AND wake_at <= {now}
 ORDER BY wake_at LIMIT ? FOR UPDATE SKIP LOCKED`,
 

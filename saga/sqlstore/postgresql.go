@@ -69,6 +69,24 @@ SELECT {record} FROM s`,
 ` + postgresLog + `
 SELECT cancel_requested, cancel_note, woken FROM s`,
 
+	// The condition on seq makes the planner expect a single row, and look up each id in the index: a plan
+	// that was made while the table was new, and kept, would read the whole table.
+	batch: `WITH k AS MATERIALIZED (
+	SELECT r.* FROM json_to_recordset(?::json) AS r(id text, epoch bigint, seq bigint, nonce bigint, status text,
+		data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text, wake_in bigint, log json)
+	JOIN {p}saga s ON s.id = r.id AND s.epoch = r.epoch AND s.seq = r.seq
+	WHERE r.seq + 0 = r.seq FOR NO KEY UPDATE OF s SKIP LOCKED),
+s AS (UPDATE {p}saga s SET status = k.status, data = COALESCE(decode(k.data, 'base64'), s.data), steps = k.steps,
+		seq = k.after, failures = k.failures, takeovers = k.takeovers, last_error = k.last_error, nonce = k.nonce,
+		updated_at = {now}, owner = CASE WHEN k.wake_in < 0 THEN s.owner ELSE '' END,
+		wake_at = CASE WHEN k.wake_in < 0 THEN s.wake_at WHEN s.woken THEN {now} ELSE {now} + k.wake_in END
+	FROM k WHERE s.id = k.id
+	RETURNING s.id, s.epoch, s.cancel_requested, s.cancel_note, s.woken, s.updated_at, k.log),
+l AS (INSERT ` + entries + `
+	SELECT s.id, v.seq, v.step, v.op, v.event, v.attempt, s.epoch, v.error, s.updated_at
+	FROM s, json_to_recordset(s.log) AS v(` + postgresEntry + `))
+SELECT id, cancel_requested, cancel_note, woken FROM s`,
+
 	// The function has the order of the queues, and a nested loop is the only way to join LATERAL. The
 	// planner must expect few rows, however many sagas wait, or it compiles (JIT) each claim: therefore
 	// each queue has the limit as a parameter, whose value it knows, and there is the condition on one.
@@ -104,7 +122,9 @@ WHERE NOT g.` + isEnded + ` ORDER BY g.name`,
 
 const postgresLog = `l AS (INSERT ` + entries + `
 	SELECT s.id, v.seq, v.step, v.op, v.event, v.attempt, s.epoch, v.error, s.updated_at
-	FROM s, json_to_recordset(?::json) AS v(seq bigint, step text, op text, event text, attempt bigint, error text))`
+	FROM s, json_to_recordset(?::json) AS v(` + postgresEntry + `))`
+
+const postgresEntry = `seq bigint, step text, op text, event text, attempt bigint, error text`
 
 // The order keeps planners from reading the table instead of the index.
 const (

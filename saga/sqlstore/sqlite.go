@@ -61,7 +61,7 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	lock:   `UPDATE {p}saga SET seq = seq WHERE 0`,
 	start:  `INSERT ` + insert + ` ON CONFLICT (id) DO NOTHING`,
 	commit: update,
-	log:    entry,
+	log:    addEntry,
 	due: `SELECT id, owner FROM {by live} WHERE {live} AND name = ? AND version = ? AND owned = ? AND wake_at <= {now}
 ORDER BY wake_at LIMIT ?`,
 

@@ -14,13 +14,16 @@
 // stay for as long as saga.RunnerConfig.Keep says. No call takes longer because many have
 // ended.
 //
-// Each step is committed before the next one begins.
+// Each step is committed before the next one begins. On PostgreSQL and SQLite, commits of several
+// sagas that wait for each other go to the database together. Each has its own fence and its own
+// outcome.
 //
 // # PostgreSQL
 //
 // Version 12 or later. The tables are found through the search_path. A start and a commit are one
 // statement and one round trip each. Where the default isolation is not READ COMMITTED, each is
-// a transaction of three round trips. A pool of 8 to 16 connections is enough for hundreds of
+// a transaction of three round trips. A commit that was to go with others, and whose row is locked or
+// belongs to another owner, is repeated by itself. A pool of 8 to 16 connections is enough for hundreds of
 // concurrent sagas; add one for each concurrent DoTx.
 //
 // Consider a process that is stopped, or cut off from the server, between a DoTx and its
@@ -110,6 +113,7 @@ type Store struct {
 	prefix string
 	listen func(ctx context.Context, channel string, notify func()) error
 
+	batches  *batcher     // of commits; nil on MySQL, where one may wait for the row of another
 	texts    sync.Map     // statements by what they were made of
 	prepared *prepared    // nil on PostgreSQL, whose drivers prepare by themselves
 	turns    *turns       // of the writers of SQLite; nil on others
@@ -160,8 +164,12 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	if dialect != PostgreSQL {
 		s.prepared = newPrepared(db)
 	}
-	if dialect == SQLite {
+	switch dialect {
+	case PostgreSQL:
+		s.batches = &batcher{lanes: 2, alone: s.commitAlone, send: s.sendTogether}
+	case SQLite:
 		s.turns = newTurns()
+		s.batches = &batcher{lanes: 1, alone: s.commitAlone, send: s.sendInTurn}
 	}
 	return s
 }

@@ -183,6 +183,37 @@ type sqlState string
 func (e sqlState) Error() string    { return "SQLSTATE " + string(e) }
 func (e sqlState) SQLState() string { return string(e) }
 
+// TestBatchThatIsRepeatedForgets: what a try has written that was rolled back is not reported as
+// written.
+func TestBatchThatIsRepeatedForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{answers: map[string][]driver.Value{
+			"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(0), "", int64(0)},
+		}}
+		commits := 0
+		s.onCommit = func() error {
+			time.Sleep(time.Second)
+			if commits++; commits == 2 { // of the batch
+				delete(s.answers, "UPDATE saga SET status") // another owner has them all
+				return sqlState("40001")
+			}
+			return nil
+		}
+		st := newStore(t, s, sqlstore.SQLite)
+		errs := make(chan error, 3)
+		for _, id := range []string{"first", "a", "b"} {
+			go func() {
+				_, err := st.Commit(t.Context(), store.CommitRequest{ID: id, Log: make([]store.Entry, 1)})
+				errs <- err
+			}()
+			synctest.Wait()
+		}
+		require.NoError(t, <-errs, "the first")
+		require.ErrorIs(t, <-errs, store.ErrFenced)
+		require.ErrorIs(t, <-errs, store.ErrFenced)
+	})
+}
+
 // TestAWriterWaitsNoLongerThanItsContext: neither next in turn nor behind that,
 // and the turn of the others comes all the same.
 func TestAWriterWaitsNoLongerThanItsContext(t *testing.T) {

@@ -18,6 +18,7 @@ type dialect struct {
 	lock   string // makes a transaction the writer, before it reads; "" if it need not be
 	start  string // the values of startArgs, and the log if that is ""
 	commit string // the values of commitArgs, and the log if that is ""
+	batch  string // commits as JSON; "" if they go one by one
 	log    string // an entry; "" if start and commit have all of them, as JSON
 
 	// due locks the first sagas of a queue: name, version, owned, limit. With json, it does so for
@@ -68,8 +69,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now} + ?, CASE WHEN {int} > 0 THEN 
 	wake_at = CASE WHEN {int} < 0 THEN wake_at WHEN woken THEN {now} ELSE {now} + ? END
 WHERE id = ? AND epoch = ? AND seq = ?`
 
-	entries = `INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)`
-	entry   = `INSERT ` + entries + ` VALUES (?, ?, ?, ?, ?, ?, ?, ?, {now})`
+	entries  = `INTO {p}saga_log (saga_id, seq, step, op, event, attempt, epoch, error, at)`
+	addEntry = `INSERT ` + entries + ` VALUES (?, ?, ?, ?, ?, ?, ?, ?, {now})`
 
 	receipt = `SELECT cancel_requested, cancel_note, woken FROM {p}saga WHERE id = ?`
 

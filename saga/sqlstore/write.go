@@ -55,7 +55,7 @@ func (s *Store) start(ctx context.Context, q sqldb.Querier, req store.StartReque
 	}
 	for {
 		if s.d.log == "" {
-			rec, err = scan(q.QueryRowContext(ctx, s.sql(s.d.start), append(args, logOf(req.Log, 0))...))
+			rec, err = scan(q.QueryRowContext(ctx, s.sql(s.d.start), append(args, jsonOf(entriesOf(req.Log, 0)))...))
 			if !errors.Is(err, sql.ErrNoRows) {
 				return rec, err == nil, err
 			}
@@ -86,21 +86,23 @@ func fits(list ...any) error {
 	return nil
 }
 
-// logOf returns entries after seq as JSON.
-func logOf(log []store.Entry, seq int64) string {
-	type row struct {
-		Seq     int64  `json:"seq"`
-		Step    string `json:"step"`
-		Op      string `json:"op"`
-		Event   string `json:"event"`
-		Attempt int    `json:"attempt"`
-		Error   string `json:"error"`
-	}
-	rows := make([]row, len(log))
+// An entry of a log, as PostgreSQL reads it.
+type entry struct {
+	Seq     int64  `json:"seq"`
+	Step    string `json:"step"`
+	Op      string `json:"op"`
+	Event   string `json:"event"`
+	Attempt int    `json:"attempt"`
+	Error   string `json:"error"`
+}
+
+// entriesOf returns a log whose entries are after seq.
+func entriesOf(log []store.Entry, seq int64) []entry {
+	list := make([]entry, len(log))
 	for i, e := range log {
-		rows[i] = row{seq + 1 + int64(i), e.Step, string(e.Op), string(e.Kind), e.Attempt, e.Error}
+		list[i] = entry{seq + 1 + int64(i), e.Step, string(e.Op), string(e.Kind), e.Attempt, e.Error}
 	}
-	return jsonOf(rows)
+	return list
 }
 
 func jsonOf(v any) string {
@@ -125,14 +127,23 @@ func (s *Store) log(ctx context.Context, q sqldb.Querier, id string, epoch, seq 
 
 // Commit implements [store.Store].
 func (s *Store) Commit(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
-	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
-		rc, err = s.commit(ctx, q, req)
-		return err
-	})
+	if s.batches == nil {
+		rc, err = s.commitAlone(ctx, req)
+	} else {
+		rc, err = s.batches.commit(ctx, req)
+	}
 	if err == nil && due(&req, rc) {
 		_ = s.tell(ctx, s.db)
 	}
 	return rc, wrap("commit", err)
+}
+
+func (s *Store) commitAlone(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
+	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
+		rc, err = s.commit(ctx, q, req)
+		return err
+	})
+	return rc, err
 }
 
 // CommitTx implements [store.TxStore].
@@ -150,19 +161,24 @@ func due(req *store.CommitRequest, rc store.Receipt) bool {
 		(req.Status == store.Running || req.Status == store.Compensating)
 }
 
+// wakeIn returns after how many microseconds the saga is due, or -1 if it is not released.
+func wakeIn(req *store.CommitRequest) int64 {
+	if !req.Release {
+		return -1
+	}
+	return max(req.WakeIn.Microseconds(), 0)
+}
+
 // commit waits for its row, and returns ErrFenced if that does not pass the fence.
 func (s *Store) commit(ctx context.Context, q sqldb.Querier, req store.CommitRequest) (rc store.Receipt, err error) {
-	wakeIn := int64(-1)
-	if req.Release {
-		wakeIn = max(req.WakeIn.Microseconds(), 0)
-	}
+	due := wakeIn(&req)
 	args := []any{
 		string(req.Status), orNull(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError,
-		req.Nonce, wakeIn, wakeIn, wakeIn, req.ID, req.Epoch, req.Seq,
+		req.Nonce, due, due, due, req.ID, req.Epoch, req.Seq,
 	}
 	var row *sql.Row
 	if s.d.log == "" {
-		row = q.QueryRowContext(ctx, s.sql(s.d.commit), append(args, logOf(req.Log, req.Seq))...)
+		row = q.QueryRowContext(ctx, s.sql(s.d.commit), append(args, jsonOf(entriesOf(req.Log, req.Seq)))...)
 	} else {
 		switch changed, err := changes(q.ExecContext(ctx, s.sql(s.d.commit), args...)); {
 		case err != nil:
@@ -179,7 +195,7 @@ func (s *Store) commit(ctx context.Context, q sqldb.Querier, req store.CommitReq
 	if errors.Is(err, sql.ErrNoRows) {
 		err = store.ErrFenced
 	}
-	rc.Woken = rc.Woken && wakeIn > 0
+	rc.Woken = rc.Woken && due > 0
 	return rc, err
 }
 

@@ -36,7 +36,7 @@ var mutants = []mutant{
 	{"a lease is renewed after it has ended", &leaseTarget, "lease/term.go",
 		"why, late := h.why, !time.Now().Before(h.until)", "why, late := h.why, false"},
 	{"a COMMIT without its nonce", &sagaTarget, "saga/sqlstore/write.go",
-		"		req.Nonce, wakeIn, wakeIn, wakeIn,", "		0, wakeIn, wakeIn, wakeIn,"},
+		"	if s.batches == nil {\n", "	req.Nonce = 0\n	if s.batches == nil {\n"},
 	{"a load that was overtaken is kept", &cacheTarget, "cacheaside/internal/flight/land.go",
 		"	case !l.Joinable || l.Invalidated:\n", "	case false:\n"},
 }

@@ -1,6 +1,7 @@
 package saga_test
 
 import (
+	"context"
 	"database/sql"
 	"flag"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
@@ -39,6 +42,67 @@ func TestCrashMatrix(t *testing.T) {
 			t.Parallel()
 			storetest.Crashes(t, func(t *testing.T) store.Store { return newDatabase(t, dialect).store(t) }, shapes...)
 		})
+	}
+}
+
+// TestCommitsShareStatements: were every batch to fail, only the time that it
+// takes would tell.
+func TestCommitsShareStatements(t *testing.T) {
+	d := newDatabase(t, sqlstore.PostgreSQL)
+	config, err := pgx.ParseConfig(d.DSN)
+	require.NoError(t, err)
+	seen := new(statements)
+	config.Tracer = seen
+	db := stdlib.OpenDB(*config)
+	defer db.Close()
+	db.SetMaxOpenConns(8)
+	st := sqlstore.New(db, d.Dialect, sqlstore.Config{})
+	const sagas, commits = 32, 5
+	for i := range sagas {
+		_, _, err = st.Start(t.Context(), store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
+		require.NoError(t, err)
+	}
+	seen.reset()
+	var wg sync.WaitGroup
+	for i := range sagas {
+		wg.Go(func() {
+			for n := range int64(commits) {
+				_, err := st.Commit(t.Context(), store.CommitRequest{
+					ID: fmt.Sprint(i), Seq: 1 + 3*n, Status: saga.Running, Data: []byte("data"), Log: make([]store.Entry, 3), Release: i%2 == 0,
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Empty(t, seen.errs)
+	require.Less(t, seen.n, sagas*commits)
+}
+
+// statements counts them, and keeps their errors.
+type statements struct {
+	mu   sync.Mutex
+	n    int
+	errs []error
+}
+
+func (s *statements) reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.n, s.errs = 0, nil
+}
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (s *statements) TraceQueryEnd(_ context.Context, _ *pgx.Conn, end pgx.TraceQueryEndData) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n++; end.Err != nil {
+		s.errs = append(s.errs, end.Err)
 	}
 }
 
@@ -195,6 +259,52 @@ func TestAHeartbeatWaitsForNoRow(t *testing.T) {
 	after, err := st.Load(ctx, "locked")
 	require.NoError(t, err)
 	require.Equal(t, before.WakeAt, after.WakeAt)
+}
+
+// TestABatchLooksIdsUp: however old its plan is, for one that reads the whole
+// table would be ever slower.
+func TestABatchLooksIdsUp(t *testing.T) {
+	d := newDatabase(t, sqlstore.PostgreSQL)
+	db := d.open(t)
+	db.SetMaxOpenConns(1) // whose plans are from when the table was empty
+	var version int
+	require.NoError(t, db.QueryRow(`SELECT current_setting('server_version_num')::int`).Scan(&version))
+	if version < 150000 {
+		t.Skip("PostgreSQL tells of its scans at once from version 15 on")
+	}
+	st := sqlstore.New(db, d.Dialect, sqlstore.Config{})
+	ctx := t.Context()
+	const sagas = 32
+	commitAll := func() (written int64) {
+		var n atomic.Int64
+		var wg sync.WaitGroup
+		for i := range sagas {
+			wg.Go(func() {
+				_, err := st.Commit(ctx, store.CommitRequest{ID: fmt.Sprint(i), Seq: 1, Status: saga.Running, Log: make([]store.Entry, 1)})
+				if err == nil {
+					n.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		return n.Load()
+	}
+	for range 10 {
+		require.Zero(t, commitAll())
+	}
+	for i := range sagas {
+		_, _, err := st.Start(ctx, store.StartRequest{ID: fmt.Sprint(i), Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
+		require.NoError(t, err)
+	}
+	scans := func() (n int) {
+		_, err := db.Exec(`SELECT pg_stat_force_next_flush()`)
+		require.NoError(t, err)
+		require.NoError(t, db.QueryRow(`SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'saga' AND schemaname = current_schema`).Scan(&n))
+		return n
+	}
+	before := scans()
+	require.EqualValues(t, sagas, commitAll())
+	require.Equal(t, before, scans())
 }
 
 // TestPruneBarrier deletes the old rows and nothing else.
