@@ -72,12 +72,14 @@ func (c Config) withDefaults() Config {
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "bulkhead.Config"}
 	f.Need(c.Limit >= 1 && c.Limit <= maxLimit, "Limit", c.Limit, fmt.Sprintf("1 to %d", maxLimit))
-	f.Need(c.Queue >= 0 && c.Queue <= math.MaxInt32, "Queue", c.Queue, fmt.Sprintf("0 (for %d) to %d", defaultQueue, math.MaxInt32))
+	f.Need(c.Queue >= 0 && c.Queue <= math.MaxInt32, "Queue", c.Queue,
+		fmt.Sprintf("0 (for %d) to %d", defaultQueue, math.MaxInt32))
 	f.Need(c.Queue <= 0 || c.MaxWait != 0, "Queue", c.Queue, "0 where MaxWait is 0: no call waits")
 	f.Need(c.Levels >= 0 && c.Levels <= 1000, "Levels", c.Levels, "0 (for 1) to 1000")
 	f.Need(c.Levels < 2 || c.Priority != nil, "Levels", c.Levels, "0 or 1 where Priority is nil")
 	f.Need(c.Levels > 1 || c.Priority == nil, "Levels", c.Levels, "2 or more where Priority is set")
-	f.Need(c.Share == nil || c.MaxWait != 0, "Share", "set", "nil where MaxWait is 0: no call waits, so that none is served in turn")
+	f.Need(c.Share == nil || c.MaxWait != 0, "Share", "set",
+		"nil where MaxWait is 0: no call waits, so that none is served in turn")
 	return f.Err()
 }
 

@@ -135,8 +135,9 @@ func (q *queue) first() *waiter {
 	return nil
 }
 
-// longest returns the call that gives way to newcomer in a full queue, or nil: the newest of the longest line of the least important level. A line of the same level
-// must be longer than that of the newcomer would be, since the two would only change places.
+// longest returns the call that gives way to newcomer in a full queue, or nil: the newest of the
+// longest line of the least important level. A line of the same level must be longer than that
+// of the newcomer would be, since the two would only change places.
 func (q *queue) longest(newcomer *waiter) *waiter {
 	for i := len(q.levels) - 1; i >= newcomer.level; i-- {
 		lines := q.levels[i].lines

@@ -155,7 +155,9 @@ func (b *Bulkhead) Change(dry bool, f func(cfg any) error) error {
 // Figures returns Stats as figures.
 func (b *Bulkhead) Figures() []describe.Figure {
 	s := b.Stats()
-	figures := []describe.Figure{{Name: "bulkhead.calls{outcome=admitted,reason=}", Counter: true, Value: float64(s.Admitted)}}
+	figures := []describe.Figure{
+		{Name: "bulkhead.calls{outcome=admitted,reason=}", Counter: true, Value: float64(s.Admitted)},
+	}
 	for _, r := range reasons {
 		name := "bulkhead.calls{outcome=refused,reason=" + strings.ReplaceAll(string(r), " ", "_") + "}"
 		figures = append(figures, describe.Figure{Name: name, Counter: true, Value: float64(s.Refusals[r])})

@@ -69,7 +69,7 @@ type Config struct {
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "hedge.Config"}
 	f.Need(c.Delay > 0, "Delay", c.Delay, "more than 0")
-	f.Need(c.Quantile >= 0 && c.Quantile < 1, "Quantile", c.Quantile, "0 (for Delay alone) or less than 1") // false for NaN
+	f.Need(c.Quantile >= 0 && c.Quantile < 1, "Quantile", c.Quantile, "0 (for Delay alone) or less than 1")
 	f.Need(c.Ratio >= 0 && c.Ratio <= 1, "Ratio", c.Ratio, "0 (for no limit) to 1")
 	return f.Err()
 }
@@ -97,7 +97,8 @@ func New[T any](cfg Config) *Hedger[T] {
 	if name != "" {
 		name += ": "
 	}
-	return &Hedger[T]{cfg: cfg, lost: ended.LostError("hedge: " + name + "the hedge is over: this call is not needed any more")}
+	lost := ended.LostError("hedge: " + name + "the hedge is over: this call is not needed any more")
+	return &Hedger[T]{cfg: cfg, lost: lost}
 }
 
 // Do calls fn and, if that takes longer than a delay, calls it again beside the first. It

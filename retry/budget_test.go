@@ -137,6 +137,14 @@ func TestBudgetFillsByTimeAndByCalls(t *testing.T) {
 		require.Equal(t, int64(10+50), b.Stats().Left, "it holds what ten seconds and a hundred calls add")
 		require.Equal(t, 200-60-99, call(t, b, 200, succeed), "and no more: the first call adds nothing")
 	})
+	synctest.Test(t, func(t *testing.T) { // also where time adds nothing
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.5, PerSecond: -1})
+		r := retry.New(retry.Config{Budget: b})
+		for range 200 {
+			require.NoError(t, r.Do(t.Context(), succeed))
+		}
+		require.Equal(t, int64(50), b.Stats().Left, "it holds what a hundred calls add")
+	})
 	synctest.Test(t, func(t *testing.T) { // what the time between two attempts adds is there for the next
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})
 		require.Zero(t, call(t, b, 9, fail))

@@ -67,7 +67,8 @@ func (c Config) Validate() error {
 	}
 	switch b := c.Backoff().(type) {
 	case nil:
-		f.Need(false, "Backoff", "a function that returns nil", "one that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
+		f.Need(false, "Backoff", "a function that returns nil",
+			"one that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
 	case *misuse:
 		f.Need(false, "Backoff", b.what, b.want)
 	}

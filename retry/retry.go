@@ -225,7 +225,8 @@ func (c *call) next(n int, err error, after time.Duration) (delay time.Duration,
 	}
 	switch {
 	case after > cfg.MaxRetryAfter:
-		return 0, OutcomeExhausted, fmt.Errorf("%w: asked to wait %v, longer than MaxRetryAfter of %v", ErrExhausted, after, cfg.MaxRetryAfter)
+		return 0, OutcomeExhausted, fmt.Errorf("%w: asked to wait %v, longer than MaxRetryAfter of %v",
+			ErrExhausted, after, cfg.MaxRetryAfter)
 	case after > 0:
 		// Up to a tenth later than asked, so that clients that were sent away together do
 		// not return together. At most half of the time that is left, because a wait that

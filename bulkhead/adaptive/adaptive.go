@@ -160,16 +160,12 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) (err 
 			b.withdraw()
 			return
 		}
-		b.end(c, cost, how, work != nil)
-		if work == nil {
+		b.end(c, cost, how)
+		if work == nil || err != nil || how == silent {
+			b.close(cost, how)
 			return
 		}
-		closed := func() { b.close(cost, how) }
-		if err != nil || how == silent {
-			closed()
-			return
-		}
-		work.Release(closed)
+		work.Release(func() { b.close(cost, how) })
 		work.OnEnd(b.brokeOff)
 	}()
 	return b.slots.Do(ctx, func(ctx context.Context) error {
@@ -213,7 +209,9 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	return func(err error) {
 		if !over.Swap(true) {
 			free(err)
-			b.end(c, cost, resultOf(ctx, err), false)
+			how := resultOf(ctx, err)
+			b.end(c, cost, how)
+			b.close(cost, how)
 		}
 	}, nil
 }
@@ -288,20 +286,17 @@ func (b *Bulkhead) begin(cost int) call {
 }
 
 // end notes the end of a call, whose response may still be read until close.
-func (b *Bulkhead) end(c call, cost int, how result, open bool) {
+func (b *Bulkhead) end(c call, cost int, how result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch {
-	case !open:
-		b.taken -= cost
-	case how == answered:
+	if how == answered {
 		b.reading += cost
 	}
 	b.control.end(c, b.now(), how)
 	b.apply()
 }
 
-// close notes that the response of a call holds no slots any more.
+// close notes that a call that has ended holds no slots any more.
 func (b *Bulkhead) close(cost int, how result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -130,7 +130,8 @@ const (
 
 func newController(cfg Config) controller {
 	return controller{
-		cfg: cfg, limit: float64(cfg.Initial), recent: [2]int{cfg.Initial}, scale: float64(cohortTime), cohort: cohort{number: 1},
+		cfg: cfg, limit: float64(cfg.Initial), recent: [2]int{cfg.Initial}, scale: float64(cohortTime),
+		cohort: cohort{number: 1},
 	}
 }
 
@@ -189,7 +190,8 @@ func (c *controller) begin(now time.Duration, taken int) call {
 // still being read: a server that hangs does not get ever more calls.
 func (c *controller) makeRoom(now time.Duration, taken, reading int) {
 	room := max(c.Limit(), taken) + 1
-	if room <= max(c.recent[0], c.recent[1])+reading && float64(now-c.moved) >= max(float64(cohortTime), longTime*c.scale) {
+	least := max(float64(cohortTime), longTime*c.scale)
+	if room <= max(c.recent[0], c.recent[1])+reading && float64(now-c.moved) >= least {
 		c.moved = now
 		c.setLimit(float64(room))
 		c.before = max(c.before, c.limit) // a probe ends with no less
