@@ -17,156 +17,51 @@ type errPending struct{ children int }
 
 func (*errPending) Error() string { return "saga: children have not ended" }
 
-// attend is the Do and the Undo of a step with children.
+// A storeError is an error of the store, for which an attempt does not know its children.
+type storeError struct{ error }
+
+func (e *storeError) Unwrap() error { return e.error }
+
+func ofStore(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &storeError{err}
+}
+
+// A family is an attempt of a step with children.
+type family struct {
+	*hold
+	*result
+	ctx   context.Context
+	name  string   // of the step
+	child *child   // of the step
+	p     *program // of the children
+}
+
+// attend is the Do and the Undo of a step with children. That the store fails is no failure of the
+// step, which looks again. A child that does not exist is one: it was deleted.
 func (h *hold) attend(ctx context.Context, res *result) error {
-	p, err := h.p.steps[res.step].child.program()
+	st := &h.p.steps[res.step]
+	p, err := st.child.program()
 	if err != nil {
 		return Abort(err)
 	}
-	if res.op == OpUndo {
-		return h.undoChildren(ctx, p, res)
+	f := &family{h, res, ctx, st.name, st.child, p}
+	again := res.op == OpDo && res.retried
+	switch {
+	case res.op == OpUndo:
+		err = f.undo()
+	case again:
+		err = f.startAgain()
+	case res.children == 0:
+		err = f.start()
+	default:
+		err = f.finish(st.hasUndo)
 	}
-	return h.doChildren(ctx, p, res)
-}
-
-// doChildren starts the children, unless all have been started, and takes in their states
-// when all are completed.
-func (h *hold) doChildren(ctx context.Context, p *program, res *result) error {
-	if res.retried {
-		return h.startAgain(ctx, p, res)
-	}
-	if res.children == 0 {
-		n, err := h.startChildren(ctx, p, res)
-		switch {
-		case err != nil:
-			return err
-		case n > 0:
-			return &errPending{n} // to be recorded before a Retry needs it
-		}
-		return h.p.steps[res.step].child.end(res.s, nil)
-	}
-	look, err := h.look(ctx, res.step, res.children)
-	if err != nil {
-		return h.childFailed(ctx, res, err)
-	}
-	verdict, failed := judge(look.statuses, h.p.steps[res.step].hasUndo)
-	switch verdict {
-	case childrenWait:
-		return &errPending{res.children}
-	case childrenDone:
-		return h.endChildren(ctx, p, res, look)
-	}
-	rec, err := h.r.store.Load(ctx, look.children[failed].ID)
-	if err != nil {
-		return h.childFailed(ctx, res, err)
-	}
-	err = fmt.Errorf("saga: child %q: %w", rec.ID, show(&rec, p).failure(nil))
-	if verdict == childrenVoid {
-		return Void(err)
-	}
-	return Abort(err)
-}
-
-// endChildren takes in the states of the completed children.
-func (h *hold) endChildren(ctx context.Context, p *program, res *result, look *look) error {
-	states := make([]any, len(look.children))
-	for i, c := range look.children {
-		rec, err := h.r.store.Load(ctx, c.ID)
-		if err != nil {
-			return h.childFailed(ctx, res, err)
-		}
-		if states[i], err = p.decode(rec.Data); err != nil {
-			return Abort(err)
-		}
-	}
-	return h.p.steps[res.step].child.end(res.s, states)
-}
-
-// startChildren starts the children, unless they have been started, and returns how many they
-// are.
-func (h *hold) startChildren(ctx context.Context, p *program, res *result) (int, error) {
-	states, err := h.p.steps[res.step].child.begin(res.s)
-	if err != nil {
-		return 0, err
-	}
-	reqs := make([]store.StartRequest, len(states))
-	for i := range states {
-		if reqs[i], err = h.childRequest(p, h.p.steps[res.step].name, i, states[i]); err != nil {
-			return 0, withoutEffect(err) // none is started, or an attempt before is in doubt
-		}
-	}
-	for i := range reqs {
-		rec, err := h.startChild(ctx, reqs[i])
-		if err != nil {
-			return 0, err
-		}
-		if isNoChild(&rec) {
-			return 0, Abort(participant.ErrUndone) // nor is one that follows it
-		}
-	}
-	return len(reqs), nil
-}
-
-// startAgain starts the children again that were compensated or abandoned, after a Retry. An
-// attempt that fails makes the next one do so.
-func (h *hold) startAgain(ctx context.Context, p *program, res *result) error {
-	look, err := h.look(ctx, res.step, res.children)
-	if err != nil {
+	if _, failed := err.(*storeError); !failed {
 		return err
 	}
-	states, err := h.p.steps[res.step].child.begin(res.s)
-	if err == nil && len(states) != res.children {
-		err = Abort(fmt.Errorf("saga: the step has %d children, and begin returns %d", res.children, len(states)))
-	}
-	for i := 0; err == nil && i < len(states); i++ {
-		if s := look.children[i].Status; s == Compensated || s == Abandoned {
-			var req store.StartRequest
-			if req, err = h.childRequest(p, h.p.steps[res.step].name, look.next[i], states[i]); err == nil {
-				_, err = h.startChild(ctx, req)
-			}
-		}
-	}
-	if _, failed := err.(*errPending); failed {
-		return errors.New("saga: not all children were started again: the store has failed")
-	}
-	if err != nil {
-		return err
-	}
-	return &errPending{res.children}
-}
-
-func (h *hold) childRequest(p *program, step string, i int, s any) (store.StartRequest, error) {
-	data, err := p.encodeNew(s)
-	if err != nil {
-		return store.StartRequest{}, err
-	}
-	req := startRequest(p, ChildID(h.rec.ID, step, i), data, h.carried)
-	req.Parent, req.ParentStep = h.rec.ID, step
-	return req, nil
-}
-
-// startChild starts a child, unless it has been started.
-func (h *hold) startChild(ctx context.Context, req store.StartRequest) (store.Record, error) {
-	if _, err := h.r.program(req.Saga, req.Version); err != nil {
-		return store.Record{}, err
-	}
-	defer h.r.claimAtOnce(&req)()
-	since := time.Now()
-	rec, created, err := h.r.store.Start(ctx, req)
-	if err != nil {
-		return rec, h.childFailed(ctx, nil, err)
-	}
-	if rec.Parent != h.rec.ID {
-		return rec, Abort(fmt.Errorf("%w: %q is a %s that %q has not started", ErrExists, req.ID, rec.Saga, h.rec.ID))
-	}
-	h.r.begun(ctx, rec, created, since, req)
-	return rec, nil
-}
-
-// childFailed returns the result of an attempt for which the store has failed. That is no
-// failure of the step, which looks again. A child that does not exist is one: it was
-// deleted.
-func (h *hold) childFailed(ctx context.Context, res *result, err error) error {
 	if errors.Is(err, ErrNotFound) {
 		return Abort(fmt.Errorf("saga: a child of %q was deleted: %w", h.rec.ID, err))
 	}
@@ -174,83 +69,180 @@ func (h *hold) childFailed(ctx context.Context, res *result, err error) error {
 		return err
 	}
 	h.r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", h.rec.ID, err))
-	pending := &errPending{}
-	if res != nil {
-		pending.children = res.children
+	if again { // a failure, so that the next attempt does it
+		return errors.New("saga: not all children were started again: the store has failed")
 	}
-	return pending
+	return &errPending{res.children}
 }
 
-// undoChildren turns the children back. As long as it is not known that all have been
-// started, the next one is put on record as compensated: an owner that was cut off may
-// still try to start it, and finds it ended.
-func (h *hold) undoChildren(ctx context.Context, p *program, res *result) error {
-	if res.children > 0 {
-		return h.turnChildren(ctx, res)
+// start starts the children, unless they have been started.
+func (f *family) start() error {
+	states, err := f.child.begin(f.result.s)
+	if err != nil {
+		return err
 	}
-	step, waits := h.p.steps[res.step].name, false
-	for i := 0; ; i++ {
-		id := ChildID(h.rec.ID, step, i)
-		rec, err := h.r.store.Load(ctx, id)
-		if errors.Is(err, ErrNotFound) {
-			rec, _, err = h.r.store.Start(ctx, h.noChild(p, step, i))
+	if len(states) == 0 {
+		return f.child.end(f.result.s, nil)
+	}
+	reqs := make([]store.StartRequest, len(states))
+	for i := range states {
+		if reqs[i], err = f.request(i, states[i]); err != nil {
+			return withoutEffect(err) // none is started, or an attempt before is in doubt
+		}
+	}
+	for i := range reqs {
+		rec, err := f.startOne(reqs[i])
+		if err == nil && isNoChild(&rec) {
+			err = Abort(participant.ErrUndone) // nor is one that follows it
 		}
 		if err != nil {
-			return h.childFailed(ctx, res, err)
+			return err
 		}
-		if rec.Parent != h.rec.ID {
+	}
+	return &errPending{len(reqs)} // to be recorded before a Retry needs it
+}
+
+// startAgain starts the children again that were compensated or abandoned, after a Retry.
+func (f *family) startAgain() error {
+	list, err := f.look()
+	if err != nil {
+		return err
+	}
+	states, err := f.child.begin(f.result.s)
+	if err == nil && len(states) != len(list) {
+		err = Abort(fmt.Errorf("saga: the step has %d children, and begin returns %d", len(list), len(states)))
+	}
+	for i := 0; err == nil && i < len(list); i++ {
+		if s := list[i].Status; s == Compensated || s == Abandoned {
+			var req store.StartRequest
+			if req, err = f.request(list[i].next, states[i]); err == nil {
+				_, err = f.startOne(req)
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return &errPending{f.children}
+}
+
+func (f *family) request(i int, s any) (store.StartRequest, error) {
+	data, err := f.p.encodeNew(s)
+	if err != nil {
+		return store.StartRequest{}, err
+	}
+	req := startRequest(f.p, ChildID(f.rec.ID, f.name, i), data, f.carried)
+	req.Parent, req.ParentStep = f.rec.ID, f.name
+	return req, nil
+}
+
+// startOne starts a child, unless it has been started.
+func (f *family) startOne(req store.StartRequest) (store.Record, error) {
+	if _, err := f.r.program(req.Saga, req.Version); err != nil {
+		return store.Record{}, err
+	}
+	defer f.r.claimAtOnce(&req)()
+	since := time.Now()
+	rec, created, err := f.r.store.Start(f.ctx, req)
+	if err != nil {
+		return rec, ofStore(err)
+	}
+	if rec.Parent != f.rec.ID {
+		return rec, Abort(fmt.Errorf("%w: %q is a %s that %q has not started", ErrExists, req.ID, rec.Saga, f.rec.ID))
+	}
+	f.r.begun(f.ctx, rec, created, since, req)
+	return rec, nil
+}
+
+// finish takes in the states of the children when all are completed.
+func (f *family) finish(canUndo bool) error {
+	list, err := f.look()
+	if err != nil {
+		return err
+	}
+	verdict, failed := judge(list, canUndo)
+	if verdict == childrenWait {
+		return &errPending{f.children}
+	}
+	states := make([]any, len(list))
+	for i := range list {
+		if verdict != childrenDone && i != failed {
+			continue
+		}
+		rec, err := f.r.store.Load(f.ctx, list[i].ID)
+		if err != nil {
+			return ofStore(err)
+		}
+		if verdict == childrenDone {
+			states[i], err = f.p.decode(rec.Data)
+		} else if err = fmt.Errorf("saga: child %q: %w", rec.ID, show(&rec, f.p).failure(nil)); verdict == childrenVoid {
+			return Void(err)
+		}
+		if err != nil {
+			return Abort(err)
+		}
+	}
+	return f.child.end(f.result.s, states)
+}
+
+// undo turns the children back. As long as it is not known that all have been started, the next one
+// is put on record as compensated: an owner that was cut off may still try to start it, and finds it
+// ended.
+func (f *family) undo() error {
+	waits := false
+	turn := func(rec store.Record, err error) error {
+		var status Status
+		if err == nil {
+			status, err = f.r.turnChild(f.ctx, &rec)
+		}
+		waits = waits || !status.Ended()
+		return ofStore(err)
+	}
+	if f.children > 0 {
+		list, err := f.look()
+		if err != nil {
+			return err
+		}
+		for _, c := range list {
+			switch {
+			case c.Status == Completed || c.Status == Stuck || c.Status == Running && !c.CancelRequested:
+				if err := turn(f.r.store.Load(f.ctx, c.ID)); err != nil {
+					return err
+				}
+			case !c.Status.Ended():
+				waits = true
+			}
+		}
+	}
+	for i, last := 0, f.children > 0; !last; i++ {
+		rec, err := f.r.store.Load(f.ctx, ChildID(f.rec.ID, f.name, i))
+		if errors.Is(err, ErrNotFound) {
+			rec, _, err = f.r.store.Start(f.ctx, f.noChild(i))
+		}
+		if err == nil && rec.Parent != f.rec.ID {
 			break // this saga has never started it, nor any after it
 		}
-		status, err := h.r.turnChild(ctx, &rec)
-		if err != nil {
-			return h.childFailed(ctx, res, err)
+		if err := turn(rec, err); err != nil {
+			return err
 		}
-		waits = waits || !status.Ended()
-		if isNoChild(&rec) {
-			break // put on record now, or by an attempt before
-		}
+		last = isNoChild(&rec) // put on record now, or by an attempt before
 	}
 	if waits {
-		return &errPending{res.children}
-	}
-	return nil
-}
-
-// turnChildren turns the children back, all of which have been started.
-func (h *hold) turnChildren(ctx context.Context, res *result) error {
-	look, err := h.look(ctx, res.step, res.children)
-	if err != nil {
-		return h.childFailed(ctx, res, err)
-	}
-	waits := false
-	for _, c := range look.children {
-		status := c.Status
-		if status == Completed || status == Stuck || status == Running && !c.CancelRequested {
-			rec, err := h.r.store.Load(ctx, c.ID)
-			if err == nil {
-				status, err = h.r.turnChild(ctx, &rec)
-			}
-			if err != nil {
-				return h.childFailed(ctx, res, err)
-			}
-		}
-		waits = waits || !status.Ended()
-	}
-	if waits {
-		return &errPending{res.children}
+		return &errPending{f.children}
 	}
 	return nil
 }
 
 // noChild returns the record of a child that is never to be started: one that has turned back
 // before it began.
-func (h *hold) noChild(p *program, step string, i int) store.StartRequest {
-	m := newMachine(p)
+func (f *family) noChild(i int) store.StartRequest {
+	m := newMachine(f.p)
 	m.forestall(errParentBack)
-	data, _ := p.encode(p.zero()) // nobody needs it
+	data, _ := f.p.encode(f.p.zero()) // nobody needs it
 	return store.StartRequest{
-		ID: ChildID(h.rec.ID, step, i), Saga: p.name, Version: p.version, Status: m.Status, Data: data, Steps: m.encode(),
-		Parent: h.rec.ID, ParentStep: step, Nonce: rand.Int64(), Log: []store.Entry{{Kind: EventCreated}, {Kind: EventCompensated, Error: errParentBack}},
+		ID: ChildID(f.rec.ID, f.name, i), Saga: f.p.name, Version: f.p.version, Status: m.Status, Data: data, Steps: m.encode(),
+		Parent: f.rec.ID, ParentStep: f.name, Nonce: rand.Int64(),
+		Log: []store.Entry{{Kind: EventCreated}, {Kind: EventCompensated, Error: errParentBack}},
 	}
 }
 
@@ -258,40 +250,35 @@ func (h *hold) noChild(p *program, step string, i int) store.StartRequest {
 // the first two. Every other one that has turned back has an entry that says so.
 func isNoChild(rec *store.Record) bool { return rec.Status == Compensated && rec.Seq == 2 }
 
-// A look is what a parent sees of the children of a step.
-type look struct {
-	children []store.ChildRecord // those that count, in the order of their states
-	statuses []Status            // of them
-	next     []int               // the numbers of the ids under which they would be started again
+// A childState is what a parent sees of a child.
+type childState struct {
+	store.ChildRecord
+	next int // the number of the id under which it would be started again
 }
 
-// look looks at the children of a unit, whose number is known. Of those that a Retry has
-// started again the last counts. The error is ErrNotFound if one was deleted.
-func (h *hold) look(ctx context.Context, step, children int) (*look, error) {
-	list, err := h.r.store.Children(ctx, store.ChildrenRequest{Parent: h.rec.ID, Step: h.p.steps[step].name})
+// look returns the children of a step, whose number is known, in the order of their states. Of those
+// that a Retry has started again the last counts. The error is ErrNotFound if one was deleted.
+func (f *family) look() (list []childState, err error) {
+	found, err := f.r.store.Children(f.ctx, store.ChildrenRequest{Parent: f.rec.ID, Step: f.name})
 	if err != nil {
-		return nil, err
+		return nil, ofStore(err)
 	}
-	byID := make(map[string]*store.ChildRecord, len(list))
-	for i := range list {
-		byID[list[i].ID] = &list[i]
+	byID := make(map[string]store.ChildRecord, len(found))
+	for _, c := range found {
+		byID[c.ID] = c
 	}
-	l := &look{}
-	for n := range children {
-		var c *store.ChildRecord
-		for ; ; n += children {
-			next := byID[ChildID(h.rec.ID, h.p.steps[step].name, n)]
-			if next == nil {
-				break
-			}
-			c = next
+	for n := range f.children {
+		c := childState{next: n}
+		for next, is := byID[ChildID(f.rec.ID, f.name, n)]; is; next, is = byID[ChildID(f.rec.ID, f.name, c.next)] {
+			c.ChildRecord = next
+			c.next += f.children
 		}
-		if c == nil {
-			return nil, ErrNotFound
+		if c.ID == "" {
+			return nil, ofStore(ErrNotFound)
 		}
-		l.children, l.statuses, l.next = append(l.children, *c), append(l.statuses, c.Status), append(l.next, n)
+		list = append(list, c)
 	}
-	return l, nil
+	return list, nil
 }
 
 // tellParent makes the parent of a saga that has ended look at its children, if that can

@@ -400,14 +400,14 @@ const (
 	childrenVoid                  // none has taken effect, or ever will
 )
 
-// judge returns the verdict on children with these statuses, and the first of them that was
+// judge returns the verdict on children, and the first of them that was
 // compensated or abandoned, or -1. A step that can be undone has failed as soon as one child has;
 // one that cannot, when all have ended.
-func judge(children []Status, canUndo bool) (v verdict, failed int) {
+func judge(children []childState, canUndo bool) (v verdict, failed int) {
 	waits, compensated := false, true
-	failed = slices.IndexFunc(children, func(s Status) bool { return s.Ended() && s != Completed })
-	for _, s := range children {
-		waits, compensated = waits || !s.Ended(), compensated && s == Compensated
+	failed = slices.IndexFunc(children, func(c childState) bool { return c.Status.Ended() && c.Status != Completed })
+	for _, c := range children {
+		waits, compensated = waits || !c.Status.Ended(), compensated && c.Status == Compensated
 	}
 	switch {
 	case failed >= 0 && canUndo:

@@ -159,7 +159,11 @@ func TestJudge(t *testing.T) {
 		"one turns back after completion": {are{store.Completed, store.Compensating}, true, childrenWait, -1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			verdict, failed := judge(c.children, c.canUndo)
+			var children []childState
+			for _, s := range c.children {
+				children = append(children, childState{ChildRecord: store.ChildRecord{Status: s}})
+			}
+			verdict, failed := judge(children, c.canUndo)
 			require.Equal(t, c.verdict, verdict)
 			require.Equal(t, c.failed, failed)
 		})

@@ -55,6 +55,7 @@ type memoryRun struct {
 
 	mu     sync.Mutex // held for the rest while steps run beside each other
 	m      *machine
+	steps  []int                   // that have something to do
 	timed  bool                    // the time matters
 	stop   context.CancelCauseFunc // ends the attempts of steps that run beside each other
 	broken *panicked               // the first of these that panicked or exited
@@ -115,7 +116,8 @@ func (r *memoryRun) loop() {
 }
 
 // advance takes the saga as far as it comes, and returns the steps that have something to do.
-func (r *memoryRun) advance() (steps []int) {
+func (r *memoryRun) advance() []int {
+	steps := r.steps[:0]
 	r.heed()
 	r.m.advance(r.now())
 	if !r.m.going() {
@@ -129,17 +131,27 @@ func (r *memoryRun) advance() (steps []int) {
 	if len(steps) == 0 {
 		r.m.stick("", errors.New("saga: nothing can go on"))
 	}
+	r.steps = steps
 	return steps
 }
 
-// An act is the next attempt of a step, or a wait for it. It is nil if the step needs none, or the
-// saga is to turn.
-type act func(context.Context)
+// An act is the next attempt of a step, or a wait for it. It is the zero act if the step needs none,
+// or the saga is to turn.
+type act struct {
+	wait    time.Duration
+	op      Op
+	attempt int
+	past    bool // the pivot is done
+}
 
 // drive makes the attempts of a step, the first of which has begun.
 func (r *memoryRun) drive(ctx context.Context, i int, next act) {
-	for ; next != nil; next = r.next(i) {
-		next(ctx)
+	for ; next != (act{}); next = r.next(i) {
+		if next.wait > 0 {
+			r.pause(ctx, next.wait)
+		} else {
+			r.attempt(ctx, i, next)
+		}
 	}
 }
 
@@ -154,18 +166,17 @@ func (r *memoryRun) next(i int) act {
 	}
 	gated := r.m.Steps[i].Status == StepWaiting && !r.m.turns(now)
 	if !r.m.going() || !gated && !r.m.waits(i, now) {
-		return nil
+		return act{}
 	}
 	at := r.m.Steps[i].NotBefore
 	if by, ok := r.m.deadline(now); ok && by.Before(at) {
 		at = by
 	}
 	if wait := at.Sub(now); wait > 0 {
-		return func(ctx context.Context) { r.pause(ctx, wait) }
+		return act{wait: wait}
 	}
 	op, attempt := r.m.begin(i)
-	past := r.m.past()
-	return func(ctx context.Context) { r.attempt(ctx, i, op, attempt, past) }
+	return act{op: op, attempt: attempt, past: r.m.past()}
 }
 
 // pause waits for the time of the next attempt, or for the end of ctx if that still matters.
@@ -192,18 +203,18 @@ func (r *memoryRun) pause(ctx context.Context, wait time.Duration) {
 
 // attempt calls a Do or an Undo. The end of the caller's ctx, and the saga's deadline, reach only a
 // Do before the pivot is done. Beside other steps, its panic waits for these.
-func (r *memoryRun) attempt(ctx context.Context, i int, op Op, attempt int, past bool) {
+func (r *memoryRun) attempt(ctx context.Context, i int, a act) {
 	st, err := &r.p.steps[i], errPanicked
 	defer func() {
 		var broken *panicked
 		if err == errPanicked && !r.p.chain {
 			broken = &panicked{recover()}
 		}
-		r.finish(i, op, err, broken)
+		r.finish(i, a.op, err, broken)
 	}()
 	timeout := st.timeout
 	switch {
-	case op == OpUndo || past:
+	case a.op == OpUndo || a.past:
 		ctx = context.WithoutCancel(ctx)
 		if timeout == 0 {
 			timeout = defaultTimeout
@@ -219,10 +230,10 @@ func (r *memoryRun) attempt(ctx context.Context, i int, op Op, attempt int, past
 		defer cancel()
 	}
 	fn := st.do
-	if op == OpUndo {
+	if a.op == OpUndo {
 		fn = st.undo
 	}
-	err = fn(withAttempt(ctx, &r.identity, i, attempt, op), r.s)
+	err = fn(withAttempt(ctx, &r.identity, i, a.attempt, a.op), r.s)
 }
 
 // finish takes in the end of an attempt.

@@ -192,13 +192,22 @@ func (f *figures) entry(saga string, kind EventKind, life time.Duration) {
 func (f *figures) attempt(saga string, outcome Outcome, took time.Duration) {
 	f.saga(saga, func(s *SagaStats) {
 		a := &s.Attempts
-		*map[Outcome]*int64{
-			OutcomeDone: &a.Done, OutcomeNoEffect: &a.NoEffect, OutcomeInDoubt: &a.InDoubt,
-			OutcomeFailed: &a.Failed, OutcomeInterrupted: &a.Interrupted, OutcomeRefused: &a.Refused,
-		}[outcome]++
-		if outcome != OutcomeRefused {
-			a.Took += took
+		switch outcome {
+		case OutcomeDone:
+			a.Done++
+		case OutcomeNoEffect:
+			a.NoEffect++
+		case OutcomeInDoubt:
+			a.InDoubt++
+		case OutcomeFailed:
+			a.Failed++
+		case OutcomeInterrupted:
+			a.Interrupted++
+		case OutcomeRefused:
+			a.Refused++
+			return // Took is of the others
 		}
+		a.Took += took
 	})
 }
 
