@@ -18,13 +18,11 @@ const BarrierTable = participant.Table
 // BarrierTableMySQL is [BarrierTable] for MySQL and MariaDB.
 const BarrierTableMySQL = participant.TableMySQL
 
-// PruneBarrier deletes the rows of [BarrierTable] that are older than age, and returns
-// how many. A command that arrives after its row was deleted is applied again, so age
-// must be longer than the longest saga takes with its retries, and longer than a message
-// can be under way. A row may stay for a second more. PruneBarrier reads the whole table.
-// It compares the clock of this process with that of the database, except on MySQL, whose
-// clock it asks. An age of zero or less is an error: it would delete the rows of commands
-// that are under way.
+// PruneBarrier deletes the rows of [BarrierTable] that are older than age, give or take a second,
+// and returns how many. A command that arrives after its row was deleted is applied again, so age,
+// which must be more than 0, must be longer than the longest saga takes, and longer than a message
+// can be under way. It reads the whole table. Except on MySQL it compares the clock of this process
+// with that of the database.
 func PruneBarrier(ctx context.Context, db *sql.DB, age time.Duration) (int64, error) {
 	return participant.Prune(ctx, db, age)
 }
@@ -44,26 +42,18 @@ func PruneBarrier(ctx context.Context, db *sql.DB, age time.Duration) (int64, er
 //		return err
 //	})
 //
-// What a command does depends on those before it:
+// A Do or an Undo that was applied already does nothing and returns nil: store its result, such as
+// the number of a booking, under the command's id. A Do for which fn returns a [Void] is refused for
+// good, and returns the same Void whenever it arrives again. An Undo whose Do has never arrived, or
+// was refused, does not call fn; a Do that arrives after it returns a Void.
 //
-//   - A Do that arrives for the first time calls fn.
-//   - A Do or an Undo that was applied already does nothing and returns nil. Store the
-//     result of the first one, such as the number of a booking, under the command's id.
-//   - A Do for which fn returns a [Void] is refused for good: Apply records the text of the
-//     error, and the same Do returns it, as a Void, whenever it arrives again.
-//   - An Undo whose Do has never arrived, or was refused, does not call fn, since there is
-//     nothing to undo. It leaves a row and returns nil.
-//   - A Do that arrives after such an Undo returns a Void.
+// Any other error of fn rolls back and is returned as it is: the command can be applied later. An
+// error of the commit leaves open whether it was applied; it may be sent again, since its id is known
+// if it was. If the database is no primary any more, Apply finds a connection of db to the primary,
+// and calls fn again.
 //
-// If fn returns an error, its changes are rolled back. Unless it is a Void of a Do, Apply
-// returns it as it is, and the command can be applied later. An error of the commit leaves
-// open whether the command was applied. It may be sent again too, since its id is known if
-// it was. If the database is no primary any more, Apply rolls back, finds a connection of db
-// to the primary, and calls fn again.
-//
-// The ctx of a Do or an Undo carries a command, as does that of [WithCommand]. Apply asks
-// the database whether it is PostgreSQL, SQLite, MySQL or MariaDB. The table is
-// [BarrierTable]; [PruneBarrier] keeps it small.
+// The ctx of a Do or an Undo carries a command, as does that of [WithCommand]. db is PostgreSQL,
+// SQLite, MySQL or MariaDB, with a [BarrierTable], which [PruneBarrier] keeps small.
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	refusal := func(err error) (string, bool) { return storable(err.Error()), Voided(err) }
 	err := participant.Apply(ctx, db, CommandFrom(ctx).ID, refusal, fn)

@@ -6,23 +6,15 @@ import "slices"
 // made by [ChildOf] and [ChildrenOf].
 //
 // The step is done when all of its children are completed. It fails when one of them was
-// compensated or abandoned, and its other children are then undone with it. A child that
-// is stuck keeps the step waiting, until an operator has mended it. While the step waits,
-// its saga takes no place in a runner.
+// compensated or abandoned, and the others are then undone with it. A child that is stuck keeps the
+// step waiting, until an operator has mended it. To undo the step is to turn its children back, also
+// those that are completed; an abandoned one counts as undone.
 //
-// To undo the step is to turn its children back. A child that is running is canceled, and
-// one that is completed is compensated, although it has ended: its status becomes
-// Compensating again. An abandoned child counts as undone by the operator who abandoned
-// it.
+// A definition with a pivot can only be a child in the pivot or after it. Such a step fails only when
+// all of its children have ended, and has taken no effect if all were compensated.
 //
-// A definition with a pivot cannot be turned back when it is completed: it can only be a
-// child in the pivot or after it. Such a step fails only when all of its children have
-// ended and some are not completed. It has taken no effect if
-// all were compensated: a pivot then turns its saga back.
-//
-// The children are started with ids of [ChildID], and run by any runner with which the
-// definition is registered. [Register] registers it together with that of the parent.
-// Children stay in the store until their parent is deleted.
+// The children have ids of [ChildID], and are run by any runner that knows their definition, which
+// [Register] registers with that of the parent. They stay in the store until their parent is deleted.
 type Child[S any] struct{ child }
 
 // A child is a Child without the type of the parent's state.

@@ -150,7 +150,7 @@ func (f *family) startOne(req store.StartRequest) (store.Record, error) {
 	if rec.Parent != f.rec.ID {
 		return rec, Abort(fmt.Errorf("%w: %q is a %s that %q has not started", ErrExists, req.ID, rec.Saga, f.rec.ID))
 	}
-	f.r.begun(f.ctx, rec, created, since, req)
+	f.r.started(f.ctx, rec, created, since, req)
 	return rec, nil
 }
 
@@ -299,7 +299,7 @@ func (r *Runner) tellParent(ctx context.Context, rec *store.Record) {
 			return
 		}
 	}
-	if !r.lookAt(rec.Parent) {
+	if !r.notifyHolder(rec.Parent) {
 		r.hasten(ctx, rec.Parent)
 	}
 }
@@ -323,47 +323,29 @@ func turnedByParent(rec *store.Record) bool {
 const errParentBack = "the saga that started it turned back"
 
 // turnChild turns a child back, unless it has turned back already, and returns its status.
-func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (Status, error) {
-	var err error
+func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (status Status, err error) {
+	status = rec.Status
 	switch {
-	case rec.Status == Running && !rec.CancelRequested:
+	case status == Running && !rec.CancelRequested:
 		err = r.Cancel(ctx, rec.ID, errParentBack)
-	case rec.Status == Stuck:
+	case status == Stuck:
 		err = r.Operate(ctx, rec.ID, Operation{Action: ActionCompensate, Note: errParentBack})
-	case rec.Status == Completed:
-		return r.revert(ctx, rec.ID)
+	case status == Completed:
+		status, err = r.write(ctx, ActionCompensate, rec.ID, func(rec *store.Record) (req store.CommitRequest, err error) {
+			if rec.Status != Completed {
+				return req, ErrNotAllowed
+			}
+			m, err := r.machineOf(rec)
+			if err != nil {
+				return req, err
+			}
+			m.revert(errParentBack)
+			m.advance(rec.Now)
+			return m.commit(), nil
+		})
 	}
 	if errors.Is(err, ErrNotAllowed) {
 		err = nil // it has changed, or only an operator can mend it
 	}
-	return rec.Status, err
-}
-
-// revert turns a saga back that is completed.
-func (r *Runner) revert(ctx context.Context, id string) (Status, error) {
-	for {
-		rec, err := r.store.Load(ctx, id)
-		if err != nil || rec.Status != Completed {
-			return rec.Status, err
-		}
-		m, err := r.machineOf(&rec)
-		if err != nil {
-			return rec.Status, err
-		}
-		m.revert(errParentBack)
-		m.advance(rec.Now)
-		req := m.commit()
-		req.ID, req.Epoch, req.Seq, req.Nonce, req.Release = id, rec.Epoch, rec.Seq, rand.Int64(), true
-		_, err = r.store.Commit(ctx, req)
-		if errors.Is(err, store.ErrFenced) {
-			continue
-		}
-		if err != nil {
-			return rec.Status, err
-		}
-		rec.Status = req.Status
-		r.tellLog(ctx, &rec, req, rec.Now)
-		r.Wake()
-		return rec.Status, nil
-	}
+	return status, err
 }

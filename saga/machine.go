@@ -114,8 +114,10 @@ func (m *machine) set(i int, s StepStatus) {
 // complete reports whether a step needs nothing more on the way forward.
 func complete(s StepStatus) bool { return s == StepDone || s == StepSkipped }
 
-// given reports whether a step of a saga that goes forward has failed for good.
-func given(s StepStatus) bool { return s == StepFailed || s == StepNoEffect || s == StepUndoFailed }
+// failedForGood reports whether a step of a saga that goes forward has failed for good.
+func failedForGood(s StepStatus) bool {
+	return s == StepFailed || s == StepNoEffect || s == StepUndoFailed
+}
 
 // undoable reports whether a step of a saga that has turned back is still to be undone.
 func undoable(s StepStatus) bool {
@@ -164,7 +166,7 @@ func (m *machine) turning(now time.Time) (step string, why error) {
 	}
 	if m.at < len(m.p.groups) {
 		for i := m.p.groups[m.at].first; i < m.p.groups[m.at].end; i++ {
-			if given(m.Steps[i].Status) {
+			if failedForGood(m.Steps[i].Status) {
 				return m.Steps[i].Name, m.errorOf(i)
 			}
 		}
@@ -233,18 +235,6 @@ func (m *machine) outside(now time.Time) bool {
 		waits = waits || m.pending(i)
 	}
 	return waits
-}
-
-// news reports whether there is a signal that a step waits for and that was not known before.
-func (m *machine) news(signals map[string][]byte) bool {
-	for i := range m.Steps {
-		name := m.p.steps[i].await
-		_, is := signals[name]
-		if _, known := m.signals[name]; is && !known && m.Steps[i].Status == StepWaiting {
-			return true
-		}
-	}
-	return false
 }
 
 // failing returns after how many attempts and refusals a step still fails. It is 0 if the step does
@@ -323,8 +313,8 @@ func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// A rest says how long a runner lets a saga wait.
-type rest struct {
+// Limits say how long a runner lets a saga wait.
+type limits struct {
 	stops   bool          // no attempt begins any more
 	longest time.Duration // in the runner, without an attempt
 	least   time.Duration // before it looks again at what it waits for outside
@@ -334,7 +324,7 @@ type rest struct {
 // is due again: since it goes no further, the runner stops, or no attempt can begin within the
 // longest wait. If it waits for something outside it is looked at again before it is due, but not
 // within least. ok is false if it is to be held; the entry has no kind if the log says it already.
-func (m *machine) release(now time.Time, r rest) (e store.Entry, wakeIn time.Duration, ok bool) {
+func (m *machine) release(now time.Time, l limits) (e store.Entry, wakeIn time.Duration, ok bool) {
 	released := store.Entry{Kind: EventReleased}
 	switch {
 	case !m.going():
@@ -342,20 +332,20 @@ func (m *machine) release(now time.Time, r rest) (e store.Entry, wakeIn time.Dur
 	case m.busy() > 0:
 		return e, 0, false
 	case m.next(0, now) >= 0: // also if this is a look at children
-		return released, 0, r.stops
+		return released, 0, l.stops
 	}
 	at, timed := m.wake(now, false)
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > r.longest
+	park := wakeIn > l.longest
 	if m.outside(now) {
 		park = park || !timed
-		if again := m.lookIn(now, r.least); !timed || again < wakeIn {
+		if again := m.lookIn(now, l.least); !timed || again < wakeIn {
 			wakeIn = again
 		}
 	}
-	if r.stops {
+	if l.stops {
 		return released, wakeIn, true
 	}
 	return store.Entry{Kind: EventParked, Error: cmp.Or(m.waitsFor(), m.LastError)}, wakeIn, park
@@ -533,7 +523,7 @@ func (m *machine) stickIfOver(g group) {
 		case s == StepWaiting || m.pending(i):
 			waiting = true
 		case m.Back && !undoable(s) || complete(s) && !m.Back:
-		case given(s):
+		case failedForGood(s):
 			blocked = true
 		default:
 			return // it is at work
@@ -558,14 +548,14 @@ func (m *machine) stickAtBlocked() {
 func (m *machine) stick(step string, why error) {
 	m.Status = Stuck
 	if m.cause == nil {
-		m.blame(step, why)
+		m.setCause(step, why)
 	}
 	m.LastError = storable(why.Error())
 	m.note(store.Entry{Step: step, Kind: EventStuck, Error: m.LastError})
 }
 
-// blame notes why the saga turns back or is stuck, and where.
-func (m *machine) blame(step string, why error) {
+// setCause notes why the saga turns back or is stuck, and where.
+func (m *machine) setCause(step string, why error) {
 	m.Step, m.cause, m.Cause, m.answered = step, why, "", false
 	if why != nil {
 		m.Cause, m.answered = storable(why.Error()), behavior.IsAnswered(why)
@@ -595,7 +585,7 @@ func (m *machine) turn() {
 			return
 		}
 	}
-	m.blame(m.wishStep, m.wish)
+	m.setCause(m.wishStep, m.wish)
 	m.turnBack(m.Step, m.wish.Error())
 }
 
@@ -859,7 +849,7 @@ func (m *machine) retry(note string) {
 		case st.Status == StepUndoFailed:
 			st.Undos = 0
 			m.set(i, StepUndoing)
-		case !m.Back && given(st.Status):
+		case !m.Back && failedForGood(st.Status):
 			st.Attempts = 0
 			if st.InDoubt {
 				m.set(i, StepStarted)
@@ -878,7 +868,7 @@ func (m *machine) unstick() {
 		m.Status = Compensating
 	case m.Status == Stuck:
 		m.Status = Running
-		m.blame("", nil)
+		m.setCause("", nil)
 	}
 }
 
@@ -893,7 +883,7 @@ func (m *machine) compensate(note string) error {
 	}
 	m.Takeovers = 0
 	if m.cause == nil {
-		m.blame(m.Step, reason(note))
+		m.setCause(m.Step, reason(note))
 	}
 	m.turnBack("", note)
 	return nil
@@ -902,11 +892,11 @@ func (m *machine) compensate(note string) error {
 // forestall makes the machine that of a saga that has turned back before it began.
 func (m *machine) forestall(why string) {
 	m.Status, m.Back = Compensated, true
-	m.blame("", reason(why))
+	m.setCause("", reason(why))
 }
 
 // revert turns a completed saga back.
 func (m *machine) revert(why string) {
-	m.blame(m.Step, reason(why))
+	m.setCause(m.Step, reason(why))
 	m.turnBack("", why)
 }

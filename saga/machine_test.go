@@ -103,12 +103,12 @@ func TestRelease(t *testing.T) {
 	delayed := with(doable("a"), func(s *shape) { s.Delay = time.Hour })
 	signaled := with(doable("a"), func(s *shape) { s.Await = "paid" })
 	child := shape{Name: "a", Child: true, ChildOf: true}
-	waits := rest{longest: time.Minute, least: 15 * time.Second}
-	stops := rest{longest: time.Minute, least: 15 * time.Second, stops: true}
+	waits := limits{longest: time.Minute, least: 15 * time.Second}
+	stops := limits{longest: time.Minute, least: 15 * time.Second, stops: true}
 	for name, c := range map[string]struct {
 		step    shape
 		before  func(*machine)
-		waits   rest
+		waits   limits
 		release bool
 		wakeIn  time.Duration
 		kind    store.EventKind

@@ -1,6 +1,7 @@
 package saga
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,103 +132,6 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	return nil
 }
 
-// operate applies an operation other than ActionCancel.
-func (r *Runner) operate(ctx context.Context, id string, op Operation) error {
-	return r.write(ctx, op.Action, id, op.Seq, func(rec *store.Record) (req store.CommitRequest, err error) {
-		if op.Action == ActionAbandon {
-			return unchanged(rec, Abandoned, store.Entry{Kind: EventAbandoned, Error: storable(op.Note)}), nil
-		}
-		m, err := r.machineOf(rec)
-		if err != nil {
-			return req, err
-		}
-		switch op.Action {
-		case ActionRetry:
-			m.retry(op.Note)
-		case ActionSkip:
-			err = m.skip(op.Step, op.Note)
-		case ActionCompensate:
-			err = m.compensate(op.Note)
-		}
-		if err != nil {
-			return req, fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, err)
-		}
-		m.advance(rec.Now)
-		req = m.commit()
-		// What has come from outside is not known here: the next owner looks.
-		if at, _ := m.wake(rec.Now, false); !m.outside(rec.Now) {
-			req.WakeIn = max(at.Sub(rec.Now), 0)
-		}
-		return req, nil
-	})
-}
-
-// machineOf returns the machine of a saga whose definition is registered.
-func (r *Runner) machineOf(rec *store.Record) (*machine, error) {
-	p, err := r.program(rec.Saga, rec.Version)
-	if err != nil {
-		return nil, err
-	}
-	return load(p, rec)
-}
-
-// unchanged returns a request that changes the status of a record, and nothing of its steps.
-func unchanged(rec *store.Record, status Status, entry store.Entry) store.CommitRequest {
-	return store.CommitRequest{
-		Status: status, Steps: rec.Steps, LastError: rec.LastError,
-		Failures: rec.Failures, Takeovers: rec.Takeovers, Log: []store.Entry{entry},
-	}
-}
-
-// write loads a saga, and commits the request that next makes of the record, whose Seq must be
-// seq unless that is zero.
-func (r *Runner) write(ctx context.Context, action Action, id string, seq int64, next func(*store.Record) (store.CommitRequest, error)) error {
-	for {
-		rec, err := r.store.Load(ctx, id)
-		if err != nil {
-			return fmt.Errorf("saga: %s of %q: %w", action, id, err)
-		}
-		if rec.Status.Ended() || rec.Owner != "" && action != ActionAbandon {
-			return notAllowed(action, &rec)
-		}
-		if seq != 0 && rec.Seq != seq {
-			return fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d", ErrNotAllowed, action, id, seq, rec.Seq)
-		}
-		req, err := next(&rec)
-		if err != nil {
-			return err
-		}
-		req.ID, req.Epoch, req.Seq, req.Nonce, req.Release = rec.ID, rec.Epoch, rec.Seq, rand.Int64(), true
-		_, err = r.store.Commit(ctx, req)
-		if errors.Is(err, store.ErrFenced) {
-			continue // another write came first
-		}
-		if err != nil {
-			return fmt.Errorf("saga: %s of %q: %w", action, id, err)
-		}
-		rec.Status = req.Status
-		r.tellLog(ctx, &rec, req, rec.Now)
-		r.mu.Lock()
-		r.wakeResults(store.Record{ID: id})
-		if h := r.held[id]; h != nil && action == ActionAbandon {
-			h.lose()
-		}
-		r.mu.Unlock()
-		if req.Status.Ended() {
-			r.tellParent(ctx, &rec)
-		}
-		r.Wake()
-		return nil
-	}
-}
-
-func notAllowed(action Action, rec *store.Record) error {
-	if rec.Owner != "" {
-		return fmt.Errorf("%w: %s of %q: it is %s, held by %s", ErrNotAllowed, action, rec.ID, rec.Status, rec.Owner)
-	}
-	return fmt.Errorf("%w: %s of %q: it is %s", ErrNotAllowed, action, rec.ID, rec.Status)
-}
-
 // An Operation is an [Action] with its arguments.
 type Operation struct {
 	Action Action
@@ -246,17 +150,96 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	switch op.Action {
 	case ActionCancel:
 		return r.Cancel(ctx, id, op.Note)
-	case ActionSkip:
-		if op.Step == "" {
-			in, err := r.Get(ctx, id)
-			if err != nil {
-				return err
-			}
-			op.Step = in.blocker()
-		}
-	case ActionRetry, ActionCompensate, ActionAbandon:
+	case ActionRetry, ActionSkip, ActionCompensate, ActionAbandon:
 	default:
 		return fmt.Errorf("saga: Operation.Action is %q: must be cancel, retry, skip, compensate or abandon", op.Action)
 	}
-	return r.operate(ctx, id, op)
+	_, err := r.write(ctx, op.Action, id, func(rec *store.Record) (req store.CommitRequest, err error) {
+		switch {
+		case rec.Status.Ended() || rec.Owner != "" && op.Action != ActionAbandon:
+			return req, notAllowed(op.Action, rec)
+		case op.Seq != 0 && rec.Seq != op.Seq:
+			return req, fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d", ErrNotAllowed, op.Action, id, op.Seq, rec.Seq)
+		case op.Action == ActionAbandon: // its steps stay as they are, even if nobody can read them
+			return store.CommitRequest{
+				Status: Abandoned, Steps: rec.Steps, LastError: rec.LastError, Failures: rec.Failures, Takeovers: rec.Takeovers,
+				Log: []store.Entry{{Kind: EventAbandoned, Error: storable(op.Note)}},
+			}, nil
+		}
+		m, err := r.machineOf(rec)
+		if err != nil {
+			return req, err
+		}
+		switch op.Action {
+		case ActionRetry:
+			m.retry(op.Note)
+		case ActionSkip:
+			err = m.skip(cmp.Or(op.Step, m.blocker()), op.Note)
+		case ActionCompensate:
+			err = m.compensate(op.Note)
+		}
+		if err != nil {
+			return req, fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, err)
+		}
+		m.advance(rec.Now)
+		req = m.commit()
+		// What has come from outside is not known here: the next owner looks.
+		if at, _ := m.wake(rec.Now, false); !m.outside(rec.Now) {
+			req.WakeIn = max(at.Sub(rec.Now), 0)
+		}
+		return req, nil
+	})
+	return err
+}
+
+// machineOf returns the machine of a saga whose definition is registered.
+func (r *Runner) machineOf(rec *store.Record) (*machine, error) {
+	p, err := r.program(rec.Saga, rec.Version)
+	if err != nil {
+		return nil, err
+	}
+	return load(p, rec)
+}
+
+// write commits what next makes of the record of a saga that nobody holds or is to hold any more. If
+// another write comes first, it asks next again. It returns the status of the saga.
+func (r *Runner) write(ctx context.Context, action Action, id string, next func(*store.Record) (store.CommitRequest, error)) (Status, error) {
+	for {
+		rec, err := r.store.Load(ctx, id)
+		if err != nil {
+			return "", fmt.Errorf("saga: %s of %q: %w", action, id, err)
+		}
+		req, err := next(&rec)
+		if err != nil {
+			return rec.Status, err
+		}
+		req.ID, req.Epoch, req.Seq, req.Nonce, req.Release = rec.ID, rec.Epoch, rec.Seq, rand.Int64(), true
+		_, err = r.store.Commit(ctx, req)
+		if errors.Is(err, store.ErrFenced) {
+			continue
+		}
+		if err != nil {
+			return rec.Status, fmt.Errorf("saga: %s of %q: %w", action, id, err)
+		}
+		rec.Status = req.Status
+		r.tellLog(ctx, &rec, req, rec.Now)
+		r.mu.Lock()
+		r.wakeResults(store.Record{ID: id})
+		if h := r.held[id]; h != nil && rec.Status == Abandoned {
+			h.lose()
+		}
+		r.mu.Unlock()
+		if rec.Status.Ended() {
+			r.tellParent(ctx, &rec)
+		}
+		r.Wake()
+		return rec.Status, nil
+	}
+}
+
+func notAllowed(action Action, rec *store.Record) error {
+	if rec.Owner != "" {
+		return fmt.Errorf("%w: %s of %q: it is %s, held by %s", ErrNotAllowed, action, rec.ID, rec.Status, rec.Owner)
+	}
+	return fmt.Errorf("%w: %s of %q: it is %s", ErrNotAllowed, action, rec.ID, rec.Status)
 }

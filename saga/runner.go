@@ -266,16 +266,16 @@ func (r *Runner) claimLoop(ctx context.Context) {
 		if failing.IsZero() {
 			failing = began
 		}
-		wait = restFor(failing, wait, r.cfg.LeaseTTL)
+		wait = pauseFor(failing, wait, r.cfg.LeaseTTL)
 		r.storeFailed(ctx, fmt.Errorf("saga: claim (the next is in %v): %w", wait.Round(time.Millisecond), err))
 		next = time.Now().Add(wait)
 		return wait
 	})
 }
 
-// restFor returns how long a store is left alone that has failed since then: for as long as
+// pauseFor returns how long a store is left alone that has failed since then: for as long as
 // it has failed, but no less than least and no longer than most.
-func restFor(since time.Time, least, most time.Duration) time.Duration {
+func pauseFor(since time.Time, least, most time.Duration) time.Duration {
 	return max(least, min(time.Since(since), most))
 }
 
@@ -479,9 +479,9 @@ func (r *Runner) hold(rec store.Record, since time.Time) (run func()) {
 	return func() { r.work.Go(h.run) }
 }
 
-// begun runs a saga that a Start of this runner has found or created with req. The hooks are
+// started runs a saga that a Start of this runner has found or created with req. The hooks are
 // told of a new one while it is held, so that they may take longer than a hold.
-func (r *Runner) begun(ctx context.Context, rec store.Record, created bool, since time.Time, req store.StartRequest) {
+func (r *Runner) started(ctx context.Context, rec store.Record, created bool, since time.Time, req store.StartRequest) {
 	run := func() {}
 	if rec.Owner == "" {
 		run = r.Wake
@@ -505,17 +505,17 @@ func (r *Runner) drop(rec store.Record, h *hold) {
 	r.wakeResults(rec)
 }
 
-// lookAt tells the holder of a saga that something outside has happened, and reports whether it is
+// notifyHolder tells the holder of a saga that something outside has happened, and reports whether it is
 // this runner. One that is lost only waits for its attempts.
-func (r *Runner) lookAt(id string) bool {
+func (r *Runner) notifyHolder(id string) bool {
 	r.mu.Lock()
+	defer r.mu.Unlock() // run takes a look once more when it has dropped the saga
 	h := r.held[id]
-	r.mu.Unlock()
 	if h == nil || h.isLost() {
 		return false
 	}
 	h.mu.Lock()
-	h.news = true
+	h.look = true
 	h.mu.Unlock()
 	h.nudge()
 	return true
@@ -536,25 +536,25 @@ type hold struct {
 	s       any    // the state, a *S, if the steps are a chain; each of others has a copy
 	data    []byte // the state, encoded
 
-	results   chan result
-	running   []context.CancelCauseFunc // by step
-	tx        int                       // the step that has a transaction, or -1
-	open      *result                   // its result, to be committed
-	heard     time.Time                 // when the signals were last read, by the local clock
-	heardLast bool                      // they were read after the saga had turned back
-	deaf      time.Time                 // since when that has failed; zero if it has not
+	results     chan result
+	running     []context.CancelCauseFunc // by step
+	tx          int                       // the step that has a transaction, or -1
+	open        *result                   // its result, to be committed
+	readAt      time.Time                 // when the signals were last read, by the local clock
+	readLast    bool                      // they were read after the saga had turned back
+	unreadSince time.Time                 // since when that has failed; zero if it has not
 
 	ctx    context.Context         // of the attempts: ends when the saga is lost
 	stop   context.CancelCauseFunc // ends ctx
 	timer  *time.Timer             // fires at the end
 	signal chan struct{}           // something below has changed
 
-	mu    sync.Mutex
-	until time.Time // the end, by the local clock
-	gone  bool      // another runner has the saga, or may have by now
-	over  bool      // the saga is written back or has ended
-	asked *string   // the note of a request to turn back, until heed has seen it
-	news  bool      // a signal has come, or a child has ended, since the last look
+	mu         sync.Mutex
+	until      time.Time // the end, by the local clock
+	lost       bool      // another runner has the saga, or may have by now
+	released   bool      // the saga is written back or has ended
+	cancelNote *string   // of a request to turn back, until takeCancel has seen it
+	look       bool      // a signal has come, or a child has ended, since the last look
 }
 
 // A result is the result of an attempt.
@@ -587,7 +587,7 @@ func (h *hold) renew(since time.Time) {
 // lose gives up a saga that another runner has, or may have by now, and ends its attempts.
 func (h *hold) lose() {
 	h.mu.Lock()
-	h.gone = true
+	h.lost = true
 	h.mu.Unlock()
 	h.stop(errLost)
 	h.nudge()
@@ -598,13 +598,13 @@ func (h *hold) lose() {
 func (h *hold) isLost() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.gone || !time.Now().Before(h.until)
+	return h.lost || !time.Now().Before(h.until)
 }
 
-func (h *hold) isOver() bool {
+func (h *hold) isReleased() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.over
+	return h.released
 }
 
 // nudge wakes the goroutine of the saga.
@@ -618,29 +618,29 @@ func (h *hold) nudge() {
 // cancel passes on a request to turn back.
 func (h *hold) cancel(note string) {
 	h.mu.Lock()
-	h.asked = &note
+	h.cancelNote = &note
 	h.mu.Unlock()
 	h.nudge()
 }
 
-// heed takes in a request to turn back.
-func (h *hold) heed() {
+// takeCancel takes in a request to turn back.
+func (h *hold) takeCancel() {
 	h.mu.Lock()
-	note := h.asked
-	h.asked = nil
+	note := h.cancelNote
+	h.cancelNote = nil
 	h.mu.Unlock()
 	if note != nil && h.m.cancel(*note) {
 		h.rec.CancelNote = *note
 	}
 }
 
-// tidings reports whether something outside has happened since the last call.
-func (h *hold) tidings() bool {
+// takeLook reports whether something outside has happened since the last call.
+func (h *hold) takeLook() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	news := h.news
-	h.news = false
-	return news
+	due := h.look
+	h.look = false
+	return due
 }
 
 // now returns the store's clock, as well as it is known here.
@@ -651,17 +651,17 @@ func (h *hold) now() time.Time { return h.rec.Now.Add(time.Since(h.since)) }
 func (h *hold) run() {
 	defer h.stop(nil)
 	defer h.timer.Stop()
-	for alive := h.load(); alive && !h.isOver() && !h.isLost(); {
-		h.heed()
+	for alive := h.load(); alive && !h.isReleased() && !h.isLost(); {
+		h.takeCancel()
 		now := h.now()
-		if !h.hear(now) {
+		if !h.readSignals(now) {
 			continue
 		}
 		// A transaction of this saga may be the only one that can write. It will commit what there is to
 		// record.
 		if h.tx < 0 {
 			h.m.advance(now)
-			if alive = h.record(now); !alive || h.isOver() || !h.hear(now) {
+			if alive = h.record(now); !alive || h.isReleased() || !h.readSignals(now) {
 				continue
 			}
 			h.launch(now)
@@ -677,14 +677,14 @@ func (h *hold) run() {
 			h.commitOpen()
 		}
 	}
-	over := h.isOver()
-	if !over {
+	released := h.isReleased()
+	if !released {
 		h.r.figures.count(func(s *Stats) { s.Lost++ })
 		h.r.tellOf(h.ctx, &h.rec, Event{Kind: EventLost, At: h.now()})
 	}
 	h.leave()
 	h.r.drop(h.rec, h)
-	if over && h.m.going() && h.tidings() { // that came to this hold alone, while it was written back
+	if released && h.m.going() && h.takeLook() { // that came to this hold alone, while it was written back
 		h.r.hasten(h.ctx, h.rec.ID)
 	}
 }
@@ -730,22 +730,22 @@ func (h *hold) load() bool {
 	return false
 }
 
-// hear reads the signals, if there may be new ones. It reports false if it could not.
-func (h *hold) hear(now time.Time) bool {
+// readSignals reads the signals, if there may be new ones. It reports false if it could not.
+func (h *hold) readSignals(now time.Time) bool {
 	if h.tx >= 0 {
 		return true // it may hold the only connection
 	}
 	awaiting, expired := h.m.awaiting(now)
 	if expired {
-		h.heard = time.Time{} // the last look before the step goes on without its signal
+		h.readAt = time.Time{} // the last look before the step goes on without its signal
 	}
-	if h.tidings() {
+	if h.takeLook() {
 		h.m.lookAgain()
-		h.heard = time.Time{}
+		h.readAt = time.Time{}
 	}
 	last := h.rec.Status != Running // no signal is kept any more
-	due := h.heard.IsZero() || awaiting && time.Since(h.heard) >= h.r.cfg.Poll
-	if !h.p.awaits || !due && (!last || h.heardLast) {
+	due := h.readAt.IsZero() || awaiting && time.Since(h.readAt) >= h.r.cfg.Poll
+	if !h.p.awaits || !due && (!last || h.readLast) {
 		return true
 	}
 	began := time.Now()
@@ -754,17 +754,17 @@ func (h *hold) hear(now time.Time) bool {
 	cancel()
 	if err != nil {
 		h.r.storeFailed(h.ctx, fmt.Errorf("saga: signals of %q: %w", h.rec.ID, err))
-		if h.deaf.IsZero() {
-			h.deaf = began
+		if h.unreadSince.IsZero() {
+			h.unreadSince = began
 		}
-		h.pause(h.deaf)
+		h.pause(h.unreadSince)
 		return false
 	}
 	signals := make(map[string][]byte, len(list))
 	for _, sig := range list {
 		signals[sig.Name] = sig.Payload
 	}
-	h.heard, h.heardLast, h.deaf = began, last, time.Time{}
+	h.readAt, h.readLast, h.unreadSince = began, last, time.Time{}
 	h.m.signals = signals
 	h.id.signals.Store(&signals)
 	return true
@@ -804,7 +804,7 @@ func (h *hold) record(now time.Time) bool {
 
 // next returns the commit of what has changed. The saga is given up if the machine says so.
 func (h *hold) next(now time.Time) (req store.CommitRequest, changed bool) {
-	entry, wakeIn, release := h.m.release(now, rest{
+	entry, wakeIn, release := h.m.release(now, limits{
 		stops: h.r.isDraining(), longest: h.r.cfg.LeaseTTL / 3, least: h.r.cfg.LeaseTTL,
 	})
 	if release && entry.Kind != "" {
@@ -911,7 +911,7 @@ func (h *hold) receive(rc store.Receipt) {
 func (h *hold) written(req store.CommitRequest) {
 	h.seq = req.After()
 	h.mu.Lock()
-	h.over = req.Release
+	h.released = req.Release
 	h.mu.Unlock()
 	h.m.committed()
 	if req.Data != nil {
@@ -936,8 +936,8 @@ func (h *hold) storeCtx() (context.Context, context.CancelFunc) {
 // of it, and after that 20 of it, unless the saga is lost.
 func (h *hold) pause(since time.Time) {
 	term := h.r.cfg.LeaseTTL
-	soon := restFor(since, time.Millisecond, term/20)
-	t := time.NewTimer(h.r.chance(restFor(since.Add(term), soon, 20*term)) + 1)
+	soon := pauseFor(since, time.Millisecond, term/20)
+	t := time.NewTimer(h.r.chance(pauseFor(since.Add(term), soon, 20*term)) + 1)
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -1048,7 +1048,7 @@ func (h *hold) wait(now time.Time) {
 		at, ok = h.m.deadline(now) // no attempt begins now
 	}
 	if awaiting, _ := h.m.awaiting(now); awaiting && h.tx < 0 {
-		if look := now.Add(h.r.cfg.Poll - time.Since(h.heard)); !ok || look.Before(at) {
+		if look := now.Add(h.r.cfg.Poll - time.Since(h.readAt)); !ok || look.Before(at) {
 			at, ok = look, true
 		}
 	}
@@ -1190,7 +1190,7 @@ func (h *hold) restore() {
 // transaction does not commit, the attempt has failed without effect.
 func (h *hold) commitOpen() {
 	res := h.open
-	h.heed() // a cancellation that came while the attempt ran
+	h.takeCancel() // a cancellation that came while the attempt ran
 	h.open, h.tx = nil, -1
 	defer res.end()
 	before, data := h.m.clone(), h.data
@@ -1207,7 +1207,7 @@ func (h *hold) commitOpen() {
 	now := h.now()
 	h.m.did(res.step, res.op, end{}, now)
 	if _, expired := h.m.awaiting(now); expired {
-		h.m.signals = nil // until hear has taken the last look
+		h.m.signals = nil // until readSignals has taken the last look
 	}
 	h.m.advance(now)
 	req, _ := h.next(now)

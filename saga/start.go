@@ -51,7 +51,7 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 	if rec.Saga != sg.Name {
 		return nil, fmt.Errorf("%w: %q is a %s", ErrExists, id, rec.Saga)
 	}
-	r.begun(ctx, rec, created, since, req)
+	r.started(ctx, rec, created, since, req)
 	return show(&rec, p), nil
 }
 
@@ -137,17 +137,12 @@ func (r *Runner) claimAtOnce(req *store.StartRequest) (free func()) {
 // The error is nil if the saga has completed. It is an [*Error], beside the state as it
 // was left, if the saga was compensated, was abandoned or is stuck. Otherwise it is
 // [ErrNotFound], [ErrNotRegistered], an error of the Codec or the end of ctx. If the store
-// fails, Result asks again after RunnerConfig.Poll, and returns the store's error together
-// with the end of ctx. The causes of an Error have their recorded texts, so errors.Is finds
-// none of yours: to learn why a saga has turned back, write the reason into its state.
+// fails, Result asks again after RunnerConfig.Poll. The causes of an Error are recorded texts, so
+// errors.Is finds none of yours: write the reason into the state. The state is decoded by the version
+// that the saga was started with.
 //
-// The version of sg does not matter: the state is decoded by the definition that the
-// saga was started with, which must be registered with r.
-//
-// Consider a step that starts another saga and waits for its Result. It keeps the place
-// of its own saga meanwhile. With one Runner for both, such parents could take all places
-// of RunnerConfig.Concurrency and leave none for a child: give the children a Runner of
-// their own.
+// A step that waits for the Result of another saga keeps its place of RunnerConfig.Concurrency: give
+// those sagas a Runner of their own, or make them children.
 func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) {
 	var s S
 	var failed error
@@ -230,7 +225,7 @@ func (r *Runner) listen(id string) (ended chan store.Record, here bool) {
 	ended = make(chan store.Record, 1)
 	r.waiters[id] = append(r.waiters[id], ended)
 	h := r.held[id]
-	return ended, h != nil && !h.isOver() && !h.isLost()
+	return ended, h != nil && !h.isReleased() && !h.isLost()
 }
 
 func (r *Runner) unlisten(id string, ended chan store.Record) {
@@ -251,24 +246,17 @@ func (r *Runner) wakeResults(rec store.Record) {
 }
 
 // Signal tells a saga that something outside has happened: the payment that a step with
-// the Await name waits for has arrived. It may come before the saga gets to that step.
-// The step then does not wait, and SignalFrom returns the payload in this step and all
-// others.
+// the Await name waits for has arrived. It may come before the saga gets to that step, which then
+// does not wait. [SignalFrom] returns the payload, of up to 64 KiB, in all steps.
 //
-// A saga has one signal of each name: a signal that comes again changes nothing, and its
-// payload is dropped. So a webhook can be repeated, and Signal can be repeated after an
-// error. The payload has up to 64 KiB.
+// A saga has one signal of each name: one that comes again changes nothing, so a webhook can be
+// repeated, and Signal can be repeated after an error.
 //
 // Signal returns [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if the saga
-// has turned back or ended without such a signal, or no step of its definition awaits it.
-// If the definition is not registered with this runner, any name is accepted. A name that no
-// step awaits then has no effect, and stays until the saga is deleted: in a process that only
-// signals, register the definitions all the same.
-//
-// Consider a payment that arrives while the customer cancels. Either Signal returns
-// ErrNotAllowed, and its caller pays back, or each Undo of the saga sees the signal by
-// SignalFrom, even if no step has waited for it yet: let the Undo of a step before pay
-// back.
+// has turned back or ended without such a signal, or no step of its definition awaits it; if that is
+// not registered with this runner, any name is accepted. Consider a payment that arrives while the
+// customer cancels. Either Signal returns ErrNotAllowed, and its caller pays back, or each Undo of
+// the saga sees the signal by SignalFrom, and pays back.
 func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) error {
 	if err := checkSignal(name, payload); err != nil {
 		return err
@@ -277,18 +265,17 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 	if err != nil {
 		return fmt.Errorf("saga: signal %q of %q: %w", name, id, err)
 	}
-	if !r.lookAt(id) && rec.Owner == "" {
+	if !r.notifyHolder(id) && rec.Owner == "" {
 		r.Wake()
 	}
 	return nil
 }
 
-// SignalTx is Signal within tx, a transaction of the store's own database: the saga has
-// the signal if tx commits. The saga may be one that tx has started. If SignalTx returns an
-// error that is [ErrNotAllowed] or [ErrNotFound], nothing is kept, and tx can still be used.
-// A waiting saga goes on at the next poll of a runner; call [Runner.Wake] after the commit to
-// hasten that. Keep the rest of tx short, since the saga cannot be written meanwhile. The
-// store must be one of sqlstore.
+// SignalTx is Signal within tx, a transaction of the store's own database, which must be one of
+// sqlstore: the saga, which tx may have started, has the signal if tx commits. After an error that is
+// [ErrNotAllowed] or [ErrNotFound] tx can still be used. A waiting saga goes on at the next poll of a
+// runner; [Runner.Wake] after the commit hastens that. Keep the rest of tx short, since the saga
+// cannot be written meanwhile.
 func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: SignalTx of %q", errNoTx, id)

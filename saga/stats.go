@@ -267,55 +267,44 @@ func (r *Runner) Settings() any {
 // registered or was seen in the store, and 0 while it has no such saga.
 func (r *Runner) Figures() []describe.Figure {
 	var all []describe.Figure
-	add := func(counter bool, v float64, name string, labels ...string) {
-		if len(labels) > 0 {
-			name += "{" + strings.Join(labels, ",") + "}"
-		}
-		all = append(all, describe.Figure{Name: name, Counter: counter, Value: v})
+	count := func(name string, n float64) {
+		all = append(all, describe.Figure{Name: name, Counter: true, Value: n})
 	}
+	gauge := func(name string, v float64) { all = append(all, describe.Figure{Name: name, Value: v}) }
 	s := r.Stats()
 	for _, d := range s.Sagas {
-		of := "saga=" + d.Saga
-		for _, n := range []struct {
-			status string
-			n      int64
-		}{
-			{"started", d.Started}, {"completed", d.Completed}, {"compensated", d.Compensated}, {"stuck", d.Stuck},
-			{"abandoned", d.Abandoned},
-		} {
-			add(true, float64(n.n), "saga.sagas", of, "status="+n.status)
-		}
-		add(true, d.Took.Seconds(), "saga.life.time_seconds", of)
-		for _, n := range []struct {
-			outcome string
-			n       int64
-		}{
-			{"done", d.Attempts.Done}, {"no_effect", d.Attempts.NoEffect}, {"in_doubt", d.Attempts.InDoubt},
-			{"failed", d.Attempts.Failed}, {"refused", d.Attempts.Refused}, {"interrupted", d.Attempts.Interrupted},
-		} {
-			add(true, float64(n.n), "saga.step.attempts", of, "outcome="+n.outcome)
-		}
-		add(true, d.Attempts.Took.Seconds(), "saga.step.time_seconds", of)
+		of, a := "{saga="+d.Saga, &d.Attempts
+		count("saga.sagas"+of+",status=started}", float64(d.Started))
+		count("saga.sagas"+of+",status=completed}", float64(d.Completed))
+		count("saga.sagas"+of+",status=compensated}", float64(d.Compensated))
+		count("saga.sagas"+of+",status=stuck}", float64(d.Stuck))
+		count("saga.sagas"+of+",status=abandoned}", float64(d.Abandoned))
+		count("saga.life.time_seconds"+of+"}", d.Took.Seconds())
+		count("saga.step.attempts"+of+",outcome=done}", float64(a.Done))
+		count("saga.step.attempts"+of+",outcome=no_effect}", float64(a.NoEffect))
+		count("saga.step.attempts"+of+",outcome=in_doubt}", float64(a.InDoubt))
+		count("saga.step.attempts"+of+",outcome=failed}", float64(a.Failed))
+		count("saga.step.attempts"+of+",outcome=refused}", float64(a.Refused))
+		count("saga.step.attempts"+of+",outcome=interrupted}", float64(a.Interrupted))
+		count("saga.step.time_seconds"+of+"}", a.Took.Seconds())
 	}
 	for _, c := range r.figures.stored(s) {
-		of := "saga=" + c.Saga
-		add(false, float64(c.Running), "saga.stored", of, "status=running")
-		add(false, float64(c.Compensating), "saga.stored", of, "status=compensating")
-		add(false, float64(c.Stuck), "saga.stored", of, "status=stuck")
-		add(false, float64(c.Due), "saga.due", of)
-		add(false, c.waits(s.Stored.Now).Seconds(), "saga.due.age_seconds", of)
+		of := "{saga=" + c.Saga
+		gauge("saga.stored"+of+",status=running}", float64(c.Running))
+		gauge("saga.stored"+of+",status=compensating}", float64(c.Compensating))
+		gauge("saga.stored"+of+",status=stuck}", float64(c.Stuck))
+		gauge("saga.due"+of+"}", float64(c.Due))
+		gauge("saga.due.age_seconds"+of+"}", c.waits(s.Stored.Now).Seconds())
 	}
-	for _, n := range []struct {
-		name string
-		n    int64
-	}{
-		{"claims", s.Claimed}, {"takeovers", s.TakenOver}, {"losses", s.Lost}, {"stalls", s.Stalled}, {"commits", s.Commits},
-		{"deletions", s.Deleted}, {"store.errors", s.StoreErrors},
-	} {
-		add(true, float64(n.n), "saga."+n.name)
-	}
-	add(false, float64(s.Held), "saga.held")
-	add(false, float64(s.InFlight), "saga.in_flight")
+	count("saga.claims", float64(s.Claimed))
+	count("saga.takeovers", float64(s.TakenOver))
+	count("saga.losses", float64(s.Lost))
+	count("saga.stalls", float64(s.Stalled))
+	count("saga.commits", float64(s.Commits))
+	count("saga.deletions", float64(s.Deleted))
+	count("saga.store.errors", float64(s.StoreErrors))
+	gauge("saga.held", float64(s.Held))
+	gauge("saga.in_flight", float64(s.InFlight))
 	return all
 }
 

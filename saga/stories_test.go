@@ -186,7 +186,7 @@ func (s *teller) tell(events string) string {
 		say("no signal in time")
 	}
 	if c := m.clone(); c.going() {
-		if e, wakeIn, ok := c.release(s.now, rest{longest: 2 * time.Minute, least: 15 * time.Second}); ok {
+		if e, wakeIn, ok := c.release(s.now, limits{longest: 2 * time.Minute, least: 15 * time.Second}); ok {
 			say("%s for %v", entry(e), wakeIn)
 		}
 	} else if m.Status != store.Completed {
@@ -230,10 +230,6 @@ func (s *teller) happen(event []string) error {
 		signals := map[string][]byte{}
 		for _, name := range event[1:] {
 			signals[name] = nil
-		}
-		if !m.news(signals) {
-			defer func() { m.signals = signals }()
-			return errors.New("nothing new")
 		}
 		m.signals = signals
 	case "look":

@@ -28,20 +28,20 @@ var mutants = []mutant{
 	// One that was in the library, and the promise that came instead of another.
 	{"a saga with children beside a longer wait is claimed and written back without end", "saga", "TestSagaSimulation", "machine.go",
 		`	case m.next(0, now) >= 0: // also if this is a look at children
-		return released, 0, r.stops
+		return released, 0, l.stops
 	}
 	at, timed := m.wake(now, false)
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > r.longest
+	park := wakeIn > l.longest
 	if m.outside(now) {
 `, `	}
 	at, timed := m.wake(now, false)
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > r.longest
+	park := wakeIn > l.longest
 	if m.outside(now) && m.next(0, now) < 0 {
 `},
 	{"a Get of a load waits for a slot that its own load holds", "cacheaside", "TestCacheSimulation", "get.go",
