@@ -299,17 +299,10 @@ func (r *Runner) tellParent(ctx context.Context, rec *store.Record) {
 			return
 		}
 	}
-	if !r.notifyHolder(rec.Parent) {
-		r.hasten(ctx, rec.Parent)
-	}
-}
-
-// hasten makes a saga due that waits. If that fails, the saga is looked at later all the same.
-func (r *Runner) hasten(ctx context.Context, id string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.LeaseTTL/2)
-	defer cancel()
-	if err := r.store.Hasten(ctx, id); err != nil {
-		r.storeFailed(ctx, fmt.Errorf("saga: hasten %q: %w", id, err))
+	// The holder may have looked already, and be about to write the parent back: the store remembers.
+	r.notifyHolder(rec.Parent)
+	if err := r.store.Hasten(ctx, rec.Parent); err != nil {
+		r.storeFailed(ctx, fmt.Errorf("saga: hasten %q: %w", rec.Parent, err)) // it looks later all the same
 	}
 	r.Wake()
 }

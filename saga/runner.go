@@ -509,8 +509,8 @@ func (r *Runner) drop(rec store.Record, h *hold) {
 // this runner. One that is lost only waits for its attempts.
 func (r *Runner) notifyHolder(id string) bool {
 	r.mu.Lock()
-	defer r.mu.Unlock() // run takes a look once more when it has dropped the saga
 	h := r.held[id]
+	r.mu.Unlock()
 	if h == nil || h.isLost() {
 		return false
 	}
@@ -677,16 +677,12 @@ func (h *hold) run() {
 			h.commitOpen()
 		}
 	}
-	released := h.isReleased()
-	if !released {
+	if !h.isReleased() {
 		h.r.figures.count(func(s *Stats) { s.Lost++ })
 		h.r.tellOf(h.ctx, &h.rec, Event{Kind: EventLost, At: h.now()})
 	}
 	h.leave()
 	h.r.drop(h.rec, h)
-	if released && h.m.going() && h.takeLook() { // that came to this hold alone, while it was written back
-		h.r.hasten(h.ctx, h.rec.ID)
-	}
 }
 
 // load makes the machine and the state from the record. It reports false if it cannot:
