@@ -42,21 +42,15 @@ type Entry struct {
 	Name string
 	// Policy is the policy itself.
 	Policy Policy
-
-	self any // what describes the Policy: itself, or its old reader
 }
 
 // entryOf returns the entry of p, or false if p does not say what it is.
 func entryOf(p Policy) (Entry, bool) {
-	self := any(p)
-	k, ok := self.(describe.Kinder)
+	k, ok := p.(describe.Kinder)
 	if !ok {
-		if self = oldReaderOf(p); self == nil {
-			return Entry{}, false
-		}
-		k = self.(describe.Kinder)
+		return Entry{}, false
 	}
-	return Entry{Kind: k.Kind(), Name: p.Name(), Policy: p, self: self}, true
+	return Entry{Kind: k.Kind(), Name: p.Name(), Policy: p}, true
 }
 
 // String returns the kind and the name: "breaker/users". It is the name in settings.
@@ -65,7 +59,7 @@ func (e Entry) String() string { return e.Kind + "/" + e.Name }
 // Figures returns the figures of the policy. A Group's are those of its members added up,
 // those that it has evicted included.
 func (e Entry) Figures() []Figure {
-	if d, ok := e.self.(describe.Figurer); ok {
+	if d, ok := e.Policy.(describe.Figurer); ok {
 		return d.Figures()
 	}
 	return nil
@@ -74,7 +68,7 @@ func (e Entry) Figures() []Figure {
 // Health returns nil, or why the policy does not let calls pass as it should, as its method
 // Health does. A policy that must ask a server for that ends when ctx does.
 func (e Entry) Health(ctx context.Context) error {
-	switch h := e.self.(type) {
+	switch h := e.Policy.(type) {
 	case interface{ Health(context.Context) error }:
 		return h.Health(ctx)
 	case describe.Healther:
@@ -85,7 +79,7 @@ func (e Entry) Health(ctx context.Context) error {
 
 // config returns the settings of the policy, or false if it has none.
 func (e Entry) config() (reflect.Value, bool) {
-	s, ok := e.self.(describe.Setter)
+	s, ok := e.Policy.(describe.Setter)
 	if !ok {
 		return reflect.Value{}, false
 	}
@@ -99,7 +93,7 @@ func (e Entry) config() (reflect.Value, bool) {
 // observe calls f with each event of the policy until stop is called.
 func (e Entry) observe(f func(context.Context, Event)) (stop func()) {
 	own := func(ctx context.Context, event any) { f(ctx, e.event(event)) }
-	switch o := e.self.(type) {
+	switch o := e.Policy.(type) {
 	case describe.Observer:
 		return o.ObserveAny(own)
 	case interface {

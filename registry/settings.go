@@ -153,7 +153,7 @@ func (r *Registry) changes(data []byte) ([]*change, error) {
 		path, optional := strings.CutPrefix(name, "?")
 		kind, of, _ := strings.Cut(path, "/")
 		e, ok := r.Get(kind, of)
-		policy, changes := e.self.(describe.Changer)
+		policy, changes := e.Policy.(describe.Changer)
 		before, has := e.config()
 		switch {
 		case !ok && optional:

@@ -32,7 +32,7 @@ var engines = map[string][]string{
 	"saga/sagatest":         {"golang.org/x/sync"},
 	"saga/sqlstore":         nil,
 	"faults":                nil,
-	"registry":              {"github.com/maypok86/otter/v2", "github.com/go-viper/mapstructure/v2"},
+	"registry":              {"github.com/go-viper/mapstructure/v2"},
 	"resiliencesql":         nil,
 	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2"},
 	"lease":                 nil,
@@ -68,8 +68,7 @@ func mayLink(pkg, dep string, engines []string) bool {
 	case pkg == "resiliencehttp" && (dep == "database/sql" || own == "saga"):
 		return false
 	case isOurs && slices.Contains(patterns, strings.Split(own, "/")[0]):
-		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp" ||
-			pkg == "registry" && strings.Split(own, "/")[0] == "cacheaside" || pkg == "saga/sagahttp"
+		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp" || pkg == "saga/sagahttp"
 	case isOurs:
 		return own == pkg || pkg == "saga/sagahttp" && own == "resiliencehttp" || strings.HasPrefix(own, "internal/") ||
 			pkg == "saga/sqlstore" && own == "resiliencesql"
