@@ -23,12 +23,11 @@ type stream struct {
 	cancel  context.CancelCauseFunc
 	sent    *evidence
 	work    *resilience.Work
-	waiting atomic.Int32 // calls in which the caller waits for the server
+	waiting atomic.Int32 // calls in which the caller waits for the server, or did when it ended
 
 	mu       sync.Mutex
-	returned bool  // the policies have
-	ended    bool  // before that
-	early    error // what the policies are to hear then
+	returned bool   // the policies have
+	ended    *error // what they hear of the end; nil until then
 }
 
 // stream is a [grpc.StreamClientInterceptor].
@@ -38,8 +37,8 @@ func (cl *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 	}
 	s := &stream{desc: desc}
 	s.call = call{ctx: ctx, client: cl, method: method, make: func(ctx context.Context, sent *evidence) error {
-		return s.open(ctx, sent, func(ctx context.Context, finish func(error)) (grpc.ClientStream, error) {
-			return streamer(ctx, desc, cc, method, sent.options(opts, finish)...)
+		return s.open(ctx, sent, func(ctx context.Context, own *evidence, finish func(error)) (grpc.ClientStream, error) {
+			return streamer(ctx, desc, cc, method, own.options(opts, finish)...)
 		})
 	}}
 	ctx, s.work = resilience.BeginWork(ctx)
@@ -48,7 +47,7 @@ func (cl *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 		if !handed { // a policy has refused, panicked or ended the goroutine
 			s.end(nil)
 		}
-		s.settle()
+		s.tell(true)
 	}()
 	if err := s.run(ctx); err != nil {
 		return nil, err
@@ -59,7 +58,7 @@ func (cl *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 
 // open opens the stream. Until it is open, it ends with the ctx of the attempt, and then with
 // that of the caller alone: policies cancel a ctx that they have derived when they return.
-func (s *stream) open(attempt context.Context, sent *evidence, dial func(context.Context, func(error)) (grpc.ClientStream, error)) error {
+func (s *stream) open(attempt context.Context, sent *evidence, dial func(context.Context, *evidence, func(error)) (grpc.ClientStream, error)) error {
 	within, cancel := context.WithCancelCause(s.ctx)
 	leave := context.AfterFunc(attempt, func() { cancel(resilience.EndOf(attempt)) })
 	var opened atomic.Bool
@@ -71,14 +70,19 @@ func (s *stream) open(attempt context.Context, sent *evidence, dial func(context
 	}()
 	inner, hidden := resilience.BeginWork(attempt)
 	hidden.End(nil) // interceptors further in hear nothing of the stream's end
+	own := new(evidence)
 	finish := func(err error) {
-		sent.finished.Store(true)
+		own.finished.Store(true)
 		if opened.Load() {
 			s.end(s.result(err, s.waiting.Load() > 0))
 		}
 	}
-	dialed, err := dial(&streamContext{within, inner}, finish)
-	if err == nil && !leave() {
+	dialed, err := dial(&streamContext{within, inner}, own, finish)
+	switch {
+	case err != nil && own.finished.Load(): // else gRPC may still write to it
+		sent.trailer, sent.peer = own.trailer, own.peer
+		sent.finished.Store(true)
+	case err == nil && !leave():
 		err = status.FromContextError(attempt.Err()).Err()
 	}
 	if err != nil {
@@ -87,9 +91,9 @@ func (s *stream) open(attempt context.Context, sent *evidence, dial func(context
 		}
 		return err
 	}
-	s.ClientStream, s.cancel, s.sent = dialed, cancel, sent
+	s.ClientStream, s.cancel, s.sent = dialed, cancel, own
 	opened.Store(true)
-	if sent.finished.Load() { // a moment ago
+	if own.finished.Load() { // a moment ago
 		s.end(s.result(context.Canceled, false))
 	}
 	return nil
@@ -124,22 +128,28 @@ func (s *stream) RecvMsg(m any) error {
 	return err
 }
 
-// SendMsg sends a message. An error other than io.EOF has ended the stream, on this side.
+// SendMsg sends a message. After io.EOF gRPC has a status for the stream, or is about to. Any
+// other error has ended it on this side.
 func (s *stream) SendMsg(m any) error {
 	s.waiting.Add(1)
 	err := s.ClientStream.SendMsg(m)
-	s.waiting.Add(-1)
-	if err != nil && err != io.EOF {
+	switch {
+	case err == nil:
+		s.waiting.Add(-1)
+	case err != io.EOF:
 		s.end(nil)
 	}
 	return err
 }
 
-// Header waits for the header.
+// Header waits for the header. Without one, gRPC has a status for the stream, or is about to.
 func (s *stream) Header() (metadata.MD, error) {
 	s.waiting.Add(1)
-	defer s.waiting.Add(-1)
-	return s.ClientStream.Header()
+	md, err := s.ClientStream.Header()
+	if md != nil {
+		s.waiting.Add(-1)
+	}
+	return md, err
 }
 
 // result returns what the policies hear of the end of a stream with err, as gRPC tells it.
@@ -167,24 +177,20 @@ func (s *stream) end(result error) {
 		s.cancel(nil)
 	}
 	s.mu.Lock()
-	if !s.returned && !s.ended {
-		s.ended, s.early = true, result
+	if s.ended == nil {
+		s.ended = &result
 	}
-	returned := s.returned
 	s.mu.Unlock()
-	if returned {
-		s.work.End(result)
-	}
+	s.tell(false)
 }
 
-// settle has the policies hear of the end from now on, and of one that came before they had
-// returned.
-func (s *stream) settle() {
+// tell lets the policies hear of the end, when it has come and they have returned.
+func (s *stream) tell(returned bool) {
 	s.mu.Lock()
-	s.returned = true
-	ended := s.ended
+	s.returned = s.returned || returned
+	told := s.returned && s.ended != nil
 	s.mu.Unlock()
-	if ended {
-		s.work.End(s.early)
+	if told {
+		s.work.End(*s.ended)
 	}
 }

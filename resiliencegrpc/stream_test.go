@@ -171,6 +171,109 @@ func TestTheBreakerJudgesAStream(t *testing.T) {
 	})
 }
 
+// TestAnEndThatComesEarlyIsHeard: before the policies have returned, or the stream is open.
+func TestAnEndThatComesEarlyIsHeard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ends := make(chan error, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		leaves := func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				err := next(ctx)
+				cancel()
+				synctest.Wait()
+				return err
+			}
+		}
+		client := inBubble(t, &service{list: sendsTwo(make(chan struct{}), nil)}, resiliencegrpc.Client{Middleware: resilience.Chain(hears(ends), leaves)})
+		_, err := client.List(ctx, hello)
+		require.NoError(t, err)
+		require.ErrorIs(t, <-ends, context.Canceled)
+
+		client = inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: hears(ends)},
+			intercept(func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+				stream, err := open(ctx)
+				require.NoError(t, err)
+				require.NoError(t, stream.CloseSend())
+				require.NoError(t, stream.RecvMsg(new(testpb.Message)), "which is its end")
+				return stream, nil
+			}))
+		_, err = client.Upload(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Len(t, ends, 1)
+		require.NoError(t, <-ends)
+	})
+}
+
+// TestTheStatusCountsAfterSendHasFailed: io.EOF of Send only says that there is one.
+func TestTheStatusCountsAfterSendHasFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &service{chat: func(int64, grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+			return status.Error(codes.Unavailable, "")
+		}}
+		circuit := circuit()
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: circuit.Wrap})
+		chat, err := client.Chat(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Equal(t, io.EOF, chat.Send(hello))
+		_, err = chat.Recv()
+		requireCode(t, codes.Unavailable, err)
+		require.Equal(t, breaker.Open, circuit.State())
+	})
+}
+
+// TestAProbeEndsWithItsCall holds that a unary call leaves no work behind, and that a stream
+// whose options do not reach gRPC ends with io.EOF.
+func TestAProbeEndsWithItsCall(t *testing.T) {
+	dropping := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+		return streamer(ctx, desc, cc, method)
+	})
+	for name, call := range map[string]func(context.Context, testpb.TestClient) error{
+		"unary":  func(ctx context.Context, c testpb.TestClient) error { _, err := c.Get(ctx, hello); return err },
+		"stream": func(ctx context.Context, c testpb.TestClient) error { return drainList(c.List(ctx, hello)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+				client := inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: circuit.Wrap}, dropping)
+				_ = circuit.Do(t.Context(), func(context.Context) error { return errors.New("down") })
+				time.Sleep(2 * time.Second)
+				require.NoError(t, call(t.Context(), client))
+				require.Equal(t, breaker.Closed, circuit.State())
+			})
+		})
+	}
+}
+
+// TestAStreamThatOpensTooLateIsNotOpen: the timeout has passed as it is handed over. An error of
+// another kind stays what it is.
+func TestAStreamThatOpensTooLateIsNotOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen []error
+		look := func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error { seen = append(seen, next(ctx)); return seen[len(seen)-1] }
+		}
+		client := inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: resilience.Chain(retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0)}).Wrap, resilience.Timeout(time.Second), look)},
+			intercept(func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+				stream, err := open(ctx)
+				switch len(seen) {
+				case 0:
+					<-ctx.Done()
+				case 1:
+					<-ctx.Done()
+					return nil, status.Error(codes.Unavailable, "of the interceptor")
+				}
+				return stream, err
+			}))
+		require.NoError(t, drainList(client.List(t.Context(), hello)))
+		require.Len(t, seen, 3)
+		requireCode(t, codes.DeadlineExceeded, seen[0])
+		requireCode(t, codes.Unavailable, seen[1])
+		require.NoError(t, seen[2])
+	})
+}
+
 // hears is a policy that hears of the end of work.
 func hears(ends chan<- error) resilience.Middleware {
 	return func(next resilience.Func) resilience.Func {
@@ -295,6 +398,13 @@ func TestACallerThatDoesNotAskIsNotTheServersFault(t *testing.T) {
 			require.NoError(t, err)
 			return func() error { return drain(list.Recv) }
 		}, late, codes.DeadlineExceeded},
+		"a list that was read": {func(client testpb.TestClient, ctx context.Context) func() error {
+			list, err := client.List(ctx, hello)
+			require.NoError(t, err)
+			_, err = list.Recv()
+			require.NoError(t, err)
+			return func() error { return drain(list.Recv) }
+		}, late, codes.DeadlineExceeded},
 		"a list whose caller leaves": {list, canceled, codes.Canceled},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -375,6 +485,10 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 		}},
 		"drained":   {nil, func(ctx context.Context, c testpb.TestClient) { _ = drainList(c.List(ctx, hello)) }},
 		"an upload": {nil, func(ctx context.Context, c testpb.TestClient) { up, _ := c.Upload(ctx); _, _ = up.CloseAndRecv() }},
+		"an interceptor further in refuses": {nil, func(ctx context.Context, c testpb.TestClient) {
+			_, err := c.List(ctx, hello)
+			requireCode(t, codes.Canceled, err)
+		}},
 		"a policy panics": {after, func(ctx context.Context, c testpb.TestClient) {
 			require.Panics(t, func() { _, _ = c.List(ctx, hello) })
 		}},
@@ -398,11 +512,15 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 						return s.Send(m)
 					}}
 					slots := bulkhead.New(bulkhead.Config{Limit: 1})
+					refused := name == "an interceptor further in refuses"
 					var inner []context.Context
 					look := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 						inner = append(inner, ctx)
 						if keeps {
 							opts = nil
+						}
+						if refused {
+							return nil, status.Error(codes.Canceled, "not with me")
 						}
 						return streamer(ctx, desc, cc, method, opts...)
 					})

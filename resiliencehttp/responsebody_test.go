@@ -194,6 +194,38 @@ func TestTimeoutCoversBody(t *testing.T) {
 	}
 }
 
+func TestProbeWithoutABodyEndsAtOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		method string
+		status int
+		body   io.Reader
+	}{
+		"head": {"HEAD", 200, strings.NewReader("x")}, "no content": {"GET", 204, strings.NewReader("")}, "no body": {"GET", 200, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+				_ = circuit.Do(t.Context(), func(context.Context) error { return errors.New("down") })
+				time.Sleep(2 * time.Second)
+				transport := &resiliencehttp.Transport{
+					Middleware: circuit.Wrap,
+					Base: roundTripper(func(*http.Request) (*http.Response, error) {
+						resp := response(c.status, c.body)
+						if c.body == nil {
+							resp.Body = http.NoBody
+						}
+						return resp, nil
+					}),
+				}
+				resp, err := transport.RoundTrip(httptest.NewRequest(c.method, "http://example.com", nil))
+				require.NoError(t, err)
+				require.Equal(t, breaker.Closed, circuit.State(), "its caller need not close it")
+				require.NoError(t, resp.Body.Close())
+			})
+		})
+	}
+}
+
 func TestProbeWhoseCallerLeavesHasShownNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
