@@ -960,3 +960,34 @@ func TestAChildThatHasBegun(t *testing.T) {
 		})
 	}
 }
+
+// A slowLook is a store whose answer to the first look at children comes when a child has ended.
+type slowLook struct {
+	store.Store
+	first sync.Once
+	end   func()
+}
+
+func (s *slowLook) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
+	list, err := s.Store.Children(ctx, req)
+	if len(req.Status) == 0 {
+		s.first.Do(func() { s.end(); time.Sleep(time.Millisecond) })
+	}
+	return list, err
+}
+
+// TestAChildThatEndsDuringALookAtIt, in the process of its parent, is not forgotten with that look.
+func TestAChildThatEndsDuringALookAtIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pack := make(chan struct{})
+		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": pack}}
+		sg := sequence(w.parcels(1))
+		st := &slowLook{Store: saga.NewMemory(), end: func() { close(pack) }}
+		r, _ := begin[trip](t, st, saga.RunnerConfig{LeaseTTL: time.Hour}, sg)
+		begun := time.Now()
+		startOrder(t, r, sg)
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.NoError(t, err)
+		require.Less(t, time.Since(begun), 61*time.Minute, "it looks after an hour by itself, and then at once")
+	})
+}
