@@ -316,8 +316,12 @@ func TestBudgetIsExactUnderContention(t *testing.T) {
 				refused.Add(int64(call(t, b, each, then)))
 			})
 		}
-		for range each {
-			_, _, _ = b.Stats(), b.Health(), b.Needed()
+		for _, look := range []func(){func() { b.Stats() }, func() { _ = b.Health() }, func() { b.Needed() }} {
+			wg.Go(func() { // each apart, so that none is in step by the lock of another
+				for range each {
+					look()
+				}
+			})
 		}
 		wg.Wait()
 		s := b.Stats()
