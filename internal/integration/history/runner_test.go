@@ -281,6 +281,10 @@ func (r *run) start(addr string) {
 func (p *process) run(r *run) error {
 	var stderr bytes.Buffer
 	p.mu.Lock()
+	if p.last { // it has been ended since the one before it died
+		p.mu.Unlock()
+		return nil
+	}
 	r.mu.Lock()
 	p.told.Number = r.started
 	r.started++
