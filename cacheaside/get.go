@@ -109,7 +109,7 @@ func (p *plan[K, V]) begin(l *load[K, V], f *flight[K, V], key K, written string
 	l.add(f, key, written, p.entry)
 	if p.move == launch {
 		p.await(f)
-	} else { // the flight counts itself as a caller, so that it goes on without any
+	} else if f.question != nil { // the flight counts itself as a caller, so that it goes on without any
 		f.ask.Refresh = p.standing == fresh
 	}
 }

@@ -46,17 +46,22 @@ type flight[K comparable, V any] struct {
 	kind        EventKind   // of the event that reports it; "" if none does
 	late        bool        // it had an answer before it landed
 	overtook    bool
-	ask         Ask
-	lookup      Lookup
-	at          time.Duration // when the Store was asked
-	asked       bool          // the Store has answered
-	leased      bool          // it has the lease, and must fill the Store or give the lease back
-	passing     bool          // a write is under way: the result is not kept
-	hit         bool          // the Store has a fresh value
-	past        bool          // the result is past its TTL
-	damaged     bool          // the value of the Store cannot be read
-	invalidated bool          // the Store reports an invalidation since the load began
-	loaded      bool          // by Load, and not from the Store
+	passing     bool // a write is under way: the result is not kept
+	hit         bool // the Store has a fresh value
+	past        bool // the result is past its TTL
+	invalidated bool // the Store reports an invalidation since the load began
+	loaded      bool // by Load, and not from the Store
+	*question        // nil without a Store
+}
+
+// A question is what the Store is asked about a flight.
+type question struct {
+	ask     Ask
+	lookup  Lookup
+	at      time.Duration // when the Store was asked
+	asked   bool          // the Store has answered
+	leased  bool          // the flight has the lease, and must fill the Store or give the lease back
+	damaged bool          // the value of the Store cannot be read
 }
 
 // A load is one call of Load, or of LoadMany, for the flights of one Get or GetMany. It is the
@@ -79,11 +84,12 @@ type load[K comparable, V any] struct {
 	first      flight[K, V] // the memory of the flight of a Get
 	only       [1]*flight[K, V]
 
-	ttl   *time.Duration // set by the load for its result
-	value V
-	found map[K]V
-	took  time.Duration // duration of the last attempt
-	spent time.Duration // of all of them
+	ttl    *time.Duration // set by the load for its result
+	value  V
+	found  map[K]V
+	called time.Duration // when the first attempt began
+	took   time.Duration // duration of the last attempt
+	spent  time.Duration // of all of them
 
 	mu     sync.Mutex
 	err    error           // why it has ended
@@ -181,7 +187,9 @@ func (c *Cache[K, V]) newLoad(ctx context.Context, now time.Time) *load[K, V] {
 func (l *load[K, V]) add(f *flight[K, V], key K, written string, old *entry[V]) {
 	f.key, f.written, f.mark, f.old, f.load = key, written, l.c.versions.mark(written), old, l
 	f.done, f.waiters = make(chan struct{}), 1
-	f.ask = Ask{Key: written, Version: l.cfg.Version, Pause: max(l.cfg.ErrorPause, 0)}
+	if l.c.tier != nil {
+		f.question = &question{ask: Ask{Key: written, Version: l.cfg.Version, Pause: max(l.cfg.ErrorPause, 0)}}
+	}
 	l.flights = append(l.flights, f)
 	if same := key; key == same {
 		l.c.flights[key] = f
@@ -348,19 +356,31 @@ func (c *Cache[K, V]) postpone(f *flight[K, V], now time.Duration) {
 
 // fly runs l, on a goroutine of its own.
 func (l *load[K, V]) fly() {
+	growStack(0)
 	c, returned := l.c, false
 	defer c.running.Done()
 	defer func() {
 		if !returned { // also if it called runtime.Goexit
 			l.crash(recover())
 		}
-		c.mu.Lock()
-		c.finish(l)
-		c.mu.Unlock()
+		if !l.finished {
+			c.mu.Lock()
+			c.finish(l)
+			c.mu.Unlock()
+		}
 		l.end(context.Canceled)
 	}()
 	l.run()
 	returned = true
+}
+
+// growStack grows the stack of a goroutine while it is empty. Otherwise it is grown deep within
+// memory, where the copy costs more than all else that a load does.
+//
+//go:noinline
+func growStack(i int) byte {
+	var room [4 << 10]byte
+	return room[i]
 }
 
 // finish notes that l has ended, once. The Cache is locked.
@@ -382,20 +402,23 @@ func (l *load[K, V]) run() {
 		l.split(flights[1:], true)
 		flights = flights[:1]
 	}
-	if flights = l.wanted(flights); len(flights) == 0 {
-		return
+	if l.c.tier != nil || l.many || l.Err() != nil {
+		if flights = l.wanted(flights); len(flights) == 0 {
+			return
+		}
 	}
 	begun, err := l.call(flights)
 	now := l.c.now()
-	l.took = now - begun
+	l.took, l.spent = now-begun, now-l.called
 	for _, f := range flights {
 		f.loaded = true
 		f.result, f.fault = l.resultOf(f, begun, err)
 	}
 	if l.c.tier != nil {
 		l.fill(flights)
+		now = l.c.now()
 	}
-	l.c.land(l, flights, true)
+	l.c.land(l, flights, now, true)
 }
 
 // crash answers the flights of l with the panic of a function of the application.
@@ -409,7 +432,11 @@ func (l *load[K, V]) crash(value any) {
 		f.result, f.fault, f.loaded = nil, err, true
 		l.release(f, true)
 	}
-	l.c.land(l, l.flights, true)
+	now := l.c.now()
+	if l.called > 0 {
+		l.spent = now - l.called
+	}
+	l.c.land(l, l.flights, now, true)
 }
 
 // wanted returns the flights that still have callers. It gives back the leases of the others.
@@ -464,9 +491,11 @@ func (l *load[K, V]) split(some []*flight[K, V], ready bool) {
 // call runs Load or LoadMany with Middleware around it. It returns when the last attempt began,
 // whose value is used.
 func (l *load[K, V]) call(flights []*flight[K, V]) (begun time.Duration, err error) {
-	begun = l.c.now()
-	first := begun
-	defer func() { l.spent = l.c.now() - first }() // even if it panics
+	begun = l.start
+	if l.c.tier != nil {
+		begun = l.c.now()
+	}
+	l.called = begun
 	if l.cfg.Middleware == nil {
 		err = l.attempt(l, flights)
 	} else {
@@ -551,9 +580,8 @@ func (c *Cache[K, V]) lagKey(key K) any {
 
 // land ends flights of l, which have their results: it keeps what may be kept, reports the loads,
 // and answers the callers. last says that l has no others.
-func (c *Cache[K, V]) land(l *load[K, V], flights []*flight[K, V], last bool) {
+func (c *Cache[K, V]) land(l *load[K, V], flights []*flight[K, V], now time.Duration, last bool) {
 	c.mu.Lock()
-	now := c.now()
 	c.stats.LoadTime += l.spent
 	l.spent = 0
 	for _, f := range flights {

@@ -116,7 +116,7 @@ func (l *load[K, V]) consult(asking []*flight[K, V]) (toLoad []*flight[K, V]) {
 			}
 		}
 		if len(landed) > 0 {
-			c.land(l, landed, len(toLoad)+len(again)+len(resting) == 0)
+			c.land(l, landed, c.now(), len(toLoad)+len(again)+len(resting) == 0)
 		}
 		asking = append(again, resting...)
 		switch {
@@ -244,7 +244,7 @@ func (c *Cache[K, V]) isCurrent(f *flight[K, V]) bool {
 
 // release gives the lease of f back, if it has one. If that fails, the lease ends by itself.
 func (l *load[K, V]) release(f *flight[K, V], failed bool) {
-	if !f.leased {
+	if f.question == nil || !f.leased {
 		return
 	}
 	f.leased = false

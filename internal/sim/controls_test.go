@@ -44,15 +44,11 @@ var mutants = []mutant{
 	park := wakeIn > l.longest
 	if m.outside(now) && m.next(0, now) < 0 {
 `},
-	{"a Get of a load waits for a slot that its own load holds", "cacheaside", "TestCacheSimulation", "get.go",
-		"	if own, _ := c.around(ctx, f.Key); own {\n", "	if own, _ := c.around(ctx, f.Key); own && false {\n"},
+	{"a load that was overtaken is kept", "cacheaside", "TestCacheSimulation", "load.go",
+		"		case !current || f.invalidated:\n", "		case !current && f.invalidated:\n"},
 
-	{"a load that was overtaken is kept", "cacheaside", "TestCacheSimulation", "internal/flight/land.go",
-		"	case !l.Joinable || l.Invalidated:\n", "	case false:\n"},
-
-	// One that only histories over real Stores have found at first.
-	{"a flight that stands again has an old value", "cacheaside", "TestCacheSimulation", "internal/flight/turn.go",
-		"			f.old = nil\n", ""},
+	{"a flight that was overtaken serves its old value", "cacheaside", "TestCacheSimulation", "load.go",
+		"	if current && f.old.fallback(now) {\n", "	if f.old.fallback(now) {\n"},
 }
 
 // TestMutantsApply holds that each mutant is still one of the code as it is.

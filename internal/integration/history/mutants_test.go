@@ -28,17 +28,17 @@ var mutants = []mutant{
 	{"a Fill ignores its generation", &cacheTarget, "cacheaside/redisstore/scripts.go",
 		"	if h[1] ~= generation then return h[2] == generation and 1 or 0 end\n", ""},
 	{"a fence is ignored", &cacheTarget, "cacheaside/redisstore/scripts.go",
-		"	if live(h[8]) then return {'fenced', '', 0, 0, ''} end\n", ""},
-	{"a load that is joined again has the value of before", &cacheTarget, "cacheaside/internal/flight/turn.go",
-		"			f.old = nil\n", ""},
+		"	if stands > 0 then return {'fenced', '', 0, 0, ''} end\n", ""},
+	{"a flight that was overtaken serves its old value", &cacheTarget, "cacheaside/load.go",
+		"	if current && f.old.fallback(now) {\n", "	if f.old.fallback(now) {\n"},
 	{"the fence of a lease is ignored", &leaseTarget, "lease/sqllease/sqllease.go",
 		"	if s.text.fenceWrites {\n", "	if tx != nil {\n		return nil\n	}\n	if s.text.fenceWrites {\n"},
 	{"a lease is renewed after it has ended", &leaseTarget, "lease/term.go",
 		"why, late := h.why, !time.Now().Before(h.until)", "why, late := h.why, false"},
 	{"a COMMIT without its nonce", &sagaTarget, "saga/sqlstore/write.go",
 		"	if s.batches == nil {\n", "	req.Nonce = 0\n	if s.batches == nil {\n"},
-	{"a load that was overtaken is kept", &cacheTarget, "cacheaside/internal/flight/land.go",
-		"	case !l.Joinable || l.Invalidated:\n", "	case false:\n"},
+	{"a load that was overtaken is kept", &cacheTarget, "cacheaside/load.go",
+		"		case !current || f.invalidated:\n", "		case !current && f.invalidated:\n"},
 }
 
 // TestMutantsApply holds that each mutant is still one of the code as it is.
