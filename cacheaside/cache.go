@@ -104,7 +104,9 @@ type Cache[K comparable, V any] struct {
 // New returns a Cache. It panics with the error of cfg.Validate, if there is one. With a
 // Store it starts a goroutine that watches the Store and ends with Close.
 func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
-	c := &Cache[K, V]{base: time.Now(), chance: rand.N[time.Duration], flights: make(map[K]*flight[K, V]), ended: make(chan struct{})}
+	c := &Cache[K, V]{
+		base: time.Now(), chance: rand.N[time.Duration], flights: make(map[K]*flight[K, V]), ended: make(chan struct{}),
+	}
 	c.setting.Init(cfg, Config[K, V].withDefaults)
 	cfg = c.Config()
 	c.entries = otter.Must(&otter.Options[K, *entry[V]]{

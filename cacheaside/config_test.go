@@ -225,37 +225,35 @@ func TestAheadHasTheDistributionOfXFetch(t *testing.T) {
 }
 
 func TestAheadRefreshesAValueOfTheStore(t *testing.T) {
-	for _, capacity := range []int{0} {
-		synctest.Test(t, func(t *testing.T) {
-			var loads atomic.Int64
-			var log eventLog
-			c := cacheaside.New(cacheaside.Config[int, int64]{
-				TTL: 100 * time.Second, Jitter: -1, Ahead: 1, Store: watchedIf(capacity == 0, newFakeStore().connect()),
-				Load: func(context.Context, int) (int64, error) {
-					time.Sleep(time.Second)
-					return loads.Add(1), nil
-				},
-				OnEvent: log.add,
-			})
-			defer c.Close()
-			synctest.Wait()
-			mustGet(t, c, 1)
-			mustGet(t, c, 1)
-			synctest.Wait()
-			require.Zero(t, log.count(cacheaside.EventRefreshBegun), "far from the end")
-			time.Sleep(99*time.Second - time.Microsecond) // it is as good as certain
-			require.Equal(t, int64(1), mustGet(t, c, 1))
-			require.Equal(t, int64(1), mustGet(t, c, 1))
-			time.Sleep(2 * time.Second)
-			begun := time.Now()
-			require.Equal(t, int64(2), mustGet(t, c, 1))
-			require.Equal(t, int64(2), mustGet(t, c, 1))
-			require.Zero(t, time.Since(begun))
-			synctest.Wait()
-			require.Equal(t, int64(2), loads.Load())
-			require.GreaterOrEqual(t, log.count(cacheaside.EventRefreshBegun), 1)
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int64
+		var log eventLog
+		c := cacheaside.New(cacheaside.Config[int, int64]{
+			TTL: 100 * time.Second, Jitter: -1, Ahead: 1, Store: newFakeStore().connect(),
+			Load: func(context.Context, int) (int64, error) {
+				time.Sleep(time.Second)
+				return loads.Add(1), nil
+			},
+			OnEvent: log.add,
 		})
-	}
+		defer c.Close()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		mustGet(t, c, 1)
+		synctest.Wait()
+		require.Zero(t, log.count(cacheaside.EventRefreshBegun), "far from the end")
+		time.Sleep(99*time.Second - time.Microsecond) // it is as good as certain
+		require.Equal(t, int64(1), mustGet(t, c, 1))
+		require.Equal(t, int64(1), mustGet(t, c, 1))
+		time.Sleep(2 * time.Second)
+		begun := time.Now()
+		require.Equal(t, int64(2), mustGet(t, c, 1))
+		require.Equal(t, int64(2), mustGet(t, c, 1))
+		require.Zero(t, time.Since(begun))
+		synctest.Wait()
+		require.Equal(t, int64(2), loads.Load())
+		require.GreaterOrEqual(t, log.count(cacheaside.EventRefreshBegun), 1)
+	})
 }
 
 func TestCapacityBoundsEntriesOrTheirCost(t *testing.T) {

@@ -66,7 +66,9 @@ const mostCost = math.MaxUint32 >> 1
 
 // newEntry returns the entry of a result whose load began at begun, or nil if the result is not
 // remembered. ttl overrides the TTL of cfg if it is not nil.
-func (cfg *Config[K, V]) newEntry(key K, value V, absent bool, ttl *time.Duration, begun, took time.Duration) *entry[V] {
+func (cfg *Config[K, V]) newEntry(
+	key K, value V, absent bool, ttl *time.Duration, begun, took time.Duration,
+) *entry[V] {
 	e := &entry[V]{value: value, absent: absent, took: took, cost: 1}
 	freshFor := cfg.TTL
 	if absent {
