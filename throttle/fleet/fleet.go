@@ -334,9 +334,14 @@ func (l *Limits) take(ctx context.Context, cfg *Config, p *plan, id string, tick
 		if len(n) != 4+3*len(p.meters) {
 			return a, fmt.Errorf("fleet: %s: the script's answer is %v", cfg.Name, n)
 		}
+		refuses := false
 		a = answer{taken: n[0] == 1, ticket: n[2], poll: time.Duration(n[3]) * time.Microsecond}
 		for m := n[4:]; len(m) > 0; m = m[3:] {
 			a.meters = append(a.meters, meterAnswer{m[0], time.Duration(m[1]) * time.Microsecond, m[2]})
+			refuses = refuses || m[1] >= 0
+		}
+		if a.taken == refuses {
+			return a, fmt.Errorf("fleet: %s: the script's answer is %v", cfg.Name, n)
 		}
 		return a, nil
 	}

@@ -25,11 +25,11 @@
 -- would stand still until the clock has caught up; and no lease or poll is longer than it can be.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
-local op = ARGV[1]
+local op, most = ARGV[1], 9e15 -- microseconds of a wait: 285 years
 
 local function text(n) return string.format('%.0f', n) end
 local function put(key, value, us)
-  redis.call('SET', key, value, 'PX', text(math.max(1, math.ceil(us / 1000))))
+  redis.call('SET', key, value, 'PX', text(math.max(1, math.ceil(math.min(us, most) / 1000))))
 end
 local function keep(key, us) redis.call('PEXPIRE', key, text(math.ceil(us / 1000) + 1000)) end
 
@@ -80,9 +80,9 @@ end
 
 local function leave(m, id) for _, key in ipairs({m.waiters, m.polls}) do redis.call('ZREM', key, id) end end
 
-local function bound(key, most) -- no time in a set is later
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '(' .. text(most), '+inf')) do
-    redis.call('ZADD', key, text(most), id)
+local function bound(key, latest) -- no time in a set is later
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '(' .. text(latest), '+inf')) do
+    redis.call('ZADD', key, text(latest), id)
   end
 end
 
@@ -115,9 +115,9 @@ elseif op == 'settle' then
       local was, ends, number
       if kind == 'r' then was = debtOf(key, x) else was, ends, number = windowOf(key, x) end
       if kind == 'r' or number == tonumber(ARGV[a + 4]) then
-        local most = math.max(was, 2 * limit)
-        local is = math.max(0, math.min(was + more, most))
-        forgiven = math.max(forgiven, (was + more - most) / (kind == 'r' and 1000000 or 1))
+        local limits = math.max(was, 2 * limit)
+        local is = math.max(0, math.min(was + more, limits))
+        forgiven = math.max(forgiven, (was + more - limits) / (kind == 'r' and 1000000 or 1))
         if kind == 'r' then putRate(key, is, x) else putWindow(key, is, ends, number) end
       end
     end
@@ -134,7 +134,7 @@ for i = 1, (#ARGV - 3) / 4 do
   local cool = coolOf(KEYS[k + 1])
   if m.kind == 'r' then
     m.was = debtOf(m.key, m.x)
-    left, wait = math.floor((m.limit - m.was) / 1000000), math.ceil((m.was + m.cost - m.limit) / m.x)
+    left, wait = math.floor((m.limit - m.was) / 1000000), math.min(most, math.ceil((m.was + m.cost - m.limit) / m.x))
     ok = m.was + m.cost <= m.limit
   elseif m.kind == 'q' then
     m.was, m.ends, m.number = windowOf(m.key, m.x)

@@ -517,7 +517,8 @@ func TestPanicOfEval(t *testing.T) {
 }
 
 func TestAnswersThatTheScriptCannotHaveGiven(t *testing.T) {
-	for _, answer := range []any{nil, "no", []any{}, []any{int64(1)}, []any{int64(1), "x"}, []any{int64(1), int64(1), int64(1)}, []any{int64(-1), int64(5)}} {
+	for _, answer := range []any{nil, "no", []any{}, []any{int64(1)}, []any{int64(1), "x"}, []any{int64(1), int64(1), int64(1)}, []any{int64(-1), int64(5)},
+		[]any{int64(0), int64(1), int64(0), int64(0), int64(9), int64(-1), int64(0)}, []any{int64(1), int64(1), int64(0), int64(0), int64(9), int64(1), int64(0)}} {
 		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, 1)),
 			Eval: func(context.Context, string, []string, ...any) (any, error) { return answer, nil }})
 		require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrOutage, "%v", answer)

@@ -235,7 +235,7 @@ func freeAfterItsLease(t *testing.T, addr, control string) bool {
 // redisAt returns a change of the script whose clock is off by a time, in seconds. As the server's
 // own clock would be, that by which keys expire is behind, too: they are kept for two hours longer.
 func redisAt(t *testing.T, off *atomic.Int64) func(string) string {
-	kept := replacing(t, "'PX', text(math.max(1, math.ceil(us / 1000)))", "'PX', text(7200000 + math.max(1, math.ceil(us / 1000)))")
+	kept := replacing(t, "'PX', text(math.max(1,", "'PX', text(7200000 + math.max(1,")
 	sets := replacing(t, "us / 1000) + 1000", "us / 1000) + 7200000")
 	return func(script string) string {
 		clock := replacing(t, "local clock = redis.call('TIME')\n", fmt.Sprintf("local clock = redis.call('TIME')\nclock[1] = clock[1] + %d\n", off.Load()))

@@ -1,0 +1,265 @@
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/internal/integration/faultproxy"
+	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/resilienceredis"
+	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/fleet"
+)
+
+// A clocked is limits on a Redis whose clock is off by a time, in seconds.
+type clocked struct {
+	t    *testing.T
+	name string
+	off  atomic.Int64
+	eval evalFunc
+}
+
+func newClocked(t *testing.T) *clocked {
+	c := &clocked{t: t, name: name(t)}
+	c.eval = (&line{eval: resilienceredis.Eval(client(t, services.Redis(t))), change: redisAt(t, &c.off)}).Eval
+	return c
+}
+
+func (c *clocked) limits(meters ...fleet.Meter) *fleet.Limits {
+	return fleet.New(fleet.Config{Name: c.name, Eval: c.eval, Timeout: 5 * time.Second, RetryEvery: time.Minute,
+		Meters: func(context.Context) []fleet.Meter { return meters }})
+}
+
+// reserve reserves, and settles if used is 0 or more. It returns the refusal, or nil.
+func (c *clocked) reserve(l *fleet.Limits, used int) *throttle.LimitedError {
+	c.t.Helper()
+	r, err := l.Reserve(c.t.Context())
+	if limited, ok := errors.AsType[*throttle.LimitedError](err); ok {
+		return limited
+	}
+	require.NoError(c.t, err)
+	if used >= 0 {
+		c.settle(l, r, used)
+	}
+	return nil
+}
+
+func (c *clocked) settle(l *fleet.Limits, r *fleet.Reservation, used int) {
+	c.t.Helper()
+	r.Settle(c.t.Context(), used)
+	require.Eventually(c.t, func() bool { return l.Stats().Unsettled == 0 }, 10*time.Second, time.Millisecond)
+}
+
+// More than the estimate is owed, up to one burst or limit: what is beyond is forgiven, and counted.
+// A meter of which a call takes nothing refuses nobody.
+func TestScriptDebts(t *testing.T) {
+	c := newClocked(t)
+	month := throttle.Quota{Per: throttle.Month}
+	for _, m := range []struct{ of, none fleet.Meter }{
+		{fleet.Rate("t/rate", 1e-3, fleet.Estimate(5)).Burst(10), fleet.Rate("t/rate", 1e-3, 0).Burst(10)},
+		{fleet.Quota("t/month", 10, month, fleet.Estimate(5)), fleet.Quota("t/month", 10, month, 0)},
+	} {
+		l := c.limits(m.of)
+		require.Nil(t, c.reserve(l, 1000))
+		require.EqualValues(t, 1000-20, l.Stats().Forgiven)
+		e := c.reserve(l, -1)
+		require.NotNil(t, e)
+		if e.Reason == throttle.OverLimit {
+			require.InDelta(t, 15_000, e.RetryAfter().Seconds(), 5, "20 and 5 are 15 more than 10")
+		}
+		require.Nil(t, c.reserve(c.limits(m.none), -1))
+	}
+	// To the bounds of what numbers can be.
+	l := c.limits(fleet.Rate("t/large", 1e-3, fleet.Estimate(0)).Burst(4e9))
+	require.Nil(t, c.reserve(l, 7e9))
+	require.Zero(t, l.Stats().Forgiven)
+	for _, rate := range []float64{1e-3, 1e-12} { // centuries
+		e := c.reserve(c.limits(fleet.Rate("t/large", rate, 1).Burst(4e9)), -1)
+		require.InDelta(t, 9e9, e.RetryAfter().Seconds(), 1)
+	}
+	require.Nil(t, c.reserve(c.limits(fleet.Rate("t/slow", 1e-12, 1).Burst(4e9)), -1))
+}
+
+// A settlement corrects the window from which the reservation took, and no later one.
+func TestScriptWindowThatIsOver(t *testing.T) {
+	c := newClocked(t)
+	hour := throttle.Quota{Every: time.Hour}
+	l := c.limits(fleet.Quota("t/hour", 10, hour, fleet.Estimate(6)))
+	late, err := l.Reserve(t.Context())
+	require.NoError(t, err)
+	c.off.Store(3601)
+	require.Nil(t, c.reserve(l, -1))
+	c.settle(l, late, 0)
+	require.NotNil(t, c.reserve(l, -1), "6 of 10 are taken of this hour")
+	e := c.reserve(l, -1)
+	require.Equal(t, 4, e.Left)
+	require.InDelta(t, 3600, e.RetryAfter().Seconds(), 30)
+}
+
+// A second cooldown never shortens the first.
+func TestScriptCooldowns(t *testing.T) {
+	c := newClocked(t)
+	l := c.limits(fleet.Rate("t/calls", 1, 0))
+	for _, d := range []time.Duration{time.Minute, time.Second, time.Hour} {
+		require.NoError(t, l.Cool(t.Context(), "t/calls", time.Now().Add(d)))
+		e := c.reserve(l, -1)
+		require.Equal(t, throttle.CoolingDown, e.Reason)
+		require.InDelta(t, max(d, time.Minute).Seconds(), e.RetryAfter().Seconds(), 30)
+	}
+	require.Nil(t, c.reserve(c.limits(fleet.Rate("t/others", 1, 0)), -1))
+}
+
+// A clock that is set back over midnight forgives nothing of the day that has begun.
+func TestScriptClockSetBackOverMidnight(t *testing.T) {
+	c := newClocked(t)
+	l := c.limits(fleet.Quota("t/day", 6, throttle.Quota{Per: throttle.Day}, 1))
+	after := int64(time.Until(time.Now().UTC().Truncate(24*time.Hour).Add(24*time.Hour+time.Hour)) / time.Second)
+	c.off.Store(after)
+	for range 5 {
+		require.Nil(t, c.reserve(l, -1))
+	}
+	c.off.Store(after - 7200) // 23:00 of the day before
+	require.Nil(t, c.reserve(l, -1))
+	require.NotNil(t, c.reserve(l, -1))
+	c.off.Store(after)
+	require.NotNil(t, c.reserve(l, -1), "all of the day is taken")
+	c.off.Store(after + 86400)
+	require.Nil(t, c.reserve(l, -1))
+}
+
+// Calls that are refused by a quota or a cooldown stand in nobody's way.
+func TestScriptRefusedCallsStandInNoLine(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	cfg := fleet.Config{Name: name(t), Eval: resilienceredis.Eval(rdb), MaxWait: time.Minute, Timeout: 5 * time.Second}
+	limits := func(meters ...fleet.Meter) *fleet.Limits {
+		c := cfg
+		c.Meters = func(context.Context) []fleet.Meter { return meters }
+		return fleet.New(c)
+	}
+	slots, none := fleet.Slots("t/slots", 1), fleet.Quota("t/day", 1, throttle.Quota{Per: throttle.Day}, 1)
+	r, err := limits(slots, none).Reserve(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, limits().Cool(t.Context(), "t/cool", time.Now().Add(time.Hour)))
+	for _, m := range []fleet.Meter{none, fleet.Rate("t/cool", 1, 0)} {
+		_, err = limits(slots, m).Reserve(t.Context())
+		require.ErrorIs(t, err, throttle.ErrLimited)
+		require.Zero(t, rdb.Exists(t.Context(), cfg.Name+":{t}:w:slots").Val())
+	}
+	r.Settle(t.Context(), 0)
+}
+
+// EvalEach sends settlements and renewals in pipelines, also to servers that have forgotten the
+// script and to all nodes of a cluster, and Node tells which of these is away.
+func TestEvalEachAndNode(t *testing.T) {
+	cluster := services.NewRedisCluster(t)
+	rdb := redis.NewClusterClient(options(cluster.Addrs()).Cluster())
+	t.Cleanup(func() { _ = rdb.Close() })
+	type tagKey struct{}
+	cfg := fleet.Config{
+		Name: name(t), Eval: resilienceredis.Eval(rdb), EvalEach: resilienceredis.EvalEach(rdb), Node: resilienceredis.Node(rdb),
+		Lease: time.Second, RetryEvery: 50 * time.Millisecond, Timeout: 5 * time.Second,
+		Meters: func(ctx context.Context) []fleet.Meter {
+			tag := ctx.Value(tagKey{}).(string)
+			return []fleet.Meter{fleet.Rate(tag+"/tokens", 1e-9, fleet.Estimate(10)).Burst(100), fleet.Slots(tag+"/slots", 1)}
+		},
+	}
+	l := fleet.New(cfg)
+	held := map[string]*fleet.Reservation{}
+	on := map[int]int{} // calls by master
+	for i := range 12 {
+		tag := fmt.Sprint("t", i)
+		r, err := l.Reserve(context.WithValue(t.Context(), tagKey{}, tag))
+		require.NoError(t, err)
+		held[tag] = r
+		on[cluster.MasterOf("{"+tag+"}")]++
+	}
+	require.Len(t, on, 3, "on all masters")
+	time.Sleep(2 * cfg.Lease)
+	for tag := range held {
+		require.ErrorIs(t, l.Do(context.WithValue(t.Context(), tagKey{}, tag), nil), throttle.ErrLimited, "it is renewed")
+	}
+	require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, c *redis.Client) error { return c.ScriptFlush(ctx).Err() }))
+	for _, r := range held {
+		r.Settle(t.Context(), 4)
+	}
+	require.Eventually(t, func() bool { return l.Stats().Unsettled == 0 }, 10*time.Second, time.Millisecond)
+	for tag := range held {
+		require.Contains(t, rdb.Get(t.Context(), cfg.Name+":{"+tag+"}:r:tokens").Val(), "4000000 ")
+		require.Zero(t, rdb.ZCard(t.Context(), cfg.Name+":{"+tag+"}:s:slots").Val())
+	}
+	require.Zero(t, l.Stats().Lost+l.Stats().Untold+l.Stats().Dropped)
+
+	down := cluster.MasterOf("{t0}")
+	cluster.Masters[down].Kill()
+	do := func(tag string) error {
+		return l.Do(context.WithValue(t.Context(), tagKey{}, tag), func(context.Context) error { return nil })
+	}
+	for tag := range held {
+		if cluster.MasterOf("{"+tag+"}") == down {
+			require.ErrorIs(t, do(tag), throttle.ErrOutage)
+		} else {
+			require.NoError(t, do(tag))
+		}
+	}
+	require.EqualValues(t, 1, l.Stats().Outages)
+	cluster.Masters[down].Start()
+	require.Eventually(t, func() bool { return do("t0") == nil }, 30*time.Second, 10*time.Millisecond)
+}
+
+// After a failover, what was acknowledged and not yet replicated is lost, and no more: the balance
+// is off by it, and all else stays exact.
+func TestFailoverToAReplica(t *testing.T) {
+	primary, replica := services.NewRedis(t), services.NewRedis(t)
+	replication, front := faultproxy.New(t, primary.Addr), faultproxy.New(t, primary.Addr)
+	next := client(t, replica.Addr).(*redis.Client)
+	host, port, err := net.SplitHostPort(replication.Addr())
+	require.NoError(t, err)
+	require.NoError(t, next.SlaveOf(t.Context(), host, port).Err())
+	require.Eventually(t, func() bool {
+		return strings.Contains(next.Info(t.Context(), "replication").Val(), "master_link_status:up")
+	}, 30*time.Second, 10*time.Millisecond)
+
+	l := fleet.New(fleet.Config{Name: name(t), Eval: resilienceredis.Eval(client(t, front.Addr())), RetryEvery: 20 * time.Millisecond, Timeout: 2 * time.Second,
+		Meters: func(context.Context) []fleet.Meter {
+			return []fleet.Meter{fleet.Rate("t/tokens", 1e-6, fleet.Estimate(10)).Burst(100_000)}
+		}})
+	spent := func(c redis.UniversalClient) (micro int64) {
+		_, _ = fmt.Sscan(c.Get(t.Context(), l.Name()+":{t}:r:tokens").Val(), &micro)
+		return micro
+	}
+	acknowledged := 0
+	use := func(n int) {
+		for range n {
+			r, err := l.Reserve(t.Context())
+			require.NoError(t, err)
+			r.Settle(t.Context(), 7)
+			acknowledged += 7
+		}
+		require.Eventually(t, func() bool { return l.Stats().Unsettled == 0 }, 10*time.Second, time.Millisecond)
+	}
+	use(100)
+	require.Eventually(t, func() bool { return spent(next) >= 699_999_000 }, 30*time.Second, time.Millisecond, "all of it is replicated")
+	replication.Hold(faultproxy.Both)
+	use(50) // within the lag
+	primary.Kill()
+	require.NoError(t, next.SlaveOf(t.Context(), "NO", "ONE").Err())
+	front.Point(replica.Addr)
+	front.Reset()
+	off := acknowledged - int((spent(next)+999_999)/1_000_000)
+	t.Logf("off by %d tokens of %d, that were acknowledged within the lag", off, acknowledged)
+	require.Equal(t, 50*7, off)
+	require.Eventually(t, func() bool { r, err := l.Reserve(t.Context()); return err == nil && r != nil }, 30*time.Second, 10*time.Millisecond)
+	before := spent(next)
+	acknowledged = 0
+	use(50)
+	require.InDelta(t, before+int64(acknowledged)*1_000_000, spent(next), 100)
+}
