@@ -278,9 +278,11 @@ func sharedRedisRate(b *testing.B) {
 
 // sharedParallel has several calls under way at any time. One at a time would
 // measure how long the machine takes to wake an idle process, which differs from
-// run to run by more than the limiters do.
+// run to run by more than the limiters do. The time of this process's CPU is that
+// of what each call takes of a program.
 func sharedParallel(b *testing.B, call func() error) {
 	b.SetParallelism(8)
+	before := cpu()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
 			if err := call(); err != nil {
@@ -289,4 +291,5 @@ func sharedParallel(b *testing.B, call func() error) {
 			}
 		}
 	})
+	b.ReportMetric((cpu()-before).Seconds()*1e6/float64(b.N), "cpu-us/op")
 }
