@@ -154,11 +154,6 @@ func (e Event) Fields(yield func(name string, value any)) {
 	}
 }
 
-// refusedEvent returns the event of a refused call.
-func refusedEvent(e *LimitedError) Event {
-	return Event{Kind: EventRefused, Name: e.Name, Key: e.Key, Cost: e.Cost, Waited: e.Waited, Reason: e.Reason, Err: e}
-}
-
 // A Decision says whether a call was admitted and what is left: the information that
 // the headers of an HTTP response give a client. Of a limit with Quotas it tells about
 // the one that binds: if the call was admitted, the one with the fewest tokens left;

@@ -2,7 +2,7 @@ package throttle
 
 import (
 	"context"
-	"sync"
+	"sync/atomic"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 )
@@ -10,8 +10,7 @@ import (
 // A Reservation is what a call has taken, until it is settled. One that is never settled has
 // used what it has taken. It is safe for concurrent use.
 type Reservation struct {
-	mu      sync.Mutex
-	settled bool
+	settled atomic.Bool
 	parts   []part
 }
 
@@ -59,7 +58,7 @@ func (l *Limiter) cost(ctx context.Context) (n int, estimate bool) {
 // what they took. A second Settle does nothing. ctx is not used, and may have ended, so that
 // `defer r.Settle(ctx, used)` is right in every way in which a handler can end.
 func (r *Reservation) Settle(_ context.Context, used int) {
-	if r.first() {
+	if !r.settled.Swap(true) {
 		for _, p := range r.parts {
 			if p.estimate {
 				p.settle(used)
@@ -71,20 +70,11 @@ func (r *Reservation) Settle(_ context.Context, used int) {
 // SettleEach is [Reservation.Settle] with a number for each limit, in the order in which
 // they were given to [All]. A limit without a number has used what it took.
 func (r *Reservation) SettleEach(_ context.Context, used ...int) {
-	if r.first() {
+	if !r.settled.Swap(true) {
 		for i, p := range r.parts[:min(len(used), len(r.parts))] {
 			p.settle(used[i])
 		}
 	}
-}
-
-// first reports whether r is settled for the first time.
-func (r *Reservation) first() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	first := !r.settled
-	r.settled = true
-	return first
 }
 
 // release gives back all that was taken.
