@@ -289,6 +289,29 @@ func TestLocalParts(t *testing.T) {
 	})
 }
 
+// What was admitted in an outage is not counted in the next.
+func TestLocalPartsBeginAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 2,
+			Meters: of(fleet.Rate("a/rate", 1e-3, 1).Burst(8), fleet.Slots("a/slots", 2))})
+		for range 2 {
+			r.set(func(r *redis) { r.err = errDown })
+			one, err := l.Reserve(t.Context())
+			require.NoError(t, err)
+			require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrLimited, "one slot of two")
+			time.Sleep(2 * time.Second)
+			r.set(func(r *redis) { r.err = nil })
+			require.Error(t, l.Do(t.Context(), ok), "which has it tried")
+			synctest.Wait()
+			require.NoError(t, l.Do(t.Context(), ok))
+			defer one.Settle(t.Context(), 0)
+		}
+		require.EqualValues(t, 2, l.Stats().Alone)
+		time.Sleep(time.Minute) // nothing is renewed any more
+	})
+}
+
 // A settlement is sent again until it is told, and no longer than its horizon.
 func TestSettlementsAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

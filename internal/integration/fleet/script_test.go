@@ -136,6 +136,54 @@ func TestScriptClockSetBackOverMidnight(t *testing.T) {
 	require.Nil(t, c.reserve(l, -1))
 }
 
+// A month from a date ends with the day of that date.
+func TestScriptMonthFromADate(t *testing.T) {
+	c := newClocked(t)
+	next := time.Now().UTC().Truncate(24*time.Hour).AddDate(0, 0, 2)
+	if next.Day() == 1 {
+		next = next.AddDate(0, 0, 1)
+	}
+	l := c.limits(fleet.Quota("t/month", 1, throttle.Month.From(next), 1))
+	require.Nil(t, c.reserve(l, -1))
+	e := c.reserve(l, -1)
+	require.InDelta(t, time.Until(next).Seconds(), e.RetryAfter().Seconds(), 30)
+	require.Equal(t, next.Day(), e.Quota.From)
+	c.off.Store(int64(time.Until(next)/time.Second) + 60)
+	require.Nil(t, c.reserve(l, -1))
+}
+
+// Nobody overtakes a call that waits for a slot, whether it waits itself or not.
+func TestScriptNobodyOvertakes(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	stands := replacing(t, "local clock = redis.call('TIME')\n", "local clock = {1795000000, 0}\n") // or a place is lost
+	eval := (&line{eval: resilienceredis.Eval(rdb), change: stands}).Eval
+	cfg := fleet.Config{Name: name(t), Eval: eval, Timeout: time.Minute, Meters: slotsOnly(1)}
+	r, err := fleet.New(cfg).Reserve(t.Context())
+	require.NoError(t, err)
+
+	waits, goOn, takes, admitted := make(chan struct{}), make(chan struct{}), 0, make(chan error)
+	waiter := cfg
+	waiter.MaxWait = -1
+	waiter.Eval = func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+		if takes++; takes == 2 {
+			close(waits)
+			<-goOn
+		}
+		return eval(ctx, script, keys, args...)
+	}
+	go func() { _, err := fleet.New(waiter).Reserve(t.Context()); admitted <- err }()
+	<-waits
+	r.Settle(t.Context(), 0)
+	free := func() bool { return rdb.ZCard(t.Context(), cfg.Name+":{t}:s:running").Val() == 0 }
+	require.Eventually(t, free, 10*time.Second, time.Millisecond)
+	for _, cfg.MaxWait = range []time.Duration{0, time.Nanosecond} {
+		_, err = fleet.New(cfg).Reserve(t.Context())
+		require.ErrorIs(t, err, throttle.ErrLimited)
+	}
+	close(goOn)
+	require.NoError(t, <-admitted)
+}
+
 // Calls that are refused by a quota or a cooldown stand in nobody's way.
 func TestScriptRefusedCallsStandInNoLine(t *testing.T) {
 	rdb := client(t, services.Redis(t))
