@@ -338,6 +338,11 @@ func TestBreakerChangesStress(t *testing.T) {
 	})
 	onRefuse(b, func(context.Context, *breaker.OpenError) { b.State() })
 	var wg sync.WaitGroup
+	wg.Go(func() { // apart, so that it is not in step by the lock of another call
+		for range rounds {
+			b.Needed()
+		}
+	})
 	for w := range workers {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(3, uint64(w)))
