@@ -83,3 +83,9 @@ func TestStatsSumTheWaitsOfAdmittedCalls(t *testing.T) {
 		}, b.Stats().Totals)
 	})
 }
+
+func TestEventOfARefusalAtOnceHasNoWait(t *testing.T) {
+	bulkhead.Event{Refusal: &bulkhead.FullError{Reason: bulkhead.NoSlot}}.Fields(func(name string, _ any) {
+		require.NotEqual(t, "waited", name)
+	})
+}

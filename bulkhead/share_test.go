@@ -327,3 +327,14 @@ func TestTheTextOfAShareIsBounded(t *testing.T) {
 		require.Equal(t, long[:100], told[0].Refusal.Share)
 	})
 }
+
+// Without a Share there are no shares, and calls without one have a row of their own beside others.
+func TestStatsOfCallsWithoutAShare(t *testing.T) {
+	b := bulkhead.New(bulkhead.Config{Limit: 2})
+	defer hold(t, b)()
+	require.Nil(t, b.Stats().Shares)
+	b = bulkhead.New(bulkhead.Config{Limit: 2, MaxWait: -1, Share: func(context.Context) string { return "" }})
+	require.Nil(t, b.Stats().Shares)
+	defer hold(t, b)()
+	require.Equal(t, []bulkhead.ShareStats{{InFlight: 1}}, b.Stats().Shares)
+}

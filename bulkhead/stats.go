@@ -194,5 +194,5 @@ func (f *fullNow) HealthDetail() string { return fmt.Sprintf("%d of %d in flight
 func (b *Bulkhead) Needed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.running > 0 || b.queue.waiting > 0
+	return b.running > 0 // a call waits only while others run
 }

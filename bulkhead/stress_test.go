@@ -219,6 +219,13 @@ func TestLimitHoldsUnderStress(t *testing.T) {
 			}
 		})
 	}
+	for _, look := range []func(){func() { _ = b.Health() }, func() { b.Needed() }} {
+		calls.Go(func() { // each apart, so that none is in step by the lock of another
+			for range each {
+				look()
+			}
+		})
+	}
 	calls.Wait()
 	require.Zero(t, over.Load(), "more than the limit at once")
 	require.EqualValues(t, done.Load(), b.Stats().Admitted)
