@@ -180,7 +180,9 @@ func keysOfLiveMastersStayCached(t *testing.T, c *services.RedisCluster, off, on
 		}
 		// Some, where the machine paused while two of the third were asked for.
 		require.LessOrEqual(t, loads, gets/10)
-		require.Zero(t, x.lost.Load(), "the subscription is with a live master")
+		if !x.skip {
+			require.Zero(t, x.lost.Load(), "the subscription is with a live master")
+		}
 	})
 	back()
 	all("back", func(t *testing.T, x cached) {
