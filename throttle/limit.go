@@ -226,7 +226,9 @@ func (l *limit) tell(ctx context.Context, e *LimitedError, key func() string) *L
 		e.Key = key()
 	}
 	if l.observers.Any() {
-		l.observers.Tell(ctx, Event{Kind: EventRefused, Name: e.Name, Key: e.Key, Cost: e.Cost, Waited: e.Waited, Reason: e.Reason, Err: e})
+		l.observers.Tell(ctx, Event{
+			Kind: EventRefused, Name: e.Name, Key: e.Key, Cost: e.Cost, Waited: e.Waited, Reason: e.Reason, Err: e,
+		})
 	}
 	return e
 }

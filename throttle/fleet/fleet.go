@@ -146,7 +146,8 @@ func (c Config) Validate() error {
 	f.Need(c.RetryEvery >= 0, "RetryEvery", c.RetryEvery, "0 (for a second) or more")
 	f.Need(slices.Contains([]OutagePolicy{"", Refuse, Local}, c.OnOutage), "OnOutage",
 		strconv.Quote(string(c.OnOutage)), `"refuse" or "local"`)
-	f.Need(c.Instances > 0 || c.OnOutage != Local && c.Instances == 0, "Instances", c.Instances, "1 or more where OnOutage is Local")
+	f.Need(c.Instances > 0 || c.OnOutage != Local && c.Instances == 0, "Instances", c.Instances,
+		"1 or more where OnOutage is Local")
 	return f.Err()
 }
 
@@ -336,6 +337,7 @@ func (l *Limits) take(ctx context.Context, cfg *Config, p *plan, id string, tick
 		}
 		refuses := false
 		a = answer{taken: n[0] == 1, ticket: n[2], poll: time.Duration(n[3]) * time.Microsecond}
+		a.meters = make([]meterAnswer, 0, len(p.meters))
 		for m := n[4:]; len(m) > 0; m = m[3:] {
 			a.meters = append(a.meters, meterAnswer{m[0], time.Duration(m[1]) * time.Microsecond, m[2]})
 			refuses = refuses || m[1] >= 0
@@ -423,7 +425,9 @@ func (m *Meter) refusal(cfg *Config, reason throttle.Reason) *throttle.LimitedEr
 	if m.kind == 'q' {
 		q.N = int(m.limit)
 	}
-	return &throttle.LimitedError{Name: cfg.Name, Key: m.key, Reason: reason, Limit: int(m.limit), Quota: q, Cost: int(m.cost)}
+	return &throttle.LimitedError{
+		Name: cfg.Name, Key: m.key, Reason: reason, Limit: int(m.limit), Quota: q, Cost: int(m.cost),
+	}
 }
 
 // refuse counts a refused call, and tells the observers.
@@ -451,7 +455,7 @@ func (l *Limits) Cool(ctx context.Context, key string, until time.Time) error {
 		return ended.Error(ctx)
 	}
 	tag, name, _ := strings.Cut(key, "/")
-	keys := []string{cfg.key(tag, "c") + name}
+	keys := []string{cfg.key(tag, "c", name)}
 	err := l.outageOf(cfg, keys[0])
 	if err == nil {
 		_, err = l.eval(ctx, cfg, keys, []any{"cool", d.Microseconds()})

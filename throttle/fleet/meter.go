@@ -3,6 +3,7 @@ package fleet
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -70,26 +71,36 @@ func Quota(key string, n int64, window throttle.Quota, cost Cost) Meter {
 // which the process renews, so that a process that was killed gives its slots back.
 func Slots(key string, n int64) Meter { return newMeter(key, 's', n, 0) }
 
-// check returns what is wrong with the meters of a call.
+// kinds has what the limits of each kind are called, and may be.
+var kinds = map[byte]struct {
+	name, must string
+	most       int64
+}{'r': {"Burst", "1 to 4e9", 4e9}, 'q': {"n", "1 to 1e15", 1e15}, 's': {"n", "1 to 1e6", 1e6}}
+
+// check returns what is wrong with the meters of a call. It makes texts only if something is, since
+// each call is checked.
 func check(meters []Meter) error {
 	f := invalid.Fields{Type: "fleet.Config"}
-	f.Need(len(meters) > 0 && len(meters) <= 16, "Meters", len(meters), "1 to 16")
-	seen := map[string]bool{}
-	for i, m := range meters {
-		at, key, first := fmt.Sprintf("Meters[%d].", i), strconv.Quote(m.key), meters[0].tag
-		f.Need(m.tag != "" && !strings.ContainsAny(m.tag, "{}"), at+"key", key, "one that begins with a text without braces")
-		f.Need(m.tag == first, at+"key", key, fmt.Sprintf("one that begins with %q, as the first: a call's meters are on one node", first))
-		f.Need(!seen[m.key], at+"key", key, "another than those before it")
-		seen[m.key] = true
-		switch m.kind {
-		case 'r':
-			f.Need(m.perSecond > 0 && m.perSecond <= 1e9, at+"perSecond", m.perSecond, "above 0 and at most 1e9")
-			f.Need(m.limit >= 1 && m.limit <= 4e9, at+"Burst", m.limit, "1 to 4e9")
-		case 'q':
-			f.Need(m.limit >= 1 && m.limit <= 1e15, at+"n", m.limit, "1 to 1e15")
+	if len(meters) == 0 || len(meters) > 16 {
+		f.Need(false, "Meters", len(meters), "1 to 16")
+	}
+	for i := range meters {
+		m, first, at := &meters[i], meters[0].tag, "Meters["+strconv.Itoa(i)+"]."
+		named := m.tag != "" && !strings.ContainsAny(m.tag, "{}")
+		alone := !slices.ContainsFunc(meters[:i], func(other Meter) bool { return other.key == m.key })
+		rated := m.kind != 'r' || m.perSecond > 0 && m.perSecond <= 1e9
+		limited := m.limit >= 1 && m.limit <= kinds[m.kind].most
+		if !named || m.tag != first || !alone || !rated || !limited {
+			key := strconv.Quote(m.key)
+			f.Need(named, at+"key", key, "one that begins with a text without braces")
+			f.Need(m.tag == first, at+"key", key,
+				fmt.Sprintf("one that begins with %q, as the first: a call's meters are on one node", first))
+			f.Need(alone, at+"key", key, "another than those before it")
+			f.Need(rated, at+"perSecond", m.perSecond, "above 0 and at most 1e9")
+			f.Need(limited, at+kinds[m.kind].name, m.limit, kinds[m.kind].must)
+		}
+		if m.kind == 'q' {
 			m.calendar().Check(&f, at)
-		default:
-			f.Need(m.limit >= 1 && m.limit <= 1e6, at+"n", m.limit, "1 to 1e6")
 		}
 	}
 	return f.Err()
@@ -148,17 +159,20 @@ func (c *Config) planOf(meters []Meter) (*plan, error) {
 	if err := check(meters); err != nil {
 		return nil, err
 	}
-	p := &plan{meters: meters}
-	for _, m := range meters {
+	p := &plan{meters: meters, keys: make([]string, 0, 2*len(meters)), states: make([]int, 0, len(meters))}
+	for i := range meters {
+		m := &meters[i]
 		p.states = append(p.states, len(p.keys))
-		p.keys = append(p.keys, c.key(m.tag, string(m.kind))+m.name, c.key(m.tag, "c")+m.name)
+		p.keys = append(p.keys, c.key(m.tag, string(m.kind), m.name), c.key(m.tag, "c", m.name))
 		if m.kind == 's' {
 			p.slots = true
-			p.keys = append(p.keys, c.key(m.tag, "w")+m.name, c.key(m.tag, "p")+m.name)
+			p.keys = append(p.keys, c.key(m.tag, "w", m.name), c.key(m.tag, "p", m.name))
 		}
 	}
 	return p, nil
 }
 
-// key returns the beginning of the keys of a kind and a tag.
-func (c *Config) key(tag, kind string) string { return c.Name + ":{" + tag + "}:" + kind + ":" }
+// key returns the key of what is kept of a meter, or of a reservation.
+func (c *Config) key(tag, kind, name string) string {
+	return c.Name + ":{" + tag + "}:" + kind + ":" + name
+}

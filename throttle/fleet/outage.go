@@ -97,7 +97,8 @@ type localMeter struct {
 // reserveAlone decides about a call without Redis, which cannot be reached because of err.
 func (l *Limits) reserveAlone(ctx context.Context, cfg *Config, p *plan, err error) (*Reservation, error) {
 	outage := &throttle.LimitedError{
-		Name: cfg.Name, Key: p.meters[0].tag, Reason: throttle.Outage, After: cfg.RetryEvery, Err: fmt.Errorf("%w: %w", throttle.ErrOutage, err),
+		Name: cfg.Name, Key: p.meters[0].tag, Reason: throttle.Outage, After: cfg.RetryEvery,
+		Err: fmt.Errorf("%w: %w", throttle.ErrOutage, err),
 	}
 	if cfg.OnOutage == Refuse {
 		return nil, l.refuse(ctx, outage)
@@ -127,7 +128,9 @@ func (l *Limits) reserveAlone(ctx context.Context, cfg *Config, p *plan, err err
 const maxLocal = 100_000
 
 // takeAlone takes the cost of a call from this process's part of m, and returns what settles it.
-func (l *Limits) takeAlone(ctx context.Context, cfg *Config, m *Meter) (settle func(used int), refused *throttle.LimitedError) {
+func (l *Limits) takeAlone(
+	ctx context.Context, cfg *Config, m *Meter,
+) (settle func(used int), refused *throttle.LimitedError) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	part := l.local[m.key]
@@ -260,10 +263,13 @@ func (l *Limits) Figures() []describe.Figure {
 	}
 	return append(figures.Calls(s.Admitted, s.Refusals, reasons...),
 		figures.Counter("alone_calls", s.Alone), figures.Counter("forgiven.tokens", s.Forgiven),
-		figures.Counter("store.trips", s.Asked), figures.Counter("store.failures", s.Failed), figures.Counter("store.outages", s.Outages),
-		figures.Counter("lost.settlements{outcome=untold}", s.Untold), figures.Counter("lost.settlements{reason=too_late}", s.Dropped),
+		figures.Counter("store.trips", s.Asked), figures.Counter("store.failures", s.Failed),
+		figures.Counter("store.outages", s.Outages),
+		figures.Counter("lost.settlements{outcome=untold}", s.Untold),
+		figures.Counter("lost.settlements{reason=too_late}", s.Dropped),
 		figures.Counter("lost.slots", s.Lost),
-		describe.Figure{Name: "throttle.unsettled", Value: float64(s.Unsettled)}, describe.Figure{Name: "throttle.store.up", Value: up})
+		describe.Figure{Name: "throttle.unsettled", Value: float64(s.Unsettled)},
+		describe.Figure{Name: "throttle.store.up", Value: up})
 }
 
 // reasons are those of which a call can be refused here.

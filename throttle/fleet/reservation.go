@@ -120,7 +120,8 @@ func (r *Reservation) settle(usedOf func(*Meter) (int64, bool)) {
 			r.alone[i](int(used))
 			continue
 		}
-		more := (min(max(0, used), m.cost+max(2*m.limit, 1e15/m.unit())) - m.cost) * m.unit() // beyond 2 limits it is forgiven anyway
+		most := m.cost + max(2*m.limit, 1e15/m.unit()) // beyond two limits it is forgiven anyway
+		more := (min(max(0, used), most) - m.cost) * m.unit()
 		corrects = corrects || more != 0
 		c.Keys = append(c.Keys, r.plan.keys[r.plan.states[i]])
 		c.Args = append(c.Args, string(m.kind), m.limit*m.unit(), m.arg(r.cfg.Lease, now), more, r.taken[i].number)
@@ -132,7 +133,8 @@ func (r *Reservation) settle(usedOf func(*Meter) (int64, bool)) {
 
 // settlement returns the beginning of a call that settles a reservation.
 func (c *Config) settlement(p *plan, id string, now time.Time) Call {
-	return Call{script, []string{c.key(p.meters[0].tag, "s") + id}, []any{"settle", id, now.UnixMicro(), c.horizon().Microseconds()}}
+	keys := []string{c.key(p.meters[0].tag, "s", id)}
+	return Call{script, keys, []any{"settle", id, now.UnixMicro(), c.horizon().Microseconds()}}
 }
 
 // leave gives up the places of a call among those that wait for slots, or they would hold up those

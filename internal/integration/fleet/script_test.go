@@ -213,7 +213,8 @@ func TestEvalEachAndNode(t *testing.T) {
 	t.Cleanup(func() { _ = rdb.Close() })
 	type tagKey struct{}
 	cfg := fleet.Config{
-		Name: name(t), Eval: resilienceredis.Eval(rdb), EvalEach: resilienceredis.EvalEach(rdb), Node: resilienceredis.Node(rdb),
+		Name: name(t), Eval: resilienceredis.Eval(rdb), EvalEach: resilienceredis.EvalEach(rdb),
+		Node:  resilienceredis.Node(rdb),
 		Lease: time.Second, RetryEvery: 50 * time.Millisecond, Timeout: 5 * time.Second,
 		Meters: func(ctx context.Context) []fleet.Meter {
 			tag := ctx.Value(tagKey{}).(string)
@@ -235,7 +236,9 @@ func TestEvalEachAndNode(t *testing.T) {
 	for tag := range held {
 		require.ErrorIs(t, l.Do(context.WithValue(t.Context(), tagKey{}, tag), nil), throttle.ErrLimited, "it is renewed")
 	}
-	require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, c *redis.Client) error { return c.ScriptFlush(ctx).Err() }))
+	require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, c *redis.Client) error {
+		return c.ScriptFlush(ctx).Err()
+	}))
 	for _, r := range held {
 		r.Settle(t.Context(), 4)
 	}
@@ -271,12 +274,13 @@ func TestFailoverToAReplica(t *testing.T) {
 	next := client(t, replica.Addr).(*redis.Client)
 	host, port, err := net.SplitHostPort(replication.Addr())
 	require.NoError(t, err)
-	require.NoError(t, next.SlaveOf(t.Context(), host, port).Err())
+	require.NoError(t, next.ReplicaOf(t.Context(), host, port).Err())
 	require.Eventually(t, func() bool {
 		return strings.Contains(next.Info(t.Context(), "replication").Val(), "master_link_status:up")
 	}, 30*time.Second, 10*time.Millisecond)
 
-	l := fleet.New(fleet.Config{Name: name(t), Eval: resilienceredis.Eval(client(t, front.Addr())), RetryEvery: 20 * time.Millisecond, Timeout: 2 * time.Second,
+	l := fleet.New(fleet.Config{Name: name(t), Eval: resilienceredis.Eval(client(t, front.Addr())),
+		RetryEvery: 20 * time.Millisecond, Timeout: 2 * time.Second,
 		Meters: func(context.Context) []fleet.Meter {
 			return []fleet.Meter{fleet.Rate("t/tokens", 1e-6, fleet.Estimate(10)).Burst(100_000)}
 		}})
@@ -295,17 +299,19 @@ func TestFailoverToAReplica(t *testing.T) {
 		require.Eventually(t, func() bool { return l.Stats().Unsettled == 0 }, 10*time.Second, time.Millisecond)
 	}
 	use(100)
-	require.Eventually(t, func() bool { return spent(next) >= 699_999_000 }, 30*time.Second, time.Millisecond, "all of it is replicated")
+	replicated := func() bool { return spent(next) >= 699_999_000 }
+	require.Eventually(t, replicated, 30*time.Second, time.Millisecond)
 	replication.Hold(faultproxy.Both)
 	use(50) // within the lag
 	primary.Kill()
-	require.NoError(t, next.SlaveOf(t.Context(), "NO", "ONE").Err())
+	require.NoError(t, next.ReplicaOf(t.Context(), "NO", "ONE").Err())
 	front.Point(replica.Addr)
 	front.Reset()
 	off := acknowledged - int((spent(next)+999_999)/1_000_000)
 	t.Logf("off by %d tokens of %d, that were acknowledged within the lag", off, acknowledged)
 	require.Equal(t, 50*7, off)
-	require.Eventually(t, func() bool { r, err := l.Reserve(t.Context()); return err == nil && r != nil }, 30*time.Second, 10*time.Millisecond)
+	reachable := func() bool { _, err := l.Reserve(t.Context()); return err == nil }
+	require.Eventually(t, reachable, 30*time.Second, 10*time.Millisecond)
 	before := spent(next)
 	acknowledged = 0
 	use(50)
