@@ -12,8 +12,9 @@ import (
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
 //
 // The runner, or the caller of its method or of Start, waits for each call of a hook. There may
-// be several at the same time. A panic of OnEvent, Extract or an observer is printed by package
-// log with its stack, and does not end the saga that the hook was told of.
+// be several at the same time. A panic of a hook passes on to the caller on whose goroutine it runs,
+// as in Start; on a goroutine of the runner it is printed by package log with its stack, and does
+// not end the saga.
 type RunnerConfig struct {
 	// Name appears in the names of owners, in logs, in a registry and in metrics. It is the
 	// same in all processes of a program: their owners differ all the same. It may be empty

@@ -216,14 +216,19 @@ func (r *Runner) happened(ctx context.Context, rec *store.Record, entry store.En
 	r.tellOf(ctx, rec, e)
 }
 
-// hook calls a hook of the user on a goroutine of the runner, or of a caller. Its panic does not pass
-// on: it would end the goroutine of the saga, and then that of the next one that takes it over.
+// oursKey marks the ctx of a runner's goroutines.
+type oursKey struct{}
+
+// hook calls a hook of the user. On a goroutine of the runner its panic does not pass on: it would end
+// the process, and then the next one that takes the saga over. On a caller's goroutine it does.
 func hook[T any](ctx context.Context, name string, fn func(context.Context, T), arg T) {
-	defer func() {
-		if v := recover(); v != nil {
-			log.Printf("saga: %s panicked: %v\n%s", name, v, debug.Stack())
-		}
-	}()
+	if ctx.Value(oursKey{}) != nil {
+		defer func() {
+			if v := recover(); v != nil {
+				log.Printf("saga: %s panicked: %v\n%s", name, v, debug.Stack())
+			}
+		}()
+	}
 	fn(ctx, arg)
 }
 

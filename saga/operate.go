@@ -222,7 +222,7 @@ func (r *Runner) write(ctx context.Context, action Action, id string, next func(
 			return rec.Status, fmt.Errorf("saga: %s of %q: %w", action, id, err)
 		}
 		rec.Status = req.Status
-		r.tellLog(ctx, &rec, req, rec.Now)
+		defer r.tellLog(ctx, &rec, req, rec.Now) // last, as a hook may panic
 		r.mu.Lock()
 		r.wakeResults(store.Record{ID: id})
 		if h := r.held[id]; h != nil && rec.Status == Abandoned {

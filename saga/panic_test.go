@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
+	"log"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -98,5 +101,36 @@ func TestASlowHookOfStartCostsNoLease(t *testing.T) {
 		require.Zero(t, r.Stats().TakenOver)
 		require.Zero(t, r.Stats().Lost)
 		require.Equal(t, []string{"created", "done pack", "done ship", "completed"}, events(t, r, "order-1/parcels/0"))
+	})
+}
+
+// TestHookThatPanicsIsTheCallers: on the caller's goroutine a panic of a hook passes on, and the saga
+// that was started runs all the same; on a goroutine of the runner it does not.
+func TestHookThatPanicsIsTheCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log.SetOutput(io.Discard)
+		defer log.SetOutput(os.Stderr)
+		sg := sequence(step("flight"), step("hotel"))
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) { panic(e.Kind) }}, sg)
+		require.PanicsWithValue(t, saga.EventCreated, func() {
+			_, _ = saga.Start(t.Context(), r, sg, "trip-1", trip{})
+		})
+		_, err := sg.Result(t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, int64(0), r.Stats().TakenOver)
+
+		failing := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
+		failing.Observe(func(_ context.Context, e saga.Event) { panic(e.Kind) })
+		saga.Register(failing, sg)
+		require.Panics(t, func() { _, _ = saga.Start(t.Context(), failing, sg, "trip-2", trip{}) })
+		in, err := failing.Get(t.Context(), "trip-2")
+		require.NoError(t, err)
+		require.Equal(t, saga.Running, in.Status)
+		require.PanicsWithValue(t, saga.EventAbandoned, func() {
+			_ = failing.Operate(t.Context(), "trip-2", saga.Operation{Action: saga.ActionAbandon, Note: "test"})
+		})
+		in, err = failing.Get(t.Context(), "trip-2")
+		require.NoError(t, err)
+		require.Equal(t, saga.Abandoned, in.Status)
 	})
 }

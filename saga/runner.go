@@ -184,6 +184,7 @@ func (r *Runner) Run(ctx context.Context) error {
 			r.storeFailed(ctx, fmt.Errorf("saga: run: %w", err))
 		}
 	}
+	ctx = context.WithValue(ctx, oursKey{}, true)
 	base, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(errDraining)
 	r.mu.Lock()
@@ -482,16 +483,15 @@ func (r *Runner) hold(rec store.Record, since time.Time) (run func()) {
 // started runs a saga that a Start of this runner has found or created with req. The hooks are
 // told of a new one while it is held, so that they may take longer than a hold.
 func (r *Runner) started(ctx context.Context, rec store.Record, created bool, since time.Time, req store.StartRequest) {
-	run := func() {}
 	if rec.Owner == "" {
-		run = r.Wake
+		defer r.Wake()
 	} else if created && rec.Owner == req.Owner && rec.Epoch == 1 {
-		run = r.hold(rec, since)
+		run := r.hold(rec, since)
+		defer run() // also if a hook panics
 	}
 	if created {
 		r.happened(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
 	}
-	run()
 }
 
 // drop forgets a saga that is no longer held. rec is how it was last recorded.

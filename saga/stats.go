@@ -103,7 +103,8 @@ func (r *Runner) Stats() Stats {
 
 // lookUp asks the store for the numbers of its sagas.
 func (r *Runner) lookUp() {
-	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.LeaseTTL)
+	ctx := context.WithValue(context.Background(), oursKey{}, true)
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.LeaseTTL)
 	defer cancel()
 	counts, err := r.Counts(ctx)
 	r.figures.lookedUp(counts, err)
