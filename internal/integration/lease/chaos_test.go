@@ -2,7 +2,6 @@ package lease_test
 
 import (
 	"bytes"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -33,19 +32,23 @@ var chaosHandovers = flag.Int("chaos.handovers", 25, "after how many terms TestC
 // when another's term has begun.
 func TestChaos(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, d database) {
-		t.Parallel()
-		c := newChaos(t, d, "")
-		want := *chaosHandovers
-		if d.Driver == "sqlite" { // whose TTL is twice as long here
-			want /= 2
-		}
-		for c.handovers() < want {
-			c.trouble()
-			require.Empty(t, c.violations())
-		}
-		c.finish()
-	})
+	onEach(t, func(t *testing.T, d database) { t.Parallel(); newChaos(t, d, "").run() })
+}
+
+// TestChaosOfRedis is TestChaos with a server that is stopped, too, and with a resource that refuses
+// lower epochs in place of the fence. No epoch is of two terms.
+func TestChaosOfRedis(t *testing.T) {
+	t.Parallel()
+	newChaos(t, newRedisDatabase(t), "").run()
+}
+
+// TestChaosOfClocks has the clock of the store be set, forward and back, beside the kills and stops.
+// Set forward, it ends leases whose leaders do not know yet: what holds are fences and epochs.
+func TestChaosOfClocks(t *testing.T) {
+	t.Parallel()
+	test := func(t *testing.T, d database) { t.Parallel(); newChaos(t, d, clocksAreSet).run() }
+	onEach(t, test)
+	t.Run("redis", func(t *testing.T) { test(t, newRedisDatabase(t)) })
 }
 
 // TestMutants shows that the chaos finds what is missing.
@@ -57,7 +60,7 @@ func TestMutants(t *testing.T) {
 			c := newChaos(t, newDatabase(t, "pgx"), m)
 			for deadline := time.Now().Add(2 * time.Minute); ; {
 				if found := c.violations(); len(found) > 0 {
-					t.Logf("found in %d hand-overs: %s", c.handovers(), found[0])
+					t.Logf("found in %d hand-overs: %s", c.kept.handovers(), found[0])
 					return
 				}
 				require.True(t, time.Now().Before(deadline), "the chaos does not notice")
@@ -71,8 +74,9 @@ func TestMutants(t *testing.T) {
 type chaos struct {
 	t    *testing.T
 	d    database
-	db   *sql.DB
+	kept ledger
 	ttl  time.Duration
+	mode mutant
 	work []*process
 	done map[string]int // troubles, by kind
 }
@@ -90,18 +94,9 @@ type process struct {
 var zones = []struct{ name, offset string }{{"Pacific/Kiritimati", "+13:00"}, {"Etc/GMT+12", "-12:00"}, {"Asia/Kathmandu", "+05:45"}}
 
 func newChaos(t *testing.T, d database, m mutant) *chaos {
-	c := &chaos{t: t, d: d, db: d.open(t), ttl: 500 * time.Millisecond, done: make(map[string]int)}
+	c := &chaos{t: t, d: d, kept: newLedger(t, d), ttl: 500 * time.Millisecond, mode: m, done: make(map[string]int)}
 	if d.Driver == "sqlite" {
 		c.ttl = time.Second // one writer, perhaps a slow one
-	}
-	_, err := d.store(t.Context(), c.db)
-	require.NoError(t, err)
-	for _, statement := range []string{
-		"CREATE TABLE chaos_counter (n bigint NOT NULL)", "INSERT INTO chaos_counter VALUES (0)",
-		"CREATE TABLE chaos_write (n bigint PRIMARY KEY, epoch bigint NOT NULL)",
-	} {
-		_, err := c.db.Exec(statement)
-		require.NoError(t, err)
 	}
 	for i, zone := range zones {
 		p := &process{config: workerConfig{Number: i, TTL: c.ttl, Mutant: m, Long: max(10, *chaosHandovers/100)}}
@@ -116,7 +111,7 @@ func newChaos(t *testing.T, d database, m mutant) *chaos {
 		case "mysql":
 			p.config.Database = p.config.Database.with(t, "time_zone", "'"+zone.offset+"'").with(t, "wait_timeout", "2")
 		}
-		c.run(p)
+		c.start(p)
 		c.work = append(c.work, p)
 	}
 	t.Cleanup(func() {
@@ -125,6 +120,19 @@ func newChaos(t *testing.T, d database, m mutant) *chaos {
 		}
 	})
 	return c
+}
+
+// run makes trouble until there were enough terms.
+func (c *chaos) run() {
+	want := *chaosHandovers
+	if c.d.Driver == "sqlite" { // whose TTL is twice as long here
+		want /= 2
+	}
+	for c.kept.handovers() < want {
+		c.trouble()
+		require.Empty(c.t, c.violations())
+	}
+	c.finish()
 }
 
 // proxied returns d as it is reached through a new proxy.
@@ -143,6 +151,10 @@ func proxied(t testing.TB, d database) (database, *faultproxy.Proxy) {
 		p := faultproxy.New(t, cfg.Addr)
 		cfg.Addr = p.Addr()
 		d.DSN = cfg.FormatDSN()
+		return d, p
+	case "redis":
+		p := faultproxy.New(t, d.DSN)
+		d.DSN = p.Addr()
 		return d, p
 	}
 	return d, nil
@@ -166,8 +178,8 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-// run starts the process.
-func (c *chaos) run(p *process) {
+// start starts the process.
+func (c *chaos) start(p *process) {
 	start(c.t, p, zones[p.config.Number].name)
 }
 
@@ -196,8 +208,11 @@ func (p *process) end(sig syscall.Signal) error {
 func (c *chaos) trouble() {
 	time.Sleep(rand.N(2 * c.ttl))
 	kinds := []func(*process){c.kill, c.stop}
-	if c.d.Driver != "sqlite" {
-		kinds = append(kinds, c.endBackends, c.reset, c.halfOpen, c.holdBack, c.delay, c.hang)
+	switch {
+	case c.mode == clocksAreSet:
+		kinds = append(kinds, c.setClock, c.setClock)
+	case c.d.Driver != "sqlite":
+		kinds = append(kinds, c.endConns, c.reset, c.halfOpen, c.holdBack, c.delay, c.hang)
 	}
 	kinds[rand.N(len(kinds))](c.work[rand.N(len(c.work))])
 }
@@ -209,7 +224,7 @@ func (c *chaos) kill(p *process) {
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() > 0 {
 		c.t.Fatalf("worker %d: %v\n%s", p.config.Number, err, p.stderr)
 	}
-	c.run(p)
+	c.start(p)
 }
 
 // stop stops a process until its term is over. The others go on meanwhile.
@@ -252,49 +267,16 @@ func (c *chaos) hang(p *process) {
 	p.proxy.Heal()
 }
 
-// endBackends ends about half of the database's connections.
-func (c *chaos) endBackends(*process) {
-	c.done["backends ended"]++
-	if c.d.Driver == "pgx" {
-		u, _ := url.Parse(c.d.DSN)
-		_, _ = c.db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-			WHERE pid <> pg_backend_pid() AND random() < 0.5 AND application_name = $1`, u.Query().Get("application_name"))
-		return
-	}
-	rows, err := c.db.Query(`SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id() AND rand() < 0.5`)
-	if err != nil {
-		return
-	}
-	defer rows.Close()
-	var ids []int64
-	for rows.Next() {
-		var id int64
-		if rows.Scan(&id) == nil {
-			ids = append(ids, id)
-		}
-	}
-	for _, id := range ids {
-		_, _ = c.db.Exec(fmt.Sprint("KILL ", id))
-	}
+// endConns ends about half of the database's connections, or stops Redis for a while.
+func (c *chaos) endConns(*process) { c.done[c.kept.endConns(c.ttl)]++ }
+
+// setClock sets the clock of the store, for the lease, by up to two TTLs.
+func (c *chaos) setClock(*process) {
+	c.done["clocks set"]++
+	c.kept.setClock(rand.N(4*c.ttl) - 2*c.ttl)
 }
 
 func direction() faultproxy.Direction { return faultproxy.Direction(1 + rand.N(int(faultproxy.Both))) }
-
-// count is a query of the test's own connections, which are ended too.
-func (c *chaos) count(query string) (n int) {
-	var err error
-	for range 20 {
-		if err = c.db.QueryRow(query).Scan(&n); err == nil {
-			return n
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	require.NoError(c.t, err)
-	return 0
-}
-
-// handovers returns how many terms have written.
-func (c *chaos) handovers() int { return c.count("SELECT count(DISTINCT epoch) FROM chaos_write") }
 
 // violations returns what must not be.
 func (c *chaos) violations() (found []string) {
@@ -306,9 +288,8 @@ func (c *chaos) violations() (found []string) {
 		require.NotContains(c.t, out, "DATA RACE", out)
 		require.NotContains(c.t, out, "panic:", out)
 	}
-	// In the order of commits: a write after one of a later term.
-	if n := c.count(`SELECT count(*) FROM (SELECT epoch, max(epoch) OVER (ORDER BY n) AS latest FROM chaos_write) AS w WHERE epoch < latest`); n > 0 {
-		found = append(found, fmt.Sprint(n, " writes of a term after one of a later term"))
+	if what := c.kept.forbidden(); what != "" {
+		found = append(found, what)
 	}
 	return found
 }
@@ -320,8 +301,8 @@ func (c *chaos) finish() {
 			p.proxy.Heal()
 		}
 	}
-	before := c.handovers()
-	require.Eventually(c.t, func() bool { return c.handovers() > before+5 }, time.Minute, 10*time.Millisecond, "nobody leads")
+	before := c.kept.handovers()
+	require.Eventually(c.t, func() bool { return c.kept.handovers() > before+5 }, time.Minute, 10*time.Millisecond, "nobody leads")
 	fenced := 0
 	for _, p := range c.work {
 		require.NoError(c.t, p.end(syscall.Signal(0)), p.stderr)
@@ -329,6 +310,6 @@ func (c *chaos) finish() {
 	}
 	require.Empty(c.t, c.violations())
 	c.work = nil
-	c.t.Logf("%d hand-overs, %d fenced writes, %d refused by the fence; %v; 0 interleaved, 0 overlaps",
-		c.handovers(), c.count("SELECT count(*) FROM chaos_write"), fenced, c.done)
+	c.t.Logf("%d hand-overs, %d fenced writes, %d refused; %v; 0 interleaved, 0 overlaps",
+		c.kept.handovers(), c.kept.writes(), fenced, c.done)
 }

@@ -24,8 +24,10 @@ import (
 
 // A database is one that a test has for itself. Other processes can open it too.
 type database struct {
-	Driver string // pgx, mysql or sqlite
-	DSN    string
+	Driver string // pgx, mysql, sqlite or redis
+	DSN    string // of Redis: the address
+
+	server *services.RedisServer // for a test of Redis, in its own process
 }
 
 var drivers = []string{"pgx", "mysql", "sqlite"}

@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	cryptorand "crypto/rand"
 	"database/sql"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/go-resilience/resilience/lease"
 )
@@ -33,6 +36,9 @@ const (
 	withoutFence  mutant = "without the fence"
 	ttlFromAnswer mutant = "with a TTL that counts from the answer"
 	processClock  mutant = "with the clock of the process"
+
+	// clocksAreSet is none, but a worker that may believe for a while that it leads.
+	clocksAreSet mutant = "the clock of the store is set"
 )
 
 // chaosName is the lease that the workers compete for.
@@ -54,39 +60,19 @@ func TestMain(m *testing.M) {
 
 type worker struct {
 	workerConfig
-	db    *sql.DB
 	store lease.Store
-	fence lease.Fencer
+	epoch func(ctx context.Context) (int64, error) // of the lease
+	write func(ctx context.Context, term lease.Term, id string) error
 }
 
 // say writes a line that the test reads: what is forbidden begins with VIOLATION.
 func say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
 func (w *worker) run(ctx context.Context) {
-	db, err := w.Database.connect()
-	if err != nil {
-		panic(err)
-	}
-	w.db = db
-	for {
-		s, err := w.Database.store(ctx, db)
-		if err == nil {
-			w.store, w.fence = s, s
-			break
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		time.Sleep(w.TTL / 10)
-	}
-	if !w.Hold {
-		w.store = &outages{Store: w.store}
-	}
-	switch w.Mutant {
-	case ttlFromAnswer:
-		w.store = &answering{Store: w.store, sent: make(map[string]chan error)}
-	case processClock:
-		w.store = &skewed{Store: w.store, db: db, skew: time.Duration(w.Number) * 2 * time.Hour}
+	if w.Database.Driver == "redis" {
+		w.inRedis()
+	} else if !w.inDatabase(ctx) {
+		return
 	}
 	cfg := lease.Config{
 		Name: chaosName, TTL: w.TTL, Holder: fmt.Sprint("worker ", w.Number), OnStoreError: func(context.Context, error) {},
@@ -94,6 +80,52 @@ func (w *worker) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		_ = lease.Run(ctx, w.store, cfg, w.lead)
 	}
+}
+
+// inRedis has the worker lead, and write, by Redis.
+func (w *worker) inRedis() {
+	client := redis.NewClient(&redis.Options{Addr: w.Database.DSN, ContextTimeoutEnabled: true, MaxRetries: -1})
+	w.store = &outages{Store: redisStore(client, "")}
+	w.epoch = func(ctx context.Context) (int64, error) { return client.HGet(ctx, "lease:"+chaosName, "epoch").Int64() }
+	w.write = func(ctx context.Context, term lease.Term, id string) error {
+		w.stall()
+		written, err := appendEpoch.Run(ctx, client, []string{"chaos_last", "chaos_write"}, term.Epoch(), id).Int()
+		if err == nil && written == 0 {
+			err = lease.ErrLost
+		}
+		return err
+	}
+}
+
+// inDatabase has the worker lead, and write, by the database, unless ctx ends before it can.
+func (w *worker) inDatabase(ctx context.Context) bool {
+	db, err := w.Database.connect()
+	if err != nil {
+		panic(err)
+	}
+	store, err := w.Database.store(ctx, db)
+	for ; err != nil; store, err = w.Database.store(ctx, db) {
+		if ctx.Err() != nil {
+			return false
+		}
+		time.Sleep(w.TTL / 10)
+	}
+	w.store = store
+	if !w.Hold {
+		w.store = &outages{Store: store}
+	}
+	switch w.Mutant {
+	case ttlFromAnswer:
+		w.store = &answering{Store: w.store, sent: make(map[string]chan error)}
+	case processClock:
+		w.store = &skewed{Store: w.store, db: db, skew: time.Duration(w.Number) * 2 * time.Hour}
+	}
+	w.epoch = func(ctx context.Context) (epoch int64, err error) {
+		err = db.QueryRowContext(ctx, "SELECT epoch FROM lease WHERE name = 'chaos'").Scan(&epoch)
+		return epoch, err
+	}
+	w.write = func(ctx context.Context, term lease.Term, _ string) error { return w.inTx(ctx, db, store, term) }
+	return true
 }
 
 // lead works for a while and returns, so that another leads.
@@ -107,9 +139,13 @@ func (w *worker) lead(ctx context.Context, term lease.Term) error {
 	if rand.N(w.Long) == 0 {
 		until = until.Add(rand.N(6 * w.TTL))
 	}
+	id := cryptorand.Text()
 	for n := rand.N(4); ctx.Err() == nil && (n >= 0 || time.Now().Before(until)); n-- {
 		w.look(ctx, term)
-		err := w.write(ctx, term)
+		// A process that was stopped after it had looked at its ctx, and before it sent.
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), 4*w.TTL)
+		err := w.write(call, term, id)
+		cancel()
 		if errors.Is(err, lease.ErrLost) {
 			say("FENCED %d", term.Epoch())
 		}
@@ -120,20 +156,15 @@ func (w *worker) lead(ctx context.Context, term lease.Term) error {
 // look checks the promise of the ctx: if it is alive after the store has answered, the
 // term held when the store was asked.
 func (w *worker) look(ctx context.Context, term lease.Term) {
-	var epoch int64
-	err := w.db.QueryRowContext(ctx, "SELECT epoch FROM lease WHERE name = 'chaos'").Scan(&epoch)
-	if err == nil && term.Err() == nil && epoch != term.Epoch() {
+	epoch, err := w.epoch(ctx)
+	if err == nil && term.Err() == nil && epoch != term.Epoch() && w.Mutant != clocksAreSet {
 		say("VIOLATION worker %d believes that it leads in term %d, in the middle of %d", w.Number, term.Epoch(), epoch)
 	}
 }
 
-// write writes in the order of commits: the row of the counter is locked until then.
-func (w *worker) write(ctx context.Context, term lease.Term) error {
-	// A process that was stopped after it had looked at its ctx, and before it sent.
-	ctx = context.WithoutCancel(ctx)
-	ctx, cancel := context.WithTimeout(ctx, 4*w.TTL)
-	defer cancel()
-	tx, err := w.db.BeginTx(ctx, nil)
+// inTx writes in the order of commits: the row of the counter is locked until then.
+func (w *worker) inTx(ctx context.Context, db *sql.DB, fence lease.Fencer, term lease.Term) error {
+	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -142,7 +173,7 @@ func (w *worker) write(ctx context.Context, term lease.Term) error {
 	switch {
 	case w.Mutant == withoutFence:
 	case rand.N(2) == 0: // what the store says, whatever the local clock does
-		err = w.fence.Fence(ctx, tx, chaosName, term.Epoch())
+		err = fence.Fence(ctx, tx, chaosName, term.Epoch())
 	default:
 		err = term.Fence(ctx, tx)
 	}
