@@ -198,10 +198,12 @@ func renewsNot(s *suite) {
 
 func releases(s *suite) {
 	x := s.get("x", long)
+	time.Sleep(2 * time.Millisecond) // to which a clock may round
 	s.release("x")
 	rec := s.load()
 	s.need(rec.Token == "" && rec.Holder == "" && !rec.Held() && rec.Epoch >= x.Epoch, "%+v", rec)
 	s.need(!rec.Until.After(rec.Now) && rec.Now.Sub(rec.Until) < patience, "free since %v, now is %v", rec.Until, rec.Now)
+	s.need(rec.Since.After(x.Since), "free since %v, held since %v", rec.Since, x.Since)
 	s.release("x")
 	y := s.get("y", long)
 	s.need(y.Epoch > rec.Epoch && y.Epoch > x.Epoch, "epoch %d after %d", y.Epoch, x.Epoch)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql"
+	"database/sql/driver"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -162,6 +163,60 @@ func TestFencer(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestALateRenewalBeforeATermBegins: a candidate finds that the lease has ended, and the holder renews
+// it before the candidate takes it.
+func TestALateRenewalBeforeATermBegins(t *testing.T) {
+	onEach(t, func(t *testing.T, d database) {
+		store, ctx := d.newStore(t), t.Context()
+		request := func(token string, ttl time.Duration) lease.Request {
+			return lease.Request{Name: "a", Token: token, Holder: token, TTL: ttl}
+		}
+		_, err := store.Acquire(ctx, request("x", time.Hour))
+		require.NoError(t, err)
+		require.NoError(t, store.Renew(ctx, request("x", time.Microsecond)))
+		time.Sleep(5 * time.Millisecond)
+
+		late := 0
+		db := sql.OpenDB(&watched{d, d.open(t).Driver(), func(query string) {
+			if strings.Contains(query, "UPDATE lease") {
+				late++
+				require.NoError(t, store.Renew(ctx, request("x", time.Hour)))
+			}
+		}})
+		defer db.Close()
+		other, err := d.store(ctx, db)
+		require.NoError(t, err)
+		rec, err := other.Acquire(ctx, request("y", time.Hour))
+		require.NoError(t, err)
+		require.Equal(t, 1, late)
+		require.Equal(t, "x", rec.Token)
+	})
+}
+
+// A watched database calls before with each statement.
+type watched struct {
+	database
+	driver driver.Driver
+	before func(query string)
+}
+
+func (w *watched) Driver() driver.Driver { return w.driver }
+
+func (w *watched) Connect(context.Context) (driver.Conn, error) {
+	conn, err := w.driver.Open(w.DSN)
+	return watchedConn{conn, w}, err
+}
+
+type watchedConn struct {
+	driver.Conn
+	w *watched
+}
+
+func (c watchedConn) Prepare(query string) (driver.Stmt, error) {
+	c.w.before(query)
+	return c.Conn.Prepare(query)
 }
 
 // TestAnOldProgramStartsBesideANewSchema that says that it can be used.
