@@ -245,9 +245,9 @@ func TestEveryCountsFromTheStoresClock(t *testing.T) {
 // TestEveryMakesNoRunThatWasRecordedTooLate: the term has ended before the store has answered.
 func TestEveryMakesNoRunThatWasRecordedTooLate(t *testing.T) {
 	exactly(t, func(t *testing.T) {
-		store, recorded := &faulty{Store: lease.NewMemory()}, 0
+		store, recorded := &faulty{Store: lease.NewMemory()}, atomic.Int64{}
 		store.set(&store.renew, func(_ context.Context, do func() error) error {
-			if recorded++; recorded <= 2 { // the run, and the renewal beside it
+			if recorded.Add(1) <= 2 { // the run, and the renewal beside it
 				defer time.Sleep(ttl)
 			}
 			return do()
@@ -263,9 +263,9 @@ func TestEveryMakesNoRunThatWasRecordedTooLate(t *testing.T) {
 // TestARunBesideARenewalThatHangsMovesTheEnd of the term, and does not take it away.
 func TestARunBesideARenewalThatHangsMovesTheEnd(t *testing.T) {
 	exactly(t, func(t *testing.T) {
-		store, renewals, runs := &faulty{Store: lease.NewMemory()}, 0, 0
+		store, renewals, runs := &faulty{Store: lease.NewMemory()}, atomic.Int64{}, 0
 		store.set(&store.renew, func(_ context.Context, do func() error) error {
-			if renewals++; renewals == 2 { // the first is a run
+			if renewals.Add(1) == 2 { // the first is a run
 				time.Sleep(3 * ttl) // it does not heed its ctx
 				return errDown
 			}

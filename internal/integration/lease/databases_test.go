@@ -243,11 +243,12 @@ func TestAnOldProgramStartsBesideANewSchema(t *testing.T) {
 
 // TestFiveLeadersRunOnce: of an Every whose interval is an hour, five leaders after each other.
 func TestFiveLeadersRunOnce(t *testing.T) {
-	onEach(t, func(t *testing.T, d database) {
+	test := func(t *testing.T, newStore func() lease.Store) {
 		runs := 0
 		for range 5 {
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-			err := lease.Every(ctx, d.newStore(t), lease.Config{Name: "a"}, time.Hour, func(context.Context, lease.Term) error { runs++; return nil })
+			err := lease.Every(ctx, newStore(), lease.Config{Name: "a"}, time.Hour,
+				func(context.Context, lease.Term) error { runs++; return nil })
 			cancel()
 			if err != nil {
 				require.ErrorIs(t, err, context.DeadlineExceeded) // a slow machine: it did not lead
@@ -257,5 +258,10 @@ func TestFiveLeadersRunOnce(t *testing.T) {
 		if runs == 0 {
 			t.Skip("nobody has led")
 		}
+	}
+	onEach(t, func(t *testing.T, d database) { test(t, func() lease.Store { return d.newStore(t) }) })
+	t.Run("redis", func(t *testing.T) {
+		store := newRedisStore(t)
+		test(t, func() lease.Store { return store })
 	})
 }

@@ -66,7 +66,8 @@ func (l *sqlLedger) handovers() int { return l.count("SELECT count(DISTINCT epoc
 func (l *sqlLedger) writes() int    { return l.count("SELECT count(*) FROM chaos_write") }
 
 func (l *sqlLedger) forbidden() string {
-	n := l.count("SELECT count(*) FROM (SELECT epoch, max(epoch) OVER (ORDER BY n) AS latest FROM chaos_write) AS w WHERE epoch < latest")
+	n := l.count(`SELECT count(*) FROM (SELECT epoch, max(epoch) OVER (ORDER BY n) AS latest FROM chaos_write) AS w
+		WHERE epoch < latest`)
 	if n == 0 {
 		return ""
 	}
@@ -85,7 +86,8 @@ func (l *sqlLedger) endConns(time.Duration) string {
 			WHERE pid <> pg_backend_pid() AND random() < 0.5 AND application_name = $1`, u.Query().Get("application_name"))
 		return what
 	}
-	rows, err := l.db.Query(`SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id() AND rand() < 0.5`)
+	rows, err := l.db.Query(`SELECT id FROM information_schema.processlist
+		WHERE db = database() AND id <> connection_id() AND rand() < 0.5`)
 	if err != nil {
 		return what
 	}
