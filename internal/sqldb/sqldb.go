@@ -103,18 +103,18 @@ func Exec(ctx context.Context, db *sql.DB, text string, args ...any) (changed bo
 	return changed, err
 }
 
-// maxRepeats is how often a transaction is repeated that another was preferred to.
-const maxRepeats = 10
+// Repeats is how often a transaction may be repeated that another was preferred to.
+const Repeats = 10
 
-// Transact makes fn one transaction, on a server that takes writes if there is one. It repeats what
-// the database has rolled back in favor of another transaction.
+// Transact makes fn one transaction, on a server that takes writes if there is one. It repeats, as often
+// as that at most, what the database has rolled back in favor of another transaction.
 func Transact(
-	ctx context.Context, db *sql.DB, options *sql.TxOptions, fn func(ctx context.Context, tx *sql.Tx) error,
+	ctx context.Context, db *sql.DB, options *sql.TxOptions, repeats int, fn func(ctx context.Context, tx *sql.Tx) error,
 ) error {
 	in := sqltx.Database(db, options)
 	for tries := 0; ; tries++ {
 		err := in.InTx(ctx, nil, func(ctx context.Context, tx sqltx.SQL) error { return fn(ctx, tx.Tx) })
-		if end := behavior.Read(err); tries == maxRepeats || end.Kind != behavior.Answered || !end.Retryable {
+		if end := behavior.Read(err); tries == repeats || end.Kind != behavior.Answered || !end.Retryable {
 			return err
 		}
 	}
@@ -210,7 +210,7 @@ func (s Schema) make(ctx context.Context, db *sql.DB) error {
 	if s.Kind != "PostgreSQL" {
 		return Write(ctx, db, run)
 	}
-	return Transact(ctx, db, nil, func(ctx context.Context, tx *sql.Tx) error {
+	return Transact(ctx, db, nil, Repeats, func(ctx context.Context, tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, "SELECT pg_advisory_xact_lock(7234061925530741)"); err != nil {
 			return err
 		}

@@ -272,7 +272,9 @@ func (s *Store) among(text string, ids []string, args ...any) (string, []any) {
 // write makes fn one transaction, and repeats it where the database preferred another one. On SQLite
 // it waits for its turn, unless it is urgent.
 func (s *Store) write(ctx context.Context, urgent bool, fn func(context.Context, sqldb.Querier) error) error {
+	repeats := sqldb.Repeats
 	if s.turns != nil {
+		repeats = 0 // SQLite has waited for its busy_timeout, whatever ctx says
 		leave, err := s.turns.enter(ctx, urgent)
 		if err != nil {
 			return err
@@ -283,13 +285,13 @@ func (s *Store) write(ctx context.Context, urgent bool, fn func(context.Context,
 		ctx = context.WithoutCancel(ctx)
 	}
 	if s.prepared == nil {
-		return sqldb.Transact(ctx, s.db, s.options(), func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, tx) })
+		return sqldb.Transact(ctx, s.db, s.options(), repeats, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, tx) })
 	}
 	// Before the transaction has a connection, since this needs one too.
 	if err := s.prepared.prepare(ctx); err != nil {
 		return err
 	}
-	return sqldb.Transact(ctx, s.db, s.options(), func(ctx context.Context, tx *sql.Tx) error {
+	return sqldb.Transact(ctx, s.db, s.options(), repeats, func(ctx context.Context, tx *sql.Tx) error {
 		return fn(ctx, preparedTx{tx, s.prepared})
 	})
 }

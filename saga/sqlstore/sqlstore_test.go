@@ -178,14 +178,28 @@ func TestADeadlockIsRepeated(t *testing.T) {
 	require.Equal(t, 1, commits)
 }
 
+// TestABusySQLiteIsAskedOnce: it has waited for its busy_timeout, which no ctx ends. Ten repeats would keep
+// the caller for ten times that.
+func TestABusySQLiteIsAskedOnce(t *testing.T) {
+	commits := 0
+	s := &script{
+		answers:  map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(0), "", int64(0)}},
+		onCommit: func() error { commits++; return sqlState("40001") },
+	}
+	st := newStore(t, s, sqlstore.SQLite)
+	_, err := st.Commit(t.Context(), store.CommitRequest{ID: "a", Log: make([]store.Entry, 1)})
+	require.ErrorIs(t, err, sqlState("40001"))
+	require.Equal(t, 1, commits)
+}
+
 type sqlState string
 
 func (e sqlState) Error() string    { return "SQLSTATE " + string(e) }
 func (e sqlState) SQLState() string { return string(e) }
 
-// TestBatchThatIsRepeatedForgets: what a try has written that was rolled back is not reported as
+// TestBatchThatIsRolledBackForgets: what a try has written that was rolled back is not reported as
 // written.
-func TestBatchThatIsRepeatedForgets(t *testing.T) {
+func TestBatchThatIsRolledBackForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{answers: map[string][]driver.Value{
 			"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(0), "", int64(0)},
@@ -209,8 +223,8 @@ func TestBatchThatIsRepeatedForgets(t *testing.T) {
 			synctest.Wait()
 		}
 		require.NoError(t, <-errs, "the first")
-		require.ErrorIs(t, <-errs, store.ErrFenced)
-		require.ErrorIs(t, <-errs, store.ErrFenced)
+		require.ErrorIs(t, <-errs, sqlState("40001"), "not fenced, as far as it knows")
+		require.ErrorIs(t, <-errs, sqlState("40001"), "not fenced, as far as it knows")
 	})
 }
 
