@@ -37,6 +37,7 @@ var patterns = []pattern{
 	{"Saga", sagaCases, 1},
 	{"HTTP", httpCases, 20},
 	{"Data", dataCases, 3},
+	{"Lease", leaseCases, 1},
 	{"GRPC", grpcCases, 3},
 	{"Telemetry", telemetryCases, 1},
 }
