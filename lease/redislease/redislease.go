@@ -124,20 +124,19 @@ func (s *store) record(ctx context.Context, op, name, token string, args ...any)
 		return lease.Record{}, err
 	}
 	fields, ok := value.([]any)
-	if !ok || len(fields) != 7 {
-		return lease.Record{}, fmt.Errorf("redislease: %s: the script's answer is %T %v: must be an array of seven", op, value, value)
-	}
+	ok = ok && len(fields) == 7
 	var texts [2]string
-	for i, v := range fields[:2] {
-		if texts[i], ok = text(v); !ok {
-			return lease.Record{}, fmt.Errorf("redislease: %s: the script's answer has %T %v: must be a string", op, v, v)
+	var n [5]int64
+	for i := 0; ok && i < 7; i++ {
+		if i < 2 {
+			texts[i], ok = text(fields[i])
+		} else {
+			n[i-2], ok = reply.Int(fields[i])
 		}
 	}
-	var n [5]int64
-	for i, v := range fields[2:] {
-		if n[i], ok = reply.Int(v); !ok {
-			return lease.Record{}, fmt.Errorf("redislease: %s: the script's answer has %T %v: must be an integer", op, v, v)
-		}
+	if !ok {
+		return lease.Record{}, fmt.Errorf("redislease: %s: the script's answer is %T %v: must be two strings and"+
+			" five integers", op, value, value)
 	}
 	return lease.Record{
 		Name: name, Token: texts[0], Holder: texts[1], Epoch: n[0],

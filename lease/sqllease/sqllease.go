@@ -129,22 +129,14 @@ func (s *Store) Schema() string { return s.schema.String() }
 func (s *Store) Migrate(ctx context.Context) error {
 	err := s.schema.Migrate(ctx, s.db)
 	if err == nil && s.dialect == SQLite {
-		err = s.checkTimeout(ctx)
+		var busy int
+		err = s.db.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&busy)
+		if err == nil && busy <= 0 {
+			err = errors.New("PRAGMA busy_timeout is 0: must be some seconds on every connection," +
+				" so that a writer waits for another process's")
+		}
 	}
 	return wrap("migrate", err)
-}
-
-// checkTimeout returns an error if SQLite does not wait for the writer of another process.
-func (s *Store) checkTimeout(ctx context.Context) error {
-	var busy int
-	if err := s.db.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&busy); err != nil {
-		return err
-	}
-	if busy <= 0 {
-		return errors.New("PRAGMA busy_timeout is 0: must be some seconds on every connection," +
-			" so that a writer waits for another process's")
-	}
-	return nil
 }
 
 func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
