@@ -3,6 +3,7 @@ package saga_test
 import (
 	"context"
 	"crypto/rand"
+	"database/sql"
 	"fmt"
 	"slices"
 	"strings"
@@ -61,6 +62,50 @@ func TestMigrate(t *testing.T) {
 		require.NoError(t, err)
 		require.ErrorContains(t, st.Migrate(ctx), "the tables are not those of their version, or another program's (use Config.Prefix)")
 		require.ErrorIs(t, st.Check(ctx), store.ErrNotMigrated)
+	})
+}
+
+// TestAnOldProgramStartsBesideANewSchema that says that it can be used, and runs a saga whose participant
+// has a newer barrier.
+func TestAnOldProgramStartsBesideANewSchema(t *testing.T) {
+	onEach(t, func(t *testing.T, d database) {
+		db, ctx := d.open(t), t.Context()
+		for _, statement := range []string{
+			`ALTER TABLE saga ADD COLUMN color int NOT NULL DEFAULT 7`,
+			`ALTER TABLE saga_log ADD COLUMN color int NOT NULL DEFAULT 7`,
+			`INSERT INTO saga_schema (version, compatible) VALUES (2, 1)`,
+			`ALTER TABLE saga_barrier ADD COLUMN color int NOT NULL DEFAULT 7`,
+			`INSERT INTO saga_barrier (saga_id, step, op, reason) VALUES ('', '', 'version', '2 1')`,
+		} {
+			_, err := db.Exec(statement)
+			require.NoError(t, err)
+		}
+		st := d.store(t)
+		require.NoError(t, st.Migrate(ctx))
+		applied, completed := 0, make(chan struct{})
+		sg := &saga.Saga[nothing]{Name: "trip", Steps: []saga.Step[nothing]{{Name: "book",
+			Do: func(ctx context.Context, _ *nothing) error {
+				return saga.Apply(ctx, db, func(*sql.Tx) error { applied++; return nil })
+			},
+			Undo: done,
+		}}}
+		r := saga.NewRunner(st, saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) {
+			if e.Kind == saga.EventCompleted {
+				close(completed)
+			}
+		}})
+		saga.Register(r, sg)
+		run(t, r)
+		_, err := saga.Start(ctx, r, sg, "trip-1", nothing{})
+		require.NoError(t, err)
+		<-completed
+		require.Equal(t, 1, applied)
+
+		_, err = db.Exec(`UPDATE saga_barrier SET reason = '3 2' WHERE op = 'version'`)
+		require.NoError(t, err)
+		err = saga.Apply(saga.WithCommand(ctx, saga.Command{ID: "trip-2/book/book/do"}), db, func(*sql.Tx) error { applied++; return nil })
+		require.ErrorContains(t, err, "they are of version 3, for programs from version 2 on, and this program is of version 1")
+		require.Equal(t, 1, applied)
 	})
 }
 
