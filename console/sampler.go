@@ -14,7 +14,10 @@ const (
 	kept   = 600              // samples of each figure
 	second = time.Second      // between two samples
 	recent = 10               // samples that a rate is the mean of
-	asking = 10 * time.Second // between two questions to the store of a policy, and how long one may take
+	asking = 10 * time.Second // between two questions to the store of a policy
+	// answering is how long a question may take. It ends before the next: at the same moment it would be by
+	// chance whether the store failed or does not answer.
+	answering = asking - second/2
 )
 
 // A sampler keeps the figures of the policies of a registry over the last ten minutes.
@@ -158,7 +161,7 @@ func (s *sampler) health(t *track, at time.Time) error {
 	default:
 		t.asking, t.asked = true, at
 		go func() {
-			ctx, cancel := context.WithTimeout(s.ctx, asking)
+			ctx, cancel := context.WithTimeout(s.ctx, answering)
 			defer cancel()
 			err := t.entry.Health(ctx)
 			s.mu.Lock()
