@@ -68,9 +68,6 @@ func (s *Setting[C]) Load() *C { return &s.now.Load().filled }
 // Config returns a copy of the configuration with its defaults.
 func (s *Setting[C]) Config() C { return copyOf(*s.Load()) }
 
-// Given returns the configuration without its defaults. It must not be written to.
-func (s *Setting[C]) Given() C { return s.now.Load().given }
-
 // Update calls change with the configuration as it was given: a zero field means its default.
 // What change makes of it is the configuration from now on, if it is valid and check allows it.
 // check gets the configurations before and after, both with their defaults. follow is called

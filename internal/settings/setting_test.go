@@ -51,6 +51,13 @@ func newSetting(c config) *settings.Setting[config] {
 	return s
 }
 
+// given returns the config as Update gets it.
+func given(t *testing.T, s *settings.Setting[config]) (was config) {
+	t.Helper()
+	require.NoError(t, s.Update(func(c *config) { was = *c }, nil, nil))
+	return was
+}
+
 func update(t *testing.T, s *settings.Setting[config], change func(*config)) config {
 	t.Helper()
 	require.NoError(t, s.Update(change, nil, nil))
@@ -65,7 +72,7 @@ func TestUpdateGetsTheConfigAsItWasGiven(t *testing.T) {
 		c.Slow = 200
 	})
 	require.Equal(t, config{Name: "a", Slow: 200, Patient: 180}, is, "what was not given follows")
-	require.Equal(t, config{Name: "a", Slow: 200}, s.Given())
+	require.Equal(t, config{Name: "a", Slow: 200}, given(t, s))
 
 	update(t, s, func(c *config) { c.Patient = 180 }) // which is its default
 	is = update(t, s, func(c *config) { c.Slow = 300 })
@@ -91,7 +98,7 @@ func TestUpdateThatFailsChangesNothing(t *testing.T) {
 		_ = s.Update(func(c *config) { c.Shares[0] = 2; panic("no") }, nil, follow)
 	})
 	require.Equal(t, config{Slow: 7, Patient: 6, Shares: []float64{1}}, s.Config())
-	require.Equal(t, config{Slow: 7, Shares: []float64{1}}, s.Given())
+	require.Equal(t, config{Slow: 7, Shares: []float64{1}}, given(t, s))
 	require.PanicsWithValue(t, errNegative, func() { newSetting(config{Slow: -1}) })
 }
 
@@ -155,17 +162,17 @@ func TestConfigIsNotShared(t *testing.T) {
 	is = s.Config()
 	is.Hook = nil
 	require.Equal(t, want, is)
-	require.Equal(t, []float64{5}, s.Given().Deep.Shares, "not the one that got its defaults")
+	require.Equal(t, []float64{5}, given(t, s).Deep.Shares, "not the one that got its defaults")
 
 	replaced := []float64{3}
 	var kept *config
 	update(t, s, func(c *config) { c.Shares, c.Deep, kept = replaced, &plan{}, c })
 	replaced[0], kept.Plans[0].Shares[0], kept.Deep.Shares = 9, 9, replaced
 	require.Equal(t, []float64{3}, s.Config().Shares)
-	require.Equal(t, []float64{3}, s.Given().Shares)
+	require.Equal(t, []float64{3}, given(t, s).Shares)
 	require.Equal(t, []float64{1}, s.Config().Plans[0].Shares)
 	require.Equal(t, &plan{Shares: []float64{1}}, s.Config().Deep)
-	require.Equal(t, &plan{}, s.Given().Deep)
+	require.Equal(t, &plan{}, given(t, s).Deep)
 }
 
 func TestUpdatesTakeTurns(t *testing.T) {
