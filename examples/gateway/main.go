@@ -76,9 +76,9 @@ func run(ctx context.Context, seed uint64, phaseTime time.Duration) ([]*phase, [
 		{name: "down", fault: down},
 		{name: "well again", fault: none},
 	}
-	var arrived sync.Map // by tenant, *atomic.Int64
+	arrived := map[string]*atomic.Int64{} // by tenant
 	for name := range tenants {
-		arrived.Store(name, new(atomic.Int64))
+		arrived[name] = new(atomic.Int64)
 	}
 	var calls sync.WaitGroup
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -94,13 +94,12 @@ func run(ctx context.Context, seed uint64, phaseTime time.Duration) ([]*phase, [
 			for i := range lengths {
 				lengths[i] = 10 + random.IntN(50)
 			}
-			tokens, _ := arrived.Load(name)
 			senders.Go(func() {
 				tick := time.NewTicker(time.Second / time.Duration(perSecond))
 				defer tick.Stop()
 				for _, length := range lengths {
 					<-tick.C
-					calls.Go(func() { p.send(server.URL, name, length, tokens.(*atomic.Int64)) })
+					calls.Go(func() { p.send(server.URL, name, length, arrived[name]) })
 				}
 			})
 		}
@@ -110,8 +109,7 @@ func run(ctx context.Context, seed uint64, phaseTime time.Duration) ([]*phase, [
 
 	var bills []bill
 	for _, name := range slices.Sorted(maps.Keys(tenants)) {
-		tokens, _ := arrived.Load(name)
-		bills = append(bills, bill{name, g.reserved(name), tokens.(*atomic.Int64).Load(), g.charged(name)})
+		bills = append(bills, bill{name, g.reserved(name), arrived[name].Load(), g.charged(name)})
 	}
 	return phases, bills
 }
@@ -164,17 +162,14 @@ func report(w io.Writer, phases []*phase, bills []bill) {
 		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t\n", p.name, p.requests.Load(), p.answered.Load(),
 			p.fallbacks.Load(), p.cut.Load(), p.limited.Load(), p.failed.Load())
 	}
-	fmt.Fprintln(t, "\t\t\t\t\t\t\t")
-	fmt.Fprintln(t, "tenant\treserved\tarrived\tcharged\t\t\t\t")
-	same := true
+	fmt.Fprintln(t, "\t\t\t\t\t\t\t\ntenant\treserved\tarrived\tcharged\t\t\t\t")
+	verdict := "Each tenant pays for what has arrived, to the token."
 	for _, b := range bills {
 		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t\t\t\t\n", b.tenant, b.reserved, b.arrived, b.charged)
-		same = same && b.arrived == b.charged
+		if b.arrived != b.charged {
+			verdict = "The sums differ."
+		}
 	}
 	t.Flush()
-	if same {
-		fmt.Fprintln(w, "\nEach tenant pays for what has arrived, to the token.")
-	} else {
-		fmt.Fprintln(w, "\nThe sums differ.")
-	}
+	fmt.Fprintln(w, "\n"+verdict)
 }
