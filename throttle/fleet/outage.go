@@ -46,6 +46,9 @@ func (l *Limits) fails(ctx context.Context, cfg *Config, key string, err error) 
 	l.stats.Failed++
 	begins := l.down[node] == nil
 	if begins {
+		if len(l.down) == 0 {
+			clear(l.local) // of a call that decided alone while the outage before ended
+		}
 		l.down[node] = &outage{err, time.Now().Add(cfg.RetryEvery)}
 		l.stats.Outages++
 	}
