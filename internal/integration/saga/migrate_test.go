@@ -143,27 +143,6 @@ func TestMigrateLeavesATableOfAnotherProgramAlone(t *testing.T) {
 	})
 }
 
-// TestAPrefixedStoreIsAStore: every statement has the prefix.
-func TestAPrefixedStoreIsAStore(t *testing.T) {
-	for _, dialect := range databases {
-		t.Run(string(dialect), func(t *testing.T) {
-			t.Parallel()
-			storetest.Run(t, func(t *testing.T) store.Store {
-				d := newDatabase(t, dialect) // whose other tables must stay empty
-				db := d.open(t)
-				st := sqlstore.New(db, dialect, sqlstore.Config{Prefix: "trips_"})
-				require.NoError(t, st.Migrate(t.Context()))
-				t.Cleanup(func() {
-					var n int
-					require.NoError(t, db.QueryRow(`SELECT (SELECT count(*) FROM saga) + (SELECT count(*) FROM saga_log)`).Scan(&n))
-					require.Zero(t, n)
-				})
-				return st
-			})
-		})
-	}
-}
-
 // TestTheSchemaOfAnotherTool: Migrate finds the tables and does nothing.
 func TestTheSchemaOfAnotherTool(t *testing.T) {
 	onEmpty(t, func(t *testing.T, d database) {
@@ -211,18 +190,13 @@ func TestMigrateNeedsNoRightToCreate(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestAStoreUnderAnotherDefaultIsolation: PostgreSQL would refuse to serialize
-// what the fence decides.
+// TestAStoreUnderAnotherDefaultIsolation: PostgreSQL would refuse to serialize what the fence
+// decides.
 func TestAStoreUnderAnotherDefaultIsolation(t *testing.T) {
-	for _, level := range []string{"serializable", "repeatable read"} {
-		t.Run(level, func(t *testing.T) {
-			t.Parallel()
-			storetest.Run(t, func(t *testing.T) store.Store {
-				d := newDatabase(t, sqlstore.PostgreSQL).with(t, "default_transaction_isolation", level)
-				return d.store(t)
-			})
-		})
-	}
+	t.Parallel()
+	storetest.Run(t, func(t *testing.T) store.Store {
+		return newDatabase(t, sqlstore.PostgreSQL).with(t, "default_transaction_isolation", "serializable").store(t)
+	})
 }
 
 // TestAStoreOnMySQLHoweverItIsConnected: no rule depends on what counts as an affected row,

@@ -24,10 +24,22 @@ import (
 
 var crashAll = flag.Bool("crash.all", false, "whether TestCrashMatrix runs all shapes on MySQL and SQLite too")
 
+// TestStore runs with a Prefix, which every statement must have; all other tests run without one.
 func TestStore(t *testing.T) {
 	for _, dialect := range databases {
 		t.Run(string(dialect), func(t *testing.T) {
-			storetest.Run(t, func(t *testing.T) store.Store { return newDatabase(t, dialect).store(t) })
+			storetest.Run(t, func(t *testing.T) store.Store {
+				d := newDatabase(t, dialect) // whose tables without the prefix must stay empty
+				db := d.open(t)
+				st := sqlstore.New(db, dialect, sqlstore.Config{Prefix: "trips_"})
+				require.NoError(t, st.Migrate(t.Context()))
+				t.Cleanup(func() {
+					var n int
+					require.NoError(t, db.QueryRow(`SELECT (SELECT count(*) FROM saga) + (SELECT count(*) FROM saga_log)`).Scan(&n))
+					require.Zero(t, n)
+				})
+				return st
+			})
 		})
 	}
 }
