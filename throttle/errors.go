@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/keyed"
@@ -57,31 +56,29 @@ type LimitedError struct {
 }
 
 func (e *LimitedError) Error() string {
-	var text strings.Builder
-	text.WriteString("throttle: ")
-	if label := keyed.Label(e.Name, e.Key); label != "" {
-		text.WriteString(label + ": ")
+	label := keyed.Label(e.Name, e.Key)
+	if label != "" {
+		label += ": "
 	}
 	if e.Reason == TooCostly {
-		what := fmt.Sprintf("a burst of %d", e.Limit)
+		most := fmt.Sprintf("a burst of %d", e.Limit)
 		if e.Quota != (Quota{}) {
-			what = fmt.Sprintf("the quota of %v", e.Quota)
+			most = fmt.Sprintf("the quota of %v", e.Quota)
 		}
-		fmt.Fprintf(&text, "limited (too costly): %d tokens are more than %s can give", e.Cost, what)
-		return text.String()
+		return fmt.Sprintf("throttle: %slimited (too costly): %d tokens are more than %s can give", label, e.Cost, most)
 	}
-	fmt.Fprintf(&text, "limited (%s", e.Reason)
+	text := fmt.Sprintf("throttle: %slimited (%s", label, e.Reason)
 	if e.Reason == OverQuota {
-		fmt.Fprintf(&text, " of %s", e.Quota)
+		text += " of " + e.Quota.String()
 	}
-	text.WriteString(")")
+	text += ")"
 	if e.After > 0 {
-		fmt.Fprintf(&text, ", retry after %v", e.After)
+		text += fmt.Sprintf(", retry after %v", e.After)
 	}
 	if e.Err != nil {
-		fmt.Fprintf(&text, ": %v", e.Err)
+		text += ": " + e.Err.Error()
 	}
-	return text.String()
+	return text
 }
 
 // Is reports whether target is [ErrLimited].
@@ -179,6 +176,14 @@ type Totals struct {
 	Forgiven int64            // tokens of debts beyond one Burst
 	Waited   int64            // calls of Admitted that had to wait
 	WaitTime time.Duration    // how long these calls waited, in all
+}
+
+func (t *Totals) refuse(why Reason) {
+	if t.Refusals == nil {
+		t.Refusals = map[Reason]int64{}
+	}
+	t.Refused++
+	t.Refusals[why]++
 }
 
 // Stats is a snapshot of a [Limiter].

@@ -9,7 +9,6 @@ import (
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/describe"
-	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/internal/settings"
@@ -24,8 +23,8 @@ type GroupConfig[K comparable] struct {
 	Config Config
 
 	// MaxKeys is how many keys are held at once, at most. Zero means 100 000. A key that is
-	// a string takes at most 150 bytes, a copy of its text included; with Quotas 100 more,
-	// and 16 for each of them.
+	// a string takes at most 150 bytes, a copy of its text included; with Quotas, or
+	// if its calls have ever waited, 100 more, and 32 for each quota.
 	MaxKeys int
 
 	// IdleAfter is how long a key must have had no call to be evicted: once its burst is
@@ -71,17 +70,27 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	g := &Group[K]{}
 	g.setting.Init(cfg, GroupConfig[K].withDefaults)
 	filled := g.setting.Load()
-	g.use(filled)
 	g.table = keyed.NewTable(keyed.Rule[K, meter]{
 		Make:    func(K) meter { return meter{} },
 		Needed:  func(m *meter) bool { return !g.idle(m) },
 		Evict:   func(*meter) { g.evicted.Add(1) },
 		MaxKeys: filled.MaxKeys, Idle: filled.IdleAfter,
 	})
+	g.use(filled)
 	return g
 }
 
-func (g *Group[K]) use(cfg *GroupConfig[K]) { g.limit.use(&cfg.Config) }
+func (g *Group[K]) use(cfg *GroupConfig[K]) {
+	members := g.table.Locked(g.mu.Lock) // so that no call takes from a key that does not follow yet
+	meters := []*meter{&g.table.Overflow().Value}
+	for _, m := range members {
+		meters = append(meters, &m.Value)
+	}
+	g.follow(&cfg.Config, meters...)
+	g.mu.Unlock()
+	for range g.table.Each(members) { // which unpins them
+	}
+}
 
 // pin returns the meter of key, or that which keys without room share.
 func (g *Group[K]) pin(key K) *keyed.Member[K, meter] {
@@ -95,7 +104,7 @@ func (g *Group[K]) pin(key K) *keyed.Member[K, meter] {
 // Do takes the tokens of a call from the limit of key, runs fn and returns its error,
 // as [Limiter.Do] does.
 func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error) error {
-	h, err := g.admit(ctx, key)
+	h, err := g.hold(ctx, key, byCost)
 	if err != nil {
 		return err
 	}
@@ -116,36 +125,22 @@ func (g *Group[K]) By(key func(context.Context) K) func(next func(context.Contex
 
 // Wait takes the tokens of a call from the limit of key, as [Limiter.Wait] does.
 func (g *Group[K]) Wait(ctx context.Context, key K) error {
-	_, err := g.admit(ctx, key)
+	_, err := g.hold(ctx, key, byCost)
 	return err
 }
 
 // Admit is [Group.Wait] that returns what is left.
 func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
-	_, err := g.admit(ctx, key)
-	refused, _ := err.(*LimitedError)
+	_, err := g.hold(ctx, key, byCost)
 	m := g.table.Pin(key)
 	defer g.table.Unpin(m)
-	d := g.decision(&m.Value, refused)
-	d.OK = err == nil
-	return d, err
-}
-
-func (g *Group[K]) admit(ctx context.Context, key K) (hold, error) {
-	return g.hold(ctx, key, g.setting.Load().Config.cost(ctx))
+	return g.decision(&m.Value, err), err
 }
 
 func (g *Group[K]) hold(ctx context.Context, key K, n int) (hold, error) {
-	if ctx.Err() != nil {
-		return hold{}, ended.Error(ctx)
-	}
 	m := g.pin(key)
 	defer g.table.Unpin(m)
-	h, refused := g.enter(ctx, &m.Value, &g.setting.Load().Config, func() string { return g.text(m) }, n)
-	if refused != nil {
-		return h, refused
-	}
-	return h, nil
+	return g.enter(ctx, &m.Value, &g.setting.Load().Config, func() string { return g.text(m) }, n)
 }
 
 // text returns the key of m as an error shows it.
@@ -173,7 +168,7 @@ func (g *Group[K]) Allow(key K) bool {
 
 // Reserve takes n tokens of key, as [Limiter.Reserve] does.
 func (g *Group[K]) Reserve(ctx context.Context, key K, n int) (*Reservation, error) {
-	return reserve(ctx, groupPart[K]{g, func(context.Context) K { return key }}, n)
+	return reserve(ctx, max(0, n), g.For(func(context.Context) K { return key }))
 }
 
 // For returns the limit of the key of a ctx, for [All].
@@ -187,27 +182,16 @@ type groupPart[K comparable] struct {
 func (p groupPart[K]) reserve(ctx context.Context, n int) (part, error) {
 	key := p.key(ctx)
 	h, err := p.g.hold(ctx, key, n)
-	return part{n: n, settle: func(used int) { p.g.settleKey(key, h, used) }}, err
-}
-
-func (p groupPart[K]) cost(ctx context.Context) (n int, estimate bool) {
-	cfg := &p.g.setting.Load().Config
-	return cfg.cost(ctx), cfg.Cost != nil
+	estimate := n != byCost || p.g.setting.Load().Config.Cost != nil
+	return part{estimate, func(used int) { p.g.settleKey(key, h, used) }}, err
 }
 
 // Stats returns a snapshot.
 func (g *Group[K]) Stats() GroupStats {
-	s := GroupStats{Evicted: g.evicted.Load(), Overflow: g.overflow.Load(), Keys: g.table.Len()}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	s.Totals, s.Queued = g.totals(), g.queued
-	return s
-}
-
-// Observe calls f with each event of each key from now on, until stop is called, as
-// [Limiter.Observe] does.
-func (g *Group[K]) Observe(f func(context.Context, Event)) (stop func()) {
-	return g.observers.Observe(f)
+	s := g.limit.Stats()
+	return GroupStats{
+		Totals: s.Totals, Queued: s.Queued, Evicted: g.evicted.Load(), Overflow: g.overflow.Load(), Keys: g.table.Len(),
+	}
 }
 
 // Name returns the Name of the Config.
@@ -230,9 +214,6 @@ func (g *Group[K]) check(was, next *GroupConfig[K]) error {
 	return errors.Join(sameName(&was.Config, &next.Config), f.Err())
 }
 
-// Kind returns "throttle".
-func (g *Group[K]) Kind() string { return "throttle" }
-
 // Settings returns a copy of the GroupConfig, with its defaults filled in and without Cost.
 func (g *Group[K]) Settings() any {
 	c := g.Config()
@@ -246,16 +227,8 @@ func (g *Group[K]) Change(dry bool, f func(cfg any) error) error {
 	return g.setting.Change(dry, f, g.check, g.use)
 }
 
-// ObserveAny is [Group.Observe] for who does not know the type of the events.
-func (g *Group[K]) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return g.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
-}
-
-// Figures returns what [Group.Stats] counts.
+// Figures returns what [Group.Stats] counts of calls, and of keys that had no room.
 func (g *Group[K]) Figures() []describe.Figure {
 	s := g.Stats()
-	return append(s.figures(),
-		figures.Counter("evictions", s.Evicted), figures.Counter("overflows", s.Overflow),
-		describe.Figure{Name: "throttle.keys", Value: float64(s.Keys)},
-		describe.Figure{Name: "throttle.queued", Value: float64(s.Queued)})
+	return append(s.figures(), figures.Counter("evictions", s.Evicted), figures.Counter("overflows", s.Overflow))
 }

@@ -16,7 +16,6 @@ type Reservation struct {
 
 // A part is what a Reservation has taken of one limit.
 type part struct {
-	n        int
 	estimate bool // Settle corrects it
 	settle   func(used int)
 }
@@ -25,27 +24,26 @@ type part struct {
 // ctx, as [Group.For] returns it.
 type Part interface {
 	reserve(ctx context.Context, n int) (part, error)
-	cost(ctx context.Context) (n int, estimate bool)
 }
 
-// reserve returns the Reservation of n tokens of p.
-func reserve(ctx context.Context, p Part, n int) (*Reservation, error) {
-	taken, err := p.reserve(ctx, max(0, n))
-	if err != nil {
-		return nil, err
+// reserve takes n tokens, or what their Costs say, from each of parts or from none.
+func reserve(ctx context.Context, n int, parts ...Part) (*Reservation, error) {
+	r := &Reservation{}
+	for _, p := range parts {
+		taken, err := p.reserve(ctx, n)
+		if err != nil {
+			r.release(ctx)
+			return nil, err
+		}
+		r.parts = append(r.parts, taken)
 	}
-	taken.estimate = true
-	return &Reservation{parts: []part{taken}}, nil
+	return r, nil
 }
 
 func (l *Limiter) reserve(ctx context.Context, n int) (part, error) {
 	h, err := l.hold(ctx, n)
-	return part{n: n, settle: func(used int) { l.settle(&l.meter, h, used) }}, err
-}
-
-func (l *Limiter) cost(ctx context.Context) (n int, estimate bool) {
-	cfg := l.setting.Load()
-	return cfg.cost(ctx), cfg.Cost != nil
+	estimate := n != byCost || l.setting.Load().Cost != nil
+	return part{estimate, func(used int) { l.settle(&l.meter, h, used) }}, err
 }
 
 // Settle says that used tokens were used, after all: what is less than was taken is given
@@ -94,18 +92,7 @@ func All(parts ...Part) *Limits { return &Limits{parts} }
 
 // Reserve takes the tokens of a call. The error is that of the limit that refused it.
 func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
-	r := &Reservation{}
-	for _, p := range l.parts {
-		n, estimate := p.cost(ctx)
-		taken, err := p.reserve(ctx, n)
-		if err != nil {
-			r.release(ctx)
-			return nil, err
-		}
-		taken.estimate = estimate
-		r.parts = append(r.parts, taken)
-	}
-	return r, nil
+	return reserve(ctx, byCost, l.parts...)
 }
 
 // Do takes the tokens of a call, runs fn and returns its error, as [Limiter.Do] does.

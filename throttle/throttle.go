@@ -38,13 +38,15 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"math"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/describe"
-	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/settings"
 	"github.com/go-resilience/resilience/throttle/internal/figures"
@@ -89,17 +91,10 @@ type Config struct {
 // Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "throttle.Config"}
-	c.validate(&f)
-	return f.Err()
-}
-
-func (c Config) validate(f *invalid.Fields) {
-	checkQuotas(f, c.Quotas)
-	if c.Rate == 0 && len(c.Quotas) > 0 {
+	checkQuotas(&f, c.Quotas)
+	switch burst := c.burst(); {
+	case c.Rate == 0 && len(c.Quotas) > 0:
 		f.Need(c.Burst == 0, "Burst", c.Burst, "0 where there is no Rate")
-		return
-	}
-	switch burst := burstOf(c.Rate, c.Burst); {
 	case !(c.Rate > 0 && c.Rate <= 1e9):
 		f.Need(false, "Rate", c.Rate, "above 0 and at most 1e9 tokens a second")
 	case c.Burst < 0:
@@ -107,12 +102,13 @@ func (c Config) validate(f *invalid.Fields) {
 	default:
 		f.Need(float64(burst)/c.Rate <= maxTime.Seconds(), "Rate", c.Rate, fmt.Sprintf("enough to refill a Burst of %d within 36 years", burst))
 	}
+	return f.Err()
 }
 
 // withDefaults returns a valid c with its zero fields filled in.
 func (c Config) withDefaults() Config {
 	if c.Rate != 0 {
-		c.Burst = burstOf(c.Rate, c.Burst)
+		c.Burst = c.burst()
 	}
 	for i := range c.Quotas {
 		w := c.Quotas[i].window()
@@ -120,6 +116,9 @@ func (c Config) withDefaults() Config {
 	}
 	return c
 }
+
+// burst returns the Burst, or its default if it is zero.
+func (c Config) burst() int { return cmp.Or(c.Burst, int(math.Ceil(c.Rate))) }
 
 // cost returns the tokens of a call.
 func (c *Config) cost(ctx context.Context) int {
@@ -146,12 +145,18 @@ func New(cfg Config) *Limiter {
 	return l
 }
 
+func (l *Limiter) use(cfg *Config) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.follow(cfg, &l.meter)
+}
+
 // Do takes the tokens of a call, runs fn and returns its error. Without tokens the
 // call waits, if MaxWait allows it. Otherwise Do returns a [*LimitedError] and does
 // not run fn. If ctx has already ended, Do returns why. If a policy within fn refused the
 // call, Do gives the tokens back.
 func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error {
-	h, err := l.admit(ctx)
+	h, err := l.hold(ctx, byCost)
 	if err != nil {
 		return err
 	}
@@ -170,32 +175,22 @@ func (l *Limiter) Wrap(next func(context.Context) error) func(context.Context) e
 // Wait takes the tokens of a call as [Limiter.Do] does, for work that is not one
 // function. With a MaxWait of 0 it admits or refuses the call immediately.
 func (l *Limiter) Wait(ctx context.Context) error {
-	_, err := l.admit(ctx)
+	_, err := l.hold(ctx, byCost)
 	return err
 }
 
 // Admit is [Limiter.Wait] that returns what is left.
 func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
-	_, err := l.admit(ctx)
-	refused, _ := err.(*LimitedError)
-	d := l.decision(&l.meter, refused)
-	d.OK = err == nil
-	return d, err
+	_, err := l.hold(ctx, byCost)
+	return l.decision(&l.meter, err), err
 }
 
-func (l *Limiter) admit(ctx context.Context) (hold, error) {
-	return l.hold(ctx, l.setting.Load().cost(ctx))
-}
+// byCost is the number of tokens of a call that takes what Cost says.
+const byCost = -1
 
 func (l *Limiter) hold(ctx context.Context, n int) (hold, error) {
-	if ctx.Err() != nil {
-		return hold{}, ended.Error(ctx)
-	}
-	h, refused := l.enter(ctx, &l.meter, l.setting.Load(), nil, n)
-	if refused != nil {
-		return h, refused
-	}
-	return h, nil
+	cfg := l.setting.Load()
+	return l.enter(ctx, &l.meter, cfg, nil, n)
 }
 
 // Allow takes a token if there is one, and reports whether it did. It does not wait, does
@@ -205,23 +200,33 @@ func (l *Limiter) Allow() bool { return l.allow(&l.meter, 1) }
 // Reserve takes n tokens, or none if n is below 0, and waits for them as [Limiter.Do]
 // does. [Reservation.Settle] says how many were used.
 func (l *Limiter) Reserve(ctx context.Context, n int) (*Reservation, error) {
-	return reserve(ctx, l, n)
+	return reserve(ctx, max(0, n), l)
 }
 
 // Stats returns a snapshot.
-func (l *Limiter) Stats() Stats {
+func (l *limit) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Stats{l.totals(), l.queued}
+	s := l.stats
+	s.Refusals = maps.Clone(s.Refusals)
+	return s
 }
 
 // Observe calls f with each event from now on, until stop is called: synchronously, with
 // the ctx of the call, and while no lock is held. The kinds are EventRefused, and
 // EventWaited, before the function of the call runs. A panic in f passes on to the caller. A
 // second call of stop does nothing.
-func (l *Limiter) Observe(f func(context.Context, Event)) (stop func()) {
+func (l *limit) Observe(f func(context.Context, Event)) (stop func()) {
 	return l.observers.Observe(f)
 }
+
+// ObserveAny is Observe for who does not know the type of the events.
+func (l *limit) ObserveAny(f func(context.Context, any)) (stop func()) {
+	return l.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
+}
+
+// Kind returns "throttle".
+func (l *limit) Kind() string { return "throttle" }
 
 // Name returns the Name of the Config.
 func (l *Limiter) Name() string { return l.setting.Load().Name }
@@ -252,9 +257,6 @@ func sameName(was, next *Config) error {
 	return f.Err()
 }
 
-// Kind returns "throttle".
-func (l *Limiter) Kind() string { return "throttle" }
-
 // Settings returns a copy of the Config, with its defaults filled in and without Cost.
 func (l *Limiter) Settings() any {
 	c := l.Config()
@@ -268,19 +270,12 @@ func (l *Limiter) Change(dry bool, f func(cfg any) error) error {
 	return l.setting.Change(dry, f, sameName, l.use)
 }
 
-// ObserveAny is [Limiter.Observe] for who does not know the type of the events.
-func (l *Limiter) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return l.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
-}
-
-// Figures returns what [Limiter.Stats] counts.
-func (l *Limiter) Figures() []describe.Figure {
-	s := l.Stats()
-	return append(s.figures(), describe.Figure{Name: "throttle.queued", Value: float64(s.Queued)})
-}
+// Figures returns what [Limiter.Stats] counts of calls.
+func (l *Limiter) Figures() []describe.Figure { return l.Stats().figures() }
 
 func (t Totals) figures() []describe.Figure {
-	return append(figures.Calls(t.Admitted, t.Refusals, reasons[:6]...),
-		figures.Counter("tokens", t.Spent), figures.Counter("refunds", t.Refunded), figures.Counter("forgiven.tokens", t.Forgiven),
-		figures.Counter("waits", t.Waited), figures.Counter("wait.time_seconds", t.WaitTime.Seconds()))
+	return figures.Calls(t.Admitted, t.Refusals, OverLimit, OverQuota, WaitTooLong, DeadlineTooClose, ContextEnded, TooCostly)
 }
+
+// PerMinute returns the [Config] Rate of n tokens a minute.
+func PerMinute(n float64) float64 { return n / 60 }

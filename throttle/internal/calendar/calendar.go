@@ -49,30 +49,25 @@ type Span struct{ Begin, End int64 }
 // midnight, a date comes twice. So a period begins at the first moment that has its date or a later
 // one, and ends when the next one begins.
 func (w Window) Find(t time.Time) Span {
-	months := w.Per == "month"
-	n := -1 // a month that begins with a day may have begun in the month before
-	if !months {
-		n = 0
-	}
 	year, month, day := t.In(w.In).Date()
-	begin := func(n int) time.Time {
-		if !months {
-			return startOf(year, month, day+n, w.In)
+	begin := func(n int) int64 {
+		if w.Per == "day" {
+			return startOf(time.Date(year, month, day+n, 0, 0, 0, 0, time.UTC), w.In)
 		}
 		last := time.Date(year, month+time.Month(n)+1, 0, 0, 0, 0, 0, time.UTC) // of the month
-		return startOf(last.Year(), last.Month(), min(w.From, last.Day()), w.In)
+		return startOf(last.AddDate(0, 0, min(w.From, last.Day())-last.Day()), w.In)
 	}
-	for !begin(n + 1).After(t) { // also where t has the date of the period before, for the second time
+	n := -1                          // a month that begins with a day may have begun in the month before
+	for begin(n+1) <= t.UnixNano() { // also where t has the date of the period before, for the second time
 		n++
 	}
-	return Span{begin(n).UnixNano(), begin(n + 1).UnixNano()}
+	return Span{begin(n), begin(n + 1)}
 }
 
-// startOf returns the first moment in a time zone that has a date or a later one.
-// [time.Date] does not say which moment it returns for a midnight that does not exist or
-// comes twice.
-func startOf(year int, month time.Month, day int, in *time.Location) time.Time {
-	midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
+// startOf returns the first moment in a time zone that has the date of a midnight of UTC or a later
+// one. [time.Date] does not say which moment it returns for a midnight that does not exist or comes
+// twice.
+func startOf(midnight time.Time, in *time.Location) int64 {
 	for t := midnight.Add(-26 * time.Hour).In(in); ; { // no zone is that far ahead of UTC
 		_, offset := t.Zone()
 		start := midnight.Add(-time.Duration(offset) * time.Second)
@@ -81,7 +76,7 @@ func startOf(year int, month time.Month, day int, in *time.Location) time.Time {
 		}
 		_, end := t.ZoneBounds()
 		if end.IsZero() || start.Before(end) {
-			return start
+			return start.UnixNano()
 		}
 		t = end
 	}
