@@ -11,7 +11,8 @@ import (
 //
 // If the ctx of the request ends during a Latency or a Hang, the handler returns without
 // an answer. That is as it should be if the client has left. If the ctx has a deadline of
-// the server, the middleware that set it has to answer.
+// the server, the middleware that set it has to answer. A Hang reads the body of the request,
+// as net/http does not notice before that a client has left.
 //
 // A Reset at the end of a body that has a Content-Length is not seen by the client, which
 // has all of it by then. A smaller Bytes is seen.
@@ -41,6 +42,11 @@ func (p *Plan) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		w.WriteHeader(p.status())
 		_, _ = io.WriteString(w, p.text())
 	case Hang:
+		if r.Body != nil {
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				return // the client has left within the body, of which ctx does not tell
+			}
+		}
 		<-r.Context().Done()
 	case Refuse:
 		panic(http.ErrAbortHandler)

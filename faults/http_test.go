@@ -103,6 +103,25 @@ func TestHangEndsWithTheCallersCtx(t *testing.T) {
 	})
 }
 
+func TestHangEndsWhenAClientLeavesThatHasSentABody(t *testing.T) {
+	t.Parallel()
+	began, ended := make(chan struct{}), make(chan struct{})
+	hang := faults.Handler(script(faults.Plan{Kind: faults.Hang}), hello)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer close(ended)
+		close(began)
+		hang.ServeHTTP(w, r)
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, strings.NewReader("a body"))
+	require.NoError(t, err)
+	go func() { <-began; cancel() }()
+	_, err = server.Client().Do(req)
+	require.ErrorIs(t, err, context.Canceled)
+	<-ended // hangs if the handler does not notice
+	server.Close()
+}
+
 type closed struct {
 	io.Reader
 	closed bool
