@@ -39,14 +39,14 @@
 //	Refused() is true     ignored            waits, ends [1]    no sample       refused     no attempt
 //	Answered() is true    success            end [2]            success         answer      not tried again
 //	the caller left       ignored [3]        end                no sample [3]   failed      turns back
-//	RetryAfter() > 0      opens for exactly  waits for it       overload        failed      attempt, waits for it
-//	                      that time
-//	anything else         failure            if Retryable()     [4]             failed      attempt
+//	RetryAfter() > 0      failure [4]        waits for it       overload        failed      attempt, waits for it
+//	anything else         failure            if Retryable()     [5]             failed      attempt
 //
 //	[1] counts against Attempts, not against the Budget; an open circuit ends the retrying
 //	[2] unless its Retryable() is true, as that of HTTP's 429 is
 //	[3] by a cancel; a deadline is overload, and a failure if the call had run for Patience
-//	[4] overload if it is a timeout or Throttled(), else no sample
+//	[4] as any other; if it opens the breaker, then for that time (Trip opens it at once)
+//	[5] overload if it is a timeout or Throttled(), else no sample
 //
 // The first row that applies decides. A retrier does not wait for the RetryAfter of a failure
 // or an answer whose Retryable() is false. Of an error and the errors that it wraps, the

@@ -233,6 +233,15 @@ func (b *Breaker) State() (s State) {
 // for which it would open by itself. err, which may be nil, is reported as the last error. The
 // results of calls under way no longer count. Trip does nothing while the breaker is forced open
 // or disabled.
+//
+// A call that says RetryAfter() does not open a breaker by itself: a 429 is an answer, and a 503 one
+// failure. Middleware around the breaker leaves the server alone from the first of them on:
+//
+//	err := next(ctx) // of the breaker's Wrap
+//	if after := resilience.RetryAfter(err); after > 0 && !resilience.Refused(err) {
+//		circuit.Trip(err, after)
+//	}
+//	return err
 func (b *Breaker) Trip(err error, d time.Duration) {
 	b.operate(func(now time.Duration) {
 		if b.forced() {

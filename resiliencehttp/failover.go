@@ -17,6 +17,10 @@ import (
 // that fails, through the others in turn: usually a [Transport] for each of several servers,
 // whose Base or Prepare knows where that is.
 //
+//	first := &resiliencehttp.Transport{Prepare: func(r *http.Request) error {
+//		r.URL.Scheme, r.URL.Host, r.Host = "https", "eu.example.com", "" // "": the server is told that of the URL
+//		return nil
+//	}}
 //	client := &http.Client{Transport: resiliencehttp.Failover(first, second)}
 //
 // A request that may be repeated (see [Transport]) goes on after an error, or a status that

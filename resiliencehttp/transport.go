@@ -134,9 +134,9 @@ type Transport struct {
 	Idle time.Duration
 
 	// Prepare, if not nil, is called with the copy of the request that each attempt sends,
-	// before it is sent: to sign it anew, for example. It may change its fields. If it
-	// replaces the Body, it must close the old one. An error ends the call. Policies treat it
-	// as an answer ([resilience.Answered]), since the server is not to blame. See [HostOf]
+	// before it is sent: to sign it anew, for example. It may change its fields, its URL and its
+	// Header. If it replaces the Body, it must close the old one. An error ends the call. Policies
+	// treat it as an answer ([resilience.Answered]), since the server is not to blame. See [HostOf]
 	// before it changes the server.
 	Prepare func(*http.Request) error
 

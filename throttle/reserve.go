@@ -55,6 +55,9 @@ func (l *Limiter) reserve(ctx context.Context, n int) (part, error) {
 // Of what [All] has taken, Settle corrects the limits that have a Cost; the others have used
 // what they took. A second Settle does nothing. ctx is not used, and may have ended, so that
 // `defer r.Settle(ctx, used)` is right in every way in which a handler can end.
+//
+// Settle(ctx, 0) gives back nothing of a limit without a Cost, such as one of requests. If nothing
+// was sent, as resilience.Refused(err) says, call SettleEach(ctx, 0, 0) first, with a 0 for each limit.
 func (r *Reservation) Settle(_ context.Context, used int) {
 	if !r.settled.Swap(true) {
 		for _, p := range r.parts {
