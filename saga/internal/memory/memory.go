@@ -16,18 +16,17 @@ import (
 )
 
 // New returns an empty Store.
-func New() *Store { return &Store{sagas: make(map[string]*kept)} }
+func New() *Store {
+	return &Store{sagas: make(map[string]*kept), going: make(map[string]*kept), children: make(map[string]map[string]*kept)}
+}
 
 // A Store is a [store.Store] without durability.
 type Store struct {
-	mu    sync.Mutex
-	sagas map[string]*kept
-	due   map[store.Definition]map[string]*kept // running and compensating
-	kids  map[family]map[string]*kept
+	mu       sync.Mutex
+	sagas    map[string]*kept
+	going    map[string]*kept            // running or compensating: Claim looks at no others
+	children map[string]map[string]*kept // by the ID of their parent
 }
-
-// A family is the children of a step.
-type family struct{ parent, step string }
 
 type kept struct {
 	store.Record
@@ -36,199 +35,176 @@ type kept struct {
 	woken   bool           // since it was claimed
 }
 
-// Start implements [store.Store].
-func (m *Store) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
-	if ctx.Err() != nil {
-		return store.Record{}, false, ctx.Err()
-	}
+// do calls f with the store locked, unless ctx has ended.
+func (m *Store) do(ctx context.Context, f func(now time.Time) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s, ok := m.sagas[req.ID]; ok {
-		return s.read(), false, nil
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	now := time.Now()
-	s := &kept{Record: store.Record{
-		ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
-		Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Parent: req.Parent, ParentStep: req.ParentStep, Nonce: req.Nonce,
-		WakeAt: now, CreatedAt: now, UpdatedAt: now,
-	}}
-	if req.CompleteIn > 0 {
-		s.CompleteBy = now.Add(req.CompleteIn)
-	}
-	if req.Owner != "" {
-		s.Owner, s.Epoch, s.WakeAt = req.Owner, 1, now.Add(req.LeaseTTL)
-	}
-	s.append(req.Log, now)
-	m.sagas[req.ID] = s
-	m.index(s)
-	if s.Parent != "" {
-		f := family{s.Parent, s.ParentStep}
-		if m.kids[f] == nil {
-			if m.kids == nil {
-				m.kids = make(map[family]map[string]*kept)
-			}
-			m.kids[f] = make(map[string]*kept)
-		}
-		m.kids[f][s.ID] = s
-	}
-	return s.read(), true, nil
+	return f(time.Now())
 }
 
-// Claim implements [store.Store].
-func (m *Store) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := time.Now()
-	var due []*kept
-	for _, d := range req.Definitions {
-		for _, s := range m.due[d] {
-			if !s.WakeAt.After(now) {
+// one calls f for a saga with the store locked, and returns its record afterwards.
+func (m *Store) one(ctx context.Context, id string, f func(s *kept, now time.Time) error) (rec store.Record, err error) {
+	err = m.do(ctx, func(now time.Time) error {
+		s := m.sagas[id]
+		if s == nil {
+			return store.ErrNotFound
+		}
+		err := f(s, now)
+		rec = s.read(now)
+		return err
+	})
+	return rec, err
+}
+
+func (m *Store) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
+	err = m.do(ctx, func(now time.Time) error {
+		if s := m.sagas[req.ID]; s != nil {
+			rec = s.read(now)
+			return nil
+		}
+		s := &kept{Record: store.Record{
+			ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
+			Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Parent: req.Parent, ParentStep: req.ParentStep, Nonce: req.Nonce,
+			WakeAt: now, CreatedAt: now, UpdatedAt: now,
+		}}
+		if req.CompleteIn > 0 {
+			s.CompleteBy = now.Add(req.CompleteIn)
+		}
+		if req.Owner != "" {
+			s.Owner, s.Epoch, s.WakeAt = req.Owner, 1, now.Add(req.LeaseTTL)
+		}
+		s.append(req.Log, now)
+		m.sagas[s.ID] = s
+		m.index(s)
+		if s.Parent != "" {
+			if m.children[s.Parent] == nil {
+				m.children[s.Parent] = make(map[string]*kept)
+			}
+			m.children[s.Parent][s.ID] = s
+		}
+		rec, created = s.read(now), true
+		return nil
+	})
+	return rec, created, err
+}
+
+func (m *Store) Claim(ctx context.Context, req store.ClaimRequest) (claimed []store.Record, err error) {
+	err = m.do(ctx, func(now time.Time) error {
+		known := make(map[store.Definition]bool)
+		for _, d := range req.Definitions {
+			known[d] = true
+		}
+		var due []*kept
+		for _, s := range m.going {
+			if !s.WakeAt.After(now) && known[store.Definition{Saga: s.Saga, Version: s.Version}] {
 				due = append(due, s)
 			}
 		}
-	}
-	slices.SortFunc(due, func(a, b *kept) int {
-		if (a.Owner != "") != (b.Owner != "") {
-			return cmp.Compare(b.Owner, a.Owner)
+		slices.SortFunc(due, func(a, b *kept) int {
+			if (a.Owner != "") != (b.Owner != "") {
+				return cmp.Compare(b.Owner, a.Owner)
+			}
+			return cmp.Or(a.WakeAt.Compare(b.WakeAt), strings.Compare(a.ID, b.ID))
+		})
+		for _, s := range due[:min(len(due), max(req.Limit, 0))] {
+			previous := s.Owner
+			if previous != "" && previous != req.Owner {
+				s.Takeovers++
+			}
+			s.Epoch++
+			s.Owner, s.WakeAt, s.woken = req.Owner, now.Add(req.LeaseTTL), false
+			rec := s.read(now)
+			rec.Previous = previous
+			claimed = append(claimed, rec)
 		}
-		return cmp.Or(a.WakeAt.Compare(b.WakeAt), strings.Compare(a.ID, b.ID))
+		return nil
 	})
-	due = due[:min(len(due), max(req.Limit, 0))]
-	claimed := make([]store.Record, 0, len(due))
-	for _, s := range due {
-		previous := s.Owner
-		if previous != "" && previous != req.Owner {
-			s.Takeovers++
-		}
-		s.Epoch++
-		s.Owner, s.WakeAt, s.woken = req.Owner, now.Add(req.LeaseTTL), false
-		rec := s.read()
-		rec.Previous = previous
-		claimed = append(claimed, rec)
-	}
-	return claimed, nil
+	return claimed, err
 }
 
-// Heartbeat implements [store.Store].
-func (m *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	renewed := make([]store.Renewed, 0, len(req.Held))
-	for _, h := range req.Held {
-		s, ok := m.sagas[h.ID]
-		if !ok || s.Owner != req.Owner || s.Epoch != h.Epoch {
-			continue
+func (m *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (renewed []store.Renewed, err error) {
+	err = m.do(ctx, func(now time.Time) error {
+		for _, h := range req.Held {
+			if s := m.sagas[h.ID]; s != nil && s.Owner == req.Owner && s.Epoch == h.Epoch {
+				s.WakeAt = now.Add(req.LeaseTTL)
+				renewed = append(renewed, store.Renewed{ID: h.ID, Epoch: h.Epoch, CancelRequested: s.CancelRequested, CancelNote: s.CancelNote})
+			}
 		}
-		s.WakeAt = time.Now().Add(req.LeaseTTL)
-		renewed = append(renewed, store.Renewed{ID: h.ID, Epoch: h.Epoch, CancelRequested: s.CancelRequested, CancelNote: s.CancelNote})
-	}
-	return renewed, nil
+		return nil
+	})
+	return renewed, err
 }
 
-// Commit implements [store.Store].
-func (m *Store) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
-	if ctx.Err() != nil {
-		return store.Receipt{}, ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s, ok := m.sagas[req.ID]
-	if !ok || s.Epoch != req.Epoch || s.Seq != req.Seq {
-		return store.Receipt{}, store.ErrFenced
-	}
-	now := time.Now()
-	s.Status, s.Steps = req.Status, slices.Clone(req.Steps)
-	if req.Data != nil {
-		s.Data = slices.Clone(req.Data)
-	}
-	s.Failures, s.Takeovers, s.LastError = req.Failures, req.Takeovers, req.LastError
-	s.Nonce, s.UpdatedAt = req.Nonce, now
-	rc := store.Receipt{CancelRequested: s.CancelRequested, CancelNote: s.CancelNote}
-	if req.Release {
-		if s.woken && req.WakeIn > 0 {
-			rc.Woken, req.WakeIn = true, 0
+func (m *Store) Commit(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
+	err = m.do(ctx, func(now time.Time) error {
+		s := m.sagas[req.ID]
+		if s == nil || s.Epoch != req.Epoch || s.Seq != req.Seq {
+			return store.ErrFenced
 		}
-		s.Owner, s.WakeAt = "", now.Add(req.WakeIn)
-	}
-	s.append(req.Log, now)
-	m.index(s)
-	return rc, nil
+		s.Status, s.Steps = req.Status, slices.Clone(req.Steps)
+		if req.Data != nil {
+			s.Data = slices.Clone(req.Data)
+		}
+		s.Failures, s.Takeovers, s.LastError = req.Failures, req.Takeovers, req.LastError
+		s.Nonce, s.UpdatedAt = req.Nonce, now
+		rc = store.Receipt{CancelRequested: s.CancelRequested, CancelNote: s.CancelNote}
+		if req.Release {
+			if s.woken && req.WakeIn > 0 {
+				rc.Woken, req.WakeIn = true, 0
+			}
+			s.Owner, s.WakeAt = "", now.Add(req.WakeIn)
+		}
+		s.append(req.Log, now)
+		m.index(s)
+		return nil
+	})
+	return rc, err
 }
 
-// Cancel implements [store.Store].
 func (m *Store) Cancel(ctx context.Context, id, note string) (store.Record, error) {
-	if ctx.Err() != nil {
-		return store.Record{}, ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s, ok := m.sagas[id]
-	if !ok {
-		return store.Record{}, store.ErrNotFound
-	}
-	if s.Status == store.Running && !s.CancelRequested {
-		now := time.Now()
-		s.CancelRequested, s.CancelNote, s.UpdatedAt, s.woken = true, note, now, true
-		if s.Owner == "" {
-			s.WakeAt = now
+	return m.one(ctx, id, func(s *kept, now time.Time) error {
+		if s.Status == store.Running && !s.CancelRequested {
+			s.CancelRequested, s.CancelNote, s.UpdatedAt, s.woken = true, note, now, true
+			if s.Owner == "" {
+				s.WakeAt = now
+			}
 		}
-	}
-	return s.read(), nil
+		return nil
+	})
 }
 
-// Load implements [store.Store].
 func (m *Store) Load(ctx context.Context, id string) (store.Record, error) {
-	if ctx.Err() != nil {
-		return store.Record{}, ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s, ok := m.sagas[id]
-	if !ok {
-		return store.Record{}, store.ErrNotFound
-	}
-	return s.read(), nil
+	return m.one(ctx, id, func(*kept, time.Time) error { return nil })
 }
 
-// List implements [store.Store].
-func (m *Store) List(ctx context.Context, f store.Filter) ([]store.Record, string, error) {
-	if ctx.Err() != nil {
-		return nil, "", ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+func (m *Store) List(ctx context.Context, f store.Filter) (recs []store.Record, next string, err error) {
 	// The sign of the time is reversed, and that of the ids is not.
 	key := func(s *kept) string { return fmt.Sprintf("%020d %s", math.MaxInt64-s.CreatedAt.UnixNano(), s.ID) }
-	type keyed struct {
-		key string
-		*kept
-	}
-	var found []keyed
-	for _, s := range m.sagas {
-		if k := key(s); k > f.After && admits(&f, &s.Record) {
-			found = append(found, keyed{k, s})
+	err = m.do(ctx, func(now time.Time) error {
+		found := make(map[string]*kept)
+		for _, s := range m.sagas {
+			if k := key(s); k > f.After && admits(&f, &s.Record) {
+				found[k] = s
+			}
 		}
-	}
-	slices.SortFunc(found, func(a, b keyed) int { return strings.Compare(a.key, b.key) })
-	next := ""
-	if limit := cmp.Or(max(f.Limit, 0), 100); len(found) > limit {
-		found = found[:limit]
-		next = found[limit-1].key
-	}
-	recs := make([]store.Record, len(found))
-	for i, s := range found {
-		recs[i] = s.read()
-		if f.WithoutState {
-			recs[i].Data = nil
+		keys := slices.Sorted(maps.Keys(found))
+		if limit := cmp.Or(max(f.Limit, 0), 100); len(keys) > limit {
+			keys = keys[:limit]
+			next = keys[limit-1]
 		}
-	}
-	return recs, next, nil
+		for _, k := range keys {
+			rec := found[k].read(now)
+			if f.WithoutState {
+				rec.Data = nil
+			}
+			recs = append(recs, rec)
+		}
+		return nil
+	})
+	return recs, next, err
 }
 
 // admits reports whether a record meets the conditions of the filter.
@@ -239,111 +215,85 @@ func admits(f *store.Filter, r *store.Record) bool {
 		(f.CreatedBefore.IsZero() || r.CreatedAt.Before(f.CreatedBefore))
 }
 
-// Counts implements [store.Store].
-func (m *Store) Counts(ctx context.Context) (store.Counts, error) {
-	if ctx.Err() != nil {
-		return store.Counts{}, ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := time.Now()
-	found := make(map[string]*store.Count)
-	for _, s := range m.sagas {
-		if s.Status.Ended() {
-			continue
-		}
-		c := found[s.Saga]
-		if c == nil {
-			c = &store.Count{Saga: s.Saga}
-			found[s.Saga] = c
-		}
-		n := c.Of(s.Status)
-		*n = min(*n+1, store.CountLimit)
-		if (s.Status == store.Running || s.Status == store.Compensating) && !s.WakeAt.After(now) {
-			c.Due = min(c.Due+1, store.CountLimit)
-			if c.OldestDue.IsZero() || s.WakeAt.Before(c.OldestDue) {
-				c.OldestDue = s.WakeAt
+func (m *Store) Counts(ctx context.Context) (counts store.Counts, err error) {
+	err = m.do(ctx, func(now time.Time) error {
+		found := make(map[string]*store.Count)
+		for _, s := range m.sagas {
+			if s.Status.Ended() {
+				continue
+			}
+			c := found[s.Saga]
+			if c == nil {
+				c = &store.Count{Saga: s.Saga}
+				found[s.Saga] = c
+			}
+			n := c.Of(s.Status)
+			*n = min(*n+1, store.CountLimit)
+			if s.Status != store.Stuck && !s.WakeAt.After(now) {
+				c.Due = min(c.Due+1, store.CountLimit)
+				if c.OldestDue.IsZero() || s.WakeAt.Before(c.OldestDue) {
+					c.OldestDue = s.WakeAt
+				}
 			}
 		}
-	}
-	counts := store.Counts{Now: now}
-	for _, c := range found {
-		counts.Sagas = append(counts.Sagas, *c)
-	}
-	slices.SortFunc(counts.Sagas, func(a, b store.Count) int { return strings.Compare(a.Saga, b.Saga) })
-	return counts, nil
+		counts.Now = now
+		for _, name := range slices.Sorted(maps.Keys(found)) {
+			counts.Sagas = append(counts.Sagas, *found[name])
+		}
+		return nil
+	})
+	return counts, err
 }
 
-// History implements [store.Store].
-func (m *Store) History(ctx context.Context, id string, after int64, limit int) ([]store.Entry, error) {
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s, ok := m.sagas[id]
-	if !ok {
-		return nil, nil
-	}
-	log := s.log[min(max(after, 0), int64(len(s.log))):]
-	if limit > 0 {
-		log = log[:min(limit, len(log))]
-	}
-	return slices.Clone(log), nil
+func (m *Store) History(ctx context.Context, id string, after int64, limit int) (log []store.Entry, err error) {
+	err = m.do(ctx, func(time.Time) error {
+		if s := m.sagas[id]; s != nil {
+			log = s.log[min(max(after, 0), int64(len(s.log))):]
+			if limit > 0 {
+				log = log[:min(limit, len(log))]
+			}
+			log = slices.Clone(log)
+		}
+		return nil
+	})
+	return log, err
 }
 
-// DeleteEnded implements [store.Store].
-func (m *Store) DeleteEnded(ctx context.Context, status store.Status, age time.Duration, limit int) (int, error) {
-	if ctx.Err() != nil {
-		return 0, ctx.Err()
-	}
+func (m *Store) DeleteEnded(ctx context.Context, status store.Status, age time.Duration, limit int) (n int, err error) {
 	if age < 0 || limit < 0 {
 		return 0, fmt.Errorf("saga: delete: age is %v and limit %d: must not be negative", age, limit)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	before := time.Now().Add(-age)
-	var old []*kept
-	for _, s := range m.sagas {
-		if s.Status == status && s.Status.Ended() && s.Parent == "" && !s.WakeAt.After(before) {
-			old = append(old, s)
-		}
-	}
-	slices.SortFunc(old, func(a, b *kept) int { return a.WakeAt.Compare(b.WakeAt) })
-	old = old[:min(limit, len(old))]
-	var generations [][]*kept
-	for ; len(old) > 0; old = m.endedKids(old, limit) {
-		generations = append(generations, old)
-	}
-	n, gone := 0, make(map[string]bool)
-	for i := len(generations) - 1; i >= 0 && n < limit; i-- {
-		for _, s := range generations[i] {
-			delete(m.sagas, s.ID)
-			delete(m.kids[family{s.Parent, s.ParentStep}], s.ID)
-			gone[s.ID] = true
-			n++
-		}
-	}
-	maps.DeleteFunc(m.kids, func(f family, kids map[string]*kept) bool {
-		if gone[f.parent] {
-			for _, s := range kids {
-				s.Parent, s.ParentStep = "", ""
+	err = m.do(ctx, func(now time.Time) error {
+		var old []*kept
+		for _, s := range m.sagas {
+			if s.Status == status && s.Status.Ended() && s.Parent == "" && !s.WakeAt.After(now.Add(-age)) {
+				old = append(old, s)
 			}
 		}
-		return gone[f.parent]
+		slices.SortFunc(old, func(a, b *kept) int { return a.WakeAt.Compare(b.WakeAt) })
+		generations := [][]*kept{old[:min(limit, len(old))]}
+		for last := generations[0]; len(last) > 0; generations = append(generations, last) {
+			last = m.endedChildren(last, limit)
+		}
+		for _, generation := range slices.Backward(generations) {
+			if n >= limit {
+				return nil // a later call goes on with the parents
+			}
+			for _, s := range generation {
+				m.delete(s)
+			}
+			n += len(generation)
+		}
+		return nil
 	})
-	return n, nil
+	return n, err
 }
 
-// endedKids returns up to limit children of some sagas that have ended.
-func (m *Store) endedKids(of []*kept, limit int) (ended []*kept) {
-	parents := make(map[string]bool, len(of))
-	for _, s := range of {
-		parents[s.ID] = true
-	}
-	for f, kids := range m.kids {
-		for _, s := range kids {
-			if parents[f.parent] && s.Status.Ended() && len(ended) < limit {
+// endedChildren returns up to limit children of some sagas that have ended.
+func (m *Store) endedChildren(parents []*kept, limit int) (ended []*kept) {
+	for _, parent := range parents {
+		for _, s := range m.children[parent.ID] {
+			if s.Status.Ended() && len(ended) < limit {
 				ended = append(ended, s)
 			}
 		}
@@ -351,101 +301,84 @@ func (m *Store) endedKids(of []*kept, limit int) (ended []*kept) {
 	return ended
 }
 
-// Children implements [store.Store].
-func (m *Store) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
+// delete deletes a saga. Its children that are left have no parent any more.
+func (m *Store) delete(s *kept) {
+	delete(m.sagas, s.ID)
+	delete(m.children[s.Parent], s.ID)
+	for _, child := range m.children[s.ID] {
+		child.Parent, child.ParentStep = "", ""
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var list []store.ChildRecord
-	for _, s := range m.kids[family{req.Parent, req.Step}] {
-		if len(req.Status) > 0 && !slices.Contains(req.Status, s.Status) {
-			continue
-		}
-		list = append(list, store.ChildRecord{ID: s.ID, Status: s.Status, CancelRequested: s.CancelRequested})
-		if len(list) == req.Limit {
-			break
-		}
-	}
-	return list, nil
+	delete(m.children, s.ID)
 }
 
-// index adds the saga to the index of Claim if it can become due, and otherwise removes
-// it.
-func (m *Store) index(s *kept) {
-	d := store.Definition{Saga: s.Saga, Version: s.Version}
-	if s.Status != store.Running && s.Status != store.Compensating {
-		delete(m.due[d], s.ID)
-		return
-	}
-	if m.due == nil {
-		m.due = make(map[store.Definition]map[string]*kept)
-	}
-	if m.due[d] == nil {
-		m.due[d] = make(map[string]*kept)
-	}
-	m.due[d][s.ID] = s
+func (m *Store) Children(ctx context.Context, req store.ChildrenRequest) (list []store.ChildRecord, err error) {
+	err = m.do(ctx, func(time.Time) error {
+		for _, s := range m.children[req.Parent] {
+			if s.ParentStep != req.Step || len(req.Status) > 0 && !slices.Contains(req.Status, s.Status) {
+				continue
+			}
+			list = append(list, store.ChildRecord{ID: s.ID, Status: s.Status, CancelRequested: s.CancelRequested})
+			if len(list) == req.Limit {
+				break
+			}
+		}
+		return nil
+	})
+	return list, err
 }
 
-// Signal implements [store.Store].
 func (m *Store) Signal(ctx context.Context, req store.SignalRequest) (store.Record, error) {
-	if ctx.Err() != nil {
-		return store.Record{}, ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s, ok := m.sagas[req.ID]
-	if !ok {
-		return store.Record{}, store.ErrNotFound
-	}
-	if s.Status == store.Running {
-		s.hasten()
-	}
-	rec := s.read()
-	at, kept := slices.BinarySearchFunc(s.signals, req.Name, func(sig store.Signal, name string) int { return strings.Compare(sig.Name, name) })
-	if kept {
-		return rec, nil
-	}
-	if req.Admit != nil {
-		if err := req.Admit(&rec); err != nil {
-			return rec, err
+	return m.one(ctx, req.ID, func(s *kept, now time.Time) error {
+		if s.Status == store.Running {
+			s.hasten(now)
 		}
-	}
-	s.signals = slices.Insert(s.signals, at, store.Signal{Name: req.Name, Payload: slices.Clone(req.Payload)})
-	return rec, nil
+		at, known := slices.BinarySearchFunc(s.signals, req.Name, func(sig store.Signal, name string) int { return strings.Compare(sig.Name, name) })
+		if known {
+			return nil
+		}
+		if req.Admit != nil {
+			rec := s.read(now)
+			if err := req.Admit(&rec); err != nil {
+				return err
+			}
+		}
+		s.signals = slices.Insert(s.signals, at, store.Signal{Name: req.Name, Payload: slices.Clone(req.Payload)})
+		return nil
+	})
 }
 
-// Signals implements [store.Store].
-func (m *Store) Signals(ctx context.Context, id string) ([]store.Signal, error) {
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s, ok := m.sagas[id]; ok {
-		return slices.Clone(s.signals), nil
-	}
-	return nil, nil
+func (m *Store) Signals(ctx context.Context, id string) (signals []store.Signal, err error) {
+	err = m.do(ctx, func(time.Time) error {
+		if s := m.sagas[id]; s != nil {
+			signals = slices.Clone(s.signals)
+		}
+		return nil
+	})
+	return signals, err
 }
 
-// Hasten implements [store.Store].
 func (m *Store) Hasten(ctx context.Context, id string) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
+	return m.do(ctx, func(now time.Time) error {
+		if s := m.going[id]; s != nil {
+			s.hasten(now)
+		}
+		return nil
+	})
+}
+
+// index keeps going up to date.
+func (m *Store) index(s *kept) {
+	if s.Status == store.Running || s.Status == store.Compensating {
+		m.going[s.ID] = s
+	} else {
+		delete(m.going, s.ID)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s, ok := m.sagas[id]; ok && (s.Status == store.Running || s.Status == store.Compensating) {
-		s.hasten()
-	}
-	return nil
 }
 
 // hasten makes the saga due: if it has an owner, when that releases it.
-func (s *kept) hasten() {
+func (s *kept) hasten(now time.Time) {
 	s.woken = true
-	if now := time.Now(); s.Owner == "" && s.WakeAt.After(now) {
+	if s.Owner == "" && s.WakeAt.After(now) {
 		s.WakeAt = now
 	}
 }
@@ -459,9 +392,8 @@ func (s *kept) append(log []store.Entry, now time.Time) {
 }
 
 // read returns a copy of the record.
-func (s *kept) read() store.Record {
+func (s *kept) read(now time.Time) store.Record {
 	rec := s.Record
-	rec.Data, rec.Steps = slices.Clone(rec.Data), slices.Clone(rec.Steps)
-	rec.Now = time.Now()
+	rec.Data, rec.Steps, rec.Now = slices.Clone(rec.Data), slices.Clone(rec.Steps), now
 	return rec
 }
