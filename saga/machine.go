@@ -201,9 +201,9 @@ func (m *machine) errorOf(i int) error {
 	return recorded(m.Steps[i].Error)
 }
 
-// useless reports whether the attempt of a step is to end, since the saga is to turn back.
-func (m *machine) useless(i int, now time.Time) bool {
-	return m.work[i].busy && m.Steps[i].Status == StepStarted && !m.mustKnow(i) && m.turns(now)
+// useless reports whether the attempt of a step is to end if the saga is to turn back.
+func (m *machine) useless(i int) bool {
+	return m.work[i].busy && m.Steps[i].Status == StepStarted && !m.mustKnow(i)
 }
 
 // pending reports whether a step waits for its children.
@@ -541,8 +541,10 @@ func (m *machine) stickAtBlocked() {
 			return
 		}
 	}
-	m.stick("", errors.New("saga: nothing can go on"))
+	m.stick("", errNothing)
 }
+
+var errNothing = errors.New("saga: nothing can go on")
 
 // stick makes the saga stuck.
 func (m *machine) stick(step string, why error) {

@@ -1,11 +1,11 @@
 package saga
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -40,6 +40,9 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 		return ended.Error(ctx)
 	}
 	r := &memoryRun{identity: identity{p: p}, ctx: ctx, s: s, m: newMachine(p), timed: p.gated || p.timeout > 0}
+	if !p.chain {
+		r.running, r.results = make([]context.CancelCauseFunc, len(p.steps)), make(chan memoryResult)
+	}
 	r.m.quiet = true
 	if p.timeout > 0 {
 		r.m.CompleteBy = time.Now().Add(p.timeout)
@@ -47,18 +50,26 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	return r.run()
 }
 
-// A memoryRun is one Run.
+// A memoryRun is one Run. All of it is of the caller's goroutine, but for the attempts of steps that
+// run beside each other.
 type memoryRun struct {
 	identity
-	ctx context.Context // the caller's
-	s   any
+	ctx     context.Context // the caller's
+	s       any
+	m       *machine
+	timed   bool           // the time matters
+	group   errgroup.Group // of attempts beside each other
+	results chan memoryResult
+	running []context.CancelCauseFunc // by step
+	broken  *panicked                 // the first attempt of another goroutine that did not return
+}
 
-	mu     sync.Mutex // held for the rest while steps run beside each other
-	m      *machine
-	steps  []int                   // that have something to do
-	timed  bool                    // the time matters
-	stop   context.CancelCauseFunc // ends the attempts of steps that run beside each other
-	broken *panicked               // the first of these that panicked or exited
+// A memoryResult is the end of an attempt.
+type memoryResult struct {
+	step   int
+	op     Op
+	err    error
+	broken *panicked
 }
 
 type panicked struct{ value any }
@@ -86,116 +97,64 @@ func (r *memoryRun) run() error {
 	panic(r.broken.value)
 }
 
-// loop drives the steps of one group after the other, until the saga goes no further.
+// loop makes the attempts of the steps until the saga goes no further.
 func (r *memoryRun) loop() {
 	for {
-		steps := r.advance()
-		if len(steps) == 0 {
+		if r.ctx.Err() != nil {
+			r.m.wishBack(r.m.late(ended.Error(r.ctx)))
+		}
+		now := r.now()
+		r.m.advance(now)
+		if !r.m.going() && r.m.busy() == 0 {
+			_ = r.group.Wait()
 			return
 		}
-		if r.p.chain {
-			r.drive(r.ctx, steps[0], r.next(steps[0]))
+		i := -1
+		if r.m.going() {
+			i = r.m.next(0, now)
+		}
+		if i >= 0 && r.p.chain {
+			op, attempt := r.m.begin(i)
+			r.attempt(r.ctx, i, op, attempt, r.m.past())
 			continue
 		}
-		ctx, stop := context.WithCancelCause(r.ctx)
-		r.stop = stop
-		var group errgroup.Group
-		var first []act // all begin before one of them has failed
-		for _, i := range steps {
-			first = append(first, r.next(i))
-		}
-		for n, i := range steps {
-			group.Go(func() error {
-				r.drive(ctx, i, first[n])
+		for ; i >= 0; i = r.m.next(i+1, now) {
+			ctx, cancel := context.WithCancelCause(r.ctx)
+			r.running[i] = cancel
+			step, past := i, r.m.past()
+			op, attempt := r.m.begin(i)
+			r.group.Go(func() error {
+				r.attempt(ctx, step, op, attempt, past)
 				return nil
 			})
 		}
-		_ = group.Wait()
-		stop(nil)
+		endUseless(r.m, r.running, now)
+		r.wait(now)
 	}
 }
 
-// advance takes the saga as far as it comes, and returns the steps that have something to do.
-func (r *memoryRun) advance() []int {
-	steps := r.steps[:0]
-	r.heed()
-	r.m.advance(r.now())
-	if !r.m.going() {
-		return nil
-	}
-	for i := range r.m.Steps {
-		if s := r.m.Steps[i].Status; s == StepWaiting || s == StepStarted || s == StepUndoing {
-			steps = append(steps, i)
+// wait waits for the end of an attempt, for the time of the next one, or for the end of the caller's
+// ctx if that still matters.
+func (r *memoryRun) wait(now time.Time) {
+	var alarm <-chan time.Time
+	var done <-chan struct{}
+	if at, ok := r.m.wake(now, false); ok && r.m.going() {
+		t := time.NewTimer(at.Sub(now))
+		defer t.Stop()
+		alarm = t.C
+		if !r.m.Back {
+			done = r.ctx.Done()
 		}
-	}
-	if len(steps) == 0 {
-		r.m.stick("", errors.New("saga: nothing can go on"))
-	}
-	r.steps = steps
-	return steps
-}
-
-// An act is the next attempt of a step, or a wait for it. It is the zero act if the step needs none,
-// or the saga is to turn.
-type act struct {
-	wait    time.Duration
-	op      Op
-	attempt int
-	past    bool // the pivot is done
-}
-
-// drive makes the attempts of a step, the first of which has begun.
-func (r *memoryRun) drive(ctx context.Context, i int, next act) {
-	for ; next != (act{}); next = r.next(i) {
-		if next.wait > 0 {
-			r.pause(ctx, next.wait)
-		} else {
-			r.attempt(ctx, i, next)
-		}
-	}
-}
-
-// next begins the next attempt of a step.
-func (r *memoryRun) next(i int) act {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.heed()
-	now := r.now()
-	if r.m.Steps[i].Status == StepWaiting && !r.m.turns(now) {
-		r.m.advance(now) // its wait may be over
-	}
-	gated := r.m.Steps[i].Status == StepWaiting && !r.m.turns(now)
-	if !r.m.going() || !gated && !r.m.waits(i, now) {
-		return act{}
-	}
-	at := r.m.Steps[i].NotBefore
-	if by, ok := r.m.deadline(now); ok && by.Before(at) {
-		at = by
-	}
-	if wait := at.Sub(now); wait > 0 {
-		return act{wait: wait}
-	}
-	op, attempt := r.m.begin(i)
-	return act{op: op, attempt: attempt, past: r.m.past()}
-}
-
-// pause waits for the time of the next attempt, or for the end of ctx if that still matters.
-func (r *memoryRun) pause(ctx context.Context, wait time.Duration) {
-	t := time.NewTimer(wait)
-	defer t.Stop()
-	r.mu.Lock()
-	back := r.m.Back
-	r.mu.Unlock()
-	if back {
-		<-t.C
+	} else if r.m.busy() == 0 {
+		r.m.stick("", errNothing)
 		return
 	}
 	select {
-	case <-t.C:
-	case <-ctx.Done():
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.ctx.Err() != nil && (r.m.past() || r.m.undecided()) {
+	case res := <-r.results:
+		r.finish(res)
+	case <-alarm:
+	case <-done:
+		if r.m.past() || r.m.undecided() {
 			r.m.stick(r.m.late(ended.Error(r.ctx)))
 		}
 	}
@@ -203,22 +162,23 @@ func (r *memoryRun) pause(ctx context.Context, wait time.Duration) {
 
 // attempt calls a Do or an Undo. The end of the caller's ctx, and the saga's deadline, reach only a
 // Do before the pivot is done. Beside other steps, its panic waits for these.
-func (r *memoryRun) attempt(ctx context.Context, i int, a act) {
-	st, err := &r.p.steps[i], errPanicked
+func (r *memoryRun) attempt(ctx context.Context, i int, op Op, attempt int, past bool) {
+	st, res := &r.p.steps[i], memoryResult{step: i, op: op, err: errPanicked}
 	defer func() {
-		var broken *panicked
-		if err == errPanicked && !r.p.chain {
-			broken = &panicked{recover()}
+		if r.p.chain {
+			r.finish(res)
+			return
 		}
-		r.finish(i, a.op, err, broken)
+		if res.err == errPanicked {
+			res.broken = &panicked{recover()}
+		}
+		r.results <- res
 	}()
 	timeout := st.timeout
 	switch {
-	case a.op == OpUndo || a.past:
+	case op == OpUndo || past:
 		ctx = context.WithoutCancel(ctx)
-		if timeout == 0 {
-			timeout = defaultTimeout
-		}
+		timeout = cmp.Or(timeout, defaultTimeout)
 	case r.p.timeout > 0 && !r.m.decides(i):
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(ctx, r.m.CompleteBy, &turnedBack{ErrDeadline})
@@ -230,38 +190,31 @@ func (r *memoryRun) attempt(ctx context.Context, i int, a act) {
 		defer cancel()
 	}
 	fn := st.do
-	if a.op == OpUndo {
+	if op == OpUndo {
 		fn = st.undo
 	}
-	err = fn(withAttempt(ctx, &r.identity, i, a.attempt, a.op), r.s)
+	res.err = fn(withAttempt(ctx, &r.identity, i, attempt, op), r.s)
 }
 
 // finish takes in the end of an attempt.
-func (r *memoryRun) finish(i int, op Op, err error, broken *panicked) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (r *memoryRun) finish(res memoryResult) {
+	if !r.p.chain {
+		r.running[res.step](nil)
+		r.running[res.step] = nil
+	}
 	if r.broken == nil {
-		r.broken = broken
+		r.broken = res.broken
 	}
-	r.timed = r.timed || err != nil
-	name, stop := r.m.Steps[i].Name, op == OpDo && err != nil && r.ctx.Err() != nil
+	r.timed = r.timed || res.err != nil
+	stop := res.op == OpDo && res.err != nil && r.ctx.Err() != nil
+	name, why := r.m.Steps[res.step].Name, res.err
 	if stop {
-		r.m.wishBack(name, withEnd(r.ctx, err))
+		why = withEnd(r.ctx, res.err)
+		r.m.wishBack(name, why)
 	}
-	now := r.now()
-	r.m.did(i, op, endOf(err, op == OpDo && r.p.steps[i].noDoubt), now)
+	r.m.did(res.step, res.op, endOf(res.err, res.op == OpDo && r.p.steps[res.step].noDoubt), r.now())
 	if stop && (r.m.past() || r.m.undecided()) {
-		r.m.stick(name, withEnd(r.ctx, err))
-	}
-	if _, why := r.m.turning(now); why != nil && r.stop != nil {
-		r.stop(&turnedBack{why})
-	}
-}
-
-// heed asks the saga to turn back when the caller's ctx has ended.
-func (r *memoryRun) heed() {
-	if r.ctx.Err() != nil {
-		r.m.wishBack(r.m.late(ended.Error(r.ctx)))
+		r.m.stick(name, why)
 	}
 }
 

@@ -666,12 +666,7 @@ func (h *hold) run() {
 			}
 			h.launch(now)
 		}
-		for i, cancel := range h.running {
-			if cancel != nil && h.m.useless(i, now) {
-				_, why := h.m.turning(now)
-				cancel(&turnedBack{why})
-			}
-		}
+		endUseless(h.m, h.running, now)
 		h.wait(now)
 		if h.open != nil {
 			h.commitOpen()
@@ -683,6 +678,18 @@ func (h *hold) run() {
 	}
 	h.leave()
 	h.r.drop(h.rec, h)
+}
+
+// endUseless ends the ctx of running attempts, if the saga is to turn back and need not know their
+// results.
+func endUseless(m *machine, running []context.CancelCauseFunc, now time.Time) {
+	if _, why := m.turning(now); why != nil {
+		for i, cancel := range running {
+			if cancel != nil && m.useless(i) {
+				cancel(&turnedBack{why})
+			}
+		}
+	}
 }
 
 // load makes the machine and the state from the record. It reports false if it cannot:

@@ -169,7 +169,7 @@ func (s *teller) tell(events string) string {
 		in("by", by, is)
 	}
 	for i := range m.Steps {
-		if m.useless(i, s.now) {
+		if m.turns(s.now) && m.useless(i) {
 			say("%s is of no use", m.Steps[i].Name)
 		}
 	}
