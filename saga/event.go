@@ -186,25 +186,18 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 		return
 	}
 	attrs := []slog.Attr{slog.String("runner", r.Name())}
-	if e.Saga != "" {
-		attrs = append(attrs, slog.String("saga", e.Saga), slog.Int("version", e.Version))
-	}
-	if e.ID != "" {
-		attrs = append(attrs, slog.String("id", e.ID), slog.String("step", e.Step))
-	}
-	if e.Kind == EventStalled {
-		attrs = append(attrs, slog.Int("attempt", e.Attempt))
-	}
-	if e.Err != nil {
-		attrs = append(attrs, slog.Any("err", e.Err))
-	}
+	e.Fields(func(name string, value any) {
+		if name != "event" { // text says it
+			attrs = append(attrs, slog.Any(name, value))
+		}
+	})
 	slog.LogAttrs(ctx, slog.LevelWarn, text, attrs...)
 }
 
 // happened counts an entry of a log, and tells of it. rec is the saga after the entry.
 func (r *Runner) happened(ctx context.Context, rec *store.Record, entry store.Entry) {
 	life := entry.At.Sub(rec.CreatedAt)
-	r.figures.entry(rec.Saga, entry.Kind, life)
+	r.figures.saga(rec.Saga, func(s *SagaStats) { s.entry(entry.Kind, life) })
 	e := Event{
 		Kind: entry.Kind, Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt,
 		Err: reason(entry.Error), At: entry.At,

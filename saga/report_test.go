@@ -32,7 +32,7 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		require.Contains(t, out.String(), `level=WARN msg="saga: stuck" runner=one saga=trip version=1 id=trip-1 step=flight err=full`)
+		require.Contains(t, out.String(), `level=WARN msg="saga: stuck" runner=one saga=trip id=trip-1 status=stuck step=flight err=full`)
 		require.NotContains(t, out.String(), "failed")
 		out.Reset()
 		g.set(true)
@@ -72,7 +72,7 @@ func TestWhatIsLogged(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(10*time.Minute + 2*time.Second)
 		synctest.Wait()
-		require.Regexp(t, `level=WARN msg="saga: a step fails again and again" runner=one saga=trip version=1 id=trip-1 step=flight attempt=8 err=declined`, out.String())
+		require.Regexp(t, `level=WARN msg="saga: a step fails again and again" runner=one saga=trip id=trip-1 status=running step=flight op=do attempt=8 err=declined`, out.String())
 		out.Reset()
 		down.Store(true)
 		time.Sleep(11 * time.Second) // two heartbeats, of two tries each

@@ -45,7 +45,7 @@ func total(r *saga.Runner) (sum saga.SagaStats) {
 
 func refused(r *saga.Runner) (n int64) {
 	for _, s := range r.Stats().Sagas {
-		n += s.Attempts.Refused
+		n += s.Attempts[saga.OutcomeRefused]
 	}
 	return n
 }

@@ -51,20 +51,8 @@ type SagaStats struct {
 	// Completed, Compensated or Abandoned.
 	Took time.Duration
 
-	Attempts AttemptStats // of all steps
-}
-
-// AttemptStats are the figures of the attempts of steps. The counters are those of the [Outcome]
-// of the same name.
-type AttemptStats struct {
-	Done        int64
-	NoEffect    int64
-	InDoubt     int64
-	Failed      int64
-	Refused     int64
-	Interrupted int64
-
-	Took time.Duration // the sum of all attempts that were not refused
+	Attempts     map[Outcome]int64 // of all steps
+	AttemptsTook time.Duration     // the sum of all attempts that were not refused
 }
 
 // CountLimit is the highest number of a [Count]. It stands for so many or more: a store
@@ -155,7 +143,7 @@ func (f *figures) register(saga string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.sagas[saga] == nil {
-		f.sagas[saga] = &SagaStats{Saga: saga}
+		f.sagas[saga] = &SagaStats{Saga: saga, Attempts: make(map[Outcome]int64)}
 	}
 }
 
@@ -168,48 +156,33 @@ func (f *figures) saga(name string, change func(*SagaStats)) {
 	}
 }
 
-// entry counts an entry of the log of a saga. life is how old the saga is.
-func (f *figures) entry(saga string, kind EventKind, life time.Duration) {
-	f.saga(saga, func(s *SagaStats) {
-		switch kind {
-		case EventCreated:
-			s.Started++
-		case EventStuck:
-			s.Stuck++
-		case EventCompleted:
-			s.Completed++
-			s.Took += life
-		case EventCompensated:
-			s.Compensated++
-			s.Took += life
-		case EventAbandoned:
-			s.Abandoned++
-			s.Took += life
-		}
-	})
+// entry counts an entry of the log of a saga, which is so old.
+func (s *SagaStats) entry(kind EventKind, life time.Duration) {
+	switch kind {
+	case EventCreated:
+		s.Started++
+		return
+	case EventStuck:
+		s.Stuck++
+		return
+	case EventCompleted:
+		s.Completed++
+	case EventCompensated:
+		s.Compensated++
+	case EventAbandoned:
+		s.Abandoned++
+	default:
+		return
+	}
+	s.Took += life
 }
 
 // attempt counts an attempt of a step.
-func (f *figures) attempt(saga string, outcome Outcome, took time.Duration) {
-	f.saga(saga, func(s *SagaStats) {
-		a := &s.Attempts
-		switch outcome {
-		case OutcomeDone:
-			a.Done++
-		case OutcomeNoEffect:
-			a.NoEffect++
-		case OutcomeInDoubt:
-			a.InDoubt++
-		case OutcomeFailed:
-			a.Failed++
-		case OutcomeInterrupted:
-			a.Interrupted++
-		case OutcomeRefused:
-			a.Refused++
-			return // Took is of the others
-		}
-		a.Took += took
-	})
+func (s *SagaStats) attempt(outcome Outcome, took time.Duration) {
+	s.Attempts[outcome]++
+	if outcome != OutcomeRefused {
+		s.AttemptsTook += took
+	}
 }
 
 // stats returns the figures, and whether the numbers in the store are to be looked up. They are
@@ -226,7 +199,9 @@ func (f *figures) stats() (s Stats, look bool) {
 	s = f.total
 	s.Stored.Sagas = slices.Clone(s.Stored.Sagas)
 	for _, name := range slices.Sorted(maps.Keys(f.sagas)) {
-		s.Sagas = append(s.Sagas, *f.sagas[name])
+		d := *f.sagas[name]
+		d.Attempts = maps.Clone(d.Attempts)
+		s.Sagas = append(s.Sagas, d)
 	}
 	return s, look
 }
@@ -274,20 +249,17 @@ func (r *Runner) Figures() []describe.Figure {
 	gauge := func(name string, v float64) { all = append(all, describe.Figure{Name: name, Value: v}) }
 	s := r.Stats()
 	for _, d := range s.Sagas {
-		of, a := "{saga="+d.Saga, &d.Attempts
+		of := "{saga=" + d.Saga
 		count("saga.sagas"+of+",status=started}", float64(d.Started))
 		count("saga.sagas"+of+",status=completed}", float64(d.Completed))
 		count("saga.sagas"+of+",status=compensated}", float64(d.Compensated))
 		count("saga.sagas"+of+",status=stuck}", float64(d.Stuck))
 		count("saga.sagas"+of+",status=abandoned}", float64(d.Abandoned))
 		count("saga.life.time_seconds"+of+"}", d.Took.Seconds())
-		count("saga.step.attempts"+of+",outcome=done}", float64(a.Done))
-		count("saga.step.attempts"+of+",outcome=no_effect}", float64(a.NoEffect))
-		count("saga.step.attempts"+of+",outcome=in_doubt}", float64(a.InDoubt))
-		count("saga.step.attempts"+of+",outcome=failed}", float64(a.Failed))
-		count("saga.step.attempts"+of+",outcome=refused}", float64(a.Refused))
-		count("saga.step.attempts"+of+",outcome=interrupted}", float64(a.Interrupted))
-		count("saga.step.time_seconds"+of+"}", a.Took.Seconds())
+		for _, o := range []Outcome{OutcomeDone, OutcomeNoEffect, OutcomeInDoubt, OutcomeFailed, OutcomeRefused, OutcomeInterrupted} {
+			count("saga.step.attempts"+of+",outcome="+strings.ReplaceAll(string(o), " ", "_")+"}", float64(d.Attempts[o]))
+		}
+		count("saga.step.time_seconds"+of+"}", d.AttemptsTook.Seconds())
 	}
 	for _, c := range r.figures.stored(s) {
 		of := "{saga=" + c.Saga
@@ -356,17 +328,18 @@ func health(counts Counts) error {
 		c := &counts.Sagas[i]
 		stuck, due, waits = stuck+c.Stuck, due+c.Due, max(waits, c.waits(counts.Now))
 	}
-	overdue := due > 0 && waits >= dueAfter
-	late := fmt.Sprintf("%s due, the first for %v", number(due), waits.Round(time.Second))
-	switch {
-	case stuck > 0 && overdue:
-		return &healthError{state: "stuck", detail: number(stuck) + "; " + late}
-	case stuck > 0:
-		return &healthError{state: "stuck", detail: number(stuck)}
-	case overdue:
-		return &healthError{state: "overdue", detail: late}
+	var state string
+	var details []string
+	if due > 0 && waits >= dueAfter {
+		state, details = "overdue", []string{fmt.Sprintf("%s due, the first for %v", number(due), waits.Round(time.Second))}
 	}
-	return nil
+	if stuck > 0 {
+		state, details = "stuck", append([]string{number(stuck)}, details...)
+	}
+	if state == "" {
+		return nil
+	}
+	return &healthError{state: state, detail: strings.Join(details, "; ")}
 }
 
 // number returns a number of sagas in words. One that is CountLimit means so many or more.
@@ -386,13 +359,10 @@ type healthError struct {
 }
 
 func (e *healthError) Error() string {
-	switch {
-	case e.err != nil:
+	if e.err != nil {
 		return e.state + ": " + e.err.Error()
-	case e.detail != "":
-		return e.state + ": " + e.detail
 	}
-	return e.state
+	return e.state + ": " + e.detail
 }
 
 func (e *healthError) Unwrap() error        { return e.err }
