@@ -80,6 +80,14 @@ type group struct{ first, end int }
 // gated reports whether the step waits before its Do begins.
 func (st *step) gated() bool { return st.delay > 0 || st.await != "" }
 
+// calls returns what an attempt calls.
+func (st *step) calls(op Op) (fn func(context.Context, any) error, tx func(context.Context, *sql.Tx, any) error) {
+	if op == OpUndo {
+		return st.undo, st.undoTx
+	}
+	return st.do, st.doTx
+}
+
 func (p *program) definition() store.Definition {
 	return store.Definition{Saga: p.name, Version: p.version}
 }

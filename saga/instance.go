@@ -70,6 +70,14 @@ type StepState struct {
 	Pivot    bool `json:"-"`
 }
 
+// attempts returns the number of the attempts of Do or Undo.
+func (st *StepState) attempts(op Op) *int {
+	if op == OpUndo {
+		return &st.Undos
+	}
+	return &st.Attempts
+}
+
 // progress is what else is stored of an Instance.
 type progress struct {
 	canceled bool      // a request to turn back has reached the owner

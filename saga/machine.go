@@ -240,14 +240,11 @@ func (m *machine) outside(now time.Time) bool {
 // failing returns after how many attempts and refusals a step still fails. It is 0 if the step does
 // not, or is not tried again.
 func (m *machine) failing(i int) int {
-	switch st := &m.Steps[i]; {
-	case st.Error == "":
-	case st.Status == StepStarted:
-		return st.Attempts + st.Refusals
-	case st.Status == StepUndoing:
-		return st.Undos + st.Refusals
+	st := &m.Steps[i]
+	if st.Error == "" || st.Status != StepStarted && st.Status != StepUndoing {
+		return 0
 	}
-	return 0
+	return *st.attempts(m.op(i)) + st.Refusals
 }
 
 // busy returns how many attempts are running.
@@ -634,16 +631,20 @@ func (m *machine) goBack() {
 
 // Attempts.
 
-// begin begins an attempt of a step that was next, and returns its op and number.
-func (m *machine) begin(i int) (op Op, attempt int) {
-	m.work[i].busy = true
-	st := &m.Steps[i]
-	if st.Status == StepUndoing {
-		st.Undos++
-		return OpUndo, st.Undos
+// op returns what the next attempt of a step is.
+func (m *machine) op(i int) Op {
+	if m.Steps[i].Status == StepUndoing {
+		return OpUndo
 	}
-	st.Attempts++
-	return OpDo, st.Attempts
+	return OpDo
+}
+
+// begin begins an attempt of a step that was next, and returns its number.
+func (m *machine) begin(i int) (attempt int) {
+	m.work[i].busy = true
+	n := m.Steps[i].attempts(m.op(i))
+	*n++
+	return *n
 }
 
 // An end is how an attempt has ended. The zero end is success.
@@ -668,9 +669,9 @@ const (
 func (m *machine) did(i int, op Op, e end, now time.Time) {
 	st, d := &m.Steps[i], &m.p.steps[i]
 	undo := op == OpUndo
-	attempts, limit, status, kind := &st.Attempts, d.attempts, StepDone, EventDone
+	attempts, limit, status, kind := st.attempts(op), d.attempts, StepDone, EventDone
 	if undo {
-		attempts, limit, status, kind = &st.Undos, d.undoAttempts, StepUndone, EventUndone
+		limit, status, kind = d.undoAttempts, StepUndone, EventUndone
 	}
 	m.work[i] = work{err: e.err}
 	if e.err == nil {
@@ -738,12 +739,8 @@ func (m *machine) refused(i int, op Op, attempts int, e end, now time.Time) {
 func (m *machine) interrupted(i int, e end) {
 	st := &m.Steps[i]
 	m.work[i].busy = false
-	if st.Status == StepUndoing {
-		st.Undos--
-		return
-	}
-	st.Attempts--
-	st.InDoubt = st.InDoubt || !m.p.steps[i].noDoubt && !e.refused
+	*st.attempts(m.op(i))--
+	st.InDoubt = st.InDoubt || st.Status == StepStarted && !m.p.steps[i].noDoubt && !e.refused
 }
 
 // wait takes in that the children of a step have not ended. They are looked at again at next, or
@@ -755,12 +752,10 @@ func (m *machine) wait(i, children int, now, next time.Time) {
 	if st.WaitingSince.IsZero() {
 		st.WaitingSince = now
 	}
-	if st.Status == StepUndoing {
-		st.Undos--
-		return
+	*st.attempts(m.op(i))--
+	if st.Status == StepStarted {
+		st.InDoubt, st.Children = true, children
 	}
-	st.Attempts--
-	st.InDoubt, st.Children = true, children
 }
 
 // lookAgain makes the steps look at their children again now.

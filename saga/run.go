@@ -114,15 +114,13 @@ func (r *memoryRun) loop() {
 			i = r.m.next(0, now)
 		}
 		if i >= 0 && r.p.chain {
-			op, attempt := r.m.begin(i)
-			r.attempt(r.ctx, i, op, attempt, r.m.past())
+			r.attempt(r.ctx, i, r.m.op(i), r.m.begin(i), r.m.past())
 			continue
 		}
 		for ; i >= 0; i = r.m.next(i+1, now) {
 			ctx, cancel := context.WithCancelCause(r.ctx)
 			r.running[i] = cancel
-			step, past := i, r.m.past()
-			op, attempt := r.m.begin(i)
+			step, op, attempt, past := i, r.m.op(i), r.m.begin(i), r.m.past()
 			r.group.Go(func() error {
 				r.attempt(ctx, step, op, attempt, past)
 				return nil
@@ -189,10 +187,7 @@ func (r *memoryRun) attempt(ctx context.Context, i int, op Op, attempt int, past
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	fn := st.do
-	if op == OpUndo {
-		fn = st.undo
-	}
+	fn, _ := st.calls(op)
 	res.err = fn(withAttempt(ctx, &r.identity, i, attempt, op), r.s)
 }
 

@@ -727,9 +727,7 @@ func (h *hold) load() bool {
 	if h.s == nil {
 		req.Data, req.Steps = h.rec.Data, h.rec.Steps // as they are, since they cannot be read
 	}
-	if h.write(req, true) == nil {
-		h.written(req)
-	}
+	_ = h.write(req, true)
 	return false
 }
 
@@ -781,12 +779,8 @@ func (h *hold) record(now time.Time) bool {
 		return true
 	}
 	err := h.write(req, false)
-	if err == nil {
-		h.written(req)
-		return true
-	}
-	if err == errLost {
-		return false
+	if err == nil || err == errLost {
+		return err == nil
 	}
 	// The state cannot be recorded: the saga is stuck as it was last recorded, and steps that had
 	// started then are in doubt.
@@ -797,12 +791,7 @@ func (h *hold) record(now time.Time) bool {
 	m.doubt(true)
 	m.stick("", err)
 	h.m, h.data = m, h.rec.Data
-	req = h.request(true, 0)
-	if h.write(req, true) != nil {
-		return false
-	}
-	h.written(req)
-	return true
+	return h.write(h.request(true, 0), true) == nil
 }
 
 // next returns the commit of what has changed. The saga is given up if the machine says so.
@@ -842,22 +831,18 @@ func (h *hold) request(release bool, wakeIn time.Duration) store.CommitRequest {
 // that time the store has accepted the saga's heartbeats, so the fault is in the commit.
 const unwritable = 10
 
-// write commits req. If the answer is lost, it finds out whether the commit has
-// happened, and repeats it if not. It returns errLost if the saga is lost, and another
-// error if the commit cannot be written, unless it is the last resort.
+// write commits req, and calls the hooks. If the answer is lost, it finds out whether the commit has
+// happened, and repeats it if not. It returns errLost if the saga is lost, and another error if the
+// commit cannot be written, unless it is the last resort.
 func (h *hold) write(req store.CommitRequest, last bool) error {
 	since := time.Now()
 	for tries := 0; ; tries++ {
 		ctx, cancel := h.storeCtx()
 		receipt, err := h.r.store.Commit(ctx, req)
 		cancel()
-		happened := err == nil
-		if !happened {
-			receipt, happened = h.happened(req, err)
-		}
 		switch {
-		case happened:
-			h.receive(receipt)
+		case h.happened(req, receipt, err):
+			h.written(req)
 			return nil
 		case h.isLost():
 			return errLost
@@ -868,46 +853,46 @@ func (h *hold) write(req store.CommitRequest, last bool) error {
 	}
 }
 
-// happened finds out whether a commit that returned err has happened, and returns its receipt:
-// then the record has its nonce.
+// happened reports whether a commit has happened that returned err, and takes in its receipt. If the
+// answer is lost, the record says so: then it has the nonce of the commit.
 //
 // A record that has not changed may be written again, even if an earlier try is still
 // under way: the fence admits only one of them. Any other record was written by another
 // owner, or by a transaction of this one whose COMMIT arrived late. In both cases this
 // hold no longer knows the saga's state, and loses it.
-func (h *hold) happened(req store.CommitRequest, err error) (receipt store.Receipt, yes bool) {
-	if !errors.Is(err, store.ErrFenced) {
+func (h *hold) happened(req store.CommitRequest, rc store.Receipt, err error) bool {
+	if err != nil && !errors.Is(err, store.ErrFenced) {
 		h.r.storeFailed(h.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
 	}
-	for since := time.Now(); !h.isLost(); {
+	for since := time.Now(); err != nil; {
+		if h.isLost() {
+			return false
+		}
 		ctx, cancel := h.storeCtx()
-		rec, err := h.r.store.Load(ctx, req.ID)
+		rec, lerr := h.r.store.Load(ctx, req.ID)
 		cancel()
 		switch {
-		case errors.Is(err, ErrNotFound):
+		case errors.Is(lerr, ErrNotFound):
 			h.lose()
-		case err != nil:
-			h.r.storeFailed(h.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
+		case lerr != nil:
+			h.r.storeFailed(h.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, lerr))
 			h.pause(since)
 		case rec.Nonce == req.Nonce:
 			woken := req.Release && req.WakeIn > 0 && !rec.WakeAt.After(rec.Now)
-			return store.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote, Woken: woken}, true
+			rc, err = store.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote, Woken: woken}, nil
 		case rec.Epoch == req.Epoch && rec.Seq == req.Seq:
-			return receipt, false
+			return false
 		default:
 			h.lose()
 		}
 	}
-	return receipt, false
-}
-
-func (h *hold) receive(rc store.Receipt) {
 	if rc.CancelRequested {
 		h.cancel(rc.CancelNote)
 	}
 	if rc.Woken {
 		h.r.Wake()
 	}
+	return true
 }
 
 // written notes that req is committed, and calls the hooks.
@@ -955,25 +940,23 @@ func (h *hold) launch(now time.Time) {
 		return
 	}
 	for i := h.m.next(0, now); i >= 0; i = h.m.next(i+1, now) {
-		st := &h.m.Steps[i]
-		tx := h.p.steps[i].doTx != nil
-		if st.Status == StepUndoing {
-			tx = h.p.steps[i].undoTx != nil
-		}
+		st, op := &h.m.Steps[i], h.m.op(i)
+		_, doTx := h.p.steps[i].calls(op)
+		tx := doTx != nil
 		if tx && h.tx >= 0 {
 			continue // one at a time
 		}
 		if tx {
 			h.tx = i
 		}
-		res := result{step: i, s: h.s, children: st.Children}
+		res := result{step: i, op: op, s: h.s, children: st.Children}
 		// A step that has children waits for them, unless it has failed since.
 		res.retried = st.Children > 0 && st.WaitingSince.IsZero()
 		if !h.p.chain {
 			res.s, res.err = h.p.decode(h.data)
 			res.base = h.data
 		}
-		res.op, res.attempt = h.m.begin(i)
+		res.attempt = h.m.begin(i)
 		ctx, cancel := context.WithCancelCause(h.ctx)
 		h.running[i] = cancel
 		h.r.figures.count(func(s *Stats) { s.InFlight++ })
@@ -1022,10 +1005,7 @@ func (h *hold) attempt(ctx context.Context, res result, tx bool) {
 // perform does the work of an attempt.
 func (h *hold) perform(ctx context.Context, res *result, tx bool) (err error) {
 	st := &h.p.steps[res.step]
-	do, doTx := st.do, st.doTx
-	if res.op == OpUndo {
-		do, doTx = st.undo, st.undoTx
-	}
+	do, doTx := st.calls(res.op)
 	switch {
 	case st.child != nil:
 		return h.attend(ctx, res)
@@ -1226,12 +1206,7 @@ func (h *hold) commitOpen() {
 		}
 		_ = res.tx.Rollback()
 	}
-	happened := err == nil
-	if !happened {
-		receipt, happened = h.happened(req, err)
-	}
-	if happened {
-		h.receive(receipt)
+	if h.happened(req, receipt, err) {
 		h.attempted(res, OutcomeDone)
 		h.written(req)
 		return

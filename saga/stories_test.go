@@ -151,7 +151,7 @@ func (s *teller) tell(events string) string {
 		s.commit()
 	}
 	for i := m.next(0, s.now); i >= 0 && m.going(); i = m.next(i+1, s.now) {
-		op, attempt := m.begin(i)
+		op, attempt := m.op(i), m.begin(i)
 		s.runs[m.Steps[i].Name] = op
 		say("begin %s %s %d", op, m.Steps[i].Name, attempt)
 	}
