@@ -275,8 +275,8 @@ func (c *controller) adjust(k *cohort, now time.Duration) {
 		return
 	}
 	c.scale += (c.mean - c.scale) / 2
-	if !c.base.known {
-		c.setLimit(min(c.limit, c.wanted(served)))
+	if !c.base.known { // also if most calls fail, the limit is to come back when they no longer do
+		c.setLimit(min(c.wanted(served), max(c.limit, float64(c.cfg.Initial))))
 		if c.learn(&k.answered, math.Inf(1)) {
 			c.ceiling, c.next, c.doubt, c.reached = c.base.log, soon(now), true, true
 		}
