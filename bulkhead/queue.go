@@ -41,7 +41,7 @@ type waiter struct {
 	share        *share
 	line         *line   // nil before and after it waits
 	older, newer *waiter // in line
-	since        time.Time
+	since        time.Duration
 	ready        chan struct{} // closed when it has its slots or is refused
 	waited       time.Duration
 	refusal      *FullError

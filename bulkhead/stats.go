@@ -59,7 +59,7 @@ func (b *Bulkhead) Stats() Stats {
 	for level := range b.queue.levels {
 		for _, l := range b.queue.levels[level].lines {
 			s.Queued[level] += l.waiting
-			s.LongestWait = max(s.LongestWait, time.Since(l.oldest.since))
+			s.LongestWait = max(s.LongestWait, now()-l.oldest.since)
 		}
 	}
 	for _, of := range b.queue.shares {
