@@ -35,7 +35,7 @@ import (
 // If next panics or ends its goroutine, f gets an error that says so, and the panic goes
 // on. f must be safe to call on another goroutine, since a ctx may end at any time.
 func AtEnd(ctx context.Context, next Func, f func(error)) error {
-	return linger.Of(ctx).Run(ctx, next, f, errCrashed)
+	return linger.Of(ctx).Hold(ctx, next, f, errCrashed)
 }
 
 var errCrashed = errors.New("resilience: the call panicked or ended its goroutine")

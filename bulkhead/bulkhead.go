@@ -75,7 +75,7 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 		return err
 	}
 	if work := linger.Of(ctx); work != nil {
-		return work.Hold(ctx, fn, linger.Release(func() { b.leave(has) }))
+		return work.Hold(ctx, fn, func(error) { b.leave(has) }, nil)
 	}
 	defer b.leave(has)
 	return fn(ctx)

@@ -39,7 +39,7 @@ type progress struct {
 // New returns a Script. It panics with the error of cfg.Validate, if there is one.
 func New(cfg Config) *Script {
 	s := &Script{injected: map[Kind]int64{}}
-	s.setting.Init(cfg, func(c Config) Config { return c })
+	s.setting.Init(cfg, func(c Config) Config { return c }, func(c *Config) { c.Plans = slices.Clone(c.Plans) })
 	s.begin(s.setting.Load())
 	return s
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -68,7 +69,9 @@ type Group[K comparable] struct {
 // cfg.Validate, if there is one.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	g := &Group[K]{}
-	g.setting.Init(cfg, GroupConfig[K].withDefaults)
+	g.setting.Init(cfg, GroupConfig[K].withDefaults, func(c *GroupConfig[K]) {
+		c.Config.Quotas = slices.Clone(c.Config.Quotas)
+	})
 	filled := g.setting.Load()
 	g.table = keyed.NewTable(keyed.Rule[K, meter]{
 		Make:    func(K) meter { return meter{} },

@@ -121,8 +121,12 @@ func TestConfigSharesNoQuotas(t *testing.T) {
 	quotas := []throttle.Quota{{N: 5, Per: throttle.Day}}
 	l := throttle.New(throttle.Config{Quotas: quotas})
 	require.Nil(t, quotas[0].In)
+	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Quotas: quotas}})
 	quotas[0].N = 6
-	require.Equal(t, []throttle.Quota{{N: 5, Per: throttle.Day, In: time.UTC}}, l.Config().Quotas)
+	want := []throttle.Quota{{N: 5, Per: throttle.Day, In: time.UTC}}
+	l.Config().Quotas[0].N, g.Config().Config.Quotas[0].N = 7, 7
+	require.Equal(t, want, l.Config().Quotas)
+	require.Equal(t, want, g.Config().Config.Quotas)
 }
 
 // A key whose windows are over makes room for another, and no sooner.

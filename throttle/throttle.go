@@ -43,6 +43,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -140,7 +141,7 @@ type Limiter struct {
 // cfg.Validate, if there is one.
 func New(cfg Config) *Limiter {
 	l := &Limiter{}
-	l.setting.Init(cfg, Config.withDefaults)
+	l.setting.Init(cfg, Config.withDefaults, func(c *Config) { c.Quotas = slices.Clone(c.Quotas) })
 	l.use(l.setting.Load())
 	return l
 }

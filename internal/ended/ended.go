@@ -45,6 +45,6 @@ func (e LostError) Error() string { return string(e) }
 
 // Lost reports whether ctx has ended because its call lost a hedge.
 func Lost(ctx context.Context) bool {
-	_, lost := errors.AsType[LostError](context.Cause(ctx))
+	_, lost := context.Cause(ctx).(LostError)
 	return lost
 }

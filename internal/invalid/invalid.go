@@ -24,10 +24,8 @@ func (f *Fields) Need(ok bool, field string, value any, want string) {
 
 // Same records that a field that cannot change has changed.
 func (f *Fields) Same(field string, was, now any) {
-	same := reflect.TypeOf(was) == reflect.TypeOf(now)
-	if same && reflect.ValueOf(was).Comparable() && reflect.ValueOf(now).Comparable() {
-		same = was == now
-	}
+	t := reflect.TypeOf(was)
+	same := t == reflect.TypeOf(now) && (t == nil || !t.Comparable() || was == now)
 	old, other := "the same", "another"
 	switch was.(type) {
 	case string:

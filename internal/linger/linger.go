@@ -5,7 +5,7 @@
 // The code that begins such work, a resiliencehttp.Transport, runs the policies under a
 // ctx whose value for [Key] is a [Work]. A policy holds something in one call:
 //
-//	return linger.Of(ctx).Hold(ctx, fn, slot) // its End gives the slot back
+//	return linger.Of(ctx).Hold(ctx, fn, giveBack, nil)
 //
 // Only slots and timeouts are held, and only if the work says so: see [Work.GoOn]. A policy
 // judges a call when its function returns. If the work breaks off later, that is one more
@@ -26,26 +26,10 @@ type Work struct {
 	mu    sync.Mutex
 	state state
 	holds bool // what policies hold is held until the end
-	ends  []Ending
-	few   [4]Ending // the memory of ends, mostly
-	err   error     // that it ended with
+	ends  []func(error)
+	few   [4]func(error) // the memory of ends, mostly
+	err   error          // that it ended with
 }
-
-// An Ending is what a policy does when the work ends.
-type Ending interface {
-	// End is called once. If the work has gone on and then broken off, err says how.
-	End(err error)
-}
-
-// Release is an Ending that ignores the error.
-type Release func()
-
-// End calls r.
-func (r Release) End(error) { r() }
-
-type ending func(error)
-
-func (f ending) End(err error) { f(err) }
 
 type state int
 
@@ -95,25 +79,11 @@ func (w *Work) is(s state) bool {
 	return w.state == s
 }
 
-// Hold calls fn and returns its error. If fn succeeds and the work goes on, e ends at the
-// end of the work. Otherwise it ends when fn returns or panics: a policy further in that
-// turns success into an error has ended the work for all policies outside it.
-func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, e Ending) error {
-	held := false
-	defer func() {
-		if !held {
-			e.End(nil)
-		}
-	}()
-	err := fn(ctx)
-	held = err == nil && w != nil && w.atEnd(e)
-	return err
-}
-
-// Run calls fn and returns its error. It has end called exactly once: with the error of
-// the work at its end, if fn succeeds and the work goes on; otherwise, when fn returns,
-// with its error, or with crashed if fn panics or ends its goroutine.
-func (w *Work) Run(ctx context.Context, fn func(context.Context) error, end func(error), crashed error) error {
+// Hold calls fn and returns its error. It has end called exactly once: with the error of the
+// work at its end, if fn succeeds and the work goes on; otherwise, when fn returns, with its
+// error, or with crashed if fn panics or ends its goroutine. A policy further in that turns
+// success into an error has ended the work for all policies outside it.
+func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end func(error), crashed error) error {
 	held, err := false, crashed
 	defer func() {
 		if !held {
@@ -121,14 +91,14 @@ func (w *Work) Run(ctx context.Context, fn func(context.Context) error, end func
 		}
 	}()
 	err = fn(ctx)
-	held = err == nil && w != nil && w.atEnd(ending(end))
+	held = err == nil && w != nil && w.atEnd(end)
 	return err
 }
 
 // Release calls f when a policy is to give back what it holds for a function that has returned
 // nil: now, or at the end of the work.
 func (w *Work) Release(f func()) {
-	if !w.atEnd(Release(f)) {
+	if !w.atEnd(func(error) { f() }) {
 		f()
 	}
 }
@@ -150,28 +120,28 @@ func (w *Work) OnEnd(f func(error)) bool {
 		return false
 	}
 	w.state = goesOn
-	w.add(ending(f))
+	w.add(f)
 	return true
 }
 
-// atEnd has e end with the work. It reports false, and e does not end, if nothing is held until
+// atEnd has f called when the work ends. It reports false, and does not, if nothing is held until
 // then.
-func (w *Work) atEnd(e Ending) bool {
+func (w *Work) atEnd(f func(error)) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.state != goesOn || !w.holds {
 		return false
 	}
-	w.add(e)
+	w.add(f)
 	return true
 }
 
-// add adds e to those that end with the work. w.mu is held.
-func (w *Work) add(e Ending) {
+// add adds f to what the end of the work calls. w.mu is held.
+func (w *Work) add(f func(error)) {
 	if w.ends == nil {
 		w.ends = w.few[:0]
 	}
-	w.ends = append(w.ends, e)
+	w.ends = append(w.ends, f)
 }
 
 // GoOn is called by the innermost function before it returns, if policies are to hold what
@@ -203,11 +173,11 @@ func (w *Work) End(err error) {
 		w.mu.Unlock()
 		return
 	}
-	e := w.ends[0]
+	end := w.ends[0]
 	w.ends = w.ends[1:]
 	w.mu.Unlock()
 	defer w.End(nil)
-	e.End(w.err)
+	end(w.err)
 }
 
 // A Limit is when a timeout ends work that goes on, and the cause that it gives. The
@@ -238,7 +208,7 @@ func Timed(ctx context.Context, d time.Duration, cause error, fn func(context.Co
 		err := fn(ctx)
 		late = err != nil && ended.By(timed, at, cause)
 		return err
-	}, Release(cancel))
+	}, func(error) { cancel() }, nil)
 	return late, err
 }
 

@@ -21,18 +21,15 @@ var (
 // hold has f called at the end of work that goes on.
 func hold(t *testing.T, work *linger.Work, f func()) {
 	t.Helper()
-	require.NoError(t, work.Hold(t.Context(), func(context.Context) error { return nil }, linger.Release(f)))
+	require.NoError(t, work.Hold(t.Context(), func(context.Context) error { return nil }, func(error) { f() }, nil))
 }
 
 func TestWithoutWorkTheEndIsNow(t *testing.T) {
 	work := linger.Of(t.Context())
 	require.Nil(t, work)
 	require.False(t, work.OnEnd(func(error) { t.Error("called") }))
-	released := 0
-	require.Equal(t, errBroke, work.Hold(t.Context(), func(context.Context) error { return errBroke }, linger.Release(func() { released++ })))
-	require.Equal(t, 1, released)
 	var ends []error
-	require.Equal(t, errBroke, work.Run(t.Context(), func(context.Context) error { return errBroke },
+	require.Equal(t, errBroke, work.Hold(t.Context(), func(context.Context) error { return errBroke },
 		func(err error) { ends = append(ends, err) }, errCrashed))
 	require.Equal(t, []error{errBroke}, ends)
 }
@@ -41,7 +38,7 @@ func TestWithoutWorkTheEndIsNow(t *testing.T) {
 var ways = map[string]struct {
 	fn   func(*linger.Work) error
 	held bool  // until the work ends
-	end  error // what Run reports
+	end  error // what Hold reports
 }{
 	"Succeeds":        {func(*linger.Work) error { return nil }, false, nil},
 	"Fails":           {func(*linger.Work) error { return errBroke }, false, errBroke},
@@ -63,33 +60,17 @@ func apart(f func()) {
 	<-done
 }
 
-func TestHoldReleasesWhenFnReturnsUnlessTheWorkGoesOn(t *testing.T) {
+func TestHoldTellsTheEndOnce(t *testing.T) {
 	for name, c := range ways {
 		t.Run(name, func(t *testing.T) {
 			ctx, work := linger.Begin(t.Context())
 			require.Same(t, work, linger.Of(ctx))
-			released := 0
-			apart(func() {
-				_ = work.Hold(ctx, func(in context.Context) error { require.Equal(t, ctx, in); return c.fn(work) },
-					linger.Release(func() { released++ }))
-			})
-			require.Equal(t, c.held, work.Held())
-			require.Equal(t, c.held, released == 0)
-			work.End(errBroke)
-			require.Equal(t, 1, released)
-		})
-	}
-}
-
-func TestRunReportsTheEndOnce(t *testing.T) {
-	for name, c := range ways {
-		t.Run(name, func(t *testing.T) {
-			ctx, work := linger.Begin(t.Context())
 			var ends []error
 			apart(func() {
-				_ = work.Run(ctx, func(in context.Context) error { require.Equal(t, ctx, in); return c.fn(work) },
+				_ = work.Hold(ctx, func(in context.Context) error { require.Equal(t, ctx, in); return c.fn(work) },
 					func(err error) { ends = append(ends, err) }, errCrashed)
 			})
+			require.Equal(t, c.held, work.Held())
 			require.Equal(t, c.held, len(ends) == 0)
 			work.End(errBroke)
 			work.End(errBroke)

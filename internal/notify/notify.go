@@ -1,5 +1,5 @@
-// Package notify tells hooks and observers of the events of a policy. It never
-// holds a lock while it calls one.
+// Package notify tells observers of the events of a policy. It never holds a lock while it
+// calls one.
 package notify
 
 import (
@@ -9,105 +9,106 @@ import (
 	"sync/atomic"
 )
 
-// Observers are the functions that Observe added. The zero value is ready to use.
-// Observers are safe for concurrent use and are not copied.
-type Observers[E any] struct {
-	mu    sync.Mutex
-	list  atomic.Pointer[[]*func(context.Context, E)]
-	group *Observers[E]
+// Observers are the functions that Observe added. The zero value is ready to use. Observers are
+// safe for concurrent use and are not copied.
+type Observers[E any] struct{ observers }
+
+// What is written for events of type any is not in a program once for each type of events.
+type observers struct {
+	mu   sync.Mutex
+	list atomic.Pointer[[]*func(context.Context, any)]
 }
 
-// In has the observers of a group told of the same events. It is called before the
-// first Tell.
-func (o *Observers[E]) In(group *Observers[E]) { o.group = group }
-
-// Observe adds f. stop removes it; a call of f that is under way goes on. A second
-// call of stop does nothing.
+// Observe adds f. stop removes it; a call of f that is under way goes on. A second call of stop
+// does nothing.
 func (o *Observers[E]) Observe(f func(context.Context, E)) (stop func()) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	added := &f
-	list := append(o.observers(), added)
-	o.list.Store(&list)
-	return func() { o.remove(added) }
+	return o.observe(func(ctx context.Context, e any) { f(ctx, e.(E)) })
 }
 
-func (o *Observers[E]) remove(f *func(context.Context, E)) {
+func (o *observers) observe(f func(context.Context, any)) (stop func()) {
+	o.change(func(list []*func(context.Context, any)) []*func(context.Context, any) { return append(list, &f) })
+	return func() {
+		o.change(func(list []*func(context.Context, any)) []*func(context.Context, any) {
+			if i := slices.Index(list, &f); i >= 0 {
+				list = slices.Delete(list, i, i+1)
+			}
+			return list
+		})
+	}
+}
+
+func (o *observers) change(f func([]*func(context.Context, any)) []*func(context.Context, any)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	list := slices.DeleteFunc(o.observers(), func(g *func(context.Context, E)) bool { return g == f })
-	if len(list) == 0 {
+	var list []*func(context.Context, any)
+	if now := o.list.Load(); now != nil {
+		list = slices.Clone(*now)
+	}
+	if list = f(list); len(list) == 0 {
 		o.list.Store(nil)
-		return
+	} else {
+		o.list.Store(&list)
 	}
-	o.list.Store(&list)
 }
 
-// observers returns a copy of the list.
-func (o *Observers[E]) observers() []*func(context.Context, E) {
-	if list := o.list.Load(); list != nil {
-		return slices.Clone(*list)
-	}
-	return nil
-}
+// Any reports whether there is an observer. It spares a policy without one the making of an
+// event.
+func (o *observers) Any() bool { return o.list.Load() != nil }
 
-// Any reports whether there is an observer. It spares a policy without one the
-// making of an event.
-func (o *Observers[E]) Any() bool {
-	return o.list.Load() != nil || o.group != nil && o.group.list.Load() != nil
-}
-
-// Tell calls the observers with e, in the order in which they were added; those of
-// the group come last.
+// Tell calls the observers with e, in the order in which they were added.
 func (o *Observers[E]) Tell(ctx context.Context, e E) {
+	if o.Any() {
+		o.tell(ctx, e)
+	}
+}
+
+func (o *observers) tell(ctx context.Context, e any) {
 	if list := o.list.Load(); list != nil {
 		for _, f := range *list {
 			(*f)(ctx, e)
 		}
 	}
-	if o.group != nil {
-		o.group.Tell(ctx, e)
-	}
 }
 
-// A Queue hands events over in the order of Add, one at a time, although they are
-// added under the lock of a policy and handed over without it. The zero value is
-// ready to use.
-type Queue[E any] struct {
+// A Queue hands events over in the order of Add, one at a time, although they are added under
+// the lock of a policy and handed over without it. The zero value is ready to use.
+type Queue[E any] struct{ queue }
+
+type queue struct {
 	waiting    atomic.Bool
 	mu         sync.Mutex
-	events     []queued[E]
+	events     []queued
 	delivering bool
 }
 
-type queued[E any] struct {
+type queued struct {
 	ctx   context.Context
-	event E
+	event any
 }
 
 // Add appends e, which is told with the ctx of the next caller of Deliver.
-func (q *Queue[E]) Add(e E) { q.add(queued[E]{event: e}) }
+func (q *Queue[E]) Add(e E) { q.add(queued{event: e}) }
 
 // AddUnder appends e, which is told with ctx.
-func (q *Queue[E]) AddUnder(ctx context.Context, e E) { q.add(queued[E]{ctx, e}) }
+func (q *Queue[E]) AddUnder(ctx context.Context, e E) { q.add(queued{ctx, e}) }
 
-func (q *Queue[E]) add(e queued[E]) {
+func (q *queue) add(e queued) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.events = append(q.events, e)
 	q.waiting.Store(true)
 }
 
-// Deliver calls tell for each event that waits. The caller holds no lock. If another
-// goroutine is delivering, or a function further up the stack, that one goes on with
-// these. If tell panics, the events behind it wait for the next Deliver.
+// Deliver calls tell for each event that waits. The caller holds no lock. If another goroutine
+// is delivering, or a function further up the stack, that one goes on with these. If tell
+// panics, the events behind it wait for the next Deliver.
 func (q *Queue[E]) Deliver(ctx context.Context, tell func(context.Context, E)) {
 	if q.waiting.Load() {
-		q.deliver(ctx, tell)
+		q.deliver(ctx, func(ctx context.Context, e any) { tell(ctx, e.(E)) })
 	}
 }
 
-func (q *Queue[E]) deliver(ctx context.Context, tell func(context.Context, E)) {
+func (q *queue) deliver(ctx context.Context, tell func(context.Context, any)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.events {
@@ -129,14 +130,11 @@ func (q *Queue[E]) deliver(ctx context.Context, tell func(context.Context, E)) {
 		if e.ctx == nil { // it was added meanwhile, and whoever added it has not come to Deliver yet
 			e.ctx = ctx
 		}
-		q.unlocked(e, tell)
+		func() { // without the lock
+			q.mu.Unlock()
+			defer q.mu.Lock()
+			tell(e.ctx, e.event)
+		}()
 	}
 	q.events = nil
-}
-
-// unlocked calls tell without the lock that its caller holds.
-func (q *Queue[E]) unlocked(e queued[E], tell func(context.Context, E)) {
-	q.mu.Unlock()
-	defer q.mu.Lock()
-	tell(e.ctx, e.event)
 }

@@ -7,55 +7,92 @@ import (
 	"sync/atomic"
 )
 
-type config interface{ Validate() error }
-
 // A Setting is the configuration of a policy: as it was given, and with its defaults filled in.
 // It is safe for concurrent use and is not copied. Init makes it ready to use.
-type Setting[C config] struct {
-	now  atomic.Pointer[Version[C]]
-	mu   sync.Mutex // one change at a time
-	fill func(C) C
+type Setting[C config] struct{ setting }
+
+type config interface{ Validate() error }
+
+// A setting is a Setting whose configurations are of type any, which stands for *C: what is
+// written for any is not in a program once for each C.
+type setting struct {
+	now atomic.Pointer[version]
+	mu  sync.Mutex // one change at a time
 }
 
-// A Version is a configuration that never changes.
-type Version[C config] struct{ filled, given C }
+// A version is a configuration that never changes.
+type version struct {
+	given, filled any
+	make          func(given any) (*version, error)
+	copy          func(any) any
+}
 
 // Init sets the first configuration. It panics with the error of Validate, if there is one.
-// fill returns a valid C with defaults in place of its zero fields; it may write to what C
-// points to. Init must have returned before the Setting is used.
-func (s *Setting[C]) Init(given C, fill func(C) C) {
-	s.fill = fill
-	if last, ok := latest.Load(reflect.TypeFor[C]()); ok && same(last.(*Version[C]).given, given) {
-		s.now.Store(last.(*Version[C]))
-		return
+// fill returns a valid C with defaults in place of its zero fields. own puts copies in the place
+// of the slices in a C; without it, whoever gave a slice could write to it while it is read. Init
+// must have returned before the Setting is used.
+func (s *Setting[C]) Init(given C, fill func(C) C, own ...func(*C)) {
+	copied := func(c any) any {
+		next := *c.(*C)
+		for _, own := range own {
+			own(&next)
+		}
+		return &next
 	}
-	next, err := s.version(given)
-	if err != nil {
-		panic(err)
+	var build func(any) (*version, error)
+	build = func(c any) (*version, error) {
+		if err := (*c.(*C)).Validate(); err != nil {
+			return nil, err
+		}
+		filled := copied(c).(*C)
+		*filled = fill(*filled)
+		return &version{copied(c), filled, build, copied}, nil
 	}
-	s.now.Store(next)
-	if same(given, given) {
-		latest.Store(reflect.TypeFor[C](), next)
-	}
+	s.init(&given, (*C)(nil), build)
 }
 
-// latest has the last *Version[C] that Init made, by the type C, if it can be compared: policies
+func (s *setting) init(given, of any, build func(any) (*version, error)) {
+	latest.Lock()
+	v := latest.of[of]
+	latest.Unlock()
+	if v == nil || !same(v.given, given) {
+		var err error
+		if v, err = build(given); err != nil { // without the lock: Validate may call the user's functions
+			panic(err)
+		}
+		if same(given, given) {
+			latest.Lock()
+			latest.of[of] = v
+			latest.Unlock()
+		}
+	}
+	s.now.Store(v)
+}
+
+// latest has the last version that Init made, by the type of C, if it can be compared: policies
 // that are made alike share it, so that a member of a Group does not take the memory of two
 // configurations.
-var latest sync.Map
+var latest = struct {
+	sync.Mutex
+	of map[any]*version
+}{of: map[any]*version{}}
 
-// same reports whether a and b are certainly the same: their fields are, by ==.
-func same[C any](a, b C) bool {
-	v, w := reflect.ValueOf(a), reflect.ValueOf(b)
+// same reports whether what a and b point to is certainly the same: their fields are, by ==.
+func same(a, b any) bool {
+	v, w := reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem()
 	for i := range v.NumField() {
 		f, g := v.Field(i), w.Field(i)
-		switch {
-		case f.Comparable() && g.Comparable():
-			if !f.Equal(g) {
+		switch f.Kind() {
+		case reflect.Func, reflect.Slice, reflect.Interface:
+			if !f.IsNil() || !g.IsNil() {
 				return false
 			}
-		case !f.IsZero() || !g.IsZero(): // functions and slices
+		case reflect.Struct: // may hold one of these
 			return false
+		default:
+			if f.Interface() != g.Interface() {
+				return false
+			}
 		}
 	}
 	return true
@@ -63,10 +100,13 @@ func same[C any](a, b C) bool {
 
 // Load returns the configuration with its defaults, by one atomic load. It must not be
 // written to.
-func (s *Setting[C]) Load() *C { return &s.now.Load().filled }
+func (s *Setting[C]) Load() *C { return s.now.Load().filled.(*C) }
 
 // Config returns a copy of the configuration with its defaults.
-func (s *Setting[C]) Config() C { return copyOf(*s.Load()) }
+func (s *Setting[C]) Config() C {
+	now := s.now.Load()
+	return *now.copy(now.filled).(*C)
+}
 
 // Update calls change with the configuration as it was given: a zero field means its default.
 // What change makes of it is the configuration from now on, if it is valid and check allows it.
@@ -75,89 +115,42 @@ func (s *Setting[C]) Config() C { return copyOf(*s.Load()) }
 //
 // If there is an error, or change panics, nothing has changed.
 func (s *Setting[C]) Update(change func(*C), check func(was, next *C) error, follow func(*C)) error {
-	return s.change(false, func(given *C) error { change(given); return nil }, check, follow)
+	return s.Change(false, func(c any) error { change(c.(*C)); return nil }, check, follow)
 }
 
 // Change is Update for a caller who does not know C: f gets a *C. Nothing changes if f returns
 // an error, or if dry is true: then Change returns the error that it would return otherwise.
 func (s *Setting[C]) Change(dry bool, f func(cfg any) error, check func(was, next *C) error, follow func(*C)) error {
-	return s.change(dry, func(given *C) error { return f(given) }, check, follow)
+	return s.change(dry, f,
+		func(was, next any) error {
+			if check == nil {
+				return nil
+			}
+			return check(was.(*C), next.(*C))
+		},
+		func(next any) {
+			if follow != nil {
+				follow(next.(*C))
+			}
+		})
 }
 
-func (s *Setting[C]) change(dry bool, change func(*C) error, check func(was, next *C) error, follow func(*C)) error {
+func (s *setting) change(dry bool, f func(any) error, check func(was, next any) error, follow func(any)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	was := s.now.Load()
-	given := copyOf(was.given)
-	if err := change(&given); err != nil {
+	given := was.copy(was.given)
+	if err := f(given); err != nil {
 		return err
 	}
-	next, err := s.version(given)
+	next, err := was.make(given)
 	if err != nil {
 		return err
 	}
-	if check != nil {
-		if err := check(&was.filled, &next.filled); err != nil {
-			return err
-		}
-	}
-	if dry {
-		return nil
+	if err := check(was.filled, next.filled); err != nil || dry {
+		return err
 	}
 	s.now.Store(next)
-	if follow != nil {
-		follow(&next.filled)
-	}
+	follow(next.filled)
 	return nil
-}
-
-// version returns the configuration that given makes, which shares no slice with it.
-func (s *Setting[C]) version(given C) (*Version[C], error) {
-	if err := given.Validate(); err != nil {
-		return nil, err
-	}
-	given = copyOf(given)
-	return &Version[C]{s.fill(copyOf(given)), given}, nil
-}
-
-// copyOf returns c with copies of what it shares with other values: slices, and the
-// configurations that it points to. Otherwise whoever gave it could write to it while it is read.
-func copyOf[C any](c C) C {
-	unshare(reflect.ValueOf(&c).Elem())
-	return c
-}
-
-func unshare(v reflect.Value) {
-	switch {
-	case v.Kind() == reflect.Slice && !v.IsNil():
-		s := reflect.MakeSlice(v.Type(), v.Len(), v.Len())
-		reflect.Copy(s, v)
-		v.Set(s)
-		for i := range v.Len() {
-			unshare(v.Index(i))
-		}
-	case v.Kind() == reflect.Pointer && !v.IsNil() && isConfig(v.Type().Elem()):
-		p := reflect.New(v.Type().Elem())
-		p.Elem().Set(v.Elem())
-		v.Set(p)
-		unshare(p.Elem())
-	case isConfig(v.Type()):
-		for i := range v.NumField() {
-			unshare(v.Field(i))
-		}
-	}
-}
-
-// isConfig reports whether t is a struct whose fields are all exported: a configuration, and not
-// a policy or a lock, which must not be copied.
-func isConfig(t reflect.Type) bool {
-	if t.Kind() != reflect.Struct {
-		return false
-	}
-	for i := range t.NumField() {
-		if !t.Field(i).IsExported() {
-			return false
-		}
-	}
-	return true
 }

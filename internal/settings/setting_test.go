@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 
@@ -17,13 +18,9 @@ type config struct {
 	Slow    int // zero means 100
 	Patient int // zero means 9/10 of Slow
 	Shares  []float64
-	Plans   []plan
-	Deep    *plan
 	Lock    *lock
 	Hook    func() int
 }
-
-type plan struct{ Shares []float64 }
 
 type lock struct{ held bool }
 
@@ -39,15 +36,17 @@ func (c config) Validate() error {
 func (c config) filled() config {
 	c.Slow = cmp.Or(c.Slow, 100)
 	c.Patient = cmp.Or(c.Patient, c.Slow*9/10)
-	if c.Deep != nil {
-		c.Deep.Shares = append(c.Deep.Shares, 1)
+	for i := range c.Shares {
+		c.Shares[i] += 0.5
 	}
 	return c
 }
 
+func (c *config) own() { c.Shares = slices.Clone(c.Shares) }
+
 func newSetting(c config) *settings.Setting[config] {
 	s := &settings.Setting[config]{}
-	s.Init(c, config.filled)
+	s.Init(c, config.filled, (*config).own)
 	return s
 }
 
@@ -97,7 +96,7 @@ func TestUpdateThatFailsChangesNothing(t *testing.T) {
 	require.PanicsWithValue(t, "no", func() {
 		_ = s.Update(func(c *config) { c.Shares[0] = 2; panic("no") }, nil, follow)
 	})
-	require.Equal(t, config{Slow: 7, Patient: 6, Shares: []float64{1}}, s.Config())
+	require.Equal(t, config{Slow: 7, Patient: 6, Shares: []float64{1.5}}, s.Config())
 	require.Equal(t, config{Slow: 7, Shares: []float64{1}}, given(t, s))
 	require.PanicsWithValue(t, errNegative, func() { newSetting(config{Slow: -1}) })
 }
@@ -149,30 +148,25 @@ func TestChangeIsAnUpdateByAPointerOfAnyType(t *testing.T) {
 func TestConfigIsNotShared(t *testing.T) {
 	shared := &lock{held: true}
 	hook := func() int { return 7 }
-	mine := config{Shares: []float64{1}, Plans: []plan{{Shares: []float64{1}}}, Deep: &plan{Shares: []float64{5}}, Lock: shared, Hook: hook}
+	mine := config{Shares: []float64{1}, Lock: shared, Hook: hook}
 	s := newSetting(mine)
-	mine.Shares[0], mine.Plans[0].Shares[0], mine.Deep.Shares[0] = 9, 9, 9
-	want := config{Slow: 100, Patient: 90, Shares: []float64{1}, Plans: []plan{{Shares: []float64{1}}}, Deep: &plan{Shares: []float64{5, 1}}, Lock: shared}
+	mine.Shares[0] = 9
 	is := s.Config()
 	require.Equal(t, 7, is.Hook())
-	is.Hook = nil
-	require.Equal(t, want, is)
 	require.Same(t, shared, is.Lock, "a policy is no configuration")
-	is.Shares[0], is.Deep.Shares[0] = 9, 9
-	is = s.Config()
-	is.Hook = nil
-	require.Equal(t, want, is)
-	require.Equal(t, []float64{5}, given(t, s).Deep.Shares, "not the one that got its defaults")
+	is.Shares[0] = 9
+	require.Equal(t, []float64{1.5}, s.Config().Shares)
+	require.Equal(t, []float64{1}, given(t, s).Shares, "not the slice that got its defaults")
 
-	replaced := []float64{3}
 	var kept *config
-	update(t, s, func(c *config) { c.Shares, c.Deep, kept = replaced, &plan{}, c })
-	replaced[0], kept.Plans[0].Shares[0], kept.Deep.Shares = 9, 9, replaced
-	require.Equal(t, []float64{3}, s.Config().Shares)
+	update(t, s, func(c *config) { kept = c })
+	kept.Shares[0] = 9
+	require.Equal(t, []float64{1}, given(t, s).Shares)
+	replaced := []float64{3}
+	update(t, s, func(c *config) { c.Shares = replaced })
+	replaced[0] = 9
+	require.Equal(t, []float64{3.5}, s.Config().Shares)
 	require.Equal(t, []float64{3}, given(t, s).Shares)
-	require.Equal(t, []float64{1}, s.Config().Plans[0].Shares)
-	require.Equal(t, &plan{Shares: []float64{1}}, s.Config().Deep)
-	require.Equal(t, &plan{}, given(t, s).Deep)
 }
 
 func TestUpdatesTakeTurns(t *testing.T) {
@@ -200,18 +194,17 @@ func TestSettingsThatAreMadeAlikeShareTheirConfig(t *testing.T) {
 	s := newSetting(given)
 	require.Same(t, s.Load(), newSetting(given).Load())
 	for name, other := range map[string]config{
-		"another number":   {Name: "a", Slow: 8, Lock: held},
-		"another name":     {Name: "b", Slow: 7, Lock: held},
-		"another pointer":  {Name: "a", Slow: 7, Lock: &lock{}},
-		"with a function":  {Name: "a", Slow: 7, Lock: held, Hook: func() int { return 1 }},
-		"with a slice":     {Name: "a", Slow: 7, Lock: held, Shares: []float64{1}},
-		"with another one": {Name: "a", Slow: 7, Lock: held, Deep: &plan{}},
+		"another number":  {Name: "a", Slow: 8, Lock: held},
+		"another name":    {Name: "b", Slow: 7, Lock: held},
+		"another pointer": {Name: "a", Slow: 7, Lock: &lock{}},
+		"with a function": {Name: "a", Slow: 7, Lock: held, Hook: func() int { return 1 }},
+		"with a slice":    {Name: "a", Slow: 7, Lock: held, Shares: []float64{1}},
 	} {
 		newSetting(given)
 		first := newSetting(other)
 		require.NotSame(t, s.Load(), first.Load(), name)
 		require.Equal(t, other.Slow, first.Config().Slow)
-		if other.Hook != nil || other.Shares != nil || other.Deep != nil {
+		if other.Hook != nil || other.Shares != nil {
 			require.NotSame(t, first.Load(), newSetting(other).Load(), name)
 		}
 	}
