@@ -13,7 +13,7 @@ import (
 
 // BudgetConfig says how many retries a [Budget] allows.
 type BudgetConfig struct {
-	// Name is the name in a registry. It may be empty.
+	// Name is the name in a registry. It may be empty, and cannot change.
 	Name string
 	// Ratio is how many retries each call adds, at most 100. Zero means 0.2, negative none.
 	Ratio float64
@@ -36,24 +36,21 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 	return c
 }
 
-func (c *BudgetConfig) fixed(next *BudgetConfig) error {
-	f := invalid.Fields{Type: "retry.BudgetConfig"}
-	f.Same("Name", c.Name, next.Name)
-	return f.Err()
+func sameBudget(was, next *BudgetConfig) error {
+	return invalid.Renamed("retry.BudgetConfig", was.Name, next.Name)
 }
 
-// A Budget limits retries to a fraction of the calls, so that clients that retry do not
-// multiply the load on a dependency that is down. Share one among the retriers of one
+// A Budget limits retries to a fraction of the calls. Share one among the retriers of one
 // dependency; for one for each host or tenant, make a resilience.Group of Retriers. It is safe
 // for concurrent use.
 //
-// It is a bucket of retries: each call adds Ratio, each second adds PerSecond, so that a rare
-// call may be retried too, and each retry takes one before its wait. It begins with what ten
-// seconds add, and holds at most what ten seconds and a hundred calls add.
+// It is a bucket: each call adds Ratio, each second adds PerSecond, so that a rare call may be
+// retried too, and each retry takes one before its wait. It begins with what ten seconds add, and
+// holds at most what ten seconds and a hundred calls add.
 //
 // The first attempt of a call that reaches the dependency counts as the call, each later one as
-// a retry, whatever their results; an attempt that a policy further in refuses is neither. Of
-// nested retriers give the Budget to one: each counts the call, and would add its retries.
+// a retry; an attempt that a policy further in refuses is neither. Of nested retriers give the
+// Budget to one: each counts the call, and would add its retries.
 type Budget struct {
 	setting settings.Setting[BudgetConfig]
 
@@ -74,62 +71,48 @@ func NewBudget(cfg BudgetConfig) *Budget {
 	return b
 }
 
-// perNano is what a nanosecond adds.
+// perNano, perCall and atFirst are what a nanosecond and a call add, and what a new Budget holds.
 func (c *BudgetConfig) perNano() int64 { return int64(max(0, c.PerSecond)) }
-
-// perCall is what a call adds.
 func (c *BudgetConfig) perCall() int64 { return int64(math.Round(max(0, c.Ratio) * whole)) }
-
-// atFirst is what a new Budget holds.
 func (c *BudgetConfig) atFirst() int64 { return 10 * whole * c.perNano() }
 
-// now brings b up to date. b.mu is held.
-func (b *Budget) now() *BudgetConfig {
-	c := b.setting.Load()
-	now := time.Now()
-	passed := int64(max(0, now.Sub(b.at)))
-	b.at = now
-	most := c.atFirst() + 100*c.perCall()
-	if per := c.perNano(); per > 0 && passed > (most-b.held)/per { // the product could overflow
-		b.held = most
-	} else {
-		b.held = min(most, b.held+passed*per)
-	}
-	return c
-}
-
-// earn counts a call. It does nothing if b is nil.
-func (b *Budget) earn() {
+// now calls f under the lock when b holds what it holds now. It does nothing if b is nil.
+func (b *Budget) now(f func(*BudgetConfig)) {
 	if b == nil {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.held += b.now().perCall() // the next now bounds it
+	c, now := b.setting.Load(), time.Now()
+	passed, most := int64(max(0, now.Sub(b.at))), c.atFirst()+100*c.perCall()
+	b.at = now
+	if per := c.perNano(); per > 0 && passed > (most-b.held)/per { // the product could overflow
+		b.held = most
+	} else {
+		b.held = min(most, b.held+passed*per)
+	}
+	f(c)
 }
 
+// earn counts a call.
+func (b *Budget) earn() { b.now(func(c *BudgetConfig) { b.held += c.perCall() }) } // the next now bounds it
+
 // take takes a retry, and reports whether there was one.
-func (b *Budget) take() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.now()
-	ok := b.held >= whole
-	if ok {
-		b.held -= whole
-		b.allowed++
-	} else {
-		b.overBudget++
-	}
-	b.spent = !ok
+func (b *Budget) take() (ok bool) {
+	b.now(func(*BudgetConfig) {
+		if ok = b.held >= whole; ok {
+			b.held -= whole
+			b.allowed++
+		} else {
+			b.overBudget++
+		}
+		b.spent = !ok
+	})
 	return ok
 }
 
 // giveBack returns what a retry took that was not made.
-func (b *Budget) giveBack() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.held += whole // never more than before
-}
+func (b *Budget) giveBack() { b.now(func(*BudgetConfig) { b.held += whole }) } // never more than before
 
 // BudgetStats is a snapshot of a [Budget].
 type BudgetStats struct {
@@ -138,11 +121,9 @@ type BudgetStats struct {
 	Left       int64 // retries that would be allowed now
 }
 
-func (b *Budget) Stats() BudgetStats {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.now()
-	return BudgetStats{b.allowed, b.overBudget, b.held / whole}
+func (b *Budget) Stats() (s BudgetStats) {
+	b.now(func(*BudgetConfig) { s = BudgetStats{b.allowed, b.overBudget, b.held / whole} })
+	return s
 }
 
 func (b *Budget) Name() string { return b.setting.Load().Name }
@@ -150,9 +131,16 @@ func (b *Budget) Name() string { return b.setting.Load().Name }
 // Config returns the present BudgetConfig, with its defaults filled in.
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
+func (b *Budget) Settings() any { return b.Config() }
+
 // Update is as [Retrier.Update]; b keeps what it holds.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
-	return b.setting.Update(change, (*BudgetConfig).fixed, nil)
+	return b.setting.Update(change, sameBudget, nil)
+}
+
+// Change is as [Retrier.Change].
+func (b *Budget) Change(dry bool, f func(cfg any) error) error {
+	return b.setting.Change(dry, f, sameBudget, nil)
 }
 
 func (b *Budget) Kind() string { return "budget" }
@@ -172,31 +160,17 @@ func (spentError) Error() string       { return "spent" }
 func (spentError) HealthState() string { return "spent" }
 
 // Health returns an error while b has no retry left and has refused one.
-func (b *Budget) Health() error {
-	if b == nil {
-		return nil
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.now(); b.spent && b.held < whole {
-		return spentError{}
-	}
-	return nil
+func (b *Budget) Health() (err error) {
+	b.now(func(*BudgetConfig) {
+		if b.spent && b.held < whole {
+			err = spentError{}
+		}
+	})
+	return err
 }
 
 // Needed reports whether b holds less than a new Budget.
-func (b *Budget) Needed() bool {
-	if b == nil {
-		return false
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.now().atFirst() > b.held
-}
-
-func (b *Budget) Settings() any { return b.Config() }
-
-// Change is Update for whoever does not know BudgetConfig.
-func (b *Budget) Change(dry bool, f func(cfg any) error) error {
-	return b.setting.Change(dry, f, (*BudgetConfig).fixed, nil)
+func (b *Budget) Needed() (needed bool) {
+	b.now(func(c *BudgetConfig) { needed = c.atFirst() > b.held })
+	return needed
 }

@@ -9,39 +9,36 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says when, how often and for how long a [Retrier] retries. The time of a whole call
-// is limited by the deadline of its ctx.
+// Config says when, how often and for how long a [Retrier] retries. The deadline of its ctx
+// limits the time of a whole call.
 type Config struct {
-	// Name appears in errors and events. It may be empty.
+	// Name appears in errors and events. It may be empty, and cannot change.
 	Name string
 	// Attempts is how often a call runs fn at most, the first attempt and refused ones
 	// included. Zero means 3, negative no limit.
 	Attempts int
-	// AttemptTimeout is how long each attempt may take until its ctx ends. Its error is then
-	// context.DeadlineExceeded as well as what fn returned, and retried like any other.
-	// Within a resiliencehttp.Transport it also covers the body. Zero means no limit.
+	// AttemptTimeout is the time after which the ctx of an attempt ends. The error is then
+	// context.DeadlineExceeded, too, and retried. Within a resiliencehttp.Transport it covers
+	// the body. Zero means no limit.
 	AttemptTimeout time.Duration
-	// HealthyAfter is for sessions, such as a subscription that runs for days: an attempt
-	// that ran for so long before it failed counts as the first of a new call. Otherwise the
-	// third break in a month would end a session for good. Zero means never.
+	// HealthyAfter is for sessions that run for days: an attempt that ran for so long before
+	// it failed counts as the first of a new call. Zero means never.
 	HealthyAfter time.Duration
-	// Backoff returns the delays of one call: a new one each time, since it has state. It is
-	// called when the first attempt of a call has failed, and by Validate, New and Update. A
-	// negative delay ends the retrying. Nil means Exponential(100ms, 10s).
+	// Backoff returns a new Backoff for each call whose first attempt has failed. Validate,
+	// New and Update call it, too. Nil means Exponential(100ms, 10s).
 	Backoff func() Backoff
 	// Delay returns the delay after a, in place of a.Delay, which comes from Backoff: by the
-	// error, by ctx, or from a list, list[a.Number-1]. A negative delay ends the retrying.
-	// RetryAfter of the error still sets the least. Nil means a.Delay.
+	// error, by ctx, or from a list. Negative ends the retrying. RetryAfter of the error sets
+	// the least all the same. Nil means a.Delay.
 	Delay func(ctx context.Context, a Attempt) time.Duration
-	// MaxRetryAfter is the longest wait that an error may ask for by its method RetryAfter.
-	// One that asks for more ends the retrying. Zero means a minute.
+	// MaxRetryAfter is the longest wait that an error may ask for by its method RetryAfter: a
+	// longer one ends the retrying. Zero means a minute.
 	MaxRetryAfter time.Duration
 	// If reports whether a failure is worth another attempt. It is not asked about refusals,
 	// answers and errors marked by [Permanent], nor once ctx has ended. Nil means
 	// resilience.Retryable.
 	If func(error) bool
-	// Budget limits retries to a fraction of the calls. Nil means no such limit. A registry
-	// shows it if it is added, beside the retriers.
+	// Budget limits retries to a fraction of the calls. Nil means no such limit.
 	Budget *Budget
 	// OnRetry is called before each wait for another attempt, with the ctx of Do.
 	OnRetry func(context.Context, Attempt)
@@ -49,11 +46,11 @@ type Config struct {
 
 // An Attempt has failed or was refused, and another follows.
 type Attempt struct {
-	Name        string        // of the Retrier
-	Number      int           // of the attempt that failed, from 1
-	Err         error         // the error of the attempt
-	Delay       time.Duration // the wait before the next attempt
-	RetryingFor time.Duration // the time since the first attempt failed
+	Name        string // of the Retrier
+	Number      int    // from 1
+	Err         error
+	Delay       time.Duration // before the next attempt
+	RetryingFor time.Duration // since the first attempt failed
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -87,22 +84,26 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// fixed returns an error if what cannot change has changed.
-func (c *Config) fixed(next *Config) error {
-	f := invalid.Fields{Type: "retry.Config"}
-	f.Same("Name", c.Name, next.Name)
-	return f.Err()
-}
+func sameName(was, next *Config) error { return invalid.Renamed("retry.Config", was.Name, next.Name) }
 
 func (r *Retrier) Name() string { return r.setting.Load().Name }
 
 // Config returns the present Config, with its defaults filled in.
 func (r *Retrier) Config() Config { return r.setting.Config() }
 
-// Update changes the Config: it calls change with the Config as it was given, in which a zero
-// field means its default. If the result is not valid, Update returns the error of Validate and
-// changes nothing. A call under way ends under the Config that it began with. The Name cannot
-// change. change must not call r.
-func (r *Retrier) Update(change func(*Config)) error {
-	return r.setting.Update(change, (*Config).fixed, nil)
+// Settings returns Config without functions and Budget.
+func (r *Retrier) Settings() any {
+	c := r.Config()
+	c.Backoff, c.Delay, c.If, c.OnRetry, c.Budget = nil, nil, nil, nil, nil
+	return c
+}
+
+// Update calls change with the Config as it was given, in which a zero field means its default.
+// If the result is not valid, Update returns the error of Validate and changes nothing. A call
+// under way ends under the Config that it began with. change must not call r.
+func (r *Retrier) Update(change func(*Config)) error { return r.setting.Update(change, sameName, nil) }
+
+// Change is Update for whoever does not know Config. If dry is true, nothing changes.
+func (r *Retrier) Change(dry bool, f func(cfg any) error) error {
+	return r.setting.Change(dry, f, sameName, nil)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -21,9 +20,8 @@ var (
 // An Error reports that a [Retrier] gave up on an error that was worth another attempt. It
 // wraps Err, the last failure (if refusals followed it) and the Cause.
 type Error struct {
-	Name string // of the Retrier
-	// Attempts is how many attempts there were, refused ones included, but for the Cause.
-	Attempts    int
+	Name        string        // of the Retrier
+	Attempts    int           // refused ones included, but for the Cause
 	RetryingFor time.Duration // since the first attempt failed
 	// Cause is why no other attempt was made: ErrExhausted; ErrOverBudget;
 	// context.DeadlineExceeded, if a wait would have passed the deadline of ctx; the end of
@@ -63,7 +61,11 @@ func prefix(name string) string {
 }
 
 func (e *Error) Unwrap() []error {
-	return slices.DeleteFunc([]error{e.Err, e.earlier, e.Cause}, func(err error) bool { return err == nil })
+	all, _ := errors.Join(e.Err, e.earlier, e.Cause).(interface{ Unwrap() []error })
+	if all == nil {
+		return nil
+	}
+	return all.Unwrap()
 }
 
 // Refused reports whether policies further in refused every attempt.
@@ -73,36 +75,34 @@ func (e *Error) Refused() bool { return e.kind == behavior.Refused }
 func (e *Error) Answered() bool { return e.kind == behavior.Answered }
 
 // Retryable reports whether another call may help, by the last error and the last failure.
-func (e *Error) Retryable() bool {
-	return behavior.Read(errors.Join(e.Err, e.earlier)).Retryable
-}
+func (e *Error) Retryable() bool { return e.says().Retryable }
 
 // RetryAfter returns the time before which another call cannot help, or 0.
-func (e *Error) RetryAfter() time.Duration {
-	return behavior.Read(errors.Join(e.Err, e.earlier)).RetryAfter
-}
+func (e *Error) RetryAfter() time.Duration { return e.says().RetryAfter }
+
+func (e *Error) says() behavior.End { return behavior.Read(errors.Join(e.Err, e.earlier)) }
 
 // Timeout reports whether the last error or the Cause is a timeout.
 func (e *Error) Timeout() bool { return behavior.IsTimeout(e.Err) || behavior.IsTimeout(e.Cause) }
 
-// An overtime is the cause of an attempt's ctx that the AttemptTimeout of a Config ended.
-type overtime Config
-
-func (c *overtime) Error() string {
-	return fmt.Sprintf("%san attempt took longer than AttemptTimeout of %v", prefix(c.Name), c.AttemptTimeout)
-}
-
-func (c *overtime) Is(target error) bool { return target == context.DeadlineExceeded }
-func (c *overtime) Timeout() bool        { return true }
-
-// A timeoutError wraps an error of such an attempt that does not say that it is a timeout.
-type timeoutError struct {
-	*overtime
+// An overtime is the cause of an attempt's ctx that the AttemptTimeout of a Config ended, and wraps
+// an error of such an attempt that does not say that it is a timeout.
+type overtime struct {
+	*Config
 	err error
 }
 
-func (e *timeoutError) Error() string { return e.overtime.Error() + ": " + e.err.Error() }
-func (e *timeoutError) Unwrap() error { return e.err }
+func (e *overtime) Error() string {
+	text := fmt.Sprintf("%san attempt took longer than AttemptTimeout of %v", prefix(e.Name), e.AttemptTimeout)
+	if e.err != nil {
+		text += ": " + e.err.Error()
+	}
+	return text
+}
+
+func (e *overtime) Unwrap() error        { return e.err }
+func (e *overtime) Is(target error) bool { return target == context.DeadlineExceeded }
+func (e *overtime) Timeout() bool        { return true }
 
 // saysEnd reports whether err already says that ctx has ended, and why.
 func saysEnd(ctx context.Context, err error) bool {

@@ -3,9 +3,11 @@ package retry
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
@@ -15,15 +17,20 @@ func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(f)
 }
 
+// ObserveAny is Observe for whoever does not know Event.
+func (r *Retrier) ObserveAny(f func(context.Context, any)) (stop func()) {
+	return r.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
+}
+
 // An Event is something that happened to a [Retrier].
 type Event struct {
 	Kind        EventKind
 	Name        string        // of the Retrier
 	Attempt     int           // EventRetried: the number of the attempt that failed
-	Attempts    int           // EventEnded: how many attempts there were
+	Attempts    int           // EventEnded: how many there were
 	Err         error         // EventRetried: of the attempt; EventEnded: the result of Do
-	Delay       time.Duration // EventRetried: the wait before the next attempt
-	RetryingFor time.Duration // EventRetried and EventEnded: the time since the first attempt failed
+	Delay       time.Duration // EventRetried: before the next attempt
+	RetryingFor time.Duration // since the first attempt failed
 	Outcome     Outcome       // EventEnded
 }
 
@@ -37,23 +44,18 @@ func (e Event) Level() int {
 
 // Fields calls yield with each detail.
 func (e Event) Fields(yield func(name string, value any)) {
-	for _, f := range []struct {
-		name  string
-		value any
-		says  bool
-	}{
-		{"event", string(e.Kind), true},
-		{"attempt", e.Attempt, e.Attempt > 0},
-		{"attempts", e.Attempts, e.Attempts > 0},
-		{"in", e.Delay, e.Delay > 0},
-		{"outcome", string(e.Outcome), e.Outcome != ""},
-		{"retrying_for", e.RetryingFor, e.RetryingFor > 0},
-		{"err", e.Err, e.Err != nil},
-	} {
-		if f.says {
-			yield(f.name, f.value)
+	say := func(name string, value any, is bool) {
+		if is {
+			yield(name, value)
 		}
 	}
+	say("event", string(e.Kind), true)
+	say("attempt", e.Attempt, e.Attempt > 0)
+	say("attempts", e.Attempts, e.Attempts > 0)
+	say("in", e.Delay, e.Delay > 0)
+	say("outcome", string(e.Outcome), e.Outcome != "")
+	say("retrying_for", e.RetryingFor, e.RetryingFor > 0)
+	say("err", e.Err, e.Err != nil)
 }
 
 type EventKind string
@@ -73,6 +75,8 @@ const (
 	OutcomeOverBudget Outcome = "over budget"
 	OutcomeDeadline   Outcome = "deadline"
 	OutcomeCanceled   Outcome = "canceled"
+	firstTry          Outcome = "first try" // these two only in figures
+	nested            Outcome = "nested"
 )
 
 // endOf returns the outcome of a call whose ctx has ended. It returns "" for the call of a
@@ -103,6 +107,7 @@ type Stats struct {
 	Retried  int64 // calls of fn that followed another
 }
 
+// Calls is the sum of the fields from FirstTry to Nested.
 func (s Stats) Calls() int64 {
 	return s.FirstTry + s.Recovered + s.Exhausted + s.Permanent + s.OverBudget + s.Deadline + s.Canceled + s.Nested
 }
@@ -110,13 +115,14 @@ func (s Stats) Calls() int64 {
 // counts are the figures of a Retrier. A first attempt that succeeds is counted in one place
 // only; all others are rare beside it.
 type counts struct {
-	firstTry, retried, nested atomic.Int64
-	failed                    atomic.Int64 // attempts, refused ones included
-	ended                     [len(outcomes)]atomic.Int64
+	ended           [len(outcomes)]atomic.Int64
+	failed, retried atomic.Int64 // attempts
 }
 
+// outcomes are in the order of Stats.
 var outcomes = [...]Outcome{
-	OutcomeRecovered, OutcomeExhausted, OutcomePermanent, OutcomeOverBudget, OutcomeDeadline, OutcomeCanceled,
+	firstTry, OutcomeRecovered, OutcomeExhausted, OutcomePermanent,
+	OutcomeOverBudget, OutcomeDeadline, OutcomeCanceled, nested,
 }
 
 // end counts the end of a call with an outcome, unless that is "".
@@ -127,12 +133,26 @@ func (c *counts) end(o Outcome) {
 }
 
 func (r *Retrier) Stats() Stats {
-	c := &r.counts
-	s := Stats{
-		FirstTry: c.firstTry.Load(), Recovered: c.ended[0].Load(), Exhausted: c.ended[1].Load(),
-		Permanent: c.ended[2].Load(), OverBudget: c.ended[3].Load(), Deadline: c.ended[4].Load(),
-		Canceled: c.ended[5].Load(), Nested: c.nested.Load(), Retried: c.retried.Load(),
-	}
-	s.Attempts = s.FirstTry + s.Recovered + c.failed.Load()
+	n := func(i int) int64 { return r.counts.ended[i].Load() }
+	s := Stats{n(0), n(1), n(2), n(3), n(4), n(5), n(6), n(7), r.counts.failed.Load(), r.counts.retried.Load()}
+	s.Attempts += s.FirstTry + s.Recovered
 	return s
 }
+
+func (r *Retrier) Kind() string { return "retry" }
+
+// Figures returns retry.calls by outcome, as in Stats, and retry.attempts.
+func (r *Retrier) Figures() (all []describe.Figure) {
+	for i, o := range outcomes {
+		name := "retry.calls{outcome=" + strings.ReplaceAll(string(o), " ", "_") + "}"
+		all = append(all, describe.Figure{Name: name, Counter: true, Value: float64(r.counts.ended[i].Load())})
+	}
+	return append(all, describe.Figure{Name: "retry.attempts", Counter: true, Value: float64(r.Stats().Attempts)})
+}
+
+// Health returns an error while the Budget of r is spent.
+func (r *Retrier) Health() error { return r.setting.Load().Budget.Health() }
+
+// Needed reports whether the Budget of r holds less than a new one: a new Retrier in the place of
+// r would allow more retries, so that a resilience.Group keeps r.
+func (r *Retrier) Needed() bool { return r.setting.Load().Budget.Needed() }

@@ -190,7 +190,7 @@ func TestRetrierAndBudgetDescribeThemselves(t *testing.T) {
 	require.Equal(t, map[string]float64{
 		"retry.calls{outcome=first_try}": 1, "retry.calls{outcome=recovered}": 0, "retry.calls{outcome=exhausted}": 1,
 		"retry.calls{outcome=permanent}": 0, "retry.calls{outcome=over_budget}": 1, "retry.calls{outcome=deadline}": 0,
-		"retry.calls{outcome=canceled}": 0, "retry.calls{outcome=nested}": 0, "retry.attempts": 4, "retry.retries": 1,
+		"retry.calls{outcome=canceled}": 0, "retry.calls{outcome=nested}": 0, "retry.attempts": 4,
 		"budget.retries{outcome=allowed}": 0, "budget.retries{outcome=over_budget}": 1, "budget.left": 0,
 	}, figures)
 }

@@ -12,25 +12,25 @@
 // effect. Then these rules hold:
 //
 //   - Delays are random and grow, so that clients that failed together do not return together.
-//   - A wait that could not end before the deadline of ctx is not begun: see [Error].
+//   - A wait that could not end before the deadline of ctx is not begun.
 //   - An error that another attempt cannot help is returned as it is: see [Permanent] and
-//     resilience.Retryable. So is an answer (Answered() bool) that is not Retryable() bool,
-//     as "too many requests" is.
+//     resilience.Retryable. So is an answer (Answered() bool) that is not Retryable() bool, as
+//     "too many requests" is.
 //   - An error with a method RetryAfter() time.Duration sets the least delay.
 //   - A refusal (Refused() bool) of a policy further in, such as a bulkhead that is full, is
 //     waited out: it counts as an attempt, but costs no budget. An open breaker ends the
 //     retrying.
-//   - A [Budget] limits retries to a fraction of the calls. Without one, retries multiply
-//     the load on a dependency that is down.
+//   - A [Budget] limits retries to a fraction of the calls. Without one, retries multiply the
+//     load on a dependency that is down.
 //   - Of nested retriers only the outermost retries, unless it has one attempt: it marks the
 //     ctx that fn is given, so pass that on. [Fresh] begins a new operation.
 //
 // Package hedge is for calls that are slow rather than failing.
 //
 // The pattern is Retry of the Cloud Design Patterns
-// (https://learn.microsoft.com/azure/architecture/patterns/retry); for budgets and
-// nested retries see "Addressing Cascading Failures" in Site Reliability Engineering
-// (Beyer et al., 2016). Delays are computed by github.com/cenkalti/backoff/v4.
+// (https://learn.microsoft.com/azure/architecture/patterns/retry); for budgets and nested
+// retries see "Addressing Cascading Failures" in Site Reliability Engineering (Beyer et al.,
+// 2016). Delays are computed by github.com/cenkalti/backoff/v4.
 package retry
 
 import (
@@ -61,13 +61,14 @@ func New(cfg Config) *Retrier {
 	return r
 }
 
+// Wrap returns a function that calls fn under [Retrier.Do].
 func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return r.Do(ctx, fn) }
 }
 
 // Do calls fn, on the caller's goroutine, until it succeeds, until its error is not worth
-// another attempt, or until a limit or the end of ctx ends the retrying. It does not call fn
-// if ctx has already ended.
+// another attempt, or until a limit or the end of ctx ends the retrying. If ctx has already
+// ended, fn is not called.
 //
 // Do returns nil, the error of fn as it is if another attempt would not help, or an [*Error].
 // Within an attempt of another Retrier, Do calls fn once and returns its error as it is (but
@@ -78,15 +79,15 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		return ended.Error(ctx)
 	}
 	cfg := r.setting.Load()
-	if n, nested := attempt.From(ctx); nested {
+	if n, within := attempt.From(ctx); within {
 		return r.doNested(ctx, cfg, fn, n)
 	}
-	fresh := call{Retrier: r, cfg: cfg, ctx: ctx, kind: behavior.Refused}
+	fresh := call{Retrier: r, cfg: cfg, ctx: ctx, n: 1, kind: behavior.Refused}
 	c := fresh
-	for n := 1; ; n++ {
+	for ; ; c.n++ {
 		inner := ctx
 		if cfg.Attempts != 1 {
-			inner = attempt.With(ctx, n)
+			inner = attempt.With(ctx, c.n)
 		}
 		var began time.Time
 		if cfg.HealthyAfter > 0 {
@@ -94,56 +95,56 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		}
 		err := cfg.attempt(inner, fn)
 		end := behavior.Read(err)
+		refused := end.Kind == behavior.Refused
 		switch {
-		case err != nil && end.Kind != behavior.Refused && cfg.HealthyAfter > 0 && time.Since(began) >= cfg.HealthyAfter:
-			c, n = fresh, 1
-		case end.Kind == behavior.Refused && c.charged: // nothing was sent
+		case err != nil && !refused && cfg.HealthyAfter > 0 && time.Since(began) >= cfg.HealthyAfter:
+			c = fresh
+		case refused && c.charged: // nothing was sent
 			cfg.Budget.giveBack()
 		}
-		if end.Kind != behavior.Refused && c.kind == behavior.Refused { // the first attempt that was made
+		if !refused && c.kind == behavior.Refused { // the first attempt that was made
 			cfg.Budget.earn()
 		}
+		if err == nil && c.n == 1 {
+			return c.over(firstTry, nil)
+		}
 		if err == nil {
-			return c.succeed(n)
+			return c.over(OutcomeRecovered, nil)
 		}
 		r.counts.failed.Add(1)
 		if c.failedAt.IsZero() {
 			c.failedAt = time.Now()
 		}
 		switch {
-		case end.Kind == behavior.Answered && !end.Retryable, !end.Retryable && marked(err):
-			return c.over(n, OutcomePermanent, unmarked(err))
-		case ctx.Err() != nil && n == 1 && saysEnd(ctx, err):
-			return c.over(n, endOf(ctx), err)
+		case !end.Retryable && (end.Kind == behavior.Answered || marked(err)):
+			return c.over(OutcomePermanent, unmarked(err))
+		case ctx.Err() != nil && c.n == 1 && saysEnd(ctx, err):
+			return c.over(endOf(ctx), err)
 		case ctx.Err() != nil:
 			c.remember(err, end.Kind)
-			return c.giveUp(n, endOf(ctx), ended.Error(ctx))
-		case end.Kind == behavior.Refused && !end.Retryable && c.kind != behavior.Refused:
-			return c.giveUp(n-1, OutcomePermanent, err) // err says why no attempt follows, not what went wrong
-		case end.Kind == behavior.Refused && !end.Retryable, end.Kind == behavior.Failed && !cfg.If(err):
-			return c.over(n, OutcomePermanent, err)
+			return c.giveUp(endOf(ctx), ended.Error(ctx))
+		case refused && !end.Retryable && c.kind != behavior.Refused:
+			c.n-- // err says why no attempt follows, not what went wrong
+			return c.giveUp(OutcomePermanent, err)
+		case refused && !end.Retryable, end.Kind == behavior.Failed && !cfg.If(err):
+			return c.over(OutcomePermanent, err)
 		}
 		c.remember(err, end.Kind)
-		if cfg.Attempts > 0 && n >= cfg.Attempts {
-			return c.giveUp(n, OutcomeExhausted, ErrExhausted)
-		}
-		delay, outcome, cause := c.next(n, err, end.RetryAfter)
+		a, outcome, cause := c.next(end.RetryAfter)
 		if cause != nil {
-			return c.giveUp(n, outcome, cause)
+			return c.giveUp(outcome, cause)
 		}
-		a := c.failedAttempt(n, err, delay)
 		if cfg.OnRetry != nil {
 			cfg.OnRetry(ctx, a)
 		}
 		r.observers.Tell(ctx, Event{
-			Kind: EventRetried, Name: cfg.Name,
-			Attempt: n, Err: err, Delay: delay, RetryingFor: a.RetryingFor,
+			Kind: EventRetried, Name: a.Name, Attempt: a.Number, Err: err, Delay: a.Delay, RetryingFor: a.RetryingFor,
 		})
-		if !wait(ctx, delay) {
+		if !wait(ctx, a.Delay) {
 			if c.charged {
 				cfg.Budget.giveBack()
 			}
-			return c.giveUp(n, endOf(ctx), ended.Error(ctx))
+			return c.giveUp(endOf(ctx), ended.Error(ctx))
 		}
 		r.counts.retried.Add(1)
 	}
@@ -157,11 +158,11 @@ func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Con
 		cfg.Budget.earn()
 	}
 	if err == nil {
-		r.counts.firstTry.Add(1)
+		r.counts.end(firstTry)
 		return nil
 	}
 	r.counts.failed.Add(1)
-	r.counts.nested.Add(1)
+	r.counts.end(nested)
 	return err
 }
 
@@ -170,9 +171,9 @@ func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) er
 	if c.AttemptTimeout == 0 {
 		return fn(ctx)
 	}
-	late, err := linger.Timed(ctx, c.AttemptTimeout, (*overtime)(c), fn)
+	late, err := linger.Timed(ctx, c.AttemptTimeout, &overtime{Config: c}, fn)
 	if late && !behavior.IsTimeout(err) && behavior.Read(err).Retryable {
-		return &timeoutError{(*overtime)(c), err}
+		return &overtime{c, err}
 	}
 	return err
 }
@@ -182,6 +183,7 @@ type call struct {
 	*Retrier
 	cfg      *Config
 	ctx      context.Context
+	n        int       // the number of the attempt, from 1
 	failedAt time.Time // when the first attempt had failed
 	delays   Backoff
 	charged  bool // the present attempt took a retry out of the Budget
@@ -203,82 +205,69 @@ func (c *call) remember(err error, kind behavior.Kind) {
 	c.last = err
 }
 
-// next returns how long to wait for another attempt after the nth, which returned an err that
-// asks for a wait of after, or why no attempt follows. It charges the Budget for the attempt.
-func (c *call) next(n int, err error, after time.Duration) (delay time.Duration, o Outcome, cause error) {
+// next returns the attempt that has failed, with the wait for another, whose error asks for at
+// least a wait of after, or why no attempt follows. It charges the Budget for that attempt.
+func (c *call) next(after time.Duration) (a Attempt, o Outcome, cause error) {
 	cfg := c.cfg
+	if cfg.Attempts > 0 && c.n >= cfg.Attempts {
+		return a, OutcomeExhausted, ErrExhausted
+	}
 	if c.delays == nil {
 		c.delays = cfg.Backoff()
 		c.delays.Reset() // the engine asks for it before first use
 	}
-	delay = c.delays.NextBackOff()
-	if delay >= 0 && cfg.Delay != nil {
-		delay = cfg.Delay(c.ctx, c.failedAttempt(n, err, delay))
+	a = Attempt{cfg.Name, c.n, c.last, c.delays.NextBackOff(), time.Since(c.failedAt)}
+	if a.Delay >= 0 && cfg.Delay != nil {
+		a.Delay = cfg.Delay(c.ctx, a)
 	}
-	if delay < 0 {
-		return 0, OutcomeExhausted, ErrExhausted
+	if a.Delay < 0 {
+		return a, OutcomeExhausted, ErrExhausted
 	}
 	left := time.Duration(math.MaxInt64)
 	deadline, limited := c.ctx.Deadline()
 	if limited {
 		left = time.Until(deadline)
 	}
-	switch {
-	case after > cfg.MaxRetryAfter:
-		return 0, OutcomeExhausted, fmt.Errorf("%w: asked to wait %v, longer than MaxRetryAfter of %v",
+	if after > cfg.MaxRetryAfter {
+		return a, OutcomeExhausted, fmt.Errorf("%w: asked to wait %v, longer than MaxRetryAfter of %v",
 			ErrExhausted, after, cfg.MaxRetryAfter)
-	case after > 0:
+	}
+	if after > 0 {
 		// Up to a tenth later than asked, so that clients that were sent away together do
 		// not return together. At most half of the time that is left, because a wait that
 		// fits would otherwise be given up for its jitter.
-		delay = max(delay, after+fullJitter(max(0, min(after/10, (left-after)/2))))
+		a.Delay = max(a.Delay, after+fullJitter(max(0, min(after/10, (left-after)/2))))
 	}
-	if limited && delay >= left {
-		return 0, OutcomeDeadline, fmt.Errorf("a wait of %v would pass the deadline: %w", delay, context.DeadlineExceeded)
+	if limited && a.Delay >= left {
+		return a, OutcomeDeadline, fmt.Errorf("a wait of %v would pass the deadline: %w", a.Delay, context.DeadlineExceeded)
 	}
 	c.charged = cfg.Budget != nil && c.kind != behavior.Refused
 	if c.charged && !cfg.Budget.take() {
-		return 0, OutcomeOverBudget, ErrOverBudget
+		return a, OutcomeOverBudget, ErrOverBudget
 	}
-	return delay, "", nil
-}
-
-// succeed ends the call, whose nth attempt has succeeded.
-func (c *call) succeed(n int) error {
-	if c.failedAt.IsZero() {
-		c.counts.firstTry.Add(1)
-		return nil
-	}
-	return c.over(n, OutcomeRecovered, nil)
-}
-
-// over ends the call after a number of attempts with err, which is nil or the error of fn
-// as it is. It tells the observers if the call was retried.
-func (c *call) over(attempts int, o Outcome, err error) error {
-	return c.end(attempts > 1, attempts, o, err)
+	return a, "", nil
 }
 
 // giveUp ends the call with an *Error.
-func (c *call) giveUp(attempts int, o Outcome, cause error) error {
-	return c.end(true, attempts, o, &Error{
-		Name: c.cfg.Name, Attempts: attempts, RetryingFor: time.Since(c.failedAt),
+func (c *call) giveUp(o Outcome, cause error) error {
+	return c.end(o, &Error{
+		Name: c.cfg.Name, Attempts: c.n, RetryingFor: time.Since(c.failedAt),
 		Cause: cause, Err: c.last, kind: c.kind, earlier: c.earlier,
-	})
+	}, true)
 }
 
-func (c *call) end(tell bool, attempts int, o Outcome, err error) error {
+// over ends the call with err, which is nil or the error of fn as it is.
+func (c *call) over(o Outcome, err error) error { return c.end(o, err, c.n > 1) }
+
+func (c *call) end(o Outcome, err error, tell bool) error {
 	if tell && o != "" {
 		c.observers.Tell(c.ctx, Event{
 			Kind: EventEnded, Name: c.cfg.Name,
-			Attempts: attempts, Err: err, RetryingFor: time.Since(c.failedAt), Outcome: o,
+			Attempts: c.n, Err: err, RetryingFor: time.Since(c.failedAt), Outcome: o,
 		})
 	}
 	c.counts.end(o)
 	return err
-}
-
-func (c *call) failedAttempt(n int, err error, delay time.Duration) Attempt {
-	return Attempt{Name: c.cfg.Name, Number: n, Err: err, Delay: delay, RetryingFor: time.Since(c.failedAt)}
 }
 
 // wait returns after d, or with false as soon as ctx ends.
@@ -294,17 +283,17 @@ func wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// AttemptFrom returns the number of the attempt that ctx belongs to, from 1, to tell a server
-// or a trace. It returns 0 and false if no [Retrier] retries the operation. If retriers are
-// nested, it is the number of the innermost one that retries.
+// AttemptFrom returns the number of the attempt that ctx belongs to, from 1, to tell a server or
+// a trace, and false if no [Retrier] retries the operation. Of nested retriers it is that of the
+// innermost that retries.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
-// Fresh returns a ctx in which a new operation begins: a [Retrier] called with it retries,
-// even within an attempt of another Retrier.
+// Fresh returns a ctx in which a new operation begins: a [Retrier] called with it retries, even
+// within an attempt of another Retrier.
 //
-// Consider a consumer of a queue that runs for days under a Retrier. To the retriers in it, all
-// of its work is one attempt, and none of them would retry. It handles each message with
-// Fresh(ctx). So does work that goes on after its caller has left (context.WithoutCancel).
+// Consider a consumer of a queue that runs for days under a Retrier: to the retriers in it, all of
+// its work is one attempt, and none of them would retry. It handles each message with Fresh(ctx).
+// So does work that goes on after its caller has left (context.WithoutCancel).
 func Fresh(ctx context.Context) context.Context {
 	if _, ok := attempt.From(ctx); !ok {
 		return ctx

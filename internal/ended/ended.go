@@ -43,8 +43,10 @@ type LostError string
 
 func (e LostError) Error() string { return string(e) }
 
-// Lost reports whether ctx has ended because its call lost a hedge.
-func Lost(ctx context.Context) bool {
-	_, lost := context.Cause(ctx).(LostError)
+func (e LostError) Is(target error) bool {
+	_, lost := target.(LostError)
 	return lost
 }
+
+// Lost reports whether ctx has ended because its call lost a hedge.
+func Lost(ctx context.Context) bool { return errors.Is(context.Cause(ctx), LostError("")) }

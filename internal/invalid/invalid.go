@@ -36,5 +36,12 @@ func (f *Fields) Same(field string, was, now any) {
 	f.Need(same, field, other, old+" as before: it cannot change")
 }
 
+// Renamed returns an error if the field Name of a configuration, which cannot change, has changed.
+func Renamed(typ, was, now string) error {
+	f := Fields{Type: typ}
+	f.Same("Name", was, now)
+	return f.Err()
+}
+
 // Err returns all that was recorded, joined, or nil.
 func (f *Fields) Err() error { return errors.Join(f.errs...) }
