@@ -1,5 +1,5 @@
-// Package breaker stops calling a dependency that keeps failing, and finds out
-// when the dependency has recovered.
+// Package breaker stops calling a dependency that keeps failing, and finds out when the
+// dependency has recovered.
 //
 //	circuit := breaker.New(breaker.Config{
 //		Name:     "users",
@@ -23,23 +23,22 @@
 //     resilience.Answer) is a success: the dependency worked, and its answer is no.
 //   - A refusal (Refused() bool) is ignored: a policy further in made no call.
 //   - An error that is returned after the caller's ctx was canceled is ignored. After its
-//     deadline has passed, it is a failure if the call had [Config].Patience, and ignored
-//     otherwise.
+//     deadline has passed, it is a failure if the call had [Config].Patience, else ignored.
 //   - Any other error is what [Config].Classify says, by default a failure. So is a panic,
 //     which passes through, and a success that took [Config].SlowAfter or longer.
 //   - A call that ends its goroutine with runtime.Goexit is ignored.
 //
-// Of a call whose work goes on after it has returned, such as a response whose body is still
-// being read, the end counts. Until then it is a success. If the work breaks off, that is a
-// failure in place of a success. If it ends because the caller has left (context.Canceled), or
-// with a refusal, the end says nothing.
+// A call whose work goes on after it has returned, such as a response whose body is still being
+// read, is a success until then. If the work breaks off, that is a failure in place of a success.
+// If it ends because the caller has left (context.Canceled), or with a refusal, the end says
+// nothing.
 //
-// Each result counts for the period in which its call began: one that arrives after the
-// breaker has opened, closed or been reset changes nothing. Use one breaker for one
-// dependency; shards, hosts and tenants that fail independently have one each, in a
-// resilience.Group. Do not run a call under the same breaker twice: half-open, the outer call
-// would hold the permit that the inner one needs. A breaker has no goroutine and no timer: what
-// time brings about happens at the next call, [Breaker.State] or [Breaker.Stats].
+// A result that arrives after the breaker has opened, closed or been reset since its call began
+// changes nothing. Use one breaker for one dependency; shards, hosts and tenants that fail
+// independently have one each, in a resilience.Group. Do not run a call under the same breaker
+// twice: half-open, the outer call would hold the permit that the inner one needs. A breaker has
+// no goroutine and no timer: what time brings about happens at the next call, [Breaker.State] or
+// [Breaker.Stats].
 //
 // The pattern is Circuit Breaker of the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/circuit-breaker), after
@@ -73,19 +72,20 @@ type Breaker struct {
 	mu      sync.Mutex // no user code runs under it; gobreaker's lock is taken while it is held
 	cfg     *Config
 	state   State
-	since   time.Duration // of the state
-	period  int           // a result counts only in the period in which its call began
-	refusal *OpenError    // of calls that do not pass; nil if all do
-	until   time.Duration // while Open
-	opens   int           // in a row, without having been closed for a whole Window
-	row     int           // failures since the last success
-	lastErr error         // of the last failure, or the reason of an operator
-	window  window        // of the last period in which calls passed
-	machine *machine      // nil before the first failure of a breaker that is new or was reset
-	permits int           // Probes when it opened
-	probes  []*probe      // that have not ended, of earlier openings until their functions return
-	works   *list.List    // of *work: of this period, younger than Window, the oldest first
-	totals  Totals
+	since   time.Duration   // of the state
+	changes map[State]int64 // by the new state; nil before the first
+	refusal *OpenError      // of calls that do not pass; nil if all do
+	row     int             // failures since the last success
+	lastErr error           // of the last failure, or the reason of an operator
+	window  window          // of the last period in which calls passed
+	machine *machine        // nil before the first failure of a breaker that is new or was reset
+	probes  []*probe        // that have not ended, of earlier openings until their functions return
+	works   *list.List      // of *work: of this period, younger than Window, the oldest first
+	calls   [refused + 1]int64
+	// A result counts only in the period in which its call began.
+	period  uint32
+	permits uint32 // Probes when it opened
+	opens   uint32 // in a row, without having been closed for a whole Window
 }
 
 // A machine is told of failures and probes, and says when the breaker opens and closes.
@@ -94,7 +94,7 @@ type machine = gobreaker.TwoStepCircuitBreaker[struct{}]
 // A call is one call that the breaker has admitted.
 type call struct {
 	cfg      *Config       // when it began
-	period   int           // in which it began
+	period   uint32        // in which it began
 	probe    *probe        // if the breaker was half-open
 	begun    time.Duration // 0 if nobody asks
 	deadline time.Duration // of the caller's ctx; 0 if it has none
@@ -103,10 +103,8 @@ type call struct {
 // A work is a call whose function has succeeded, and which goes on.
 type work struct {
 	call
-	since   time.Duration // when it was counted
-	counted bool          // as a success
-	end     *verdict      // when it has ended
-	at      *list.Element // of Breaker.works
+	since time.Duration // when it was counted as a success
+	at    *list.Element // of Breaker.works
 }
 
 // A verdict is what the end of a call says about the dependency.
@@ -137,24 +135,25 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 		return err
 	}
 	v := verdict{Outcome: Ignore} // if fn ends its goroutine
-	var goesOn *work
+	var w *work
+	under := linger.Of(ctx)
 	defer func() {
 		r := recover()
 		if r != nil {
 			v = verdict{Outcome: Failure, err: fmt.Errorf("%v", r)}
 		}
-		b.settle(ctx, &c, v, goesOn)
+		b.settle(ctx, &c, v, w)
 		if r != nil {
 			panic(r) // the stack below is still that of the first panic
 		}
+		if w := w; w != nil && !under.OnEnd(func(err error) { b.endWork(ctx, w, err) }) {
+			b.endWork(ctx, w, nil) // it has ended meanwhile
+		}
 	}()
-	under := linger.Of(ctx)
 	err := fn(ctx)
 	v = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
 	if under != nil && v.Outcome == Success && err == nil {
-		if w := (&work{call: c}); under.OnEnd(func(err error) { b.endWork(ctx, w, err) }) {
-			goesOn = w
-		}
+		w = &work{call: c}
 	}
 	return err
 }
@@ -165,9 +164,9 @@ func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) e
 }
 
 // Begin begins a call that is not a single function. If the breaker refuses it, err is an
-// [*OpenError] and done is nil. Otherwise done is called with the error of the call at its end,
-// from any goroutine; a second call does nothing. ctx must live until then, since an error after
-// its cancel is ignored.
+// [*OpenError]. Otherwise done is called with the error of the call at its end, from any
+// goroutine; a second call does nothing. ctx must live until then, since an error after its
+// cancel is ignored.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	var c call
 	if err := b.enter(ctx, &c); err != nil {
@@ -207,7 +206,7 @@ func (b *Breaker) enter(ctx context.Context, c *call) error {
 	case b.state == HalfOpen && b.admitProbe(c):
 		refusal = nil
 	default:
-		b.totals.Refused++
+		b.calls[refused]++
 	}
 	b.mu.Unlock()
 	b.deliver(ctx)
@@ -215,9 +214,7 @@ func (b *Breaker) enter(ctx context.Context, c *call) error {
 		return nil
 	}
 	if a := b.observing.Load(); a != nil {
-		a.observers.Tell(ctx, Event{
-			Kind: EventRefused, Name: refusal.Name, At: time.Now(), Err: refusal, Reason: refusal.Reason,
-		})
+		a.Tell(ctx, Event{Kind: EventRefused, Name: refusal.Name, At: time.Now(), Err: refusal, To: refusal.State})
 	}
 	return refusal
 }
@@ -241,55 +238,44 @@ func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) ver
 		outcome = c.cfg.Classify(err)
 	}
 	switch {
-	case outcome == Ignore:
-		return verdict{Outcome: Ignore}
 	case outcome == Failure:
 		return verdict{Failure, err, end.RetryAfter}
-	case returned && c.cfg.SlowAfter > 0 && b.now()-c.begun >= c.cfg.SlowAfter:
+	case outcome == Success && returned && c.cfg.SlowAfter > 0 && b.now()-c.begun >= c.cfg.SlowAfter:
 		return verdict{Failure, errSlow, 0}
 	}
-	return verdict{Outcome: Success}
+	return verdict{Outcome: outcome}
 }
 
-// settle counts the result of a call that has returned. Its work goes on if w is not nil, and
-// has perhaps ended already.
+// settle counts the result of a call that has returned. Its work goes on if w is not nil.
 func (b *Breaker) settle(ctx context.Context, c *call, v verdict, w *work) {
-	b.mu.Lock()
-	now := b.now()
-	b.catchUp(now)
-	b.totals.count(v.Outcome)
-	switch {
-	case c.probe != nil && c.period == b.period && w != nil:
-		c.probe.returned, c.probe.due = true, now+c.cfg.OpenFor
-	case c.probe != nil:
-		b.probeEnded(now, c.probe, v)
-	case c.period != b.period || v.Outcome == Ignore:
-	case v.Outcome == Failure:
-		b.window.fail(now, v.retryAfter)
-		b.failed(now, v)
-	default:
-		b.window.succeed(now)
-		if w == nil {
-			b.endRow()
-			break
+	b.operate(ctx, func(now time.Duration) {
+		b.calls[v.Outcome]++
+		switch {
+		case c.probe != nil && c.period == b.period && w != nil:
+			c.probe.returned, c.probe.due = true, now+c.cfg.OpenFor
+		case c.probe != nil:
+			b.probeEnded(now, c.probe, v)
+		case c.period != b.period || v.Outcome == Ignore:
+		case v.Outcome == Failure:
+			b.window.fail(now, v.retryAfter)
+			b.failed(now, v)
+		default:
+			b.window.succeed(now)
+			if w == nil {
+				b.endRow()
+				break
+			}
+			if b.works == nil {
+				b.works = list.New()
+			}
+			w.since, w.at = now, b.works.PushBack(w)
 		}
-		if b.works == nil {
-			b.works = list.New()
-		}
-		w.since, w.at = now, b.works.PushBack(w)
-	}
-	if w != nil {
-		w.counted = true
-		if w.end != nil {
-			b.workEnded(now, w)
-		}
-	}
-	b.mu.Unlock()
-	b.deliver(ctx)
+	})
 }
 
-// endWork counts the end of work that went on after its call had succeeded. By now ctx may have
-// been canceled by policies that have returned, so only its deadline is asked.
+// endWork counts the end of work that went on after its call had succeeded: a break is a failure in
+// place of the newest success. By now ctx may have been canceled by policies that have returned, so
+// only its deadline is asked.
 func (b *Breaker) endWork(ctx context.Context, w *work, err error) {
 	end := behavior.Read(err)
 	switch {
@@ -300,45 +286,38 @@ func (b *Breaker) endWork(ctx context.Context, w *work, err error) {
 		end.Kind = behavior.Overran
 	}
 	v := w.judge(b, err, end, false)
+	b.operate(ctx, func(now time.Duration) {
+		if v.Outcome == Failure {
+			b.calls[Failure]++ // in addition to Success, since totals do not go back
+		}
+		switch {
+		case w.period != b.period:
+		case w.probe != nil:
+			b.probeEnded(now, w.probe, v)
+		case v.Outcome == Failure:
+			b.window.breakOff(now, v.retryAfter)
+			b.failed(now, v)
+		case v.Outcome == Success:
+			b.endRow()
+		}
+		if w.at != nil && w.period == b.period {
+			b.works.Remove(w.at)
+		}
+	})
+}
+
+// operate calls f under b.mu, after all changes that time has brought about, and tells of all
+// changes.
+func (b *Breaker) operate(ctx context.Context, f func(now time.Duration)) {
 	b.mu.Lock()
 	now := b.now()
 	b.catchUp(now)
-	w.end = &v
-	if v.Outcome == Failure {
-		b.totals.Failed++ // in addition to Succeeded, since totals do not go back
-	}
-	if w.counted {
-		b.workEnded(now, w)
-	}
+	f(now)
 	b.mu.Unlock()
 	b.deliver(ctx)
 }
 
-// workEnded counts the end of work whose call has been counted: a break is a failure in place of
-// the newest success. b.mu is held, as in all functions below.
-func (b *Breaker) workEnded(now time.Duration, w *work) {
-	if w.period != b.period {
-		return
-	}
-	b.forget(w)
-	switch {
-	case w.probe != nil:
-		b.probeEnded(now, w.probe, *w.end)
-	case w.end.Outcome == Failure:
-		b.window.breakOff(now, w.end.retryAfter)
-		b.failed(now, *w.end)
-	case w.end.Outcome == Success:
-		b.endRow()
-	}
-}
-
-func (b *Breaker) forget(w *work) {
-	if w.at != nil {
-		b.works.Remove(w.at) // once: a second time it is in no list
-	}
-}
-
-// failed goes on with a failure that the window has counted.
+// failed goes on with a failure that the window has counted. b.mu is held, as in all functions below.
 func (b *Breaker) failed(now time.Duration, v verdict) {
 	b.row++
 	b.lastErr = v.err

@@ -96,12 +96,12 @@ func untotaled(b *breaker.Breaker) breaker.Stats {
 	return s
 }
 
-func requireRefused(t *testing.T, err error, reason breaker.Reason) *breaker.OpenError {
+func requireRefused(t *testing.T, err error, state breaker.State) *breaker.OpenError {
 	t.Helper()
 	require.ErrorIs(t, err, breaker.ErrOpen)
 	var refusal *breaker.OpenError
 	require.ErrorAs(t, err, &refusal)
-	require.Equal(t, reason, refusal.Reason)
+	require.Equal(t, state, refusal.State)
 	return refusal
 }
 
@@ -132,13 +132,13 @@ func TestBreakerOpensProbesAndCloses(t *testing.T) {
 			s := b.Stats()
 			require.Equal(t, lasts, s.OpenLeft)
 			require.EqualValues(t, n+1, s.OpensInARow)
-			refusal := requireRefused(t, do(b, ok), breaker.CircuitOpen)
+			refusal := requireRefused(t, do(b, ok), breaker.Open)
 			require.Equal(t, lasts, refusal.RetryAfter())
 			require.Equal(t, time.Now().Add(lasts), refusal.Until)
 
 			time.Sleep(lasts - time.Millisecond)
 			require.Equal(t, breaker.Open, b.State())
-			refusal = requireRefused(t, do(b, ok), breaker.CircuitOpen)
+			refusal = requireRefused(t, do(b, ok), breaker.Open)
 			require.Equal(t, time.Millisecond, refusal.RetryAfter())
 			time.Sleep(time.Millisecond)
 			require.Equal(t, errDown, do(b, down), "the probe")

@@ -299,7 +299,7 @@ func TestBreakerProbesSucceedWhenTheirWorkDoes(t *testing.T) {
 
 		time.Sleep(2 * time.Second)
 		work := goesOn(t, b, t.Context())
-		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
 		work.End(nil)
 		require.Equal(t, breaker.Closed, b.State())
 
@@ -307,7 +307,7 @@ func TestBreakerProbesSucceedWhenTheirWorkDoes(t *testing.T) {
 		time.Sleep(time.Second)
 		work = goesOn(t, b, t.Context())
 		time.Sleep(time.Second - 1)
-		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
 		time.Sleep(time.Nanosecond)
 		require.NoError(t, do(b, ok), "a stream of an hour does not hold it half-open")
 		require.Equal(t, breaker.Closed, b.State())

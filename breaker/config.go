@@ -122,6 +122,13 @@ func (c Config) withDefaults() Config {
 // Config returns the present Config, with its defaults filled in.
 func (b *Breaker) Config() Config { return b.setting.Config() }
 
+// Settings returns Config without its function.
+func (b *Breaker) Settings() any {
+	cfg := b.Config()
+	cfg.Classify = nil
+	return cfg
+}
+
 // Update changes the Config: it calls change with the Config as it was given, in which a zero
 // field means its default. If the result is not valid, Update returns the error of Validate and
 // changes nothing. change must not use the breaker.
@@ -131,23 +138,16 @@ func (b *Breaker) Config() Config { return b.setting.Config() }
 // the next failure. SlowAfter, Patience, Classify, and OpenFor of a probe are those with which a
 // call began.
 func (b *Breaker) Update(change func(*Config)) error {
-	return b.Change(false, func(cfg any) error {
-		change(cfg.(*Config))
-		return nil
-	})
+	return b.Change(false, func(cfg any) error { change(cfg.(*Config)); return nil })
 }
 
 // Change is Update for whoever does not know Config. If dry is true, nothing changes.
 func (b *Breaker) Change(dry bool, f func(cfg any) error) error {
-	defer b.deliver(context.Background())
+	defer b.deliver(context.Background()) // of what follow has brought about
 	return b.setting.Change(dry, f, sameName, b.follow)
 }
 
-func sameName(was, next *Config) error {
-	f := invalid.Fields{Type: "breaker.Config"}
-	f.Same("Name", was.Name, next.Name)
-	return f.Err()
-}
+func sameName(was, next *Config) error { return invalid.Renamed("breaker.Config", was.Name, next.Name) }
 
 func (b *Breaker) follow(cfg *Config) {
 	b.mu.Lock()
@@ -169,6 +169,7 @@ const (
 	Failure Outcome = iota // the dependency failed
 	Success                // the dependency worked; its answer may be "not found"
 	Ignore                 // the call says nothing about the dependency
+	refused                // the call was not made
 )
 
 func (o Outcome) String() string { return [...]string{"failure", "success", "ignore"}[o] }

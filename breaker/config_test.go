@@ -62,7 +62,7 @@ func TestBreakerWithTheLongestTimes(t *testing.T) {
 	b := breaker.New(breaker.Config{Failures: 1, OpenFor: math.MaxInt64, Window: math.MaxInt64})
 	require.NoError(t, do(b, ok))
 	open(t, b)
-	requireRefused(t, do(b, ok), breaker.CircuitOpen)
+	requireRefused(t, do(b, ok), breaker.Open)
 	require.Greater(t, b.Stats().OpenLeft, 50*365*24*time.Hour)
 	b.Trip(nil, 1)
 	for b.State() != breaker.HalfOpen {
@@ -75,17 +75,17 @@ func TestBreakerWithTheLongestTimes(t *testing.T) {
 }
 
 func TestOpenError(t *testing.T) {
-	e := &breaker.OpenError{Reason: breaker.CircuitForcedOpen}
+	e := &breaker.OpenError{State: breaker.ForcedOpen}
 	require.EqualError(t, e, "breaker: circuit forced open")
 	require.ErrorIs(t, e, breaker.ErrOpen)
 	require.EqualError(t, breaker.ErrOpen, "breaker: circuit open")
 	require.True(t, e.Refused())
 
-	e = &breaker.OpenError{Name: "users", Reason: breaker.CircuitHalfOpen, LastErr: errDown}
+	e = &breaker.OpenError{Name: "users", State: breaker.HalfOpen, LastErr: errDown}
 	require.EqualError(t, e, "breaker: users: circuit half-open (last error: down)")
 	require.NotErrorIs(t, e, errDown, "it is the error of another call")
 
-	e = &breaker.OpenError{Reason: breaker.CircuitOpen, Until: time.Now().Add(time.Hour)}
+	e = &breaker.OpenError{State: breaker.Open, Until: time.Now().Add(time.Hour)}
 	require.ErrorContains(t, e, "breaker: circuit open for ")
 	e.Until = time.Now().Add(-time.Hour)
 	require.EqualError(t, e, "breaker: circuit open")
@@ -96,7 +96,7 @@ func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Minute})
 		open(t, b)
-		refusal := requireRefused(t, do(b, ok), breaker.CircuitOpen)
+		refusal := requireRefused(t, do(b, ok), breaker.Open)
 		require.False(t, refusal.Retryable())
 		require.Equal(t, time.Minute, refusal.RetryAfter())
 		time.Sleep(time.Minute - time.Millisecond)
@@ -106,7 +106,7 @@ func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
 
 		_, err := b.Begin(t.Context()) // probes, and hangs
 		require.NoError(t, err)
-		refusal = requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+		refusal = requireRefused(t, do(b, ok), breaker.HalfOpen)
 		require.True(t, refusal.Retryable())
 		began := time.Now()
 		for range 100 {
@@ -116,7 +116,7 @@ func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
 		}
 
 		b.ForceOpen(errDown)
-		refusal = requireRefused(t, do(b, ok), breaker.CircuitForcedOpen)
+		refusal = requireRefused(t, do(b, ok), breaker.ForcedOpen)
 		require.False(t, refusal.Retryable())
 		require.Equal(t, 30*time.Second, refusal.RetryAfter())
 		time.Sleep(time.Hour)

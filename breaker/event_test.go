@@ -33,7 +33,7 @@ func TestObserve(t *testing.T) {
 		b.Trip(nil, time.Second)
 		require.Equal(t, events{
 			{Kind: breaker.EventChanged, Name: "users", From: breaker.Closed, To: breaker.Open, At: opened, Err: errDown, OpenFor: time.Second},
-			{Kind: breaker.EventRefused, Name: "users", At: opened, Err: refusal, Reason: breaker.CircuitOpen},
+			{Kind: breaker.EventRefused, Name: "users", At: opened, Err: refusal, To: breaker.Open},
 			{Kind: breaker.EventChanged, Name: "users", From: breaker.Open, To: breaker.HalfOpen, At: time.Now()},
 			{Kind: breaker.EventChanged, Name: "users", From: breaker.HalfOpen, To: breaker.Closed, At: time.Now()},
 		}, seen)
@@ -103,7 +103,7 @@ func TestObserversMayUseTheBreaker(t *testing.T) {
 	})
 	b.ObserveAny(func(_ context.Context, e any) { told = append(told, "any "+string(e.(breaker.Event).Kind)) })
 	b.Trip(nil, time.Hour)
-	requireRefused(t, do(b, ok), breaker.CircuitOpen)
+	requireRefused(t, do(b, ok), breaker.Open)
 	stop()
 	b.Reset()
 	require.Equal(t, []string{"changed", "any changed", "refused", "any refused", "any changed"}, told)
@@ -118,7 +118,7 @@ func TestEventsDescribeThemselves(t *testing.T) {
 		"4 event=changed name= from=closed to=forced open":     {Kind: breaker.EventChanged, From: breaker.Closed, To: breaker.ForcedOpen},
 		"-4 event=changed name=users from=half-open to=closed": {Kind: breaker.EventChanged, Name: "users", From: breaker.HalfOpen, To: breaker.Closed},
 		"4 event=refused name=users reason=circuit open err=down": {
-			Kind: breaker.EventRefused, Name: "users", Reason: breaker.CircuitOpen, Err: errDown,
+			Kind: breaker.EventRefused, Name: "users", To: breaker.Open, Err: errDown,
 		},
 	} {
 		got := fmt.Sprint(e.Level())

@@ -21,7 +21,7 @@ func Example() {
 	for range 4 {
 		err := circuit.Do(context.Background(), fetch)
 		if refused, ok := errors.AsType[*breaker.OpenError](err); ok {
-			fmt.Printf("not called: %s: %s\n", refused.Name, refused.Reason)
+			fmt.Printf("not called: %s: %s\n", refused.Name, refused.State)
 			continue
 		}
 		fmt.Println(err)
@@ -30,7 +30,7 @@ func Example() {
 	// connection refused
 	// connection refused
 	// connection refused
-	// not called: users: circuit open
+	// not called: users: open
 }
 
 // Log each change of state.

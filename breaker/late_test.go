@@ -130,7 +130,7 @@ func TestBreakerIsOpenUntilItsTimeWhateverArrivesLate(t *testing.T) {
 					trip(b, d)
 					until := time.Now().Add(d)
 					for left := d; left > 0; left -= step {
-						refusal := requireRefused(t, do(b, ok), breaker.CircuitOpen)
+						refusal := requireRefused(t, do(b, ok), breaker.Open)
 						require.Equal(t, until, refusal.Until)
 						require.Equal(t, left, refusal.RetryAfter())
 						require.Equal(t, breaker.Open, b.State())

@@ -30,7 +30,7 @@ func (e answered) Error() string  { return "not found" }
 func (e answered) Answered() bool { return bool(e) }
 
 // anOpenError is the refusal of another breaker.
-var anOpenError = &breaker.OpenError{Reason: breaker.CircuitOpen, Until: time.Now().Add(time.Hour)}
+var anOpenError = &breaker.OpenError{State: breaker.Open, Until: time.Now().Add(time.Hour)}
 
 func TestDefaultClassify(t *testing.T) {
 	for _, test := range []struct {
@@ -180,10 +180,10 @@ func TestBreakerOpensForRetryAfter(t *testing.T) {
 				require.Equal(t, test.err, do(b, returning(test.err)))
 				require.Equal(t, test.want, seen.all[0].OpenFor)
 				require.Equal(t, test.want, b.Stats().OpenLeft)
-				refusal := requireRefused(t, do(b, ok), breaker.CircuitOpen)
+				refusal := requireRefused(t, do(b, ok), breaker.Open)
 				require.Equal(t, time.Now().Add(test.want), refusal.Until)
 				time.Sleep(test.want - 1)
-				requireRefused(t, do(b, ok), breaker.CircuitOpen)
+				requireRefused(t, do(b, ok), breaker.Open)
 				time.Sleep(time.Nanosecond)
 				require.NoError(t, do(b, ok), "it is well: calls pass")
 				require.Equal(t, breaker.Closed, b.State())

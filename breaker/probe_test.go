@@ -39,7 +39,7 @@ func TestBreakerLetsAtMostProbesThroughAtOnce(t *testing.T) {
 				synctest.Wait()
 				require.EqualValues(t, test.most, inFlight.Load())
 				for range 3 {
-					requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+					requireRefused(t, do(b, ok), breaker.HalfOpen)
 				}
 				close(release)
 				synctest.Wait()
@@ -71,7 +71,7 @@ func TestBreakerOneFailedProbeOpensIt(t *testing.T) {
 // that out.
 func TestBreakerOpensAgainForAHangingProbe(t *testing.T) {
 	for name, notice := range map[string]func(*testing.T, *breaker.Breaker){
-		"a call": func(t *testing.T, b *breaker.Breaker) { requireRefused(t, do(b, ok), breaker.CircuitOpen) },
+		"a call": func(t *testing.T, b *breaker.Breaker) { requireRefused(t, do(b, ok), breaker.Open) },
 		"State":  func(t *testing.T, b *breaker.Breaker) { require.Equal(t, breaker.Open, b.State()) },
 		"Stats":  func(t *testing.T, b *breaker.Breaker) { require.Equal(t, 20*time.Second, b.Stats().OpenLeft) },
 		"its own end": func(t *testing.T, b *breaker.Breaker) {
@@ -89,7 +89,7 @@ func TestBreakerOpensAgainForAHangingProbe(t *testing.T) {
 				go do(b, taking(10*time.Second+1, nil))
 				synctest.Wait()
 				time.Sleep(10*time.Second - 1)
-				requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+				requireRefused(t, do(b, ok), breaker.HalfOpen)
 				time.Sleep(time.Nanosecond)
 				notice(t, b)
 				synctest.Wait()
@@ -115,12 +115,12 @@ func TestBreakerForgetsAHangingProbeOfAnEarlierOpening(t *testing.T) {
 		require.NoError(t, err)
 		b.Trip(nil, time.Second)
 		time.Sleep(10*time.Second - 1)
-		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
 		time.Sleep(time.Nanosecond)
 		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		forgotten(errDown)
-		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
 		done(nil)
 		require.Equal(t, breaker.Closed, b.State())
 	})
@@ -140,7 +140,7 @@ func TestBreakerCountsProbesOfAnEarlierHalfOpenPhase(t *testing.T) {
 
 		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
-		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
 		close(hanging)
 		synctest.Wait()
 		require.NoError(t, do(b, ok))
@@ -158,7 +158,7 @@ func TestBreakerProbesAnewInANewHalfOpenPhase(t *testing.T) {
 		require.NoError(t, do(b, ok))
 		_, err := b.Begin(t.Context()) // the second and last success that is wanted
 		require.NoError(t, err)
-		requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+		requireRefused(t, do(b, ok), breaker.HalfOpen)
 		b.Trip(nil, time.Second)
 		time.Sleep(time.Second)
 		require.NoError(t, do(b, ok))
@@ -177,7 +177,7 @@ func TestBeginDoneIsIdempotent(t *testing.T) {
 		require.EqualValues(t, 1, b.Stats().Window.Failed)
 		do(b, down)
 		_, err = b.Begin(t.Context())
-		requireRefused(t, err, breaker.CircuitOpen)
+		requireRefused(t, err, breaker.Open)
 		time.Sleep(time.Second)
 		done, err = b.Begin(t.Context())
 		require.NoError(t, err)
@@ -295,5 +295,5 @@ func TestBreakerProbesStress(t *testing.T) {
 		require.NoError(t, err, "every permit came back")
 	}
 	_, err := b.Begin(t.Context())
-	requireRefused(t, err, breaker.CircuitHalfOpen)
+	requireRefused(t, err, breaker.HalfOpen)
 }

@@ -23,7 +23,7 @@ const (
 
 // A probe is a call that was admitted while the breaker was half-open.
 type probe struct {
-	period int
+	period uint32
 	// due is by when its function must have returned. Once it has, and its work goes on, due
 	// is when the probe has succeeded unless the work ends before.
 	due      time.Duration
@@ -78,8 +78,11 @@ func (b *Breaker) windowOver() bool {
 func (b *Breaker) catchUp(now time.Duration) {
 	switch b.state {
 	case Open:
-		if now >= b.until {
-			b.enterHalfOpen(now)
+		if b.openLeft(now) <= 0 {
+			refusal := *b.refusal
+			refusal.State, refusal.since = HalfOpen, b.start.Add(now)
+			b.refusal = &refusal
+			b.change(now, HalfOpen, Event{})
 		}
 	case Closed, Disabled:
 		for b.works != nil && b.works.Len() > 0 {
@@ -87,10 +90,10 @@ func (b *Breaker) catchUp(now time.Duration) {
 			if now-w.since < b.cfg.Window {
 				break
 			}
-			b.forget(w)
+			b.works.Remove(w.at)
 			b.endRow() // nothing has failed since that moment: each failure catches up first
 		}
-		if b.opens > 0 && now-b.since >= b.cfg.Window {
+		if now-b.since >= b.cfg.Window {
 			b.opens = 0
 		}
 	}
@@ -110,7 +113,7 @@ func (b *Breaker) catchUp(now time.Duration) {
 // admitProbe admits c as a probe if there are permits left. A probe of an earlier opening whose
 // function has not returned takes one, so that never more run at once.
 func (b *Breaker) admitProbe(c *call) bool {
-	if len(b.probes) >= b.permits {
+	if len(b.probes) >= int(b.permits) {
 		return false
 	}
 	done, err := b.machine.Allow()
@@ -158,37 +161,33 @@ func (b *Breaker) trip(now time.Duration, v verdict) {
 		d = b.window.longest(!b.windowOver())
 	}
 	b.opens++
-	d = min(d, b.cfg.MaxRetryAfter)
+	b.enterOpen(now, min(d, b.cfg.MaxRetryAfter), v.err, true)
+}
+
+// enterOpen opens the breaker for d, spread or not, or for the time of the Config if d is not
+// positive.
+func (b *Breaker) enterOpen(now, d time.Duration, err error, spreads bool) {
 	if d <= 0 {
-		d = b.cfg.openTime(b.opens)
+		d, spreads = b.cfg.OpenFor, true
+		for n := b.opens; n > 1 && d < b.cfg.MaxOpenFor; n-- {
+			d = min(d*2, b.cfg.MaxOpenFor)
+		}
 	}
-	b.enterOpen(now, d+time.Duration(spread()*float64(d)), v.err)
-}
-
-// openTime returns how long to stay open for the nth time in a row.
-func (c *Config) openTime(n int) time.Duration {
-	d := c.OpenFor
-	for ; n > 1 && d < c.MaxOpenFor; n-- {
-		d = min(d*2, c.MaxOpenFor)
+	if spreads {
+		d += time.Duration(spread() * float64(d))
 	}
-	return d
-}
-
-func (b *Breaker) enterOpen(now, d time.Duration, err error) {
 	d = max(d, time.Microsecond) // gobreaker takes no time for its default
 	b.counts(now)                // stay as they are now
-	b.lastErr, b.permits = err, b.cfg.Probes
+	b.lastErr, b.permits = err, uint32(b.cfg.Probes)
 	b.machine = b.newMachine(d)
-	b.until = b.now() + d // not before gobreaker's
-	b.refusal = &OpenError{Name: b.cfg.Name, Reason: CircuitOpen, Until: b.start.Add(b.until), LastErr: err}
+	until := b.start.Add(b.now() + d) // not before gobreaker's
+	b.refusal = &OpenError{Name: b.cfg.Name, State: Open, Until: until, LastErr: err}
 	b.change(now, Open, Event{Err: err, OpenFor: d})
 }
 
-func (b *Breaker) enterHalfOpen(now time.Duration) {
-	refusal := *b.refusal
-	refusal.Reason, refusal.since = CircuitHalfOpen, b.start.Add(now)
-	b.refusal = &refusal
-	b.change(now, HalfOpen, Event{})
+// openLeft returns the rest of the open time.
+func (b *Breaker) openLeft(now time.Duration) time.Duration {
+	return b.refusal.Until.Sub(b.start) - now
 }
 
 // enterCounting begins to count the calls anew, Closed or Disabled.
@@ -208,7 +207,10 @@ func (b *Breaker) change(now time.Duration, s State, e Event) {
 		return
 	}
 	b.since = now
-	*b.totals.changes(s)++
+	if b.changes == nil {
+		b.changes = make(map[State]int64)
+	}
+	b.changes[s]++
 	if a := b.observing.Load(); a != nil {
 		e.Kind, e.Name, e.At, e.From, e.To = EventChanged, b.cfg.Name, b.start.Add(now), from, s
 		a.changes.Add(e)
@@ -225,7 +227,7 @@ func (b *Breaker) counts(now time.Duration) Counts {
 
 // State returns the state; a breaker whose open time has passed becomes half-open.
 func (b *Breaker) State() (s State) {
-	b.operate(func(time.Duration) { s = b.state })
+	b.operate(context.Background(), func(time.Duration) { s = b.state })
 	return s
 }
 
@@ -243,78 +245,62 @@ func (b *Breaker) State() (s State) {
 //	}
 //	return err
 func (b *Breaker) Trip(err error, d time.Duration) {
-	b.operate(func(now time.Duration) {
-		if b.forced() {
-			return
-		}
+	b.command(false, func(now time.Duration) {
 		if b.state != Open {
 			b.opens++
 		}
-		if d <= 0 {
-			d = b.cfg.openTime(b.opens)
-			d += time.Duration(spread() * float64(d))
-		}
-		b.enterOpen(now, min(d, longest), err)
+		b.enterOpen(now, min(d, longest), err, false)
 	})
 }
 
 // Reset closes the breaker and forgets what it has counted, calls under way included. It does
 // nothing while the breaker is forced open or disabled.
 func (b *Breaker) Reset() {
-	b.operate(func(now time.Duration) {
-		if !b.forced() {
-			b.restart(now, Closed)
-		}
-	})
+	b.command(false, func(now time.Duration) { b.restart(now, Closed) })
 }
 
 // ForceOpen refuses every call until [Breaker.Enable]. reason, which may be nil, is reported as
 // the last error.
 func (b *Breaker) ForceOpen(reason error) {
-	b.operate(func(now time.Duration) {
+	b.operate(context.Background(), func(now time.Duration) {
 		b.counts(now) // stay as they are now
 		b.lastErr, b.opens = reason, 0
-		b.refusal = &OpenError{Name: b.cfg.Name, Reason: CircuitForcedOpen, LastErr: reason}
+		b.refusal = &OpenError{Name: b.cfg.Name, State: ForcedOpen, LastErr: reason}
 		b.change(now, ForcedOpen, Event{Err: reason})
 	})
 }
 
 // Disable lets every call through until [Breaker.Enable], and counts them.
 func (b *Breaker) Disable() {
-	b.operate(func(now time.Duration) {
+	b.operate(context.Background(), func(now time.Duration) {
 		if b.state != Disabled {
-			err := b.lastErr
 			b.restart(now, Disabled)
-			b.lastErr = err
 		}
 	})
 }
 
 // Enable ends [Breaker.ForceOpen] and [Breaker.Disable]: the breaker closes and counts anew.
 func (b *Breaker) Enable() {
-	b.operate(func(now time.Duration) {
-		if b.forced() {
-			b.restart(now, Closed)
-		}
-	})
+	b.command(true, func(now time.Duration) { b.restart(now, Closed) })
 }
 
 // forced reports whether an operator has decided the state.
 func (b *Breaker) forced() bool { return b.state == ForcedOpen || b.state == Disabled }
 
-// restart makes the breaker as it was when it was new.
-func (b *Breaker) restart(now time.Duration, s State) {
-	b.machine, b.opens, b.lastErr = nil, 0, nil
-	b.enterCounting(now, s)
+// command calls f if the state is forced, or if it is not.
+func (b *Breaker) command(forced bool, f func(now time.Duration)) {
+	b.operate(context.Background(), func(now time.Duration) {
+		if b.forced() == forced {
+			f(now)
+		}
+	})
 }
 
-// operate calls f under b.mu, after all changes that time has brought about, and tells of
-// those of f.
-func (b *Breaker) operate(f func(now time.Duration)) {
-	b.mu.Lock()
-	now := b.now()
-	b.catchUp(now)
-	f(now)
-	b.mu.Unlock()
-	b.deliver(context.Background())
+// restart makes the breaker as it was when it was new.
+func (b *Breaker) restart(now time.Duration, s State) {
+	b.machine, b.opens = nil, 0
+	if s == Closed {
+		b.lastErr = nil
+	}
+	b.enterCounting(now, s)
 }

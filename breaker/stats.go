@@ -1,11 +1,89 @@
 package breaker
 
 import (
+	"context"
 	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/describe"
+	"github.com/go-resilience/resilience/internal/notify"
 )
+
+type EventKind string
+
+const (
+	EventChanged EventKind = "changed" // the state has changed
+	EventRefused EventKind = "refused" // a call was refused
+)
+
+// An Event is a change of state or a refused call.
+type Event struct {
+	Kind EventKind
+	Name string // of the breaker
+	At   time.Time
+	// Err is what opened the breaker, the error of a call or the reason of Trip or ForceOpen,
+	// or the [*OpenError] of a refusal, or nil.
+	Err error
+
+	From    State         // of EventChanged
+	To      State         // of EventChanged; of EventRefused the state that refused the call
+	OpenFor time.Duration // of EventChanged to Open: how long calls are refused from At on
+}
+
+// Level is 4, slog's Warn, for a refusal and an opening, and -4, Debug, otherwise.
+func (e Event) Level() int {
+	if e.Kind == EventRefused || e.To == Open || e.To == ForcedOpen {
+		return 4
+	}
+	return -4
+}
+
+// Fields calls yield with each detail.
+func (e Event) Fields(yield func(name string, value any)) {
+	yield("event", string(e.Kind))
+	yield("name", e.Name)
+	if e.Kind == EventRefused {
+		yield("reason", "circuit "+string(e.To))
+	} else {
+		yield("from", string(e.From))
+		yield("to", string(e.To))
+	}
+	if e.OpenFor > 0 {
+		yield("for", e.OpenFor)
+	}
+	if e.Err != nil {
+		yield("err", e.Err)
+	}
+}
+
+// Observe calls f with each event from now on, until stop is called: on the goroutine that uses
+// the breaker, and without a lock. A panic in f passes on to the caller.
+//
+// Changes of state are told one at a time and in order: From is always the To before. ctx is
+// that of the call that caused the change, or of another at the same time, without its end; of a
+// change that no call caused it is context.Background.
+func (b *Breaker) Observe(f func(context.Context, Event)) (stop func()) {
+	b.observing.CompareAndSwap(nil, new(audience))
+	return b.observing.Load().Observe(f)
+}
+
+// ObserveAny is Observe for whoever does not know Event.
+func (b *Breaker) ObserveAny(f func(context.Context, any)) (stop func()) {
+	return b.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
+}
+
+type audience struct {
+	notify.Observers[Event]
+	changes notify.Queue[Event] // that wait to be told
+}
+
+// deliver tells of the changes that wait, in order. If another goroutine is telling, or an
+// observer further up the stack, that one goes on with these.
+func (b *Breaker) deliver(ctx context.Context) {
+	if a := b.observing.Load(); a != nil {
+		a.changes.Deliver(ctx, func(ctx context.Context, e Event) { a.Tell(context.WithoutCancel(ctx), e) })
+	}
+}
 
 // Totals are counters since New. They never go back.
 type Totals struct {
@@ -24,15 +102,6 @@ type Totals struct {
 	Disabled   int64
 }
 
-func (t *Totals) count(o Outcome) { *[...]*int64{&t.Failed, &t.Succeeded, &t.Ignored}[o]++ }
-
-// changes returns the counter of changes to s.
-func (t *Totals) changes(s State) *int64 {
-	return map[State]*int64{
-		Open: &t.Opened, HalfOpen: &t.HalfOpened, Closed: &t.Closed, ForcedOpen: &t.ForcedOpen, Disabled: &t.Disabled,
-	}[s]
-}
-
 // Stats is a snapshot of a [Breaker].
 type Stats struct {
 	Totals
@@ -49,9 +118,12 @@ type Stats struct {
 
 // Stats returns a snapshot; a breaker whose open time has passed becomes half-open.
 func (b *Breaker) Stats() (s Stats) {
-	b.operate(func(now time.Duration) {
+	b.operate(context.Background(), func(now time.Duration) {
 		s = Stats{
-			Totals:      b.totals,
+			Totals: Totals{
+				b.calls[Success], b.calls[Failure], b.calls[Ignore], b.calls[refused],
+				b.changes[Open], b.changes[HalfOpen], b.changes[Closed], b.changes[ForcedOpen], b.changes[Disabled],
+			},
 			State:       b.state,
 			Since:       b.start.Add(b.since),
 			Window:      b.counts(now),
@@ -60,7 +132,7 @@ func (b *Breaker) Stats() (s Stats) {
 		}
 		s.FailureRate = share(s.Window.Failed, s.Window.Succeeded)
 		if b.state == Open {
-			s.OpenLeft = b.until - now
+			s.OpenLeft = b.openLeft(now)
 		}
 	})
 	return s
@@ -72,37 +144,32 @@ func (b *Breaker) Needed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// Half-open without traffic may last forever.
-	return b.forced() || b.state == Open && b.now() < b.until
+	return b.forced() || b.state == Open && b.openLeft(b.now()) > 0
 }
 
 func (b *Breaker) Kind() string { return "breaker" }
 
-var states = []State{Closed, HalfOpen, Open, ForcedOpen, Disabled}
-
 // Figures returns breaker.calls by outcome, breaker.transitions by the new state, breaker.state
-// (1 for its state, 0 for the others), breaker.failure_ratio of the window, and
-// breaker.open.left_seconds.
+// (1 for its state, 0 for the others), and breaker.failure_ratio of the window.
 func (b *Breaker) Figures() []describe.Figure {
 	s := b.Stats()
-	var all []describe.Figure
-	add := func(name string, counter bool, v float64) {
-		all = append(all, describe.Figure{Name: name, Counter: counter, Value: v})
+	all := []describe.Figure{
+		{Name: "breaker.calls{outcome=success}", Counter: true, Value: float64(s.Succeeded)},
+		{Name: "breaker.calls{outcome=failure}", Counter: true, Value: float64(s.Failed)},
+		{Name: "breaker.calls{outcome=ignored}", Counter: true, Value: float64(s.Ignored)},
+		{Name: "breaker.calls{outcome=refused}", Counter: true, Value: float64(s.Refused)},
+		{Name: "breaker.failure_ratio", Value: s.FailureRate},
 	}
-	add("breaker.calls{outcome=success}", true, float64(s.Succeeded))
-	add("breaker.calls{outcome=failure}", true, float64(s.Failed))
-	add("breaker.calls{outcome=ignored}", true, float64(s.Ignored))
-	add("breaker.calls{outcome=refused}", true, float64(s.Refused))
-	for _, state := range states {
+	changes := [...]int64{s.Closed, s.HalfOpened, s.Opened, s.ForcedOpen, s.Disabled}
+	for i, state := range [...]State{Closed, HalfOpen, Open, ForcedOpen, Disabled} {
 		label := "{state=" + strings.NewReplacer(" ", "_", "-", "_").Replace(string(state)) + "}"
-		in := 0.0
+		in := describe.Figure{Name: "breaker.state" + label}
 		if state == s.State {
-			in = 1
+			in.Value = 1
 		}
-		add("breaker.transitions"+label, true, float64(*s.changes(state)))
-		add("breaker.state"+label, false, in)
+		all = append(all, in,
+			describe.Figure{Name: "breaker.transitions" + label, Counter: true, Value: float64(changes[i])})
 	}
-	add("breaker.failure_ratio", false, s.FailureRate)
-	add("breaker.open.left_seconds", false, s.OpenLeft.Seconds())
 	return all
 }
 
@@ -132,10 +199,3 @@ func (e *healthError) Error() string {
 func (e *healthError) Unwrap() error       { return e.last }
 func (e *healthError) HealthState() string { return string(e.state) }
 func (e *healthError) Failed() bool        { return e.state == Open || e.state == ForcedOpen }
-
-// Settings returns Config without its function.
-func (b *Breaker) Settings() any {
-	cfg := b.Config()
-	cfg.Classify = nil
-	return cfg
-}

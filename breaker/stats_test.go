@@ -157,7 +157,7 @@ func TestBreakerDescribesItself(t *testing.T) {
 			"breaker.transitions{state=forced_open}": 0, "breaker.transitions{state=disabled}": 0,
 			"breaker.state{state=closed}": 0, "breaker.state{state=half_open}": 0, "breaker.state{state=open}": 1,
 			"breaker.state{state=forced_open}": 0, "breaker.state{state=disabled}": 0,
-			"breaker.failure_ratio": 0.5, "breaker.open.left_seconds": 20,
+			"breaker.failure_ratio": 0.5,
 		}, figures)
 		require.Equal(t, 9, counters)
 		require.True(t, b.Needed())

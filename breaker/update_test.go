@@ -126,13 +126,13 @@ func TestUpdateKeepsAnOpenBreakerOpenUntilItsTime(t *testing.T) {
 		var seen changes
 		b := watched(&seen, breaker.Config{Failures: 1, OpenFor: time.Minute})
 		open(t, b)
-		refusal := requireRefused(t, do(b, ok), breaker.CircuitOpen)
+		refusal := requireRefused(t, do(b, ok), breaker.Open)
 		update(t, b, func(c *breaker.Config) { c.OpenFor, c.MaxOpenFor = time.Second, time.Hour })
 		require.Same(t, refusal, do(b, ok))
 		require.Equal(t, time.Minute, b.Stats().OpenLeft)
 		require.EqualValues(t, 1, b.Stats().OpensInARow)
 		time.Sleep(time.Minute - 1)
-		requireRefused(t, do(b, ok), breaker.CircuitOpen)
+		requireRefused(t, do(b, ok), breaker.Open)
 		time.Sleep(time.Nanosecond)
 		do(b, down)
 		require.Equal(t, 2*time.Second, b.Stats().OpenLeft, "the second time in a row, by the new Config")
@@ -144,7 +144,7 @@ func TestUpdateKeepsForcedStates(t *testing.T) {
 	b := breaker.New(breaker.Config{})
 	b.ForceOpen(errDown)
 	update(t, b, func(c *breaker.Config) { c.Failures = 1 })
-	requireRefused(t, do(b, ok), breaker.CircuitForcedOpen)
+	requireRefused(t, do(b, ok), breaker.ForcedOpen)
 	b.Disable()
 	do(b, down)
 	update(t, b, func(c *breaker.Config) { c.Probes = 2 })
@@ -260,7 +260,7 @@ func TestUpdateStress(t *testing.T) {
 		require.NoError(t, err, "every permit came back")
 	}
 	_, err := b.Begin(t.Context())
-	requireRefused(t, err, breaker.CircuitHalfOpen)
+	requireRefused(t, err, breaker.HalfOpen)
 }
 
 // A talking key is asked for its text while its breaker is made.
@@ -320,7 +320,7 @@ func TestUpdateOfProbesTakesEffectAtTheNextOpening(t *testing.T) {
 						require.NoError(t, err)
 						begun = append(begun, done)
 					}
-					requireRefused(t, do(b, ok), breaker.CircuitHalfOpen)
+					requireRefused(t, do(b, ok), breaker.HalfOpen)
 					for _, done := range begun {
 						require.Equal(t, breaker.HalfOpen, b.State())
 						done(nil)
