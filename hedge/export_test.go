@@ -3,4 +3,10 @@ package hedge
 import "time"
 
 // LatencyOf returns the time within which the fraction q of the calls of h ended.
-func LatencyOf[T any](h *Hedger[T], q float64) (time.Duration, bool) { return h.latencies.quantile(q) }
+func LatencyOf[T any](h *Hedger[T], q float64) (time.Duration, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer func(q float64) { h.cfg.Quantile = q }(h.cfg.Quantile)
+	h.cfg.Quantile = q
+	return h.delay() - 1, len(h.latencies.sorted) >= leastLatencies
+}

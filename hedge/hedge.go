@@ -25,8 +25,8 @@ import (
 	"math"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -40,28 +40,22 @@ import (
 type Config struct {
 	// Name appears in errors and events. It may be empty.
 	Name string
-
-	// Delay is how long a call may take before another is made beside it. It must be
-	// more than 0; the 95th percentile of the latency is usual.
+	// Delay is how long a call may take before another is made beside it, more than 0. The
+	// 95th percentile of the latency is usual.
 	Delay time.Duration
-
 	// Quantile, in (0, 1), takes the place of Delay once 20 calls have succeeded: at 0.95,
 	// the slowest twentieth of the last 1000 calls would be hedged. Zero means that Delay
 	// always counts.
 	Quantile float64
-
 	// Ratio, in (0, 1], is how many second calls each first one allows, so that a
 	// dependency that becomes slow does not get every call twice. Up to ten that were
 	// allowed and not made are kept. A call that a policy further in refuses neither
 	// allows nor uses one. Zero means no limit.
 	Ratio float64
-
-	// Discard is called with a value that Do does not return, to close a body or to give
-	// back a connection. It is called before Do returns, on the goroutine of Do.
-	//
-	// A value that needs Discard often lives no longer than its ctx. If Discard is set,
-	// Do does not cancel the ctx of the call that won; it ends with the ctx of Do. So do
-	// not call Do with a ctx that lives as long as the program.
+	// Discard is called with a value that Do does not return, to close a body, say, on the
+	// goroutine of Do and before it returns. If it is set, the ctx of the call that won, on
+	// which its value may depend, ends with the ctx of Do and no sooner: do not call Do with
+	// a ctx that lives as long as the program.
 	Discard func(value any)
 }
 
@@ -79,13 +73,12 @@ func (c Config) Validate() error {
 type Hedger[T any] struct {
 	cfg       Config
 	observers notify.Observers[Event]
-	latencies latencies
 	lost      error // the cause of the end of a call that loses
 
-	mu      sync.Mutex
-	allowed int64 // second calls, in millionths
-
-	firstWon, hedgeWon, failed, hedged, overBudget atomic.Int64
+	mu        sync.Mutex
+	allowed   int64 // second calls, in millionths
+	latencies latencies
+	stats     Stats // but for Delay
 }
 
 // New returns a Hedger. It panics if cfg is not valid: see [Config.Validate].
@@ -101,19 +94,17 @@ func New[T any](cfg Config) *Hedger[T] {
 	return &Hedger[T]{cfg: cfg, lost: lost}
 }
 
-// Do calls fn and, if that takes longer than a delay, calls it again beside the first. It
-// returns the first success and cancels the ctx of the other call. If all calls have failed,
-// Do returns their errors, joined if there are two. Do does not call fn if ctx has already
-// ended.
+// Do calls fn and, if that takes longer than a delay, calls it again beside the first. It returns
+// the first success and cancels the ctx of the other call. If all calls have failed, Do returns
+// their errors, joined if there are two. If ctx has already ended, fn is not called.
 //
-// Do makes the first call on the caller's goroutine and the second on a goroutine of its own.
-// It returns when both have returned, so that fn may use the caller's data. fn must heed its
-// ctx, or nothing is gained.
+// The first call is made on the caller's goroutine, the second on one of its own. Do returns when
+// both have returned, so that fn may use the caller's data. fn must heed its ctx, or nothing is
+// gained.
 //
-// If a call panics or ends its goroutine, the other is canceled, and the panic or exit
-// continues on the goroutine of the caller. The panic of a second call becomes one with an
-// error, whose method Stack() []byte has the stack of that call, and which wraps the value of
-// the panic if that is an error.
+// If a call panics or ends its goroutine, the other is canceled, and the panic or exit continues on
+// the caller's goroutine. That of a second call becomes a panic with an error, whose method Stack()
+// []byte has the stack of that call, and which wraps the value of the panic if that is an error.
 func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
 	var zero T
 	if ctx.Err() != nil {
@@ -122,7 +113,7 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	r := &race[T]{Hedger: h, ctx: ctx, fn: fn, winner: -1, secondOver: make(chan struct{})}
 	begun := time.Now()
 	inner := r.enter(0)
-	r.timer = time.AfterFunc(h.delay(), r.second)
+	r.timer = time.AfterFunc(h.Stats().Delay, r.second)
 	returned := -1 // the call whose value Do returns
 	defer func() { // also if a call or an observer panics, or ends its goroutine
 		r.finish(returned)
@@ -134,9 +125,13 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 		}
 	}()
 	value, err := fn(inner)
-	h.earn(err)
+	if !behavior.IsRefused(err) {
+		h.spend(-int64(math.Round(h.cfg.Ratio * whole)))
+	}
 	if r.end(0, value, err) && h.cfg.Quantile > 0 { // how fast a failure is says nothing
+		h.mu.Lock()
 		h.latencies.observe(time.Since(begun))
+		h.mu.Unlock()
 	}
 	r.wait()
 	if r.crash != nil {
@@ -145,51 +140,48 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	returned = r.winner
 	switch returned {
 	case 0:
-		h.firstWon.Add(1)
+		h.count(&h.stats.FirstWon)
 		return value, nil
 	case 1:
-		h.hedgeWon.Add(1)
+		h.count(&h.stats.HedgeWon)
 		return r.calls[1].value, nil
 	}
-	h.failed.Add(1)
+	h.count(&h.stats.Failed)
 	if r.calls[1].err != nil {
 		err = errors.Join(err, r.calls[1].err)
 	}
 	return zero, err
 }
 
-// delay returns how long a call may take now before another is made.
+// delay returns how long a call may take now before another is made. h.mu is held.
 func (h *Hedger[T]) delay() time.Duration {
-	if h.cfg.Quantile > 0 {
-		if d, ok := h.latencies.quantile(h.cfg.Quantile); ok {
-			return d + 1 // a call that takes exactly as long is not slower
-		}
+	n := len(h.latencies.sorted)
+	if h.cfg.Quantile == 0 || n < leastLatencies {
+		return h.cfg.Delay
 	}
-	return h.cfg.Delay
+	slowest := h.latencies.sorted[int(math.Ceil(h.cfg.Quantile*float64(n)))-1]
+	return slowest + 1 // a call that takes exactly as long is not slower
 }
 
 const whole = 1_000_000 // one second call
 
-// earn allows a part of a second call, for a first one that returned err.
-func (h *Hedger[T]) earn(err error) {
-	if !behavior.IsRefused(err) {
-		h.mu.Lock()
-		h.allowed = min(10*whole, h.allowed+int64(math.Round(h.cfg.Ratio*whole)))
-		h.mu.Unlock()
-	}
-}
-
-// spend adds n to the second calls that are allowed, and reports whether there are enough.
+// spend takes n millionths of a second call, or gives them back if n is negative, and reports
+// whether Ratio allows them.
 func (h *Hedger[T]) spend(n int64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.cfg.Ratio > 0 {
-		if h.allowed < n*whole {
-			return false
-		}
-		h.allowed -= n * whole
+	if h.cfg.Ratio > 0 && h.allowed < n {
+		return false
 	}
+	h.allowed = min(10*whole, h.allowed-n)
 	return true
+}
+
+// count adds one to a figure of h.stats.
+func (h *Hedger[T]) count(n *int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	*n++
 }
 
 // A race is one call of Do.
@@ -242,7 +234,7 @@ func (r *race[T]) second() {
 	}()
 	r.mu.Lock()
 	needed := !r.over && r.ctx.Err() == nil
-	allowed := needed && r.spend(1)
+	allowed := needed && r.spend(whole)
 	var ctx context.Context
 	if allowed {
 		ctx = r.enter(1)
@@ -250,21 +242,20 @@ func (r *race[T]) second() {
 	r.mu.Unlock()
 	switch {
 	case allowed:
-		r.hedged.Add(1)
-		r.tell(EventHedged)
+		r.tell(EventHedged, &r.stats.Hedged)
 		value, err := r.fn(ctx)
 		if behavior.IsRefused(err) {
-			r.spend(-1)
+			r.spend(-whole)
 		}
 		r.end(1, value, err)
 	case needed:
-		r.overBudget.Add(1)
-		r.tell(EventOverBudget)
+		r.tell(EventOverBudget, &r.stats.OverBudget)
 	}
 	returns = true
 }
 
-func (r *race[T]) tell(kind EventKind) {
+func (r *race[T]) tell(kind EventKind, n *int64) {
+	r.count(n)
 	r.observers.Tell(r.ctx, Event{Kind: kind, Name: r.cfg.Name})
 }
 
@@ -310,4 +301,29 @@ func (r *race[T]) finishLocked(winner int) {
 			c.cancel(r.lost)
 		}
 	}
+}
+
+// latencies remembers how long the last 1000 calls took.
+type latencies struct {
+	ring   []time.Duration // in the order of arrival
+	next   int             // the index in ring of the oldest
+	sorted []time.Duration // the same
+}
+
+const (
+	mostLatencies  = 1000
+	leastLatencies = 20 // fewer say little
+)
+
+func (l *latencies) observe(d time.Duration) {
+	if len(l.ring) < mostLatencies {
+		l.ring = append(l.ring, d)
+	} else {
+		i, _ := slices.BinarySearch(l.sorted, l.ring[l.next])
+		l.sorted = slices.Delete(l.sorted, i, i+1)
+		l.ring[l.next] = d
+		l.next = (l.next + 1) % mostLatencies
+	}
+	i, _ := slices.BinarySearch(l.sorted, d)
+	l.sorted = slices.Insert(l.sorted, i, d)
 }
