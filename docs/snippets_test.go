@@ -65,23 +65,19 @@ func _() {
 
 	user, err := resilience.Value(ctx, guarded, func(ctx context.Context) (*User, error) {
 		return fetchUser(ctx, 42)
-	})
-	if errors.Is(err, breaker.ErrOpen) {
-		user, err = cachedUser(42)
-	}
+	}) // errors.Is(err, breaker.ErrOpen): it was not called
 
 	use(user, err)
 }
 
 func _(ctx context.Context, req *http.Request, w http.ResponseWriter, first, second http.RoundTripper) error {
-	limits := throttle.All(requests.For(tenantOf), tokens.For(tenantOf)) // from each, or from none
-	client := &http.Client{Transport: resiliencehttp.Failover(first, second)}
-
+	limits := throttle.All(requests.For(tenantOf), tokens.For(tenantOf))      // from each, or from none
+	client := &http.Client{Transport: resiliencehttp.Failover(first, second)} // until a word was seen
 	reservation, err := limits.Reserve(ctx)
 	if err != nil {
 		return err // it says when to come back
 	}
-	defer func() { reservation.SettleEach(ctx, 1, used) }() // into debt, if need be
+	defer func() { reservation.Settle(ctx, used) }() // into debt, if need be
 	resp, err := client.Do(req)
 	if err == nil {
 		used, err = pass(w, resp.Body)
