@@ -281,6 +281,18 @@ func mark(status string) func(context.Context, *sql.Tx, *Order) error {
 	}
 }
 
+func _(o Order, insertOrder func(context.Context, *sql.Tx, Order) error) error {
+	err := resiliencesql.InTx(ctx, db, resiliencesql.Config{}, func(ctx context.Context, tx *sql.Tx) error {
+		if err := insertOrder(ctx, tx, o); err != nil { // ON CONFLICT DO NOTHING
+			return err
+		}
+		return saga.StartTx(ctx, tx, runner, placed, o.ID, o)
+	})
+	runner.Wake()
+
+	return err
+}
+
 func _(users *cacheaside.Cache[int, *User]) {
 	use(place, placed)
 	stopping.Store(true)          // fails /readyz

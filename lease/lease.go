@@ -116,6 +116,19 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 // An error of fn while its term holds gives the lease up and is returned: to go on at the next
 // interval, log it and return nil. If ctx ends between two calls, Every returns nil.
 //
+//	err := lease.Every(ctx, store, lease.Config{Name: "report"}, time.Hour, func(ctx context.Context, term lease.Term) error {
+//		err := resiliencesql.InTx(ctx, db, resiliencesql.Config{}, func(ctx context.Context, tx *sql.Tx) error {
+//			if err := report(ctx, tx); err != nil {
+//				return err
+//			}
+//			return term.Fence(ctx, tx) // only the leader commits
+//		})
+//		if err != nil {
+//			slog.WarnContext(ctx, "report", "err", err)
+//		}
+//		return nil // the next one is in an hour
+//	})
+//
 // No registry shows the lease, since nobody has its Candidate: for that, make one by [New], and
 // count the interval in the function of its [Candidate.Run].
 func Every(

@@ -11,8 +11,9 @@
 //	}})
 //	name, err := rdb.Get(ctx, "name").Result()
 //
-//	limits := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
-//	limit := fleet.New(fleet.Config{Name: "api", Meters: meters, Eval: resilienceredis.Eval(limits), EvalEach: resilienceredis.EvalEach(limits)})
+//	bare := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
+//	limit := fleet.New(fleet.Config{Name: "api", Meters: meters, Eval: resilienceredis.Eval(bare), EvalEach: resilienceredis.EvalEach(bare)})
+//	store := redisstore.New(redisstore.Config{Prefix: "users", Eval: resilienceredis.Eval(bare), Subscribe: resilienceredis.Subscribe(bare)})
 //
 // # What a reply means
 //
