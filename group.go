@@ -66,11 +66,11 @@ type Group[K comparable, P interface {
 
 	// What follows is written under the lock of table, by Locked or by the functions of its
 	// Rule: each member that Locked does not return is made after that, and sees it.
-	changes  []func(cfg any) error
-	observed bool
-	closed   bool
-	evicted  map[string]float64 // the counters of evicted members, by name
-	gone     int64              // how many members were evicted
+	changes   []func(cfg any) error
+	observed  bool
+	closed    bool
+	evicted   map[string]float64 // the counters of evicted members, by name
+	evictions int64              // how many members were evicted
 
 	mu        sync.Mutex
 	observers []*func(context.Context, any)
@@ -131,7 +131,7 @@ func closeMember(p any) error {
 
 // evict keeps the counters of a member that goes. The lock of table is held.
 func (g *Group[K, P]) evict(p P) {
-	g.gone++
+	g.evictions++
 	if d, ok := any(p).(describe.Figurer); ok {
 		for _, f := range d.Figures() {
 			if f.Counter {
@@ -196,7 +196,7 @@ type GroupStats struct {
 // Stats returns the figures of the group. Those of its members are in [Group.Figures].
 func (g *Group[K, P]) Stats() GroupStats {
 	stats := GroupStats{MaxKeys: g.cfg.MaxKeys}
-	g.table.Each(g.table.Locked(func() { stats.Evicted = g.gone }))(func(*keyed.Member[K, P]) bool {
+	g.table.Each(g.table.Locked(func() { stats.Evicted = g.evictions }))(func(*keyed.Member[K, P]) bool {
 		stats.Members++
 		return true
 	})
@@ -262,11 +262,11 @@ func (g *Group[K, P]) Figures() []describe.Figure {
 		}
 	}
 	var evicted []describe.Figure
-	var gone int64
+	var evictions int64
 	// What was evicted by then, and the members of that moment, are the whole: none of these
 	// is evicted before it has been added.
 	pinned := g.table.Locked(func() {
-		gone = g.gone
+		evictions = g.evictions
 		for name, v := range g.evicted {
 			evicted = append(evicted, describe.Figure{Name: name, Counter: true, Value: v})
 		}
@@ -282,7 +282,7 @@ func (g *Group[K, P]) Figures() []describe.Figure {
 	kind := g.Kind()
 	return append(sums,
 		describe.Figure{Name: kind + ".keys", Value: float64(len(pinned))},
-		describe.Figure{Name: kind + ".evictions", Counter: true, Value: float64(gone)})
+		describe.Figure{Name: kind + ".evictions", Counter: true, Value: float64(evictions)})
 }
 
 // Health returns an error if the method Health() error of a member returns one: how many do,
@@ -431,7 +431,9 @@ func (g *Group[K, P]) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		g.observers = slices.DeleteFunc(slices.Clone(g.observers), func(o *func(context.Context, any)) bool { return o == &f })
+		g.observers = slices.DeleteFunc(slices.Clone(g.observers), func(o *func(context.Context, any)) bool {
+			return o == &f
+		})
 	}
 }
 

@@ -51,7 +51,7 @@ func Timeout(d time.Duration, name ...string) Middleware {
 	if d < 0 {
 		panic(fmt.Errorf("resilience: Timeout is %v: must be 0 (no limit) or more", d))
 	}
-	of := strings.Join(name, " ")
+	label := strings.Join(name, " ")
 	return func(next Func) Func {
 		return func(ctx context.Context) error {
 			if ctx.Err() != nil {
@@ -60,12 +60,12 @@ func Timeout(d time.Duration, name ...string) Middleware {
 			if d == 0 {
 				return next(ctx)
 			}
-			passed := &TimeoutError{Name: of, After: d}
+			passed := &TimeoutError{Name: label, After: d}
 			late, err := linger.Timed(ctx, d, passed, next)
 			if !late || err == error(passed) {
 				return err
 			}
-			return &TimeoutError{Name: of, After: d, Err: err}
+			return &TimeoutError{Name: label, After: d, Err: err}
 		}
 	}
 }

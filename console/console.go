@@ -78,7 +78,10 @@ func New(reg *registry.Registry, cfg Config) *Console {
 		origin: http.NewCrossOriginProtection(),
 		closed: make(chan struct{}),
 	}
-	c.process = process{Name: cmp.Or(cfg.Name, filepath.Base(os.Args[0])), Host: cmp.Or(host, "unknown host"), PID: os.Getpid(), Start: started.Round(time.Second)}
+	c.process = process{
+		Name: cmp.Or(cfg.Name, filepath.Base(os.Args[0])), Host: cmp.Or(host, "unknown host"),
+		PID: os.Getpid(), Start: started.Round(time.Second),
+	}
 	c.close = sync.OnceFunc(func() { close(c.closed) })
 	c.sampler.begin(reg)
 	return c

@@ -37,7 +37,8 @@
 //
 // Anyone who can reach the page can read it. Put it where the program's other debug pages
 // are, or behind a handler that authenticates. Error texts, the keys of a Group and the state of a
-// saga may hold secrets; each is hidden unless [Show] says otherwise. The names of policies, their settings and the ids of sagas are always shown.
+// saga may hold secrets; each is hidden unless [Show] says otherwise. The names of policies,
+// their settings and the ids of sagas are always shown.
 //
 // Without Config.Allow the console is read-only. http.CrossOriginProtection rejects a POST
 // from another origin. A proxy in front of the console must keep the Host of the browser, as
@@ -74,7 +75,8 @@
 //
 //	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act
-//	curl -H 'Accept: application/json' -d action=retry -d policy=saga/orders -d ids=order-1 -d ids=order-2 -d note='bank is back' $CONSOLE/act
+//	curl -H 'Accept: application/json' -d action=retry -d policy=saga/orders -d ids=order-1 \
+//	     -d ids=order-2 -d note='bank is back' $CONSOLE/act
 //
 // The answer is {"done": true}; with apply it lists the changes, and with ids "acted" is
 // how many allowed it, and "refused" how many did not. If the operation failed or was not allowed, the answer is

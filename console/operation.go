@@ -266,7 +266,8 @@ func explain(r *http.Request, err error) error {
 	if r.Header.Get("Sec-Fetch-Site") != "" || bad != nil || from.Host == "" {
 		return err
 	}
-	return fmt.Errorf("the page is of %s (Origin), and the request is for %s (Host). If there is a proxy between, it must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
+	return fmt.Errorf("the page is of %s (Origin), and the request is for %s (Host). "+
+		"If there is a proxy between, it must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
 }
 
 // fieldsOf are the fields of a form by action, besides those of every action. A field that does
@@ -279,15 +280,18 @@ var fieldsOf = map[Action][]string{
 	Compensate: {"id", "ids", "seq"}, Abandon: {"id", "ids", "seq"},
 }
 
+// fieldsOfAll are the fields that every action has.
+var fieldsOfAll = []string{"action", "policy", "note", "preview", "sure", "list"}
+
 // checkFields returns an error if a form has a field that its action does not.
 func checkFields(action Action, form url.Values) error {
-	own, ok := fieldsOf[action]
+	fields, ok := fieldsOf[action]
 	if !ok {
 		return fmt.Errorf("there is no action %q", action)
 	}
 	for field, values := range form {
 		switch {
-		case slices.Contains([]string{"action", "policy", "note", "preview", "sure", "list"}, field), slices.Contains(own, field):
+		case slices.Contains(fieldsOfAll, field), slices.Contains(fields, field):
 		case field == "step", field == "for": // which stand beside several buttons
 		case values[0] != "":
 			return fmt.Errorf("%s: is no field of %s", field, action)
@@ -318,7 +322,8 @@ func (c *Console) operation(form url.Values) (op Operation, err error) {
 		}
 	case Apply, Preview:
 		if op.Settings = json.RawMessage(form.Get("settings")); !json.Valid(op.Settings) {
-			return op, errors.New(`settings: is not JSON: must be an object of the fields to change, such as {"Limit": 8}`)
+			return op, errors.New(
+				`settings: is not JSON: must be an object of the fields to change, such as {"Limit": 8}`)
 		}
 	case Cancel, Retry, Skip, Compensate, Abandon:
 		op.ID, op.ids, op.list = form.Get("id"), form["ids"], form.Get("list")
@@ -352,22 +357,27 @@ type question struct {
 
 // question returns what a person is asked before the operation, if anything.
 func (op Operation) question() (q question, ok bool) {
-	of := op.Policy
+	name := op.Policy
 	if op.Key != "" {
-		of = fmt.Sprintf("the key %s of %s", op.Key, op.Policy)
+		name = fmt.Sprintf("the key %s of %s", op.Key, op.Policy)
 	}
 	switch {
 	case op.ids != nil:
 		verb := strings.ToUpper(string(op.Action[:1])) + string(op.Action[1:])
-		return question{Question: fmt.Sprintf("%s the %d that were shown?", verb, len(op.ids)), Yes: verb + " all"}, true
+		asked := fmt.Sprintf("%s the %d that were shown?", verb, len(op.ids))
+		return question{Question: asked, Yes: verb + " all"}, true
 	case op.Action == ForceOpen:
-		return question{Question: "Force " + of + " open?", What: "It refuses all calls until it is enabled.", Yes: "Force open"}, true
+		return question{Question: "Force " + name + " open?", Yes: "Force open",
+			What: "It refuses all calls until it is enabled."}, true
 	case op.Action == Disable:
-		return question{Question: "Disable " + of + "?", What: "It lets all calls through until it is enabled.", Yes: "Disable"}, true
+		return question{Question: "Disable " + name + "?", Yes: "Disable",
+			What: "It lets all calls through until it is enabled."}, true
 	case op.Action == InvalidateAll:
-		return question{Question: "Invalidate all keys of " + of + "?", What: "Every value is loaded again when it is next asked for.", Yes: "Invalidate all"}, true
+		return question{Question: "Invalidate all keys of " + name + "?", Yes: "Invalidate all",
+			What: "Every value is loaded again when it is next asked for."}, true
 	case op.Action == Abandon:
-		return question{Question: "Abandon " + op.ID + "?", What: "Nothing more of it is done or undone, and that cannot be taken back.", Yes: "Abandon"}, true
+		return question{Question: "Abandon " + op.ID + "?", Yes: "Abandon",
+			What: "Nothing more of it is done or undone, and that cannot be taken back."}, true
 	}
 	return q, false
 }
@@ -408,7 +418,9 @@ func (c *Console) do(ctx context.Context, op Operation, done *result) (err error
 	if !ok {
 		return fmt.Errorf("%s runs no sagas", e)
 	}
-	err = runner.Operate(ctx, op.ID, saga.Operation{Action: saga.Action(op.Action), Step: op.Step, Note: op.Note, Seq: op.Seq})
+	err = runner.Operate(ctx, op.ID, saga.Operation{
+		Action: saga.Action(op.Action), Step: op.Step, Note: op.Note, Seq: op.Seq,
+	})
 	if aboutTheSaga(err) {
 		return err
 	}
@@ -431,8 +443,8 @@ func ofStore(err error) error {
 	return secretError{"the store failed", err}
 }
 
-// told returns the text of an error of an operation, secrets only if errors are shown.
-func (c *Console) told(err error) string {
+// errorText returns the text of an error of an operation, secrets only if errors are shown.
+func (c *Console) errorText(err error) string {
 	if failed, ok := errors.AsType[secretError](err); ok {
 		return failed.where + ": " + c.secret(failed.error)
 	}
@@ -442,7 +454,8 @@ func (c *Console) told(err error) string {
 // aboutTheSaga reports whether a Runner says that a saga does not allow an action, and not that its
 // store has failed.
 func aboutTheSaga(err error) bool {
-	return errors.Is(err, saga.ErrNotAllowed) || errors.Is(err, saga.ErrNotFound) || errors.Is(err, saga.ErrNotRegistered)
+	return errors.Is(err, saga.ErrNotAllowed) || errors.Is(err, saga.ErrNotFound) ||
+		errors.Is(err, saga.ErrNotRegistered)
 }
 
 // circuitOf returns the breaker of an action: that of a key, if the policy is a Group.
@@ -493,7 +506,7 @@ func operate(e registry.Entry, op Operation) error {
 
 // refuse answers an action that was not done, with the page that it came from.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, status int, err error) {
-	err = errors.New(c.told(err))
+	err = errors.New(c.errorText(err))
 	if wantsJSON(r) {
 		c.show(w, r, status, "", result{Error: err.Error()})
 		return

@@ -98,7 +98,9 @@ func (c *Console) sampled(e registry.Entry, p *policyPage) {
 	}
 	p.Tick, p.policyCard, p.States = s.now, c.card(t), t.states(s.now)
 	for _, sr := range t.series {
-		f := figureView{Name: sr.what, Unit: sr.unit, Counter: sr.Counter, Value: finite(sr.Value), Points: sr.points(s.now)}
+		f := figureView{
+			Name: sr.what, Unit: sr.unit, Counter: sr.Counter, Value: finite(sr.Value), Points: sr.points(s.now),
+		}
 		for _, a := range sr.attrs {
 			if f.Attrs == nil {
 				f.Attrs = map[string]string{}
@@ -171,7 +173,8 @@ func (t *track) states(now int) []stateRun {
 				continue
 			}
 			// As a word: half-open, forced-open.
-			if state := strings.ReplaceAll(sr.attrs[0].Value, "_", "-"); len(runs) > 0 && runs[len(runs)-1].State == state {
+			state := strings.ReplaceAll(sr.attrs[0].Value, "_", "-")
+			if len(runs) > 0 && runs[len(runs)-1].State == state {
 				runs[len(runs)-1].Seconds++
 			} else {
 				runs = append(runs, stateRun{state, 1})

@@ -78,7 +78,9 @@ func (c *Console) saga(w http.ResponseWriter, r *http.Request) {
 }
 
 // oneSaga answers with the page of a saga, and with what went wrong.
-func (c *Console) oneSaga(w http.ResponseWriter, r *http.Request, status int, name, id string, q url.Values, wrong error) {
+func (c *Console) oneSaga(
+	w http.ResponseWriter, r *http.Request, status int, name, id string, q url.Values, wrong error,
+) {
 	runner, e, _ := c.runner(name)
 	if runner == nil {
 		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", name))
@@ -127,7 +129,8 @@ func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) s
 		}
 		group = append(group, s.Name)
 		u := unitView{
-			Name: s.Name, Status: s.Status, After: before, Pivot: s.Pivot, Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
+			Name: s.Name, Status: s.Status, After: before, Pivot: s.Pivot,
+			Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
 			InDoubt: s.InDoubt, Error: c.text(s.Error), NotBefore: some(s.NotBefore), Waiting: some(s.WaitingSince),
 			Tone: toneOfStep(s.Status),
 		}
@@ -137,7 +140,9 @@ func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) s
 		p.Units = append(p.Units, u)
 	}
 	for _, e := range log {
-		p.Log = append(p.Log, entryView{e.Seq, string(e.Kind), e.Step, string(e.Op), e.Attempt, e.Epoch, c.text(e.Error), e.At})
+		p.Log = append(p.Log, entryView{
+			e.Seq, string(e.Kind), e.Step, string(e.Op), e.Attempt, e.Epoch, c.text(e.Error), e.At,
+		})
 	}
 	if p.Content = "hidden"; c.cfg.Show.State {
 		p.Content = string(in.State)

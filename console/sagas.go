@@ -61,7 +61,8 @@ type sagaForm struct {
 
 func sagaFormOf(q url.Values) sagaForm {
 	return sagaForm{
-		Saga: q.Get("saga"), Status: q.Get("status"), ID: strings.TrimSpace(q.Get("text")), Age: strings.TrimSpace(q.Get("age")),
+		Saga: q.Get("saga"), Status: q.Get("status"),
+		ID: strings.TrimSpace(q.Get("text")), Age: strings.TrimSpace(q.Get("age")),
 		After: q.Get("after"),
 	}
 }
@@ -69,7 +70,9 @@ func sagaFormOf(q url.Values) sagaForm {
 // values returns the form as a query.
 func (f sagaForm) values(runner string) url.Values {
 	v := url.Values{}
-	for key, value := range map[string]string{"runner": runner, "saga": f.Saga, "status": f.Status, "text": f.ID, "age": f.Age, "after": f.After} {
+	for key, value := range map[string]string{
+		"runner": runner, "saga": f.Saga, "status": f.Status, "text": f.ID, "age": f.Age, "after": f.After,
+	} {
 		if value != "" {
 			v.Set(key, value)
 		}
@@ -104,7 +107,9 @@ func (f sagaForm) admitsAll() bool {
 	return f.Saga == "" && f.Status == "" && f.ID == "" && f.Age == ""
 }
 
-var statuses = []saga.Status{saga.Stuck, saga.Running, saga.Compensating, saga.Completed, saga.Compensated, saga.Abandoned}
+var statuses = []saga.Status{
+	saga.Stuck, saga.Running, saga.Compensating, saga.Completed, saga.Compensated, saga.Abandoned,
+}
 
 // A sagaView shows one saga in a list.
 type sagaView struct {
@@ -146,15 +151,17 @@ func toneOf(s saga.Status, failing bool) tone {
 
 func (c *Console) sagaView(in *saga.Instance) sagaView {
 	v := sagaView{
-		ID: in.ID, Saga: in.Saga, Version: in.Version, Status: in.Status, Step: in.Step, Failures: in.Failures, Owner: in.Owner,
-		Created: in.CreatedAt, Age: seconds(in.Now.Sub(in.CreatedAt)), Since: seconds(in.Since()), Tone: toneOf(in.Status, in.Failures > 0),
+		ID: in.ID, Saga: in.Saga, Version: in.Version, Status: in.Status, Step: in.Step,
+		Failures: in.Failures, Owner: in.Owner, Tone: toneOf(in.Status, in.Failures > 0),
+		Created: in.CreatedAt, Age: seconds(in.Now.Sub(in.CreatedAt)), Since: seconds(in.Since()),
 	}
 	for _, s := range in.Steps {
 		v.Steps++
 		if s.Status == saga.StepDone || s.Status == saga.StepSkipped {
 			v.StepsDone++
 		}
-		if v.Step == "" && (s.Status == saga.StepStarted || s.Status == saga.StepUndoing || s.Status == saga.StepWaiting) {
+		if v.Step == "" &&
+			(s.Status == saga.StepStarted || s.Status == saga.StepUndoing || s.Status == saga.StepWaiting) {
 			v.Step = s.Name
 		}
 	}
@@ -222,7 +229,10 @@ func (c *Console) listSagas(w http.ResponseWriter, r *http.Request, status int, 
 		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", q.Get("runner")))
 		return
 	}
-	p := sagasPage{page: c.page("sagas", "Sagas"), Runner: e.Name, Runners: names, Form: sagaFormOf(q), Sagas: []sagaView{}, Counts: []sagaRow{}}
+	p := sagasPage{
+		page: c.page("sagas", "Sagas"), Runner: e.Name, Runners: names,
+		Form: sagaFormOf(q), Sagas: []sagaView{}, Counts: []sagaRow{},
+	}
 	p.Refresh = 5
 	p.Filter = !p.Form.admitsAll()
 	if _, ok := doneWords[Action(q.Get("done"))]; ok {

@@ -23,7 +23,7 @@ type transport struct {
 	base   http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip sends a request through the next fault of the script.
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	f := t.script.next()
 	if err := wait(req.Context(), f.delay); err != nil {

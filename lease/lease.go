@@ -140,7 +140,8 @@ func Every(
 	return Run(ctx, store, cfg, func(ctx context.Context, term Term) error {
 		next := time.Now()
 		if h := term.h; !h.ran.IsZero() {
-			next = h.heard.Add(min(h.ran.Add(interval).Sub(h.now), interval)) // a clock that was set back delays by no more
+			// At most an interval: a clock that was set back would delay the run by as much.
+			next = h.heard.Add(min(h.ran.Add(interval).Sub(h.now), interval))
 		}
 		for {
 			select {

@@ -129,16 +129,16 @@ func (c *Candidate) begin(base context.Context, rec Record, sent time.Time, wait
 	h.mu.Lock()
 	h.timer = time.AfterFunc(time.Until(sent.Add(c.cfg.TTL/3)), h.tick)
 	h.mu.Unlock()
-	told := false
+	returned := false
 	defer func() {
-		if !told { // a hook has panicked, and nobody has the Term
+		if !returned { // the hook has panicked: nobody has the Term, and the lease would last until its TTL
 			release, cancel := context.WithTimeout(context.WithoutCancel(base), c.cfg.TTL/3)
 			defer cancel()
 			_ = Term{h}.Resign(release)
 		}
 	}()
 	h.tell(Event{Kind: EventElected, Waited: waited})
-	told = true
+	returned = true
 	return Term{h}
 }
 

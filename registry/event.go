@@ -25,11 +25,11 @@ type Event struct {
 }
 
 // event returns what a policy told.
-func (e Entry) event(own any) Event {
+func (e Entry) event(event any) Event {
 	ev := Event{Kind: e.Kind, Name: e.Name, Level: slog.LevelDebug}
-	d, ok := own.(describe.Event)
+	d, ok := event.(describe.Event)
 	if !ok {
-		ev.What = fmt.Sprint(own)
+		ev.What = fmt.Sprint(event)
 		return ev
 	}
 	ev.Level = slog.Level(d.Level())

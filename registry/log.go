@@ -45,7 +45,8 @@ func Log(logger *slog.Logger) func(context.Context, Event) {
 
 // ofEachCall has the events of which each call may cause one while something is down.
 var ofEachCall = map[string]bool{
-	"refused": true, "ended": true, "over budget": true, "load failed": true, "load refused": true, "fence failed": true,
+	"refused": true, "ended": true, "over budget": true,
+	"load failed": true, "load refused": true, "fence failed": true,
 	"not invalidated": true, "store failed": true, "outage began": true, "recovered": true,
 }
 

@@ -38,7 +38,8 @@ func (m Member) Figures() []Figure {
 // depends on that of the keys, so All is called by reflection.
 func (e Entry) Members(n int) []Member {
 	method := reflect.ValueOf(e.Policy).MethodByName("All")
-	if n <= 0 || !method.IsValid() || method.Type().NumIn() != 0 || method.Type().NumOut() != 1 || !method.Type().Out(0).CanSeq2() {
+	if n <= 0 || !method.IsValid() || method.Type().NumIn() != 0 ||
+		method.Type().NumOut() != 1 || !method.Type().Out(0).CanSeq2() {
 		return nil
 	}
 	var all []Member

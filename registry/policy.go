@@ -92,14 +92,14 @@ func (e Entry) config() (reflect.Value, bool) {
 
 // observe calls f with each event of the policy until stop is called.
 func (e Entry) observe(f func(context.Context, Event)) (stop func()) {
-	own := func(ctx context.Context, event any) { f(ctx, e.event(event)) }
+	observer := func(ctx context.Context, event any) { f(ctx, e.event(event)) }
 	switch o := e.Policy.(type) {
 	case describe.Observer:
-		return o.ObserveAny(own)
+		return o.ObserveAny(observer)
 	case interface {
 		Observe(func(context.Context, any)) func()
 	}:
-		return o.Observe(own)
+		return o.Observe(observer)
 	}
 	return func() {}
 }

@@ -151,8 +151,8 @@ func (r *Registry) changes(data []byte) ([]*change, error) {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(policies)) {
 		path, optional := strings.CutPrefix(name, "?")
-		kind, of, _ := strings.Cut(path, "/")
-		e, ok := r.Get(kind, of)
+		kind, policyName, _ := strings.Cut(path, "/")
+		e, ok := r.Get(kind, policyName)
 		policy, changes := e.Policy.(describe.Changer)
 		before, has := e.config()
 		switch {

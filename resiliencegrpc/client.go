@@ -84,7 +84,10 @@ type client struct {
 }
 
 // unary is a [grpc.UnaryClientInterceptor].
-func (cl *client) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (cl *client) unary(
+	ctx context.Context, method string, req, reply any,
+	cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
 	if ctx.Err() != nil {
 		return withStatus(ctx, resilience.EndOf(ctx), false)
 	}

@@ -129,7 +129,9 @@ func (s Server) Options() []grpc.ServerOption {
 	}
 	unary, stream := s.chain(s.Slots), s.chain(s.StreamSlots)
 	return []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		grpc.ChainUnaryInterceptor(func(
+			ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+		) (any, error) {
 			if s.Exempt(info.FullMethod) {
 				return handler(ctx, req)
 			}
@@ -140,7 +142,9 @@ func (s Server) Options() []grpc.ServerOption {
 			}, func(md metadata.MD) { _ = grpc.SetTrailer(ctx, md) })
 			return resp, err
 		}),
-		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		grpc.ChainStreamInterceptor(func(
+			srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
+		) error {
 			if s.Exempt(info.FullMethod) {
 				return handler(srv, ss)
 			}
@@ -216,7 +220,9 @@ type policies struct {
 }
 
 // serve calls the handler under the policies. It returns what the client gets.
-func (p policies) serve(ctx context.Context, method string, handler resilience.Func, setTrailer func(metadata.MD)) error {
+func (p policies) serve(
+	ctx context.Context, method string, handler resilience.Func, setTrailer func(metadata.MD),
+) error {
 	s := &service{method: method, handler: handler, shareBy: p.shareBy}
 	s.ctx = context.WithValue(ctx, serviceKey{}, s)
 	err := s.result(p.run(s.ctx))
@@ -347,6 +353,7 @@ func ClientIP(trusted ...netip.Prefix) func(context.Context) string {
 		if !ok || p.Addr == nil {
 			return ""
 		}
-		return resiliencehttp.ClientAddress(p.Addr.String(), metadata.ValueFromIncomingContext(ctx, "x-forwarded-for"), trusted...)
+		forwarded := metadata.ValueFromIncomingContext(ctx, "x-forwarded-for")
+		return resiliencehttp.ClientAddress(p.Addr.String(), forwarded, trusted...)
 	}
 }

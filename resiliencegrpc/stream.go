@@ -31,14 +31,19 @@ type stream struct {
 }
 
 // stream is a [grpc.StreamClientInterceptor].
-func (cl *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (cl *client) stream(
+	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+	streamer grpc.Streamer, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	if ctx.Err() != nil {
 		return nil, withStatus(ctx, resilience.EndOf(ctx), false)
 	}
 	s := &stream{desc: desc}
 	s.call = call{ctx: ctx, client: cl, method: method, make: func(ctx context.Context, sent *evidence) error {
-		return s.open(ctx, sent, func(ctx context.Context, own *evidence, finish func(error)) (grpc.ClientStream, error) {
-			return streamer(ctx, desc, cc, method, own.options(opts, finish)...)
+		return s.open(ctx, sent, func(
+			ctx context.Context, sent *evidence, finish func(error),
+		) (grpc.ClientStream, error) {
+			return streamer(ctx, desc, cc, method, sent.options(opts, finish)...)
 		})
 	}}
 	ctx, s.work = resilience.BeginWork(ctx)
@@ -58,7 +63,10 @@ func (cl *client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cl
 
 // open opens the stream. Until it is open, it ends with the ctx of the attempt, and then with
 // that of the caller alone: policies cancel a ctx that they have derived when they return.
-func (s *stream) open(attempt context.Context, sent *evidence, dial func(context.Context, *evidence, func(error)) (grpc.ClientStream, error)) error {
+func (s *stream) open(
+	attempt context.Context, sent *evidence,
+	dial func(context.Context, *evidence, func(error)) (grpc.ClientStream, error),
+) error {
 	within, cancel := context.WithCancelCause(s.ctx)
 	leave := context.AfterFunc(attempt, func() { cancel(resilience.EndOf(attempt)) })
 	var opened atomic.Bool
@@ -70,17 +78,17 @@ func (s *stream) open(attempt context.Context, sent *evidence, dial func(context
 	}()
 	inner, hidden := resilience.BeginWork(attempt)
 	hidden.End(nil) // interceptors further in hear nothing of the stream's end
-	own := new(evidence)
+	seen := new(evidence)
 	finish := func(err error) {
-		own.finished.Store(true)
+		seen.finished.Store(true)
 		if opened.Load() {
 			s.end(s.result(err, s.waiting.Load() > 0))
 		}
 	}
-	dialed, err := dial(&streamContext{within, inner}, own, finish)
+	dialed, err := dial(&streamContext{within, inner}, seen, finish)
 	switch {
-	case err != nil && own.finished.Load(): // else gRPC may still write to it
-		sent.trailer, sent.peer = own.trailer, own.peer
+	case err != nil && seen.finished.Load(): // else gRPC may still write to it
+		sent.trailer, sent.peer = seen.trailer, seen.peer
 		sent.finished.Store(true)
 	case err == nil && !leave():
 		err = status.FromContextError(attempt.Err()).Err()
@@ -91,9 +99,9 @@ func (s *stream) open(attempt context.Context, sent *evidence, dial func(context
 		}
 		return err
 	}
-	s.ClientStream, s.cancel, s.sent = dialed, cancel, own
+	s.ClientStream, s.cancel, s.sent = dialed, cancel, seen
 	opened.Store(true)
-	if own.finished.Load() { // a moment ago
+	if seen.finished.Load() { // a moment ago
 		s.end(s.result(context.Canceled, false))
 	}
 	return nil
@@ -188,9 +196,9 @@ func (s *stream) end(result error) {
 func (s *stream) tell(returned bool) {
 	s.mu.Lock()
 	s.returned = s.returned || returned
-	told := s.returned && s.ended != nil
+	over := s.returned && s.ended != nil
 	s.mu.Unlock()
-	if told {
+	if over {
 		s.work.End(*s.ended)
 	}
 }

@@ -53,7 +53,8 @@ var (
 // histogram returns an instrument. One that cannot be made records nothing, and the reason goes to
 // otel's error handler.
 func histogram(m metric.Meter, name, unit, help string, buckets []float64) metric.Float64Histogram {
-	h, err := m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(buckets...))
+	h, err := m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help),
+		metric.WithExplicitBucketBoundaries(buckets...))
 	if err != nil {
 		otel.Handle(err)
 	}

@@ -40,7 +40,8 @@ func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, errors.New("resilienceotel: the registry has no policy with figures: add the policies before Observe")
+		return nil, errors.New(
+			"resilienceotel: the registry has no policy with figures: add the policies before Observe")
 	}
 	callback, err := m.RegisterCallback(o.collect, all...)
 	if err != nil {
@@ -152,7 +153,8 @@ func (o *observation) show(s source, figure string) shown {
 	i, known := o.instruments[s.prefix+what]
 	if !known {
 		o.instruments[s.prefix+what] = nil
-		otel.Handle(fmt.Errorf("resilienceotel: %s of %s/%s is not shown: no policy had this figure when Observe was called",
+		otel.Handle(fmt.Errorf(
+			"resilienceotel: %s of %s/%s is not shown: no policy had this figure when Observe was called",
 			s.prefix+what, s.kind, s.name))
 	}
 	kv := make([]attribute.KeyValue, 0, len(attrs)+2)

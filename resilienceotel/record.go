@@ -21,17 +21,18 @@ type recorder struct {
 }
 
 func newRecorder(m metric.Meter, keys func(kind, name, key string) bool) *recorder {
-	of := func(name, unit, help string, buckets []float64) metric.Float64Histogram {
+	named := func(name, unit, help string, buckets []float64) metric.Float64Histogram {
 		return histogram(m, namespace+name, unit, help, buckets)
 	}
 	return &recorder{
 		keys:     keys,
-		bulkhead: of("bulkhead.wait.duration", "s", "Time that calls waited for a slot, of those that waited.", waitBuckets),
-		throttle: of("throttle.wait.duration", "s", "Time that calls waited for their tokens, of those that waited.", waitBuckets),
-		load:     of("cache.load.duration", "s", "Duration of loads.", callBuckets),
-		step:     of("saga.step.duration", "s", "Duration of attempts of steps.", stepBuckets),
-		saga:     of("saga.duration", "s", "Time from the start of a saga to its end.", sagaBuckets),
-		attempts: of("retry.call.attempts", "{attempt}", "Attempts of calls that were retried or given up.", attemptBuckets),
+		bulkhead: named("bulkhead.wait.duration", "s", "Time for which calls waited for a slot.", waitBuckets),
+		throttle: named("throttle.wait.duration", "s", "Time for which calls waited for tokens.", waitBuckets),
+		load:     named("cache.load.duration", "s", "Duration of loads.", callBuckets),
+		step:     named("saga.step.duration", "s", "Duration of attempts of steps.", stepBuckets),
+		saga:     named("saga.duration", "s", "Time from the start of a saga to its end.", sagaBuckets),
+		attempts: named("retry.call.attempts", "{attempt}",
+			"Attempts of calls that were retried or given up.", attemptBuckets),
 	}
 }
 
@@ -71,10 +72,12 @@ func (r *recorder) event(ctx context.Context, e registry.Event) {
 	case "saga":
 		switch e.What {
 		case "attempted":
-			r.step.Record(ctx, inSeconds(took), r.with(e, sagaKey.String(text(e, "saga")), stepKey.String(text(e, "step")),
+			r.step.Record(ctx, inSeconds(took), r.with(e,
+				sagaKey.String(text(e, "saga")), stepKey.String(text(e, "step")),
 				opKey.String(text(e, "op")), outcomeKey.String(snake(text(e, "outcome"))))...)
 		case "completed", "compensated", "abandoned":
-			r.saga.Record(ctx, inSeconds(took), r.with(e, sagaKey.String(text(e, "saga")), statusKey.String(text(e, "status")))...)
+			r.saga.Record(ctx, inSeconds(took), r.with(e,
+				sagaKey.String(text(e, "saga")), statusKey.String(text(e, "status")))...)
 		}
 	}
 }

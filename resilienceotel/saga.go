@@ -64,7 +64,9 @@ func Steps[S any](t *Telemetry, steps []saga.Step[S]) []saga.Step[S] {
 	return traced
 }
 
-func tracedFunc[S any](t *Telemetry, step string, op saga.Op, fn func(context.Context, *S) error) func(context.Context, *S) error {
+func tracedFunc[S any](
+	t *Telemetry, step string, op saga.Op, fn func(context.Context, *S) error,
+) func(context.Context, *S) error {
 	if fn == nil {
 		return nil
 	}
@@ -73,7 +75,9 @@ func tracedFunc[S any](t *Telemetry, step string, op saga.Op, fn func(context.Co
 	}
 }
 
-func tracedTx[S any](t *Telemetry, step string, op saga.Op, fn func(context.Context, *sql.Tx, *S) error) func(context.Context, *sql.Tx, *S) error {
+func tracedTx[S any](
+	t *Telemetry, step string, op saga.Op, fn func(context.Context, *sql.Tx, *S) error,
+) func(context.Context, *sql.Tx, *S) error {
 	if fn == nil {
 		return nil
 	}
@@ -84,7 +88,8 @@ func tracedTx[S any](t *Telemetry, step string, op saga.Op, fn func(context.Cont
 
 // step calls fn in a span.
 func (t *Telemetry) step(ctx context.Context, step string, op saga.Op, fn func(context.Context) error) error {
-	attrs := trace.WithAttributes(stepKey.String(step), opKey.String(string(op)), attemptKey.Int(saga.CommandFrom(ctx).Attempt))
+	attrs := trace.WithAttributes(
+		stepKey.String(step), opKey.String(string(op)), attemptKey.Int(saga.CommandFrom(ctx).Attempt))
 	options := []trace.SpanStartOption{attrs}
 	if origin, linked := ctx.Value(originKey{}).(trace.SpanContext); linked {
 		options = append(options, trace.WithNewRoot(), trace.WithLinks(trace.Link{SpanContext: origin}))

@@ -27,7 +27,7 @@ func New(cfg Config) *Telemetry {
 	m := cfg.meter()
 	return &Telemetry{
 		tracer:   cfg.tracer(),
-		call:     histogram(m, "resilience.call.duration", "s", "Duration of calls, attempts and waits included.", callBuckets),
+		call:     histogram(m, "resilience.call.duration", "s", "Duration of calls, with attempts and waits.", callBuckets),
 		attempts: histogram(m, "resilience.attempt.duration", "s", "Duration of attempts.", callBuckets),
 	}
 }
@@ -48,7 +48,9 @@ func (t *Telemetry) Call(name string) resilience.Middleware {
 // Within a resiliencehttp.Transport, the span of a second attempt has the attribute
 // http.request.resend_count.
 func (t *Telemetry) Attempt(name string) resilience.Middleware {
-	return t.middleware(&probe{tracer: t.tracer, duration: t.attempts, name: name, span: name + " attempt", attempt: true})
+	return t.middleware(&probe{
+		tracer: t.tracer, duration: t.attempts, name: name, span: name + " attempt", attempt: true,
+	})
 }
 
 func (t *Telemetry) middleware(p *probe) resilience.Middleware {

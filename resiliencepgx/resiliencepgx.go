@@ -128,7 +128,9 @@ func InTx(ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx conte
 }
 
 // Value is [InTx] for an fn that returns a value; on error, the zero T.
-func Value[T any](ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (T, error) {
+func Value[T any](
+	ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx context.Context, tx pgx.Tx) (T, error),
+) (T, error) {
 	var value T
 	err := InTx(ctx, pool, cfg, func(ctx context.Context, tx pgx.Tx) (err error) {
 		value, err = fn(ctx, tx)

@@ -32,7 +32,10 @@ func Eval(client redis.Scripter) func(ctx context.Context, script string, keys [
 // EvalEach returns the EvalEach of package fleet: it runs scripts in one pipeline, or one for
 // each node of a cluster. client is as for [Eval].
 func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
-	run := func(ctx context.Context, calls []fleet.Call, which []int, replies []fleet.Reply, eval func(*redis.Script, redis.Scripter, fleet.Call) *redis.Cmd) {
+	run := func(
+		ctx context.Context, calls []fleet.Call, which []int, replies []fleet.Reply,
+		eval func(*redis.Script, redis.Scripter, fleet.Call) *redis.Cmd,
+	) {
 		pipe := client.Pipeline()
 		cmds := make([]*redis.Cmd, len(which))
 		for i, j := range which {
@@ -82,13 +85,15 @@ const silence = 10 * time.Second
 // or the connection is lost. It does not connect again, since its caller must know that
 // messages may be missing. A server that is silent for ten seconds, and does not answer a PING
 // within another ten, is lost too.
-func Subscribe(client redis.UniversalClient) func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error {
+func Subscribe(
+	client redis.UniversalClient,
+) func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error {
 	return func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error {
 		ctx = &call{Context: ctx} // no policies
 		sub := client.Subscribe(ctx, channel)
 		defer sub.Close()
 		defer context.AfterFunc(ctx, func() { _ = sub.Close() })()
-		for told, asked := false, false; ; {
+		for confirmed, asked := false, false; ; {
 			reply, err := sub.ReceiveTimeout(ctx, silence)
 			var late net.Error
 			switch {
@@ -96,7 +101,7 @@ func Subscribe(client redis.UniversalClient) func(ctx context.Context, channel s
 				return context.Cause(ctx)
 			case err == nil:
 				asked = false
-			case !told || asked || !errors.As(err, &late) || !late.Timeout():
+			case !confirmed || asked || !errors.As(err, &late) || !late.Timeout():
 				return fmt.Errorf("resilienceredis: channel %s: %w", channel, err)
 			default:
 				asked = true
@@ -106,10 +111,10 @@ func Subscribe(client redis.UniversalClient) func(ctx context.Context, channel s
 			}
 			switch reply := reply.(type) {
 			case *redis.Subscription:
-				if told { // it has connected again by itself
+				if confirmed { // it has connected again by itself
 					return fmt.Errorf("resilienceredis: channel %s: the connection was lost", channel)
 				}
-				told = true
+				confirmed = true
 				subscribed()
 			case *redis.Message:
 				message(reply.Payload)

@@ -12,8 +12,12 @@
 //	name, err := rdb.Get(ctx, "name").Result()
 //
 //	bare := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
-//	limit := fleet.New(fleet.Config{Name: "api", Meters: meters, Eval: resilienceredis.Eval(bare), EvalEach: resilienceredis.EvalEach(bare)})
-//	store := redisstore.New(redisstore.Config{Prefix: "users", Eval: resilienceredis.Eval(bare), Subscribe: resilienceredis.Subscribe(bare)})
+//	limit := fleet.New(fleet.Config{
+//		Name: "api", Meters: meters, Eval: resilienceredis.Eval(bare), EvalEach: resilienceredis.EvalEach(bare),
+//	})
+//	store := redisstore.New(redisstore.Config{
+//		Prefix: "users", Eval: resilienceredis.Eval(bare), Subscribe: resilienceredis.Subscribe(bare),
+//	})
 //
 // # What a reply means
 //
@@ -22,9 +26,10 @@
 // that the server cannot serve is a failure: LOADING, BUSY, OOM, MISCONF, READONLY,
 // NOREPLICAS, MASTERDOWN, NOMASTERLINK, CLUSTERDOWN, TRYAGAIN, too many clients, a blocking
 // command that was ended because the server has become a replica, and an EXEC or a script
-// that was given up for one of these. So are errors of the network. A pool that has no connection left, in its PoolTimeout or by its MaxActiveConns,
-// refuses: nothing was called. The end of a caller's ctx says nothing, as everywhere. The caller gets the error that
-// go-redis has returned, redis.Nil as redis.Nil, or the refusal of a policy.
+// that was given up for one of these. So are errors of the network. A pool that has no
+// connection left, in its PoolTimeout or by its MaxActiveConns, refuses: nothing was called.
+// The end of a caller's ctx says nothing. The caller gets the error that go-redis has
+// returned, redis.Nil as redis.Nil, or the refusal of a policy.
 //
 // # A server that hangs
 //
@@ -109,7 +114,6 @@ type call struct {
 
 type callKey struct{}
 
-// Value implements [context.Context].
 func (c *call) Value(key any) any {
 	if key == (callKey{}) {
 		return c
@@ -122,10 +126,9 @@ func callOf(ctx context.Context) *call {
 	return c
 }
 
-// DialHook implements [redis.Hook]: a dial is part of the command that needs it.
+// DialHook adds no policies: a dial is part of the command that needs it.
 func (h *hook) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-// ProcessHook implements [redis.Hook].
 func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	guarded := h.policies(func(ctx context.Context) error {
 		c := callOf(ctx)
@@ -138,11 +141,10 @@ func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if callOf(ctx) != nil {
 			return next(ctx, cmd)
 		}
-		return own(guarded(&call{Context: ctx, cmd: cmd}))
+		return withoutVerdict(guarded(&call{Context: ctx, cmd: cmd}))
 	}
 }
 
-// ProcessPipelineHook implements [redis.Hook].
 func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	guarded := h.policies(func(ctx context.Context) error {
 		c := callOf(ctx)
@@ -165,7 +167,7 @@ func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 			return next(ctx, cmds)
 		}
 		c := &call{Context: ctx, cmds: cmds}
-		err := own(guarded(c))
+		err := withoutVerdict(guarded(c))
 		if !c.sent {
 			for _, cmd := range cmds {
 				cmd.SetErr(err)
@@ -175,8 +177,9 @@ func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	}
 }
 
-// own returns the error of go-redis itself, if err is a verdict about it.
-func own(err error) error {
+// withoutVerdict returns the error of go-redis that a verdict is about: callers compare it with
+// redis.Nil and the like. Any other error is returned as it is.
+func withoutVerdict(err error) error {
 	if v, ok := err.(*verdict); ok {
 		return v.error
 	}

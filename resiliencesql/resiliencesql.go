@@ -130,7 +130,9 @@ func InTx(ctx context.Context, db *sql.DB, cfg Config, fn func(ctx context.Conte
 }
 
 // Value is [InTx] for an fn that returns a value; on error, the zero T.
-func Value[T any](ctx context.Context, db *sql.DB, cfg Config, fn func(ctx context.Context, tx *sql.Tx) (T, error)) (T, error) {
+func Value[T any](
+	ctx context.Context, db *sql.DB, cfg Config, fn func(ctx context.Context, tx *sql.Tx) (T, error),
+) (T, error) {
 	return sqltx.Value(ctx, cfg.in(db), cfg.Retry, func(ctx context.Context, t tx) (T, error) { return fn(ctx, t.Tx) })
 }
 

@@ -55,7 +55,8 @@ func (s *shop) load(ctx context.Context, item string) (p price, err error) {
 
 func (s *shop) set(item string, cents int64) {
 	check(s.prices.Write(context.Background(), item, func(ctx context.Context) error {
-		_, err := s.db.ExecContext(ctx, `INSERT OR REPLACE INTO price VALUES (?, ?, ?)`, item, cents, time.Now().UnixMicro())
+		const insert = `INSERT OR REPLACE INTO price VALUES (?, ?, ?)`
+		_, err := s.db.ExecContext(ctx, insert, item, cents, time.Now().UnixMicro())
 		return err
 	}))
 }
@@ -72,7 +73,8 @@ func (s *shop) await(who, item string, cents int64) {
 	for ; p.Cents < cents; p = s.get(item) {
 		time.Sleep(100 * time.Microsecond)
 	}
-	fmt.Printf("  %s sees %d, set %v ago\n", who, p.Cents, time.Since(time.UnixMicro(p.Changed)).Round(10*time.Microsecond))
+	age := time.Since(time.UnixMicro(p.Changed)).Round(10 * time.Microsecond)
+	fmt.Printf("  %s sees %d, set %v ago\n", who, p.Cents, age)
 }
 
 // store returns the cache that the processes share.

@@ -57,7 +57,10 @@ type queue interface {
 
 // consume settles messages one after the other, until ctx ends. It opens the queue again when
 // its connection is lost.
-func consume(ctx context.Context, open func(context.Context) (queue, error), pace time.Duration, handle func(context.Context, message) error) {
+func consume(
+	ctx context.Context, open func(context.Context) (queue, error), pace time.Duration,
+	handle func(context.Context, message) error,
+) {
 	for ctx.Err() == nil {
 		q, err := open(ctx)
 		for err == nil {

@@ -64,7 +64,8 @@ func (s *shop) handle(ctx context.Context, m message) error {
 	if err != nil {
 		return err
 	}
-	return saga.Apply(saga.WithCommand(ctx, saga.Command{ID: m.ID() + "/order/order/do"}), s.db, func(tx *sql.Tx) error {
+	ctx = saga.WithCommand(ctx, saga.Command{ID: m.ID() + "/order/order/do"})
+	return saga.Apply(ctx, s.db, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO book VALUES ($1)`, m.ID())
 		return err
 	})
@@ -122,7 +123,8 @@ func main() {
 	for orders := 0; orders < 19; time.Sleep(time.Second) {
 		orders, _, err = s.booked()
 		check(err)
-		fmt.Printf("%2d of 19 orders are booked; the bank was asked %d times; the breaker is %s\n", orders, s.asked.Load(), s.circuit.State())
+		fmt.Printf("%2d of 19 orders are booked; the bank was asked %d times; the breaker is %s\n",
+			orders, s.asked.Load(), s.circuit.State())
 	}
 }
 

@@ -28,13 +28,16 @@ func openNATS(url, name string, ackWait time.Duration) func(context.Context) (qu
 		q := &natsQueue{conn: conn, name: name, ackWait: ackWait}
 		if q.js, err = jetstream.New(conn); err == nil {
 			for _, stream := range []string{name, name + "-dead"} {
-				if _, err = q.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: stream, Subjects: []string{stream}}); err != nil {
+				cfg := jetstream.StreamConfig{Name: stream, Subjects: []string{stream}}
+				if _, err = q.js.CreateOrUpdateStream(ctx, cfg); err != nil {
 					break
 				}
 			}
 		}
 		if err == nil {
-			q.consumer, err = q.js.CreateOrUpdateConsumer(ctx, name, jetstream.ConsumerConfig{Durable: "shop", AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: -1})
+			q.consumer, err = q.js.CreateOrUpdateConsumer(ctx, name, jetstream.ConsumerConfig{
+				Durable: "shop", AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: -1,
+			})
 		}
 		if err != nil {
 			conn.Close()

@@ -29,9 +29,9 @@ func openRabbit(name string, dial func() (*amqp.Connection, error)) func(context
 			q.closed = q.channel.NotifyClose(make(chan *amqp.Error, 1))
 			err = q.channel.Confirm(false)
 		}
-		for _, each := range []string{name, name + ".dead"} {
+		for _, queue := range []string{name, name + ".dead"} {
 			if err == nil {
-				_, err = q.channel.QueueDeclare(each, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
+				_, err = q.channel.QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 			}
 		}
 		if err == nil {
@@ -105,7 +105,8 @@ func (m rabbitMessage) Again(after time.Duration) error {
 	}
 	later := fmt.Sprintf("%s.again.%v", m.queue.name, delay)
 	_, err := m.queue.channel.QueueDeclare(later, true, false, false, false, amqp.Table{
-		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": m.queue.name, "x-expires": (delay + time.Hour).Milliseconds(),
+		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": m.queue.name,
+		"x-expires": (delay + time.Hour).Milliseconds(),
 	})
 	if err == nil {
 		err = m.queue.publish(later, amqp.Publishing{MessageId: m.ID(), Body: m.d.Body,

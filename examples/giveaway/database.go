@@ -18,7 +18,8 @@ func create(dsn string) (source string, drop func()) {
 	if dsn == "" {
 		dir, err := os.MkdirTemp("", "giveaway")
 		check(err)
-		return "file:" + dir + "/db?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate",
+		return "file:" + dir + "/db?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)" +
+				"&_pragma=synchronous(FULL)&_txlock=immediate",
 			func() { check(os.RemoveAll(dir)) }
 	}
 	db, _ := open(dsn)

@@ -43,7 +43,8 @@ func payout(b *bank) *saga.Saga[Payout] {
 		Name: "hold", // was done by the transaction that started the saga
 		Do:   func(context.Context, *Payout) error { return nil },
 		UndoTx: func(ctx context.Context, tx *sql.Tx, p *Payout) error {
-			_, err := tx.ExecContext(ctx, `UPDATE division SET balance = balance + $1, version = version + 1 WHERE id = $2`, p.Cents, p.Division)
+			const add = `UPDATE division SET balance = balance + $1, version = version + 1 WHERE id = $2`
+			_, err := tx.ExecContext(ctx, add, p.Cents, p.Division)
 			return err
 		},
 	}, {Name: "pay", Attempts: -1, Do: b.pay, Undo: b.takeBack}}}

@@ -117,7 +117,8 @@ func run(out io.Writer) error {
 		}
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
-		fmt.Fprintf(out, row, key, path, resp.StatusCode, resp.Header.Get("RateLimit"), resp.Header.Get("Retry-After"), text(resp, body))
+		fmt.Fprintf(out, row, key, path, resp.StatusCode,
+			resp.Header.Get("RateLimit"), resp.Header.Get("Retry-After"), text(resp, body))
 		return err
 	}
 

@@ -119,7 +119,8 @@ func load(ctx context.Context, client *http.Client, logger *slog.Logger) {
 		{Kind: faults.Latency, Delay: 2 * time.Millisecond},
 		{Kind: faults.Fail, At: *lasts / 4, Count: 8},
 	}})
-	backend := httptest.NewServer(faults.Handler(script, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ada") })))
+	answer := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ada") }
+	backend := httptest.NewServer(faults.Handler(script, http.HandlerFunc(answer)))
 	defer backend.Close()
 	for end := time.Now().Add(*lasts); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if resp, err := client.Get(backend.URL); err == nil {
@@ -140,7 +141,9 @@ func show(out io.Writer, url string) error {
 	defer func() { _ = resp.Body.Close() }()
 	lines := bufio.NewScanner(resp.Body)
 	for lines.Scan() {
-		if line := lines.Text(); strings.HasPrefix(line, "resilience_breaker_call") || strings.HasPrefix(line, "resilience_call_duration_seconds_count") {
+		line := lines.Text()
+		if strings.HasPrefix(line, "resilience_breaker_call") ||
+			strings.HasPrefix(line, "resilience_call_duration_seconds_count") {
 			_, err = fmt.Fprintln(out, line)
 		}
 	}

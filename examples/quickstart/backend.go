@@ -24,11 +24,15 @@ type phase struct {
 // badHalfMinute is the life of the backend, compressed.
 var badHalfMinute = []phase{
 	{Name: "healthy", Lasts: 1500 * time.Millisecond, Workers: many, Faults: answersIn(5 * time.Millisecond)},
-	{Name: "30% errors", Lasts: 1500 * time.Millisecond, Workers: many, Faults: append(answersIn(5*time.Millisecond), failing(0.3))},
+	{Name: "30% errors", Lasts: 1500 * time.Millisecond, Workers: many,
+		Faults: append(answersIn(5*time.Millisecond), failing(0.3))},
 	{Name: "overloaded", Lasts: 1500 * time.Millisecond, Workers: 6, Faults: answersIn(60 * time.Millisecond)},
-	{Name: "hanging", Lasts: 1500 * time.Millisecond, Workers: many, Outage: true, Faults: []faults.Plan{{Kind: faults.Hang}}},
-	{Name: "down", Lasts: 1500 * time.Millisecond, Workers: many, Outage: true, Faults: []faults.Plan{{Kind: faults.Refuse}}},
-	{Name: "recovering", Lasts: 1500 * time.Millisecond, Workers: 10, Faults: append(answersIn(20*time.Millisecond), failing(0.2))},
+	{Name: "hanging", Lasts: 1500 * time.Millisecond, Workers: many, Outage: true,
+		Faults: []faults.Plan{{Kind: faults.Hang}}},
+	{Name: "down", Lasts: 1500 * time.Millisecond, Workers: many, Outage: true,
+		Faults: []faults.Plan{{Kind: faults.Refuse}}},
+	{Name: "recovering", Lasts: 1500 * time.Millisecond, Workers: 10,
+		Faults: append(answersIn(20*time.Millisecond), failing(0.2))},
 	{Name: "healthy again", Lasts: 1500 * time.Millisecond, Workers: many, Faults: answersIn(5 * time.Millisecond)},
 }
 

@@ -22,8 +22,8 @@ import (
 
 func main() {
 	seed := flag.Uint64("seed", 1, "chooses the calls and the backend's errors; the same seed repeats them")
-	asJSON := flag.Bool("json", false, "print one JSON object instead of the picture; answered counts fresh and stale answers")
-	address := flag.String("serve", "", "repeat it, and serve pages that show it live on this address, such as 127.0.0.1:8080")
+	asJSON := flag.Bool("json", false, "print one JSON object; answered counts fresh and stale answers")
+	address := flag.String("serve", "", "repeat it, and show it live at this address, such as 127.0.0.1:8080")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -75,7 +75,8 @@ func show(ctx context.Context, seed uint64, asJSON bool, out *os.File) error {
 func (s *scenario) report() report {
 	r := report{Plain: summarize(s.plain.tallies...), Resilient: summarize(s.resilient.tallies...)}
 	for i, p := range badHalfMinute {
-		r.Phases = append(r.Phases, phaseReport{p.Name, summarize(s.plain.tallies[i]), summarize(s.resilient.tallies[i])})
+		plain, resilient := summarize(s.plain.tallies[i]), summarize(s.resilient.tallies[i])
+		r.Phases = append(r.Phases, phaseReport{p.Name, plain, resilient})
 	}
 	return r
 }

@@ -25,7 +25,8 @@ func newPicture(f *os.File, s *scenario) *picture {
 	return &picture{w: f, live: terminal, scenario: s, start: time.Now()}
 }
 
-const header = "phase          client     calls answered  stale failed      p50      p99  backend in flight goroutines\n"
+const header = "phase          client     calls answered  stale failed" +
+	"      p50      p99  backend in flight goroutines\n"
 
 // update shows what is known while phase i goes on.
 func (p *picture) update(i int) {
@@ -65,7 +66,8 @@ func (p *picture) finish() {
 		b.WriteString(row("all", s.name, summarize(s.tallies...)))
 	}
 	b.WriteString("\n" + p.breaker())
-	b.WriteString("\n" + verdict(summarize(p.plain.tallies...), summarize(p.resilient.tallies...), p.plain.outage(), p.resilient.outage()) + "\n")
+	plain, resilient := summarize(p.plain.tallies...), summarize(p.resilient.tallies...)
+	b.WriteString("\n" + verdict(plain, resilient, p.plain.outage(), p.resilient.outage()) + "\n")
 	fmt.Fprint(p.w, b.String())
 }
 
@@ -99,7 +101,8 @@ func row(phase, client string, s summary) string {
 		phase = ""
 	}
 	return fmt.Sprintf("%-14s %-9s %6d %8d %6d %6d %5.0f ms %5.0f ms %8d %9d %10d\n",
-		phase, client, s.Calls, s.Answered, s.Stale, s.Failed, s.P50, s.P99, s.BackendRequests, s.MaxInFlight, s.MaxGoroutines)
+		phase, client, s.Calls, s.Answered, s.Stale, s.Failed, s.P50, s.P99,
+		s.BackendRequests, s.MaxInFlight, s.MaxGoroutines)
 }
 
 // breaker lists the changes of the breaker with their times.
@@ -116,7 +119,9 @@ func (p *picture) breaker() string {
 
 func verdict(plain, resilient summary, plainOutage, resilientOutage int64) string {
 	share := func(s summary) float64 { return 100 * float64(s.Answered) / float64(max(s.Calls, 1)) }
-	return fmt.Sprintf("Of the same %d calls the plain client answered %.1f %%, the resilient one %.1f %% (%d of them stale); "+
+	return fmt.Sprintf("Of the same %d calls the plain client answered %.1f %%, "+
+		"the resilient one %.1f %% (%d of them stale); "+
 		"its p99 was %.0f ms instead of %.0f ms, and in the outage it sent the backend %d requests instead of %d.",
-		plain.Calls, share(plain), share(resilient), resilient.Stale, resilient.P99, plain.P99, resilientOutage, plainOutage)
+		plain.Calls, share(plain), share(resilient), resilient.Stale, resilient.P99, plain.P99,
+		resilientOutage, plainOutage)
 }

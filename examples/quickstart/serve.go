@@ -160,7 +160,8 @@ func (r *recorder) take(t *tally, to *share) {
 func (r *recorder) conclude() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.verdict = verdict(summarize(r.plain.tallies...), summarize(r.resilient.tallies...), r.plain.outage(), r.resilient.outage())
+	plain, resilient := summarize(r.plain.tallies...), summarize(r.resilient.tallies...)
+	r.verdict = verdict(plain, resilient, r.plain.outage(), r.resilient.outage())
 }
 
 // ServeHTTP answers with all that the page draws.

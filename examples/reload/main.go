@@ -114,15 +114,18 @@ func poll(ctx context.Context, addr string, apply func(settings string)) {
 func edit(ctx context.Context, file string) {
 	for _, settings := range []string{
 		`{"throttle/users": {"Rate": 2000, "Burst": 40}, "bulkhead/users": {"Limit": 16}}`,
-		`{"throttle/users": {"Rate": -1}, "breaker/users": {"OpenFor": 45, "Failure": 10}, "bulkhead/user": {"Limit": 2}}`,
-		`{"throttle/users": {"Rate": 1000}, "bulkhead/users": {"Limit": 2}, "breaker/users": {"OpenFor": "45s", "Failures": 10}}`,
+		`{"throttle/users": {"Rate": -1}, "breaker/users": {"OpenFor": 45, "Failure": 10},` +
+			` "bulkhead/user": {"Limit": 2}}`,
+		`{"throttle/users": {"Rate": 1000}, "bulkhead/users": {"Limit": 2},` +
+			` "breaker/users": {"OpenFor": "45s", "Failures": 10}}`,
 	} {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(*lasts / 5):
 		}
-		if err := errors.Join(os.WriteFile(file, []byte(settings), 0o600), syscall.Kill(os.Getpid(), syscall.SIGHUP)); err != nil {
+		err := errors.Join(os.WriteFile(file, []byte(settings), 0o600), syscall.Kill(os.Getpid(), syscall.SIGHUP))
+		if err != nil {
 			log.Fatal(err)
 		}
 	}

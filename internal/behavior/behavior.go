@@ -118,7 +118,8 @@ func saysTimeout(err error) bool {
 // whatever version: a type cannot be asked for without an import.
 func IsPermanent(err error) bool {
 	t := reflect.TypeOf(err)
-	if t == nil || t.Kind() != reflect.Pointer || !strings.HasPrefix(t.Elem().PkgPath(), "github.com/cenkalti/backoff/") {
+	if t == nil || t.Kind() != reflect.Pointer ||
+		!strings.HasPrefix(t.Elem().PkgPath(), "github.com/cenkalti/backoff/") {
 		return false
 	}
 	name := t.Elem().Name()

@@ -104,7 +104,7 @@ func (t *Table[K, V]) use(key K, f func(*Member[K, V])) {
 			f(&t.overflow)
 			return
 		}
-		key = own(key)
+		key = detach(key)
 		m = &Member[K, V]{Key: key, Value: t.rule.Make(key)}
 		t.members[key] = m
 	}

@@ -39,9 +39,9 @@ func Label(name, key string) string {
 	return name + "[" + key + "]"
 }
 
-// own returns a copy of a string key, so that a group does not keep alive the larger text
+// detach returns a copy of a string key, so that a group does not keep alive the larger text
 // that the key may be part of. It returns any other key as it is.
-func own[K comparable](key K) K {
+func detach[K comparable](key K) K {
 	if v := reflect.ValueOf(&key).Elem(); v.Kind() == reflect.String {
 		v.SetString(strings.Clone(v.String()))
 	}

@@ -131,7 +131,8 @@ func (s Simulation) search(t *testing.T, base uint64, n int, d time.Duration) {
 		}
 	}
 	t.Logf("simulation %s: from seed %d in %v: seeds %d, operations %d, faults %d, acts %d, steps of the clock %d",
-		s.Name, base, time.Since(began).Round(100*time.Millisecond), seed-base, total.Calls, total.Faults, total.Acts, total.Steps)
+		s.Name, base, time.Since(began).Round(100*time.Millisecond), seed-base,
+		total.Calls, total.Faults, total.Acts, total.Steps)
 	if bad != nil {
 		t.Logf("seed %d: %s: %s", seed-1, bad.kind, bad.why)
 		s.report(t, *bad)
@@ -148,7 +149,8 @@ func (s Simulation) report(t *testing.T, o outcome) {
 	})
 	last := s.run(t, &tape{given: small}, true)
 	t.Fatalf("%s: %s: %s\n%s\n%d calls and %d faults are left of %d and %d, after %d runs; for testdata/sim/%s:\n%s",
-		s.Name, last.kind, last.why, last.trace, last.count.Calls, last.count.Faults, o.count.Calls, o.count.Faults, runs, s.Name, write(small))
+		s.Name, last.kind, last.why, last.trace, last.count.Calls, last.count.Faults, o.count.Calls, o.count.Faults,
+		runs, s.Name, write(small))
 }
 
 // shrink zeroes, leaves out and lowers draws as long as fails reports true.

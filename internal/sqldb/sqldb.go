@@ -109,7 +109,8 @@ const Repeats = 10
 // Transact makes fn one transaction, on a server that takes writes if there is one. It repeats, as often
 // as that at most, what the database has rolled back in favor of another transaction.
 func Transact(
-	ctx context.Context, db *sql.DB, options *sql.TxOptions, repeats int, fn func(ctx context.Context, tx *sql.Tx) error,
+	ctx context.Context, db *sql.DB, options *sql.TxOptions, repeats int,
+	fn func(ctx context.Context, tx *sql.Tx) error,
 ) error {
 	in := sqltx.Database(db, options)
 	for tries := 0; ; tries++ {

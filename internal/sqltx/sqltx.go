@@ -100,20 +100,28 @@ func (cfg Config[T]) check(ctx context.Context) (bool, error) {
 // uncommitted judges err of a transaction whose COMMIT was not sent.
 func (cfg Config[T]) uncommitted(ctx context.Context, err error) error {
 	judged := Judge(ctx, err, cfg.Code)
-	if own, ok := judged.(*outcome); ok && own != err && own.verdict == unknown {
-		own.verdict = unavailable
+	if out, ok := judged.(*outcome); ok && out != err && out.verdict == unknown {
+		out.verdict = unavailable
 	}
 	return judged
 }
 
 // InTx runs attempts of fn under retry, unless it is nil.
-func (cfg Config[T]) InTx(ctx context.Context, retry func(func(context.Context) error) func(context.Context) error, fn func(context.Context, T) error) error {
-	_, err := Value(ctx, cfg, retry, func(ctx context.Context, tx T) (struct{}, error) { return struct{}{}, fn(ctx, tx) })
+func (cfg Config[T]) InTx(
+	ctx context.Context, retry func(func(context.Context) error) func(context.Context) error,
+	fn func(context.Context, T) error,
+) error {
+	_, err := Value(ctx, cfg, retry, func(ctx context.Context, tx T) (struct{}, error) {
+		return struct{}{}, fn(ctx, tx)
+	})
 	return err
 }
 
 // Value is InTx for an fn that returns a value; on error, the zero V.
-func Value[V any, T Tx](ctx context.Context, cfg Config[T], retry func(func(context.Context) error) func(context.Context) error, fn func(context.Context, T) (V, error)) (V, error) {
+func Value[V any, T Tx](
+	ctx context.Context, cfg Config[T], retry func(func(context.Context) error) func(context.Context) error,
+	fn func(context.Context, T) (V, error),
+) (V, error) {
 	var value V
 	attempt := func(ctx context.Context) error {
 		var v V

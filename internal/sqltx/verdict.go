@@ -102,20 +102,20 @@ func classify(err error, code func(error) string) verdict {
 
 // first returns the verdict of the outermost error that has one. Of joined errors the worst
 // counts.
-func first(err error, of func(error) verdict) verdict {
+func first(err error, judge func(error) verdict) verdict {
 	if err == nil {
 		return none
 	}
-	if v := of(err); v != none {
+	if v := judge(err); v != none {
 		return v
 	}
 	switch e := err.(type) {
 	case interface{ Unwrap() error }:
-		return first(e.Unwrap(), of)
+		return first(e.Unwrap(), judge)
 	case interface{ Unwrap() []error }:
 		worst := none
 		for _, part := range e.Unwrap() {
-			worst = max(worst, first(part, of))
+			worst = max(worst, first(part, judge))
 		}
 		return worst
 	}

@@ -123,7 +123,8 @@ var sqlite = statements{
 	find:   find,
 	create: `INSERT INTO {p}lease (name, ` + columns + `) VALUES (?, '', '', 0, 0, 0, 0) ON CONFLICT DO NOTHING`,
 	look:   look,
-	acquire: `UPDATE {p}lease SET token = ?, holder = ?, epoch = max(epoch + 1, {now}), since = {now}, expires = {now} + ?
+	acquire: `UPDATE {p}lease
+SET token = ?, holder = ?, epoch = max(epoch + 1, {now}), since = {now}, expires = {now} + ?
 WHERE name = ? AND epoch = ? AND expires <= {now}`,
 	renew:       renew,
 	release:     release,

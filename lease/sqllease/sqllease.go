@@ -106,7 +106,8 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	}
 	s := &Store{db: db, dialect: dialect, text: text.with(cfg.Prefix)}
 	s.schema = sqldb.Schema{
-		Create: s.text.schema, Find: s.text.find, Table: cfg.Prefix + "lease_schema", Version: version, Kind: string(dialect),
+		Create: s.text.schema, Find: s.text.find,
+		Table: cfg.Prefix + "lease_schema", Version: version, Kind: string(dialect),
 	}
 	return s
 }
@@ -167,7 +168,8 @@ func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request) (
 	ttl := req.TTL.Microseconds()
 	if s.text.take != "" {
 		err = sqldb.Write(ctx, s.db, func(ctx context.Context, q sqldb.Querier) (err error) {
-			taken, err = scan(req.Name, q.QueryRowContext(ctx, s.text.take, req.Name, rec.Epoch, req.Token, req.Holder, ttl))
+			row := q.QueryRowContext(ctx, s.text.take, req.Name, rec.Epoch, req.Token, req.Holder, ttl)
+			taken, err = scan(req.Name, row)
 			return err
 		})
 		if errors.Is(err, sql.ErrNoRows) {

@@ -15,7 +15,7 @@ import (
 // Fenced is a store in a database, for [RunFencer].
 type Fenced struct {
 	Store     lease.Store // a lease.Fencer
-	DB        *sql.DB     // the same database, with 8 connections or more; empty but for its tables; the tests add storetest_write
+	DB        *sql.DB     // the same database, with 8 connections or more; the tests add a table, storetest_write
 	OneWriter bool        // a transaction that writes keeps all others from writing, as in SQLite
 }
 
@@ -277,7 +277,8 @@ func fencedWrite(ctx context.Context, f fencer, epoch int64) (wrote bool, err er
 	if latest > epoch {
 		return false, fmt.Errorf("epoch %d: %w: %d", epoch, errInterleaved, latest)
 	}
-	if _, err := tx.ExecContext(ctx, fmt.Sprintf("INSERT INTO storetest_write (epoch) VALUES (%d)", epoch)); err != nil {
+	insert := fmt.Sprintf("INSERT INTO storetest_write (epoch) VALUES (%d)", epoch)
+	if _, err := tx.ExecContext(ctx, insert); err != nil {
 		return false, err
 	}
 	return true, tx.Commit()

@@ -154,17 +154,20 @@ func nobody(s *suite) {
 func given(s *suite) {
 	rec := s.get("x", long)
 	s.need(rec.Epoch > 0, "epoch %d", rec.Epoch)
-	s.need(rec.Until.Sub(rec.Now) <= long && rec.Until.Sub(rec.Now) > long-patience, "lasts until %v, now is %v", rec.Until, rec.Now)
+	left := rec.Until.Sub(rec.Now)
+	s.need(left <= long && left > long-patience, "lasts until %v, now is %v", rec.Until, rec.Now)
 	s.need(!rec.Since.After(rec.Now) && rec.Now.Sub(rec.Since) < patience, "since %v, now is %v", rec.Since, rec.Now)
 	s.need(rec.Ran.IsZero(), "a run at %v", rec.Ran)
 	got := s.load()
-	s.need(got.Token == "x" && got.Holder == rec.Holder && got.Epoch == rec.Epoch && got.Since.Equal(rec.Since) && got.Held(), "%+v, not %+v", got, rec)
+	same := got.Token == "x" && got.Holder == rec.Holder && got.Epoch == rec.Epoch && got.Since.Equal(rec.Since)
+	s.need(same && got.Held(), "%+v, not %+v", got, rec)
 }
 
 func held(s *suite) {
 	x := s.get("x", long)
 	rec := s.getNot("y")
-	s.need(rec.Token == "x" && rec.Holder == "holder of x" && rec.Epoch == x.Epoch && rec.Held(), "%+v, not %+v", rec, x)
+	same := rec.Token == "x" && rec.Holder == "holder of x" && rec.Epoch == x.Epoch
+	s.need(same && rec.Held(), "%+v, not %+v", rec, x)
 	s.need(rec.Until.Sub(rec.Now) > long-patience, "lasts until %v, now is %v", rec.Until, rec.Now)
 }
 
@@ -202,7 +205,8 @@ func releases(s *suite) {
 	s.release("x")
 	rec := s.load()
 	s.need(rec.Token == "" && rec.Holder == "" && !rec.Held() && rec.Epoch >= x.Epoch, "%+v", rec)
-	s.need(!rec.Until.After(rec.Now) && rec.Now.Sub(rec.Until) < patience, "free since %v, now is %v", rec.Until, rec.Now)
+	free := rec.Now.Sub(rec.Until)
+	s.need(free >= 0 && free < patience, "free since %v, now is %v", rec.Until, rec.Now)
 	s.need(rec.Since.After(x.Since), "free since %v, held since %v", rec.Since, x.Since)
 	s.release("x")
 	y := s.get("y", long)
@@ -306,7 +310,8 @@ func oneOfMany(s *suite) {
 		}
 		wg.Wait()
 		rec := s.load()
-		s.need(got.Load() == 1 && rec.Epoch == epoch.Load(), "%d of 16 got the lease in epoch %d: %+v", got.Load(), epoch.Load(), rec)
+		s.need(got.Load() == 1 && rec.Epoch == epoch.Load(),
+			"%d of 16 got the lease in epoch %d: %+v", got.Load(), epoch.Load(), rec)
 		s.need(rec.Epoch > last, "epoch %d after %d", rec.Epoch, last)
 		last = rec.Epoch
 		s.release(rec.Token)
@@ -315,9 +320,13 @@ func oneOfMany(s *suite) {
 
 func names(s *suite) {
 	epochs := make(map[string]int64)
-	all := []string{"a", "A", "a ", " a", "ä", "a'; --", "a\\", "{a}", "a}b{c", "%", "a\n", strings.Repeat("x", 200), strings.Repeat("x", 199)}
+	all := []string{
+		"a", "A", "a ", " a", "ä", "a'; --", "a\\", "{a}", "a}b{c", "%", "a\n",
+		strings.Repeat("x", 200), strings.Repeat("x", 199),
+	}
 	for i, name := range all {
-		rec, err := s.store.Acquire(s.ctx, lease.Request{Name: name, Token: fmt.Sprint(i), Holder: fmt.Sprint("é", i), TTL: long})
+		req := lease.Request{Name: name, Token: fmt.Sprint(i), Holder: fmt.Sprint("é", i), TTL: long}
+		rec, err := s.store.Acquire(s.ctx, req)
 		s.noError(err)
 		s.need(rec.Token == fmt.Sprint(i) && rec.Name == name && rec.Holder == fmt.Sprint("é", i), "%q: %+v", name, rec)
 		epochs[name] = rec.Epoch

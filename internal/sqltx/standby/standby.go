@@ -83,7 +83,7 @@ func (s *Servers) Writes() []string {
 	return s.writes
 }
 
-// Connect implements [driver.Connector]: a new connection is to the primary.
+// Connect makes a new connection, to the primary.
 func (s *Servers) Connect(context.Context) (driver.Conn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +92,6 @@ func (s *Servers) Connect(context.Context) (driver.Conn, error) {
 	return &conn{s, server}, nil
 }
 
-// Driver implements [driver.Connector].
 func (s *Servers) Driver() driver.Driver { return nil }
 
 type conn struct {

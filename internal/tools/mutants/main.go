@@ -106,24 +106,29 @@ func examine(pkg string, o options) (bool, error) {
 	}
 
 	var chosen []mutant
-	gone := maps.Clone(reasons)
+	unused := maps.Clone(reasons)
 	for _, m := range p.mutants {
-		delete(gone, m.Name)
+		delete(unused, m.Name)
 		if strings.Contains(m.Name, o.only) && (o.locks || !m.Locks) && reasons[m.Name] == "" {
 			chosen = append(chosen, m)
 		}
 	}
-	rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
-	for name := range gone {
+	rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(chosen), func(i, j int) {
+		chosen[i], chosen[j] = chosen[j], chosen[i]
+	})
+	for name := range unused {
 		fmt.Fprintln(found, "  has a reason and is gone:", name)
 	}
 	o.budget -= time.Since(began)
 	count := p.tryAll(chosen, o, found)
 
 	tried := len(chosen) - count[untried]
-	fmt.Fprintf(found, "%s: %d mutants, seed %d: tried %d, untried %d; %d caught (%.1f %%), %d survived, %d unreached; %d more with a reason; %.0f s\n", pkg,
-		len(p.mutants), o.seed, tried, count[untried], count[caught], 100*float64(count[caught])/max(1, float64(tried)), count[survived], count[unreached], len(reasons), time.Since(began).Seconds())
-	return count[survived]+count[unreached]+len(p.failing)+len(gone) == 0, nil
+	fmt.Fprintf(found, "%s: %d mutants, seed %d: tried %d, untried %d; "+
+		"%d caught (%.1f %%), %d survived, %d unreached; %d more with a reason; %.0f s\n",
+		pkg, len(p.mutants), o.seed, tried, count[untried],
+		count[caught], 100*float64(count[caught])/max(1, float64(tried)), count[survived], count[unreached],
+		len(reasons), time.Since(began).Seconds())
+	return count[survived]+count[unreached]+len(p.failing)+len(unused) == 0, nil
 }
 
 // tryAll tries mutants until they or the time are used up, and writes what survives to
@@ -133,13 +138,13 @@ func (p *program) tryAll(chosen []mutant, o options, found io.Writer) map[verdic
 	ctx, cancel := context.WithTimeout(context.Background(), o.budget)
 	defer cancel()
 	var mu sync.Mutex
-	count, began, told := map[verdict]int{}, time.Now(), time.Now()
+	count, began, reported := map[verdict]int{}, time.Now(), time.Now()
 	type later struct {
 		mutant
 		left int
 	}
 	var again []later
-	each(chosen, o.jobs, func(m mutant) {
+	forEach(chosen, o.jobs, func(m mutant) {
 		begun := time.Now()
 		v, left := untried, 0
 		if ctx.Err() == nil {
@@ -158,12 +163,14 @@ func (p *program) tryAll(chosen []mutant, o options, found io.Writer) map[verdic
 		case o.verbose:
 			fmt.Println(line)
 		}
-		if time.Since(told) > 15*time.Second {
-			told = time.Now()
-			fmt.Printf("  ... %.0f s: %d of %d, %d caught\n", time.Since(began).Seconds(), count[caught]+count[survived]+count[unreached], len(chosen), count[caught])
+		if time.Since(reported) > 15*time.Second {
+			reported = time.Now()
+			tried := count[caught] + count[survived] + count[unreached]
+			fmt.Printf("  ... %.0f s: %d of %d, %d caught\n",
+				time.Since(began).Seconds(), tried, len(chosen), count[caught])
 		}
 	})
-	each(again, o.jobs, func(m later) {
+	forEach(again, o.jobs, func(m later) {
 		v := untried
 		if ctx.Err() == nil {
 			v, _ = p.try(ctx, m.mutant, len(p.reaching(m.mutant))-m.left, time.Hour)
@@ -186,8 +193,8 @@ func (p *program) tryAll(chosen []mutant, o options, found io.Writer) map[verdic
 	return count
 }
 
-// each calls f with each of all, of which so many jobs run at a time.
-func each[T any](all []T, jobs int, f func(T)) {
+// forEach calls f with each of all, of which so many jobs run at a time.
+func forEach[T any](all []T, jobs int, f func(T)) {
 	next := make(chan T)
 	var workers sync.WaitGroup
 	for range jobs {
