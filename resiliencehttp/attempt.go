@@ -28,6 +28,7 @@ type call struct {
 	over   func()          // called when nothing more is read; may be nil
 	body   *requestBody
 	work   linger.Work
+	values values // ctx
 
 	replayable bool     // the request may be sent more than once
 	final      error    // why nothing more may be sent; nil if something may
@@ -46,7 +47,24 @@ func callOf(ctx context.Context) *call {
 // begin makes ctx that of c: an attempt finds the call in it, and the policies find the
 // linger.Work, which may go on after they have returned.
 func (c *call) begin(ctx context.Context) {
-	c.ctx = context.WithValue(context.WithValue(ctx, linger.Key{}, &c.work), callKey{}, c)
+	c.values = values{ctx, c}
+	c.ctx = &c.values
+}
+
+// values are a ctx and what is found in it.
+type values struct {
+	context.Context
+	call *call
+}
+
+func (v *values) Value(key any) any {
+	switch key {
+	case linger.Key{}:
+		return &v.call.work
+	case callKey{}:
+		return v.call
+	}
+	return v.Context.Value(key)
 }
 
 // makeAttempt is the function that the policies wrap. It sends the request of the call in
@@ -158,11 +176,22 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 		return a
 	}
 	a.own, a.cancel = context.WithCancelCause(caller)
-	if !same {
+	now := time.Now()
+	switch {
+	case same:
+	case c.cancel == nil && ctx.Done() == c.ctx.Done(): // nothing else to wait for than a time
+		a.limits[ofReading] = limit{at: c.until, cause: t.passed}
+	default:
 		a.leave = context.AfterFunc(ctx, a.policiesEnded)
 	}
-	a.limit(ofAttempt, t.attemptPassed)
-	a.limit(ofSilence, t.firstBytePassed)
+	for which, passed := range [...]*resilience.TimeoutError{ofAttempt: t.attemptPassed, ofSilence: t.firstBytePassed} {
+		if passed != nil {
+			a.limits[which] = limit{at: now.Add(passed.After), cause: passed}
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.arm(now)
 	return a
 }
 
@@ -182,8 +211,9 @@ func (a *attempt) limit(which int, passed *resilience.TimeoutError) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.limits[which] = limit{at: time.Now().Add(passed.After), cause: passed}
-	a.arm()
+	now := time.Now()
+	a.limits[which] = limit{at: now.Add(passed.After), cause: passed}
+	a.arm(now)
 }
 
 // unlimit takes limits away. The timer may still fire for one, and finds none.
@@ -199,8 +229,8 @@ func (a *attempt) unlimit(which ...int) {
 }
 
 // arm ends a if a limit has passed. Otherwise it has the timer fire at the next, or before.
-func (a *attempt) arm() {
-	now, next := time.Now(), time.Time{}
+func (a *attempt) arm(now time.Time) {
+	var next time.Time
 	for _, l := range a.limits {
 		switch {
 		case l.at.IsZero():
@@ -219,7 +249,7 @@ func (a *attempt) arm() {
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			a.armed = time.Time{}
-			a.arm()
+			a.arm(time.Now())
 		})
 	default:
 		a.timer.Reset(next.Sub(now))
@@ -252,18 +282,19 @@ func (a *attempt) resume() {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	now := time.Now()
 	switch t := a.call.t; {
 	case t.readingPassed != nil:
-		a.limits[ofReading] = limit{at: time.Now().Add(t.readingPassed.After), cause: t.readingPassed}
+		a.limits[ofReading] = limit{at: now.Add(t.readingPassed.After), cause: t.readingPassed}
 	case !a.call.until.IsZero():
 		a.limits[ofReading] = limit{at: a.call.until, cause: t.passed}
 	}
 	for i := range a.limits {
 		if l := &a.limits[i]; l.rest > 0 {
-			l.at = time.Now().Add(l.rest)
+			l.at = now.Add(l.rest)
 		}
 	}
-	a.arm()
+	a.arm(now)
 }
 
 // end ends a.
@@ -287,7 +318,7 @@ func (a *attempt) end() {
 // failed.
 func (a *attempt) timedOut(err error) error {
 	a.mu.Lock()
-	a.arm() // a connection with the same deadline often returns a moment before
+	a.arm(time.Now()) // a connection with the same deadline often returns a moment before
 	a.mu.Unlock()
 	t := a.call.t
 	passed, ok := context.Cause(a).(*resilience.TimeoutError)
@@ -439,6 +470,9 @@ func (a *attempt) unanswered(err error) error {
 	c := a.call
 	c.heedCancel()
 	err = a.timedOut(err)
+	if passed := c.t.passed; passed != nil && context.Cause(a) == error(passed) {
+		<-c.ctx.Done() // which the policies see: a moment later, perhaps
+	}
 	switch {
 	case c.ctx.Err() != nil: // err says nothing about the request or the server
 	case c.body.atFault(), a.Err() == nil && a.route.unasked(c), unsupported(err):
