@@ -1,32 +1,26 @@
-// Package bulkhead bounds how many calls to one dependency run at once, so that
-// when it hangs nothing else runs out of goroutines, connections or memory.
+// Package bulkhead bounds how many calls to a dependency run at once: one that hangs does not
+// use up the goroutines, connections and memory of all others.
 //
-//	slots := bulkhead.New(bulkhead.Config{
-//		Name:    "users",
-//		Limit:   16,                     // calls at once
-//		MaxWait: 100 * time.Millisecond, // how long a call may wait for a slot
-//		Queue:   32,                     // how many calls may wait
-//	})
-//	err := slots.Do(ctx, func(ctx context.Context) error { return fetchUser(ctx, 42) })
-//	if errors.Is(err, bulkhead.ErrFull) {
-//		// The call was never made.
-//	}
+//		slots := bulkhead.New(bulkhead.Config{
+//			Name:    "users",
+//			Limit:   16,                     // calls at once
+//			MaxWait: 100 * time.Millisecond, // how long a call may wait for a slot
+//			Queue:   32,                     // how many calls may wait
+//		})
+//		err := slots.Do(ctx, func(ctx context.Context) error { return fetchUser(ctx, 42) })
+//		if errors.Is(err, bulkhead.ErrFull) {
+//			// The call was never made.
+//		}
 //
-// What to know:
-//
-//   - One bulkhead stands for one dependency or feature, and all calls to it share it. A
-//     resilience.Group has one for each key.
-//   - Limit bounds the calls that run and Queue those that wait. A call that finds both full is
-//     refused immediately, with a [*FullError]. A slot that becomes free goes to the most
-//     important level, and within one to the call that has waited longest.
-//   - Where tenants share the slots, Config.Share keeps the flood of one from the others.
-//   - In a chain a bulkhead comes inside of retries, so that no slot is held while a
-//     retry waits, and outside of the timeout of the single call.
-//   - A call holds its slot until its function returns, even if that ignores its ctx. Within a
-//     resiliencehttp.Transport it holds it until the body of the response has been read to its
-//     end or closed.
-//   - A limit that is guessed is wrong as soon as the dependency changes: package
-//     bulkhead/adaptive finds it by the latency of the calls.
+//	  - All calls to a dependency share one bulkhead; a resilience.Group has one for each key.
+//	  - A call that finds Limit and Queue full is refused with a [*FullError]. A free slot goes to
+//	    the most important level, and there to who has waited longest, unless there are Shares,
+//	    which keep the flood of one tenant from the others.
+//	  - In a chain it is inside of retries, whose waits then hold no slot, and outside of the
+//	    timeout of a single call.
+//	  - A call holds its slot until its function returns, whatever its ctx, and under a
+//	    resiliencehttp.Transport until the response's body has been read to its end or closed.
+//	  - Package bulkhead/adaptive finds the limit by the latency of the calls.
 //
 // Source: Bulkhead, Priority Queue and Queue-Based Load Leveling in the Cloud
 // Design Patterns catalog (https://learn.microsoft.com/azure/architecture/patterns/).
@@ -44,8 +38,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Bulkhead lets a limited number of calls run at once. It is safe for concurrent
-// use. [New] makes one.
+// A Bulkhead is safe for concurrent use. [New] makes one.
 type Bulkhead struct {
 	setting   settings.Setting[Config] // whose lock is taken before mu
 	observers notify.Observers[Event]
@@ -59,16 +52,15 @@ type Bulkhead struct {
 	refusals        map[Reason]int64
 }
 
-// New returns a Bulkhead. It panics with the error of cfg.Validate, if there is one.
+// New panics with the error of cfg.Validate, if there is one.
 func New(cfg Config) *Bulkhead {
 	b := &Bulkhead{limit: cfg.Limit}
 	b.setting.Init(cfg, Config.withDefaults)
 	return b
 }
 
-// Do runs fn when there is a slot for it, and returns its error. It waits for a
-// slot as Config allows. If it gets none, it returns a [*FullError] and does not call
-// fn. If ctx has already ended, Do returns why.
+// Do runs fn when it has a slot, and returns its error. If it gets none, it returns a
+// [*FullError]; if ctx has already ended, it returns why.
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
 	has, err := b.enter(ctx)
 	if err != nil {
@@ -86,10 +78,9 @@ func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) 
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin takes a slot as [Bulkhead.Do] does, for work that is not one function. When the
-// work is over, the caller calls done, from any goroutine, which gives the slot back. done takes
-// the error of the work, because that of an adaptive limit does. A second call of done does
-// nothing. If Begin returns an error, done is nil.
+// Begin is [Bulkhead.Do] for work that is not one function. done, called with the error of the
+// work and from any goroutine, gives the slot back; only its first call counts. It is nil if
+// there is an error.
 func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	has, err := b.enter(ctx)
 	if err != nil {
@@ -291,14 +282,13 @@ func (b *Bulkhead) refuse(w *waiter, why Reason) {
 // SetLimit changes Config.Limit, as [Bulkhead.Update] does.
 func (b *Bulkhead) SetLimit(n int) error { return b.Update(func(c *Config) { c.Limit = n }) }
 
-// Update changes the Config. It calls change with the Config as it was given: a zero field
-// means its default. What change leaves in it takes effect if it is valid. Otherwise Update
-// returns an error that names the field, and nothing changes.
+// Update has change write to the Config as it was given, where a zero field means its default.
+// If the result is not valid, Update returns an error that names the field, and nothing changes.
+// Name and Levels cannot change.
 //
-// When the limit grows, waiting calls get the new slots immediately. When it shrinks, calls in
-// flight finish, and a waiting call that costs more than the limit is refused. Waiting calls
-// keep their place, level, cost, share and MaxWait, also if the queue is longer than its new
-// bound. A new function is called from the next call on. Name and Levels cannot change.
+// New slots go to waiting calls at once. When the limit shrinks, calls in flight finish, and a
+// waiting call that costs more is refused. Waiting calls keep their place, level, cost, share and
+// MaxWait, also in a queue that is longer than its new bound.
 //
 // change must not use the bulkhead.
 func (b *Bulkhead) Update(change func(*Config)) error {

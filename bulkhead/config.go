@@ -15,43 +15,36 @@ type Config struct {
 	// Name appears in errors, events and figures. Optional.
 	Name string
 
-	// Limit is how many calls may run at once, or how many slots they may take if they
-	// have a Cost: 1 to 1 073 741 823. Required.
+	// Limit is how many slots there are, one for a call without a Cost: 1 to 1 073 741 823.
+	// Required.
 	Limit int
 
-	// MaxWait is how long a call may wait for a slot. Zero means that no call waits: one
-	// that finds no free slot is refused immediately. Negative means until its ctx ends.
+	// MaxWait is how long a call may wait for a slot. Zero means that none waits, negative
+	// until its ctx ends.
 	MaxWait time.Duration
 
-	// Queue is how many calls may wait at once, at most 2 147 483 647. Zero means 1000.
-	// In a full queue a call of a more important level takes the place of the newest call of
-	// the least important one. Queue needs a MaxWait.
+	// Queue is how many calls may wait, at most 2 147 483 647. Zero means 1000. In a full one
+	// a call takes the place of the newest of the least important level, if its own is more
+	// important. Queue needs a MaxWait.
 	Queue int
 
-	// Levels is the number of priority levels, at most 1000. Zero means 1. More need a
-	// Priority. It cannot change.
+	// Levels is the number of priorities, at most 1000. Zero means 1; more need a Priority.
 	Levels int
 
-	// Priority returns the level of a call: 0 is the most important. A value outside
-	// 0 ... Levels-1 is clamped. A call of a less important level gets no slot while one of a
-	// more important level waits. Priority is called for every call, before any wait, and
-	// must be fast. It needs Levels.
+	// Priority returns the level of a call, clamped to 0 ... Levels-1: 0 is the most important,
+	// and nobody gets a slot while a more important call waits. It needs Levels. This, Cost
+	// and Share are called for every call, before any wait, and must be fast.
 	Priority func(context.Context) int
 
-	// Cost returns how many slots a call takes. Nil means 1. A call of cost 0 or less takes
-	// none: it neither waits nor is refused. Slots are kept for the call that is served next
-	// until there are enough, and those behind it wait, because a costly call would
-	// otherwise starve behind cheap ones. A call that costs more than the limit is refused
-	// as [TooCostly]. Cost is called for every call, before any wait, and must be fast.
+	// Cost returns how many slots a call takes. Nil means 1. With 0 or less it neither waits nor
+	// is refused, and above the limit it is refused as [TooCostly]. Slots are kept for the call
+	// that is served next until there are enough: cheap calls would pass it for ever.
 	Cost func(context.Context) int
 
-	// Share returns the share that a call belongs to: a tenant, a user, a kind of work. While
-	// slots are free, every call takes them. While calls of one level wait, the next is of
-	// the share that has the fewest slots, and of several such shares, of the one that was
-	// served longest ago: so shares are served in turn. A full queue refuses the newest call
-	// of the share that waits most, if that is more than the share of the new call would.
-	//
-	// Share is called for every call, before any wait, and must be fast. It needs a MaxWait.
+	// Share returns the share of a call: a tenant, a user, a kind of work. Of the calls that
+	// wait at one level, the next is of the share with the fewest slots, and among such of the
+	// one served longest ago. A full queue refuses the newest call of the share that waits
+	// most, if that is more than the share of the new call would. It needs a MaxWait.
 	Share func(context.Context) string
 }
 

@@ -25,18 +25,18 @@ const (
 // reasons are all of them, in the order of the figures.
 var reasons = []Reason{NoSlot, QueueFull, Displaced, WaitTooLong, ContextEnded, TooCostly}
 
-// A FullError reports a refused call. It matches [ErrFull] and, if the ctx of the call ended
-// while it waited, the error and the cause of that.
+// A FullError reports a refused call. It matches [ErrFull] and, if the call's ctx ended while it
+// waited, the error and the cause of that.
 type FullError struct {
-	Name     string        // of the bulkhead
-	Reason   Reason        // why the call was refused
+	Name     string // of the bulkhead
+	Reason   Reason
 	Level    int           // of the call; 0 is the most important
 	Cost     int           // of the call, in slots
 	Share    string        // of the call, at most its first 100 bytes; see Config.Share
-	Limit    int           // of the bulkhead, when it refused the call
-	InFlight int           // slots that were taken then; above Limit after that has shrunk
-	Queued   int           // calls that were waiting then
-	Waited   time.Duration // how long the call had waited
+	Limit    int           // of the bulkhead, then
+	InFlight int           // slots that were taken; above Limit after that has shrunk
+	Queued   int           // calls that were waiting
+	Waited   time.Duration // by the call
 
 	err error // why its ctx ended
 }
@@ -65,12 +65,11 @@ func (e *FullError) Error() string {
 // Is reports whether target is [ErrFull].
 func (e *FullError) Is(target error) bool { return target == ErrFull }
 
-// Unwrap returns why the call's ctx ended, if it did so while the call waited.
+// Unwrap returns why the call's ctx ended, if it did.
 func (e *FullError) Unwrap() error { return e.err }
 
 // Refused returns true: the call was not made.
 func (e *FullError) Refused() bool { return true }
 
-// Retryable reports whether another attempt can help: not if the call costs more than the
-// limit.
+// Retryable returns false if the call costs more than the limit.
 func (e *FullError) Retryable() bool { return e.Reason != TooCostly }

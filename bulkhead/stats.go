@@ -15,10 +15,10 @@ import (
 // Totals are counted from New on, and never go back.
 type Totals struct {
 	Admitted int64            // calls that got their slots, or cost nothing
-	Refused  int64            // calls that did not; a call whose ctx had already ended is in neither
-	Refusals map[Reason]int64 // the calls of Refused, by reason
+	Refused  int64            // calls that did not; one whose ctx had already ended is in neither
+	Refusals map[Reason]int64 // Refused, by reason
 	Waited   int64            // calls of Admitted that had to wait
-	WaitTime time.Duration    // how long these calls waited, in all
+	WaitTime time.Duration    // of these, in all
 }
 
 // Stats is a snapshot of a [Bulkhead].
@@ -29,18 +29,17 @@ type Stats struct {
 	InFlight int   // slots that are taken; above Limit after that has shrunk
 	Queued   []int // calls that wait now, by level
 
-	LongestWait time.Duration // how long the oldest of the calls that wait now has waited
+	LongestWait time.Duration // so far, of the calls that wait now
 
-	// Shares are up to ten shares, those with most slots and waiting calls first. See
-	// Config.Share.
+	// Shares are up to ten, those with most slots and waiting calls first.
 	Shares []ShareStats
 }
 
-// ShareStats are the figures of one share of a [Bulkhead], at one moment.
+// ShareStats are the figures of one share.
 type ShareStats struct {
 	Share    string // at most the first 100 bytes of it
-	InFlight int    // slots that its calls have
-	Queued   int    // calls that wait now
+	InFlight int    // slots
+	Queued   int    // calls that wait
 }
 
 // Stats returns a snapshot.
@@ -90,8 +89,7 @@ type Event struct {
 	Refusal *FullError    // nil if the call got its slots
 }
 
-// Level returns the level that the event has in a log, as numbers of package slog: warn for a
-// refusal, debug for a wait.
+// Level returns that of package slog: warn for a refusal, debug for a wait.
 func (e Event) Level() int {
 	if e.Refusal != nil {
 		return 4
@@ -118,14 +116,13 @@ func (e Event) Fields(yield func(name string, value any)) {
 	}
 }
 
-// Observe calls f with each event from now on, until stop is called, on the goroutine of the
-// call, with its ctx, and while no lock is held. A call that waited runs after that. If f
-// panics, so does the call.
+// Observe calls f with each event until stop is called: on the goroutine and with the ctx of the
+// call, which then runs, and without a lock. If f panics, so does the call.
 func (b *Bulkhead) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
 
-// ObserveAny is Observe for a program that does not know Event.
+// ObserveAny is Observe for who does not know Event.
 func (b *Bulkhead) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return b.observers.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }
@@ -146,8 +143,8 @@ func (b *Bulkhead) Settings() any {
 	return c
 }
 
-// Change is Update for a program that does not know Config: f gets a *Config. If f returns an
-// error, or dry is true, nothing changes; dry returns the error that the change would have.
+// Change is Update for who does not know Config: f gets a *Config. If f returns an error, nothing
+// changes; nor if dry is true, which returns the error that the change would have.
 func (b *Bulkhead) Change(dry bool, f func(cfg any) error) error {
 	return b.setting.Change(dry, f, allow, b.follow)
 }
