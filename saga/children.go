@@ -52,10 +52,8 @@ func (h *hold) attend(ctx context.Context, res *result) error {
 	switch {
 	case res.op == OpUndo:
 		err = f.undo()
-	case again:
-		err = f.startAgain()
-	case res.children == 0:
-		err = f.start()
+	case again || res.children == 0:
+		err = f.start(again)
 	default:
 		err = f.finish(st.hasUndo)
 	}
@@ -75,23 +73,43 @@ func (h *hold) attend(ctx context.Context, res *result) error {
 	return &errPending{res.children}
 }
 
-// start starts the children, unless they have been started.
-func (f *family) start() error {
-	states, err := f.child.begin(f.result.s)
-	if err != nil {
-		return err
+// start starts the children, unless they have been started. After a Retry it starts those again that
+// were compensated or abandoned.
+func (f *family) start(again bool) error {
+	var started []childState
+	if again {
+		list, err := f.look()
+		if err != nil {
+			return err
+		}
+		started = list
 	}
-	if len(states) == 0 {
+	states, err := f.child.begin(f.result.s)
+	switch {
+	case err != nil:
+		return err
+	case again && len(states) != len(started):
+		return Abort(fmt.Errorf("saga: the step has %d children, and begin returns %d", len(started), len(states)))
+	case len(states) == 0:
 		return f.child.end(f.result.s, nil)
 	}
-	reqs := make([]store.StartRequest, len(states))
+	var reqs []store.StartRequest
 	for i := range states {
-		if reqs[i], err = f.request(i, states[i]); err != nil {
+		n := i
+		if again {
+			if s := started[i].Status; s != Compensated && s != Abandoned {
+				continue
+			}
+			n = started[i].next
+		}
+		req, err := f.request(n, states[i])
+		if err != nil {
 			return withoutEffect(err) // none is started, or an attempt before is in doubt
 		}
+		reqs = append(reqs, req)
 	}
-	for i := range reqs {
-		rec, err := f.startOne(reqs[i])
+	for _, req := range reqs {
+		rec, err := f.startOne(req)
 		if err == nil && isNoChild(&rec) {
 			err = Abort(participant.ErrUndone) // nor is one that follows it
 		}
@@ -99,31 +117,7 @@ func (f *family) start() error {
 			return err
 		}
 	}
-	return &errPending{len(reqs)} // to be recorded before a Retry needs it
-}
-
-// startAgain starts the children again that were compensated or abandoned, after a Retry.
-func (f *family) startAgain() error {
-	list, err := f.look()
-	if err != nil {
-		return err
-	}
-	states, err := f.child.begin(f.result.s)
-	if err == nil && len(states) != len(list) {
-		err = Abort(fmt.Errorf("saga: the step has %d children, and begin returns %d", len(list), len(states)))
-	}
-	for i := 0; err == nil && i < len(list); i++ {
-		if s := list[i].Status; s == Compensated || s == Abandoned {
-			var req store.StartRequest
-			if req, err = f.request(list[i].next, states[i]); err == nil {
-				_, err = f.startOne(req)
-			}
-		}
-	}
-	if err != nil {
-		return err
-	}
-	return &errPending{f.children}
+	return &errPending{len(states)} // to be recorded before a Retry needs it
 }
 
 func (f *family) request(i int, s any) (store.StartRequest, error) {

@@ -70,12 +70,9 @@ func (c RunnerConfig) Validate() error {
 	f.Need(c.LeaseTTL == 0 || c.LeaseTTL >= 10*time.Millisecond, "LeaseTTL", c.LeaseTTL, "0 (for 15s), or 10ms or more")
 	f.Need(c.Poll >= 0, "Poll", c.Poll, "0 (for 1s) or more")
 	f.Need(c.Concurrency >= 0, "Concurrency", c.Concurrency, "0 (for 64) or more")
-	for _, k := range []struct {
-		name string
-		time.Duration
-	}{{"Completed", c.Keep.Completed}, {"Compensated", c.Keep.Compensated}, {"Abandoned", c.Keep.Abandoned}} {
-		f.Need(k.Duration >= 0, "Keep."+k.name, k.Duration, "0 (forever) or more")
-	}
+	f.Need(c.Keep.Completed >= 0, "Keep.Completed", c.Keep.Completed, "0 (forever) or more")
+	f.Need(c.Keep.Compensated >= 0, "Keep.Compensated", c.Keep.Compensated, "0 (forever) or more")
+	f.Need(c.Keep.Abandoned >= 0, "Keep.Abandoned", c.Keep.Abandoned, "0 (forever) or more")
 	return f.Err()
 }
 

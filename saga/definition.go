@@ -332,7 +332,7 @@ func coders[S any](name string, codec Codec[S]) (encode func(any) ([]byte, error
 	kept = func() error {
 		field := ""
 		if isJSON {
-			field = unkept(reflect.TypeFor[S]())
+			field = unkept(reflect.TypeFor[S](), "", make(map[reflect.Type]bool))
 		}
 		if field == "" {
 			return nil

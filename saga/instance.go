@@ -223,19 +223,25 @@ func (in *Instance) blocker() string {
 // failure returns the error of a recorded saga that did not complete. log ends with the
 // operator's note of a saga that was abandoned, and is empty for all others.
 func (in *Instance) failure(log []store.Entry) *Error {
-	e := &Error{Saga: in.Saga, ID: in.ID, Status: in.Status, Step: in.Step, Err: reason(in.Cause)}
+	cause := reason(in.Cause)
 	if in.answered {
-		e.Err = Abort(e.Err)
+		cause = Abort(cause)
 	}
 	if len(log) > 0 {
-		e.Err = reason(log[len(log)-1].Error)
+		cause = reason(log[len(log)-1].Error)
 	}
-	for _, st := range in.Steps {
+	return in.failureOf(cause, func(i int) error { return recorded(in.Steps[i].Error) })
+}
+
+// failureOf returns the error of a saga that did not complete because of cause.
+func (in *Instance) failureOf(cause error, errorOf func(step int) error) *Error {
+	e := &Error{Saga: in.Saga, ID: in.ID, Status: in.Status, Step: in.Step, Err: cause}
+	for i, st := range in.Steps {
 		switch {
 		case st.Status == StepUndoFailed:
-			e.Failed = append(e.Failed, Failure{st.Name, OpUndo, recorded(st.Error)})
+			e.Failed = append(e.Failed, Failure{st.Name, OpUndo, errorOf(i)})
 		case in.Status == Stuck && !in.Back && st.Status == StepFailed:
-			e.Failed = append(e.Failed, Failure{st.Name, OpDo, recorded(st.Error)})
+			e.Failed = append(e.Failed, Failure{st.Name, OpDo, errorOf(i)})
 		}
 	}
 	return e

@@ -45,7 +45,7 @@ type work struct {
 // newMachine returns the machine of a saga that begins.
 func newMachine(p *program) *machine {
 	m := &machine{p: p, work: make([]work, len(p.steps))}
-	m.Status, m.pivot, m.Steps = Running, &p.pivotName, make([]StepState, len(p.steps))
+	m.Saga, m.Status, m.pivot, m.Steps = p.name, Running, &p.pivotName, make([]StepState, len(p.steps))
 	for i := range p.steps {
 		m.Steps[i] = StepState{Name: p.steps[i].name, Status: StepIdle}
 	}
@@ -514,31 +514,24 @@ func (m *machine) open(i int, now time.Time) bool {
 // stickIfOver makes the saga stuck if only an operator can help with a group. A step that waits
 // does not delay that, since it may wait forever.
 func (m *machine) stickIfOver(g group) {
-	waiting, blocked := false, false
+	waiting, failed := false, -1
 	for i := g.first; i < g.end; i++ {
 		switch s := m.Steps[i].Status; {
 		case s == StepWaiting || m.pending(i):
 			waiting = true
 		case m.Back && !undoable(s) || complete(s) && !m.Back:
-		case failedForGood(s):
-			blocked = true
-		default:
+		case !failedForGood(s):
 			return // it is at work
+		case failed < 0:
+			failed = i
 		}
 	}
-	if blocked || !waiting {
-		m.stickAtBlocked()
+	switch {
+	case failed >= 0:
+		m.stick(m.Steps[failed].Name, m.errorOf(failed))
+	case !waiting:
+		m.stick("", errNothing)
 	}
-}
-
-func (m *machine) stickAtBlocked() {
-	for i := range m.Steps {
-		if s := m.Steps[i].Status; s == StepUndoFailed || s == StepFailed || s == StepNoEffect && !m.Back {
-			m.stick(m.Steps[i].Name, m.errorOf(i))
-			return
-		}
-	}
-	m.stick("", errNothing)
 }
 
 var errNothing = errors.New("saga: nothing can go on")
@@ -603,13 +596,13 @@ func (m *machine) turnBack(step, why string) {
 // goBack takes a saga that has turned back further: the last group that is not undone yet.
 func (m *machine) goBack() {
 	for at := len(m.p.groups) - 1; at >= 0; at-- {
-		g, any := m.p.groups[at], false
+		g, left := m.p.groups[at], false
 		for i := g.first; i < g.end; i++ {
 			st := &m.Steps[i]
 			if !undoable(st.Status) {
 				continue
 			}
-			any = true
+			left = true
 			switch {
 			case st.Status == StepUndoing || st.Status == StepUndoFailed:
 			case m.p.steps[i].hasUndo:
@@ -620,7 +613,7 @@ func (m *machine) goBack() {
 				m.note(store.Entry{Step: st.Name, Op: OpUndo, Kind: EventUndoFailed, Error: st.Error})
 			}
 		}
-		if any {
+		if left {
 			m.stickIfOver(g)
 			return
 		}
@@ -783,7 +776,7 @@ func (m *machine) takeOver(previous string) {
 	m.note(store.Entry{Kind: EventTakenOver, Error: "from " + previous})
 }
 
-// cancel asks the saga to turn back, and reports whether that is news.
+// cancel asks the saga to turn back, and reports whether nobody has asked before.
 func (m *machine) cancel(note string) bool {
 	if m.canceled || m.Status.Ended() {
 		return false

@@ -89,12 +89,14 @@ func (r *memoryRun) run() error {
 	r.loop()
 	returned = true
 	switch {
-	case r.broken == nil:
-		return r.failure()
-	case r.broken.value == nil:
+	case r.broken != nil && r.broken.value == nil:
 		runtime.Goexit()
+	case r.broken != nil:
+		panic(r.broken.value)
+	case r.m.Status == Completed:
+		return nil
 	}
-	panic(r.broken.value)
+	return r.m.failureOf(r.m.cause, r.m.errorOf)
 }
 
 // loop makes the attempts of the steps until the saga goes no further.
@@ -226,22 +228,4 @@ func withEnd(ctx context.Context, err error) error {
 		return err
 	}
 	return fmt.Errorf("%w: %w", ended.Error(ctx), err)
-}
-
-// failure returns the error of a saga that did not complete, or nil.
-func (r *memoryRun) failure() error {
-	m := r.m
-	if m.Status == Completed {
-		return nil
-	}
-	e := &Error{Saga: r.p.name, Status: m.Status, Step: m.Step, Err: m.cause}
-	for i := range m.Steps {
-		switch st := &m.Steps[i]; st.Status {
-		case StepUndoFailed:
-			e.Failed = append(e.Failed, Failure{st.Name, OpUndo, m.errorOf(i)})
-		case StepFailed: // on the way back, it is undone
-			e.Failed = append(e.Failed, Failure{st.Name, OpDo, m.errorOf(i)})
-		}
-	}
-	return e
 }

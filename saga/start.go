@@ -82,7 +82,7 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 	if ctx.Err() != nil {
 		return req, nil, ended.Error(ctx)
 	}
-	own, err := sg.program()
+	checked, err := sg.program()
 	if err == nil {
 		p, err = r.program(sg.Name, sg.Version)
 	}
@@ -91,7 +91,7 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 	}
 	var data []byte
 	if err == nil {
-		data, err = own.encodeNew(&s)
+		data, err = checked.encodeNew(&s)
 	}
 	if err != nil {
 		return req, nil, err
@@ -103,7 +103,7 @@ func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S
 	if len(carried) > maxCarried || !utf8.ValidString(carried) {
 		carried = ""
 	}
-	return startRequest(own, id, data, carried), p, nil
+	return startRequest(checked, id, data, carried), p, nil
 }
 
 // startRequest returns the request for a new saga. Its first steps are started with the record.
@@ -152,7 +152,7 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 		}
 		// Listen before the look at the store, so that no end is missed between them. A saga
 		// that this runner holds has not ended; it may be looked at if it takes longer.
-		told, here := r.listen(id)
+		done, here := r.listen(id)
 		var rec store.Record
 		var err error
 		if !first || !here {
@@ -160,7 +160,7 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 		}
 		switch {
 		case errors.Is(err, ErrNotFound):
-			r.unlisten(id, told)
+			r.unlisten(id, done)
 			return s, fmt.Errorf("saga: result of %q: %w", id, err)
 		case err != nil:
 			failed = fmt.Errorf("saga: result of %q: %w", id, err)
@@ -168,19 +168,19 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 				r.storeFailed(ctx, failed)
 			}
 		case rec.Status == Stuck || rec.Status.Ended():
-			r.unlisten(id, told)
+			r.unlisten(id, done)
 			return resultOf[S](ctx, r, rec)
 		default:
 			failed = nil
 		}
 		t := time.NewTimer(r.cfg.Poll)
 		select {
-		case rec = <-told:
+		case rec = <-done:
 		case <-t.C:
 		case <-ctx.Done():
 		}
 		t.Stop()
-		r.unlisten(id, told)
+		r.unlisten(id, done)
 		if rec.Status == Completed { // the error of another end needs its log
 			return resultOf[S](ctx, r, rec)
 		}
@@ -258,10 +258,11 @@ func (r *Runner) wakeResults(rec store.Record) {
 // customer cancels. Either Signal returns ErrNotAllowed, and its caller pays back, or each Undo of
 // the saga sees the signal by SignalFrom, and pays back.
 func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) error {
-	if err := checkSignal(name, payload); err != nil {
+	req, err := r.signalRequest(id, name, payload)
+	if err != nil {
 		return err
 	}
-	rec, err := r.store.Signal(ctx, r.signalRequest(id, name, payload))
+	rec, err := r.store.Signal(ctx, req)
 	if err != nil {
 		return fmt.Errorf("saga: signal %q of %q: %w", name, id, err)
 	}
@@ -280,47 +281,35 @@ func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payl
 	if r.tx == nil {
 		return fmt.Errorf("%w: SignalTx of %q", errNoTx, id)
 	}
-	if err := checkSignal(name, payload); err != nil {
+	req, err := r.signalRequest(id, name, payload)
+	if err != nil {
 		return err
 	}
-	if _, err := r.tx.SignalTx(ctx, tx, r.signalRequest(id, name, payload)); err != nil {
+	if _, err := r.tx.SignalTx(ctx, tx, req); err != nil {
 		return fmt.Errorf("saga: signal %q of %q: %w", name, id, err)
 	}
 	return nil
 }
 
-// signalRequest returns the request of a signal. A saga that has turned back must not take
+// signalRequest checks and returns the request of a signal. A saga that has turned back must not take
 // it: Undos may have run without it.
-func (r *Runner) signalRequest(id, name string, payload []byte) store.SignalRequest {
+func (r *Runner) signalRequest(id, name string, payload []byte) (req store.SignalRequest, err error) {
+	if !validName(name) {
+		return req, fmt.Errorf("saga: the name of the signal is %s: must be 1 to %d bytes of UTF-8 without NUL", quoted(name, maxName), maxName)
+	}
+	if len(payload) > maxPayload {
+		return req, fmt.Errorf("saga: the payload of signal %q has %d bytes: must be at most %d", name, len(payload), maxPayload)
+	}
 	return store.SignalRequest{ID: id, Name: name, Payload: payload, Admit: func(rec *store.Record) error {
-		if err := r.awaited(rec, name); err != nil {
-			return err
-		}
+		p, err := r.program(rec.Saga, rec.Version) // if it is not registered here, another process knows
 		switch {
+		case err == nil && !slices.ContainsFunc(p.steps, func(st step) bool { return st.await == name }):
+			return fmt.Errorf("%w: no step of %s version %d awaits it", ErrNotAllowed, rec.Saga, rec.Version)
 		case rec.Status == Stuck && show(rec, nil).Back:
 			return fmt.Errorf("%w: it is stuck on its way back", ErrNotAllowed)
 		case rec.Status != Running && rec.Status != Stuck:
 			return fmt.Errorf("%w: it is %s", ErrNotAllowed, rec.Status)
 		}
 		return nil
-	}}
-}
-
-func checkSignal(name string, payload []byte) error {
-	if !validName(name) {
-		return fmt.Errorf("saga: the name of the signal is %s: must be 1 to %d bytes of UTF-8 without NUL", quoted(name, maxName), maxName)
-	}
-	if len(payload) > maxPayload {
-		return fmt.Errorf("saga: the payload of signal %q has %d bytes: must be at most %d", name, len(payload), maxPayload)
-	}
-	return nil
-}
-
-// awaited returns an error if no step of a registered definition awaits the signal.
-func (r *Runner) awaited(rec *store.Record, name string) error {
-	p, err := r.program(rec.Saga, rec.Version)
-	if err != nil || slices.ContainsFunc(p.steps, func(st step) bool { return st.await == name }) {
-		return nil // else another process knows
-	}
-	return fmt.Errorf("%w: no step of %s version %d awaits it", ErrNotAllowed, rec.Saga, rec.Version)
+	}}, nil
 }

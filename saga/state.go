@@ -27,17 +27,15 @@ var (
 
 // unkept returns the first field of a state of type t that JSON does not keep, or "".
 // Such a field keeps its value while one process runs the saga, and loses it when another
-// takes the saga over.
-func unkept(t reflect.Type) string { return unkeptIn(t, "", make(map[reflect.Type]bool)) }
-
-func unkeptIn(t reflect.Type, path string, seen map[reflect.Type]bool) string {
+// takes the saga over. path is where t is in the state, and seen has the types that need no look.
+func unkept(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 	if seen[t] || marshals(t) {
 		return ""
 	}
 	seen[t] = true
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
-		return unkeptIn(t.Elem(), path, seen)
+		return unkept(t.Elem(), path, seen)
 	case reflect.Chan, reflect.Func, reflect.Complex64, reflect.Complex128, reflect.UnsafePointer:
 		return cmp.Or(path, " of type "+t.String())
 	case reflect.Interface:
@@ -56,7 +54,7 @@ func unkeptIn(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 				}
 				return name
 			}
-			if found := unkeptIn(f.Type, name, seen); found != "" {
+			if found := unkept(f.Type, name, seen); found != "" {
 				return found
 			}
 		}
