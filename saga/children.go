@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"time"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
@@ -232,7 +233,7 @@ func (f *family) undo() error {
 func (f *family) noChild(i int) store.StartRequest {
 	m := newMachine(f.p)
 	m.forestall(errParentBack)
-	data, _ := f.p.encode(f.p.zero()) // nobody needs it
+	data, _ := f.p.encode(reflect.New(f.p.state).Interface()) // nobody needs it
 	return store.StartRequest{
 		ID: ChildID(f.rec.ID, f.name, i), Saga: f.p.name, Version: f.p.version, Status: m.Status, Data: data, Steps: m.encode(),
 		Parent: f.rec.ID, ParentStep: f.name, Nonce: rand.Int64(),

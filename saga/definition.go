@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
@@ -43,11 +44,10 @@ type program struct {
 	awaits    bool // a step waits for a signal
 	children  bool // a step has children
 
-	encode    func(s any) ([]byte, error)
-	encodeNew func(s any) ([]byte, error) // an error if the state does not come back from its Codec
-	decode    func(data []byte) (any, error)
-	zero      func() any
-	kept      func() error // an error if the default Codec does not keep the whole state
+	state  reflect.Type
+	isJSON bool // there is no Codec
+	encode func(s any) ([]byte, error)
+	decode func(data []byte) (any, error)
 }
 
 // A step is a Step with its defaults, and what follows from where it stands.
@@ -123,13 +123,11 @@ func (sg *Saga[S]) Validate() error {
 
 // check returns the program of the definition, or an error that lists everything that is wrong.
 func (sg *Saga[S]) check() (*program, error) {
-	codec := sg.Codec
-	if codec == nil {
-		codec = jsonCodec[S]{}
+	p := &program{
+		name: sg.Name, version: sg.Version, timeout: sg.Timeout, pivot: -1, chain: true,
+		state: reflect.TypeFor[S](), isJSON: sg.Codec == nil,
 	}
-	p := &program{name: sg.Name, version: sg.Version, timeout: sg.Timeout, pivot: -1, chain: true}
-	p.zero = func() any { return new(S) }
-	p.encode, p.decode, p.encodeNew, p.kept = coders(sg.Name, codec)
+	p.encode, p.decode = coders(sg)
 	f := invalid.Fields{Type: "saga.Saga"}
 	f.Need(validName(sg.Name), "Name", quoted(sg.Name, maxName), fmt.Sprintf("1 to %d bytes of UTF-8", maxName))
 	f.Need(sg.Version >= 0, "Version", sg.Version, "0 or more")
@@ -289,56 +287,63 @@ func quoted(s string, most int) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// coders returns the functions of a program that encode and decode its state. A Codec may share its
-// bytes with the state, which a step changes, so they pass copies on.
-func coders[S any](name string, codec Codec[S]) (encode func(any) ([]byte, error), decode func([]byte) (any, error), encodeNew func(any) ([]byte, error), kept func() error) {
+// coders returns what encodes and decodes the state of a definition. A Codec may share its bytes with
+// the state, which a step changes, so they pass copies on.
+func coders[S any](sg *Saga[S]) (encode func(any) ([]byte, error), decode func([]byte) (any, error)) {
+	write, read := func(s *S) ([]byte, error) { return json.Marshal(s) }, func(data []byte, s *S) error { return json.Unmarshal(data, s) }
+	if sg.Codec != nil {
+		write, read = sg.Codec.Encode, sg.Codec.Decode
+	}
 	encode = func(s any) ([]byte, error) {
-		data, err := codec.Encode(s.(*S))
+		data, err := write(s.(*S))
 		if err != nil {
-			return nil, fmt.Errorf("saga: %s: the state does not encode: %w", name, err)
+			return nil, fmt.Errorf("saga: %s: the state does not encode: %w", sg.Name, err)
 		}
 		return append([]byte{}, data...), nil
 	}
 	decode = func(data []byte) (any, error) {
 		s := new(S)
-		if err := codec.Decode(bytes.Clone(data), s); err != nil {
-			return nil, fmt.Errorf("saga: %s: the state does not decode: %w", name, err)
+		if err := read(bytes.Clone(data), s); err != nil {
+			return nil, fmt.Errorf("saga: %s: the state does not decode: %w", sg.Name, err)
 		}
 		return s, nil
 	}
-	_, isJSON := codec.(jsonCodec[S])
-	// A state that does not come back would leave the saga stuck, or let it go on with another one,
-	// in the process that takes it over. A Codec may write the same state in different ways.
-	encodeNew = func(s any) ([]byte, error) {
-		data, err := encode(s)
-		if err != nil {
-			return nil, err
-		}
-		back, err := decode(data)
-		if err != nil {
-			return nil, err
-		}
-		again, err := encode(back)
-		if err != nil || bytes.Equal(data, again) || reflect.DeepEqual(s, back) {
+	return encode, decode
+}
+
+// encodeNew encodes a state, and returns an error if that does not come back from its Codec: it would
+// leave the saga stuck, or let it go on with another state, in the process that takes it over. A
+// Codec may write the same state in different ways.
+func (p *program) encodeNew(s any) ([]byte, error) {
+	data, err := p.encode(s)
+	if err != nil {
+		return nil, err
+	}
+	back, err := p.decode(data)
+	if err != nil {
+		return nil, err
+	}
+	again, err := p.encode(back)
+	if err != nil || bytes.Equal(data, again) || reflect.DeepEqual(s, back) {
+		return data, err
+	}
+	if !p.isJSON {
+		if twice, err := p.decode(again); err != nil || reflect.DeepEqual(back, twice) {
 			return data, err
 		}
-		if !isJSON {
-			if twice, err := decode(again); err != nil || reflect.DeepEqual(back, twice) {
-				return data, err
-			}
-		}
-		return nil, fmt.Errorf("saga: %s: the state does not come back as it was: %.200q and then %.200q", name, data, again)
 	}
-	kept = func() error {
-		field := ""
-		if isJSON {
-			field = unkept(reflect.TypeFor[S](), "", make(map[reflect.Type]bool))
-		}
-		if field == "" {
-			return nil
-		}
-		return fmt.Errorf("saga: %s: s%s is not kept by JSON and would be lost when a saga is taken over: "+
-			"export it without the tag \"-\", or set Codec", name, field)
+	return nil, fmt.Errorf("saga: %s: the state does not come back as it was: %.200q and then %.200q", p.name, data, again)
+}
+
+// kept returns an error if the default Codec does not keep the whole state.
+func (p *program) kept() error {
+	if !p.isJSON {
+		return nil
 	}
-	return encode, decode, encodeNew, kept
+	field := unkept(p.state, "", make(map[reflect.Type]bool))
+	if field == "" {
+		return nil
+	}
+	return fmt.Errorf("saga: %s: s%s is not kept by JSON and would be lost when a saga is taken over: "+
+		"export it without the tag \"-\", or set Codec", p.name, field)
 }

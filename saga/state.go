@@ -14,12 +14,6 @@ type Codec[S any] interface {
 	Decode(data []byte, s *S) error
 }
 
-type jsonCodec[S any] struct{}
-
-func (jsonCodec[S]) Encode(s *S) ([]byte, error) { return json.Marshal(s) }
-
-func (jsonCodec[S]) Decode(data []byte, s *S) error { return json.Unmarshal(data, s) }
-
 var (
 	jsonMarshaler = reflect.TypeFor[json.Marshaler]()
 	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()

@@ -53,13 +53,12 @@ func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...
 		t.Fatalf("sagatest: %v", err)
 	}
 	c := &checker[S]{t: t, sg: sg, newState: newState, verify: verify}
-	c.run("nothing goes wrong", "", nothing)
+	c.run("nothing goes wrong", "", fine)
 	for i := range sg.Steps {
 		if st := &sg.Steps[i]; st.Do != nil && st.Undo != nil {
-			c.run(st.Name+" takes no effect", st.Name, noEffect)
-			c.run("the reply of "+st.Name+" is lost", st.Name, lostReply)
-			c.run(st.Name+" is undone and was never done", st.Name, neverDone)
-			c.run(st.Name+" is refused by a policy at first", st.Name, heldBack)
+			for _, what := range troubles {
+				c.run(fmt.Sprintf(what.scenario, st.Name), st.Name, what)
+			}
 		}
 		if sg.Steps[i].Pivot {
 			break
@@ -68,14 +67,22 @@ func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...
 }
 
 // A trouble is a failure of one step.
-type trouble int
+type trouble struct {
+	scenario string
+	does     bool  // Do takes effect
+	err      error // of Do
+	refused  bool  // a policy refuses the first attempt
+	late     bool  // the Do arrives after the Undo
+}
 
-const (
-	nothing trouble = iota
-	noEffect
-	lostReply
-	neverDone
-	heldBack
+var (
+	fine     = trouble{does: true}
+	troubles = []trouble{
+		{scenario: "%s takes no effect", err: saga.Void(errTrouble)},
+		{scenario: "the reply of %s is lost", does: true, err: saga.Abort(errTrouble)},
+		{scenario: "%s is undone and was never done", err: saga.Abort(errTrouble), late: true},
+		{scenario: "%s is refused by a policy at first", does: true, refused: true},
+	}
 )
 
 // A refusal is the error of a policy that has not made the call.
@@ -106,7 +113,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 		if !readOnly(st) {
 			tried.InEffect = append(tried.InEffect, st.Name)
 		}
-		w := nothing
+		w := fine
 		if st.Name == at {
 			w = what
 		}
@@ -114,7 +121,7 @@ func (c *checker[S]) run(scenario, at string, what trouble) {
 	}
 	err := saga.Run(c.t.Context(), sg, tried.State)
 	switch {
-	case what == nothing || what == heldBack:
+	case what.err == nil:
 		if err != nil {
 			c.t.Errorf("%s: the saga must complete: %v", scenario, err)
 		}
@@ -150,29 +157,18 @@ func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.
 			return nil
 		}
 	}
-	switch what {
-	case nothing:
-		out.Do = twice("Do", do)
-	case noEffect:
-		out.Do = func(context.Context, *S) error { return saga.Void(errTrouble) }
-	case lostReply:
-		out.Do = func(ctx context.Context, s *S) error {
+	out.Backoff = func(int) time.Duration { return 0 }
+	calls := 0
+	out.Do = func(ctx context.Context, s *S) error {
+		if calls++; calls == 1 && what.refused {
+			return refusal{}
+		}
+		if what.does {
 			if err := twice("Do", do)(ctx, s); err != nil {
 				return err
 			}
-			return saga.Abort(errTrouble)
 		}
-	case heldBack:
-		calls := 0
-		out.Backoff = func(int) time.Duration { return 0 }
-		out.Do = func(ctx context.Context, s *S) error {
-			if calls++; calls == 1 {
-				return refusal{}
-			}
-			return twice("Do", do)(ctx, s)
-		}
-	case neverDone:
-		out.Do = func(context.Context, *S) error { return saga.Abort(errTrouble) }
+		return what.err
 	}
 	if undo == nil {
 		if st.UndoTx != nil {
@@ -184,7 +180,7 @@ func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.
 		if err := twice("Undo", undo)(ctx, s); err != nil {
 			return err
 		}
-		if what != neverDone {
+		if !what.late {
 			return nil
 		}
 		cmd := saga.CommandFrom(ctx)
