@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
 )
@@ -75,7 +77,7 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 		{"EndedContext", endedContext},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.test(&suite{T: t, checks: checks{t}, ctx: t.Context(), store: newStore(t)})
+			c.test(&suite{T: t, Assertions: require.New(t), ctx: t.Context(), store: newStore(t)})
 		})
 	}
 	for _, c := range []struct {
@@ -93,7 +95,7 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 		{"CommitTxOfAPausedOwner", commitTxPaused},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := &suite{T: t, checks: checks{t}, ctx: t.Context(), store: newStore(t)}
+			s := &suite{T: t, Assertions: require.New(t), ctx: t.Context(), store: newStore(t)}
 			tx, ok := s.store.(store.TxStore)
 			if !ok {
 				t.Skip("not a TxStore")
@@ -105,7 +107,7 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 
 type suite struct {
 	*testing.T
-	checks
+	*require.Assertions
 	ctx   context.Context
 	store store.Store
 }
