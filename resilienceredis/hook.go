@@ -15,8 +15,8 @@
 //	limit := fleet.New(fleet.Config{
 //		Name: "api", Meters: meters, Eval: resilienceredis.Eval(bare), EvalEach: resilienceredis.EvalEach(bare),
 //	})
-//	store := redisstore.New(redisstore.Config{
-//		Prefix: "users", Eval: resilienceredis.Eval(bare), Subscribe: resilienceredis.Subscribe(bare),
+//	store := redisstore.New(redisstore.Config{ // on a server of its own, which keeps nothing on disk
+//		Prefix: "users", Eval: resilienceredis.Eval(cache), Subscribe: resilienceredis.Subscribe(cache),
 //	})
 //
 // # What a reply means
