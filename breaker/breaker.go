@@ -119,7 +119,7 @@ func New(cfg Config) *Breaker {
 	b := &Breaker{start: time.Now(), state: Closed}
 	b.setting.Init(cfg, Config.withDefaults)
 	b.cfg = b.setting.Load()
-	b.window = newWindow(b.cfg, 0)
+	b.window.begin(b.cfg, 0)
 	return b
 }
 

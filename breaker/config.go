@@ -157,7 +157,7 @@ func (b *Breaker) follow(cfg *Config) {
 	was := b.cfg
 	b.cfg = cfg
 	if b.refusal == nil && (cfg.WindowCalls != was.WindowCalls || cfg.WindowCalls == 0 && cfg.Window != was.Window) {
-		b.window = newWindow(cfg, now)
+		b.window.begin(cfg, now)
 	}
 }
 

@@ -130,7 +130,7 @@ func (b *Breaker) admitProbe(c *call) bool {
 // when it was due. A success that breaks off later, but still while the breaker is half-open,
 // opens it, too.
 func (b *Breaker) probeEnded(now time.Duration, p *probe, v verdict) {
-	b.probes = slices.DeleteFunc(b.probes, func(other *probe) bool { return other == p })
+	b.forget(func(other *probe) bool { return other == p })
 	done := p.done
 	p.done = nil
 	switch {
@@ -152,6 +152,8 @@ func (b *Breaker) probeEnded(now time.Duration, p *probe, v verdict) {
 		}
 	}
 }
+
+func (b *Breaker) forget(these func(*probe) bool) { b.probes = slices.DeleteFunc(b.probes, these) }
 
 // trip opens the breaker because of a failure: for the longest RetryAfter among the failures
 // that did it, or else for OpenFor, or longer if it has been open before.
@@ -192,7 +194,8 @@ func (b *Breaker) openLeft(now time.Duration) time.Duration {
 
 // enterCounting begins to count the calls anew, Closed or Disabled.
 func (b *Breaker) enterCounting(now time.Duration, s State) {
-	b.refusal, b.row, b.window = nil, 0, newWindow(b.cfg, now)
+	b.refusal, b.row = nil, 0
+	b.window.begin(b.cfg, now)
 	b.change(now, s, Event{})
 }
 
@@ -202,7 +205,7 @@ func (b *Breaker) change(now time.Duration, s State, e Event) {
 	b.state = s
 	b.period++
 	b.works = nil
-	b.probes = slices.DeleteFunc(b.probes, func(p *probe) bool { return p.returned })
+	b.forget(func(p *probe) bool { return p.returned })
 	if s == from {
 		return
 	}

@@ -74,14 +74,14 @@ func (b *Breaker) ObserveAny(f func(context.Context, any)) (stop func()) {
 
 type audience struct {
 	notify.Observers[Event]
-	changes notify.Queue[Event] // that wait to be told
+	changes notify.Queue // of Events that wait to be told
 }
 
 // deliver tells of the changes that wait, in order. If another goroutine is telling, or an
 // observer further up the stack, that one goes on with these.
 func (b *Breaker) deliver(ctx context.Context) {
 	if a := b.observing.Load(); a != nil {
-		a.changes.Deliver(ctx, func(ctx context.Context, e Event) { a.Tell(context.WithoutCancel(ctx), e) })
+		a.changes.Deliver(ctx, func(ctx context.Context, e any) { a.TellAny(context.WithoutCancel(ctx), e) })
 	}
 }
 

@@ -39,13 +39,14 @@ type slot struct{ succeeded, failed uint32 }
 // asked are the longest RetryAfter of the failures in a slot, and of those in the present row.
 type asked struct{ ever, inRow time.Duration }
 
-func newWindow(cfg *Config, now time.Duration) window {
+// begin counts anew.
+func (w *window) begin(cfg *Config, now time.Duration) {
+	n, width := slotsInTime, cfg.Window/slotsInTime
 	if cfg.WindowCalls > 0 {
-		return window{slots: make([]slot, cfg.WindowCalls), newest: int64(cfg.WindowCalls)}
+		n, width = cfg.WindowCalls, 0
 	}
-	w := window{slots: make([]slot, slotsInTime), width: cfg.Window / slotsInTime, newest: slotsInTime}
+	*w = window{slots: make([]slot, n), width: width, newest: int64(n)}
 	w.advance(now)
-	return w
 }
 
 // advance drops the results that are too old.

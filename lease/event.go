@@ -37,7 +37,8 @@ func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 // tell tells the hook and the observers of an event.
 func (c *Candidate) tell(ctx context.Context, e Event) {
 	c.events.AddUnder(ctx, e)
-	c.events.Deliver(ctx, func(ctx context.Context, e Event) {
+	c.events.Deliver(ctx, func(ctx context.Context, next any) {
+		e := next.(Event)
 		if c.cfg.OnEvent != nil {
 			c.cfg.OnEvent(ctx, e)
 		}

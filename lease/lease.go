@@ -74,7 +74,7 @@ type Candidate struct {
 	store     Store
 	cfg       Config
 	made      time.Time
-	events    notify.Queue[Event]
+	events    notify.Queue
 	observers notify.Observers[Event]
 
 	mu     sync.Mutex

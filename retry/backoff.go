@@ -36,7 +36,7 @@ func Exponential(first, longest time.Duration) func() Backoff {
 	return func() Backoff {
 		// The engine computes the bounds. Its own jitter would exceed MaxInterval. It has no
 		// MaxElapsedTime, since the Retrier has its own time limits.
-		b := &jittered{backoff.ExponentialBackOff{
+		b := &jittered{&backoff.ExponentialBackOff{
 			InitialInterval: first, Multiplier: 2, MaxInterval: longest, Stop: backoff.Stop, Clock: backoff.SystemClock,
 		}}
 		b.Reset()
@@ -44,7 +44,7 @@ func Exponential(first, longest time.Duration) func() Backoff {
 	}
 }
 
-type jittered struct{ backoff.ExponentialBackOff }
+type jittered struct{ *backoff.ExponentialBackOff }
 
 func (b *jittered) NextBackOff() time.Duration { return fullJitter(b.ExponentialBackOff.NextBackOff()) }
 

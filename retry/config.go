@@ -59,15 +59,13 @@ func (c Config) Validate() error {
 	f.Need(c.AttemptTimeout >= 0, "AttemptTimeout", c.AttemptTimeout, "0 (for none) or more")
 	f.Need(c.HealthyAfter >= 0, "HealthyAfter", c.HealthyAfter, "0 (for never) or more")
 	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for 1m) or more")
-	if c.Backoff == nil {
-		return f.Err()
-	}
-	switch b := c.Backoff().(type) {
-	case nil:
-		f.Need(false, "Backoff", "a function that returns nil",
+	if c.Backoff != nil {
+		b := c.Backoff()
+		f.Need(b != nil, "Backoff", "a function that returns nil",
 			"one that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
-	case *misuse:
-		f.Need(false, "Backoff", b.what, b.want)
+		if m, ok := b.(*misuse); ok {
+			f.Need(false, "Backoff", m.what, m.want)
+		}
 	}
 	return f.Err()
 }

@@ -34,10 +34,11 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	text := prefix(e.Name) + "gave up after 1 attempt"
-	if e.Attempts != 1 {
-		text = fmt.Sprintf("%sgave up after %d attempts and %v of retrying",
-			prefix(e.Name), e.Attempts, e.RetryingFor.Round(time.Millisecond))
+	text := prefix(e.Name) + "gave up after "
+	if e.Attempts == 1 {
+		text += "1 attempt"
+	} else {
+		text += fmt.Sprintf("%d attempts and %v of retrying", e.Attempts, e.RetryingFor.Round(time.Millisecond))
 	}
 	var cause string
 	if e.Cause != nil {
@@ -61,11 +62,14 @@ func prefix(name string) string {
 }
 
 func (e *Error) Unwrap() []error {
-	all, _ := errors.Join(e.Err, e.earlier, e.Cause).(interface{ Unwrap() []error })
-	if all == nil {
-		return nil
+	all, n := [3]error{e.Err, e.earlier, e.Cause}, 0
+	for _, err := range all {
+		if err != nil {
+			all[n] = err
+			n++
+		}
 	}
-	return all.Unwrap()
+	return all[:n]
 }
 
 // Refused reports whether policies further in refused every attempt.
@@ -107,5 +111,7 @@ func (e *overtime) Timeout() bool        { return true }
 // saysEnd reports whether err already says that ctx has ended, and why.
 func saysEnd(ctx context.Context, err error) bool {
 	cause := context.Cause(ctx)
-	return errors.Is(err, ctx.Err()) && reflect.ValueOf(cause).Comparable() && errors.Is(err, cause)
+	kind := reflect.TypeOf(cause).Kind() // to compare a struct or an array panics, if it holds a slice
+	return errors.Is(err, ctx.Err()) && (cause == ctx.Err() ||
+		kind != reflect.Struct && kind != reflect.Array && errors.Is(err, cause))
 }

@@ -91,14 +91,14 @@ func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end fun
 		}
 	}()
 	err = fn(ctx)
-	held = err == nil && w != nil && w.atEnd(end)
+	held = err == nil && w != nil && w.atEnd(end, true)
 	return err
 }
 
 // Release calls f when a policy is to give back what it holds for a function that has returned
 // nil: now, or at the end of the work.
 func (w *Work) Release(f func()) {
-	if !w.atEnd(func(error) { f() }) {
+	if !w.atEnd(func(error) { f() }, true) {
 		f()
 	}
 }
@@ -110,38 +110,22 @@ func (w *Work) Release(f func()) {
 // dependency when it passed. The ctx of the policy may have been canceled long before, which
 // says nothing: policies cancel a ctx that they derived when they return. Its deadline tells
 // whether the end was the caller's.
-func (w *Work) OnEnd(f func(error)) bool {
-	if w == nil {
-		return false
-	}
+func (w *Work) OnEnd(f func(error)) bool { return w != nil && w.atEnd(f, false) }
+
+// atEnd has f called when the work ends, and reports whether it does. It does not if the work is
+// over, or if ifHeld is true and nothing is held until then.
+func (w *Work) atEnd(f func(error), ifHeld bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.state == over {
+	if w.state == over || ifHeld && !w.holds {
 		return false
 	}
 	w.state = goesOn
-	w.add(f)
-	return true
-}
-
-// atEnd has f called when the work ends. It reports false, and does not, if nothing is held until
-// then.
-func (w *Work) atEnd(f func(error)) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.state != goesOn || !w.holds {
-		return false
-	}
-	w.add(f)
-	return true
-}
-
-// add adds f to what the end of the work calls. w.mu is held.
-func (w *Work) add(f func(error)) {
 	if w.ends == nil {
 		w.ends = w.few[:0]
 	}
 	w.ends = append(w.ends, f)
+	return true
 }
 
 // GoOn is called by the innermost function before it returns, if policies are to hold what

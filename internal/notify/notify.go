@@ -58,11 +58,12 @@ func (o *observers) Any() bool { return o.list.Load() != nil }
 // Tell calls the observers with e, in the order in which they were added.
 func (o *Observers[E]) Tell(ctx context.Context, e E) {
 	if o.Any() {
-		o.tell(ctx, e)
+		o.TellAny(ctx, e)
 	}
 }
 
-func (o *observers) tell(ctx context.Context, e any) {
+// TellAny is Tell for an event that a Queue has kept.
+func (o *observers) TellAny(ctx context.Context, e any) {
 	if list := o.list.Load(); list != nil {
 		for _, f := range *list {
 			(*f)(ctx, e)
@@ -72,9 +73,7 @@ func (o *observers) tell(ctx context.Context, e any) {
 
 // A Queue hands events over in the order of Add, one at a time, although they are added under
 // the lock of a policy and handed over without it. The zero value is ready to use.
-type Queue[E any] struct{ queue }
-
-type queue struct {
+type Queue struct {
 	waiting    atomic.Bool
 	mu         sync.Mutex
 	events     []queued
@@ -87,12 +86,12 @@ type queued struct {
 }
 
 // Add appends e, which is told with the ctx of the next caller of Deliver.
-func (q *Queue[E]) Add(e E) { q.add(queued{event: e}) }
+func (q *Queue) Add(e any) { q.add(queued{nil, e}) }
 
 // AddUnder appends e, which is told with ctx.
-func (q *Queue[E]) AddUnder(ctx context.Context, e E) { q.add(queued{ctx, e}) }
+func (q *Queue) AddUnder(ctx context.Context, e any) { q.add(queued{ctx, e}) }
 
-func (q *queue) add(e queued) {
+func (q *Queue) add(e queued) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.events = append(q.events, e)
@@ -102,13 +101,13 @@ func (q *queue) add(e queued) {
 // Deliver calls tell for each event that waits. The caller holds no lock. If another goroutine
 // is delivering, or a function further up the stack, that one goes on with these. If tell
 // panics, the events behind it wait for the next Deliver.
-func (q *Queue[E]) Deliver(ctx context.Context, tell func(context.Context, E)) {
+func (q *Queue) Deliver(ctx context.Context, tell func(context.Context, any)) {
 	if q.waiting.Load() {
-		q.deliver(ctx, func(ctx context.Context, e any) { tell(ctx, e.(E)) })
+		q.deliver(ctx, tell)
 	}
 }
 
-func (q *queue) deliver(ctx context.Context, tell func(context.Context, any)) {
+func (q *Queue) deliver(ctx context.Context, tell func(context.Context, any)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.events {

@@ -20,65 +20,90 @@ type setting struct {
 	mu  sync.Mutex // one change at a time
 }
 
-// A version is a configuration that never changes.
+// A version is a configuration that never changes: as it was given, and with its defaults.
 type version struct {
 	given, filled any
-	make          func(given any) (*version, error)
-	copy          func(any) any
+	copy          copier
 }
+
+// A copier returns a copy that shares no slice with c, if fill is true with its defaults or the
+// error of Validate.
+type copier func(c any, fill bool) (any, error)
 
 // Init sets the first configuration. It panics with the error of Validate, if there is one.
 // fill returns a valid C with defaults in place of its zero fields. own puts copies in the place
-// of the slices in a C; without it, whoever gave a slice could write to it while it is read. Init
+// of the slices in a C: otherwise whoever gave a slice could write to it while it is read. Init
 // must have returned before the Setting is used.
 func (s *Setting[C]) Init(given C, fill func(C) C, own ...func(*C)) {
-	copied := func(c any) any {
+	s.init(&given, func(c any, filled bool) (any, error) {
 		next := *c.(*C)
 		for _, own := range own {
 			own(&next)
 		}
-		return &next
-	}
-	var build func(any) (*version, error)
-	build = func(c any) (*version, error) {
-		if err := (*c.(*C)).Validate(); err != nil {
-			return nil, err
+		if filled {
+			if err := next.Validate(); err != nil {
+				return nil, err
+			}
+			next = fill(next)
 		}
-		filled := copied(c).(*C)
-		*filled = fill(*filled)
-		return &version{copied(c), filled, build, copied}, nil
-	}
-	s.init(&given, (*C)(nil), build)
+		return &next, nil
+	})
 }
 
-func (s *setting) init(given, of any, build func(any) (*version, error)) {
-	latest.Lock()
-	v := latest.of[of]
-	latest.Unlock()
-	if v == nil || !same(v.given, given) {
+func (s *setting) init(given any, copy copier) {
+	v := recent.like(given)
+	if v == nil {
 		var err error
-		if v, err = build(given); err != nil { // without the lock: Validate may call the user's functions
+		if v, err = newVersion(given, copy); err != nil {
 			panic(err)
 		}
 		if same(given, given) {
-			latest.Lock()
-			latest.of[of] = v
-			latest.Unlock()
+			recent.add(v)
 		}
 	}
 	s.now.Store(v)
 }
 
-// latest has the last version that Init made, by the type of C, if it can be compared: policies
-// that are made alike share it, so that a member of a Group does not take the memory of two
-// configurations.
-var latest = struct {
-	sync.Mutex
-	of map[any]*version
-}{of: map[any]*version{}}
+// newVersion returns the version that given makes, if it is valid.
+func newVersion(given any, copy copier) (*version, error) {
+	given, _ = copy(given, false)
+	filled, err := copy(given, true)
+	return &version{given, filled, copy}, err
+}
+
+// recent has the last versions that Init made and that can be compared: policies that are made
+// alike share one, so that a member of a Group does not take the memory of two configurations.
+var recent versions
+
+type versions struct {
+	mu sync.Mutex
+	of [16]*version
+	n  int // that were added
+}
+
+func (r *versions) like(given any) *version {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, v := range r.of {
+		if v != nil && same(v.given, given) {
+			return v
+		}
+	}
+	return nil
+}
+
+func (r *versions) add(v *version) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.of[r.n%len(r.of)] = v
+	r.n++
+}
 
 // same reports whether what a and b point to is certainly the same: their fields are, by ==.
 func same(a, b any) bool {
+	if reflect.TypeOf(a) != reflect.TypeOf(b) {
+		return false
+	}
 	v, w := reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem()
 	for i := range v.NumField() {
 		f, g := v.Field(i), w.Field(i)
@@ -105,7 +130,8 @@ func (s *Setting[C]) Load() *C { return s.now.Load().filled.(*C) }
 // Config returns a copy of the configuration with its defaults.
 func (s *Setting[C]) Config() C {
 	now := s.now.Load()
-	return *now.copy(now.filled).(*C)
+	c, _ := now.copy(now.filled, false)
+	return *c.(*C)
 }
 
 // Update calls change with the configuration as it was given: a zero field means its default.
@@ -139,11 +165,11 @@ func (s *setting) change(dry bool, f func(any) error, check func(was, next any) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	was := s.now.Load()
-	given := was.copy(was.given)
+	given, _ := was.copy(was.given, false)
 	if err := f(given); err != nil {
 		return err
 	}
-	next, err := was.make(given)
+	next, err := newVersion(given, was.copy)
 	if err != nil {
 		return err
 	}
