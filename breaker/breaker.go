@@ -12,33 +12,30 @@
 //	}
 //
 // A [Breaker] is closed at first, and every call passes. It opens when calls fail as its
-// [Config] says: several in a row, or too many in a window. An open breaker refuses every call
-// with an [*OpenError]. When its open time has passed it is half-open: a few calls pass, as
-// probes. If they succeed, the breaker closes. If one fails, or does not end, it opens again,
-// for longer if MaxOpenFor allows.
+// [Config] says, and refuses every call with an [*OpenError]. When its open time has passed it is
+// half-open: a few calls pass, as probes. If they succeed, it closes. If one fails, or does not
+// end, it opens again.
 //
 // The end of a call says this about the dependency:
 //
-//   - An answer (an error whose method Answered() bool returns true, such as the result of
-//     resilience.Answer) is a success: the dependency worked, and its answer is no.
-//   - A refusal (Refused() bool) is ignored: a policy further in made no call.
-//   - An error that is returned after the caller's ctx was canceled is ignored. After its
-//     deadline has passed, it is a failure if the call had [Config].Patience, else ignored.
-//   - Any other error is what [Config].Classify says, by default a failure. So is a panic,
-//     which passes through, and a success that took [Config].SlowAfter or longer.
-//   - A call that ends its goroutine with runtime.Goexit is ignored.
+//   - An answer (an error whose method Answered() bool returns true) is a success: the dependency
+//     worked.
+//   - A refusal (Refused() bool) of a policy further in is ignored, and so is a call that ends its
+//     goroutine with runtime.Goexit.
+//   - An error after the caller's ctx was canceled is ignored. After its deadline, it is a failure
+//     if the call had [Config].Patience, else ignored.
+//   - Any other error is what [Config].Classify says, by default a failure. So is a panic, which
+//     passes through, and a success that took [Config].SlowAfter or longer.
 //
-// A call whose work goes on after it has returned, such as a response whose body is still being
-// read, is a success until then. If the work breaks off, that is a failure in place of a success.
-// If it ends because the caller has left (context.Canceled), or with a refusal, the end says
-// nothing.
+// A call whose work goes on after it has returned, such as a response whose body is being read, is
+// a success until the work breaks off: that is a failure in place of a success. An end because the
+// caller has left (context.Canceled), or with a refusal, says nothing.
 //
-// A result that arrives after the breaker has opened, closed or been reset since its call began
-// changes nothing. Use one breaker for one dependency; shards, hosts and tenants that fail
-// independently have one each, in a resilience.Group. Do not run a call under the same breaker
-// twice: half-open, the outer call would hold the permit that the inner one needs. A breaker has
-// no goroutine and no timer: what time brings about happens at the next call, [Breaker.State] or
-// [Breaker.Stats].
+// A result whose call began before the breaker opened, closed or was reset changes nothing. What
+// fails independently (shards, hosts, tenants) has a breaker each, in a resilience.Group. Do not
+// run a call under the same breaker twice: half-open, the outer call would hold the permit that
+// the inner one needs. There is no goroutine and no timer: what time brings about happens at the
+// next call, [Breaker.State] or [Breaker.Stats].
 //
 // The pattern is Circuit Breaker of the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/circuit-breaker), after
@@ -62,8 +59,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Breaker refuses calls to a dependency that keeps failing. [New] makes one. It is safe
-// for concurrent use.
+// A Breaker is made by [New], and safe for concurrent use.
 type Breaker struct {
 	start     time.Time // instants are durations since then
 	setting   settings.Setting[Config]
@@ -127,8 +123,8 @@ func (b *Breaker) now() time.Duration { return time.Since(b.start) }
 
 func (b *Breaker) Name() string { return b.setting.Load().Name }
 
-// Do calls fn unless the breaker refuses the call with an [*OpenError], and returns the error
-// of fn unchanged. If ctx has already ended, Do returns why, and fn is not called.
+// Do calls fn, unless ctx has ended or the breaker refuses with an [*OpenError], and returns the
+// error of fn unchanged.
 func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error {
 	var c call
 	if err := b.enter(ctx, &c); err != nil {
@@ -163,10 +159,9 @@ func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) e
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin begins a call that is not a single function. If the breaker refuses it, err is an
-// [*OpenError]. Otherwise done is called with the error of the call at its end, from any
-// goroutine; a second call does nothing. ctx must live until then, since an error after its
-// cancel is ignored.
+// Begin begins a call that is not a single function. done is called with the error of the call at
+// its end, from any goroutine; a second call does nothing. ctx must live until then, since an error
+// after its cancel is ignored.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	var c call
 	if err := b.enter(ctx, &c); err != nil {

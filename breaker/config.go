@@ -10,60 +10,55 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says when a [Breaker] opens, for how long, and how it closes again. The zero Config
-// opens after 5 failures in a row, for 30 seconds, and closes after one successful probe. Of
-// Failures, FailuresInWindow and FailureRate the first that is met opens it.
+// Config says when a [Breaker] opens, by the first of Failures, FailuresInWindow and FailureRate
+// that is met, for how long, and how it closes again.
 type Config struct {
 	// Name appears in errors, events and figures. It cannot change.
 	Name string
 	// Failures is how many calls in a row must fail. Zero means 5 if FailuresInWindow and
-	// FailureRate are both unset, and no such limit otherwise.
+	// FailureRate are unset, else no such limit.
 	Failures int
-	// FailuresInWindow is how many calls in the window must have failed, in a row or not.
-	// Zero means no such limit.
+	// FailuresInWindow is how many calls in the window must have failed. Zero means no such
+	// limit.
 	FailuresInWindow int
-	// FailureRate is the share of the calls in the window that must have failed, in (0, 1].
-	// Zero means no such limit.
+	// FailureRate is which share of them must have failed, in (0, 1]. Zero means no such limit.
 	FailureRate float64
 	// MinCalls is how many calls the window must hold before the FailureRate counts. Zero
 	// means 20, or WindowCalls if that is less.
 	MinCalls int
 	// Window is how long the window remembers a call after its end (0.9 to 1 times that)
 	// unless there are WindowCalls, how long the breaker must have been closed for its open
-	// time to begin anew, and after what time work that goes on ends a row of failures. It
-	// is at least a millisecond. Zero means a minute.
+	// time to begin anew, and after what time work that goes on ends a row of failures: at
+	// least a millisecond. Zero means a minute.
 	Window time.Duration
-	// WindowCalls makes the window remember the last WindowCalls calls instead, at most
-	// 1<<20. Zero means that it goes by time.
+	// WindowCalls makes the window that of the last WindowCalls calls, at most 1<<20. Zero
+	// means that it goes by time.
 	WindowCalls int
-	// SlowAfter is the least duration of a slow call, which is a failure whatever it
-	// returned, unless the call is ignored. Zero means that no call is slow.
+	// SlowAfter is the least duration of a call that is a failure whatever it returned,
+	// unless it is ignored. Zero means that no call is slow.
 	SlowAfter time.Duration
-	// Patience is how long a call must have run when the deadline of its caller's ctx passes,
-	// to count as a failure. A call that had less time is ignored. Set it below the time that
-	// callers, such as a Timeout around the breaker, usually allow: otherwise a dependency
-	// that hangs does not open it. Zero means nine tenths of SlowAfter, or nine tenths of a
-	// second if SlowAfter is not set. Negative means that all such calls are ignored.
+	// Patience is how long a call must have run when the deadline of its caller's ctx passes
+	// to be a failure, and not ignored. If callers, such as a Timeout around the breaker,
+	// usually allow less, a dependency that hangs does not open it. Zero means nine tenths of
+	// SlowAfter, or of a second without SlowAfter. Negative means that all are ignored.
 	Patience time.Duration
-	// OpenFor is how long the breaker stays open after failures. At random it is up to a
-	// tenth longer, like all times for which the breaker opens by itself, so that the
-	// processes of a fleet do not probe together. A probe that has not returned within
+	// OpenFor is how long the breaker stays open, and up to a tenth longer at random, so that
+	// the processes of a fleet do not probe together. A probe that has not returned within
 	// OpenFor has failed; one whose work goes on for OpenFor has succeeded. Zero means 30
 	// seconds.
 	OpenFor time.Duration
 	// MaxOpenFor lets the open time double with each opening, up to MaxOpenFor, until the
-	// breaker has been closed for a whole Window. Zero means OpenFor: the time does not grow.
+	// breaker has been closed for a whole Window. Zero means OpenFor: it does not grow.
 	MaxOpenFor time.Duration
-	// MaxRetryAfter bounds the open time that failures ask for: the longest RetryAfter()
-	// time.Duration of those that opened the breaker takes the place of OpenFor. Zero means
-	// the larger of OpenFor and MaxOpenFor.
+	// MaxRetryAfter bounds the longest RetryAfter() time.Duration of the failures that opened
+	// the breaker, which takes the place of OpenFor. Zero means the larger of OpenFor and
+	// MaxOpenFor.
 	MaxRetryAfter time.Duration
-	// Probes is how many probes must succeed to close the breaker, and how many it lets
-	// through at once, at most. Zero means 1. A change takes effect at the next opening.
+	// Probes is how many probes must succeed to close the breaker, and how many run at once,
+	// at most. Zero means 1. A change takes effect at the next opening.
 	Probes int
 	// Classify says what an error means that would be a failure, or that is an answer whose
-	// method Throttled() bool returns true. It is not asked about other answers, refusals and
-	// calls whose caller has left. Nil means DefaultClassify.
+	// method Throttled() bool returns true. Nil means DefaultClassify.
 	Classify func(error) Outcome
 }
 
@@ -129,14 +124,12 @@ func (b *Breaker) Settings() any {
 	return cfg
 }
 
-// Update changes the Config: it calls change with the Config as it was given, in which a zero
+// Update calls change, which must not use the breaker, with the Config as it was given: a zero
 // field means its default. If the result is not valid, Update returns the error of Validate and
-// changes nothing. change must not use the breaker.
+// changes nothing.
 //
-// The state is kept, the time until which the breaker is open, and the Probes that it opened
-// with. The window is kept unless its length changes; counts over a new limit open the breaker at
-// the next failure. SlowAfter, Patience, Classify, and OpenFor of a probe are those with which a
-// call began.
+// The window is kept unless its length changes; counts over a new limit open the breaker at the next
+// failure. SlowAfter, Patience, Classify, and OpenFor of a probe are those with which a call began.
 func (b *Breaker) Update(change func(*Config)) error {
 	return b.Change(false, func(cfg any) error { change(cfg.(*Config)); return nil })
 }
@@ -161,21 +154,20 @@ func (b *Breaker) follow(cfg *Config) {
 	}
 }
 
-// An Outcome is what the error of a call says about the dependency: [Failure], which is the
-// zero Outcome, [Success] or [Ignore].
+// An Outcome is what the error of a call says about the dependency.
 type Outcome uint8
 
 const (
-	Failure Outcome = iota // the dependency failed
-	Success                // the dependency worked; its answer may be "not found"
-	Ignore                 // the call says nothing about the dependency
-	refused                // the call was not made
+	Failure Outcome = iota
+	Success         // it worked; its answer may be "not found"
+	Ignore          // nothing
+	refused         // the call was not made
 )
 
 func (o Outcome) String() string { return [...]string{"failure", "success", "ignore"}[o] }
 
-// DefaultClassify returns what a breaker without a [Config].Classify makes of err: nil and
-// answers are a Success, refusals are ignored, and any other error is a Failure.
+// DefaultClassify returns what err is without [Config].Classify: nil and answers are a Success,
+// refusals are ignored, and any other error is a Failure.
 func DefaultClassify(err error) Outcome {
 	switch behavior.Read(err).Kind {
 	case behavior.Done, behavior.Answered:

@@ -12,10 +12,10 @@ var ErrOpen = errors.New("breaker: circuit open")
 // An OpenError reports a refused call. It matches [ErrOpen]. Calls share it: do not modify it.
 type OpenError struct {
 	Name  string    // of the breaker
-	State State     // Open, HalfOpen (as many probes run as may) or ForcedOpen
+	State State     // Open, HalfOpen or ForcedOpen
 	Until time.Time // when the open time ends, or ended; zero if ForcedOpen
-	// LastErr is what opened the breaker, or the reason given to [Breaker.Trip] or
-	// [Breaker.ForceOpen]; it may be nil. It is not wrapped: it belongs to another call.
+	// LastErr is what opened the breaker, or the reason of an operator, or nil. It is not
+	// wrapped: it belongs to another call.
 	LastErr error
 
 	since time.Time // of HalfOpen
@@ -38,9 +38,8 @@ func (e *OpenError) Error() string {
 
 func (e *OpenError) Is(target error) bool { return target == ErrOpen }
 
-// RetryAfter returns how long to wait from now on: the open time left, at least a millisecond; if
-// HalfOpen, as long again as the breaker has been that, from 10 milliseconds to a second; if
-// ForcedOpen, which has no known end, 30 seconds.
+// RetryAfter returns the open time left, at least a millisecond; if HalfOpen, as long again as the
+// breaker has been that, from 10 milliseconds to a second; if ForcedOpen, 30 seconds.
 func (e *OpenError) RetryAfter() time.Duration {
 	switch e.State {
 	case ForcedOpen:
@@ -52,8 +51,7 @@ func (e *OpenError) RetryAfter() time.Duration {
 	}
 }
 
-// Retryable returns true for HalfOpen alone, to stop retries against a dependency that is known to
-// be down.
+// Retryable returns true for HalfOpen alone: retries against a dependency that is down are in vain.
 func (e *OpenError) Retryable() bool { return e.State == HalfOpen }
 
 // Refused returns true: the call was not made.

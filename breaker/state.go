@@ -228,19 +228,17 @@ func (b *Breaker) counts(now time.Duration) Counts {
 	return Counts{b.window.succeeded + b.window.failed, b.window.succeeded, b.window.failed, int64(b.row)}
 }
 
-// State returns the state; a breaker whose open time has passed becomes half-open.
 func (b *Breaker) State() (s State) {
 	b.operate(context.Background(), func(time.Duration) { s = b.state })
 	return s
 }
 
 // Trip opens the breaker for exactly d, also if it is open already; zero or less means the time
-// for which it would open by itself. err, which may be nil, is reported as the last error. The
-// results of calls under way no longer count. Trip does nothing while the breaker is forced open
-// or disabled.
+// for which it would open by itself. err is reported as the last error. Trip does nothing while the
+// breaker is forced open or disabled.
 //
-// A call that says RetryAfter() does not open a breaker by itself: a 429 is an answer, and a 503 one
-// failure. Middleware around the breaker leaves the server alone from the first of them on:
+// RetryAfter() does not open a breaker by itself: a 429 is an answer, and a 503 one failure.
+// Middleware around the breaker leaves the server alone from the first of them on:
 //
 //	err := next(ctx) // of the breaker's Wrap
 //	if after := resilience.RetryAfter(err); after > 0 && !resilience.Refused(err) {
@@ -256,14 +254,12 @@ func (b *Breaker) Trip(err error, d time.Duration) {
 	})
 }
 
-// Reset closes the breaker and forgets what it has counted, calls under way included. It does
-// nothing while the breaker is forced open or disabled.
+// Reset closes the breaker and counts anew, unless it is forced open or disabled.
 func (b *Breaker) Reset() {
 	b.command(false, func(now time.Duration) { b.restart(now, Closed) })
 }
 
-// ForceOpen refuses every call until [Breaker.Enable]. reason, which may be nil, is reported as
-// the last error.
+// ForceOpen refuses every call until [Breaker.Enable]. reason is reported as the last error.
 func (b *Breaker) ForceOpen(reason error) {
 	b.operate(context.Background(), func(now time.Duration) {
 		b.counts(now) // stay as they are now
@@ -273,7 +269,7 @@ func (b *Breaker) ForceOpen(reason error) {
 	})
 }
 
-// Disable lets every call through until [Breaker.Enable], and counts them.
+// Disable lets every call through until [Breaker.Enable].
 func (b *Breaker) Disable() {
 	b.operate(context.Background(), func(now time.Duration) {
 		if b.state != Disabled {
@@ -282,7 +278,7 @@ func (b *Breaker) Disable() {
 	})
 }
 
-// Enable ends [Breaker.ForceOpen] and [Breaker.Disable]: the breaker closes and counts anew.
+// Enable closes a breaker that is forced open or disabled, and counts anew.
 func (b *Breaker) Enable() {
 	b.command(true, func(now time.Duration) { b.restart(now, Closed) })
 }

@@ -21,13 +21,12 @@ type Event struct {
 	Kind EventKind
 	Name string // of the breaker
 	At   time.Time
-	// Err is what opened the breaker, the error of a call or the reason of Trip or ForceOpen,
-	// or the [*OpenError] of a refusal, or nil.
+	// Err is what opened the breaker, as in [OpenError], or the [*OpenError] of a refusal.
 	Err error
 
 	From    State         // of EventChanged
-	To      State         // of EventChanged; of EventRefused the state that refused the call
-	OpenFor time.Duration // of EventChanged to Open: how long calls are refused from At on
+	To      State         // of EventRefused, which state refused
+	OpenFor time.Duration // if To is Open: how long from At on
 }
 
 // Level is 4, slog's Warn, for a refusal and an opening, and -4, Debug, otherwise.
@@ -56,12 +55,10 @@ func (e Event) Fields(yield func(name string, value any)) {
 	}
 }
 
-// Observe calls f with each event from now on, until stop is called: on the goroutine that uses
-// the breaker, and without a lock. A panic in f passes on to the caller.
-//
-// Changes of state are told one at a time and in order: From is always the To before. ctx is
-// that of the call that caused the change, or of another at the same time, without its end; of a
-// change that no call caused it is context.Background.
+// Observe calls f with each event until stop is called: on the goroutine that uses the breaker, and
+// without a lock. A panic in f passes on to the caller. Changes of state are told one at a time and
+// in order. ctx is that of the call that caused the change, or of another at the same time, without
+// its end, or context.Background.
 func (b *Breaker) Observe(f func(context.Context, Event)) (stop func()) {
 	b.observing.CompareAndSwap(nil, new(audience))
 	return b.observing.Load().Observe(f)
@@ -85,10 +82,10 @@ func (b *Breaker) deliver(ctx context.Context) {
 	}
 }
 
-// Totals are counters since New. They never go back.
+// Totals are counters since New.
 type Totals struct {
-	// Calls by result, also if that changes nothing because the breaker has opened or closed
-	// since. A call that breaks off after it has succeeded is in Succeeded and in Failed.
+	// Calls by result, also if that has changed nothing. A call that breaks off after it has
+	// succeeded is in Succeeded and in Failed.
 	Succeeded int64
 	Failed    int64
 	Ignored   int64
@@ -107,16 +104,15 @@ type Stats struct {
 	Totals
 	State State
 	Since time.Time // of the last change of State, or of New
-	// Window counts the calls in the window. While calls do not pass it is that of the moment
-	// when they last did, but for FailedInARow, which counts failed probes, too.
+	// Window is that of the moment when calls last passed, but for FailedInARow, which counts
+	// failed probes, too.
 	Window      Counts
 	FailureRate float64       // of the calls in the window; 0 if there are none
-	OpensInARow int64         // openings without having been closed for a whole Window
-	OpenLeft    time.Duration // time until it lets a probe through; 0 unless State is Open
-	LastErr     error         // of the last failure, or the reason given to Trip or ForceOpen
+	OpensInARow int64         // without having been closed for a whole Window
+	OpenLeft    time.Duration // 0 unless State is Open
+	LastErr     error         // of the last failure, or the reason of an operator
 }
 
-// Stats returns a snapshot; a breaker whose open time has passed becomes half-open.
 func (b *Breaker) Stats() (s Stats) {
 	b.operate(context.Background(), func(now time.Duration) {
 		s = Stats{
@@ -138,8 +134,8 @@ func (b *Breaker) Stats() (s Stats) {
 	return s
 }
 
-// Needed reports whether it has open time left, or is forced open or disabled. A
-// resilience.Group does not evict it then.
+// Needed reports whether a resilience.Group keeps it: while it has open time left, or is forced
+// open or disabled.
 func (b *Breaker) Needed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -173,9 +169,8 @@ func (b *Breaker) Figures() []describe.Figure {
 	return all
 }
 
-// Health returns nil if the breaker is closed. Otherwise it returns an error that says its
-// state and wraps the last error. The error has the methods HealthState() string and Failed()
-// bool, which is true while calls are refused.
+// Health returns nil if the breaker is closed, else an error that says its state and wraps the last
+// error. It has the methods HealthState() string and Failed() bool: whether calls are refused.
 func (b *Breaker) Health() error {
 	s := b.Stats()
 	if s.State == Closed {

@@ -7,11 +7,11 @@ import (
 
 // Counts are the results in a window.
 type Counts struct {
-	Calls     int64 // Succeeded and Failed, without ignored calls
+	Calls     int64 // Succeeded and Failed
 	Succeeded int64
 	Failed    int64
-	// FailedInARow is how many calls have failed since the last success, in the window or
-	// not. One whose work goes on is none until that has ended well, or gone on for a Window.
+	// FailedInARow is how many have failed since the last success, in the window or not. Work
+	// that goes on is none until it has ended well, or gone on for a Window.
 	FailedInARow int64
 }
 

@@ -9,15 +9,14 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// A Backoff returns the delays of one call, and a negative one to end the retrying. The BackOff
-// of github.com/cenkalti/backoff/v4 is one.
+// A Backoff, such as a BackOff of github.com/cenkalti/backoff/v4, returns the delays of one call,
+// and a negative one to end the retrying.
 type Backoff = interface {
 	NextBackOff() time.Duration
-	Reset() // is called once in each call, before the first NextBackOff
+	Reset() // before the first
 }
 
-// Constant waits d, 0 or more, before each retry. Clients that fail together return together
-// then: most programs want [Exponential].
+// Constant waits d, 0 or more, before each retry: clients that fail together return together.
 func Constant(d time.Duration) func() Backoff {
 	if d < 0 {
 		return misused("Constant(%v)", "given 0 or more", d)
@@ -64,10 +63,9 @@ func misused(format, want string, args ...any) func() Backoff {
 	return func() Backoff { return m }
 }
 
-// Permanent marks err as an error that another attempt cannot help, as the [backoff.Permanent]
-// that it is: at any depth of a chain, unless an error that wraps the mark has a method Retryable
-// that returns true. Permanent(nil) is nil. The Retrier that retries removes a mark that is the
-// outermost error, so that err == target still holds.
+// Permanent is [backoff.Permanent]: it marks err, if not nil, as an error that another attempt
+// cannot help, at any depth of a chain, unless an error that wraps it has a method Retryable that
+// returns true. A Retrier removes a mark that is the outermost error: err == target still holds.
 func Permanent(err error) error { return backoff.Permanent(err) }
 
 // marked reports whether a mark is in the tree of err.

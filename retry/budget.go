@@ -40,17 +40,13 @@ func sameBudget(was, next *BudgetConfig) error {
 	return invalid.Renamed("retry.BudgetConfig", was.Name, next.Name)
 }
 
-// A Budget limits retries to a fraction of the calls. Share one among the retriers of one
-// dependency; for one for each host or tenant, make a resilience.Group of Retriers. It is safe
-// for concurrent use.
+// A Budget is shared by the retriers of one dependency; for one for each host or tenant, make a
+// resilience.Group of Retriers. It is safe for concurrent use.
 //
 // It is a bucket: each call adds Ratio, each second adds PerSecond, so that a rare call may be
 // retried too, and each retry takes one before its wait. It begins with what ten seconds add, and
-// holds at most what ten seconds and a hundred calls add.
-//
-// The first attempt of a call that reaches the dependency counts as the call, each later one as
-// a retry; an attempt that a policy further in refuses is neither. Of nested retriers give the
-// Budget to one: each counts the call, and would add its retries.
+// holds at most what ten seconds and a hundred calls add. An attempt that a policy further in
+// refuses is neither call nor retry. Give it to one of nested retriers: each counts the call.
 type Budget struct {
 	setting settings.Setting[BudgetConfig]
 
@@ -116,8 +112,8 @@ func (b *Budget) giveBack() { b.now(func(*BudgetConfig) { b.held += whole }) } /
 
 // BudgetStats is a snapshot of a [Budget].
 type BudgetStats struct {
-	Allowed    int64 // retries that were allowed, since NewBudget
-	OverBudget int64 // retries that were not allowed, since NewBudget
+	Allowed    int64 // retries since NewBudget
+	OverBudget int64 // retries that were not allowed since NewBudget
 	Left       int64 // retries that would be allowed now
 }
 

@@ -9,13 +9,13 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says when, how often and for how long a [Retrier] retries. The deadline of its ctx
-// limits the time of a whole call.
+// Config says when and how often a [Retrier] retries. The deadline of its ctx limits the time of a
+// whole call.
 type Config struct {
 	// Name appears in errors and events. It may be empty, and cannot change.
 	Name string
-	// Attempts is how often a call runs fn at most, the first attempt and refused ones
-	// included. Zero means 3, negative no limit.
+	// Attempts is how often a call runs fn at most, refused attempts included. Zero means 3,
+	// negative no limit.
 	Attempts int
 	// AttemptTimeout is the time after which the ctx of an attempt ends. The error is then
 	// context.DeadlineExceeded, too, and retried. Within a resiliencehttp.Transport it covers
@@ -24,15 +24,14 @@ type Config struct {
 	// HealthyAfter is for sessions that run for days: an attempt that ran for so long before
 	// it failed counts as the first of a new call. Zero means never.
 	HealthyAfter time.Duration
-	// Backoff returns a new Backoff for each call whose first attempt has failed. Validate,
-	// New and Update call it, too. Nil means Exponential(100ms, 10s).
+	// Backoff returns a new Backoff for each call whose first attempt has failed, and is called
+	// by Validate, New and Update. Nil means Exponential(100ms, 10s).
 	Backoff func() Backoff
-	// Delay returns the delay after a, in place of a.Delay, which comes from Backoff: by the
-	// error, by ctx, or from a list. Negative ends the retrying. RetryAfter of the error sets
-	// the least all the same. Nil means a.Delay.
+	// Delay returns the delay after a, in place of a.Delay, which comes from Backoff. Negative
+	// ends the retrying. RetryAfter of the error sets the least all the same.
 	Delay func(ctx context.Context, a Attempt) time.Duration
-	// MaxRetryAfter is the longest wait that an error may ask for by its method RetryAfter: a
-	// longer one ends the retrying. Zero means a minute.
+	// MaxRetryAfter is the longest RetryAfter of an error that is waited for: a longer one ends
+	// the retrying. Zero means a minute.
 	MaxRetryAfter time.Duration
 	// If reports whether a failure is worth another attempt. It is not asked about refusals,
 	// answers and errors marked by [Permanent], nor once ctx has ended. Nil means
@@ -40,7 +39,7 @@ type Config struct {
 	If func(error) bool
 	// Budget limits retries to a fraction of the calls. Nil means no such limit.
 	Budget *Budget
-	// OnRetry is called before each wait for another attempt, with the ctx of Do.
+	// OnRetry is called before each wait, with the ctx of Do.
 	OnRetry func(context.Context, Attempt)
 }
 
@@ -96,9 +95,9 @@ func (r *Retrier) Settings() any {
 	return c
 }
 
-// Update calls change with the Config as it was given, in which a zero field means its default.
-// If the result is not valid, Update returns the error of Validate and changes nothing. A call
-// under way ends under the Config that it began with. change must not call r.
+// Update calls change, which must not use r, with the Config as it was given: a zero field means its
+// default. If the result is not valid, Update returns the error of Validate and changes nothing. A
+// call under way ends under the Config that it began with.
 func (r *Retrier) Update(change func(*Config)) error { return r.setting.Update(change, sameName, nil) }
 
 // Change is Update for whoever does not know Config. If dry is true, nothing changes.

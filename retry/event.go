@@ -11,8 +11,8 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Observe calls f with each event from now on, until stop is called: on the goroutine of Do,
-// with its ctx and without a lock. A panic in f passes on to the caller.
+// Observe calls f with each event until stop is called: on the goroutine of Do, with its ctx and
+// without a lock. A panic in f passes on to the caller.
 func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(f)
 }
@@ -91,8 +91,8 @@ func endOf(ctx context.Context) Outcome {
 	return OutcomeCanceled
 }
 
-// Stats is what a [Retrier] has done since it was made. Each call of Do that returns is in one
-// of the fields from FirstTry to Nested, but for one that has lost a hedge.
+// Stats is what a [Retrier] has done. Each call of Do that returns is in one of the fields from
+// FirstTry to Nested, but for one that has lost a hedge.
 type Stats struct {
 	FirstTry   int64 // calls whose first attempt succeeded
 	Recovered  int64 // calls that succeeded by a retry
@@ -153,6 +153,5 @@ func (r *Retrier) Figures() (all []describe.Figure) {
 // Health returns an error while the Budget of r is spent.
 func (r *Retrier) Health() error { return r.setting.Load().Budget.Health() }
 
-// Needed reports whether the Budget of r holds less than a new one: a new Retrier in the place of
-// r would allow more retries, so that a resilience.Group keeps r.
+// Needed reports whether the Budget of r holds less than a new one: a resilience.Group keeps r then.
 func (r *Retrier) Needed() bool { return r.setting.Load().Budget.Needed() }

@@ -8,24 +8,21 @@
 //		return fetch(ctx, 42)
 //	})
 //
-// Retry only what may safely be done twice: an attempt that failed may still have taken
-// effect. Then these rules hold:
+// Retry only what may safely be done twice: an attempt that failed may still have taken effect.
 //
-//   - Delays are random and grow, so that clients that failed together do not return together.
+//   - Delays are random and grow, so that clients that failed together do not return together. The
+//     method RetryAfter() time.Duration of an error sets the least.
 //   - A wait that could not end before the deadline of ctx is not begun.
 //   - An error that another attempt cannot help is returned as it is: see [Permanent] and
-//     resilience.Retryable. So is an answer (Answered() bool) that is not Retryable() bool, as
-//     "too many requests" is.
-//   - An error with a method RetryAfter() time.Duration sets the least delay.
-//   - A refusal (Refused() bool) of a policy further in, such as a bulkhead that is full, is
-//     waited out: it counts as an attempt, but costs no budget. An open breaker ends the
-//     retrying.
-//   - A [Budget] limits retries to a fraction of the calls. Without one, retries multiply the
-//     load on a dependency that is down.
-//   - Of nested retriers only the outermost retries, unless it has one attempt: it marks the
-//     ctx that fn is given, so pass that on. [Fresh] begins a new operation.
+//     resilience.Retryable. So is an answer (Answered() bool) that is not Retryable() bool.
+//   - A refusal (Refused() bool) of a policy further in, such as a full bulkhead, is waited out: it
+//     counts as an attempt, but costs no budget. An open breaker ends the retrying.
+//   - A [Budget] limits retries to a fraction of the calls. Without one, they multiply the load on
+//     a dependency that is down.
+//   - Of nested retriers only the outermost retries, unless it has one attempt: it marks the ctx
+//     that fn is given. [Fresh] begins a new operation.
 //
-// Package hedge is for calls that are slow rather than failing.
+// Package hedge is for calls that are slow.
 //
 // The pattern is Retry of the Cloud Design Patterns
 // (https://learn.microsoft.com/azure/architecture/patterns/retry); for budgets and nested
@@ -47,7 +44,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Retrier calls functions again if they fail. It is safe for concurrent use.
+// A Retrier is made by [New], and safe for concurrent use.
 type Retrier struct {
 	setting   settings.Setting[Config]
 	counts    counts
@@ -66,13 +63,10 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 	return func(ctx context.Context) error { return r.Do(ctx, fn) }
 }
 
-// Do calls fn, on the caller's goroutine, until it succeeds, until its error is not worth
-// another attempt, or until a limit or the end of ctx ends the retrying. If ctx has already
-// ended, fn is not called.
-//
-// Do returns nil, the error of fn as it is if another attempt would not help, or an [*Error].
-// Within an attempt of another Retrier, Do calls fn once and returns its error as it is (but
-// see [Fresh]).
+// Do calls fn, on the caller's goroutine, until it succeeds, its error is not worth another
+// attempt, or a limit or the end of ctx ends the retrying. It returns nil, the error of fn as it
+// is if another attempt would not help, or an [*Error]. Within an attempt of another Retrier, it
+// calls fn once and returns its error as it is.
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		r.counts.end(endOf(ctx))
@@ -283,17 +277,13 @@ func wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// AttemptFrom returns the number of the attempt that ctx belongs to, from 1, to tell a server or
-// a trace, and false if no [Retrier] retries the operation. Of nested retriers it is that of the
-// innermost that retries.
+// AttemptFrom returns the number of the attempt that ctx belongs to, from 1, or false if no
+// [Retrier] retries the operation. Of nested ones it is that of the innermost that retries.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
-// Fresh returns a ctx in which a new operation begins: a [Retrier] called with it retries, even
-// within an attempt of another Retrier.
-//
-// Consider a consumer of a queue that runs for days under a Retrier: to the retriers in it, all of
-// its work is one attempt, and none of them would retry. It handles each message with Fresh(ctx).
-// So does work that goes on after its caller has left (context.WithoutCancel).
+// Fresh returns a ctx in which a [Retrier] retries, even within an attempt of another Retrier: for
+// each message of a consumer that runs for days under a Retrier, and for work that goes on after
+// its caller has left (context.WithoutCancel).
 func Fresh(ctx context.Context) context.Context {
 	if _, ok := attempt.From(ctx); !ok {
 		return ctx
