@@ -689,7 +689,9 @@ func (p *txProcess) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalRe
 	return p.tx.SignalTx(ctx, tx, req)
 }
 
-func (p *txProcess) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (receipt store.Receipt, err error) {
+func (p *txProcess) CommitTx(
+	ctx context.Context, tx *sql.Tx, req store.CommitRequest,
+) (receipt store.Receipt, err error) {
 	err = p.write("CommitTx", func() error {
 		var err error
 		receipt, err = p.tx.CommitTx(ctx, tx, req)

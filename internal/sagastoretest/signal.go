@@ -10,7 +10,8 @@ import (
 
 func (s *suite) signal(name, payload string) store.Record {
 	s.Helper()
-	rec, err := s.store.Signal(s.ctx, store.SignalRequest{ID: "a", Name: name, Payload: []byte(payload), Admit: func(*store.Record) error { return nil }})
+	admit := func(*store.Record) error { return nil }
+	rec, err := s.store.Signal(s.ctx, store.SignalRequest{ID: "a", Name: name, Payload: []byte(payload), Admit: admit})
 	s.NoError(err)
 	return rec
 }

@@ -197,7 +197,9 @@ func (c *RedisCluster) Move(key string, to int, during ...func()) {
 
 func (c *RedisCluster) do(i int, args ...any) any {
 	c.t.Helper()
-	reply, err := with(c, i, func(ctx context.Context, rdb *redis.Client) (any, error) { return rdb.Do(ctx, args...).Result() })
+	reply, err := with(c, i, func(ctx context.Context, rdb *redis.Client) (any, error) {
+		return rdb.Do(ctx, args...).Result()
+	})
 	if err != nil {
 		c.t.Fatalf("%v: %v", args, err)
 	}
@@ -208,7 +210,9 @@ func (c *RedisCluster) do(i int, args ...any) any {
 func with[T any](c *RedisCluster, i int, f func(context.Context, *redis.Client) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	rdb := redis.NewClient(&redis.Options{Addr: c.Masters[i].Addr, MaxRetries: -1, DialerRetries: 1, ReadTimeout: 30 * time.Second})
+	rdb := redis.NewClient(&redis.Options{
+		Addr: c.Masters[i].Addr, MaxRetries: -1, DialerRetries: 1, ReadTimeout: 30 * time.Second,
+	})
 	defer rdb.Close()
 	return f(ctx, rdb)
 }

@@ -175,8 +175,10 @@ func NewMariaDBPair(t testing.TB) *Pair {
 		_, port, _ := net.SplitHostPort(pair.Addrs[i])
 		socket := s.path("s" + strconv.Itoa(i))
 		out := new(bytes.Buffer)
-		cmd := s.start(out, mariadbd, "--no-defaults", "--datadir="+data, "--bind-address=127.0.0.1", "--port="+port, "--socket="+socket,
-			"--server-id="+strconv.Itoa(i+1), "--log-bin=binlog", "--read-only="+strconv.Itoa(i), "--innodb-flush-log-at-trx-commit=0",
+		cmd := s.start(out, mariadbd, "--no-defaults", "--datadir="+data,
+			"--bind-address=127.0.0.1", "--port="+port, "--socket="+socket,
+			"--server-id="+strconv.Itoa(i+1), "--log-bin=binlog", "--read-only="+strconv.Itoa(i),
+			"--innodb-flush-log-at-trx-commit=0",
 			"--innodb-buffer-pool-size=32M")
 		t.Cleanup(func() {
 			_ = cmd.Process.Kill()
@@ -207,7 +209,8 @@ func NewMariaDBPair(t testing.TB) *Pair {
 	follow := func(i int) {
 		t.Helper()
 		host, port, _ := net.SplitHostPort(pair.Addrs[1-i])
-		exec(i, "CHANGE MASTER TO MASTER_HOST = '"+host+"', MASTER_PORT = "+port+", MASTER_USER = 'app', MASTER_USE_GTID = slave_pos", "START SLAVE")
+		exec(i, "CHANGE MASTER TO MASTER_HOST = '"+host+"', MASTER_PORT = "+port+
+			", MASTER_USER = 'app', MASTER_USE_GTID = slave_pos", "START SLAVE")
 	}
 	caughtUp := func() {
 		t.Helper()
@@ -220,7 +223,8 @@ func NewMariaDBPair(t testing.TB) *Pair {
 			t.Fatalf("the second server does not follow the first: %d %v", late, err)
 		}
 	}
-	exec(0, "CREATE DATABASE app", "CREATE USER app@'%'", "GRANT ALL ON app.* TO app@'%'", "GRANT REPLICATION SLAVE ON *.* TO app@'%'")
+	exec(0, "CREATE DATABASE app", "CREATE USER app@'%'",
+		"GRANT ALL ON app.* TO app@'%'", "GRANT REPLICATION SLAVE ON *.* TO app@'%'")
 	follow(1)
 	caughtUp()
 	pair.Swap = func() {

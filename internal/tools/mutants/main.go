@@ -32,8 +32,8 @@ import (
 
 func main() {
 	log.SetFlags(0)
-	budget := flag.Duration("for", 10*time.Minute, "how long a package may take, with its build; what is left then is untried")
-	most := flag.Duration("most", 10*time.Second, "the time of the tests, without a mutant, that one mutant is tried with")
+	budget := flag.Duration("for", 10*time.Minute, "how long a package may take, with its build")
+	most := flag.Duration("most", 10*time.Second, "the time of the tests, without a mutant, that one is tried with")
 	only := flag.String("only", "", "only mutants whose name has this text")
 	locks := flag.Bool("locks", true, "locks left out, too: they need a second build, with the race detector")
 	seed := flag.Uint64("seed", 1, "the order in which mutants are tried")

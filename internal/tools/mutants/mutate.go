@@ -244,7 +244,7 @@ func flat(call string) string {
 	lines := strings.Split(call, "\n")
 	for i, line := range lines {
 		line = strings.TrimSpace(line)
-		if line != "" && i+1 < len(lines) && !strings.HasSuffix(line, "{") && !strings.HasSuffix(line, "(") && !strings.HasSuffix(line, ",") {
+		if line != "" && i+1 < len(lines) && !strings.ContainsAny(line[len(line)-1:], "{(,") {
 			line += ";"
 		}
 		lines[i] = line

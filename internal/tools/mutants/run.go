@@ -116,7 +116,8 @@ func build(pkg, temp string, locks bool) (*program, error) {
 			}
 		}
 		for _, r := range p.rooms {
-			if err := write(filepath.Join(r.Dir, "mutants_switches.go"), fmt.Appendf(nil, switches, r.Name, len(p.mutants)+1)); err != nil {
+			text := fmt.Appendf(nil, switches, r.Name, len(p.mutants)+1)
+			if err := write(filepath.Join(r.Dir, "mutants_switches.go"), text); err != nil {
 				return nil, err
 			}
 		}
@@ -140,14 +141,16 @@ func build(pkg, temp string, locks bool) (*program, error) {
 		}
 	}
 	if len(skip) > 0 {
-		fmt.Printf("without the mutants of %d lines that do not compile: %s\n", len(skip), strings.Join(slices.Sorted(maps.Keys(skip)), " "))
+		fmt.Printf("without the mutants of %d lines that do not compile: %s\n",
+			len(skip), strings.Join(slices.Sorted(maps.Keys(skip)), " "))
 	}
 	return p, nil
 }
 
 // list finds the package and those that are internal to it and that it imports.
 func (p *program) list(pkg string) error {
-	out, err := exec.Command("go", "list", "-deps", "-json=Dir,Name,ImportPath,GoFiles,TestGoFiles,XTestGoFiles", pkg).Output()
+	out, err := exec.Command(
+		"go", "list", "-deps", "-json=Dir,Name,ImportPath,GoFiles,TestGoFiles,XTestGoFiles", pkg).Output()
 	if err != nil {
 		return fmt.Errorf("go list %s: %w", pkg, err)
 	}
@@ -190,7 +193,8 @@ func (p *program) compile() ([]string, error) {
 			continue
 		}
 		for kind, race := range kinds {
-			cmd := exec.Command("go", "test", "-c", race, "-vet=off", "-gcflags=-e", "-overlay", p.path("overlay.json"), "-o", p.path(kind+r.bin), "./"+r.path)
+			cmd := exec.Command("go", "test", "-c", race, "-vet=off", "-gcflags=-e",
+				"-overlay", p.path("overlay.json"), "-o", p.path(kind+r.bin), "./"+r.path)
 			cmd.Dir = whole
 			if out, err := cmd.CombinedOutput(); err != nil {
 				var lines []string
@@ -243,7 +247,9 @@ func (p *program) measure(ctx context.Context, jobs int) error {
 		}
 	}
 	err := all.Wait()
-	slices.SortFunc(p.tests, func(a, b test) int { return cmp.Or(cmp.Compare(a.took, b.took), cmp.Compare(a.name, b.name)) })
+	slices.SortFunc(p.tests, func(a, b test) int {
+		return cmp.Or(cmp.Compare(a.took, b.took), cmp.Compare(a.name, b.name))
+	})
 	return err
 }
 
@@ -331,7 +337,8 @@ func (p *program) try(ctx context.Context, m mutant, first int, most time.Durati
 	for part := 200 * time.Millisecond; len(reaching) > 0 && spent < most; part *= 5 {
 		var tests []test
 		var takes time.Duration
-		for len(reaching) > 0 && (takes < part || len(tests) == 0) && (spent+takes+reaching[0].took < most || spent+takes == 0) {
+		for len(reaching) > 0 && (takes < part || len(tests) == 0) &&
+			(spent+takes+reaching[0].took < most || spent+takes == 0) {
 			takes += reaching[0].took
 			tests = append(tests, reaching[0])
 			reaching = reaching[1:]

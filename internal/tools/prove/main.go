@@ -37,20 +37,26 @@ type part struct {
 
 var (
 	forTime  = flag.Duration("for", 10*time.Minute, "how long it takes, apart from builds")
-	controls = flag.Bool("controls", false, "also put known mistakes into the library, which simulations and histories must find: some 20 minutes more")
+	controls = flag.Bool("controls", false, "also known mistakes, which must be found: some 20 minutes more")
 	seed     = flag.Uint64("seed", 1_000_000+rand.Uint64N(1_000_000_000), "the first seed of each simulation")
 	only     = flag.String("only", "", "only parts whose name has this text")
 )
 
 // simulations are the packages with one, and its test.
-var simulations = [][2]string{{"saga", "TestSagaSimulation"}, {"cacheaside", "TestCacheSimulation"}, {"breaker", "TestBreakerSimulation"}, {"bulkhead/adaptive", "TestFleetSimulation"}}
+var simulations = [][2]string{
+	{"saga", "TestSagaSimulation"}, {"cacheaside", "TestCacheSimulation"},
+	{"breaker", "TestBreakerSimulation"}, {"bulkhead/adaptive", "TestFleetSimulation"},
+}
 
 // histories are the tests of what processes did to real servers. One runs at a time: a machine
 // of two cores would run two of them, and then the others.
 var histories = []string{"TestCacheaside", "TestLease", "TestSaga"}
 
 // mutated are the packages of which mutants are made, one of them in each run.
-var mutated = []string{"breaker", "retry", "bulkhead", "bulkhead/adaptive", "throttle", "cacheaside", "saga", "lease", "registry", "resiliencehttp"}
+var mutated = []string{
+	"breaker", "retry", "bulkhead", "bulkhead/adaptive", "throttle", "cacheaside", "saga", "lease", "registry",
+	"resiliencehttp",
+}
 
 func main() {
 	flag.Parse()
@@ -74,7 +80,8 @@ func main() {
 	found := 0
 	for i, p := range parts {
 		d := *forTime * time.Duration(p.share) / time.Duration(max(1, sum))
-		fmt.Printf("%s  %d of %d: %s, for %v\n", time.Since(began).Round(time.Second), i+1, len(parts), p.name, d.Round(time.Second))
+		fmt.Printf("%s  %d of %d: %s, for %v\n",
+			time.Since(began).Round(time.Second), i+1, len(parts), p.name, d.Round(time.Second))
 		did, err := p.run(ctx, d)
 		if ctx.Err() != nil {
 			fmt.Println("interrupted")
@@ -107,29 +114,38 @@ func plan() (parts []part, err error) {
 	}
 	for _, s := range simulations {
 		add(part{name: "simulation " + s[0], share: 9, keep: `simulation \w+: .*`, spare: 5 * time.Minute, args: []string{
-			"test", "-count=1", "-timeout", "0", "-v", "-run", "^" + s[1] + "$", "./" + s[0], "-sim.search", "-sim.from", fmt.Sprint(*seed), "-sim.for", "{}"}})
+			"test", "-count=1", "-timeout", "0", "-v", "-run", "^" + s[1] + "$", "./" + s[0],
+			"-sim.search", "-sim.from", fmt.Sprint(*seed), "-sim.for", "{}"}})
 	}
 	for _, test := range histories {
-		add(part{name: "histories " + test, share: 8, dir: "internal/integration", keep: `\w+: from seed .*`, spare: 5 * time.Minute, args: []string{
-			"test", "-count=1", "-timeout", "0", "-v", "-run", "^" + test + "$", "./history", "-history.for", "{}"}})
+		add(part{name: "histories " + test, share: 8, dir: "internal/integration",
+			keep: `\w+: from seed .*`, spare: 5 * time.Minute,
+			args: []string{
+				"test", "-count=1", "-timeout", "0", "-v", "-run", "^" + test + "$", "./history", "-history.for", "{}"}})
 	}
 	pkg := mutated[rand.IntN(len(mutated))]
-	add(part{name: "mutants of " + pkg, share: 20, keep: `.*\b(caught|survive).*`, spare: 5 * time.Minute, args: []string{
-		"run", "./internal/tools/mutants", "-seed", fmt.Sprint(*seed), "-for", "{}", "./" + pkg}})
+	add(part{name: "mutants of " + pkg, share: 20, keep: `.*\b(caught|survive).*`, spare: 5 * time.Minute,
+		args: []string{
+			"run", "./internal/tools/mutants", "-seed", fmt.Sprint(*seed), "-for", "{}", "./" + pkg}})
 	fuzz, err := targets()
 	if err != nil {
 		return nil, err
 	}
 	for _, target := range fuzz {
 		// By count, since a -fuzztime that is a time may fail at its end: go.dev/issue/75804.
-		add(part{name: "fuzz " + target[1], share: 1, keep: `fuzz: elapsed.*`, spare: 5 * time.Minute, stops: true, args: []string{
-			"test", "-run", "^$", "-fuzz", "^" + target[1] + "$", "-fuzztime", "{n}x", "-fuzzminimizetime", "100x", target[0]}})
+		add(part{name: "fuzz " + target[1], share: 1, keep: `fuzz: elapsed.*`, spare: 5 * time.Minute, stops: true,
+			args: []string{
+				"test", "-run", "^$", "-fuzz", "^" + target[1] + "$", "-fuzztime", "{n}x",
+				"-fuzzminimizetime", "100x", target[0]}})
 	}
 	if *controls {
-		add(part{name: "controls of simulations", keep: `--- (PASS|FAIL): TestMutants/.*`, spare: 30 * time.Minute, args: []string{
-			"test", "-count=1", "-timeout", "0", "-v", "-run", "^TestMutants$", "./internal/sim", "-sim.mutants"}})
-		add(part{name: "controls of histories", dir: "internal/integration", keep: `--- (PASS|FAIL): TestMutants/.*`, spare: 30 * time.Minute, args: []string{
-			"test", "-count=1", "-timeout", "0", "-v", "-run", "^TestMutants$", "./history", "-history.mutants"}})
+		add(part{name: "controls of simulations", keep: `--- (PASS|FAIL): TestMutants/.*`, spare: 30 * time.Minute,
+			args: []string{
+				"test", "-count=1", "-timeout", "0", "-v", "-run", "^TestMutants$", "./internal/sim", "-sim.mutants"}})
+		add(part{name: "controls of histories", dir: "internal/integration",
+			keep: `--- (PASS|FAIL): TestMutants/.*`, spare: 30 * time.Minute,
+			args: []string{
+				"test", "-count=1", "-timeout", "0", "-v", "-run", "^TestMutants$", "./history", "-history.mutants"}})
 	}
 	return parts, nil
 }

@@ -117,7 +117,8 @@ func main() {
 		fmt.Println("event:", e.Kind, e.Name, e.What, e.Level, e.Attrs)
 	})
 	reader := sdkmetric.NewManualReader()
-	defer must(resilienceotel.Observe(reg, resilienceotel.Config{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))}))()
+	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+	defer must(resilienceotel.Observe(reg, resilienceotel.Config{MeterProvider: meters}))()
 
 	fmt.Println("settings:", must(reg.Apply([]byte(`{"gate/visitors": {"Limit": 2}}`))))
 	_, err := reg.Apply([]byte(`{"gate/visitors": {"Limit": 0}}`))
@@ -134,7 +135,10 @@ func main() {
 	defer page.Close()
 	w := httptest.NewRecorder()
 	page.ServeHTTP(w, httptest.NewRequest("GET", "/policy?kind=gate&name=visitors", nil))
-	for _, text := range []string{"visitors", "ailing", "all of 2 have passed", "gate.calls", "outcome = passed", "&#34;Limit&#34;: 2", "gate.full"} {
+	for _, text := range []string{
+		"visitors", "ailing", "all of 2 have passed", "gate.calls", "outcome = passed",
+		"&#34;Limit&#34;: 2", "gate.full",
+	} {
 		fmt.Println("console:", text, strings.Contains(w.Body.String(), text))
 	}
 
