@@ -17,21 +17,15 @@
 // # What it costs
 //
 // From New on, one goroutine samples every figure once a second and keeps ten minutes of
-// samples, so that the first look shows the outage and not only what came after. A card of
-// the overview shows means over ten seconds. For a hundred policies that takes less than a
-// thousandth of a core, and one to three MB. A policy that asks a store for its health, such as a
-// Runner, is asked every ten seconds. Close ends everything.
-//
-// A page that somebody sees is fetched again, compressed, once a second, and one of sagas every few
-// seconds; one that is hidden asks for nothing.
+// samples, so that the first look shows the outage and not only what came after. For a
+// hundred policies that takes less than a thousandth of a core, and one to three MB. A policy
+// that asks a store for its health, such as a Runner, is asked every ten seconds.
 //
 // # Many sagas at once
 //
-// An action on many acts on the sagas that the page shows, one after the other, in its request.
-// Each is an operation of its own for Allow and for Audit. It ends with the first that is not
-// allowed or whose store fails, with the request, and with Close; the answer says how many were
-// done, how many refused it as they are, and how many are left. Of more sagas than a page shows,
-// the next are acted on when the button is pressed again.
+// An action on many acts on the sagas that the page shows, one after the other, in its
+// request. Each is an operation for Allow and for Audit. It ends with the first that is not
+// allowed or whose store fails, with the request, and with Close.
 //
 // # Security
 //
@@ -41,13 +35,10 @@
 // their settings and the ids of sagas are always shown.
 //
 // Without Config.Allow the console is read-only. http.CrossOriginProtection rejects a POST
-// from another origin. A proxy in front of the console must keep the Host of the browser, as
-// nginx does with "proxy_set_header Host $http_host": over plain HTTP a POST is otherwise taken
-// for one from another origin. By DNS rebinding, a foreign page can still reach the console from an
-// operator's browser, under a host name of its own. Allow, or the handler around the
-// console, must therefore ask for a credential or check r.Host; the client's address alone
-// proves nothing. The page has a strict Content-Security-Policy, cannot be framed, and
-// escapes every text.
+// from another origin. A proxy in front must keep the Host of the browser, as nginx does with
+// "proxy_set_header Host $http_host". By DNS rebinding, a foreign page can still reach the
+// console from an operator's browser: Allow, or the handler around the console, must ask for
+// a credential or check r.Host. The client's address alone proves nothing.
 //
 // # For scripts
 //
@@ -59,27 +50,19 @@
 //	GET  saga?runner=orders&id=order-17    steps, log, state, actions
 //	POST act                               an operation
 //
-// The parameters of the list of sagas are all optional:
+// A list of sagas has the optional parameters runner, saga (a definition), status, text (an id
+// or its beginning; "exact" says that it is an id), age (the least, such as 10m) and after
+// (the next of the page before).
 //
-//	runner    a Runner; the first if it is left out
-//	saga      a definition
-//	status    such as stuck
-//	text      an id, or its beginning
-//	age       the least age, such as 10m, by the store's clock
-//	after     the next of the page before
-//
-// A text that is the id of a saga finds that one alone, immediately, and "exact" is true.
-//
-// An operation is a form. Its fields are those of [Operation] in lower case; ids are the sagas of
-// an operation on many. A field that its action does not know is an error:
+// An operation is a form. Its fields are those of [Operation] in lower case; ids are the sagas
+// of an operation on many:
 //
 //	curl -H 'Accept: application/json' -d action=trip -d policy=breaker/users -d for=30s $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=apply -d policy=bulkhead/users -d 'settings={"Limit": 8}' $CONSOLE/act
 //	curl -H 'Accept: application/json' -d action=retry -d policy=saga/orders -d ids=order-1 \
 //	     -d ids=order-2 -d note='bank is back' $CONSOLE/act
 //
-// The answer is {"done": true}; with apply it lists the changes, and with ids "acted" is
-// how many allowed it, and "refused" how many did not. If the operation failed or was not allowed, the answer is
-// {"done": false, "error": "..."} with a status of 400 or more. With preview=1, apply
-// changes nothing, and the answer is {"done": false} with the changes that it would make.
+// The answer is {"done": true}, with the changes of apply, or how many sagas "acted" and
+// "refused"; on failure {"done": false, "error": "..."} with a status of 400 or more. With
+// preview=1, apply changes nothing and answers what it would change.
 package console

@@ -18,20 +18,16 @@
 //	})
 //	client.Transport = &resiliencehttp.Transport{Base: client.Transport, Middleware: t.Call("users")}
 //
-// [Observe] and [New] stand alone: Observe needs no change of any call, and New no
-// registry. The zero Config uses otel's global providers. The program examples/observed sets
-// up metrics for Prometheus, and metrics and traces by OTLP.
+// [Observe] and [New] stand alone. The zero Config uses otel's global providers. The program
+// examples/observed sets up metrics for Prometheus, and metrics and traces by OTLP.
 //
 // # Metrics
 //
-// Instruments and attributes have the prefix "resilience.". Each figure of a
-// [registry.Registry] is an instrument, with the name, the unit and the attributes that the
-// policy gives it, and with resilience.name, the name of the policy. The figure
-// breaker.calls with its attribute outcome is resilience.breaker.calls with
-// resilience.outcome, and in Prometheus resilience_breaker_calls_total with
-// resilience_outcome. A breaker's state is 1 for the state
-// that it is in and 0 for the others, so that states add up over instances. Figures are read
-// when metrics are collected, and a call costs the same with them and without.
+// Each figure of a [registry.Registry] is an instrument: the figure breaker.calls with its
+// attribute outcome is resilience.breaker.calls with resilience.outcome and resilience.name,
+// the name of the policy, and in Prometheus resilience_breaker_calls_total with
+// resilience_outcome. A breaker's state is 1 for the state that it is in and 0 for the
+// others, so that states add up over instances.
 //
 // These histograms come from events; all but one are in seconds:
 //
@@ -48,9 +44,8 @@
 //	resilience.call.duration     calls, attempts and waits included
 //	resilience.attempt.duration  attempts
 //
-// An error.type is what a method ErrorType() string of the error returns, as the status
-// errors of resiliencehttp and resiliencegrpc have it, or the type of the error; never its
-// text.
+// An error.type is what a method ErrorType() string of the error returns, or the type of the
+// error; never its text.
 //
 // With [Config.Keys], the figures of a Group's members are instruments of their own:
 // resilience.member.breaker.state, with resilience.key. Without it no key appears.
@@ -58,18 +53,15 @@
 // # Many policies
 //
 // The SDK keeps 2000 attribute sets of an instrument and adds up the others under
-// otel.metric.overflow, where nobody sees which breaker is open. A breaker has 5 sets for an
-// instrument at most, a policy of another kind 11, and a saga 12 for each of its steps: 1000
-// breakers have 5000. Raise the limit for more than 150 policies of a kind. The memory that is
-// used is that of the sets that are there:
+// otel.metric.overflow, where nobody sees which breaker is open. Raise the limit for more
+// than 150 policies of a kind; a saga has 12 sets for each of its steps:
 //
 //	metric.NewMeterProvider(metric.WithReader(reader), metric.WithCardinalityLimit(20_000))
 //
 // # Traces
 //
-// Call and Attempt make spans. The attempts of a Retrier are siblings under the span of
-// their call. Observe sets these attributes on the span that is current when a policy tells
-// of an event:
+// Call and Attempt make spans. Observe sets these attributes on the span that is current when
+// a policy tells of an event:
 //
 //	resilience.refused_by  the policy that refused last, such as "breaker/users"
 //	resilience.attempts    how many attempts a Retrier made of a call that it retried or gave up
@@ -77,11 +69,9 @@
 //	resilience.stale       true if a cache served a value past its TTL
 //
 // The span of an attempt under a Retrier has resilience.attempt, its number from 1. The span
-// of a call that failed has resilience.outcome and error.type, and nothing else of the error.
-// An attempt that a policy refuses has no span. [Steps] traces the steps of a saga.
+// of a call that failed has resilience.outcome and error.type. An attempt that a policy
+// refuses has no span. [Steps] traces the steps of a saga.
 //
-// # Alerts and dashboard
-//
-// The directories alerts and dashboards of this module have alerting rules for Prometheus and
-// a dashboard for Grafana. What to do about an alert is in docs/runbook.md.
+// The directories alerts and dashboards have rules for Prometheus and a dashboard for
+// Grafana. What to do about an alert is in docs/runbook.md.
 package resilienceotel

@@ -38,11 +38,10 @@
 //
 // # Failover
 //
-// After a failover of the database, connections of the pool may lead to a server that is no primary
-// any more: it works, and every write fails. [InTx] closes such connections, finds one to the primary
-// and runs the transaction there at once, within the same attempt. It does so, too, with a prepared
-// statement that is stale after a migration or behind a pooler. What the server said of a statement
-// outside of InTx closes nothing: the next InTx on its connection does.
+// After a failover, connections of the pool may lead to a server that is no primary any more:
+// it works, and every write fails. [InTx] closes such connections, finds one to the primary
+// and runs the transaction there at once, within the same attempt. So it does with a prepared
+// statement that is stale.
 //
 // Write in transactions. database/sql repeats a statement by itself where the driver says that
 // nothing was sent, and pgx (v5.12) says so of a statement without arguments whose connection
@@ -63,14 +62,8 @@
 // If fn ignores an error of a statement, PostgreSQL rolls back at COMMIT, which pgx reports by
 // the bare pgx.ErrTxCommitRollback. Without a Code of "25P02" for it, the outcome is unknown.
 //
-// # Pools
-//
-// A pool that is used up is the commonest bulkhead of a Go program. [Pool] shows it in a
-// registry, beside the others.
-//
-// The rules of retrying are those of docs/protocol.md; those of SQLSTATE are in ISO/IEC
-// 9075-2 and PostgreSQL's appendix A, MySQL's in its Error Message Reference, SQLite's in its
-// Result and Error Codes.
+// A pool that is used up is the commonest bulkhead of a Go program: [Pool] shows it in a
+// registry.
 package resiliencesql
 
 import (
