@@ -116,7 +116,8 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 // An error of fn while its term holds gives the lease up and is returned: to go on at the next
 // interval, log it and return nil. If ctx ends between two calls, Every returns nil.
 //
-//	err := lease.Every(ctx, store, lease.Config{Name: "report"}, time.Hour, func(ctx context.Context, term lease.Term) error {
+//	cfg := lease.Config{Name: "report"}
+//	err := lease.Every(ctx, store, cfg, time.Hour, func(ctx context.Context, term lease.Term) error {
 //		err := resiliencesql.InTx(ctx, db, resiliencesql.Config{}, func(ctx context.Context, tx *sql.Tx) error {
 //			if err := report(ctx, tx); err != nil {
 //				return err

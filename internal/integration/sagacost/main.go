@@ -25,8 +25,9 @@ import (
 )
 
 var (
-	databases   = flag.String("databases", "postgres,mysql,sqlite", "which databases")
-	what        = flag.String("what", "plain,idempotent", "plain: five steps; idempotent: five that share a record, where the commit has it; drain, drain-idempotent: the same with all of them due at once; idle: a minute of a runner; claims: Claim, Counts and Heartbeat")
+	databases = flag.String("databases", "postgres,mysql,sqlite", "which databases")
+	what      = flag.String("what", "plain,idempotent", "plain: five steps; idempotent: that share a record; "+
+		"drain, drain-idempotent: all due at once; idle: a minute of a runner; claims: Claim, Counts and Heartbeat")
 	sagas       = flag.Int("sagas", 5000, "how many sagas run")
 	definitions = flag.String("definitions", "1", "among how many definitions")
 	waiting     = flag.Int("waiting", 0, "how many sagas are there besides, and wait for a signal")
@@ -141,7 +142,8 @@ func buildBase(tree, program string) (string, error) {
 	if err := os.RemoveAll(filepath.Join(tree, folder)); err != nil {
 		return "", err
 	}
-	if err := os.CopyFS(filepath.Join(tree, folder), os.DirFS(filepath.Join(strings.TrimSpace(string(root)), folder))); err != nil {
+	from := os.DirFS(filepath.Join(strings.TrimSpace(string(root)), folder))
+	if err := os.CopyFS(filepath.Join(tree, folder), from); err != nil {
 		return "", err
 	}
 	cmd := exec.Command("go", "build", "-o", program, ".")
@@ -153,8 +155,9 @@ func buildBase(tree, program string) (string, error) {
 }
 
 func runOnce(program string, s setup) (got figures, err error) {
-	cmd := exec.Command(program, "-once", "-databases", s.Database, "-what", s.What, "-definitions", fmt.Sprint(s.Definitions),
-		"-sagas", fmt.Sprint(*sagas), "-waiting", fmt.Sprint(*waiting), "-processes", fmt.Sprint(*processes), "-keep", keep.String())
+	cmd := exec.Command(program, "-once", "-databases", s.Database, "-what", s.What,
+		"-definitions", fmt.Sprint(s.Definitions), "-sagas", fmt.Sprint(*sagas), "-waiting", fmt.Sprint(*waiting),
+		"-processes", fmt.Sprint(*processes), "-keep", keep.String())
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

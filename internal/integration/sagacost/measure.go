@@ -50,14 +50,16 @@ func newServer(ctx context.Context, kind string) (*server, error) {
 	case "postgres":
 		db, err := admin("pgx", "postgres://postgres@127.0.0.1:5432/postgres")
 		drop := func() { _, _ = db.Exec("DROP DATABASE " + name + " WITH (FORCE)") }
-		return &server{sqlstore.PostgreSQL, "pgx", "postgres://postgres@127.0.0.1:5432/" + name, drop, name, postgresCounters}, err
+		dsn := "postgres://postgres@127.0.0.1:5432/" + name
+		return &server{sqlstore.PostgreSQL, "pgx", dsn, drop, name, postgresCounters}, err
 	case "mysql":
 		db, err := admin("mysql", "root@tcp(127.0.0.1:3306)/")
 		drop := func() { _, _ = db.Exec("DROP DATABASE " + name) }
 		return &server{sqlstore.MySQL, "mysql", "root@tcp(127.0.0.1:3306)/" + name, drop, "mariadbd", mysqlCounters}, err
 	case "sqlite":
 		dir, err := os.MkdirTemp("", name)
-		dsn := "file:" + filepath.Join(dir, "saga.db") + "?_txlock=immediate&_pragma=journal_mode(WAL)&_pragma=busy_timeout(10000)&_pragma=synchronous(FULL)"
+		dsn := "file:" + filepath.Join(dir, "saga.db") + "?_txlock=immediate&_pragma=journal_mode(WAL)" +
+			"&_pragma=busy_timeout(10000)&_pragma=synchronous(FULL)"
 		none := func(context.Context, *sql.DB) (figures, error) { return nil, nil }
 		return &server{sqlstore.SQLite, "sqlite", dsn, func() { _ = os.RemoveAll(dir) }, "", none}, err
 	}
@@ -68,12 +70,15 @@ func postgresCounters(ctx context.Context, db *sql.DB) (figures, error) {
 	// The statistics of other connections are a second late at the most.
 	time.Sleep(1500 * time.Millisecond)
 	var commits, wal float64
-	err := db.QueryRowContext(ctx, `SELECT xact_commit, pg_current_wal_insert_lsn() - '0/0' FROM pg_stat_database WHERE datname = current_database()`).Scan(&commits, &wal)
+	const query = `SELECT xact_commit, pg_current_wal_insert_lsn() - '0/0' FROM pg_stat_database
+WHERE datname = current_database()`
+	err := db.QueryRowContext(ctx, query).Scan(&commits, &wal)
 	return figures{"commits": commits, "WAL, bytes": wal}, err
 }
 
 func mysqlCounters(ctx context.Context, db *sql.DB) (figures, error) {
-	rows, err := db.QueryContext(ctx, `SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_commit', 'Questions', 'Innodb_os_log_written')`)
+	rows, err := db.QueryContext(ctx, `SHOW GLOBAL STATUS
+WHERE Variable_name IN ('Com_commit', 'Questions', 'Innodb_os_log_written')`)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +136,8 @@ func define(what string, n int) (all []*saga.Saga[nothing]) {
 		sg := &saga.Saga[nothing]{Name: fmt.Sprint("trip-", i)}
 		for j := range 5 {
 			step := saga.Step[nothing]{Name: fmt.Sprint("s", j), Do: done, Undo: done}
-			if shared := reflect.ValueOf(&step).Elem().FieldByName("Idempotent"); strings.HasSuffix(what, "idempotent") && shared.IsValid() {
+			shared := reflect.ValueOf(&step).Elem().FieldByName("Idempotent")
+			if strings.HasSuffix(what, "idempotent") && shared.IsValid() {
 				shared.SetBool(true)
 				step.Undo = nil
 			}
@@ -253,7 +259,9 @@ func measure(ctx context.Context, s setup) (got figures, err error) {
 }
 
 // complete runs n sagas, 64 at a time for each runner.
-func complete(ctx context.Context, runners []*saga.Runner, defined []*saga.Saga[nothing], prefix string, n int) (err error) {
+func complete(
+	ctx context.Context, runners []*saga.Runner, defined []*saga.Saga[nothing], prefix string, n int,
+) (err error) {
 	var wg sync.WaitGroup
 	var once sync.Once
 	next := make(chan int)
@@ -304,10 +312,13 @@ func fill(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[not
 	if err != nil {
 		return err
 	}
-	columns = slices.DeleteFunc(columns, func(c string) bool { return c == "id" || c == "live" || c == "owned" || c == "ended_at" })
+	columns = slices.DeleteFunc(columns, func(c string) bool {
+		return c == "id" || c == "live" || c == "owned" || c == "ended_at"
+	})
 	list := strings.Join(columns, ", ")
 	for have := min(len(defined), n); have < n; have = min(2*have, n) {
-		text := fmt.Sprintf("INSERT INTO saga (id, %s) SELECT CONCAT(id, '-%d'), %s FROM saga%s LIMIT %d", list, have, list, ours, min(have, n-have))
+		text := fmt.Sprintf("INSERT INTO saga (id, %s) SELECT CONCAT(id, '-%d'), %s FROM saga%s LIMIT %d",
+			list, have, list, ours, min(have, n-have))
 		if _, err := db.ExecContext(ctx, text); err != nil {
 			return err
 		}
@@ -385,7 +396,8 @@ func claims(ctx context.Context, srv *server, db *sql.DB, defined []*saga.Saga[n
 		held = append(held, id)
 	}
 	rows.Close()
-	if _, err := db.ExecContext(ctx, "UPDATE saga SET owner = 'sagacost', epoch = 1 WHERE id IN ('"+strings.Join(held, "', '")+"')"); err != nil {
+	ids := "'" + strings.Join(held, "', '") + "'"
+	if _, err := db.ExecContext(ctx, "UPDATE saga SET owner = 'sagacost', epoch = 1 WHERE id IN ("+ids+")"); err != nil {
 		return nil, err
 	}
 	return got, call("Heartbeat", func(req reflect.Value) {
