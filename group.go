@@ -101,7 +101,8 @@ func NewGroup[K comparable, P interface {
 	return g
 }
 
-// prepare returns p as each member is that was there before. The lock of table is held.
+// prepare makes the changes on a new member that the others have seen, and observes it as they are
+// observed. The lock of table is held.
 func (g *Group[K, P]) prepare(key K, p P) P {
 	if c, ok := any(p).(describe.Changer); ok {
 		for _, change := range g.changes {

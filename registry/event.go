@@ -24,7 +24,7 @@ type Event struct {
 	Attrs []slog.Attr
 }
 
-// event returns what a policy told.
+// event returns the Event for an event of the policy's own type.
 func (e Entry) event(event any) Event {
 	ev := Event{Kind: e.Kind, Name: e.Name, Level: slog.LevelDebug}
 	d, ok := event.(describe.Event)

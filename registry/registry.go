@@ -18,15 +18,16 @@ import (
 // A Registry holds the policies of a program. Make one with [New]. It is safe for
 // concurrent use.
 type Registry struct {
-	// changing is held, before mu, while policies and observers come and go. A policy that is
-	// observed then may tell an observer that asks the registry.
+	// changing is held while policies and observers are added and removed; mu is taken after it.
+	// With mu alone, a policy that has an event while it is being observed would deadlock with
+	// an observer that asks the registry.
 	changing  sync.Mutex
 	observers notify.Observers[Event]
-	watching  int               // observers that are there
+	watching  int               // how many observers there are
 	watched   map[string]func() // stop, by path, while there is an observer
 
 	mu      sync.RWMutex
-	entries map[string]Entry // by path; changed by who holds changing too
+	entries map[string]Entry // by path; changing is held, too, to change it
 
 	applying sync.Mutex
 }
@@ -97,7 +98,7 @@ func (r *Registry) change(entries func()) {
 	entries()
 }
 
-// unwatch is called by who holds changing.
+// unwatch ends the observation of a policy, if there is one. r.changing is held.
 func (r *Registry) unwatch(path string) {
 	if stop := r.watched[path]; stop != nil {
 		delete(r.watched, path)

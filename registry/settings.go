@@ -308,7 +308,7 @@ func fromText(from, to reflect.Type, value any) (any, error) {
 	return value, nil
 }
 
-// report appends the fields that are given in another way, and differ from what was in effect.
+// report appends the fields whose given value has changed, if what is in effect has changed by it.
 func (c *change) report(to Report) Report {
 	return compare(to, c.String(), c.given, c.next, c.before, c.after)
 }
@@ -333,7 +333,7 @@ func compare(to Report, path string, given, next, before, after reflect.Value) R
 	return to
 }
 
-// at gives each of joined errors its path.
+// at puts path in front of each of the errors that err joins.
 func at(path string, err error) error {
 	var errs []error
 	for _, e := range parts(err) {

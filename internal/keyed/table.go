@@ -13,16 +13,17 @@ import (
 type Rule[K comparable, V any] struct {
 	// Make returns the member of a key.
 	Make func(K) V
-	// Needed is whether a member that is not pinned would lose more than counts. Nil: never.
+	// Needed reports whether eviction would lose more of a member than its counters, such as an open
+	// breaker. A nil Needed is false.
 	Needed func(*V) bool
-	// Evict is called before a member goes. Nil: nobody asks.
+	// Evict is called before a member is evicted, unless it is nil.
 	Evict func(*V)
-	// Evicted is called after a member has gone, without the lock. Nil: nobody asks.
+	// Evicted is called after a member was evicted, without the lock, unless it is nil.
 	Evicted func(V)
 	// MaxKeys is how many members there are, at most.
 	MaxKeys int
 	// Idle is for how long a member must not have been used to be evicted although there is
-	// room. Negative: it is not.
+	// room. If it is negative, members are evicted only to make room.
 	Idle time.Duration
 }
 
@@ -184,8 +185,8 @@ func (t *Table[K, V]) Locked(f func()) []*Member[K, V] {
 	return all
 }
 
-// Each yields pinned members, without the lock, and unpins each. To be looked at is no use:
-// it does not keep a member from being evicted as idle.
+// Each yields pinned members, without the lock, and unpins each. That does not count as a use, or
+// who reads figures would keep idle members from being evicted.
 func (t *Table[K, V]) Each(pinned []*Member[K, V]) iter.Seq[*Member[K, V]] {
 	return func(yield func(*Member[K, V]) bool) {
 		left := pinned

@@ -95,8 +95,8 @@ func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end fun
 	return err
 }
 
-// Release calls f when a policy is to give back what it holds for a function that has returned
-// nil: now, or at the end of the work.
+// Release calls f at the end of the work if it goes on, otherwise now. A policy whose function has
+// returned nil gives back by f what it holds.
 func (w *Work) Release(f func()) {
 	if !w.atEnd(func(error) { f() }, true) {
 		f()

@@ -13,7 +13,8 @@ import (
 // safe for concurrent use and are not copied.
 type Observers[E any] struct{ observers }
 
-// What is written for events of type any is not in a program once for each type of events.
+// observers has what does not depend on the type of the events, because a generic type's code is in
+// a program once for each type.
 type observers struct {
 	mu   sync.Mutex
 	list atomic.Pointer[[]*func(context.Context, any)]
