@@ -36,8 +36,8 @@
 // With a Store, each process keeps the promise for its own writes, and by
 // [GetOptions].SkipMemory for those of all processes, at one round trip. Otherwise it sees
 // the writes of others when their messages arrive, within milliseconds. When the
-// subscription is lost, the process stops using its memory until the subscription is back,
-// unless Config.MemoryInOutage is set. Without a subscription, the TTL is the bound.
+// subscription is lost, the process stops using its memory until the subscription is back.
+// Without a subscription, the TTL is the bound.
 //
 // Until a Write has returned, calls may get the new value and then the old one again:
 // only its return is a point after which no call gets the old one.
@@ -58,8 +58,8 @@ package cacheaside
 
 import (
 	"context"
+	"hash/maphash"
 	"log"
-	"maps"
 	"math/rand/v2"
 	"runtime/debug"
 	"sync"
@@ -79,50 +79,48 @@ type Cache[K comparable, V any] struct {
 	setting   settings.Setting[Config[K, V]]
 	observers notify.Observers[Event]
 	base      time.Time
+	seed      maphash.Seed
 	chance    func(below time.Duration) time.Duration
 	entries   *otter.Cache[K, *entry[V]]
-	versions  versions
-	remembers atomic.Bool // while false, nothing is kept in memory
-	tier      *tier       // nil without a Store
-	hits      hits
+	tier      *tier // nil without a Store
 
-	stale, misses, evicted atomic.Int64
+	hits, stale, misses atomic.Int64
 
 	running sync.WaitGroup // the goroutines of the Cache
 	ended   chan struct{}  // closed when Close has ended
 
-	mu      sync.Mutex
-	flights map[K]*flight[K, V] // those that a call may join, and whose result will be kept
-	loads   loadList[K, V]      // by their deadlines
-	timer   *time.Timer         // calls overdue at fires, or is nil
-	fires   time.Duration
-	lags    lags
-	stats   Stats
-	closed  bool
+	mu        sync.Mutex
+	flights   map[K]*flight[K, V] // those that a call may join, and whose result will be kept
+	loads     *load[K, V]         // the ring of those that run, by their deadlines
+	timer     *time.Timer         // calls overdue at fires, or is nil
+	fires     time.Duration
+	remembers bool // while false, nothing is kept in memory
+	stats     Stats
+	closed    bool
+
+	changes
 }
 
 // New returns a Cache. It panics with the error of cfg.Validate, if there is one. With a
 // Store it starts a goroutine that watches the Store and ends with Close.
 func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	c := &Cache[K, V]{
-		base: time.Now(), chance: rand.N[time.Duration], flights: make(map[K]*flight[K, V]), ended: make(chan struct{}),
+		base: time.Now(), seed: maphash.MakeSeed(), chance: rand.N[time.Duration],
+		flights: make(map[K]*flight[K, V]), loads: new(load[K, V]), ended: make(chan struct{}),
 	}
+	c.loads.next, c.loads.prev = c.loads, c.loads
 	c.setting.Init(cfg, Config[K, V].withDefaults)
 	cfg = c.Config()
 	c.entries = otter.Must(&otter.Options[K, *entry[V]]{
-		MaximumWeight: uint64(cfg.Capacity),
-		Weigher:       func(_ K, e *entry[V]) uint32 { return e.cost },
-		OnAtomicDeletion: func(e otter.DeletionEvent[K, *entry[V]]) {
-			if e.WasEvicted() {
-				c.evicted.Add(1)
-			}
-		},
+		MaximumSize: cfg.Capacity,
 		// Maintenance is short. Running it here leaves no goroutine behind.
 		Executor: func(fn func()) { fn() },
 	})
-	c.remembers.Store(cfg.Store == nil || cfg.MemoryInOutage) // otherwise once the Store is being watched
+	c.remembers = cfg.Store == nil // otherwise once the Store is being watched
+	if cfg.Store != nil || cfg.Lag > 0 {
+		c.divide(cfg.Capacity, cfg.Store != nil)
+	}
 	if cfg.Store != nil {
-		c.versions.divide(cfg.Capacity)
 		c.tier = newTier(cfg.Store, c.now, func() time.Duration { return max(c.cfg().ErrorPause, 0) }, c.tellAll)
 		c.running.Go(c.watch)
 	}
@@ -150,15 +148,14 @@ func (c *Cache[K, V]) Close() error {
 	}
 	defer close(c.ended)
 	c.closed = true
-	c.versions.endAll()
-	for l := c.loads.first; l != nil; l = l.next {
+	c.all.Add(1)
+	for l := c.loads.next; l != c.loads; l = l.next {
 		for _, f := range l.flights {
 			if !f.answered {
 				c.stats.Canceled++
-				c.abandon(f, ErrClosed)
+				c.abandon(f, ErrClosed, context.Canceled)
 			}
 		}
-		l.end(context.Canceled)
 	}
 	if c.timer != nil {
 		c.timer.Stop()
@@ -170,7 +167,7 @@ func (c *Cache[K, V]) Close() error {
 	c.running.Wait()
 	c.entries.InvalidateAll()
 	if c.tier != nil {
-		if keys, untold := c.tier.tellLast(); untold != nil {
+		if keys, untold := c.tier.tellUntold(context.Background()); untold != nil {
 			return &InvalidateError{Name: c.cfg().Name, Keys: keys, Err: untold}
 		}
 	}
@@ -195,16 +192,14 @@ func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
 //
 //   - Entries keep their times. New values of TTL, Jitter, NotFoundTTL, Stale and
 //     StaleOnError apply to loads that begin later, and Lag to later changes.
-//   - A lower Capacity evicts entries; a higher one keeps those that are there. Cost
-//     applies to later loads.
+//   - A lower Capacity evicts entries; a higher one keeps those that are there.
 //   - Loads under way, and their callers, keep the settings with which the load began:
 //     LoadTimeout, SoftTimeout, ErrorPause, Finish and Middleware.
 //   - Ahead, Clone, OnEvent, and ErrorPause for shards of the Store, apply to what
 //     happens later, and so do Load, LoadMany and Key. A new Key must write each key as
 //     the one before did.
 //
-// Update cannot change Name, Store, MemoryInOutage, Codec and Version. It returns an error
-// that names the field.
+// Update cannot change Name, Store, Codec and Version. It returns an error that names the field.
 func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
 	return c.setting.Update(change, allow, c.follow)
 }
@@ -220,7 +215,6 @@ func allow[K comparable, V any](was, next *Config[K, V]) error {
 	f := invalid.Fields{Type: "cacheaside.Config"}
 	f.Same("Name", was.Name, next.Name)
 	f.Same("Store", was.Store, next.Store)
-	f.Same("MemoryInOutage", was.MemoryInOutage, next.MemoryInOutage)
 	f.Same("Codec", was.Codec, next.Codec)
 	f.Same("Version", was.Version, next.Version)
 	next.Store, next.Codec = was.Store, was.Codec // what cannot be compared stays, too
@@ -229,119 +223,95 @@ func allow[K comparable, V any](was, next *Config[K, V]) error {
 
 func (c *Cache[K, V]) follow(cfg *Config[K, V]) { c.entries.SetMaximum(uint64(cfg.Capacity)) }
 
-// watch listens for invalidations by other processes. While it cannot hear them, nothing
-// is kept in memory, unless Config.MemoryInOutage is set.
+// watch listens for invalidations by other processes until Close. While it cannot hear them,
+// nothing is kept in memory.
 func (c *Cache[K, V]) watch() {
-	restored, told := false, false
-	c.tier.watch(func() {
-		c.outdate() // entries and loads may have missed a change
-		c.mu.Lock()
-		c.remembers.Store(!c.closed)
-		c.mu.Unlock()
-		kind := EventWatchBegun
-		if restored {
-			kind = EventWatchRestored
-		}
-		restored, told = true, false
-		c.tellAll(context.Background(), kind, nil)
-	}, func(written string) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if written == "" {
-			c.lags.noteAll(c.cfg().Lag, c.now())
-			c.outdate()
-		} else {
-			c.lags.note(c.cfg().Lag, c.now(), written)
-			c.versions.end(written)
-		}
-	}, func(err error) {
-		if !c.cfg().MemoryInOutage && c.remembers.Swap(false) {
-			c.outdate()
-		}
-		if !told && c.tier.ctx.Err() == nil {
-			told = true
+	for lost := false; c.tier.ctx.Err() == nil; c.tier.sleep() {
+		err := c.tier.store.Watch(c.tier.ctx, func() {
+			c.outdate(true) // entries and loads may have missed a change
+			lost = false
+			c.tellAll(context.Background(), EventWatchBegun, nil)
+		}, func(written string) {
+			if written == "" {
+				c.outdate(true)
+				return
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			bucket := c.hash(written)
+			c.buckets[bucket].Add(1)
+			c.note(bucket)
+		})
+		c.outdate(false)
+		if !lost && c.tier.ctx.Err() == nil {
+			lost = true
 			c.tellAll(context.Background(), EventWatchLost, err)
 		}
-	})
-}
-
-// outdate ends all entries and all loads under way. Those of memory are freed beside, because
-// messages that follow must not wait for that.
-func (c *Cache[K, V]) outdate() {
-	c.versions.endAll()
-	c.running.Go(c.entries.InvalidateAll)
-}
-
-// observed reports whether an event has an audience.
-func (c *Cache[K, V]) observed() bool { return c.cfg().OnEvent != nil || c.observers.Any() }
-
-// tell reports an event about key, on the goroutine of a call. No lock is held.
-func (c *Cache[K, V]) tell(ctx context.Context, kind EventKind, key K, err error) {
-	if c.observed() {
-		c.event(ctx, Event{Kind: kind, Name: c.cfg().Name, Key: key, Err: err})
 	}
 }
 
-func (c *Cache[K, V]) event(ctx context.Context, e Event) {
-	if onEvent := c.cfg().OnEvent; onEvent != nil {
-		onEvent(ctx, e)
+// outdate ends all entries and all loads under way, and says whether memory is used from now on.
+// Entries are freed beside, because messages that follow must not wait for that.
+func (c *Cache[K, V]) outdate(remembers bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.remembers || remembers {
+		c.allAt, c.remembers = c.now(), remembers
+		c.all.Add(1)
+		c.running.Go(c.entries.InvalidateAll)
+	}
+}
+
+// bucket returns that of a key.
+func (c *Cache[K, V]) bucket(key K, written string) uint32 {
+	switch {
+	case c.tier != nil:
+		return c.hash(written)
+	case c.cfg().Lag > 0:
+		return uint32(maphash.Comparable(c.seed, key)) & c.mask
+	}
+	return 0
+}
+
+// note notes that keys of a bucket have changed, if that matters. The Cache is locked.
+func (c *Cache[K, V]) note(bucket uint32) {
+	if c.cfg().Lag <= 0 {
+		return
+	}
+	if c.at == nil {
+		c.at = make([]time.Duration, c.mask+1)
+	}
+	c.at[bucket] = c.now()
+}
+
+// tell reports an event, about key unless that is nil, on the goroutine of a call. No lock is
+// held.
+func (c *Cache[K, V]) tell(ctx context.Context, kind EventKind, key *K, err error, took time.Duration) {
+	cfg := c.cfg()
+	if cfg.OnEvent == nil && !c.observers.Any() {
+		return
+	}
+	e := Event{Kind: kind, Name: cfg.Name, Err: err, Took: took}
+	if key != nil {
+		e.Key = *key
+	}
+	if cfg.OnEvent != nil {
+		cfg.OnEvent(ctx, e)
 	}
 	c.observers.Tell(ctx, e)
 }
 
-// tellAll reports an event that is not about one key, perhaps on a goroutine of the Cache.
-func (c *Cache[K, V]) tellAll(ctx context.Context, kind EventKind, err error) {
-	if c.observed() {
-		c.report(ctx, Event{Kind: kind, Name: c.cfg().Name, Err: err})
-	}
-}
-
-// report reports an event on a goroutine of the Cache, where nobody else would recover the
-// panic of a hook.
-func (c *Cache[K, V]) report(ctx context.Context, e Event) {
+// report is tell on a goroutine of the Cache, where nobody else would recover the panic of a hook.
+func (c *Cache[K, V]) report(ctx context.Context, kind EventKind, key *K, err error, took time.Duration) {
 	defer func() {
 		if v := recover(); v != nil {
 			log.Printf("cacheaside: a hook panicked: %v\n%s", v, debug.Stack())
 		}
 	}()
-	c.event(ctx, e)
+	c.tell(ctx, kind, key, err, took)
 }
 
-// lags are the changes after which a replica may still lag. The Cache is locked.
-type lags struct {
-	until map[any]time.Duration // when the lag after the last change of a key ends
-	all   time.Duration         // as until, for all keys
-	many  int                   // number of keys at which those that have passed are removed
+// tellAll reports an event that is not about one key, perhaps on a goroutine of the Cache.
+func (c *Cache[K, V]) tellAll(ctx context.Context, kind EventKind, err error) {
+	c.report(ctx, kind, nil, err, 0)
 }
-
-const mostLags = 10_000
-
-// note notes the change of a key.
-func (l *lags) note(lag, now time.Duration, key any) {
-	if lag <= 0 {
-		return
-	}
-	if l.until == nil {
-		l.until = make(map[any]time.Duration)
-	}
-	if len(l.until) >= l.many {
-		maps.DeleteFunc(l.until, func(_ any, until time.Duration) bool { return until <= now })
-		l.many = 2*len(l.until) + 100
-	}
-	if len(l.until) >= mostLags {
-		l.noteAll(lag, now)
-		return
-	}
-	l.until[key] = now + lag
-}
-
-// noteAll notes a change of all keys.
-func (l *lags) noteAll(lag, now time.Duration) {
-	if lag > 0 {
-		l.all = now + lag
-		clear(l.until)
-	}
-}
-
-// ends returns when the lag after the last change of key ends.
-func (l *lags) ends(key any) time.Duration { return max(l.all, l.until[key]) }

@@ -70,12 +70,11 @@ func marshals(t reflect.Type) bool {
 }
 
 // An envelope is the form of a value in a Store: a version of this form, a checksum of the
-// rest, whether the key exists, the duration of the load, the cost, and the output of the
-// Codec.
+// rest, whether the key exists, the duration of the load, and the output of the Codec.
 const (
-	envelopeVersion = 4
+	envelopeVersion = 5
 	envelopeHead    = 1 + 4 // version and checksum
-	envelopeLeast   = envelopeHead + 1
+	envelopeLeast   = envelopeHead + 1 + 8
 )
 
 var (
@@ -85,22 +84,18 @@ var (
 )
 
 func (cfg *Config[K, V]) seal(e *entry[V]) ([]byte, error) {
-	absent := byte(0)
-	var body []byte
+	data := make([]byte, envelopeLeast)
+	data[0] = envelopeVersion
+	binary.BigEndian.PutUint64(data[envelopeHead+1:], uint64(e.took))
 	if e.absent {
-		absent = 1
+		data[envelopeHead] = 1
 	} else {
-		var err error
-		if body, err = cfg.Codec.Encode(e.value); err != nil {
+		body, err := cfg.Codec.Encode(e.value)
+		if err != nil {
 			return nil, fmt.Errorf("encode: %w", err)
 		}
+		data = append(data, body...)
 	}
-	data := make([]byte, envelopeHead, envelopeLeast+2*binary.MaxVarintLen64+len(body))
-	data = append(data, absent)
-	data = binary.AppendUvarint(data, uint64(e.took))
-	data = binary.AppendUvarint(data, uint64(e.cost))
-	data = append(data, body...)
-	data[0] = envelopeVersion
 	binary.BigEndian.PutUint32(data[1:], crc32.Checksum(data[envelopeHead:], checksums))
 	return data, nil
 }
@@ -114,18 +109,12 @@ func (cfg *Config[K, V]) open(data []byte) (*entry[V], error) {
 		return nil, errDamaged
 	}
 	e := &entry[V]{absent: data[envelopeHead] == 1}
-	data = data[envelopeLeast:]
-	took, n := binary.Uvarint(data)
-	cost, m := binary.Uvarint(data[max(n, 0):])
-	if n <= 0 || m <= 0 {
-		return nil, errEnvelope
-	}
-	e.took, e.cost = max(0, time.Duration(took)), uint32(min(max(cost, 1), mostCost))
+	e.took = max(0, time.Duration(binary.BigEndian.Uint64(data[envelopeHead+1:])))
 	if e.absent {
 		return e, nil
 	}
 	var err error
-	if e.value, err = cfg.Codec.Decode(data[n+m:]); err != nil {
+	if e.value, err = cfg.Codec.Decode(data[envelopeLeast:]); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}
 	return e, nil

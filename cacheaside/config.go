@@ -90,24 +90,12 @@ type Config[K comparable, V any] struct {
 	// no old value. Nil means no policies.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
-	// Capacity bounds the entries in memory, or their total cost if Cost is set. Zero
-	// means 10 000.
+	// Capacity bounds the entries in memory. Zero means 10 000.
 	Capacity int
-	// Cost is how much an entry counts against Capacity. Less than 1 counts as 1. Nil means 1 for each entry.
-	Cost func(key K, value V) int
 
 	// Store is the cache behind the memory, which processes share. A Store serves one
 	// Cache. Nil means that this process shares nothing.
 	Store Store
-	// MemoryInOutage keeps using memory while the subscription to the Store is lost or
-	// has not begun: fresh values are served from it, and loaded values are kept in it.
-	// The process does not hear of changes by other processes meanwhile. A value may
-	// therefore be out of date until its TTL has passed (and then as Stale and
-	// StaleOnError allow), or until the subscription is back, which clears the memory.
-	// Writes and invalidations by this process still take effect immediately. It needs a
-	// Store. By default, memory is unused until the subscription is back, and each Get
-	// asks the Store or loads.
-	MemoryInOutage bool
 	// Key converts a key to a string for the Store. Different keys must give different
 	// strings. Nil formats strings and integers as %v does; other types need a Key.
 	Key func(key K) string
@@ -150,7 +138,6 @@ func (cfg Config[K, V]) Validate() error {
 		"0 where StaleOnError is 0: there is no old value to serve")
 	f.Need(cfg.Lag >= 0, "Lag", cfg.Lag, "0 (for none) or more")
 	f.Need(cfg.Capacity >= 0, "Capacity", cfg.Capacity, "0 (for 10 000) or more")
-	f.Need(!cfg.MemoryInOutage || cfg.Store != nil, "MemoryInOutage", cfg.MemoryInOutage, "false without a Store")
 	if cfg.Store != nil {
 		f.Need(cfg.Key != nil || plainKey(reflect.TypeFor[K]()), "Key", "nil",
 			fmt.Sprintf("a function for a Store: two values of %v could be written alike", reflect.TypeFor[K]()))

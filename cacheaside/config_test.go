@@ -241,7 +241,7 @@ func TestAheadRefreshesAValueOfTheStore(t *testing.T) {
 		mustGet(t, c, 1)
 		mustGet(t, c, 1)
 		synctest.Wait()
-		require.Zero(t, log.count(cacheaside.EventRefreshBegun), "far from the end")
+		require.Equal(t, int64(1), loads.Load(), "far from the end")
 		time.Sleep(99*time.Second - time.Microsecond) // it is as good as certain
 		require.Equal(t, int64(1), mustGet(t, c, 1))
 		require.Equal(t, int64(1), mustGet(t, c, 1))
@@ -252,19 +252,16 @@ func TestAheadRefreshesAValueOfTheStore(t *testing.T) {
 		require.Zero(t, time.Since(begun))
 		synctest.Wait()
 		require.Equal(t, int64(2), loads.Load())
-		require.GreaterOrEqual(t, log.count(cacheaside.EventRefreshBegun), 1)
 	})
 }
 
-func TestCapacityBoundsEntriesOrTheirCost(t *testing.T) {
+func TestCapacityBoundsEntries(t *testing.T) {
 	load := func(ctx context.Context, k int) (int, error) { return k, nil }
 	for name, test := range map[string]struct {
 		cfg  cacheaside.Config[int, int]
 		most int64
 	}{
 		"entries":    {cacheaside.Config[int, int]{Load: load, Capacity: 100}, 100},
-		"cost":       {cacheaside.Config[int, int]{Load: load, Capacity: 100, Cost: func(_, _ int) int { return 10 }}, 10},
-		"no cost":    {cacheaside.Config[int, int]{Load: load, Capacity: 100, Cost: func(_, _ int) int { return -5 }}, 100},
 		"by default": {cacheaside.Config[int, int]{Load: load}, 10_000},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -277,7 +274,6 @@ func TestCapacityBoundsEntriesOrTheirCost(t *testing.T) {
 			s := c.Stats()
 			require.LessOrEqual(t, s.Entries, test.most)
 			require.Greater(t, s.Entries, test.most/2)
-			require.Equal(t, 20_000-s.Entries, s.Evicted)
 		})
 	}
 }
@@ -440,7 +436,7 @@ func TestNothingIsLeftAfterClose(t *testing.T) {
 				}
 			})
 		}
-		for c.Stats().Loading < 50 {
+		for c.Tracked() < 2*50 {
 			runtime.Gosched()
 		}
 		require.NoError(t, c.Invalidate(t.Context(), 60)) // overtaken flights too

@@ -21,7 +21,6 @@ type entry[V any] struct {
 	keep   time.Duration // served if a load fails before this,
 	pause  time.Duration // not refreshed before this
 	took   time.Duration // duration of the load
-	cost   uint32
 }
 
 // A standing is what an entry may be used for at a time.
@@ -62,35 +61,6 @@ func (e *entry[V]) ahead(beta float64, now time.Duration) bool {
 	return beta > 0 && left < 37*reach && -math.Log(1-rand.Float64())*reach >= left
 }
 
-const mostCost = math.MaxUint32 >> 1
-
-// newEntry returns the entry of a result whose load began at begun, or nil if the result is not
-// remembered. ttl overrides the TTL of cfg if it is not nil.
-func (cfg *Config[K, V]) newEntry(
-	key K, value V, absent bool, ttl *time.Duration, begun, took time.Duration,
-) *entry[V] {
-	e := &entry[V]{value: value, absent: absent, took: took, cost: 1}
-	freshFor := cfg.TTL
-	if absent {
-		freshFor = cfg.NotFoundTTL
-	} else if cfg.Cost != nil {
-		e.cost = uint32(min(max(cfg.Cost(key, value), 1), mostCost))
-	}
-	if cfg.Jitter > 0 {
-		freshFor -= time.Duration(rand.Float64() * cfg.Jitter * float64(freshFor))
-	}
-	if ttl != nil {
-		freshFor = *ttl
-	}
-	switch {
-	case freshFor > 0:
-		cfg.begin(e, begun, freshFor)
-	case absent:
-		return nil
-	}
-	return e
-}
-
 // begin sets the times of e, which is fresh for ttl from begun. Absence is never served stale.
 func (cfg *Config[K, V]) begin(e *entry[V], begun, ttl time.Duration) {
 	e.fresh = later(begun, ttl)
@@ -122,79 +92,51 @@ func later(t, d time.Duration) time.Duration {
 	return t + d
 }
 
-// A move is what a call does about its key.
-type move int
+// changes say what other processes have changed: everything, or the keys of a bucket. They name
+// keys as they are written for the Store, which cannot be converted back; so a key is known by its
+// hash, and the other keys of its bucket end with it.
+type changes struct {
+	all     atomic.Uint32
+	buckets []atomic.Uint32 // of versions; there are none without a Store
+	mask    uint32          // of a hash, for the bucket
 
-const (
-	serve   move = iota // return the entry
-	refresh             // return the entry, and launch a flight that replaces it
-	wait                // wait for the flight that is under way
-	launch              // launch a flight, and wait for it
-)
-
-// decide returns the move of a call that finds e, or nil, and perhaps a flight under way. longer
-// is how long after its TTL the call takes e, if that is longer than e is stale; early says that
-// the call is to refresh e although it is fresh.
-func decide[V any](e *entry[V], now, longer time.Duration, early, underWay bool) (move, standing) {
-	s := e.standing(now)
-	if s < stale && e != nil && !e.absent && now < later(e.fresh, longer) {
-		s = stale
-	}
-	paused := e != nil && now < e.pause
-	switch {
-	case s == dead || s == kept && !paused:
-		if underWay {
-			return wait, s
-		}
-		return launch, s
-	case !underWay && !paused && (s == stale || early):
-		return refresh, s
-	}
-	return serve, s
+	// When the last change was, by whatever process, guarded by Cache.mu. What a new Cache has not
+	// heard of counts as changed when it began.
+	allAt time.Duration
+	at    []time.Duration // of each bucket; nil until it is needed for Lag
 }
 
-// A mark is when an entry or a flight began, as versions count.
+// A mark is when an entry or a flight began, as changes count.
 type mark struct {
 	bucket  uint32
 	version uint64
 }
 
-// versions say what is out of date because another process has changed it: everything, or the
-// keys of a bucket. Other processes name keys as they are written for the Store, which cannot be
-// converted back; so a key is known by its hash, and the other keys of its bucket end with it.
-type versions struct {
-	all     atomic.Uint64
-	buckets []atomic.Uint32 // a power of two of them, or none without a Store
-}
-
 // divide makes about one bucket for each of n keys, at most a million.
-func (v *versions) divide(n int) {
-	v.buckets = make([]atomic.Uint32, 1<<bits.Len(uint(min(max(n, 256), 1<<20)-1)))
-}
-
-func (v *versions) mark(written string) mark {
-	var m mark
-	if v.buckets != nil {
-		m.bucket = v.bucket(written)
+func (c *changes) divide(n int, shared bool) {
+	size := uint32(1) << bits.Len(uint(min(max(n, 256), 1<<20)-1))
+	c.mask = size - 1
+	if shared {
+		c.buckets = make([]atomic.Uint32, size)
 	}
-	m.version = v.version(m.bucket)
-	return m
 }
 
-func (v *versions) holds(m mark) bool { return m.version == v.version(m.bucket) }
+func (c *changes) hash(written string) uint32 { return crc32.ChecksumIEEE([]byte(written)) & c.mask }
 
-func (v *versions) endAll() { v.all.Add(1) }
-
-func (v *versions) end(written string) { v.buckets[v.bucket(written)].Add(1) }
-
-func (v *versions) bucket(written string) uint32 {
-	return crc32.ChecksumIEEE([]byte(written)) & uint32(len(v.buckets)-1)
-}
-
-func (v *versions) version(bucket uint32) uint64 {
-	version := v.all.Load() << 32
-	if v.buckets != nil {
-		version |= uint64(v.buckets[bucket].Load())
+func (c *changes) version(bucket uint32) uint64 {
+	version := uint64(c.all.Load()) << 32
+	if c.buckets != nil {
+		version |= uint64(c.buckets[bucket].Load())
 	}
 	return version
+}
+
+func (c *changes) holds(m mark) bool { return m.version == c.version(m.bucket) }
+
+// last returns when the keys of a bucket changed last.
+func (c *changes) last(bucket uint32) time.Duration {
+	if c.at == nil {
+		return c.allAt
+	}
+	return max(c.allAt, c.at[bucket])
 }

@@ -156,20 +156,12 @@ func prefix(name string) string {
 // some formats the first keys of many, and their number.
 func some[T any](keys []T) string {
 	const most = 10
-	var b strings.Builder
-	for i, key := range keys[:min(len(keys), most)] {
-		if i > 0 {
-			b.WriteByte(' ')
-		}
-		switch key := any(key).(type) {
-		case string:
-			fmt.Fprintf(&b, "%q", key)
-		default:
-			fmt.Fprintf(&b, "%v", key)
-		}
+	verb := "%v"
+	if _, texts := any(keys).([]string); texts {
+		verb = "%q"
 	}
-	if len(keys) > most {
-		return fmt.Sprintf("[%s ...] (%d keys)", b.String(), len(keys))
+	if len(keys) <= most {
+		return fmt.Sprintf(verb, keys)
 	}
-	return "[" + b.String() + "]"
+	return fmt.Sprintf("%s ...] (%d keys)", strings.TrimSuffix(fmt.Sprintf(verb, keys[:most]), "]"), len(keys))
 }

@@ -15,8 +15,6 @@ const (
 	EventLoadAnswered   EventKind = "load answered"   // a load returned an answer other than ErrNotFound; callers get it, and no old value
 	EventLoadRefused    EventKind = "load refused"    // a policy in Middleware refused the load; callers see it fail
 	EventServedStale    EventKind = "served stale"    // a caller got a value past its TTL; Err is why the load failed, if it did
-	EventOvertaken      EventKind = "overtaken"       // a load was overtaken by an invalidation, or by the begin or loss of the subscription; its result was not kept in memory
-	EventRefreshBegun   EventKind = "refresh begun"   // a fresh value is being refreshed early; see Config.Ahead
 	EventCodecFailed    EventKind = "codec failed"    // a value in the Store could not be read, or one could not be encoded
 	EventStoreLost      EventKind = "store lost"      // a shard of the Store failed, the first since all answered; a failed shard is skipped for ErrorPause
 	EventStoreRestored  EventKind = "store restored"  // all shards of the Store answer again, as far as they are asked
@@ -24,8 +22,7 @@ const (
 	EventNotInvalidated EventKind = "not invalidated" // the Store could not be told of an invalidation; the Cache keeps trying
 	EventReinvalidated  EventKind = "reinvalidated"   // the Store has been told of a key, or of all, after EventNotInvalidated; Key is nil
 	EventWatchBegun     EventKind = "watch begun"     // changes by other processes are heard; memory is used
-	EventWatchLost      EventKind = "watch lost"      // changes by other processes are not heard; memory is not used, unless MemoryInOutage is set
-	EventWatchRestored  EventKind = "watch restored"  // like EventWatchBegun, after EventWatchLost
+	EventWatchLost      EventKind = "watch lost"      // changes by other processes are not heard; memory is not used
 )
 
 // An Event is something that happened in a Cache. Fields that do not apply are zero.

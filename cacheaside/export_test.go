@@ -9,7 +9,7 @@ func (c *Cache[K, V]) SetChance(f func(below time.Duration) time.Duration) { c.c
 func (c *Cache[K, V]) Tracked() (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for l := c.loads.first; l != nil; l = l.next {
+	for l := c.loads.next; l != c.loads; l = l.next {
 		n++
 	}
 	return n + len(c.flights)

@@ -19,10 +19,6 @@ type GetOptions struct {
 	// get an old value that the Store holds, as Config.Stale and StaleOnError allow. Each
 	// such call costs a load or a round trip, so it does not suit every call.
 	SkipMemory bool
-	// Stale extends Config.Stale for this call: for so long after its TTL a value from
-	// memory is served immediately while it is refreshed in the background. Invalidated
-	// values are never served. Less than Config.Stale has no effect.
-	Stale time.Duration
 }
 
 // Get returns the value of key: from memory if it is fresh there, otherwise from the
@@ -42,175 +38,181 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (v V, er
 		return v, ended.Error(ctx)
 	}
 	cfg, early := c.cfg(), false
-	if e, ok := c.entries.GetIfPresent(key); ok && !o.SkipMemory && c.versions.holds(e.mark) {
+	if e, ok := c.entries.GetIfPresent(key); ok && !o.SkipMemory && c.holds(e.mark) {
 		if now := c.now(); now < e.fresh {
 			if early = e.ahead(cfg.Ahead, now); !early {
-				c.hits.add(1)
+				c.hits.Add(1)
 				return cfg.give(e)
 			}
 		}
 	}
-	var written string
+	r := request[K, V]{key: key, skip: o.SkipMemory, early: early}
 	if c.tier != nil {
-		written = cfg.Key(key)
+		r.written = cfg.Key(key)
 	}
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
 		return v, ErrClosed
 	}
-	now := time.Now()
-	p := c.plan(key, now.Sub(c.base), o, early)
-	if p.move == launch || p.move == refresh {
-		l := c.newLoad(ctx, now)
-		l.flights = l.only[:0]
-		p.begin(l, &l.first, key, written)
-		c.begin(l)
+	if l := c.enter(ctx, &r, nil, c.now()); l != nil {
+		c.launch(l)
 	}
 	c.mu.Unlock()
-	e, err := c.carry(ctx, key, p)
+	e, err := c.serve(ctx, &r)
 	if err != nil {
 		return v, err
 	}
 	return cfg.give(e)
 }
 
-// A plan is what a call does about a key that is not simply fresh in memory.
-type plan[K comparable, V any] struct {
-	move     move
-	options  GetOptions
-	entry    *entry[V]     // to be returned, or to be replaced; may be nil
-	standing standing      // of entry
-	waits    *flight[K, V] // the flight to wait for
-	late     time.Duration // if not zero, when SoftTimeout will have passed
+// A request is a Get, or a key of GetMany, that is not simply fresh in memory.
+type request[K comparable, V any] struct {
+	key     K
+	written string
+	skip    bool // memory
+	early   bool // the value is fresh, and to be refreshed
+
+	entry  *entry[V]     // is served at once,
+	past   bool          // past its TTL,
+	flight *flight[K, V] // or this is waited for
+	left   bool          // until the ctx of the caller ended
 }
 
-// plan returns the plan of a call, and makes it a caller of the flight that it waits for. The
-// Cache is locked: a flight may have landed since the call looked into memory.
-func (c *Cache[K, V]) plan(key K, now time.Duration, o GetOptions, early bool) plan[K, V] {
-	p := plan[K, V]{options: o}
-	if o.SkipMemory {
-		delete(c.flights, key)
-		p.move = launch
-		return p
+// enter decides how r gets its value, and makes it a caller of the flight that it waits for. A
+// flight that begins is one of l, which is made if it is nil. The Cache is locked: a flight may have
+// landed since the call looked into memory.
+func (c *Cache[K, V]) enter(ctx context.Context, r *request[K, V], l *load[K, V], now time.Duration) *load[K, V] {
+	var e *entry[V]
+	if r.skip {
+		delete(c.flights, r.key)
+	} else {
+		e = c.peek(r.key)
 	}
-	f := c.current(key)
-	p.entry = c.peek(key)
-	p.move, p.standing = decide(p.entry, now, o.Stale, early, f != nil)
-	if p.move == wait {
-		f.waiters++
-		p.await(f)
+	f, s := c.current(r.key), e.standing(now)
+	paused := e != nil && now < e.pause
+	served := s >= stale || s == kept && paused
+	if served {
+		r.entry, r.past = e, s != fresh
 	}
-	return p
-}
-
-// begin adds the flight of a plan to l.
-func (p *plan[K, V]) begin(l *load[K, V], f *flight[K, V], key K, written string) {
-	l.add(f, key, written, p.entry)
-	if p.move == launch {
-		p.await(f)
-	} else if f.question != nil { // the flight counts itself as a caller, so that it goes on without any
-		f.ask.Refresh = p.standing == fresh
-	}
-}
-
-func (p *plan[K, V]) await(f *flight[K, V]) {
-	p.waits = f
-	if soft := f.load.cfg.SoftTimeout; soft > 0 {
-		p.late = later(f.load.start, soft)
-	}
-}
-
-// carry carries out a plan. It returns the entry that the call is served, or its error.
-func (c *Cache[K, V]) carry(ctx context.Context, key K, p plan[K, V]) (*entry[V], error) {
 	switch {
-	case p.waits != nil:
-		return c.wait(ctx, key, p)
-	case p.standing != fresh:
-		return c.serveStale(ctx, key, p.entry, nil), nil
+	case f == nil && (!served || !paused && (s == stale || r.early)):
+		if l == nil {
+			cfg := c.cfg()
+			l = &load[K, V]{c: c, cfg: cfg, caller: ctx, start: now, deadline: later(now, cfg.LoadTimeout)}
+		}
+		f = l.add(r.key, r.written, e)
+		if served && f.question != nil { // otherwise the Store may have a fresh value
+			f.ask.Refresh = s == fresh
+		}
+	case !served:
+		f.waiters++
 	}
-	c.hits.add(1)
-	if p.move == refresh {
-		c.tell(ctx, EventRefreshBegun, key, nil)
+	if !served {
+		r.flight = f
 	}
-	return p.entry, nil
+	return l
 }
 
-// wait waits for the answer of a flight.
-func (c *Cache[K, V]) wait(ctx context.Context, key K, p plan[K, V]) (*entry[V], error) {
-	f := p.waits
+// serve returns the entry that r is served, or its error.
+func (c *Cache[K, V]) serve(ctx context.Context, r *request[K, V]) (*entry[V], error) {
+	switch {
+	case r.flight != nil:
+		return c.wait(ctx, r)
+	case r.past:
+		return c.serveOld(ctx, r, r.entry, nil), nil
+	}
+	c.hits.Add(1)
+	return r.entry, nil
+}
+
+// wait waits for the answer of a flight, or an old value that may be served before.
+func (c *Cache[K, V]) wait(ctx context.Context, r *request[K, V]) (*entry[V], error) {
+	f := r.flight
 	var soft <-chan time.Time
-	if p.late > 0 {
-		timer := time.NewTimer(p.late - c.now())
+	if f.soft > 0 {
+		timer := time.NewTimer(f.soft - c.now())
 		defer timer.Stop()
 		soft = timer.C
 	}
-	late := false
-	for {
-		var offered <-chan struct{}
-		if c.tier != nil || late { // only a Store has old values that are not in memory
-			var old *entry[V]
-			if old, offered = c.offered(f, p.options, late); old != nil {
-				return c.serveStale(ctx, key, old, nil), nil // the flight goes on
-			}
-		}
+	offered := f.offered
+	for late := false; ; {
 		select {
 		case <-f.done:
-			return c.answered(ctx, p)
+			return c.answered(ctx, r)
 		case <-offered:
+			offered = nil
 		case <-soft:
 			late = true
 		case <-ctx.Done():
+			select {
+			case <-f.done:
+				return c.answered(ctx, r)
+			default:
+			}
 			c.mu.Lock()
 			c.leave(f)
 			c.mu.Unlock()
 			c.misses.Add(1)
+			r.left = true
 			return nil, ended.Error(ctx)
+		}
+		if e := c.meanwhile(f, r.skip, late); e != nil {
+			return c.serveOld(ctx, r, e, nil), nil // the flight goes on
 		}
 	}
 }
 
-// answered returns what a caller gets from the flight that has answered: if it has failed, the
-// old value where that is allowed.
-func (c *Cache[K, V]) answered(ctx context.Context, p plan[K, V]) (*entry[V], error) {
-	f := p.waits
+// answered returns what r gets from its flight, which has its answer: if it has failed, the old
+// value where that is allowed.
+func (c *Cache[K, V]) answered(ctx context.Context, r *request[K, V]) (*entry[V], error) {
+	f := r.flight
+	e, err := f.entry, f.err
+	if f.early != nil {
+		e, err = nil, f.early
+	}
 	switch {
-	case f.err == nil && f.stale:
-		return c.serveStale(ctx, f.key, f.entry, nil), nil
-	case f.err != nil && f.backup != nil && (f.shared || !p.options.SkipMemory):
-		return c.serveStale(ctx, f.key, f.backup, f.err), nil
+	case err == nil && f.past:
+		return c.serveOld(ctx, r, e, nil), nil
+	case err != nil && f.old != nil && (f.shared || !r.skip):
+		return c.serveOld(ctx, r, f.old, err), nil
 	}
 	c.misses.Add(1)
-	return f.entry, f.err
+	return e, err
 }
 
-// offered returns the old value that may be served while f goes on; late says that SoftTimeout
-// has passed. If there is none, next is closed when f has another old value.
-func (c *Cache[K, V]) offered(f *flight[K, V], o GetOptions, late bool) (old *entry[V], next <-chan struct{}) {
+// meanwhile returns the old value that may be served while f goes on, or nil. late says that
+// SoftTimeout has passed.
+func (c *Cache[K, V]) meanwhile(f *flight[K, V], skip, late bool) *entry[V] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.now()
-	switch {
-	case f.answered:
-		return nil, nil
-	case c.current(f.key) == f && (f.old.standing(now) >= stale || late && f.old.fallback(now)):
-		return f.old, nil
-	case late && !o.SkipMemory:
-		if e := c.peek(f.key); e.fallback(now) {
-			return e, nil
-		}
+	e, shared := c.spare(f, now)
+	if !f.answered && (shared && e.standing(now) >= stale || late && (shared || !skip)) {
+		return e
 	}
-	if f.offered == nil {
-		f.offered = make(chan struct{})
-	}
-	return nil, f.offered
+	return nil
 }
 
-// serveStale counts and reports that e is served past its TTL. err is the failure of the
-// load, if it failed.
-func (c *Cache[K, V]) serveStale(ctx context.Context, key K, e *entry[V], err error) *entry[V] {
+// offer gives the callers of f an old value of the Store: at once if it may be served during a
+// refresh, otherwise if the load fails or takes long.
+func (c *Cache[K, V]) offer(f *flight[K, V], e *entry[V]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e == nil || e.absent || f.answered {
+		return
+	}
+	if !f.shared {
+		close(f.offered)
+	}
+	f.old, f.shared = e, true
+}
+
+// serveOld counts and reports that e is served past its TTL. err is the failure of the load, if it
+// failed.
+func (c *Cache[K, V]) serveOld(ctx context.Context, r *request[K, V], e *entry[V], err error) *entry[V] {
 	c.stale.Add(1)
-	c.tell(ctx, EventServedStale, key, err)
+	c.tell(ctx, EventServedStale, &r.key, err, 0)
 	return e
 }
 
@@ -243,151 +245,78 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
-	cfg := c.cfg()
-	found := finding[K, V]{cfg: cfg, values: make(map[K]V, len(keys))}
-	var missing []missed[K]
-	now, hits := c.now(), int64(0)
+	cfg, now, hits := c.cfg(), c.now(), int64(0)
+	values := make(map[K]V, len(keys))
+	give := func(key K, e *entry[V]) {
+		if v, err := cfg.give(e); err == nil {
+			values[key] = v
+		}
+	}
+	var missing []request[K, V]
 	for _, key := range keys {
 		e := c.peek(key)
 		isFresh := e.standing(now) == fresh
 		if early := isFresh && e.ahead(cfg.Ahead, now); !isFresh || early {
-			missing = append(missing, missed[K]{key: key, early: early})
+			missing = append(missing, request[K, V]{key: key, early: early})
 			continue
 		}
 		hits++
-		found.add(key, e, nil)
+		give(key, e)
 	}
-	c.hits.add(hits)
-	if len(missing) > 0 {
-		if err := c.getMissing(ctx, missing, &found); err != nil {
-			found.errs = append(found.errs, err)
+	c.hits.Add(hits)
+	if missing == nil {
+		return values, nil
+	}
+	if c.tier != nil {
+		for i := range missing {
+			missing[i].written = cfg.Key(missing[i].key)
 		}
 	}
-	return found.values, found.err()
-}
-
-// A missed key is not fresh in memory, or is to be refreshed early.
-type missed[K comparable] struct {
-	key     K
-	written string
-	early   bool
-}
-
-// getMissing finds the values of missed keys, by one load of those that no flight loads. It
-// returns an error if ctx ends first, or the Cache is closed.
-func (c *Cache[K, V]) getMissing(ctx context.Context, missing []missed[K], found *finding[K, V]) error {
-	seen := make(map[K]struct{}, len(missing))
-	keys := missing[:0]
-	for _, m := range missing {
-		if _, twice := seen[m.key]; !twice {
-			seen[m.key] = struct{}{}
-			if c.tier != nil {
-				m.written = found.cfg.Key(m.key)
-			}
-			keys = append(keys, m)
-		}
-	}
-	plans := make([]plan[K, V], len(keys))
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return ErrClosed
+		return values, ErrClosed
 	}
-	now := time.Now()
 	var l *load[K, V]
-	for i, m := range keys {
-		p := c.plan(m.key, now.Sub(c.base), GetOptions{}, m.early)
-		if p.move == launch || p.move == refresh {
-			if l == nil {
-				l = c.newLoad(ctx, now)
-				l.many = l.cfg.LoadMany != nil
-			}
-			p.begin(l, new(flight[K, V]), m.key, m.written)
-		}
-		plans[i] = p
+	for i := range missing {
+		l = c.enter(ctx, &missing[i], l, now)
 	}
 	if l != nil {
-		c.begin(l)
+		l.many = cfg.LoadMany != nil
+		c.launch(l)
 	}
 	c.mu.Unlock()
 
-	var over error
-	for i, p := range plans {
-		f, key := p.waits, keys[i].key
-		get := c.carry
-		switch {
-		case f == nil:
-		case isClosed(f.done): // even if ctx has ended
-			get = func(ctx context.Context, _ K, p plan[K, V]) (*entry[V], error) { return c.answered(ctx, p) }
-		case over != nil:
-			c.mu.Lock()
-			c.leave(f)
-			c.mu.Unlock()
-			c.misses.Add(1)
-			continue
-		}
-		e, err := get(ctx, key, p)
-		switch {
-		case err != nil && f != nil && !isClosed(f.done):
-			over = err
-		case err != nil && f != nil && f.failed != nil:
-			found.fail(f.failed, key, err)
+	var errs []error
+	var failed []failure[K, V]
+	for i := range missing {
+		r := &missing[i]
+		e, err := c.serve(ctx, r)
+		switch n := len(failed); {
+		case err == nil:
+			give(r.key, e)
+		case r.left:
+			errs = []error{err}
+		case !isFailure(err):
+		case n > 0 && r.flight.by != nil && failed[n-1].by == r.flight.by:
+			failed[n-1].keys = append(failed[n-1].keys, r.key)
 		default:
-			found.add(key, e, err)
+			failed = append(failed, failure[K, V]{r.flight.by, []K{r.key}, err})
 		}
 	}
-	return over
-}
-
-func isClosed(done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	default:
-		return false
+	for _, f := range failed {
+		what := fmt.Sprint(f.keys[0])
+		if f.by != nil {
+			what = some(f.keys)
+		}
+		errs = append(errs, fmt.Errorf("%s%s: %w", prefix(cfg.Name), what, f.err))
 	}
+	return values, errors.Join(errs...)
 }
 
-// A finding is the result of GetMany so far.
-type finding[K comparable, V any] struct {
-	cfg    *Config[K, V]
-	values map[K]V
-	errs   []error
-	failed map[*load[K, V]]*failure[K]
-}
-
-// A failure is that of a LoadMany, which is told once.
-type failure[K comparable] struct {
+// A failure is that of a key, or of a LoadMany, which is told once for keys in a row.
+type failure[K comparable, V any] struct {
+	by   *load[K, V]
 	keys []K
 	err  error
-}
-
-func (found *finding[K, V]) add(key K, e *entry[V], err error) {
-	if err == nil {
-		var v V
-		if v, err = found.cfg.give(e); err == nil {
-			found.values[key] = v
-		}
-	}
-	if isFailure(err) {
-		found.errs = append(found.errs, fmt.Errorf("%s%v: %w", prefix(found.cfg.Name), key, err))
-	}
-}
-
-func (found *finding[K, V]) fail(l *load[K, V], key K, err error) {
-	if found.failed == nil {
-		found.failed = make(map[*load[K, V]]*failure[K])
-	}
-	if found.failed[l] == nil {
-		found.failed[l] = &failure[K]{err: err}
-	}
-	found.failed[l].keys = append(found.failed[l].keys, key)
-}
-
-// err joins the failures.
-func (found *finding[K, V]) err() error {
-	for _, f := range found.failed {
-		found.errs = append(found.errs, fmt.Errorf("%s%s: %w", prefix(found.cfg.Name), some(f.keys), f.err))
-	}
-	return errors.Join(found.errs...)
 }

@@ -66,33 +66,6 @@ func TestGetWithSkipMemoryAsksTheStore(t *testing.T) {
 		_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
 		require.NoError(t, err)
 		require.Equal(t, 1, src.loaded(1))
-		require.Equal(t, int64(1), c.Stats().StoreHits)
-	})
-}
-
-func TestGetWithStaleTakesAnOldValueForThisCall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src := newSource()
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Second, Jitter: -1, Load: src.load})
-		defer c.Close()
-		stale := func() int {
-			v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{Stale: time.Minute})
-			require.NoError(t, err)
-			synctest.Wait()
-			return v
-		}
-		mustGet(t, c, 1)
-		_ = src.write(1)(t.Context())
-		time.Sleep(time.Minute)
-		require.Equal(t, 0, stale())
-		require.Equal(t, 1, stale()) // it was refreshed
-		require.Equal(t, int64(1), c.Stats().Stale)
-		_ = src.write(1)(t.Context())
-		time.Sleep(time.Minute + time.Second)
-		require.Equal(t, 2, stale()) // too old
-		_ = src.write(1)(t.Context())
-		require.NoError(t, c.Invalidate(t.Context(), 1))
-		require.Equal(t, 3, stale())
 	})
 }
 
@@ -112,35 +85,4 @@ func TestGetWithoutOptionsIsGet(t *testing.T) {
 	require.NoError(t, c.Close())
 	_, err = c.GetWith(t.Context(), 1, cacheaside.GetOptions{})
 	require.ErrorIs(t, err, cacheaside.ErrClosed)
-}
-
-// A value that only GetOptions allows is refreshed as seldom as any other while loads fail.
-func TestGetWithStaleLoadsOnceInAnErrorPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		src := newSource()
-		var down atomic.Bool
-		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Second, Jitter: -1, ErrorPause: time.Second,
-			Load: func(ctx context.Context, k int) (int, error) {
-				v, err := src.load(ctx, k)
-				if down.Load() {
-					err = errLoad
-				}
-				return v, err
-			},
-		})
-		defer c.Close()
-		mustGet(t, c, 1)
-		down.Store(true)
-		time.Sleep(time.Minute)
-		for range 100 {
-			_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{Stale: time.Hour})
-			require.NoError(t, err)
-			time.Sleep(50 * time.Millisecond)
-		}
-		require.Equal(t, 1+5, src.loaded(1), "one a second")
-		_, err := c.Get(t.Context(), 1)
-		require.Equal(t, errLoad, err, "without an old value to serve, each call loads")
-		require.Equal(t, 1+6, src.loaded(1))
-	})
 }

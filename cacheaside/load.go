@@ -1,9 +1,11 @@
 package cacheaside
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -20,38 +22,32 @@ import (
 // from there. The flight then still answers its callers, but later callers do not find it.
 type flight[K comparable, V any] struct {
 	key     K
-	written string // the key as converted for the Store
-	mark    mark   // when it began
-	done    chan struct{}
+	written string        // the key as converted for the Store
+	mark    mark          // when it began
+	soft    time.Duration // when SoftTimeout has passed, or 0
+	done    chan struct{} // closed when the callers have their answer
+	offered chan struct{} // closed when old is from the Store; nil without one
 
-	// Guarded by Cache.mu.
+	// Guarded by Cache.mu until done.
 	load     *load[K, V]
 	waiters  int
-	answered bool          // it has its answer
-	old      *entry[V]     // what it is to replace; may be served
-	shared   bool          // old is from the Store
-	offered  chan struct{} // closed when it gets another old value; nil if nobody asked
+	answered bool      // its answer is certain
+	early    error     // the answer of callers that do not wait for the end of the load
+	old      *entry[V] // may be served while it goes on; after done, in place of its error
+	shared   bool      // old is from the Store
+	passing  bool      // a write is under way: the result is not kept
 
-	// The answer, after done.
-	entry  *entry[V]
-	err    error
-	stale  bool        // entry is past its TTL
-	backup *entry[V]   // may be served in place of err
-	failed *load[K, V] // the LoadMany that has failed with err
-
-	// Used by the goroutine of the load.
-	result      *entry[V]
-	fault       error
-	by          *load[K, V] // the LoadMany whose fault it is
-	kind        EventKind   // of the event that reports it; "" if none does
-	late        bool        // it had an answer before it landed
-	overtook    bool
-	passing     bool // a write is under way: the result is not kept
-	hit         bool // the Store has a fresh value
-	past        bool // the result is past its TTL
-	invalidated bool // the Store reports an invalidation since the load began
-	loaded      bool // by Load, and not from the Store
-	*question        // nil without a Store
+	// The result, set by the goroutine of the load, which callers read after done.
+	entry       *entry[V]
+	err         error
+	past        bool        // entry is past its TTL
+	by          *load[K, V] // the LoadMany that has failed with err
+	loaded      bool        // by Load, and not from the Store
+	invalidated bool        // the Store reports an invalidation since the load began
+	late        bool        // it was answered before it landed
+	landed      bool
+	kind        EventKind // of the event that reports it; "" if none does
+	*question             // nil without a Store
 }
 
 // A question is what the Store is asked about a flight.
@@ -62,58 +58,51 @@ type question struct {
 	asked   bool          // the Store has answered
 	leased  bool          // the flight has the lease, and must fill the Store or give the lease back
 	damaged bool          // the value of the Store cannot be read
+	filling Filling
 }
 
 // A load is one call of Load, or of LoadMany, for the flights of one Get or GetMany. It is the
 // ctx of that call: it has the values of the caller's ctx, and an end of its own. A context of
 // package context, which has a timer, is made when somebody asks for Done.
 type load[K comparable, V any] struct {
-	c        *Cache[K, V]
-	cfg      *Config[K, V] // the settings when it began
-	caller   context.Context
-	began    time.Time
-	start    time.Duration // began, since the Cache began
-	deadline time.Duration
-	many     bool // by LoadMany
-	ready    bool // the Store has been asked
-
-	next, prev *load[K, V] // in Cache.loads
-	listed     bool
-	finished   bool
-	flights    []*flight[K, V]
-	first      flight[K, V] // the memory of the flight of a Get
+	c          *Cache[K, V]
+	cfg        *Config[K, V] // the settings when it began
+	caller     context.Context
+	start      time.Duration
+	deadline   time.Duration
+	many       bool            // by LoadMany
+	asked      bool            // the Store has been asked
+	next, prev *load[K, V]     // in Cache.loads; nil if it is not there
+	flights    []*flight[K, V] // those that have not landed
+	first      flight[K, V]    // the memory of the flight of a Get
 	only       [1]*flight[K, V]
 
-	ttl    *time.Duration // set by the load for its result
-	value  V
-	found  map[K]V
-	called time.Duration // when the first attempt began
-	took   time.Duration // duration of the last attempt
-	spent  time.Duration // of all of them
+	begun, took time.Duration  // of the last attempt
+	ttl         *time.Duration // set by that for its result
+	value       V
+	found       map[K]V
 
-	mu     sync.Mutex
-	err    error           // why it has ended
-	values context.Context // those of caller, made when they are asked for
-	std    context.Context
-	stop   context.CancelFunc
+	mu   sync.Mutex
+	err  error // why it has ended
+	std  context.Context
+	stop context.CancelFunc
 }
 
 // loadKey is the key of the innermost load among the values of a ctx.
 type loadKey struct{}
 
-func (l *load[K, V]) Deadline() (time.Time, bool) { return l.began.Add(l.cfg.LoadTimeout), true }
+func (l *load[K, V]) Deadline() (time.Time, bool) { return l.c.base.Add(l.deadline), true }
 
 func (l *load[K, V]) Done() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
+	switch deadline, _ := l.Deadline(); {
 	case l.std != nil:
-	case l.err == context.Canceled:
-		l.std, l.stop = context.WithCancel(l.apart())
+	case l.err == context.Canceled: // and remains so when its time has passed
+		l.std, l.stop = context.WithCancel(l.values())
 		l.stop()
 	default:
-		deadline, _ := l.Deadline()
-		l.std, l.stop = context.WithDeadline(l.apart(), deadline)
+		l.std, l.stop = context.WithDeadline(l.values(), deadline)
 	}
 	return l.std.Done()
 }
@@ -132,29 +121,24 @@ func (l *load[K, V]) Value(key any) any {
 		return l
 	}
 	l.mu.Lock()
-	ctx := l.std // which package context knows, so that children of l cost no goroutine
-	if ctx == nil {
-		ctx = l.apart()
-	}
+	std := l.std // which package context knows, so that children of l cost no goroutine
 	l.mu.Unlock()
-	return ctx.Value(key)
+	if std != nil {
+		return std.Value(key)
+	}
+	return l.values().Value(key)
 }
 
-// apart returns the values of the caller's ctx, without its end. l.mu is held.
-func (l *load[K, V]) apart() context.Context {
-	if l.values == nil {
-		l.values = linger.Apart(context.WithoutCancel(l.caller))
-	}
-	return l.values
+// values returns the values of the caller's ctx, without its end.
+func (l *load[K, V]) values() context.Context {
+	return linger.Apart(context.WithoutCancel(l.caller))
 }
 
 // end ends l, as a ctx. If its time has passed, that of std has too.
 func (l *load[K, V]) end(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.err == nil {
-		l.err = err
-	}
+	l.err = cmp.Or(l.err, err)
 	if l.stop != nil && l.err == context.Canceled {
 		l.stop()
 	}
@@ -173,40 +157,66 @@ func SetTTL(ctx context.Context, ttl time.Duration) {
 
 func (l *load[K, V]) setTTL(ttl time.Duration) { l.ttl = &ttl }
 
-// newLoad returns a load that begins now, without flights.
-func (c *Cache[K, V]) newLoad(ctx context.Context, now time.Time) *load[K, V] {
-	cfg, start := c.cfg(), now.Sub(c.base)
-	return &load[K, V]{
-		c: c, cfg: cfg, caller: ctx,
-		began: now, start: start, deadline: later(start, cfg.LoadTimeout),
-	}
-}
-
 // add adds a flight to l, with one caller: that of a call, or l itself if it is to go on without
 // callers. The Cache is locked.
-func (l *load[K, V]) add(f *flight[K, V], key K, written string, old *entry[V]) {
-	f.key, f.written, f.mark, f.old, f.load = key, written, l.c.versions.mark(written), old, l
+func (l *load[K, V]) add(key K, written string, old *entry[V]) *flight[K, V] {
+	f, c := &l.first, l.c
+	if len(l.flights) > 0 {
+		f = new(flight[K, V])
+	} else {
+		l.flights = l.only[:0]
+	}
+	bucket := c.bucket(key, written)
+	f.key, f.written, f.mark, f.old, f.load = key, written, mark{bucket, c.version(bucket)}, old, l
 	f.done, f.waiters = make(chan struct{}), 1
-	if l.c.tier != nil {
+	if soft := l.cfg.SoftTimeout; soft > 0 {
+		f.soft = later(l.start, soft)
+	}
+	if c.tier != nil {
+		f.offered = make(chan struct{})
 		f.question = &question{ask: Ask{Key: written, Version: l.cfg.Version, Pause: max(l.cfg.ErrorPause, 0)}}
 	}
 	l.flights = append(l.flights, f)
 	if same := key; key == same {
-		l.c.flights[key] = f
+		c.flights[key] = f
 	} else { // a key with NaN does not equal itself, and would never be found
 		f.passing = true
 	}
+	return f
 }
 
-// begin starts l. The Cache is locked.
-func (c *Cache[K, V]) begin(l *load[K, V]) {
-	c.loads.insert(l)
+// retain keeps the flights of l for which keep returns true. The Cache is locked.
+func (l *load[K, V]) retain(keep func(*flight[K, V]) bool) {
+	var flights []*flight[K, V]
+	for _, f := range l.flights {
+		if keep(f) {
+			flights = append(flights, f)
+		}
+	}
+	l.flights = flights
+}
+
+// launch starts l. Loads are in the order of their deadlines, which mostly is that of their
+// beginnings. The Cache is locked.
+func (c *Cache[K, V]) launch(l *load[K, V]) {
+	before := c.loads.prev
+	for before != c.loads && before.deadline > l.deadline {
+		before = before.prev
+	}
+	l.prev, l.next = before, before.next
+	l.prev.next, l.next.prev = l, l
 	if c.fires == 0 || l.deadline < c.fires {
 		c.arm(l.deadline)
 	}
-	c.stats.Loading++
 	c.running.Add(1)
 	go l.fly()
+}
+
+func (l *load[K, V]) unlink() {
+	if l.next != nil {
+		l.prev.next, l.next.prev = l.next, l.prev
+		l.next = nil
+	}
 }
 
 // arm has overdue called at a time. The Cache is locked.
@@ -231,22 +241,21 @@ func (c *Cache[K, V]) overdue() {
 	c.running.Add(1) // Close has not begun to wait
 	defer c.running.Done()
 	now := c.now()
-	for l := c.loads.first; l != nil && l.deadline <= now; l = c.loads.first {
-		c.loads.remove(l)
+	for l := c.loads.next; l != c.loads && l.deadline <= now; l = c.loads.next {
+		l.unlink()
 		err := &TimeoutError{Name: l.cfg.Name, What: "load", After: l.cfg.LoadTimeout}
 		for _, f := range l.flights {
 			if !f.answered {
+				c.stats.TimedOut++
 				c.postpone(f, now)
-				c.abandon(f, err)
-				late = append(late, func() { c.reportLoad(l, f, EventLoadFailed, err, now-l.start) })
+				c.abandon(f, err, context.DeadlineExceeded)
+				late = append(late, func() { c.report(l, EventLoadFailed, &f.key, err, now-l.start) })
 			}
 		}
-		l.end(context.DeadlineExceeded)
 	}
-	c.stats.TimedOut += int64(len(late))
 	c.fires = 0
-	if c.loads.first != nil {
-		c.arm(c.loads.first.deadline)
+	if next := c.loads.next; next != c.loads {
+		c.arm(next.deadline)
 	}
 	c.mu.Unlock()
 	for _, report := range late {
@@ -257,7 +266,7 @@ func (c *Cache[K, V]) overdue() {
 // current returns the flight of key that a call may join, or nil. The Cache is locked.
 func (c *Cache[K, V]) current(key K) *flight[K, V] {
 	f := c.flights[key]
-	if f != nil && !c.versions.holds(f.mark) {
+	if f != nil && !c.holds(f.mark) {
 		delete(c.flights, key)
 		return nil
 	}
@@ -266,73 +275,57 @@ func (c *Cache[K, V]) current(key K) *flight[K, V] {
 
 // peek returns the entry of key, of any age, or nil.
 func (c *Cache[K, V]) peek(key K) *entry[V] {
-	if e, ok := c.entries.GetIfPresent(key); ok && c.versions.holds(e.mark) {
+	if e, ok := c.entries.GetIfPresent(key); ok && c.holds(e.mark) {
 		return e
 	}
 	return nil
 }
 
-// answer gives f its answer, and makes sure that no call joins it. Its caller closes done. The
-// Cache is locked.
-func (c *Cache[K, V]) answer(f *flight[K, V], e *entry[V], err error, now time.Duration) {
-	f.answered, f.entry, f.err = true, e, err
-	current := c.current(f.key) == f
-	if current {
+// spare returns the old value that may be served in place of what f loads, and whether it is from
+// the Store. The Cache is locked.
+func (c *Cache[K, V]) spare(f *flight[K, V], now time.Duration) (e *entry[V], shared bool) {
+	if c.current(f.key) == f && f.old.fallback(now) {
+		return f.old, f.shared
+	}
+	if e := c.peek(f.key); e.fallback(now) {
+		return e, false
+	}
+	return nil, false
+}
+
+// answer makes the answer of f certain, and makes sure that no call joins it. Its caller closes
+// done. The Cache is locked.
+func (c *Cache[K, V]) answer(f *flight[K, V], err error, now time.Duration) {
+	f.answered = true
+	if isFailure(err) && !behavior.IsAnswered(err) && !c.closed {
+		f.old, f.shared = c.spare(f, now)
+	} else {
+		f.old = nil
+	}
+	if c.current(f.key) == f {
 		delete(c.flights, f.key)
-	}
-	if !isFailure(err) || behavior.IsAnswered(err) || errors.Is(err, ErrClosed) {
-		return
-	}
-	if current && f.old.fallback(now) {
-		f.backup = f.old
-	} else if e := c.peek(f.key); e.fallback(now) {
-		f.backup, f.shared = e, false
 	}
 }
 
-// abandon answers f with err although its load runs on. The Cache is locked.
-func (c *Cache[K, V]) abandon(f *flight[K, V], err error) {
-	c.answer(f, nil, err, c.now())
+// abandon answers f with err although its load runs on. With its last flight the load ends, for
+// the reason why. The Cache is locked.
+func (c *Cache[K, V]) abandon(f *flight[K, V], err, why error) {
+	f.early = err
+	c.answer(f, err, c.now())
 	close(f.done)
+	if !slices.ContainsFunc(f.load.flights, func(f *flight[K, V]) bool { return !f.answered }) {
+		f.load.end(why)
+	}
 }
 
 // leave is called by a caller of f that stops waiting. The last one ends the load. The Cache is
 // locked.
 func (c *Cache[K, V]) leave(f *flight[K, V]) {
-	l := f.load
 	f.waiters--
-	if f.waiters > 0 || f.answered || l.cfg.Finish && !f.passing && c.current(f.key) == f {
-		return
-	}
-	c.stats.Canceled++
-	c.abandon(f, context.Canceled)
-	for _, f := range l.flights {
-		if !f.answered {
-			return
-		}
-	}
-	l.end(context.Canceled)
-}
-
-// offer gives the callers of f an old value of the Store: immediately if it may be served during
-// a refresh, otherwise if the load fails. With keep, it is kept in memory until then.
-func (c *Cache[K, V]) offer(f *flight[K, V], e *entry[V], keep bool) {
-	if e == nil || e.absent {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if f.answered {
-		return
-	}
-	if keep && c.current(f.key) == f && c.remembers.Load() && c.peek(f.key) == nil {
-		e.mark = f.mark
-		c.entries.Set(f.key, e)
-	}
-	f.old, f.shared = e, true
-	if f.offered != nil {
-		close(f.offered)
-		f.offered = nil
+	goesOn := f.load.cfg.Finish && !f.passing && c.current(f.key) == f
+	if f.waiters == 0 && !f.answered && !goesOn {
+		c.stats.Canceled++
+		c.abandon(f, context.Canceled, context.Canceled)
 	}
 }
 
@@ -340,14 +333,8 @@ func (c *Cache[K, V]) offer(f *flight[K, V], e *entry[V], keep bool) {
 // locked.
 func (c *Cache[K, V]) postpone(f *flight[K, V], now time.Duration) {
 	pause := f.load.cfg.ErrorPause
-	if pause <= 0 || c.current(f.key) != f {
-		return
-	}
-	e := c.peek(f.key)
-	if e == nil && f.old.fallback(now) && c.remembers.Load() { // evicted meanwhile
-		e = f.old
-	}
-	if e != nil {
+	e := cmp.Or(c.peek(f.key), f.old) // it may have been evicted
+	if pause > 0 && e != nil && c.remembers && c.current(f.key) == f {
 		x := *e
 		x.pause, x.mark = now+pause, f.mark
 		c.entries.Set(f.key, &x)
@@ -357,17 +344,15 @@ func (c *Cache[K, V]) postpone(f *flight[K, V], now time.Duration) {
 // fly runs l, on a goroutine of its own.
 func (l *load[K, V]) fly() {
 	growStack(0)
-	c, returned := l.c, false
-	defer c.running.Done()
+	returned := false
+	defer l.c.running.Done()
 	defer func() {
 		if !returned { // also if it called runtime.Goexit
 			l.crash(recover())
 		}
-		if !l.finished {
-			c.mu.Lock()
-			c.finish(l)
-			c.mu.Unlock()
-		}
+		l.c.mu.Lock()
+		l.unlink()
+		l.c.mu.Unlock()
 		l.end(context.Canceled)
 	}()
 	l.run()
@@ -383,42 +368,33 @@ func growStack(i int) byte {
 	return room[i]
 }
 
-// finish notes that l has ended, once. The Cache is locked.
-func (c *Cache[K, V]) finish(l *load[K, V]) {
-	if !l.finished {
-		l.finished = true
-		c.stats.Loading--
-		c.loads.remove(l)
-	}
-}
-
 // run answers the flights of l: from the Store, if that has their values, otherwise by a load.
 func (l *load[K, V]) run() {
-	flights := l.flights
-	if l.c.tier != nil && !l.ready {
-		flights = l.consult(flights)
+	shared := l.c.tier != nil
+	if shared && !l.asked {
+		l.consult()
 	}
-	if !l.many && len(flights) > 1 { // without LoadMany, each by itself
-		l.split(flights[1:], true)
-		flights = flights[:1]
+	if !l.many && len(l.flights) > 1 { // without LoadMany, each by itself
+		l.split(l.flights[1:], true)
 	}
-	if l.c.tier != nil || l.many || l.Err() != nil {
-		if flights = l.wanted(flights); len(flights) == 0 {
-			return
-		}
+	if shared || l.many || l.Err() != nil {
+		l.drop()
 	}
-	begun, err := l.call(flights)
-	now := l.c.now()
-	l.took, l.spent = now-begun, now-l.called
-	for _, f := range flights {
+	if len(l.flights) == 0 {
+		return
+	}
+	for _, f := range l.flights {
 		f.loaded = true
-		f.result, f.fault = l.resultOf(f, begun, err)
 	}
-	if l.c.tier != nil {
-		l.fill(flights)
-		now = l.c.now()
+	err := l.call()
+	l.took = l.c.now() - l.begun
+	for _, f := range l.flights {
+		l.judge(f, err)
 	}
-	l.c.land(l, flights, now, true)
+	if shared {
+		l.fill()
+	}
+	l.land(l.flights)
 }
 
 // crash answers the flights of l with the panic of a function of the application.
@@ -429,80 +405,56 @@ func (l *load[K, V]) crash(value any) {
 	}
 	err := panics.New(text, value, debug.Stack())
 	for _, f := range l.flights {
-		f.result, f.fault, f.loaded = nil, err, true
+		f.entry, f.err, f.loaded = nil, err, true
 		l.release(f, true)
 	}
-	now := l.c.now()
-	if l.called > 0 {
-		l.spent = now - l.called
-	}
-	l.c.land(l, l.flights, now, true)
+	l.land(l.flights)
 }
 
-// wanted returns the flights that still have callers. It gives back the leases of the others.
-func (l *load[K, V]) wanted(flights []*flight[K, V]) (wanted []*flight[K, V]) {
+// drop drops the flights that have an answer, because nobody waits for them any more, and gives
+// their leases back.
+func (l *load[K, V]) drop() {
 	var left []*flight[K, V]
 	l.c.mu.Lock()
-	for _, f := range flights {
+	l.retain(func(f *flight[K, V]) bool {
 		if f.answered {
 			left = append(left, f)
 		}
-	}
+		return !f.answered
+	})
 	l.c.mu.Unlock()
-	if left == nil {
-		return flights
+	for _, f := range left {
+		l.release(f, false)
 	}
-	for _, f := range flights {
-		if slices.Contains(left, f) {
-			l.release(f, false)
-		} else {
-			wanted = append(wanted, f)
-		}
-	}
-	return wanted
 }
 
-// split gives each of some flights of l a load of its own. ready says that the Store has been
+// split gives each of some flights of l a load of its own. asked says that the Store has been
 // asked for it.
-func (l *load[K, V]) split(some []*flight[K, V], ready bool) {
+func (l *load[K, V]) split(some []*flight[K, V], asked bool) {
 	c := l.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, f := range some {
-		own := &load[K, V]{
-			c: c, cfg: l.cfg, caller: l.caller, began: l.began, start: l.start, deadline: l.deadline, ready: ready,
+		f.load = &load[K, V]{
+			c: c, cfg: l.cfg, caller: l.caller, start: l.start, deadline: l.deadline, asked: asked,
 			flights: []*flight[K, V]{f},
 		}
-		f.load = own
 		if f.answered { // nobody waits for it any more
-			own.err = context.Canceled
+			f.load.err = context.Canceled
 		}
-		c.begin(own)
+		c.launch(f.load)
 	}
-	var rest []*flight[K, V]
-	for _, f := range l.flights {
-		if f.load == l {
-			rest = append(rest, f)
-		}
-	}
-	l.flights = rest
+	l.retain(func(f *flight[K, V]) bool { return f.load == l })
 }
 
-// call runs Load or LoadMany with Middleware around it. It returns when the last attempt began,
-// whose value is used.
-func (l *load[K, V]) call(flights []*flight[K, V]) (begun time.Duration, err error) {
-	begun = l.start
-	if l.c.tier != nil {
-		begun = l.c.now()
-	}
-	l.called = begun
+// call runs Load or LoadMany with Middleware around it.
+func (l *load[K, V]) call() (err error) {
 	if l.cfg.Middleware == nil {
-		err = l.attempt(l, flights)
+		err = l.attempt(l)
 	} else {
 		succeeded := false
 		err = l.cfg.Middleware(func(ctx context.Context) error {
-			begun, l.ttl = l.c.now(), nil
-			err := l.attempt(ctx, flights)
+			err := l.attempt(ctx)
 			succeeded = err == nil
 			if isNotFound(err) && !behavior.IsAnswered(err) {
 				err = answered{err} // matches by an Is method, which policies do not see
@@ -516,28 +468,29 @@ func (l *load[K, V]) call(flights []*flight[K, V]) (begun time.Duration, err err
 	if isFailure(err) && errors.Is(l.Err(), context.DeadlineExceeded) {
 		err = &TimeoutError{Name: l.cfg.Name, What: "load", After: l.cfg.LoadTimeout, Err: err}
 	}
-	return begun, err
+	return err
 }
 
-func (l *load[K, V]) attempt(ctx context.Context, flights []*flight[K, V]) (err error) {
+func (l *load[K, V]) attempt(ctx context.Context) (err error) {
+	l.begun, l.ttl = l.c.now(), nil
 	if !l.many {
-		l.value, err = l.cfg.Load(ctx, flights[0].key)
+		l.value, err = l.cfg.Load(ctx, l.flights[0].key)
 		return err
 	}
-	if err := l.Err(); err != nil {
+	if l.Err() != nil {
 		return ended.Error(l)
 	}
-	keys := make([]K, len(flights))
-	for i, f := range flights {
+	keys := make([]K, len(l.flights))
+	for i, f := range l.flights {
 		keys[i] = f.key
 	}
 	l.found, err = l.cfg.LoadMany(ctx, keys)
 	return err
 }
 
-// resultOf returns the entry and the error of f by a call that began at begun and returned err.
-// For a key that does not exist it returns an error, and an entry if that is remembered.
-func (l *load[K, V]) resultOf(f *flight[K, V], begun time.Duration, err error) (*entry[V], error) {
+// judge sets the result of f by a call that returned err: for a key that does not exist an error,
+// and an entry if that is remembered.
+func (l *load[K, V]) judge(f *flight[K, V], err error) {
 	value := l.value
 	if l.many {
 		var ok bool
@@ -547,69 +500,72 @@ func (l *load[K, V]) resultOf(f *flight[K, V], begun time.Duration, err error) (
 			err = nil
 		case err == nil:
 			err = ErrNotFound
-		}
-	}
-	if isFailure(err) {
-		if l.many {
+		default:
 			f.by = l
 		}
-		return nil, err
 	}
+	f.err = err
+	if isFailure(err) {
+		return
+	}
+	e := &entry[V]{value: value, took: l.took}
+	ttl := l.cfg.TTL
 	if err != nil {
-		var none V
-		value = none
+		*e = entry[V]{absent: true, took: l.took}
+		ttl = l.cfg.NotFoundTTL
 	}
-	e := l.cfg.newEntry(f.key, value, err != nil, l.ttl, begun, l.took)
-	if e != nil && l.cfg.Lag > 0 {
+	if l.cfg.Jitter > 0 {
+		ttl -= time.Duration(rand.Float64() * l.cfg.Jitter * float64(ttl))
+	}
+	if l.ttl != nil {
+		ttl = *l.ttl
+	}
+	if ttl > 0 {
+		l.cfg.begin(e, l.begun, ttl)
+	} else if e.absent {
+		return
+	}
+	f.entry = e
+	if l.cfg.Lag > 0 {
 		l.c.mu.Lock()
-		if ends := l.c.lags.ends(l.c.lagKey(f.key)); ends > begun {
+		if ends := later(l.c.last(f.mark.bucket), l.cfg.Lag); ends > l.begun {
 			e.until(ends)
 		}
 		l.c.mu.Unlock()
 	}
-	return e, err
-}
-
-// lagKey returns the key by which a change is known: other processes name it as written.
-func (c *Cache[K, V]) lagKey(key K) any {
-	if c.tier != nil {
-		return c.cfg().Key(key)
-	}
-	return key
 }
 
 // land ends flights of l, which have their results: it keeps what may be kept, reports the loads,
-// and answers the callers. last says that l has no others.
-func (c *Cache[K, V]) land(l *load[K, V], flights []*flight[K, V], now time.Duration, last bool) {
+// and answers the callers.
+func (l *load[K, V]) land(flights []*flight[K, V]) {
+	c, now := l.c, l.c.now()
 	c.mu.Lock()
-	c.stats.LoadTime += l.spent
-	l.spent = 0
 	for _, f := range flights {
-		f.late = f.answered
-		e := f.result
-		switch current := c.current(f.key) == f; {
-		case isFailure(f.fault):
-			if !behavior.IsAnswered(f.fault) {
+		f.landed, f.late = true, f.answered
+		switch e, current := f.entry, c.current(f.key) == f; {
+		case isFailure(f.err):
+			if !behavior.IsAnswered(f.err) {
 				c.postpone(f, now)
 			}
 		case f.passing, f.late:
 		case !current || f.invalidated:
-			f.overtook = true
 			c.stats.Overtaken++
-		case e != nil && now < e.keep && c.remembers.Load():
+		case e != nil && now < e.keep && c.remembers:
 			e.mark = f.mark
 			c.entries.Set(f.key, e)
 		default: // not found, or not kept
 			c.entries.Invalidate(f.key)
 		}
-		c.count(f)
+		if f.loaded {
+			c.count(f)
+		}
 		if !f.late {
-			f.stale, f.failed = f.past, f.by
-			c.answer(f, e, f.fault, now)
+			c.answer(f, f.err, now)
 		}
 	}
-	if last {
-		c.finish(l)
+	l.retain(func(f *flight[K, V]) bool { return !f.landed })
+	if len(l.flights) == 0 {
+		l.unlink()
 	}
 	c.mu.Unlock()
 	defer func() { // even if a hook ends the goroutine
@@ -619,36 +575,14 @@ func (c *Cache[K, V]) land(l *load[K, V], flights []*flight[K, V], now time.Dura
 			}
 		}
 	}()
-	if !c.observed() {
-		return
-	}
 	for _, f := range flights {
 		if f.kind != "" {
-			took := l.took
-			if took == 0 {
-				took = now - l.start
+			err := f.err
+			if f.kind == EventNotFound {
+				err = nil
 			}
-			c.reportLoad(l, f, f.kind, f.fault, took)
+			c.report(l, f.kind, &f.key, err, cmp.Or(l.took, now-l.start))
 		}
-		if f.overtook {
-			c.reportOf(l, f, EventOvertaken, nil)
-		}
-	}
-}
-
-// reportOf reports an event of a flight.
-func (c *Cache[K, V]) reportOf(l *load[K, V], f *flight[K, V], kind EventKind, err error) {
-	if c.observed() {
-		c.report(context.WithoutCancel(l), Event{Kind: kind, Name: l.cfg.Name, Key: f.key, Err: err})
-	}
-}
-
-func (c *Cache[K, V]) reportLoad(l *load[K, V], f *flight[K, V], kind EventKind, err error, took time.Duration) {
-	if isNotFound(err) {
-		err = nil
-	}
-	if c.observed() {
-		c.report(l, Event{Kind: kind, Name: l.cfg.Name, Key: f.key, Err: err, Took: took})
 	}
 }
 
@@ -656,19 +590,14 @@ func (c *Cache[K, V]) reportLoad(l *load[K, V], f *flight[K, V], kind EventKind,
 // canceled or had timed out has been counted, and only its panic is told then. The Cache is
 // locked.
 func (c *Cache[K, V]) count(f *flight[K, V]) {
-	if f.hit {
-		c.stats.StoreHits++
-	}
-	kind, n := EventLoaded, &c.stats.Loaded
-	switch err := f.fault; {
-	case !f.loaded:
-		return
+	kind, n, panicked := EventLoaded, &c.stats.Loaded, false
+	switch err := f.err; {
 	case isNotFound(err):
 		kind, n = EventNotFound, &c.stats.NotFound
 	case err != nil:
 		kind, n = EventLoadFailed, &c.stats.Failed
-		_, panicked := errors.AsType[*panics.Error](err)
-		_, late := errors.AsType[*TimeoutError](err)
+		_, panicked = errors.AsType[*panics.Error](err)
+		_, timedOut := errors.AsType[*TimeoutError](err)
 		switch read := behavior.Read(err).Kind; {
 		case read == behavior.Refused:
 			kind, n = EventLoadRefused, &c.stats.Refused
@@ -676,53 +605,12 @@ func (c *Cache[K, V]) count(f *flight[K, V]) {
 			kind, n = EventLoadAnswered, &c.stats.Answered
 		case panicked:
 			n = &c.stats.Panicked
-		case late:
+		case timedOut:
 			n = &c.stats.TimedOut
 		}
-		if f.late && !panicked {
-			return
-		}
 	}
-	f.kind = kind
-	if !f.late || n == &c.stats.Panicked {
+	if !f.late || panicked {
+		f.kind = kind
 		*n++
-	}
-}
-
-// A loadList has loads in the order of their deadlines, which mostly is that of their beginnings.
-type loadList[K comparable, V any] struct{ first, last *load[K, V] }
-
-func (list *loadList[K, V]) insert(l *load[K, V]) {
-	l.listed = true
-	l.prev = list.last
-	for l.prev != nil && l.prev.deadline > l.deadline {
-		l.prev = l.prev.prev
-	}
-	if l.prev == nil {
-		l.next, list.first = list.first, l
-	} else {
-		l.next, l.prev.next = l.prev.next, l
-	}
-	if l.next == nil {
-		list.last = l
-	} else {
-		l.next.prev = l
-	}
-}
-
-func (list *loadList[K, V]) remove(l *load[K, V]) {
-	if !l.listed {
-		return
-	}
-	l.listed = false
-	if l.prev == nil {
-		list.first = l.next
-	} else {
-		l.prev.next = l.next
-	}
-	if l.next == nil {
-		list.last = l.prev
-	} else {
-		l.next.prev = l.prev
 	}
 }

@@ -3,9 +3,6 @@ package cacheaside
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"sync/atomic"
-	"time"
 
 	"github.com/go-resilience/resilience/internal/describe"
 )
@@ -28,13 +25,9 @@ type Stats struct {
 	TimedOut int64 // did not return within LoadTimeout
 	Canceled int64 // canceled because all callers left, or by Close
 
-	LoadTime  time.Duration // total duration of the calls of Load and LoadMany, with Middleware
-	StoreHits int64         // values that came from the Store
-	Overtaken int64         // loads overtaken by an invalidation; their results were not kept
-	Evicted   int64         // entries removed from memory for lack of room
+	Overtaken int64 // loads overtaken by an invalidation; their results were not kept
 
 	Entries int64 // in memory now, including those past their TTL
-	Loading int64 // loads in progress now, with their calls of the Store
 	Untold  int64 // keys that the Store must still be told about
 }
 
@@ -43,27 +36,12 @@ func (c *Cache[K, V]) Stats() Stats {
 	c.mu.Lock()
 	s := c.stats
 	c.mu.Unlock()
-	s.Hits, s.Stale, s.Misses, s.Evicted = c.hits.sum(), c.stale.Load(), c.misses.Load(), c.evicted.Load()
+	s.Hits, s.Stale, s.Misses = c.hits.Load(), c.stale.Load(), c.misses.Load()
 	s.Entries = int64(c.entries.EstimatedSize())
 	if c.tier != nil {
 		s.Untold = c.tier.count()
 	}
 	return s
-}
-
-// hits counts in several cells, by chance, because parallel hits would contend for one.
-type hits [8]struct {
-	n atomic.Int64
-	_ [56]byte // a cache line for each cell
-}
-
-func (h *hits) add(n int64) { h[rand.Uint32()%uint32(len(h))].n.Add(n) }
-
-func (h *hits) sum() (n int64) {
-	for i := range h {
-		n += h[i].n.Load()
-	}
-	return n
 }
 
 // Kind returns "cache".
@@ -72,7 +50,7 @@ func (c *Cache[K, V]) Kind() string { return "cache" }
 // Settings returns Config without functions, Store and Codec.
 func (c *Cache[K, V]) Settings() any {
 	cfg := c.Config()
-	cfg.Load, cfg.LoadMany, cfg.Middleware, cfg.Cost, cfg.Key = nil, nil, nil, nil, nil
+	cfg.Load, cfg.LoadMany, cfg.Middleware, cfg.Key = nil, nil, nil, nil
 	cfg.Clone, cfg.OnEvent, cfg.Store, cfg.Codec = nil, nil, nil, nil
 	return cfg
 }
@@ -81,29 +59,25 @@ func (c *Cache[K, V]) Settings() any {
 // others by their names.
 func (c *Cache[K, V]) Figures() []describe.Figure {
 	s := c.Stats()
-	var all []describe.Figure
-	add := func(name string, counter bool, v float64) {
-		all = append(all, describe.Figure{Name: name, Counter: counter, Value: v})
+	figure := func(name string, counter bool, v int64) describe.Figure {
+		return describe.Figure{Name: name, Counter: counter, Value: float64(v)}
 	}
-	add("cache.requests{result=hit}", true, float64(s.Hits))
-	add("cache.requests{result=stale}", true, float64(s.Stale))
-	add("cache.requests{result=miss}", true, float64(s.Misses))
-	add("cache.loads{outcome=loaded}", true, float64(s.Loaded))
-	add("cache.loads{outcome=not_found}", true, float64(s.NotFound))
-	add("cache.loads{outcome=answered}", true, float64(s.Answered))
-	add("cache.loads{outcome=failed}", true, float64(s.Failed))
-	add("cache.loads{outcome=panicked}", true, float64(s.Panicked))
-	add("cache.loads{outcome=refused}", true, float64(s.Refused))
-	add("cache.loads{outcome=timed_out}", true, float64(s.TimedOut))
-	add("cache.loads{outcome=canceled}", true, float64(s.Canceled))
-	add("cache.load.time_seconds", true, s.LoadTime.Seconds())
-	add("cache.store.hits", true, float64(s.StoreHits))
-	add("cache.overtaken_loads", true, float64(s.Overtaken))
-	add("cache.evictions", true, float64(s.Evicted))
-	add("cache.entries", false, float64(s.Entries))
-	add("cache.loading", false, float64(s.Loading))
-	add("cache.untold", false, float64(s.Untold))
-	return all
+	return []describe.Figure{
+		figure("cache.requests{result=hit}", true, s.Hits),
+		figure("cache.requests{result=stale}", true, s.Stale),
+		figure("cache.requests{result=miss}", true, s.Misses),
+		figure("cache.loads{outcome=loaded}", true, s.Loaded),
+		figure("cache.loads{outcome=not_found}", true, s.NotFound),
+		figure("cache.loads{outcome=answered}", true, s.Answered),
+		figure("cache.loads{outcome=failed}", true, s.Failed),
+		figure("cache.loads{outcome=panicked}", true, s.Panicked),
+		figure("cache.loads{outcome=refused}", true, s.Refused),
+		figure("cache.loads{outcome=timed_out}", true, s.TimedOut),
+		figure("cache.loads{outcome=canceled}", true, s.Canceled),
+		figure("cache.overtaken_loads", true, s.Overtaken),
+		figure("cache.entries", false, s.Entries),
+		figure("cache.untold", false, s.Untold),
+	}
 }
 
 // Health returns an error while the Store must still be told of invalidations.
@@ -133,7 +107,7 @@ func (c *Cache[K, V]) ObserveAny(f func(context.Context, any)) (stop func()) {
 func (e Event) Level() int {
 	switch e.Kind {
 	case EventLoadFailed, EventCodecFailed, EventStoreLost, EventStoreRestored, EventFenceFailed,
-		EventNotInvalidated, EventWatchLost, EventWatchRestored:
+		EventNotInvalidated, EventWatchLost:
 		return 4
 	}
 	return -4

@@ -76,7 +76,6 @@ func TestUpdateOfCapacityEvictsNoMoreThanNeeded(t *testing.T) {
 	update(t, c, func(cfg *config) { cfg.Capacity = 10 })
 	require.LessOrEqual(t, c.Stats().Entries, int64(10))
 	require.Positive(t, c.Stats().Entries)
-	require.GreaterOrEqual(t, c.Stats().Evicted, int64(2900))
 }
 
 func TestLoadsUnderWayKeepTheirSettings(t *testing.T) {
@@ -155,11 +154,10 @@ func TestUpdateRefusesFieldsThatCannotChange(t *testing.T) {
 	defer c.Close()
 	mustGet(t, c, 1)
 	for field, change := range map[string]func(*config){
-		"Name":           func(cfg *config) { cfg.Name = "other" },
-		"Store":          func(cfg *config) { cfg.Store = newFakeStore().connect() },
-		"Codec":          func(cfg *config) { cfg.Codec = plain{} },
-		"Version":        func(cfg *config) { cfg.Version = 7 },
-		"MemoryInOutage": func(cfg *config) { cfg.MemoryInOutage = true },
+		"Name":    func(cfg *config) { cfg.Name = "other" },
+		"Store":   func(cfg *config) { cfg.Store = newFakeStore().connect() },
+		"Codec":   func(cfg *config) { cfg.Codec = plain{} },
+		"Version": func(cfg *config) { cfg.Version = 7 },
 	} {
 		err := c.Update(func(cfg *config) { cfg.TTL = time.Second; change(cfg) })
 		require.ErrorContains(t, err, "cacheaside.Config."+field+" is ")
@@ -249,7 +247,7 @@ func TestUpdateUnderLoad(t *testing.T) {
 	calls.Wait()
 	require.NoError(t, c.Close())
 	s := c.Stats()
-	require.Zero(t, s.Loading, "each load has ended")
+	require.Zero(t, c.Tracked(), "each load has ended")
 	require.Equal(t, requests.Load(), s.Hits+s.Stale+s.Misses, "each Get is counted once")
 }
 
@@ -324,7 +322,6 @@ func TestStatsCountEachRequestAndLoadOnce(t *testing.T) {
 		require.Equal(t, []int64{1, 1, 11}, []int64{s.Hits, s.Stale, s.Misses})
 		require.Equal(t, []int64{4, 1, 1, 2, 1, 1, 1, 1},
 			[]int64{s.Loaded, s.NotFound, s.Answered, s.Failed, s.Refused, s.Panicked, s.TimedOut, s.Canceled})
-		require.Equal(t, 11*time.Second, s.LoadTime, "one second each, and the one that hangs has not returned")
 		took := map[cacheaside.EventKind][]time.Duration{}
 		for _, e := range log.events {
 			took[e.Kind] = append(took[e.Kind], e.Took)

@@ -1,6 +1,7 @@
 package cacheaside
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -30,19 +31,24 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 	if c.isClosed() {
 		return ErrClosed
 	}
+	keys := []K{key}
 	if c.tier == nil {
-		defer c.forget([]K{key})
+		defer c.forget(keys, false)
 		return write(ctx)
 	}
-	begun, token := time.Now(), newToken()
-	window, untold := c.tier.fence(ctx, c.cfg().Key(key), token)
+	t, begun, token, written := c.tier, time.Now(), newToken(), c.cfg().Key(key)
+	// Fence waits for the answer even if ctx ends, because a fence that nobody removes would stand
+	// until it falls.
+	window, unfenced := t.store.Fence(context.WithoutCancel(ctx), written, token)
+	t.ended(ctx, t.store.Shard(written), unfenced)
 	// Calls from now on find the fence in the Store. The entry in memory would outlive a
 	// write that never returns.
-	c.forget([]K{key})
+	c.forget(keys, false)
 	defer func() {
-		stands := time.Since(begun) < window
-		untold := c.announce(ctx, []K{key}, func() { c.forget([]K{key}) }, c.event,
-			func(ctx context.Context, keys []string) []error { return c.tier.unfence(ctx, keys[0], token) })
+		stands := unfenced == nil && time.Since(begun) < window
+		untold := c.announce(ctx, keys, token, false, func(ctx context.Context, keys ...string) error {
+			return t.store.Unfence(ctx, keys[0], token)
+		})
 		switch {
 		case untold == nil || stands:
 		case err == nil:
@@ -52,10 +58,9 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 			err = &untoldError{err, untold}
 		}
 	}()
-	if untold != nil {
-		c.tell(ctx, EventFenceFailed, key, untold)
-	}
-	if window > 0 {
+	if unfenced != nil {
+		c.tell(ctx, EventFenceFailed, &key, unfenced, 0)
+	} else {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(ctx, begun.Add(window),
 			&TimeoutError{Name: c.cfg().Name, What: "write", After: window})
@@ -73,14 +78,14 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 // succeeds, even if ctx has ended; an [*InvalidateError] lists the keys that the Store
 // could not be told about.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
-	return c.change(ctx, keys, func() { c.forget(keys) }, (*tier).invalidate)
+	return c.change(ctx, keys, false)
 }
 
 // Expire ends the freshness of keys. Unlike after Invalidate, their values may still be
 // served as Stale and StaleOnError allow, counted from now. Loads under way are not
 // kept. Its errors are those of Invalidate.
 func (c *Cache[K, V]) Expire(ctx context.Context, keys ...K) error {
-	return c.change(ctx, keys, func() { c.age(keys) }, (*tier).expire)
+	return c.change(ctx, keys, true)
 }
 
 // InvalidateAll is Invalidate for every key.
@@ -89,16 +94,16 @@ func (c *Cache[K, V]) InvalidateAll(ctx context.Context) error {
 		return ErrClosed
 	}
 	var untold error
-	func() {
-		defer c.forgetAll()
-		if c.tier != nil {
-			untold = c.tier.invalidateAll(ctx)
-		}
-	}()
+	if c.tier != nil {
+		untold = c.tier.invalidateAll(ctx)
+	}
+	c.mu.Lock()
+	c.allAt = c.now()
+	c.all.Add(1)
+	c.mu.Unlock()
+	c.entries.InvalidateAll()
 	if untold != nil {
-		if c.observed() {
-			c.event(context.WithoutCancel(ctx), Event{Kind: EventNotInvalidated, Name: c.cfg().Name, Err: untold})
-		}
+		c.tell(context.WithoutCancel(ctx), EventNotInvalidated, nil, untold, 0)
 		return &InvalidateError{Name: c.cfg().Name, Err: untold}
 	}
 	return nil
@@ -110,18 +115,20 @@ func (c *Cache[K, V]) isClosed() bool {
 	return c.closed
 }
 
-// change makes a change to keys, in memory and in the Store.
-func (c *Cache[K, V]) change(ctx context.Context, keys []K, here func(),
-	there func(*tier, context.Context, []string) []error) error {
+// change makes a change to keys, in memory and in the Store. The soft form is Expire.
+func (c *Cache[K, V]) change(ctx context.Context, keys []K, soft bool) error {
 	if c.isClosed() {
 		return ErrClosed
 	}
 	if c.tier == nil {
-		here()
+		c.forget(keys, soft)
 		return nil
 	}
-	untold := c.announce(ctx, keys, here, c.event, func(ctx context.Context, keys []string) []error { return there(c.tier, ctx, keys) })
-	if untold != nil {
+	tell := c.tier.store.Invalidate
+	if soft {
+		tell = c.tier.store.Expire
+	}
+	if untold := c.announce(ctx, keys, "", soft, tell); untold != nil {
 		return untold
 	}
 	return nil
@@ -129,74 +136,49 @@ func (c *Cache[K, V]) change(ctx context.Context, keys []K, here func(),
 
 // announce makes a change to keys, in the Store first and in memory second. In the other
 // order, a flight could read the old value from the Store in between and keep it.
-func (c *Cache[K, V]) announce(ctx context.Context, keys []K, here func(), report func(context.Context, Event),
-	there func(context.Context, []string) []error) (failed *InvalidateError) {
+func (c *Cache[K, V]) announce(ctx context.Context, keys []K, token string, soft bool,
+	tell func(context.Context, ...string) error) (untold *InvalidateError) {
+	cfg := c.cfg()
 	written := make([]string, len(keys))
 	for i, key := range keys {
-		written[i] = c.cfg().Key(key)
+		written[i] = cfg.Key(key)
 	}
-	var errs []error
-	func() {
-		defer here() // even if the Store panics
-		errs = there(ctx, written)
-	}()
-	for i, err := range errs {
-		if err == nil {
-			continue
-		}
-		if failed == nil {
-			failed = &InvalidateError{Name: c.cfg().Name, Err: err}
-		}
-		failed.Keys = append(failed.Keys, written[i])
-		if c.observed() {
-			report(context.WithoutCancel(ctx), Event{Kind: EventNotInvalidated, Name: c.cfg().Name, Key: keys[i], Err: err})
+	failed := c.tier.tell(ctx, written, token, tell)
+	c.forget(keys, soft)
+	if len(failed) == 0 {
+		return nil
+	}
+	untold = &InvalidateError{Name: cfg.Name}
+	for i, key := range keys {
+		if err := failed[written[i]]; err != nil {
+			untold.Keys, untold.Err = append(untold.Keys, written[i]), cmp.Or(untold.Err, err)
+			c.tell(context.WithoutCancel(ctx), EventNotInvalidated, &key, err, 0)
 		}
 	}
-	return failed
+	return untold
 }
 
-// forget removes the entries of keys and makes sure that no flight restores them.
-func (c *Cache[K, V]) forget(keys []K) {
+// forget removes the entries of keys, or ends their freshness, and makes sure that no flight
+// restores them.
+func (c *Cache[K, V]) forget(keys []K, soft bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	cfg, now := c.cfg(), c.now()
 	for _, key := range keys {
-		c.overtake(key)
+		if cfg.Lag > 0 {
+			written := ""
+			if c.tier != nil {
+				written = cfg.Key(key)
+			}
+			c.note(c.bucket(key, written))
+		}
+		delete(c.flights, key)
+		if e := c.peek(key); soft && e != nil {
+			if e = cfg.expired(e, now); e.standing(now) != dead {
+				c.entries.Set(key, e)
+				continue
+			}
+		}
 		c.entries.Invalidate(key)
 	}
-}
-
-// overtake makes sure that no flight of key is kept. The Cache is locked.
-func (c *Cache[K, V]) overtake(key K) {
-	delete(c.flights, key)
-	if lag := c.cfg().Lag; lag > 0 {
-		c.lags.note(lag, c.now(), c.lagKey(key))
-	}
-}
-
-// age is the soft form of forget.
-func (c *Cache[K, V]) age(keys []K) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := c.now()
-	for _, key := range keys {
-		c.overtake(key)
-		e := c.peek(key)
-		if e == nil {
-			continue
-		}
-		if x := c.cfg().expired(e, now); x.standing(now) != dead {
-			c.entries.Set(key, x)
-		} else {
-			c.entries.Invalidate(key)
-		}
-	}
-}
-
-// forgetAll removes every entry.
-func (c *Cache[K, V]) forgetAll() {
-	c.mu.Lock()
-	c.lags.noteAll(c.cfg().Lag, c.now())
-	c.versions.endAll()
-	c.mu.Unlock()
-	c.entries.InvalidateAll()
 }

@@ -149,5 +149,5 @@ func TestManyKeysTakeFewRoundTrips(t *testing.T) {
 	defer c.Close()
 	count(64, get)
 	count(64, func() { require.NoError(t, c.Invalidate(t.Context(), keys...)) })
-	require.Equal(t, int64(1000), c.Stats().StoreHits)
+	require.Zero(t, c.Stats().Loaded)
 }

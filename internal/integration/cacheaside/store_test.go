@@ -330,7 +330,7 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 			}
 			require.Less(t, p.evals.Load()-before, int64(100), "and Redis is not asked each time")
 			change.back()
-			await(cacheaside.EventWatchRestored)
+			await(cacheaside.EventWatchBegun)
 			for c.Stats().Untold > 0 {
 				await(cacheaside.EventReinvalidated)
 			}

@@ -43,7 +43,7 @@ type cachePlan struct {
 	Load, Write                           time.Duration // the longest, most often
 	Keys                                  int           // at once
 	Slow, Failing, Lost, Late             int           // percentage of loads, of loads, of scripts, and of their answers
-	Finish, MemoryInOutage                bool
+	Finish                                bool
 	Restarts                              bool // of Redis, which then is empty
 	Network                               bool // between the processes and Redis, a bad one
 	Readers, Writers                      int
@@ -70,7 +70,6 @@ func cacheBegin(r *run) {
 		}
 	default:
 		p.Memory, p.Store = true, true
-		p.MemoryInOutage = rng.IntN(3) == 0
 	}
 	if p.StaleOnError > 0 {
 		p.SoftTimeout = ms(0, 1, 1, 3)
@@ -182,7 +181,7 @@ func cacheWorker(ctx context.Context, w *worker) {
 	}
 	cfg := cacheaside.Config[int, int64]{
 		Load: p.load, TTL: p.TTL, Stale: p.Stale, StaleOnError: p.StaleOnError, SoftTimeout: p.SoftTimeout, ErrorPause: p.ErrorPause,
-		LoadTimeout: p.LoadTimeout, Finish: p.Finish, MemoryInOutage: p.MemoryInOutage,
+		LoadTimeout: p.LoadTimeout, Finish: p.Finish,
 		OnEvent: func(ctx context.Context, e cacheaside.Event) {
 			if op, ok := ctx.Value(opKey{}).(*cacheOp); ok {
 				switch e.Kind {
@@ -203,7 +202,7 @@ func cacheWorker(ctx context.Context, w *worker) {
 	}
 	p.cache = cacheaside.New(cfg)
 	if p.Store {
-		cfg.Store, cfg.MemoryInOutage, cfg.ErrorPause = dying{cfg.Store}, false, -1
+		cfg.Store, cfg.ErrorPause = dying{cfg.Store}, -1
 		p.dying = cacheaside.New(cfg)
 	}
 	var all sync.WaitGroup
