@@ -92,7 +92,7 @@ type Cache[K comparable, V any] struct {
 	mu        sync.Mutex
 	flights   map[K]*flight[K, V] // those that a call may join, and whose result will be kept
 	loads     *load[K, V]         // the ring of those that run, by their deadlines
-	timer     *time.Timer         // calls overdue at fires, or is nil
+	timer     *time.Timer         // calls overdue at fires, if that is not 0
 	fires     time.Duration
 	remembers bool // while false, nothing is kept in memory
 	stats     Stats
@@ -116,6 +116,8 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 		// Maintenance is short. Running it here leaves no goroutine behind.
 		Executor: func(fn func()) { fn() },
 	})
+	c.timer = time.AfterFunc(time.Hour, c.overdue)
+	c.timer.Stop()
 	c.remembers = cfg.Store == nil // otherwise once the Store is being watched
 	if cfg.Store != nil || cfg.Lag > 0 {
 		c.divide(cfg.Capacity, cfg.Store != nil)
@@ -157,9 +159,7 @@ func (c *Cache[K, V]) Close() error {
 			}
 		}
 	}
-	if c.timer != nil {
-		c.timer.Stop()
-	}
+	c.timer.Stop()
 	c.mu.Unlock()
 	if c.tier != nil {
 		c.tier.stop()

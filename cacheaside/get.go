@@ -37,16 +37,14 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (v V, er
 	if ctx.Err() != nil {
 		return v, ended.Error(ctx)
 	}
-	cfg, early := c.cfg(), false
-	if e, ok := c.entries.GetIfPresent(key); ok && !o.SkipMemory && c.holds(e.mark) {
-		if now := c.now(); now < e.fresh {
-			if early = e.ahead(cfg.Ahead, now); !early {
-				c.hits.Add(1)
-				return cfg.give(e)
-			}
+	cfg, now := c.cfg(), c.now()
+	r := request[K, V]{key: key, skip: o.SkipMemory}
+	if e := c.peek(key); !r.skip && e.standing(now) == fresh {
+		if r.early = e.ahead(cfg.Ahead, now); !r.early {
+			c.hits.Add(1)
+			return cfg.give(e)
 		}
 	}
-	r := request[K, V]{key: key, skip: o.SkipMemory, early: early}
 	if c.tier != nil {
 		r.written = cfg.Key(key)
 	}
@@ -55,7 +53,7 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (v V, er
 		c.mu.Unlock()
 		return v, ErrClosed
 	}
-	if l := c.enter(ctx, &r, nil, c.now()); l != nil {
+	if l := c.enter(ctx, &r, nil, now); l != nil {
 		c.launch(l)
 	}
 	c.mu.Unlock()
@@ -77,6 +75,7 @@ type request[K comparable, V any] struct {
 	past   bool          // past its TTL,
 	flight *flight[K, V] // or this is waited for
 	left   bool          // until the ctx of the caller ended
+	by     *load[K, V]   // the LoadMany that has failed, if one has
 }
 
 // enter decides how r gets its value, and makes it a caller of the flight that it waits for. A
@@ -167,9 +166,10 @@ func (c *Cache[K, V]) wait(ctx context.Context, r *request[K, V]) (*entry[V], er
 // value where that is allowed.
 func (c *Cache[K, V]) answered(ctx context.Context, r *request[K, V]) (*entry[V], error) {
 	f := r.flight
-	e, err := f.entry, f.err
-	if f.early != nil {
-		e, err = nil, f.early
+	var e *entry[V]
+	err := f.early
+	if err == nil {
+		e, err, r.by = f.entry, f.err, f.by
 	}
 	switch {
 	case err == nil && f.past:
@@ -298,10 +298,10 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 		case r.left:
 			errs = []error{err}
 		case !isFailure(err):
-		case n > 0 && r.flight.by != nil && failed[n-1].by == r.flight.by:
+		case n > 0 && r.by != nil && failed[n-1].by == r.by:
 			failed[n-1].keys = append(failed[n-1].keys, r.key)
 		default:
-			failed = append(failed, failure[K, V]{r.flight.by, []K{r.key}, err})
+			failed = append(failed, failure[K, V]{r.by, []K{r.key}, err})
 		}
 	}
 	for _, f := range failed {

@@ -222,11 +222,7 @@ func (l *load[K, V]) unlink() {
 // arm has overdue called at a time. The Cache is locked.
 func (c *Cache[K, V]) arm(at time.Duration) {
 	c.fires = at
-	if c.timer == nil {
-		c.timer = time.AfterFunc(at-c.now(), c.overdue)
-	} else {
-		c.timer.Reset(at - c.now())
-	}
+	c.timer.Reset(at - c.now())
 }
 
 // overdue answers the callers of loads whose LoadTimeout has passed, even if Load ignores its

@@ -143,28 +143,14 @@ func (s *store) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheasi
 	args := make([]any, 0, 5*len(asks)+2)
 	args = append(args, micros(s.cfg.LeaseTTL), millis(s.cfg.LeaseTTL+hold))
 	for _, ask := range asks {
-		keys = append(keys, s.hash(ask.Key))
-		refresh := "0"
-		if ask.Refresh {
-			refresh = "1"
-		}
-		args = append(args, version(ask.Version), ask.Token, refresh, ask.Waits, micros(min(ask.Pause, longest)))
+		keys = append(keys, ask.Key)
+		args = append(args, version(ask.Version), ask.Token, flag(ask.Refresh), ask.Waits, micros(min(ask.Pause, longest)))
 	}
-	keys = append(keys, s.epoch(s.Shard(asks[0].Key)))
-	reply, err := s.eval(ctx, "acquire", acquire, keys, args...)
-	if err != nil {
-		return nil, err
-	}
-	answers, ok := reply.([]any)
 	looks := make([]cacheaside.Lookup, len(asks))
-	ok = ok && len(answers) == len(asks)
-	for i := 0; ok && i < len(looks); i++ {
-		looks[i], ok = lookup(answers[i])
-	}
-	if !ok {
-		return nil, unexpected("acquire", reply)
-	}
-	return looks, nil
+	return looks, s.evalEach(ctx, "acquire", acquire, keys, args, func(i int, reply any) (ok bool) {
+		looks[i], ok = lookup(reply)
+		return ok
+	})
 }
 
 func lookup(reply any) (look cacheaside.Lookup, ok bool) {
@@ -172,22 +158,22 @@ func lookup(reply any) (look cacheaside.Lookup, ok bool) {
 	if !ok || len(fields) != 5 {
 		return look, false
 	}
-	state, ok1 := bytes(fields[0])
-	value, ok2 := bytes(fields[1])
+	state, ok1 := text(fields[0])
+	value, ok2 := text(fields[1])
 	fresh, ok3 := fields[2].(int64)
 	wait, ok4 := fields[3].(int64)
-	last, ok5 := bytes(fields[4])
-	if len(value) > 0 { // an envelope is never empty
-		look.Value = value
+	last, ok5 := text(fields[4])
+	if value != "" { // an envelope is never empty
+		look.Value = []byte(value)
 	}
 	look.State = cacheaside.State(state)
 	look.Fresh = time.Duration(fresh) * time.Microsecond
 	look.Wait = time.Duration(wait) * time.Microsecond
 	switch look.State {
 	case cacheaside.Leased:
-		look.Grant = string(last)
+		look.Grant = last
 	case cacheaside.Busy:
-		look.Waits = string(last)
+		look.Waits = last
 	case cacheaside.Hit, cacheaside.Failed, cacheaside.Fenced, cacheaside.Missed:
 	default:
 		return look, false
@@ -196,61 +182,44 @@ func lookup(reply any) (look cacheaside.Lookup, ok bool) {
 	return look, ok1 && ok2 && ok3 && ok4 && ok5 && max(fresh, wait) <= most && min(fresh, wait) >= -most
 }
 
-// bytes returns a string of a reply.
-func bytes(reply any) ([]byte, bool) {
-	switch v := reply.(type) {
-	case string:
-		return []byte(v), true
-	case []byte:
-		return v, true
+// text returns a string of a reply.
+func text(reply any) (string, bool) {
+	if v, ok := reply.([]byte); ok {
+		return string(v), true
 	}
-	return nil, false
+	v, ok := reply.(string)
+	return v, ok
 }
 
 func (s *store) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
 	keys := make([]string, 0, len(values)+1)
 	args := make([]any, 0, 5*len(values))
 	for _, v := range values {
-		keys = append(keys, s.hash(v.Key))
+		keys = append(keys, v.Key)
 		args = append(args, version(v.Version), v.Grant, string(v.Value), micros(min(v.Fresh, longest)), micros(min(v.Keep, longest)))
 	}
-	keys = append(keys, s.epoch(s.Shard(values[0].Key)))
-	reply, err := s.eval(ctx, "fill", fill, keys, args...)
-	if err != nil {
-		return nil, err
-	}
-	answers, ok := reply.([]any)
 	current := make([]bool, len(values))
-	ok = ok && len(answers) == len(values)
-	for i := 0; ok && i < len(current); i++ {
-		var n int64
-		n, ok = answers[i].(int64)
+	return current, s.evalEach(ctx, "fill", fill, keys, args, func(i int, reply any) bool {
+		n, ok := reply.(int64)
 		current[i] = n == 1
-	}
-	if !ok {
-		return nil, unexpected("fill", reply)
-	}
-	return current, nil
+		return ok
+	})
 }
 
 func (s *store) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
-	how := "0"
-	if failed {
-		how = "1"
-	}
-	_, err := s.eval(ctx, "release", release, []string{s.hash(ask.Key)}, version(ask.Version), ask.Token, how)
+	_, err := s.eval(ctx, "release", release, []string{s.hash(ask.Key)}, version(ask.Version), ask.Token, flag(failed))
 	return err
 }
 
 func (s *store) Invalidate(ctx context.Context, keys ...string) error {
-	return s.each(ctx, "invalidate", invalidate, keys)
+	return s.change(ctx, "invalidate", invalidate, keys)
 }
 
 func (s *store) Expire(ctx context.Context, keys ...string) error {
-	return s.each(ctx, "expire", expire, keys)
+	return s.change(ctx, "expire", expire, keys)
 }
 
-func (s *store) each(ctx context.Context, what, script string, keys []string) error {
+func (s *store) change(ctx context.Context, what, script string, keys []string) error {
 	hashes := make([]string, len(keys))
 	args := make([]any, 0, 1+len(keys))
 	args = append(args, s.cfg.Prefix)
@@ -263,13 +232,15 @@ func (s *store) each(ctx context.Context, what, script string, keys []string) er
 }
 
 func (s *store) Fence(ctx context.Context, key, token string) (time.Duration, error) {
-	_, err := s.eval(ctx, "fence", fence, []string{s.hash(key)},
-		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.WriteTimeout))
-	return s.cfg.WriteTimeout, err
+	return s.cfg.WriteTimeout, s.write(ctx, "fence", fence, key, token)
 }
 
 func (s *store) Unfence(ctx context.Context, key, token string) error {
-	_, err := s.eval(ctx, "unfence", unfence, []string{s.hash(key)},
+	return s.write(ctx, "unfence", unfence, key, token)
+}
+
+func (s *store) write(ctx context.Context, what, script, key, token string) error {
+	_, err := s.eval(ctx, what, script, []string{s.hash(key)},
 		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.WriteTimeout))
 	return err
 }
@@ -309,14 +280,42 @@ func (s *store) epoch(bucket uint8) string {
 	return "{" + s.cfg.Prefix + ":" + strconv.Itoa(int(bucket)) + "}"
 }
 
+func flag(is bool) string {
+	if is {
+		return "1"
+	}
+	return "0"
+}
+
 func version(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 
 func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
+// evalEach runs a script about keys of one bucket. read reads the answer about each.
+func (s *store) evalEach(ctx context.Context, what, script string, keys []string, args []any, read func(i int, reply any) bool) error {
+	epoch := s.epoch(s.Shard(keys[0]))
+	for i, key := range keys {
+		keys[i] = epoch + ":" + key
+	}
+	reply, err := s.eval(ctx, what, script, append(keys, epoch), args...)
+	if err != nil {
+		return err
+	}
+	answers, ok := reply.([]any)
+	ok = ok && len(answers) == len(keys)
+	for i := 0; ok && i < len(keys); i++ {
+		ok = read(i, answers[i])
+	}
+	if !ok {
+		return fmt.Errorf("redisstore: %s: unexpected reply %T %v", what, reply, reply)
+	}
+	return nil
+}
+
 // eval runs a script for at most Timeout, even if the client ignores the deadline of its
 // ctx.
-func (s *store) eval(ctx context.Context, what, script string, keys []string, args ...any) (any, error) {
+func (s *store) eval(ctx context.Context, what, script string, keys []string, args ...any) (reply any, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	type answer struct {
 		reply any
@@ -328,7 +327,7 @@ func (s *store) eval(ctx context.Context, what, script string, keys []string, ar
 		reply, err := s.cfg.Eval(ctx, script, keys, args...)
 		answered <- answer{reply, err}
 	}()
-	var a answer
+	a := answer{}
 	select {
 	case a = <-answered:
 	case <-ctx.Done():
@@ -342,10 +341,6 @@ func (s *store) eval(ctx context.Context, what, script string, keys []string, ar
 		return nil, fmt.Errorf("redisstore: %s: %w", what, a.err)
 	}
 	return a.reply, nil
-}
-
-func unexpected(what string, reply any) error {
-	return fmt.Errorf("redisstore: %s: unexpected reply %T %v", what, reply, reply)
 }
 
 // message returns what is published about key: the origin and the key, "" for all keys.
@@ -367,8 +362,7 @@ const mostSubscriptions = 4
 // that is to return.
 func (s *store) grace() time.Duration { return s.cfg.Timeout + time.Second }
 
-// Watch returns within Timeout plus one second of the
-// end of ctx, even if Subscribe does not.
+// Watch returns within Timeout plus one second of the end of ctx, even if Subscribe does not.
 func (s *store) Watch(ctx context.Context, up func(), heard func(key string)) error {
 	if s.cfg.Subscribe == nil {
 		up()
@@ -384,13 +378,11 @@ func (s *store) Watch(ctx context.Context, up func(), heard func(key string)) er
 	}
 	subscribed := make(chan struct{}, 1)
 	messages := make(chan string)
-	ended := make(chan struct{})
-	var err error // written before ended is closed
+	ended := make(chan error, 1)
 	subCtx, cancel := context.WithCancel(ctx)
 	go func() {
-		defer close(ended)
 		defer func() { <-s.subscriptions }()
-		err = s.cfg.Subscribe(subCtx, s.cfg.Prefix, func() {
+		ended <- s.cfg.Subscribe(subCtx, s.cfg.Prefix, func() {
 			select {
 			case subscribed <- struct{}{}:
 			default:
@@ -411,15 +403,12 @@ func (s *store) Watch(ctx context.Context, up func(), heard func(key string)) er
 		}
 		return context.Cause(ctx)
 	}
-	if lost == errEnded && err != nil {
-		return fmt.Errorf("redisstore: subscription: %w", err)
-	}
 	return lost
 }
 
 // listen passes messages on until it may have missed one.
 func (s *store) listen(ctx context.Context, up func(), heard func(string),
-	subscribed <-chan struct{}, messages <-chan string, ended <-chan struct{}) error {
+	subscribed <-chan struct{}, messages <-chan string, ended chan error) error {
 	// The process that has been silent first tests the channel; the others hear the test.
 	quiet := time.NewTimer(s.cfg.Heartbeat)
 	defer quiet.Stop()
@@ -458,7 +447,11 @@ func (s *store) listen(ctx context.Context, up func(), heard func(string),
 			} else {
 				quiet.Reset(min(s.cfg.Timeout/5, time.Until(lost)))
 			}
-		case <-ended:
+		case err := <-ended:
+			ended <- err // also for Watch
+			if err != nil {
+				return fmt.Errorf("redisstore: subscription: %w", err)
+			}
 			return errEnded
 		case <-ctx.Done():
 			return context.Cause(ctx)

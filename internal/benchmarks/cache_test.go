@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,10 +13,13 @@ import (
 	"github.com/Yiling-J/theine-go"
 	rediscache "github.com/go-redis/cache/v9"
 	"github.com/maypok86/otter/v2"
+	"github.com/redis/go-redis/v9"
 	"github.com/viccon/sturdyc"
 	"golang.org/x/sync/singleflight"
 
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/cacheaside/redisstore"
+	"github.com/go-resilience/resilience/resilienceredis"
 )
 
 func BenchmarkCache(b *testing.B) { benchmark(b, cacheCases) }
@@ -188,6 +192,81 @@ var cacheCases = []comparison{
 			}
 		}
 	})},
+}
+
+// tierCases are a cache in Redis, with nothing in memory: "get" of a value that is there, "load" of
+// one that is not, and "write", which go-redis/cache does by Delete.
+var tierCases = []comparison{
+	{"get", tierImpls(func(t tier, _ int) error { return t.get(t.prefix + "there") })},
+	{"load", tierImpls(func(t tier, i int) error { return t.get(t.prefix + strconv.Itoa(i)) })},
+	{"write", tierImpls(func(t tier, _ int) error { return t.write(t.prefix + "there") })},
+}
+
+func BenchmarkCacheInRedis(b *testing.B) { benchmark(b, tierCases) }
+
+type tier struct {
+	prefix     string
+	get, write func(key string) error
+}
+
+func tierImpls(call func(t tier, i int) error) []impl {
+	measure := func(b *testing.B, t tier, rdb *redis.Client) {
+		i := 0
+		t.prefix = "benchmarks:cache:" + strconv.FormatUint(rand.Uint64(), 36) + ":"
+		there := t.prefix + "there"
+		succeeded(b, t.get(there))
+		before, server := cpu(), serverCPU(b, rdb)
+		for b.Loop() {
+			i++
+			succeeded(b, call(t, i))
+		}
+		spent, serving := cpu()-before, serverCPU(b, rdb)-server
+		b.ReportMetric(spent.Seconds()*1e6/float64(b.N), "cpu-us/op")
+		b.ReportMetric(serving*1e6/float64(b.N), "server-us/op")
+	}
+	return []impl{
+		{"resilience", func(b *testing.B) {
+			rdb, ctx := throttleRedis(b), context.Background()
+			c := cacheaside.New(cacheaside.Config[string, int]{
+				Load:  func(_ context.Context, key string) (int, error) { return len(key), nil },
+				Store: redisstore.New(redisstore.Config{Prefix: "benchmarks:cache", Eval: resilienceredis.Eval(rdb), Timeout: time.Second}),
+			})
+			defer c.Close()
+			measure(b, tier{
+				get: func(key string) error {
+					_, err := c.GetWith(ctx, key, cacheaside.GetOptions{SkipMemory: true})
+					return err
+				},
+				write: func(key string) error { return c.Write(ctx, key, func(context.Context) error { return nil }) },
+			}, rdb)
+		}},
+		{"go-redis-cache", func(b *testing.B) {
+			rdb, ctx := throttleRedis(b), context.Background()
+			c := rediscache.New(&rediscache.Options{Redis: rdb})
+			measure(b, tier{
+				get: func(key string) error {
+					var v int
+					return c.Once(&rediscache.Item{Key: key, Value: &v, TTL: cacheTTL,
+						Do: func(*rediscache.Item) (any, error) { return len(key), nil }})
+				},
+				write: func(key string) error { return c.Delete(ctx, key) },
+			}, rdb)
+		}},
+	}
+}
+
+// serverCPU returns the seconds of CPU that the server has used, for whomever.
+func serverCPU(b *testing.B, rdb *redis.Client) (seconds float64) {
+	info, err := rdb.Info(context.Background(), "cpu").Result()
+	succeeded(b, err)
+	for _, name := range []string{"used_cpu_user:", "used_cpu_sys:"} {
+		_, value, _ := strings.Cut(info, name)
+		value, _, _ = strings.Cut(value, "\r\n")
+		part, err := strconv.ParseFloat(value, 64)
+		succeeded(b, err)
+		seconds += part
+	}
+	return seconds
 }
 
 var cacheKeys = func() []string {

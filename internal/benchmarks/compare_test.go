@@ -34,6 +34,7 @@ var patterns = []pattern{
 	{"Bulkhead", bulkheadCases, 1},
 	{"Throttle", throttleCases, 1},
 	{"Cache", cacheCases, 1},
+	{"CacheInRedis", tierCases, 1},
 	{"Saga", sagaCases, 1},
 	{"HTTP", httpCases, 20},
 	{"Data", dataCases, 3},
