@@ -195,10 +195,10 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	return a
 }
 
-// policiesEnded ends a when the policies' ctx has ended. If a outlasts that, a cancel does not
-// end it, since a policy that returns cancels; a timeout does, since it covers the body.
+// policiesEnded ends a when the policies' ctx has ended, unless a outlasts that: a policy that
+// returns cancels it, and a timeout that covers the body is a limit.
 func (a *attempt) policiesEnded() {
-	if !a.extended.Load() || a.Context.Err() != context.Canceled {
+	if !a.extended.Load() {
 		a.cancel(context.Cause(a.Context))
 	}
 }

@@ -364,3 +364,59 @@ func TestClientEndsTheCtxOfARequestWithIt(t *testing.T) {
 		})
 	}
 }
+
+// A closable body cannot be read once it is closed.
+type closable struct {
+	io.Reader
+	closed bool
+}
+
+func (c *closable) Read(p []byte) (int, error) {
+	if c.closed {
+		return 0, errors.New("closed")
+	}
+	return c.Reader.Read(p)
+}
+
+func (c *closable) Close() error {
+	c.closed = true
+	return nil
+}
+
+func TestHedgeSendsTheCallersBodyOpen(t *testing.T) {
+	transport := &resiliencehttp.Transport{
+		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			sent, err := io.ReadAll(r.Body)
+			return response(200, strings.NewReader(string(sent))), err
+		}),
+	}
+	req, err := http.NewRequest("PUT", "http://example.com", nil)
+	require.NoError(t, err)
+	req.Body = &closable{Reader: strings.NewReader("hello")}
+	req.GetBody = func() (io.ReadCloser, error) { return &closable{Reader: strings.NewReader("hello")}, nil }
+	resp, err := transport.RoundTrip(req)
+	require.Equal(t, "hello", answer(t, resp, err))
+}
+
+func TestBodyThatWasSentWholeIsNotAtFault(t *testing.T) {
+	sent := 0
+	transport := &resiliencehttp.Transport{
+		Middleware: retries(2).Wrap,
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			_, err := io.ReadAll(r.Body)
+			require.NoError(t, err)
+			if sent++; sent == 1 {
+				return nil, io.ErrUnexpectedEOF // the server has gone
+			}
+			return response(200, strings.NewReader("there")), nil
+		}),
+	}
+	req, err := http.NewRequest("PUT", "http://example.com", nil)
+	require.NoError(t, err)
+	body := func() (io.ReadCloser, error) { return &closable{Reader: strings.NewReader("hello")}, nil }
+	req.Body, _ = body()
+	req.GetBody, req.ContentLength = body, 5
+	resp, err := transport.RoundTrip(req)
+	require.Equal(t, "there", answer(t, resp, err))
+}

@@ -193,7 +193,7 @@ func Status(err error) int {
 		return http.StatusOK
 	case !isRefusal(err):
 		return http.StatusInternalServerError
-	case !ok && !errors.Is(err, throttle.ErrLimited):
+	case !errors.Is(err, throttle.ErrLimited):
 		return http.StatusServiceUnavailable
 	case !ok:
 		return http.StatusTooManyRequests

@@ -362,7 +362,7 @@ func (a *Ahead) line() (string, error) {
 			return "", err
 		}
 		switch c := read[n]; {
-		case c == '\n' && n > 0 && n == a.at && read[n-1] == '\r': // of the CR that ended the last line
+		case c == '\n' && n > 0 && read[n-1] == '\r': // of the CR that ended the last line
 			a.at++
 		case c == '\n' || c == '\r':
 			line := strings.TrimPrefix(string(read[a.at:n]), "\ufeff") // a byte order mark comes first, if at all

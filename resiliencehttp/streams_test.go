@@ -336,6 +336,19 @@ func TestAhead(t *testing.T) {
 	}
 }
 
+func TestAheadOfNothing(t *testing.T) {
+	nothingAhead(t, nil) // that of DefaultJudge
+}
+
+func TestFirstByteLeavesAResponseWithoutABodyAsItIs(t *testing.T) {
+	transport := &resiliencehttp.Transport{FirstByte: time.Second, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: 200, Body: http.NoBody}, nil
+	})}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.NoError(t, err)
+	require.Equal(t, http.NoBody, resp.Body)
+}
+
 func nothingAhead(t *testing.T, ahead *resiliencehttp.Ahead) {
 	read, err := ahead.Bytes(1)
 	require.Equal(t, io.EOF, err)
@@ -568,6 +581,20 @@ type closingBody struct {
 }
 
 func (b *closingBody) Close() error { *b.closed++; return nil }
+
+// An idler counts the calls of CloseIdleConnections.
+type idler struct {
+	roundTripper
+	closed int
+}
+
+func (i *idler) CloseIdleConnections() { i.closed++ }
+
+func TestFailoverClosesIdleConnectionsOfEach(t *testing.T) {
+	first, last := &idler{}, &idler{}
+	(&http.Client{Transport: resiliencehttp.Failover(first, roundTripper(nil), last)}).CloseIdleConnections()
+	require.Equal(t, []int{1, 1}, []int{first.closed, last.closed})
+}
 
 func TestFailoverNamesEach(t *testing.T) {
 	fails := func(err error) http.RoundTripper {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -61,6 +62,9 @@ func TestLongKeysAreKeptShort(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	require.Less(t, int64(after.HeapAlloc)-int64(before.HeapAlloc), int64(16<<20))
 	require.Equal(t, 64, tenants.Stats().Keys)
+	most := strings.Repeat("x", 200)
+	get(h, func(r *http.Request) { r.Header.Set("Tenant", most) })
+	require.Contains(t, maps.Collect(slots.All()), most, "a key that is short enough stays as it is")
 }
 
 // A problem is what a refusal looks like to a client.
@@ -326,7 +330,8 @@ func TestOurClientHonorsOurServer(t *testing.T) {
 
 func TestClientIP(t *testing.T) {
 	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:ffff::/48"),
-		netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("::ffff:172.16.0.0/112"), netip.MustParsePrefix("::ffff:0.0.0.0/95")}
+		netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("::ffff:172.16.0.0/112"), netip.MustParsePrefix("::ffff:0.0.0.0/95"),
+		netip.MustParsePrefix("2001:db8:eeee::/112")}
 	before := slices.Clone(proxies)
 	for _, c := range []struct {
 		name, remote, x, want string
@@ -361,6 +366,8 @@ func TestClientIP(t *testing.T) {
 		{"CloseBracket", "10.0.0.1:1", "192.0.2.9]", "10.0.0.1"},
 		{"IPv4InBrackets", "10.0.0.1:1", "[192.0.2.9]", "10.0.0.1"},
 		{"IPv6OpenBracket", "10.0.0.1:1", "[2001:db8:1:2::9", "10.0.0.1"},
+		{"IPv6CloseBracket", "10.0.0.1:1", "2001:db8:1:2::9]", "10.0.0.1"},
+		{"NextToALongPrefix", "[2001:db8:dddd::1]:1", "192.0.2.9", "2001:db8:dddd::/64"},
 		{"TrustedBesideMapped", "[::fffe:1:2]:1", "192.0.2.9", "192.0.2.9"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
