@@ -44,7 +44,7 @@ func (c cache) do(ctx context.Context, op Operation) error {
 	f := c.invalidate
 	switch op.Action {
 	case InvalidateAll:
-		return ofStore(c.invalidateAll(ctx))
+		return storeError(c.invalidateAll(ctx))
 	case Expire:
 		f = c.expire
 	}
@@ -53,7 +53,7 @@ func (c cache) do(ctx context.Context, op Operation) error {
 		return err
 	}
 	err, _ = f.Call([]reflect.Value{reflect.ValueOf(ctx), key})[0].Interface().(error)
-	return ofStore(err)
+	return storeError(err)
 }
 
 // keyOf reads a key: a text as it is, what reads itself from a text by that, anything else

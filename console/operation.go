@@ -424,7 +424,7 @@ func (c *Console) do(ctx context.Context, op Operation, done *result) (err error
 	if aboutTheSaga(err) {
 		return err
 	}
-	return ofStore(err)
+	return storeError(err)
 }
 
 // A secretError is an error whose text may hold secrets.
@@ -435,8 +435,8 @@ type secretError struct {
 
 func (e secretError) Unwrap() error { return e.error }
 
-// ofStore returns an error of the store of a cache or of a Runner as a secretError, or nil.
-func ofStore(err error) error {
+// storeError returns an error of the store of a cache or of a Runner as a secretError, or nil.
+func storeError(err error) error {
 	if err == nil {
 		return nil
 	}

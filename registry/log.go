@@ -30,7 +30,7 @@ func Log(logger *slog.Logger) func(context.Context, Event) {
 			return
 		}
 		attrs := e.attrs()
-		if e.Level >= slog.LevelWarn && ofEachCall[e.What] {
+		if e.Level >= slog.LevelWarn && frequent[e.What] {
 			more, ok := b.pass(e, time.Now())
 			if !ok {
 				return
@@ -43,8 +43,9 @@ func Log(logger *slog.Logger) func(context.Context, Event) {
 	}
 }
 
-// ofEachCall has the events of which each call may cause one while something is down.
-var ofEachCall = map[string]bool{
+// frequent are the events of which, in an outage, each call may cause one: unbounded, they would fill the
+// log.
+var frequent = map[string]bool{
 	"refused": true, "ended": true, "over budget": true,
 	"load failed": true, "load refused": true, "fence failed": true,
 	"not invalidated": true, "store failed": true, "outage began": true, "recovered": true,

@@ -58,8 +58,8 @@ func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 
 // Instruments are named by the figure, with one of these in front.
 const (
-	ofPolicy = namespace
-	ofMember = namespace + "member."
+	policyPrefix = namespace
+	memberPrefix = namespace + "member."
 )
 
 // An observation is what one Observe has made.
@@ -84,7 +84,7 @@ type shown struct {
 // announce makes the instruments of a figure that has none.
 func (o *observation) announce(m metric.Meter, f registry.Figure) (made []metric.Observable, err error) {
 	what, unit, _ := registry.Parse(f.Name)
-	prefixes := []string{ofPolicy, ofMember}
+	prefixes := []string{policyPrefix, memberPrefix}
 	if o.keys == nil {
 		prefixes = prefixes[:1]
 	}
@@ -133,13 +133,13 @@ func (o *observation) collect(_ context.Context, to metric.Observer) error {
 		}
 	}
 	for e := range o.reg.All() {
-		show(source{prefix: ofPolicy, kind: e.Kind, name: e.Name}, e.Figures())
+		show(source{prefix: policyPrefix, kind: e.Kind, name: e.Name}, e.Figures())
 		if o.keys == nil {
 			continue
 		}
 		for _, m := range e.Members(math.MaxInt) {
 			if m.Policy != nil && o.keys(e.Kind, e.Name, m.Key) {
-				show(source{prefix: ofMember, kind: e.Kind, name: e.Name, key: m.Key}, m.Figures())
+				show(source{prefix: memberPrefix, kind: e.Kind, name: e.Name, key: m.Key}, m.Figures())
 			}
 		}
 	}

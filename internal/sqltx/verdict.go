@@ -82,10 +82,10 @@ func Judge(ctx context.Context, err error, code func(error) string) error {
 func classify(err error, code func(error) string) verdict {
 	if code != nil {
 		if state := code(err); state != "" {
-			return ofState(state, "")
+			return stateVerdict(state, "")
 		}
 	}
-	if v := first(err, ofCode); v != none {
+	if v := first(err, codeVerdict); v != none {
 		return v
 	}
 	if errors.Is(err, sql.ErrNoRows) {
@@ -97,7 +97,7 @@ func classify(err error, code func(error) string) verdict {
 	if errors.Is(err, driver.ErrBadConn) {
 		return unavailable
 	}
-	return first(err, ofConnection)
+	return first(err, connectionVerdict)
 }
 
 // first returns the verdict of the outermost error that has one. Of joined errors the worst
@@ -122,18 +122,18 @@ func first(err error, judge func(error) verdict) verdict {
 	return none
 }
 
-// ofCode knows the errors of the drivers by the packages of their types, as it imports none. What
+// codeVerdict knows the errors of the drivers by the packages of their types, as it imports none. What
 // an SQLSTATE is needs no package: nothing but a database has one.
-func ofCode(err error) verdict {
+func codeVerdict(err error) verdict {
 	if state, routine := stateOf(err); state != "" {
-		return ofState(state, routine)
+		return stateVerdict(state, routine)
 	}
 	kind, number := numberOf(err)
 	switch kind {
 	case isMySQL:
-		return ofMySQL(number)
+		return mysqlVerdict(number)
 	case isSQLite:
-		return ofSQLite(number)
+		return sqliteVerdict(number)
 	}
 	return none
 }
@@ -197,8 +197,8 @@ func field(v reflect.Value, name string) reflect.Value {
 	return reflect.Value{}
 }
 
-// ofConnection is the verdict of an error by which a connection failed.
-func ofConnection(err error) verdict {
+// connectionVerdict is the verdict of an error by which a connection failed.
+func connectionVerdict(err error) verdict {
 	switch e := err.(type) {
 	case interface{ SafeToRetry() bool }: // pgconn
 		if e.SafeToRetry() {
@@ -223,9 +223,9 @@ func ofConnection(err error) verdict {
 	return none
 }
 
-// ofState is the verdict of an SQLSTATE, two characters of a class and three, which a routine of
+// stateVerdict is the verdict of an SQLSTATE, two characters of a class and three, which a routine of
 // PostgreSQL has raised.
-func ofState(state, routine string) verdict {
+func stateVerdict(state, routine string) verdict {
 	if readerState(state, routine) {
 		return unavailable
 	}
@@ -257,8 +257,8 @@ func ofState(state, routine string) verdict {
 	return answered
 }
 
-// ofMySQL is the verdict of an error number of MySQL or MariaDB.
-func ofMySQL(number int) verdict {
+// mysqlVerdict is the verdict of an error number of MySQL or MariaDB.
+func mysqlVerdict(number int) verdict {
 	if readerNumber(number) {
 		return unavailable
 	}
@@ -292,8 +292,8 @@ func ofMySQL(number int) verdict {
 	return answered
 }
 
-// ofSQLite is the verdict of a result code of SQLite, whose low byte is the primary code.
-func ofSQLite(code int) verdict {
+// sqliteVerdict is the verdict of a result code of SQLite, whose low byte is the primary code.
+func sqliteVerdict(code int) verdict {
 	switch primary := code & 0xff; primary {
 	case 5, 6: // BUSY, BUSY_SNAPSHOT and their like; LOCKED
 		return again

@@ -19,7 +19,7 @@ func TestVerdictsOfMySQL(t *testing.T) {
 		unknown:     {1180, 1927, 2013, 3169},
 	} {
 		for _, n := range numbers {
-			require.Equal(t, want, ofMySQL(n), n)
+			require.Equal(t, want, mysqlVerdict(n), n)
 		}
 	}
 }
@@ -33,7 +33,7 @@ func TestVerdictsOfSQLite(t *testing.T) {
 		none:        {0, 29, 100, 404, 500},
 	} {
 		for _, code := range codes {
-			require.Equal(t, want, ofSQLite(code), code)
+			require.Equal(t, want, sqliteVerdict(code), code)
 		}
 	}
 }
@@ -77,14 +77,14 @@ func TestNumbersAreThoseOfDrivers(t *testing.T) {
 		require.Equal(t, []any{c.kind, c.number}, []any{kind, number}, "%s %T", c.pkg, c.err)
 	}
 	for _, err := range []error{&mysqlError{1290}, mattnError{5, 517}, &modernError{5}, (*modernError)(nil)} {
-		require.Equal(t, none, first(err, ofCode), "%T", err)
+		require.Equal(t, none, first(err, codeVerdict), "%T", err)
 	}
 }
 
 func TestReaderNumbers(t *testing.T) {
 	for _, n := range []int{1290, 1836, 1792, 1047} {
 		require.True(t, readerNumber(n), n)
-		require.Equal(t, unavailable, ofMySQL(n), n)
+		require.Equal(t, unavailable, mysqlVerdict(n), n)
 	}
 	for _, n := range []int{1213, 1040, 1053, 2006, 0} {
 		require.False(t, readerNumber(n), n)
