@@ -90,11 +90,12 @@ func (s *Script) Change(dry bool, f func(cfg any) error) error {
 // Settings returns Config.
 func (s *Script) Settings() any { return s.Config() }
 
-// Figures returns faults.calls, and faults.injected by the kind of fault.
+// Figures returns faults.calls, and faults.injected by the kind of fault, also of kinds that have had
+// none: what makes an instrument of each figure at the start of a program must find it.
 func (s *Script) Figures() []describe.Figure {
 	stats := s.Stats()
 	all := []describe.Figure{{Name: "faults.calls", Counter: true, Value: float64(stats.Calls)}}
-	for _, kind := range slices.Sorted(maps.Keys(stats.Injected)) {
+	for _, kind := range kinds {
 		all = append(all, describe.Figure{
 			Name:    "faults.injected{kind=" + strings.ReplaceAll(string(kind), " ", "_") + "}",
 			Counter: true, Value: float64(stats.Injected[kind]),

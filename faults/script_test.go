@@ -36,6 +36,19 @@ func TestScriptIsOffUntilEnabled(t *testing.T) {
 	require.Equal(t, faults.Stats{Calls: 3, Injected: map[faults.Kind]int64{faults.Fail: 1}}, s.Stats())
 }
 
+func TestFiguresAreThereBeforeTheirFirstFault(t *testing.T) {
+	s := script(faults.Plan{Kind: faults.SlowBody})
+	before := s.Figures()
+	require.NoError(t, faults.Func(s, ok)(t.Context()))
+	after := s.Figures()
+	require.Len(t, after, len(before))
+	for i := range after {
+		require.Equal(t, before[i].Name, after[i].Name)
+		slow := after[i].Name == "faults.injected{kind=slow_body}"
+		require.Equal(t, slow || after[i].Name == "faults.calls", after[i].Value == 1, after[i].Name)
+	}
+}
+
 func TestFuncEndsAsThePlanSays(t *testing.T) {
 	for _, c := range []struct {
 		plan faults.Plan

@@ -1,7 +1,7 @@
 // Package resilienceotel shows the policies of a program in OpenTelemetry, as metrics and
 // traces.
 //
-//	stop, err := resilienceotel.Observe(reg, resilienceotel.Config{}) // a *registry.Registry
+//	stop, err := resilienceotel.Observe(reg, resilienceotel.Config{}) // a *registry.Registry that has its policies
 //	defer stop()
 //
 //	t := resilienceotel.New(resilienceotel.Config{})
