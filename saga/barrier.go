@@ -3,7 +3,6 @@ package saga
 import (
 	"context"
 	"database/sql"
-	"time"
 
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
@@ -13,19 +12,20 @@ import (
 // participant's own database: run the statement there once, or with the participant's
 // migrations. The Migrate of sqlstore runs it too, for participants that share the store's
 // database.
+//
+// Its rows stay until you delete them:
+//
+//	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval '90 days'    -- PostgreSQL
+//	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval 90 day       -- MySQL
+//	DELETE FROM saga_barrier WHERE saga_id > '' AND at < datetime('now', '-90 days')   -- SQLite
+//
+// A command that arrives after its row was deleted is applied again, so this must be longer than the
+// longest saga takes, and longer than a message can be under way. The row without a saga_id is the
+// version of the table.
 const BarrierTable = participant.Table
 
 // BarrierTableMySQL is [BarrierTable] for MySQL and MariaDB.
 const BarrierTableMySQL = participant.TableMySQL
-
-// PruneBarrier deletes the rows of [BarrierTable] that are older than age, give or take a second,
-// and returns how many. A command that arrives after its row was deleted is applied again, so age,
-// which must be more than 0, must be longer than the longest saga takes, and longer than a message
-// can be under way. It reads the whole table. Except on MySQL it compares the clock of this process
-// with that of the database.
-func PruneBarrier(ctx context.Context, db *sql.DB, age time.Duration) (int64, error) {
-	return participant.Prune(ctx, db, age)
-}
 
 // Apply applies the command of ctx once. It is for a participant with a database of its
 // own: fn makes its changes in a transaction of db, to which Apply adds a row for the
@@ -53,7 +53,7 @@ func PruneBarrier(ctx context.Context, db *sql.DB, age time.Duration) (int64, er
 // and calls fn again.
 //
 // The ctx of a Do or an Undo carries a command, as does that of [WithCommand]. db is PostgreSQL,
-// SQLite, MySQL or MariaDB, with a [BarrierTable], which [PruneBarrier] keeps small.
+// SQLite, MySQL or MariaDB, with a [BarrierTable].
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	refusal := func(err error) (string, bool) { return storable(err.Error()), Voided(err) }
 	err := participant.Apply(ctx, db, CommandFrom(ctx).ID, refusal, fn)

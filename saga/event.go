@@ -196,15 +196,14 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 
 // happened counts an entry of a log, and tells of it. rec is the saga after the entry.
 func (r *Runner) happened(ctx context.Context, rec *store.Record, entry store.Entry) {
-	life := entry.At.Sub(rec.CreatedAt)
-	r.figures.saga(rec.Saga, func(s *SagaStats) { s.entry(entry.Kind, life) })
+	r.figures.saga(rec.Saga, func(s *SagaStats) { s.entry(entry.Kind) })
 	e := Event{
 		Kind: entry.Kind, Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt,
 		Err: reason(entry.Error), At: entry.At,
 	}
 	switch e.Kind {
 	case EventCompleted, EventCompensated, EventAbandoned:
-		e.Took = life
+		e.Took = entry.At.Sub(rec.CreatedAt)
 	}
 	r.tellOf(ctx, rec, e)
 }

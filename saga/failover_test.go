@@ -4,7 +4,6 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -32,12 +31,6 @@ func TestApplyFindsThePrimary(t *testing.T) {
 		}), name)
 		require.Equal(t, [2]int{0, 1}, servers.Conns(), name)
 	}
-	servers := &standby.Servers{Answer: kind}
-	db := servers.Open(t, 3)
-	servers.Swap()
-	_, err := saga.PruneBarrier(t.Context(), db, time.Hour)
-	require.NoError(t, err)
-	require.Equal(t, [2]int{0, 1}, servers.Conns())
 }
 
 // TestApplyHeedsTheVersionOfTheBarrier: a newer table says which programs can use it.

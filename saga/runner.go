@@ -1104,7 +1104,7 @@ func (h *hold) did(res *result) {
 
 // attempted counts an attempt that has ended, and tells of it.
 func (h *hold) attempted(res *result, outcome Outcome) {
-	h.r.figures.saga(h.p.name, func(s *SagaStats) { s.attempt(outcome, res.took) })
+	h.r.figures.saga(h.p.name, func(s *SagaStats) { s.Attempts[outcome]++ })
 	h.r.tellOf(h.ctx, &h.rec, Event{
 		Kind: EventAttempted, Step: h.p.steps[res.step].name, Op: res.op, Attempt: res.attempt,
 		Outcome: outcome, Took: res.took, Err: res.err, At: h.now(),

@@ -47,12 +47,7 @@ type SagaStats struct {
 	Stuck       int64 // became stuck
 	Abandoned   int64
 
-	// Took is the sum of the whole lives, from Start to end, of the sagas that were
-	// Completed, Compensated or Abandoned.
-	Took time.Duration
-
-	Attempts     map[Outcome]int64 // of all steps
-	AttemptsTook time.Duration     // the sum of all attempts that were not refused
+	Attempts map[Outcome]int64 // of all steps
 }
 
 // CountLimit is the highest number of a [Count]. It stands for so many or more: a store
@@ -156,32 +151,19 @@ func (f *figures) saga(name string, change func(*SagaStats)) {
 	}
 }
 
-// entry counts an entry of the log of a saga, which is so old.
-func (s *SagaStats) entry(kind EventKind, life time.Duration) {
+// entry counts an entry of the log of a saga.
+func (s *SagaStats) entry(kind EventKind) {
 	switch kind {
 	case EventCreated:
 		s.Started++
-		return
 	case EventStuck:
 		s.Stuck++
-		return
 	case EventCompleted:
 		s.Completed++
 	case EventCompensated:
 		s.Compensated++
 	case EventAbandoned:
 		s.Abandoned++
-	default:
-		return
-	}
-	s.Took += life
-}
-
-// attempt counts an attempt of a step.
-func (s *SagaStats) attempt(outcome Outcome, took time.Duration) {
-	s.Attempts[outcome]++
-	if outcome != OutcomeRefused {
-		s.AttemptsTook += took
 	}
 }
 
@@ -237,8 +219,8 @@ func (r *Runner) Settings() any {
 	return cfg
 }
 
-// Figures returns what a runner shows over time: the fields of its [Stats], saga.sagas by status and
-// saga.step.attempts by outcome. saga.stored, saga.due and saga.due.age_seconds are those of all
+// Figures returns what a runner shows over time: saga.sagas by status, saga.step.attempts by outcome,
+// saga.claims, saga.stalls, saga.held and saga.in_flight. saga.stored, saga.due and saga.due.age_seconds are those of all
 // runners on the store, so they must not be added up. They are there for each definition that is
 // registered or was seen in the store, and 0 while it has no such saga.
 func (r *Runner) Figures() []describe.Figure {
@@ -255,11 +237,9 @@ func (r *Runner) Figures() []describe.Figure {
 		count("saga.sagas"+of+",status=compensated}", float64(d.Compensated))
 		count("saga.sagas"+of+",status=stuck}", float64(d.Stuck))
 		count("saga.sagas"+of+",status=abandoned}", float64(d.Abandoned))
-		count("saga.life.time_seconds"+of+"}", d.Took.Seconds())
 		for _, o := range []Outcome{OutcomeDone, OutcomeNoEffect, OutcomeInDoubt, OutcomeFailed, OutcomeRefused, OutcomeInterrupted} {
 			count("saga.step.attempts"+of+",outcome="+strings.ReplaceAll(string(o), " ", "_")+"}", float64(d.Attempts[o]))
 		}
-		count("saga.step.time_seconds"+of+"}", d.AttemptsTook.Seconds())
 	}
 	for _, c := range r.figures.stored(s) {
 		of := "{saga=" + c.Saga
@@ -270,12 +250,7 @@ func (r *Runner) Figures() []describe.Figure {
 		gauge("saga.due.age_seconds"+of+"}", c.waits(s.Stored.Now).Seconds())
 	}
 	count("saga.claims", float64(s.Claimed))
-	count("saga.takeovers", float64(s.TakenOver))
-	count("saga.losses", float64(s.Lost))
 	count("saga.stalls", float64(s.Stalled))
-	count("saga.commits", float64(s.Commits))
-	count("saga.deletions", float64(s.Deleted))
-	count("saga.store.errors", float64(s.StoreErrors))
 	gauge("saga.held", float64(s.Held))
 	gauge("saga.in_flight", float64(s.InFlight))
 	return all

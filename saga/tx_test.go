@@ -23,7 +23,7 @@ import (
 )
 
 // A ledger is a database with one table of strings, as small as one can be: it
-// takes the statements of Apply and PruneBarrier, and "do NAME". A transaction writes
+// takes the statements of Apply, and "do NAME". A transaction writes
 // when it commits, and then what was to happen with it happens.
 type ledger struct {
 	mu       sync.Mutex
@@ -103,8 +103,6 @@ func (c *ledgerConn) ExecContext(_ context.Context, query string, args []driver.
 	switch {
 	case query == "do":
 		c.effects = append(c.effects, w[0])
-	case strings.HasPrefix(query, "DELETE FROM saga_barrier"):
-		c.l.effects = append(c.l.effects, "prune "+w[0])
 	case query == "with":
 		c.with = append(c.with, w[0])
 	case strings.HasPrefix(query, "INSERT INTO saga_barrier (saga_id, step, op, reason)"):
@@ -645,18 +643,4 @@ func TestApplyTakesNoIDThatItsTableCutsOff(t *testing.T) {
 	for _, id := range []string{strings.Repeat("x", 201) + "/pay/do", "trip-1/pay/" + strings.Repeat("x", 101) + "/do"} {
 		require.ErrorContains(t, apply(t, nil, id, nil), "is not the id of a command")
 	}
-}
-
-// TestPruneBarrierKeepsWhatIsYounger, by the fraction of a second too: SQLite keeps none.
-func TestPruneBarrierKeepsWhatIsYounger(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, db := newLedger(t)
-		defer db.Close()
-		time.Sleep(time.Minute)
-		_, err := saga.PruneBarrier(t.Context(), db, 58*time.Second+400*time.Millisecond)
-		require.NoError(t, err)
-		require.Equal(t, []string{"prune 2000-01-01 00:00:00.600000Z"}, l.did())
-		_, err = saga.PruneBarrier(t.Context(), db, 0)
-		require.ErrorContains(t, err, "must be more than 0")
-	})
 }

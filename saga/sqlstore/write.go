@@ -423,7 +423,7 @@ func (s *Store) Hasten(ctx context.Context, id string) error {
 	return wrap("hasten", err)
 }
 
-// DeleteEnded implements [store.Store]. Rows of the barrier stay (see saga.PruneBarrier).
+// DeleteEnded implements [store.Store]. Rows of the barrier stay (see saga.BarrierTable).
 func (s *Store) DeleteEnded(ctx context.Context, status store.Status, age time.Duration, limit int) (
 	n int, err error,
 ) {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sqldb"
@@ -38,27 +37,17 @@ const TableMySQL = `CREATE TABLE IF NOT EXISTS saga_barrier (
 type barrierSQL struct {
 	insert string // a row (saga, step, op, reason), unless it exists
 	reason string // of the row (saga, step, op)
-	prune  string // the rows that are older than before(age)
-	before func(age time.Duration) any
 }
 
 // standardBarrier is for PostgreSQL and SQLite.
 var standardBarrier = barrierSQL{
 	insert: `INSERT INTO saga_barrier (saga_id, step, op, reason) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING`,
 	reason: `SELECT reason FROM saga_barrier WHERE saga_id = $1 AND step = $2 AND op = $3`,
-	prune:  `DELETE FROM saga_barrier WHERE at < $1 AND saga_id > ''`,
-	// SQLite keeps whole seconds, so a row may be younger than it says.
-	before: func(age time.Duration) any {
-		return time.Now().Add(-age - time.Second).UTC().Format("2006-01-02 15:04:05.000000Z")
-	},
 }
 
-// The clock is the database's.
 var mysqlBarrier = barrierSQL{
 	insert: `INSERT IGNORE INTO saga_barrier (saga_id, step, op, reason) VALUES (?, ?, ?, ?)`,
 	reason: `SELECT reason FROM saga_barrier WHERE saga_id = ? AND step = ? AND op = ?`,
-	prune:  `DELETE FROM saga_barrier WHERE at < NOW(6) - INTERVAL ? MICROSECOND AND saga_id > ''`,
-	before: func(age time.Duration) any { return age.Microseconds() + 1 },
 }
 
 // version is of the table. One that has changed has a row that says so, whose op is "version": its
@@ -85,29 +74,6 @@ func barrierFor(ctx context.Context, db *sql.DB) (*barrierSQL, error) {
 		return &mysqlBarrier, nil
 	}
 	return &standardBarrier, nil
-}
-
-// Prune deletes the rows that are older than age: see saga.PruneBarrier.
-func Prune(ctx context.Context, db *sql.DB, age time.Duration) (int64, error) {
-	if age <= 0 {
-		return 0, fmt.Errorf("saga: prune of the barrier: age is %v: must be more than 0", age)
-	}
-	b, err := barrierFor(ctx, db)
-	if err != nil {
-		return 0, err
-	}
-	var pruned int64
-	err = sqldb.Write(ctx, db, func(ctx context.Context, q sqldb.Querier) error {
-		res, err := q.ExecContext(ctx, b.prune, b.before(age))
-		if err == nil {
-			pruned, err = res.RowsAffected()
-		}
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("saga: prune of the barrier: %w", err)
-	}
-	return pruned, nil
 }
 
 // A Refused is the error of a Do that its participant has refused for good.
