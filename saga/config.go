@@ -33,7 +33,7 @@ type RunnerConfig struct {
 	// Concurrency is how many sagas the runner holds at most. Zero means 64.
 	Concurrency int
 	// Drain is how long running attempts may continue after the ctx of Run has ended.
-	// Then their ctx ends too, and the runner no longer extends leases. Zero means 10
+	// Then their ctx ends too, and the runner sends no more heartbeats. Zero means 10
 	// seconds, negative means no time at all.
 	Drain time.Duration
 	// MaxTakeovers is how often a saga may be taken over from crashed owners, without a

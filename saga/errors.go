@@ -47,7 +47,7 @@ var (
 	errNoTx = errors.New("saga: the store has no transactions")
 	// errLost is the cause of an attempt's ctx that ends because the runner no longer holds
 	// the saga.
-	errLost = errors.New("saga: lease lost")
+	errLost = errors.New("saga: no longer held")
 	// errDraining is the cause of an attempt's ctx that ends because its runner was stopped
 	// and RunnerConfig.Drain has passed.
 	errDraining = errors.New("saga: runner stopped")

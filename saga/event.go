@@ -87,7 +87,7 @@ const (
 const (
 	EventAttempted   EventKind = "attempted"    // an attempt has ended: Outcome, Err, Took
 	EventStalled     EventKind = "stalled"      // a step fails, or is refused, for the 8th, 16th, 32nd time and so on: Attempt, Err
-	EventLost        EventKind = "lost"         // another runner claimed the saga, an operator abandoned it, or its lease ended
+	EventLost        EventKind = "lost"         // another runner claimed the saga, an operator abandoned it, or the hold ended
 	EventStoreFailed EventKind = "store failed" // with Err; the runner tries again
 )
 

@@ -196,6 +196,22 @@ func TestRunRetriesAfterThePivotUntilItWorks(t *testing.T) {
 	})
 }
 
+// Of several steps that run beside each other the first that has failed is named, whichever was the
+// first to fail.
+func TestRunIsStuckAtTheFirstStepThatFailed(t *testing.T) {
+	charge := step("charge")
+	charge.Pivot = true
+	steps := []saga.Step[trip]{charge}
+	for i, name := range []string{"mail", "print", "archive"} {
+		st := saga.Step[trip]{Name: name, Parallel: i > 0, Do: func(context.Context, *trip) error { return saga.Abort(errDeclined) }}
+		if name == "mail" {
+			st.Do = func(context.Context, *trip) error { return nil }
+		}
+		steps = append(steps, st)
+	}
+	require.Equal(t, "print", detail(t, saga.Run(t.Context(), sequence(steps...), &trip{})).Step)
+}
+
 func TestRunIsStuckIfItCanGoNeitherOnNorBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		charge := step("charge")

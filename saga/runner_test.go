@@ -296,7 +296,7 @@ func TestAnOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 		require.NoError(t, err)
 		got := <-ended
 		require.Equal(t, 20*time.Second, got.after, "the lease of the last heartbeat")
-		require.EqualError(t, got.cause, "saga: lease lost")
+		require.EqualError(t, got.cause, "saga: no longer held")
 		require.LessOrEqual(t, time.Since(begun), 21*time.Second)
 		require.Equal(t, []string{"created", "taken over", "done flight", "completed"}, events(t, other, "trip-1"))
 		synctest.Wait()

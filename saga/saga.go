@@ -44,7 +44,7 @@
 // docs/saga.md says more: of doubt, pivots, refusals, waits, the state, and new versions.
 //
 // Patterns: Compensating Transaction, Scheduler Agent Supervisor and, for its
-// leases, Leader Election, in Cloud Design Patterns
+// holds, Leader Election, in Cloud Design Patterns
 // (https://learn.microsoft.com/azure/architecture/patterns/compensating-transaction).
 // The name is from Garcia-Molina and Salem, Sagas, 1987.
 package saga

@@ -23,7 +23,7 @@ type Stats struct {
 	// Counters.
 	Claimed     int64
 	TakenOver   int64 // of those, from an owner that had not released them
-	Lost        int64 // claimed by another runner, abandoned while held, or their lease ended
+	Lost        int64 // claimed by another runner, abandoned while held, or without a heartbeat in time
 	Stalled     int64 // reports of steps that fail again and again: see EventStalled
 	Commits     int64 // writes of a held saga's progress; one may record several results
 	Deleted     int64 // ended sagas that this runner has deleted; see RunnerConfig.Keep

@@ -136,7 +136,7 @@ func TestAHeartbeatThatFindsAnotherOwnerEndsTheAttempt(t *testing.T) {
 		sg := sequence(st)
 		r, _ := begin(t, g, saga.RunnerConfig{LeaseTTL: 15 * time.Second}, sg)
 		mustStart(t, r, sg)
-		require.EqualError(t, <-ended, "saga: lease lost")
+		require.EqualError(t, <-ended, "saga: no longer held")
 		require.Equal(t, 5*time.Second, time.Since(begun), "at the first heartbeat")
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().Lost)
