@@ -425,3 +425,26 @@ func TestEveryCloseWaitsUntilTheStoreHasBeenTold(t *testing.T) {
 		require.Equal(t, 2, told)
 	})
 }
+
+// What a call reads from the Store before that is told of a change is not kept after it.
+func TestMemoryForgetsOnceTheStoreHasBeenTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource()
+		var c *cacheaside.Cache[int, int]
+		c = cacheaside.New(cacheaside.Config[int, int]{
+			Load: src.load,
+			Store: flaky{newFakeStore().connect(), func(call string) bool {
+				if call == "Invalidate" && c != nil {
+					require.Equal(t, 0, mustGet(t, c, 1), "it reads the old value, and keeps it")
+				}
+				return false
+			}},
+		})
+		defer c.Close()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		_ = src.write(1)(t.Context())
+		require.NoError(t, c.Invalidate(t.Context(), 1))
+		require.Equal(t, 1, mustGet(t, c, 1))
+	})
+}
