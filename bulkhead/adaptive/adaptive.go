@@ -249,7 +249,7 @@ func (b *Bulkhead) ask(cost int) {
 	if b.taken+cost > b.limit {
 		b.control.makeRoom(b.now(), b.taken, b.reading)
 		b.apply()
-		if b.stuck == nil && b.setting.Load().Bulkhead.MaxWait != 0 {
+		if b.stuck == nil {
 			b.stuck = time.AfterFunc(cohortTime, b.look)
 		}
 	}
