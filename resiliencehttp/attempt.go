@@ -179,7 +179,7 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	now := time.Now()
 	switch {
 	case same:
-	case c.cancel == nil && ctx.Done() == c.ctx.Done(): // nothing else to wait for than a time
+	case ctx.Done() == c.ctx.Done(): // nothing else to wait for than a time
 		a.limits[ofReading] = limit{at: c.until, cause: t.passed}
 	default:
 		a.leave = context.AfterFunc(ctx, a.policiesEnded)
@@ -470,7 +470,7 @@ func (a *attempt) unanswered(err error) error {
 	c := a.call
 	c.heedCancel()
 	err = a.timedOut(err)
-	if passed := c.t.passed; passed != nil && context.Cause(a) == error(passed) {
+	if context.Cause(a) == error(c.t.passed) {
 		<-c.ctx.Done() // which the policies see: a moment later, perhaps
 	}
 	switch {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -399,24 +400,70 @@ func TestHedgeSendsTheCallersBodyOpen(t *testing.T) {
 	require.Equal(t, "hello", answer(t, resp, err))
 }
 
-func TestBodyThatWasSentWholeIsNotAtFault(t *testing.T) {
+func TestBodyIsAtFaultOnlyIfItIsNotAsLongAsItSays(t *testing.T) {
+	for length, times := range map[int64]int{5: 2, 7: 1} {
+		sent := 0
+		transport := &resiliencehttp.Transport{
+			Middleware: retries(2).Wrap,
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				_, err := io.ReadAll(r.Body)
+				require.NoError(t, err)
+				if sent++; sent == 1 {
+					return nil, io.ErrUnexpectedEOF // the server has gone
+				}
+				return response(200, strings.NewReader("there")), nil
+			}),
+		}
+		req, err := http.NewRequest("PUT", "http://example.com", nil)
+		require.NoError(t, err)
+		body := func() (io.ReadCloser, error) { return &closable{Reader: strings.NewReader("hello")}, nil }
+		req.Body, _ = body()
+		req.GetBody, req.ContentLength = body, length
+		resp, err := transport.RoundTrip(req)
+		require.Equal(t, times, sent)
+		if length == 5 {
+			require.Equal(t, "there", answer(t, resp, err))
+		} else {
+			require.True(t, resilience.Answered(err), "the server is not to blame: %v", err)
+		}
+	}
+}
+
+// The Read of a body may dial, so a dial that failed does not tell that nothing was sent.
+func TestPostWhoseBodyWasReadIsNotSentAgain(t *testing.T) {
 	sent := 0
 	transport := &resiliencehttp.Transport{
 		Middleware: retries(2).Wrap,
 		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-			_, err := io.ReadAll(r.Body)
-			require.NoError(t, err)
-			if sent++; sent == 1 {
-				return nil, io.ErrUnexpectedEOF // the server has gone
-			}
-			return response(200, strings.NewReader("there")), nil
+			sent++
+			_, _ = r.Body.Read(make([]byte, 1))
+			return nil, &net.OpError{Op: "dial", Err: errors.New("refused")}
 		}),
 	}
-	req, err := http.NewRequest("PUT", "http://example.com", nil)
+	req, err := http.NewRequest("POST", "http://example.com", nil)
 	require.NoError(t, err)
 	body := func() (io.ReadCloser, error) { return &closable{Reader: strings.NewReader("hello")}, nil }
 	req.Body, _ = body()
 	req.GetBody, req.ContentLength = body, 5
-	resp, err := transport.RoundTrip(req)
-	require.Equal(t, "there", answer(t, resp, err))
+	_, err = transport.RoundTrip(req)
+	require.Error(t, err)
+	require.Equal(t, 1, sent)
+}
+
+func TestFirstByteAloneIsEnough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		transport := &resiliencehttp.Transport{
+			FirstByte: time.Second,
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				<-r.Context().Done()
+				return nil, context.Cause(r.Context())
+			}),
+		}
+		req, err := http.NewRequestWithContext(t.Context(), "GET", "http://example.com", nil)
+		require.NoError(t, err)
+		began := time.Now()
+		_, err = transport.RoundTrip(req)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, time.Second, time.Since(began))
+	})
 }

@@ -1,6 +1,7 @@
 package resiliencehttp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,10 +56,7 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, errors.Join(append(met, &requestError{err})...)
 		}
 		resp, err := next.RoundTrip(out)
-		failure := err
-		if err == nil && resp == nil {
-			failure = errNothing
-		}
+		failure := cmp.Or(err, errNothing)
 		if resp != nil {
 			complete(resp, out)
 			failure = DefaultJudge(resp, nil)

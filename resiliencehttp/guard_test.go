@@ -165,10 +165,25 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
+// overLimit is the error of a limit that this module did not make.
+type overLimit struct{ error }
+
+func (overLimit) Refused() bool        { return true }
+func (overLimit) Is(target error) bool { return target == throttle.ErrLimited }
+
+func TestRefuseLeavesAClientAloneThatHasGoneWithoutAnError(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	w := httptest.NewRecorder()
+	require.False(t, resiliencehttp.Server{}.Refuse(w, httptest.NewRequest("GET", "/", nil).WithContext(ctx), nil))
+	require.Empty(t, w.Body.String())
+}
+
 func TestStatus(t *testing.T) {
 	require.Equal(t, 200, resiliencehttp.Status(nil))
 	require.Equal(t, 500, resiliencehttp.Status(errors.New("no such user")))
 	require.Equal(t, 503, resiliencehttp.Status(&throttle.LimitedError{Reason: throttle.Shed}))
+	require.Equal(t, 429, resiliencehttp.Status(overLimit{}), "a limit of somebody else's")
 }
 
 // replacing returns the middleware that serves a copy of the request.

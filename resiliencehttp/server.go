@@ -280,7 +280,6 @@ func forwardedFor(lines []string, trusted []netip.Prefix, proxy netip.Addr) neti
 // parseNode parses an IP address with or without a port. It removes the zone and returns an
 // IPv4-mapped IPv6 address as an IPv4 one.
 func parseNode(s string) (netip.Addr, bool) {
-	s = strings.Trim(s, " \t")
 	if inner, ok := strings.CutPrefix(s, "["); ok && strings.HasSuffix(inner, "]") {
 		addr, err := netip.ParseAddr(strings.TrimSuffix(inner, "]"))
 		return addr.Unmap().WithZone(""), err == nil && addr.Is6()

@@ -592,8 +592,11 @@ func (i *idler) CloseIdleConnections() { i.closed++ }
 
 func TestFailoverClosesIdleConnectionsOfEach(t *testing.T) {
 	first, last := &idler{}, &idler{}
-	(&http.Client{Transport: resiliencehttp.Failover(first, roundTripper(nil), last)}).CloseIdleConnections()
+	client := &http.Client{Transport: resiliencehttp.Failover(first, roundTripper(nil), &resiliencehttp.Transport{Base: last})}
+	client.CloseIdleConnections()
 	require.Equal(t, []int{1, 1}, []int{first.closed, last.closed})
+	client.CloseIdleConnections()
+	require.Equal(t, []int{2, 2}, []int{first.closed, last.closed})
 }
 
 func TestFailoverNamesEach(t *testing.T) {

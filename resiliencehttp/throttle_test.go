@@ -381,6 +381,8 @@ func TestClientIP(t *testing.T) {
 	}
 
 	require.Equal(t, before, proxies)
+	all := netip.MustParsePrefix("::ffff:0.0.0.0/96") // of IPv4
+	require.Equal(t, "192.0.2.9", resiliencehttp.ClientAddress("172.16.0.1:1", []string{"192.0.2.9"}, all))
 
 	r := httptest.NewRequest("GET", "/", nil)
 	r.RemoteAddr = "10.0.0.1:1"
