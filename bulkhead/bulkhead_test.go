@@ -54,8 +54,10 @@ func requireIdle(t *testing.T, b *bulkhead.Bulkhead) {
 	for level, n := range s.Queued {
 		require.Zero(t, n, "waiting at level %d", level)
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // no moment: a machine may be slow
+	defer cancel()
 	for n := range s.Limit {
-		done, err := tryBegin(b, context.Background())
+		done, err := b.Begin(ctx)
 		require.NoError(t, err, "slot %d of %d", n, s.Limit)
 		defer done(nil)
 	}
