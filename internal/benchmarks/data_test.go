@@ -1,10 +1,8 @@
 package benchmarks
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
-	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -30,7 +28,7 @@ var dataCases = []comparison{
 func BenchmarkData(b *testing.B) { benchmark(b, dataCases) }
 
 func dataDB(b *testing.B) *sql.DB {
-	db, err := sql.Open("pgx", cmp.Or(os.Getenv("POSTGRES_DSN"), "postgres://postgres@127.0.0.1:5432/postgres"))
+	db, err := sql.Open("pgx", postgresDSN())
 	if err == nil {
 		err = db.Ping()
 	}

@@ -3,6 +3,7 @@ package benchmarks
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"regexp"
@@ -38,7 +39,7 @@ func TestFigures(t *testing.T) {
 			if !wanted.MatchString(name) {
 				continue
 			}
-			row := rowOf(c, columnsOf(p), measure(c, p.times))
+			row := rowOf(c, p.by, columnsOf(p), measure(c, p.times))
 			fmt.Fprintln(os.Stderr, name, row) // a long run shows how far it is
 			fmt.Fprintf(&tables, "%s%s\n", head, row)
 			head = ""
@@ -91,51 +92,50 @@ func measure(c comparison, times int) map[string][]testing.BenchmarkResult {
 	return results
 }
 
-func rowOf(c comparison, columns []string, results map[string][]testing.BenchmarkResult) string {
-	ours, ok := medianTime(results[c.impls[0].name])
+func rowOf(c comparison, by string, columns []string, results map[string][]testing.BenchmarkResult) string {
+	ours, ok := medianOf(results[c.impls[0].name], by)
 	if !ok {
 		return fmt.Sprintf("| `%s` | not measured |", c.name)
 	}
-	row := fmt.Sprintf("| `%s` | **%s** |", c.name, figureOf(ours, results[c.impls[0].name]))
+	row := fmt.Sprintf("| `%s` | **%s** |", c.name, figureOf(ours, by, results[c.impls[0].name]))
 	for _, name := range columns[1:] {
-		theirs, ok := medianTime(results[name])
+		theirs, ok := medianOf(results[name], by)
 		if !ok {
 			row += " |"
 			continue
 		}
-		row += fmt.Sprintf(" %s (%.2f) |", figureOf(theirs, results[name]), ours/theirs)
+		row += fmt.Sprintf(" %s (%.2f) |", figureOf(theirs, by, results[name]), ours/theirs)
 	}
 	return row
 }
 
-// figureOf words one implementation's figures: time, allocations, and whatever
-// else it reported.
-func figureOf(ns float64, rs []testing.BenchmarkResult) string {
-	words := []string{duration(ns)}
-	if allocs := rs[0].AllocsPerOp(); ns < 1e6 { // of an op that is itself thousands of calls they say little
-		words = append(words, fmt.Sprintf("%d allocs", allocs))
-	}
-	units := make([]string, 0, len(rs[0].Extra))
-	for unit := range rs[0].Extra {
-		units = append(units, unit)
-	}
-	slices.Sort(units)
-	for _, unit := range units {
-		values := make([]float64, len(rs))
-		for i, r := range rs {
-			values[i] = r.Extra[unit]
+// figureOf words one implementation's figures: what is compared, and whatever else it reported. Beside a time,
+// that is the allocations.
+func figureOf(compared float64, by string, rs []testing.BenchmarkResult) string {
+	words := []string{fmt.Sprintf("%.4g %s", compared, by)}
+	if by == "" {
+		words[0] = duration(compared)
+		if compared < 1e6 { // of an op that is itself thousands of calls they say little
+			words = append(words, fmt.Sprintf("%d allocs", rs[0].AllocsPerOp()))
 		}
-		words = append(words, fmt.Sprintf("%.4g %s", median(values), unit))
+	}
+	for _, unit := range slices.Sorted(maps.Keys(rs[0].Extra)) {
+		if value, _ := medianOf(rs, unit); unit != by {
+			words = append(words, fmt.Sprintf("%.4g %s", value, unit))
+		}
 	}
 	return strings.Join(words, ", ")
 }
 
-func medianTime(rs []testing.BenchmarkResult) (ns float64, ok bool) {
-	times := make([]float64, len(rs))
+// medianOf returns that of a figure, or of the time of an op in nanoseconds if by is "".
+func medianOf(rs []testing.BenchmarkResult, by string) (value float64, ok bool) {
+	values := make([]float64, len(rs))
 	for i, r := range rs {
-		times[i] = float64(r.T.Nanoseconds()) / float64(r.N)
+		if values[i] = r.Extra[by]; by == "" {
+			values[i] = float64(r.T.Nanoseconds()) / float64(r.N)
+		}
 	}
-	return median(times), len(rs) > 0
+	return median(values), len(rs) > 0
 }
 
 func median(xs []float64) float64 {

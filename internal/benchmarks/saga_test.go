@@ -1,6 +1,7 @@
 package benchmarks
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"database/sql"
@@ -127,6 +128,22 @@ func eachSaga(b *testing.B, inFlight int, work func(id string)) {
 // that works to capacity does, and waits for the end of all.
 func benchmarkRunner(b *testing.B, d benchmarkDatabase) {
 	store := &countedStore{Store: d.store(b)}
+	run, stop := newRunner(b, store)
+	defer stop()
+	store.writes.Store(0)
+	var sagas atomic.Int64
+	eachSaga(b, sagasInFlight, func(id string) {
+		if err := run(id); err != nil {
+			b.Error(err)
+			return
+		}
+		sagas.Add(1)
+	})
+	b.ReportMetric(float64(store.writes.Load())/float64(sagas.Load()), "store-writes/saga")
+}
+
+// newRunner returns what runs a saga to its end.
+func newRunner(b *testing.B, store saga.Store) (run func(id string) error, stop func()) {
 	var ended sync.Map
 	runner := saga.NewRunner(store, saga.RunnerConfig{
 		OnEvent: func(_ context.Context, e saga.Event) {
@@ -143,57 +160,53 @@ func benchmarkRunner(b *testing.B, d benchmarkDatabase) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- runner.Run(ctx) }()
 	for range 100 { // until it has begun to run, and holds what it starts
-		if in, err := saga.Start(ctx, runner, trip, "warm-"+rand.Text(), benchmarkTrip{}); err != nil {
+		if in, err := saga.Start(ctx, runner, trip, "first-"+rand.Text(), benchmarkTrip{}); err != nil {
 			b.Fatal(err)
 		} else if in.Owner != "" {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	store.commits.Store(0)
-	var sagas atomic.Int64
-	eachSaga(b, sagasInFlight, func(id string) {
+	run = func(id string) error {
 		done := make(chan struct{})
 		ended.Store(id, done)
 		if _, err := saga.Start(ctx, runner, trip, id, benchmarkTrip{ID: id}); err != nil {
-			b.Error(err)
-			return
+			return err
 		}
 		<-done
 		ended.Delete(id)
-		sagas.Add(1)
-	})
-	b.ReportMetric(float64(store.commits.Load())/float64(sagas.Load()), "commits/saga")
-	cancel()
-	<-stopped
+		return nil
+	}
+	return run, func() { cancel(); <-stopped }
 }
 
-// countedStore counts the writes that a commit in the database stands behind.
+// countedStore counts the calls that write. The database may see fewer commits: the store
+// makes one of several writes that wait for each other.
 type countedStore struct {
 	*sqlstore.Store
-	commits atomic.Int64
+	writes atomic.Int64
 }
 
 func (s *countedStore) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
-	s.commits.Add(1)
+	s.writes.Add(1)
 	return s.Store.Start(ctx, req)
 }
 
 func (s *countedStore) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
-	s.commits.Add(1)
+	s.writes.Add(1)
 	return s.Store.Commit(ctx, req)
 }
 
 func (s *countedStore) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 	recs, err := s.Store.Claim(ctx, req)
 	if len(recs) > 0 || err != nil {
-		s.commits.Add(1)
+		s.writes.Add(1)
 	}
 	return recs, err
 }
 
 func (s *countedStore) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
-	s.commits.Add(1)
+	s.writes.Add(1)
 	return s.Store.Heartbeat(ctx, req)
 }
 
@@ -226,7 +239,7 @@ func benchmarkBare(b *testing.B, d benchmarkDatabase) {
 			req.Seq = req.After()
 		}
 	})
-	b.ReportMetric(6, "commits/saga")
+	b.ReportMetric(6, "store-writes/saga")
 }
 
 func benchmarkTable(b *testing.B, d benchmarkDatabase) {
@@ -306,18 +319,12 @@ func openSQLite(b *testing.B) benchmarkDatabase {
 // openPostgres gives each benchmark a schema of its own. It is skipped where no
 // PostgreSQL answers, unless REQUIRE_SERVICES says that there must be one.
 func openPostgres(b *testing.B) benchmarkDatabase {
-	dsn := os.Getenv("POSTGRES_DSN")
-	if dsn == "" {
-		dsn = "postgres://postgres@127.0.0.1:5432/postgres"
-	}
+	dsn := postgresDSN()
 	admin, err := sql.Open("pgx", dsn)
 	require.NoError(b, err)
 	schema := "bench_" + strings.ToLower(rand.Text()[:12])
 	if _, err := admin.Exec("CREATE SCHEMA " + schema); err != nil {
-		if must, _ := strconv.ParseBool(os.Getenv("REQUIRE_SERVICES")); must {
-			b.Fatal(err)
-		}
-		b.Skip("PostgreSQL at POSTGRES_DSN cannot be reached: ", err)
+		skipWithoutPostgres(b, err)
 	}
 	u, err := url.Parse(dsn)
 	require.NoError(b, err)
@@ -335,4 +342,15 @@ func openPostgres(b *testing.B) benchmarkDatabase {
 		_ = admin.Close()
 	})
 	return benchmarkDatabase{sqlstore.PostgreSQL, db}
+}
+
+func postgresDSN() string {
+	return cmp.Or(os.Getenv("POSTGRES_DSN"), "postgres://postgres@127.0.0.1:5432/postgres")
+}
+
+func skipWithoutPostgres(b *testing.B, err error) {
+	if must, _ := strconv.ParseBool(os.Getenv("REQUIRE_SERVICES")); must {
+		b.Fatal(err)
+	}
+	b.Skip("PostgreSQL at POSTGRES_DSN cannot be reached: ", err)
 }
