@@ -146,10 +146,10 @@ func (s Schema) String() string { return s.Create + s.Version.Table(s.Table, s.K
 
 // Errors of a Schema.
 var (
-	// ErrVersion is matched by the errors of Accepts.
+	// ErrVersion means that the tables are of a newer version, which this program cannot use.
 	ErrVersion = errors.New("the tables are of a version that this program cannot use")
-	// ErrMissing means that there is no row of a version: the tables are to be made.
-	ErrMissing = errors.New("the tables are missing")
+	// ErrMissing means that there is no row of a version, or an older one: Migrate makes what is missing.
+	ErrMissing = errors.New("the tables are missing, or what their newest version has")
 	// ErrOther means that the tables are not those that their version says.
 	ErrOther = errors.New("the tables are not those of their version, or another program's (use Config.Prefix)")
 )
@@ -202,7 +202,8 @@ func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
 func (s Schema) make(ctx context.Context, db *sql.DB) error {
 	run := func(ctx context.Context, q Querier) error {
 		for statement := range Statements(s.String()) {
-			if _, err := q.ExecContext(ctx, statement); err != nil {
+			_, err := q.ExecContext(ctx, statement)
+			if err != nil && !strings.HasPrefix(err.Error(), "Error 1061 ") { // MySQL, of an index that is there
 				return err
 			}
 		}
@@ -226,10 +227,14 @@ type Version struct {
 }
 
 // Accepts returns nil if a program that makes tables of version v can use those that it has found: a
-// newer version says which programs can, so that an old one can be started again beside a new one.
+// newer version says which programs can, so that an old one can be started again beside a new one. To what
+// is older, Migrate adds what is missing.
 func (v Version) Accepts(found Version) error {
 	if found.Is == v.Is || found.Is > v.Is && found.From <= v.Is {
 		return nil
+	}
+	if found.Is < v.Is {
+		return fmt.Errorf("%w: they are of version %d, and this program is of version %d", ErrMissing, found.Is, v.Is)
 	}
 	return fmt.Errorf("%w: they are of version %d, for programs from version %d on, and this program is of version %d",
 		ErrVersion, found.Is, found.From, v.Is)

@@ -6,7 +6,7 @@ var mysql = dialect{
 	// The clock does not depend on the session's time zone.
 	words: words("{p}saga FORCE INDEX (%s)",
 		"{now}", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
-		"{int}", "?", "{live}", "live = 1", "{deletable}", "ended_at IS NOT NULL", "{ended_at}", "ended_at",
+		"{int}", "?", "{owned}", "owned", "{live}", "live = 1", "{deletable}", "ended_at IS NOT NULL", "{ended_at}", "ended_at",
 		"{lock}", " FOR UPDATE", "{skip}", " FOR UPDATE SKIP LOCKED",
 		// A transaction of the user's may have a snapshot.
 		"{newest}", " LOCK IN SHARE MODE",
@@ -46,6 +46,7 @@ CREATE TABLE IF NOT EXISTS {p}saga (
 	KEY {p}saga_name (name, status, created_at, id),
 	KEY {p}saga_time (status, created_at, id)
 ) ENGINE = InnoDB;
+CREATE INDEX {p}saga_due ON {p}saga (live, owned, wake_at);
 CREATE TABLE IF NOT EXISTS {p}saga_log (
 	saga_id varbinary(200) NOT NULL,
 	seq     bigint         NOT NULL,

@@ -170,12 +170,12 @@ type queue struct {
 	Owned   int    `json:"owned"`
 
 	oldest, now int64
-	count       int // up to CountLimit; 0 unless asked for
+	count       int // of its sagas, as far as they were counted
 }
 
-// queues returns the queues that have a saga, in any order, with a count. It looks each up in the index.
-func (s *Store) queues(ctx context.Context, count string) ([]queue, error) {
-	rows, err := s.db.QueryContext(ctx, s.sql(strings.Replace(s.d.queues, "{count}", count, 1)))
+// queues returns those that a statement finds, in any order.
+func (s *Store) queues(ctx context.Context, q sqldb.Querier, text string) ([]queue, error) {
+	rows, err := q.QueryContext(ctx, s.sql(text))
 	return collect(rows, err, func(rows *sql.Rows) (queue, error) {
 		q := queue{One: 1}
 		return q, rows.Scan(&q.Name, &q.Version, &q.Owned, &q.oldest, &q.now, &q.count)
@@ -213,7 +213,7 @@ func (s *Store) counts(ctx context.Context) (counts store.Counts, err error) {
 	if err != nil || len(counts.Sagas) == 0 {
 		return counts, err
 	}
-	queues, err := s.queues(ctx, s.d.dueOf)
+	queues, err := s.queues(ctx, s.db, strings.Replace(s.d.queues, "{count}", s.d.dueOf, 1))
 	for _, q := range queues {
 		i, ok := slices.BinarySearchFunc(counts.Sagas, q.Name, func(c store.Count, name string) int {
 			return strings.Compare(c.Saga, name)

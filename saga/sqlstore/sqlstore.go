@@ -177,7 +177,7 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 // version is of the tables, which testdata has as they were in each. From 0.1.0 on, whatever changes
 // them makes it one more, with a migration in Migrate and a test that upgrades a database of each
 // released version in which sagas are half done. From stays while older programs can use the tables.
-var version = sqldb.Version{Is: 1, From: 1}
+var version = sqldb.Version{Is: 2, From: 1}
 
 func (s *Store) schema() sqldb.Schema {
 	barrier := participant.Table
@@ -196,10 +196,10 @@ func (s *Store) schema() sqldb.Schema {
 func (s *Store) Schema() string { return s.schema().String() }
 
 // Migrate creates the tables and indexes, including saga.BarrierTable, unless they
-// exist. If they do, it needs no right to create tables. Several processes may call it at
-// the same time. It returns an error if a table of one of these names, except
-// saga_barrier, belongs to another program, or if the tables are of a version that this
-// program cannot use: a newer one says which programs can. On SQLite it also returns an error
+// exist, and adds what those of an older version lack. If nothing is missing, it needs no right
+// to create tables. Several processes may call it at the same time. It returns an error if a
+// table of one of these names, except saga_barrier, belongs to another program, or if the
+// tables are of a version that this program cannot use: a newer one says which programs can. On SQLite it also returns an error
 // if the settings of the connection could lose a commit, or do not wait for a lock.
 func (s *Store) Migrate(ctx context.Context) error {
 	if s.kind == SQLite {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
@@ -208,57 +209,69 @@ func changes(res sql.Result, err error) (bool, error) {
 	return n > 0, err
 }
 
-// Claim implements [store.Store].
+// Claim implements [store.Store]. It looks at the sagas that have been due for longest. Where those do
+// not say which to claim, it asks for all queues.
 func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
 	if req.Limit <= 0 || len(req.Definitions) == 0 {
 		return nil, nil
 	}
-	known := make(map[store.Definition]bool, len(req.Definitions))
-	for _, d := range req.Definitions {
-		known[d] = true
+	queues, all, err := s.due(ctx, s.db, req, first)
+	if err == nil && len(queues) == 0 && !all {
+		queues, all, err = s.due(ctx, s.db, req, s.d.queues)
 	}
-	queues, err := s.queues(ctx, "0")
-	queues = slices.DeleteFunc(queues, func(q queue) bool {
-		return !known[store.Definition{Saga: q.Name, Version: q.Version}]
-	})
 	if err != nil || len(queues) == 0 {
 		return nil, wrap("claim", err)
 	}
-	// Those of crashed owners first, then that whose first saga was due first.
-	slices.SortFunc(queues, func(a, b queue) int {
-		return cmp.Or(b.Owned-a.Owned, cmp.Compare(a.oldest, b.oldest))
-	})
 	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
-		recs, err = s.claim(ctx, q, req, queues)
+		recs, err = s.claim(ctx, q, req, queues, all)
 		return err
 	})
 	return recs, wrap("claim", err)
 }
 
-func (s *Store) claim(ctx context.Context, q sqldb.Querier, req store.ClaimRequest, queues []queue) (
+// firsts is of how many sagas first has the queues: those of crashed owners, and as many others.
+const firsts = 64
+
+// due returns the queues of the definitions that a statement finds, in the order in which they are claimed, and
+// whether they are all that have a due saga.
+func (s *Store) due(ctx context.Context, q sqldb.Querier, req store.ClaimRequest, text string) (
+	queues []queue, all bool, err error,
+) {
+	queues, err = s.queues(ctx, q, strings.Replace(text, "{count}", "0", 1))
+	if len(queues) == 0 {
+		return nil, true, err
+	}
+	var seen [2]int // without an owner, and with one
+	for _, q := range queues {
+		seen[q.Owned] += q.count
+	}
+	if seen[1] == firsts {
+		return nil, false, err // another crashed owner's saga comes before those without one
+	}
+	known := make(map[store.Definition]bool, len(req.Definitions))
+	for _, d := range req.Definitions {
+		known[d] = true
+	}
+	queues = slices.DeleteFunc(queues, func(q queue) bool {
+		return !known[store.Definition{Saga: q.Name, Version: q.Version}]
+	})
+	// Those of crashed owners first, then that whose first saga was due first.
+	slices.SortFunc(queues, func(a, b queue) int {
+		return cmp.Or(b.Owned-a.Owned, cmp.Compare(a.oldest, b.oldest))
+	})
+	return queues, seen[0] < firsts, err
+}
+
+func (s *Store) claim(ctx context.Context, q sqldb.Querier, req store.ClaimRequest, queues []queue, all bool) (
 	[]store.Record, error,
 ) {
 	if err := s.lock(ctx, q); err != nil {
 		return nil, err
 	}
-	var ids []string
-	previous := make(map[string]string)
-	pick := func(args ...any) error {
-		rows, err := q.QueryContext(ctx, s.sql(s.d.due), args...)
-		_, err = collect(rows, err, func(rows *sql.Rows) (id string, err error) {
-			var owner string
-			err = rows.Scan(&id, &owner)
-			ids, previous[id] = append(ids, id), owner
-			return id, err
-		})
-		return err
-	}
-	var err error
-	if s.d.json {
-		err = pick(jsonOf(queues), req.Limit, req.Limit)
-	} else {
-		for i := 0; i < len(queues) && len(ids) < req.Limit && err == nil; i++ {
-			err = pick(queues[i].Name, queues[i].Version, queues[i].Owned, req.Limit-len(ids))
+	ids, previous, err := s.pick(ctx, q, queues, req.Limit)
+	if err == nil && len(ids) < req.Limit && !all {
+		if queues, _, err = s.due(ctx, q, req, s.d.queues); err == nil {
+			ids, previous, err = s.pick(ctx, q, queues, req.Limit)
 		}
 	}
 	if err != nil || len(ids) == 0 {
@@ -275,6 +288,31 @@ func (s *Store) claim(ctx context.Context, q sqldb.Querier, req store.ClaimReque
 		rec.Previous = previous[rec.ID]
 		return rec, err
 	})
+}
+
+// pick locks the first sagas of the queues, and returns their ids and owners.
+func (s *Store) pick(ctx context.Context, q sqldb.Querier, queues []queue, limit int) (
+	ids []string, owners map[string]string, err error,
+) {
+	owners = make(map[string]string)
+	pick := func(args ...any) error {
+		rows, err := q.QueryContext(ctx, s.sql(s.d.due), args...)
+		_, err = collect(rows, err, func(rows *sql.Rows) (id string, err error) {
+			var owner string
+			err = rows.Scan(&id, &owner)
+			ids, owners[id] = append(ids, id), owner
+			return id, err
+		})
+		return err
+	}
+	if s.d.json {
+		err = pick(jsonOf(queues), limit, limit)
+		return ids, owners, err
+	}
+	for i := 0; i < len(queues) && len(ids) < limit && err == nil; i++ {
+		err = pick(queues[i].Name, queues[i].Version, queues[i].Owned, limit-len(ids))
+	}
+	return ids, owners, err
 }
 
 // Heartbeat implements [store.Store].
