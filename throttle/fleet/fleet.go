@@ -46,6 +46,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -170,13 +171,15 @@ type Limits struct {
 	setting   settings.Setting[Config]
 	observers notify.Observers[throttle.Event]
 
+	ids      string       // with which those of its reservations begin
+	reserved atomic.Int64 // reservations that were asked for
+
 	mu       sync.Mutex
-	stats    Stats // without Refusals and Down
-	refused  map[throttle.Reason]int64
+	stats    Stats         // without Down
 	ahead    time.Duration // how far the clock of Redis is ahead, as last seen
 	down     map[string]*outage
-	local    map[string]*localMeter
-	due      []settlement // to be sent now; others of Stats.Unsettled are being sent, or wait to be sent again
+	local    map[string]*throttle.Limiter // this process's part of a meter, in an outage
+	due      []settlement                 // to be sent now; others of Stats.Unsettled are being sent, or wait to be sent again
 	sending  bool
 	held     map[*Reservation]bool // that have slots
 	renewing bool
@@ -190,8 +193,8 @@ var ErrLost = errors.New("fleet: a slot was lost")
 // there is one.
 func New(cfg Config) *Limits {
 	l := &Limits{
-		refused: map[throttle.Reason]int64{}, down: map[string]*outage{},
-		local: map[string]*localMeter{}, held: map[*Reservation]bool{},
+		ids: rand.Text() + "-", stats: Stats{Refusals: map[throttle.Reason]int64{}},
+		down: map[string]*outage{}, local: map[string]*throttle.Limiter{}, held: map[*Reservation]bool{},
 	}
 	l.setting.Init(cfg, Config.withDefaults)
 	return l
@@ -232,45 +235,48 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
-	p, err := cfg.planOf(cfg.Meters(ctx))
-	if err != nil {
+	r := &Reservation{l: l, cfg: cfg, meters: cfg.Meters(ctx)}
+	if err := check(r.meters); err != nil {
 		return nil, err
 	}
-	for i := range p.meters {
-		if m := &p.meters[i]; m.cost > m.limit {
+	for i := range r.meters {
+		if m := &r.meters[i]; m.cost > m.limit {
 			return nil, l.refuse(ctx, m.refusal(cfg, throttle.TooCostly))
 		}
 	}
-	start, id, ticket := time.Now(), rand.Text(), int64(0)
-	if cfg.MaxWait != 0 && p.slots {
+	r.name()
+	ticket := int64(0)
+	if cfg.MaxWait != 0 && r.slots {
 		ticket = 1
 	}
 	leaves := false // it may stand in line, or have slots of which it does not know
 	defer func() {
 		if leaves {
-			l.leave(cfg, p, id)
+			r.leave()
 		}
 	}()
-	for {
-		if err := l.outageOf(cfg, p.keys[0]); err != nil {
-			return l.reserveAlone(ctx, cfg, p, err)
+	start := time.Now()
+	for began := start; ; began = time.Now() {
+		if err := l.outageOf(cfg, r.keys[0]); err != nil {
+			return l.reserveAlone(ctx, r, err)
 		}
-		began := time.Now()
-		leaves = p.slots
-		a, err := l.take(ctx, cfg, p, id, ticket)
+		leaves = r.slots
+		a, err := r.take(ctx, ticket)
 		if ctx.Err() != nil {
 			return nil, ended.Error(ctx)
 		}
 		if err != nil {
-			l.fails(ctx, cfg, p.keys[0], err)
-			return l.reserveAlone(ctx, cfg, p, err)
+			l.fails(ctx, cfg, r.keys[0], err)
+			return l.reserveAlone(ctx, r, err)
 		}
-		ticket = a.ticket
-		leaves = ticket > 0 && !a.taken
-		if a.taken {
-			return l.admitted(cfg, p, id, a, began), nil
+		ticket = a[2]
+		if a[0] == 1 {
+			leaves = false
+			r.admitted(a, began)
+			return r, nil
 		}
-		e, wait := p.refusal(cfg, a)
+		leaves = ticket > 0
+		e, wait := r.refusal(a)
 		if cfg.MaxWait == 0 || wait < 0 {
 			return nil, l.refuse(ctx, e)
 		}
@@ -279,107 +285,90 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 		if cfg.MaxWait < 0 {
 			left = math.MaxInt64
 		}
-		deadline, limited := ctx.Deadline()
-		switch {
+		switch deadline, limited := ctx.Deadline(); {
 		case left <= 0 || e.After > left:
 			e.Reason = throttle.WaitTooLong
-			return nil, l.refuse(ctx, e)
 		case limited && e.After > time.Until(deadline):
 			e.Reason, e.Err = throttle.DeadlineTooClose, context.DeadlineExceeded
-			return nil, l.refuse(ctx, e)
+		default:
+			timer := time.NewTimer(min(wait, left)) // the last poll comes with the end of MaxWait
+			select {
+			case <-timer.C:
+				continue
+			case <-ctx.Done():
+				timer.Stop()
+				e.Reason, e.Err, e.Waited = throttle.ContextEnded, ended.Error(ctx), time.Since(start)
+			}
 		}
-		timer := time.NewTimer(min(wait, left)) // the last poll comes with the end of MaxWait
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			e.Reason, e.Err, e.Waited = throttle.ContextEnded, ended.Error(ctx), time.Since(start)
-			return nil, l.refuse(ctx, e)
-		}
+		return nil, l.refuse(ctx, e)
 	}
 }
 
-// An answer is what the script returns for a take.
-type answer struct {
-	taken  bool
-	ticket int64
-	poll   time.Duration
-	meters []meterAnswer
+// An answer is what the script returns. That to a take is whether it has taken, the time, the
+// ticket and the time until the next poll, and then three numbers for each meter.
+type answer []int64
+
+// of returns what is left of a meter, the time until it could give, or below 0 if it could now, and
+// the number of its window, or -1 if it is cooling down.
+func (a answer) of(meter int) (left int64, wait time.Duration, number int64) {
+	n := a[4+3*meter:]
+	return n[0], time.Duration(n[1]) * time.Microsecond, n[2]
 }
 
-type meterAnswer struct {
-	left   int64
-	wait   time.Duration // -1: it could give
-	number int64         // of the window; -1: it is cooling down
-}
-
-// take asks Redis to take what p says.
-func (l *Limits) take(ctx context.Context, cfg *Config, p *plan, id string, ticket int64) (a answer, err error) {
-	for first := true; ; first = false {
-		now := l.redisNow()
-		args := append(make([]any, 0, 3+4*len(p.meters)), "take", id, ticket)
-		for i := range p.meters {
-			m := &p.meters[i]
-			args = append(args, string(m.kind), m.limit*m.unit(), m.arg(cfg.Lease, now), m.cost*m.unit())
+// take asks Redis to take what the meters say. If the times of a calendar were not those of its clock, it
+// says so, and is asked again.
+func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err error) {
+	for range 2 {
+		args := append(make([]any, 0, 3+4*len(r.meters)), "take", r.id, ticket)
+		for i := range r.meters {
+			m := &r.meters[i]
+			args = append(args, m.code, m.limit*m.unit, m.arg(r), m.cost*m.unit)
 		}
-		n, err := l.eval(ctx, cfg, p.keys, args)
-		if err != nil {
-			return a, err
+		a, err = r.l.eval(ctx, r.cfg, r.keys, args)
+		if err != nil || a[0] != -1 {
+			break
 		}
-		l.mu.Lock()
-		l.ahead = time.Until(time.UnixMicro(n[1]))
-		l.mu.Unlock()
-		if n[0] == -1 && first {
-			continue
-		}
-		if len(n) != 4+3*len(p.meters) {
-			return a, fmt.Errorf("fleet: %s: the script's answer is %v", cfg.Name, n)
-		}
-		refuses := false
-		a = answer{taken: n[0] == 1, ticket: n[2], poll: time.Duration(n[3]) * time.Microsecond}
-		a.meters = make([]meterAnswer, 0, len(p.meters))
-		for m := n[4:]; len(m) > 0; m = m[3:] {
-			a.meters = append(a.meters, meterAnswer{m[0], time.Duration(m[1]) * time.Microsecond, m[2]})
-			refuses = refuses || m[1] >= 0
-		}
-		if a.taken == refuses {
-			return a, fmt.Errorf("fleet: %s: the script's answer is %v", cfg.Name, n)
-		}
-		return a, nil
 	}
+	valid, refuses := len(a) == 4+3*len(r.meters), false
+	for i := 0; valid && i < len(r.meters); i++ {
+		_, wait, _ := a.of(i)
+		refuses = refuses || wait >= 0
+	}
+	if err == nil && (!valid || refuses == (a[0] == 1)) {
+		err = fmt.Errorf("fleet: %s: the script's answer is %v", r.cfg.Name, a)
+	}
+	return a, err
 }
 
-// eval runs the script, within Timeout, and returns its integers: at least two.
-func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args []any) ([]int64, error) {
+// eval runs the script, within Timeout.
+func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args []any) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	value, err := cfg.Eval(ctx, script, keys, args...)
-	l.mu.Lock()
-	l.stats.Asked++
-	l.mu.Unlock()
 	if err == nil && ctx.Err() != nil {
 		err = ctx.Err() // an answer that comes late has taken its tokens, and admits nobody
 	}
-	return integers(Reply{value, err})
+	a, err := answerOf(Reply{value, err})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats.Asked++
+	if err == nil {
+		l.ahead = time.Until(time.UnixMicro(a[1]))
+	}
+	return a, err
 }
 
-// integers returns what the script has answered: at least two.
-func integers(r Reply) ([]int64, error) {
-	if r.Err != nil {
-		return nil, r.Err
-	}
+// answerOf returns what the script has answered: at least two integers.
+func answerOf(r Reply) (answer, error) {
 	fields, _ := r.Value.([]any)
-	n := make([]int64, len(fields))
-	ok := len(fields) >= 2
-	for i, field := range fields {
-		var isInt bool
-		n[i], isInt = reply.Int(field)
-		ok = ok && isInt
+	a, ok := make(answer, len(fields)), len(fields) >= 2
+	for i := 0; ok && i < len(fields); i++ {
+		a[i], ok = reply.Int(fields[i])
 	}
-	if !ok {
-		return nil, fmt.Errorf("fleet: the script's answer is %T %v: must be integers", r.Value, r.Value)
+	if r.Err == nil && !ok {
+		r.Err = fmt.Errorf("fleet: the script's answer is %T %v: must be integers", r.Value, r.Value)
 	}
-	return n, nil
+	return a, r.Err
 }
 
 // redisNow returns what the clock of Redis says, as far as it is known.
@@ -391,29 +380,27 @@ func (l *Limits) redisNow() time.Time {
 
 // refusal returns the error of the meter that refuses for the longest time, and the time until
 // the next try; -1 if no call waits for what refuses.
-func (p *plan) refusal(cfg *Config, a answer) (e *throttle.LimitedError, wait time.Duration) {
-	for i, of := range a.meters {
-		m := &p.meters[i]
-		if of.wait < 0 {
+func (r *Reservation) refusal(a answer) (e *throttle.LimitedError, wait time.Duration) {
+	for i := range r.meters {
+		m := &r.meters[i]
+		left, after, number := a.of(i)
+		if after < 0 {
 			continue
 		}
 		reason := throttle.OverLimit
 		switch {
-		case of.number == -1:
-			reason = throttle.CoolingDown
-		case m.kind == 'q':
-			reason = throttle.OverQuota
-		case wait >= 0 && m.kind == 's':
-			wait = max(wait, a.poll)
+		case number == -1:
+			reason, wait = throttle.CoolingDown, -1
+		case m.kind == quotas:
+			reason, wait = throttle.OverQuota, -1
+		case wait >= 0 && m.kind == slots:
+			wait = max(wait, time.Duration(a[3])*time.Microsecond)
 		case wait >= 0:
-			wait = max(wait, of.wait)
+			wait = max(wait, after)
 		}
-		if reason != throttle.OverLimit {
-			wait = -1
-		}
-		if e == nil || of.wait > e.After {
-			e = m.refusal(cfg, reason)
-			e.Left, e.After = int(of.left), of.wait
+		if e == nil || after > e.After {
+			e = m.refusal(r.cfg, reason)
+			e.Left, e.After = int(left), after
 		}
 	}
 	return e, wait
@@ -421,19 +408,15 @@ func (p *plan) refusal(cfg *Config, a answer) (e *throttle.LimitedError, wait ti
 
 // refusal returns the error of a call that m refuses.
 func (m *Meter) refusal(cfg *Config, reason throttle.Reason) *throttle.LimitedError {
-	q := m.window
-	if m.kind == 'q' {
-		q.N = int(m.limit)
-	}
 	return &throttle.LimitedError{
-		Name: cfg.Name, Key: m.key, Reason: reason, Limit: int(m.limit), Quota: q, Cost: int(m.cost),
+		Name: cfg.Name, Key: m.key, Reason: reason, Limit: int(m.limit), Quota: m.window, Cost: int(m.cost),
 	}
 }
 
 // refuse counts a refused call, and tells the observers.
 func (l *Limits) refuse(ctx context.Context, e *throttle.LimitedError) error {
 	l.mu.Lock()
-	l.refused[e.Reason]++
+	l.stats.Refusals[e.Reason]++
 	l.mu.Unlock()
 	l.observers.Tell(ctx, throttle.Event{
 		Kind: throttle.EventRefused, Name: e.Name, Key: e.Key, Cost: e.Cost, Waited: e.Waited, Reason: e.Reason, Err: e,

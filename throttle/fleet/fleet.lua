@@ -3,8 +3,8 @@
 --
 -- ARGV[1] says what to do:
 --   take    ARGV: id, ticket (0: does not wait; 1: a new waiter), then for each meter kind, limit,
---           x and cost. KEYS: of each meter its state and its cooldown; of slots, then its
---           waiters and their polls.
+--           x and cost. KEYS: the states of the meters, their cooldowns, and then of those that
+--           are slots their waiters and the polls of these.
 --           Returns {1 if taken, now, ticket, poll}, then of each meter what is left, the time
 --           until it could be taken, and the number of its window. {-1, now} asks for the
 --           times of a calendar at now.
@@ -33,28 +33,28 @@ local function put(key, value, us)
 end
 local function keep(key, us) redis.call('PEXPIRE', key, text(math.ceil(us / 1000) + 1000)) end
 
-local function putRate(key, debt, perSecond) put(key, text(debt) .. ' ' .. text(now), debt / perSecond) end
+local function putRate(key, debt, perSecond) put(key, string.format('%.0f %.0f', debt, now), debt / perSecond) end
 local function putWindow(key, used, ends, number)
-  put(key, text(used) .. ' ' .. text(ends) .. ' ' .. text(now) .. ' ' .. text(number), ends - now)
+  put(key, string.format('%.0f %.0f %.0f %.0f', used, ends, now, number), ends - now)
 end
-local function putCool(key, ends) put(key, text(ends) .. ' ' .. text(now), ends - now) end
+local function putCool(key, ends) put(key, string.format('%.0f %.0f', ends, now), ends - now) end
 
-local function read(key, fields) -- the numbers of a state, and how far the clock has been set back since
-  local n = {}
-  for number in string.gmatch(redis.call('GET', key) or '', '%d+') do n[#n + 1] = tonumber(number) end
-  if #n ~= fields then return {0, 0, 0, 0}, 0 end
-  return n, math.max(0, n[fields == 2 and 2 or 3] - now)
+local function read(key, fields) -- how far the clock has been set back since a state was written, and its numbers
+  local value = redis.call('GET', key)
+  if not value then return 0, 0, 0, 0, 0 end
+  local a, b, c, d = string.match(value, '^(%d+) (%d+) ?(%d*) ?(%d*)$')
+  a, b, c, d = tonumber(a) or 0, tonumber(b) or 0, tonumber(c) or 0, tonumber(d) or 0
+  return math.max(0, (fields == 2 and b or c) - now), a, b, c, d
 end
 
 local function debtOf(key, perSecond)
-  local n, back = read(key, 2)
-  if back > 0 then putRate(key, n[1], perSecond) end
-  return math.max(0, n[1] - math.floor(math.max(0, now - n[2]) * perSecond))
+  local back, debt, written = read(key, 2)
+  if back > 0 then putRate(key, debt, perSecond) end
+  return math.max(0, debt - math.floor(math.max(0, now - written) * perSecond))
 end
 
 local function windowOf(key, times) -- used, end, number; nil if the times lie elsewhere
-  local n, back = read(key, 4)
-  local used, ends, number, length = n[1], n[2], n[4], tonumber(times)
+  local length, back, used, ends, _, number = tonumber(times), read(key, 4)
   if length then
     ends = ends - back
     if used == 0 or ends <= now then return 0, now + length, now + length end
@@ -73,9 +73,9 @@ local function windowOf(key, times) -- used, end, number; nil if the times lie e
 end
 
 local function coolOf(key)
-  local n, back = read(key, 2)
-  if back > 0 then putCool(key, n[1] - back) end
-  return n[1] - back
+  local back, ends = read(key, 2)
+  if back > 0 then putCool(key, ends - back) end
+  return ends - back
 end
 
 local function leave(m, id) for _, key in ipairs({m.waiters, m.polls}) do redis.call('ZREM', key, id) end end
@@ -126,12 +126,13 @@ elseif op == 'settle' then
 end
 
 local id, ticket, last, poll, fits = ARGV[2], tonumber(ARGV[3]), 1, 0, true
-local answer, meters, k = {0, now, ticket, 0}, {}, 1
-for i = 1, (#ARGV - 3) / 4 do
+local count = (#ARGV - 3) / 4
+local answer, meters, k = {0, now, ticket, 0}, {}, 2 * count
+for i = 1, count do
   local a = 4 * i
-  local m = {kind = ARGV[a], limit = tonumber(ARGV[a + 1]), x = ARGV[a + 2], cost = tonumber(ARGV[a + 3]), key = KEYS[k]}
+  local m = {kind = ARGV[a], limit = tonumber(ARGV[a + 1]), x = ARGV[a + 2], cost = tonumber(ARGV[a + 3]), key = KEYS[i]}
   local left, wait, ok
-  local cool = coolOf(KEYS[k + 1])
+  local cool = coolOf(KEYS[count + i])
   if m.kind == 'r' then
     m.was = debtOf(m.key, m.x)
     left, wait = math.floor((m.limit - m.was) / 1000000), math.min(most, math.ceil((m.was + m.cost - m.limit) / m.x))
@@ -141,7 +142,7 @@ for i = 1, (#ARGV - 3) / 4 do
     if not m.was then return {-1, now} end
     left, wait, ok = m.limit - m.was, m.ends - now, m.was + m.cost <= m.limit
   else
-    m.waiters, m.polls = KEYS[k + 2], KEYS[k + 3]
+    m.waiters, m.polls = KEYS[k + 1], KEYS[k + 2]
     k = k + 2
     redis.call('ZREMRANGEBYSCORE', m.key, '-inf', text(now))
     bound(m.key, now + m.x)
@@ -157,7 +158,6 @@ for i = 1, (#ARGV - 3) / 4 do
   if m.cost == 0 and m.kind ~= 's' then ok = true end
   if cool > now then wait, ok = cool - now, false end
   if not ok and (m.kind == 'q' or cool > now) then ticket = 0 end -- no call waits for these
-  k = k + 2
   meters[i], fits = m, fits and ok
   answer[3 * i + 2], answer[3 * i + 3], answer[3 * i + 4] = math.max(0, left), ok and -1 or math.max(0, wait), m.number or (cool > now and -1 or 0)
 end

@@ -416,6 +416,52 @@ func TestSlotsAreRenewedOrLost(t *testing.T) {
 	})
 }
 
+// What is renewed is the slots, wherever they stand among the meters.
+func TestSlotsAloneAreRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		var renewed [][]string
+		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a/calls", 10, 1), fleet.Slots("a/slots", 2), fleet.Slots("a/all", 2)),
+			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+				if args[0] == "renew" {
+					renewed = append(renewed, keys)
+				}
+				return r.eval(ctx, script, keys, args...)
+			}})
+		one, err := l.Reserve(t.Context())
+		require.NoError(t, err)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		one.Settle(t.Context(), 0)
+		require.Equal(t, [][]string{{"n:{a}:s:slots", "n:{a}:s:all"}}, renewed)
+		time.Sleep(time.Minute)
+	})
+}
+
+// The clock of Redis may be in another day than that of the process: the script says so, and is asked
+// again with the times of its own.
+func TestDayOfRedisIsAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		const ahead = 36 * time.Hour
+		var days []any
+		r.answer = func(args []any) []any {
+			days = append(days, args[5])
+			now := time.Now().Add(ahead).UnixMicro()
+			if len(days) == 1 {
+				return []any{int64(-1), now}
+			}
+			return []any{int64(1), now, int64(0), int64(0), int64(9), int64(-1), int64(7)}
+		}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Quota("a/day", 5, throttle.Quota{Per: throttle.Day}, 1))})
+		require.NoError(t, l.Do(t.Context(), ok))
+		midnight := func(n int) int64 { return time.Date(2000, 1, n, 0, 0, 0, 0, time.UTC).UnixMicro() }
+		require.Equal(t, []any{
+			fmt.Sprint(midnight(0), midnight(1), midnight(2), midnight(3)), fmt.Sprint(midnight(1), midnight(2), midnight(3), midnight(4)),
+		}, days)
+	})
+}
+
 // A Redis that hangs for longer than a lease takes a slot in time, or two could have it.
 func TestSlotIsLostWhileRedisHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

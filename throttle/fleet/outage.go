@@ -91,30 +91,23 @@ func survive(f func() error) (err error) {
 	return f()
 }
 
-// A localMeter is this process's part of a meter in an outage.
-type localMeter struct {
-	limiter *throttle.Limiter // of a Rate or a Quota
-	slots   int64             // that are held
-}
-
 // reserveAlone decides about a call without Redis, which cannot be reached because of err.
-func (l *Limits) reserveAlone(ctx context.Context, cfg *Config, p *plan, err error) (*Reservation, error) {
+func (l *Limits) reserveAlone(ctx context.Context, r *Reservation, err error) (*Reservation, error) {
 	outage := &throttle.LimitedError{
-		Name: cfg.Name, Key: p.meters[0].tag, Reason: throttle.Outage, After: cfg.RetryEvery,
+		Name: r.cfg.Name, Key: r.meters[0].tag, Reason: throttle.Outage, After: r.cfg.RetryEvery,
 		Err: fmt.Errorf("%w: %w", throttle.ErrOutage, err),
 	}
-	if cfg.OnOutage == Refuse {
+	if r.cfg.OnOutage == Refuse {
 		return nil, l.refuse(ctx, outage)
 	}
-	r := &Reservation{l: l, cfg: cfg, plan: p}
-	for i := range p.meters {
-		settle, e := l.takeAlone(ctx, cfg, &p.meters[i])
+	for i := range r.meters {
+		taken, e := l.takeAlone(ctx, r.cfg, &r.meters[i])
 		if e == nil {
-			r.alone = append(r.alone, settle)
+			r.alone = append(r.alone, taken)
 			continue
 		}
-		for _, settle := range r.alone {
-			settle(0)
+		for _, taken := range r.alone {
+			taken.Settle(ctx, 0)
 		}
 		if e.Reason == throttle.TooCostly { // for the part of this process
 			e = outage
@@ -130,40 +123,30 @@ func (l *Limits) reserveAlone(ctx context.Context, cfg *Config, p *plan, err err
 
 const maxLocal = 100_000
 
-// takeAlone takes the cost of a call from this process's part of m, and returns what settles it.
-func (l *Limits) takeAlone(
-	ctx context.Context, cfg *Config, m *Meter,
-) (settle func(used int), refused *throttle.LimitedError) {
+// takeAlone takes the cost of a call from this process's part of m.
+func (l *Limits) takeAlone(ctx context.Context, cfg *Config, m *Meter) (*throttle.Reservation, *throttle.LimitedError) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	part := l.local[m.key]
+	part, cost := l.local[m.key], int(m.cost)
 	if part == nil {
 		if len(l.local) >= maxLocal {
 			return nil, m.refusal(cfg, throttle.OverLimit)
 		}
-		part = &localMeter{}
-		if m.kind != 's' {
-			part.limiter = throttle.New(m.local(cfg.Instances))
-		}
+		part = throttle.New(m.local(cfg.Instances))
 		l.local[m.key] = part
 	}
-	if m.kind == 's' {
-		if part.slots >= max(1, m.limit/int64(cfg.Instances)) {
-			return nil, m.refusal(cfg, throttle.OverLimit)
-		}
-		part.slots++
-		return func(int) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			part.slots--
-		}, nil
+	if m.kind == slots {
+		cost = 1
 	}
-	r, err := part.limiter.Reserve(context.WithoutCancel(ctx), int(m.cost))
-	if e, ok := errors.AsType[*throttle.LimitedError](err); ok {
+	taken, err := part.Reserve(context.WithoutCancel(ctx), cost)
+	e, _ := errors.AsType[*throttle.LimitedError](err)
+	switch {
+	case e != nil && m.kind == slots:
+		e = m.refusal(cfg, throttle.OverLimit)
+	case e != nil:
 		e.Name, e.Key = cfg.Name, m.key
-		return nil, e
 	}
-	return func(used int) { r.Settle(context.Background(), used) }, nil
+	return taken, e
 }
 
 // Stats is a snapshot of what [Limits] have done in this process. Its counters never go back.
@@ -188,8 +171,7 @@ func (l *Limits) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.stats
-	s.Refusals = map[throttle.Reason]int64{}
-	maps.Copy(s.Refusals, l.refused)
+	s.Refusals = maps.Clone(s.Refusals)
 	s.Down = len(l.down) > 0
 	return s
 }
@@ -257,21 +239,18 @@ func (e *outageError) Unwrap() []error      { return []error{throttle.ErrOutage,
 func (e *outageError) HealthState() string  { return "store down" }
 func (e *outageError) HealthDetail() string { return "" }
 
-// Figures returns what [Limits.Stats] counts.
+// Figures returns what an operator needs of [Limits.Stats].
 func (l *Limits) Figures() []describe.Figure {
 	s := l.Stats()
 	up := 1.0
 	if s.Down {
 		up = 0
 	}
-	return append(figures.Calls(s.Admitted, s.Refusals, reasons...),
-		figures.Counter("alone_calls", s.Alone), figures.Counter("forgiven.tokens", s.Forgiven),
+	return append(figures.Calls(s.Admitted, s.Refusals, reasons...), figures.Counter("alone_calls", s.Alone),
 		figures.Counter("store.trips", s.Asked), figures.Counter("store.failures", s.Failed),
-		figures.Counter("store.outages", s.Outages),
 		figures.Counter("lost.settlements{outcome=untold}", s.Untold),
 		figures.Counter("lost.settlements{reason=too_late}", s.Dropped),
 		figures.Counter("lost.slots", s.Lost),
-		describe.Figure{Name: "throttle.unsettled", Value: float64(s.Unsettled)},
 		describe.Figure{Name: "throttle.store.up", Value: up})
 }
 

@@ -3,19 +3,25 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"sync"
+	"strconv"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/go-resilience/resilience/throttle"
 )
 
 // A Reservation is what a call has taken, until it is settled. It is safe for concurrent use.
 type Reservation struct {
 	l       *Limits
 	cfg     *Config
-	plan    *plan
+	meters  []Meter
 	id      string
-	taken   []meterAnswer
-	alone   []func(used int) // in an outage, by meter: settle it
+	keys    []string // of the script's take: the states of the meters first
+	slots   bool     // there are some among the meters
+	taken   answer
+	alone   []*throttle.Reservation // in an outage, by meter
 	settled atomic.Bool
 
 	lost context.Context // ends when a slot is lost; nil if there is none in Redis
@@ -23,24 +29,37 @@ type Reservation struct {
 	ends *time.Timer // the lease, nearly
 }
 
-// admitted returns the reservation of a call that was admitted by an answer to what was sent
-// at began.
-func (l *Limits) admitted(cfg *Config, p *plan, id string, a answer, began time.Time) *Reservation {
-	r := &Reservation{l: l, cfg: cfg, plan: p, id: id, taken: a.meters}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.stats.Admitted++
-	if !p.slots {
-		return r
+// name gives r its id and the keys of its meters.
+func (r *Reservation) name() {
+	n := len(r.meters)
+	r.id = r.l.ids + strconv.FormatInt(r.l.reserved.Add(1), 36)
+	r.keys = make([]string, 2*n, 4*n)
+	for i := range r.meters {
+		m := &r.meters[i]
+		r.keys[i], r.keys[n+i] = r.cfg.key(m.tag, m.code, m.name), r.cfg.key(m.tag, "c", m.name)
+		if m.kind == slots {
+			r.slots = true
+			r.keys = append(r.keys, r.cfg.key(m.tag, "w", m.name), r.cfg.key(m.tag, "p", m.name))
+		}
+	}
+}
+
+// admitted begins the use of what was taken, by an answer to what was sent at began.
+func (r *Reservation) admitted(a answer, began time.Time) {
+	r.taken = a
+	r.l.mu.Lock()
+	defer r.l.mu.Unlock()
+	r.l.stats.Admitted++
+	if !r.slots {
+		return
 	}
 	r.lost, r.lose = context.WithCancel(context.Background())
 	r.ends = time.AfterFunc(r.left(began), r.giveUp)
-	l.held[r] = true
-	if !l.renewing {
-		l.renewing = true
-		go l.renew()
+	r.l.held[r] = true
+	if !r.l.renewing {
+		r.l.renewing = true
+		go r.l.renew()
 	}
-	return r
 }
 
 // left returns how long the slots of r may be used, whose leases were renewed by what was sent at
@@ -107,48 +126,52 @@ func (r *Reservation) settle(usedOf func(*Meter) (int64, bool)) {
 		r.ends.Stop()
 		r.lose() // or the end of its ctx stays in memory
 	}
-	now := r.l.redisNow()
-	c := r.cfg.settlement(r.plan, r.id, now)
-	corrects := r.lost != nil
-	for i := range r.plan.meters {
-		m := &r.plan.meters[i]
+	c, corrects := r.settlement(), r.lost != nil
+	for i := range r.meters {
+		m := &r.meters[i]
 		used, ok := usedOf(m)
 		if !ok {
 			used = m.cost
 		}
 		if r.alone != nil {
-			r.alone[i](int(used))
+			if m.kind == slots {
+				used = 0
+			}
+			r.alone[i].Settle(context.Background(), int(used))
 			continue
 		}
-		most := m.cost + max(2*m.limit, 1e15/m.unit()) // beyond two limits it is forgiven anyway
-		more := (min(max(0, used), most) - m.cost) * m.unit()
+		most := m.cost + max(2*m.limit, 1e15/m.unit) // beyond two limits it is forgiven anyway
+		more := (min(max(0, used), most) - m.cost) * m.unit
 		corrects = corrects || more != 0
-		c.Keys = append(c.Keys, r.plan.keys[r.plan.states[i]])
-		c.Args = append(c.Args, string(m.kind), m.limit*m.unit(), m.arg(r.cfg.Lease, now), more, r.taken[i].number)
+		_, _, number := r.taken.of(i)
+		c.Keys = append(c.Keys, r.keys[i])
+		c.Args = append(c.Args, m.code, m.limit*m.unit, m.arg(r), more, number)
 	}
 	if r.alone == nil && corrects {
 		r.l.settle(c)
 	}
 }
 
-// settlement returns the beginning of a call that settles a reservation.
-func (c *Config) settlement(p *plan, id string, now time.Time) Call {
-	keys := []string{c.key(p.meters[0].tag, "s", id)}
-	return Call{script, keys, []any{"settle", id, now.UnixMicro(), c.horizon().Microseconds()}}
+// settlement returns the beginning of a call that settles r.
+func (r *Reservation) settlement() Call {
+	keys := []string{r.cfg.key(r.meters[0].tag, "s", r.id)}
+	return Call{script, keys, []any{"settle", r.id, r.l.redisNow().UnixMicro(), r.cfg.horizon().Microseconds()}}
 }
 
 // leave gives up the places of a call among those that wait for slots, or they would hold up those
 // behind for two polls; and slots, if the answer that it had got them was lost.
-func (l *Limits) leave(cfg *Config, p *plan, id string) {
-	c := cfg.settlement(p, id, l.redisNow())
-	for i, m := range p.meters {
-		if at := p.states[i]; m.kind == 's' {
-			for _, set := range []string{p.keys[at], p.keys[at+2], p.keys[at+3]} {
-				c.Keys, c.Args = append(c.Keys, set), append(c.Args, "s", 0, 0, 0, 0)
-			}
+func (r *Reservation) leave() {
+	c := r.settlement()
+	for i := range r.meters {
+		if r.meters[i].kind == slots {
+			c.Keys = append(c.Keys, r.keys[i])
 		}
 	}
-	l.settle(c)
+	c.Keys = append(c.Keys, r.keys[2*len(r.meters):]...)
+	for range c.Keys[1:] {
+		c.Args = append(c.Args, slots.code, 0, 0, 0, 0)
+	}
+	r.l.settle(c)
 }
 
 // A settlement is to be told to Redis, until the horizon.
@@ -208,7 +231,7 @@ func (l *Limits) sendAll() {
 
 // sent notes what became of a settlement. One that failed is sent again, up to ten times.
 func (l *Limits) sent(cfg *Config, s settlement, r Reply) {
-	n, err := integers(r)
+	n, err := answerOf(r)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if s.tries++; err != nil && s.tries <= 10 {
@@ -239,26 +262,24 @@ func (l *Limits) evalEach(cfg *Config, calls []Call) []Reply {
 	l.mu.Unlock()
 	replies := make([]Reply, len(calls))
 	if cfg.EvalEach != nil {
-		if err := survive(func() error { copy(replies, cfg.EvalEach(ctx, calls)); return nil }); err != nil {
-			for i := range replies {
-				replies[i].Err = cmp.Or(replies[i].Err, err)
-			}
+		err := survive(func() error { copy(replies, cfg.EvalEach(ctx, calls)); return nil })
+		for i := range replies {
+			replies[i].Err = cmp.Or(replies[i].Err, err)
 		}
 		return replies
 	}
-	var wg sync.WaitGroup
-	free := make(chan struct{}, 8)
+	var all errgroup.Group
+	all.SetLimit(8)
 	for i, c := range calls {
-		free <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-free }()
+		all.Go(func() error {
 			replies[i].Err = survive(func() (err error) {
 				replies[i].Value, err = cfg.Eval(ctx, c.Script, c.Keys, c.Args...)
 				return err
 			})
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = all.Wait()
 	return replies
 }
 
@@ -275,7 +296,7 @@ func (l *Limits) renew() {
 		again = cfg.Lease / 3
 		began := time.Now()
 		for i, r := range l.evalEach(cfg, calls) {
-			n, err := integers(r)
+			n, err := answerOf(r)
 			if err != nil || len(n) != 1+len(holders[i]) {
 				again = cfg.Lease / 12
 				continue
@@ -297,16 +318,16 @@ func (l *Limits) renewals() (calls []Call, holders [][]*Reservation) {
 	defer l.mu.Unlock()
 	at := map[string]int{} // in calls, by tag
 	for r := range l.held {
-		tag := r.plan.meters[0].tag
+		tag := r.meters[0].tag
 		i, ok := at[tag]
 		if !ok {
 			i = len(calls)
 			at[tag] = i
 			calls, holders = append(calls, Call{Script: script, Args: []any{"renew"}}), append(holders, nil)
 		}
-		for j, m := range r.plan.meters {
-			if m.kind == 's' {
-				calls[i].Keys = append(calls[i].Keys, r.plan.keys[r.plan.states[j]])
+		for j := range r.meters {
+			if r.meters[j].kind == slots {
+				calls[i].Keys = append(calls[i].Keys, r.keys[j])
 				calls[i].Args = append(calls[i].Args, r.id, r.cfg.Lease.Microseconds())
 				holders[i] = append(holders[i], r)
 			}

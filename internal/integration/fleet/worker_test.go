@@ -344,10 +344,10 @@ answer[1], answer[3], answer[4] =`,
 		l.forged = func(script string, keys []string, args []any) {
 			now, _ := direct.Time(context.Background()).Result()
 			settle := []any{"settle", args[1], now.UnixMicro(), 1_100_000}
-			states := []string{keys[0] + ":forged:" + args[1].(string), keys[0], keys[2]}
+			states := []string{keys[0] + ":forged:" + args[1].(string), keys[0], keys[1]}
 			for i := range states[1:] {
 				m := args[3+4*i : 7+4*i] // kind, limit, x, cost
-				settle = append(settle, m[0], m[1], m[2], -m[3].(int64), windowNumber(direct, keys[2]))
+				settle = append(settle, m[0], m[1], m[2], -m[3].(int64), windowNumber(direct, keys[1]))
 			}
 			_, _ = l.eval(context.Background(), script, states, settle...)
 		}

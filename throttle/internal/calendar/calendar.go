@@ -3,7 +3,6 @@ package calendar
 
 import (
 	"cmp"
-	"slices"
 	"strconv"
 	"time"
 
@@ -18,14 +17,22 @@ type Window struct {
 	From  int // the day of the month with which a month begins, 1 to 31; a shorter month has its last day for it
 }
 
-// Check records what is wrong with the fields, whose names follow at.
+// Check records what is wrong with the fields, whose names follow at. It makes texts only if something
+// is, since a fleet checks each call.
 func (w Window) Check(f *invalid.Fields, at string) {
-	per := strconv.Quote(w.Per)
-	f.Need(w.Every == 0 || w.Every >= time.Millisecond && w.Every <= MaxTime, at+"Every", w.Every, "a millisecond to 36 years")
-	f.Need(slices.Contains([]string{"", "day", "month"}, w.Per), at+"Per", per, `"day" or "month"`)
-	f.Need((w.Every == 0) != (w.Per == ""), at+"Per", per, "set where Every is not, and the other way round")
-	f.Need(w.Per != "" || w.In == nil, at+"In", w.In, "nil where Per is not set")
-	f.Need(w.From == 0 || w.Per == "month" && w.From >= 1 && w.From <= 31, at+"From", w.From, "0, or 1 to 31 where Per is Month")
+	long := w.Every == 0 || w.Every >= time.Millisecond && w.Every <= MaxTime
+	known := w.Per == "" || w.Per == "day" || w.Per == "month"
+	one := (w.Every == 0) != (w.Per == "")
+	in := w.Per != "" || w.In == nil
+	from := w.From == 0 || w.Per == "month" && w.From >= 1 && w.From <= 31
+	if long && known && one && in && from {
+		return
+	}
+	f.Need(long, at+"Every", w.Every, "a millisecond to 36 years")
+	f.Need(known, at+"Per", strconv.Quote(w.Per), `"day" or "month"`)
+	f.Need(one, at+"Per", strconv.Quote(w.Per), "set where Every is not, and the other way round")
+	f.Need(in, at+"In", w.In, "nil where Per is not set")
+	f.Need(from, at+"From", w.From, "0, or 1 to 31 where Per is Month")
 }
 
 // MaxTime is the longest window.
@@ -42,8 +49,9 @@ func (w Window) Filled() Window {
 	return w
 }
 
-// A Span is a period: from Begin on, until before End, both in nanoseconds of Unix time.
-type Span struct{ Begin, End int64 }
+// A Span is a period: from Begin on, until before End. Before is the beginning of the period before,
+// and After the end of that which follows. All are in nanoseconds of Unix time.
+type Span struct{ Before, Begin, End, After int64 }
 
 // Find returns the day or the month of t, in a w that is filled. Where clocks are set back across
 // midnight, a date comes twice. So a period begins at the first moment that has its date or a later
@@ -57,11 +65,13 @@ func (w Window) Find(t time.Time) Span {
 		last := time.Date(year, month+time.Month(n)+1, 0, 0, 0, 0, 0, time.UTC) // of the month
 		return startOf(last.AddDate(0, 0, min(w.From, last.Day())-last.Day()), w.In)
 	}
-	n := -1                          // a month that begins with a day may have begun in the month before
-	for begin(n+1) <= t.UnixNano() { // also where t has the date of the period before, for the second time
+	n := -1 // a month that begins with a day may have begun in the month before
+
+	// Also where t has the date of the period before, for the second time.
+	for begin(n+1) <= t.UnixNano() {
 		n++
 	}
-	return Span{begin(n), begin(n + 1)}
+	return Span{begin(n - 1), begin(n), begin(n + 1), begin(n + 2)}
 }
 
 // startOf returns the first moment in a time zone that has the date of a midnight of UTC or a later
