@@ -138,49 +138,40 @@ func (a *Throttle) Do(ctx context.Context, fn func(context.Context) error) error
 	a.add(at, 0, 1)
 	a.mu.Unlock()
 
-	said := nothing // also if fn panics
+	counts, throttled := false, false // also if fn panics
 	defer func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.probability() // which moves on to the present step
-		switch said {
-		case accepted:
-			a.stats.Accepted++
+		switch {
+		case !counts:
+			a.add(at, -1, -1)
 		case throttled:
 			a.stats.Throttled++
 			a.add(at, 0, -1)
 		default:
-			a.add(at, -1, -1)
+			a.stats.Accepted++
 		}
 	}()
 	err := fn(ctx)
-	said = cfg.read(ctx, err)
+	counts, throttled = cfg.read(ctx, err)
 	return err
 }
 
-// What the end of a call says of the server.
-type saying int
-
-const (
-	nothing saying = iota
-	accepted
-	throttled
-)
-
-func (c *Config) read(ctx context.Context, err error) saying {
+// read returns whether the end of a call says anything of the server, and whether that is that it
+// turned the call away or could not take it.
+func (c *Config) read(ctx context.Context, err error) (counts, throttled bool) {
 	end := behavior.ReadUnder(ctx, err)
 	switch {
 	case end.Kind == behavior.Refused, end.Kind == behavior.Canceled:
-		return nothing
+		return false, false
 	case err == nil:
-		return accepted
-	case c.Throttled != nil && !c.Throttled(err):
-		return accepted
-	case c.Throttled != nil, end.Throttled, end.Kind == behavior.Failed && end.RetryAfter > 0, end.Kind == behavior.Overran,
-		end.Kind == behavior.Failed && behavior.IsTimeout(err):
-		return throttled
+		return true, false
+	case c.Throttled != nil:
+		return true, c.Throttled(err)
 	}
-	return accepted
+	return true, end.Throttled || end.Kind == behavior.Overran ||
+		end.Kind == behavior.Failed && (end.RetryAfter > 0 || behavior.IsTimeout(err))
 }
 
 // Wrap returns a function that runs next as [Throttle.Do] does.
