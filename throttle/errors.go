@@ -32,10 +32,6 @@ const (
 	Shed             Reason = "shed"               // package adaptive did not send the call, as the server would probably turn it away
 )
 
-var reasons = [...]Reason{
-	OverLimit, OverQuota, WaitTooLong, DeadlineTooClose, ContextEnded, TooCostly, CoolingDown, Outage, Shed,
-}
-
 // never is the After of a call that can never be admitted.
 const never = time.Duration(math.MaxInt64)
 

@@ -198,6 +198,21 @@ func TestGroupKeepsWhatIsSpent(t *testing.T) {
 	})
 }
 
+// What keys without room share follows an Update as all keys do.
+func TestGroupUpdateReachesKeysWithoutRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 5, Cost: cost}, MaxKeys: 1})
+		for _, key := range []string{"a", "b"} {
+			require.True(t, takeOf(g, key, 4).OK)
+		}
+		require.EqualValues(t, 1, g.Stats().Overflow, "b")
+		require.NoError(t, g.Update(func(c *throttle.GroupConfig[string]) { c.Config.Rate = 4 }))
+		for _, key := range []string{"a", "b"} {
+			require.Equal(t, time.Second, takeOf(g, key, 0).ResetAfter, key)
+		}
+	})
+}
+
 // An attacker makes up keys. The tenants that are known go on, memory does not
 // grow, and all the made-up keys that do not fit share one limit.
 func TestGroupUnderMadeUpKeys(t *testing.T) {
