@@ -266,18 +266,23 @@ func TestEvalEachAndNode(t *testing.T) {
 	require.Eventually(t, func() bool { return do("t0") == nil }, 30*time.Second, 10*time.Millisecond)
 }
 
+// replicate has a server replicate that at addr, and waits until it does.
+func replicate(t *testing.T, replica *redis.Client, addr string) {
+	host, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	require.NoError(t, replica.ReplicaOf(t.Context(), host, port).Err())
+	require.Eventually(t, func() bool {
+		return strings.Contains(replica.Info(t.Context(), "replication").Val(), "master_link_status:up")
+	}, 30*time.Second, 10*time.Millisecond)
+}
+
 // After a failover, what was acknowledged and not yet replicated is lost, and no more: the balance
 // is off by it, and all else stays exact.
 func TestFailoverToAReplica(t *testing.T) {
 	primary, replica := services.NewRedis(t), services.NewRedis(t)
 	replication, front := faultproxy.New(t, primary.Addr), faultproxy.New(t, primary.Addr)
 	next := client(t, replica.Addr).(*redis.Client)
-	host, port, err := net.SplitHostPort(replication.Addr())
-	require.NoError(t, err)
-	require.NoError(t, next.ReplicaOf(t.Context(), host, port).Err())
-	require.Eventually(t, func() bool {
-		return strings.Contains(next.Info(t.Context(), "replication").Val(), "master_link_status:up")
-	}, 30*time.Second, 10*time.Millisecond)
+	replicate(t, next, replication.Addr())
 
 	l := fleet.New(fleet.Config{Name: name(t), Eval: resilienceredis.Eval(client(t, front.Addr())),
 		RetryEvery: 20 * time.Millisecond, Timeout: 2 * time.Second,
@@ -316,4 +321,68 @@ func TestFailoverToAReplica(t *testing.T) {
 	acknowledged = 0
 	use(50)
 	require.InDelta(t, before+int64(acknowledged)*1_000_000, spent(next), 100)
+}
+
+// Two processes go on with a replica that had not heard all that the primary did. What it had not heard
+// is lost, and no more: it never admits more than the limits allow, its balances are those of what it
+// knows, to the token, and calls that have lost their slots end within a lease.
+func TestFailoverUnderTwoProcesses(t *testing.T) {
+	primary, replica := services.NewRedis(t), services.NewRedis(t)
+	replication, front := faultproxy.New(t, primary.Addr), faultproxy.New(t, primary.Addr)
+	next := client(t, replica.Addr).(*redis.Client)
+	replicate(t, next, replication.Addr())
+
+	j := job{Kind: "play", Addrs: []string{front.Addr()}, Name: name(t), Often: 0.05, Until: time.Now().Add(6 * time.Second)}
+	var all []*process
+	for j.Number = range 2 {
+		all = append(all, start(t, j))
+	}
+	held := func() int { return all[0].held() + all[1].held() }
+	reaches := func(n int) {
+		require.Eventually(t, func() bool { return held() >= n || time.Now().After(j.Until) }, time.Minute, time.Millisecond)
+	}
+	reaches(100)
+	replication.Hold(faultproxy.Both)
+	reaches(held() + 100) // within the lag
+	primary.Kill()
+	require.NoError(t, next.ReplicaOf(t.Context(), "NO", "ONE").Err())
+	front.Point(replica.Addr)
+	front.Reset()
+	promoted := time.Now()
+	for _, p := range all {
+		<-p.ended
+		require.True(t, p.cmd.ProcessState.Success(), "%v", p.cmd.ProcessState)
+	}
+
+	journal, err := next.LRange(t.Context(), j.Name+":{t}:journal", 0, -1).Result()
+	require.NoError(t, err)
+	o := hear(t, journal)
+	o.bound(t, false)
+	known, unheard := o.balance(), 0
+	for id, more := range o.used { // settlements of reservations that the replica has not heard of
+		if _, taken := o.taken[id]; !taken {
+			known, unheard = known+more, unheard+1
+		}
+	}
+	spent := func(kind, meter string) (n int64) {
+		_, _ = fmt.Sscan(next.Get(t.Context(), fmt.Sprintf("%s:{t}:%s:%s", j.Name, kind, meter)).Val(), &n)
+		return n
+	}
+	require.InDelta(t, 1_000_000*known, spent("r", "tokens"), 60, "it gives a millionth a second")
+	require.Equal(t, known, spent("q", "month"))
+
+	later := &process{holds: map[string]*hold{}} // those that began when no call had a slot that was lost
+	for i, p := range all {
+		for id, h := range p.holds {
+			if h.from.After(promoted.Add(time.Second)) {
+				later.holds[fmt.Sprint(i, id)] = h
+			}
+		}
+	}
+	lost := held() - len(o.taken)
+	t.Logf("%d admitted, %d of them lost or more, %d settled that were lost; %d after a lease, of which %d at once",
+		held(), lost, unheard, len(later.holds), atOnce([]*process{later}))
+	require.Positive(t, lost+unheard, "or this shows nothing")
+	require.LessOrEqual(t, atOnce(all), 2*parallel)
+	require.LessOrEqual(t, atOnce([]*process{later}), parallel)
 }
