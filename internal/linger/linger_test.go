@@ -119,6 +119,9 @@ func TestOnEndIsCalledWhetherOrNotAnythingIsHeld(t *testing.T) {
 				require.True(t, work.Held())
 				require.Nil(t, linger.Of(ctx), "what runs now is a call of its own")
 			}
+			free := false
+			hold(t, work, func() { free = true })
+			require.Equal(t, !c.goOn, free, "so is one further out")
 			work.End(c.end)
 			work.End(errBroke)
 			require.Equal(t, c.calls, calls)
