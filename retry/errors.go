@@ -89,24 +89,24 @@ func (e *Error) says() behavior.End { return behavior.Read(errors.Join(e.Err, e.
 // Timeout reports whether the last error or the Cause is a timeout.
 func (e *Error) Timeout() bool { return behavior.IsTimeout(e.Err) || behavior.IsTimeout(e.Cause) }
 
-// An overtime is the cause of an attempt's ctx that the AttemptTimeout of a Config ended, and wraps
-// an error of such an attempt that does not say that it is a timeout.
-type overtime struct {
-	*Config
+// An overtime is the cause of an attempt's ctx that the AttemptTimeout of a Config ended.
+type overtime Config
+
+func (c *overtime) Error() string {
+	return fmt.Sprintf("%san attempt took longer than AttemptTimeout of %v", prefix(c.Name), c.AttemptTimeout)
+}
+
+func (c *overtime) Is(target error) bool { return target == context.DeadlineExceeded }
+func (c *overtime) Timeout() bool        { return true }
+
+// A timeoutError wraps an error of such an attempt that does not say that it is a timeout.
+type timeoutError struct {
+	*overtime
 	err error
 }
 
-func (e *overtime) Error() string {
-	text := fmt.Sprintf("%san attempt took longer than AttemptTimeout of %v", prefix(e.Name), e.AttemptTimeout)
-	if e.err != nil {
-		text += ": " + e.err.Error()
-	}
-	return text
-}
-
-func (e *overtime) Unwrap() error        { return e.err }
-func (e *overtime) Is(target error) bool { return target == context.DeadlineExceeded }
-func (e *overtime) Timeout() bool        { return true }
+func (e *timeoutError) Error() string { return e.overtime.Error() + ": " + e.err.Error() }
+func (e *timeoutError) Unwrap() error { return e.err }
 
 // saysEnd reports whether err already says that ctx has ended, and why.
 func saysEnd(ctx context.Context, err error) bool {

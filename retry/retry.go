@@ -165,9 +165,9 @@ func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) er
 	if c.AttemptTimeout == 0 {
 		return fn(ctx)
 	}
-	late, err := linger.Timed(ctx, c.AttemptTimeout, &overtime{Config: c}, fn)
+	late, err := linger.Timed(ctx, c.AttemptTimeout, (*overtime)(c), fn)
 	if late && !behavior.IsTimeout(err) && behavior.Read(err).Retryable {
-		return &overtime{c, err}
+		return &timeoutError{(*overtime)(c), err}
 	}
 	return err
 }

@@ -11,14 +11,14 @@ import (
 // Fields collects what is wrong with the fields of one configuration.
 type Fields struct {
 	Type string // "breaker.Config": what the fields belong to
-	errs []error
+	err  error
 }
 
 // Need records that the field's value is not within what it may be, unless ok.
 // want completes the sentence "must be ...".
 func (f *Fields) Need(ok bool, field string, value any, want string) {
 	if !ok {
-		f.errs = append(f.errs, fmt.Errorf("%s.%s is %v: must be %s", f.Type, field, value, want))
+		f.err = errors.Join(f.err, fmt.Errorf("%s.%s is %v: must be %s", f.Type, field, value, want))
 	}
 }
 
@@ -44,4 +44,4 @@ func Renamed(typ, was, now string) error {
 }
 
 // Err returns all that was recorded, joined, or nil.
-func (f *Fields) Err() error { return errors.Join(f.errs...) }
+func (f *Fields) Err() error { return f.err }
