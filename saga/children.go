@@ -329,7 +329,7 @@ func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (status Statu
 			}
 			m.revert(errParentBack)
 			m.advance(rec.Now)
-			return m.commit(), nil
+			return m.commit(true), nil
 		})
 	}
 	if errors.Is(err, ErrNotAllowed) {

@@ -80,8 +80,12 @@ func (m *machine) clone() *machine {
 	return &c
 }
 
-// commit returns what is to be recorded of the machine.
-func (m *machine) commit() store.CommitRequest {
+// commit returns what is to be recorded of the machine. release means that its owner gives it up: the
+// results of running attempts will be dropped.
+func (m *machine) commit(release bool) store.CommitRequest {
+	if release {
+		m.doubt(false)
+	}
 	return store.CommitRequest{
 		Status: m.Status, Steps: m.encode(), Failures: m.Failures, Takeovers: m.Takeovers, LastError: m.LastError, Log: m.log,
 	}

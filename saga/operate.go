@@ -182,7 +182,7 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 			return req, fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, err)
 		}
 		m.advance(rec.Now)
-		req = m.commit()
+		req = m.commit(true)
 		// What has come from outside is not known here: the next owner looks.
 		if at, _ := m.wake(rec.Now, false); !m.outside(rec.Now) {
 			req.WakeIn = max(at.Sub(rec.Now), 0)

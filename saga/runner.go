@@ -813,12 +813,10 @@ func (h *hold) request(release bool, wakeIn time.Duration) store.CommitRequest {
 	if len(h.m.log) == 0 {
 		h.m.note(store.Entry{Kind: EventResumed})
 	}
-	if release {
-		h.m.doubt(false)
-	} else {
+	if !release {
 		wakeIn = 0
 	}
-	req := h.m.commit()
+	req := h.m.commit(release)
 	req.ID, req.Epoch, req.Seq, req.Nonce = h.rec.ID, h.rec.Epoch, h.seq, mathrand.Int64()
 	req.Release, req.WakeIn = release, wakeIn
 	if !bytes.Equal(h.data, h.rec.Data) {
@@ -878,8 +876,7 @@ func (h *hold) happened(req store.CommitRequest, rc store.Receipt, err error) bo
 			h.r.storeFailed(h.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, lerr))
 			h.pause(since)
 		case rec.Nonce == req.Nonce:
-			woken := req.Release && req.WakeIn > 0 && !rec.WakeAt.After(rec.Now)
-			rc, err = store.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote, Woken: woken}, nil
+			rc, err = store.Receipt{CancelRequested: rec.CancelRequested, CancelNote: rec.CancelNote}, nil
 		case rec.Epoch == req.Epoch && rec.Seq == req.Seq:
 			return false
 		default:

@@ -173,7 +173,7 @@ func (s *teller) tell(events string) string {
 			say("%s is of no use", m.Steps[i].Name)
 		}
 	}
-	if c := m.commit(); c.Failures+c.Takeovers > 0 {
+	if c := m.commit(false); c.Failures+c.Takeovers > 0 {
 		say("%d failures, %d takeovers (%s)", c.Failures, c.Takeovers, c.LastError)
 	}
 	if m.undecided() {
@@ -235,7 +235,7 @@ func (s *teller) happen(event []string) error {
 	case "look":
 		m.lookAgain()
 	case "reload": // by another runner, after this one has given it up
-		m.doubt(false)
+		m.commit(true)
 		s.commit()
 		was := s.rec
 		s.load()
@@ -287,7 +287,7 @@ func (s *teller) end(i int, op store.Op, how []string) {
 }
 
 func (s *teller) commit() {
-	c := s.m.commit()
+	c := s.m.commit(false)
 	s.rec = store.Record{
 		Now:    s.now,
 		Status: c.Status, Steps: c.Steps, Failures: c.Failures, Takeovers: c.Takeovers, LastError: c.LastError,
