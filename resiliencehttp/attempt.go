@@ -322,7 +322,8 @@ func (a *attempt) timedOut(err error) error {
 	a.mu.Unlock()
 	t := a.call.t
 	passed, ok := context.Cause(a).(*resilience.TimeoutError)
-	if !ok || err == error(passed) || !slices.Contains([]*resilience.TimeoutError{t.attemptPassed, t.firstBytePassed, t.idlePassed}, passed) {
+	limits := []*resilience.TimeoutError{t.attemptPassed, t.firstBytePassed, t.idlePassed}
+	if !ok || err == error(passed) || !slices.Contains(limits, passed) {
 		return err
 	}
 	return &resilience.TimeoutError{Name: passed.Name, After: passed.After, Err: err}

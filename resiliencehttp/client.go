@@ -19,7 +19,9 @@ import (
 // policy of your own may be the Wrap of one policy for all hosts, the By of a Group with
 // [HostOf] as the key, or any other middleware:
 //
-//	circuits := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Failures: 3}) }, resilience.GroupConfig{})
+//	circuits := resilience.NewGroup(func(string) *breaker.Breaker {
+//		return breaker.New(breaker.Config{Failures: 3})
+//	}, resilience.GroupConfig{})
 //	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 //		Breaker:  circuits.By(resiliencehttp.HostOf),
 //		Bulkhead: resiliencehttp.Disabled,
@@ -95,8 +97,10 @@ type ClientConfig struct {
 // Validate returns an error that names each invalid field, or nil.
 func (c ClientConfig) Validate() error {
 	f := invalid.Fields{Type: "resiliencehttp.ClientConfig"}
-	f.Need(c.Register == nil || c.Name != "", "Name", `""`, "set where Register is: a registry finds policies by their names")
-	f.Need(c.Transport == nil || c.Transport.Middleware == nil, "Transport.Middleware", "a function", "nil: NewClient sets it")
+	f.Need(c.Register == nil || c.Name != "", "Name", `""`,
+		"set where Register is: a registry finds policies by their names")
+	f.Need(c.Transport == nil || c.Transport.Middleware == nil, "Transport.Middleware", "a function",
+		"nil: NewClient sets it")
 	f.Need(c.Transport == nil || c.Transport.FirstByte == 0, "Transport.FirstByte", "set", "0: FirstByte is")
 	f.Need(c.Transport == nil || c.Transport.Idle == 0, "Transport.Idle", "set", "0: Idle is")
 	return f.Err()

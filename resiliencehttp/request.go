@@ -41,7 +41,9 @@ func RequestFrom(ctx context.Context) (*http.Request, bool) {
 // them hold the failures of one against the other. Change the server further out, or in a
 // RoundTripper of [Failover].
 //
-//	circuits := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{}) }, resilience.GroupConfig{})
+//	circuits := resilience.NewGroup(func(string) *breaker.Breaker {
+//		return breaker.New(breaker.Config{})
+//	}, resilience.GroupConfig{})
 //	transport.Middleware = resilience.Chain(retries.Wrap, circuits.By(resiliencehttp.HostOf))
 func HostOf(ctx context.Context) string {
 	if c := callOf(ctx); c != nil {
@@ -201,7 +203,8 @@ func (b *requestBody) keep(ctx context.Context) (io.ReadCloser, error) {
 	case err != nil:
 		return nil, fmt.Errorf("resiliencehttp: reading the request's body: %w", err)
 	case b.length > 0 && b.length != int64(len(kept)):
-		return nil, fmt.Errorf("resiliencehttp: the request has a ContentLength of %d and a body of %d bytes", b.length, len(kept))
+		return nil, fmt.Errorf("resiliencehttp: the request has a ContentLength of %d and a body of %d bytes",
+			b.length, len(kept))
 	}
 	b.length = int64(len(kept))
 	b.again = func() (io.ReadCloser, error) {

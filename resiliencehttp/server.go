@@ -114,7 +114,9 @@ func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 // panics if g is nil, and if ShareBy is set.
 //
 // Take the key from what the server knows about the client, as for [Server.ThrottleBy].
-func (s Server) BulkheadBy(g *resilience.Group[string, *bulkhead.Bulkhead], key func(*http.Request) string) func(http.Handler) http.Handler {
+func (s Server) BulkheadBy(
+	g *resilience.Group[string, *bulkhead.Bulkhead], key func(*http.Request) string,
+) func(http.Handler) http.Handler {
 	if g == nil {
 		panic(errors.New("resiliencehttp: BulkheadBy needs a Group, not nil"))
 	}

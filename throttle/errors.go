@@ -26,10 +26,10 @@ const (
 	WaitTooLong      Reason = "wait too long"      // the tokens would not have been there within MaxWait, or were not
 	DeadlineTooClose Reason = "deadline too close" // the tokens would not have been there before the deadline of ctx
 	ContextEnded     Reason = "context ended"      // ctx ended while the call waited
-	TooCostly        Reason = "too costly"         // the call takes more tokens than there can be at once: it can never be admitted
+	TooCostly        Reason = "too costly"         // the call takes more tokens than there can ever be at once
 	CoolingDown      Reason = "cooling down"       // a limit of a fleet was told to refuse calls for a while
 	Outage           Reason = "outage"             // Redis, where a fleet's limit is kept, could not be reached
-	Shed             Reason = "shed"               // package adaptive did not send the call, as the server would probably turn it away
+	Shed             Reason = "shed"               // the server would probably turn the call away (package adaptive)
 )
 
 // never is the After of a call that can never be admitted.
@@ -40,10 +40,10 @@ const never = time.Duration(math.MaxInt64)
 // the cause of ctx (ContextEnded), or [ErrOutage] and the error of Redis (Outage).
 type LimitedError struct {
 	Name   string        // of the limit
-	Key    string        // of a Group: at most the first 100 bytes of its text, or "(other keys)" for that which other keys share; of a fleet, the key of the meter
+	Key    string        // of a Group, at most 100 bytes of its text, or "(other keys)"; of a fleet's meter
 	Reason Reason        // why the call was refused
 	Limit  int           // the Burst at that time or, if there is a Quota, its N
-	Quota  Quota         // of OverQuota: the one whose window is over last; of TooCostly: the one that is too small, if it is not the Burst
+	Quota  Quota         // of OverQuota: that whose window is over last; of TooCostly: that which is too small, or zero
 	Cost   int           // of the call, in tokens
 	Left   int           // of a limit of a fleet: what was left
 	Waited time.Duration // how long the call waited
@@ -152,12 +152,14 @@ func (e Event) Fields(yield func(name string, value any)) {
 // the one that binds: if the call was admitted, the one with the fewest tokens left;
 // otherwise, of the quotas that have too few, the one whose window is over last.
 type Decision struct {
-	OK         bool
-	Quota      Quota         // the quota that binds; zero if it is the Rate, with its Burst
-	Limit      int           // the Burst, or N of the Quota
-	Window     time.Duration // the time in which the Burst refills; or the length of the Quota's window
-	Remaining  int           // tokens that could be taken now, after this decision
-	RetryAfter time.Duration // the time until the same tokens could be taken, if no other call takes any: 0 if they were taken; the longest Duration if they never can be
+	OK        bool
+	Quota     Quota         // the quota that binds; zero if it is the Rate, with its Burst
+	Limit     int           // the Burst, or N of the Quota
+	Window    time.Duration // the time in which the Burst refills; or the length of the Quota's window
+	Remaining int           // tokens that could be taken now, after this decision
+	// RetryAfter is the time until the same tokens could be taken, if no other call takes any:
+	// 0 if they were taken, the longest Duration if they never can be.
+	RetryAfter time.Duration
 	ResetAfter time.Duration // the time until Limit tokens are there again, if no call takes any
 }
 

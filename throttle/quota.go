@@ -62,7 +62,8 @@ const (
 )
 
 func checkQuotas(f *invalid.Fields, quotas []Quota) {
-	f.Need(len(quotas) <= maxQuotas, "Quotas", fmt.Sprintf("%d long", len(quotas)), fmt.Sprintf("at most %d long", maxQuotas))
+	f.Need(len(quotas) <= maxQuotas, "Quotas", fmt.Sprintf("%d long", len(quotas)),
+		fmt.Sprintf("at most %d long", maxQuotas))
 	for i, q := range quotas {
 		at := fmt.Sprintf("Quotas[%d].", i)
 		f.Need(q.N >= 1 && int64(q.N) <= maxQuota, at+"N", q.N, "1 to 1e15")

@@ -101,7 +101,8 @@ func (c Config) Validate() error {
 	case c.Burst < 0:
 		f.Need(false, "Burst", c.Burst, "0 (for a second's worth) or more")
 	default:
-		f.Need(float64(burst)/c.Rate <= maxTime.Seconds(), "Rate", c.Rate, fmt.Sprintf("enough to refill a Burst of %d within 36 years", burst))
+		f.Need(float64(burst)/c.Rate <= maxTime.Seconds(), "Rate", c.Rate,
+			fmt.Sprintf("enough to refill a Burst of %d within 36 years", burst))
 	}
 	return f.Err()
 }
@@ -275,7 +276,8 @@ func (l *Limiter) Change(dry bool, f func(cfg any) error) error {
 func (l *Limiter) Figures() []describe.Figure { return l.Stats().figures() }
 
 func (t Totals) figures() []describe.Figure {
-	return figures.Calls(t.Admitted, t.Refusals, OverLimit, OverQuota, WaitTooLong, DeadlineTooClose, ContextEnded, TooCostly)
+	return figures.Calls(t.Admitted, t.Refusals,
+		OverLimit, OverQuota, WaitTooLong, DeadlineTooClose, ContextEnded, TooCostly)
 }
 
 // PerMinute returns the [Config] Rate of n tokens a minute.

@@ -131,7 +131,9 @@ func (a *Throttle) Do(ctx context.Context, fn func(context.Context) error) error
 		a.stats.Refused++
 		a.mu.Unlock()
 		err := &throttle.LimitedError{Name: cfg.Name, Reason: throttle.Shed, Cost: 1}
-		a.observers.Tell(ctx, throttle.Event{Kind: throttle.EventRefused, Name: cfg.Name, Cost: 1, Reason: throttle.Shed, Err: err})
+		a.observers.Tell(ctx, throttle.Event{
+			Kind: throttle.EventRefused, Name: cfg.Name, Cost: 1, Reason: throttle.Shed, Err: err,
+		})
 		return err
 	}
 	a.stats.Sent++

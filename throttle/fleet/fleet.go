@@ -179,7 +179,7 @@ type Limits struct {
 	ahead    time.Duration // how far the clock of Redis is ahead, as last seen
 	down     map[string]*outage
 	local    map[string]*throttle.Limiter // this process's part of a meter, in an outage
-	due      []settlement                 // to be sent now; others of Stats.Unsettled are being sent, or wait to be sent again
+	due      []settlement                 // to be sent now; others are being sent, or wait to be sent again
 	sending  bool
 	held     map[*Reservation]bool // that have slots
 	renewing bool
