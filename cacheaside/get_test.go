@@ -86,3 +86,23 @@ func TestGetWithoutOptionsIsGet(t *testing.T) {
 	_, err = c.GetWith(t.Context(), 1, cacheaside.GetOptions{})
 	require.ErrorIs(t, err, cacheaside.ErrClosed)
 }
+
+// Who skips memory gets no old value of it from a slow load either.
+func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, SoftTimeout: time.Second,
+			Load: func(context.Context, int) (int, error) {
+				time.Sleep(10 * time.Second)
+				return int(loads.Add(1)), nil
+			},
+		})
+		defer c.Close()
+		require.Equal(t, 1, mustGet(t, c, 1))
+		time.Sleep(2 * time.Minute)
+		v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+		require.NoError(t, err)
+		require.Equal(t, 2, v)
+	})
+}
