@@ -14,8 +14,8 @@
 //
 //	  - All calls to a dependency share one bulkhead; a resilience.Group has one for each key.
 //	  - A call that finds Limit and Queue full is refused with a [*FullError]. A free slot goes to
-//	    the most important level, and there to who has waited longest, unless there are Shares,
-//	    which keep the flood of one tenant from the others.
+//	    the most important level, and there to who has waited longest, unless there is a Share,
+//	    which keeps the flood of one tenant from the others.
 //	  - In a chain it is inside of retries, whose waits then hold no slot, and outside of the
 //	    timeout of a single call.
 //	  - A call holds its slot until its function returns, whatever its ctx, and under a
@@ -118,19 +118,19 @@ func (b *Bulkhead) enter(ctx context.Context) (slots, error) {
 	}
 
 	b.mu.Lock()
-	of := b.queue.shareOf(name)
+	share := b.queue.shareOf(name)
 	if cost == 0 {
 		b.admitted++
 		b.mu.Unlock()
 		return slots{}, nil
 	}
 	if cost <= b.limit-b.running && !b.queue.waitsUpTo(level) {
-		b.take(of, cost)
+		b.take(share, cost)
 		b.admitted++
 		b.mu.Unlock()
-		return slots{cost, of}, nil
+		return slots{cost, share}, nil
 	}
-	return b.wait(ctx, cfg, &waiter{level: level, cost: cost, share: of})
+	return b.wait(ctx, cfg, &waiter{level: level, cost: cost, share: share})
 }
 
 // wait puts a call that finds no slots into the queue, if it may wait, and returns when it has
@@ -141,22 +141,22 @@ func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, err
 		b.refuse(w, TooCostly)
 	case cfg.MaxWait == 0:
 		b.refuse(w, NoSlot)
-	case b.queue.waiting < cfg.Queue:
+	case b.queue.waiting < cfg.Queue: // there is a place
 	default:
-		if other := b.queue.longest(w); other != nil {
+		if other := b.queue.victim(w); other != nil {
 			b.turnAway(other, Displaced)
 		} else {
 			b.refuse(w, QueueFull)
 		}
 	}
-	waits := w.refusal == nil
-	if waits {
+	queued := w.refusal == nil
+	if queued {
 		w.since, w.ready = now(), make(chan struct{})
 		b.queue.add(w, cfg.Levels)
 	}
 	b.mu.Unlock()
 
-	if waits {
+	if queued {
 		b.await(ctx, w, cfg.MaxWait)
 	}
 	if w.refusal != nil {
@@ -233,17 +233,17 @@ func (b *Bulkhead) leave(has slots) {
 	b.mu.Unlock()
 }
 
-// take notes that the calls of a share have n slots more. b.mu is held.
-func (b *Bulkhead) take(of *share, n int) {
+// take notes that the calls of a share have n slots more, or -n fewer. b.mu is held.
+func (b *Bulkhead) take(share *share, n int) {
 	b.running += n
-	b.queue.hold(of, n)
+	b.queue.addHeld(share, n)
 }
 
 // grant hands free slots to the calls that wait, until they do not suffice for the next one.
 // b.mu is held.
 func (b *Bulkhead) grant() {
 	for b.queue.waiting > 0 && b.running < b.limit {
-		w := b.queue.first()
+		w := b.queue.pickNext()
 		if w.cost > b.limit-b.running {
 			return
 		}

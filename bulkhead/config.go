@@ -24,8 +24,8 @@ type Config struct {
 	MaxWait time.Duration
 
 	// Queue is how many calls may wait, at most 2 147 483 647. Zero means 1000. In a full one
-	// a call takes the place of the newest of the least important level, if its own is more
-	// important. Queue needs a MaxWait.
+	// a call takes the place of the newest of the least important level, there of the longest
+	// line of a share, if its own level is more important. Queue needs a MaxWait.
 	Queue int
 
 	// Levels is the number of priorities, at most 1000. Zero means 1; more need a Priority.
@@ -41,10 +41,11 @@ type Config struct {
 	// that is served next until there are enough: cheap calls would pass it for ever.
 	Cost func(context.Context) int
 
-	// Share returns the share of a call: a tenant, a user, a kind of work. Of the calls that
-	// wait at one level, the next is of the share with the fewest slots, and among such of the
-	// one served longest ago. A full queue refuses the newest call of the share that waits
-	// most, if that is more than the share of the new call would. It needs a MaxWait.
+	// Share returns the share of a call: a tenant, a user, a kind of work, or "" for none. Shares
+	// that wait at one level are served in turn: the next call is of the share with the fewest
+	// slots, and among such of the one that has waited longest since it came or was served. In a
+	// full queue a call takes the place of the newest of the longest line of its level, if that
+	// is longer than the line of its own share would become. It needs a MaxWait.
 	Share func(context.Context) string
 }
 

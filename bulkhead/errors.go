@@ -14,8 +14,8 @@ var ErrFull = errors.New("bulkhead: full")
 type Reason string
 
 const (
-	NoSlot       Reason = "no slot"       // no slot was free, and the call was not to wait
-	QueueFull    Reason = "queue full"    // no slot was free, and Queue calls were waiting
+	NoSlot       Reason = "no slot"       // too few slots were free for the call, which was not to wait
+	QueueFull    Reason = "queue full"    // too few were free, or kept for others, and Queue calls were waiting
 	Displaced    Reason = "displaced"     // another call took its place in a full queue
 	WaitTooLong  Reason = "wait too long" // it waited for MaxWait
 	ContextEnded Reason = "context ended" // its ctx ended while it waited

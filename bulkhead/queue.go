@@ -11,8 +11,8 @@ import (
 type queue struct {
 	levels  []waitingLevel    // nil until a call waits
 	waiting int               // calls, at all levels
-	shares  map[string]*share // that have slots or wait, by name, but common
-	common  share             // of the calls without a share: of all, if there is no Config.Share
+	shares  map[string]*share // with slots or waiters, by name
+	common  share             // of the calls without a name: of all, if there is no Config.Share
 }
 
 // A share is what the calls of one Config.Share have, at all levels.
@@ -24,7 +24,7 @@ type share struct {
 
 // A waitingLevel is what waits at one level.
 type waitingLevel struct {
-	lines []*line // of the shares that wait, that which was served longest ago first
+	lines []*line // of the shares that wait, by turn: remove moves one that was served to the back
 	next  *waiter // for whom free slots are kept; nil until there are some
 }
 
@@ -59,15 +59,14 @@ func (q *queue) shareOf(name string) *share {
 	return s
 }
 
-// hold notes that a share has n slots more. A share without slots and waiters is forgotten,
-// since there may be any number of names.
-func (q *queue) hold(s *share, n int) {
-	if s.held += n; s != &q.common {
-		q.keep(s)
-	}
+// addHeld notes that a share has n slots more, or -n fewer.
+func (q *queue) addHeld(s *share, n int) {
+	s.held += n
+	q.keepOrForget(s)
 }
 
-func (q *queue) keep(s *share) {
+// keepOrForget forgets a share without slots and waiters, because there may be any number of names.
+func (q *queue) keepOrForget(s *share) {
 	switch {
 	case s == &q.common:
 	case s.held == 0 && s.waiting == 0:
@@ -109,20 +108,21 @@ func (q *queue) add(w *waiter, levels int) {
 		w.older, l.newest.newer = l.newest, w
 	}
 	w.line, l.newest = l, w
-	q.count(l, 1)
+	q.addWaiting(l, 1)
 }
 
-func (q *queue) count(l *line, n int) {
+// addWaiting notes that n calls more wait in a line, or -n fewer.
+func (q *queue) addWaiting(l *line, n int) {
 	q.waiting += n
 	l.waiting += n
 	l.share.waiting += n
-	q.keep(l.share)
+	q.keepOrForget(l.share)
 }
 
-// first returns the call that is served next, or nil. It is asked when a slot is free: the
+// pickNext returns the call that is served next, or nil. It is asked when a slot is free: the
 // answer stays the same until that call leaves, also if another share has fewer slots by then,
 // since a costly call would never get its slots otherwise.
-func (q *queue) first() *waiter {
+func (q *queue) pickNext() *waiter {
 	for i := range q.levels {
 		l := &q.levels[i]
 		if l.next == nil && len(l.lines) > 0 {
@@ -135,10 +135,10 @@ func (q *queue) first() *waiter {
 	return nil
 }
 
-// longest returns the call that gives way to newcomer in a full queue, or nil: the newest of the
+// victim returns the call that gives way to newcomer in a full queue, or nil: the newest of the
 // longest line of the least important level. A line of the same level must be longer than that
 // of the newcomer would be, since the two would only change places.
-func (q *queue) longest(newcomer *waiter) *waiter {
+func (q *queue) victim(newcomer *waiter) *waiter {
 	for i := len(q.levels) - 1; i >= newcomer.level; i-- {
 		lines := q.levels[i].lines
 		if len(lines) == 0 {
@@ -176,7 +176,7 @@ func (q *queue) remove(w *waiter, served bool) {
 		w.newer.older = w.older
 	}
 	w.line, w.older, w.newer = nil, nil, nil // else a call that runs for long keeps those that came after it
-	q.count(l, -1)
+	q.addWaiting(l, -1)
 	if served || l.waiting == 0 {
 		i := slices.Index(at.lines, l)
 		at.lines = slices.Delete(at.lines, i, i+1)
@@ -186,7 +186,7 @@ func (q *queue) remove(w *waiter, served bool) {
 	}
 }
 
-// calls calls yield with each call that waits, which may be removed meanwhile.
+// calls yields each call that waits; yield may remove it.
 func (q *queue) calls(yield func(*waiter) bool) {
 	for i := range q.levels {
 		for _, l := range slices.Clone(q.levels[i].lines) {
