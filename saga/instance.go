@@ -138,15 +138,24 @@ func show(rec *store.Record, p *program) *Instance {
 	if in.Status == Stuck && in.Cause == "" {
 		in.Cause = in.LastError // its record could not be read, and was left as it was
 	}
-	past := false
+	if in.pivot == nil && p != nil {
+		in.pivot = &p.pivotName
+	}
 	for i := range in.Steps {
 		if st := &in.Steps[i]; p != nil && i < len(p.steps) && p.steps[i].name == st.Name {
 			st.Parallel, st.Pivot = p.steps[i].parallel, i == p.pivot
-			past = past || st.Pivot && complete(st.Status)
 		}
 	}
-	in.Actions = in.actions(past)
+	in.Actions = in.actions()
 	return in
+}
+
+// pivotDone reports whether the pivot is done, so that the saga no longer turns back. The record has
+// its name: the definition need not be known.
+func (in *Instance) pivotDone() bool {
+	return !in.Back && in.pivot != nil && *in.pivot != "" && slices.ContainsFunc(in.Steps, func(st StepState) bool {
+		return st.Name == *in.pivot && complete(st.Status)
+	})
 }
 
 // Since returns for how long the saga has made no progress: no step has changed its status,
@@ -186,9 +195,9 @@ const (
 	ActionAbandon Action = "abandon"
 )
 
-// actions returns the actions that are allowed now. past means that the pivot is done.
-func (in *Instance) actions(past bool) (a []Action) {
-	if in.Status == Running && !past && !in.CancelRequested {
+// actions returns the actions that are allowed now.
+func (in *Instance) actions() (a []Action) {
+	if in.Status == Running && !in.pivotDone() && !in.CancelRequested {
 		a = append(a, ActionCancel)
 	}
 	switch {
@@ -201,7 +210,7 @@ func (in *Instance) actions(past bool) (a []Action) {
 	if slices.ContainsFunc(in.Steps, func(st StepState) bool { return skippable(st.Status) }) {
 		a = append(a, ActionSkip)
 	}
-	if !in.Back && !past {
+	if !in.Back && !in.pivotDone() {
 		a = append(a, ActionCompensate)
 	}
 	return append(a, ActionAbandon)

@@ -137,11 +137,6 @@ func skippable(s StepStatus) bool {
 	return false
 }
 
-// past reports whether the pivot is done, so that the saga no longer turns back.
-func (m *machine) past() bool {
-	return m.p.pivot >= 0 && !m.Back && complete(m.Steps[m.p.pivot].Status)
-}
-
 // decides reports whether a step is the pivot and has no Undo.
 func (m *machine) decides(i int) bool { return i == m.p.pivot && !m.p.steps[i].hasUndo }
 
@@ -161,7 +156,7 @@ func (m *machine) undecided() bool {
 // need not.
 func (m *machine) turning(now time.Time) (step string, why error) {
 	switch {
-	case m.past():
+	case m.pivotDone():
 		return "", nil
 	case m.wish != nil:
 		return m.wishStep, m.wish
@@ -285,7 +280,7 @@ func (m *machine) next(i int, now time.Time) int {
 
 // deadline returns when the saga turns back for lack of time. ok is false if it does not.
 func (m *machine) deadline(now time.Time) (at time.Time, ok bool) {
-	if m.CompleteBy.IsZero() || m.Status != Running || m.past() || m.turns(now) {
+	if m.CompleteBy.IsZero() || m.Status != Running || m.pivotDone() || m.turns(now) {
 		return time.Time{}, false
 	}
 	return m.CompleteBy, true
@@ -692,7 +687,7 @@ func (m *machine) did(i int, op Op, e end, now time.Time) {
 	if !undo && e.effect != noEffect {
 		st.InDoubt = e.effect == inDoubt // of a Void the earlier attempts have taken none, either
 	}
-	unlimited := !undo && (m.past() || m.mustKnow(i))
+	unlimited := !undo && (m.pivotDone() || m.mustKnow(i))
 	if !e.final && (unlimited || limit < 0 || *attempts < limit) {
 		again := true
 		if !undo {
@@ -786,7 +781,7 @@ func (m *machine) cancel(note string) bool {
 		return false
 	}
 	m.canceled = true
-	if m.past() {
+	if m.pivotDone() {
 		note = "too late, the pivot is done: " + note
 	}
 	m.note(store.Entry{Kind: EventCanceled, Error: note})
@@ -868,7 +863,7 @@ func (m *machine) unstick() {
 
 // compensate turns the saga back. The error says why it cannot.
 func (m *machine) compensate(note string) error {
-	if m.Back || m.past() {
+	if m.Back || m.pivotDone() {
 		return errors.New("only on its way forward, and if its pivot is not done")
 	}
 	if p := m.p.pivot; p >= 0 && m.mustKnow(p) {

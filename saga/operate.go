@@ -111,7 +111,7 @@ func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	if rec.Status != Running {
 		return notAllowed(ActionCancel, &rec)
 	}
-	if m, err := r.machineOf(&rec); err == nil && m.past() {
+	if r.show(&rec).pivotDone() {
 		return fmt.Errorf("%w: cancel of %q: its pivot is done", ErrNotAllowed, id)
 	}
 	rec, err = r.store.Cancel(ctx, id, storable(note))

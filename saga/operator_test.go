@@ -427,6 +427,26 @@ func TestCancelAfterThePivot(t *testing.T) {
 	})
 }
 
+// TestCancelAfterThePivotOfAnUnknownDefinition: the record says that the pivot is done.
+func TestCancelAfterThePivotOfAnUnknownDefinition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		charge, tickets := step("charge"), step("tickets")
+		charge.Pivot, tickets.Delay = true, time.Hour
+		sg := sequence(step("flight"), charge, tickets)
+		store := saga.NewMemory()
+		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		synctest.Wait()
+		other := saga.NewRunner(store, saga.RunnerConfig{})
+		require.ErrorIs(t, other.Cancel(t.Context(), "trip-1", "late"), saga.ErrNotAllowed)
+		in, err := other.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.StepDone, in.Steps[1].Status)
+		require.False(t, in.CancelRequested)
+		require.Equal(t, []saga.Action{saga.ActionRetry, saga.ActionSkip, saga.ActionAbandon}, in.Actions)
+	})
+}
+
 func TestOperatorsCannotChangeAnOwnedSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := step("flight")

@@ -82,7 +82,7 @@ func (r *memoryRun) run() error {
 	defer func() {
 		// A panic or a runtime.Goexit of a sequence is on its way to the caller. What follows is as
 		// after an attempt that has failed for good, unless that would go forward.
-		if !returned && !r.m.past() {
+		if !returned && !r.m.pivotDone() {
 			r.loop()
 		}
 	}()
@@ -116,13 +116,13 @@ func (r *memoryRun) loop() {
 			i = r.m.next(0, now)
 		}
 		if i >= 0 && r.p.chain {
-			r.attempt(r.ctx, i, r.m.op(i), r.m.begin(i), r.m.past())
+			r.attempt(r.ctx, i, r.m.op(i), r.m.begin(i), r.m.pivotDone())
 			continue
 		}
 		for ; i >= 0; i = r.m.next(i+1, now) {
 			ctx, cancel := context.WithCancelCause(r.ctx)
 			r.running[i] = cancel
-			step, op, attempt, past := i, r.m.op(i), r.m.begin(i), r.m.past()
+			step, op, attempt, past := i, r.m.op(i), r.m.begin(i), r.m.pivotDone()
 			r.group.Go(func() error {
 				r.attempt(ctx, step, op, attempt, past)
 				return nil
@@ -154,7 +154,7 @@ func (r *memoryRun) wait(now time.Time) {
 		r.finish(res)
 	case <-alarm:
 	case <-done:
-		if r.m.past() || r.m.undecided() {
+		if r.m.pivotDone() || r.m.undecided() {
 			r.m.stick(r.m.late(ended.Error(r.ctx)))
 		}
 	}
@@ -210,7 +210,7 @@ func (r *memoryRun) finish(res memoryResult) {
 		r.m.wishBack(name, why)
 	}
 	r.m.did(res.step, res.op, endOf(res.err, res.op == OpDo && r.p.steps[res.step].noDoubt), r.now())
-	if stop && (r.m.past() || r.m.undecided()) {
+	if stop && (r.m.pivotDone() || r.m.undecided()) {
 		r.m.stick(name, why)
 	}
 }
