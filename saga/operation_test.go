@@ -48,7 +48,7 @@ func TestASkipWhileAnotherCancels(t *testing.T) {
 				g := &gate{Store: saga.NewMemory()}
 				flight, hotel := failing("flight", errDeclined), failing("hotel", errDeclined)
 				hotel.Parallel = true
-				flight.Backoff, hotel.Backoff = saga.Exponential(time.Hour, time.Hour), saga.Exponential(2*time.Hour, 2*time.Hour)
+				flight.Backoff, hotel.Backoff = constant(time.Hour), constant(2*time.Hour)
 				sg := sequence(flight, hotel)
 				worker, _ := begin(t, g.Store, saga.RunnerConfig{}, sg)
 				mustStart(t, worker, sg)
@@ -90,7 +90,7 @@ func TestARetryDoesNotCostTheLeaseOfTheRunnerThatHasClaimedSince(t *testing.T) {
 		}
 		calls := 0
 		st := step("flight")
-		st.Backoff = saga.Exponential(time.Hour, time.Hour)
+		st.Backoff = constant(time.Hour)
 		st.Do = func(ctx context.Context, _ *trip) error {
 			if calls++; calls == 1 {
 				return errDeclined
@@ -117,7 +117,7 @@ func TestAbandonIsKnownAtOnceHere(t *testing.T) {
 	hang.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
 	hang.Timeout = time.Hour
 	parked := failing("flight", errDeclined)
-	parked.Backoff = saga.Exponential(time.Hour, time.Hour)
+	parked.Backoff = constant(time.Hour)
 	for name, st := range map[string]saga.Step[trip]{"running": hang, "parked": parked} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

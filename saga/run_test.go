@@ -43,6 +43,9 @@ func failing(name string, err error) saga.Step[trip] {
 	return st
 }
 
+// constant is a Backoff without jitter: a wait that a test relies on cannot be short by chance.
+func constant(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
+
 func sequence(steps ...saga.Step[trip]) *saga.Saga[trip] {
 	return &saga.Saga[trip]{Name: "trip", Version: 1, Steps: steps}
 }
