@@ -24,11 +24,12 @@ import (
 //	}}
 //	client := &http.Client{Transport: resiliencehttp.Failover(first, second)}
 //
-// A request that may be repeated (see [Transport]) goes on after an error, or a status that
-// [DefaultJudge] treats as a failure. Any other goes on only if it has certainly had no effect:
-// a policy refused it, it was never sent, it was answered 429, 503 or 529, or a Judge said
-// [Resend]. A POST that was answered 502, or whose connection broke, reaches nobody else. Nothing
-// goes on once the caller has left, or has a response in hands.
+// A request that may be repeated (see [Transport]) goes on after an error, or a response that
+// [DefaultJudge] or the Transport's Judge treats as a failure. Any other goes on only if it has
+// certainly had no effect: a policy refused it, it was never sent, it was answered 429, 503 or
+// 529, or the Judge said [Resend]. A POST that was answered 502, or whose connection broke,
+// reaches nobody else. Nothing goes on once the caller has left, or has been given a response.
+// A RoundTripper around a Transport hides what its Judge said of a response, and its Replayable.
 //
 // The body is sent again by GetBody. Without that, up to 1 MiB of it is read before it is sent;
 // a longer one has no failover. If the last response is a failed one, the caller gets it. An
@@ -55,18 +56,19 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		if err := body.prepare(out, len(f.next) > 1); err != nil {
 			return nil, errors.Join(append(met, &requestError{err})...)
 		}
-		resp, err := next.RoundTrip(out)
-		failure := cmp.Or(err, errNothing)
+		resp, judged, err := ask(next, out)
+		failure := cmp.Or(err, judged, errNothing)
 		if resp != nil {
 			complete(resp, out)
-			failure = DefaultJudge(resp, nil)
+			failure = cmp.Or(judged, DefaultJudge(resp, nil))
 			if resp.Request == out {
 				resp.Request = req
 			}
 		}
 		goesOn := failure != nil && i+1 < len(f.next) && body.rewinds() && !left(req) &&
 			(repeats(next, req) || behavior.IsRefused(failure) || way.neverSent(body, failure) ||
-				resp != nil && overloaded(resp.StatusCode) || resends(failure))
+				resp != nil && overloaded(resp.StatusCode) ||
+				resends(failure) && (resp == nil || !fromGateway(resp.StatusCode)))
 		if resp != nil && !goesOn {
 			return resp, nil
 		}
@@ -79,6 +81,15 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 	}
 	return nil, withTimeout(errors.Join(met...))
+}
+
+// ask sends req through next. judged is what the policies of a Transport saw in place of the response.
+func ask(next http.RoundTripper, req *http.Request) (resp *http.Response, judged, err error) {
+	if t, ok := next.(*Transport); ok {
+		return t.roundTrip(req)
+	}
+	resp, err = next.RoundTrip(req)
+	return resp, nil, err
 }
 
 // repeats reports whether next may be asked again with req.
@@ -118,7 +129,7 @@ func (t *Transport) mayHedge(req *http.Request) bool {
 
 // hedged sends req, and sends it once more if there is no response after a while. It returns
 // as send does.
-func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, err error) {
+func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, failure, err error) {
 	h := &hedging{t: t, req: req, begun: begun}
 	defer func() { h.closeExcept(resp) }()            // also if user code panics
 	about := &call{t: t, req: req, host: hostOf(req)} // no policy runs for it: it tells the host
@@ -126,11 +137,11 @@ func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Respo
 	resp, err = t.Hedge.Do(about.ctx, h.send)
 	switch {
 	case err == nil:
-		return resp, nil
+		return resp, nil, nil
 	case len(h.responses) == 0, errors.Is(err, req.Context().Err()): // nothing is nil
-		return nil, withTimeout(err)
+		return nil, nil, withTimeout(err)
 	}
-	return h.responses[len(h.responses)-1], nil // the last failed response, as without a hedge
+	return h.responses[len(h.responses)-1], err, nil // the last failed response, as without a hedge
 }
 
 // A hedging is one request that is sent several times at once.

@@ -575,6 +575,56 @@ func TestFailoverGoesOnOnlyWhereThatIsSafe(t *testing.T) {
 	}
 }
 
+// What a Judge says of a response counts, whatever its status. A gateway (502, 504) does not know what the server
+// behind it has done.
+func TestFailoverGoesByTheErrorOfAJudge(t *testing.T) {
+	said := errors.New("no money left")
+	for _, status := range []int{200, 400, 500, 502, 504} {
+		for name, c := range map[string]struct {
+			judged    error
+			get, post bool // the second is asked
+		}{
+			"Resend":  {resiliencehttp.Resend(said), true, status != 502 && status != 504},
+			"Failure": {said, true, false},
+			"Success": {nil, status >= 500, false},
+		} {
+			for method, want := range map[string]bool{"GET": c.get, "POST": c.post} {
+				t.Run(fmt.Sprint(status, name, method), func(t *testing.T) {
+					one := &resiliencehttp.Transport{
+						Base:  roundTripper(func(*http.Request) (*http.Response, error) { return response(status, http.NoBody), nil }),
+						Judge: func(*http.Response, *resiliencehttp.Ahead) error { return c.judged },
+					}
+					asked := 0
+					two := roundTripper(func(*http.Request) (*http.Response, error) { asked++; return nil, &breaker.OpenError{} })
+					resp, err := resiliencehttp.Failover(one, two).RoundTrip(httptest.NewRequest(method, "http://h/", nil))
+					require.Equal(t, want, asked == 1)
+					switch {
+					case want && c.judged != nil:
+						require.ErrorIs(t, err, said)
+					case want:
+						require.ErrorContains(t, err, fmt.Sprintf("1 of 2: resiliencehttp: status %d", status))
+					case status >= 400 || c.judged == nil:
+						answer(t, resp, err)
+						require.Equal(t, status, resp.StatusCode)
+					default:
+						require.ErrorIs(t, err, said)
+					}
+				})
+			}
+		}
+	}
+
+	// That of a request that was hedged, too.
+	hedged := &resiliencehttp.Transport{
+		Base:  roundTripper(func(*http.Request) (*http.Response, error) { return response(400, http.NoBody), nil }),
+		Judge: func(*http.Response, *resiliencehttp.Ahead) error { return said },
+		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),
+	}
+	two := roundTripper(func(*http.Request) (*http.Response, error) { return nil, &breaker.OpenError{} })
+	_, err := resiliencehttp.Failover(hedged, two).RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
+	require.ErrorIs(t, err, said)
+}
+
 type closingBody struct {
 	io.Reader
 	closed *int

@@ -185,12 +185,20 @@ type Transport struct {
 // Timeout of the error returns true, and so does that of the [net/url.Error] that an
 // http.Client makes of it.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, _, err := t.roundTrip(req)
+	return resp, err
+}
+
+// roundTrip is RoundTrip, and returns as failure what the policies saw in place of resp.
+func (t *Transport) roundTrip(req *http.Request) (resp *http.Response, failure, err error) {
 	base := t.base()
 	switch {
 	case t.mayLeadBack && req.Context().Value(t) != nil:
-		return firstTransport.RoundTrip(req) // the request has been here
+		resp, err = firstTransport.RoundTrip(req) // the request has been here
+		return resp, nil, err
 	case t.passes() && !t.mayLeadBack:
-		return base.RoundTrip(req)
+		resp, err = base.RoundTrip(req)
+		return resp, nil, err
 	}
 	var begun time.Time
 	if t.passed != nil {
@@ -199,8 +207,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if t.mayHedge(req) {
 		return t.hedged(req, begun)
 	}
-	resp, _, err := t.send(req, begun, nil)
-	return resp, err
+	return t.send(req, begun, nil)
 }
 
 // passes reports whether the Transport does nothing but Base.
