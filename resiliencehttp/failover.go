@@ -54,7 +54,7 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		var way route
 		out := req.Clone(way.watch(req.Context()))
 		if err := body.prepare(out, len(f.next) > 1); err != nil {
-			return nil, errors.Join(append(met, &requestError{err})...)
+			return nil, withTimeout(errors.Join(append(met, &requestError{err})...))
 		}
 		resp, judged, err := ask(next, out)
 		failure := cmp.Or(err, judged, errNothing)

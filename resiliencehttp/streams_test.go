@@ -625,6 +625,22 @@ func TestFailoverGoesByTheErrorOfAJudge(t *testing.T) {
 	require.ErrorIs(t, err, said)
 }
 
+func TestFailoverWhoseDeadlinePassesWhileItReadsTheBodySaysTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		unasked := roundTripper(func(*http.Request) (*http.Response, error) { panic("it was sent") })
+		body, w := io.Pipe()
+		defer w.Close()
+		req, err := http.NewRequestWithContext(ctx, "PUT", "http://h/", body)
+		require.NoError(t, err)
+		_, err = (&http.Client{Transport: resiliencehttp.Failover(unasked, unasked)}).Do(req)
+		failed, ok := errors.AsType[*url.Error](err)
+		require.True(t, ok)
+		require.True(t, failed.Timeout(), "%v", err)
+	})
+}
+
 type closingBody struct {
 	io.Reader
 	closed *int
