@@ -216,6 +216,15 @@ func (a *attempt) limit(which int, passed *resilience.TimeoutError) {
 	a.arm(now)
 }
 
+// heard has Idle begin anew, if it counts.
+func (a *attempt) heard() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if l := &a.limits[ofSilence]; !l.at.IsZero() {
+		l.at = time.Now().Add(a.call.t.Idle)
+	}
+}
+
 // unlimit takes limits away. The timer may still fire for one, and finds none.
 func (a *attempt) unlimit(which ...int) {
 	if a.own == nil {

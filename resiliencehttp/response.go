@@ -102,7 +102,7 @@ func (b *body) drain() bool {
 	go func() {
 		defer close(b.filling)
 		defer func() { panicked = recover() }()
-		b.fill(aheadLimit+1, b.inner.Read) // Idle does not count while the policies wait
+		b.fill(aheadLimit+1, b.readForDrain)
 		if b.next != nil {
 			_ = b.closeInner()
 		}
@@ -118,6 +118,15 @@ func (b *body) drain() bool {
 	case <-timer.C:
 		return false
 	}
+}
+
+// readForDrain reads from Base. Idle does not count while the policies wait, and from byte to byte once the caller does.
+func (b *body) readForDrain(p []byte) (int, error) {
+	n, err := b.inner.Read(p)
+	if n > 0 {
+		b.attempt.heard()
+	}
+	return n, err
 }
 
 // open returns the body that the caller gets. The work also ends with the ctx of the attempt,

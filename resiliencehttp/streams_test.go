@@ -175,6 +175,50 @@ func TestReaderThatPausesCostsNothing(t *testing.T) {
 	})
 }
 
+// A failed response is read ahead while another attempt may follow, for a second. Idle counts from byte to byte, and
+// not while nobody reads.
+func TestSilenceWithinAFailedResponseIsFromByteToByte(t *testing.T) {
+	slowly := func(n int) []part { return slices.Repeat([]part{{100 * time.Millisecond, "x"}}, n) }
+	for name, c := range map[string]struct {
+		body      streamed
+		text      int
+		get, post time.Duration // a POST is not read ahead
+	}{
+		"Slow":   {streamed{parts: slowly(25), end: io.EOF}, 25, 2500 * time.Millisecond, 2500 * time.Millisecond},
+		"Silent": {streamed{parts: slowly(3)}, 3, 1500 * time.Millisecond, 800 * time.Millisecond},
+		"Later":  {streamed{parts: slowly(15)}, 15, 2 * time.Second, 2 * time.Second},
+	} {
+		for method, took := range map[string]time.Duration{"GET": c.get, "POST": c.post} {
+			t.Run(name+method, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					transport := &resiliencehttp.Transport{Idle: 500 * time.Millisecond, Middleware: retries(1).Wrap,
+						Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+							body := c.body
+							body.ctx, body.parts = r.Context(), slices.Clone(body.parts)
+							resp := response(503, nil)
+							resp.Body, resp.ContentLength = &body, -1
+							return resp, nil
+						})}
+					start := time.Now()
+					resp, err := transport.RoundTrip(httptest.NewRequest(method, "http://h/", nil))
+					require.NoError(t, err)
+					body, err := io.ReadAll(resp.Body)
+					require.Len(t, body, c.text)
+					if c.body.end == io.EOF {
+						require.NoError(t, err)
+					} else {
+						passed, ok := errors.AsType[*resilience.TimeoutError](err)
+						require.True(t, ok, "%v", err)
+						require.Equal(t, 500*time.Millisecond, passed.After)
+					}
+					require.Equal(t, took, time.Since(start))
+					require.NoError(t, resp.Body.Close())
+				})
+			})
+		}
+	}
+}
+
 const overloaded = "event: error\ndata: {\"type\":\"overloaded\"}\n\n"
 
 // judgeEvents finds an error in the first event of a stream. A provider that says that it is
