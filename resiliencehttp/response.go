@@ -28,8 +28,9 @@ type body struct {
 	ahead   []byte         // read ahead and not yet by the caller
 	next    error          // what follows ahead: io.EOF, or how it broke off; nil: inner does
 	small   [64]byte       // the first memory of ahead
-	filling chan struct{}  // closed when drain has ended; nil if it has not begun
 	from    *http.Response // that drain has copied, whose Trailer inner sets
+	filling chan struct{}  // closed when drain has ended; nil if it has not begun
+	crash   any            // that drain ended with; it panics in the Read that waits, or nowhere
 
 	once     sync.Once   // of Close of inner
 	unwatch  func() bool // undoes the AfterFunc of the attempt's ctx, if not nil
@@ -98,10 +99,9 @@ func (b *body) drain() bool {
 	to := *a.resp
 	to.Trailer = to.Trailer.Clone()
 	b.from, a.resp, b.filling, b.touched = a.resp, &to, make(chan struct{}), true
-	var panicked any
 	go func() {
 		defer close(b.filling)
-		defer func() { panicked = recover() }()
+		defer func() { b.crash = recover() }()
 		b.fill(aheadLimit+1, b.readForDrain)
 		if b.next != nil {
 			_ = b.closeInner()
@@ -111,8 +111,8 @@ func (b *body) drain() bool {
 	defer timer.Stop()
 	select {
 	case <-b.filling:
-		if panicked != nil {
-			panic(panicked)
+		if b.crash != nil {
+			panic(b.crash)
 		}
 		return b.next != nil
 	case <-timer.C:
@@ -153,6 +153,9 @@ func (b *body) Read(p []byte) (int, error) {
 		b.attempt.limit(ofSilence, b.attempt.call.t.idlePassed)
 		<-b.filling
 		b.attempt.unlimit(ofSilence)
+		if b.crash != nil {
+			panic(b.crash)
+		}
 	}
 	if len(b.ahead) > 0 {
 		n := copy(p, b.ahead)

@@ -984,6 +984,27 @@ func (b *panickingBody) Close() error {
 	return nil
 }
 
+// A failed response is read ahead for a second, on another goroutine, which may go on after that.
+func TestPanicOfABodyThatIsReadAheadReachesItsReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		transport := &resiliencehttp.Transport{Middleware: retries(1).Wrap,
+			Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				read := 0
+				return response(503, readerFunc(func([]byte) (int, error) {
+					if read++; read == 1 {
+						time.Sleep(2 * time.Second)
+						panic("read")
+					}
+					return 0, io.EOF
+				})), nil
+			})}
+		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
+		require.NoError(t, err)
+		require.PanicsWithValue(t, "read", func() { _, _ = io.ReadAll(resp.Body) })
+		require.NoError(t, resp.Body.Close())
+	})
+}
+
 func TestPanicsOfBodies(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	get := func() *http.Request { return httptest.NewRequest("PUT", "http://example.com", nil) }
