@@ -449,20 +449,21 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 	}
 	b.begin()
 	if b.broken() {
-		return a.unanswered(b.next)
+		return a.unanswered(b.aheadErr)
 	}
 	if resp.Request == req { // the Judge needed it, to find the call
 		resp.Request = c.req
 	}
-	final := failure == nil || !c.mayRepeatAfter(failure, resp) || !behavior.Read(failure).Retryable || duplex(resp)
-	a.failure, c.last, c.chosen = failure, a, final
-	a.empty = resp.Body == http.NoBody || !final && b.drain()
+	chosen := failure == nil || !c.mayRepeatAfter(failure, resp) ||
+		!behavior.Read(failure).Retryable || duplex(resp)
+	a.failure, c.last, c.chosen = failure, a, chosen
+	a.empty = resp.Body == http.NoBody || !chosen && b.drain()
 	returned = true
 	if !a.empty {
 		a.extend()
 	}
 	switch {
-	case !final:
+	case !chosen:
 		return failure
 	case failure != nil:
 		return c.finally(failure)

@@ -138,7 +138,8 @@ func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Respo
 	switch {
 	case err == nil:
 		return resp, nil, nil
-	case len(h.responses) == 0, errors.Is(err, req.Context().Err()): // nothing is nil
+	case len(h.responses) == 0,
+		errors.Is(err, req.Context().Err()): // Err() is nil while the caller waits, and errors.Is(err, nil) is false then
 		return nil, nil, withTimeout(err)
 	}
 	return h.responses[len(h.responses)-1], err, nil // the last failed response, as without a hedge

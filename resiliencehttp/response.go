@@ -23,14 +23,14 @@ type body struct {
 	inner   io.ReadCloser // Base's
 	attempt *attempt
 
-	begun   bool           // FirstByte no longer counts
-	touched bool           // something was read ahead, or its end was found
-	ahead   []byte         // read ahead and not yet by the caller
-	next    error          // what follows ahead: io.EOF, or how it broke off; nil: inner does
-	small   [64]byte       // the first memory of ahead
-	from    *http.Response // that drain has copied, whose Trailer inner sets
-	filling chan struct{}  // closed when drain has ended; nil if it has not begun
-	crash   any            // that drain ended with; it panics in the Read that waits, or nowhere
+	begun    bool           // the first byte has come: Idle applies
+	touched  bool           // something was read ahead, or its end was found
+	ahead    []byte         // read ahead and not yet by the caller
+	aheadErr error          // what follows ahead: io.EOF, or how it broke off; nil: inner does
+	small    [64]byte       // the first memory of ahead
+	from     *http.Response // that drain has copied, whose Trailer inner sets
+	filling  chan struct{}  // closed when drain has ended; nil if it has not begun
+	crash    any            // that drain ended with; it panics in the Read that waits, or nowhere
 
 	once     sync.Once   // of Close of inner
 	unwatch  func() bool // undoes the AfterFunc of the attempt's ctx, if not nil
@@ -48,7 +48,7 @@ const (
 
 // fill reads ahead until there are n bytes, or the end is found.
 func (b *body) fill(n int, read func([]byte) (int, error)) {
-	for len(b.ahead) < n && b.next == nil {
+	for len(b.ahead) < n && b.aheadErr == nil {
 		switch {
 		case b.ahead == nil:
 			b.ahead = b.small[:0]
@@ -57,7 +57,7 @@ func (b *body) fill(n int, read func([]byte) (int, error)) {
 		}
 		got, err := read(b.ahead[len(b.ahead):min(cap(b.ahead), aheadLimit+1)])
 		b.ahead = b.ahead[:len(b.ahead)+got]
-		b.next = err
+		b.aheadErr = err
 		if got > 0 && !b.begun {
 			b.begin()
 		}
@@ -80,7 +80,7 @@ func (b *body) read(p []byte) (int, error) {
 }
 
 // broken reports whether the body has broken off while it was read ahead.
-func (b *body) broken() bool { return b.next != nil && b.next != io.EOF }
+func (b *body) broken() bool { return b.aheadErr != nil && b.aheadErr != io.EOF }
 
 // mayBeRead reports whether reading the body ahead is of use: a connection is not.
 func (b *body) mayBeRead() bool {
@@ -103,7 +103,7 @@ func (b *body) drain() bool {
 		defer close(b.filling)
 		defer func() { b.crash = recover() }()
 		b.fill(aheadLimit+1, b.readForDrain)
-		if b.next != nil {
+		if b.aheadErr != nil {
 			_ = b.closeInner()
 		}
 	}()
@@ -114,7 +114,7 @@ func (b *body) drain() bool {
 		if b.crash != nil {
 			panic(b.crash)
 		}
-		return b.next != nil
+		return b.aheadErr != nil
 	case <-timer.C:
 		return false
 	}
@@ -162,7 +162,7 @@ func (b *body) Read(p []byte) (int, error) {
 		b.ahead = b.ahead[n:]
 		return n, nil
 	}
-	n, err, alive := 0, b.next, b.attempt.Err() == nil
+	n, err, alive := 0, b.aheadErr, b.attempt.Err() == nil
 	if err == nil {
 		b.waiting.Store(alive)
 		n, err = b.read(p)
@@ -239,6 +239,10 @@ func (b *body) brokeOff(err error, waiting bool) error {
 // somebody to tell: false if resp is not of a [Transport] whose policies hold something for
 // it, if its body has been read to its end or closed, or if err is nil. Close the body
 // afterwards.
+//
+// A body that was read to its end has been counted as a success. So a stream that ends without
+// its last event needs a Base whose Body returns [io.ErrUnexpectedEOF] in place of io.EOF if it
+// has not seen that event, or a reader that calls Break before io.EOF is returned.
 //
 // Break goes by resp.Request, so the Body may be that of another: an http.Client with a
 // Timeout wraps it.
@@ -330,7 +334,7 @@ func (a *Ahead) Bytes(n int) ([]byte, error) {
 	case len(got) >= aheadLimit:
 		return got[:aheadLimit], ErrTooLong
 	default:
-		return got, a.body.next
+		return got, a.body.aheadErr
 	}
 }
 

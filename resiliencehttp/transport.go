@@ -58,11 +58,11 @@ import (
 // call of the policies is one attempt: a request and its response.
 //
 // Policies judge an attempt when its response has arrived, by its status or by what Judge reads
-// of it. If the body breaks off later, or its reader finds a failure in it and calls [Break],
-// that is one more failure for a breaker, also if a timeout or the caller's deadline passes
-// while the caller waits for more of it. It is not retried: the caller gets the part that has
-// arrived, and then the error. A caller that reads slowly or leaves says nothing about the
-// server.
+// of it. If the body breaks off later, that is one more failure for a breaker. It has broken off,
+// too, if a timeout or the caller's deadline passes while the caller waits for more of it, or if
+// its reader finds a failure in it and calls [Break] before its end. It is not retried: the
+// caller gets the part that has arrived, and then the error. A caller that reads slowly or
+// leaves says nothing about the server.
 //
 // A bulkhead of this module holds the slot of a successful attempt until the response's body
 // has been read to its end or closed, or ctx has ended. One of these must happen: a body that
