@@ -119,7 +119,8 @@ type Config struct {
 	MaxWait time.Duration
 
 	// Lease is how long a slot is kept for a process that has not renewed it; it does so each
-	// third of that time. Zero means 10 seconds; the least is 100 ms.
+	// third of that time, and takes the slot for lost a twelfth of it before the end. Zero means
+	// 10 seconds; the least is 100 ms. Processes may have different ones.
 	Lease time.Duration
 
 	// Timeout is how long a call waits for the answer of Redis. Zero means 100 ms.
@@ -164,7 +165,7 @@ func (c Config) withDefaults() Config {
 }
 
 // horizon is for how long a settlement may be repeated.
-func (c *Config) horizon() time.Duration { return 10*c.RetryEvery + c.Timeout }
+func (c *Config) horizon() time.Duration { return 10*c.RetryEvery + 11*c.Timeout }
 
 // Limits are limits of a fleet. They are safe for concurrent use. [New] makes them.
 type Limits struct {
@@ -174,15 +175,17 @@ type Limits struct {
 	ids      string       // with which those of its reservations begin
 	reserved atomic.Int64 // reservations that were asked for
 
-	mu       sync.Mutex
-	stats    Stats         // without Down
-	ahead    time.Duration // how far the clock of Redis is ahead, as last seen
-	down     map[string]*outage
-	local    map[string]*throttle.Limiter // this process's part of a meter, in an outage
-	due      []settlement                 // to be sent now; others are being sent, or wait to be sent again
-	sending  bool
-	held     map[*Reservation]bool // that have slots
-	renewing bool
+	mu      sync.Mutex
+	stats   Stats     // without Down
+	told    time.Time // what the clock of Redis said last,
+	at      time.Time // and when that was
+	down    map[string]*outage
+	local   map[string]*throttle.Limiter // this process's part of a meter, in an outage
+	due     []settlement                 // to be sent now; others are being sent, or wait to be sent again
+	sending bool
+	held    map[*Reservation]bool // that have slots
+	renewal *time.Timer           // calls renew; nil until there are slots
+	renewAt time.Time             // when; zero if it is not to
 }
 
 // ErrLost is the cause of the end of a ctx of [Limits.Do] whose slots were lost: its lease
@@ -353,7 +356,7 @@ func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args []an
 	defer l.mu.Unlock()
 	l.stats.Asked++
 	if err == nil {
-		l.ahead = time.Until(time.UnixMicro(a[1]))
+		l.told, l.at = time.UnixMicro(a[1]), time.Now()
 	}
 	return a, err
 }
@@ -371,11 +374,15 @@ func answerOf(r Reply) (answer, error) {
 	return a, r.Err
 }
 
-// redisNow returns what the clock of Redis says, as far as it is known.
+// redisNow returns what the clock of Redis says, as far as it is known. It goes on by our steady
+// clock, because a settlement would seem too late if our wall clock was set.
 func (l *Limits) redisNow() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return time.Now().Add(l.ahead)
+	if l.at.IsZero() {
+		return time.Now()
+	}
+	return l.told.Add(time.Since(l.at))
 }
 
 // refusal returns the error of the meter that refuses for the longest time, and the time until

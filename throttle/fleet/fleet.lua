@@ -20,7 +20,7 @@
 -- A kind is r: a rate (limit: its burst, x: tokens a second), with the state "debt written"; q: a
 -- quota (x: the length of its windows or, of a calendar, the times between its periods), with the
 -- state "used end written number"; s: slots (x: the lease), whose state are holders by the end
--- of their lease. A cooldown is "end written". A clock that has been set back neither forgives nor
+-- of their lease; the id of one ends with its lease, which may be another than x. A cooldown is "end written". A clock that has been set back neither forgives nor
 -- prolongs: a state that was written later than now is written anew, with its times moved back, or it
 -- would stand still until the clock has caught up; and no lease or poll is longer than it can be.
 local clock = redis.call('TIME')
@@ -31,7 +31,7 @@ local function text(n) return string.format('%.0f', n) end
 local function put(key, value, us)
   redis.call('SET', key, value, 'PX', text(math.max(1, math.ceil(math.min(us, most) / 1000))))
 end
-local function keep(key, us) redis.call('PEXPIRE', key, text(math.ceil(us / 1000) + 1000)) end
+local function expire(key, us) redis.call('PEXPIRE', key, text(math.ceil(us / 1000) + 1000)) end
 
 local function putRate(key, debt, perSecond) put(key, string.format('%.0f %.0f', debt, now), debt / perSecond) end
 local function putWindow(key, used, ends, number)
@@ -80,9 +80,11 @@ end
 
 local function leave(m, id) for _, key in ipairs({m.waiters, m.polls}) do redis.call('ZREM', key, id) end end
 
-local function bound(key, latest) -- no time in a set is later
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '(' .. text(latest), '+inf')) do
-    redis.call('ZADD', key, text(latest), id)
+local function bound(key, us, leases) -- no time in a set is later than in us or, with leases, in that of its id
+  local late = redis.call('ZRANGEBYSCORE', key, '(' .. text(now + us), '+inf', 'WITHSCORES')
+  for i = 1, #late, 2 do
+    local most = leases and tonumber(string.match(late[i], ':(%d+)$')) or us
+    if tonumber(late[i + 1]) > now + most then redis.call('ZADD', key, text(now + most), late[i]) end
   end
 end
 
@@ -99,7 +101,7 @@ elseif op == 'renew' then
     held[i + 1] = ends > now and 1 or 0
     if ends > now then
       redis.call('ZADD', key, text(now + lease), id)
-      keep(key, lease)
+      expire(key, lease)
     end
   end
   return held
@@ -145,8 +147,8 @@ for i = 1, count do
     m.waiters, m.polls = KEYS[k + 1], KEYS[k + 2]
     k = k + 2
     redis.call('ZREMRANGEBYSCORE', m.key, '-inf', text(now))
-    bound(m.key, now + m.x)
-    bound(m.polls, now + 500000)
+    bound(m.key, m.x, true)
+    bound(m.polls, 500000)
     for _, other in ipairs(redis.call('ZRANGEBYSCORE', m.polls, '-inf', text(now))) do leave(m, other) end
     if ticket > 1 then redis.call('ZADD', m.waiters, 'NX', text(ticket), id) end
     last = math.max(last, redis.call('ZRANGE', m.waiters, -1, -1, 'WITHSCORES')[2] or 1)
@@ -166,13 +168,13 @@ for _, m in ipairs(meters) do
     if ticket == 1 then ticket = last + 1 end -- behind all that wait for any of its slots
     redis.call('ZADD', m.waiters, 'NX', text(ticket), id)
     redis.call('ZADD', m.polls, text(now + 2 * poll), id)
-    keep(m.waiters, 2 * poll)
-    keep(m.polls, 2 * poll)
+    expire(m.waiters, 2 * poll)
+    expire(m.polls, 2 * poll)
   elseif m.kind == 's' then
     leave(m, id)
     if fits then
       redis.call('ZADD', m.key, text(now + m.x), id)
-      keep(m.key, m.x)
+      expire(m.key, m.x)
     end
   elseif fits and m.cost > 0 and m.kind == 'r' then
     putRate(m.key, m.was + m.cost, m.x)

@@ -96,7 +96,8 @@ func of(meters ...fleet.Meter) func(context.Context) []fleet.Meter {
 func TestMetersAreChecked(t *testing.T) {
 	day := throttle.Quota{Per: throttle.Day}
 	for want, meters := range map[string][]fleet.Meter{
-		"Meters is 0: must be 1 to 16": {},
+		"Meters[0] is Meter{}: must be one that Rate, Quota or Slots has made":                                    {{}},
+		"Meters is 0: must be 1 to 16":                                                                            {},
 		`Meters[1].key is "b/x": must be one that begins with "a", as the first: a call's meters are on one node`: {fleet.Slots("a/x", 1), fleet.Slots("b/x", 1)},
 		`Meters[1].key is "a/x": must be another than those before it`:                                            {fleet.Slots("a/x", 1), fleet.Rate("a/x", 1, 1)},
 		`Meters[0].key is "{a}/x": must be one that begins with a text without braces`:                            {fleet.Slots("{a}/x", 1)},
@@ -459,6 +460,51 @@ func TestDayOfRedisIsAnother(t *testing.T) {
 		require.Equal(t, []any{
 			fmt.Sprint(midnight(0), midnight(1), midnight(2), midnight(3)), fmt.Sprint(midnight(1), midnight(2), midnight(3), midnight(4)),
 		}, days)
+	})
+}
+
+// An Update of the Lease loses no slot: each is renewed by the Lease with which it was taken.
+func TestSlotsOutliveAnUpdateOfTheLease(t *testing.T) {
+	for _, leases := range [][2]time.Duration{{10 * time.Second, time.Hour}, {time.Hour, time.Second}} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &redis{}
+			l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Lease: leases[0], Meters: of(fleet.Slots("a/slots", 2))})
+			before, err := l.Reserve(t.Context())
+			require.NoError(t, err)
+			time.Sleep(time.Second)
+			require.NoError(t, l.Update(func(c *fleet.Config) { c.Lease = leases[1] }))
+			after, err := l.Reserve(t.Context())
+			require.NoError(t, err)
+			time.Sleep(2 * time.Hour)
+			require.Zero(t, l.Stats().Lost)
+			before.Settle(t.Context(), 0)
+			after.Settle(t.Context(), 0)
+			time.Sleep(2 * time.Hour)
+			renewed := r.count("renew")
+			time.Sleep(24 * time.Hour)
+			require.Equal(t, renewed, r.count("renew"), "nothing is held")
+		})
+	}
+}
+
+// A settlement that is told by its tenth try again comes in time also if each try waits for Timeout.
+func TestSettlementIsInTimeAfterTenTimeouts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Timeout: time.Second, Meters: of(fleet.Rate("a", 10, fleet.Estimate(5)))})
+		one, err := l.Reserve(t.Context())
+		require.NoError(t, err)
+		r.set(func(r *redis) { r.takes = time.Hour })
+		start := time.Now()
+		one.Settle(t.Context(), 0)
+		for r.count("settle") < 11 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		r.mu.Lock()
+		horizon := r.last["settle"][3]
+		r.mu.Unlock()
+		require.LessOrEqual(t, time.Since(start).Microseconds(), horizon)
+		time.Sleep(time.Minute)
 	})
 }
 

@@ -83,7 +83,7 @@ func Quota(key string, n int64, window throttle.Quota, cost Cost) Meter {
 // which the process renews, so that a process that was killed gives its slots back.
 func Slots(key string, n int64) Meter { return newMeter(slots, key, n, 0) }
 
-// check returns what is wrong with the meters of a call. It makes texts only if something is, since
+// check returns what is wrong with the meters of a call. It makes few texts if nothing is, because
 // each call is checked.
 func check(meters []Meter) error {
 	f := invalid.Fields{Type: "fleet.Config"}
@@ -92,6 +92,10 @@ func check(meters []Meter) error {
 	}
 	for i := range meters {
 		m, first := &meters[i], meters[0].tag
+		if m.kind == nil {
+			f.Need(false, "Meters["+strconv.Itoa(i)+"]", "Meter{}", "one that Rate, Quota or Slots has made")
+			continue
+		}
 		named := m.tag != "" && !strings.ContainsAny(m.tag, "{}")
 		alone := !slices.ContainsFunc(meters[:i], func(other Meter) bool { return other.key == m.key })
 		rated := m.kind != rates || m.perSecond > 0 && m.perSecond <= 1e9

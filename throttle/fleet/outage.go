@@ -38,8 +38,8 @@ func (l *Limits) outageOf(cfg *Config, key string) error {
 	return o.err
 }
 
-// fails begins an outage of the node of a key, and has it tried at once: one lost answer is
-// none.
+// fails begins an outage of the node of a key, and has it tried at once, so that the outage of a
+// single lost answer ends with the first ping.
 func (l *Limits) fails(ctx context.Context, cfg *Config, key string, err error) {
 	node := cfg.Node(key)
 	l.mu.Lock()
@@ -47,7 +47,7 @@ func (l *Limits) fails(ctx context.Context, cfg *Config, key string, err error) 
 	begins := l.down[node] == nil
 	if begins {
 		if len(l.down) == 0 {
-			clear(l.local) // of a call that decided alone while the outage before ended
+			clear(l.local) // left by a call that decided alone just as the last outage ended
 		}
 		l.down[node] = &outage{err, time.Now().Add(cfg.RetryEvery)}
 		l.stats.Outages++

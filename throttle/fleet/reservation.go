@@ -26,7 +26,7 @@ type Reservation struct {
 
 	lost context.Context // ends when a slot is lost; nil if there is none in Redis
 	lose context.CancelFunc
-	ends *time.Timer // the lease, nearly
+	ends *time.Timer // calls giveUp, a twelfth of the lease before its end
 }
 
 // name gives r its id and the keys of its meters.
@@ -42,6 +42,9 @@ func (r *Reservation) name() {
 			r.keys = append(r.keys, r.cfg.key(m.tag, "w", m.name), r.cfg.key(m.tag, "p", m.name))
 		}
 	}
+	if r.slots { // the script is asked by others, too, whose lease may be shorter
+		r.id += ":" + strconv.FormatInt(r.cfg.Lease.Microseconds(), 10)
+	}
 }
 
 // admitted begins the use of what was taken, by an answer to what was sent at began.
@@ -56,14 +59,11 @@ func (r *Reservation) admitted(a answer, began time.Time) {
 	r.lost, r.lose = context.WithCancel(context.Background())
 	r.ends = time.AfterFunc(r.left(began), r.giveUp)
 	r.l.held[r] = true
-	if !r.l.renewing {
-		r.l.renewing = true
-		go r.l.renew()
-	}
+	r.l.renewIn(r.cfg.Lease / 3)
 }
 
-// left returns how long the slots of r may be used, whose leases were renewed by what was sent at
-// began: not to the end, so that no two have them.
+// left returns how long r may use its slots, whose leases were taken or renewed by what was sent at
+// began: a twelfth less than the lease, so that this process stops before another has them.
 func (r *Reservation) left(began time.Time) time.Duration {
 	return time.Until(began.Add(r.cfg.Lease - r.cfg.Lease/12))
 }
@@ -79,8 +79,9 @@ func (r *Reservation) giveUp() {
 	}
 }
 
-// Lost returns a channel that is closed when a slot of the reservation is lost, since its lease
-// could not be renewed: others may have it.
+// Lost returns a channel that is closed when a slot of the reservation is lost, because its lease
+// could not be renewed and others may have it soon, or when the reservation is settled. It is nil if
+// there are no slots, or none in Redis.
 func (r *Reservation) Lost() <-chan struct{} {
 	if r.lost == nil {
 		return nil
@@ -124,7 +125,7 @@ func (r *Reservation) settle(usedOf func(*Meter) (int64, bool)) {
 		delete(r.l.held, r)
 		r.l.mu.Unlock()
 		r.ends.Stop()
-		r.lose() // or the end of its ctx stays in memory
+		r.lose() // or what waits for it stays in memory
 	}
 	c, corrects := r.settlement(), r.lost != nil
 	for i := range r.meters {
@@ -159,7 +160,8 @@ func (r *Reservation) settlement() Call {
 }
 
 // leave gives up the places of a call among those that wait for slots, or they would hold up those
-// behind for two polls; and slots, if the answer that it had got them was lost.
+// behind for two polls; and slots, if the answer that it had got them was lost. To the script all of
+// these sets are slots to be given back.
 func (r *Reservation) leave() {
 	c := r.settlement()
 	for i := range r.meters {
@@ -283,31 +285,46 @@ func (l *Limits) evalEach(cfg *Config, calls []Call) []Reply {
 	return replies
 }
 
-// renew renews the leases of all slots, each third of a lease, until there are none. If that
+// renewIn has the leases of all slots renewed in d, if that is not to be sooner. l.mu is held.
+func (l *Limits) renewIn(d time.Duration) {
+	at := time.Now().Add(d)
+	if !l.renewAt.IsZero() && !at.Before(l.renewAt) {
+		return
+	}
+	if l.renewAt = at; l.renewal == nil {
+		l.renewal = time.AfterFunc(d, l.renew)
+	} else {
+		l.renewal.Reset(d)
+	}
+}
+
+// renew renews the leases of all slots, and again after a third of the shortest lease. If that
 // fails it tries sooner.
 func (l *Limits) renew() {
-	for again := l.setting.Load().Lease / 3; ; {
-		time.Sleep(again)
-		cfg := l.setting.Load()
-		calls, holders := l.renewals()
-		if calls == nil {
-			return
-		}
-		again = cfg.Lease / 3
-		began := time.Now()
-		for i, r := range l.evalEach(cfg, calls) {
-			n, err := answerOf(r)
-			if err != nil || len(n) != 1+len(holders[i]) {
-				again = cfg.Lease / 12
-				continue
+	calls, holders := l.renewals()
+	if calls == nil {
+		return
+	}
+	began := time.Now()
+	replies := l.evalEach(l.setting.Load(), calls)
+	for i, r := range replies {
+		n, err := answerOf(r)
+		failed := err != nil || len(n) != 1+len(holders[i])
+		for j, r := range holders[i] {
+			again := r.cfg.Lease / 3
+			switch {
+			case failed:
+				again = r.cfg.Lease / 12
+			case n[1+j] == 1:
+				r.ends.Reset(r.left(began))
+			default:
+				r.giveUp()
 			}
-			for j, r := range holders[i] {
-				if n[1+j] == 1 {
-					r.ends.Reset(r.left(began))
-				} else {
-					r.giveUp()
-				}
+			l.mu.Lock()
+			if l.held[r] {
+				l.renewIn(again)
 			}
+			l.mu.Unlock()
 		}
 	}
 }
@@ -333,6 +350,6 @@ func (l *Limits) renewals() (calls []Call, holders [][]*Reservation) {
 			}
 		}
 	}
-	l.renewing = calls != nil
+	l.renewAt = time.Time{}
 	return calls, holders
 }

@@ -380,6 +380,23 @@ func TestWaitersOfSeveralSlots(t *testing.T) {
 	}
 }
 
+// A process with a shorter Lease does not shorten the leases of others.
+func TestSlotOutlastsTheShorterLeaseOfAnother(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	cfg := fleet.Config{Name: name(t), Eval: resilienceredis.Eval(rdb), Lease: time.Hour, Timeout: 5 * time.Second, Meters: slotsOnly(1)}
+	r, err := fleet.New(cfg).Reserve(t.Context())
+	require.NoError(t, err)
+	defer r.Settle(t.Context(), 0)
+	cfg.Lease = 100 * time.Millisecond
+	_, err = fleet.New(cfg).Reserve(t.Context())
+	require.ErrorIs(t, err, throttle.ErrLimited)
+	slot := rdb.ZRangeWithScores(t.Context(), cfg.Name+":{t}:s:running", 0, -1).Val()
+	require.Len(t, slot, 1)
+	now, err := rdb.Time(t.Context()).Result()
+	require.NoError(t, err)
+	require.Greater(t, slot[0].Score, float64(now.Add(59*time.Minute).UnixMicro()))
+}
+
 // A settlement that comes after the horizon is dropped and counted.
 func TestSettlementAfterTheHorizon(t *testing.T) {
 	eval := resilienceredis.Eval(client(t, services.Redis(t)))
