@@ -91,16 +91,17 @@ type Step[S any] struct {
 
 	// DoTx is a Do in a transaction of the store's database, which also writes the saga's log, so
 	// that it applies exactly once. An error rolls back the transaction and the changes to s. DoTx
-	// must not end tx. One DoTx or UndoTx of a saga runs at a time, and nothing of that saga begins
-	// beside it. On SQLite each may take at most half of RunnerConfig.LeaseTTL.
+	// must not end tx. One DoTx or UndoTx of a saga runs at a time. Other steps of its group begin before
+	// it or together with it; then no attempt of that saga begins until it has ended, not even a
+	// further one of those. On SQLite each may take at most half of RunnerConfig.LeaseTTL.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is an Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 
 	// Parallel makes the step run beside the one before it, and beside those that this one runs
 	// beside: a group, which the next step without Parallel waits for. If one of a group fails for
-	// good, the ctx of the others ends, and then all are undone, at the same time. Neither the first
-	// step, nor the pivot, nor a step with an Await can be in a group.
+	// good, the ctx of the others ends, and then all are undone, at the same time. Neither the pivot nor
+	// a step with an Await can be in a group. The first step is not Parallel, as none is before it.
 	Parallel bool
 
 	// Delay is how long the step waits before it begins. A step with a Delay or an Await may have no
@@ -121,7 +122,7 @@ type Step[S any] struct {
 	ReadOnly bool
 
 	// Pivot marks the step after which the saga no longer turns back: the rest is tried until it
-	// works, and an Abort or a Void of it makes the saga stuck. At most one step is the pivot. One
+	// works, and an Abort or a Void of a step after it makes the saga stuck. At most one step is the pivot. One
 	// without Undo that is in doubt is tried until its answer is known, whatever Attempts and
 	// Saga.Timeout say: nil, or a [Void]. An [Abort] leaves it open, and the saga is stuck.
 	Pivot bool

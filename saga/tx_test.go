@@ -325,6 +325,59 @@ func TestAFailedDoTxNeedsNoUndo(t *testing.T) {
 	})
 }
 
+// TestNothingBeginsUntilADoTxHasEnded but what begins with it, whose start is recorded before.
+func TestNothingBeginsUntilADoTxHasEnded(t *testing.T) {
+	for name, order := range map[string][]int{"first": {0, 1, 2}, "last": {1, 2, 0}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store, begun := newTxMemory(t), time.Now()
+				var at sync.Map
+				note := func(what string) bool {
+					_, again := at.LoadOrStore(what, time.Since(begun))
+					if again {
+						at.Store(what+" again", time.Since(begun))
+					}
+					return again
+				}
+				one, two, beside := inTx("one"), inTx("two"), step("beside")
+				for _, st := range []*saga.Step[trip]{&one, &two} {
+					name := st.Name
+					st.DoTx = func(context.Context, *sql.Tx, *trip) error {
+						note(name)
+						time.Sleep(5 * time.Second)
+						return nil
+					}
+				}
+				beside.Do = func(context.Context, *trip) error {
+					if !note("beside") {
+						return errDeclined
+					}
+					return nil
+				}
+				steps := []saga.Step[trip]{one, beside, two}
+				sg := sequence(steps[order[0]], steps[order[1]], steps[order[2]])
+				sg.Steps[1].Parallel, sg.Steps[2].Parallel = true, true
+				r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+				mustStart(t, r, sg)
+				_, err := result[trip](t.Context(), r, "trip-1")
+				require.NoError(t, err)
+				waits := 0
+				for _, what := range []string{"one", "two", "beside", "beside again"} {
+					when, _ := at.Load(what)
+					switch {
+					case what == "beside":
+						require.Zero(t, when)
+					case when != time.Duration(0):
+						require.EqualValues(t, 5*time.Second, when, what)
+						waits++
+					}
+				}
+				require.Equal(t, 2, waits, "one of the two, and a second attempt")
+			})
+		})
+	}
+}
+
 // TestATransactionThatKeepsHeartbeatsOutHasHalfALease: it would else cost its
 // saga, and those beside it, their leases.
 func TestATransactionThatKeepsHeartbeatsOutHasHalfALease(t *testing.T) {
