@@ -235,7 +235,8 @@ func (f *family) noChild(i int) store.StartRequest {
 	m.forestall(errParentBack)
 	data, _ := f.p.encode(reflect.New(f.p.state).Interface()) // nobody needs it
 	return store.StartRequest{
-		ID: ChildID(f.rec.ID, f.name, i), Saga: f.p.name, Version: f.p.version, Status: m.Status, Data: data, Steps: m.encode(),
+		ID: ChildID(f.rec.ID, f.name, i), Saga: f.p.name, Version: f.p.version,
+		Status: m.Status, Data: data, Steps: m.encode(),
 		Parent: f.rec.ID, ParentStep: f.name, Nonce: rand.Int64(),
 		Log: []store.Entry{{Kind: EventCreated}, {Kind: EventCompensated, Error: errParentBack}},
 	}
@@ -286,7 +287,9 @@ func (r *Runner) tellParent(ctx context.Context, rec *store.Record) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.LeaseTTL/2)
 	defer cancel()
 	if rec.Status == Completed || turnedByParent(rec) {
-		left, err := r.store.Children(ctx, store.ChildrenRequest{Parent: rec.Parent, Step: rec.ParentStep, Status: []Status{Running, Compensating, Stuck}, Limit: 1})
+		left, err := r.store.Children(ctx, store.ChildrenRequest{
+			Parent: rec.Parent, Step: rec.ParentStep, Status: []Status{Running, Compensating, Stuck}, Limit: 1,
+		})
 		if err != nil {
 			r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", rec.Parent, err)) // the parent looks in any case
 		}

@@ -66,7 +66,8 @@ type RunnerConfig struct {
 // configuration, or nil.
 func (c RunnerConfig) Validate() error {
 	f := invalid.Fields{Type: "saga.RunnerConfig"}
-	f.Need(c.Name == "" || validName(c.Name), "Name", quoted(c.Name, maxName), fmt.Sprintf(`"", or up to %d bytes of UTF-8 without NUL`, maxName))
+	f.Need(c.Name == "" || validName(c.Name), "Name", quoted(c.Name, maxName),
+		fmt.Sprintf(`"", or up to %d bytes of UTF-8 without NUL`, maxName))
 	f.Need(c.LeaseTTL == 0 || c.LeaseTTL >= 10*time.Millisecond, "LeaseTTL", c.LeaseTTL, "0 (for 15s), or 10ms or more")
 	f.Need(c.Poll >= 0, "Poll", c.Poll, "0 (for 1s) or more")
 	f.Need(c.Concurrency >= 0, "Concurrency", c.Concurrency, "0 (for 64) or more")

@@ -68,8 +68,8 @@ type step struct {
 	backoff       func(attempt int) time.Duration
 	readOnly      bool // never undone
 	hasUndo       bool
-	noDoubt       bool // a Do that failed or was cut short has taken no effect
-	gateOnly      bool // nothing is to be done once the wait is over
+	failsClean    bool // a Do that failed or was cut short has taken no effect
+	onlyWaits     bool // nothing is to be done once the wait is over
 	readOnlyAsked bool
 	group         int
 }
@@ -141,7 +141,8 @@ func (sg *Saga[S]) check() (*program, error) {
 		errs = append(errs, p.lay(i))
 	}
 	if len(p.steps) > maxSteps {
-		errs = append(errs, fmt.Errorf("saga.Saga.Steps has %d steps: must have %d or fewer (see ChildrenOf)", len(p.steps), maxSteps))
+		errs = append(errs, fmt.Errorf("saga.Saga.Steps has %d steps: must have %d or fewer (see ChildrenOf)",
+			len(p.steps), maxSteps))
 	}
 	if err := errors.Join(append(errs, p.checkUndo())...); err != nil {
 		return nil, err
@@ -163,9 +164,9 @@ func bind[S any](st *Step[S]) step {
 	if st.Saga != nil {
 		b.child = &st.Saga.child
 	}
-	b.gateOnly = b.do == nil && b.doTx == nil && b.child == nil
-	b.readOnly = b.readOnlyAsked || b.gateOnly
-	b.noDoubt = b.readOnly || b.doTx != nil
+	b.onlyWaits = b.do == nil && b.doTx == nil && b.child == nil
+	b.readOnly = b.readOnlyAsked || b.onlyWaits
+	b.failsClean = b.readOnly || b.doTx != nil
 	b.hasUndo = b.undo != nil || b.undoTx != nil || b.child != nil && (b.child.pivots == nil || !b.child.pivots())
 	return b
 }
@@ -233,14 +234,16 @@ func (p *program) checkStep(i int) error {
 	f.Need(!taken, "Name", quoted(st.name, maxName), "unique in the saga")
 	f.Need(work == 1 || work == 0 && st.gated(), "Do", does,
 		"set, or DoTx, or Saga, but not several; nil in all with Delay or Await alone")
-	f.Need(st.child == nil || st.child.begin != nil, "Saga", "without a Saga or a begin", "nil, or a ChildOf or ChildrenOf with both")
+	f.Need(st.child == nil || st.child.begin != nil, "Saga",
+		"without a Saga or a begin", "nil, or a ChildOf or ChildrenOf with both")
 	f.Need(st.child == nil || !undo && !tx && !st.readOnlyAsked && !st.middleware, "Saga", "set",
 		"nil with Undo, UndoTx, ReadOnly or Middleware")
 	f.Need(work > 0 || !undo && !tx, "Undo", "set", "nil without a Do")
 	f.Need(st.delay >= 0, "Delay", st.delay, "0 (none) or more")
 	f.Need(st.await == "" || validName(st.await), "Await", quoted(st.await, maxName),
 		fmt.Sprintf(`"" (nothing), or 1 to %d bytes of UTF-8`, maxName))
-	f.Need(st.awaitFor >= 0 && (st.awaitFor == 0 || st.await != ""), "AwaitFor", st.awaitFor, "0 (no limit), or more with Await")
+	f.Need(st.awaitFor >= 0 && (st.awaitFor == 0 || st.await != ""), "AwaitFor", st.awaitFor,
+		"0 (no limit), or more with Await")
 	f.Need(!undo || !tx, "Undo", "set beside its Tx form", "set, or UndoTx, but not both")
 	f.Need(!st.readOnlyAsked || !undo && !tx, "ReadOnly", true, "false, or Undo and UndoTx nil")
 	f.Need(st.doTx == nil && !tx || !st.middleware, "Middleware", "set", "nil with DoTx and with UndoTx")
@@ -290,7 +293,8 @@ func quoted(s string, most int) string {
 // coders returns what encodes and decodes the state of a definition. A Codec may share its bytes with
 // the state, which a step changes, so they pass copies on.
 func coders[S any](sg *Saga[S]) (encode func(any) ([]byte, error), decode func([]byte) (any, error)) {
-	write, read := func(s *S) ([]byte, error) { return json.Marshal(s) }, func(data []byte, s *S) error { return json.Unmarshal(data, s) }
+	write := func(s *S) ([]byte, error) { return json.Marshal(s) }
+	read := func(data []byte, s *S) error { return json.Unmarshal(data, s) }
 	if sg.Codec != nil {
 		write, read = sg.Codec.Encode, sg.Codec.Decode
 	}

@@ -71,27 +71,27 @@ func TestUnits(t *testing.T) {
 		require.NoError(t, err)
 		return p
 	}
-	type is struct{ hasUndo, readOnly, noDoubt, gateOnly, gated, awaits, tx, children bool }
+	type is struct{ hasUndo, readOnly, failsClean, onlyWaits, gated, awaits, tx, children bool }
 	for name, c := range map[string]struct {
 		change func(*shape)
 		want   is
 	}{
 		"a step":     {func(*shape) {}, is{hasUndo: true}},
-		"read only":  {func(s *shape) { s.ReadOnly, s.Undo = true, false }, is{readOnly: true, noDoubt: true}},
-		"a tx":       {func(s *shape) { s.Do, s.DoTx = false, true }, is{hasUndo: true, noDoubt: true, tx: true}},
+		"read only":  {func(s *shape) { s.ReadOnly, s.Undo = true, false }, is{readOnly: true, failsClean: true}},
+		"a tx":       {func(s *shape) { s.Do, s.DoTx = false, true }, is{hasUndo: true, failsClean: true, tx: true}},
 		"an undo tx": {func(s *shape) { s.Undo, s.UndoTx = false, true }, is{hasUndo: true, tx: true}},
-		"a tx reads": {func(s *shape) { s.Do, s.Undo, s.DoTx, s.ReadOnly = false, false, true, true }, is{readOnly: true, noDoubt: true, tx: true}},
-		"a delay":    {func(s *shape) { s.Do, s.Undo, s.Delay = false, false, 1 }, is{readOnly: true, noDoubt: true, gateOnly: true, gated: true}},
+		"a tx reads": {func(s *shape) { s.Do, s.Undo, s.DoTx, s.ReadOnly = false, false, true, true }, is{readOnly: true, failsClean: true, tx: true}},
+		"a delay":    {func(s *shape) { s.Do, s.Undo, s.Delay = false, false, 1 }, is{readOnly: true, failsClean: true, onlyWaits: true, gated: true}},
 		"a signal":   {func(s *shape) { s.Await = "paid" }, is{hasUndo: true, gated: true, awaits: true}},
 		"a child":    {func(s *shape) { s.Do, s.Undo, s.Child, s.ChildOf = false, false, true, true }, is{hasUndo: true, children: true}},
 		"its pivot": {func(s *shape) {
 			s.Do, s.Undo, s.Child, s.ChildOf, s.ChildPivot, s.Pivot = false, false, true, true, true, true
 		}, is{children: true}},
-		"a lit pivot": {func(s *shape) { s.ReadOnly, s.Undo, s.Pivot = true, false, true }, is{readOnly: true, noDoubt: true}},
+		"a lit pivot": {func(s *shape) { s.ReadOnly, s.Undo, s.Pivot = true, false, true }, is{readOnly: true, failsClean: true}},
 	} {
 		p := one(c.change)
 		u := p.steps[0]
-		require.Equal(t, c.want, is{u.hasUndo, u.readOnly, u.noDoubt, u.gateOnly, p.gated, p.awaits, p.needsTx, p.children}, name)
+		require.Equal(t, c.want, is{u.hasUndo, u.readOnly, u.failsClean, u.onlyWaits, p.gated, p.awaits, p.needsTx, p.children}, name)
 		require.Equal(t, []int{3, 20}, []int{u.attempts, u.undoAttempts}, name)
 	}
 	p := one(func(s *shape) { s.Attempts, s.UndoAttempts = -1, 7 })

@@ -211,9 +211,9 @@ func isFinal(err error, read behavior.End) bool {
 	return ok && child.Status.Ended() || read.Kind == behavior.Answered && !read.Retryable
 }
 
-// endOf reads the error of an attempt of a step. noDoubt means that a Do of the step that has
+// endOf reads the error of an attempt of a step. failsClean means that a Do of the step that has
 // failed has taken no effect.
-func endOf(err error, noDoubt bool) (e end) {
+func endOf(err error, failsClean bool) (e end) {
 	if err == nil {
 		return e
 	}
@@ -221,7 +221,7 @@ func endOf(err error, noDoubt bool) (e end) {
 	e = end{err: err, refused: read.Kind == behavior.Refused, final: isFinal(err, read), retryAfter: read.RetryAfter}
 	if !errors.Is(err, errTxEnded) {
 		e.effect = effectOf(err)
-		if noDoubt {
+		if failsClean {
 			e.effect = max(e.effect, noEffect)
 		}
 	}

@@ -86,8 +86,8 @@ const (
 // The kinds of events that are in no log.
 const (
 	EventAttempted   EventKind = "attempted"    // an attempt has ended: Outcome, Err, Took
-	EventStalled     EventKind = "stalled"      // a step fails, or is refused, for the 8th, 16th, 32nd time and so on: Attempt, Err
-	EventLost        EventKind = "lost"         // another runner claimed the saga, an operator abandoned it, or the hold ended
+	EventStalled     EventKind = "stalled"      // a step fails or is refused 8, 16, 32 times and so on: Attempt, Err
+	EventLost        EventKind = "lost"         // another runner claimed the saga, it was abandoned, or the hold ended
 	EventStoreFailed EventKind = "store failed" // with Err; the runner tries again
 )
 

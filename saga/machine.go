@@ -24,13 +24,13 @@ type machine struct {
 	quiet bool // keep no log, since nothing is recorded
 
 	cause    error             // Cause, as it was before it became a text
-	wish     error             // why the saga is to turn back, at wishStep; the first reason counts
+	wish     error             // why it is to turn back, at wishStep; the first counts, and none once the pivot is done
 	wishStep string            // "" for none
 	signals  map[string][]byte // by name; nil if they are not known
 
 	work  []work // of this owner; not recorded
 	at    int    // the first group that is not complete
-	moved bool   // since is to be set
+	moved bool   // progress was made: advance sets since
 
 	log     []store.Entry // since the last commit
 	changed bool          // there is something to commit, before another attempt begins
@@ -64,7 +64,8 @@ func load(p *program, rec *store.Record) (*machine, error) {
 	case !same:
 		err = fmt.Errorf("saga: the steps of %s version %d are not those of the record", p.name, p.version)
 	case in.pivot != nil && *in.pivot != p.pivotName:
-		err = fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q", p.name, p.version, p.pivotName, *in.pivot)
+		err = fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q",
+			p.name, p.version, p.pivotName, *in.pivot)
 	}
 	if !same {
 		m.Steps = begins
@@ -118,7 +119,8 @@ func (m *machine) set(i int, s StepStatus) {
 // complete reports whether a step needs nothing more on the way forward.
 func complete(s StepStatus) bool { return s == StepDone || s == StepSkipped }
 
-// failedForGood reports whether a step of a saga that goes forward has failed for good.
+// failedForGood reports whether a step needs an operator or turns the saga back, in either
+// direction.
 func failedForGood(s StepStatus) bool {
 	return s == StepFailed || s == StepNoEffect || s == StepUndoFailed
 }
@@ -137,19 +139,20 @@ func skippable(s StepStatus) bool {
 	return false
 }
 
-// decides reports whether a step is the pivot and has no Undo.
-func (m *machine) decides(i int) bool { return i == m.p.pivot && !m.p.steps[i].hasUndo }
+// isFinalPivot reports whether a step is the pivot and has no Undo.
+func (m *machine) isFinalPivot(i int) bool { return i == m.p.pivot && !m.p.steps[i].hasUndo }
 
-// mustKnow reports whether a step is the pivot, has no Undo and may have taken effect. The saga
-// cannot turn back before its answer is known.
-func (m *machine) mustKnow(i int) bool {
-	return m.decides(i) && (m.Steps[i].InDoubt || m.work[i].busy)
+// pivotMayHaveActed reports whether a step is the pivot, has no Undo and may have taken effect. The
+// saga cannot turn back before its answer is known.
+func (m *machine) pivotMayHaveActed(i int) bool {
+	return m.isFinalPivot(i) && (m.Steps[i].InDoubt || m.work[i].busy)
 }
 
-// undecided reports whether the answer of the pivot must be known before the saga can turn back.
-func (m *machine) undecided() bool {
+// pivotAwaitsAnswer reports whether the answer of the pivot must be known before the saga can turn
+// back.
+func (m *machine) pivotAwaitsAnswer() bool {
 	p := m.p.pivot
-	return p >= 0 && m.mustKnow(p) && m.Steps[p].Status == StepStarted
+	return p >= 0 && m.pivotMayHaveActed(p) && m.Steps[p].Status == StepStarted
 }
 
 // turning returns why a saga that goes forward must turn back, and at which step. why is nil if it
@@ -202,19 +205,19 @@ func (m *machine) errorOf(i int) error {
 
 // useless reports whether the attempt of a step is to end if the saga is to turn back.
 func (m *machine) useless(i int) bool {
-	return m.work[i].busy && m.Steps[i].Status == StepStarted && !m.mustKnow(i)
+	return m.work[i].busy && m.Steps[i].Status == StepStarted && !m.pivotMayHaveActed(i)
 }
 
-// pending reports whether a step waits for its children.
-func (m *machine) pending(i int) bool {
+// onChildren reports whether a step waits for its children.
+func (m *machine) onChildren(i int) bool {
 	st := &m.Steps[i]
 	return !st.WaitingSince.IsZero() && st.Error == "" && !m.work[i].busy &&
 		(st.Status == StepStarted || st.Status == StepUndoing)
 }
 
-// awaiting reports whether a step waits for a signal now. expired means that the AwaitFor of one is
+// onSignal reports whether a step waits for a signal now. expired means that the AwaitFor of one is
 // over.
-func (m *machine) awaiting(now time.Time) (waits, expired bool) {
+func (m *machine) onSignal(now time.Time) (waits, expired bool) {
 	for i := range m.Steps {
 		d := &m.p.steps[i]
 		if m.Steps[i].Status != StepWaiting || d.await == "" {
@@ -227,11 +230,11 @@ func (m *machine) awaiting(now time.Time) (waits, expired bool) {
 	return waits, expired
 }
 
-// outside reports whether a step waits for something other than the time.
-func (m *machine) outside(now time.Time) bool {
-	waits, _ := m.awaiting(now)
+// onOutside reports whether a step waits for something other than the time.
+func (m *machine) onOutside(now time.Time) bool {
+	waits, _ := m.onSignal(now)
 	for i := range m.Steps {
-		waits = waits || m.pending(i)
+		waits = waits || m.onChildren(i)
 	}
 	return waits
 }
@@ -256,14 +259,14 @@ func (m *machine) busy() (n int) {
 	return n
 }
 
-// waits reports whether a step's next attempt only waits for its time. A saga that is to turn back
-// begins no Do, except for a pivot whose answer it must know.
-func (m *machine) waits(i int, now time.Time) bool {
+// readyButForTime reports whether a step's next attempt only waits for its time. A saga that is to
+// turn back begins no Do, except for a pivot whose answer it must know.
+func (m *machine) readyButForTime(i int, now time.Time) bool {
 	switch m.Steps[i].Status {
 	case StepUndoing:
 		return !m.work[i].busy
 	case StepStarted:
-		return !m.work[i].busy && (m.mustKnow(i) || !m.turns(now))
+		return !m.work[i].busy && (m.pivotMayHaveActed(i) || !m.turns(now))
 	}
 	return false
 }
@@ -271,7 +274,7 @@ func (m *machine) waits(i int, now time.Time) bool {
 // next returns the first step, at i or after it, whose next attempt may begin, or -1.
 func (m *machine) next(i int, now time.Time) int {
 	for ; i < len(m.Steps); i++ {
-		if m.waits(i, now) && !now.Before(m.Steps[i].NotBefore) {
+		if m.readyButForTime(i, now) && !now.Before(m.Steps[i].NotBefore) {
 			return i
 		}
 	}
@@ -296,14 +299,14 @@ func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
 			if t.IsZero() || m.turns(now) {
 				continue // it waits for a signal however long, or goes on no more
 			}
-		} else if !m.waits(i, now) || m.pending(i) && !children {
+		} else if !m.readyButForTime(i, now) || m.onChildren(i) && !children {
 			continue
 		}
 		if !ok || t.Before(at) {
 			at, ok = t, true
 		}
 	}
-	if d, is := m.deadline(now); is && (ok && d.Before(at) || !ok && (children || m.outside(now))) {
+	if d, is := m.deadline(now); is && (ok && d.Before(at) || !ok && (children || m.onOutside(now))) {
 		at, ok = d, true
 	}
 	return at, ok
@@ -319,7 +322,8 @@ type limits struct {
 // release returns the entry with which the saga is to be written back without an owner, and when it
 // is due again: since it goes no further, the runner stops, or no attempt can begin within the
 // longest wait. If it waits for something outside it is looked at again before it is due, but not
-// within least. ok is false if it is to be held; the entry has no kind if the log says it already.
+// within least. ok is false if it is to be held; the entry has no kind if the saga has ended or is
+// stuck.
 func (m *machine) release(now time.Time, l limits) (e store.Entry, wakeIn time.Duration, ok bool) {
 	released := store.Entry{Kind: EventReleased}
 	switch {
@@ -334,8 +338,8 @@ func (m *machine) release(now time.Time, l limits) (e store.Entry, wakeIn time.D
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > l.longest
-	if m.outside(now) {
+	park := wakeIn > l.longest // to leave its place to another saga
+	if m.onOutside(now) {
 		park = park || !timed
 		if again := m.lookIn(now, l.least); !timed || again < wakeIn {
 			wakeIn = again
@@ -365,7 +369,7 @@ func (m *machine) waitsFor() string {
 	for i := range m.Steps {
 		name, await := m.Steps[i].Name, m.p.steps[i].await
 		switch {
-		case m.pending(i):
+		case m.onChildren(i):
 			list = append(list, fmt.Sprintf("step %s waits for its saga", name))
 		case m.Steps[i].Status == StepWaiting && await != "":
 			list = append(list, fmt.Sprintf("step %s waits for signal %s", name, await))
@@ -501,7 +505,7 @@ func (m *machine) open(i int, now time.Time) bool {
 		m.note(store.Entry{Step: st.Name, Op: OpDo, Kind: EventNoEffect, Error: st.Error})
 		return true
 	}
-	if d.gateOnly {
+	if d.onlyWaits {
 		m.set(i, StepDone)
 		m.note(store.Entry{Step: st.Name, Op: OpDo, Kind: EventDone})
 	} else {
@@ -516,7 +520,7 @@ func (m *machine) stickIfOver(g group) {
 	waiting, failed := false, -1
 	for i := g.first; i < g.end; i++ {
 		switch s := m.Steps[i].Status; {
-		case s == StepWaiting || m.pending(i):
+		case s == StepWaiting || m.onChildren(i):
 			waiting = true
 		case m.Back && !undoable(s) || complete(s) && !m.Back:
 		case !failedForGood(s):
@@ -567,7 +571,7 @@ func (m *machine) turn() {
 			return
 		}
 	}
-	if p := m.p.pivot; p >= 0 && m.mustKnow(p) {
+	if p := m.p.pivot; p >= 0 && m.pivotMayHaveActed(p) {
 		switch m.Steps[p].Status {
 		case StepStarted:
 			return
@@ -586,7 +590,8 @@ func (m *machine) turnBack(step, why string) {
 	m.note(store.Entry{Step: step, Kind: EventTurnedBack, Error: why})
 	for i := range m.Steps {
 		switch s := m.Steps[i].Status; {
-		case s == StepWaiting, s == StepStarted && !m.Steps[i].InDoubt, (s == StepDone || s == StepFailed) && m.p.steps[i].readOnly:
+		case s == StepWaiting, s == StepStarted && !m.Steps[i].InDoubt,
+			(s == StepDone || s == StepFailed) && m.p.steps[i].readOnly:
 			m.set(i, StepNoEffect)
 		}
 	}
@@ -687,7 +692,7 @@ func (m *machine) did(i int, op Op, e end, now time.Time) {
 	if !undo && e.effect != noEffect {
 		st.InDoubt = e.effect == inDoubt // of a Void the earlier attempts have taken none, either
 	}
-	unlimited := !undo && (m.pivotDone() || m.mustKnow(i))
+	unlimited := !undo && (m.pivotDone() || m.pivotMayHaveActed(i))
 	if !e.final && (unlimited || limit < 0 || *attempts < limit) {
 		again := true
 		if !undo {
@@ -695,7 +700,7 @@ func (m *machine) did(i int, op Op, e end, now time.Time) {
 			if why != nil {
 				m.wishBack(step, why)
 			}
-			again = why == nil || m.mustKnow(i)
+			again = why == nil || m.pivotMayHaveActed(i)
 		}
 		if again {
 			st.NotBefore = now.Add(pauseAfter(d, *attempts, e.retryAfter))
@@ -732,7 +737,7 @@ func (m *machine) interrupted(i int, e end) {
 	st := &m.Steps[i]
 	m.work[i].busy = false
 	*st.attempts(m.op(i))--
-	st.InDoubt = st.InDoubt || st.Status == StepStarted && !m.p.steps[i].noDoubt && !e.refused
+	st.InDoubt = st.InDoubt || st.Status == StepStarted && !m.p.steps[i].failsClean && !e.refused
 }
 
 // wait takes in that the children of a step have not ended. They are looked at again at next, or
@@ -753,7 +758,7 @@ func (m *machine) wait(i, children int, now, next time.Time) {
 // lookAgain makes the steps look at their children again now.
 func (m *machine) lookAgain() {
 	for i := range m.Steps {
-		if m.pending(i) {
+		if m.onChildren(i) {
 			m.Steps[i].NotBefore = time.Time{}
 		}
 	}
@@ -763,7 +768,7 @@ func (m *machine) lookAgain() {
 // attempts are running here, since their results will be dropped.
 func (m *machine) doubt(all bool) {
 	for i := range m.Steps {
-		if m.Steps[i].Status == StepStarted && !m.p.steps[i].noDoubt && (all || m.work[i].busy) {
+		if m.Steps[i].Status == StepStarted && !m.p.steps[i].failsClean && (all || m.work[i].busy) {
 			m.Steps[i].InDoubt = true
 		}
 	}
@@ -866,7 +871,7 @@ func (m *machine) compensate(note string) error {
 	if m.Back || m.pivotDone() {
 		return errors.New("only on its way forward, and if its pivot is not done")
 	}
-	if p := m.p.pivot; p >= 0 && m.mustKnow(p) {
+	if p := m.p.pivot; p >= 0 && m.pivotMayHaveActed(p) {
 		m.set(p, StepSkipped)
 		m.note(store.Entry{Step: m.Steps[p].Name, Kind: EventSkipped, Error: note})
 	}

@@ -159,7 +159,8 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 		case rec.Status.Ended() || rec.Owner != "" && op.Action != ActionAbandon:
 			return req, notAllowed(op.Action, rec)
 		case op.Seq != 0 && rec.Seq != op.Seq:
-			return req, fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d", ErrNotAllowed, op.Action, id, op.Seq, rec.Seq)
+			return req, fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d",
+				ErrNotAllowed, op.Action, id, op.Seq, rec.Seq)
 		case op.Action == ActionAbandon: // its steps stay as they are, even if nobody can read them
 			return store.CommitRequest{
 				Status: Abandoned, Steps: rec.Steps, LastError: rec.LastError, Failures: rec.Failures, Takeovers: rec.Takeovers,
@@ -184,7 +185,7 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 		m.advance(rec.Now)
 		req = m.commit(true)
 		// What has come from outside is not known here: the next owner looks.
-		if at, _ := m.wake(rec.Now, false); !m.outside(rec.Now) {
+		if at, _ := m.wake(rec.Now, false); !m.onOutside(rec.Now) {
 			req.WakeIn = max(at.Sub(rec.Now), 0)
 		}
 		return req, nil
@@ -203,7 +204,9 @@ func (r *Runner) machineOf(rec *store.Record) (*machine, error) {
 
 // write commits what next makes of the record of a saga that nobody holds or is to hold any more. If
 // another write comes first, it asks next again. It returns the status of the saga.
-func (r *Runner) write(ctx context.Context, action Action, id string, next func(*store.Record) (store.CommitRequest, error)) (Status, error) {
+func (r *Runner) write(
+	ctx context.Context, action Action, id string, next func(*store.Record) (store.CommitRequest, error),
+) (Status, error) {
 	for {
 		rec, err := r.store.Load(ctx, id)
 		if err != nil {

@@ -154,7 +154,7 @@ func (r *memoryRun) wait(now time.Time) {
 		r.finish(res)
 	case <-alarm:
 	case <-done:
-		if r.m.pivotDone() || r.m.undecided() {
+		if r.m.pivotDone() || r.m.pivotAwaitsAnswer() {
 			r.m.stick(r.m.late(ended.Error(r.ctx)))
 		}
 	}
@@ -179,7 +179,7 @@ func (r *memoryRun) attempt(ctx context.Context, i int, op Op, attempt int, past
 	case op == OpUndo || past:
 		ctx = context.WithoutCancel(ctx)
 		timeout = cmp.Or(timeout, defaultTimeout)
-	case r.p.timeout > 0 && !r.m.decides(i):
+	case r.p.timeout > 0 && !r.m.isFinalPivot(i):
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(ctx, r.m.CompleteBy, &turnedBack{ErrDeadline})
 		defer cancel()
@@ -209,8 +209,8 @@ func (r *memoryRun) finish(res memoryResult) {
 		why = withEnd(r.ctx, res.err)
 		r.m.wishBack(name, why)
 	}
-	r.m.did(res.step, res.op, endOf(res.err, res.op == OpDo && r.p.steps[res.step].noDoubt), r.now())
-	if stop && (r.m.pivotDone() || r.m.undecided()) {
+	r.m.did(res.step, res.op, endOf(res.err, res.op == OpDo && r.p.steps[res.step].failsClean), r.now())
+	if stop && (r.m.pivotDone() || r.m.pivotAwaitsAnswer()) {
 		r.m.stick(name, why)
 	}
 }

@@ -423,7 +423,7 @@ func (r *Runner) heartbeat(ctx context.Context) (next time.Duration) {
 	return time.Until(began.Add(term / 3))
 }
 
-// sweepBatch is how many sagas one call of the store deletes, of each generation.
+// sweepBatch is how many sagas one call of the store deletes, of each status.
 const sweepBatch = 200
 
 // sweep deletes sagas that have been kept for long enough, a small batch of each status, and
@@ -736,7 +736,7 @@ func (h *hold) readSignals(now time.Time) bool {
 	if h.tx >= 0 {
 		return true // it may hold the only connection
 	}
-	awaiting, expired := h.m.awaiting(now)
+	awaiting, expired := h.m.onSignal(now)
 	if expired {
 		h.readAt = time.Time{} // the last look before the step goes on without its signal
 	}
@@ -917,8 +917,8 @@ func (h *hold) storeCtx() (context.Context, context.CancelFunc) {
 }
 
 // pause waits before the next call of a store that has failed since then, for longer the longer it
-// fails. In the first LeaseTTL, which may be all the time that is left, the pause is at most a 20th
-// of it, and after that 20 of it, unless the saga is lost.
+// fails. In the first LeaseTTL, which may be all the time that is left, the pause is at most
+// LeaseTTL/20, and later at most 20 LeaseTTL, unless the saga is lost.
 func (h *hold) pause(since time.Time) {
 	term := h.r.cfg.LeaseTTL
 	soon := pauseFor(since, time.Millisecond, term/20)
@@ -1027,7 +1027,7 @@ func (h *hold) wait(now time.Time) {
 	if h.tx >= 0 || h.r.isDraining() {
 		at, ok = h.m.deadline(now) // no attempt begins now
 	}
-	if awaiting, _ := h.m.awaiting(now); awaiting && h.tx < 0 {
+	if awaiting, _ := h.m.onSignal(now); awaiting && h.tx < 0 {
 		if look := now.Add(h.r.cfg.Poll - time.Since(h.readAt)); !ok || look.Before(at) {
 			at, ok = look, true
 		}
@@ -1086,7 +1086,7 @@ func (h *hold) collect(res result) {
 
 // did passes the end of an attempt on to the machine, and tells of it.
 func (h *hold) did(res *result) {
-	e := endOf(res.err, h.p.steps[res.step].noDoubt)
+	e := endOf(res.err, h.p.steps[res.step].failsClean)
 	h.attempted(res, outcomeOf(e, res.op, res.cut))
 	if e.err != nil && res.cut {
 		h.m.interrupted(res.step, e)
@@ -1095,7 +1095,9 @@ func (h *hold) did(res *result) {
 	h.m.did(res.step, res.op, e, h.now())
 	if n := h.m.failing(res.step); e.err != nil && n >= 8 && n&(n-1) == 0 {
 		h.r.figures.count(func(s *Stats) { s.Stalled++ })
-		h.r.tellOf(h.ctx, &h.rec, Event{Kind: EventStalled, Step: h.p.steps[res.step].name, Op: res.op, Attempt: n, Err: e.err, At: h.now()})
+		h.r.tellOf(h.ctx, &h.rec, Event{
+			Kind: EventStalled, Step: h.p.steps[res.step].name, Op: res.op, Attempt: n, Err: e.err, At: h.now(),
+		})
 	}
 }
 
@@ -1186,7 +1188,7 @@ func (h *hold) commitOpen() {
 	}
 	now := h.now()
 	h.m.did(res.step, res.op, end{}, now)
-	if _, expired := h.m.awaiting(now); expired {
+	if _, expired := h.m.onSignal(now); expired {
 		h.m.signals = nil // until readSignals has taken the last look
 	}
 	h.m.advance(now)

@@ -78,7 +78,9 @@ func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id 
 }
 
 // newStart checks and returns the request of Start and StartTx.
-func newStart[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (req store.StartRequest, p *program, err error) {
+func newStart[S any](
+	ctx context.Context, r *Runner, sg *Saga[S], id string, s S,
+) (req store.StartRequest, p *program, err error) {
 	if ctx.Err() != nil {
 		return req, nil, ended.Error(ctx)
 	}
@@ -295,10 +297,12 @@ func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payl
 // it: Undos may have run without it.
 func (r *Runner) signalRequest(id, name string, payload []byte) (req store.SignalRequest, err error) {
 	if !validName(name) {
-		return req, fmt.Errorf("saga: the name of the signal is %s: must be 1 to %d bytes of UTF-8 without NUL", quoted(name, maxName), maxName)
+		return req, fmt.Errorf("saga: the name of the signal is %s: must be 1 to %d bytes of UTF-8 without NUL",
+			quoted(name, maxName), maxName)
 	}
 	if len(payload) > maxPayload {
-		return req, fmt.Errorf("saga: the payload of signal %q has %d bytes: must be at most %d", name, len(payload), maxPayload)
+		return req, fmt.Errorf("saga: the payload of signal %q has %d bytes: must be at most %d",
+			name, len(payload), maxPayload)
 	}
 	return store.SignalRequest{ID: id, Name: name, Payload: payload, Admit: func(rec *store.Record) error {
 		p, err := r.program(rec.Saga, rec.Version) // if it is not registered here, another process knows

@@ -79,7 +79,8 @@ func mergeValue(into, base, changed reflect.Value, path string) error {
 	switch {
 	case into.Kind() == reflect.Struct && allExported(into.Type()):
 		for i := range into.NumField() {
-			if err := mergeValue(into.Field(i), base.Field(i), changed.Field(i), path+"."+into.Type().Field(i).Name); err != nil {
+			field := path + "." + into.Type().Field(i).Name
+			if err := mergeValue(into.Field(i), base.Field(i), changed.Field(i), field); err != nil {
 				return err
 			}
 		}

@@ -220,9 +220,10 @@ func (r *Runner) Settings() any {
 }
 
 // Figures returns what a runner shows over time: saga.sagas by status, saga.step.attempts by outcome,
-// saga.claims, saga.stalls, saga.held and saga.in_flight. saga.stored, saga.due and saga.due.age_seconds are those of all
-// runners on the store, so they must not be added up. They are there for each definition that is
-// registered or was seen in the store, and 0 while it has no such saga.
+// saga.claims, saga.stalls, saga.held and saga.in_flight. saga.stored, saga.due and
+// saga.due.age_seconds are those of all runners on the store, so they must not be added up. They are
+// there for each definition that is registered or was seen in the store, and 0 while it has no such
+// saga.
 func (r *Runner) Figures() []describe.Figure {
 	var all []describe.Figure
 	count := func(name string, n float64) {
@@ -237,7 +238,9 @@ func (r *Runner) Figures() []describe.Figure {
 		count("saga.sagas"+of+",status=compensated}", float64(d.Compensated))
 		count("saga.sagas"+of+",status=stuck}", float64(d.Stuck))
 		count("saga.sagas"+of+",status=abandoned}", float64(d.Abandoned))
-		for _, o := range []Outcome{OutcomeDone, OutcomeNoEffect, OutcomeInDoubt, OutcomeFailed, OutcomeRefused, OutcomeInterrupted} {
+		for _, o := range []Outcome{
+			OutcomeDone, OutcomeNoEffect, OutcomeInDoubt, OutcomeFailed, OutcomeRefused, OutcomeInterrupted,
+		} {
 			count("saga.step.attempts"+of+",outcome="+strings.ReplaceAll(string(o), " ", "_")+"}", float64(d.Attempts[o]))
 		}
 	}

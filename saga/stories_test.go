@@ -176,13 +176,13 @@ func (s *teller) tell(events string) string {
 	if c := m.commit(false); c.Failures+c.Takeovers > 0 {
 		say("%d failures, %d takeovers (%s)", c.Failures, c.Takeovers, c.LastError)
 	}
-	if m.undecided() {
+	if m.pivotAwaitsAnswer() {
 		say("undecided")
 	}
-	if m.busy() > 0 && m.outside(s.now) {
+	if m.busy() > 0 && m.onOutside(s.now) {
 		say("waits for more")
 	}
-	if _, expired := m.awaiting(s.now); expired {
+	if _, expired := m.onSignal(s.now); expired {
 		say("no signal in time")
 	}
 	if c := m.clone(); c.going() {

@@ -39,7 +39,9 @@ import (
 // body is not read. Send closes the body.
 func Send(client *http.Client, req *http.Request, read func(*http.Response) error) error {
 	var sent atomic.Int64 // counted before the write, which an answer may overtake
-	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { sent.Add(1) }})
+	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { sent.Add(1) },
+	})
 	if id := saga.CommandFrom(ctx).ID; id != "" && req.Header.Get(idempotencyKey) == "" {
 		req = req.Clone(ctx)
 		if req.Header == nil {

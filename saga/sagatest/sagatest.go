@@ -195,7 +195,8 @@ func (c *checker[S]) wrap(scenario string, st *saga.Step[S], what trouble) saga.
 
 // codec checks that the state survives its Codec.
 func (c *checker[S]) codec(scenario string, s *S) {
-	encode, decode := func(s *S) ([]byte, error) { return json.Marshal(s) }, func(b []byte, s *S) error { return json.Unmarshal(b, s) }
+	encode := func(s *S) ([]byte, error) { return json.Marshal(s) }
+	decode := func(data []byte, s *S) error { return json.Unmarshal(data, s) }
 	if c.sg.Codec != nil {
 		encode, decode = c.sg.Codec.Encode, c.sg.Codec.Decode
 	}

@@ -6,7 +6,8 @@ var mysql = dialect{
 	// The clock does not depend on the session's time zone.
 	words: words("{p}saga FORCE INDEX (%s)",
 		"{now}", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
-		"{int}", "?", "{owned}", "owned", "{live}", "live = 1", "{deletable}", "ended_at IS NOT NULL", "{ended_at}", "ended_at",
+		"{int}", "?", "{owned}", "owned", "{live}", "live = 1",
+		"{deletable}", "ended_at IS NOT NULL", "{ended_at}", "ended_at",
 		"{lock}", " FOR UPDATE", "{skip}", " FOR UPDATE SKIP LOCKED",
 		// A transaction of the user's may have a snapshot.
 		"{newest}", " LOCK IN SHARE MODE",

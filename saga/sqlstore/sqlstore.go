@@ -199,8 +199,9 @@ func (s *Store) Schema() string { return s.schema().String() }
 // exist, and adds what those of an older version lack. If nothing is missing, it needs no right
 // to create tables. Several processes may call it at the same time. It returns an error if a
 // table of one of these names, except saga_barrier, belongs to another program, or if the
-// tables are of a version that this program cannot use: a newer one says which programs can. On SQLite it also returns an error
-// if the settings of the connection could lose a commit, or do not wait for a lock.
+// tables are of a version that this program cannot use: a newer one says which programs can. On
+// SQLite it also returns an error if the settings of the connection could lose a commit, or do not
+// wait for a lock.
 func (s *Store) Migrate(ctx context.Context) error {
 	if s.kind == SQLite {
 		if err := s.settings(ctx); err != nil {
@@ -285,7 +286,9 @@ func (s *Store) write(ctx context.Context, urgent bool, fn func(context.Context,
 		ctx = context.WithoutCancel(ctx)
 	}
 	if s.prepared == nil {
-		return sqldb.Transact(ctx, s.db, s.options(), repeats, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, tx) })
+		return sqldb.Transact(ctx, s.db, s.options(), repeats, func(ctx context.Context, tx *sql.Tx) error {
+			return fn(ctx, tx)
+		})
 	}
 	// Before the transaction has a connection, since this needs one too.
 	if err := s.prepared.prepare(ctx); err != nil {

@@ -17,7 +17,9 @@ import (
 
 // New returns an empty Store.
 func New() *Store {
-	return &Store{sagas: make(map[string]*kept), going: make(map[string]*kept), children: make(map[string]map[string]*kept)}
+	return &Store{
+		sagas: make(map[string]*kept), going: make(map[string]*kept), children: make(map[string]map[string]*kept),
+	}
 }
 
 // A Store is a [store.Store] without durability.
@@ -46,7 +48,9 @@ func (m *Store) do(ctx context.Context, f func(now time.Time) error) error {
 }
 
 // one calls f for a saga with the store locked, and returns its record afterwards.
-func (m *Store) one(ctx context.Context, id string, f func(s *kept, now time.Time) error) (rec store.Record, err error) {
+func (m *Store) one(
+	ctx context.Context, id string, f func(s *kept, now time.Time) error,
+) (rec store.Record, err error) {
 	err = m.do(ctx, func(now time.Time) error {
 		s := m.sagas[id]
 		if s == nil {
@@ -67,7 +71,8 @@ func (m *Store) Start(ctx context.Context, req store.StartRequest) (rec store.Re
 		}
 		s := &kept{Record: store.Record{
 			ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
-			Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps), Parent: req.Parent, ParentStep: req.ParentStep, Nonce: req.Nonce,
+			Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps),
+			Parent: req.Parent, ParentStep: req.ParentStep, Nonce: req.Nonce,
 			WakeAt: now, CreatedAt: now, UpdatedAt: now,
 		}}
 		if req.CompleteIn > 0 {
@@ -130,7 +135,9 @@ func (m *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (rene
 		for _, h := range req.Held {
 			if s := m.sagas[h.ID]; s != nil && s.Owner == req.Owner && s.Epoch == h.Epoch {
 				s.WakeAt = now.Add(req.LeaseTTL)
-				renewed = append(renewed, store.Renewed{ID: h.ID, Epoch: h.Epoch, CancelRequested: s.CancelRequested, CancelNote: s.CancelNote})
+				renewed = append(renewed, store.Renewed{
+					ID: h.ID, Epoch: h.Epoch, CancelRequested: s.CancelRequested, CancelNote: s.CancelNote,
+				})
 			}
 		}
 		return nil
@@ -332,7 +339,8 @@ func (m *Store) Signal(ctx context.Context, req store.SignalRequest) (store.Reco
 		if s.Status == store.Running {
 			s.hasten(now)
 		}
-		at, known := slices.BinarySearchFunc(s.signals, req.Name, func(sig store.Signal, name string) int { return strings.Compare(sig.Name, name) })
+		byName := func(sig store.Signal, name string) int { return strings.Compare(sig.Name, name) }
+		at, known := slices.BinarySearchFunc(s.signals, req.Name, byName)
 		if known {
 			return nil
 		}

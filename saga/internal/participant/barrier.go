@@ -87,7 +87,10 @@ var ErrUndone = errors.New("saga: command not applied: its undo came first")
 // Apply applies the command with an id once, in a transaction of db: see saga.Apply. refusal
 // returns the text of an error of fn, and whether it refuses the command for good. The error is
 // a *Refused for a Do that was refused, or undone, before.
-func Apply(ctx context.Context, db *sql.DB, id string, refusal func(error) (text string, final bool), fn func(*sql.Tx) error) error {
+func Apply(
+	ctx context.Context, db *sql.DB, id string,
+	refusal func(error) (text string, final bool), fn func(*sql.Tx) error,
+) error {
 	saga, step, op, err := Split(id)
 	if err != nil {
 		return err
