@@ -68,16 +68,6 @@ func TestOldestFirst(t *testing.T) {
 	})
 }
 
-// A saga whose owner may have died is due before those that nobody has begun.
-func TestWhatHasAnOwnerIsClaimedFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, ids := started(t, 3)
-		require.Equal(t, ids[0], claim(t, m, "a", 1)[0].ID)
-		time.Sleep(time.Hour)
-		require.Equal(t, ids[0], claim(t, m, "b", 1)[0].ID)
-	})
-}
-
 // An owner that has given a saga up cannot renew it, though it knows the epoch.
 func TestHeartbeatAfterARelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
