@@ -24,6 +24,8 @@ package redisstore
 // Invalid data, such as a key of another type or a time that is not a number, counts as
 // absent and is replaced.
 
+// A script has only the functions that it calls, because each call of it makes them anew.
+
 const preamble = `
 local now
 local function clock()
@@ -32,10 +34,9 @@ local function clock()
 end
 local function us(x) return string.format('%.0f', x) end
 local function number(x) return x and tonumber(x) or 0 end
-local function live(x) return number(x) > now end
-local function outlast(key, ms)
-	if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, us(ms)) end
-end
+`
+
+const hashes = `
 local function fields(key, ...)
 	local h = redis.pcall('HMGET', key, ...)
 	if h.err then
@@ -43,6 +44,12 @@ local function fields(key, ...)
 		return {}
 	end
 	return h
+end
+`
+
+const epochs = `
+local function outlast(key, ms, longer)
+	if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, us(longer or ms)) end
 end
 local function epochOf(key)
 	local epoch = redis.pcall('GET', key)
@@ -55,28 +62,37 @@ end
 local function of(epoch, generation)
 	return epoch and generation and string.sub(generation, 1, #epoch + 1) == epoch .. ':'
 end
+`
+
+// fences returns also those that have ended, and when the last one that was not removed ends.
+const fenced = `
 local function fences(w)
-	local all, stands = {}, 0
-	if not w or w == '' then return all, stands end
-	if not now then clock() end
+	local all, last = {}, 0
+	if not w or w == '' then return all, last end
 	for sign, at, token in string.gmatch(w, '(%-?)(%d+):([^;]*);') do
-		if live(at) then
-			all[token] = sign .. at
-			if sign == '' then stands = math.max(stands, tonumber(at)) end
-		end
+		all[token] = sign .. at
+		if sign == '' then last = math.max(last, tonumber(at)) end
 	end
-	return all, stands
+	return all, last
 end
+`
+
+const changes = fenced + `
 local function forget(key)
-	local w = fields(key, 'w')[1]
+	local w = redis.pcall('HGET', key, 'w')
 	redis.call('DEL', key)
-	return (fences(w))
+	return (fences(type(w) == 'string' and w))
 end
 local function put(key, all)
-	local w, last = '', 0
+	if not next(all) then return end
+	if not now then clock() end
+	local w, last = '', now
 	for token, at in pairs(all) do
-		w = w .. at .. ':' .. token .. ';'
-		last = math.max(last, math.abs(tonumber(at)))
+		local ends = math.abs(at)
+		if ends > now then
+			w = w .. at .. ':' .. token .. ';'
+			last = math.max(last, ends)
+		end
 	end
 	if w == '' then return end
 	redis.call('HSET', key, 'w', w)
@@ -87,28 +103,36 @@ end
 // KEYS: hashes, epoch. ARGV: lease (us), hold (ms); for each hash: version, token ("" only
 // looks), refresh ("1"), when it began to wait (us), pause (us). Returns for each hash the state,
 // the value, how long it is fresh, how long the lease lasts, and the generation; or, if busy, now.
-const acquire = preamble + `
+const acquire = preamble + hashes + epochs + fenced + `
 clock()
 local epochKey, hold = KEYS[#KEYS], tonumber(ARGV[2])
 local epoch = epochOf(epochKey)
 local function look(key, n, token, refresh, waits, pause)
-	local h = fields(key, 'v' .. n, 'f' .. n, 'k' .. n, 'e' .. n, 'g' .. n, 't' .. n, 'l' .. n, 'b' .. n, 'w')
-	local _, stands = fences(h[9])
-	if stands > 0 then return {'fenced', '', 0, 0, ''} end
-	local value, fresh, failed = '', 0, number(h[8])
-	if h[1] and epoch and h[4] == epoch and live(h[3]) then
-		local paused = failed + number(pause) > now
+	-- While a fence stands there is no value, so a hit needs no look at the fences.
+	local h = fields(key, 'v' .. n, 'f' .. n, 'e' .. n)
+	local value, fresh = '', 0
+	local current = h[1] and epoch and h[3] == epoch
+	if current then
 		value, fresh = h[1], number(h[2]) - now
-		if fresh > 0 and (refresh ~= '1' or paused) then return {'hit', value, fresh, 0, ''} end
-		if paused then return {'failed', value, fresh, 0, ''} end
+		if fresh > 0 and refresh ~= '1' then return {'hit', value, fresh, 0, ''} end
+	end
+	h = fields(key, 'k' .. n, 'g' .. n, 't' .. n, 'l' .. n, 'b' .. n, 'w')
+	local _, last = fences(h[6])
+	local stands = last - now
+	if stands > 0 then return {'fenced', '', 0, 0, ''} end
+	local failed = number(h[5])
+	if not current or number(h[1]) <= now then
+		value, fresh = '', 0
+	elseif failed + number(pause) > now then
+		return {fresh > 0 and 'hit' or 'failed', value, fresh, 0, ''}
 	end
 	if token == '' then return {'missed', value, fresh, 0, ''} end
 	if waits ~= '' and failed >= number(waits) and failed > 0 then return {'failed', value, fresh, 0, ''} end
-	local generation = h[5]
+	local generation = h[2]
 	if not of(epoch, generation) then
 		generation = nil
-	elseif h[6] and h[6] ~= '' and h[6] ~= token and live(h[7]) then
-		return {'busy', value, fresh, number(h[7]) - now, us(now)}
+	elseif h[3] and h[3] ~= '' and h[3] ~= token and number(h[4]) > now then
+		return {'busy', value, fresh, number(h[4]) - now, us(now)}
 	end
 	if not epoch then
 		epoch = us(now)
@@ -129,7 +153,7 @@ return answers
 
 // KEYS: hashes, epoch. ARGV, for each hash: version, generation, value, fresh for (us), keep for
 // (us). Returns for each hash 1 if nothing was invalidated, otherwise 0.
-const fill = preamble + `
+const fill = preamble + hashes + epochs + `
 clock()
 local epochKey = KEYS[#KEYS]
 local epoch = epochOf(epochKey)
@@ -137,11 +161,11 @@ local function store(key, n, generation, value, fresh, keep)
 	if not of(epoch, generation) then return 0 end
 	local h = fields(key, 'g' .. n, 'd' .. n)
 	if h[1] ~= generation then return h[2] == generation and 1 or 0 end
-	redis.call('HSET', key, 'v' .. n, value, 'f' .. n, us(now + fresh), 'k' .. n, us(now + keep), 'e' .. n, epoch,
-		'd' .. n, generation, 'g' .. n, '', 't' .. n, '')
+	redis.call('HSET', key, 'v' .. n, value, 'f' .. n, us(now + math.min(fresh, keep)), 'k' .. n, us(now + keep),
+		'e' .. n, epoch, 'd' .. n, generation, 'g' .. n, '', 't' .. n, '')
 	local ms = math.ceil(keep / 1000)
 	outlast(key, ms)
-	outlast(epochKey, ms)
+	outlast(epochKey, ms, 2 * ms) -- and not again with each fill
 	return 1
 end
 local answers = {}
@@ -153,7 +177,7 @@ return answers
 `
 
 // KEYS: hash. ARGV: version, token, failed ("1").
-const release = preamble + `
+const release = preamble + hashes + `
 local t, b = 't' .. ARGV[1], 'b' .. ARGV[1]
 if ARGV[2] == '' or fields(KEYS[1], t)[1] ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], t, '')
@@ -165,7 +189,7 @@ return 0
 `
 
 // KEYS: hashes. ARGV: channel; for each hash: message.
-const invalidate = preamble + `
+const invalidate = preamble + changes + `
 for i = 1, #KEYS do
 	put(KEYS[i], forget(KEYS[i]))
 	redis.call('PUBLISH', ARGV[1], ARGV[i+1])
@@ -185,7 +209,7 @@ for i = 1, #KEYS do
 	for j = 1, #h, 2 do
 		local kind = string.sub(h[j], 1, 1)
 		if kind == 'f' then
-			if live(h[j+1]) then redis.call('HSET', KEYS[i], h[j], us(now)) end
+			if number(h[j+1]) > now then redis.call('HSET', KEYS[i], h[j], us(now)) end
 		elseif string.find('gdtlb', kind, 1, true) then
 			redis.call('HDEL', KEYS[i], h[j])
 		end
@@ -196,22 +220,22 @@ return 0
 `
 
 // KEYS: hash. ARGV: channel, message, token, duration (us).
-const fence = preamble + `
+const fence = preamble + changes + `
 clock()
 local all = forget(KEYS[1])
-all[ARGV[3]] = all[ARGV[3]] or us(now + ARGV[4])
+if math.abs(number(all[ARGV[3]])) <= now then all[ARGV[3]] = us(now + ARGV[4]) end
 put(KEYS[1], all)
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 return 0
 `
 
 // KEYS: hash. ARGV: channel, message, token, how long a fence may arrive too late (us).
-const unfence = preamble + `
+const unfence = preamble + changes + `
 local all = forget(KEYS[1])
 if all[ARGV[3]] then
 	all[ARGV[3]] = nil
 else
-	if not now then clock() end
+	clock()
 	all[ARGV[3]] = '-' .. us(now + ARGV[4])
 end
 put(KEYS[1], all)
@@ -220,7 +244,7 @@ return 0
 `
 
 // KEYS: epoch. ARGV: channel, message ("" for none), hold (ms).
-const raise = preamble + `
+const raise = preamble + epochs + `
 clock()
 local epoch = math.max(now, number(epochOf(KEYS[1])) + 1)
 local ms = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))

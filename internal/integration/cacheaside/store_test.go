@@ -63,11 +63,11 @@ func TestDamagedKeysAreReplaced(t *testing.T) {
 			}
 			return c.LPush(t.Context(), hash, "x").Err()
 		},
-		"no times": func(c *redis.Client, hash string) error { return c.HDel(t.Context(), hash, "f", "k", "l").Err() },
+		"no times": func(c *redis.Client, hash string) error { return c.HDel(t.Context(), hash, "f0", "k0", "l0").Err() },
 		"times are text": func(c *redis.Client, hash string) error {
-			return c.HSet(t.Context(), hash, "f", "x", "k", "y", "l", "z", "w", "u").Err()
+			return c.HSet(t.Context(), hash, "f0", "x", "k0", "y", "l0", "z", "w", "u").Err()
 		},
-		"the epoch is text": func(c *redis.Client, hash string) error { return c.HSet(t.Context(), hash, "e", "x").Err() },
+		"the epoch is text": func(c *redis.Client, hash string) error { return c.HSet(t.Context(), hash, "e0", "x").Err() },
 		"a list for the epoch": func(c *redis.Client, hash string) error {
 			epoch, _, _ := strings.Cut(hash, ":k")
 			if err := c.Del(t.Context(), epoch).Err(); err != nil {
