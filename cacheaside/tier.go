@@ -54,7 +54,8 @@ func newTier(s Store, now, pause func() time.Duration, event func(context.Contex
 
 // newToken returns a unique token for the holder of a lease or a fence.
 func newToken() string {
-	return strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36)
+	var token [26]byte
+	return string(strconv.AppendUint(strconv.AppendUint(token[:0], rand.Uint64(), 36), rand.Uint64(), 36))
 }
 
 // each calls call for all, those of one shard together, some of them at once.

@@ -117,6 +117,7 @@ func (cfg Config) withDefaults() Config {
 
 type store struct {
 	cfg           Config
+	lease, hold   any           // LeaseTTL, and how long a generation is kept, as scripts read them
 	origin        string        // identifies the messages of this Store, which it ignores
 	subscriptions chan struct{} // has one element for each call of Subscribe under way
 }
@@ -131,7 +132,10 @@ func New(cfg Config) cacheaside.Store {
 	}
 	cfg = cfg.withDefaults()
 	origin := strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36)
-	return &store{cfg: cfg, origin: origin, subscriptions: make(chan struct{}, mostSubscriptions)}
+	return &store{
+		cfg: cfg, lease: micros(cfg.LeaseTTL), hold: millis(cfg.LeaseTTL + hold),
+		origin: origin, subscriptions: make(chan struct{}, mostSubscriptions),
+	}
 }
 
 // hold is how long at least the generation of a key outlives a lease. A load that takes
@@ -141,7 +145,7 @@ const hold = 10 * time.Minute
 func (s *store) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
 	keys := make([]string, 0, len(asks)+1)
 	args := make([]any, 0, 5*len(asks)+2)
-	args = append(args, micros(s.cfg.LeaseTTL), millis(s.cfg.LeaseTTL+hold))
+	args = append(args, s.lease, s.hold)
 	for _, ask := range asks {
 		keys = append(keys, ask.Key)
 		args = append(args, version(ask.Version), ask.Token, flag(ask.Refresh), ask.Waits, micros(min(ask.Pause, longest)))
@@ -196,7 +200,8 @@ func (s *store) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool,
 	args := make([]any, 0, 5*len(values))
 	for _, v := range values {
 		keys = append(keys, v.Key)
-		args = append(args, version(v.Version), v.Grant, string(v.Value), micros(min(v.Fresh, longest)), micros(min(v.Keep, longest)))
+		args = append(args, version(v.Version), v.Grant, string(v.Value),
+			micros(min(v.Fresh, longest)), micros(min(v.Keep, longest)))
 	}
 	current := make([]bool, len(values))
 	return current, s.evalEach(ctx, "fill", fill, keys, args, func(i int, reply any) bool {
@@ -256,7 +261,7 @@ func (s *store) InvalidateAll(ctx context.Context) error {
 			message = s.message("")
 		}
 		_, err := s.eval(ctx, "invalidate all", raise, []string{s.epoch(bucket)},
-			s.cfg.Prefix, message, millis(s.cfg.LeaseTTL+hold))
+			s.cfg.Prefix, message, s.hold)
 		if err != nil {
 			return err
 		}
@@ -269,7 +274,11 @@ func (s *store) InvalidateAll(ctx context.Context) error {
 const buckets = 64
 
 func (s *store) Shard(key string) uint8 {
-	return uint8(crc32.ChecksumIEEE([]byte(key)) % buckets)
+	sum := ^uint32(0) // of package crc32, which would copy the key
+	for i := range len(key) {
+		sum = crc32.IEEETable[byte(sum)^key[i]] ^ sum>>8
+	}
+	return uint8(^sum % buckets)
 }
 
 // hash and epoch return Redis keys: the hash of key and the epoch of a bucket. The part
@@ -293,7 +302,8 @@ func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(),
 func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // evalEach runs a script about keys of one bucket. read reads the answer about each.
-func (s *store) evalEach(ctx context.Context, what, script string, keys []string, args []any, read func(i int, reply any) bool) error {
+func (s *store) evalEach(ctx context.Context, what, script string, keys []string, args []any,
+	read func(i int, reply any) bool) error {
 	epoch := s.epoch(s.Shard(keys[0]))
 	for i, key := range keys {
 		keys[i] = epoch + ":" + key
@@ -324,6 +334,7 @@ func (s *store) eval(ctx context.Context, what, script string, keys []string, ar
 	answered := make(chan answer, 1)
 	go func() {
 		defer cancel()
+		growStack(0)
 		reply, err := s.cfg.Eval(ctx, script, keys, args...)
 		answered <- answer{reply, err}
 	}()
@@ -341,6 +352,15 @@ func (s *store) eval(ctx context.Context, what, script string, keys []string, ar
 		return nil, fmt.Errorf("redisstore: %s: %w", what, a.err)
 	}
 	return a.reply, nil
+}
+
+// growStack grows the stack of a goroutine while it is empty. Otherwise it is grown within a
+// client, twice or more, and each time all that is on it is copied.
+//
+//go:noinline
+func growStack(i int) byte {
+	var room [4 << 10]byte
+	return room[i]
 }
 
 // message returns what is published about key: the origin and the key, "" for all keys.
