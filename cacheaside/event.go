@@ -12,15 +12,15 @@ const (
 	EventLoaded         EventKind = "loaded"          // a load returned a value
 	EventNotFound       EventKind = "not found"       // a load returned ErrNotFound
 	EventLoadFailed     EventKind = "load failed"     // a load failed: an error that is no answer, a panic or a timeout
-	EventLoadAnswered   EventKind = "load answered"   // a load returned an answer other than ErrNotFound; callers get it, and no old value
+	EventLoadAnswered   EventKind = "load answered"   // a load returned an answer that is not ErrNotFound; callers get it
 	EventLoadRefused    EventKind = "load refused"    // a policy in Middleware refused the load; callers see it fail
-	EventServedStale    EventKind = "served stale"    // a caller got a value past its TTL; Err is why the load failed, if it did
-	EventCodecFailed    EventKind = "codec failed"    // a value in the Store could not be read, or one could not be encoded
-	EventStoreLost      EventKind = "store lost"      // a shard of the Store failed, the first since all answered; a failed shard is skipped for ErrorPause
+	EventServedStale    EventKind = "served stale"    // a caller got a value past its TTL; Err says if the load failed
+	EventCodecFailed    EventKind = "codec failed"    // a value of the Store could not be read, or one for it not encoded
+	EventStoreLost      EventKind = "store lost"      // a shard of the Store failed, the first since all answered
 	EventStoreRestored  EventKind = "store restored"  // all shards of the Store answer again, as far as they are asked
 	EventFenceFailed    EventKind = "fence failed"    // a Write went on without a fence in the Store
-	EventNotInvalidated EventKind = "not invalidated" // the Store could not be told of an invalidation; the Cache keeps trying
-	EventReinvalidated  EventKind = "reinvalidated"   // the Store has been told of a key, or of all, after EventNotInvalidated; Key is nil
+	EventNotInvalidated EventKind = "not invalidated" // the Store could not be told of an invalidation; it is told later
+	EventReinvalidated  EventKind = "reinvalidated"   // the Store has been told of a key, or of all, later; Key is nil
 	EventWatchBegun     EventKind = "watch begun"     // changes by other processes are heard; memory is used
 	EventWatchLost      EventKind = "watch lost"      // changes by other processes are not heard; memory is not used
 )

@@ -167,7 +167,8 @@ func (l *load[K, V]) fill() {
 				continue
 			}
 			f.filling = Filling{
-				Key: f.written, Version: l.cfg.Version, Grant: f.lookup.Grant, Value: data, Fresh: e.fresh - now, Keep: e.keep - now,
+				Key: f.written, Version: l.cfg.Version, Grant: f.lookup.Grant,
+				Value: data, Fresh: e.fresh - now, Keep: e.keep - now,
 			}
 			full = append(full, f)
 		}

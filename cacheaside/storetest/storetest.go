@@ -143,7 +143,8 @@ func (s *suite) fill(want bool, key, grant, value string) {
 	s.Helper()
 	current, err := s.store.Fill(s.ctx, filling(key, grant, value))
 	s.noError(err)
-	s.must(len(current) == 1 && current[0] == want, "Fill of %q with Grant %q returned %v, want [%v]", key, grant, current, want)
+	s.must(len(current) == 1 && current[0] == want,
+		"Fill of %q with Grant %q returned %v, want [%v]", key, grant, current, want)
 }
 
 func filling(key, grant, value string) cacheaside.Filling {
@@ -289,7 +290,8 @@ func pauseServesOld(s *suite) {
 	s.lease("k", "a")
 	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, true))
 	look := s.ask(cacheaside.Ask{Key: "k", Token: "b", Pause: long})
-	s.must(look.State == cacheaside.Failed && string(look.Value) == "old", "%s with %q in the pause", look.State, look.Value)
+	s.must(look.State == cacheaside.Failed && string(look.Value) == "old",
+		"%s with %q in the pause", look.State, look.Value)
 	s.lease("k", "b") // without a pause
 	s.noError(s.store.Invalidate(s.ctx, "k"))
 	look = s.ask(cacheaside.Ask{Key: "k", Token: "b", Pause: long})
@@ -303,7 +305,8 @@ func versions(s *suite) {
 	old, young := cacheaside.Ask{Key: "k", Version: 1, Token: "a"}, cacheaside.Ask{Key: "k", Version: 2, Token: "b"}
 	of := func(ask cacheaside.Ask) {
 		look := s.ask(ask)
-		s.must(look.State == cacheaside.Leased, "Version %d is %s, though none of its processes loads", ask.Version, look.State)
+		s.must(look.State == cacheaside.Leased,
+			"Version %d is %s, though none of its processes loads", ask.Version, look.State)
 		f := filling("k", look.Grant, strconv.Itoa(int(ask.Version)))
 		f.Version = ask.Version
 		current, err := s.store.Fill(s.ctx, f)
@@ -392,7 +395,9 @@ func valueIsGoneAfterKeep(s *suite) {
 	f.Fresh, f.Keep = time.Millisecond, 4*short
 	_, err := s.store.Fill(s.ctx, f)
 	s.noError(err)
-	s.eventually("the value is no longer fresh", func() bool { return s.acquire("k", "", false).State == cacheaside.Missed })
+	s.eventually("the value is no longer fresh", func() bool {
+		return s.acquire("k", "", false).State == cacheaside.Missed
+	})
 	s.eventually("the value is gone", func() bool { return s.acquire("k", "", false).Value == nil })
 
 	f.Grant = s.lease("k", "a")
@@ -558,7 +563,8 @@ func fenceFalls(s *suite) {
 		return look.State != cacheaside.Fenced
 	})
 	s.must(time.Since(begun) > 2*window-window/10, "the fence fell after %v, want twice %v", time.Since(begun), window)
-	s.must(look.State == cacheaside.Leased && look.Value == nil, "%s with value %q after the fence", look.State, look.Value)
+	s.must(look.State == cacheaside.Leased && look.Value == nil,
+		"%s with value %q after the fence", look.State, look.Value)
 }
 
 func lateFence(s *suite) {
