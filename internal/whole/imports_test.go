@@ -37,7 +37,7 @@ var engines = map[string][]string{
 	"resiliencehttp":        {"github.com/cenkalti/backoff/v4", "github.com/sony/gobreaker/v2"},
 	"lease":                 nil,
 	"throttle/adaptive":     nil,
-	"throttle/fleet":        nil,
+	"throttle/fleet":        {"golang.org/x/sync"},
 	"lease/sqllease":        nil,
 	"lease/redislease":      nil,
 	"lease/storetest":       nil,
