@@ -204,8 +204,11 @@ func TestCacheDescribesItself(t *testing.T) {
 		conn := newFakeStore().connect()
 		c := cacheaside.New(cacheaside.Config[int, int]{Name: "users", Load: newSource().load, Store: conn, TTL: time.Minute})
 		synctest.Wait()
+		var mu sync.Mutex // Watch has events of its own
 		var events []string
 		c.ObserveAny(func(_ context.Context, e any) {
+			mu.Lock()
+			defer mu.Unlock()
 			e.(cacheaside.Event).Fields(func(name string, value any) {
 				if name == "event" {
 					events = append(events, value.(string))
