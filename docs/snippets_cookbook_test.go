@@ -16,7 +16,6 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
-	"github.com/go-resilience/resilience/bulkhead/adaptive"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
@@ -26,7 +25,6 @@ import (
 	"github.com/go-resilience/resilience/saga/sagahttp"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 	"github.com/go-resilience/resilience/throttle"
-	shedding "github.com/go-resilience/resilience/throttle/adaptive"
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
@@ -135,34 +133,6 @@ func _() {
 	use(mux)
 }
 
-// An HTTP server whose database may hang.
-func _() {
-	var (
-		api     resiliencehttp.Server
-		slots   *bulkhead.Bulkhead
-		handler http.Handler
-	)
-	bounded := func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
-			defer cancel()
-			next.ServeHTTP(w, r.WithContext(ctx))
-		})
-	}
-	http.Handle("/", api.Bulkhead(slots)(bounded(handler)))
-}
-
-// A limit that nobody has to guess.
-func _() {
-	slots := adaptive.New(adaptive.Config{ // of package bulkhead/adaptive
-		Bulkhead: bulkhead.Config{Name: "search", Queue: 64, MaxWait: 100 * time.Millisecond},
-		Initial:  20, Max: 200, // in the place of Limit
-	})
-	shed := shedding.New(shedding.Config{Name: "search"}) // package throttle/adaptive, in the place of a Limiter
-	guarded := resilience.Chain(retries.Wrap, circuit.Wrap, shed.Wrap, slots.Wrap, resilience.Timeout(2*time.Second))
-	use(guarded)
-}
-
 // An HTTP API with plans, on several instances.
 func _() {
 	var (
@@ -183,15 +153,7 @@ func _() {
 			return []fleet.Meter{fleet.Rate(account+"/requests", 10, 1), fleet.Quota(account+"/day", 1000, throttle.Quota{Per: throttle.Day}, 1)}
 		},
 	})
-	api := resiliencehttp.Server{
-		LimitName: "plan",
-		OnRefuse: func(w http.ResponseWriter, r *http.Request, err error) {
-			limited, ok := errors.AsType[*throttle.LimitedError](err)
-			if ok && limited.Reason == throttle.OverQuota {
-				_, _ = io.WriteString(w, "Your requests of today are used up. The paid plan has no such limit.\n")
-			} // otherwise the client gets a problem document
-		},
-	}
+	api := resiliencehttp.Server{LimitName: "plan"}
 	limited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := plans.Do(r.Context(), func(ctx context.Context) error { handler.ServeHTTP(w, r.WithContext(ctx)); return nil })
 		api.Refuse(w, r, err)
