@@ -15,7 +15,6 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
-	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
@@ -24,8 +23,6 @@ import (
 	"github.com/go-resilience/resilience/saga"
 	"github.com/go-resilience/resilience/saga/sagahttp"
 	"github.com/go-resilience/resilience/saga/sqlstore"
-	"github.com/go-resilience/resilience/throttle"
-	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 //lint:file-ignore SA4006 a recipe shows calls, not what becomes of each error
@@ -121,47 +118,6 @@ func _() {
 	}
 }
 
-func _() {
-	mux := http.NewServeMux()
-	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
-		if stopping.Load() || db.PingContext(r.Context()) != nil { // without the database there is nothing to serve
-			w.WriteHeader(http.StatusServiceUnavailable)
-		}
-	})
-	mux.Handle("/healthz", resiliencehttp.Health(reg)) // for people: every policy
-	use(mux)
-}
-
-// An HTTP API with plans, on several instances.
-func _() {
-	var (
-		eval         func(context.Context, string, []string, ...any) (any, error)
-		paid         map[string]bool
-		slots        *resilience.Group[string, *bulkhead.Bulkhead]
-		accountFrom  func(context.Context) string
-		authenticate func(http.Handler) http.Handler
-	)
-
-	plans := fleet.New(fleet.Config{
-		Name: "plans", Eval: eval, OnOutage: fleet.Local, Instances: 8, // at most, for the time when Redis is down
-		Meters: func(ctx context.Context) []fleet.Meter {
-			account := accountFrom(ctx) // as authenticated
-			if paid[account] {
-				return []fleet.Meter{fleet.Rate(account+"/requests", 100, 1)}
-			}
-			return []fleet.Meter{fleet.Rate(account+"/requests", 10, 1), fleet.Quota(account+"/day", 1000, throttle.Quota{Per: throttle.Day}, 1)}
-		},
-	})
-	api := resiliencehttp.Server{LimitName: "plan"}
-	limited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := plans.Do(r.Context(), func(ctx context.Context) error { handler.ServeHTTP(w, r.WithContext(ctx)); return nil })
-		api.Refuse(w, r, err)
-	})
-	account := func(r *http.Request) string { return accountFrom(r.Context()) }
-	http.Handle("/", authenticate(api.BulkheadBy(slots, account)(limited)))
-}
-
 type Order struct {
 	ID    string
 	Total int
@@ -241,18 +197,6 @@ func mark(status string) func(context.Context, *sql.Tx, *Order) error {
 		_, err := tx.ExecContext(ctx, `UPDATE orders SET status = $2 WHERE id = $1`, o.ID, status)
 		return err
 	}
-}
-
-func _(o Order, insertOrder func(context.Context, *sql.Tx, Order) error) error {
-	err := resiliencesql.InTx(ctx, db, resiliencesql.Config{}, func(ctx context.Context, tx *sql.Tx) error {
-		if err := insertOrder(ctx, tx, o); err != nil { // ON CONFLICT DO NOTHING
-			return err
-		}
-		return saga.StartTx(ctx, tx, runner, placed, o.ID, o)
-	})
-	runner.Wake()
-
-	return err
 }
 
 func _(users *cacheaside.Cache[int, *User]) {

@@ -29,7 +29,6 @@ type User struct{ ID int }
 
 var (
 	ctx        = context.Background()
-	handler    http.Handler
 	requests   *throttle.Group[string]
 	tokens     *throttle.Group[string]
 	tenantOf   func(context.Context) string

@@ -21,7 +21,7 @@ import (
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
-// shardOf returns the runner of a saga: rendezvous hashing, as in docs/cookbook.md.
+// shardOf returns the name of the runner of a saga: rendezvous hashing.
 func shardOf(id string, shards map[string]*saga.Runner) (of string) {
 	var most [sha256.Size]byte
 	for name := range shards {
