@@ -45,7 +45,7 @@ type Config[K comparable, V any] struct {
 	// refreshed in the background. Zero means not at all.
 	Stale time.Duration
 	// StaleOnError is how long after its TTL a value is served if its load fails. Zero
-	// means not at all.
+	// means not at all. An answer has not failed, HTTP's 429 included: see Middleware.
 	StaleOnError time.Duration
 	// ErrorPause is how long an old value is served after a failed load before the next
 	// load begins, in every process that shares a Store. It is also how long Gets skip a
@@ -94,7 +94,7 @@ type Config[K comparable, V any] struct {
 	Capacity int
 
 	// Store is the cache behind the memory, which processes share. A Store serves one
-	// Cache. Nil means that this process shares nothing.
+	// Cache: of two, one would not hear of changes. Nil means that this process shares nothing.
 	Store Store
 	// Key converts a key to a string for the Store. Different keys must give different
 	// strings. Nil formats strings and integers as %v does; other types need a Key.

@@ -10,7 +10,8 @@ import (
 
 // Write calls write, which changes in the store of record what Load reads for key, and
 // then invalidates key. It invalidates even if write fails or panics, since the change
-// may have been made. It returns the error of write.
+// may have been made; so a breaker that refuses belongs around Write, or each refusal
+// costs an old value. It returns the error of write.
 //
 // With a Store, Write fences the key before it calls write. While the fence stands,
 // every process reads the store of record and keeps nothing. The ctx of write ends
