@@ -34,15 +34,15 @@ var mutants = []mutant{
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > l.longest
-	if m.outside(now) {
+	park := wakeIn > l.longest // to leave its place to another saga
+	if m.onOutside(now) {
 `, `	}
 	at, timed := m.wake(now, false)
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > l.longest
-	if m.outside(now) && m.next(0, now) < 0 {
+	park := wakeIn > l.longest // to leave its place to another saga
+	if m.onOutside(now) && m.next(0, now) < 0 {
 `},
 	{"a load that was overtaken is kept", "cacheaside", "TestCacheSimulation", "load.go",
 		"		case !current || f.invalidated:\n", "		case !current && f.invalidated:\n"},
