@@ -85,10 +85,6 @@ func _() {
 		return fetchUser(ctx, 42)
 	})
 
-	if err != nil {
-		user, err = cachedUser(42)
-	}
-
 	use(user, err)
 }
 

@@ -28,16 +28,15 @@ import (
 type User struct{ ID int }
 
 var (
-	ctx        = context.Background()
-	requests   *throttle.Group[string]
-	tokens     *throttle.Group[string]
-	tenantOf   func(context.Context) string
-	pass       func(io.Writer, io.Reader) (int, error)
-	used       int
-	ping       = func(context.Context) error { return nil }
-	fetchUser  = func(context.Context, int) (*User, error) { return nil, nil }
-	cachedUser = func(int) (*User, error) { return nil, nil }
-	use        = func(...any) {}
+	ctx       = context.Background()
+	requests  *throttle.Group[string]
+	tokens    *throttle.Group[string]
+	tenantOf  func(context.Context) string
+	pass      func(io.Writer, io.Reader) (int, error)
+	used      int
+	ping      = func(context.Context) error { return nil }
+	fetchUser = func(context.Context, int) (*User, error) { return nil, nil }
+	use       = func(...any) {}
 
 	db *sql.DB
 
