@@ -24,8 +24,10 @@ test: ## the tests of the library, as the README has it, and of the nested modul
 race: ## the same under the race detector
 	$(GO) test $(RACE) -timeout 25m ./... $(ADAPTERS:%=./%/...)
 
-lint: ## gofmt, vet and staticcheck in every module; the root builds for 32 bits
+lint: ## gofmt, vet, staticcheck and the length of lines in every module; the root builds for 32 bits
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
+	@find . -name '*.go' ! -name '*_test.go' ! -name '*.pb.go' ! -name generate.go -exec \
+		awk 'length > 120 {print FILENAME ":" FNR ": longer than 120 characters"; bad = 1} END {exit bad}' {} +
 	$(GO) vet $(MODULES:%=./%/...)
 	$(GO) run $(STATICCHECK) $(MODULES:%=./%/...)
 	GOARCH=386 $(GO) build ./...

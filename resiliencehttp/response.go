@@ -120,7 +120,8 @@ func (b *body) drain() bool {
 	}
 }
 
-// readForDrain reads from Base. Idle does not count while the policies wait, and from byte to byte once the caller does.
+// readForDrain reads from Base. Idle does not count while the policies wait, and from byte to byte
+// once the caller does.
 func (b *body) readForDrain(p []byte) (int, error) {
 	n, err := b.inner.Read(p)
 	if n > 0 {
