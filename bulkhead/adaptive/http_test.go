@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
-	"net/http/httptest"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -34,77 +34,93 @@ func get(ctx context.Context, client *http.Client, url string) int {
 	return res.StatusCode
 }
 
-// A real server on loopback, whose capacity changes while the calls go on.
-func TestAdaptiveFollowsARealServer(t *testing.T) {
-	if testing.Short() {
-		t.Skip("seconds")
-	}
-	var mu sync.Mutex
-	wake := sync.NewCond(&mu)
-	workers, busy := 20, 0
-	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		mu.Lock()
-		for busy >= workers {
-			wake.Wait()
-		}
-		busy++
-		mu.Unlock()
-		time.Sleep(20 * time.Millisecond)
-		mu.Lock()
-		busy--
-		wake.Broadcast()
-		mu.Unlock()
-	}))
-	defer server.Close()
-	setWorkers := func(n int) {
-		mu.Lock()
-		defer mu.Unlock()
-		workers = n
-		wake.Broadcast()
-	}
+// A pipes is a listener whose connections are in memory, so that time can be virtual.
+type pipes chan net.Conn
 
-	var limit atomic.Int64
-	limit.Store(4)
-	b := adaptive.New(adaptive.Config{
-		Initial: 4,
-	})
-	onLimit(t, b, func(c change) {
-		if !c.Probe {
-			limit.Store(int64(c.To))
+func (p pipes) Accept() (net.Conn, error) {
+	if conn, ok := <-p; ok {
+		return conn, nil
+	}
+	return nil, net.ErrClosed
+}
+func (p pipes) Close() error   { close(p); return nil }
+func (p pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes"} }
+
+func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
+	near, far := net.Pipe()
+	p <- far
+	return near, nil
+}
+
+// An HTTP server whose capacity changes while the calls go on.
+func TestAdaptiveFollowsAServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		wake := sync.NewCond(&mu)
+		workers, busy := 20, 0
+		listener := make(pipes)
+		server := http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			mu.Lock()
+			for busy >= workers {
+				wake.Wait()
+			}
+			busy++
+			mu.Unlock()
+			time.Sleep(20 * time.Millisecond)
+			mu.Lock()
+			busy--
+			wake.Broadcast()
+			mu.Unlock()
+		})}
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		setWorkers := func(n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			workers = n
+			wake.Broadcast()
 		}
-	})
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
-	ctx, stop := context.WithCancel(t.Context())
-	var clients sync.WaitGroup
-	for range 80 {
-		clients.Go(func() {
-			for ctx.Err() == nil {
-				err := b.Do(ctx, func(ctx context.Context) error {
-					if get(ctx, client, server.URL) != http.StatusOK {
-						return errors.New("no answer")
-					}
-					return nil
-				})
-				if errors.Is(err, bulkhead.ErrFull) {
-					select {
-					case <-ctx.Done():
-					case <-time.After(10 * time.Millisecond):
+
+		b := adaptive.New(adaptive.Config{Initial: 4})
+		client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100, DialContext: listener.dial}}
+		ctx, stop := context.WithCancel(t.Context())
+		var clients sync.WaitGroup
+		for range 80 {
+			clients.Go(func() {
+				for ctx.Err() == nil {
+					err := b.Do(ctx, func(ctx context.Context) error {
+						if get(ctx, client, "http://server") != http.StatusOK {
+							return errors.New("no answer")
+						}
+						return nil
+					})
+					if errors.Is(err, bulkhead.ErrFull) {
+						select {
+						case <-ctx.Done():
+						case <-time.After(10 * time.Millisecond):
+						}
 					}
 				}
+			})
+		}
+		until := func(ok func(limit int) bool, what string) {
+			start := time.Now()
+			for s := b.Stats(); s.Probing || !ok(s.Limit); s = b.Stats() {
+				time.Sleep(time.Millisecond)
+				require.Less(t, time.Since(start), 10*time.Second, "%s: %d", what, s.Limit)
 			}
-		})
-	}
-	until := func(ok func(limit int64) bool, what string) {
-		require.Eventually(t, func() bool { return ok(limit.Load()) }, time.Minute, 10*time.Millisecond, what)
-		t.Logf("%s: %d", what, limit.Load())
-	}
-	until(func(l int64) bool { return l >= 18 }, "grows to the capacity of 20")
-	setWorkers(5)
-	until(func(l int64) bool { return l <= 11 }, "shrinks to the capacity of 5")
-	setWorkers(20)
-	until(func(l int64) bool { return l >= 18 }, "grows again")
-	stop()
-	clients.Wait()
-	client.CloseIdleConnections()
-	requireIdle(t, b)
+		}
+		until(func(l int) bool { return l >= 18 }, "grows to the capacity of 20")
+		setWorkers(5)
+		until(func(l int) bool { return l <= 11 }, "shrinks to the capacity of 5")
+		setWorkers(20)
+		until(func(l int) bool { return l >= 18 }, "grows again")
+		stop()
+		clients.Wait()
+		client.CloseIdleConnections()
+		requireIdle(t, b)
+		time.Sleep(time.Minute) // the server's last answers
+		require.NoError(t, server.Close())
+		<-served
+	})
 }
