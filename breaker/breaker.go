@@ -209,7 +209,7 @@ func (b *Breaker) enter(ctx context.Context, c *call) error {
 		return nil
 	}
 	if a := b.observing.Load(); a != nil {
-		a.Tell(ctx, Event{Kind: EventRefused, Name: refusal.Name, At: time.Now(), Err: refusal, To: refusal.State})
+		a.Tell(ctx, Event{Kind: EventRefused, Name: refusal.Name, At: time.Now(), Err: refusal})
 	}
 	return refusal
 }

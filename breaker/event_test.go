@@ -33,7 +33,7 @@ func TestObserve(t *testing.T) {
 		b.Trip(nil, time.Second)
 		require.Equal(t, events{
 			{Kind: breaker.EventChanged, Name: "users", From: breaker.Closed, To: breaker.Open, At: opened, Err: errDown, OpenFor: time.Second},
-			{Kind: breaker.EventRefused, Name: "users", At: opened, Err: refusal, To: breaker.Open},
+			{Kind: breaker.EventRefused, Name: "users", At: opened, Err: refusal},
 			{Kind: breaker.EventChanged, Name: "users", From: breaker.Open, To: breaker.HalfOpen, At: time.Now()},
 			{Kind: breaker.EventChanged, Name: "users", From: breaker.HalfOpen, To: breaker.Closed, At: time.Now()},
 		}, seen)
@@ -117,8 +117,8 @@ func TestEventsDescribeThemselves(t *testing.T) {
 		},
 		"4 event=changed name= from=closed to=forced open":     {Kind: breaker.EventChanged, From: breaker.Closed, To: breaker.ForcedOpen},
 		"-4 event=changed name=users from=half-open to=closed": {Kind: breaker.EventChanged, Name: "users", From: breaker.HalfOpen, To: breaker.Closed},
-		"4 event=refused name=users reason=circuit open err=down": {
-			Kind: breaker.EventRefused, Name: "users", To: breaker.Open, Err: errDown,
+		"4 event=refused name=users reason=circuit forced open err=breaker: circuit forced open (last error: down)": {
+			Kind: breaker.EventRefused, Name: "users", Err: &breaker.OpenError{State: breaker.ForcedOpen, LastErr: errDown},
 		},
 	} {
 		got := fmt.Sprint(e.Level())

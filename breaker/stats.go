@@ -24,9 +24,8 @@ type Event struct {
 	// Err is what opened the breaker, as in [OpenError], or the [*OpenError] of a refusal.
 	Err error
 
-	From    State         // of EventChanged
-	To      State         // of EventRefused, which state refused
-	OpenFor time.Duration // if To is Open: how long from At on
+	From, To State         // of EventChanged
+	OpenFor  time.Duration // if To is Open: how long from At on
 }
 
 // Level is 4, slog's Warn, for a refusal and an opening, and -4, Debug, otherwise.
@@ -42,7 +41,9 @@ func (e Event) Fields(yield func(name string, value any)) {
 	yield("event", string(e.Kind))
 	yield("name", e.Name)
 	if e.Kind == EventRefused {
-		yield("reason", "circuit "+string(e.To))
+		if refusal, ok := e.Err.(*OpenError); ok {
+			yield("reason", "circuit "+string(refusal.State))
+		}
 	} else {
 		yield("from", string(e.From))
 		yield("to", string(e.To))
