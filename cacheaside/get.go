@@ -15,9 +15,10 @@ type GetOptions struct {
 	// begins a load of its own. The result replaces the entry in memory. A load under way
 	// is overtaken: it answers its callers, with no old value if it fails, and is not
 	// kept. Without a Store, the call returns only what a load begun after the call has
-	// read, and no old value if that fails. With a Store, it sees invalidations by other processes immediately; it may
-	// get an old value that the Store holds, as Config.Stale and StaleOnError allow. Each
-	// such call costs a load or a round trip, so it does not suit every call.
+	// read, and no old value if that fails. With a Store, it sees invalidations by other
+	// processes immediately; it may get an old value that the Store holds, as Config.Stale
+	// and StaleOnError allow. Each such call costs a load or a round trip, so it does not
+	// suit every call.
 	SkipMemory bool
 }
 

@@ -88,7 +88,8 @@ func TestApplyUnderLoad(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int64(4))
 	require.Zero(t, slots.Stats().InFlight)
 	s := retries.Stats()
-	require.EqualValues(t, callers*calls, s.Calls())
+	ended := s.FirstTry + s.Recovered + s.Exhausted + s.Permanent + s.OverBudget + s.Deadline + s.Canceled
+	require.EqualValues(t, callers*calls, ended)
 	require.Equal(t, made.Load(), s.Attempts)
 	require.Equal(t, made.Load(), slots.Stats().Admitted)
 	require.Equal(t, made.Load(), circuit.Stats().Succeeded+circuit.Stats().Failed)

@@ -107,11 +107,6 @@ type Stats struct {
 	Retried  int64 // calls of fn that followed another
 }
 
-// Calls is the sum of the fields from FirstTry to Nested.
-func (s Stats) Calls() int64 {
-	return s.FirstTry + s.Recovered + s.Exhausted + s.Permanent + s.OverBudget + s.Deadline + s.Canceled + s.Nested
-}
-
 // counts are the figures of a Retrier. A first attempt that succeeds is counted in one place
 // only; all others are rare beside it.
 type counts struct {

@@ -175,17 +175,17 @@ type Limits struct {
 	ids      string       // with which those of its reservations begin
 	reserved atomic.Int64 // reservations that were asked for
 
-	mu      sync.Mutex
-	stats   Stats     // without Down
-	told    time.Time // what the clock of Redis said last,
-	at      time.Time // and when that was
-	down    map[string]*outage
-	local   map[string]*throttle.Limiter // this process's part of a meter, in an outage
-	due     []settlement                 // to be sent now; others are being sent, or wait to be sent again
-	sending bool
-	held    map[*Reservation]bool // that have slots
-	renewal *time.Timer           // calls renew; nil until there are slots
-	renewAt time.Time             // when; zero if it is not to
+	mu        sync.Mutex
+	stats     Stats     // without Down
+	redisTime time.Time // what the clock of Redis said last
+	readAt    time.Time // when that was, by our clock
+	down      map[string]*outage
+	local     map[string]*throttle.Limiter // this process's part of a meter, in an outage
+	due       []settlement                 // to be sent now; others are being sent, or wait to be sent again
+	sending   bool
+	held      map[*Reservation]bool // that have slots
+	renewal   *time.Timer           // calls renew; nil until there are slots
+	renewAt   time.Time             // when; zero if it is not to
 }
 
 // ErrLost is the cause of the end of a ctx of [Limits.Do] whose slots were lost: its lease
@@ -356,7 +356,7 @@ func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args []an
 	defer l.mu.Unlock()
 	l.stats.Asked++
 	if err == nil {
-		l.told, l.at = time.UnixMicro(a[1]), time.Now()
+		l.redisTime, l.readAt = time.UnixMicro(a[1]), time.Now()
 	}
 	return a, err
 }
@@ -379,10 +379,10 @@ func answerOf(r Reply) (answer, error) {
 func (l *Limits) redisNow() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.at.IsZero() {
+	if l.readAt.IsZero() {
 		return time.Now()
 	}
-	return l.told.Add(time.Since(l.at))
+	return l.redisTime.Add(time.Since(l.readAt))
 }
 
 // refusal returns the error of the meter that refuses for the longest time, and the time until

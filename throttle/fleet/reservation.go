@@ -306,9 +306,8 @@ func (l *Limits) renew() {
 		return
 	}
 	began := time.Now()
-	replies := l.evalEach(l.setting.Load(), calls)
-	for i, r := range replies {
-		n, err := answerOf(r)
+	for i, reply := range l.evalEach(l.setting.Load(), calls) {
+		n, err := answerOf(reply)
 		failed := err != nil || len(n) != 1+len(holders[i])
 		for j, r := range holders[i] {
 			again := r.cfg.Lease / 3
