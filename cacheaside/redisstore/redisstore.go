@@ -274,11 +274,7 @@ func (s *store) InvalidateAll(ctx context.Context) error {
 const buckets = 64
 
 func (s *store) Shard(key string) uint8 {
-	sum := ^uint32(0) // of package crc32, which would copy the key
-	for i := range len(key) {
-		sum = crc32.IEEETable[byte(sum)^key[i]] ^ sum>>8
-	}
-	return uint8(^sum % buckets)
+	return uint8(crc32.ChecksumIEEE([]byte(key)) % buckets)
 }
 
 // hash and epoch return Redis keys: the hash of key and the epoch of a bucket. The part
