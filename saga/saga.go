@@ -105,7 +105,7 @@ type Step[S any] struct {
 	Parallel bool
 
 	// Delay is how long the step waits before it begins. A step with a Delay or an Await may have no
-	// Do. Of a wait that is longer than a third of RunnerConfig.LeaseTTL the saga is written back.
+	// Do. A saga that waits for longer than a third of RunnerConfig.LeaseTTL is written back meanwhile.
 	Delay time.Duration
 	// Await is the name of a signal for which the step waits after its Delay: see [Runner.Signal] and
 	// [SignalFrom]. Empty means none; at most 100 bytes.
@@ -122,9 +122,9 @@ type Step[S any] struct {
 	ReadOnly bool
 
 	// Pivot marks the step after which the saga no longer turns back: the rest is tried until it
-	// works, and an Abort or a Void of a step after it makes the saga stuck. At most one step is the pivot. One
-	// without Undo that is in doubt is tried until its answer is known, whatever Attempts and
-	// Saga.Timeout say: nil, or a [Void]. An [Abort] leaves it open, and the saga is stuck.
+	// works, and an Abort or a Void of a step after it makes the saga stuck. At most one step is the
+	// pivot. One without Undo that is in doubt is tried until its answer is known, whatever Attempts
+	// and Saga.Timeout say: nil, or a [Void]. An [Abort] leaves it open, and the saga is stuck.
 	Pivot bool
 
 	// Timeout bounds each attempt of Do and Undo through its ctx. Zero means 1 minute; under Run, no
