@@ -37,7 +37,7 @@ func lostUpdate(w *World) {
 	})
 }
 
-func TestASeedMakesTheSameRunAndAFailureIsMadeShort(t *testing.T) {
+func TestSeedMakesTheSameRunAndAFailureIsMadeShort(t *testing.T) {
 	s := Simulation{Name: "toy", Run: lostUpdate}
 	found := 0
 	for seed := range uint64(50) {
@@ -62,7 +62,7 @@ func TestASeedMakesTheSameRunAndAFailureIsMadeShort(t *testing.T) {
 	require.Positive(t, found)
 }
 
-func TestACorpusThatCannotBeReadIsAnError(t *testing.T) {
+func TestCorpusThatCannotBeReadIsAnError(t *testing.T) {
 	for _, text := range []string{"", "1 / 2", "1 / x / / ", "1 / -1 / / ", "1*0 / / / ", "1*9999999 / / / "} {
 		_, err := read(text)
 		require.Error(t, err, text)

@@ -35,7 +35,7 @@ import (
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
-var update = flag.Bool("update", false, "write the table of TestEveryPolicyReadsEveryEnd into docs/protocol.md")
+var update = flag.Bool("update", false, "write the table of TestPoliciesReadEveryEnd into docs/protocol.md")
 
 // An end is one way in which a call can end: made by the real packages, so that the
 // table holds what their errors say, and not what they should.
@@ -656,11 +656,11 @@ func errorsOf(ends []end) []end {
 	return slices.DeleteFunc(slices.Clone(ends), func(e end) bool { return e.err == nil || e.says.kind == done })
 }
 
-// TestEveryPolicyReadsEveryEnd holds the protocol between the patterns: each way in
+// TestPoliciesReadEveryEnd holds the protocol between the patterns: each way in
 // which a call can end, made by the real packages, is read by each of them as the
 // table says. It prints the table, which is that of docs/protocol.md; -update writes
 // it there.
-func TestEveryPolicyReadsEveryEnd(t *testing.T) {
+func TestPoliciesReadEveryEnd(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| the call ends with |")
 	for _, c := range consumers {
@@ -691,11 +691,11 @@ func TestEveryPolicyReadsEveryEnd(t *testing.T) {
 		require.NoError(t, os.WriteFile(page, []byte(before+begin+table.String()+end+after), 0o666))
 		return
 	}
-	assert.Equal(t, table.String(), present, "go test -run TestEveryPolicyReadsEveryEnd . -update writes the table into %s", page)
+	assert.Equal(t, table.String(), present, "go test -run TestPoliciesReadEveryEnd . -update writes the table into %s", page)
 }
 
-// TestEveryPolicyReadsEveryEndThroughWraps: what an error says survives every layer.
-func TestEveryPolicyReadsEveryEndThroughWraps(t *testing.T) {
+// TestPoliciesReadEveryEndThroughWraps: what an error says survives every layer.
+func TestPoliciesReadEveryEndThroughWraps(t *testing.T) {
 	for _, e := range errorsOf(ends) {
 		for way, wrap := range wrapped {
 			inside := end{name: e.name + ", " + way, says: e.says, err: func(t *testing.T) error { return wrap(t, e.err(t)) }}
@@ -708,10 +708,10 @@ func TestEveryPolicyReadsEveryEndThroughWraps(t *testing.T) {
 	}
 }
 
-// TestEveryPolicyReadsEveryJoin: of joined errors the first part that says something decides. The adaptive
+// TestPoliciesReadEveryJoin: of joined errors the first part that says something decides. The adaptive
 // limit takes a thousand calls for each answer, and is asked about one of all ends
 // that say the same.
-func TestEveryPolicyReadsEveryJoin(t *testing.T) {
+func TestPoliciesReadEveryJoin(t *testing.T) {
 	all := errorsOf(ends)
 	first := map[says]string{}
 	for _, e := range all {

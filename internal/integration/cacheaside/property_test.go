@@ -273,7 +273,7 @@ func TestNoGetIsOlderThanAWriteThatReturned(t *testing.T) {
 	}
 }
 
-func TestTheSameWhileRedisIsKilledAndRestarted(t *testing.T) {
+func TestNoGetIsOlderWhileRedisIsKilledAndRestarted(t *testing.T) {
 	for name, tr := range map[string]trial{
 		"redis": {writers: 3, keys: 4, reads: 5_000, skip: true, processes: 3},
 		"both":  {writers: 3, keys: 4, reads: 5_000, processes: 3},
@@ -368,7 +368,7 @@ func (s uncounted) Unfence(ctx context.Context, key, _ string) error {
 }
 
 // The tests above are worth something only if they fail where a rule is broken.
-func TestWithoutItsRulesOldValuesComeBack(t *testing.T) {
+func TestNoGetIsOlderFailsWithoutEachRule(t *testing.T) {
 	addr := services.Redis(t)
 	for name, tr := range map[string]trial{
 		"no lease": {writers: 3, keys: 1, reads: 5_000, skip: true, processes: 3, invalidate: true,

@@ -410,7 +410,7 @@ func TestTextsAreShownAsTexts(t *testing.T) {
 
 // A page that stays open follows what changes while the state is the same: the last error, and
 // the keys of a Group that are not well.
-func TestAnOpenPageDoesNotShowWhatHasPassed(t *testing.T) {
+func TestOpenPageDoesNotShowWhatHasPassed(t *testing.T) {
 	circuit := breaker.New(breaker.Config{Name: "users"})
 	shards := resilience.NewGroup(func(string) *breaker.Breaker {
 		return breaker.New(breaker.Config{Name: "shards", Failures: 1, OpenFor: time.Hour})
@@ -441,7 +441,7 @@ func TestAnOpenPageDoesNotShowWhatHasPassed(t *testing.T) {
 }
 
 // The page of an action that was refused, or of a preview, is live as any other.
-func TestTheAnswerToAnActionIsLive(t *testing.T) {
+func TestAnswerToAnActionIsLive(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 8})
 	reg := registry.New()
 	reg.MustAdd(slots)
@@ -460,7 +460,7 @@ func TestTheAnswerToAnActionIsLive(t *testing.T) {
 }
 
 // The note of an action that was refused stays when the page is renewed.
-func TestARefusedActionKeepsItsNote(t *testing.T) {
+func TestRefusedActionKeepsItsNote(t *testing.T) {
 	sg := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: fine, Undo: fine}}}
 	r, _ := depot(t, sg)
 	reg := registry.New()

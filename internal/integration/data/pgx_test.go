@@ -79,8 +79,8 @@ func TestPgxInTx(t *testing.T) {
 	require.Zero(t, pool.Stat().AcquiredConns())
 }
 
-// TestPgxACommitWhoseAnswerIsLost: pgx says that nothing was sent, and it was.
-func TestPgxACommitWhoseAnswerIsLost(t *testing.T) {
+// TestPgxCommitWhoseAnswerIsLost: pgx says that nothing was sent, and it was.
+func TestPgxCommitWhoseAnswerIsLost(t *testing.T) {
 	d := postgres(t)
 	db, proxy := d.open(t, d.addr), faultproxy.New(t, d.addr)
 	pool := newPool(t, fmt.Sprintf(d.dsn, proxy.Addr()))

@@ -150,9 +150,9 @@ func ifNot(skip bool, err error) error {
 	return err
 }
 
-// TestAServiceOfTwoProcesses makes transfers while connections to PostgreSQL and Redis are
+// TestServiceOfTwoProcesses makes transfers while connections to PostgreSQL and Redis are
 // reset, held back and killed. Each is made once, and no cent is lost.
-func TestAServiceOfTwoProcesses(t *testing.T) {
+func TestServiceOfTwoProcesses(t *testing.T) {
 	const transfers = 300
 	d := postgres(t)
 	db := d.open(t, d.addr)

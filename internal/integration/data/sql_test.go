@@ -204,7 +204,7 @@ func TestTransfersThatCollide(t *testing.T) {
 	})
 }
 
-func TestALockThatIsNotGranted(t *testing.T) {
+func TestLockThatIsNotGranted(t *testing.T) {
 	onEach(t, func(t *testing.T, d database, db *sql.DB) {
 		execute(t, db, "INSERT INTO book VALUES ('a', 1)")
 		holder, err := db.Begin()
@@ -308,7 +308,7 @@ func TestTooManyConnections(t *testing.T) {
 	})
 }
 
-func TestADiskThatIsFull(t *testing.T) {
+func TestDiskThatIsFull(t *testing.T) {
 	d := sqlite(t)
 	db := d.open(t, "")
 	db.SetMaxOpenConns(1)
@@ -320,8 +320,8 @@ func TestADiskThatIsFull(t *testing.T) {
 	requireUnavailable(t, resiliencesql.InTx(t.Context(), db, resiliencesql.Config{}, full))
 }
 
-// TestASQLiteThatIsBusyAtCommit keeps no transaction in the pool.
-func TestASQLiteThatIsBusyAtCommit(t *testing.T) {
+// TestSQLiteThatIsBusyAtCommit keeps no transaction in the pool.
+func TestSQLiteThatIsBusyAtCommit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	d := database{driver: "sqlite", dsn: "file:" + path + "?_pragma=busy_timeout(0)&_pragma=journal_mode(DELETE)"}
 	db, other := d.open(t, ""), d.open(t, "")
@@ -359,8 +359,8 @@ func onServers(t *testing.T, test func(t *testing.T, d database, db *sql.DB)) {
 	})
 }
 
-// TestABackendThatIsKilled in the middle of a transaction: it is tried again.
-func TestABackendThatIsKilled(t *testing.T) {
+// TestBackendThatIsKilled in the middle of a transaction: it is tried again.
+func TestBackendThatIsKilled(t *testing.T) {
 	onServers(t, func(t *testing.T, d database, db *sql.DB) {
 		runs := 0
 		cfg := resiliencesql.Config{Retry: retry.New(retry.Config{Backoff: retry.Constant(time.Millisecond)}).Wrap}
@@ -385,9 +385,9 @@ func TestABackendThatIsKilled(t *testing.T) {
 	})
 }
 
-// TestACommitWhoseAnswerIsLost is unknown, whether the database has committed or not, is not
+// TestCommitWhoseAnswerIsLost is unknown, whether the database has committed or not, is not
 // repeated, and is settled by Check.
-func TestACommitWhoseAnswerIsLost(t *testing.T) {
+func TestCommitWhoseAnswerIsLost(t *testing.T) {
 	onServers(t, func(t *testing.T, d database, db *sql.DB) {
 		for name, lost := range map[string]struct {
 			way       faultproxy.Direction
@@ -451,8 +451,8 @@ func TestACommitWhoseAnswerIsLost(t *testing.T) {
 	})
 }
 
-// TestAStatementWhoseAnswerIsLost, outside a transaction.
-func TestAStatementWhoseAnswerIsLost(t *testing.T) {
+// TestStatementWhoseAnswerIsLost, outside a transaction.
+func TestStatementWhoseAnswerIsLost(t *testing.T) {
 	onServers(t, func(t *testing.T, d database, db *sql.DB) {
 		proxy := faultproxy.New(t, d.addr)
 		far := d.open(t, proxy.Addr())

@@ -15,9 +15,9 @@ import (
 	"github.com/go-resilience/resilience/resiliencesql"
 )
 
-// TestAMigrationAbortsNothing: statements that the drivers have prepared are stale after it, on each
+// TestMigrationAbortsNothing: statements that the drivers have prepared are stale after it, on each
 // connection. There is no Retry.
-func TestAMigrationAbortsNothing(t *testing.T) {
+func TestMigrationAbortsNothing(t *testing.T) {
 	d := postgres(t)
 	db := d.open(t, d.addr)
 	execute(t, db, "INSERT INTO book VALUES ('a', 1)")

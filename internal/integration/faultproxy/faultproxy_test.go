@@ -134,7 +134,7 @@ func eventually(t *testing.T, ok func() bool) {
 	require.Eventually(t, ok, soon, time.Millisecond)
 }
 
-func TestAHealthyProxyForwardsDataAndItsEnd(t *testing.T) {
+func TestHealthyProxyForwardsDataAndItsEnd(t *testing.T) {
 	s, p := setUp(t)
 	c := dial(t, p)
 	send(t, c, "hello")
@@ -283,7 +283,7 @@ func TestRefuseAndHeal(t *testing.T) {
 	hears(t, d, "c")
 }
 
-func TestAServerThatIsDownResetsTheClient(t *testing.T) {
+func TestServerThatIsDownResetsTheClient(t *testing.T) {
 	s, p := setUp(t)
 	require.NoError(t, s.Close())
 	c, err := net.Dial("tcp", p.Addr())

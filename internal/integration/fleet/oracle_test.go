@@ -308,7 +308,7 @@ func TestServerClockSetBack(t *testing.T) {
 
 // While a change of a limit is on its way, processes admit together at most what the larger
 // limit would.
-func TestAnUpdateThatIsOnItsWay(t *testing.T) {
+func TestUpdateThatIsOnItsWay(t *testing.T) {
 	addr := services.Redis(t)
 	n := name(t)
 	limits := func(rate float64, burst int64) *fleet.Limits {

@@ -373,7 +373,7 @@ func sagaStep(s sagaState, op sagaOp, leaseTTL time.Duration) (bool, sagaState) 
 }
 
 // A commit without an answer may be seen before its repetition is answered.
-func TestACommitThatIsRepeatedIsOne(t *testing.T) {
+func TestCommitThatIsRepeatedIsOne(t *testing.T) {
 	at := func(client int, call, ret int64, op sagaOp) porcupine.Operation {
 		return porcupine.Operation{ClientId: client, Input: op, Call: call, Return: ret}
 	}
@@ -395,7 +395,7 @@ func TestACommitThatIsRepeatedIsOne(t *testing.T) {
 }
 
 // A cancellation without an answer may have been seen by a commit alone.
-func TestACancellationThatACommitTellsOfIsKept(t *testing.T) {
+func TestCancellationThatACommitTellsOfIsKept(t *testing.T) {
 	ops := []porcupine.Operation{
 		{ClientId: 1, Call: 0, Return: 1, Input: sagaOp{Kind: "start", Done: "ok", Nonce: 6, Log: 1, Got: &sagaRecord{Seq: 1, Nonce: 6}}},
 		{ClientId: 2, Call: 2, Return: unknown, Input: sagaOp{Kind: "cancel"}},

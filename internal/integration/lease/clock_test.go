@@ -53,8 +53,8 @@ func onEachClock(t *testing.T, test func(t *testing.T, store clocked)) {
 	})
 }
 
-// TestTheClockOfTheStoreIsSetForward ends a lease early, while its leader still leads.
-func TestTheClockOfTheStoreIsSetForward(t *testing.T) {
+// TestClockOfTheStoreIsSetForward ends a lease early, while its leader still leads.
+func TestClockOfTheStoreIsSetForward(t *testing.T) {
 	onEachClock(t, func(t *testing.T, store clocked) {
 		cfg := lease.Config{Name: "a", TTL: 3 * time.Second}
 		one, err := lease.New(store.Store, cfg).Campaign(t.Context())
@@ -78,9 +78,9 @@ func TestTheClockOfTheStoreIsSetForward(t *testing.T) {
 	})
 }
 
-// TestTheClockOfTheStoreIsSetBack makes a lease last for hours, until its next renewal, and epochs be
+// TestClockOfTheStoreIsSetBack makes a lease last for hours, until its next renewal, and epochs be
 // ahead of the time.
-func TestTheClockOfTheStoreIsSetBack(t *testing.T) {
+func TestClockOfTheStoreIsSetBack(t *testing.T) {
 	onEachClock(t, func(t *testing.T, store clocked) {
 		c := lease.New(store.Store, lease.Config{Name: "a", TTL: 15 * time.Second})
 		term, err := c.Campaign(t.Context())

@@ -165,9 +165,9 @@ func TestFencer(t *testing.T) {
 	}
 }
 
-// TestALateRenewalBeforeATermBegins: a candidate finds that the lease has ended, and the holder renews
+// TestLateRenewalBeforeATermBegins: a candidate finds that the lease has ended, and the holder renews
 // it before the candidate takes it.
-func TestALateRenewalBeforeATermBegins(t *testing.T) {
+func TestLateRenewalBeforeATermBegins(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		store, ctx := d.newStore(t), t.Context()
 		request := func(token string, ttl time.Duration) lease.Request {
@@ -219,8 +219,8 @@ func (c watchedConn) Prepare(query string) (driver.Stmt, error) {
 	return c.Conn.Prepare(query)
 }
 
-// TestAnOldProgramStartsBesideANewSchema that says that it can be used.
-func TestAnOldProgramStartsBesideANewSchema(t *testing.T) {
+// TestOldProgramStartsBesideANewSchema that says that it can be used.
+func TestOldProgramStartsBesideANewSchema(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		db := d.open(t)
 		store, err := d.store(t.Context(), db)
@@ -241,8 +241,8 @@ func TestAnOldProgramStartsBesideANewSchema(t *testing.T) {
 	})
 }
 
-// TestFiveLeadersRunOnce: of an Every whose interval is an hour, five leaders after each other.
-func TestFiveLeadersRunOnce(t *testing.T) {
+// TestEveryRunsOnceAmongFiveLeaders: of an Every whose interval is an hour, five leaders after each other.
+func TestEveryRunsOnceAmongFiveLeaders(t *testing.T) {
 	test := func(t *testing.T, newStore func() lease.Store) {
 		runs, ran, last := 0, make(chan struct{}, 5), int64(0)
 		for i := range 5 {

@@ -117,8 +117,8 @@ func (c *counting) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.Trace
 
 func (*counting) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// TestAnIdleCandidateCostsOneStatementAPoll counts what PostgreSQL is sent.
-func TestAnIdleCandidateCostsOneStatementAPoll(t *testing.T) {
+// TestIdleCandidateCostsOneStatementAPoll counts what PostgreSQL is sent.
+func TestIdleCandidateCostsOneStatementAPoll(t *testing.T) {
 	t.Parallel()
 	const ttl = 600 * time.Millisecond
 	d := newDatabase(t, "pgx")

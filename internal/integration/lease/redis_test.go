@@ -50,8 +50,8 @@ func TestRedisStore(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) lease.Store { return newRedisStore(t) })
 }
 
-// TestARedisRunIsNotForgotten: a lease that nobody holds is kept for a day, and one of Every for ever.
-func TestARedisRunIsNotForgotten(t *testing.T) {
+// TestRedisRunIsNotForgotten: a lease that nobody holds is kept for a day, and one of Every for ever.
+func TestRedisRunIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	client, prefix, ctx := redisClient(t, services.Redis(t)), "lease-test:"+rand.Text()+":", t.Context()
 	store := redisStore(client, prefix)

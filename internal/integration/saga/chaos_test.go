@@ -53,8 +53,8 @@ func chaosOn(t *testing.T, d database, sagas int) {
 	c.finish()
 }
 
-// TestTwoProcessesOnOneFile has two processes share a SQLite file and be killed.
-func TestTwoProcessesOnOneFile(t *testing.T) {
+// TestChaosOfTwoProcessesOnOneFile has two processes share a SQLite file and be killed.
+func TestChaosOfTwoProcessesOnOneFile(t *testing.T) {
 	c := newChaos(t, newDatabase(t, sqlstore.SQLite), 2, *chaosSagas/10)
 	c.config.LeaseTTL = 3 * time.Second // one writer, perhaps a slow one
 	c.start()

@@ -185,9 +185,9 @@ func TestAPivotThatIsRefusedForGood(t *testing.T) {
 	}
 }
 
-// TestNothingIsAppliedOnceARefusalWasAnswered: attempts of one command run beside each
+// TestParticipantAppliesNothingAfterARefusal: attempts of one command run beside each
 // other, and some find a card that is not good enough.
-func TestNothingIsAppliedOnceARefusalWasAnswered(t *testing.T) {
+func TestParticipantAppliesNothingAfterARefusal(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		db := d.open(t)
 		_, err := db.Exec(`CREATE TABLE charge (id integer)`)

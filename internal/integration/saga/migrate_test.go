@@ -66,9 +66,9 @@ func TestMigrate(t *testing.T) {
 	})
 }
 
-// TestAnOldProgramStartsBesideANewSchema that says that it can be used, and runs a saga whose participant
+// TestOldProgramStartsBesideANewSchema that says that it can be used, and runs a saga whose participant
 // has a newer barrier.
-func TestAnOldProgramStartsBesideANewSchema(t *testing.T) {
+func TestOldProgramStartsBesideANewSchema(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		db, ctx := d.open(t), t.Context()
 		for _, statement := range []string{
@@ -179,8 +179,8 @@ func TestMigrateLeavesATableOfAnotherProgramAlone(t *testing.T) {
 	})
 }
 
-// TestTheSchemaOfAnotherTool: Migrate finds the tables and does nothing.
-func TestTheSchemaOfAnotherTool(t *testing.T) {
+// TestSchemaOfAnotherTool: Migrate finds the tables and does nothing.
+func TestSchemaOfAnotherTool(t *testing.T) {
 	onEmpty(t, func(t *testing.T, d database) {
 		store, db := d.store(t), d.open(t)
 		for statement := range strings.SplitSeq(store.Schema(), ";") {
@@ -226,18 +226,18 @@ func TestMigrateNeedsNoRightToCreate(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestAStoreUnderAnotherDefaultIsolation: PostgreSQL would refuse to serialize what the fence
+// TestStoreUnderAnotherDefaultIsolation: PostgreSQL would refuse to serialize what the fence
 // decides.
-func TestAStoreUnderAnotherDefaultIsolation(t *testing.T) {
+func TestStoreUnderAnotherDefaultIsolation(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(t *testing.T) store.Store {
 		return newDatabase(t, sqlstore.PostgreSQL).with(t, "default_transaction_isolation", "serializable").store(t)
 	})
 }
 
-// TestAStoreOnMySQLHoweverItIsConnected: no rule depends on what counts as an affected row,
+// TestStoreOnMySQLHoweverItIsConnected: no rule depends on what counts as an affected row,
 // on the isolation that is the default, or on the SQL mode.
-func TestAStoreOnMySQLHoweverItIsConnected(t *testing.T) {
+func TestStoreOnMySQLHoweverItIsConnected(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(t *testing.T) store.Store {
 		d := newDatabase(t, sqlstore.MySQL)
@@ -252,9 +252,9 @@ func TestAStoreOnMySQLHoweverItIsConnected(t *testing.T) {
 	})
 }
 
-// TestATransactionWithASnapshotSeesTheNewestRows: the user's own transactions on MySQL are
+// TestTransactionWithASnapshotSeesTheNewestRows: the user's own transactions on MySQL are
 // under REPEATABLE READ, and may have read before a saga was started elsewhere.
-func TestATransactionWithASnapshotSeesTheNewestRows(t *testing.T) {
+func TestTransactionWithASnapshotSeesTheNewestRows(t *testing.T) {
 	d := newDatabase(t, sqlstore.MySQL)
 	st, db, ctx := d.store(t), d.open(t), t.Context()
 	req := store.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Nonce: 1, Log: make([]store.Entry, 1)}
@@ -278,8 +278,8 @@ func listen(t *testing.T, dsn string) func(context.Context, string, func()) erro
 	return resiliencepgx.Listen(pool)
 }
 
-// TestARunnerHearsOfAStartElsewhere: the runner polls once an hour.
-func TestARunnerHearsOfAStartElsewhere(t *testing.T) {
+// TestRunnerHearsOfAStartElsewhere: the runner polls once an hour.
+func TestRunnerHearsOfAStartElsewhere(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	store := func() *sqlstore.Store {
 		store := sqlstore.New(d.open(t), d.Dialect, sqlstore.Config{Listen: listen(t, d.DSN)})
@@ -362,9 +362,9 @@ func TestARunnerHearsOfAStartElsewhere(t *testing.T) {
 	}
 }
 
-// TestARunnerHearsOfWhatMadeASagaDueElsewhere: of a signal, of a cancellation, and of the end
+// TestRunnerHearsOfWhatMadeASagaDueElsewhere: of a signal, of a cancellation, and of the end
 // of a child. The runner polls once an hour.
-func TestARunnerHearsOfWhatMadeASagaDueElsewhere(t *testing.T) {
+func TestRunnerHearsOfWhatMadeASagaDueElsewhere(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	store := func() *sqlstore.Store {
 		store := sqlstore.New(d.open(t), d.Dialect, sqlstore.Config{Listen: listen(t, d.DSN)})

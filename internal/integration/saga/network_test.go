@@ -64,9 +64,9 @@ func isCommit(data []byte) bool {
 	return bytes.Contains(data, []byte("commit\x00")) || bytes.Contains(data, []byte("\x03COMMIT"))
 }
 
-// TestAHalfOpenConnectionCostsNoLease has the next heartbeats find a connection
+// TestHalfOpenConnectionCostsNoLease has the next heartbeats find a connection
 // that never answers.
-func TestAHalfOpenConnectionCostsNoLease(t *testing.T) {
+func TestHalfOpenConnectionCostsNoLease(t *testing.T) {
 	t.Parallel()
 	far, proxy := proxied(t, newDatabase(t, sqlstore.PostgreSQL))
 	db := far.open(t)
@@ -94,10 +94,10 @@ func TestAHalfOpenConnectionCostsNoLease(t *testing.T) {
 	require.NotZero(t, r.Stats().StoreErrors, "no heartbeat has found the connection")
 }
 
-// TestALateCommitIsNotTakenForAnother holds a DoTx's COMMIT back until its owner
+// TestLateCommitIsNotTakenForAnother holds a DoTx's COMMIT back until its owner
 // has given it up. The next record has the same length: the owner must not take
 // the row that it finds then for the record that it wrote.
-func TestALateCommitIsNotTakenForAnother(t *testing.T) {
+func TestLateCommitIsNotTakenForAnother(t *testing.T) {
 	pay := func(name string, attempts int) saga.Step[nothing] {
 		return saga.Step[nothing]{Name: name, DoTx: mark, UndoTx: mark, Timeout: 300 * time.Millisecond, Attempts: attempts}
 	}

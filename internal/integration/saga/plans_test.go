@@ -25,12 +25,12 @@ import (
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
-var plansSagas = flag.Int("plans.sagas", 50000, "how many sagas have ended in TestNothingReadsTheWholeTable")
+var plansSagas = flag.Int("plans.sagas", 50000, "how many sagas have ended in TestStatementsReadNoWholeTable")
 
-// TestNothingReadsTheWholeTable asks the database how it goes about each statement
+// TestStatementsReadNoWholeTable asks the database how it goes about each statement
 // of a store in which almost all sagas have ended. What has to read them all takes
 // a second where there are a million.
-func TestNothingReadsTheWholeTable(t *testing.T) {
+func TestStatementsReadNoWholeTable(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		db := d.open(t)
 		sagas := *plansSagas
@@ -104,9 +104,9 @@ func TestNothingReadsTheWholeTable(t *testing.T) {
 	})
 }
 
-// TestASignalBesideTheStartOfItsSaga locks the row first of all, and then wakes the saga: otherwise
+// TestSignalBesideTheStartOfItsSaga locks the row first of all, and then wakes the saga: otherwise
 // one that is written back meanwhile to wait may not be told.
-func TestASignalBesideTheStartOfItsSaga(t *testing.T) {
+func TestSignalBesideTheStartOfItsSaga(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL) // the others have a lock by then
 	start := func() {}
 	seen := &recorder{before: func(text string) {
@@ -130,9 +130,9 @@ func TestASignalBesideTheStartOfItsSaga(t *testing.T) {
 	require.Contains(t, asked[len(asked)-1].text, "UPDATE saga SET woken = true")
 }
 
-// TestABacklogMakesNoClaimExpensive: PostgreSQL compiles (JIT) what it expects to cost
+// TestClaimFromABacklogIsCheap: PostgreSQL compiles (JIT) what it expects to cost
 // 100 000, which takes it many times as long as the claim itself.
-func TestABacklogMakesNoClaimExpensive(t *testing.T) {
+func TestClaimFromABacklogIsCheap(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	db := d.open(t)
 	fill(t, d, db, map[saga.Status]int{saga.Running: 5000})
@@ -154,9 +154,9 @@ func TestABacklogMakesNoClaimExpensive(t *testing.T) {
 	}
 }
 
-// TestNoDefinitionIsAskedForItself counts the rows that a database reads for what every
+// TestClaimAsksForNoDefinitionByItself counts the rows that a database reads for what every
 // runner asks of it all the time, with 500 definitions.
-func TestNoDefinitionIsAskedForItself(t *testing.T) {
+func TestClaimAsksForNoDefinitionByItself(t *testing.T) {
 	const definitions = 500
 	// What a claim reads of the sagas that have been due for longest: 64, which MariaDB counts for each of its
 	// temporary tables, too.
@@ -235,9 +235,9 @@ func TestNoDefinitionIsAskedForItself(t *testing.T) {
 	})
 }
 
-// TestDueSagasOfOthersCostAClaimNothing: those of a version that nobody here knows may wait
+// TestClaimPaysNothingForSagasOfOthers: those of a version that nobody here knows may wait
 // for days.
-func TestDueSagasOfOthersCostAClaimNothing(t *testing.T) {
+func TestClaimPaysNothingForSagasOfOthers(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		fill(t, d, nil, map[saga.Status]int{saga.Running: *plansSagas})
 		p := newProbe(t, d)
@@ -268,9 +268,9 @@ func TestDueSagasOfOthersCostAClaimNothing(t *testing.T) {
 	})
 }
 
-// TestABacklogHidesNoSaga that a claim wants: neither that of others, nor one whose first rows are locked. A claim
+// TestBacklogHidesNoSaga that a claim wants: neither that of others, nor one whose first rows are locked. A claim
 // looks at the sagas first that have been due for longest.
-func TestABacklogHidesNoSaga(t *testing.T) {
+func TestBacklogHidesNoSaga(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		db, st := d.open(t), d.store(t)
 		name := `'other-' || i`
@@ -321,8 +321,8 @@ func TestABacklogHidesNoSaga(t *testing.T) {
 	})
 }
 
-// TestManyDefinitionsCostAClaimNoMore than three times the rows of one, however many sagas are due.
-func TestManyDefinitionsCostAClaimNoMore(t *testing.T) {
+// TestClaimCostsNoMoreForManyDefinitions than three times the rows of one, however many sagas are due.
+func TestClaimCostsNoMoreForManyDefinitions(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		costs := func(d database, definitions int) (rows []int) {
 			name := fmt.Sprintf(`'trip-' || (i %% %d)`, definitions)
@@ -364,9 +364,9 @@ func TestManyDefinitionsCostAClaimNoMore(t *testing.T) {
 	})
 }
 
-// TestATableThatIsNotVacuumed: what sagas leave behind in the indexes is read until no
+// TestTableThatIsNotVacuumed: what sagas leave behind in the indexes is read until no
 // transaction can see it, and then no more.
-func TestATableThatIsNotVacuumed(t *testing.T) {
+func TestTableThatIsNotVacuumed(t *testing.T) {
 	const sagas = 2000
 	p, ctx := newProbe(t, newDatabase(t, sqlstore.PostgreSQL)), t.Context()
 	_, err := p.db.Exec(`ALTER TABLE saga SET (autovacuum_enabled = false)`)

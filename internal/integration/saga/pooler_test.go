@@ -118,9 +118,9 @@ func TestPgBouncerRestarts(t *testing.T) {
 	}
 }
 
-// TestListenThroughPgBouncerSaysThatItIsDeaf: LISTEN succeeds, on a connection that serves
+// TestPgBouncerEndsAListen: LISTEN succeeds, on a connection that serves
 // others afterwards.
-func TestListenThroughPgBouncerSaysThatItIsDeaf(t *testing.T) {
+func TestPgBouncerEndsAListen(t *testing.T) {
 	_, dsn := pooled(t)
 	d := database{Dialect: sqlstore.PostgreSQL, DSN: dsn + "exec"}
 	store := sqlstore.New(d.open(t), d.Dialect, sqlstore.Config{Listen: listen(t, d.DSN)})

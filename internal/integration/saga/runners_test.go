@@ -384,9 +384,9 @@ func (s *dyingStore) Heartbeat(ctx context.Context, req store.HeartbeatRequest) 
 	}
 }
 
-// TestALongTransactionEndsAndPoisonsNoSaga has a DoTx take longer than the lease.
+// TestTransactionThatIsLongPoisonsNoSaga has a DoTx take longer than the lease.
 // On SQLite it keeps every heartbeat out.
-func TestALongTransactionEndsAndPoisonsNoSaga(t *testing.T) {
+func TestTransactionThatIsLongPoisonsNoSaga(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		t.Parallel()
 		const lease = 2 * time.Second

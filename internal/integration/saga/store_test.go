@@ -118,9 +118,9 @@ func (s *statements) TraceQueryEnd(_ context.Context, _ *pgx.Conn, end pgx.Trace
 	}
 }
 
-// TestALockedSagaDelaysNoOther: commits of others do not wait for a locked row, say that of an owner
+// TestLockedSagaDelaysNoOther: commits of others do not wait for a locked row, say that of an owner
 // that was stopped in the middle of a DoTx. Only its own commit does.
-func TestALockedSagaDelaysNoOther(t *testing.T) {
+func TestLockedSagaDelaysNoOther(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	st, ctx := d.store(t), t.Context()
 	const sagas = 16
@@ -165,10 +165,10 @@ func TestALockedSagaDelaysNoOther(t *testing.T) {
 	}
 }
 
-// TestAStartThatWaitsHoldsUpNoOther: a transaction that has started a saga is still open,
+// TestStartThatWaitsHoldsUpNoOther: a transaction that has started a saga is still open,
 // and other Starts have the same id. The rest are made all the same, and each says whether it has
 // created its saga.
-func TestAStartThatWaitsHoldsUpNoOther(t *testing.T) {
+func TestStartThatWaitsHoldsUpNoOther(t *testing.T) {
 	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL} {
 		t.Run(string(dialect), func(t *testing.T) {
 			d := newDatabase(t, dialect)
@@ -213,9 +213,9 @@ func TestAStartThatWaitsHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// TestAStartOfASagaThatIsBeingDeleted inserts nothing, since the saga is there, and then
+// TestStartOfASagaThatIsBeingDeleted inserts nothing, since the saga is there, and then
 // finds nothing, since it is gone: it begins anew.
-func TestAStartOfASagaThatIsBeingDeleted(t *testing.T) {
+func TestStartOfASagaThatIsBeingDeleted(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		other, ctx := d.store(t), t.Context()
 		req := store.StartRequest{ID: "a", Saga: "trip", Status: saga.Running, Nonce: 1, Log: make([]store.Entry, 1)}
@@ -241,9 +241,9 @@ func TestAStartOfASagaThatIsBeingDeleted(t *testing.T) {
 	})
 }
 
-// TestAHeartbeatWaitsForNoRow: otherwise a locked row would cost a
+// TestHeartbeatWaitsForNoRow: otherwise a locked row would cost a
 // process the leases of all that it holds.
-func TestAHeartbeatWaitsForNoRow(t *testing.T) {
+func TestHeartbeatWaitsForNoRow(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	st, ctx := d.store(t), t.Context()
 	var held []store.Held
@@ -273,9 +273,9 @@ func TestAHeartbeatWaitsForNoRow(t *testing.T) {
 	require.Equal(t, before.WakeAt, after.WakeAt)
 }
 
-// TestABatchLooksIdsUp: however old its plan is, for one that reads the whole
+// TestBatchLooksIdsUp: however old its plan is, for one that reads the whole
 // table would be ever slower.
-func TestABatchLooksIdsUp(t *testing.T) {
+func TestBatchLooksIdsUp(t *testing.T) {
 	d := newDatabase(t, sqlstore.PostgreSQL)
 	db := d.open(t)
 	db.SetMaxOpenConns(1) // whose plans are from when the table was empty

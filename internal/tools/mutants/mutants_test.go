@@ -48,7 +48,7 @@ func TestMutantsAreBehindSwitchesAndPositionsStay(t *testing.T) {
 	}, names)
 }
 
-func TestALineThatDoesNotCompileIsLeftAlone(t *testing.T) {
+func TestLineThatDoesNotCompileIsLeftAlone(t *testing.T) {
 	src, err := os.ReadFile(guess)
 	require.NoError(t, err)
 	out, found, err := mutate("guess.go", src, 1, map[string]bool{"guess.go:23": true})
@@ -58,7 +58,7 @@ func TestALineThatDoesNotCompileIsLeftAlone(t *testing.T) {
 }
 
 // The tests of guess know neither the bound 9, nor Forgive, nor a lock that Asked needs.
-func TestWhatNoTestNoticesSurvives(t *testing.T) {
+func TestMutantThatNoTestNoticesSurvives(t *testing.T) {
 	p, err := build("./testdata/guess", t.TempDir(), true)
 	require.NoError(t, err)
 	require.NoError(t, p.measure(context.Background(), 2))
@@ -76,12 +76,12 @@ func TestWhatNoTestNoticesSurvives(t *testing.T) {
 	}
 }
 
-func TestWhatTheTimeDoesNotSufficeForIsUntried(t *testing.T) {
+func TestMutantBeyondTheTimeIsUntried(t *testing.T) {
 	count := new(program).tryAll(make([]mutant, 7), options{jobs: 2}, nil)
 	require.Equal(t, map[verdict]int{untried: 7}, count)
 }
 
-func TestASurvivorHasAReason(t *testing.T) {
+func TestSurvivorHasAReason(t *testing.T) {
 	file := t.TempDir() + "/guess.txt"
 	require.NoError(t, os.WriteFile(file, []byte("// Why.\n\na fault: x — nobody sees it\n"), 0o644))
 	reasons, err := known(file)
