@@ -131,16 +131,13 @@ func InTx(ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx conte
 func Value[T any](
 	ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx context.Context, tx pgx.Tx) (T, error),
 ) (T, error) {
-	var value T
-	err := InTx(ctx, pool, cfg, func(ctx context.Context, tx pgx.Tx) (err error) {
-		value, err = fn(ctx, tx)
-		return err
+	return resilience.Value(ctx, cfg.Retry, func(ctx context.Context) (value T, err error) {
+		err = cfg.in(pool).InTx(ctx, nil, func(ctx context.Context, t tx) (err error) {
+			value, err = fn(ctx, t.Tx)
+			return err
+		})
+		return value, err
 	})
-	if err != nil {
-		var zero T
-		return zero, err
-	}
-	return value, nil
 }
 
 // Acquire returns a connection of pool. policies, such as a breaker's Wrap, see whether there

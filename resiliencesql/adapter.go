@@ -2,7 +2,6 @@ package resiliencesql
 
 import (
 	"context"
-	"errors"
 
 	"github.com/go-resilience/resilience/internal/sqltx"
 )
@@ -29,19 +28,10 @@ type Transactions[T Tx] struct {
 	Check func(ctx context.Context, tx T) (committed bool, err error)
 }
 
-var errNoPrimary = errors.New("resiliencesql: there is no way to ask for a primary")
-
 // InTx runs fn in a transaction and commits it, under retry unless that is nil.
 func (t Transactions[T]) InTx(ctx context.Context, retry func(func(context.Context) error) func(context.Context) error,
 	fn func(ctx context.Context, tx T) error) error {
-	cfg := sqltx.Config[T]{Code: t.Code, Begin: t.Begin, Check: t.Check}
-	cfg.Primary = func(ctx context.Context, probe sqltx.Probe) (tx T, err error) {
-		if t.Primary == nil {
-			return tx, errNoPrimary
-		}
-		return t.Primary(ctx, string(probe))
-	}
-	return cfg.InTx(ctx, retry, fn)
+	return sqltx.Config[T](t).InTx(ctx, retry, fn)
 }
 
 // Judge gives err its verdict, as [Middleware] does for the error of a call under ctx.

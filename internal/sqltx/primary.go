@@ -7,15 +7,13 @@ import (
 	"errors"
 )
 
-// A Probe asks the server of a connection whether it takes writes: a row or an error says that it
+// A probe asks the server of a connection whether it takes writes: a row or an error says that it
 // does not.
-type Probe string
-
 const (
-	probePostgreSQL Probe = "SELECT 1 WHERE current_setting('transaction_read_only') = 'on'"
-	probeMySQL      Probe = "SHOW SESSION VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', " +
+	probePostgreSQL = "SELECT 1 WHERE current_setting('transaction_read_only') = 'on'"
+	probeMySQL      = "SHOW SESSION VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', " +
 		"'innodb_read_only', 'transaction_read_only', 'tx_read_only') AND Value <> 'OFF'"
-	probeGalera Probe = "SELECT 1 FROM DUAL WHERE 1 = 0" // fails as every statement does
+	probeGalera = "SELECT 1 FROM DUAL WHERE 1 = 0" // fails as every statement does
 )
 
 // readerState reports whether an SQLSTATE is what PostgreSQL says that is no primary (any more).
@@ -46,7 +44,7 @@ func readerNumber(number int) bool {
 // Reader returns how to find a server that takes writes, if err says that the one asked does
 // not, and otherwise "". A pool keeps connections to such a server, which works, so that each
 // write would fail until the process restarts. code is that of a Config.
-func Reader(err error, code func(error) string) (probe Probe) {
+func Reader(err error, code func(error) string) (probe string) {
 	if err == nil {
 		return ""
 	}
@@ -83,7 +81,7 @@ var errNoPrimary = errors.New("no server takes writes")
 
 // Primary returns a connection of db to a server that takes writes, after an err of which Reader
 // has returned the probe. It closes those that the pool has to others. The caller closes it.
-func Primary(ctx context.Context, db *sql.DB, probe Probe) (*sql.Conn, error) {
+func Primary(ctx context.Context, db *sql.DB, probe string) (*sql.Conn, error) {
 	for most := db.Stats().OpenConnections; ; most-- {
 		s := db.Stats()
 		pooled := s.Idle > 0 || s.MaxOpenConnections > 0 && s.OpenConnections >= s.MaxOpenConnections
@@ -91,7 +89,7 @@ func Primary(ctx context.Context, db *sql.DB, probe Probe) (*sql.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		rows, err := conn.QueryContext(ctx, string(probe))
+		rows, err := conn.QueryContext(ctx, probe)
 		if err == nil {
 			if rows.Next() {
 				err = errNoPrimary
@@ -116,7 +114,7 @@ func Database(db *sql.DB, options *sql.TxOptions) Config[SQL] {
 	return Config[SQL]{Begin: func(ctx context.Context) (SQL, error) {
 		t, err := db.BeginTx(ctx, options)
 		return SQL{Tx: t}, err
-	}, Primary: func(ctx context.Context, probe Probe) (SQL, error) {
+	}, Primary: func(ctx context.Context, probe string) (SQL, error) {
 		conn, err := Primary(ctx, db, probe)
 		if err != nil {
 			return SQL{}, err

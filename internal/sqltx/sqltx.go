@@ -15,12 +15,11 @@ type Tx interface {
 	Rollback(ctx context.Context) error
 }
 
-// A Config is how an attempt is made.
+// A Config is how an attempt is made: see resiliencesql.Transactions, which is converted to it.
 type Config[T Tx] struct {
-	Code  func(error) string // optional
-	Begin func(ctx context.Context) (T, error)
-	// Primary is Begin on a connection to a server that takes writes: see the function Primary.
-	Primary func(ctx context.Context, probe Probe) (T, error)
+	Begin   func(ctx context.Context) (T, error)
+	Primary func(ctx context.Context, probe string) (T, error)          // optional; see the function Primary
+	Code    func(error) string                                          // optional
 	Check   func(ctx context.Context, tx T) (committed bool, err error) // optional
 }
 
@@ -34,6 +33,9 @@ func (cfg Config[T]) attempt(ctx context.Context, fn func(context.Context, T) er
 	}
 	begin := cfg.Begin
 	if probe := Reader(err, cfg.Code); probe != "" {
+		if cfg.Primary == nil {
+			return err
+		}
 		tx, failed := cfg.Primary(ctx, probe)
 		if failed != nil {
 			return err

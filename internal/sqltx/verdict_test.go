@@ -100,7 +100,7 @@ func TestReaderIsSaidByTheErrorOfTheDatabase(t *testing.T) {
 	code := func(err error) string { return map[string]string{"A": "25006", "B": "23505"}[err.Error()] }
 	for _, c := range []struct {
 		err  error
-		want Probe
+		want string
 	}{
 		{nil, ""}, {errors.New("25006"), ""},
 		{&raised{"25006", ""}, probePostgreSQL}, {fmt.Errorf("write: %w", &raised{"25006", ""}), probePostgreSQL},

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/internal/integration/services"
@@ -56,6 +57,14 @@ func TestPgxInTx(t *testing.T) {
 		})
 	require.NoError(t, err)
 	require.Equal(t, []int{1, 3}, []int{n, runs})
+
+	fallback := resilience.Fallback(func(context.Context, error) error { return nil })
+	n, err = resiliencepgx.Value(t.Context(), pool, resiliencepgx.Config{Retry: fallback}, func(ctx context.Context, tx pgx.Tx) (int, error) {
+		_, _ = tx.Exec(ctx, "INSERT INTO book VALUES ('a', 1)")
+		return 7, nil // and COMMIT rolls back
+	})
+	require.NoError(t, err)
+	require.Zero(t, n, "a value of a transaction that failed")
 
 	duplicate := func(ctx context.Context, tx pgx.Tx) error {
 		runs++
