@@ -12,16 +12,14 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// A Config says which lease a [Candidate] competes for, and how. Candidates for one lease should
-// have the same TTL and Poll.
+// A Config says which lease a [Candidate] competes for. Candidates for one lease should have the
+// same TTL and Poll.
 type Config struct {
-	// Name is the name of the lease. All candidates with the same Name and store compete. It is
-	// required: up to 200 bytes of UTF-8, without a zero byte.
+	// Name is the name of the lease. It is required: up to 200 bytes of UTF-8, without a zero byte.
 	Name string
 
-	// Holder tells people and proxies who holds the lease, such as the address at which the
-	// leader can be reached. It need not be unique. Empty means the host name and the process
-	// id. It is limited as Name is.
+	// Holder tells others who holds the lease, such as the address of the leader. It need not be
+	// unique, and is limited as Name is. Empty means the host name and the process id.
 	Holder string
 
 	// TTL is how long the lease lasts without a renewal, and so how long nobody leads after a
@@ -29,22 +27,19 @@ type Config struct {
 	TTL time.Duration
 
 	// Margin is how long before the end of the lease the ctx of a term ends if no renewal has
-	// succeeded. It is the time for work to stop, and covers the difference in speed between the
-	// clocks of the store and the process. Zero means TTL / 10; the most is TTL / 2.
+	// succeeded: the time for work to stop, and for clocks that differ in speed. Zero means
+	// TTL / 10; the most is TTL / 2.
 	Margin time.Duration
 
-	// Poll is how often a waiting candidate asks the store whether the lease was given up. It
-	// does not delay the end of a lease that runs out, as the candidate knows when that is. Zero
-	// means 1 s.
+	// Poll is how often a waiting candidate asks the store whether the lease was given up. When one
+	// runs out, it asks at once. Zero means 1 s.
 	Poll time.Duration
 
-	// OnEvent, if not nil, is called for each Event. It should return soon, as the work of a term
-	// waits for it.
+	// OnEvent, if not nil, is called for each Event. The work of a term waits for it.
 	OnEvent func(context.Context, Event)
 
-	// OnStoreError, if not nil, is called when the store has failed. The candidate tries again.
-	// It should return soon, as the next renewal waits for it. Nil means that slog's default
-	// logger warns, once a second at most.
+	// OnStoreError, if not nil, is called when the store has failed, which is then asked again. The
+	// next renewal waits for it. Nil means that slog's default logger warns, once a second at most.
 	OnStoreError func(context.Context, error)
 }
 

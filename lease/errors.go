@@ -7,13 +7,12 @@ import (
 )
 
 var (
-	// ErrLost is matched by the cause with which the ctx of a term ends when the term
-	// is over, and by the errors of Err and Fence from then on. The error is a
-	// [*LostError].
+	// ErrLost is matched by the cause with which the ctx of a term ends, and then by the errors of
+	// Err and Fence: a [*LostError].
 	ErrLost = errors.New("lease: lost")
 
-	// ErrHeld is matched by the error of TryCampaign if another candidate holds the
-	// lease. The error is a [*HeldError].
+	// ErrHeld is matched by the error of TryCampaign if another candidate holds the lease: a
+	// [*HeldError].
 	ErrHeld = errors.New("lease: held by another")
 
 	// ErrNoFence is returned by Fence if the store is not a [Fencer].
@@ -30,7 +29,7 @@ const (
 )
 
 // A LostError says which term is over and why: no renewal has succeeded in time, the store
-// has ended it, or it was given up. It matches [ErrLost].
+// has ended it, or it was given up.
 type LostError struct {
 	Name  string
 	Epoch int64
@@ -39,7 +38,6 @@ type LostError struct {
 	reason reason
 }
 
-// Error says which term is over and why.
 func (e *LostError) Error() string {
 	text := fmt.Sprintf("lease: %s: term %d is over: %s", e.Name, e.Epoch, e.reason)
 	if e.Err != nil {
@@ -48,24 +46,20 @@ func (e *LostError) Error() string {
 	return text
 }
 
-// Is reports whether target is [ErrLost].
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
-// Unwrap returns Err.
 func (e *LostError) Unwrap() error { return e.Err }
 
 // Retryable returns false: a term that is over does not come back.
 func (e *LostError) Retryable() bool { return false }
 
-// A HeldError says that TryCampaign did not get the lease, and who holds it. It matches
-// [ErrHeld].
+// A HeldError says that TryCampaign did not get the lease, and who holds it.
 type HeldError struct {
 	Name   string
 	Holder string        // empty: a transaction that the last holder has fenced is open
 	After  time.Duration // until the lease ends if it is not renewed, or when to ask again
 }
 
-// Error says who holds the lease.
 func (e *HeldError) Error() string {
 	if e.Holder == "" {
 		return fmt.Sprintf("lease: %s: the last holder has not finished a transaction", e.Name)
@@ -73,11 +67,9 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("lease: %s: held by %s", e.Name, e.Holder)
 }
 
-// Is reports whether target is [ErrHeld].
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
 // Refused returns true: the call was not made.
 func (e *HeldError) Refused() bool { return true }
 
-// RetryAfter returns After.
 func (e *HeldError) RetryAfter() time.Duration { return e.After }

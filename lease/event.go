@@ -28,8 +28,7 @@ type Event struct {
 	Err    error         // of EventLost: the *LostError; of EventResigned: why the store could not be told, or nil
 }
 
-// Observe calls f with each event from now on, until stop is called: after [Config].OnEvent,
-// synchronously, in order, and while no lock is held. A second call of stop does nothing.
+// Observe calls f with each event, after [Config].OnEvent and in order, until stop is called.
 func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }
@@ -51,19 +50,16 @@ type Stats struct {
 	Elected     int64 // terms begun
 	Lost        int64 // terms lost
 	Resigned    int64 // terms given up
-	Refused     int64 // calls of TryCampaign that found the lease held
 	Asked       int64 // times that the store was asked for the lease
 	Renewed     int64 // renewals that have succeeded
 	StoreErrors int64 // calls of the store that have failed
 
 	WaitTime time.Duration // sum over all waits of Run and Campaign that have ended
-	LeadTime time.Duration // sum over all terms that have ended
 
 	Queued  int // calls of Run and Campaign that wait
 	Leading int // terms that hold
 }
 
-// Stats returns a snapshot.
 func (c *Candidate) Stats() (s Stats) {
 	c.count(func(now *Stats) { s = *now })
 	return s
@@ -100,10 +96,10 @@ func (e Event) Fields(yield func(name string, value any)) {
 	}
 }
 
-// Kind returns "lease". With it and the methods below a Candidate describes itself to a registry.
+// Kind returns "lease". By it and the methods below a Candidate describes itself to a registry.
 func (c *Candidate) Kind() string { return "lease" }
 
-// Figures returns the Stats, with the names that they have everywhere.
+// Figures returns the Stats.
 func (c *Candidate) Figures() []describe.Figure {
 	s := c.Stats()
 	counter := func(name string, n int64) describe.Figure {
@@ -113,12 +109,10 @@ func (c *Candidate) Figures() []describe.Figure {
 		counter("lease.terms{state=elected}", s.Elected),
 		counter("lease.terms{state=lost}", s.Lost),
 		counter("lease.terms{state=resigned}", s.Resigned),
-		counter("lease.refusals", s.Refused),
 		counter("lease.asks", s.Asked),
 		counter("lease.renewals", s.Renewed),
 		counter("lease.store.errors", s.StoreErrors),
 		{Name: "lease.wait.time_seconds", Counter: true, Value: s.WaitTime.Seconds()},
-		{Name: "lease.term.time_seconds", Counter: true, Value: s.LeadTime.Seconds()},
 		{Name: "lease.queued", Value: float64(s.Queued)},
 		{Name: "lease.leading", Value: float64(s.Leading)},
 	}
@@ -162,7 +156,7 @@ func (e *ailment) HealthState() string  { return e.state }
 func (e *ailment) HealthDetail() string { return e.detail }
 func (e *ailment) Failed() bool         { return true }
 
-// Settings returns the Config, with its defaults and without its functions.
+// Settings returns the Config without its functions.
 func (c *Candidate) Settings() any {
 	cfg := c.cfg
 	cfg.OnEvent, cfg.OnStoreError = nil, nil

@@ -13,40 +13,35 @@
 //			return tx.Commit()
 //		})
 //
-// Every process that could lead calls [Run] with the same Name. One of them gets the
-// lease and calls its function; the others wait. The lease lasts for [Config.TTL] and
-// is renewed when a third of it has passed. If the process dies, another one leads when the TTL
-// is over. If the function returns, the lease is given up, and whoever asks first leads next.
-// [Every] calls a function once each interval instead, whoever leads.
+// Every process that could lead calls [Run] with the same Name. One of them gets the lease and
+// calls its function; the others wait. The lease lasts for [Config.TTL] and is renewed when a
+// third of it has passed. If the function returns, or the process dies and the TTL is over,
+// whoever asks first leads next. [Every] calls a function once each interval, whoever leads.
 //
 // # What a leader can rely on
 //
-// The ctx of the function ends, with a cause that is [ErrLost], before the store lets
-// another process have the lease. The time counts from the start of the last renewal
-// that succeeded, on the monotonic clock of the process, less [Config.Margin]. The wall
-// clock of a process plays no part: all times of a lease are of the store's clock.
+// The ctx of the function ends, with a cause that is [ErrLost], before the store lets another
+// process have the lease. The time counts from the start of the last renewal that succeeded, on
+// the monotonic clock of the process, less [Config.Margin].
 //
-// A ctx cannot stop work that does not look at it, and a process can be paused at any
-// moment. Consider a leader that finds its ctx alive, is stopped for a minute, and
-// then writes: another process has led meanwhile. Two things make such a write safe:
+// A ctx cannot stop work that does not look at it, and a process can be paused between a look at
+// its ctx and a write. Two things make such a write safe:
 //
-//   - [Term.Fence] in the transaction that writes. It fails unless the term still
-//     holds, and no other term can begin until the transaction ends. It needs a store
-//     in the same database: package sqllease.
-//   - [Term.Epoch] in the request, for a resource that remembers the highest epoch it
-//     has seen and refuses lower ones. The epoch grows with each term. It includes the
-//     time of the store, so that it grows even if the store has lost everything.
+//   - [Term.Fence] in the transaction that writes. It needs a store in the same database:
+//     package sqllease.
+//   - [Term.Epoch] in the request, for a resource that refuses epochs below the highest that it
+//     has seen. The epoch grows with each term. It includes the time of the store, so that it
+//     grows even if the store has lost everything.
 //
-// Without either, a lease makes it unlikely that two processes work at once, and saves
-// the cost of it. It does not exclude it.
+// Without either, a lease makes it unlikely that two processes work at once. It does not exclude
+// it.
 //
 // # Clocks
 //
-// If the clock of the store is set forward, leases end early: a leader may then learn
-// of it only by its next renewal. If it is set back, the lease of a leader that dies
-// lasts longer by as much. The fence and the epoch hold in both cases. On a machine
-// that was suspended, the monotonic clock may not have counted the time: the fence
-// covers that too.
+// All times of a lease are of the store's clock. If that is set forward, leases end early, which
+// a leader may learn only by its next renewal. If it is set back, the lease of a leader that dies
+// lasts longer by as much. Nor may a monotonic clock count the time in which its machine was
+// suspended. The fence and the epoch hold in all cases.
 //
 // Patterns: Leader Election in Cloud Design Patterns
 // (https://learn.microsoft.com/azure/architecture/patterns/leader-election). Gray and
@@ -68,8 +63,8 @@ import (
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-// A Candidate competes for one lease. It is safe for concurrent use, and built by [New]. Several
-// calls of Run and Campaign compete with each other too.
+// A Candidate competes for one lease, each call of Run and Campaign by itself. It is safe for
+// concurrent use, and built by [New].
 type Candidate struct {
 	store     Store
 	cfg       Config
@@ -82,8 +77,7 @@ type Candidate struct {
 	warned time.Time // when a failure of the store was last logged
 }
 
-// New returns a Candidate, which does nothing until [Candidate.Run] or [Candidate.Campaign] is
-// called. It panics if store is nil, and with the error of [Config.Validate], if there is one.
+// New returns a Candidate. It panics if store is nil, and with the error of [Config.Validate].
 func New(store Store, cfg Config) *Candidate {
 	if err := validate(store, cfg); err != nil {
 		panic(err)
@@ -108,10 +102,9 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 }
 
 // Every is [Run] of a fn that is called once each interval, which must be more than 0, whoever
-// leads. The store keeps when the last call began, and the next one begins when an interval has
-// passed since then, also if the leader has changed meanwhile; the first one begins at once. A
-// call that was due while nobody led is made once, late. A call that takes longer than the
-// interval delays the next one. If a leader dies, its call is not made again.
+// leads. The store keeps when the last call began. The first call begins at once; one that was
+// due while nobody led is made once, late; one that takes longer than the interval delays the
+// next. If a leader dies, its call is not made again.
 //
 // An error of fn while its term holds gives the lease up and is returned: to go on at the next
 // interval, log it and return nil. If ctx ends between two calls, Every returns nil.
@@ -130,8 +123,7 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 //		return nil // the next one is in an hour
 //	})
 //
-// No registry shows the lease, since nobody has its Candidate: for that, make one by [New], and
-// count the interval in the function of its [Candidate.Run].
+// No registry shows the lease, since nobody has its Candidate.
 func Every(
 	ctx context.Context, store Store, cfg Config, interval time.Duration, fn func(context.Context, Term) error,
 ) error {
@@ -140,9 +132,9 @@ func Every(
 	}
 	return Run(ctx, store, cfg, func(ctx context.Context, term Term) error {
 		next := time.Now()
-		if h := term.h; !h.ran.IsZero() {
+		if h := term.h; !h.rec.Ran.IsZero() {
 			// At most an interval: a clock that was set back would delay the run by as much.
-			next = h.heard.Add(min(h.ran.Add(interval).Sub(h.now), interval))
+			next = h.heard.Add(min(h.rec.Ran.Add(interval).Sub(h.rec.Now), interval))
 		}
 		for {
 			select {
@@ -162,16 +154,16 @@ func Every(
 
 // Run waits until this process leads and calls fn, on the goroutine of the caller.
 //
-//   - If fn returns while its term holds, Run gives the lease up and returns fn's error.
-//   - If the term is lost, the ctx of fn ends, and its cause matches [ErrLost]. When fn
-//     has returned, whatever its error, Run waits to lead again and calls fn again.
-//   - If ctx ends, the ctx of fn ends with it. The lease is renewed until fn has
-//     returned, so that fn can finish in peace. Then Run gives the lease up, which takes
-//     milliseconds, or at most a third of the TTL if the store does not answer, and
-//     returns fn's error.
+//   - If fn returns or panics while its term holds, Run gives the lease up, and returns fn's
+//     error.
+//   - If the term is lost, the ctx of fn ends with [ErrLost]. When fn has returned, whatever its
+//     error, Run waits to lead again and calls fn again.
+//   - If ctx ends, the ctx of fn ends with it. The lease is renewed until fn has returned. Then
+//     Run gives it up, which takes milliseconds, or at most TTL / 3 if the store does not answer,
+//     and returns fn's error.
 //   - If ctx ends while fn is not running, Run returns an error that wraps its cause.
 //
-// A store that fails does not end Run. If fn panics, the lease is given up.
+// A store that fails does not end Run.
 func (c *Candidate) Run(ctx context.Context, fn func(context.Context, Term) error) error {
 	for {
 		term, err := c.campaign(ctx, ctx)
@@ -198,11 +190,11 @@ func (c *Candidate) lead(ctx context.Context, term Term, fn func(context.Context
 
 // Campaign waits until the candidate has the lease, for work that is not one function. The caller
 // must call [Term.Resign] when the work is done: until then the lease is renewed, also if ctx has
-// ended. ctx bounds the wait alone; [Term.Context] carries its values.
+// ended, which bounds the wait alone. [Term.Context] carries its values.
 //
 // If ctx ends first, Campaign returns an error that wraps its cause. If the store has failed
-// meanwhile, it gives up what may have been granted first: that takes milliseconds, or at most a
-// third of the TTL if the store does not answer. A store that fails does not end the wait.
+// meanwhile, it first gives up what may have been granted, which takes at most TTL / 3. A store
+// that fails does not end the wait.
 func (c *Candidate) Campaign(ctx context.Context) (Term, error) {
 	return c.campaign(ctx, context.WithoutCancel(ctx))
 }
@@ -252,8 +244,7 @@ func untilFree(rec Record, poll time.Duration) time.Duration {
 
 // TryCampaign is Campaign without a wait, for a lease that is used as a lock. It asks the store
 // once. If the lease is held it returns a [*HeldError], if the store fails the error of the store,
-// and if the answer comes only when the term is over a [*LostError]. The last two come after it has
-// given up what the store may have granted, as with Campaign.
+// and if the answer comes only when the term is over a [*LostError].
 func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	if ctx.Err() != nil {
 		return Term{}, ended.Error(ctx)
@@ -270,7 +261,6 @@ func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 		c.withdraw(ctx, token)
 		return Term{}, &LostError{Name: c.cfg.Name, Epoch: rec.Epoch, reason: notRenewed}
 	}
-	c.count(func(s *Stats) { s.Refused++ })
 	held := &HeldError{Name: c.cfg.Name, After: untilFree(rec, c.cfg.Poll)}
 	if rec.Held() {
 		held.Holder, held.After = rec.Holder, rec.Until.Sub(rec.Now)
@@ -326,8 +316,8 @@ func (c *Candidate) storeFailed(ctx context.Context, what string, err error) {
 // Name returns [Config.Name].
 func (c *Candidate) Name() string { return c.cfg.Name }
 
-// Config returns the Config, with its defaults filled in.
+// Config returns the Config with its defaults.
 func (c *Candidate) Config() Config { return c.cfg }
 
-// Look returns who holds the lease that the candidate competes for.
+// Look is the function Look for the candidate's lease.
 func (c *Candidate) Look(ctx context.Context) (State, error) { return Look(ctx, c.store, c.cfg.Name) }

@@ -10,33 +10,30 @@ import (
 // PostgreSQL, MySQL, MariaDB or SQLite, package redislease in Redis. Package storetest
 // has the tests that every Store must pass.
 //
-// A term of a lease belongs to a token, a random text that its candidate has made for
-// it. Each method is atomic. All times are of the store's clock; no method may use the
-// clock of the caller. An error other than ErrLost leaves open whether the call has
-// taken effect, now or later: the caller repeats it, which does no harm.
+// A term of a lease belongs to a token, a random text of its candidate. Each method is atomic. All
+// times are of the store's clock; no method may use the clock of the caller. An error other than
+// ErrLost leaves open whether the call has taken effect, now or later: the caller repeats it.
 //
 // A Store is safe for concurrent use by many candidates in many processes.
 type Store interface {
 	// Acquire gives the lease to the token if it is free, and returns the record as it is
-	// afterwards. The caller has the lease if the record is Held and its Token is the caller's.
-	// If the lease is the token's already and has not ended, it is renewed: this is a repeated
-	// call whose first answer was lost.
+	// afterwards. If the lease is the token's already and has not ended, it is renewed: a
+	// repeated call, whose first answer was lost.
 	//
 	// A new term has the request's Token and Holder, Since now, Until now + TTL, and an Epoch
-	// above every one before: at least the last one plus one, and at least the time now in
-	// microseconds since 1970. It does not begin while a transaction that has been fenced (see
-	// [Fencer]) is open. Ran stays.
+	// that is at least the last one plus one, and at least the time now in microseconds since
+	// 1970. It does not begin while a transaction that has been fenced (see [Fencer]) is open.
 	Acquire(ctx context.Context, req Request) (Record, error)
 
 	// Renew sets Until to now + TTL, and Ran to now for a Run, if the lease is the token's, and
-	// returns an error that is [ErrLost] if it is not. It does not wait for fenced transactions.
+	// else returns an error that is [ErrLost]. It does not wait for fenced transactions.
 	Renew(ctx context.Context, req Request) error
 
-	// Release gives up the token's lease. A lease that is given up has no Token and no Holder, and
-	// its Epoch can no longer be fenced. If the lease is another's, Release does nothing.
+	// Release gives up the token's lease, which then has no Token and no Holder, and whose Epoch
+	// can no longer be fenced. If the lease is another's, Release does nothing.
 	Release(ctx context.Context, name, token string) error
 
-	// Load returns the record of a lease. One that nobody has ever held has no Token and Epoch 0.
+	// Load returns the record of a lease: without a Token and with Epoch 0 if nobody has ever held it.
 	Load(ctx context.Context, name string) (Record, error)
 }
 
@@ -66,10 +63,9 @@ func (r Record) Held() bool { return r.Token != "" && r.Until.After(r.Now) }
 
 // A Fencer is a Store in a database of package [database/sql], for [Term.Fence].
 type Fencer interface {
-	// Fence makes tx fail unless the lease's term is still the one with this epoch, and
-	// keeps any other from beginning until tx ends. It returns an error that is
-	// [ErrLost] if another term has begun or this one was given up. It keeps neither
-	// Renew nor the Fence of other transactions waiting, where the database allows it.
+	// Fence returns an error that is [ErrLost] unless the lease's term is still the one with this
+	// epoch, and keeps any other from beginning until tx ends. It keeps neither Renew nor the
+	// Fence of other transactions waiting, where the database allows it.
 	Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64) error
 }
 

@@ -18,18 +18,17 @@ type Term struct{ h *holding }
 // Holder returns [Config.Holder], as others see it.
 func (t Term) Holder() string { return t.h.c.cfg.Holder }
 
-// Epoch returns the number of the term, which is greater than that of every earlier term
-// of this lease. It is a fencing token: a resource that has seen a higher one refuses the
-// request. Epochs do not count terms.
-func (t Term) Epoch() int64 { return t.h.epoch }
+// Epoch returns the number of the term, a fencing token: it is greater than that of every earlier
+// term of this lease. Epochs do not count terms.
+func (t Term) Epoch() int64 { return t.h.rec.Epoch }
 
-// Context returns a ctx that ends when the term is over, before the store lets another
-// candidate have the lease. Its cause then matches [ErrLost]. In a function that Run has
-// called it is the function's ctx, which also ends with that of Run.
+// Context returns a ctx that ends when the term is over, before the store lets another candidate
+// have the lease. Its cause then matches [ErrLost]. In a function that Run has called it is the
+// function's ctx.
 func (t Term) Context() context.Context { return t.h.ctx }
 
-// Err returns nil while the term holds, and then a [*LostError]. It looks at the clock:
-// after a pause of the process it may know sooner than Context.
+// Err returns nil while the term holds, and then a [*LostError]. It looks at the clock: after a
+// pause of the process it may know sooner than Context.
 func (t Term) Err() error {
 	if err := t.h.over(); err != nil {
 		return err
@@ -37,18 +36,15 @@ func (t Term) Err() error {
 	return nil
 }
 
-// Fence returns an error unless the term holds. After it no other term can begin until tx
-// ends, however long that takes: a tx that commits was written by the leader. Fence can be
-// called anywhere in tx; at the beginning, it saves work that would be rolled back.
+// Fence returns an error unless the term holds. After it no other term can begin until tx ends: a
+// tx that commits was written by the leader. It can be called anywhere in tx, but before the first
+// savepoint: ROLLBACK TO SAVEPOINT removes a later fence, and nothing tells.
 //
-// ROLLBACK TO SAVEPOINT removes a fence that was taken after the savepoint, and nothing
-// tells: call Fence before the first savepoint.
+// The error matches [ErrLost] if the term is over. It is [ErrNoFence] if the store is not in a
+// database of package database/sql. After any error, roll tx back.
 //
-// The error matches [ErrLost] if the term is over. It is [ErrNoFence] if the store is not
-// in a database of package database/sql. After any error, roll tx back.
-//
-// Another leader waits for tx, even if the process that has begun it is stopped or cut
-// off, for as long as the database keeps its connection.
+// Another leader waits for tx, even if its process is stopped or cut off, for as long as the
+// database keeps its connection.
 func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 	if err := t.Err(); err != nil {
 		return err
@@ -67,16 +63,14 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 	return nil
 }
 
-// Resign ends the term: first its Context, then in the store, so that another candidate
-// can lead immediately. It waits for transactions of the term that are fenced and still
-// open, and for a renewal under way. If it returns an error, the store may not know: the
-// lease then lasts until the TTL is over, and Resign may be called again. The Resign of a
-// term that is over frees what the store still holds for it. ctx must not be that of the
-// term, which Resign ends.
+// Resign ends the term: first its Context, then in the store, so that another candidate can lead
+// immediately. It waits for transactions of the term that are fenced and still open, and for a
+// renewal under way. If it returns an error, the lease lasts until the TTL is over, unless Resign
+// is called again. ctx must not be that of the term, which Resign ends.
 func (t Term) Resign(ctx context.Context) error {
 	h := t.h
 	given := h.over() == nil && h.end(resigned).reason == resigned // not lost at the same time
-	err := h.c.store.Release(ctx, h.c.cfg.Name, h.token)
+	err := h.c.store.Release(ctx, h.c.cfg.Name, h.rec.Token)
 	if err != nil {
 		err = fmt.Errorf("lease: %s: resign: %w", h.c.cfg.Name, err)
 	}
@@ -99,12 +93,9 @@ func (t Term) Resign(ctx context.Context) error {
 // goroutine waits while it holds.
 type holding struct {
 	c     *Candidate
-	token string
-	epoch int64
+	rec   Record    // the answer of the store
 	began time.Time // when it was asked for
 	heard time.Time // when the answer was there
-	now   time.Time // the store's clock, in the answer
-	ran   time.Time // the store's clock when the last run of Every began; zero for never
 
 	ctx    context.Context // of the work: ends with that of Run, too
 	cancel context.CancelCauseFunc
@@ -120,10 +111,7 @@ type holding struct {
 
 // begin begins a term that was asked for then. Its ctx is made from base.
 func (c *Candidate) begin(base context.Context, rec Record, sent time.Time, waited time.Duration) Term {
-	h := &holding{
-		c: c, token: rec.Token, epoch: rec.Epoch, began: sent, until: c.endOf(sent),
-		heard: time.Now(), now: rec.Now, ran: rec.Ran,
-	}
+	h := &holding{c: c, rec: rec, began: sent, heard: time.Now(), until: c.endOf(sent)}
 	h.ctx, h.cancel = context.WithCancelCause(base)
 	c.count(func(s *Stats) { s.Elected++; s.Leading++ })
 	h.mu.Lock()
@@ -198,7 +186,7 @@ func survive() {
 // renew renews the lease once. run says that a run of Every begins.
 func (h *holding) renew(ctx context.Context, run bool) error {
 	sent := time.Now()
-	err := h.c.store.Renew(ctx, Request{Name: h.c.cfg.Name, Token: h.token, TTL: h.c.cfg.TTL, Run: run})
+	err := h.c.store.Renew(ctx, Request{Name: h.c.cfg.Name, Token: h.rec.Token, TTL: h.c.cfg.TTL, Run: run})
 	if err == nil {
 		h.c.count(func(s *Stats) { s.Renewed++ })
 	}
@@ -253,7 +241,7 @@ func (h *holding) end(because reason) *LostError {
 		defer h.mu.Unlock()
 		return h.why
 	}
-	why := &LostError{Name: h.c.cfg.Name, Epoch: h.epoch, reason: because}
+	why := &LostError{Name: h.c.cfg.Name, Epoch: h.rec.Epoch, reason: because}
 	if because == notRenewed {
 		why.Err = h.failed
 	}
@@ -267,7 +255,6 @@ func (h *holding) end(because reason) *LostError {
 	took := time.Since(h.began)
 	h.c.count(func(s *Stats) {
 		s.Leading--
-		s.LeadTime += took
 		if because == resigned {
 			s.Resigned++
 		} else {
@@ -281,6 +268,6 @@ func (h *holding) end(because reason) *LostError {
 }
 
 func (h *holding) tell(e Event) {
-	e.Name, e.Holder, e.Epoch = h.c.cfg.Name, h.c.cfg.Holder, h.epoch
+	e.Name, e.Holder, e.Epoch = h.c.cfg.Name, h.c.cfg.Holder, h.rec.Epoch
 	h.c.tell(h.ctx, e)
 }

@@ -29,7 +29,7 @@ func FuzzAnswers(f *testing.F) {
 				as := func(n int64) any { return []any{n, float64(n), nil, "x"}[kind%4] }
 				answer := []any{token, "me", epoch, since, until, as(now), int64(0), 0}
 				if args[0] == "renew" {
-					return int64(0), nil
+					answer[0] = "another"
 				}
 				return answer[:fields%9], nil
 			}})

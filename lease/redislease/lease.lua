@@ -1,6 +1,6 @@
 -- Does one thing with the lease KEYS[1], a hash. Times are microseconds of this server's clock.
 -- ARGV: what to do, the token; for acquire the holder and the TTL; for renew the TTL, and 1 if a
--- run begins.
+-- run begins. Returns the lease as it is afterwards.
 local key, op, me = KEYS[1], ARGV[1], ARGV[2]
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
@@ -15,10 +15,7 @@ local held, write = token ~= '' and till > now, false
 -- %.0f, as the default format of a number this long loses digits.
 local function text(n) return string.format('%.0f', n) end
 
-if op == 'renew' then
-  if token ~= me then
-    return 0
-  end
+if op == 'renew' and token == me then
   till, write = now + ARGV[3], true
   if ARGV[4] == '1' then
     ran = now
@@ -39,8 +36,5 @@ if write then
     -- Without the key the next epoch is still higher, as it includes the time.
     redis.call('PEXPIRE', key, text(math.ceil((till - now) / 1000) + 86400000))
   end
-end
-if op == 'renew' then
-  return 1
 end
 return {token, holder, epoch, since, till, now, ran}

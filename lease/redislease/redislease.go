@@ -9,19 +9,16 @@
 //		})
 //
 // For work that must not be done twice, and whose resource cannot compare epochs, use
-// package sqllease and [lease.Term.Fence]. With this store, Term.Fence returns
-// [lease.ErrNoFence].
+// package sqllease and [lease.Term.Fence], which here returns [lease.ErrNoFence].
 //
-// No Redis client is imported. With github.com/redis/go-redis/v9 the function is
+// No Redis client is imported. With github.com/redis/go-redis/v9, eval is
 // resilienceredis.Eval(client).
 //
-// All times are of the clock of Redis.
-//
-// A lease is one key, so that a Redis Cluster will do. If Redis loses it, in a restart
-// without persistence or a failover to a replica that lagged, another term may begin
-// while the last one still holds. Its epoch is higher all the same, as it includes the
-// time: only a clock that was set back further than Redis was away can break that. The
-// last leader learns of it by its next renewal.
+// A lease is one key, so that a Redis Cluster will do. If Redis loses it, in a restart without
+// persistence or a failover to a replica that lagged, another term may begin while the last one
+// still holds. Its epoch is higher all the same, as it includes the time by the clock of Redis,
+// unless that was set back further than Redis was away. The last leader learns of it by its next
+// renewal.
 package redislease
 
 import (
@@ -41,13 +38,12 @@ var script string
 
 // A Config configures a Store.
 type Config struct {
-	// Prefix begins each key in Redis, which goes on with the name of the lease. Empty means
-	// "lease:".
+	// Prefix begins each key, before the name of the lease. Empty means "lease:".
 	Prefix string
 
-	// Eval runs a Lua script, which is always the same one, on Redis 5 or later and
-	// returns its answer: integers as int64, strings as string or []byte, arrays as []any.
-	// It is required, and must heed the end of its ctx.
+	// Eval runs a Lua script, always the same one, on Redis 5 or later and returns its answer:
+	// integers as int64, strings as string or []byte, arrays as []any. It is required, and must
+	// heed the end of its ctx.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 }
 
@@ -60,8 +56,8 @@ func (c Config) Validate() error {
 
 type store struct{ cfg Config }
 
-// New returns a [lease.Store] in Redis. It is safe for concurrent use, also by many processes. New
-// does not talk to Redis yet. It panics with the error of cfg.Validate, if there is one.
+// New returns a [lease.Store] in Redis, for concurrent use by many processes. It does not talk to
+// Redis yet, and panics with the error of cfg.Validate.
 func New(cfg Config) lease.Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -81,18 +77,11 @@ func (s *store) Renew(ctx context.Context, req lease.Request) error {
 	if req.Run {
 		run = "1"
 	}
-	value, err := s.eval(ctx, "renew", req.Name, req.Token, micros(req.TTL), run)
-	if err != nil {
-		return err
+	rec, err := s.record(ctx, "renew", req.Name, req.Token, micros(req.TTL), run)
+	if err == nil && rec.Token != req.Token {
+		err = lease.ErrLost
 	}
-	renewed, ok := reply.Int(value)
-	if !ok {
-		return fmt.Errorf("redislease: renew: the script's answer is %T %v: must be an integer", value, value)
-	}
-	if renewed == 0 {
-		return lease.ErrLost
-	}
-	return nil
+	return err
 }
 
 func (s *store) Release(ctx context.Context, name, token string) error {
@@ -106,22 +95,14 @@ func (s *store) Load(ctx context.Context, name string) (lease.Record, error) {
 
 func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 
-func (s *store) eval(ctx context.Context, op, name, token string, args ...any) (any, error) {
+// record runs the script, and reads the record that it returns.
+func (s *store) record(ctx context.Context, op, name, token string, args ...any) (lease.Record, error) {
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("redislease: %s: %w", op, context.Cause(ctx))
+		return lease.Record{}, fmt.Errorf("redislease: %s: %w", op, context.Cause(ctx))
 	}
 	value, err := s.cfg.Eval(ctx, script, []string{s.cfg.Prefix + name}, append([]any{op, token}, args...)...)
 	if err != nil {
-		return nil, fmt.Errorf("redislease: %s: %w", op, err)
-	}
-	return value, nil
-}
-
-// record runs the script and reads the record that it returns.
-func (s *store) record(ctx context.Context, op, name, token string, args ...any) (lease.Record, error) {
-	value, err := s.eval(ctx, op, name, token, args...)
-	if err != nil {
-		return lease.Record{}, err
+		return lease.Record{}, fmt.Errorf("redislease: %s: %w", op, err)
 	}
 	fields, ok := value.([]any)
 	ok = ok && len(fields) == 7

@@ -55,8 +55,8 @@ func TestAnswersOfClients(t *testing.T) {
 	rec, err := answers([]any{"", "", 0, 0, 0, 3, 0}, nil).Load(t.Context(), "a")
 	require.NoError(t, err)
 	require.Equal(t, lease.Record{Name: "a", Now: time.UnixMicro(3)}, rec)
-	require.NoError(t, answers(int64(1), nil).Renew(t.Context(), second))
-	require.ErrorIs(t, answers("0", nil).Renew(t.Context(), second), lease.ErrLost)
+	require.NoError(t, answers([]any{"x", "me", 7, 1, 2, 3, 0}, nil).Renew(t.Context(), second))
+	require.ErrorIs(t, answers([]any{"y", "me", 7, 1, 2, 3, 0}, nil).Renew(t.Context(), second), lease.ErrLost)
 }
 
 func TestAnswersThatAreNone(t *testing.T) {
