@@ -28,12 +28,12 @@ import (
 //		return sagahttp.Send(client, req, s.readBooking)
 //	},
 //
-// The field Idempotency-Key gets the id of the command, unless req has one: a server that
-// applies each key once, such as a [Handler], is safe from repetition. HTTP sends no control
-// characters and no space at the start of a field, so the id of the saga must have none.
+// The field Idempotency-Key gets the id of the command, unless req has one: a server that applies
+// each key once, such as a [Handler], is safe from repetition. HTTP sends no control characters and
+// no space at the start of a field, so the id of the saga must have none.
 //
-// If a policy in client refuses a redirect, the error is a [saga.InDoubt], since the request was
-// sent. Send learns that from [net/http/httptrace].
+// A refusal of a policy in client is an attempt that was not made, unless it refused a redirect: then
+// the request was sent, and the error is a [saga.InDoubt].
 //
 // read is called for a status of 2xx, and its error is returned as it is. Nil means that the
 // body is not read. Send closes the body.
@@ -42,14 +42,12 @@ func Send(client *http.Client, req *http.Request, read func(*http.Response) erro
 	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { sent.Add(1) },
 	})
+	req = req.Clone(ctx)
 	if id := saga.CommandFrom(ctx).ID; id != "" && req.Header.Get(idempotencyKey) == "" {
-		req = req.Clone(ctx)
 		if req.Header == nil {
 			req.Header = make(http.Header)
 		}
 		req.Header.Set(idempotencyKey, id)
-	} else {
-		req = req.WithContext(ctx)
 	}
 	resp, err := client.Do(req)
 	if sent.Load() > 0 && behavior.IsRefused(err) {
@@ -75,21 +73,19 @@ const (
 //
 //   - Status 2xx is nil: done, also if a redirect has made a GET of the request. Set
 //     CheckRedirect if the server redirects for another reason, such as to a login.
-//   - Status 404 and 410 are nil in an Undo: there is nothing to undo.
-//   - Status 408, 425, 429, and 5xx except 501 and 505, leave the step in doubt and are
-//     tried again, after the Retry-After of the response. So does 409, by which a server
-//     says that another request with the same Idempotency-Key is under way.
+//   - Status 404 and 410 are nil in an Undo, which the ctx of the response's Request tells.
+//   - Status 408, 409, 425, 429, and 5xx except 501 and 505, leave the step in doubt and are
+//     tried again, after the Retry-After of the response. By 409 a server says that another
+//     request with the same Idempotency-Key is under way.
 //   - Any other status is a [saga.Abort]: the step may have taken effect. With the field
 //     "Saga-Command: void", 4xx, 501 and 505 are a [saga.Void]: the server declined every
 //     attempt of this command, and has recorded that.
-//   - err is returned as it is. A refusal of a policy remains one: the attempt was not
-//     made. An answer aborts (see [saga.Abort]), also that of a [resiliencehttp.Transport]
-//     whose Prepare fails or that cannot read the request's body. After any other error the
-//     step is in doubt and is tried again.
+//   - err is returned as it is. A refusal of a policy remains one, an answer aborts (see
+//     [saga.Abort]), and any other error leaves the step in doubt.
 //
-// The error of a status is a [*resiliencehttp.StatusError]. An Undo is recognized by the ctx of the
-// response's Request. If the server uses a status in another way, look at it before
-// Result: the 402 of a bank that repeats its answer to an Idempotency-Key is a Void.
+// The error of a status is a [*resiliencehttp.StatusError]. If the server uses a status in another
+// way, look at it before Result: the 402 of a bank that repeats its answer to an Idempotency-Key is
+// a Void.
 func Result(resp *http.Response, err error) error {
 	if err != nil {
 		return err
@@ -129,18 +125,17 @@ func Result(resp *http.Response, err error) error {
 type Handler struct {
 	// DB is the participant's own database, with a [saga.BarrierTable].
 	DB *sql.DB
-	// Apply makes the changes of a command in tx. It is called once for each command, or
-	// again if tx was not committed. It must not be nil.
+	// Apply makes the changes of a command in tx. It is called again if tx was not committed. It
+	// must not be nil.
 	Apply func(tx *sql.Tx, r *http.Request) error
-	// Reply answers a command that was applied, by this request or by one before. Look for
-	// the result, such as the number of a booking, under the id of the command, which
-	// [saga.CommandFrom] returns for the ctx of r. Nil means status 204.
+	// Reply answers a command that was applied, now or before. Look for the result, such as the
+	// number of a booking, under the id of the command, which [saga.CommandFrom] returns for the
+	// ctx of r. Nil means status 204.
 	Reply http.HandlerFunc
 }
 
-// ServeHTTP applies the command whose id is in the field Idempotency-Key. See
-// [saga.Apply] for commands that come twice or too late. Otherwise it answers as
-// [Result] reads it:
+// ServeHTTP applies the command whose id is in the field Idempotency-Key, as [saga.Apply] does.
+// Otherwise it answers as [Result] reads it:
 //
 //   - 400 if there is no such field or it has no id of a command;
 //   - 410 and "Saga-Command: void" if the Do comes after its Undo;

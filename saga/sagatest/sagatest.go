@@ -4,9 +4,8 @@
 //		sagatest.Check(t, trip, func() *Trip { return &Trip{From: "LIS"} })
 //	}
 //
-// Some failures between a saga and its participants are rare in production: a reply is
-// lost, a request arrives twice, or arrives after it was undone. Check makes each of them
-// happen to each step.
+// A reply is lost, a request arrives twice, or after it was undone: Check makes each of these
+// failures, which are rare in production, happen to each step.
 package sagatest
 
 import (
@@ -29,9 +28,8 @@ type Case[S any] struct {
 	InEffect []string // the steps that must be in effect now, without ReadOnly ones and children; none if compensated
 }
 
-// Check runs the saga in memory: once without a failure, and once for each of these
-// failures of each step that has a Do and an Undo. The failures are those of the pivot and the
-// steps before it, or of all steps if there is no pivot:
+// Check runs the saga in memory: once without a failure, and once for each of these failures of
+// each step that has a Do and an Undo, up to the pivot:
 //
 //   - Do fails and takes no effect.
 //   - Do takes effect and its reply is lost.
@@ -39,14 +37,11 @@ type Case[S any] struct {
 //     Do arrives late, and must be declined.
 //   - A policy of this module refuses Do at first.
 //
-// In each run, each Do and each Undo that is called is called twice with the same command
-// id.
-//
-// Every Do and Undo that must work has to return nil, the saga must end as expected, and
-// the state must survive its Codec. verify compares the participants with the Case;
-// they may be fresh for each run or not. Attempts and Backoff are ignored. A DoTx
-// or UndoTx is applied exactly once, and is not called. Nor is a Saga: Check the children
-// by themselves. Delay and Await are ignored: SignalFrom returns no signal.
+// Each Do and each Undo is called twice with the same command id. All that must work has to return
+// nil, the saga must end as expected, and the state must survive its Codec. verify compares the
+// participants with the Case; they may be fresh for each run or not. Attempts, Backoff, Delay and
+// Await are ignored: SignalFrom returns no signal. A DoTx, an UndoTx and a Saga are not called:
+// Check the children by themselves.
 func Check[S any](t testing.TB, sg *saga.Saga[S], newState func() *S, verify ...func(testing.TB, Case[S])) {
 	t.Helper()
 	if err := sg.Validate(); err != nil {
