@@ -102,26 +102,27 @@ type Renewed struct {
 	CancelNote      string
 }
 
-// A CommitRequest is the next state of one saga, fenced by Epoch and Seq.
+// A CommitRequest is the next state of one saga, fenced by Epoch and Seq. The names in JSON are those of a
+// column.
 type CommitRequest struct {
-	ID    string
-	Epoch int64 // the record's must still be this
-	Seq   int64 // the record's must still be this
+	ID    string `json:"id"`
+	Epoch int64  `json:"epoch"` // the record's must still be this
+	Seq   int64  `json:"seq"`   // the record's must still be this
 	// Nonce is a random number. A caller whose answer was lost recognizes its own write
 	// by it. Seq and Epoch do not tell that write from another one of the same owner,
 	// such as a transaction whose COMMIT arrives late.
-	Nonce int64
+	Nonce int64 `json:"nonce"`
 
-	Status    Status
-	Data      []byte // nil if it has not changed
-	Steps     []byte
-	Failures  int
-	Takeovers int
-	LastError string
-	Log       []Entry // never empty; the store sets Seq, Epoch and At
+	Status    Status  `json:"status"`
+	Data      []byte  `json:"data"` // nil if it has not changed
+	Steps     []byte  `json:"-"`
+	Failures  int     `json:"failures"`
+	Takeovers int     `json:"takeovers"`
+	LastError string  `json:"last_error"`
+	Log       []Entry `json:"-"` // never empty; the store sets Seq, Epoch and At
 
-	Release bool          // the owner gives the saga up: it is parked, handed over or ended
-	WakeIn  time.Duration // when it is due again after a Release
+	Release bool          `json:"-"` // the owner gives the saga up: it is parked, handed over or ended
+	WakeIn  time.Duration `json:"-"` // when it is due again after a Release
 }
 
 // After returns the Seq of the record after the commit.
@@ -153,16 +154,16 @@ type Signal struct {
 	Payload []byte
 }
 
-// An Entry is one entry in the log of a saga.
+// An Entry is one entry in the log of a saga. The names in JSON are those of a column.
 type Entry struct {
-	Seq     int64
-	Kind    EventKind
-	Step    string // "" for the saga itself
-	Op      Op
-	Attempt int // the number of the attempt of Op; zero if the entry is not about an attempt
-	Epoch   int64
-	Error   string // the reason, or an operator's note
-	At      time.Time
+	Seq     int64     `json:"seq"`
+	Kind    EventKind `json:"event"`
+	Step    string    `json:"step"` // "" for the saga itself
+	Op      Op        `json:"op"`
+	Attempt int       `json:"attempt"` // the number of the attempt of Op; zero if the entry is not about an attempt
+	Epoch   int64     `json:"-"`
+	Error   string    `json:"error"` // the reason, or an operator's note
+	At      time.Time `json:"-"`
 }
 
 // An EventKind is the kind of an entry. It is opaque to the store; package saga has them.

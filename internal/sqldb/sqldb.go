@@ -10,6 +10,8 @@ import (
 	"iter"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/sqltx"
@@ -28,26 +30,38 @@ func IsPrefix(s string) bool {
 	return len(s) <= 32
 }
 
-// Words are what statements have in braces, and what that means to a kind of database, in turns.
-// What a word means may have words.
-type Words []string
-
-// Text returns a statement, or a schema, in the words of a database. {p} begins the names of its
-// tables.
-func (w Words) Text(prefix, text string) string {
-	words := strings.NewReplacer(append([]string{"{p}", prefix}, w...)...)
-	for strings.Contains(text, "{") {
-		next := words.Replace(text)
-		if next == text {
-			break // another brace
-		}
-		text = next
-	}
-	return text
+// Texts are statements in the words of a kind of database. It is safe for concurrent use.
+type Texts struct {
+	words    *strings.Replacer
+	numbered bool
+	made     sync.Map // by the texts that they were made of
 }
 
-// Number makes $1, $2 and so on of the question marks of a statement.
-func Number(text string) string {
+// NewTexts returns the Texts of a kind of database: what a statement may have in braces, and what that means,
+// which may have words itself, in turns. {p} is the prefix of the names of tables. With numbered, placeholders
+// are $1, $2 and so on in place of question marks.
+func NewTexts(prefix string, numbered bool, words ...string) *Texts {
+	return &Texts{words: strings.NewReplacer(append([]string{"{p}", prefix}, words...)...), numbered: numbered}
+}
+
+// Of returns a statement, or a schema, in the words of the database.
+func (t *Texts) Of(text string) string {
+	if made, ok := t.made.Load(text); ok {
+		return made.(string)
+	}
+	made := text
+	for next := t.words.Replace(made); next != made; next = t.words.Replace(made) {
+		made = next
+	}
+	if t.numbered {
+		made = number(made)
+	}
+	t.made.Store(text, made)
+	return made
+}
+
+// number makes $1, $2 and so on of the question marks of a statement.
+func number(text string) string {
 	parts := strings.Split(text, "?")
 	var b strings.Builder
 	b.WriteString(parts[0])
@@ -69,10 +83,16 @@ func Statements(schema string) iter.Seq[string] {
 	}
 }
 
-// Write calls fn, which makes one statement that is a transaction of its own, with db. If the
-// server takes no writes (any more), it calls fn again with a connection to one that does, if there
-// is one; if the driver has a stale statement, with db.
-func Write(ctx context.Context, db *sql.DB, fn func(ctx context.Context, q Querier) error) error {
+// A Conn is a *sql.DB or a *sql.Conn.
+type Conn interface {
+	Querier
+	BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
+}
+
+// Write calls fn, which makes one statement or one transaction, with db. If the server takes no
+// writes (any more), it calls fn again with a connection to one that does, if there is one; if the
+// driver has a stale statement, with db.
+func Write(ctx context.Context, db *sql.DB, fn func(ctx context.Context, on Conn) error) error {
 	err := fn(ctx, db)
 	if sqltx.Stale(err, nil) {
 		return fn(ctx, db)
@@ -91,8 +111,8 @@ func Write(ctx context.Context, db *sql.DB, fn func(ctx context.Context, q Queri
 
 // Exec is [Write] of one statement, and reports whether it has changed a row.
 func Exec(ctx context.Context, db *sql.DB, text string, args ...any) (changed bool, err error) {
-	err = Write(ctx, db, func(ctx context.Context, q Querier) error {
-		res, err := q.ExecContext(ctx, text, args...)
+	err = Write(ctx, db, func(ctx context.Context, on Conn) error {
+		res, err := on.ExecContext(ctx, text, args...)
 		if err != nil {
 			return err
 		}
@@ -132,24 +152,42 @@ func Pooler(err error) error {
 	return err
 }
 
+// Moment returns a time of the tables, which are microseconds since 1970; 0 is none.
+func Moment(micros int64) time.Time {
+	if micros == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(micros)
+}
+
 // A Schema is the tables of a store.
 type Schema struct {
 	Create  string // statements that leave alone what is there; each ends with a semicolon
 	Find    string // queries that fail unless the tables are there
 	Table   string // has the version
-	Version Version
+	Version int
 	Kind    string // of the database: PostgreSQL, MySQL or SQLite
 }
 
-// String returns the statements that create the tables and the row of their version, which is last.
-func (s Schema) String() string { return s.Create + s.Version.Table(s.Table, s.Kind == "MySQL") }
+// String returns the statements that create the tables and the row of their version, which is last: its table
+// has the oldest version of a program that can use the tables, too.
+func (s Schema) String() string {
+	insert, end, engine := "INSERT INTO", " ON CONFLICT DO NOTHING", ""
+	if s.Kind == "MySQL" {
+		insert, end, engine = "INSERT IGNORE INTO", "", " ENGINE = InnoDB"
+	}
+	return s.Create + fmt.Sprintf(
+		`CREATE TABLE IF NOT EXISTS %s (version bigint NOT NULL PRIMARY KEY, compatible bigint NOT NULL)%s;
+%s %[1]s (version, compatible) VALUES (%[4]d, %[4]d)%[5]s;
+`, s.Table, engine, insert, s.Version, end)
+}
 
 // Errors of a Schema.
 var (
 	// ErrVersion means that the tables are of a newer version, which this program cannot use.
 	ErrVersion = errors.New("the tables are of a version that this program cannot use")
-	// ErrMissing means that there is no row of a version, or an older one: Migrate makes what is missing.
-	ErrMissing = errors.New("the tables are missing, or what their newest version has")
+	// ErrMissing means that there is no row of a version.
+	ErrMissing = errors.New("the tables are missing")
 	// ErrOther means that the tables are not those that their version says.
 	ErrOther = errors.New("the tables are not those of their version, or another program's (use Config.Prefix)")
 )
@@ -157,8 +195,7 @@ var (
 // Check returns nil if the tables are there, and of a version that this program can use. Of the other
 // errors, those that are none of ours say that it could not find out.
 func (s Schema) Check(ctx context.Context, q Querier) error {
-	err := s.Version.check(ctx, q, s.Table)
-	if err != nil {
+	if err := s.checkVersion(ctx, q); err != nil {
 		return err
 	}
 	for query := range Statements(s.Find) {
@@ -171,6 +208,29 @@ func (s Schema) Check(ctx context.Context, q Querier) error {
 		}
 	}
 	return nil
+}
+
+func (s Schema) checkVersion(ctx context.Context, q Querier) error {
+	var version, from int
+	newest := "SELECT version, compatible FROM " + s.Table + " ORDER BY version DESC LIMIT 1"
+	err := q.QueryRowContext(ctx, newest).Scan(&version, &from)
+	if errors.Is(err, sql.ErrNoRows) { // another process is about to write it
+		return ErrMissing
+	}
+	if err != nil {
+		return answered(ctx, ErrMissing, err)
+	}
+	return Usable(version, from, s.Version)
+}
+
+// Usable returns nil if a program that makes tables of a version can use those that it has found: a newer
+// version says from which version on programs can, so that an old one can be started again beside a new one.
+func Usable(found, from, version int) error {
+	if from <= version {
+		return nil
+	}
+	return fmt.Errorf("%w: they are of version %d, for programs from version %d on, and this program is of version %d",
+		ErrVersion, found, from, version)
 }
 
 // answered adds to an error what it means if the database has answered.
@@ -186,7 +246,7 @@ func answered(ctx context.Context, means, err error) error {
 func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
 	err := s.Check(ctx, db)
 	for try := 0; try < 3 && err != nil && !errors.Is(err, ErrVersion) && ctx.Err() == nil; try++ {
-		if s.Version.check(ctx, db, s.Table) == nil {
+		if s.checkVersion(ctx, db) == nil {
 			return err
 		}
 		made := s.make(ctx, db)
@@ -202,15 +262,14 @@ func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
 func (s Schema) make(ctx context.Context, db *sql.DB) error {
 	run := func(ctx context.Context, q Querier) error {
 		for statement := range Statements(s.String()) {
-			_, err := q.ExecContext(ctx, statement)
-			if err != nil && !strings.HasPrefix(err.Error(), "Error 1061 ") { // MySQL, of an index that is there
+			if _, err := q.ExecContext(ctx, statement); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	if s.Kind != "PostgreSQL" {
-		return Write(ctx, db, run)
+		return Write(ctx, db, func(ctx context.Context, on Conn) error { return run(ctx, on) })
 	}
 	return Transact(ctx, db, nil, Repeats, func(ctx context.Context, tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, "SELECT pg_advisory_xact_lock(7234061925530741)"); err != nil {
@@ -220,48 +279,13 @@ func (s Schema) make(ctx context.Context, db *sql.DB) error {
 	})
 }
 
-// A Version is of the tables that a program makes, and can use.
-type Version struct {
-	Is   int // their version
-	From int // the oldest version of a program that can use them
-}
-
-// Accepts returns nil if a program that makes tables of version v can use those that it has found: a
-// newer version says which programs can, so that an old one can be started again beside a new one. To what
-// is older, Migrate adds what is missing.
-func (v Version) Accepts(found Version) error {
-	if found.Is == v.Is || found.Is > v.Is && found.From <= v.Is {
-		return nil
+// Waits returns an error if a connection to SQLite does not wait for the lock of another.
+func Waits(ctx context.Context, db *sql.DB) error {
+	var busy int
+	err := db.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&busy)
+	if err == nil && busy <= 0 {
+		err = errors.New("PRAGMA busy_timeout is 0: must be some seconds on every connection," +
+			" since a writer must wait for those of other processes")
 	}
-	if found.Is < v.Is {
-		return fmt.Errorf("%w: they are of version %d, and this program is of version %d", ErrMissing, found.Is, v.Is)
-	}
-	return fmt.Errorf("%w: they are of version %d, for programs from version %d on, and this program is of version %d",
-		ErrVersion, found.Is, found.From, v.Is)
-}
-
-// Table returns the statements that make the row of a version in a table of its own.
-func (v Version) Table(name string, mysql bool) string {
-	insert, end, engine := "INSERT INTO", " ON CONFLICT DO NOTHING", ""
-	if mysql {
-		insert, end, engine = "INSERT IGNORE INTO", "", " ENGINE = InnoDB"
-	}
-	return fmt.Sprintf(`CREATE TABLE IF NOT EXISTS %s (version bigint NOT NULL PRIMARY KEY, compatible bigint NOT NULL)%s;
-%s %s (version, compatible) VALUES (%d, %d)%s;
-`, name, engine, insert, name, v.Is, v.From, end)
-}
-
-// check returns nil if a program of version v can use the tables whose version is in the table of
-// that name.
-func (v Version) check(ctx context.Context, q Querier, name string) error {
-	var found Version
-	newest := "SELECT version, compatible FROM " + name + " ORDER BY version DESC LIMIT 1"
-	err := q.QueryRowContext(ctx, newest).Scan(&found.Is, &found.From)
-	if errors.Is(err, sql.ErrNoRows) { // another process is about to write it
-		return ErrMissing
-	}
-	if err != nil {
-		return answered(ctx, ErrMissing, err)
-	}
-	return v.Accepts(found)
+	return err
 }

@@ -21,29 +21,27 @@ func TestPrefixesOfTables(t *testing.T) {
 	}
 }
 
-func TestPlaceholdersAreNumbered(t *testing.T) {
-	require.Equal(t, "a = $1 AND b = $2", sqldb.Number("a = ? AND b = ?"))
-	require.Equal(t, "now()", sqldb.Number("now()"))
+func TestTextsHaveTheWordsOfTheDatabase(t *testing.T) {
+	texts := sqldb.NewTexts("a_", true, "{now}", "now()", "{twice}", "{now}, {now}")
+	for range 2 {
+		require.Equal(t, "SELECT now(), now() FROM a_lease WHERE a = $1 AND b = $2", texts.Of("SELECT {twice} FROM {p}lease WHERE a = ? AND b = ?"))
+	}
+	require.Equal(t, "a = ? {none}", sqldb.NewTexts("", false).Of("a = ? {none}"))
 }
 
 func TestStatementsOfASchema(t *testing.T) {
 	require.Equal(t, []string{"A", "\nB"}, slices.Collect(sqldb.Statements("A;\nB;\n")))
 }
 
-func TestVersionAcceptsWhatSaysThatItCanBeUsed(t *testing.T) {
-	for found, ok := range map[sqldb.Version]bool{
-		{3, 2}: true, {3, 3}: true, {3, 1}: true, // its own
+func TestANewerVersionSaysWhichProgramsCanUseIt(t *testing.T) {
+	for found, ok := range map[[2]int]bool{
+		{3, 3}: true, {3, 1}: true, // its own
 		{4, 3}: true, {9, 1}: true, {4, 4}: false, // newer
-		{2, 1}: false, // older: Migrate adds what is missing
 	} {
-		err := sqldb.Version{Is: 3, From: 2}.Accepts(found)
+		err := sqldb.Usable(found[0], found[1], 3)
 		require.Equal(t, ok, err == nil, "%v: %v", found, err)
 		if err != nil {
-			want := sqldb.ErrVersion
-			if found.Is < 3 {
-				want = sqldb.ErrMissing
-			}
-			require.ErrorIs(t, err, want)
+			require.ErrorIs(t, err, sqldb.ErrVersion)
 		}
 	}
 }
@@ -70,7 +68,7 @@ func TestWriteFindsThePrimary(t *testing.T) {
 func TestWriteRepeatsAStaleStatementOnce(t *testing.T) {
 	for fails, want := range map[int]int{0: 1, 1: 2, 9: 2} {
 		runs := 0
-		err := sqldb.Write(t.Context(), (&standby.Servers{}).Open(t, 1), func(context.Context, sqldb.Querier) error {
+		err := sqldb.Write(t.Context(), (&standby.Servers{}).Open(t, 1), func(context.Context, sqldb.Conn) error {
 			if runs++; runs <= fails {
 				return &standby.Error{Code: "26000"}
 			}

@@ -1,7 +1,5 @@
 package sqllease
 
-import "github.com/go-resilience/resilience/internal/sqldb"
-
 // statements are those of a dialect. {p} begins the names of the tables, {now} is the clock, in
 // microseconds since 1970. Each ? is used once.
 type statements struct {
@@ -13,21 +11,17 @@ type statements struct {
 	create string // name
 	look   string // name
 
-	// take is acquire and look in one statement, which returns no row if it has not acquired the
-	// lease: name, epoch before; token, holder, TTL. Empty if the database has no such statement.
-	take string
-	// unlocked returns no row if a fenced transaction is open: name. Empty if acquire does not
-	// wait for it.
+	// unlocked returns no row if a fenced transaction is open: name. Empty if acquire looks itself, and returns
+	// the row that it has changed.
 	unlocked string
 	acquire  string // token, holder, TTL, name, epoch before
 	renew    string // TTL, 1 if a run begins, name, token
 	release  string // name, token
 
-	fence       string // name, epoch
-	fenceWrites bool   // fence changes a row, instead of returning one
+	fence string // name, epoch; returns a row
 }
 
-var dialects = map[Dialect]statements{PostgreSQL: postgresql, MySQL: mysql, SQLite: sqlite}
+var dialects = map[Dialect]*statements{PostgreSQL: &postgresql, MySQL: &mysql, SQLite: &sqlite}
 
 const (
 	columns = "token, holder, epoch, since, expires, ran"
@@ -62,11 +56,10 @@ var postgresql = statements{
 	find:   find,
 	create: `INSERT INTO {p}lease (name, ` + columns + `) VALUES (?, '', '', 0, 0, 0, 0) ON CONFLICT DO NOTHING`,
 	look:   look,
-	take: `WITH free AS (
-	SELECT name FROM {p}lease WHERE name = ? AND epoch = ? AND expires <= {now} FOR UPDATE SKIP LOCKED
-)
-UPDATE {p}lease l SET token = ?, holder = ?, epoch = greatest(l.epoch + 1, {now}), since = {now}, expires = {now} + ?
-FROM free WHERE l.name = free.name RETURNING ` + columns + `, {now}`,
+	acquire: `UPDATE {p}lease l SET token = ?, holder = ?, epoch = greatest(l.epoch + 1, {now}),
+	since = {now}, expires = {now} + ?
+FROM (SELECT name FROM {p}lease WHERE name = ? AND epoch = ? AND expires <= {now} FOR UPDATE SKIP LOCKED) free
+WHERE l.name = free.name RETURNING ` + columns + `, {now}`,
 	renew:   renew,
 	release: release,
 	fence:   `SELECT epoch FROM {p}lease WHERE name = ? AND epoch = ? FOR KEY SHARE`,
@@ -125,23 +118,8 @@ var sqlite = statements{
 	look:   look,
 	acquire: `UPDATE {p}lease
 SET token = ?, holder = ?, epoch = max(epoch + 1, {now}), since = {now}, expires = {now} + ?
-WHERE name = ? AND epoch = ? AND expires <= {now}`,
-	renew:       renew,
-	release:     release,
-	fence:       `UPDATE {p}lease SET epoch = epoch WHERE name = ? AND epoch = ?`,
-	fenceWrites: true,
-}
-
-// with returns the statements with the names of the tables, the clock and the placeholders.
-func (d statements) with(prefix string) *statements {
-	words := sqldb.Words{"{now}", d.now}
-	for _, text := range []*string{
-		&d.schema, &d.find, &d.create, &d.look, &d.take, &d.unlocked, &d.acquire, &d.renew, &d.release, &d.fence,
-	} {
-		*text = words.Text(prefix, *text)
-		if d.numbered {
-			*text = sqldb.Number(*text)
-		}
-	}
-	return &d
+WHERE name = ? AND epoch = ? AND expires <= {now} RETURNING ` + columns + `, {now}`,
+	renew:   renew,
+	release: release,
+	fence:   `UPDATE {p}lease SET epoch = epoch WHERE name = ? AND epoch = ? RETURNING epoch`,
 }

@@ -142,7 +142,7 @@ func (f *fake) run(ctx context.Context, query string, named []driver.NamedValue)
 		if r := f.rows[text(0)]; r == nil || r.epoch != number(1) {
 			return 0, nil, nil
 		}
-		return 1, nil, nil
+		return 1, one, nil
 	case strings.Contains(query, "token = ''"): // release
 		r := f.rows[text(0)]
 		if r == nil || r.token != text(1) {
@@ -163,20 +163,13 @@ func (f *fake) run(ctx context.Context, query string, named []driver.NamedValue)
 			return 0, nil, nil
 		}
 		return 1, nil, nil
-	case is("WITH free"): // take
-		r := f.rows[text(0)]
-		if r == nil || f.locked || r.epoch != number(1) || r.expires > now {
-			return 0, nil, nil
-		}
-		*r = row{text(2), text(3), max(r.epoch+1, now), now, now + number(4), r.ran}
-		return 1, r.values(now), nil
 	case is("UPDATE lease"): // acquire
 		r := f.rows[text(3)]
-		if r == nil || r.epoch != number(4) || r.expires > now {
+		if r == nil || f.locked || r.epoch != number(4) || r.expires > now {
 			return 0, nil, nil
 		}
 		*r = row{text(0), text(1), max(r.epoch+1, now), now, now + number(2), r.ran}
-		return 1, nil, nil
+		return 1, r.values(now), nil
 	}
 	return 0, nil, errors.New("unknown statement: " + query)
 }

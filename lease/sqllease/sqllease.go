@@ -1,6 +1,5 @@
 // Package sqllease keeps the leases of package lease in the user's own database,
-// PostgreSQL, MySQL, MariaDB or SQLite, through database/sql and whatever driver the
-// program has.
+// PostgreSQL, MySQL, MariaDB or SQLite, through database/sql and any driver.
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
 //	...
@@ -10,46 +9,39 @@
 //	err = lease.Run(ctx, store, lease.Config{Name: "billing"}, lead)
 //
 // All times are of the database's clock. Each statement is a transaction of its own: no
-// session state, no advisory lock, no connection that is kept, so that a pooler such as
-// PgBouncer may stand in between. The driver must then prepare no statements: with pgx, add
-// default_query_exec_mode=exec to the DSN.
+// session state, no advisory lock, so that a pooler such as PgBouncer may stand in between. The
+// driver must then prepare no statements: with pgx, add default_query_exec_mode=exec to the DSN.
 //
 // A waiting candidate reads one row every Poll of [lease.Config]. A leader writes one row
-// every third of the TTL. Whoever asks first gets a lease that is free.
+// every third of the TTL.
 //
 // # Fence
 //
-// [lease.Term.Fence] locks a row in the user's transaction. A new term has to change that
-// row, and so cannot begin until the transaction has ended. Renewals go on meanwhile, and
-// so do other fenced transactions (not on SQLite, which has one writer).
+// [lease.Term.Fence] locks a row in the user's transaction, which a new term has to change.
+// Renewals and other fenced transactions go on meanwhile, but on SQLite, which has one writer.
 //
 // A process that is stopped or cut off in the middle of a fenced transaction keeps others
-// from leading for as long as the server keeps its connection. Bound it on the server:
-// idle_in_transaction_session_timeout and tcp_keepalives_idle on PostgreSQL,
-// idle_transaction_timeout (MariaDB) or wait_timeout on MySQL, at a few TTLs.
+// from leading for as long as the server keeps its connection. Bound it on the server, at a few
+// TTLs: idle_in_transaction_session_timeout and tcp_keepalives_idle on PostgreSQL,
+// idle_transaction_timeout (MariaDB) or wait_timeout on MySQL.
 //
-// # PostgreSQL
+// # Databases
 //
-// Version 12 or later. The fence of a transaction that is not READ COMMITTED may fail with a
+// PostgreSQL 12 or later. The fence of a transaction that is not READ COMMITTED may fail with a
 // serialization failure instead of [lease.ErrLost].
-//
-// # MySQL and MariaDB
 //
 // MySQL 8.0 or MariaDB 10.6, or later.
 //
-// # SQLite
-//
-// Version 3.24 or later, a database on a local disk, and a busy_timeout on every
+// SQLite 3.35 or later, a database on a local disk, and a busy_timeout on every
 // connection. A fenced transaction, as every transaction that writes, keeps the renewals
 // of all leases in the file waiting: it must be much shorter than the TTL.
 //
 // # Failover of the database
 //
-// A database that loses commits when it fails over, such as one with asynchronous
-// replication, may lose the beginning of a term. The next epoch is still higher, as it
-// includes the time, and fenced transactions are lost with the term. The store finds the new
-// primary by itself: it closes the connections of the pool that lead to a server which takes no
-// writes any more.
+// A database that loses commits when it fails over, such as one with asynchronous replication,
+// may lose the beginning of a term. The next epoch is still higher, and fenced transactions are
+// lost with the term. The store finds the new primary by itself: it closes the connections of the
+// pool that lead to a server which takes no writes any more.
 package sqllease
 
 import (
@@ -57,7 +49,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/go-resilience/resilience/internal/sqldb"
 	"github.com/go-resilience/resilience/lease"
@@ -74,8 +65,7 @@ const (
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix begins the names of the tables, for a database that has others of these names: up to
-	// 32 of a-z, 0-9 and _, not a digit first.
+	// Prefix begins the names of the tables: up to 32 of a-z, 0-9 and _, not a digit first.
 	Prefix string
 }
 
@@ -84,17 +74,17 @@ type Config struct {
 type Store struct {
 	db      *sql.DB
 	dialect Dialect
-	text    *statements // with the names of the tables, and the placeholders of the database
+	d       *statements
+	texts   *sqldb.Texts
 	schema  sqldb.Schema
 }
 
 var _ lease.Fencer = (*Store)(nil)
 
-// New returns a Store in db. It does not use db yet, and the Store never closes it. Call
-// [Store.Migrate] before its first use. New panics if db is nil, the dialect is unknown, or the
-// Config is invalid.
+// New returns a Store in db, which it does not use yet and never closes. It panics if db is nil,
+// the dialect is unknown, or the Config is invalid.
 func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
-	text, ok := dialects[dialect]
+	d, ok := dialects[dialect]
 	switch {
 	case db == nil:
 		panic("sqllease: the *sql.DB is nil: must be set")
@@ -104,38 +94,32 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 		panic(fmt.Sprintf("sqllease: Config.Prefix is %.40q: must be up to 32 of a-z, 0-9 and _, not a digit first",
 			cfg.Prefix))
 	}
-	s := &Store{db: db, dialect: dialect, text: text.with(cfg.Prefix)}
-	s.schema = sqldb.Schema{
-		Create: s.text.schema, Find: s.text.find,
+	texts := sqldb.NewTexts(cfg.Prefix, d.numbered, "{now}", d.now)
+	return &Store{db: db, dialect: dialect, d: d, texts: texts, schema: sqldb.Schema{
+		Create: texts.Of(d.schema), Find: texts.Of(d.find),
 		Table: cfg.Prefix + "lease_schema", Version: version, Kind: string(dialect),
-	}
-	return s
+	}}
 }
 
 // version is of the tables. From 0.1.0 on, whatever changes them makes it one more, with a migration
-// in Migrate; From stays while the older programs can use the tables.
-var version = sqldb.Version{Is: 1, From: 1}
+// in Migrate, and says in the row of the version whether older programs can use them.
+const version = 1
 
-// Schema returns the statements that create the tables, each with a semicolon at its end. It is for
-// programs with a migration tool of their own; Migrate then finds the tables and does nothing.
+// Schema returns the statements that create the tables, each with a semicolon at its end, for a
+// migration tool of your own. Migrate then finds the tables and does nothing.
 func (s *Store) Schema() string { return s.schema.String() }
 
 // Migrate creates the tables unless they exist, on PostgreSQL in the first schema of the
 // search_path. If they exist, it needs no right to create tables. Several processes may call it at
-// the same time. It returns an error if a table of one of these names belongs to another program, or
-// if the tables are of a version that this program cannot use: a newer one says which programs can.
-// On SQLite it also returns an error if the busy_timeout is zero. With modernc.org/sqlite:
+// once. It returns an error if a table of one of these names belongs to another program, if a newer
+// version of the tables says that this program cannot use them, or on SQLite if the busy_timeout is
+// zero. With modernc.org/sqlite:
 //
 //	file:leases.db?_pragma=busy_timeout(1000)&_pragma=journal_mode(WAL)&_txlock=immediate
 func (s *Store) Migrate(ctx context.Context) error {
 	err := s.schema.Migrate(ctx, s.db)
 	if err == nil && s.dialect == SQLite {
-		var busy int
-		err = s.db.QueryRowContext(ctx, "PRAGMA busy_timeout").Scan(&busy)
-		if err == nil && busy <= 0 {
-			err = errors.New("PRAGMA busy_timeout is 0: must be some seconds on every connection," +
-				" so that a writer waits for another process's")
-		}
+		err = sqldb.Waits(ctx, s.db)
 	}
 	return wrap("migrate", err)
 }
@@ -143,7 +127,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
 	rec, err := s.look(ctx, req.Name)
 	if errors.Is(err, sql.ErrNoRows) { // nobody has ever held it
-		for statement := range sqldb.Statements(s.text.create) {
+		for statement := range sqldb.Statements(s.texts.Of(s.d.create)) {
 			if _, err := sqldb.Exec(ctx, s.db, statement, req.Name); err != nil {
 				return rec, wrap("acquire", err)
 			}
@@ -165,11 +149,10 @@ func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, e
 
 // take begins a term, unless another has begun since rec was read, or a fenced transaction is open.
 func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request) (taken lease.Record, err error) {
-	ttl := req.TTL.Microseconds()
-	if s.text.take != "" {
-		err = sqldb.Write(ctx, s.db, func(ctx context.Context, q sqldb.Querier) (err error) {
-			row := q.QueryRowContext(ctx, s.text.take, req.Name, rec.Epoch, req.Token, req.Holder, ttl)
-			taken, err = scan(req.Name, row)
+	args := []any{req.Token, req.Holder, req.TTL.Microseconds(), req.Name, rec.Epoch}
+	if s.d.unlocked == "" {
+		err = sqldb.Write(ctx, s.db, func(ctx context.Context, on sqldb.Conn) (err error) {
+			taken, err = scan(req.Name, on.QueryRowContext(ctx, s.texts.Of(s.d.acquire), args...))
 			return err
 		})
 		if errors.Is(err, sql.ErrNoRows) {
@@ -177,18 +160,16 @@ func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request) (
 		}
 		return taken, err
 	}
-	if s.text.unlocked != "" {
-		err = sqldb.Write(ctx, s.db, func(ctx context.Context, q sqldb.Querier) error {
-			return q.QueryRowContext(ctx, s.text.unlocked, req.Name).Scan(new(int64))
-		})
-		if errors.Is(err, sql.ErrNoRows) {
-			return rec, nil
-		}
-		if err != nil {
-			return rec, err
-		}
+	err = sqldb.Write(ctx, s.db, func(ctx context.Context, on sqldb.Conn) error {
+		return on.QueryRowContext(ctx, s.texts.Of(s.d.unlocked), req.Name).Scan(new(int64))
+	})
+	if errors.Is(err, sql.ErrNoRows) {
+		return rec, nil
 	}
-	began, err := sqldb.Exec(ctx, s.db, s.text.acquire, req.Token, req.Holder, ttl, req.Name, rec.Epoch)
+	if err != nil {
+		return rec, err
+	}
+	began, err := sqldb.Exec(ctx, s.db, s.texts.Of(s.d.acquire), args...)
 	if err != nil || !began {
 		return rec, err
 	}
@@ -200,7 +181,7 @@ func (s *Store) Renew(ctx context.Context, req lease.Request) error {
 	if req.Run {
 		run = 1
 	}
-	renewed, err := sqldb.Exec(ctx, s.db, s.text.renew, req.TTL.Microseconds(), run, req.Name, req.Token)
+	renewed, err := sqldb.Exec(ctx, s.db, s.texts.Of(s.d.renew), req.TTL.Microseconds(), run, req.Name, req.Token)
 	if renewed || err != nil {
 		return wrap("renew", err)
 	}
@@ -212,7 +193,7 @@ func (s *Store) Renew(ctx context.Context, req lease.Request) error {
 }
 
 func (s *Store) Release(ctx context.Context, name, token string) error {
-	_, err := sqldb.Exec(ctx, s.db, s.text.release, name, token)
+	_, err := sqldb.Exec(ctx, s.db, s.texts.Of(s.d.release), name, token)
 	return wrap("release", err)
 }
 
@@ -220,25 +201,14 @@ func (s *Store) Load(ctx context.Context, name string) (lease.Record, error) {
 	rec, err := s.look(ctx, name)
 	if errors.Is(err, sql.ErrNoRows) { // nobody has ever held it
 		var now int64
-		err = s.db.QueryRowContext(ctx, "SELECT "+s.text.now).Scan(&now)
-		rec.Now = moment(now)
+		err = s.db.QueryRowContext(ctx, "SELECT "+s.d.now).Scan(&now)
+		rec.Now = sqldb.Moment(now)
 	}
 	return rec, wrap("load", err)
 }
 
 func (s *Store) Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64) error {
-	if s.text.fenceWrites {
-		res, err := tx.ExecContext(ctx, s.text.fence, name, epoch)
-		if err != nil {
-			return wrap("fence", err)
-		}
-		n, err := res.RowsAffected()
-		if err == nil && n == 0 {
-			err = lease.ErrLost
-		}
-		return wrap("fence", err)
-	}
-	err := tx.QueryRowContext(ctx, s.text.fence, name, epoch).Scan(new(int64))
+	err := tx.QueryRowContext(ctx, s.texts.Of(s.d.fence), name, epoch).Scan(new(int64))
 	if errors.Is(err, sql.ErrNoRows) {
 		return lease.ErrLost
 	}
@@ -247,22 +217,15 @@ func (s *Store) Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64)
 
 // look reads a lease.
 func (s *Store) look(ctx context.Context, name string) (lease.Record, error) {
-	return scan(name, s.db.QueryRowContext(ctx, s.text.look, name))
+	return scan(name, s.db.QueryRowContext(ctx, s.texts.Of(s.d.look), name))
 }
 
 func scan(name string, row *sql.Row) (rec lease.Record, err error) {
 	var since, until, ran, now int64
 	err = row.Scan(&rec.Token, &rec.Holder, &rec.Epoch, &since, &until, &ran, &now)
-	rec.Name, rec.Since, rec.Until, rec.Ran, rec.Now = name, moment(since), moment(until), moment(ran), moment(now)
+	rec.Name, rec.Since, rec.Until = name, sqldb.Moment(since), sqldb.Moment(until)
+	rec.Ran, rec.Now = sqldb.Moment(ran), sqldb.Moment(now)
 	return rec, err
-}
-
-// moment returns a time of the tables, which hold microseconds since 1970.
-func moment(micros int64) time.Time {
-	if micros == 0 {
-		return time.Time{}
-	}
-	return time.UnixMicro(micros)
 }
 
 // wrap says which method an error is from. The store's own answers stay as they are.

@@ -21,7 +21,8 @@ import (
 type batcher struct {
 	lanes int // commits and batches under way at most
 	alone func(ctx context.Context, req store.CommitRequest) (store.Receipt, error)
-	send  func(ctx context.Context, batch []*pending) error // sets what is written
+	// send returns the receipts of a batch, each nil if its commit was skipped.
+	send func(ctx context.Context, batch []store.CommitRequest) ([]*store.Receipt, error)
 
 	mu      sync.Mutex
 	busy    int // lanes in use
@@ -31,11 +32,10 @@ type batcher struct {
 // A pending commit waits for a lane.
 type pending struct {
 	req     store.CommitRequest // shares nothing with the caller, which may have left
-	written bool
-	receipt store.Receipt
-	err     error         // of its batch, which may have been written
-	lane    bool          // it goes by itself, and has the lane
-	done    chan struct{} // closed when it has the lane, or its batch has returned
+	done    chan struct{}       // closed when it has the lane, or its batch has returned
+	lane    bool                // it goes by itself, and has the lane
+	receipt *store.Receipt      // nil if its batch has not written it
+	err     error               // of its batch, which may have written it all the same
 }
 
 const (
@@ -55,9 +55,8 @@ func (b *batcher) commit(ctx context.Context, req store.CommitRequest) (store.Re
 		b.mu.Unlock()
 		return b.single(ctx, req)
 	}
-	own := req
-	own.Data, own.Steps, own.Log = slices.Clone(req.Data), slices.Clone(req.Steps), slices.Clone(req.Log)
-	p := &pending{req: own, done: make(chan struct{})}
+	p := &pending{req: req, done: make(chan struct{})}
+	p.req.Data, p.req.Steps, p.req.Log = slices.Clone(req.Data), slices.Clone(req.Steps), slices.Clone(req.Log)
 	b.waiting = append(b.waiting, p)
 	b.mu.Unlock()
 	select {
@@ -77,8 +76,8 @@ func (b *batcher) commit(ctx context.Context, req store.CommitRequest) (store.Re
 	switch {
 	case p.lane:
 		return b.single(ctx, req)
-	case p.written:
-		return p.receipt, nil
+	case p.receipt != nil:
+		return *p.receipt, nil
 	}
 	rc, err := b.alone(ctx, req)
 	if err == store.ErrFenced && p.err != nil {
@@ -118,81 +117,68 @@ func (b *batcher) next() {
 }
 
 func (b *batcher) run(batch []*pending) {
+	defer b.next()
 	ctx, cancel := context.WithTimeout(context.Background(), maxSend)
 	defer cancel()
-	err := b.send(ctx, batch)
-	for _, p := range batch {
-		if err != nil {
-			p.written, p.err = false, err
+	reqs := make([]store.CommitRequest, len(batch))
+	for i, p := range batch {
+		reqs[i] = p.req
+	}
+	receipts, err := b.send(ctx, reqs)
+	for i, p := range batch {
+		if p.err = err; err == nil {
+			p.receipt = receipts[i]
 		}
 		close(p.done)
 	}
-	b.next()
 }
 
 // sendTogether makes the commits of a batch one statement of PostgreSQL. It leaves out rows that do not
 // match the fence, and rows that are locked: since it never waits, neither a slow owner nor a deadlock
 // holds up a batch.
-func (s *Store) sendTogether(ctx context.Context, batch []*pending) error {
+func (s *Store) sendTogether(ctx context.Context, batch []store.CommitRequest) (receipts []*store.Receipt, err error) {
 	type row struct {
-		ID        string  `json:"id"`
-		Epoch     int64   `json:"epoch"`
-		Seq       int64   `json:"seq"`
-		Nonce     int64   `json:"nonce"`
-		Status    string  `json:"status"`
-		Data      []byte  `json:"data"`
-		Steps     string  `json:"steps"`
-		After     int64   `json:"after"`
-		Failures  int     `json:"failures"`
-		Takeovers int     `json:"takeovers"`
-		LastError string  `json:"last_error"`
-		WakeIn    int64   `json:"wake_in"`
-		Log       []entry `json:"log"`
+		store.CommitRequest
+		Place  int           `json:"place"`
+		Steps  string        `json:"steps"`
+		After  int64         `json:"after"`
+		WakeIn int64         `json:"wake_in"`
+		Log    []store.Entry `json:"log"`
 	}
 	rows := make([]row, len(batch))
-	byID := make(map[string]*pending, len(batch))
-	for i, p := range batch {
-		byID[p.req.ID] = p
-		rows[i] = row{
-			p.req.ID, p.req.Epoch, p.req.Seq, p.req.Nonce, string(p.req.Status), p.req.Data, string(p.req.Steps), p.req.After(),
-			p.req.Failures, p.req.Takeovers, p.req.LastError, wakeIn(&p.req), entriesOf(p.req.Log, p.req.Seq),
-		}
+	for i := range batch {
+		req := &batch[i]
+		rows[i] = row{*req, i, string(req.Steps), req.After(), wakeIn(req), numbered(req.Log, req.Seq)}
 	}
-	return s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
-		forget(batch)
-		found, err := q.QueryContext(ctx, s.sql(s.d.batch), jsonOf(rows))
-		_, err = collect(found, err, func(rows *sql.Rows) (id string, err error) {
+	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
+		receipts = make([]*store.Receipt, len(batch)) // of a try before, which was rolled back, none is true
+		written, err := q.QueryContext(ctx, s.sql(s.d.batch), jsonOf(rows))
+		_, err = collect(written, err, func(row *sql.Rows) (i int, err error) {
 			var rc store.Receipt
-			err = rows.Scan(&id, &rc.CancelRequested, &rc.CancelNote, &rc.Woken)
-			if p := byID[id]; p != nil {
-				rc.Woken = rc.Woken && wakeIn(&p.req) > 0
-				p.receipt, p.written = rc, true
+			if err = row.Scan(&i, &rc.CancelRequested, &rc.CancelNote, &rc.Woken); err == nil {
+				rc.Woken = rc.Woken && rows[i].WakeIn > 0
+				receipts[i] = &rc
 			}
-			return id, err
+			return i, err
 		})
 		return err
 	})
+	return receipts, err
 }
 
 // sendInTurn makes the commits of a batch one transaction of SQLite, where no row is locked.
-func (s *Store) sendInTurn(ctx context.Context, batch []*pending) error {
-	return s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
-		forget(batch)
-		for _, p := range batch {
-			rc, err := s.commit(ctx, q, p.req)
+func (s *Store) sendInTurn(ctx context.Context, batch []store.CommitRequest) (receipts []*store.Receipt, err error) {
+	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
+		receipts = make([]*store.Receipt, len(batch))
+		for i := range batch {
+			rc, err := s.commit(ctx, q, batch[i])
 			if err == nil {
-				p.receipt, p.written = rc, true
+				receipts[i] = &rc
 			} else if err != store.ErrFenced {
 				return err
 			}
 		}
 		return nil
 	})
-}
-
-// forget takes back what a try before has written, which was rolled back.
-func forget(batch []*pending) {
-	for _, p := range batch {
-		p.written = false
-	}
+	return receipts, err
 }

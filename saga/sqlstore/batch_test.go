@@ -35,24 +35,25 @@ func newDesk() *desk {
 		d.see(req.ID)
 		time.Sleep(d.takes)
 		return store.Receipt{CancelNote: "alone"}, d.single(req.ID)
-	}, send: func(ctx context.Context, batch []*pending) error {
+	}, send: func(ctx context.Context, batch []store.CommitRequest) ([]*store.Receipt, error) {
 		text := ""
-		for _, p := range batch {
-			text += p.req.ID + string(p.req.Data) + " "
+		for _, req := range batch {
+			text += req.ID + string(req.Data) + " "
 		}
 		d.see(text[:len(text)-1])
 		select {
 		case <-time.After(d.sends):
 		case <-ctx.Done():
 			d.ctxEnds++
-			return ctx.Err()
+			return nil, ctx.Err()
 		}
-		for _, p := range batch {
-			if p.written = p.req.ID != d.skip; p.written {
-				p.receipt = store.Receipt{CancelNote: "together"}
+		receipts := make([]*store.Receipt, len(batch))
+		for i, req := range batch {
+			if req.ID != d.skip {
+				receipts[i] = &store.Receipt{CancelNote: "together"}
 			}
 		}
-		return d.fail
+		return receipts, d.fail
 	}}
 	return d
 }
@@ -265,12 +266,13 @@ func TestBatchStress(t *testing.T) {
 	b := &batcher{lanes: 2, alone: func(_ context.Context, req store.CommitRequest) (store.Receipt, error) {
 		count(req.ID)
 		return store.Receipt{}, nil
-	}, send: func(_ context.Context, batch []*pending) error {
-		for _, p := range batch {
-			p.written = true
-			count(p.req.ID)
+	}, send: func(_ context.Context, batch []store.CommitRequest) ([]*store.Receipt, error) {
+		receipts := make([]*store.Receipt, len(batch))
+		for i, req := range batch {
+			receipts[i] = new(store.Receipt)
+			count(req.ID)
 		}
-		return nil
+		return receipts, nil
 	}}
 	var wg sync.WaitGroup
 	for i := range 64 {

@@ -42,12 +42,12 @@ CREATE TABLE IF NOT EXISTS {p}saga (
 	owned            boolean AS (owner <> '') STORED,
 	ended_at         bigint AS (CASE WHEN ` + isDeletable + ` THEN wake_at END) STORED,
 	KEY {p}saga_live (live, name, version, owned, wake_at),
+	KEY {p}saga_due (live, owned, wake_at),
 	KEY {p}saga_ended (status, ended_at),
 	KEY {p}saga_child (parent, parent_step, status),
 	KEY {p}saga_name (name, status, created_at, id),
 	KEY {p}saga_time (status, created_at, id)
 ) ENGINE = InnoDB;
-CREATE INDEX {p}saga_due ON {p}saga (live, owned, wake_at);
 CREATE TABLE IF NOT EXISTS {p}saga_log (
 	saga_id varbinary(200) NOT NULL,
 	seq     bigint         NOT NULL,
@@ -68,14 +68,13 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	PRIMARY KEY (saga_id, name)
 ) ENGINE = InnoDB;
 `,
+	// IGNORE would cut off what is too long: package saga bounds ids and names.
 	start:  `INSERT IGNORE ` + insert,
 	commit: update,
 	log:    addEntry,
-	due: `SELECT id, owner FROM {by live} WHERE {live} AND name = ? AND version = ? AND owned = ? AND wake_at <= {now}
-ORDER BY wake_at LIMIT ? FOR UPDATE SKIP LOCKED`,
 
 	// MySQL skips from group to group ("Using index for group-by").
-	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {now}, {count} FROM (
+	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {count} FROM (
 	SELECT name, version, owned, min(wake_at) AS wake_at FROM {by live} WHERE {live}
 	GROUP BY live, name, version, owned) AS d
 WHERE d.wake_at <= {now}`,

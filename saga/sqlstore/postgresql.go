@@ -2,7 +2,7 @@ package sqlstore
 
 // PostgreSQL makes each start and each commit one statement, with the log as JSON.
 var postgresql = dialect{
-	numbered: true, json: true,
+	numbered: true,
 	words: words("{p}saga",
 		"{now}", "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
 		"{int}", "?::bigint", "{live}", isLive, "{deletable}", isDeletable, "{ended_at}", "wake_at",
@@ -67,15 +67,15 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	start: `WITH s AS (INSERT ` + insert + ` ON CONFLICT (id) DO NOTHING RETURNING *),
 ` + postgresLog + `
 SELECT {record} FROM s`,
-	commit: `WITH s AS (` + update + ` RETURNING *),
+	commit: `WITH s AS (` + update + ` RETURNING id, epoch, cancel_requested, cancel_note, woken, updated_at),
 ` + postgresLog + `
 SELECT cancel_requested, cancel_note, woken FROM s`,
 
 	// The condition on seq makes the planner expect a single row, and look up each id in the index: a plan
 	// that was made while the table was new, and kept, would read the whole table.
 	batch: `WITH k AS MATERIALIZED (
-	SELECT r.* FROM json_to_recordset(?::json) AS r(id text, epoch bigint, seq bigint, nonce bigint, status text,
-		data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text, wake_in bigint, log json)
+	SELECT r.* FROM json_to_recordset(?::json) AS r(place int, id text, epoch bigint, seq bigint, nonce bigint,
+		status text, data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text, wake_in bigint, log json)
 	JOIN {p}saga s ON s.id = r.id AND s.epoch = r.epoch AND s.seq = r.seq
 	WHERE r.seq + 0 = r.seq FOR NO KEY UPDATE OF s SKIP LOCKED),
 s AS (UPDATE {p}saga s SET status = k.status, data = COALESCE(decode(k.data, 'base64'), s.data), steps = k.steps,
@@ -83,24 +83,14 @@ s AS (UPDATE {p}saga s SET status = k.status, data = COALESCE(decode(k.data, 'ba
 		updated_at = {now}, owner = CASE WHEN k.wake_in < 0 THEN s.owner ELSE '' END,
 		wake_at = CASE WHEN k.wake_in < 0 THEN s.wake_at WHEN s.woken THEN {now} ELSE {now} + k.wake_in END
 	FROM k WHERE s.id = k.id
-	RETURNING s.id, s.epoch, s.cancel_requested, s.cancel_note, s.woken, s.updated_at, k.log),
+	RETURNING k.place, s.id, s.epoch, s.cancel_requested, s.cancel_note, s.woken, s.updated_at, k.log),
 l AS (INSERT ` + entries + `
 	SELECT s.id, v.seq, v.step, v.op, v.event, v.attempt, s.epoch, v.error, s.updated_at
 	FROM s, json_to_recordset(s.log) AS v(` + postgresEntry + `))
-SELECT id, cancel_requested, cancel_note, woken FROM s`,
-
-	// The function has the order of the queues, and a nested loop is the only way to join LATERAL. The
-	// planner must expect few rows, however many sagas wait, or it compiles (JIT) each claim: therefore
-	// each queue has the limit as a parameter, whose value it knows, and there is the condition on one.
-	due: `SELECT s.id, s.owner FROM json_to_recordset(?::json) AS d(one bigint, name text, version bigint, owned smallint)
-CROSS JOIN LATERAL (
-	SELECT id, owner FROM {p}saga
-	WHERE {live} AND name = d.name AND version = d.version AND owned = d.owned AND wake_at <= {now}
-	ORDER BY wake_at LIMIT ?::bigint FOR UPDATE SKIP LOCKED) s
-WHERE d.one = 1 LIMIT ?::bigint`,
+SELECT place, cancel_requested, cancel_note, woken FROM s`,
 
 	// The last condition makes the planner expect a single row, and look up each in the index.
-	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {now}, {count} FROM (
+	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {count} FROM (
 	WITH RECURSIVE g AS (
 		SELECT * FROM (SELECT name, version, owned, wake_at FROM {p}saga
 			WHERE {live} AND name > '' ORDER BY name, version, owned, wake_at LIMIT 1) AS f

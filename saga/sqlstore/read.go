@@ -17,7 +17,6 @@ import (
 	"github.com/go-resilience/resilience/internal/sqldb"
 )
 
-// Load implements [store.Store].
 func (s *Store) Load(ctx context.Context, id string) (store.Record, error) {
 	if !isText(id) {
 		return store.Record{}, store.ErrNotFound
@@ -34,7 +33,6 @@ func (s *Store) load(ctx context.Context, q sqldb.Querier, id, how string) (stor
 	return rec, err
 }
 
-// Signals implements [store.Store].
 func (s *Store) Signals(ctx context.Context, id string) ([]store.Signal, error) {
 	rows, err := s.db.QueryContext(ctx, s.sql(signals), id)
 	list, err := collect(rows, err, func(rows *sql.Rows) (sig store.Signal, err error) {
@@ -43,7 +41,6 @@ func (s *Store) Signals(ctx context.Context, id string) ([]store.Signal, error) 
 	return list, wrap("signals", err)
 }
 
-// History implements [store.Store].
 func (s *Store) History(ctx context.Context, id string, after int64, limit int) ([]store.Entry, error) {
 	if !isText(id) {
 		return nil, nil
@@ -55,15 +52,14 @@ func (s *Store) History(ctx context.Context, id string, after int64, limit int) 
 	log, err := collect(rows, err, func(rows *sql.Rows) (e store.Entry, err error) {
 		var at int64
 		err = rows.Scan(&e.Seq, &e.Step, &e.Op, &e.Kind, &e.Attempt, &e.Epoch, &e.Error, &at)
-		e.At = moment(at)
+		e.At = sqldb.Moment(at)
 		return e, err
 	})
 	return log, wrap("history", err)
 }
 
-// Children implements [store.Store]. It merges index ranges: a plan of PostgreSQL for "status IN" may
-// read all children.
 func (s *Store) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
+	// It merges index ranges: a plan of PostgreSQL for "status IN" may read all children.
 	limit := math.MaxInt32
 	if req.Limit > 0 {
 		limit = req.Limit
@@ -93,14 +89,10 @@ func union(text, query string, i int) string {
 	return text + " UNION ALL " + query
 }
 
-// List implements [store.Store]. It is one statement, which merges index ranges: the sagas that
-// have a status, of all definitions or of one.
-func (s *Store) List(ctx context.Context, f store.Filter) ([]store.Record, string, error) {
-	recs, next, err := s.list(ctx, f)
-	return recs, next, wrap("list", err)
-}
-
-func (s *Store) list(ctx context.Context, f store.Filter) (recs []store.Record, next string, err error) {
+func (s *Store) List(ctx context.Context, f store.Filter) (recs []store.Record, next string, err error) {
+	// It is one statement, which merges index ranges: the sagas that have a status, of all definitions
+	// or of one.
+	defer named("list", &err)
 	if !isText(f.Saga) || !isText(f.ID) {
 		return nil, "", nil // there is no such saga
 	}
@@ -164,36 +156,28 @@ const endOfPrefix = "\U0010FFFF"
 // A queue is the due sagas of one version of a definition, either those that have an owner, which has
 // crashed, or those that have none. The index saga_live has it in the order of wake_at.
 type queue struct {
-	One     int    `json:"one"` // 1
-	Name    string `json:"name"`
-	Version int    `json:"version"`
-	Owned   int    `json:"owned"`
-
-	oldest, now int64
-	count       int // of its sagas, as far as they were counted
+	store.Definition
+	owned  int // 1 or 0
+	oldest int64
+	count  int // of its sagas, as far as they were counted
 }
 
 // queues returns those that a statement finds, in any order.
 func (s *Store) queues(ctx context.Context, q sqldb.Querier, text string) ([]queue, error) {
 	rows, err := q.QueryContext(ctx, s.sql(text))
-	return collect(rows, err, func(rows *sql.Rows) (queue, error) {
-		q := queue{One: 1}
-		return q, rows.Scan(&q.Name, &q.Version, &q.Owned, &q.oldest, &q.now, &q.count)
+	return collect(rows, err, func(rows *sql.Rows) (q queue, err error) {
+		return q, rows.Scan(&q.Saga, &q.Version, &q.owned, &q.oldest, &q.count)
 	})
 }
 
-// Counts implements [store.Store]. It reads up to CountLimit index entries for each number.
-func (s *Store) Counts(ctx context.Context) (store.Counts, error) {
-	counts, err := s.counts(ctx)
-	return counts, wrap("counts", err)
-}
-
-func (s *Store) counts(ctx context.Context) (counts store.Counts, err error) {
+func (s *Store) Counts(ctx context.Context) (counts store.Counts, err error) {
+	// It reads up to CountLimit index entries for each number.
+	defer named("counts", &err)
 	var now int64
 	if err := s.db.QueryRowContext(ctx, s.sql("SELECT {now}")).Scan(&now); err != nil {
 		return counts, err
 	}
-	counts.Now = moment(now)
+	counts.Now = sqldb.Moment(now)
 	rows, err := s.db.QueryContext(ctx, s.sql(s.d.statuses))
 	_, err = collect(rows, err, func(rows *sql.Rows) (_ bool, err error) {
 		var name string
@@ -215,7 +199,7 @@ func (s *Store) counts(ctx context.Context) (counts store.Counts, err error) {
 	}
 	queues, err := s.queues(ctx, s.db, strings.Replace(s.d.queues, "{count}", s.d.dueOf, 1))
 	for _, q := range queues {
-		i, ok := slices.BinarySearchFunc(counts.Sagas, q.Name, func(c store.Count, name string) int {
+		i, ok := slices.BinarySearchFunc(counts.Sagas, q.Saga, func(c store.Count, name string) int {
 			return strings.Compare(c.Saga, name)
 		})
 		if !ok {
@@ -223,7 +207,7 @@ func (s *Store) counts(ctx context.Context) (counts store.Counts, err error) {
 		}
 		c := &counts.Sagas[i]
 		c.Due = min(c.Due+q.count, store.CountLimit)
-		if oldest := moment(q.oldest); c.OldestDue.IsZero() || oldest.Before(c.OldestDue) {
+		if oldest := sqldb.Moment(q.oldest); c.OldestDue.IsZero() || oldest.Before(c.OldestDue) {
 			c.OldestDue = oldest
 		}
 	}
@@ -237,16 +221,8 @@ func scan(row interface{ Scan(...any) error }) (r store.Record, err error) {
 		&r.Seq, &r.Nonce, &r.Owner, &r.Epoch, &wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError,
 		&r.CancelRequested, &r.CancelNote, &createdAt, &updatedAt, &now)
 	r.WakeAt, r.CompleteBy, r.CreatedAt, r.UpdatedAt, r.Now =
-		moment(wakeAt), moment(completeBy), moment(createdAt), moment(updatedAt), moment(now)
+		sqldb.Moment(wakeAt), sqldb.Moment(completeBy), sqldb.Moment(createdAt), sqldb.Moment(updatedAt), sqldb.Moment(now)
 	return r, err
-}
-
-// moment returns a time of the tables, where 0 is none.
-func moment(micros int64) time.Time {
-	if micros == 0 {
-		return time.Time{}
-	}
-	return time.UnixMicro(micros)
 }
 
 // isText reports whether a column can have s. PostgreSQL has no other texts: to look for one,

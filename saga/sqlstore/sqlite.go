@@ -62,14 +62,12 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	start:  `INSERT ` + insert + ` ON CONFLICT (id) DO NOTHING`,
 	commit: update,
 	log:    addEntry,
-	due: `SELECT id, owner FROM {by live} WHERE {live} AND name = ? AND version = ? AND owned = ? AND wake_at <= {now}
-ORDER BY wake_at LIMIT ?`,
 
 	// Without the plus signs, which remove the affinities of the columns, SQLite would use only the first
 	// column of the index. It begins at the first entry that is not less than the row, even where it
 	// wants a greater one. So the row ends with a blob, which is greater than every number and text: it
 	// is past all entries of the group.
-	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {now}, {count} FROM (
+	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {count} FROM (
 	WITH RECURSIVE g(first) AS (
 		SELECT (SELECT rowid FROM {by live} WHERE {live} AND name > '' ORDER BY name, version, owned, wake_at LIMIT 1)
 		UNION ALL

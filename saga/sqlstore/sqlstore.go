@@ -7,68 +7,57 @@
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
 // A saga is a row of the table saga, its log is in saga_log, and its signals are in
-// saga_signal. Times are microseconds since 1970, by the clock of the database. The table
-// saga_schema has the version of all, and which programs can use it. Config.Prefix gives these
-// tables other names. Migrate also creates saga_barrier, for saga.Apply.
-// [Store.Schema] returns the statements for another migration tool. Sagas that have ended
-// stay for as long as saga.RunnerConfig.Keep says. No call takes longer because many have
-// ended.
+// saga_signal. Times are microseconds since 1970, by the clock of the database. Sagas that have
+// ended stay for as long as saga.RunnerConfig.Keep says; no call takes longer because many have.
 //
 // Each step is committed before the next one begins. On PostgreSQL and SQLite, commits of several
-// sagas that wait for each other go to the database together. Each has its own fence and its own
-// outcome.
+// sagas that wait for each other go to the database together, each with its own fence and outcome.
 //
 // # PostgreSQL
 //
 // Version 12 or later. The tables are found through the search_path. A start and a commit are one
-// statement and one round trip each. Where the default isolation is not READ COMMITTED, each is
-// a transaction of three round trips. A commit that was to go with others, and whose row is locked or
-// belongs to another owner, is repeated by itself. A pool of 8 to 16 connections is enough for hundreds of
-// concurrent sagas; add one for each concurrent DoTx.
+// statement and one round trip each, or a transaction of three where the default isolation is not
+// READ COMMITTED. A pool of 8 to 16 connections is enough for hundreds of concurrent sagas; add
+// one for each concurrent DoTx.
 //
-// Consider a process that is stopped, or cut off from the server, between a DoTx and its
-// COMMIT. The row of its saga stays locked for as long as the server keeps the connection, and
-// no other runner can take the saga over. Set idle_in_transaction_session_timeout and
-// tcp_keepalives_idle on the server to a few leases. Other sagas do not wait for the row.
+// If a process is stopped, or cut off from the server, between a DoTx and its COMMIT, the row of
+// its saga stays locked for as long as the server keeps the connection, and no other runner can
+// take the saga over. Set idle_in_transaction_session_timeout and tcp_keepalives_idle on the
+// server to a few leases.
 //
 // A runner finds a saga that another process has started or signaled after
 // RunnerConfig.Poll, or within milliseconds with Config.Listen.
 //
 // Behind a pooler that lends a connection for each transaction, such as PgBouncer with
 // pool_mode=transaction, the driver must prepare no statement. With pgx, add
-// default_query_exec_mode=exec to the DSN (or simple_protocol; the other three modes fail,
-// and cache_describe and describe_exec may run the statement of another client). Config.Listen
-// must connect to the server itself.
+// default_query_exec_mode=exec to the DSN (or simple_protocol; cache_describe and describe_exec may
+// run the statement of another client). Config.Listen must connect to the server itself.
 //
 // # MySQL
 //
 // MySQL 8 and MariaDB 10.6, or later. Tables are in the default database of the
-// connections. A write is a transaction under READ COMMITTED, which the store sets for
-// each, of some round trips; it is repeated after a deadlock. Ids are compared as bytes. With
-// go-sql-driver/mysql no parameter of the DSN is needed. The
-// server's innodb_flush_log_at_trx_commit must be 1, which is its default: with less, a
-// loss of power takes back steps that were recorded.
+// connections. A write is a transaction under READ COMMITTED of some round trips; it is repeated
+// after a deadlock. Ids are compared as bytes. With go-sql-driver/mysql no parameter of the DSN is
+// needed. The server's innodb_flush_log_at_trx_commit must be 1, its default: with less, a loss of
+// power takes back steps that were recorded.
 //
 // A DoTx that loses a deadlock has failed without effect, and is attempted again.
 //
 // # SQLite
 //
-// Version 3.37 or later, and a database on a local disk. The processes of one machine may
-// share it. SQLite has one writer at a time. The store's own writes queue in the process.
-// The write transactions of others wait inside SQLite, which needs a busy_timeout. With
-// modernc.org/sqlite:
+// Version 3.37 or later, and a database on a local disk, which the processes of one machine may
+// share. SQLite has one writer at a time. The store's own writes queue in the process. Other write
+// transactions wait inside SQLite, which needs a busy_timeout. With modernc.org/sqlite:
 //
 //	file:trips.db?_pragma=busy_timeout(4000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate
 //
-// Migrate rejects a synchronous setting below FULL. With less, a loss of power could take
-// back the record that a saga has begun to undo, and the saga would go forward again. Some
-// drivers have NORMAL as their default in WAL mode. If other parts of the program write
-// much to the same database, db.SetMaxOpenConns(1) makes all of them queue fairly; a DoTx
-// must then use its tx and no other connection.
+// Migrate rejects a synchronous setting below FULL, the default of some drivers in WAL mode: a loss
+// of power could take back the record that a saga has begun to undo, and the saga would go forward
+// again. If other parts of the program write much to the same database, db.SetMaxOpenConns(1)
+// makes all of them queue fairly; a DoTx must then use its tx and no other connection.
 //
-// A DoTx excludes all other writers while it runs, including the heartbeats of every
-// process. A runner therefore ends it after half of RunnerConfig.LeaseTTL, whatever its
-// Timeout.
+// A DoTx excludes all other writers while it runs, heartbeats included. A runner therefore ends it
+// after half of RunnerConfig.LeaseTTL, whatever its Timeout.
 //
 // Patterns: Scheduler Agent Supervisor, and Leader Election for its leases, in
 // Cloud Design Patterns
@@ -82,7 +71,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -104,8 +92,8 @@ const (
 
 var dialects = map[Dialect]*dialect{PostgreSQL: &postgresql, MySQL: &mysql, SQLite: &sqlite}
 
-// A Store is a [store.TxStore] in a database. It is safe for concurrent use, by many
-// processes too.
+// A Store is a saga.Store in a database, for concurrent use by many processes. Migrate, Schema and
+// Begin are for programs, its other methods for a Runner alone.
 type Store struct {
 	db     *sql.DB
 	kind   Dialect
@@ -113,27 +101,24 @@ type Store struct {
 	prefix string
 	listen func(ctx context.Context, channel string, notify func()) error
 
-	batches  *batcher     // of commits; nil on MySQL, where one may wait for the row of another
-	texts    sync.Map     // statements by what they were made of
-	prepared *prepared    // nil on PostgreSQL, whose drivers prepare by themselves
-	turns    *turns       // of the writers of SQLite; nil on others
-	alone    atomic.Int32 // whether a statement need be no transaction: 0 if that is unknown, -1 or 1
+	batches   *batcher // of commits; nil on MySQL, where one may wait for the row of another
+	texts     *sqldb.Texts
+	prepared  *prepared    // nil on PostgreSQL, whose drivers prepare by themselves
+	turns     *turns       // of the writers of SQLite; nil on others
+	isolation atomic.Value // the default one of PostgreSQL, once it is known
 }
 
 var _ store.TxStore = (*Store)(nil)
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix begins the names of the tables and indexes, except saga_barrier, for a
-	// database in which these names are taken. It has up to 32 of a-z, 0-9 and _, and
-	// does not begin with a digit.
+	// Prefix begins the names of the tables and indexes, except saga_barrier: up to 32 of a-z, 0-9
+	// and _, not a digit first.
 	Prefix string
 
 	// Listen executes LISTEN for the channel on a connection of its own. It calls notify
 	// once when it has done so, and for each notification, until ctx ends or the
-	// connection fails. With Listen, a runner finds a saga that was started or signaled
-	// elsewhere within milliseconds instead of after RunnerConfig.Poll. It is for PostgreSQL only.
-	// With pgx it is resiliencepgx.Listen(pool).
+	// connection fails. It is for PostgreSQL only; with pgx it is resiliencepgx.Listen(pool).
 	//
 	// A store with Listen also sends notifications, so every process that starts or signals
 	// sagas needs it. PostgreSQL commits transactions with notifications one after the other.
@@ -145,8 +130,8 @@ type Config struct {
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
-// New returns a Store in db. It does not use db yet, and the Store never closes it. New
-// panics if db is nil, the dialect is unknown, or the Config is invalid for the dialect.
+// New returns a Store in db, which it does not use yet and never closes. It panics if db is nil,
+// the dialect is unknown, or the Config is invalid for it.
 func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	d, ok := dialects[dialect]
 	switch {
@@ -160,7 +145,8 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	case cfg.Listen != nil && dialect != PostgreSQL:
 		panic("sqlstore: Config.Listen is for PostgreSQL")
 	}
-	s := &Store{db: db, kind: dialect, d: d, prefix: cfg.Prefix, listen: cfg.Listen}
+	s := &Store{db: db, kind: dialect, d: d, prefix: cfg.Prefix, listen: cfg.Listen,
+		texts: sqldb.NewTexts(cfg.Prefix, d.numbered, d.words...)}
 	if dialect != PostgreSQL {
 		s.prepared = newPrepared(db)
 	}
@@ -175,9 +161,10 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 }
 
 // version is of the tables, which testdata has as they were in each. From 0.1.0 on, whatever changes
-// them makes it one more, with a migration in Migrate and a test that upgrades a database of each
-// released version in which sagas are half done. From stays while older programs can use the tables.
-var version = sqldb.Version{Is: 2, From: 1}
+// them makes it one more, with a migration in Migrate, and a test that upgrades a database of each
+// released version in which sagas are half done; and it says in the row of the version whether older
+// programs can use the tables.
+const version = 1
 
 func (s *Store) schema() sqldb.Schema {
 	barrier := participant.Table
@@ -185,23 +172,20 @@ func (s *Store) schema() sqldb.Schema {
 		barrier = participant.TableMySQL
 	}
 	return sqldb.Schema{
-		Create: strings.TrimLeft(s.d.words.Text(s.prefix, s.d.schema), "\n") + barrier + ";\n",
-		Find:   s.d.words.Text(s.prefix, find), Table: s.prefix + "saga_schema", Version: version, Kind: string(s.kind),
+		Create: strings.TrimLeft(s.sql(s.d.schema), "\n") + barrier + ";\n",
+		Find:   s.sql(find), Table: s.prefix + "saga_schema", Version: version, Kind: string(s.kind),
 	}
 }
 
-// Schema returns the statements that create the tables and indexes, each with a
-// semicolon at its end. It is for programs with a migration tool of their own; Migrate
-// then finds the tables and does nothing.
+// Schema returns the statements that create the tables and indexes, each with a semicolon at its
+// end, for a migration tool of your own. Migrate then finds the tables and does nothing.
 func (s *Store) Schema() string { return s.schema().String() }
 
-// Migrate creates the tables and indexes, including saga.BarrierTable, unless they
-// exist, and adds what those of an older version lack. If nothing is missing, it needs no right
-// to create tables. Several processes may call it at the same time. It returns an error if a
-// table of one of these names, except saga_barrier, belongs to another program, or if the
-// tables are of a version that this program cannot use: a newer one says which programs can. On
-// SQLite it also returns an error if the settings of the connection could lose a commit, or do not
-// wait for a lock.
+// Migrate creates the tables and indexes, including saga.BarrierTable, unless they exist. If
+// nothing is missing, it needs no right to create tables. Several processes may call it at once. It
+// returns an error if a table of one of these names, except saga_barrier, belongs to another
+// program, if a newer version of the tables says that this program cannot use them, or on SQLite if
+// the settings of the connection could lose a commit, or do not wait for a lock.
 func (s *Store) Migrate(ctx context.Context) error {
 	if s.kind == SQLite {
 		if err := s.settings(ctx); err != nil {
@@ -214,25 +198,18 @@ func (s *Store) Migrate(ctx context.Context) error {
 // settings returns an error if those of a connection to SQLite could lose a commit, or do not wait for
 // a lock.
 func (s *Store) settings(ctx context.Context) error {
-	var synchronous, busy int
-	for text, value := range map[string]*int{"PRAGMA synchronous": &synchronous, "PRAGMA busy_timeout": &busy} {
-		if err := s.db.QueryRowContext(ctx, text).Scan(value); err != nil {
-			return err
-		}
+	var synchronous int
+	if err := s.db.QueryRowContext(ctx, "PRAGMA synchronous").Scan(&synchronous); err != nil {
+		return err
 	}
 	if synchronous < 2 {
 		return fmt.Errorf("PRAGMA synchronous is %d: must be 2 (FULL) or 3 (EXTRA) on every connection,"+
 			" since a committed step must survive a loss of power", synchronous)
 	}
-	if busy <= 0 {
-		return errors.New("PRAGMA busy_timeout is 0: must be some seconds on every connection," +
-			" since a writer must wait for those of other processes")
-	}
-	return nil
+	return sqldb.Waits(ctx, s.db)
 }
 
-// Check implements [store.Checker]: it returns nil if the tables exist and this program can
-// use them.
+// Check returns nil if the tables exist and this program can use them.
 func (s *Store) Check(ctx context.Context) error {
 	err := s.schema().Check(ctx, s.db)
 	for _, is := range []error{sqldb.ErrMissing, sqldb.ErrOther, sqldb.ErrVersion} {
@@ -245,17 +222,7 @@ func (s *Store) Check(ctx context.Context) error {
 }
 
 // sql returns a statement in the words of the database.
-func (s *Store) sql(text string) string {
-	if made, ok := s.texts.Load(text); ok {
-		return made.(string)
-	}
-	made := s.d.words.Text(s.prefix, text)
-	if s.d.numbered {
-		made = sqldb.Number(made)
-	}
-	s.texts.Store(text, made)
-	return made
-}
+func (s *Store) sql(text string) string { return s.texts.Of(text) }
 
 // among is sql for a statement whose last parameters are a list of ids, which it appends to args. The
 // list is filled up to a power of two, so that there are few different statements.
@@ -285,16 +252,16 @@ func (s *Store) write(ctx context.Context, urgent bool, fn func(context.Context,
 		// SQLite.
 		ctx = context.WithoutCancel(ctx)
 	}
-	if s.prepared == nil {
-		return sqldb.Transact(ctx, s.db, s.options(), repeats, func(ctx context.Context, tx *sql.Tx) error {
-			return fn(ctx, tx)
-		})
-	}
-	// Before the transaction has a connection, since this needs one too.
-	if err := s.prepared.prepare(ctx); err != nil {
-		return err
+	if s.prepared != nil {
+		// Before the transaction has a connection, since this needs one too.
+		if err := s.prepared.prepare(ctx); err != nil {
+			return err
+		}
 	}
 	return sqldb.Transact(ctx, s.db, s.options(), repeats, func(ctx context.Context, tx *sql.Tx) error {
+		if s.prepared == nil {
+			return fn(ctx, tx)
+		}
 		return fn(ctx, preparedTx{tx, s.prepared})
 	})
 }
@@ -305,21 +272,17 @@ func (s *Store) single(ctx context.Context, fn func(context.Context, sqldb.Queri
 	if s.kind != PostgreSQL {
 		return s.write(ctx, false, fn)
 	}
-	if s.alone.Load() == 0 {
-		var level string
+	level, _ := s.isolation.Load().(string)
+	if level == "" {
 		if err := s.db.QueryRowContext(ctx, "SHOW default_transaction_isolation").Scan(&level); err != nil {
 			return err
 		}
-		if level == "read committed" {
-			s.alone.Store(1)
-		} else {
-			s.alone.Store(-1)
-		}
+		s.isolation.Store(level)
 	}
-	if s.alone.Load() > 0 {
-		return sqldb.Write(ctx, s.db, fn)
+	if level != "read committed" {
+		return s.write(ctx, false, fn)
 	}
-	return s.write(ctx, false, fn)
+	return sqldb.Write(ctx, s.db, func(ctx context.Context, on sqldb.Conn) error { return fn(ctx, on) })
 }
 
 // options returns the isolation under which an UPDATE sees the newest version of its row, whatever the
@@ -340,7 +303,6 @@ func (s *Store) lock(ctx context.Context, q sqldb.Querier) error {
 	return err
 }
 
-// Begin implements [store.TxStore].
 func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
 	if s.turns != nil {
 		// Until tx has the lock. After that, other writers wait for it inside SQLite.
@@ -360,7 +322,7 @@ func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
 	return tx, wrap("begin", err)
 }
 
-// Exclusive implements [store.TxStore]: SQLite has one writer.
+// Exclusive reports whether there is one writer: on SQLite.
 func (s *Store) Exclusive() bool { return s.turns != nil }
 
 func (s *Store) channel() string { return s.prefix + "saga" }
@@ -375,7 +337,6 @@ func (s *Store) tell(ctx context.Context, q sqldb.Querier) error {
 	return err
 }
 
-// Listen implements [store.Notifier].
 func (s *Store) Listen(ctx context.Context, notify func()) error {
 	if s.listen == nil {
 		<-ctx.Done()
@@ -412,6 +373,9 @@ const hearsWithin = 10 * time.Second
 
 var errDeaf = errors.New("LISTEN has succeeded, and a notification did not arrive:" +
 	" it needs a connection of its own to the server, past any pooler such as PgBouncer")
+
+// named is deferred to add the method to an error of the database.
+func named(what string, err *error) { *err = wrap(what, *err) }
 
 // wrap adds the method to an error of the database. ErrFenced and ErrNotFound stay as
 // they are.

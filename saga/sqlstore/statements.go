@@ -3,15 +3,13 @@ package sqlstore
 import (
 	"strconv"
 	"strings"
-
-	"github.com/go-resilience/resilience/internal/sqldb"
 )
 
 // A dialect is the statements of a kind of database that are not those of all. In all of them {p}
 // begins the names of the tables, {now} is the clock in microseconds since 1970, {ids} is a list of
 // placeholders, and each ? is one parameter.
 type dialect struct {
-	words    sqldb.Words
+	words    []string
 	numbered bool // placeholders are $1, $2 and so on
 
 	schema string // without the version and the barrier
@@ -21,11 +19,6 @@ type dialect struct {
 	commit string // the values of commitArgs, and the log if that is ""
 	batch  string // commits as JSON; "" if they go one by one
 	log    string // an entry; "" if start and commit have all of them, as JSON
-
-	// due locks the first sagas of a queue: name, version, owned, limit. With json, it does so for
-	// many: the queues, limit, limit.
-	due  string
-	json bool
 
 	// queues has the least wake_at of each queue (see first), and statuses the number of sagas of each name
 	// and status. Both skip from group to group in an index. {count} of queues is 0 or dueOf.
@@ -76,6 +69,10 @@ WHERE id = ? AND epoch = ? AND seq = ?`
 
 	receipt = `SELECT cancel_requested, cancel_note, woken FROM {p}saga WHERE id = ?`
 
+	// pick locks the first sagas of a queue.
+	pick = `SELECT id, owner FROM {by live} WHERE {live} AND name = ? AND version = ? AND owned = ? AND wake_at <= {now}
+ORDER BY wake_at LIMIT ?{skip}`
+
 	// In an UPDATE of MySQL, an expression sees the columns that were set before it.
 	take = `UPDATE {p}saga SET takeovers = takeovers + CASE WHEN owner <> '' AND owner <> ? THEN 1 ELSE 0 END,
 	epoch = epoch + 1, woken = false, owner = ?, wake_at = {now} + ? WHERE id IN ({ids})`
@@ -84,7 +81,7 @@ WHERE id = ? AND epoch = ? AND seq = ?`
 	// first has the queues of the sagas that have been due for longest, how many each has of these, and no
 	// more than {first} sagas of crashed owners, and as many others. It costs the same with every number of
 	// definitions.
-	first = `SELECT name, version, owned, min(wake_at), {now}, count(*) FROM (` +
+	first = `SELECT name, version, owned, min(wake_at), count(*) FROM (` +
 		firstOf + `1` + orderOfFirst + ` AS crashed UNION ALL ` + firstOf + `0` + orderOfFirst + ` AS others) AS d
 GROUP BY name, version, owned`
 	firstOf      = `SELECT * FROM (SELECT name, version, owned, wake_at FROM {by due} WHERE {live} AND {owned} = `
@@ -125,8 +122,8 @@ var removal = []string{
 
 // words returns those of a dialect and those of all. by is how a query is told to read the table by an
 // index, for whose name %s stands.
-func words(by string, own ...string) sqldb.Words {
-	list := append(sqldb.Words{"{record}", columns + ", {now} AS store_now", "{first}", strconv.Itoa(firsts)}, own...)
+func words(by string, own ...string) []string {
+	list := append([]string{"{record}", columns + ", {now} AS store_now", "{first}", strconv.Itoa(firsts)}, own...)
 	for _, index := range []string{"live", "due", "name", "time"} {
 		list = append(list, "{by "+index+"}", strings.ReplaceAll(by, "%s", "{p}saga_"+index))
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -15,7 +16,6 @@ import (
 	"github.com/go-resilience/resilience/internal/sqldb"
 )
 
-// Start implements [store.Store].
 func (s *Store) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
 	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
 		rec, created, err = s.start(ctx, q, req)
@@ -27,7 +27,6 @@ func (s *Store) Start(ctx context.Context, req store.StartRequest) (rec store.Re
 	return rec, created, wrap("start", err)
 }
 
-// StartTx implements [store.TxStore].
 func (s *Store) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest) (store.Record, bool, error) {
 	rec, created, err := s.start(ctx, tx, req)
 	if created && err == nil {
@@ -39,12 +38,6 @@ func (s *Store) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest)
 func (s *Store) start(ctx context.Context, q sqldb.Querier, req store.StartRequest) (
 	rec store.Record, created bool, err error,
 ) {
-	if s.kind == MySQL {
-		err = fits(req.ID, 200, req.Saga, 200, req.Owner, 300, req.Parent, 200, req.ParentStep, 100)
-		if err != nil {
-			return rec, false, err // IGNORE would cut them off
-		}
-	}
 	epoch, due := int64(0), time.Duration(0)
 	if req.Owner != "" {
 		epoch, due = 1, req.LeaseTTL
@@ -56,7 +49,7 @@ func (s *Store) start(ctx context.Context, q sqldb.Querier, req store.StartReque
 	}
 	for {
 		if s.d.log == "" {
-			rec, err = scan(q.QueryRowContext(ctx, s.sql(s.d.start), append(args, jsonOf(entriesOf(req.Log, 0)))...))
+			rec, err = scan(q.QueryRowContext(ctx, s.sql(s.d.start), append(args, jsonOf(numbered(req.Log, 0)))...))
 			if !errors.Is(err, sql.ErrNoRows) {
 				return rec, err == nil, err
 			}
@@ -77,33 +70,13 @@ func (s *Store) start(ctx context.Context, q sqldb.Querier, req store.StartReque
 	}
 }
 
-// fits returns an error if a text is longer than the number that follows it.
-func fits(list ...any) error {
-	for i := 0; i < len(list); i += 2 {
-		if text, limit := list[i].(string), list[i+1].(int); len(text) > limit {
-			return fmt.Errorf("%.40q... has %d bytes: at most %d fit into the table", text, len(text), limit)
-		}
+// numbered returns the entries of a log, whose last one was seq.
+func numbered(log []store.Entry, seq int64) []store.Entry {
+	log = slices.Clone(log)
+	for i := range log {
+		log[i].Seq = seq + 1 + int64(i)
 	}
-	return nil
-}
-
-// An entry of a log, as PostgreSQL reads it.
-type entry struct {
-	Seq     int64  `json:"seq"`
-	Step    string `json:"step"`
-	Op      string `json:"op"`
-	Event   string `json:"event"`
-	Attempt int    `json:"attempt"`
-	Error   string `json:"error"`
-}
-
-// entriesOf returns a log whose entries are after seq.
-func entriesOf(log []store.Entry, seq int64) []entry {
-	list := make([]entry, len(log))
-	for i, e := range log {
-		list[i] = entry{seq + 1 + int64(i), e.Step, string(e.Op), string(e.Kind), e.Attempt, e.Error}
-	}
-	return list
+	return log
 }
 
 func jsonOf(v any) string {
@@ -116,9 +89,9 @@ func jsonOf(v any) string {
 
 // log writes entries after seq.
 func (s *Store) log(ctx context.Context, q sqldb.Querier, id string, epoch, seq int64, log []store.Entry) error {
-	for i, e := range log {
+	for _, e := range numbered(log, seq) {
 		_, err := q.ExecContext(ctx, s.sql(s.d.log),
-			id, seq+1+int64(i), e.Step, string(e.Op), string(e.Kind), e.Attempt, epoch, e.Error)
+			id, e.Seq, e.Step, string(e.Op), string(e.Kind), e.Attempt, epoch, e.Error)
 		if err != nil {
 			return err
 		}
@@ -126,7 +99,6 @@ func (s *Store) log(ctx context.Context, q sqldb.Querier, id string, epoch, seq 
 	return nil
 }
 
-// Commit implements [store.Store].
 func (s *Store) Commit(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
 	if s.batches == nil {
 		rc, err = s.commitAlone(ctx, req)
@@ -147,7 +119,6 @@ func (s *Store) commitAlone(ctx context.Context, req store.CommitRequest) (rc st
 	return rc, err
 }
 
-// CommitTx implements [store.TxStore].
 func (s *Store) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (store.Receipt, error) {
 	rc, err := s.commit(ctx, tx, req)
 	if err == nil && due(&req, rc) {
@@ -179,7 +150,7 @@ func (s *Store) commit(ctx context.Context, q sqldb.Querier, req store.CommitReq
 	}
 	var row *sql.Row
 	if s.d.log == "" {
-		row = q.QueryRowContext(ctx, s.sql(s.d.commit), append(args, jsonOf(entriesOf(req.Log, req.Seq)))...)
+		row = q.QueryRowContext(ctx, s.sql(s.d.commit), append(args, jsonOf(numbered(req.Log, req.Seq)))...)
 	} else {
 		switch changed, err := changes(q.ExecContext(ctx, s.sql(s.d.commit), args...)); {
 		case err != nil:
@@ -209,24 +180,48 @@ func changes(res sql.Result, err error) (bool, error) {
 	return n > 0, err
 }
 
-// Claim implements [store.Store]. It looks at the sagas that have been due for longest. Where those do
-// not say which to claim, it asks for all queues.
 func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
+	defer named("claim", &err)
 	if req.Limit <= 0 || len(req.Definitions) == 0 {
 		return nil, nil
 	}
+	// It looks at the sagas that have been due for longest. Where those do not say which to claim, it asks
+	// for all queues.
 	queues, all, err := s.due(ctx, s.db, req, first)
 	if err == nil && len(queues) == 0 && !all {
 		queues, all, err = s.due(ctx, s.db, req, s.d.queues)
 	}
 	if err != nil || len(queues) == 0 {
-		return nil, wrap("claim", err)
+		return nil, err
 	}
 	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
-		recs, err = s.claim(ctx, q, req, queues, all)
+		recs = nil
+		if err := s.lock(ctx, q); err != nil {
+			return err
+		}
+		ids, previous, err := s.pick(ctx, q, queues, req.Limit)
+		if err == nil && len(ids) < req.Limit && !all {
+			if queues, _, err = s.due(ctx, q, req, s.d.queues); err == nil {
+				ids, previous, err = s.pick(ctx, q, queues, req.Limit)
+			}
+		}
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		text, args := s.among(take, ids, req.Owner, req.Owner, req.LeaseTTL.Microseconds())
+		if _, err := q.ExecContext(ctx, text, args...); err != nil {
+			return err
+		}
+		text, args = s.among(taken, ids)
+		rows, err := q.QueryContext(ctx, text, args...)
+		recs, err = collect(rows, err, func(rows *sql.Rows) (store.Record, error) {
+			rec, err := scan(rows)
+			rec.Previous = previous[rec.ID]
+			return rec, err
+		})
 		return err
 	})
-	return recs, wrap("claim", err)
+	return recs, err
 }
 
 // firsts is of how many sagas first has the queues: those of crashed owners, and as many others.
@@ -243,7 +238,7 @@ func (s *Store) due(ctx context.Context, q sqldb.Querier, req store.ClaimRequest
 	}
 	var seen [2]int // without an owner, and with one
 	for _, q := range queues {
-		seen[q.Owned] += q.count
+		seen[q.owned] += q.count
 	}
 	if seen[1] == firsts {
 		return nil, false, err // another crashed owner's saga comes before those without one
@@ -252,42 +247,12 @@ func (s *Store) due(ctx context.Context, q sqldb.Querier, req store.ClaimRequest
 	for _, d := range req.Definitions {
 		known[d] = true
 	}
-	queues = slices.DeleteFunc(queues, func(q queue) bool {
-		return !known[store.Definition{Saga: q.Name, Version: q.Version}]
-	})
+	queues = slices.DeleteFunc(queues, func(q queue) bool { return !known[q.Definition] })
 	// Those of crashed owners first, then that whose first saga was due first.
 	slices.SortFunc(queues, func(a, b queue) int {
-		return cmp.Or(b.Owned-a.Owned, cmp.Compare(a.oldest, b.oldest))
+		return cmp.Or(b.owned-a.owned, cmp.Compare(a.oldest, b.oldest))
 	})
 	return queues, seen[0] < firsts, err
-}
-
-func (s *Store) claim(ctx context.Context, q sqldb.Querier, req store.ClaimRequest, queues []queue, all bool) (
-	[]store.Record, error,
-) {
-	if err := s.lock(ctx, q); err != nil {
-		return nil, err
-	}
-	ids, previous, err := s.pick(ctx, q, queues, req.Limit)
-	if err == nil && len(ids) < req.Limit && !all {
-		if queues, _, err = s.due(ctx, q, req, s.d.queues); err == nil {
-			ids, previous, err = s.pick(ctx, q, queues, req.Limit)
-		}
-	}
-	if err != nil || len(ids) == 0 {
-		return nil, err
-	}
-	text, args := s.among(take, ids, req.Owner, req.Owner, req.LeaseTTL.Microseconds())
-	if _, err := q.ExecContext(ctx, text, args...); err != nil {
-		return nil, err
-	}
-	text, args = s.among(taken, ids)
-	rows, err := q.QueryContext(ctx, text, args...)
-	return collect(rows, err, func(rows *sql.Rows) (store.Record, error) {
-		rec, err := scan(rows)
-		rec.Previous = previous[rec.ID]
-		return rec, err
-	})
 }
 
 // pick locks the first sagas of the queues, and returns their ids and owners.
@@ -295,77 +260,64 @@ func (s *Store) pick(ctx context.Context, q sqldb.Querier, queues []queue, limit
 	ids []string, owners map[string]string, err error,
 ) {
 	owners = make(map[string]string)
-	pick := func(args ...any) error {
-		rows, err := q.QueryContext(ctx, s.sql(s.d.due), args...)
+	for i := 0; i < len(queues) && len(ids) < limit; i++ {
+		from := &queues[i]
+		rows, err := q.QueryContext(ctx, s.sql(pick), from.Saga, from.Version, from.owned, limit-len(ids))
 		_, err = collect(rows, err, func(rows *sql.Rows) (id string, err error) {
 			var owner string
 			err = rows.Scan(&id, &owner)
 			ids, owners[id] = append(ids, id), owner
 			return id, err
 		})
-		return err
+		if err != nil {
+			return nil, nil, err
+		}
 	}
-	if s.d.json {
-		err = pick(jsonOf(queues), limit, limit)
-		return ids, owners, err
-	}
-	for i := 0; i < len(queues) && len(ids) < limit && err == nil; i++ {
-		err = pick(queues[i].Name, queues[i].Version, queues[i].Owned, limit-len(ids))
-	}
-	return ids, owners, err
+	return ids, owners, nil
 }
 
-// Heartbeat implements [store.Store].
 func (s *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (renewed []store.Renewed, err error) {
+	defer named("heartbeat", &err)
 	if len(req.Held) == 0 {
 		return nil, nil
 	}
 	err = s.write(ctx, true, func(ctx context.Context, q sqldb.Querier) error {
-		renewed, err = s.heartbeat(ctx, q, req)
+		if err := s.lock(ctx, q); err != nil {
+			return err
+		}
+		renewed = nil
+		epochs := make(map[string]int64, len(req.Held)) // of those that were not found yet
+		ids := make([]string, len(req.Held))
+		for i, h := range req.Held {
+			ids[i], epochs[h.ID] = h.ID, h.Epoch
+		}
+		look := func(how string, ids []string) (found []string, err error) {
+			text, args := s.among(held+how, ids, req.Owner)
+			rows, err := q.QueryContext(ctx, text, args...)
+			_, err = collect(rows, err, func(rows *sql.Rows) (n store.Renewed, err error) {
+				err = rows.Scan(&n.ID, &n.Epoch, &n.CancelRequested, &n.CancelNote)
+				if epoch, ok := epochs[n.ID]; ok && n.Epoch == epoch {
+					n.Locked = how == ""
+					renewed, found = append(renewed, n), append(found, n.ID)
+					delete(epochs, n.ID)
+				}
+				return n, err
+			})
+			return found, err
+		}
+		free, err := look("{skip}", ids)
+		if err == nil && len(free) > 0 {
+			text, args := s.among(renew, free, req.LeaseTTL.Microseconds())
+			_, err = q.ExecContext(ctx, text, args...)
+		}
+		if err == nil && len(epochs) > 0 && s.d.lock == "" { // a locked row is read as it was last committed
+			_, err = look("", slices.Collect(maps.Keys(epochs)))
+		}
 		return err
 	})
-	return renewed, wrap("heartbeat", err)
-}
-
-func (s *Store) heartbeat(ctx context.Context, q sqldb.Querier, req store.HeartbeatRequest) (
-	[]store.Renewed, error,
-) {
-	if err := s.lock(ctx, q); err != nil {
-		return nil, err
-	}
-	epochs := make(map[string]int64, len(req.Held)) // of those that were not found yet
-	ids := make([]string, len(req.Held))
-	for i, h := range req.Held {
-		ids[i], epochs[h.ID] = h.ID, h.Epoch
-	}
-	var renewed []store.Renewed
-	look := func(how string, ids []string) (found []string, err error) {
-		text, args := s.among(held+how, ids, req.Owner)
-		rows, err := q.QueryContext(ctx, text, args...)
-		_, err = collect(rows, err, func(rows *sql.Rows) (n store.Renewed, err error) {
-			err = rows.Scan(&n.ID, &n.Epoch, &n.CancelRequested, &n.CancelNote)
-			if epoch, ok := epochs[n.ID]; ok && n.Epoch == epoch {
-				n.Locked = how == ""
-				renewed, found = append(renewed, n), append(found, n.ID)
-				delete(epochs, n.ID)
-			}
-			return n, err
-		})
-		return found, err
-	}
-	free, err := look("{skip}", ids)
-	if err == nil && len(free) > 0 {
-		text, args := s.among(renew, free, req.LeaseTTL.Microseconds())
-		_, err = q.ExecContext(ctx, text, args...)
-	}
-	if err == nil && len(epochs) > 0 && s.d.lock == "" { // a locked row is read as it was last committed
-		ids = slices.DeleteFunc(ids, func(id string) bool { _, left := epochs[id]; return !left })
-		_, err = look("", ids)
-	}
 	return renewed, err
 }
 
-// Cancel implements [store.Store].
 func (s *Store) Cancel(ctx context.Context, id, note string) (rec store.Record, err error) {
 	if !isText(id) {
 		return rec, store.ErrNotFound
@@ -387,7 +339,6 @@ func (s *Store) Cancel(ctx context.Context, id, note string) (rec store.Record, 
 	return rec, wrap("cancel", err)
 }
 
-// Signal implements [store.Store].
 func (s *Store) Signal(ctx context.Context, req store.SignalRequest) (rec store.Record, err error) {
 	var refused error
 	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
@@ -400,7 +351,6 @@ func (s *Store) Signal(ctx context.Context, req store.SignalRequest) (rec store.
 	return rec, cmp.Or(wrap("signal", err), refused)
 }
 
-// SignalTx implements [store.TxStore].
 func (s *Store) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalRequest) (store.Record, error) {
 	rec, refused, err := s.signal(ctx, tx, req)
 	if err == nil && rec.Owner == "" {
@@ -449,7 +399,6 @@ func (s *Store) signal(ctx context.Context, q sqldb.Querier, req store.SignalReq
 	return rec, nil, nil
 }
 
-// Hasten implements [store.Store].
 func (s *Store) Hasten(ctx context.Context, id string) error {
 	err := s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
 		_, err := q.ExecContext(ctx, s.sql(wake+" AND {live}"), id)
@@ -461,7 +410,6 @@ func (s *Store) Hasten(ctx context.Context, id string) error {
 	return wrap("hasten", err)
 }
 
-// DeleteEnded implements [store.Store]. Rows of the barrier stay (see saga.BarrierTable).
 func (s *Store) DeleteEnded(ctx context.Context, status store.Status, age time.Duration, limit int) (
 	n int, err error,
 ) {

@@ -11,7 +11,6 @@ import (
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sqldb"
-	"github.com/go-resilience/resilience/internal/sqltx"
 )
 
 // Table and TableMySQL create the table of Apply: see saga.BarrierTable.
@@ -52,7 +51,7 @@ var mysqlBarrier = barrierSQL{
 
 // version is of the table. One that has changed has a row that says so, whose op is "version": its
 // reason is the version of the table and the oldest version of a program that can use it.
-var version = sqldb.Version{Is: 1, From: 1}
+const version = 1
 
 // barrierFor asks the database of which kind it is, since only MySQL reads the comment, and of which
 // version the table.
@@ -61,10 +60,10 @@ func barrierFor(ctx context.Context, db *sql.DB) (*barrierSQL, error) {
 	var row sql.NullString
 	err := db.QueryRowContext(ctx, "SELECT 1 /*! + 1 */, "+
 		"(SELECT reason FROM saga_barrier WHERE saga_id = '' AND step = '' AND op = 'version')").Scan(&n, &row)
-	found := version
 	if err == nil && row.Valid {
-		if _, err = fmt.Sscanf(row.String, "%d %d", &found.Is, &found.From); err == nil {
-			err = version.Accepts(found)
+		var found, from int
+		if _, err = fmt.Sscanf(row.String, "%d %d", &found, &from); err == nil {
+			err = sqldb.Usable(found, from, version)
 		}
 	}
 	if err != nil {
@@ -139,37 +138,20 @@ func Apply(
 // within calls fn in a transaction, and commits it if fn returns nil. It does so once more if the
 // server takes no writes, or the driver has a stale statement.
 func within(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
-	err := transact(ctx, db, fn)
-	if sqltx.Stale(err, nil) {
-		return transact(ctx, db, fn)
-	}
-	probe := sqltx.Reader(err, nil)
-	if probe == "" {
-		return err
-	}
-	conn, failed := sqltx.Primary(ctx, db, probe)
-	if failed != nil {
-		return err
-	}
-	defer conn.Close()
-	return transact(ctx, conn, fn)
-}
-
-func transact(ctx context.Context, db interface {
-	BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
-}, fn func(*sql.Tx) error) error {
-	tx, err := db.BeginTx(ctx, nil)
-	if err != nil {
-		return fmt.Errorf("saga: apply: %w", err)
-	}
-	defer tx.Rollback()
-	if err := fn(tx); err != nil {
-		return err
-	}
-	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("saga: apply: %w", err)
-	}
-	return nil
+	return sqldb.Write(ctx, db, func(ctx context.Context, on sqldb.Conn) error {
+		tx, err := on.BeginTx(ctx, nil)
+		if err != nil {
+			return fmt.Errorf("saga: apply: %w", err)
+		}
+		defer tx.Rollback()
+		if err := fn(tx); err != nil {
+			return err
+		}
+		if err := tx.Commit(); err != nil {
+			return fmt.Errorf("saga: apply: %w", err)
+		}
+		return nil
+	})
 }
 
 // A command is what arrives at a participant, in a transaction.
