@@ -111,3 +111,17 @@ func TestAStaleStatementIsTriedAgainOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestTransactionsWithoutAPrimary of a driver that has no way to ask for one: the error says why.
+func TestTransactionsWithoutAPrimary(t *testing.T) {
+	begun := 0
+	in := resiliencesql.Transactions[noTx]{Begin: func(context.Context) (noTx, error) { begun++; return noTx{}, nil }}
+	err := in.InTx(t.Context(), nil, func(context.Context, noTx) error { return standby.ReadOnly })
+	require.ErrorIs(t, err, standby.ReadOnly)
+	require.Equal(t, 1, begun)
+}
+
+type noTx struct{}
+
+func (noTx) Commit(context.Context) error   { return nil }
+func (noTx) Rollback(context.Context) error { return nil }
