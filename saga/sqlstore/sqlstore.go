@@ -93,7 +93,7 @@ const (
 var dialects = map[Dialect]*dialect{PostgreSQL: &postgresql, MySQL: &mysql, SQLite: &sqlite}
 
 // A Store is a saga.Store in a database, for concurrent use by many processes. Migrate, Schema and
-// Begin are for programs, its other methods for a Runner alone.
+// Check are for programs, its other methods for a Runner alone.
 type Store struct {
 	db     *sql.DB
 	kind   Dialect
