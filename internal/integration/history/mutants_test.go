@@ -32,7 +32,7 @@ var mutants = []mutant{
 	{"an invalidation leaves a load under way", &cacheTarget, "cacheaside/write.go",
 		"	delete(c.flights, key)\n", ""},
 	{"the fence of a lease is ignored", &leaseTarget, "lease/sqllease/sqllease.go",
-		"	if s.text.fenceWrites {\n", "	if tx != nil {\n		return nil\n	}\n	if s.text.fenceWrites {\n"},
+		"	err := tx.QueryRowContext(", "	if tx != nil {\n		return nil\n	}\n	err := tx.QueryRowContext("},
 	{"a lease is renewed after it has ended", &leaseTarget, "lease/term.go",
 		"why, late := h.why, !time.Now().Before(h.until)", "why, late := h.why, false"},
 	{"a COMMIT without its nonce", &sagaTarget, "saga/sqlstore/write.go",
