@@ -75,7 +75,8 @@ SELECT cancel_requested, cancel_note, woken FROM s`,
 	// that was made while the table was new, and kept, would read the whole table.
 	batch: `WITH k AS MATERIALIZED (
 	SELECT r.* FROM json_to_recordset(?::json) AS r(place int, id text, epoch bigint, seq bigint, nonce bigint,
-		status text, data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text, wake_in bigint, log json)
+		status text, data text, steps text, after bigint, failures bigint, takeovers bigint, last_error text,
+		wake_in bigint, log json)
 	JOIN {p}saga s ON s.id = r.id AND s.epoch = r.epoch AND s.seq = r.seq
 	WHERE r.seq + 0 = r.seq FOR NO KEY UPDATE OF s SKIP LOCKED),
 s AS (UPDATE {p}saga s SET status = k.status, data = COALESCE(decode(k.data, 'base64'), s.data), steps = k.steps,
