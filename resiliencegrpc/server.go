@@ -1,7 +1,6 @@
 package resiliencegrpc
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -10,7 +9,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -22,7 +20,6 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
-	"github.com/go-resilience/resilience/throttle"
 )
 
 // A Server says which calls a [grpc.Server] serves, and how many. Every field is
@@ -51,9 +48,9 @@ import (
 // [grpc.MaxConcurrentStreams].
 type Server struct {
 	// Limit bounds the rate of calls for each key. Nil means no limit.
-	Limit Admitter
+	Limit resiliencehttp.Admitter
 
-	// Key returns the key of a call for Limit and MessageLimit. Take it from what the
+	// Key returns the key of a call for Limit. Take it from what the
 	// server knows about the client, such as its address or its authenticated account. A
 	// client that can choose its key can choose a new one for each call, and has no limit.
 	// Of a key of more than 200 bytes its SHA-256 is kept. Nil means [ClientIP] without
@@ -69,50 +66,19 @@ type Server struct {
 	// means that streams are served in Slots.
 	StreamSlots *bulkhead.Bulkhead
 
-	// ShareBy returns the share that a call has in Slots and StreamSlots, such as its tenant,
-	// so that the flood of one does not use up what all share: it becomes the Share of their
-	// [bulkhead.Config]. Take it from what the server knows about the client. Of a share of
-	// more than 200 bytes its SHA-256 is kept. Nil means that there are no shares.
-	ShareBy func(context.Context) string
-
-	// MessageLimit bounds the rate of messages that a client sends on its streams, for
-	// each key. A stream whose message is over the limit ends as a call that is
-	// refused, whatever its handler returns; with a MaxWait, its messages are received
-	// later, and the client has to slow down. Nil means no limit.
-	MessageLimit Admitter
-
 	// Middleware runs the handler of a call: a breaker, or a [resilience.Chain] of several
 	// policies. A call is served once, so a retrier is of no use here. Nil means none.
 	Middleware resilience.Middleware
 
-	// Exempt reports whether calls of a full method pass without any of this. Nil means
-	// those of [HealthOrReflection].
+	// Exempt reports whether calls of a full method pass without any of this. Nil means those of
+	// the services grpc.health.v1.Health and grpc.reflection.*.ServerReflection: they must answer
+	// while the server is full, or it is taken for one that is down.
 	Exempt func(method string) bool
 }
 
-// An Admitter is a limit for each key: a *[throttle.Group] of strings.
-type Admitter interface {
-	// Admit takes what a call costs from the limit of key. It returns what is left, and an
-	// error if the call is refused.
-	Admit(ctx context.Context, key string) (throttle.Decision, error)
-}
-
-// HealthOrReflection reports whether a full method is one of the services
-// grpc.health.v1.Health and grpc.reflection.*.ServerReflection. They must answer while the
-// server is full, or it is taken for one that is down.
-func HealthOrReflection(method string) bool {
-	return strings.HasPrefix(method, "/grpc.health.v1.Health/") ||
-		strings.HasPrefix(method, "/grpc.reflection.v1.ServerReflection/") ||
-		strings.HasPrefix(method, "/grpc.reflection.v1alpha.ServerReflection/")
-}
-
 // Options returns options for [grpc.NewServer]. They add interceptors, which run in the
-// order in which all options add them. If Key, ShareBy or a Priority reads from the ctx of a
-// call, an interceptor before these puts it there.
-//
-// Options panics if ShareBy is set and Slots and StreamSlots are nil, or no call waits in one
-// of them, whose MaxWait is 0. Several servers may share slots by their ShareBy; calls of these
-// bulkheads that serve nothing keep the Share that these have.
+// order in which all options add them. If Key, or a Priority or Share of the slots, reads from
+// the ctx of a call, an interceptor before these puts it there.
 func (s Server) Options() []grpc.ServerOption {
 	if s.Key == nil {
 		s.Key = ClientIP()
@@ -121,11 +87,7 @@ func (s Server) Options() []grpc.ServerOption {
 		s.StreamSlots = s.Slots
 	}
 	if s.Exempt == nil {
-		s.Exempt = HealthOrReflection
-	}
-	s.Limit, s.MessageLimit = orNil(s.Limit), orNil(s.MessageLimit)
-	if s.ShareBy != nil {
-		s.share(s.Slots, s.StreamSlots)
+		s.Exempt = healthOrReflection
 	}
 	unary, stream := s.chain(s.Slots), s.chain(s.StreamSlots)
 	return []grpc.ServerOption{
@@ -149,29 +111,23 @@ func (s Server) Options() []grpc.ServerOption {
 				return handler(srv, ss)
 			}
 			return stream.serve(ss.Context(), info.FullMethod, func(ctx context.Context) error {
-				g := &guardedStream{ServerStream: ss, ctx: ctx, limit: s.MessageLimit}
-				if s.MessageLimit != nil {
-					g.key = shortKey(s.Key(ctx))
-				}
-				err := handler(srv, g)
-				return cmp.Or(g.refusal(), err)
+				return handler(srv, &guardedStream{ss, ctx})
 			}, ss.SetTrailer)
 		}),
 	}
 }
 
-// orNil returns nil for a nil pointer, such as that of a group that a program does without.
-func orNil(limit Admitter) Admitter {
-	if v := reflect.ValueOf(limit); v.Kind() == reflect.Pointer && v.IsNil() {
-		return nil
-	}
-	return limit
+func healthOrReflection(method string) bool {
+	return strings.HasPrefix(method, "/grpc.health.v1.Health/") ||
+		strings.HasPrefix(method, "/grpc.reflection.v1.ServerReflection/") ||
+		strings.HasPrefix(method, "/grpc.reflection.v1alpha.ServerReflection/")
 }
 
 // chain returns the policies of a call.
 func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 	var all []resilience.Middleware
-	if s.Limit != nil {
+	// A nil pointer is that of a group that a program does without.
+	if v := reflect.ValueOf(s.Limit); v.IsValid() && !(v.Kind() == reflect.Pointer && v.IsNil()) {
 		all = append(all, func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error {
 				if _, err := s.Limit.Admit(ctx, shortKey(s.Key(ctx))); err != nil {
@@ -185,47 +141,19 @@ func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 		all = append(all, slots.Wrap)
 	}
 	all = append(all, s.Middleware)
-	return policies{resilience.Chain(all...)(serve), s.ShareBy}
+	return policies(resilience.Chain(all...)(serve))
 }
 
-// share makes ShareBy the Share of calls in the slots that are not nil.
-func (s Server) share(slots ...*bulkhead.Bulkhead) {
-	slots = slices.DeleteFunc(slots, func(b *bulkhead.Bulkhead) bool { return b == nil })
-	if len(slots) == 0 {
-		panic(errors.New("resiliencegrpc: ShareBy is set: must be nil, or Slots or StreamSlots be set"))
-	}
-	for _, b := range slots {
-		err := b.Update(func(c *bulkhead.Config) {
-			before := c.Share
-			c.Share = func(ctx context.Context) string {
-				if s, ok := ctx.Value(serviceKey{}).(*service); ok && s.shareBy != nil {
-					return shortKey(s.shareBy(ctx))
-				}
-				if before != nil {
-					return before(ctx)
-				}
-				return ""
-			}
-		})
-		if err != nil {
-			panic(err)
-		}
-	}
-}
-
-// policies runs the service that its ctx is, under all policies.
-type policies struct {
-	run     resilience.Func
-	shareBy func(context.Context) string
-}
+// policies run the service in their ctx.
+type policies resilience.Func
 
 // serve calls the handler under the policies. It returns what the client gets.
 func (p policies) serve(
 	ctx context.Context, method string, handler resilience.Func, setTrailer func(metadata.MD),
 ) error {
-	s := &service{method: method, handler: handler, shareBy: p.shareBy}
+	s := &service{method: method, handler: handler}
 	s.ctx = context.WithValue(ctx, serviceKey{}, s)
-	err := s.result(p.run(s.ctx))
+	err := s.result(p(s.ctx))
 	if refusal, ok := err.(*policyError); ok {
 		if md := refusal.pushback(); md != nil {
 			setTrailer(md)
@@ -239,7 +167,6 @@ type service struct {
 	ctx     context.Context // that its policies run under
 	method  string
 	handler resilience.Func
-	shareBy func(context.Context) string
 	served  bool
 	err     error // of the handler
 }
@@ -298,40 +225,10 @@ func shortKey(key string) string {
 // A guardedStream is the stream of a handler, under the ctx of the policies.
 type guardedStream struct {
 	grpc.ServerStream
-	ctx   context.Context
-	limit Admitter // of messages; nil if there is none
-	key   string
-
-	mu      sync.Mutex
-	refused error // by limit; ends the stream
+	ctx context.Context
 }
 
 func (s *guardedStream) Context() context.Context { return s.ctx }
-
-// RecvMsg receives a message, and takes what it costs of the limit.
-func (s *guardedStream) RecvMsg(m any) error {
-	if err := s.refusal(); err != nil {
-		return err
-	}
-	if err := s.ServerStream.RecvMsg(m); err != nil || s.limit == nil {
-		return err
-	}
-	_, err := s.limit.Admit(s.ctx, s.key)
-	if err == nil {
-		return nil
-	}
-	err = withStatus(s.ctx, err, true)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.refused = err
-	return err
-}
-
-func (s *guardedStream) refusal() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.refused
-}
 
 // ClientIP returns a function that names the client of a call by its address, to limit by: an
 // IPv4 address, or the /64 of an IPv6 address, since a client usually has all addresses of

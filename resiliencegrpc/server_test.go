@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -40,7 +39,7 @@ func tenants(rate float64, burst int) *throttle.Group[string] {
 
 func TestAServerWithoutPoliciesServes(t *testing.T) {
 	var none *throttle.Group[string]
-	_, lis := serve(t, &service{}, resiliencegrpc.Server{Limit: none, MessageLimit: none}.Options()...)
+	_, lis := serve(t, &service{}, resiliencegrpc.Server{Limit: none}.Options()...)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
 	m, err := client.Get(t.Context(), hello)
 	require.NoError(t, err)
@@ -173,57 +172,6 @@ func TestStreamsHaveSlotsOfTheirOwn(t *testing.T) {
 	more <- struct{}{}
 	require.NoError(t, drain(list.Recv))
 	require.Eventually(t, func() bool { return streams.Stats().InFlight == 0 }, time.Minute, time.Millisecond)
-}
-
-func TestMessagesOfAStreamAreLimited(t *testing.T) {
-	noLeaks(t)
-	for _, c := range []struct {
-		name string
-		end  error // of a handler that was refused a message
-	}{
-		{"its handler passes the error on", nil},
-		{"its handler says something else", errors.New("what?")},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var got atomic.Int64
-			s := &service{chat: func(_ int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
-				for {
-					m, err := s.Recv()
-					if err == io.EOF {
-						return nil
-					}
-					if err != nil {
-						requireCode(t, codes.ResourceExhausted, err)
-						_, again := s.Recv()
-						require.Equal(t, err, again)
-						if c.end != nil {
-							return c.end
-						}
-						return err
-					}
-					got.Add(1)
-					_ = s.Send(m)
-				}
-			}}
-			_, lis := serve(t, s, resiliencegrpc.Server{MessageLimit: tenants(0.001, 3), Key: tenantOf}.Options()...)
-			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
-			chat, err := client.Chat(metadata.AppendToOutgoingContext(t.Context(), "tenant", "another"))
-			require.NoError(t, err)
-			require.NoError(t, chat.Send(hello))
-			require.NoError(t, chat.CloseSend())
-			require.NoError(t, drain(chat.Recv))
-			chat, err = client.Chat(t.Context())
-			require.NoError(t, err)
-			for range 5 {
-				_ = chat.Send(hello)
-			}
-			requireCode(t, codes.ResourceExhausted, drain(chat.Recv))
-			require.NotEmpty(t, chat.Trailer().Get("grpc-retry-pushback-ms"))
-			require.EqualValues(t, 1+3, got.Load())
-			_, err = client.Get(t.Context(), hello)
-			require.NoError(t, err, "a unary call has no messages")
-		})
-	}
 }
 
 func TestAGuardReadsWhatHandlersReturn(t *testing.T) {
@@ -384,29 +332,28 @@ func TestAServerThatIsFullIsNotIll(t *testing.T) {
 	hold(t, slots)
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	server := grpc.NewServer(resiliencegrpc.Server{Slots: slots, Limit: tenants(1e-6, 1)}.Options()...)
+	served := grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return status.Error(codes.Aborted, "") })
+	server := grpc.NewServer(append(resiliencegrpc.Server{Slots: slots}.Options(), served)...)
 	healthpb.RegisterHealthServer(server, health.NewServer())
 	go func() { _ = server.Serve(lis) }()
 	defer server.Stop()
-	client := healthpb.NewHealthClient(connect(t, lis.Addr().String(), resiliencegrpc.Client{}))
-	for range 3 {
-		_, err = client.Check(t.Context(), &healthpb.HealthCheckRequest{})
-		require.NoError(t, err)
-	}
+	conn := connect(t, lis.Addr().String(), resiliencegrpc.Client{})
+	client := healthpb.NewHealthClient(conn)
+	_, err = client.Check(t.Context(), &healthpb.HealthCheckRequest{})
+	require.NoError(t, err)
 	watch, err := client.Watch(t.Context(), &healthpb.HealthCheckRequest{})
 	require.NoError(t, err)
 	_, err = watch.Recv()
 	require.NoError(t, err)
 
-	for method, want := range map[string]bool{
-		"/grpc.health.v1.Health/Check":                                   true,
-		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      true,
-		"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": true,
-		"/grpc.health.v1.HealthX/Check":                                  false,
-		"/grpc.channelz.v1.Channelz/GetServers":                          false,
-		testpb.Test_Get_FullMethodName:                                   false,
+	for method, want := range map[string]codes.Code{
+		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      codes.Aborted,
+		"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": codes.Aborted,
+		"/grpc.health.v1.HealthX/Check":                                  codes.Unavailable,
+		"/grpc.channelz.v1.Channelz/GetServers":                          codes.Unavailable,
+		testpb.Test_Get_FullMethodName:                                   codes.Unavailable,
 	} {
-		require.Equal(t, want, resiliencegrpc.HealthOrReflection(method), method)
+		requireCode(t, want, conn.Invoke(t.Context(), method, hello, new(testpb.Message)))
 	}
 }
 

@@ -46,7 +46,7 @@ func BenchmarkTransport(b *testing.B) {
 func BenchmarkThrottle(b *testing.B) {
 	b.ReportAllocs()
 	limit := throttle.New(throttle.Config{Rate: 1e9, Burst: 1e9})
-	h := resiliencehttp.Server{LimitName: "all", Window: time.Second}.Throttle(limit)(hello)
+	h := resiliencehttp.Server{LimitName: "all"}.Throttle(limit)(hello)
 	r := httptest.NewRequest("GET", "/", nil)
 	for b.Loop() {
 		h.ServeHTTP(httptest.NewRecorder(), r)

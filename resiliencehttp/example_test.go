@@ -77,28 +77,6 @@ func ExampleServer_ThrottleBy() {
 	// 429 "address";q=2;w=120 "address";r=0;t=60
 }
 
-// With ShareBy the tenants of a server are served in turn while requests wait. The tenant of
-// a request is what an authentication further out has found.
-func ExampleServer_shareBy() {
-	slots := bulkhead.New(bulkhead.Config{
-		Name:    "api",
-		Limit:   64,
-		Queue:   256,
-		MaxWait: time.Second,
-	})
-	api := resiliencehttp.Server{ShareBy: func(r *http.Request) string {
-		tenant, _, _ := r.BasicAuth()
-		return tenant
-	}}
-	handler := api.Bulkhead(slots)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Printf("%+v\n", slots.Stats().Shares)
-	}))
-	r := httptest.NewRequest("GET", "/", nil)
-	r.SetBasicAuth("acme", "secret")
-	handler.ServeHTTP(httptest.NewRecorder(), r)
-	// Output: [{Share:acme InFlight:1 Queued:0}]
-}
-
 // A handler that calls something under policies of its own passes their refusal
 // on.
 func ExampleServer_Refuse() {
@@ -107,7 +85,7 @@ func ExampleServer_Refuse() {
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		err := db.Do(r.Context(), func(context.Context) error { return nil })
 		if err != nil && !server.Refuse(w, r, err) {
-			http.Error(w, "internal error", resiliencehttp.Status(err))
+			http.Error(w, "internal error", http.StatusInternalServerError)
 		}
 	}
 	done, _ := db.Begin(context.Background())

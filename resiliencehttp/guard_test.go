@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -144,6 +143,8 @@ func TestRefuse(t *testing.T) {
 	}{
 		"Nothing":  {nil, t.Context(), false, 200},
 		"Other":    {errors.New("no such user"), t.Context(), false, 200},
+		"Shed":     {&throttle.LimitedError{Reason: throttle.Shed}, t.Context(), true, 503},
+		"Other's":  {overLimit{}, t.Context(), true, 429},
 		"Limit":    {fmt.Errorf("asking: %w", &throttle.LimitedError{Reason: throttle.OverLimit}), t.Context(), true, 429},
 		"Full":     {&bulkhead.FullError{}, t.Context(), true, 503},
 		"Open":     {&breaker.OpenError{}, t.Context(), true, 503},
@@ -158,9 +159,6 @@ func TestRefuse(t *testing.T) {
 			require.Equal(t, c.refused, resiliencehttp.Server{}.Refuse(w, httptest.NewRequest("GET", "/", nil).WithContext(c.ctx), c.err))
 			require.Equal(t, c.status, w.Code)
 			require.Equal(t, c.status != 200, w.Body.Len() > 0)
-			if c.refused && name != "Ended" {
-				require.Equal(t, c.status, resiliencehttp.Status(c.err))
-			}
 		})
 	}
 }
@@ -179,79 +177,49 @@ func TestRefuseLeavesAClientAloneThatHasGoneWithoutAnError(t *testing.T) {
 	require.Empty(t, w.Body.String())
 }
 
-func TestStatus(t *testing.T) {
-	require.Equal(t, 200, resiliencehttp.Status(nil))
-	require.Equal(t, 500, resiliencehttp.Status(errors.New("no such user")))
-	require.Equal(t, 503, resiliencehttp.Status(&throttle.LimitedError{Reason: throttle.Shed}))
-	require.Equal(t, 429, resiliencehttp.Status(overLimit{}), "a limit of somebody else's")
-}
-
-// replacing returns the middleware that serves a copy of the request.
-func replacing() map[string]func(http.Handler) http.Handler {
-	return map[string]func(http.Handler) http.Handler{
-		"Bulkhead":   resiliencehttp.Server{}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 9})),
-		"BulkheadBy": resiliencehttp.Server{}.BulkheadBy(resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Limit: 9}) }, resilience.GroupConfig{}), nil),
-	}
-}
-
 func TestUploadsLeaveNoFiles(t *testing.T) {
-	for name, mw := range replacing() {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			t.Setenv("TMPDIR", dir)
-			kept := 0
-			upload := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				assert.NoError(t, r.ParseMultipartForm(1<<20))
-				files, _ := os.ReadDir(dir)
-				kept += len(files)
-				if r.URL.Path == "/panic" {
-					panic("upload")
-				}
-			})
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				defer func() { _ = recover() }()
-				mw(mw(upload)).ServeHTTP(w, r)
-			}))
-			for _, path := range []string{"/", "/panic"} {
-				var body bytes.Buffer
-				form := multipart.NewWriter(&body)
-				part, _ := form.CreateFormFile("file", "file")
-				_, _ = part.Write(make([]byte, 12<<20))
-				require.NoError(t, form.Close())
-				resp, err := http.Post(server.URL+path, form.FormDataContentType(), &body)
-				answer(t, resp, err)
-			}
-			server.Close() // when all requests are done with
-			files, err := os.ReadDir(dir)
-			require.NoError(t, err)
-			require.Empty(t, files)
-			require.GreaterOrEqual(t, kept, 2)
-		})
+	mw := resiliencehttp.Server{}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 9}))
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	kept := 0
+	upload := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		assert.NoError(t, r.ParseMultipartForm(1<<20))
+		files, _ := os.ReadDir(dir)
+		kept += len(files)
+		if r.URL.Path == "/panic" {
+			panic("upload")
+		}
+	})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() { _ = recover() }()
+		mw(mw(upload)).ServeHTTP(w, r)
+	}))
+	for _, path := range []string{"/", "/panic"} {
+		var body bytes.Buffer
+		form := multipart.NewWriter(&body)
+		part, _ := form.CreateFormFile("file", "file")
+		_, _ = part.Write(make([]byte, 12<<20))
+		require.NoError(t, form.Close())
+		resp, err := http.Post(server.URL+path, form.FormDataContentType(), &body)
+		answer(t, resp, err)
 	}
+	server.Close() // when all requests are done with
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, files)
+	require.GreaterOrEqual(t, kept, 2)
 }
 
 func TestMiddlewareFurtherOutSeesWhatAMuxAndAHandlerSet(t *testing.T) {
-	for name, mw := range replacing() {
-		for _, end := range []func(){func() {}, func() { panic("end") }, runtime.Goexit} {
-			r := httptest.NewRequest("GET", "/users/7/files/a/b", nil)
-			form := new(multipart.Form)
-			mux := http.NewServeMux()
-			mux.HandleFunc("GET /users/{id}/files/{path...}", func(_ http.ResponseWriter, r *http.Request) {
-				r.MultipartForm = form
-				end()
-			})
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				defer func() { _ = recover() }()
-				mw(mux).ServeHTTP(httptest.NewRecorder(), r)
-			}()
-			<-done
-			require.Same(t, form, r.MultipartForm, name)
-			require.Equal(t, "GET /users/{id}/files/{path...}", r.Pattern, name)
-			require.Equal(t, []string{"7", "a/b"}, []string{r.PathValue("id"), r.PathValue("path")}, name)
-		}
-	}
+	mw := resiliencehttp.Server{}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1}))
+	r := httptest.NewRequest("GET", "/users/7/files/a/b", nil)
+	form := new(multipart.Form)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /users/{id}/files/{path...}", func(_ http.ResponseWriter, r *http.Request) { r.MultipartForm = form })
+	mw(mux).ServeHTTP(httptest.NewRecorder(), r)
+	require.Same(t, form, r.MultipartForm)
+	require.Equal(t, "GET /users/{id}/files/{path...}", r.Pattern)
+	require.Equal(t, []string{"7", "a/b"}, []string{r.PathValue("id"), r.PathValue("path")})
 }
 
 // TestHalfClosedRequestIsServedOrRefused: net/http cancels the ctx of a request whose client closes
@@ -259,7 +227,6 @@ func TestMiddlewareFurtherOutSeesWhatAMuxAndAHandlerSet(t *testing.T) {
 func TestHalfClosedRequestIsServedOrRefused(t *testing.T) {
 	server := resiliencehttp.Server{}
 	full := func() *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1}) }
-	group := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Limit: 1}) }, resilience.GroupConfig{})
 	limits := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1}})
 	busy := full()
 	done, _ := busy.Begin(t.Context())
@@ -268,7 +235,6 @@ func TestHalfClosedRequestIsServedOrRefused(t *testing.T) {
 	over.Allow()
 	for name, mw := range map[string]func(http.Handler) http.Handler{
 		"Bulkhead":   server.Bulkhead(full()),
-		"BulkheadBy": server.BulkheadBy(group, nil),
 		"Waiting":    server.Bulkhead(busy),
 		"Throttle":   server.Throttle(throttle.New(throttle.Config{Rate: 1000})),
 		"ThrottleBy": server.ThrottleBy(limits, nil),

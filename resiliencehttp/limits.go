@@ -32,11 +32,10 @@ type Admitter interface {
 // Every response, admitted or not, carries the fields RateLimit-Policy and RateLimit
 // (draft-ietf-httpapi-ratelimit-headers-11): r is how many requests are left, and t the
 // seconds until there are more. If the limit has quotas besides a rate, the fields tell about
-// the one that has the fewest requests left; the name of a quota ends with its window, such
-// as "default per day". A request that the limit refuses gets 429, with a problem
-// document of type quota-exceeded; its Retry-After is at least t. A request that is refused
-// for a reason other than its quota, such as too many keys in a group, gets 503. A
-// request that costs more than the limit can ever give gets 413.
+// the one that has the fewest requests left, whose name ends with its window: "default per day".
+// A request that the limit refuses gets 429, with a problem document of type quota-exceeded. One
+// that costs more than the limit can ever give gets 413, and one that is refused for a reason
+// other than its quota, such as too many keys in a group, 503.
 //
 // A request waits for at most the limit's MaxWait. If its client hangs up meanwhile, it is
 // refused, with 503. Over HTTP/1.1 the server does not notice that a client has gone before the
@@ -51,12 +50,12 @@ func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 }
 
 // ThrottleBy returns middleware that admits the requests of each key at the rate that limit
-// has for it, and tells clients about it as [Server.Throttle] does. A nil key means
-// [ClientIP] without trusted proxies. ThrottleBy panics if limit is nil.
+// has for it, as [Server.Throttle] does. A nil key means [ClientIP] without trusted proxies.
+// ThrottleBy panics if limit is nil.
 //
-// Take the key from what the server knows about the client, such as its address or its
-// authenticated account. A client that can choose its key can choose a new one for each
-// request, and has no limit. Of a key of more than 200 bytes its SHA-256 is kept.
+// Take the key from what the server knows about the client, such as its authenticated account:
+// a client that can choose its key has no limit. Of a key of more than 200 bytes its SHA-256 is
+// kept.
 func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(http.Handler) http.Handler {
 	if v := reflect.ValueOf(limit); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		panic(errors.New("resiliencehttp: ThrottleBy needs a limit, not nil"))
@@ -70,17 +69,17 @@ func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(
 }
 
 func (s Server) throttle(admit func(*http.Request) (throttle.Decision, error)) func(http.Handler) http.Handler {
-	return s.exempting(func(next http.Handler) http.Handler {
+	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			d, err := admit(r)
 			s.tell(w.Header(), d)
 			if err != nil {
-				s.refuse(w, r, err, refusal{told: true, encoding: w.Header()["Content-Encoding"]})
+				s.refuse(w, r, err, true)
 				return
 			}
 			next.ServeHTTP(w, r)
 		})
-	})
+	}
 }
 
 // shortKey returns a key from outside as a group keeps it: one of more than 200 bytes is its
@@ -105,13 +104,10 @@ func (s Server) quotaName(q throttle.Quota) string {
 // tell sets the fields that tell a client about its quota. Several quotas in one chain make
 // one list (RFC 9651, section 3.1).
 func (s Server) tell(h http.Header, d throttle.Decision) {
-	name, window := sfString(s.quotaName(d.Quota)), d.Window
-	if s.Window != 0 && d.Quota == (throttle.Quota{}) {
-		window = s.Window
-	}
+	name := sfString(s.quotaName(d.Quota))
 	policy := name + ";q=" + sfInteger(int64(d.Limit))
-	if window > 0 && (window%time.Second == 0 || window == s.Window) { // else it cannot be told in whole seconds
-		policy += ";w=" + sfInteger(max(1, seconds(window)))
+	if d.Window > 0 && d.Window%time.Second == 0 { // else it cannot be told in whole seconds
+		policy += ";w=" + sfInteger(seconds(d.Window))
 	}
 	h.Add("RateLimit-Policy", policy)
 	if d.Remaining == 0 && d.ResetAfter == 0 {
@@ -160,51 +156,42 @@ var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 // something else under policies of their own, and have not written anything yet.
 //
 // Refuse writes 429 if the client is over a limit: err matches [throttle.ErrLimited], and
-// the Reason of its [throttle.LimitedError] is neither Outage nor Shed nor CoolingDown. It writes
-// 413 if the request costs more than the limit can ever give (TooCostly). It
-// writes 503 if there is no capacity: a bulkhead is full, a circuit is open, a policy
-// refused for another reason (Refused() bool is true), or time ran out
-// ([context.DeadlineExceeded]). It writes 503, too, if an upstream turned the request away: err
-// has a [*StatusError] of 429, 503 or 529, whose Retry-After is passed on. [Server] says what the
-// response looks like. The client does not learn err.
+// the Reason of its [throttle.LimitedError] is neither Outage nor Shed nor CoolingDown; 413 if the
+// Reason is TooCostly. It writes 503 if there is no capacity: another policy refused (Refused()
+// bool is true), time ran out ([context.DeadlineExceeded]), or an upstream turned the request
+// away: err has a [*StatusError] of 429, 503 or 529, whose Retry-After is passed on. The client
+// does not learn err.
 //
 // Refuse writes 503, too, if the client seems to have gone, whatever err is: net/http says so
 // of one that has only closed its sending side, and would answer it with an empty 200.
 //
-// Refuse reports whether the request is done with: true if it wrote a response, and false,
-// without writing anything, for any other err. Such is the error
-// of a retrier that made an attempt before it met an open circuit: the attempt has failed,
-// although errors.Is finds breaker.ErrOpen.
+// Refuse returns false, without writing anything, for any other err. Such is the error of a
+// retrier that made an attempt before it met an open circuit.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	gone := errors.Is(r.Context().Err(), context.Canceled) // after a deadline, the client still waits
 	if err == nil || !isRefusal(err) && !gone {
 		return false
 	}
-	s.refuse(w, r, err, refusal{})
+	s.refuse(w, r, err, false)
 	return true
 }
 
-// Status returns the status that answers a request whose work returned err: 200 for nil, 413,
-// 429 or 503 for what [Server.Refuse] answers, and 500 for any other error.
-func Status(err error) int {
+// problemOf returns the document for a request that is refused with err.
+func problemOf(err error) problem {
 	limit, ok := errors.AsType[*throttle.LimitedError](err)
 	switch {
-	case err == nil:
-		return http.StatusOK
-	case !isRefusal(err):
-		return http.StatusInternalServerError
-	case !errors.Is(err, throttle.ErrLimited):
-		return http.StatusServiceUnavailable
+	case !isRefusal(err) || !errors.Is(err, throttle.ErrLimited): // or the client has gone
+		return unavailable
 	case !ok:
-		return http.StatusTooManyRequests
+		return overQuota
 	}
 	switch limit.Reason {
 	case throttle.TooCostly:
-		return http.StatusRequestEntityTooLarge
+		return tooCostly
 	case throttle.Outage, throttle.Shed, throttle.CoolingDown: // a reason of the server's own
-		return http.StatusServiceUnavailable
+		return unavailable
 	}
-	return http.StatusTooManyRequests
+	return overQuota
 }
 
 // isRefusal reports whether Refuse answers err.
@@ -225,38 +212,32 @@ type problem struct {
 }
 
 const (
-	overQuota  = "https://iana.org/assignments/http-problem-types#quota-exceeded"
-	noCapacity = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+	quotaExceeded   = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+	reducedCapacity = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 )
 
-// problems has the document of each status that Refuse writes.
-var problems = map[int]problem{
-	413: {overQuota, "The request is larger than its quota can ever allow", 413, nil},
-	429: {overQuota, "The quota for such requests is used up", 429, nil},
-	503: {noCapacity, "The server has no capacity for the request right now", 503, nil},
-}
+var (
+	tooCostly   = problem{quotaExceeded, "The request is larger than its quota can ever allow", 413, nil}
+	overQuota   = problem{quotaExceeded, "The quota for such requests is used up", 429, nil}
+	unavailable = problem{reducedCapacity, "The server has no capacity for the request right now", 503, nil}
+)
 
-// A refusal is what refuse must know besides the error.
-type refusal struct {
-	told     bool     // the fields of the quota are already set
-	encoding []string // the Content-Encoding of a writer that compresses; nil if there is none
-}
-
-// refuse writes the response for a request that a policy refused with err.
-func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, as refusal) {
-	p, ok := problems[Status(err)]
-	if !ok { // the client has gone
-		p = problems[http.StatusServiceUnavailable]
-	}
+// refuse writes the response for a request that a policy refused with err. ahead is whether that
+// was middleware, and no handler got the request: then the fields of the quota are set, and a
+// Content-Encoding is that of a writer that compresses.
+func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead bool) {
+	p := problemOf(err)
 	h := w.Header()
+	compressed := ahead && h["Content-Encoding"] != nil
 	for name := range h {
-		if slices.Contains(replaced, http.CanonicalHeaderKey(name)) { // a handler may have set "ETag" itself
+		field := http.CanonicalHeaderKey(name) // a handler may have set "ETag" itself
+		if slices.Contains(replaced, field) && !(compressed && field == "Content-Encoding") {
 			delete(h, name)
 		}
 	}
-	if limit, ok := errors.AsType[*throttle.LimitedError](err); ok && p.Type == overQuota && limit.Limit > 0 {
+	if limit, ok := errors.AsType[*throttle.LimitedError](err); ok && p.Type == quotaExceeded && limit.Limit > 0 {
 		p.Violated = []string{s.quotaName(limit.Quota)}
-		if !as.told {
+		if !ahead {
 			s.tell(h, throttle.Decision{
 				Quota: limit.Quota, Limit: limit.Limit, Window: limit.Quota.Every, ResetAfter: limit.RetryAfter(),
 			})
@@ -269,9 +250,6 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, as ref
 		h.Set("Retry-After", strconv.FormatInt(wait, 10))
 	}
 	h.Set("Cache-Control", "no-store")
-	if as.encoding != nil {
-		h["Content-Encoding"] = as.encoding
-	}
 	if s.OnRefuse != nil {
 		own := &refusalWriter{ResponseWriter: w, status: p.Status}
 		s.OnRefuse(own, r, err)
@@ -281,7 +259,7 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, as ref
 	}
 	body, _ := json.Marshal(p) // strings and a number
 	h.Set("Content-Type", "application/problem+json")
-	if as.encoding == nil {
+	if !compressed {
 		h.Set("Content-Length", strconv.Itoa(len(body)))
 	}
 	w.WriteHeader(p.Status)

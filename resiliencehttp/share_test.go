@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -15,71 +14,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resiliencehttp"
 )
 
-func tenantOf(r *http.Request) string { return r.Header.Get("Tenant") }
+type tenantKey struct{}
 
-func ofTenant(tenant string) func(*http.Request) {
-	return func(r *http.Request) { r.Header.Set("Tenant", tenant) }
-}
-
-func TestRequestsHaveTheShareThatShareByNames(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slots := bulkhead.New(bulkhead.Config{Name: "api", Limit: 1, MaxWait: -1})
-		var served []string
-		api := resiliencehttp.Server{
-			ShareBy: tenantOf,
-			Exempt:  func(r *http.Request) bool { return r.URL.Path == "/health" },
-		}
-		h := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			served = append(served, tenantOf(r))
-			time.Sleep(time.Second)
-		})
-		routes := []http.Handler{api.Bulkhead(slots)(h), api.Bulkhead(slots)(h)}
-		for i, tenant := range []string{"a", "a", "a", "a", "b", "c", "b"} {
-			go get(routes[i%2], ofTenant(tenant))
-			synctest.Wait()
-		}
-		require.Equal(t, []bulkhead.ShareStats{{Share: "a", InFlight: 1, Queued: 3}, {Share: "b", Queued: 2}, {Share: "c", Queued: 1}}, slots.Stats().Shares)
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		require.Equal(t, "aabcaba", strings.Join(served, ""), "two routes share the slots")
-
-		long := strings.Repeat("tenant", 100)
-		go get(routes[0], ofTenant(long))
-		synctest.Wait()
-		require.True(t, strings.HasPrefix(slots.Stats().Shares[0].Share, "sha256:"))
-		time.Sleep(time.Second)
-		_ = slots.Do(t.Context(), func(context.Context) error {
-			require.Equal(t, []bulkhead.ShareStats{{Share: "", InFlight: 1}}, slots.Stats().Shares, "what is no request")
-			return nil
-		})
-	})
-}
-
-func TestShareByGoesBeforeTheShareOfTheBulkhead(t *testing.T) {
-	api := resiliencehttp.Server{ShareBy: tenantOf}
-	own := bulkhead.New(bulkhead.Config{Name: "own", Limit: 1, MaxWait: 1, Share: func(context.Context) string { return "own" }})
-	var seen string
-	h := api.Bulkhead(own)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = own.Config().Share(r.Context()) }))
-	resiliencehttp.Server{ShareBy: func(*http.Request) string { return "other" }}.Bulkhead(own)
-	require.Equal(t, 200, get(resiliencehttp.Server{}.Bulkhead(own)(hello)).Code, "a server without shares")
-	get(h, ofTenant("a"))
-	require.Equal(t, "a", seen, "each server has its own ShareBy")
-	require.Equal(t, "own", own.Config().Share(t.Context()), "what is no request")
-	require.PanicsWithError(t, "resiliencehttp: Bulkhead needs a Bulkhead, not nil", func() { api.Bulkhead(nil) })
-	groups := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Limit: 1}) }, resilience.GroupConfig{})
-	require.PanicsWithError(t, "resiliencehttp: ShareBy is set: must be nil with BulkheadBy, which has a bulkhead for each key",
-		func() { api.BulkheadBy(groups, nil) })
-	require.PanicsWithError(t, "bulkhead.Config.Share is set: must be nil where MaxWait is 0: no call waits, so that none is served in turn",
-		func() { api.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1})) })
-	without := bulkhead.New(bulkhead.Config{Limit: 1})
-	resiliencehttp.Server{}.Bulkhead(without)
-	require.Nil(t, without.Config().Share)
-}
+func tenantOf(ctx context.Context) string { return ctx.Value(tenantKey{}).(string) }
 
 // A site is an http.Server, with clients that each make one request after the other, over
 // connections in memory: the time of a bubble of testing/synctest does not depend on the machine.
@@ -93,18 +34,21 @@ type site struct {
 	takes time.Duration              // how long a request is served
 }
 
-func newSite(t *testing.T, takes time.Duration, api resiliencehttp.Server, cfg bulkhead.Config) *site {
+func newSite(t *testing.T, takes time.Duration, cfg bulkhead.Config) *site {
 	s := &site{
 		conns: make(chan net.Conn), slots: bulkhead.New(cfg),
 		takes: takes, made: map[string]int{}, took: map[string][]time.Duration{},
 	}
-	server := &http.Server{Handler: api.Bulkhead(s.slots)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	guarded := resiliencehttp.Server{}.Bulkhead(s.slots)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		begun := time.Now()
 		time.Sleep(takes/2 + rand.N(takes))
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.busy += time.Since(begun)
-	}))}
+	}))
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		guarded.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), tenantKey{}, r.Header.Get("Tenant"))))
+	})}
 	go func() { _ = server.Serve(s) }()
 	t.Cleanup(func() { _ = server.Close() })
 	return s
@@ -142,7 +86,7 @@ func (s *site) run(clients map[string]int, done func() bool) {
 					if err != nil {
 						panic(err)
 					}
-					ofTenant(tenant)(r)
+					r.Header.Set("Tenant", tenant)
 					begun := time.Now()
 					resp, err := transport.RoundTrip(r)
 					took, served := time.Since(begun), err == nil && resp.StatusCode == 200
@@ -176,9 +120,10 @@ func median(list []time.Duration) time.Duration {
 func TestARealServerKeepsAFloodFromItsTenants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := bulkhead.Config{Limit: 20, MaxWait: -1, Queue: 12}
-		shares := resiliencehttp.Server{ShareBy: tenantOf}
 		const takes = 60 * time.Millisecond
-		alone, shared, mixed := newSite(t, takes, shares, cfg), newSite(t, takes, shares, cfg), newSite(t, takes, resiliencehttp.Server{}, cfg)
+		mixed := newSite(t, takes, cfg)
+		cfg.Share = tenantOf
+		alone, shared := newSite(t, takes, cfg), newSite(t, takes, cfg)
 		nine, flooded := map[string]int{}, map[string]int{"flood": 30}
 		for i := range 9 {
 			tenant := fmt.Sprint("tenant ", i)
@@ -210,7 +155,7 @@ func TestARealServerKeepsAFloodFromItsTenants(t *testing.T) {
 
 func TestARealServerDividesItselfAmongFloods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t, 20*time.Millisecond, resiliencehttp.Server{ShareBy: tenantOf}, bulkhead.Config{Limit: 8, MaxWait: -1})
+		s := newSite(t, 20*time.Millisecond, bulkhead.Config{Limit: 8, MaxWait: -1, Share: tenantOf})
 		s.run(map[string]int{"a": 36, "b": 12}, func() bool {
 			s.mu.Lock()
 			defer s.mu.Unlock()

@@ -31,11 +31,10 @@ func TestInterop(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	server := grpc.NewServer(resiliencegrpc.Server{
-		Limit:        throttle.NewGroup(plenty),
-		MessageLimit: throttle.NewGroup(plenty),
-		Slots:        served,
-		StreamSlots:  streams,
-		Middleware:   resilience.Chain(breaker.New(breaker.Config{Failures: 100}).Wrap, resilience.Timeout(time.Minute)),
+		Limit:       throttle.NewGroup(plenty),
+		Slots:       served,
+		StreamSlots: streams,
+		Middleware:  resilience.Chain(breaker.New(breaker.Config{Failures: 100}).Wrap, resilience.Timeout(time.Minute)),
 	}.Options()...)
 	testpb.RegisterTestServiceServer(server, interop.NewTestServer())
 	go func() { _ = server.Serve(lis) }()
