@@ -103,6 +103,7 @@ func TestMoreStatusesAreFailures(t *testing.T) {
 			status == 507 || status >= 520 && status <= 530
 		err := resiliencehttp.DefaultJudge(reply(request(t, "GET", "http://a/"), status, ""), nil)
 		require.Equal(t, want, err != nil, "%d", status)
+		require.Equal(t, status == 429 || status == 503 || status == 529, resilience.Throttled(err), "%d", status)
 	}
 	err := resiliencehttp.DefaultJudge(reply(request(t, "GET", "http://a:1/secret?q=1"), 530, ""), nil)
 	require.EqualError(t, err, "resiliencehttp: status 530 (GET a:1)", "neither the path nor the query is told")

@@ -1,7 +1,6 @@
 package resiliencehttp_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -669,22 +668,6 @@ func TestServerThatBreaksOffWhileTheBodyIsSentHasFailed(t *testing.T) {
 		require.Error(t, err)
 		require.Equal(t, []behavior.Kind{behavior.Failed}, seen.kinds, declared)
 	}
-}
-
-func TestPostThatWasNeverSentIsRetried(t *testing.T) {
-	server := serve(t, false, statuses("", 200))
-	dials := 0
-	base := &http.Transport{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if dials++; dials < 3 {
-			return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("connection refused")}
-		}
-		return new(net.Dialer).DialContext(ctx, network, addr)
-	}}
-	defer base.CloseIdleConnections()
-	client := &http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: retries(3).Wrap}}
-	resp, err := client.Post(server.URL, "", bytes.NewReader([]byte("x")))
-	require.Equal(t, "OK", answer(t, resp, err))
-	require.Equal(t, 3, dials)
 }
 
 func TestPostRefusedFurtherDownIsRetried(t *testing.T) {

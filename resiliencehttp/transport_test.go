@@ -516,13 +516,6 @@ func TestStatusesThatReachThePolicies(t *testing.T) {
 	}
 }
 
-func TestOverloadIsThrottled(t *testing.T) {
-	for code := 400; code < 600; code++ {
-		err := resiliencehttp.DefaultJudge(response(code, http.NoBody), nil)
-		require.Equal(t, code == 429 || code == 503 || code == 529, resilience.Throttled(err), code)
-	}
-}
-
 func TestStatusErrorHasACopyOfTheHeader(t *testing.T) {
 	for _, method := range []string{"GET", "POST"} {
 		server := serve(t, false, func(w http.ResponseWriter, _ *http.Request) {
