@@ -17,18 +17,18 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A call is one request on its way through the policies.
+// A call is one request on its way through the policies, and the ctx that they run under. They
+// find in it the linger.Work, which may go on after they have returned, and an attempt its call.
 type call struct {
+	context.Context
+	caller context.Context // the caller's
 	t      *Transport
-	req    *http.Request   // the caller's
-	host   string          // see HostOf
-	ctx    context.Context // that the policies run under
-	cancel func()          // ends ctx; nil if there is no channel Cancel
-	until  time.Time       // when the Timeout of a client passes; zero if there is none
-	over   func()          // called when nothing more is read; may be nil
+	req    *http.Request // the caller's
+	host   string        // see HostOf
+	until  time.Time     // when the Timeout of a client passes; zero if there is none
+	over   func()        // called when nothing more is read; may be nil
 	body   *requestBody
 	work   linger.Work
-	values values // ctx
 
 	replayable bool     // the request may be sent more than once
 	final      error    // why nothing more may be sent; nil if something may
@@ -44,38 +44,23 @@ func callOf(ctx context.Context) *call {
 	return c
 }
 
-// begin makes ctx that of c: an attempt finds the call in it, and the policies find the
-// linger.Work, which may go on after they have returned.
-func (c *call) begin(ctx context.Context) {
-	c.values = values{ctx, c}
-	c.ctx = &c.values
-}
-
-// values are a ctx and what is found in it.
-type values struct {
-	context.Context
-	call *call
-}
-
-func (v *values) Value(key any) any {
+func (c *call) Value(key any) any {
 	switch key {
 	case linger.Key{}:
-		return &v.call.work
+		return &c.work
 	case callKey{}:
-		return v.call
+		return c
 	}
-	return v.Context.Value(key)
+	return c.Context.Value(key)
 }
 
 // makeAttempt is the function that the policies wrap. It sends the request of the call in
 // ctx.
 func makeAttempt(ctx context.Context) error {
 	c := callOf(ctx)
-	if c == nil {
-		return errNoCall
-	}
-	c.heedCancel()
 	switch {
+	case c == nil:
+		return errNoCall
 	case c.chosen:
 		return nil // an error would make a policy that retries any error go on
 	case c.final != nil:
@@ -98,25 +83,29 @@ func makeAttempt(ctx context.Context) error {
 	return err
 }
 
-// heedCancel ends the call if the channel Cancel of its request is closed, and reports
-// whether it is.
+// heedCancel has the caller's ctx of c end with the channel Cancel of its request, too. Base gets
+// a request without that channel, whose end it would tell by an error of the server's.
 //
-// An http.Client with a Timeout closes the channel when that passes. It also gives ctx a
-// deadline for the same instant, which may pass a moment later. The policies are to see the
-// deadline, so heedCancel waits for it.
-func (c *call) heedCancel() bool {
-	select {
-	case <-canceled(c.req):
-	default:
-		return false
+// An http.Client with a Timeout closes the channel when that passes. It also gives ctx a deadline
+// for the same instant, which may pass a moment later: the policies are to see the deadline.
+func (c *call) heedCancel() {
+	ctx, cancel := context.WithCancel(c.caller)
+	over := c.over
+	c.caller, c.over = ctx, func() {
+		cancel()
+		if over != nil {
+			over()
+		}
 	}
-	deadline, ok := c.req.Context().Deadline()
-	if ok && !time.Now().Before(deadline) {
-		<-c.req.Context().Done()
-	} else {
-		c.cancel()
-	}
-	return true
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-canceled(c.req):
+			if deadline, ok := ctx.Deadline(); !ok || time.Now().Before(deadline) {
+				cancel()
+			}
+		}
+	}()
 }
 
 // canceled returns the channel Cancel of req. A nil channel is never closed.
@@ -145,21 +134,20 @@ type attempt struct {
 	extended atomic.Bool // the attempt outlasts the policies' ctx
 
 	mu     sync.Mutex
-	limits [4]limit
+	limits [3]limit
+	left   time.Duration // of the limit ofPolicy, which does not pass while the policies wait
 	timer  *time.Timer
 	armed  time.Time // when timer fires; zero if it does not
 }
 
-// A limit ends an attempt with its cause, at a time or, while the policies wait, after a rest.
+// A limit ends an attempt with its cause.
 type limit struct {
-	at    time.Time
-	rest  time.Duration
+	at    time.Time // zero if it does not count
 	cause error
 }
 
 const (
-	ofAttempt = iota // AttemptTimeout of a client
-	ofPolicy         // what a resilience.Timeout leaves for the body
+	ofPolicy  = iota // what a resilience.Timeout leaves for the body
 	ofSilence        // FirstByte, and then Idle
 	ofReading        // what the Timeout of a client leaves for it
 )
@@ -169,28 +157,29 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	if a.call != nil {
 		a = new(attempt)
 	}
+	t := c.t
 	a.Context, a.call = ctx, c
-	t, caller := c.t, c.req.Context()
-	same := ctx.Done() == caller.Done()
-	if same && c.over == nil && t.attemptPassed == nil && t.firstBytePassed == nil && t.idlePassed == nil {
+	if _, std := t.base().(*http.Transport); std || !c.mayRepeat() {
+		a.Context = a.route.watch(ctx)
+	}
+	same := ctx.Done() == c.caller.Done()
+	if same && c.over == nil && t.firstBytePassed == nil && t.idlePassed == nil {
 		return a
 	}
-	a.own, a.cancel = context.WithCancelCause(caller)
-	now := time.Now()
+	a.own, a.cancel = context.WithCancelCause(c.caller)
 	switch {
 	case same:
-	case ctx.Done() == c.ctx.Done(): // nothing else to wait for than a time
+	case ctx.Done() == c.Done(): // nothing else to wait for than a time
 		a.limits[ofReading] = limit{at: c.until, cause: t.passed}
 	default:
 		a.leave = context.AfterFunc(ctx, a.policiesEnded)
 	}
-	for which, passed := range [...]*resilience.TimeoutError{ofAttempt: t.attemptPassed, ofSilence: t.firstBytePassed} {
-		if passed != nil {
-			a.limits[which] = limit{at: now.Add(passed.After), cause: passed}
-		}
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	now := time.Now()
+	if passed := t.firstBytePassed; passed != nil {
+		a.limits[ofSilence] = limit{at: now.Add(passed.After), cause: passed}
+	}
 	a.arm(now)
 	return a
 }
@@ -203,16 +192,16 @@ func (a *attempt) policiesEnded() {
 	}
 }
 
-// limit ends a with passed after its time, unless it is unlimited before. It does nothing if
-// passed is nil.
-func (a *attempt) limit(which int, passed *resilience.TimeoutError) {
+// awaitServer has Idle begin, if there is one.
+func (a *attempt) awaitServer() {
+	passed := a.call.t.idlePassed
 	if passed == nil {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
-	a.limits[which] = limit{at: now.Add(passed.After), cause: passed}
+	a.limits[ofSilence] = limit{at: now.Add(passed.After), cause: passed}
 	a.arm(now)
 }
 
@@ -233,7 +222,7 @@ func (a *attempt) unlimit(which ...int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, i := range which {
-		a.limits[i] = limit{}
+		a.limits[i].at = time.Time{}
 	}
 }
 
@@ -276,10 +265,7 @@ func (a *attempt) extend() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if l := linger.LimitOf(a.Context); l != nil {
-		a.limits[ofPolicy] = limit{rest: max(1, time.Until(l.At)), cause: l.Cause}
-	}
-	if l := &a.limits[ofAttempt]; l.cause != nil {
-		l.rest, l.at = max(1, time.Until(l.at)), time.Time{}
+		a.limits[ofPolicy].cause, a.left = l.Cause, max(1, time.Until(l.At))
 	}
 }
 
@@ -298,10 +284,8 @@ func (a *attempt) resume() {
 	case !a.call.until.IsZero():
 		a.limits[ofReading] = limit{at: a.call.until, cause: t.passed}
 	}
-	for i := range a.limits {
-		if l := &a.limits[i]; l.rest > 0 {
-			l.at = now.Add(l.rest)
-		}
+	if a.left > 0 {
+		a.limits[ofPolicy].at = now.Add(a.left)
 	}
 	a.arm(now)
 }
@@ -314,8 +298,8 @@ func (a *attempt) end() {
 	if a.leave != nil {
 		a.leave()
 	}
+	a.unlimit(ofPolicy, ofSilence, ofReading)
 	a.mu.Lock()
-	a.limits = [4]limit{}
 	if a.timer != nil {
 		a.timer.Stop()
 	}
@@ -323,31 +307,18 @@ func (a *attempt) end() {
 	a.cancel(nil)
 }
 
-// timedOut returns err, in a TimeoutError if a limit of the Transport is why the attempt
-// failed.
+// timedOut returns err, in a TimeoutError if silence is why the attempt failed, or a Timeout of the
+// policies, which have returned.
 func (a *attempt) timedOut(err error) error {
 	a.mu.Lock()
 	a.arm(time.Now()) // a connection with the same deadline often returns a moment before
+	late := []error{a.call.t.firstBytePassed, a.call.t.idlePassed, a.limits[ofPolicy].cause}
 	a.mu.Unlock()
-	t := a.call.t
 	passed, ok := context.Cause(a).(*resilience.TimeoutError)
-	limits := []*resilience.TimeoutError{t.attemptPassed, t.firstBytePassed, t.idlePassed}
-	if !ok || err == error(passed) || !slices.Contains(limits, passed) {
+	if !ok || err == error(passed) || !slices.Contains(late, error(passed)) {
 		return err
 	}
 	return &resilience.TimeoutError{Name: passed.Name, After: passed.After, Err: err}
-}
-
-// Deadline is the earlier one of the policies' ctx and of the attempt.
-func (a *attempt) Deadline() (time.Time, bool) {
-	deadline, ok := a.Context.Deadline()
-	a.mu.Lock()
-	at := a.limits[ofAttempt].at
-	a.mu.Unlock()
-	if !at.IsZero() && (!ok || at.Before(deadline)) {
-		return at, true
-	}
-	return deadline, ok
 }
 
 func (a *attempt) Done() <-chan struct{} { return cmp.Or(a.own, a.Context).Done() }
@@ -400,7 +371,7 @@ func (a *attempt) send() error {
 		prepared = err == nil
 	}
 	if err != nil {
-		if c.ctx.Err() != context.Canceled { // a deadline says nothing about a server that was not asked
+		if c.Err() != context.Canceled { // a deadline says nothing about a server that was not asked
 			err = &requestError{err}
 		}
 		return c.finally(err)
@@ -421,15 +392,16 @@ func (a *attempt) send() error {
 // change them: see docs/decisions/http-client.md.
 func (a *attempt) request() *http.Request {
 	c := a.call
-	var ctx context.Context = a
 	_, std := c.t.base().(*http.Transport)
-	if std || !c.mayRepeat() {
-		ctx = a.route.watch(a)
-	}
+	var req *http.Request
 	if std && c.t.Prepare == nil {
-		return c.req.WithContext(ctx)
+		req = c.req.WithContext(a)
+	} else {
+		req = c.req.Clone(a)
 	}
-	return c.req.Clone(ctx)
+	//lint:ignore SA1019 see heedCancel
+	req.Cancel = nil
+	return req
 }
 
 // answered returns the error that the policies see in place of a response, or nil.
@@ -479,13 +451,12 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 // body has broken off while it was read ahead.
 func (a *attempt) unanswered(err error) error {
 	c := a.call
-	c.heedCancel()
 	err = a.timedOut(err)
 	if context.Cause(a) == error(c.t.passed) {
-		<-c.ctx.Done() // which the policies see: a moment later, perhaps
+		<-c.Done() // which the policies see: a moment later, perhaps
 	}
 	switch {
-	case c.ctx.Err() != nil: // err says nothing about the request or the server
+	case c.Err() != nil: // err says nothing about the request or the server
 	case c.body.atFault(), a.Err() == nil && a.route.unasked(c), unsupported(err):
 		return c.finally(&requestError{err})
 	}
@@ -530,7 +501,7 @@ func (c *call) discard() {
 
 // result returns what Transport.send returns after the policies have returned err.
 func (c *call) result(err error) (resp *http.Response, failure, _ error) {
-	end := c.ctx.Err()
+	end := c.Err()
 	abandoned := end != nil && errors.Is(err, end) // the policies gave up because of the caller
 	if a := c.last; a != nil && (a.failure == nil || a.resp.StatusCode >= 400) && (c.chosen || !abandoned) {
 		return a.hand(), a.failure, nil

@@ -15,9 +15,8 @@ import (
 // ClientConfig says what the client of [NewClient] does. The zero ClientConfig is ready to
 // use.
 //
-// A policy that is nil has the default that its field describes. [Disabled] means none. A
-// policy of your own may be the Wrap of one policy for all hosts, the By of a Group with
-// [HostOf] as the key, or any other middleware:
+// A policy that is nil has the default that its field describes. [Disabled] means none. One of
+// your own may be a policy for all hosts, or the By of a Group with [HostOf] as the key:
 //
 //	circuits := resilience.NewGroup(func(string) *breaker.Breaker {
 //		return breaker.New(breaker.Config{Failures: 3})
@@ -27,18 +26,13 @@ import (
 //		Bulkhead: resiliencehttp.Disabled,
 //	})
 type ClientConfig struct {
-	// Name is that of each policy of the client, in errors, events and figures. It may be
-	// empty unless Register is set.
+	// Name is that of each policy of the client. It may be empty unless Register is set.
 	Name string
 
 	// Timeout is how long a request may take in all: its attempts, the waits between them,
 	// and the reading of the response. Negative means no limit. Zero means 30 seconds until
-	// the response begins, since by then most callers, and the proxies before them, have
-	// given up, and then 10 minutes for a download or a stream, so that a body that is never
-	// closed does not hold its slot forever.
-	//
-	// A redirect is a request of its own. To limit all redirects together, give the request
-	// a ctx with a deadline, or set the Timeout of the client that NewClient returns.
+	// the response begins, and then 10 minutes for a download or a stream, so that a body that
+	// is never closed does not hold its slot forever. A redirect is a request of its own.
 	Timeout time.Duration
 
 	// AttemptTimeout is how long each attempt may take, the reading of its response
@@ -48,49 +42,38 @@ type ClientConfig struct {
 
 	// FirstByte and Idle are those of [Transport]: for how long a server may be silent
 	// before the first byte of its answer, and within it. Negative means no limit. Zero
-	// means 10 seconds, so that a request that hangs is sent three times, or a third of
-	// Timeout if that is less and no AttemptTimeout is set. What takes longer to answer, a
-	// report or a model that thinks, needs more.
+	// means 10 seconds, or a third of Timeout if that is less and no AttemptTimeout is set: a
+	// report, or a model that thinks, needs more.
 	FirstByte, Idle time.Duration
 
-	// Retry sends requests again that may be repeated. The default is a [retry.Retrier]
-	// for each host that makes up to 3 attempts, as more seldom help, waits up to 100 ms at first and
-	// longer if Retry-After asks for it, and has a budget for each host: retries add at
-	// most a fifth to its load, and 10 a second besides, so that they do not keep a host
-	// down that is overloaded. It does not wait for an open circuit.
+	// Retry sends requests again that may be repeated. The default, for each host, makes up to
+	// 3 attempts, waits up to 100 ms at first and longer if Retry-After asks for it, and has a
+	// budget: retries add at most a fifth to the load of the host, and 10 a second besides. It
+	// does not wait for an open circuit.
 	Retry resilience.Middleware
 
 	// Breaker refuses requests to a host that is down. The default is a circuit for each
-	// host. It opens when half of at least 20 requests within 10 seconds have failed: a
-	// share, since a host that fails now and then is not down, of enough requests to mean
-	// something. It opens, too, when 10 in a row have failed, however long that took: a host
-	// with little traffic never has 20 requests in 10 seconds, and one that fails a third of
-	// the time fails 10 in a row once in 60 000. It opens for as long as a server may take to
-	// answer (the lesser of FirstByte and AttemptTimeout, from 1 to 30 seconds), since a probe
-	// must return in that time, and for twice as long after each further opening, up to 30
-	// seconds, until it has been closed for 10. If failures with a Retry-After open it, it
-	// opens for that time.
+	// host. It opens when half of at least 20 requests within 10 seconds have failed, or 10 in
+	// a row, however long that took: a host with little traffic never has 20. It opens for the
+	// lesser of FirstByte and AttemptTimeout, from 1 to 30 seconds, since a probe must return in
+	// that time, and for twice as long after each further opening, up to 30 seconds. If failures
+	// with a Retry-After open it, it opens for that time.
 	Breaker resilience.Middleware
 
-	// Throttle limits how many requests are sent in a time. The default is none, as only
-	// you know what you may send.
+	// Throttle limits how many requests are sent in a time. The default is none.
 	Throttle resilience.Middleware
 
 	// Bulkhead limits how many requests are under way at once, each until its response has
-	// been read. The default is 100 for each host, which at 100 ms for a request is 1000 a
-	// second: a host that hangs holds no more connections and goroutines than that. A
-	// request waits up to a second for its turn, as long as a burst may take, and up to
-	// 1000 wait.
+	// been read. The default is 100 for each host. Up to 1000 more wait, each for up to a
+	// second.
 	Bulkhead resilience.Middleware
 
 	// Register, if not nil, is called by NewClient with the policies that it has made by
-	// default, each with the Name of the client. It may be the MustAdd of a
-	// registry.Registry, which then shows and changes them while the client is in use.
+	// default. It may be the MustAdd of a registry.Registry, which then shows and changes them.
 	Register func(policies ...interface{ Name() string })
 
-	// Transport, if not nil, has the fields of the client's [Transport], which is another
-	// one: its Base, Judge, Hedge and so on. Its Middleware must be nil, and FirstByte and Idle
-	// 0: they are those of the ClientConfig.
+	// Transport, if not nil, has the other fields of the client's [Transport], which is a copy:
+	// its Base, Judge, Hedge and so on. Its Middleware must be nil, and FirstByte and Idle 0.
 	Transport *Transport
 }
 
@@ -185,21 +168,18 @@ func (c ClientConfig) answersWithin() time.Duration {
 	return least
 }
 
-// Disabled is the [resilience.Middleware] that does nothing. In a [ClientConfig] it means
-// that there is no such policy.
+// Disabled is the [resilience.Middleware] that does nothing: no such policy in a [ClientConfig].
 func Disabled(next resilience.Func) resilience.Func { return next }
 
 // NewClient returns a client that limits the time of each request, sends it again where that
-// may help, and keeps the failures of one host from the others. See [ClientConfig] for what
-// it does by default, and why. It panics if cfg is not valid.
-//
-//	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments"})
+// may help, and keeps the failures of one host from the others. [ClientConfig] has the defaults;
+// the reasons are in docs/decisions/http-client.md. NewClient panics if cfg is not valid.
 //
 // The policies run in this order, the outermost first: Timeout, Hedge, Retry, Breaker,
-// Throttle, Bulkhead, AttemptTimeout with FirstByte and Idle. Build a client once for each dependency, and
-// share it: its policies know what they have seen themselves. Jar, CheckRedirect and Timeout
-// of the http.Client may be set before its first request, and its Transport, which is a
-// [Transport], may be wrapped.
+// Throttle, Bulkhead, AttemptTimeout with FirstByte and Idle. Build a client once for each
+// dependency, and share it: its policies know what they have seen themselves. Jar, CheckRedirect
+// and Timeout of the http.Client may be set before its first request, and its Transport, which is
+// a [Transport], may be wrapped.
 func NewClient(cfg ClientConfig) *http.Client {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -207,8 +187,9 @@ func NewClient(cfg ClientConfig) *http.Client {
 	cfg = cfg.withDefaults()
 	of := cmp.Or(cfg.Transport, &Transport{})
 	t := &Transport{
-		Base:       of.Base,
-		Middleware: resilience.Chain(cfg.Retry, cfg.Breaker, cfg.Throttle, cfg.Bulkhead),
+		Base: of.Base,
+		Middleware: resilience.Chain(cfg.Retry, cfg.Breaker, cfg.Throttle, cfg.Bulkhead,
+			resilience.Timeout(max(0, cfg.AttemptTimeout), cfg.Name)),
 		Judge:      of.Judge,
 		RetryAfter: of.RetryAfter,
 		FirstByte:  cfg.FirstByte,
@@ -220,7 +201,7 @@ func NewClient(cfg ClientConfig) *http.Client {
 		MaxBuffer:  of.MaxBuffer,
 	}
 	t.name = cfg.Name
-	t.passed, t.attemptPassed = t.timeout(cmp.Or(cfg.Timeout, defaultTimeout)), t.timeout(cfg.AttemptTimeout)
+	t.passed = t.timeout(cmp.Or(cfg.Timeout, defaultTimeout))
 	if cfg.Timeout == 0 {
 		t.readingPassed = t.timeout(defaultReading)
 	}

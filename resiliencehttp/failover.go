@@ -28,13 +28,13 @@ import (
 // [DefaultJudge] or the Transport's Judge treats as a failure. Any other goes on only if it has
 // certainly had no effect: a policy refused it, it was never sent, it was answered 429, 503 or
 // 529, or the Judge said [Resend]. A POST that was answered 502, or whose connection broke,
-// reaches nobody else. Nothing goes on once the caller has left, or has been given a response.
-// A RoundTripper around a Transport hides what its Judge said of a response, and its Replayable.
+// reaches nobody else. Nothing goes on once the caller has left. A RoundTripper around a
+// Transport hides its Judge and its Replayable.
 //
 // The body is sent again by GetBody. Without that, up to 1 MiB of it is read before it is sent;
 // a longer one has no failover. If the last response is a failed one, the caller gets it, with a
-// nil error: DefaultJudge(resp, nil) makes an error of it. An error names what each has met, in
-// order, and asks to come back when the first does. Failover panics if there is nothing in next, or nil.
+// nil error. An error names what each has met, in order, and asks to come back when the first
+// does. Failover panics if there is nothing in next, or nil.
 func Failover(next ...http.RoundTripper) http.RoundTripper {
 	if len(next) == 0 || slices.Contains(next, nil) {
 		panic(errors.New("resiliencehttp: Failover needs a RoundTripper, not nil"))
@@ -132,10 +132,9 @@ func (t *Transport) mayHedge(req *http.Request) bool {
 // as send does.
 func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, failure, err error) {
 	h := &hedging{t: t, req: req, begun: begun}
-	defer func() { h.closeExcept(resp) }()            // also if user code panics
-	about := &call{t: t, req: req, host: hostOf(req)} // no policy runs for it: it tells the host
-	about.begin(req.Context())
-	resp, err = t.Hedge.Do(about.ctx, h.send)
+	defer func() { h.closeExcept(resp) }()                              // also if user code panics
+	about := &call{Context: req.Context(), req: req, host: hostOf(req)} // no policy runs for it: it tells the host
+	resp, err = t.Hedge.Do(about, h.send)
 	switch {
 	case err == nil:
 		return resp, nil, nil

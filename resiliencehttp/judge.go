@@ -15,12 +15,7 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// A StatusError is the error that policies see in place of a response.
-//
-// Status 500, 502, 503, 504, 507 or 520 to 530 is a failure of the server, or of a proxy
-// that could not reach it. Status 408, 425 or 429 is an answer of a server that works
-// ([resilience.Answered]) and asks for the request again later: a breaker counts it as a
-// success, and a retrier makes another attempt.
+// A StatusError is the error that policies see in place of a response: see [DefaultJudge].
 type StatusError struct {
 	StatusCode int         // 503
 	Header     http.Header // a copy of the response's
@@ -42,10 +37,10 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// RetryAfter returns the time from now on for which the server asked not to be asked again: by
-// the RetryAfter of the [Transport], or else by its Retry-After field. It returns 0 if there is
-// no such field, or none in a form of RFC 9110. A date is compared with the Date of the
-// response, if that has one, so that the clock of this machine does not matter.
+// RetryAfter returns for how long the server asked not to be asked again: by the RetryAfter of
+// the [Transport], or else by its Retry-After field. It is 0 if there is none in a form of RFC
+// 9110. A date is compared with the Date of the response, if that has one, so that the clock of
+// this machine does not matter.
 func (e *StatusError) RetryAfter() time.Duration {
 	value := e.Header.Get("Retry-After")
 	if e.after > 0 || value == "" {
@@ -66,8 +61,7 @@ func (e *StatusError) Retryable() bool { return !e.final }
 func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
 
 // Throttled reports whether the server turned the request away to shed load: true for 429,
-// 503 and 529, which some servers use for "overloaded". Package throttle/adaptive counts it as
-// throttled.
+// 503 and 529, which some servers use for "overloaded".
 func (e *StatusError) Throttled() bool { return overloaded(e.StatusCode) }
 
 func overloaded(code int) bool {
@@ -81,17 +75,17 @@ func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }
 // DefaultJudge returns the error that policies see in place of a response, by its status. It
 // reads nothing ahead, and takes nil for an Ahead.
 //
-//   - For 500, 502, 503, 504, 507 and 520 to 530 it returns a [*StatusError]: the server failed.
-//   - For 429 it returns a *StatusError that is [resilience.Answered]: the server works,
-//     and the client is too fast.
+//   - For 500, 502, 503, 504, 507 and 520 to 530 it returns a [*StatusError]: the server, or a
+//     proxy that could not reach it, failed.
+//   - For 429 it returns a *StatusError that is [resilience.Answered]: the server works, and the
+//     client is too fast. A breaker counts it as a success, and a retrier tries again.
 //   - For 408 and 425 it returns the same if the request may be sent again: the server
 //     did not get it in time, or not securely enough.
-//   - For every other status it returns nil: the server has answered. Only the caller can
-//     judge 404 or 409, and another attempt does not change 501.
+//   - For every other status it returns nil. Only the caller can judge 404 or 409, and another
+//     attempt does not change 501.
 //
-// The StatusError is Retryable if the request may be sent again. The [Transport] of the
-// request decides that; without one, the method and the idempotency key of resp.Request
-// do.
+// The StatusError is Retryable if the request may be sent again: by the [Transport] of the
+// request, or by the method and the idempotency key of resp.Request.
 func DefaultJudge(resp *http.Response, _ *Ahead) error {
 	var c *call
 	mayRepeat := false
@@ -147,8 +141,7 @@ func fromGateway(code int) bool {
 // Resend marks the error of a Judge: the request has had no effect, so it may be sent again
 // even if its method forbids that, as a POST that was answered 429 before it was served. Its
 // body must be one that can be sent again. It has no effect on a response of status 502 or
-// 504: a gateway does not know what the server behind it has done. Otherwise the error says
-// what err says. Resend(nil) is nil.
+// 504: a gateway does not know what the server behind it has done. Resend(nil) is nil.
 func Resend(err error) error {
 	if err == nil {
 		return nil

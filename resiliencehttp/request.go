@@ -21,9 +21,8 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// RequestFrom returns the request that a policy or hook is called for, if ctx is that of
-// a [Transport]'s call: the caller's request or, under Transport.Hedge, a copy of it with
-// another ctx. It must not be changed. Otherwise RequestFrom returns nil and false.
+// RequestFrom returns the request of the [Transport]'s call that ctx belongs to, or nil and
+// false. It must not be changed.
 func RequestFrom(ctx context.Context) (*http.Request, bool) {
 	if c := callOf(ctx); c != nil {
 		return c.req, true
@@ -34,16 +33,12 @@ func RequestFrom(ctx context.Context) (*http.Request, bool) {
 // HostOf returns the server, as "host:port", of the request which ctx belongs to: the key of a
 // Group with a member for each server. It is that of the URL that the caller has set, whatever
 // the field Host says: in lower case, without a final dot, and with the port 80 for http or 443
-// for https if the URL has none. With another scheme and no port it is the host alone. HostOf
-// returns "" if ctx is not that of a [Transport]'s call.
+// for https if the URL has none. It is "" if ctx is not that of a [Transport]'s call.
 //
 // A Prepare that sends a request to another server comes too late for the policies, and has
 // them hold the failures of one against the other. Change the server further out, or in a
 // RoundTripper of [Failover].
 //
-//	circuits := resilience.NewGroup(func(string) *breaker.Breaker {
-//		return breaker.New(breaker.Config{})
-//	}, resilience.GroupConfig{})
 //	transport.Middleware = resilience.Chain(retries.Wrap, circuits.By(resiliencehttp.HostOf))
 func HostOf(ctx context.Context) string {
 	if c := callOf(ctx); c != nil {

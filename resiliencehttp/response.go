@@ -73,7 +73,7 @@ func (b *body) begin() {
 // read reads from Base, for at most Idle, unless FirstByte still counts.
 func (b *body) read(p []byte) (int, error) {
 	if b.begun || b.attempt.call.t.FirstByte <= 0 {
-		b.attempt.limit(ofSilence, b.attempt.call.t.idlePassed)
+		b.attempt.awaitServer()
 		defer b.attempt.unlimit(ofSilence)
 	}
 	return b.inner.Read(p)
@@ -136,7 +136,7 @@ func (b *body) readForDrain(p []byte) (int, error) {
 func (b *body) open() io.ReadCloser {
 	a := b.attempt
 	if duplex(a.resp) {
-		a.unlimit(ofAttempt, ofPolicy, ofSilence, ofReading)
+		a.unlimit(ofPolicy, ofSilence, ofReading)
 		d := &duplexBody{b, b.inner.(io.Writer)}
 		if conn, ok := b.inner.(net.Conn); ok {
 			return &connBody{conn, d}
@@ -151,7 +151,7 @@ func (b *body) open() io.ReadCloser {
 
 func (b *body) Read(p []byte) (int, error) {
 	if b.filling != nil {
-		b.attempt.limit(ofSilence, b.attempt.call.t.idlePassed)
+		b.attempt.awaitServer()
 		<-b.filling
 		b.attempt.unlimit(ofSilence)
 		if b.crash != nil {
@@ -218,12 +218,10 @@ func (b *body) end(err error, waiting bool) {
 // context.Canceled if the caller has left.
 func (b *body) brokeOff(err error, waiting bool) error {
 	a := b.attempt
-	caller := a.call.req.Context()
+	caller := a.call.caller
 	switch {
 	case err == nil || err == io.EOF || b.closing.Load():
 		return nil
-	case a.call.heedCancel() && caller.Err() == nil:
-		return context.Canceled
 	case caller.Err() == context.Canceled:
 		return ended.Error(caller)
 	case a.Err() == nil:
@@ -234,19 +232,15 @@ func (b *body) brokeOff(err error, waiting bool) error {
 	return nil
 }
 
-// Break tells the policies that the response failed although its status says otherwise, as
-// the caller has found in its body: an event of a stream that reports an error, say. The
-// policies learn err as they learn that a body broke off. It reports whether there was
-// somebody to tell: false if resp is not of a [Transport] whose policies hold something for
-// it, if its body has been read to its end or closed, or if err is nil. Close the body
-// afterwards.
+// Break tells the policies that a response failed although its status says otherwise, as the
+// caller has found in its body: an event of a stream that reports an error, say. Close the body
+// afterwards. Break reports false, and tells nobody, if no policy of a [Transport] holds
+// anything for resp, if its body has been read to its end or closed, or if err is nil. It goes by
+// resp.Request, so the Body may be wrapped.
 //
 // A body that was read to its end has been counted as a success. So a stream that ends without
-// its last event needs a Base whose Body returns [io.ErrUnexpectedEOF] in place of io.EOF if it
-// has not seen that event, or a reader that calls Break before io.EOF is returned.
-//
-// Break goes by resp.Request, so the Body may be that of another: an http.Client with a
-// Timeout wraps it.
+// its last event needs a Base whose Body returns [io.ErrUnexpectedEOF] then, or a reader that
+// calls Break before io.EOF is returned.
 func Break(resp *http.Response, err error) bool {
 	if resp == nil || resp.Request == nil || err == nil {
 		return false
@@ -303,8 +297,8 @@ func (b *connBody) Close() error      { return b.d.Close() }
 func (b *connBody) CloseWrite() error { return b.d.CloseWrite() }
 
 // An Ahead reads a response ahead for a Judge: 64 KiB at most. What it has read is given to the
-// caller again. It waits for the server as the caller would, for at most FirstByte and Idle. If
-// the body breaks off meanwhile, the attempt has failed, whatever the Judge returns.
+// caller again. It waits for the server for at most FirstByte and Idle. If the body breaks off
+// meanwhile, the attempt has failed, whatever the Judge returns.
 //
 // It sees what the caller would: the bytes after the Transport's own gunzip. A response to
 // HEAD, or of status 101, 204 or 304, has no bytes: [io.EOF].
@@ -322,7 +316,7 @@ var (
 
 // Bytes waits for the first n bytes and returns them, or fewer and the error that is why:
 // [io.EOF] if that is all, [ErrTooLong], or how the body broke off. It reads from the
-// beginning each time. The bytes must not be changed, or used after the Judge has returned.
+// beginning each time. The bytes must not be changed or kept.
 func (a *Ahead) Bytes(n int) ([]byte, error) {
 	if a == nil || !a.body.mayBeRead() {
 		return nil, io.EOF
@@ -339,10 +333,10 @@ func (a *Ahead) Bytes(n int) ([]byte, error) {
 	}
 }
 
-// Event waits for one event of a response of type text/event-stream and returns its name,
+// Event waits for the next event of a response of type text/event-stream and returns its name,
 // "message" if it has none, and its data. Events without data are skipped, as browsers do
-// (https://html.spec.whatwg.org/multipage/server-sent-events.html). Each call returns the next
-// event. The error is as that of Bytes, or [ErrEncoded].
+// (https://html.spec.whatwg.org/multipage/server-sent-events.html). The error is as that of
+// Bytes, or [ErrEncoded].
 func (a *Ahead) Event() (name, data string, err error) {
 	switch {
 	case a == nil || !a.body.mayBeRead():
