@@ -1,33 +1,29 @@
 // Package bulkhead bounds how many calls to a dependency run at once: one that hangs does not
 // use up the goroutines, connections and memory of all others.
 //
-//		slots := bulkhead.New(bulkhead.Config{
-//			Name:    "users",
-//			Limit:   16,                     // calls at once
-//			MaxWait: 100 * time.Millisecond, // how long a call may wait for a slot
-//			Queue:   32,                     // how many calls may wait
-//		})
-//		err := slots.Do(ctx, func(ctx context.Context) error { return fetchUser(ctx, 42) })
-//		if errors.Is(err, bulkhead.ErrFull) {
-//			// The call was never made.
-//		}
+//	slots := bulkhead.New(bulkhead.Config{
+//		Name:    "users",
+//		Limit:   16,                     // calls at once
+//		MaxWait: 100 * time.Millisecond, // how long a call may wait for a slot
+//		Queue:   32,                     // how many calls may wait
+//	})
+//	err := slots.Do(ctx, func(ctx context.Context) error { return fetchUser(ctx, 42) })
+//	if errors.Is(err, bulkhead.ErrFull) {
+//		// The call was never made.
+//	}
 //
-//	  - All calls to a dependency share one bulkhead; a resilience.Group has one for each key.
-//	  - A call that finds Limit and Queue full is refused with a [*FullError]. A free slot goes to
-//	    the most important level, and there to who has waited longest, unless there is a Share,
-//	    which keeps the flood of one tenant from the others.
-//	  - In a chain it is inside of retries, whose waits then hold no slot, and outside of the
-//	    timeout of a single call.
-//	  - A call holds its slot until its function returns, whatever its ctx, and under a
-//	    resiliencehttp.Transport until the response's body has been read to its end or closed.
-//	  - Package bulkhead/adaptive finds the limit by the latency of the calls.
+// All calls to a dependency share one bulkhead; a resilience.Group has one for each key. In a chain
+// it is inside of retries, whose waits then hold no slot. A call holds its slot until its function
+// returns, whatever its ctx, and under a resiliencehttp.Transport until the response's body has
+// been read or closed. Package bulkhead/adaptive finds the limit by itself.
 //
-// Source: Bulkhead, Priority Queue and Queue-Based Load Leveling in the Cloud
-// Design Patterns catalog (https://learn.microsoft.com/azure/architecture/patterns/).
+// Source: Bulkhead and Priority Queue in the Cloud Design Patterns catalog
+// (https://learn.microsoft.com/azure/architecture/patterns/).
 package bulkhead
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,31 +39,29 @@ type Bulkhead struct {
 	setting   settings.Setting[Config] // whose lock is taken before mu
 	observers notify.Observers[Event]
 
-	mu              sync.Mutex
-	limit           int
-	running         int // slots that are taken
-	queue           queue
-	admitted, waits int64
-	waitTime        time.Duration
-	refusals        map[Reason]int64
+	mu      sync.Mutex
+	limit   int
+	running int // slots that are taken
+	queue   queue
+	totals  Totals
 }
 
-// New panics with the error of cfg.Validate, if there is one.
+// New panics with the error of cfg.Validate.
 func New(cfg Config) *Bulkhead {
 	b := &Bulkhead{limit: cfg.Limit}
 	b.setting.Init(cfg, Config.withDefaults)
 	return b
 }
 
-// Do runs fn when it has a slot, and returns its error. If it gets none, it returns a
-// [*FullError]; if ctx has already ended, it returns why.
+// Do runs fn when it has a slot, and returns its error, or a [*FullError], or why ctx had ended
+// before.
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
 	has, err := b.enter(ctx)
 	if err != nil {
 		return err
 	}
-	if work := linger.Of(ctx); work != nil {
-		return work.Hold(ctx, fn, func(error) { b.leave(has) }, nil)
+	if linger.Under(ctx) {
+		return linger.Of(ctx).Hold(ctx, fn, func(error) { b.leave(has) }, nil)
 	}
 	defer b.leave(has)
 	return fn(ctx)
@@ -78,9 +72,8 @@ func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) 
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin is [Bulkhead.Do] for work that is not one function. done, called with the error of the
-// work and from any goroutine, gives the slot back; only its first call counts. It is nil if
-// there is an error.
+// Begin is [Bulkhead.Do] for work that is not one function. The first call of done, from any
+// goroutine, gives the slot back. It is nil if there is an error.
 func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	has, err := b.enter(ctx)
 	if err != nil {
@@ -94,9 +87,9 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	}, nil
 }
 
-// slots are those that a call has.
+// slots are those that a call asks for, or has.
 type slots struct {
-	n     int
+	cost  int
 	share *share
 }
 
@@ -118,19 +111,13 @@ func (b *Bulkhead) enter(ctx context.Context) (slots, error) {
 	}
 
 	b.mu.Lock()
-	share := b.queue.shareOf(name)
-	if cost == 0 {
-		b.admitted++
+	asked := slots{cost, b.queue.shareOf(name)}
+	if cost == 0 || cost <= b.limit-b.running && !b.queue.waitsUpTo(level) {
+		b.take(asked)
 		b.mu.Unlock()
-		return slots{}, nil
+		return asked, nil
 	}
-	if cost <= b.limit-b.running && !b.queue.waitsUpTo(level) {
-		b.take(share, cost)
-		b.admitted++
-		b.mu.Unlock()
-		return slots{cost, share}, nil
-	}
-	return b.wait(ctx, cfg, &waiter{level: level, cost: cost, share: share})
+	return b.wait(ctx, cfg, &waiter{slots: asked, level: level})
 }
 
 // wait puts a call that finds no slots into the queue, if it may wait, and returns when it has
@@ -151,104 +138,95 @@ func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, err
 	}
 	queued := w.refusal == nil
 	if queued {
-		w.since, w.ready = now(), make(chan struct{})
-		b.queue.add(w, cfg.Levels)
+		w.since, w.ended, w.ready = now(), ctx.Done(), make(chan struct{})
+		b.queue.add(w)
 	}
 	b.mu.Unlock()
 
 	if queued {
-		b.await(ctx, w, cfg.MaxWait)
+		b.await(w, cfg.MaxWait)
 	}
-	if w.refusal != nil {
-		b.observers.Tell(ctx, Event{Name: cfg.Name, Waited: w.refusal.Waited, Refusal: w.refusal})
-		return slots{}, w.refusal
+	has, refusal := w.slots, w.refusal
+	if refusal != nil && queued {
+		refusal.err = ended.Error(ctx)
 	}
-	has := slots{w.cost, w.share}
-	if b.observers.Any() {
-		b.tellWaited(ctx, has, Event{Name: cfg.Name, Waited: w.waited})
+	told := false
+	defer func() {
+		if !told && refusal == nil { // an observer has panicked
+			b.leave(has)
+		}
+	}()
+	b.observers.Tell(ctx, Event{cfg.Name, w.waited, refusal})
+	told = true
+	if refusal != nil {
+		return slots{}, refusal
 	}
 	return has, nil
 }
 
-// await waits until w has its slots, or is refused.
-func (b *Bulkhead) await(ctx context.Context, w *waiter, maxWait time.Duration) {
+// await waits until w has its slots or is refused, by who closes w.ready or because it has waited
+// for too long.
+func (b *Bulkhead) await(w *waiter, maxWait time.Duration) {
 	var passed <-chan time.Time
 	if maxWait > 0 {
-		timer := time.NewTimer(maxWait)
-		defer timer.Stop()
-		passed = timer.C
+		passed = time.After(maxWait)
 	}
 	why := ContextEnded
 	select {
 	case <-w.ready:
-	case <-ctx.Done():
+		return
+	case <-w.ended:
 	case <-passed:
 		why = WaitTooLong
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	w.waited = now() - w.since
-	switch {
-	case w.line != nil: // it waits still, and may have held up others
-		b.queue.remove(w, false)
-		b.refuse(w, why)
+	if w.line != nil { // it waits still, and may have held up others
+		b.turnAway(w, why)
 		b.grant()
-	case w.refusal != nil:
-	case ctx.Err() != nil: // the slots came too late
-		b.take(w.share, -w.cost)
-		b.refuse(w, ContextEnded)
-		b.grant()
-	default:
-		b.admitted++
-		b.waits++
-		b.waitTime += w.waited
 	}
-	if w.refusal != nil {
-		w.refusal.err = ended.Error(ctx)
-	}
-}
-
-// tellWaited tells observers of a wait. If one of them panics, the slots are given back.
-func (b *Bulkhead) tellWaited(ctx context.Context, has slots, e Event) {
-	told := false
-	defer func() {
-		if !told {
-			b.leave(has)
-		}
-	}()
-	b.observers.Tell(ctx, e)
-	told = true
 }
 
 // leave gives the slots of a call back.
 func (b *Bulkhead) leave(has slots) {
-	if has.n == 0 {
+	if has.cost == 0 {
 		return
 	}
 	b.mu.Lock()
-	b.take(has.share, -has.n)
+	b.running -= has.cost
+	b.queue.count(has.share, -has.cost, 0)
 	if b.queue.waiting > 0 {
 		b.grant()
 	}
 	b.mu.Unlock()
 }
 
-// take notes that the calls of a share have n slots more, or -n fewer. b.mu is held.
-func (b *Bulkhead) take(share *share, n int) {
-	b.running += n
-	b.queue.addHeld(share, n)
+// take gives a call its slots. b.mu is held.
+func (b *Bulkhead) take(asked slots) {
+	b.running += asked.cost
+	b.queue.count(asked.share, asked.cost, 0)
+	b.totals.Admitted++
 }
 
 // grant hands free slots to the calls that wait, until they do not suffice for the next one.
 // b.mu is held.
 func (b *Bulkhead) grant() {
 	for b.queue.waiting > 0 && b.running < b.limit {
-		w := b.queue.pickNext()
+		w := b.queue.next()
+		select {
+		case <-w.ended: // and w does not know yet: the slots would come too late
+			b.turnAway(w, ContextEnded)
+			continue
+		default:
+		}
 		if w.cost > b.limit-b.running {
 			return
 		}
 		b.queue.remove(w, true)
-		b.take(w.share, w.cost)
+		b.take(w.slots)
+		w.waited = now() - w.since
+		b.totals.Waited++
+		b.totals.WaitTime += w.waited
 		close(w.ready)
 	}
 }
@@ -268,29 +246,24 @@ var began = time.Now()
 
 // refuse notes why a call gets no slots. b.mu is held.
 func (b *Bulkhead) refuse(w *waiter, why Reason) {
-	if b.refusals == nil {
-		b.refusals = make(map[Reason]int64)
+	if b.totals.Refusals == nil {
+		b.totals.Refusals = make(map[Reason]int64)
 	}
-	b.refusals[why]++
-	name := b.setting.Load().Name
+	b.totals.Refusals[why]++
+	b.totals.Refused++
 	w.refusal = &FullError{
-		Name: name, Reason: why, Level: w.level, Cost: w.cost, Share: short(w.share.name),
+		Name: b.setting.Load().Name, Reason: why, Level: w.level, Cost: w.cost, Share: short(w.share.name),
 		Limit: b.limit, InFlight: b.running, Queued: b.queue.waiting, Waited: w.waited,
 	}
 }
 
-// SetLimit changes Config.Limit, as [Bulkhead.Update] does.
+// SetLimit is [Bulkhead.Update] of the Limit.
 func (b *Bulkhead) SetLimit(n int) error { return b.Update(func(c *Config) { c.Limit = n }) }
 
-// Update has change write to the Config as it was given, where a zero field means its default.
-// If the result is not valid, Update returns an error that names the field, and nothing changes.
-// Name and Levels cannot change.
-//
-// New slots go to waiting calls at once. When the limit shrinks, calls in flight finish, and a
-// waiting call that costs more is refused. Waiting calls keep their place, level, cost, share and
-// MaxWait, also in a queue that is longer than its new bound.
-//
-// change must not use the bulkhead.
+// Update has change, which must not use the bulkhead, write to the Config as it was given: a zero
+// field means its default. If the result is not valid, nothing changes, and the error names the
+// field. Name and Levels cannot change. Calls that run or wait go on as they began; one that
+// waits and costs more than a new limit is refused.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, allow, b.follow)
 }
@@ -300,9 +273,11 @@ func (b *Bulkhead) follow(cfg *Config) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.limit = cfg.Limit
-	for w := range b.queue.calls {
-		if w.cost > b.limit {
-			b.turnAway(w, TooCostly)
+	for _, l := range slices.Clone(b.queue.lines) { // a line that is empty goes
+		for w := l.oldest; w != nil; w = w.newer {
+			if w.cost > b.limit {
+				b.turnAway(w, TooCostly)
+			}
 		}
 	}
 	b.grant()

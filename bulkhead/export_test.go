@@ -16,9 +16,9 @@ type Waiting struct {
 func queueOf(waiting []Waiting) (q queue) {
 	for _, w := range waiting {
 		of := q.shareOf(w.Name)
-		q.addHeld(of, w.Held)
+		q.count(of, w.Held, 0)
 		for range w.Calls {
-			q.add(&waiter{share: of, cost: 1}, 1)
+			q.add(&waiter{slots: slots{1, of}})
 		}
 	}
 	return q
@@ -29,7 +29,7 @@ func queueOf(waiting []Waiting) (q queue) {
 func Turns(n int, waiting []Waiting) (order string) {
 	q := queueOf(waiting)
 	for range n {
-		w := q.pickNext()
+		w := q.next()
 		q.remove(w, true)
 		order += w.share.name
 	}
@@ -39,7 +39,7 @@ func Turns(n int, waiting []Waiting) (order string) {
 // GivesWay returns the share that loses a place in a full queue to a call of newcomer, or "".
 func GivesWay(newcomer string, waiting []Waiting) string {
 	q := queueOf(waiting)
-	if w := q.victim(&waiter{share: q.shareOf(newcomer)}); w != nil {
+	if w := q.victim(&waiter{slots: slots{1, q.shareOf(newcomer)}}); w != nil {
 		return w.share.name
 	}
 	return ""

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// A queue holds the calls that wait: by level, within a level by share, within a share by age.
-// It reads no clock and takes no lock.
+// A queue holds the calls that wait: in a line for each share at each level, by age. It reads no
+// clock and takes no lock.
 type queue struct {
-	levels  []waitingLevel    // nil until a call waits
-	waiting int               // calls, at all levels
+	lines   []*line           // by turn: one that was served moves to the back
+	waiting int               // calls, in all lines
 	shares  map[string]*share // with slots or waiters, by name
 	common  share             // of the calls without a name: of all, if there is no Config.Share
 }
@@ -22,27 +22,24 @@ type share struct {
 	waiting int // calls
 }
 
-// A waitingLevel is what waits at one level.
-type waitingLevel struct {
-	lines []*line // of the shares that wait, by turn: remove moves one that was served to the back
-	next  *waiter // for whom free slots are kept; nil until there are some
-}
-
 // A line is what waits of one share at one level.
 type line struct {
+	level          int
 	share          *share
 	oldest, newest *waiter
 	waiting        int
+	kept           bool // free slots are kept for the oldest
 }
 
 // A waiter is a call that waits.
 type waiter struct {
-	level, cost  int
-	share        *share
+	slots
+	level        int
 	line         *line   // nil before and after it waits
 	older, newer *waiter // in line
 	since        time.Duration
-	ready        chan struct{} // closed when it has its slots or is refused
+	ended        <-chan struct{} // Done of its ctx
+	ready        chan struct{}   // closed when it has its slots or is refused; until then mu guards all of it
 	waited       time.Duration
 	refusal      *FullError
 }
@@ -52,21 +49,18 @@ func (q *queue) shareOf(name string) *share {
 	if name == "" {
 		return &q.common
 	}
-	s := q.shares[name]
-	if s == nil {
-		s = &share{name: name}
+	if s := q.shares[name]; s != nil {
+		return s
 	}
-	return s
+	return &share{name: name}
 }
 
-// addHeld notes that a share has n slots more, or -n fewer.
-func (q *queue) addHeld(s *share, n int) {
-	s.held += n
-	q.keepOrForget(s)
-}
-
-// keepOrForget forgets a share without slots and waiters, because there may be any number of names.
-func (q *queue) keepOrForget(s *share) {
+// count notes that a share has so many slots and so many waiting calls more. It forgets a share
+// without any, because there may be any number of names.
+func (q *queue) count(s *share, held, waiting int) {
+	s.held += held
+	s.waiting += waiting
+	q.waiting += waiting
 	switch {
 	case s == &q.common:
 	case s.held == 0 && s.waiting == 0:
@@ -80,93 +74,71 @@ func (q *queue) keepOrForget(s *share) {
 
 // waitsUpTo reports whether a call waits that is as important as level or more.
 func (q *queue) waitsUpTo(level int) bool {
-	if q.waiting == 0 {
-		return false
-	}
-	return slices.ContainsFunc(q.levels[:level+1], func(l waitingLevel) bool { return len(l.lines) > 0 })
+	return q.waiting > 0 && slices.ContainsFunc(q.lines, func(l *line) bool { return l.level <= level })
 }
 
-// lineOf returns the line of a share at a level, or nil.
-func (q *queue) lineOf(s *share, level int) *line {
-	lines := q.levels[level].lines
-	if i := slices.IndexFunc(lines, func(l *line) bool { return l.share == s }); i >= 0 {
-		return lines[i]
+// lineOf returns the line that a call waits in, or nil.
+func (q *queue) lineOf(w *waiter) *line {
+	i := slices.IndexFunc(q.lines, func(l *line) bool { return l.level == w.level && l.share == w.share })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return q.lines[i]
 }
 
-// add lets a call wait. levels is how many there are.
-func (q *queue) add(w *waiter, levels int) {
-	if q.levels == nil {
-		q.levels = make([]waitingLevel, levels)
-	}
-	l := q.lineOf(w.share, w.level)
+// add lets a call wait.
+func (q *queue) add(w *waiter) {
+	l := q.lineOf(w)
 	if l == nil {
-		l = &line{share: w.share, oldest: w}
-		q.levels[w.level].lines = append(q.levels[w.level].lines, l)
+		l = &line{level: w.level, share: w.share, oldest: w}
+		q.lines = append(q.lines, l)
 	} else {
 		w.older, l.newest.newer = l.newest, w
 	}
 	w.line, l.newest = l, w
-	q.addWaiting(l, 1)
+	l.waiting++
+	q.count(l.share, 0, 1)
 }
 
-// addWaiting notes that n calls more wait in a line, or -n fewer.
-func (q *queue) addWaiting(l *line, n int) {
-	q.waiting += n
-	l.waiting += n
-	l.share.waiting += n
-	q.keepOrForget(l.share)
-}
-
-// pickNext returns the call that is served next, or nil. It is asked when a slot is free: the
-// answer stays the same until that call leaves, also if another share has fewer slots by then,
-// since a costly call would never get its slots otherwise.
-func (q *queue) pickNext() *waiter {
-	for i := range q.levels {
-		l := &q.levels[i]
-		if l.next == nil && len(l.lines) > 0 {
-			l.next = slices.MinFunc(l.lines, func(a, b *line) int { return cmp.Compare(a.share.held, b.share.held) }).oldest
+// next returns the call that is served next. It is asked when a slot is free and a call waits: the
+// answer stays the same until that call leaves or a more important one comes, also if another
+// share has fewer slots by then, since a costly call would never get its slots otherwise.
+func (q *queue) next() *waiter {
+	held := func(l *line) int {
+		if l.kept {
+			return -1
 		}
-		if l.next != nil {
-			return l.next
-		}
+		return l.share.held
 	}
-	return nil
+	first := slices.MinFunc(q.lines, func(a, b *line) int {
+		return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(held(a), held(b)))
+	})
+	first.kept = true
+	return first.oldest
 }
 
 // victim returns the call that gives way to newcomer in a full queue, or nil: the newest of the
 // longest line of the least important level. A line of the same level must be longer than that
 // of the newcomer would be, since the two would only change places.
 func (q *queue) victim(newcomer *waiter) *waiter {
-	for i := len(q.levels) - 1; i >= newcomer.level; i-- {
-		lines := q.levels[i].lines
-		if len(lines) == 0 {
-			continue
-		}
-		longest := slices.MaxFunc(lines, func(a, b *line) int { return cmp.Compare(a.waiting, b.waiting) })
-		if i > newcomer.level {
-			return longest.newest
-		}
-		own := 1
-		if l := q.lineOf(newcomer.share, i); l != nil {
-			own += l.waiting
-		}
-		if longest.waiting > own {
-			return longest.newest
-		}
+	longest := slices.MaxFunc(q.lines, func(a, b *line) int {
+		return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.waiting, b.waiting))
+	})
+	own := 1
+	if l := q.lineOf(newcomer); l != nil {
+		own += l.waiting
+	}
+	if longest.level > newcomer.level || longest.level == newcomer.level && longest.waiting > own {
+		return longest.newest
 	}
 	return nil
 }
 
 // remove takes a call out of the queue. If it was served, its share is the last in turn.
 func (q *queue) remove(w *waiter, served bool) {
-	at, l := &q.levels[w.level], w.line
-	if at.next == w {
-		at.next = nil
-	}
+	l := w.line
 	if w.older == nil {
-		l.oldest = w.newer
+		l.oldest, l.kept = w.newer, false
 	} else {
 		w.older.newer = w.newer
 	}
@@ -175,28 +147,14 @@ func (q *queue) remove(w *waiter, served bool) {
 	} else {
 		w.newer.older = w.older
 	}
-	w.line, w.older, w.newer = nil, nil, nil // else a call that runs for long keeps those that came after it
-	q.addWaiting(l, -1)
+	w.line = nil
+	l.waiting--
+	q.count(l.share, 0, -1)
 	if served || l.waiting == 0 {
-		i := slices.Index(at.lines, l)
-		at.lines = slices.Delete(at.lines, i, i+1)
+		i := slices.Index(q.lines, l)
+		q.lines = slices.Delete(q.lines, i, i+1)
 		if l.waiting > 0 {
-			at.lines = append(at.lines, l)
-		}
-	}
-}
-
-// calls yields each call that waits; yield may remove it.
-func (q *queue) calls(yield func(*waiter) bool) {
-	for i := range q.levels {
-		for _, l := range slices.Clone(q.levels[i].lines) {
-			for w := l.oldest; w != nil; {
-				next := w.newer
-				if !yield(w) {
-					return
-				}
-				w = next
-			}
+			q.lines = append(q.lines, l)
 		}
 	}
 }

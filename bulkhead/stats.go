@@ -12,60 +12,48 @@ import (
 	"github.com/go-resilience/resilience/internal/describe"
 )
 
-// Totals are counted from New on, and never go back.
+// Totals never go back.
 type Totals struct {
-	Admitted int64            // calls that got their slots, or cost nothing
-	Refused  int64            // calls that did not; one whose ctx had already ended is in neither
-	Refusals map[Reason]int64 // Refused, by reason
+	Admitted int64            // calls
+	Refused  int64            // calls; one whose ctx had already ended is in neither
+	Refusals map[Reason]int64 // the same, by reason
 	Waited   int64            // calls of Admitted that had to wait
-	WaitTime time.Duration    // of these, in all
+	WaitTime time.Duration    // of these
 }
 
 // Stats is a snapshot of a [Bulkhead].
 type Stats struct {
 	Totals
 
-	Limit    int   // slots
-	InFlight int   // slots that are taken; above Limit after that has shrunk
-	Queued   []int // calls that wait now, by level
-
-	LongestWait time.Duration // so far, of the calls that wait now
-
-	// Shares are up to ten, those with most slots and waiting calls first.
-	Shares []ShareStats
+	Limit       int           // slots
+	InFlight    int           // slots taken; above Limit after that has shrunk
+	Queued      []int         // calls that wait, by level
+	LongestWait time.Duration // so far, of these
+	Shares      []ShareStats  // up to ten, those with most slots and waiting calls first
 }
 
-// ShareStats are the figures of one share.
+// ShareStats are those of one share.
 type ShareStats struct {
-	Share    string // at most the first 100 bytes of it
+	Share    string // at most its first 100 bytes
 	InFlight int    // slots
-	Queued   int    // calls that wait
+	Queued   int    // calls
 }
 
-// Stats returns a snapshot.
 func (b *Bulkhead) Stats() Stats {
 	cfg := b.setting.Load()
-	queued := make([]int, cfg.Levels)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := Stats{
-		Totals: Totals{Admitted: b.admitted, Refusals: maps.Clone(b.refusals), Waited: b.waits, WaitTime: b.waitTime},
-		Limit:  b.limit, InFlight: b.running, Queued: queued,
+	s := Stats{Totals: b.totals, Limit: b.limit, InFlight: b.running, Queued: make([]int, cfg.Levels)}
+	s.Refusals = maps.Clone(s.Refusals)
+	for _, l := range b.queue.lines {
+		s.Queued[l.level] += l.waiting
+		s.LongestWait = max(s.LongestWait, now()-l.oldest.since)
 	}
-	for _, n := range s.Refusals {
-		s.Refused += n
+	for _, share := range b.queue.shares {
+		s.Shares = append(s.Shares, ShareStats{short(share.name), share.held, share.waiting})
 	}
-	for level := range b.queue.levels {
-		for _, l := range b.queue.levels[level].lines {
-			s.Queued[level] += l.waiting
-			s.LongestWait = max(s.LongestWait, now()-l.oldest.since)
-		}
-	}
-	for _, of := range b.queue.shares {
-		s.Shares = append(s.Shares, ShareStats{short(of.name), of.held, of.waiting})
-	}
-	if of := &b.queue.common; cfg.Share != nil && of.held+of.waiting > 0 {
-		s.Shares = append(s.Shares, ShareStats{"", of.held, of.waiting})
+	if common := &b.queue.common; cfg.Share != nil && common.held+common.waiting > 0 {
+		s.Shares = append(s.Shares, ShareStats{"", common.held, common.waiting})
 	}
 	slices.SortFunc(s.Shares, func(a, b ShareStats) int {
 		return cmp.Or(b.InFlight+b.Queued-a.InFlight-a.Queued, b.Queued-a.Queued, strings.Compare(a.Share, b.Share))
@@ -85,11 +73,11 @@ func short(text string) string {
 // An Event is a call that was refused, or that got its slots after a wait.
 type Event struct {
 	Name    string        // of the bulkhead
-	Waited  time.Duration // how long the call waited
-	Refusal *FullError    // nil if the call got its slots
+	Waited  time.Duration // by the call
+	Refusal *FullError    // nil if it got its slots
 }
 
-// Level returns that of package slog: warn for a refusal, debug for a wait.
+// Level is that of package slog: warn for a refusal, debug for a wait.
 func (e Event) Level() int {
 	if e.Refusal != nil {
 		return 4
@@ -101,23 +89,22 @@ func (e Event) Level() int {
 func (e Event) Fields(yield func(name string, value any)) {
 	if e.Refusal == nil {
 		yield("event", "waited")
-	} else {
-		yield("event", "refused")
-		yield("reason", string(e.Refusal.Reason))
-		if e.Refusal.Share != "" {
-			yield("share", e.Refusal.Share)
-		}
+		yield("waited", e.Waited)
+		return
+	}
+	yield("event", "refused")
+	yield("reason", string(e.Refusal.Reason))
+	if e.Refusal.Share != "" {
+		yield("share", e.Refusal.Share)
 	}
 	if e.Waited > 0 {
 		yield("waited", e.Waited)
 	}
-	if e.Refusal != nil {
-		yield("err", e.Refusal)
-	}
+	yield("err", e.Refusal)
 }
 
-// Observe calls f with each event until stop is called: on the goroutine and with the ctx of the
-// call, which then runs, and without a lock. If f panics, so does the call.
+// Observe has f called with each event, until stop is: on the call's goroutine, with its ctx,
+// before it runs. If f panics, so does the call.
 func (b *Bulkhead) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
@@ -127,29 +114,28 @@ func (b *Bulkhead) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return b.observers.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }
 
-// Name returns the Name of the Config.
 func (b *Bulkhead) Name() string { return b.setting.Load().Name }
 
-// Kind returns "bulkhead".
+// Kind is "bulkhead".
 func (b *Bulkhead) Kind() string { return "bulkhead" }
 
-// Config returns the present Config, with its defaults filled in.
+// Config has its defaults filled in.
 func (b *Bulkhead) Config() Config { return b.setting.Config() }
 
-// Settings returns Config without functions.
+// Settings is Config without functions.
 func (b *Bulkhead) Settings() any {
 	c := b.Config()
 	c.Priority, c.Cost, c.Share = nil, nil, nil
 	return c
 }
 
-// Change is Update for who does not know Config: f gets a *Config. If f returns an error, nothing
-// changes; nor if dry is true, which returns the error that the change would have.
+// Change is Update for who does not know Config: f gets a *Config. Nothing changes if it returns an
+// error, or in a dry run.
 func (b *Bulkhead) Change(dry bool, f func(cfg any) error) error {
 	return b.setting.Change(dry, f, allow, b.follow)
 }
 
-// Figures returns Stats as figures.
+// Figures are Stats.
 func (b *Bulkhead) Figures() []describe.Figure {
 	s := b.Stats()
 	figures := []describe.Figure{
@@ -170,7 +156,7 @@ func (b *Bulkhead) Figures() []describe.Figure {
 		describe.Figure{Name: "bulkhead.in_flight", Value: float64(s.InFlight)})
 }
 
-// Health returns an error while no slot is free.
+// Health is an error while no slot is free.
 func (b *Bulkhead) Health() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

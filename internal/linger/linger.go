@@ -59,6 +59,9 @@ func Of(ctx context.Context) *Work {
 	return w
 }
 
+// Under reports whether Of may return work. It is in the way of every call, and is inlined.
+func Under(ctx context.Context) bool { return ctx.Value(Key{}) != nil }
+
 // Apart returns ctx without its work and its limit. It is for a function that runs beside
 // the one that ctx was made for, and may outlast it: what the function holds, it holds until
 // it returns.
