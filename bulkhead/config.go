@@ -10,42 +10,40 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says how a [Bulkhead] works.
+// Config says how a [Bulkhead] works. Its functions are called for every call, before any wait, and
+// must be fast.
 type Config struct {
-	// Name appears in errors, events and figures. Optional.
-	Name string
+	Name string // in errors, events and figures
 
-	// Limit is how many slots there are, one for a call without a Cost: 1 to 1 073 741 823.
-	// Required.
+	// Limit is how many slots there are: 1 to 1 073 741 823.
 	Limit int
 
-	// MaxWait is how long a call may wait for a slot. Zero means that none waits, negative
-	// until its ctx ends.
+	// MaxWait is how long a call may wait for a slot: zero means not at all, negative until its
+	// ctx ends.
 	MaxWait time.Duration
 
-	// Queue is how many calls may wait, at most 2 147 483 647. Zero means 1000. In a full one
-	// a call takes the place of the newest of the least important level, there of the longest
-	// line of a share, if its own level is more important. Queue needs a MaxWait.
+	// Queue is how many calls may wait, at most 2 147 483 647; zero means 1000. It needs a
+	// MaxWait. In a full one a call displaces the newest of the least important level, if its
+	// own is more important.
 	Queue int
 
-	// Levels is the number of priorities, at most 1000. Zero means 1; more need a Priority.
+	// Levels is the number of priorities, at most 1000; zero means 1. More need a Priority.
 	Levels int
 
-	// Priority returns the level of a call, clamped to 0 ... Levels-1: 0 is the most important,
-	// and nobody gets a slot while a more important call waits. It needs Levels. This, Cost
-	// and Share are called for every call, before any wait, and must be fast.
+	// Priority returns the level of a call, clamped to 0 ... Levels-1. Calls of 0 are the most
+	// important: others get no slot while one waits. It needs Levels.
 	Priority func(context.Context) int
 
-	// Cost returns how many slots a call takes. Nil means 1. With 0 or less it neither waits nor
-	// is refused, and above the limit it is refused as [TooCostly]. Slots are kept for the call
-	// that is served next until there are enough: cheap calls would pass it for ever.
+	// Cost returns how many slots a call takes; nil means 1. With 0 or less it neither waits nor
+	// is refused, and above the limit it is [TooCostly]. Free slots are kept for who is next
+	// until they suffice.
 	Cost func(context.Context) int
 
-	// Share returns the share of a call: a tenant, a user, a kind of work, or "" for none. Shares
-	// that wait at one level are served in turn: the next call is of the share with the fewest
-	// slots, and among such of the one that has waited longest since it came or was served. In a
-	// full queue a call takes the place of the newest of the longest line of its level, if that
-	// is longer than the line of its own share would become. It needs a MaxWait.
+	// Share returns the share of a call: a tenant, a user, a kind of work, or "" for none. Of
+	// those that wait at one level the one with the fewest slots is next, of several the one
+	// that came or was served longest ago; within a share, who came first. In a full queue a
+	// call displaces the newest of its level's longest line, if its own stays shorter. It needs
+	// a MaxWait.
 	Share func(context.Context) string
 }
 
@@ -62,7 +60,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate returns an error that names each invalid field, or nil.
+// Validate names each invalid field in its error.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "bulkhead.Config"}
 	f.Need(c.Limit >= 1 && c.Limit <= maxLimit, "Limit", c.Limit, fmt.Sprintf("1 to %d", maxLimit))
