@@ -21,9 +21,8 @@ type controller struct {
 	former  float64 // limit at the last adjustment
 	base    base
 	latency float64 // mean logarithm of the last cohort
-	mean    float64 // arithmetic mean of the last cohort, in ns
+	mean    float64 // arithmetic mean of the last cohort, in ns; 0: there was none
 	scale   float64 // mean of the last cohorts, in ns: how long things take
-	scaled  bool    // scale has been measured
 
 	cohort  cohort
 	waiting bool                             // no call joins the cohort any more
@@ -151,9 +150,8 @@ func (c *controller) update(now time.Duration, cfg Config) {
 		c.limit = c.before
 	}
 	c.nextCohort(now)
-	if c.base.known { // as if all calls took alike, until it is measured again
-		c.base.rise *= math.Log1p(cfg.Tolerance) / math.Log1p(c.cfg.Tolerance)
-	}
+	// As if all calls took alike, until it is measured again.
+	c.base.rise *= math.Log1p(cfg.Tolerance) / math.Log1p(c.cfg.Tolerance)
 	c.cfg = cfg
 	c.setLimit(c.limit)
 	c.recent[0], c.recent[1] = min(c.recent[0], cfg.Max), min(c.recent[1], cfg.Max)
@@ -268,12 +266,13 @@ func (c *controller) advance(now time.Duration) {
 
 // adjust makes the limit what a cohort says.
 func (c *controller) adjust(k *cohort, now time.Duration) {
+	first := c.mean == 0
 	c.latency, c.mean = k.all.log(), k.all.mean()
-	served := float64(k.answered.n) / float64(k.all.n)
-	if !c.scaled { // the first calls are slower, without connections and caches
-		c.scaled, c.scale = true, c.mean
+	if first { // its calls are slower, without connections and caches
+		c.scale = c.mean
 		return
 	}
+	served := float64(k.answered.n) / float64(k.all.n)
 	c.scale += (c.mean - c.scale) / 2
 	if !c.base.known { // also if most calls fail, the limit is to come back when they no longer do
 		c.setLimit(min(c.wanted(served), max(c.limit, float64(c.cfg.Initial))))

@@ -27,6 +27,11 @@ func (c *Controller) End(ended Call, now time.Duration, err error) {
 	c.end(ended, now, resultOf(context.Background(), err))
 }
 
+// ResultOf returns what the end of a call says of the load, in words.
+func ResultOf(ctx context.Context, err error) string {
+	return [...]string{"answered", "overran", "silent"}[resultOf(ctx, err)]
+}
+
 // MakeRoom says that a call cannot begin while so many slots are taken.
 func (c *Controller) MakeRoom(now time.Duration, taken int) { c.makeRoom(now, taken, 0) }
 
