@@ -365,31 +365,6 @@ func TestAdmittedNeverGoesBack(t *testing.T) {
 	})
 }
 
-// A slot that is given back just before a call queues for it is not overlooked. The bubble of synctest notices a call that waits forever.
-func TestACallDoesNotQueueForASlotThatBecomesFree(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
-		for i := range 50_000 {
-			release := hold(t, b)
-			var wg sync.WaitGroup
-			var ready atomic.Bool
-			wg.Go(func() {
-				ready.Store(true)
-				_ = b.Do(context.Background(), nothing)
-			})
-			for !ready.Load() {
-				runtime.Gosched()
-			}
-			for range i % 64 { // a moment more or less
-				ready.Load()
-			}
-			release()
-			wg.Wait()
-		}
-		requireIdle(t, b)
-	})
-}
-
 func TestRefusalsSayWhatIs(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Limit: 4, Cost: costOf})
 	type is struct{ Cost, Limit, InFlight int }

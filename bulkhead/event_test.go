@@ -32,18 +32,20 @@ func TestObserversAreToldOfWaitsAndRefusals(t *testing.T) {
 		var events []bulkhead.Event
 		stop := b.Observe(func(ctx context.Context, e bulkhead.Event) {
 			events = append(events, e)
+			require.Equal(t, "mine", shareOf(ctx))
 			b.Stats()
 		})
+		ctx := ofShare(t.Context(), "mine")
 		require.NoError(t, b.SetLimit(2))
 		require.NoError(t, b.Do(t.Context(), nothing), "a call that does not wait is no event")
 		done, err := b.Begin(costing(t.Context(), 2))
 		require.NoError(t, err)
 		time.AfterFunc(300*time.Millisecond, func() { done(nil) })
-		require.NoError(t, b.Do(atLevel(t.Context(), 1), func(context.Context) error {
+		require.NoError(t, b.Do(atLevel(ctx, 1), func(context.Context) error {
 			require.Len(t, events, 1, "the wait is told of before the call runs")
 			return nil
 		}))
-		refusal := b.Do(costing(t.Context(), 3), nothing)
+		refusal := b.Do(costing(ctx, 3), nothing)
 		require.Equal(t, []bulkhead.Event{
 			{Name: "x", Waited: 300 * time.Millisecond},
 			{Name: "x", Refusal: refusal.(*bulkhead.FullError)},

@@ -19,8 +19,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// A queue that is never empty forgets the calls that have left it, although it remembers which
-// of those behind a costly call it has looked at.
+// A queue that is never empty forgets the calls that have left it.
 func TestCallsThatHaveLeftTheQueueAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 2, Cost: costOf, MaxWait: -1})
@@ -75,22 +74,4 @@ func TestSharesThatHaveLeftTheQueueAreForgotten(t *testing.T) {
 		leave()
 		long()
 	})
-}
-
-// Nor does a done that was called keep the calls that began after its own.
-func TestCallsThatHaveEndedAreForgotten(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Limit: 2})
-	kept := hold(t, b)
-	done := hold(t, b)
-	kept()
-	before := heap()
-	for range 100_000 {
-		next := hold(t, b)
-		done()
-		done = next
-	}
-	require.Less(t, heap()-before, int64(1<<20))
-	kept() // does nothing
-	done()
-	requireIdle(t, b)
 }

@@ -12,45 +12,33 @@ import (
 )
 
 func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
-	policies := map[string]func() (do func(context.Context, func(context.Context) error) error, inFlight func() int){
-		"Bulkhead": func() (func(context.Context, func(context.Context) error) error, func() int) {
-			b := bulkhead.New(bulkhead.Config{Limit: 5, Cost: costOf})
-			return b.Do, func() int { return b.Stats().InFlight }
-		},
-	}
+	b := bulkhead.New(bulkhead.Config{Limit: 5, Cost: costOf})
+	inFlight := func() int { return b.Stats().InFlight }
 	broken := errors.New("broken")
-	for name, policy := range policies {
-		for cost := 1; cost <= 2; cost++ {
-			t.Run(name, func(t *testing.T) {
-				do, inFlight := policy()
-				ctx, work := linger.Begin(t.Context())
-				if cost > 1 {
-					ctx = costing(ctx, cost)
-				}
-				require.NoError(t, do(ctx, func(context.Context) error { work.GoOn(); return nil }))
-				require.Equal(t, cost, inFlight())
-				work.End(nil)
-				require.Zero(t, inFlight())
+	begin := func() (context.Context, *linger.Work) { return linger.Begin(costing(t.Context(), 2)) }
 
-				ctx, _ = linger.Begin(t.Context())
-				require.Equal(t, broken, do(ctx, func(context.Context) error { return broken }))
-				require.Zero(t, inFlight(), "the work did not go on")
+	ctx, work := begin()
+	require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
+	require.Equal(t, 2, inFlight())
+	work.End(nil)
+	require.Zero(t, inFlight())
 
-				ctx, work = linger.Begin(t.Context())
-				require.Equal(t, broken, do(ctx, func(context.Context) error { work.GoOn(); return broken }))
-				require.Zero(t, inFlight(), "the next attempt may need the slot")
+	ctx, _ = begin()
+	require.Equal(t, broken, b.Do(ctx, func(context.Context) error { return broken }))
+	require.Zero(t, inFlight(), "the work did not go on")
 
-				ctx, work = linger.Begin(t.Context())
-				require.Panics(t, func() { _ = do(ctx, func(context.Context) error { work.GoOn(); panic("oops") }) })
-				require.Zero(t, inFlight())
+	ctx, work = begin()
+	require.Equal(t, broken, b.Do(ctx, func(context.Context) error { work.GoOn(); return broken }))
+	require.Zero(t, inFlight(), "the next attempt may need the slot")
 
-				ctx, work = linger.Begin(t.Context())
-				work.GoOn()
-				require.NoError(t, do(ctx, nothing))
-				require.Zero(t, inFlight(), "the work began to go on before this call")
-			})
-		}
-	}
+	ctx, work = begin()
+	require.Panics(t, func() { _ = b.Do(ctx, func(context.Context) error { work.GoOn(); panic("oops") }) })
+	require.Zero(t, inFlight())
+
+	ctx, work = begin()
+	work.GoOn()
+	require.NoError(t, b.Do(ctx, nothing))
+	require.Zero(t, inFlight(), "the work began to go on before this call")
 }
 
 func TestHoldingASlotAllocatesOnce(t *testing.T) {

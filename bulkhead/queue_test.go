@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -91,17 +90,6 @@ func (c *callers) refusal(name string) bulkhead.Reason {
 	return full.Reason
 }
 
-func TestTheCallThatHasWaitedLongestIsFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 3}))
-		for _, name := range []string{"a", "b", "c", "d"} {
-			c.start(t.Context(), name)
-		}
-		c.finishAll()
-		require.Equal(t, []string{"a", "b", "c", "d"}, c.ran)
-	})
-}
-
 func TestMoreImportantCallsGoFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 9, Levels: 3, Priority: levelOf}))
@@ -142,54 +130,6 @@ func TestAFullQueueMakesRoomForAMoreImportantCall(t *testing.T) {
 
 		c.finishAll()
 		require.Equal(t, []string{"running", "high", "another high", "middle"}, c.ran)
-	})
-}
-
-// Overload of three levels: the first is served, and the last is refused first.
-func TestOverloadIsRefusedFromBelow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{
-			Limit: 10, Queue: 20, MaxWait: 50 * time.Millisecond,
-			Levels: 3, Priority: levelOf,
-		})
-		var mu sync.Mutex
-		var made, done [3]int
-		var waited [3]time.Duration
-		var wg sync.WaitGroup
-		rng := rand.New(rand.NewPCG(1, 2))
-		// 100 ms each: a capacity of 100 a second. Offered: 20, 30 and 150.
-		for range 4000 {
-			time.Sleep(time.Duration(rng.ExpFloat64() * float64(5*time.Millisecond)))
-			level := 2
-			switch x := rng.Float64(); {
-			case x < 0.1:
-				level = 0
-			case x < 0.25:
-				level = 1
-			}
-			made[level]++
-			wg.Go(func() {
-				start := time.Now()
-				err := b.Do(atLevel(t.Context(), level), func(context.Context) error {
-					mu.Lock()
-					waited[level] = max(waited[level], time.Since(start))
-					mu.Unlock()
-					time.Sleep(100 * time.Millisecond)
-					return nil
-				})
-				if err == nil {
-					mu.Lock()
-					done[level]++
-					mu.Unlock()
-				}
-			})
-		}
-		wg.Wait()
-		require.Greater(t, float64(done[0]), 0.95*float64(made[0]), "the first level is served")
-		require.Greater(t, float64(done[1]), 0.9*float64(made[1]))
-		require.Less(t, float64(done[2]), 0.5*float64(made[2]))
-		require.Greater(t, done[2], 0)
-		requireIdle(t, b)
 	})
 }
 
@@ -237,22 +177,6 @@ func TestMoreImportantCallPassesACostlyOne(t *testing.T) {
 	})
 }
 
-func TestAWaiterThatGivesUpLetsTheNextOnesPass(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 2, Cost: costOf, MaxWait: -1, Queue: 50}))
-		c.start(t.Context(), "running")
-		ctx, cancel := context.WithCancel(costing(t.Context(), 2))
-		c.start(ctx, "costly")
-		c.start(t.Context(), "behind")
-		require.NotContains(t, c.ran, "behind")
-		cancel()
-		synctest.Wait()
-		require.Equal(t, bulkhead.ContextEnded, c.refusal("costly"))
-		require.Contains(t, c.ran, "behind")
-		c.finishAll()
-	})
-}
-
 func TestTooCostlyIsRefusedAtOnce(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 4, Cost: costOf, MaxWait: -1, Queue: 5, Levels: 2, Priority: levelOf})
 	err := b.Do(costing(t.Context(), 5), nothing)
@@ -266,31 +190,6 @@ func TestTooCostlyIsRefusedAtOnce(t *testing.T) {
 	defer hold(t, b)()
 	err = b.Do(costing(t.Context(), int(^uint(0)>>1)), nothing)
 	require.ErrorContains(t, err, "too costly")
-}
-
-func TestHooksMayCallBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var b *bulkhead.Bulkhead
-		var reasons []bulkhead.Reason
-		b = bulkhead.New(bulkhead.Config{
-			Limit: 1, Cost: costOf, Queue: 1, MaxWait: time.Second,
-		})
-		onRefuse(b, func(ctx context.Context, e *bulkhead.FullError) {
-			require.Equal(t, "v", ctx.Value(levelKey{}))
-			b.Stats()
-			reasons = append(reasons, e.Reason)
-			if e.Reason != bulkhead.ContextEnded {
-				_, err := tryBegin(b, costing(ctx, 1))
-				require.ErrorIs(t, err, bulkhead.ErrFull)
-			}
-		})
-		ctx := context.WithValue(t.Context(), levelKey{}, "v")
-		release := hold(t, b)
-		require.Error(t, b.Do(ctx, nothing))
-		require.Error(t, b.Do(costing(ctx, 2), nothing))
-		release()
-		require.Equal(t, []bulkhead.Reason{bulkhead.WaitTooLong, bulkhead.ContextEnded, bulkhead.TooCostly, bulkhead.ContextEnded}, reasons)
-	})
 }
 
 func TestTheTextOfARefusalTellsTheStory(t *testing.T) {

@@ -235,51 +235,6 @@ func TestSharesAcrossUpdates(t *testing.T) {
 	})
 }
 
-// Calls of several shares still wait when Share is nil. A more important one displaces the newest.
-func TestSharesThatWaitWhenThereAreNoMore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{
-			Limit: 1, Share: shareOf, MaxWait: -1, Queue: 3, Levels: 2, Priority: levelOf,
-		})
-		c := newCallers(t, b)
-		low := atLevel(t.Context(), 1)
-		c.start(low, "running")
-		c.start(ofShare(low, "a"), "a 1")
-		c.start(ofShare(low, "a"), "a 2")
-		c.start(ofShare(low, "b"), "b 1")
-		require.NoError(t, b.Update(func(cfg *bulkhead.Config) { cfg.Share = nil }))
-		require.Equal(t, []int{0, 3}, b.Stats().Queued)
-		c.start(t.Context(), "important")
-		require.Equal(t, bulkhead.Displaced, c.refusal("a 2"))
-		c.finishAll()
-		require.Equal(t, []string{"running", "important", "a 1", "b 1"}, c.ran)
-		require.Zero(t, bulkhead.Shares(b))
-	})
-}
-
-func TestAFullQueueRefusesTheShareThatWaitsMost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 3, Share: shareOf})
-		c := newCallers(t, b)
-		var told []bulkhead.Event
-		b.Observe(func(_ context.Context, e bulkhead.Event) { told = append(told, e) })
-		for _, name := range []string{"a 1", "a 2", "a 3", "a 4", "a 5"} {
-			c.start(ofShare(t.Context(), "a"), name)
-		}
-		require.Equal(t, bulkhead.QueueFull, c.refusal("a 5"))
-		c.start(ofShare(t.Context(), "b"), "b 1")
-		require.Equal(t, bulkhead.Displaced, c.refusal("a 4"))
-		c.start(ofShare(t.Context(), "b"), "b 2")
-		require.Equal(t, bulkhead.QueueFull, c.refusal("b 2"))
-		require.Len(t, told, 3)
-		require.Equal(t, []string{"a", "a", "b"}, []string{told[0].Refusal.Share, told[1].Refusal.Share, told[2].Refusal.Share})
-		c.finish("a 1", "a 2", "b 1")
-		require.Equal(t, []string{"a 1", "a 2", "b 1", "a 3"}, c.ran)
-		c.finishAll()
-		requireIdle(t, b)
-	})
-}
-
 func TestStatsShowTheBusiestShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 14, MaxWait: -1, Share: shareOf, Cost: costOf})

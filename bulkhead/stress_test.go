@@ -92,9 +92,13 @@ func (c *counted) one(t *testing.T, rng *rand.Rand, resize bool) {
 
 	switch op := rng.IntN(32); {
 	case op == 0 && resize:
-		if err := c.b.SetLimit(4 + rng.IntN(limitOfStress-3)); err != nil {
+		if err := c.b.Update(func(c *bulkhead.Config) {
+			c.Limit, c.MaxWait = 4+rng.IntN(limitOfStress-3), time.Duration(1+rng.IntN(1000))*time.Microsecond
+		}); err != nil {
 			t.Error(err)
 		}
+	case op == 0:
+		_, _ = c.b.Health(), c.b.Needed()
 	case op <= 2:
 		done, err := c.b.Begin(ctx)
 		if err == nil {
@@ -186,49 +190,4 @@ func TestAMillionMixedOperations(t *testing.T) {
 			requireIdle(t, b)
 		})
 	}
-}
-
-func TestLimitHoldsUnderStress(t *testing.T) {
-	const most, queue, callers, each = 8, 16, 32, 5000
-	b := bulkhead.New(bulkhead.Config{Limit: most, MaxWait: -1, Queue: queue})
-	var running, over, done atomic.Int64
-	work := func(context.Context) error {
-		if running.Add(1) > most {
-			over.Add(1)
-		}
-		runtime.Gosched()
-		running.Add(-1)
-		done.Add(1)
-		return nil
-	}
-	var calls sync.WaitGroup
-	for i := range callers {
-		calls.Go(func() {
-			for n := range each {
-				switch (n + i) % 8 {
-				case 0:
-					if done, err := b.Begin(t.Context()); err == nil {
-						_ = work(t.Context())
-						done(nil)
-					}
-				case 1:
-					_ = b.SetLimit(1 + n%most)
-				default:
-					_ = b.Do(t.Context(), work)
-				}
-			}
-		})
-	}
-	for _, look := range []func(){func() { _ = b.Health() }, func() { b.Needed() }} {
-		calls.Go(func() { // each apart, so that none is in step by the lock of another
-			for range each {
-				look()
-			}
-		})
-	}
-	calls.Wait()
-	require.Zero(t, over.Load(), "more than the limit at once")
-	require.EqualValues(t, done.Load(), b.Stats().Admitted)
-	require.NoError(t, b.SetLimit(most))
-	requireIdle(t, b)
 }

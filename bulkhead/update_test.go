@@ -2,10 +2,7 @@ package bulkhead_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,17 +64,6 @@ func TestUpdateChangesNothingIfItFails(t *testing.T) {
 	}
 }
 
-func TestUpdateChangesNothingIfChangePanics(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Limit: 5})
-	require.PanicsWithValue(t, "boom", func() {
-		_ = b.Update(func(c *bulkhead.Config) { c.Limit = 6; panic("boom") })
-	})
-	require.Equal(t, 5, b.Config().Limit)
-	require.NoError(t, b.Update(func(c *bulkhead.Config) { c.Limit++ }))
-	require.Equal(t, 6, b.Config().Limit)
-	require.Equal(t, 6, b.Stats().Limit)
-}
-
 func TestUpdateKeepsSlotsQueueAndCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 2, MaxWait: -1, Queue: 1})
@@ -129,14 +115,6 @@ func TestUpdateKeepsWaitingCallsWhereNoOtherMayWait(t *testing.T) {
 	})
 }
 
-func TestUpdateKeepsTheLimitOfSetLimit(t *testing.T) {
-	b := bulkhead.New(bulkhead.Config{Limit: 9})
-	require.NoError(t, b.SetLimit(5))
-	require.NoError(t, b.Update(func(c *bulkhead.Config) { c.MaxWait = -1 }))
-	require.Equal(t, 5, b.Config().Limit)
-	require.Equal(t, 5, b.Stats().Limit)
-}
-
 func TestACallWaitsByTheConfigThatItBeganWith(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b *bulkhead.Bulkhead
@@ -176,67 +154,4 @@ func TestUpdateOfFunctionsHoldsForTheNextCall(t *testing.T) {
 func requireSlots(t *testing.T, b *bulkhead.Bulkhead, inFlight int) {
 	t.Helper()
 	require.Equal(t, inFlight, b.Stats().InFlight)
-}
-
-// Calls go on while every setting changes: none is lost, no slot is lost, and the limit
-// holds, the larger one while it changes and the present one after that.
-func TestUpdateUnderLoad(t *testing.T) {
-	const callers, updates, large, small = 24, 300, 8, 3
-	b := bulkhead.New(bulkhead.Config{
-		Limit: large, MaxWait: -1, Queue: callers, Levels: 2, Priority: levelOf,
-	})
-	c := &counted{b: b}
-	var stop atomic.Bool
-	var wg sync.WaitGroup
-	var made atomic.Int64
-	for i := range callers {
-		wg.Go(func() {
-			rng := newRand(uint64(i))
-			for !stop.Load() {
-				made.Add(1)
-				err := b.Do(atLevel(context.Background(), rng.IntN(2)), func(context.Context) error {
-					c.in(1)
-					defer c.out(1)
-					if rng.IntN(4) == 0 {
-						time.Sleep(time.Duration(rng.IntN(50)) * time.Microsecond)
-					}
-					return nil
-				})
-				if errors.Is(err, bulkhead.ErrFull) {
-					c.refused.Add(1)
-				} else if err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	rng := newRand(99)
-	fix := func(limit int) func(*bulkhead.Config) {
-		return func(c *bulkhead.Config) { c.Limit = limit }
-	}
-	for range updates {
-		for _, change := range []func(*bulkhead.Config){
-			fix(large),
-			func(c *bulkhead.Config) { c.MaxWait, c.Queue = time.Duration(rng.IntN(2)-1), 0 },
-			fix(1 + rng.IntN(large)),
-			func(c *bulkhead.Config) { c.MaxWait = time.Duration(1+rng.IntN(100)) * time.Microsecond },
-		} {
-			require.NoError(t, b.Update(change))
-		}
-	}
-	require.LessOrEqual(t, c.most.Load(), int64(large))
-	require.NoError(t, b.Update(fix(small)))
-	for b.Stats().InFlight > small {
-		time.Sleep(time.Millisecond)
-	}
-	c.most.Store(0)
-	time.Sleep(10 * time.Millisecond)
-	stop.Store(true)
-	wg.Wait()
-	require.LessOrEqual(t, c.most.Load(), int64(small))
-	s := b.Stats()
-	require.Equal(t, made.Load(), c.ran.Load()+c.refused.Load(), "a call is lost")
-	require.Equal(t, c.ran.Load(), s.Admitted)
-	require.Equal(t, c.refused.Load(), s.Refused)
-	requireIdle(t, b)
 }
