@@ -298,7 +298,6 @@ func (r *Runner) tellParent(ctx context.Context, rec *store.Record) {
 		}
 	}
 	// The holder may have looked already, and be about to write the parent back: the store remembers.
-	r.notifyHolder(rec.Parent)
 	if err := r.store.Hasten(ctx, rec.Parent); err != nil {
 		r.storeFailed(ctx, fmt.Errorf("saga: hasten %q: %w", rec.Parent, err)) // it looks later all the same
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"sync"
-	"sync/atomic"
 
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/saga/internal/participant"
@@ -44,7 +43,7 @@ func CommandFrom(ctx context.Context) Command {
 func WithCommand(ctx context.Context, cmd Command) context.Context {
 	c := &attempted{given: &cmd}
 	if outer, _ := ctx.Value(commandKey{}).(*attempted); outer != nil {
-		c.saga = outer.saga
+		c.signals = outer.signals
 	}
 	return context.WithValue(ctx, commandKey{}, c)
 }
@@ -55,8 +54,6 @@ type identity struct {
 	epoch int64
 	name  sync.Once
 	id    string // "" until commandID makes one up
-
-	signals atomic.Pointer[map[string][]byte] // by name; never changed
 }
 
 func (s *identity) commandID(step int, op Op) string {
@@ -81,8 +78,9 @@ func ChildID(id, step string, n int) string { return participant.Child(id, step,
 // attempted is what the ctx of an attempt carries. It composes the command's id only when it is
 // asked for.
 type attempted struct {
-	given   *Command  // of WithCommand; nil in an attempt
-	saga    *identity // nil if there is none
+	given   *Command          // of WithCommand; nil in an attempt
+	signals map[string][]byte // of the saga, by name; never changed
+	saga    *identity
 	step    int
 	attempt int
 	op      Op
@@ -90,10 +88,9 @@ type attempted struct {
 
 // withAttempt returns the ctx of an attempt. A step that the saga does not repeat begins a new
 // operation, even if the caller of Run is itself within an attempt.
-func withAttempt(ctx context.Context, saga *identity, step, n int, op Op) context.Context {
-	c := &attempted{saga: saga, step: step, attempt: n, op: op}
-	u := &saga.p.steps[step]
-	if op == OpDo && u.attempts == 1 || op == OpUndo && u.undoAttempts == 1 {
+func withAttempt(ctx context.Context, c *attempted) context.Context {
+	st, n := &c.saga.p.steps[c.step], c.attempt
+	if c.op == OpDo && st.attempts == 1 || c.op == OpUndo && st.undoAttempts == 1 {
 		n = 0
 	}
 	return attempt.With(context.WithValue(ctx, commandKey{}, c), n)
@@ -103,14 +100,8 @@ func withAttempt(ctx context.Context, saga *identity, step, n int, op Op) contex
 // is false if the saga had no signal of that name when its steps last began. The payload is
 // the caller's own.
 func SignalFrom(ctx context.Context, name string) (payload []byte, ok bool) {
-	c, _ := ctx.Value(commandKey{}).(*attempted)
-	if c == nil || c.saga == nil {
-		return nil, false
+	if c, _ := ctx.Value(commandKey{}).(*attempted); c != nil {
+		payload, ok = c.signals[name]
 	}
-	signals := c.saga.signals.Load()
-	if signals == nil {
-		return nil, false
-	}
-	payload, ok = (*signals)[name]
 	return bytes.Clone(payload), ok
 }

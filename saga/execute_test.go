@@ -263,24 +263,6 @@ func TestSignalsAreReadAgainSoon(t *testing.T) {
 	}
 }
 
-// TestASignalThatCrossesTheRecordOfTheWait comes from another process, when the runner is
-// about to write that the saga waits.
-func TestASignalThatCrossesTheRecordOfTheWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := &parking{Store: saga.NewMemory()}
-		sg := sequence(awaits("paid"))
-		var told audience
-		r, _ := begin(t, store.Store(st), saga.RunnerConfig{Poll: time.Hour, OnEvent: told.hear}, sg)
-		st.before = func() {
-			require.NoError(t, saga.NewRunner(st.Store, saga.RunnerConfig{}).Signal(t.Context(), "trip-1", "paid", []byte("cash")))
-		}
-		mustStart(t, r, sg)
-		time.Sleep(time.Second)
-		require.Empty(t, told.heard(saga.EventStoreFailed))
-		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "paid").Status)
-	})
-}
-
 // TestAStoreThatHangsHoldsNoAttempt: the ctx of a parallel step ends with the lease.
 func TestAStoreThatHangsHoldsNoAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -215,28 +214,25 @@ func (m *machine) onChildren(i int) bool {
 		(st.Status == StepStarted || st.Status == StepUndoing)
 }
 
-// onSignal reports whether a step waits for a signal now. expired means that the AwaitFor of one is
-// over.
-func (m *machine) onSignal(now time.Time) (waits, expired bool) {
+// onSignal reports whether a step waits for a signal now.
+func (m *machine) onSignal(now time.Time) bool {
 	for i := range m.Steps {
-		d := &m.p.steps[i]
-		if m.Steps[i].Status != StepWaiting || d.await == "" {
-			continue
+		st, d := &m.Steps[i], &m.p.steps[i]
+		if st.Status == StepWaiting && d.await != "" && !now.Before(st.WaitingSince.Add(d.delay)) {
+			return true
 		}
-		from := m.Steps[i].WaitingSince.Add(d.delay)
-		waits = waits || !now.Before(from)
-		expired = expired || d.awaitFor > 0 && !now.Before(from.Add(d.awaitFor))
 	}
-	return waits, expired
+	return false
 }
 
 // onOutside reports whether a step waits for something other than the time.
 func (m *machine) onOutside(now time.Time) bool {
-	waits, _ := m.onSignal(now)
 	for i := range m.Steps {
-		waits = waits || m.onChildren(i)
+		if m.onChildren(i) {
+			return true
+		}
 	}
-	return waits
+	return m.onSignal(now)
 }
 
 // failing returns after how many attempts and refusals a step still fails. It is 0 if the step does
@@ -312,19 +308,14 @@ func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// Limits say how long a runner lets a saga wait.
-type limits struct {
-	stops   bool          // no attempt begins any more
-	longest time.Duration // in the runner, without an attempt
-	least   time.Duration // before it looks again at what it waits for outside
-}
-
 // release returns the entry with which the saga is to be written back without an owner, and when it
-// is due again: since it goes no further, the runner stops, or no attempt can begin within the
-// longest wait. If it waits for something outside it is looked at again before it is due, but not
-// within least. ok is false if it is to be held; the entry has no kind if the saga has ended or is
+// is due again: since it goes no further, the runner stops, a signal is waited for, or no attempt can
+// begin within a third of the lease. A saga that waits for children is looked at again before it is due, but
+// not within a lease. ok is false if it is to be held; the entry has no kind if the saga has ended or is
 // stuck.
-func (m *machine) release(now time.Time, l limits) (e store.Entry, wakeIn time.Duration, ok bool) {
+func (m *machine) release(now time.Time, stops bool, lease time.Duration) (
+	e store.Entry, wakeIn time.Duration, ok bool,
+) {
 	released := store.Entry{Kind: EventReleased}
 	switch {
 	case !m.going():
@@ -332,52 +323,52 @@ func (m *machine) release(now time.Time, l limits) (e store.Entry, wakeIn time.D
 	case m.busy() > 0:
 		return e, 0, false
 	case m.next(0, now) >= 0: // also if this is a look at children
-		return released, 0, l.stops
+		return released, 0, stops
 	}
 	at, timed := m.wake(now, false)
 	if timed {
 		wakeIn = max(at.Sub(now), 0)
 	}
-	park := wakeIn > l.longest // to leave its place to another saga
+	park := wakeIn > lease/3 || m.onSignal(now) // to leave its place to another saga
 	if m.onOutside(now) {
 		park = park || !timed
-		if again := m.lookIn(now, l.least); !timed || again < wakeIn {
+		if again := m.lookIn(now, lease); !timed || again < wakeIn {
 			wakeIn = again
 		}
 	}
-	if l.stops {
+	if stops {
 		return released, wakeIn, true
 	}
 	return store.Entry{Kind: EventParked, Error: cmp.Or(m.waitsFor(), m.LastError)}, wakeIn, park
 }
 
-// lookIn returns after how long a saga that waits for something outside is looked at again, in case
-// nobody was told: half of the time that it has waited, least or more.
+// lookIn returns after how long a saga that waits for something outside is looked at again: for
+// children half of the time that it has waited, least or more, since the process may have died that was to
+// wake their parent. A signal is stored together with the wake-up.
 func (m *machine) lookIn(now time.Time, least time.Duration) time.Duration {
 	wait := 6 * time.Hour
 	for i := range m.Steps {
-		if since := m.Steps[i].WaitingSince; !since.IsZero() {
-			wait = min(wait, now.Sub(since)/2)
+		if m.onChildren(i) {
+			wait = min(wait, now.Sub(m.Steps[i].WaitingSince)/2)
 		}
 	}
 	return max(wait, least)
 }
 
-// waitsFor says what the saga waits for outside, for its log.
+// waitsFor says what the first step that waits waits for, for the log.
 func (m *machine) waitsFor() string {
-	var list []string
 	for i := range m.Steps {
 		name, await := m.Steps[i].Name, m.p.steps[i].await
 		switch {
 		case m.onChildren(i):
-			list = append(list, fmt.Sprintf("step %s waits for its saga", name))
+			return fmt.Sprintf("step %s waits for its saga", name)
 		case m.Steps[i].Status == StepWaiting && await != "":
-			list = append(list, fmt.Sprintf("step %s waits for signal %s", name, await))
+			return fmt.Sprintf("step %s waits for signal %s", name, await)
 		case m.Steps[i].Status == StepWaiting:
-			list = append(list, fmt.Sprintf("step %s waits for its time", name))
+			return fmt.Sprintf("step %s waits for its time", name)
 		}
 	}
-	return strings.Join(list, ", ")
+	return ""
 }
 
 // A verdict is what the children of a step mean for its Do.

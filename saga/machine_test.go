@@ -102,13 +102,13 @@ func TestAdvance(t *testing.T) {
 func TestRelease(t *testing.T) {
 	delayed := with(doable("a"), func(s *shape) { s.Delay = time.Hour })
 	signaled := with(doable("a"), func(s *shape) { s.Await = "paid" })
+	brief := with(signaled, func(s *shape) { s.AwaitFor = time.Second })
 	child := shape{Name: "a", Child: true, ChildOf: true}
-	waits := limits{longest: time.Minute, least: 15 * time.Second}
-	stops := limits{longest: time.Minute, least: 15 * time.Second, stops: true}
+	const waits, stops = false, true
 	for name, c := range map[string]struct {
 		step    shape
 		before  func(*machine)
-		waits   limits
+		stops   bool
 		release bool
 		wakeIn  time.Duration
 		kind    store.EventKind
@@ -122,13 +122,15 @@ func TestRelease(t *testing.T) {
 		"a short wait elsewhere":  {doable("a"), func(m *machine) { m.Steps[0].NotBefore = now.Add(time.Minute) }, stops, true, time.Minute, EventReleased},
 		"a delay":                 {delayed, func(*machine) {}, waits, true, time.Hour, EventParked},
 		"a look at a child":       {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now) }, waits, false, 0, ""},
-		"a signal":                {signaled, func(*machine) {}, waits, true, 15 * time.Second, EventParked},
+		"a child":                 {child, func(m *machine) { m.begin(0); m.wait(0, 1, now, now.Add(1)) }, waits, true, 3 * time.Minute, EventParked},
+		"a signal":                {signaled, func(*machine) {}, waits, true, 6 * time.Hour, EventParked},
+		"a signal for a moment":   {brief, func(*machine) {}, waits, true, time.Second, EventParked},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := machineOf(t, nil, c.step)
 			m.advance(now)
 			c.before(m)
-			e, wakeIn, ok := m.release(now, c.waits)
+			e, wakeIn, ok := m.release(now, c.stops, 3*time.Minute)
 			require.Equal(t, c.release, ok)
 			if ok {
 				require.Equal(t, c.wakeIn, wakeIn)

@@ -190,7 +190,7 @@ func (r *memoryRun) attempt(ctx context.Context, i int, op Op, attempt int, past
 		defer cancel()
 	}
 	fn, _ := st.calls(op)
-	res.err = fn(withAttempt(ctx, &r.identity, i, attempt, op), r.s)
+	res.err = fn(withAttempt(ctx, &attempted{saga: &r.identity, step: i, attempt: attempt, op: op}), r.s)
 }
 
 // finish takes in the end of an attempt.

@@ -505,22 +505,6 @@ func (r *Runner) drop(rec store.Record, h *hold) {
 	r.wakeResults(rec)
 }
 
-// notifyHolder tells the holder of a saga that something outside has happened, and reports whether it is
-// this runner. One that is lost only waits for its attempts.
-func (r *Runner) notifyHolder(id string) bool {
-	r.mu.Lock()
-	h := r.held[id]
-	r.mu.Unlock()
-	if h == nil || h.isLost() {
-		return false
-	}
-	h.mu.Lock()
-	h.look = true
-	h.mu.Unlock()
-	h.nudge()
-	return true
-}
-
 // A hold is one saga that a runner holds, in one epoch. The goroutine of run owns the machine, the
 // state and all writes. Each attempt has a goroutine of its own, which sends it a result.
 type hold struct {
@@ -540,9 +524,7 @@ type hold struct {
 	running     []context.CancelCauseFunc // by step
 	tx          int                       // the step that has a transaction, or -1
 	open        *result                   // its result, to be committed
-	readAt      time.Time                 // when the signals were last read, by the local clock
-	readLast    bool                      // they were read after the saga had turned back
-	unreadSince time.Time                 // since when that has failed; zero if it has not
+	readLast    bool                      // the signals were read when no more could come
 
 	ctx    context.Context         // of the attempts: ends when the saga is lost
 	stop   context.CancelCauseFunc // ends ctx
@@ -554,7 +536,6 @@ type hold struct {
 	lost       bool      // another runner has the saga, or may have by now
 	released   bool      // the saga is written back or has ended
 	cancelNote *string   // of a request to turn back, until takeCancel has seen it
-	look       bool      // a signal has come, or a child has ended, since the last look
 }
 
 // A result is the result of an attempt.
@@ -562,6 +543,7 @@ type result struct {
 	step     int
 	op       Op
 	attempt  int
+	signals  map[string][]byte // when it began
 	err      error
 	took     time.Duration
 	s        any                // the state, or its copy
@@ -634,15 +616,6 @@ func (h *hold) takeCancel() {
 	}
 }
 
-// takeLook reports whether something outside has happened since the last call.
-func (h *hold) takeLook() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	due := h.look
-	h.look = false
-	return due
-}
-
 // now returns the store's clock, as well as it is known here.
 func (h *hold) now() time.Time { return h.rec.Now.Add(time.Since(h.since)) }
 
@@ -654,12 +627,12 @@ func (h *hold) run() {
 	for alive := h.load(); alive && !h.isReleased() && !h.isLost(); {
 		h.takeCancel()
 		now := h.now()
-		if !h.readSignals(now) {
-			continue
-		}
 		// A transaction of this saga may be the only one that can write. It will commit what there is to
 		// record.
 		if h.tx < 0 {
+			if !h.readSignals(now) {
+				continue
+			}
 			h.m.advance(now)
 			if alive = h.record(now); !alive || h.isReleased() || !h.readSignals(now) {
 				continue
@@ -731,44 +704,29 @@ func (h *hold) load() bool {
 	return false
 }
 
-// readSignals reads the signals, if there may be new ones. It reports false if it could not.
+// readSignals reads the signals when the saga was claimed, before a wait for one can end, and when no
+// more can come, for the Undos. One that comes later than that wakes the saga as soon as it is written
+// back to wait. It reports false if the saga is lost.
 func (h *hold) readSignals(now time.Time) bool {
-	if h.tx >= 0 {
-		return true // it may hold the only connection
-	}
-	awaiting, expired := h.m.onSignal(now)
-	if expired {
-		h.readAt = time.Time{} // the last look before the step goes on without its signal
-	}
-	if h.takeLook() {
-		h.m.lookAgain()
-		h.readAt = time.Time{}
-	}
 	last := h.rec.Status != Running // no signal is kept any more
-	due := h.readAt.IsZero() || awaiting && time.Since(h.readAt) >= h.r.cfg.Poll
-	if !h.p.awaits || !due && (!last || h.readLast) {
+	if !h.p.awaits || h.m.signals != nil && !h.m.onSignal(now) && (!last || h.readLast) {
 		return true
 	}
-	began := time.Now()
-	ctx, cancel := h.storeCtx()
-	list, err := h.r.store.Signals(ctx, h.rec.ID)
-	cancel()
-	if err != nil {
-		h.r.storeFailed(h.ctx, fmt.Errorf("saga: signals of %q: %w", h.rec.ID, err))
-		if h.unreadSince.IsZero() {
-			h.unreadSince = began
+	for since := time.Now(); !h.isLost(); h.pause(since) {
+		ctx, cancel := h.storeCtx()
+		list, err := h.r.store.Signals(ctx, h.rec.ID)
+		cancel()
+		if err != nil {
+			h.r.storeFailed(h.ctx, fmt.Errorf("saga: signals of %q: %w", h.rec.ID, err))
+			continue
 		}
-		h.pause(h.unreadSince)
-		return false
+		h.readLast, h.m.signals = last, make(map[string][]byte, len(list))
+		for _, sig := range list {
+			h.m.signals[sig.Name] = sig.Payload
+		}
+		return true
 	}
-	signals := make(map[string][]byte, len(list))
-	for _, sig := range list {
-		signals[sig.Name] = sig.Payload
-	}
-	h.readAt, h.readLast, h.unreadSince = began, last, time.Time{}
-	h.m.signals = signals
-	h.id.signals.Store(&signals)
-	return true
+	return false
 }
 
 // record writes what has changed, and gives the saga up if nothing is to be done for a
@@ -796,9 +754,7 @@ func (h *hold) record(now time.Time) bool {
 
 // next returns the commit of what has changed. The saga is given up if the machine says so.
 func (h *hold) next(now time.Time) (req store.CommitRequest, changed bool) {
-	entry, wakeIn, release := h.m.release(now, limits{
-		stops: h.r.isDraining(), longest: h.r.cfg.LeaseTTL / 3, least: h.r.cfg.LeaseTTL,
-	})
+	entry, wakeIn, release := h.m.release(now, h.r.isDraining(), h.r.cfg.LeaseTTL)
 	if release && entry.Kind != "" {
 		h.m.note(entry)
 	}
@@ -946,7 +902,7 @@ func (h *hold) launch(now time.Time) {
 		if tx {
 			h.tx = i
 		}
-		res := result{step: i, op: op, s: h.s, children: st.Children}
+		res := result{step: i, op: op, s: h.s, signals: h.m.signals, children: st.Children}
 		// A step that has children waits for them, unless it has failed since.
 		res.retried = st.Children > 0 && st.WaitingSince.IsZero()
 		if !h.p.chain {
@@ -969,7 +925,7 @@ func (h *hold) attempt(ctx context.Context, res result, tx bool) {
 		timeout = min(timeout, h.r.cfg.LeaseTTL/2) // no heartbeat is written meanwhile
 	}
 	ctx, res.end = context.WithTimeout(ctx, timeout)
-	ctx = withAttempt(ctx, &h.id, res.step, res.attempt, res.op)
+	ctx = withAttempt(ctx, &attempted{saga: &h.id, step: res.step, attempt: res.attempt, op: res.op, signals: res.signals})
 	res.ctx = ctx
 	defer func() {
 		if v := recover(); v != nil {
@@ -1026,11 +982,6 @@ func (h *hold) wait(now time.Time) {
 	at, ok := h.m.wake(now, true)
 	if h.tx >= 0 || h.r.isDraining() {
 		at, ok = h.m.deadline(now) // no attempt begins now
-	}
-	if awaiting, _ := h.m.onSignal(now); awaiting && h.tx < 0 {
-		if look := now.Add(h.r.cfg.Poll - time.Since(h.readAt)); !ok || look.Before(at) {
-			at, ok = look, true
-		}
 	}
 	if ok {
 		t := time.NewTimer(at.Sub(now))
@@ -1188,9 +1139,6 @@ func (h *hold) commitOpen() {
 	}
 	now := h.now()
 	h.m.did(res.step, res.op, end{}, now)
-	if _, expired := h.m.onSignal(now); expired {
-		h.m.signals = nil // until readSignals has taken the last look
-	}
 	h.m.advance(now)
 	req, _ := h.next(now)
 

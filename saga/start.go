@@ -268,7 +268,7 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 	if err != nil {
 		return fmt.Errorf("saga: signal %q of %q: %w", name, id, err)
 	}
-	if !r.notifyHolder(id) && rec.Owner == "" {
+	if rec.Owner == "" {
 		r.Wake()
 	}
 	return nil

@@ -182,11 +182,8 @@ func (s *teller) tell(events string) string {
 	if m.busy() > 0 && m.onOutside(s.now) {
 		say("waits for more")
 	}
-	if _, expired := m.onSignal(s.now); expired {
-		say("no signal in time")
-	}
 	if c := m.clone(); c.going() {
-		if e, wakeIn, ok := c.release(s.now, limits{longest: 2 * time.Minute, least: 15 * time.Second}); ok {
+		if e, wakeIn, ok := c.release(s.now, false, 6*time.Minute); ok {
 			say("%s for %v", entry(e), wakeIn)
 		}
 	} else if m.Status != store.Completed {

@@ -106,25 +106,6 @@ func TestChildrenThatHaveEndedHastenNoRetry(t *testing.T) {
 	})
 }
 
-// TestChildrenEndBesideAnAttempt: their parent is told, and does not wait for its next look.
-func TestChildrenEndBesideAnAttempt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		hold := make(chan struct{})
-		time.AfterFunc(time.Minute, func() { close(hold) })
-		parcels := (&warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": hold}}).parcels(1)
-		parcels.Parallel = true
-		beside := step("beside")
-		beside.Timeout = 10 * time.Hour
-		beside.Do = func(context.Context, *trip) error { time.Sleep(5 * time.Hour); return nil }
-		sg := sequence(beside, parcels)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Poll: time.Hour, LeaseTTL: 4 * time.Hour}, sg)
-		startOrder(t, r, sg)
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		require.Equal(t, saga.StepDone, state(t, r, "order-1", "parcels").Status)
-	})
-}
-
 // A limited store counts the commits of the order, and calls end, and fails them, when there
 // are too many.
 type limited struct {
