@@ -170,7 +170,7 @@ func (f *family) finish(canUndo bool) error {
 		}
 		if verdict == childrenDone {
 			states[i], err = f.p.decode(rec.Data)
-		} else if err = fmt.Errorf("saga: child %q: %w", rec.ID, show(&rec, f.p).failure(nil)); verdict == childrenVoid {
+		} else if err = fmt.Errorf("saga: child %q: %w", rec.ID, show(&rec, f.p).failure()); verdict == childrenVoid {
 			return Void(err)
 		}
 		if err != nil {

@@ -155,37 +155,6 @@ func TestNoAttemptBeginsWithoutItsLease(t *testing.T) {
 	})
 }
 
-// TestTheErrorOfAnAbandonedSagaWhoseLogIsLost is that of the store, too.
-func TestTheErrorOfAnAbandonedSagaWhoseLogIsLost(t *testing.T) {
-	st := &logless{filed: filed{rec: store.Record{ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Abandoned, Data: []byte("{}"), Steps: []byte(`{"cause":"broken","steps":[]}`)}}}
-	r := saga.NewRunner(st, saga.RunnerConfig{})
-	sg := ordered()
-	saga.Register(r, sg)
-	ctx, cancel := context.WithCancel(t.Context())
-	_, err := sg.Result(ctx, r, "trip-1")
-	require.ErrorIs(t, err, saga.ErrAbandoned)
-	require.ErrorContains(t, err, `saga: history of "trip-1": `+errDown.Error())
-	_, err = r.History(ctx, "trip-1")
-	require.ErrorIs(t, err, errDown)
-	require.NotErrorIs(t, err, saga.ErrNotFound)
-	st.cut = cancel
-	_, err = sg.Result(ctx, r, "trip-1")
-	require.ErrorIs(t, err, saga.ErrAbandoned)
-	require.NotContains(t, err.Error(), "saga: history")
-}
-
-type logless struct {
-	filed
-	cut context.CancelFunc
-}
-
-func (l *logless) History(context.Context, string, int64, int) ([]store.Entry, error) {
-	if l.cut != nil {
-		l.cut()
-	}
-	return nil, errDown
-}
-
 // TestResultTellsOfAStoreThatFails, unless its caller is gone.
 func TestResultTellsOfAStoreThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

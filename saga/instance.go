@@ -33,7 +33,7 @@ type Instance struct {
 
 	Failures        int // attempts that failed since a step last succeeded
 	Takeovers       int // takeovers from crashed owners since a step last succeeded
-	LastError       string
+	LastError       string // of one that was abandoned: the operator's note
 	CancelRequested bool
 
 	CreatedAt time.Time
@@ -229,15 +229,14 @@ func (in *Instance) blocker() string {
 	return "" // Step is where the saga turned
 }
 
-// failure returns the error of a recorded saga that did not complete. log ends with the
-// operator's note of a saga that was abandoned, and is empty for all others.
-func (in *Instance) failure(log []store.Entry) *Error {
+// failure returns the error of a recorded saga that did not complete.
+func (in *Instance) failure() *Error {
 	cause := reason(in.Cause)
-	if in.answered {
+	switch {
+	case in.Status == Abandoned:
+		cause = reason(in.LastError) // the operator's note
+	case in.answered:
 		cause = Abort(cause)
-	}
-	if len(log) > 0 {
-		cause = reason(log[len(log)-1].Error)
 	}
 	return in.failureOf(cause, func(i int) error { return recorded(in.Steps[i].Error) })
 }

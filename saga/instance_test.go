@@ -16,14 +16,9 @@ import (
 type filed struct {
 	store.Store
 	rec store.Record
-	log []store.Entry
 }
 
 func (f *filed) Load(context.Context, string) (store.Record, error) { return f.rec, nil }
-
-func (f *filed) History(context.Context, string, int64, int) ([]store.Entry, error) {
-	return f.log, nil
-}
 
 // ordered is the definition of the records of the tests below.
 func ordered() *saga.Saga[trip] {
@@ -112,19 +107,17 @@ func TestErrorOfARecord(t *testing.T) {
 	for name, c := range map[string]struct {
 		status saga.Status
 		back   string
-		log    []store.Entry
 		err    string
 		failed []saga.Failure
 	}{
-		"stuck":                      {saga.Stuck, "", nil, "broken", []saga.Failure{pay, mail}},
-		"stuck on the way back":      {saga.Stuck, `"back":true,`, nil, "broken", []saga.Failure{mail}},
-		"compensated":                {saga.Compensated, "", nil, "broken", []saga.Failure{mail}},
-		"abandoned":                  {saga.Abandoned, "", []store.Entry{{Error: "first"}, {Error: "by hand"}}, "by hand", []saga.Failure{mail}},
-		"abandoned, its log is lost": {saga.Abandoned, "", nil, "broken", []saga.Failure{mail}},
+		"stuck":                 {saga.Stuck, "", "broken", []saga.Failure{pay, mail}},
+		"stuck on the way back": {saga.Stuck, `"back":true,`, "broken", []saga.Failure{mail}},
+		"compensated":           {saga.Compensated, "", "broken", []saga.Failure{mail}},
+		"abandoned":             {saga.Abandoned, "", "by hand", []saga.Failure{mail}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			st := &filed{log: c.log, rec: store.Record{
-				ID: "trip-1", Saga: "trip", Version: 1, Status: c.status, Data: []byte("{}"),
+			st := &filed{rec: store.Record{
+				ID: "trip-1", Saga: "trip", Version: 1, Status: c.status, Data: []byte("{}"), LastError: "by hand",
 				Steps: []byte(`{` + c.back + `"step":"pay","cause":"broken","steps":[` + flightDone + failed),
 			}}
 			r := saga.NewRunner(st, saga.RunnerConfig{})

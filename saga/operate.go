@@ -163,7 +163,7 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 				ErrNotAllowed, op.Action, id, op.Seq, rec.Seq)
 		case op.Action == ActionAbandon: // its steps stay as they are, even if nobody can read them
 			return store.CommitRequest{
-				Status: Abandoned, Steps: rec.Steps, LastError: rec.LastError, Failures: rec.Failures, Takeovers: rec.Takeovers,
+				Status: Abandoned, Steps: rec.Steps, LastError: storable(op.Note), Failures: rec.Failures, Takeovers: rec.Takeovers,
 				Log: []store.Entry{{Kind: EventAbandoned, Error: storable(op.Note)}},
 			}, nil
 		}

@@ -511,7 +511,7 @@ type hold struct {
 	r     *Runner
 	p     *program
 	id    identity
-	rec   store.Record // as claimed; Status, Data and Steps as last recorded
+	rec   store.Record // as claimed; Status, Data, Steps and LastError as last recorded
 	seq   int64        // of the record now
 	since time.Time    // rec.Now by the local clock
 
@@ -858,7 +858,7 @@ func (h *hold) written(req store.CommitRequest) {
 	if req.Data != nil {
 		h.rec.Data = req.Data
 	}
-	h.rec.Status, h.rec.Steps = req.Status, req.Steps
+	h.rec.Status, h.rec.Steps, h.rec.LastError = req.Status, req.Steps, req.LastError
 	h.r.figures.count(func(s *Stats) { s.Commits++ })
 	h.r.tellLog(h.ctx, &h.rec, req, h.now())
 	if req.Status.Ended() {

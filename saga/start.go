@@ -171,7 +171,7 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 			}
 		case rec.Status == Stuck || rec.Status.Ended():
 			r.unlisten(id, done)
-			return resultOf[S](ctx, r, rec)
+			return resultOf[S](r, rec)
 		default:
 			failed = nil
 		}
@@ -183,13 +183,13 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 		}
 		t.Stop()
 		r.unlisten(id, done)
-		if rec.Status == Completed { // the error of another end needs its log
-			return resultOf[S](ctx, r, rec)
+		if rec.Status == Stuck || rec.Status.Ended() {
+			return resultOf[S](r, rec)
 		}
 	}
 }
 
-func resultOf[S any](ctx context.Context, r *Runner, rec store.Record) (s S, err error) {
+func resultOf[S any](r *Runner, rec store.Record) (s S, err error) {
 	p, err := r.program(rec.Saga, rec.Version)
 	if err != nil {
 		return s, err
@@ -205,18 +205,7 @@ func resultOf[S any](ctx context.Context, r *Runner, rec store.Record) (s S, err
 	if rec.Status == Completed {
 		return *state, nil
 	}
-	var log []store.Entry
-	if rec.Status == Abandoned { // its last entry has the operator's note
-		log, err = r.store.History(ctx, rec.ID, rec.Seq-1, 0)
-		if err != nil && ctx.Err() == nil {
-			err = fmt.Errorf("saga: history of %q: %w", rec.ID, err)
-		}
-	}
-	failure := error(show(&rec, p).failure(log))
-	if err != nil {
-		failure = errors.Join(failure, err)
-	}
-	return *state, failure
+	return *state, show(&rec, p).failure()
 }
 
 // listen returns a channel that has the record when this runner no longer holds the saga. here
