@@ -91,7 +91,7 @@ func (c *Console) oneSaga(
 	in, err := runner.Get(ctx, id)
 	var log []saga.Entry
 	if err == nil {
-		log, err = runner.HistoryPage(ctx, id, in.Seq-logShown, logShown)
+		log, err = runner.History(ctx, id, in.Seq-logShown, logShown)
 	}
 	switch {
 	case errors.Is(err, saga.ErrNotFound):

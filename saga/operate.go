@@ -58,26 +58,19 @@ func (r *Runner) show(rec *store.Record) *Instance {
 	return show(rec, p)
 }
 
-// History returns the log of a saga, the oldest entry first, or [ErrNotFound].
-func (r *Runner) History(ctx context.Context, id string) ([]Entry, error) {
-	log, err := r.HistoryPage(ctx, id, 0, 0)
-	if err == nil && len(log) == 0 {
-		err = fmt.Errorf("saga: history of %q: %w", id, ErrNotFound)
-	}
-	return log, err
-}
-
-// HistoryPage returns up to limit entries of the log of a saga, from the first whose Seq
-// is greater than after. It returns none after the last entry, or if there is no such
-// saga. A limit of zero means no limit.
-func (r *Runner) HistoryPage(ctx context.Context, id string, after int64, limit int) ([]Entry, error) {
+// History returns the log of a saga, the oldest entry first: up to limit entries, from the first whose
+// Seq is greater than after. A limit of zero means no limit. The error is [ErrNotFound] if a log has no
+// first entry, since there is no such saga.
+func (r *Runner) History(ctx context.Context, id string, after int64, limit int) (list []Entry, err error) {
 	log, err := r.store.History(ctx, id, after, limit)
+	if err == nil && len(log) == 0 && after <= 0 {
+		err = ErrNotFound
+	}
 	if err != nil {
 		return nil, fmt.Errorf("saga: history of %q: %w", id, err)
 	}
-	list := make([]Entry, len(log))
-	for i := range log {
-		list[i] = Entry(log[i])
+	for _, e := range log {
+		list = append(list, Entry(e))
 	}
 	return list, nil
 }

@@ -92,7 +92,7 @@ func TestRetryOfAStuckSaga(t *testing.T) {
 			"created", "done flight", "done hotel", "no effect car", "turned back car", "undo failed hotel", "stuck hotel",
 			"retried", "undo failed hotel", "stuck hotel", "retried", "undone hotel", "undone flight", "compensated",
 		}, events(t, r, "trip-1"))
-		log, err := r.History(t.Context(), "trip-1")
+		log, err := r.History(t.Context(), "trip-1", 0, 0)
 		require.NoError(t, err)
 		require.Equal(t, "they said it is open", log[7].Error)
 	})
@@ -128,7 +128,7 @@ func TestAbandonOfAStuckSaga(t *testing.T) {
 		}
 		_, err = r.Get(t.Context(), "none")
 		require.ErrorIs(t, err, saga.ErrNotFound)
-		_, err = r.History(t.Context(), "none")
+		_, err = r.History(t.Context(), "none", 0, 0)
 		require.ErrorIs(t, err, saga.ErrNotFound)
 	})
 }
@@ -394,7 +394,7 @@ func TestCancelAgainIsNoError(t *testing.T) {
 }
 
 func cancelNotes(t *testing.T, r *saga.Runner) (notes []string) {
-	log, err := r.History(t.Context(), "trip-1")
+	log, err := r.History(t.Context(), "trip-1", 0, 0)
 	require.NoError(t, err)
 	for _, e := range log {
 		if e.Kind == saga.EventCanceled {
@@ -484,7 +484,7 @@ func TestOperatorsTakeTurns(t *testing.T) {
 			return st.Store.Commit(ctx, req)
 		}
 		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry, Note: "second"}), saga.ErrNotAllowed)
-		log, err := r.History(t.Context(), "trip-1")
+		log, err := r.History(t.Context(), "trip-1", 0, 0)
 		require.NoError(t, err)
 		require.Equal(t, "first", log[len(log)-1].Error)
 	})

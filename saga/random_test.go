@@ -626,7 +626,7 @@ func (w *world) check(ctx context.Context, client *saga.Runner, in *saga.Instanc
 	if in.Status != saga.Completed && in.Status != saga.Compensated || in.Owner != "" {
 		w.errorf("ended %s, owned by %q", in.Status, in.Owner)
 	}
-	log, err := client.History(ctx, "saga")
+	log, err := client.History(ctx, "saga", 0, 0)
 	if err != nil || int64(len(log)) != in.Seq {
 		w.errorf("a log of %d entries, seq %d: %v", len(log), in.Seq, err)
 	}

@@ -74,7 +74,7 @@ func result[S any](ctx context.Context, r *saga.Runner, id string) (S, error) {
 
 func events(t *testing.T, r *saga.Runner, id string) []string {
 	t.Helper()
-	log, err := r.History(context.Background(), id)
+	log, err := r.History(context.Background(), id, 0, 0)
 	require.NoError(t, err)
 	var list []string
 	for i, e := range log {

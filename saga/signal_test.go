@@ -586,7 +586,7 @@ func TestAnOperatorGoesOnWithoutASignal(t *testing.T) {
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Contains(t, in.Actions, saga.ActionSkip)
-		log, err := r.History(t.Context(), "trip-1")
+		log, err := r.History(t.Context(), "trip-1", 0, 0)
 		require.NoError(t, err)
 		require.Equal(t, "step paid waits for signal paid", log[len(log)-1].Error)
 		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "paid", Note: "they called"}))

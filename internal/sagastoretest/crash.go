@@ -255,7 +255,7 @@ func (tr *trial) end(ctx context.Context, s *side) error {
 // check checks a saga that has ended or is stuck.
 func (tr *trial) check(ctx context.Context, s *side, err error) {
 	in, gerr := s.runner.Get(ctx, tr.id)
-	log, lerr := s.runner.History(ctx, tr.id)
+	log, lerr := s.runner.History(ctx, tr.id, 0, 0)
 	if gerr != nil || lerr != nil {
 		tr.errorf("%v, %v after %v", gerr, lerr, err)
 		return

@@ -136,7 +136,7 @@ func TestLateCommitIsNotTakenForAnother(t *testing.T) {
 			in, err := r.Get(t.Context(), "a")
 			require.NoError(t, err)
 			require.Equal(t, saga.Completed, in.Status)
-			log, err := r.History(t.Context(), "a")
+			log, err := r.History(t.Context(), "a", 0, 0)
 			require.NoError(t, err)
 			checkLog(in, log, func(_, format string, args ...any) { t.Error(fmt.Sprintf(format, args...), log) })
 		})

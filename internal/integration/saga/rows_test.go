@@ -70,7 +70,7 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 
 		for _, id := range ids { // whatever they are now, they can be looked at
 			_, _ = store.Load(ctx, id)
-			_, _ = r.History(ctx, id)
+			_, _ = r.History(ctx, id, 0, 0)
 		}
 		listed := map[string]bool{}
 		for after := ""; ; {
