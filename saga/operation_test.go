@@ -163,8 +163,7 @@ func TestOperateAsTheOperatorHasSeenIt(t *testing.T) {
 	})
 }
 
-// counted is a Store that counts the calls of Counts, which fail or panic with err, or take so
-// long.
+// counted is a Store that counts the calls of Counts, which fail with err, or take so long.
 type counted struct {
 	store.Store
 	calls atomic.Int64
@@ -176,55 +175,53 @@ func (c *counted) Counts(ctx context.Context) (store.Counts, error) {
 	switch v := c.err.Load().(type) {
 	case error:
 		return store.Counts{}, v
-	case string:
-		panic(v)
 	case time.Duration:
 		time.Sleep(v)
 	}
 	return c.Store.Counts(ctx)
 }
 
-// Stats are read by many, often. The store is asked every five seconds at most, whoever
+// Figures are read by many, often. The store is asked every five seconds at most, whoever
 // reads, and a store that fails costs nobody the last answer.
-func TestStatsLookAtTheStoreNowAndThen(t *testing.T) {
+func TestFiguresLookAtTheStoreNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &counted{Store: saga.NewMemory()}
+		sg, store := sequence(step("flight")), &counted{Store: saga.NewMemory()}
 		var failed atomic.Int64
 		r := saga.NewRunner(store, saga.RunnerConfig{OnEvent: on(saga.EventStoreFailed, func(saga.Event) { failed.Add(1) })})
-		now := func() time.Time {
-			s := r.Stats()
+		saga.Register(r, sg)
+		mustStart(t, r, sg)
+		running := func() float64 {
+			n := figuresOf(r)["saga.stored{saga=trip,status=running}"]
 			synctest.Wait()
-			return s.Stored.Now
+			return n
 		}
-		require.Zero(t, now())
-		require.NotZero(t, now())
+		require.Zero(t, running())
+		require.NotZero(t, running())
 		for range 60 {
-			now()
+			running()
 			time.Sleep(time.Second)
 		}
 		require.EqualValues(t, 12, store.calls.Load())
 
-		last := now()
-		require.NotZero(t, last)
 		store.err.Store(any(io.ErrUnexpectedEOF))
 		for range 10 {
 			time.Sleep(time.Minute)
-			require.WithinDuration(t, last, now(), 5*time.Second)
+			require.NotZero(t, running())
 		}
 		require.EqualValues(t, 10, failed.Load())
 
 		time.Sleep(5*time.Minute + time.Second)
-		require.Zero(t, now(), "nobody has looked for so long that it would mislead")
+		require.Zero(t, running(), "nobody has looked for so long that it would mislead")
 	})
 }
 
-func TestStatsOfASlowStoreLookOnceAtATime(t *testing.T) {
+func TestFiguresOfASlowStoreLookOnceAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &counted{Store: saga.NewMemory()}
 		store.err.Store(10 * time.Second)
 		r := saga.NewRunner(store, saga.RunnerConfig{})
 		for range 9 {
-			r.Stats()
+			r.Figures()
 			time.Sleep(time.Second)
 		}
 		require.EqualValues(t, 1, store.calls.Load())

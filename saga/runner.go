@@ -78,7 +78,7 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 		store: st, cfg: cfg.withDefaults(), owner: rand.Text()[:12], chance: mathrand.N[time.Duration],
 		wake: make(chan struct{}, 1), programs: make(map[store.Definition]*program),
 		held: make(map[string]*hold), waiters: make(map[string][]chan store.Record),
-		figures: figures{sagas: make(map[string]*SagaStats), seen: make(map[string]Count)},
+		figures: figures{sagas: make(map[string]*SagaStats), stored: make(map[string]Count)},
 	}
 	r.tx, _ = st.(store.TxStore)
 	if cfg.Name != "" {

@@ -13,8 +13,7 @@ import (
 	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
-// Stats are the figures of one runner. The counters count since NewRunner and never go
-// back.
+// Stats are the figures of one runner. The counters count since NewRunner.
 type Stats struct {
 	// Gauges.
 	Held     int64 // sagas that the runner holds
@@ -23,25 +22,20 @@ type Stats struct {
 	// Counters.
 	Claimed     int64
 	TakenOver   int64 // of those, from an owner that had not released them
-	Lost        int64 // claimed by another runner, abandoned while held, or without a heartbeat in time
-	Stalled     int64 // reports of steps that fail again and again: see EventStalled
+	Lost        int64 // see EventLost
+	Stalled     int64 // see EventStalled
 	Commits     int64 // writes of a held saga's progress; one may record several results
-	Deleted     int64 // ended sagas that this runner has deleted; see RunnerConfig.Keep
+	Deleted     int64 // see RunnerConfig.Keep
 	StoreErrors int64
 
 	Sagas []SagaStats // by definition, in the order of their names
-
-	// Stored are the numbers of the sagas in the store, those of all runners, at the last
-	// look, whether Run is under way or not. Stored.Now is zero before the first look, and
-	// after five minutes without a call of Runner.Stats.
-	Stored Counts
 }
 
-// SagaStats are the figures of a registered definition: the sagas that this runner has
-// recorded so. All of its versions count together.
+// SagaStats count the sagas and attempts of a registered definition, in all its versions, that this
+// runner has recorded.
 type SagaStats struct {
 	Saga        string // the definition's Name
-	Started     int64  // by a Start of this runner, or as children by its sagas; a StartTx is not counted
+	Started     int64  // by Start, or as children; not by StartTx
 	Completed   int64
 	Compensated int64
 	Stuck       int64 // became stuck
@@ -50,8 +44,7 @@ type SagaStats struct {
 	Attempts map[Outcome]int64 // of all steps
 }
 
-// CountLimit is the highest number of a [Count]. It stands for so many or more: a store
-// that has kept a million sagas does not read them all to count them.
+// CountLimit is the highest number of a [Count]. It stands for so many or more.
 const CountLimit = store.CountLimit
 
 // Counts are the numbers of the sagas in a store that have not ended, at Now.
@@ -71,29 +64,13 @@ type Count struct {
 	OldestDue time.Time // when the first of them became due; zero if there is none
 }
 
-// Stats returns the runner's figures. It waits for nothing: at most every five seconds it
-// has the numbers in the store looked up in the background, for the next call.
+// Stats returns the runner's figures.
 func (r *Runner) Stats() Stats {
-	s, look := r.figures.stats()
-	if look {
-		go r.lookUp()
-	}
+	s := r.figures.stats()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.Held = int64(len(r.held))
 	return s
-}
-
-// lookUp asks the store for the numbers of its sagas.
-func (r *Runner) lookUp() {
-	ctx := context.WithValue(context.Background(), oursKey{}, true)
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.LeaseTTL)
-	defer cancel()
-	counts, err := r.Counts(ctx)
-	r.figures.lookedUp(counts, err)
-	if err != nil {
-		r.storeFailed(ctx, err)
-	}
 }
 
 // Counts counts the sagas of all definitions and runners that have not ended.
@@ -109,21 +86,20 @@ func (r *Runner) Counts(ctx context.Context) (Counts, error) {
 	return counts, nil
 }
 
-const (
-	lookEvery = 5 * time.Second // at the numbers of the sagas in the store, for Stats
-	lookKept  = 5 * time.Minute // if nobody has asked meanwhile
-)
-
-// figures are what a runner counts.
+// figures are what a runner counts, and has seen in the store.
 type figures struct {
-	mu    sync.Mutex
-	total Stats                 // without Sagas
-	sagas map[string]*SagaStats // of registered definitions, by name; all versions share them
-	seen  map[string]Count      // of all definitions, by name: see stored
+	mu     sync.Mutex
+	total  Stats                 // without Held and Sagas
+	sagas  map[string]*SagaStats // of registered definitions, by name
+	warned time.Time             // when a failure of the store was last logged
 
-	looked  time.Time // when the latest look began at the numbers in the store
+	// The numbers in the store, by name, of all definitions that are registered or were seen in it. One
+	// that has none has zeros, also before the store has answered: a metric that ends is taken for its
+	// last value, and one that comes late is seen by nobody.
+	stored  map[string]Count
+	at      time.Time // of stored, by the store's clock
+	looked  time.Time // when the latest look at the store began
 	looking bool
-	warned  time.Time // when a failure of the store was last logged
 }
 
 // count changes the totals.
@@ -139,6 +115,7 @@ func (f *figures) register(saga string) {
 	defer f.mu.Unlock()
 	if f.sagas[saga] == nil {
 		f.sagas[saga] = &SagaStats{Saga: saga, Attempts: make(map[Outcome]int64)}
+		f.stored[saga] = Count{Saga: saga}
 	}
 }
 
@@ -167,25 +144,16 @@ func (s *SagaStats) entry(kind EventKind) {
 	}
 }
 
-// stats returns the figures, and whether the numbers in the store are to be looked up. They are
-// forgotten when they are so old that they would mislead.
-func (f *figures) stats() (s Stats, look bool) {
+func (f *figures) stats() Stats {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if age := time.Since(f.looked); !f.looking && age >= lookEvery {
-		if age > lookKept {
-			f.total.Stored = Counts{}
-		}
-		f.looking, f.looked, look = true, time.Now(), true
-	}
-	s = f.total
-	s.Stored.Sagas = slices.Clone(s.Stored.Sagas)
+	s := f.total
 	for _, name := range slices.Sorted(maps.Keys(f.sagas)) {
 		d := *f.sagas[name]
 		d.Attempts = maps.Clone(d.Attempts)
 		s.Sagas = append(s.Sagas, d)
 	}
-	return s, look
+	return s
 }
 
 // warn reports whether a failure of the store is to be logged: one a second.
@@ -199,14 +167,54 @@ func (f *figures) warn() bool {
 	return true
 }
 
-// lookedUp takes in the numbers in the store, unless they could not be looked up.
-func (f *figures) lookedUp(counts Counts, err error) {
+const (
+	lookEvery = 5 * time.Second // at the numbers of the sagas in the store
+	lookKept  = 5 * time.Minute // if nobody has asked meanwhile: they would mislead
+)
+
+// stored returns the numbers of the sagas in the store at the last look, by name, and the time of it. It
+// waits for nothing: the next look is in the background.
+func (r *Runner) stored() ([]Count, time.Time) {
+	f := &r.figures
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.looking = false
-	if err == nil {
-		f.total.Stored = counts
+	if age := time.Since(f.looked); !f.looking && age >= lookEvery {
+		if age > lookKept {
+			f.store(Counts{})
+		}
+		f.looking, f.looked = true, time.Now()
+		go r.look()
 	}
+	byName := func(a, b Count) int { return strings.Compare(a.Saga, b.Saga) }
+	return slices.SortedFunc(maps.Values(f.stored), byName), f.at
+}
+
+// look asks the store for the numbers of its sagas.
+func (r *Runner) look() {
+	ctx := context.WithValue(context.Background(), oursKey{}, true)
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.LeaseTTL)
+	defer cancel()
+	counts, err := r.Counts(ctx)
+	r.figures.mu.Lock()
+	r.figures.looking = false
+	if err == nil {
+		r.figures.store(counts)
+	}
+	r.figures.mu.Unlock()
+	if err != nil {
+		r.storeFailed(ctx, err)
+	}
+}
+
+// store takes in the numbers in the store. The caller holds f.mu.
+func (f *figures) store(counts Counts) {
+	for name := range f.stored {
+		f.stored[name] = Count{Saga: name}
+	}
+	for _, c := range counts.Sagas {
+		f.stored[c.Saga] = c
+	}
+	f.at = counts.Now
 }
 
 // Kind returns "saga".
@@ -221,60 +229,42 @@ func (r *Runner) Settings() any {
 
 // Figures returns what a runner shows over time: saga.sagas by status, saga.step.attempts by outcome,
 // saga.claims, saga.stalls, saga.held and saga.in_flight. saga.stored, saga.due and
-// saga.due.age_seconds are those of all runners on the store, so they must not be added up. They are
-// there for each definition that is registered or was seen in the store, and 0 while it has no such
-// saga.
+// saga.due.age_seconds are those of all runners on the store, at most some seconds old: do not add them
+// up. They are there, if only as 0, for each definition that is registered or was seen in the store.
 func (r *Runner) Figures() []describe.Figure {
 	var all []describe.Figure
-	count := func(name string, n float64) {
-		all = append(all, describe.Figure{Name: name, Counter: true, Value: n})
+	count := func(name string, n int64) {
+		all = append(all, describe.Figure{Name: name, Counter: true, Value: float64(n)})
 	}
 	gauge := func(name string, v float64) { all = append(all, describe.Figure{Name: name, Value: v}) }
 	s := r.Stats()
 	for _, d := range s.Sagas {
 		of := "{saga=" + d.Saga
-		count("saga.sagas"+of+",status=started}", float64(d.Started))
-		count("saga.sagas"+of+",status=completed}", float64(d.Completed))
-		count("saga.sagas"+of+",status=compensated}", float64(d.Compensated))
-		count("saga.sagas"+of+",status=stuck}", float64(d.Stuck))
-		count("saga.sagas"+of+",status=abandoned}", float64(d.Abandoned))
+		count("saga.sagas"+of+",status=started}", d.Started)
+		count("saga.sagas"+of+",status=completed}", d.Completed)
+		count("saga.sagas"+of+",status=compensated}", d.Compensated)
+		count("saga.sagas"+of+",status=stuck}", d.Stuck)
+		count("saga.sagas"+of+",status=abandoned}", d.Abandoned)
 		for _, o := range []Outcome{
 			OutcomeDone, OutcomeNoEffect, OutcomeInDoubt, OutcomeFailed, OutcomeRefused, OutcomeInterrupted,
 		} {
-			count("saga.step.attempts"+of+",outcome="+strings.ReplaceAll(string(o), " ", "_")+"}", float64(d.Attempts[o]))
+			count("saga.step.attempts"+of+",outcome="+strings.ReplaceAll(string(o), " ", "_")+"}", d.Attempts[o])
 		}
 	}
-	for _, c := range r.figures.stored(s) {
+	stored, at := r.stored()
+	for _, c := range stored {
 		of := "{saga=" + c.Saga
 		gauge("saga.stored"+of+",status=running}", float64(c.Running))
 		gauge("saga.stored"+of+",status=compensating}", float64(c.Compensating))
 		gauge("saga.stored"+of+",status=stuck}", float64(c.Stuck))
 		gauge("saga.due"+of+"}", float64(c.Due))
-		gauge("saga.due.age_seconds"+of+"}", c.waits(s.Stored.Now).Seconds())
+		gauge("saga.due.age_seconds"+of+"}", c.waits(at).Seconds())
 	}
-	count("saga.claims", float64(s.Claimed))
-	count("saga.stalls", float64(s.Stalled))
+	count("saga.claims", s.Claimed)
+	count("saga.stalls", s.Stalled)
 	gauge("saga.held", float64(s.Held))
 	gauge("saga.in_flight", float64(s.InFlight))
 	return all
-}
-
-// stored returns the numbers in the store of all definitions that are registered or were seen in it,
-// by name. One that has none has zeros, also before the store has answered: a metric that ends is
-// taken for its last value, and one that comes late is seen by nobody.
-func (f *figures) stored(s Stats) []Count {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, d := range s.Sagas {
-		f.seen[d.Saga] = Count{Saga: d.Saga}
-	}
-	for name := range f.seen {
-		f.seen[name] = Count{Saga: name}
-	}
-	for _, c := range s.Stored.Sagas {
-		f.seen[c.Saga] = c
-	}
-	return slices.SortedFunc(maps.Values(f.seen), func(a, b Count) int { return strings.Compare(a.Saga, b.Saga) })
 }
 
 // waits returns for how long the first saga that is due has waited.
@@ -285,10 +275,10 @@ func (c *Count) waits(now time.Time) time.Duration {
 	return max(now.Sub(c.OldestDue), 0)
 }
 
-// Health asks the store, and returns nil, or what is wrong with the sagas in it: some are stuck, or
-// have been due for a minute while no runner took them. The error is that of the
-// store, if it does not answer. Its methods HealthState() string and Failed() bool return "stuck",
-// "overdue" or "store down", and whether sagas fail because of it: unless they are late alone.
+// Health asks the store, and returns what is wrong with the sagas in it, or nil: some are stuck, or have
+// been due for a minute while no runner took them, or the store does not answer. The methods
+// HealthState() string and Failed() bool of the error return "stuck", "overdue" or "store down", and
+// whether sagas fail: not if they are only overdue.
 func (r *Runner) Health(ctx context.Context) error {
 	counts, err := r.Counts(ctx)
 	if err != nil {
