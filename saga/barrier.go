@@ -3,33 +3,34 @@ package saga
 import (
 	"context"
 	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
 
+	"github.com/go-resilience/resilience/internal/sqldb"
+	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
-// BarrierTable is the statement that creates the table of [Apply], for PostgreSQL and
-// SQLite; [BarrierTableMySQL] is for MySQL and MariaDB. The table belongs in the
-// participant's own database: run the statement there once, or with the participant's
-// migrations. The Migrate of sqlstore runs it too, for participants that share the store's
-// database.
+// BarrierTable is the statement that creates the table of [Apply] in a participant's PostgreSQL or
+// SQLite; [BarrierTableMySQL] is for MySQL and MariaDB. Run it once. The Migrate of sqlstore runs it
+// too, for participants in the store's database.
 //
-// Its rows stay until you delete them:
+// The rows stay until you delete them. A command that arrives later is applied again, so keep them for
+// longer than any saga takes and any message is under way. The row without a saga_id is the version of
+// the table.
 //
 //	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval '90 days'    -- PostgreSQL
 //	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval 90 day       -- MySQL
 //	DELETE FROM saga_barrier WHERE saga_id > '' AND at < datetime('now', '-90 days')   -- SQLite
-//
-// A command that arrives after its row was deleted is applied again, so this must be longer than the
-// longest saga takes, and longer than a message can be under way. The row without a saga_id is the
-// version of the table.
 const BarrierTable = participant.Table
 
 // BarrierTableMySQL is [BarrierTable] for MySQL and MariaDB.
 const BarrierTableMySQL = participant.TableMySQL
 
-// Apply applies the command of ctx once. It is for a participant with a database of its
-// own: fn makes its changes in a transaction of db, to which Apply adds a row for the
-// command.
+// Apply applies the command of ctx once, in a participant whose database has a [BarrierTable]: fn makes
+// its changes in a transaction of db, to which Apply adds a row for the command. The ctx is that of a
+// Do or an Undo, or of [WithCommand].
 //
 //	err := saga.Apply(ctx, db, func(tx *sql.Tx) error {
 //		res, err := tx.ExecContext(ctx, `UPDATE room SET free = free - 1 WHERE hotel = $1 AND free > 0`, hotel)
@@ -42,23 +43,198 @@ const BarrierTableMySQL = participant.TableMySQL
 //		return err
 //	})
 //
-// A Do or an Undo that was applied already does nothing and returns nil: store its result, such as
-// the number of a booking, under the command's id. A Do for which fn returns a [Void] is refused for
-// good, and returns the same Void whenever it arrives again. An Undo whose Do has never arrived, or
-// was refused, does not call fn; a Do that arrives after it returns a Void.
+// A command that was applied before does nothing and returns nil: store its result, such as the number
+// of a booking, under its id. A Do for which fn returns a [Void] is refused for good, and returns the
+// same Void whenever it arrives again. An Undo whose Do has never arrived, or was refused, does not call
+// fn; a Do that arrives after it returns a Void.
 //
-// Any other error of fn rolls back and is returned as it is: the command can be applied later. An
-// error of the commit leaves open whether it was applied; it may be sent again, since its id is known
-// if it was. If the database is no primary any more, Apply finds a connection of db to the primary,
-// and calls fn again.
-//
-// The ctx of a Do or an Undo carries a command, as does that of [WithCommand]. db is PostgreSQL,
-// SQLite, MySQL or MariaDB, with a [BarrierTable].
+// Any other error of fn rolls back, is returned as it is, and lets the command be applied later. After
+// an error of the commit, which may have happened, the command can be sent again. If db finds no
+// primary any more, Apply looks for one, and calls fn again.
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
-	refusal := func(err error) (string, bool) { return storable(err.Error()), Voided(err) }
-	err := participant.Apply(ctx, db, CommandFrom(ctx).ID, refusal, fn)
-	if refused, ok := err.(*participant.Refused); ok {
-		return Void(refused.Err)
+	id, step, op, err := participant.Split(CommandFrom(ctx).ID)
+	if err != nil {
+		return err
+	}
+	b, err := barrierFor(ctx, db)
+	if err != nil {
+		return err
+	}
+	var refusal error
+	err = within(ctx, db, func(tx *sql.Tx) error {
+		refusal = nil
+		a := arrival{b, tx, id, step}
+		if op == OpUndo {
+			return a.undo(ctx, fn)
+		}
+		return a.do(ctx, string(OpDo), func(tx *sql.Tx) error {
+			err := fn(tx)
+			if Voided(err) {
+				refusal = err
+			}
+			return err
+		})
+	})
+	if refusal == nil {
+		return err
+	}
+	// The transaction of fn is rolled back. An attempt beside this one may have been
+	// applied since then, or refused.
+	recorded := false
+	err = within(ctx, db, func(tx *sql.Tx) error {
+		a := arrival{b, tx, id, step}
+		return a.do(ctx, refused+storable(refusal.Error()), func(*sql.Tx) error {
+			recorded = true
+			return nil
+		})
+	})
+	if err == nil && recorded {
+		return refusal
 	}
 	return err
+}
+
+// A barrier has the statements for one kind of database.
+type barrier struct {
+	insert string // a row (saga, step, op, reason), unless it exists
+	reason string // of the row (saga, step, op)
+}
+
+// standardBarrier is for PostgreSQL and SQLite.
+var standardBarrier = barrier{
+	insert: `INSERT INTO saga_barrier (saga_id, step, op, reason) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING`,
+	reason: `SELECT reason FROM saga_barrier WHERE saga_id = $1 AND step = $2 AND op = $3`,
+}
+
+var mysqlBarrier = barrier{
+	insert: `INSERT IGNORE INTO saga_barrier (saga_id, step, op, reason) VALUES (?, ?, ?, ?)`,
+	reason: `SELECT reason FROM saga_barrier WHERE saga_id = ? AND step = ? AND op = ?`,
+}
+
+// barrierVersion is of the table. One that has changed has a row that says so, whose op is "version":
+// its reason is the version of the table and the oldest version of a program that can use it.
+const barrierVersion = 1
+
+// barrierFor asks the database of which kind it is, since only MySQL reads the comment, and of which
+// version the table.
+func barrierFor(ctx context.Context, db *sql.DB) (*barrier, error) {
+	var n int
+	var row sql.NullString
+	err := db.QueryRowContext(ctx, "SELECT 1 /*! + 1 */, "+
+		"(SELECT reason FROM saga_barrier WHERE saga_id = '' AND step = '' AND op = 'version')").Scan(&n, &row)
+	if err == nil && row.Valid {
+		var found, from int
+		if _, err = fmt.Sscanf(row.String, "%d %d", &found, &from); err == nil {
+			err = sqldb.Usable(found, from, barrierVersion)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("saga: barrier: %w", err)
+	}
+	if n == 2 {
+		return &mysqlBarrier, nil
+	}
+	return &standardBarrier, nil
+}
+
+// within calls fn in a transaction, and commits it if fn returns nil. It does so once more if the
+// server takes no writes, or the driver has a stale statement.
+func within(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
+	err := transact(ctx, db, fn)
+	if sqltx.Stale(err, nil) {
+		return transact(ctx, db, fn)
+	}
+	probe := sqltx.Reader(err, nil)
+	if probe == "" {
+		return err
+	}
+	conn, failed := sqltx.Primary(ctx, db, probe)
+	if failed != nil {
+		return err
+	}
+	defer conn.Close()
+	return transact(ctx, conn, fn)
+}
+
+func transact(ctx context.Context, db interface {
+	BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
+}, fn func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("saga: apply: %w", err)
+	}
+	defer tx.Rollback()
+	if err := fn(tx); err != nil {
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("saga: apply: %w", err)
+	}
+	return nil
+}
+
+// An arrival is a command at its participant, in a transaction.
+type arrival struct {
+	b        *barrier
+	tx       *sql.Tx
+	id, step string
+}
+
+// refused begins the reason of a Do that was refused, before the text of the refusal.
+const refused = "refused: "
+
+// do calls fn if the Do has no row yet, for which it inserts one with the reason. Else it returns what
+// that row says: nil, or a Void.
+func (a *arrival) do(ctx context.Context, reason string, fn func(*sql.Tx) error) error {
+	first, err := a.pass(ctx, OpDo, reason)
+	if err != nil {
+		return err
+	}
+	if first {
+		return fn(a.tx)
+	}
+	err = a.tx.QueryRowContext(ctx, a.b.reason, a.id, a.step, string(OpDo)).Scan(&reason)
+	if err != nil {
+		return fmt.Errorf("saga: barrier: %w", err)
+	}
+	if reason == string(OpDo) {
+		return nil
+	}
+	if why, ok := strings.CutPrefix(reason, refused); ok {
+		return Void(errors.New(why))
+	}
+	return Void(participant.ErrUndone)
+}
+
+// undo calls fn if the Do has been applied. Else it keeps a late Do out.
+func (a *arrival) undo(ctx context.Context, fn func(*sql.Tx) error) error {
+	never := false
+	err := a.do(ctx, string(OpUndo), func(*sql.Tx) error {
+		never = true
+		return nil
+	})
+	if never || Voided(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	first, err := a.pass(ctx, OpUndo, string(OpUndo))
+	if !first {
+		return err
+	}
+	return fn(a.tx)
+}
+
+// pass inserts the row of a command, and reports whether it did not exist before.
+func (a *arrival) pass(ctx context.Context, op Op, reason string) (first bool, err error) {
+	res, err := a.tx.ExecContext(ctx, a.b.insert, a.id, a.step, string(op), reason)
+	if err != nil {
+		return false, fmt.Errorf("saga: barrier: %w", err)
+	}
+	n, err := res.RowsAffected()
+	if err != nil {
+		return false, fmt.Errorf("saga: barrier: %w", err)
+	}
+	return n > 0, nil
 }

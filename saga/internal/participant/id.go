@@ -1,3 +1,5 @@
+// Package participant has what a participant of sagas and the stores share: the ids of commands, and the
+// table of saga.Apply.
 package participant
 
 import (
@@ -75,3 +77,25 @@ func Child(id, step string, n int) string {
 	}
 	return child[:cut] + hash
 }
+
+// Table and TableMySQL create the table of saga.Apply: see saga.BarrierTable.
+const Table = `CREATE TABLE IF NOT EXISTS saga_barrier (
+	saga_id text NOT NULL,
+	step text NOT NULL,
+	op text NOT NULL,
+	reason text NOT NULL,
+	at timestamptz NOT NULL DEFAULT CURRENT_TIMESTAMP,
+	PRIMARY KEY (saga_id, step, op)
+)`
+
+const TableMySQL = `CREATE TABLE IF NOT EXISTS saga_barrier (
+	saga_id varbinary(200) NOT NULL,
+	step varbinary(210) NOT NULL,
+	op varbinary(20) NOT NULL,
+	reason blob NOT NULL,
+	at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
+	PRIMARY KEY (saga_id, step, op)
+) ENGINE = InnoDB`
+
+// ErrUndone means that the undo of a command came before it.
+var ErrUndone = errors.New("saga: command not applied: its undo came first")
