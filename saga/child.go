@@ -2,19 +2,18 @@ package saga
 
 import "slices"
 
-// A Child is the work of a step that consists of sagas of their own: Step.Saga. It is
-// made by [ChildOf] and [ChildrenOf].
+// A Child is the work of a step that consists of sagas of their own: Step.Saga. It is made by [ChildOf] and
+// [ChildrenOf].
 //
-// The step is done when all of its children are completed. It fails when one of them was
-// compensated or abandoned, and the others are then undone with it. A child that is stuck keeps the
-// step waiting, until an operator has mended it. To undo the step is to turn its children back, also
-// those that are completed; an abandoned one counts as undone.
+// The step is done when all children are completed. It fails when one was compensated or abandoned, and
+// the others are then undone with it. One that is stuck keeps it waiting. To undo the step is to turn its
+// children back, also those that are completed; an abandoned one counts as undone.
 //
-// A definition with a pivot can only be a child in the pivot or after it. Such a step fails only when
-// all of its children have ended, and has taken no effect if all were compensated.
+// A definition with a pivot can only be a child from the parent's pivot on. Such a step fails when all
+// children have ended, and without effect if all were compensated.
 //
-// The children have ids of [ChildID], and are run by any runner that knows their definition, which
-// [Register] registers with that of the parent. They stay in the store until their parent is deleted.
+// The children have ids of [ChildID], and run in any runner that knows their definition, which [Register]
+// registers with that of the parent. They stay in the store until their parent is deleted.
 type Child[S any] struct{ child }
 
 // A child is a Child without the type of the parent's state.
@@ -25,14 +24,10 @@ type child struct {
 	end     func(s any, states []any) error // of the completed children
 }
 
-// ChildOf returns one saga as the work of a step. begin returns its state when it is
-// started. end takes in its state when it is completed; nil means that nothing is taken
-// in.
-//
-// begin must not change s, and must return the same state when it is called again, as far
-// as it matters: it may depend on what the steps before this one have written. The errors
-// of begin and end are those of a Do, except that a [Void] is only about that attempt: children
-// that were started are turned back whatever it says.
+// ChildOf returns one saga as the work of a step. begin returns the state with which it starts. It must not
+// change s, and must return the same when it is called again. end, which may be nil, takes in its state
+// when it is completed. Their errors are those of a Do, but a [Void] of them is about that attempt alone:
+// children that were started are turned back.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {
 	if begin == nil {
 		return &Child[S]{}
@@ -47,9 +42,8 @@ func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, 
 	return ChildrenOf(sg, many, func(s *S, c []C) error { return end(s, c[0]) })
 }
 
-// ChildrenOf returns any number of sagas, which run in parallel, as the work of a step.
-// begin returns their states when they are started, and end takes in their states, in the
-// same order, when all are completed. The rest is as in [ChildOf].
+// ChildrenOf is [ChildOf] for any number of sagas, which run in parallel. end gets their states in the order
+// in which begin has returned them.
 func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s *S, c []C) error) *Child[S] {
 	if sg == nil || begin == nil {
 		return &Child[S]{}

@@ -12,21 +12,18 @@ import (
 
 // A Command is the request of an attempt to its participant.
 type Command struct {
-	// ID is "<saga>/<step>/do" or ".../undo". Here saga is the saga's id. All
-	// attempts have the same ID: a participant that applies each ID once is safe from
-	// repetition.
+	// ID is "<saga>/<step>/do" or ".../undo", with the saga's id, in all attempts: a participant that
+	// applies each ID once is safe from repetition.
 	ID string
 	// Attempt is the number of the attempt, from 1. A crash can make it smaller.
 	Attempt int
-	// Epoch is the fencing token, which grows each time that a runner claims the saga.
-	// Zero under Run.
+	// Epoch is the fencing token, which grows each time that a runner claims the saga. Zero under Run.
 	Epoch int64
 }
 
 type commandKey struct{}
 
-// CommandFrom returns the command of the Do, Undo, DoTx or UndoTx whose ctx it is given.
-// Outside of one it returns the zero Command, whose ID is empty.
+// CommandFrom returns the command of the step's function whose ctx it is given, else the zero Command.
 func CommandFrom(ctx context.Context) Command {
 	switch c, _ := ctx.Value(commandKey{}).(*attempted); {
 	case c == nil:
@@ -38,8 +35,7 @@ func CommandFrom(ctx context.Context) Command {
 	}
 }
 
-// WithCommand returns a ctx that carries cmd. A participant in another process uses it to
-// call [Apply] for a command whose ID came with a message.
+// WithCommand returns a ctx that carries cmd, for [Apply] in a participant that got its ID by a message.
 func WithCommand(ctx context.Context, cmd Command) context.Context {
 	c := &attempted{given: &cmd}
 	if outer, _ := ctx.Value(commandKey{}).(*attempted); outer != nil {
@@ -65,13 +61,12 @@ func (s *identity) commandID(step int, op Op) string {
 	return participant.ID(s.id, s.p.steps[step].name, op)
 }
 
-// DoID returns the ID of the Do that the command is or undoes. The participant of an Undo
-// knows the effect by it. DoID is "" if ID is not the id of a command.
+// DoID returns the ID of the Do that the command is or undoes, by which the participant of an Undo knows
+// the effect. It is "" if ID is not the id of a command.
 func (c Command) DoID() string { return participant.Do(c.ID) }
 
-// ChildID returns the id of the nth child, from 0, of a step of the saga
-// id: "<id>/<step>/<n>". If that is longer than an id can be, its end is replaced by a
-// hash of the whole. Of a step with 3 children, number 4 is child 1 started again by an
+// ChildID returns the id of the nth child, from 0, of a step of the saga id: "<id>/<step>/<n>". If that is
+// too long, its end is a hash of it. Of a step with 3 children, number 4 is child 1 started again by an
 // [ActionRetry], and number 7 the next time.
 func ChildID(id, step string, n int) string { return participant.Child(id, step, n) }
 
@@ -96,9 +91,8 @@ func withAttempt(ctx context.Context, c *attempted) context.Context {
 	return attempt.With(context.WithValue(ctx, commandKey{}, c), n)
 }
 
-// SignalFrom returns the payload of a signal in the ctx of a Do, Undo, DoTx or UndoTx. ok
-// is false if the saga had no signal of that name when its steps last began. The payload is
-// the caller's own.
+// SignalFrom returns the payload of a signal in the ctx of a step's function. A step that awaited it, those
+// after it and each Undo see it. The payload is the caller's own.
 func SignalFrom(ctx context.Context, name string) (payload []byte, ok bool) {
 	if c, _ := ctx.Value(commandKey{}).(*attempted); c != nil {
 		payload, ok = c.signals[name]

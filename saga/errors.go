@@ -12,33 +12,20 @@ import (
 	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
-// The ways in which a saga ends without completing, and the reasons for which a call
-// fails.
+// The ways in which a saga ends without completing, and the reasons for which a call fails.
 var (
-	// ErrCompensated is the error of a saga whose steps have been undone.
-	ErrCompensated = errors.New("saga: compensated")
-	// ErrStuck is the error of a saga that can go neither on nor back without an operator.
-	ErrStuck = errors.New("saga: stuck")
-	// ErrAbandoned is the error of a saga that an operator has given up as it was.
-	ErrAbandoned = errors.New("saga: abandoned")
+	ErrCompensated = errors.New("saga: compensated") // its steps have been undone
+	ErrStuck       = errors.New("saga: stuck")       // it needs an operator
+	ErrAbandoned   = errors.New("saga: abandoned")   // an operator has given it up as it was
 
-	// ErrCanceled is the reason of a compensation that Cancel asked for.
-	ErrCanceled = errors.New("saga: canceled")
-	// ErrDeadline is the reason of a compensation after Saga.Timeout.
-	ErrDeadline = errors.New("saga: deadline passed")
+	ErrCanceled = errors.New("saga: canceled")          // the reason after Cancel
+	ErrDeadline = errors.New("saga: deadline passed")   // the reason after Saga.Timeout
+	ErrNoSignal = errors.New("saga: no signal in time") // of a step, after AwaitFor
 
-	// ErrNoSignal is the error of a step whose Await has not come within AwaitFor.
-	ErrNoSignal = errors.New("saga: no signal in time")
-
-	// ErrNotFound means that no saga has the id.
-	ErrNotFound = store.ErrNotFound
-	// ErrExists means that the id belongs to another saga: to one of another definition or,
-	// for a child, to one that its parent has not started.
-	ErrExists = errors.New("saga: id in use")
-	// ErrNotRegistered means that the runner does not know the definition or version.
-	ErrNotRegistered = errors.New("saga: definition not registered")
-	// ErrNotAllowed means that the saga's status does not allow the action.
-	ErrNotAllowed = errors.New("saga: not allowed")
+	ErrNotFound      = store.ErrNotFound                            // no saga has the id
+	ErrExists        = errors.New("saga: id in use")                // by a saga of another definition or parent
+	ErrNotRegistered = errors.New("saga: definition not registered") // or not in this version
+	ErrNotAllowed    = errors.New("saga: not allowed")              // as the saga is now
 )
 
 var (
@@ -53,18 +40,16 @@ var (
 	errDraining = errors.New("saga: runner stopped")
 )
 
-// An Error is the error of a saga that did not complete. After Run it has the errors of
-// the steps themselves. From Result it has errors with their recorded texts, cut off after
-// 4000 bytes. Of these only ErrCanceled, ErrDeadline and ErrNoSignal match with errors.Is.
-//
-// It matches [ErrCompensated], [ErrStuck] or [ErrAbandoned], and unwraps to Err and to
-// the errors of Failed.
+// An Error is the error of a saga that did not complete. It matches [ErrCompensated], [ErrStuck] or
+// [ErrAbandoned], and unwraps to Err and the errors of Failed. After Run these are the errors of the
+// steps themselves. From Result they are recorded texts of up to 4000 bytes, which match only
+// ErrCanceled, ErrDeadline and ErrNoSignal.
 type Error struct {
 	Saga   string // the definition's Name
 	ID     string // the saga's id; "" from Run
 	Status Status // Compensated, Stuck or Abandoned
-	Step   string // the step at which the saga turned back or stopped; "" for none
-	Err    error  // the error of that step, ErrCanceled, ErrDeadline, the end of ctx or an operator's note; nil for none
+	Step   string // where the saga turned back or stopped; "" for none
+	Err    error  // that step's, ErrCanceled, ErrDeadline, the end of ctx or an operator's note; nil for none
 	Failed []Failure
 }
 
@@ -130,37 +115,31 @@ func (e *Error) Retryable() bool { return false }
 // Refused reports false: steps were called, even if the last of them was refused.
 func (e *Error) Refused() bool { return false }
 
-// Answered reports whether everything has been undone because of a participant's
-// answer.
+// Answered reports whether all has been undone because of a participant's answer.
 func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsAnswered(e.Err) }
 
-// Abort returns err as an error after which the step is not tried again. The step may
-// have taken effect, so a Do that aborts is undone. Abort(nil) is nil.
+// Abort returns err as an error after which the step is not tried again. The step may have taken
+// effect, so a Do that aborts is undone. Abort(nil) is nil.
 //
-// An error with Answered() true aborts too, unless it has Retryable() true. A refusal
-// does not abort, even inside an Abort. To give up after a refusal, return a new error
-// with its text. A Retryable() that is false, as after retry.Permanent, does not abort: it
-// is about one call, and the command id makes an attempt safe to repeat.
+// An error with Answered() true, and without Retryable() true, aborts too. A refusal of a policy does
+// not, even inside an Abort, nor does Retryable() false, which is about one call: the command id makes
+// an attempt safe to repeat.
 func Abort(err error) error { return wrapFinal(err, inDoubt) }
 
-// Void returns err as the answer of a participant that has refused the command for good:
-// no attempt of it has taken effect or ever will, also none whose reply was lost or that is
-// still on its way. The step is not tried again and not undone, and a pivot in doubt turns
-// back. Void(nil) is nil.
+// Void returns err as the answer of a participant that has refused the command for good: no attempt of
+// it has taken effect or ever will, not even one that is still on its way. The step is not tried again
+// and not undone, and a pivot in doubt turns back. Void(nil) is nil.
 //
-// Only the participant can know this, since it must remember the refusal. [Apply] does, and
-// sagahttp.Handler and sagagrpc.Error send it. A server
-// does too if it keeps its answer under an idempotency key and repeats it. Of joined
-// errors, each must be a Void. A refusal of a policy is none, even inside a Void: the
-// attempt was not made.
+// Only a participant that remembers the refusal can say this: by [Apply], sagahttp.Handler or
+// sagagrpc.Error, or since it repeats its answer to an idempotency key. Of joined errors, each must be a
+// Void. A refusal of a policy is none, even inside a Void.
 func Void(err error) error { return wrapFinal(err, void) }
 
 // withoutEffect returns err as the error of an attempt that has taken no effect, whatever those
 // before it have, and that is not made again.
 func withoutEffect(err error) error { return wrapFinal(err, noEffect) }
 
-// Voided reports whether err is a [Void], also one that came from a participant in another
-// process.
+// Voided reports whether err is a [Void], also of a participant in another process.
 func Voided(err error) bool {
 	return effectOf(err) == void && !behavior.IsRefused(err)
 }
@@ -182,10 +161,8 @@ func (e *finalError) Unwrap() error   { return e.err }
 func (e *finalError) Retryable() bool { return false }
 func (e *finalError) Answered() bool  { return true }
 
-// InDoubt returns err as the error of a Do that may have taken effect, whatever err
-// itself says. Consider a Do that calls two participants: if a policy refuses the second
-// call, its error says that no call was made, and the effect of the first would not be
-// undone. InDoubt(nil) is nil.
+// InDoubt returns err as the error of a Do that may have taken effect, whatever err itself says: of one
+// that called two participants, the second of which a policy refused. InDoubt(nil) is nil.
 func InDoubt(err error) error {
 	if err == nil {
 		return nil

@@ -13,11 +13,9 @@ import (
 // A Status is the status of a saga.
 type Status = store.Status
 
-// A Running saga becomes Completed, Compensating or Stuck. A Compensating one becomes
-// Compensated or Stuck. An operator can let a Stuck saga go on in its direction, turn it
-// back, or make any saga Abandoned that has not ended. Completed, Compensated and
-// Abandoned are final, except that a completed child turns back with its parent: see
-// [Child].
+// A Running saga becomes Completed, Compensating or Stuck, and a Compensating one Compensated or Stuck. An
+// operator lets a Stuck saga go on or back, or makes it Abandoned. The rest is final, except that a
+// completed child turns back with its parent.
 const (
 	Running      = store.Running
 	Compensating = store.Compensating
@@ -30,27 +28,23 @@ const (
 // A StepStatus is the status of a step.
 type StepStatus string
 
-// An idle step becomes StepStarted, first StepWaiting if it has a Delay or an Await, and then
-// StepDone, StepNoEffect or StepFailed. A step that may have taken effect becomes
-// StepUndoing if the saga turns back, and then StepUndone or StepUndoFailed. An operator can
-// make it StepSkipped.
+// The statuses of a step. One that may have taken effect is undone if the saga turns back.
 const (
 	StepIdle       StepStatus = "idle"
-	StepWaiting    StepStatus = "waiting" // for its Delay or Await; nothing is begun
+	StepWaiting    StepStatus = "waiting" // for its Delay or Await
 	StepStarted    StepStatus = "started"
 	StepDone       StepStatus = "done"
-	StepNoEffect   StepStatus = "no effect" // certainly without effect: nothing to undo
-	StepFailed     StepStatus = "failed"    // not tried again, and may have taken effect
+	StepNoEffect   StepStatus = "no effect" // certainly: there is nothing to undo
+	StepFailed     StepStatus = "failed"    // for good; it may have taken effect
 	StepUndoing    StepStatus = "undoing"
 	StepUndone     StepStatus = "undone"
-	StepUndoFailed StepStatus = "undo failed"
-	StepSkipped    StepStatus = "skipped"
+	StepUndoFailed StepStatus = "undo failed" // for good
+	StepSkipped    StepStatus = "skipped"     // by an operator
 )
 
 // An Op is an operation of a step.
 type Op = store.Op
 
-// The operations of a step.
 const (
 	OpDo   Op = store.OpDo
 	OpUndo Op = store.OpUndo
@@ -59,8 +53,7 @@ const (
 // An EventKind says what happened to a saga.
 type EventKind = store.EventKind
 
-// The kinds of the entries of a saga's log. Those about a step have its name, and
-// those about an attempt its Op and number.
+// The kinds of the entries of a saga's log.
 const (
 	EventCreated     EventKind = "created"
 	EventDone        EventKind = "done"
@@ -69,14 +62,14 @@ const (
 	EventUndone      EventKind = "undone"
 	EventUndoFailed  EventKind = "undo failed"
 	EventSkipped     EventKind = "skipped"     // by an operator
-	EventRefused     EventKind = "refused"     // a policy of this module did not make the call
-	EventParked      EventKind = "parked"      // written back until the next attempt
-	EventReleased    EventKind = "released"    // handed over by a runner that stops
-	EventResumed     EventKind = "resumed"     // steps that were ready have started, or the saga was made due
+	EventRefused     EventKind = "refused"     // by a policy
+	EventParked      EventKind = "parked"      // written back, to wait
+	EventReleased    EventKind = "released"    // by a runner that stops
+	EventResumed     EventKind = "resumed"     // steps that were ready have started
 	EventTakenOver   EventKind = "taken over"  // from an owner that crashed or was cut off
 	EventCanceled    EventKind = "canceled"    // the request reached the owner
 	EventRetried     EventKind = "retried"     // by an operator
-	EventTurnedBack  EventKind = "turned back" // the saga has turned back for good
+	EventTurnedBack  EventKind = "turned back" // for good
 	EventCompleted   EventKind = "completed"
 	EventCompensated EventKind = "compensated"
 	EventStuck       EventKind = "stuck"
@@ -85,27 +78,25 @@ const (
 
 // The kinds of events that are in no log.
 const (
-	EventAttempted   EventKind = "attempted"    // an attempt has ended: Outcome, Err, Took
-	EventStalled     EventKind = "stalled"      // a step fails or is refused 8, 16, 32 times and so on: Attempt, Err
-	EventLost        EventKind = "lost"         // another runner claimed the saga, it was abandoned, or the hold ended
-	EventStoreFailed EventKind = "store failed" // with Err; the runner tries again
+	EventAttempted   EventKind = "attempted"    // an attempt has ended
+	EventStalled     EventKind = "stalled"      // a step fails or is refused 8, 16, 32 times and so on
+	EventLost        EventKind = "lost"         // another runner has the saga, or may have, or it was abandoned
+	EventStoreFailed EventKind = "store failed" // the runner tries again
 )
 
-// An Outcome says how an attempt of Do or Undo has ended.
+// An Outcome says how an attempt of Do or Undo has ended. Each has exactly one.
 type Outcome string
 
-// The outcomes. Each attempt has exactly one.
 const (
 	OutcomeDone        Outcome = "done"
 	OutcomeNoEffect    Outcome = "no effect"   // a Do returned a Void
 	OutcomeInDoubt     Outcome = "in doubt"    // a Do failed and may have taken effect
 	OutcomeFailed      Outcome = "failed"      // an Undo failed, or a Do that leaves no doubt: DoTx, ReadOnly
-	OutcomeRefused     Outcome = "refused"     // a policy of this module did not make the call
-	OutcomeInterrupted Outcome = "interrupted" // the runner stopped, or dropped the result
+	OutcomeRefused     Outcome = "refused"     // by a policy
+	OutcomeInterrupted Outcome = "interrupted" // the runner stopped, or lost the saga
 )
 
-// An Event is something that happened to a saga, or in a runner. Fields that do not apply
-// are zero.
+// An Event is something that happened to a saga, or in a runner. Fields that do not apply are zero.
 type Event struct {
 	Kind EventKind
 
@@ -114,15 +105,15 @@ type Event struct {
 	ID      string
 	Status  Status // of the saga, after the event
 
-	Seq     int64  // the entry's number in the saga's log; zero for a kind that is in no log
-	Step    string // "" for the saga itself
+	Seq     int64 // in the saga's log; zero for a kind that is in no log
+	Step    string
 	Op      Op
 	Attempt int
 
 	Outcome Outcome       // of an EventAttempted
-	Took    time.Duration // of an EventAttempted; the life of a saga that has ended
+	Took    time.Duration // of an EventAttempted, or the life of a saga that has ended
 	Err     error         // the reason, or an operator's note
-	At      time.Time     // by the store's clock, as well as the runner knows it
+	At      time.Time     // by the store's clock
 }
 
 // outcomeOf returns the outcome of an attempt. cut means that the runner has ended it.
@@ -142,13 +133,11 @@ func outcomeOf(e end, op Op, cut bool) Outcome {
 	return OutcomeNoEffect
 }
 
-// Observe calls f for each event from now on, until stop is called: after
-// [RunnerConfig].OnEvent, and in the same way. There may be any number of observers, added at
-// any time. The events of a saga that the runner holds come in order, and the saga waits for f.
+// Observe calls f for each event from now on, as RunnerConfig.OnEvent and after it, until stop is called.
+// The events of a saga that the runner holds come in order, and the saga waits for f.
 //
-// An event of the log is told after its entry is recorded, and not at all if the process dies in
-// between: the numbers of stuck sagas are in [Runner.Counts]. No runner tells the EventCreated of a
-// StartTx.
+// An event of the log is told once it is recorded, and not at all if the process dies in between, nor is
+// the EventCreated of a StartTx: the numbers of stuck sagas are in [Runner.Counts].
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "an observer", f, e) })
 }
@@ -242,8 +231,7 @@ func (r *Runner) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return r.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }
 
-// Level returns the level of the event as log/slog has it: 4, a warning, for what needs attention,
-// and -4 for the rest.
+// Level returns the level as log/slog has it: 4, a warning, for what needs attention, else -4.
 func (e Event) Level() int {
 	switch e.Kind {
 	case EventStuck, EventStalled, EventLost, EventTakenOver, EventStoreFailed:

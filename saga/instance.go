@@ -11,7 +11,7 @@ import (
 	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
-// An Instance is a saga as it was at Now.
+// An Instance is a saga as it was at Now. All its times are by the store's clock.
 type Instance struct {
 	ID      string
 	Saga    string // the definition's Name
@@ -19,8 +19,8 @@ type Instance struct {
 	Status  Status
 	State   []byte      // encoded by the definition's Codec
 	Steps   []StepState // in the definition's order
-	Back    bool        // the saga has turned back for good
-	Parent  string      // the id of the saga whose step has started this one; "" for none, or if that is deleted
+	Back    bool        // it has turned back for good
+	Parent  string      // the id of the saga that has started this one; "" for none, or if that is deleted
 
 	Step  string // the step at which it turned back or got stuck; "" for none
 	Cause string // why it did
@@ -31,17 +31,16 @@ type Instance struct {
 	WakeAt     time.Time // when the owner's hold ends; without an owner, when it is due
 	CompleteBy time.Time // zero for no deadline
 
-	Failures        int // attempts that failed since a step last succeeded
-	Takeovers       int // takeovers from crashed owners since a step last succeeded
-	LastError       string // of one that was abandoned: the operator's note
+	Failures        int    // attempts that failed since a step last succeeded
+	Takeovers       int    // from crashed owners since a step last succeeded
+	LastError       string // of one that was abandoned, the operator's note
 	CancelRequested bool
 
 	CreatedAt time.Time
-	UpdatedAt time.Time // of the latest Start, Commit or Cancel
-	Now       time.Time // the store's clock, as are all times of an Instance
+	UpdatedAt time.Time
+	Now       time.Time
 
-	// Actions are allowed now. ActionRetry, ActionSkip and ActionCompensate also need a
-	// runner with which the definition is registered.
+	// Actions are allowed now. All but ActionCancel and ActionAbandon need a runner with the definition.
 	Actions []Action
 
 	progress
@@ -53,16 +52,14 @@ type StepState struct {
 	Status    StepStatus `json:"s"`
 	Attempts  int        `json:"a,omitempty"` // of Do, as far as is known
 	Undos     int        `json:"u,omitempty"` // attempts of Undo
-	Refusals  int        `json:"r,omitempty"` // refused attempts since the last attempt that was made
+	Refusals  int        `json:"r,omitempty"` // in a row
 	InDoubt   bool       `json:"d,omitempty"` // an attempt of Do may have taken effect
 	Error     string     `json:"e,omitempty"` // of the latest failure
 	NotBefore time.Time  `json:"t,omitzero"`  // when the next attempt may begin, or the wait for a time or a signal ends
 
-	// WaitingSince is when the step began to wait for its Delay, its Await or its
-	// children; zero if it does not wait.
+	// WaitingSince is when the wait for a Delay, an Await or children began; zero if there is none.
 	WaitingSince time.Time `json:"w,omitzero"`
-	// Children is how many sagas the step has started (see ChildID). Zero if that is not
-	// known yet.
+	// Children is how many sagas the step has started, as far as is known.
 	Children int `json:"c,omitempty"`
 
 	// Of a step of a definition that is registered with the runner.
@@ -158,40 +155,35 @@ func (in *Instance) pivotDone() bool {
 	})
 }
 
-// Since returns for how long the saga has made no progress: no step has changed its status,
-// and the saga has not turned back.
+// Since returns for how long no step has changed its status and the saga has not turned back.
 func (in *Instance) Since() time.Duration { return in.Now.Sub(in.since) }
 
 // An Action is an operator's way to change the course of a saga.
 type Action string
 
-// The actions of [Runner.Operate]. While a runner holds the saga, only ActionCancel and
-// ActionAbandon are allowed.
+// The actions of [Runner.Operate]. While a runner holds the saga, only ActionCancel and ActionAbandon are
+// allowed.
 const (
 	// ActionCancel is [Runner.Cancel].
 	ActionCancel Action = "cancel"
 
-	// ActionRetry lets a stuck saga continue in its direction: the steps that have failed get
-	// all their attempts again. A saga whose steps wait for their next attempt makes it now;
-	// Delay and AwaitFor stay as they are. Of a step with children that has failed, those that were
-	// compensated or abandoned are started again, under new ids (see [ChildID]): mend first
-	// what they failed for.
+	// ActionRetry lets a stuck saga continue in its direction: what has failed gets all its attempts
+	// again. A saga that waits for its next attempt makes it now; Delay and AwaitFor stay. Children that
+	// were compensated or abandoned are started again under new ids: mend first what they failed for.
 	ActionRetry Action = "retry"
 
-	// ActionSkip leaves a step as it is: an operator has done it, or undone it, or decided
-	// that there is no need to. A saga that goes forward continues after the step, and does
-	// not undo it if it turns back later. The step must be waiting or have been started, and
-	// be neither done nor undone.
+	// ActionSkip leaves a step as it is: an operator has done it, or undone it, or decided that there is
+	// no need to. A saga that goes forward continues after the step, and does not undo it later. The
+	// step must be waiting or have been started, and be neither done nor undone.
 	ActionSkip Action = "skip"
 
-	// ActionCompensate turns back a saga whose pivot is not done, such as a stuck one. A pivot
-	// in doubt that has no Undo counts as not done: the operator is assumed to know.
+	// ActionCompensate turns back a saga whose pivot is not done. A pivot in doubt that has no Undo
+	// counts as not done: the operator is assumed to know.
 	ActionCompensate Action = "compensate"
 
-	// ActionAbandon ends a saga as it is. Nothing more is done or undone. The definition need
-	// not be registered. If a runner holds the saga, the ctx of its attempts ends, at the
-	// latest at the next heartbeat, and their results are dropped. Consider an attempt that
-	// never returns: this is the way to give up its saga.
+	// ActionAbandon ends a saga as it is, even one whose definition is not registered. Nothing more is
+	// done or undone. If a runner holds it, attempts end at the latest with the next heartbeat, and their
+	// results are dropped.
 	ActionAbandon Action = "abandon"
 )
 

@@ -20,28 +20,24 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	return r.show(&rec), nil
 }
 
-// A Filter selects sagas:
-//
-//	stuck, next, err := runner.List(ctx, saga.Filter{Status: []saga.Status{saga.Stuck}})
+// A Filter selects sagas for [Runner.List].
 type Filter struct {
 	Saga   string   // the definition's Name; "" means every definition
 	Status []Status // empty means every status
 	ID     string   // the ID, or its beginning; "" means any
 
-	CreatedBefore time.Time // only sagas that were started before, by the store's clock; zero means no bound
+	CreatedBefore time.Time // by the store's clock; zero means no bound
 
 	After string // the next of the page before; "" means the first page
 	Limit int    // of a page; zero means 100
 
-	WithoutState bool // leave out the State of instances
+	WithoutState bool // leave out the State
 }
 
-// List returns a page of the sagas that the filter admits, of all definitions and runners: those
-// that were started last first. next is the Filter.After of the following page, or "" if this is the
-// last.
-//
-// The time that List takes does not grow with the number of sagas in the store, unless the Filter
-// has the beginning of an ID.
+// List returns a page of the sagas of all definitions and runners that the filter admits, those that were
+// started last first. next is the Filter.After of the following page, or "" if this is the last. The time
+// that List takes does not grow with the number of sagas in the store, unless the Filter has the
+// beginning of an ID.
 func (r *Runner) List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error) {
 	recs, next, err := r.store.List(ctx, store.Filter(f))
 	if err != nil {
@@ -58,9 +54,8 @@ func (r *Runner) show(rec *store.Record) *Instance {
 	return show(rec, p)
 }
 
-// History returns the log of a saga, the oldest entry first: up to limit entries, from the first whose
-// Seq is greater than after. A limit of zero means no limit. The error is [ErrNotFound] if a log has no
-// first entry, since there is no such saga.
+// History returns the log of a saga, the oldest entry first: up to limit entries, or all for zero, from
+// the first whose Seq is greater than after. Without any, the error for an after of 0 is [ErrNotFound].
 func (r *Runner) History(ctx context.Context, id string, after int64, limit int) (list []Entry, err error) {
 	log, err := r.store.History(ctx, id, after, limit)
 	if err == nil && len(log) == 0 && after <= 0 {
@@ -81,21 +76,18 @@ type Entry struct {
 	Kind    EventKind
 	Step    string // "" for the saga itself
 	Op      Op
-	Attempt int // the number of the attempt of Op; zero if the entry is not about an attempt
+	Attempt int // of Op; zero if the entry is not about an attempt
 	Epoch   int64
 	Error   string // the reason, or an operator's note
 	At      time.Time
 }
 
-// Cancel asks a running saga to turn back. It returns as soon as the request is recorded.
-// The owner of the saga then ends the running attempts, and compensates.
+// Cancel asks a running saga to turn back, and returns as soon as that is recorded. The owner then ends the
+// running attempts, and compensates: at once in its own process, else after its next commit or heartbeat.
+// Result tells how the saga has ended. To cancel it again is no error.
 //
-// Cancel returns [ErrNotAllowed] if the saga is not running or its pivot is done. A
-// request that comes while the pivot is under way has no effect if the pivot succeeds. A
-// saga without a pivot turns back if the request reaches its owner before the last result
-// is recorded: immediately in the owner's own process, and from another process with the
-// owner's next commit or heartbeat. A request that is too late has no effect, so Result
-// tells how the saga has ended. To cancel again a saga that still runs is no error.
+// Cancel returns [ErrNotAllowed] if the saga is not running or its pivot is done. A request that comes
+// while the pivot, or the last step if there is none, is under way has no effect if that succeeds.
 func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	rec, err := r.store.Load(ctx, id)
 	if err != nil {
@@ -131,14 +123,13 @@ type Operation struct {
 	Step   string // of ActionSkip; "" means the step that keeps a stuck saga from going on
 	Note   string // for the log
 
-	// Seq is the Seq of the [Instance] that the operator has seen. If the log has grown since,
-	// the operation is not allowed, except for ActionCancel. Zero means any.
+	// Seq is the Seq of the [Instance] that the operator has seen. If the log has grown since, only
+	// ActionCancel is allowed. Zero means any.
 	Seq int64
 }
 
-// Operate applies an operation to a saga. It returns [ErrNotFound] if there is none,
-// [ErrNotAllowed] if it does not allow the operation as it is (see [Instance].Actions), and
-// [ErrNotRegistered] if this runner must know its definition and does not.
+// Operate applies an operation to a saga. It returns [ErrNotFound] if there is none, [ErrNotAllowed] if it
+// does not allow the operation as it is, and [ErrNotRegistered] if this runner must know its definition.
 func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	switch op.Action {
 	case ActionCancel:

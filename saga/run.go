@@ -13,20 +13,17 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Run runs a saga in memory: nothing survives the process. It returns nil if every step
-// is done, the error of Validate if the definition is invalid, and otherwise an [*Error].
-// A saga with a DoTx, an UndoTx, an Await or a Saga in its steps needs a [Runner].
+// Run runs a saga in memory: nothing survives the process. It returns nil if every step is done, the error
+// of Validate if the definition is invalid, and otherwise an [*Error]. A saga with a DoTx, an UndoTx, an
+// Await or a Saga in its steps needs a [Runner].
 //
-// The steps of a sequence run on the caller's goroutine. Steps that may run in parallel
-// run on goroutines of their own, with the same s. Run returns when all of them have
-// returned.
+// A sequence runs on the caller's goroutine. Parallel steps run on goroutines of their own, with the same
+// s, and Run waits for all of them.
 //
-// When ctx ends, the saga turns back. Its steps are undone on a detached ctx, until their
-// attempts are spent, and for as long as a policy refuses them. After the pivot, and
-// while a pivot without Undo is in doubt, the end of ctx stops the retries and leaves the
-// saga stuck. A panic in a Do passes through, after the steps before it have been undone.
-// So does one in an Undo, after what need not wait for that Undo has been undone: in a
-// sequence nothing, as after an Undo that has failed for good.
+// When ctx ends, the saga turns back: its steps are undone on a detached ctx. After the pivot, and while a
+// pivot without Undo is in doubt, the end of ctx stops the retries and leaves the saga stuck. A panic in a
+// Do passes through after the steps before it have been undone; one in an Undo leaves the rest of a
+// sequence done.
 func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	p, err := sg.program()
 	switch {

@@ -27,9 +27,8 @@ import (
 	"github.com/go-resilience/resilience/saga/internal/memory"
 )
 
-// A Runner claims due sagas, runs their steps, and takes over the sagas of crashed
-// processes. Each process has its own; there is no leader. A Runner is safe for
-// concurrent use.
+// A Runner claims due sagas, runs their steps, and takes over the sagas of crashed processes. Each process
+// has its own; there is no leader. A Runner is safe for concurrent use.
 //
 // This file follows a saga: claim, hold, and then next, record, attempt, did, again and again.
 type Runner struct {
@@ -55,17 +54,15 @@ type Runner struct {
 	figures figures
 }
 
-// NewMemory returns a store that keeps sagas in the process. It is for tests, and for sagas
-// that need not survive the process. Sagas that have ended stay in it, unless
-// [RunnerConfig] Keep says otherwise.
+// NewMemory returns a store that keeps sagas in the process: for tests, and for sagas that need not survive
+// it. Those that have ended stay, unless RunnerConfig.Keep says otherwise.
 func NewMemory() Store { return memory.New() }
 
-// A Store keeps sagas and their logs: that of [NewMemory], or of package sqlstore. Its methods are
-// for a Runner alone.
+// A Store keeps sagas and their logs: that of [NewMemory], or of package sqlstore.
 type Store = store.Store
 
-// NewRunner returns a runner on st. The runner runs no saga before Run is called. NewRunner
-// panics with the error of [RunnerConfig.Validate], and if st is nil.
+// NewRunner returns a runner on st, which runs no saga before Run is called. NewRunner panics with the
+// error of [RunnerConfig.Validate], and if st is nil.
 func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	err := cfg.Validate()
 	if st == nil {
@@ -93,12 +90,12 @@ func (r *Runner) Name() string { return r.cfg.Name }
 // Config returns the configuration, with its defaults.
 func (r *Runner) Config() RunnerConfig { return r.cfg }
 
-// Register makes definitions known to a runner, and those of their children. Several
-// versions of a definition can be registered side by side.
+// Register makes definitions known to a runner, with those of their children, several versions side by
+// side.
 //
-// Register panics with the error of [Saga.Validate], if a step needs transactions and the
-// store has none, if another definition has the same name and version, and if S has fields
-// that JSON does not keep and there is no Codec.
+// Register panics with the error of [Saga.Validate], if a step needs transactions and the store has none,
+// if another definition has the same name and version, and if S has fields that JSON does not keep and
+// there is no Codec.
 func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	for _, sg := range sagas {
 		if err := r.register(sg.program()); err != nil {
@@ -150,8 +147,7 @@ func (r *Runner) program(saga string, version int) (*program, error) {
 	return nil, fmt.Errorf("%w: %s version %d", ErrNotRegistered, saga, version)
 }
 
-// Wake makes the runner ask for due sagas immediately, without waiting for
-// RunnerConfig.Poll: after the commit of the transaction of a [StartTx] or a SignalTx.
+// Wake makes the runner ask for due sagas now, as after the commit of a [StartTx] or SignalTx.
 func (r *Runner) Wake() {
 	select {
 	case r.wake <- struct{}{}:
@@ -159,16 +155,13 @@ func (r *Runner) Wake() {
 	}
 }
 
-// Run runs sagas until ctx ends, and returns nil. It returns an error immediately if ctx
-// has ended already, another Run is under way, or the store is in a database and was not
-// set up.
+// Run runs sagas until ctx ends, and returns nil. It returns an error immediately if ctx has ended already,
+// another Run is under way, or the store is in a database and was not set up.
 //
-// When ctx ends, Run claims nothing more, waits up to RunnerConfig.Drain for the running
-// attempts, and writes back the sagas that it holds for other runners to continue. After
-// Drain it sends no more heartbeats: other runners take over sagas that are not written
-// back, LeaseTTL after the last one. So Run returns within about Drain and LeaseTTL, unless a
-// step ignores the end of its ctx, a hook does not return, or a Start still waits for the store:
-// give Start a ctx that ends.
+// When ctx ends, Run claims nothing more, waits up to RunnerConfig.Drain for the running attempts, and
+// writes back its sagas for other runners to continue. What cannot be written back they take over,
+// LeaseTTL after the last heartbeat. So Run returns within about Drain and LeaseTTL, unless a step ignores
+// the end of its ctx, a hook does not return, or a Start with a ctx that does not end waits for the store.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)

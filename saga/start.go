@@ -20,17 +20,15 @@ const (
 	maxCarried = 4096     // bytes that a saga carries; see RunnerConfig.Inject
 )
 
-// Start starts a saga of a registered definition, with s as its state. When it returns
-// nil, the saga is recorded and will end. This runner runs it if its Run is under way and
-// has a free place; otherwise another runner does, or this one later.
+// Start starts a saga of a registered definition, with s as its state. When it returns nil, the saga is
+// recorded and will end: in this runner if that runs and has a free place, else in another, or later.
 //
-// The caller chooses the id, so that Start can be repeated after an error: if the id
-// exists already, Start changes nothing and returns the Instance that exists. The error
-// is [ErrExists] if that Instance is of a definition with another name.
+// The caller chooses the id, so that Start can be repeated after an error: if the id exists, Start changes
+// nothing and returns the Instance that exists. The error is [ErrExists] if that is of a definition with
+// another name.
 //
-// Start writes nothing if ctx has ended, the id is not 1 to 200 bytes of UTF-8 without
-// NUL, the definition is invalid or not registered, or the state cannot be encoded or does not
-// come back from its Codec as it was.
+// Start writes nothing if ctx has ended, the id is not 1 to 200 bytes of UTF-8 without NUL, the
+// definition is invalid or not registered, or the state does not come back from its Codec as it was.
 func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (*Instance, error) {
 	req, p, err := newStart(ctx, r, sg, id, s)
 	if err != nil {
@@ -55,10 +53,8 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 	return show(&rec, p), nil
 }
 
-// StartTx is Start within tx, a transaction of the store's own database: the saga exists
-// if tx commits. A runner finds it at its next poll; call [Runner.Wake] after the commit
-// to hasten that. An id that exists already is no error, unless it belongs to a
-// definition with another name. The store must be one of sqlstore.
+// StartTx is Start within tx, a transaction of the store's own database: the saga exists if tx commits. A
+// runner finds it at its next poll, or after [Runner.Wake]. The store must be one of sqlstore.
 func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id string, s S) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: StartTx of %q", errNoTx, id)
@@ -135,16 +131,15 @@ func (r *Runner) claimAtOnce(req *store.StartRequest) (free func()) {
 	}
 }
 
-// Result waits until the saga has ended, in whichever process, and returns its state.
-// The error is nil if the saga has completed. It is an [*Error], beside the state as it
-// was left, if the saga was compensated, was abandoned or is stuck. Otherwise it is
-// [ErrNotFound], [ErrNotRegistered], an error of the Codec or the end of ctx. If the store
-// fails, Result asks again after RunnerConfig.Poll. The causes of an Error are recorded texts, so
-// errors.Is finds none of yours: write the reason into the state. The state is decoded by the version
-// that the saga was started with.
+// Result waits until the saga has ended, in whichever process, and returns its state, decoded by the
+// version that it was started with. The error is nil if the saga has completed. It is an [*Error], beside
+// the state as it was left, if the saga was compensated, was abandoned or is stuck. Its causes are
+// recorded texts: write what you need to know of the reason into the state. Otherwise it is
+// [ErrNotFound], [ErrNotRegistered], an error of the Codec or the end of ctx: a store that fails is asked
+// again.
 //
-// A step that waits for the Result of another saga keeps its place of RunnerConfig.Concurrency: give
-// those sagas a Runner of their own, or make them children.
+// A step that waits for the Result of another saga keeps its place in the runner: give those sagas a
+// Runner of their own, or make them children.
 func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) {
 	var s S
 	var failed error
@@ -236,18 +231,15 @@ func (r *Runner) wakeResults(rec store.Record) {
 	delete(r.waiters, rec.ID)
 }
 
-// Signal tells a saga that something outside has happened: the payment that a step with
-// the Await name waits for has arrived. It may come before the saga gets to that step, which then
-// does not wait. [SignalFrom] returns the payload, of up to 64 KiB, in all steps.
+// Signal tells a saga that something outside has happened: the payment that a step with the Await name
+// waits for has arrived. It may come before the saga gets to that step. [SignalFrom] returns the payload,
+// of up to 64 KiB, in all steps. A saga keeps the first signal of each name, so a webhook, and Signal
+// after an error, can be repeated.
 //
-// A saga has one signal of each name: one that comes again changes nothing, so a webhook can be
-// repeated, and Signal can be repeated after an error.
-//
-// Signal returns [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if the saga
-// has turned back or ended without such a signal, or no step of its definition awaits it; if that is
-// not registered with this runner, any name is accepted. Consider a payment that arrives while the
-// customer cancels. Either Signal returns ErrNotAllowed, and its caller pays back, or each Undo of
-// the saga sees the signal by SignalFrom, and pays back.
+// Signal returns [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if it has turned back or
+// ended without such a signal, or no step of its definition, if that is registered here, awaits it. So of
+// a payment that arrives while the customer cancels, either Signal's caller learns that it is to be paid
+// back, or each Undo sees it by SignalFrom.
 func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) error {
 	req, err := r.signalRequest(id, name, payload)
 	if err != nil {
@@ -263,11 +255,10 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 	return nil
 }
 
-// SignalTx is Signal within tx, a transaction of the store's own database, which must be one of
-// sqlstore: the saga, which tx may have started, has the signal if tx commits. After an error that is
-// [ErrNotAllowed] or [ErrNotFound] tx can still be used. A waiting saga goes on at the next poll of a
-// runner; [Runner.Wake] after the commit hastens that. Keep the rest of tx short, since the saga
-// cannot be written meanwhile.
+// SignalTx is Signal within tx, a transaction of the store's own database, which must be one of sqlstore:
+// the saga, which tx may have started, has the signal if tx commits. It goes on at the next poll of a
+// runner, or after [Runner.Wake], and cannot be written until tx ends. After [ErrNotAllowed] and
+// [ErrNotFound] tx can still be used.
 func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: SignalTx of %q", errNoTx, id)
