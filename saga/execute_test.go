@@ -155,22 +155,6 @@ func TestNoAttemptBeginsWithoutItsLease(t *testing.T) {
 	})
 }
 
-// TestResultTellsOfAStoreThatFails, unless its caller is gone.
-func TestResultTellsOfAStoreThatFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := &gate{Store: saga.NewMemory(), closed: true}
-		var told audience
-		r := saga.NewRunner(g, saga.RunnerConfig{Poll: time.Second, OnEvent: told.hear})
-		saga.Register(r, ordered())
-		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
-		defer cancel()
-		_, err := result[trip](ctx, r, "trip-1")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorIs(t, err, errDown)
-		require.Len(t, told.heard(saga.EventStoreFailed), 3)
-	})
-}
-
 // TestASagaThatWasDeletedIsLost: its runner lets it go.
 func TestASagaThatWasDeletedIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -275,28 +259,6 @@ func TestWhatADrainCutsShortCountsIfItIsDone(t *testing.T) {
 		synctest.Wait()
 		stop()
 		require.Equal(t, saga.StepDone, state(t, r, "trip-1", "flight").Status)
-	})
-}
-
-// TestACarriedSagaInARunnerWithoutExtract is none of its business.
-func TestACarriedSagaInARunnerWithoutExtract(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(step("flight"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Inject: trace}, sg)
-		_, err := saga.Start(withTrace(t.Context(), "trace 1"), r, sg, "trip-1", trip{})
-		require.NoError(t, err)
-		requireCompleted(t, r, "trip-1")
-	})
-}
-
-// TestASagaThatWaitsIsLetGoAtOnce, also if what is done before might be recorded later.
-func TestASagaThatWaitsIsLetGoAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(step("a"), saga.Step[trip]{Name: "later", Delay: time.Hour}, step("b"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		synctest.Wait()
-		require.Zero(t, r.Stats().Held)
 	})
 }
 

@@ -135,60 +135,6 @@ func TestObserveTellsEverythingInOrder(t *testing.T) {
 	})
 }
 
-func TestObserveTellsOfTroubles(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		silence := saga.RunnerConfig{
-			LeaseTTL: 3 * time.Second,
-			OnEvent:  silent,
-		}
-		st := saga.NewMemory()
-		g := &gate{Store: st}
-		charge := step("charge")
-		charge.Pivot, charge.Undo = true, nil
-		sg := sequence(charge, failing("tickets", saga.Abort(errDeclined)))
-		slow := failing("late", errDeclined)
-		slow.Attempts = 120
-		failing := &saga.Saga[trip]{Name: "failing", Steps: []saga.Step[trip]{slow}}
-		r, _ := begin(t, g, silence, sg, failing)
-		var a audience
-		r.Observe(a.hear)
-
-		mustStart(t, r, sg)
-		_, err := sg.Result(t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrStuck)
-		stuck := a.heard(saga.EventStuck)
-		require.Len(t, stuck, 1)
-		require.Equal(t, saga.Stuck, stuck[0].Status)
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "paid by hand"}))
-		ended := a.heard(saga.EventAbandoned)
-		require.Len(t, ended, 1)
-		require.Equal(t, saga.Abandoned, ended[0].Status)
-
-		t.Log("no progress")
-		_, err = saga.Start(t.Context(), r, failing, "failing-1", trip{})
-		require.NoError(t, err)
-		time.Sleep(10 * time.Second)
-		told := a.heard(saga.EventStalled)
-		require.Len(t, told, 1)
-		require.Equal(t, "failing-1", told[0].ID)
-		require.Equal(t, 8, told[0].Attempt)
-		require.EqualError(t, told[0].Err, "declined")
-
-		t.Log("a store that is down")
-		require.EqualValues(t, 1, r.Stats().Held)
-		g.set(true)
-		time.Sleep(10 * time.Second)
-		g.set(false)
-		failures := a.heard(saga.EventStoreFailed)
-		require.EqualValues(t, r.Stats().StoreErrors, len(failures))
-		require.NotEmpty(t, failures)
-		require.ErrorIs(t, failures[0].Err, errDown)
-		lost := a.heard(saga.EventLost)
-		require.Len(t, lost, 1)
-		require.Equal(t, "failing-1", lost[0].ID)
-	})
-}
-
 func TestStatsCountByDefinition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		charge := taking(time.Second, step("charge"))

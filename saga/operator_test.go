@@ -447,24 +447,6 @@ func TestCancelAfterThePivotOfAnUnknownDefinition(t *testing.T) {
 	})
 }
 
-func TestOperatorsCannotChangeAnOwnedSaga(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slow := step("flight")
-		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Second); return nil }
-		sg := sequence(slow)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker"}, sg)
-		mustStart(t, r, sg)
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, []saga.Action{"cancel", "abandon"}, in.Actions)
-		require.Equal(t, []saga.StepState{{Name: "flight", Status: saga.StepStarted}}, in.Steps)
-		require.ErrorContains(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}), "held by worker-")
-		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "flight"}), saga.ErrNotAllowed)
-		_, err = result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-	})
-}
-
 func TestOperatorsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mended atomic.Bool

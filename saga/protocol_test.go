@@ -256,28 +256,6 @@ func TestRunnerShowsARefusalOnce(t *testing.T) {
 	})
 }
 
-func TestRunnerShowsTheRefusalsOfDoAndUndo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		hotel := step("hotel")
-		hotel.Attempts, hotel.Middleware = -1, undoing(refusing(3, 0))
-		hotel.Do = func(ctx context.Context, _ *trip) error {
-			if saga.CommandFrom(ctx).Attempt == 1 {
-				return errDeclined
-			}
-			return refusal{}
-		}
-		sg := sequence(hotel)
-		sg.Timeout = 10 * time.Second
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.Equal(t, []string{
-			"created", "refused hotel", "turned back hotel", "refused hotel", "undone hotel", "compensated",
-		}, events(t, r, "trip-1"))
-	})
-}
-
 // While an owner holds a saga, each of its steps may be under way: if the owner
 // crashes they are in doubt, whatever was refused before. What was written back is
 // known.

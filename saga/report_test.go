@@ -44,43 +44,6 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 	})
 }
 
-// TestWhatIsLogged says since when, and of a store that fails, one a second.
-func TestWhatIsLogged(t *testing.T) {
-	before := slog.Default()
-	defer slog.SetDefault(before)
-	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
-		slog.SetDefault(slog.New(slog.NewTextHandler(&out, nil)))
-		var down atomic.Bool
-		g := &gate{Store: saga.NewMemory()}
-		g.heartbeat = func(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
-			if down.Load() {
-				return nil, errDown
-			}
-			return g.Store.Heartbeat(ctx, req)
-		}
-		hang := step("flight")
-		hang.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
-		hang.Timeout = time.Hour
-		hung := &saga.Saga[trip]{Name: "hung", Steps: []saga.Step[trip]{hang}} // which needs heartbeats
-		slow := failing("flight", errDeclined)
-		slow.Attempts, slow.Backoff = 120, saga.Exponential(time.Minute, time.Minute)
-		sg := sequence(slow)
-		r, _ := begin(t, g, saga.RunnerConfig{Name: "one", LeaseTTL: 15 * time.Second}, sg, hung)
-		mustStart(t, r, sg)
-		_, err := saga.Start(t.Context(), r, hung, "hung-1", trip{})
-		require.NoError(t, err)
-		time.Sleep(10*time.Minute + 2*time.Second)
-		synctest.Wait()
-		require.Regexp(t, `level=WARN msg="saga: a step fails again and again" runner=one saga=trip id=trip-1 status=running step=flight op=do attempt=8 err=declined`, out.String())
-		out.Reset()
-		down.Store(true)
-		time.Sleep(11 * time.Second) // two heartbeats, of two tries each
-		require.EqualValues(t, 4, r.Stats().StoreErrors)
-		require.Equal(t, 2, bytes.Count(out.Bytes(), []byte(`level=WARN msg="saga: the store has failed" runner=one err="saga: heartbeat: `)), out.String())
-	})
-}
-
 type checkedStore struct {
 	store.Store
 	err error

@@ -57,30 +57,6 @@ func detail(t *testing.T, err error) *saga.Error {
 	return e
 }
 
-func TestRunRunsStepsInOrder(t *testing.T) {
-	sg := &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{step("flight"), step("hotel"), step("car")}}
-	var s trip
-	require.NoError(t, saga.Run(t.Context(), sg, &s))
-	require.Equal(t, []string{"do flight", "do hotel", "do car"}, s.Calls)
-}
-
-func TestRunUndoesInReverse(t *testing.T) {
-	full := errors.New("hotel full")
-	hotel := step("hotel")
-	hotel.Do = note("do hotel", saga.Void(full))
-	sg := &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{step("flight"), step("car"), hotel}}
-	var s trip
-	err := saga.Run(t.Context(), sg, &s)
-	require.Equal(t, []string{"do flight", "do car", "do hotel", "undo car", "undo flight"}, s.Calls)
-	require.ErrorIs(t, err, full)
-	require.ErrorIs(t, err, saga.ErrCompensated)
-	detail, ok := errors.AsType[*saga.Error](err)
-	require.True(t, ok)
-	require.Equal(t, "hotel", detail.Step)
-	require.Empty(t, detail.Failed)
-	require.EqualError(t, err, "saga: trip: compensated: step hotel: hotel full")
-}
-
 func TestRunHonorsAContextThatHasEnded(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errDeclined)
@@ -178,25 +154,6 @@ func TestRunReadsErrors(t *testing.T) {
 	require.NoError(t, saga.Abort(nil))
 	require.NoError(t, saga.Void(nil))
 	require.NoError(t, saga.InDoubt(nil))
-}
-
-func TestRunRetriesAfterThePivotUntilItWorks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		charge := step("charge")
-		charge.Pivot, charge.Undo = true, nil
-		tickets, calls := step("tickets"), 0
-		tickets.Undo, tickets.Attempts = nil, 2
-		tickets.Do = func(context.Context, *trip) error {
-			if calls++; calls < 50 {
-				return errDeclined
-			}
-			return nil
-		}
-		begun := time.Now()
-		require.NoError(t, saga.Run(t.Context(), sequence(step("flight"), charge, tickets), &trip{}))
-		require.Equal(t, 50, calls)
-		require.Equal(t, 49*time.Second, time.Since(begun))
-	})
 }
 
 // Of several steps that run beside each other the first that has failed is named, whichever was the
@@ -458,27 +415,6 @@ func TestRunEndsAttemptsAtItsDeadline(t *testing.T) {
 	})
 }
 
-func TestASagaWithoutPivotTurnsBackUntilItHasCompleted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slow := step("hotel")
-		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Minute); return nil }
-		sg := sequence(step("flight"), slow)
-		sg.Timeout = 30 * time.Second
-		var s trip
-		require.ErrorIs(t, saga.Run(t.Context(), sg, &s), saga.ErrDeadline)
-		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
-
-		sg = sequence(step("flight"), slow)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		time.Sleep(30 * time.Second)
-		require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
-		s, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCanceled)
-		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
-	})
-}
-
 // graph returns the steps a, then b and c in parallel for 2 and 3 seconds, then d.
 func graph(log *[]string, mu *sync.Mutex) *saga.Saga[trip] {
 	timed := func(name string, d time.Duration) saga.Step[trip] {
@@ -572,43 +508,6 @@ func TestRunReturnsWhenAllStepsHaveReturned(t *testing.T) {
 		require.Equal(t, "b", detail(t, err).Step)
 		require.Equal(t, time.Minute, time.Since(begun))
 	})
-}
-
-// TestRunTellsWhatIsLeft: a step that took no effect, or was undone, is not left.
-func TestRunTellsWhatIsLeft(t *testing.T) {
-	look := failing("look", errDeclined)
-	look.ReadOnly, look.Undo, look.Attempts = true, nil, 1
-	err := saga.Run(t.Context(), sequence(step("flight"), look), &trip{})
-	require.ErrorIs(t, err, saga.ErrCompensated)
-	require.Empty(t, detail(t, err).Failed)
-
-	doubt := failing("hotel", errDeclined)
-	doubt.Attempts = 1
-	flight := step("flight")
-	flight.Undo, flight.UndoAttempts = note("undo flight", errors.New("closed")), 1
-	err = saga.Run(t.Context(), sequence(flight, doubt), &trip{})
-	require.ErrorIs(t, err, saga.ErrStuck)
-	require.Len(t, detail(t, err).Failed, 1)
-	require.Equal(t, "flight", detail(t, err).Failed[0].Step)
-
-	parallel := sequence(flight, doubt)
-	parallel.Steps[1].Parallel = true
-	parallel.Steps[1].Undo = func(context.Context, *trip) error { return errors.New("closed, too") }
-	parallel.Steps[1].UndoAttempts = 1
-	parallel.Steps[0].Do, parallel.Steps[1].Do = func(context.Context, *trip) error { return nil }, func(context.Context, *trip) error { return errDeclined }
-	parallel.Steps[0].Undo = func(context.Context, *trip) error { return nil }
-	err = saga.Run(t.Context(), parallel, &trip{})
-	require.ErrorIs(t, err, saga.ErrStuck)
-	require.Len(t, detail(t, err).Failed, 1)
-	require.Equal(t, saga.OpUndo, detail(t, err).Failed[0].Op)
-}
-
-func TestRunUndoesTheFirstStepThatPanics(t *testing.T) {
-	var s trip
-	first := step("flight")
-	first.Do = func(context.Context, *trip) error { panic("boom") }
-	require.PanicsWithValue(t, "boom", func() { _ = saga.Run(t.Context(), sequence(first, step("hotel")), &s) })
-	require.Equal(t, []string{"undo flight"}, s.Calls)
 }
 
 func TestRunPassesAPanicOnAfterUndoing(t *testing.T) {

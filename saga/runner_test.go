@@ -108,22 +108,6 @@ func TestRunnerCompletesInNPlusOneCommits(t *testing.T) {
 	})
 }
 
-func TestRunnerCompensates(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(step("flight"), step("car"), failing("hotel", saga.Void(errors.New("full"))))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		s, err := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrCompensated)
-		require.EqualError(t, err, `saga: trip "trip-1": compensated: step hotel: full`)
-		require.Equal(t, []string{"do flight", "do car", "do hotel", "undo car", "undo flight"}, s.Calls)
-		require.Equal(t, []string{
-			"created", "done flight", "done car", "no effect hotel", "turned back hotel",
-			"undone car", "undone flight", "compensated",
-		}, events(t, r, "trip-1"))
-	})
-}
-
 // abandoned starts a saga of one step whose owner has died.
 func abandoned(t *testing.T, st store.Store, id string) {
 	t.Helper()
@@ -155,41 +139,6 @@ func TestRunnerTakesOverFromACrashedOwner(t *testing.T) {
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Zero(t, in.Takeovers, "since the last result")
-	})
-}
-
-func TestAPoisonedSagaIsStuckAndTheOthersGoOn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		// Each process that runs the step dies.
-		st := saga.NewMemory()
-		var stuck atomic.Int64
-		poison := sequence(step("flight"))
-		abandoned(t, st, "poison")
-		for i := range 4 {
-			time.Sleep(16 * time.Second)
-			_, err := st.Claim(t.Context(), store.ClaimRequest{
-				Owner: fmt.Sprint("victim-", i), LeaseTTL: 15 * time.Second, Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 1}},
-			})
-			require.NoError(t, err)
-		}
-		r, _ := begin(t, st, saga.RunnerConfig{MaxTakeovers: 4, OnEvent: on(saga.EventStuck, func(saga.Event) { stuck.Add(1) })}, poison)
-		_, err := saga.Start(t.Context(), r, poison, "other", trip{})
-		require.NoError(t, err)
-		_, err = result[trip](t.Context(), r, "other")
-		require.NoError(t, err)
-		_, err = result[trip](t.Context(), r, "poison")
-		require.ErrorIs(t, err, saga.ErrStuck)
-		require.ErrorContains(t, err, "taken over 5 times without a result")
-		require.EqualValues(t, 1, stuck.Load())
-		in, err := r.Get(t.Context(), "poison")
-		require.NoError(t, err)
-		require.Equal(t, []saga.Action{"retry", "skip", "compensate", "abandon"}, in.Actions)
-		require.True(t, in.Steps[0].InDoubt)
-
-		require.NoError(t, r.Operate(t.Context(), "poison", saga.Operation{Action: saga.ActionRetry, Note: "mended"}))
-		_, err = result[trip](t.Context(), r, "poison")
-		require.NoError(t, err)
-		require.Equal(t, []string{"created", "taken over", "stuck", "retried", "done flight", "completed"}, events(t, r, "poison"))
 	})
 }
 
@@ -1241,133 +1190,6 @@ func TestRunnerRunsOnceAtATime(t *testing.T) {
 		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		require.NoError(t, r.Run(ctx), "but again when it has ended")
-	})
-}
-
-func TestOnEventTellsOfTheLogAndOfAttempts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		var seen []string
-		calls := 0
-		st := step("flight")
-		st.Do = func(context.Context, *trip) error {
-			if calls++; calls == 1 {
-				return errDeclined
-			}
-			return nil
-		}
-		sg := sequence(st)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnEvent: func(_ context.Context, e saga.Event) {
-			mu.Lock()
-			defer mu.Unlock()
-			seen = append(seen, strings.TrimSpace(fmt.Sprint(e.Saga, " ", e.ID, " ", e.Seq, " ", e.Kind, " ", e.Step, " ", e.Err)))
-		}}, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		synctest.Wait() // the record is there before the hook is called
-		require.Equal(t, []string{
-			"trip trip-1 1 created  <nil>", "trip trip-1 0 attempted flight declined", "trip trip-1 0 attempted flight <nil>",
-			"trip trip-1 2 done flight <nil>", "trip trip-1 3 completed  <nil>",
-		}, seen)
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Empty(t, in.Owner)
-	})
-}
-
-func TestRunnerEndsTheOtherBranchesWhenOneHasFailed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		undone := make(chan string, 3)
-		undo := func(name string) func(context.Context, *counts2) error {
-			return func(context.Context, *counts2) error { undone <- name; return nil }
-		}
-		nothing := func(context.Context, *counts2) error { return nil }
-		sg := &saga.Saga[counts2]{Name: "wide", Steps: []saga.Step[counts2]{
-			{Name: "a", Do: nothing, Undo: undo("a")},
-			{Name: "b", Undo: undo("b"), Do: func(ctx context.Context, _ *counts2) error {
-				<-ctx.Done()
-				return context.Cause(ctx) // which is not this step's NoEffect
-			}},
-			{Name: "c", Parallel: true, Undo: undo("c"), Do: func(context.Context, *counts2) error {
-				time.Sleep(time.Second)
-				return saga.Void(errDeclined)
-			}},
-		}}
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		begun := time.Now()
-		_, err := saga.Start(t.Context(), r, sg, "wide-1", counts2{})
-		require.NoError(t, err)
-		_, err = result[counts2](t.Context(), r, "wide-1")
-		require.Equal(t, "c", detail(t, err).Step)
-		require.Equal(t, time.Second, time.Since(begun))
-		require.Len(t, undone, 2)
-	})
-}
-
-// TestManySagasOnManyRunners counts: every step of every saga has taken effect
-// once or not at all, and no runner has held more than it may.
-func TestManySagasOnManyRunners(t *testing.T) {
-	const sagas, limit = 400, 16
-	synctest.Test(t, func(t *testing.T) {
-		store := saga.NewMemory()
-		var mu sync.Mutex
-		effect := make(map[string]int)
-		at := func(name string, op int) func(context.Context, *counts2) error {
-			return func(ctx context.Context, s *counts2) error {
-				id := saga.CommandFrom(ctx).ID
-				id = id[:strings.Index(id, "/")]
-				mu.Lock()
-				defer mu.Unlock()
-				if name == "c" && op > 0 && len(id)%2 == 0 {
-					return saga.Void(errDeclined)
-				}
-				effect[id+" "+name] += op
-				return nil
-			}
-		}
-		sg := &saga.Saga[counts2]{Name: "many", Steps: []saga.Step[counts2]{
-			{Name: "a", Do: at("a", 1), Undo: at("a", -1)},
-			{Name: "b1", Do: at("b1", 1), Undo: at("b1", -1)},
-			{Name: "b2", Do: at("b2", 1), Undo: at("b2", -1), Parallel: true},
-			{Name: "c", Do: at("c", 1), Undo: at("c", -1)},
-		}}
-		var runners []*saga.Runner
-		for range 3 {
-			r, _ := begin(t, store, saga.RunnerConfig{Concurrency: limit}, sg)
-			runners = append(runners, r)
-		}
-		var wg sync.WaitGroup
-		for i := range sagas {
-			wg.Go(func() {
-				r := runners[i%len(runners)]
-				id := strings.Repeat("x", 1+i%2) + fmt.Sprintf("-%03d", i)
-				_, err := saga.Start(t.Context(), r, sg, id, counts2{})
-				assert.NoError(t, err)
-				_, err = result[counts2](t.Context(), runners[(i+1)%len(runners)], id)
-				assert.Equal(t, len(id)%2 == 0, errors.Is(err, saga.ErrCompensated), "%v", err)
-				assert.LessOrEqual(t, r.Stats().Held, int64(limit))
-			})
-		}
-		wg.Wait()
-		synctest.Wait()
-		var sum saga.SagaStats
-		for _, r := range runners {
-			s := r.Stats()
-			sum.Completed += total(r).Completed
-			sum.Compensated += total(r).Compensated
-			require.Zero(t, s.Held)
-			require.Zero(t, s.InFlight)
-		}
-		require.EqualValues(t, sagas/2, sum.Completed)
-		require.EqualValues(t, sagas/2, sum.Compensated)
-		for what, n := range effect {
-			want := 1
-			if strings.Index(what, " ")%2 == 0 {
-				want = 0
-			}
-			require.Equal(t, want, n, what)
-		}
 	})
 }
 

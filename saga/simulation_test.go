@@ -34,7 +34,9 @@ type village struct {
 	store  store.Store
 	parent saga.Saga[trip]
 	leaf   saga.Saga[trip]
-	chain  bool // the steps of parent
+	sealed saga.Saga[trip]   // a leaf with a pivot
+	kids   map[string]string // the definition of the children of a step of parent
+	chain  bool              // the steps of parent
 	nodes  []*node
 	living sync.WaitGroup
 
@@ -44,6 +46,7 @@ type village struct {
 	effect  map[string]bool
 	undone  map[string]bool
 	excused map[string]bool // an operator has settled it, or its saga
+	excuses map[string]int  // how often
 	doing   map[string]*node
 	owners  map[string]string // by saga and epoch
 	calls   map[string]int    // of the store, by saga
@@ -62,8 +65,8 @@ type node struct {
 
 func simulateSaga(w *sim.World) {
 	v := &village{
-		World: w, store: saga.NewMemory(), effect: make(map[string]bool), undone: make(map[string]bool), excused: make(map[string]bool),
-		doing: make(map[string]*node), owners: make(map[string]string), calls: make(map[string]int),
+		World: w, store: saga.NewMemory(), effect: make(map[string]bool), undone: make(map[string]bool), excused: make(map[string]bool), excuses: make(map[string]int),
+		doing: make(map[string]*node), owners: make(map[string]string), calls: make(map[string]int), kids: make(map[string]string),
 	}
 	w.Step, w.Trouble, w.Hold, w.Meddle, w.Most = time.Second, 5*w.Choose(7), 1+w.Choose(20), 2, 300
 	v.invent()
@@ -116,6 +119,7 @@ func simulateSaga(w *sim.World) {
 		{Name: "retry", Do: func() { v.operate(ctx, saga.ActionRetry) }},
 		{Name: "compensate", Do: func() { v.operate(ctx, saga.ActionCompensate) }},
 		{Name: "abandon", Do: func() { v.operate(ctx, saga.ActionAbandon) }},
+		{Name: "skip", Do: func() { v.operate(ctx, saga.ActionSkip) }},
 	}
 	w.Drive(2*time.Minute, nil)
 
@@ -169,10 +173,12 @@ func (v *village) step(name string) saga.Step[trip] {
 	return st
 }
 
-// invent makes the definitions: a leaf of two steps, and a parent of up to four, some of
-// which are leaves.
+// invent makes the definitions: a leaf of two steps, and a parent of up to four, some of which are one or two
+// leaves, with a pivot perhaps from that of the parent on.
 func (v *village) invent() {
 	v.leaf = saga.Saga[trip]{Name: "leaf", Steps: []saga.Step[trip]{v.step("s0"), v.step("s1")}}
+	v.sealed = saga.Saga[trip]{Name: "sealed", Steps: slices.Clone(v.leaf.Steps)}
+	v.sealed.Steps[0].Pivot, v.sealed.Steps[0].Undo, v.sealed.Steps[1].Undo = true, nil, nil
 	v.parent = saga.Saga[trip]{Name: "parent"}
 	n, pivot := 1+v.Choose(4), v.Choose(9)-1
 	v.chain = !v.Chance(50)
@@ -185,7 +191,10 @@ func (v *village) invent() {
 			st.Parallel = v.Chance(70)
 		}
 		if v.Chance(35) {
-			st.Do, st.Undo = nil, nil
+			st.Do, st.Undo, v.kids[st.Name] = nil, nil, "leaf"
+			if (st.Pivot || beyond[i]) && i%2 == 1 {
+				v.kids[st.Name] = "sealed"
+			}
 		} else if (st.Pivot || beyond[i]) && v.Chance(50) {
 			st.Undo = nil
 		}
@@ -235,21 +244,21 @@ func (v *village) operator() *node {
 }
 
 func (n *node) register() {
-	leaf := n.bind(&n.v.leaf, nil)
-	n.sg = n.bind(&n.v.parent, leaf)
-	saga.Register(n.runner, leaf)
-	saga.Register(n.runner, n.sg)
+	leaf, sealed := n.bind(&n.v.leaf, nil), n.bind(&n.v.sealed, nil)
+	n.sg = n.bind(&n.v.parent, map[string]*saga.Saga[trip]{"leaf": leaf, "sealed": sealed})
+	saga.Register(n.runner, leaf, sealed, n.sg)
 }
 
-// bind returns a copy of a definition for one process. A step without a Do is one with a
-// child.
-func (n *node) bind(sg, leaf *saga.Saga[trip]) *saga.Saga[trip] {
+// bind returns a copy of a definition for one process. A step without a Do is one with
+// children.
+func (n *node) bind(sg *saga.Saga[trip], kids map[string]*saga.Saga[trip]) *saga.Saga[trip] {
 	bound := &saga.Saga[trip]{Name: sg.Name, Timeout: sg.Timeout, Steps: slices.Clone(sg.Steps)}
 	for i := range bound.Steps {
 		st := &bound.Steps[i]
 		name := st.Name
 		if st.Do == nil {
-			st.Saga = saga.ChildOf(leaf, func(*trip) (trip, error) { return trip{}, nil }, nil)
+			list := make([]trip, 1+(len(sg.Steps)-1)/3)
+			st.Saga = saga.ChildrenOf(kids[n.v.kids[name]], func(*trip) ([]trip, error) { return list, nil }, nil)
 			continue
 		}
 		st.Do = func(ctx context.Context, _ *trip) error { return n.do(ctx, name) }
@@ -309,6 +318,15 @@ func groupOf(steps []saga.Step[trip], name string) (group int) {
 		}
 	}
 	return group
+}
+
+// key returns the id of a saga and the name of its step.
+func key(ctx context.Context, step string) (id, k string) {
+	id = saga.CommandFrom(ctx).ID
+	for range 2 {
+		id = id[:strings.LastIndexByte(id, '/')]
+	}
+	return id, id + " " + step
 }
 
 func (n *node) do(ctx context.Context, name string) error {
@@ -416,6 +434,7 @@ func (n *node) Commit(ctx context.Context, req store.CommitRequest) (receipt sto
 		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
+		v.endsAfterItsChildren(req)
 		at := fmt.Sprint(req.ID, " ", req.Epoch)
 		if by := v.owners[at]; by != "" && by != n.name && req.Epoch > 0 {
 			v.Fail("owners", "%s and %s commit %s", by, n.name, at)
@@ -424,6 +443,21 @@ func (n *node) Commit(ctx context.Context, req store.CommitRequest) (receipt sto
 		return nil
 	})
 	return receipt, err
+}
+
+// endsAfterItsChildren checks a commit. v.mu is held.
+func (v *village) endsAfterItsChildren(req store.CommitRequest) {
+	if req.Status != saga.Completed && req.Status != saga.Compensated {
+		return
+	}
+	for step := range v.kids {
+		list, _ := v.store.Children(context.Background(), store.ChildrenRequest{Parent: req.ID, Step: step})
+		for _, c := range list {
+			if !c.Status.Ended() && !v.excused[req.ID+" "+step] {
+				v.Fail("children", "%s is %s, and %s is %s", req.ID, req.Status, c.ID, c.Status)
+			}
+		}
+	}
 }
 
 func (n *node) Cancel(ctx context.Context, id, note string) (rec store.Record, err error) {
@@ -496,20 +530,39 @@ func (v *village) states() (s string) {
 // operate is an operator's action on some saga. What it may settle is excused.
 func (v *village) operate(ctx context.Context, action saga.Action) {
 	n, id := v.operator(), v.some()
-	v.mu.Lock()
+	rec, err := v.store.Load(ctx, id)
+	if err != nil {
+		return // it has not been started
+	}
+	steps, op := v.stepsOf(rec), saga.Operation{Action: action, Note: "by hand"}
+	var settles []string
 	switch action {
 	case saga.ActionAbandon:
-		v.excused[id] = true
+		settles = []string{id}
+	case saga.ActionSkip:
+		op.Step = steps[v.Choose(len(steps))].Name
+		settles = []string{id + " " + op.Step}
 	case saga.ActionCompensate: // the operator knows about a pivot without Undo
-		for _, st := range v.parent.Steps {
+		for _, st := range steps {
 			if st.Pivot {
-				v.excused[id+" "+st.Name] = true
+				settles = append(settles, id+" "+st.Name)
 			}
 		}
 	}
-	v.mu.Unlock()
-	err := n.runner.Operate(ctx, id, saga.Operation{Action: action, Note: "by hand"})
+	v.excuse(settles, 1)
+	if err = n.runner.Operate(ctx, id, op); errors.Is(err, saga.ErrNotAllowed) {
+		v.excuse(settles, -1)
+	}
 	v.Note("%s, %s of %s: %v", n.name, action, id, err == nil)
+}
+
+func (v *village) excuse(settled []string, n int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, k := range settled {
+		v.excuses[k] += n
+		v.excused[k] = v.excuses[k] > 0
+	}
 }
 
 // mend sends every signal that is awaited, and has stuck sagas tried again. A stuck saga is
@@ -530,8 +583,11 @@ func (v *village) mend(ctx context.Context) {
 }
 
 func (v *village) stepsOf(rec store.Record) []saga.Step[trip] {
-	if rec.Saga == "leaf" {
+	switch rec.Saga {
+	case "leaf":
 		return v.leaf.Steps
+	case "sealed":
+		return v.sealed.Steps
 	}
 	return v.parent.Steps
 }
@@ -546,6 +602,10 @@ func (v *village) check() {
 		}
 		if rec.Status == saga.Abandoned || v.excused[rec.ID] {
 			continue
+		}
+		if parent, err := v.store.Load(context.Background(), rec.Parent); err == nil &&
+			parent.Status == saga.Compensated && rec.Status == saga.Completed && !v.excused[rec.Parent+" "+rec.ParentStep] {
+			v.Fail("children", "%s is compensated, and %s is completed", rec.Parent, rec.ID)
 		}
 		for _, st := range v.stepsOf(rec) {
 			k := rec.ID + " " + st.Name

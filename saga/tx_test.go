@@ -469,26 +469,6 @@ func TestADoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
 	})
 }
 
-// TestATransactionIsNotHurried by what is to be recorded within a second: it records that too.
-func TestATransactionIsNotHurried(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := newTxMemory(t)
-		st := inTx("flight")
-		do := st.DoTx
-		st.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
-			time.Sleep(3 * time.Second)
-			return do(ctx, tx, s)
-		}
-		sg := sequence(step("quick"), st)
-		r, _ := begin[trip](t, memory, saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		synctest.Wait()
-		require.EqualValues(t, 2, r.Stats().Commits)
-	})
-}
-
 func TestAFencedOwnerRollsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := newTxMemory(t)

@@ -24,6 +24,14 @@ func TestValidateNamesTheField(t *testing.T) {
 		return []saga.Step[trip]{st, step("b")}
 	}
 	around := func(next func(context.Context) error) func(context.Context) error { return next }
+	beginOne := func(*trip) (trip, error) { return trip{}, nil }
+	beginMany := func(*trip) ([]trip, error) { return nil, nil }
+	leaf, pivoted := sequence(step("leaf")), sequence(step("leaf"))
+	pivoted.Steps[0].Pivot = true
+	child := saga.ChildOf(leaf, beginOne, nil)
+	is := func(child *saga.Child[trip]) func(*saga.Step[trip]) {
+		return func(s *saga.Step[trip]) { s.Saga, s.Do, s.Undo = child, nil, nil }
+	}
 	for _, c := range []struct {
 		want  string
 		steps []saga.Step[trip]
@@ -43,6 +51,23 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Do, s.DoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Timeout is -1s`, with(func(s *saga.Step[trip]) { s.Timeout = -time.Second })},
+		{`Delay is -1ns`, with(func(s *saga.Step[trip]) { s.Delay = -1 })},
+		{`Await is 101 bytes long`, with(func(s *saga.Step[trip]) { s.Await = strings.Repeat("x", 101) })},
+		{`AwaitFor is 1ns`, with(func(s *saga.Step[trip]) { s.AwaitFor = 1 })},
+		{`AwaitFor is -1ns`, with(func(s *saga.Step[trip]) { s.Await, s.AwaitFor = "paid", -1 })},
+		{`Undo is set: must be nil without a Do`, with(func(s *saga.Step[trip]) { s.Do, s.Delay = nil, 1 })},
+		{`Undo is set: must be nil without a Do`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.UndoTx, s.Delay = nil, nil, doTx, 1 })},
+		{`ReadOnly is true: must be false, or Undo`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.ReadOnly = nil, doTx, true })},
+		{`Do is set beside DoTx or Saga`, with(func(s *saga.Step[trip]) { s.Saga = child })},
+		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Saga, s.Do = child, nil })},
+		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Saga, s.Do, s.Undo, s.UndoTx = child, nil, nil, doTx })},
+		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Saga, s.Do, s.Undo, s.ReadOnly = child, nil, nil, true })},
+		{`Saga is set: must be nil with`, with(func(s *saga.Step[trip]) { s.Saga, s.Do, s.Undo, s.Middleware = child, nil, nil, around })},
+		{`Saga is without a Saga or a begin`, with(is(saga.ChildOf(nil, beginOne, nil)))},
+		{`Saga is without a Saga or a begin`, with(is(saga.ChildOf[trip](leaf, nil, nil)))},
+		{`Saga is without a Saga or a begin`, with(is(saga.ChildrenOf(nil, beginMany, nil)))},
+		{`Saga is without a Saga or a begin`, with(is(saga.ChildrenOf[trip](leaf, nil, nil)))},
+		{`saga.Step "a": Saga has a pivot: must have none before the pivot`, with(is(saga.ChildOf(pivoted, beginOne, nil)))},
 		{`saga.Step "b": Pivot is true: "a" is the pivot already`, func() []saga.Step[trip] {
 			a, b := step("a"), step("b")
 			a.Pivot, b.Pivot = true, true
@@ -104,6 +129,9 @@ func TestValidateAdmits(t *testing.T) {
 	reads, gate := step("a3"), saga.Step[trip]{Name: strings.Repeat("a", 100), Delay: 1}
 	reads.Undo, reads.ReadOnly, gate.Parallel = nil, true, true
 	require.NoError(t, sequence(reads, gate, a, b, c).Validate())
+	parcel := saga.Step[trip]{Name: "parcel", Saga: saga.ChildOf(sequence(b), func(*trip) (trip, error) { return trip{}, nil }, nil)}
+	require.NoError(t, sequence(b, parcel).Validate(), "a child with a pivot, behind one")
+	require.ErrorContains(t, saga.Run(t.Context(), sequence(b, parcel), &trip{}), "it needs a Runner")
 
 	tx := saga.Step[trip]{Name: "tx", DoTx: doTx, UndoTx: doTx}
 	sg := sequence(tx)
