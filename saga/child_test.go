@@ -374,39 +374,6 @@ func TestAPivotWhoseChildIsCompensated(t *testing.T) {
 	})
 }
 
-// TestAChildWakesAParentThatAnotherRunnerHas, although its own runner still waits for a
-// step of the parent that ignores the end of its ctx.
-func TestAChildWakesAParentThatAnotherRunnerHas(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
-		hang, parcels := step("hang"), w.parcels(1)
-		var calls atomic.Int32
-		release := make(chan struct{})
-		parcels.Parallel = true
-		hang.Do = func(context.Context, *trip) error {
-			if calls.Add(1) == 1 {
-				<-release
-			}
-			return nil
-		}
-		sg := sequence(hang, parcels)
-		store := &forgetful{Store: saga.NewMemory()}
-		one, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
-		startOrder(t, one, sg)
-		time.Sleep(time.Second)
-		store.forgot.Store("order-1")
-		two, _ := begin[trip](t, store.Store, saga.RunnerConfig{}, sg)
-		time.Sleep(24 * time.Hour)
-		require.Equal(t, int32(2), calls.Load())
-		begun := time.Now()
-		close(w.hold["do pack order-1/parcels/0"])
-		_, err := result[trip](t.Context(), two, "order-1")
-		close(release)
-		require.NoError(t, err)
-		require.LessOrEqual(t, time.Since(begun), time.Second)
-	})
-}
-
 // A forgetful store tells its runner that it has lost a saga, and lets it claim none.
 type forgetful struct {
 	store.Store
@@ -959,35 +926,4 @@ func TestAChildThatHasBegun(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A slowLook is a store whose answer to the first look at children comes when a child has ended.
-type slowLook struct {
-	store.Store
-	first sync.Once
-	end   func()
-}
-
-func (s *slowLook) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
-	list, err := s.Store.Children(ctx, req)
-	if len(req.Status) == 0 {
-		s.first.Do(func() { s.end(); time.Sleep(time.Millisecond) })
-	}
-	return list, err
-}
-
-// TestAChildThatEndsDuringALookAtIt, in the process of its parent, is not forgotten with that look.
-func TestAChildThatEndsDuringALookAtIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pack := make(chan struct{})
-		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": pack}}
-		sg := sequence(w.parcels(1))
-		st := &slowLook{Store: saga.NewMemory(), end: func() { close(pack) }}
-		r, _ := begin[trip](t, st, saga.RunnerConfig{LeaseTTL: time.Hour}, sg)
-		begun := time.Now()
-		startOrder(t, r, sg)
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.NoError(t, err)
-		require.Less(t, time.Since(begun), 61*time.Minute, "it looks after an hour by itself, and then at once")
-	})
 }

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"os"
 	"sync"
-	"time"
 
 	"github.com/go-resilience/resilience/saga"
 )
@@ -91,40 +88,4 @@ func ExampleRunner() {
 	// Output:
 	// trip-17/flight/do
 	// {TP1363 Ibis} <nil>
-}
-
-// All events, in the log of the program.
-func ExampleRunnerConfig_OnEvent() {
-	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
-		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey {
-				return slog.Attr{}
-			}
-			return a
-		},
-	}))
-	ping := &saga.Saga[int]{Name: "ping", Steps: []saga.Step[int]{{
-		Name: "send",
-		Do:   func(context.Context, *int) error { return nil },
-		Undo: func(context.Context, *int) error { return nil },
-	}}}
-	runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{
-		Poll: 10 * time.Millisecond,
-		OnEvent: func(ctx context.Context, e saga.Event) {
-			logger.InfoContext(ctx, string(e.Kind), "saga", e.Saga, "id", e.ID, "step", e.Step, "attempt", e.Attempt, "err", e.Err)
-		},
-	})
-	saga.Register(runner, ping)
-	ctx, cancel := context.WithCancel(context.Background())
-	_, _ = saga.Start(ctx, runner, ping, "ping-1", 0) // no runner runs yet: it is recorded
-	var running sync.WaitGroup
-	running.Go(func() { _ = runner.Run(ctx) })
-	_, _ = ping.Result(ctx, runner, "ping-1")
-	cancel()
-	running.Wait()
-	// Output:
-	// level=INFO msg=created saga=ping id=ping-1 step="" attempt=0 err=<nil>
-	// level=INFO msg=attempted saga=ping id=ping-1 step=send attempt=1 err=<nil>
-	// level=INFO msg=done saga=ping id=ping-1 step=send attempt=1 err=<nil>
-	// level=INFO msg=completed saga=ping id=ping-1 step="" attempt=0 err=<nil>
 }

@@ -54,50 +54,6 @@ func statuses(m *machine) (list []StepStatus) {
 	return list
 }
 
-// TestAdvance has a row for each decision about a step.
-func TestAdvance(t *testing.T) {
-	type is = []StepStatus
-	a, b, c := doable("a"), doable("b"), doable("c")
-	pivot := with(doable("p"), func(s *shape) { s.Pivot, s.Undo = true, false })
-	delayed := with(doable("d"), func(s *shape) { s.Delay = time.Hour })
-	readOnly := with(doable("r"), func(s *shape) { s.ReadOnly, s.Undo = true, false })
-	beside := with(doable("b"), func(s *shape) { s.Parallel = true })
-	for name, c := range map[string]struct {
-		steps  []shape
-		before is
-		back   bool
-		after  is
-		status store.Status
-	}{
-		"the first starts":           {[]shape{a, b, c}, is{idle, idle, idle}, false, is{started, idle, idle}, store.Running},
-		"the next starts":            {[]shape{a, b, c}, is{done, idle, idle}, false, is{done, started, idle}, store.Running},
-		"after one that was skipped": {[]shape{a, b}, is{skipped, idle}, false, is{skipped, started}, store.Running},
-		"one at work is waited for":  {[]shape{a, b}, is{started, idle}, false, is{started, idle}, store.Running},
-		"two beside each other":      {[]shape{a, beside}, is{idle, idle}, false, is{started, started}, store.Running},
-		"a wait begins":              {[]shape{a, delayed}, is{done, idle}, false, is{done, waiting}, store.Running},
-		"all are done":               {[]shape{a, b}, is{done, done}, false, is{done, done}, store.Completed},
-		"one failed: back":           {[]shape{a, b}, is{done, failed}, false, is{done, undoing}, store.Compensating},
-		"one took no effect: back":   {[]shape{a, b}, is{done, without}, false, is{undoing, without}, store.Compensating},
-		"the first took none: over":  {[]shape{a, b}, is{without, idle}, false, is{without, idle}, store.Compensated},
-		"back, in reverse":           {[]shape{a, b, c}, is{done, done, idle}, true, is{done, undoing, idle}, store.Compensating},
-		"back, one waits no more":    {[]shape{a, delayed}, is{done, waiting}, true, is{undoing, without}, store.Compensating},
-		"back, one that has read":    {[]shape{a, readOnly}, is{done, done}, true, is{undoing, without}, store.Compensating},
-		"back, all undone":           {[]shape{a, b}, is{undone, undone}, true, is{undone, undone}, store.Compensated},
-		"back, one cannot be":        {[]shape{a, b}, is{done, undoFailed}, true, is{done, undoFailed}, store.Stuck},
-		"back, one has no undo":      {[]shape{a, pivot}, is{done, done}, true, is{done, undoFailed}, store.Stuck},
-	} {
-		t.Run(name, func(t *testing.T) {
-			m := machineOf(t, c.before, c.steps...)
-			if c.back {
-				m.revert("the parent turned back")
-			}
-			m.advance(now)
-			require.Equal(t, c.after, statuses(m))
-			require.Equal(t, c.status, m.Status)
-		})
-	}
-}
-
 // TestRelease has a row for each reason to write a saga back, and not to.
 func TestRelease(t *testing.T) {
 	delayed := with(doable("a"), func(s *shape) { s.Delay = time.Hour })

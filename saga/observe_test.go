@@ -188,21 +188,6 @@ func TestStatsCountEachAttemptOnce(t *testing.T) {
 		require.Zero(t, r.Stats().InFlight)
 		return counted
 	}
-	t.Run("refused", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			st := step("flight")
-			st.Middleware = refusing(7, 0)
-			sg := sequence(st)
-			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-			var a audience
-			r.Observe(a.hear)
-			mustStart(t, r, sg)
-			_, err := sg.Result(t.Context(), r, "trip-1")
-			require.NoError(t, err)
-			require.Equal(t, map[saga.Outcome]int64{saga.OutcomeRefused: 7, saga.OutcomeDone: 1}, outcomes(r, &a))
-			require.EqualValues(t, 7, refused(r))
-		})
-	})
 	t.Run("stopped", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			sg := slow(time.Hour)
@@ -241,20 +226,6 @@ func TestStatsCountEachAttemptOnce(t *testing.T) {
 			_, err := sg.Result(t.Context(), r, "trip-1")
 			require.NoError(t, err)
 			require.Equal(t, map[saga.Outcome]int64{saga.OutcomeFailed: 1, saga.OutcomeDone: 1}, outcomes(r, &a))
-		})
-	})
-	t.Run("a state that cannot be kept", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			a, b := step("a"), step("b")
-			b.Parallel = true
-			sg := sequence(a, b) // both append to Calls
-			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-			var heard audience
-			r.Observe(heard.hear)
-			mustStart(t, r, sg)
-			_, err := sg.Result(t.Context(), r, "trip-1")
-			require.NoError(t, err)
-			require.Equal(t, map[saga.Outcome]int64{saga.OutcomeInDoubt: 1, saga.OutcomeDone: 2}, outcomes(r, &heard))
 		})
 	})
 }

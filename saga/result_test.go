@@ -154,24 +154,3 @@ func TestResultInAHookOfTheEnd(t *testing.T) {
 		require.Zero(t, took)
 	})
 }
-
-// TestResultOfASagaThatAnotherProcessAbandons comes with the next look.
-func TestResultOfASagaThatAnotherProcessAbandons(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := saga.NewMemory()
-		slow := step("hotel")
-		slow.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return ctx.Err() }
-		sg := sequence(slow)
-		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		operator := saga.NewRunner(st, saga.RunnerConfig{})
-		saga.Register(operator, sg)
-		time.AfterFunc(1100*time.Millisecond, func() {
-			assert.NoError(t, operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "by hand"}))
-		})
-		begun := time.Now()
-		_, err := sg.Result(t.Context(), r, "trip-1")
-		require.ErrorIs(t, err, saga.ErrAbandoned)
-		require.Equal(t, 2*time.Second, time.Since(begun))
-	})
-}

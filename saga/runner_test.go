@@ -738,32 +738,6 @@ func TestAStepWhoseChangesConflictRunsAgain(t *testing.T) {
 	})
 }
 
-// TestParallelStepsFillAMapThatWasNil, each with entries of its own.
-func TestParallelStepsFillAMapThatWasNil(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sg := &saga.Saga[map[string]int]{Name: "rooms"}
-		for _, name := range []string{"a", "b", "c"} {
-			sg.Steps = append(sg.Steps, saga.Step[map[string]int]{
-				Name: name, Parallel: name != "a", Attempts: 1,
-				Do: func(_ context.Context, s *map[string]int) error {
-					if *s == nil {
-						*s = make(map[string]int)
-					}
-					(*s)[name] = 1
-					return nil
-				},
-				Undo: func(context.Context, *map[string]int) error { return nil },
-			})
-		}
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		_, err := saga.Start(t.Context(), r, sg, "rooms-1", nil)
-		require.NoError(t, err)
-		s, err := result[map[string]int](t.Context(), r, "rooms-1")
-		require.NoError(t, err)
-		require.Equal(t, map[string]int{"a": 1, "b": 1, "c": 1}, s)
-	})
-}
-
 func TestAStateThatCannotBeEncodedTurnsTheSagaBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := &saga.Saga[float64]{Name: "sum", Steps: []saga.Step[float64]{
@@ -860,19 +834,6 @@ func TestRunnerTurnsBackAtItsDeadline(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrCompensated)
 		require.Equal(t, 20*time.Second, time.Since(begun))
 		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
-
-		t.Log("also while it is parked")
-		wait := failing("hotel", errDeclined)
-		wait.Backoff = func(int) time.Duration { return time.Hour }
-		sg = sequence(step("flight"), wait)
-		sg.Timeout, sg.Version = 20*time.Second, 2
-		saga.Register(r, sg)
-		begun = time.Now()
-		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
-		require.NoError(t, err)
-		_, err = result[trip](t.Context(), r, "trip-2")
-		require.ErrorIs(t, err, saga.ErrDeadline)
-		require.LessOrEqual(t, time.Since(begun), 21*time.Second)
 	})
 }
 

@@ -111,21 +111,6 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-func TestAwaitWithoutADo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sg := sequence(saga.Step[trip]{Name: "approval", Await: "approved"}, saga.Step[trip]{Name: "packing", Await: "packed"}, step("hotel"))
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		require.NoError(t, r.Signal(t.Context(), "trip-1", "packed", nil))
-		time.Sleep(time.Hour)
-		require.NoError(t, r.Signal(t.Context(), "trip-1", "approved", nil))
-		s, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, []string{"do hotel"}, s.Calls)
-		require.Equal(t, []string{"done approval", "done packing", "done hotel", "completed"}, last(events(t, r, "trip-1"), 4))
-	})
-}
-
 func last(list []string, n int) []string { return list[len(list)-n:] }
 
 // TestAwaitFor lets the time of a signal pass: the step fails or the saga goes on without.
@@ -263,34 +248,6 @@ func TestSignalSaysWhatIsWrong(t *testing.T) {
 		require.ErrorContains(t, err, "it is compensated")
 		require.ErrorContains(t, saga.Run(ctx, sg, &trip{}), "it needs a Runner")
 	})
-}
-
-// TestAWaitingSagaTurnsBack by a Cancel and by its own Timeout, without an Undo of the
-// step that waits.
-func TestAWaitingSagaTurnsBack(t *testing.T) {
-	for name, why := range map[string]error{"canceled": saga.ErrCanceled, "late": saga.ErrDeadline} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				delayed := step("car")
-				delayed.Delay = 24 * time.Hour
-				sg := sequence(step("flight"), awaits("paid"), delayed)
-				if why == saga.ErrDeadline {
-					sg.Timeout = time.Hour
-				}
-				r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-				mustStart(t, r, sg)
-				begun := time.Now()
-				if why == saga.ErrCanceled {
-					time.Sleep(time.Hour)
-					require.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
-				}
-				s, err := result[trip](t.Context(), r, "trip-1")
-				require.ErrorIs(t, err, why)
-				require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
-				require.InDelta(t, time.Hour.Seconds(), time.Since(begun).Seconds(), 1.1)
-			})
-		})
-	}
 }
 
 // TestDelay delays a first step, one in a sequence, and one that does nothing else, under a

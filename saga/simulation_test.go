@@ -2,9 +2,13 @@ package saga_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -17,26 +21,35 @@ import (
 )
 
 // TestSagaSimulation runs sagas with children, waits and signals in one to three processes
-// that crash and stop, over a store and participants that fail, hang, and lose and delay
-// replies, with operators. At each step: no attempt begins that the record does not have or
-// whose predecessors are not done, no Undo begins during its Do, and no epoch has two
-// owners. When the troubles are over every saga ends, each step having taken effect once or
-// not at all, within a bounded time, number of calls of the store, and length of its log.
+// that crash and stop, over a store and participants that fail, panic, hang, come late, and lose and
+// delay replies, behind policies that refuse, with operators. At each step: no attempt begins that the
+// record does not have or whose predecessors are not done, no Undo begins during its Do, a saga ends
+// after its children, and no epoch has two owners. When the troubles are over every saga ends, each step
+// having taken effect once or not at all and what it wrote being there, within a bounded time, number of
+// calls of the store, and length of its log.
 func TestSagaSimulation(t *testing.T) {
 	defer slog.SetDefault(slog.Default())
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	sim.Simulation{Name: "saga", Seeds: 300, Run: simulateSaga}.Test(t)
+	log.SetOutput(io.Discard)
+	defer log.SetOutput(os.Stderr)
+	sim.Simulation{Name: "saga", Seeds: 600, Run: simulateSaga}.Test(t)
 }
+
+// book is the state: each step writes an entry of its own, which survives.
+type book struct{ Entries map[string]string }
+
+var errDown = errors.New("connection lost")
 
 // A village is the store and the participants of a simulation, and its processes.
 type village struct {
 	*sim.World
 	store  store.Store
-	parent saga.Saga[trip]
-	leaf   saga.Saga[trip]
-	sealed saga.Saga[trip]   // a leaf with a pivot
+	parent saga.Saga[book]
+	leaf   saga.Saga[book]
+	sealed saga.Saga[book]   // a leaf with a pivot
 	kids   map[string]string // the definition of the children of a step of parent
 	chain  bool              // the steps of parent
+	deaf   bool              // a Do does not heed its ctx, and may come late
 	nodes  []*node
 	living sync.WaitGroup
 
@@ -58,7 +71,7 @@ type node struct {
 	v      *village
 	name   string
 	runner *saga.Runner
-	sg     *saga.Saga[trip]
+	sg     *saga.Saga[book]
 	stop   context.CancelFunc
 	dead   bool
 }
@@ -81,7 +94,7 @@ func simulateSaga(w *sim.World) {
 		v.living.Go(func() {
 			for ctx.Err() == nil {
 				n := v.node0()
-				if _, err := saga.Start(ctx, n.runner, n.sg, id, trip{}); err == nil {
+				if _, err := saga.Start(ctx, n.runner, n.sg, id, book{}); err == nil {
 					return
 				}
 				time.Sleep(time.Second)
@@ -157,10 +170,10 @@ func simulateSaga(w *sim.World) {
 	v.check()
 }
 
-func (v *village) step(name string) saga.Step[trip] {
-	nothing := func(context.Context, *trip) error { return nil }
+func (v *village) step(name string) saga.Step[book] {
+	nothing := func(context.Context, *book) error { return nil }
 	pause := sim.Pick(v.World, time.Second, 3*time.Second, 20*time.Second)
-	st := saga.Step[trip]{
+	st := saga.Step[book]{
 		Name: name, Do: nothing, Undo: nothing, Attempts: 1 + v.Choose(3), UndoAttempts: 3,
 		Timeout: sim.Pick(v.World, 0, 5*time.Second), Backoff: func(int) time.Duration { return pause },
 	}
@@ -176,10 +189,11 @@ func (v *village) step(name string) saga.Step[trip] {
 // invent makes the definitions: a leaf of two steps, and a parent of up to four, some of which are one or two
 // leaves, with a pivot perhaps from that of the parent on.
 func (v *village) invent() {
-	v.leaf = saga.Saga[trip]{Name: "leaf", Steps: []saga.Step[trip]{v.step("s0"), v.step("s1")}}
-	v.sealed = saga.Saga[trip]{Name: "sealed", Steps: slices.Clone(v.leaf.Steps)}
+	v.leaf = saga.Saga[book]{Name: "leaf", Steps: []saga.Step[book]{v.step("s0"), v.step("s1")}}
+	v.deaf = v.leaf.Steps[1].Attempts == 3
+	v.sealed = saga.Saga[book]{Name: "sealed", Steps: slices.Clone(v.leaf.Steps)}
 	v.sealed.Steps[0].Pivot, v.sealed.Steps[0].Undo, v.sealed.Steps[1].Undo = true, nil, nil
-	v.parent = saga.Saga[trip]{Name: "parent"}
+	v.parent = saga.Saga[book]{Name: "parent"}
 	n, pivot := 1+v.Choose(4), v.Choose(9)-1
 	v.chain = !v.Chance(50)
 	beyond := make([]bool, n)
@@ -245,25 +259,25 @@ func (v *village) operator() *node {
 
 func (n *node) register() {
 	leaf, sealed := n.bind(&n.v.leaf, nil), n.bind(&n.v.sealed, nil)
-	n.sg = n.bind(&n.v.parent, map[string]*saga.Saga[trip]{"leaf": leaf, "sealed": sealed})
+	n.sg = n.bind(&n.v.parent, map[string]*saga.Saga[book]{"leaf": leaf, "sealed": sealed})
 	saga.Register(n.runner, leaf, sealed, n.sg)
 }
 
 // bind returns a copy of a definition for one process. A step without a Do is one with
 // children.
-func (n *node) bind(sg *saga.Saga[trip], kids map[string]*saga.Saga[trip]) *saga.Saga[trip] {
-	bound := &saga.Saga[trip]{Name: sg.Name, Timeout: sg.Timeout, Steps: slices.Clone(sg.Steps)}
+func (n *node) bind(sg *saga.Saga[book], kids map[string]*saga.Saga[book]) *saga.Saga[book] {
+	bound := &saga.Saga[book]{Name: sg.Name, Timeout: sg.Timeout, Steps: slices.Clone(sg.Steps)}
 	for i := range bound.Steps {
 		st := &bound.Steps[i]
 		name := st.Name
 		if st.Do == nil {
-			list := make([]trip, 1+(len(sg.Steps)-1)/3)
-			st.Saga = saga.ChildrenOf(kids[n.v.kids[name]], func(*trip) ([]trip, error) { return list, nil }, nil)
+			list := make([]book, 1+(len(sg.Steps)-1)/3)
+			st.Saga = saga.ChildrenOf(kids[n.v.kids[name]], func(*book) ([]book, error) { return list, nil }, nil)
 			continue
 		}
-		st.Do = func(ctx context.Context, _ *trip) error { return n.do(ctx, name) }
+		st.Do = func(ctx context.Context, b *book) error { return n.do(ctx, name, b) }
 		if st.Undo != nil {
-			st.Undo = func(ctx context.Context, _ *trip) error { return n.undo(ctx, name) }
+			st.Undo = func(ctx context.Context, _ *book) error { return n.undo(ctx, name) }
 		}
 	}
 	return bound
@@ -291,7 +305,7 @@ func (n *node) begins(ctx context.Context, name string, op saga.Op) (k string) {
 		v.Fail("status", "Do of %s begins, but the saga is %s", k, rec.Status)
 	case states[name].Status != want:
 		v.Fail("record", "%s of %s begins, but the record says %s", op, k, states[name].Status)
-	case op == saga.OpUndo && v.doing[k] != nil && !v.doing[k].dead:
+	case op == saga.OpUndo && v.doing[k] != nil && !v.doing[k].dead && !v.deaf:
 		v.Fail("overlap", "the Undo of %s begins during its Do", k)
 	}
 	steps := v.stepsOf(rec)
@@ -308,7 +322,23 @@ func (n *node) begins(ctx context.Context, name string, op saga.Op) (k string) {
 	return k
 }
 
-func groupOf(steps []saga.Step[trip], name string) (group int) {
+func decodeSteps(rec store.Record) map[string]saga.StepState {
+	var pr struct {
+		Steps []struct {
+			N string
+			S saga.StepStatus
+			D bool
+		}
+	}
+	_ = json.Unmarshal(rec.Steps, &pr)
+	states := make(map[string]saga.StepState)
+	for _, u := range pr.Steps {
+		states[u.N] = saga.StepState{Name: u.N, Status: u.S, InDoubt: u.D}
+	}
+	return states
+}
+
+func groupOf(steps []saga.Step[book], name string) (group int) {
 	for i, st := range steps {
 		if i > 0 && !st.Parallel {
 			group++
@@ -329,12 +359,15 @@ func key(ctx context.Context, step string) (id, k string) {
 	return id, id + " " + step
 }
 
-func (n *node) do(ctx context.Context, name string) error {
+func (n *node) do(ctx context.Context, name string, b *book) error {
 	v, k := n.v, n.begins(ctx, name, saga.OpDo)
 	v.mu.Lock()
 	v.doing[k] = n
 	v.mu.Unlock()
-	fault, err := v.Call(ctx, fmt.Sprintf("%s does %s", n.name, k), "fails", "lost", "declined", "aborted")
+	if v.deaf {
+		ctx = context.WithoutCancel(ctx)
+	}
+	fault, err := v.Call(ctx, fmt.Sprintf("%s does %s", n.name, k), "fails", "lost", "declined", "aborted", "refused", "panics")
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.doing[k] == n {
@@ -343,6 +376,10 @@ func (n *node) do(ctx context.Context, name string) error {
 	switch {
 	case n.dead || err != nil || fault == "fails" || fault == "over":
 		return errDown
+	case fault == "refused":
+		return refusal{}
+	case fault == "panics":
+		panic("out of range")
 	case v.undone[k]:
 		return saga.Void(errDeclined)
 	case fault == "declined" && !v.effect[k]: // else an attempt before was applied, and its reply lost
@@ -351,6 +388,10 @@ func (n *node) do(ctx context.Context, name string) error {
 		return saga.Abort(errDeclined)
 	}
 	v.effect[k] = true
+	if b.Entries == nil {
+		b.Entries = make(map[string]string)
+	}
+	b.Entries[name] = "done"
 	if fault == "lost" {
 		return errDown
 	}
@@ -359,11 +400,14 @@ func (n *node) do(ctx context.Context, name string) error {
 
 func (n *node) undo(ctx context.Context, name string) error {
 	v, k := n.v, n.begins(ctx, name, saga.OpUndo)
-	fault, err := v.Call(ctx, fmt.Sprintf("%s undoes %s", n.name, k), "fails", "lost")
+	fault, err := v.Call(ctx, fmt.Sprintf("%s undoes %s", n.name, k), "fails", "lost", "refused")
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if n.dead || err != nil || fault == "fails" || fault == "over" {
+	switch {
+	case n.dead || err != nil || fault == "fails" || fault == "over":
 		return errDown
+	case fault == "refused":
+		return refusal{}
 	}
 	v.effect[k], v.undone[k] = false, true
 	if fault == "lost" {
@@ -582,7 +626,7 @@ func (v *village) mend(ctx context.Context) {
 	}
 }
 
-func (v *village) stepsOf(rec store.Record) []saga.Step[trip] {
+func (v *village) stepsOf(rec store.Record) []saga.Step[book] {
 	switch rec.Saga {
 	case "leaf":
 		return v.leaf.Steps
@@ -607,8 +651,13 @@ func (v *village) check() {
 			parent.Status == saga.Compensated && rec.Status == saga.Completed && !v.excused[rec.Parent+" "+rec.ParentStep] {
 			v.Fail("children", "%s is compensated, and %s is completed", rec.Parent, rec.ID)
 		}
+		var b book
+		_ = json.Unmarshal(rec.Data, &b)
 		for _, st := range v.stepsOf(rec) {
 			k := rec.ID + " " + st.Name
+			if rec.Status == saga.Completed && st.Do != nil && !v.excused[k] && b.Entries[st.Name] == "" {
+				v.Fail("state", "what %s wrote is lost: %s", k, rec.Data)
+			}
 			if st.Do != nil && !v.excused[k] && v.effect[k] != (rec.Status == saga.Completed) {
 				v.Fail("effect", "%s is %s, and its step %s is in effect: %v\n%s", rec.ID, rec.Status, st.Name, v.effect[k], v.states())
 			}

@@ -508,46 +508,6 @@ func (g *txGate) Start(ctx context.Context, req store.StartRequest) (store.Recor
 	return g.txMemory.Start(ctx, req)
 }
 
-func TestTransactionsOfOneSagaTakeTurns(t *testing.T) { synctest.Test(t, takeTurns) }
-
-func takeTurns(t *testing.T) {
-	store := newTxMemory(t)
-	var open atomic.Int64
-	slow := func(name string) saga.Step[counts2] {
-		return saga.Step[counts2]{
-			Name: name, Parallel: name != "a",
-			DoTx: func(ctx context.Context, tx *sql.Tx, s *counts2) error {
-				assert.EqualValues(t, 1, open.Add(1))
-				defer open.Add(-1)
-				time.Sleep(time.Second)
-				_, err := tx.ExecContext(ctx, "do", name)
-				return err
-			},
-			UndoTx: func(context.Context, *sql.Tx, *counts2) error { return nil },
-		}
-	}
-	plain := saga.Step[counts2]{
-		Name: "plain", Parallel: true,
-		Do: func(_ context.Context, s *counts2) error {
-			time.Sleep(500 * time.Millisecond)
-			s.Plain++
-			return nil
-		},
-		Undo: func(context.Context, *counts2) error { return nil },
-	}
-	sg := &saga.Saga[counts2]{Name: "wide", Steps: []saga.Step[counts2]{slow("a"), slow("b"), plain}}
-	r, _ := begin[counts2](t, store, saga.RunnerConfig{}, sg)
-	begun := time.Now()
-	_, err := saga.Start(t.Context(), r, sg, "wide-1", counts2{})
-	require.NoError(t, err)
-	s, err := result[counts2](t.Context(), r, "wide-1")
-	require.NoError(t, err)
-	require.Equal(t, 1, s.Plain)
-	require.Equal(t, 2*time.Second, time.Since(begun))
-	synctest.Wait()
-	require.EqualValues(t, 2, r.Stats().Commits, "what ended meanwhile is recorded with a transaction")
-}
-
 type counts2 struct{ Plain int }
 
 func TestStartTx(t *testing.T) {

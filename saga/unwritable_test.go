@@ -149,25 +149,6 @@ func TestALostSagaIsNotStuck(t *testing.T) {
 	})
 }
 
-// TestAStoreThatFailsIsToldOfEachTime, also when it is asked what became of a commit.
-func TestAStoreThatFailsIsToldOfEachTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g, sg := &gate{Store: saga.NewMemory()}, slow(time.Second)
-		told := 0
-		r, _ := begin(t, store.Store(g), saga.RunnerConfig{OnEvent: on(saga.EventStoreFailed, func(e saga.Event) {
-			if strings.Contains(e.Err.Error(), "commit of") {
-				told++
-			}
-		})}, sg)
-		mustStart(t, r, sg)
-		g.set(true)
-		time.Sleep(4 * time.Second)
-		g.set(false)
-		requireCompleted(t, r, "trip-1")
-		require.Greater(t, told, 2)
-	})
-}
-
 func TestAFailingStoreMakesNoSagaStuck(t *testing.T) {
 	for _, c := range []struct {
 		name  string
