@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
-	"time"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
@@ -103,50 +102,26 @@ func (f *family) start(again bool) error {
 			}
 			n = started[i].next
 		}
-		req, err := f.request(n, states[i])
+		data, err := f.p.encodeNew(states[i])
 		if err != nil {
 			return withoutEffect(err) // none is started, or an attempt before is in doubt
 		}
+		req := startRequest(f.p, ChildID(f.rec.ID, f.name, n), data, f.carried)
+		req.Parent, req.ParentStep = f.rec.ID, f.name
 		reqs = append(reqs, req)
 	}
 	for _, req := range reqs {
-		rec, err := f.startOne(req)
-		if err == nil && isNoChild(&rec) {
-			err = Abort(participant.ErrUndone) // nor is one that follows it
-		}
-		if err != nil {
-			return err
+		rec, err := f.r.start(f.ctx, req)
+		switch {
+		case errors.Is(err, ErrExists):
+			return Abort(err)
+		case err != nil:
+			return ofStore(err)
+		case isNoChild(&rec):
+			return Abort(participant.ErrUndone) // nor is one that follows it started
 		}
 	}
 	return &errPending{len(states)} // to be recorded before a Retry needs it
-}
-
-func (f *family) request(i int, s any) (store.StartRequest, error) {
-	data, err := f.p.encodeNew(s)
-	if err != nil {
-		return store.StartRequest{}, err
-	}
-	req := startRequest(f.p, ChildID(f.rec.ID, f.name, i), data, f.carried)
-	req.Parent, req.ParentStep = f.rec.ID, f.name
-	return req, nil
-}
-
-// startOne starts a child, unless it has been started.
-func (f *family) startOne(req store.StartRequest) (store.Record, error) {
-	if _, err := f.r.program(req.Saga, req.Version); err != nil {
-		return store.Record{}, err
-	}
-	defer f.r.claimAtOnce(&req)()
-	since := time.Now()
-	rec, created, err := f.r.store.Start(f.ctx, req)
-	if err != nil {
-		return rec, ofStore(err)
-	}
-	if rec.Parent != f.rec.ID {
-		return rec, Abort(fmt.Errorf("%w: %q is a %s that %q has not started", ErrExists, req.ID, rec.Saga, f.rec.ID))
-	}
-	f.r.started(f.ctx, rec, created, since, req)
-	return rec, nil
 }
 
 // finish takes in the states of the children when all are completed.

@@ -183,8 +183,8 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 	slog.LogAttrs(ctx, slog.LevelWarn, text, attrs...)
 }
 
-// happened counts an entry of a log, and tells of it. rec is the saga after the entry.
-func (r *Runner) happened(ctx context.Context, rec *store.Record, entry store.Entry) {
+// tellEntry counts an entry of a log, and tells of it. rec is the saga after the entry.
+func (r *Runner) tellEntry(ctx context.Context, rec *store.Record, entry store.Entry) {
 	r.figures.saga(rec.Saga, func(s *SagaStats) { s.entry(entry.Kind) })
 	e := Event{
 		Kind: entry.Kind, Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt,
@@ -217,7 +217,7 @@ func hook[T any](ctx context.Context, name string, fn func(context.Context, T), 
 func (r *Runner) tellLog(ctx context.Context, rec *store.Record, req store.CommitRequest, now time.Time) {
 	for i, entry := range req.Log {
 		entry.Seq, entry.Epoch, entry.At = req.Seq+1+int64(i), req.Epoch, now
-		r.happened(ctx, rec, entry)
+		r.tellEntry(ctx, rec, entry)
 	}
 }
 

@@ -473,9 +473,24 @@ func (r *Runner) hold(rec store.Record, since time.Time) (run func()) {
 	return func() { r.work.Go(h.run) }
 }
 
-// started runs a saga that a Start of this runner has found or created with req. The hooks are
+// start has the store start a saga, unless it exists, and runs it here if there is a place. The hooks are
 // told of a new one while it is held, so that they may take longer than a hold.
-func (r *Runner) started(ctx context.Context, rec store.Record, created bool, since time.Time, req store.StartRequest) {
+func (r *Runner) start(ctx context.Context, req store.StartRequest) (store.Record, error) {
+	defer r.claimAtOnce(&req)()
+	since := time.Now()
+	rec, created, err := r.store.Start(ctx, req)
+	if err != nil {
+		// The answer may be lost. If the saga exists, its nonce says whether this call
+		// has started it.
+		found, lerr := r.store.Load(ctx, req.ID)
+		if lerr != nil {
+			return rec, fmt.Errorf("saga: start of %q: %w", req.ID, err)
+		}
+		rec, created = found, found.Nonce == req.Nonce
+	}
+	if rec.Saga != req.Saga || rec.Parent != req.Parent && req.Parent != "" {
+		return rec, fmt.Errorf("%w: %q is a %s", ErrExists, req.ID, rec.Saga)
+	}
 	if rec.Owner == "" {
 		defer r.Wake()
 	} else if created && rec.Owner == req.Owner && rec.Epoch == 1 {
@@ -483,8 +498,9 @@ func (r *Runner) started(ctx context.Context, rec store.Record, created bool, si
 		defer run() // also if a hook panics
 	}
 	if created {
-		r.happened(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
+		r.tellEntry(ctx, &rec, store.Entry{Kind: EventCreated, Seq: 1, Epoch: rec.Epoch, At: rec.CreatedAt})
 	}
+	return rec, nil
 }
 
 // drop forgets a saga that is no longer held. rec is how it was last recorded.

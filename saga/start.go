@@ -34,22 +34,10 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 	if err != nil {
 		return nil, err
 	}
-	defer r.claimAtOnce(&req)()
-	since := time.Now()
-	rec, created, err := r.store.Start(ctx, req)
+	rec, err := r.start(ctx, req)
 	if err != nil {
-		// The answer may be lost. If the saga exists, its nonce says whether this call
-		// has started it.
-		found, lerr := r.store.Load(ctx, id)
-		if lerr != nil {
-			return nil, fmt.Errorf("saga: start of %q: %w", id, err)
-		}
-		rec, created = found, found.Nonce == req.Nonce
+		return nil, err
 	}
-	if rec.Saga != sg.Name {
-		return nil, fmt.Errorf("%w: %q is a %s", ErrExists, id, rec.Saga)
-	}
-	r.started(ctx, rec, created, since, req)
 	return show(&rec, p), nil
 }
 
