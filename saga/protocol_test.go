@@ -4,20 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-resilience/resilience/breaker"
-	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
 	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
-	"github.com/go-resilience/resilience/throttle"
 )
 
 // refusing returns a middleware that refuses the first n calls, as a policy does.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -223,6 +222,28 @@ func TestASignalOfTheLastMomentIsInTime(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		require.Zero(t, r.Stats().Held, "a waiting saga holds no place, however short its wait is")
 		require.NoError(t, saga.NewRunner(store, saga.RunnerConfig{}).Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"paid cash true"}, s.Calls)
+	})
+}
+
+// TestASignalDuringALateRecordIsInTime: the record that the step waits is so slow that its Delay, and the
+// AwaitFor after it, are over when the runner goes on.
+func TestASignalDuringALateRecordIsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{Store: saga.NewMemory()}
+		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+			time.Sleep(3 * time.Second)
+			return g.Store.Commit(ctx, req)
+		}
+		st := awaits("paid")
+		st.Delay, st.AwaitFor = time.Second, time.Second
+		sg := sequence(st)
+		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(1500 * time.Millisecond)
+		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"paid cash true"}, s.Calls)
