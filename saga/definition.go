@@ -138,13 +138,16 @@ func (sg *Saga[S]) check() (*program, error) {
 		p.steps = append(p.steps, bind(&sg.Steps[i]))
 	}
 	for i := range p.steps {
-		errs = append(errs, p.lay(i))
+		p.lay(i)
+	}
+	for i := range p.steps {
+		errs = append(errs, p.checkStep(i))
 	}
 	if len(p.steps) > maxSteps {
 		errs = append(errs, fmt.Errorf("saga.Saga.Steps has %d steps: must have %d or fewer (see ChildrenOf)",
 			len(p.steps), maxSteps))
 	}
-	if err := errors.Join(append(errs, p.checkUndo())...); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -190,14 +193,10 @@ func wrapTx[S any](fn func(context.Context, *sql.Tx, *S) error) func(context.Con
 	return func(ctx context.Context, tx *sql.Tx, s any) error { return fn(ctx, tx, s.(*S)) }
 }
 
-// lay puts a step in its group, and returns what is wrong with it there and by itself.
-func (p *program) lay(i int) error {
+// lay puts a step in its group.
+func (p *program) lay(i int) {
 	st := &p.steps[i]
-	err := p.checkStep(i)
-	if st.pivot {
-		if p.pivot >= 0 {
-			err = errors.Join(err, stepError(st.name, "Pivot is true: %q is the pivot already", p.pivotName))
-		}
+	if st.pivot && p.pivot < 0 {
 		p.pivot, p.pivotName = i, st.name
 	}
 	if st.parallel && i > 0 {
@@ -209,9 +208,9 @@ func (p *program) lay(i int) error {
 	st.group = len(p.groups) - 1
 	p.needsTx = p.needsTx || st.doTx != nil || st.undoTx != nil
 	p.gated, p.awaits, p.children = p.gated || st.gated(), p.awaits || st.await != "", p.children || st.child != nil
-	return err
 }
 
+// checkStep returns all that is wrong with a step, by itself and among the others.
 func (p *program) checkStep(i int) error {
 	st := &p.steps[i]
 	taken := slices.ContainsFunc(p.steps[:i], func(before step) bool { return before.name == st.name })
@@ -252,30 +251,15 @@ func (p *program) checkStep(i int) error {
 	beside := st.parallel || i+1 < len(p.steps) && p.steps[i+1].parallel
 	f.Need(!beside || !st.pivot, "Pivot", true, "false in a step that runs beside another")
 	f.Need(!beside || st.await == "", "Await", quoted(st.await, maxName), `"" in a step that runs beside another`)
+	f.Need(!st.pivot || i == p.pivot, "Pivot", true, fmt.Sprintf("false, as %q is the pivot", p.pivotName))
+	before := "before the pivot" // where a step may have to be undone
+	if p.pivot < 0 {
+		before += ", and there is none"
+	}
+	forGood := p.pivot >= 0 && i >= p.pivot || st.hasUndo || st.readOnly
+	f.Need(forGood || st.child != nil, "Undo", "nil", "set, or UndoTx, "+before)
+	f.Need(forGood || st.child == nil, "Saga", "one with a pivot", "one without "+before)
 	return f.Err()
-}
-
-// checkUndo returns the steps without Undo that may have to be undone, which are all before the
-// pivot.
-func (p *program) checkUndo() (err error) {
-	before, none := p.pivot, ""
-	if before < 0 {
-		before, none = len(p.steps), ", and there is none"
-	}
-	for i := range before {
-		switch st := &p.steps[i]; {
-		case st.hasUndo || st.readOnly:
-		case st.child != nil:
-			err = errors.Join(err, stepError(st.name, "Saga has a pivot: must have none before the pivot of this saga%s", none))
-		default:
-			err = errors.Join(err, stepError(st.name, "Undo is nil: must be set, or UndoTx, before the pivot%s", none))
-		}
-	}
-	return err
-}
-
-func stepError(step, format string, args ...any) error {
-	return fmt.Errorf("saga.Step %q: "+format, append([]any{step}, args...)...)
 }
 
 func validName(s string) bool {

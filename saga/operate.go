@@ -131,12 +131,8 @@ type Operation struct {
 // Operate applies an operation to a saga. It returns [ErrNotFound] if there is none, [ErrNotAllowed] if it
 // does not allow the operation as it is, and [ErrNotRegistered] if this runner must know its definition.
 func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
-	switch op.Action {
-	case ActionCancel:
+	if op.Action == ActionCancel {
 		return r.Cancel(ctx, id, op.Note)
-	case ActionRetry, ActionSkip, ActionCompensate, ActionAbandon:
-	default:
-		return fmt.Errorf("saga: Operation.Action is %q: must be cancel, retry, skip, compensate or abandon", op.Action)
 	}
 	_, err := r.write(ctx, op.Action, id, func(rec *store.Record) (req store.CommitRequest, err error) {
 		switch {
@@ -162,6 +158,8 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 			err = m.skip(cmp.Or(op.Step, m.blocker()), op.Note)
 		case ActionCompensate:
 			err = m.compensate(op.Note)
+		default:
+			err = errors.New("Operation.Action must be cancel, retry, skip, compensate or abandon")
 		}
 		if err != nil {
 			return req, fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, err)

@@ -46,7 +46,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`saga.Step "a".Do is set beside DoTx or Saga`, with(func(s *saga.Step[trip]) { s.DoTx = doTx })},
 		{`saga.Step "a".Undo is set beside its Tx form`, with(func(s *saga.Step[trip]) { s.UndoTx = doTx })},
 		{`saga.Step "a".ReadOnly is true: must be false, or Undo and UndoTx nil`, with(func(s *saga.Step[trip]) { s.ReadOnly = true })},
-		{`saga.Step "a": Undo is nil: must be set`, with(func(s *saga.Step[trip]) { s.Undo = nil })},
+		{`saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot, and there is none`, with(func(s *saga.Step[trip]) { s.Undo = nil })},
 		{`saga.Step "a".Do is nil beside DoTx and Saga`, with(func(s *saga.Step[trip]) { s.Do, s.Undo, s.DoTx, s.Saga = nil, nil, doTx, new(saga.Child[trip]) })},
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Do, s.DoTx, s.Middleware = nil, doTx, around })},
 		{`saga.Step "a".Middleware is set: must be nil with DoTx and with UndoTx`, with(func(s *saga.Step[trip]) { s.Undo, s.UndoTx, s.Middleware = nil, doTx, around })},
@@ -67,13 +67,13 @@ func TestValidateNamesTheField(t *testing.T) {
 		{`Saga is without a Saga or a begin`, with(is(saga.ChildOf[trip](leaf, nil, nil)))},
 		{`Saga is without a Saga or a begin`, with(is(saga.ChildrenOf(nil, beginMany, nil)))},
 		{`Saga is without a Saga or a begin`, with(is(saga.ChildrenOf[trip](leaf, nil, nil)))},
-		{`saga.Step "a": Saga has a pivot: must have none before the pivot`, with(is(saga.ChildOf(pivoted, beginOne, nil)))},
-		{`saga.Step "b": Pivot is true: "a" is the pivot already`, func() []saga.Step[trip] {
+		{`saga.Step "a".Saga is one with a pivot: must be one without before the pivot`, with(is(saga.ChildOf(pivoted, beginOne, nil)))},
+		{`saga.Step "b".Pivot is true: must be false, as "a" is the pivot`, func() []saga.Step[trip] {
 			a, b := step("a"), step("b")
 			a.Pivot, b.Pivot = true, true
 			return []saga.Step[trip]{a, b}
 		}()},
-		{`saga.Step "b": Undo is nil`, func() []saga.Step[trip] {
+		{`saga.Step "b".Undo is nil: must be set, or UndoTx, before the pivot`, func() []saga.Step[trip] {
 			a, b, c := step("a"), step("b"), step("c")
 			c.Pivot, b.Undo = true, nil
 			return []saga.Step[trip]{a, b, c}
@@ -115,11 +115,11 @@ func TestValidateNamesTheField(t *testing.T) {
 func TestValidateTellsAllAtOnce(t *testing.T) {
 	a, b, c := step("a"), step("b"), step("c")
 	a.Undo, b.Timeout, c.Undo = nil, -1, nil
-	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "b".Timeout is -1ns: must be 0 (for 1m) or more
-saga.Step "a": Undo is nil: must be set, or UndoTx, before the pivot, and there is none
-saga.Step "c": Undo is nil: must be set, or UndoTx, before the pivot, and there is none`)
+	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot, and there is none
+saga.Step "b".Timeout is -1ns: must be 0 (for 1m) or more
+saga.Step "c".Undo is nil: must be set, or UndoTx, before the pivot, and there is none`)
 	b.Timeout, b.Pivot, c.Undo = 0, true, b.Undo
-	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "a": Undo is nil: must be set, or UndoTx, before the pivot`)
+	require.EqualError(t, sequence(a, b, c).Validate(), `saga.Step "a".Undo is nil: must be set, or UndoTx, before the pivot`)
 }
 
 func TestValidateAdmits(t *testing.T) {
