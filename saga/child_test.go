@@ -251,56 +251,6 @@ func TestRetryOfAStepThatBeginsOtherChildrenNow(t *testing.T) {
 	}
 }
 
-// A cutOff store cuts its runner off from the parent when it has started children, for a minute.
-type cutOff struct {
-	store.Store
-	since atomic.Int64
-}
-
-func (c *cutOff) cut() bool {
-	since := c.since.Load()
-	return since > 0 && time.Since(time.Unix(since, 0)) < time.Minute
-}
-
-func (c *cutOff) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
-	if req.Parent != "" {
-		c.since.CompareAndSwap(0, time.Now().Unix())
-	}
-	return c.Store.Start(ctx, req)
-}
-
-func (c *cutOff) Commit(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
-	if c.cut() && req.ID == "order-1" {
-		return store.Receipt{}, errors.New("connection lost")
-	}
-	return c.Store.Commit(ctx, req)
-}
-
-func (c *cutOff) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
-	if c.cut() {
-		req.Held = slices.DeleteFunc(req.Held, func(h store.Held) bool { return h.ID == "order-1" })
-	}
-	return c.Store.Heartbeat(ctx, req)
-}
-
-// TestRetryStartsChildrenAgainOfARunnerThatWasCutOff before it had recorded them.
-func TestRetryStartsChildrenAgainOfARunnerThatWasCutOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.Void(errors.New("full"))}}
-		charge := step("charge")
-		charge.Pivot = true
-		sg := sequence(charge, w.parcels(1))
-		r, _ := begin(t, &cutOff{Store: saga.NewMemory()}, saga.RunnerConfig{OnEvent: silent}, sg)
-		startOrder(t, r, sg)
-		_, err := result[trip](t.Context(), r, "order-1")
-		require.ErrorIs(t, err, saga.ErrStuck)
-		require.Positive(t, r.Stats().TakenOver)
-		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry}))
-		_, err = result[trip](t.Context(), r, "order-1")
-		require.NoError(t, err)
-	})
-}
-
 // TestAVoidOfAParentLeavesNoChild: begin or end does not know what became of the children.
 func TestAVoidOfAParentLeavesNoChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -808,50 +758,6 @@ func TestChildIDFits(t *testing.T) {
 			seen[child] = true
 		}
 		id = saga.ChildID(id, "stép", depth%3)
-	}
-}
-
-// TestGrandchildren runs four generations, and turns all of them back.
-func TestGrandchildren(t *testing.T) {
-	for _, back := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			level := sequence(step("leaf"))
-			level.Name = "level-0"
-			for i := range 4 {
-				below := level
-				level = sequence(step("before"), saga.Step[trip]{Name: "below", Saga: saga.ChildrenOf(below,
-					func(*trip) ([]trip, error) { return make([]trip, 2), nil },
-					func(s *trip, list []trip) error {
-						for _, c := range list {
-							s.Calls = append(s.Calls, c.Calls...)
-						}
-						return nil
-					})})
-				level.Name = fmt.Sprint("level-", i+1)
-			}
-			if back {
-				level.Steps = append(level.Steps, failing("car", saga.Void(errDeclined)))
-			}
-			r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 2}, level)
-			startOrder(t, r, level)
-			s, err := result[trip](t.Context(), r, "order-1")
-			page, _, lerr := r.List(t.Context(), saga.Filter{Limit: 1000})
-			require.NoError(t, lerr)
-			require.Len(t, page, 31)
-			for _, in := range page {
-				if back {
-					require.Equal(t, saga.Compensated, in.Status)
-				} else {
-					require.Equal(t, saga.Completed, in.Status)
-				}
-			}
-			if back {
-				require.ErrorIs(t, err, saga.ErrCompensated)
-				return
-			}
-			require.NoError(t, err)
-			require.Len(t, s.Calls, 16+15)
-		})
 	}
 }
 

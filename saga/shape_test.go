@@ -62,30 +62,6 @@ func TestAReadOnlyStepIsNotInDoubtAfterACrash(t *testing.T) {
 	})
 }
 
-func TestAMovedPivotIsAnotherDefinition(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := saga.NewMemory()
-		slow := failing("hotel", errDeclined)
-		slow.Backoff = func(int) time.Duration { return time.Minute }
-		sg := sequence(step("flight"), slow)
-		r, stop := begin(t, store, saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		time.Sleep(time.Second)
-		stop()
-		moved := sequence(step("flight"), slow)
-		moved.Steps[0].Pivot = true
-		r, _ = begin(t, store, saga.RunnerConfig{}, moved)
-		_, stuck := result[trip](t.Context(), r, "trip-1")
-		require.ErrorIs(t, stuck, saga.ErrStuck)
-		in, err := r.Get(t.Context(), "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, `saga: the pivot of trip version 1 is "flight", that of the record was ""`, in.LastError)
-		require.EqualError(t, detail(t, stuck).Err, in.LastError)
-		require.ErrorContains(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}), in.LastError)
-		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))
-	})
-}
-
 func TestADoTxThatEndsItsTransactionIsInDoubt(t *testing.T) {
 	for name, returned := range map[string]error{"commits": nil, "commits and fails": errDeclined} {
 		t.Run(name, func(t *testing.T) {

@@ -628,10 +628,3 @@ func TestARefusalGivesWayToAnAttemptBesideIt(t *testing.T) {
 	}))
 	require.Equal(t, []string{"do"}, l.did())
 }
-
-// TestApplyTakesNoIDThatItsTableCutsOff: MySQL would take two such commands for one.
-func TestApplyTakesNoIDThatItsTableCutsOff(t *testing.T) {
-	for _, id := range []string{strings.Repeat("x", 201) + "/pay/do", "trip-1/pay/" + strings.Repeat("x", 101) + "/do"} {
-		require.ErrorContains(t, apply(t, nil, id, nil), "is not the id of a command")
-	}
-}

@@ -124,25 +124,6 @@ func (s *limited) Commit(ctx context.Context, req store.CommitRequest) (store.Re
 	return s.Store.Commit(ctx, req)
 }
 
-// TestAFailureIsSeenBehindAStepThatHasNotBegun, in a graph: the saga turns back at once.
-func TestAFailureIsSeenBehindAStepThatHasNotBegun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slow, later, bad := step("slow"), step("later"), failing("bad", saga.Void(errDeclined))
-		bad.Parallel = true
-		slow.Timeout = 2 * time.Hour
-		slow.Do = func(context.Context, *trip) error { time.Sleep(time.Hour); return nil }
-		sg := sequence(step("first"), slow, bad, later)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
-		mustStart(t, r, sg)
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)
-		defer cancel()
-		s, err := result[trip](ctx, r, "trip-1")
-		require.ErrorContains(t, err, "declined")
-		require.Equal(t, "bad", detail(t, err).Step)
-		require.NotContains(t, s.Calls, "do later")
-	})
-}
-
 // TestRetryAfterOfTenYearsCountsAsAnHour behind the pivot and of an Undo, where the saga would
 // sleep for as long and nobody would be told.
 func TestRetryAfterOfTenYearsCountsAsAnHour(t *testing.T) {
