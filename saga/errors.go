@@ -22,10 +22,10 @@ var (
 	ErrDeadline = errors.New("saga: deadline passed")   // the reason after Saga.Timeout
 	ErrNoSignal = errors.New("saga: no signal in time") // of a step, after AwaitFor
 
-	ErrNotFound      = store.ErrNotFound                            // no saga has the id
-	ErrExists        = errors.New("saga: id in use")                // by a saga of another definition or parent
+	ErrNotFound      = store.ErrNotFound                             // no saga has the id
+	ErrExists        = errors.New("saga: id in use")                 // by a saga of another definition or parent
 	ErrNotRegistered = errors.New("saga: definition not registered") // or not in this version
-	ErrNotAllowed    = errors.New("saga: not allowed")              // as the saga is now
+	ErrNotAllowed    = errors.New("saga: not allowed")               // as the saga is now
 )
 
 var (

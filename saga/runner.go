@@ -529,11 +529,11 @@ type hold struct {
 	s       any    // the state, a *S, if the steps are a chain; each of others has a copy
 	data    []byte // the state, encoded
 
-	results     chan result
-	running     []context.CancelCauseFunc // by step
-	tx          int                       // the step that has a transaction, or -1
-	open        *result                   // its result, to be committed
-	readLast    bool                      // the signals were read when no more could come
+	results  chan result
+	running  []context.CancelCauseFunc // by step
+	tx       int                       // the step that has a transaction, or -1
+	open     *result                   // its result, to be committed
+	readLast bool                      // the signals were read when no more could come
 
 	ctx    context.Context         // of the attempts: ends when the saga is lost
 	stop   context.CancelCauseFunc // ends ctx

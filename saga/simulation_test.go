@@ -310,11 +310,10 @@ func (n *node) begins(ctx context.Context, name string, op saga.Op) (k string) {
 	}
 	steps := v.stepsOf(rec)
 	for _, st := range steps {
-		own, other := groupOf(steps, name), groupOf(steps, st.Name)
-		if op == saga.OpDo && other < own && states[st.Name].Status != saga.StepDone {
-			v.Fail("order", "Do of %s begins, but %s is %s", k, st.Name, states[st.Name].Status)
+		own, other, s := groupOf(steps, name), groupOf(steps, st.Name), states[st.Name].Status
+		if op == saga.OpDo && other < own && s != saga.StepDone && s != saga.StepSkipped {
+			v.Fail("order", "Do of %s begins, but %s is %s", k, st.Name, s)
 		}
-		s := states[st.Name].Status
 		if op == saga.OpUndo && rec.Status == saga.Compensating && other > own && s != saga.StepIdle && s != saga.StepNoEffect && s != saga.StepUndone && s != saga.StepSkipped {
 			v.Fail("order", "Undo of %s begins, but %s is %s", k, st.Name, s)
 		}
