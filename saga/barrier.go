@@ -12,13 +12,9 @@ import (
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
-// BarrierTable is the statement that creates the table of [Apply] in a participant's PostgreSQL or
-// SQLite; [BarrierTableMySQL] is for MySQL and MariaDB. Run it once. The Migrate of sqlstore runs it
-// too, for participants in the store's database.
-//
-// The rows stay until you delete them. A command that arrives later is applied again, so keep them for
-// longer than any saga takes and any message is under way. The row without a saga_id is the version of
-// the table.
+// BarrierTable creates the table of [Apply] in a participant's PostgreSQL or SQLite; [BarrierTableMySQL] is for
+// MySQL and MariaDB. The Migrate of sqlstore runs it too. Delete rows once no saga and no message can be as
+// old: a command that arrives later is applied again. The row without a saga_id is the table's version.
 //
 //	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval '90 days'    -- PostgreSQL
 //	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval 90 day       -- MySQL
@@ -28,9 +24,8 @@ const BarrierTable = participant.Table
 // BarrierTableMySQL is [BarrierTable] for MySQL and MariaDB.
 const BarrierTableMySQL = participant.TableMySQL
 
-// Apply applies the command of ctx once, in a participant whose database has a [BarrierTable]: fn makes
-// its changes in a transaction of db, to which Apply adds a row for the command. The ctx is that of a
-// Do or an Undo, or of [WithCommand].
+// Apply applies the command of ctx, that of a Do or an Undo or of [WithCommand], once: fn makes its changes in a
+// transaction of db, to which Apply adds a row of the [BarrierTable].
 //
 //	err := saga.Apply(ctx, db, func(tx *sql.Tx) error {
 //		res, err := tx.ExecContext(ctx, `UPDATE room SET free = free - 1 WHERE hotel = $1 AND free > 0`, hotel)
@@ -43,14 +38,12 @@ const BarrierTableMySQL = participant.TableMySQL
 //		return err
 //	})
 //
-// A command that was applied before does nothing and returns nil: store its result, such as the number
-// of a booking, under its id. A Do for which fn returns a [Void] is refused for good, and returns the
-// same Void whenever it arrives again. An Undo whose Do has never arrived, or was refused, does not call
-// fn; a Do that arrives after it returns a Void.
+// A command that was applied before does nothing and returns nil: store its result under its id. A Do for
+// which fn returns a [Void] is refused for good: it returns the same Void whenever it arrives again. An Undo
+// whose Do has never arrived, or was refused, does not call fn; a Do that arrives after it returns a Void.
 //
-// Any other error of fn rolls back, is returned as it is, and lets the command be applied later. After
-// an error of the commit, which may have happened, the command can be sent again. If db finds no
-// primary any more, Apply looks for one, and calls fn again.
+// After any other error the command can be sent again; one of the commit leaves open whether it was applied.
+// If db has become a standby, Apply looks for the primary, and calls fn again.
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	id, step, op, err := participant.Split(CommandFrom(ctx).ID)
 	if err != nil {

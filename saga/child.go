@@ -5,15 +5,15 @@ import "slices"
 // A Child is the work of a step that consists of sagas of their own: Step.Saga. It is made by [ChildOf] and
 // [ChildrenOf].
 //
-// The step is done when all children are completed. It fails when one was compensated or abandoned, and
-// the others are then undone with it. One that is stuck keeps it waiting. To undo the step is to turn its
-// children back, also those that are completed; an abandoned one counts as undone.
+// The step is done when all children are completed. It fails when one was compensated or abandoned, and the
+// others are then undone with it. One that is stuck keeps it waiting. To undo the step is to turn its
+// children back, also completed ones; an abandoned one counts as undone.
 //
 // A definition with a pivot can only be a child from the parent's pivot on. Such a step fails when all
 // children have ended, and without effect if all were compensated.
 //
-// The children have ids of [ChildID], and run in any runner that knows their definition, which [Register]
-// registers with that of the parent. They stay in the store until their parent is deleted.
+// [Register] registers the definition of the children with that of the parent. They have ids of [ChildID],
+// run in any runner, and are deleted with their parent.
 type Child[S any] struct{ child }
 
 // A child is a Child without the type of the parent's state.
@@ -24,10 +24,9 @@ type child struct {
 	end     func(s any, states []any) error // of the completed children
 }
 
-// ChildOf returns one saga as the work of a step. begin returns the state with which it starts. It must not
-// change s, and must return the same when it is called again. end, which may be nil, takes in its state
-// when it is completed. Their errors are those of a Do, but a [Void] of them is about that attempt alone:
-// children that were started are turned back.
+// ChildOf returns one saga as the work of a step. begin returns its first state; it must not change s, and
+// return the same when it is called again. end, which may be nil, takes in its state when it is completed.
+// Their errors are those of a Do, except that a [Void] is about that attempt alone.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {
 	if begin == nil {
 		return &Child[S]{}
@@ -42,8 +41,7 @@ func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, 
 	return ChildrenOf(sg, many, func(s *S, c []C) error { return end(s, c[0]) })
 }
 
-// ChildrenOf is [ChildOf] for any number of sagas, which run in parallel. end gets their states in the order
-// in which begin has returned them.
+// ChildrenOf is [ChildOf] for any number of sagas, which run in parallel and keep their order.
 func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s *S, c []C) error) *Child[S] {
 	if sg == nil || begin == nil {
 		return &Child[S]{}

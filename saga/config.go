@@ -11,44 +11,40 @@ import (
 
 // RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
 //
-// The runner, or the caller of Start or Operate, waits for each call of a hook, of which there may be
-// several at a time. On a goroutine of the runner a panic of a hook is printed, and ends nothing.
+// The runner, or the caller of Start or Operate, waits for each hook. On a goroutine of the runner a panic of
+// a hook is printed, and ends nothing.
 type RunnerConfig struct {
-	// Name is in the names of owners, in logs, in a registry and in metrics: "", or up to 100 bytes. All
-	// processes of a program can have the same.
+	// Name is in logs, metrics and the names of owners, for all processes of a program. "", or up to 100
+	// bytes.
 	Name string
 
 	// LeaseTTL is how long a saga remains this runner's without a heartbeat, of which there are three in
-	// that time. Other runners take over the sagas of a process that has crashed after it. A saga that
-	// waits for a signal or for children, or longer than a third of LeaseTTL for its time, is written
-	// back meanwhile. Zero means 15 seconds; at least 10 milliseconds.
+	// that time; then others take it over. A saga that waits for a signal, for children, or longer than a
+	// third of it, is written back meanwhile. Zero means 15 seconds; at least 10 milliseconds.
 	LeaseTTL time.Duration
-	// Poll is how often the runner asks the store for due sagas, and how often Result looks whether
-	// another process has ended its saga. Zero means 1 second.
+	// Poll is how often the runner asks the store for due sagas, and Result for the end of one. Zero means
+	// 1 second.
 	Poll time.Duration
 	// Concurrency is how many sagas the runner holds at most. Zero means 64.
 	Concurrency int
-	// Drain is how long running attempts may continue after the ctx of Run has ended. Then their ctx
-	// ends, and heartbeats too. Zero means 10 seconds, negative no time.
+	// Drain is how long attempts may continue after the ctx of Run has ended. Then their ctx ends, and
+	// heartbeats too. Zero means 10 seconds, negative no time.
 	Drain time.Duration
-	// MaxTakeovers is how often a saga may be taken over from crashed owners, without a Do or an Undo
-	// that succeeds in between, before it is stuck: it may be what kills them. Zero means 10, negative no
-	// limit.
+	// MaxTakeovers is how often a saga may be taken over from crashed owners, which it may have killed,
+	// without a step that succeeds, before it is stuck. Zero means 10, negative no limit.
 	MaxTakeovers int
 
-	// Inject returns what a saga carries to its steps from the ctx of its Start or StartTx, such as a
-	// trace context. It is stored with each commit; what has more than 4 KiB, or is not UTF-8, is not
-	// carried. Nil means nothing.
+	// Inject returns what a saga carries to its steps from the ctx of its Start, such as a trace context: up
+	// to 4 KiB of UTF-8, else nothing. It is written with each commit. Nil means nothing.
 	Inject func(context.Context) string
-	// Extract returns ctx with what a saga carries, for its steps and hooks in any process. It is called
-	// when a runner begins to hold a saga that carries something. Nil means ctx as it is.
+	// Extract returns ctx with what a saga carries, for its steps and hooks in any process. Nil means ctx.
 	Extract func(ctx context.Context, carried string) context.Context
 
 	// Keep says how long sagas that have ended stay in the store. The zero Keep keeps all.
 	Keep Keep
 
-	// OnEvent is called for each [Event] of the runner. Nil means that slog's default logger warns of
-	// EventStuck and EventStalled and, once a second at most, of EventStoreFailed.
+	// OnEvent is called for each [Event]. Nil means that slog's default logger warns of EventStuck,
+	// EventStalled and, once a second at most, EventStoreFailed.
 	OnEvent func(context.Context, Event)
 }
 
@@ -77,8 +73,8 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 
 // Keep says how long sagas that have ended stay in the store. Zero means forever.
 //
-// A Start with the id of a saga that was deleted runs it again, so keep sagas for longer than a Start may
-// be repeated. Children are deleted with their parent; one that has not ended stays as a saga of its own.
+// A Start with the id of a deleted saga runs it again, so keep sagas for longer than a Start may be repeated.
+// Children are deleted with their parent; one that has not ended stays.
 type Keep struct {
 	Completed   time.Duration
 	Compensated time.Duration

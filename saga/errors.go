@@ -41,9 +41,8 @@ var (
 )
 
 // An Error is the error of a saga that did not complete. It matches [ErrCompensated], [ErrStuck] or
-// [ErrAbandoned], and unwraps to Err and the errors of Failed. After Run these are the errors of the
-// steps themselves. From Result they are recorded texts of up to 4000 bytes, which match only
-// ErrCanceled, ErrDeadline and ErrNoSignal.
+// [ErrAbandoned], and unwraps to Err and the errors of Failed: after Run those of the steps themselves, from
+// Result their recorded texts, which match only ErrCanceled, ErrDeadline and ErrNoSignal.
 type Error struct {
 	Saga   string // the definition's Name
 	ID     string // the saga's id; "" from Run
@@ -82,7 +81,6 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Is reports whether target is the sentinel of e.Status.
 func (e *Error) Is(target error) bool {
 	switch e.Status {
 	case Compensated:
@@ -95,7 +93,6 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-// Unwrap returns Err and the errors of Failed.
 func (e *Error) Unwrap() []error {
 	errs := make([]error, 0, 1+len(e.Failed))
 	if e.Err != nil {
@@ -118,21 +115,19 @@ func (e *Error) Refused() bool { return false }
 // Answered reports whether all has been undone because of a participant's answer.
 func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsAnswered(e.Err) }
 
-// Abort returns err as an error after which the step is not tried again. The step may have taken
-// effect, so a Do that aborts is undone. Abort(nil) is nil.
+// Abort returns err as an error after which the step is not tried again. The step may have taken effect, so a
+// Do that aborts is undone. Abort(nil) is nil.
 //
-// An error with Answered() true, and without Retryable() true, aborts too. A refusal of a policy does
-// not, even inside an Abort, nor does Retryable() false, which is about one call: the command id makes
-// an attempt safe to repeat.
+// An error with Answered() true, and without Retryable() true, aborts too. A refusal of a policy does not, even
+// inside an Abort, nor does Retryable() false, which is about one call.
 func Abort(err error) error { return wrapFinal(err, inDoubt) }
 
-// Void returns err as the answer of a participant that has refused the command for good: no attempt of
-// it has taken effect or ever will, not even one that is still on its way. The step is not tried again
-// and not undone, and a pivot in doubt turns back. Void(nil) is nil.
+// Void returns err as the answer of a participant that has refused the command for good: no attempt of it has
+// taken effect or ever will, not even one still on its way. The step is not tried again and not undone, and a
+// pivot in doubt turns back. Void(nil) is nil.
 //
-// Only a participant that remembers the refusal can say this: by [Apply], sagahttp.Handler or
-// sagagrpc.Error, or since it repeats its answer to an idempotency key. Of joined errors, each must be a
-// Void. A refusal of a policy is none, even inside a Void.
+// Only a participant that remembers the refusal can say this: by [Apply], or by its answer to an idempotency
+// key. Of joined errors, each must be a Void. A refusal of a policy is none, even inside a Void.
 func Void(err error) error { return wrapFinal(err, void) }
 
 // withoutEffect returns err as the error of an attempt that has taken no effect, whatever those

@@ -101,9 +101,9 @@ type Event struct {
 	Kind EventKind
 
 	Saga    string // the definition's Name
-	Version int    // the definition's Version
+	Version int
 	ID      string
-	Status  Status // of the saga, after the event
+	Status  Status // after the event
 
 	Seq     int64 // in the saga's log; zero for a kind that is in no log
 	Step    string
@@ -133,11 +133,9 @@ func outcomeOf(e end, op Op, cut bool) Outcome {
 	return OutcomeNoEffect
 }
 
-// Observe calls f for each event from now on, as RunnerConfig.OnEvent and after it, until stop is called.
-// The events of a saga that the runner holds come in order, and the saga waits for f.
-//
-// An event of the log is told once it is recorded, and not at all if the process dies in between, nor is
-// the EventCreated of a StartTx: the numbers of stuck sagas are in [Runner.Counts].
+// Observe calls f for each event from now on, after RunnerConfig.OnEvent, until stop is called. The events of a
+// saga that the runner holds come in order, and the saga waits for f. One of the log is told once it is
+// recorded, and not at all if the process dies in between: the numbers of stuck sagas are in [Runner.Counts].
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "an observer", f, e) })
 }

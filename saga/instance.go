@@ -15,7 +15,7 @@ import (
 type Instance struct {
 	ID      string
 	Saga    string // the definition's Name
-	Version int    // the definition's Version
+	Version int
 	Status  Status
 	State   []byte      // encoded by the definition's Codec
 	Steps   []StepState // in the definition's order
@@ -167,23 +167,22 @@ const (
 	// ActionCancel is [Runner.Cancel].
 	ActionCancel Action = "cancel"
 
-	// ActionRetry lets a stuck saga continue in its direction: what has failed gets all its attempts
-	// again. A saga that waits for its next attempt makes it now; Delay and AwaitFor stay. Children that
-	// were compensated or abandoned are started again under new ids: mend first what they failed for.
+	// ActionRetry lets a stuck saga continue in its direction, with all attempts again, and makes the next
+	// attempt now; a Delay and AwaitFor stay. Children that were compensated or abandoned are started
+	// again under new ids.
 	ActionRetry Action = "retry"
 
-	// ActionSkip leaves a step as it is: an operator has done it, or undone it, or decided that there is
-	// no need to. A saga that goes forward continues after the step, and does not undo it later. The
-	// step must be waiting or have been started, and be neither done nor undone.
+	// ActionSkip leaves a step as it is: a person has done or undone it, or there is no need to. A saga that
+	// goes forward continues after it, and does not undo it later. The step must be waiting or have been
+	// started, and be neither done nor undone.
 	ActionSkip Action = "skip"
 
-	// ActionCompensate turns back a saga whose pivot is not done. A pivot in doubt that has no Undo
-	// counts as not done: the operator is assumed to know.
+	// ActionCompensate turns back a saga whose pivot is not done, or in doubt without an Undo: the operator
+	// is assumed to know.
 	ActionCompensate Action = "compensate"
 
-	// ActionAbandon ends a saga as it is, even one whose definition is not registered. Nothing more is
-	// done or undone. If a runner holds it, attempts end at the latest with the next heartbeat, and their
-	// results are dropped.
+	// ActionAbandon ends a saga as it is, also one of an unknown definition. If a runner holds it, attempts
+	// end with its next heartbeat, and their results are dropped.
 	ActionAbandon Action = "abandon"
 )
 

@@ -34,10 +34,9 @@ type Filter struct {
 	WithoutState bool // leave out the State
 }
 
-// List returns a page of the sagas of all definitions and runners that the filter admits, those that were
-// started last first. next is the Filter.After of the following page, or "" if this is the last. The time
-// that List takes does not grow with the number of sagas in the store, unless the Filter has the
-// beginning of an ID.
+// List returns a page of the sagas that the filter admits, those that were started last first. next is the
+// Filter.After of the following page, or "" if this is the last. Its time does not grow with the store, unless
+// the Filter has the beginning of an ID.
 func (r *Runner) List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error) {
 	recs, next, err := r.store.List(ctx, store.Filter(f))
 	if err != nil {
@@ -82,12 +81,10 @@ type Entry struct {
 	At      time.Time
 }
 
-// Cancel asks a running saga to turn back, and returns as soon as that is recorded. The owner then ends the
-// running attempts, and compensates: at once in its own process, else after its next commit or heartbeat.
-// Result tells how the saga has ended. To cancel it again is no error.
-//
-// Cancel returns [ErrNotAllowed] if the saga is not running or its pivot is done. A request that comes
-// while the pivot, or the last step if there is none, is under way has no effect if that succeeds.
+// Cancel asks a running saga to turn back, and returns once that is recorded. The owner ends the running
+// attempts, and compensates: at once in this process, in another after its next commit or heartbeat. What is
+// under way, the pivot or the last step, may succeed first: Result tells how the saga has ended. Cancel returns
+// [ErrNotAllowed] if the saga is not running or its pivot is done.
 func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	rec, err := r.store.Load(ctx, id)
 	if err != nil {

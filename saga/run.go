@@ -13,17 +13,13 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Run runs a saga in memory: nothing survives the process. It returns nil if every step is done, the error
-// of Validate if the definition is invalid, and otherwise an [*Error]. A saga with a DoTx, an UndoTx, an
-// Await or a Saga in its steps needs a [Runner].
+// Run runs a saga in memory: nothing survives the process. It returns nil if every step is done, the error of
+// Validate, or an [*Error]. DoTx, UndoTx, Await and Saga need a [Runner]. Steps run on the caller's goroutine;
+// parallel ones on their own, with the same s.
 //
-// A sequence runs on the caller's goroutine. Parallel steps run on goroutines of their own, with the same
-// s, and Run waits for all of them.
-//
-// When ctx ends, the saga turns back: its steps are undone on a detached ctx. After the pivot, and while a
-// pivot without Undo is in doubt, the end of ctx stops the retries and leaves the saga stuck. A panic in a
-// Do passes through after the steps before it have been undone; one in an Undo leaves the rest of a
-// sequence done.
+// When ctx ends, the saga turns back, on a detached ctx. After the pivot, and while a pivot without Undo is in
+// doubt, the end of ctx leaves it stuck. A panic in a Do passes through after the steps before it have been
+// undone; one in an Undo leaves the rest of a sequence done.
 func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	p, err := sg.program()
 	switch {

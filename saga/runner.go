@@ -29,9 +29,9 @@ import (
 
 // A Runner claims due sagas, runs their steps, and takes over the sagas of crashed processes. Each process
 // has its own; there is no leader. A Runner is safe for concurrent use.
-//
-// This file follows a saga: claim, hold, and then next, record, attempt, did, again and again.
 type Runner struct {
+	// This file follows a saga: claim, hold, and then next, record, attempt, did, again and again.
+
 	store store.Store
 	tx    store.TxStore // nil if the store has no transactions
 	owner string
@@ -90,12 +90,9 @@ func (r *Runner) Name() string { return r.cfg.Name }
 // Config returns the configuration, with its defaults.
 func (r *Runner) Config() RunnerConfig { return r.cfg }
 
-// Register makes definitions known to a runner, with those of their children, several versions side by
-// side.
-//
-// Register panics with the error of [Saga.Validate], if a step needs transactions and the store has none,
-// if another definition has the same name and version, and if S has fields that JSON does not keep and
-// there is no Codec.
+// Register makes definitions, and those of their children, known to a runner; versions side by side. It panics
+// with the error of [Saga.Validate], if a step needs transactions and the store has none, if another
+// definition has the same name and version, and if JSON does not keep all fields of S and there is no Codec.
 func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	for _, sg := range sagas {
 		if err := r.register(sg.program()); err != nil {
@@ -158,10 +155,10 @@ func (r *Runner) Wake() {
 // Run runs sagas until ctx ends, and returns nil. It returns an error immediately if ctx has ended already,
 // another Run is under way, or the store is in a database and was not set up.
 //
-// When ctx ends, Run claims nothing more, waits up to RunnerConfig.Drain for the running attempts, and
-// writes back its sagas for other runners to continue. What cannot be written back they take over,
-// LeaseTTL after the last heartbeat. So Run returns within about Drain and LeaseTTL, unless a step ignores
-// the end of its ctx, a hook does not return, or a Start with a ctx that does not end waits for the store.
+// When ctx ends, Run claims nothing more, waits up to RunnerConfig.Drain for the running attempts, and writes
+// back its sagas for other runners; what cannot be written they take over, LeaseTTL after the last heartbeat.
+// Run returns within about Drain and LeaseTTL, unless a step ignores its ctx, a hook does not return, or a Start
+// whose ctx does not end waits for the store.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)

@@ -28,17 +28,15 @@
 //   - Each Do and Undo is called at least once, with a stable command id; DoTx and UndoTx apply
 //     exactly once.
 //   - Once a saga has turned back, no owner starts a Do that is to be undone.
-//   - While the database and one process with the definition live, every saga ends completed,
-//     compensated or visibly stuck.
+//   - While the database and one process with the definition live, every saga ends or is visibly stuck.
 //   - There is no isolation between sagas.
 //
-// A step whose reply is lost is in doubt: it may have taken effect. It runs again with the same command
-// id, and is undone if the saga turns back. So Undo must work for a Do that never took effect, and a
-// participant must apply each command id once, as [Apply] does; sagatest.Check tests both. The page
-// docs/saga.md says more of doubt, pivots, refusals, waits, the state, and new versions.
+// A step whose reply is lost is in doubt: it runs again with the same command id, and is undone if the saga
+// turns back. So Undo must work for a Do that never took effect, and a participant must apply each command
+// id once, as [Apply] does; sagatest.Check tests both. More is in docs/saga.md.
 //
-// Patterns: Compensating Transaction and Scheduler Agent Supervisor, in Cloud Design Patterns
-// (https://learn.microsoft.com/azure/architecture/patterns/compensating-transaction). The name is from
+// Patterns: Compensating Transaction and Scheduler Agent Supervisor
+// (https://learn.microsoft.com/azure/architecture/patterns/compensating-transaction), named by
 // Garcia-Molina and Salem, Sagas, 1987.
 package saga
 
@@ -53,15 +51,15 @@ import (
 // A Saga is a definition, which does not change once it is in use. S is the state that its steps share.
 type Saga[S any] struct {
 	Name string // 1 to 100 bytes
-	// Version is 0 or more. Increase it when the steps change, and keep the old version registered
-	// while there are sagas of it.
+	// Version is 0 or more. Increase it when the steps change, and keep the old one registered while there
+	// are sagas of it.
 	Version int
 	Steps   []Step[S] // 1 to 1000; for more, see ChildrenOf
 
-	// Timeout is how long a saga may take until its pivot is done, or its last step if it has no pivot.
-	// Then it turns back. Zero means no limit.
+	// Timeout is how long the pivot may take to be done, or the last step if there is none, before the
+	// saga turns back. Zero means no limit.
 	Timeout time.Duration
-	// Codec encodes the state. Nil means JSON, which must keep every field of S.
+	// Codec encodes the state. Nil means JSON.
 	Codec Codec[S]
 
 	cached atomic.Value // of cachedProgram[S]
@@ -71,32 +69,31 @@ type Saga[S any] struct {
 type Step[S any] struct {
 	Name string // 1 to 100 bytes without "/"; unique in the saga
 
-	// Do does the step. One of Do, DoTx and Saga is set, or none with a Delay or an Await. Do may be
-	// called again, with the same command id, after it took effect.
+	// Do does the step. One of Do, DoTx and Saga is set, or none with a Delay or an Await. Do may be called
+	// again, with the same command id, after it took effect.
 	Do func(ctx context.Context, s *S) error
-	// Undo undoes Do. It may be called several times, also for a Do that never took effect or that
-	// arrives later. Its ctx does not end with the caller's. It may be nil from the pivot on, and with
-	// ReadOnly or Saga.
+	// Undo undoes Do, perhaps several times, also a Do that never took effect or arrives later. Its ctx
+	// does not end with the caller's. It may be nil from the pivot on, and with ReadOnly or Saga.
 	Undo func(ctx context.Context, s *S) error
 
-	// DoTx is a Do in a transaction of the store's database that also records the step, so that it
-	// applies exactly once. An error rolls back the transaction and the changes to s. DoTx must not end
-	// tx. While it runs, the saga begins no other attempt. On SQLite it has half of LeaseTTL.
+	// DoTx is a Do in a transaction of the store's database that also records the step: it applies exactly
+	// once. An error rolls back, also the changes to s. DoTx must not end tx. While it runs, the saga
+	// begins no other attempt. On SQLite it has half of LeaseTTL.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is an Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 
-	// Parallel makes the step run beside the one before it. Steps beside each other are a group, which
-	// the next step waits for. If one fails for good, the ctx of the others ends, and then all are undone
-	// together. No pivot, no Await and no first step of a saga can be Parallel or beside one that is.
+	// Parallel makes the step run beside the one before it; the next step waits for both. If one of them
+	// fails for good, the ctx of the others ends, and all are undone together. A pivot and a step with an
+	// Await run beside no other, and the first step is not Parallel.
 	Parallel bool
 
-	// Delay is how long the step waits before it begins, and Await the name of a signal that it waits for
-	// after that: see [Runner.Signal]. It has 1 to 100 bytes; "" means none.
+	// Delay is how long the step waits before it begins, and Await the signal, of 1 to 100 bytes, that it
+	// waits for after that: see [Runner.Signal].
 	Delay time.Duration
 	Await string
-	// AwaitFor is how long the step waits for its signal. Then it fails without effect, with
-	// [ErrNoSignal]. Zero means no limit.
+	// AwaitFor bounds that wait: then the step fails without effect, with [ErrNoSignal]. Zero means no
+	// limit.
 	AwaitFor time.Duration
 
 	// Saga makes the step consist of sagas of their own: see [ChildOf].
@@ -105,38 +102,33 @@ type Step[S any] struct {
 	// ReadOnly says that Do changes nothing: the step is never undone and never in doubt.
 	ReadOnly bool
 
-	// Pivot marks the step after which the saga no longer turns back: the rest is tried until it works,
-	// and an Abort or a Void of it makes the saga stuck. At most one step is the pivot. In doubt and
-	// without Undo it is tried until its answer is known, nil or a [Void], whatever Attempts and
-	// Saga.Timeout say; an [Abort] makes the saga stuck.
+	// Pivot marks the step after which the saga no longer turns back: the rest is tried until it works, or
+	// the saga is stuck, after an Abort or a Void. At most one step is the pivot. Without Undo it is, in
+	// doubt, tried until it returns nil or a [Void], whatever Attempts and Saga.Timeout say; an [Abort]
+	// makes the saga stuck.
 	Pivot bool
 
-	// Timeout bounds each attempt. Zero means 1 minute; under Run, no limit for a Do before the pivot is
-	// done.
+	// Timeout bounds each attempt. Zero means 1 minute; under Run, no limit for a Do up to the pivot.
 	Timeout time.Duration
-	// Attempts is how often Do is called at most, refusals aside. Zero means 3, negative no limit, as
-	// there is none once the pivot is done. For a participant that may be down for longer, set -1 and a
-	// Saga.Timeout.
+	// Attempts is how often Do is called at most, refusals aside. Zero means 3, negative no limit, as past
+	// the pivot. If the participant may be down for longer, set -1 and a Saga.Timeout.
 	Attempts int
 	// UndoAttempts is how often Undo is called, refusals aside, before the saga is stuck. Zero means 20,
 	// negative no limit.
 	UndoAttempts int
-	// Backoff returns the wait after attempt 1, 2 and so on. Nil means
-	// Exponential(100*time.Millisecond, time.Minute). A longer RetryAfter() of the error counts, up to an
-	// hour.
+	// Backoff returns the wait after attempt 1, 2 and so on, unless the error has a longer RetryAfter(), of
+	// up to an hour. Nil means Exponential(100*time.Millisecond, time.Minute).
 	Backoff func(attempt int) time.Duration
 
-	// Middleware wraps each attempt of Do and Undo, such as the Wrap of a Breaker. It must be nil with
-	// DoTx and with UndoTx. A Retrier in it makes one attempt for each of the saga's, unless Attempts
-	// (UndoAttempts) is 1.
+	// Middleware wraps each attempt of Do and Undo, such as the Wrap of a Breaker. It must be nil with DoTx
+	// and with UndoTx. A Retrier in it makes one attempt for each of the saga's, unless that makes only one.
 	Middleware func(next func(context.Context) error) func(context.Context) error
 }
 
 var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
 
-// Exponential returns a Step.Backoff with full jitter: each wait is random, between zero and a limit that
-// is first after the first attempt, doubles with each further one, and is at most longest. If one of
-// them is not positive there is no wait.
+// Exponential returns a Step.Backoff whose wait is random, up to a limit: first after the first attempt,
+// doubled with each further one, and at most longest. If one of them is not positive there is no wait.
 func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 	return func(attempt int) time.Duration {
 		if first <= 0 || longest <= 0 {
