@@ -19,13 +19,25 @@ import (
 // ContextTimeoutEnabled, so that ctx bounds the call, and MaxRetries: -1, so that a script
 // whose answer was lost does not run again.
 func Eval(client redis.Scripter) func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-	var scripts sync.Map // *redis.Script, by the text: each has its hash
-	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-		known, ok := scripts.Load(script)
-		if !ok {
-			known, _ = scripts.LoadOrStore(script, redis.NewScript(script))
+	type known struct {
+		text          string
+		*redis.Script // has its hash
+	}
+	var mu sync.Mutex
+	var scripts []known // a few; a map would read all of a text at each call
+	find := func(text string) *redis.Script {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, s := range scripts {
+			if s.text == text {
+				return s.Script
+			}
 		}
-		return known.(*redis.Script).Run(ctx, client, keys, args...).Result()
+		scripts = append(scripts, known{text, redis.NewScript(text)})
+		return scripts[len(scripts)-1].Script
+	}
+	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+		return find(script).Run(ctx, client, keys, args...).Result()
 	}
 }
 
