@@ -8,9 +8,8 @@
 //		Meters: func(ctx context.Context) []fleet.Meter { // of this call
 //			t := tenantOf(ctx)
 //			return []fleet.Meter{
-//				fleet.Rate(t.Key+"/requests", throttle.PerMinute(t.RPM), 1).Burst(t.RPM),
 //				fleet.Rate(t.Key+"/tokens", throttle.PerMinute(t.TPM), fleet.Estimate(estimate(ctx))).Burst(t.TPM),
-//				fleet.Quota(t.Key+"/month", t.Monthly, throttle.Month.From(t.BilledSince), fleet.Estimate(estimate(ctx))),
+//				fleet.Quota(t.Key+"/month", t.Monthly, throttle.Month.From(t.BilledSince), 1),
 //				fleet.Slots(t.Key+"/running", t.Parallel),
 //			}
 //		},
@@ -18,20 +17,9 @@
 //	r, err := limits.Reserve(ctx)
 //	defer r.Settle(ctx, used) // corrects the meters whose cost is an Estimate
 //
-// What to know:
-//
-//   - All times are those of the clock of Redis. The clocks of the processes do not matter.
-//   - A refusal is a [*throttle.LimitedError], whose Key is that of the meter, and whose
-//     RetryAfter is the time until all meters could give: that of the latest.
-//   - A call whose answer from Redis is lost, or comes after Timeout, may have taken its
-//     tokens, and is not admitted. A slot taken so is given back, or free after Lease.
-//   - A settlement is sent in the background, again if need be, and applied once. A reservation
-//     that is never settled has used its estimate.
-//   - While Redis cannot be reached, no call waits for it: they follow OnOutage.
-//   - If Redis loses its data, as in a failover, what was acknowledged last is lost: some
-//     tokens can be taken again, and a slot that was lost ends its call.
-//
-// The algorithm of a rate is a token bucket, in millionths of tokens.
+// All times are those of the clock of Redis. A call whose answer is lost or late may have taken
+// its tokens, and is not admitted. If Redis loses data, as in a failover, tokens that were taken
+// last can be taken again, and a call that had a slot ends. A rate is a token bucket.
 package fleet
 
 import (
@@ -64,13 +52,9 @@ var script string
 // An OutagePolicy says what happens to calls while Redis cannot be reached.
 type OutagePolicy string
 
-// The policies.
 const (
-	// Refuse refuses every call.
 	Refuse OutagePolicy = "refuse"
-	// Local admits calls at this process's part of each limit: of a Rate and its burst, of a
-	// Quota and of Slots, 1/Instances of it, but at least 1. What is reserved and settled so is
-	// counted in this process only, and not told to Redis later.
+	// Local admits calls by 1/Instances of each limit, at least 1, and never tells Redis.
 	Local OutagePolicy = "local"
 )
 
@@ -89,38 +73,33 @@ type Reply struct {
 
 // Config says how [Limits] work.
 type Config struct {
-	// Name is the name of the limits: all processes with the same Name share them. It begins
-	// each key in Redis. It is required.
+	// Name begins each key in Redis: processes with the same Name share the limits. Required.
 	Name string
 
-	// Eval runs a Lua script on Redis 6 or later and returns its result: a list of integers.
-	// It always gets the same script. It must return when its ctx ends, and not run the script
-	// again by itself. It is required. With github.com/redis/go-redis/v9 it is
-	// resilienceredis.Eval(client).
+	// Eval runs a Lua script, always the same, on Redis 6 or later, and returns a list of
+	// integers. It must return when its ctx ends, and not run the script again by itself.
+	// Required. For go-redis it is resilienceredis.Eval(client).
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// EvalEach runs scripts of several keys together, as a pipeline does. Nil means that each
-	// settlement is a call of Eval, eight at once. It is resilienceredis.EvalEach(client).
+	// EvalEach runs scripts in a pipeline. Nil means that settlements are calls of Eval,
+	// eight at once. For go-redis it is resilienceredis.EvalEach(client).
 	EvalEach func(ctx context.Context, calls []Call) []Reply
 
-	// Node returns the node that keeps a key, so that an outage of one leaves the calls of
-	// others alone. Nil means that there is one. It is resilienceredis.Node(cluster).
+	// Node returns the node that keeps a key, so that the outage of one leaves the others
+	// alone. Nil means that there is one. For go-redis it is resilienceredis.Node(cluster).
 	Node func(key string) string
 
-	// Meters returns the meters of a call: 1 to 16, all of whose keys begin with the same text
-	// before their first slash. It is required. If they are invalid, the call returns an error
-	// that names each invalid field.
+	// Meters returns the meters of a call: 1 to 16, whose keys have the same text before their
+	// first slash. Required. If they are invalid, the call returns an error that says why.
 	Meters func(context.Context) []Meter
 
-	// MaxWait is how long a call may wait for slots and rates. Zero means that it is refused
-	// immediately, negative that it may wait until its ctx ends. It holds nothing while it
-	// waits. Calls that wait for the same slots are admitted in the order of arrival; those
-	// that wait for rates alone have no order. No call waits for a quota or a cooldown.
+	// MaxWait is how long a call may wait for slots and rates, holding nothing. Zero means
+	// that it is refused immediately, negative that it may wait until its ctx ends. For the
+	// same slots, who came first is admitted first; for rates alone there is no order.
 	MaxWait time.Duration
 
-	// Lease is how long a slot is kept for a process that has not renewed it; it does so each
-	// third of that time, and takes the slot for lost a twelfth of it before the end. Zero means
-	// 10 seconds; the least is 100 ms. Processes may have different ones.
+	// Lease is how long a slot is kept for a process that no longer renews it. Zero means 10
+	// seconds; the least is 100 ms. The process takes it for lost a twelfth of it before.
 	Lease time.Duration
 
 	// Timeout is how long a call waits for the answer of Redis. Zero means 100 ms.
@@ -130,14 +109,15 @@ type Config struct {
 	// told, up to ten times. Zero means a second.
 	RetryEvery time.Duration
 
-	// OnOutage says what happens to calls while Redis cannot be reached. Empty means Refuse.
+	// OnOutage says what happens to calls while Redis cannot be reached; they do not wait.
+	// Empty means Refuse.
 	OnOutage OutagePolicy
 
 	// Instances is the number of processes that share the limits. Local needs it.
 	Instances int
 }
 
-// Validate returns an error that names each invalid field, or nil.
+// Validate returns an error that names each invalid field.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "fleet.Config"}
 	f.Need(c.Name != "", "Name", `""`, "set: it names the limits that are shared")
@@ -167,13 +147,13 @@ func (c Config) withDefaults() Config {
 // horizon is for how long a settlement may be repeated.
 func (c *Config) horizon() time.Duration { return 10*c.RetryEvery + 11*c.Timeout }
 
-// Limits are limits of a fleet. They are safe for concurrent use. [New] makes them.
+// Limits are limits of a fleet. They are safe for concurrent use.
 type Limits struct {
 	setting   settings.Setting[Config]
 	observers notify.Observers[throttle.Event]
 
 	ids      string       // with which those of its reservations begin
-	reserved atomic.Int64 // reservations that were asked for
+	reserved atomic.Int64 // reservations that have got one
 
 	mu        sync.Mutex
 	stats     Stats     // without Down
@@ -188,12 +168,10 @@ type Limits struct {
 	renewAt   time.Time             // when; zero if it is not to
 }
 
-// ErrLost is the cause of the end of a ctx of [Limits.Do] whose slots were lost: its lease
-// could not be renewed.
+// ErrLost is why the ctx of [Limits.Do] ends if the lease of its slots could not be renewed.
 var ErrLost = errors.New("fleet: a slot was lost")
 
-// New returns Limits. It does not call Eval yet. It panics with the error of cfg.Validate, if
-// there is one.
+// New returns Limits. It panics with the error of cfg.Validate, if there is one.
 func New(cfg Config) *Limits {
 	l := &Limits{
 		ids: rand.Text() + "-", stats: Stats{Refusals: map[throttle.Reason]int64{}},
@@ -203,17 +181,18 @@ func New(cfg Config) *Limits {
 	return l
 }
 
-// Do reserves what its meters say, runs fn and returns its error. The reservation has used its
-// estimates then, or nothing if a policy within fn refused the call. If the call is refused, Do
-// returns a [*throttle.LimitedError] and does not run fn. The ctx of fn ends with [ErrLost] if
-// its slots are lost.
+// Do reserves, runs fn and returns its error. The call has used its estimates then, or nothing
+// if a policy within fn refused it. Without a reservation Do returns the error of Reserve. The
+// ctx of fn ends with [ErrLost] if its slots are lost.
 func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	r, err := l.Reserve(ctx)
 	if err != nil {
 		return err
 	}
 	refused := false
-	defer func() { r.end(refused) }() // also if fn panics
+	defer func() { // also if fn panics
+		r.settle(func(*Meter) (int64, bool) { return 0, refused })
+	}()
 	if r.lost != nil {
 		inner, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
@@ -225,7 +204,7 @@ func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	return err
 }
 
-// Wrap returns a function that runs next as [Limits.Do] does.
+// Wrap returns a function that runs next as Do does.
 func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }
@@ -272,12 +251,12 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 			l.fails(ctx, cfg, r.keys[0], err)
 			return l.reserveAlone(ctx, r, err)
 		}
-		ticket = a[2]
-		if a[0] == 1 {
+		if a.at(0) == 1 {
 			leaves = false
 			r.admitted(a, began)
 			return r, nil
 		}
+		ticket = a.at(2)
 		leaves = ticket > 0
 		e, wait := r.refusal(a)
 		if cfg.MaxWait == 0 || wait < 0 {
@@ -307,17 +286,6 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	}
 }
 
-// An answer is what the script returns. That to a take is whether it has taken, the time, the
-// ticket and the time until the next poll, and then three numbers for each meter.
-type answer []int64
-
-// of returns what is left of a meter, the time until it could give, or below 0 if it could now, and
-// the number of its window, or -1 if it is cooling down.
-func (a answer) of(meter int) (left int64, wait time.Duration, number int64) {
-	n := a[4+3*meter:]
-	return n[0], time.Duration(n[1]) * time.Microsecond, n[2]
-}
-
 // take asks Redis to take what the meters say. If the times of a calendar were not those of its clock, it
 // says so, and is asked again.
 func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err error) {
@@ -327,24 +295,47 @@ func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err err
 			m := &r.meters[i]
 			args = append(args, m.code, m.limit*m.unit, m.arg(r), m.cost*m.unit)
 		}
-		a, err = r.l.eval(ctx, r.cfg, r.keys, args)
-		if err != nil || a[0] != -1 {
+		a, err = r.l.eval(ctx, r.cfg, r.keys, args...)
+		if err != nil || a.at(0) != -1 {
 			break
 		}
 	}
-	valid, refuses := len(a) == 4+3*len(r.meters), false
-	for i := 0; valid && i < len(r.meters); i++ {
-		_, wait, _ := a.of(i)
-		refuses = refuses || wait >= 0
+	n := len(r.meters)
+	valid := err == nil && (a.at(0) == 1 && len(a) == 2+n || a.at(0) == 0 && len(a) == 4+3*n)
+	if valid && a.at(0) == 0 {
+		e, _ := r.refusal(a)
+		valid = e != nil
 	}
-	if err == nil && (!valid || refuses == (a[0] == 1)) {
+	if err == nil && !valid {
 		err = fmt.Errorf("fleet: %s: the script's answer is %v", r.cfg.Name, a)
 	}
 	return a, err
 }
 
+// An answer is what the script has returned: integers, in whatever form the client has them.
+type answer []any
+
+func (a answer) at(i int) int64 {
+	n, _ := reply.Int(a[i])
+	return n
+}
+
+// answerOf returns what the script has answered: at least two integers.
+func answerOf(r Reply) (answer, error) {
+	a, _ := r.Value.([]any)
+	ok := len(a) >= 2
+	for _, field := range a {
+		_, isInt := reply.Int(field)
+		ok = ok && isInt
+	}
+	if r.Err == nil && !ok {
+		r.Err = fmt.Errorf("fleet: the script's answer is %T %v: must be integers", r.Value, r.Value)
+	}
+	return a, r.Err
+}
+
 // eval runs the script, within Timeout.
-func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args []any) (answer, error) {
+func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args ...any) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	value, err := cfg.Eval(ctx, script, keys, args...)
@@ -356,22 +347,9 @@ func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args []an
 	defer l.mu.Unlock()
 	l.stats.Asked++
 	if err == nil {
-		l.redisTime, l.readAt = time.UnixMicro(a[1]), time.Now()
+		l.redisTime, l.readAt = time.UnixMicro(a.at(1)), time.Now()
 	}
 	return a, err
-}
-
-// answerOf returns what the script has answered: at least two integers.
-func answerOf(r Reply) (answer, error) {
-	fields, _ := r.Value.([]any)
-	a, ok := make(answer, len(fields)), len(fields) >= 2
-	for i := 0; ok && i < len(fields); i++ {
-		a[i], ok = reply.Int(fields[i])
-	}
-	if r.Err == nil && !ok {
-		r.Err = fmt.Errorf("fleet: the script's answer is %T %v: must be integers", r.Value, r.Value)
-	}
-	return a, r.Err
 }
 
 // redisNow returns what the clock of Redis says, as far as it is known. It goes on by our steady
@@ -389,25 +367,25 @@ func (l *Limits) redisNow() time.Time {
 // the next try; -1 if no call waits for what refuses.
 func (r *Reservation) refusal(a answer) (e *throttle.LimitedError, wait time.Duration) {
 	for i := range r.meters {
-		m := &r.meters[i]
-		left, after, number := a.of(i)
+		m, of := &r.meters[i], a[4+3*i:]
+		after := time.Duration(of.at(1)) * time.Microsecond
 		if after < 0 {
 			continue
 		}
 		reason := throttle.OverLimit
 		switch {
-		case number == -1:
+		case of.at(2) == 1:
 			reason, wait = throttle.CoolingDown, -1
 		case m.kind == quotas:
 			reason, wait = throttle.OverQuota, -1
 		case wait >= 0 && m.kind == slots:
-			wait = max(wait, time.Duration(a[3])*time.Microsecond)
+			wait = max(wait, time.Duration(a.at(3))*time.Microsecond)
 		case wait >= 0:
 			wait = max(wait, after)
 		}
 		if e == nil || after > e.After {
 			e = m.refusal(r.cfg, reason)
-			e.Left, e.After = int(left), after
+			e.Left, e.After = int(of.at(0)), after
 		}
 	}
 	return e, wait
@@ -431,10 +409,9 @@ func (l *Limits) refuse(ctx context.Context, e *throttle.LimitedError) error {
 	return e
 }
 
-// Cool refuses whoever has a meter of key, in all processes, until a time, such as that which
-// an upstream's Retry-After names. A meter of cost 0 is enough to be refused. A second Cool
-// never shortens the time. Of until, what counts is how long it is from now. While Redis cannot
-// be reached, Cool returns an error that matches [throttle.ErrOutage], and does not wait.
+// Cool refuses whoever has a meter of key, also one of cost 0, in all processes, until a time,
+// such as that of an upstream's Retry-After; what counts is how long it is from now. A second
+// Cool never shortens it. While Redis cannot be reached, the error matches [throttle.ErrOutage].
 func (l *Limits) Cool(ctx context.Context, key string, until time.Time) error {
 	cfg := l.setting.Load()
 	d := time.Until(until)
@@ -448,7 +425,7 @@ func (l *Limits) Cool(ctx context.Context, key string, until time.Time) error {
 	keys := []string{cfg.key(tag, "c", name)}
 	err := l.outageOf(cfg, keys[0])
 	if err == nil {
-		_, err = l.eval(ctx, cfg, keys, []any{"cool", d.Microseconds()})
+		_, err = l.eval(ctx, cfg, keys, "cool", d.Microseconds())
 		if ctx.Err() != nil {
 			return ended.Error(ctx)
 		}

@@ -12,17 +12,13 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/calendar"
 )
 
-// A Cost is how many tokens a call takes of a meter: 0 or more. [Estimate] makes one that
-// Settle corrects.
+// A Cost is how many tokens a call takes of a meter: 0 or more.
 type Cost int64
 
-// Estimate returns the cost of a call that will use about n tokens.
+// Estimate returns a cost of about n tokens, which [Reservation.Settle] corrects.
 func Estimate(n int64) Cost { return Cost(-1 - max(0, n)) }
 
-// A Meter is one limit of a call. [Rate], [Quota] and [Slots] make one.
-//
-// Its key names it in all processes. What stands before its first slash names the node of a
-// Redis Cluster that keeps it: that part is the same for all meters of a call.
+// A Meter is one limit of a call. Its key names it in all processes.
 type Meter struct {
 	*kind
 	key       string
@@ -56,34 +52,31 @@ func newMeter(k *kind, key string, limit int64, cost Cost) Meter {
 	return m
 }
 
-// Rate allows perSecond tokens a second, and a second's worth of them at once: see
-// [Meter.Burst]. It is above 0 and at most 1e9.
+// Rate allows perSecond tokens a second, above 0 and at most 1e9, and a second's worth at once.
 func Rate(key string, perSecond float64, cost Cost) Meter {
 	m := newMeter(rates, key, int64(math.Ceil(perSecond)), cost)
 	m.perSecond = perSecond
 	return m
 }
 
-// Burst returns the meter of a Rate with n tokens that may be taken at once after a pause: at
-// most 4e9.
+// Burst returns the meter of a Rate that allows n tokens at once, at most 4e9.
 func (m Meter) Burst(n int64) Meter {
 	m.limit = n
 	return m
 }
 
-// Quota allows n tokens, at most 1e15, in each window: throttle.Quota{Per: throttle.Day},
-// throttle.Quota{Every: time.Hour} or throttle.Month.From(date). The N of window is not used.
+// Quota allows n tokens, at most 1e15, in each window, whose own N is not used.
 func Quota(key string, n int64, window throttle.Quota, cost Cost) Meter {
 	m := newMeter(quotas, key, n, cost)
 	m.window, m.window.N = window, int(n)
 	return m
 }
 
-// Slots allows n calls at once: reservations that have not been settled. Each has a lease,
-// which the process renews, so that a process that was killed gives its slots back.
+// Slots allows n reservations at once that have not been settled, at most 1e6. Those of a process
+// that was killed end with their Lease.
 func Slots(key string, n int64) Meter { return newMeter(slots, key, n, 0) }
 
-// check returns what is wrong with the meters of a call. It makes few texts if nothing is, because
+// check returns what is wrong with the meters of a call. It makes texts only if something is, because
 // each call is checked.
 func check(meters []Meter) error {
 	f := invalid.Fields{Type: "fleet.Config"}
@@ -91,35 +84,35 @@ func check(meters []Meter) error {
 		f.Need(false, "Meters", len(meters), "1 to 16")
 	}
 	for i := range meters {
-		m, first := &meters[i], meters[0].tag
-		if m.kind == nil {
-			f.Need(false, "Meters["+strconv.Itoa(i)+"]", "Meter{}", "one that Rate, Quota or Slots has made")
-			continue
+		m := &meters[i]
+		if field, value, must := m.wrong(meters[:i]); must != "" {
+			f.Need(false, fmt.Sprintf("Meters[%d]%s", i, field), value, must)
+		} else if m.kind == quotas {
+			m.calendar().Check(&f, "Meters["+strconv.Itoa(i)+"].")
 		}
-		named := m.tag != "" && !strings.ContainsAny(m.tag, "{}")
-		alone := !slices.ContainsFunc(meters[:i], func(other Meter) bool { return other.key == m.key })
-		rated := m.kind != rates || m.perSecond > 0 && m.perSecond <= 1e9
-		limited := m.limit >= 1 && m.limit <= m.most
-		right := named && m.tag == first && alone && rated && limited
-		if right && m.kind != quotas {
-			continue
-		}
-		at := "Meters[" + strconv.Itoa(i) + "]."
-		if m.kind == quotas {
-			m.calendar().Check(&f, at)
-		}
-		if right {
-			continue
-		}
-		key := strconv.Quote(m.key)
-		f.Need(named, at+"key", key, "one that begins with a text without braces")
-		f.Need(m.tag == first, at+"key", key,
-			fmt.Sprintf("one that begins with %q, as the first: a call's meters are on one node", first))
-		f.Need(alone, at+"key", key, "another than those before it")
-		f.Need(rated, at+"perSecond", m.perSecond, "above 0 and at most 1e9")
-		f.Need(limited, at+m.limitName, m.limit, m.must)
 	}
 	return f.Err()
+}
+
+// wrong returns which field of m is wrong, if one is, and what it must be. before are the meters of the
+// same call that come before it.
+func (m *Meter) wrong(before []Meter) (field string, value any, must string) {
+	switch {
+	case m.kind == nil:
+		return "", "Meter{}", "one that Rate, Quota or Slots has made"
+	case m.tag == "" || strings.ContainsAny(m.tag, "{}"):
+		return ".key", strconv.Quote(m.key), "one that begins with a text without braces"
+	case len(before) > 0 && m.tag != before[0].tag:
+		return ".key", strconv.Quote(m.key),
+			fmt.Sprintf("one that begins with %q, as the first: a call's meters are on one node", before[0].tag)
+	case slices.ContainsFunc(before, func(other Meter) bool { return other.key == m.key }):
+		return ".key", strconv.Quote(m.key), "another than those before it"
+	case m.kind == rates && !(m.perSecond > 0 && m.perSecond <= 1e9):
+		return ".perSecond", m.perSecond, "above 0 and at most 1e9"
+	case m.limit < 1 || m.limit > m.most:
+		return "." + m.limitName, m.limit, m.must
+	}
+	return "", nil, ""
 }
 
 func (m *Meter) calendar() calendar.Window {

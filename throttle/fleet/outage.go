@@ -50,7 +50,6 @@ func (l *Limits) fails(ctx context.Context, cfg *Config, key string, err error) 
 			clear(l.local) // left by a call that decided alone just as the last outage ended
 		}
 		l.down[node] = &outage{err, time.Now().Add(cfg.RetryEvery)}
-		l.stats.Outages++
 	}
 	l.mu.Unlock()
 	if begins {
@@ -62,7 +61,7 @@ func (l *Limits) fails(ctx context.Context, cfg *Config, key string, err error) 
 // try asks a node for a sign of life, which ends its outage.
 func (l *Limits) try(cfg *Config, node, key string) {
 	if survive(func() (err error) {
-		_, err = l.eval(context.Background(), cfg, []string{key}, []any{"ping"})
+		_, err = l.eval(context.Background(), cfg, []string{key}, "ping")
 		return err
 	}) != nil {
 		return
@@ -149,24 +148,22 @@ func (l *Limits) takeAlone(ctx context.Context, cfg *Config, m *Meter) (*throttl
 	return taken, e
 }
 
-// Stats is a snapshot of what [Limits] have done in this process. Its counters never go back.
+// Stats is a snapshot of [Limits] in this process. Its counters never go back.
 type Stats struct {
 	Admitted int64                     // calls
-	Refusals map[throttle.Reason]int64 // calls that were refused, by reason
-	Alone    int64                     // calls of Admitted in an outage, by this process's part
+	Refusals map[throttle.Reason]int64 // calls
+	Alone    int64                     // calls of Admitted, by Local
 	Asked    int64                     // round trips to Redis
-	Failed   int64                     // calls without a valid answer in time
-	Outages  int64                     // that have begun, each of one node
-	Forgiven int64                     // tokens of debts beyond one burst or limit
+	Failed   int64                     // calls without an answer in time
+	Forgiven int64                     // tokens of debts
 	Untold   int64                     // settlements that could not be told to Redis
 	Dropped  int64                     // settlements that Redis got too late
 	Lost     int64                     // reservations whose slots were lost
 
 	Unsettled int  // settlements that are to be told
-	Down      bool // whether there is an outage now, of at least one node
+	Down      bool // whether a node cannot be reached
 }
 
-// Stats returns a snapshot.
 func (l *Limits) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,46 +173,34 @@ func (l *Limits) Stats() Stats {
 	return s
 }
 
-// Observe calls f with each event from now on, until stop is called, as
-// [throttle.Limiter.Observe] does. The kinds are EventRefused, EventOutageBegan and
+// Observe is [throttle.Limiter.Observe]. The kinds are EventRefused, EventOutageBegan and
 // EventRecovered, whose Key is the node.
 func (l *Limits) Observe(f func(context.Context, throttle.Event)) (stop func()) {
 	return l.observers.Observe(f)
 }
 
-// ObserveAny is [Limits.Observe] for who does not know the type of the events.
 func (l *Limits) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return l.Observe(func(ctx context.Context, e throttle.Event) { f(ctx, e) })
 }
 
-// Name returns the Name of the Config.
 func (l *Limits) Name() string { return l.setting.Load().Name }
 
-// Config returns the present Config, with its defaults filled in.
 func (l *Limits) Config() Config { return l.setting.Config() }
 
-// Update changes the configuration of this process, as [throttle.Limiter.Update] does. Name
-// cannot change. A reservation is settled under the Config with which it was made.
+// Update is [throttle.Limiter.Update] for this process.
 func (l *Limits) Update(change func(*Config)) error { return l.setting.Update(change, same, nil) }
 
-func same(was, next *Config) error {
-	f := invalid.Fields{Type: "fleet.Config"}
-	f.Same("Name", was.Name, next.Name)
-	return f.Err()
-}
+func same(was, next *Config) error { return invalid.Renamed("fleet.Config", was.Name, next.Name) }
 
-// Kind returns "throttle".
 func (l *Limits) Kind() string { return "throttle" }
 
-// Settings returns a copy of the Config, with its defaults filled in and without functions.
 func (l *Limits) Settings() any {
 	c := l.Config()
 	c.Eval, c.EvalEach, c.Node, c.Meters = nil, nil, nil, nil
 	return c
 }
 
-// Change is [Limits.Update] for who does not know the type: f gets a *Config. If f returns an
-// error or dry is true, nothing changes.
+// Change is [throttle.Limiter.Change] with a *Config.
 func (l *Limits) Change(dry bool, f func(cfg any) error) error {
 	return l.setting.Change(dry, f, same, nil)
 }
@@ -234,12 +219,10 @@ func (l *Limits) Health() error {
 // client of Redis says of it may have what is not for everybody, and is found by Unwrap.
 type outageError struct{ err error }
 
-func (e *outageError) Error() string        { return e.HealthState() }
-func (e *outageError) Unwrap() []error      { return []error{throttle.ErrOutage, e.err} }
-func (e *outageError) HealthState() string  { return "store down" }
-func (e *outageError) HealthDetail() string { return "" }
+func (e *outageError) Error() string       { return e.HealthState() }
+func (e *outageError) Unwrap() []error     { return []error{throttle.ErrOutage, e.err} }
+func (e *outageError) HealthState() string { return "store down" }
 
-// Figures returns what an operator needs of [Limits.Stats].
 func (l *Limits) Figures() []describe.Figure {
 	s := l.Stats()
 	up := 1.0

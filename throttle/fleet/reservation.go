@@ -3,6 +3,7 @@ package fleet
 import (
 	"cmp"
 	"context"
+	"math"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -12,12 +13,12 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// A Reservation is what a call has taken, until it is settled. It is safe for concurrent use.
+// A Reservation is what a call has taken. It is safe for concurrent use.
 type Reservation struct {
 	l       *Limits
 	cfg     *Config
 	meters  []Meter
-	id      string
+	id      string   // empty until it is needed
 	keys    []string // of the script's take: the states of the meters first
 	slots   bool     // there are some among the meters
 	taken   answer
@@ -29,10 +30,9 @@ type Reservation struct {
 	ends *time.Timer // calls giveUp, a twelfth of the lease before its end
 }
 
-// name gives r its id and the keys of its meters.
+// name gives r the keys of its meters and, if it needs one by now, its id.
 func (r *Reservation) name() {
 	n := len(r.meters)
-	r.id = r.l.ids + strconv.FormatInt(r.l.reserved.Add(1), 36)
 	r.keys = make([]string, 2*n, 4*n)
 	for i := range r.meters {
 		m := &r.meters[i]
@@ -43,9 +43,11 @@ func (r *Reservation) name() {
 		}
 	}
 	if r.slots { // the script is asked by others, too, whose lease may be shorter
-		r.id += ":" + strconv.FormatInt(r.cfg.Lease.Microseconds(), 10)
+		r.id = r.l.newID() + ":" + strconv.FormatInt(r.cfg.Lease.Microseconds(), 10)
 	}
 }
+
+func (l *Limits) newID() string { return l.ids + strconv.FormatInt(l.reserved.Add(1), 36) }
 
 // admitted begins the use of what was taken, by an answer to what was sent at began.
 func (r *Reservation) admitted(a answer, began time.Time) {
@@ -79,9 +81,8 @@ func (r *Reservation) giveUp() {
 	}
 }
 
-// Lost returns a channel that is closed when a slot of the reservation is lost, because its lease
-// could not be renewed and others may have it soon, or when the reservation is settled. It is nil if
-// there are no slots, or none in Redis.
+// Lost returns a channel that is closed when the reservation is settled, or a slot of it is lost
+// because its lease could not be renewed. It is nil if there are no slots in Redis.
 func (r *Reservation) Lost() <-chan struct{} {
 	if r.lost == nil {
 		return nil
@@ -89,30 +90,20 @@ func (r *Reservation) Lost() <-chan struct{} {
 	return r.lost.Done()
 }
 
-// Settle says that used tokens were used, after all, of each meter whose cost is an [Estimate]:
-// what is less than was taken is given back, and what is more is owed, so that the meter refuses
-// until it is paid. What is owed beyond one burst, or one limit of a quota, is forgiven, and
-// counted in the Stats. The other meters keep their cost, slots are free, and a quota whose
-// window is over is not corrected. A second Settle does nothing.
-//
-// Settle does not wait: it is told to Redis in the background. ctx may have ended, so that
-// `defer r.Settle(ctx, used)` is right in every way in which a handler can end.
+// Settle is [throttle.Reservation.Settle] for each meter whose cost is an [Estimate]. The others
+// keep their cost, and slots are free. Without it the reservation has used its estimate. Redis
+// is told in the background, again if need be, and counts it once. ctx may have ended.
 func (r *Reservation) Settle(_ context.Context, used int) {
 	r.settle(func(m *Meter) (int64, bool) { return int64(used), m.estimate })
 }
 
-// SettleEach is [Reservation.Settle] with a number for each meter that used names, by what
-// follows the first slash of its key. The others keep their cost.
+// SettleEach is Settle with a number for each meter that used names, by what follows the first
+// slash of its key.
 func (r *Reservation) SettleEach(_ context.Context, used map[string]int64) {
 	r.settle(func(m *Meter) (int64, bool) {
 		n, ok := used[m.name]
 		return n, ok
 	})
-}
-
-// end settles what Do has reserved: nothing was used if the call was refused further in.
-func (r *Reservation) end(refused bool) {
-	r.settle(func(*Meter) (int64, bool) { return 0, refused })
 }
 
 // settle corrects the meters of which usedOf returns true.
@@ -127,7 +118,9 @@ func (r *Reservation) settle(usedOf func(*Meter) (int64, bool)) {
 		r.ends.Stop()
 		r.lose() // or what waits for it stays in memory
 	}
-	c, corrects := r.settlement(), r.lost != nil
+	corrects := r.lost != nil
+	var keys []string
+	var args []any
 	for i := range r.meters {
 		m := &r.meters[i]
 		used, ok := usedOf(m)
@@ -144,36 +137,43 @@ func (r *Reservation) settle(usedOf func(*Meter) (int64, bool)) {
 		most := m.cost + max(2*m.limit, 1e15/m.unit) // beyond two limits it is forgiven anyway
 		more := (min(max(0, used), most) - m.cost) * m.unit
 		corrects = corrects || more != 0
-		_, _, number := r.taken.of(i)
-		c.Keys = append(c.Keys, r.keys[i])
-		c.Args = append(c.Args, m.code, m.limit*m.unit, m.arg(r), more, number)
+		keys = append(keys, r.keys[i])
+		args = append(args, m.code, m.limit*m.unit, m.arg(r), more, r.taken.at(2+i))
 	}
 	if r.alone == nil && corrects {
-		r.l.settle(c)
+		r.tell(keys, args)
 	}
-}
-
-// settlement returns the beginning of a call that settles r.
-func (r *Reservation) settlement() Call {
-	keys := []string{r.cfg.key(r.meters[0].tag, "s", r.id)}
-	return Call{script, keys, []any{"settle", r.id, r.l.redisNow().UnixMicro(), r.cfg.horizon().Microseconds()}}
 }
 
 // leave gives up the places of a call among those that wait for slots, or they would hold up those
 // behind for two polls; and slots, if the answer that it had got them was lost. To the script all of
 // these sets are slots to be given back.
 func (r *Reservation) leave() {
-	c := r.settlement()
+	var keys []string
 	for i := range r.meters {
 		if r.meters[i].kind == slots {
-			c.Keys = append(c.Keys, r.keys[i])
+			keys = append(keys, r.keys[i])
 		}
 	}
-	c.Keys = append(c.Keys, r.keys[2*len(r.meters):]...)
-	for range c.Keys[1:] {
-		c.Args = append(c.Args, slots.code, 0, 0, 0, 0)
+	keys = append(keys, r.keys[2*len(r.meters):]...)
+	var args []any
+	for range keys {
+		args = append(args, slots.code, 0, 0, 0, 0)
 	}
-	r.l.settle(c)
+	r.tell(keys, args)
+}
+
+// tell has Redis told of a settlement of r: of the states that have keys, and what is to be said of each.
+func (r *Reservation) tell(keys []string, args []any) {
+	if r.id == "" {
+		r.id = r.l.newID()
+	}
+	head := []any{"settle", r.id, r.l.redisNow().UnixMicro(), r.cfg.horizon().Microseconds()}
+	r.l.settle(Call{
+		Script: script,
+		Keys:   append([]string{r.cfg.key(r.meters[0].tag, "s", r.id)}, keys...),
+		Args:   append(head, args...),
+	})
 }
 
 // A settlement is to be told to Redis, until the horizon.
@@ -225,7 +225,7 @@ func (l *Limits) sendAll() {
 			calls[i] = s.Call
 		}
 		cfg := l.setting.Load()
-		for i, r := range l.evalEach(cfg, calls) {
+		for i, r := range l.evalEach(cfg, cfg.Timeout, calls) {
 			l.sent(cfg, batch[i], r)
 		}
 	}
@@ -248,16 +248,16 @@ func (l *Limits) sent(cfg *Config, s settlement, r Reply) {
 	switch {
 	case err != nil:
 		l.stats.Untold++
-	case n[0] == 0:
+	case n.at(0) == 0:
 		l.stats.Dropped++
-	case n[0] == 1 && len(n) > 2:
-		l.stats.Forgiven += n[2]
+	case n.at(0) == 1 && len(n) > 2:
+		l.stats.Forgiven += n.at(2)
 	}
 }
 
-// evalEach runs calls together, within Timeout.
-func (l *Limits) evalEach(cfg *Config, calls []Call) []Reply {
-	ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
+// evalEach runs calls together, within a time.
+func (l *Limits) evalEach(cfg *Config, within time.Duration, calls []Call) []Reply {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	l.mu.Lock()
 	l.stats.Asked++
@@ -299,22 +299,23 @@ func (l *Limits) renewIn(d time.Duration) {
 }
 
 // renew renews the leases of all slots, and again after a third of the shortest lease. If that
-// fails it tries sooner.
+// fails it tries sooner. It takes no longer than that third: else, with a long Timeout, one node that
+// hangs would hold up the renewals on others until their slots are lost.
 func (l *Limits) renew() {
-	calls, holders := l.renewals()
+	calls, holders, lease := l.renewals()
 	if calls == nil {
 		return
 	}
-	began := time.Now()
-	for i, reply := range l.evalEach(l.setting.Load(), calls) {
-		n, err := answerOf(reply)
-		failed := err != nil || len(n) != 1+len(holders[i])
+	began, cfg := time.Now(), l.setting.Load()
+	for i, reply := range l.evalEach(cfg, min(cfg.Timeout, lease/3), calls) {
+		a, err := answerOf(reply)
+		failed := err != nil || len(a) != 1+len(holders[i])
 		for j, r := range holders[i] {
 			again := r.cfg.Lease / 3
 			switch {
 			case failed:
 				again = r.cfg.Lease / 12
-			case n[1+j] == 1:
+			case a.at(1+j) == 1:
 				r.ends.Reset(r.left(began))
 			default:
 				r.giveUp()
@@ -328,12 +329,15 @@ func (l *Limits) renew() {
 	}
 }
 
-// renewals returns the calls that renew all slots, one for each tag, and whose slots they are.
-func (l *Limits) renewals() (calls []Call, holders [][]*Reservation) {
+// renewals returns the calls that renew all slots, one for each tag, whose slots they are, and the
+// shortest lease.
+func (l *Limits) renewals() (calls []Call, holders [][]*Reservation, lease time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	lease = math.MaxInt64
 	at := map[string]int{} // in calls, by tag
 	for r := range l.held {
+		lease = min(lease, r.cfg.Lease)
 		tag := r.meters[0].tag
 		i, ok := at[tag]
 		if !ok {
@@ -350,5 +354,5 @@ func (l *Limits) renewals() (calls []Call, holders [][]*Reservation) {
 		}
 	}
 	l.renewAt = time.Time{}
-	return calls, holders
+	return calls, holders, lease
 }

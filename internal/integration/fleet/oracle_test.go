@@ -140,7 +140,7 @@ func play(t *testing.T, addrs []string, processes int, often float64, back bool,
 	for _, p := range all {
 		<-p.ended
 		require.True(t, p == killed || p.cmd.ProcessState.Success(), "%v", p.cmd.ProcessState)
-		s.Admitted, s.Asked, s.Failed, s.Outages = s.Admitted+p.stats.Admitted, s.Asked+p.stats.Asked, s.Failed+p.stats.Failed, s.Outages+p.stats.Outages
+		s.Admitted, s.Asked, s.Failed = s.Admitted+p.stats.Admitted, s.Asked+p.stats.Asked, s.Failed+p.stats.Failed
 		s.Dropped, s.Untold, s.Lost = s.Dropped+p.stats.Dropped, s.Untold+p.stats.Untold, s.Lost+p.stats.Lost
 	}
 	journal, err := direct.LRange(t.Context(), j.Name+":{t}:journal", 0, -1).Result()
@@ -235,7 +235,7 @@ func freeAfterItsLease(t *testing.T, addr, control string) bool {
 // redisAt returns a change of the script whose clock is off by a time, in seconds. As the server's
 // own clock would be, that by which keys expire is behind, too: they are kept for two hours longer.
 func redisAt(t *testing.T, off *atomic.Int64) func(string) string {
-	kept := replacing(t, "'PX', text(math.max(1,", "'PX', text(7200000 + math.max(1,")
+	kept := replacing(t, "'PX', math.max(1,", "'PX', 7200000 + math.max(1,")
 	sets := replacing(t, "us / 1000) + 1000", "us / 1000) + 7200000")
 	return func(script string) string {
 		clock := replacing(t, "local clock = redis.call('TIME')\n", fmt.Sprintf("local clock = redis.call('TIME')\nclock[1] = clock[1] + %d\n", off.Load()))

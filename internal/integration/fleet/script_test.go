@@ -249,6 +249,12 @@ func TestEvalEachAndNode(t *testing.T) {
 	}
 	require.Zero(t, l.Stats().Lost+l.Stats().Untold+l.Stats().Dropped)
 
+	var outages atomic.Int64
+	l.Observe(func(_ context.Context, e throttle.Event) {
+		if e.Kind == throttle.EventOutageBegan {
+			outages.Add(1)
+		}
+	})
 	down := cluster.MasterOf("{t0}")
 	cluster.Masters[down].Kill()
 	do := func(tag string) error {
@@ -261,7 +267,7 @@ func TestEvalEachAndNode(t *testing.T) {
 			require.NoError(t, do(tag))
 		}
 	}
-	require.EqualValues(t, 1, l.Stats().Outages)
+	require.EqualValues(t, 1, outages.Load())
 	cluster.Masters[down].Start()
 	require.Eventually(t, func() bool { return do("t0") == nil }, 30*time.Second, 10*time.Millisecond)
 }

@@ -325,10 +325,10 @@ local back = tonumber(redis.call('GET', journal .. ':back') or 0)
 journal = journal .. ':journal'
 clock[1] = clock[1] - back
 `,
-		"answer[1], answer[3], answer[4] =", `if fits then
-  redis.call('RPUSH', journal, 'take ' .. id .. ' ' .. ARGV[7] .. ' ' .. text(now + 1000000 * back))
+		"local answer = fits and", `if fits then
+  redis.call('RPUSH', journal, 'take ' .. id .. ' ' .. ARGV[7] .. ' ' .. string.format('%.0f', now + 1000000 * back))
 end
-answer[1], answer[3], answer[4] =`,
+local answer = fits and`,
 		"  return {late and 0", `  redis.call('RPUSH', journal, 'settle ' .. ARGV[2] .. ' ' .. (ARGV[8] or 0) .. ' ' .. (late and 1 or 0))
   return {late and 0`,
 	}
@@ -338,7 +338,7 @@ answer[1], answer[3], answer[4] =`,
 		change = append(change, "'SET', KEYS[1], 1, 'NX', 'PX'", "'SET', KEYS[1], 1, 'PX'")
 	case "without a lease":
 		change = append(change, "us / 1000) + 1000", "us / 1000) + 100000", // or the set itself expires
-			"redis.call('ZREMRANGEBYSCORE', m.key, '-inf', text(now))", "")
+			"redis.call('ZREMRANGEBYSCORE', key, '-inf', now)", "")
 	case "settles before it reserves":
 		l.only = "take"
 		l.forged = func(script string, keys []string, args []any) {
