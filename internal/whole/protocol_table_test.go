@@ -475,14 +475,14 @@ func gotOfAdaptive(t *testing.T, caller caller, call resilience.Func) string {
 	defer cancel()
 	a := shedding.New(shedding.Config{})
 	_ = a.Do(ctx, call)
-	switch s := a.Stats(); {
-	case s.Accepted > 0:
-		return "accepted"
-	case s.Probability > 0: // a request without an accept
+	if a.Stats().Probability > 0 { // a request without an accept
 		return "throttled"
-	default:
+	}
+	_ = a.Do(t.Context(), func(context.Context) error { return &resiliencehttp.StatusError{StatusCode: 429} })
+	if a.Stats().Probability > 0 { // as after one request
 		return "no sample"
 	}
+	return "accepted"
 }
 
 func wantOfCache(s says) string {
