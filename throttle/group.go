@@ -23,18 +23,16 @@ type GroupConfig[K comparable] struct {
 	// Config is the limit of each key. Its Name is the group's.
 	Config Config
 
-	// MaxKeys is how many keys are held at once, at most. Zero means 100 000. A key that is
-	// a string takes at most 150 bytes, a copy of its text included; with Quotas, or
-	// if its calls have ever waited, 100 more, and 32 for each quota.
+	// MaxKeys is how many keys are held at once, at most. Zero means 100 000. A string takes
+	// at most 150 bytes, and with Quotas 100 more and 32 for each.
 	MaxKeys int
 
-	// IdleAfter is how long a key must have had no call to be evicted: once its burst is
-	// full, and its windows of quotas are over. Zero means a minute, as such a key has
-	// nothing to lose. Negative means that keys are evicted only to make room.
+	// IdleAfter is how long a key must have had no call to be evicted. Zero means a minute,
+	// negative that keys are evicted only to make room.
 	IdleAfter time.Duration
 }
 
-// Validate returns an error that names each invalid field, or nil.
+// Validate returns an error that names each invalid field.
 func (c GroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "throttle.GroupConfig"}
 	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 100000) or more")
@@ -49,14 +47,11 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 }
 
 // A Group holds a limit for each key: each tenant, user or address. The calls of one
-// key take no tokens from the others. It is safe for concurrent use. [NewGroup] makes
-// one.
+// key take no tokens from the others. It is safe for concurrent use.
 //
-// A key whose burst has refilled, and whose windows of quotas are over, is the same as one
-// that was never seen. So such keys are evicted after a while, a few whenever a new key
-// comes. If MaxKeys are held and none of them can be evicted, a new key finds no room: all
-// such keys share one limit, whose Key is "(other keys)". So does a key that is not equal to
-// itself, such as NaN. Choose keys that an attacker cannot make up for free.
+// A key whose burst is full and whose windows are over is evicted after a while. If MaxKeys are
+// held and none can be evicted, all new keys, and keys that are not equal to themselves, share
+// one limit, whose Key is "(other keys)". Choose keys that an attacker cannot make up for free.
 type Group[K comparable] struct {
 	limit
 	table    *keyed.Table[K, meter]
@@ -65,8 +60,7 @@ type Group[K comparable] struct {
 	overflow atomic.Int64 // calls whose key found no room
 }
 
-// NewGroup returns a Group without keys. It panics with the error of
-// cfg.Validate, if there is one.
+// NewGroup returns a Group. It panics with the error of cfg.Validate, if there is one.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	g := &Group[K]{}
 	g.setting.Init(cfg, GroupConfig[K].withDefaults, func(c *GroupConfig[K]) {
@@ -104,8 +98,7 @@ func (g *Group[K]) pin(key K) *keyed.Member[K, meter] {
 	return m
 }
 
-// Do takes the tokens of a call from the limit of key, runs fn and returns its error,
-// as [Limiter.Do] does.
+// Do is [Limiter.Do] for the limit of key.
 func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error) error {
 	h, err := g.hold(ctx, key, byCost)
 	if err != nil {
@@ -118,21 +111,20 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	return err
 }
 
-// By returns middleware that runs a function as [Group.Do] does, for the key of its
-// ctx.
+// By returns middleware: Do for the key of a ctx.
 func (g *Group[K]) By(key func(context.Context) K) func(next func(context.Context) error) func(context.Context) error {
 	return func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
 	}
 }
 
-// Wait takes the tokens of a call from the limit of key, as [Limiter.Wait] does.
+// Wait is [Limiter.Wait] for the limit of key.
 func (g *Group[K]) Wait(ctx context.Context, key K) error {
 	_, err := g.hold(ctx, key, byCost)
 	return err
 }
 
-// Admit is [Group.Wait] that returns what is left.
+// Admit is [Limiter.Admit] for the limit of key.
 func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
 	_, err := g.hold(ctx, key, byCost)
 	m := g.table.Pin(key)
@@ -162,14 +154,14 @@ func (g *Group[K]) settleKey(key K, h hold, used int) {
 	g.settle(&m.Value, h, used)
 }
 
-// Allow takes a token of key if there is one, as [Limiter.Allow] does.
+// Allow is [Limiter.Allow] for the limit of key.
 func (g *Group[K]) Allow(key K) bool {
 	m := g.pin(key)
 	defer g.table.Unpin(m)
 	return g.allow(&m.Value, 1)
 }
 
-// Reserve takes n tokens of key, as [Limiter.Reserve] does.
+// Reserve is [Limiter.Reserve] for the limit of key.
 func (g *Group[K]) Reserve(ctx context.Context, key K, n int) (*Reservation, error) {
 	return reserve(ctx, max(0, n), g.For(func(context.Context) K { return key }))
 }
@@ -189,23 +181,17 @@ func (p groupPart[K]) reserve(ctx context.Context, n int) (part, error) {
 	return part{estimate, func(used int) { p.g.settleKey(key, h, used) }}, err
 }
 
-// Stats returns a snapshot.
-func (g *Group[K]) Stats() GroupStats {
+func (g *Group[K]) Stats() Stats {
 	s := g.limit.Stats()
-	return GroupStats{
-		Totals: s.Totals, Queued: s.Queued, Evicted: g.evicted.Load(), Overflow: g.overflow.Load(), Keys: g.table.Len(),
-	}
+	s.Evicted, s.Overflow, s.Keys = g.evicted.Load(), g.overflow.Load(), g.table.Len()
+	return s
 }
 
-// Name returns the Name of the Config.
 func (g *Group[K]) Name() string { return g.setting.Load().Config.Name }
 
-// Config returns the present GroupConfig, with its defaults filled in.
 func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
 
-// Update changes the configuration as [Limiter.Update] does. All keys follow the new
-// Config immediately, and keep what they have spent. MaxKeys, IdleAfter and the Name cannot
-// change. change must not use the Group.
+// Update is [Limiter.Update] for all keys. MaxKeys and IdleAfter cannot change.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
 	return g.setting.Update(change, g.check, g.use)
 }
@@ -217,20 +203,17 @@ func (g *Group[K]) check(was, next *GroupConfig[K]) error {
 	return errors.Join(sameName(&was.Config, &next.Config), f.Err())
 }
 
-// Settings returns a copy of the GroupConfig, with its defaults filled in and without Cost.
 func (g *Group[K]) Settings() any {
 	c := g.Config()
 	c.Config.Cost = nil
 	return c
 }
 
-// Change is [Group.Update] for who does not know the type: f gets a *GroupConfig. If f returns
-// an error or dry is true, nothing changes.
+// Change is [Limiter.Change] with a *GroupConfig.
 func (g *Group[K]) Change(dry bool, f func(cfg any) error) error {
 	return g.setting.Change(dry, f, g.check, g.use)
 }
 
-// Figures returns what [Group.Stats] counts of calls, and of keys that had no room.
 func (g *Group[K]) Figures() []describe.Figure {
 	s := g.Stats()
 	return append(s.figures(), figures.Counter("evictions", s.Evicted), figures.Counter("overflows", s.Overflow))

@@ -33,8 +33,7 @@ type terms struct {
 	frames []*frame // of the quotas
 }
 
-// A frame says when the windows of a quota begin and end. Terms share it with those before them that
-// have the same, or what was spent of a window would be forgotten.
+// A frame says when the windows of a quota begin and end.
 type frame struct {
 	calendar.Window
 	span calendar.Span // of a day or a month: the last that was asked for
@@ -153,8 +152,6 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 	}
 	if w.admitted && refused.Err == nil {
 		l.stats.Admitted++
-		l.stats.Waited++
-		l.stats.WaitTime += refused.Waited
 		l.mu.Unlock()
 		l.tell(ctx, EventWaited, refused, key)
 		return h, nil
@@ -243,7 +240,7 @@ func (l *limit) charge(m *meter, h hold, n int) (charged int) {
 	}
 	for i := range m.more.windows {
 		w := &m.more.windows[i]
-		if slices.ContainsFunc(h.windows, func(was window) bool { return was.of == w.of && was.end == w.end }) {
+		if slices.ContainsFunc(h.windows, func(was window) bool { return was.of.Window == w.of.Window && was.end == w.end }) {
 			n := min(n, max(0, 2*l.terms.cfg.Quotas[i].N-w.used))
 			w.used = max(0, w.used+n)
 			charged = max(charged, n)
@@ -272,12 +269,12 @@ func (l *limit) sync(m *meter) (t *terms, now int64) {
 func (t *terms) windows(old []window) []window {
 	windows := make([]window, len(t.frames))
 	for i, f := range t.frames {
-		windows[i].of = f
 		for _, w := range old {
-			if w.of == f {
+			if w.of.Window == f.Window {
 				windows[i] = w
 			}
 		}
+		windows[i].of = f
 	}
 	return windows
 }
@@ -427,13 +424,7 @@ func (l *limit) follow(cfg *Config, meters ...*meter) {
 		l.terms.burst = l.terms.token * int64(cfg.Burst)
 	}
 	for _, q := range cfg.Quotas {
-		f := &frame{Window: q.window()}
-		for _, old := range was.frames {
-			if old.Window == f.Window {
-				f = old
-			}
-		}
-		l.terms.frames = append(l.terms.frames, f)
+		l.terms.frames = append(l.terms.frames, &frame{Window: q.window()})
 	}
 	for _, m := range meters {
 		now := present()

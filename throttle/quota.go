@@ -9,44 +9,37 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/calendar"
 )
 
-// A Quota allows N tokens in each window of time: in each day of a calendar, or in each
-// hour that begins with the first token after the last one has ended. Unlike a rate it
-// gives nothing back in the middle of a window: a client that has spent it all waits for
-// the next one.
+// A Quota allows N tokens in each window of time. Unlike a rate it gives nothing back in the
+// middle of one.
 type Quota struct {
 	// N is how many tokens a window allows: 1 to 1e15.
 	N int
 
 	// Every is the length of a window that begins with the first token spent after the
-	// last one has ended: a millisecond to 36 years. So N tokens at the end of one window
-	// and N at the beginning of the next are the most that any time as long as Every can
-	// see. Set Every or Per.
+	// last one has ended: a millisecond to 36 years. Set Every or Per.
 	Every time.Duration
 
-	// Per is the period of the calendar that is a window: [Day] or [Month]. It begins and
-	// ends at the same time for all keys.
+	// Per is the period of the calendar that is a window.
 	Per Period
 
-	// In is the time zone of Per's calendar. Nil means UTC. A day in which the clocks
-	// change has 23 or 25 hours.
+	// In is the time zone of Per's calendar. Nil means UTC.
 	In *time.Location
 
-	// From is the day of the month with which a [Month] begins, 1 to 31. Zero means 1. In a
-	// month that has no such day, it is the last one. [Period.From] takes it from a date.
+	// From is the day with which a [Month] begins, 1 to 31, in a shorter month the last. Zero
+	// means 1.
 	From int
 }
 
-// A Period is a period of the calendar.
+// A Period of the calendar begins at midnight.
 type Period string
 
-// The periods. Each begins at midnight.
 const (
 	Day   Period = "day"
 	Month Period = "month"
 )
 
-// From returns the windows of p in the time zone of date, such as the months that a
-// customer pays for: those of [Month] begin with the day of date. N is not set.
+// From returns the windows of p in the time zone of date, those of [Month] from its day on: a
+// customer's billing months. N is not set.
 func (p Period) From(date time.Time) Quota {
 	q := Quota{Per: p, In: date.Location()}
 	if p == Month {
@@ -79,8 +72,7 @@ func (q Quota) window() calendar.Window {
 	return calendar.Window{Every: q.Every, Per: string(q.Per), In: q.In, From: q.From}.Filled()
 }
 
-// String returns such as "1000 per day in Europe/Berlin", "1000 per month from 31" or
-// "50 per 1h0m0s".
+// String returns such as "1000 per month from 31 in Europe/Berlin" or "50 per 1h0m0s".
 func (q Quota) String() string {
 	text := strconv.Itoa(q.N) + " per " + string(q.Per)
 	if q.Per == "" {

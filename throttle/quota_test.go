@@ -579,28 +579,3 @@ func TestCalendarWindows(t *testing.T) {
 		})
 	}
 }
-
-// In all zones, at random times: windows follow each other without a gap, and a date is
-// in one window.
-func TestCalendarWindowsFollowEachOther(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 9))
-	for _, zone := range []string{"Europe/Berlin", "America/Sao_Paulo", "America/St_Johns", "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Beirut"} {
-		in, err := time.LoadLocation(zone)
-		require.NoError(t, err)
-		synctest.Test(t, func(t *testing.T) {
-			l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 1, Per: throttle.Day, In: in}}})
-			time.Sleep(time.Duration(random.IntN(20*365*24)) * time.Hour)
-			time.Sleep(take(l, 1).ResetAfter) // to the beginning of a window
-			for range 400 {
-				begin := time.Now().In(in)
-				d := take(l, 1)
-				require.True(t, d.OK, begin)
-				require.Equal(t, d.Window, d.ResetAfter, "no gap")
-				require.InDelta(t, 24, d.Window.Hours(), 1)
-				require.NotEqual(t, begin.Day(), begin.Add(-time.Nanosecond).Day(), "a new date")
-				require.Contains(t, []int{0, 1}, begin.Hour())
-				time.Sleep(d.ResetAfter)
-			}
-		})
-	}
-}

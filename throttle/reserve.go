@@ -7,8 +7,8 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// A Reservation is what a call has taken, until it is settled. One that is never settled has
-// used what it has taken. It is safe for concurrent use.
+// A Reservation is what a call has taken. One that is never settled has used it all. It is
+// safe for concurrent use.
 type Reservation struct {
 	settled atomic.Bool
 	parts   []part
@@ -20,8 +20,7 @@ type part struct {
 	settle   func(used int)
 }
 
-// A Part is a limit that [All] can take from: a [*Limiter], or a [Group] for the key of a
-// ctx, as [Group.For] returns it.
+// A Part is what [All] can take from: a [*Limiter], or what [Group.For] returns.
 type Part interface {
 	reserve(ctx context.Context, n int) (part, error)
 }
@@ -46,18 +45,13 @@ func (l *Limiter) reserve(ctx context.Context, n int) (part, error) {
 	return part{estimate, func(used int) { l.settle(&l.meter, h, used) }}, err
 }
 
-// Settle says that used tokens were used, after all: what is less than was taken is given
-// back, and waiting calls get it first. What is more is charged, also beyond what is there:
-// then the limit is in debt, and refuses calls until that is paid. A debt beyond one Burst, or
-// one N of a quota, is forgiven, and counted in the Stats. Tokens of a window that is over are
-// not corrected. A used below 0 means 0.
+// Settle says that used tokens were used: less than was taken is given back; more is charged,
+// and the limit in debt refuses calls until that is paid. A debt beyond one Burst, or one N of a
+// quota, is forgiven. A window that is over is not corrected. A second Settle does nothing. ctx
+// is not used, and may have ended.
 //
-// Of what [All] has taken, Settle corrects the limits that have a Cost; the others have used
-// what they took. A second Settle does nothing. ctx is not used, and may have ended, so that
-// `defer r.Settle(ctx, used)` is right in every way in which a handler can end.
-//
-// Settle(ctx, 0) gives back nothing of a limit without a Cost, such as one of requests. If nothing
-// was sent, as resilience.Refused(err) says, call SettleEach(ctx, 0, 0) first, with a 0 for each limit.
+// Of what [All] has taken, Settle corrects the limits that have a Cost. If nothing was sent, as
+// resilience.Refused(err) says, call SettleEach instead, with a 0 for each.
 func (r *Reservation) Settle(_ context.Context, used int) {
 	if !r.settled.Swap(true) {
 		for _, p := range r.parts {
@@ -68,8 +62,8 @@ func (r *Reservation) Settle(_ context.Context, used int) {
 	}
 }
 
-// SettleEach is [Reservation.Settle] with a number for each limit, in the order in which
-// they were given to [All]. A limit without a number has used what it took.
+// SettleEach is [Reservation.Settle] with a number for each limit, in the order of [All]. A
+// limit without a number has used what it took.
 func (r *Reservation) SettleEach(_ context.Context, used ...int) {
 	if !r.settled.Swap(true) {
 		for i, p := range r.parts[:min(len(used), len(r.parts))] {
@@ -81,24 +75,22 @@ func (r *Reservation) SettleEach(_ context.Context, used ...int) {
 // release gives back all that was taken.
 func (r *Reservation) release(ctx context.Context) { r.SettleEach(ctx, make([]int, len(r.parts))...) }
 
-// Limits are several limits that a call takes from together. [All] makes them.
+// Limits are several limits that a call takes from together. See [All].
 type Limits struct{ parts []Part }
 
-// All returns a policy that takes the tokens of a call from each of parts, or from none of
-// them: an organization's limit and its user's, or requests and tokens of an API. Of each it
-// takes what the Cost of its Config says. It takes in the order of parts, and if one refuses,
-// gives back exactly what those before have given. Where calls wait for one, they hold the
-// tokens of those before.
+// All returns a policy that takes what their Costs say from each of parts, or from none: an
+// organization's limit and its user's, or requests and tokens. A call that waits for one holds
+// the tokens of those before it.
 //
 //	limits := throttle.All(users.For(userOf), organizations.For(organizationOf))
 func All(parts ...Part) *Limits { return &Limits{parts} }
 
-// Reserve takes the tokens of a call. The error is that of the limit that refused it.
+// Reserve takes the tokens of a call, or returns the error of the limit that refused it.
 func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	return reserve(ctx, byCost, l.parts...)
 }
 
-// Do takes the tokens of a call, runs fn and returns its error, as [Limiter.Do] does.
+// Do is [Limiter.Do] for all of them.
 func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	r, err := l.Reserve(ctx)
 	if err != nil {
@@ -111,7 +103,7 @@ func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	return err
 }
 
-// Wrap returns a function that runs next as [Limits.Do] does.
+// Wrap returns a function that runs next as Do does.
 func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }

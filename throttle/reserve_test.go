@@ -64,7 +64,7 @@ func TestSettleCorrectsAReservation(t *testing.T) {
 			require.Zero(t, reserveZero(t, c.reserve))
 			time.Sleep(20 * time.Second)
 		}
-		for name, s := range map[string]throttle.Totals{"Limiter": l.Stats().Totals, "Group": g.Stats().Totals} {
+		for name, s := range map[string]throttle.Stats{"Limiter": l.Stats(), "Group": g.Stats()} {
 			require.EqualValues(t, 8+0+5+10+1+5+15, s.Spent, name)
 			require.EqualValues(t, 5+1, s.Refunded, name)
 			require.EqualValues(t, 4980, s.Forgiven, name)

@@ -2,7 +2,6 @@ package throttle_test
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -134,38 +133,4 @@ func TestUpdateKeepsWaitingCalls(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 	})
-}
-
-func TestUpdateUnderLoad(t *testing.T) {
-	l := throttle.New(throttle.Config{Rate: 1e5, Burst: 10, MaxWait: 100 * time.Microsecond})
-	var calls sync.WaitGroup
-	var mu sync.Mutex
-	admitted := 0
-	for range 4 {
-		calls.Go(func() {
-			for range 2000 {
-				err := l.Wait(t.Context())
-				if err == nil {
-					mu.Lock()
-					admitted++
-					mu.Unlock()
-				} else if !errors.Is(err, throttle.ErrLimited) {
-					panic(err)
-				}
-			}
-		})
-	}
-	calls.Go(func() {
-		for i := range 500 {
-			if l.Update(func(c *throttle.Config) { c.Rate, c.Burst = float64(1+i%5)*1e5, 1+i%7 }) != nil {
-				panic("no")
-			}
-		}
-	})
-	calls.Wait()
-	s := l.Stats()
-	require.EqualValues(t, admitted, s.Admitted)
-	require.EqualValues(t, admitted, s.Spent)
-	require.EqualValues(t, 8000-admitted, s.Refused)
-	require.Zero(t, s.Queued)
 }
