@@ -122,16 +122,16 @@ func (c *Candidate) Figures() []describe.Figure {
 // does not answer, or nobody has held the lease for a TTL. One that was asked for by TryCampaign
 // alone is a lock, which nobody needs to hold.
 func (c *Candidate) Health(ctx context.Context) error {
-	held, err := c.Look(ctx)
+	rec, err := c.Look(ctx)
 	if err != nil {
 		return &ailment{state: "store down", err: err}
 	}
-	s, vacant := c.Stats(), held.Now.Sub(held.Since)
-	if held.Since.IsZero() { // forever
+	s, vacant := c.Stats(), rec.Now.Sub(rec.Until)
+	if rec.Until.IsZero() { // forever
 		vacant = time.Since(c.made)
 	}
 	lock := s.Asked > 0 && s.Queued == 0 && s.WaitTime == 0
-	if !held.Until.IsZero() || lock || vacant <= c.cfg.TTL {
+	if rec.Held() || lock || vacant <= c.cfg.TTL {
 		return nil
 	}
 	return &ailment{state: "vacant", detail: fmt.Sprintf("nobody has held it for %v", vacant.Round(time.Second))}

@@ -84,11 +84,13 @@ func ExampleTerm_Epoch() {
 }
 
 // A page that shows who leads.
-func ExampleLook() {
+func ExampleRecord_Held() {
 	ctx := context.Background()
 	store := lease.NewMemory()
 	_, _ = lease.New(store, lease.Config{Name: "billing", Holder: "10.0.0.7:8080"}).Campaign(ctx)
-	state, err := lease.Look(ctx, store, "billing")
-	fmt.Println(state.Name, "is led by", state.Holder, err)
-	// Output: billing is led by 10.0.0.7:8080 <nil>
+	rec, err := store.Load(ctx, "billing")
+	if err == nil && rec.Held() {
+		fmt.Println(rec.Name, "is led by", rec.Holder)
+	}
+	// Output: billing is led by 10.0.0.7:8080
 }

@@ -111,13 +111,7 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 //
 //	cfg := lease.Config{Name: "report"}
 //	err := lease.Every(ctx, store, cfg, time.Hour, func(ctx context.Context, term lease.Term) error {
-//		err := resiliencesql.InTx(ctx, db, resiliencesql.Config{}, func(ctx context.Context, tx *sql.Tx) error {
-//			if err := report(ctx, tx); err != nil {
-//				return err
-//			}
-//			return term.Fence(ctx, tx) // only the leader commits
-//		})
-//		if err != nil {
+//		if err := report(ctx, term); err != nil { // in a transaction with term.Fence
 //			slog.WarnContext(ctx, "report", "err", err)
 //		}
 //		return nil // the next one is in an hour
@@ -319,5 +313,5 @@ func (c *Candidate) Name() string { return c.cfg.Name }
 // Config returns the Config with its defaults.
 func (c *Candidate) Config() Config { return c.cfg }
 
-// Look is the function Look for the candidate's lease.
-func (c *Candidate) Look(ctx context.Context) (State, error) { return Look(ctx, c.store, c.cfg.Name) }
+// Look returns the lease as the store has it.
+func (c *Candidate) Look(ctx context.Context) (Record, error) { return c.store.Load(ctx, c.cfg.Name) }

@@ -50,7 +50,7 @@ type Request struct {
 type Record struct {
 	Name   string
 	Token  string // of the term; empty if the lease was given up
-	Holder string
+	Holder string // of the term, also when it has run out; empty if the lease was given up
 	Epoch  int64
 	Since  time.Time // when the term began, or the lease was given up
 	Until  time.Time // when the term ends or has ended, or the lease was given up
@@ -67,27 +67,4 @@ type Fencer interface {
 	// epoch, and keeps any other from beginning until tx ends. It keeps neither Renew nor the
 	// Fence of other transactions waiting, where the database allows it.
 	Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64) error
-}
-
-// A State says who holds a lease.
-type State struct {
-	Name   string
-	Holder string    // empty: nobody
-	Epoch  int64     // of the term; of the last one if nobody holds the lease
-	Since  time.Time // since when, by the store's clock; zero if nobody ever has held it
-	Until  time.Time // when the term ends unless it is renewed; zero if nobody holds the lease
-	Now    time.Time // the store's clock
-}
-
-// Look returns who holds a lease.
-func Look(ctx context.Context, store Store, name string) (State, error) {
-	rec, err := store.Load(ctx, name)
-	if err != nil {
-		return State{}, err
-	}
-	s := State{Name: name, Holder: rec.Holder, Epoch: rec.Epoch, Since: rec.Since, Until: rec.Until, Now: rec.Now}
-	if !rec.Held() {
-		s.Holder, s.Since, s.Until = "", rec.Until, time.Time{}
-	}
-	return s, nil
 }

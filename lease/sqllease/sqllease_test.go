@@ -183,11 +183,11 @@ func TestErrorsSayWhereTheyAreFrom(t *testing.T) {
 func TestALookWritesNothing(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
 		begun := time.Now().Truncate(time.Microsecond)
-		state, err := lease.Look(t.Context(), s, "none")
+		rec, err := s.Load(t.Context(), "none")
 		require.NoError(t, err)
-		require.False(t, state.Now.Before(begun))
-		state.Now = time.Time{}
-		require.Equal(t, lease.State{Name: "none"}, state)
+		require.False(t, rec.Now.Before(begun))
+		rec.Now = time.Time{}
+		require.Equal(t, lease.Record{Name: "none"}, rec)
 		require.Empty(t, f.rows)
 	})
 }

@@ -122,8 +122,8 @@ func leaseWorker(ctx context.Context, w *worker) {
 		rng := w.rand(2)
 		for pause(ctx, between(rng, 0, p.TTL/10)) {
 			p.look(2, leaseOp{Kind: "look"}, func(op *leaseOp) {
-				s, err := lease.Look(ctx, p.store, leaseName)
-				op.Epoch, op.Held, op.OK = s.Epoch, s.Holder != "", err == nil
+				rec, err := p.store.Load(ctx, leaseName)
+				op.Epoch, op.Held, op.OK = rec.Epoch, rec.Held(), err == nil
 			})
 		}
 	})
