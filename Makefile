@@ -1,4 +1,5 @@
 GO          ?= go
+MODULE      := github.com/go-resilience/resilience
 ADAPTERS    := console resiliencegrpc resilienceotel resiliencepgx resilienceredis
 MODULES     := . $(ADAPTERS) examples internal/benchmarks internal/integration internal/tools
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -9,10 +10,6 @@ SOAK        ?= 60s
 PKG         ?= breaker
 VERSION     ?= v0.1.0
 
-# The race detector is for the library: SQLite is C that was translated to Go, under it some
-# 20 times slower, and locked by database/sql. What lint has vetted is not vetted again.
-RACE := -race -vet=off -gcflags=modernc.org/...=-race=false
-
 .PHONY: help test race lint tidy bench fuzz integration mutants soak histories prove release-check examples ci
 
 help: ## list the targets
@@ -21,33 +18,42 @@ help: ## list the targets
 test: ## the tests of the library, as the README has it, and of the nested modules
 	go test ./... $(ADAPTERS:%=./%/...)
 
-race: ## the same under the race detector
-	$(GO) test $(RACE) -timeout 25m ./... $(ADAPTERS:%=./%/...)
+race: ## the short tests of what has goroutines or locks, and the soak, under the race detector
+	$(GO) test -race -short -timeout 25m $$(grep -rlE '"sync[/"]|httptest|\<go func' --include='*.go' . | \
+		grep -vE '^\./(docs|examples|internal/(benchmarks|integration|tools))/|/testdata/' | xargs -n1 dirname | sort -u)
+	cd internal/integration && $(GO) test -race -run '^TestSoak$$' ./soak
 
-lint: ## gofmt, vet, staticcheck and the length of lines in every module; the root builds for 32 bits
+# Staticcheck reads the sources of all that a package links: for the SDKs of the other modules, minutes.
+lint: ## gofmt, the length of lines and vet in every module; staticcheck in those that are published; 32 bits
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
 	@find . -name '*.go' ! -name '*_test.go' ! -name '*.pb.go' ! -name generate.go -exec \
 		awk 'length > 120 {print FILENAME ":" FNR ": longer than 120 characters"; bad = 1} END {exit bad}' {} +
 	$(GO) vet $(MODULES:%=./%/...)
-	$(GO) run $(STATICCHECK) $(MODULES:%=./%/...)
-	GOARCH=386 $(GO) build ./...
+	$(GO) run $(STATICCHECK) ./... $(ADAPTERS:%=./%/...)
+	GOARCH=386 $(GO) build -gcflags='all=-N -l' ./...
 
 tidy: ## go.mod and go.sum of every module are as they should be
-	@set -e; for m in $(MODULES); do echo "tidy $$m"; (cd $$m && GOWORK=off $(GO) mod tidy -diff); done
+	@echo $(MODULES) | xargs -n 1 -P 4 sh -c 'cd "$$0" && GOWORK=off $(GO) mod tidy -diff || { echo "$$0 is not tidy"; exit 1; }'
 
 bench: ## measure side by side with the peers and put the tables into docs/BENCHMARKS.md
 	cd internal/benchmarks && $(GO) test -run '^TestFigures$$' -timeout 90m -figures ../../FIGURES.md -rounds $(ROUNDS) -benchtime $(BENCHTIME)
 	@awk '/<!-- figures -->/ {print; while ((getline line < "FIGURES.md") > 0) print line; skip = 1} /<!-- end of figures -->/ {skip = 0} !skip' docs/BENCHMARKS.md > FIGURES.new && mv FIGURES.new docs/BENCHMARKS.md && rm FIGURES.md
 
-# By count, since Go 1.26 fails at random what is fuzzed for a time: go.dev/issue/75804.
+# By count, since Go 1.26 fails at random what is fuzzed for a time: go.dev/issue/75804. The paths that
+# an input takes are seen in this module alone: go test -fuzz would build all that it links anew.
 fuzz: ## each fuzz target for FUZZTIME inputs
-	@grep -roE '^func Fuzz[A-Za-z0-9]+' --include='*_test.go' . | sort | sed -E 's|/[^/]*:func | |' | while read -r pkg target; do \
-		echo "fuzz $$pkg $$target"; \
-		$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 100x $$pkg || exit 1; \
+	@set -e; work=$$(mktemp -d); trap 'rm -r "$$work"' EXIT; \
+	for dir in $$(grep -rlE '^func Fuzz' --include='*_test.go' . | xargs -n1 dirname | sort -u); do \
+		$(GO) test -vet=off -c -gcflags=$(MODULE)/...=-d=libfuzzer -o "$$work/fuzz.test" $$dir; \
+		for target in $$(grep -ohE '^func Fuzz[A-Za-z0-9]+' $$dir/*_test.go | cut -c6-); do \
+			echo "fuzz $$dir $$target"; \
+			(cd $$dir && "$$work/fuzz.test" -test.run '^$$' -test.fuzz "^$$target$$" -test.fuzztime $(FUZZTIME) \
+				-test.fuzzminimizetime 100x -test.fuzzcachedir "$$work/$$target"); \
+		done; \
 	done
 
-integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB and SQLite
-	cd internal/integration && $(GO) test $(RACE) -timeout 25m ./...
+integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB and SQLite; most of the time they wait
+	cd internal/integration && $(GO) test -p 4 -parallel 4 -timeout 25m ./...
 
 release-check: ## the modules build from a local module proxy in VERSION, as a user has them
 	internal/release/check.sh $(VERSION)
@@ -68,8 +74,8 @@ prove: ## for PROVE: histories, simulations with new seeds, fuzz targets, and mu
 	$(GO) run ./internal/tools/prove -for $(PROVE) $(ARGS)
 
 examples: ## the tests of the examples and of the tools, and one pass of each benchmark
-	cd examples && $(GO) test ./...
-	cd internal/tools && $(GO) test ./...
+	$(GO) test ./examples/... ./internal/tools/...
 	cd internal/benchmarks && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
 
-ci: lint test race fuzz examples integration tidy ## all of it
+ci: lint ## all of it: what waits for servers beside what computes; what lint has vetted is not vetted again
+	GOFLAGS="$$($(GO) env GOFLAGS) -vet=off" $(MAKE) -j 2 -O integration test race fuzz examples tidy

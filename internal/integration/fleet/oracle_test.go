@@ -164,10 +164,12 @@ func play(t *testing.T, addrs []string, processes int, often float64, back bool,
 // one is killed: no more calls at once than slots, no more calls than the rate and the window
 // allow, and the balance of each meter is exact, to the token.
 func TestOracle(t *testing.T) {
+	t.Parallel()
 	for server, addrs := range map[string][]string{"Redis": {services.Redis(t)}, "Cluster": services.NewRedisCluster(t).Addrs()} {
 		for _, processes := range []int{2, 4} {
 			for _, often := range []float64{0, 0.05, 0.3} {
 				t.Run(fmt.Sprintf("%s/%d processes/%v", server, processes, often), func(t *testing.T) {
+					t.Parallel()
 					v := play(t, addrs, processes, often, often > 0.1, "")
 					require.Zero(t, v.rate, "millionths of tokens")
 					require.Zero(t, v.quota)
@@ -181,18 +183,22 @@ func TestOracle(t *testing.T) {
 // The oracle finds what it is there to find: a script that forgets the id of a settlement,
 // settlements of reservations that were never made, and leases that never end.
 func TestOracleFindsItsControls(t *testing.T) {
+	t.Parallel()
 	addrs := []string{services.Redis(t)}
 	for _, processes := range []int{2, 4} {
 		t.Run(fmt.Sprintf("forgets the id/%d processes", processes), func(t *testing.T) {
+			t.Parallel()
 			v := play(t, addrs, processes, 0.3, false, "forgets the id")
 			require.True(t, v.rate != 0 && v.quota != 0)
 		})
 		t.Run(fmt.Sprintf("settles before it reserves/%d processes", processes), func(t *testing.T) {
+			t.Parallel()
 			v := play(t, addrs, processes, 0.3, false, "settles before it reserves")
 			require.True(t, v.rate < 0 && v.quota < 0, "it mints: %+v", v)
 		})
 	}
 	t.Run("without a lease", func(t *testing.T) {
+		t.Parallel()
 		require.False(t, freeAfterItsLease(t, addrs[0], "without a lease"))
 	})
 }
@@ -246,6 +252,7 @@ func redisAt(t *testing.T, off *atomic.Int64) func(string) string {
 // A clock of Redis that is set back neither forgives nor prolongs: not a rate, not the window of
 // a quota, not the lease of a slot, not a cooldown, and not the place of a waiter that has gone.
 func TestServerClockSetBack(t *testing.T) {
+	t.Parallel()
 	var off atomic.Int64
 	l := &line{eval: resilienceredis.Eval(client(t, services.Redis(t))), change: redisAt(t, &off)}
 	meter := map[string]fleet.Meter{

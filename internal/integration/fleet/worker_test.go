@@ -141,7 +141,7 @@ func (j job) do() {
 	case "play":
 		j.play(fleet.New(cfg), l)
 	case "hold":
-		cfg.Lease, cfg.Meters = lease, slotsOnly(2)
+		cfg.Lease, cfg.Timeout, cfg.Meters = lease, time.Minute, slotsOnly(2)
 		limits := fleet.New(cfg)
 		for i := range 2 {
 			if _, err := limits.Reserve(context.Background()); err != nil {
