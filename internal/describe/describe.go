@@ -52,3 +52,31 @@ type Changer interface {
 type Observer interface {
 	ObserveAny(f func(context.Context, any)) (stop func())
 }
+
+// Count returns a Figure that only grows.
+func Count(name string, n int64) Figure { return Figure{Name: name, Counter: true, Value: float64(n)} }
+
+// An Ailment is what is wrong with a policy: the error of its Health. Whoever shows it asks for its
+// parts by methods, because a policy of another module has a type of its own.
+type Ailment struct {
+	State  string // in a word: "open"
+	Detail string // in numbers: "3 of 4 in flight"; or ""
+	Fails  bool   // calls fail because of it
+	Err    error  // of a call or a store, which may hold secrets; or nil
+}
+
+func (a *Ailment) Error() string {
+	text := a.State
+	if a.Detail != "" {
+		text += ": " + a.Detail
+	}
+	if a.Err != nil {
+		text += ": " + a.Err.Error()
+	}
+	return text
+}
+
+func (a *Ailment) Unwrap() error        { return a.Err }
+func (a *Ailment) HealthState() string  { return a.State }
+func (a *Ailment) HealthDetail() string { return a.Detail }
+func (a *Ailment) Failed() bool         { return a.Fails }
