@@ -9,115 +9,89 @@ import (
 
 // A Setting is the configuration of a policy: as it was given, and with its defaults filled in.
 // It is safe for concurrent use and is not copied. Init makes it ready to use.
-type Setting[C config] struct{ setting }
-
-type config interface{ Validate() error }
-
-// A setting is a Setting whose configurations are of type any, which stands for *C: what is
-// written for any is not in a program once for each C.
-type setting struct {
-	now atomic.Pointer[version]
+type Setting[C config] struct {
+	now atomic.Pointer[version[C]]
 	mu  sync.Mutex // one change at a time
 }
 
+type config interface{ Validate() error }
+
 // A version is a configuration that never changes: as it was given, and with its defaults.
-type version struct {
-	given, filled any
-	copy          copier
+type version[C config] struct {
+	given, filled C
+	fill          func(C) C
+	cloners       []func(*C)
 }
 
-// A copier returns a copy that shares no slice with c, if fill is true with its defaults or the
-// error of Validate.
-type copier func(c any, fill bool) (any, error)
+// clone returns c with copies in place of its slices: otherwise whoever gave or got a slice could
+// write to it while it is read.
+func (v *version[C]) clone(c C) C {
+	for _, clone := range v.cloners {
+		clone(&c)
+	}
+	return c
+}
+
+// next returns the version that given makes, if it is valid.
+func (v *version[C]) next(given C) (*version[C], error) {
+	if err := given.Validate(); err != nil {
+		return nil, err
+	}
+	return &version[C]{v.clone(given), v.fill(v.clone(given)), v.fill, v.cloners}, nil
+}
 
 // Init sets the first configuration. It panics with the error of Validate, if there is one.
-// fill returns a valid C with defaults in place of its zero fields. own puts copies in the place
-// of the slices in a C: otherwise whoever gave a slice could write to it while it is read. Init
-// must have returned before the Setting is used.
-func (s *Setting[C]) Init(given C, fill func(C) C, own ...func(*C)) {
-	s.init(&given, func(c any, filled bool) (any, error) {
-		next := *c.(*C)
-		for _, own := range own {
-			own(&next)
-		}
-		if filled {
-			if err := next.Validate(); err != nil {
-				return nil, err
-			}
-			next = fill(next)
-		}
-		return &next, nil
-	})
-}
-
-func (s *setting) init(given any, copy copier) {
-	v := recent.like(given)
+// fill returns a valid C with defaults in place of its zero fields. cloners put copies in the place
+// of the slices in a C. Init must have returned before the Setting is used.
+func (s *Setting[C]) Init(given C, fill func(C) C, cloners ...func(*C)) {
+	v := recentLike(given)
 	if v == nil {
 		var err error
-		if v, err = newVersion(given, copy); err != nil {
+		if v, err = (&version[C]{fill: fill, cloners: cloners}).next(given); err != nil {
 			panic(err)
 		}
-		if same(given, given) {
-			recent.add(v)
-		}
+		addRecent(v)
 	}
 	s.now.Store(v)
 }
 
-// newVersion returns the version that given makes, if it is valid.
-func newVersion(given any, copy copier) (*version, error) {
-	given, _ = copy(given, false)
-	filled, err := copy(given, true)
-	return &version{given, filled, copy}, err
-}
-
 // recent has the last versions that Init made and that can be compared: policies that are made
 // alike share one, so that a member of a Group does not take the memory of two configurations.
-var recent versions
-
-type versions struct {
-	mu sync.Mutex
-	of [16]*version
-	n  int // that were added
+var recent struct {
+	mu       sync.Mutex
+	versions [16]any // of *version[C]
+	added    int
 }
 
-func (r *versions) like(given any) *version {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, v := range r.of {
-		if v != nil && same(v.given, given) {
+func recentLike[C config](given C) *version[C] {
+	recent.mu.Lock()
+	defer recent.mu.Unlock()
+	for _, v := range recent.versions {
+		if v, ok := v.(*version[C]); ok && same(reflect.ValueOf(v.given), reflect.ValueOf(given)) {
 			return v
 		}
 	}
 	return nil
 }
 
-func (r *versions) add(v *version) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.of[r.n%len(r.of)] = v
-	r.n++
+func addRecent[C config](v *version[C]) {
+	if given := reflect.ValueOf(v.given); !same(given, given) {
+		return
+	}
+	recent.mu.Lock()
+	defer recent.mu.Unlock()
+	recent.versions[recent.added%len(recent.versions)] = v
+	recent.added++
 }
 
-// same reports whether what a and b point to is certainly the same: their fields are, by ==.
-func same(a, b any) bool {
-	if reflect.TypeOf(a) != reflect.TypeOf(b) {
-		return false
-	}
-	v, w := reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem()
-	for i := range v.NumField() {
-		f, g := v.Field(i), w.Field(i)
-		switch f.Kind() {
-		case reflect.Func, reflect.Slice, reflect.Interface:
-			if !f.IsNil() || !g.IsNil() {
-				return false
-			}
-		case reflect.Struct: // may hold one of these
+// same reports whether two structs of one type are certainly the same: their fields are zero, or
+// equal by ==. Nobody can tell of functions and slices.
+func same(a, b reflect.Value) bool {
+	for i := range a.NumField() {
+		f, g := a.Field(i), b.Field(i)
+		zero := f.IsZero() && g.IsZero()
+		if !zero && (!f.Comparable() || !g.Comparable() || !f.Equal(g)) {
 			return false
-		default:
-			if f.Interface() != g.Interface() {
-				return false
-			}
 		}
 	}
 	return true
@@ -125,13 +99,12 @@ func same(a, b any) bool {
 
 // Load returns the configuration with its defaults, by one atomic load. It must not be
 // written to.
-func (s *Setting[C]) Load() *C { return s.now.Load().filled.(*C) }
+func (s *Setting[C]) Load() *C { return &s.now.Load().filled }
 
 // Config returns a copy of the configuration with its defaults.
 func (s *Setting[C]) Config() C {
 	now := s.now.Load()
-	c, _ := now.copy(now.filled, false)
-	return *c.(*C)
+	return now.clone(now.filled)
 }
 
 // Update calls change with the configuration as it was given: a zero field means its default.
@@ -147,36 +120,23 @@ func (s *Setting[C]) Update(change func(*C), check func(was, next *C) error, fol
 // Change is Update for a caller who does not know C: f gets a *C. Nothing changes if f returns
 // an error, or if dry is true: then Change returns the error that it would return otherwise.
 func (s *Setting[C]) Change(dry bool, f func(cfg any) error, check func(was, next *C) error, follow func(*C)) error {
-	return s.change(dry, f,
-		func(was, next any) error {
-			if check == nil {
-				return nil
-			}
-			return check(was.(*C), next.(*C))
-		},
-		func(next any) {
-			if follow != nil {
-				follow(next.(*C))
-			}
-		})
-}
-
-func (s *setting) change(dry bool, f func(any) error, check func(was, next any) error, follow func(any)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	was := s.now.Load()
-	given, _ := was.copy(was.given, false)
-	if err := f(given); err != nil {
+	given := was.clone(was.given)
+	if err := f(&given); err != nil {
 		return err
 	}
-	next, err := newVersion(given, was.copy)
-	if err != nil {
-		return err
+	next, err := was.next(given)
+	if err == nil && check != nil {
+		err = check(&was.filled, &next.filled)
 	}
-	if err := check(was.filled, next.filled); err != nil || dry {
+	if err != nil || dry {
 		return err
 	}
 	s.now.Store(next)
-	follow(next.filled)
+	if follow != nil {
+		follow(&next.filled)
+	}
 	return nil
 }

@@ -213,18 +213,3 @@ func TestSettingsThatAreMadeAlikeShareTheirConfig(t *testing.T) {
 	require.Equal(t, 7, s.Config().Slow, "an Update is one's own")
 	require.Equal(t, 7, newSetting(given).Config().Slow)
 }
-
-// Groups of several types of policies are filled at the same time.
-func TestSettingsShareTheirConfigBesideThoseOfAnotherType(t *testing.T) {
-	given := config{Name: "a", Slow: 7}
-	s := newSetting(given)
-	var twin settings.Setting[likeConfig]
-	twin.Init(likeConfig(given), func(c likeConfig) likeConfig { return c })
-	require.Equal(t, likeConfig(given), twin.Config())
-	require.Same(t, s.Load(), newSetting(given).Load())
-}
-
-// A likeConfig has the fields of a config.
-type likeConfig config
-
-func (likeConfig) Validate() error { return nil }
