@@ -9,13 +9,10 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Fallback returns a Middleware that calls fn with the error of a failed call, and returns
-// the result of fn: nil if fn has answered in place of the call, err to leave the error as
-// it is, or another error, to which err is joined unless it wraps err already.
-//
-// If ctx has already ended, the Middleware makes no call and gives fn the end of ctx and
-// its cause. Put a fallback first in a chain, so that it answers for every way in which
-// the rest can fail. Fallback panics if fn is nil.
+// Fallback returns a Middleware that calls fn with the error of a failed call, or with the end of
+// ctx in place of a call, and returns the result of fn: nil if fn has answered, err to leave the
+// error as it is, or another error, to which err is joined unless it wraps err already. It is first
+// in a chain, to answer whenever the rest fails. Fallback panics if fn is nil.
 func Fallback(fn func(ctx context.Context, err error) error) Middleware {
 	if fn == nil {
 		panic(errors.New("resilience: Fallback needs a function, not nil"))

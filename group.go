@@ -19,10 +19,10 @@ import (
 
 // GroupConfig says how many members a [Group] holds.
 type GroupConfig struct {
-	// MaxKeys is how many members the group holds at once, at most. Zero means 10 000.
+	// MaxKeys bounds the members. Zero means 10 000.
 	MaxKeys int
-	// Idle is for how long a member must have had no call to be evicted although there is
-	// room. Zero means 10 minutes. Negative means that members are evicted only to make room.
+	// Idle is for how long a member must have had no call to be evicted although there is room.
+	// Zero means 10 minutes, negative forever.
 	Idle time.Duration
 }
 
@@ -33,29 +33,23 @@ func (c GroupConfig) Validate() error {
 	return f.Err()
 }
 
-// A Group holds one policy for each key, such as a shard, a host or a tenant, so that a key
-// that fails is refused and the others are not:
+// A Group holds one policy for each key, such as a host or a tenant. It is safe for concurrent use.
 //
 //	shards := resilience.NewGroup(func(shard string) *breaker.Breaker {
 //		return breaker.New(breaker.Config{Name: "shards", Failures: 5})
 //	}, resilience.GroupConfig{MaxKeys: 300})
 //	err := shards.Do(ctx, "eu-1", query)
 //
-// The group makes a member at the first call for its key. It evicts members that have had no
-// call for Idle, when calls for new keys come, and the least recently used one when it holds
-// MaxKeys and needs room. It evicts no member that has a call under way, work of a call that
-// goes on after its function (see [Work]), or a method Needed() bool that returns true: a
-// breaker that is not closed, a bulkhead in use, a budget that is not full.
+// The first call for a key makes its member. When calls for new keys come, members that are idle
+// are evicted, and the least recently used one if MaxKeys are there; but none that has a call or
+// [Work] under way, or whose method Needed() bool returns true: a breaker that is open, a bulkhead
+// in use, a budget that is not full.
 //
-// While the group holds MaxKeys members and finds none, among a few, that it may evict, keys
-// without a member share one more, the overflow, which was made with the zero key. So the
-// memory is bounded, and each key that has a member keeps it. A MaxKeys well above the number
-// of keys that fail at the same time keeps keys out of the overflow. A key that does not equal
-// itself, such as NaN, always has the overflow.
+// If no room can be made, new keys share one more member, the overflow, made with the zero key. A
+// MaxKeys well above the number of keys that fail at once keeps keys out of it. A key that does not
+// equal itself, such as NaN, always has the overflow.
 //
-// A Group describes itself by what its members say of themselves, so that package registry
-// shows it as one policy. Its figures are those of its members added up, with the counters of
-// those that were evicted. A Group is safe for concurrent use. [NewGroup] makes one.
+// A registry shows a Group as one policy, by what its members say of themselves.
 type Group[K comparable, P interface {
 	Do(context.Context, Func) error
 }] struct {
@@ -76,11 +70,9 @@ type Group[K comparable, P interface {
 	observers []*func(context.Context, any)
 }
 
-// NewGroup returns an empty Group, whose members are what newMember returns. It makes the
-// overflow at once, and panics with the error of cfg.Validate, if there is one.
-//
-// newMember is called under the lock of the group: it must be quick, and not use the group.
-// If it panics, so does the call that needs the member.
+// NewGroup returns a Group whose members are what newMember returns. newMember is called under the
+// lock of the group, and for the overflow at once: it must be quick, and not use the group. NewGroup
+// panics if cfg is not valid.
 func NewGroup[K comparable, P interface {
 	Do(context.Context, Func) error
 }](newMember func(key K) P, cfg GroupConfig) *Group[K, P] {
@@ -110,7 +102,7 @@ func (g *Group[K, P]) prepare(key K, p P) P {
 		}
 	}
 	if g.observed {
-		g.observe(key, p)
+		g.observe(keyed.Text(key), p)
 	}
 	if g.closed {
 		_ = closeMember(p)
@@ -142,14 +134,13 @@ func (g *Group[K, P]) evict(p P) {
 	}
 }
 
-// Do calls fn under the member of key. The member is kept until the work of the call has
-// ended.
+// Do calls fn under the member of key.
 func (g *Group[K, P]) Do(ctx context.Context, key K, fn Func) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
 	m := g.table.Pin(key)
-	work := linger.Of(ctx)
+	work := linger.WorkOf(ctx)
 	if work == nil { // the usual case, without the allocations of the other
 		defer g.table.Unpin(m)
 		return m.Value.Do(ctx, fn)
@@ -165,15 +156,14 @@ func (g *Group[K, P]) Do(ctx context.Context, key K, fn Func) error {
 	return err
 }
 
-// By returns a Middleware that calls a function under the member of the key of its ctx.
+// By returns a Middleware whose calls have the key of their ctx.
 func (g *Group[K, P]) By(key func(context.Context) K) Middleware {
 	return func(next Func) Func {
 		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
 	}
 }
 
-// All returns the members that the group holds, in no order, without the overflow. The group
-// does not evict a member while it is yielded. To be yielded does not count as a call.
+// All returns the members, in no order, without the overflow. To be yielded is no call.
 func (g *Group[K, P]) All() iter.Seq2[K, P] {
 	return func(yield func(K, P) bool) {
 		for m := range g.table.Each(g.table.Locked(func() {})) {
@@ -189,42 +179,37 @@ func (g *Group[K, P]) Len() int { return g.table.Len() }
 
 // GroupStats are figures of a [Group].
 type GroupStats struct {
-	Members int   // that the group holds, without the overflow
-	MaxKeys int   // how many it may hold
-	Evicted int64 // members, since the group was made
+	Members int // without the overflow
+	MaxKeys int
+	Evicted int64
 }
 
-// Stats returns the figures of the group. Those of its members are in [Group.Figures].
+// Stats returns figures of the group, without those of its members.
 func (g *Group[K, P]) Stats() GroupStats {
 	stats := GroupStats{MaxKeys: g.cfg.MaxKeys}
-	g.table.Each(g.table.Locked(func() { stats.Evicted = g.evictions }))(func(*keyed.Member[K, P]) bool {
+	for range g.table.Each(g.table.Locked(func() { stats.Evicted = g.evictions })) {
 		stats.Members++
-		return true
-	})
+	}
 	return stats
 }
 
-// Close calls the method Close() error of each member that has one, of the overflow, and of
-// each member that is made later. It returns their errors, joined. Calls go on as these
-// members let them. A second Close does nothing.
+// Close calls the method Close() error of each member, of the overflow, and of each member that is
+// made later, if it has one. Calls go on as these members let them. A second Close does nothing.
 func (g *Group[K, P]) Close() error {
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	was := false
-	pinned := g.table.Locked(func() { was, g.closed = g.closed, true })
-	var errs []error
-	for m := range g.table.Each(pinned) {
-		if !was {
-			errs = append(errs, closeMember(m.Value))
-		}
+	if g.closed { // nobody else writes it
+		return nil
 	}
-	if !was {
-		errs = append(errs, closeMember(g.table.Overflow().Value))
+	pinned := g.table.Locked(func() { g.closed = true })
+	errs := []error{closeMember(g.table.Overflow().Value)}
+	for m := range g.table.Each(pinned) {
+		errs = append(errs, closeMember(m.Value))
 	}
 	return errors.Join(errs...)
 }
 
-// Name returns the name of the overflow, if it has one.
+// Name returns the name of the overflow.
 func (g *Group[K, P]) Name() string {
 	if n, ok := any(g.table.Overflow().Value).(describe.Namer); ok {
 		return n.Name()
@@ -232,7 +217,7 @@ func (g *Group[K, P]) Name() string {
 	return ""
 }
 
-// Kind returns the kind of the members, "breaker" for example, or "group".
+// Kind returns the kind of the members, or "group".
 func (g *Group[K, P]) Kind() string {
 	if k, ok := any(g.table.Overflow().Value).(describe.Kinder); ok {
 		return k.Kind()
@@ -240,9 +225,8 @@ func (g *Group[K, P]) Kind() string {
 	return "group"
 }
 
-// Figures returns the figures of all members and the overflow, added up by name, in the order
-// in which a member has them, and those of the group. No counter goes back when a member is
-// evicted.
+// Figures returns the figures of all members and the overflow, added up by name, and those of the
+// group. The counters of a member that was evicted stay in them.
 func (g *Group[K, P]) Figures() []describe.Figure {
 	var sums []describe.Figure
 	at := make(map[string]int) // in sums, by name
@@ -286,13 +270,14 @@ func (g *Group[K, P]) Figures() []describe.Figure {
 		describe.Figure{Name: kind + ".evictions", Counter: true, Value: float64(evictions)})
 }
 
-// Health returns an error if the method Health() error of a member returns one: how many do,
-// and one of them with its key, one that fails if there is one. Its methods HealthState() string
-// and Failed() bool are those of that member's error, if it has them; but the group fails only if
-// all of its members do, and is "partly open", say, if some do.
+// Health returns an error if the method Health() error of a member returns one: how many do, and
+// what is behind the error of one of them. The group is "open", say, if all members are, and "partly
+// open" if some are.
 func (g *Group[K, P]) Health() error {
-	ill := groupError{all: 1}
-	ask := func(name string, p P) (fails bool) {
+	var worst error // of a member that fails, if there is one
+	var worstKey string
+	ailing, failing, all := 0, 0, 0 // without the overflow, all
+	ask := func(key string, p P) (failed bool) {
 		h, ok := any(p).(describe.Healther)
 		if !ok {
 			return false
@@ -301,71 +286,51 @@ func (g *Group[K, P]) Health() error {
 		if err == nil {
 			return false
 		}
-		f, ok := err.(interface{ Failed() bool })
-		fails = ok && f.Failed()
-		ill.n++
-		if ill.first == nil || fails && !ill.fails {
-			ill.key, ill.first, ill.fails = name, err, fails
+		ailing++
+		if worst == nil || fails(err) && !fails(worst) {
+			worst, worstKey = err, key
 		}
-		return fails
+		return fails(err)
 	}
 	for key, p := range g.All() {
-		ill.all++
+		all++
 		if ask(keyed.Text(key), p) {
-			ill.failing++
+			failing++
 		}
 	}
 	ask(keyed.Other, g.table.Overflow().Value)
-	if ill.n == 0 {
+	if worst == nil {
 		return nil
 	}
-	return &ill
-}
-
-// A groupError is what is wrong with the members of a Group.
-type groupError struct {
-	n, failing, all int // members that say something, that fail, without the overflow, and all
-	key             string
-	first           error
-	fails           bool // first
-}
-
-func (e *groupError) Error() string {
-	if state := e.HealthState(); state != "" {
-		return state + ": " + e.HealthDetail()
+	named, ok := worst.(interface{ HealthState() string })
+	if !ok {
+		return fmt.Errorf("%d of %d members: %s: %w", ailing, all+1, worstKey, worst)
 	}
-	return fmt.Sprintf("%d of %d members: %s: %v", e.n, e.all, e.key, e.first)
-}
-
-// Unwrap returns what is behind the error of the member.
-func (e *groupError) Unwrap() error { return cmp.Or(errors.Unwrap(e.first), e.first) }
-
-func (e *groupError) Failed() bool { return e.failing > 0 && e.failing == e.all-1 }
-
-func (e *groupError) word() string {
-	if h, ok := e.first.(interface{ HealthState() string }); ok {
-		return h.HealthState()
+	e := &groupError{}
+	e.State, e.Err = named.HealthState(), cmp.Or(errors.Unwrap(worst), worst)
+	e.Fails = failing > 0 && failing == all
+	if fails(worst) {
+		ailing = failing
 	}
-	return ""
-}
-
-func (e *groupError) HealthState() string {
-	if e.fails && !e.Failed() {
-		return "partly " + e.word()
+	e.Detail = fmt.Sprintf("%d of %d %s", ailing, all, e.State)
+	if fails(worst) && !e.Fails {
+		e.State = "partly " + e.State
 	}
-	return e.word()
+	return e
 }
 
-func (e *groupError) HealthDetail() string {
-	n := e.n
-	if e.fails {
-		n = e.failing
-	}
-	return fmt.Sprintf("%d of %d %s", n, e.all-1, e.word())
+// fails reports whether calls fail because of what an error of Health says.
+func fails(health error) bool {
+	f, ok := health.(interface{ Failed() bool })
+	return ok && f.Failed()
 }
 
-// Settings returns the settings of the overflow: a copy of its Config with the defaults,
-// without functions. It returns nil if the members have none.
+// A groupError is what is wrong with members of a Group. Its text leaves out the error of one of them.
+type groupError struct{ describe.Ailment }
+
+func (e *groupError) Error() string { return e.State + ": " + e.Detail }
+
+// Settings returns the Config of the overflow with its defaults, without functions, or nil.
 func (g *Group[K, P]) Settings() any {
 	if s, ok := any(g.table.Overflow().Value).(describe.Setter); ok {
 		return s.Settings()
@@ -373,19 +338,17 @@ func (g *Group[K, P]) Settings() any {
 	return nil
 }
 
-// Change changes the settings of the overflow, of all members, and of each later member before
-// it is used. f gets a pointer to the Config of each as it was given, in which a zero field
-// means its default:
+// Change changes the Config of the overflow, of all members, and of each later member. f gets a
+// pointer to each as it was given: a zero field means its default.
 //
 //	err := shards.Change(false, func(cfg any) error {
 //		cfg.(*breaker.Config).Failures = 3
 //		return nil
 //	})
 //
-// It first makes a dry run: if f returns an error for one of them, or its Config would not be
-// valid, nothing changes, and Change returns the error. If dry is true it ends there. A later
-// member whose own Config does not allow the change stays as it was made. f is kept, and must
-// be safe to call at any time, under the lock of the group.
+// If f returns an error for one of them, or its Config would not be valid, nothing changes, and
+// Change returns the error; nor does anything if dry is true. A later member whose Config does not
+// allow the change stays as it was made. f is kept, and called under the lock of the group.
 func (g *Group[K, P]) Change(dry bool, f func(cfg any) error) error {
 	g.changing.Lock()
 	defer g.changing.Unlock()
@@ -413,8 +376,7 @@ func (g *Group[K, P]) changeAll(pinned []*keyed.Member[K, P], dry bool, f func(c
 	return err
 }
 
-// ObserveAny calls f with each event of each member, present and future, until stop is called.
-// An event of a member has its key as its last field.
+// ObserveAny calls f with each event of each member until stop is called. The key is its last field.
 func (g *Group[K, P]) ObserveAny(f func(context.Context, any)) (stop func()) {
 	g.mu.Lock()
 	g.observers = append(slices.Clone(g.observers), &f)
@@ -422,11 +384,11 @@ func (g *Group[K, P]) ObserveAny(f func(context.Context, any)) (stop func()) {
 	was := false
 	pinned := g.table.Locked(func() { was, g.observed = g.observed, true })
 	if !was {
-		g.observeOverflow()
+		g.observe(keyed.Other, g.table.Overflow().Value)
 	}
 	for m := range g.table.Each(pinned) {
 		if !was {
-			g.observe(m.Key, m.Value)
+			g.observe(keyed.Text(m.Key), m.Value)
 		}
 	}
 	return func() {
@@ -438,11 +400,7 @@ func (g *Group[K, P]) ObserveAny(f func(context.Context, any)) (stop func()) {
 	}
 }
 
-func (g *Group[K, P]) observe(key K, p P) { g.observeAs(keyed.Text(key), p) }
-
-func (g *Group[K, P]) observeOverflow() { g.observeAs(keyed.Other, g.table.Overflow().Value) }
-
-func (g *Group[K, P]) observeAs(key string, p P) {
+func (g *Group[K, P]) observe(key string, p P) {
 	o, ok := any(p).(describe.Observer)
 	if !ok {
 		return

@@ -10,29 +10,23 @@
 //		return fetchUser(ctx, 42)
 //	})
 //
-// Each pattern is a package of its own and may be used without this one: retry, breaker,
-// bulkhead, throttle, cacheaside, saga, lease and hedge. Package resiliencehttp has HTTP clients
-// and servers, registry shows and changes the policies of a program, and faults makes
-// failures to test with. The patterns import neither each other nor this package. They
-// compose because [Func] and [Middleware] are aliases of unnamed types.
+// Each pattern is a package of its own, which imports neither the others nor this one: retry,
+// breaker, bulkhead, throttle, cacheaside, saga, lease and hedge.
 //
 // Every [Policy], and every Middleware of this package, promises:
 //
-//   - It runs fn on the caller's goroutine and never after Do has returned.
-//   - It does not call fn for a context that has already ended.
-//   - A panic in fn passes through unchanged, and so does runtime.Goexit; the policy gives
-//     back every permit, slot and count.
-//   - It never loses the error of fn: errors.Is finds both that error and the reason for
-//     giving up.
+//   - It runs fn on the caller's goroutine, never after Do has returned, and not for a ctx that has
+//     already ended.
+//   - A panic in fn and runtime.Goexit pass through; every permit, slot and count is given back.
+//   - errors.Is finds both the error of fn and the reason for giving up.
 //   - It is safe for concurrent use, and meant to be built once and shared.
 //
-// A Hedger, a Cache and a saga's Runner call functions on goroutines of their own too. They
-// turn a panic there into an error that has its stack, by a method Stack() []byte.
+// A Hedger, a Cache and a saga's Runner call functions on goroutines of their own too. A panic there
+// becomes an error that has a method Stack() []byte.
 //
 // # What errors say
 //
-// All policies read an error in the same way, by what it says about the dependency. An
-// error says it by methods, at any depth of its chain:
+// An error says by methods, at any depth of its chain, what it means to all policies:
 //
 //	                      breaker            retry              adaptive limit  cache load  saga step
 //	nil                   success            end                success         kept        done
@@ -48,17 +42,11 @@
 //	[4] as any other; if it opens the breaker, then for that time (Trip opens it at once)
 //	[5] overload if it is a timeout or Throttled(), else no sample
 //
-// The first row that applies decides. A retrier does not wait for the RetryAfter of a failure
-// or an answer whose Retryable() is false. Of an error and the errors that it wraps, the
-// outermost that has the method decides. Of joined errors the first that says anything
-// decides, without refusals beside a call that was made: these are refused only if all are.
+// The first row that applies decides. Of an error and what it wraps, the outermost that has the
+// method decides; of joined errors the first that says anything; they are refused only if all are.
+// docs/protocol.md has a row for each way in which a call can end.
 //
-// [Refused], [Answered], [Retryable], [RetryAfter], [Throttled] and [Answer] read and mark
-// errors in this way for policies of your own, and [AtEnd] holds a slot until a response
-// has been read. docs/protocol.md has a row for each way in which a call can end.
-//
-// The patterns are those of the Cloud Design Patterns catalog
-// (https://learn.microsoft.com/azure/architecture/patterns/).
+// The patterns are those of https://learn.microsoft.com/azure/architecture/patterns/.
 package resilience
 
 import (
@@ -68,29 +56,22 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Func is the unit of work that every pattern wraps.
-//
-// Func and [Middleware] are aliases of unnamed types, so that a method value such as
-// retrier.Wrap is a Middleware without a conversion.
+// Func is the unit of work that every pattern wraps. It and [Middleware] are aliases of unnamed
+// types, so that a method value such as retrier.Wrap is a Middleware.
 type Func = func(context.Context) error
 
 // Middleware returns a Func that runs next under a policy.
 type Middleware = func(next Func) Func
 
-// Policy is the interface of a Retrier, a Breaker, a Bulkhead, a Limiter and a
-// throttle/adaptive.
+// Policy is the interface of a Retrier, a Breaker, a Bulkhead, a Limiter and a throttle/adaptive.
 type Policy interface {
-	// Do runs fn under the policy, on the caller's goroutine.
 	Do(ctx context.Context, fn Func) error
-	// Wrap returns a Func that runs next under the policy: a Middleware.
-	Wrap(next Func) Func
+	Wrap(next Func) Func // a Middleware
 }
 
-// Chain composes middleware. The first is the outermost: Chain(a, b)(fn) is a(b(fn)). A
-// nil Middleware is left out; Chain()(fn) is fn.
-//
-// Each application of the result wraps its argument anew. To save that work for a function
-// that is called often, wrap it once and keep the result. Chain keeps a copy of mw.
+// Chain composes middleware. The first is the outermost: Chain(a, b)(fn) is a(b(fn)). A nil
+// Middleware is left out; Chain()(fn) is fn. For a function that is called often, keep the result of
+// wrapping it.
 func Chain(mw ...Middleware) Middleware {
 	mw = slices.Clone(mw)
 	return func(next Func) Func {
@@ -103,12 +84,9 @@ func Chain(mw ...Middleware) Middleware {
 	}
 }
 
-// Value runs fn under mw and returns its result; on error, the zero T. A nil mw runs fn as
-// it is. Value does not call fn with a ctx that has already ended.
-//
-// mw must call the Func that it wraps on the caller's goroutine and before it returns, as
-// every [Policy] does; otherwise Value has a race. If mw turns an error into
-// success, as [Fallback] may, Value returns the zero T and a nil error.
+// Value runs fn under mw, unless that is nil, and returns its result; on error, the zero T. If mw
+// turns an error into success, as [Fallback] may, Value returns the zero T and a nil error. mw must
+// call the Func that it wraps on the caller's goroutine, as every [Policy] does.
 func Value[T any](ctx context.Context, mw Middleware, fn func(context.Context) (T, error)) (T, error) {
 	if mw == nil {
 		mw = Chain()

@@ -10,8 +10,7 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// A TimeoutError reports that a [Timeout] passed before its call had succeeded. It matches
-// [context.DeadlineExceeded] and unwraps to the error of the call.
+// A TimeoutError reports that a [Timeout] passed before its call had succeeded.
 type TimeoutError struct {
 	Name  string        // of the Timeout; empty if it has none
 	After time.Duration // the limit that passed
@@ -35,18 +34,15 @@ func (e *TimeoutError) Unwrap() error { return e.Err }
 // Is reports whether target is [context.DeadlineExceeded].
 func (e *TimeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// Timeout returns true. It is the method of [net.Error].
+// Timeout returns true.
 func (e *TimeoutError) Timeout() bool { return true }
 
-// Timeout returns a Middleware that limits each call to d: the ctx of the call ends after
-// d, with a [*TimeoutError] as its cause. Zero means no limit; Timeout panics if d is
-// negative.
+// Timeout returns a Middleware that ends the ctx of each call after d, with a [*TimeoutError] as its
+// cause. Zero means no limit; Timeout panics if d is negative. A name says in errors what timed out.
 //
-// The Middleware leaves no goroutine behind: it waits for the call to return, so the call
-// must heed its ctx. It wraps an error that the call returns after the limit in a
-// *TimeoutError. A late success is a success, and the end of the caller's own ctx is
-// returned as it is. Within a resiliencehttp.Transport the limit also covers the body of
-// the response. A name tells in its errors what timed out.
+// It waits for the call to return, so the call must heed its ctx. An error that the call returns
+// after the limit is wrapped in a *TimeoutError; a late success is a success, and the end of the
+// caller's ctx is returned as it is. Within a resiliencehttp.Transport the limit covers the body.
 func Timeout(d time.Duration, name ...string) Middleware {
 	if d < 0 {
 		panic(fmt.Errorf("resilience: Timeout is %v: must be 0 (no limit) or more", d))

@@ -11,35 +11,28 @@
 //		err = cachedUser(ctx) // fetchUser was not called
 //	}
 //
-// A [Breaker] is closed at first, and every call passes. It opens when calls fail as its
-// [Config] says, and refuses every call with an [*OpenError]. When its open time has passed it is
-// half-open: a few calls pass, as probes. If they succeed, it closes. If one fails, or does not
-// end, it opens again.
+// A [Breaker] is closed at first: every call passes. It opens when calls fail as its [Config] says, and
+// refuses them with an [*OpenError]. When its open time has passed it is half-open: a few calls pass, as
+// probes. If they succeed, it closes. If one fails, it opens again.
 //
-// The end of a call says this about the dependency:
+// What the end of a call says:
 //
-//   - An answer (an error whose method Answered() bool returns true) is a success: the dependency
-//     worked.
-//   - A refusal (Refused() bool) of a policy further in is ignored, and so is a call that ends its
-//     goroutine with runtime.Goexit.
+//   - An answer (an error that is Answered() bool) is a success.
+//   - A refusal (Refused() bool) of a policy further in is ignored.
 //   - An error after the caller's ctx was canceled is ignored. After its deadline, it is a failure
 //     if the call had [Config].Patience, else ignored.
-//   - Any other error is what [Config].Classify says, by default a failure. So is a panic, which
-//     passes through, and a success that took [Config].SlowAfter or longer.
+//   - Any other error is what [Config].Classify says, by default a failure. So is a panic, and a
+//     success that took [Config].SlowAfter or longer.
 //
-// A call whose work goes on after it has returned, such as a response whose body is being read, is
-// a success until the work breaks off: that is a failure in place of a success. An end because the
-// caller has left (context.Canceled), or with a refusal, says nothing.
+// Work that goes on after its call, such as a body that is being read, is a success until it breaks
+// off: that is a failure in place of a success, unless the caller has left.
 //
-// A result whose call began before the breaker opened, closed or was reset changes nothing. What
-// fails independently (shards, hosts, tenants) has a breaker each, in a resilience.Group. Do not
-// run a call under the same breaker twice: half-open, the outer call would hold the permit that
-// the inner one needs. There is no goroutine and no timer: what time brings about happens at the
-// next call, [Breaker.State] or [Breaker.Stats].
+// A result whose call began before the breaker opened, closed or was reset changes nothing. Do not run
+// a call under the same breaker twice: half-open, the outer call holds the permit of the inner one.
 //
-// The pattern is Circuit Breaker of the Cloud Design Patterns catalog
-// (https://learn.microsoft.com/azure/architecture/patterns/circuit-breaker), after
-// Michael T. Nygard, Release It! Its states are kept by github.com/sony/gobreaker.
+// The pattern is Circuit Breaker
+// (https://learn.microsoft.com/azure/architecture/patterns/circuit-breaker), after Michael T. Nygard,
+// Release It! Its states are kept by github.com/sony/gobreaker.
 package breaker
 
 import (
@@ -59,7 +52,8 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Breaker is made by [New], and safe for concurrent use.
+// A Breaker is made by [New], and safe for concurrent use. It has no goroutine and no timer: what
+// time brings about happens at the next use.
 type Breaker struct {
 	start     time.Time // instants are durations since then
 	setting   settings.Setting[Config]
@@ -76,7 +70,7 @@ type Breaker struct {
 	window  window          // of the last period in which calls passed
 	machine *machine        // nil before the first failure of a breaker that is new or was reset
 	probes  []*probe        // that have not ended, of earlier openings until their functions return
-	works   *list.List      // of *work: of this period, younger than Window, the oldest first
+	works   *list.List      // calls of this period whose work goes on, younger than Window, the oldest first
 	calls   [refused + 1]int64
 	// A result counts only in the period in which its call began.
 	period  uint32
@@ -94,13 +88,10 @@ type call struct {
 	probe    *probe        // if the breaker was half-open
 	begun    time.Duration // 0 if nobody asks
 	deadline time.Duration // of the caller's ctx; 0 if it has none
-}
 
-// A work is a call whose function has succeeded, and which goes on.
-type work struct {
-	call
-	since time.Duration // when it was counted as a success
-	at    *list.Element // of Breaker.works
+	// Of one whose function has succeeded, and whose work goes on:
+	since   time.Duration // when it was counted as a success
+	element *list.Element // of Breaker.works
 }
 
 // A verdict is what the end of a call says about the dependency.
@@ -110,7 +101,7 @@ type verdict struct {
 	retryAfter time.Duration // that a failure asked for
 }
 
-// New returns a closed Breaker. It panics if cfg is not valid: see [Config.Validate].
+// New returns a closed Breaker. It panics if cfg is not valid.
 func New(cfg Config) *Breaker {
 	b := &Breaker{start: time.Now(), state: Closed}
 	b.setting.Init(cfg, Config.withDefaults)
@@ -123,45 +114,43 @@ func (b *Breaker) now() time.Duration { return time.Since(b.start) }
 
 func (b *Breaker) Name() string { return b.setting.Load().Name }
 
-// Do calls fn, unless ctx has ended or the breaker refuses with an [*OpenError], and returns the
-// error of fn unchanged.
+// Do calls fn and returns its error, unless ctx has ended or the breaker refuses with an [*OpenError].
 func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error {
 	var c call
 	if err := b.enter(ctx, &c); err != nil {
 		return err
 	}
 	v := verdict{Outcome: Ignore} // if fn ends its goroutine
-	var w *work
-	under := linger.Of(ctx)
+	var goesOn *call
+	work := linger.WorkOf(ctx)
 	defer func() {
 		r := recover()
 		if r != nil {
 			v = verdict{Outcome: Failure, err: fmt.Errorf("%v", r)}
 		}
-		b.settle(ctx, &c, v, w)
+		b.endCall(ctx, &c, v, goesOn)
 		if r != nil {
 			panic(r) // the stack below is still that of the first panic
 		}
-		if w := w; w != nil && !under.OnEnd(func(err error) { b.endWork(ctx, w, err) }) {
-			b.endWork(ctx, w, nil) // it has ended meanwhile
+		if c := goesOn; c != nil && !work.OnEnd(func(err error) { b.endWork(ctx, c, err) }) {
+			b.endWork(ctx, c, nil) // it has ended meanwhile
 		}
 	}()
 	err := fn(ctx)
 	v = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
-	if under != nil && v.Outcome == Success && err == nil {
-		w = &work{call: c}
+	if work != nil && v.Outcome == Success && err == nil {
+		goesOn = new(call) // on the heap, where c is not
+		*goesOn = c
 	}
 	return err
 }
 
-// Wrap returns a function that calls next under [Breaker.Do].
 func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin begins a call that is not a single function. done is called with the error of the call at
-// its end, from any goroutine; a second call does nothing. ctx must live until then, since an error
-// after its cancel is ignored.
+// Begin begins a call that is not a single function. done is called at its end, from any goroutine; a
+// second call does nothing. ctx must live until then.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	var c call
 	if err := b.enter(ctx, &c); err != nil {
@@ -173,7 +162,7 @@ func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 			return
 		}
 		v := verdict{Outcome: Ignore} // ignored, if Classify panics
-		defer func() { b.settle(ctx, &c, v, nil) }()
+		defer func() { b.endCall(ctx, &c, v, nil) }()
 		v = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
 	}, nil
 }
@@ -209,7 +198,7 @@ func (b *Breaker) enter(ctx context.Context, c *call) error {
 		return nil
 	}
 	if a := b.observing.Load(); a != nil {
-		a.Tell(ctx, Event{Kind: EventRefused, Name: refusal.Name, At: time.Now(), Err: refusal})
+		a.Tell(ctx, Event{Kind: EventRefused, Name: refusal.Name, Err: refusal})
 	}
 	return refusal
 }
@@ -241,12 +230,12 @@ func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) ver
 	return verdict{Outcome: outcome}
 }
 
-// settle counts the result of a call that has returned. Its work goes on if w is not nil.
-func (b *Breaker) settle(ctx context.Context, c *call, v verdict, w *work) {
+// endCall counts the result of a call that has returned. If its work goes on, goesOn is a copy of it.
+func (b *Breaker) endCall(ctx context.Context, c *call, v verdict, goesOn *call) {
 	b.operate(ctx, func(now time.Duration) {
 		b.calls[v.Outcome]++
 		switch {
-		case c.probe != nil && c.period == b.period && w != nil:
+		case c.probe != nil && c.period == b.period && goesOn != nil:
 			c.probe.returned, c.probe.due = true, now+c.cfg.OpenFor
 		case c.probe != nil:
 			b.probeEnded(now, c.probe, v)
@@ -256,14 +245,14 @@ func (b *Breaker) settle(ctx context.Context, c *call, v verdict, w *work) {
 			b.failed(now, v)
 		default:
 			b.window.succeed(now)
-			if w == nil {
+			if goesOn == nil {
 				b.endRow()
 				break
 			}
 			if b.works == nil {
 				b.works = list.New()
 			}
-			w.since, w.at = now, b.works.PushBack(w)
+			goesOn.since, goesOn.element = now, b.works.PushBack(goesOn)
 		}
 	})
 }
@@ -271,32 +260,32 @@ func (b *Breaker) settle(ctx context.Context, c *call, v verdict, w *work) {
 // endWork counts the end of work that went on after its call had succeeded: a break is a failure in
 // place of the newest success. By now ctx may have been canceled by policies that have returned, so
 // only its deadline is asked.
-func (b *Breaker) endWork(ctx context.Context, w *work, err error) {
+func (b *Breaker) endWork(ctx context.Context, c *call, err error) {
 	end := behavior.Read(err)
 	switch {
 	case end.Kind != behavior.Failed:
 	case errors.Is(err, context.Canceled):
 		end.Kind = behavior.Canceled
-	case w.deadline != 0 && b.now() >= w.deadline:
+	case c.deadline != 0 && b.now() >= c.deadline:
 		end.Kind = behavior.Overran
 	}
-	v := w.judge(b, err, end, false)
+	v := c.judge(b, err, end, false)
 	b.operate(ctx, func(now time.Duration) {
 		if v.Outcome == Failure {
 			b.calls[Failure]++ // in addition to Success, since totals do not go back
 		}
 		switch {
-		case w.period != b.period:
-		case w.probe != nil:
-			b.probeEnded(now, w.probe, v)
+		case c.period != b.period:
+		case c.probe != nil:
+			b.probeEnded(now, c.probe, v)
 		case v.Outcome == Failure:
 			b.window.breakOff(now, v.retryAfter)
 			b.failed(now, v)
 		case v.Outcome == Success:
 			b.endRow()
 		}
-		if w.at != nil && w.period == b.period {
-			b.works.Remove(w.at)
+		if c.element != nil && c.period == b.period {
+			b.works.Remove(c.element)
 		}
 	})
 }
@@ -322,7 +311,7 @@ func (b *Breaker) failed(now time.Duration, v verdict) {
 	if b.machine == nil {
 		b.machine = b.newMachine(0)
 	}
-	if tell(b.machine, errFailed) != gobreaker.StateClosed {
+	if report(b.machine, errFailed) != gobreaker.StateClosed {
 		b.trip(now, v)
 	}
 }

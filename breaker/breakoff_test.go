@@ -22,18 +22,6 @@ func goesOn(t *testing.T, b *breaker.Breaker, ctx context.Context) *linger.Work 
 	return work
 }
 
-func TestBreakerCountsASuccessWhenTheCallReturns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{SlowAfter: time.Second, FailureRate: 0.5, MinCalls: 1})
-		work := goesOn(t, b, t.Context())
-		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
-		time.Sleep(time.Hour) // the reader is slow
-		work.End(nil)
-		require.Equal(t, breaker.Counts{}, b.Stats().Window, "the hour has passed, and nothing was added")
-		require.Equal(t, breaker.Closed, b.State())
-	})
-}
-
 func TestBreakerCountsABreakingOffInPlaceOfASuccess(t *testing.T) {
 	for name, cfg := range map[string]breaker.Config{"time": {Failures: 2}, "calls": {Failures: 2, WindowCalls: 3}} {
 		t.Run(name, func(t *testing.T) {
@@ -56,83 +44,6 @@ func TestBreakerCountsABreakingOffInPlaceOfASuccess(t *testing.T) {
 			seen.requireChain(t, breaker.Open)
 		})
 	}
-}
-
-// A success whose work goes on ends a row of failures when the work has ended well.
-func TestBreakerOpensForCallsThatAllBreakOff(t *testing.T) {
-	b := breaker.New(breaker.Config{Failures: 3})
-	goesOn(t, b, t.Context()).End(errDown)
-	do(b, down)
-	require.EqualValues(t, 2, b.Stats().Window.FailedInARow)
-	goesOn(t, b, t.Context()).End(errDown)
-	require.Equal(t, breaker.Open, b.State())
-
-	b = breaker.New(breaker.Config{Failures: 5})
-	do(b, down)
-	do(b, down)
-	first := goesOn(t, b, t.Context())
-	do(b, down)
-	second := goesOn(t, b, t.Context())
-	first.End(errDown)
-	require.EqualValues(t, 4, b.Stats().Window.FailedInARow, "the second has not ended")
-	second.End(errDown)
-	require.Equal(t, breaker.Open, b.State())
-
-	b = breaker.New(breaker.Config{Failures: 3})
-	do(b, down)
-	third := goesOn(t, b, t.Context())
-	require.NoError(t, do(b, ok))
-	third.End(errDown)
-	require.EqualValues(t, 1, b.Stats().Window.FailedInARow)
-
-	fourth, fifth := goesOn(t, b, t.Context()), goesOn(t, b, t.Context())
-	require.EqualValues(t, 1, b.Stats().Window.FailedInARow)
-	fourth.End(nil)
-	require.Zero(t, b.Stats().Window.FailedInARow)
-	do(b, down)
-	b.Reset()
-	do(b, down)
-	fifth.End(nil)
-	require.EqualValues(t, 1, b.Stats().Window.FailedInARow, "it belongs to the period before")
-}
-
-// Work that has gone on for a whole Window ends a row of failures, at that moment.
-func TestBreakerEndsARowForWorkThatGoesOnForAWindow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 3, Window: time.Minute})
-		do(b, down)
-		work := goesOn(t, b, t.Context())
-		do(b, down)
-		time.Sleep(time.Minute - 1)
-		require.EqualValues(t, 2, b.Stats().Window.FailedInARow)
-		time.Sleep(time.Nanosecond)
-		require.Zero(t, b.Stats().Window.FailedInARow)
-		do(b, down)
-		do(b, down)
-		require.Equal(t, breaker.Closed, b.State())
-		work.End(errDown)
-		require.Equal(t, breaker.Open, b.State(), "its break is one more")
-	})
-}
-
-func TestBreakerWithWorkThatGoesOnWell(t *testing.T) {
-	b := breaker.New(breaker.Config{FailureRate: 0.5, MinCalls: 2})
-	do(b, down)
-	goesOn(t, b, t.Context()).End(nil)
-	require.Equal(t, breaker.Closed, b.State(), "half of the calls have failed, and a success never opens it")
-}
-
-// A call that breaks off counts for the period in which it began.
-func TestBreakerIgnoresABreakingOffFromBefore(t *testing.T) {
-	b := breaker.New(breaker.Config{Failures: 1})
-	work := goesOn(t, b, t.Context())
-	b.Reset()
-	later := goesOn(t, b, t.Context())
-	work.End(errDown)
-	require.Equal(t, breaker.Closed, b.State())
-	require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
-	later.End(errDown)
-	require.Equal(t, breaker.Open, b.State())
 }
 
 // Streams that break off open the breaker, however long each has run by then: 19 of 20, and
@@ -276,17 +187,6 @@ func TestBreakerCountsWorkThatFailsAtOnce(t *testing.T) {
 	}
 }
 
-// A call that is slow has failed at its return. That its work breaks off is no second failure.
-func TestBreakerCountsASlowCallOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 2, SlowAfter: time.Second})
-		ctx, work := linger.Begin(t.Context())
-		require.NoError(t, b.Do(ctx, func(context.Context) error { time.Sleep(time.Second); work.GoOn(); return nil }))
-		work.End(errDown)
-		require.Equal(t, breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}, b.Stats().Window)
-	})
-}
-
 // A probe whose work goes on succeeds when that ends well, or when it has gone on for OpenFor.
 // If it breaks off before, the probe has failed.
 func TestBreakerProbesSucceedWhenTheirWorkDoes(t *testing.T) {
@@ -324,21 +224,6 @@ func TestBreakerProbesSucceedWhenTheirWorkDoes(t *testing.T) {
 	})
 }
 
-// A probe that has succeeded by its age, and breaks off while the other probes go on, fails.
-func TestBreakerOpensForAProbeThatBreaksOffLate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 2})
-		open(t, b)
-		time.Sleep(time.Second)
-		work := goesOn(t, b, t.Context())
-		time.Sleep(time.Second)
-		require.Equal(t, breaker.HalfOpen, b.State())
-		work.End(errDown)
-		require.Equal(t, breaker.Open, b.State())
-		require.EqualValues(t, 2, b.Stats().OpensInARow)
-	})
-}
-
 // The work may end on another goroutine before the call has been counted.
 func TestBreakerCountsWorkThatEndsAtOnce(t *testing.T) {
 	for range 200 {
@@ -361,69 +246,6 @@ func TestBreakerCountsWorkThatEndsAtOnce(t *testing.T) {
 	}
 }
 
-func TestBreakerGoesOnWithARowWhenWorkEndsWithARefusal(t *testing.T) {
-	for _, err := range []error{refused(true), context.Canceled} {
-		b := breaker.New(breaker.Config{})
-		work := goesOn(t, b, t.Context())
-		do(b, down)
-		work.End(err)
-		require.EqualValues(t, 1, b.Stats().Window.FailedInARow)
-	}
-}
-
-func TestBreakerReadsARefusalAfterTheDeadlineAsOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Patience: time.Millisecond})
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		work := goesOn(t, b, ctx)
-		time.Sleep(time.Second)
-		work.End(refused(true))
-		require.EqualValues(t, 0, b.Stats().Window.Failed)
-	})
-}
-
-// Work counts for no longer than it goes on, and not beyond its period.
-func TestBreakerKeepsARowBesideWorkThatHasEnded(t *testing.T) {
-	for name, end := range map[string]func(*breaker.Breaker, *linger.Work){
-		"broken off": func(_ *breaker.Breaker, w *linger.Work) { w.End(errDown) },
-		"canceled":   func(_ *breaker.Breaker, w *linger.Work) { w.End(context.Canceled) },
-		"reset":      func(b *breaker.Breaker, _ *linger.Work) { b.Reset() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := breaker.New(breaker.Config{Failures: 10, Window: time.Minute})
-				work := goesOn(t, b, t.Context())
-				time.Sleep(30 * time.Second)
-				end(b, work)
-				do(b, down)
-				row := b.Stats().Window.FailedInARow
-				time.Sleep(30 * time.Second)
-				require.Equal(t, row, b.Stats().Window.FailedInARow)
-			})
-		})
-	}
-}
-
-// A break takes the newest success out, and what is left leaves the window in its time.
-func TestBreakerTakesTheNewestSuccess(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 10, Window: 10 * time.Second})
-		do(b, ok)
-		work := goesOn(t, b, t.Context())
-		time.Sleep(1500 * time.Millisecond)
-		do(b, ok)
-		time.Sleep(time.Second)
-		do(b, down)
-		work.End(errDown)
-		require.Equal(t, breaker.Counts{Calls: 4, Succeeded: 2, Failed: 2, FailedInARow: 2}, b.Stats().Window)
-		time.Sleep(8 * time.Second) // the first two are in the slot that has left
-		require.Equal(t, breaker.Counts{Calls: 2, Failed: 2, FailedInARow: 2}, b.Stats().Window, "the success of 1.5 s was taken")
-		time.Sleep(time.Minute)
-		require.Equal(t, breaker.Counts{FailedInARow: 2}, b.Stats().Window)
-	})
-}
-
 // An answer has ended the call, also if there was work.
 func TestBreakerDoesNotWaitForTheWorkOfAnAnswer(t *testing.T) {
 	b := breaker.New(breaker.Config{Failures: 1})
@@ -431,71 +253,4 @@ func TestBreakerDoesNotWaitForTheWorkOfAnAnswer(t *testing.T) {
 	require.Equal(t, answered(true), b.Do(ctx, func(context.Context) error { work.GoOn(); return answered(true) }))
 	work.End(errDown)
 	require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
-}
-
-func TestBreakerTellsOfAChangeWhenWorkBreaksOff(t *testing.T) {
-	var seen changes
-	b := watched(&seen, breaker.Config{Failures: 1})
-	goesOn(t, b, t.Context()).End(errDown)
-	require.Equal(t, "closed -> open", seen.String())
-}
-
-// A probe has succeeded when its work has gone on for OpenFor, whoever looks first.
-func TestBreakerLooksAtTheTimeWhenTheWorkOfAProbeEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
-		open(t, b)
-		time.Sleep(time.Second)
-		work := goesOn(t, b, t.Context())
-		time.Sleep(time.Second)
-		work.End(errDown)
-		require.Equal(t, breaker.Closed, b.State())
-		require.Zero(t, b.Stats().Window.Calls)
-	})
-}
-
-func TestBreakerCountsAProbeThatGoesOnOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 2})
-		open(t, b)
-		time.Sleep(time.Second)
-		work := goesOn(t, b, t.Context())
-		time.Sleep(time.Second)
-		require.Equal(t, breaker.HalfOpen, b.State())
-		work.End(nil)
-		require.Equal(t, breaker.HalfOpen, b.State(), "two must succeed")
-		require.NoError(t, do(b, ok))
-		require.Equal(t, breaker.Closed, b.State())
-	})
-}
-
-// A probe of an earlier opening takes a permit until it returns, and no longer, although its
-// work goes on.
-func TestBreakerForgetsTheWorkOfAnEarlierProbe(t *testing.T) {
-	for name, tripped := range map[string]bool{"returned before": false, "returns after": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Minute})
-				b.Trip(nil, time.Second)
-				time.Sleep(time.Second)
-				ctx, work := linger.Begin(t.Context())
-				require.NoError(t, b.Do(ctx, func(context.Context) error {
-					if tripped {
-						b.Trip(nil, time.Second)
-						time.Sleep(time.Second)
-						require.Equal(t, breaker.HalfOpen, b.State())
-					}
-					work.GoOn()
-					return nil
-				}))
-				if !tripped {
-					b.Trip(nil, time.Second)
-					time.Sleep(time.Second)
-				}
-				require.NoError(t, do(b, ok))
-				require.Equal(t, breaker.Closed, b.State())
-				work.End(nil)
-			})
-		})
-	}
 }

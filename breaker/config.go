@@ -15,50 +15,44 @@ import (
 type Config struct {
 	// Name appears in errors, events and figures. It cannot change.
 	Name string
-	// Failures is how many calls in a row must fail. Zero means 5 if FailuresInWindow and
-	// FailureRate are unset, else no such limit.
+	// Failures in a row open it. Zero means 5 if FailuresInWindow and FailureRate are unset, else
+	// no such limit.
 	Failures int
-	// FailuresInWindow is how many calls in the window must have failed. Zero means no such
-	// limit.
+	// FailuresInWindow open it. Zero means no such limit.
 	FailuresInWindow int
-	// FailureRate is which share of them must have failed, in (0, 1]. Zero means no such limit.
+	// FailureRate, in (0, 1], of the calls in the window opens it. Zero means no such limit.
 	FailureRate float64
-	// MinCalls is how many calls the window must hold before the FailureRate counts. Zero
-	// means 20, or WindowCalls if that is less.
+	// MinCalls must be in the window before the FailureRate counts. Zero means 20, or WindowCalls
+	// if that is less.
 	MinCalls int
-	// Window is how long the window remembers a call after its end (0.9 to 1 times that)
-	// unless there are WindowCalls, how long the breaker must have been closed for its open
-	// time to begin anew, and after what time work that goes on ends a row of failures: at
-	// least a millisecond. Zero means a minute.
+	// Window, at least a millisecond, is for how long (0.9 to 1 times that) a call counts, how long
+	// the breaker must be closed for its open time to begin anew, and after what time work that
+	// goes on ends a row of failures. Zero means a minute.
 	Window time.Duration
-	// WindowCalls makes the window that of the last WindowCalls calls, at most 1<<20. Zero
-	// means that it goes by time.
+	// WindowCalls, at most 1<<20, is how many calls are in the window. Zero means that it goes by
+	// time.
 	WindowCalls int
-	// SlowAfter is the least duration of a call that is a failure whatever it returned,
-	// unless it is ignored. Zero means that no call is slow.
+	// SlowAfter makes a call that took so long a failure, whatever it returned. Zero means never.
 	SlowAfter time.Duration
-	// Patience is how long a call must have run when the deadline of its caller's ctx passes
-	// to be a failure, and not ignored. If callers, such as a Timeout around the breaker,
-	// usually allow less, a dependency that hangs does not open it. Zero means nine tenths of
-	// SlowAfter, or of a second without SlowAfter. Negative means that all are ignored.
+	// Patience is how long a call must have run when the deadline of its caller's ctx passes to be
+	// a failure, and not ignored: callers that allow less do not open the breaker. Zero means nine
+	// tenths of SlowAfter, or of a second; negative that all are ignored.
 	Patience time.Duration
-	// OpenFor is how long the breaker stays open, and up to a tenth longer at random, so that
-	// the processes of a fleet do not probe together. A probe that has not returned within
-	// OpenFor has failed; one whose work goes on for OpenFor has succeeded. Zero means 30
-	// seconds.
+	// OpenFor is how long the breaker stays open, and up to a tenth longer at random. A probe that
+	// has not returned within OpenFor has failed; one whose work goes on for OpenFor has
+	// succeeded. Zero means 30 seconds.
 	OpenFor time.Duration
-	// MaxOpenFor lets the open time double with each opening, up to MaxOpenFor, until the
-	// breaker has been closed for a whole Window. Zero means OpenFor: it does not grow.
+	// MaxOpenFor lets the open time double with each opening, up to MaxOpenFor, until the breaker
+	// has been closed for a Window. Zero means OpenFor.
 	MaxOpenFor time.Duration
-	// MaxRetryAfter bounds the longest RetryAfter() time.Duration of the failures that opened
-	// the breaker, which takes the place of OpenFor. Zero means the larger of OpenFor and
-	// MaxOpenFor.
+	// MaxRetryAfter bounds the longest RetryAfter() time.Duration of the failures that opened the
+	// breaker, which takes the place of OpenFor. Zero means the larger of OpenFor and MaxOpenFor.
 	MaxRetryAfter time.Duration
-	// Probes is how many probes must succeed to close the breaker, and how many run at once,
-	// at most. Zero means 1. A change takes effect at the next opening.
+	// Probes must succeed to close the breaker, and at most so many run at once. Zero means 1. A
+	// change takes effect at the next opening.
 	Probes int
-	// Classify says what an error means that would be a failure, or that is an answer whose
-	// method Throttled() bool returns true. Nil means DefaultClassify.
+	// Classify says what an error means that would be a failure, or an answer that is Throttled()
+	// bool. Nil means DefaultClassify.
 	Classify func(error) Outcome
 }
 
@@ -114,10 +108,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Config returns the present Config, with its defaults filled in.
 func (b *Breaker) Config() Config { return b.setting.Config() }
 
-// Settings returns Config without its function.
 func (b *Breaker) Settings() any {
 	cfg := b.Config()
 	cfg.Classify = nil
@@ -125,16 +117,13 @@ func (b *Breaker) Settings() any {
 }
 
 // Update calls change, which must not use the breaker, with the Config as it was given: a zero
-// field means its default. If the result is not valid, Update returns the error of Validate and
-// changes nothing.
-//
-// The window is kept unless its length changes; counts over a new limit open the breaker at the next
-// failure. SlowAfter, Patience, Classify, and OpenFor of a probe are those with which a call began.
+// field means its default. If the result is not valid, nothing changes. The window is kept unless its
+// length changes; counts over a new limit open the breaker at the next failure. A call under way is
+// judged by the old Config.
 func (b *Breaker) Update(change func(*Config)) error {
 	return b.Change(false, func(cfg any) error { change(cfg.(*Config)); return nil })
 }
 
-// Change is Update for whoever does not know Config. If dry is true, nothing changes.
 func (b *Breaker) Change(dry bool, f func(cfg any) error) error {
 	defer b.deliver(context.Background()) // of what follow has brought about
 	return b.setting.Change(dry, f, sameName, b.follow)
@@ -164,10 +153,8 @@ const (
 	refused         // the call was not made
 )
 
-func (o Outcome) String() string { return [...]string{"failure", "success", "ignore"}[o] }
-
-// DefaultClassify returns what err is without [Config].Classify: nil and answers are a Success,
-// refusals are ignored, and any other error is a Failure.
+// DefaultClassify returns what err is without a Classify: nil and answers are a Success, refusals
+// are ignored, and any other error is a Failure.
 func DefaultClassify(err error) Outcome {
 	switch behavior.Read(err).Kind {
 	case behavior.Done, behavior.Answered:

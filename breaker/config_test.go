@@ -2,8 +2,6 @@ package breaker_test
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"math"
 	"testing"
 	"testing/synctest"
@@ -122,20 +120,6 @@ func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
 		time.Sleep(time.Hour)
 		require.Equal(t, 30*time.Second, refusal.RetryAfter())
 	})
-}
-
-func TestStateText(t *testing.T) {
-	text, err := json.Marshal(map[breaker.State]breaker.State{breaker.Closed: breaker.HalfOpen})
-	require.NoError(t, err)
-	require.Equal(t, `{"closed":"half-open"}`, string(text))
-}
-
-func TestOutcomeText(t *testing.T) {
-	for want, o := range map[string]breaker.Outcome{
-		"failure": 0, "success": breaker.Success, "ignore": breaker.Ignore,
-	} {
-		require.Equal(t, want, fmt.Sprint(o))
-	}
 }
 
 var _ interface {

@@ -9,13 +9,13 @@ import (
 // ErrOpen is matched by every [*OpenError].
 var ErrOpen = errors.New("breaker: circuit open")
 
-// An OpenError reports a refused call. It matches [ErrOpen]. Calls share it: do not modify it.
+// An OpenError reports a refused call. Calls share it: do not modify it.
 type OpenError struct {
 	Name  string    // of the breaker
 	State State     // Open, HalfOpen or ForcedOpen
 	Until time.Time // when the open time ends, or ended; zero if ForcedOpen
-	// LastErr is what opened the breaker, or the reason of an operator, or nil. It is not
-	// wrapped: it belongs to another call.
+	// LastErr opened the breaker, or is the reason of an operator, or nil. It is not wrapped: it
+	// belongs to another call.
 	LastErr error
 
 	since time.Time // of HalfOpen
@@ -51,8 +51,6 @@ func (e *OpenError) RetryAfter() time.Duration {
 	}
 }
 
-// Retryable returns true for HalfOpen alone: retries against a dependency that is down are in vain.
 func (e *OpenError) Retryable() bool { return e.State == HalfOpen }
 
-// Refused returns true: the call was not made.
 func (e *OpenError) Refused() bool { return true }

@@ -105,50 +105,6 @@ func TestBreakerIgnoresProbesFromBefore(t *testing.T) {
 	}
 }
 
-// A late result changes neither an open phase nor what State, Stats, events and errors say
-// of it. The phase may be longer or shorter than OpenFor.
-func TestBreakerIsOpenUntilItsTimeWhateverArrivesLate(t *testing.T) {
-	for name, trip := range map[string]func(b *breaker.Breaker, d time.Duration){
-		"retry after": func(b *breaker.Breaker, d time.Duration) {
-			for range 5 {
-				do(b, returning(throttled(d)))
-			}
-		},
-		"trip": func(b *breaker.Breaker, d time.Duration) { b.Trip(errDown, d) },
-	} {
-		for _, d := range []time.Duration{10 * time.Second, time.Minute} {
-			t.Run(fmt.Sprint(name, " ", d), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					var seen changes
-					b := watched(&seen, breaker.Config{OpenFor: 30 * time.Second, MaxRetryAfter: time.Hour})
-					const step = 500 * time.Millisecond
-					defer time.Sleep(time.Hour) // until all have returned
-					for i := range 200 {        // a result every half second
-						go do(b, taking(time.Duration(i)*step+time.Nanosecond, []error{nil, errDown, throttled(step)}[i%3]))
-					}
-					synctest.Wait()
-					trip(b, d)
-					until := time.Now().Add(d)
-					for left := d; left > 0; left -= step {
-						refusal := requireRefused(t, do(b, ok), breaker.Open)
-						require.Equal(t, until, refusal.Until)
-						require.Equal(t, left, refusal.RetryAfter())
-						require.Equal(t, breaker.Open, b.State())
-						require.Equal(t, left, b.Stats().OpenLeft)
-						require.Len(t, seen.all, 1)
-						time.Sleep(step)
-					}
-					require.Equal(t, breaker.HalfOpen, b.State())
-					require.Equal(t, until, seen.all[1].At)
-					require.Zero(t, b.Stats().OpenLeft)
-					require.NoError(t, do(b, ok))
-					require.Equal(t, breaker.Closed, b.State())
-				})
-			})
-		}
-	}
-}
-
 // A probe that takes too long has failed, whatever it returns.
 func TestBreakerOpensForAProbeThatTookTooLong(t *testing.T) {
 	for _, late := range []error{nil, errDown, throttled(time.Hour)} {

@@ -34,60 +34,6 @@ func TestBreakerOpensAtTheExactRate(t *testing.T) {
 	}
 }
 
-func TestBreakerWindowSlides(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{FailureRate: 0.5, MinCalls: 4, Window: 10 * time.Second})
-		do(b, down) // at 0 s, in the first bucket of a second
-		do(b, down)
-		time.Sleep(9500 * time.Millisecond)
-		do(b, ok)
-		require.Equal(t, breaker.Counts{Calls: 3, Succeeded: 1, Failed: 2}, b.Stats().Window)
-		time.Sleep(500*time.Millisecond - 1)
-		require.EqualValues(t, 3, b.Stats().Window.Calls)
-		time.Sleep(time.Nanosecond)
-		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
-		do(b, down)
-		do(b, down)
-		require.Equal(t, breaker.Closed, b.State(), "three calls: those of 10 s ago have gone")
-		require.InDelta(t, 2.0/3, b.Stats().FailureRate, 1e-12)
-		time.Sleep(time.Hour)
-		require.Equal(t, breaker.Counts{FailedInARow: 2}, b.Stats().Window)
-		require.Zero(t, b.Stats().FailureRate)
-		for range 4 {
-			require.Equal(t, breaker.Closed, b.State())
-			do(b, down)
-		}
-		require.Equal(t, breaker.Open, b.State())
-	})
-}
-
-// Every call of the outage takes longer than the window.
-func TestBreakerSeesAnOutageThatIsSlowerThanItsWindow(t *testing.T) {
-	for name, cfg := range map[string]breaker.Config{
-		"in a row": {Failures: 5, Window: 10 * time.Second},
-		"rate":     {FailureRate: 0.5, MinCalls: 5, Window: 10 * time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := breaker.New(cfg)
-				for i := range 5 {
-					time.Sleep(100 * time.Millisecond)
-					go func() {
-						if err := do(b, taking(12*time.Second, errDown)); err != errDown {
-							t.Errorf("call %d: %v", i, err)
-						}
-					}()
-				}
-				time.Sleep(12*time.Second - 1)
-				require.Equal(t, breaker.Closed, b.State())
-				time.Sleep(time.Nanosecond)
-				synctest.Wait()
-				require.Equal(t, breaker.Open, b.State())
-			})
-		})
-	}
-}
-
 func TestBreakerOpensAtFailuresInTheWindow(t *testing.T) {
 	const F, S = true, false
 	for name, test := range map[string]struct {

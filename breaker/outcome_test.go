@@ -142,19 +142,6 @@ func TestBreakerClassify(t *testing.T) {
 	require.Equal(t, breaker.Open, b.State())
 }
 
-func TestBreakerGrowsItsOwnOpenTimeOnly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute})
-		open(t, b)
-		time.Sleep(time.Second)
-		do(b, returning(throttled(5*time.Second)))
-		require.Equal(t, 5*time.Second, b.Stats().OpenLeft, "a probe")
-		time.Sleep(5 * time.Second)
-		do(b, down)
-		require.Equal(t, 4*time.Second, b.Stats().OpenLeft, "the third time in a row")
-	})
-}
-
 func TestBreakerOpensForRetryAfter(t *testing.T) {
 	const sec = time.Second
 	for name, test := range map[string]struct {
@@ -219,43 +206,6 @@ func TestBreakerLeavesAnAPIAloneThatAlwaysSaysRetryAfter(t *testing.T) {
 		require.Equal(t, sent[4]+5*time.Second, sent[5])
 		require.Equal(t, sent[5]+5*time.Second, sent[6])
 	})
-}
-
-// The time is the longest that one of the failures asked for that opened the breaker.
-func TestBreakerOpensForTheLongestRetryAfter(t *testing.T) {
-	const sec = time.Second
-	for name, test := range map[string]struct {
-		cfg  breaker.Config
-		errs []error // nil is a success; a pause is taken, not returned
-		want time.Duration
-	}{
-		"not the last":             {breaker.Config{Failures: 3}, []error{throttled(sec), throttled(7 * sec), throttled(2 * sec)}, 7 * sec},
-		"one of them":              {breaker.Config{Failures: 3}, []error{throttled(sec), errDown, errDown}, sec},
-		"of the row only":          {breaker.Config{Failures: 2}, []error{throttled(7 * sec), nil, throttled(sec), errDown}, sec},
-		"none of the row":          {breaker.Config{Failures: 2}, []error{throttled(7 * sec), nil, errDown, errDown}, 30 * sec},
-		"of the window":            {breaker.Config{FailuresInWindow: 3}, []error{throttled(7 * sec), nil, errDown, errDown}, 7 * sec},
-		"of the rate":              {breaker.Config{FailureRate: 0.5, MinCalls: 4}, []error{throttled(7 * sec), nil, nil, errDown}, 7 * sec},
-		"of a row and a window":    {breaker.Config{FailuresInWindow: 3, Failures: 2}, []error{throttled(7 * sec), nil, errDown, errDown}, 7 * sec},
-		"of the last Window":       {breaker.Config{Failures: 2}, []error{throttled(7 * sec), pause(2 * time.Minute), errDown}, 30 * sec},
-		"of the last WindowCalls":  {breaker.Config{FailuresInWindow: 2, WindowCalls: 2}, []error{throttled(7 * sec), nil, nil, errDown, errDown}, 30 * sec},
-		"of the last calls, still": {breaker.Config{FailuresInWindow: 2, WindowCalls: 3}, []error{throttled(7 * sec), nil, errDown}, 7 * sec},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := breaker.New(test.cfg)
-				for _, err := range test.errs {
-					require.Equal(t, breaker.Closed, b.State())
-					if d, isPause := err.(pause); isPause {
-						time.Sleep(time.Duration(d))
-						continue
-					}
-					do(b, returning(err))
-				}
-				require.Equal(t, breaker.Open, b.State())
-				require.Equal(t, test.want, b.Stats().OpenLeft)
-			})
-		})
-	}
 }
 
 type pause time.Duration

@@ -86,24 +86,6 @@ func TestBreakerCountsACallersDeadlineAfterPatience(t *testing.T) {
 	}
 }
 
-func TestBreakerPatienceIsForDeadlinesOnly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, WindowCalls: 100})
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		time.AfterFunc(time.Minute, cancel)
-		require.ErrorIs(t, b.Do(ctx, hang), context.Canceled)
-
-		// A deadline that passed while the call succeeded, was refused or answered.
-		for _, err := range []error{nil, anOpenError, answered(true)} {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-			defer cancel()
-			require.Equal(t, err, b.Do(ctx, taking(time.Hour, err)))
-		}
-		require.Equal(t, breaker.Counts{Calls: 2, Succeeded: 2}, b.Stats().Window)
-		require.Equal(t, breaker.Closed, b.State())
-	})
-}
-
 // Classify decides, as for any failure.
 func TestBreakerAsksClassifyAboutACallersDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -117,33 +99,6 @@ func TestBreakerAsksClassifyAboutACallersDeadline(t *testing.T) {
 		require.Equal(t, []error{err}, asked)
 		require.Zero(t, b.Stats().Window)
 	})
-}
-
-// A dependency that hangs until the deadlines of its callers opens the breaker. The breaker
-// closes when the dependency has recovered.
-func TestBreakerOpensForADependencyThatHangs(t *testing.T) {
-	for name, cfg := range map[string]breaker.Config{
-		"in a row": {Failures: 5},
-		"rate":     {FailureRate: 0.5, MinCalls: 5},
-		"slow":     {FailureRate: 0.5, SlowAfter: time.Second, MinCalls: 5},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := breaker.New(cfg)
-				for range 5 {
-					require.Equal(t, breaker.Closed, b.State())
-					_ = hangFor(b, 2*time.Second)
-				}
-				require.Equal(t, breaker.Open, b.State())
-				time.Sleep(30 * time.Second)
-				_ = hangFor(b, 2*time.Second)
-				require.Equal(t, breaker.Open, b.State(), "the probe hung")
-				time.Sleep(30 * time.Second)
-				require.NoError(t, do(b, ok))
-				require.Equal(t, breaker.Closed, b.State())
-			})
-		})
-	}
 }
 
 // A probe whose deadline passes before Patience is ignored and returns its permit.
@@ -170,19 +125,6 @@ func TestBreakerReadsADeadlineWhoseCtxHasACause(t *testing.T) {
 		defer cancel()
 		require.Equal(t, tooLate, b.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }))
 		require.Equal(t, tooLate, b.Stats().LastErr)
-	})
-}
-
-// The deadline of a caller begins before its call, which may wait for a slot first. A
-// timeout of a second is enough for the default Patience.
-func TestBreakerCountsACallerWhoseTimeBeganBefore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1})
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		time.Sleep(50 * time.Millisecond)
-		require.ErrorIs(t, b.Do(ctx, hang), context.DeadlineExceeded)
-		require.Equal(t, breaker.Open, b.State())
 	})
 }
 

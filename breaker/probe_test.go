@@ -49,24 +49,6 @@ func TestBreakerLetsAtMostProbesThroughAtOnce(t *testing.T) {
 	}
 }
 
-func TestBreakerOneFailedProbeOpensIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 3, OpenFor: time.Second, Probes: 3})
-		b.Trip(nil, time.Second)
-		time.Sleep(time.Second)
-		require.NoError(t, do(b, ok))
-		require.NoError(t, do(b, ok))
-		require.Equal(t, errDown, do(b, down))
-		require.Equal(t, breaker.Open, b.State())
-		time.Sleep(time.Second)
-		require.NoError(t, do(b, ok))
-		require.NoError(t, do(b, ok))
-		require.Equal(t, breaker.HalfOpen, b.State(), "successes are counted anew")
-		require.NoError(t, do(b, ok))
-		require.Equal(t, breaker.Closed, b.State())
-	})
-}
-
 // A probe that hangs has failed after OpenFor: the next call, or a look at the state, finds
 // that out.
 func TestBreakerOpensAgainForAHangingProbe(t *testing.T) {
@@ -104,67 +86,6 @@ func TestBreakerOpensAgainForAHangingProbe(t *testing.T) {
 	}
 }
 
-// A probe that hangs takes a place until its time is up, in later openings too, and opens none
-// of them.
-func TestBreakerForgetsAHangingProbeOfAnEarlierOpening(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: 10 * time.Second})
-		open(t, b)
-		time.Sleep(10 * time.Second)
-		forgotten, err := b.Begin(t.Context())
-		require.NoError(t, err)
-		b.Trip(nil, time.Second)
-		time.Sleep(10*time.Second - 1)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
-		time.Sleep(time.Nanosecond)
-		done, err := b.Begin(t.Context())
-		require.NoError(t, err)
-		forgotten(errDown)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
-		done(nil)
-		require.Equal(t, breaker.Closed, b.State())
-	})
-}
-
-func TestBreakerCountsProbesOfAnEarlierHalfOpenPhase(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 2})
-		open(t, b)
-		time.Sleep(time.Second)
-		hanging := make(chan struct{})
-		go do(b, func(context.Context) error { <-hanging; return errDown })
-		synctest.Wait()
-		do(b, down)
-		b.Trip(errDown, time.Millisecond)
-		time.Sleep(time.Millisecond)
-
-		done, err := b.Begin(t.Context())
-		require.NoError(t, err)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
-		close(hanging)
-		synctest.Wait()
-		require.NoError(t, do(b, ok))
-		done(nil)
-		require.Equal(t, breaker.Closed, b.State())
-	})
-}
-
-// The permits of a new half-open phase do not depend on the successes of the last one.
-func TestBreakerProbesAnewInANewHalfOpenPhase(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 2})
-		open(t, b)
-		time.Sleep(time.Second)
-		require.NoError(t, do(b, ok))
-		_, err := b.Begin(t.Context()) // the second and last success that is wanted
-		require.NoError(t, err)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
-		b.Trip(nil, time.Second)
-		time.Sleep(time.Second)
-		require.NoError(t, do(b, ok))
-	})
-}
-
 func TestBeginDoneIsIdempotent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{Failures: 2, OpenFor: time.Second, Probes: 2})
@@ -189,34 +110,6 @@ func TestBeginDoneIsIdempotent(t *testing.T) {
 		require.NoError(t, err)
 		done(nil)
 		require.Equal(t, breaker.Closed, b.State())
-	})
-}
-
-func TestBeginIgnoresACallWhoseContextEnded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
-		for range 2 {
-			ctx, cancel := context.WithCancel(t.Context())
-			done, err := b.Begin(ctx)
-			require.NoError(t, err)
-			before := b.State()
-			cancel()
-			done(ctx.Err())
-			require.Equal(t, before, b.State())
-			b.Trip(nil, time.Second)
-			time.Sleep(time.Second)
-		}
-	})
-}
-
-func TestBeginMeasuresSlowCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, SlowAfter: time.Second})
-		done, err := b.Begin(t.Context())
-		require.NoError(t, err)
-		time.Sleep(time.Second)
-		done(nil)
-		require.Equal(t, breaker.Open, b.State())
 	})
 }
 

@@ -52,14 +52,14 @@ func (b *Breaker) newMachine(openFor time.Duration) *machine {
 		IsExcluded:  func(err error) bool { return err == errIgnored },
 	})
 	if opening {
-		tell(m, errFailed)
+		report(m, errFailed)
 		opening = false
 	}
 	return m
 }
 
-// tell tells a closed gobreaker of a result, and returns its state.
-func tell(m *machine, err error) gobreaker.State {
+// report reports a result to a closed gobreaker, and returns its state.
+func report(m *machine, err error) gobreaker.State {
 	done, _ := m.Allow()
 	done(err)
 	return m.State()
@@ -86,11 +86,11 @@ func (b *Breaker) catchUp(now time.Duration) {
 		}
 	case Closed, Disabled:
 		for b.works != nil && b.works.Len() > 0 {
-			w := b.works.Front().Value.(*work)
-			if now-w.since < b.cfg.Window {
+			oldest := b.works.Front().Value.(*call)
+			if now-oldest.since < b.cfg.Window {
 				break
 			}
-			b.works.Remove(w.at)
+			b.works.Remove(oldest.element)
 			b.endRow() // nothing has failed since that moment: each failure catches up first
 		}
 		if now-b.since >= b.cfg.Window {
@@ -215,7 +215,7 @@ func (b *Breaker) change(now time.Duration, s State, e Event) {
 	}
 	b.changes[s]++
 	if a := b.observing.Load(); a != nil {
-		e.Kind, e.Name, e.At, e.From, e.To = EventChanged, b.cfg.Name, b.start.Add(now), from, s
+		e.Kind, e.Name, e.From, e.To = EventChanged, b.cfg.Name, from, s
 		a.changes.Add(e)
 	}
 }
@@ -233,12 +233,9 @@ func (b *Breaker) State() (s State) {
 	return s
 }
 
-// Trip opens the breaker for exactly d, also if it is open already; zero or less means the time
-// for which it would open by itself. err is reported as the last error. Trip does nothing while the
-// breaker is forced open or disabled.
-//
-// RetryAfter() does not open a breaker by itself: a 429 is an answer, and a 503 one failure.
-// Middleware around the breaker leaves the server alone from the first of them on:
+// Trip opens the breaker for exactly d, or if that is not positive for as long as it would open by
+// itself, unless it is forced open or disabled. err is reported as the last error. Middleware around
+// the breaker may heed the first RetryAfter():
 //
 //	err := next(ctx) // of the breaker's Wrap
 //	if after := resilience.RetryAfter(err); after > 0 && !resilience.Refused(err) {
@@ -254,12 +251,12 @@ func (b *Breaker) Trip(err error, d time.Duration) {
 	})
 }
 
-// Reset closes the breaker and counts anew, unless it is forced open or disabled.
+// Reset closes the breaker, unless it is forced open or disabled, and counts anew.
 func (b *Breaker) Reset() {
 	b.command(false, func(now time.Duration) { b.restart(now, Closed) })
 }
 
-// ForceOpen refuses every call until [Breaker.Enable]. reason is reported as the last error.
+// ForceOpen refuses all calls until Enable. reason is reported as the last error.
 func (b *Breaker) ForceOpen(reason error) {
 	b.operate(context.Background(), func(now time.Duration) {
 		b.counts(now) // stay as they are now
@@ -269,7 +266,7 @@ func (b *Breaker) ForceOpen(reason error) {
 	})
 }
 
-// Disable lets every call through until [Breaker.Enable].
+// Disable lets all calls pass until Enable.
 func (b *Breaker) Disable() {
 	b.operate(context.Background(), func(now time.Duration) {
 		if b.state != Disabled {

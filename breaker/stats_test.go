@@ -60,23 +60,6 @@ func TestTotals(t *testing.T) {
 	})
 }
 
-func TestTotalsCountACallThatBreaksOffTwice(t *testing.T) {
-	b := breaker.New(breaker.Config{})
-	goesOn(t, b, t.Context()).End(errDown)
-	goesOn(t, b, t.Context()).End(nil)
-	require.Equal(t, breaker.Totals{Succeeded: 2, Failed: 1}, b.Stats().Totals)
-}
-
-func TestTotalsCountAProbeThatTookTooLong(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
-		open(t, b)
-		time.Sleep(time.Second)
-		do(b, taking(time.Second, nil))
-		require.Equal(t, breaker.Totals{Succeeded: 1, Failed: 1, Opened: 2, HalfOpened: 1}, b.Stats().Totals)
-	})
-}
-
 // Stats never shows an empty window because a result has opened the breaker meanwhile.
 func TestStatsWhileTheBreakerOpens(t *testing.T) {
 	for range 3000 {
@@ -101,32 +84,6 @@ func TestStatsHaveTheLastError(t *testing.T) {
 	require.Equal(t, errDown, b.Stats().LastErr)
 	b.Disable()
 	require.Equal(t, errDown, b.Stats().LastErr)
-}
-
-// FailedInARow of an open breaker counts its probes too.
-func TestStatsCountFailuresInARowOfProbes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 3, OpenFor: 2 * time.Second, Probes: 2, SlowAfter: time.Second})
-		for range 3 {
-			do(b, down)
-		}
-		for _, probe := range []struct {
-			of  []func(context.Context) error
-			row int64
-		}{
-			{[]func(context.Context) error{down}, 4},
-			{[]func(context.Context) error{ok, down}, 1},
-			{[]func(context.Context) error{down}, 2},
-			{[]func(context.Context) error{taking(time.Second, nil)}, 3},
-		} {
-			time.Sleep(b.Stats().OpenLeft)
-			for _, fn := range probe.of {
-				do(b, fn)
-			}
-			require.Equal(t, breaker.Open, b.State())
-			require.Equal(t, probe.row, b.Stats().Window.FailedInARow)
-		}
-	})
 }
 
 // A breaker describes itself.

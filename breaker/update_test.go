@@ -73,54 +73,6 @@ func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
 	require.Equal(t, breaker.Closed, b.State())
 }
 
-func TestUpdateKeepsTheWindow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{FailureRate: 0.9, MinCalls: 4})
-		for _, fn := range []func(context.Context) error{ok, down, down} {
-			do(b, fn)
-		}
-		want := breaker.Counts{Calls: 3, Succeeded: 1, Failed: 2, FailedInARow: 2}
-		update(t, b, func(c *breaker.Config) { c.FailureRate, c.OpenFor = 0.5, time.Second })
-		require.Equal(t, want, b.Stats().Window)
-		require.Equal(t, breaker.Closed, b.State())
-		do(b, down)
-		require.Equal(t, breaker.Open, b.State(), "three of four have failed")
-		require.Equal(t, breaker.Counts{Calls: 4, Succeeded: 1, Failed: 3, FailedInARow: 3}, b.Stats().Window)
-	})
-}
-
-func TestUpdateCountsANewWindowAnew(t *testing.T) {
-	for name, change := range map[string]func(*breaker.Config){
-		"longer":   func(c *breaker.Config) { c.Window = time.Hour },
-		"of calls": func(c *breaker.Config) { c.Window, c.WindowCalls = 0, 10 },
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := breaker.New(breaker.Config{Failures: 4, FailureRate: 0.5, MinCalls: 4})
-			do(b, ok)
-			do(b, down)
-			do(b, down)
-			update(t, b, change)
-			require.Equal(t, breaker.Counts{FailedInARow: 2}, b.Stats().Window)
-			do(b, down)
-			require.Equal(t, breaker.Closed, b.State())
-			require.Equal(t, breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 3}, b.Stats().Window)
-			do(b, down)
-			require.Equal(t, breaker.Open, b.State(), "four in a row")
-		})
-	}
-}
-
-func TestUpdateOpensAtTheNextFailureByALowerLimit(t *testing.T) {
-	b := breaker.New(breaker.Config{Failures: 5})
-	for range 4 {
-		do(b, down)
-	}
-	update(t, b, func(c *breaker.Config) { c.Failures = 2 })
-	require.Equal(t, breaker.Closed, b.State())
-	do(b, down)
-	require.Equal(t, breaker.Open, b.State())
-}
-
 func TestUpdateKeepsAnOpenBreakerOpenUntilItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
@@ -138,20 +90,6 @@ func TestUpdateKeepsAnOpenBreakerOpenUntilItsTime(t *testing.T) {
 		require.Equal(t, 2*time.Second, b.Stats().OpenLeft, "the second time in a row, by the new Config")
 		require.Len(t, seen.all, 3, "an Update is no change of state")
 	})
-}
-
-func TestUpdateKeepsForcedStates(t *testing.T) {
-	b := breaker.New(breaker.Config{})
-	b.ForceOpen(errDown)
-	update(t, b, func(c *breaker.Config) { c.Failures = 1 })
-	requireRefused(t, do(b, ok), breaker.ForcedOpen)
-	b.Disable()
-	do(b, down)
-	update(t, b, func(c *breaker.Config) { c.Probes = 2 })
-	require.Equal(t, breaker.Disabled, b.State())
-	require.EqualValues(t, 1, b.Stats().Window.Failed)
-	b.Enable()
-	open(t, b)
 }
 
 // A call ends under the Config with which it began, and counts in the window that is kept.
@@ -287,73 +225,6 @@ func TestUpdateTellsOfWhatItFinds(t *testing.T) {
 	})
 }
 
-func TestUpdatesRunOneAtATime(t *testing.T) {
-	b := breaker.New(breaker.Config{Failures: 5})
-	var all sync.WaitGroup
-	for range 4 {
-		all.Go(func() {
-			for range 200 {
-				require.NoError(t, b.Update(func(c *breaker.Config) { c.Failures++ }))
-			}
-		})
-	}
-	all.Wait()
-	require.Equal(t, 805, b.Config().Failures)
-}
-
-// A breaker closes after the Probes that it opened with, and lets as many through.
-func TestUpdateOfProbesTakesEffectAtTheNextOpening(t *testing.T) {
-	for name, before := range map[string]time.Duration{"open": 0, "half-open": time.Second} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, Probes: 2})
-				for _, probes := range []int{1, 3} {
-					was := b.Config().Probes
-					open(t, b)
-					time.Sleep(before)
-					b.State()
-					update(t, b, func(c *breaker.Config) { c.Probes = probes })
-					time.Sleep(time.Second)
-					var begun []func(error)
-					for range was {
-						done, err := b.Begin(t.Context())
-						require.NoError(t, err)
-						begun = append(begun, done)
-					}
-					requireRefused(t, do(b, ok), breaker.HalfOpen)
-					for _, done := range begun {
-						require.Equal(t, breaker.HalfOpen, b.State())
-						done(nil)
-					}
-					require.Equal(t, breaker.Closed, b.State())
-				}
-			})
-		})
-	}
-}
-
-// A probe has the OpenFor with which it began.
-func TestUpdateOfOpenForLeavesProbesAlone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Hour, Probes: 2})
-		b.Trip(nil, time.Second)
-		time.Sleep(time.Second)
-		first, err := b.Begin(t.Context())
-		require.NoError(t, err)
-		update(t, b, func(c *breaker.Config) { c.OpenFor = time.Second })
-		time.Sleep(time.Minute)
-		first(nil)
-		require.Equal(t, breaker.HalfOpen, b.State(), "the first has an hour")
-		work := goesOn(t, b, t.Context())
-		update(t, b, func(c *breaker.Config) { c.OpenFor = time.Hour })
-		time.Sleep(time.Second - 1)
-		require.Equal(t, breaker.HalfOpen, b.State())
-		time.Sleep(time.Nanosecond)
-		require.Equal(t, breaker.Closed, b.State(), "the second has a second")
-		work.End(nil)
-	})
-}
-
 func TestChangeIsAnUpdateThatMayBeDry(t *testing.T) {
 	b := breaker.New(breaker.Config{Failures: 2})
 	set := func(n int) func(any) error {
@@ -367,47 +238,4 @@ func TestChangeIsAnUpdateThatMayBeDry(t *testing.T) {
 	require.Equal(t, 2, b.Config().Failures)
 	require.NoError(t, b.Change(false, set(7)))
 	require.Equal(t, 7, b.Config().Failures)
-}
-
-// The counts go by the window of now, and an Update of something else leaves them alone.
-func TestUpdateOfTheWindowOfTimeBesideWindowCalls(t *testing.T) {
-	b := breaker.New(breaker.Config{WindowCalls: 10})
-	do(b, ok)
-	update(t, b, func(c *breaker.Config) { c.Window = time.Hour })
-	require.EqualValues(t, 1, b.Stats().Window.Calls)
-	b.ForceOpen(nil)
-	update(t, b, func(c *breaker.Config) { c.WindowCalls = 3 })
-	b.Enable()
-	for range 5 {
-		do(b, ok)
-	}
-	require.EqualValues(t, 3, b.Stats().Window.Calls)
-}
-
-// A success counts in the window of its own time, however long nothing happened before.
-func TestBreakerCountsASuccessAfterAPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		made, updated := breaker.New(breaker.Config{Window: time.Second}), breaker.New(breaker.Config{})
-		update(t, updated, func(c *breaker.Config) { c.Window, c.WindowCalls = time.Second, 0 })
-		time.Sleep(time.Minute)
-		for _, b := range []*breaker.Breaker{made, updated} {
-			require.NoError(t, do(b, ok))
-			require.EqualValues(t, 1, b.Stats().Window.Calls)
-		}
-	})
-}
-
-// What an Update sets is set, also if it was the default.
-func TestUpdateSetsWhatWasTheDefault(t *testing.T) {
-	b := breaker.New(breaker.Config{}) // opens after 5 failures in a row
-	require.NoError(t, b.Update(func(c *breaker.Config) { c.Failures, c.FailureRate = 5, 0.5 }))
-	require.Equal(t, 5, b.Config().Failures)
-	for range 5 {
-		_ = b.Do(t.Context(), func(context.Context) error { return errors.New("down") })
-	}
-	require.Equal(t, breaker.Open, b.State())
-
-	b = breaker.New(breaker.Config{}) // OpenFor 30s, which does not grow
-	require.NoError(t, b.Update(func(c *breaker.Config) { c.OpenFor, c.MaxOpenFor = 5*time.Second, 30*time.Second }))
-	require.Equal(t, 30*time.Second, b.Config().MaxOpenFor)
 }

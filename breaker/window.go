@@ -10,8 +10,8 @@ type Counts struct {
 	Calls     int64 // Succeeded and Failed
 	Succeeded int64
 	Failed    int64
-	// FailedInARow is how many have failed since the last success, in the window or not. Work
-	// that goes on is none until it has ended well, or gone on for a Window.
+	// FailedInARow have failed since the last success, in the window or not. Work that goes on is
+	// none until it has ended well, or gone on for a Window.
 	FailedInARow int64
 }
 
@@ -26,7 +26,7 @@ const slotsInTime = 10 // a result leaves after 0.9 to 1 times Window
 // slot of its own. It is a ring: the slot with number n is at n modulo their number.
 type window struct {
 	slots     []slot
-	asked     *[]asked      // by slot; nil until a failure has a RetryAfter
+	retryAfters     *[]retryAfters      // by slot; nil until a failure has a RetryAfter
 	width     time.Duration // of a slot; 0 if each is a call
 	end       time.Duration // of the newest slot
 	newest    int64         // its number, at least len(slots)
@@ -36,8 +36,8 @@ type window struct {
 
 type slot struct{ succeeded, failed uint32 }
 
-// asked are the longest RetryAfter of the failures in a slot, and of those in the present row.
-type asked struct{ ever, inRow time.Duration }
+// retryAfters are the longest RetryAfter of the failures in a slot, and of those in the present row.
+type retryAfters struct{ ever, inRow time.Duration }
 
 // begin counts anew.
 func (w *window) begin(cfg *Config, now time.Duration) {
@@ -78,8 +78,8 @@ func (w *window) drop(n int64) {
 	w.succeeded -= int64(w.slots[i].succeeded)
 	w.failed -= int64(w.slots[i].failed)
 	w.slots[i] = slot{}
-	if w.asked != nil {
-		(*w.asked)[i] = asked{}
+	if w.retryAfters != nil {
+		(*w.retryAfters)[i] = retryAfters{}
 	}
 }
 
@@ -98,11 +98,11 @@ func (w *window) failAt(i int, retryAfter time.Duration) {
 		w.failed++
 	}
 	if retryAfter > 0 {
-		if w.asked == nil {
-			all := make([]asked, len(w.slots))
-			w.asked = &all
+		if w.retryAfters == nil {
+			all := make([]retryAfters, len(w.slots))
+			w.retryAfters = &all
 		}
-		a := &(*w.asked)[i]
+		a := &(*w.retryAfters)[i]
 		a.ever, a.inRow = max(a.ever, retryAfter), max(a.inRow, retryAfter)
 	}
 }
@@ -126,9 +126,9 @@ func (w *window) breakOff(now, retryAfter time.Duration) {
 
 // endRow forgets which failures are in the present row.
 func (w *window) endRow() {
-	if w.asked != nil {
-		for i := range *w.asked {
-			(*w.asked)[i].inRow = 0
+	if w.retryAfters != nil {
+		for i := range *w.retryAfters {
+			(*w.retryAfters)[i].inRow = 0
 		}
 	}
 }
@@ -136,10 +136,10 @@ func (w *window) endRow() {
 // longest returns the longest RetryAfter of the failures in the window, or of those of them
 // that are in the present row.
 func (w *window) longest(inRow bool) (d time.Duration) {
-	if w.asked == nil {
+	if w.retryAfters == nil {
 		return 0
 	}
-	for _, a := range *w.asked {
+	for _, a := range *w.retryAfters {
 		if inRow {
 			a.ever = a.inRow
 		}

@@ -61,7 +61,7 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 		return err
 	}
 	if linger.Under(ctx) {
-		return linger.Of(ctx).Hold(ctx, fn, func(error) { b.leave(has) }, nil)
+		return linger.WorkOf(ctx).Hold(ctx, fn, func(error) { b.leave(has) }, nil)
 	}
 	defer b.leave(has)
 	return fn(ctx)

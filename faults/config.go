@@ -10,15 +10,10 @@ import (
 
 // Config says what a [Script] does.
 type Config struct {
-	// Name is that of the script in a registry.
-	Name string
-	// Enabled switches the script on. While it is false, every call is made as if there
-	// were no script.
-	Enabled bool
-	// Seed makes the random decisions repeat. Zero is a seed like any other.
-	Seed uint64
-	// Plans say what happens. Their order decides between faults that end the same call.
-	Plans []Plan
+	Name    string // in a registry; cannot change
+	Enabled bool   // otherwise every call is made as if there were no script
+	Seed    uint64 // makes the random decisions repeat
+	Plans   []Plan // the first that ends a call decides
 }
 
 // Validate returns an error that names each invalid field, or nil.

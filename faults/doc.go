@@ -12,17 +12,13 @@
 //	})
 //	client := &http.Client{Transport: faults.Transport(script, nil)}
 //
-// A [Script] decides for each call which of its plans apply. [Func], [Transport] and
-// [Handler] put it around a function, an http.RoundTripper and an http.Handler. Times are
-// counted from when the script was made or last updated. Calls that arrive in the same
-// order at the same times meet the same faults if the Seed is the same.
+// A [Script] decides for each call which of its plans apply: the delays of all Latency plans add up
+// and come first, and of the others the first decides how the call ends. [Func], [Transport] and
+// [Handler] put it around a function, an http.RoundTripper and an http.Handler. Calls that arrive in
+// the same order at the same times meet the same faults if the Seed is the same.
 //
-// Several plans may apply to one call. The delays of all Latency plans add up and come
-// first. Of the other plans that apply, the first in the list decides how the call ends.
+// A script does nothing until it is enabled, so that a program may carry one. In a registry, a file
+// or a command switches it on: {"faults/backend": {"Enabled": true}}.
 //
-// A script does nothing until it is enabled, so that a program may carry one. In a
-// registry, a file or a command switches it on: {"faults/backend": {"Enabled": true}}.
-//
-// In a bubble of testing/synctest all times are exact. Make the script inside the bubble:
-// a script from outside counts from another clock.
+// In a bubble of testing/synctest all times are exact, if the script is made inside.
 package faults

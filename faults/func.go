@@ -9,7 +9,7 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Func returns a function that calls next with the faults of s.
+// Func returns a function that calls next with the faults of s:
 //
 //	guarded := resilience.Chain(retries.Wrap, circuit.Wrap)(faults.Func(script, fetch))
 func Func(s *Script, next func(context.Context) error) func(context.Context) error {

@@ -9,17 +9,10 @@ import (
 
 // Handler returns an http.Handler that serves requests by next with the faults of s.
 //
-// If the ctx of the request ends during a Latency or a Hang, the handler returns without
-// an answer. That is as it should be if the client has left. If the ctx has a deadline of
-// the server, the middleware that set it has to answer. A Hang reads the body of the request,
-// as net/http does not notice before that a client has left.
-//
-// A Reset at the end of a body that has a Content-Length is not seen by the client, which
-// has all of it by then. A smaller Bytes is seen.
-//
-// The client of net/http sends a request again on its own if the connection was in use
-// before, breaks without an answer, and the method may be repeated. After a Refuse it may
-// therefore call the handler again.
+// If the ctx of the request ends during a Latency or a Hang, the handler returns without an answer:
+// middleware that set a deadline has to give one. A Reset at the end of a body that has a
+// Content-Length is not seen by the client, which has all of it by then. After a Refuse the client of
+// net/http may send a request again on its own.
 func Handler(s *Script, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f := s.next()
@@ -43,8 +36,9 @@ func (p *Plan) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		_, _ = io.WriteString(w, p.text())
 	case Hang:
 		if r.Body != nil {
+			// Before it has read the body, net/http does not notice that a client has left.
 			if _, err := io.Copy(io.Discard, r.Body); err != nil {
-				return // the client has left within the body, of which ctx does not tell
+				return
 			}
 		}
 		<-r.Context().Done()

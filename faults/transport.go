@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// Transport returns an http.RoundTripper that sends requests through base with the
-// faults of s. A nil base means http.DefaultTransport. A response that switches protocols
-// has no body: Reset and SlowBody leave it as it is.
+// Transport returns an http.RoundTripper that sends requests through base with the faults of s. A nil
+// base means http.DefaultTransport. Reset and SlowBody leave a response that switches protocols as it
+// is.
 func Transport(s *Script, base http.RoundTripper) http.RoundTripper {
 	return &transport{s, cmp.Or[http.RoundTripper](base, http.DefaultTransport)}
 }

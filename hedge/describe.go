@@ -7,32 +7,28 @@ import (
 	"github.com/go-resilience/resilience/internal/describe"
 )
 
-// Observe calls f with each event from now on, until stop is called: on the goroutine of the
-// second call, with the ctx of Do and without a lock. A panic in f passes on to the caller of Do,
-// as a panic of the call does.
+// Observe calls f with each event until stop is called, on the goroutine of the second call and
+// without a lock. A panic in f is one of that call.
 func (h *Hedger[T]) Observe(f func(context.Context, Event)) (stop func()) {
 	return h.observers.Observe(f)
 }
 
-// ObserveAny is Observe for whoever does not know Event.
 func (h *Hedger[T]) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return h.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }
 
-// An Event is something that happened to a [Hedger].
+// An Event is what happened to a [Hedger].
 type Event struct {
-	Kind EventKind
+	Kind string
 	Name string // of the Hedger
 }
 
-type EventKind string
-
+// Kinds of events.
 const (
-	EventHedged     EventKind = "hedged"      // before each second call
-	EventOverBudget EventKind = "over budget" // for each second call that Ratio did not allow
+	EventHedged     = "hedged"      // before each second call
+	EventOverBudget = "over budget" // for each that Ratio did not allow
 )
 
-// Level is 4, slog's Warn, for EventOverBudget, and -4, Debug, for EventHedged.
 func (e Event) Level() int {
 	if e.Kind == EventOverBudget {
 		return 4
@@ -40,19 +36,17 @@ func (e Event) Level() int {
 	return -4
 }
 
-// Fields calls yield with each detail.
-func (e Event) Fields(yield func(name string, value any)) { yield("event", string(e.Kind)) }
+func (e Event) Fields(yield func(name string, value any)) { yield("event", e.Kind) }
 
-// Stats is a snapshot of what a [Hedger] has done since it was made.
+// Stats counts what a [Hedger] has done.
 type Stats struct {
-	// Calls of Do that have called fn and returned:
-	FirstWon int64 // with the value of the first call of fn
-	HedgeWon int64 // with the value of the second call of fn
-	Failed   int64 // with an error
+	FirstWon int64 // calls of Do that returned the value of the first call of fn
+	HedgeWon int64 // of the second
+	Failed   int64 // an error
 
-	Hedged     int64         // second calls of fn
-	OverBudget int64         // second calls of fn that Ratio did not allow
-	Delay      time.Duration // how long a call may take now before another is made
+	Hedged     int64         // second calls
+	OverBudget int64         // second calls that Ratio did not allow
+	Delay      time.Duration // before a second call, now
 }
 
 func (h *Hedger[T]) Stats() Stats {
@@ -67,7 +61,6 @@ func (h *Hedger[T]) Name() string { return h.cfg.Name }
 
 func (h *Hedger[T]) Config() Config { return h.cfg }
 
-// Settings returns Config without its function.
 func (h *Hedger[T]) Settings() any {
 	c := h.cfg
 	c.Discard = nil
@@ -80,8 +73,8 @@ func (h *Hedger[T]) Kind() string { return "hedge" }
 func (h *Hedger[T]) Figures() []describe.Figure {
 	s := h.Stats()
 	return []describe.Figure{
-		{Name: "hedge.calls{outcome=first_won}", Counter: true, Value: float64(s.FirstWon)},
-		{Name: "hedge.calls{outcome=hedge_won}", Counter: true, Value: float64(s.HedgeWon)},
-		{Name: "hedge.calls{outcome=failed}", Counter: true, Value: float64(s.Failed)},
+		describe.Count("hedge.calls{outcome=first_won}", s.FirstWon),
+		describe.Count("hedge.calls{outcome=hedge_won}", s.HedgeWon),
+		describe.Count("hedge.calls{outcome=failed}", s.Failed),
 	}
 }

@@ -12,10 +12,8 @@
 //	})
 //
 // Hedge only what may safely be done twice, at the same time too. A failure is no reason for a
-// second call: put a retry.Retrier around Do.
-//
-// The call that loses has its ctx canceled. To the policies in it that is no failure: a
-// Retrier, for one, neither counts it nor tells of it.
+// second call: put a retry.Retrier around Do. To the policies in the call that loses, whose ctx is
+// canceled, that is no failure.
 package hedge
 
 import (
@@ -36,26 +34,22 @@ import (
 	"github.com/go-resilience/resilience/internal/panics"
 )
 
-// Config says when a [Hedger] makes a second call. It may be shared.
+// Config says when a [Hedger] makes a second call.
 type Config struct {
-	// Name appears in errors and events. It may be empty.
+	// Name appears in errors and events.
 	Name string
-	// Delay is how long a call may take before another is made beside it, more than 0. The
-	// 95th percentile of the latency is usual.
+	// Delay, more than 0, is how long a call may take before another is made beside it. The 95th
+	// percentile of the latency is usual.
 	Delay time.Duration
-	// Quantile, in (0, 1), takes the place of Delay once 20 calls have succeeded: at 0.95,
-	// the slowest twentieth of the last 1000 calls would be hedged. Zero means that Delay
-	// always counts.
+	// Quantile, in (0, 1), takes the place of Delay once 20 calls have succeeded: at 0.95, the
+	// slowest twentieth of the last 1000 calls would be hedged. Zero means Delay.
 	Quantile float64
-	// Ratio, in (0, 1], is how many second calls each first one allows, so that a
-	// dependency that becomes slow does not get every call twice. Up to ten that were
-	// allowed and not made are kept. A call that a policy further in refuses neither
-	// allows nor uses one. Zero means no limit.
+	// Ratio, in (0, 1], is how many second calls each first one allows. Up to ten that were not
+	// made are kept. A call that is refused neither allows nor uses one. Zero means no limit.
 	Ratio float64
-	// Discard is called with a value that Do does not return, to close a body, say, on the
-	// goroutine of Do and before it returns. If it is set, the ctx of the call that won, on
-	// which its value may depend, ends with the ctx of Do and no sooner: do not call Do with
-	// a ctx that lives as long as the program.
+	// Discard is called with a value that Do does not return, to close a body, say, before Do
+	// returns. If it is set, the ctx of the call that won ends with the ctx of Do and no sooner: do
+	// not call Do with a ctx that lives as long as the program.
 	Discard func(value any)
 }
 
@@ -68,8 +62,7 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
-// A Hedger makes calls that return a T, and a second call beside one that takes too long. It
-// is safe for concurrent use.
+// A Hedger is safe for concurrent use.
 type Hedger[T any] struct {
 	cfg       Config
 	observers notify.Observers[Event]
@@ -81,7 +74,7 @@ type Hedger[T any] struct {
 	stats     Stats // but for Delay
 }
 
-// New returns a Hedger. It panics if cfg is not valid: see [Config.Validate].
+// New returns a Hedger. It panics if cfg is not valid.
 func New[T any](cfg Config) *Hedger[T] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -94,17 +87,13 @@ func New[T any](cfg Config) *Hedger[T] {
 	return &Hedger[T]{cfg: cfg, lost: lost}
 }
 
-// Do calls fn and, if that takes longer than a delay, calls it again beside the first. It returns
-// the first success and cancels the ctx of the other call. If all calls have failed, Do returns
-// their errors, joined if there are two. If ctx has already ended, fn is not called.
-//
-// The first call is made on the caller's goroutine, the second on one of its own. Do returns when
-// both have returned, so that fn may use the caller's data. fn must heed its ctx, or nothing is
-// gained.
+// Do calls fn and, if that takes longer than a delay, calls it again, on a goroutine of its own. It
+// returns the first success and cancels the ctx of the other call, or returns the errors, joined if
+// there are two. It waits for both calls, so fn must heed its ctx.
 //
 // If a call panics or ends its goroutine, the other is canceled, and the panic or exit continues on
-// the caller's goroutine. That of a second call becomes a panic with an error, whose method Stack()
-// []byte has the stack of that call, and which wraps the value of the panic if that is an error.
+// the caller's goroutine: that of a second call with an error whose method Stack() []byte has its
+// stack, and which wraps the value of the panic if that is an error.
 func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
 	var zero T
 	if ctx.Err() != nil {
@@ -254,7 +243,7 @@ func (r *race[T]) second() {
 	returns = true
 }
 
-func (r *race[T]) tell(kind EventKind, n *int64) {
+func (r *race[T]) tell(kind string, n *int64) {
 	r.count(n)
 	r.observers.Tell(r.ctx, Event{Kind: kind, Name: r.cfg.Name})
 }

@@ -7,7 +7,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -168,14 +167,6 @@ func TestHedge(t *testing.T) {
 	}
 }
 
-func TestHedgeMakesTheFirstCallOnTheCallersGoroutine(t *testing.T) {
-	stack, err := do(t.Context(), hedge.Config{Delay: time.Hour}, func(context.Context) (string, error) {
-		return string(debug.Stack()), nil
-	})
-	require.NoError(t, err)
-	require.Contains(t, stack, "testing.tRunner(")
-}
-
 func TestHedgeHonorsItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		errShutdown := errors.New("shutting down")
@@ -238,47 +229,6 @@ func TestHedgeThatIsOverMakesNoOtherCall(t *testing.T) {
 			})
 			require.NoError(t, err)
 		}
-	})
-}
-
-func TestHedgeMakesNoOtherCallAfterItsContextHasEnded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 25*ms)
-		defer cancel()
-		calls := 0
-		got, err := do(ctx, hedge.Config{Delay: 50 * ms}, func(context.Context) (string, error) {
-			calls++
-			time.Sleep(time.Second) // does not heed its ctx
-			return "late", nil
-		})
-		require.NoError(t, err)
-		require.Equal(t, "late", got, "success that comes late is success")
-		require.Equal(t, 1, calls)
-	})
-}
-
-func TestHedgeDiscardsWhatItDoesNotReturn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var ctxs [2]context.Context
-		var calls atomic.Int64
-		var discarded []any
-		ctx, cancel := context.WithCancel(t.Context())
-		got, err := do(ctx, hedge.Config{
-			Delay:   50 * ms,
-			Discard: func(value any) { discarded = append(discarded, value) },
-		}, func(ctx context.Context) (string, error) {
-			n := calls.Add(1) - 1
-			ctxs[n] = ctx
-			time.Sleep([]time.Duration{300 * ms, 100 * ms}[n]) // they do not heed their ctx
-			return fmt.Sprint(n), nil
-		})
-		require.NoError(t, err)
-		require.Equal(t, "1", got)
-		require.Equal(t, []any{"0"}, discarded)
-		require.Error(t, ctxs[0].Err())
-		require.NoError(t, ctxs[1].Err(), "the value that was returned may live on its ctx")
-		cancel()
-		require.Error(t, ctxs[1].Err())
 	})
 }
 
@@ -532,26 +482,6 @@ func TestHedgerCounts(t *testing.T) {
 	})
 }
 
-func TestHedgeWithinARetrier(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := retry.New(retry.Config{Backoff: retry.Constant(0)})
-		inner := retry.New(retry.Config{Backoff: retry.Constant(0)})
-		var calls atomic.Int64
-		err := r.Do(t.Context(), func(ctx context.Context) error {
-			_, err := do(ctx, hedge.Config{Delay: 50 * ms}, func(ctx context.Context) (int, error) {
-				return 0, inner.Do(ctx, func(context.Context) error {
-					calls.Add(1)
-					time.Sleep(75 * ms)
-					return errDown
-				})
-			})
-			return err
-		})
-		require.ErrorIs(t, err, errDown)
-		require.Equal(t, int64(6), calls.Load())
-	})
-}
-
 func TestHedgeLearnsItsDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := hedge.New[string](hedge.Config{Delay: time.Second, Quantile: 0.9})
@@ -593,16 +523,6 @@ func TestHedgeLearnsItsDelay(t *testing.T) {
 			d, _ := hedge.LatencyOf(h, q)
 			require.Equal(t, 7*ms, d, "what is long past is forgotten")
 		}
-	})
-}
-
-func TestWithoutAQuantileTheDelayCounts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := hedge.New[int](hedge.Config{Delay: time.Second})
-		for range 50 {
-			_, _ = h.Do(t.Context(), func(context.Context) (int, error) { time.Sleep(ms); return 0, nil })
-		}
-		require.Equal(t, time.Second, h.Stats().Delay)
 	})
 }
 

@@ -12,22 +12,14 @@
 //		"bulkhead/users": {"Limit": 32}
 //	}`))
 //
-// A [Registry] is a value that the program makes and passes on. No policy knows its
-// registry, and no call looks a policy up in one: a call costs the same with a registry
-// and without. Only an observer costs something, and only where there are events.
+// A [Registry] is a value that the program makes and passes on. No call looks a policy up in it. It
+// shows what a policy says of itself by a few methods: see [Policy].
 //
-// A registry knows no pattern. It shows what a policy says of itself by a few methods, so that
-// a policy of anybody's appears in it, in package console and in package resilienceotel as
-// those of this module do: see [Policy].
+// Settings are JSON by the Go names of the fields of each policy's Config. [Registry.Settings] writes
+// them, and [Registry.Apply] or [Registry.Reload] changes the policies that run; nothing here watches
+// anything. examples/reload does it on SIGHUP, and polls a key in Redis. What a change keeps, and what
+// cannot change, is said at the method Update of each policy.
 //
-// Settings are JSON by the Go names of the fields of each policy's Config, so that the
-// documentation of the Config is theirs. [Registry.Settings] writes them, a person
-// or a program edits them, and [Registry.Apply] changes the policies that run,
-// or [Registry.Reload] from a file. When, and from where else (Redis, a control plane), is the
-// program's matter: nothing here watches anything. examples/reload does it on SIGHUP, and
-// polls a key in Redis. What a change keeps, and what cannot change, is said at the method
-// Update of each policy.
-//
-// The pattern is External Configuration Store of the Cloud Design Patterns catalog
+// The pattern is External Configuration Store
 // (https://learn.microsoft.com/azure/architecture/patterns/external-configuration-store).
 package registry

@@ -13,15 +13,10 @@ type Event struct {
 	Name string // of the policy
 	Key  string // of the member, if the policy is a Group
 
-	// What happened: "refused".
-	What string
-	// Level is slog.LevelDebug for what is normal, and slog.LevelWarn or more for what
-	// needs attention.
-	Level slog.Level
-	// Err is the error of the event, or nil.
-	Err error
-	// Attrs are the other details of the event.
-	Attrs []slog.Attr
+	What  string     // happened: "refused"
+	Level slog.Level // Debug for what is normal, Warn or more for what needs attention
+	Err   error
+	Attrs []slog.Attr // the other details
 }
 
 // event returns the Event for an event of the policy's own type.
@@ -49,7 +44,7 @@ func (e Entry) event(event any) Event {
 	return ev
 }
 
-// Attr returns the detail of that name, or the zero Value.
+// Attr returns a detail, or the zero Value.
 func (e Event) Attr(name string) slog.Value {
 	for _, a := range e.Attrs {
 		if a.Key == name {
@@ -57,11 +52,6 @@ func (e Event) Attr(name string) slog.Value {
 		}
 	}
 	return slog.Value{}
-}
-
-// LogValue returns a group of what the event says, without Level.
-func (e Event) LogValue() slog.Value {
-	return slog.GroupValue(e.attrs()...)
 }
 
 func (e Event) attrs() []slog.Attr {

@@ -6,17 +6,16 @@ import (
 	"github.com/go-resilience/resilience/internal/describe"
 )
 
-// A Figure is one number that a policy shows, at one moment: its Name, whether it is a Counter,
-// which only grows, and its Value. The Name begins with the kind of the policy, ends with the
-// unit, "_seconds" or "_ratio", if it is not a number of things, and has attributes in braces:
-// "breaker.calls{outcome=failure}", "bulkhead.wait.time_seconds".
+// A Figure is one number that a policy shows; a Counter only grows. The Name begins with the kind of
+// the policy, has attributes in braces, and ends with the unit, "_seconds" or "_ratio", if it is not a
+// number of things: "breaker.calls{outcome=failure}", "bulkhead.wait.time_seconds".
 type Figure = describe.Figure
 
 // An Attr is one attribute of a [Figure].
 type Attr struct{ Key, Value string }
 
-// Parse returns the parts of the Name of a [Figure]: what is counted, the unit, which is "s" for
-// seconds, "1" for a share and "" for a number of things, and the attributes.
+// Parse returns the parts of the Name of a [Figure]: what is counted, the unit ("s", "1" for a share,
+// "" for a number of things), and the attributes.
 func Parse(name string) (what, unit string, attrs []Attr) {
 	what, braces, _ := strings.Cut(name, "{")
 	for part := range strings.SplitSeq(strings.TrimSuffix(braces, "}"), ",") {

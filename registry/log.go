@@ -14,12 +14,9 @@ const burst = 10 * time.Second
 //
 //	stop := reg.Observe(registry.Log(slog.Default()))
 //
-// What is normal has the level Debug, what needs attention Warn. Where every call may
-// cause an event in an outage (refusals, calls that were given up, budgets that are spent,
-// loads that failed, a store that failed), Log writes the first of a policy with one reason or
-// outcome, and then at most one every ten seconds. The attribute suppressed is how many it left
-// out since the last line. Every other event has a line of its own. A nil logger means
-// slog.Default().
+// Of events that every call may cause in an outage, such as refusals, it writes the first of a policy
+// with one reason or outcome, and then one every ten seconds, whose attribute suppressed is how many
+// it left out. A nil logger means slog.Default().
 func Log(logger *slog.Logger) func(context.Context, Event) {
 	if logger == nil {
 		logger = slog.Default()
@@ -43,8 +40,7 @@ func Log(logger *slog.Logger) func(context.Context, Event) {
 	}
 }
 
-// frequent are the events of which, in an outage, each call may cause one: unbounded, they would fill the
-// log.
+// frequent are the events that each call may cause in an outage: unbounded, they would fill the log.
 var frequent = map[string]bool{
 	"refused": true, "ended": true, "over budget": true,
 	"load failed": true, "load refused": true, "fence failed": true,

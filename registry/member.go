@@ -12,16 +12,14 @@ import (
 
 // A Member is one key of a Group.
 type Member struct {
-	Key   string
-	Calls int64 // in its figure "kind.calls"
-	// Policy is the member itself; nil where it is not a policy of its own, as in a
-	// throttle.Group.
-	Policy Policy
+	Key    string
+	Calls  int64  // in its figure "kind.calls"
+	Policy Policy // nil in a throttle.Group
 
 	rank int // of its health, the worst first
 }
 
-// Figures returns the figures of the member's Policy. A member without one has none.
+// Figures returns the figures of the Policy, if there is one.
 func (m Member) Figures() []Figure {
 	if m.Policy == nil {
 		return nil
@@ -30,14 +28,11 @@ func (m Member) Figures() []Figure {
 	return e.Figures()
 }
 
-// Members returns at most n members of a Group: first those that [Entry.Health] says fail, then
-// the others with which something is wrong, then those that are well, and of each the busiest
-// first. It returns nil for a policy that is no Group. It looks at all members.
-//
-// A Group is a policy with a method All, which returns an iter.Seq2 of keys and members. Its type
-// depends on that of the keys, so All is called by reflection.
+// Members returns at most n members of a Group: those that fail first, then the others with which
+// something is wrong, and of each the busiest first. A Group is a policy with a method All, which
+// returns an iter.Seq2 of keys and members.
 func (e Entry) Members(n int) []Member {
-	method := reflect.ValueOf(e.Policy).MethodByName("All")
+	method := reflect.ValueOf(e.Policy).MethodByName("All") // its type depends on that of the keys
 	if n <= 0 || !method.IsValid() || method.Type().NumIn() != 0 ||
 		method.Type().NumOut() != 1 || !method.Type().Out(0).CanSeq2() {
 		return nil

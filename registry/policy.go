@@ -7,8 +7,8 @@ import (
 	"github.com/go-resilience/resilience/internal/describe"
 )
 
-// A Policy is whatever has a name. A registry shows what it says of itself, by these methods,
-// each of which may be missing but Kind:
+// A Policy has a name. A registry shows what it says by these methods, all of which but Kind may be
+// missing:
 //
 //	Kind() string                    // which pattern it is of: "breaker"
 //	Figures() []registry.Figure      // its numbers at this moment
@@ -17,30 +17,23 @@ import (
 //	Change(dry bool, f func(cfg any) error) error
 //	ObserveAny(f func(context.Context, any)) (stop func())
 //
-// Change calls f with a pointer to the Config as it was given, in which a zero field means its
-// default. What f makes of it takes effect, unless f returns an error, the Config is not valid,
-// or dry is true. ObserveAny calls f with each event; a policy whose method Observe is of that
-// form needs no other. An event may have Level() int, as slog's levels, and
-// Fields(func(name string, value any)), which calls the function with each detail: "event" is
-// what happened, "key" is which member of a group, and "err" is an error. An error of Health may
-// have HealthState() string, a word for it, and Failed() bool: whether calls fail because of it.
-// Health(context.Context) error is for a policy that must ask a server.
+// Health(context.Context) error is for a policy that must ask a server. Its error may have
+// HealthState() string, a word for it, HealthDetail() string, and Failed() bool: whether calls fail.
 //
-// A policy may hold no registry for long: its methods are called one after the other.
+// Change calls f with a pointer to the Config as it was given: a zero field means its default. What f
+// makes of it takes effect, unless f returns an error, the Config is not valid, or dry is true.
 //
-// Policy is an alias of an unnamed type, so that a function that knows nothing of this package
-// can take [Registry.MustAdd]: resiliencehttp.ClientConfig.Register does.
+// ObserveAny, or an Observe of that form, calls f with each event. An event may have Level() int, one
+// of slog's, and Fields(func(name string, value any)), which calls the function with each detail:
+// "event" is what happened, "key" the member of a group, "err" an error.
 type Policy = interface {
 	Name() string
 }
 
 // An Entry is a policy in a [Registry].
 type Entry struct {
-	// Kind is what the method Kind of the policy returns. A Group has the kind of its members.
-	Kind string
-	// Name is the name of the policy, unique within its kind.
-	Name string
-	// Policy is the policy itself.
+	Kind   string // a Group has that of its members
+	Name   string // unique within the kind
 	Policy Policy
 }
 
@@ -53,11 +46,9 @@ func entryOf(p Policy) (Entry, bool) {
 	return Entry{Kind: k.Kind(), Name: p.Name(), Policy: p}, true
 }
 
-// String returns the kind and the name: "breaker/users". It is the name in settings.
+// String returns the name in settings: "breaker/users".
 func (e Entry) String() string { return e.Kind + "/" + e.Name }
 
-// Figures returns the figures of the policy. A Group's are those of its members added up,
-// those that it has evicted included.
 func (e Entry) Figures() []Figure {
 	if d, ok := e.Policy.(describe.Figurer); ok {
 		return d.Figures()
@@ -65,8 +56,7 @@ func (e Entry) Figures() []Figure {
 	return nil
 }
 
-// Health returns nil, or why the policy does not let calls pass as it should, as its method
-// Health does. A policy that must ask a server for that ends when ctx does.
+// Health returns what the method Health of the policy does, if it has one.
 func (e Entry) Health(ctx context.Context) error {
 	switch h := e.Policy.(type) {
 	case interface{ Health(context.Context) error }:

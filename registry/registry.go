@@ -15,8 +15,7 @@ import (
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-// A Registry holds the policies of a program. Make one with [New]. It is safe for
-// concurrent use.
+// A Registry holds the policies of a program. It is safe for concurrent use.
 type Registry struct {
 	// changing is held while policies and observers are added and removed; mu is taken after it.
 	// With mu alone, a policy that has an event while it is being observed would deadlock with
@@ -37,9 +36,8 @@ func New() *Registry {
 	return &Registry{entries: map[string]Entry{}, watched: map[string]func(){}}
 }
 
-// Add adds policies. It does not add a policy without a name, with the name of another policy of
-// its kind, or without a method Kind, nor a value that cannot be compared, such as a struct with
-// a map. The error names each of these; the others are added.
+// Add adds policies, but none without a name, with the name of another of its kind, without a method
+// Kind, or that cannot be compared. The error names these.
 func (r *Registry) Add(policies ...Policy) error {
 	var errs []error
 	for _, p := range policies {
@@ -48,7 +46,7 @@ func (r *Registry) Add(policies ...Policy) error {
 	return errors.Join(errs...)
 }
 
-// MustAdd is like [Registry.Add] but panics with the error.
+// MustAdd is Add, but panics with the error.
 func (r *Registry) MustAdd(policies ...Policy) {
 	if err := r.Add(policies...); err != nil {
 		panic(err)
@@ -77,8 +75,7 @@ func (r *Registry) add(p Policy) error {
 	return nil
 }
 
-// Remove removes a policy and reports whether it was there. Observers of the registry see
-// no more events of it.
+// Remove removes a policy and reports whether it was there.
 func (r *Registry) Remove(p Policy) bool {
 	r.changing.Lock()
 	defer r.changing.Unlock()
@@ -106,8 +103,7 @@ func (r *Registry) unwatch(path string) {
 	}
 }
 
-// All returns the policies, ordered by kind and name. Policies may be added and removed
-// meanwhile.
+// All returns the policies, by kind and name.
 func (r *Registry) All() iter.Seq[Entry] {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -116,8 +112,7 @@ func (r *Registry) All() iter.Seq[Entry] {
 	}))
 }
 
-// Get returns the policy of a kind with a name. It is for tools that take the name from
-// outside the program; a program passes its policies to where they are used.
+// Get returns the policy of a kind with a name.
 func (r *Registry) Get(kind, name string) (Entry, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -125,9 +120,8 @@ func (r *Registry) Get(kind, name string) (Entry, bool) {
 	return e, ok
 }
 
-// Observe calls f with each event of each policy from now on, those added later included,
-// until stop is called. f is called as hooks are: by the goroutine that causes the event,
-// without a lock, perhaps by several at once. f must not block.
+// Observe calls f with each event of each policy, those added later included, until stop is called: on
+// the goroutine that causes the event, without a lock, perhaps by several at once. f must not block.
 func (r *Registry) Observe(f func(context.Context, Event)) (stop func()) {
 	r.changing.Lock()
 	defer r.changing.Unlock()
@@ -149,9 +143,8 @@ func (r *Registry) Observe(f func(context.Context, Event)) (stop func()) {
 	})
 }
 
-// Health returns the policies by kind and name, "breaker/users", each with nil or what its method
-// Health returns; see [Entry.Health]. With resiliencehttp it is a handler:
-// resiliencehttp.Health(reg).
+// Health returns the names of the policies, each with its [Entry.Health]. resiliencehttp.Health(reg)
+// is a handler.
 func (r *Registry) Health(ctx context.Context) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for e := range r.All() {
@@ -162,8 +155,7 @@ func (r *Registry) Health(ctx context.Context) iter.Seq2[string, error] {
 	}
 }
 
-// String returns all figures as a JSON object of objects, which makes a Registry an
-// expvar.Var: expvar.Publish("resilience", reg).
+// String returns all figures as a JSON object of objects: a Registry is an expvar.Var.
 func (r *Registry) String() string {
 	all := map[string]map[string]float64{}
 	for e := range r.All() {

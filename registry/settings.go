@@ -26,7 +26,7 @@ type Change struct {
 	To   string `json:"to"`
 }
 
-// A Report lists the settings that have changed, in the order of their policies and fields.
+// A Report lists the settings that have changed, by path.
 type Report []Change
 
 // String returns a line for each change: "breaker/users.Failures: 5 -> 10".
@@ -47,8 +47,8 @@ func (r Report) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// Settings returns the present settings of all policies in the form that
-// [Registry.Apply] reads: all fields that a file can hold, defaults filled in.
+// Settings returns the settings of all policies as [Registry.Apply] reads them: all fields that a file
+// can hold, with their defaults.
 func (r *Registry) Settings() []byte {
 	var all []string
 	for e := range r.All() {
@@ -63,8 +63,7 @@ func (r *Registry) Settings() []byte {
 	return out.Bytes()
 }
 
-// Settings returns the present settings of the policy as a JSON object, such as
-// [Registry.Apply] reads under the policy's name. It returns nil if there are none.
+// Settings returns the settings of the policy as a JSON object, or nil.
 func (e Entry) Settings() []byte {
 	if config, ok := e.config(); ok {
 		return write(config)
@@ -72,8 +71,7 @@ func (e Entry) Settings() []byte {
 	return nil
 }
 
-// Reload applies the settings in the file at path, as [Registry.Apply] does: at the start of a
-// program, and again when it is told that the file has changed, such as by SIGHUP:
+// Reload applies the settings in a file, at the start of a program, and when the file has changed:
 //
 //	hup := make(chan os.Signal, 1)
 //	signal.Notify(hup, syscall.SIGHUP)
@@ -89,27 +87,23 @@ func (r *Registry) Reload(path string) (Report, error) {
 	return r.Apply(data)
 }
 
-// Apply changes the settings of policies while they run. data is a JSON object whose names
-// are policies, "kind/name", and whose values are objects of fields of the policy's Config
-// by their Go names. Durations are texts such as "1.5s". A field that is left out stays as it
-// was given; null and zero mean its default. A list is replaced as a whole.
+// Apply changes the settings of policies while they run. data is a JSON object whose names are
+// policies, "kind/name", and whose values are objects of fields of the policy's Config by their Go
+// names. Durations are texts such as "1.5s". A field that is left out stays as it was given; null and
+// zero mean its default. A list is replaced as a whole. A name that is not registered is an error,
+// unless it begins with a question mark: "?breaker/users".
 //
-// Apply first asks every policy whether it would take the change. If anything is wrong, the
-// error names each policy and what is wrong with it, and nothing has changed. A policy that
-// then refuses all the same, because something has happened in between, stays as it was, and
-// the others have changed.
+// Apply first asks every policy whether it would take the change. If anything is wrong, the error
+// names all of it, and nothing has changed. A policy that refuses only then stays as it was, and the
+// others have changed.
 //
 // The report lists the fields that data has changed, without the defaults that follow them.
-// A policy that was given all that data says is not changed.
-//
-// An entry for a policy that is not registered is an error, unless its name begins with
-// a question mark: "?breaker/users". Concurrent calls of Apply take turns.
 func (r *Registry) Apply(data []byte) (Report, error) {
 	return r.apply(data, false)
 }
 
-// Preview returns what [Registry.Apply] would report, or its error, and changes nothing. It
-// does not know which zeros mean a default.
+// Preview returns what Apply would report, or its error, and changes nothing. It does not know which
+// zeros mean a default.
 func (r *Registry) Preview(data []byte) (Report, error) {
 	return r.apply(data, true)
 }

@@ -2,7 +2,6 @@ package registry_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -392,39 +391,6 @@ func TestApplySetsQuotas(t *testing.T) {
 	require.Empty(t, report)
 }
 
-// A file says what is in effect, however often it is applied: a default that it names does
-// not follow another setting, and one that it does not name does.
-func TestApplyTwiceIsApplyOnce(t *testing.T) {
-	for _, c := range []struct{ first, second string }{
-		{`"Rate": 200, "Burst": 10`, `"Rate": 200, "Burst": 10`},
-		{`"Rate": 200`, `"Rate": 200, "Burst": 200`},
-		{`"Rate": 200, "MaxWait": "0s"`, `"Rate": 200, "Burst": 200`},
-	} {
-		reg := registry.New()
-		reg.MustAdd(throttle.New(throttle.Config{Name: "users", Rate: 10}))
-		report, err := reg.Apply([]byte(`{"throttle/users": {` + c.first + `}}`))
-		require.NoError(t, err)
-		require.Equal(t, "throttle/users.Rate: 10 -> 200", report.String())
-		for _, data := range []string{c.first, c.second} {
-			report, err = reg.Apply([]byte(`{"throttle/users": {` + data + `}}`))
-			require.NoError(t, err)
-			require.Empty(t, report)
-		}
-	}
-}
-
-func TestEditedSettingsAreInEffectAsTheyAre(t *testing.T) {
-	reg := registry.New()
-	reg.MustAdd(throttle.New(throttle.Config{Name: "users", Rate: 10}), breaker.New(breaker.Config{Name: "users"}),
-		bulkhead.New(bulkhead.Config{Name: "users", Limit: 2}))
-	edited := strings.NewReplacer(`"Rate": 10,`, `"Rate": 20,`, `"FailureRate": 0,`, `"FailureRate": 0.5,`,
-		`"OpenFor": "30s"`, `"OpenFor": "10s"`, `"MaxWait": "0s"`, `"MaxWait": "1s"`, `"Queue": 0`, `"Queue": 7`).Replace(string(reg.Settings()))
-	edited = strings.ReplaceAll(edited, `"MinCalls": 0`, `"MinCalls": 30`)
-	_, err := reg.Apply([]byte(edited))
-	require.NoError(t, err)
-	require.Equal(t, edited, string(reg.Settings()))
-}
-
 func TestApplyWantsAnObject(t *testing.T) {
 	reg, _ := newFakes("a")
 	for data, want := range map[string]string{
@@ -572,28 +538,4 @@ func newLogger(lines *strings.Builder) *slog.Logger {
 			return a
 		},
 	}))
-}
-
-func TestEntryHasTheSettingsOfOnePolicy(t *testing.T) {
-	reg, _ := newFakes("users", "orders")
-	var all map[string]json.RawMessage
-	require.NoError(t, json.Unmarshal(reg.Settings(), &all))
-	for e := range reg.All() {
-		require.JSONEq(t, string(all[e.String()]), string(e.Settings()), e.String())
-	}
-	require.Equal(t, "{}\n", string(registry.New().Settings()))
-}
-
-func TestNothingIsWatchedWithoutAnObserver(t *testing.T) {
-	reg, f := newFakes("users", "orders")
-	nothing := func(context.Context, registry.Event) {}
-	for range 2 {
-		first, second := reg.Observe(nothing), reg.Observe(nothing)
-		require.Equal(t, 1, f[0].watched)
-		first()
-		first()
-		require.Equal(t, 1, f[0].watched)
-		second()
-		require.Equal(t, []int{0, 0}, []int{f[0].watched, f[1].watched})
-	}
 }

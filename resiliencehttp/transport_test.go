@@ -143,7 +143,7 @@ type watch struct {
 func (w *watch) Wrap(next resilience.Func) resilience.Func {
 	return func(ctx context.Context) error {
 		w.note(func() { w.ctxs = append(w.ctxs, ctx) })
-		work := linger.Of(ctx)
+		work := linger.WorkOf(ctx)
 		err := next(ctx)
 		kind := behavior.ReadUnder(ctx, err).Kind
 		w.note(func() { w.errs, w.kinds = append(w.errs, err), append(w.kinds, kind) })

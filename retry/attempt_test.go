@@ -4,7 +4,6 @@ import (
 	"context"
 	"runtime"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -82,21 +81,6 @@ func TestNestedRetrierReturnsTheErrorAsItIs(t *testing.T) {
 	require.Equal(t, retry.Stats{Nested: 2, Attempts: 2}, inner.Stats())
 }
 
-func TestNestedRetrierKeepsItsAttemptTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		outer := retry.New(retry.Config{Backoff: retry.Constant(0)})
-		inner := retry.New(retry.Config{AttemptTimeout: time.Second})
-		start := time.Now()
-		err := outer.Wrap(inner.Wrap(func(ctx context.Context) error {
-			<-ctx.Done()
-			return ctx.Err()
-		}))(t.Context())
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorIs(t, err, retry.ErrExhausted)
-		require.Equal(t, 3.0, seconds(start))
-	})
-}
-
 func TestAttemptTimeoutCoversWorkThatGoesOn(t *testing.T) {
 	for _, goesOn := range []bool{true, false} {
 		ctx, work := linger.Begin(t.Context()) // as a request is until its response has been read
@@ -172,42 +156,6 @@ func TestPermanentSurvivesNestedRetriers(t *testing.T) {
 		require.Equal(t, errDown, fn(t.Context()), "the outermost takes the mark off")
 		require.Equal(t, 1, *calls)
 	}
-}
-
-func TestPermanentEndsTheOperationThatItIsReturnedIn(t *testing.T) {
-	outer := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
-	inner := retry.New(retry.Config{Backoff: retry.Constant(0)})
-	fn, calls := failing(forever, retry.Permanent(errDown))
-	err := outer.Do(t.Context(), func(ctx context.Context) error {
-		err := inner.Do(retry.Fresh(ctx), fn)
-		require.Equal(t, errDown, err)
-		return err
-	})
-	require.ErrorIs(t, err, retry.ErrExhausted)
-	require.Equal(t, 2, *calls)
-}
-
-func TestAttemptFromTellsTheAttemptOfTheInnermostThatRetries(t *testing.T) {
-	_, ok := retry.AttemptFrom(t.Context())
-	require.False(t, ok)
-	var seen [][3]int
-	collect := func(inner *retry.Retrier) [][3]int {
-		seen = nil
-		outer := retry.New(retry.Config{Backoff: retry.Constant(0), Attempts: 2})
-		_ = outer.Do(t.Context(), func(ctx context.Context) error {
-			before, _ := retry.AttemptFrom(ctx)
-			err := inner.Do(ctx, func(ctx context.Context) error {
-				within, _ := retry.AttemptFrom(ctx)
-				seen = append(seen, [3]int{before, within})
-				return errDown
-			})
-			after, _ := retry.AttemptFrom(ctx)
-			seen[len(seen)-1][2] = after
-			return err
-		})
-		return seen
-	}
-	require.Equal(t, [][3]int{{1, 1, 1}, {2, 2, 2}}, collect(retry.New(retry.Config{})))
 }
 
 func TestContextOfAnAttemptMayBeKept(t *testing.T) {

@@ -9,14 +9,14 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// A Backoff, such as a BackOff of github.com/cenkalti/backoff/v4, returns the delays of one call,
-// and a negative one to end the retrying.
+// A Backoff, such as a BackOff of github.com/cenkalti/backoff/v4, returns the delays of one call;
+// a negative one ends the retrying.
 type Backoff = interface {
 	NextBackOff() time.Duration
 	Reset() // before the first
 }
 
-// Constant waits d, 0 or more, before each retry: clients that fail together return together.
+// Constant waits d, 0 or more, before each retry: clients that failed together return together.
 func Constant(d time.Duration) func() Backoff {
 	if d < 0 {
 		return misused("Constant(%v)", "given 0 or more", d)
@@ -25,9 +25,9 @@ func Constant(d time.Duration) func() Backoff {
 	return func() Backoff { return b }
 }
 
-// Exponential waits a random time between 0 and a bound that begins at first, doubles with each
-// retry, and stays at longest (full jitter: Brooker, "Exponential Backoff And Jitter", AWS
-// Architecture Blog, 2015). It needs 0 < first <= longest.
+// Exponential waits a random time up to a bound that begins at first, more than 0, and doubles with
+// each retry up to longest (full jitter: Brooker, "Exponential Backoff And Jitter", AWS Architecture
+// Blog, 2015).
 func Exponential(first, longest time.Duration) func() Backoff {
 	if first <= 0 || longest < first {
 		return misused("Exponential(%v, %v)", "given more than 0, and longest at least first", first, longest)
@@ -64,8 +64,8 @@ func misused(format, want string, args ...any) func() Backoff {
 }
 
 // Permanent is [backoff.Permanent]: it marks err, if not nil, as an error that another attempt
-// cannot help, at any depth of a chain, unless an error that wraps it has a method Retryable that
-// returns true. A Retrier removes a mark that is the outermost error: err == target still holds.
+// cannot help, unless an error that wraps it is Retryable() bool. A Retrier removes a mark that is
+// the outermost error.
 func Permanent(err error) error { return backoff.Permanent(err) }
 
 // marked reports whether a mark is in the tree of err.

@@ -112,12 +112,6 @@ func TestResetBeginsAnew(t *testing.T) {
 	require.Positive(t, retry.Exponential(longest, longest)().NextBackOff(), "also without it")
 }
 
-func TestFactoriesWithoutMeaningNeverRetry(t *testing.T) {
-	b := retry.Constant(-1)()
-	b.Reset()
-	require.Equal(t, backoff.Stop, b.NextBackOff())
-}
-
 // brokenBackOff does what a test tells it to.
 type brokenBackOff func() time.Duration
 

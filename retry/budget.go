@@ -13,8 +13,7 @@ import (
 
 // BudgetConfig says how many retries a [Budget] allows.
 type BudgetConfig struct {
-	// Name is the name in a registry. It may be empty, and cannot change.
-	Name string
+	Name string // cannot change
 	// Ratio is how many retries each call adds, at most 100. Zero means 0.2, negative none.
 	Ratio float64
 	// PerSecond is how many retries each second adds, at most a million. Zero means 10,
@@ -40,13 +39,11 @@ func sameBudget(was, next *BudgetConfig) error {
 	return invalid.Renamed("retry.BudgetConfig", was.Name, next.Name)
 }
 
-// A Budget is shared by the retriers of one dependency; for one for each host or tenant, make a
-// resilience.Group of Retriers. It is safe for concurrent use.
+// A Budget is shared by the retriers of one dependency. It is safe for concurrent use.
 //
-// It is a bucket: each call adds Ratio, each second adds PerSecond, so that a rare call may be
-// retried too, and each retry takes one before its wait. It begins with what ten seconds add, and
-// holds at most what ten seconds and a hundred calls add. An attempt that a policy further in
-// refuses is neither call nor retry. Give it to one of nested retriers: each counts the call.
+// It is a bucket: each call adds Ratio, each second adds PerSecond, and each retry takes one before
+// its wait. It begins with what ten seconds add, and holds at most what ten seconds and a hundred
+// calls add. An attempt that is refused counts as neither. Give it to one of nested retriers.
 type Budget struct {
 	setting settings.Setting[BudgetConfig]
 
@@ -59,7 +56,7 @@ type Budget struct {
 
 const whole = 1e9 // one retry
 
-// NewBudget returns a Budget. It panics if cfg is not valid.
+// NewBudget panics if cfg is not valid.
 func NewBudget(cfg BudgetConfig) *Budget {
 	b := &Budget{at: time.Now()}
 	b.setting.Init(cfg, BudgetConfig.withDefaults)
@@ -110,11 +107,11 @@ func (b *Budget) take() (ok bool) {
 // giveBack returns what a retry took that was not made.
 func (b *Budget) giveBack() { b.now(func(*BudgetConfig) { b.held += whole }) } // never more than before
 
-// BudgetStats is a snapshot of a [Budget].
+// BudgetStats counts the retries of a [Budget].
 type BudgetStats struct {
-	Allowed    int64 // retries since NewBudget
-	OverBudget int64 // retries that were not allowed since NewBudget
-	Left       int64 // retries that would be allowed now
+	Allowed    int64 // since NewBudget
+	OverBudget int64 // not allowed since NewBudget
+	Left       int64 // that would be allowed now
 }
 
 func (b *Budget) Stats() (s BudgetStats) {
@@ -124,17 +121,14 @@ func (b *Budget) Stats() (s BudgetStats) {
 
 func (b *Budget) Name() string { return b.setting.Load().Name }
 
-// Config returns the present BudgetConfig, with its defaults filled in.
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
 func (b *Budget) Settings() any { return b.Config() }
 
-// Update is as [Retrier.Update]; b keeps what it holds.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
 	return b.setting.Update(change, sameBudget, nil)
 }
 
-// Change is as [Retrier.Change].
 func (b *Budget) Change(dry bool, f func(cfg any) error) error {
 	return b.setting.Change(dry, f, sameBudget, nil)
 }
@@ -144,28 +138,22 @@ func (b *Budget) Kind() string { return "budget" }
 func (b *Budget) Figures() []describe.Figure {
 	s := b.Stats()
 	return []describe.Figure{
-		{Name: "budget.retries{outcome=allowed}", Counter: true, Value: float64(s.Allowed)},
-		{Name: "budget.retries{outcome=over_budget}", Counter: true, Value: float64(s.OverBudget)},
+		describe.Count("budget.retries{outcome=allowed}", s.Allowed),
+		describe.Count("budget.retries{outcome=over_budget}", s.OverBudget),
 		{Name: "budget.left", Value: float64(s.Left)},
 	}
 }
-
-type spentError struct{}
-
-func (spentError) Error() string       { return "spent" }
-func (spentError) HealthState() string { return "spent" }
 
 // Health returns an error while b has no retry left and has refused one.
 func (b *Budget) Health() (err error) {
 	b.now(func(*BudgetConfig) {
 		if b.spent && b.held < whole {
-			err = spentError{}
+			err = &describe.Ailment{State: "spent"}
 		}
 	})
 	return err
 }
 
-// Needed reports whether b holds less than a new Budget.
 func (b *Budget) Needed() (needed bool) {
 	b.now(func(c *BudgetConfig) { needed = c.atFirst() > b.held })
 	return needed

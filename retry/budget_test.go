@@ -4,7 +4,6 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -234,19 +233,6 @@ func TestBudgetOfAKeyIsNotReplacedWhileItIsNeeded(t *testing.T) {
 	}
 }
 
-func TestRetriesOfAnOuterRetrierEarnNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: 1, PerSecond: -1})
-		inner := retry.New(retry.Config{Budget: b})
-		outer := retry.New(retry.Config{Attempts: 10, Backoff: retry.Constant(0)})
-		calls := 0
-		err := outer.Wrap(inner.Wrap(func(context.Context) error { calls++; return errDown }))(t.Context())
-		require.ErrorIs(t, err, errDown)
-		require.Equal(t, 10, calls)
-		require.Equal(t, int64(1), b.Stats().Left)
-	})
-}
-
 // TestBudgetHoldsForEveryTenSeconds has many clients call at random, with
 // failures that come and go, and looks at each ten seconds that end in a retry.
 func TestBudgetHoldsForEveryTenSeconds(t *testing.T) {
@@ -330,31 +316,6 @@ func TestBudgetIsExactUnderContention(t *testing.T) {
 		require.Less(t, s.Left, int64(1000+10), "it was full at most once")
 		time.Sleep(time.Minute)
 		require.Equal(t, int64(1000+10), b.Stats().Left, "no charge is lost and none stays")
-	})
-}
-
-// TestBudgetIsNeverOverdrawn has many goroutines take the last of a budget and
-// give it back, over and over.
-func TestBudgetIsNeverOverdrawn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})
-		var inFlight, most atomic.Int64
-		var wg sync.WaitGroup
-		for range 32 {
-			wg.Go(func() {
-				call(t, b, 2000, func(context.Context) error {
-					n := inFlight.Add(1)
-					for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
-					}
-					runtime.Gosched()
-					inFlight.Add(-1)
-					return full
-				})
-			})
-		}
-		wg.Wait()
-		require.Equal(t, int64(10), most.Load())
-		require.Equal(t, int64(10), b.Stats().Left)
 	})
 }
 

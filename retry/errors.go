@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,15 +18,14 @@ var (
 	ErrOverBudget = errors.New("retry: over budget")      // a [Budget]
 )
 
-// An Error reports that a [Retrier] gave up on an error that was worth another attempt. It
-// wraps Err, the last failure (if refusals followed it) and the Cause.
+// An Error reports that a [Retrier] gave up. It wraps Err, the last failure if refusals followed it,
+// and Cause.
 type Error struct {
-	Name        string        // of the Retrier
+	Name        string
 	Attempts    int           // refused ones included, but for the Cause
 	RetryingFor time.Duration // since the first attempt failed
-	// Cause is why no other attempt was made: ErrExhausted; ErrOverBudget;
-	// context.DeadlineExceeded, if a wait would have passed the deadline of ctx; the end of
-	// ctx and its cause; or a refusal that ended the retrying, such as an open breaker's.
+	// Cause is ErrExhausted; ErrOverBudget; context.DeadlineExceeded, if a wait would have passed
+	// the deadline; the end of ctx; or a refusal that ended the retrying, as an open breaker's.
 	Cause error
 	Err   error // of the last attempt
 
@@ -62,31 +62,21 @@ func prefix(name string) string {
 }
 
 func (e *Error) Unwrap() []error {
-	all, n := [3]error{e.Err, e.earlier, e.Cause}, 0
-	for _, err := range all {
-		if err != nil {
-			all[n] = err
-			n++
-		}
-	}
-	return all[:n]
+	return slices.DeleteFunc([]error{e.Err, e.earlier, e.Cause}, func(err error) bool { return err == nil })
 }
 
-// Refused reports whether policies further in refused every attempt.
+// Refused reports whether every attempt was refused.
 func (e *Error) Refused() bool { return e.kind == behavior.Refused }
 
 // Answered reports whether the dependency answered each attempt that was made.
 func (e *Error) Answered() bool { return e.kind == behavior.Answered }
 
-// Retryable reports whether another call may help, by the last error and the last failure.
 func (e *Error) Retryable() bool { return e.says().Retryable }
 
-// RetryAfter returns the time before which another call cannot help, or 0.
 func (e *Error) RetryAfter() time.Duration { return e.says().RetryAfter }
 
 func (e *Error) says() behavior.End { return behavior.Read(errors.Join(e.Err, e.earlier)) }
 
-// Timeout reports whether the last error or the Cause is a timeout.
 func (e *Error) Timeout() bool { return behavior.IsTimeout(e.Err) || behavior.IsTimeout(e.Cause) }
 
 // An overtime is the cause of an attempt's ctx that the AttemptTimeout of a Config ended.
@@ -111,7 +101,6 @@ func (e *timeoutError) Unwrap() error { return e.err }
 // saysEnd reports whether err already says that ctx has ended, and why.
 func saysEnd(ctx context.Context, err error) bool {
 	cause := context.Cause(ctx)
-	kind := reflect.TypeOf(cause).Kind() // to compare a struct or an array panics, if it holds a slice
-	return errors.Is(err, ctx.Err()) && (cause == ctx.Err() ||
-		kind != reflect.Struct && kind != reflect.Array && errors.Is(err, cause))
+	canCompare := reflect.ValueOf(cause).Comparable() // errors.Is panics for a struct that holds a slice
+	return errors.Is(err, ctx.Err()) && (cause == ctx.Err() || canCompare && errors.Is(err, cause))
 }

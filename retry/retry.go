@@ -10,24 +10,19 @@
 //
 // Retry only what may safely be done twice: an attempt that failed may still have taken effect.
 //
-//   - Delays are random and grow, so that clients that failed together do not return together. The
-//     method RetryAfter() time.Duration of an error sets the least.
-//   - A wait that could not end before the deadline of ctx is not begun.
+//   - Delays are random and grow. RetryAfter() time.Duration of an error sets the least.
+//   - A wait that could not end before the deadline of ctx, which limits the call, is not begun.
 //   - An error that another attempt cannot help is returned as it is: see [Permanent] and
 //     resilience.Retryable. So is an answer (Answered() bool) that is not Retryable() bool.
-//   - A refusal (Refused() bool) of a policy further in, such as a full bulkhead, is waited out: it
-//     counts as an attempt, but costs no budget. An open breaker ends the retrying.
-//   - A [Budget] limits retries to a fraction of the calls. Without one, they multiply the load on
-//     a dependency that is down.
-//   - Of nested retriers only the outermost retries, unless it has one attempt: it marks the ctx
-//     that fn is given. [Fresh] begins a new operation.
+//   - A refusal (Refused() bool) of a policy further in counts as an attempt, but costs no budget.
+//     An open breaker ends the retrying.
+//   - Without a [Budget], retries multiply the load on a dependency that is down.
+//   - Of nested retriers only the outermost retries, unless it has one attempt. [Fresh] begins a
+//     new operation.
 //
-// Package hedge is for calls that are slow.
-//
-// The pattern is Retry of the Cloud Design Patterns
-// (https://learn.microsoft.com/azure/architecture/patterns/retry); for budgets and nested
-// retries see "Addressing Cascading Failures" in Site Reliability Engineering (Beyer et al.,
-// 2016). Delays are computed by github.com/cenkalti/backoff/v4.
+// The pattern is Retry (https://learn.microsoft.com/azure/architecture/patterns/retry); for budgets
+// see "Addressing Cascading Failures" in Site Reliability Engineering (Beyer et al., 2016). Delays
+// are computed by github.com/cenkalti/backoff/v4.
 package retry
 
 import (
@@ -51,22 +46,19 @@ type Retrier struct {
 	observers notify.Observers[Event]
 }
 
-// New returns a Retrier. It panics if cfg is not valid: see [Config.Validate].
+// New panics if cfg is not valid.
 func New(cfg Config) *Retrier {
 	r := new(Retrier)
 	r.setting.Init(cfg, Config.withDefaults)
 	return r
 }
 
-// Wrap returns a function that calls fn under [Retrier.Do].
 func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return r.Do(ctx, fn) }
 }
 
-// Do calls fn, on the caller's goroutine, until it succeeds, its error is not worth another
-// attempt, or a limit or the end of ctx ends the retrying. It returns nil, the error of fn as it
-// is if another attempt would not help, or an [*Error]. Within an attempt of another Retrier, it
-// calls fn once and returns its error as it is.
+// Do calls fn until it succeeds, another attempt would not help, or a limit or the end of ctx ends
+// the retrying. It returns nil, the error of fn as it is, or an [*Error].
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		r.counts.end(endOf(ctx))
@@ -103,7 +95,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 			return c.over(firstTry, nil)
 		}
 		if err == nil {
-			return c.over(OutcomeRecovered, nil)
+			return c.over(recovered, nil)
 		}
 		r.counts.failed.Add(1)
 		if c.failedAt.IsZero() {
@@ -111,7 +103,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		}
 		switch {
 		case !end.Retryable && (end.Kind == behavior.Answered || marked(err)):
-			return c.over(OutcomePermanent, unmarked(err))
+			return c.over(permanent, unmarked(err))
 		case ctx.Err() != nil && c.n == 1 && saysEnd(ctx, err):
 			return c.over(endOf(ctx), err)
 		case ctx.Err() != nil:
@@ -119,9 +111,9 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 			return c.giveUp(endOf(ctx), ended.Error(ctx))
 		case refused && !end.Retryable && c.kind != behavior.Refused:
 			c.n-- // err says why no attempt follows, not what went wrong
-			return c.giveUp(OutcomePermanent, err)
+			return c.giveUp(permanent, err)
 		case refused && !end.Retryable, end.Kind == behavior.Failed && !cfg.If(err):
-			return c.over(OutcomePermanent, err)
+			return c.over(permanent, err)
 		}
 		c.remember(err, end.Kind)
 		a, outcome, cause := c.next(end.RetryAfter)
@@ -172,7 +164,7 @@ func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) er
 	return err
 }
 
-// A call is the state of one call of Do.
+// A call is one call of Do.
 type call struct {
 	*Retrier
 	cfg      *Config
@@ -201,10 +193,10 @@ func (c *call) remember(err error, kind behavior.Kind) {
 
 // next returns the attempt that has failed, with the wait for another, whose error asks for at
 // least a wait of after, or why no attempt follows. It charges the Budget for that attempt.
-func (c *call) next(after time.Duration) (a Attempt, o Outcome, cause error) {
+func (c *call) next(after time.Duration) (a Attempt, outcome string, cause error) {
 	cfg := c.cfg
 	if cfg.Attempts > 0 && c.n >= cfg.Attempts {
-		return a, OutcomeExhausted, ErrExhausted
+		return a, exhausted, ErrExhausted
 	}
 	if c.delays == nil {
 		c.delays = cfg.Backoff()
@@ -215,15 +207,15 @@ func (c *call) next(after time.Duration) (a Attempt, o Outcome, cause error) {
 		a.Delay = cfg.Delay(c.ctx, a)
 	}
 	if a.Delay < 0 {
-		return a, OutcomeExhausted, ErrExhausted
+		return a, exhausted, ErrExhausted
 	}
 	left := time.Duration(math.MaxInt64)
-	deadline, limited := c.ctx.Deadline()
+	until, limited := c.ctx.Deadline()
 	if limited {
-		left = time.Until(deadline)
+		left = time.Until(until)
 	}
 	if after > cfg.MaxRetryAfter {
-		return a, OutcomeExhausted, fmt.Errorf("%w: asked to wait %v, longer than MaxRetryAfter of %v",
+		return a, exhausted, fmt.Errorf("%w: asked to wait %v, longer than MaxRetryAfter of %v",
 			ErrExhausted, after, cfg.MaxRetryAfter)
 	}
 	if after > 0 {
@@ -233,34 +225,34 @@ func (c *call) next(after time.Duration) (a Attempt, o Outcome, cause error) {
 		a.Delay = max(a.Delay, after+fullJitter(max(0, min(after/10, (left-after)/2))))
 	}
 	if limited && a.Delay >= left {
-		return a, OutcomeDeadline, fmt.Errorf("a wait of %v would pass the deadline: %w", a.Delay, context.DeadlineExceeded)
+		return a, deadline, fmt.Errorf("a wait of %v would pass the deadline: %w", a.Delay, context.DeadlineExceeded)
 	}
 	c.charged = cfg.Budget != nil && c.kind != behavior.Refused
 	if c.charged && !cfg.Budget.take() {
-		return a, OutcomeOverBudget, ErrOverBudget
+		return a, overBudget, ErrOverBudget
 	}
 	return a, "", nil
 }
 
 // giveUp ends the call with an *Error.
-func (c *call) giveUp(o Outcome, cause error) error {
-	return c.end(o, &Error{
+func (c *call) giveUp(outcome string, cause error) error {
+	return c.end(outcome, &Error{
 		Name: c.cfg.Name, Attempts: c.n, RetryingFor: time.Since(c.failedAt),
 		Cause: cause, Err: c.last, kind: c.kind, earlier: c.earlier,
 	}, true)
 }
 
 // over ends the call with err, which is nil or the error of fn as it is.
-func (c *call) over(o Outcome, err error) error { return c.end(o, err, c.n > 1) }
+func (c *call) over(outcome string, err error) error { return c.end(outcome, err, c.n > 1) }
 
-func (c *call) end(o Outcome, err error, tell bool) error {
-	if tell && o != "" {
+func (c *call) end(outcome string, err error, tell bool) error {
+	if tell && outcome != "" {
 		c.observers.Tell(c.ctx, Event{
 			Kind: EventEnded, Name: c.cfg.Name,
-			Attempts: c.n, Err: err, RetryingFor: time.Since(c.failedAt), Outcome: o,
+			Attempts: c.n, Err: err, RetryingFor: time.Since(c.failedAt), Outcome: outcome,
 		})
 	}
-	c.counts.end(o)
+	c.counts.end(outcome)
 	return err
 }
 
@@ -278,12 +270,11 @@ func wait(ctx context.Context, d time.Duration) bool {
 }
 
 // AttemptFrom returns the number of the attempt that ctx belongs to, from 1, or false if no
-// [Retrier] retries the operation. Of nested ones it is that of the innermost that retries.
+// [Retrier] retries the operation.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
-// Fresh returns a ctx in which a [Retrier] retries, even within an attempt of another Retrier: for
-// each message of a consumer that runs for days under a Retrier, and for work that goes on after
-// its caller has left (context.WithoutCancel).
+// Fresh returns a ctx in which a [Retrier] retries, even within an attempt of another: for each
+// message of a consumer that runs under a Retrier, and for work that outlives its caller.
 func Fresh(ctx context.Context) context.Context {
 	if _, ok := attempt.From(ctx); !ok {
 		return ctx

@@ -9,7 +9,6 @@ import (
 	"os"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,17 +60,6 @@ func succeed(context.Context) error { return nil }
 
 // seconds returns how long ago start was.
 func seconds(start time.Time) float64 { return time.Since(start).Seconds() }
-
-func TestRetrierCallsAgainUntilSuccess(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fn, calls := failing(2, errDown)
-		r := retry.New(retry.Config{Backoff: delays(time.Second, 3*time.Second)})
-		start := time.Now()
-		require.NoError(t, r.Do(t.Context(), fn))
-		require.Equal(t, 3, *calls)
-		require.Equal(t, 4.0, seconds(start))
-	})
-}
 
 func TestRetrierReturnsLastErrorAndCause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -139,21 +127,6 @@ type recordingBackOff []string
 
 func (b *recordingBackOff) Reset()                     { *b = append(*b, "reset") }
 func (b *recordingBackOff) NextBackOff() time.Duration { *b = append(*b, "next"); return 0 }
-
-func TestRetrierTakesAnyBackOffOfTheEngine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := retry.New(retry.Config{Backoff: func() retry.Backoff {
-			// A literal: it would be of no use before Reset.
-			return &backoff.ExponentialBackOff{
-				InitialInterval: time.Second, Multiplier: 2, MaxInterval: time.Minute, Stop: backoff.Stop, Clock: backoff.SystemClock,
-			}
-		}})
-		fn, _ := failing(2, errDown)
-		start := time.Now()
-		require.NoError(t, r.Do(t.Context(), fn))
-		require.Equal(t, 3.0, seconds(start))
-	})
-}
 
 func TestOnRetryIsCalledBeforeEachWaitAndOnlyThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -250,48 +223,6 @@ func TestErrorDoesNotTakeTheFirstAttemptForRetrying(t *testing.T) {
 	})
 }
 
-func TestDelaySeesErrorAndAttempt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		type key struct{}
-		ctx := context.WithValue(t.Context(), key{}, "the caller's")
-		var seen, waited []retry.Attempt
-		r := retry.New(retry.Config{
-			Name:     "users",
-			Attempts: 5, Backoff: delays(1*time.Second, 2*time.Second, 3*time.Second, 4*time.Second),
-			Delay: func(ctx context.Context, a retry.Attempt) time.Duration {
-				require.Equal(t, "the caller's", ctx.Value(key{}))
-				seen = append(seen, a)
-				switch a.Number {
-				case 1:
-					return 10 * a.Delay
-				case 2:
-					return 0
-				case 3:
-					return a.Delay // what the server asks for is the least
-				default:
-					return -1
-				}
-			},
-			OnRetry: func(_ context.Context, a retry.Attempt) { waited = append(waited, a) },
-		})
-		later := refusal{retryable: true, after: time.Minute}
-		err := r.Do(ctx, func(ctx context.Context) error {
-			if n, _ := retry.AttemptFrom(ctx); n == 3 {
-				return later
-			}
-			return errDown
-		})
-		require.ErrorIs(t, err, retry.ErrExhausted)
-		require.Len(t, seen, 4)
-		require.Equal(t, retry.Attempt{Name: "users", Number: 1, Err: errDown, Delay: time.Second}, seen[0])
-		require.Equal(t, retry.Attempt{Name: "users", Number: 3, Err: later, Delay: 3 * time.Second, RetryingFor: 10 * time.Second}, seen[2])
-		require.Len(t, waited, 3)
-		require.Equal(t, 10*time.Second, waited[0].Delay)
-		require.Zero(t, waited[1].Delay)
-		require.GreaterOrEqual(t, waited[2].Delay, time.Minute)
-	})
-}
-
 func TestEndOfContextDuringAWaitKeepsErrorAndCause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		errShutdown := errors.New("shutting down")
@@ -309,17 +240,6 @@ func TestEndOfContextDuringAWaitKeepsErrorAndCause(t *testing.T) {
 		require.NotErrorIs(t, err, retry.ErrExhausted)
 		require.EqualError(t, err, "retry: gave up after 2 attempts and 3s of retrying: context canceled: shutting down: backend: down")
 	})
-}
-
-func TestEndedContextIsHonoredFirst(t *testing.T) {
-	errShutdown := errors.New("shutting down")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errShutdown)
-	fn, calls := failing(forever, errDown)
-	err := retry.New(retry.Config{}).Do(ctx, fn)
-	require.Zero(t, *calls)
-	require.ErrorIs(t, err, context.Canceled)
-	require.ErrorIs(t, err, errShutdown)
 }
 
 func TestEndOfContextInAnAttemptIsNotRetried(t *testing.T) {
@@ -381,27 +301,6 @@ func TestContextThatEndsInTheHookIsHonored(t *testing.T) {
 	}).Do(ctx, fn)
 	require.Equal(t, 1, *calls)
 	require.ErrorIs(t, err, context.Canceled)
-}
-
-func TestAttemptTimeoutIsRetried(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := retry.New(retry.Config{Name: "users", AttemptTimeout: time.Second, Backoff: retry.Constant(500 * time.Millisecond)})
-		start := time.Now()
-		calls := 0
-		err := r.Do(t.Context(), func(ctx context.Context) error {
-			calls++
-			if calls == 3 {
-				return nil
-			}
-			<-ctx.Done()
-			require.EqualError(t, context.Cause(ctx), "retry: users: an attempt took longer than AttemptTimeout of 1s")
-			require.ErrorIs(t, context.Cause(ctx), context.DeadlineExceeded)
-			return ctx.Err()
-		})
-		require.NoError(t, err)
-		require.Equal(t, 3, calls)
-		require.Equal(t, 3.0, seconds(start))
-	})
 }
 
 func TestAttemptThatIsTimedOutSaysSo(t *testing.T) {
@@ -473,36 +372,6 @@ func TestAttemptTimeoutPassesAtItsTime(t *testing.T) {
 			require.ErrorIs(t, err, errDown)
 		})
 	}
-}
-
-func TestErrorBeforeAnAttemptTimeoutIsLeftAlone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		err := retry.New(retry.Config{Attempts: 1, AttemptTimeout: time.Second}).Do(t.Context(), func(context.Context) error {
-			time.Sleep(time.Second / 2)
-			return errDown
-		})
-		e, _ := errors.AsType[*retry.Error](err)
-		require.Equal(t, errDown, e.Err)
-		require.NotErrorIs(t, err, context.DeadlineExceeded)
-	})
-}
-
-func TestAttemptTimeoutDoesNotHideTheCallersDeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
-		defer cancel()
-		r := retry.New(retry.Config{AttemptTimeout: time.Second, Attempts: -1, Backoff: retry.Constant(0)})
-		start := time.Now()
-		calls := 0
-		err := r.Do(ctx, func(ctx context.Context) error {
-			calls++
-			<-ctx.Done()
-			return ctx.Err()
-		})
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, 2, calls)
-		require.Equal(t, 1.5, seconds(start))
-	})
 }
 
 func TestPermanentErrorComesBackAsItself(t *testing.T) {
@@ -582,63 +451,6 @@ func TestErrorsSayWhetherToRetry(t *testing.T) {
 	}
 }
 
-func TestIfDecidesInPlaceOfRetryable(t *testing.T) {
-	r := retry.New(retry.Config{
-		Backoff: retry.Constant(0),
-		If:      func(err error) bool { return !errors.Is(err, errDown) },
-	})
-	fn, calls := failing(2, answeringError{retryable: false})
-	require.NoError(t, r.Do(t.Context(), fn))
-	require.Equal(t, 3, *calls)
-	fn, calls = failing(2, errDown)
-	require.Equal(t, errDown, r.Do(t.Context(), fn))
-	require.Equal(t, 1, *calls)
-}
-
-func TestIfIsAskedOnceAboutEachFailure(t *testing.T) {
-	var asked []error
-	r := retry.New(retry.Config{
-		Attempts: 10,
-		Backoff:  retry.Constant(0),
-		If:       func(err error) bool { asked = append(asked, err); return !errors.Is(err, context.Canceled) },
-	})
-	outcomes := []error{
-		errDown, refusal{}, refusal{retryable: true}, tooMany, fmt.Errorf("users: %w", errDown), context.Canceled,
-	}
-	outcomes[1] = refusal{retryable: true, after: 1}
-	next := 0
-	err := r.Do(t.Context(), func(context.Context) error { next++; return outcomes[next-1] })
-	require.Equal(t, context.Canceled, err)
-	require.Equal(t, []error{errDown, outcomes[4], context.Canceled}, asked)
-}
-
-func TestIfIsNotAskedOnceTheContextHasEnded(t *testing.T) {
-	errShutdown := errors.New("shutting down")
-	for name, last := range map[string]error{
-		"failed":                 errDown,
-		"refused":                refusal{retryable: true},
-		"refused by an open one": refusal{after: time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithCancelCause(t.Context())
-			r := retry.New(retry.Config{Backoff: retry.Constant(0), If: func(error) bool {
-				require.NoError(t, ctx.Err())
-				return true
-			}})
-			err := r.Do(ctx, func(ctx context.Context) error {
-				if n, _ := retry.AttemptFrom(ctx); n == 1 {
-					return errDown
-				}
-				cancel(errShutdown)
-				return last
-			})
-			for _, want := range []error{errDown, last, context.Canceled, errShutdown} {
-				require.ErrorIs(t, err, want)
-			}
-		})
-	}
-}
-
 func TestCauseThatCannotBeComparedIsKept(t *testing.T) {
 	type boxed struct{ error } // to compare what it holds panics
 	for name, cause := range map[string]error{"slice": uncomparable{"gone"}, "slice in a box": boxed{uncomparable{"gone"}}} {
@@ -652,17 +464,6 @@ func TestCauseThatCannotBeComparedIsKept(t *testing.T) {
 			require.ErrorContains(t, err, "uncomparable: [gone]")
 		})
 	}
-}
-
-func TestNonRetryableErrorOfTheLastAttemptComesBackAsItself(t *testing.T) {
-	r := retry.New(retry.Config{Backoff: retry.Constant(0)})
-	err := r.Do(t.Context(), func(ctx context.Context) error {
-		if n, _ := retry.AttemptFrom(ctx); n < 3 {
-			return errDown
-		}
-		return answeringError{}
-	})
-	require.Equal(t, answeringError{}, err)
 }
 
 func TestErrorSaysWhetherItIsATimeout(t *testing.T) {
@@ -772,29 +573,6 @@ func TestRetryAfterBeyondTheLimitsEndsTheRetrying(t *testing.T) {
 	})
 }
 
-func TestAttemptsLimitCalls(t *testing.T) {
-	for _, c := range []struct {
-		name     string
-		attempts int
-		backoff  func() retry.Backoff
-		want     int
-	}{
-		{"default", 0, retry.Constant(0), 3},
-		{"one", 1, retry.Constant(0), 1},
-		{"five", 5, retry.Constant(0), 5},
-		{"no limit but the delays", -1, delays(0, 0), 3},
-		{"negative is no limit", -1, func() retry.Backoff { return backoff.WithMaxRetries(&backoff.ZeroBackOff{}, 1000) }, 1001},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			fn, calls := failing(forever, errDown)
-			err := retry.New(retry.Config{Attempts: c.attempts, Backoff: c.backoff}).Do(t.Context(), fn)
-			require.ErrorIs(t, err, errDown)
-			require.ErrorIs(t, err, retry.ErrExhausted)
-			require.Equal(t, c.want, *calls)
-		})
-	}
-}
-
 func TestDefaultBackoffIsExponentialWithFullJitter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		most := make([]time.Duration, 12)
@@ -875,48 +653,6 @@ func leaves(fn func()) (how string) {
 	})
 	wg.Wait()
 	return how
-}
-
-func TestPanicValueIsUnchanged(t *testing.T) {
-	require.PanicsWithValue(t, errDown, func() {
-		_ = retry.New(retry.Config{}).Do(t.Context(), func(context.Context) error { panic(errDown) })
-	})
-}
-
-func TestRetrierIsSharedByManyCalls(t *testing.T) {
-	r := retry.New(retry.Config{Attempts: 4, Backoff: retry.Exponential(time.Microsecond, 10*time.Microsecond)})
-	var calls atomic.Int64
-	var wg sync.WaitGroup
-	const goroutines, each = 16, 500
-	for range goroutines {
-		wg.Go(func() {
-			for i := range each {
-				failures := i % 4
-				fn, n := failing(failures, errDown)
-				if err := r.Do(t.Context(), fn); err != nil || *n != failures+1 {
-					t.Errorf("%v after %d calls", err, *n)
-				}
-				calls.Add(int64(*n))
-			}
-		})
-	}
-	wg.Wait()
-	require.Equal(t, int64(goroutines*each*10/4), calls.Load())
-	require.Equal(t, retry.Stats{
-		FirstTry: goroutines * each / 4, Recovered: goroutines * each * 3 / 4,
-		Attempts: calls.Load(), Retried: goroutines * each * 6 / 4,
-	}, r.Stats())
-}
-
-func TestErrorOfACanceledCallKeepsItsCause(t *testing.T) {
-	gone := errors.New("the user went away")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	err := retry.New(retry.Config{}).Do(ctx, func(ctx context.Context) error {
-		cancel(gone)
-		return context.Cause(ctx)
-	})
-	require.ErrorIs(t, err, gone)
-	require.ErrorIs(t, err, context.Canceled)
 }
 
 // The error of an attempt that says that ctx has ended, but not why, gets the cause.

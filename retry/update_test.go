@@ -31,20 +31,6 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	require.Equal(t, retry.BudgetConfig{Name: "users", Ratio: 0.2, PerSecond: 10}, b.Config())
 }
 
-func TestUpdateTakesEffectOnTheNextCall(t *testing.T) {
-	r := retry.New(retry.Config{Backoff: retry.Constant(0)})
-	attempts := func() int {
-		fn, calls := failing(forever, errDown)
-		_ = r.Do(t.Context(), fn)
-		return *calls
-	}
-	require.Equal(t, 3, attempts())
-	require.NoError(t, r.Update(func(c *retry.Config) { c.Attempts = 5 }))
-	require.Equal(t, 5, attempts())
-	require.Equal(t, 5, r.Config().Attempts)
-	require.Equal(t, retry.Stats{Exhausted: 2, Attempts: 8, Retried: 6}, r.Stats(), "figures are kept")
-}
-
 func TestUpdateComputesDefaultsAnew(t *testing.T) {
 	r := retry.New(retry.Config{})
 	require.NoError(t, r.Update(func(c *retry.Config) {
@@ -168,20 +154,4 @@ func TestUpdateUnderLoad(t *testing.T) {
 	fn, n := failing(forever, errDown)
 	_ = r.Do(t.Context(), fn)
 	require.Equal(t, 1, *n)
-}
-
-func TestUpdatesTakeTurns(t *testing.T) {
-	r := retry.New(retry.Config{Attempts: 1})
-	b := retry.NewBudget(retry.BudgetConfig{PerSecond: 1})
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			for range 100 {
-				require.NoError(t, r.Update(func(c *retry.Config) { c.Attempts++ }))
-				require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.PerSecond++ }))
-			}
-		})
-	}
-	wg.Wait()
-	require.Equal(t, []any{801, 801}, []any{r.Config().Attempts, b.Config().PerSecond})
 }

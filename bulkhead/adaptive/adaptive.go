@@ -132,7 +132,7 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	if err != nil {
 		return err
 	}
-	work, how := linger.Of(ctx), silent // stays so if fn panics
+	work, how := linger.WorkOf(ctx), silent // stays so if fn panics
 	err = work.Hold(ctx, func(ctx context.Context) error {
 		defer func() { b.end(c, how) }()
 		err := fn(ctx)

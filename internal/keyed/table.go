@@ -185,26 +185,21 @@ func (t *Table[K, V]) Locked(f func()) []*Member[K, V] {
 	return all
 }
 
-// Each yields pinned members, without the lock, and unpins each. That does not count as a use, or
-// who reads figures would keep idle members from being evicted.
+// Each yields pinned members, without the lock, and then unpins them. That does not count as a use,
+// or who reads figures would keep idle members from being evicted.
 func (t *Table[K, V]) Each(pinned []*Member[K, V]) iter.Seq[*Member[K, V]] {
 	return func(yield func(*Member[K, V]) bool) {
-		left := pinned
-		defer func() { t.release(left) }() // also when yield leaves early or panics
-		for len(left) > 0 {
-			if !yield(left[0]) {
+		defer func() { // also when yield panics
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			for _, m := range pinned {
+				m.pins--
+			}
+		}()
+		for _, m := range pinned {
+			if !yield(m) {
 				return
 			}
-			t.release(left[:1])
-			left = left[1:]
 		}
-	}
-}
-
-func (t *Table[K, V]) release(pinned []*Member[K, V]) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, m := range pinned {
-		m.pins--
 	}
 }

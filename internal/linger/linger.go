@@ -5,7 +5,7 @@
 // The code that begins such work, a resiliencehttp.Transport, runs the policies under a
 // ctx whose value for [Key] is a [Work]. A policy holds something in one call:
 //
-//	return linger.Of(ctx).Hold(ctx, fn, giveBack, nil)
+//	return linger.WorkOf(ctx).Hold(ctx, fn, giveBack, nil)
 //
 // Only slots and timeouts are held, and only if the work says so: see [Work.GoOn]. A policy
 // judges a call when its function returns. If the work breaks off later, that is one more
@@ -24,17 +24,17 @@ import (
 // is ready to use. A nil Work ends when its function returns.
 type Work struct {
 	mu    sync.Mutex
-	state state
+	phase phase
 	holds bool // what policies hold is held until the end
 	ends  []func(error)
 	few   [4]func(error) // the memory of ends, mostly
 	err   error          // that it ended with
 }
 
-type state int
+type phase int
 
 const (
-	inside state = iota // the functions of the policies run
+	inside phase = iota // the functions of the policies run
 	goesOn              // the innermost of them has returned nil, and the work goes on
 	over
 )
@@ -48,10 +48,10 @@ func Begin(ctx context.Context) (context.Context, *Work) {
 	return context.WithValue(ctx, Key{}, w), w
 }
 
-// Of returns the work that a function called under ctx belongs to. It returns nil if
+// WorkOf returns the work that a function called under ctx belongs to. It returns nil if
 // there is none, or if its innermost function has returned: consider a fallback, which
 // begins a call of its own under the same ctx.
-func Of(ctx context.Context) *Work {
+func WorkOf(ctx context.Context) *Work {
 	w, _ := ctx.Value(Key{}).(*Work)
 	if w == nil || !w.is(inside) {
 		return nil
@@ -76,10 +76,10 @@ func (a apart) Value(key any) any {
 	return a.Context.Value(key)
 }
 
-func (w *Work) is(s state) bool {
+func (w *Work) is(p phase) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.state == s
+	return w.phase == p
 }
 
 // Hold calls fn and returns its error. It has end called exactly once: with the error of the
@@ -120,10 +120,10 @@ func (w *Work) OnEnd(f func(error)) bool { return w != nil && w.atEnd(f, false) 
 func (w *Work) atEnd(f func(error), ifHeld bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.state == over || ifHeld && !w.holds {
+	if w.phase == over || ifHeld && !w.holds {
 		return false
 	}
-	w.state = goesOn
+	w.phase = goesOn
 	if w.ends == nil {
 		w.ends = w.few[:0]
 	}
@@ -136,8 +136,8 @@ func (w *Work) atEnd(f func(error), ifHeld bool) bool {
 func (w *Work) GoOn() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.state != over {
-		w.state, w.holds = goesOn, true
+	if w.phase != over {
+		w.phase, w.holds = goesOn, true
 	}
 }
 
@@ -153,8 +153,8 @@ func (w *Work) Held() bool {
 // panics. A second call, perhaps by one of these functions, calls those that are left.
 func (w *Work) End(err error) {
 	w.mu.Lock()
-	if w.state != over {
-		w.state, w.err = over, err
+	if w.phase != over {
+		w.phase, w.err = over, err
 	}
 	if len(w.ends) == 0 {
 		w.mu.Unlock()
@@ -186,7 +186,7 @@ func LimitOf(ctx context.Context) *Limit {
 func Timed(ctx context.Context, d time.Duration, cause error, fn func(context.Context) error) (late bool, err error) {
 	at := time.Now().Add(d)
 	timed, cancel := context.WithDeadlineCause(ctx, at, cause)
-	work := Of(ctx)
+	work := WorkOf(ctx)
 	inner := timed
 	if work != nil {
 		inner = withLimit(timed, at, cause)

@@ -25,7 +25,7 @@ func hold(t *testing.T, work *linger.Work, f func()) {
 }
 
 func TestWithoutWorkTheEndIsNow(t *testing.T) {
-	work := linger.Of(t.Context())
+	work := linger.WorkOf(t.Context())
 	require.Nil(t, work)
 	require.False(t, work.OnEnd(func(error) { t.Error("called") }))
 	var ends []error
@@ -64,7 +64,7 @@ func TestHoldTellsTheEndOnce(t *testing.T) {
 	for name, c := range ways {
 		t.Run(name, func(t *testing.T) {
 			ctx, work := linger.Begin(t.Context())
-			require.Same(t, work, linger.Of(ctx))
+			require.Same(t, work, linger.WorkOf(ctx))
 			var ends []error
 			apart(func() {
 				_ = work.Hold(ctx, func(in context.Context) error { require.Equal(t, ctx, in); return c.fn(work) },
@@ -117,7 +117,7 @@ func TestOnEndIsCalledWhetherOrNotAnythingIsHeld(t *testing.T) {
 				goesOn := work.OnEnd(func(err error) { require.Equal(t, c.end, err); calls = append(calls, name) })
 				require.True(t, goesOn)
 				require.True(t, work.Held())
-				require.Nil(t, linger.Of(ctx), "what runs now is a call of its own")
+				require.Nil(t, linger.WorkOf(ctx), "what runs now is a call of its own")
 			}
 			free := false
 			hold(t, work, func() { free = true })
@@ -159,9 +159,9 @@ func TestEndFromWithinEndsTheRest(t *testing.T) {
 func TestCallsAfterTheInnermostBelongToNoWork(t *testing.T) {
 	ctx, work := linger.Begin(t.Context())
 	work.GoOn()
-	require.Nil(t, linger.Of(ctx), "a fallback, say")
+	require.Nil(t, linger.WorkOf(ctx), "a fallback, say")
 	work.End(nil)
-	require.Nil(t, linger.Of(ctx))
+	require.Nil(t, linger.WorkOf(ctx))
 }
 
 func TestPanicAtTheEndKeepsNothing(t *testing.T) {
@@ -255,10 +255,10 @@ func TestApartIsNoPartOfTheWork(t *testing.T) {
 	type key struct{}
 	ctx, work := linger.Begin(context.WithValue(t.Context(), key{}, 1))
 	_, err := linger.Timed(ctx, time.Hour, errBroke, func(ctx context.Context) error {
-		require.Same(t, work, linger.Of(ctx))
+		require.Same(t, work, linger.WorkOf(ctx))
 		require.NotNil(t, linger.LimitOf(ctx))
 		ctx = linger.Apart(ctx)
-		require.Nil(t, linger.Of(ctx))
+		require.Nil(t, linger.WorkOf(ctx))
 		require.Nil(t, linger.LimitOf(ctx))
 		require.Equal(t, 1, ctx.Value(key{}))
 		return nil

@@ -11,37 +11,28 @@ import (
 
 // Observers are the functions that Observe added. The zero value is ready to use. Observers are
 // safe for concurrent use and are not copied.
-type Observers[E any] struct{ observers }
-
-// observers has what does not depend on the type of the events, because a generic type's code is in
-// a program once for each type.
-type observers struct {
+type Observers[E any] struct {
 	mu   sync.Mutex
-	list atomic.Pointer[[]*func(context.Context, any)]
+	list atomic.Pointer[[]observer[E]] // nil if there are none
 }
+
+type observer[E any] = *func(context.Context, E)
 
 // Observe adds f. stop removes it; a call of f that is under way goes on. A second call of stop
 // does nothing.
 func (o *Observers[E]) Observe(f func(context.Context, E)) (stop func()) {
-	return o.observe(func(ctx context.Context, e any) { f(ctx, e.(E)) })
-}
-
-func (o *observers) observe(f func(context.Context, any)) (stop func()) {
-	o.change(func(list []*func(context.Context, any)) []*func(context.Context, any) { return append(list, &f) })
+	o.change(func(list []observer[E]) []observer[E] { return append(list, &f) })
 	return func() {
-		o.change(func(list []*func(context.Context, any)) []*func(context.Context, any) {
-			if i := slices.Index(list, &f); i >= 0 {
-				list = slices.Delete(list, i, i+1)
-			}
-			return list
+		o.change(func(list []observer[E]) []observer[E] {
+			return slices.DeleteFunc(list, func(other observer[E]) bool { return other == &f })
 		})
 	}
 }
 
-func (o *observers) change(f func([]*func(context.Context, any)) []*func(context.Context, any)) {
+func (o *Observers[E]) change(f func([]observer[E]) []observer[E]) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	var list []*func(context.Context, any)
+	var list []observer[E]
 	if now := o.list.Load(); now != nil {
 		list = slices.Clone(*now)
 	}
@@ -54,17 +45,10 @@ func (o *observers) change(f func([]*func(context.Context, any)) []*func(context
 
 // Any reports whether there is an observer. It spares a policy without one the making of an
 // event.
-func (o *observers) Any() bool { return o.list.Load() != nil }
+func (o *Observers[E]) Any() bool { return o.list.Load() != nil }
 
 // Tell calls the observers with e, in the order in which they were added.
 func (o *Observers[E]) Tell(ctx context.Context, e E) {
-	if o.Any() {
-		o.TellAny(ctx, e)
-	}
-}
-
-// TellAny is Tell for an event that a Queue has kept.
-func (o *observers) TellAny(ctx context.Context, e any) {
 	if list := o.list.Load(); list != nil {
 		for _, f := range *list {
 			(*f)(ctx, e)
