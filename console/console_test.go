@@ -217,17 +217,6 @@ func TestOverviewPutsWhatIsBrokenFirst(t *testing.T) {
 	})
 }
 
-// No card is alone in the last row of its group, where there is a way.
-func TestNoCardIsAloneInItsRow(t *testing.T) {
-	for n, want := range map[int]string{1: "four1 three1", 2: "four2 three2", 3: "four3 three3", 4: "four4 three2", 5: "four3 three3", 6: "four4 three3", 7: "four4 three3", 9: "four3 three3"} {
-		reg := registry.New()
-		for i := range n {
-			reg.MustAdd(kind(fmt.Sprint("kind-", i)))
-		}
-		require.Contains(t, newPage(t, reg, console.Config{}).get("/", nil).Body.String(), `class="group `+want+`"`, "%d cards", n)
-	}
-}
-
 // A kind is a policy of a kind.
 type kind string
 

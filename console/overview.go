@@ -133,21 +133,6 @@ func groups(cards []policyCard) []cardGroup {
 	return all
 }
 
-// Span3 and Span4 return how many of three or four columns the group takes: as many as it
-// fills without a last card that is alone in its row, if there is such a number.
-func (g cardGroup) Span3() int { return span(len(g.Cards), 3) }
-
-func (g cardGroup) Span4() int { return span(len(g.Cards), 4) }
-
-func span(cards, columns int) int {
-	for n := min(cards, columns); n > 1; n-- {
-		if cards%n != 1 {
-			return n
-		}
-	}
-	return min(cards, columns)
-}
-
 // spark returns the sparkline of a policy. The sampler's lock is held.
 func (t *track) spark(now int) *spark {
 	bad := append(slices.Clone(t.traffic.failed), t.traffic.refused...)
