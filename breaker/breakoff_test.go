@@ -128,36 +128,6 @@ func TestBreakerStaysClosedBesideLongStreams(t *testing.T) {
 	}
 }
 
-func TestBreakerReadsABreakingOff(t *testing.T) {
-	for name, test := range map[string]struct {
-		err      error
-		patience time.Duration
-		after    time.Duration // it breaks off; the deadline is at 10 s
-		want     breaker.State
-	}{
-		"before the deadline":          {errDown, 0, time.Second, breaker.Open},
-		"at the deadline":              {context.DeadlineExceeded, 0, 10 * time.Second, breaker.Open},
-		"at the deadline, impatiently": {context.DeadlineExceeded, time.Minute, 10 * time.Second, breaker.Closed},
-		"a timeout within":             {context.DeadlineExceeded, time.Minute, time.Second, breaker.Open},
-		"retry after":                  {throttled(time.Second), 0, time.Second, breaker.Open},
-		"a cancel":                     {fmt.Errorf("read: %w", context.Canceled), 0, time.Second, breaker.Closed},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := breaker.New(breaker.Config{Failures: 1, Patience: test.patience})
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-				defer cancel()
-				within, cancelWithin := context.WithCancel(ctx)
-				work := goesOn(t, b, within)
-				cancelWithin() // a policy further out has returned
-				time.Sleep(test.after)
-				work.End(test.err)
-				require.Equal(t, test.want, b.State())
-			})
-		})
-	}
-}
-
 // Classify may excuse a call that breaks off. It is not counted as a second success.
 func TestBreakerAsksClassifyAboutABreakingOff(t *testing.T) {
 	for _, outcome := range []breaker.Outcome{breaker.Success, breaker.Ignore} {
@@ -185,43 +155,6 @@ func TestBreakerCountsWorkThatFailsAtOnce(t *testing.T) {
 			require.Equal(t, breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}, b.Stats().Window, "once")
 		})
 	}
-}
-
-// A probe whose work goes on succeeds when that ends well, or when it has gone on for OpenFor.
-// If it breaks off before, the probe has failed.
-func TestBreakerProbesSucceedWhenTheirWorkDoes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Hour})
-		open(t, b)
-		time.Sleep(time.Second)
-		goesOn(t, b, t.Context()).End(errDown)
-		require.Equal(t, 2*time.Second, b.Stats().OpenLeft)
-
-		time.Sleep(2 * time.Second)
-		work := goesOn(t, b, t.Context())
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
-		work.End(nil)
-		require.Equal(t, breaker.Closed, b.State())
-
-		b.Trip(nil, time.Second)
-		time.Sleep(time.Second)
-		work = goesOn(t, b, t.Context())
-		time.Sleep(time.Second - 1)
-		requireRefused(t, do(b, ok), breaker.HalfOpen)
-		time.Sleep(time.Nanosecond)
-		require.NoError(t, do(b, ok), "a stream of an hour does not hold it half-open")
-		require.Equal(t, breaker.Closed, b.State())
-		work.End(errDown)
-		require.Equal(t, breaker.Closed, b.State(), "it belongs to the period before")
-		require.Zero(t, b.Stats().Window.Failed)
-
-		b.Trip(nil, time.Second)
-		time.Sleep(time.Second)
-		goesOn(t, b, t.Context()).End(context.Canceled)
-		require.Equal(t, breaker.HalfOpen, b.State(), "that says nothing")
-		require.NoError(t, do(b, ok), "the permit came back")
-		require.Equal(t, breaker.Closed, b.State())
-	})
 }
 
 // The work may end on another goroutine before the call has been counted.

@@ -50,34 +50,6 @@ func onRefuse(b interface {
 	})
 }
 
-func TestObserveStress(t *testing.T) {
-	b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Microsecond})
-	var seen changes // a race if two are told at once
-	b.Observe(func(_ context.Context, e breaker.Event) {
-		if e.Kind == breaker.EventChanged {
-			seen.all = append(seen.all, breaker.Event{From: e.From, To: e.To})
-		}
-	})
-	done := make(chan struct{})
-	for range 4 {
-		go func() {
-			defer func() { done <- struct{}{} }()
-			for i := range 2000 {
-				stop := b.Observe(func(context.Context, breaker.Event) {})
-				_ = do(b, []func(context.Context) error{ok, down}[i%2])
-				stop()
-			}
-		}()
-	}
-	for range 4 {
-		<-done
-	}
-	seen.requireChain(t, b.State())
-	s := b.Stats()
-	require.EqualValues(t, len(seen.all), s.Opened+s.HalfOpened+s.Closed)
-	require.EqualValues(t, 8000, s.Succeeded+s.Failed+s.Refused)
-}
-
 // The probe is made in the state that the hook has been told of.
 func TestHalfOpenIsToldBeforeTheProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -34,35 +34,6 @@ func TestBreakerOpensAtTheExactRate(t *testing.T) {
 	}
 }
 
-func TestBreakerOpensAtFailuresInTheWindow(t *testing.T) {
-	const F, S = true, false
-	for name, test := range map[string]struct {
-		cfg   breaker.Config
-		calls []bool // failed?  The last one opens it, and none before.
-	}{
-		"not in a row":      {breaker.Config{FailuresInWindow: 3}, []bool{F, S, S, F, S, S, S, S, S, F}},
-		"of the last four":  {breaker.Config{FailuresInWindow: 2, WindowCalls: 4}, []bool{F, S, S, S, F, S, F}},
-		"of all":            {breaker.Config{FailuresInWindow: 3, WindowCalls: 3}, []bool{F, F, S, F, F, F}},
-		"or in a row":       {breaker.Config{FailuresInWindow: 3, Failures: 2}, []bool{F, S, F, F}},
-		"or the rate":       {breaker.Config{FailuresInWindow: 4, FailureRate: 0.5, MinCalls: 6}, []bool{F, S, F, S, S, F}},
-		"whatever MinCalls": {breaker.Config{FailuresInWindow: 2, FailureRate: 0.5}, []bool{F, F}},
-	} {
-		t.Run(name, func(t *testing.T) { requireOpensAtTheLast(t, test.cfg, test.calls) })
-	}
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{FailuresInWindow: 2, Window: 10 * time.Second})
-		for range 10 {
-			do(b, down)
-			require.Equal(t, breaker.Closed, b.State())
-			time.Sleep(10 * time.Second)
-		}
-		do(b, down)
-		time.Sleep(9*time.Second - 1)
-		do(b, down)
-		require.Equal(t, breaker.Open, b.State())
-	})
-}
-
 func requireOpensAtTheLast(t *testing.T, cfg breaker.Config, calls []bool) {
 	t.Helper()
 	b := breaker.New(cfg)

@@ -127,29 +127,6 @@ func TestStatsOfAnOpeningAreThoseOfItsMoment(t *testing.T) {
 	}
 }
 
-func TestBreakerDisable(t *testing.T) {
-	var seen changes
-	b := watched(&seen, breaker.Config{Failures: 1})
-	open(t, b)
-	b.Disable()
-	b.Disable()
-	for range 10 {
-		require.Equal(t, errDown, do(b, down))
-	}
-	b.Trip(nil, time.Second)
-	b.Reset()
-	require.Equal(t, breaker.Disabled, b.State(), "until Enable")
-	require.Equal(t, breaker.Counts{Calls: 10, Failed: 10, FailedInARow: 10}, b.Stats().Window, "it goes on counting")
-	b.ForceOpen(nil)
-	b.Disable()
-	b.Enable()
-	require.Equal(t, breaker.Closed, b.State())
-	require.Zero(t, b.Stats().Window)
-	b.Enable()
-	require.Equal(t, "closed -> open, open -> disabled, disabled -> forced open, forced open -> disabled, disabled -> closed", seen.String())
-	open(t, b)
-}
-
 func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{FailureRate: 0.5, MinCalls: 4, OpenFor: time.Hour})

@@ -73,25 +73,6 @@ func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
 	require.Equal(t, breaker.Closed, b.State())
 }
 
-func TestUpdateKeepsAnOpenBreakerOpenUntilItsTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var seen changes
-		b := watched(&seen, breaker.Config{Failures: 1, OpenFor: time.Minute})
-		open(t, b)
-		refusal := requireRefused(t, do(b, ok), breaker.Open)
-		update(t, b, func(c *breaker.Config) { c.OpenFor, c.MaxOpenFor = time.Second, time.Hour })
-		require.Same(t, refusal, do(b, ok))
-		require.Equal(t, time.Minute, b.Stats().OpenLeft)
-		require.EqualValues(t, 1, b.Stats().OpensInARow)
-		time.Sleep(time.Minute - 1)
-		requireRefused(t, do(b, ok), breaker.Open)
-		time.Sleep(time.Nanosecond)
-		do(b, down)
-		require.Equal(t, 2*time.Second, b.Stats().OpenLeft, "the second time in a row, by the new Config")
-		require.Len(t, seen.all, 3, "an Update is no change of state")
-	})
-}
-
 // A call ends under the Config with which it began, and counts in the window that is kept.
 func TestUpdateKeepsTheConfigOfCallsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -25,13 +25,13 @@ const slotsInTime = 10 // a result leaves after 0.9 to 1 times Window
 // A window counts the results of a time, in ten slots, or those of the last calls, each in a
 // slot of its own. It is a ring: the slot with number n is at n modulo their number.
 type window struct {
-	slots     []slot
-	retryAfters     *[]retryAfters      // by slot; nil until a failure has a RetryAfter
-	width     time.Duration // of a slot; 0 if each is a call
-	end       time.Duration // of the newest slot
-	newest    int64         // its number, at least len(slots)
-	succeeded int64         // in all slots
-	failed    int64
+	slots       []slot
+	retryAfters *[]retryAfters // by slot; nil until a failure has a RetryAfter
+	width       time.Duration  // of a slot; 0 if each is a call
+	end         time.Duration  // of the newest slot
+	newest      int64          // its number, at least len(slots)
+	succeeded   int64          // in all slots
+	failed      int64
 }
 
 type slot struct{ succeeded, failed uint32 }

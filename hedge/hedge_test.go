@@ -185,36 +185,6 @@ func TestHedgeHonorsItsContext(t *testing.T) {
 	})
 }
 
-// endsOnLook is a ctx that ends when it has been looked at n times.
-type endsOnLook struct {
-	context.Context
-	n int
-}
-
-func (c *endsOnLook) Err() error {
-	if c.n--; c.n < 0 {
-		return context.Canceled
-	}
-	return nil
-}
-
-func TestHedgeCallsOrSaysThatItsContextHasEnded(t *testing.T) {
-	for looks := range 5 {
-		calls := 0
-		ctx := &endsOnLook{t.Context(), looks}
-		got, err := do(ctx, hedge.Config{Delay: time.Hour}, func(context.Context) (string, error) {
-			calls++
-			return "value", nil
-		})
-		if calls == 0 {
-			require.ErrorIs(t, err, context.Canceled)
-		} else {
-			require.NoError(t, err)
-			require.Equal(t, "value", got)
-		}
-	}
-}
-
 func TestHedgeThatIsOverMakesNoOtherCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 500 {
@@ -646,66 +616,6 @@ func TestHedgeUnderContention(t *testing.T) {
 		require.Positive(t, s.HedgeWon)
 		require.Positive(t, s.OverBudget)
 	})
-}
-
-// TestHedgeCutsTheTail measures what a hedge is for, in exact virtual time: of
-// 10 000 calls one in twenty is slow.
-func TestHedgeCutsTheTail(t *testing.T) {
-	const calls, fast, slow = 10_000, 10 * ms, time.Second
-	measure := func(cfg hedge.Config) (p50, p99 time.Duration, load float64) {
-		synctest.Test(t, func(t *testing.T) {
-			random := rand.New(rand.NewPCG(1, 2)) // guarded by mu
-			var mu sync.Mutex
-			made := 0
-			backend := func(ctx context.Context) (int, error) {
-				mu.Lock()
-				made++
-				takes := fast
-				if random.IntN(20) == 0 {
-					takes = slow
-				}
-				mu.Unlock()
-				select {
-				case <-time.After(takes):
-					return 0, nil
-				case <-ctx.Done():
-					return 0, ctx.Err()
-				}
-			}
-			var took []time.Duration
-			h := hedge.New[int](cfg)
-			for range calls {
-				start := time.Now()
-				_, err := h.Do(t.Context(), backend)
-				require.NoError(t, err)
-				took = append(took, time.Since(start))
-			}
-			slices.Sort(took)
-			p50, p99, load = took[calls/2], took[calls*99/100], float64(made)/calls
-		})
-		return p50, p99, load
-	}
-	p50, p99, load := measure(hedge.Config{Delay: time.Hour})
-	t.Logf("without: p50 %v, p99 %v, load %.3f", p50, p99, load)
-	require.Equal(t, fast, p50)
-	require.Equal(t, slow, p99)
-	require.Equal(t, 1.0, load)
-
-	p50, p99, load = measure(hedge.Config{Delay: 20 * ms})
-	t.Logf("with: p50 %v, p99 %v, load %.3f", p50, p99, load)
-	require.Equal(t, fast, p50)
-	require.Equal(t, 20*ms+fast, p99)
-	require.InDelta(t, 1.05, load, 0.005)
-
-	p50, p99, load = measure(hedge.Config{Delay: 200 * ms, Quantile: 0.9})
-	t.Logf("with a learned delay: p50 %v, p99 %v, load %.3f", p50, p99, load)
-	require.Equal(t, fast, p50)
-	require.Equal(t, 2*fast+1, p99)
-	require.InDelta(t, 1.05, load, 0.005)
-
-	p50, p99, load = measure(hedge.Config{Delay: 20 * ms, Ratio: 0.02})
-	t.Logf("with a Ratio of 2 %%: p50 %v, p99 %v, load %.3f", p50, p99, load)
-	require.LessOrEqual(t, load, 1.02)
 }
 
 func TestHedgeConfigSaysWhatIsWrong(t *testing.T) {

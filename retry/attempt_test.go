@@ -2,7 +2,6 @@ package retry_test
 
 import (
 	"context"
-	"runtime"
 	"testing"
 	"time"
 
@@ -155,43 +154,5 @@ func TestPermanentSurvivesNestedRetriers(t *testing.T) {
 		}
 		require.Equal(t, errDown, fn(t.Context()), "the outermost takes the mark off")
 		require.Equal(t, 1, *calls)
-	}
-}
-
-func TestContextOfAnAttemptMayBeKept(t *testing.T) {
-	type key struct{}
-	r := retry.New(retry.Config{Backoff: retry.Constant(0)})
-	const calls = 100
-	type kept struct {
-		ctx     context.Context
-		id, try int
-	}
-	var all []kept
-	cancels := make([]context.CancelFunc, calls)
-	for id := range calls {
-		var ctx context.Context
-		ctx, cancels[id] = context.WithCancel(context.WithValue(t.Context(), key{}, id))
-		_ = r.Do(ctx, func(ctx context.Context) error {
-			try, _ := retry.AttemptFrom(ctx)
-			all = append(all, kept{ctx, id, try})
-			return errDown
-		})
-		if id%10 == 0 {
-			runtime.GC() // which is when pools forget
-		}
-	}
-	for i, k := range all {
-		child, cancel := context.WithCancel(k.ctx)
-		defer cancel()
-		if k.try == 1 {
-			require.NoError(t, k.ctx.Err())
-		}
-		cancels[k.id]()
-		<-child.Done()
-		require.ErrorIs(t, k.ctx.Err(), context.Canceled)
-		require.Equal(t, k.id, k.ctx.Value(key{}))
-		n, ok := retry.AttemptFrom(child)
-		require.True(t, ok)
-		require.Equal(t, i%3+1, n)
 	}
 }

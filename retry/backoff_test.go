@@ -149,33 +149,3 @@ func TestBackOffThatMisbehaves(t *testing.T) {
 		})
 	})
 }
-
-// FuzzDelays takes any arguments at all: each factory either is refused by
-// Validate, or keeps every delay between 0 and its cap.
-func FuzzDelays(f *testing.F) {
-	f.Fuzz(func(t *testing.T, first, step, most int64, attempts uint16) {
-		a, s, m := time.Duration(first), time.Duration(step), time.Duration(most)
-		for name, c := range map[string]struct {
-			factory    func() retry.Backoff
-			valid      bool
-			least, cap time.Duration
-		}{
-			"Constant":    {retry.Constant(a), a >= 0, a, a},
-			"Exponential": {retry.Exponential(a, m), 0 < a && a <= m, 0, m},
-		} {
-			err := retry.Config{Backoff: c.factory}.Validate()
-			require.Equal(t, c.valid, err == nil, "%s(%v, %v, %v): %v", name, a, s, m, err)
-			b := c.factory()
-			b.Reset()
-			for n := range int(attempts % 2000) {
-				d := b.NextBackOff()
-				if d == backoff.Stop && !c.valid {
-					continue
-				}
-				if d < c.least || d > c.cap {
-					t.Fatalf("%s(%v, %v, %v): delay %d is %v", name, a, s, m, n, d)
-				}
-			}
-		}
-	})
-}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -231,59 +230,6 @@ func TestBudgetOfAKeyIsNotReplacedWhileItIsNeeded(t *testing.T) {
 			require.LessOrEqual(t, retries.Load(), int64(10), "in round %d", round)
 		})
 	}
-}
-
-// TestBudgetHoldsForEveryTenSeconds has many clients call at random, with
-// failures that come and go, and looks at each ten seconds that end in a retry.
-func TestBudgetHoldsForEveryTenSeconds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const ratio, perSecond = 0.3, 2
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: ratio, PerSecond: perSecond})
-		start := time.Now()
-		var mu sync.Mutex
-		var calls, charges []time.Duration
-		r := retry.New(retry.Config{
-			Attempts: 6,
-			Backoff:  retry.Exponential(10*time.Millisecond, 20*time.Second),
-			Budget:   b,
-			OnRetry: func(context.Context, retry.Attempt) {
-				mu.Lock()
-				defer mu.Unlock()
-				charges = append(charges, time.Since(start))
-			},
-		})
-		var wg sync.WaitGroup
-		for range 50 {
-			wg.Go(func() {
-				for time.Since(start) < 3*time.Minute {
-					busy := int(time.Since(start)/(20*time.Second))%3 + 1
-					time.Sleep(time.Duration(rand.Int64N(int64(time.Second)/int64(busy*busy)) + 1))
-					mu.Lock()
-					calls = append(calls, time.Since(start))
-					mu.Unlock()
-					_ = r.Do(t.Context(), fail)
-				}
-			})
-		}
-		wg.Wait()
-		require.Greater(t, len(calls), 10_000)
-		require.Greater(t, len(charges), 2000)
-		require.Positive(t, b.Stats().OverBudget)
-		within := func(times []time.Duration, end time.Duration) int {
-			first, _ := slices.BinarySearch(times, end-10*time.Second+1)
-			last, _ := slices.BinarySearch(times, end+1)
-			return last - first
-		}
-		used := 0.0
-		for _, end := range charges {
-			// what it may hold, and what the ten seconds and their calls add
-			allowed := 100*ratio + perSecond*10 + ratio*float64(within(calls, end)) + perSecond*10
-			got := float64(within(charges, end))
-			require.LessOrEqual(t, got, allowed, "in the ten seconds until %v", end)
-			used = max(used, got/allowed)
-		}
-		require.Greater(t, used, 0.6, "and it is not far stricter than it says")
-	})
 }
 
 // TestBudgetIsExactUnderContention charges from many goroutines in one instant.

@@ -37,18 +37,11 @@ func (answered) Answered() bool    { return true }
 func (a answered) Retryable() bool { return a.retryable }
 
 var (
-	open        = refusal{after: 30 * time.Second}
-	full        = refusal{retryable: true}
-	notFound    = answered{}
-	tooMany     = answered{retryable: true}
-	plainAnswer = errPlainAnswer{}
+	open     = refusal{after: 30 * time.Second}
+	full     = refusal{retryable: true}
+	notFound = answered{}
+	tooMany  = answered{retryable: true}
 )
-
-// errPlainAnswer does not say whether to retry.
-type errPlainAnswer struct{}
-
-func (errPlainAnswer) Error() string  { return "answered" }
-func (errPlainAnswer) Answered() bool { return true }
 
 // returning returns a function whose calls return errs in turn, and the last of them
 // from then on.

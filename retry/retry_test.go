@@ -128,44 +128,6 @@ type recordingBackOff []string
 func (b *recordingBackOff) Reset()                     { *b = append(*b, "reset") }
 func (b *recordingBackOff) NextBackOff() time.Duration { *b = append(*b, "next"); return 0 }
 
-func TestOnRetryIsCalledBeforeEachWaitAndOnlyThen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		type key struct{}
-		ctx := context.WithValue(t.Context(), key{}, "the caller's")
-		start := time.Now()
-		var story []string
-		note := func(format string, args ...any) {
-			story = append(story, fmt.Sprintf("%v ", time.Since(start))+fmt.Sprintf(format, args...))
-		}
-		r := retry.New(retry.Config{
-			Name:    "users",
-			Backoff: delays(time.Second, 2*time.Second),
-			OnRetry: func(ctx context.Context, a retry.Attempt) {
-				require.Equal(t, "the caller's", ctx.Value(key{}))
-				_, ok := retry.AttemptFrom(ctx)
-				require.False(t, ok, "the hook has the ctx of Do")
-				note("retry %s %d %v in %v after %v", a.Name, a.Number, a.Err, a.Delay, a.RetryingFor)
-			},
-		})
-		err := r.Do(ctx, func(ctx context.Context) error {
-			n, _ := retry.AttemptFrom(ctx)
-			note("attempt %d", n)
-			time.Sleep(time.Minute)
-			return errDown
-		})
-		note("end")
-		require.ErrorIs(t, err, retry.ErrExhausted)
-		require.Equal(t, []string{
-			"0s attempt 1",
-			"1m0s retry users 1 backend: down in 1s after 0s",
-			"1m1s attempt 2",
-			"2m1s retry users 2 backend: down in 2s after 1m1s",
-			"2m3s attempt 3",
-			"3m3s end", // no hook and no wait after the last
-		}, story)
-	})
-}
-
 func TestRetrierDoesNotBeginAWaitThatCannotEndInTime(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -239,56 +201,6 @@ func TestEndOfContextDuringAWaitKeepsErrorAndCause(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, err, retry.ErrExhausted)
 		require.EqualError(t, err, "retry: gave up after 2 attempts and 3s of retrying: context canceled: shutting down: backend: down")
-	})
-}
-
-func TestEndOfContextInAnAttemptIsNotRetried(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		run := func(cfg retry.Config, fn func(context.Context, context.CancelFunc) error) (calls int, err error) {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			cfg.Backoff = retry.Constant(0)
-			cfg.If = func(error) bool { return true }
-			err = retry.New(cfg).Do(ctx, func(ctx context.Context) error {
-				calls++
-				return fn(ctx, cancel)
-			})
-			return calls, err
-		}
-
-		calls, err := run(retry.Config{}, func(ctx context.Context, cancel context.CancelFunc) error {
-			cancel()
-			return ctx.Err()
-		})
-		require.Equal(t, 1, calls)
-		require.Equal(t, context.Canceled, err, "there is nothing to add")
-
-		calls, err = run(retry.Config{}, func(_ context.Context, cancel context.CancelFunc) error {
-			cancel()
-			return errDown
-		})
-		require.Equal(t, 1, calls)
-		require.ErrorIs(t, err, errDown)
-		require.ErrorIs(t, err, context.Canceled)
-
-		calls, err = run(retry.Config{}, func(ctx context.Context, cancel context.CancelFunc) error {
-			if n, _ := retry.AttemptFrom(ctx); n == 1 {
-				return errDown
-			}
-			cancel()
-			return ctx.Err()
-		})
-		require.Equal(t, 2, calls)
-		require.EqualError(t, err, "retry: gave up after 2 attempts and 0s of retrying: context canceled")
-		e, _ := errors.AsType[*retry.Error](err)
-		require.Equal(t, context.Canceled, e.Err)
-
-		calls, err = run(retry.Config{OnRetry: func(context.Context, retry.Attempt) {}}, func(_ context.Context, cancel context.CancelFunc) error {
-			cancel()
-			return retry.Permanent(errDown)
-		})
-		require.Equal(t, 1, calls)
-		require.Equal(t, errDown, err, "the operation has given its answer")
 	})
 }
 
@@ -409,47 +321,6 @@ type answeringError struct {
 func (answeringError) Error() string               { return "backend: answered" }
 func (e answeringError) Retryable() bool           { return e.retryable }
 func (e answeringError) RetryAfter() time.Duration { return e.after }
-
-// overruling says that another attempt may help, whatever it wraps says.
-type overruling struct{ error }
-
-func (o overruling) Unwrap() error { return o.error }
-func (overruling) Retryable() bool { return true }
-
-func TestErrorsSayWhetherToRetry(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		err  error
-		want bool
-	}{
-		{"nil", nil, false},
-		{"any", errDown, true},
-		{"not retryable", answeringError{}, false},
-		{"not retryable, wrapped", fmt.Errorf("users: %w", answeringError{}), false},
-		{"not retryable, joined", errors.Join(errDown, answeringError{}), false},
-		{"retryable", answeringError{retryable: true}, true},
-		{"permanent further down, but not to what wraps it", overruling{retry.Permanent(errDown)}, true},
-		{"a time limit further down", context.DeadlineExceeded, true},
-		{"a cancellation further down", context.Canceled, true},
-		{"exhausted further down", &retry.Error{Err: errDown, Cause: retry.ErrExhausted}, true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			require.Equal(t, c.want, resilience.Retryable(c.err))
-			if c.err == nil {
-				return
-			}
-			fn, calls := failing(1, c.err)
-			err := retry.New(retry.Config{Backoff: retry.Constant(0)}).Do(t.Context(), fn)
-			if c.want {
-				require.NoError(t, err)
-				require.Equal(t, 2, *calls)
-			} else {
-				require.Equal(t, c.err, err)
-				require.Equal(t, 1, *calls)
-			}
-		})
-	}
-}
 
 func TestCauseThatCannotBeComparedIsKept(t *testing.T) {
 	type boxed struct{ error } // to compare what it holds panics

@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -17,81 +16,17 @@ func total(s retry.Stats) int64 {
 	return s.FirstTry + s.Recovered + s.Exhausted + s.Permanent + s.OverBudget + s.Deadline + s.Canceled + s.Nested
 }
 
-func TestStatsCountEachCallOnce(t *testing.T) {
-	ctxOf := func(end func(context.CancelFunc)) func(*testing.T) context.Context {
-		return func(t *testing.T) context.Context {
-			ctx, cancel := context.WithCancel(t.Context())
-			t.Cleanup(cancel)
-			end(cancel)
-			return ctx
-		}
-	}
-	within := func(d time.Duration) func(*testing.T) context.Context {
-		return func(t *testing.T) context.Context {
-			ctx, cancel := context.WithTimeout(t.Context(), d)
-			t.Cleanup(cancel)
-			time.Sleep(max(0, -d))
-			return ctx
-		}
-	}
-	none := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: -1})
-	for name, c := range map[string]struct {
-		cfg  retry.Config
-		ctx  func(*testing.T) context.Context
-		errs []error // of the attempts; then success
-		want retry.Stats
-	}{
-		"FirstTry":        {want: retry.Stats{FirstTry: 1, Attempts: 1}},
-		"Recovered":       {errs: []error{errDown, full}, want: retry.Stats{Recovered: 1, Attempts: 3, Retried: 2}},
-		"Attempts":        {errs: []error{errDown, errDown, errDown}, want: retry.Stats{Exhausted: 1, Attempts: 3, Retried: 2}},
-		"NegativeDelay":   {cfg: retry.Config{Backoff: delays()}, errs: []error{errDown}, want: retry.Stats{Exhausted: 1, Attempts: 1}},
-		"MaxRetryAfter":   {cfg: retry.Config{MaxRetryAfter: time.Second}, errs: []error{after{time.Minute}}, want: retry.Stats{Exhausted: 1, Attempts: 1}},
-		"Permanent":       {errs: []error{retry.Permanent(errDown)}, want: retry.Stats{Permanent: 1, Attempts: 1}},
-		"PermanentLater":  {errs: []error{errDown, retry.Permanent(errDown)}, want: retry.Stats{Permanent: 1, Attempts: 2, Retried: 1}},
-		"If":              {cfg: retry.Config{If: func(error) bool { return false }}, errs: []error{errDown}, want: retry.Stats{Permanent: 1, Attempts: 1}},
-		"Open":            {errs: []error{open}, want: retry.Stats{Permanent: 1, Attempts: 1}},
-		"OpenLater":       {errs: []error{errDown, open}, want: retry.Stats{Permanent: 1, Attempts: 2, Retried: 1}},
-		"OverBudget":      {cfg: retry.Config{Budget: none}, errs: []error{errDown}, want: retry.Stats{OverBudget: 1, Attempts: 1}},
-		"WaitTooLong":     {ctx: within(time.Second), errs: []error{errDown}, want: retry.Stats{Deadline: 1, Attempts: 1}},
-		"DeadlineInFn":    {ctx: within(time.Second), errs: []error{nil}, want: retry.Stats{Deadline: 1, Attempts: 1}},
-		"DeadlineBefore":  {ctx: within(-time.Second), want: retry.Stats{Deadline: 1}},
-		"CanceledBefore":  {ctx: ctxOf(func(cancel context.CancelFunc) { cancel() }), want: retry.Stats{Canceled: 1}},
-		"CanceledInFn":    {ctx: ctxOf(func(cancel context.CancelFunc) { time.AfterFunc(time.Second, cancel) }), errs: []error{nil}, want: retry.Stats{Canceled: 1, Attempts: 1}},
-		"CanceledInAWait": {ctx: ctxOf(func(cancel context.CancelFunc) { time.AfterFunc(time.Second, cancel) }), errs: []error{errDown}, want: retry.Stats{Canceled: 1, Attempts: 1}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				if c.cfg.Backoff == nil {
-					c.cfg.Backoff = retry.Constant(2 * time.Second)
-				}
-				ctx := t.Context()
-				if c.ctx != nil {
-					ctx = c.ctx(t)
-				}
-				n := 0
-				r := retry.New(c.cfg)
-				_ = r.Do(ctx, func(ctx context.Context) error {
-					if n++; n > len(c.errs) {
-						return nil
-					}
-					if c.errs[n-1] == nil { // the end of ctx
-						<-ctx.Done()
-						return ctx.Err()
-					}
-					return c.errs[n-1]
-				})
-				require.Equal(t, c.want, r.Stats())
-				require.Equal(t, int64(1), total(r.Stats()))
-			})
-		})
-	}
+// What becomes of a call that was made is in the model.
+func TestStatsCountCallsOfAnEndedContext(t *testing.T) {
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, cancel := context.WithTimeout(t.Context(), -time.Second)
+	defer cancel()
+	r := retry.New(retry.Config{})
+	require.ErrorIs(t, r.Do(canceled, succeed), context.Canceled)
+	require.ErrorIs(t, r.Do(late, succeed), context.DeadlineExceeded)
+	require.Equal(t, retry.Stats{Canceled: 1, Deadline: 1}, r.Stats())
 }
-
-// An after asks for a wait.
-type after struct{ d time.Duration }
-
-func (a after) Error() string             { return "later" }
-func (a after) RetryAfter() time.Duration { return a.d }
 
 func TestStatsCountNestedCalls(t *testing.T) {
 	outer := retry.New(retry.Config{Backoff: retry.Constant(0)})
