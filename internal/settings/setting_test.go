@@ -208,6 +208,10 @@ func TestSettingsThatAreMadeAlikeShareTheirConfig(t *testing.T) {
 			require.NotSame(t, first.Load(), newSetting(other).Load(), name)
 		}
 	}
+	for range 20 { // what cannot be compared takes nobody's place
+		newSetting(config{Shares: []float64{1}})
+	}
+	require.Same(t, s.Load(), newSetting(given).Load())
 	same := newSetting(given)
 	update(t, same, func(c *config) { c.Slow = 9 })
 	require.Equal(t, 7, s.Config().Slow, "an Update is one's own")
