@@ -16,21 +16,22 @@ type Backoff = interface {
 	Reset() // before the first
 }
 
-// Constant waits d, 0 or more, before each retry: clients that failed together return together.
+// Constant waits d before each retry: clients that failed together return together. It panics if d is
+// negative.
 func Constant(d time.Duration) func() Backoff {
 	if d < 0 {
-		return misused("Constant(%v)", "given 0 or more", d)
+		panic(fmt.Errorf("retry: Constant(%v): must be given 0 or more", d))
 	}
 	b := backoff.NewConstantBackOff(d) // has no state
 	return func() Backoff { return b }
 }
 
-// Exponential waits a random time up to a bound that begins at first, more than 0, and doubles with
-// each retry up to longest (full jitter: Brooker, "Exponential Backoff And Jitter", AWS Architecture
-// Blog, 2015).
+// Exponential waits a random time up to a bound that begins at first and doubles with each retry up to
+// longest (full jitter: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). It
+// panics unless 0 < first <= longest.
 func Exponential(first, longest time.Duration) func() Backoff {
 	if first <= 0 || longest < first {
-		return misused("Exponential(%v, %v)", "given more than 0, and longest at least first", first, longest)
+		panic(fmt.Errorf("retry: Exponential(%v, %v): must be given more than 0, and longest at least first", first, longest))
 	}
 	return func() Backoff {
 		// The engine computes the bounds. Its own jitter would exceed MaxInterval. It has no
@@ -50,17 +51,6 @@ func (b *jittered) NextBackOff() time.Duration { return fullJitter(b.Exponential
 // fullJitter returns a random delay in [0, bound].
 func fullJitter(bound time.Duration) time.Duration {
 	return time.Duration(rand.Uint64N(uint64(bound) + 1)) // unsigned: bound may be the largest there is
-}
-
-// A misuse is the Backoff of a factory whose arguments mean nothing. Validate reports it.
-type misuse struct {
-	backoff.StopBackOff
-	what, want string
-}
-
-func misused(format, want string, args ...any) func() Backoff {
-	m := &misuse{what: fmt.Sprintf(format, args...), want: want}
-	return func() Backoff { return m }
 }
 
 // Permanent is [backoff.Permanent]: it marks err, if not nil, as an error that another attempt

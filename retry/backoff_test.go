@@ -85,9 +85,6 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 		{"MaxRetryAfter", retry.Config{MaxRetryAfter: -time.Second}, "retry.Config.MaxRetryAfter is -1s: must be 0 (for 1m) or more"},
 		{"nil BackOff", retry.Config{Backoff: func() retry.Backoff { return nil }},
 			"retry.Config.Backoff is a function that returns nil: must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
-		{"Constant", retry.Config{Backoff: retry.Constant(-1)}, "retry.Config.Backoff is Constant(-1ns): must be given 0 or more"},
-		{"Exponential first", retry.Config{Backoff: retry.Exponential(0, 1)}, "retry.Config.Backoff is Exponential(0s, 1ns): must be given more than 0, and longest at least first"},
-		{"Exponential longest", retry.Config{Backoff: retry.Exponential(2, 1)}, "retry.Config.Backoff is Exponential(2ns, 1ns): must be given more than 0, and longest at least first"},
 		{"several", retry.Config{HealthyAfter: -1, MaxRetryAfter: -2}, "retry.Config.HealthyAfter is -1ns: must be 0 (for never) or more\nretry.Config.MaxRetryAfter is -2ns: must be 0 (for 1m) or more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -97,6 +94,13 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 		})
 	}
 	require.NoError(t, retry.Config{}.Validate())
+	for want, f := range map[string]func(){
+		"retry: Constant(-1ns): must be given 0 or more":                                      func() { retry.Constant(-1) },
+		"retry: Exponential(0s, 1ns): must be given more than 0, and longest at least first":  func() { retry.Exponential(0, 1) },
+		"retry: Exponential(2ns, 1ns): must be given more than 0, and longest at least first": func() { retry.Exponential(2, 1) },
+	} {
+		require.PanicsWithError(t, want, f)
+	}
 }
 
 // Reset begins anew, as the engine has it.

@@ -54,12 +54,8 @@ func (c Config) Validate() error {
 	f.Need(c.HealthyAfter >= 0, "HealthyAfter", c.HealthyAfter, "0 (for never) or more")
 	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for 1m) or more")
 	if c.Backoff != nil {
-		b := c.Backoff()
-		f.Need(b != nil, "Backoff", "a function that returns nil",
+		f.Need(c.Backoff() != nil, "Backoff", "a function that returns nil",
 			"one that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
-		if m, ok := b.(*misuse); ok {
-			f.Need(false, "Backoff", m.what, m.want)
-		}
 	}
 	return f.Err()
 }
