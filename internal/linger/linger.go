@@ -59,7 +59,7 @@ func WorkOf(ctx context.Context) *Work {
 	return w
 }
 
-// Under reports whether Of may return work. It is in the way of every call, and is inlined.
+// Under reports whether WorkOf may return work. It is in the way of every call, and is inlined.
 func Under(ctx context.Context) bool { return ctx.Value(Key{}) != nil }
 
 // Apart returns ctx without its work and its limit. It is for a function that runs beside
