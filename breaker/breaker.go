@@ -198,7 +198,7 @@ func (b *Breaker) enter(ctx context.Context, c *call) error {
 		return nil
 	}
 	if a := b.observing.Load(); a != nil {
-		a.Tell(ctx, Event{Kind: EventRefused, Name: refusal.Name, Err: refusal})
+		a.Tell(ctx, Event{Kind: EventRefused, Name: refusal.Name, At: time.Now(), Err: refusal})
 	}
 	return refusal
 }

@@ -167,7 +167,7 @@ func TestBreakerOpensProbesAndCloses(t *testing.T) {
 		require.Len(t, seen.all, 1+5*2+2+3+1)
 		require.Equal(t, breaker.Event{
 			Kind: breaker.EventChanged, Name: "users", From: breaker.Closed, To: breaker.Open,
-			Err: errDown, OpenFor: time.Second,
+			At: began, Err: errDown, OpenFor: time.Second,
 		}, seen.all[0])
 	})
 }

@@ -24,6 +24,7 @@ func TestObserve(t *testing.T) {
 		stop := b.Observe(seen.observe)
 		require.NoError(t, do(b, ok))
 		open(t, b)
+		opened := time.Now()
 		refusal := do(b, ok)
 		time.Sleep(time.Second)
 		require.NoError(t, do(b, ok))
@@ -31,10 +32,10 @@ func TestObserve(t *testing.T) {
 		stop()
 		b.Trip(nil, time.Second)
 		require.Equal(t, events{
-			{Kind: breaker.EventChanged, Name: "users", From: breaker.Closed, To: breaker.Open, Err: errDown, OpenFor: time.Second},
-			{Kind: breaker.EventRefused, Name: "users", Err: refusal},
-			{Kind: breaker.EventChanged, Name: "users", From: breaker.Open, To: breaker.HalfOpen},
-			{Kind: breaker.EventChanged, Name: "users", From: breaker.HalfOpen, To: breaker.Closed},
+			{Kind: breaker.EventChanged, Name: "users", From: breaker.Closed, To: breaker.Open, At: opened, Err: errDown, OpenFor: time.Second},
+			{Kind: breaker.EventRefused, Name: "users", At: opened, Err: refusal},
+			{Kind: breaker.EventChanged, Name: "users", From: breaker.Open, To: breaker.HalfOpen, At: time.Now()},
+			{Kind: breaker.EventChanged, Name: "users", From: breaker.HalfOpen, To: breaker.Closed, At: time.Now()},
 		}, seen)
 	})
 }

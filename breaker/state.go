@@ -215,7 +215,7 @@ func (b *Breaker) change(now time.Duration, s State, e Event) {
 	}
 	b.changes[s]++
 	if a := b.observing.Load(); a != nil {
-		e.Kind, e.Name, e.From, e.To = EventChanged, b.cfg.Name, from, s
+		e.Kind, e.Name, e.At, e.From, e.To = EventChanged, b.cfg.Name, b.start.Add(now), from, s
 		a.changes.Add(e)
 	}
 }

@@ -19,6 +19,7 @@ const (
 type Event struct {
 	Kind string
 	Name string // of the breaker
+	At   time.Time
 	// Err is what opened the breaker, or the [*OpenError] of a refusal.
 	Err error
 
