@@ -134,6 +134,22 @@ func TestResultIsTheCallersOwn(t *testing.T) {
 	})
 }
 
+// TestResultOfARecordThatCannotBeRead, for which it waits when the saga becomes stuck.
+func TestResultOfARecordThatCannotBeRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, sg := saga.NewMemory(), sequence(step("flight"))
+		_, _, err := st.Start(t.Context(), store.StartRequest{ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running,
+			Data: []byte(`{}`), Steps: []byte("{"), Log: []store.Entry{{Kind: saga.EventCreated}}})
+		require.NoError(t, err)
+		r := idle(st, sg)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() { assert.NoError(t, r.Run(ctx)) }()
+		_, err = sg.Result(t.Context(), r, "trip-1")
+		require.ErrorContains(t, err, "the record's steps cannot be read")
+	})
+}
+
 // TestResultInAHookOfTheEnd: the saga waits for its hooks, and has ended all the same.
 func TestResultInAHookOfTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -782,10 +782,6 @@ func TestARecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 			sg := sequence(step("flight"))
 			require.NoError(t, idle(st, sg).Cancel(t.Context(), "trip-1", "ill"), name)
 			r, stop := begin(t, st, saga.RunnerConfig{}, sg)
-			if name == "steps" {
-				_, err = result[trip](t.Context(), r, "trip-1")
-				require.ErrorContains(t, err, "the record's steps cannot be read")
-			}
 			time.Sleep(2 * time.Second)
 			rec, err := st.Load(t.Context(), "trip-1")
 			require.NoError(t, err)
