@@ -147,7 +147,7 @@ func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, err
 		b.await(w, cfg.MaxWait)
 	}
 	has, refusal := w.slots, w.refusal
-	if refusal != nil && queued {
+	if refusal != nil {
 		refusal.err = ended.Error(ctx)
 	}
 	told := false

@@ -30,8 +30,8 @@ type Config struct {
 	// Levels is the number of priorities, at most 1000; zero means 1. More need a Priority.
 	Levels int
 
-	// Priority returns the level of a call, clamped to 0 ... Levels-1. Calls of 0 are the most
-	// important: others get no slot while one waits. It needs Levels.
+	// Priority returns the level of a call, clamped to 0 ... Levels-1. Nobody gets a slot while
+	// a more important call waits: 0 is the most important. It needs Levels.
 	Priority func(context.Context) int
 
 	// Cost returns how many slots a call takes; nil means 1. With 0 or less it neither waits nor

@@ -59,12 +59,16 @@ func TestObserversAreToldOfWaitsAndRefusals(t *testing.T) {
 
 func TestAnObserverThatPanicsGivesTheSlotBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1})
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Second})
 		b.Observe(func(context.Context, bulkhead.Event) { panic("boom") })
 		release := hold(t, b)
-		time.AfterFunc(time.Second, release)
+		time.AfterFunc(time.Second/2, release)
 		require.PanicsWithValue(t, "boom", func() { _ = b.Do(t.Context(), nothing) })
 		requireIdle(t, b)
+		release = hold(t, b)
+		require.PanicsWithValue(t, "boom", func() { _ = b.Do(t.Context(), nothing) })
+		require.Equal(t, 1, b.Stats().InFlight, "a call that was refused has none to give back")
+		release()
 	})
 }
 
@@ -79,10 +83,12 @@ func TestStatsSumTheWaitsOfAdmittedCalls(t *testing.T) {
 		require.NoError(t, b.Do(t.Context(), nothing))
 		release = hold(t, b)
 		require.Error(t, b.Do(t.Context(), nothing), "after 5 s")
-		release()
+		s := b.Stats()
+		require.Error(t, b.Do(t.Context(), nothing), "which does not change a snapshot")
 		require.Equal(t, bulkhead.Totals{
 			Admitted: 5, Waited: 2, WaitTime: 5 * time.Second, Refused: 1, Refusals: map[bulkhead.Reason]int64{bulkhead.WaitTooLong: 1},
-		}, b.Stats().Totals)
+		}, s.Totals)
+		release()
 	})
 }
 

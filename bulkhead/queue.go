@@ -74,7 +74,7 @@ func (q *queue) count(s *share, held, waiting int) {
 
 // waitsUpTo reports whether a call waits that is as important as level or more.
 func (q *queue) waitsUpTo(level int) bool {
-	return q.waiting > 0 && slices.ContainsFunc(q.lines, func(l *line) bool { return l.level <= level })
+	return slices.ContainsFunc(q.lines, func(l *line) bool { return l.level <= level })
 }
 
 // lineOf returns the line that a call waits in, or nil.

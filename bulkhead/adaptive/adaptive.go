@@ -86,7 +86,7 @@ func (c Config) Validate() error {
 	f.Need(c.Max >= 0 && c.Max <= most, "Max", c.Max, fmt.Sprintf("0 (for 1000) to %d", most))
 	f.Need(d.Min <= d.Max, "Min", c.Min, "no more than Max")
 	f.Need(d.Initial >= d.Min && d.Initial <= d.Max, "Initial", c.Initial, "0 (for 20), or within Min and Max")
-	f.Need(d.Tolerance > 0 && d.Tolerance <= 10, "Tolerance", c.Tolerance, "0 (for 0.25), or above 0 to 10")
+	f.Need(c.Tolerance >= 0 && c.Tolerance <= 10, "Tolerance", c.Tolerance, "0 (for 0.25), or above 0 to 10")
 	return errors.Join(f.Err(), c.slots(1).Validate())
 }
 

@@ -291,6 +291,37 @@ func TestStreamsDoNotKeepALowLimit(t *testing.T) {
 	})
 }
 
+// Nor does a call that costs nothing count for the limit that streams hold.
+func TestCallThatCostsNothingMakesNoRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := adaptive.New(adaptive.Config{Initial: 20, Max: 20, Bulkhead: bulkhead.Config{Cost: costOf}})
+		for range 10 {
+			defer hold(t, b)()
+		}
+		probing(t, b)
+		low := b.Stats().Limit
+		require.Less(t, low, 10)
+		time.Sleep(time.Second)
+		require.NoError(t, b.Do(costing(t.Context(), 0), nothing))
+		require.Equal(t, low, b.Stats().Limit)
+		require.NoError(t, b.Do(t.Context(), nothing))
+		require.Equal(t, 11, b.Stats().Limit)
+	})
+}
+
+// A probe begins with a call: the limit is lowered before another one comes.
+func TestLimitIsLoweredByTheCallThatBeginsAProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := adaptive.New(adaptive.Config{Initial: 20, Max: 20})
+		keepCalling(b, 30, 3*time.Second, taking(10*time.Millisecond, nil))
+		time.Sleep(10 * time.Second)
+		require.False(t, b.Stats().Probing)
+		defer hold(t, b)()
+		require.True(t, b.Stats().Probing)
+		require.Less(t, b.Stats().Limit, 20)
+	})
+}
+
 // A call that fits does not make a limit grow.
 func TestALimitThatSufficesDoesNotGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -89,6 +89,8 @@ func TestStoriesOfTheController(t *testing.T) {
 			server: from(15*time.Second, crew(20, 0, 20*ms, 45*ms), crew(20, 0, 5*ms, 11*ms))},
 		{name: "the queue of others", part: 1, until: 35 * time.Second,
 			server: from(15*time.Second, crew(20, 0, mixed...), crew(20, 40*ms, mixed...))},
+		{name: "the queue of others while the base is new", cfg: adaptive.Config{Min: 20}, part: 1, until: 11 * time.Second,
+			server: from(9500*ms, crew(1000, 0, mixed...), crew(1000, 40*ms, mixed...))},
 		{name: "work that takes all alike, and longer", part: 1, until: 35 * time.Second,
 			server: from(15*time.Second, crew(20, 0, mixed...), alike(60*ms))},
 		{name: "a wait that is added to all work", part: 1, until: 45 * time.Second,
