@@ -25,7 +25,7 @@ import (
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
-var plansSagas = flag.Int("plans.sagas", 50000, "how many sagas have ended in TestStatementsReadNoWholeTable")
+var plansSagas = flag.Int("plans.sagas", 10000, "how many sagas have ended in TestStatementsReadNoWholeTable")
 
 // TestStatementsReadNoWholeTable asks the database how it goes about each statement
 // of a store in which almost all sagas have ended. What has to read them all takes
