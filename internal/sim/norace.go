@@ -2,4 +2,7 @@
 
 package sim
 
-const repeated = 20 // seeds, in each run of the tests
+const (
+	repeated = 20 // seeds that are run twice, in each run of the tests
+	part     = 1  // of the seeds
+)
