@@ -86,10 +86,7 @@ func cacheBegin(r *run) {
 		processes, r.calm = 2+rng.IntN(2), 2*time.Second
 	}
 	r.plan = p
-	source, err := os.Create(filepath.Join(r.dir, "source"))
-	require.NoError(r, err)
-	require.NoError(r, source.Truncate(sourceSize))
-	require.NoError(r, source.Close())
+	r.newSource()
 	if !p.Store {
 		r.start("")
 		r.troubles = [][]trouble{r.disturb(50 * time.Millisecond)}
@@ -125,6 +122,13 @@ func cacheBegin(r *run) {
 // The source of record is memory that the processes share, and that survives them: a
 // value for each key.
 const sourceSize = 1 << 20
+
+func (r *run) newSource() {
+	source, err := os.Create(filepath.Join(r.dir, "source"))
+	require.NoError(r, err)
+	require.NoError(r, source.Truncate(sourceSize))
+	require.NoError(r, source.Close())
+}
 
 func openSource(dir string) *[sourceSize / 8]atomic.Int64 {
 	f, err := os.OpenFile(filepath.Join(dir, "source"), os.O_RDWR, 0)
@@ -399,7 +403,7 @@ func (p *cacheProcess) change(ctx context.Context, client int, op *cacheOp, writ
 
 // A cacheStep is what an operation does to the register, at one moment.
 type cacheStep struct {
-	kind  string // commit, promise, notice, settle, get
+	kind  string // commit, promise, notice, settle, get, lag, failover
 	value int64
 	id    string // of the operation, for notice and settle
 }
@@ -409,6 +413,19 @@ type cacheStep struct {
 type register struct {
 	values []int64
 	held   []noticed // by an invalidation that has begun: it promises what is committed then
+
+	lags bool    // Redis replicates nothing, and
+	lost []int64 // may forget that these are too old
+}
+
+// promise makes value the oldest that may be read.
+func (s register) promise(value int64) register {
+	at := max(0, slices.Index(s.values, value))
+	if s.lags {
+		s.lost = slices.Concat(s.lost, s.values[:at])
+	}
+	s.values = s.values[at:]
+	return s
 }
 
 type noticed struct {
@@ -420,26 +437,31 @@ var registerModel = porcupine.Model{
 	Init: func() any { return register{values: []int64{0}} },
 	Step: func(state, input, _ any) (bool, any) {
 		s, in := state.(register), input.(cacheStep)
-		from := func(value int64) []int64 { return s.values[max(0, slices.Index(s.values, value)):] }
 		switch in.kind {
 		case "get":
 			return slices.Contains(s.values, in.value), s
 		case "commit":
-			return true, register{append(slices.Clip(s.values), in.value), s.held}
+			s.values = append(slices.Clip(s.values), in.value)
 		case "promise":
-			return true, register{from(in.value), s.held}
+			s = s.promise(in.value)
 		case "notice":
-			return true, register{s.values, append(slices.Clip(s.held), noticed{in.id, s.values[len(s.values)-1]})}
+			s.held = append(slices.Clip(s.held), noticed{in.id, s.values[len(s.values)-1]})
+		case "settle":
+			at := slices.IndexFunc(s.held, func(n noticed) bool { return n.id == in.id })
+			if at >= 0 { // otherwise the history was made shorter
+				s = s.promise(s.held[at].value)
+				s.held = slices.Delete(slices.Clone(s.held), at, at+1)
+			}
+		case "lag":
+			s.lags = true
+		case "failover":
+			s.values, s.lost, s.lags = slices.Concat(s.lost, s.values), nil, false
 		}
-		at := slices.IndexFunc(s.held, func(n noticed) bool { return n.id == in.id })
-		if at < 0 { // settle, in a history that was made shorter
-			return true, s
-		}
-		return true, register{from(s.held[at].value), slices.Delete(slices.Clone(s.held), at, at+1)}
+		return true, s
 	},
 	Equal: func(a, b any) bool {
 		x, y := a.(register), b.(register)
-		return slices.Equal(x.values, y.values) && slices.Equal(x.held, y.held)
+		return slices.Equal(x.values, y.values) && slices.Equal(x.held, y.held) && slices.Equal(x.lost, y.lost) && x.lags == y.lags
 	},
 	Hash: func(state any) uint64 { return maphash.Comparable(hashSeed, fmt.Sprint(state)) },
 	DescribeOperation: func(input, _ any) string {
@@ -453,6 +475,10 @@ var registerModel = porcupine.Model{
 			return fmt.Sprintf("%d is promised: its Write has returned, or its writer has died", in.value)
 		case "notice":
 			return "an invalidation begins " + in.id
+		case "lag":
+			return "Redis replicates nothing more"
+		case "failover":
+			return "the replica takes over: what was promised meanwhile is not"
 		}
 		return "an invalidation has ended: what was committed when it began is promised " + in.id
 	},
@@ -461,15 +487,18 @@ var registerModel = porcupine.Model{
 
 var hashSeed = maphash.MakeSeed()
 
-// possible reports whether each value that is read is committed too.
-func registerPossible(ops []porcupine.Operation) bool {
-	committed := map[int64]bool{0: true}
+// registerPossible reports whether each value that is read is committed too, and no failover is left out.
+func (r *run) registerPossible(ops []porcupine.Operation) bool {
+	committed, failovers := map[int64]bool{0: true}, 0 // two steps each
 	for _, op := range ops {
-		if in := op.Input.(cacheStep); in.kind == "commit" {
+		switch in := op.Input.(cacheStep); in.kind {
+		case "commit":
 			committed[in.value] = true
+		case "lag", "failover":
+			failovers++
 		}
 	}
-	return !slices.ContainsFunc(ops, func(op porcupine.Operation) bool {
+	return failovers == 2*len(r.gaps) && !slices.ContainsFunc(ops, func(op porcupine.Operation) bool {
 		in := op.Input.(cacheStep)
 		return in.kind == "get" && !committed[in.value]
 	})
@@ -509,6 +538,10 @@ func cacheCheck(r *run) *finding {
 				entries = append(entries, e)
 			}
 		}
+		for _, g := range r.gaps {
+			add(entry[cacheOp]{Process: -1}, g.begun, g.begun, cacheStep{kind: "lag"})
+			add(entry[cacheOp]{Process: -1}, g.killed, g.dead, cacheStep{kind: "failover"})
+		}
 		for _, e := range entries {
 			op, id := e.Op, fmt.Sprintf("(%d.%d)", e.Process, e.ID)
 			if op.Kind == "get" {
@@ -527,6 +560,10 @@ func cacheCheck(r *run) *finding {
 			shared := !plan.Memory && (!op.Untold || !plan.Restarts && !op.Unfenced && op.Kind == "write")
 			if !own && !shared && !op.Died && !(e.Process == at.process && e.Return > 0) {
 				continue
+			}
+			ends := max(e.Return, op.To)
+			if slices.ContainsFunc(r.gaps, func(g gap) bool { return e.Call <= g.dead && ends >= g.killed }) {
+				continue // which of the two servers was told?
 			}
 			switch op.Kind {
 			case "invalidate", "invalidate all", "write":
@@ -547,7 +584,7 @@ func cacheCheck(r *run) *finding {
 			}
 		}
 		what := fmt.Sprintf("process %d reads a value of key %d that is older than was promised", at.process, at.key)
-		if found := r.judge(what, registerModel, ops, registerPossible); found != nil {
+		if found := r.judge(what, registerModel, ops, r.registerPossible); found != nil {
 			return found
 		}
 	}

@@ -48,7 +48,7 @@ type target struct {
 	check  func(r *run) *finding                // nil: nothing is violated
 }
 
-var targets = []*target{&cacheTarget, &leaseTarget, &sagaTarget}
+var targets = []*target{&cacheTarget, &failoverTarget, &leaseTarget, &sagaTarget}
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(quiet{})
@@ -156,6 +156,7 @@ type run struct {
 	found    *finding
 
 	mu     sync.Mutex
+	gaps   []gap // of the Redis that a cache uses
 	did    map[string]int
 	faults []porcupine.Annotation
 }
