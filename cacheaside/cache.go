@@ -12,43 +12,36 @@
 //		return updateUser(ctx, db, u) // write to the source; the cache invalidates 42
 //	})
 //
-// A Cache keeps these promises, with and without a [Store] that processes share:
+// A Cache keeps these promises, with and without a [Store]:
 //
-//   - If Write, Invalidate or InvalidateAll returned before a Get began, that Get
-//     returns a value at least as new as what was committed before the call. A load
-//     under way at that time may still answer callers that joined it earlier. Its result
-//     is not kept.
-//   - Between invalidations, one load of a key runs at a time in a process. With a
-//     Store, one runs in all processes while its lease lasts. When the lease has run
-//     out, another process loads too, and the first result is kept. A load no longer
-//     counts once LoadTimeout has passed or all its callers have left: the next call
-//     begins another (see Config.Finish).
+//   - A Get that begins after Write, Invalidate or InvalidateAll has returned gets a value
+//     at least as new as what was committed before the call. A load under way then may
+//     still answer callers that joined it earlier; its result is not kept.
+//   - Between invalidations, one load of a key runs at a time in a process. With a Store,
+//     one runs in all processes while its lease lasts; then another process loads too, and
+//     the first result is kept. A load no longer counts once LoadTimeout has passed or all
+//     its callers have left.
 //   - An error or a panic is never cached. A load that fails has failed for all who wait
-//     for it, in every process. [ErrNotFound] is remembered for NotFoundTTL, which is
-//     zero by default.
+//     for it, in every process. [ErrNotFound] is remembered for NotFoundTTL.
 //   - A value past its TTL is served only as Stale, StaleOnError and SoftTimeout allow,
 //     and never after an invalidation. Expire is the soft form.
 //   - A load does not end with the call that began it. Each caller waits as long as its
-//     own ctx lasts. When the last caller leaves, the load is canceled, unless
-//     Config.Finish is set. A background refresh needs no caller.
+//     own ctx lasts. When the last one leaves, the load is canceled, unless Config.Finish
+//     is set. A background refresh needs no caller.
 //   - No lock is held while a function of the application runs.
 //
-// With a Store, each process keeps the promise for its own writes, and by
+// With a Store, each process keeps the first promise for its own writes, and by
 // [GetOptions].SkipMemory for those of all processes, at one round trip. Otherwise it sees
-// the writes of others when their messages arrive, within milliseconds. When the
-// subscription is lost, the process stops using its memory until the subscription is back.
-// Without a subscription, the TTL is the bound.
-//
-// Until a Write has returned, calls may get the new value and then the old one again:
-// only its return is a point after which no call gets the old one.
+// the writes of others when their messages arrive, within milliseconds. While the
+// subscription is lost, it does not use its memory. Without one, the TTL is the bound.
 //
 // Write fences its key in the Store before it writes. If the process dies between its
 // commit and the invalidation, or loses the Store, readers miss; they do not read an old
-// value.
+// value. Until a Write has returned, calls may get the new value and then the old one again.
 //
 // A Store that loses what it was told, by a restart, an eviction or a failover to a replica
 // that lags, may hold values from before a Write. Then the TTL is the bound, extended by
-// Stale and StaleOnError as for any value. Run the Store without persistence.
+// Stale and StaleOnError. Run the Store without persistence.
 //
 // Sources: the Cache-Aside pattern (Cloud Design Patterns); leases from "Scaling
 // Memcache at Facebook" (NSDI 2013); XFetch from "Optimal Probabilistic Cache Stampede
@@ -73,8 +66,8 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Cache holds values of type V by keys of type K and loads the ones that it does not
-// hold. It is safe for concurrent use. Close it when it is no longer needed.
+// A Cache holds values by their keys and loads those that it does not hold. It is safe for
+// concurrent use.
 type Cache[K comparable, V any] struct {
 	setting   settings.Setting[Config[K, V]]
 	observers notify.Observers[Event]
@@ -101,8 +94,8 @@ type Cache[K comparable, V any] struct {
 	changes
 }
 
-// New returns a Cache. It panics with the error of cfg.Validate, if there is one. With a
-// Store it starts a goroutine that watches the Store and ends with Close.
+// New returns a Cache, which must be closed. It panics with the error of cfg.Validate, if
+// there is one.
 func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	c := &Cache[K, V]{
 		base: time.Now(), seed: maphash.MakeSeed(), chance: rand.N[time.Duration],
@@ -125,6 +118,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	if cfg.Store != nil {
 		c.tier = newTier(cfg.Store, c.now, func() time.Duration { return max(c.cfg().ErrorPause, 0) }, c.tellAll)
 		c.running.Go(c.watch)
+		c.running.Go(c.tier.tellLater)
 	}
 	return c
 }
@@ -136,11 +130,10 @@ func (c *Cache[K, V]) cfg() *Config[K, V] { return c.setting.Load() }
 // much as time.Now.
 func (c *Cache[K, V]) now() time.Duration { return time.Since(c.base) }
 
-// Close cancels the loads in progress, whose callers get [ErrClosed], and waits until
-// they and the goroutines of the Cache have ended. A Load that ignores its ctx delays it.
-// A Load or a hook that calls Close would wait for itself. Close tries once more to tell
-// the Store of invalidations that it missed; an [*InvalidateError] lists the remaining
-// ones. A closed Cache serves nothing. Close does not close the Store.
+// Close cancels the loads under way, whose callers get [ErrClosed], and waits until they
+// have ended; a Load or a hook that calls it waits for itself. It tries once more to tell
+// the Store of the invalidations that it missed: an [*InvalidateError] lists those that
+// remain. It does not close the Store.
 func (c *Cache[K, V]) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -162,7 +155,7 @@ func (c *Cache[K, V]) Close() error {
 	c.timer.Stop()
 	c.mu.Unlock()
 	if c.tier != nil {
-		c.tier.stop()
+		c.tier.end()
 	}
 	c.running.Wait()
 	c.entries.InvalidateAll()
@@ -177,36 +170,24 @@ func (c *Cache[K, V]) Close() error {
 // Name returns Config.Name.
 func (c *Cache[K, V]) Name() string { return c.cfg().Name }
 
-// Config returns the present Config, with its defaults filled in.
+// Config returns the present Config, with its defaults.
 func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
 
-// Update changes the settings of a Cache that is in use. It calls change with the present
-// Config as it was given, in which a zero field means its default, validates the result and
-// puts it into effect. Concurrent calls of
-// Update happen one after the other. If Update returns an error, or change panics,
-// nothing has changed. change must not call the Cache.
+// Update changes the settings of a Cache that is in use:
 //
 //	err := users.Update(func(cfg *cacheaside.Config[int, User]) { cfg.TTL = time.Minute })
 //
-// Entries, counters, and invalidations that the Store must still be told of are kept:
-//
-//   - Entries keep their times. New values of TTL, Jitter, NotFoundTTL, Stale and
-//     StaleOnError apply to loads that begin later, and Lag to later changes.
-//   - A lower Capacity evicts entries; a higher one keeps those that are there.
-//   - Loads under way, and their callers, keep the settings with which the load began:
-//     LoadTimeout, SoftTimeout, ErrorPause, Finish and Middleware.
-//   - Ahead, Clone, OnEvent, and ErrorPause for shards of the Store, apply to what
-//     happens later, and so do Load, LoadMany and Key. A new Key must write each key as
-//     the one before did.
-//
-// Update cannot change Name, Store, Codec and Version. It returns an error that names the field.
+// change gets the present Config as it was given, in which a zero field means its default,
+// and must not call the Cache. If Update returns an error, or change panics, nothing has
+// changed. Entries keep their times, and loads under way the settings with which they began.
+// A lower Capacity evicts entries. A new Key must write each key as the one before did. Name,
+// Store, Codec and Version cannot change.
 func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
 	return c.setting.Update(change, allow, c.follow)
 }
 
-// Change is Update for a program that does not know the type of the configuration: f gets a
-// pointer to it, as Update's change does. If f returns an error, or dry is true, nothing
-// changes; dry returns the error that the change would have.
+// Change is Update for a program that does not know the type of cfg, a *Config. If f returns
+// an error, or dry is true, nothing changes; dry returns the error that the change would have.
 func (c *Cache[K, V]) Change(dry bool, f func(cfg any) error) error {
 	return c.setting.Change(dry, f, allow, c.follow)
 }

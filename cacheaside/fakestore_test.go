@@ -209,9 +209,6 @@ func (c *fakeConn) look(ask cacheaside.Ask) (look cacheaside.Lookup) {
 	}
 	waited, err := strconv.Atoi(ask.Waits)
 	switch {
-	case ask.Token == "":
-		look.State = cacheaside.Missed
-		return look
 	case err == nil && v.failures > waited:
 		look.State = cacheaside.Failed
 		return look

@@ -6,38 +6,32 @@ import (
 )
 
 // A Store is a cache that processes share, behind the memory of each. Package redisstore
-// implements it on Redis. Another implementation must keep the rules below, which
-// package storetest tests.
+// implements it on Redis, and package storetest tests what another one must do.
 //
 // Each method is atomic for each of its keys. The keys of one call belong to one shard. A
 // key may occur twice; the call then does what two calls would do, in order. An error
-// means that the shard did not answer and that the call may or may not have had its
-// effect.
+// means that the shard did not answer; the call may have had its effect.
 //
-// A key has a value, a lease and a generation for each Version, and its fences and
-// invalidations concern all of them.
+// A key has a value, a lease and a generation for each Version. Fences and invalidations
+// concern all of them. A generation begins with the first lease after an invalidation, and
+// ends with the next invalidation or when a value is filled.
 //
 // A Store measures time with one clock of its own. It must bound the duration of a call
 // itself: the ctx of most calls has no deadline.
 type Store interface {
-	// Shard returns the part of the Store that holds key. It always returns the same one.
-	// When a call fails, Gets skip the shard of its keys for Config.ErrorPause and
-	// continue with the others. A Store whose keys can only fail together returns 0.
+	// Shard returns the part of the Store that holds key, always the same one. Keys fail
+	// together with the others of their shard, and Gets then skip it for Config.ErrorPause.
 	Shard(key string) uint8
 
 	// Acquire looks keys up and takes the lease of each key that is not fresh, as its Ask
-	// says. It returns one answer for each Ask, in order.
-	//
-	// A key has a generation. It begins with the first lease after an invalidation, and
-	// ends with the next invalidation or when a value is filled. Each holder of the lease
-	// gets the Grant of the current generation: the first holder, and any that takes the
-	// lease over when its time has passed.
+	// says. It returns one answer for each Ask, in order. Each holder of the lease gets the
+	// Grant of the current generation: the first holder, and any that takes the lease over
+	// when its time has passed.
 	Acquire(ctx context.Context, asks ...Ask) ([]Lookup, error)
 
 	// Fill stores values and ends the leases of their keys. A value is stored only if the
-	// generation of its Grant has not ended: no invalidation since the Grant, and no
-	// other load was faster. For each value, Fill reports whether nothing was invalidated
-	// since its Grant.
+	// generation of its Grant has not ended. Fill reports, for each value, whether nothing
+	// was invalidated since its Grant.
 	Fill(ctx context.Context, values ...Filling) ([]bool, error)
 
 	// Release ends the lease that ask took, if its Token still holds it. The generation
@@ -48,8 +42,7 @@ type Store interface {
 	// fences, and notifies the processes that watch.
 	Invalidate(ctx context.Context, keys ...string) error
 
-	// Expire ends the freshness of the values and deletes the leases and generations of
-	// keys, and notifies the processes that watch.
+	// Expire is Invalidate that keeps the values, no longer fresh.
 	Expire(ctx context.Context, keys ...string) error
 
 	// InvalidateAll is Invalidate for every key of every shard.
@@ -66,19 +59,17 @@ type Store interface {
 
 	// Watch calls up once it hears of all further changes, and heard for each change that
 	// this Store did not make itself: with the key, or "" for all keys. It returns when
-	// ctx has ended, or with an error as soon as it may have missed a change. A Store
-	// that cannot hear of changes calls up and waits for ctx. Watch does not call heard
-	// after it has returned. The Cache makes one call of Watch at a time, and its Close
-	// waits until Watch has returned.
+	// ctx has ended, or with an error as soon as it may have missed a change, and calls
+	// nothing after that. A Store that cannot hear of changes calls up and waits for ctx.
+	// The Cache makes one call of Watch at a time; its Close waits for it.
 	Watch(ctx context.Context, up func(), heard func(key string)) error
 }
 
-// An Ask is what a Cache asks a [Store] about a Key and a Version. Token identifies the
-// caller that wants the lease; "" only looks.
+// An Ask is what a Cache asks a [Store] about a Key and a Version.
 type Ask struct {
 	Key     string
 	Version uint32
-	Token   string
+	Token   string        // of the caller, which wants the lease
 	Refresh bool          // take the lease even if the value is fresh
 	Waits   string        // Waits of the first answer that was Busy; "" if there was none
 	Pause   time.Duration // how long after a failed load an old value is to be served
@@ -113,5 +104,4 @@ const (
 	Busy   State = "busy"   // another process loads the value; ask again
 	Failed State = "failed" // a load failed for which the Ask waited, or one within Pause beside an old value
 	Fenced State = "fenced" // a write is under way; load the value and do not keep it
-	Missed State = "missed" // there is no fresh value, and the Ask did not want the lease
 )

@@ -391,9 +391,7 @@ func TestStoreDownAndBack(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		require.Zero(t, c.Stats().Untold)
-		require.Equal(t, 1, log.count(cacheaside.EventReinvalidated))
 		require.Equal(t, 1, log.count(cacheaside.EventStoreRestored))
-		require.Equal(t, 2, log.count(cacheaside.EventWatchBegun), "at first, and again")
 		require.Equal(t, 2, log.count(cacheaside.EventWatchBegun), "at first, and again")
 		loads := src.loaded(1)
 		mustGet(t, c, 1)
@@ -617,50 +615,6 @@ func TestFillAndReleaseMayFail(t *testing.T) {
 	})
 }
 
-func TestPayloadThatCannotBeReadIsAMiss(t *testing.T) {
-	for name, payload := range map[string]string{
-		"another version": "\x02\x00........\x00\x00{}",
-		"cut off":         "\x01\x00...",
-		"cut off, later":  "\x01\x00........",
-		"not JSON":        "",
-	} {
-		for _, capacity := range []int{0, -1} {
-			t.Run(fmt.Sprint(name, capacity), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					shared, src := newFakeStore(), newSource()
-					var log eventLog
-					c := cacheaside.New(cacheaside.Config[int, int]{
-						Load: src.load, Store: watchedIf(capacity == 0, shared.connect()), OnEvent: log.add})
-					defer c.Close()
-					synctest.Wait()
-					mustGet(t, c, 1)
-					require.NoError(t, c.Invalidate(t.Context(), 2))
-					mustGet(t, c, 2)
-					shared.mu.Lock()
-					if payload == "" {
-						shared.items["1"].of(0).value = append(shared.items["1"].of(0).value, '}')
-					} else {
-						shared.items["1"].of(0).value = []byte(payload)
-					}
-					shared.mu.Unlock()
-					other := cacheaside.New(cacheaside.Config[int, int]{
-						Load: src.load, Store: watchedIf(capacity == 0, shared.connect()), OnEvent: log.add})
-					defer other.Close()
-					require.Equal(t, 0, mustGet(t, other, 1))
-					require.Equal(t, 2, src.loaded(1))
-					require.GreaterOrEqual(t, log.count(cacheaside.EventCodecFailed), 1)
-
-					third := cacheaside.New(cacheaside.Config[int, int]{
-						Load: src.load, Store: watchedIf(capacity == 0, shared.connect())})
-					defer third.Close()
-					mustGet(t, third, 1)
-					require.Equal(t, 2, src.loaded(1), "it was replaced")
-				})
-			})
-		}
-	}
-}
-
 func TestValueThatCannotBeWrittenIsKeptInMemoryOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
@@ -774,30 +728,6 @@ func TestStoreIsNotAskedAgainAtOnceForAnOldValue(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		require.LessOrEqual(t, shared.called("Acquire")-before, 10)
-	})
-}
-
-func TestTwoProcessesThatCannotReadAValueLoadItOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared := newFakeStore()
-		var loads atomic.Int64
-		cfg := cacheaside.Config[int, int]{Load: func(context.Context, int) (int, error) {
-			loads.Add(1)
-			time.Sleep(time.Second)
-			return 1, nil
-		}}
-		var got sync.WaitGroup
-		for version := range uint32(2) {
-			cfg.Version = version
-			for range 2 {
-				cfg.Store = shared.connect()
-				c := cacheaside.New(cfg)
-				defer c.Close()
-				got.Go(func() { mustGet(t, c, 1) })
-			}
-			got.Wait()
-			require.EqualValues(t, version+1, loads.Load())
-		}
 	})
 }
 

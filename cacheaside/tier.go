@@ -10,33 +10,29 @@ import (
 	"time"
 )
 
-// A tier is the Store behind the memory of a Cache. It tells the Store of changes, and what it
-// could not tell it tells later; a shard that does not answer it leaves alone for a while. It
-// knows keys as they are written, and nothing of memory or loads.
+// A tier is the Store behind the memory of a Cache. It leaves a shard that does not answer alone
+// for a while, and tells the Store later of changes that it could not tell. It knows keys as they
+// are written, and nothing of memory or loads.
 type tier struct {
 	store Store
 	now   func() time.Duration
 	pause func() time.Duration                                 // how long Gets skip a shard that has failed
-	event func(ctx context.Context, kind EventKind, err error) // tells of an event
+	event func(ctx context.Context, kind EventKind, err error) // reports an event
 	ctx   context.Context                                      // ends with Close
 	end   context.CancelFunc
-
-	telling sync.WaitGroup // the goroutine that tells what is untold
+	wake  chan struct{} // has an element if there may be something to tell later
 
 	mu     sync.Mutex
 	down   map[uint8]time.Duration // shards that failed last, with the end of the pause of each
-	untold map[change]*fences      // what the Store must still be told of; another pointer if it changes again
-	tells  bool                    // a goroutine tells it
+	untold map[string]*change      // of keys that the Store must still be told about
+	all    *change                 // of all keys; nil if the Store knows of it
 }
 
-// A change is one of a key, or of all of them.
+// A change is one that the Store could not be told of. If its key changes again, another one takes
+// its place.
 type change struct {
-	key string
-	all bool
+	tokens []string // of fences that may still stand
 }
-
-// Fences are those of a key that may still stand, by their tokens.
-type fences struct{ tokens []string }
 
 const (
 	mostFences = 100    // of one key; others fall by themselves
@@ -46,8 +42,8 @@ const (
 )
 
 func newTier(s Store, now, pause func() time.Duration, event func(context.Context, EventKind, error)) *tier {
-	t := &tier{store: s, now: now, pause: pause, event: event}
-	t.down, t.untold = make(map[uint8]time.Duration), make(map[change]*fences)
+	t := &tier{store: s, now: now, pause: pause, event: event, wake: make(chan struct{}, 1)}
+	t.down, t.untold = make(map[uint8]time.Duration), make(map[string]*change)
 	t.ctx, t.end = context.WithCancel(context.Background())
 	return t
 }
@@ -126,7 +122,7 @@ func (t *tier) ended(ctx context.Context, shard uint8, err error) {
 func (t *tier) trusts(key string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.untold[change{key: key}] == nil && t.untold[change{all: true}] == nil
+	return t.untold[key] == nil && t.all == nil
 }
 
 // tell tells the Store of a change, even of a shard that is left alone otherwise, and even if ctx
@@ -136,7 +132,7 @@ func (t *tier) trusts(key string) bool {
 func (t *tier) tell(ctx context.Context, keys []string, token string,
 	call func(context.Context, ...string) error) (failed map[string]error) {
 	ctx = context.WithoutCancel(ctx)
-	each(t, keys, func(key string) string { return key }, func(shard uint8, some []string) {
+	each(t, keys, asWritten, func(shard uint8, some []string) {
 		err := call(ctx, some...)
 		if err != nil {
 			t.mu.Lock()
@@ -145,7 +141,7 @@ func (t *tier) tell(ctx context.Context, keys []string, token string,
 			}
 			for _, key := range some {
 				failed[key] = err
-				t.keep(change{key: key}, token)
+				t.keep(key, token)
 			}
 			t.mu.Unlock()
 		}
@@ -154,47 +150,62 @@ func (t *tier) tell(ctx context.Context, keys []string, token string,
 	return failed
 }
 
-// invalidateAll is invalidate for every key.
+// asWritten returns a key that is written already.
+func asWritten(key string) string { return key }
+
+// invalidateAll is tell for every key.
 func (t *tier) invalidateAll(ctx context.Context) error {
 	err := t.store.InvalidateAll(context.WithoutCancel(ctx))
 	if err != nil {
 		t.mu.Lock()
-		t.keep(change{all: true}, "")
+		t.keepAll()
 		t.mu.Unlock()
 	}
 	return err
 }
 
 // keep keeps a change that could not be told, and has it told later. The tier is locked.
-func (t *tier) keep(what change, token string) {
-	next := new(fences)
-	if was := t.untold[what]; was != nil && len(was.tokens) < mostFences {
+func (t *tier) keep(key, token string) {
+	next := new(change)
+	if was := t.untold[key]; was != nil && len(was.tokens) < mostFences {
 		next.tokens = slices.Clip(was.tokens)
 	}
 	if token != "" {
 		next.tokens = append(next.tokens, token)
 	}
-	t.untold[what] = next
+	t.untold[key] = next
 	if len(t.untold) > mostUntold {
 		clear(t.untold)
-		t.untold[change{all: true}] = new(fences)
+		t.keepAll()
 	}
-	if t.tells || t.ctx.Err() != nil {
-		return
+	t.awake()
+}
+
+// keepAll is keep for every key.
+func (t *tier) keepAll() {
+	t.all = new(change)
+	t.awake()
+}
+
+func (t *tier) awake() {
+	select {
+	case t.wake <- struct{}{}:
+	default:
 	}
-	t.tells = true
-	t.telling.Go(func() {
-		for t.sleep() {
-			_, _ = t.tellUntold(t.ctx)
-			t.mu.Lock()
-			goesOn := len(t.untold) > 0
-			t.tells = goesOn
-			t.mu.Unlock()
-			if !goesOn {
-				return
-			}
+}
+
+// tellLater tells the Store what it could not be told before, until Close.
+func (t *tier) tellLater() {
+	for {
+		select {
+		case <-t.wake:
+		case <-t.ctx.Done():
+			return
 		}
-	})
+		for t.count() > 0 && t.sleep() {
+			_, _ = t.tellUntold(t.ctx)
+		}
+	}
 }
 
 // sleep waits before the Store is tried again, and reports whether Close has not ended it.
@@ -209,49 +220,44 @@ func (t *tier) sleep() bool {
 	}
 }
 
-// tellUntold tells the Store what it could not be told before, but no more of a shard that does
-// not answer. It returns the keys that are still untold, nil for all of them, and why.
+// tellUntold tells the Store what it could not be told before. It returns the keys that are still
+// untold, nil for all of them, and why.
 func (t *tier) tellUntold(ctx context.Context) (left []string, failed error) {
 	t.mu.Lock()
-	untold := maps.Clone(t.untold)
+	all, untold := t.all, maps.Clone(t.untold)
 	t.mu.Unlock()
-	silent := make(map[uint8]bool)
-	for what, stand := range untold {
-		shard := t.store.Shard(what.key)
-		var err error
-		switch {
-		case what.all:
-			err = t.store.InvalidateAll(ctx)
-		case silent[shard]:
-			left = append(left, what.key)
-			continue
-		case len(stand.tokens) == 0:
-			err = t.store.Invalidate(ctx, what.key)
-		}
-		for i := 0; i < len(stand.tokens) && err == nil; i++ {
-			err = t.store.Unfence(ctx, what.key, stand.tokens[i])
-		}
-		if !what.all {
-			silent[shard] = err != nil
-			t.ended(ctx, shard, err)
-		}
-		if err != nil {
-			left, failed = append(left, what.key), err
-			continue
-		}
+	if all != nil {
+		failed = t.store.InvalidateAll(ctx)
 		t.mu.Lock()
-		told := t.untold[what] == stand // it has not changed again
-		if told {
-			delete(t.untold, what)
+		if failed == nil && t.all == all {
+			t.all = nil
 		}
 		t.mu.Unlock()
-		if told {
-			t.event(ctx, EventReinvalidated, nil)
-		}
 	}
+	each(t, slices.Sorted(maps.Keys(untold)), asWritten, func(shard uint8, some []string) {
+		err := t.store.Invalidate(ctx, some...)
+		for _, key := range some {
+			for _, token := range untold[key].tokens {
+				if err == nil {
+					err = t.store.Unfence(ctx, key, token)
+				}
+			}
+		}
+		t.ended(ctx, shard, err)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		for _, key := range some {
+			switch {
+			case err != nil:
+				left, failed = append(left, key), err
+			case t.untold[key] == untold[key]:
+				delete(t.untold, key)
+			}
+		}
+	})
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.untold[change{all: true}] != nil {
+	if t.all != nil {
 		left = nil
 	}
 	return left, failed
@@ -261,13 +267,9 @@ func (t *tier) tellUntold(ctx context.Context) (left []string, failed error) {
 func (t *tier) count() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return int64(len(t.untold))
-}
-
-// stop ends the goroutines of the tier.
-func (t *tier) stop() {
-	t.mu.Lock()
-	t.end()
-	t.mu.Unlock()
-	t.telling.Wait()
+	n := int64(len(t.untold))
+	if t.all != nil {
+		n++
+	}
+	return n
 }

@@ -5,30 +5,19 @@
 //	users := cacheaside.New(cacheaside.Config[int, User]{Load: load, Store: store})
 //
 // It imports no Redis client. With github.com/redis/go-redis/v9, the two functions are
-// resilienceredis.Eval(client) and resilienceredis.Subscribe(client).
+// resilienceredis.Eval(client) and resilienceredis.Subscribe(client). It needs Redis 5 or
+// later, a cluster too, or a server that speaks its protocol and runs its scripts.
 //
-// It needs Redis 5 or later, or a server that speaks its protocol and runs its scripts.
-// A cluster works too: the keys of each script are in one slot.
+//   - Each operation is one atomic Lua script. A hit is one round trip; a miss is two: one
+//     takes the lease, one fills.
+//   - All times are by the clock of Redis, and every key expires.
+//   - Keys are spread over 64 buckets, {prefix:0} to {prefix:63}, which are the shards of
+//     the Store. InvalidateAll is a round trip for each.
+//   - All keys that begin with {prefix: belong to the Store. It deletes those of another type.
 //
-//   - Each key is one hash. It holds, for each Config.Version of the Cache, the value and
-//     its times and the lease of the process that loads it, and the fences of writes under
-//     way.
-//   - Each operation is one atomic Lua script. A hit is one round trip. A miss is two:
-//     one takes the lease, one fills.
-//   - All times are by the clock of Redis. Every key expires.
-//   - Keys are spread over 64 buckets, {prefix:0} to {prefix:63}, which are the shards
-//     of the Store. Each bucket has an epoch, and what was loaded in an earlier epoch
-//     does not count. InvalidateAll changes the epoch of each bucket.
-//   - All keys that begin with {prefix: belong to the Store. It deletes a key of another
-//     type that it finds there.
-//
-// Run Redis without persistence and with any eviction policy. A lost value is loaded
-// again. A lost fence no longer protects against a process that dies between its commit
-// and its invalidation; then the TTL is the bound. A restored snapshot may hold old
-// values.
-//
-// A failover to a lagging replica undoes recent invalidations and fences. Then, too, the TTL
-// is the bound.
+// Run Redis without persistence, because a restored snapshot may hold old values, and with
+// any eviction policy. A lost value is loaded again. A lost fence, and a failover to a lagging
+// replica, which undoes recent invalidations and fences, make the TTL the bound.
 //
 // Sources: leases from "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
@@ -58,37 +47,34 @@ type Config struct {
 
 	// Eval runs a Lua script and returns its reply: integers as int64, strings as string
 	// or []byte, arrays as []any. Each of args is a string of arbitrary bytes. The
-	// scripts are constants, so a client may send their hashes. Eval should respect the
-	// deadline of its ctx. If it does not, the Store continues without the answer and the
-	// call ends in the background. Required.
+	// scripts are constants, so a client may send their hashes. Required.
+	//
+	// If Eval ignores the deadline of its ctx, the Store continues without the answer and
+	// the call ends in the background.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed it,
-	// and then calls message for each message, in order. It returns when ctx has ended or
-	// the connection is lost. It must not reconnect by itself, since it would miss
-	// messages published meanwhile. If it does not return, Watch does not wait for it and
-	// subscribes again, until four such calls run on.
-	// Nil means that changes by other processes are seen when the TTL of an entry in
-	// memory has passed.
+	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed it, and
+	// then message for each message, in order. It returns when ctx has ended or the
+	// connection is lost, and must not reconnect by itself: it would miss messages. Up to
+	// four calls may be under way, if some do not return. Nil means that changes by other
+	// processes are seen when the TTL of an entry in memory has passed.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
 	// Timeout bounds each call of Eval. Zero means 250 ms.
 	Timeout time.Duration
 
 	// LeaseTTL is how long other processes wait for the process that loads a value. Then one
-	// of them loads it too, and the first value to arrive is kept: a load that outlasts
-	// LeaseTTL is repeated, not lost. A load that outlasts it by more than ten minutes may
-	// not be kept. Zero means 3 seconds.
+	// of them loads it too, and the first value is kept, if its load outlasts LeaseTTL by
+	// ten minutes at most. Zero means 3 seconds.
 	LeaseTTL time.Duration
 
 	// WriteTimeout is how long the write of a Write may take; its ctx then ends. The fence
-	// stands for twice as long, which covers a commit under way at that time. Zero means
-	// 10 seconds.
+	// stands for twice as long, which covers a commit under way. Zero means 10 seconds.
 	WriteTimeout time.Duration
 
-	// Heartbeat is how long the channel may be silent before the Store tests it with a
-	// message. If no message arrives within Timeout plus one second, the subscription
-	// counts as lost. Zero means 5 seconds.
+	// Heartbeat is how long the channel may be silent before the Store sends a message.
+	// Without one for another Timeout plus one second, the subscription is lost. Zero means
+	// 5 seconds.
 	Heartbeat time.Duration
 }
 
@@ -178,7 +164,7 @@ func lookup(reply any) (look cacheaside.Lookup, ok bool) {
 		look.Grant = last
 	case cacheaside.Busy:
 		look.Waits = last
-	case cacheaside.Hit, cacheaside.Failed, cacheaside.Fenced, cacheaside.Missed:
+	case cacheaside.Hit, cacheaside.Failed, cacheaside.Fenced:
 	default:
 		return look, false
 	}

@@ -125,7 +125,6 @@ func TestRepliesAreRead(t *testing.T) {
 			{[]any{"leased", "", int64(0), int64(0), "7:8:t"}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
 			{[]any{"leased", "", int64(0), int64(0), []byte("7:8:t")}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
 			{[]any{"fenced", "", int64(0), int64(0), ""}, cacheaside.Lookup{State: cacheaside.Fenced}},
-			{[]any{"missed", "", int64(0), int64(0), ""}, cacheaside.Lookup{State: cacheaside.Missed}},
 		} {
 			c.reply = []any{test.reply, test.reply}
 			got, err := s.Acquire(t.Context(), ask("42"), ask("42"))
@@ -223,7 +222,7 @@ func TestKeysOfAScriptShareASlot(t *testing.T) {
 		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval})
 		slots := map[string]bool{}
 		for _, key := range []string{"", "42", "a{b}c", "user:7", "ü"} {
-			c.reply = []any{[]any{"missed", "", int64(0), int64(0), ""}}
+			c.reply = []any{[]any{"fenced", "", int64(0), int64(0), ""}}
 			_, err := s.Acquire(t.Context(), ask(key))
 			require.NoError(t, err)
 			keys := c.last().keys

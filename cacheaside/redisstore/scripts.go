@@ -126,7 +126,6 @@ local function look(key, n, token, refresh, waits, pause)
 	elseif failed + number(pause) > now then
 		return {fresh > 0 and 'hit' or 'failed', value, fresh, 0, ''}
 	end
-	if token == '' then return {'missed', value, fresh, 0, ''} end
 	if waits ~= '' and failed >= number(waits) and failed > 0 then return {'failed', value, fresh, 0, ''} end
 	local generation = h[2]
 	if not of(epoch, generation) then
@@ -179,7 +178,7 @@ return answers
 // KEYS: hash. ARGV: version, token, failed ("1").
 const release = preamble + hashes + `
 local t, b = 't' .. ARGV[1], 'b' .. ARGV[1]
-if ARGV[2] == '' or fields(KEYS[1], t)[1] ~= ARGV[2] then return 0 end
+if fields(KEYS[1], t)[1] ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], t, '')
 if ARGV[3] == '1' then
 	clock()

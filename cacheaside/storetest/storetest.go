@@ -61,7 +61,6 @@ func Run(t *testing.T, open func(t *testing.T, leaseTTL, writeTimeout time.Durat
 		{"ShardOfAKeyNeverChanges", long, long, shardIsStable},
 		{"FirstAskTakesTheLease", long, long, firstAskLeases},
 		{"OneOfManyTakesTheLease", long, long, oneOfManyLeases},
-		{"AskWithoutTokenTakesNoLease", long, long, lookTakesNoLease},
 		{"RefreshLeasesAFreshValue", long, long, refreshLeasesFresh},
 		{"ReleaseIsForTheHolder", long, long, releaseIsForTheHolder},
 		{"FailedLoadIsToldToThoseWhoWaitedForIt", long, long, failedIsTold},
@@ -151,10 +150,18 @@ func filling(key, grant, value string) cacheaside.Filling {
 	return cacheaside.Filling{Key: key, Grant: grant, Value: []byte(value), Fresh: time.Minute, Keep: time.Hour}
 }
 
+// look looks key up, and leaves no lease behind.
+func (s *suite) look(key string) cacheaside.Lookup {
+	s.Helper()
+	look := s.acquire(key, "looks", false)
+	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: key, Token: "looks"}, false))
+	return look
+}
+
 // holds checks what the Store has of key, fresh or not. "" means nothing.
 func (s *suite) holds(key, want string) {
 	s.Helper()
-	got := string(s.acquire(key, "", false).Value)
+	got := string(s.look(key).Value)
 	s.must(got == want, "the Store holds %q of key %q, want %q", got, key, want)
 }
 
@@ -218,18 +225,6 @@ func oneOfManyLeases(s *suite) {
 	slices.Sort(states)
 	s.must(states[0] == cacheaside.Busy && states[30] == cacheaside.Busy && states[31] == cacheaside.Leased,
 		"answers to 32 processes: %v, want one leased and the rest busy", states)
-}
-
-func lookTakesNoLease(s *suite) {
-	s.state(cacheaside.Missed, "k", "")
-	a := s.lease("k", "a")
-	s.state(cacheaside.Missed, "k", "")
-	s.fill(true, "k", a, "v")
-	s.state(cacheaside.Hit, "k", "")
-	s.noError(s.store.Expire(s.ctx, "k"))
-	look := s.state(cacheaside.Missed, "k", "")
-	s.must(string(look.Value) == "v", "the value past its time is %q", look.Value)
-	s.lease("k", "b")
 }
 
 func refreshLeasesFresh(s *suite) {
@@ -395,16 +390,14 @@ func valueIsGoneAfterKeep(s *suite) {
 	f.Fresh, f.Keep = time.Millisecond, 4*short
 	_, err := s.store.Fill(s.ctx, f)
 	s.noError(err)
-	s.eventually("the value is no longer fresh", func() bool {
-		return s.acquire("k", "", false).State == cacheaside.Missed
-	})
-	s.eventually("the value is gone", func() bool { return s.acquire("k", "", false).Value == nil })
+	s.eventually("the value is no longer fresh", func() bool { return s.look("k").State == cacheaside.Leased })
+	s.eventually("the value is gone", func() bool { return s.look("k").Value == nil })
 
 	f.Grant = s.lease("k", "a")
 	_, err = s.store.Fill(s.ctx, f)
 	s.noError(err)
 	s.acquire("k", "b", true)
-	s.eventually("the value is gone while a lease lasts", func() bool { return s.acquire("k", "", false).Value == nil })
+	s.eventually("the value is gone while a lease lasts", func() bool { return s.look("k").Value == nil })
 	s.state(cacheaside.Busy, "k", "c")
 }
 
@@ -418,14 +411,13 @@ func severalKeys(s *suite) {
 	for _, key := range keys {
 		asks = append(asks, cacheaside.Ask{Key: key, Token: "b"})
 	}
-	asks[4].Token = ""
 	looks, err := s.store.Acquire(s.ctx, asks...)
 	s.noError(err)
 	var states []cacheaside.State
 	for _, look := range looks {
 		states = append(states, look.State)
 	}
-	want := []cacheaside.State{cacheaside.Leased, cacheaside.Hit, cacheaside.Busy, cacheaside.Fenced, cacheaside.Missed}
+	want := []cacheaside.State{cacheaside.Leased, cacheaside.Hit, cacheaside.Busy, cacheaside.Fenced, cacheaside.Leased}
 	s.must(slices.Equal(states, want), "states %v, want %v", states, want)
 	s.must(string(looks[1].Value) == "v1", "the hit has value %q", looks[1].Value)
 
@@ -437,12 +429,12 @@ func severalKeys(s *suite) {
 	s.holds(keys[0], "v0")
 	s.holds(keys[3], "")
 	s.holds(keys[4], "v4")
-	s.must(s.acquire(keys[4], "", false).Fresh > 50*time.Minute, "the values of one Fill have the times of another")
+	s.must(s.look(keys[4]).Fresh > 50*time.Minute, "the values of one Fill have the times of another")
 
 	s.noError(s.store.Expire(s.ctx, keys[0], keys[4]))
-	s.state(cacheaside.Missed, keys[0], "")
-	s.state(cacheaside.Missed, keys[4], "")
-	s.state(cacheaside.Hit, keys[1], "")
+	s.state(cacheaside.Leased, keys[0], "c")
+	s.state(cacheaside.Leased, keys[4], "c")
+	s.state(cacheaside.Hit, keys[1], "c")
 	s.noError(s.store.Invalidate(s.ctx, keys...))
 	for _, key := range keys {
 		s.holds(key, "")
@@ -460,7 +452,7 @@ func keyTwice(s *suite) {
 	s.must(slices.Equal(current, []bool{true, true}), "Fill returned %v", current)
 	s.holds("k", "first")
 	s.noError(s.store.Expire(s.ctx, "k", "k"))
-	s.state(cacheaside.Missed, "k", "")
+	s.state(cacheaside.Leased, "k", "c")
 	s.noError(s.store.Invalidate(s.ctx, "k", "k"))
 	s.holds("k", "")
 }
@@ -492,7 +484,7 @@ func expireKeepsValue(s *suite) {
 	s.must(look.Fresh <= 0, "fresh for %v after Expire", look.Fresh)
 	time.Sleep(2 * time.Millisecond)
 	s.noError(s.store.Expire(s.ctx, "k"))
-	fresh := s.acquire("k", "", false).Fresh
+	fresh := s.look("k").Fresh
 	s.must(fresh < -2*time.Millisecond, "fresh for %v after two calls of Expire, want the first to count", fresh)
 	s.noError(s.store.Expire(s.ctx, "nothing"))
 }
@@ -543,7 +535,6 @@ func fencesAreCounted(s *suite) {
 	look := s.acquire("k", "a", true)
 	s.must(look.State == cacheaside.Fenced, "%s while the second fence stands", look.State)
 	s.must(look.Value == nil, "a fenced key has value %q", look.Value)
-	s.state(cacheaside.Fenced, "k", "")
 	s.noError(s.store.Unfence(s.ctx, "k", "2"))
 	s.fill(false, "k", b.Grant, "v")
 	c := s.lease("k", "a")
