@@ -21,104 +21,86 @@ type Config[K comparable, V any] struct {
 	// Load reads a value from the store of record. For a key that does not exist it
 	// returns an error that matches [ErrNotFound]. Required.
 	//
-	// Load runs on a goroutine of its own. Its ctx has the values of the ctx of the call
-	// that began the load, but ends separately: after LoadTimeout, when the last caller
-	// has left (see Finish), or with Close. A bulkhead in Middleware bounds how many loads
-	// run at once.
-	//
-	// Load may call Get for other keys with its ctx. Loads that wait for each other end
-	// with LoadTimeout.
+	// It runs on a goroutine of its own. Its ctx has the values of the ctx of the call that
+	// began it, and ends with LoadTimeout, when the last caller has left (see Finish), or
+	// with Close. It may call Get for other keys with its ctx; loads that wait for each
+	// other end with LoadTimeout.
 	Load func(ctx context.Context, key K) (V, error)
-	// LoadMany reads several values at once, for GetMany. A key missing from the map does
-	// not exist. If LoadMany also returns an error, the values in the map are kept and
-	// the other keys have failed, unless the error matches [ErrNotFound]. Nil means that
-	// GetMany calls Load for each key.
+	// LoadMany reads the values of several keys for GetMany. A key missing from the map does
+	// not exist or, if LoadMany returns an error that does not match [ErrNotFound], has
+	// failed. Nil means a Load for each key.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
-	// TTL is how long a value is fresh, counted from the start of its load. A load can
-	// override it with SetTTL. Zero means 5 minutes.
+	// TTL is how long a value is fresh, from the start of its load. Zero means 5 minutes.
+	// See SetTTL.
 	TTL time.Duration
 	// Jitter shortens each TTL by a random share of at most Jitter, so that values loaded
 	// together do not expire together. At most 1. Zero means 0.1, negative none.
 	Jitter float64
-	// Stale is how long after its TTL a value is still served immediately while it is
-	// refreshed in the background. Zero means not at all.
+	// Stale is how long after its TTL a value is served at once while it is refreshed in
+	// the background. Zero means not at all.
 	Stale time.Duration
 	// StaleOnError is how long after its TTL a value is served if its load fails. Zero
-	// means not at all. An answer has not failed, HTTP's 429 included: see Middleware.
+	// means not at all.
 	StaleOnError time.Duration
 	// ErrorPause is how long an old value is served after a failed load before the next
-	// load begins, in every process that shares a Store. It is also how long Gets skip a
-	// shard of the Store after the shard has failed. Errors are not remembered: without an
-	// old value to serve, each call loads. Zero means 1 second, negative no pause.
+	// load, in every process that shares a Store, and how long Gets skip a shard of the
+	// Store that has failed. Without an old value each call loads. Zero means 1 second,
+	// negative none.
 	ErrorPause time.Duration
-	// Ahead refreshes a fresh value in the background before it expires. The probability
-	// grows toward the end of the TTL and with the duration of the last load; Ahead is
-	// the beta of XFetch. 1 is the paper's value, more refreshes earlier. Zero means
-	// never.
+	// Ahead refreshes fresh values in the background, more probably toward the end of the
+	// TTL and after a long load. It is the beta of XFetch: 1 is the paper's value, more
+	// refreshes earlier. Zero means never.
 	Ahead float64
 	// NotFoundTTL is how long ErrNotFound is remembered. Zero means not at all.
 	NotFoundTTL time.Duration
-	// Lag is how long after a change Load may still read what was before it, because it
-	// reads from a replica. What is loaded within Lag of a Write, an Invalidate or an
-	// Expire of its key is served and kept no longer than until Lag has passed, and is then
-	// loaded again. Changes by other processes count from when they are heard. Zero means
-	// that Load reads what is committed.
+	// Lag is how long after a change Load may read what was before it, from a replica.
+	// What is loaded within Lag of a Write, an Invalidate or an Expire of its key is served
+	// no longer than until Lag has passed. Changes by other processes count from when they
+	// are heard. Zero means that Load reads what is committed.
 	Lag time.Duration
 
-	// LoadTimeout bounds each load. Callers get a [*TimeoutError] when it has passed, even
-	// if Load ignores its ctx. Zero means 30 seconds.
+	// LoadTimeout bounds each load. Its callers then get a [*TimeoutError], even if Load
+	// ignores its ctx. Zero means 30 seconds.
 	LoadTimeout time.Duration
-	// SoftTimeout is how long callers wait for a load before they get the old value that
-	// StaleOnError allows. The load goes on. The time counts from the start of the load,
-	// so callers that join a slow load late do not wait again. An old value that only the
-	// Store has is served once the Store has answered. It needs StaleOnError.
-	// Zero means that callers wait for the load.
+	// SoftTimeout is how long after the start of a load callers wait before they get the
+	// old value that StaleOnError allows, which it needs. The load goes on. A value that
+	// only the Store has is served once that has answered. Zero means no such time.
 	SoftTimeout time.Duration
-	// Finish lets a load go on until LoadTimeout after its last caller has left. Later
-	// callers join it, and its result is kept unless the key was invalidated meanwhile.
-	// Set it if loads can take longer than callers wait: the load then finishes once
-	// instead of starting over for each caller. The cost is loads that nobody may need.
-	// By default the load is canceled.
+	// Finish lets a load go on when its last caller has left. Later callers join it. Set it
+	// if loads take longer than callers wait. By default the load is canceled.
 	Finish bool
-	// Middleware wraps each load in policies, such as a retry or a breaker. It must call
-	// the wrapped function on its own goroutine, and not after it has returned. For a key
-	// that does not exist, the policies see an error whose method Answered returns true:
-	// a success to a breaker, and the end of a retry. A load that a policy refuses has
-	// failed; EventLoadRefused and Stats.Refused tell it apart. A load that returns another
-	// answer, such as resilience.Answer(err), has not failed: callers get the answer, and
-	// no old value. Nil means no policies.
+	// Middleware wraps each load in policies, such as a retry, a breaker, or a bulkhead that
+	// bounds how many loads run at once. It must call the wrapped function on its own
+	// goroutine, and not after it has returned. ErrNotFound is an answer to policies. A load
+	// that a policy refuses has failed; one that returns another answer, such as
+	// resilience.Answer(err), has not: callers get it, and no old value. Nil means none.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
 	// Capacity bounds the entries in memory. Zero means 10 000.
 	Capacity int
 
-	// Store is the cache behind the memory, which processes share. A Store serves one
-	// Cache: of two, one would not hear of changes. Nil means that this process shares nothing.
+	// Store is the cache behind the memory, which processes share. It serves one Cache:
+	// of two, one would not hear of changes. Nil means none.
 	Store Store
-	// Key converts a key to a string for the Store. Different keys must give different
-	// strings. Nil formats strings and integers as %v does; other types need a Key.
+	// Key converts a key to a string for the Store, different keys to different ones. Nil
+	// formats strings and integers as %v does; other types need a Key.
 	Key func(key K) string
-	// Codec encodes values for the Store. Nil means JSON; a V with unexported fields or
-	// interfaces, which JSON does not keep, needs a Codec. So does a struct that embeds a
-	// time.Time, or another type with a MarshalJSON method, beside other fields: JSON
-	// writes it as that type alone, which Validate does not notice.
+	// Codec encodes values for the Store. Nil means JSON. A V that JSON does not keep needs
+	// a Codec: one with unexported fields or interfaces and, which Validate does not notice,
+	// one that embeds a time.Time or another json.Marshaler beside other fields.
 	Codec Codec[V]
-	// Version is that of V as the Codec encodes it, for programs of which old and new
-	// instances share the Store. Each Version has values of its own beside those of the
-	// others; with the same Version, the Codec may decode a value of another type, JSON
-	// without an error. Invalidations reach all versions.
+	// Version is that of V as the Codec encodes it. Programs with different versions may
+	// share the Store: each has values of its own, and invalidations reach all.
 	Version uint32
 
 	// Clone copies a value for each caller. Nil means that callers share the cached value
 	// and must not change it.
 	Clone func(V) V
 
-	// OnEvent is called after each [Event], on the goroutine that caused it, which waits
-	// for it. It may call every method of the Cache but Close, which waits for it. Its
-	// ctx has the values of the call or load that the event is about, if there is one. A
-	// panic passes on to the call that caused the event; that of an event of a load is
-	// printed by package log.
+	// OnEvent is called after each [Event], on the goroutine that caused it, with the values
+	// of the ctx of the call or load. It must not call Close. A panic passes on to a call;
+	// where a load caused the event, it is printed by package log.
 	OnEvent func(context.Context, Event)
 }
 

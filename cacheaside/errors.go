@@ -12,10 +12,8 @@ import (
 )
 
 var (
-	// ErrNotFound is the error that Load returns, alone or wrapped, for a key that does
-	// not exist. Get returns it too; within NotFoundTTL it returns ErrNotFound itself. It
-	// is an answer of a healthy source and not a failure: its method Answered returns
-	// true.
+	// ErrNotFound is the error that Load returns, alone or wrapped, for a key that does not
+	// exist, and Get after it. It is an answer and no failure: Answered returns true.
 	ErrNotFound error = notFound{}
 	// ErrClosed is returned by the methods of a closed Cache.
 	ErrClosed = errors.New("cacheaside: closed")
@@ -60,13 +58,10 @@ func isNotFound(err error) bool {
 // isFailure reports whether err, returned by a load, means more than an absent key.
 func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 
-// An InvalidateError reports that the Store could not be told of an invalidation. This
-// Cache no longer serves the old values, and keeps trying to tell the Store. Until then
-// other processes may read the old values from the Store, for at most their TTL. It
-// matches [ErrUntold].
-//
-// An InvalidateError from Write does not mean that the write failed: its text says that
-// the write succeeded. If the write failed too, its error is joined; see [WriteError].
+// An InvalidateError reports that the Store could not be told of an invalidation. It matches
+// [ErrUntold]. This Cache no longer serves the old values, and keeps trying to tell the Store.
+// Until then other processes may read the old values, for at most their TTL. From Write it
+// does not mean that the write failed; see [WriteError].
 type InvalidateError struct {
 	Name string
 	Keys []string // as converted for the Store; nil means all keys
@@ -89,16 +84,14 @@ func (e *InvalidateError) Error() string {
 func (e *InvalidateError) Unwrap() error        { return e.Err }
 func (e *InvalidateError) Is(target error) bool { return target == ErrUntold }
 
-// Answered reports true: the source has answered. A breaker around Write guards the
-// source, not the Store.
+// Answered reports true: the source has answered, which a breaker around Write guards.
 func (e *InvalidateError) Answered() bool { return true }
 
-// Retryable reports false: the Cache already tries again, and a retry around Write would
-// repeat the write.
+// Retryable reports false: a retry would repeat the write, and the Cache tells the Store later.
 func (e *InvalidateError) Retryable() bool { return false }
 
-// WriteError returns the error of the write itself, given the error of Write. It returns
-// nil if the write succeeded and only the Store could not be told.
+// WriteError returns the error of the write itself, given the error of Write: nil if only the
+// Store could not be told.
 func WriteError(err error) error {
 	if _, only := err.(*InvalidateError); only {
 		return nil
@@ -123,8 +116,8 @@ func (e *untoldError) Refused() bool   { return behavior.IsRefused(e.write) }
 func (e *untoldError) Answered() bool  { return behavior.IsAnswered(e.write) }
 func (e *untoldError) Retryable() bool { return behavior.Read(e.write).Retryable }
 
-// A TimeoutError reports that a load took longer than LoadTimeout, or that the write of
-// a Write outlasted its fence. It matches [context.DeadlineExceeded].
+// A TimeoutError reports that a load outlasted LoadTimeout, or the write of a Write its fence.
+// It matches [context.DeadlineExceeded].
 type TimeoutError struct {
 	Name  string
 	What  string // "load" or "write"

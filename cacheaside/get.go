@@ -11,24 +11,21 @@ import (
 
 // GetOptions change a single Get. The zero value changes nothing.
 type GetOptions struct {
-	// SkipMemory ignores what is in memory: the call asks the Store or, without one,
-	// begins a load of its own. The result replaces the entry in memory. A load under way
-	// is overtaken: it answers its callers, with no old value if it fails, and is not
-	// kept. Without a Store, the call returns only what a load begun after the call has
-	// read, and no old value if that fails. With a Store, it sees invalidations by other
-	// processes immediately; it may get an old value that the Store holds, as Config.Stale
-	// and StaleOnError allow. Each such call costs a load or a round trip, so it does not
-	// suit every call.
+	// SkipMemory asks the Store or, without one, begins a load, and replaces the entry in
+	// memory. A load under way is overtaken: it answers its callers, with no old value if it
+	// fails, and is not kept. With a Store the call sees invalidations by other processes at
+	// once, and may get an old value of the Store as Config.Stale and StaleOnError allow.
+	// Without one it gets no old value.
 	SkipMemory bool
 }
 
 // Get returns the value of key: from memory if it is fresh there, otherwise from the
-// Store, otherwise from Load. Concurrent callers share one load. Each caller waits until
-// its own ctx ends, and then gets an error that wraps context.Cause(ctx). The error of a
-// load is returned unchanged, except to those who waited for the load of another process. The
-// errors of the Cache itself are [ErrNotFound], [*TimeoutError] and [ErrClosed]. A load that
-// panics or calls [runtime.Goexit] ends with an error that has the stack of its goroutine, by a
-// method Stack() []byte, and wraps the value of the panic if that is an error.
+// Store, otherwise from Load. Concurrent callers share one load. A caller whose ctx ends
+// first gets an error that wraps context.Cause(ctx). The error of a load is returned
+// unchanged, except to those who waited for the load of another process. The errors of the
+// Cache itself are [ErrNotFound], [*TimeoutError] and [ErrClosed]. A load that panics or calls
+// [runtime.Goexit] ends with an error that has the stack of its goroutine, by a method
+// Stack() []byte, and wraps the value of the panic if that is an error.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	return c.GetWith(ctx, key, GetOptions{})
 }
@@ -228,8 +225,7 @@ func (cfg *Config[K, V]) give(e *entry[V]) (v V, err error) {
 	return e.value, nil
 }
 
-// Peek returns the value of key if it is fresh in memory. It loads nothing and counts
-// nothing.
+// Peek returns the value of key if it is fresh in memory. It counts nothing.
 func (c *Cache[K, V]) Peek(key K) (v V, ok bool) {
 	if e := c.peek(key); e.standing(c.now()) == fresh && !e.absent {
 		v, _ = c.cfg().give(e)
@@ -238,10 +234,10 @@ func (c *Cache[K, V]) Peek(key K) (v V, ok bool) {
 	return v, false
 }
 
-// GetMany returns the values of keys, each as Get would. It loads the missing ones with
-// one call of LoadMany if that is set. A key that does not exist is not in the map. The
-// error joins the failures of the keys that are missing for another reason; the map then
-// holds the others. When ctx ends, the map holds what was found by then.
+// GetMany returns the values of keys, each as Get would, and loads the missing ones with one
+// call of LoadMany if that is set. A key that does not exist is not in the map. The error
+// joins the failures of others that are missing. When ctx ends, the map holds what was found
+// by then.
 func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)

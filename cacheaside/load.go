@@ -144,11 +144,10 @@ func (l *load[K, V]) end(err error) {
 	}
 }
 
-// SetTTL makes the result of a load fresh for ttl, without jitter, instead of
-// Config.TTL. ctx is the ctx of the load. In LoadMany it applies to all results. It also
-// applies to ErrNotFound. Zero or less means that the result is not kept. If Middleware
-// repeats the load, only the last attempt counts. Outside a load SetTTL has no effect.
-// Call it on the goroutine of the load.
+// SetTTL makes the result of the load that has ctx, ErrNotFound too, fresh for ttl, without
+// jitter, instead of Config.TTL. In LoadMany it applies to all results. Zero or less means
+// that the result is not kept. If Middleware repeats the load, the last attempt counts. Call it
+// on the goroutine of the load; outside one it has no effect.
 func SetTTL(ctx context.Context, ttl time.Duration) {
 	if l, ok := ctx.Value(loadKey{}).(interface{ setTTL(time.Duration) }); ok {
 		l.setTTL(ttl)
@@ -185,7 +184,8 @@ func (l *load[K, V]) add(key K, written string, old *entry[V]) *flight[K, V] {
 	return f
 }
 
-// retain keeps the flights of l for which keep returns true. The Cache is locked.
+// retain keeps the flights of l for which keep returns true. Without a flight, l has no deadline.
+// The Cache is locked.
 func (l *load[K, V]) retain(keep func(*flight[K, V]) bool) {
 	var flights []*flight[K, V]
 	for _, f := range l.flights {
@@ -194,6 +194,9 @@ func (l *load[K, V]) retain(keep func(*flight[K, V]) bool) {
 		}
 	}
 	l.flights = flights
+	if len(flights) == 0 {
+		l.unlink()
+	}
 }
 
 // launch starts l. Loads are in the order of their deadlines, which mostly is that of their
@@ -346,9 +349,6 @@ func (l *load[K, V]) fly() {
 		if !returned { // also if it called runtime.Goexit
 			l.crash(recover())
 		}
-		l.c.mu.Lock()
-		l.unlink()
-		l.c.mu.Unlock()
 		l.end(context.Canceled)
 	}()
 	l.run()
@@ -560,9 +560,6 @@ func (l *load[K, V]) land(flights []*flight[K, V]) {
 		}
 	}
 	l.retain(func(f *flight[K, V]) bool { return !f.landed })
-	if len(l.flights) == 0 {
-		l.unlink()
-	}
 	c.mu.Unlock()
 	defer func() { // even if a hook ends the goroutine
 		for _, f := range flights {

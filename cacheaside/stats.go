@@ -7,28 +7,27 @@ import (
 	"github.com/go-resilience/resilience/internal/describe"
 )
 
-// Stats are cumulative counters since New, which never go back, and gauges of the
-// present state.
+// Stats are counters since New, and gauges.
 type Stats struct {
-	// Requests: the Gets, and the keys of GetMany. Each counts once.
+	// Each Get, and each key of a GetMany, is one of these.
 	Hits   int64 // answered from memory by a fresh value or a remembered ErrNotFound
 	Stale  int64 // answered with a value past its TTL
 	Misses int64 // waited for a load or the Store, and did not get a value past its TTL
 
-	// Loads by outcome. Each counts once, and a LoadMany once for each key.
+	// Each load, and each key of a LoadMany, is one of these.
 	Loaded   int64 // returned a value
 	NotFound int64 // returned ErrNotFound
 	Answered int64 // returned another answer, such as resilience.Answer(err)
 	Failed   int64 // returned another error
 	Panicked int64 // panicked, or called runtime.Goexit
 	Refused  int64 // refused by a policy in Middleware
-	TimedOut int64 // did not return within LoadTimeout
-	Canceled int64 // canceled because all callers left, or by Close
+	TimedOut int64 // by LoadTimeout
+	Canceled int64 // because all callers left, or by Close
 
 	Overtaken int64 // loads overtaken by an invalidation; their results were not kept
 
-	Entries int64 // in memory now, including those past their TTL
-	Untold  int64 // keys that the Store must still be told about
+	Entries int64 // gauge: in memory, including those past their TTL
+	Untold  int64 // gauge: keys that the Store must still be told about
 }
 
 // Stats returns a snapshot.
@@ -55,8 +54,7 @@ func (c *Cache[K, V]) Settings() any {
 	return cfg
 }
 
-// Figures returns Stats as figures: cache.requests by result, cache.loads by outcome, and the
-// others by their names.
+// Figures returns Stats: cache.requests by result, cache.loads by outcome, and the others.
 func (c *Cache[K, V]) Figures() []describe.Figure {
 	s := c.Stats()
 	figure := func(name string, counter bool, v int64) describe.Figure {
@@ -102,8 +100,7 @@ func (c *Cache[K, V]) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return c.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }
 
-// Level returns the level that the event has in a log, as numbers of package slog: warn for what
-// has failed, debug for the others.
+// Level returns the level of package slog: warn for what has failed, otherwise debug.
 func (e Event) Level() int {
 	switch e.Kind {
 	case EventLoadFailed, EventCodecFailed, EventStoreLost, EventStoreRestored, EventFenceFailed,

@@ -9,22 +9,18 @@ import (
 )
 
 // Write calls write, which changes in the store of record what Load reads for key, and
-// then invalidates key. It invalidates even if write fails or panics, since the change
-// may have been made; so a breaker that refuses belongs around Write, or each refusal
-// costs an old value. It returns the error of write.
+// then invalidates key, even if write fails or panics: the change may have been made. So a
+// breaker that refuses belongs around Write. It returns the error of write.
 //
-// With a Store, Write fences the key before it calls write. While the fence stands,
-// every process reads the store of record and keeps nothing. The ctx of write ends
-// before the fence does (see Config.WriteTimeout of package redisstore), with a
-// [*TimeoutError] as its cause. If the Store cannot be reached, write runs without a
-// fence.
+// With a Store, Write fences the key first. While the fence stands, every process reads the
+// store of record and keeps nothing. The ctx of write ends before the fence does (see
+// Config.WriteTimeout of package redisstore), with a [*TimeoutError] as its cause. If the
+// Store cannot be reached, write runs without a fence.
 //
-// If the Store cannot be told after the write, the fence still keeps the old value out
-// of the Store, and Write returns the error of write: other processes miss until the
-// Store has been told or the fence has fallen. Other processes can read the old value
-// only if there was no fence either. Write then returns an [*InvalidateError], joined to
-// the error of write if there is one. It matches [ErrUntold] and does not mean that the
-// write failed; [WriteError] removes it. OnEvent reports each of these cases.
+// If the Store cannot be told after the write, the fence keeps the old value out of it until
+// it is told later or the fence falls. Without a fence other processes can read the old
+// value: Write then returns an [*InvalidateError], which does not mean that the write failed,
+// joined to the error of write if there is one; [WriteError] removes it.
 func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Context) error) (err error) {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -73,18 +69,16 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 	return write(ctx)
 }
 
-// Invalidate makes sure that later calls do not get the cached values of keys, nor the
-// results of loads under way. Call it after the change has been committed. Write calls
-// it in the right order, and survives a crash in between. In memory Invalidate always
-// succeeds, even if ctx has ended; an [*InvalidateError] lists the keys that the Store
-// could not be told about.
+// Invalidate makes sure that later calls get neither the cached values of keys nor the
+// results of loads under way. Call it after the change has been committed; Write also
+// survives a crash in between. In memory it always succeeds, even if ctx has ended; an
+// [*InvalidateError] lists the keys that the Store could not be told about.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	return c.change(ctx, keys, false)
 }
 
-// Expire ends the freshness of keys. Unlike after Invalidate, their values may still be
-// served as Stale and StaleOnError allow, counted from now. Loads under way are not
-// kept. Its errors are those of Invalidate.
+// Expire is Invalidate that leaves the values of keys to be served as Stale and StaleOnError
+// allow, counted from now.
 func (c *Cache[K, V]) Expire(ctx context.Context, keys ...K) error {
 	return c.change(ctx, keys, true)
 }
