@@ -69,24 +69,6 @@ func TestGetWithSkipMemoryAsksTheStore(t *testing.T) {
 	})
 }
 
-func TestGetWithoutOptionsIsGet(t *testing.T) {
-	src := newSource()
-	c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load})
-	for range 2 {
-		_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{})
-		require.NoError(t, err)
-	}
-	require.Equal(t, 1, src.loaded(1))
-	require.Equal(t, int64(1), c.Stats().Hits)
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err := c.GetWith(ended, 1, cacheaside.GetOptions{})
-	require.ErrorIs(t, err, context.Canceled)
-	require.NoError(t, c.Close())
-	_, err = c.GetWith(t.Context(), 1, cacheaside.GetOptions{})
-	require.ErrorIs(t, err, cacheaside.ErrClosed)
-}
-
 // Who skips memory gets no old value of it from a slow load either.
 func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -105,4 +87,18 @@ func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 2, v)
 	})
+}
+
+func identity(_ context.Context, key int) (int, error) { return key, nil }
+
+func TestHitDoesNotAllocate(t *testing.T) {
+	c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, Ahead: 1, Stale: 1, StaleOnError: 1})
+	defer c.Close()
+	ctx := t.Context()
+	if _, err := c.Get(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	if n := testing.AllocsPerRun(1000, func() { _, _ = c.Get(ctx, 1) }); n > 0 {
+		t.Errorf("a hit makes %v allocations", n)
+	}
 }

@@ -78,23 +78,3 @@ func TestValuesThatJSONChangesNeedACodec(t *testing.T) {
 	needsCodec[map[int]map[string][]byte](t, false)
 	needsCodec[map[string]recurse](t, false)
 }
-
-// A value of another Config.Version is not decoded. Invalidations reach all versions.
-func TestValueOfAnotherVersionIsLoadedAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared, src := newFakeStore(), newSource()
-		old := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
-		defer old.Close()
-		type text struct{ Text string }
-		next := cacheaside.New(cacheaside.Config[int, text]{
-			Load:  func(context.Context, int) (text, error) { return text{"loaded"}, nil },
-			Store: shared.connect(), Version: 1,
-		})
-		defer next.Close()
-		synctest.Wait()
-		require.Equal(t, 0, mustGet(t, old, 1))
-		require.Equal(t, text{"loaded"}, mustGet(t, next, 1))
-		require.NoError(t, next.Write(t.Context(), 1, src.write(1)))
-		require.Equal(t, 1, mustGet(t, old, 1))
-	})
-}

@@ -171,36 +171,6 @@ func TestUpdateRefusesFieldsThatCannotChange(t *testing.T) {
 	require.Equal(t, 2, mustGet(t, c, 1), "the next load is made by the new Load")
 }
 
-func TestUpdateThatFailsOrPanicsChangesNothing(t *testing.T) {
-	c := cacheaside.New(config{Load: identity})
-	defer c.Close()
-	before := c.Config().TTL
-	err := c.Update(func(cfg *config) { cfg.TTL, cfg.Stale = time.Hour, -3 })
-	require.ErrorContains(t, err, "cacheaside.Config.Stale is -3ns: must be ")
-	require.Equal(t, before, c.Config().TTL)
-	require.Panics(t, func() { _ = c.Update(func(cfg *config) { cfg.TTL = time.Hour; panic("boom") }) })
-	require.Equal(t, before, c.Config().TTL)
-	update(t, c, func(cfg *config) { cfg.TTL = time.Hour }) // no lock is held
-	require.Equal(t, time.Hour, c.Config().TTL)
-}
-
-func TestUpdatesAreAtomic(t *testing.T) {
-	c := cacheaside.New(config{Load: identity, Capacity: 1})
-	defer c.Close()
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			for range 100 {
-				if err := c.Update(func(cfg *config) { cfg.Capacity++ }); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	require.Equal(t, 801, c.Config().Capacity)
-}
-
 // TestUpdateUnderLoad changes every setting that can change while calls run. No call may
 // be lost or get a wrong value.
 func TestUpdateUnderLoad(t *testing.T) {
