@@ -17,31 +17,26 @@
 //   - A Get that begins after Write, Invalidate or InvalidateAll has returned gets a value
 //     at least as new as what was committed before the call. A load under way then may
 //     still answer callers that joined it earlier; its result is not kept.
-//   - Between invalidations, one load of a key runs at a time in a process. With a Store,
-//     one runs in all processes while its lease lasts; then another process loads too, and
-//     the first result is kept. A load no longer counts once LoadTimeout has passed or all
-//     its callers have left.
+//   - One load of a key runs at a time: in a process or, with a Store, in all of them while
+//     its lease lasts.
 //   - An error or a panic is never cached. A load that fails has failed for all who wait
-//     for it, in every process. [ErrNotFound] is remembered for NotFoundTTL.
+//     for it, in every process.
 //   - A value past its TTL is served only as Stale, StaleOnError and SoftTimeout allow,
-//     and never after an invalidation. Expire is the soft form.
-//   - A load does not end with the call that began it. Each caller waits as long as its
-//     own ctx lasts. When the last one leaves, the load is canceled, unless Config.Finish
-//     is set. A background refresh needs no caller.
-//   - No lock is held while a function of the application runs.
+//     and never after an invalidation.
+//   - Each caller waits for a load as long as its own ctx lasts. When the last one leaves, the
+//     load is canceled (see Config.Finish), and the next call begins another.
 //
 // With a Store, each process keeps the first promise for its own writes, and by
 // [GetOptions].SkipMemory for those of all processes, at one round trip. Otherwise it sees
 // the writes of others when their messages arrive, within milliseconds. While the
-// subscription is lost, it does not use its memory. Without one, the TTL is the bound.
+// subscription is lost, memory is not used. Without one, the TTL is the bound.
 //
-// Write fences its key in the Store before it writes. If the process dies between its
-// commit and the invalidation, or loses the Store, readers miss; they do not read an old
-// value. Until a Write has returned, calls may get the new value and then the old one again.
+// Write fences its key in the Store before it writes: if the process dies before the
+// invalidation, or loses the Store, readers miss.
 //
 // A Store that loses what it was told, by a restart, an eviction or a failover to a replica
 // that lags, may hold values from before a Write. Then the TTL is the bound, extended by
-// Stale and StaleOnError. Run the Store without persistence.
+// Stale and StaleOnError. Run it without persistence.
 //
 // Sources: the Cache-Aside pattern (Cloud Design Patterns); leases from "Scaling
 // Memcache at Facebook" (NSDI 2013); XFetch from "Optimal Probabilistic Cache Stampede
@@ -66,8 +61,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Cache holds values by their keys and loads those that it does not hold. It is safe for
-// concurrent use.
+// A Cache is safe for concurrent use.
 type Cache[K comparable, V any] struct {
 	setting   settings.Setting[Config[K, V]]
 	observers notify.Observers[Event]
@@ -130,10 +124,9 @@ func (c *Cache[K, V]) cfg() *Config[K, V] { return c.setting.Load() }
 // much as time.Now.
 func (c *Cache[K, V]) now() time.Duration { return time.Since(c.base) }
 
-// Close cancels the loads under way, whose callers get [ErrClosed], and waits until they
-// have ended; a Load or a hook that calls it waits for itself. It tries once more to tell
-// the Store of the invalidations that it missed: an [*InvalidateError] lists those that
-// remain. It does not close the Store.
+// Close cancels the loads under way, whose callers get [ErrClosed], waits for them, and tries
+// once more to tell the Store what it missed: an [*InvalidateError] lists what remains. A
+// Load or a hook that calls it waits for itself.
 func (c *Cache[K, V]) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -177,17 +170,16 @@ func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
 //
 //	err := users.Update(func(cfg *cacheaside.Config[int, User]) { cfg.TTL = time.Minute })
 //
-// change gets the present Config as it was given, in which a zero field means its default,
-// and must not call the Cache. If Update returns an error, or change panics, nothing has
-// changed. Entries keep their times, and loads under way the settings with which they began.
-// A lower Capacity evicts entries. A new Key must write each key as the one before did. Name,
-// Store, Codec and Version cannot change.
+// change gets the present Config as it was given, and must not call the Cache. If Update
+// returns an error, or change panics, nothing has changed. Entries keep their times, and loads
+// under way their settings. A new Key must write keys as the one before did. Name, Store, Codec
+// and Version cannot change.
 func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
 	return c.setting.Update(change, allow, c.follow)
 }
 
-// Change is Update for a program that does not know the type of cfg, a *Config. If f returns
-// an error, or dry is true, nothing changes; dry returns the error that the change would have.
+// Change is Update by a pointer, for a program that does not know its type. If f returns an
+// error, or dry is true, nothing changes.
 func (c *Cache[K, V]) Change(dry bool, f func(cfg any) error) error {
 	return c.setting.Change(dry, f, allow, c.follow)
 }

@@ -12,95 +12,82 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says how a [Cache] loads, keeps and shares its values. A zero field means its
-// default. A negative value is an error unless the field gives it a meaning.
+// Config says how a [Cache] loads, keeps and shares its values. A zero field means its default. A
+// negative value is an error unless the field gives it a meaning.
 type Config[K comparable, V any] struct {
 	// Name appears in errors and events.
 	Name string
 
-	// Load reads a value from the store of record. For a key that does not exist it
-	// returns an error that matches [ErrNotFound]. Required.
+	// Load reads a value from the store of record. For a key that does not exist it returns an error
+	// that matches [ErrNotFound]. Required.
 	//
-	// It runs on a goroutine of its own. Its ctx has the values of the ctx of the call that
-	// began it, and ends with LoadTimeout, when the last caller has left (see Finish), or
-	// with Close. It may call Get for other keys with its ctx; loads that wait for each
-	// other end with LoadTimeout.
+	// It runs on a goroutine of its own. Its ctx has the values of that of the call that began it, and
+	// ends with LoadTimeout, with the last caller (see Finish), or with Close. It may call Get for other
+	// keys with its ctx.
 	Load func(ctx context.Context, key K) (V, error)
-	// LoadMany reads the values of several keys for GetMany. A key missing from the map does
-	// not exist or, if LoadMany returns an error that does not match [ErrNotFound], has
-	// failed. Nil means a Load for each key.
+	// LoadMany reads several values for GetMany. A key missing from the map does not exist or, if
+	// LoadMany returns an error other than [ErrNotFound], has failed. Nil means a Load for each.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
-	// TTL is how long a value is fresh, from the start of its load. Zero means 5 minutes.
-	// See SetTTL.
+	// TTL is how long a value is fresh, from the start of its load; see SetTTL. Zero means 5 minutes.
 	TTL time.Duration
-	// Jitter shortens each TTL by a random share of at most Jitter, so that values loaded
-	// together do not expire together. At most 1. Zero means 0.1, negative none.
+	// Jitter shortens each TTL by a random share of at most Jitter. At most 1. Zero means 0.1, negative
+	// none.
 	Jitter float64
-	// Stale is how long after its TTL a value is served at once while it is refreshed in
-	// the background. Zero means not at all.
+	// Stale is how long after its TTL a value is served at once while it is refreshed.
 	Stale time.Duration
-	// StaleOnError is how long after its TTL a value is served if its load fails. Zero
-	// means not at all.
+	// StaleOnError is how long after its TTL a value is served if its load fails.
 	StaleOnError time.Duration
-	// ErrorPause is how long an old value is served after a failed load before the next
-	// load, in every process that shares a Store, and how long Gets skip a shard of the
-	// Store that has failed. Without an old value each call loads. Zero means 1 second,
-	// negative none.
+	// ErrorPause is how long an old value is served after a failed load before the next load, in every
+	// process that shares a Store, and how long Gets skip a shard of the Store that has failed. Without
+	// an old value each call loads. Zero means 1 second, negative none.
 	ErrorPause time.Duration
-	// Ahead refreshes fresh values in the background, more probably toward the end of the
-	// TTL and after a long load. It is the beta of XFetch: 1 is the paper's value, more
-	// refreshes earlier. Zero means never.
+	// Ahead is the beta of XFetch, which refreshes fresh values in the background, more probably toward
+	// the end of the TTL and after a long load: 1 is the paper's value, more is earlier. Zero means never.
 	Ahead float64
-	// NotFoundTTL is how long ErrNotFound is remembered. Zero means not at all.
+	// NotFoundTTL is how long ErrNotFound is remembered.
 	NotFoundTTL time.Duration
-	// Lag is how long after a change Load may read what was before it, from a replica.
-	// What is loaded within Lag of a Write, an Invalidate or an Expire of its key is served
-	// no longer than until Lag has passed. Changes by other processes count from when they
-	// are heard. Zero means that Load reads what is committed.
+	// Lag is how long after a change Load may read what was before it, from a replica. What is loaded
+	// within Lag of a change of its key, by another process from when it is heard, is served no longer
+	// than until Lag has passed.
 	Lag time.Duration
 
-	// LoadTimeout bounds each load. Its callers then get a [*TimeoutError], even if Load
-	// ignores its ctx. Zero means 30 seconds.
+	// LoadTimeout bounds each load. Callers then get a [*TimeoutError], even if Load ignores its ctx. Zero
+	// means 30 seconds.
 	LoadTimeout time.Duration
-	// SoftTimeout is how long after the start of a load callers wait before they get the
-	// old value that StaleOnError allows, which it needs. The load goes on. A value that
-	// only the Store has is served once that has answered. Zero means no such time.
+	// SoftTimeout is how long after the start of a load, which goes on, callers get the old value that
+	// StaleOnError allows. One that only the Store has is served once that has answered. Zero means never.
 	SoftTimeout time.Duration
-	// Finish lets a load go on when its last caller has left. Later callers join it. Set it
-	// if loads take longer than callers wait. By default the load is canceled.
+	// Finish lets a load go on when its last caller has left, for loads that take longer than callers
+	// wait. By default it is canceled.
 	Finish bool
-	// Middleware wraps each load in policies, such as a retry, a breaker, or a bulkhead that
-	// bounds how many loads run at once. It must call the wrapped function on its own
-	// goroutine, and not after it has returned. ErrNotFound is an answer to policies. A load
-	// that a policy refuses has failed; one that returns another answer, such as
-	// resilience.Answer(err), has not: callers get it, and no old value. Nil means none.
+	// Middleware wraps each load in policies, such as a retry, a breaker, or a bulkhead that bounds how
+	// many loads run at once. It must call the wrapped function on its own goroutine, and not after it has
+	// returned. To policies ErrNotFound is an answer. A load that one refuses has failed; one that returns
+	// another answer, such as resilience.Answer(err), has not: callers get it, and no old value.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
 	// Capacity bounds the entries in memory. Zero means 10 000.
 	Capacity int
 
-	// Store is the cache behind the memory, which processes share. It serves one Cache:
-	// of two, one would not hear of changes. Nil means none.
+	// Store is the cache behind the memory, which processes share. It serves one Cache.
 	Store Store
-	// Key converts a key to a string for the Store, different keys to different ones. Nil
-	// formats strings and integers as %v does; other types need a Key.
+	// Key converts a key to a string for the Store, different keys to different ones. Nil formats strings
+	// and integers as %v does; other types need a Key.
 	Key func(key K) string
-	// Codec encodes values for the Store. Nil means JSON. A V that JSON does not keep needs
-	// a Codec: one with unexported fields or interfaces and, which Validate does not notice,
-	// one that embeds a time.Time or another json.Marshaler beside other fields.
+	// Codec encodes values for the Store. Nil means JSON. A V that JSON does not keep needs a Codec: one
+	// with unexported fields or interfaces and, which Validate does not notice, one that embeds a
+	// time.Time or another json.Marshaler beside other fields.
 	Codec Codec[V]
-	// Version is that of V as the Codec encodes it. Programs with different versions may
-	// share the Store: each has values of its own, and invalidations reach all.
+	// Version is that of V as the Codec encodes it. Programs with different ones may share the Store: each
+	// has values of its own, and invalidations reach all.
 	Version uint32
 
-	// Clone copies a value for each caller. Nil means that callers share the cached value
-	// and must not change it.
+	// Clone copies a value for each caller. Nil means that callers share it and must not change it.
 	Clone func(V) V
 
-	// OnEvent is called after each [Event], on the goroutine that caused it, with the values
-	// of the ctx of the call or load. It must not call Close. A panic passes on to a call;
-	// where a load caused the event, it is printed by package log.
+	// OnEvent is called after each [Event], on the goroutine that caused it, with the values of the ctx of
+	// the call or load. It must not call Close. Its panic passes on to a call; in a load it is logged.
 	OnEvent func(context.Context, Event)
 }
 

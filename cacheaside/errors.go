@@ -12,8 +12,8 @@ import (
 )
 
 var (
-	// ErrNotFound is the error that Load returns, alone or wrapped, for a key that does not
-	// exist, and Get after it. It is an answer and no failure: Answered returns true.
+	// ErrNotFound is what Load returns, alone or wrapped, for a key that does not exist, and Get after
+	// it. It is an answer and no failure.
 	ErrNotFound error = notFound{}
 	// ErrClosed is returned by the methods of a closed Cache.
 	ErrClosed = errors.New("cacheaside: closed")
@@ -58,10 +58,9 @@ func isNotFound(err error) bool {
 // isFailure reports whether err, returned by a load, means more than an absent key.
 func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 
-// An InvalidateError reports that the Store could not be told of an invalidation. It matches
-// [ErrUntold]. This Cache no longer serves the old values, and keeps trying to tell the Store.
-// Until then other processes may read the old values, for at most their TTL. From Write it
-// does not mean that the write failed; see [WriteError].
+// An InvalidateError reports that the Store could not be told of an invalidation, and is told
+// later. Until then other processes may read the old values, for at most their TTL. It matches
+// [ErrUntold]. From Write it does not mean that the write failed; see [WriteError].
 type InvalidateError struct {
 	Name string
 	Keys []string // as converted for the Store; nil means all keys
@@ -84,10 +83,10 @@ func (e *InvalidateError) Error() string {
 func (e *InvalidateError) Unwrap() error        { return e.Err }
 func (e *InvalidateError) Is(target error) bool { return target == ErrUntold }
 
-// Answered reports true: the source has answered, which a breaker around Write guards.
+// Answered reports true, because the source has answered.
 func (e *InvalidateError) Answered() bool { return true }
 
-// Retryable reports false: a retry would repeat the write, and the Cache tells the Store later.
+// Retryable reports false: a retry would repeat the write.
 func (e *InvalidateError) Retryable() bool { return false }
 
 // WriteError returns the error of the write itself, given the error of Write: nil if only the

@@ -9,17 +9,17 @@ import (
 type EventKind string
 
 const (
-	EventLoaded         EventKind = "loaded"          // a load returned a value
-	EventNotFound       EventKind = "not found"       // a load returned ErrNotFound
-	EventLoadFailed     EventKind = "load failed"     // by an error that is no answer, a panic or a timeout
-	EventLoadAnswered   EventKind = "load answered"   // a load returned an answer that is not ErrNotFound
-	EventLoadRefused    EventKind = "load refused"    // a policy in Middleware refused the load
-	EventServedStale    EventKind = "served stale"    // a caller got a value past its TTL; with Err, the load failed
-	EventCodecFailed    EventKind = "codec failed"    // a value could not be read from the Store, or encoded for it
-	EventStoreLost      EventKind = "store lost"      // a shard of the Store failed, the first since all answered
-	EventStoreRestored  EventKind = "store restored"  // all shards that are asked answer again
-	EventFenceFailed    EventKind = "fence failed"    // a Write went on without a fence in the Store
-	EventNotInvalidated EventKind = "not invalidated" // the Store could not be told of an invalidation; it is told later
+	EventLoaded         EventKind = "loaded"
+	EventNotFound       EventKind = "not found"
+	EventLoadFailed     EventKind = "load failed"     // an error that is no answer, a panic or a timeout
+	EventLoadAnswered   EventKind = "load answered"   // another answer
+	EventLoadRefused    EventKind = "load refused"    // by a policy in Middleware
+	EventServedStale    EventKind = "served stale"    // a value past its TTL; with Err, its load failed
+	EventCodecFailed    EventKind = "codec failed"    // of a value from or for the Store
+	EventStoreLost      EventKind = "store lost"      // the first of its shards failed
+	EventStoreRestored  EventKind = "store restored"  // all of them answer again
+	EventFenceFailed    EventKind = "fence failed"    // a Write went on without a fence
+	EventNotInvalidated EventKind = "not invalidated" // the Store is told later
 	EventWatchBegun     EventKind = "watch begun"     // changes by other processes are heard; memory is used
 	EventWatchLost      EventKind = "watch lost"      // they are not heard; memory is not used
 )

@@ -11,21 +11,18 @@ import (
 
 // GetOptions change a single Get. The zero value changes nothing.
 type GetOptions struct {
-	// SkipMemory asks the Store or, without one, begins a load, and replaces the entry in
-	// memory. A load under way is overtaken: it answers its callers, with no old value if it
-	// fails, and is not kept. With a Store the call sees invalidations by other processes at
-	// once, and may get an old value of the Store as Config.Stale and StaleOnError allow.
-	// Without one it gets no old value.
+	// SkipMemory asks the Store, and so sees invalidations by other processes at once, or without one
+	// begins a load, and replaces the entry in memory. A load under way is overtaken. Old values come
+	// from the Store alone, as Config.Stale and StaleOnError allow.
 	SkipMemory bool
 }
 
-// Get returns the value of key: from memory if it is fresh there, otherwise from the
-// Store, otherwise from Load. Concurrent callers share one load. A caller whose ctx ends
-// first gets an error that wraps context.Cause(ctx). The error of a load is returned
-// unchanged, except to those who waited for the load of another process. The errors of the
-// Cache itself are [ErrNotFound], [*TimeoutError] and [ErrClosed]. A load that panics or calls
-// [runtime.Goexit] ends with an error that has the stack of its goroutine, by a method
-// Stack() []byte, and wraps the value of the panic if that is an error.
+// Get returns the value of key: from memory if it is fresh there, otherwise from the Store,
+// otherwise from Load. A caller whose ctx ends first gets an error that wraps
+// context.Cause(ctx). The error of a load is returned unchanged, except to those who waited
+// for another process. Errors of the Cache are [ErrNotFound], [*TimeoutError] and
+// [ErrClosed]. A load that panics or calls [runtime.Goexit] ends with an error that has a
+// method Stack() []byte and wraps the value of the panic if that is an error.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	return c.GetWith(ctx, key, GetOptions{})
 }
@@ -234,10 +231,9 @@ func (c *Cache[K, V]) Peek(key K) (v V, ok bool) {
 	return v, false
 }
 
-// GetMany returns the values of keys, each as Get would, and loads the missing ones with one
-// call of LoadMany if that is set. A key that does not exist is not in the map. The error
-// joins the failures of others that are missing. When ctx ends, the map holds what was found
-// by then.
+// GetMany returns the values of keys, each as Get would, and loads what is missing with one
+// LoadMany. A key that does not exist is not in the map. The error joins the failures of others
+// that are not. When ctx ends, the map holds what was found by then.
 func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)

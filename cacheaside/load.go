@@ -144,10 +144,9 @@ func (l *load[K, V]) end(err error) {
 	}
 }
 
-// SetTTL makes the result of the load that has ctx, ErrNotFound too, fresh for ttl, without
-// jitter, instead of Config.TTL. In LoadMany it applies to all results. Zero or less means
-// that the result is not kept. If Middleware repeats the load, the last attempt counts. Call it
-// on the goroutine of the load; outside one it has no effect.
+// SetTTL makes the results of the load that has ctx, ErrNotFound too, fresh for ttl, without
+// jitter. Zero or less means that they are not kept. Of attempts the last counts. Call it on the
+// goroutine of the load; outside one it has no effect.
 func SetTTL(ctx context.Context, ttl time.Duration) {
 	if l, ok := ctx.Value(loadKey{}).(interface{ setTTL(time.Duration) }); ok {
 		l.setTTL(ttl)

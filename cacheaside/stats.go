@@ -10,21 +10,21 @@ import (
 // Stats are counters since New, and gauges.
 type Stats struct {
 	// Each Get, and each key of a GetMany, is one of these.
-	Hits   int64 // answered from memory by a fresh value or a remembered ErrNotFound
-	Stale  int64 // answered with a value past its TTL
-	Misses int64 // waited for a load or the Store, and did not get a value past its TTL
+	Hits   int64 // a fresh value, or ErrNotFound, from memory
+	Stale  int64 // a value past its TTL
+	Misses int64 // others, which waited for a load or the Store
 
 	// Each load, and each key of a LoadMany, is one of these.
-	Loaded   int64 // returned a value
-	NotFound int64 // returned ErrNotFound
-	Answered int64 // returned another answer, such as resilience.Answer(err)
-	Failed   int64 // returned another error
-	Panicked int64 // panicked, or called runtime.Goexit
-	Refused  int64 // refused by a policy in Middleware
+	Loaded   int64
+	NotFound int64
+	Answered int64 // with another answer
+	Failed   int64 // with another error
+	Panicked int64 // or called runtime.Goexit
+	Refused  int64 // by a policy in Middleware
 	TimedOut int64 // by LoadTimeout
 	Canceled int64 // because all callers left, or by Close
 
-	Overtaken int64 // loads overtaken by an invalidation; their results were not kept
+	Overtaken int64 // loads that an invalidation overtook
 
 	Entries int64 // gauge: in memory, including those past their TTL
 	Untold  int64 // gauge: keys that the Store must still be told about
@@ -54,7 +54,7 @@ func (c *Cache[K, V]) Settings() any {
 	return cfg
 }
 
-// Figures returns Stats: cache.requests by result, cache.loads by outcome, and the others.
+// Figures returns Stats.
 func (c *Cache[K, V]) Figures() []describe.Figure {
 	s := c.Stats()
 	figure := func(name string, counter bool, v int64) describe.Figure {

@@ -8,19 +8,18 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Write calls write, which changes in the store of record what Load reads for key, and
-// then invalidates key, even if write fails or panics: the change may have been made. So a
-// breaker that refuses belongs around Write. It returns the error of write.
+// Write calls write, which changes in the store of record what Load reads for key, and then
+// invalidates key, even if write fails or panics. A breaker belongs around it. Write returns
+// the error of write.
 //
-// With a Store, Write fences the key first. While the fence stands, every process reads the
-// store of record and keeps nothing. The ctx of write ends before the fence does (see
-// Config.WriteTimeout of package redisstore), with a [*TimeoutError] as its cause. If the
-// Store cannot be reached, write runs without a fence.
+// With a Store, Write fences the key first, if it can. While the fence stands, every process
+// reads the store of record and keeps nothing. The ctx of write ends before it falls (see
+// Config.WriteTimeout of package redisstore), with a [*TimeoutError] as its cause.
 //
 // If the Store cannot be told after the write, the fence keeps the old value out of it until
 // it is told later or the fence falls. Without a fence other processes can read the old
-// value: Write then returns an [*InvalidateError], which does not mean that the write failed,
-// joined to the error of write if there is one; [WriteError] removes it.
+// value: Write then returns an [*InvalidateError], joined to the error of write if there is
+// one; [WriteError] removes it.
 func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Context) error) (err error) {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -70,9 +69,9 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 }
 
 // Invalidate makes sure that later calls get neither the cached values of keys nor the
-// results of loads under way. Call it after the change has been committed; Write also
-// survives a crash in between. In memory it always succeeds, even if ctx has ended; an
-// [*InvalidateError] lists the keys that the Store could not be told about.
+// results of loads under way. Call it after the change has been committed. In memory it
+// always succeeds, even if ctx has ended; an [*InvalidateError] lists the keys that the Store
+// could not be told about.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	return c.change(ctx, keys, false)
 }

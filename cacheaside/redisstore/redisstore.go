@@ -4,20 +4,18 @@
 //	store := redisstore.New(redisstore.Config{Prefix: "users", Eval: eval, Subscribe: subscribe})
 //	users := cacheaside.New(cacheaside.Config[int, User]{Load: load, Store: store})
 //
-// It imports no Redis client. With github.com/redis/go-redis/v9, the two functions are
-// resilienceredis.Eval(client) and resilienceredis.Subscribe(client). It needs Redis 5 or
-// later, a cluster too, or a server that speaks its protocol and runs its scripts.
+// It imports no Redis client: with go-redis, the functions are resilienceredis.Eval(client) and
+// resilienceredis.Subscribe(client). It needs Redis 5 or later, or what runs its scripts.
 //
-//   - Each operation is one atomic Lua script. A hit is one round trip; a miss is two: one
-//     takes the lease, one fills.
+//   - Each operation is one atomic Lua script. A hit is one round trip, a miss two.
 //   - All times are by the clock of Redis, and every key expires.
-//   - Keys are spread over 64 buckets, {prefix:0} to {prefix:63}, which are the shards of
-//     the Store. InvalidateAll is a round trip for each.
-//   - All keys that begin with {prefix: belong to the Store. It deletes those of another type.
+//   - Keys are spread over 64 buckets, {prefix:0} to {prefix:63}: the shards, and slots of a
+//     cluster. InvalidateAll is a round trip for each.
+//   - All keys that begin with {prefix: belong to the Store.
 //
 // Run Redis without persistence, because a restored snapshot may hold old values, and with
-// any eviction policy. A lost value is loaded again. A lost fence, and a failover to a lagging
-// replica, which undoes recent invalidations and fences, make the TTL the bound.
+// any eviction policy. If a fence or an invalidation is lost, also by a failover to a lagging
+// replica, the TTL is the bound.
 //
 // Sources: leases from "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
@@ -37,44 +35,37 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says how a Store reaches Redis. A zero duration means its default, a negative
-// one is an error.
+// Config says how a Store reaches Redis. A zero duration means its default, a negative one is an
+// error.
 type Config struct {
-	// Prefix is the beginning of the keys of one cache, and the name of its channel.
-	// Caches with the same Prefix share their values. It must not contain { or }.
-	// Required.
+	// Prefix is the beginning of the keys of one cache, without { and }, and the name of its channel.
+	// Caches with the same Prefix share their values. Required.
 	Prefix string
 
-	// Eval runs a Lua script and returns its reply: integers as int64, strings as string
-	// or []byte, arrays as []any. Each of args is a string of arbitrary bytes. The
-	// scripts are constants, so a client may send their hashes. Required.
-	//
-	// If Eval ignores the deadline of its ctx, the Store continues without the answer and
-	// the call ends in the background.
+	// Eval runs a Lua script, one of a few, and returns its reply: integers as int64, strings as string
+	// or []byte, arrays as []any. Each of args is a string of bytes. If it ignores the deadline of its
+	// ctx, the Store continues without the answer. Required.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed it, and
-	// then message for each message, in order. It returns when ctx has ended or the
-	// connection is lost, and must not reconnect by itself: it would miss messages. Up to
-	// four calls may be under way, if some do not return. Nil means that changes by other
-	// processes are seen when the TTL of an entry in memory has passed.
+	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed it, and then message
+	// for each message, in order. It returns when ctx has ended or the connection is lost, and must not
+	// reconnect by itself, which would miss messages. Nil means that changes by other processes are seen
+	// when the TTL of an entry in memory has passed.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
 	// Timeout bounds each call of Eval. Zero means 250 ms.
 	Timeout time.Duration
 
-	// LeaseTTL is how long other processes wait for the process that loads a value. Then one
-	// of them loads it too, and the first value is kept, if its load outlasts LeaseTTL by
-	// ten minutes at most. Zero means 3 seconds.
+	// LeaseTTL is how long other processes wait for the one that loads a value. Then one of them loads
+	// it too, and the first result is kept, if it comes within another ten minutes. Zero means 3 seconds.
 	LeaseTTL time.Duration
 
-	// WriteTimeout is how long the write of a Write may take; its ctx then ends. The fence
-	// stands for twice as long, which covers a commit under way. Zero means 10 seconds.
+	// WriteTimeout is how long the write of a Write may take; its ctx then ends. The fence stands for
+	// twice as long, which covers a commit under way. Zero means 10 seconds.
 	WriteTimeout time.Duration
 
-	// Heartbeat is how long the channel may be silent before the Store sends a message.
-	// Without one for another Timeout plus one second, the subscription is lost. Zero means
-	// 5 seconds.
+	// Heartbeat is how long the channel may be silent before the Store sends a message, which must
+	// arrive within Timeout plus one second. Zero means 5 seconds.
 	Heartbeat time.Duration
 }
 
@@ -110,8 +101,7 @@ type store struct {
 
 var _ cacheaside.Store = (*store)(nil)
 
-// New returns a Store on Redis. It is safe for concurrent use and serves one Cache. It holds
-// nothing that must be closed. New panics with the error of cfg.Validate, if there is one.
+// New returns a Store, for one Cache. It panics with the error of cfg.Validate, if there is one.
 func New(cfg Config) cacheaside.Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
