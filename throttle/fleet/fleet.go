@@ -228,7 +228,7 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	}
 	r.name()
 	ticket := int64(0)
-	if cfg.MaxWait != 0 && r.slots {
+	if cfg.MaxWait != 0 && r.sets != nil {
 		ticket = 1
 	}
 	leaves := false // it may stand in line, or have slots of which it does not know
@@ -242,7 +242,7 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 		if err := l.outageOf(cfg, r.keys[0]); err != nil {
 			return l.reserveAlone(ctx, r, err)
 		}
-		leaves = r.slots
+		leaves = r.sets != nil
 		a, err := r.take(ctx, ticket)
 		if ctx.Err() != nil {
 			return nil, ended.Error(ctx)

@@ -20,7 +20,7 @@ type Reservation struct {
 	meters  []Meter
 	id      string   // empty until it is needed
 	keys    []string // of the script's take: the states of the meters first
-	slots   bool     // there are some among the meters
+	sets    []string // those of slots: their states, waiters and polls; empty if there are none
 	taken   answer
 	alone   []*throttle.Reservation // in an outage, by meter
 	settled atomic.Bool
@@ -38,11 +38,11 @@ func (r *Reservation) name() {
 		m := &r.meters[i]
 		r.keys[i], r.keys[n+i] = r.cfg.key(m.tag, m.code, m.name), r.cfg.key(m.tag, "c", m.name)
 		if m.kind == slots {
-			r.slots = true
-			r.keys = append(r.keys, r.cfg.key(m.tag, "w", m.name), r.cfg.key(m.tag, "p", m.name))
+			waiters, polls := r.cfg.key(m.tag, "w", m.name), r.cfg.key(m.tag, "p", m.name)
+			r.keys, r.sets = append(r.keys, waiters, polls), append(r.sets, r.keys[i], waiters, polls)
 		}
 	}
-	if r.slots { // the script is asked by others, too, whose lease may be shorter
+	if r.sets != nil { // the script is asked by others, too, whose lease may be shorter
 		r.id = r.l.newID() + ":" + strconv.FormatInt(r.cfg.Lease.Microseconds(), 10)
 	}
 }
@@ -55,7 +55,7 @@ func (r *Reservation) admitted(a answer, began time.Time) {
 	r.l.mu.Lock()
 	defer r.l.mu.Unlock()
 	r.l.stats.Admitted++
-	if !r.slots {
+	if r.sets == nil {
 		return
 	}
 	r.lost, r.lose = context.WithCancel(context.Background())
@@ -149,18 +149,11 @@ func (r *Reservation) settle(usedOf func(*Meter) (int64, bool)) {
 // behind for two polls; and slots, if the answer that it had got them was lost. To the script all of
 // these sets are slots to be given back.
 func (r *Reservation) leave() {
-	var keys []string
-	for i := range r.meters {
-		if r.meters[i].kind == slots {
-			keys = append(keys, r.keys[i])
-		}
-	}
-	keys = append(keys, r.keys[2*len(r.meters):]...)
 	var args []any
-	for range keys {
+	for range r.sets {
 		args = append(args, slots.code, 0, 0, 0, 0)
 	}
-	r.tell(keys, args)
+	r.tell(r.sets, args)
 }
 
 // tell has Redis told of a settlement of r: of the states that have keys, and what is to be said of each.
