@@ -116,6 +116,15 @@ func TestScriptCooldowns(t *testing.T) {
 		require.InDelta(t, max(d, time.Minute).Seconds(), e.RetryAfter().Seconds(), 30)
 	}
 	require.Nil(t, c.reserve(c.limits(fleet.Rate("t/others", 1, 0)), -1))
+
+	for _, key := range []string{"t/rate", "t/day", "t/slots"} { // among others, wherever it stands
+		c := newClocked(t)
+		l := c.limits(fleet.Rate("t/rate", 5, 1), fleet.Quota("t/day", 5, throttle.Quota{Per: throttle.Day}, 1), fleet.Slots("t/slots", 5))
+		require.Nil(t, c.reserve(l, 0))
+		require.NoError(t, l.Cool(t.Context(), key, time.Now().Add(time.Hour)))
+		e := c.reserve(l, 0)
+		require.Equal(t, []any{key, throttle.CoolingDown}, []any{e.Key, e.Reason})
+	}
 }
 
 // A clock that is set back over midnight forgives nothing of the day that has begun.
