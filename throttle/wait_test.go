@@ -236,6 +236,22 @@ func TestDebtMakesAWaitTooLong(t *testing.T) {
 	})
 }
 
+// A costly call that has waited for MaxWait in vain moves up those behind it, at once.
+func TestCallWhoseWaitWasTooLongMovesTheOthersUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 4, MaxWait: 3 * time.Second, Cost: cost})
+		r, err := l.Reserve(t.Context(), 4)
+		require.NoError(t, err)
+		start := time.Now()
+		go func() { _ = l.Wait(of(3)) }()
+		synctest.Wait()
+		r.Settle(t.Context(), 5)
+		time.Sleep(2 * time.Second)
+		require.NoError(t, l.Wait(of(1)))
+		require.Equal(t, 3*time.Second, time.Since(start))
+	})
+}
+
 // A call whose ctx ends at the moment at which its turn comes is admitted or refused. If it is
 // refused after its turn has come, the token of the rate is lost, and that of the quota is not.
 func TestTokenThatComesWhenTheContextEnds(t *testing.T) {
