@@ -2,6 +2,7 @@ package throttle_test
 
 import (
 	"context"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"sync"
@@ -47,7 +48,10 @@ func TestQuotaAndRateAreOneDecision(t *testing.T) {
 			OK: true, Quota: hourly, Limit: 5, Window: time.Hour, Remaining: 0, ResetAfter: time.Hour - 62*time.Second,
 		}, both(1))
 		require.EqualError(t, l.Wait(t.Context()), "throttle: api: limited (over the quota of 5 per 1h0m0s), retry after 58m58s")
-		require.EqualError(t, g.Wait(t.Context(), "a"), "throttle: api[a]: limited (over the quota of 5 per 1h0m0s), retry after 58m58s")
+		err := g.Wait(t.Context(), "a")
+		require.EqualError(t, err, "throttle: api[a]: limited (over the quota of 5 per 1h0m0s), retry after 58m58s")
+		limited, _ := errors.AsType[*throttle.LimitedError](err)
+		require.Equal(t, 5, limited.Limit)
 		require.False(t, l.Allow())
 		require.Zero(t, take(l, 0).Remaining)
 		time.Sleep(time.Hour)

@@ -111,6 +111,21 @@ func TestSettleCorrectsQuotas(t *testing.T) {
 	})
 }
 
+// A settlement corrects no window that began with an Update, also if it ends with one that it corrects.
+func TestSettleCorrectsNoLaterQuota(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(30 * 24 * time.Hour) // to the last day of a month
+		day, month := throttle.Quota{N: 100, Per: throttle.Day}, throttle.Quota{N: 9, Per: throttle.Month}
+		l := throttle.New(throttle.Config{Quotas: []throttle.Quota{day}, Cost: cost})
+		r, err := l.Reserve(t.Context(), 6)
+		require.NoError(t, err)
+		require.NoError(t, l.Update(func(c *throttle.Config) { c.Quotas = []throttle.Quota{day, month} }))
+		take(l, 1)
+		r.Settle(t.Context(), 8)
+		require.Equal(t, 8, take(l, 0).Remaining)
+	})
+}
+
 // All takes from each or from none: an organization keeps what its user was refused.
 func TestAllTakesFromEachOrFromNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

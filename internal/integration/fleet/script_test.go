@@ -86,7 +86,7 @@ func TestScriptDebts(t *testing.T) {
 		e := c.reserve(c.limits(fleet.Rate("t/large", rate, 1).Burst(4e9)), -1)
 		require.InDelta(t, 9e9, e.RetryAfter().Seconds(), 1)
 	}
-	require.Nil(t, c.reserve(c.limits(fleet.Rate("t/slow", 1e-12, 1).Burst(4e9)), -1))
+	require.Nil(t, c.reserve(c.limits(fleet.Rate("t/slow", 1e-12, 4e9).Burst(4e9)), -1))
 }
 
 // A settlement corrects the window from which the reservation took, and no later one.
