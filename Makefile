@@ -15,12 +15,13 @@ VERSION     ?= v0.1.0
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
 
-test: ## the tests of the library, as the README has it, and of the nested modules
-	go test ./... $(ADAPTERS:%=./%/...)
+test: ## the tests of the library, as the README has it
+	go test ./...
 
-race: ## the short tests of what has goroutines or locks, and the soak, under the race detector
+race: ## under the race detector: the short tests of what has goroutines or locks, the nested modules, the soak
 	$(GO) test -race -short -timeout 25m $$(grep -rlE '"sync[/"]|httptest|\<go func' --include='*.go' . | \
-		grep -vE '^\./(docs|examples|internal/(benchmarks|integration|tools))/|/testdata/' | xargs -n1 dirname | sort -u)
+		grep -vE '^\./(docs|examples|internal/(benchmarks|integration|tools)|console|resilience(grpc|otel|pgx|redis))/|/testdata/' | \
+		xargs -n1 dirname | sort -u) $(ADAPTERS:%=./%/...)
 	cd internal/integration && $(GO) test -race -run '^TestSoak$$' ./soak
 
 # Staticcheck reads the sources of all that a package links: for the SDKs of the other modules, minutes.
