@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/go-resilience/resilience/internal/sqldb"
-	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
@@ -133,37 +132,20 @@ func barrierFor(ctx context.Context, db *sql.DB) (*barrier, error) {
 // within calls fn in a transaction, and commits it if fn returns nil. It does so once more if the
 // server takes no writes, or the driver has a stale statement.
 func within(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
-	err := transact(ctx, db, fn)
-	if sqltx.Stale(err, nil) {
-		return transact(ctx, db, fn)
-	}
-	probe := sqltx.Reader(err, nil)
-	if probe == "" {
-		return err
-	}
-	conn, failed := sqltx.Primary(ctx, db, probe)
-	if failed != nil {
-		return err
-	}
-	defer conn.Close()
-	return transact(ctx, conn, fn)
-}
-
-func transact(ctx context.Context, db interface {
-	BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
-}, fn func(*sql.Tx) error) error {
-	tx, err := db.BeginTx(ctx, nil)
-	if err != nil {
-		return fmt.Errorf("saga: apply: %w", err)
-	}
-	defer tx.Rollback()
-	if err := fn(tx); err != nil {
-		return err
-	}
-	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("saga: apply: %w", err)
-	}
-	return nil
+	return sqldb.Write(ctx, db, func(ctx context.Context, on sqldb.Conn) error {
+		tx, err := on.BeginTx(ctx, nil)
+		if err != nil {
+			return fmt.Errorf("saga: apply: %w", err)
+		}
+		defer tx.Rollback()
+		if err := fn(tx); err != nil {
+			return err
+		}
+		if err := tx.Commit(); err != nil {
+			return fmt.Errorf("saga: apply: %w", err)
+		}
+		return nil
+	})
 }
 
 // An arrival is a command at its participant, in a transaction.
