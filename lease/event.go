@@ -102,16 +102,13 @@ func (c *Candidate) Kind() string { return "lease" }
 // Figures returns the Stats.
 func (c *Candidate) Figures() []describe.Figure {
 	s := c.Stats()
-	counter := func(name string, n int64) describe.Figure {
-		return describe.Figure{Name: name, Counter: true, Value: float64(n)}
-	}
 	return []describe.Figure{
-		counter("lease.terms{state=elected}", s.Elected),
-		counter("lease.terms{state=lost}", s.Lost),
-		counter("lease.terms{state=resigned}", s.Resigned),
-		counter("lease.asks", s.Asked),
-		counter("lease.renewals", s.Renewed),
-		counter("lease.store.errors", s.StoreErrors),
+		describe.Count("lease.terms{state=elected}", s.Elected),
+		describe.Count("lease.terms{state=lost}", s.Lost),
+		describe.Count("lease.terms{state=resigned}", s.Resigned),
+		describe.Count("lease.asks", s.Asked),
+		describe.Count("lease.renewals", s.Renewed),
+		describe.Count("lease.store.errors", s.StoreErrors),
 		{Name: "lease.wait.time_seconds", Counter: true, Value: s.WaitTime.Seconds()},
 		{Name: "lease.queued", Value: float64(s.Queued)},
 		{Name: "lease.leading", Value: float64(s.Leading)},
@@ -124,7 +121,7 @@ func (c *Candidate) Figures() []describe.Figure {
 func (c *Candidate) Health(ctx context.Context) error {
 	rec, err := c.Look(ctx)
 	if err != nil {
-		return &ailment{state: "store down", err: err}
+		return &describe.Ailment{State: "store down", Fails: true, Err: err}
 	}
 	s, vacant := c.Stats(), rec.Now.Sub(rec.Until)
 	if rec.Until.IsZero() { // forever
@@ -134,27 +131,9 @@ func (c *Candidate) Health(ctx context.Context) error {
 	if rec.Held() || lock || vacant <= c.cfg.TTL {
 		return nil
 	}
-	return &ailment{state: "vacant", detail: fmt.Sprintf("nobody has held it for %v", vacant.Round(time.Second))}
+	detail := fmt.Sprintf("nobody has held it for %v", vacant.Round(time.Second))
+	return &describe.Ailment{State: "vacant", Detail: detail, Fails: true}
 }
-
-// An ailment is what is wrong with a lease.
-type ailment struct {
-	state  string
-	detail string
-	err    error // of the store
-}
-
-func (e *ailment) Error() string {
-	if e.err != nil {
-		return e.state + ": " + e.err.Error()
-	}
-	return e.state + ": " + e.detail
-}
-
-func (e *ailment) Unwrap() error        { return e.err }
-func (e *ailment) HealthState() string  { return e.state }
-func (e *ailment) HealthDetail() string { return e.detail }
-func (e *ailment) Failed() bool         { return true }
 
 // Settings returns the Config without its functions.
 func (c *Candidate) Settings() any {

@@ -16,21 +16,14 @@ func (p *pool) Figures() []describe.Figure {
 		{Name: "pool.limit", Value: float64(s.MaxOpenConnections)}, // 0 is any number
 		{Name: "pool.in_use", Value: float64(s.InUse)},
 		{Name: "pool.idle", Value: float64(s.Idle)},
-		{Name: "pool.waits", Counter: true, Value: float64(s.WaitCount)},
+		describe.Count("pool.waits", s.WaitCount),
 		{Name: "pool.wait.time_seconds", Counter: true, Value: s.WaitDuration.Seconds()},
 	}
 }
 
 func (p *pool) Health() error {
 	if s := p.Stats(); s.MaxOpenConnections > 0 && s.InUse >= s.MaxOpenConnections {
-		return fullError(s.InUse)
+		return &describe.Ailment{State: "full", Detail: fmt.Sprintf("all of %d in use", s.InUse)}
 	}
 	return nil
 }
-
-// A fullError says how many connections a pool has, none of which is free.
-type fullError int
-
-func (n fullError) Error() string        { return fmt.Sprintf("full: all of %d connections in use", int(n)) }
-func (fullError) HealthState() string    { return "full" }
-func (n fullError) HealthDetail() string { return fmt.Sprintf("all of %d in use", int(n)) }
