@@ -445,26 +445,17 @@ func (v *village) isDead(n *node) bool {
 }
 
 func (n *node) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
-	err = n.call(ctx, "starts", req.ID, func() (err error) {
-		rec, created, err = n.Store.Start(context.Background(), req)
-		return err
-	})
+	err = n.call(ctx, "starts", req.ID, func() (err error) { rec, created, err = n.Store.Start(context.Background(), req); return err })
 	return rec, created, err
 }
 
 func (n *node) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
-	err = n.call(ctx, "claims", "", func() (err error) {
-		recs, err = n.Store.Claim(context.Background(), req)
-		return err
-	})
+	err = n.call(ctx, "claims", "", func() (err error) { recs, err = n.Store.Claim(context.Background(), req); return err })
 	return recs, err
 }
 
 func (n *node) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (held []store.Renewed, err error) {
-	err = n.call(ctx, "extends", "", func() (err error) {
-		held, err = n.Store.Heartbeat(context.Background(), req)
-		return err
-	})
+	err = n.call(ctx, "extends", "", func() (err error) { held, err = n.Store.Heartbeat(context.Background(), req); return err })
 	return held, err
 }
 
