@@ -54,10 +54,9 @@ type ClientConfig struct {
 
 	// Breaker refuses requests to a host that is down. The default is a circuit for each
 	// host. It opens when half of at least 20 requests within 10 seconds have failed, or 10 in
-	// a row, however long that took: a host with little traffic never has 20. It opens for the
-	// lesser of FirstByte and AttemptTimeout, from 1 to 30 seconds, since a probe must return in
-	// that time, and for twice as long after each further opening, up to 30 seconds. If failures
-	// with a Retry-After open it, it opens for that time.
+	// a row. It opens for the lesser of FirstByte and AttemptTimeout, from 1 to 30 seconds, in
+	// which a probe must return, and for twice as long after each further opening, up to 30
+	// seconds, or for the Retry-After of the failures.
 	Breaker resilience.Middleware
 
 	// Throttle limits how many requests are sent in a time. The default is none.
@@ -69,7 +68,7 @@ type ClientConfig struct {
 	Bulkhead resilience.Middleware
 
 	// Register, if not nil, is called by NewClient with the policies that it has made by
-	// default. It may be the MustAdd of a registry.Registry, which then shows and changes them.
+	// default. It may be the MustAdd of a registry.Registry.
 	Register func(policies ...interface{ Name() string })
 
 	// Transport, if not nil, has the other fields of the client's [Transport], which is a copy:
@@ -177,9 +176,8 @@ func Disabled(next resilience.Func) resilience.Func { return next }
 //
 // The policies run in this order, the outermost first: Timeout, Hedge, Retry, Breaker,
 // Throttle, Bulkhead, AttemptTimeout with FirstByte and Idle. Build a client once for each
-// dependency, and share it: its policies know what they have seen themselves. Jar, CheckRedirect
-// and Timeout of the http.Client may be set before its first request, and its Transport, which is
-// a [Transport], may be wrapped.
+// dependency, and share it: its policies know what they have seen themselves. Its Transport, which
+// is a [Transport], may be wrapped.
 func NewClient(cfg ClientConfig) *http.Client {
 	if err := cfg.Validate(); err != nil {
 		panic(err)

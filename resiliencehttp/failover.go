@@ -32,9 +32,9 @@ import (
 // Transport hides its Judge and its Replayable.
 //
 // The body is sent again by GetBody. Without that, up to 1 MiB of it is read before it is sent;
-// a longer one has no failover. If the last response is a failed one, the caller gets it, with a
-// nil error. An error names what each has met, in order, and asks to come back when the first
-// does. Failover panics if there is nothing in next, or nil.
+// a longer one has no failover. If the last response is a failed one, the caller gets it. An error
+// names what each has met, in order, and asks to come back when the first does. Failover panics if
+// there is nothing in next, or nil.
 func Failover(next ...http.RoundTripper) http.RoundTripper {
 	if len(next) == 0 || slices.Contains(next, nil) {
 		panic(errors.New("resiliencehttp: Failover needs a RoundTripper, not nil"))

@@ -38,9 +38,8 @@ func (e *StatusError) Error() string {
 }
 
 // RetryAfter returns for how long the server asked not to be asked again: by the RetryAfter of
-// the [Transport], or else by its Retry-After field. It is 0 if there is none in a form of RFC
-// 9110. A date is compared with the Date of the response, if that has one, so that the clock of
-// this machine does not matter.
+// the [Transport], or else by its Retry-After field; 0 if that has no form of RFC 9110. A date is
+// compared with the Date of the response, if that has one.
 func (e *StatusError) RetryAfter() time.Duration {
 	value := e.Header.Get("Retry-After")
 	if e.after > 0 || value == "" {
@@ -60,8 +59,7 @@ func (e *StatusError) Retryable() bool { return !e.final }
 // status below 500.
 func (e *StatusError) Answered() bool { return e.StatusCode < 500 }
 
-// Throttled reports whether the server turned the request away to shed load: true for 429,
-// 503 and 529, which some servers use for "overloaded".
+// Throttled reports whether the server turned the request away to shed load: 429, 503 or 529.
 func (e *StatusError) Throttled() bool { return overloaded(e.StatusCode) }
 
 func overloaded(code int) bool {
@@ -78,7 +76,7 @@ func (e *StatusError) ErrorType() string { return strconv.Itoa(e.StatusCode) }
 //   - For 500, 502, 503, 504, 507 and 520 to 530 it returns a [*StatusError]: the server, or a
 //     proxy that could not reach it, failed.
 //   - For 429 it returns a *StatusError that is [resilience.Answered]: the server works, and the
-//     client is too fast. A breaker counts it as a success, and a retrier tries again.
+//     client is too fast.
 //   - For 408 and 425 it returns the same if the request may be sent again: the server
 //     did not get it in time, or not securely enough.
 //   - For every other status it returns nil. Only the caller can judge 404 or 409, and another

@@ -19,8 +19,7 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// An Admitter is a limit for each key: a *[throttle.Group] of strings. For the instances of a
-// service together, a handler calls a limit of package fleet, and [Server.Refuse].
+// An Admitter is a limit for each key: a *[throttle.Group] of strings.
 type Admitter interface {
 	// Admit takes what a request costs from the limit of key. It returns what is left, and
 	// an error if the request is refused.
@@ -33,14 +32,12 @@ type Admitter interface {
 // (draft-ietf-httpapi-ratelimit-headers-11): r is how many requests are left, and t the
 // seconds until there are more. If the limit has quotas besides a rate, the fields tell about
 // the one that has the fewest requests left, whose name ends with its window: "default per day".
-// A request that the limit refuses gets 429, with a problem document of type quota-exceeded. One
-// that costs more than the limit can ever give gets 413, and one that is refused for a reason
-// other than its quota, such as too many keys in a group, 503.
+// A request that the limit refuses gets 429, with a problem document of type quota-exceeded; 413 if
+// it costs more than the limit can ever give; and 503 if its quota is not the reason, such as too
+// many keys in a group.
 //
 // A request waits for at most the limit's MaxWait. If its client hangs up meanwhile, it is
-// refused, with 503. Over HTTP/1.1 the server does not notice that a client has gone before the
-// request's body has been read: bound the wait by MaxWait if requests have bodies.
-//
+// refused, with 503; over HTTP/1.1 that is not noticed before the request's body has been read.
 // Throttle panics if l is nil.
 func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 	if l == nil {
@@ -152,21 +149,19 @@ func sfString(s string) string {
 
 var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 
-// Refuse answers a request that a policy refused with err. It is for handlers that call
-// something else under policies of their own, and have not written anything yet.
+// Refuse answers a request that a policy refused with err, in a handler that has policies of its
+// own, a limit of package fleet for example, and has not written anything yet.
 //
 // Refuse writes 429 if the client is over a limit: err matches [throttle.ErrLimited], and
 // the Reason of its [throttle.LimitedError] is neither Outage nor Shed nor CoolingDown; 413 if the
 // Reason is TooCostly. It writes 503 if there is no capacity: another policy refused (Refused()
 // bool is true), time ran out ([context.DeadlineExceeded]), or an upstream turned the request
-// away: err has a [*StatusError] of 429, 503 or 529, whose Retry-After is passed on. The client
-// does not learn err.
+// away: err has a [*StatusError] of 429, 503 or 529, whose Retry-After is passed on. It writes 503
+// for any err if the client seems to have gone: net/http says so of one that has only closed its
+// sending side, and would answer it with an empty 200. The client does not learn err.
 //
-// Refuse writes 503, too, if the client seems to have gone, whatever err is: net/http says so
-// of one that has only closed its sending side, and would answer it with an empty 200.
-//
-// Refuse returns false, without writing anything, for any other err. Such is the error of a
-// retrier that made an attempt before it met an open circuit.
+// Refuse returns false, and writes nothing, for any other err, such as that of a retrier that made
+// an attempt before it met an open circuit.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
 	gone := errors.Is(r.Context().Err(), context.Canceled) // after a deadline, the client still waits
 	if err == nil || !isRefusal(err) && !gone {

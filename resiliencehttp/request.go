@@ -35,11 +35,8 @@ func RequestFrom(ctx context.Context) (*http.Request, bool) {
 // the field Host says: in lower case, without a final dot, and with the port 80 for http or 443
 // for https if the URL has none. It is "" if ctx is not that of a [Transport]'s call.
 //
-// A Prepare that sends a request to another server comes too late for the policies, and has
-// them hold the failures of one against the other. Change the server further out, or in a
-// RoundTripper of [Failover].
-//
-//	transport.Middleware = resilience.Chain(retries.Wrap, circuits.By(resiliencehttp.HostOf))
+// A Prepare that changes the server comes too late for the policies, which hold the failures of
+// one against the other. Change it further out, or in a RoundTripper of [Failover].
 func HostOf(ctx context.Context) string {
 	if c := callOf(ctx); c != nil {
 		return c.host

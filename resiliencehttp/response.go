@@ -238,9 +238,8 @@ func (b *body) brokeOff(err error, waiting bool) error {
 // anything for resp, if its body has been read to its end or closed, or if err is nil. It goes by
 // resp.Request, so the Body may be wrapped.
 //
-// A body that was read to its end has been counted as a success. So a stream that ends without
-// its last event needs a Base whose Body returns [io.ErrUnexpectedEOF] then, or a reader that
-// calls Break before io.EOF is returned.
+// A body that was read to its end is a success. A stream that ends without its last event needs
+// a Base whose Body returns [io.ErrUnexpectedEOF] then, or a Break before io.EOF is returned.
 func Break(resp *http.Response, err error) bool {
 	if resp == nil || resp.Request == nil || err == nil {
 		return false
@@ -300,8 +299,8 @@ func (b *connBody) CloseWrite() error { return b.d.CloseWrite() }
 // caller again. It waits for the server for at most FirstByte and Idle. If the body breaks off
 // meanwhile, the attempt has failed, whatever the Judge returns.
 //
-// It sees what the caller would: the bytes after the Transport's own gunzip. A response to
-// HEAD, or of status 101, 204 or 304, has no bytes: [io.EOF].
+// It sees what the caller would, after the Transport's own gunzip. A response to HEAD, or of
+// status 101, 204 or 304, has no bytes: [io.EOF].
 type Ahead struct {
 	body *body
 	at   int // where the next event begins

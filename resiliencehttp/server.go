@@ -31,21 +31,19 @@ type Server struct {
 	LimitName string
 
 	// OnRefuse writes the response for a request that is refused with err, in place of the
-	// problem document. The fields of the response are already set, except Content-Type, and
-	// so is the status, unless OnRefuse calls WriteHeader with another one. If OnRefuse writes
-	// nothing, the client gets the problem document. Do not show err to clients: it names the
-	// policies of the server. Nil means none.
+	// problem document. The status, unless OnRefuse sets another one, and the fields of the
+	// response are set, except Content-Type. If OnRefuse writes nothing, the client gets the
+	// problem document. Do not show err to clients: it names the policies of the server.
 	OnRefuse func(w http.ResponseWriter, r *http.Request, err error)
 }
 
 // Bulkhead returns middleware that serves each request in a slot of b. A request that gets
 // no slot within the MaxWait of b gets 503, with a problem document of type
-// temporary-reduced-capacity; so does one whose client hangs up while it waits. That is not
-// noticed over HTTP/1.1 before the request's body has been read: see [Server.Throttle].
+// temporary-reduced-capacity; so does one whose client hangs up, as with [Server.Throttle].
 //
 // Priority and Share of b find the level and the share of a request, such as its tenant, in the
-// request's ctx. Put them there from what the server knows about the client; the middleware does
-// not look at the request itself. Bulkhead panics if b is nil.
+// request's ctx. Put them there from what the server knows about the client. Bulkhead panics if b
+// is nil.
 func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 	if b == nil {
 		panic(errors.New("resiliencehttp: Bulkhead needs a Bulkhead, not nil"))
@@ -165,9 +163,9 @@ func parseNode(s string) (netip.Addr, bool) {
 //
 // A policy passes if its error is nil. It fails if the error has a method Failed() bool that
 // returns true, and warns otherwise. Its state is "ok", or what the method HealthState() string
-// of the error returns, or else "ailing". The whole passes if all pass, and warns otherwise. The
-// status of the response is 200 all the same, since a process that is told to restart does not
-// mend what it depends on. The policies are asked with a ctx that ends after a second.
+// of the error returns, or else "ailing". The whole passes if all pass, and warns otherwise, with
+// status 200: to restart a process does not mend what it depends on. The policies are asked with a
+// ctx that ends after a second.
 //
 // Source: Health Endpoint Monitoring in the Cloud Design Patterns catalog
 // (https://learn.microsoft.com/azure/architecture/patterns/health-endpoint-monitoring).

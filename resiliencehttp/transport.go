@@ -48,8 +48,8 @@ import (
 //
 // Policies judge an attempt when its response has arrived, by its status or by what Judge reads
 // of it. A failed status is an error for them, and a response for the caller, who gets the last
-// one, its body open. A request that is wrong in itself is an answer ([resilience.Answered]): the
-// server is not to blame. The Timeout of an http.Client is the caller's deadline.
+// one, its body open. The error of a request that is wrong in itself is [resilience.Answered]. The
+// Timeout of an http.Client is the caller's deadline.
 //
 // A body that breaks off, falls silent, or meets its timeout while the caller waits for more, is
 // one more failure for a breaker, and not retried. A caller that reads slowly or leaves says
@@ -58,17 +58,15 @@ import (
 // A bulkhead of this module holds the slot of an attempt that succeeded, and a timeout covers it,
 // until the body has been read to its end or closed, or ctx has ended. One of these must happen: a
 // body that is never closed shows only as bulkhead.ErrFull. Middleware of your own does the same
-// with [resilience.AtEnd]. A long-lived response, such as a stream of events or the connection
-// after 101 Switching Protocols (which no timeout ends), holds its slot as long: give it a
-// Transport of its own.
+// with [resilience.AtEnd]. A stream of events, or the connection after 101 Switching Protocols
+// (which no timeout ends), holds its slot as long: give it a Transport of its own.
 //
 // A failed response holds no slot. If another attempt may follow, up to 64 KiB of it are read
 // ahead, for at most a second, so that its connection serves again.
 //
 // The policies and Base run on the caller's goroutine (but see Hedge), and slots are released
-// within Read or Close of the body. Only if ctx ends first are they released on another
-// goroutine, together with the hooks that this calls; a panic in one of these ends the
-// program.
+// within Read or Close of the body. If ctx ends first, they are released on another goroutine,
+// where a hook that panics ends the program.
 //
 // Do not change the fields after the first call of RoundTrip. A Transport is safe for
 // concurrent use; build it once and share it.
@@ -87,10 +85,9 @@ type Transport struct {
 	// Judge returns the error that the policies see in place of a response, or nil for a
 	// success. The error says what it says by the methods of the protocol (see
 	// [resilience]); if it is not [resilience.Retryable], there is no other attempt, and
-	// [Resend] has a request sent again whose method forbids that. Judge must not use the Body:
-	// the Ahead reads of it what is needed, and the caller gets it again. If attempts are spent
-	// and the status is below 400, the caller gets the error, and no response. Nil means
-	// [DefaultJudge].
+	// [Resend] has a request sent again whose method forbids that. Judge must not use the Body,
+	// but the Ahead. If attempts are spent and the status is below 400, the caller gets the
+	// error, and no response. Nil means [DefaultJudge].
 	Judge func(*http.Response, *Ahead) error
 
 	// RetryAfter, if not nil, returns for how long the server asks not to be asked again, by
@@ -115,10 +112,9 @@ type Transport struct {
 
 	// Hedge, if not nil, has a Replayable request sent again if the first takes too long;
 	// the first response that is not a failure wins, the other is canceled and its body
-	// closed. Each passes the Middleware, the second on a goroutine of its own, so that the
-	// functions of the Transport and GetBody are in use twice at a time. The Hedger needs no
-	// Discard. A request with a body but no GetBody, with a Trailer or with the field Upgrade is
-	// sent once.
+	// closed. Each passes the Middleware, the second on a goroutine of its own. The Hedger needs
+	// no Discard. A request with a body but no GetBody, with a Trailer or with the field Upgrade
+	// is sent once.
 	Hedge *hedge.Hedger[*http.Response]
 
 	// HedgeIf, if not nil, reports whether Hedge is meant for a request. Nil means all.
@@ -149,8 +145,8 @@ type Transport struct {
 
 // RoundTrip sends req through the policies. It returns the response that they accepted, or
 // else that of the last attempt, or an error: that of Base as the policies return it, a
-// refusal, or the end of req's ctx. If a timeout is the cause, at any depth, the method
-// Timeout of the error returns true.
+// refusal, or the end of req's ctx. The method Timeout of the error tells of a timeout at any
+// depth.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, _, err := t.roundTrip(req)
 	return resp, err
