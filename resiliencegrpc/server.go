@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
-	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -244,7 +243,6 @@ func (s *guardedStream) Context() context.Context { return s.ctx }
 // For a connection without an IP address, such as a Unix socket, it is the address as the
 // connection has it.
 func ClientIP(trusted ...netip.Prefix) func(context.Context) string {
-	trusted = slices.Clone(trusted)
 	return func(ctx context.Context) string {
 		p, ok := peer.FromContext(ctx)
 		if !ok || p.Addr == nil {

@@ -112,6 +112,25 @@ func TestKeysHaveLimitsOfTheirOwn(t *testing.T) {
 	}
 }
 
+// A keysOf admits all, and keeps their keys. It is no pointer.
+type keysOf struct{ keys chan string }
+
+func (k keysOf) Admit(_ context.Context, key string) (throttle.Decision, error) {
+	k.keys <- key
+	return throttle.Decision{}, nil
+}
+
+func TestLongKeysAreKeptShort(t *testing.T) {
+	for n, kept := range map[int]bool{200: true, 201: false} {
+		long := strings.Repeat("x", n)
+		limit := keysOf{make(chan string, 1)}
+		_, lis := serve(t, &service{}, resiliencegrpc.Server{Limit: limit, Key: func(context.Context) string { return long }}.Options()...)
+		_, err := dial(t, lis.Addr().String(), resiliencegrpc.Client{}).Get(t.Context(), hello)
+		require.NoError(t, err)
+		require.Equal(t, kept, <-limit.keys == long, n)
+	}
+}
+
 func TestAServerThatIsFullIsUnavailable(t *testing.T) {
 	noLeaks(t)
 	slots := bulkhead.New(bulkhead.Config{Name: "secret", Limit: 1})

@@ -860,6 +860,24 @@ func TestAMessageThatAnInterceptorFurtherInDoesNotSend(t *testing.T) {
 	})
 }
 
+// TestAnOpeningThatWasSentIsNotRepeated, where an interceptor further in waits for an answer.
+func TestAnOpeningThatWasSentIsNotRepeated(t *testing.T) {
+	s := &service{chat: func(int64, grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+		return status.Error(codes.Unavailable, "")
+	}}
+	waits := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		stream, err := streamer(ctx, desc, cc, method, opts...)
+		if err == nil {
+			err = stream.RecvMsg(new(testpb.Message))
+		}
+		return stream, err
+	})
+	_, lis := serve(t, s)
+	_, err := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: twice().Wrap}, waits).Chat(t.Context())
+	requireCode(t, codes.Unavailable, err)
+	require.EqualValues(t, 1, s.calls.Load())
+}
+
 // TestAStreamOutlivesTheCtxOfItsPolicies: they cancel what they have derived when they
 // return.
 func TestAStreamOutlivesTheCtxOfItsPolicies(t *testing.T) {

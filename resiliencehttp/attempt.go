@@ -137,7 +137,6 @@ type attempt struct {
 	limits [3]limit
 	left   time.Duration // of the limit ofPolicy, which does not pass while the policies wait
 	timer  *time.Timer
-	armed  time.Time // when timer fires; zero if it does not
 }
 
 // A limit ends an attempt with its cause.
@@ -226,7 +225,7 @@ func (a *attempt) unlimit(which ...int) {
 	}
 }
 
-// arm ends a if a limit has passed. Otherwise it has the timer fire at the next, or before.
+// arm ends a if a limit has passed. Otherwise it has the timer fire at the next.
 func (a *attempt) arm(now time.Time) {
 	var next time.Time
 	for _, l := range a.limits {
@@ -240,19 +239,16 @@ func (a *attempt) arm(now time.Time) {
 		}
 	}
 	switch {
-	case next.IsZero() || !a.armed.IsZero() && !next.Before(a.armed):
-		return
+	case next.IsZero():
 	case a.timer == nil:
 		a.timer = time.AfterFunc(next.Sub(now), func() {
 			a.mu.Lock()
 			defer a.mu.Unlock()
-			a.armed = time.Time{}
 			a.arm(time.Now())
 		})
 	default:
 		a.timer.Reset(next.Sub(now))
 	}
-	a.armed = next
 }
 
 // extend lets a outlast the policies, so that its response can be read. Its time does not pass
@@ -298,13 +294,12 @@ func (a *attempt) end() {
 	if a.leave != nil {
 		a.leave()
 	}
-	a.unlimit(ofPolicy, ofSilence, ofReading)
+	a.cancel(nil)
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	if a.timer != nil {
 		a.timer.Stop()
 	}
-	a.mu.Unlock()
-	a.cancel(nil)
 }
 
 // timedOut returns err, in a TimeoutError if silence is why the attempt failed, or a Timeout of the
@@ -416,7 +411,6 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 	}()
 	failure := c.judge(resp, b)
 	if failure == nil && c.t.FirstByte > 0 && b.mayBeRead() {
-		b.touched = true
 		b.fill(1, b.read)
 	}
 	b.begin()
@@ -509,7 +503,7 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 	if err == nil && c.last != nil {
 		err = c.last.failure
 	}
-	c.close(nil)
+	c.close()
 	if err == c.final { // both may be nil
 		err = errors.Unwrap(err)
 	}
@@ -546,8 +540,8 @@ func (c *call) ended() {
 }
 
 // close closes the response, if there is one, and ends the work.
-func (c *call) close(err error) {
-	defer c.work.End(err)
+func (c *call) close() {
+	defer c.work.End(nil)
 	c.ended()
 	c.discard()
 }

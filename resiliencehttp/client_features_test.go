@@ -432,38 +432,69 @@ func TestBodyIsAtFaultOnlyIfItIsNotAsLongAsItSays(t *testing.T) {
 
 // The Read of a body may dial, so a dial that failed does not tell that nothing was sent.
 func TestPostWhoseBodyWasReadIsNotSentAgain(t *testing.T) {
-	sent := 0
-	transport := &resiliencehttp.Transport{
-		Middleware: retries(2).Wrap,
-		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-			sent++
-			_, _ = r.Body.Read(make([]byte, 1))
-			return nil, &net.OpError{Op: "dial", Err: errors.New("refused")}
-		}),
+	for read, times := range map[bool]int{true: 1, false: 2} {
+		sent := 0
+		transport := &resiliencehttp.Transport{
+			Middleware: retries(2).Wrap,
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				sent++
+				if read {
+					_, _ = r.Body.Read(make([]byte, 1))
+				}
+				return nil, &net.OpError{Op: "dial", Err: errors.New("refused")}
+			}),
+		}
+		req, err := http.NewRequest("POST", "http://example.com", nil)
+		require.NoError(t, err)
+		body := func() (io.ReadCloser, error) { return &closable{Reader: strings.NewReader("hello")}, nil }
+		req.Body, _ = body()
+		req.GetBody, req.ContentLength = body, 5
+		_, err = transport.RoundTrip(req)
+		require.Error(t, err)
+		require.Equal(t, times, sent)
 	}
-	req, err := http.NewRequest("POST", "http://example.com", nil)
-	require.NoError(t, err)
-	body := func() (io.ReadCloser, error) { return &closable{Reader: strings.NewReader("hello")}, nil }
-	req.Body, _ = body()
-	req.GetBody, req.ContentLength = body, 5
-	_, err = transport.RoundTrip(req)
-	require.Error(t, err)
-	require.Equal(t, 1, sent)
 }
 
-func TestFirstByteAloneIsEnough(t *testing.T) {
+// A Base may answer before it has sent all of the body.
+func TestPrepareLeavesTheBodyOpenForBase(t *testing.T) {
+	var sending io.Reader
+	transport := &resiliencehttp.Transport{
+		Prepare: func(*http.Request) error { return nil },
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			sending = r.Body
+			return response(200, http.NoBody), nil
+		}),
+	}
+	req, err := http.NewRequest("PUT", "http://example.com", &closable{Reader: strings.NewReader("hello")})
+	require.NoError(t, err)
+	_, err = transport.RoundTrip(req)
+	require.NoError(t, err)
+	sent, err := io.ReadAll(sending)
+	require.NoError(t, err)
+	require.Equal(t, "hello", string(sent))
+}
+
+func TestFirstByteOrIdleAloneIsEnough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		transport := &resiliencehttp.Transport{
 			FirstByte: time.Second,
 			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 				<-r.Context().Done()
-				return nil, context.Cause(r.Context())
+				return nil, r.Context().Err()
 			}),
 		}
 		req, err := http.NewRequestWithContext(t.Context(), "GET", "http://example.com", nil)
 		require.NoError(t, err)
 		began := time.Now()
 		_, err = transport.RoundTrip(req)
+		require.EqualError(t, err, "resilience: timed out after 1s: context deadline exceeded")
+		require.Equal(t, time.Second, time.Since(began))
+
+		began = time.Now()
+		transport = &resiliencehttp.Transport{Idle: time.Second, Base: streams(new(int), streamed{parts: []part{{time.Hour, "late"}}})}
+		resp, err := transport.RoundTrip(req)
+		require.NoError(t, err)
+		_, err = io.ReadAll(resp.Body)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, time.Second, time.Since(began))
 	})

@@ -223,6 +223,9 @@ func TestClientConfigIsValidated(t *testing.T) {
 	require.NoError(t, resiliencehttp.ClientConfig{}.Validate())
 	cfg = resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{Middleware: resiliencehttp.Disabled}}
 	require.EqualError(t, cfg.Validate(), "resiliencehttp.ClientConfig.Transport.Middleware is a function: must be nil: NewClient sets it")
+	cfg = resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{FirstByte: 1, Idle: 1}}
+	require.ErrorContains(t, cfg.Validate(), "resiliencehttp.ClientConfig.Transport.FirstByte is set: must be 0")
+	require.ErrorContains(t, cfg.Validate(), "resiliencehttp.ClientConfig.Transport.Idle is set: must be 0")
 }
 
 func TestClientEndsARequestThatHangs(t *testing.T) {
@@ -564,7 +567,9 @@ func TestClientBoundsWhatBodiesThatAreNeverClosedHold(t *testing.T) {
 		require.ErrorIs(t, err, bulkhead.ErrFull)
 		_, err = c.get(t.Context(), "b")
 		require.NoError(t, err, "another host")
-		time.Sleep(10 * time.Minute)
+		time.Sleep(9 * time.Minute)
+		require.EqualValues(t, 100, figure(c.slots, "bulkhead.in_flight"), "a long download may take as long")
+		time.Sleep(time.Minute)
 		synctest.Wait()
 		require.Zero(t, figure(c.slots, "bulkhead.in_flight"), "the time of reading is over")
 		_, err = c.get(t.Context(), "a")
@@ -971,12 +976,16 @@ func TestLastFailedResponseHasWhatIsLeftOfAnAttempt(t *testing.T) {
 }
 
 func TestCtxOfAnAttemptThatFailedHasEnded(t *testing.T) {
+	type key struct{}
 	var ctx context.Context
 	c := newClient(roundTripper(func(r *http.Request) (*http.Response, error) {
 		ctx = r.Context()
 		return nil, errors.New("reset by peer")
-	}), resiliencehttp.ClientConfig{Timeout: -1, AttemptTimeout: time.Hour, Retry: resiliencehttp.Disabled})
+	}), resiliencehttp.ClientConfig{Timeout: -1, Retry: resiliencehttp.Disabled, Throttle: func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error { return next(context.WithValue(ctx, key{}, "value")) }
+	}})
 	_, err := c.get(t.Context(), "a")
 	require.Error(t, err)
 	require.ErrorIs(t, ctx.Err(), context.Canceled)
+	require.Equal(t, "value", ctx.Value(key{}), "of a policy")
 }

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -49,12 +48,11 @@ const failoverBuffer = 1 << 20
 // RoundTrip is that of http.RoundTripper.
 func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 	body := newRequestBody(req, failoverBuffer)
-	defer body.close()
 	var met []error
 	for i, next := range f.next {
 		var way route
 		out := req.Clone(way.watch(req.Context()))
-		if err := body.prepare(out, len(f.next) > 1); err != nil {
+		if err := body.prepare(out, true); err != nil {
 			return nil, withTimeout(errors.Join(append(met, &requestError{err})...))
 		}
 		resp, judged, err := ask(next, out)
@@ -132,7 +130,8 @@ func (t *Transport) mayHedge(req *http.Request) bool {
 // as send does.
 func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Response, failure, err error) {
 	h := &hedging{t: t, req: req, begun: begun}
-	defer func() { h.closeExcept(resp) }()                              // also if user code panics
+	defer func() { h.closeExcept(resp) }() // also if user code panics
+
 	about := &call{Context: req.Context(), req: req, host: hostOf(req)} // no policy runs for it: it tells the host
 	resp, err = t.Hedge.Do(about, h.send)
 	switch {
@@ -150,7 +149,6 @@ type hedging struct {
 	t     *Transport
 	req   *http.Request // the caller's
 	begun time.Time
-	taken atomic.Bool // the caller's own body
 
 	mu        sync.Mutex
 	responses []*http.Response
@@ -174,7 +172,7 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 		}
 	}()
 	req := h.req.WithContext(sending)
-	if h.taken.Swap(true) && h.req.GetBody != nil {
+	if h.req.GetBody != nil {
 		body, err := h.req.GetBody()
 		if err != nil {
 			return nil, &requestError{err}
@@ -197,11 +195,10 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 	return resp, nil
 }
 
-// closeExcept closes what the caller does not get, after all sends have returned.
+// closeExcept closes what the caller does not get, after all sends have returned, and the body of
+// its request, of which each has sent a copy.
 func (h *hedging) closeExcept(chosen *http.Response) {
-	if !h.taken.Load() {
-		closeBody(h.req)
-	}
+	closeBody(h.req)
 	for _, resp := range h.responses {
 		if resp != chosen {
 			_ = resp.Body.Close()

@@ -24,6 +24,11 @@ type down struct{ error }
 func (down) Failed() bool        { return true }
 func (down) HealthState() string { return "open" }
 
+// tired is what a policy says that has not failed.
+type tired struct{ down }
+
+func (tired) Failed() bool { return false }
+
 func TestHealthTellsStatesAndNoTexts(t *testing.T) {
 	h := resiliencehttp.Health(ailing(func(ctx context.Context) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
@@ -31,11 +36,13 @@ func TestHealthTellsStatesAndNoTexts(t *testing.T) {
 			deadline, ok := ctx.Deadline()
 			require.True(t, ok, "a policy that hangs does not hang the answer")
 			require.LessOrEqual(t, time.Until(deadline), time.Second)
-			_ = yield("users", nil) && yield("mail", down{errors.New("secret")}) && yield("bills", errors.New("secret"))
+			_ = yield("users", nil) && yield("mail", down{errors.New("secret")}) && yield("bills", errors.New("secret")) &&
+				yield("old", tired{})
 		}
 	}))
 	want := `{"status":"warn","checks":[{"name":"users","status":"pass","state":"ok"},` +
-		`{"name":"mail","status":"fail","state":"open"},{"name":"bills","status":"warn","state":"ailing"}]}` + "\n"
+		`{"name":"mail","status":"fail","state":"open"},{"name":"bills","status":"warn","state":"ailing"},` +
+		`{"name":"old","status":"warn","state":"open"}]}` + "\n"
 	for method, code := range map[string]int{"GET": 200, "HEAD": 200, "POST": 405} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(method, "/health", nil))

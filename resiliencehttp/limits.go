@@ -277,7 +277,9 @@ type refusalWriter struct {
 }
 
 func (w *refusalWriter) WriteHeader(status int) {
-	w.wrote = w.wrote || status >= 200
+	if status >= 200 {
+		w.wrote = true
+	}
 	w.ResponseWriter.WriteHeader(status)
 }
 

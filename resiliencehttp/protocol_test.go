@@ -389,6 +389,7 @@ func TestRequestThatCannotBeSentIsNotTheServersFault(t *testing.T) {
 		"NoHost":         {func(r *http.Request) { r.URL.Host = "" }, false},
 		"Method":         {func(r *http.Request) { r.Method = "GET IT" }, false},
 		"FieldName":      {field("a b", "c"), false},
+		"OverTLS":        {func(r *http.Request) { r.URL.Scheme = "https"; field("a b", "c")(r) }, false},
 		"EmptyFieldName": {field("", "c"), false},
 		"FieldValue":     {field("A", "b\nsecret"), false},
 		"TrailerName":    {func(r *http.Request) { r.Trailer = http.Header{"a b": nil} }, false},

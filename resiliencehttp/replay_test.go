@@ -627,11 +627,12 @@ func TestPostWhoseBodyIsGoneIsNotRetried(t *testing.T) {
 }
 
 func TestBodyOfAnotherLengthIsNotTheServersFault(t *testing.T) {
+	const inMemory = -1
 	for name, length := range map[string]int64{"Longer": 5, "Shorter": 20} {
-		for _, max := range []int64{0, 100} {
+		for _, max := range []int64{inMemory, 0, 100} {
 			t.Run(name, func(t *testing.T) {
 				onBoth(t, func(t *testing.T, http2 bool) {
-					if http2 && name == "Shorter" && max == 0 {
+					if http2 && name == "Shorter" && max <= 0 {
 						t.Skip("the client of net/http sends it")
 					}
 					server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
@@ -639,7 +640,11 @@ func TestBodyOfAnotherLengthIsNotTheServersFault(t *testing.T) {
 						<-r.Context().Done() // an answer might come before the client has noticed
 					})
 					var seen watch
-					req, _ := http.NewRequest("PUT", server.URL, &trackedBody{Reader: strings.NewReader("0123456789")})
+					var body io.Reader = strings.NewReader("0123456789")
+					if max != inMemory {
+						body = &trackedBody{Reader: body}
+					}
+					req, _ := http.NewRequest("PUT", server.URL, body)
 					req.ContentLength = length
 					_, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, MaxBuffer: max,
 						Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}}).Do(req)

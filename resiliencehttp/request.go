@@ -218,7 +218,7 @@ func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
 	defer b.mu.Unlock()
 	s := &sentBody{source: body, declared: b.length, reading: make(chan struct{}, 1)}
 	b.sent = append(b.sent, s)
-	if m := memoryOf(body); m != nil && int64(m.Len()) == b.length && b.again != nil {
+	if m := memoryOf(body); m != nil && int64(m.Len()) == b.length {
 		s.memory = m
 		return body
 	}

@@ -32,11 +32,10 @@ type body struct {
 	filling  chan struct{}  // closed when drain has ended; nil if it has not begun
 	crash    any            // that drain ended with; it panics in the Read that waits, or nowhere
 
-	once     sync.Once   // of Close of inner
-	unwatch  func() bool // undoes the AfterFunc of the attempt's ctx, if not nil
-	waiting  atomic.Bool // a Read is under way that began before the attempt's ctx ended
-	closing  atomic.Bool
-	reported atomic.Bool // by Break
+	once    sync.Once   // of Close of inner
+	unwatch func() bool // undoes the AfterFunc of the attempt's ctx, if not nil
+	waiting atomic.Bool // a Read is under way that began before the attempt's ctx ended
+	closing atomic.Bool
 }
 
 // aheadLimit is how many bytes are read ahead at most, and drainTime is for how long drain may
@@ -58,7 +57,7 @@ func (b *body) fill(n int, read func([]byte) (int, error)) {
 		got, err := read(b.ahead[len(b.ahead):min(cap(b.ahead), aheadLimit+1)])
 		b.ahead = b.ahead[:len(b.ahead)+got]
 		b.aheadErr = err
-		if got > 0 && !b.begun {
+		if !b.begun {
 			b.begin()
 		}
 	}
@@ -143,7 +142,7 @@ func (b *body) open() io.ReadCloser {
 		}
 		return d
 	}
-	if !a.empty && a.Done() != nil {
+	if !a.empty {
 		b.unwatch = a.AfterFunc(func() { b.end(ended.Error(a), b.waiting.Load()) })
 	}
 	return b
@@ -220,7 +219,7 @@ func (b *body) brokeOff(err error, waiting bool) error {
 	a := b.attempt
 	caller := a.call.caller
 	switch {
-	case err == nil || err == io.EOF || b.closing.Load():
+	case err == io.EOF || b.closing.Load():
 		return nil
 	case caller.Err() == context.Canceled:
 		return ended.Error(caller)
@@ -245,7 +244,7 @@ func Break(resp *http.Response, err error) bool {
 		return false
 	}
 	c := callOf(resp.Request.Context())
-	if c == nil || c.last == nil || !c.work.Held() || !c.last.body.reported.CompareAndSwap(false, true) {
+	if c == nil || !c.work.Held() {
 		return false
 	}
 	c.work.End(err)

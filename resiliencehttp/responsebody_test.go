@@ -18,6 +18,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 )
@@ -183,7 +184,7 @@ func TestTimeoutCoversBody(t *testing.T) {
 					})
 					_, err := io.ReadAll(resp.Body)
 					require.ErrorIs(t, err, context.DeadlineExceeded)
-					if !http2 { // which has the bare error of the ctx
+					if !http2 || !strings.Contains(name, "Attempt") { // else it is the bare error of the ctx
 						require.ErrorContains(t, err, limit.String())
 					}
 					requireFree(t, slots)
@@ -635,20 +636,41 @@ func TestPoliciesOfBaseHoldNothingForTheResponse(t *testing.T) {
 }
 
 func TestNothingIsLeftInTheCallersCtx(t *testing.T) {
-	for name, mw := range map[string]resilience.Middleware{
-		"Slot":    bulkhead.New(bulkhead.Config{Limit: 1}).Wrap,
-		"Timeout": resilience.Timeout(time.Minute),
+	for name, c := range map[string]struct {
+		mw     resilience.Middleware
+		hedged bool
+	}{
+		"Slot":    {mw: bulkhead.New(bulkhead.Config{Limit: 1}).Wrap},
+		"Timeout": {mw: resilience.Timeout(time.Minute)},
+		"Hedge":   {hedged: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { // fails if a goroutine still waits for the end of ctx
 				ctx := deafCtx{t.Context(), make(chan struct{})}
-				for _, status := range []int{200, 503} {
-					transport := &resiliencehttp.Transport{Middleware: mw, Base: roundTripper(func(*http.Request) (*http.Response, error) {
-						return response(status, strings.NewReader("ok")), nil
+				for _, status := range []int{200, 204, 503, 0} {
+					transport := &resiliencehttp.Transport{Middleware: c.mw, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+						if status == 0 {
+							return nil, io.ErrUnexpectedEOF
+						}
+						resp := response(status, strings.NewReader("ok"))
+						if status == 204 {
+							resp.Body = http.NoBody
+						}
+						return resp, nil
 					})}
-					resp, err := transport.RoundTrip(httptest.NewRequest("POST", "http://example.com", nil).WithContext(ctx))
-					require.NoError(t, err)
-					require.NoError(t, resp.Body.Close())
+					if c.hedged {
+						transport.Hedge = hedge.New[*http.Response](hedge.Config{Delay: time.Hour})
+					}
+					for _, cancel := range []chan struct{}{nil, make(chan struct{})} {
+						req := httptest.NewRequest("PUT", "http://example.com", nil).WithContext(ctx)
+						//lint:ignore SA1019 http.Client sets it
+						req.Cancel = cancel
+						resp, err := transport.RoundTrip(req)
+						require.Equal(t, status == 0, err != nil)
+						if err == nil {
+							require.NoError(t, resp.Body.Close())
+						}
+					}
 				}
 			})
 		})
@@ -770,7 +792,40 @@ func TestTimeoutEndsTheWaitForAResponse(t *testing.T) {
 		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 		require.Equal(t, "ok", answer(t, resp, err))
 		require.Equal(t, time.Second, time.Since(start))
+
+		transport = &resiliencehttp.Transport{Middleware: resilience.Timeout(time.Second), Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		})}
+		_, err = transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+		require.EqualError(t, err, "resilience: timed out after 1s: context deadline exceeded", "it is said once")
 	})
+}
+
+// net/http does not ask for a connection when the time is over.
+func TestTimeoutThatPassesWhilePrepareIsAtWorkIsOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		transport := &resiliencehttp.Transport{Base: &http.Transport{}, Middleware: resilience.Timeout(time.Second),
+			Prepare: func(*http.Request) error { time.Sleep(2 * time.Second); return nil }}
+		_, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.False(t, resilience.Answered(err), "the request is in order")
+	})
+}
+
+// What a Base asks by the same Transport passes its policies, too.
+func TestBaseMayAskItsOwnTransport(t *testing.T) {
+	asked := 0
+	var transport *resiliencehttp.Transport
+	transport = &resiliencehttp.Transport{Middleware: retries(1).Wrap, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+		if asked++; asked == 1 {
+			return transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(r.Context()))
+		}
+		return response(200, strings.NewReader("ok")), nil
+	})}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.Equal(t, "ok", answer(t, resp, err))
+	require.Equal(t, 2, asked)
 }
 
 // breaksOff answers with half a body, of known length or not.

@@ -67,7 +67,6 @@ func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 // throttle by. Without trusted proxies, all clients behind a proxy or a load balancer have its
 // address, and share one limit.
 func ClientIP(trusted ...netip.Prefix) func(*http.Request) string {
-	trusted = slices.Clone(trusted)
 	return func(r *http.Request) string {
 		return ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], trusted...)
 	}
@@ -139,8 +138,8 @@ func forwardedFor(lines []string, trusted []netip.Prefix, proxy netip.Addr) neti
 // IPv4-mapped IPv6 address as an IPv4 one.
 func parseNode(s string) (netip.Addr, bool) {
 	if inner, ok := strings.CutPrefix(s, "["); ok && strings.HasSuffix(inner, "]") {
-		addr, err := netip.ParseAddr(strings.TrimSuffix(inner, "]"))
-		return addr.Unmap().WithZone(""), err == nil && addr.Is6()
+		addr, _ := netip.ParseAddr(strings.TrimSuffix(inner, "]"))
+		return addr.Unmap().WithZone(""), addr.Is6() // which the zero Addr is not
 	}
 	addr, err := netip.ParseAddr(s)
 	if err != nil {

@@ -175,6 +175,35 @@ func TestReaderThatPausesCostsNothing(t *testing.T) {
 	})
 }
 
+// FirstByte ends with the first byte, and Idle counts from then on, also ahead of a Judge.
+func TestSilenceAheadOfAJudge(t *testing.T) {
+	for name, c := range map[string]struct {
+		firstByte, idle time.Duration
+		parts           []part
+		takes           time.Duration
+		fails           bool
+	}{
+		"FirstByteAlone": {time.Second, 0, []part{{500 * time.Millisecond, "data"}, {time.Minute, ": x\n\n"}}, time.Minute + 500*time.Millisecond, false},
+		"IdleAlone":      {0, time.Second, []part{{time.Minute, "data: x\n\n"}}, time.Second, true},
+		"Both":           {time.Second, 2 * time.Second, []part{{0, "data"}, {time.Minute, ": x\n\n"}}, 2 * time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				transport := &resiliencehttp.Transport{FirstByte: c.firstByte, Idle: c.idle, Judge: judgeEvents,
+					Base: streams(new(int), streamed{parts: c.parts, end: io.EOF})}
+				start := time.Now()
+				resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
+				require.Equal(t, c.takes, time.Since(start))
+				if c.fails {
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+				} else {
+					require.Equal(t, "data: x\n\n", answer(t, resp, err))
+				}
+			})
+		})
+	}
+}
+
 // A failed response is read ahead while another attempt may follow, for a second. Idle counts from byte to byte, and
 // not while nobody reads.
 func TestSilenceWithinAFailedResponseIsFromByteToByte(t *testing.T) {
@@ -217,6 +246,24 @@ func TestSilenceWithinAFailedResponseIsFromByteToByte(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestReaderOfALongFailedResponseMayPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		long := strings.Repeat("x", 64<<10+1)
+		transport := &resiliencehttp.Transport{Idle: 5 * time.Second, Middleware: retries(1).Wrap,
+			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				resp := response(503, nil)
+				resp.Body = &streamed{ctx: r.Context(), parts: []part{{1500 * time.Millisecond, long}, {0, "rest"}}, end: io.EOF}
+				return resp, nil
+			})}
+		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
+		require.NoError(t, err)
+		_, err = io.ReadFull(resp.Body, make([]byte, 1))
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		require.Equal(t, long[1:]+"rest", answer(t, resp, nil))
+	})
 }
 
 const overloaded = "event: error\ndata: {\"type\":\"overloaded\"}\n\n"
@@ -280,8 +327,34 @@ func TestResendIsForWhatHadNoEffect(t *testing.T) {
 		answer(t, resp, err)
 		require.Equal(t, sent+1, server.requests.Load(), "its body is gone")
 	}
+	// Without it, a POST is sent once, whatever the Judge says.
+	sent := 0
+	transport := &resiliencehttp.Transport{Middleware: retries(3).Wrap,
+		Base:  roundTripper(func(*http.Request) (*http.Response, error) { sent++; return response(200, http.NoBody), nil }),
+		Judge: func(*http.Response, *resiliencehttp.Ahead) error { return io.ErrUnexpectedEOF }}
+	_, err := transport.RoundTrip(httptest.NewRequest("POST", "http://h/", nil))
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.Equal(t, 1, sent)
+
+	// An attempt after it that is certainly not sent is no reason to give up.
+	sent = 0
+	transport.Judge = func(resp *http.Response, ahead *resiliencehttp.Ahead) error {
+		return resiliencehttp.Resend(resiliencehttp.DefaultJudge(resp, ahead))
+	}
+	transport.Base = roundTripper(func(r *http.Request) (*http.Response, error) {
+		if sent++; sent == 2 {
+			return nil, &net.OpError{Op: "dial", Err: errors.New("refused")}
+		}
+		_, _ = io.ReadAll(r.Body)
+		return response([]int{0, 429, 0, 200}[sent], http.NoBody), nil
+	})
+	req, _ := http.NewRequest("POST", "http://h/", strings.NewReader("x"))
+	resp, err := transport.RoundTrip(req)
+	answer(t, resp, err)
+	require.Equal(t, 200, resp.StatusCode)
+
 	require.NoError(t, resiliencehttp.Resend(nil))
-	err := resiliencehttp.Resend(resilience.Answer(io.EOF))
+	err = resiliencehttp.Resend(resilience.Answer(io.EOF))
 	require.True(t, resilience.Answered(err))
 	require.True(t, resilience.Retryable(err))
 	require.ErrorIs(t, err, io.EOF)
@@ -350,6 +423,11 @@ func TestAhead(t *testing.T) {
 				_, _, err := ahead.Event()
 				require.Equal(t, io.EOF, err)
 			}},
+		"LineFeedFirst": {"GET", "\ndata: x\n\n", 200, "", func(t *testing.T, ahead *resiliencehttp.Ahead) {
+			_, data, err := ahead.Event()
+			require.NoError(t, err)
+			require.Equal(t, "x", data)
+		}},
 		"Encoded": {"GET", "data: x\n\n", 200, "br", func(t *testing.T, ahead *resiliencehttp.Ahead) {
 			_, _, err := ahead.Event()
 			require.ErrorIs(t, err, resiliencehttp.ErrEncoded)
@@ -357,7 +435,7 @@ func TestAhead(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "data", string(read))
 		}},
-		"Head":        {"HEAD", "", 200, "", nothingAhead},
+		"Head":        {"HEAD", "", 200, "br", nothingAhead},
 		"NoContent":   {"GET", "", 204, "", nothingAhead},
 		"NotModified": {"GET", "", 304, "", nothingAhead},
 		"Switching":   {"GET", "", 101, "", nothingAhead},
@@ -598,11 +676,13 @@ func TestFailoverGoesOnOnlyWhereThatIsSafe(t *testing.T) {
 					asked++
 					return response(200, strings.NewReader("second")), nil
 				})
-				resp, err := resiliencehttp.Failover(one, two).RoundTrip(httptest.NewRequest(method, "http://h/", nil))
+				req := httptest.NewRequest(method, "http://h/", nil)
+				resp, err := resiliencehttp.Failover(one, two).RoundTrip(req)
 				switch {
 				case want:
 					require.Equal(t, "second", answer(t, resp, err))
 					require.Equal(t, 1, asked)
+					require.Same(t, req, resp.Request)
 				case c.err != nil:
 					require.ErrorIs(t, err, c.err)
 					require.Zero(t, asked)
@@ -709,6 +789,18 @@ func TestFailoverClosesIdleConnectionsOfEach(t *testing.T) {
 	require.Equal(t, []int{2, 2}, []int{first.closed, last.closed})
 }
 
+func TestFailoverOfARequestThatWasRefusedAfterItsBodyWasRead(t *testing.T) {
+	signs := roundTripper(func(r *http.Request) (*http.Response, error) {
+		_, err := io.ReadAll(r.Body)
+		require.NoError(t, err)
+		return nil, &breaker.OpenError{}
+	})
+	echoes := roundTripper(func(r *http.Request) (*http.Response, error) { return response(200, r.Body), nil })
+	req := httptest.NewRequest("POST", "http://h/", strings.NewReader("x"))
+	resp, err := resiliencehttp.Failover(signs, echoes).RoundTrip(req)
+	require.Equal(t, "x", answer(t, resp, err))
+}
+
 func TestFailoverNamesEach(t *testing.T) {
 	fails := func(err error) http.RoundTripper {
 		return roundTripper(func(*http.Request) (*http.Response, error) { return nil, err })
@@ -730,6 +822,10 @@ func TestFailoverNamesEach(t *testing.T) {
 	require.True(t, resiliencehttp.Server{}.Refuse(w, httptest.NewRequest("GET", "/", nil), err))
 	require.Equal(t, 503, w.Code)
 	require.Equal(t, "7", w.Header().Get("Retry-After"))
+
+	bare := roundTripper(func(*http.Request) (*http.Response, error) { return &http.Response{StatusCode: 503}, nil })
+	resp, err = resiliencehttp.Failover(bare, bare).RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
+	require.Empty(t, answer(t, resp, err))
 
 	require.Panics(t, func() { resiliencehttp.Failover() })
 	require.Panics(t, func() { resiliencehttp.Failover(one2(), nil) })
@@ -861,7 +957,10 @@ func TestPostThatWasCertainlyNeverSentIsSentAgain(t *testing.T) {
 			}))
 		}, true},
 	} {
-		for _, way := range []string{"retry", "failover"} {
+		for _, way := range []string{"retry", "wrapped", "failover"} {
+			if way == "wrapped" && name != "HandshakeIsCutOff" {
+				continue
+			}
 			t.Run(name+"/"+way, func(t *testing.T) {
 				var posts atomic.Int64
 				s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -874,7 +973,10 @@ func TestPostThatWasCertainlyNeverSentIsSentAgain(t *testing.T) {
 				c.fault(t, s, tr)
 				defer tr.CloseIdleConnections()
 				var transport http.RoundTripper = &resiliencehttp.Transport{Base: tr, Middleware: retries(3).Wrap}
-				if way == "failover" {
+				switch way {
+				case "wrapped":
+					transport.(*resiliencehttp.Transport).Base = roundTripper(tr.RoundTrip)
+				case "failover":
 					transport = resiliencehttp.Failover(tr, tr)
 				}
 				resp, err := (&http.Client{Transport: transport}).Post(s.URL, "application/json", strings.NewReader(`{}`))

@@ -184,9 +184,7 @@ func (t *Transport) build() {
 	if t.Base == nil {
 		t.sender = http.DefaultTransport
 		_, std := t.sender.(*http.Transport)
-		if t.mayLeadBack = !std; t.sender == http.RoundTripper(t) {
-			t.sender = firstTransport
-		}
+		t.mayLeadBack = !std
 	}
 	t.wrapped = sync.OnceValue(func() resilience.Func { return resilience.Chain(t.Middleware)(makeAttempt) })
 }
@@ -236,7 +234,7 @@ func (t *Transport) send(req *http.Request, begun time.Time, over func()) (resp 
 		stop()
 		c.body.close()
 		if !returned {
-			c.close(nil)
+			c.close()
 		}
 	}()
 	c.replayable = t.replayable(req)

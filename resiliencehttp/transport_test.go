@@ -782,11 +782,27 @@ func TestMiddlewareThatAnswersWithNothing(t *testing.T) {
 	_, err := nothing.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
 	require.ErrorContains(t, err, "resiliencehttp: Base returned neither an error nor a response")
 
+	judged := errors.New("no answer")
+	disliked := &resiliencehttp.Transport{Middleware: swallow,
+		Base:  roundTripper(func(*http.Request) (*http.Response, error) { return response(200, strings.NewReader("ok")), nil }),
+		Judge: func(*http.Response, *resiliencehttp.Ahead) error { return judged }}
+	_, err = disliked.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.Equal(t, judged, err)
+
 	// With a response there is something to answer with.
-	transport := &resiliencehttp.Transport{Middleware: swallow, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+	ends := 0
+	hears := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			work := resilience.WorkOf(ctx)
+			defer work.OnEnd(func(error) { ends++ })
+			return next(ctx)
+		}
+	}
+	transport := &resiliencehttp.Transport{Middleware: resilience.Chain(hears, swallow), Base: roundTripper(func(*http.Request) (*http.Response, error) {
 		return response(503, strings.NewReader("sorry")), nil
 	})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.Equal(t, 1, ends, "to the policies it is over")
 	require.Equal(t, "sorry", answer(t, resp, err))
 }
 
