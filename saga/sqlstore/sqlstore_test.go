@@ -178,6 +178,25 @@ func TestADeadlockIsRepeated(t *testing.T) {
 	require.Equal(t, 1, commits)
 }
 
+// TestHeartbeatThatIsRepeatedFindsASagaOnce: MySQL has rolled the first try back.
+func TestHeartbeatThatIsRepeatedFindsASagaOnce(t *testing.T) {
+	commits := 0
+	s := &script{
+		answers: map[string][]driver.Value{"SELECT id, epoch": {"a", int64(1), int64(0), ""}},
+		onCommit: func() error {
+			if commits++; commits == 1 {
+				return sqlState("40001")
+			}
+			return nil
+		},
+	}
+	held := store.HeartbeatRequest{Owner: "me", Held: []store.Held{{ID: "a", Epoch: 1}}}
+	renewed, err := newStore(t, s, sqlstore.MySQL).Heartbeat(t.Context(), held)
+	require.NoError(t, err)
+	require.Equal(t, []store.Renewed{{ID: "a", Epoch: 1}}, renewed)
+	require.Equal(t, 2, commits)
+}
+
 // TestABusySQLiteIsAskedOnce: it has waited for its busy_timeout, which no ctx ends. Ten repeats would keep
 // the caller for ten times that.
 func TestABusySQLiteIsAskedOnce(t *testing.T) {
