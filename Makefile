@@ -74,9 +74,9 @@ prove: PROVE ?= 10m
 prove: ## for PROVE: histories, simulations with new seeds, fuzz targets, and mutants; with ARGS=-controls known mistakes, too
 	$(GO) run ./internal/tools/prove -for $(PROVE) $(ARGS)
 
-examples: ## the tests of the examples and of the tools, and one pass of each benchmark
+examples: ## the tests of the examples and of the tools, and one pass of each benchmark but the longest
 	$(GO) test ./examples/... ./internal/tools/...
-	cd internal/benchmarks && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
+	cd internal/benchmarks && $(GO) test -run '^$$' -bench . -skip Durable -benchtime 1x ./...
 
 ci: lint ## all of it: what waits for servers beside what computes; what lint has vetted is not vetted again
 	GOFLAGS="$$($(GO) env GOFLAGS) -vet=off" $(MAKE) -j 2 -O integration test race fuzz examples tidy
