@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/internal/describe"
 )
 
@@ -182,6 +183,26 @@ func TestGroupChangeReachesEveryMember(t *testing.T) {
 	require.ErrorIs(t, g.Do(t.Context(), "overflow", doNothing), errShut)
 	require.ErrorIs(t, g.Health(), errShut)
 	require.ErrorContains(t, g.Health(), "3 of 3 members: ")
+}
+
+// Of a group in which some members fail, those count that do.
+func TestGroupHealthCountsTheMembersThatFail(t *testing.T) {
+	g := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{}) }, resilience.GroupConfig{})
+	for _, key := range []string{"a", "b", "c"} {
+		require.NoError(t, g.Do(t.Context(), key, doNothing))
+	}
+	var all []*breaker.Breaker
+	for _, b := range g.All() {
+		all = append(all, b)
+	}
+	all[0].Disable() // which lets calls pass
+	require.EqualError(t, g.Health(), "disabled: 1 of 3 disabled")
+	all[1].ForceOpen(errShut)
+	require.EqualError(t, g.Health(), "partly forced open: 1 of 3 forced open")
+	require.ErrorIs(t, g.Health(), errShut)
+	all[0].ForceOpen(errShut)
+	all[2].ForceOpen(errShut)
+	require.EqualError(t, g.Health(), "forced open: 3 of 3 forced open")
 }
 
 // A policy that says nothing of itself, and has no settings.
