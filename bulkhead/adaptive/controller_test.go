@@ -96,10 +96,10 @@ func TestAProbeLearnsFromCallsThatStillRun(t *testing.T) {
 	d.untilProbe(service)
 	d.throughProbe(service, nil) // a base that is new does not rise
 	d.untilProbe(service)
-	for d.Probing() {
-		d.begin(d.Limit()) // and never end
-		d.now += service
+	for low := d.Limit(); d.Limit() == low; d.now += service {
+		d.begin(low) // and never end
 	}
+	require.False(t, d.Probing(), "the limit is back although the probe's calls still run")
 	d.now += 10 * service
 	d.round(1, service, nil)
 	require.InEpsilon(t, service*3/2, d.Base(), 0.01)
@@ -264,6 +264,25 @@ func TestTheLimitAlwaysGrowsAgainBesideStreams(t *testing.T) {
 	}
 	require.Greater(t, grown, 1000)
 	require.Greater(t, probes, 1000)
+}
+
+// What the limit was lately is not what it was at first.
+func TestRoomIsMadeUpToWhatTheLimitWasLately(t *testing.T) {
+	d := drive(adaptive.Config{Initial: 5, Max: 40})
+	for range 100 {
+		d.round(d.Limit(), service, nil)
+	}
+	require.Equal(t, 40, d.Limit())
+	for range 100 {
+		if d.Limit() < 40 {
+			break
+		}
+		d.round(40, 4*service, nil)
+	}
+	require.Less(t, d.Limit(), 40)
+	d.now += time.Minute
+	d.MakeRoom(d.now, 35)
+	require.Equal(t, 36, d.Limit())
 }
 
 // A limit below what streams hold grows for one call, and for the next one only if no call
