@@ -81,7 +81,7 @@ func simulateSaga(w *sim.World) {
 		World: w, store: saga.NewMemory(), effect: make(map[string]bool), undone: make(map[string]bool), excused: make(map[string]bool), excuses: make(map[string]int),
 		doing: make(map[string]*node), owners: make(map[string]string), calls: make(map[string]int), kids: make(map[string]string),
 	}
-	w.Step, w.Trouble, w.Hold, w.Meddle, w.Most = time.Second, 5*w.Choose(7), 1+w.Choose(20), 2, 300
+	w.Step, w.Trouble, w.Hold, w.Meddle, w.Most = time.Second, 5*w.Choose(7), 1+w.Choose(20), 2, 600 // two families end at once
 	v.invent()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer v.living.Wait()
