@@ -320,7 +320,7 @@ func (a *attempt) Done() <-chan struct{} { return cmp.Or(a.own, a.Context).Done(
 
 func (a *attempt) Err() error {
 	err := cmp.Or(a.own, a.Context).Err()
-	if a.own != nil && err != nil && errors.Is(context.Cause(a.own), context.DeadlineExceeded) {
+	if a.own != nil && errors.Is(context.Cause(a.own), context.DeadlineExceeded) {
 		return context.DeadlineExceeded
 	}
 	return err

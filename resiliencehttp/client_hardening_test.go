@@ -198,6 +198,16 @@ func TestBaseSeesTheDeadlineOfAnAttempt(t *testing.T) {
 	})
 }
 
+func TestPrepareIsNotCalledForABodyThatFails(t *testing.T) {
+	transport := &resiliencehttp.Transport{
+		MaxBuffer: 100,
+		Base:      rounds(func(*http.Request) (*http.Response, error) { panic("sent") }),
+		Prepare:   func(*http.Request) error { panic("prepared") },
+	}
+	_, err := transport.RoundTrip(httptest.NewRequest("PUT", "http://a/", broken{}))
+	require.ErrorContains(t, err, "broken")
+}
+
 func TestPrepareThatFailsLeavesNoBodyOpen(t *testing.T) {
 	for name, prepare := range map[string]func(*http.Request) error{
 		"panics": func(*http.Request) error { panic("prepare") },

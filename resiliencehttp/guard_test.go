@@ -153,6 +153,7 @@ func TestRefuse(t *testing.T) {
 		"Late":     {context.DeadlineExceeded, late, true, 503},
 		"Gone":     {&bulkhead.FullError{}, gone, true, 503},
 		"Ended":    {context.Canceled, gone, true, 503},
+		"Both":     {fmt.Errorf("%w, at last", throttle.ErrLimited), gone, true, 503}, // of a retrier, after attempts
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()

@@ -41,15 +41,14 @@ func (e *StatusError) Error() string {
 // the [Transport], or else by its Retry-After field; 0 if that has no form of RFC 9110. A date is
 // compared with the Date of the response, if that has one.
 func (e *StatusError) RetryAfter() time.Duration {
-	value := e.Header.Get("Retry-After")
-	if e.after > 0 || value == "" {
+	if e.after > 0 {
 		return e.after
 	}
 	now, err := http.ParseTime(e.Header.Get("Date"))
 	if err != nil {
 		now = time.Now()
 	}
-	return retryAfter(value, now)
+	return retryAfter(e.Header.Get("Retry-After"), now)
 }
 
 // Retryable reports whether the request may be sent again.

@@ -84,7 +84,7 @@ func (b *body) broken() bool { return b.aheadErr != nil && b.aheadErr != io.EOF 
 // mayBeRead reports whether reading the body ahead is of use: a connection is not.
 func (b *body) mayBeRead() bool {
 	a := b.attempt
-	return b.inner != http.NoBody && mayHaveBody(a.call.req, a.resp) && a.resp.StatusCode != http.StatusSwitchingProtocols
+	return mayHaveBody(a.call.req, a.resp) && a.resp.StatusCode != http.StatusSwitchingProtocols
 }
 
 // drain reads a failed response into memory and closes it, so that its connection serves

@@ -550,7 +550,10 @@ func TestRetryAfterOfOtherFields(t *testing.T) {
 		var seen watch
 		transport := &resiliencehttp.Transport{
 			Base: roundTripper(func(*http.Request) (*http.Response, error) {
-				return response(429, http.NoBody, field, map[string]string{"retry-after-ms": "1500", "Retry-After": "2"}[field]), nil
+				if field == "Retry-After" {
+					return response(429, http.NoBody, field, "2"), nil
+				}
+				return response(429, http.NoBody, field, "1500", "Retry-After", "9"), nil
 			}),
 			RetryAfter: func(resp *http.Response) time.Duration {
 				d, _ := time.ParseDuration(resp.Header.Get("retry-after-ms") + "ms")

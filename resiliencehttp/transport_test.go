@@ -305,6 +305,9 @@ func TestFailedResponseIsReadAndClosedBeforeTheWait(t *testing.T) {
 				if waits == 0 {
 					resp := response(503, nil)
 					resp.Body = closeCounter{body, &closed}
+					if name == "Drained" {
+						resp.ContentLength = int64(c.size)
+					}
 					return resp, nil
 				}
 				require.Equal(t, 1, closed, "the connection is needed now")
