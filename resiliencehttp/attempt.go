@@ -158,9 +158,6 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	}
 	t := c.t
 	a.Context, a.call = ctx, c
-	if _, std := t.base().(*http.Transport); std || !c.mayRepeat() {
-		a.Context = a.route.watch(ctx)
-	}
 	same := ctx.Done() == c.caller.Done()
 	if same && c.over == nil && t.firstBytePassed == nil && t.idlePassed == nil {
 		return a
@@ -387,12 +384,16 @@ func (a *attempt) send() error {
 // change them: see docs/decisions/http-client.md.
 func (a *attempt) request() *http.Request {
 	c := a.call
+	var ctx context.Context = a
 	_, std := c.t.base().(*http.Transport)
+	if std || !c.mayRepeat() {
+		ctx = a.route.watch(a)
+	}
 	var req *http.Request
 	if std && c.t.Prepare == nil {
-		req = c.req.WithContext(a)
+		req = c.req.WithContext(ctx)
 	} else {
-		req = c.req.Clone(a)
+		req = c.req.Clone(ctx)
 	}
 	//lint:ignore SA1019 see heedCancel
 	req.Cancel = nil

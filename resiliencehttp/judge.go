@@ -41,14 +41,15 @@ func (e *StatusError) Error() string {
 // the [Transport], or else by its Retry-After field; 0 if that has no form of RFC 9110. A date is
 // compared with the Date of the response, if that has one.
 func (e *StatusError) RetryAfter() time.Duration {
-	if e.after > 0 {
+	value := e.Header.Get("Retry-After")
+	if e.after > 0 || value == "" {
 		return e.after
 	}
 	now, err := http.ParseTime(e.Header.Get("Date"))
 	if err != nil {
 		now = time.Now()
 	}
-	return retryAfter(e.Header.Get("Retry-After"), now)
+	return retryAfter(value, now)
 }
 
 // Retryable reports whether the request may be sent again.
