@@ -90,6 +90,16 @@ l AS (INSERT ` + entries + `
 	FROM s, json_to_recordset(s.log) AS v(` + postgresEntry + `))
 SELECT place, cancel_requested, cancel_note, woken FROM s`,
 
+	// The function has the order of the queues, and a nested loop is the only way to join LATERAL. The last
+	// condition makes the planner expect a single queue, and the limit of each is a parameter, whose value it
+	// knows: however many sagas wait, it must not compile (JIT) each claim.
+	picks: `SELECT s.id, s.owner FROM json_to_recordset(?::json) AS d("Saga" text, "Version" bigint, "Owned" smallint)
+CROSS JOIN LATERAL (
+	SELECT id, owner FROM {p}saga
+	WHERE {live} AND name = d."Saga" AND version = d."Version" AND owned = d."Owned" AND wake_at <= {now}
+	ORDER BY wake_at LIMIT ?::bigint FOR UPDATE SKIP LOCKED) s
+WHERE d."Owned" + 0 = d."Owned" LIMIT ?::bigint`,
+
 	// The last condition makes the planner expect a single row, and look up each in the index.
 	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {count} FROM (
 	WITH RECURSIVE g AS (

@@ -157,7 +157,7 @@ const endOfPrefix = "\U0010FFFF"
 // crashed, or those that have none. The index saga_live has it in the order of wake_at.
 type queue struct {
 	store.Definition
-	owned  int // 1 or 0
+	Owned  int // 1 or 0
 	oldest int64
 	count  int // of its sagas, as far as they were counted
 }
@@ -166,7 +166,7 @@ type queue struct {
 func (s *Store) queues(ctx context.Context, q sqldb.Querier, text string) ([]queue, error) {
 	rows, err := q.QueryContext(ctx, s.sql(text))
 	return collect(rows, err, func(rows *sql.Rows) (q queue, err error) {
-		return q, rows.Scan(&q.Saga, &q.Version, &q.owned, &q.oldest, &q.count)
+		return q, rows.Scan(&q.Saga, &q.Version, &q.Owned, &q.oldest, &q.count)
 	})
 }
 

@@ -19,6 +19,7 @@ type dialect struct {
 	commit string // the values of commitArgs, and the log if that is ""
 	batch  string // commits as JSON; "" if they go one by one
 	log    string // an entry; "" if start and commit have all of them, as JSON
+	picks  string // pickOne of all queues, which are JSON; "" if they go one by one
 
 	// queues has the least wake_at of each queue (see first), and statuses the number of sagas of each name
 	// and status. Both skip from group to group in an index. {count} of queues is 0 or dueOf.
@@ -69,8 +70,8 @@ WHERE id = ? AND epoch = ? AND seq = ?`
 
 	receipt = `SELECT cancel_requested, cancel_note, woken FROM {p}saga WHERE id = ?`
 
-	// pick locks the first sagas of a queue.
-	pick = `SELECT id, owner FROM {by live} WHERE {live} AND name = ? AND version = ? AND owned = ? AND wake_at <= {now}
+	// pickOne locks the first sagas of a queue.
+	pickOne = `SELECT id, owner FROM {by live} WHERE {live} AND name = ? AND version = ? AND owned = ? AND wake_at <= {now}
 ORDER BY wake_at LIMIT ?{skip}`
 
 	// In an UPDATE of MySQL, an expression sees the columns that were set before it.

@@ -238,7 +238,7 @@ func (s *Store) due(ctx context.Context, q sqldb.Querier, req store.ClaimRequest
 	}
 	var seen [2]int // without an owner, and with one
 	for _, q := range queues {
-		seen[q.owned] += q.count
+		seen[q.Owned] += q.count
 	}
 	if seen[1] == firsts {
 		return nil, false, err // another crashed owner's saga comes before those without one
@@ -250,7 +250,7 @@ func (s *Store) due(ctx context.Context, q sqldb.Querier, req store.ClaimRequest
 	queues = slices.DeleteFunc(queues, func(q queue) bool { return !known[q.Definition] })
 	// Those of crashed owners first, then that whose first saga was due first.
 	slices.SortFunc(queues, func(a, b queue) int {
-		return cmp.Or(b.owned-a.owned, cmp.Compare(a.oldest, b.oldest))
+		return cmp.Or(b.Owned-a.Owned, cmp.Compare(a.oldest, b.oldest))
 	})
 	return queues, seen[0] < firsts, err
 }
@@ -260,20 +260,25 @@ func (s *Store) pick(ctx context.Context, q sqldb.Querier, queues []queue, limit
 	ids []string, owners map[string]string, err error,
 ) {
 	owners = make(map[string]string)
-	for i := 0; i < len(queues) && len(ids) < limit; i++ {
-		from := &queues[i]
-		rows, err := q.QueryContext(ctx, s.sql(pick), from.Saga, from.Version, from.owned, limit-len(ids))
+	pick := func(text string, args ...any) error {
+		rows, err := q.QueryContext(ctx, s.sql(text), args...)
 		_, err = collect(rows, err, func(rows *sql.Rows) (id string, err error) {
 			var owner string
 			err = rows.Scan(&id, &owner)
 			ids, owners[id] = append(ids, id), owner
 			return id, err
 		})
-		if err != nil {
-			return nil, nil, err
-		}
+		return err
 	}
-	return ids, owners, nil
+	if s.d.picks != "" {
+		err = pick(s.d.picks, jsonOf(queues), limit, limit)
+		return ids, owners, err
+	}
+	for i := 0; i < len(queues) && len(ids) < limit && err == nil; i++ {
+		from := &queues[i]
+		err = pick(pickOne, from.Saga, from.Version, from.Owned, limit-len(ids))
+	}
+	return ids, owners, err
 }
 
 func (s *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (renewed []store.Renewed, err error) {
