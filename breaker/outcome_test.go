@@ -208,10 +208,6 @@ func TestBreakerLeavesAnAPIAloneThatAlwaysSaysRetryAfter(t *testing.T) {
 	})
 }
 
-type pause time.Duration
-
-func (p pause) Error() string { return "a pause" }
-
 // Classify is asked about answers that shed load, too, and about no other answer.
 func TestBreakerAsksClassifyAboutThrottledAnswers(t *testing.T) {
 	var asked []error

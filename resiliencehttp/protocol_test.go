@@ -666,15 +666,6 @@ func TestCancelOfARequestIsTheCallersEnd(t *testing.T) {
 	}
 }
 
-func retryAfter(status int) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Retry-After", "7")
-		w.WriteHeader(status)
-	}
-}
-
-func echoes(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }
-
 func TestDeadlineThatHadPassedIsATimeout(t *testing.T) {
 	tooSlow := errors.New("too slow")
 	ctx, cancel := context.WithDeadlineCause(t.Context(), time.Now().Add(-time.Second), tooSlow)

@@ -35,13 +35,6 @@ func call(t *testing.T, b *retry.Budget, n int, then func(context.Context) error
 
 func fail(context.Context) error { return errDown }
 
-// balance returns the figures of b, but for how many retries it has allowed so far.
-func balance(b *retry.Budget) retry.BudgetStats {
-	s := b.Stats()
-	s.Allowed = 0
-	return s
-}
-
 func TestBudgetAllowsAFractionOfTheCalls(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -47,13 +47,6 @@ func machineOf(t *testing.T, statuses []StepStatus, steps ...shape) *machine {
 	return m
 }
 
-func statuses(m *machine) (list []StepStatus) {
-	for i := range m.Steps {
-		list = append(list, m.Steps[i].Status)
-	}
-	return list
-}
-
 // TestRelease has a row for each reason to write a saga back, and not to.
 func TestRelease(t *testing.T) {
 	delayed := with(doable("a"), func(s *shape) { s.Delay = time.Hour })
