@@ -928,7 +928,9 @@ func (h *hold) launch(now time.Time) {
 func (h *hold) attempt(ctx context.Context, res result, tx bool) {
 	timeout := cmp.Or(h.p.steps[res.step].timeout, defaultTimeout)
 	if tx && h.r.tx.Exclusive() {
-		timeout = min(timeout, h.r.cfg.LeaseTTL/2) // no heartbeat is written meanwhile
+		// No heartbeat is written meanwhile. A saga is held since its claim began, which may have waited for
+		// one such transaction, and its first heartbeat may wait for another.
+		timeout = min(timeout, h.r.cfg.LeaseTTL/3)
 	}
 	ctx, res.end = context.WithTimeout(ctx, timeout)
 	ctx = withAttempt(ctx, &attempted{saga: &h.id, step: res.step, attempt: res.attempt, op: res.op, signals: res.signals})

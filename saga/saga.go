@@ -78,7 +78,7 @@ type Step[S any] struct {
 
 	// DoTx is a Do in a transaction of the store's database that also records the step: it applies exactly
 	// once. An error rolls back, also the changes to s. DoTx must not end tx. While it runs, the saga
-	// begins no other attempt. On SQLite it has half of LeaseTTL.
+	// begins no other attempt. On SQLite it has a third of LeaseTTL.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is an Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error

@@ -376,10 +376,10 @@ func TestNothingBeginsUntilADoTxHasEnded(t *testing.T) {
 	}
 }
 
-// TestATransactionThatKeepsHeartbeatsOutHasHalfALease: it would else cost its
-// saga, and those beside it, their leases.
-func TestATransactionThatKeepsHeartbeatsOutHasHalfALease(t *testing.T) {
-	for exclusive, want := range map[bool]time.Duration{true: 5 * time.Second, false: time.Minute} {
+// TestATransactionThatKeepsHeartbeatsOutHasAThirdOfALease: two of them, one after the other, would else
+// cost the sagas beside them their holds.
+func TestATransactionThatKeepsHeartbeatsOutHasAThirdOfALease(t *testing.T) {
+	for exclusive, want := range map[bool]time.Duration{true: 3 * time.Second, false: time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			store := newTxMemory(t)
 			store.exclusive = exclusive
@@ -392,7 +392,7 @@ func TestATransactionThatKeepsHeartbeatsOutHasHalfALease(t *testing.T) {
 				return ctx.Err()
 			}
 			sg := sequence(st)
-			r, _ := begin[trip](t, store, saga.RunnerConfig{LeaseTTL: 10 * time.Second}, sg)
+			r, _ := begin[trip](t, store, saga.RunnerConfig{LeaseTTL: 9 * time.Second}, sg)
 			mustStart(t, r, sg)
 			_, err := result[trip](t.Context(), r, "trip-1")
 			require.ErrorIs(t, err, saga.ErrCompensated)
