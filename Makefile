@@ -54,7 +54,7 @@ fuzz: ## each fuzz target for FUZZTIME inputs
 	done
 
 integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB and SQLite; most of the time they wait
-	cd internal/integration && $(GO) test -p 4 -parallel 4 -timeout 25m ./...
+	cd internal/integration && $(GO) test -parallel 4 -timeout 25m ./...
 
 release-check: ## the modules build from a local module proxy in VERSION, as a user has them
 	internal/release/check.sh $(VERSION)
@@ -78,5 +78,5 @@ examples: ## the tests of the examples and of the tools, and one pass of each be
 	$(GO) test ./examples/... ./internal/tools/...
 	cd internal/benchmarks && $(GO) test -run '^$$' -bench . -skip Durable -benchtime 1x ./...
 
-ci: lint ## all of it: what waits for servers beside what computes; what lint has vetted is not vetted again
-	GOFLAGS="$$($(GO) env GOFLAGS) -vet=off" $(MAKE) -j 2 -O integration test race fuzz examples tidy
+ci: lint ## all of it; what lint has vetted is not vetted again
+	GOFLAGS="$$($(GO) env GOFLAGS) -vet=off" $(MAKE) test race fuzz examples integration tidy

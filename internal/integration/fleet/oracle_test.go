@@ -231,7 +231,7 @@ func freeAfterItsLease(t *testing.T, addr, control string) bool {
 	require.ErrorIs(t, err, throttle.ErrLimited, "they are renewed")
 	killed.kill()
 	died := time.Now()
-	for _, err = lives.Reserve(t.Context()); err != nil && time.Since(died) < 20*lease; _, err = lives.Reserve(t.Context()) {
+	for _, err = lives.Reserve(t.Context()); err != nil && time.Since(died) < 5*lease; _, err = lives.Reserve(t.Context()) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	t.Logf("free %v after it was killed, of a lease of %v", time.Since(died), lease)
