@@ -163,7 +163,7 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 		}
 		t.Stop()
 		r.unlisten(id, done)
-		if rec.Status == Stuck || rec.Status.Ended() {
+		if rec.Status.Ended() { // one that is stuck may have been retried since
 			return resultOf[S](r, rec)
 		}
 	}
