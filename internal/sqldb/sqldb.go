@@ -186,8 +186,8 @@ func (s Schema) String() string {
 var (
 	// ErrVersion means that the tables are of a newer version, which this program cannot use.
 	ErrVersion = errors.New("the tables are of a version that this program cannot use")
-	// ErrMissing means that there is no row of a version.
-	ErrMissing = errors.New("the tables are missing")
+	// ErrMissing means that there is no row of this version or a newer one.
+	ErrMissing = errors.New("the tables are missing, or what a newer version of them has")
 	// ErrOther means that the tables are not those that their version says.
 	ErrOther = errors.New("the tables are not those of their version, or another program's (use Config.Prefix)")
 )
@@ -225,8 +225,12 @@ func (s Schema) checkVersion(ctx context.Context, q Querier) error {
 
 // Usable returns nil if a program that makes tables of a version can use those that it has found: a newer
 // version says from which version on programs can, so that an old one can be started again beside a new one.
+// To what is older, Migrate adds what is missing.
 func Usable(found, from, version int) error {
-	if from <= version {
+	switch {
+	case found < version:
+		return ErrMissing
+	case from <= version:
 		return nil
 	}
 	return fmt.Errorf("%w: they are of version %d, for programs from version %d on, and this program is of version %d",

@@ -44,6 +44,7 @@ func TestANewerVersionSaysWhichProgramsCanUseIt(t *testing.T) {
 			require.ErrorIs(t, err, sqldb.ErrVersion)
 		}
 	}
+	require.ErrorIs(t, sqldb.Usable(2, 1, 3), sqldb.ErrMissing, "Migrate makes what is newer")
 }
 
 func TestWriteFindsThePrimary(t *testing.T) {
