@@ -96,7 +96,7 @@ type call struct {
 
 // A verdict is what the end of a call says about the dependency.
 type verdict struct {
-	Outcome
+	Result
 	err        error         // of a failure
 	retryAfter time.Duration // that a failure asked for
 }
@@ -120,13 +120,13 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	if err := b.enter(ctx, &c); err != nil {
 		return err
 	}
-	v := verdict{Outcome: Ignore} // if fn ends its goroutine
+	v := verdict{Result: Ignore} // if fn ends its goroutine
 	var goesOn *call
 	work := linger.WorkOf(ctx)
 	defer func() {
 		r := recover()
 		if r != nil {
-			v = verdict{Outcome: Failure, err: fmt.Errorf("%v", r)}
+			v = verdict{Result: Failure, err: fmt.Errorf("%v", r)}
 		}
 		b.endCall(ctx, &c, v, goesOn)
 		if r != nil {
@@ -138,7 +138,7 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	}()
 	err := fn(ctx)
 	v = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
-	if work != nil && v.Outcome == Success && err == nil {
+	if work != nil && v.Result == Success && err == nil {
 		goesOn = new(call) // on the heap, where c is not
 		*goesOn = c
 	}
@@ -161,7 +161,7 @@ func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 		if over.Swap(true) {
 			return
 		}
-		v := verdict{Outcome: Ignore} // ignored, if Classify panics
+		v := verdict{Result: Ignore} // ignored, if Classify panics
 		defer func() { b.endCall(ctx, &c, v, nil) }()
 		v = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
 	}, nil
@@ -206,41 +206,41 @@ func (b *Breaker) enter(ctx context.Context, c *call) error {
 // judge returns what the end of a call with err says. A call that has not just returned, but
 // whose work has ended, is not slow.
 func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) verdict {
-	outcome := Success
+	result := Success
 	switch end.Kind {
 	case behavior.Canceled, behavior.Refused:
-		return verdict{Outcome: Ignore}
+		return verdict{Result: Ignore}
 	case behavior.Overran:
 		if c.cfg.Patience < 0 || c.deadline-c.begun < c.cfg.Patience {
-			return verdict{Outcome: Ignore}
+			return verdict{Result: Ignore}
 		}
-		outcome = Failure
+		result = Failure
 	case behavior.Failed:
-		outcome = Failure
+		result = Failure
 	}
-	if c.cfg.Classify != nil && (outcome == Failure || end.Throttled) {
-		outcome = c.cfg.Classify(err)
+	if c.cfg.Classify != nil && (result == Failure || end.Throttled) {
+		result = c.cfg.Classify(err)
 	}
 	switch {
-	case outcome == Failure:
+	case result == Failure:
 		return verdict{Failure, err, end.RetryAfter}
-	case outcome == Success && returned && c.cfg.SlowAfter > 0 && b.now()-c.begun >= c.cfg.SlowAfter:
+	case result == Success && returned && c.cfg.SlowAfter > 0 && b.now()-c.begun >= c.cfg.SlowAfter:
 		return verdict{Failure, errSlow, 0}
 	}
-	return verdict{Outcome: outcome}
+	return verdict{Result: result}
 }
 
 // endCall counts the result of a call that has returned. If its work goes on, goesOn is a copy of it.
 func (b *Breaker) endCall(ctx context.Context, c *call, v verdict, goesOn *call) {
 	b.operate(ctx, func(now time.Duration) {
-		b.calls[v.Outcome]++
+		b.calls[v.Result]++
 		switch {
 		case c.probe != nil && c.period == b.period && goesOn != nil:
 			c.probe.returned, c.probe.due = true, now+c.cfg.OpenFor
 		case c.probe != nil:
 			b.probeEnded(now, c.probe, v)
-		case c.period != b.period || v.Outcome == Ignore:
-		case v.Outcome == Failure:
+		case c.period != b.period || v.Result == Ignore:
+		case v.Result == Failure:
 			b.window.fail(now, v.retryAfter)
 			b.failed(now, v)
 		default:
@@ -271,17 +271,17 @@ func (b *Breaker) endWork(ctx context.Context, c *call, err error) {
 	}
 	v := c.judge(b, err, end, false)
 	b.operate(ctx, func(now time.Duration) {
-		if v.Outcome == Failure {
+		if v.Result == Failure {
 			b.calls[Failure]++ // in addition to Success, since totals do not go back
 		}
 		switch {
 		case c.period != b.period:
 		case c.probe != nil:
 			b.probeEnded(now, c.probe, v)
-		case v.Outcome == Failure:
+		case v.Result == Failure:
 			b.window.breakOff(now, v.retryAfter)
 			b.failed(now, v)
-		case v.Outcome == Success:
+		case v.Result == Success:
 			b.endRow()
 		}
 		if c.element != nil && c.period == b.period {

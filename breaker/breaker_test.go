@@ -256,7 +256,7 @@ func TestBreakerIgnoresACallThatEndsItsGoroutine(t *testing.T) {
 
 func TestBreakerIgnoresCanceledCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, Classify: func(error) breaker.Outcome {
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, Classify: func(error) breaker.Result {
 			return breaker.Failure
 		}})
 		canceled := func() {

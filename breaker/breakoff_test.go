@@ -130,10 +130,10 @@ func TestBreakerStaysClosedBesideLongStreams(t *testing.T) {
 
 // Classify may excuse a call that breaks off. It is not counted as a second success.
 func TestBreakerAsksClassifyAboutABreakingOff(t *testing.T) {
-	for _, outcome := range []breaker.Outcome{breaker.Success, breaker.Ignore} {
-		b := breaker.New(breaker.Config{Failures: 1, Classify: func(error) breaker.Outcome { return outcome }})
+	for _, result := range []breaker.Result{breaker.Success, breaker.Ignore} {
+		b := breaker.New(breaker.Config{Failures: 1, Classify: func(error) breaker.Result { return result }})
 		goesOn(t, b, t.Context()).End(errDown)
-		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window, outcome)
+		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window, result)
 	}
 }
 

@@ -53,7 +53,7 @@ type Config struct {
 	Probes int
 	// Classify says what an error means that would be a failure, or an answer that is Throttled()
 	// bool. Nil means DefaultClassify.
-	Classify func(error) Outcome
+	Classify func(error) Result
 }
 
 const (
@@ -143,19 +143,19 @@ func (b *Breaker) follow(cfg *Config) {
 	}
 }
 
-// An Outcome is what the error of a call says about the dependency.
-type Outcome uint8
+// A Result is what the error of a call says about the dependency.
+type Result uint8
 
 const (
-	Failure Outcome = iota
-	Success         // it worked; its answer may be "not found"
-	Ignore          // nothing
-	refused         // the call was not made
+	Failure Result = iota
+	Success        // it worked; its answer may be "not found"
+	Ignore         // nothing
+	refused        // the call was not made
 )
 
 // DefaultClassify returns what err is without a Classify: nil and answers are a Success, refusals
 // are ignored, and any other error is a Failure.
-func DefaultClassify(err error) Outcome {
+func DefaultClassify(err error) Result {
 	switch behavior.Read(err).Kind {
 	case behavior.Done, behavior.Answered:
 		return Success

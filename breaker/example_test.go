@@ -59,7 +59,7 @@ func ExampleConfig_classify() {
 	errNotFound := errors.New("no such user")
 	circuit := breaker.New(breaker.Config{
 		Failures: 2,
-		Classify: func(err error) breaker.Outcome {
+		Classify: func(err error) breaker.Result {
 			if errors.Is(err, errNotFound) {
 				return breaker.Success
 			}

@@ -57,7 +57,7 @@ type call struct {
 // An end is an error and what it says, if its caller has not left.
 type end struct {
 	err   error
-	says  breaker.Outcome
+	says  breaker.Result
 	after time.Duration
 }
 
@@ -180,7 +180,7 @@ func (m *model) look() breaker.State {
 }
 
 // decide settles a probe.
-func (m *model) decide(c *call, says breaker.Outcome, after time.Duration) {
+func (m *model) decide(c *call, says breaker.Result, after time.Duration) {
 	c.decided = true
 	if c.period != m.period {
 		return
@@ -225,7 +225,7 @@ func (m *model) allow(deadline time.Duration) (*call, bool) {
 }
 
 // read returns what the end of a call says; its caller may have left, or its deadline passed.
-func (m *model) read(c *call, e end, canceled bool) breaker.Outcome {
+func (m *model) read(c *call, e end, canceled bool) breaker.Result {
 	overran := c.deadline > 0 && m.now >= c.deadline
 	if e.says == breaker.Failure && (canceled || overran && (c.cfg.Patience < 0 || c.deadline-c.begun < c.cfg.Patience)) {
 		return breaker.Ignore

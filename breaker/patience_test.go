@@ -90,7 +90,7 @@ func TestBreakerCountsACallersDeadlineAfterPatience(t *testing.T) {
 func TestBreakerAsksClassifyAboutACallersDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked []error
-		b := breaker.New(breaker.Config{Failures: 1, Classify: func(err error) breaker.Outcome {
+		b := breaker.New(breaker.Config{Failures: 1, Classify: func(err error) breaker.Result {
 			asked = append(asked, err)
 			return breaker.Ignore
 		}})

@@ -103,9 +103,9 @@ func (b *Breaker) catchUp(now time.Duration) {
 		switch {
 		case now < p.due:
 		case p.returned:
-			b.probeEnded(now, p, verdict{Outcome: Success})
+			b.probeEnded(now, p, verdict{Result: Success})
 		default:
-			b.probeEnded(now, p, verdict{Outcome: Failure, err: errHung})
+			b.probeEnded(now, p, verdict{Result: Failure, err: errHung})
 		}
 	}
 }
@@ -135,14 +135,14 @@ func (b *Breaker) probeEnded(now time.Duration, p *probe, v verdict) {
 	p.done = nil
 	switch {
 	case p.period != b.period:
-	case v.Outcome == Failure:
+	case v.Result == Failure:
 		if done != nil {
 			done(errFailed)
 		}
 		b.row++
 		b.trip(now, v)
 	case done == nil:
-	case v.Outcome == Ignore:
+	case v.Result == Ignore:
 		done(errIgnored)
 	default:
 		done(nil)

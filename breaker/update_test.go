@@ -76,7 +76,7 @@ func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
 // A call ends under the Config with which it began, and counts in the window that is kept.
 func TestUpdateKeepsTheConfigOfCallsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 2, WindowCalls: 50, SlowAfter: time.Second, Classify: func(error) breaker.Outcome { return breaker.Ignore }})
+		b := breaker.New(breaker.Config{Failures: 2, WindowCalls: 50, SlowAfter: time.Second, Classify: func(error) breaker.Result { return breaker.Ignore }})
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		slow, err := b.Begin(t.Context())

@@ -26,7 +26,7 @@ func _() {
 		Failures: 5,
 		OpenFor:  30 * time.Second,
 		Probes:   3,
-		Classify: func(err error) breaker.Outcome {
+		Classify: func(err error) breaker.Result {
 			if errors.Is(err, sql.ErrNoRows) {
 				return breaker.Success
 			}

@@ -930,7 +930,7 @@ func TestBulkheadUnderManyCallers(t *testing.T) {
 		})
 		slots := bulkhead.New(bulkhead.Config{Limit: limit, MaxWait: -1, Queue: callers})
 		var judged atomic.Int64
-		circuit := breaker.New(breaker.Config{Window: time.Hour, FailureRate: 1, Classify: func(error) breaker.Outcome {
+		circuit := breaker.New(breaker.Config{Window: time.Hour, FailureRate: 1, Classify: func(error) breaker.Result {
 			judged.Add(1)
 			return breaker.Success
 		}})

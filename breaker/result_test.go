@@ -35,7 +35,7 @@ var anOpenError = &breaker.OpenError{State: breaker.Open, Until: time.Now().Add(
 func TestDefaultClassify(t *testing.T) {
 	for _, test := range []struct {
 		err  error
-		want breaker.Outcome
+		want breaker.Result
 	}{
 		{nil, breaker.Success},
 		{errDown, breaker.Failure},
@@ -99,7 +99,7 @@ func TestBreakerReadsTheEndOfACall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := false
-			b := breaker.New(breaker.Config{Failures: 2, Classify: func(error) breaker.Outcome {
+			b := breaker.New(breaker.Config{Failures: 2, Classify: func(error) breaker.Result {
 				asked = true
 				return breaker.Failure
 			}})
@@ -123,7 +123,7 @@ func (final) Retryable() bool { return false }
 
 func TestBreakerClassify(t *testing.T) {
 	errMissing := errors.New("missing")
-	b := breaker.New(breaker.Config{Failures: 2, Classify: func(err error) breaker.Outcome {
+	b := breaker.New(breaker.Config{Failures: 2, Classify: func(err error) breaker.Result {
 		switch err {
 		case errMissing:
 			return breaker.Success
@@ -211,7 +211,7 @@ func TestBreakerLeavesAnAPIAloneThatAlwaysSaysRetryAfter(t *testing.T) {
 // Classify is asked about answers that shed load, too, and about no other answer.
 func TestBreakerAsksClassifyAboutThrottledAnswers(t *testing.T) {
 	var asked []error
-	b := breaker.New(breaker.Config{Failures: 1, Classify: func(err error) breaker.Outcome {
+	b := breaker.New(breaker.Config{Failures: 1, Classify: func(err error) breaker.Result {
 		asked = append(asked, err)
 		return breaker.Failure
 	}})
