@@ -48,9 +48,9 @@ func actOn100(t *testing.T, cfg console.Config, each func(n int64, page *console
 		}
 	})()
 	require.NoError(t, json.Unmarshal(s.postJSON(form.Encode()).Body.Bytes(), &answer))
-	counts, err := runner.Counts(t.Context())
+	counts, _, err := runner.Counts(t.Context())
 	require.NoError(t, err)
-	for _, c := range counts.Sagas { // none, if all have ended
+	for _, c := range counts { // none, if all have ended
 		left += c.Running
 	}
 	return answer, audited, left

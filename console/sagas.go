@@ -196,7 +196,7 @@ func (r sagaRow) Waits() string { return ago(time.Duration(r.Late * float64(time
 
 // Count returns a number as a text; one at the limit of a Count means so many or more.
 func (r sagaRow) Count(n int) string {
-	if n >= saga.CountLimit {
+	if n >= 10_000 {
 		return strconv.Itoa(n) + "+"
 	}
 	return strconv.Itoa(n)
@@ -266,20 +266,16 @@ func (c *Console) listSagas(w http.ResponseWriter, r *http.Request, status int, 
 
 // fill asks the store for what a page lists.
 func (c *Console) fill(ctx context.Context, runner *saga.Runner, p *sagasPage) error {
-	counts, err := runner.Counts(ctx)
+	counts, now, err := runner.Counts(ctx)
 	if err != nil {
 		return err
 	}
-	filter, err := p.Form.filter(counts.Now)
+	filter, err := p.Form.filter(now)
 	if err != nil {
 		return err
 	}
-	for _, n := range counts.Sagas {
-		row := sagaRow{n.Saga, n.Stuck, n.Running, n.Compensating, n.Due, 0}
-		if !n.OldestDue.IsZero() {
-			row.Late = seconds(counts.Now.Sub(n.OldestDue))
-		}
-		p.Counts = append(p.Counts, row)
+	for _, n := range counts {
+		p.Counts = append(p.Counts, sagaRow{n.Saga, n.Stuck, n.Running, n.Compensating, n.Due, seconds(n.DueFor)})
 	}
 	if p.Exact = c.byID(ctx, runner, p, filter); p.Exact {
 		return nil

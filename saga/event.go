@@ -53,47 +53,47 @@ const (
 // An EventKind says what happened to a saga.
 type EventKind = store.EventKind
 
-// The kinds of the entries of a saga's log.
+// Kinds of events. The last four are in no log. A log also has "failed", "no effect", "undone" and "undo failed"
+// of a step, "refused" by a policy, "skipped" and "retried" by an operator, "canceled", "parked" to wait,
+// "released" by a runner that stops, and "resumed".
 const (
 	EventCreated     EventKind = "created"
-	EventDone        EventKind = "done"
-	EventNoEffect    EventKind = "no effect"
-	EventFailed      EventKind = "failed"
-	EventUndone      EventKind = "undone"
-	EventUndoFailed  EventKind = "undo failed"
-	EventSkipped     EventKind = "skipped"     // by an operator
-	EventRefused     EventKind = "refused"     // by a policy
-	EventParked      EventKind = "parked"      // written back, to wait
-	EventReleased    EventKind = "released"    // by a runner that stops
-	EventResumed     EventKind = "resumed"     // steps that were ready have started
+	EventDone        EventKind = "done"        // a step
 	EventTakenOver   EventKind = "taken over"  // from an owner that crashed or was cut off
-	EventCanceled    EventKind = "canceled"    // the request reached the owner
-	EventRetried     EventKind = "retried"     // by an operator
 	EventTurnedBack  EventKind = "turned back" // for good
 	EventCompleted   EventKind = "completed"
 	EventCompensated EventKind = "compensated"
 	EventStuck       EventKind = "stuck"
 	EventAbandoned   EventKind = "abandoned" // by an operator
-)
 
-// The kinds of events that are in no log.
-const (
 	EventAttempted   EventKind = "attempted"    // an attempt has ended
 	EventStalled     EventKind = "stalled"      // a step fails or is refused 8, 16, 32 times and so on
 	EventLost        EventKind = "lost"         // another runner has the saga, or may have, or it was abandoned
 	EventStoreFailed EventKind = "store failed" // the runner tries again
 )
 
-// An Outcome says how an attempt of Do or Undo has ended. Each has exactly one.
-type Outcome string
-
 const (
-	OutcomeDone        Outcome = "done"
-	OutcomeNoEffect    Outcome = "no effect"   // a Do returned a Void
-	OutcomeInDoubt     Outcome = "in doubt"    // a Do failed and may have taken effect
-	OutcomeFailed      Outcome = "failed"      // an Undo failed, or a Do that leaves no doubt: DoTx, ReadOnly
-	OutcomeRefused     Outcome = "refused"     // by a policy
-	OutcomeInterrupted Outcome = "interrupted" // the runner stopped, or lost the saga
+	eventNoEffect   EventKind = "no effect"
+	eventFailed     EventKind = "failed"
+	eventUndone     EventKind = "undone"
+	eventUndoFailed EventKind = "undo failed"
+	eventSkipped    EventKind = "skipped"
+	eventRefused    EventKind = "refused"
+	eventParked     EventKind = "parked"
+	eventReleased   EventKind = "released"
+	eventResumed    EventKind = "resumed"  // steps that were ready have started
+	eventCanceled   EventKind = "canceled" // the request reached the owner
+	eventRetried    EventKind = "retried"
+)
+
+// Each attempt has exactly one outcome.
+const (
+	outcomeDone        = "done"
+	outcomeNoEffect    = "no effect"
+	outcomeInDoubt     = "in doubt"
+	outcomeFailed      = "failed"
+	outcomeRefused     = "refused"
+	outcomeInterrupted = "interrupted"
 )
 
 // An Event is something that happened to a saga, or in a runner. Fields that do not apply are zero.
@@ -110,27 +110,29 @@ type Event struct {
 	Op      Op
 	Attempt int
 
-	Outcome Outcome       // of an EventAttempted
+	// Outcome of an EventAttempted is "done"; "no effect" of a Void; "in doubt"; "failed", of an Undo, DoTx or
+	// ReadOnly; "refused" by a policy; or "interrupted", as the runner stops or has lost the saga.
+	Outcome string
 	Took    time.Duration // of an EventAttempted, or the life of a saga that has ended
 	Err     error         // the reason, or an operator's note
 	At      time.Time     // by the store's clock
 }
 
 // outcomeOf returns the outcome of an attempt. cut means that the runner has ended it.
-func outcomeOf(e end, op Op, cut bool) Outcome {
+func outcomeOf(e end, op Op, cut bool) string {
 	switch {
 	case e.err == nil:
-		return OutcomeDone
+		return outcomeDone
 	case cut:
-		return OutcomeInterrupted
+		return outcomeInterrupted
 	case e.refused:
-		return OutcomeRefused
+		return outcomeRefused
 	case op == OpUndo || e.effect == noEffect:
-		return OutcomeFailed
+		return outcomeFailed
 	case e.effect == inDoubt:
-		return OutcomeInDoubt
+		return outcomeInDoubt
 	}
-	return OutcomeNoEffect
+	return outcomeNoEffect
 }
 
 // Observe calls f for each event from now on, after RunnerConfig.OnEvent, until stop is called. The events of a
@@ -183,7 +185,12 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 
 // tellEntry counts an entry of a log, and tells of it. rec is the saga after the entry.
 func (r *Runner) tellEntry(ctx context.Context, rec *store.Record, entry store.Entry) {
-	r.figures.saga(rec.Saga, func(s *SagaStats) { s.entry(entry.Kind) })
+	switch entry.Kind {
+	case EventCreated:
+		r.figures.saga(rec.Saga, "status=started")
+	case EventCompleted, EventCompensated, EventStuck, EventAbandoned:
+		r.figures.saga(rec.Saga, "status="+string(entry.Kind))
+	}
 	e := Event{
 		Kind: entry.Kind, Seq: entry.Seq, Step: entry.Step, Op: entry.Op, Attempt: entry.Attempt,
 		Err: reason(entry.Error), At: entry.At,
@@ -243,7 +250,7 @@ func (e Event) Fields(yield func(name string, value any)) {
 	yield("event", string(e.Kind))
 	for _, f := range []struct{ name, value string }{
 		{"saga", e.Saga}, {"id", e.ID}, {"status", string(e.Status)}, {"step", e.Step}, {"op", string(e.Op)},
-		{"outcome", string(e.Outcome)},
+		{"outcome", e.Outcome},
 	} {
 		if f.value != "" {
 			yield(f.name, f.value)

@@ -316,7 +316,7 @@ func (m *machine) wake(now time.Time, children bool) (at time.Time, ok bool) {
 func (m *machine) release(now time.Time, stops bool, lease time.Duration) (
 	e store.Entry, wakeIn time.Duration, ok bool,
 ) {
-	released := store.Entry{Kind: EventReleased}
+	released := store.Entry{Kind: eventReleased}
 	switch {
 	case !m.going():
 		return e, 0, true
@@ -339,7 +339,7 @@ func (m *machine) release(now time.Time, stops bool, lease time.Duration) (
 	if stops {
 		return released, wakeIn, true
 	}
-	return store.Entry{Kind: EventParked, Error: cmp.Or(m.waitsFor(), m.LastError)}, wakeIn, park
+	return store.Entry{Kind: eventParked, Error: cmp.Or(m.waitsFor(), m.LastError)}, wakeIn, park
 }
 
 // lookIn returns after how long a saga that waits for something outside is looked at again: for
@@ -493,7 +493,7 @@ func (m *machine) open(i int, now time.Time) bool {
 		st.Error = storable(m.work[i].err.Error())
 		m.LastError = st.Error
 		m.set(i, StepNoEffect)
-		m.note(store.Entry{Step: st.Name, Op: OpDo, Kind: EventNoEffect, Error: st.Error})
+		m.note(store.Entry{Step: st.Name, Op: OpDo, Kind: eventNoEffect, Error: st.Error})
 		return true
 	}
 	if d.onlyWaits {
@@ -605,7 +605,7 @@ func (m *machine) goBack() {
 			default:
 				st.Error = "saga: it has no Undo"
 				m.set(i, StepUndoFailed)
-				m.note(store.Entry{Step: st.Name, Op: OpUndo, Kind: EventUndoFailed, Error: st.Error})
+				m.note(store.Entry{Step: st.Name, Op: OpUndo, Kind: eventUndoFailed, Error: st.Error})
 			}
 		}
 		if left {
@@ -659,7 +659,7 @@ func (m *machine) did(i int, op Op, e end, now time.Time) {
 	undo := op == OpUndo
 	attempts, limit, status, kind := st.attempts(op), d.attempts, StepDone, EventDone
 	if undo {
-		limit, status, kind = d.undoAttempts, StepUndone, EventUndone
+		limit, status, kind = d.undoAttempts, StepUndone, eventUndone
 	}
 	m.work[i] = work{err: e.err}
 	if e.err == nil {
@@ -700,11 +700,11 @@ func (m *machine) did(i int, op Op, e end, now time.Time) {
 	}
 	switch {
 	case undo:
-		status, kind = StepUndoFailed, EventUndoFailed
+		status, kind = StepUndoFailed, eventUndoFailed
 	case st.InDoubt:
-		status, kind = StepFailed, EventFailed
+		status, kind = StepFailed, eventFailed
 	default:
-		status, kind = StepNoEffect, EventNoEffect
+		status, kind = StepNoEffect, eventNoEffect
 	}
 	m.set(i, status)
 	m.note(store.Entry{Step: st.Name, Op: op, Kind: kind, Attempt: *attempts, Error: st.Error})
@@ -718,7 +718,7 @@ func (m *machine) refused(i int, op Op, attempts int, e end, now time.Time) {
 	st.Refusals++
 	st.NotBefore = now.Add(max(pauseAfter(&m.p.steps[i], attempts+st.Refusals, e.retryAfter), leastPause))
 	if st.Refusals == 1 && !m.quiet {
-		m.log = append(m.log, store.Entry{Step: st.Name, Op: op, Kind: EventRefused, Error: st.Error})
+		m.log = append(m.log, store.Entry{Step: st.Name, Op: op, Kind: eventRefused, Error: st.Error})
 	}
 }
 
@@ -780,7 +780,7 @@ func (m *machine) cancel(note string) bool {
 	if m.pivotDone() {
 		note = "too late, the pivot is done: " + note
 	}
-	m.note(store.Entry{Kind: EventCanceled, Error: note})
+	m.note(store.Entry{Kind: eventCanceled, Error: note})
 	return true
 }
 
@@ -815,14 +815,14 @@ func (m *machine) skip(step, note string) error {
 		return fmt.Errorf("step %s is %s", step, s)
 	}
 	m.set(i, StepSkipped)
-	m.note(store.Entry{Step: step, Kind: EventSkipped, Error: note})
+	m.note(store.Entry{Step: step, Kind: eventSkipped, Error: note})
 	m.unstick()
 	return nil
 }
 
 // retry gives what has failed its attempts again, and ends the waits between attempts.
 func (m *machine) retry(note string) {
-	m.note(store.Entry{Kind: EventRetried, Error: note})
+	m.note(store.Entry{Kind: eventRetried, Error: note})
 	m.unstick()
 	for i := range m.Steps {
 		st := &m.Steps[i]
@@ -864,7 +864,7 @@ func (m *machine) compensate(note string) error {
 	}
 	if p := m.p.pivot; p >= 0 && m.pivotMayHaveActed(p) {
 		m.set(p, StepSkipped)
-		m.note(store.Entry{Step: m.Steps[p].Name, Kind: EventSkipped, Error: note})
+		m.note(store.Entry{Step: m.Steps[p].Name, Kind: eventSkipped, Error: note})
 	}
 	m.Takeovers = 0
 	if m.cause == nil {

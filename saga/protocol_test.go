@@ -202,7 +202,7 @@ func TestRunnerShowsARefusalOnce(t *testing.T) {
 		require.Equal(t, 1, in.Steps[0].Undos)
 		require.Zero(t, in.Failures)
 		synctest.Wait()
-		require.EqualValues(t, 31+30, refused(r))
+		require.EqualValues(t, 31+30, total(r, "outcome=refused"))
 	})
 }
 

@@ -75,7 +75,7 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 		store: st, cfg: cfg.withDefaults(), owner: rand.Text()[:12], chance: mathrand.N[time.Duration],
 		wake: make(chan struct{}, 1), programs: make(map[store.Definition]*program),
 		held: make(map[string]*hold), waiters: make(map[string][]chan store.Record),
-		figures: figures{sagas: make(map[string]*SagaStats), stored: make(map[string]Count)},
+		figures: figures{sagas: make(map[string]map[string]int64), stored: make(map[string]Count)},
 	}
 	r.tx, _ = st.(store.TxStore)
 	if cfg.Name != "" {
@@ -773,7 +773,7 @@ func (h *hold) next(now time.Time) (req store.CommitRequest, changed bool) {
 // request returns the commit of the machine's present state.
 func (h *hold) request(release bool, wakeIn time.Duration) store.CommitRequest {
 	if len(h.m.log) == 0 {
-		h.m.note(store.Entry{Kind: EventResumed})
+		h.m.note(store.Entry{Kind: eventResumed})
 	}
 	if !release {
 		wakeIn = 0
@@ -1061,8 +1061,8 @@ func (h *hold) did(res *result) {
 }
 
 // attempted counts an attempt that has ended, and tells of it.
-func (h *hold) attempted(res *result, outcome Outcome) {
-	h.r.figures.saga(h.p.name, func(s *SagaStats) { s.Attempts[outcome]++ })
+func (h *hold) attempted(res *result, outcome string) {
+	h.r.figures.saga(h.p.name, "outcome="+outcome)
 	h.r.tellOf(h.ctx, &h.rec, Event{
 		Kind: EventAttempted, Step: h.p.steps[res.step].name, Op: res.op, Attempt: res.attempt,
 		Outcome: outcome, Took: res.took, Err: res.err, At: h.now(),
@@ -1142,7 +1142,7 @@ func (h *hold) commitOpen() {
 	}
 	if h.isLost() {
 		_ = res.tx.Rollback()
-		h.attempted(res, OutcomeInterrupted)
+		h.attempted(res, outcomeInterrupted)
 		return
 	}
 	now := h.now()
@@ -1162,7 +1162,7 @@ func (h *hold) commitOpen() {
 		_ = res.tx.Rollback()
 	}
 	if h.happened(req, receipt, err) {
-		h.attempted(res, OutcomeDone)
+		h.attempted(res, outcomeDone)
 		h.written(req)
 		return
 	}
@@ -1185,6 +1185,6 @@ func (h *hold) leave() {
 			_ = res.tx.Rollback()
 			res.end()
 		}
-		h.attempted(&res, OutcomeInterrupted)
+		h.attempted(&res, outcomeInterrupted)
 	}
 }

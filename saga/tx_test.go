@@ -456,14 +456,14 @@ func TestADoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
 			return do(ctx, tx, s)
 		}
 		sg := sequence(st)
-		var outcomes []saga.Outcome
+		var outcomes []string
 		r, _ := begin[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{
 			OnEvent: on(saga.EventAttempted, func(e saga.Event) { outcomes = append(outcomes, e.Outcome) }),
 		}, sg)
 		mustStart(t, r, sg)
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
-		require.Equal(t, []saga.Outcome{saga.OutcomeInterrupted, saga.OutcomeDone}, outcomes)
+		require.Equal(t, []string{"interrupted", "done"}, outcomes)
 	})
 }
 

@@ -84,7 +84,7 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 			}
 		}
 		require.Len(t, listed, len(ids))
-		_, err := r.Counts(ctx)
+		_, _, err := r.Counts(ctx)
 		require.NoError(t, err)
 	})
 }
