@@ -27,15 +27,20 @@ type Part interface {
 
 // reserve takes n tokens, or what their Costs say, from each of parts or from none.
 func reserve(ctx context.Context, n int, parts ...Part) (*Reservation, error) {
-	r := &Reservation{}
+	r, all := &Reservation{}, false
+	defer func() {
+		if !all { // or a Cost has panicked
+			r.release(ctx)
+		}
+	}()
 	for _, p := range parts {
 		taken, err := p.reserve(ctx, n)
 		if err != nil {
-			r.release(ctx)
 			return nil, err
 		}
 		r.parts = append(r.parts, taken)
 	}
+	all = true
 	return r, nil
 }
 

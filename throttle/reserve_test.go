@@ -165,6 +165,13 @@ func TestAllTakesFromEachOrFromNone(t *testing.T) {
 	})
 }
 
+func TestAllKeepsNothingWhenACostPanics(t *testing.T) {
+	first := throttle.New(throttle.Config{Rate: 1, Burst: 1})
+	second := throttle.New(throttle.Config{Rate: 1, Cost: func(context.Context) int { panic("no tenant") }})
+	require.PanicsWithValue(t, "no tenant", func() { _, _ = throttle.All(first, second).Reserve(t.Context()) })
+	require.True(t, first.Allow())
+}
+
 // Many goroutines reserve and settle: the balance is exact, of a Limiter and of each key.
 func TestReservationsUnderStress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
