@@ -424,7 +424,13 @@ func (l *limit) follow(cfg *Config, meters ...*meter) {
 		l.terms.burst = l.terms.token * int64(cfg.Burst)
 	}
 	for _, q := range cfg.Quotas {
-		l.terms.frames = append(l.terms.frames, &frame{Window: q.window()})
+		f := &frame{Window: q.window()}
+		for _, old := range was.frames {
+			if f.Same(old.Window, time.Now()) {
+				f.Window = old.Window
+			}
+		}
+		l.terms.frames = append(l.terms.frames, f)
 	}
 	for _, m := range meters {
 		now := present()
@@ -470,7 +476,7 @@ func (l *limit) decision(m *meter, err error) Decision {
 	for i, q := range t.cfg.Quotas {
 		w := m.more.windows[i]
 		left := max(0, q.N-w.used)
-		if refused == nil && left >= d.Remaining || refused != nil && refused.Quota.window() != w.of.Window {
+		if refused == nil && left >= d.Remaining || refused != nil && refused.Quota != q {
 			continue
 		}
 		d = Decision{Quota: q, Limit: q.N, Window: q.Every, Remaining: left}

@@ -77,6 +77,39 @@ func TestUpdateKeepsTokensSpent(t *testing.T) {
 	})
 }
 
+// A program that reads its settings again loads each time zone again, which is another pointer.
+func TestUpdateKeepsTheQuotaOfATimeZone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		month := func(in *time.Location, from int) []throttle.Quota {
+			return []throttle.Quota{{N: 10, Per: throttle.Month, In: in, From: from}}
+		}
+		berlin := func() *time.Location {
+			in, err := time.LoadLocation("Europe/Berlin")
+			require.NoError(t, err)
+			return in
+		}
+		zone := func(hours int) *time.Location { return time.FixedZone("here", hours*3600) }
+		l := throttle.New(throttle.Config{Quotas: month(berlin(), 1), Cost: cost})
+		left := func(want int, quotas []throttle.Quota) {
+			t.Helper()
+			require.NoError(t, l.Update(func(c *throttle.Config) { c.Quotas = quotas }))
+			require.Equal(t, want, take(l, 0).Remaining)
+		}
+		r, err := l.Reserve(t.Context(), 7)
+		require.NoError(t, err)
+		left(3, month(berlin(), 1))
+		r.Settle(t.Context(), 8)
+		left(2, month(berlin(), 1))
+		require.False(t, take(l, 3).OK)
+		left(10, month(berlin(), 2))
+		take(l, 1)
+		left(10, month(zone(1), 2))
+		take(l, 1)
+		left(9, month(zone(1), 2))
+		left(10, month(zone(2), 2))
+	})
+}
+
 func TestUpdateThatIsInvalidChangesNothing(t *testing.T) {
 	l := throttle.New(throttle.Config{Name: "a", Rate: 10})
 	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Name: "a", Rate: 10}})

@@ -49,6 +49,17 @@ func (w Window) Filled() Window {
 	return w
 }
 
+// Same reports whether w and other, which are filled, have the same windows. A time zone that is loaded
+// again has another pointer, and is found by its name and by when the periods around t begin.
+func (w Window) Same(other Window, t time.Time) bool {
+	if w.Per == "" || other.Per == "" || w.In.String() != other.In.String() {
+		return w == other
+	}
+	same := w
+	same.In = other.In
+	return same == other && w.Find(t) == other.Find(t)
+}
+
 // A Span is a period: from Begin on, until before End. Before is the beginning of the period before,
 // and After the end of that which follows. All are in nanoseconds of Unix time.
 type Span struct{ Before, Begin, End, After int64 }
