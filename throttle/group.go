@@ -135,7 +135,9 @@ func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
 func (g *Group[K]) hold(ctx context.Context, key K, n int) (hold, error) {
 	m := g.pin(key)
 	defer g.table.Unpin(m)
-	return g.enter(ctx, &m.Value, &g.setting.Load().Config, func() string { return g.text(m) }, n)
+	h, err := g.enter(ctx, &m.Value, &g.setting.Load().Config, func() string { return g.text(m) }, n)
+	h.overflow = m == g.table.Overflow()
+	return h, err
 }
 
 // text returns the key of m as an error shows it.
@@ -147,10 +149,15 @@ func (g *Group[K]) text(m *keyed.Member[K, meter]) string {
 }
 
 // settleKey corrects what h has taken of key. If the key has been evicted since, it had got
-// all of its tokens back.
+// all of its tokens back: if it finds no room now, nothing of others' tokens is given back.
 func (g *Group[K]) settleKey(key K, h hold, used int) {
-	m := g.table.Pin(key)
-	defer g.table.Unpin(m)
+	m := g.table.Overflow()
+	if !h.overflow {
+		if m = g.table.Pin(key); m == g.table.Overflow() {
+			used = max(used, h.n)
+		}
+		defer g.table.Unpin(m)
+	}
 	g.settle(&m.Value, h, used)
 }
 

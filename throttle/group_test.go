@@ -180,6 +180,37 @@ func TestGroupKeepsWhatIsSpent(t *testing.T) {
 }
 
 // What keys without room share follows an Update as all keys do.
+// A settlement corrects what the call has taken from: what keys without room share, or the key's own
+// limit, of which nothing is given to the others when the key has no room any more.
+func TestGroupSettlesWhatItHasTakenFrom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		group := func() *throttle.Group[string] {
+			return throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 10}, MaxKeys: 1, IdleAfter: -1})
+		}
+		reserve := func(g *throttle.Group[string], key string) *throttle.Reservation {
+			r, err := g.Reserve(t.Context(), key, 10)
+			require.NoError(t, err)
+			return r
+		}
+		g := group()
+		own := reserve(g, "a")
+		time.Sleep(10 * time.Second)
+		require.True(t, g.Allow("b"), "and a has been evicted")
+		reserve(g, "c")
+		own.Settle(t.Context(), 0)
+		require.False(t, g.Allow("d"))
+
+		g = group()
+		require.True(t, g.Allow("b"))
+		shared := reserve(g, "c")
+		time.Sleep(time.Second)
+		require.True(t, g.Allow("c"), "by a limit of its own, since b has been evicted")
+		shared.Settle(t.Context(), 0)
+		reserve(g, "d")
+		require.EqualValues(t, 2, g.Stats().Overflow)
+	})
+}
+
 func TestGroupUpdateReachesKeysWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 5, Cost: cost}, MaxKeys: 1})

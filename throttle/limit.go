@@ -71,8 +71,9 @@ type waiter struct {
 
 // A hold is what a call has taken, to be given back or corrected.
 type hold struct {
-	n       int
-	windows []window // as they were
+	n        int
+	windows  []window // as they were
+	overflow bool     // it has taken from what keys of a Group without room share
 }
 
 // began is a century before the program began: in a synctest bubble it is the year 2000, and
@@ -365,7 +366,7 @@ func (m *meter) takeQuotas(n int) hold {
 	for i := range m.more.windows {
 		m.more.windows[i].used += n
 	}
-	return hold{n, slices.Clone(m.more.windows)}
+	return hold{n: n, windows: slices.Clone(m.more.windows)}
 }
 
 // leave takes w out of the line of m.
