@@ -165,7 +165,7 @@ func (r *Registry) changes(data []byte) ([]*change, error) {
 		c := &change{Entry: e, policy: policy, before: before}
 		if err := c.try(policies[name]); err != nil {
 			errs = append(errs, at(path, err))
-		} else if !reflect.DeepEqual(c.given.Interface(), c.next.Interface()) {
+		} else if !bytes.Equal(write(c.given), write(c.next)) {
 			all = append(all, c)
 		}
 	}

@@ -297,6 +297,17 @@ func TestApplySetsWhatWasADefault(t *testing.T) {
 	require.Equal(t, 100, limit.Config().Burst)
 }
 
+// What is so already changes nothing, also beside a hook, of which nobody can tell whether it is the same.
+func TestApplyLeavesAloneWhatIsSoAlready(t *testing.T) {
+	reg, f := newFakes("users")
+	f[0].cfg.Hook = func() {}
+	for range 3 {
+		_, err := reg.Apply([]byte(`{"fake/users": {"Count": 6, "Shares": [1], "Pointer": {"Limit": 2}}}`))
+		require.NoError(t, err)
+	}
+	require.Equal(t, 1, f[0].updates)
+}
+
 // The defaults that follow a field are part of what is validated, and so are named fields
 // that would follow it.
 func TestPreviewValidatesWhatWouldBe(t *testing.T) {
