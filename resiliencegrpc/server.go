@@ -167,6 +167,7 @@ type service struct {
 	method  string
 	handler resilience.Func
 	served  bool
+	ended   bool  // the handler has returned, and not panicked
 	err     error // of the handler
 }
 
@@ -185,6 +186,7 @@ func serve(ctx context.Context) error {
 	}
 	s.served = true
 	s.err = s.handler(ctx)
+	s.ended = true
 	if s.err == nil {
 		return nil
 	}
@@ -197,9 +199,9 @@ func serve(ctx context.Context) error {
 // result returns what the client gets after the policies have returned err.
 func (s *service) result(err error) error {
 	switch {
-	case s.served && s.err == nil:
+	case s.ended && s.err == nil:
 		return nil
-	case s.served:
+	case s.ended:
 		return withStatus(s.ctx, s.err, true)
 	case err == nil:
 		err = errNotServed

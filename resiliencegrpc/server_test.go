@@ -411,6 +411,30 @@ func TestASlotIsFreeAfterAPanic(t *testing.T) {
 	require.Zero(t, slots.Stats().InFlight)
 }
 
+// A handler that panicked has not answered, whatever a policy makes of the panic.
+func TestAHandlerWhosePanicAPolicyRecoversHasFailed(t *testing.T) {
+	recovering := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) (err error) {
+			defer func() {
+				if r := recover(); r != nil {
+					err = fmt.Errorf("recovered: %v", r)
+				}
+			}()
+			return next(ctx)
+		}
+	}
+	s := &service{
+		unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) { panic("boom") },
+		list:  func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error { panic("boom") },
+	}
+	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: recovering}.Options()...)
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
+	_, err := client.Get(t.Context(), hello)
+	requireCode(t, codes.Unknown, err)
+	require.ErrorContains(t, err, "recovered: boom")
+	requireCode(t, codes.Unknown, drainList(client.List(t.Context(), hello)))
+}
+
 // TestTheLimitHoldsUnderLoad counts how many calls are served at once.
 func TestTheLimitHoldsUnderLoad(t *testing.T) {
 	noLeaks(t)
