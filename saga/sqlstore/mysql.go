@@ -6,7 +6,7 @@ var mysql = dialect{
 	// The clock does not depend on the session's time zone.
 	words: words("{p}saga FORCE INDEX (%s)",
 		"{now}", "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
-		"{int}", "?", "{owned}", "owned", "{live}", "live = 1",
+		"{int}", "?", "{live}", "live = 1",
 		"{deletable}", "ended_at IS NOT NULL", "{ended_at}", "ended_at",
 		"{lock}", " FOR UPDATE", "{skip}", " FOR UPDATE SKIP LOCKED",
 		// A transaction of the user's may have a snapshot.
@@ -42,7 +42,6 @@ CREATE TABLE IF NOT EXISTS {p}saga (
 	owned            boolean AS (owner <> '') STORED,
 	ended_at         bigint AS (CASE WHEN ` + isDeletable + ` THEN wake_at END) STORED,
 	KEY {p}saga_live (live, name, version, owned, wake_at),
-	KEY {p}saga_due (live, owned, wake_at),
 	KEY {p}saga_ended (status, ended_at),
 	KEY {p}saga_child (parent, parent_step, status),
 	KEY {p}saga_name (name, status, created_at, id),

@@ -7,8 +7,6 @@ var postgresql = dialect{
 		"{now}", "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
 		"{int}", "?::bigint", "{live}", isLive, "{deletable}", isDeletable, "{ended_at}", "wake_at",
 		"{lock}", " FOR UPDATE", "{skip}", " FOR UPDATE SKIP LOCKED", "{newest}", "",
-		// The planner would take saga_due for a queue, too, and read past all others.
-		"{owned}", "(owned + 0)",
 		// The planner does not see this limit: it would expect a tenth of the rows, and for 10 000 of them
 		// it may prefer to read and sort a table of 50 000.
 		"{most}", "(SELECT 10000)",

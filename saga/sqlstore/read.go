@@ -159,12 +159,12 @@ type queue struct {
 	store.Definition
 	Owned  int // 1 or 0
 	oldest int64
-	count  int // of its sagas, as far as they were counted
+	count  int // of its sagas, if they were counted
 }
 
-// queues returns those that a statement finds, in any order.
-func (s *Store) queues(ctx context.Context, q sqldb.Querier, text string) ([]queue, error) {
-	rows, err := q.QueryContext(ctx, s.sql(text))
+// queues returns those with a due saga, in any order.
+func (s *Store) queues(ctx context.Context, count string) ([]queue, error) {
+	rows, err := s.db.QueryContext(ctx, s.sql(strings.Replace(s.d.queues, "{count}", count, 1)))
 	return collect(rows, err, func(rows *sql.Rows) (q queue, err error) {
 		return q, rows.Scan(&q.Saga, &q.Version, &q.Owned, &q.oldest, &q.count)
 	})
@@ -197,7 +197,7 @@ func (s *Store) Counts(ctx context.Context) (counts store.Counts, err error) {
 	if err != nil || len(counts.Sagas) == 0 {
 		return counts, err
 	}
-	queues, err := s.queues(ctx, s.db, strings.Replace(s.d.queues, "{count}", s.d.dueOf, 1))
+	queues, err := s.queues(ctx, s.d.dueOf)
 	for _, q := range queues {
 		i, ok := slices.BinarySearchFunc(counts.Sagas, q.Saga, func(c store.Count, name string) int {
 			return strings.Compare(c.Saga, name)

@@ -7,7 +7,7 @@ var sqlite = dialect{
 	// no fractions before 3.42.)
 	words: words("{p}saga INDEXED BY %s",
 		"{now}", "(CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER) * 1000)",
-		"{int}", "?", "{owned}", "owned", "{live}", isLive, "{deletable}", isDeletable, "{ended_at}", "wake_at",
+		"{int}", "?", "{live}", isLive, "{deletable}", isDeletable, "{ended_at}", "wake_at",
 		"{lock}", "", "{skip}", "", "{newest}", "", "{most}", "10000",
 	),
 	schema: `

@@ -69,10 +69,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sqldb"
@@ -342,37 +340,8 @@ func (s *Store) Listen(ctx context.Context, notify func()) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	silence := time.AfterFunc(math.MaxInt64, func() { stop(errDeaf) })
-	defer silence.Stop()
-	calls := 0
-	err := s.listen(ctx, s.channel(), func() {
-		switch calls++; calls {
-		case 1:
-			call, cancel := context.WithTimeout(ctx, hearsWithin)
-			err := s.tell(call, s.db)
-			cancel()
-			if err != nil {
-				stop(err) // such as a pool that is used up
-			}
-			silence.Reset(hearsWithin)
-		case 2:
-			silence.Stop()
-		}
-		notify()
-	})
-	if ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	return wrap("listen", err)
+	return wrap("listen", s.listen(ctx, s.channel(), notify))
 }
-
-// hearsWithin is how long Listen waits for a notification of its own.
-const hearsWithin = 10 * time.Second
-
-var errDeaf = errors.New("LISTEN has succeeded, and a notification did not arrive:" +
-	" it needs a connection of its own to the server, past any pooler such as PgBouncer")
 
 // named is deferred to add the method to an error of the database.
 func named(what string, err *error) { *err = wrap(what, *err) }

@@ -125,7 +125,7 @@ func TestSQLiteIsTheWriterBeforeItReads(t *testing.T) {
 			return err
 		},
 	} {
-		s := &script{answers: map[string][]driver.Value{"SELECT name, version": {"trip", int64(1), int64(0), int64(1), int64(0)}}} // is due
+		s := &script{answers: map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), int64(1), int64(0)}}} // is due
 		require.NoError(t, call(newStore(t, s, sqlstore.SQLite)), name)
 		i := slices.Index(s.log, "BEGIN")
 		require.Equal(t, "UPDATE saga SET seq = seq WHERE 0", s.log[i+1], name)
@@ -252,7 +252,7 @@ func TestBatchThatIsRolledBackForgets(t *testing.T) {
 func TestAWriterWaitsNoLongerThanItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{
-			answers:  map[string][]driver.Value{"SELECT name, version": {"trip", int64(1), int64(0), int64(1), int64(0)}}, // is due
+			answers:  map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), int64(1), int64(0)}}, // is due
 			onCommit: func() error { time.Sleep(time.Minute); return nil },
 		}
 		st := newStore(t, s, sqlstore.SQLite)
@@ -307,55 +307,6 @@ func TestAHeartbeatDoesNotQueue(t *testing.T) {
 		require.Equal(t, 3*time.Minute, time.Since(begun), "what is written, what is next, itself")
 		time.Sleep(time.Hour)
 		synctest.Wait()
-	})
-}
-
-// TestListenHearsItself, or says that it is deaf: through a pooler, LISTEN succeeds.
-func TestListenHearsItself(t *testing.T) {
-	for _, hears := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			db := open(new(script))
-			defer db.Close()
-			store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{Listen: func(ctx context.Context, _ string, notify func()) error {
-				notify()
-				if hears {
-					notify()
-				}
-				<-ctx.Done()
-				return ctx.Err()
-			}})
-			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-			defer cancel()
-			begun := time.Now()
-			err := store.Listen(ctx, func() {})
-			if hears {
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.Equal(t, time.Hour, time.Since(begun))
-			} else {
-				require.ErrorContains(t, err, "needs a connection of its own to the server")
-				require.Equal(t, 10*time.Second, time.Since(begun))
-			}
-		})
-	}
-}
-
-// TestListenDoesNotCallAFullPoolDeaf: what Listen tells itself needs a connection of the pool.
-func TestListenDoesNotCallAFullPoolDeaf(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		db := open(new(script))
-		defer db.Close()
-		db.SetMaxOpenConns(1)
-		conn, err := db.Conn(t.Context())
-		require.NoError(t, err)
-		defer conn.Close()
-		store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{Listen: func(ctx context.Context, _ string, notify func()) error {
-			notify()
-			<-ctx.Done()
-			return ctx.Err()
-		}})
-		err = store.Listen(t.Context(), func() {})
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.NotContains(t, err.Error(), "a connection of its own")
 	})
 }
 

@@ -1,9 +1,6 @@
 package sqlstore
 
-import (
-	"strconv"
-	"strings"
-)
+import "strings"
 
 // A dialect is the statements of a kind of database that are not those of all. In all of them {p}
 // begins the names of the tables, {now} is the clock in microseconds since 1970, {ids} is a list of
@@ -21,7 +18,7 @@ type dialect struct {
 	log    string // an entry; "" if start and commit have all of them, as JSON
 	picks  string // pickOne of all queues, which are JSON; "" if they go one by one
 
-	// queues has the least wake_at of each queue (see first), and statuses the number of sagas of each name
+	// queues has the least wake_at of each queue that has a due saga, and statuses the number of sagas of each name
 	// and status. Both skip from group to group in an index. {count} of queues is 0 or dueOf.
 	queues, dueOf, statuses string
 }
@@ -44,7 +41,6 @@ const (
 	// is when it ended: it was released then.
 	indexes = `
 CREATE INDEX IF NOT EXISTS {p}saga_live ON {p}saga (name, version, owned, wake_at) WHERE ` + isLive + `;
-CREATE INDEX IF NOT EXISTS {p}saga_due ON {p}saga ({owned}, wake_at) WHERE ` + isLive + `;
 CREATE INDEX IF NOT EXISTS {p}saga_ended ON {p}saga (status, wake_at) WHERE ` + isDeletable + `;
 CREATE INDEX IF NOT EXISTS {p}saga_child ON {p}saga (parent, parent_step, status) WHERE parent > '';
 CREATE INDEX IF NOT EXISTS {p}saga_name ON {p}saga (name, status, created_at, id);
@@ -78,15 +74,6 @@ ORDER BY wake_at LIMIT ?{skip}`
 	take = `UPDATE {p}saga SET takeovers = takeovers + CASE WHEN owner <> '' AND owner <> ? THEN 1 ELSE 0 END,
 	epoch = epoch + 1, woken = false, owner = ?, wake_at = {now} + ? WHERE id IN ({ids})`
 	taken = `SELECT {record} FROM {p}saga WHERE id IN ({ids})`
-
-	// first has the queues of the sagas that have been due for longest, how many each has of these, and no
-	// more than {first} sagas of crashed owners, and as many others. It costs the same with every number of
-	// definitions.
-	first = `SELECT name, version, owned, min(wake_at), count(*) FROM (` +
-		firstOf + `1` + orderOfFirst + ` AS crashed UNION ALL ` + firstOf + `0` + orderOfFirst + ` AS others) AS d
-GROUP BY name, version, owned`
-	firstOf      = `SELECT * FROM (SELECT name, version, owned, wake_at FROM {by due} WHERE {live} AND {owned} = `
-	orderOfFirst = ` AND wake_at <= {now} ORDER BY wake_at LIMIT {first})`
 
 	held  = `SELECT id, epoch, cancel_requested, cancel_note FROM {p}saga WHERE owner = ? AND id IN ({ids})`
 	renew = `UPDATE {p}saga SET wake_at = {now} + ? WHERE id IN ({ids})`
@@ -124,8 +111,8 @@ var removal = []string{
 // words returns those of a dialect and those of all. by is how a query is told to read the table by an
 // index, for whose name %s stands.
 func words(by string, own ...string) []string {
-	list := append([]string{"{record}", columns + ", {now} AS store_now", "{first}", strconv.Itoa(firsts)}, own...)
-	for _, index := range []string{"live", "due", "name", "time"} {
+	list := append([]string{"{record}", columns + ", {now} AS store_now"}, own...)
+	for _, index := range []string{"live", "name", "time"} {
 		list = append(list, "{by "+index+"}", strings.ReplaceAll(by, "%s", "{p}saga_"+index))
 	}
 	return list

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
@@ -185,12 +184,7 @@ func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (recs []store
 	if req.Limit <= 0 || len(req.Definitions) == 0 {
 		return nil, nil
 	}
-	// It looks at the sagas that have been due for longest. Where those do not say which to claim, it asks
-	// for all queues.
-	queues, all, err := s.due(ctx, s.db, req, first)
-	if err == nil && len(queues) == 0 && !all {
-		queues, all, err = s.due(ctx, s.db, req, s.d.queues)
-	}
+	queues, err := s.due(ctx, req)
 	if err != nil || len(queues) == 0 {
 		return nil, err
 	}
@@ -200,11 +194,6 @@ func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (recs []store
 			return err
 		}
 		ids, previous, err := s.pick(ctx, q, queues, req.Limit)
-		if err == nil && len(ids) < req.Limit && !all {
-			if queues, _, err = s.due(ctx, q, req, s.d.queues); err == nil {
-				ids, previous, err = s.pick(ctx, q, queues, req.Limit)
-			}
-		}
 		if err != nil || len(ids) == 0 {
 			return err
 		}
@@ -224,35 +213,15 @@ func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (recs []store
 	return recs, err
 }
 
-// firsts is of how many sagas first has the queues: those of crashed owners, and as many others.
-const firsts = 64
-
-// due returns the queues of the definitions that a statement finds, in the order in which they are claimed, and
-// whether they are all that have a due saga.
-func (s *Store) due(ctx context.Context, q sqldb.Querier, req store.ClaimRequest, text string) (
-	queues []queue, all bool, err error,
-) {
-	queues, err = s.queues(ctx, q, strings.Replace(text, "{count}", "0", 1))
-	if len(queues) == 0 {
-		return nil, true, err
-	}
-	var seen [2]int // without an owner, and with one
-	for _, q := range queues {
-		seen[q.Owned] += q.count
-	}
-	if seen[1] == firsts {
-		return nil, false, err // another crashed owner's saga comes before those without one
-	}
-	known := make(map[store.Definition]bool, len(req.Definitions))
-	for _, d := range req.Definitions {
-		known[d] = true
-	}
-	queues = slices.DeleteFunc(queues, func(q queue) bool { return !known[q.Definition] })
-	// Those of crashed owners first, then that whose first saga was due first.
+// due returns the queues with a due saga, in the order in which they are claimed: those of crashed owners first,
+// then that whose first saga was due first.
+func (s *Store) due(ctx context.Context, req store.ClaimRequest) ([]queue, error) {
+	queues, err := s.queues(ctx, "0")
+	queues = slices.DeleteFunc(queues, func(q queue) bool { return !slices.Contains(req.Definitions, q.Definition) })
 	slices.SortFunc(queues, func(a, b queue) int {
 		return cmp.Or(b.Owned-a.Owned, cmp.Compare(a.oldest, b.oldest))
 	})
-	return queues, seen[0] < firsts, err
+	return queues, err
 }
 
 // pick locks the first sagas of the queues, and returns their ids and owners.

@@ -158,9 +158,6 @@ func TestClaimFromABacklogIsCheap(t *testing.T) {
 // runner asks of it all the time, with 500 definitions.
 func TestClaimAsksForNoDefinitionByItself(t *testing.T) {
 	const definitions = 500
-	// What a claim reads of the sagas that have been due for longest: 64, which MariaDB counts for each of its
-	// temporary tables, too.
-	const firsts = 300
 	onEach(t, func(t *testing.T, d database) {
 		sagas := *plansSagas
 		name := `'trip-' || (i % 500)`
@@ -203,16 +200,16 @@ func TestClaimAsksForNoDefinitionByItself(t *testing.T) {
 			statements int
 			rows       int
 		}{
-			{"claim, nothing is due", claim(0, known...), 1, 20},
+			{"claim, nothing is due", claim(0, known...), 1, 4 * definitions},
 			{"counts, nothing is due", counts, 3, 5*sagas + 8*definitions},
 			{"list", list(store.Filter{}), 1, page},
 			{"list running", list(store.Filter{Status: []saga.Status{saga.Running}}), 1, page},
 			{"list stuck", list(store.Filter{Status: []saga.Status{saga.Stuck}}), 1, 50},
 			{"list of a definition", list(store.Filter{Saga: "trip-7"}), 1, page},
 			{"", wake, 0, 0},
-			{"claim", claim(64, known...), 70, 1000},
-			{"claim of another service", claim(0, store.Definition{Saga: "none"}), 2, 4*definitions + firsts},
-			{"claim of the oldest version", claim(0, store.Definition{Saga: "trip-7", Version: 1}), 2, 4*definitions + firsts},
+			{"claim", claim(64, known...), 70, 4*definitions + 1000},
+			{"claim of another service", claim(0, store.Definition{Saga: "none"}), 1, 4 * definitions},
+			{"claim of the oldest version", claim(0, store.Definition{Saga: "trip-7", Version: 1}), 1, 4 * definitions},
 			{"counts", counts, 3, 8*sagas + 8*definitions},
 			{"heartbeat", func() error {
 				var held []store.Held
@@ -254,8 +251,8 @@ func TestClaimPaysNothingForSagasOfOthers(t *testing.T) {
 			}
 			require.NoError(t, claim())
 			rows, statements := p.cost(t, name, claim)
-			require.Len(t, statements, 2)
-			require.LessOrEqual(t, rows, 350, name)
+			require.Len(t, statements, 1)
+			require.LessOrEqual(t, rows, 50, name)
 		}
 		claim := func() error {
 			recs, err := p.store.Claim(t.Context(), store.ClaimRequest{Owner: "me", LeaseTTL: time.Hour, Limit: 10, Definitions: []store.Definition{{Saga: "trip", Version: 1}}})
@@ -264,12 +261,11 @@ func TestClaimPaysNothingForSagasOfOthers(t *testing.T) {
 		}
 		require.NoError(t, claim())
 		rows, _ := p.cost(t, "ten", claim)
-		require.LessOrEqual(t, rows, 450)
+		require.LessOrEqual(t, rows, 150)
 	})
 }
 
-// TestBacklogHidesNoSaga that a claim wants: neither that of others, nor one whose first rows are locked. A claim
-// looks at the sagas first that have been due for longest.
+// TestBacklogHidesNoSaga that a claim wants: neither that of others, nor one whose first rows are locked.
 func TestBacklogHidesNoSaga(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		db, st := d.open(t), d.store(t)
@@ -321,8 +317,8 @@ func TestBacklogHidesNoSaga(t *testing.T) {
 	})
 }
 
-// TestClaimCostsNoMoreForManyDefinitions than three times the rows of one, however many sagas are due.
-func TestClaimCostsNoMoreForManyDefinitions(t *testing.T) {
+// TestClaimReadsARowMoreForEachDefinition, or two on MariaDB, however many sagas are due.
+func TestClaimReadsARowMoreForEachDefinition(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) {
 		costs := func(d database, definitions int) (rows []int) {
 			name := fmt.Sprintf(`'trip-' || (i %% %d)`, definitions)
@@ -359,7 +355,7 @@ func TestClaimCostsNoMoreForManyDefinitions(t *testing.T) {
 		}
 		one, many := costs(d, 1), costs(newDatabase(t, d.Dialect), 500)
 		for i := range one {
-			require.LessOrEqual(t, many[i], 3*one[i]+20)
+			require.LessOrEqual(t, many[i], 3*one[i]+2*500)
 		}
 	})
 }

@@ -123,12 +123,3 @@ func TestPgBouncerRestarts(t *testing.T) {
 		require.NoError(t, err)
 	}
 }
-
-// TestPgBouncerEndsAListen: LISTEN succeeds, on a connection that serves
-// others afterwards.
-func TestPgBouncerEndsAListen(t *testing.T) {
-	_, dsn := pooled(t)
-	d := database{Dialect: sqlstore.PostgreSQL, DSN: dsn + "exec"}
-	store := sqlstore.New(d.open(t), d.Dialect, sqlstore.Config{Listen: listen(t, d.DSN)})
-	require.ErrorContains(t, store.Listen(t.Context(), func() {}), "needs a connection of its own to the server")
-}

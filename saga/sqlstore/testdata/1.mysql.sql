@@ -25,7 +25,6 @@ CREATE TABLE IF NOT EXISTS saga (
 	owned            boolean AS (owner <> '') STORED,
 	ended_at         bigint AS (CASE WHEN status IN ('completed', 'compensated', 'abandoned') AND parent = '' THEN wake_at END) STORED,
 	KEY saga_live (live, name, version, owned, wake_at),
-	KEY saga_due (live, owned, wake_at),
 	KEY saga_ended (status, ended_at),
 	KEY saga_child (parent, parent_step, status),
 	KEY saga_name (name, status, created_at, id),

@@ -25,7 +25,6 @@ CREATE TABLE IF NOT EXISTS saga (
 ) WITH (fillfactor = 50);
 
 CREATE INDEX IF NOT EXISTS saga_live ON saga (name, version, owned, wake_at) WHERE status IN ('running', 'compensating');
-CREATE INDEX IF NOT EXISTS saga_due ON saga ((owned + 0), wake_at) WHERE status IN ('running', 'compensating');
 CREATE INDEX IF NOT EXISTS saga_ended ON saga (status, wake_at) WHERE status IN ('completed', 'compensated', 'abandoned') AND parent = '';
 CREATE INDEX IF NOT EXISTS saga_child ON saga (parent, parent_step, status) WHERE parent > '';
 CREATE INDEX IF NOT EXISTS saga_name ON saga (name, status, created_at, id);
