@@ -40,6 +40,7 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/reply"
 	"github.com/go-resilience/resilience/internal/settings"
@@ -183,25 +184,28 @@ func New(cfg Config) *Limits {
 
 // Do reserves, runs fn and returns its error. The call has used its estimates then, or nothing
 // if a policy within fn refused it. Without a reservation Do returns the error of Reserve. The
-// ctx of fn ends with [ErrLost] if its slots are lost.
+// ctx of fn ends with [ErrLost] if its slots are lost. Under a resiliencehttp.Transport they are
+// held until the response's body has been read or closed.
 func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	r, err := l.Reserve(ctx)
 	if err != nil {
 		return err
 	}
-	refused := false
-	defer func() { // also if fn panics
-		r.settle(func(*Meter) (int64, bool) { return 0, refused })
-	}()
+	inner, cancel := ctx, func() {}
 	if r.lost != nil {
-		inner, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
-		defer context.AfterFunc(r.lost, func() { cancel(ErrLost) })()
-		ctx = inner
+		lossy, lose := context.WithCancelCause(ctx)
+		stop := context.AfterFunc(r.lost, func() { lose(ErrLost) })
+		inner, cancel = lossy, func() { stop(); lose(nil) }
 	}
-	err = fn(ctx)
-	refused = behavior.IsRefused(err)
-	return err
+	refused := false
+	return linger.WorkOf(ctx).Hold(inner, func(ctx context.Context) error {
+		err := fn(ctx)
+		refused = behavior.IsRefused(err)
+		return err
+	}, func(error) { // also if fn panics
+		cancel()
+		r.settle(func(*Meter) (int64, bool) { return 0, refused })
+	}, nil)
 }
 
 // Wrap returns a function that runs next as Do does.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/throttle"
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
@@ -413,6 +414,41 @@ func TestSlotsAreRenewedOrLost(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.LessOrEqual(t, r.count("renew"), renewed, "nothing is held")
 		<-one.Lost() // or what waits for it waits forever
+	})
+}
+
+// The slot of a response is held until it has been read.
+func TestSlotIsHeldUntilTheWorkEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Slots("a/slots", 2))})
+		ctx, work := linger.Begin(t.Context())
+		var inner context.Context
+		require.NoError(t, l.Do(ctx, func(ctx context.Context) error {
+			inner = ctx
+			work.GoOn()
+			return nil
+		}))
+		time.Sleep(time.Hour)
+		require.Zero(t, r.count("settle"))
+		require.Positive(t, r.count("renew"))
+		require.NoError(t, inner.Err())
+		work.End(nil)
+		synctest.Wait()
+		require.Equal(t, 1, r.count("settle"))
+		require.Equal(t, context.Canceled, context.Cause(inner))
+
+		ctx, work = linger.Begin(t.Context())
+		require.NoError(t, l.Do(ctx, func(ctx context.Context) error {
+			inner = ctx
+			work.GoOn()
+			return nil
+		}))
+		r.set(func(r *redis) { r.err = errDown })
+		<-inner.Done()
+		require.Equal(t, fleet.ErrLost, context.Cause(inner))
+		work.End(nil)
+		time.Sleep(time.Hour)
 	})
 }
 
