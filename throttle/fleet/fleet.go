@@ -248,8 +248,8 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 		}
 		leaves = r.sets != nil
 		a, err := r.take(ctx, ticket)
-		if ctx.Err() != nil {
-			return nil, ended.Error(ctx)
+		if end := endOf(ctx); end != nil {
+			return nil, end
 		}
 		if err != nil {
 			l.fails(ctx, cfg, r.keys[0], err)
@@ -288,6 +288,15 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 		}
 		return nil, l.refuse(ctx, e)
 	}
+}
+
+// endOf returns why ctx has ended, or nil: also if its deadline has passed and it is not canceled yet,
+// since a connection with the same deadline often returns a moment before. That is no outage.
+func endOf(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ctx.Err() == nil && ok && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return ended.Error(ctx)
 }
 
 // take asks Redis to take what the meters say. If the times of a calendar were not those of its clock, it
@@ -430,8 +439,8 @@ func (l *Limits) Cool(ctx context.Context, key string, until time.Time) error {
 	err := l.outageOf(cfg, keys[0])
 	if err == nil {
 		_, err = l.eval(ctx, cfg, keys, "cool", d.Microseconds())
-		if ctx.Err() != nil {
-			return ended.Error(ctx)
+		if end := endOf(ctx); end != nil {
+			return end
 		}
 		if err == nil {
 			return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -222,6 +223,30 @@ func TestOneLostAnswerIsNoOutage(t *testing.T) {
 		require.NoError(t, l.Do(t.Context(), ok))
 	})
 }
+
+// A connection that has the deadline of the call often returns a moment before its ctx ends.
+func TestDeadlineOfACallIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, 1)),
+			Eval: func(context.Context, string, []string, ...any) (any, error) {
+				time.Sleep(time.Millisecond)
+				return nil, os.ErrDeadlineExceeded
+			}})
+		ctx := endsSoon{t.Context(), time.Now().Add(time.Millisecond)}
+		require.Equal(t, context.DeadlineExceeded, l.Do(ctx, ok))
+		ctx.at = time.Now().Add(time.Millisecond)
+		require.Equal(t, context.DeadlineExceeded, l.Cool(ctx, "a", time.Now().Add(time.Hour)))
+		require.False(t, l.Stats().Down)
+	})
+}
+
+// An endsSoon is a ctx whose deadline has passed before it knows.
+type endsSoon struct {
+	context.Context
+	at time.Time
+}
+
+func (c endsSoon) Deadline() (time.Time, bool) { return c.at, true }
 
 // The outage of one node leaves the calls of others alone.
 func TestOutageOfANode(t *testing.T) {
