@@ -219,7 +219,9 @@ func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) ver
 		result = Failure
 	}
 	if c.cfg.Classify != nil && (result == Failure || end.Throttled) {
-		result = c.cfg.Classify(err)
+		if result = c.cfg.Classify(err); result > Ignore {
+			result = Failure // it is none of the three: a panic under the lock would leave it locked
+		}
 	}
 	switch {
 	case result == Failure:

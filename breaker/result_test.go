@@ -232,3 +232,13 @@ type shed struct{}
 func (shed) Error() string   { return "too many requests" }
 func (shed) Answered() bool  { return true }
 func (shed) Throttled() bool { return true }
+
+// What is none of the three results is a failure, and locks nothing.
+func TestBreakerTakesAnUnknownResultForAFailure(t *testing.T) {
+	b := breaker.New(breaker.Config{Failures: 2, Classify: func(error) breaker.Result { return breaker.Ignore + 1 }})
+	for range 2 {
+		require.ErrorIs(t, b.Do(t.Context(), down), errDown)
+	}
+	require.Equal(t, breaker.Open, b.State())
+	require.EqualValues(t, 2, b.Stats().Failed)
+}
