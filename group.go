@@ -276,34 +276,34 @@ func (g *Group[K, P]) Figures() []describe.Figure {
 func (g *Group[K, P]) Health() error {
 	var worst error // of a member that fails, if there is one
 	var worstKey string
-	ailing, failing, all := 0, 0, 0 // without the overflow, all
-	ask := func(key string, p P) (failed bool) {
-		h, ok := any(p).(describe.Healther)
-		if !ok {
-			return false
+	ailing, failing, all := 0, 0, 0 // members
+	ask := func(key string, p P) (err error) {
+		if h, ok := any(p).(describe.Healther); ok {
+			err = h.Health()
 		}
-		err := h.Health()
-		if err == nil {
-			return false
-		}
-		ailing++
-		if worst == nil || fails(err) && !fails(worst) {
+		if err != nil && (worst == nil || fails(err) && !fails(worst)) {
 			worst, worstKey = err, key
 		}
-		return fails(err)
+		return err
 	}
 	for key, p := range g.All() {
 		all++
-		if ask(keyed.Text(key), p) {
-			failing++
+		if err := ask(keyed.Text(key), p); err != nil {
+			ailing++
+			if fails(err) {
+				failing++
+			}
 		}
 	}
-	ask(keyed.Other, g.table.Overflow().Value)
+	other := ask(keyed.Other, g.table.Overflow().Value)
 	if worst == nil {
 		return nil
 	}
 	named, ok := worst.(interface{ HealthState() string })
 	if !ok {
+		if other != nil {
+			ailing++
+		}
 		return fmt.Errorf("%d of %d members: %s: %w", ailing, all+1, worstKey, worst)
 	}
 	e := &groupError{}
@@ -313,6 +313,9 @@ func (g *Group[K, P]) Health() error {
 		ailing = failing
 	}
 	e.Detail = fmt.Sprintf("%d of %d %s", ailing, all, e.State)
+	if ailing == 0 { // it is the overflow alone
+		e.Detail = keyed.Other + " " + e.State
+	}
 	if fails(worst) && !e.Fails {
 		e.State = "partly " + e.State
 	}

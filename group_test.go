@@ -205,6 +205,27 @@ func TestGroupHealthCountsTheMembersThatFail(t *testing.T) {
 	require.EqualError(t, g.Health(), "forced open: 3 of 3 forced open")
 }
 
+// The member of the keys without room is none that counts, but is named if it alone fails.
+func TestGroupHealthNamesTheOverflow(t *testing.T) {
+	var overflow *breaker.Breaker
+	g := resilience.NewGroup(func(key string) *breaker.Breaker {
+		b := breaker.New(breaker.Config{})
+		if key == "" {
+			overflow = b
+		}
+		return b
+	}, resilience.GroupConfig{})
+	require.NoError(t, g.Do(t.Context(), "a", doNothing))
+	overflow.Disable()
+	require.EqualError(t, g.Health(), "disabled: (other keys) disabled")
+	overflow.ForceOpen(errShut)
+	require.EqualError(t, g.Health(), "partly forced open: (other keys) forced open")
+	for _, b := range g.All() {
+		b.Disable()
+	}
+	require.EqualError(t, g.Health(), "partly forced open: (other keys) forced open")
+}
+
 // A policy that says nothing of itself, and has no settings.
 type silent struct{}
 
