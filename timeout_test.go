@@ -3,6 +3,8 @@ package resilience_test
 import (
 	"context"
 	"errors"
+	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
@@ -23,6 +26,26 @@ func sleep(d time.Duration) resilience.Func {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// What heeds no ctx runs on, on the goroutine of its caller, and its slot is taken until it returns.
+func TestTimeoutLeavesNothingBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		goroutine := func() string {
+			stack := make([]byte, 64)
+			return strings.Fields(string(stack[:runtime.Stack(stack, false)]))[1]
+		}
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		caller := goroutine()
+		_ = resilience.Chain(slots.Wrap, resilience.Timeout(time.Second))(func(ctx context.Context) error {
+			require.Equal(t, caller, goroutine())
+			time.Sleep(time.Minute)
+			require.Error(t, ctx.Err())
+			require.Equal(t, 1, slots.Stats().InFlight)
+			return ctx.Err()
+		})(t.Context())
+		require.Zero(t, slots.Stats().InFlight)
+	})
 }
 
 func TestTimeoutEndsTheCallAndKeepsItsError(t *testing.T) {

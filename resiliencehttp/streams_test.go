@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -544,6 +545,42 @@ func TestBreakTellsOfAFailureThatTheReaderFinds(t *testing.T) {
 	require.False(t, resiliencehttp.Break(nil, io.EOF))
 	require.False(t, resiliencehttp.Break(&http.Response{}, io.EOF))
 }
+
+// A body says when to come back, and the caller gets the whole of it in the end.
+func TestJudgeReadsWhenToComeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const busy = `{"retry_in": "20s"}`
+		transport := &resiliencehttp.Transport{
+			Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				return response(429, strings.NewReader(busy)), nil
+			}),
+			Judge: func(resp *http.Response, ahead *resiliencehttp.Ahead) error {
+				body, _ := ahead.Bytes(len(busy))
+				var hint struct {
+					RetryIn string `json:"retry_in"`
+				}
+				require.NoError(t, json.Unmarshal(body, &hint))
+				d, err := time.ParseDuration(hint.RetryIn)
+				require.NoError(t, err)
+				return after{resiliencehttp.DefaultJudge(resp, ahead), d}
+			},
+			Middleware: retries(2).Wrap,
+		}
+		start := time.Now()
+		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
+		require.Equal(t, busy, answer(t, resp, err))
+		require.GreaterOrEqual(t, time.Since(start), 20*time.Second)
+	})
+}
+
+// An after is an error that says when to come back.
+type after struct {
+	error
+	d time.Duration
+}
+
+func (a after) Unwrap() error             { return a.error }
+func (a after) RetryAfter() time.Duration { return a.d }
 
 func TestRetryAfterOfOtherFields(t *testing.T) {
 	for field, want := range map[string]time.Duration{"retry-after-ms": 1500 * time.Millisecond, "Retry-After": 2 * time.Second} {
