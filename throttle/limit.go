@@ -234,14 +234,15 @@ func (l *limit) settle(m *meter, h hold, used int) {
 }
 
 // charge takes n tokens more of the windows from which h has taken, or gives back -n, and returns
-// the most that it has taken of any. Tokens of a window that is over are nobody's.
+// the most that it has taken of any. Tokens of a window that is over are nobody's. A call that had
+// taken nothing takes from the present windows.
 func (l *limit) charge(m *meter, h hold, n int) (charged int) {
 	if m.more == nil {
 		return 0
 	}
 	for i := range m.more.windows {
 		w := &m.more.windows[i]
-		if slices.ContainsFunc(h.windows, func(was window) bool { return was.of.Window == w.of.Window && was.end == w.end }) {
+		if h.n == 0 || slices.ContainsFunc(h.windows, func(was window) bool { return was.of.Window == w.of.Window && was.end == w.end }) {
 			n := min(n, max(0, 2*l.terms.cfg.Quotas[i].N-w.used))
 			w.used = max(0, w.used+n)
 			charged = max(charged, n)

@@ -393,8 +393,12 @@ func (m *limitModel) settle(l loan, used int) {
 		m.full = now
 	}
 	for i := range m.quotas {
-		if q := &m.quotas[i]; q.end.Equal(l.ends[i]) && !q.end.IsZero() {
-			q.used = max(0, q.used+min(used-l.n, max(0, 2*q.N-q.used)))
+		q := &m.quotas[i]
+		switch more := min(used-l.n, max(0, 2*q.N-q.used)); {
+		case l.n == 0:
+			q.take(more, now)
+		case q.end.Equal(l.ends[i]):
+			q.used = max(0, q.used+more)
 		}
 	}
 }
@@ -481,11 +485,7 @@ func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 				require.NoError(t, err, "event %d", event)
 				taken := loan{Reservation: r, n: n}
 				for _, q := range m.quotas {
-					end := q.end
-					if n == 0 {
-						end = time.Time{}
-					}
-					taken.ends = append(taken.ends, end)
+					taken.ends = append(taken.ends, q.end)
 				}
 				m.loans = append(m.loans, taken)
 				continue

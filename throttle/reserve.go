@@ -52,8 +52,8 @@ func (l *Limiter) reserve(ctx context.Context, n int) (part, error) {
 
 // Settle says that used tokens were used: less than was taken is given back; more is charged,
 // and the limit in debt refuses calls until that is paid. A debt beyond one Burst, or one N of a
-// quota, is forgiven. A window that is over is not corrected. A second Settle does nothing. ctx
-// is not used, and may have ended.
+// quota, is forgiven. A window that is over is not corrected; what had reserved nothing is charged
+// to the present one. A second Settle does nothing. ctx is not used, and may have ended.
 //
 // Of what [All] has taken, Settle corrects the limits that have a Cost. If nothing was sent, as
 // resilience.Refused(err) says, call SettleEach instead, with a 0 for each.

@@ -96,8 +96,8 @@ func TestSettleCorrectsQuotas(t *testing.T) {
 		require.Equal(t, 2, take(l, 0).Remaining)
 		reserve(2).Settle(t.Context(), 8) // six are owed
 		require.Zero(t, take(l, 0).Remaining)
-		reserve(0).Settle(t.Context(), 50) // a call that took nothing is in no window
-		require.EqualValues(t, 50, l.Stats().Forgiven)
+		reserve(0).Settle(t.Context(), 50) // which are of the present windows
+		require.Zero(t, l.Stats().Forgiven, "by the day")
 		time.Sleep(time.Hour)
 		require.Equal(t, 10, take(l, 0).Remaining)
 		require.Equal(t, hour, take(l, 10).Quota)
@@ -105,9 +105,20 @@ func TestSettleCorrectsQuotas(t *testing.T) {
 		require.Zero(t, take(l, 0).Remaining)
 		time.Sleep(time.Hour)
 		require.NoError(t, l.Update(func(c *throttle.Config) { c.Quotas = c.Quotas[1:] }))
-		require.Equal(t, 100-4-8-10, take(l, 0).Remaining)
+		require.Equal(t, 100-4-8-50-10, take(l, 0).Remaining)
 		reserve(1).Settle(t.Context(), 500)
-		require.EqualValues(t, 50+500-1-(200-23), l.Stats().Forgiven, "twice N")
+		require.EqualValues(t, 500-1-(200-73), l.Stats().Forgiven, "twice N")
+
+		l = throttle.New(throttle.Config{Quotas: []throttle.Quota{hour}})
+		unknown := reserve(0)
+		time.Sleep(time.Hour)
+		unknown.Settle(t.Context(), 3) // an hour begins
+		time.Sleep(time.Minute)
+		d, err := l.Admit(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, throttle.Decision{
+			OK: true, Quota: hour, Limit: 10, Window: time.Hour, Remaining: 6, ResetAfter: 59 * time.Minute,
+		}, d)
 	})
 }
 

@@ -9,9 +9,9 @@
 --           {0, now, ticket, poll}, then for each meter what is left, the time until it could give (-1:
 --           it could now), and whether it is cooling down. {-1, now} asks for the times of a calendar at now.
 --   settle  ARGV: id, time of the settlement, horizon, then for each meter kind, limit, x, the
---           tokens more than were taken, and the number of the window. KEYS: the id's, then of
---           each meter its state. Returns {1, or 2 if that was done before, or 0 if it comes too
---           late; now; tokens forgiven}.
+--           tokens more than were taken, and the number of the window, or -1 for the present one.
+--           KEYS: the id's, then of each meter its state. Returns {1, or 2 if that was done before,
+--           or 0 if it comes too late; now; tokens forgiven}.
 --   renew   ARGV: for each slot its id and lease. KEYS: their states. Returns now, then 1 for
 --           each that is still held.
 --   cool    ARGV: for how long. KEYS: the cooldown.
@@ -107,7 +107,7 @@ elseif op == 'settle' then
       redis.call('ZREM', key, ARGV[2])
     elseif not late and not again and more ~= 0 then
       local was, ends, number = stateOf(kind, key, redis.call('GET', key), x)
-      if kind == 'r' or number == tonumber(ARGV[a + 4]) then
+      if kind == 'r' or number == tonumber(ARGV[a + 4]) or ARGV[a + 4] == '-1' then
         local limits = math.max(was, 2 * limit)
         local is = math.max(0, math.min(was + more, limits))
         forgiven = math.max(forgiven, (was + more - limits) / (kind == 'r' and 1000000 or 1))

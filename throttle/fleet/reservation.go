@@ -137,8 +137,12 @@ func (r *Reservation) settle(usedOf func(*Meter) (int64, bool)) {
 		most := m.cost + max(2*m.limit, 1e15/m.unit) // beyond two limits it is forgiven anyway
 		more := (min(max(0, used), most) - m.cost) * m.unit
 		corrects = corrects || more != 0
+		window := r.taken.at(2 + i)
+		if m.cost == 0 {
+			window = -1 // that of the settlement, since nothing was taken of another
+		}
 		keys = append(keys, r.keys[i])
-		args = append(args, m.code, m.limit*m.unit, m.arg(r), more, r.taken.at(2+i))
+		args = append(args, m.code, m.limit*m.unit, m.arg(r), more, window)
 	}
 	if r.alone == nil && corrects {
 		r.tell(keys, args)

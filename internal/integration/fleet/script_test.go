@@ -89,6 +89,21 @@ func TestScriptDebts(t *testing.T) {
 	require.Nil(t, c.reserve(c.limits(fleet.Rate("t/slow", 1e-12, 4e9).Burst(4e9)), -1))
 }
 
+// A call whose estimate is nothing is charged to the window of its settlement.
+func TestScriptChargesAfterwards(t *testing.T) {
+	c := newClocked(t)
+	for _, window := range []throttle.Quota{{Every: time.Hour}, {Per: throttle.Day}} {
+		l := c.limits(fleet.Quota("t/"+window.Every.String(), 10, window, fleet.Estimate(0)))
+		unknown, err := l.Reserve(t.Context())
+		require.NoError(t, err)
+		c.off.Add(60)
+		c.settle(l, unknown, 9)
+		e := c.reserve(c.limits(fleet.Quota("t/"+window.Every.String(), 10, window, 2)), -1)
+		require.NotNil(t, e)
+		require.Equal(t, 1, e.Left)
+	}
+}
+
 // A settlement corrects the window from which the reservation took, and no later one.
 func TestScriptWindowThatIsOver(t *testing.T) {
 	c := newClocked(t)
