@@ -58,7 +58,7 @@ func newWorks(t *testing.T) *works {
 		if w.redisDown.Load() {
 			return nil, errDown
 		}
-		return []any{int64(1), time.Now().UnixMicro(), int64(0), int64(0), int64(1), int64(-1), int64(0)}, nil
+		return []any{int64(1), time.Now().UnixMicro(), int64(1)}, nil
 	}})
 	users := cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Second, Load: func(_ context.Context, id int) (string, error) { return fmt.Sprint(id), nil }})
 	w.leader = lease.New(lease.NewMemory(), lease.Config{Name: "billing", Holder: "host-1"})
