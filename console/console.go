@@ -10,7 +10,6 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-resilience/resilience/registry"
@@ -53,9 +52,6 @@ type Console struct {
 	process process
 	sampler sampler
 	origin  *http.CrossOriginProtection
-
-	closed chan struct{}
-	close  func()
 }
 
 // started is when the program began, or nearly so.
@@ -73,16 +69,10 @@ type process struct {
 // begins to keep figures, until Close.
 func New(reg *registry.Registry, cfg Config) *Console {
 	host, _ := os.Hostname()
-	c := &Console{
-		reg: reg, cfg: cfg,
-		origin: http.NewCrossOriginProtection(),
-		closed: make(chan struct{}),
-	}
-	c.process = process{
+	c := &Console{reg: reg, cfg: cfg, origin: http.NewCrossOriginProtection(), process: process{
 		Name: cmp.Or(cfg.Name, filepath.Base(os.Args[0])), Host: cmp.Or(host, "unknown host"),
 		PID: os.Getpid(), Start: started.Round(time.Second),
-	}
-	c.close = sync.OnceFunc(func() { close(c.closed) })
+	}}
 	c.sampler.begin(reg)
 	return c
 }
@@ -90,10 +80,12 @@ func New(reg *registry.Registry, cfg Config) *Console {
 // Close ends the sampling, and an action on many sagas before the next of them. After that the
 // console answers 503. It returns nil.
 func (c *Console) Close() error {
-	c.close()
-	c.sampler.close()
+	c.sampler.stop()
+	c.sampler.ended.Wait()
 	return nil
 }
+
+var errClosed = errors.New("the console is closed")
 
 //go:embed assets
 var assets embed.FS
@@ -102,17 +94,14 @@ var assets embed.FS
 // http.StripPrefix.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	secure(w.Header())
-	select {
-	case <-c.closed:
-		c.fail(w, r, http.StatusServiceUnavailable, errors.New("the console is closed"))
+	switch {
+	case c.sampler.ctx.Err() != nil:
+		c.fail(w, r, http.StatusServiceUnavailable, errClosed)
 		return
-	default:
-	}
-	if r.URL.Path == "/act" {
+	case r.URL.Path == "/act":
 		c.act(w, r)
 		return
-	}
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		w.Header().Set("Allow", "GET, HEAD")
 		c.fail(w, r, http.StatusMethodNotAllowed, errors.New("this page answers GET and HEAD only"))
 		return
@@ -128,9 +117,9 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/policy":
 		c.policy(w, r)
 	case "/sagas":
-		c.sagas(w, r)
+		c.sagas(w, r, http.StatusOK, r.URL.Query(), nil)
 	case "/saga":
-		c.saga(w, r)
+		c.saga(w, r, http.StatusOK, r.URL.Query(), nil)
 	case "/console.css", "/console.js", "/icon.svg":
 		w.Header().Set("Cache-Control", "no-cache")
 		http.ServeFileFS(w, r, assets, "assets"+r.URL.Path)

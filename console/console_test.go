@@ -576,6 +576,26 @@ func TestActionsAreAskedForAndAudited(t *testing.T) {
 	require.Equal(t, "[action=enable policy=breaker/users] not on a Sunday", audit[9])
 }
 
+// Whoever asked may have left when Audit writes down what was done.
+func TestAuditOutlivesTheRequest(t *testing.T) {
+	type user struct{}
+	ctx, leave := context.WithCancel(context.WithValue(t.Context(), user{}, "ann"))
+	audited := false
+	s := newShop(t, console.Config{
+		Allow: func(*http.Request, console.Operation) error { leave(); return nil },
+		Audit: func(ctx context.Context, _ console.Operation, err error) {
+			require.NoError(t, err)
+			require.NoError(t, ctx.Err())
+			require.Equal(t, "ann", ctx.Value(user{}))
+			audited = true
+		},
+	})
+	r := httptest.NewRequestWithContext(ctx, "POST", "/act", strings.NewReader("action=trip&policy=breaker/users"))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	s.page.ServeHTTP(httptest.NewRecorder(), r)
+	require.True(t, audited)
+}
+
 // Two of 300 shards are down, and hardly anybody calls them.
 func TestABrokenShardIsFoundAmongMany(t *testing.T) {
 	s := newShop(t, console.Config{Show: console.Show{Errors: true, Keys: true}, Allow: allow})

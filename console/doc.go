@@ -50,9 +50,8 @@
 //	GET  saga?runner=orders&id=order-17    steps, log, state, actions
 //	POST act                               an operation
 //
-// A list of sagas has the optional parameters runner, saga (a definition), status, text (an id
-// or its beginning; "exact" says that it is an id), age (the least, such as 10m) and after
-// (the next of the page before).
+// A list of sagas has the optional parameters runner, saga (a definition), status, text (the
+// beginning of an id), age (the least, such as 10m) and after (the next of the page before).
 //
 // An operation is a form. Its fields are those of [Operation] in lower case; ids are the sagas
 // of an operation on many:

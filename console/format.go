@@ -26,16 +26,21 @@ func ago(d time.Duration) string {
 	return fmt.Sprintf("%d days", d/(24*time.Hour))
 }
 
-// stamp returns a time.Time, or what a pointer to one points to.
-func stamp(t any) string {
-	const layout = "2006-01-02 15:04:05 MST"
-	switch t := t.(type) {
-	case time.Time:
-		return t.Format(layout)
-	case *time.Time:
-		return t.Format(layout)
+// since returns seconds as ago does.
+func since(seconds float64) string { return ago(time.Duration(seconds * float64(time.Second))) }
+
+// stamp returns a time in full, or "" for none.
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
 	}
-	return ""
+	return t.Format("2006-01-02 15:04:05 MST")
+}
+
+// rounded returns v with so many places behind the point, without zeros at its end.
+func rounded(v float64, places int) string {
+	unit := math.Pow10(places)
+	return strconv.FormatFloat(math.Round(v*unit)/unit, 'f', -1, 64)
 }
 
 // number returns v with at most three digits that count, and a thin space between thousands.
@@ -46,16 +51,12 @@ func number(v float64) string {
 		return "0"
 	case a < 0.01:
 		return "< 0.01"
-	case a < 10:
-		return strconv.FormatFloat(math.Round(v*100)/100, 'f', -1, 64)
-	case a < 100:
-		return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64)
 	case a < 10_000:
-		return strconv.FormatFloat(math.Round(v), 'f', -1, 64)
+		return rounded(v, max(2-int(math.Log10(max(a, 1))), 0))
 	case a < 1e6:
-		return strconv.FormatFloat(math.Round(v/100)/10, 'f', -1, 64) + " k"
+		return rounded(v/1e3, 1) + " k"
 	}
-	return strconv.FormatFloat(math.Round(v/1e5)/10, 'f', -1, 64) + " M"
+	return rounded(v/1e6, 1) + " M"
 }
 
 func percent(share float64) string {
@@ -65,11 +66,11 @@ func percent(share float64) string {
 	case p < 0.1:
 		return "< 0.1 %"
 	case p < 10:
-		return strconv.FormatFloat(math.Round(p*10)/10, 'f', -1, 64) + " %"
+		return rounded(p, 1) + " %"
 	case p > 99 && p < 100:
 		return "> 99 %"
 	default:
-		return strconv.FormatFloat(math.Round(p), 'f', -1, 64) + " %"
+		return rounded(p, 0) + " %"
 	}
 }
 

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,24 +49,34 @@ const (
 	Abandon    Action = "abandon"
 )
 
-// doneWords say what an action has done. A link names the action, and can make the page say
-// nothing else.
-var doneWords = map[Action]string{
-	Trip:          "The breaker was tripped.",
-	Reset:         "The breaker was reset.",
-	ForceOpen:     "The breaker was forced open. It stays so until it is enabled.",
-	Disable:       "The breaker was disabled. It stays so until it is enabled.",
-	Enable:        "The breaker was enabled.",
-	Apply:         "The settings were changed.",
-	Invalidate:    "The key was invalidated.",
-	Expire:        "The key was expired.",
-	InvalidateAll: "All keys were invalidated.",
-	Cancel:        "The cancellation was recorded.",
-	Retry:         "The saga is tried again.",
-	Skip:          "The step was skipped.",
-	Compensate:    "The saga turns back.",
-	Abandon:       "The saga was abandoned.",
+// actions says of each action which fields its form has besides those of all, and what a page says of
+// it: when it is done, which a link names and cannot make it say anything else, and what it asks before.
+// A field that does nothing must not become an operation on more than was meant: on the whole breaker
+// instead of a key.
+var actions = map[Action]struct{ fields, done, asks, because string }{
+	Trip:  {fields: "key for", done: "The breaker was tripped."},
+	Reset: {fields: "key", done: "The breaker was reset."},
+	ForceOpen: {"key", "The breaker was forced open. It stays so until it is enabled.",
+		"Force %s open?", "It refuses all calls until it is enabled."},
+	Disable: {"key", "The breaker was disabled. It stays so until it is enabled.",
+		"Disable %s?", "It lets all calls through until it is enabled."},
+	Enable:     {fields: "key", done: "The breaker was enabled."},
+	Apply:      {fields: "settings", done: "The settings were changed."},
+	Preview:    {fields: "settings"},
+	Invalidate: {fields: "key", done: "The key was invalidated."},
+	Expire:     {fields: "key", done: "The key was expired."},
+	InvalidateAll: {"", "All keys were invalidated.",
+		"Invalidate all keys of %s?", "Every value is loaded again when it is next asked for."},
+	Cancel:     {fields: "id ids seq", done: "The cancellation was recorded."},
+	Retry:      {fields: "id ids seq", done: "The saga is tried again."},
+	Skip:       {fields: "id ids seq", done: "The step was skipped."},
+	Compensate: {fields: "id ids seq", done: "The saga turns back."},
+	Abandon: {"id ids seq", "The saga was abandoned.",
+		"Abandon %s?", "Nothing more of it is done or undone, and that cannot be taken back."},
 }
+
+// fieldsOfAll are the fields that every action has, and those that stand beside several buttons.
+const fieldsOfAll = "action policy note preview sure list step for"
 
 // An Operation is an [Action] with its arguments: what an operator does to a policy or to
 // sagas. Fields that do not apply are zero.
@@ -85,24 +97,14 @@ type Operation struct {
 
 // LogValue returns a group of the fields that are set.
 func (op Operation) LogValue() slog.Value {
-	attrs := []slog.Attr{slog.String("action", string(op.Action)), slog.String("policy", op.Policy)}
-	add := func(key, value string) {
-		if value != "" {
-			attrs = append(attrs, slog.String(key, value))
-		}
+	attrs := []slog.Attr{
+		slog.String("action", string(op.Action)), slog.String("policy", op.Policy), slog.String("key", op.Key),
+		slog.Duration("for", op.For), slog.String("settings", string(op.Settings)), slog.String("id", op.ID),
+		slog.String("step", op.Step), slog.Int64("seq", op.Seq), slog.String("note", op.Note),
 	}
-	add("key", op.Key)
-	if op.For != 0 {
-		attrs = append(attrs, slog.Duration("for", op.For))
-	}
-	add("settings", string(op.Settings))
-	add("id", op.ID)
-	add("step", op.Step)
-	if op.Seq != 0 {
-		attrs = append(attrs, slog.Int64("seq", op.Seq))
-	}
-	add("note", op.Note)
-	return slog.GroupValue(attrs...)
+	return slog.GroupValue(slices.DeleteFunc(attrs, func(a slog.Attr) bool {
+		return reflect.ValueOf(a.Value.Any()).IsZero()
+	})...)
 }
 
 // actionsOf returns what can be done to a policy.
@@ -110,7 +112,7 @@ func actionsOf(e registry.Entry) (all []Action) {
 	if e.Kind == "breaker" {
 		all = append(all, Trip, Reset, ForceOpen, Disable, Enable)
 	}
-	if _, ok := cacheOf(e.Policy); ok {
+	if cacheOf(e.Policy) != nil {
 		all = append(all, Invalidate, Expire, InvalidateAll)
 	}
 	if e.Settings() != nil {
@@ -175,18 +177,18 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, r, op, http.StatusForbidden, errors.New("the console is read-only"))
 		return
 	}
-	if q, ok := op.question(); ok && r.PostForm.Get("sure") != "1" && !wantsJSON(r) {
-		q.page, q.Fields, q.Back = c.page("", q.Question), r.PostForm, op.back("")
-		c.show(w, r, http.StatusOK, "confirm.html", q)
+	if asks := op.question(); asks.Title != "" && r.PostForm.Get("sure") != "1" && !wantsJSON(r) {
+		page, q := op.back()
+		asks.page, asks.Fields, asks.Back = c.page("", asks.Title), r.PostForm, page+"?"+q.Encode()
+		c.show(w, r, http.StatusOK, "confirm.html", asks)
 		return
 	}
 	var done result
-	status := 0
+	act := c.actOnOne
 	if op.ids != nil {
-		status, err = c.actOnMany(r, op, &done)
-	} else {
-		status, err = c.actOnOne(r, op, &done)
+		act = c.actOnMany
 	}
+	status, err := act(r, op, &done)
 	switch {
 	case err != nil:
 		c.refuse(w, r, op, status, err)
@@ -199,20 +201,18 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		p.Form = &actionForm{Changes: done.Changes, Values: r.PostForm}
 		c.show(w, r, http.StatusOK, "policy.html", p)
 	default:
-		said := op.Action
-		if said == Apply && len(done.Changes) == 0 {
-			said = "" // the settings were so already
+		page, q := op.back()
+		if op.Action != Apply || len(done.Changes) > 0 { // else the settings were so already
+			q.Set("done", string(op.Action))
 		}
-		at := op.back(said)
 		if op.ids != nil {
-			at += fmt.Sprintf("&acted=%d&refused=%d", done.Acted, done.Refused)
+			q.Set("acted", strconv.Itoa(done.Acted))
+			q.Set("refused", strconv.Itoa(done.Refused))
 		}
-		w.Header().Set("Location", at)
+		w.Header().Set("Location", page+"?"+q.Encode())
 		w.WriteHeader(http.StatusSeeOther)
 	}
 }
-
-var errClosed = errors.New("the console is closed")
 
 // actOnMany does an operation to each of some sagas, in the order of the form. It ends with the first
 // that is not allowed or whose store fails: permission is asked for each of them, because it may be
@@ -228,11 +228,7 @@ func (c *Console) actOnMany(r *http.Request, op Operation, done *result) (status
 		case status == http.StatusUnprocessableEntity && aboutTheSaga(err):
 			done.Refused++
 		default:
-			text := fmt.Sprintf("%d done, %d refused, %d left", done.Acted, done.Refused, len(op.ids)-i)
-			if failed, ok := errors.AsType[secretError](err); ok {
-				return status, secretError{text + ": " + failed.where, failed.error}
-			}
-			return status, fmt.Errorf("%s: %w", text, err)
+			return status, fmt.Errorf("%d done, %d refused, %d left: %w", done.Acted, done.Refused, len(op.ids)-i, err)
 		}
 	}
 	return 0, nil
@@ -241,20 +237,19 @@ func (c *Console) actOnMany(r *http.Request, op Operation, done *result) (status
 // actOnOne does an operation, unless the console is closed, the request has ended, or it is not
 // allowed. It returns the status for an error.
 func (c *Console) actOnOne(r *http.Request, op Operation, done *result) (status int, err error) {
-	select {
-	case <-c.closed:
+	if c.sampler.ctx.Err() != nil {
 		return http.StatusServiceUnavailable, errClosed
-	case <-r.Context().Done():
+	}
+	if r.Context().Err() != nil {
 		return http.StatusServiceUnavailable, context.Cause(r.Context())
-	default:
 	}
 	status = http.StatusForbidden
 	if err = c.cfg.Allow(r, op); err == nil {
 		status = http.StatusUnprocessableEntity
 		err = c.do(r.Context(), op, done)
 	}
-	if c.cfg.Audit != nil {
-		c.cfg.Audit(r.Context(), op, err)
+	if c.cfg.Audit != nil { // also if whoever asked has left meanwhile
+		c.cfg.Audit(context.WithoutCancel(r.Context()), op, err)
 	}
 	return status, err
 }
@@ -270,30 +265,14 @@ func explain(r *http.Request, err error) error {
 		"If there is a proxy between, it must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
 }
 
-// fieldsOf are the fields of a form by action, besides those of every action. A field that does
-// nothing must not become an operation on more than was meant: on the whole breaker instead of a key.
-var fieldsOf = map[Action][]string{
-	Trip: {"key", "for"}, Reset: {"key"}, ForceOpen: {"key"}, Disable: {"key"}, Enable: {"key"},
-	Apply: {"settings"}, Preview: {"settings"},
-	Invalidate: {"key"}, Expire: {"key"}, InvalidateAll: {},
-	Cancel: {"id", "ids", "seq"}, Retry: {"id", "ids", "seq"}, Skip: {"id", "ids", "seq", "step"},
-	Compensate: {"id", "ids", "seq"}, Abandon: {"id", "ids", "seq"},
-}
-
-// fieldsOfAll are the fields that every action has.
-var fieldsOfAll = []string{"action", "policy", "note", "preview", "sure", "list"}
-
 // checkFields returns an error if a form has a field that its action does not.
 func checkFields(action Action, form url.Values) error {
-	fields, ok := fieldsOf[action]
+	a, ok := actions[action]
 	if !ok {
 		return fmt.Errorf("there is no action %q", action)
 	}
 	for field, values := range form {
-		switch {
-		case slices.Contains(fieldsOfAll, field), slices.Contains(fields, field):
-		case field == "step", field == "for": // which stand beside several buttons
-		case values[0] != "":
+		if values[0] != "" && !slices.Contains(strings.Fields(fieldsOfAll+" "+a.fields), field) {
 			return fmt.Errorf("%s: is no field of %s", field, action)
 		}
 	}
@@ -348,38 +327,27 @@ func (c *Console) operation(form url.Values) (op Operation, err error) {
 // A question is what a person is asked before an operation that is hard to take back.
 type question struct {
 	page
-	Question string     `json:"-"`
-	What     string     `json:"-"`
-	Yes      string     `json:"-"`
-	Fields   url.Values `json:"-"`
-	Back     string     `json:"-"`
+	Because, Yes string
+	Fields       url.Values
+	Back         string
 }
 
-// question returns what a person is asked before the operation, if anything.
-func (op Operation) question() (q question, ok bool) {
-	name := op.Policy
-	if op.Key != "" {
-		name = fmt.Sprintf("the key %s of %s", op.Key, op.Policy)
-	}
+// question returns what a person is asked before the operation, its Title, if anything.
+func (op Operation) question() (q question) {
+	a, of := actions[op.Action], cmp.Or(op.ID, op.Policy)
+	q.Yes, q.Because = capital(strings.ReplaceAll(string(op.Action), "-", " ")), a.because
 	switch {
 	case op.ids != nil:
-		verb := strings.ToUpper(string(op.Action[:1])) + string(op.Action[1:])
-		asked := fmt.Sprintf("%s the %d that were shown?", verb, len(op.ids))
-		return question{Question: asked, Yes: verb + " all"}, true
-	case op.Action == ForceOpen:
-		return question{Question: "Force " + name + " open?", Yes: "Force open",
-			What: "It refuses all calls until it is enabled."}, true
-	case op.Action == Disable:
-		return question{Question: "Disable " + name + "?", Yes: "Disable",
-			What: "It lets all calls through until it is enabled."}, true
-	case op.Action == InvalidateAll:
-		return question{Question: "Invalidate all keys of " + name + "?", Yes: "Invalidate all",
-			What: "Every value is loaded again when it is next asked for."}, true
-	case op.Action == Abandon:
-		return question{Question: "Abandon " + op.ID + "?", Yes: "Abandon",
-			What: "Nothing more of it is done or undone, and that cannot be taken back."}, true
+		q.Title, q.Because = fmt.Sprintf("%s the %d that were shown?", q.Yes, len(op.ids)), ""
+		q.Yes += " all"
+		return q
+	case op.Key != "":
+		of = fmt.Sprintf("the key %s of %s", op.Key, op.Policy)
 	}
-	return q, false
+	if a.asks != "" {
+		q.Title = fmt.Sprintf(a.asks, of)
+	}
+	return q
 }
 
 // entry returns a policy by its path.
@@ -408,11 +376,10 @@ func (c *Console) do(ctx context.Context, op Operation, done *result) (err error
 		}
 		return err
 	case Invalidate, Expire, InvalidateAll:
-		cache, ok := cacheOf(e.Policy)
-		if !ok {
-			return fmt.Errorf("%s is not a cache", e)
+		if do := cacheOf(e.Policy); do != nil {
+			return do(ctx, op)
 		}
-		return cache.do(ctx, op)
+		return fmt.Errorf("%s is not a cache", e)
 	}
 	runner, ok := e.Policy.(*saga.Runner)
 	if !ok {
@@ -424,29 +391,30 @@ func (c *Console) do(ctx context.Context, op Operation, done *result) (err error
 	if aboutTheSaga(err) {
 		return err
 	}
-	return storeError(err)
+	return ofStore(err)
 }
 
-// A secretError is an error whose text may hold secrets.
-type secretError struct {
-	where string // without secrets
-	error
-}
+// A storeError is the error of a store of a cache or of a Runner, whose text may hold secrets.
+type storeError struct{ error }
 
-func (e secretError) Unwrap() error { return e.error }
+const storeFailed = "the store failed: "
 
-// storeError returns an error of the store of a cache or of a Runner as a secretError, or nil.
-func storeError(err error) error {
+func (e storeError) Error() string { return storeFailed + fmt.Sprint(e.error) }
+func (e storeError) Unwrap() error { return e.error }
+
+// ofStore returns an error of a store as a storeError, or nil.
+func ofStore(err error) error {
 	if err == nil {
 		return nil
 	}
-	return secretError{"the store failed", err}
+	return storeError{err}
 }
 
 // errorText returns the text of an error of an operation, secrets only if errors are shown.
 func (c *Console) errorText(err error) string {
-	if failed, ok := errors.AsType[secretError](err); ok {
-		return failed.where + ": " + c.secret(failed.error)
+	if failed, ok := errors.AsType[storeError](err); ok {
+		before, _, _ := strings.Cut(err.Error(), storeFailed)
+		return before + storeFailed + c.secret(failed.error)
 	}
 	return err.Error()
 }
@@ -459,22 +427,22 @@ func aboutTheSaga(err error) bool {
 }
 
 // circuitOf returns the breaker of an action: that of a key, if the policy is a Group.
-func circuitOf(e registry.Entry, key string) (circuit, error) {
-	if b, ok := e.Policy.(circuit); ok {
-		if key != "" {
-			return nil, fmt.Errorf("key: %s is one breaker, without keys", e)
-		}
-		return b, nil
-	}
+func circuitOf(e registry.Entry, key string) (b circuit, err error) {
+	b, one := e.Policy.(circuit)
 	for _, m := range e.Members(math.MaxInt) {
-		if b, ok := m.Policy.(circuit); ok && m.Key == key {
-			return b, nil
+		if m.Key == key {
+			b, _ = m.Policy.(circuit)
 		}
 	}
-	if e.Kind == "breaker" {
-		return nil, fmt.Errorf("%s has no breaker for the key %q now", e, key)
+	switch {
+	case one && key != "":
+		err = fmt.Errorf("key: %s is one breaker, without keys", e)
+	case b == nil && e.Kind == "breaker":
+		err = fmt.Errorf("%s has no breaker for the key %q now", e, key)
+	case b == nil:
+		err = fmt.Errorf("%s is not a breaker", e)
 	}
-	return nil, fmt.Errorf("%s is not a breaker", e)
+	return b, err
 }
 
 func operate(e registry.Entry, op Operation) error {
@@ -513,13 +481,14 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, s
 	}
 	e, ok := c.entry(op.Policy)
 	_, sagas := e.Policy.(*saga.Runner)
-	switch {
+	switch page, q := op.back(); {
 	case !ok:
 		c.fail(w, r, status, err)
 	case sagas && op.ID != "":
-		c.oneSaga(w, r, status, e.Name, op.ID, r.PostForm, err)
-	case sagas && op.Action != Apply && op.Action != Preview:
-		c.listSagas(w, r, status, op.listed(e.Name), err)
+		q.Set("note", op.Note)
+		c.saga(w, r, status, q, err)
+	case sagas && page == "sagas":
+		c.sagas(w, r, status, q, err)
 	default:
 		p := c.policyPage(e, op.Key)
 		p.Form = &actionForm{Error: err.Error(), Values: r.PostForm}
@@ -527,29 +496,21 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, s
 	}
 }
 
-// back returns the page of an operation, relative to the POST, which says that action was done
-// unless that is "".
-func (op Operation) back(action Action) string {
+// back returns the page of an operation, relative to the POST, and its query.
+func (op Operation) back() (page string, q url.Values) {
 	kind, name, _ := strings.Cut(op.Policy, "/")
-	page, q := "policy?", url.Values{"kind": {kind}, "name": {name}}
 	switch {
 	case op.ids != nil:
-		page, q = "sagas?", op.listed(name)
-	case op.Key != "" && kind == "breaker":
-		q.Set("key", op.Key)
+		listed, _ := url.ParseQuery(op.list) // what it does not understand, it leaves out
+		return "sagas", formOf(listed, name)
 	case op.ID != "":
-		page, q = "saga?", url.Values{"runner": {name}, "id": {op.ID}}
+		return "saga", url.Values{"runner": {name}, "id": {op.ID}}
 	}
-	if action != "" {
-		q.Set("done", string(action))
+	q = url.Values{"kind": {kind}, "name": {name}}
+	if op.Key != "" && kind == "breaker" {
+		q.Set("key", op.Key)
 	}
-	return page + q.Encode()
-}
-
-// listed returns the query of the page that listed the sagas.
-func (op Operation) listed(runner string) url.Values {
-	q, _ := url.ParseQuery(op.list) // what it does not understand, it leaves out
-	return sagaFormOf(q).values(runner)
+	return "policy", q
 }
 
 // result is what a POST answers to a script.

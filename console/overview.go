@@ -44,7 +44,7 @@ type policyCard struct {
 	Spark   *spark  `json:"spark,omitempty"`
 	Words   words   `json:"words"`
 
-	Since *time.Time `json:"since,omitempty"` // since when it has not been well, if that is known
+	Since time.Time `json:"since,omitzero"` // since when it has not been well, if that is known
 }
 
 // words are what changes on a card from second to second, as texts.
@@ -67,7 +67,6 @@ func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
 	o := overview{page: c.page("overview", "Overview")}
 	o.Refresh = 1
 	c.cards(&o)
-	o.Groups = groups(o.Policies)
 	c.show(w, r, http.StatusOK, "overview.html", o)
 }
 
@@ -82,6 +81,11 @@ func (c *Console) cards(o *overview) {
 		card := c.card(t)
 		card.Spark = t.spark(s.now)
 		o.Policies = append(o.Policies, card)
+		if len(o.Groups) == 0 || o.Groups[len(o.Groups)-1].Name != card.Name {
+			o.Groups = append(o.Groups, cardGroup{Name: card.Name})
+		}
+		g := &o.Groups[len(o.Groups)-1]
+		g.Cards = append(g.Cards, card)
 	}
 }
 
@@ -91,7 +95,7 @@ func (c *Console) card(t *track) policyCard {
 		Path: t.path, Kind: t.entry.Kind, Name: t.entry.Name,
 		Tone: t.status.tone, State: t.status.state, Detail: t.status.detail, Error: c.secret(t.status.err),
 		Calls: round(t.status.calls), Failed: round(t.status.failed), Refused: round(t.status.refused),
-		Words: words{Rate: t.status.rate(), Share: t.status.bad()}, Since: some(t.ill),
+		Words: words{Rate: t.status.rate(), Share: t.status.bad()}, Since: t.ill,
 	}
 	if !t.ill.IsZero() {
 		card.Words.Since = "for " + ago(time.Since(t.ill))
@@ -121,21 +125,9 @@ func inOrder(tracks []*track) []*track {
 	return all
 }
 
-func groups(cards []policyCard) []cardGroup {
-	var all []cardGroup
-	for _, card := range cards {
-		if len(all) == 0 || all[len(all)-1].Name != card.Name {
-			all = append(all, cardGroup{Name: card.Name})
-		}
-		g := &all[len(all)-1]
-		g.Cards = append(g.Cards, card)
-	}
-	return all
-}
-
 // spark returns the sparkline of a policy. The sampler's lock is held.
 func (t *track) spark(now int) *spark {
-	bad := append(slices.Clone(t.traffic.failed), t.traffic.refused...)
+	calls, bad := t.matching(t.rules.calls), append(t.matching(t.rules.failed), t.matching(t.rules.refused)...)
 	s := &spark{}
 	for i := max(now/sparkStep-sparks+1, 0); i <= now/sparkStep; i++ {
 		last := min((i+1)*sparkStep-1, now)
@@ -143,7 +135,7 @@ func (t *track) spark(now int) *spark {
 			continue
 		}
 		n := last - i*sparkStep + 1
-		s.Calls = append(s.Calls, round(rate(t.traffic.calls, last, n)))
+		s.Calls = append(s.Calls, round(rate(calls, last, n)))
 		s.Bad = append(s.Bad, round(rate(bad, last, n)))
 	}
 	return s

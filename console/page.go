@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"html/template"
 	"net/http"
@@ -15,15 +14,10 @@ import (
 )
 
 var pages = template.Must(template.New("").Funcs(template.FuncMap{
-	"ago": ago,
-	"dict": func(pairs ...any) map[string]any {
-		m := map[string]any{}
-		for i := 0; i+1 < len(pairs); i += 2 {
-			m[pairs[i].(string)] = pairs[i+1]
-		}
-		return m
-	},
+	"ago":   ago,
+	"list":  func(values ...any) []any { return values },
 	"stamp": stamp,
+	"since": since,
 	"json":  func(v any) string { return string(encode(v)) },
 	"query": func(pairs ...string) template.URL { // escaped already
 		q := url.Values{}
@@ -59,18 +53,7 @@ func (c *Console) page(here, title string) page {
 
 // wantsJSON reports whether a request asks for the JSON twin of a page.
 func wantsJSON(r *http.Request) bool {
-	for _, accept := range r.Header.Values("Accept") {
-		for part := range strings.SplitSeq(accept, ",") {
-			kind, _, _ := strings.Cut(part, ";")
-			switch strings.TrimSpace(kind) {
-			case "application/json":
-				return true
-			case "text/html":
-				return false
-			}
-		}
-	}
-	return false
+	return strings.Contains(r.Header.Get("Accept"), "application/json") // which no browser asks a page for
 }
 
 // show answers with a page, or with its JSON twin, compressed for whoever can read that: an open page
@@ -124,19 +107,16 @@ func encode(v any) []byte {
 // secret returns the text of an error, if errors are shown. Its method Error may panic, as that
 // of a nil pointer does.
 func (c *Console) secret(err error) string {
-	switch {
-	case err == nil:
+	if err == nil {
 		return ""
-	case !c.cfg.Show.Errors:
-		return "hidden"
 	}
-	return fmt.Sprint(err)
+	return c.text(fmt.Sprint(err))
 }
 
 // text returns an error that is a text, if errors are shown.
 func (c *Console) text(err string) string {
-	if err == "" {
-		return ""
+	if err != "" && !c.cfg.Show.Errors {
+		return "hidden"
 	}
-	return c.secret(errors.New(err))
+	return err
 }

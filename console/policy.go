@@ -66,7 +66,7 @@ func (c *Console) policy(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p := c.policyPage(e, q.Get("key"))
-	p.Done = doneWords[Action(q.Get("done"))]
+	p.Done = actions[Action(q.Get("done"))].done
 	c.show(w, r, http.StatusOK, "policy.html", p)
 }
 
@@ -98,16 +98,11 @@ func (c *Console) sampled(e registry.Entry, p *policyPage) {
 	}
 	p.Tick, p.policyCard, p.States = s.now, c.card(t), t.states(s.now)
 	for _, sr := range t.series {
-		f := figureView{
-			Name: sr.what, Unit: sr.unit, Counter: sr.Counter, Value: finite(sr.Value), Points: sr.points(s.now),
-		}
+		attrs := map[string]string{}
 		for _, a := range sr.attrs {
-			if f.Attrs == nil {
-				f.Attrs = map[string]string{}
-			}
-			f.Attrs[a.Key] = a.Value
+			attrs[a.Key] = a.Value
 		}
-		p.Figures = append(p.Figures, f)
+		p.Figures = append(p.Figures, figureView{sr.what, sr.unit, sr.Counter, attrs, finite(sr.Value), sr.points(s.now)})
 	}
 }
 
@@ -153,32 +148,20 @@ func (p policyPage) Indented() string {
 
 // states returns the states of a policy over the last ten minutes, the oldest first: of a breaker.
 // The sampler's lock is held.
-func (t *track) states(now int) []stateRun {
-	var all []*series
-	for _, sr := range t.series {
-		switch {
-		case sr.what == t.entry.Kind+".state" && len(sr.attrs) > 0:
-			all = append(all, sr)
-		case sr.what == t.entry.Kind+".keys": // a Group has many states at once
-			return nil
-		}
-	}
-	if all == nil {
+func (t *track) states(now int) (runs []stateRun) {
+	if t.byName[t.entry.Kind+".keys"] != nil { // a Group has many states at once
 		return nil
 	}
-	var runs []stateRun
-	for i := all[0].first(now); i <= now; i++ {
-		for _, sr := range all {
-			if sr.at(i) == 0 {
+	for i := max(t.born, now-kept+1); i <= now; i++ {
+		for _, sr := range t.series {
+			if sr.what != t.entry.Kind+".state" || len(sr.attrs) == 0 || i < sr.born || sr.at(i) == 0 {
 				continue
 			}
-			// As a word: half-open, forced-open.
-			state := strings.ReplaceAll(sr.attrs[0].Value, "_", "-")
-			if len(runs) > 0 && runs[len(runs)-1].State == state {
-				runs[len(runs)-1].Seconds++
-			} else {
-				runs = append(runs, stateRun{state, 1})
+			state := strings.ReplaceAll(sr.attrs[0].Value, "_", "-") // as a word: half-open, forced-open
+			if len(runs) == 0 || runs[len(runs)-1].State != state {
+				runs = append(runs, stateRun{State: state})
 			}
+			runs[len(runs)-1].Seconds++
 			break
 		}
 	}

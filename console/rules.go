@@ -1,15 +1,13 @@
 package console
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/go-resilience/resilience/registry"
 )
 
-const (
-	sagaKind  = "saga"
-	leaseKind = "lease"
-)
+const sagaKind = "saga"
 
 // rules say which figures of a kind of policy are its calls, and what its state is called.
 type rules struct {
@@ -41,69 +39,61 @@ func figure(name string) []match { return []match{{name: name}} }
 
 func with(name, key string, values ...string) []match { return []match{{name, key, values}} }
 
-var kinds = map[string]*rules{
+// kinds are the rules of the kinds, without what is as in rulesOf.
+var kinds = map[string]rules{
 	"cache": {order: 0, well: "serving", failing: "loads fail", refusing: "loads refused",
 		calls:   figure("cache.requests"),
 		failed:  with("cache.loads", "outcome", "failed", "panicked", "timed_out"),
 		refused: with("cache.loads", "outcome", "refused")},
 	"retry": {order: 1, well: "steady", failing: "giving up",
-		calls:  figure("retry.calls"),
 		failed: with("retry.calls", "outcome", "exhausted", "permanent", "over_budget", "deadline")},
 	"budget": {order: 2, well: "in budget", refusing: "spent",
 		calls:   figure("budget.retries"),
 		refused: with("budget.retries", "outcome", "over_budget")},
-	"hedge": {order: 3, well: "steady", failing: "failing",
-		calls:  figure("hedge.calls"),
-		failed: with("hedge.calls", "outcome", "failed")},
-	"breaker": {order: 4, well: "closed", failing: "closed", refusing: "refusing",
-		calls:   figure("breaker.calls"),
-		failed:  with("breaker.calls", "outcome", "failure"),
-		refused: with("breaker.calls", "outcome", "refused")},
-	"throttle": {order: 5, well: "passing", refusing: "limiting",
-		calls:   figure("throttle.calls"),
-		refused: with("throttle.calls", "outcome", "refused")},
-	"bulkhead": {order: 6, well: "free", refusing: "refusing",
-		calls:   figure("bulkhead.calls"),
-		refused: with("bulkhead.calls", "outcome", "refused")},
-	"pool": {order: 6, well: "free", calls: figure("pool.waits")},
-	leaseKind: {order: 7, well: "steady", failing: "store fails",
+	"hedge":    {order: 3, well: "steady"},
+	"breaker":  {order: 4, well: "closed", failing: "closed"},
+	"throttle": {order: 5, well: "passing", refusing: "limiting"},
+	"bulkhead": {order: 6, well: "free"},
+	"pool":     {order: 6, well: "free", calls: figure("pool.waits")},
+	"lease": {order: 7, well: "steady", failing: "store fails",
 		calls:  append(figure("lease.asks"), figure("lease.renewals")...),
 		failed: figure("lease.store.errors")},
-	sagaKind: {order: 8, well: "running", failing: "steps fail", refusing: "steps refused",
+	sagaKind: {order: 8, failing: "steps fail", refusing: "steps refused",
 		calls:   figure("saga.step.attempts"),
 		failed:  with("saga.step.attempts", "outcome", "failed", "in_doubt"),
 		refused: with("saga.step.attempts", "outcome", "refused")},
 }
 
-// rulesOf returns the rules of a kind. Those of a policy of other origin are a guess by the
-// names that the policies of this module have in common.
+// rulesOf returns the rules of a kind: where it has none, by the names that the policies of this module have
+// in common, which are a guess for those of other origin.
 func rulesOf(kind string) *rules {
-	if r, ok := kinds[kind]; ok {
-		return r
+	r, ok := kinds[kind]
+	if !ok {
+		r.order = 9
 	}
+	r.well, r.failing = cmp.Or(r.well, "running"), cmp.Or(r.failing, "failing")
+	r.refusing = cmp.Or(r.refusing, "refusing")
 	name := kind + ".calls"
-	return &rules{order: 9, well: "running", failing: "failing", refusing: "refusing",
-		calls:   figure(name),
-		failed:  with(name, "outcome", "failure", "failed"),
-		refused: with(name, "outcome", "refused")}
+	if r.calls == nil {
+		r.calls = figure(name)
+	}
+	if r.failed == nil {
+		r.failed = with(name, "outcome", "failure", "failed")
+	}
+	if r.refused == nil {
+		r.refused = with(name, "outcome", "refused")
+	}
+	return &r
 }
 
-// traffic has the series that count the calls of a policy.
-type traffic struct {
-	calls, failed, refused []*series
-}
-
-func (t *traffic) add(r *rules, sr *series) {
-	for _, c := range []struct {
-		matches []match
-		to      *[]*series
-	}{{r.calls, &t.calls}, {r.failed, &t.failed}, {r.refused, &t.refused}} {
-		for _, m := range c.matches {
-			if m.admits(sr) {
-				*c.to = append(*c.to, sr)
-			}
+// matching returns the series that one of the matches admits. The sampler's lock is held.
+func (t *track) matching(matches []match) (all []*series) {
+	for _, sr := range t.series {
+		if slices.ContainsFunc(matches, func(m match) bool { return m.admits(sr) }) {
+			all = append(all, sr)
 		}
 	}
+	return all
 }
 
 // rate returns the mean growth of the series in a second, over the n samples up to last.

@@ -1,12 +1,14 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/saga"
@@ -21,8 +23,8 @@ type sagaPage struct {
 	Turned   string      `json:"turned_back_at,omitempty"` // the step, if Cause is why
 	Seq      int64       `json:"seq"`                      // entries in the log
 	Epoch    int64       `json:"epoch"`
-	Wake     *time.Time  `json:"wake,omitempty"`
-	Deadline *time.Time  `json:"deadline,omitempty"`
+	Wake     time.Time   `json:"wake,omitzero"`
+	Deadline time.Time   `json:"deadline,omitzero"`
 	Takeover int         `json:"takeovers"`
 	Canceled bool        `json:"cancel_requested"`
 	Updated  time.Time   `json:"updated"`
@@ -39,7 +41,7 @@ type sagaPage struct {
 // A unitView is a step.
 type unitView struct {
 	Name      string          `json:"name"`
-	Status    saga.StepStatus `json:"status"`
+	State     saga.StepStatus `json:"status"`
 	After     []string        `json:"after,omitempty"`
 	Pivot     bool            `json:"pivot,omitempty"`
 	Attempts  int             `json:"attempts"`
@@ -47,15 +49,12 @@ type unitView struct {
 	Refusals  int             `json:"refusals"`
 	InDoubt   bool            `json:"in_doubt,omitempty"`
 	Error     string          `json:"error,omitempty"`
-	NotBefore *time.Time      `json:"not_before,omitempty"`
-	Waiting   *time.Time      `json:"waiting_since,omitempty"`
+	NotBefore time.Time       `json:"not_before,omitzero"`
+	Waiting   time.Time       `json:"waiting_since,omitzero"`
 	Children  []string        `json:"children,omitempty"` // the ids of the sagas that it has started, at most 20
 
 	Tone tone `json:"-"`
 }
-
-// State returns the status for the template of a state.
-func (u unitView) State() string { return string(u.Status) }
 
 // An entryView is one entry of the log.
 type entryView struct {
@@ -72,22 +71,16 @@ type entryView struct {
 // logShown is how many entries of a log are shown, the latest.
 const logShown = 500
 
-func (c *Console) saga(w http.ResponseWriter, r *http.Request) {
-	q := r.URL.Query()
-	c.oneSaga(w, r, http.StatusOK, q.Get("runner"), q.Get("id"), q, nil)
-}
-
-// oneSaga answers with the page of a saga, and with what went wrong.
-func (c *Console) oneSaga(
-	w http.ResponseWriter, r *http.Request, status int, name, id string, q url.Values, wrong error,
-) {
-	runner, e, _ := c.runner(name)
+// saga answers with the page of a saga, and with what went wrong.
+func (c *Console) saga(w http.ResponseWriter, r *http.Request, status int, q url.Values, wrong error) {
+	runner, _ := c.runner(q.Get("runner"))
 	if runner == nil {
-		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", name))
+		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", q.Get("runner")))
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), storeTime)
 	defer cancel()
+	id := strings.TrimSpace(cmp.Or(q.Get("id"), q.Get("text"))) // the text of a list, for the button beside it
 	in, err := runner.Get(ctx, id)
 	var log []saga.Entry
 	if err == nil {
@@ -101,8 +94,8 @@ func (c *Console) oneSaga(
 		c.fail(w, r, http.StatusBadGateway, errors.New("the store cannot be asked: "+c.secret(err)))
 		return
 	}
-	p := c.sagaPage(e.Name, in, log)
-	p.Done = doneWords[Action(q.Get("done"))]
+	p := c.sagaPage(runner.Name(), in, log)
+	p.Done = actions[Action(q.Get("done"))].done
 	if wrong != nil {
 		p.Wrong, p.Note = wrong.Error(), q.Get("note")
 	}
@@ -111,16 +104,18 @@ func (c *Console) oneSaga(
 
 func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) sagaPage {
 	p := sagaPage{
-		page: c.page("saga", in.ID), Runner: runner, sagaView: c.sagaView(in),
+		page: c.page("saga", in.ID), Runner: runner, sagaView: c.sagaView(in), Cause: c.text(in.Cause),
 		Seq: in.Seq, Epoch: in.Epoch, Takeover: in.Takeovers, Canceled: in.CancelRequested, Updated: in.UpdatedAt,
-		Wake: some(in.WakeAt), Deadline: some(in.CompleteBy), Older: max(in.Seq-logShown, 0),
+		Wake: in.WakeAt, Deadline: in.CompleteBy, Older: max(in.Seq-logShown, 0), Content: "hidden",
 	}
 	if !in.Status.Ended() {
 		p.Refresh = 3
 	}
-	p.Cause = c.text(in.Cause)
 	if in.Back {
 		p.Turned = in.Step
+	}
+	if c.cfg.Show.State {
+		p.Content = string(in.State)
 	}
 	var before, group []string // the names of the steps that run beside each other
 	for _, s := range in.Steps {
@@ -129,10 +124,10 @@ func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) s
 		}
 		group = append(group, s.Name)
 		u := unitView{
-			Name: s.Name, Status: s.Status, After: before, Pivot: s.Pivot,
+			Name: s.Name, State: s.Status, After: before, Pivot: s.Pivot,
 			Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
-			InDoubt: s.InDoubt, Error: c.text(s.Error), NotBefore: some(s.NotBefore), Waiting: some(s.WaitingSince),
-			Tone: toneOfStep(s.Status),
+			InDoubt: s.InDoubt, Error: c.text(s.Error), NotBefore: s.NotBefore, Waiting: s.WaitingSince,
+			Tone: cmp.Or(stepTones[s.Status], blue),
 		}
 		for i := range min(s.Children, 20) {
 			u.Children = append(u.Children, saga.ChildID(in.ID, s.Name, i))
@@ -144,11 +139,8 @@ func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) s
 			e.Seq, string(e.Kind), e.Step, string(e.Op), e.Attempt, e.Epoch, c.text(e.Error), e.At,
 		})
 	}
-	if p.Content = "hidden"; c.cfg.Show.State {
-		p.Content = string(in.State)
-	}
-	if c.cfg.Allow != nil {
-		for _, a := range in.Actions {
+	for _, a := range in.Actions {
+		if p.Acts {
 			p.Allowed = append(p.Allowed, Action(a))
 		}
 	}
@@ -158,9 +150,7 @@ func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) s
 // Skippable returns the units that an operator may skip.
 func (p sagaPage) Skippable() (names []string) {
 	for _, u := range p.Units {
-		switch u.Status {
-		case saga.StepDone, saga.StepUndone, saga.StepIdle, saga.StepSkipped:
-		default:
+		if tone := stepTones[u.State]; tone != well && tone != idle {
 			names = append(names, u.Name)
 		}
 	}
@@ -170,23 +160,8 @@ func (p sagaPage) Skippable() (names []string) {
 // Can reports whether the page offers an action.
 func (p sagaPage) Can(v Action) bool { return slices.Contains(p.Allowed, v) }
 
-func toneOfStep(s saga.StepStatus) tone {
-	switch s {
-	case saga.StepDone, saga.StepSkipped:
-		return well
-	case saga.StepFailed, saga.StepUndoFailed:
-		return fail
-	case saga.StepUndoing, saga.StepNoEffect:
-		return warn
-	case saga.StepIdle, saga.StepUndone:
-		return "idle"
-	}
-	return "blue" // it goes on
-}
-
-func some(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	return &t
+// stepTones are the tones of steps at which the saga is not.
+var stepTones = map[saga.StepStatus]tone{
+	saga.StepDone: well, saga.StepSkipped: well, saga.StepIdle: idle, saga.StepUndone: idle,
+	saga.StepFailed: fail, saga.StepUndoFailed: fail, saga.StepUndoing: warn, saga.StepNoEffect: warn,
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"html/template"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -13,15 +14,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
 )
 
 const (
 	sagasShown = 50              // on a page
 	storeTime  = 5 * time.Second // for the questions of a page to the store of a Runner
-
-	fromStart = "*" // as the after of a list: from its start, without a look for an id
 )
 
 // A sagasPage lists sagas, those that are stuck first.
@@ -30,12 +28,11 @@ type sagasPage struct {
 	Runner  string       `json:"runner"`
 	Runners []string     `json:"-"`
 	Counts  []sagaRow    `json:"counts"`
-	Form    sagaForm     `json:"-"`
+	Form    url.Values   `json:"-"`               // see formOf
 	Stuck   []sagaView   `json:"stuck,omitempty"` // the newest, if no status was asked for
 	Sagas   []sagaView   `json:"sagas"`
-	Next    string       `json:"next,omitempty"`  // the after of the following page
-	Exact   bool         `json:"exact,omitempty"` // the text is the id of the one saga that is shown
-	More    template.URL `json:"-"`               // the query of the following page
+	Next    string       `json:"next,omitempty"` // the after of the following page
+	More    template.URL `json:"-"`              // the query of the following page
 	Error   string       `json:"-"`
 	Filter  bool         `json:"-"` // there are conditions
 }
@@ -50,61 +47,36 @@ type sagaRow struct {
 	Late         float64 `json:"late"` // seconds since the first of them became due
 }
 
-// A sagaForm is a filter as a person or a script writes it.
-type sagaForm struct {
-	Saga   string // of the definition
-	Status string
-	ID     string // the id, or its beginning
-	Age    string // a duration such as 10m: only those that were started before that
-	After  string
-}
-
-func sagaFormOf(q url.Values) sagaForm {
-	return sagaForm{
-		Saga: q.Get("saga"), Status: q.Get("status"),
-		ID: strings.TrimSpace(q.Get("text")), Age: strings.TrimSpace(q.Get("age")),
-		After: q.Get("after"),
-	}
-}
-
-// values returns the form as a query.
-func (f sagaForm) values(runner string) url.Values {
-	v := url.Values{}
-	for key, value := range map[string]string{
-		"runner": runner, "saga": f.Saga, "status": f.Status, "text": f.ID, "age": f.Age, "after": f.After,
-	} {
-		if value != "" {
-			v.Set(key, value)
+// formOf returns what q asks for of the sagas of a Runner, as a person or a script writes it: the saga
+// is a definition, the text an id or its beginning, and the age one that those have at least that are shown.
+func formOf(q url.Values, runner string) url.Values {
+	form := url.Values{"runner": {runner}}
+	for _, key := range []string{"saga", "status", "text", "age", "after"} {
+		if v := strings.TrimSpace(q.Get(key)); v != "" {
+			form.Set(key, v)
 		}
 	}
-	return v
+	return form
 }
 
-// filter returns a form as a Filter. An age is one by the store's clock, as on the page.
-func (f sagaForm) filter(now time.Time) (saga.Filter, error) {
-	filter := saga.Filter{Saga: f.Saga, ID: f.ID, After: f.After, Limit: sagasShown, WithoutState: true}
-	if f.After == fromStart {
-		filter.After = ""
+// filterOf returns a form as a Filter. An age is one by the store's clock, as on the page.
+func filterOf(form url.Values, now time.Time) (saga.Filter, error) {
+	filter := saga.Filter{
+		Saga: form.Get("saga"), ID: form.Get("text"), After: form.Get("after"), Limit: sagasShown, WithoutState: true,
 	}
-	if f.Status != "" {
-		if !slices.Contains(statuses, saga.Status(f.Status)) {
-			return filter, fmt.Errorf("there is no status %q", f.Status)
+	if status := saga.Status(form.Get("status")); status != "" {
+		if filter.Status = []saga.Status{status}; !slices.Contains(statuses, status) {
+			return filter, fmt.Errorf("there is no status %q", status)
 		}
-		filter.Status = []saga.Status{saga.Status(f.Status)}
 	}
-	if f.Age != "" {
-		d, err := time.ParseDuration(f.Age)
+	if age := form.Get("age"); age != "" {
+		d, err := time.ParseDuration(age)
 		if err != nil || d < 0 {
-			return filter, fmt.Errorf("age: is %q: must be a duration such as 10m", f.Age)
+			return filter, fmt.Errorf("age: is %q: must be a duration such as 10m", age)
 		}
 		filter.CreatedBefore = now.Add(-d)
 	}
 	return filter, nil
-}
-
-// admitsAll reports whether the form has no conditions.
-func (f sagaForm) admitsAll() bool {
-	return f.Saga == "" && f.Status == "" && f.ID == "" && f.Age == ""
 }
 
 var statuses = []saga.Status{
@@ -116,7 +88,7 @@ type sagaView struct {
 	ID        string      `json:"id"`
 	Saga      string      `json:"saga"`
 	Version   int         `json:"version"`
-	Status    saga.Status `json:"status"`
+	State     saga.Status `json:"status"`
 	Step      string      `json:"step,omitempty"` // that keeps it from going on, is at work, or at which it turned back
 	StepsDone int         `json:"steps_done"`     // of Steps
 	Steps     int         `json:"steps"`
@@ -130,69 +102,40 @@ type sagaView struct {
 	Tone tone `json:"-"`
 }
 
-// State returns the status for the template of a state.
-func (v sagaView) State() string { return string(v.Status) }
-
-// toneOf returns the tone of a status. idle and blue say that nothing is wrong: the one of
-// what has ended, the other of what goes on.
-func toneOf(s saga.Status, failing bool) tone {
-	switch {
-	case s == saga.Stuck:
-		return fail
-	case s == saga.Compensating, failing && !s.Ended():
-		return warn
-	case s == saga.Running:
-		return "blue"
-	case s == saga.Completed:
-		return well
-	}
-	return "idle"
+// sagaTones are the tones of sagas that have not failed lately, and have not ended without an effect.
+var sagaTones = map[saga.Status]tone{
+	saga.Stuck: fail, saga.Compensating: warn, saga.Running: blue, saga.Completed: well,
 }
 
 func (c *Console) sagaView(in *saga.Instance) sagaView {
 	v := sagaView{
-		ID: in.ID, Saga: in.Saga, Version: in.Version, Status: in.Status, Step: in.Step,
-		Failures: in.Failures, Owner: in.Owner, Tone: toneOf(in.Status, in.Failures > 0),
+		ID: in.ID, Saga: in.Saga, Version: in.Version, State: in.Status, Step: in.Step, Steps: len(in.Steps),
+		Failures: in.Failures, Error: c.text(cmp.Or(in.LastError, in.Cause)), Owner: in.Owner,
 		Created: in.CreatedAt, Age: seconds(in.Now.Sub(in.CreatedAt)), Since: seconds(in.Since()),
+		Tone: cmp.Or(sagaTones[in.Status], idle),
 	}
+	if v.Tone == blue && v.Failures > 0 {
+		v.Tone = warn
+	}
+	held := false // by the step that keeps it from going on, or back
 	for _, s := range in.Steps {
-		v.Steps++
-		if s.Status == saga.StepDone || s.Status == saga.StepSkipped {
+		switch s.Status {
+		case saga.StepDone, saga.StepSkipped:
 			v.StepsDone++
+		case saga.StepStarted, saga.StepUndoing, saga.StepWaiting:
+			v.Step = cmp.Or(v.Step, s.Name)
 		}
-		if v.Step == "" &&
-			(s.Status == saga.StepStarted || s.Status == saga.StepUndoing || s.Status == saga.StepWaiting) {
-			v.Step = s.Name
+		holds := in.Back && s.Status == saga.StepUndoFailed || !in.Back && s.Name == in.Step
+		if holds && !held && in.Status == saga.Stuck {
+			held, v.Step, v.Error = true, s.Name, c.text(s.Error)
 		}
-	}
-	v.Error = c.text(cmp.Or(in.LastError, in.Cause))
-	if u, ok := heldUp(in); ok {
-		v.Step, v.Error = u.Name, c.text(u.Error)
 	}
 	return v
-}
-
-// heldUp returns the step that keeps a stuck saga from going on, or back.
-func heldUp(in *saga.Instance) (saga.StepState, bool) {
-	for _, u := range in.Steps {
-		if in.Status == saga.Stuck && (in.Back && u.Status == saga.StepUndoFailed || !in.Back && u.Name == in.Step) {
-			return u, true
-		}
-	}
-	return saga.StepState{}, false
 }
 
 func seconds(d time.Duration) float64 {
 	return float64(d.Round(time.Millisecond)) / float64(time.Second)
 }
-
-// Ago and Quiet return the age, and the time without progress, as texts.
-func (v sagaView) Ago() string { return ago(time.Duration(v.Age * float64(time.Second))) }
-
-func (v sagaView) Quiet() string { return ago(time.Duration(v.Since * float64(time.Second))) }
-
-// Waits returns for how long the first due saga has waited, as a text.
-func (r sagaRow) Waits() string { return ago(time.Duration(r.Late * float64(time.Second))) }
 
 // Count returns a number as a text; one at the limit of a Count means so many or more.
 func (r sagaRow) Count(n int) string {
@@ -202,57 +145,43 @@ func (r sagaRow) Count(n int) string {
 	return strconv.Itoa(n)
 }
 
-// runner returns the Runner of a name. An empty one means the first.
-func (c *Console) runner(name string) (*saga.Runner, registry.Entry, []string) {
-	var found registry.Entry
-	var names []string
+// runner returns the Runner of a name, or the first for "", and the names of all.
+func (c *Console) runner(name string) (found *saga.Runner, names []string) {
 	for e := range c.reg.All() {
-		if _, ok := e.Policy.(*saga.Runner); ok {
+		if r, ok := e.Policy.(*saga.Runner); ok {
 			names = append(names, e.Name)
-			if e.Name == name || name == "" && found.Policy == nil {
-				found = e
+			if e.Name == name || name == "" && found == nil {
+				found = r
 			}
 		}
 	}
-	r, _ := found.Policy.(*saga.Runner)
-	return r, found, names
+	return found, names
 }
 
-func (c *Console) sagas(w http.ResponseWriter, r *http.Request) {
-	c.listSagas(w, r, http.StatusOK, r.URL.Query(), nil)
-}
-
-// listSagas answers with the list that q asks for, and with what went wrong.
-func (c *Console) listSagas(w http.ResponseWriter, r *http.Request, status int, q url.Values, wrong error) {
-	runner, e, names := c.runner(q.Get("runner"))
+// sagas answers with the list that q asks for, and with what went wrong.
+func (c *Console) sagas(w http.ResponseWriter, r *http.Request, status int, q url.Values, wrong error) {
+	runner, names := c.runner(q.Get("runner"))
 	if runner == nil {
 		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", q.Get("runner")))
 		return
 	}
 	p := sagasPage{
-		page: c.page("sagas", "Sagas"), Runner: e.Name, Runners: names,
-		Form: sagaFormOf(q), Sagas: []sagaView{}, Counts: []sagaRow{},
+		page: c.page("sagas", "Sagas"), Runner: runner.Name(), Runners: names,
+		Form: formOf(q, runner.Name()), Sagas: []sagaView{}, Counts: []sagaRow{},
 	}
 	p.Refresh = 5
-	p.Filter = !p.Form.admitsAll()
-	if _, ok := doneWords[Action(q.Get("done"))]; ok {
+	p.Filter = len(p.Form) > 2 || len(p.Form) == 2 && !p.Form.Has("after")
+	if actions[Action(q.Get("done"))].done != "" {
 		acted, _ := strconv.Atoi(q.Get("acted"))
 		refused, _ := strconv.Atoi(q.Get("refused"))
 		p.Done = fmt.Sprintf("%s: %d done, %d refused as they are.", q.Get("done"), acted, refused)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), storeTime)
-	defer cancel()
-	_, err := p.Form.filter(time.Time{})
+	_, err := filterOf(p.Form, time.Time{})
 	if err != nil {
 		status = max(status, http.StatusBadRequest)
-	} else if err = c.fill(ctx, runner, &p); err != nil {
+	} else if err = p.fill(r.Context(), c, runner); err != nil {
 		status = max(status, http.StatusBadGateway)
 		err = errors.New("the store cannot be asked: " + c.secret(err))
-	}
-	if p.Next != "" {
-		form := p.Form
-		form.After = p.Next
-		p.More = template.URL(form.values(p.Runner).Encode())
 	}
 	if err = errors.Join(wrong, err); err != nil {
 		p.Error = err.Error()
@@ -264,50 +193,36 @@ func (c *Console) listSagas(w http.ResponseWriter, r *http.Request, status int, 
 	c.show(w, r, status, "sagas.html", p)
 }
 
-// fill asks the store for what a page lists.
-func (c *Console) fill(ctx context.Context, runner *saga.Runner, p *sagasPage) error {
+// fill asks the store for what the page lists.
+func (p *sagasPage) fill(ctx context.Context, c *Console, runner *saga.Runner) error {
+	ctx, cancel := context.WithTimeout(ctx, storeTime)
+	defer cancel()
 	counts, now, err := runner.Counts(ctx)
 	if err != nil {
 		return err
 	}
-	filter, err := p.Form.filter(now)
+	filter, err := filterOf(p.Form, now)
 	if err != nil {
 		return err
 	}
 	for _, n := range counts {
 		p.Counts = append(p.Counts, sagaRow{n.Saga, n.Stuck, n.Running, n.Compensating, n.Due, seconds(n.DueFor)})
 	}
-	if p.Exact = c.byID(ctx, runner, p, filter); p.Exact {
-		return nil
-	}
-	if filter.Status == nil && filter.After == "" {
-		stuck := filter
-		stuck.Status = []saga.Status{saga.Stuck}
-		if p.Stuck, _, err = c.list(ctx, runner, stuck); err != nil {
-			return err
-		}
-	}
 	if filter.Status == nil {
-		filter.Status = statuses[1:] // those that are stuck have been shown
+		if filter.After == "" {
+			filter.Status = statuses[:1] // that of those that are stuck
+			if p.Stuck, _, err = c.list(ctx, runner, filter); err != nil {
+				return err
+			}
+		}
+		filter.Status = statuses[1:]
 	}
-	p.Sagas, p.Next, err = c.list(ctx, runner, filter)
+	if p.Sagas, p.Next, err = c.list(ctx, runner, filter); p.Next != "" {
+		next := maps.Clone(p.Form)
+		next.Set("after", p.Next)
+		p.More = template.URL(next.Encode())
+	}
 	return err
-}
-
-// byID looks for the saga whose id is the text that a list is to have, and reports whether it
-// is there and meets the other conditions.
-func (c *Console) byID(ctx context.Context, runner *saga.Runner, p *sagasPage, f saga.Filter) bool {
-	id := p.Form.ID
-	if id == "" || p.Form.After != "" {
-		return false
-	}
-	in, err := runner.Get(ctx, id)
-	if err != nil || f.Saga != "" && in.Saga != f.Saga || f.Status != nil && in.Status != f.Status[0] ||
-		!f.CreatedBefore.IsZero() && !in.CreatedAt.Before(f.CreatedBefore) {
-		return false
-	}
-	p.Sagas, p.Next = []sagaView{c.sagaView(in)}, fromStart
-	return true
 }
 
 func (c *Console) list(ctx context.Context, runner *saga.Runner, f saga.Filter) ([]sagaView, string, error) {
@@ -320,21 +235,7 @@ func (c *Console) list(ctx context.Context, runner *saga.Runner, f saga.Filter) 
 }
 
 // Self returns the query of the page.
-func (p sagasPage) Self() template.URL { return template.URL(p.Form.values(p.Runner).Encode()) }
-
-// With returns the query of the list of a definition's sagas with a status.
-func (p sagasPage) With(definition, status string) template.URL {
-	return template.URL(sagaForm{Saga: definition, Status: status}.values(p.Runner).Encode())
-}
+func (p sagasPage) Self() template.URL { return template.URL(p.Form.Encode()) }
 
 // Statuses returns the statuses that can be asked for.
 func (p sagasPage) Statuses() []saga.Status { return statuses }
-
-// Ages returns the ages that can be asked for.
-func (p sagasPage) Ages() []string {
-	ages := []string{"1m", "10m", "1h", "24h", "168h"}
-	if p.Form.Age != "" && !slices.Contains(ages, p.Form.Age) {
-		ages = append(ages, p.Form.Age)
-	}
-	return ages
-}

@@ -45,10 +45,9 @@ type track struct {
 	byName map[string]*series
 	born   int // its first sample
 
-	traffic traffic
-	health  error // of the latest sample
-	status  status
-	ill     time.Time // since when it has not been well; zero if it is well
+	health error // of the latest sample
+	status status
+	ill    time.Time // since when it has not been well; zero if it is well
 
 	// Of a policy that asks a store for its health.
 	asked  time.Time
@@ -64,16 +63,15 @@ func (s *sampler) begin(reg *registry.Registry) {
 	s.reg, s.byPath, s.began, s.now = reg, map[string]*track{}, time.Now(), -1
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.ended.Go(func() {
-		tick := time.Tick(second)
-		for {
+		for tick := time.Tick(second); ; {
 			select {
 			case <-s.ctx.Done():
 				return
 			case <-tick:
+				s.sampling.Lock()
+				s.sample()
+				s.sampling.Unlock()
 			}
-			s.sampling.Lock()
-			s.sample()
-			s.sampling.Unlock()
 		}
 	})
 }
@@ -91,11 +89,6 @@ func (s *sampler) look() {
 	if s.now < 0 {
 		s.sample()
 	}
-}
-
-func (s *sampler) close() {
-	s.stop()
-	s.ended.Wait()
 }
 
 // sample takes one sample of each policy. mu is not held while a policy is asked, and nobody sees
@@ -191,17 +184,12 @@ func (t *track) add(figures []registry.Figure, now int) {
 		}
 		sr := newSeries(f, now)
 		t.series, t.byName[f.Name] = append(t.series, sr), sr
-		t.traffic.add(t.rules, sr)
 	}
-	old := func(sr *series) bool { return now-sr.seen >= kept }
-	if !slices.ContainsFunc(t.series, old) {
-		return
-	}
-	t.series = slices.DeleteFunc(t.series, old)
-	clear(t.byName)
-	t.traffic = traffic{}
-	for _, sr := range t.series {
-		t.byName[sr.Name] = sr
-		t.traffic.add(t.rules, sr)
-	}
+	t.series = slices.DeleteFunc(t.series, func(sr *series) bool {
+		old := now-sr.seen >= kept
+		if old {
+			delete(t.byName, sr.Name)
+		}
+		return old
+	})
 }

@@ -2,6 +2,7 @@ package console
 
 import (
 	"math"
+	"strconv"
 
 	"github.com/go-resilience/resilience/registry"
 )
@@ -62,9 +63,6 @@ func (sr *series) at(i int) float64 {
 	return float64(sr.ring[i%kept])
 }
 
-// first returns the oldest sample that is kept, when the latest is now.
-func (sr *series) first(now int) int { return max(sr.born, now-kept+1) }
-
 // sum returns the sum of at most n samples, of which last is the latest, and their number.
 // The first sample of a counter is no growth, and does not count.
 func (sr *series) sum(last, n int) (total float64, samples int) {
@@ -73,9 +71,6 @@ func (sr *series) sum(last, n int) (total float64, samples int) {
 		from++
 	}
 	samples = max(last-from+1, 0)
-	if sr.ring == nil && sr.seen == last {
-		return float64(sr.flat) * float64(samples), samples
-	}
 	for i := from; i <= last; i++ {
 		total += sr.at(i)
 	}
@@ -85,7 +80,7 @@ func (sr *series) sum(last, n int) (total float64, samples int) {
 // points returns the samples that are kept, rounded to four digits.
 func (sr *series) points(now int) []float64 {
 	points := []float64{}
-	for i := sr.first(now); i <= now; i++ {
+	for i := max(sr.born, now-kept+1); i <= now; i++ {
 		points = append(points, round(sr.at(i)))
 	}
 	return points
@@ -93,15 +88,10 @@ func (sr *series) points(now int) []float64 {
 
 // round returns v with four digits, which are enough to draw it.
 func round(v float64) float64 {
-	if v = finite(v); v == 0 {
-		return 0
+	if v = finite(v); v != 0 {
+		v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64)
 	}
-	unit := math.Pow(10, math.Floor(math.Log10(math.Abs(v)))-3)
-	if unit < 1 {
-		inverse := math.Round(1 / unit)
-		return math.Round(v*inverse) / inverse
-	}
-	return math.Round(v/unit) * unit
+	return v
 }
 
 // finite returns v, or 0 for what JSON has no number for.

@@ -14,6 +14,8 @@ const (
 	well tone = "ok"
 	warn tone = "warn" // worth knowing
 	fail tone = "fail" // calls fail because of it
+	idle tone = "idle" // of a saga or step that has ended, or not begun
+	blue tone = "blue" // of one that goes on
 )
 
 func (t tone) rank() int { return slices.Index([]tone{fail, warn, well}, t) }
@@ -40,12 +42,12 @@ func (s status) share() float64 {
 
 // judge returns the status of the policy in sample now. The caller holds the lock.
 func (t *track) judge(now int) status {
+	failed := t.matching(t.rules.failed)
 	s := status{
-		tone: well, state: t.rules.well,
-		calls:   rate(t.traffic.calls, now, recent),
-		failed:  rate(t.traffic.failed, now, recent),
-		refused: rate(t.traffic.refused, now, recent),
-		never:   t.rules.failed == nil,
+		tone: well, state: t.rules.well, never: failed == nil,
+		calls:   rate(t.matching(t.rules.calls), now, recent),
+		failed:  rate(failed, now, recent),
+		refused: rate(t.matching(t.rules.refused), now, recent),
 	}
 	switch {
 	case t.health != nil:
@@ -114,46 +116,30 @@ func (t *track) clause() string {
 func verdict(tracks []*track) (tone, string) {
 	ill := slices.DeleteFunc(slices.Clone(tracks), func(t *track) bool { return t.status.tone == well })
 	slices.SortStableFunc(ill, func(a, b *track) int { return a.status.tone.rank() - b.status.tone.rank() })
-	if len(ill) == 0 {
-		switch len(tracks) {
-		case 0:
-			return well, "No policy is registered."
-		case 1:
-			return well, "The only policy is well."
-		}
-		return well, fmt.Sprintf("All %d policies are well.", len(tracks))
+	sentence := ""
+	switch n, all := len(ill), len(tracks); {
+	case all == 0:
+		return well, "No policy is registered."
+	case n == 0 && all == 1:
+		return well, "The only policy is well."
+	case n == 0:
+		return well, fmt.Sprintf("All %d policies are well.", all)
+	case n == 1:
+		sentence = ill[0].clause()
+	case n == 2:
+		sentence = ill[0].clause() + " and " + ill[1].clause()
+	case n == 3:
+		sentence = ill[0].clause() + ", " + ill[1].clause() + ", and one more policy needs attention"
+	default:
+		sentence = fmt.Sprintf("%s, %s, and %d more policies need attention", ill[0].clause(), ill[1].clause(), n-2)
 	}
-	var clauses []string
-	for _, t := range ill[:min(2, len(ill))] {
-		clauses = append(clauses, t.clause())
-	}
-	switch more := len(ill) - 2; {
-	case more == 1:
-		clauses = append(clauses, "one more policy needs attention")
-	case more > 1:
-		clauses = append(clauses, fmt.Sprintf("%d more policies need attention", more))
-	}
-	last := len(clauses) - 1
-	sentence := clauses[last]
-	if last > 0 {
-		comma := ""
-		if last > 1 {
-			comma = ","
-		}
-		sentence = strings.Join(clauses[:last], ", ") + comma + " and " + sentence
-	}
-	return ill[0].status.tone, strings.ToUpper(sentence[:1]) + sentence[1:] + "."
+	return ill[0].status.tone, capital(sentence) + "."
 }
+
+// capital returns a text, which begins in ASCII, with a capital letter.
+func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
 // Word returns what a screen reader says of the tone.
 func (t tone) Word() string {
-	switch t {
-	case fail:
-		return "broken"
-	case warn:
-		return "needs attention"
-	case well:
-		return "well"
-	}
-	return ""
+	return map[tone]string{fail: "broken", warn: "needs attention", well: "well"}[t]
 }

@@ -237,7 +237,7 @@ func many(t *testing.T, r *saga.Runner, db *sql.DB, sg *saga.Saga[order], n int)
 	require.NoError(t, err)
 }
 
-// A stuck saga is found among 100 000, an id that is pasted finds its saga, and so does its beginning.
+// A stuck saga is found among 100 000, an id that is pasted opens its saga, and its beginning finds it.
 func TestSagaIsFoundAmong100000(t *testing.T) {
 	sg := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
 		{Name: "reserve", Do: fine, UndoAttempts: 1, Undo: func(ctx context.Context, o *order) error { return errDown }},
@@ -271,20 +271,19 @@ func TestSagaIsFoundAmong100000(t *testing.T) {
 		p.do("wait", chromedp.WaitVisible(`//a[text()="stuck"]`))
 	}), 5*time.Second) // a third of a second where nothing else runs
 	p.fill(`input[name=text]`, "order-98765")
-	p.click(`button.primary`)
-	p.shows("By its id")
-	p.click(`//a[text()="order-98765"]`)
+	p.click(`button[formaction=saga]`)
 	p.shows("2 of 2 steps done")
-	get := func(query string) func() {
+	get := func(page string) func() {
 		return func() {
-			res, err := http.Get(at + "sagas?" + query)
+			res, err := http.Get(at + page)
 			require.NoError(t, err)
 			_ = res.Body.Close()
-			require.Equal(t, http.StatusOK, res.StatusCode, query)
+			require.Equal(t, http.StatusOK, res.StatusCode, page)
 		}
 	}
-	require.Less(t, quickest("an id", get("text=order-98765")), time.Second)
-	require.Less(t, quickest("no id", get("text=8765x")), 4*time.Second)
+	require.Less(t, quickest("an id", get("saga?id=order-98765")), time.Second)
+	require.Less(t, quickest("its beginning", get("sagas?text=order-98765")), 4*time.Second)
+	require.Less(t, quickest("no id", get("sagas?text=8765x")), 4*time.Second)
 	p.open(at + "sagas?text=8765x")
 	p.shows("None.")
 }
