@@ -15,31 +15,30 @@ import (
 // A Config says which lease a [Candidate] competes for. Candidates for one lease should have the
 // same TTL and Poll.
 type Config struct {
-	// Name is the name of the lease. It is required: up to 200 bytes of UTF-8, without a zero byte.
+	// Name is the name of the lease: 1 to 200 bytes of UTF-8.
 	Name string
 
-	// Holder tells others who holds the lease, such as the address of the leader. It need not be
-	// unique, and is limited as Name is. Empty means the host name and the process id.
+	// Holder tells others who holds the lease, such as the address of the leader. Empty means the
+	// host name and the process id.
 	Holder string
 
 	// TTL is how long the lease lasts without a renewal, and so how long nobody leads after a
 	// leader has died. Zero means 15 s; the least is 10 ms.
 	TTL time.Duration
 
-	// Margin is how long before the end of the lease the ctx of a term ends if no renewal has
-	// succeeded: the time for work to stop, and for clocks that differ in speed. Zero means
-	// TTL / 10; the most is TTL / 2.
+	// Margin is how long before the end of the lease the ctx of a term ends: the time for work to
+	// stop, and for clocks that differ in speed. Zero means TTL / 10; the most is TTL / 2.
 	Margin time.Duration
 
-	// Poll is how often a waiting candidate asks the store whether the lease was given up. When one
-	// runs out, it asks at once. Zero means 1 s.
+	// Poll is how often a waiting candidate asks the store whether the lease was given up. Zero
+	// means 1 s.
 	Poll time.Duration
 
-	// OnEvent, if not nil, is called for each Event. The work of a term waits for it.
+	// OnEvent is called for each Event. The work of a term waits for it.
 	OnEvent func(context.Context, Event)
 
-	// OnStoreError, if not nil, is called when the store has failed, which is then asked again. The
-	// next renewal waits for it. Nil means that slog's default logger warns, once a second at most.
+	// OnStoreError is called when the store has failed, which is then asked again. Nil means that
+	// slog's default logger warns, once a second at most.
 	OnStoreError func(context.Context, error)
 }
 

@@ -7,15 +7,13 @@ import (
 )
 
 var (
-	// ErrLost is matched by the cause with which the ctx of a term ends, and then by the errors of
-	// Err and Fence: a [*LostError].
+	// ErrLost is matched by a [*LostError]: once a term is over, of its ctx, Err and Fence.
 	ErrLost = errors.New("lease: lost")
 
-	// ErrHeld is matched by the error of TryCampaign if another candidate holds the lease: a
-	// [*HeldError].
+	// ErrHeld is matched by a [*HeldError].
 	ErrHeld = errors.New("lease: held by another")
 
-	// ErrNoFence is returned by Fence if the store is not a [Fencer].
+	// ErrNoFence is the error of Fence if the store is not a [Fencer].
 	ErrNoFence = errors.New("lease: the store has no transactions to fence")
 )
 

@@ -45,7 +45,7 @@ func (c *Candidate) tell(ctx context.Context, e Event) {
 	})
 }
 
-// Stats is a snapshot of the figures of a [Candidate]. The counters never go back.
+// Stats are the figures of a [Candidate].
 type Stats struct {
 	Elected     int64 // terms begun
 	Lost        int64 // terms lost
@@ -72,7 +72,7 @@ func (c *Candidate) count(change func(*Stats)) {
 	change(&c.stats)
 }
 
-// Level is as slog's: 4 for what needs attention, -4 for what is normal.
+// Level is as slog's: 4 for what needs attention, else -4.
 func (e Event) Level() int {
 	if e.Kind == EventLost || e.Err != nil {
 		return 4
@@ -96,7 +96,7 @@ func (e Event) Fields(yield func(name string, value any)) {
 	}
 }
 
-// Kind returns "lease". By it and the methods below a Candidate describes itself to a registry.
+// Kind returns "lease".
 func (c *Candidate) Kind() string { return "lease" }
 
 // Figures returns the Stats.
@@ -115,9 +115,8 @@ func (c *Candidate) Figures() []describe.Figure {
 	}
 }
 
-// Health asks the store, and returns why the lease is not held as it should be, or nil: the store
-// does not answer, or nobody has held the lease for a TTL. One that was asked for by TryCampaign
-// alone is a lock, which nobody needs to hold.
+// Health asks the store, and returns what is wrong, or nil: the store does not answer, or nobody has
+// held the lease for a TTL, unless TryCampaign alone has asked for it.
 func (c *Candidate) Health(ctx context.Context) error {
 	rec, err := c.Look(ctx)
 	if err != nil {

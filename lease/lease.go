@@ -14,39 +14,26 @@
 //		})
 //
 // Every process that could lead calls [Run] with the same Name. One of them gets the lease and
-// calls its function; the others wait. The lease lasts for [Config.TTL] and is renewed when a
-// third of it has passed. If the function returns, or the process dies and the TTL is over,
-// whoever asks first leads next. [Every] calls a function once each interval, whoever leads.
+// calls its function; the others wait. If the function returns, or the process dies and
+// [Config.TTL] is over, whoever asks first leads next. [Every] calls a function once each
+// interval, whoever leads.
 //
 // # What a leader can rely on
 //
 // The ctx of the function ends, with a cause that is [ErrLost], before the store lets another
-// process have the lease. The time counts from the start of the last renewal that succeeded, on
-// the monotonic clock of the process, less [Config.Margin].
-//
-// A ctx cannot stop work that does not look at it, and a process can be paused between a look at
-// its ctx and a write. Two things make such a write safe:
+// process have the lease. But a process can be paused between a look at its ctx and a write, and a
+// clock can be set. Two things make a write safe:
 //
 //   - [Term.Fence] in the transaction that writes. It needs a store in the same database:
 //     package sqllease.
 //   - [Term.Epoch] in the request, for a resource that refuses epochs below the highest that it
-//     has seen. The epoch grows with each term. It includes the time of the store, so that it
-//     grows even if the store has lost everything.
+//     has seen. The epoch grows with each term, even if the store has lost everything.
 //
-// Without either, a lease makes it unlikely that two processes work at once. It does not exclude
+// Without either, a lease makes it unlikely that two processes work at once, and does not exclude
 // it.
 //
-// # Clocks
-//
-// All times of a lease are of the store's clock. If that is set forward, leases end early, which
-// a leader may learn only by its next renewal. If it is set back, the lease of a leader that dies
-// lasts longer by as much. Nor may a monotonic clock count the time in which its machine was
-// suspended. The fence and the epoch hold in all cases.
-//
-// Patterns: Leader Election in Cloud Design Patterns
-// (https://learn.microsoft.com/azure/architecture/patterns/leader-election). Gray and
-// Cheriton, Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache
-// Consistency, SOSP 1989. Burrows, The Chubby lock service, OSDI 2006 (sequencers).
+// Patterns: Leader Election; Gray and Cheriton, Leases, SOSP 1989; Burrows, The Chubby lock
+// service, OSDI 2006 (sequencers).
 package lease
 
 import (
@@ -63,8 +50,7 @@ import (
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-// A Candidate competes for one lease, each call of Run and Campaign by itself. It is safe for
-// concurrent use, and built by [New].
+// A Candidate competes for one lease, each call of Run and Campaign by itself.
 type Candidate struct {
 	store     Store
 	cfg       Config
@@ -101,13 +87,12 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 	return New(store, cfg).Run(ctx, fn)
 }
 
-// Every is [Run] of a fn that is called once each interval, which must be more than 0, whoever
-// leads. The store keeps when the last call began. The first call begins at once; one that was
-// due while nobody led is made once, late; one that takes longer than the interval delays the
-// next. If a leader dies, its call is not made again.
+// Every is [Run] of a fn that is called once each interval, whoever leads. The first call begins at
+// once; one that was due while nobody led is made once, late; one that takes longer than the
+// interval delays the next. If a leader dies, its call is not made again.
 //
-// An error of fn while its term holds gives the lease up and is returned: to go on at the next
-// interval, log it and return nil. If ctx ends between two calls, Every returns nil.
+// An error of fn gives the lease up and is returned: to go on at the next interval, log it and
+// return nil. If ctx ends between two calls, Every returns nil.
 //
 //	cfg := lease.Config{Name: "report"}
 //	err := lease.Every(ctx, store, cfg, time.Hour, func(ctx context.Context, term lease.Term) error {
@@ -116,8 +101,6 @@ func Run(ctx context.Context, store Store, cfg Config, fn func(context.Context, 
 //		}
 //		return nil // the next one is in an hour
 //	})
-//
-// No registry shows the lease, since nobody has its Candidate.
 func Every(
 	ctx context.Context, store Store, cfg Config, interval time.Duration, fn func(context.Context, Term) error,
 ) error {
@@ -153,8 +136,7 @@ func Every(
 //   - If the term is lost, the ctx of fn ends with [ErrLost]. When fn has returned, whatever its
 //     error, Run waits to lead again and calls fn again.
 //   - If ctx ends, the ctx of fn ends with it. The lease is renewed until fn has returned. Then
-//     Run gives it up, which takes milliseconds, or at most TTL / 3 if the store does not answer,
-//     and returns fn's error.
+//     Run gives it up, within TTL / 3, and returns fn's error.
 //   - If ctx ends while fn is not running, Run returns an error that wraps its cause.
 //
 // A store that fails does not end Run.
@@ -186,9 +168,8 @@ func (c *Candidate) lead(ctx context.Context, term Term, fn func(context.Context
 // must call [Term.Resign] when the work is done: until then the lease is renewed, also if ctx has
 // ended, which bounds the wait alone. [Term.Context] carries its values.
 //
-// If ctx ends first, Campaign returns an error that wraps its cause. If the store has failed
-// meanwhile, it first gives up what may have been granted, which takes at most TTL / 3. A store
-// that fails does not end the wait.
+// If ctx ends first, Campaign returns an error that wraps its cause, within TTL / 3. A store that
+// fails does not end the wait.
 func (c *Candidate) Campaign(ctx context.Context) (Term, error) {
 	return c.campaign(ctx, context.WithoutCancel(ctx))
 }
@@ -236,9 +217,8 @@ func untilFree(rec Record, poll time.Duration) time.Duration {
 	return poll/8 + time.Millisecond // a fenced transaction is open
 }
 
-// TryCampaign is Campaign without a wait, for a lease that is used as a lock. It asks the store
-// once. If the lease is held it returns a [*HeldError], if the store fails the error of the store,
-// and if the answer comes only when the term is over a [*LostError].
+// TryCampaign is Campaign without a wait, for a lease that is used as a lock. If the lease is held
+// it returns a [*HeldError], and if the answer comes only when the term is over a [*LostError].
 func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	if ctx.Err() != nil {
 		return Term{}, ended.Error(ctx)

@@ -12,7 +12,7 @@ import (
 )
 
 // A Term is one time that a candidate holds the lease, from its election until it is
-// lost or given up. It is safe for concurrent use. Copies are the same Term.
+// lost or given up. Copies are the same Term.
 type Term struct{ h *holding }
 
 // Holder returns [Config.Holder], as others see it.
@@ -22,9 +22,8 @@ func (t Term) Holder() string { return t.h.c.cfg.Holder }
 // term of this lease. Epochs do not count terms.
 func (t Term) Epoch() int64 { return t.h.rec.Epoch }
 
-// Context returns a ctx that ends when the term is over, before the store lets another candidate
-// have the lease. Its cause then matches [ErrLost]. In a function that Run has called it is the
-// function's ctx.
+// Context returns a ctx that ends when the term is over, with a cause that matches [ErrLost]: that
+// of the function that Run calls.
 func (t Term) Context() context.Context { return t.h.ctx }
 
 // Err returns nil while the term holds, and then a [*LostError]. It looks at the clock: after a
@@ -37,11 +36,8 @@ func (t Term) Err() error {
 }
 
 // Fence returns an error unless the term holds. After it no other term can begin until tx ends: a
-// tx that commits was written by the leader. It can be called anywhere in tx, but before the first
-// savepoint: ROLLBACK TO SAVEPOINT removes a later fence, and nothing tells.
-//
-// The error matches [ErrLost] if the term is over. It is [ErrNoFence] if the store is not in a
-// database of package database/sql. After any error, roll tx back.
+// tx that commits was written by the leader. Call it before the first savepoint of tx: ROLLBACK TO
+// SAVEPOINT removes a later fence, and nothing tells. After an error, roll tx back.
 //
 // Another leader waits for tx, even if its process is stopped or cut off, for as long as the
 // database keeps its connection.
@@ -64,9 +60,9 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 }
 
 // Resign ends the term: first its Context, then in the store, so that another candidate can lead
-// immediately. It waits for transactions of the term that are fenced and still open, and for a
-// renewal under way. If it returns an error, the lease lasts until the TTL is over, unless Resign
-// is called again. ctx must not be that of the term, which Resign ends.
+// immediately. It waits for transactions of the term that are fenced and still open. If it returns
+// an error, the lease lasts until the TTL is over, unless Resign is called again. ctx must not be
+// that of the term.
 func (t Term) Resign(ctx context.Context) error {
 	h := t.h
 	given := h.over() == nil && h.end(resigned).reason == resigned // not lost at the same time

@@ -11,38 +11,26 @@ import (
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
-// BarrierTable creates the table of [Apply] in a participant's PostgreSQL or SQLite; [BarrierTableMySQL] is for
-// MySQL and MariaDB. The Migrate of sqlstore runs it too. Delete rows once no saga and no message can be as
-// old: a command that arrives later is applied again. The row without a saga_id is the table's version.
+// BarrierTable creates the table of [Apply] in a participant's PostgreSQL or SQLite, as the Migrate of sqlstore
+// does. Delete rows once no saga and no message can be as old: a command that arrives later is applied again.
 //
-//	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval '90 days'    -- PostgreSQL
-//	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval 90 day       -- MySQL
-//	DELETE FROM saga_barrier WHERE saga_id > '' AND at < datetime('now', '-90 days')   -- SQLite
+//	DELETE FROM saga_barrier WHERE saga_id > '' AND at < now() - interval '90 days'
 const BarrierTable = participant.Table
 
 // BarrierTableMySQL is [BarrierTable] for MySQL and MariaDB.
 const BarrierTableMySQL = participant.TableMySQL
 
-// Apply applies the command of ctx, that of a Do or an Undo or of [WithCommand], once: fn makes its changes in a
-// transaction of db, to which Apply adds a row of the [BarrierTable].
+// Apply applies the command of ctx once: fn makes its changes in a transaction of db, to which Apply adds a row of
+// the [BarrierTable].
 //
 //	err := saga.Apply(ctx, db, func(tx *sql.Tx) error {
-//		res, err := tx.ExecContext(ctx, `UPDATE room SET free = free - 1 WHERE hotel = $1 AND free > 0`, hotel)
-//		if err != nil {
-//			return err
-//		}
-//		if n, err := res.RowsAffected(); n == 0 && err == nil {
-//			return saga.Void(errFull) // for good, whatever becomes free later
-//		}
-//		return err
+//		return book(ctx, tx, room) // or a saga.Void: it is taken, for good
 //	})
 //
 // A command that was applied before does nothing and returns nil: store its result under its id. A Do for
-// which fn returns a [Void] is refused for good: it returns the same Void whenever it arrives again. An Undo
-// whose Do has never arrived, or was refused, does not call fn; a Do that arrives after it returns a Void.
-//
-// After any other error the command can be sent again; one of the commit leaves open whether it was applied.
-// If db has become a standby, Apply looks for the primary, and calls fn again.
+// which fn returns a [Void] returns the same Void whenever it arrives again. An Undo whose Do has never arrived,
+// or was refused, does not call fn; a Do that arrives after it returns a Void. After any other error the command
+// can be sent again.
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	id, step, op, err := participant.Split(CommandFrom(ctx).ID)
 	if err != nil {

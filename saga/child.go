@@ -2,18 +2,16 @@ package saga
 
 import "slices"
 
-// A Child is the work of a step that consists of sagas of their own: Step.Saga. It is made by [ChildOf] and
-// [ChildrenOf].
+// A Child is the work of a step that consists of sagas: Step.Saga.
 //
-// The step is done when all children are completed. It fails when one was compensated or abandoned, and the
-// others are then undone with it. One that is stuck keeps it waiting. To undo the step is to turn its
-// children back, also completed ones; an abandoned one counts as undone.
+// The step is done when all children are completed. It fails when one was compensated or abandoned, waits while
+// one is stuck, and is undone when all have turned back, also completed ones; an abandoned one counts as undone.
 //
-// A definition with a pivot can only be a child from the parent's pivot on. Such a step fails when all
-// children have ended, and without effect if all were compensated.
+// Children with a pivot can only begin at the parent's pivot or after it. That step fails when all have ended,
+// without effect if all were compensated.
 //
-// [Register] registers the definition of the children with that of the parent. They have ids of [ChildID],
-// run in any runner, and are deleted with their parent.
+// [Register] registers the definition of the children with that of the parent. They run in any runner, and are
+// deleted with their parent.
 type Child[S any] struct{ child }
 
 // A child is a Child without the type of the parent's state.
@@ -24,9 +22,9 @@ type child struct {
 	end     func(s any, states []any) error // of the completed children
 }
 
-// ChildOf returns one saga as the work of a step. begin returns its first state; it must not change s, and
-// return the same when it is called again. end, which may be nil, takes in its state when it is completed.
-// Their errors are those of a Do, except that a [Void] is about that attempt alone.
+// ChildOf returns one saga as the work of a step. begin returns its first state, the same whenever it is called,
+// and must not change s. end, which may be nil, takes in its state when it is completed. Their errors are those
+// of a Do, except that a [Void] is about that attempt alone.
 func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, c C) error) *Child[S] {
 	if begin == nil {
 		return &Child[S]{}

@@ -12,18 +12,14 @@ import (
 
 // A Command is the request of an attempt to its participant.
 type Command struct {
-	// ID is "<saga>/<step>/do" or ".../undo", with the saga's id, in all attempts: a participant that
-	// applies each ID once is safe from repetition.
-	ID string
-	// Attempt is the number of the attempt, from 1. A crash can make it smaller.
-	Attempt int
-	// Epoch is the fencing token, which grows each time that a runner claims the saga. Zero under Run.
-	Epoch int64
+	ID      string // "<id of the saga>/<step>/do" or ".../undo", in all attempts
+	Attempt int    // from 1; a crash can make it smaller
+	Epoch   int64  // the fencing token, which grows with each claim of the saga; zero under Run
 }
 
 type commandKey struct{}
 
-// CommandFrom returns the command of the step's function whose ctx it is given, else the zero Command.
+// CommandFrom returns the command of a step's function by its ctx, else the zero Command.
 func CommandFrom(ctx context.Context) Command {
 	switch c, _ := ctx.Value(commandKey{}).(*attempted); {
 	case c == nil:
@@ -35,7 +31,7 @@ func CommandFrom(ctx context.Context) Command {
 	}
 }
 
-// WithCommand returns a ctx that carries cmd, for [Apply] in a participant that got its ID by a message.
+// WithCommand returns a ctx with cmd, for [Apply] in a participant that got its ID by a message.
 func WithCommand(ctx context.Context, cmd Command) context.Context {
 	c := &attempted{given: &cmd}
 	if outer, _ := ctx.Value(commandKey{}).(*attempted); outer != nil {
@@ -61,13 +57,11 @@ func (s *identity) commandID(step int, op Op) string {
 	return participant.ID(s.id, s.p.steps[step].name, op)
 }
 
-// DoID returns the ID of the Do that the command is or undoes, by which the participant of an Undo knows
-// the effect. It is "" if ID is not the id of a command.
+// DoID returns the ID of the Do that the command is or undoes, or "" if it is none.
 func (c Command) DoID() string { return participant.Do(c.ID) }
 
-// ChildID returns the id of the nth child, from 0, of a step of the saga id: "<id>/<step>/<n>". If that is
-// too long, its end is a hash of it. Of a step with 3 children, number 4 is child 1 started again by an
-// [ActionRetry], and number 7 the next time.
+// ChildID returns the id of the nth child, from 0, of a step: "<id>/<step>/<n>", or a hash at the end if that is
+// too long. With 3 children, number 4 is child 1 started again by an [ActionRetry], and number 7 the next time.
 func ChildID(id, step string, n int) string { return participant.Child(id, step, n) }
 
 // attempted is what the ctx of an attempt carries. It composes the command's id only when it is
@@ -91,8 +85,8 @@ func withAttempt(ctx context.Context, c *attempted) context.Context {
 	return attempt.With(context.WithValue(ctx, commandKey{}, c), n)
 }
 
-// SignalFrom returns the payload of a signal in the ctx of a step's function. A step that awaited it, those
-// after it and each Undo see it. The payload is the caller's own.
+// SignalFrom returns the payload of a signal by the ctx of the step that awaited it, of those after it, or of an
+// Undo.
 func SignalFrom(ctx context.Context, name string) (payload []byte, ok bool) {
 	if c, _ := ctx.Value(commandKey{}).(*attempted); c != nil {
 		payload, ok = c.signals[name]

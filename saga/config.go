@@ -9,38 +9,34 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// RunnerConfig configures a [Runner]. The zero RunnerConfig is usable.
-//
-// The runner, or the caller of Start or Operate, waits for each hook. On a goroutine of the runner a panic of
-// a hook is printed, and ends nothing.
+// RunnerConfig configures a [Runner]. The zero RunnerConfig is usable. The runner, or the caller of Start or
+// Operate, waits for each hook.
 type RunnerConfig struct {
-	// Name is in logs, metrics and the names of owners, for all processes of a program. "", or up to 100
-	// bytes.
+	// Name is in logs, metrics and the names of owners, the same in all processes of a program: up to 100 bytes.
 	Name string
 
 	// LeaseTTL is how long a saga remains this runner's without a heartbeat, of which there are three in
-	// that time; then others take it over. A saga that waits for a signal, for children, or longer than a
-	// third of it, is written back meanwhile. Zero means 15 seconds; at least 10 milliseconds.
+	// that time. Zero means 15 seconds; at least 10 milliseconds.
 	LeaseTTL time.Duration
 	// Poll is how often the runner asks the store for due sagas, and Result for the end of one. Zero means
 	// 1 second.
 	Poll time.Duration
-	// Concurrency is how many sagas the runner holds at most. Zero means 64.
+	// Concurrency is how many sagas the runner holds at most. One that waits for a signal, for children, or
+	// for more than a third of LeaseTTL, is not held. Zero means 64.
 	Concurrency int
-	// Drain is how long attempts may continue after the ctx of Run has ended. Then their ctx ends, and
-	// heartbeats too. Zero means 10 seconds, negative no time.
+	// Drain is how long attempts may continue after the ctx of Run has ended. Zero means 10 seconds, negative
+	// no time.
 	Drain time.Duration
 	// MaxTakeovers is how often a saga may be taken over from crashed owners, which it may have killed,
 	// without a step that succeeds, before it is stuck. Zero means 10, negative no limit.
 	MaxTakeovers int
 
-	// Inject returns what a saga carries to its steps from the ctx of its Start, such as a trace context: up
-	// to 4 KiB of UTF-8, else nothing. It is written with each commit. Nil means nothing.
+	// Inject returns what a saga carries from the ctx of its Start to its steps, such as a trace context: up
+	// to 4 KiB of UTF-8, else nothing.
 	Inject func(context.Context) string
-	// Extract returns ctx with what a saga carries, for its steps and hooks in any process. Nil means ctx.
+	// Extract returns ctx with what a saga carries, for its steps and hooks in any process.
 	Extract func(ctx context.Context, carried string) context.Context
 
-	// Keep says how long sagas that have ended stay in the store. The zero Keep keeps all.
 	Keep Keep
 
 	// OnEvent is called for each [Event]. Nil means that slog's default logger warns of EventStuck,
@@ -48,7 +44,7 @@ type RunnerConfig struct {
 	OnEvent func(context.Context, Event)
 }
 
-// Validate returns an error that lists all that is wrong with the configuration, or nil.
+// Validate returns an error that lists all that is wrong, or nil.
 func (c RunnerConfig) Validate() error {
 	f := invalid.Fields{Type: "saga.RunnerConfig"}
 	f.Need(c.Name == "" || validName(c.Name), "Name", quoted(c.Name, maxName),
@@ -71,10 +67,8 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 	return c
 }
 
-// Keep says how long sagas that have ended stay in the store. Zero means forever.
-//
-// A Start with the id of a deleted saga runs it again, so keep sagas for longer than a Start may be repeated.
-// Children are deleted with their parent; one that has not ended stays.
+// Keep says how long sagas that have ended stay in the store: for longer than their Start may be repeated, which
+// would run them again. Zero means forever.
 type Keep struct {
 	Completed   time.Duration
 	Compensated time.Duration

@@ -115,7 +115,7 @@ func (sg *Saga[S]) program() (*program, error) {
 	return p, nil
 }
 
-// Validate returns an error that lists all that is wrong with the definition, or nil.
+// Validate returns an error that lists all that is wrong, or nil.
 func (sg *Saga[S]) Validate() error {
 	_, err := sg.check()
 	return err

@@ -12,7 +12,7 @@ import (
 	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
-// The ways in which a saga ends without completing, and the reasons for which a call fails.
+// Why a saga has not completed, and why a call fails.
 var (
 	ErrCompensated = errors.New("saga: compensated") // its steps have been undone
 	ErrStuck       = errors.New("saga: stuck")       // it needs an operator
@@ -41,14 +41,14 @@ var (
 )
 
 // An Error is the error of a saga that did not complete. It matches [ErrCompensated], [ErrStuck] or
-// [ErrAbandoned], and unwraps to Err and the errors of Failed: after Run those of the steps themselves, from
-// Result their recorded texts, which match only ErrCanceled, ErrDeadline and ErrNoSignal.
+// [ErrAbandoned], and unwraps to Err and the errors of Failed: after Run those of the steps, from Result their
+// texts, which match only ErrCanceled, ErrDeadline and ErrNoSignal.
 type Error struct {
-	Saga   string // the definition's Name
-	ID     string // the saga's id; "" from Run
+	Saga   string
+	ID     string // "" from Run
 	Status Status // Compensated, Stuck or Abandoned
-	Step   string // where the saga turned back or stopped; "" for none
-	Err    error  // that step's, ErrCanceled, ErrDeadline, the end of ctx or an operator's note; nil for none
+	Step   string // where the saga turned back or stopped
+	Err    error  // that step's, ErrCanceled, ErrDeadline, the end of ctx or an operator's note
 	Failed []Failure
 }
 
@@ -106,28 +106,26 @@ func (e *Error) Unwrap() []error {
 	return errs
 }
 
-// Retryable reports false: a saga that has ended is not run again under its id.
+// Retryable reports false: the saga has ended.
 func (e *Error) Retryable() bool { return false }
 
-// Refused reports false: steps were called, even if the last of them was refused.
+// Refused reports false: steps were called.
 func (e *Error) Refused() bool { return false }
 
-// Answered reports whether all has been undone because of a participant's answer.
+// Answered reports whether all was undone because of a participant's answer.
 func (e *Error) Answered() bool { return e.Status == Compensated && behavior.IsAnswered(e.Err) }
 
 // Abort returns err as an error after which the step is not tried again. The step may have taken effect, so a
-// Do that aborts is undone. Abort(nil) is nil.
-//
-// An error with Answered() true, and without Retryable() true, aborts too. A refusal of a policy does not, even
-// inside an Abort, nor does Retryable() false, which is about one call.
+// Do that aborts is undone. An error with Answered() true, and without Retryable() true, aborts too. A refusal of
+// a policy does not, even inside an Abort, nor does Retryable() false, which is about one call. Abort(nil) is nil.
 func Abort(err error) error { return wrapFinal(err, inDoubt) }
 
 // Void returns err as the answer of a participant that has refused the command for good: no attempt of it has
 // taken effect or ever will, not even one still on its way. The step is not tried again and not undone, and a
 // pivot in doubt turns back. Void(nil) is nil.
 //
-// Only a participant that remembers the refusal can say this: by [Apply], or by its answer to an idempotency
-// key. Of joined errors, each must be a Void. A refusal of a policy is none, even inside a Void.
+// Only a participant that remembers the refusal can say this, as [Apply] does. Of joined errors, each must be a
+// Void. A refusal of a policy is none, even inside a Void.
 func Void(err error) error { return wrapFinal(err, void) }
 
 // withoutEffect returns err as the error of an attempt that has taken no effect, whatever those
@@ -156,8 +154,8 @@ func (e *finalError) Unwrap() error   { return e.err }
 func (e *finalError) Retryable() bool { return false }
 func (e *finalError) Answered() bool  { return true }
 
-// InDoubt returns err as the error of a Do that may have taken effect, whatever err itself says: of one
-// that called two participants, the second of which a policy refused. InDoubt(nil) is nil.
+// InDoubt returns err as the error of a Do that may have taken effect, whatever err itself says, such as the
+// refusal of a second call. InDoubt(nil) is nil.
 func InDoubt(err error) error {
 	if err == nil {
 		return nil

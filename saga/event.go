@@ -14,8 +14,8 @@ import (
 type Status = store.Status
 
 // A Running saga becomes Completed, Compensating or Stuck, and a Compensating one Compensated or Stuck. An
-// operator lets a Stuck saga go on or back, or makes it Abandoned. The rest is final, except that a
-// completed child turns back with its parent.
+// operator lets a Stuck saga go on or back, or makes it Abandoned. The rest is final, but for a completed child,
+// which turns back with its parent.
 const (
 	Running      = store.Running
 	Compensating = store.Compensating
@@ -28,7 +28,6 @@ const (
 // A StepStatus is the status of a step.
 type StepStatus string
 
-// The statuses of a step. One that may have taken effect is undone if the saga turns back.
 const (
 	StepIdle       StepStatus = "idle"
 	StepWaiting    StepStatus = "waiting" // for its Delay or Await
@@ -96,22 +95,22 @@ const (
 	outcomeInterrupted = "interrupted"
 )
 
-// An Event is something that happened to a saga, or in a runner. Fields that do not apply are zero.
+// An Event is something that happened to a saga, or in a runner.
 type Event struct {
 	Kind EventKind
 
-	Saga    string // the definition's Name
+	Saga    string
 	Version int
 	ID      string
 	Status  Status // after the event
 
-	Seq     int64 // in the saga's log; zero for a kind that is in no log
+	Seq     int64 // in its log
 	Step    string
 	Op      Op
 	Attempt int
 
-	// Outcome of an EventAttempted is "done"; "no effect" of a Void; "in doubt"; "failed", of an Undo, DoTx or
-	// ReadOnly; "refused" by a policy; or "interrupted", as the runner stops or has lost the saga.
+	// Outcome of an EventAttempted is "done", "no effect" (a Void), "in doubt", "failed" (of an Undo, DoTx or
+	// ReadOnly), "refused" by a policy, or "interrupted", as the runner stops or has lost the saga.
 	Outcome string
 	Took    time.Duration // of an EventAttempted, or the life of a saga that has ended
 	Err     error         // the reason, or an operator's note
@@ -136,8 +135,8 @@ func outcomeOf(e end, op Op, cut bool) string {
 }
 
 // Observe calls f for each event from now on, after RunnerConfig.OnEvent, until stop is called. The events of a
-// saga that the runner holds come in order, and the saga waits for f. One of the log is told once it is
-// recorded, and not at all if the process dies in between: the numbers of stuck sagas are in [Runner.Counts].
+// saga come in order, and the saga waits for f. One of the log is told once it is recorded, and not at all if the
+// process dies in between.
 func (r *Runner) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(func(ctx context.Context, e Event) { hook(ctx, "an observer", f, e) })
 }
@@ -231,12 +230,12 @@ func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.tell(ctx, Event{Kind: EventStoreFailed, Err: err, At: time.Now()})
 }
 
-// ObserveAny is [Runner.Observe] for a caller that does not know the type: f gets an [Event].
+// ObserveAny is [Runner.Observe] for a registry.
 func (r *Runner) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return r.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }
 
-// Level returns the level as log/slog has it: 4, a warning, for what needs attention, else -4.
+// Level is as slog's: 4 for what needs attention, else -4.
 func (e Event) Level() int {
 	switch e.Kind {
 	case EventStuck, EventStalled, EventLost, EventTakenOver, EventStoreFailed:
@@ -245,7 +244,7 @@ func (e Event) Level() int {
 	return -4
 }
 
-// Fields calls yield with each detail of the event that is not zero.
+// Fields calls yield with each detail of the event.
 func (e Event) Fields(yield func(name string, value any)) {
 	yield("event", string(e.Kind))
 	for _, f := range []struct{ name, value string }{

@@ -20,19 +20,19 @@ type Instance struct {
 	State   []byte      // encoded by the definition's Codec
 	Steps   []StepState // in the definition's order
 	Back    bool        // it has turned back for good
-	Parent  string      // the id of the saga that has started this one; "" for none, or if that is deleted
+	Parent  string      // the id of the saga that has started this one, unless that is deleted
 
-	Step  string // the step at which it turned back or got stuck; "" for none
+	Step  string // at which it turned back or got stuck
 	Cause string // why it did
 
-	Owner      string    // the runner that holds it; "" for none
+	Owner      string    // the runner that holds it
 	Epoch      int64     // how often it was claimed
 	Seq        int64     // the number of entries in its log
 	WakeAt     time.Time // when the owner's hold ends; without an owner, when it is due
-	CompleteBy time.Time // zero for no deadline
+	CompleteBy time.Time // by Saga.Timeout
 
 	Failures        int    // attempts that failed since a step last succeeded
-	Takeovers       int    // from crashed owners since a step last succeeded
+	Takeovers       int    // from crashed owners since then
 	LastError       string // of one that was abandoned, the operator's note
 	CancelRequested bool
 
@@ -55,14 +55,12 @@ type StepState struct {
 	Refusals  int        `json:"r,omitempty"` // in a row
 	InDoubt   bool       `json:"d,omitempty"` // an attempt of Do may have taken effect
 	Error     string     `json:"e,omitempty"` // of the latest failure
-	NotBefore time.Time  `json:"t,omitzero"`  // when the next attempt may begin, or the wait for a time or a signal ends
+	NotBefore time.Time  `json:"t,omitzero"`  // when the next attempt may begin, or the wait ends
 
-	// WaitingSince is when the wait for a Delay, an Await or children began; zero if there is none.
-	WaitingSince time.Time `json:"w,omitzero"`
-	// Children is how many sagas the step has started, as far as is known.
-	Children int `json:"c,omitempty"`
+	WaitingSince time.Time `json:"w,omitzero"`  // when the wait for a Delay, an Await or children began
+	Children     int       `json:"c,omitempty"` // how many sagas the step has started, as far as is known
 
-	// Of a step of a definition that is registered with the runner.
+	// Of a definition that is registered with the runner.
 	Parallel bool `json:"-"` // it runs beside the step before it
 	Pivot    bool `json:"-"`
 }
@@ -155,34 +153,30 @@ func (in *Instance) pivotDone() bool {
 	})
 }
 
-// Since returns for how long no step has changed its status and the saga has not turned back.
+// Since returns for how long the saga has made no progress.
 func (in *Instance) Since() time.Duration { return in.Now.Sub(in.since) }
 
-// An Action is an operator's way to change the course of a saga.
+// An Action changes the course of a saga: see [Runner.Operate].
 type Action string
 
-// The actions of [Runner.Operate]. While a runner holds the saga, only ActionCancel and ActionAbandon are
-// allowed.
+// While a runner holds the saga, only ActionCancel and ActionAbandon are allowed.
 const (
-	// ActionCancel is [Runner.Cancel].
-	ActionCancel Action = "cancel"
+	ActionCancel Action = "cancel" // [Runner.Cancel]
 
 	// ActionRetry lets a stuck saga continue in its direction, with all attempts again, and makes the next
 	// attempt now; a Delay and AwaitFor stay. Children that were compensated or abandoned are started
 	// again under new ids.
 	ActionRetry Action = "retry"
 
-	// ActionSkip leaves a step as it is: a person has done or undone it, or there is no need to. A saga that
-	// goes forward continues after it, and does not undo it later. The step must be waiting or have been
-	// started, and be neither done nor undone.
+	// ActionSkip leaves a step as it is, that waits or has been started, and is neither done nor undone: the
+	// saga continues after it, and does not undo it later.
 	ActionSkip Action = "skip"
 
-	// ActionCompensate turns back a saga whose pivot is not done, or in doubt without an Undo: the operator
-	// is assumed to know.
+	// ActionCompensate turns back a saga whose pivot is not done, or in doubt without an Undo: the operator knows.
 	ActionCompensate Action = "compensate"
 
-	// ActionAbandon ends a saga as it is, also one of an unknown definition. If a runner holds it, attempts
-	// end with its next heartbeat, and their results are dropped.
+	// ActionAbandon ends a saga as it is, also one of an unknown definition. Attempts end with the next
+	// heartbeat of its owner, and their results are dropped.
 	ActionAbandon Action = "abandon"
 )
 

@@ -20,23 +20,22 @@ func (r *Runner) Get(ctx context.Context, id string) (*Instance, error) {
 	return r.show(&rec), nil
 }
 
-// A Filter selects sagas for [Runner.List].
+// A Filter selects sagas for [Runner.List]. Fields that are zero admit all.
 type Filter struct {
-	Saga   string   // the definition's Name; "" means every definition
-	Status []Status // empty means every status
-	ID     string   // the ID, or its beginning; "" means any
+	Saga   string
+	Status []Status // one of these
+	ID     string   // the ID, or its beginning
 
-	CreatedBefore time.Time // by the store's clock; zero means no bound
+	CreatedBefore time.Time // by the store's clock
 
-	After string // the next of the page before; "" means the first page
+	After string // the next of the page before
 	Limit int    // of a page; zero means 100
 
 	WithoutState bool // leave out the State
 }
 
 // List returns a page of the sagas that the filter admits, those that were started last first. next is the
-// Filter.After of the following page, or "" if this is the last. Its time does not grow with the store, unless
-// the Filter has the beginning of an ID.
+// Filter.After of the following page, or "" if this is the last.
 func (r *Runner) List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error) {
 	recs, next, err := r.store.List(ctx, store.Filter(f))
 	if err != nil {
@@ -53,8 +52,8 @@ func (r *Runner) show(rec *store.Record) *Instance {
 	return show(rec, p)
 }
 
-// History returns the log of a saga, the oldest entry first: up to limit entries, or all for zero, from
-// the first whose Seq is greater than after. Without any, the error for an after of 0 is [ErrNotFound].
+// History returns the log of a saga, the oldest entry first: up to limit entries, or all for zero, whose Seq is
+// greater than after. A saga that does not exist has none; for an after of 0 that is [ErrNotFound].
 func (r *Runner) History(ctx context.Context, id string, after int64, limit int) (list []Entry, err error) {
 	log, err := r.store.History(ctx, id, after, limit)
 	if err == nil && len(log) == 0 && after <= 0 {
@@ -81,10 +80,9 @@ type Entry struct {
 	At      time.Time
 }
 
-// Cancel asks a running saga to turn back, and returns once that is recorded. The owner ends the running
-// attempts, and compensates: at once in this process, in another after its next commit or heartbeat. What is
-// under way, the pivot or the last step, may succeed first: Result tells how the saga has ended. Cancel returns
-// [ErrNotAllowed] if the saga is not running or its pivot is done.
+// Cancel asks a running saga to turn back, and returns once that is recorded: in this process that is at once, in
+// another with the owner's next commit or heartbeat. A pivot or last step under way may succeed first: Result
+// tells how the saga has ended. Cancel returns [ErrNotAllowed] if the saga is not running or its pivot is done.
 func (r *Runner) Cancel(ctx context.Context, id, note string) error {
 	rec, err := r.store.Load(ctx, id)
 	if err != nil {
@@ -120,13 +118,13 @@ type Operation struct {
 	Step   string // of ActionSkip; "" means the step that keeps a stuck saga from going on
 	Note   string // for the log
 
-	// Seq is the Seq of the [Instance] that the operator has seen. If the log has grown since, only
-	// ActionCancel is allowed. Zero means any.
+	// Seq is that of the [Instance] that the operator has seen. If the log has grown since, only ActionCancel is
+	// allowed. Zero means any.
 	Seq int64
 }
 
-// Operate applies an operation to a saga. It returns [ErrNotFound] if there is none, [ErrNotAllowed] if it
-// does not allow the operation as it is, and [ErrNotRegistered] if this runner must know its definition.
+// Operate applies an operation to a saga, or returns [ErrNotFound], [ErrNotAllowed] as it is now, or
+// [ErrNotRegistered] if this runner must know its definition.
 func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	if op.Action == ActionCancel {
 		return r.Cancel(ctx, id, op.Note)

@@ -13,13 +13,13 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Run runs a saga in memory: nothing survives the process. It returns nil if every step is done, the error of
-// Validate, or an [*Error]. DoTx, UndoTx, Await and Saga need a [Runner]. Steps run on the caller's goroutine;
-// parallel ones on their own, with the same s.
+// Run runs a saga in memory. It returns nil if every step is done, the error of Validate, or an [*Error]. DoTx,
+// UndoTx, Await and Saga need a [Runner]. Steps run on the caller's goroutine; parallel ones on their own, with
+// the same s.
 //
-// When ctx ends, the saga turns back, on a detached ctx. After the pivot, and while a pivot without Undo is in
-// doubt, the end of ctx leaves it stuck. A panic in a Do passes through after the steps before it have been
-// undone; one in an Undo leaves the rest of a sequence done.
+// When ctx ends, the saga turns back, on a detached ctx; after the pivot, and while a pivot without Undo is in
+// doubt, it is left stuck. A panic in a Do passes through after the steps before it have been undone; one in an
+// Undo leaves the rest of a sequence done.
 func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	p, err := sg.program()
 	switch {

@@ -27,8 +27,8 @@ import (
 	"github.com/go-resilience/resilience/saga/internal/memory"
 )
 
-// A Runner claims due sagas, runs their steps, and takes over the sagas of crashed processes. Each process
-// has its own; there is no leader. A Runner is safe for concurrent use.
+// A Runner claims due sagas, runs their steps, and takes over those of crashed processes. Each process has its
+// own; there is no leader.
 type Runner struct {
 	// This file follows a saga: claim, hold, and then next, record, attempt, did, again and again.
 
@@ -54,15 +54,14 @@ type Runner struct {
 	figures figures
 }
 
-// NewMemory returns a store that keeps sagas in the process: for tests, and for sagas that need not survive
-// it. Those that have ended stay, unless RunnerConfig.Keep says otherwise.
+// NewMemory returns a store that keeps sagas in the process.
 func NewMemory() Store { return memory.New() }
 
-// A Store keeps sagas and their logs: that of [NewMemory], or of package sqlstore.
+// A Store is that of [NewMemory] or of package sqlstore.
 type Store = store.Store
 
-// NewRunner returns a runner on st, which runs no saga before Run is called. NewRunner panics with the
-// error of [RunnerConfig.Validate], and if st is nil.
+// NewRunner returns a runner on st, which runs no saga before Run is called. It panics if st is nil or cfg not
+// valid.
 func NewRunner(st Store, cfg RunnerConfig) *Runner {
 	err := cfg.Validate()
 	if st == nil {
@@ -91,8 +90,8 @@ func (r *Runner) Name() string { return r.cfg.Name }
 func (r *Runner) Config() RunnerConfig { return r.cfg }
 
 // Register makes definitions, and those of their children, known to a runner; versions side by side. It panics
-// with the error of [Saga.Validate], if a step needs transactions and the store has none, if another
-// definition has the same name and version, and if JSON does not keep all fields of S and there is no Codec.
+// if one is not valid, needs transactions that the store has not, has the name and version of another, or if JSON
+// does not keep all fields of S and there is no Codec.
 func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	for _, sg := range sagas {
 		if err := r.register(sg.program()); err != nil {
@@ -144,7 +143,7 @@ func (r *Runner) program(saga string, version int) (*program, error) {
 	return nil, fmt.Errorf("%w: %s version %d", ErrNotRegistered, saga, version)
 }
 
-// Wake makes the runner ask for due sagas now, as after the commit of a [StartTx] or SignalTx.
+// Wake makes the runner ask for due sagas now, such as after the commit of a [StartTx].
 func (r *Runner) Wake() {
 	select {
 	case r.wake <- struct{}{}:
@@ -152,13 +151,12 @@ func (r *Runner) Wake() {
 	}
 }
 
-// Run runs sagas until ctx ends, and returns nil. It returns an error immediately if ctx has ended already,
-// another Run is under way, or the store is in a database and was not set up.
+// Run runs sagas until ctx ends, and returns nil, or at once an error if it cannot begin: ctx has ended, another
+// Run is under way, or the store was not migrated.
 //
-// When ctx ends, Run claims nothing more, waits up to RunnerConfig.Drain for the running attempts, and writes
-// back its sagas for other runners; what cannot be written they take over, LeaseTTL after the last heartbeat.
-// Run returns within about Drain and LeaseTTL, unless a step ignores its ctx, a hook does not return, or a Start
-// whose ctx does not end waits for the store.
+// When ctx ends, Run waits up to RunnerConfig.Drain for the running attempts, and writes back its sagas for other
+// runners; what cannot be written they take over. It returns within about Drain and LeaseTTL, unless a step
+// ignores its ctx or a hook does not return.
 func (r *Runner) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)

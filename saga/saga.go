@@ -21,23 +21,20 @@
 //	_, err := saga.Start(ctx, runner, trip, "trip-17", Trip{From: "LIS"})
 //	done, err := trip.Result(ctx, runner, "trip-17")
 //
-// RunnerConfig.OnEvent tells when a saga is stuck; [Runner.Operate] mends it.
-//
 // # The guarantee
 //
 //   - Each Do and Undo is called at least once, with a stable command id; DoTx and UndoTx apply
 //     exactly once.
 //   - Once a saga has turned back, no owner starts a Do that is to be undone.
-//   - While the database and one process with the definition live, every saga ends or is visibly stuck.
+//   - While the database and one process with the definition live, every saga ends or is visibly stuck:
+//     OnEvent tells, and [Runner.Operate] mends it.
 //   - There is no isolation between sagas.
 //
 // A step whose reply is lost is in doubt: it runs again with the same command id, and is undone if the saga
 // turns back. So Undo must work for a Do that never took effect, and a participant must apply each command
 // id once, as [Apply] does; sagatest.Check tests both. More is in docs/saga.md.
 //
-// Patterns: Compensating Transaction and Scheduler Agent Supervisor
-// (https://learn.microsoft.com/azure/architecture/patterns/compensating-transaction), named by
-// Garcia-Molina and Salem, Sagas, 1987.
+// Patterns: Compensating Transaction, Scheduler Agent Supervisor; Garcia-Molina and Salem, Sagas, 1987.
 package saga
 
 import (
@@ -51,13 +48,12 @@ import (
 // A Saga is a definition, which does not change once it is in use. S is the state that its steps share.
 type Saga[S any] struct {
 	Name string // 1 to 100 bytes
-	// Version is 0 or more. Increase it when the steps change, and keep the old one registered while there
-	// are sagas of it.
+	// Version increases when the steps change. Keep the old one registered while there are sagas of it.
 	Version int
 	Steps   []Step[S] // 1 to 1000; for more, see ChildrenOf
 
-	// Timeout is how long the pivot may take to be done, or the last step if there is none, before the
-	// saga turns back. Zero means no limit.
+	// Timeout is when the saga turns back unless its pivot, or without one its last step, is done. Zero means
+	// never.
 	Timeout time.Duration
 	// Codec encodes the state. Nil means JSON.
 	Codec Codec[S]
@@ -65,53 +61,50 @@ type Saga[S any] struct {
 	cached atomic.Value // of cachedProgram[S]
 }
 
-// A Step is one part of a saga: a command to a participant, and its undoing.
+// A Step is a command to a participant, and its undoing.
 type Step[S any] struct {
 	Name string // 1 to 100 bytes without "/"; unique in the saga
 
-	// Do does the step. One of Do, DoTx and Saga is set, or none with a Delay or an Await. Do may be called
-	// again, with the same command id, after it took effect.
+	// Do does the step, perhaps again after it took effect, with the same command id. One of Do, DoTx and Saga
+	// is set, or none with a Delay or an Await.
 	Do func(ctx context.Context, s *S) error
-	// Undo undoes Do, perhaps several times, also a Do that never took effect or arrives later. Its ctx
-	// does not end with the caller's. It may be nil from the pivot on, and with ReadOnly or Saga.
+	// Undo undoes Do, perhaps several times, also a Do that never took effect or arrives later. It may be nil
+	// from the pivot on, and with ReadOnly or Saga.
 	Undo func(ctx context.Context, s *S) error
 
 	// DoTx is a Do in a transaction of the store's database that also records the step: it applies exactly
-	// once. An error rolls back, also the changes to s. DoTx must not end tx. While it runs, the saga
-	// begins no other attempt. On SQLite it has a third of LeaseTTL.
+	// once. An error rolls back, also the changes to s. DoTx must not end tx, and delays other steps of the
+	// saga. On SQLite it has a third of LeaseTTL.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is an Undo in such a transaction.
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 
-	// Parallel makes the step run beside the one before it; the next step waits for both. If one of them
-	// fails for good, the ctx of the others ends, and all are undone together. A pivot and a step with an
-	// Await run beside no other, and the first step is not Parallel.
+	// Parallel makes the step run beside the one before it. If one of them fails for good, the ctx of the
+	// others ends, and all are undone together. A pivot and a step with an Await run beside no other.
 	Parallel bool
 
-	// Delay is how long the step waits before it begins, and Await the signal, of 1 to 100 bytes, that it
+	// Delay is how long the step waits before it begins, and Await the signal, of up to 100 bytes, that it
 	// waits for after that: see [Runner.Signal].
 	Delay time.Duration
 	Await string
-	// AwaitFor bounds that wait: then the step fails without effect, with [ErrNoSignal]. Zero means no
-	// limit.
+	// AwaitFor is when that wait fails, with [ErrNoSignal] and without effect. Zero means never.
 	AwaitFor time.Duration
 
-	// Saga makes the step consist of sagas of their own: see [ChildOf].
+	// Saga makes the step one of sagas: see [ChildOf].
 	Saga *Child[S]
 
-	// ReadOnly says that Do changes nothing: the step is never undone and never in doubt.
+	// ReadOnly says that Do changes nothing, so that it is never undone nor in doubt.
 	ReadOnly bool
 
-	// Pivot marks the step after which the saga no longer turns back: the rest is tried until it works, or
-	// the saga is stuck, after an Abort or a Void. At most one step is the pivot. Without Undo it is, in
-	// doubt, tried until it returns nil or a [Void], whatever Attempts and Saga.Timeout say; an [Abort]
-	// makes the saga stuck.
+	// Pivot marks the one step after which the saga no longer turns back: the rest is tried until it works, or
+	// an Abort or Void makes the saga stuck. A pivot in doubt without Undo is tried until it returns nil or a
+	// [Void], whatever Attempts and Saga.Timeout say; an [Abort] makes the saga stuck.
 	Pivot bool
 
 	// Timeout bounds each attempt. Zero means 1 minute; under Run, no limit for a Do up to the pivot.
 	Timeout time.Duration
 	// Attempts is how often Do is called at most, refusals aside. Zero means 3, negative no limit, as past
-	// the pivot. If the participant may be down for longer, set -1 and a Saga.Timeout.
+	// the pivot.
 	Attempts int
 	// UndoAttempts is how often Undo is called, refusals aside, before the saga is stuck. Zero means 20,
 	// negative no limit.
@@ -120,15 +113,15 @@ type Step[S any] struct {
 	// up to an hour. Nil means Exponential(100*time.Millisecond, time.Minute).
 	Backoff func(attempt int) time.Duration
 
-	// Middleware wraps each attempt of Do and Undo, such as the Wrap of a Breaker. It must be nil with DoTx
-	// and with UndoTx. A Retrier in it makes one attempt for each of the saga's, unless that makes only one.
+	// Middleware wraps each attempt of Do and Undo, such as the Wrap of a Breaker; not of DoTx and UndoTx. A
+	// Retrier in it retries only where the step has one attempt.
 	Middleware func(next func(context.Context) error) func(context.Context) error
 }
 
 var defaultBackoff = Exponential(100*time.Millisecond, time.Minute)
 
-// Exponential returns a Step.Backoff whose wait is random, up to a limit: first after the first attempt,
-// doubled with each further one, and at most longest. If one of them is not positive there is no wait.
+// Exponential returns a Step.Backoff whose wait is random, up to first after the first attempt, twice that after
+// the next, and so on up to longest.
 func Exponential(first, longest time.Duration) func(attempt int) time.Duration {
 	return func(attempt int) time.Duration {
 		if first <= 0 || longest <= 0 {

@@ -23,11 +23,9 @@ const (
 // Start starts a saga of a registered definition, with s as its state. When it returns nil, the saga is
 // recorded and will end: in this runner if that runs and has a free place, else in another, or later.
 //
-// If the id exists already, Start changes nothing and returns the Instance that exists, so that it can be
-// repeated after an error; the error is [ErrExists] if that is of another definition.
-//
-// Start writes nothing if ctx has ended, the id is not 1 to 200 bytes of UTF-8 without NUL, the definition is
-// invalid or not registered, or the state does not come back from its Codec as it was.
+// If the id, of up to 200 bytes, exists already, Start changes nothing and returns that Instance, so it can be
+// repeated after an error; the error is [ErrExists] if that is of another definition. It is also an error if the
+// state does not come back from its Codec as it was.
 func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (*Instance, error) {
 	req, p, err := newStart(ctx, r, sg, id, s)
 	if err != nil {
@@ -40,8 +38,8 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 	return show(&rec, p), nil
 }
 
-// StartTx is Start within tx, a transaction of the database of a store of sqlstore: the saga exists if tx
-// commits. A runner finds it at its next poll, or after [Runner.Wake].
+// StartTx is Start within tx, a transaction of the store's database: the saga exists if tx commits. A runner finds
+// it at its next poll, or after [Runner.Wake].
 func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id string, s S) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: StartTx of %q", errNoTx, id)
@@ -120,11 +118,9 @@ func (r *Runner) claimAtOnce(req *store.StartRequest) (free func()) {
 
 // Result waits until the saga has ended, in whichever process, and returns its state. The error is nil if it
 // has completed, and an [*Error], beside the state as it was left, if it was compensated, was abandoned or is
-// stuck: write what you need to know of the reason into the state. Otherwise it is [ErrNotFound],
-// [ErrNotRegistered], an error of the Codec or the end of ctx.
+// stuck: write what you need to know of the reason into the state.
 //
-// A step that waits for the Result of another saga keeps its place in the runner: give those sagas another
-// Runner, or make them children.
+// A step that waits for the Result of another saga keeps its place in the runner: make that a child.
 func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) {
 	var s S
 	var failed error
@@ -221,9 +217,8 @@ func (r *Runner) wakeResults(rec store.Record) {
 // Signal can be repeated.
 //
 // It returns [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if that has turned back or ended
-// without such a signal, or has no step that awaits it, as far as this runner knows its definition. So when a
-// payment arrives while the customer cancels, either Signal's caller learns that it is to be paid back, or each
-// Undo sees it.
+// without such a signal, or has no step that awaits it. So when a payment arrives while the customer cancels,
+// either Signal's caller learns that it is to be paid back, or each Undo sees it.
 func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) error {
 	req, err := r.signalRequest(id, name, payload)
 	if err != nil {
@@ -239,9 +234,9 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 	return nil
 }
 
-// SignalTx is Signal within tx, a transaction of the database of a store of sqlstore: the saga, which tx may
-// have started, has the signal if tx commits, and cannot be written before. It goes on at the next poll of a
-// runner, or after [Runner.Wake]. After [ErrNotAllowed] and [ErrNotFound] tx can still be used.
+// SignalTx is Signal within tx, a transaction of the store's database, which may have started the saga: that
+// cannot be written until tx ends, and goes on as after StartTx. After [ErrNotAllowed] and [ErrNotFound] tx can
+// still be used.
 func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	if r.tx == nil {
 		return fmt.Errorf("%w: SignalTx of %q", errNoTx, id)

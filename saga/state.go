@@ -8,7 +8,7 @@ import (
 	"reflect"
 )
 
-// A Codec encodes the state of a saga, and decodes it.
+// A Codec encodes the state of a saga.
 type Codec[S any] interface {
 	Encode(s *S) ([]byte, error)
 	Decode(data []byte, s *S) error

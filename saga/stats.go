@@ -13,13 +13,12 @@ import (
 	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
-// Stats are the figures of one runner. The counters count since NewRunner.
+// Stats are the figures of one runner.
 type Stats struct {
-	// Gauges.
-	Held     int64 // sagas that the runner holds
-	InFlight int64 // attempts of Do and Undo under way
+	Held     int64 // sagas that the runner holds now
+	InFlight int64 // attempts under way
 
-	// Counters.
+	// Since NewRunner.
 	Claimed     int64
 	TakenOver   int64 // of those, from an owner that had not released them
 	Lost        int64 // see EventLost
@@ -32,7 +31,7 @@ type Stats struct {
 // A Count has the numbers of the sagas of a definition that have not ended, in all its versions. Each is at most
 // 10 000, which stands for so many or more.
 type Count struct {
-	Saga         string // the definition's Name
+	Saga         string
 	Running      int
 	Compensating int
 	Stuck        int
@@ -51,8 +50,7 @@ func (r *Runner) Stats() Stats {
 	return s
 }
 
-// Counts counts the sagas of all runners that have not ended, by definition, in the order of their names. now is
-// the store's clock.
+// Counts counts the sagas of all runners that have not ended, by definition. now is the store's clock.
 func (r *Runner) Counts(ctx context.Context) (counts []Count, now time.Time, err error) {
 	found, err := r.store.Counts(ctx)
 	if err != nil {
@@ -180,9 +178,8 @@ func (r *Runner) Settings() any {
 }
 
 // Figures returns what a runner shows over time: saga.sagas by status, saga.step.attempts by outcome,
-// saga.claims, saga.stalls, saga.held and saga.in_flight. saga.stored, saga.due and
-// saga.due.age_seconds are those of all runners on the store, at most some seconds old: do not add them
-// up. They are there, if only as 0, for each definition that is registered or was seen in the store.
+// saga.claims, saga.stalls, saga.held and saga.in_flight. saga.stored, saga.due and saga.due.age_seconds, of
+// each definition, are those of all runners on the store, some seconds old: do not add them up.
 func (r *Runner) Figures() []describe.Figure {
 	var all []describe.Figure
 	count := func(name string, n int64) { all = append(all, describe.Count(name, n)) }
@@ -216,10 +213,8 @@ func (r *Runner) Figures() []describe.Figure {
 	return all
 }
 
-// Health asks the store, and returns what is wrong with the sagas in it, or nil: some are stuck, or have
-// been due for a minute while no runner took them, or the store does not answer. The methods
-// HealthState() string and Failed() bool of the error return "stuck", "overdue" or "store down", and
-// whether sagas fail: not if they are only overdue.
+// Health asks the store, and returns what is wrong with the sagas in it, or nil: some are "stuck", or "overdue",
+// due for a minute while no runner took them, or "store down", as the HealthState() of the error says.
 func (r *Runner) Health(ctx context.Context) error {
 	counts, _, err := r.Counts(ctx)
 	if err != nil {

@@ -172,8 +172,8 @@ type TxStore interface {
 	Begin(ctx context.Context) (*sql.Tx, error)
 
 	// Exclusive reports whether a transaction of Begin excludes all other writers,
-	// heartbeats included, as in SQLite. A runner then ends the transaction after half
-	// a lease.
+	// heartbeats included, as in SQLite. A runner then ends the transaction after a third
+	// of a lease.
 	Exclusive() bool
 
 	// StartTx is Start inside tx. It neither commits tx nor rolls it back. An ID that

@@ -7,18 +7,13 @@
 //	runner := saga.NewRunner(store, saga.RunnerConfig{})
 //
 // A saga is a row of the table saga, its log is in saga_log, and its signals are in
-// saga_signal. Times are microseconds since 1970, by the clock of the database. Sagas that have
-// ended stay for as long as saga.RunnerConfig.Keep says; no call takes longer because many have.
-//
-// Each step is committed before the next one begins. On PostgreSQL and SQLite, commits of several
-// sagas that wait for each other go to the database together, each with its own fence and outcome.
+// saga_signal. Times are microseconds since 1970, by the clock of the database. No call takes
+// longer because many sagas have ended.
 //
 // # PostgreSQL
 //
-// Version 12 or later. The tables are found through the search_path. A start and a commit are one
-// statement and one round trip each, or a transaction of three where the default isolation is not
-// READ COMMITTED. A pool of 8 to 16 connections is enough for hundreds of concurrent sagas; add
-// one for each concurrent DoTx.
+// Version 12 or later. The tables are found through the search_path. A pool of 8 to 16 connections
+// is enough for hundreds of concurrent sagas; add one for each concurrent DoTx.
 //
 // If a process is stopped, or cut off from the server, between a DoTx and its COMMIT, the row of
 // its saga stays locked for as long as the server keeps the connection, and no other runner can
@@ -35,11 +30,10 @@
 //
 // # MySQL
 //
-// MySQL 8 and MariaDB 10.6, or later. Tables are in the default database of the
-// connections. A write is a transaction under READ COMMITTED of some round trips; it is repeated
-// after a deadlock. Ids are compared as bytes. With go-sql-driver/mysql no parameter of the DSN is
-// needed. The server's innodb_flush_log_at_trx_commit must be 1, its default: with less, a loss of
-// power takes back steps that were recorded.
+// MySQL 8 and MariaDB 10.6, or later. Tables are in the default database of the connections. With
+// go-sql-driver/mysql no parameter of the DSN is needed. The server's
+// innodb_flush_log_at_trx_commit must be 1, its default: with less, a loss of power takes back
+// steps that were recorded.
 //
 // A DoTx that loses a deadlock has failed without effect, and is attempted again.
 //
@@ -57,11 +51,7 @@
 // makes all of them queue fairly; a DoTx must then use its tx and no other connection.
 //
 // A DoTx excludes all other writers while it runs, heartbeats included. A runner therefore ends it
-// after half of RunnerConfig.LeaseTTL, whatever its Timeout.
-//
-// Patterns: Scheduler Agent Supervisor, and Leader Election for its leases, in
-// Cloud Design Patterns
-// (https://learn.microsoft.com/azure/architecture/patterns/scheduler-agent-supervisor).
+// after a third of RunnerConfig.LeaseTTL, whatever its Timeout.
 package sqlstore
 
 import (
@@ -121,10 +111,7 @@ type Config struct {
 	// A store with Listen also sends notifications, so every process that starts or signals
 	// sagas needs it. PostgreSQL commits transactions with notifications one after the other.
 	// These are that of each StartTx, of each Start whose runner has no free place, and of
-	// each write after which a saga without an owner is due immediately: when a runner
-	// stops, after an operator's action, a signal or the end of the last child. A saga that
-	// another runner holds while it waits, since other steps are at work or the wait is
-	// shorter than a third of RunnerConfig.LeaseTTL, sees its signal after that runner's Poll.
+	// each write after which a saga without an owner is due immediately, such as a signal.
 	Listen func(ctx context.Context, channel string, notify func()) error
 }
 
