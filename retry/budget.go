@@ -35,10 +35,6 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 	return c
 }
 
-func sameBudget(was, next *BudgetConfig) error {
-	return invalid.Renamed("retry.BudgetConfig", was.Name, next.Name)
-}
-
 // A Budget is shared by the retriers of one dependency. It is safe for concurrent use.
 //
 // It is a bucket: each call adds Ratio, each second adds PerSecond, and each retry takes one before
@@ -126,11 +122,17 @@ func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 func (b *Budget) Settings() any { return b.Config() }
 
 func (b *Budget) Update(change func(*BudgetConfig)) error {
-	return b.setting.Update(change, sameBudget, nil)
+	return b.setting.Update(change, b.allow, nil)
 }
 
 func (b *Budget) Change(dry bool, f func(cfg any) error) error {
-	return b.setting.Change(dry, f, sameBudget, nil)
+	return b.setting.Change(dry, f, b.allow, nil)
+}
+
+// allow lets the time until now add what the Config of that time says.
+func (b *Budget) allow(was, next *BudgetConfig) error {
+	b.now(func(*BudgetConfig) {})
+	return invalid.Renamed("retry.BudgetConfig", was.Name, next.Name)
 }
 
 func (b *Budget) Kind() string { return "budget" }

@@ -301,6 +301,23 @@ func TestBudgetOfAThousandClients(t *testing.T) {
 	t.Logf("%d calls made %d requests: %.3f x", calls, requests, float64(requests)/float64(calls))
 }
 
+// What has passed before an Update adds what the Config of that time says.
+func TestUpdateOfABudgetIsNotRetroactive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: -1})
+		time.Sleep(time.Hour)
+		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.PerSecond = 10 }))
+		require.Zero(t, b.Stats().Left)
+		time.Sleep(time.Second)
+		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.PerSecond = -1 }))
+		require.EqualValues(t, 0, b.Stats().Left, "it holds no more than ten seconds add")
+		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.PerSecond = 10 }))
+		time.Sleep(2 * time.Second)
+		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.PerSecond = 1000 }))
+		require.EqualValues(t, 20, b.Stats().Left)
+	})
+}
+
 func TestBudgetConfigSaysWhatIsWrong(t *testing.T) {
 	for want, cfg := range map[string]retry.BudgetConfig{
 		"retry.BudgetConfig.Ratio is 101: must be at most 100, 0 (for 0.2), or negative (for none)":            {Ratio: 101},
