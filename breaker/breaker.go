@@ -12,8 +12,8 @@
 //	}
 //
 // A [Breaker] is closed at first: every call passes. It opens when calls fail as its [Config] says, and
-// refuses them with an [*OpenError]. When its open time has passed it is half-open: a few calls pass, as
-// probes. If they succeed, it closes. If one fails, it opens again.
+// refuses them with an [*OpenError]. After its open time it is half-open: a few calls pass, as probes.
+// If they succeed, it closes. If one fails, it opens again.
 //
 // What the end of a call says:
 //
@@ -21,8 +21,8 @@
 //   - A refusal (Refused() bool) of a policy further in is ignored.
 //   - An error after the caller's ctx was canceled is ignored. After its deadline, it is a failure
 //     if the call had [Config].Patience, else ignored.
-//   - Any other error is what [Config].Classify says, by default a failure. So is a panic, and a
-//     success that took [Config].SlowAfter or longer.
+//   - Any other error is what [Config].Classify says, by default a failure. A panic is one, and so is
+//     a success that took [Config].SlowAfter.
 //
 // Work that goes on after its call, such as a body that is being read, is a success until it breaks
 // off: that is a failure in place of a success, unless the caller has left.
@@ -30,9 +30,7 @@
 // A result whose call began before the breaker opened, closed or was reset changes nothing. Do not run
 // a call under the same breaker twice: half-open, the outer call holds the permit of the inner one.
 //
-// The pattern is Circuit Breaker
-// (https://learn.microsoft.com/azure/architecture/patterns/circuit-breaker), after Michael T. Nygard,
-// Release It! Its states are kept by github.com/sony/gobreaker.
+// The states are kept by github.com/sony/gobreaker.
 package breaker
 
 import (
@@ -52,8 +50,8 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Breaker is made by [New], and safe for concurrent use. It has no goroutine and no timer: what
-// time brings about happens at the next use.
+// A Breaker is safe for concurrent use. It has no goroutine and no timer: what time brings about
+// happens at the next use.
 type Breaker struct {
 	start     time.Time // instants are durations since then
 	setting   settings.Setting[Config]

@@ -11,7 +11,7 @@ import (
 )
 
 // Config says when a [Breaker] opens, by the first of Failures, FailuresInWindow and FailureRate
-// that is met, for how long, and how it closes again.
+// that is met, and for how long.
 type Config struct {
 	// Name appears in errors, events and figures. It cannot change.
 	Name string
@@ -22,28 +22,27 @@ type Config struct {
 	FailuresInWindow int
 	// FailureRate, in (0, 1], of the calls in the window opens it. Zero means no such limit.
 	FailureRate float64
-	// MinCalls must be in the window before the FailureRate counts. Zero means 20, or WindowCalls
-	// if that is less.
+	// MinCalls must be in the window before FailureRate counts. Zero means 20, or WindowCalls if
+	// that is less.
 	MinCalls int
-	// Window, at least a millisecond, is for how long (0.9 to 1 times that) a call counts, how long
-	// the breaker must be closed for its open time to begin anew, and after what time work that
-	// goes on ends a row of failures. Zero means a minute.
+	// Window, at least a millisecond, is how long a call counts (0.9 to 1 times that), how long the
+	// breaker must be closed for its open time to begin anew, and when work that goes on ends a row
+	// of failures. Zero means a minute.
 	Window time.Duration
-	// WindowCalls, at most 1<<20, is how many calls are in the window. Zero means that it goes by
-	// time.
+	// WindowCalls, at most 1<<20, is how many calls are in the window. Zero means those of its time.
 	WindowCalls int
-	// SlowAfter makes a call that took so long a failure, whatever it returned. Zero means never.
+	// SlowAfter makes a success that took so long a failure. Zero means never.
 	SlowAfter time.Duration
-	// Patience is how long a call must have run when the deadline of its caller's ctx passes to be
-	// a failure, and not ignored: callers that allow less do not open the breaker. Zero means nine
-	// tenths of SlowAfter, or of a second; negative that all are ignored.
+	// Patience is how long a call must have run to be a failure, and not ignored, when the deadline
+	// of its caller's ctx passes. Zero means nine tenths of SlowAfter, or of a second; negative that
+	// all are ignored.
 	Patience time.Duration
 	// OpenFor is how long the breaker stays open, and up to a tenth longer at random. A probe that
 	// has not returned within OpenFor has failed; one whose work goes on for OpenFor has
 	// succeeded. Zero means 30 seconds.
 	OpenFor time.Duration
-	// MaxOpenFor lets the open time double with each opening, up to MaxOpenFor, until the breaker
-	// has been closed for a Window. Zero means OpenFor.
+	// MaxOpenFor lets the open time double with each opening, until the breaker has been closed for
+	// a Window. Zero means OpenFor.
 	MaxOpenFor time.Duration
 	// MaxRetryAfter bounds the longest RetryAfter() time.Duration of the failures that opened the
 	// breaker, which takes the place of OpenFor. Zero means the larger of OpenFor and MaxOpenFor.

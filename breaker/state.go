@@ -10,7 +10,7 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// A State is what a [Breaker] does with calls, in words.
+// A State is what a [Breaker] does with calls.
 type State string
 
 const (
@@ -234,14 +234,8 @@ func (b *Breaker) State() (s State) {
 }
 
 // Trip opens the breaker for exactly d, or if that is not positive for as long as it would open by
-// itself, unless it is forced open or disabled. err is reported as the last error. Middleware around
-// the breaker may heed the first RetryAfter():
-//
-//	err := next(ctx) // of the breaker's Wrap
-//	if after := resilience.RetryAfter(err); after > 0 && !resilience.Refused(err) {
-//		circuit.Trip(err, after)
-//	}
-//	return err
+// itself, unless it is forced open or disabled. err is reported as the last error. docs/cookbook.md
+// has middleware that trips for the first RetryAfter.
 func (b *Breaker) Trip(err error, d time.Duration) {
 	b.command(false, func(now time.Duration) {
 		if b.state != Open {

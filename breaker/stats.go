@@ -85,7 +85,7 @@ type Totals struct {
 	Ignored   int64
 	Refused   int64
 
-	// Changes of state, by the new state.
+	// Changes, by the new state.
 	Opened     int64
 	HalfOpened int64
 	Closed     int64
@@ -99,7 +99,7 @@ type Stats struct {
 	State       State
 	Window      Counts        // when calls last passed; FailedInARow counts failed probes, too
 	FailureRate float64       // of the calls in the window; 0 if there are none
-	OpensInARow int64         // without having been closed for a whole Window
+	OpensInARow int64         // see MaxOpenFor
 	OpenLeft    time.Duration // 0 unless State is Open
 	LastErr     error         // of the last failure, or the reason of an operator
 }
@@ -133,8 +133,6 @@ func (b *Breaker) Needed() bool {
 
 func (b *Breaker) Kind() string { return "breaker" }
 
-// Figures returns breaker.calls by outcome, breaker.transitions by the new state, breaker.state (1 or
-// 0), and breaker.failure_ratio.
 func (b *Breaker) Figures() []describe.Figure {
 	s := b.Stats()
 	all := []describe.Figure{

@@ -12,13 +12,10 @@
 //		// The call was never made.
 //	}
 //
-// All calls to a dependency share one bulkhead; a resilience.Group has one for each key. In a chain
-// it is inside of retries, whose waits then hold no slot. A call holds its slot until its function
-// returns, whatever its ctx, and under a resiliencehttp.Transport until the response's body has
-// been read or closed. Package bulkhead/adaptive finds the limit by itself.
-//
-// Source: Bulkhead and Priority Queue in the Cloud Design Patterns catalog
-// (https://learn.microsoft.com/azure/architecture/patterns/).
+// All calls to a dependency share one bulkhead. In a chain it is inside of retries, whose waits then
+// hold no slot. A call holds its slot until its function returns, whatever its ctx, and under a
+// resiliencehttp.Transport until the response's body has been read or closed. Package
+// bulkhead/adaptive finds the limit by itself.
 package bulkhead
 
 import (
@@ -34,7 +31,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Bulkhead is safe for concurrent use. [New] makes one.
+// A Bulkhead is safe for concurrent use.
 type Bulkhead struct {
 	setting   settings.Setting[Config] // whose lock is taken before mu
 	observers notify.Observers[Event]
@@ -46,7 +43,7 @@ type Bulkhead struct {
 	totals  Totals
 }
 
-// New panics with the error of cfg.Validate.
+// New panics if cfg is not valid.
 func New(cfg Config) *Bulkhead {
 	b := &Bulkhead{limit: cfg.Limit}
 	b.setting.Init(cfg, Config.withDefaults)
@@ -67,7 +64,6 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	return fn(ctx)
 }
 
-// Wrap returns a function that runs next under [Bulkhead.Do].
 func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
@@ -261,9 +257,9 @@ func (b *Bulkhead) refuse(w *waiter, why Reason) {
 func (b *Bulkhead) SetLimit(n int) error { return b.Update(func(c *Config) { c.Limit = n }) }
 
 // Update has change, which must not use the bulkhead, write to the Config as it was given: a zero
-// field means its default. If the result is not valid, nothing changes, and the error names the
-// field. Name and Levels cannot change. Calls that run or wait go on as they began; one that
-// waits and costs more than a new limit is refused.
+// field means its default. If the result is not valid, nothing changes. Name and Levels cannot
+// change. Calls that run or wait go on as they began; one that waits and costs more than a new limit
+// is refused.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, allow, b.follow)
 }

@@ -27,7 +27,7 @@ type Config struct {
 	// own is more important.
 	Queue int
 
-	// Levels is the number of priorities, at most 1000; zero means 1. More need a Priority.
+	// Levels is the number of priorities, at most 1000; zero means 1.
 	Levels int
 
 	// Priority returns the level of a call, clamped to 0 ... Levels-1. Nobody gets a slot while
@@ -35,15 +35,14 @@ type Config struct {
 	Priority func(context.Context) int
 
 	// Cost returns how many slots a call takes; nil means 1. With 0 or less it neither waits nor
-	// is refused, and above the limit it is [TooCostly]. Free slots are kept for who is next
-	// until they suffice.
+	// is refused, and above the limit it is [TooCostly]. Free slots are kept for the next call until
+	// they suffice.
 	Cost func(context.Context) int
 
-	// Share returns the share of a call: a tenant, a user, a kind of work, or "" for none. Of
-	// those that wait at one level the one with the fewest slots is next, of several the one
-	// that came or was served longest ago; within a share, who came first. In a full queue a
-	// call displaces the newest of its level's longest line, if its own stays shorter. It needs
-	// a MaxWait.
+	// Share returns the share of a call, such as its tenant, or "" for none. Of those that wait at
+	// one level the one with the fewest slots is next, of several the one that came or was served
+	// longest ago; within a share, the oldest call. In a full queue a call displaces the newest of
+	// its level's longest line, if its own stays shorter. It needs a MaxWait.
 	Share func(context.Context) string
 }
 

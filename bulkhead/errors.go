@@ -66,7 +66,6 @@ func (e *FullError) Is(target error) bool { return target == ErrFull }
 
 func (e *FullError) Unwrap() error { return e.err }
 
-// Refused is true: the call was not made.
 func (e *FullError) Refused() bool { return true }
 
 // Retryable is false for [TooCostly].

@@ -26,7 +26,7 @@ type Stats struct {
 	Totals
 
 	Limit       int           // slots
-	InFlight    int           // slots taken; above Limit after that has shrunk
+	InFlight    int           // slots taken
 	Queued      []int         // calls that wait, by level
 	LongestWait time.Duration // so far, of these
 	Shares      []ShareStats  // up to ten, those with most slots and waiting calls first
@@ -34,7 +34,7 @@ type Stats struct {
 
 // ShareStats are those of one share.
 type ShareStats struct {
-	Share    string // at most its first 100 bytes
+	Share    string // as in FullError
 	InFlight int    // slots
 	Queued   int    // calls
 }
@@ -77,7 +77,6 @@ type Event struct {
 	Refusal *FullError    // nil if it got its slots
 }
 
-// Level is that of package slog: warn for a refusal, debug for a wait.
 func (e Event) Level() int {
 	if e.Refusal != nil {
 		return 4
@@ -85,7 +84,6 @@ func (e Event) Level() int {
 	return -4
 }
 
-// Fields calls yield with the details of the event.
 func (e Event) Fields(yield func(name string, value any)) {
 	if e.Refusal == nil {
 		yield("event", "waited")
@@ -109,33 +107,28 @@ func (b *Bulkhead) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
 
-// ObserveAny is Observe for who does not know Event.
 func (b *Bulkhead) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return b.observers.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }
 
 func (b *Bulkhead) Name() string { return b.setting.Load().Name }
 
-// Kind is "bulkhead".
 func (b *Bulkhead) Kind() string { return "bulkhead" }
 
 // Config has its defaults filled in.
 func (b *Bulkhead) Config() Config { return b.setting.Config() }
 
-// Settings is Config without functions.
 func (b *Bulkhead) Settings() any {
 	c := b.Config()
 	c.Priority, c.Cost, c.Share = nil, nil, nil
 	return c
 }
 
-// Change is Update for who does not know Config: f gets a *Config. Nothing changes if it returns an
-// error, or in a dry run.
+// Change is Update with a *Config. If f returns an error or dry is true, nothing changes.
 func (b *Bulkhead) Change(dry bool, f func(cfg any) error) error {
 	return b.setting.Change(dry, f, allow, b.follow)
 }
 
-// Figures are Stats.
 func (b *Bulkhead) Figures() []describe.Figure {
 	s := b.Stats()
 	figures := []describe.Figure{

@@ -40,7 +40,7 @@ func (e Event) Fields(yield func(name string, value any)) { yield("event", e.Kin
 
 // Stats counts what a [Hedger] has done.
 type Stats struct {
-	FirstWon int64 // calls of Do that returned the value of the first call of fn
+	FirstWon int64 // calls of Do that returned the value of the first call
 	HedgeWon int64 // of the second
 	Failed   int64 // an error
 
@@ -69,7 +69,6 @@ func (h *Hedger[T]) Settings() any {
 
 func (h *Hedger[T]) Kind() string { return "hedge" }
 
-// Figures returns hedge.calls by outcome.
 func (h *Hedger[T]) Figures() []describe.Figure {
 	s := h.Stats()
 	return []describe.Figure{

@@ -38,14 +38,13 @@ import (
 type Config struct {
 	// Name appears in errors and events.
 	Name string
-	// Delay, more than 0, is how long a call may take before another is made beside it. The 95th
-	// percentile of the latency is usual.
+	// Delay, more than 0, is how long a call may take before another is made beside it.
 	Delay time.Duration
-	// Quantile, in (0, 1), takes the place of Delay once 20 calls have succeeded: at 0.95, the
-	// slowest twentieth of the last 1000 calls would be hedged. Zero means Delay.
+	// Quantile, in (0, 1), of the last 1000 calls takes the place of Delay once 20 have succeeded: at
+	// 0.95, the slowest twentieth is hedged. Zero means Delay.
 	Quantile float64
-	// Ratio, in (0, 1], is how many second calls each first one allows. Up to ten that were not
-	// made are kept. A call that is refused neither allows nor uses one. Zero means no limit.
+	// Ratio, in (0, 1], is how many second calls a first one allows; up to ten are kept. A call that
+	// is refused neither allows nor uses one. Zero means no limit.
 	Ratio float64
 	// Discard is called with a value that Do does not return, to close a body, say, before Do
 	// returns. If it is set, the ctx of the call that won ends with the ctx of Do and no sooner: do
@@ -74,7 +73,7 @@ type Hedger[T any] struct {
 	stats     Stats // but for Delay
 }
 
-// New returns a Hedger. It panics if cfg is not valid.
+// New panics if cfg is not valid.
 func New[T any](cfg Config) *Hedger[T] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -87,13 +86,13 @@ func New[T any](cfg Config) *Hedger[T] {
 	return &Hedger[T]{cfg: cfg, lost: lost}
 }
 
-// Do calls fn and, if that takes longer than a delay, calls it again, on a goroutine of its own. It
-// returns the first success and cancels the ctx of the other call, or returns the errors, joined if
-// there are two. It waits for both calls, so fn must heed its ctx.
+// Do calls fn and, after a delay, again on a goroutine of its own. It returns the first success, and
+// cancels the ctx of the other call, or it returns the errors, joined. It waits for both calls, so fn
+// must heed its ctx.
 //
-// If a call panics or ends its goroutine, the other is canceled, and the panic or exit continues on
-// the caller's goroutine: that of a second call with an error whose method Stack() []byte has its
-// stack, and which wraps the value of the panic if that is an error.
+// If a call panics or ends its goroutine, the other is canceled, and that continues on the caller's
+// goroutine: the panic of a second call with an error that has a method Stack() []byte, and wraps the
+// value of the panic if that is an error.
 func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
 	var zero T
 	if ctx.Err() != nil {

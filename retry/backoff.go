@@ -27,8 +27,7 @@ func Constant(d time.Duration) func() Backoff {
 }
 
 // Exponential waits a random time up to a bound that begins at first and doubles with each retry up to
-// longest (full jitter: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015). It
-// panics unless 0 < first <= longest.
+// longest (full jitter). It panics unless 0 < first <= longest.
 func Exponential(first, longest time.Duration) func() Backoff {
 	if first <= 0 || longest < first {
 		panic(fmt.Errorf("retry: Exponential(%v, %v): must be given more than 0, and longest at least first", first, longest))
@@ -53,9 +52,8 @@ func fullJitter(bound time.Duration) time.Duration {
 	return time.Duration(rand.Uint64N(uint64(bound) + 1)) // unsigned: bound may be the largest there is
 }
 
-// Permanent is [backoff.Permanent]: it marks err, if not nil, as an error that another attempt
-// cannot help, unless an error that wraps it is Retryable() bool. A Retrier removes a mark that is
-// the outermost error.
+// Permanent is [backoff.Permanent]: another attempt cannot help err, unless an error that wraps it is
+// Retryable() bool. A Retrier removes a mark that is the outermost error.
 func Permanent(err error) error { return backoff.Permanent(err) }
 
 // marked reports whether a mark is in the tree of err.

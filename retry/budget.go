@@ -14,14 +14,12 @@ import (
 // BudgetConfig says how many retries a [Budget] allows.
 type BudgetConfig struct {
 	Name string // cannot change
-	// Ratio is how many retries each call adds, at most 100. Zero means 0.2, negative none.
+	// Ratio is how many retries a call adds, at most 100. Zero means 0.2, negative none.
 	Ratio float64
-	// PerSecond is how many retries each second adds, at most a million. Zero means 10,
-	// negative none.
+	// PerSecond is how many a second adds, at most a million. Zero means 10, negative none.
 	PerSecond int
 }
 
-// Validate returns an error that names each invalid field, or nil.
 func (c BudgetConfig) Validate() error {
 	f := invalid.Fields{Type: "retry.BudgetConfig"}
 	f.Need(c.Ratio <= 100, "Ratio", c.Ratio, "at most 100, 0 (for 0.2), or negative (for none)") // false for NaN
@@ -37,9 +35,9 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 
 // A Budget is shared by the retriers of one dependency. It is safe for concurrent use.
 //
-// It is a bucket: each call adds Ratio, each second adds PerSecond, and each retry takes one before
-// its wait. It begins with what ten seconds add, and holds at most what ten seconds and a hundred
-// calls add. An attempt that is refused counts as neither. Give it to one of nested retriers.
+// It is a bucket: calls and seconds add retries, and each retry takes one before its wait. It begins
+// with what ten seconds add, and holds at most what ten seconds and a hundred calls add. An attempt
+// that is refused counts as neither. Give it to one of nested retriers.
 type Budget struct {
 	setting settings.Setting[BudgetConfig]
 
@@ -105,9 +103,9 @@ func (b *Budget) giveBack() { b.now(func(*BudgetConfig) { b.held += whole }) } /
 
 // BudgetStats counts the retries of a [Budget].
 type BudgetStats struct {
-	Allowed    int64 // since NewBudget
-	OverBudget int64 // not allowed since NewBudget
-	Left       int64 // that would be allowed now
+	Allowed    int64
+	OverBudget int64
+	Left       int64 // would be allowed now
 }
 
 func (b *Budget) Stats() (s BudgetStats) {

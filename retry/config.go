@@ -15,17 +15,16 @@ type Config struct {
 	Name string
 	// Attempts bounds the attempts of a call, refused ones included. Zero means 3, negative no limit.
 	Attempts int
-	// AttemptTimeout ends the ctx of an attempt; the error is context.DeadlineExceeded, too, and
+	// AttemptTimeout ends the ctx of an attempt, whose error is context.DeadlineExceeded, too, and
 	// retried. Within a resiliencehttp.Transport it covers the body. Zero means no limit.
 	AttemptTimeout time.Duration
 	// HealthyAfter is for sessions that run for days: an attempt that failed after so long
 	// counts as the first of a new call. Zero means never.
 	HealthyAfter time.Duration
-	// Backoff returns a new Backoff for each call whose first attempt has failed, and for
-	// Validate. Nil means Exponential(100ms, 10s).
+	// Backoff returns a new Backoff for each call that is retried, and for Validate. Nil means
+	// Exponential(100ms, 10s).
 	Backoff func() Backoff
-	// Delay returns a delay in place of a.Delay, which comes from Backoff; a negative one ends
-	// the retrying.
+	// Delay returns a delay in place of a.Delay, that of Backoff; a negative one ends the retrying.
 	Delay func(ctx context.Context, a Attempt) time.Duration
 	// MaxRetryAfter: a longer RetryAfter of an error ends the retrying. Zero means a minute.
 	MaxRetryAfter time.Duration

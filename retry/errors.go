@@ -22,8 +22,8 @@ var (
 // and Cause.
 type Error struct {
 	Name        string
-	Attempts    int           // refused ones included, but for the Cause
-	RetryingFor time.Duration // since the first attempt failed
+	Attempts    int // refused ones included, but for the Cause
+	RetryingFor time.Duration
 	// Cause is ErrExhausted; ErrOverBudget; context.DeadlineExceeded, if a wait would have passed
 	// the deadline; the end of ctx; or a refusal that ended the retrying, as an open breaker's.
 	Cause error

@@ -28,8 +28,8 @@ type Event struct {
 	Attempts    int           // EventEnded: how many there were
 	Err         error         // EventRetried: of the attempt; EventEnded: of Do
 	Delay       time.Duration // EventRetried: before the next attempt
-	RetryingFor time.Duration // since the first attempt failed
-	Outcome     string        // EventEnded: "recovered", "exhausted", "permanent", "over budget", "deadline", "canceled"
+	RetryingFor time.Duration
+	Outcome     string // EventEnded: "recovered", "exhausted", "permanent", "over budget", "deadline", "canceled"
 }
 
 func (e Event) Level() int {
@@ -84,13 +84,13 @@ func endOf(ctx context.Context) (outcome string) {
 	return canceled
 }
 
-// Stats counts what a [Retrier] has done. Each call that has returned, but for one that has lost a
-// hedge, is in one of the fields from FirstTry to Nested.
+// Stats counts what a [Retrier] has done. Each call that has returned, but for one that lost a hedge,
+// is in one of FirstTry to Nested.
 type Stats struct {
 	FirstTry   int64 // succeeded in the first attempt
 	Recovered  int64 // by a retry
 	Exhausted  int64 // used up Attempts or the Backoff, or met a limit
-	Permanent  int64 // could not be helped by another attempt
+	Permanent  int64
 	OverBudget int64
 	Deadline   int64 // ran out of time
 	Canceled   int64
@@ -126,7 +126,6 @@ func (r *Retrier) Stats() Stats {
 
 func (r *Retrier) Kind() string { return "retry" }
 
-// Figures returns retry.calls by outcome, and retry.attempts.
 func (r *Retrier) Figures() (all []describe.Figure) {
 	for i, o := range outcomes {
 		name := "retry.calls{outcome=" + strings.ReplaceAll(o, " ", "_") + "}"

@@ -12,17 +12,16 @@
 //
 //   - Delays are random and grow. RetryAfter() time.Duration of an error sets the least.
 //   - A wait that could not end before the deadline of ctx, which limits the call, is not begun.
-//   - An error that another attempt cannot help is returned as it is: see [Permanent] and
-//     resilience.Retryable. So is an answer (Answered() bool) that is not Retryable() bool.
+//   - An error that is [Permanent] or not resilience.Retryable, such as an answer, is returned as
+//     it is.
 //   - A refusal (Refused() bool) of a policy further in counts as an attempt, but costs no budget.
 //     An open breaker ends the retrying.
 //   - Without a [Budget], retries multiply the load on a dependency that is down.
 //   - Of nested retriers only the outermost retries, unless it has one attempt. [Fresh] begins a
 //     new operation.
 //
-// The pattern is Retry (https://learn.microsoft.com/azure/architecture/patterns/retry); for budgets
-// see "Addressing Cascading Failures" in Site Reliability Engineering (Beyer et al., 2016). Delays
-// are computed by github.com/cenkalti/backoff/v4.
+// Delays are computed by github.com/cenkalti/backoff/v4. For budgets see "Addressing Cascading
+// Failures" in Site Reliability Engineering (Beyer et al., 2016).
 package retry
 
 import (
@@ -58,7 +57,7 @@ func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) err
 }
 
 // Do calls fn until it succeeds, another attempt would not help, or a limit or the end of ctx ends
-// the retrying. It returns nil, the error of fn as it is, or an [*Error].
+// the retrying. It returns the error of fn as it is, or an [*Error].
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		r.counts.end(endOf(ctx))

@@ -81,8 +81,8 @@ func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 
 func (e *LimitedError) Unwrap() error { return e.Err }
 
-// RetryAfter returns how long it takes until the call could be admitted, if no other takes
-// tokens meanwhile. Zero means not known.
+// RetryAfter returns how long it takes until the call could be admitted, if no other takes tokens
+// meanwhile. Zero means not known.
 func (e *LimitedError) RetryAfter() time.Duration {
 	if e.After == never {
 		return 0
@@ -90,7 +90,7 @@ func (e *LimitedError) RetryAfter() time.Duration {
 	return e.After
 }
 
-// Retryable reports whether trying again can help: not if the call is too costly.
+// Retryable is false for [TooCostly].
 func (e *LimitedError) Retryable() bool { return e.Reason != TooCostly }
 
 func (e *LimitedError) Refused() bool { return true }

@@ -32,7 +32,6 @@ type GroupConfig[K comparable] struct {
 	IdleAfter time.Duration
 }
 
-// Validate returns an error that names each invalid field.
 func (c GroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "throttle.GroupConfig"}
 	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 100000) or more")
@@ -46,8 +45,8 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	return c
 }
 
-// A Group holds a limit for each key: each tenant, user or address. The calls of one
-// key take no tokens from the others. It is safe for concurrent use.
+// A Group holds a limit for each key: each tenant, user or address. Its methods are those of a
+// [Limiter] for the limit of a key. It is safe for concurrent use.
 //
 // A key whose burst is full and whose windows are over is evicted after a while. If MaxKeys are
 // held and none can be evicted, all new keys, and keys that are not equal to themselves, share
@@ -60,7 +59,7 @@ type Group[K comparable] struct {
 	overflow atomic.Int64 // calls whose key found no room
 }
 
-// NewGroup returns a Group. It panics with the error of cfg.Validate, if there is one.
+// NewGroup panics if cfg is not valid.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	g := &Group[K]{}
 	g.setting.Init(cfg, GroupConfig[K].withDefaults, func(c *GroupConfig[K]) {
@@ -98,7 +97,6 @@ func (g *Group[K]) pin(key K) *keyed.Member[K, meter] {
 	return m
 }
 
-// Do is [Limiter.Do] for the limit of key.
 func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error) error {
 	h, err := g.hold(ctx, key, byCost)
 	if err != nil {
@@ -111,20 +109,18 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	return err
 }
 
-// By returns middleware: Do for the key of a ctx.
+// By returns middleware that takes from the limit of the key of a ctx.
 func (g *Group[K]) By(key func(context.Context) K) func(next func(context.Context) error) func(context.Context) error {
 	return func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
 	}
 }
 
-// Wait is [Limiter.Wait] for the limit of key.
 func (g *Group[K]) Wait(ctx context.Context, key K) error {
 	_, err := g.hold(ctx, key, byCost)
 	return err
 }
 
-// Admit is [Limiter.Admit] for the limit of key.
 func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
 	_, err := g.hold(ctx, key, byCost)
 	m := g.table.Pin(key)
@@ -161,14 +157,12 @@ func (g *Group[K]) settleKey(key K, h hold, used int) {
 	g.settle(&m.Value, h, used)
 }
 
-// Allow is [Limiter.Allow] for the limit of key.
 func (g *Group[K]) Allow(key K) bool {
 	m := g.pin(key)
 	defer g.table.Unpin(m)
 	return g.allow(&m.Value, 1)
 }
 
-// Reserve is [Limiter.Reserve] for the limit of key.
 func (g *Group[K]) Reserve(ctx context.Context, key K, n int) (*Reservation, error) {
 	return reserve(ctx, max(0, n), g.For(func(context.Context) K { return key }))
 }
@@ -198,7 +192,7 @@ func (g *Group[K]) Name() string { return g.setting.Load().Config.Name }
 
 func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
 
-// Update is [Limiter.Update] for all keys. MaxKeys and IdleAfter cannot change.
+// Update is for all keys. MaxKeys and IdleAfter cannot change.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
 	return g.setting.Update(change, g.check, g.use)
 }
@@ -216,7 +210,6 @@ func (g *Group[K]) Settings() any {
 	return c
 }
 
-// Change is [Limiter.Change] with a *GroupConfig.
 func (g *Group[K]) Change(dry bool, f func(cfg any) error) error {
 	return g.setting.Change(dry, f, g.check, g.use)
 }

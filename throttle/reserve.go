@@ -67,8 +67,8 @@ func (r *Reservation) Settle(_ context.Context, used int) {
 	}
 }
 
-// SettleEach is [Reservation.Settle] with a number for each limit, in the order of [All]. A
-// limit without a number has used what it took.
+// SettleEach is Settle with a number for each limit, in the order of [All]. A limit without one has
+// used what it took.
 func (r *Reservation) SettleEach(_ context.Context, used ...int) {
 	if !r.settled.Swap(true) {
 		for i, p := range r.parts[:min(len(used), len(r.parts))] {
@@ -83,9 +83,8 @@ func (r *Reservation) release(ctx context.Context) { r.SettleEach(ctx, make([]in
 // Limits are several limits that a call takes from together. See [All].
 type Limits struct{ parts []Part }
 
-// All returns a policy that takes what their Costs say from each of parts, or from none: an
-// organization's limit and its user's, or requests and tokens. A call that waits for one holds
-// the tokens of those before it.
+// All returns a policy that takes what their Costs say from each of parts, or from none. A call that
+// waits for one holds the tokens of those before it.
 //
 //	limits := throttle.All(users.For(userOf), organizations.For(organizationOf))
 func All(parts ...Part) *Limits { return &Limits{parts} }
@@ -108,7 +107,6 @@ func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	return err
 }
 
-// Wrap returns a function that runs next as Do does.
 func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }

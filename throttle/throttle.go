@@ -20,10 +20,8 @@
 // none. Package fleet has limits for many processes, kept in Redis; package adaptive stops a
 // client from sending calls that the server would turn away.
 //
-// Source: Throttling in the Cloud Design Patterns catalog
-// (https://learn.microsoft.com/azure/architecture/patterns/throttling). The
-// algorithm is the generic cell rate algorithm in its virtual scheduling form
-// (ITU-T I.371), which is equivalent to a token bucket.
+// The algorithm is the generic cell rate algorithm (ITU-T I.371), which is equivalent to a token
+// bucket.
 package throttle
 
 import (
@@ -43,7 +41,7 @@ import (
 
 // Config says how a [Limiter] works.
 type Config struct {
-	// Name appears in errors, events and figures. Optional.
+	// Name appears in errors, events and figures. It cannot change.
 	Name string
 
 	// Rate is the number of tokens a second: above 0, at most 1e9. Zero, where there are
@@ -55,14 +53,13 @@ type Config struct {
 	// one. Zero means a second's worth: Rate, rounded up. It must refill within 36 years.
 	Burst int
 
-	// Quotas bound the tokens of longer times, such as a day: at most 8, each for another
-	// window. A call takes its tokens from the Burst and from each quota, or from none. No call
-	// waits for a quota.
+	// Quotas, at most 8 of different windows, bound the tokens of longer times, such as a day. A call
+	// takes its tokens from the Burst and from each quota, or from none. No call waits for a quota.
 	Quotas []Quota
 
-	// MaxWait is how long a call may wait for its tokens. Zero means that it is refused
-	// immediately, negative that it may wait until its ctx ends. Who came first is admitted
-	// first, whatever it costs. A call whose tokens cannot come in time does not wait.
+	// MaxWait is how long a call may wait for its tokens: zero means not at all, negative until its
+	// ctx ends. The first to come is admitted first, whatever it costs. A call whose tokens cannot
+	// come in time does not wait.
 	MaxWait time.Duration
 
 	// Cost returns how many tokens a call takes; below 0 counts as 0, which is always
@@ -71,7 +68,7 @@ type Config struct {
 	Cost func(context.Context) int
 }
 
-// Validate returns an error that names each invalid field.
+// Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "throttle.Config"}
 	checkQuotas(&f, c.Quotas)
@@ -119,7 +116,7 @@ type Limiter struct {
 	setting settings.Setting[Config] // whose lock is taken before that of limit
 }
 
-// New returns a Limiter. It panics with the error of cfg.Validate, if there is one.
+// New panics if cfg is not valid.
 func New(cfg Config) *Limiter {
 	l := &Limiter{}
 	l.setting.Init(cfg, Config.withDefaults, func(c *Config) { c.Quotas = slices.Clone(c.Quotas) })
@@ -133,10 +130,9 @@ func (l *Limiter) use(cfg *Config) {
 	l.follow(cfg, &l.meter)
 }
 
-// Do takes the tokens of a call, runs fn and returns its error. Without tokens the call waits,
-// if MaxWait allows it; else Do returns a [*LimitedError] and does not run fn. If ctx has
-// already ended, Do returns why. If a policy within fn refused the call, Do gives the tokens
-// back, since nothing was sent.
+// Do takes the tokens of a call, perhaps after a wait, runs fn and returns its error; or it returns a
+// [*LimitedError], or why ctx had ended before. If a policy within fn refused the call, Do gives the
+// tokens back, since nothing was sent.
 func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error {
 	h, err := l.hold(ctx, byCost)
 	if err != nil {
@@ -149,7 +145,6 @@ func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error 
 	return err
 }
 
-// Wrap returns a function that runs next as Do does.
 func (l *Limiter) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }
@@ -208,8 +203,8 @@ func (l *Limiter) Name() string { return l.setting.Load().Name }
 
 func (l *Limiter) Config() Config { return l.setting.Config() }
 
-// Update changes the Config, unless the result is invalid. change gets it as it was given, without
-// defaults, and must not use the Limiter. Name cannot change. Tokens that have been spent stay
+// Update calls change, which must not use the Limiter, with the Config as it was given: a zero field
+// means its default. If the result is not valid, nothing changes. Tokens that have been spent stay
 // spent, those of a quota if its window is the same: if 7 of 10 are gone, 13 of 20 are left. A
 // waiting call keeps its place and its MaxWait.
 func (l *Limiter) Update(change func(*Config)) error {
@@ -233,5 +228,5 @@ func (l *Limiter) Change(dry bool, f func(cfg any) error) error {
 
 func (l *Limiter) Figures() []describe.Figure { return l.Stats().figures() }
 
-// PerMinute returns the [Config] Rate of n tokens a minute.
+// PerMinute returns the Rate of n tokens a minute.
 func PerMinute(n float64) float64 { return n / 60 }

@@ -116,7 +116,7 @@ type Bulkhead struct {
 	looking bool // makeRoom looks again soon
 }
 
-// New panics with the error of cfg.Validate.
+// New panics if cfg is not valid.
 func New(cfg Config) *Bulkhead {
 	b := &Bulkhead{}
 	b.setting.Init(cfg, Config.withDefaults)
@@ -145,7 +145,6 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	return err
 }
 
-// Wrap returns a function that runs next under [Bulkhead.Do].
 func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
@@ -293,7 +292,7 @@ func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, b.allow, b.follow)
 }
 
-// Change is as [bulkhead.Bulkhead.Change]: f gets a *Config.
+// Change is as [bulkhead.Bulkhead.Change].
 func (b *Bulkhead) Change(dry bool, f func(cfg any) error) error {
 	return b.setting.Change(dry, f, b.allow, b.follow)
 }
@@ -319,7 +318,6 @@ func (b *Bulkhead) change(dry bool, next *Config, limit int) error {
 // Config has its defaults filled in.
 func (b *Bulkhead) Config() Config { return b.setting.Config() }
 
-// Settings is Config without functions.
 func (b *Bulkhead) Settings() any {
 	c := b.Config()
 	c.Bulkhead.Priority, c.Bulkhead.Cost, c.Bulkhead.Share = nil, nil, nil
@@ -348,10 +346,8 @@ func (b *Bulkhead) Stats() Stats {
 
 func (b *Bulkhead) Name() string { return b.slots.Name() }
 
-// Kind is "bulkhead".
 func (b *Bulkhead) Kind() string { return b.slots.Kind() }
 
-// Figures are those of a [bulkhead.Bulkhead].
 func (b *Bulkhead) Figures() []describe.Figure { return b.slots.Figures() }
 
 // Health is an error while no slot is free.

@@ -12,8 +12,8 @@
 // server accepted or still has. It needs no limit and no agreement with the server, and
 // sends enough calls to notice when the server has recovered.
 //
-// Source: Google's Site Reliability Engineering, "Handling Overload", on
-// client-side throttling (https://sre.google/sre-book/handling-overload/).
+// See "Handling Overload" in Site Reliability Engineering
+// (https://sre.google/sre-book/handling-overload/).
 package adaptive
 
 import (
@@ -100,7 +100,7 @@ type Stats struct {
 	Probability float64 // of shedding a call now
 }
 
-// New returns a Throttle. It panics with the error of cfg.Validate, if there is one.
+// New panics if cfg is not valid.
 func New(cfg Config) *Throttle {
 	a := &Throttle{rand: rand.Float64, began: time.Now()}
 	a.setting.Init(cfg, Config.withDefaults)
@@ -164,7 +164,6 @@ func (c *Config) read(ctx context.Context, err error) step {
 	return accepted
 }
 
-// Wrap returns a function that runs next as Do does.
 func (a *Throttle) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return a.Do(ctx, next) }
 }
@@ -208,7 +207,6 @@ func (a *Throttle) Name() string { return a.setting.Load().Name }
 
 func (a *Throttle) Config() Config { return a.setting.Config() }
 
-// Update is [throttle.Limiter.Update].
 func (a *Throttle) Update(change func(*Config)) error {
 	return a.setting.Update(change, same, nil)
 }
@@ -228,7 +226,6 @@ func (a *Throttle) Settings() any {
 	return c
 }
 
-// Change is [throttle.Limiter.Change] with a *Config.
 func (a *Throttle) Change(dry bool, f func(cfg any) error) error {
 	return a.setting.Change(dry, f, same, nil)
 }

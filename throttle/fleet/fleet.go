@@ -172,7 +172,7 @@ type Limits struct {
 // ErrLost is why the ctx of [Limits.Do] ends if the lease of its slots could not be renewed.
 var ErrLost = errors.New("fleet: a slot was lost")
 
-// New returns Limits. It panics with the error of cfg.Validate, if there is one.
+// New panics if cfg is not valid.
 func New(cfg Config) *Limits {
 	l := &Limits{
 		ids: rand.Text() + "-", stats: Stats{Refusals: map[throttle.Reason]int64{}},
@@ -208,7 +208,6 @@ func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	}, nil)
 }
 
-// Wrap returns a function that runs next as Do does.
 func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }

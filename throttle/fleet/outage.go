@@ -200,7 +200,6 @@ func (l *Limits) Settings() any {
 	return c
 }
 
-// Change is [throttle.Limiter.Change] with a *Config.
 func (l *Limits) Change(dry bool, f func(cfg any) error) error {
 	return l.setting.Change(dry, f, same, nil)
 }
