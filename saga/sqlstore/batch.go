@@ -136,7 +136,7 @@ func (b *batcher) run(batch []*pending) {
 // sendTogether makes the commits of a batch one statement of PostgreSQL. It leaves out rows that do not
 // match the fence, and rows that are locked: since it never waits, neither a slow owner nor a deadlock
 // holds up a batch.
-func (s *Store) sendTogether(ctx context.Context, batch []store.CommitRequest) (receipts []*store.Receipt, err error) {
+func (s *tables) sendTogether(ctx context.Context, batch []store.CommitRequest) (receipts []*store.Receipt, err error) {
 	type row struct {
 		store.CommitRequest
 		Place  int           `json:"place"`
@@ -167,7 +167,7 @@ func (s *Store) sendTogether(ctx context.Context, batch []store.CommitRequest) (
 }
 
 // sendInTurn makes the commits of a batch one transaction of SQLite, where no row is locked.
-func (s *Store) sendInTurn(ctx context.Context, batch []store.CommitRequest) (receipts []*store.Receipt, err error) {
+func (s *tables) sendInTurn(ctx context.Context, batch []store.CommitRequest) (receipts []*store.Receipt, err error) {
 	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
 		receipts = make([]*store.Receipt, len(batch))
 		for i := range batch {

@@ -17,7 +17,7 @@ import (
 	"github.com/go-resilience/resilience/internal/sqldb"
 )
 
-func (s *Store) Load(ctx context.Context, id string) (store.Record, error) {
+func (s *tables) Load(ctx context.Context, id string) (store.Record, error) {
 	if !isText(id) {
 		return store.Record{}, store.ErrNotFound
 	}
@@ -25,7 +25,7 @@ func (s *Store) Load(ctx context.Context, id string) (store.Record, error) {
 	return rec, wrap("load", err)
 }
 
-func (s *Store) load(ctx context.Context, q sqldb.Querier, id, how string) (store.Record, error) {
+func (s *tables) load(ctx context.Context, q sqldb.Querier, id, how string) (store.Record, error) {
 	rec, err := scan(q.QueryRowContext(ctx, s.sql(load+how), id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return rec, store.ErrNotFound
@@ -33,7 +33,7 @@ func (s *Store) load(ctx context.Context, q sqldb.Querier, id, how string) (stor
 	return rec, err
 }
 
-func (s *Store) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+func (s *tables) Signals(ctx context.Context, id string) ([]store.Signal, error) {
 	rows, err := s.db.QueryContext(ctx, s.sql(signals), id)
 	list, err := collect(rows, err, func(rows *sql.Rows) (sig store.Signal, err error) {
 		return sig, rows.Scan(&sig.Name, &sig.Payload)
@@ -41,7 +41,7 @@ func (s *Store) Signals(ctx context.Context, id string) ([]store.Signal, error) 
 	return list, wrap("signals", err)
 }
 
-func (s *Store) History(ctx context.Context, id string, after int64, limit int) ([]store.Entry, error) {
+func (s *tables) History(ctx context.Context, id string, after int64, limit int) ([]store.Entry, error) {
 	if !isText(id) {
 		return nil, nil
 	}
@@ -58,7 +58,7 @@ func (s *Store) History(ctx context.Context, id string, after int64, limit int) 
 	return log, wrap("history", err)
 }
 
-func (s *Store) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
+func (s *tables) Children(ctx context.Context, req store.ChildrenRequest) ([]store.ChildRecord, error) {
 	// It merges index ranges: a plan of PostgreSQL for "status IN" may read all children.
 	limit := math.MaxInt32
 	if req.Limit > 0 {
@@ -89,7 +89,7 @@ func union(text, query string, i int) string {
 	return text + " UNION ALL " + query
 }
 
-func (s *Store) List(ctx context.Context, f store.Filter) (recs []store.Record, next string, err error) {
+func (s *tables) List(ctx context.Context, f store.Filter) (recs []store.Record, next string, err error) {
 	// It is one statement, which merges index ranges: the sagas that have a status, of all definitions
 	// or of one.
 	defer named("list", &err)
@@ -163,14 +163,14 @@ type queue struct {
 }
 
 // queues returns those with a due saga, in any order.
-func (s *Store) queues(ctx context.Context, count string) ([]queue, error) {
+func (s *tables) queues(ctx context.Context, count string) ([]queue, error) {
 	rows, err := s.db.QueryContext(ctx, s.sql(strings.Replace(s.d.queues, "{count}", count, 1)))
 	return collect(rows, err, func(rows *sql.Rows) (q queue, err error) {
 		return q, rows.Scan(&q.Saga, &q.Version, &q.Owned, &q.oldest, &q.count)
 	})
 }
 
-func (s *Store) Counts(ctx context.Context) (counts store.Counts, err error) {
+func (s *tables) Counts(ctx context.Context) (counts store.Counts, err error) {
 	// It reads up to CountLimit index entries for each number.
 	defer named("counts", &err)
 	var now int64

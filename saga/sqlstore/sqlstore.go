@@ -80,9 +80,19 @@ const (
 
 var dialects = map[Dialect]*dialect{PostgreSQL: &postgresql, MySQL: &mysql, SQLite: &sqlite}
 
-// A Store is a saga.Store in a database, for concurrent use by many processes. Migrate, Schema and
-// Check are for programs, its other methods for a Runner alone.
+// A Store is a saga.Store in a database, for concurrent use by many processes.
 type Store struct {
+	methods
+	tables *tables
+}
+
+// methods are for a Runner alone.
+type methods interface {
+	store.TxStore
+	store.Notifier
+}
+
+type tables struct {
 	db     *sql.DB
 	kind   Dialect
 	d      *dialect
@@ -95,8 +105,6 @@ type Store struct {
 	turns     *turns       // of the writers of SQLite; nil on others
 	isolation atomic.Value // the default one of PostgreSQL, once it is known
 }
-
-var _ store.TxStore = (*Store)(nil)
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
@@ -130,7 +138,7 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	case cfg.Listen != nil && dialect != PostgreSQL:
 		panic("sqlstore: Config.Listen is for PostgreSQL")
 	}
-	s := &Store{db: db, kind: dialect, d: d, prefix: cfg.Prefix, listen: cfg.Listen,
+	s := &tables{db: db, kind: dialect, d: d, prefix: cfg.Prefix, listen: cfg.Listen,
 		texts: sqldb.NewTexts(cfg.Prefix, d.numbered, d.words...)}
 	if dialect != PostgreSQL {
 		s.prepared = newPrepared(db)
@@ -142,7 +150,7 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 		s.turns = newTurns()
 		s.batches = &batcher{lanes: 1, alone: s.commitAlone, send: s.sendInTurn}
 	}
-	return s
+	return &Store{s, s}
 }
 
 // version is of the tables, which testdata has as they were in each. From 0.1.0 on, whatever changes
@@ -151,7 +159,7 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 // programs can use the tables.
 const version = 1
 
-func (s *Store) schema() sqldb.Schema {
+func (s *tables) schema() sqldb.Schema {
 	barrier := participant.Table
 	if s.kind == MySQL {
 		barrier = participant.TableMySQL
@@ -164,7 +172,7 @@ func (s *Store) schema() sqldb.Schema {
 
 // Schema returns the statements that create the tables and indexes, each with a semicolon at its
 // end, for a migration tool of your own. Migrate then finds the tables and does nothing.
-func (s *Store) Schema() string { return s.schema().String() }
+func (s *Store) Schema() string { return s.tables.schema().String() }
 
 // Migrate creates the tables and indexes, including saga.BarrierTable, unless they exist. If
 // nothing is missing, it needs no right to create tables. Several processes may call it at once. It
@@ -172,17 +180,17 @@ func (s *Store) Schema() string { return s.schema().String() }
 // program, if a newer version of the tables says that this program cannot use them, or on SQLite if
 // the settings of the connection could lose a commit, or do not wait for a lock.
 func (s *Store) Migrate(ctx context.Context) error {
-	if s.kind == SQLite {
-		if err := s.settings(ctx); err != nil {
+	if s.tables.kind == SQLite {
+		if err := s.tables.settings(ctx); err != nil {
 			return wrap("migrate", err)
 		}
 	}
-	return wrap("migrate", s.schema().Migrate(ctx, s.db))
+	return wrap("migrate", s.tables.schema().Migrate(ctx, s.tables.db))
 }
 
 // settings returns an error if those of a connection to SQLite could lose a commit, or do not wait for
 // a lock.
-func (s *Store) settings(ctx context.Context) error {
+func (s *tables) settings(ctx context.Context) error {
 	var synchronous int
 	if err := s.db.QueryRowContext(ctx, "PRAGMA synchronous").Scan(&synchronous); err != nil {
 		return err
@@ -196,7 +204,7 @@ func (s *Store) settings(ctx context.Context) error {
 
 // Check returns nil if the tables exist and this program can use them.
 func (s *Store) Check(ctx context.Context) error {
-	err := s.schema().Check(ctx, s.db)
+	err := s.tables.schema().Check(ctx, s.tables.db)
 	for _, is := range []error{sqldb.ErrMissing, sqldb.ErrOther, sqldb.ErrVersion} {
 		if errors.Is(err, is) {
 			err = fmt.Errorf("%w: %w", store.ErrNotMigrated, err)
@@ -207,11 +215,11 @@ func (s *Store) Check(ctx context.Context) error {
 }
 
 // sql returns a statement in the words of the database.
-func (s *Store) sql(text string) string { return s.texts.Of(text) }
+func (s *tables) sql(text string) string { return s.texts.Of(text) }
 
 // among is sql for a statement whose last parameters are a list of ids, which it appends to args. The
 // list is filled up to a power of two, so that there are few different statements.
-func (s *Store) among(text string, ids []string, args ...any) (string, []any) {
+func (s *tables) among(text string, ids []string, args ...any) (string, []any) {
 	n := 1
 	for n < len(ids) {
 		n *= 2
@@ -224,7 +232,7 @@ func (s *Store) among(text string, ids []string, args ...any) (string, []any) {
 
 // write makes fn one transaction, and repeats it where the database preferred another one. On SQLite
 // it waits for its turn, unless it is urgent.
-func (s *Store) write(ctx context.Context, urgent bool, fn func(context.Context, sqldb.Querier) error) error {
+func (s *tables) write(ctx context.Context, urgent bool, fn func(context.Context, sqldb.Querier) error) error {
 	repeats := sqldb.Repeats
 	if s.turns != nil {
 		repeats = 0 // SQLite has waited for its busy_timeout, whatever ctx says
@@ -253,7 +261,7 @@ func (s *Store) write(ctx context.Context, urgent bool, fn func(context.Context,
 
 // single is write for an fn that makes one statement on PostgreSQL, which need be no transaction if the
 // default isolation is READ COMMITTED.
-func (s *Store) single(ctx context.Context, fn func(context.Context, sqldb.Querier) error) error {
+func (s *tables) single(ctx context.Context, fn func(context.Context, sqldb.Querier) error) error {
 	if s.kind != PostgreSQL {
 		return s.write(ctx, false, fn)
 	}
@@ -272,7 +280,7 @@ func (s *Store) single(ctx context.Context, fn func(context.Context, sqldb.Queri
 
 // options returns the isolation under which an UPDATE sees the newest version of its row, whatever the
 // default of the database.
-func (s *Store) options() *sql.TxOptions {
+func (s *tables) options() *sql.TxOptions {
 	if s.kind == SQLite {
 		return nil
 	}
@@ -280,7 +288,7 @@ func (s *Store) options() *sql.TxOptions {
 }
 
 // lock makes a transaction the writer, where there is only one.
-func (s *Store) lock(ctx context.Context, q sqldb.Querier) error {
+func (s *tables) lock(ctx context.Context, q sqldb.Querier) error {
 	if s.d.lock == "" {
 		return nil
 	}
@@ -288,7 +296,7 @@ func (s *Store) lock(ctx context.Context, q sqldb.Querier) error {
 	return err
 }
 
-func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
+func (s *tables) Begin(ctx context.Context) (*sql.Tx, error) {
 	if s.turns != nil {
 		// Until tx has the lock. After that, other writers wait for it inside SQLite.
 		leave, err := s.turns.enter(ctx, false)
@@ -308,13 +316,13 @@ func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) {
 }
 
 // Exclusive reports whether there is one writer: on SQLite.
-func (s *Store) Exclusive() bool { return s.turns != nil }
+func (s *tables) Exclusive() bool { return s.turns != nil }
 
-func (s *Store) channel() string { return s.prefix + "saga" }
+func (s *tables) channel() string { return s.prefix + "saga" }
 
 // tell tells the listeners that a saga is due. It is sent after the write, so that writes do not wait
 // for each other to be committed; if the process dies in between, they find the saga by their Poll.
-func (s *Store) tell(ctx context.Context, q sqldb.Querier) error {
+func (s *tables) tell(ctx context.Context, q sqldb.Querier) error {
 	if s.listen == nil {
 		return nil
 	}
@@ -322,7 +330,7 @@ func (s *Store) tell(ctx context.Context, q sqldb.Querier) error {
 	return err
 }
 
-func (s *Store) Listen(ctx context.Context, notify func()) error {
+func (s *tables) Listen(ctx context.Context, notify func()) error {
 	if s.listen == nil {
 		<-ctx.Done()
 		return ctx.Err()

@@ -15,7 +15,7 @@ import (
 	"github.com/go-resilience/resilience/internal/sqldb"
 )
 
-func (s *Store) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
+func (s *tables) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
 	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
 		rec, created, err = s.start(ctx, q, req)
 		return err
@@ -26,7 +26,7 @@ func (s *Store) Start(ctx context.Context, req store.StartRequest) (rec store.Re
 	return rec, created, wrap("start", err)
 }
 
-func (s *Store) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest) (store.Record, bool, error) {
+func (s *tables) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest) (store.Record, bool, error) {
 	rec, created, err := s.start(ctx, tx, req)
 	if created && err == nil {
 		err = s.tell(ctx, tx)
@@ -34,7 +34,7 @@ func (s *Store) StartTx(ctx context.Context, tx *sql.Tx, req store.StartRequest)
 	return rec, created, wrap("start", err)
 }
 
-func (s *Store) start(ctx context.Context, q sqldb.Querier, req store.StartRequest) (
+func (s *tables) start(ctx context.Context, q sqldb.Querier, req store.StartRequest) (
 	rec store.Record, created bool, err error,
 ) {
 	epoch, due := int64(0), time.Duration(0)
@@ -87,7 +87,7 @@ func jsonOf(v any) string {
 }
 
 // log writes entries after seq.
-func (s *Store) log(ctx context.Context, q sqldb.Querier, id string, epoch, seq int64, log []store.Entry) error {
+func (s *tables) log(ctx context.Context, q sqldb.Querier, id string, epoch, seq int64, log []store.Entry) error {
 	for _, e := range numbered(log, seq) {
 		_, err := q.ExecContext(ctx, s.sql(s.d.log),
 			id, e.Seq, e.Step, string(e.Op), string(e.Kind), e.Attempt, epoch, e.Error)
@@ -98,7 +98,7 @@ func (s *Store) log(ctx context.Context, q sqldb.Querier, id string, epoch, seq 
 	return nil
 }
 
-func (s *Store) Commit(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
+func (s *tables) Commit(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
 	if s.batches == nil {
 		rc, err = s.commitAlone(ctx, req)
 	} else {
@@ -110,7 +110,7 @@ func (s *Store) Commit(ctx context.Context, req store.CommitRequest) (rc store.R
 	return rc, wrap("commit", err)
 }
 
-func (s *Store) commitAlone(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
+func (s *tables) commitAlone(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
 	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
 		rc, err = s.commit(ctx, q, req)
 		return err
@@ -118,7 +118,7 @@ func (s *Store) commitAlone(ctx context.Context, req store.CommitRequest) (rc st
 	return rc, err
 }
 
-func (s *Store) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (store.Receipt, error) {
+func (s *tables) CommitTx(ctx context.Context, tx *sql.Tx, req store.CommitRequest) (store.Receipt, error) {
 	rc, err := s.commit(ctx, tx, req)
 	if err == nil && due(&req, rc) {
 		err = s.tell(ctx, tx)
@@ -141,7 +141,7 @@ func wakeIn(req *store.CommitRequest) int64 {
 }
 
 // commit waits for its row, and returns ErrFenced if that does not pass the fence.
-func (s *Store) commit(ctx context.Context, q sqldb.Querier, req store.CommitRequest) (rc store.Receipt, err error) {
+func (s *tables) commit(ctx context.Context, q sqldb.Querier, req store.CommitRequest) (rc store.Receipt, err error) {
 	due := wakeIn(&req)
 	args := []any{
 		string(req.Status), orNull(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError,
@@ -179,7 +179,7 @@ func changes(res sql.Result, err error) (bool, error) {
 	return n > 0, err
 }
 
-func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
+func (s *tables) Claim(ctx context.Context, req store.ClaimRequest) (recs []store.Record, err error) {
 	defer named("claim", &err)
 	if req.Limit <= 0 || len(req.Definitions) == 0 {
 		return nil, nil
@@ -215,7 +215,7 @@ func (s *Store) Claim(ctx context.Context, req store.ClaimRequest) (recs []store
 
 // due returns the queues with a due saga, in the order in which they are claimed: those of crashed owners first,
 // then that whose first saga was due first.
-func (s *Store) due(ctx context.Context, req store.ClaimRequest) ([]queue, error) {
+func (s *tables) due(ctx context.Context, req store.ClaimRequest) ([]queue, error) {
 	queues, err := s.queues(ctx, "0")
 	queues = slices.DeleteFunc(queues, func(q queue) bool { return !slices.Contains(req.Definitions, q.Definition) })
 	slices.SortFunc(queues, func(a, b queue) int {
@@ -225,7 +225,7 @@ func (s *Store) due(ctx context.Context, req store.ClaimRequest) ([]queue, error
 }
 
 // pick locks the first sagas of the queues, and returns their ids and owners.
-func (s *Store) pick(ctx context.Context, q sqldb.Querier, queues []queue, limit int) (
+func (s *tables) pick(ctx context.Context, q sqldb.Querier, queues []queue, limit int) (
 	ids []string, owners map[string]string, err error,
 ) {
 	owners = make(map[string]string)
@@ -250,7 +250,7 @@ func (s *Store) pick(ctx context.Context, q sqldb.Querier, queues []queue, limit
 	return ids, owners, err
 }
 
-func (s *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (renewed []store.Renewed, err error) {
+func (s *tables) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (renewed []store.Renewed, err error) {
 	defer named("heartbeat", &err)
 	if len(req.Held) == 0 {
 		return nil, nil
@@ -292,7 +292,7 @@ func (s *Store) Heartbeat(ctx context.Context, req store.HeartbeatRequest) (rene
 	return renewed, err
 }
 
-func (s *Store) Cancel(ctx context.Context, id, note string) (rec store.Record, err error) {
+func (s *tables) Cancel(ctx context.Context, id, note string) (rec store.Record, err error) {
 	if !isText(id) {
 		return rec, store.ErrNotFound
 	}
@@ -313,7 +313,7 @@ func (s *Store) Cancel(ctx context.Context, id, note string) (rec store.Record, 
 	return rec, wrap("cancel", err)
 }
 
-func (s *Store) Signal(ctx context.Context, req store.SignalRequest) (rec store.Record, err error) {
+func (s *tables) Signal(ctx context.Context, req store.SignalRequest) (rec store.Record, err error) {
 	var refused error
 	err = s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
 		rec, refused, err = s.signal(ctx, q, req)
@@ -325,7 +325,7 @@ func (s *Store) Signal(ctx context.Context, req store.SignalRequest) (rec store.
 	return rec, cmp.Or(wrap("signal", err), refused)
 }
 
-func (s *Store) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalRequest) (store.Record, error) {
+func (s *tables) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalRequest) (store.Record, error) {
 	rec, refused, err := s.signal(ctx, tx, req)
 	if err == nil && rec.Owner == "" {
 		err = s.tell(ctx, tx)
@@ -334,7 +334,7 @@ func (s *Store) SignalTx(ctx context.Context, tx *sql.Tx, req store.SignalReques
 }
 
 // signal also returns the error of Admit.
-func (s *Store) signal(ctx context.Context, q sqldb.Querier, req store.SignalRequest) (
+func (s *tables) signal(ctx context.Context, q sqldb.Querier, req store.SignalRequest) (
 	rec store.Record, refused, err error,
 ) {
 	if !isText(req.ID) {
@@ -373,7 +373,7 @@ func (s *Store) signal(ctx context.Context, q sqldb.Querier, req store.SignalReq
 	return rec, nil, nil
 }
 
-func (s *Store) Hasten(ctx context.Context, id string) error {
+func (s *tables) Hasten(ctx context.Context, id string) error {
 	err := s.write(ctx, false, func(ctx context.Context, q sqldb.Querier) error {
 		_, err := q.ExecContext(ctx, s.sql(wake+" AND {live}"), id)
 		return err
@@ -384,7 +384,7 @@ func (s *Store) Hasten(ctx context.Context, id string) error {
 	return wrap("hasten", err)
 }
 
-func (s *Store) DeleteEnded(ctx context.Context, status store.Status, age time.Duration, limit int) (
+func (s *tables) DeleteEnded(ctx context.Context, status store.Status, age time.Duration, limit int) (
 	n int, err error,
 ) {
 	if age < 0 || limit < 0 {
