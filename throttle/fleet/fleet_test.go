@@ -747,6 +747,26 @@ func TestPanicOfEval(t *testing.T) {
 	})
 }
 
+// The recovery of Redis is told on a goroutine of ours.
+func TestPanicOfAnObserverOfARecovery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{err: errDown}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
+		l.Observe(func(_ context.Context, e throttle.Event) {
+			if e.Kind == throttle.EventRecovered {
+				panic("boom")
+			}
+		})
+		require.ErrorIs(t, l.Do(t.Context(), ok), errDown)
+		synctest.Wait()
+		r.set(func(r *redis) { r.err = nil })
+		time.Sleep(time.Second)
+		require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrOutage)
+		synctest.Wait()
+		require.NoError(t, l.Do(t.Context(), ok))
+	})
+}
+
 func TestAnswersThatTheScriptCannotHaveGiven(t *testing.T) {
 	for _, answer := range []any{nil, "no", []any{}, []any{int64(1)}, []any{int64(1), "x"}, []any{int64(1), int64(1)}, []any{int64(1), int64(1), int64(1), int64(1)}, []any{int64(-1), int64(5)},
 		[]any{int64(0), int64(1), int64(0), int64(0), int64(9), int64(-1), int64(0)}, []any{int64(1), int64(1), int64(0), int64(0), int64(9), int64(1), int64(0)}} {

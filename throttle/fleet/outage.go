@@ -60,7 +60,7 @@ func (l *Limits) fails(ctx context.Context, cfg *Config, key string, err error) 
 
 // try asks a node for a sign of life, which ends its outage.
 func (l *Limits) try(cfg *Config, node, key string) {
-	if survive(func() (err error) {
+	if survive("Eval", func() (err error) {
 		_, err = l.eval(context.Background(), cfg, []string{key}, "ping")
 		return err
 	}) != nil {
@@ -74,17 +74,20 @@ func (l *Limits) try(cfg *Config, node, key string) {
 	}
 	l.mu.Unlock()
 	if ends {
-		l.observers.Tell(context.Background(), throttle.Event{Kind: throttle.EventRecovered, Name: cfg.Name, Key: node})
+		_ = survive("an observer", func() error {
+			l.observers.Tell(context.Background(), throttle.Event{Kind: throttle.EventRecovered, Name: cfg.Name, Key: node})
+			return nil
+		})
 	}
 }
 
-// survive calls f, which is the user's, on a goroutine of ours. If it panics, nobody else can
+// survive calls f, which is the user's what, on a goroutine of ours. If it panics, nobody else can
 // tell of it.
-func survive(f func() error) (err error) {
+func survive(what string, f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			log.Printf("fleet: Eval panicked: %v\n\n%s", v, debug.Stack())
-			err = fmt.Errorf("fleet: Eval panicked: %v", v)
+			log.Printf("fleet: %s panicked: %v\n\n%s", what, v, debug.Stack())
+			err = fmt.Errorf("fleet: %s panicked: %v", what, v)
 		}
 	}()
 	return f()

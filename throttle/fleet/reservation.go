@@ -261,7 +261,7 @@ func (l *Limits) evalEach(cfg *Config, within time.Duration, calls []Call) []Rep
 	l.mu.Unlock()
 	replies := make([]Reply, len(calls))
 	if cfg.EvalEach != nil {
-		err := survive(func() error { copy(replies, cfg.EvalEach(ctx, calls)); return nil })
+		err := survive("EvalEach", func() error { copy(replies, cfg.EvalEach(ctx, calls)); return nil })
 		for i := range replies {
 			replies[i].Err = cmp.Or(replies[i].Err, err)
 		}
@@ -271,7 +271,7 @@ func (l *Limits) evalEach(cfg *Config, within time.Duration, calls []Call) []Rep
 	all.SetLimit(8)
 	for i, c := range calls {
 		all.Go(func() error {
-			replies[i].Err = survive(func() (err error) {
+			replies[i].Err = survive("Eval", func() (err error) {
 				replies[i].Value, err = cfg.Eval(ctx, c.Script, c.Keys, c.Args...)
 				return err
 			})
