@@ -379,7 +379,8 @@ func (g *Group[K, P]) changeAll(pinned []*keyed.Member[K, P], dry bool, f func(c
 	return err
 }
 
-// ObserveAny calls f with each event of each member until stop is called. The key is its last field.
+// ObserveAny calls f, which must not use Change or Close, with each event of each member until stop is
+// called. The key is its last field.
 func (g *Group[K, P]) ObserveAny(f func(context.Context, any)) (stop func()) {
 	g.mu.Lock()
 	g.observers = append(slices.Clone(g.observers), &f)

@@ -205,8 +205,8 @@ func (l *Limiter) Config() Config { return l.setting.Config() }
 
 // Update calls change, which must not use the Limiter, with the Config as it was given: a zero field
 // means its default. If the result is not valid, nothing changes. Tokens that have been spent stay
-// spent, those of a quota if its window is the same: if 7 of 10 are gone, 13 of 20 are left. A
-// waiting call keeps its place and its MaxWait.
+// spent until the new Rate has paid for them, those of a quota if its window is the same: if 7 of 10
+// are gone, 13 of 20 are left. A waiting call keeps its place and its MaxWait.
 func (l *Limiter) Update(change func(*Config)) error {
 	return l.setting.Update(change, sameName, l.use)
 }
