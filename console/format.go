@@ -74,9 +74,6 @@ func percent(share float64) string {
 	}
 }
 
-// rate returns the calls a second as a text.
-func (s status) rate() string { return number(s.calls) }
-
 // bad returns which share of the calls failed or was refused, as a text.
 func (s status) bad() string {
 	switch {

@@ -179,16 +179,12 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	}
 	if asks := op.question(); asks.Title != "" && r.PostForm.Get("sure") != "1" && !wantsJSON(r) {
 		page, q := op.back()
-		asks.page, asks.Fields, asks.Back = c.page("", asks.Title), r.PostForm, page+"?"+q.Encode()
+		asks.page, asks.Fields, asks.Back = c.page("", asks.Title, 0), r.PostForm, page+"?"+q.Encode()
 		c.show(w, r, http.StatusOK, "confirm.html", asks)
 		return
 	}
 	var done result
-	act := c.actOnOne
-	if op.ids != nil {
-		act = c.actOnMany
-	}
-	status, err := act(r, op, &done)
+	status, err := c.actOnAll(r, op, &done)
 	switch {
 	case err != nil:
 		c.refuse(w, r, op, status, err)
@@ -214,10 +210,13 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// actOnMany does an operation to each of some sagas, in the order of the form. It ends with the first
-// that is not allowed or whose store fails: permission is asked for each of them, because it may be
-// taken away meanwhile.
-func (c *Console) actOnMany(r *http.Request, op Operation, done *result) (status int, err error) {
+// actOnAll does an operation, and one on many sagas to each of them, in the order of the form. It ends with
+// the first that is not allowed or whose store fails: permission is asked for each of them, because it may
+// be taken away meanwhile.
+func (c *Console) actOnAll(r *http.Request, op Operation, done *result) (status int, err error) {
+	if op.ids == nil {
+		return c.actOnOne(r, op, done)
+	}
 	for i, id := range op.ids {
 		one := op
 		one.ID, one.ids = id, nil
@@ -265,20 +264,6 @@ func explain(r *http.Request, err error) error {
 		"If there is a proxy between, it must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
 }
 
-// checkFields returns an error if a form has a field that its action does not.
-func checkFields(action Action, form url.Values) error {
-	a, ok := actions[action]
-	if !ok {
-		return fmt.Errorf("there is no action %q", action)
-	}
-	for field, values := range form {
-		if values[0] != "" && !slices.Contains(strings.Fields(fieldsOfAll+" "+a.fields), field) {
-			return fmt.Errorf("%s: is no field of %s", field, action)
-		}
-	}
-	return nil
-}
-
 // operation reads an Operation from a form.
 func (c *Console) operation(form url.Values) (op Operation, err error) {
 	op = Operation{Action: Action(form.Get("action")), Policy: form.Get("policy"), Key: form.Get("key"),
@@ -286,8 +271,14 @@ func (c *Console) operation(form url.Values) (op Operation, err error) {
 	if op.Action == Apply && form.Has("preview") {
 		op.Action = Preview
 	}
-	if err := checkFields(op.Action, form); err != nil {
-		return op, err
+	a, ok := actions[op.Action]
+	if !ok {
+		return op, fmt.Errorf("there is no action %q", op.Action)
+	}
+	for field, values := range form {
+		if values[0] != "" && !slices.Contains(strings.Fields(fieldsOfAll+" "+a.fields), field) {
+			return op, fmt.Errorf("%s: is no field of %s", field, op.Action)
+		}
 	}
 	if _, ok := c.entry(op.Policy); !ok {
 		return op, fmt.Errorf("there is no policy %s", op.Policy)
@@ -455,20 +446,14 @@ func operate(e registry.Entry, op Operation) error {
 		reason = fmt.Errorf("%w: %s", errOperator, op.Note)
 	}
 	_, state, _, _ := ailing(b.Health())
-	switch {
-	case (op.Action == Trip || op.Action == Reset) && (state == "forced open" || state == "disabled"):
+	if (op.Action == Trip || op.Action == Reset) && (state == "forced open" || state == "disabled") {
 		return fmt.Errorf("the breaker is %s: enable it first", state)
-	case op.Action == Trip:
-		b.Trip(reason, op.For)
-	case op.Action == Reset:
-		b.Reset()
-	case op.Action == ForceOpen:
-		b.ForceOpen(reason)
-	case op.Action == Disable:
-		b.Disable()
-	case op.Action == Enable:
-		b.Enable()
 	}
+	map[Action]func(){
+		Trip:      func() { b.Trip(reason, op.For) },
+		ForceOpen: func() { b.ForceOpen(reason) },
+		Reset:     b.Reset, Disable: b.Disable, Enable: b.Enable,
+	}[op.Action]()
 	return nil
 }
 

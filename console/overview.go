@@ -64,8 +64,7 @@ type spark struct {
 
 func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
 	c.sampler.look()
-	o := overview{page: c.page("overview", "Overview")}
-	o.Refresh = 1
+	o := overview{page: c.page("overview", "Overview", 1)}
 	c.cards(&o)
 	c.show(w, r, http.StatusOK, "overview.html", o)
 }
@@ -95,7 +94,7 @@ func (c *Console) card(t *track) policyCard {
 		Path: t.path, Kind: t.entry.Kind, Name: t.entry.Name,
 		Tone: t.status.tone, State: t.status.state, Detail: t.status.detail, Error: c.secret(t.status.err),
 		Calls: round(t.status.calls), Failed: round(t.status.failed), Refused: round(t.status.refused),
-		Words: words{Rate: t.status.rate(), Share: t.status.bad()}, Since: t.ill,
+		Words: words{Rate: number(t.status.calls), Share: t.status.bad()}, Since: t.ill,
 	}
 	if !t.ill.IsZero() {
 		card.Words.Since = "for " + ago(time.Since(t.ill))
@@ -108,15 +107,12 @@ func (c *Console) card(t *track) policyCard {
 func inOrder(tracks []*track) []*track {
 	worst := map[string]int{}
 	for _, t := range tracks {
-		rank, ok := worst[t.entry.Name]
-		if !ok || t.status.tone.rank() < rank {
-			worst[t.entry.Name] = t.status.tone.rank()
-		}
+		worst[t.entry.Name] = max(worst[t.entry.Name], t.status.tone.rank())
 	}
 	all := slices.Clone(tracks)
 	slices.SortStableFunc(all, func(a, b *track) int {
 		return cmp.Or(
-			cmp.Compare(worst[a.entry.Name], worst[b.entry.Name]),
+			cmp.Compare(worst[b.entry.Name], worst[a.entry.Name]),
 			cmp.Compare(a.entry.Name, b.entry.Name),
 			cmp.Compare(a.rules.order, b.rules.order),
 			cmp.Compare(a.path, b.path),

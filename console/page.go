@@ -43,8 +43,8 @@ type page struct {
 	Refresh int    `json:"-"` // after so many seconds the script brings the page up to date; 0 means never
 }
 
-func (c *Console) page(here, title string) page {
-	p := page{Process: c.process, At: time.Now(), Title: title, Here: here, Acts: c.cfg.Allow != nil}
+func (c *Console) page(here, title string, refresh int) page {
+	p := page{Process: c.process, At: time.Now(), Title: title, Here: here, Acts: c.cfg.Allow != nil, Refresh: refresh}
 	for e := range c.reg.All() {
 		p.Runs = p.Runs || e.Kind == sagaKind
 	}
@@ -93,7 +93,7 @@ type failure struct {
 }
 
 func (c *Console) fail(w http.ResponseWriter, r *http.Request, status int, err error) {
-	c.show(w, r, status, "failure.html", failure{c.page("", http.StatusText(status)), err.Error()})
+	c.show(w, r, status, "failure.html", failure{c.page("", http.StatusText(status), 0), err.Error()})
 }
 
 func encode(v any) []byte {

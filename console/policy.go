@@ -73,8 +73,7 @@ func (c *Console) policy(w http.ResponseWriter, r *http.Request) {
 // policyPage returns the page of a policy: of a Group with one key alone unless that is "".
 func (c *Console) policyPage(e registry.Entry, key string) policyPage {
 	c.sampler.look()
-	p := policyPage{page: c.page("policy", e.Kind+" "+e.Name), Key: key}
-	p.Refresh = 1
+	p := policyPage{page: c.page("policy", e.Kind+" "+e.Name, 1), Key: key}
 	c.sampled(e, &p)
 	p.Settings = e.Settings()
 	p.Members, p.Find = c.members(e, key)

@@ -11,45 +11,40 @@ const sagaKind = "saga"
 
 // rules say which figures of a kind of policy are its calls, and what its state is called.
 type rules struct {
-	order    int // in a call, the outermost first
-	calls    []match
-	failed   []match // of the calls
-	refused  []match // of the calls
-	well     string  // the state when nothing is wrong
-	failing  string  // when calls fail
-	refusing string  // when calls are refused
+	order int // in a call, the outermost first
+
+	calls, failed, refused []match // the latter two of the calls
+
+	well     string // the state when nothing is wrong
+	failing  string // when calls fail
+	refusing string // when calls are refused
 }
 
-// A match admits the figures of a name whose attribute key has one of values.
+// A match admits the figures of a name, and those alone whose outcome is one of outcomes, if there are any.
 type match struct {
-	name, key string
-	values    []string
+	name     string
+	outcomes []string
 }
 
 func (m match) admits(sr *series) bool {
-	if sr.what != m.name {
-		return false
-	}
-	return m.key == "" || slices.ContainsFunc(sr.attrs, func(a registry.Attr) bool {
-		return a.Key == m.key && slices.Contains(m.values, a.Value)
-	})
+	return sr.what == m.name && (m.outcomes == nil || slices.ContainsFunc(sr.attrs, func(a registry.Attr) bool {
+		return a.Key == "outcome" && slices.Contains(m.outcomes, a.Value)
+	}))
 }
 
-func figure(name string) []match { return []match{{name: name}} }
-
-func with(name, key string, values ...string) []match { return []match{{name, key, values}} }
+func figure(name string, outcomes ...string) []match { return []match{{name, outcomes}} }
 
 // kinds are the rules of the kinds, without what is as in rulesOf.
 var kinds = map[string]rules{
 	"cache": {order: 0, well: "serving", failing: "loads fail", refusing: "loads refused",
 		calls:   figure("cache.requests"),
-		failed:  with("cache.loads", "outcome", "failed", "panicked", "timed_out"),
-		refused: with("cache.loads", "outcome", "refused")},
+		failed:  figure("cache.loads", "failed", "panicked", "timed_out"),
+		refused: figure("cache.loads", "refused")},
 	"retry": {order: 1, well: "steady", failing: "giving up",
-		failed: with("retry.calls", "outcome", "exhausted", "permanent", "over_budget", "deadline")},
+		failed: figure("retry.calls", "exhausted", "permanent", "over_budget", "deadline")},
 	"budget": {order: 2, well: "in budget", refusing: "spent",
 		calls:   figure("budget.retries"),
-		refused: with("budget.retries", "outcome", "over_budget")},
+		refused: figure("budget.retries", "over_budget")},
 	"hedge":    {order: 3, well: "steady"},
 	"breaker":  {order: 4, well: "closed", failing: "closed"},
 	"throttle": {order: 5, well: "passing", refusing: "limiting"},
@@ -60,8 +55,8 @@ var kinds = map[string]rules{
 		failed: figure("lease.store.errors")},
 	sagaKind: {order: 8, failing: "steps fail", refusing: "steps refused",
 		calls:   figure("saga.step.attempts"),
-		failed:  with("saga.step.attempts", "outcome", "failed", "in_doubt"),
-		refused: with("saga.step.attempts", "outcome", "refused")},
+		failed:  figure("saga.step.attempts", "failed", "in_doubt"),
+		refused: figure("saga.step.attempts", "refused")},
 }
 
 // rulesOf returns the rules of a kind: where it has none, by the names that the policies of this module have
@@ -78,10 +73,10 @@ func rulesOf(kind string) *rules {
 		r.calls = figure(name)
 	}
 	if r.failed == nil {
-		r.failed = with(name, "outcome", "failure", "failed")
+		r.failed = figure(name, "failure", "failed")
 	}
 	if r.refused == nil {
-		r.refused = with(name, "outcome", "refused")
+		r.refused = figure(name, "refused")
 	}
 	return &r
 }

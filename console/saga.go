@@ -104,12 +104,12 @@ func (c *Console) saga(w http.ResponseWriter, r *http.Request, status int, q url
 
 func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) sagaPage {
 	p := sagaPage{
-		page: c.page("saga", in.ID), Runner: runner, sagaView: c.sagaView(in), Cause: c.text(in.Cause),
+		page: c.page("saga", in.ID, 3), Runner: runner, sagaView: c.sagaView(in), Cause: c.text(in.Cause),
 		Seq: in.Seq, Epoch: in.Epoch, Takeover: in.Takeovers, Canceled: in.CancelRequested, Updated: in.UpdatedAt,
 		Wake: in.WakeAt, Deadline: in.CompleteBy, Older: max(in.Seq-logShown, 0), Content: "hidden",
 	}
-	if !in.Status.Ended() {
-		p.Refresh = 3
+	if in.Status.Ended() {
+		p.Refresh = 0
 	}
 	if in.Back {
 		p.Turned = in.Step

@@ -133,17 +133,7 @@ func (c *Console) sagaView(in *saga.Instance) sagaView {
 	return v
 }
 
-func seconds(d time.Duration) float64 {
-	return float64(d.Round(time.Millisecond)) / float64(time.Second)
-}
-
-// Count returns a number as a text; one at the limit of a Count means so many or more.
-func (r sagaRow) Count(n int) string {
-	if n >= 10_000 {
-		return strconv.Itoa(n) + "+"
-	}
-	return strconv.Itoa(n)
-}
+func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
 
 // runner returns the Runner of a name, or the first for "", and the names of all.
 func (c *Console) runner(name string) (found *saga.Runner, names []string) {
@@ -166,10 +156,9 @@ func (c *Console) sagas(w http.ResponseWriter, r *http.Request, status int, q ur
 		return
 	}
 	p := sagasPage{
-		page: c.page("sagas", "Sagas"), Runner: runner.Name(), Runners: names,
+		page: c.page("sagas", "Sagas", 5), Runner: runner.Name(), Runners: names,
 		Form: formOf(q, runner.Name()), Sagas: []sagaView{}, Counts: []sagaRow{},
 	}
-	p.Refresh = 5
 	p.Filter = len(p.Form) > 2 || len(p.Form) == 2 && !p.Form.Has("after")
 	if actions[Action(q.Get("done"))].done != "" {
 		acted, _ := strconv.Atoi(q.Get("acted"))

@@ -27,6 +27,7 @@ type sampler struct {
 	stop  context.CancelFunc
 	ended sync.WaitGroup
 
+	first    sync.Once  // somebody looks
 	sampling sync.Mutex // held before mu, while a sample is taken
 
 	mu     sync.RWMutex // what it guards is changed by who holds sampling, too
@@ -78,17 +79,13 @@ func (s *sampler) begin(reg *registry.Registry) {
 
 // look takes the first sample for a page that was asked for before there is one.
 func (s *sampler) look() {
-	s.mu.RLock()
-	first := s.now < 0
-	s.mu.RUnlock()
-	if !first {
-		return
-	}
-	s.sampling.Lock()
-	defer s.sampling.Unlock()
-	if s.now < 0 {
-		s.sample()
-	}
+	s.first.Do(func() {
+		s.sampling.Lock()
+		defer s.sampling.Unlock()
+		if s.now < 0 {
+			s.sample()
+		}
+	})
 }
 
 // sample takes one sample of each policy. mu is not held while a policy is asked, and nobody sees

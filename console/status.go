@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,7 +19,7 @@ const (
 	blue tone = "blue" // of one that goes on
 )
 
-func (t tone) rank() int { return slices.Index([]tone{fail, warn, well}, t) }
+func (t tone) rank() int { return slices.Index([]tone{well, warn, fail}, t) }
 
 // A status is how a policy is, in one sample.
 type status struct {
@@ -101,11 +102,7 @@ var verbs = map[string]string{
 
 // clause says in words how a policy is: "the breaker users is open".
 func (t *track) clause() string {
-	verb, ok := verbs[t.status.state]
-	if !ok {
-		verb = "is " + t.status.state
-	}
-	kind := t.entry.Kind
+	kind, verb := t.entry.Kind, cmp.Or(verbs[t.status.state], "is "+t.status.state)
 	if kind == sagaKind {
 		kind = "runner"
 	}
@@ -115,7 +112,7 @@ func (t *track) clause() string {
 // verdict says in one sentence what is wrong with the policies, the worst first.
 func verdict(tracks []*track) (tone, string) {
 	ill := slices.DeleteFunc(slices.Clone(tracks), func(t *track) bool { return t.status.tone == well })
-	slices.SortStableFunc(ill, func(a, b *track) int { return a.status.tone.rank() - b.status.tone.rank() })
+	slices.SortStableFunc(ill, func(a, b *track) int { return b.status.tone.rank() - a.status.tone.rank() })
 	sentence := ""
 	switch n, all := len(ill), len(tracks); {
 	case all == 0:
