@@ -264,8 +264,8 @@ func TestEveryMakesNoRunThatWasRecordedTooLate(t *testing.T) {
 	})
 }
 
-// TestARunBesideARenewalThatHangsMovesTheEnd of the term, and does not take it away.
-func TestARunBesideARenewalThatHangsMovesTheEnd(t *testing.T) {
+// TestRunBesideARenewalThatHangsMovesTheEnd of the term, and does not take it away.
+func TestRunBesideARenewalThatHangsMovesTheEnd(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store, renewals, runs := &faulty{Store: lease.NewMemory()}, atomic.Int64{}, 0
 		store.set(&store.renew, func(_ context.Context, do func() error) error {
@@ -339,7 +339,7 @@ func TestRunWaitsForTheLease(t *testing.T) {
 	})
 }
 
-func TestADeadLeaderIsSucceededWhenTheTTLIsOver(t *testing.T) {
+func TestLeaderThatDiesIsSucceededWhenTheTTLIsOver(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := lease.NewMemory()
 		_, err := store.Acquire(t.Context(), lease.Request{Name: "billing", Token: "dead", TTL: ttl})
@@ -351,8 +351,8 @@ func TestADeadLeaderIsSucceededWhenTheTTLIsOver(t *testing.T) {
 	})
 }
 
-// TestTheCtxEndsBeforeTheLease has renewals stop to work, in each way.
-func TestTheCtxEndsBeforeTheLease(t *testing.T) {
+// TestCtxEndsBeforeTheLease has renewals stop to work, in each way.
+func TestCtxEndsBeforeTheLease(t *testing.T) {
 	for name, fault := range map[string]func(context.Context, func() error) error{"failing": down, "hanging": hanging} {
 		t.Run(name, func(t *testing.T) {
 			exactly(t, func(t *testing.T) {
@@ -380,8 +380,8 @@ func TestTheCtxEndsBeforeTheLease(t *testing.T) {
 	}
 }
 
-// TestTheTTLCountsFromTheRequest has the store answer late.
-func TestTheTTLCountsFromTheRequest(t *testing.T) {
+// TestTTLCountsFromTheRequest has the store answer late.
+func TestTTLCountsFromTheRequest(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		const late = time.Second
 		store := &faulty{Store: lease.NewMemory()}
@@ -412,7 +412,7 @@ func TestTheTTLCountsFromTheRequest(t *testing.T) {
 	})
 }
 
-func TestARenewalThatFailsIsTriedAgain(t *testing.T) {
+func TestRenewalThatFailsIsTriedAgain(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		var n int
@@ -439,7 +439,7 @@ func TestARenewalThatFailsIsTriedAgain(t *testing.T) {
 }
 
 // A store that takes longer than the first try allows is given more time by the next.
-func TestARenewalOfASlowStoreHasMoreTimeTheNextTime(t *testing.T) {
+func TestRenewalOfASlowStoreHasMoreTimeTheNextTime(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, do func() error) error {
 			select {
@@ -457,7 +457,7 @@ func TestARenewalOfASlowStoreHasMoreTimeTheNextTime(t *testing.T) {
 }
 
 // The first try has little time, each time, so that there is another before the term is over.
-func TestAConnectionThatHangsAgainAndAgainCostsNoTerm(t *testing.T) {
+func TestConnectionThatHangsAgainAndAgainCostsNoTerm(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		var n int
 		store := &faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, do func() error) error {
@@ -475,7 +475,7 @@ func TestAConnectionThatHangsAgainAndAgainCostsNoTerm(t *testing.T) {
 	})
 }
 
-func TestATermThatTheStoreEndsIsLostAtTheNextRenewal(t *testing.T) {
+func TestTermThatTheStoreEndsIsLostAtTheNextRenewal(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		term := campaign(t, store, billing)
@@ -549,7 +549,7 @@ func TestRunReturnsTheErrorOfFnIfItsCtxEndedAfterALoss(t *testing.T) {
 	})
 }
 
-func TestAWaitEndsWithItsCtx(t *testing.T) {
+func TestWaitEndsWithItsCtx(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := lease.NewMemory()
 		term := campaign(t, store, billing)
@@ -578,8 +578,8 @@ func TestRunGivesTheLeaseUpWhenFnPanics(t *testing.T) {
 	})
 }
 
-// TestAnElectionWhoseAnswerIsLost finds that it has led all the while.
-func TestAnElectionWhoseAnswerIsLost(t *testing.T) {
+// TestElectionWhoseAnswerIsLost finds that it has led all the while.
+func TestElectionWhoseAnswerIsLost(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		lose := func(_ context.Context, do func() error) error { return errors.Join(do(), errDown) }
@@ -598,8 +598,8 @@ func TestAnElectionWhoseAnswerIsLost(t *testing.T) {
 	})
 }
 
-// TestAnElectionAfterTheEndOfCtx gives the lease back.
-func TestAnElectionAfterTheEndOfCtx(t *testing.T) {
+// TestElectionAfterTheEndOfCtx gives the lease back.
+func TestElectionAfterTheEndOfCtx(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		store := &faulty{Store: lease.NewMemory(), acquire: func(_ context.Context, do func() error) error {
@@ -611,9 +611,9 @@ func TestAnElectionAfterTheEndOfCtx(t *testing.T) {
 	})
 }
 
-// TestAnElectionThatComesTooLate has the answer take longer than the term, as it does when
+// TestElectionThatComesTooLate has the answer take longer than the term, as it does when
 // the process is stopped meanwhile.
-func TestAnElectionThatComesTooLate(t *testing.T) {
+func TestElectionThatComesTooLate(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		var asked int
@@ -633,7 +633,7 @@ func TestAnElectionThatComesTooLate(t *testing.T) {
 	})
 }
 
-func TestAnIdleCandidateAsksOnceAPoll(t *testing.T) {
+func TestCandidateThatIsIdleAsksOnceAPoll(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		term := campaign(t, store, billing)
@@ -681,8 +681,8 @@ func TestTryCampaignDoesNotWait(t *testing.T) {
 
 type key struct{}
 
-// TestTheCtxOfACampaignBoundsTheWaitOnly ends it, and the term goes on.
-func TestTheCtxOfACampaignBoundsTheWaitOnly(t *testing.T) {
+// TestCampaignWaitsUntilItsCtxEnds ends it, and the term goes on.
+func TestCampaignWaitsUntilItsCtxEnds(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := lease.NewMemory()
 		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
@@ -777,7 +777,7 @@ func (f *fencing) Fence(_ context.Context, _ *sql.Tx, name string, epoch int64) 
 	return f.err
 }
 
-func TestAFenceThatFailsEndsTheTerm(t *testing.T) {
+func TestFenceThatFailsEndsTheTerm(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &fencing{Store: lease.NewMemory()}
 		term := campaign(t, store, billing)
@@ -896,8 +896,8 @@ func TestStatsAndEvents(t *testing.T) {
 	})
 }
 
-// TestAHookMayCallTheCandidate would wait for itself if a lock were held.
-func TestAHookMayCallTheCandidate(t *testing.T) {
+// TestHookMayCallTheCandidate would wait for itself if a lock were held.
+func TestHookMayCallTheCandidate(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		var c *lease.Candidate
 		leading := []int{}
@@ -912,7 +912,7 @@ func TestAHookMayCallTheCandidate(t *testing.T) {
 }
 
 // A hook that panics on a goroutine of the package costs no term, and is printed with its stack.
-func TestAHookThatPanicsCostsNoTerm(t *testing.T) {
+func TestHookThatPanicsCostsNoTerm(t *testing.T) {
 	var printed strings.Builder
 	log.SetOutput(&printed)
 	defer log.SetOutput(os.Stderr)
@@ -937,7 +937,7 @@ func TestAHookThatPanicsCostsNoTerm(t *testing.T) {
 }
 
 // A hook that panics when the timer ends a term ends no program.
-func TestAHookThatPanicsAtTheEndOfATerm(t *testing.T) {
+func TestHookThatPanicsAtTheEndOfATerm(t *testing.T) {
 	var printed strings.Builder
 	log.SetOutput(&printed)
 	defer log.SetOutput(os.Stderr)
@@ -962,7 +962,7 @@ func TestAHookThatPanicsAtTheEndOfATerm(t *testing.T) {
 }
 
 // A hook that panics on the caller's goroutine panics there, and leaves no term behind.
-func TestAHookThatPanicsPanicsInItsCaller(t *testing.T) {
+func TestHookThatPanicsPanicsInItsCaller(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store, cfg := lease.NewMemory(), billing
 		cfg.OnEvent = func(_ context.Context, e lease.Event) {
@@ -980,7 +980,7 @@ type lines struct{ n atomic.Int64 }
 
 func (l *lines) Write(p []byte) (int, error) { l.n.Add(1); return len(p), nil }
 
-func TestAStoreThatFailsIsTold(t *testing.T) {
+func TestStoreThatFailsIsTold(t *testing.T) {
 	logged, before := &lines{}, slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(logged, nil)))
 	defer slog.SetDefault(before)
@@ -1043,7 +1043,7 @@ func (s over) Acquire(ctx context.Context, req lease.Request) (lease.Record, err
 	return rec, err
 }
 
-func TestALeaseThatHasEndedByTheStoresClockIsNoTerm(t *testing.T) {
+func TestLeaseThatHasEndedByTheStoresClockIsNoTerm(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := lease.NewMemory()
 		_, err := lease.New(over{store}, billing).TryCampaign(t.Context())
@@ -1053,7 +1053,7 @@ func TestALeaseThatHasEndedByTheStoresClockIsNoTerm(t *testing.T) {
 }
 
 // A request whose answer was lost may grant the lease later, whatever was answered meanwhile.
-func TestAWaitThatHasFailedGivesUpWhatMayBeGranted(t *testing.T) {
+func TestWaitThatHasFailedGivesUpWhatMayBeGranted(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		for failures, want := range map[int]int{0: 0, 1: 1} {
 			asked, released := 0, 0
@@ -1076,8 +1076,8 @@ func TestAWaitThatHasFailedGivesUpWhatMayBeGranted(t *testing.T) {
 	})
 }
 
-// TestACandidateDescribesItself: what a registry reads of it.
-func TestACandidateDescribesItself(t *testing.T) {
+// TestCandidateDescribesItself: what a registry reads of it.
+func TestCandidateDescribesItself(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		cfg := quiet(billing)
@@ -1232,7 +1232,7 @@ func (fencedOff) Acquire(_ context.Context, req lease.Request) (lease.Record, er
 	return lease.Record{Name: req.Name, Now: time.Now(), Until: time.Now()}, nil
 }
 
-func TestACandidateBehindAFencedTransactionIsNotABusyLoop(t *testing.T) {
+func TestCandidateBehindAFencedTransactionIsNotABusyLoop(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		c := lease.New(fencedOff{lease.NewMemory()}, billing)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -15,7 +15,7 @@ func TestMemory(t *testing.T) {
 }
 
 // The clock may be set back after a lease was given up.
-func TestARecordWithoutATokenIsNotHeld(t *testing.T) {
+func TestRecordWithoutATokenIsNotHeld(t *testing.T) {
 	now := time.Now()
 	require.False(t, lease.Record{Now: now, Until: now.Add(ttl)}.Held())
 	require.True(t, lease.Record{Token: "x", Now: now, Until: now.Add(ttl)}.Held())

@@ -21,9 +21,9 @@ func withTrace(ctx context.Context, trace string) context.Context {
 	return context.WithValue(ctx, traceKey{}, trace)
 }
 
-// TestASagaCarriesTheContextOfItsStart starts sagas with a trace, one of them in a
+// TestSagaCarriesTheContextOfItsStart starts sagas with a trace, one of them in a
 // transaction, stops the process, and lets another one finish them.
-func TestASagaCarriesTheContextOfItsStart(t *testing.T) {
+func TestSagaCarriesTheContextOfItsStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		seen := func(ctx context.Context, s *trip) { s.Calls = append(s.Calls, trace(ctx)) }
@@ -73,8 +73,8 @@ func TestASagaCarriesTheContextOfItsStart(t *testing.T) {
 	})
 }
 
-// TestWhatASagaCannotCarry is not carried, and harms nothing.
-func TestWhatASagaCannotCarry(t *testing.T) {
+// TestSagaCannotCarryEverything is not carried, and harms nothing.
+func TestSagaCannotCarryEverything(t *testing.T) {
 	for name, cfg := range map[string]saga.RunnerConfig{
 		"nothing":           {Inject: func(context.Context) string { return "" }},
 		"too much":          {Inject: func(context.Context) string { return strings.Repeat("x", 4097) }},

@@ -114,8 +114,8 @@ func TestChildren(t *testing.T) {
 	}
 }
 
-// TestAParentThatWaitsHoldsNoPlace: the only place is free for its child.
-func TestAParentThatWaitsHoldsNoPlace(t *testing.T) {
+// TestParentThatWaitsHoldsNoPlace: the only place is free for its child.
+func TestParentThatWaitsHoldsNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
 		sg := sequence(w.parcels(1))
@@ -138,9 +138,9 @@ func TestAParentThatWaitsHoldsNoPlace(t *testing.T) {
 	})
 }
 
-// TestAChildThatIsCompensatedTurnsItsParentBack, with its other children, whether these
+// TestChildThatIsCompensatedTurnsItsParentBack, with its other children, whether these
 // are running or completed.
-func TestAChildThatIsCompensatedTurnsItsParentBack(t *testing.T) {
+func TestChildThatIsCompensatedTurnsItsParentBack(t *testing.T) {
 	full := saga.Void(errors.New("full"))
 	for name, hold := range map[string]bool{"the other is running": true, "the other is completed": false} {
 		t.Run(name, func(t *testing.T) {
@@ -251,8 +251,8 @@ func TestRetryOfAStepThatBeginsOtherChildrenNow(t *testing.T) {
 	}
 }
 
-// TestAVoidOfAParentLeavesNoChild: begin or end does not know what became of the children.
-func TestAVoidOfAParentLeavesNoChild(t *testing.T) {
+// TestVoidOfAParentLeavesNoChild: begin or end does not know what became of the children.
+func TestVoidOfAParentLeavesNoChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		sg := sequence(saga.Step[trip]{Name: "parcel", Saga: saga.ChildOf(w.parcel(),
@@ -268,9 +268,9 @@ func TestAVoidOfAParentLeavesNoChild(t *testing.T) {
 	})
 }
 
-// TestAParentThatTurnsBackTurnsItsChildrenBack after they are completed, or while they
+// TestParentThatTurnsBackTurnsItsChildrenBack after they are completed, or while they
 // run.
-func TestAParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
+func TestParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		sg := sequence(w.parcels(2), failing("car", saga.Void(errDeclined)))
@@ -306,9 +306,9 @@ func TestAParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
 	})
 }
 
-// TestAPivotWhoseChildIsCompensated took no effect, although the child has a pivot itself:
+// TestPivotWhoseChildIsCompensated took no effect, although the child has a pivot itself:
 // the parent turns back.
-func TestAPivotWhoseChildIsCompensated(t *testing.T) {
+func TestPivotWhoseChildIsCompensated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{fail: map[string]error{"do ship order-1/parcels/0": saga.Void(errDeclined)}}
 		ship := w.step("ship")
@@ -342,8 +342,8 @@ func (f *forgetful) Claim(ctx context.Context, req store.ClaimRequest) ([]store.
 	return f.Store.Claim(ctx, req)
 }
 
-// TestAnUndoOfAChildThatIsStuckWaits for the operator.
-func TestAnUndoOfAChildThatIsStuckWaits(t *testing.T) {
+// TestUndoOfAChildThatIsStuckWaits for the operator.
+func TestUndoOfAChildThatIsStuckWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Abort(errDeclined)}}
 		sg := sequence(w.parcels(1), failing("car", saga.Void(errDeclined)))
@@ -362,8 +362,8 @@ func TestAnUndoOfAChildThatIsStuckWaits(t *testing.T) {
 	})
 }
 
-// TestAParentTurnsAChildBackThatIsStuck on its way forward.
-func TestAParentTurnsAChildBackThatIsStuck(t *testing.T) {
+// TestParentTurnsAChildBackThatIsStuck on its way forward.
+func TestParentTurnsAChildBackThatIsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		st := saga.NewMemory()
@@ -403,8 +403,8 @@ func (s *reverting) Load(ctx context.Context, id string) (store.Record, error) {
 	return rec, err
 }
 
-// TestAChildIsTurnedBackOnce, though two owners of its parent want to.
-func TestAChildIsTurnedBackOnce(t *testing.T) {
+// TestChildIsTurnedBackOnce, though two owners of its parent want to.
+func TestChildIsTurnedBackOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		parcels := w.parcels(1)
@@ -423,8 +423,8 @@ func TestAChildIsTurnedBackOnce(t *testing.T) {
 	})
 }
 
-// TestADefinitionMayBeItsOwnChild.
-func TestADefinitionMayBeItsOwnChild(t *testing.T) {
+// TestDefinitionMayBeItsOwnChild.
+func TestDefinitionMayBeItsOwnChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := &saga.Saga[parcel]{Name: "box"}
 		sg.Steps = []saga.Step[parcel]{{Name: "inside", Saga: saga.ChildrenOf(sg,
@@ -440,7 +440,7 @@ func TestADefinitionMayBeItsOwnChild(t *testing.T) {
 	})
 }
 
-func TestAnAbandonedChildIsNotUndone(t *testing.T) {
+func TestChildThatIsAbandonedIsNotUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/0": make(chan struct{})}}
 		sg := sequence(step("flight"), w.parcels(1))
@@ -457,9 +457,9 @@ func TestAnAbandonedChildIsNotUndone(t *testing.T) {
 	})
 }
 
-// TestALateStartOfAChildDoesNothing: an owner that was cut off while it started children
+// TestChildThatStartsLateDoesNothing: an owner that was cut off while it started children
 // goes on after the next owner has turned back.
-func TestALateStartOfAChildDoesNothing(t *testing.T) {
+func TestChildThatStartsLateDoesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &lateStart{Store: saga.NewMemory(), wake: make(chan struct{})}
 		w := &warehouse{}
@@ -527,7 +527,7 @@ func (s *lateStart) Claim(ctx context.Context, req store.ClaimRequest) ([]store.
 	return s.Store.Claim(ctx, req)
 }
 
-func TestTheIDOfAChildIsTaken(t *testing.T) {
+func TestChildWhoseIDIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		child := w.parcel()
@@ -545,9 +545,9 @@ func TestTheIDOfAChildIsTaken(t *testing.T) {
 	})
 }
 
-// TestAChildThatEndedIsKeptForItsParent, and what the child has started itself too: the
+// TestChildThatEndedIsKeptForItsParent, and what the child has started itself too: the
 // parent may turn back long after Keep.
-func TestAChildThatEndedIsKeptForItsParent(t *testing.T) {
+func TestChildThatEndedIsKeptForItsParent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		parcels := w.parcels(2)
@@ -590,9 +590,9 @@ func (s *countingReads) Children(ctx context.Context, req store.ChildrenRequest)
 	return list, err
 }
 
-// TestTheEndOfAChildIsCheap, however many siblings it has: they end one by one
+// TestChildEndsCheaply, however many siblings it has: they end one by one
 // while their parent waits, on the way forward and on the way back.
-func TestTheEndOfAChildIsCheap(t *testing.T) {
+func TestChildEndsCheaply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 200
 		store := &countingReads{Store: saga.NewMemory()}
@@ -629,8 +629,8 @@ func TestTheEndOfAChildIsCheap(t *testing.T) {
 	})
 }
 
-// TestAPivotOfChildrenWaitsInPeace although one of them has failed, until all have ended.
-func TestAPivotOfChildrenWaitsInPeace(t *testing.T) {
+// TestPivotOfChildrenWaitsInPeace although one of them has failed, until all have ended.
+func TestPivotOfChildrenWaitsInPeace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{
 			fail: map[string]error{"do ship order-1/parcels/0": saga.Void(errDeclined)},
@@ -658,7 +658,7 @@ func TestAPivotOfChildrenWaitsInPeace(t *testing.T) {
 	})
 }
 
-func TestAStoreThatFailsFailsNoChild(t *testing.T) {
+func TestStoreThatFailsFailsNoChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &noStart{Store: saga.NewMemory(), fails: 20}
 		w := &warehouse{}
@@ -671,9 +671,9 @@ func TestAStoreThatFailsFailsNoChild(t *testing.T) {
 	})
 }
 
-// TestAChildThatEndsAtTheMomentOfParking, in another process, which does not find its parent
+// TestChildThatEndsAtTheMomentOfParking, in another process, which does not find its parent
 // written back yet.
-func TestAChildThatEndsAtTheMomentOfParking(t *testing.T) {
+func TestChildThatEndsAtTheMomentOfParking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
 		sg := sequence(w.parcels(1))
@@ -709,8 +709,8 @@ func (s *listless) Children(ctx context.Context, req store.ChildrenRequest) ([]s
 	return s.Store.Children(ctx, req)
 }
 
-// TestAStoreThatFailsForgetsNoChild of a step that waits for them.
-func TestAStoreThatFailsForgetsNoChild(t *testing.T) {
+// TestStoreThatFailsForgetsNoChild of a step that waits for them.
+func TestStoreThatFailsForgetsNoChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{hold: map[string]chan struct{}{"do pack order-1/parcels/0": make(chan struct{})}}
 		sg := sequence(w.parcels(2))
@@ -761,9 +761,9 @@ func TestChildIDFits(t *testing.T) {
 	}
 }
 
-// TestAChildThatAnOperatorHasTurnedBack before any runner had it is not taken for one that
+// TestChildThatAnOperatorHasTurnedBack before any runner had it is not taken for one that
 // its parent never starts: the children after it are turned back, and the parent waits for them.
-func TestAChildThatAnOperatorHasTurnedBack(t *testing.T) {
+func TestChildThatAnOperatorHasTurnedBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		undo := make(chan struct{})
 		time.AfterFunc(time.Minute, func() { close(undo) })
@@ -794,9 +794,9 @@ func TestAChildThatAnOperatorHasTurnedBack(t *testing.T) {
 	})
 }
 
-// TestAChildThatHasBegun before its parent has recorded it is not taken for one that its parent
+// TestChildThatHasBegun before its parent has recorded it is not taken for one that its parent
 // never starts: it goes on, or is turned back with the children after it before the parent ends.
-func TestAChildThatHasBegun(t *testing.T) {
+func TestChildThatHasBegun(t *testing.T) {
 	for _, cancel := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			later := make(chan struct{})

@@ -98,7 +98,7 @@ func (f *forgetting) Heartbeat(ctx context.Context, req store.HeartbeatRequest) 
 
 // A runner whose places are all taken by sagas that it has started
 // claims those that wait as soon as there is a place.
-func TestAPlaceIsTakenAtOnce(t *testing.T) {
+func TestPlaceIsTakenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, store := newCrew(), saga.NewMemory()
 		sg := c.works("trip", lasting(10*time.Second))
@@ -129,7 +129,7 @@ func (s *startless) Start(ctx context.Context, req store.StartRequest) (store.Re
 
 // A claim that comes while a Start has the last place leaves a saga behind. If
 // the Start fails, that saga has the place at once.
-func TestThePlaceOfAStartThatFailsIsTakenAtOnce(t *testing.T) {
+func TestPlaceOfAStartThatFailsIsTakenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCrew()
 		st := &startless{saga.NewMemory(), make(chan struct{}), make(chan struct{})}
@@ -168,7 +168,7 @@ func TestSagasThatEndBeforeTheirClaimMakeRoomAtOnce(t *testing.T) {
 
 // A runner claims a saga of its own whose lease is over for the store, but not here, as after
 // a suspension, in which its clock may have stood still: the attempt before ends.
-func TestARunnerLosesASagaThatItClaimsAgain(t *testing.T) {
+func TestRunnerLosesASagaThatItClaimsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, sg := saga.NewMemory(), slow(time.Hour)
 		r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
@@ -185,7 +185,7 @@ func TestARunnerLosesASagaThatItClaimsAgain(t *testing.T) {
 
 // A runner takes over a saga of its own, whose lease has ended, while an attempt that ignores
 // its ctx goes on: the saga has one place.
-func TestASagaThatIsTakenOverFromItselfHasOnePlace(t *testing.T) {
+func TestSagaThatIsTakenOverFromItselfHasOnePlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, st := newCrew(), &forgetting{saga.NewMemory(), func(int) int { return 0 }}
 		sg := c.works("trip", lasting(500*time.Millisecond))

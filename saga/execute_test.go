@@ -81,8 +81,8 @@ func TestChildrenCarryTheContextOfTheirParent(t *testing.T) {
 	})
 }
 
-// TestOneWayInATransaction: a Do without and its Undo in one, and the other way round.
-func TestOneWayInATransaction(t *testing.T) {
+// TestTransactionGoesOneWay: a Do without and its Undo in one, and the other way round.
+func TestTransactionGoesOneWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		there, back := step("there"), inTx("back")
@@ -111,7 +111,7 @@ func (f *fullStore) Begin(ctx context.Context) (*sql.Tx, error) {
 	return f.txMemory.Begin(ctx)
 }
 
-func TestATransactionThatDoesNotBeginIsAFailedAttempt(t *testing.T) {
+func TestTransactionThatDoesNotBeginIsAFailedAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := &fullStore{txMemory: newTxMemory(t)}
 		full.times.Store(2)
@@ -127,8 +127,8 @@ func TestATransactionThatDoesNotBeginIsAFailedAttempt(t *testing.T) {
 	})
 }
 
-// TestNoAttemptBeginsWithoutItsLease: the answer to a commit comes when the lease is over.
-func TestNoAttemptBeginsWithoutItsLease(t *testing.T) {
+// TestAttemptDoesNotBeginWithoutItsLease: the answer to a commit comes when the lease is over.
+func TestAttemptDoesNotBeginWithoutItsLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		var late atomic.Bool
@@ -155,8 +155,8 @@ func TestNoAttemptBeginsWithoutItsLease(t *testing.T) {
 	})
 }
 
-// TestASagaThatWasDeletedIsLost: its runner lets it go.
-func TestASagaThatWasDeletedIsLost(t *testing.T) {
+// TestSagaThatWasDeletedIsLost: its runner lets it go.
+func TestSagaThatWasDeletedIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		gone := false
@@ -216,8 +216,8 @@ func TestSignalsAreReadAgainSoon(t *testing.T) {
 	}
 }
 
-// TestAStoreThatHangsHoldsNoAttempt: the ctx of a parallel step ends with the lease.
-func TestAStoreThatHangsHoldsNoAttempt(t *testing.T) {
+// TestStoreThatHangsHoldsNoAttempt: the ctx of a parallel step ends with the lease.
+func TestStoreThatHangsHoldsNoAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		hang := make(chan struct{})
@@ -248,8 +248,8 @@ func TestAStoreThatHangsHoldsNoAttempt(t *testing.T) {
 	})
 }
 
-// TestWhatADrainCutsShortCountsIfItIsDone all the same.
-func TestWhatADrainCutsShortCountsIfItIsDone(t *testing.T) {
+// TestDrainCountsWhatItCutsShortIfThatIsDone all the same.
+func TestDrainCountsWhatItCutsShortIfThatIsDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := taking(5*time.Second, step("flight"))
 		sg := sequence(slow, step("hotel"))
@@ -262,8 +262,8 @@ func TestWhatADrainCutsShortCountsIfItIsDone(t *testing.T) {
 	})
 }
 
-// TestACancellationThatMeetsADoTx is known with its commit, whose answer may be lost.
-func TestACancellationThatMeetsADoTx(t *testing.T) {
+// TestCancellationThatMeetsADoTx is known with its commit, whose answer may be lost.
+func TestCancellationThatMeetsADoTx(t *testing.T) {
 	for _, lose := range []int{0, 1} {
 		synctest.Test(t, func(t *testing.T) {
 			st := newTxMemory(t)
@@ -284,8 +284,8 @@ func TestACancellationThatMeetsADoTx(t *testing.T) {
 	}
 }
 
-// TestAStartOfASagaThatWaitsForARunner makes this one claim it.
-func TestAStartOfASagaThatWaitsForARunner(t *testing.T) {
+// TestStartOfASagaThatWaitsForARunner makes this one claim it.
+func TestStartOfASagaThatWaitsForARunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := saga.NewMemory()
 		sg := sequence(step("flight"))
@@ -300,8 +300,8 @@ func TestAStartOfASagaThatWaitsForARunner(t *testing.T) {
 	})
 }
 
-// TestAClaimOfAForeignSaga is not run: the store returned what nobody has asked for.
-func TestAClaimOfAForeignSaga(t *testing.T) {
+// TestClaimOfAForeignSaga is not run: the store returned what nobody has asked for.
+func TestClaimOfAForeignSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		g.claim = func(context.Context, store.ClaimRequest) ([]store.Record, error) {
@@ -317,8 +317,8 @@ func TestAClaimOfAForeignSaga(t *testing.T) {
 	})
 }
 
-// TestACancellationThatMeetsALostAnswer is known with the look at what became of the commit.
-func TestACancellationThatMeetsALostAnswer(t *testing.T) {
+// TestCancellationThatMeetsALostAnswer is known with the look at what became of the commit.
+func TestCancellationThatMeetsALostAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		first := true
@@ -343,8 +343,8 @@ func TestACancellationThatMeetsALostAnswer(t *testing.T) {
 	})
 }
 
-// TestEachRecordHasAnEntry, by which a store tells a record from the one before.
-func TestEachRecordHasAnEntry(t *testing.T) {
+// TestRecordHasAnEntry, by which a store tells a record from the one before.
+func TestRecordHasAnEntry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := step("flight")
 		st.Delay = time.Second

@@ -34,8 +34,8 @@ func TestOperateSkipsTheStepThatIsInTheWay(t *testing.T) {
 	})
 }
 
-// TestASkipWhileAnotherCancels turns the saga back now, although what is left of it waits.
-func TestASkipWhileAnotherCancels(t *testing.T) {
+// TestSkipWhileAnotherCancels turns the saga back now, although what is left of it waits.
+func TestSkipWhileAnotherCancels(t *testing.T) {
 	for name, c := range map[string]struct {
 		cancel bool
 		want   saga.Status
@@ -76,8 +76,8 @@ func TestASkipWhileAnotherCancels(t *testing.T) {
 	}
 }
 
-// TestARetryDoesNotCostTheLeaseOfTheRunnerThatHasClaimedSince: it may be the same.
-func TestARetryDoesNotCostTheLeaseOfTheRunnerThatHasClaimedSince(t *testing.T) {
+// TestRetryDoesNotCostTheLeaseOfTheRunnerThatHasClaimedSince: it may be the same.
+func TestRetryDoesNotCostTheLeaseOfTheRunnerThatHasClaimedSince(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		var late atomic.Bool

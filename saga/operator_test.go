@@ -44,7 +44,7 @@ func stuckSaga(t *testing.T, mended *atomic.Bool) (*saga.Runner, *saga.Saga[trip
 	return r, sg, <-alerts
 }
 
-func TestAStuckSagaIsReportedWithItsDetails(t *testing.T) {
+func TestSagaThatIsStuckIsReportedWithItsDetails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, alert := stuckSaga(t, new(atomic.Bool))
 		require.Equal(t, []any{"trip-1", "trip", 1, saga.Stuck}, []any{alert.ID, alert.Saga, alert.Version, alert.Status})
@@ -276,9 +276,9 @@ func TestRetryMakesAWaitingAttemptNow(t *testing.T) {
 	})
 }
 
-// TestAStepThatIsGivenUpIsNotTriedAgain because the saga, in which a parallel step waits,
+// TestStepThatIsGivenUpIsNotTriedAgain because the saga, in which a parallel step waits,
 // is written back and claimed again.
-func TestAStepThatIsGivenUpIsNotTriedAgain(t *testing.T) {
+func TestStepThatIsGivenUpIsNotTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		pivot, ship, paid := step("charge"), step("ship"), step("paid")

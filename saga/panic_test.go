@@ -42,10 +42,10 @@ func (f *fragile) Decode(data []byte, s *trip) error {
 	return json.Unmarshal(data, s)
 }
 
-// TestACodecThatFailsNowAndThen fails the attempt whose copy of the state it does not make, or
+// TestCodecThatFailsNowAndThen fails the attempt whose copy of the state it does not make, or
 // whose changes cannot be put together with those of another. The first call is for the saga
 // itself, which is stuck then.
-func TestACodecThatFailsNowAndThen(t *testing.T) {
+func TestCodecThatFailsNowAndThen(t *testing.T) {
 	for n := range 12 {
 		fails, times := n/2, n%2+1
 		synctest.Test(t, func(t *testing.T) {
@@ -80,9 +80,9 @@ func (f *flaky) Decode(data []byte, s *trip) error {
 	return json.Unmarshal(data, s)
 }
 
-// TestASlowHookOfStartCostsNoLease: the runner holds the saga, and any child, while the hooks
+// TestHookOfStartThatIsSlowCostsNoLease: the runner holds the saga, and any child, while the hooks
 // are told of its start. Its first step begins after them.
-func TestASlowHookOfStartCostsNoLease(t *testing.T) {
+func TestHookOfStartThatIsSlowCostsNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
 		sg := sequence(w.parcels(1))

@@ -209,7 +209,7 @@ func TestRunnerShowsARefusalOnce(t *testing.T) {
 // While an owner holds a saga, each of its steps may be under way: if the owner
 // crashes they are in doubt, whatever was refused before. What was written back is
 // known.
-func TestAStepThatWasOnlyRefusedAfterACrash(t *testing.T) {
+func TestStepThatWasOnlyRefusedAfterACrash(t *testing.T) {
 	for _, c := range []struct {
 		name, owner string
 		undone      bool
@@ -239,7 +239,7 @@ func TestAStepThatWasOnlyRefusedAfterACrash(t *testing.T) {
 	}
 }
 
-func TestARefusedStepIsNotInDoubtWhenItsRunnerStops(t *testing.T) {
+func TestStepThatIsRefusedIsNotInDoubtWhenItsRunnerStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hotel := step("hotel")
 		hotel.Middleware = func(func(context.Context) error) func(context.Context) error {
@@ -259,7 +259,7 @@ func TestARefusedStepIsNotInDoubtWhenItsRunnerStops(t *testing.T) {
 	})
 }
 
-func TestAStepIsAnOperationOfItsOwn(t *testing.T) {
+func TestStepIsAnOperationOfItsOwn(t *testing.T) {
 	var marks []int
 	keep := func(err error) func(context.Context, *trip) error {
 		return func(ctx context.Context, _ *trip) error {

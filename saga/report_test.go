@@ -92,7 +92,7 @@ func (s *tellingStore) Listen(ctx context.Context, notify func()) error {
 	}
 }
 
-func TestARunnerClaimsWhenTheStoreTellsIt(t *testing.T) {
+func TestRunnerClaimsWhenTheStoreTellsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &tellingStore{Store: saga.NewMemory(), tell: make(chan bool)}
 		sg := sequence(step("flight"))

@@ -659,7 +659,7 @@ func TestRunCallsTheMiddleware(t *testing.T) {
 	require.Equal(t, []string{"do flight", "do hotel", "undo flight"}, s.Calls)
 }
 
-func TestACopyOfADefinitionIsAnotherDefinition(t *testing.T) {
+func TestCopyOfADefinitionIsAnotherDefinition(t *testing.T) {
 	one := sequence(step("flight"))
 	var s trip
 	require.NoError(t, saga.Run(t.Context(), one, &s))
@@ -721,8 +721,8 @@ func TestErrorOfASaga(t *testing.T) {
 	require.False(t, saga.Voided(nil))
 }
 
-// TestANestedRunThatTurnedBackIsFinal: it has undone what it did, and would do so again.
-func TestANestedRunThatTurnedBackIsFinal(t *testing.T) {
+// TestRunInARunThatTurnedBackIsFinal: it has undone what it did, and would do so again.
+func TestRunInARunThatTurnedBackIsFinal(t *testing.T) {
 	inner, outer := failing("room", errDeclined), step("hotel")
 	inner.Attempts, outer.Attempts = 1, 3
 	outer.Do = func(ctx context.Context, s *trip) error { return saga.Run(ctx, sequence(inner), s) }

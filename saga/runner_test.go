@@ -203,7 +203,7 @@ func (g *gate) Load(ctx context.Context, id string) (store.Record, error) {
 	return g.Store.Load(ctx, id)
 }
 
-func TestAnOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
+func TestOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		g := &gate{Store: store}
@@ -245,9 +245,9 @@ func TestAnOwnerThatCannotRenewItsLeaseStops(t *testing.T) {
 	})
 }
 
-// TestALockedRowIsNotLost: a heartbeat that cannot extend a lease leaves it as
+// TestRowThatIsLockedIsNotLost: a heartbeat that cannot extend a lease leaves it as
 // it is.
-func TestALockedRowIsNotLost(t *testing.T) {
+func TestRowThatIsLockedIsNotLost(t *testing.T) {
 	for name, c := range map[string]struct {
 		locked time.Duration
 		lost   bool
@@ -287,9 +287,9 @@ func TestALockedRowIsNotLost(t *testing.T) {
 	}
 }
 
-// TestOneHeartbeatWithoutAnAnswerCostsNoLease: the connection is half open, and
+// TestHeartbeatWithoutAnAnswerCostsNoLease: the connection is half open, and
 // so is the one that the next is sent on.
-func TestOneHeartbeatWithoutAnAnswerCostsNoLease(t *testing.T) {
+func TestHeartbeatWithoutAnAnswerCostsNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := saga.NewMemory()
 		g := &gate{Store: memory}
@@ -319,7 +319,7 @@ func TestOneHeartbeatWithoutAnAnswerCostsNoLease(t *testing.T) {
 	})
 }
 
-func TestAHungStepDoesNotKeepALostSaga(t *testing.T) {
+func TestStepThatHangsDoesNotKeepALostSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := saga.NewMemory()
 		g := &gate{Store: memory, claim: func(context.Context, store.ClaimRequest) ([]store.Record, error) { return nil, nil }}
@@ -346,7 +346,7 @@ func TestAHungStepDoesNotKeepALostSaga(t *testing.T) {
 	})
 }
 
-func TestAnOwnerWhoseEpochIsOverStopsImmediately(t *testing.T) {
+func TestOwnerWhoseEpochIsOverStopsImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// By the store's clock the lease was over long before it is here.
 		st := saga.NewMemory()
@@ -420,7 +420,7 @@ func TestAnotherWriteOfTheSameEpochIsNotTakenForItsOwn(t *testing.T) {
 	})
 }
 
-func TestARunnerThatStopsHandsOverItsSagas(t *testing.T) {
+func TestRunnerThatStopsHandsOverItsSagas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		slow := step("flight")
@@ -449,7 +449,7 @@ func TestARunnerThatStopsHandsOverItsSagas(t *testing.T) {
 	})
 }
 
-func TestARunnerThatStopsBeginsNothing(t *testing.T) {
+func TestRunnerThatStopsBeginsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lasting := func(name string, d time.Duration) saga.Step[counts2] {
 			return saga.Step[counts2]{
@@ -477,7 +477,7 @@ func TestARunnerThatStopsBeginsNothing(t *testing.T) {
 	})
 }
 
-func TestAClaimWhileTheRunnerStopsIsGivenBack(t *testing.T) {
+func TestClaimWhileTheRunnerStopsIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		g.claim = func(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
@@ -503,7 +503,7 @@ func TestAClaimWhileTheRunnerStopsIsGivenBack(t *testing.T) {
 	})
 }
 
-func TestARunnerKeepsItsLeasesWhileItDrains(t *testing.T) {
+func TestRunnerKeepsItsLeasesWhileItDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		slow := step("flight")
@@ -519,7 +519,7 @@ func TestARunnerKeepsItsLeasesWhileItDrains(t *testing.T) {
 	})
 }
 
-func TestARunnerThatStopsLosesASagaThatItCannotWriteBack(t *testing.T) {
+func TestRunnerThatStopsLosesASagaThatItCannotWriteBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// Heartbeats and reads work, commits do not.
 		st := saga.NewMemory()
@@ -552,7 +552,7 @@ func TestARunnerThatStopsLosesASagaThatItCannotWriteBack(t *testing.T) {
 	})
 }
 
-func TestARunnerThatStopsDoesNotKeepTheSagaOfAHungStep(t *testing.T) {
+func TestRunnerThatStopsDoesNotKeepTheSagaOfAHungStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		var calls atomic.Int64
@@ -578,7 +578,7 @@ func TestARunnerThatStopsDoesNotKeepTheSagaOfAHungStep(t *testing.T) {
 	})
 }
 
-func TestAnAttemptCutShortIsInDoubt(t *testing.T) {
+func TestAttemptCutShortIsInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		calls := 0
@@ -608,7 +608,7 @@ func TestAnAttemptCutShortIsInDoubt(t *testing.T) {
 	})
 }
 
-func TestALongWaitIsParked(t *testing.T) {
+func TestWaitThatIsLongIsParked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var attempts []int
 		var at []time.Duration
@@ -649,7 +649,7 @@ func TestALongWaitIsParked(t *testing.T) {
 	})
 }
 
-func TestACancellationOfAParkedSagaTakesEffect(t *testing.T) {
+func TestCancellationOfAParkedSagaTakesEffect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := failing("flight", errDeclined)
 		st.Backoff = func(int) time.Duration { return time.Hour }
@@ -708,7 +708,7 @@ func TestParallelCompletionsAreRecordedTogether(t *testing.T) {
 	})
 }
 
-func TestAStepWhoseChangesConflictRunsAgain(t *testing.T) {
+func TestStepWhoseChangesConflictRunsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := step("a"), step("b")
 		b.Parallel = true
@@ -728,7 +728,7 @@ func TestAStepWhoseChangesConflictRunsAgain(t *testing.T) {
 	})
 }
 
-func TestAStateThatCannotBeEncodedTurnsTheSagaBack(t *testing.T) {
+func TestStateThatCannotBeEncodedTurnsTheSagaBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := &saga.Saga[float64]{Name: "sum", Steps: []saga.Step[float64]{
 			{
@@ -755,7 +755,7 @@ func TestAStateThatCannotBeEncodedTurnsTheSagaBack(t *testing.T) {
 	})
 }
 
-func TestARecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
+func TestRecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, change := range map[string]func(*store.StartRequest){
 			"state": func(r *store.StartRequest) { r.Data = []byte("{") },
@@ -787,7 +787,7 @@ func TestARecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 	})
 }
 
-func TestAPanicInAStepIsAFailedAttempt(t *testing.T) {
+func TestPanicInAStepIsAFailedAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		boom := step("hotel")
 		boom.Attempts = 1
@@ -868,7 +868,7 @@ func TestStartIsSafeToRepeat(t *testing.T) {
 	})
 }
 
-func TestTheCallersContextEndsWithStart(t *testing.T) {
+func TestContextOfTheCallerEndsWithStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		slow := step("flight")
@@ -1033,7 +1033,7 @@ func TestRunnerHoldsAtMostConcurrencySagas(t *testing.T) {
 }
 
 // TestAStartThatIsRepeated of a saga that this runner has lost does not run it.
-func TestAStartThatIsRepeatedDoesNotRunALostSaga(t *testing.T) {
+func TestStartThatIsRepeatedDoesNotRunALostSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, sg := &forgetful{Store: saga.NewMemory()}, slow(time.Hour)
 		r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
@@ -1049,7 +1049,7 @@ func TestAStartThatIsRepeatedDoesNotRunALostSaga(t *testing.T) {
 }
 
 // TestAStartWhoseAnswerIsLost of a saga that another runner has claimed since does not run it.
-func TestAStartWhoseAnswerIsLostRunsNoSagaOfAnother(t *testing.T) {
+func TestStartWhoseAnswerIsLostRunsNoSagaOfAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, sg := &gate{Store: saga.NewMemory()}, slow(time.Hour)
 		g.start = func(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
@@ -1069,8 +1069,8 @@ func TestAStartWhoseAnswerIsLostRunsNoSagaOfAnother(t *testing.T) {
 	})
 }
 
-// TestAStartWhoseAnswerIsLostRunsASagaOnce, if the runner has claimed it since.
-func TestAStartWhoseAnswerIsLostRunsASagaOnce(t *testing.T) {
+// TestStartWhoseAnswerIsLostRunsASagaOnce, if the runner has claimed it since.
+func TestStartWhoseAnswerIsLostRunsASagaOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, sg := &gate{Store: saga.NewMemory()}, slow(time.Hour)
 		r, _ := begin(t, store.Store(g), saga.RunnerConfig{}, sg)
@@ -1089,8 +1089,8 @@ func TestAStartWhoseAnswerIsLostRunsASagaOnce(t *testing.T) {
 	})
 }
 
-// TestARunnerThatStopsKeepsNoPlace for a saga that is started meanwhile.
-func TestARunnerThatStopsKeepsNoPlace(t *testing.T) {
+// TestRunnerThatStopsKeepsNoPlace for a saga that is started meanwhile.
+func TestRunnerThatStopsKeepsNoPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := slow(5 * time.Second)
 		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)

@@ -27,7 +27,7 @@ func bothWays(t *testing.T, sg *saga.Saga[trip], check func(s trip, err error)) 
 	})
 }
 
-func TestAReadOnlyStepHasNothingToUndo(t *testing.T) {
+func TestReadOnlyStepHasNothingToUndo(t *testing.T) {
 	quote := step("quote")
 	quote.ReadOnly, quote.Undo = true, nil
 	bothWays(t, sequence(step("flight"), quote, failing("hotel", saga.Void(errDeclined))), func(s trip, err error) {
@@ -50,7 +50,7 @@ func TestAReadOnlyStepHasNothingToUndo(t *testing.T) {
 	})
 }
 
-func TestAReadOnlyStepIsNotInDoubtAfterACrash(t *testing.T) {
+func TestReadOnlyStepIsNotInDoubtAfterACrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		quote := failing("flight", saga.Void(errDeclined))
@@ -62,7 +62,7 @@ func TestAReadOnlyStepIsNotInDoubtAfterACrash(t *testing.T) {
 	})
 }
 
-func TestADoTxThatEndsItsTransactionIsInDoubt(t *testing.T) {
+func TestDoTxThatEndsItsTransactionIsInDoubt(t *testing.T) {
 	for name, returned := range map[string]error{"commits": nil, "commits and fails": errDeclined} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestADoTxThatEndsItsTransactionIsInDoubt(t *testing.T) {
 	}
 }
 
-func TestADoTxWhoseTimeIsOverHasNotEndedItsTransaction(t *testing.T) {
+func TestDoTxWhoseTimeIsOverHasNotEndedItsTransaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		slow := inTx("hotel")

@@ -131,9 +131,9 @@ func TestAwaitFor(t *testing.T) {
 	})
 }
 
-// TestASignalThatIsThereIsNotTooLate retries a saga by an operator, who does not read the
+// TestSignalThatIsThereIsNotTooLate retries a saga by an operator, who does not read the
 // signals, after the time for its signal, which has come.
-func TestASignalThatIsThereIsNotTooLate(t *testing.T) {
+func TestSignalThatIsThereIsNotTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := awaits("paid")
 		st.AwaitFor = time.Hour
@@ -153,9 +153,9 @@ func TestASignalThatIsThereIsNotTooLate(t *testing.T) {
 	})
 }
 
-// TestAnOperatorFindsTheSignalsThatHaveCome: what an operator has let go on does not wait
+// TestOperatorFindsTheSignalsThatHaveCome: what an operator has let go on does not wait
 // for a signal that is there.
-func TestAnOperatorFindsTheSignalsThatHaveCome(t *testing.T) {
+func TestOperatorFindsTheSignalsThatHaveCome(t *testing.T) {
 	t.Run("skip of the step before", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			paid := awaits("paid")
@@ -193,9 +193,9 @@ func TestAnOperatorFindsTheSignalsThatHaveCome(t *testing.T) {
 	})
 }
 
-// TestASignalOfTheLastMomentIsInTime: another process has sent it after the last poll, and
+// TestSignalOfTheLastMomentIsInTime: another process has sent it after the last poll, and
 // before the time is over.
-func TestASignalOfTheLastMomentIsInTime(t *testing.T) {
+func TestSignalOfTheLastMomentIsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := saga.NewMemory()
 		st := awaits("paid")
@@ -212,9 +212,9 @@ func TestASignalOfTheLastMomentIsInTime(t *testing.T) {
 	})
 }
 
-// TestASignalDuringALateRecordIsInTime: the record that the step waits is so slow that its Delay, and the
+// TestSignalDuringALateRecordIsInTime: the record that the step waits is so slow that its Delay, and the
 // AwaitFor after it, are over when the runner goes on.
-func TestASignalDuringALateRecordIsInTime(t *testing.T) {
+func TestSignalDuringALateRecordIsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
@@ -291,9 +291,9 @@ func TestDelay(t *testing.T) {
 	})
 }
 
-// TestASignalAtTheMomentOfParking comes after the owner has looked and before it has
+// TestSignalAtTheMomentOfParking comes after the owner has looked and before it has
 // written the saga back, when a Signal makes nothing due.
-func TestASignalAtTheMomentOfParking(t *testing.T) {
+func TestSignalAtTheMomentOfParking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &parking{Store: saga.NewMemory()}
 		sg := sequence(awaits("paid"))
@@ -310,8 +310,8 @@ func TestASignalAtTheMomentOfParking(t *testing.T) {
 	})
 }
 
-// TestAPayloadIsTheCallersOwn: what a step writes into it, no other step reads.
-func TestAPayloadIsTheCallersOwn(t *testing.T) {
+// TestPayloadIsTheCallersOwn: what a step writes into it, no other step reads.
+func TestPayloadIsTheCallersOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reads := func(name string) saga.Step[trip] {
 			st := step(name)
@@ -333,9 +333,9 @@ func TestAPayloadIsTheCallersOwn(t *testing.T) {
 	})
 }
 
-// TestASignalIsSeenByAnUndoOrRefused: it comes just before the record says that the saga
+// TestSignalIsSeenByAnUndoOrRefused: it comes just before the record says that the saga
 // has turned back, or just after.
-func TestASignalIsSeenByAnUndoOrRefused(t *testing.T) {
+func TestSignalIsSeenByAnUndoOrRefused(t *testing.T) {
 	for _, after := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &turning{Store: saga.NewMemory()}
@@ -370,8 +370,8 @@ func TestASignalIsSeenByAnUndoOrRefused(t *testing.T) {
 	}
 }
 
-// TestACancellationOfASagaThatGetsStuck comes just before that is recorded, and changes nothing.
-func TestACancellationOfASagaThatGetsStuck(t *testing.T) {
+// TestCancellationOfASagaThatGetsStuck comes just before that is recorded, and changes nothing.
+func TestCancellationOfASagaThatGetsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &parking{Store: saga.NewMemory()}
 		sg := cursed()
@@ -392,8 +392,8 @@ func cursed() *saga.Saga[trip] {
 	return sequence(flight, charge, awaits("paid"), awaits("packed"), awaits("sent"))
 }
 
-// TestASagaThatIsStuckTakesASignalUntilItTurnsBack, and has those that came before.
-func TestASagaThatIsStuckTakesASignalUntilItTurnsBack(t *testing.T) {
+// TestSagaThatIsStuckTakesASignalUntilItTurnsBack, and has those that came before.
+func TestSagaThatIsStuckTakesASignalUntilItTurnsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		sg := cursed()
@@ -429,9 +429,9 @@ func TestASagaThatIsStuckTakesASignalUntilItTurnsBack(t *testing.T) {
 	})
 }
 
-// TestASagaThatTurnsBackDuringASignalTakesNone: it is stuck on its way forward when Signal
+// TestSagaThatTurnsBackDuringASignalTakesNone: it is stuck on its way forward when Signal
 // is called, and on its way back when the store is asked to keep the signal.
-func TestASagaThatTurnsBackDuringASignalTakesNone(t *testing.T) {
+func TestSagaThatTurnsBackDuringASignalTakesNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &asked{Store: saga.NewMemory()}
 		sg := cursed()
@@ -499,7 +499,7 @@ func (p *parking) Commit(ctx context.Context, req store.CommitRequest) (store.Re
 	return p.Store.Commit(ctx, req)
 }
 
-func TestASignalWakesTheRunner(t *testing.T) {
+func TestSignalWakesTheRunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(awaits("paid"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Poll: 5 * time.Hour}, sg)
@@ -511,8 +511,8 @@ func TestASignalWakesTheRunner(t *testing.T) {
 	})
 }
 
-// TestASagaDoesNotGoOnWithoutItsSignals when the store does not return them.
-func TestASagaDoesNotGoOnWithoutItsSignals(t *testing.T) {
+// TestSagaDoesNotGoOnWithoutItsSignals when the store does not return them.
+func TestSagaDoesNotGoOnWithoutItsSignals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &deaf{Store: saga.NewMemory(), down: 5}
 		sg := sequence(awaits("paid"))
@@ -539,7 +539,7 @@ func (d *deaf) Signals(ctx context.Context, id string) ([]store.Signal, error) {
 	return d.Store.Signals(ctx, id)
 }
 
-func TestAnOperatorGoesOnWithoutASignal(t *testing.T) {
+func TestOperatorGoesOnWithoutASignal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(awaits("paid"), step("hotel"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)

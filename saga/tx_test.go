@@ -291,7 +291,7 @@ func TestDoTxIsAppliedOnceWhateverCommitReturns(t *testing.T) {
 	}
 }
 
-func TestAFailedDoTxNeedsNoUndo(t *testing.T) {
+func TestDoTxThatFailedNeedsNoUndo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newTxMemory(t)
 		bad := inTx("hotel")
@@ -376,9 +376,9 @@ func TestNothingBeginsUntilADoTxHasEnded(t *testing.T) {
 	}
 }
 
-// TestATransactionThatKeepsHeartbeatsOutHasAThirdOfALease: two of them, one after the other, would else
+// TestTransactionThatKeepsHeartbeatsOutHasAThirdOfALease: two of them, one after the other, would else
 // cost the sagas beside them their holds.
-func TestATransactionThatKeepsHeartbeatsOutHasAThirdOfALease(t *testing.T) {
+func TestTransactionThatKeepsHeartbeatsOutHasAThirdOfALease(t *testing.T) {
 	for exclusive, want := range map[bool]time.Duration{true: 3 * time.Second, false: time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			store := newTxMemory(t)
@@ -400,7 +400,7 @@ func TestATransactionThatKeepsHeartbeatsOutHasAThirdOfALease(t *testing.T) {
 	}
 }
 
-func TestADoTxWhoseStateDoesNotEncodeIsRolledBack(t *testing.T) {
+func TestDoTxWhoseStateDoesNotEncodeIsRolledBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, codec := newTxMemory(t), &fragile{}
 		st := inTx("flight")
@@ -442,8 +442,8 @@ func (h *txHeartless) Claim(ctx context.Context, req store.ClaimRequest) ([]stor
 	return h.txMemory.Claim(ctx, req)
 }
 
-// TestADoTxThatIsUnderWayWhenItsSagaIsLost is told of, as any attempt.
-func TestADoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
+// TestDoTxThatIsUnderWayWhenItsSagaIsLost is told of, as any attempt.
+func TestDoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := newTxMemory(t)
 		st := inTx("flight")
@@ -467,7 +467,7 @@ func TestADoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
 	})
 }
 
-func TestAFencedOwnerRollsBack(t *testing.T) {
+func TestOwnerThatIsFencedRollsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := newTxMemory(t)
 		st := inTx("flight")
@@ -618,8 +618,8 @@ func apply(t *testing.T, db *sql.DB, id string, err error) error {
 	})
 }
 
-// TestARefusalGivesWayToAnAttemptBesideIt that was applied before it could be recorded.
-func TestARefusalGivesWayToAnAttemptBesideIt(t *testing.T) {
+// TestRefusalGivesWayToAnAttemptBesideIt that was applied before it could be recorded.
+func TestRefusalGivesWayToAnAttemptBesideIt(t *testing.T) {
 	l, db := newLedger(t)
 	ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/hotel/do"})
 	require.NoError(t, saga.Apply(ctx, db, func(*sql.Tx) error {

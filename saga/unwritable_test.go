@@ -54,7 +54,7 @@ func (p *picky) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Reco
 	return p.Store.Claim(ctx, req)
 }
 
-func TestACommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
+func TestCommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory(), words: "do hotel"}
 		sg := sequence(step("flight"), step("hotel"), step("car"))
@@ -82,8 +82,8 @@ func TestACommitThatCannotBeWrittenMakesTheSagaStuck(t *testing.T) {
 	})
 }
 
-// TestACommitThatCannotBeWrittenEndsTheAttemptsBeside the one whose result it had.
-func TestACommitThatCannotBeWrittenEndsTheAttemptsBeside(t *testing.T) {
+// TestCommitThatCannotBeWrittenEndsTheAttemptsBeside the one whose result it had.
+func TestCommitThatCannotBeWrittenEndsTheAttemptsBeside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory(), words: "do hotel"}
 		beside, hotel := step("beside"), step("hotel")
@@ -99,7 +99,7 @@ func TestACommitThatCannotBeWrittenEndsTheAttemptsBeside(t *testing.T) {
 	})
 }
 
-func TestACommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
+func TestCommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory(), words: "undo flight"}
 		sg := sequence(step("flight"), failing("hotel", saga.Void(errDeclined)))
@@ -113,9 +113,9 @@ func TestACommitThatCannotBeWrittenStaysStuckOnItsWayBack(t *testing.T) {
 	})
 }
 
-// TestALostSagaIsNotStuck: the answer to its commit comes when the lease is over, and the store
+// TestSagaThatIsLostIsNotStuck: the answer to its commit comes when the lease is over, and the store
 // then takes commits again. Whether the commit has happened is for the next owner to find out.
-func TestALostSagaIsNotStuck(t *testing.T) {
+func TestSagaThatIsLostIsNotStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		down := func() bool { return time.Since(time.Unix(946684800, 0)) < 20*time.Second } // since the test began
@@ -148,7 +148,7 @@ func TestALostSagaIsNotStuck(t *testing.T) {
 	})
 }
 
-func TestAFailingStoreMakesNoSagaStuck(t *testing.T) {
+func TestStoreThatFailsMakesNoSagaStuck(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		out   func(*picky) *atomic.Bool
@@ -183,9 +183,9 @@ func TestAFailingStoreMakesNoSagaStuck(t *testing.T) {
 	}
 }
 
-// TestAStoreThatRejectsEveryCommitIsAskedLessAndLess, also for the record that the saga is
+// TestStoreThatRejectsEveryCommitIsAskedLessAndLess, also for the record that the saga is
 // stuck, which is written once the store is mended. A runner with such a saga stops in time.
-func TestAStoreThatRejectsEveryCommitIsAskedLessAndLess(t *testing.T) {
+func TestStoreThatRejectsEveryCommitIsAskedLessAndLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &picky{Store: saga.NewMemory()}
 		store.noCommit.Store(true)
@@ -253,8 +253,8 @@ func (o *overloaded) Claim(ctx context.Context, req store.ClaimRequest) ([]store
 	return o.Store.Claim(ctx, req)
 }
 
-// TestAClaimThatFailsClaimsNothing, whatever the store returns with its error.
-func TestAClaimThatFailsClaimsNothing(t *testing.T) {
+// TestClaimThatFailsClaimsNothing, whatever the store returns with its error.
+func TestClaimThatFailsClaimsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sg, g := sequence(step("flight")), &gate{Store: saga.NewMemory()}
 		var claims atomic.Int64
@@ -273,9 +273,9 @@ func TestAClaimThatFailsClaimsNothing(t *testing.T) {
 	})
 }
 
-// TestAClaimThatFailsIsNotRepeatedAtOnce, whatever wakes the runner: pauses of up to a lease
+// TestClaimThatFailsIsNotRepeatedAtOnce, whatever wakes the runner: pauses of up to a lease
 // let the store come round.
-func TestAClaimThatFailsIsNotRepeatedAtOnce(t *testing.T) {
+func TestClaimThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &overloaded{Store: saga.NewMemory(), until: time.Now().Add(10 * time.Minute)}
 		var told atomic.Pointer[error]

@@ -25,8 +25,8 @@ func (neglected) DeleteEnded(context.Context, store.Status, time.Duration, int) 
 	return 0, errDisk
 }
 
-// TestTheUpkeepThatFailsIsToldOf, and the sagas end nevertheless.
-func TestTheUpkeepThatFailsIsToldOf(t *testing.T) {
+// TestUpkeepThatFailsIsToldOf, and the sagas end nevertheless.
+func TestUpkeepThatFailsIsToldOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		told := map[string]int{}
@@ -76,8 +76,8 @@ func (s tardy) DeleteEnded(ctx context.Context, _ store.Status, _ time.Duration,
 	return 0, s.do(ctx, "sweep")
 }
 
-// TestACallOfTheStoreThatAStopCutsShortIsNoFailure, and Run does not return before it has.
-func TestACallOfTheStoreThatAStopCutsShortIsNoFailure(t *testing.T) {
+// TestCallOfTheStoreThatAStopCutsShortIsNoFailure, and Run does not return before it has.
+func TestCallOfTheStoreThatAStopCutsShortIsNoFailure(t *testing.T) {
 	for _, call := range []string{"check", "listen", "sweep"} {
 		t.Run(call, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -93,9 +93,9 @@ func TestACallOfTheStoreThatAStopCutsShortIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestASlowHeartbeatOfALocalDatabaseIsNoFailure: of another it may be a connection that is half
+// TestHeartbeatOfASlowLocalDatabaseIsNoFailure: of another it may be a connection that is half
 // open.
-func TestASlowHeartbeatOfALocalDatabaseIsNoFailure(t *testing.T) {
+func TestHeartbeatOfASlowLocalDatabaseIsNoFailure(t *testing.T) {
 	for exclusive, failures := range map[bool]int64{true: 0, false: 2} {
 		synctest.Test(t, func(t *testing.T) {
 			tx := newTxMemory(t)
@@ -119,8 +119,8 @@ func TestASlowHeartbeatOfALocalDatabaseIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestAHeartbeatThatFindsAnotherOwnerEndsTheAttempt: it does not wait for the end of the lease.
-func TestAHeartbeatThatFindsAnotherOwnerEndsTheAttempt(t *testing.T) {
+// TestHeartbeatThatFindsAnotherOwnerEndsTheAttempt: it does not wait for the end of the lease.
+func TestHeartbeatThatFindsAnotherOwnerEndsTheAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()
 		g := &gate{Store: saga.NewMemory()}
@@ -159,8 +159,8 @@ func (b *brimming) DeleteEnded(_ context.Context, status store.Status, _ time.Du
 	return n, nil
 }
 
-// TestASweepGoesOnSoonWhileThereIsMore to delete.
-func TestASweepGoesOnSoonWhileThereIsMore(t *testing.T) {
+// TestSweepGoesOnSoonWhileThereIsMore to delete.
+func TestSweepGoesOnSoonWhileThereIsMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &brimming{Store: saga.NewMemory(), left: []int{1e6, 1e6, 1e6, 1, 1}}
 		_, stop := begin(t, b, saga.RunnerConfig{Poll: time.Second, LeaseTTL: 10 * time.Second,
@@ -175,8 +175,8 @@ func TestASweepGoesOnSoonWhileThereIsMore(t *testing.T) {
 	})
 }
 
-// TestARunnerThatStopsDoesNotWaitForTheNextAttempt of a saga that it holds.
-func TestARunnerThatStopsDoesNotWaitForTheNextAttempt(t *testing.T) {
+// TestRunnerThatStopsDoesNotWaitForTheNextAttempt of a saga that it holds.
+func TestRunnerThatStopsDoesNotWaitForTheNextAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := failing("flight", errDeclined)
 		slow.Attempts, slow.Backoff = 9, saga.Exponential(8*time.Second, 8*time.Second)
@@ -204,8 +204,8 @@ func (c childless) Children(ctx context.Context, req store.ChildrenRequest) ([]s
 
 func (childless) Hasten(context.Context, string) error { return errDisk }
 
-// TestAParentThatIsNotToldLooksByItself: what failed is told of.
-func TestAParentThatIsNotToldLooksByItself(t *testing.T) {
+// TestParentThatIsNotToldLooksByItself: what failed is told of.
+func TestParentThatIsNotToldLooksByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var told []string

@@ -246,7 +246,7 @@ func TestStepsAreLimited(t *testing.T) {
 	require.EqualError(t, sg.Validate(), "saga.Saga.Steps has 1001 steps: must have 1000 or fewer (see ChildrenOf)")
 }
 
-func TestADefinitionMayBeRegisteredByTwoAtOnce(t *testing.T) {
+func TestDefinitionMayBeRegisteredByTwoAtOnce(t *testing.T) {
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
 	for i := range 500 {
 		sg := sequence(step("flight"))

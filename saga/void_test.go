@@ -36,9 +36,9 @@ type parts []error
 func (parts) Error() string     { return "parts" }
 func (p parts) Unwrap() []error { return p }
 
-// TestAVoidSettlesEveryAttempt: what is in doubt after a lost reply takes no effect any
+// TestVoidSettlesEveryAttempt: what is in doubt after a lost reply takes no effect any
 // more, so a step need not be undone, and a pivot without Undo turns back.
-func TestAVoidSettlesEveryAttempt(t *testing.T) {
+func TestVoidSettlesEveryAttempt(t *testing.T) {
 	void := saga.Void(errDeclined)
 	for _, c := range []struct {
 		name    string

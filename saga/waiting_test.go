@@ -12,8 +12,8 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// TestAFailedUndoDoesNotWaitForChildren that an operator must mend first.
-func TestAFailedUndoDoesNotWaitForChildren(t *testing.T) {
+// TestUndoThatFailedDoesNotWaitForChildren that an operator must mend first.
+func TestUndoThatFailedDoesNotWaitForChildren(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{fail: map[string]error{"undo pack order-1/parcels/0": saga.Abort(errDeclined)}}
 		flight, parcels, car := step("flight"), w.parcels(1), failing("car", saga.Void(errDeclined))

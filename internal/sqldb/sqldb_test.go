@@ -33,7 +33,7 @@ func TestStatementsOfASchema(t *testing.T) {
 	require.Equal(t, []string{"A", "\nB"}, slices.Collect(sqldb.Statements("A;\nB;\n")))
 }
 
-func TestANewerVersionSaysWhichProgramsCanUseIt(t *testing.T) {
+func TestVersionThatIsNewerSaysWhichProgramsCanUseIt(t *testing.T) {
 	for found, ok := range map[[2]int]bool{
 		{3, 3}: true, {3, 1}: true, // its own
 		{4, 3}: true, {9, 1}: true, {4, 4}: false, // newer

@@ -179,8 +179,8 @@ func TestErrorsSayWhereTheyAreFrom(t *testing.T) {
 	})
 }
 
-// TestALookWritesNothing: a page may look at a lease of any name.
-func TestALookWritesNothing(t *testing.T) {
+// TestLookWritesNothing: a page may look at a lease of any name.
+func TestLookWritesNothing(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
 		begun := time.Now().Truncate(time.Microsecond)
 		rec, err := s.Load(t.Context(), "none")
@@ -192,7 +192,7 @@ func TestALookWritesNothing(t *testing.T) {
 	})
 }
 
-func TestARenewalThatChangesNothingIsOne(t *testing.T) {
+func TestRenewalThatChangesNothingIsOne(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
 		_, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
 		require.NoError(t, err)
@@ -234,8 +234,8 @@ func TestPostgreSQLTakesInOneRoundTrip(t *testing.T) {
 	require.False(t, rec.Held())
 }
 
-// TestARepeatedAcquireSaysUntilWhen, as a candidate counts on it.
-func TestARepeatedAcquireSaysUntilWhen(t *testing.T) {
+// TestAcquireThatIsRepeatedSaysUntilWhen, as a candidate counts on it.
+func TestAcquireThatIsRepeatedSaysUntilWhen(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
 		req := lease.Request{Name: "a", Token: "x", TTL: time.Minute}
 		_, err := s.Acquire(t.Context(), req)

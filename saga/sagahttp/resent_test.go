@@ -13,9 +13,9 @@ import (
 	"github.com/go-resilience/resilience/saga/sagahttp"
 )
 
-// TestARefusalSaysNothingOfWhatWasSentBefore: a policy does not let the request pass to which the
+// TestRefusalSaysNothingOfWhatWasSentBefore: a policy does not let the request pass to which the
 // answer has redirected.
-func TestARefusalSaysNothingOfWhatWasSentBefore(t *testing.T) {
+func TestRefusalSaysNothingOfWhatWasSentBefore(t *testing.T) {
 	for path, refunds := range map[string]int64{"/done": 1, "/refused": 0} {
 		t.Run(path, func(t *testing.T) {
 			var refunded atomic.Int64

@@ -85,8 +85,8 @@ func TestCommandsOfASaga(t *testing.T) {
 	}
 }
 
-// TestAVoidIsADeclineThatSaysSo: the server has recorded that it declines the command.
-func TestAVoidIsADeclineThatSaysSo(t *testing.T) {
+// TestVoidIsADeclineThatSaysSo: the server has recorded that it declines the command.
+func TestVoidIsADeclineThatSaysSo(t *testing.T) {
 	for status, want := range map[int]bool{
 		400: true, 402: true, 404: true, 410: true, 422: true, 501: true,
 		304: false, 408: false, 409: false, 425: false, 429: false, 500: false, 503: false,
@@ -124,7 +124,7 @@ type closing struct{ n *atomic.Int32 }
 func (closing) Read([]byte) (int, error) { return 0, io.EOF }
 func (c closing) Close() error           { c.n.Add(1); return nil }
 
-func TestACommandKeepsAKeyOfItsOwn(t *testing.T) {
+func TestCommandKeepsAKeyOfItsOwn(t *testing.T) {
 	ctx := saga.WithCommand(t.Context(), saga.Command{ID: "a/b/c/do"})
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://a/", nil)
 	require.NoError(t, err)
@@ -141,8 +141,8 @@ func TestACommandKeepsAKeyOfItsOwn(t *testing.T) {
 	require.EqualValues(t, 2, closed.Load())
 }
 
-// TestARequestWithoutAHeader is one that no constructor has made, which http.Client takes.
-func TestARequestWithoutAHeader(t *testing.T) {
+// TestRequestWithoutAHeader is one that no constructor has made, which http.Client takes.
+func TestRequestWithoutAHeader(t *testing.T) {
 	req := (&http.Request{URL: &url.URL{Scheme: "http", Host: "a"}}).WithContext(saga.WithCommand(t.Context(), saga.Command{ID: "a/b/c/do"}))
 	require.NoError(t, sagahttp.Send(&http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
 		require.Equal(t, "a/b/c/do", r.Header.Get("Idempotency-Key"))
@@ -151,8 +151,8 @@ func TestARequestWithoutAHeader(t *testing.T) {
 	require.Nil(t, req.Header)
 }
 
-// TestARefusedCommandIsNoAttempt: the breaker's error remains a refusal.
-func TestARefusedCommandIsNoAttempt(t *testing.T) {
+// TestCommandThatIsRefusedIsNoAttempt: the breaker's error remains a refusal.
+func TestCommandThatIsRefusedIsNoAttempt(t *testing.T) {
 	b := breaker.New(breaker.Config{})
 	b.ForceOpen(nil)
 	req, err := http.NewRequest(http.MethodPost, "http://127.0.0.1:1", nil)
@@ -162,9 +162,9 @@ func TestARefusedCommandIsNoAttempt(t *testing.T) {
 	require.Empty(t, req.Header, "no command, no key, and the request is the caller's")
 }
 
-// TestARequestThatCouldNotBeMadeIsNotTriedAgain: the Transport says that of its own accord, and
+// TestRequestThatCouldNotBeMadeIsNotTriedAgain: the Transport says that of its own accord, and
 // nobody else does.
-func TestARequestThatCouldNotBeMadeIsNotTriedAgain(t *testing.T) {
+func TestRequestThatCouldNotBeMadeIsNotTriedAgain(t *testing.T) {
 	errOnce := errors.New("for a moment")
 	for name, c := range map[string]struct {
 		policies, prepare bool
@@ -213,7 +213,7 @@ func TestARequestThatCouldNotBeMadeIsNotTriedAgain(t *testing.T) {
 	}
 }
 
-func TestAHandlerNeedsACommand(t *testing.T) {
+func TestHandlerNeedsACommand(t *testing.T) {
 	for _, key := range []string{"", "42", "a/b/c/d", "orders/do", strings.Repeat("a", 201) + "/b/c/undo"} {
 		r := httptest.NewRequest(http.MethodPost, "/", nil)
 		r.Header.Set("Idempotency-Key", key)
@@ -243,7 +243,7 @@ type connector struct{ err error }
 func (c connector) Connect(context.Context) (driver.Conn, error) { return nil, c.err }
 func (connector) Driver() driver.Driver                          { return nil }
 
-func TestAnAnswerIsADeclineUnlessItIsWorthAnotherAttempt(t *testing.T) {
+func TestAnswerIsADeclineUnlessItIsWorthAnotherAttempt(t *testing.T) {
 	for err, want := range map[error]int{
 		resilience.Answer(errors.New("full")): http.StatusUnprocessableEntity,
 		lost{}:                                http.StatusInternalServerError,
@@ -259,7 +259,7 @@ func TestAnAnswerIsADeclineUnlessItIsWorthAnotherAttempt(t *testing.T) {
 	}
 }
 
-func TestACommandIsRefusedForAsLongAsCanBeSaid(t *testing.T) {
+func TestCommandIsRefusedForAsLongAsCanBeSaid(t *testing.T) {
 	db := sql.OpenDB(connector{endless{}})
 	defer db.Close()
 	r := httptest.NewRequest(http.MethodPost, "/", nil)

@@ -155,8 +155,8 @@ func TestStatementsArePreparedOnce(t *testing.T) {
 	}
 }
 
-// TestADeadlockIsRepeated: MySQL has rolled the transaction back.
-func TestADeadlockIsRepeated(t *testing.T) {
+// TestDeadlockIsRepeated: MySQL has rolled the transaction back.
+func TestDeadlockIsRepeated(t *testing.T) {
 	commits, state := 0, "40001"
 	s := &script{
 		answers: map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(1), "note", int64(0)}},
@@ -197,9 +197,9 @@ func TestHeartbeatThatIsRepeatedFindsASagaOnce(t *testing.T) {
 	require.Equal(t, 2, commits)
 }
 
-// TestABusySQLiteIsAskedOnce: it has waited for its busy_timeout, which no ctx ends. Ten repeats would keep
+// TestSQLiteThatIsBusyIsAskedOnce: it has waited for its busy_timeout, which no ctx ends. Ten repeats would keep
 // the caller for ten times that.
-func TestABusySQLiteIsAskedOnce(t *testing.T) {
+func TestSQLiteThatIsBusyIsAskedOnce(t *testing.T) {
 	commits := 0
 	s := &script{
 		answers:  map[string][]driver.Value{"UPDATE saga SET status": {}, "SELECT cancel_requested": {int64(0), "", int64(0)}},
@@ -247,9 +247,9 @@ func TestBatchThatIsRolledBackForgets(t *testing.T) {
 	})
 }
 
-// TestAWriterWaitsNoLongerThanItsContext: neither next in turn nor behind that,
+// TestWriterWaitsNoLongerThanItsContext: neither next in turn nor behind that,
 // and the turn of the others comes all the same.
-func TestAWriterWaitsNoLongerThanItsContext(t *testing.T) {
+func TestWriterWaitsNoLongerThanItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{
 			answers:  map[string][]driver.Value{"SELECT d.name, d.version": {"trip", int64(1), int64(0), int64(1), int64(0)}}, // is due
@@ -291,9 +291,9 @@ func TestAWriterWaitsNoLongerThanItsContext(t *testing.T) {
 	})
 }
 
-// TestAHeartbeatDoesNotQueue: it comes after one other at most, so that no lease
+// TestHeartbeatDoesNotQueue: it comes after one other at most, so that no lease
 // is lost over how much there is to write.
-func TestAHeartbeatDoesNotQueue(t *testing.T) {
+func TestHeartbeatDoesNotQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{onCommit: func() error { time.Sleep(time.Minute); return nil }}
 		st := newStore(t, s, sqlstore.SQLite)
@@ -310,8 +310,8 @@ func TestAHeartbeatDoesNotQueue(t *testing.T) {
 	})
 }
 
-// TestAPoolerIsRecognized by what PostgreSQL says of statements of another session.
-func TestAPoolerIsRecognized(t *testing.T) {
+// TestPoolerIsRecognized by what PostgreSQL says of statements of another session.
+func TestPoolerIsRecognized(t *testing.T) {
 	for state, want := range map[stateError]bool{"26000": true, "42P05": true, "42P01": false} {
 		_, err := newStore(t, &script{err: state}, sqlstore.PostgreSQL).Load(t.Context(), "a")
 		require.ErrorIs(t, err, state)
@@ -403,7 +403,7 @@ func TestStatementsThatArePreparedStaySo(t *testing.T) {
 	})
 }
 
-func TestAnEmptyRequestSendsNothing(t *testing.T) {
+func TestRequestThatIsEmptySendsNothing(t *testing.T) {
 	for _, dialect := range []sqlstore.Dialect{sqlstore.PostgreSQL, sqlstore.MySQL, sqlstore.SQLite} {
 		s := new(script)
 		st := newStore(t, s, dialect)
