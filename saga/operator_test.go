@@ -230,7 +230,7 @@ func TestPivotInDoubtIsTriedUntilItIsKnown(t *testing.T) {
 		sg.Timeout = time.Hour
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
 		mustStart(t, r, sg)
-		time.Sleep(24 * time.Hour)
+		time.Sleep(long(24 * time.Hour))
 		synctest.Wait()
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)

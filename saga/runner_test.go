@@ -41,6 +41,14 @@ func total(r *saga.Runner, label string) (sum int) {
 	return sum
 }
 
+// long is a wait in virtual time, with -short a twelfth of it: a runner polls 86 400 times in a day.
+func long(d time.Duration) time.Duration {
+	if testing.Short() {
+		return d / 12
+	}
+	return d
+}
+
 // begin runs a runner until stop is called or the test ends.
 func begin[S any](t *testing.T, st store.Store, cfg saga.RunnerConfig, sagas ...*saga.Saga[S]) (r *saga.Runner, stop func()) {
 	t.Helper()
