@@ -2,7 +2,6 @@ package breaker
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/describe"
@@ -142,14 +141,22 @@ func (b *Breaker) Figures() []describe.Figure {
 		describe.Count("breaker.calls{outcome=refused}", s.Refused),
 		{Name: "breaker.failure_ratio", Value: s.FailureRate},
 	}
-	changes := [...]int64{s.Closed, s.HalfOpened, s.Opened, s.ForcedOpen, s.Disabled}
-	for i, state := range [...]State{Closed, HalfOpen, Open, ForcedOpen, Disabled} {
-		label := "{state=" + strings.NewReplacer(" ", "_", "-", "_").Replace(string(state)) + "}"
-		in := describe.Figure{Name: "breaker.state" + label}
-		if state == s.State {
+	for _, state := range [...]struct {
+		is      State
+		label   string
+		changes int64 // to it
+	}{
+		{Closed, "{state=closed}", s.Closed},
+		{HalfOpen, "{state=half_open}", s.HalfOpened},
+		{Open, "{state=open}", s.Opened},
+		{ForcedOpen, "{state=forced_open}", s.ForcedOpen},
+		{Disabled, "{state=disabled}", s.Disabled},
+	} {
+		in := describe.Figure{Name: "breaker.state" + state.label}
+		if state.is == s.State {
 			in.Value = 1
 		}
-		all = append(all, in, describe.Count("breaker.transitions"+label, changes[i]))
+		all = append(all, in, describe.Count("breaker.transitions"+state.label, state.changes))
 	}
 	return all
 }
