@@ -583,7 +583,11 @@ func runModel(t *testing.T, program []byte) {
 
 func TestBreakerModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 5))
-	for range 3000 {
+	programs := 3000
+	if testing.Short() {
+		programs = 300
+	}
+	for range programs {
 		program := make([]byte, 20+r.IntN(500))
 		for i := range program {
 			program[i] = byte(r.Uint32())

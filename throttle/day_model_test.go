@@ -42,7 +42,7 @@ func scripts(f *testing.F) {
 	}
 }
 
-// seeds are those of a model: n, a tenth of them with -short, or as many as -seeds says, of a range of their own.
+// seeds are those of a model: n, a fortieth of them with -short, or as many as -seeds says, of a range of their own.
 var (
 	moreSeeds = flag.Int("seeds", 0, "seeds of each model")
 	firstSeed = flag.Int("first", 0, "first seed of each model")
@@ -53,7 +53,7 @@ func play(t *testing.T, n int, stream uint64, f func(t *testing.T, choose interf
 	case *moreSeeds > 0:
 		n = *moreSeeds
 	case testing.Short():
-		n = max(1, n/10)
+		n = max(4, n/40)
 	}
 	for seed := range uint64(n) {
 		seed += uint64(*firstSeed)

@@ -214,6 +214,9 @@ func probing(t *testing.T, b *adaptive.Bulkhead) (before int, end func()) {
 // a probe or by a slow server. Other calls go on, whatever their level, even if all of them wait.
 func TestStreamsDoNotKeepALimitDown(t *testing.T) {
 	for i := range 4 {
+		if testing.Short() && i != 3 {
+			continue
+		}
 		level, maxWait := i%2, -time.Duration(i/2)
 		t.Run(fmt.Sprint(level, maxWait), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -277,7 +280,11 @@ func TestStreamsDoNotKeepALowLimit(t *testing.T) {
 		limit := b.Stats().Limit
 		ended := make(chan struct{})
 		var calls sync.WaitGroup
-		for range 500 {
+		callers := 500
+		if testing.Short() {
+			callers = 100
+		}
+		for range callers {
 			calls.Go(func() {
 				for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(50 * time.Millisecond) {
 					_ = b.Do(t.Context(), func(context.Context) error { <-ended; return nil })

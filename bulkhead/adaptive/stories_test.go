@@ -60,6 +60,9 @@ func from(at time.Duration, before, after server) server {
 // numbers. A change of the controller is seen in testdata/controller.txt, which -stories
 // writes.
 func TestStoriesOfTheController(t *testing.T) {
+	if raceDetector {
+		t.Skip("one goroutine")
+	}
 	const ms = time.Millisecond
 	broken := errors.New("broken")
 	mixed := []time.Duration{5 * ms, 10 * ms, 5 * ms, 40 * ms, 7 * ms, 8 * ms, 20 * ms}

@@ -52,9 +52,12 @@ func (g *gauge) wrap(next resilience.Func) resilience.Func {
 func TestChainAccountsForEveryCall(t *testing.T) {
 	const (
 		workers = 64
-		calls   = 500 // of each
 		slots   = 4
 	)
+	calls := 500 // of each worker
+	if testing.Short() {
+		calls = 100
+	}
 	synctest.Test(t, func(t *testing.T) {
 		retries := retry.New(retry.Config{
 			Attempts: 4,

@@ -728,7 +728,7 @@ func TestPoliciesReadEveryJoin(t *testing.T) {
 				err:  func(t *testing.T) error { return errors.Join(a.err(t), b.err(t)) },
 			}
 			for _, c := range consumers {
-				if c.slow && !slow {
+				if (c.slow || testing.Short()) && !slow {
 					continue
 				}
 				if got, want := consume(t, c, both), c.want(both.says); got != want {

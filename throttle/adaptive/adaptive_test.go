@@ -283,7 +283,11 @@ func load(t *testing.T, s *server, perSecond int, do func(context.Context, func(
 }
 
 func TestThrottleSendsKTimesWhatIsAccepted(t *testing.T) {
-	for seed := range uint64(3) {
+	seeds := uint64(3)
+	if testing.Short() {
+		seeds = 1
+	}
+	for seed := range seeds {
 		for _, k := range []float64{1.5, 2, 3} {
 			synctest.Test(t, func(t *testing.T) {
 				bare := &server{capacity: 100}
