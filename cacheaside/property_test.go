@@ -134,8 +134,12 @@ func TestNoGetIsOlderThanAWriteThatReturned(t *testing.T) {
 		{"every way to invalidate", 4, 4, mixed},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			violations, writes := stress(t, inMemory, test.writers, test.keys, 100_000, test.write)
-			t.Logf("100000 reads, %d writes, %d violations", writes, violations)
+			reads := 100_000
+			if testing.Short() {
+				reads = 30_000
+			}
+			violations, writes := stress(t, inMemory, test.writers, test.keys, reads, test.write)
+			t.Logf("%d reads, %d writes, %d violations", reads, writes, violations)
 			require.Zero(t, violations)
 		})
 	}

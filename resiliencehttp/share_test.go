@@ -131,7 +131,11 @@ func TestARealServerKeepsAFloodFromItsTenants(t *testing.T) {
 		}
 		var wg sync.WaitGroup
 		begun := time.Now()
-		over := func() bool { return time.Since(begun) >= 200*takes }
+		rounds := 200 * takes
+		if testing.Short() {
+			rounds = 80 * takes
+		}
+		over := func() bool { return time.Since(begun) >= rounds }
 		for s, clients := range map[*site]map[string]int{alone: nine, shared: flooded, mixed: flooded} {
 			wg.Go(func() { s.run(clients, over) })
 		}
@@ -156,10 +160,14 @@ func TestARealServerKeepsAFloodFromItsTenants(t *testing.T) {
 func TestARealServerDividesItselfAmongFloods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, 20*time.Millisecond, bulkhead.Config{Limit: 8, MaxWait: -1, Share: tenantOf})
+		requests := 6400
+		if testing.Short() {
+			requests = 2000
+		}
 		s.run(map[string]int{"a": 36, "b": 12}, func() bool {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			return len(s.took["a"])+len(s.took["b"]) >= 6400
+			return len(s.took["a"])+len(s.took["b"]) >= requests
 		})
 		ratio := float64(len(s.took["a"])) / float64(len(s.took["b"]))
 		t.Logf("%.3f", ratio)

@@ -919,7 +919,11 @@ func TestRetryAfterThatIsRubbish(t *testing.T) {
 }
 
 func TestBulkheadUnderManyCallers(t *testing.T) {
-	const limit, callers, calls = 4, 32, 50
+	const limit, callers = 4, 32
+	calls := int64(50)
+	if testing.Short() {
+		calls = 15
+	}
 	onBoth(t, func(t *testing.T, http2 bool) {
 		var n atomic.Int64
 		server := serve(t, http2, func(w http.ResponseWriter, r *http.Request) {
@@ -939,7 +943,7 @@ func TestBulkheadUnderManyCallers(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range callers {
 			wg.Go(func() {
-				for j := range calls {
+				for j := range int(calls) {
 					ctx, cancel := context.WithCancel(t.Context())
 					req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
 					resp, err := client.Do(req)
