@@ -33,7 +33,6 @@ type body struct {
 	crash    any            // that drain ended with; it panics in the Read that waits, or nowhere
 
 	once    sync.Once   // of Close of inner
-	unwatch func() bool // undoes the AfterFunc of the attempt's ctx, if not nil
 	waiting atomic.Bool // a Read is under way that began before the attempt's ctx ended
 	closing atomic.Bool
 }
@@ -143,7 +142,7 @@ func (b *body) open() io.ReadCloser {
 		return d
 	}
 	if !a.empty {
-		b.unwatch = a.AfterFunc(func() { b.end(ended.Error(a), b.waiting.Load()) })
+		a.open()
 	}
 	return b
 }
@@ -168,7 +167,7 @@ func (b *body) Read(p []byte) (int, error) {
 		n, err = b.read(p)
 		if err == nil || err == io.EOF {
 			b.waiting.Store(false)
-		} // otherwise the AfterFunc of open, which may come first, is to see that a Read was waiting
+		} // otherwise the end of the attempt, which may come first, is to see that a Read was waiting
 	}
 	if err != nil {
 		if err != io.EOF {
@@ -177,7 +176,7 @@ func (b *body) Read(p []byte) (int, error) {
 		if b.from != nil {
 			b.attempt.resp.Trailer = b.from.Trailer
 		}
-		b.finish(err, alive)
+		b.end(err, alive)
 	}
 	return n, err
 }
@@ -185,7 +184,7 @@ func (b *body) Read(p []byte) (int, error) {
 // Close ends the work without an error, even if the body has not been read to its end.
 func (b *body) Close() error {
 	b.closing.Store(true) // a Read that this interrupts has not failed
-	defer b.finish(nil, false)
+	defer b.end(nil, false)
 	return b.closeInner()
 }
 
@@ -194,17 +193,9 @@ func (b *body) closeInner() (err error) {
 	return err
 }
 
-// finish ends the work when Read or Close returns, so that slots are free and counts are
-// exact by then, unless ctx has just ended.
-func (b *body) finish(err error, waiting bool) {
-	if b.unwatch != nil {
-		b.unwatch()
-	}
-	b.end(err, waiting)
-}
-
 // end ends the work with err. waiting is whether a Read was waiting for the server at that
-// time.
+// time. Read and Close call it, so that slots are free and counts are exact when they return, and the
+// end of the attempt.
 func (b *body) end(err error, waiting bool) {
 	err = b.brokeOff(err, waiting)
 	b.attempt.end()

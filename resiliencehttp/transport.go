@@ -27,7 +27,6 @@
 package resiliencehttp
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"sync"
@@ -220,18 +219,15 @@ func (t *Transport) send(req *http.Request, begun time.Time, over func()) (resp 
 	if canceled(req) != nil {
 		c.heedCancel()
 	}
-	stop := func() {}
-	c.Context = c.caller
 	if t.passed != nil {
 		at := begun.Add(t.passed.After)
-		if deadline, ok := c.Deadline(); !ok || at.Before(deadline) {
-			c.Context, stop = context.WithDeadlineCause(c.caller, at, t.passed)
+		if deadline, ok := c.caller.Deadline(); !ok || at.Before(deadline) {
 			c.until = at
 		}
 	}
 	returned := false
 	defer func() {
-		stop()
+		c.leave()
 		c.body.close()
 		if !returned {
 			c.close()
