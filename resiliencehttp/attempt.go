@@ -148,37 +148,6 @@ func makeAttempt(ctx context.Context) error {
 	return err
 }
 
-// heedCancel has the caller's ctx of c end with the channel Cancel of its request, too. Base gets
-// a request without that channel, whose end it would tell by an error of the server's.
-//
-// An http.Client with a Timeout closes the channel when that passes. It also gives ctx a deadline
-// for the same instant, which may pass a moment later: the policies are to see the deadline.
-func (c *call) heedCancel() {
-	ctx, cancel := context.WithCancel(c.caller)
-	over := c.over
-	c.caller, c.over = ctx, func() {
-		cancel()
-		if over != nil {
-			over()
-		}
-	}
-	go func() {
-		select {
-		case <-ctx.Done():
-		case <-canceled(c.req):
-			if deadline, ok := ctx.Deadline(); !ok || time.Now().Before(deadline) {
-				cancel()
-			}
-		}
-	}()
-}
-
-// canceled returns the channel Cancel of req. A nil channel is never closed.
-func canceled(req *http.Request) <-chan struct{} {
-	//lint:ignore SA1019 http.Client sets it
-	return req.Cancel
-}
-
 // An attempt is one sending of the request, and the ctx that it is sent and its response is
 // read under. That has the values of the policies' ctx. It ends when the policies' ctx does,
 // but outlasts it if there is a response to read: policies cancel a ctx that they derived
@@ -516,8 +485,9 @@ func (a *attempt) request() *http.Request {
 	} else {
 		req = c.req.Clone(a)
 	}
-	//lint:ignore SA1019 see heedCancel
-	req.Cancel = nil
+	// An http.Client with a Timeout sets it beside a deadline, for the same instant, and Base would tell
+	// of it by an error of the server's.
+	req.Cancel = nil //lint:ignore SA1019 it is deprecated
 	return req
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/faults"
 	"github.com/go-resilience/resilience/hedge"
+	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
@@ -226,6 +227,35 @@ func TestClientConfigIsValidated(t *testing.T) {
 	cfg = resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{FirstByte: 1, Idle: 1}}
 	require.ErrorContains(t, cfg.Validate(), "resiliencehttp.ClientConfig.Transport.FirstByte is set: must be 0")
 	require.ErrorContains(t, cfg.Validate(), "resiliencehttp.ClientConfig.Transport.Idle is set: must be 0")
+}
+
+// The Timeout has a timer only once somebody waits for it.
+func TestClientsTimeoutIsSeenThoughNobodyWaitsForIt(t *testing.T) {
+	for name, asleep := range map[string]time.Duration{"Base": 0, "Middleware": 2 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				calls := 0
+				var seen watch
+				client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
+					Timeout: time.Second, AttemptTimeout: -1, Retry: seen.Wrap, Breaker: resiliencehttp.Disabled,
+					Throttle: func(next resilience.Func) resilience.Func {
+						return func(ctx context.Context) error { time.Sleep(asleep); return next(ctx) }
+					},
+					Transport: &resiliencehttp.Transport{Base: roundTripper(func(*http.Request) (*http.Response, error) {
+						calls++
+						time.Sleep(2 * time.Second)
+						return response(503, strings.NewReader("")), nil
+					})},
+				})
+				resp, err := client.Get("http://example.com")
+				if err == nil {
+					require.NoError(t, resp.Body.Close())
+				}
+				require.Equal(t, []behavior.Kind{behavior.Overran}, seen.kinds)
+				require.Equal(t, asleep == 0, calls == 1)
+			})
+		})
+	}
 }
 
 func TestClientEndsARequestThatHangs(t *testing.T) {

@@ -64,7 +64,7 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 				resp.Request = req
 			}
 		}
-		goesOn := failure != nil && i+1 < len(f.next) && body.rewinds() && !left(req) &&
+		goesOn := failure != nil && i+1 < len(f.next) && body.rewinds() && req.Context().Err() == nil &&
 			(repeats(next, req) || behavior.IsRefused(failure) || way.neverSent(body, failure) ||
 				resp != nil && overloaded(resp.StatusCode) ||
 				resends(failure) && (resp == nil || !fromGateway(resp.StatusCode)))
@@ -97,16 +97,6 @@ func repeats(next http.RoundTripper, req *http.Request) bool {
 		return t.replayable(req)
 	}
 	return replayable(req)
-}
-
-// left reports whether the caller of req no longer waits.
-func left(req *http.Request) bool {
-	select {
-	case <-canceled(req):
-		return true
-	default:
-		return req.Context().Err() != nil
-	}
 }
 
 // CloseIdleConnections forwards to each.

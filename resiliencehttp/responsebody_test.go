@@ -288,24 +288,21 @@ func TestPoliciesHearOfABodyThatBreaksOff(t *testing.T) {
 		policy  time.Duration // its timeout
 		caller  time.Duration // its deadline
 		cancel  time.Duration // by the caller
-		legacy  time.Duration // the same, by Request.Cancel
 		idle    time.Duration // before the caller reads
 		abandon bool          // nobody reads on
 		broken  error
 	}{
-		"Whole":                       {body: ends(io.EOF)},
-		"BrokenOff":                   {body: ends(reset), broken: reset},
-		"BrokenOffInTime":             {body: ends(reset), policy: limit, caller: 2 * limit, broken: reset},
-		"HangsUntilTheTimeout":        {body: never, policy: limit, caller: 2 * limit, broken: context.DeadlineExceeded},
-		"HangsUntilTheDeadline":       {body: never, policy: 2 * limit, caller: limit, broken: context.DeadlineExceeded},
-		"HangsUntilTheCancel":         {body: never, policy: 2 * limit, cancel: limit, broken: context.Canceled},
-		"LeftUnread":                  {body: never, policy: 4 * limit, cancel: limit, idle: 2 * limit, abandon: true, broken: context.Canceled},
-		"BreaksOffByTheCancel":        {body: ends(reset), legacy: time.Millisecond, broken: context.Canceled},
-		"HangsUntilTheClientsTimeout": {body: ends(reset), caller: time.Millisecond, legacy: time.Millisecond, broken: context.DeadlineExceeded},
-		"SlowReader":                  {body: never, policy: limit, idle: 2 * limit},
-		"SlowReaderOfTheCaller":       {body: never, caller: limit, idle: 2 * limit},
-		"SlowReaderThatIsBroken":      {body: ends(reset), policy: limit, idle: limit / 2, broken: reset},
-		"NobodyReads":                 {body: never, policy: limit, idle: 2 * limit, abandon: true},
+		"Whole":                  {body: ends(io.EOF)},
+		"BrokenOff":              {body: ends(reset), broken: reset},
+		"BrokenOffInTime":        {body: ends(reset), policy: limit, caller: 2 * limit, broken: reset},
+		"HangsUntilTheTimeout":   {body: never, policy: limit, caller: 2 * limit, broken: context.DeadlineExceeded},
+		"HangsUntilTheDeadline":  {body: never, policy: 2 * limit, caller: limit, broken: context.DeadlineExceeded},
+		"HangsUntilTheCancel":    {body: never, policy: 2 * limit, cancel: limit, broken: context.Canceled},
+		"LeftUnread":             {body: never, policy: 4 * limit, cancel: limit, idle: 2 * limit, abandon: true, broken: context.Canceled},
+		"SlowReader":             {body: never, policy: limit, idle: 2 * limit},
+		"SlowReaderOfTheCaller":  {body: never, caller: limit, idle: 2 * limit},
+		"SlowReaderThatIsBroken": {body: ends(reset), policy: limit, idle: limit / 2, broken: reset},
+		"NobodyReads":            {body: never, policy: limit, idle: 2 * limit, abandon: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, mw := range []resilience.Middleware{nil, derives} {
@@ -320,14 +317,6 @@ func TestPoliciesHearOfABodyThatBreaksOff(t *testing.T) {
 						time.AfterFunc(c.cancel, cancel)
 					}
 					req := httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx)
-					if c.legacy > 0 {
-						if c.caller > 0 {
-							late, cancel := context.WithTimeout(t.Context(), c.caller+time.Millisecond)
-							defer cancel()
-							req = req.WithContext(lateCtx{late, time.Now().Add(c.caller)})
-						}
-						cancelAfter(req, c.legacy)
-					}
 					slots := bulkhead.New(bulkhead.Config{Limit: 1})
 					var seen watch
 					transport := &resiliencehttp.Transport{
@@ -661,15 +650,10 @@ func TestNothingIsLeftInTheCallersCtx(t *testing.T) {
 					if c.hedged {
 						transport.Hedge = hedge.New[*http.Response](hedge.Config{Delay: time.Hour})
 					}
-					for _, cancel := range []chan struct{}{nil, make(chan struct{})} {
-						req := httptest.NewRequest("PUT", "http://example.com", nil).WithContext(ctx)
-						//lint:ignore SA1019 http.Client sets it
-						req.Cancel = cancel
-						resp, err := transport.RoundTrip(req)
-						require.Equal(t, status == 0, err != nil)
-						if err == nil {
-							require.NoError(t, resp.Body.Close())
-						}
+					resp, err := transport.RoundTrip(httptest.NewRequest("PUT", "http://example.com", nil).WithContext(ctx))
+					require.Equal(t, status == 0, err != nil)
+					if err == nil {
+						require.NoError(t, resp.Body.Close())
 					}
 				}
 			})

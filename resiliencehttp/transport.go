@@ -48,7 +48,8 @@ import (
 // Policies judge an attempt when its response has arrived, by its status or by what Judge reads
 // of it. A failed status is an error for them, and a response for the caller, who gets the last
 // one, its body open. The error of a request that is wrong in itself is [resilience.Answered]. The
-// Timeout of an http.Client is the caller's deadline.
+// Timeout of an http.Client is the caller's deadline. The field Cancel of a request, which is
+// deprecated, is not heeded.
 //
 // A body that breaks off, falls silent, or meets its timeout while the caller waits for more, is
 // one more failure for a breaker, and not retried. A caller that reads slowly or leaves says
@@ -216,9 +217,6 @@ func (t *Transport) send(req *http.Request, begun time.Time, over func()) (resp 
 	}
 	c := &call{t: t, req: req, caller: req.Context(), host: hostOf(req), over: over}
 	c.body = newRequestBody(req, t.MaxBuffer)
-	if canceled(req) != nil {
-		c.heedCancel()
-	}
 	if t.passed != nil {
 		at := begun.Add(t.passed.After)
 		if deadline, ok := c.caller.Deadline(); !ok || at.Before(deadline) {
