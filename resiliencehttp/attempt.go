@@ -162,7 +162,7 @@ type attempt struct {
 	empty           bool           // nothing of resp remains to be read from the server
 
 	done     chan struct{} // nil if the attempt ends as its call does, and nothing else is to end then
-	extended atomic.Bool // the attempt outlasts the policies' ctx
+	extended atomic.Bool   // the attempt outlasts the policies' ctx
 
 	mu       sync.Mutex
 	err      error           // that of ctx; nil until the end
