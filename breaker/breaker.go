@@ -147,8 +147,8 @@ func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) e
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin begins a call that is not a single function. done is called at its end, from any goroutine; a
-// second call does nothing. ctx must live until then.
+// Begin is [Breaker.Do] for a call that is not one function. The first call of done, from any
+// goroutine, ends it. ctx must live until then.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	var c call
 	if err := b.enter(ctx, &c); err != nil {

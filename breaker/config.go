@@ -47,8 +47,8 @@ type Config struct {
 	// MaxRetryAfter bounds the longest RetryAfter() time.Duration of the failures that opened the
 	// breaker, which takes the place of OpenFor. Zero means the larger of OpenFor and MaxOpenFor.
 	MaxRetryAfter time.Duration
-	// Probes must succeed to close the breaker, and at most so many run at once. Zero means 1. A
-	// change takes effect at the next opening.
+	// Probes must succeed to close the breaker, and no more run at once. Zero means 1. A change
+	// takes effect at the next opening.
 	Probes int
 	// Classify says what an error means that would be a failure, or an answer that is Throttled()
 	// bool. Nil means DefaultClassify.
@@ -152,8 +152,7 @@ const (
 	refused        // the call was not made
 )
 
-// DefaultClassify returns what err is without a Classify: nil and answers are a Success, refusals
-// are ignored, and any other error is a Failure.
+// DefaultClassify returns what err is without a Classify.
 func DefaultClassify(err error) Result {
 	switch behavior.Read(err).Kind {
 	case behavior.Done, behavior.Answered:

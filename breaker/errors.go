@@ -14,8 +14,8 @@ type OpenError struct {
 	Name  string    // of the breaker
 	State State     // Open, HalfOpen or ForcedOpen
 	Until time.Time // when the open time ends, or ended; zero if ForcedOpen
-	// LastErr opened the breaker, or is the reason of an operator, or nil. It is not wrapped: it
-	// belongs to another call.
+	// LastErr opened the breaker, or is the reason of an operator. It belongs to another call, and is
+	// not wrapped.
 	LastErr error
 
 	since time.Time // of HalfOpen

@@ -134,7 +134,6 @@ func (r *Retrier) Figures() (all []describe.Figure) {
 	return append(all, describe.Count("retry.attempts", r.Stats().Attempts))
 }
 
-// Health returns an error while the Budget is spent.
 func (r *Retrier) Health() error { return r.setting.Load().Budget.Health() }
 
 func (r *Retrier) Needed() bool { return r.setting.Load().Budget.Needed() }

@@ -268,12 +268,12 @@ func wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// AttemptFrom returns the number of the attempt that ctx belongs to, from 1, or false if no
-// [Retrier] retries the operation.
+// AttemptFrom returns the number of the attempt that ctx belongs to, from 1, or false if there is
+// none.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
-// Fresh returns a ctx in which a [Retrier] retries, even within an attempt of another: for each
-// message of a consumer that runs under a Retrier, and for work that outlives its caller.
+// Fresh returns a ctx in which a [Retrier] retries, even within an attempt of another: for a message
+// of a consumer that runs under one, and for work that outlives its caller.
 func Fresh(ctx context.Context) context.Context {
 	if _, ok := attempt.From(ctx); !ok {
 		return ctx
