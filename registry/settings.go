@@ -47,12 +47,13 @@ func (r Report) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// Settings returns the settings of all policies as [Registry.Apply] reads them: all fields that a file
-// can hold, with their defaults.
+// Settings returns the settings that can change as [Registry.Apply] reads them: all fields that a file can
+// hold, with their defaults.
 func (r *Registry) Settings() []byte {
 	var all []string
 	for e := range r.All() {
-		if settings := e.Settings(); settings != nil {
+		_, changes := e.Policy.(describe.Changer)
+		if settings := e.Settings(); changes && settings != nil {
 			all = append(all, string(quote(e.String()))+": "+string(settings))
 		}
 	}
@@ -142,7 +143,9 @@ func (r *Registry) changes(data []byte) ([]*change, error) {
 		return nil, fmt.Errorf("registry: settings: must be a JSON object of policies: %w", err)
 	}
 	var all []*change
-	var errs []error
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber() // of which each can be read, also one that no float64 holds
+	errs := twice(d, "")
 	for _, name := range slices.Sorted(maps.Keys(policies)) {
 		path, optional := strings.CutPrefix(name, "?")
 		kind, policyName, _ := strings.Cut(path, "/")
@@ -156,7 +159,7 @@ func (r *Registry) changes(data []byte) ([]*change, error) {
 			errs = append(errs, fmt.Errorf("%s: no such policy is registered", path))
 			continue
 		case !changes || !has:
-			errs = append(errs, fmt.Errorf("%s: has no settings", path))
+			errs = append(errs, fmt.Errorf("%s: has no settings that can change", path))
 			continue
 		case optional && policies[path] != nil:
 			errs = append(errs, fmt.Errorf("%s: is there twice", path))
@@ -170,6 +173,30 @@ func (r *Registry) changes(data []byte) ([]*change, error) {
 		}
 	}
 	return all, errors.Join(errs...)
+}
+
+// twice returns an error for each name that is in an object of valid JSON twice: encoding/json takes the
+// last one, and nobody would be told of the other.
+func twice(d *json.Decoder, path string) (errs []error) {
+	open, _ := d.Token()
+	if _, holds := open.(json.Delim); !holds {
+		return nil
+	}
+	seen := map[string]bool{}
+	for d.More() {
+		at := path
+		if open == json.Delim('{') {
+			name, _ := d.Token()
+			at = strings.TrimPrefix(fmt.Sprint(path, ".", name), ".")
+			if seen[at] {
+				errs = append(errs, fmt.Errorf("%s: is there twice", at))
+			}
+			seen[at] = true
+		}
+		errs = append(errs, twice(d, at)...)
+	}
+	_, _ = d.Token() // the end
+	return errs
 }
 
 // A change is that of one policy.

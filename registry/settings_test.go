@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/throttle"
 )
@@ -213,6 +214,17 @@ func TestSettingsAreWhatApplyReads(t *testing.T) {
 	require.Equal(t, 6, f[1].cfg.Count)
 }
 
+// Of some policies nothing can change under way.
+func TestSettingsLeaveOutWhatCannotChange(t *testing.T) {
+	reg, _ := newFakes("users")
+	reg.MustAdd(hedge.New[int](hedge.Config{Name: "users", Delay: time.Second}))
+	require.NotContains(t, string(reg.Settings()), "hedge/users")
+	_, err := reg.Apply(reg.Settings())
+	require.NoError(t, err)
+	_, err = reg.Apply([]byte(`{"hedge/users": {"Delay": "2s"}}`))
+	require.EqualError(t, err, "hedge/users: has no settings that can change")
+}
+
 func TestApplyListsEveryProblemAndChangesNothing(t *testing.T) {
 	reg, f := newFakes("users", "orders", "tenants")
 	_, err := reg.Apply([]byte(`{
@@ -276,6 +288,23 @@ func TestApplyTakesAPolicyOnceWithOrWithoutAQuestionMark(t *testing.T) {
 		require.ErrorContains(t, err, ": is there twice", twice)
 	}
 	require.Zero(t, f[0].updates)
+}
+
+// Of a name that is there twice encoding/json takes the last, and nobody would be told of the other.
+func TestApplyTakesANameOnce(t *testing.T) {
+	reg, f := newFakes("users")
+	for text, want := range map[string]string{
+		`{"fake/users": {"Count": 6}, "fake/users": {"Share": 1}}`:                        "fake/users: is there twice",
+		`{"fake/users": {"Share": 1e400, "Share": 1}}`:                                    "fake/users.Share: is there twice",
+		`{"fake/users": {"Count": 6, "Waits": ["1s"], "Count": 7}}`:                       "fake/users.Count: is there twice",
+		`{"fake/users": {"Shares": [], "Inner": {"Limit": 1, "Slow": "1s", "Limit": 2}}}`: "fake/users.Inner.Limit: is there twice",
+	} {
+		_, err := reg.Apply([]byte(text))
+		require.EqualError(t, err, want)
+	}
+	_, err := reg.Apply([]byte(`{"fake/users": {"Inner": {"Limit": 1}, "Pointer": {"Limit": 1}, "Waits": ["1s", "1s"]}}`))
+	require.NoError(t, err)
+	require.Equal(t, 1, f[0].updates)
 }
 
 // What settings name is as they say, also if it was the default.
@@ -377,7 +406,7 @@ func TestPolicyNeedsNothingButAKindAndAName(t *testing.T) {
 		require.NoError(t, e.Health(t.Context()))
 		require.Empty(t, e.Members(9))
 		_, err := reg.Apply([]byte(`{"foreign/a": {}}`))
-		require.EqualError(t, err, "foreign/a: has no settings")
+		require.EqualError(t, err, "foreign/a: has no settings that can change")
 	}
 }
 
