@@ -1125,7 +1125,7 @@ func TestFieldsThatAnActionDoesNotNeed(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow, Show: console.Show{Keys: true}})
 	rooms := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Name: "rooms", Limit: 4}) }, resilience.GroupConfig{})
 	_ = rooms.Do(t.Context(), "a", working)
-	s.reg.MustAdd(rooms)
+	s.reg.MustAdd(rooms, hedge.New[int](hedge.Config{Name: "users", Delay: time.Second}))
 	_, err := s.users.Get(t.Context(), 1)
 	require.NoError(t, err)
 	for _, c := range []struct{ form, want string }{
@@ -1168,9 +1168,11 @@ func TestFieldsThatAnActionDoesNotNeed(t *testing.T) {
 	for path, want := range map[string][]string{
 		"kind=breaker&name=users": {"trip", "reset", "force-open", "disable", "enable", "apply"}, "kind=bulkhead&name=users": {"apply"},
 		"kind=cache&name=users": {"invalidate", "expire", "invalidate-all", "apply"},
+		"kind=hedge&name=users": nil, // whose settings cannot change
 	} {
 		var p policy
 		s.get("/policy?"+path, &p)
+		require.NotEmpty(t, p.Settings, path)
 		require.Equal(t, want, p.Actions, path)
 		body := s.get("/policy?"+path, nil).Body.String()
 		for _, action := range []string{"trip", "invalidate", "apply"} {

@@ -115,7 +115,10 @@ func actionsOf(e registry.Entry) (all []Action) {
 	if cacheOf(e.Policy) != nil {
 		all = append(all, Invalidate, Expire, InvalidateAll)
 	}
-	if e.Settings() != nil {
+	_, changes := e.Policy.(interface {
+		Change(bool, func(any) error) error
+	})
+	if changes && e.Settings() != nil {
 		all = append(all, Apply)
 	}
 	return all
