@@ -14,11 +14,6 @@ type Codec[S any] interface {
 	Decode(data []byte, s *S) error
 }
 
-var (
-	jsonMarshaler = reflect.TypeFor[json.Marshaler]()
-	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
-)
-
 // unkept returns the first field of a state of type t that JSON does not keep, or "".
 // Such a field keeps its value while one process runs the saga, and loses it when another
 // takes the saga over. path is where t is in the state, and seen has the types that need no look.
@@ -58,12 +53,8 @@ func unkept(t reflect.Type, path string, seen map[reflect.Type]bool) string {
 
 // marshals reports whether values of type t marshal themselves.
 func marshals(t reflect.Type) bool {
-	for _, m := range []reflect.Type{jsonMarshaler, textMarshaler} {
-		if reflect.PointerTo(t).Implements(m) { // it has the methods of t, too
-			return true
-		}
-	}
-	return false
+	p := reflect.PointerTo(t) // it has the methods of t, too
+	return p.Implements(reflect.TypeFor[json.Marshaler]()) || p.Implements(reflect.TypeFor[encoding.TextMarshaler]())
 }
 
 // mergeState writes a step's changes into the state: every field in which changed, the

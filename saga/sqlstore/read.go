@@ -65,9 +65,9 @@ func (s *tables) Children(ctx context.Context, req store.ChildrenRequest) ([]sto
 		limit = req.Limit
 	}
 	var args []any
-	text := child
+	text := ""
 	if len(req.Status) == 0 {
-		args = []any{req.Parent, req.Step}
+		text, args = child, []any{req.Parent, req.Step}
 	}
 	for i, status := range req.Status {
 		args = append(args, req.Parent, req.Step, string(status))
@@ -80,10 +80,10 @@ func (s *tables) Children(ctx context.Context, req store.ChildrenRequest) ([]sto
 	return list, wrap("children", err)
 }
 
-// union adds a query to i others.
+// union adds query i to others.
 func union(text, query string, i int) string {
 	query = "SELECT * FROM (" + query + ") AS q" + strconv.Itoa(i)
-	if i == 0 {
+	if text == "" {
 		return query
 	}
 	return text + " UNION ALL " + query
@@ -125,9 +125,14 @@ func (s *tables) List(ctx context.Context, f store.Filter) (recs []store.Record,
 		"} WHERE status = ? AND created_at <= ? AND (created_at < ? OR id < ?)" + query + order
 	text := ""
 	var args []any
-	for i, status := range statuses(f.Status) {
-		text = union(text, query, i)
-		args = append(append(args, string(status), at, at, id), more...)
+	for i, status := range statuses {
+		if len(f.Status) == 0 || slices.Contains(f.Status, status) {
+			text = union(text, query, i)
+			args = append(append(args, string(status), at, at, id), more...)
+		}
+	}
+	if text == "" {
+		return nil, "", nil
 	}
 	rows, err := s.db.QueryContext(ctx, s.sql(text+order), args...)
 	recs, err = collect(rows, err, func(rows *sql.Rows) (store.Record, error) { return scan(rows) })
@@ -138,16 +143,8 @@ func (s *tables) List(ctx context.Context, f store.Filter) (recs []store.Record,
 	return recs[:limit], strconv.FormatInt(last.CreatedAt.UnixMicro(), 10) + " " + last.ID, nil
 }
 
-// statuses returns those of a filter once, or all.
-func statuses(list []store.Status) []store.Status {
-	if len(list) == 0 {
-		return []store.Status{
-			store.Running, store.Compensating, store.Stuck, store.Completed, store.Compensated, store.Abandoned,
-		}
-	}
-	list = slices.Clone(list)
-	slices.Sort(list)
-	return slices.Compact(list)
+var statuses = []store.Status{
+	store.Running, store.Compensating, store.Stuck, store.Completed, store.Compensated, store.Abandoned,
 }
 
 // endOfPrefix behind a prefix is after all texts that begin with it: the last rune of Unicode.
