@@ -9,9 +9,7 @@ import (
 
 // ago returns a duration as a person says it.
 func ago(d time.Duration) string {
-	switch {
-	case d < 0:
-		return "0 s"
+	switch d = max(d, 0); {
 	case d > 0 && d < time.Second:
 		return fmt.Sprintf("%d ms", max(d/time.Millisecond, 1))
 	case d < 10*time.Second:
