@@ -543,7 +543,7 @@ func (a *attempt) unanswered(err error) error {
 	}
 	switch {
 	case c.Err() != nil: // err says nothing about the request or the server
-	case c.body.atFault(), a.Err() == nil && a.route.unasked(c), unsupported(err):
+	case c.body.any((*sentBody).atFault), a.Err() == nil && a.route.unasked(c), unsupported(err):
 		return c.finally(&requestError{err})
 	}
 	if hopeless(err) || !c.mayRepeat() && !(c.body.rewinds() && a.route.neverSent(c.body, err)) {

@@ -3,7 +3,6 @@ package resiliencehttp
 import (
 	"cmp"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"math"
 	"net"
@@ -212,12 +211,7 @@ func hopeless(err error) bool {
 	if dns, ok := errors.AsType[*net.DNSError](err); ok {
 		return dns.IsNotFound
 	}
-	return is[*tls.CertificateVerificationError](err) ||
-		is[x509.UnknownAuthorityError](err) ||
-		is[x509.HostnameError](err) ||
-		is[x509.CertificateInvalidError](err) ||
-		is[x509.SystemRootsError](err) ||
-		is[tls.RecordHeaderError](err)
+	return is[*tls.CertificateVerificationError](err) || is[tls.RecordHeaderError](err)
 }
 
 func is[E error](err error) bool {

@@ -429,10 +429,6 @@ func TestWhichErrorsOfAConnectionAreTriedAgain(t *testing.T) {
 		"a dial of a POST":                    {err: &net.OpError{Op: "dial", Err: errors.New("refused")}, method: "POST", again: true},
 		"a read of a POST":                    {err: &net.OpError{Op: "read", Err: errors.New("reset")}, method: "POST"},
 		"verification":                        {err: &tls.CertificateVerificationError{Err: errors.New("no")}, method: "GET"},
-		"authority":                           {err: x509.UnknownAuthorityError{}, method: "GET"},
-		"host":                                {err: x509.HostnameError{Certificate: new(x509.Certificate)}, method: "GET"},
-		"certificate":                         {err: x509.CertificateInvalidError{Cert: new(x509.Certificate)}, method: "GET"},
-		"roots":                               {err: x509.SystemRootsError{}, method: "GET"},
 		"no TLS":                              {err: tls.RecordHeaderError{}, method: "GET"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -90,7 +90,7 @@ func (r *route) watch(ctx context.Context) context.Context {
 // return such an error too.
 func (r *route) neverSent(body *requestBody, err error) bool {
 	switch {
-	case r.got.Load() || !body.untouched():
+	case r.got.Load() || body.any((*sentBody).touched):
 		return false
 	case r.asked.Load(), behavior.IsRefused(err):
 		return true
@@ -262,25 +262,14 @@ func (b *requestBody) retire(ctx context.Context) error {
 	return nil
 }
 
-// untouched reports whether no body of the last attempt has been read.
-func (b *requestBody) untouched() bool {
-	if b == nil {
-		return true
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return !slices.ContainsFunc(b.sent, (*sentBody).touched)
-}
-
-// atFault reports whether a body of the last attempt failed, or is longer or shorter than
-// its declared length.
-func (b *requestBody) atFault() bool {
+// any reports whether f is true of a body of the last attempt.
+func (b *requestBody) any(f func(*sentBody) bool) bool {
 	if b == nil {
 		return false
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.ContainsFunc(b.sent, (*sentBody).atFault)
+	return slices.ContainsFunc(b.sent, f)
 }
 
 // close closes the caller's body if no attempt took it.
@@ -355,12 +344,14 @@ func (b *sentBody) retire(ctx context.Context) error {
 	}
 }
 
+// touched reports whether the body has been read.
 func (b *sentBody) touched() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.begun || b.memory != nil && int64(b.memory.Len()) != b.declared
 }
 
+// atFault reports whether the body failed, or is longer or shorter than its declared length.
 func (b *sentBody) atFault() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
