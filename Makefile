@@ -15,16 +15,20 @@ VERSION     ?= v0.1.0
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
 
+# What each rule of the library holds, with all rounds of the models and the simulations.
 test: ## the tests of the library, as the README has it
 	go test ./...
 
+# Data races, with fewer rounds of what is random: a round takes ten times the CPU of a plain one. The
+# adapters and TestSoak run here alone.
 race: ## under the race detector: the short tests of what has goroutines or locks, the nested modules, the soak
 	$(GO) test -race -short -timeout 25m $$(grep -rlE '"sync[/"]|httptest|\<go func' --include='*.go' . | \
 		grep -vE '^\./(docs|examples|internal/(benchmarks|integration|tools)|console|resilience(grpc|otel|pgx|redis))/|/testdata/' | \
 		xargs -n1 dirname | sort -u) $(ADAPTERS:%=./%/...)
 	cd internal/integration && $(GO) test -race -run '^TestSoak$$' ./soak
 
-# Staticcheck reads the sources of all that a package links: for the SDKs of the other modules, minutes.
+# What no test sees: unused code, 32 bits. Staticcheck reads the sources of all that a package links: for the
+# SDKs of the other modules, minutes.
 lint: ## gofmt, the length of lines and vet in every module; staticcheck in those that are published; 32 bits
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
 	@find . -name '*.go' ! -name '*_test.go' ! -name '*.pb.go' ! -name generate.go -exec \
@@ -40,8 +44,9 @@ bench: ## measure side by side with the peers and put the tables into docs/BENCH
 	cd internal/benchmarks && $(GO) test -run '^TestFigures$$' -timeout 90m -figures ../../FIGURES.md -rounds $(ROUNDS) -benchtime $(BENCHTIME)
 	@awk '/<!-- figures -->/ {print; while ((getline line < "FIGURES.md") > 0) print line; skip = 1} /<!-- end of figures -->/ {skip = 0} !skip' docs/BENCHMARKS.md > FIGURES.new && mv FIGURES.new docs/BENCHMARKS.md && rm FIGURES.md
 
-# By count, since Go 1.26 fails at random what is fuzzed for a time: go.dev/issue/75804. The paths that
-# an input takes are seen in this module alone: go test -fuzz would build all that it links anew.
+# What nobody thought of: inputs that parsers and models have not seen. By count, since Go 1.26 fails at
+# random what is fuzzed for a time: go.dev/issue/75804. The paths that an input takes are seen in this
+# module alone: go test -fuzz would build all that it links anew.
 fuzz: ## each fuzz target for FUZZTIME inputs
 	@set -e; work=$$(mktemp -d); trap 'rm -r "$$work"' EXIT; \
 	for dir in $$(grep -rlE '^func Fuzz' --include='*_test.go' . | xargs -n1 dirname | sort -u); do \
@@ -53,8 +58,9 @@ fuzz: ## each fuzz target for FUZZTIME inputs
 		done; \
 	done
 
+# What fakes cannot say: locks, clocks, lost connections and killed processes of real servers. TestSoak is in race.
 integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB and SQLite; most of the time they wait
-	cd internal/integration && $(GO) test -parallel 4 -timeout 25m ./...
+	cd internal/integration && $(GO) test -parallel 4 -timeout 25m -skip '^TestSoak$$' ./...
 
 release-check: ## the modules build from a local module proxy in VERSION, as a user has them
 	internal/release/check.sh $(VERSION)
@@ -74,9 +80,11 @@ prove: PROVE ?= 10m
 prove: ## for PROVE: histories, simulations with new seeds, fuzz targets, and mutants; with ARGS=-controls known mistakes, too
 	$(GO) run ./internal/tools/prove -for $(PROVE) $(ARGS)
 
+# What users copy still runs, and each benchmark still compiles and ends.
 examples: ## the tests of the examples and of the tools, and one pass of each benchmark but the longest
 	$(GO) test ./examples/... ./internal/tools/...
 	cd internal/benchmarks && $(GO) test -run '^$$' -bench . -skip Durable -benchtime 1x ./...
 
+# One after the other: beside each other, tests of fleets and leases wait for a CPU and not for their server.
 ci: lint ## all of it; what lint has vetted is not vetted again
 	GOFLAGS="$$($(GO) env GOFLAGS) -vet=off" $(MAKE) test race fuzz examples integration tidy
