@@ -355,8 +355,8 @@ func claimOrder(s *suite) {
 // claimOldest: of the definitions, that whose first saga was due first comes first, and before all
 // the sagas of crashed owners.
 func claimOldest(s *suite) {
-	order := []store.Definition{{Saga: "late"}, {Saga: "early"}}
-	for _, id := range []string{"early-0", "early-1", "early-2", "late-0", "late-1", "late-2"} {
+	order := []store.Definition{{Saga: "late"}, {Saga: "soon"}}
+	for _, id := range []string{"soon-0", "soon-1", "soon-2", "late-0", "late-1", "late-2"} {
 		req := request(id)
 		req.Saga, req.Version = strings.Split(id, "-")[0], 0
 		if id == "late-2" {
@@ -376,8 +376,8 @@ func claimOldest(s *suite) {
 		return strings.Join(ids, " ")
 	}
 	s.Equal("late-2", claim(1))
-	s.Equal("early-0 early-1", claim(2))
-	s.Equal("early-2 late-0", claim(2))
+	s.Equal("soon-0 soon-1", claim(2))
+	s.Equal("late-0 soon-2", claim(2))
 	s.Equal("late-1", claim(2))
 }
 
