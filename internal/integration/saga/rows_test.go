@@ -55,7 +55,9 @@ func TestRowsOfAnyContentHoldUpNoOther(t *testing.T) {
 			start(fmt.Sprint("good-", i))
 		}
 
-		r := saga.NewRunner(store, saga.RunnerConfig{Drain: time.Second, OnEvent: func(context.Context, saga.Event) {}})
+		r := saga.NewRunner(store, saga.RunnerConfig{ // which stops after a LeaseTTL: some rows cannot be given back
+			LeaseTTL: 3 * time.Second, Drain: time.Second, OnEvent: func(context.Context, saga.Event) {},
+		})
 		saga.Register(r, trip)
 		running, stop := context.WithCancel(ctx)
 		ended := make(chan error, 1)
