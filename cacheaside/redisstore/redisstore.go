@@ -200,15 +200,15 @@ func (s *store) Expire(ctx context.Context, keys ...string) error {
 	return s.change(ctx, "expire", expire, keys)
 }
 
-func (s *store) change(ctx context.Context, what, script string, keys []string) error {
+func (s *store) change(ctx context.Context, what, script string, keys []string, more ...any) error {
 	hashes := make([]string, len(keys))
-	args := make([]any, 0, 1+len(keys))
+	args := make([]any, 0, 1+len(keys)+len(more))
 	args = append(args, s.cfg.Prefix)
 	for i, key := range keys {
 		hashes[i] = s.hash(key)
 		args = append(args, s.message(key))
 	}
-	_, err := s.eval(ctx, what, script, hashes, args...)
+	_, err := s.eval(ctx, what, script, hashes, append(args, more...)...)
 	return err
 }
 
@@ -221,9 +221,7 @@ func (s *store) Unfence(ctx context.Context, key, token string) error {
 }
 
 func (s *store) write(ctx context.Context, what, script, key, token string) error {
-	_, err := s.eval(ctx, what, script, []string{s.hash(key)},
-		s.cfg.Prefix, s.message(key), token, micros(2*s.cfg.WriteTimeout))
-	return err
+	return s.change(ctx, what, script, []string{key}, token, micros(2*s.cfg.WriteTimeout))
 }
 
 // InvalidateAll makes one round trip for each bucket. If

@@ -77,29 +77,6 @@ local function fences(w)
 end
 `
 
-const changes = fenced + `
-local function forget(key)
-	local w = redis.pcall('HGET', key, 'w')
-	redis.call('DEL', key)
-	return (fences(type(w) == 'string' and w))
-end
-local function put(key, all)
-	if not next(all) then return end
-	if not now then clock() end
-	local w, last = '', now
-	for token, at in pairs(all) do
-		local ends = math.abs(at)
-		if ends > now then
-			w = w .. at .. ':' .. token .. ';'
-			last = math.max(last, ends)
-		end
-	end
-	if w == '' then return end
-	redis.call('HSET', key, 'w', w)
-	redis.call('PEXPIRE', key, us(math.ceil((last - now) / 1000)))
-end
-`
-
 // KEYS: hashes, epoch. ARGV: lease (us), hold (ms); for each hash: version, token ("" only
 // looks), refresh ("1"), when it began to wait (us), pause (us). Returns for each hash the state,
 // the value, how long it is fresh, how long the lease lasts, and the generation; or, if busy, now.
@@ -187,10 +164,43 @@ end
 return 0
 `
 
-// KEYS: hashes. ARGV: channel; for each hash: message.
-const invalidate = preamble + changes + `
+const (
+	invalidate = "local does = 'invalidate'\n" + change
+	fence      = "local does = 'fence'\n" + change
+	unfence    = "local does = 'unfence'\n" + change
+)
+
+// KEYS: hashes. ARGV: channel; for each hash: message; of fence and unfence, besides: token, how long
+// it stands or may arrive too late (us).
+const change = preamble + fenced + `
+local token, long = ARGV[#KEYS+2], ARGV[#KEYS+3]
 for i = 1, #KEYS do
-	put(KEYS[i], forget(KEYS[i]))
+	local w = redis.pcall('HGET', KEYS[i], 'w')
+	redis.call('DEL', KEYS[i])
+	local all = fences(type(w) == 'string' and w)
+	if does == 'unfence' and all[token] then
+		all[token] = nil
+	elseif token then
+		clock()
+		if does == 'unfence' then
+			all[token] = '-' .. us(now + long)
+		elseif math.abs(number(all[token])) <= now then
+			all[token] = us(now + long)
+		end
+	end
+	if next(all) and not now then clock() end
+	local left, last = '', now
+	for other, at in pairs(all) do
+		local ends = math.abs(at)
+		if ends > now then
+			left = left .. at .. ':' .. other .. ';'
+			last = math.max(last, ends)
+		end
+	end
+	if left ~= '' then
+		redis.call('HSET', KEYS[i], 'w', left)
+		redis.call('PEXPIRE', KEYS[i], us(math.ceil((last - now) / 1000)))
+	end
 	redis.call('PUBLISH', ARGV[1], ARGV[i+1])
 end
 return 0
@@ -215,30 +225,6 @@ for i = 1, #KEYS do
 	end
 	redis.call('PUBLISH', ARGV[1], ARGV[i+1])
 end
-return 0
-`
-
-// KEYS: hash. ARGV: channel, message, token, duration (us).
-const fence = preamble + changes + `
-clock()
-local all = forget(KEYS[1])
-if math.abs(number(all[ARGV[3]])) <= now then all[ARGV[3]] = us(now + ARGV[4]) end
-put(KEYS[1], all)
-redis.call('PUBLISH', ARGV[1], ARGV[2])
-return 0
-`
-
-// KEYS: hash. ARGV: channel, message, token, how long a fence may arrive too late (us).
-const unfence = preamble + changes + `
-local all = forget(KEYS[1])
-if all[ARGV[3]] then
-	all[ARGV[3]] = nil
-else
-	clock()
-	all[ARGV[3]] = '-' .. us(now + ARGV[4])
-end
-put(KEYS[1], all)
-redis.call('PUBLISH', ARGV[1], ARGV[2])
 return 0
 `
 
