@@ -139,7 +139,7 @@ func (c *Cache[K, V]) Close() error {
 	c.all.Add(1)
 	for l := c.loads.next; l != c.loads; l = l.next {
 		for _, f := range l.flights {
-			if !f.answered {
+			if !f.answered() {
 				c.stats.Canceled++
 				c.abandon(f, ErrClosed, context.Canceled)
 			}
@@ -233,6 +233,14 @@ func (c *Cache[K, V]) outdate(remembers bool) {
 		c.all.Add(1)
 		c.running.Go(c.entries.InvalidateAll)
 	}
+}
+
+// written returns key as it is written for the Store, or "" without one.
+func (c *Cache[K, V]) written(key K) string {
+	if c.tier == nil {
+		return ""
+	}
+	return c.cfg().Key(key)
 }
 
 // bucket returns that of a key.

@@ -137,13 +137,8 @@ func (cfg Config[K, V]) withDefaults() Config[K, V] {
 
 // plainKey reports whether %v formats different values of t differently.
 func plainKey(t reflect.Type) bool {
-	switch t.Kind() {
-	case reflect.String,
-		reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
-		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
-		return true
-	}
-	return false
+	k := t.Kind()
+	return k == reflect.String || reflect.Int <= k && k <= reflect.Uintptr // between them are the integers
 }
 
 // writeKey formats the value itself, since a String method may format two values alike.

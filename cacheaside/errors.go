@@ -66,7 +66,8 @@ type InvalidateError struct {
 	Keys []string // as converted for the Store; nil means all keys
 	Err  error    // of the Store, for the first of Keys
 
-	written bool // by a Write whose write succeeded
+	inWrite bool
+	write   error // of the write of that Write
 }
 
 func (e *InvalidateError) Error() string {
@@ -74,46 +75,43 @@ func (e *InvalidateError) Error() string {
 	if len(e.Keys) > 0 {
 		what = some(e.Keys)
 	}
-	if e.written {
-		what = "the write succeeded, but " + what
+	before := prefix(e.Name)
+	switch {
+	case e.write != nil:
+		before = e.write.Error() + "\n" + before
+	case e.inWrite:
+		before += "the write succeeded, but "
 	}
-	return prefix(e.Name) + what + " not invalidated in the store: " + e.Err.Error()
+	return before + what + " not invalidated in the store: " + e.Err.Error()
 }
 
-func (e *InvalidateError) Unwrap() error        { return e.Err }
+// Unwrap returns the error of the write, if there is one, and Err.
+func (e *InvalidateError) Unwrap() []error {
+	if e.write == nil {
+		return []error{e.Err}
+	}
+	return []error{e.write, e.Err}
+}
+
 func (e *InvalidateError) Is(target error) bool { return target == ErrUntold }
 
-// Answered reports true, because the source has answered.
-func (e *InvalidateError) Answered() bool { return true }
+// Answered reports true if the write has succeeded or is answered: the source has answered.
+func (e *InvalidateError) Answered() bool { return e.write == nil || behavior.IsAnswered(e.write) }
 
-// Retryable reports false: a retry would repeat the write.
-func (e *InvalidateError) Retryable() bool { return false }
+// Retryable reports false if the write has succeeded: a retry would repeat it.
+func (e *InvalidateError) Retryable() bool { return e.write != nil && behavior.Read(e.write).Retryable }
+
+// Refused reports whether the write was refused.
+func (e *InvalidateError) Refused() bool { return behavior.IsRefused(e.write) }
 
 // WriteError returns the error of the write itself, given the error of Write: nil if only the
 // Store could not be told.
 func WriteError(err error) error {
-	if _, only := err.(*InvalidateError); only {
-		return nil
-	}
-	if e, ok := err.(*untoldError); ok {
+	if e, ok := err.(*InvalidateError); ok {
 		return e.write
 	}
 	return err
 }
-
-// An untoldError joins the error of a write and the failure to tell the Store.
-type untoldError struct {
-	write, untold error
-}
-
-func (e *untoldError) Error() string   { return e.write.Error() + "\n" + e.untold.Error() }
-func (e *untoldError) Unwrap() []error { return []error{e.write, e.untold} }
-
-// The write alone says what became of the call. Without these methods the failure to tell the
-// Store, which is an answer, would make one of a write that has failed.
-func (e *untoldError) Refused() bool   { return behavior.IsRefused(e.write) }
-func (e *untoldError) Answered() bool  { return behavior.IsAnswered(e.write) }
-func (e *untoldError) Retryable() bool { return behavior.Read(e.write).Retryable }
 
 // A TimeoutError reports that a load outlasted LoadTimeout, or the write of a Write its fence.
 // It matches [context.DeadlineExceeded].

@@ -33,26 +33,18 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (v V, er
 		return v, ended.Error(ctx)
 	}
 	cfg, now := c.cfg(), c.now()
-	r := request[K, V]{key: key, skip: o.SkipMemory}
+	one := [1]request[K, V]{{key: key, skip: o.SkipMemory}}
+	r := &one[0]
 	if e := c.peek(key); !r.skip && e.standing(now) == fresh {
 		if r.early = e.ahead(cfg.Ahead, now); !r.early {
 			c.hits.Add(1)
 			return cfg.give(e)
 		}
 	}
-	if c.tier != nil {
-		r.written = cfg.Key(key)
-	}
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
+	if !c.enter(ctx, one[:], now, false) {
 		return v, ErrClosed
 	}
-	if l := c.enter(ctx, &r, nil, now); l != nil {
-		c.launch(l)
-	}
-	c.mu.Unlock()
-	e, err := c.serve(ctx, &r)
+	e, err := c.serve(ctx, r)
 	if err != nil {
 		return v, err
 	}
@@ -73,10 +65,32 @@ type request[K comparable, V any] struct {
 	by     *load[K, V]   // the LoadMany that has failed, if one has
 }
 
-// enter decides how r gets its value, and makes it a caller of the flight that it waits for. A
-// flight that begins is one of l, which is made if it is nil. The Cache is locked: a flight may have
-// landed since the call looked into memory.
-func (c *Cache[K, V]) enter(ctx context.Context, r *request[K, V], l *load[K, V], now time.Duration) *load[K, V] {
+// enter decides how requests get their values, and begins one load of what must be loaded. It reports
+// false if the Cache is closed.
+func (c *Cache[K, V]) enter(ctx context.Context, rs []request[K, V], now time.Duration, many bool) bool {
+	for i := range rs {
+		rs[i].written = c.written(rs[i].key)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return false
+	}
+	var l *load[K, V]
+	for i := range rs {
+		l = c.join(ctx, &rs[i], l, now)
+	}
+	if l != nil {
+		l.many = many
+		c.launch(l)
+	}
+	return true
+}
+
+// join makes r a caller of the flight that it waits for, unless it is served at once. A flight that
+// begins is one of l, which is made if it is nil. The Cache is locked: a flight may have landed since
+// the call looked into memory.
+func (c *Cache[K, V]) join(ctx context.Context, r *request[K, V], l *load[K, V], now time.Duration) *load[K, V] {
 	var e *entry[V]
 	if r.skip {
 		delete(c.flights, r.key)
@@ -183,7 +197,7 @@ func (c *Cache[K, V]) meanwhile(f *flight[K, V], skip, late bool) *entry[V] {
 	defer c.mu.Unlock()
 	now := c.now()
 	e, shared := c.spare(f, now)
-	if !f.answered && (shared && e.standing(now) >= stale || late && (shared || !skip)) {
+	if !f.answered() && (shared && e.standing(now) >= stale || late && (shared || !skip)) {
 		return e
 	}
 	return nil
@@ -194,7 +208,7 @@ func (c *Cache[K, V]) meanwhile(f *flight[K, V], skip, late bool) *entry[V] {
 func (c *Cache[K, V]) offer(f *flight[K, V], e *entry[V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e == nil || e.absent || f.answered {
+	if e == nil || e.absent || f.answered() {
 		return
 	}
 	if !f.shared {
@@ -260,26 +274,9 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if missing == nil {
 		return values, nil
 	}
-	if c.tier != nil {
-		for i := range missing {
-			missing[i].written = cfg.Key(missing[i].key)
-		}
-	}
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
+	if !c.enter(ctx, missing, now, cfg.LoadMany != nil) {
 		return values, ErrClosed
 	}
-	var l *load[K, V]
-	for i := range missing {
-		l = c.enter(ctx, &missing[i], l, now)
-	}
-	if l != nil {
-		l.many = cfg.LoadMany != nil
-		c.launch(l)
-	}
-	c.mu.Unlock()
-
 	var errs []error
 	var failed []failure[K, V]
 	for i := range missing {

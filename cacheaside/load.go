@@ -29,13 +29,13 @@ type flight[K comparable, V any] struct {
 	offered chan struct{} // closed when old is from the Store; nil without one
 
 	// Guarded by Cache.mu until done.
-	load     *load[K, V]
-	waiters  int
-	answered bool      // its answer is certain
-	early    error     // the answer of callers that do not wait for the end of the load
-	old      *entry[V] // may be served while it goes on; after done, in place of its error
-	shared   bool      // old is from the Store
-	passing  bool      // a write is under way: the result is not kept
+	load    *load[K, V]
+	waiters int
+	early   error     // the answer of callers that do not wait for the end of the load
+	landed  bool      // it has its result
+	old     *entry[V] // may be served while it goes on; after done, in place of its error
+	shared  bool      // old is from the Store
+	passing bool      // a write is under way: the result is not kept
 
 	// The result, set by the goroutine of the load, which callers read after done.
 	entry       *entry[V]
@@ -44,11 +44,12 @@ type flight[K comparable, V any] struct {
 	by          *load[K, V] // the LoadMany that has failed with err
 	loaded      bool        // by Load, and not from the Store
 	invalidated bool        // the Store reports an invalidation since the load began
-	late        bool        // it was answered before it landed
-	landed      bool
-	kind        EventKind // of the event that reports it; "" if none does
-	*question             // nil without a Store
+	kind        EventKind   // of the event that reports it; "" if none does
+	*question               // nil without a Store
 }
+
+// answered reports whether the answer of f is certain. The Cache is locked.
+func (f *flight[K, V]) answered() bool { return f.landed || f.early != nil }
 
 // A question is what the Store is asked about a flight.
 type question struct {
@@ -243,7 +244,7 @@ func (c *Cache[K, V]) overdue() {
 		l.unlink()
 		err := &TimeoutError{Name: l.cfg.Name, What: "load", After: l.cfg.LoadTimeout}
 		for _, f := range l.flights {
-			if !f.answered {
+			if !f.answered() {
 				c.stats.TimedOut++
 				c.postpone(f, now)
 				c.abandon(f, err, context.DeadlineExceeded)
@@ -294,7 +295,6 @@ func (c *Cache[K, V]) spare(f *flight[K, V], now time.Duration) (e *entry[V], sh
 // answer makes the answer of f certain, and makes sure that no call joins it. Its caller closes
 // done. The Cache is locked.
 func (c *Cache[K, V]) answer(f *flight[K, V], err error, now time.Duration) {
-	f.answered = true
 	if isFailure(err) && !behavior.IsAnswered(err) && !c.closed {
 		f.old, f.shared = c.spare(f, now)
 	} else {
@@ -311,7 +311,7 @@ func (c *Cache[K, V]) abandon(f *flight[K, V], err, why error) {
 	f.early = err
 	c.answer(f, err, c.now())
 	close(f.done)
-	if !slices.ContainsFunc(f.load.flights, func(f *flight[K, V]) bool { return !f.answered }) {
+	if !slices.ContainsFunc(f.load.flights, func(f *flight[K, V]) bool { return !f.answered() }) {
 		f.load.end(why)
 	}
 }
@@ -321,7 +321,7 @@ func (c *Cache[K, V]) abandon(f *flight[K, V], err, why error) {
 func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	f.waiters--
 	goesOn := f.load.cfg.Finish && !f.passing && c.current(f.key) == f
-	if f.waiters == 0 && !f.answered && !goesOn {
+	if f.waiters == 0 && !f.answered() && !goesOn {
 		c.stats.Canceled++
 		c.abandon(f, context.Canceled, context.Canceled)
 	}
@@ -412,10 +412,10 @@ func (l *load[K, V]) drop() {
 	var left []*flight[K, V]
 	l.c.mu.Lock()
 	l.retain(func(f *flight[K, V]) bool {
-		if f.answered {
+		if f.answered() {
 			left = append(left, f)
 		}
-		return !f.answered
+		return !f.answered()
 	})
 	l.c.mu.Unlock()
 	for _, f := range left {
@@ -434,7 +434,7 @@ func (l *load[K, V]) split(some []*flight[K, V], asked bool) {
 			c: c, cfg: l.cfg, caller: l.caller, start: l.start, deadline: l.deadline, asked: asked,
 			flights: []*flight[K, V]{f},
 		}
-		if f.answered { // nobody waits for it any more
+		if f.answered() { // nobody waits for it any more
 			f.load.err = context.Canceled
 		}
 		c.launch(f.load)
@@ -536,13 +536,13 @@ func (l *load[K, V]) land(flights []*flight[K, V]) {
 	c, now := l.c, l.c.now()
 	c.mu.Lock()
 	for _, f := range flights {
-		f.landed, f.late = true, f.answered
+		f.landed = true
 		switch e, current := f.entry, c.current(f.key) == f; {
 		case isFailure(f.err):
 			if !behavior.IsAnswered(f.err) {
 				c.postpone(f, now)
 			}
-		case f.passing, f.late:
+		case f.passing, f.early != nil:
 		case !current || f.invalidated:
 			c.stats.Overtaken++
 		case e != nil && now < e.keep && c.remembers:
@@ -554,7 +554,7 @@ func (l *load[K, V]) land(flights []*flight[K, V]) {
 		if f.loaded {
 			c.count(f)
 		}
-		if !f.late {
+		if f.early == nil {
 			c.answer(f, f.err, now)
 		}
 	}
@@ -562,7 +562,7 @@ func (l *load[K, V]) land(flights []*flight[K, V]) {
 	c.mu.Unlock()
 	defer func() { // even if a hook ends the goroutine
 		for _, f := range flights {
-			if !f.late {
+			if f.early == nil {
 				close(f.done)
 			}
 		}
@@ -601,7 +601,7 @@ func (c *Cache[K, V]) count(f *flight[K, V]) {
 			n = &c.stats.TimedOut
 		}
 	}
-	if !f.late || panicked {
+	if f.early == nil || panicked {
 		f.kind = kind
 		*n++
 	}

@@ -45,13 +45,9 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 		untold := c.announce(ctx, keys, token, false, func(ctx context.Context, keys ...string) error {
 			return t.store.Unfence(ctx, keys[0], token)
 		})
-		switch {
-		case untold == nil || stands:
-		case err == nil:
-			untold.written = true
+		if untold != nil && !stands {
+			untold.inWrite, untold.write = true, err
 			err = untold
-		default:
-			err = &untoldError{err, untold}
 		}
 	}()
 	if unfenced != nil {
@@ -135,7 +131,7 @@ func (c *Cache[K, V]) announce(ctx context.Context, keys []K, token string, soft
 	cfg := c.cfg()
 	written := make([]string, len(keys))
 	for i, key := range keys {
-		written[i] = cfg.Key(key)
+		written[i] = c.written(key)
 	}
 	failed := c.tier.tell(ctx, written, token, tell)
 	c.forget(keys, soft)
@@ -160,11 +156,7 @@ func (c *Cache[K, V]) forget(keys []K, soft bool) {
 	cfg, now := c.cfg(), c.now()
 	for _, key := range keys {
 		if cfg.Lag > 0 {
-			written := ""
-			if c.tier != nil {
-				written = cfg.Key(key)
-			}
-			c.note(c.bucket(key, written))
+			c.note(c.bucket(key, c.written(key)))
 		}
 		delete(c.flights, key)
 		if e := c.peek(key); soft && e != nil {
