@@ -311,3 +311,31 @@ func TestHookThatHangsDelaysNoAnswer(t *testing.T) {
 		require.NoError(t, c.Close())
 	})
 }
+
+// The load has its result: a caller that leaves then cancels nothing.
+func TestCallerThatLeavesWhileItsLoadIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load:    func(context.Context, int) (int, error) { return 1, nil },
+			OnEvent: func(context.Context, cacheaside.Event) { <-release },
+		})
+		defer c.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := c.Get(ctx, 1)
+			require.ErrorIs(t, err, context.Canceled)
+		})
+		synctest.Wait()
+		cancel()
+		wg.Wait()
+		require.Equal(t, int64(1), c.Stats().Loaded)
+		require.Zero(t, c.Stats().Canceled)
+		close(release)
+		v, err := c.Get(t.Context(), 1)
+		require.NoError(t, err)
+		require.Equal(t, 1, v)
+		require.Equal(t, int64(1), c.Stats().Hits)
+	})
+}
