@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,7 +20,8 @@ import (
 // A call is one request on its way through the policies, and the ctx that they run under. They
 // find in it the linger.Work, which may go on after they have returned, and an attempt its call.
 type call struct {
-	caller context.Context
+	context.Context
+	caller context.Context // the caller's
 	t      *Transport
 	req    *http.Request // the caller's
 	host   string        // see HostOf
@@ -29,10 +29,6 @@ type call struct {
 	over   func()        // called when nothing more is read; may be nil
 	body   *requestBody
 	work   linger.Work
-
-	mu    sync.Mutex
-	timed context.Context // ends at until; nil if nobody has asked for that yet
-	stop  func()          // ends it; nil if there is none
 
 	replayable bool     // the request may be sent more than once
 	final      error    // why nothing more may be sent; nil if something may
@@ -55,74 +51,16 @@ func (c *call) Value(key any) any {
 	case callKey{}:
 		return c
 	}
-	return c.std(false).Value(key)
-}
-
-func (c *call) Deadline() (time.Time, bool) {
-	if !c.until.IsZero() {
-		return c.until, true
-	}
-	return c.caller.Deadline()
-}
-
-func (c *call) Done() <-chan struct{} { return c.std(true).Done() }
-func (c *call) Err() error            { return c.std(false).Err() }
-
-// notice has Err tell if the Timeout of a client has passed, although nobody waits for that.
-func (c *call) notice() {
-	if !c.until.IsZero() && time.Until(c.until) <= 0 {
-		c.std(true)
-	}
-}
-
-// std returns a ctx of package context that ends as c does. It has a timer for the Timeout of a client
-// once somebody waits for its end: most calls end without.
-func (c *call) std(waits bool) context.Context {
-	if c.until.IsZero() {
-		return c.caller
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.timed == nil && !waits:
-		return c.caller
-	case c.timed == nil:
-		c.timed, c.stop = context.WithDeadlineCause(c.caller, c.until, c.t.passed)
-	}
-	return c.timed
-}
-
-// leave ends that ctx when the policies have returned.
-func (c *call) leave() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.stop != nil {
-		c.stop()
-	}
-}
-
-var withValue = reflect.TypeOf(context.WithValue(context.Background(), callKey{}, nil))
-
-// endsAs reports whether ctx ends when c does and not before: it is c with values around it, mostly.
-func (c *call) endsAs(ctx context.Context) bool {
-	for ctx != context.Context(c) {
-		if reflect.TypeOf(ctx) != withValue {
-			return ctx.Done() == c.Done()
-		}
-		ctx = reflect.ValueOf(ctx).Elem().Field(0).Interface().(context.Context)
-	}
-	return true
+	return c.Context.Value(key)
 }
 
 // makeAttempt is the function that the policies wrap. It sends the request of the call in
 // ctx.
 func makeAttempt(ctx context.Context) error {
 	c := callOf(ctx)
-	if c == nil {
-		return errNoCall
-	}
-	c.notice()
 	switch {
+	case c == nil:
+		return errNoCall
 	case c.chosen:
 		return nil // an error would make a policy that retries any error go on
 	case c.final != nil:
@@ -142,9 +80,6 @@ func makeAttempt(ctx context.Context) error {
 	}()
 	err := a.send()
 	returned = true
-	if err != nil {
-		c.notice()
-	}
 	return err
 }
 
@@ -161,20 +96,16 @@ type attempt struct {
 	body            body           // of resp
 	empty           bool           // nothing of resp remains to be read from the server
 
-	done     chan struct{} // nil if the attempt ends as its call does, and nothing else is to end then
-	extended atomic.Bool   // the attempt outlasts the policies' ctx
+	// Set if the policies' ctx may end before the caller's, or a limit of time is set:
+	own      context.Context // its end
+	cancel   context.CancelCauseFunc
+	leave    func() bool // unties own from the policies' ctx; nil if that is no other
+	extended atomic.Bool // the attempt outlasts the policies' ctx
 
-	mu       sync.Mutex
-	err      error           // that of ctx; nil until the end
-	ended    context.Context // has ended with the same cause, which package context asks it for
-	children []*func()       // are called at the end
-	few      [2]*func()      // the memory of children, mostly
-	leaves   [2]func() bool  // untie the attempt from the ctxs that end it
-	opened   bool            // so is body.end
-	limits   [3]limit
-	left     time.Duration // of the limit ofPolicy, which does not pass while the policies wait
-	timer    *time.Timer
-	wakes    time.Time // when timer does
+	mu     sync.Mutex
+	limits [3]limit
+	left   time.Duration // of the limit ofPolicy, which does not pass while the policies wait
+	timer  *time.Timer
 }
 
 // A limit ends an attempt with its cause.
@@ -197,96 +128,50 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	t := c.t
 	a.Context, a.call = ctx, c
 	if _, std := t.base().(*http.Transport); std || !c.mayRepeat() {
+		// within a: around it, the ctx of the trace would hide AfterFunc
 		a.Context = a.route.watch(ctx)
 	}
-	same := c.endsAs(ctx)
-	if same && c.over == nil && c.until.IsZero() && t.firstBytePassed == nil && t.idlePassed == nil {
+	same := ctx.Done() == c.caller.Done()
+	if same && c.over == nil && t.firstBytePassed == nil && t.idlePassed == nil {
 		return a
 	}
-	a.update(func(now time.Time) {
-		a.done, a.children = make(chan struct{}), a.few[:0]
-		if c.caller.Done() != nil {
-			a.leaves[0] = context.AfterFunc(c.caller, a.callerEnded)
-		}
-		switch {
-		case !same:
-			a.leaves[1] = context.AfterFunc(ctx, a.policiesEnded)
-		case !c.until.IsZero(): // nothing else to wait for than a time
-			a.limits[ofReading] = limit{at: c.until, cause: t.passed}
-		}
-		if passed := t.firstBytePassed; passed != nil {
-			a.limits[ofSilence] = limit{at: now.Add(passed.After), cause: passed}
-		}
-	})
+	a.own, a.cancel = context.WithCancelCause(c.caller)
+	switch {
+	case same:
+	case ctx.Done() == c.Done(): // nothing else to wait for than a time
+		a.limits[ofReading] = limit{at: c.until, cause: t.passed}
+	default:
+		a.leave = context.AfterFunc(ctx, a.policiesEnded)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	if passed := t.firstBytePassed; passed != nil {
+		a.limits[ofSilence] = limit{at: now.Add(passed.After), cause: passed}
+	}
+	a.arm(now)
 	return a
 }
-
-func (a *attempt) callerEnded() { a.cancel(a.call.caller.Err(), context.Cause(a.call.caller)) }
 
 // policiesEnded ends a when the policies' ctx has ended, unless a outlasts that: a policy that
 // returns cancels it, and a timeout that covers the body is a limit.
 func (a *attempt) policiesEnded() {
 	if !a.extended.Load() {
-		a.cancel(a.Context.Err(), context.Cause(a.Context))
+		a.cancel(context.Cause(a.Context))
 	}
 }
-
-// cancel ends a with the err of a ctx and its cause. The cause is nil if nothing is under way any more.
-func (a *attempt) cancel(err, cause error) {
-	a.mu.Lock()
-	if a.err != nil {
-		a.mu.Unlock()
-		return
-	}
-	a.err = err
-	if cause != nil {
-		ended, cancel := context.WithCancelCause(context.Background())
-		cancel(cause)
-		a.ended = ended
-	}
-	if a.done != nil {
-		close(a.done)
-	}
-	children, leaves, opened := a.children, a.leaves, a.opened
-	a.children = nil
-	if a.timer != nil {
-		a.timer.Stop()
-	}
-	a.mu.Unlock()
-	for _, leave := range leaves {
-		if leave != nil {
-			leave()
-		}
-	}
-	for _, f := range children {
-		(*f)()
-	}
-	if opened && cause != nil {
-		go a.body.end(ended.Error(a), a.body.waiting.Load())
-	}
-}
-
-// open has the end of a end its body, which the caller gets.
-func (a *attempt) open() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.opened = true
-	switch {
-	case a.err != nil:
-		go func() { a.body.end(ended.Error(a), false) }()
-	case a.done == nil && a.call.caller.Done() != nil:
-		a.leaves[0] = context.AfterFunc(a.call.caller, a.callerEnded)
-	}
-}
-
-// end ends a when nothing is under way any more.
-func (a *attempt) end() { a.cancel(context.Canceled, nil) }
 
 // awaitServer has Idle begin, if there is one.
 func (a *attempt) awaitServer() {
-	if passed := a.call.t.idlePassed; passed != nil {
-		a.update(func(now time.Time) { a.limits[ofSilence] = limit{at: now.Add(passed.After), cause: passed} })
+	passed := a.call.t.idlePassed
+	if passed == nil {
+		return
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	a.limits[ofSilence] = limit{at: now.Add(passed.After), cause: passed}
+	a.arm(now)
 }
 
 // heard has Idle begin anew, if it counts.
@@ -300,6 +185,9 @@ func (a *attempt) heard() {
 
 // unlimit takes limits away. The timer may still fire for one, and finds none.
 func (a *attempt) unlimit(which ...int) {
+	if a.own == nil {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, i := range which {
@@ -307,36 +195,29 @@ func (a *attempt) unlimit(which ...int) {
 	}
 }
 
-// update calls change, which may set limits. It ends a if one has passed, and otherwise has the timer
-// fire by the next. It leaves a timer alone that fires before: this is how a limit can begin anew with
-// each Read.
-func (a *attempt) update(change func(now time.Time)) {
-	a.mu.Lock()
-	now := time.Now()
-	change(now)
+// arm ends a if a limit has passed. Otherwise it has the timer fire at the next.
+func (a *attempt) arm(now time.Time) {
 	var next time.Time
-	var cause error
 	for _, l := range a.limits {
 		switch {
 		case l.at.IsZero():
-		case cause == nil && !now.Before(l.at):
-			cause = l.cause
+		case !now.Before(l.at):
+			a.cancel(l.cause)
+			return
 		case next.IsZero() || l.at.Before(next):
 			next = l.at
 		}
 	}
 	switch {
-	case cause != nil || next.IsZero() || a.err != nil:
+	case next.IsZero():
 	case a.timer == nil:
-		a.wakes = next
-		a.timer = time.AfterFunc(next.Sub(now), func() { a.update(func(time.Time) { a.wakes = time.Time{} }) })
-	case a.wakes.IsZero() || next.Before(a.wakes):
-		a.wakes = next
+		a.timer = time.AfterFunc(next.Sub(now), func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.arm(time.Now())
+		})
+	default:
 		a.timer.Reset(next.Sub(now))
-	}
-	a.mu.Unlock()
-	if cause != nil {
-		a.cancel(context.DeadlineExceeded, cause)
 	}
 }
 
@@ -344,6 +225,9 @@ func (a *attempt) update(change func(now time.Time)) {
 // until they have returned: they may wait for another attempt, give up, and have it handed out.
 func (a *attempt) extend() {
 	a.extended.Store(true)
+	if a.own == nil {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if l := linger.LimitOf(a.Context); l != nil {
@@ -354,26 +238,47 @@ func (a *attempt) extend() {
 // resume goes on with the limits of a when the policies have returned. Their ctx no longer ends
 // it.
 func (a *attempt) resume() {
-	a.update(func(now time.Time) {
-		switch t := a.call.t; {
-		case t.readingPassed != nil:
-			a.limits[ofReading] = limit{at: now.Add(t.readingPassed.After), cause: t.readingPassed}
-		case !a.call.until.IsZero():
-			a.limits[ofReading] = limit{at: a.call.until, cause: t.passed}
-		}
-		if a.left > 0 {
-			a.limits[ofPolicy].at = now.Add(a.left)
-		}
-	})
+	if a.own == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	switch t := a.call.t; {
+	case t.readingPassed != nil:
+		a.limits[ofReading] = limit{at: now.Add(t.readingPassed.After), cause: t.readingPassed}
+	case !a.call.until.IsZero():
+		a.limits[ofReading] = limit{at: a.call.until, cause: t.passed}
+	}
+	if a.left > 0 {
+		a.limits[ofPolicy].at = now.Add(a.left)
+	}
+	a.arm(now)
+}
+
+// end ends a.
+func (a *attempt) end() {
+	if a.own == nil {
+		return
+	}
+	if a.leave != nil {
+		a.leave()
+	}
+	a.cancel(nil)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.timer != nil {
+		a.timer.Stop()
+	}
 }
 
 // timedOut returns err, in a TimeoutError if silence is why the attempt failed, or a Timeout of the
 // policies, which have returned.
 func (a *attempt) timedOut(err error) error {
-	var late []error
-	a.update(func(time.Time) { // a connection with the same deadline often returns a moment before
-		late = []error{a.call.t.firstBytePassed, a.call.t.idlePassed, a.limits[ofPolicy].cause}
-	})
+	a.mu.Lock()
+	a.arm(time.Now()) // a connection with the same deadline often returns a moment before
+	late := []error{a.call.t.firstBytePassed, a.call.t.idlePassed, a.limits[ofPolicy].cause}
+	a.mu.Unlock()
 	passed, ok := context.Cause(a).(*resilience.TimeoutError)
 	if !ok || err == error(passed) || !slices.Contains(late, error(passed)) {
 		return err
@@ -381,20 +286,14 @@ func (a *attempt) timedOut(err error) error {
 	return &resilience.TimeoutError{Name: passed.Name, After: passed.After, Err: err}
 }
 
-func (a *attempt) Done() <-chan struct{} {
-	if a.done == nil {
-		return a.Context.Done()
-	}
-	return a.done
-}
+func (a *attempt) Done() <-chan struct{} { return cmp.Or(a.own, a.Context).Done() }
 
 func (a *attempt) Err() error {
-	if a.call.caller.Err() != nil {
-		a.callerEnded() // which package context calls a moment later
+	err := cmp.Or(a.own, a.Context).Err()
+	if a.own != nil && errors.Is(context.Cause(a.own), context.DeadlineExceeded) {
+		return context.DeadlineExceeded
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.err
+	return err
 }
 
 // Value hides the work of the call from Base: policies within Base hold nothing for this
@@ -407,37 +306,16 @@ func (a *attempt) Value(key any) any {
 		return true
 	}
 	v := a.Context.Value(key)
-	if _, isCtx := v.(context.Context); isCtx || v == nil { // what context.Cause looks for
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.ended != nil {
-			return cmp.Or(a.ended.Value(key), v)
-		}
+	_, isCtx := v.(context.Context)
+	if (isCtx || v == nil) && a.own != nil && a.own.Err() != nil { // what context.Cause looks for
+		return a.own.Value(key)
 	}
 	return v
 }
 
 // AfterFunc spares a ctx derived from a a goroutine: package context looks for it.
 func (a *attempt) AfterFunc(f func()) (stop func() bool) {
-	if a.done == nil {
-		return context.AfterFunc(a.Context, f)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.err != nil {
-		go f()
-		return func() bool { return false }
-	}
-	a.children = append(a.children, &f)
-	return func() bool {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		i := slices.Index(a.children, &f)
-		if i >= 0 {
-			a.children = slices.Delete(a.children, i, i+1)
-		}
-		return i >= 0
-	}
+	return context.AfterFunc(cmp.Or(a.own, a.Context), f)
 }
 
 // send sends the request and returns the error that the policies see, or nil.
@@ -615,7 +493,7 @@ func (a *attempt) hand() *http.Response {
 	} else {
 		a.resume()
 	}
-	if held := c.work.Held(); held || a.done != nil && !a.empty || a.body.touched {
+	if held := c.work.Held(); held || a.own != nil && !a.empty || a.body.touched {
 		a.resp.Body = a.body.open()
 		if held { // Break finds the call
 			a.resp.Request = a.resp.Request.WithContext(context.WithValue(a.resp.Request.Context(), callKey{}, c))

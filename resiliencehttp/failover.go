@@ -122,7 +122,7 @@ func (t *Transport) hedged(req *http.Request, begun time.Time) (resp *http.Respo
 	h := &hedging{t: t, req: req, begun: begun}
 	defer func() { h.closeExcept(resp) }() // also if user code panics
 
-	about := &call{caller: req.Context(), req: req, host: hostOf(req)} // no policy runs for it: it tells the host
+	about := &call{Context: req.Context(), req: req, host: hostOf(req)} // no policy runs for it: it tells the host
 	resp, err = t.Hedge.Do(about, h.send)
 	switch {
 	case err == nil:

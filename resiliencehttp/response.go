@@ -33,6 +33,7 @@ type body struct {
 	crash    any            // that drain ended with; it panics in the Read that waits, or nowhere
 
 	once    sync.Once   // of Close of inner
+	unwatch func() bool // undoes the AfterFunc of the attempt's ctx, if not nil
 	waiting atomic.Bool // a Read is under way that began before the attempt's ctx ended
 	closing atomic.Bool
 }
@@ -142,7 +143,7 @@ func (b *body) open() io.ReadCloser {
 		return d
 	}
 	if !a.empty {
-		a.open()
+		b.unwatch = a.AfterFunc(func() { b.end(ended.Error(a), b.waiting.Load()) })
 	}
 	return b
 }
@@ -167,7 +168,7 @@ func (b *body) Read(p []byte) (int, error) {
 		n, err = b.read(p)
 		if err == nil || err == io.EOF {
 			b.waiting.Store(false)
-		} // otherwise the end of the attempt, which may come first, is to see that a Read was waiting
+		} // otherwise the AfterFunc of open, which may come first, is to see that a Read was waiting
 	}
 	if err != nil {
 		if err != io.EOF {
@@ -176,7 +177,7 @@ func (b *body) Read(p []byte) (int, error) {
 		if b.from != nil {
 			b.attempt.resp.Trailer = b.from.Trailer
 		}
-		b.end(err, alive)
+		b.finish(err, alive)
 	}
 	return n, err
 }
@@ -184,7 +185,7 @@ func (b *body) Read(p []byte) (int, error) {
 // Close ends the work without an error, even if the body has not been read to its end.
 func (b *body) Close() error {
 	b.closing.Store(true) // a Read that this interrupts has not failed
-	defer b.end(nil, false)
+	defer b.finish(nil, false)
 	return b.closeInner()
 }
 
@@ -193,9 +194,17 @@ func (b *body) closeInner() (err error) {
 	return err
 }
 
+// finish ends the work when Read or Close returns, so that slots are free and counts are
+// exact by then, unless ctx has just ended.
+func (b *body) finish(err error, waiting bool) {
+	if b.unwatch != nil {
+		b.unwatch()
+	}
+	b.end(err, waiting)
+}
+
 // end ends the work with err. waiting is whether a Read was waiting for the server at that
-// time. Read and Close call it, so that slots are free and counts are exact when they return, and the
-// end of the attempt.
+// time.
 func (b *body) end(err error, waiting bool) {
 	err = b.brokeOff(err, waiting)
 	b.attempt.end()

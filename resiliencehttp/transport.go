@@ -27,6 +27,7 @@
 package resiliencehttp
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"sync"
@@ -217,15 +218,18 @@ func (t *Transport) send(req *http.Request, begun time.Time, over func()) (resp 
 	}
 	c := &call{t: t, req: req, caller: req.Context(), host: hostOf(req), over: over}
 	c.body = newRequestBody(req, t.MaxBuffer)
+	stop := func() {}
+	c.Context = c.caller
 	if t.passed != nil {
 		at := begun.Add(t.passed.After)
-		if deadline, ok := c.caller.Deadline(); !ok || at.Before(deadline) {
+		if deadline, ok := c.Deadline(); !ok || at.Before(deadline) {
+			c.Context, stop = context.WithDeadlineCause(c.caller, at, t.passed)
 			c.until = at
 		}
 	}
 	returned := false
 	defer func() {
-		c.leave()
+		stop()
 		c.body.close()
 		if !returned {
 			c.close()

@@ -27,7 +27,7 @@ type Work struct {
 	phase phase
 	holds bool // what policies hold is held until the end
 	ends  []func(error)
-	few   [6]func(error) // the memory of ends, mostly
+	few   [4]func(error) // the memory of ends, mostly
 	err   error          // that it ended with
 }
 
