@@ -124,11 +124,11 @@ func (q *queue) victim(newcomer *waiter) *waiter {
 	longest := slices.MaxFunc(q.lines, func(a, b *line) int {
 		return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.waiting, b.waiting))
 	})
-	own := 1
+	waiting := 1
 	if l := q.lineOf(newcomer); l != nil {
-		own += l.waiting
+		waiting += l.waiting
 	}
-	if longest.level > newcomer.level || longest.level == newcomer.level && longest.waiting > own {
+	if longest.level > newcomer.level || longest.level == newcomer.level && longest.waiting > waiting {
 		return longest.newest
 	}
 	return nil

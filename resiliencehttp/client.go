@@ -183,20 +183,20 @@ func NewClient(cfg ClientConfig) *http.Client {
 		panic(err)
 	}
 	cfg = cfg.withDefaults()
-	of := cmp.Or(cfg.Transport, &Transport{})
+	given := cmp.Or(cfg.Transport, &Transport{})
 	t := &Transport{
-		Base: of.Base,
+		Base: given.Base,
 		Middleware: resilience.Chain(cfg.Retry, cfg.Breaker, cfg.Throttle, cfg.Bulkhead,
 			resilience.Timeout(max(0, cfg.AttemptTimeout), cfg.Name)),
-		Judge:      of.Judge,
-		RetryAfter: of.RetryAfter,
+		Judge:      given.Judge,
+		RetryAfter: given.RetryAfter,
 		FirstByte:  cfg.FirstByte,
 		Idle:       cfg.Idle,
-		Prepare:    of.Prepare,
-		Hedge:      of.Hedge,
-		HedgeIf:    of.HedgeIf,
-		Replayable: of.Replayable,
-		MaxBuffer:  of.MaxBuffer,
+		Prepare:    given.Prepare,
+		Hedge:      given.Hedge,
+		HedgeIf:    given.HedgeIf,
+		Replayable: given.Replayable,
+		MaxBuffer:  given.MaxBuffer,
 	}
 	t.name = cfg.Name
 	t.passed = t.timeout(cmp.Or(cfg.Timeout, defaultTimeout))

@@ -163,8 +163,8 @@ var escapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`)
 // Refuse returns false, and writes nothing, for any other err, such as that of a retrier that made
 // an attempt before it met an open circuit.
 func (s Server) Refuse(w http.ResponseWriter, r *http.Request, err error) bool {
-	gone := errors.Is(r.Context().Err(), context.Canceled) // after a deadline, the client still waits
-	if err == nil || !isRefusal(err) && !gone {
+	left := errors.Is(r.Context().Err(), context.Canceled) // after a deadline, the client still waits
+	if err == nil || !isRefusal(err) && !left {
 		return false
 	}
 	s.refuse(w, r, err, false)
@@ -246,9 +246,9 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead 
 	}
 	h.Set("Cache-Control", "no-store")
 	if s.OnRefuse != nil {
-		own := &refusalWriter{ResponseWriter: w, status: p.Status}
-		s.OnRefuse(own, r, err)
-		if own.wrote {
+		refusal := &refusalWriter{ResponseWriter: w, status: p.Status}
+		s.OnRefuse(refusal, r, err)
+		if refusal.wrote {
 			return
 		}
 	}

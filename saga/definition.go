@@ -93,16 +93,16 @@ func (p *program) definition() store.Definition {
 }
 
 // A cachedProgram belongs to one definition. A copy of a definition also copies the cache, and may
-// then be changed: of tells the two apart.
+// then be changed: definition tells the two apart.
 type cachedProgram[S any] struct {
-	of *Saga[S]
+	definition *Saga[S]
 	*program
 }
 
 // program returns the program of the definition, which it checks at the first call.
 func (sg *Saga[S]) program() (*program, error) {
 	cached := sg.cached.Load()
-	if c, _ := cached.(cachedProgram[S]); c.of == sg {
+	if c, _ := cached.(cachedProgram[S]); c.definition == sg {
 		return c.program, nil
 	}
 	p, err := sg.check()

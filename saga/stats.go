@@ -102,8 +102,8 @@ func (f *figures) register(saga string) {
 func (f *figures) saga(name, label string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if of := f.sagas[name]; of != nil {
-		of[label]++
+	if counts := f.sagas[name]; counts != nil {
+		counts[label]++
 	}
 }
 
@@ -186,24 +186,24 @@ func (r *Runner) Figures() []describe.Figure {
 	gauge := func(name string, v float64) { all = append(all, describe.Figure{Name: name, Value: v}) }
 	r.figures.mu.Lock()
 	for _, name := range slices.Sorted(maps.Keys(r.figures.sagas)) {
-		of, n := "{saga="+name+",", r.figures.sagas[name]
+		labels, n := "{saga="+name+",", r.figures.sagas[name]
 		for _, status := range []string{"started", "completed", "compensated", "stuck", "abandoned"} {
-			count("saga.sagas"+of+"status="+status+"}", n["status="+status])
+			count("saga.sagas"+labels+"status="+status+"}", n["status="+status])
 		}
 		for _, outcome := range []string{
 			outcomeDone, outcomeNoEffect, outcomeInDoubt, outcomeFailed, outcomeRefused, outcomeInterrupted,
 		} {
-			count("saga.step.attempts"+of+"outcome="+strings.ReplaceAll(outcome, " ", "_")+"}", n["outcome="+outcome])
+			count("saga.step.attempts"+labels+"outcome="+strings.ReplaceAll(outcome, " ", "_")+"}", n["outcome="+outcome])
 		}
 	}
 	r.figures.mu.Unlock()
 	for _, c := range r.stored() {
-		of := "{saga=" + c.Saga
-		gauge("saga.stored"+of+",status=running}", float64(c.Running))
-		gauge("saga.stored"+of+",status=compensating}", float64(c.Compensating))
-		gauge("saga.stored"+of+",status=stuck}", float64(c.Stuck))
-		gauge("saga.due"+of+"}", float64(c.Due))
-		gauge("saga.due.age_seconds"+of+"}", c.DueFor.Seconds())
+		labels := "{saga=" + c.Saga
+		gauge("saga.stored"+labels+",status=running}", float64(c.Running))
+		gauge("saga.stored"+labels+",status=compensating}", float64(c.Compensating))
+		gauge("saga.stored"+labels+",status=stuck}", float64(c.Stuck))
+		gauge("saga.due"+labels+"}", float64(c.Due))
+		gauge("saga.due.age_seconds"+labels+"}", c.DueFor.Seconds())
 	}
 	s := r.Stats()
 	count("saga.claims", s.Claimed)

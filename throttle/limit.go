@@ -55,10 +55,10 @@ type more struct {
 
 // A window is what has been spent of a quota.
 type window struct {
-	of   *frame
-	used int           // tokens
-	end  int64         // since began or, of a calendar, since 1970: only this goes by the clock that can be set
-	left time.Duration // until its end, when it was brought up to date
+	frame *frame
+	used  int           // tokens
+	end   int64         // since began or, of a calendar, since 1970: only this goes by the clock that can be set
+	left  time.Duration // until its end, when it was brought up to date
 }
 
 type waiter struct {
@@ -242,7 +242,7 @@ func (l *limit) charge(m *meter, h hold, n int) (charged int) {
 	}
 	for i := range m.more.windows {
 		w := &m.more.windows[i]
-		if h.n == 0 || slices.ContainsFunc(h.windows, func(was window) bool { return was.of.Window == w.of.Window && was.end == w.end }) {
+		if h.n == 0 || slices.ContainsFunc(h.windows, func(was window) bool { return was.frame.Window == w.frame.Window && was.end == w.end }) {
 			n := min(n, max(0, 2*l.terms.cfg.Quotas[i].N-w.used))
 			w.used = max(0, w.used+n)
 			charged = max(charged, n)
@@ -272,18 +272,18 @@ func (t *terms) windows(old []window) []window {
 	windows := make([]window, len(t.frames))
 	for i, f := range t.frames {
 		for _, w := range old {
-			if w.of.Window == f.Window {
+			if w.frame.Window == f.Window {
 				windows[i] = w
 			}
 		}
-		windows[i].of = f
+		windows[i].frame = f
 	}
 	return windows
 }
 
 // advance begins a new window if w is over.
 func (w *window) advance(now int64) {
-	f := w.of
+	f := w.frame
 	if f.Per != "" {
 		now = time.Now().UnixNano()
 	}
@@ -483,7 +483,7 @@ func (l *limit) decision(m *meter, err error) Decision {
 		}
 		d = Decision{Quota: q, Limit: q.N, Window: q.Every, Remaining: left}
 		if q.Per != "" {
-			d.Window = time.Duration(w.of.span.End - w.of.span.Begin)
+			d.Window = time.Duration(w.frame.span.End - w.frame.span.Begin)
 		}
 		if w.used > 0 {
 			d.ResetAfter = w.left

@@ -379,14 +379,14 @@ func (l *Limits) redisNow() time.Time {
 // the next try; -1 if no call waits for what refuses.
 func (r *Reservation) refusal(a answer) (e *throttle.LimitedError, wait time.Duration) {
 	for i := range r.meters {
-		m, of := &r.meters[i], a[4+3*i:]
-		after := time.Duration(of.at(1)) * time.Microsecond
+		m, fields := &r.meters[i], a[4+3*i:]
+		after := time.Duration(fields.at(1)) * time.Microsecond
 		if after < 0 {
 			continue
 		}
 		reason := throttle.OverLimit
 		switch {
-		case of.at(2) == 1:
+		case fields.at(2) == 1:
 			reason, wait = throttle.CoolingDown, -1
 		case m.kind == quotas:
 			reason, wait = throttle.OverQuota, -1
@@ -397,7 +397,7 @@ func (r *Reservation) refusal(a answer) (e *throttle.LimitedError, wait time.Dur
 		}
 		if e == nil || after > e.After {
 			e = m.refusal(r.cfg, reason)
-			e.Left, e.After = int(of.at(0)), after
+			e.Left, e.After = int(fields.at(0)), after
 		}
 	}
 	return e, wait
