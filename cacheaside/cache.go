@@ -24,15 +24,11 @@
 //   - A value past its TTL is served only as Stale, StaleOnError and SoftTimeout allow,
 //     and never after an invalidation.
 //   - Each caller waits for a load as long as its own ctx lasts. When the last one leaves, the
-//     load is canceled (see Config.Finish), and the next call begins another.
+//     load is canceled (see Config.Finish).
 //
 // With a Store, each process keeps the first promise for its own writes, and by
-// [GetOptions].SkipMemory for those of all processes, at one round trip. Otherwise it sees
-// the writes of others when their messages arrive, within milliseconds. While the
-// subscription is lost, memory is not used. Without one, the TTL is the bound.
-//
-// Write fences its key in the Store before it writes: if the process dies before the
-// invalidation, or loses the Store, readers miss.
+// [GetOptions].SkipMemory for those of all. Otherwise it sees the writes of others when their
+// messages arrive. While the subscription is lost, memory is not used.
 //
 // A Store that loses what it was told, by a restart, an eviction or a failover to a replica
 // that lags, may hold values from before a Write. Then the TTL is the bound, extended by
@@ -160,7 +156,6 @@ func (c *Cache[K, V]) Close() error {
 	return nil
 }
 
-// Name returns Config.Name.
 func (c *Cache[K, V]) Name() string { return c.cfg().Name }
 
 // Config returns the present Config, with its defaults.

@@ -85,7 +85,6 @@ func (e *InvalidateError) Error() string {
 	return before + what + " not invalidated in the store: " + e.Err.Error()
 }
 
-// Unwrap returns the error of the write, if there is one, and Err.
 func (e *InvalidateError) Unwrap() []error {
 	if e.write == nil {
 		return []error{e.Err}
@@ -95,13 +94,10 @@ func (e *InvalidateError) Unwrap() []error {
 
 func (e *InvalidateError) Is(target error) bool { return target == ErrUntold }
 
-// Answered reports true if the write has succeeded or is answered: the source has answered.
-func (e *InvalidateError) Answered() bool { return e.write == nil || behavior.IsAnswered(e.write) }
-
-// Retryable reports false if the write has succeeded: a retry would repeat it.
+// Answered and Retryable: the source has answered, and a retry would repeat the write, unless it failed.
+func (e *InvalidateError) Answered() bool  { return e.write == nil || behavior.IsAnswered(e.write) }
 func (e *InvalidateError) Retryable() bool { return e.write != nil && behavior.Read(e.write).Retryable }
 
-// Refused reports whether the write was refused.
 func (e *InvalidateError) Refused() bool { return behavior.IsRefused(e.write) }
 
 // WriteError returns the error of the write itself, given the error of Write: nil if only the
@@ -133,7 +129,6 @@ func (e *TimeoutError) Error() string {
 func (e *TimeoutError) Unwrap() error        { return e.Err }
 func (e *TimeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// Timeout reports true, as in [net.Error].
 func (e *TimeoutError) Timeout() bool { return true }
 
 func prefix(name string) string {

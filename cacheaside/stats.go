@@ -30,7 +30,6 @@ type Stats struct {
 	Untold  int64 // gauge: keys that the Store must still be told about
 }
 
-// Stats returns a snapshot.
 func (c *Cache[K, V]) Stats() Stats {
 	c.mu.Lock()
 	s := c.stats
@@ -43,7 +42,6 @@ func (c *Cache[K, V]) Stats() Stats {
 	return s
 }
 
-// Kind returns "cache".
 func (c *Cache[K, V]) Kind() string { return "cache" }
 
 // Settings returns Config without functions, Store and Codec.
@@ -54,7 +52,6 @@ func (c *Cache[K, V]) Settings() any {
 	return cfg
 }
 
-// Figures returns Stats.
 func (c *Cache[K, V]) Figures() []describe.Figure {
 	s := c.Stats()
 	figure := func(name string, counter bool, v int64) describe.Figure {
