@@ -242,7 +242,8 @@ func (l *limit) charge(m *meter, h hold, n int) (charged int) {
 	}
 	for i := range m.more.windows {
 		w := &m.more.windows[i]
-		if h.n == 0 || slices.ContainsFunc(h.windows, func(was window) bool { return was.frame.Window == w.frame.Window && was.end == w.end }) {
+		same := func(was window) bool { return was.frame.Window == w.frame.Window && was.end == w.end }
+		if h.n == 0 || slices.ContainsFunc(h.windows, same) {
 			n := min(n, max(0, 2*l.terms.cfg.Quotas[i].N-w.used))
 			w.used = max(0, w.used+n)
 			charged = max(charged, n)
