@@ -26,9 +26,11 @@
 //   - Each caller waits for a load as long as its own ctx lasts. When the last one leaves, the
 //     load is canceled (see Config.Finish).
 //
-// With a Store, each process keeps the first promise for its own writes, and by
-// [GetOptions].SkipMemory for those of all. Otherwise it sees the writes of others when their
-// messages arrive. While the subscription is lost, memory is not used.
+// With a Store, each process keeps the first promise for its own writes and, by
+// [GetOptions].SkipMemory, at one round trip, for those of all. Otherwise it sees the writes of
+// others when their messages arrive or, without a subscription, when the TTL has passed. While
+// the subscription is lost, memory is not used. Write fences its key in the Store before it
+// writes, so that readers miss if the process dies before the invalidation.
 //
 // A Store that loses what it was told, by a restart, an eviction or a failover to a replica
 // that lags, may hold values from before a Write. Then the TTL is the bound, extended by

@@ -94,8 +94,10 @@ func (e *InvalidateError) Unwrap() []error {
 
 func (e *InvalidateError) Is(target error) bool { return target == ErrUntold }
 
-// Answered and Retryable: the source has answered, and a retry would repeat the write, unless it failed.
-func (e *InvalidateError) Answered() bool  { return e.write == nil || behavior.IsAnswered(e.write) }
+// Answered reports true unless the write failed: the source has answered.
+func (e *InvalidateError) Answered() bool { return e.write == nil || behavior.IsAnswered(e.write) }
+
+// Retryable reports false unless the write failed: a retry would repeat it.
 func (e *InvalidateError) Retryable() bool { return e.write != nil && behavior.Read(e.write).Retryable }
 
 func (e *InvalidateError) Refused() bool { return behavior.IsRefused(e.write) }
