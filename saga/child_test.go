@@ -473,8 +473,8 @@ func TestChildThatStartsLateDoesNothing(t *testing.T) {
 		require.NoError(t, err)
 		r.Wake()
 		synctest.Wait()
-		require.True(t, st.waits)
-		st.cut = true
+		require.True(t, st.waits.Load())
+		st.cut.Store(true)
 		_, err = st.Store.Cancel(t.Context(), "order-1", "ill")
 		require.NoError(t, err)
 		other, _ := begin(t, st.Store, saga.RunnerConfig{Name: "other"}, sg)
@@ -500,29 +500,29 @@ func TestChildThatStartsLateDoesNothing(t *testing.T) {
 type lateStart struct {
 	store.Store
 	wake       chan struct{}
-	waits, cut bool
+	waits, cut atomic.Bool
 }
 
 func (s *lateStart) Start(ctx context.Context, req store.StartRequest) (store.Record, bool, error) {
 	if req.ID == "order-1/parcels/1" {
-		s.waits = true
+		s.waits.Store(true)
 		<-s.wake
 	}
-	if s.cut {
+	if s.cut.Load() {
 		ctx = context.Background() // the process does not know yet
 	}
 	return s.Store.Start(ctx, req)
 }
 
 func (s *lateStart) Heartbeat(ctx context.Context, req store.HeartbeatRequest) ([]store.Renewed, error) {
-	if s.cut {
+	if s.cut.Load() {
 		return nil, errors.New("connection lost")
 	}
 	return s.Store.Heartbeat(ctx, req)
 }
 
 func (s *lateStart) Claim(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
-	if s.cut {
+	if s.cut.Load() {
 		return nil, errors.New("connection lost")
 	}
 	return s.Store.Claim(ctx, req)

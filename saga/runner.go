@@ -201,8 +201,11 @@ func (r *Runner) Run(ctx context.Context) error {
 		h.nudge()
 	}
 	r.mu.Unlock()
-	hard := time.AfterFunc(max(r.cfg.Drain, 0), func() { cancel(errDraining) })
-	defer hard.Stop()
+	if r.cfg.Drain > 0 {
+		defer time.AfterFunc(r.cfg.Drain, func() { cancel(errDraining) }).Stop()
+	} else {
+		cancel(errDraining)
+	}
 	r.work.Wait()
 	cancel(errDraining)
 	_ = loops.Wait()
@@ -221,18 +224,17 @@ func (r *Runner) isDraining() bool {
 // every calls fn after the first wait, after each that fn returns, and when wake is told, until
 // ctx ends.
 func every(ctx context.Context, first time.Duration, wake <-chan struct{}, fn func() time.Duration) {
-	t := time.NewTimer(first)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-		case <-t.C:
-		case <-wake:
+	for wait := first; ; wait = fn() {
+		if wait > 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(wait):
+			case <-wake:
+			}
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		t.Reset(fn())
 	}
 }
 
