@@ -412,7 +412,7 @@ func TestASlotIsFreeAfterAPanic(t *testing.T) {
 }
 
 // A handler that panicked has not answered, whatever a policy makes of the panic.
-func TestAHandlerWhosePanicAPolicyRecoversHasFailed(t *testing.T) {
+func TestHandlerWhosePanicAPolicyRecoversHasFailed(t *testing.T) {
 	recovering := func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) (err error) {
 			defer func() {
