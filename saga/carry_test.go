@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,11 +43,14 @@ func TestSagaCarriesTheContextOfItsStart(t *testing.T) {
 		}
 		car.Backoff = func(int) time.Duration { return time.Minute }
 		sg := sequence(flight, hotel, car)
+		var mu sync.Mutex
 		told := make(map[string]bool)
 		cfg := saga.RunnerConfig{
 			Inject: trace, Extract: withTrace,
 			OnEvent: func(ctx context.Context, e saga.Event) {
 				if e.Kind != saga.EventCreated {
+					mu.Lock()
+					defer mu.Unlock()
 					told[trace(ctx)] = true
 				}
 			},
@@ -68,6 +72,8 @@ func TestSagaCarriesTheContextOfItsStart(t *testing.T) {
 			require.ErrorIs(t, err, saga.ErrCompensated)
 			require.Equal(t, []string{want, want, "do car", want, want}, s.Calls)
 		}
+		mu.Lock()
+		defer mu.Unlock()
 		require.Contains(t, told, "trace 1")
 		require.Contains(t, told, "trace 2")
 	})
