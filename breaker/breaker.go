@@ -30,7 +30,8 @@
 // A result whose call began before the breaker opened, closed or was reset changes nothing. Do not run
 // a call under the same breaker twice: half-open, the outer call holds the permit of the inner one.
 //
-// The states are kept by github.com/sony/gobreaker.
+// Sources: Circuit Breaker (Cloud Design Patterns); Nygard, Release It! The states are kept by
+// github.com/sony/gobreaker.
 package breaker
 
 import (

@@ -29,7 +29,7 @@ type Config struct {
 	// breaker must be closed for its open time to begin anew, and when work that goes on ends a row
 	// of failures. Zero means a minute.
 	Window time.Duration
-	// WindowCalls, at most 1<<20, is how many calls are in the window. Zero means those of its time.
+	// WindowCalls, at most 1<<20, is how many calls are in the window. Zero means that it goes by time.
 	WindowCalls int
 	// SlowAfter makes a success that took so long a failure. Zero means never.
 	SlowAfter time.Duration
@@ -41,8 +41,8 @@ type Config struct {
 	// has not returned within OpenFor has failed; one whose work goes on for OpenFor has
 	// succeeded. Zero means 30 seconds.
 	OpenFor time.Duration
-	// MaxOpenFor lets the open time double with each opening, until the breaker has been closed for
-	// a Window. Zero means OpenFor.
+	// MaxOpenFor lets the open time double with each opening, up to MaxOpenFor, until the breaker
+	// has been closed for a Window. Zero means OpenFor.
 	MaxOpenFor time.Duration
 	// MaxRetryAfter bounds the longest RetryAfter() time.Duration of the failures that opened the
 	// breaker, which takes the place of OpenFor. Zero means the larger of OpenFor and MaxOpenFor.

@@ -98,7 +98,7 @@ type Stats struct {
 	State       State
 	Window      Counts        // when calls last passed; FailedInARow counts failed probes, too
 	FailureRate float64       // of the calls in the window; 0 if there are none
-	OpensInARow int64         // see MaxOpenFor
+	OpensInARow int64         // without having been closed for a whole Window
 	OpenLeft    time.Duration // 0 unless State is Open
 	LastErr     error         // of the last failure, or the reason of an operator
 }

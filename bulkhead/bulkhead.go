@@ -16,6 +16,8 @@
 // hold no slot. A call holds its slot until its function returns, whatever its ctx, and under a
 // resiliencehttp.Transport until the response's body has been read or closed. Package
 // bulkhead/adaptive finds the limit by itself.
+//
+// Sources: Bulkhead, Priority Queue (Cloud Design Patterns).
 package bulkhead
 
 import (

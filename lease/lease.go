@@ -30,9 +30,11 @@
 //     has seen. The epoch grows with each term, even if the store has lost everything.
 //
 // Without either, a lease makes it unlikely that two processes work at once, and does not exclude
-// it.
+// it. All times of a lease are of the store's clock: if that is set forward, leases end early, which
+// a leader may learn only by its next renewal; if back, that of a dead leader lasts longer. A
+// machine that was suspended may count its own time short. Fence and epoch hold in all cases.
 //
-// Patterns: Leader Election; Gray and Cheriton, Leases, SOSP 1989; Burrows, The Chubby lock
+// Sources: Leader Election (Cloud Design Patterns); Gray and Cheriton, Leases, SOSP 1989; Burrows, The Chubby lock
 // service, OSDI 2006 (sequencers).
 package lease
 

@@ -27,7 +27,7 @@ func Constant(d time.Duration) func() Backoff {
 }
 
 // Exponential waits a random time up to a bound that begins at first and doubles with each retry up to
-// longest (full jitter). It panics unless 0 < first <= longest.
+// longest (full jitter: Brooker, "Exponential Backoff And Jitter", 2015). It panics unless 0 < first <= longest.
 func Exponential(first, longest time.Duration) func() Backoff {
 	if first <= 0 || longest < first {
 		panic(fmt.Errorf("retry: Exponential(%v, %v): must be given more than 0, and longest at least first", first, longest))

@@ -20,8 +20,9 @@
 //   - Of nested retriers only the outermost retries, unless it has one attempt. [Fresh] begins a
 //     new operation.
 //
-// Delays are computed by github.com/cenkalti/backoff/v4. For budgets see "Addressing Cascading
-// Failures" in Site Reliability Engineering (Beyer et al., 2016).
+// Sources: Retry (Cloud Design Patterns); for budgets, "Addressing Cascading Failures" in Site
+// Reliability Engineering (Beyer et al., 2016). Delays are computed by
+// github.com/cenkalti/backoff/v4.
 package retry
 
 import (

@@ -68,7 +68,7 @@ func (c RunnerConfig) withDefaults() RunnerConfig {
 }
 
 // Keep says how long sagas that have ended stay in the store: for longer than their Start may be repeated, which
-// would run them again. Zero means forever.
+// would run them again. Zero means forever. Children are deleted with their parent.
 type Keep struct {
 	Completed   time.Duration
 	Compensated time.Duration

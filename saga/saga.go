@@ -34,7 +34,8 @@
 // turns back. So Undo must work for a Do that never took effect, and a participant must apply each command
 // id once, as [Apply] does; sagatest.Check tests both. More is in docs/saga.md.
 //
-// Patterns: Compensating Transaction, Scheduler Agent Supervisor; Garcia-Molina and Salem, Sagas, 1987.
+// Sources: Compensating Transaction, Scheduler Agent Supervisor (Cloud Design Patterns); Garcia-Molina and Salem,
+// Sagas, SIGMOD 1987.
 package saga
 
 import (
@@ -52,8 +53,8 @@ type Saga[S any] struct {
 	Version int
 	Steps   []Step[S] // 1 to 1000; for more, see ChildrenOf
 
-	// Timeout is when the saga turns back unless its pivot, or without one its last step, is done. Zero means
-	// never.
+	// Timeout is how long the pivot, or without one the last step, may take to be done before the saga turns
+	// back. Zero means no limit.
 	Timeout time.Duration
 	// Codec encodes the state. Nil means JSON.
 	Codec Codec[S]
@@ -80,14 +81,15 @@ type Step[S any] struct {
 	UndoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 
 	// Parallel makes the step run beside the one before it. If one of them fails for good, the ctx of the
-	// others ends, and all are undone together. A pivot and a step with an Await run beside no other.
+	// others ends, and all are undone together. A pivot and a step with an Await run beside no other, and the
+	// first step beside none.
 	Parallel bool
 
 	// Delay is how long the step waits before it begins, and Await the signal, of up to 100 bytes, that it
 	// waits for after that: see [Runner.Signal].
 	Delay time.Duration
 	Await string
-	// AwaitFor is when that wait fails, with [ErrNoSignal] and without effect. Zero means never.
+	// AwaitFor bounds that wait, which then fails with [ErrNoSignal] and without effect. Zero means no limit.
 	AwaitFor time.Duration
 
 	// Saga makes the step one of sagas: see [ChildOf].

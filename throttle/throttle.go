@@ -20,8 +20,8 @@
 // none. Package fleet has limits for many processes, kept in Redis; package adaptive stops a
 // client from sending calls that the server would turn away.
 //
-// The algorithm is the generic cell rate algorithm (ITU-T I.371), which is equivalent to a token
-// bucket.
+// Sources: Throttling (Cloud Design Patterns); the generic cell rate algorithm (ITU-T I.371), which
+// is equivalent to a token bucket.
 package throttle
 
 import (

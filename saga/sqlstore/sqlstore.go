@@ -112,9 +112,10 @@ type Config struct {
 	// and _, not a digit first.
 	Prefix string
 
-	// Listen executes LISTEN for the channel on a connection of its own. It calls notify
-	// once when it has done so, and for each notification, until ctx ends or the
-	// connection fails. It is for PostgreSQL only; with pgx it is resiliencepgx.Listen(pool).
+	// Listen executes LISTEN for the channel on a connection of its own, past any pooler such as
+	// PgBouncer, through which no notification arrives. It calls notify once when it has done so,
+	// and for each notification, until ctx ends or the connection fails. It is for PostgreSQL only;
+	// with pgx it is resiliencepgx.Listen(pool).
 	//
 	// A store with Listen also sends notifications, so every process that starts or signals
 	// sagas needs it. PostgreSQL commits transactions with notifications one after the other.
