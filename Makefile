@@ -59,9 +59,9 @@ fuzz: ## each fuzz target for FUZZTIME inputs
 	done
 
 # What fakes cannot say: locks, clocks, lost connections and killed processes of real servers. TestSoak is in race.
-# saga takes the longest: begun last, it would run alone at the end.
+# The longest first: begun last, it would run alone at the end.
 integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB and SQLite; most of the time they wait
-	cd internal/integration && $(GO) test -parallel 4 -timeout 25m -skip '^TestSoak$$' ./saga ./...
+	cd internal/integration && $(GO) test -parallel 4 -timeout 25m -skip '^TestSoak$$' ./saga ./lease ./...
 
 release-check: ## the modules build from a local module proxy in VERSION, as a user has them
 	internal/release/check.sh $(VERSION)

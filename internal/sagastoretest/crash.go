@@ -40,7 +40,7 @@ func Crashes(t *testing.T, newStore func(t *testing.T) store.Store, shapes ...st
 		clean := newTrial(t, st, sc, sc.name+" without a crash", 0, false)
 		clean.run()
 		var wg sync.WaitGroup
-		slots := make(chan struct{}, 8)
+		slots := make(chan struct{}, 16)
 		for at := 1; at <= clean.writes(); at++ {
 			for _, after := range []bool{false, true} {
 				cases++

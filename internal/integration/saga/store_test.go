@@ -45,6 +45,7 @@ func TestStore(t *testing.T) {
 }
 
 func TestCrashMatrix(t *testing.T) {
+	t.Parallel()
 	for _, dialect := range databases {
 		t.Run(string(dialect), func(t *testing.T) {
 			var shapes []string
