@@ -36,7 +36,10 @@ local function putState(kind, key, is, x, ends, number)
   put(key, string.format('%.0f %.0f %.0f %.0f', is, ends, now, number), ends - now)
 end
 local function putCool(key, ends) put(key, string.format('%.0f %.0f', ends, now), ends - now) end
-local function expire(key, us) redis.call('PEXPIRE', key, math.ceil(us / 1000) + 1000) end
+local function expire(key, us) -- never sooner: others in the set may have a longer lease
+  local ms = math.ceil(us / 1000) + 1000
+  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
+end
 
 local function debtOf(key, value, perSecond)
   if not value then return 0 end

@@ -390,13 +390,19 @@ func TestWaitersOfSeveralSlots(t *testing.T) {
 // A process with a shorter Lease does not shorten the leases of others.
 func TestSlotOutlastsTheShorterLeaseOfAnother(t *testing.T) {
 	rdb := client(t, services.Redis(t))
-	cfg := fleet.Config{Name: name(t), Eval: resilienceredis.Eval(rdb), Lease: time.Hour, Timeout: 5 * time.Second, Meters: slotsOnly(1)}
+	cfg := fleet.Config{Name: name(t), Eval: resilienceredis.Eval(rdb), Lease: time.Hour, Timeout: 5 * time.Second, Meters: slotsOnly(2)}
 	r, err := fleet.New(cfg).Reserve(t.Context())
 	require.NoError(t, err)
 	defer r.Settle(t.Context(), 0)
-	cfg.Lease = 100 * time.Millisecond
-	_, err = fleet.New(cfg).Reserve(t.Context())
-	require.ErrorIs(t, err, throttle.ErrLimited)
+	cfg.Lease = 10 * time.Second
+	short := fleet.New(cfg)
+	require.NoError(t, short.Do(t.Context(), func(ctx context.Context) error {
+		require.ErrorIs(t, short.Do(ctx, nil), throttle.ErrLimited)
+		return nil
+	}))
+	require.Eventually(t, func() bool { return short.Stats().Unsettled == 0 }, 10*time.Second, time.Millisecond)
+	kept := rdb.PTTL(t.Context(), cfg.Name+":{t}:s:running").Val()
+	require.Greater(t, kept, 59*time.Minute, "or the slot is free for others when the set expires")
 	slot := rdb.ZRangeWithScores(t.Context(), cfg.Name+":{t}:s:running", 0, -1).Val()
 	require.Len(t, slot, 1)
 	now, err := rdb.Time(t.Context()).Result()
