@@ -230,6 +230,7 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 		}
 	}
 	r.name()
+	cool := r.keys[len(r.meters)] // which a ping writes
 	ticket := int64(0)
 	if cfg.MaxWait != 0 && r.sets != nil {
 		ticket = 1
@@ -242,7 +243,7 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	}()
 	start := time.Now()
 	for began := start; ; began = time.Now() {
-		if err := l.outageOf(cfg, r.keys[0]); err != nil {
+		if err := l.outageOf(cfg, cool); err != nil {
 			return l.reserveAlone(ctx, r, err)
 		}
 		leaves = r.sets != nil
@@ -251,7 +252,7 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 			return nil, end
 		}
 		if err != nil {
-			l.fails(ctx, cfg, r.keys[0], err)
+			l.fails(ctx, cfg, cool, err)
 			return l.reserveAlone(ctx, r, err)
 		}
 		if a.at(0) == 1 {

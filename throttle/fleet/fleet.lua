@@ -14,8 +14,8 @@
 --           or 0 if it comes too late; now; tokens forgiven}.
 --   renew   ARGV: for each slot its id and lease. KEYS: their states. Returns now, then 1 for
 --           each that is still held.
---   cool    ARGV: for how long. KEYS: the cooldown.
---   ping    Returns {1, now}.
+--   cool    ARGV: for how long. KEYS: the cooldown. Returns {1, now}.
+--   ping    The same for no time. It writes, since a server that can only read can decide about no call.
 --
 -- A kind is r: a rate (limit: its burst, x: tokens a second), with the state "debt written"; q: a
 -- quota (x: the length of its windows or, of a calendar, the times between its periods), with the
@@ -83,10 +83,8 @@ local function coolOf(key, value)
   return ends - back
 end
 
-if op == 'ping' then
-  return {1, now}
-elseif op == 'cool' then
-  if now + ARGV[2] > coolOf(KEYS[1], redis.call('GET', KEYS[1])) then putCool(KEYS[1], now + ARGV[2]) end
+if op == 'ping' or op == 'cool' then
+  putCool(KEYS[1], math.max(now + (ARGV[2] or 0), coolOf(KEYS[1], redis.call('GET', KEYS[1]))))
   return {1, now}
 elseif op == 'renew' then
   local held = {now}

@@ -21,7 +21,7 @@ type outage struct {
 	next time.Time // when it is tried again
 }
 
-// outageOf returns why the node of a key cannot be reached, or nil. Each RetryEvery it has the
+// outageOf returns why the node of a cooldown cannot be reached, or nil. Each RetryEvery it has the
 // node tried in the background, so that no call waits for it.
 func (l *Limits) outageOf(cfg *Config, key string) error {
 	node := cfg.Node(key)

@@ -176,6 +176,43 @@ func TestScriptMonthFromADate(t *testing.T) {
 	require.Nil(t, c.reserve(l, -1))
 }
 
+// A Redis that can only read, as a replica or one that is out of memory, is away until it can write: else
+// each call would begin an outage of its own, with all of this process's part.
+func TestScriptRedisThatOnlyReads(t *testing.T) {
+	rdb := client(t, services.Redis(t))
+	var reads atomic.Bool
+	var pings atomic.Int64
+	limits := fleet.New(fleet.Config{
+		Name: name(t), Timeout: 5 * time.Second, RetryEvery: time.Millisecond, OnOutage: fleet.Local, Instances: 2,
+		Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("t/calls", 1e-6, 1).Burst(4)} },
+		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+			if args[0] == "ping" {
+				defer pings.Add(1)
+			}
+			if reads.Load() {
+				return rdb.EvalRO(ctx, script, keys, args...).Result()
+			}
+			return rdb.Eval(ctx, script, keys, args...).Result()
+		},
+	})
+	cool := func(d time.Duration) bool { return limits.Cool(t.Context(), "t/cool", time.Now().Add(d)) == nil }
+	require.True(t, cool(time.Hour))
+	reads.Store(true)
+	admitted := 0
+	for i := range int64(5) {
+		if _, err := limits.Reserve(t.Context()); err == nil {
+			admitted++
+		}
+		pinged := func() bool { _ = cool(time.Second); return pings.Load() > i }
+		require.Eventually(t, pinged, 10*time.Second, time.Millisecond)
+	}
+	require.Equal(t, 2, admitted)
+	reads.Store(false)
+	require.Eventually(t, func() bool { return cool(time.Second) }, 10*time.Second, time.Millisecond)
+	left := rdb.PTTL(t.Context(), limits.Name()+":{t}:c:cool").Val()
+	require.Greater(t, left, 59*time.Minute, "no ping shortens a cooldown")
+}
+
 // Nobody overtakes a call that waits for a slot, whether it waits itself or not.
 func TestScriptNobodyOvertakes(t *testing.T) {
 	rdb := client(t, services.Redis(t))
