@@ -320,6 +320,10 @@ func TestLocalParts(t *testing.T) {
 		costly := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 4, Meters: of(fleet.Rate("a", 1, 5).Burst(10))})
 		limited, _ = errors.AsType[*throttle.LimitedError](costly.Do(t.Context(), ok))
 		require.Equal(t, throttle.Outage, limited.Reason, "more than this process's part, and not more than the limit")
+
+		rare := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 1000, Meters: of(fleet.Rate("a", 1e-7, 1))})
+		require.NoError(t, rare.Do(t.Context(), ok), "its part would be one in centuries")
+		require.ErrorIs(t, rare.Do(t.Context(), ok), throttle.ErrLimited)
 	})
 }
 

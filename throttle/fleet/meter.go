@@ -138,8 +138,8 @@ func (m *Meter) arg(r *Reservation) any {
 // not end, and is given back.
 func (m *Meter) local(instances int) throttle.Config {
 	part := int(max(1, m.limit/int64(instances)))
-	if m.kind == rates {
-		return throttle.Config{Rate: m.perSecond / float64(instances), Burst: part}
+	if m.kind == rates { // a Burst must refill within 36 years
+		return throttle.Config{Rate: max(m.perSecond/float64(instances), float64(part)/1e9), Burst: part}
 	}
 	q := m.window
 	q.N = part
