@@ -102,6 +102,7 @@ func TestMetersAreChecked(t *testing.T) {
 		"Meters is 0: must be 1 to 16":                                                                            {},
 		`Meters[1].key is "b/x": must be one that begins with "a", as the first: a call's meters are on one node`: {fleet.Slots("a/x", 1), fleet.Slots("b/x", 1)},
 		`Meters[1].key is "a/x": must be another than those before it`:                                            {fleet.Slots("a/x", 1), fleet.Rate("a/x", 1, 1)},
+		`Meters[1].key is "a/": must be another than those before it`:                                             {fleet.Slots("a", 1), fleet.Slots("a/", 1)},
 		`Meters[0].key is "{a}/x": must be one that begins with a text without braces`:                            {fleet.Slots("{a}/x", 1)},
 		`Meters[0].perSecond is 0: must be above 0 and at most 1e9`:                                               {fleet.Rate("a", 0, 1).Burst(1)},
 		`Meters[0].Burst is 5000000000: must be 1 to 4e9`:                                                         {fleet.Rate("a", 1, 1).Burst(5e9)},

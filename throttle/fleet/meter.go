@@ -105,7 +105,7 @@ func (m *Meter) wrong(before []Meter) (field string, value any, must string) {
 	case len(before) > 0 && m.tag != before[0].tag:
 		return ".key", strconv.Quote(m.key),
 			fmt.Sprintf("one that begins with %q, as the first: a call's meters are on one node", before[0].tag)
-	case slices.ContainsFunc(before, func(other Meter) bool { return other.key == m.key }):
+	case slices.ContainsFunc(before, func(other Meter) bool { return other.name == m.name }): // also "a" and "a/"
 		return ".key", strconv.Quote(m.key), "another than those before it"
 	case m.kind == rates && !(m.perSecond > 0 && m.perSecond <= 1e9):
 		return ".perSecond", m.perSecond, "above 0 and at most 1e9"
