@@ -274,6 +274,29 @@ func TestOutageOfANode(t *testing.T) {
 	})
 }
 
+// An outage ends also if a failover has given the keys of its node to another.
+func TestOutageEndsWithAFailover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{err: errDown}
+		node := "old"
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1)), Node: func(string) string { return node }})
+		var recovered []string
+		l.Observe(func(_ context.Context, e throttle.Event) {
+			if e.Kind == throttle.EventRecovered {
+				recovered = append(recovered, e.Key)
+			}
+		})
+		require.ErrorIs(t, l.Do(t.Context(), ok), errDown)
+		time.Sleep(2 * time.Second)
+		r.set(func(r *redis) { r.err = nil })
+		node = "new"
+		require.NoError(t, l.Do(t.Context(), ok))
+		synctest.Wait()
+		require.NoError(t, l.Health())
+		require.Equal(t, []string{"old"}, recovered)
+	})
+}
+
 // An answer that comes after Timeout admits nobody.
 func TestLateAnswersAdmitNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -18,24 +18,27 @@ import (
 // An outage is that of one node.
 type outage struct {
 	err  error
+	key  string    // of a cooldown that the node had
 	next time.Time // when it is tried again
 }
 
-// outageOf returns why the node of a cooldown cannot be reached, or nil. Each RetryEvery it has the
-// node tried in the background, so that no call waits for it.
+// outageOf returns why the node of a cooldown cannot be reached, or nil. Each RetryEvery it has all nodes
+// that are away tried in the background, so that no call waits for them: after a failover, another node
+// has the keys of one, and its outage would not end.
 func (l *Limits) outageOf(cfg *Config, key string) error {
 	node := cfg.Node(key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	o := l.down[node]
-	if o == nil {
-		return nil
+	for away, o := range l.down {
+		if now := time.Now(); !now.Before(o.next) {
+			o.next = now.Add(cfg.RetryEvery)
+			go l.try(cfg, away, o.key)
+		}
 	}
-	if now := time.Now(); !now.Before(o.next) {
-		o.next = now.Add(cfg.RetryEvery)
-		go l.try(cfg, node, key)
+	if o := l.down[node]; o != nil {
+		return o.err
 	}
-	return o.err
+	return nil
 }
 
 // fails begins an outage of the node of a key, and has it tried at once, so that the outage of a
@@ -49,7 +52,7 @@ func (l *Limits) fails(ctx context.Context, cfg *Config, key string, err error) 
 		if len(l.down) == 0 {
 			clear(l.local) // left by a call that decided alone just as the last outage ended
 		}
-		l.down[node] = &outage{err, time.Now().Add(cfg.RetryEvery)}
+		l.down[node] = &outage{err, key, time.Now().Add(cfg.RetryEvery)}
 	}
 	l.mu.Unlock()
 	if begins {
