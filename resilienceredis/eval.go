@@ -77,10 +77,13 @@ func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fl
 	}
 }
 
-// Node returns the Node of package fleet: the address of the master that keeps a key.
+// Node returns the Node of package fleet: the address of the master that keeps a key. It asks no
+// server: client is that of [Eval], which finds out what masters there are.
 func Node(client *redis.ClusterClient) func(key string) string {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel() // or calls would wait here for a cluster that hangs, without their ctx and Timeout
 	return func(key string) string {
-		master, err := client.MasterForKey(context.Background(), key)
+		master, err := client.MasterForKey(ended, key)
 		if err != nil {
 			return "" // nobody knows, so there is one outage for all of these
 		}

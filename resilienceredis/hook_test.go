@@ -8,6 +8,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -330,6 +331,34 @@ func TestEvalSendsTheHashOfAKnownScript(t *testing.T) {
 		require.Equal(t, int64(7), v)
 	}
 	require.Equal(t, []string{"evalsha", "eval", "evalsha"}, got)
+}
+
+// Node does not wait for a cluster that hangs, and knows a master when a call has found it.
+func TestNodeWaitsForNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hangs atomic.Bool
+		hangs.Store(true)
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: []string{"node:1"}, MaxRedirects: -1,
+			Dialer: server(func(words []string) string {
+				switch {
+				case hangs.Load():
+					return "hang"
+				case words[0] != "cluster":
+					return "-ERR unknown command"
+				}
+				return "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$4\r\nnode\r\n:1"
+			}).dial,
+		})
+		node := resilienceredis.Node(rdb)
+		start := time.Now()
+		require.Empty(t, node("key"))
+		require.Zero(t, time.Since(start))
+		hangs.Store(false)
+		_, _ = resilienceredis.Eval(rdb)(t.Context(), "return 1", []string{"key"})
+		require.Equal(t, "node:1", node("key"))
+		require.NoError(t, rdb.Close())
+	})
 }
 
 const confirmed = "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1"
