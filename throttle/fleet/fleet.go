@@ -103,7 +103,8 @@ type Config struct {
 	// seconds; the least is 100 ms. The process takes it for lost a twelfth of it before.
 	Lease time.Duration
 
-	// Timeout is how long a call waits for the answer of Redis. Zero means 100 ms.
+	// Timeout is how long a call waits for the answer of Redis. Zero means 100 ms. That a Redis hangs
+	// is found out by calls whose ctx allows for longer.
 	Timeout time.Duration
 
 	// RetryEvery is how often Redis is tried in an outage, and a settlement that could not be

@@ -65,7 +65,8 @@ func (m Meter) Burst(n int64) Meter {
 	return m
 }
 
-// Quota allows n tokens, at most 1e15, in each window, whose own N is not used.
+// Quota allows n tokens, at most 1e15, in each window, whose own N is not used. Another window needs
+// another key, or what was taken of the old one counts in it.
 func Quota(key string, n int64, window throttle.Quota, cost Cost) Meter {
 	m := newMeter(quotas, key, n, cost)
 	m.window, m.window.N = window, int(n)
