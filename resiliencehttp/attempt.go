@@ -416,8 +416,12 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 func (a *attempt) unanswered(err error) error {
 	c := a.call
 	err = a.timedOut(err)
-	if context.Cause(a) == error(c.t.passed) {
-		<-c.Done() // which the policies see: a moment later, perhaps
+	if c.caller.Err() != nil || context.Cause(a) == error(c.t.passed) {
+		<-c.Done() // which the policies see: a moment later, perhaps, and err would be the server's failure
+		select {
+		case <-a.Context.Done(): // so is that of a policy
+		case <-time.After(time.Second): // which may not end with the caller's
+		}
 	}
 	switch {
 	case c.Err() != nil: // err says nothing about the request or the server

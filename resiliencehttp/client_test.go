@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -323,6 +324,70 @@ func TestClientLeavesARequestAloneWhoseCallerLeaves(t *testing.T) {
 		require.Equal(t, 1, w.sent("a"))
 		require.Equal(t, int64(1), c.totals().Ignored)
 	})
+}
+
+// TestCancelOfManyRequestsOpensNothing: a cancel reaches the ctxs that are derived from the caller's one after
+// another. One of a request may be the first of thousands, and the other, which the policies look at, the last.
+func TestCancelOfManyRequestsOpensNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.suffer("a", faults.Plan{Kind: faults.Hang})
+		circuit := breaker.New(breaker.Config{})
+		for _, c := range []*http.Client{
+			resiliencehttp.NewClient(resiliencehttp.ClientConfig{
+				Breaker: circuit.Wrap, Transport: &resiliencehttp.Transport{Base: w},
+			}),
+			{Transport: &resiliencehttp.Transport{
+				Base: w, Middleware: resilience.Chain(resilience.Timeout(time.Minute), retries(3).Wrap, circuit.Wrap),
+			}},
+		} {
+			ctx := &slowCtx{Context: t.Context(), done: make(chan struct{})}
+			time.AfterFunc(time.Second, ctx.cancel)
+			_, err := (&client{Client: c}).get(ctx, "a")
+			time.Sleep(time.Minute) // until all are canceled
+			require.ErrorIs(t, err, context.Canceled)
+			require.Equal(t, 1, w.sent("a"))
+		}
+		require.Equal(t, breaker.Totals{Ignored: 2}, circuit.Stats().Totals)
+	})
+}
+
+// A slowCtx cancels what is derived from it one after another, the latest first.
+type slowCtx struct {
+	context.Context
+	done chan struct{}
+
+	mu      sync.Mutex
+	err     error
+	derived []func()
+}
+
+func (c *slowCtx) Done() <-chan struct{} { return c.done }
+
+func (c *slowCtx) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// AfterFunc is what package context calls for a ctx that is derived from c.
+func (c *slowCtx) AfterFunc(f func()) (stop func() bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.derived = append(c.derived, f)
+	return func() bool { return false }
+}
+
+func (c *slowCtx) cancel() {
+	c.mu.Lock()
+	c.err = context.Canceled
+	derived := c.derived
+	c.mu.Unlock()
+	close(c.done)
+	for _, f := range slices.Backward(derived) {
+		f()
+		time.Sleep(time.Second / 10)
+	}
 }
 
 func TestClientTriesAgain(t *testing.T) {
