@@ -121,6 +121,27 @@ func TestTransactionsWithoutAPrimary(t *testing.T) {
 	require.Equal(t, 1, begun)
 }
 
+// TestPrimaryThatIsFoundAsTheCtxEnds leaves no transaction open: its connection would be lost to the pool.
+func TestPrimaryThatIsFoundAsTheCtxEnds(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	open := 0
+	begin := func(context.Context) (openTx, error) { open++; return openTx{open: &open}, nil }
+	in := resiliencesql.Transactions[openTx]{Begin: begin, Primary: func(ctx context.Context, _ string) (openTx, error) {
+		cancel()
+		return begin(ctx)
+	}}
+	err := in.InTx(ctx, nil, func(context.Context, openTx) error { return standby.ReadOnly })
+	require.Error(t, err)
+	require.Zero(t, open)
+}
+
+type openTx struct {
+	noTx
+	open *int
+}
+
+func (tx openTx) Rollback(context.Context) error { *tx.open--; return nil }
+
 type noTx struct{}
 
 func (noTx) Commit(context.Context) error   { return nil }

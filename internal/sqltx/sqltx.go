@@ -36,11 +36,14 @@ func (cfg Config[T]) attempt(ctx context.Context, fn func(context.Context, T) er
 		if cfg.Primary == nil {
 			return err
 		}
-		tx, failed := cfg.Primary(ctx, probe)
-		if failed != nil {
-			return err
+		why := err
+		begin = func(ctx context.Context) (T, error) {
+			tx, failed := cfg.Primary(ctx, probe)
+			if failed != nil {
+				failed = why
+			}
+			return tx, failed
 		}
-		begin = func(context.Context) (T, error) { return tx, nil }
 	} else if !Stale(err, cfg.Code) {
 		return err
 	}
