@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"net/url"
 	"strings"
@@ -417,6 +418,23 @@ func TestRequestThatCannotBeSentIsNotTheServersFault(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestConnectionOfAnotherRequestIsNotAFault: net/http tells only one request that it asks for an HTTP/2 connection,
+// and gives it to whichever comes first.
+func TestConnectionOfAnotherRequestIsNotAFault(t *testing.T) {
+	var seen watch
+	base := &http.Transport{TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}} // no other HTTP/2
+	base.RegisterProtocol("https", roundTripper(func(r *http.Request) (*http.Response, error) {
+		httptrace.ContextClientTrace(r.Context()).GotConn(httptrace.GotConnInfo{})
+		return nil, io.ErrUnexpectedEOF
+	}))
+	client := &http.Client{Transport: &resiliencehttp.Transport{
+		Middleware: resilience.Chain(retries(2).Wrap, seen.Wrap), Base: base,
+	}}
+	_, err := client.Get("https://a")
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.Equal(t, []behavior.Kind{behavior.Failed, behavior.Failed}, seen.kinds)
 }
 
 func TestWhichErrorsOfAConnectionAreTriedAgain(t *testing.T) {

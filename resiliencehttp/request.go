@@ -80,7 +80,10 @@ type route struct {
 func (r *route) watch(ctx context.Context) context.Context {
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GetConn: func(string) { r.asked.Store(true) },
-		GotConn: func(httptrace.GotConnInfo) { r.got.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) {
+			r.asked.Store(true) // perhaps by another request, of HTTP/2: only that one was told
+			r.got.Store(true)
+		},
 	})
 }
 
