@@ -150,14 +150,12 @@ type anew struct{}
 func Anew(ctx context.Context) context.Context { return context.WithValue(ctx, anew{}, true) }
 
 // Begin begins a transaction, under the ctx of Anew on a connection to a server that takes writes, if
-// there is one.
-func Begin(ctx context.Context, db *sql.DB, mysql bool, options *sql.TxOptions) (*sql.Tx, error) {
-	if ctx.Value(anew{}) == nil {
+// there is one. kind is of the database. SQLite knows neither probe: Primary would close all of the pool,
+// and with it a database in memory.
+func Begin(ctx context.Context, db *sql.DB, kind string, options *sql.TxOptions) (*sql.Tx, error) {
+	probe := map[string]string{"PostgreSQL": probePostgreSQL, "MySQL": probeMySQL}[kind]
+	if ctx.Value(anew{}) == nil || probe == "" {
 		return db.BeginTx(ctx, options)
-	}
-	probe := probePostgreSQL
-	if mysql {
-		probe = probeMySQL
 	}
 	conn, err := Primary(ctx, db, probe)
 	if err != nil {

@@ -11,18 +11,18 @@ import (
 
 // TestBeginAnewIsOnThePrimary, if there is one. The first attempt asks nothing.
 func TestBeginAnewIsOnThePrimary(t *testing.T) {
-	for _, mysql := range []bool{false, true} {
+	for _, kind := range []string{"PostgreSQL", "MySQL"} {
 		servers := &standby.Servers{}
 		db := servers.Open(t, 3)
 		servers.Swap()
-		tx, err := Begin(t.Context(), db, mysql, nil)
+		tx, err := Begin(t.Context(), db, kind, nil)
 		require.NoError(t, err)
 		_, err = tx.Exec("UPDATE 1")
 		require.ErrorIs(t, err, standby.ReadOnly)
 		require.NoError(t, tx.Rollback())
 		require.Equal(t, [2]int{3, 0}, servers.Conns())
 
-		tx, err = Begin(Anew(t.Context()), db, mysql, nil)
+		tx, err = Begin(Anew(t.Context()), db, kind, nil)
 		require.NoError(t, err)
 		require.Equal(t, [2]int{0, 1}, servers.Conns())
 		_, err = tx.Exec("UPDATE 2")
@@ -33,7 +33,7 @@ func TestBeginAnewIsOnThePrimary(t *testing.T) {
 
 		servers.Demote()
 		db = servers.Open(t, 2)
-		tx, err = Begin(Anew(t.Context()), db, mysql, nil)
+		tx, err = Begin(Anew(t.Context()), db, kind, nil)
 		require.NoError(t, err, "there is none")
 		_, err = tx.Exec("UPDATE 3")
 		require.ErrorIs(t, err, standby.ReadOnly, "which says why")
@@ -46,7 +46,7 @@ func TestBeginOfATransactionThatFails(t *testing.T) {
 	servers := &standby.Servers{OnBegin: true}
 	servers.Demote()
 	db := servers.Open(t, 2)
-	_, err := Begin(Anew(t.Context()), db, false, nil)
+	_, err := Begin(Anew(t.Context()), db, "PostgreSQL", nil)
 	require.ErrorIs(t, err, standby.ReadOnly)
 	require.Zero(t, db.Stats().InUse)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
+	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/internal/sqltx/standby"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
@@ -53,4 +54,16 @@ func TestFailoverLeavesNoConnectionToAReader(t *testing.T) {
 			require.Len(t, writes, 1)
 		}
 	}
+}
+
+// TestSQLiteKeepsItsConnections: an attempt that follows another looks for no other server. A database in memory
+// ends with its last connection, and what a PRAGMA has set with its own.
+func TestSQLiteKeepsItsConnections(t *testing.T) {
+	servers := &standby.Servers{OnCommit: true}
+	db := servers.Open(t, 2)
+	servers.Demote() // it answers the question as no primary would: SQLite fails it
+	tx, err := sqlstore.New(db, sqlstore.SQLite, sqlstore.Config{}).Begin(sqltx.Anew(t.Context()))
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback())
+	require.Equal(t, [2]int{2, 0}, servers.Conns())
 }

@@ -306,7 +306,7 @@ func (s *tables) Begin(ctx context.Context) (*sql.Tx, error) {
 		}
 		defer leave()
 	}
-	tx, err := sqltx.Begin(ctx, s.db, s.kind == MySQL, s.options())
+	tx, err := sqltx.Begin(ctx, s.db, string(s.kind), s.options())
 	if err == nil {
 		if err = s.lock(ctx, tx); err != nil {
 			_ = tx.Rollback()
