@@ -71,6 +71,7 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	start:  `INSERT IGNORE ` + insert,
 	commit: update,
 	log:    addEntry,
+	signal: `INSERT IGNORE ` + signal,
 
 	// MySQL skips from group to group ("Using index for group-by").
 	queues: `SELECT d.name, d.version, d.owned, d.wake_at, {count} FROM (

@@ -65,6 +65,7 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	start: `WITH s AS (INSERT ` + insert + ` ON CONFLICT (id) DO NOTHING RETURNING *),
 ` + postgresLog + `
 SELECT {record} FROM s`,
+	signal: `INSERT ` + signal + ` ON CONFLICT DO NOTHING`,
 	commit: `WITH s AS (` + update + ` RETURNING id, epoch, cancel_requested, cancel_note, woken, updated_at),
 ` + postgresLog + `
 SELECT cancel_requested, cancel_note, woken FROM s`,

@@ -62,6 +62,7 @@ CREATE TABLE IF NOT EXISTS {p}saga_signal (
 	start:  `INSERT ` + insert + ` ON CONFLICT (id) DO NOTHING`,
 	commit: update,
 	log:    addEntry,
+	signal: `INSERT ` + signal + ` ON CONFLICT DO NOTHING`,
 
 	// Without the plus signs, which remove the affinities of the columns, SQLite would use only the first
 	// column of the index. It begins at the first entry that is not less than the row, even where it

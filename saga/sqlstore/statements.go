@@ -16,6 +16,7 @@ type dialect struct {
 	commit string // the values of commitArgs, and the log if that is ""
 	batch  string // commits as JSON; "" if they go one by one
 	log    string // an entry; "" if start and commit have all of them, as JSON
+	signal string // unless it is there; it does not read first, which would lock the gap for others on MySQL
 	picks  string // pickOne of all queues, which are JSON; "" if they go one by one
 
 	// queues has the least wake_at of each queue that has a due saga, and statuses the number of sagas of each name
@@ -86,8 +87,8 @@ WHERE id = ? AND status = 'running' AND NOT cancel_requested`
 WHERE id = ?`
 
 	load     = `SELECT {record} FROM {p}saga WHERE id = ?`
-	signaled = `SELECT 1 FROM {p}saga_signal WHERE saga_id = ? AND name = ?{newest}`
-	signal   = `INSERT INTO {p}saga_signal (saga_id, name, payload, at) VALUES (?, ?, ?, {now})`
+	signal   = `INTO {p}saga_signal (saga_id, name, payload, at) VALUES (?, ?, ?, {now})`
+	unsignal = `DELETE FROM {p}saga_signal WHERE saga_id = ? AND name = ?`
 	signals  = `SELECT name, payload FROM {p}saga_signal WHERE saga_id = ? ORDER BY name`
 
 	history = `SELECT seq, step, op, event, attempt, epoch, error, at FROM {p}saga_log WHERE saga_id = ? AND seq > ?

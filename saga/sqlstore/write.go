@@ -346,20 +346,14 @@ func (s *tables) signal(ctx context.Context, q sqldb.Querier, req store.SignalRe
 	if err != nil {
 		return rec, nil, err
 	}
-	var one int
-	err = q.QueryRowContext(ctx, s.sql(signaled), req.ID, req.Name).Scan(&one)
-	switch {
-	case err == nil:
-	case !errors.Is(err, sql.ErrNoRows):
+	isNew, err := changes(q.ExecContext(ctx, s.sql(s.d.signal), req.ID, req.Name, nonNil(req.Payload)))
+	if err != nil {
 		return rec, nil, err
-	default:
-		if req.Admit != nil {
-			if refused = req.Admit(&rec); refused != nil {
-				return rec, refused, nil
-			}
-		}
-		if _, err = q.ExecContext(ctx, s.sql(signal), req.ID, req.Name, nonNil(req.Payload)); err != nil {
-			return rec, nil, err
+	}
+	if isNew && req.Admit != nil {
+		if refused = req.Admit(&rec); refused != nil {
+			_, err = q.ExecContext(ctx, s.sql(unsignal), req.ID, req.Name)
+			return rec, refused, err
 		}
 	}
 	if rec.Status == store.Running {

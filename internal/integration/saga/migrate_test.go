@@ -235,6 +235,24 @@ func TestTransactionWithASnapshotSeesTheNewestRows(t *testing.T) {
 	require.NoError(t, tx.Commit())
 }
 
+// TestSignalInATransactionWaitsForNoOther: under REPEATABLE READ, MySQL would lock the gap of a signal that is
+// looked for and not there, in which those of other sagas belong: they would wait, and two at once deadlock.
+func TestSignalInATransactionWaitsForNoOther(t *testing.T) {
+	d := newDatabase(t, sqlstore.MySQL).with(t, "innodb_lock_wait_timeout", 5)
+	st, db, ctx := d.store(t), d.open(t), t.Context()
+	for _, id := range []string{"a", "b"} {
+		_, _, err := st.Start(ctx, store.StartRequest{ID: id, Saga: "trip", Status: saga.Running, Log: make([]store.Entry, 1)})
+		require.NoError(t, err)
+	}
+	for _, id := range []string{"a", "b"} {
+		tx, err := db.Begin()
+		require.NoError(t, err)
+		defer tx.Rollback()
+		_, err = st.SignalTx(ctx, tx, store.SignalRequest{ID: id, Name: "paid"})
+		require.NoError(t, err, id)
+	}
+}
+
 func listen(t *testing.T, dsn string) func(context.Context, string, func()) error {
 	pool, err := pgxpool.New(context.Background(), dsn)
 	require.NoError(t, err)
