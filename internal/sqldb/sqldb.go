@@ -237,9 +237,9 @@ func Usable(found, from, version int) error {
 		ErrVersion, found, from, version)
 }
 
-// answered adds to an error what it means if the database has answered.
+// answered adds to an error what it means if the database has answered, and not only that it is busy.
 func answered(ctx context.Context, means, err error) error {
-	if behavior.Read(sqltx.Judge(ctx, err, nil)).Kind == behavior.Answered {
+	if end := behavior.Read(sqltx.Judge(ctx, err, nil)); end.Kind == behavior.Answered && !end.Retryable {
 		return fmt.Errorf("%w: %w", means, err)
 	}
 	return err

@@ -325,6 +325,16 @@ type stateError string
 func (e stateError) Error() string    { return "SQLSTATE " + string(e) }
 func (e stateError) SQLState() string { return string(e) }
 
+// TestCheckOfABusyDatabaseSaysNothingOfTheTables: a runner would end for good that begins while another process
+// has them locked.
+func TestCheckOfABusyDatabaseSaysNothingOfTheTables(t *testing.T) {
+	for state, missing := range map[sqlState]bool{"42P01": true, "55P03": false, "40001": false} {
+		err := newStore(t, &script{err: state}, sqlstore.PostgreSQL).Check(t.Context())
+		require.ErrorIs(t, err, state)
+		require.Equal(t, missing, errors.Is(err, store.ErrNotMigrated), "%v", err)
+	}
+}
+
 // TestErrorsNameTheMethod: the driver's error is in the chain of every method's.
 func TestErrorsNameTheMethod(t *testing.T) {
 	broken := errors.New("disk on fire")
