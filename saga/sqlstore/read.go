@@ -120,7 +120,7 @@ func (s *tables) List(ctx context.Context, f store.Filter) (recs []store.Record,
 	if f.WithoutState {
 		record = strings.Replace(columns, " data,", " '' AS data,", 1) + ", {now} AS store_now"
 	}
-	order := " ORDER BY created_at DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
+	order := " ORDER BY created_at DESC, id DESC LIMIT {limit}" // put in last, or each limit would be a text to keep
 	query = "SELECT " + record + " FROM {by " + index +
 		"} WHERE status = ? AND created_at <= ? AND (created_at < ? OR id < ?)" + query + order
 	text := ""
@@ -134,7 +134,8 @@ func (s *tables) List(ctx context.Context, f store.Filter) (recs []store.Record,
 	if text == "" {
 		return nil, "", nil
 	}
-	rows, err := s.db.QueryContext(ctx, s.sql(text+order), args...)
+	text = strings.ReplaceAll(s.sql(text+order), "{limit}", strconv.Itoa(limit+1))
+	rows, err := s.db.QueryContext(ctx, text, args...)
 	recs, err = collect(rows, err, func(rows *sql.Rows) (store.Record, error) { return scan(rows) })
 	if err != nil || len(recs) <= limit {
 		return recs, "", err

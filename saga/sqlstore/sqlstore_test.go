@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -411,6 +412,25 @@ func TestStatementsThatArePreparedStaySo(t *testing.T) {
 			require.Less(t, tries, 10)
 		}
 	})
+}
+
+// TestListsOfAnyLengthAreOneText: the text of a statement is kept, and a limit may be what a client has asked for.
+func TestListsOfAnyLengthAreOneText(t *testing.T) {
+	s := new(script)
+	st := newStore(t, s, sqlstore.PostgreSQL)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for limit := range 1000 {
+		_, _, err := st.List(t.Context(), store.Filter{Limit: limit + 1})
+		require.NoError(t, err)
+		require.Equal(t, 7, strings.Count(s.log[0], fmt.Sprintf(" LIMIT %d", limit+2)), "of each status, and of all")
+		s.log = nil
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	require.Less(t, int64(after.HeapAlloc)-int64(before.HeapAlloc), int64(1<<20))
+	runtime.KeepAlive(st)
 }
 
 func TestRequestThatIsEmptySendsNothing(t *testing.T) {
