@@ -22,7 +22,8 @@ type RunnerConfig struct {
 	// 1 second.
 	Poll time.Duration
 	// Concurrency is how many sagas the runner holds at most. One that waits for a signal, for children, or
-	// for more than a third of LeaseTTL, is not held. Zero means 64.
+	// for more than a third of LeaseTTL, is not held. Zero means 64; at most 10000, as each has a parameter in
+	// one statement.
 	Concurrency int
 	// Drain is how long attempts may continue after the ctx of Run has ended. Zero means 10 seconds, negative
 	// no time.
@@ -51,7 +52,7 @@ func (c RunnerConfig) Validate() error {
 		fmt.Sprintf(`"", or up to %d bytes of UTF-8 without NUL`, maxName))
 	f.Need(c.LeaseTTL == 0 || c.LeaseTTL >= 10*time.Millisecond, "LeaseTTL", c.LeaseTTL, "0 (for 15s), or 10ms or more")
 	f.Need(c.Poll >= 0, "Poll", c.Poll, "0 (for 1s) or more")
-	f.Need(c.Concurrency >= 0, "Concurrency", c.Concurrency, "0 (for 64) or more")
+	f.Need(c.Concurrency >= 0 && c.Concurrency <= 10000, "Concurrency", c.Concurrency, "0 (for 64) to 10000")
 	f.Need(c.Keep.Completed >= 0, "Keep.Completed", c.Keep.Completed, "0 (forever) or more")
 	f.Need(c.Keep.Compensated >= 0, "Keep.Compensated", c.Keep.Compensated, "0 (forever) or more")
 	f.Need(c.Keep.Abandoned >= 0, "Keep.Abandoned", c.Keep.Abandoned, "0 (forever) or more")

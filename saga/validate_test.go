@@ -146,6 +146,7 @@ func TestRunnerConfigNamesTheField(t *testing.T) {
 		`saga.RunnerConfig.Name is "a\x00": must be`:                              {Name: "a\x00"},
 		"saga.RunnerConfig.Poll is -1s":                                           {Poll: -time.Second},
 		"saga.RunnerConfig.Concurrency is -1":                                     {Concurrency: -1},
+		"saga.RunnerConfig.Concurrency is 10001: must be 0 (for 64) to 10000":     {Concurrency: 10001},
 		"saga.RunnerConfig.Keep.Completed is -1s":                                 {Keep: saga.Keep{Completed: -time.Second}},
 		"saga.RunnerConfig.Keep.Compensated is -1s":                               {Keep: saga.Keep{Compensated: -time.Second}},
 		"saga.RunnerConfig.Keep.Abandoned is -1s":                                 {Keep: saga.Keep{Abandoned: -time.Second}},
