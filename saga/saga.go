@@ -74,7 +74,8 @@ type Step[S any] struct {
 	Undo func(ctx context.Context, s *S) error
 
 	// DoTx is a Do in a transaction of the store's database that also records the step: it applies exactly
-	// once. An error rolls back, also the changes to s. DoTx must not end tx, and delays other steps of the
+	// once. An error rolls back, also the changes to s. Whatever the default of a PostgreSQL or MySQL is, tx is
+	// READ COMMITTED: lock the rows that a decision rests on. DoTx must not end tx, and delays other steps of the
 	// saga. On SQLite it has a third of LeaseTTL.
 	DoTx func(ctx context.Context, tx *sql.Tx, s *S) error
 	// UndoTx is an Undo in such a transaction.
