@@ -30,7 +30,8 @@
 // PostgreSQL 12 or later. The fence of a transaction that is not READ COMMITTED may fail with a
 // serialization failure instead of [lease.ErrLost].
 //
-// MySQL 8.0 or MariaDB 10.6, or later.
+// MySQL 8.0 or MariaDB 10.6, or later. In a cluster of several nodes that take writes, such as Galera or Group
+// Replication, each node has locks of its own: a fence holds only if all processes write to the same node.
 //
 // SQLite 3.35 or later, a database on a local disk, and a busy_timeout on every
 // connection. A fenced transaction, as every transaction that writes, keeps the renewals
