@@ -61,6 +61,8 @@
 //
 // If fn ignores an error of a statement, PostgreSQL rolls back at COMMIT, which pgx reports by
 // the bare pgx.ErrTxCommitRollback. Without a Code of "25P02" for it, the outcome is unknown.
+// MySQL goes on. After a deadlock (1213) it has rolled back what came before, and commits what
+// follows, each statement by itself: fn must return that error.
 //
 // A pool that is used up is the commonest bulkhead of a Go program: [Pool] shows it in a
 // registry.

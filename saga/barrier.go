@@ -30,7 +30,7 @@ const BarrierTableMySQL = participant.TableMySQL
 // A command that was applied before does nothing and returns nil: store its result under its id. A Do for
 // which fn returns a [Void] returns the same Void whenever it arrives again. An Undo whose Do has never arrived,
 // or was refused, does not call fn; a Do that arrives after it returns a Void. After any other error the command
-// can be sent again.
+// can be sent again. fn must return a deadlock of MySQL, which has rolled the row back: it would be applied twice.
 func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	id, step, op, err := participant.Split(CommandFrom(ctx).ID)
 	if err != nil {

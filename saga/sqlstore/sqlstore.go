@@ -35,7 +35,9 @@
 // innodb_flush_log_at_trx_commit must be 1, its default: with less, a loss of power takes back
 // steps that were recorded.
 //
-// A DoTx that loses a deadlock has failed without effect, and is attempted again.
+// A DoTx that loses a deadlock and returns that error has failed without effect, and is attempted again. One that
+// ignores it loses what it has written: the server has rolled that back, and commits what follows, each statement
+// by itself, and so the record that the step is done.
 //
 // # SQLite
 //
