@@ -30,10 +30,14 @@
 //
 // # MySQL
 //
-// MySQL 8 and MariaDB 10.6, or later. Tables are in the default database of the connections. With
-// go-sql-driver/mysql no parameter of the DSN is needed. The server's
+// MySQL 8 and MariaDB 10.6, or later. Tables are in the default database of the connections. The server's
 // innodb_flush_log_at_trx_commit must be 1, its default: with less, a loss of power takes back
 // steps that were recorded.
+//
+// go-sql-driver/mysql ignores the end of a ctx during COMMIT. Set readTimeout in the DSN, to a LeaseTTL: without it,
+// a connection that is lost without a word in the COMMIT of a heartbeat ends all heartbeats of the process until
+// TCP gives it up, after a quarter of an hour, and its sagas are taken over meanwhile. No statement of a DoTx may
+// take as long.
 //
 // A DoTx that loses a deadlock and returns that error has failed without effect, and is attempted again. One that
 // ignores it loses what it has written: the server has rolled that back, and commits what follows, each statement
