@@ -26,7 +26,8 @@ type Config[K comparable, V any] struct {
 	// keys with its ctx.
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values for GetMany. A key missing from the map does not exist or, if
-	// LoadMany returns an error other than [ErrNotFound], has failed. Nil means a Load for each.
+	// LoadMany returns an error other than [ErrNotFound], also one joined to it, has failed. Nil means a
+	// Load for each.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
 	// TTL is how long a value is fresh, from the start of its load; see SetTTL. Zero means 5 minutes.

@@ -46,13 +46,27 @@ func isNotFound(err error) bool {
 	if _, panicked := errors.AsType[*panics.Error](err); panicked {
 		return false
 	}
-	if _, joined := errors.AsType[interface {
-		error
-		Unwrap() []error
-	}](err); !joined {
+	if _, isJoined := errors.AsType[joined](err); !isJoined {
 		return true
 	}
 	return behavior.IsAnswered(err)
+}
+
+type joined interface {
+	error
+	Unwrap() []error
+}
+
+// failures returns those of the errors joined in err that mean more than an absent key.
+func failures(err error) (failed []error) {
+	if all, ok := errors.AsType[joined](err); ok {
+		for _, err := range all.Unwrap() {
+			failed = append(failed, failures(err)...)
+		}
+	} else if isFailure(err) {
+		failed = []error{err}
+	}
+	return failed
 }
 
 // isFailure reports whether err, returned by a load, means more than an absent key.

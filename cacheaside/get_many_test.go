@@ -3,6 +3,7 @@ package cacheaside_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"runtime"
@@ -18,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/internal/behavior"
 )
 
 // many is a source that LoadMany reads, one second at a time.
@@ -232,6 +234,45 @@ func TestBatchThatReturnsErrNotFoundHasNotFailed(t *testing.T) {
 		require.Empty(t, got)
 		require.Equal(t, int64(2), c.Stats().NotFound)
 	})
+}
+
+// A LoadMany that joins what it knows of each key does not say that those which failed do not exist.
+func TestBatchThatFailsBesideErrNotFoundHasFailed(t *testing.T) {
+	absent := fmt.Errorf("user 1: %w", cacheaside.ErrNotFound)
+	for name, err := range map[string]error{
+		"first":   errors.Join(absent, errLoad),
+		"last":    errors.Join(errLoad, absent),
+		"in turn": errors.Join(errors.Join(absent, errLoad), absent),
+		"wrapped": fmt.Errorf("users: %w", errors.Join(absent, errLoad)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var judged error
+				src := many{err: func(context.Context) error { return err }}
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					Load: src.one, LoadMany: src.load, NotFoundTTL: time.Hour,
+					Middleware: func(next func(context.Context) error) func(context.Context) error {
+						return func(ctx context.Context) error {
+							judged = next(ctx)
+							return judged
+						}
+					},
+				})
+				defer c.Close()
+				_, got := c.GetMany(t.Context(), []int{1, 2})
+				require.ErrorIs(t, got, errLoad)
+				require.NotErrorIs(t, got, cacheaside.ErrNotFound, "nobody knows which of them does not exist")
+				require.Equal(t, int64(2), c.Stats().Failed)
+				require.False(t, behavior.IsAnswered(judged), "to a breaker it is a failure")
+
+				src.err = func(context.Context) error { return errors.Join(absent, absent) }
+				values, got := c.GetMany(t.Context(), []int{1, 2})
+				require.NoError(t, got)
+				require.Empty(t, values)
+				require.Equal(t, int64(2), c.Stats().NotFound)
+			})
+		})
+	}
 }
 
 // A LoadMany that fails when the time of its keys has passed does not change their

@@ -480,6 +480,9 @@ func (l *load[K, V]) attempt(ctx context.Context) (err error) {
 		keys[i] = f.key
 	}
 	l.found, err = l.cfg.LoadMany(ctx, keys)
+	if failed := failures(err); len(failed) > 0 && errors.Is(err, ErrNotFound) {
+		err = errors.Join(failed...) // otherwise keys that have failed would count as absent
+	}
 	return err
 }
 
