@@ -104,9 +104,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	c.timer = time.AfterFunc(time.Hour, c.overdue)
 	c.timer.Stop()
 	c.remembers = cfg.Store == nil // otherwise once the Store is being watched
-	if cfg.Store != nil || cfg.Lag > 0 {
-		c.divide(cfg.Capacity, cfg.Store != nil)
-	}
+	c.divide(cfg.Capacity, cfg.Store != nil)
 	if cfg.Store != nil {
 		c.tier = newTier(cfg.Store, c.now, func() time.Duration { return max(c.cfg().ErrorPause, 0) }, c.tellAll)
 		c.running.Go(c.watch)
@@ -191,7 +189,12 @@ func allow[K comparable, V any](was, next *Config[K, V]) error {
 	return f.Err()
 }
 
-func (c *Cache[K, V]) follow(cfg *Config[K, V]) { c.entries.SetMaximum(uint64(cfg.Capacity)) }
+func (c *Cache[K, V]) follow(cfg *Config[K, V]) {
+	c.entries.SetMaximum(uint64(cfg.Capacity))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.allAt = c.now() // for a Lag that is set: nobody has noted changes until now
+}
 
 // watch listens for invalidations by other processes until Close. While it cannot hear them,
 // nothing is kept in memory.

@@ -101,7 +101,7 @@ type changes struct {
 	mask    uint32          // of a hash, for the bucket
 
 	// When the last change was, by whatever process, guarded by Cache.mu. What a new Cache has not
-	// heard of counts as changed when it began.
+	// heard of counts as changed when it began, or at its last Update.
 	allAt time.Duration
 	at    []time.Duration // of each bucket; nil until it is needed for Lag
 }

@@ -198,6 +198,38 @@ func TestLagBoundsWhatAReplicaHasNotSeen(t *testing.T) {
 	}
 }
 
+// A Lag that Update sets holds for changes just before, and bounds no keys that have not changed.
+func TestLagThatUpdateSets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		loads := map[int]int{}
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Hour, Jitter: -1, Load: func(_ context.Context, k int) (int, error) {
+			loads[k]++
+			return k, nil
+		}})
+		defer c.Close()
+		time.Sleep(time.Minute)
+		require.NoError(t, c.Invalidate(t.Context(), 1))
+		require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.Lag = 2 * time.Second }))
+		time.Sleep(time.Second)
+		mustGet(t, c, 1)
+		time.Sleep(time.Second)
+		mustGet(t, c, 1)
+		require.Equal(t, 2, loads[1], "the replica may have lagged")
+		require.NoError(t, c.Invalidate(t.Context(), 1))
+		for range 2 {
+			for k := range 10 {
+				mustGet(t, c, 100+k)
+			}
+			time.Sleep(3 * time.Second)
+		}
+		again := 0
+		for k := range 10 {
+			again += loads[100+k] - 1
+		}
+		require.Less(t, again, 5, "another key has changed, which few share a bucket with")
+	})
+}
+
 // A Cache describes itself, for package registry.
 func TestCacheDescribesItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
