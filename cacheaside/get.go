@@ -81,7 +81,7 @@ func (c *Cache[K, V]) enter(ctx context.Context, rs []request[K, V], now time.Du
 		l = c.join(ctx, &rs[i], l, now)
 	}
 	if l != nil {
-		l.many = many
+		l.many = many && l.cfg.LoadMany != nil
 		c.launch(l)
 	}
 	return true
@@ -274,7 +274,7 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if missing == nil {
 		return values, nil
 	}
-	if !c.enter(ctx, missing, now, cfg.LoadMany != nil) {
+	if !c.enter(ctx, missing, now, true) {
 		return values, ErrClosed
 	}
 	var errs []error

@@ -126,6 +126,28 @@ func TestUpdateOfMiddlewareAppliesToLaterLoads(t *testing.T) {
 	require.Equal(t, 1, wrapped)
 }
 
+// Update takes LoadMany away after GetMany has begun, here while it copies a value.
+func TestUpdateTakesLoadManyFromAGetMany(t *testing.T) {
+	var c *cacheaside.Cache[int, int]
+	begun := false
+	c = cacheaside.New(config{
+		Load:     identity,
+		LoadMany: func(context.Context, []int) (map[int]int, error) { return nil, errLoad },
+		Clone: func(v int) int {
+			if begun {
+				update(t, c, func(cfg *config) { cfg.LoadMany = nil })
+			}
+			return v
+		},
+	})
+	defer c.Close()
+	mustGet(t, c, 1)
+	begun = true
+	got, err := c.GetMany(t.Context(), []int{1, 2, 3})
+	require.NoError(t, err)
+	require.Equal(t, map[int]int{1: 1, 2: 2, 3: 3}, got)
+}
+
 func TestUpdateOfErrorPauseReachesTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeStore().connect()
