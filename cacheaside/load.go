@@ -381,6 +381,7 @@ func (l *load[K, V]) run() {
 	for _, f := range l.flights {
 		f.loaded = true
 	}
+	l.begun = l.c.now() // a policy may answer without an attempt
 	err := l.call()
 	l.took = l.c.now() - l.begun
 	for _, f := range l.flights {

@@ -125,6 +125,33 @@ func TestRefusedLoadIsToldApart(t *testing.T) {
 	require.Zero(t, log.count(cacheaside.EventLoadFailed))
 }
 
+// What a policy answers without a call of Load took no time, and is remembered from now on, however old
+// the Cache is.
+func TestAPolicyAnswersInPlaceOfALoad(t *testing.T) {
+	for name, answer := range map[string]error{"refused": refusal{}, "not found": cacheaside.ErrNotFound} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var log eventLog
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					NotFoundTTL: time.Minute, OnEvent: log.add,
+					Load: func(context.Context, int) (int, error) { return 1, nil },
+					Middleware: func(func(context.Context) error) func(context.Context) error {
+						return func(context.Context) error { return answer }
+					},
+				})
+				defer c.Close()
+				time.Sleep(time.Hour)
+				_, err := c.Get(t.Context(), 1)
+				require.Equal(t, answer, err)
+				require.Len(t, log.events, 1)
+				require.Zero(t, log.events[0].Took)
+				_, _ = c.Get(t.Context(), 1)
+				require.Equal(t, c.Stats().NotFound, c.Stats().Hits, "remembered")
+			})
+		})
+	}
+}
+
 // A function of the application that panics in GetMany must not leave keys behind that
 // other calls wait for.
 func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
