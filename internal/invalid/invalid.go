@@ -24,8 +24,9 @@ func (f *Fields) Need(ok bool, field string, value any, want string) {
 
 // Same records that a field that cannot change has changed.
 func (f *Fields) Same(field string, was, now any) {
-	t := reflect.TypeOf(was)
-	same := t == reflect.TypeOf(now) && (t == nil || !t.Comparable() || was == now)
+	// Of values, not of types: a struct may hold in an interface what cannot be compared.
+	canTell := reflect.ValueOf(was).Comparable() && reflect.ValueOf(now).Comparable()
+	same := reflect.TypeOf(was) == reflect.TypeOf(now) && (!canTell || was == now)
 	old, other := "the same", "another"
 	switch was.(type) {
 	case string:

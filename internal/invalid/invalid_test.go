@@ -20,11 +20,15 @@ func TestFieldsNamesAllThatIsWrong(t *testing.T) {
 // An opaque is a store whose values cannot be compared.
 type opaque struct{ _ func() }
 
+// A wrapper is another store around one.
+type wrapper struct{ any }
+
 func TestFieldsSameAllowsNoOtherValue(t *testing.T) {
 	f := invalid.Fields{Type: "breaker.Config"}
 	f.Same("Name", "a", "a")
 	f.Same("Store", nil, nil)
 	f.Same("Store", opaque{}, opaque{}) // nobody can tell
+	f.Same("Store", wrapper{opaque{}}, wrapper{opaque{}})
 	require.NoError(t, f.Err())
 	f.Same("Name", "a", "b")
 	f.Same("Levels", 3, 2)
