@@ -18,7 +18,7 @@
 //     at least as new as what was committed before the call. A load under way then may
 //     still answer callers that joined it earlier; its result is not kept.
 //   - One load of a key runs at a time: in a process or, with a Store, in all of them while
-//     its lease lasts.
+//     its lease lasts. One that was overtaken, canceled or timed out may run beside the next.
 //   - An error or a panic is never cached. A load that fails has failed for all who wait
 //     for it, in every process.
 //   - A value past its TTL is served only as Stale, StaleOnError and SoftTimeout allow,
