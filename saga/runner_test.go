@@ -795,6 +795,32 @@ func TestRecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 	})
 }
 
+// TestStepOfARecordThatCouldNotBeReadIsInDoubt: a deployment kills the process that charges a card, and its own
+// cannot read the record. Once one can again, the charge does not pass for one that never began.
+func TestStepOfARecordThatCouldNotBeReadIsInDoubt(t *testing.T) {
+	broken := sequence(step("flight"))
+	broken.Codec = &fragile{decode: true}
+	for name, wrong := range map[string]*saga.Saga[trip]{"steps": sequence(step("train")), "state": broken} {
+		for _, action := range []saga.Action{saga.ActionCompensate, saga.ActionRetry} {
+			t.Run(name+" "+string(action), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					st, sg := saga.NewMemory(), sequence(step("flight"))
+					abandoned(t, st, "trip-1")
+					require.NoError(t, idle(st, sg).Cancel(t.Context(), "trip-1", "ill"))
+					_, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, wrong)
+					time.Sleep(time.Minute)
+					stop()
+					r, _ := begin(t, st, saga.RunnerConfig{}, sg)
+					require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: action}))
+					s, err := result[trip](t.Context(), r, "trip-1")
+					require.ErrorIs(t, err, saga.ErrCompensated)
+					require.Equal(t, []string{"undo flight"}, s.Calls)
+				})
+			})
+		}
+	}
+}
+
 func TestPanicInAStepIsAFailedAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		boom := step("hotel")
