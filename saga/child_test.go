@@ -307,6 +307,37 @@ func TestParentThatTurnsBackTurnsItsChildrenBack(t *testing.T) {
 	})
 }
 
+// TestParentOfAChildThatNobodyKnowsIsStuck: it is completed, and its version was taken from the program. The parent
+// does not wait for it in silence.
+func TestParentOfAChildThatNobodyKnowsIsStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, st := &warehouse{}, saga.NewMemory()
+		paid := saga.Step[trip]{Name: "paid", Await: "paid"}
+		sg := sequence(w.parcels(1), paid)
+		first, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		startOrder(t, first, sg)
+		time.Sleep(time.Minute)
+		stop()
+
+		newer := w.parcel()
+		newer.Version = 2
+		parcels := saga.Step[trip]{Name: "parcels", Saga: saga.ChildOf(newer, func(*trip) (parcel, error) { return parcel{}, nil }, nil)}
+		r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sequence(parcels, paid))
+		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		time.Sleep(time.Hour)
+		in, err := r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Stuck, in.Status)
+		require.Contains(t, in.LastError, "definition not registered: parcel version 0")
+
+		saga.Register(r, w.parcel())
+		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry}))
+		_, err = result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"undo ship order-1/parcels/0", "undo pack order-1/parcels/0"}, w.did[2:])
+	})
+}
+
 // TestPivotWhoseChildIsCompensated took no effect, although the child has a pivot itself:
 // the parent turns back.
 func TestPivotWhoseChildIsCompensated(t *testing.T) {

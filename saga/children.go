@@ -23,8 +23,8 @@ type storeError struct{ error }
 func (e *storeError) Unwrap() error { return e.error }
 
 func ofStore(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, ErrNotRegistered) {
+		return err // a failure of the step, which may get stuck; it would wait for the store forever
 	}
 	return &storeError{err}
 }

@@ -176,7 +176,11 @@ func (r *Runner) machineOf(rec *store.Record) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return load(p, rec)
+	m, err := load(p, rec)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", ErrNotRegistered, err)
+	}
+	return m, err
 }
 
 // write commits what next makes of the record of a saga that nobody holds or is to hold any more. If
