@@ -345,6 +345,36 @@ func (c *slowCodec) Encode(s *trip) ([]byte, error) {
 
 func (*slowCodec) Decode(data []byte, s *trip) error { return json.Unmarshal(data, s) }
 
+// TestPivotDoesNotBeginTooLate: a cancellation comes, or the deadline passes, while its start is recorded.
+func TestPivotDoesNotBeginTooLate(t *testing.T) {
+	for why, meanwhile := range map[error]func(*testing.T, *saga.Runner){
+		saga.ErrCanceled: func(t *testing.T, other *saga.Runner) { require.NoError(t, other.Cancel(t.Context(), "trip-1", "ill")) },
+		saga.ErrDeadline: func(*testing.T, *saga.Runner) { time.Sleep(4 * time.Second) },
+	} {
+		t.Run(why.Error(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				charge := step("charge")
+				charge.Pivot, charge.Undo = true, nil
+				sg, g, first := sequence(step("flight"), charge), &gate{Store: saga.NewMemory()}, true
+				sg.Timeout = 3 * time.Second
+				g.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+					if first {
+						first = false
+						meanwhile(t, idle(g.Store, sg))
+					}
+					return g.Store.Commit(ctx, req)
+				}
+				r, _ := begin(t, store.Store(g), saga.RunnerConfig{}, sg)
+				mustStart(t, r, sg)
+				s, err := result[trip](t.Context(), r, "trip-1")
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.ErrorIs(t, err, why)
+				require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
+			})
+		})
+	}
+}
+
 // TestCancelDuringTheLastTransaction cancels a saga whose last DoTx has ended and whose
 // result waits: the request came before the result is recorded.
 func TestCancelDuringTheLastTransaction(t *testing.T) {

@@ -643,7 +643,8 @@ func (h *hold) run() {
 			if alive = h.record(now); !alive || h.isReleased() || !h.readSignals(now) {
 				continue
 			}
-			h.launch(now)
+			h.takeCancel() // the record may have told of it, and taken long
+			h.launch(h.now())
 		}
 		endUseless(h.m, h.running, now)
 		h.wait(now)
