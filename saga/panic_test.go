@@ -80,6 +80,73 @@ func (f *flaky) Decode(data []byte, s *trip) error {
 	return json.Unmarshal(data, s)
 }
 
+// An explosive Codec panics on demand.
+type explosive struct{ encode, decode atomic.Bool }
+
+func (e *explosive) Encode(s *trip) ([]byte, error) {
+	if e.encode.Load() {
+		panic("encode")
+	}
+	return json.Marshal(s)
+}
+
+func (e *explosive) Decode(data []byte, s *trip) error {
+	if e.decode.Load() {
+		panic("decode")
+	}
+	return json.Unmarshal(data, s)
+}
+
+// TestPanicOutsideOfAStepMakesTheSagaStuck: it does not end the process, with all other sagas, and then the next.
+func TestPanicOutsideOfAStepMakesTheSagaStuck(t *testing.T) {
+	log.SetOutput(io.Discard)
+	defer log.SetOutput(os.Stderr)
+	for name, lay := range map[string]func(*explosive, *saga.Step[trip]){
+		"in the Backoff": func(_ *explosive, hotel *saga.Step[trip]) {
+			hotel.Do = note("do hotel", errDown)
+			hotel.Backoff = func(n int) time.Duration { return make([]time.Duration, 1)[n] }
+		},
+		"of an error that is nil": func(_ *explosive, hotel *saga.Step[trip]) {
+			hotel.Do = func(context.Context, *trip) error { var none *saga.Error; return none }
+		},
+		"in Encode": func(codec *explosive, hotel *saga.Step[trip]) {
+			hotel.Do = func(context.Context, *trip) error { codec.encode.Store(true); return nil }
+		},
+		"in Decode": func(codec *explosive, hotel *saga.Step[trip]) {
+			hotel.Do = func(context.Context, *trip) error { codec.decode.Store(true); return errDown }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				codec, hotel, car := &explosive{}, step("hotel"), step("car")
+				lay(codec, &hotel)
+				car.Parallel = true
+				sg := sequence(step("flight"), hotel, car)
+				sg.Codec = codec
+				st := saga.NewMemory()
+				r, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+				mustStart(t, r, sg)
+				time.Sleep(time.Minute)
+				in, err := r.Get(t.Context(), "trip-1")
+				require.NoError(t, err)
+				require.Equal(t, saga.Stuck, in.Status)
+				require.Contains(t, in.Cause, "panic outside of a step: ")
+				require.Equal(t, saga.StepStarted, in.Steps[1].Status)
+				require.True(t, in.Steps[1].InDoubt)
+				require.Zero(t, r.Stats().Held)
+				stop()
+
+				mended := sequence(step("flight"), step("hotel"), car)
+				r, _ = begin(t, st, saga.RunnerConfig{OnEvent: silent}, mended)
+				require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionCompensate}))
+				s, err := mended.Result(t.Context(), r, "trip-1")
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.Contains(t, s.Calls, "undo hotel")
+			})
+		})
+	}
+}
+
 // TestHookOfStartThatIsSlowCostsNoLease: the runner holds the saga, and any child, while the hooks
 // are told of its start. Its first step begins after them.
 func TestHookOfStartThatIsSlowCostsNoLease(t *testing.T) {

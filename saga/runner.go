@@ -630,6 +630,26 @@ func (h *hold) now() time.Time { return h.rec.Now.Add(time.Since(h.since)) }
 func (h *hold) run() {
 	defer h.stop(nil)
 	defer h.timer.Stop()
+	h.follow()
+	if !h.isReleased() {
+		h.r.figures.count(func(s *Stats) { s.Lost++ })
+		h.r.tellOf(h.ctx, &h.rec, Event{Kind: EventLost, At: h.now()})
+	}
+	h.leave()
+	h.r.drop(h.rec, h)
+}
+
+// follow does the work of run. A panic of the user's code outside of an attempt, such as in a Backoff or a
+// Codec, makes the saga stuck: it would end the process, and then each that takes the saga over.
+func (h *hold) follow() {
+	defer func() {
+		if v := recover(); v != nil {
+			log.Printf("saga: %s panicked outside of a step: %v\n%s", h.p.name, v, debug.Stack())
+			if !h.isReleased() {
+				h.giveUp(fmt.Errorf("saga: panic outside of a step: %v", v))
+			}
+		}
+	}()
 	for alive := h.load(); alive && !h.isReleased() && !h.isLost(); {
 		h.takeCancel()
 		now := h.now()
@@ -652,12 +672,6 @@ func (h *hold) run() {
 			h.commitOpen()
 		}
 	}
-	if !h.isReleased() {
-		h.r.figures.count(func(s *Stats) { s.Lost++ })
-		h.r.tellOf(h.ctx, &h.rec, Event{Kind: EventLost, At: h.now()})
-	}
-	h.leave()
-	h.r.drop(h.rec, h)
 }
 
 // endUseless ends the ctx of running attempts, if the saga is to turn back and need not know their
@@ -747,8 +761,12 @@ func (h *hold) record(now time.Time) bool {
 	if err == nil || err == errLost {
 		return err == nil
 	}
-	// The state cannot be recorded: the saga is stuck as it was last recorded, and steps that had
-	// started then are in doubt.
+	return h.giveUp(err)
+}
+
+// giveUp makes the saga stuck because of err, as it was last recorded. Steps that had started then are in
+// doubt. It reports false if the saga is lost.
+func (h *hold) giveUp(err error) bool {
 	m, failed := load(h.p, &h.rec)
 	if failed != nil {
 		m, err = h.m, failed
