@@ -265,7 +265,7 @@ func (m *machine) readyButForTime(i int, now time.Time) bool {
 	case StepUndoing:
 		return !m.work[i].busy
 	case StepStarted:
-		return !m.work[i].busy && (m.pivotMayHaveActed(i) || !m.turns(now))
+		return !m.work[i].busy && !m.Back && (m.pivotMayHaveActed(i) || !m.turns(now))
 	}
 	return false
 }

@@ -89,6 +89,16 @@ func TestRelease(t *testing.T) {
 	}
 }
 
+// TestNoDoBeginsOnTheWayBack, also if the steps ran in parallel once, and it is not yet the turn of one to be undone.
+func TestNoDoBeginsOnTheWayBack(t *testing.T) {
+	m := machineOf(t, []StepStatus{started, started}, doable("a"), doable("b"))
+	m.doubt(true)
+	require.NoError(t, m.compensate("ill"))
+	m.advance(now)
+	require.Equal(t, []StepStatus{started, undoing}, []StepStatus{m.Steps[0].Status, m.Steps[1].Status})
+	require.Equal(t, 1, m.next(0, now))
+}
+
 func TestJudge(t *testing.T) {
 	type are = []store.Status
 	for name, c := range map[string]struct {

@@ -49,7 +49,8 @@ import (
 // A Saga is a definition, which does not change once it is in use. S is the state that its steps share.
 type Saga[S any] struct {
 	Name string // 1 to 100 bytes
-	// Version increases when the steps change. Keep the old one registered while there are sagas of it.
+	// Version increases when the steps change, or which run in parallel. Keep the old one registered while there
+	// are sagas of it.
 	Version int
 	Steps   []Step[S] // 1 to 1000; for more, see ChildrenOf
 
