@@ -82,8 +82,9 @@ type Config struct {
 	// Required. For go-redis it is resilienceredis.Eval(client).
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// EvalEach runs scripts in a pipeline. Nil means that settlements are calls of Eval,
-	// eight at once. For go-redis it is resilienceredis.EvalEach(client).
+	// EvalEach runs scripts in a pipeline. Nil means that settlements and renewals of slots are calls
+	// of Eval, eight at once, which a node that hangs holds up for all nodes. For go-redis it is
+	// resilienceredis.EvalEach(client).
 	EvalEach func(ctx context.Context, calls []Call) []Reply
 
 	// Node returns the node that keeps a key, so that the outage of one leaves the others
