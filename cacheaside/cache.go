@@ -28,9 +28,10 @@
 //
 // With a Store, each process keeps the first promise for its own writes and, by
 // [GetOptions].SkipMemory, at one round trip, for those of all. Otherwise it sees the writes of
-// others when their messages arrive or, without a subscription, when the TTL has passed. While
-// the subscription is lost, memory is not used. Write fences its key in the Store before it
-// writes, so that readers miss if the process dies before the invalidation.
+// others when their messages arrive or, without a subscription, when the TTL has passed, extended
+// by Stale and StaleOnError. While the subscription is lost, memory is not used. Write fences its
+// key in the Store before it writes, so that readers miss if the process dies before the
+// invalidation.
 //
 // A Store that loses what it was told, by a restart, an eviction or a failover to a replica
 // that lags, may hold values from before a Write. Then the TTL is the bound, extended by

@@ -73,8 +73,9 @@ func failures(err error) (failed []error) {
 func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 
 // An InvalidateError reports that the Store could not be told of an invalidation, and is told
-// later. Until then other processes may read the old values, for at most their TTL. It matches
-// [ErrUntold]. From Write it does not mean that the write failed; see [WriteError].
+// later. Until then other processes may read the old values, for at most their TTL, extended by
+// Stale and StaleOnError. It matches [ErrUntold]. From Write it does not mean that the write failed;
+// see [WriteError].
 type InvalidateError struct {
 	Name string
 	Keys []string // as converted for the Store; nil means all keys
