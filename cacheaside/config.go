@@ -37,7 +37,8 @@ type Config[K comparable, V any] struct {
 	Jitter float64
 	// Stale is how long after its TTL a value is served at once while it is refreshed.
 	Stale time.Duration
-	// StaleOnError is how long after its TTL a value is served if its load fails.
+	// StaleOnError is how long after its TTL a value is served if its load fails. A caller whose ctx ends
+	// while the load hangs does not get it, unless SoftTimeout has passed.
 	StaleOnError time.Duration
 	// ErrorPause is how long an old value is served after a failed load before the next load, in every
 	// process that shares a Store, and how long Gets skip a shard of the Store that has failed. Without
