@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -379,6 +380,34 @@ func derives(next resilience.Func) resilience.Func {
 		defer cancel()
 		return next(ctx)
 	}
+}
+
+// TestCallBeforeTheRequestIsNoPartOfIt: middleware that first fetches a token under a breaker, say, has a call of
+// its own that ends when it returns. The slot of the request is held all the same.
+func TestCallBeforeTheRequestIsNoPartOfIt(t *testing.T) {
+	tokens, slots := breaker.New(breaker.Config{}), bulkhead.New(bulkhead.Config{Limit: 1})
+	authorize := func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			if err := tokens.Do(ctx, func(context.Context) error { return nil }); err != nil {
+				return err
+			}
+			return next(ctx)
+		}
+	}
+	transport := &resiliencehttp.Transport{
+		Middleware: resilience.Chain(authorize, slots.Wrap),
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			body := io.MultiReader(strings.NewReader("x"), iotest.ErrReader(io.ErrUnexpectedEOF))
+			return &http.Response{StatusCode: 200, Body: io.NopCloser(body)}, nil
+		}),
+	}
+	resp, err := (&http.Client{Transport: transport}).Get("http://a")
+	require.NoError(t, err)
+	require.Equal(t, 1, slots.Stats().InFlight)
+	_, err = io.ReadAll(resp.Body)
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.Zero(t, slots.Stats().InFlight)
+	require.Equal(t, breaker.Totals{Succeeded: 1}, tokens.Stats().Totals)
 }
 
 func TestCtxThatAPolicyCancelsDoesNotCutTheBody(t *testing.T) {

@@ -797,8 +797,11 @@ func TestMiddlewareThatAnswersWithNothing(t *testing.T) {
 	hears := func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error {
 			work := resilience.WorkOf(ctx)
-			defer work.OnEnd(func(error) { ends++ })
-			return next(ctx)
+			err := next(ctx)
+			if !work.OnEnd(func(error) { ends++ }) {
+				ends++
+			}
+			return err
 		}
 	}
 	transport := &resiliencehttp.Transport{Middleware: resilience.Chain(hears, swallow), Base: roundTripper(func(*http.Request) (*http.Response, error) {

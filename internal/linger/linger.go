@@ -26,6 +26,7 @@ type Work struct {
 	mu    sync.Mutex
 	phase phase
 	holds bool // what policies hold is held until the end
+	exact bool // see Exact
 	ends  []func(error)
 	few   [4]func(error) // the memory of ends, mostly
 	err   error          // that it ended with
@@ -120,7 +121,7 @@ func (w *Work) OnEnd(f func(error)) bool { return w != nil && w.atEnd(f, false) 
 func (w *Work) atEnd(f func(error), ifHeld bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.phase == over || ifHeld && !w.holds {
+	if w.phase == over || ifHeld && !w.holds || w.exact && w.phase == inside {
 		return false
 	}
 	w.phase = goesOn
@@ -130,6 +131,10 @@ func (w *Work) atEnd(f func(error), ifHeld bool) bool {
 	w.ends = append(w.ends, f)
 	return true
 }
+
+// Exact is called before the functions run if the innermost calls GoOn or End before it returns nil. Without it,
+// a call of its own that one of them makes under a policy before that one would be taken for this work.
+func (w *Work) Exact() { w.exact = true }
 
 // GoOn is called by the innermost function before it returns, if policies are to hold what
 // they hold until the work ends.
