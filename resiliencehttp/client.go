@@ -43,7 +43,7 @@ type ClientConfig struct {
 	// FirstByte and Idle are those of [Transport]: for how long a server may be silent
 	// before the first byte of its answer, and within it. Negative means no limit. Zero
 	// means 10 seconds, or a third of Timeout if that is less and no AttemptTimeout is set: a
-	// report, or a model that thinks, needs more.
+	// report, a model that thinks, or a long upload, which counts as silence, needs more.
 	FirstByte, Idle time.Duration
 
 	// Retry sends requests again that may be repeated. The default, for each host, makes up to

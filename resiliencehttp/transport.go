@@ -96,8 +96,8 @@ type Transport struct {
 	// of. Zero or less means that the field Retry-After tells.
 	RetryAfter func(*http.Response) time.Duration
 
-	// FirstByte is how long an attempt may take from its sending to the first byte of the
-	// response's body, or its end if there is none. A response is not returned before. Later is
+	// FirstByte is how long an attempt may take, its request's body included, to the first byte of
+	// the response's body, or its end if there is none. A response is not returned before. Later is
 	// a failure of the server, and another attempt may follow. Zero or less means no limit.
 	FirstByte time.Duration
 
