@@ -619,6 +619,28 @@ func TestGetManyWaitsForTheLoadOfAnotherProcess(t *testing.T) {
 	}
 }
 
+// Keys that another process loads stay together beside those that it does not, and when it has died.
+func TestGetManyAsksForBusyKeysTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, source := newFakeStore(), new(many)
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: source.one, LoadMany: source.load, Store: shared.connect()})
+		defer c.Close()
+		synctest.Wait()
+		died := shared.connect()
+		keys := []int{91}
+		for key := 1; key <= 81; key += 10 { // of one shard
+			_, err := died.Acquire(t.Context(), cacheaside.Ask{Key: strconv.Itoa(key), Token: "died"})
+			require.NoError(t, err)
+			keys = append(keys, key)
+		}
+		found, err := c.GetMany(t.Context(), keys)
+		require.NoError(t, err)
+		require.Len(t, found, 10)
+		require.Equal(t, [][]int{{91}, keys[1:]}, source.asked)
+		require.Less(t, shared.called("Acquire"), 150, "about sixty times for all, and not for each")
+	})
+}
+
 // A slowShard is a Store that takes long to answer for keys that end so.
 type slowShard struct {
 	cacheaside.Store

@@ -424,21 +424,27 @@ func (l *load[K, V]) drop() {
 	}
 }
 
-// split gives each of some flights of l a load of its own. asked says that the Store has been
-// asked for it.
+// split gives some flights of l to other loads: each its own if the Store has been asked for them, and
+// otherwise one, or many keys would be asked for again one by one.
 func (l *load[K, V]) split(some []*flight[K, V], asked bool) {
-	c := l.c
+	c, size := l.c, 1
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, f := range some {
-		f.load = &load[K, V]{
+	if !asked {
+		size = max(1, len(some))
+	}
+	for flights := range slices.Chunk(some, size) {
+		next := &load[K, V]{
 			c: c, cfg: l.cfg, caller: l.caller, start: l.start, deadline: l.deadline, asked: asked,
-			flights: []*flight[K, V]{f},
+			many: l.many, flights: flights, err: context.Canceled,
 		}
-		if f.answered() { // nobody waits for it any more
-			f.load.err = context.Canceled
+		for _, f := range flights {
+			f.load = next
+			if !f.answered() { // somebody waits for it
+				next.err = nil
+			}
 		}
-		c.launch(f.load)
+		c.launch(next)
 	}
 	l.retain(func(f *flight[K, V]) bool { return f.load == l })
 }
