@@ -92,7 +92,8 @@ func (r *Registry) Reload(path string) (Report, error) {
 // policies, "kind/name", and whose values are objects of fields of the policy's Config by their Go
 // names. Durations are texts such as "1.5s". A field that is left out stays as it was given; null and
 // zero mean its default. A list is replaced as a whole. A name that is not registered is an error,
-// unless it begins with a question mark: "?breaker/users".
+// unless it begins with a question mark: "?breaker/users". A Group whose every member has the settings
+// already is left alone, and so are those that it makes otherwise later.
 //
 // Apply first asks every policy whether it would take the change. If anything is wrong, the error
 // names all of it, and nothing has changed. A policy that refuses only then stays as it was, and the
@@ -222,8 +223,12 @@ func (c *change) try(data []byte) error {
 		if err := c.decode(cfg); err != nil {
 			return err
 		}
-		if !c.given.IsValid() { // of a Group the first one is asked, and those of other members
-			c.given, c.next, c.after = given, clone(cfg), clone(cfg)
+		switch next := clone(cfg); {
+		case !c.given.IsValid():
+			c.given, c.next, c.after = given, next, next
+		case c.given.Type() == given.Type() && bytes.Equal(write(c.given), write(c.next)):
+			// The overflow of a Group is asked first: it has the settings already, and a member perhaps not.
+			c.before, c.given, c.next, c.after = given, given, next, next
 		}
 		return nil
 	})

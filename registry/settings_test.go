@@ -1,6 +1,7 @@
 package registry_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/hedge"
@@ -335,6 +337,30 @@ func TestApplyLeavesAloneWhatIsSoAlready(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, 1, f[0].updates)
+}
+
+// A Group's overflow may have the settings already, and a member that was made otherwise not.
+func TestApplyChangesEachMemberOfAGroup(t *testing.T) {
+	reg := registry.New()
+	slots := resilience.NewGroup(func(tenant string) *bulkhead.Bulkhead {
+		return bulkhead.New(bulkhead.Config{Name: "tenants", Limit: cmp.Or(map[string]int{"big": 64}[tenant], 8)})
+	}, resilience.GroupConfig{})
+	reg.MustAdd(slots)
+	for _, tenant := range []string{"big", "other"} {
+		require.NoError(t, slots.Do(t.Context(), tenant, func(context.Context) error { return nil }))
+	}
+	data := []byte(`{"bulkhead/tenants": {"Limit": 8}}`)
+	for _, apply := range []func([]byte) (registry.Report, error){reg.Preview, reg.Apply} {
+		report, err := apply(data)
+		require.NoError(t, err)
+		require.Equal(t, "bulkhead/tenants.Limit: 64 -> 8", report.String())
+	}
+	for tenant, b := range slots.All() {
+		require.Equal(t, 8, b.Config().Limit, tenant)
+	}
+	report, err := reg.Apply(data)
+	require.NoError(t, err)
+	require.Empty(t, report)
 }
 
 // The defaults that follow a field are part of what is validated, and so are named fields
