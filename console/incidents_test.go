@@ -245,7 +245,8 @@ func TestIncidentRedisAway(t *testing.T) {
 	incident(t, func(t *testing.T, w *works) {
 		w.redisDown.Store(true)
 		o := w.after(20*time.Second, "The throttle quota cannot reach its store.", "throttle/quota store down")
-		require.Equal(t, "store down|for # s||", o.card("throttle/quota"))
+		require.Equal(t, "store down|for # s||throttle: shared limit cannot be reached: password=hunter2: connection refused",
+			o.card("throttle/quota"))
 		w.redisDown.Store(false)
 		w.after(time.Minute, allWell)
 	})

@@ -225,7 +225,7 @@ func (l *Limits) Health() error {
 type outageError struct{ err error }
 
 func (e *outageError) Error() string       { return e.HealthState() }
-func (e *outageError) Unwrap() []error     { return []error{throttle.ErrOutage, e.err} }
+func (e *outageError) Unwrap() error       { return fmt.Errorf("%w: %w", throttle.ErrOutage, e.err) }
 func (e *outageError) HealthState() string { return "store down" }
 
 func (l *Limits) Figures() []describe.Figure {
