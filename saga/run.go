@@ -186,8 +186,15 @@ func (r *memoryRun) attempt(ctx context.Context, i int, op Op, attempt int, past
 	res.err = fn(withAttempt(ctx, &attempted{saga: &r.identity, step: i, attempt: attempt, op: op}), r.s)
 }
 
-// finish takes in the end of an attempt.
+// finish takes in the end of an attempt. A panic of its error or of the Backoff ends it like one of the step:
+// else what is left of the saga would wait for it, or repeat it, instead of being undone.
 func (r *memoryRun) finish(res memoryResult) {
+	taken := false
+	defer func() {
+		if !taken {
+			r.m.did(res.step, res.op, end{err: errPanicked, final: true}, time.Time{})
+		}
+	}()
 	if !r.p.chain {
 		r.running[res.step](nil)
 		r.running[res.step] = nil
@@ -203,6 +210,7 @@ func (r *memoryRun) finish(res memoryResult) {
 		r.m.wishBack(name, why)
 	}
 	r.m.did(res.step, res.op, endOf(res.err, res.op == OpDo && r.p.steps[res.step].failsClean), r.now())
+	taken = true
 	if stop && (r.m.pivotDone() || r.m.pivotAwaitsAnswer()) {
 		r.m.stick(name, why)
 	}

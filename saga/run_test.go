@@ -538,6 +538,30 @@ func TestRunPassesAPanicOnAfterUndoing(t *testing.T) {
 	}
 }
 
+// TestRunUndoesAfterAPanicOutsideOfAStep: it neither hangs nor repeats the step.
+func TestRunUndoesAfterAPanicOutsideOfAStep(t *testing.T) {
+	var none *saga.Error
+	for name, err := range map[string]error{"in the Backoff": errDown, "of an error that is nil": none} {
+		for _, parallel := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, " ", parallel), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					hotel, car := failing("hotel", err), step("car")
+					hotel.Backoff = func(n int) time.Duration { return make([]time.Duration, 1)[n] }
+					car.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return saga.Void(ctx.Err()) }
+					car.Parallel = true
+					sg := sequence(step("flight"), hotel)
+					if parallel {
+						sg.Steps = append(sg.Steps, car)
+					}
+					var s trip
+					require.Panics(t, func() { _ = saga.Run(t.Context(), sg, &s) })
+					require.Equal(t, []string{"do flight", "do hotel", "undo hotel", "undo flight"}, s.Calls)
+				})
+			})
+		}
+	}
+}
+
 // TestRunGoesNoFurtherAfterAPanic beyond the pivot, where there is nothing to undo.
 func TestRunGoesNoFurtherAfterAPanic(t *testing.T) {
 	pivot, mail := step("charge"), step("mail")
