@@ -62,6 +62,7 @@ func Apply(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	// applied since then, or refused.
 	recorded := false
 	err = within(ctx, db, func(tx *sql.Tx) error {
+		recorded = false
 		a := arrival{b, tx, id, step}
 		return a.do(ctx, refused+storable(refusal.Error()), func(*sql.Tx) error {
 			recorded = true

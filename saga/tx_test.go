@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
+	"github.com/go-resilience/resilience/internal/sqltx/standby"
 	"github.com/go-resilience/resilience/saga"
 )
 
@@ -30,6 +31,7 @@ type ledger struct {
 	onCommit map[string]func() error // by the argument of "with"
 	lose     int                     // how many answers of COMMIT to lose
 	refuse   int                     // how many COMMITs to refuse
+	commit   func() error            // called by each COMMIT, unless nil
 }
 
 func newLedger(t *testing.T) (*ledger, *sql.DB) {
@@ -68,6 +70,11 @@ func (c *ledgerConn) Rollback() error { return nil }
 func (c *ledgerConn) Commit() error {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
+	if c.l.commit != nil {
+		if err := c.l.commit(); err != nil {
+			return err
+		}
+	}
 	if c.l.refuse > 0 {
 		c.l.refuse--
 		return errors.New("commit refused")
@@ -627,4 +634,15 @@ func TestRefusalGivesWayToAnAttemptBesideIt(t *testing.T) {
 		return saga.Void(errDeclined)
 	}))
 	require.Equal(t, []string{"do"}, l.did())
+}
+
+// TestRefusalThatIsRecordedAgainGivesWay to an attempt that was applied meanwhile: it must not pass for one that took
+// no effect.
+func TestRefusalThatIsRecordedAgainGivesWay(t *testing.T) {
+	l, db := newLedger(t)
+	l.commit = func() error {
+		l.commit, l.rows["1 hotel do"] = nil, "do"
+		return &standby.Error{Code: "26000"}
+	}
+	require.NoError(t, apply(t, db, "1/hotel/do", saga.Void(errDeclined)))
 }
