@@ -274,6 +274,20 @@ func TestGroupTellsOfEventsWithTheirKey(t *testing.T) {
 	}, told)
 }
 
+// Eviction asks a breaker whose open time is over for its figures, under the lock of the group.
+func TestGroupObserversMayUseTheGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := resilience.NewGroup(func(string) *breaker.Breaker {
+			return breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+		}, resilience.GroupConfig{MaxKeys: 1})
+		g.ObserveAny(func(context.Context, any) { g.Stats() })
+		require.Equal(t, errShut, g.Do(t.Context(), "a", func(context.Context) error { return errShut }))
+		time.Sleep(2 * time.Second)
+		require.NoError(t, g.Do(t.Context(), "b", doNothing))
+		require.Equal(t, resilience.GroupStats{Members: 1, MaxKeys: 1, Evicted: 1}, g.Stats())
+	})
+}
+
 func TestGroupCloseIsFinal(t *testing.T) {
 	g := newGates(resilience.GroupConfig{MaxKeys: 1})
 	require.NoError(t, g.Do(t.Context(), "a", doNothing))

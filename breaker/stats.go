@@ -103,23 +103,31 @@ type Stats struct {
 	LastErr     error         // of the last failure, or the reason of an operator
 }
 
-func (b *Breaker) Stats() (s Stats) {
-	b.operate(context.Background(), func(now time.Duration) {
-		s = Stats{
-			Totals: Totals{
-				b.calls[Success], b.calls[Failure], b.calls[Ignore], b.calls[refused],
-				b.changes[Open], b.changes[HalfOpen], b.changes[Closed], b.changes[ForcedOpen], b.changes[Disabled],
-			},
-			State:       b.state,
-			Window:      b.counts(now),
-			OpensInARow: int64(b.opens),
-			LastErr:     b.lastErr,
-		}
-		s.FailureRate = share(s.Window.Failed, s.Window.Succeeded)
-		if b.state == Open {
-			s.OpenLeft = b.openLeft(now)
-		}
-	})
+func (b *Breaker) Stats() Stats {
+	defer b.deliver(context.Background())
+	return b.stats()
+}
+
+// stats tells nobody of the changes that time has brought about: the next use does.
+func (b *Breaker) stats() Stats {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.now()
+	b.catchUp(now)
+	s := Stats{
+		Totals: Totals{
+			b.calls[Success], b.calls[Failure], b.calls[Ignore], b.calls[refused],
+			b.changes[Open], b.changes[HalfOpen], b.changes[Closed], b.changes[ForcedOpen], b.changes[Disabled],
+		},
+		State:       b.state,
+		Window:      b.counts(now),
+		OpensInARow: int64(b.opens),
+		LastErr:     b.lastErr,
+	}
+	s.FailureRate = share(s.Window.Failed, s.Window.Succeeded)
+	if b.state == Open {
+		s.OpenLeft = b.openLeft(now)
+	}
 	return s
 }
 
@@ -133,7 +141,7 @@ func (b *Breaker) Needed() bool {
 func (b *Breaker) Kind() string { return "breaker" }
 
 func (b *Breaker) Figures() []describe.Figure {
-	s := b.Stats()
+	s := b.stats() // a Group that evicts b asks under its lock, for which an observer might wait
 	all := []describe.Figure{
 		describe.Count("breaker.calls{outcome=success}", s.Succeeded),
 		describe.Count("breaker.calls{outcome=failure}", s.Failed),
