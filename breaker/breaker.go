@@ -192,7 +192,14 @@ func (b *Breaker) enter(ctx context.Context, c *call) error {
 		b.calls[refused]++
 	}
 	b.mu.Unlock()
+	told := false
+	defer func() {
+		if !told && c.probe != nil { // an observer has panicked: the call is not made
+			b.endCall(ctx, c, verdict{Result: Ignore}, nil)
+		}
+	}()
 	b.deliver(ctx)
+	told = true
 	if refusal == nil {
 		return nil
 	}

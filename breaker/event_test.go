@@ -81,6 +81,23 @@ func TestObserversMayUseTheBreaker(t *testing.T) {
 	require.Equal(t, []string{"changed", "any changed", "refused", "any refused", "any changed"}, told)
 }
 
+// The call that a panic of an observer has kept from being made is no probe that hangs.
+func TestObserverThatPanicsKeepsNoProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+		onChange(b, func(_ context.Context, c breaker.Event) {
+			if c.To == breaker.HalfOpen {
+				panic("observer")
+			}
+		})
+		open(t, b)
+		time.Sleep(time.Second)
+		require.PanicsWithValue(t, "observer", func() { _ = do(b, ok) })
+		require.NoError(t, do(b, ok))
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
+
 func TestEventsDescribeThemselves(t *testing.T) {
 	for want, e := range map[string]breaker.Event{
 		"4 event=changed name=users from=closed to=open for=1s err=down": {
