@@ -154,7 +154,14 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 	if w.admitted && refused.Err == nil {
 		l.stats.Admitted++
 		l.mu.Unlock()
+		told := false
+		defer func() {
+			if !told { // an observer has panicked: the call is not made
+				l.settle(m, h, 0)
+			}
+		}()
 		l.tell(ctx, EventWaited, refused, key)
+		told = true
 		return h, nil
 	}
 	// Tokens of the rate that came too late for it are lost: given back now, they would be one

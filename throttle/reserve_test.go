@@ -183,6 +183,19 @@ func TestAllKeepsNothingWhenACostPanics(t *testing.T) {
 	require.True(t, first.Allow())
 }
 
+// A call that a panic of an observer has kept from being made has used nothing.
+func TestObserverThatPanicsCostsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quotas := []throttle.Quota{{N: 2, Per: throttle.Day}}
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, Quotas: quotas})
+		require.NoError(t, l.Wait(t.Context()))
+		stop := l.Observe(func(context.Context, throttle.Event) { panic("observer") })
+		require.PanicsWithValue(t, "observer", func() { _, _ = throttle.All(l).Reserve(t.Context()) })
+		stop()
+		require.NoError(t, l.Wait(t.Context()))
+	})
+}
+
 // Many goroutines reserve and settle: the balance is exact, of a Limiter and of each key.
 func TestReservationsUnderStress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
