@@ -143,12 +143,26 @@ func (r *Registry) Observe(f func(context.Context, Event)) (stop func()) {
 	})
 }
 
-// Health returns the names of the policies, each with its [Entry.Health]. resiliencehttp.Health(reg)
-// is a handler.
+// Health returns the names of the policies, each with its [Entry.Health]; all are asked at once.
+// resiliencehttp.Health(reg) is a handler.
 func (r *Registry) Health(ctx context.Context) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		for e := range r.All() {
-			if !yield(e.String(), e.Health(ctx)) {
+		all := slices.Collect(r.All())
+		errs := make([]error, len(all))
+		var asked sync.WaitGroup
+		for i, e := range all { // at once: behind a store that hangs, ctx would end for another that is well
+			asked.Go(func() {
+				defer func() {
+					if v := recover(); v != nil {
+						errs[i] = fmt.Errorf("registry: %s: Health panicked: %v", e, v)
+					}
+				}()
+				errs[i] = e.Health(ctx)
+			})
+		}
+		asked.Wait()
+		for i, e := range all {
+			if !yield(e.String(), errs[i]) {
 				return
 			}
 		}

@@ -7,12 +7,14 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -224,6 +226,40 @@ func (a *asked) Observe(f func(context.Context, any)) func() {
 	a.observers = append(a.observers, f)
 	return func() { a.observers = nil }
 }
+
+// slow answers after a time, or when its ctx has ended.
+type slow struct {
+	healer
+	takes time.Duration
+}
+
+func (s *slow) Health(ctx context.Context) error {
+	select {
+	case <-time.After(s.takes):
+		return s.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// A store that hangs does not take the time of another, which would seem to be down, too.
+func TestHealthAsksAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := registry.New()
+		reg.MustAdd(
+			&slow{healer{name: "a"}, time.Hour}, &slow{healer{name: "b"}, time.Millisecond}, &panicky{healer{name: "c"}})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		got := maps.Collect(reg.Health(ctx))
+		require.ErrorIs(t, got["healer/a"], context.DeadlineExceeded)
+		require.NoError(t, got["healer/b"])
+		require.EqualError(t, got["healer/c"], "registry: healer/c: Health panicked: boom")
+	})
+}
+
+type panicky struct{ healer }
+
+func (*panicky) Health(context.Context) error { panic("boom") }
 
 func TestPolicyMayAskAServerForItsHealth(t *testing.T) {
 	reg := registry.New()

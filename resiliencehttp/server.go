@@ -156,8 +156,8 @@ func parseNode(s string) (netip.Addr, bool) {
 // knows: resiliencehttp.Health(reg).
 //
 //	{"status": "warn", "checks": [
-//		{"name": "users", "status": "fail", "state": "open"},
-//		{"name": "mail", "status": "pass", "state": "ok"}
+//		{"name": "breaker/mail", "status": "pass", "state": "ok"},
+//		{"name": "breaker/users", "status": "fail", "state": "open"}
 //	]}
 //
 // A policy passes if its error is nil. It fails if the error has a method Failed() bool that
