@@ -44,7 +44,7 @@ func Log(logger *slog.Logger) func(context.Context, Event) {
 var frequent = map[string]bool{
 	"refused": true, "ended": true, "over budget": true,
 	"load failed": true, "load refused": true, "fence failed": true,
-	"not invalidated": true, "store failed": true, "outage began": true, "recovered": true,
+	"not invalidated": true, "store failed": true, "codec failed": true, "outage began": true, "recovered": true,
 }
 
 // bursts counts the events that are not written.

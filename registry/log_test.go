@@ -48,7 +48,7 @@ func TestLogWritesOneLineForWhatAnOutageRepeats(t *testing.T) {
 		reg, f := newFakes("users")
 		defer reg.Observe(registry.Log(newLogger(&lines)))()
 		tell := func(what string) { f[0].tell(registry.Event{What: what, Level: slog.LevelWarn}) }
-		for _, what := range []string{"store failed", "fence failed", "not invalidated", "outage began"} {
+		for _, what := range []string{"store failed", "fence failed", "not invalidated", "codec failed", "outage began"} {
 			for range 50 {
 				tell(what)
 			}
@@ -64,6 +64,7 @@ func TestLogWritesOneLineForWhatAnOutageRepeats(t *testing.T) {
 		require.Equal(t, `level=WARN msg="fake store failed" name=users
 level=WARN msg="fake fence failed" name=users
 level=WARN msg="fake not invalidated" name=users
+level=WARN msg="fake codec failed" name=users
 level=WARN msg="fake outage began" name=users
 level=WARN msg="fake recovered" name=users suppressed=49
 level=WARN msg="fake outage began" name=users suppressed=49
