@@ -297,6 +297,28 @@ func TestOutageEndsWithAFailover(t *testing.T) {
 	})
 }
 
+// An outage ends also if nobody calls because of it, such as a balancer that asks for the health.
+func TestOutageEndsWithoutCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{err: errDown}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
+		for _, fails := range []func() bool{
+			func() bool { return l.Health() != nil },
+			func() bool { return l.Stats().Down },
+		} {
+			r.set(func(r *redis) { r.err = errDown })
+			require.ErrorIs(t, l.Do(t.Context(), ok), errDown)
+			time.Sleep(10 * time.Second)
+			require.True(t, fails())
+			r.set(func(r *redis) { r.err = nil })
+			time.Sleep(10 * time.Second)
+			_ = fails()
+			synctest.Wait()
+			require.False(t, fails())
+		}
+	})
+}
+
 // An answer that comes after Timeout admits nobody.
 func TestLateAnswersAdmitNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -22,23 +22,27 @@ type outage struct {
 	next time.Time // when it is tried again
 }
 
-// outageOf returns why the node of a cooldown cannot be reached, or nil. Each RetryEvery it has all nodes
-// that are away tried in the background, so that no call waits for them: after a failover, another node
-// has the keys of one, and its outage would not end.
+// outageOf returns why the node of a cooldown cannot be reached, or nil.
 func (l *Limits) outageOf(cfg *Config, key string) error {
 	node := cfg.Node(key)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.tryAll(cfg)
+	if o := l.down[node]; o != nil {
+		return o.err
+	}
+	return nil
+}
+
+// tryAll has all nodes that are away tried in the background, each RetryEvery, so that no call waits for
+// them: after a failover, another node has the keys of one, and its outage would not end. l.mu is held.
+func (l *Limits) tryAll(cfg *Config) {
 	for away, o := range l.down {
 		if now := time.Now(); !now.Before(o.next) {
 			o.next = now.Add(cfg.RetryEvery)
 			go l.try(cfg, away, o.key)
 		}
 	}
-	if o := l.down[node]; o != nil {
-		return o.err
-	}
-	return nil
 }
 
 // fails begins an outage of the node of a key, and has it tried at once, so that the outage of a
@@ -173,6 +177,7 @@ type Stats struct {
 func (l *Limits) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.tryAll(l.setting.Load()) // or a limit that nobody calls would be down for good
 	s := l.stats
 	s.Refusals = maps.Clone(s.Refusals)
 	s.Down = len(l.down) > 0
@@ -214,6 +219,7 @@ func (l *Limits) Change(dry bool, f func(cfg any) error) error {
 func (l *Limits) Health() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.tryAll(l.setting.Load()) // or who sends no calls for it would see it for good
 	for _, o := range l.down {
 		return &outageError{o.err}
 	}
