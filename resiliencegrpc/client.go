@@ -162,7 +162,7 @@ func attempt(ctx context.Context) error {
 	case resilience.Refused(err):
 		return err // a policy further in made no call
 	}
-	e := newStatusError(c.method, err, &sent)
+	e := newStatusError(ctx, c.method, err, &sent)
 	c.last = e
 	if e.Code == codes.DeadlineExceeded && over(ctx) && !over(c.ctx) {
 		e.worth = yes // a timeout of the attempt alone

@@ -569,6 +569,53 @@ func TestWaitingForAConnectionThatNeverComes(t *testing.T) {
 	require.Equal(t, breaker.Open, circuit.State())
 }
 
+// TestACallThatItsCallerCancelsSaysNothing: a probe that hung until then closes no circuit, on either side.
+func TestACallThatItsCallerCancelsSaysNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		sent bool
+		call func(context.Context, testpb.TestClient) error
+	}{
+		"served": {true, func(ctx context.Context, c testpb.TestClient) error { _, err := c.Get(ctx, hello); return err }},
+		"never sent": {false, func(ctx context.Context, c testpb.TestClient) error {
+			_, err := c.Create(ctx, hello, grpc.WaitForReady(true))
+			return err
+		}},
+		"a stream not open": {false, func(ctx context.Context, c testpb.TestClient) error {
+			_, err := c.Chat(ctx, grpc.WaitForReady(true))
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				probing := func() *breaker.Breaker {
+					circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+					_ = circuit.Do(t.Context(), func(context.Context) error { return errors.New("down") })
+					return circuit
+				}
+				ours, theirs := probing(), probing()
+				time.Sleep(2 * time.Second)
+				s := &service{unary: func(ctx context.Context, _ int64, _ *testpb.Message) (*testpb.Message, error) {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}}
+				client := inBubble(t, s, resiliencegrpc.Client{Middleware: ours.Wrap}, resiliencegrpc.Server{Middleware: theirs.Wrap}.Options()...)
+				if !c.sent {
+					client = dial(t, "passthrough:bubble", resiliencegrpc.Client{Middleware: ours.Wrap}, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+						<-ctx.Done()
+						return nil, ctx.Err()
+					}))
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(time.Millisecond, cancel)
+				requireCode(t, codes.Canceled, c.call(ctx, client))
+				synctest.Wait()
+				require.Equal(t, breaker.HalfOpen, ours.State())
+				require.Equal(t, breaker.HalfOpen, theirs.State())
+			})
+		})
+	}
+}
+
 func drainList(s grpc.ServerStreamingClient[testpb.Message], err error) error {
 	if err != nil {
 		return err

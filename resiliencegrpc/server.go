@@ -38,8 +38,8 @@ import (
 // returns the refusal of a policy of its own, such as the open circuit of a database.
 //
 // To the Middleware, the error of a handler is a [*StatusError]. If the client cancels the
-// call or its deadline passes, the ctx that the policies run under ends too, and they
-// ignore what the handler makes of that. A timeout of the Middleware ends the ctx of a
+// call or its deadline passes, the ctx that the policies run under ends too, and to them a
+// failure of the handler is the end of their caller. A timeout of the Middleware ends the ctx of a
 // stream's handler, but no RecvMsg or SendMsg that waits for the client.
 //
 // A request is received and decoded before any of this: bound its size with
@@ -193,7 +193,7 @@ func serve(ctx context.Context) error {
 	if resilience.Refused(s.err) {
 		return s.err
 	}
-	return newStatusError(s.method, s.err, nil)
+	return newStatusError(ctx, s.method, s.err, nil)
 }
 
 // result returns what the client gets after the policies have returned err.

@@ -1,6 +1,7 @@
 package resiliencegrpc
 
 import (
+	"context"
 	"strconv"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 //	DEADLINE_EXCEEDED                      failed; worth another attempt only if it was
 //	                                       the attempt's own timeout that passed
 //	UNKNOWN, INTERNAL, DATA_LOSS           failed
+//	CANCELED, if the ctx has ended         nothing
 //	RESOURCE_EXHAUSTED and every other     answered: the server works, and its answer is no
 //
 // A RetryInfo detail or grpc-retry-pushback-ms makes any of them worth another attempt
@@ -37,6 +39,7 @@ type StatusError struct {
 	worth said
 	after time.Duration
 	local bool // the caller or its program is at fault
+	left  bool // the ctx of the call has ended, and the status says no more
 }
 
 // said is what a server says about another attempt.
@@ -51,10 +54,12 @@ const (
 // pushbackKey is the trailer by which a server says when to come back (gRFC A6).
 const pushbackKey = "grpc-retry-pushback-ms"
 
-// newStatusError returns err as policies see it. sent is nil on the server.
-func newStatusError(method string, err error, sent *evidence) *StatusError {
+// newStatusError returns the err of a call under ctx as policies see it. sent is nil on the server.
+func newStatusError(ctx context.Context, method string, err error, sent *evidence) *StatusError {
 	st := statusOf(err)
 	e := &StatusError{Method: method, Code: st.Code(), Err: err}
+	// As an answer, a probe that hangs until its caller leaves would close a breaker.
+	e.left = e.Code == codes.Canceled && ctx.Err() != nil
 	if e.Code == codes.Unavailable {
 		e.worth = yes
 	}
@@ -118,7 +123,7 @@ func (e *StatusError) RetryAfter() time.Duration { return e.after }
 func (e *StatusError) Retryable() bool { return e.may && e.worth == yes }
 
 // Answered reports whether the status says nothing against the server.
-func (e *StatusError) Answered() bool { return e.local || answers(e.Code) }
+func (e *StatusError) Answered() bool { return !e.left && (e.local || answers(e.Code)) }
 
 // Throttled reports whether the server turned the call away to shed load: the code is
 // RESOURCE_EXHAUSTED or UNAVAILABLE, and the server said when to come back. A

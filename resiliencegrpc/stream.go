@@ -172,7 +172,7 @@ func (s *stream) result(err error, waiting bool) error {
 	case !waiting:
 		return nil
 	}
-	e := newStatusError(s.method, err, s.sent)
+	e := newStatusError(s.ctx, s.method, err, s.sent)
 	if resilience.Answered(e) {
 		return nil
 	}
