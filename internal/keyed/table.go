@@ -139,10 +139,11 @@ func (t *Table[K, V]) makeRoom(now time.Duration) (evicted []V) {
 			break
 		}
 		m.unlink()
+		m.linkBefore(&t.ends) // before Needed, which may panic
 		if m.pins > 0 || t.rule.Needed != nil && t.rule.Needed(&m.Value) {
-			m.linkBefore(&t.ends)
 			continue
 		}
+		m.unlink()
 		delete(t.members, m.Key)
 		if t.rule.Evict != nil {
 			t.rule.Evict(&m.Value)

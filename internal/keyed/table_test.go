@@ -105,6 +105,26 @@ func TestTableIsAsBeforeIfMakePanics(t *testing.T) {
 	require.Equal(t, 1, table.Pin(1).Value)
 }
 
+func TestTableLosesNoMemberIfNeededPanics(t *testing.T) {
+	panics := true
+	var evicted []int
+	table := keyed.NewTable(keyed.Rule[int, int]{
+		Make:    func(key int) int { return key },
+		Needed:  func(*int) bool { return panics && func() bool { panics = false; panic("needed") }() },
+		Evicted: func(key int) { evicted = append(evicted, key) },
+		MaxKeys: 3, Idle: -1,
+	})
+	use := func(keys ...int) {
+		for _, key := range keys {
+			table.Do(key, func(*int) {})
+		}
+	}
+	use(1, 2, 3)
+	require.PanicsWithValue(t, "needed", func() { use(4) })
+	use(2, 1, 4, 5, 6)
+	require.Equal(t, []int{3, 2, 1}, evicted)
+}
+
 func TestTablePinOfAKnownKeyAllocatesNothing(t *testing.T) {
 	table := newTable(10, -1, nil)
 	touch(table, 1)
