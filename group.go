@@ -71,8 +71,8 @@ type Group[K comparable, P interface {
 }
 
 // NewGroup returns a Group whose members are what newMember returns. newMember is called under the
-// lock of the group, and for the overflow at once: it must be quick, and not use the group. NewGroup
-// panics if cfg is not valid.
+// lock of the group, and for the overflow at once: it must be quick, and not use the group, as the
+// methods Needed and Figures of members. NewGroup panics if cfg is not valid.
 func NewGroup[K comparable, P interface {
 	Do(context.Context, Func) error
 }](newMember func(key K) P, cfg GroupConfig) *Group[K, P] {
