@@ -966,8 +966,7 @@ func (h *hold) attempt(ctx context.Context, res result, tx bool) {
 			}
 			res.tx = nil
 		}
-		cause := context.Cause(ctx)
-		res.cut = errors.Is(cause, errDraining) || errors.Is(cause, errLost)
+		res.cut = isCut(ctx)
 		if res.tx == nil {
 			res.end()
 		}
@@ -980,6 +979,12 @@ func (h *hold) attempt(ctx context.Context, res result, tx bool) {
 	began := time.Now()
 	defer func() { res.took = time.Since(began) }()
 	res.err = h.perform(ctx, &res, tx)
+}
+
+// isCut reports whether the ctx of an attempt has ended because the runner stopped or lost the saga.
+func isCut(ctx context.Context) bool {
+	cause := context.Cause(ctx)
+	return errors.Is(cause, errDraining) || errors.Is(cause, errLost)
 }
 
 // perform does the work of an attempt.
@@ -1187,7 +1192,7 @@ func (h *hold) commitOpen() {
 	}
 	h.m, h.data = before, data
 	h.restore()
-	res.err, res.cut = err, false
+	res.err, res.cut = err, isCut(res.ctx) // which has rolled it back
 	h.did(res)
 }
 

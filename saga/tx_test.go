@@ -474,6 +474,43 @@ func TestDoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
 	})
 }
 
+// TestTransactionThatARunnerRollsBackAsItStops has not failed: it counts against no Attempts or UndoAttempts.
+func TestTransactionThatARunnerRollsBackAsItStops(t *testing.T) {
+	for _, back := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			store, flight, stopped := newTxMemory(t), inTx("flight"), false
+			flight.Attempts, flight.UndoAttempts = 1, 1
+			tx, late := &flight.DoTx, step("hotel")
+			if back {
+				tx, late = &flight.UndoTx, failing("hotel", saga.Void(errDeclined))
+			}
+			fn := *tx
+			*tx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+				err := fn(ctx, tx, s)
+				if !stopped {
+					stopped = true
+					time.Sleep(5 * time.Second)
+				}
+				return err
+			}
+			sg := sequence(flight, late)
+			first, stop := begin[trip](t, store, saga.RunnerConfig{Drain: time.Second}, sg)
+			mustStart(t, first, sg)
+			time.Sleep(time.Second)
+			stop()
+			r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+			_, err := result[trip](t.Context(), r, "trip-1")
+			if back {
+				require.ErrorIs(t, err, saga.ErrCompensated)
+				require.Equal(t, []string{"do flight", "undo flight"}, store.l.did())
+			} else {
+				require.NoError(t, err)
+				require.Equal(t, []string{"do flight"}, store.l.did())
+			}
+		})
+	}
+}
+
 func TestOwnerThatIsFencedRollsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := newTxMemory(t)
