@@ -527,6 +527,41 @@ func TestSlotIsHeldUntilTheWorkEnds(t *testing.T) {
 	})
 }
 
+// A process loses none of its slots because it has many, of one tag or of many.
+func TestManySlotsAreRenewed(t *testing.T) {
+	for _, tags := range []int{1, 10_000} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &redis{}
+			one := make(chan bool, 1) // the script's thread
+			l := fleet.New(fleet.Config{Name: "n", Meters: func(ctx context.Context) []fleet.Meter {
+				return []fleet.Meter{fleet.Slots(fmt.Sprint(ctx.Value(account{}).(int)%tags), 10_000)}
+			}, Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+				if args[0] == "renew" {
+					one <- true
+					time.Sleep(time.Duration(len(keys)) * 15 * time.Microsecond)
+					<-one
+					if ctx.Err() != nil {
+						return nil, ctx.Err()
+					}
+				}
+				return r.eval(ctx, script, keys, args...)
+			}})
+			var held []*fleet.Reservation
+			for i := range 10_000 {
+				slot, err := l.Reserve(context.WithValue(t.Context(), account{}, i))
+				require.NoError(t, err)
+				held = append(held, slot)
+			}
+			time.Sleep(time.Minute)
+			require.Zero(t, l.Stats().Lost)
+			for _, slot := range held {
+				slot.Settle(t.Context(), 0)
+			}
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
 // What is renewed is the slots, wherever they stand among the meters.
 func TestSlotsAloneAreRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

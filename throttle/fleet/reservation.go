@@ -296,48 +296,49 @@ func (l *Limits) renewIn(d time.Duration) {
 }
 
 // renew renews the leases of all slots, and again after a third of the shortest lease. If that
-// fails it tries sooner. It takes no longer than that third: else, with a long Timeout, one node that
+// fails it tries sooner. It takes no longer than a quarter of it: else, with a long Timeout, one node that
 // hangs would hold up the renewals on others until their slots are lost.
 func (l *Limits) renew() {
 	calls, holders, lease := l.renewals()
 	if calls == nil {
 		return
 	}
-	began, cfg := time.Now(), l.setting.Load()
-	for i, reply := range l.evalEach(cfg, min(cfg.Timeout, lease/3), calls) {
-		a, err := answerOf(reply)
-		failed := err != nil || len(a) != 1+len(holders[i])
-		for j, r := range holders[i] {
-			again := r.cfg.Lease / 3
-			switch {
-			case failed:
-				again = r.cfg.Lease / 12
-			case a.at(1+j) == 1:
-				r.ends.Reset(r.left(began))
-			default:
-				r.giveUp()
+	cfg, end, next := l.setting.Load(), time.Now().Add(lease/4), lease/3
+	for len(calls) > 0 {
+		n, began := min(maxBatch, len(calls)), time.Now()
+		for i, reply := range l.evalEach(cfg, min(cfg.Timeout, end.Sub(began)), calls[:n]) {
+			a, err := answerOf(reply)
+			failed := err != nil || len(a) != 1+len(holders[i])
+			for j, r := range holders[i] {
+				switch {
+				case failed:
+					next = min(next, r.cfg.Lease/12)
+				case a.at(1+j) == 1:
+					r.ends.Reset(r.left(began))
+				default:
+					r.giveUp()
+				}
 			}
-			l.mu.Lock()
-			if l.held[r] {
-				l.renewIn(again)
-			}
-			l.mu.Unlock()
 		}
+		calls, holders = calls[n:], holders[n:]
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.renewIn(next)
 }
 
-// renewals returns the calls that renew all slots, one for each tag, whose slots they are, and the
-// shortest lease.
+// renewals returns the calls that renew all slots, each those of a tag or, of many, some of them, since a
+// script that renews thousands takes longer than Timeout; whose slots they are; and the shortest lease.
 func (l *Limits) renewals() (calls []Call, holders [][]*Reservation, lease time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lease = math.MaxInt64
-	at := map[string]int{} // in calls, by tag
+	at := map[string]int{} // in calls, the last by tag
 	for r := range l.held {
 		lease = min(lease, r.cfg.Lease)
 		tag := r.meters[0].tag
 		i, ok := at[tag]
-		if !ok {
+		if !ok || len(holders[i]) >= maxBatch {
 			i = len(calls)
 			at[tag] = i
 			calls, holders = append(calls, Call{Script: script, Args: []any{"renew"}}), append(holders, nil)
