@@ -16,7 +16,9 @@ type Config struct {
 	// Attempts bounds the attempts of a call, refused ones included. Zero means 3, negative no limit.
 	Attempts int
 	// AttemptTimeout ends the ctx of an attempt, whose error is context.DeadlineExceeded, too, and
-	// retried. Within a resiliencehttp.Transport it covers the body. Zero means no limit.
+	// retried. Within a resiliencehttp.Transport it covers the body. Zero means no limit. To a breaker
+	// further in it is the caller's deadline, and one below its Patience never opens it: there, take a
+	// resilience.Timeout as the innermost policy instead.
 	AttemptTimeout time.Duration
 	// HealthyAfter is for sessions that run for days: an attempt that failed after so long
 	// counts as the first of a new call. Zero means never.
