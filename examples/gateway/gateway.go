@@ -108,7 +108,8 @@ func cooldown(circuit *breaker.Breaker) resilience.Middleware {
 // judge takes an error that a stream begins with as a failed response: the tenant has seen nothing
 // of it, and another provider may do better.
 func judge(resp *http.Response, ahead *resiliencehttp.Ahead) error {
-	if err := resiliencehttp.DefaultJudge(resp, ahead); err != nil {
+	err := resiliencehttp.DefaultJudge(resp, ahead)
+	if err != nil || !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
 		return err
 	}
 	event, data, err := ahead.Event()
