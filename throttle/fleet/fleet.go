@@ -163,7 +163,7 @@ type Limits struct {
 	redisTime time.Time // what the clock of Redis said last
 	readAt    time.Time // when that was, by our clock
 	down      map[string]*outage
-	local     map[string]*throttle.Limiter // this process's part of a meter, in an outage
+	local     map[string]*throttle.Limiter // this process's part of a meter, in an outage, by its key in Redis
 	due       []settlement                 // to be sent now; others are being sent, or wait to be sent again
 	sending   bool
 	held      map[*Reservation]bool // that have slots

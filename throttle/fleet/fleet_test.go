@@ -373,6 +373,37 @@ func TestLocalParts(t *testing.T) {
 	})
 }
 
+// A change in an outage holds at once, and what was spent stays spent. As in Redis, "a" and "a/" are one
+// meter, and a Rate and a Quota of a key are two.
+func TestLocalPartsFollowChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := fleet.New(fleet.Config{Name: "n", Eval: (&redis{err: errDown}).eval, OnOutage: fleet.Local, Instances: 10,
+			Meters: func(ctx context.Context) []fleet.Meter { return []fleet.Meter{ctx.Value(account{}).(fleet.Meter)} }})
+		admits := func(m fleet.Meter) (n int) {
+			ctx := context.WithValue(t.Context(), account{}, m)
+			for {
+				if _, err := l.Reserve(ctx); err != nil {
+					return n
+				}
+				n++
+			}
+		}
+		day := throttle.Quota{Per: throttle.Day}
+		require.Equal(t, 2, admits(fleet.Rate("a", 1e-3, 1).Burst(20)))
+		require.Zero(t, admits(fleet.Rate("a/", 1e-3, 1).Burst(20)))
+		require.Equal(t, 4, admits(fleet.Quota("a", 40, day, 1)))
+		require.Equal(t, 1, admits(fleet.Slots("a", 10)))
+		require.NoError(t, l.Update(func(c *fleet.Config) { c.Instances = 5 }))
+		require.Equal(t, 2, admits(fleet.Rate("a", 1e-3, 1).Burst(20)))
+		require.Equal(t, 2, admits(fleet.Rate("a", 1e-3, 1).Burst(30)))
+		require.Equal(t, 4, admits(fleet.Quota("a", 40, day, 1)))
+		require.Equal(t, 1, admits(fleet.Slots("a", 10)))
+		require.NoError(t, l.Update(func(c *fleet.Config) { c.Instances = 40 }))
+		require.Zero(t, admits(fleet.Rate("a", 1e-3, 1).Burst(20)))
+		require.Zero(t, admits(fleet.Quota("a", 40, day, 1)))
+	})
+}
+
 // What was admitted in an outage is not counted in the next.
 func TestLocalPartsBeginAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -110,7 +110,7 @@ func (l *Limits) reserveAlone(ctx context.Context, r *Reservation, err error) (*
 		return nil, l.refuse(ctx, outage)
 	}
 	for i := range r.meters {
-		taken, e := l.takeAlone(ctx, r.cfg, &r.meters[i])
+		taken, e := l.takeAlone(ctx, r.cfg, r.keys[i], &r.meters[i])
 		if e == nil {
 			r.alone = append(r.alone, taken)
 			continue
@@ -132,18 +132,21 @@ func (l *Limits) reserveAlone(ctx context.Context, r *Reservation, err error) (*
 
 const maxLocal = 100_000
 
-// takeAlone takes the cost of a call from this process's part of m.
-func (l *Limits) takeAlone(ctx context.Context, cfg *Config, m *Meter) (*throttle.Reservation, *throttle.LimitedError) {
+// takeAlone takes the cost of a call from this process's part of m, whose state in Redis has a key.
+func (l *Limits) takeAlone(
+	ctx context.Context, cfg *Config, key string, m *Meter,
+) (*throttle.Reservation, *throttle.LimitedError) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	part, cost := l.local[m.key], int(m.cost)
+	part, cost := l.local[key], int(m.cost)
 	if part == nil {
 		if len(l.local) >= maxLocal {
 			return nil, m.refusal(cfg, throttle.OverLimit)
 		}
 		part = throttle.New(m.local(cfg.Instances))
-		l.local[m.key] = part
+		l.local[key] = part
 	}
+	_ = part.Update(func(c *throttle.Config) { *c = m.local(cfg.Instances) }) // both may have changed since
 	if m.kind == slots {
 		cost = 1
 	}
