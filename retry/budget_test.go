@@ -97,13 +97,6 @@ func TestBudgetIsChargedBeforeTheWait(t *testing.T) {
 	})
 }
 
-func TestHookThatPanicsCostsNoBudget(t *testing.T) {
-	budget := retry.NewBudget(retry.BudgetConfig{Ratio: 1, PerSecond: -1})
-	r := retry.New(retry.Config{Budget: budget, OnRetry: func(context.Context, retry.Attempt) { panic("hook") }})
-	require.PanicsWithValue(t, "hook", func() { _ = r.Do(t.Context(), fail) })
-	require.EqualValues(t, 1, budget.Stats().Left)
-}
-
 func TestBudgetTakesOneForEachRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})

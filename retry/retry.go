@@ -120,7 +120,16 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		if cause != nil {
 			return c.giveUp(outcome, cause)
 		}
-		if !c.pause(a) {
+		if cfg.OnRetry != nil {
+			cfg.OnRetry(ctx, a)
+		}
+		r.observers.Tell(ctx, Event{
+			Kind: EventRetried, Name: a.Name, Attempt: a.Number, Err: err, Delay: a.Delay, RetryingFor: a.RetryingFor,
+		})
+		if !wait(ctx, a.Delay) {
+			if c.charged {
+				cfg.Budget.giveBack()
+			}
 			return c.giveUp(endOf(ctx), ended.Error(ctx))
 		}
 		r.counts.retried.Add(1)
@@ -223,22 +232,6 @@ func (c *call) next(after time.Duration) (a Attempt, outcome string, cause error
 		return a, overBudget, ErrOverBudget
 	}
 	return a, "", nil
-}
-
-// pause tells of a and waits. It returns false as soon as ctx ends.
-func (c *call) pause(a Attempt) (waited bool) {
-	defer func() {
-		if !waited && c.charged { // also if a hook panics
-			c.cfg.Budget.giveBack()
-		}
-	}()
-	if c.cfg.OnRetry != nil {
-		c.cfg.OnRetry(c.ctx, a)
-	}
-	c.observers.Tell(c.ctx, Event{
-		Kind: EventRetried, Name: a.Name, Attempt: a.Number, Err: a.Err, Delay: a.Delay, RetryingFor: a.RetryingFor,
-	})
-	return wait(c.ctx, a.Delay)
 }
 
 // giveUp ends the call with an *Error.
