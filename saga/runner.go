@@ -1002,10 +1002,17 @@ func (h *hold) perform(ctx context.Context, res *result, tx bool) (err error) {
 		begin = sqltx.Anew(ctx) // else each attempt may meet a server that takes no writes any more
 	}
 	if res.tx, err = h.r.tx.Begin(begin); err != nil {
-		return err
+		return &notBegun{err}
 	}
 	return doTx(ctx, res.tx, res.s)
 }
+
+// A notBegun is the error of an attempt without a transaction. It is a refusal, as nothing was called: else a
+// database that restarts would use up the Attempts, and turn its sagas back.
+type notBegun struct{ error }
+
+func (e *notBegun) Unwrap() error { return e.error }
+func (*notBegun) Refused() bool   { return true }
 
 // wait waits until there is something to do, and takes in all that has come by then, so that
 // parallel steps that end together are recorded together.

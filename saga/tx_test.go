@@ -511,6 +511,34 @@ func TestTransactionThatARunnerRollsBackAsItStops(t *testing.T) {
 	}
 }
 
+// A restarting database begins no transaction for a while.
+type restarting struct {
+	*txMemory
+	until time.Time
+}
+
+func (m *restarting) Begin(ctx context.Context) (*sql.Tx, error) {
+	if time.Now().Before(m.until) {
+		return nil, errDown
+	}
+	return m.txMemory.Begin(ctx)
+}
+
+// TestDoTxWaitsForADatabaseThatRestarts: it is not called, which counts against no Attempts.
+func TestDoTxWaitsForADatabaseThatRestarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &restarting{newTxMemory(t), time.Now().Add(10 * time.Second)}
+		flight := inTx("flight")
+		flight.Attempts = 1
+		sg := sequence(flight)
+		r, _ := begin[trip](t, store, saga.RunnerConfig{OnEvent: silent}, sg)
+		mustStart(t, r, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, 1, state(t, r, "trip-1", "flight").Attempts)
+	})
+}
+
 func TestOwnerThatIsFencedRollsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := newTxMemory(t)
