@@ -182,6 +182,7 @@ type settlement struct {
 const (
 	maxUnsettled = 100_000
 	maxBatch     = 64
+	maxRenewed   = 1000 // slots at a time: few enough for Timeout, many because a node that hangs takes it each time
 )
 
 // settle has a settlement told to Redis, in the background.
@@ -305,7 +306,10 @@ func (l *Limits) renew() {
 	}
 	cfg, end, next := l.setting.Load(), time.Now().Add(lease/4), lease/3
 	for len(calls) > 0 {
-		n, began := min(maxBatch, len(calls)), time.Now()
+		n, began := 0, time.Now()
+		for sum := 0; n < len(calls) && sum < maxRenewed; n++ {
+			sum += len(holders[n])
+		}
 		for i, reply := range l.evalEach(cfg, min(cfg.Timeout, end.Sub(began)), calls[:n]) {
 			a, err := answerOf(reply)
 			failed := err != nil || len(a) != 1+len(holders[i])
