@@ -17,7 +17,8 @@ import (
 // Eval returns the Eval of package fleet, redisstore and redislease: it runs a script on
 // the node that has the keys, by its hash if the server knows it. client has
 // ContextTimeoutEnabled, so that ctx bounds the call, and MaxRetries: -1, so that a script
-// whose answer was lost does not run again.
+// whose answer was lost does not run again. A ClusterClient runs it again all the same, up to MaxRedirects
+// times, if the connection ends: then a call of a fleet has taken its tokens twice.
 func Eval(client redis.Scripter) func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	type known struct {
 		text          string
