@@ -153,7 +153,7 @@ func (l *load[K, V]) fill() {
 		case !f.leased:
 		case isFailure(f.err):
 			l.release(f, !behavior.IsAnswered(f.err) && !behavior.IsRefused(f.err) && l.Err() != context.Canceled)
-		case e == nil && f.shared: // no process may serve the old value when a load fails
+		case f.lookup.Value != nil && (e == nil || e.keep <= now): // no process may go on to serve that old value
 			if err := t.tell(l, []string{f.written}, "", t.store.Invalidate)[f.written]; err != nil {
 				c.report(context.WithoutCancel(l), EventNotInvalidated, &f.key, err, 0)
 			}

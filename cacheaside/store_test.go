@@ -746,6 +746,35 @@ func TestValueThatHasEndedIsNotStored(t *testing.T) {
 	})
 }
 
+// A value that is not to be kept takes the place of the old one also in the Store, which otherwise
+// served that again and again.
+func TestValueThatIsNotKeptRemovesTheOldOneFromTheStore(t *testing.T) {
+	for _, watched := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			loads := 0
+			c := cacheaside.New(cacheaside.Config[int, int]{
+				TTL: time.Minute, Jitter: -1, Stale: time.Hour, Store: watchedIf(watched, newFakeStore().connect()),
+				Load: func(ctx context.Context, _ int) (int, error) {
+					time.Sleep(time.Second)
+					loads++
+					if loads > 1 {
+						cacheaside.SetTTL(ctx, 0)
+					}
+					return loads, nil
+				},
+			})
+			defer c.Close()
+			synctest.Wait()
+			mustGet(t, c, 1)
+			time.Sleep(2 * time.Minute)
+			require.Equal(t, 1, mustGet(t, c, 1), "while it is refreshed")
+			time.Sleep(2 * time.Second)
+			require.Equal(t, 3, mustGet(t, c, 1))
+			require.Equal(t, 4, mustGet(t, c, 1))
+		})
+	}
+}
+
 func bothTiers(shared *fakeStore) func(func(int) int64) *cacheaside.Cache[int, int64] {
 	return func(get func(int) int64) *cacheaside.Cache[int, int64] {
 		conn := shared.connect()
