@@ -15,7 +15,7 @@
 //
 // Run Redis without persistence, because a restored snapshot may hold old values, and with
 // any eviction policy. If a fence or an invalidation is lost, also by a failover to a lagging
-// replica, the TTL is the bound.
+// replica, the TTL is the bound, extended by Stale and StaleOnError.
 //
 // Sources: leases from "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
@@ -50,7 +50,7 @@ type Config struct {
 	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed it, and then message
 	// for each message, in order. It returns when ctx has ended or the connection is lost, and must not
 	// reconnect by itself, which would miss messages. Nil means that changes by other processes are seen
-	// when the TTL of an entry in memory has passed.
+	// when the TTL of an entry in memory has passed, extended by Stale and StaleOnError.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
 	// Timeout bounds each call of Eval. Zero means 250 ms.
