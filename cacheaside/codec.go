@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"hash/crc32"
 	"reflect"
+	"runtime/debug"
 	"time"
+
+	"github.com/go-resilience/resilience/internal/panics"
 )
 
 // A Codec converts values for a [Store]. Several goroutines use it at once.
@@ -83,7 +86,16 @@ var (
 	checksums   = crc32.MakeTable(crc32.Castagnoli)
 )
 
-func (cfg *Config[K, V]) seal(e *entry[V]) ([]byte, error) {
+// recovered makes an error of the panic of a Codec, which otherwise would fail all keys of the load, and
+// each load of the key until its value has left the Store.
+func recovered(err *error) {
+	if v := recover(); v != nil {
+		*err = panics.New(fmt.Sprintf("the Codec panicked: %v", v), v, debug.Stack())
+	}
+}
+
+func (cfg *Config[K, V]) seal(e *entry[V]) (_ []byte, err error) {
+	defer recovered(&err)
 	data := make([]byte, envelopeLeast)
 	data[0] = envelopeVersion
 	binary.BigEndian.PutUint64(data[envelopeHead+1:], uint64(e.took))
@@ -101,7 +113,8 @@ func (cfg *Config[K, V]) seal(e *entry[V]) ([]byte, error) {
 }
 
 // open returns the entry of an envelope, without its times.
-func (cfg *Config[K, V]) open(data []byte) (*entry[V], error) {
+func (cfg *Config[K, V]) open(data []byte) (_ *entry[V], err error) {
+	defer recovered(&err)
 	if len(data) < envelopeLeast || data[0] != envelopeVersion {
 		return nil, errEnvelope
 	}
@@ -113,7 +126,6 @@ func (cfg *Config[K, V]) open(data []byte) (*entry[V], error) {
 	if e.absent {
 		return e, nil
 	}
-	var err error
 	if e.value, err = cfg.Codec.Decode(data[envelopeLeast:]); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}

@@ -43,6 +43,57 @@ func TestDamagedPayloadIsLoadedAnew(t *testing.T) {
 	})
 }
 
+// A Codec that panics about one value is as one that returns an error: the value is loaded again or kept
+// in memory only, and the keys beside it have theirs.
+func TestCodecThatPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		shared := newFakeStore()
+		cfg := cacheaside.Config[int, brittle]{
+			LoadMany: func(_ context.Context, keys []int) (map[int]brittle, error) {
+				found := make(map[int]brittle)
+				for _, key := range keys {
+					found[key] = brittle{Key: key}
+				}
+				return found, nil
+			},
+			Load:    func(_ context.Context, key int) (brittle, error) { return brittle{Key: key}, nil },
+			OnEvent: log.add,
+		}
+		for i := range 2 {
+			cfg.Store = shared.connect()
+			c := cacheaside.New(cfg)
+			defer c.Close()
+			synctest.Wait()
+			for range 2 {
+				found, err := c.GetMany(t.Context(), []int{1, noText, badText})
+				require.NoError(t, err)
+				require.Len(t, found, 3)
+			}
+			require.Equal(t, 1+2*i, log.count(cacheaside.EventCodecFailed))
+		}
+	})
+}
+
+const noText, badText = 2, 3
+
+// A brittle has methods that panic.
+type brittle struct{ Key int }
+
+func (b brittle) MarshalText() ([]byte, error) {
+	if b.Key == noText {
+		panic("cannot be written")
+	}
+	return []byte{byte('0' + b.Key)}, nil
+}
+
+func (b *brittle) UnmarshalText(text []byte) error {
+	if b.Key = int(text[0] - '0'); b.Key == badText {
+		panic("cannot be read")
+	}
+	return nil
+}
+
 func TestValuesThatJSONChangesNeedACodec(t *testing.T) {
 	type (
 		deep   struct{ A struct{ B []any } }
