@@ -97,7 +97,8 @@ type Config struct {
 
 	// MaxWait is how long a call may wait for slots and rates, holding nothing. Zero means
 	// that it is refused immediately, negative that it may wait until its ctx ends. For the
-	// same slots, who came first is admitted first; for rates alone there is no order.
+	// same slots, who came first is admitted first; for rates alone there is no order. The call
+	// keeps its meters: what a limit becomes meanwhile is for calls that begin later.
 	MaxWait time.Duration
 
 	// Lease is how long a slot is kept for a process that no longer renews it. Zero means 10

@@ -201,7 +201,8 @@ func (l *Limits) Name() string { return l.setting.Load().Name }
 
 func (l *Limits) Config() Config { return l.setting.Config() }
 
-// Update is [throttle.Limiter.Update] for this process.
+// Update is [throttle.Limiter.Update] for this process, and for calls that begin later: a call that waits
+// keeps its Config.
 func (l *Limits) Update(change func(*Config)) error { return l.setting.Update(change, same, nil) }
 
 func same(was, next *Config) error { return invalid.Renamed("fleet.Config", was.Name, next.Name) }
