@@ -19,7 +19,8 @@
 //
 // All times are those of the clock of Redis. A call whose answer is lost or late may have taken
 // its tokens, and is not admitted. If Redis loses data, as in a failover, tokens that were taken
-// last can be taken again, and a call that had a slot ends. A rate is a token bucket.
+// last can be taken again, and a call that had a slot ends. If its clock is set forward, tokens come
+// back and slots are lost, as if the time had passed. A rate is a token bucket.
 package fleet
 
 import (

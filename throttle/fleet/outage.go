@@ -166,7 +166,7 @@ type Stats struct {
 	Admitted int64                     // calls
 	Refusals map[throttle.Reason]int64 // calls
 	Alone    int64                     // calls of Admitted, by Local
-	Asked    int64                     // round trips to Redis
+	Asked    int64                     // round trips to Redis; settlements or renewals that go together are one
 	Failed   int64                     // calls without an answer in time
 	Forgiven int64                     // tokens of debts
 	Untold   int64                     // settlements that could not be told to Redis
