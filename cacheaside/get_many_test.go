@@ -641,6 +641,36 @@ func TestGetManyAsksForBusyKeysTogether(t *testing.T) {
 	})
 }
 
+// The leases of keys that do not exist, or have failed, are given back some at once, and not one after
+// the other before GetMany returns.
+func TestGetManyGivesLeasesBackTogether(t *testing.T) {
+	for _, err := range []error{nil, errLoad} {
+		synctest.Test(t, func(t *testing.T) {
+			shared := newFakeStore()
+			c := cacheaside.New(cacheaside.Config[int, int]{
+				Load:     identity,
+				LoadMany: func(context.Context, []int) (map[int]int, error) { return nil, err },
+				Store:    slowRelease{shared.connect()},
+			})
+			defer c.Close()
+			synctest.Wait()
+			start := time.Now()
+			_, got := c.GetMany(t.Context(), []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}) // of ten shards
+			require.ErrorIs(t, got, err)
+			require.Equal(t, 2*time.Second, time.Since(start))
+			require.Equal(t, 10, shared.called("Release"))
+		})
+	}
+}
+
+// A slowRelease is a Store that takes a second for each Release.
+type slowRelease struct{ cacheaside.Store }
+
+func (s slowRelease) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+	time.Sleep(time.Second)
+	return s.Store.Release(ctx, ask, failed)
+}
+
 // A slowShard is a Store that takes long to answer for keys that end so.
 type slowShard struct {
 	cacheaside.Store

@@ -59,6 +59,7 @@ type question struct {
 	asked   bool          // the Store has answered
 	leased  bool          // the flight has the lease, and must fill the Store or give the lease back
 	damaged bool          // the value of the Store cannot be read
+	failed  bool          // those who wait for the lease are told that the load has failed
 	filling Filling
 }
 

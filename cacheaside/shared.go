@@ -146,19 +146,20 @@ func (l *load[K, V]) read(f *flight[K, V]) *entry[V] {
 // fill stores the results of the flights that have a lease, or gives the lease back.
 func (l *load[K, V]) fill() {
 	c, t := l.c, l.c.tier
-	var full []*flight[K, V]
+	var full, none []*flight[K, V]
 	for _, f := range l.flights {
 		e, now := f.entry, c.now()
 		switch {
 		case !f.leased:
 		case isFailure(f.err):
-			l.release(f, !behavior.IsAnswered(f.err) && !behavior.IsRefused(f.err) && l.Err() != context.Canceled)
+			f.failed = !behavior.IsAnswered(f.err) && !behavior.IsRefused(f.err) && l.Err() != context.Canceled
+			none = append(none, f)
 		case f.lookup.Value != nil && (e == nil || e.keep <= now): // no process may go on to serve that old value
 			if err := t.tell(l, []string{f.written}, "", t.store.Invalidate)[f.written]; err != nil {
 				c.report(context.WithoutCancel(l), EventNotInvalidated, &f.key, err, 0)
 			}
 		case e == nil || e.keep <= now || l.cfg.Lag > 0 && !c.isCurrent(f):
-			l.release(f, false)
+			none = append(none, f)
 		default:
 			data, err := l.cfg.seal(e)
 			if err != nil {
@@ -173,6 +174,11 @@ func (l *load[K, V]) fill() {
 			full = append(full, f)
 		}
 	}
+	each(t, none, (*flight[K, V]).name, func(_ uint8, some []*flight[K, V]) {
+		for _, f := range some {
+			l.release(f, f.failed)
+		}
+	})
 	each(t, full, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
 		values := make([]Filling, len(some))
 		for i, f := range some {
