@@ -671,6 +671,32 @@ func (s slowRelease) Release(ctx context.Context, ask cacheaside.Ask, failed boo
 	return s.Store.Release(ctx, ask, failed)
 }
 
+// What a LoadMany has found keeps its TTL if Middleware calls again when the time of the load has passed.
+func TestAttemptThatIsNotMadeChangesNoTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: identity, Store: shared.connect(), LoadTimeout: time.Second,
+			LoadMany: func(ctx context.Context, _ []int) (map[int]int, error) {
+				cacheaside.SetTTL(ctx, 0)
+				return map[int]int{1: 10}, errLoad
+			},
+			Middleware: func(next func(context.Context) error) func(context.Context) error {
+				return func(ctx context.Context) error {
+					_ = next(ctx)
+					time.Sleep(2 * time.Second)
+					return next(ctx)
+				}
+			},
+		})
+		synctest.Wait()
+		_, err := c.GetMany(t.Context(), []int{1, 2})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, c.Close())
+		require.Zero(t, shared.called("Fill"), "not to be kept")
+	})
+}
+
 // A slowShard is a Store that takes long to answer for keys that end so.
 type slowShard struct {
 	cacheaside.Store

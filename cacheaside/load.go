@@ -475,13 +475,13 @@ func (l *load[K, V]) call() (err error) {
 }
 
 func (l *load[K, V]) attempt(ctx context.Context) (err error) {
+	if l.many && l.Err() != nil {
+		return ended.Error(l) // what was found before keeps its times
+	}
 	l.begun, l.ttl = l.c.now(), nil
 	if !l.many {
 		l.value, err = l.cfg.Load(ctx, l.flights[0].key)
 		return err
-	}
-	if l.Err() != nil {
-		return ended.Error(l)
 	}
 	keys := make([]K, len(l.flights))
 	for i, f := range l.flights {
