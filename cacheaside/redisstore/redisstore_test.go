@@ -77,6 +77,14 @@ func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 	}
 }
 
+// Redis whose memory is full, and that evicts nothing, runs a script whose first write frees memory. Like
+// Invalidate and Fence, InvalidateAll must not fail then.
+func TestInvalidateAllBeginsWithADelete(t *testing.T) {
+	c := &client{}
+	require.NoError(t, redisstore.New(redisstore.Config{Prefix: "p", Eval: c.eval}).InvalidateAll(t.Context()))
+	require.Regexp(t, `call\('DEL', KEYS\[1\]\).*\nredis\.call\('SET', KEYS\[1\]`, c.last().script)
+}
+
 // A time that is meant as "forever" does not overflow into the past.
 func TestLongTimesAreLong(t *testing.T) {
 	var c client

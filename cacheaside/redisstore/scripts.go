@@ -233,6 +233,7 @@ const raise = preamble + epochs + `
 clock()
 local epoch = math.max(now, number(epochOf(KEYS[1])) + 1)
 local ms = math.max(redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
+redis.call('DEL', KEYS[1]) -- first, or a Redis whose memory is full would refuse SET
 redis.call('SET', KEYS[1], us(epoch), 'PX', us(ms))
 if ARGV[2] ~= '' then redis.call('PUBLISH', ARGV[1], ARGV[2]) end
 return 0
