@@ -336,6 +336,7 @@ func (a *attempt) send() error {
 		prepared = err == nil
 	}
 	if err != nil {
+		a.awaitEnd()
 		if c.Err() != context.Canceled { // a deadline says nothing about a server that was not asked
 			err = &requestError{err}
 		}
@@ -416,13 +417,7 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 func (a *attempt) unanswered(err error) error {
 	c := a.call
 	err = a.timedOut(err)
-	if c.caller.Err() != nil || context.Cause(a) == error(c.t.passed) {
-		<-c.Done() // which the policies see: a moment later, perhaps, and err would be the server's failure
-		select {
-		case <-a.Context.Done(): // so is that of a policy
-		case <-time.After(time.Second): // which may not end with the caller's
-		}
-	}
+	a.awaitEnd()
 	switch {
 	case c.Err() != nil: // err says nothing about the request or the server
 	case c.body.any((*sentBody).atFault), a.Err() == nil && a.route.unasked(c), unsupported(err):
@@ -432,6 +427,19 @@ func (a *attempt) unanswered(err error) error {
 		return c.finally(err)
 	}
 	return err
+}
+
+// awaitEnd waits, if the caller's ctx has ended, for those that the policies see: they may end a moment later, and
+// the error of a would say something of the server until then.
+func (a *attempt) awaitEnd() {
+	c := a.call
+	if c.caller.Err() != nil || context.Cause(a) == error(c.t.passed) {
+		<-c.Done()
+		select {
+		case <-a.Context.Done():
+		case <-time.After(time.Second): // that of a policy may not end with the caller's
+		}
+	}
 }
 
 // mayRepeat reports whether a request that has been sent may be sent again.

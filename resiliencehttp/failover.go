@@ -53,7 +53,10 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		var way route
 		out := req.Clone(way.watch(req.Context()))
 		if err := body.prepare(out, true); err != nil {
-			return nil, withTimeout(errors.Join(append(met, &requestError{err})...))
+			if req.Context().Err() != context.Canceled { // as an answer, it would close a circuit further out
+				err = &requestError{err}
+			}
+			return nil, withTimeout(errors.Join(append(met, err)...))
 		}
 		resp, judged, err := ask(next, out)
 		failure := cmp.Or(err, judged, errNothing)
