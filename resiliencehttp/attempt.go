@@ -34,6 +34,7 @@ type call struct {
 	final      error    // why nothing more may be sent; nil if something may
 	last       *attempt // the latest with a response
 	chosen     bool     // no other attempt may take the place of last
+	inner      *call    // of a Transport within Base that holds something for the response; mostly nil
 	first      attempt
 }
 
@@ -508,7 +509,11 @@ func (a *attempt) hand() *http.Response {
 	if held := c.work.Held(); held || a.own != nil && !a.empty || a.body.touched {
 		a.resp.Body = a.body.open()
 		if held { // Break finds the call
-			a.resp.Request = a.resp.Request.WithContext(context.WithValue(a.resp.Request.Context(), callKey{}, c))
+			ctx := a.resp.Request.Context()
+			if inner := callOf(ctx); inner != callOf(c.caller) {
+				c.inner = inner
+			}
+			a.resp.Request = a.resp.Request.WithContext(context.WithValue(ctx, callKey{}, c))
 		}
 	}
 	return a.resp

@@ -243,12 +243,12 @@ func Break(resp *http.Response, err error) bool {
 	if resp == nil || resp.Request == nil || err == nil {
 		return false
 	}
-	c := callOf(resp.Request.Context())
-	if c == nil || !c.work.Held() {
-		return false
+	told := false
+	for c := callOf(resp.Request.Context()); c != nil && c.work.Held(); c = c.inner {
+		c.work.End(err)
+		told = true
 	}
-	c.work.End(err)
-	return true
+	return told
 }
 
 // mayHaveBody reports whether a response to req with this status may have a body (RFC 9110,

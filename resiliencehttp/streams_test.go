@@ -547,6 +547,37 @@ func TestBreakTellsOfAFailureThatTheReaderFinds(t *testing.T) {
 	require.False(t, resiliencehttp.Break(&http.Response{}, io.EOF))
 }
 
+// TestBreakTellsEachTransport: one that sends through others, by Failover, say, hides none of their circuits.
+func TestBreakTellsEachTransport(t *testing.T) {
+	in, out := breaker.New(breaker.Config{Failures: 1}), breaker.New(breaker.Config{Failures: 1})
+	base := roundTripper(func(*http.Request) (*http.Response, error) { return response(200, strings.NewReader("x")), nil })
+	inner := &resiliencehttp.Transport{Base: base, Middleware: in.Wrap}
+	for _, wrap := range []resilience.Middleware{out.Wrap, resilience.Timeout(time.Minute), retries(1).Wrap} {
+		client := &http.Client{Transport: &resiliencehttp.Transport{Base: resiliencehttp.Failover(inner), Middleware: wrap}}
+		resp, err := client.Get("http://h/")
+		require.NoError(t, err)
+		require.True(t, resiliencehttp.Break(resp, errors.New("an error event")))
+		require.Equal(t, breaker.Open, in.State())
+		require.False(t, resiliencehttp.Break(resp, errors.New("again")))
+		require.NoError(t, resp.Body.Close())
+
+		in.Reset()
+		out.Reset()
+		// A request that is made under the ctx of an earlier one is none of it.
+		first, err := client.Get("http://h/")
+		require.NoError(t, err)
+		req := httptest.NewRequest("GET", "http://h/", nil).WithContext(first.Request.Context())
+		second, err := client.Transport.RoundTrip(req)
+		require.NoError(t, err)
+		require.True(t, resiliencehttp.Break(second, errors.New("an error event")))
+		require.True(t, resiliencehttp.Break(first, errors.New("another")))
+		require.NoError(t, first.Body.Close())
+		require.NoError(t, second.Body.Close())
+		in.Reset()
+		out.Reset()
+	}
+}
+
 // A body says when to come back, and the caller gets the whole of it in the end.
 func TestJudgeReadsWhenToComeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
