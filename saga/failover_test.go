@@ -1,12 +1,16 @@
 package saga_test
 
 import (
+	"context"
 	"database/sql"
 	"database/sql/driver"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/internal/sqltx/standby"
 	"github.com/go-resilience/resilience/saga"
 )
@@ -31,6 +35,38 @@ func TestApplyFindsThePrimary(t *testing.T) {
 		}), name)
 		require.Equal(t, [2]int{0, 1}, servers.Conns(), name)
 	}
+}
+
+// A failedOver database has a pool of connections to a former primary.
+type failedOver struct {
+	*txMemory
+	pool *sql.DB
+}
+
+func (m *failedOver) Begin(ctx context.Context) (*sql.Tx, error) {
+	tx, err := sqltx.Begin(ctx, m.pool, "PostgreSQL", nil)
+	if err != nil {
+		return nil, err
+	}
+	_ = tx.Rollback()
+	return m.txMemory.Begin(ctx)
+}
+
+// TestDoTxFindsThePrimary also if the former one refuses BEGIN, as it does to lib/pq: that is no attempt, and yet the
+// next one looks for the primary.
+func TestDoTxFindsThePrimary(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		servers := &standby.Servers{OnBegin: true, Answer: func(string) [][]driver.Value { return nil }}
+		store := &failedOver{newTxMemory(t), servers.Open(t, 3)}
+		servers.Swap()
+		sg := sequence(inTx("flight"))
+		r, _ := begin[trip](t, store, saga.RunnerConfig{OnEvent: silent}, sg)
+		mustStart(t, r, sg)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err := result[trip](ctx, r, "trip-1")
+		require.NoError(t, err)
+	})
 }
 
 // TestApplyHeedsTheVersionOfTheBarrier: a newer table says which programs can use it.

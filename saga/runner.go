@@ -549,6 +549,7 @@ type result struct {
 	step     int
 	op       Op
 	attempt  int
+	refusals int               // in a row before it
 	signals  map[string][]byte // when it began
 	err      error
 	took     time.Duration
@@ -927,7 +928,7 @@ func (h *hold) launch(now time.Time) {
 		if tx {
 			h.tx = i
 		}
-		res := result{step: i, op: op, s: h.s, signals: h.m.signals, children: st.Children}
+		res := result{step: i, op: op, s: h.s, signals: h.m.signals, children: st.Children, refusals: st.Refusals}
 		// A step that has children waits for them, unless it has failed since.
 		res.retried = st.Children > 0 && st.WaitingSince.IsZero()
 		if !h.p.chain {
@@ -998,7 +999,7 @@ func (h *hold) perform(ctx context.Context, res *result, tx bool) (err error) {
 		return do(ctx, res.s)
 	}
 	begin := ctx
-	if res.attempt > 1 {
+	if res.attempt+res.refusals > 1 {
 		begin = sqltx.Anew(ctx) // else each attempt may meet a server that takes no writes any more
 	}
 	if res.tx, err = h.r.tx.Begin(begin); err != nil {
