@@ -338,6 +338,59 @@ func TestParentOfAChildThatNobodyKnowsIsStuck(t *testing.T) {
 	})
 }
 
+// newer returns the step of a program that no longer has the first version of the parcel.
+func (w *warehouse) newer() saga.Step[trip] {
+	child := w.parcel()
+	child.Version = 2
+	return saga.Step[trip]{Name: "parcels", UndoAttempts: 1, Saga: saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return nil, nil }, nil)}
+}
+
+// TestParentOfAChildThatOneRunnerDoesNotKnow waits for another that does, while a deployment is under way. Other
+// children turn back meanwhile.
+func TestParentOfAChildThatOneRunnerDoesNotKnow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, st := &warehouse{hold: map[string]chan struct{}{"do ship order-1/parcels/1": make(chan struct{})}}, saga.NewMemory()
+		sg := sequence(w.parcels(2))
+		first, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		startOrder(t, first, sg)
+		time.Sleep(time.Minute)
+		stop()
+
+		r, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sequence(w.newer()))
+		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		time.Sleep(10 * time.Second)
+		in, err := r.Get(t.Context(), "order-1/parcels/1")
+		require.NoError(t, err)
+		require.True(t, in.CancelRequested)
+		stop()
+		r, _ = begin(t, st, saga.RunnerConfig{}, sg)
+		_, err = result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+	})
+}
+
+// TestParentOfAStuckChildThatNobodyKnows waits for it, as for any that is stuck.
+func TestParentOfAStuckChildThatNobodyKnows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, st := &warehouse{fail: map[string]error{
+			"do ship order-1/parcels/0": saga.Void(errDeclined), "undo pack order-1/parcels/0": saga.Abort(errDeclined),
+		}}, saga.NewMemory()
+		sg := sequence(w.parcels(1))
+		first, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		startOrder(t, first, sg)
+		time.Sleep(time.Minute)
+		stop()
+
+		r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sequence(w.newer()))
+		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		time.Sleep(time.Hour)
+		saga.Register(r, w.parcel())
+		require.NoError(t, r.Operate(t.Context(), "order-1/parcels/0", saga.Operation{Action: saga.ActionSkip}))
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+	})
+}
+
 // TestPivotWhoseChildIsCompensated took no effect, although the child has a pivot itself:
 // the parent turns back.
 func TestPivotWhoseChildIsCompensated(t *testing.T) {

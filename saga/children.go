@@ -23,8 +23,8 @@ type storeError struct{ error }
 func (e *storeError) Unwrap() error { return e.error }
 
 func ofStore(err error) error {
-	if err == nil || errors.Is(err, ErrNotRegistered) {
-		return err // a failure of the step, which may get stuck; it would wait for the store forever
+	if err == nil {
+		return nil
 	}
 	return &storeError{err}
 }
@@ -52,6 +52,9 @@ func (h *hold) attend(ctx context.Context, res *result) error {
 	switch {
 	case res.op == OpUndo:
 		err = f.undo()
+		if errors.Is(err, ErrNotRegistered) && res.attempt == 1 && res.refusals < defaultUndoAttempts {
+			err = &notBegun{err} // during a deployment another runner may know the child, and claim this saga
+		}
 	case again || res.children == 0:
 		err = f.start(again)
 	default:
@@ -159,13 +162,16 @@ func (f *family) finish(canUndo bool) error {
 // is put on record as compensated: an owner that was cut off may still try to start it, and finds it
 // ended.
 func (f *family) undo() error {
-	waits := false
+	waits, unknown := false, error(nil)
 	turn := func(rec store.Record, err error) error {
 		var status Status
 		if err == nil {
 			status, err = f.r.turnChild(f.ctx, &rec)
 		}
 		waits = waits || !status.Ended()
+		if errors.Is(err, ErrNotRegistered) {
+			unknown, err = err, nil // the others turn back all the same
+		}
 		return ofStore(err)
 	}
 	if f.children > 0 {
@@ -197,10 +203,10 @@ func (f *family) undo() error {
 		}
 		last = isNoChild(&rec) // put on record now, or by an attempt before
 	}
-	if waits {
+	if waits && unknown == nil {
 		return &errPending{f.children}
 	}
-	return nil
+	return unknown
 }
 
 // noChild returns the record of a child that is never to be started: one that has turned back
@@ -309,7 +315,7 @@ func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (status Statu
 			return m.commit(true), nil
 		})
 	}
-	if errors.Is(err, ErrNotAllowed) {
+	if errors.Is(err, ErrNotAllowed) || status == Stuck && errors.Is(err, ErrNotRegistered) {
 		err = nil // it has changed, or only an operator can mend it
 	}
 	return status, err

@@ -1008,8 +1008,8 @@ func (h *hold) perform(ctx context.Context, res *result, tx bool) (err error) {
 	return doTx(ctx, res.tx, res.s)
 }
 
-// A notBegun is the error of an attempt without a transaction. It is a refusal, as nothing was called: else a
-// database that restarts would use up the Attempts, and turn its sagas back.
+// A notBegun is the error of an attempt without a transaction, or without the definition of a child. It is a refusal,
+// as nothing was called: else a database that restarts would use up the Attempts, and turn its sagas back.
 type notBegun struct{ error }
 
 func (e *notBegun) Unwrap() error { return e.error }
