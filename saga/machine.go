@@ -71,7 +71,7 @@ func load(p *program, rec *store.Record) (*machine, error) {
 	}
 	m.pivot = &p.pivotName
 	m.skipComplete()
-	if m.Status == Stuck && m.Cause == "" {
+	if m.Status == Stuck && m.Cause == "" && m.Takeovers > 0 {
 		m.doubt(true) // a runner that could not read the record left it as its owner had, who may have died in a step
 	}
 	return m, err

@@ -717,6 +717,9 @@ func (h *hold) load() bool {
 		}
 		return true
 	}
+	if h.rec.Previous != "" {
+		h.m.Takeovers = max(h.m.Takeovers, 1) // also from this runner itself: load asks whether there was one
+	}
 	h.m.stick("", err)
 	req := h.request(true, 0)
 	if h.s == nil {

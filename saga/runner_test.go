@@ -821,6 +821,26 @@ func TestStepOfARecordThatCouldNotBeReadIsInDoubt(t *testing.T) {
 	}
 }
 
+// TestStepOfARecordThatCouldNotBeReadAndWasReleased is not in doubt: a pivot that never began need not be answered.
+func TestStepOfARecordThatCouldNotBeReadAndWasReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		charge := step("charge")
+		charge.Pivot, charge.Undo = true, nil
+		st, sg := saga.NewMemory(), sequence(charge)
+		_, err := saga.Start(t.Context(), idle(st, sg), sg, "trip-1", trip{})
+		require.NoError(t, err)
+		require.NoError(t, idle(st, sg).Cancel(t.Context(), "trip-1", "ill"))
+		_, stop := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sequence(step("train")))
+		time.Sleep(time.Minute)
+		stop()
+		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}))
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Empty(t, s.Calls)
+	})
+}
+
 func TestPanicInAStepIsAFailedAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		boom := step("hotel")
