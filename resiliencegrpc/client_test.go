@@ -571,6 +571,15 @@ func TestWaitingForAConnectionThatNeverComes(t *testing.T) {
 
 // TestACallThatItsCallerCancelsSaysNothing: a probe that hung until then closes no circuit, on either side.
 func TestACallThatItsCallerCancelsSaysNothing(t *testing.T) {
+	// A cancel reaches the ctxs that are derived from the caller's one after another, and this one last.
+	late := func(next resilience.Func) resilience.Func {
+		return func(caller context.Context) error {
+			ctx, cancel := context.WithCancel(context.WithoutCancel(caller))
+			defer cancel()
+			defer context.AfterFunc(caller, func() { time.Sleep(time.Millisecond); cancel() })()
+			return next(ctx)
+		}
+	}
 	for name, c := range map[string]struct {
 		sent bool
 		call func(context.Context, testpb.TestClient) error
@@ -598,9 +607,9 @@ func TestACallThatItsCallerCancelsSaysNothing(t *testing.T) {
 					<-ctx.Done()
 					return nil, ctx.Err()
 				}}
-				client := inBubble(t, s, resiliencegrpc.Client{Middleware: ours.Wrap}, resiliencegrpc.Server{Middleware: theirs.Wrap}.Options()...)
+				client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(late, ours.Wrap)}, resiliencegrpc.Server{Middleware: theirs.Wrap}.Options()...)
 				if !c.sent {
-					client = dial(t, "passthrough:bubble", resiliencegrpc.Client{Middleware: ours.Wrap}, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+					client = dial(t, "passthrough:bubble", resiliencegrpc.Client{Middleware: resilience.Chain(late, ours.Wrap)}, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 						<-ctx.Done()
 						return nil, ctx.Err()
 					}))

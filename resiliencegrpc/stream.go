@@ -5,6 +5,7 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -94,6 +95,12 @@ func (s *stream) open(
 		err = status.FromContextError(attempt.Err()).Err()
 	}
 	if err != nil {
+		if s.ctx.Err() != nil { // which policies see by ctxs of their own, a moment later, perhaps
+			select {
+			case <-attempt.Done(): // until then, a cancel would be the server's answer
+			case <-time.After(time.Second): // not all end with the caller's
+			}
+		}
 		if status.Code(err) == codes.Canceled && attempt.Err() == context.DeadlineExceeded {
 			err = status.FromContextError(attempt.Err()).Err()
 		}
