@@ -45,8 +45,10 @@ import (
 type Client struct {
 	// Middleware runs each attempt; usually a [resilience.Chain]. It is applied once for
 	// each call of DialOptions. It may call what it wraps more than once, but one call
-	// after the other, and none after it has returned. Nil means that calls are made as
-	// they are.
+	// after the other, and none after it has returned. A policy of a call that it makes
+	// itself before the opening of a stream, for a token, say, would hear of the stream's end
+	// in place of the policies further in: give that call a ctx of its own. Nil means that
+	// calls are made as they are.
 	Middleware resilience.Middleware
 
 	// Replayable reports whether sending a call of the method more than once has the

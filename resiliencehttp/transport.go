@@ -62,6 +62,9 @@ import (
 // with [resilience.AtEnd]. A stream of events, or the connection after 101 Switching Protocols
 // (which no timeout ends), holds its slot as long: give it a Transport of its own.
 //
+// An attempt ends with its response: an upload that is still under way then is cut, which net/http
+// does itself over HTTP/1.1 and for a status of 300 and above.
+//
 // A failed response holds no slot. If another attempt may follow, up to 64 KiB of it are read
 // ahead, for at most a second, so that its connection serves again.
 //
