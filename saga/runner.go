@@ -1203,7 +1203,7 @@ func (h *hold) commitOpen() {
 	}
 	h.m, h.data = before, data
 	h.restore()
-	res.err, res.cut = err, isCut(res.ctx) // which has rolled it back
+	res.err, res.cut = err, isCut(res.ctx) && !errors.Is(err, errTxEnded) // else that has rolled it back
 	h.did(res)
 }
 

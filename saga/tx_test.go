@@ -511,6 +511,32 @@ func TestTransactionThatARunnerRollsBackAsItStops(t *testing.T) {
 	}
 }
 
+// A slowLoad store takes its time to tell whether a commit has happened.
+type slowLoad struct{ *txMemory }
+
+func (m *slowLoad) Load(ctx context.Context, id string) (store.Record, error) {
+	time.Sleep(2 * time.Second)
+	return m.txMemory.Load(ctx, id)
+}
+
+// TestTransactionThatAStepHasEndedIsNotRepeated by the runner after one that stopped meanwhile: it has taken effect.
+func TestTransactionThatAStepHasEndedIsNotRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, flight := newTxMemory(t), inTx("flight")
+		fn := flight.DoTx
+		flight.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error { return errors.Join(fn(ctx, tx, s), tx.Commit()) }
+		sg := sequence(flight)
+		first, stop := begin[trip](t, &slowLoad{store}, saga.RunnerConfig{Drain: time.Second}, sg)
+		mustStart(t, first, sg)
+		synctest.Wait()
+		stop()
+		r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Equal(t, []string{"do flight", "undo flight"}, store.l.did())
+	})
+}
+
 // A restarting database begins no transaction for a while.
 type restarting struct {
 	*txMemory
