@@ -39,7 +39,8 @@ func ChildOf[S, C any](sg *Saga[C], begin func(s *S) (C, error), end func(s *S, 
 	return ChildrenOf(sg, many, func(s *S, c []C) error { return end(s, c[0]) })
 }
 
-// ChildrenOf is [ChildOf] for any number of sagas, which run in parallel and keep their order.
+// ChildrenOf is [ChildOf] for any number of sagas, which run in parallel and keep their order. An attempt starts all
+// of them one by one, or reads all their states: for ten thousand, give the step a longer Timeout than a minute.
 func ChildrenOf[S, C any](sg *Saga[C], begin func(s *S) ([]C, error), end func(s *S, c []C) error) *Child[S] {
 	if sg == nil || begin == nil {
 		return &Child[S]{}

@@ -110,7 +110,8 @@ type Event struct {
 	Attempt int
 
 	// Outcome of an EventAttempted is "done", "no effect" (a Void), "in doubt", "failed" (of an Undo, DoTx or
-	// ReadOnly), "refused" by a policy, or as no tx began, or "interrupted", as the runner stops or has lost the saga.
+	// ReadOnly), "refused" by a policy, or as no tx began or a child's version is not registered, or "interrupted", as
+	// the runner stops or has lost the saga.
 	Outcome string
 	Took    time.Duration // of an EventAttempted, or the life of a saga that has ended
 	Err     error         // the reason, or an operator's note
