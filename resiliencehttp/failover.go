@@ -25,11 +25,11 @@ import (
 //
 // A request that may be repeated (see [Transport]) goes on after an error, or a response that
 // [DefaultJudge] or the Transport's Judge treats as a failure. Any other goes on only if it has
-// certainly had no effect: a policy refused it, it was never sent, it was answered 429 or 529, or
-// the Judge said [Resend]. A POST that was answered 502 or 503, or whose connection broke, reaches
-// nobody else: proxies such as Envoy answer 503 where the connection broke after the request.
-// Nothing goes on once the caller has left. A RoundTripper around a Transport hides its Judge and
-// its Replayable.
+// certainly had no effect: a policy refused it, it was never sent, it was answered 429, 503 or
+// 529, or the Judge said [Resend]. A POST that was answered 502, or whose connection broke,
+// reaches nobody else. Nothing goes on once the caller has left. A RoundTripper around a
+// Transport hides its Judge and its Replayable. Envoy answers 503 also where the connection to
+// the server broke after the request: behind it, give a POST that may act once only no Failover.
 //
 // The body is sent again by GetBody. Without that, up to 1 MiB of it is read before it is sent;
 // a longer one has no failover. If the last response is a failed one, the caller gets it. An error
@@ -70,7 +70,7 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		goesOn := failure != nil && i+1 < len(f.next) && body.rewinds() && req.Context().Err() == nil &&
 			(repeats(next, req) || behavior.IsRefused(failure) || way.neverSent(body, failure) ||
-				resp != nil && overloaded(resp.StatusCode) && resp.StatusCode != http.StatusServiceUnavailable ||
+				resp != nil && overloaded(resp.StatusCode) ||
 				resends(failure) && (resp == nil || !fromGateway(resp.StatusCode)))
 		if resp != nil && !goesOn {
 			return resp, nil

@@ -664,7 +664,7 @@ func TestFailoverSendsTheBodyAgain(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	first := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
-		w.WriteHeader(429)
+		w.WriteHeader(503)
 	})
 	second := serve(t, false, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -713,7 +713,7 @@ func TestFailoverSendsTheBodyAgain(t *testing.T) {
 	long := strings.Repeat("x", 1<<20+1)
 	resp, err := (&http.Client{Transport: failover}).Post(first.URL, "", io.MultiReader(strings.NewReader(long)))
 	answer(t, resp, err)
-	require.Equal(t, 429, resp.StatusCode)
+	require.Equal(t, 503, resp.StatusCode)
 	resp, err = (&http.Client{Transport: resiliencehttp.Failover(at(second))}).Post(first.URL, "", io.MultiReader(strings.NewReader(long)))
 	require.Equal(t, "second got "+long, answer(t, resp, err))
 }
@@ -726,7 +726,7 @@ func TestFailoverGoesOnOnlyWhereThatIsSafe(t *testing.T) {
 		get, post bool // the second is asked
 	}{
 		"OK": {200, nil, false, false}, "NotFound": {404, nil, false, false}, "NotImplemented": {501, nil, false, false},
-		"Overloaded": {429, nil, true, true}, "Unavailable": {503, nil, true, false}, "Site": {529, nil, true, true},
+		"Overloaded": {429, nil, true, true}, "Unavailable": {503, nil, true, true}, "Site": {529, nil, true, true},
 		"Internal": {500, nil, true, false}, "BadGateway": {502, nil, true, false}, "GatewayTimeout": {504, nil, true, false},
 		"Broken":  {0, down, true, false},
 		"Refused": {0, &breaker.OpenError{}, true, true},
