@@ -114,7 +114,8 @@ func (f *failover) CloseIdleConnections() {
 
 // mayHedge reports whether req may be sent twice at once.
 func (t *Transport) mayHedge(req *http.Request) bool {
-	return t.Hedge != nil && t.replayable(req) && (t.HedgeIf == nil || t.HedgeIf(req)) &&
+	return t.Hedge != nil && t.replayable(req) &&
+		(t.HedgeIf == nil && !keyed(req) || t.HedgeIf != nil && t.HedgeIf(req)) &&
 		(req.Body == nil || req.Body == http.NoBody || req.GetBody != nil) &&
 		len(req.Trailer) == 0 && // which the caller sets while one body is read
 		req.Header.Get("Upgrade") == ""

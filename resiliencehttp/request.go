@@ -58,14 +58,18 @@ func hostOf(req *http.Request) string {
 var ports = map[string]string{"http": "80", "https": "443"}
 
 // replayable reports whether sending a request twice has the effect of sending it once: by
-// its method (RFC 9110, section 9.2.2), or because it carries a key by which the server
-// recognizes a repetition.
+// its method (RFC 9110, section 9.2.2), or because it is keyed.
 func replayable(req *http.Request) bool {
 	switch req.Method {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace,
 		http.MethodPut, http.MethodDelete:
 		return true
 	}
+	return keyed(req)
+}
+
+// keyed reports whether the request has a key by which the server recognizes a repetition.
+func keyed(req *http.Request) bool {
 	_, key := req.Header["Idempotency-Key"]
 	_, xkey := req.Header["X-Idempotency-Key"]
 	return key || xkey

@@ -657,6 +657,34 @@ func TestHedgeIf(t *testing.T) {
 	})
 }
 
+// TestKeyThatIsInUseIsNotHedged: a server that applies each key once answers 409 while it does, which would win over
+// the answer of the request that it applies, and cancel that.
+func TestKeyThatIsInUseIsNotHedged(t *testing.T) {
+	for _, key := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
+		synctest.Test(t, func(t *testing.T) {
+			var sent atomic.Int64
+			transport := &resiliencehttp.Transport{
+				Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					if sent.Add(1) > 1 {
+						return response(409, http.NoBody), nil
+					}
+					select {
+					case <-r.Context().Done():
+						return nil, r.Context().Err()
+					case <-time.After(time.Minute):
+						return response(201, strings.NewReader("paid")), nil
+					}
+				}),
+				Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Second}),
+			}
+			req := httptest.NewRequest("POST", "http://h/", nil)
+			req.Header.Set(key, "1")
+			resp, err := transport.RoundTrip(req)
+			require.Equal(t, "paid", answer(t, resp, err))
+		})
+	}
+}
+
 // The bodies and ways through ReverseProxy of a request that goes on to a second server.
 func TestFailoverSendsTheBodyAgain(t *testing.T) {
 	const text = "hello"

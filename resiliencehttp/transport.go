@@ -121,7 +121,9 @@ type Transport struct {
 	// is sent once.
 	Hedge *hedge.Hedger[*http.Response]
 
-	// HedgeIf, if not nil, reports whether Hedge is meant for a request. Nil means all.
+	// HedgeIf, if not nil, reports whether Hedge is meant for a request. Nil means all but those
+	// with an Idempotency-Key or X-Idempotency-Key: a server that works on the first answers the
+	// second with 409, which would win.
 	HedgeIf func(*http.Request) bool
 
 	// Replayable reports whether sending a request more than once has the effect of
