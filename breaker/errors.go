@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// ErrOpen is matched by every [*OpenError].
+// ErrOpen is matched by every [*OpenError], also one that ended the retrying of a call that was made:
+// resilience.Refused tells whether none was.
 var ErrOpen = errors.New("breaker: circuit open")
 
 // An OpenError reports a refused call. Calls share it: do not modify it.

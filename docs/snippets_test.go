@@ -63,7 +63,7 @@ func _() {
 
 	user, err := resilience.Value(ctx, guarded, func(ctx context.Context) (*User, error) {
 		return fetchUser(ctx, 42)
-	}) // errors.Is(err, breaker.ErrOpen): it was not called
+	}) // resilience.Refused(err): it was not called
 
 	use(user, err)
 }

@@ -202,4 +202,5 @@ func TestRetryStopsAtAnOpenBreakerAndKeepsTheError(t *testing.T) {
 	require.Equal(t, 2, calls)
 	require.ErrorIs(t, err, errDown)
 	require.ErrorIs(t, err, breaker.ErrOpen)
+	require.False(t, resilience.Refused(err), "it was called")
 }
