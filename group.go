@@ -355,13 +355,13 @@ func (g *Group[K, P]) Settings() any {
 func (g *Group[K, P]) Change(dry bool, f func(cfg any) error) error {
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	if err := g.changeAll(g.table.Locked(func() {}), true, f); err != nil || dry {
+	if err := g.changeAll(func() {}, true, f); err != nil || dry {
 		return err
 	}
-	return g.changeAll(g.table.Locked(func() { g.changes = append(g.changes, f) }), false, f)
+	return g.changeAll(func() { g.changes = append(g.changes, f) }, false, f)
 }
 
-func (g *Group[K, P]) changeAll(pinned []*keyed.Member[K, P], dry bool, f func(cfg any) error) error {
+func (g *Group[K, P]) changeAll(locked func(), dry bool, f func(cfg any) error) error {
 	change := func(p P) error {
 		c, ok := any(p).(describe.Changer)
 		if !ok {
@@ -369,8 +369,8 @@ func (g *Group[K, P]) changeAll(pinned []*keyed.Member[K, P], dry bool, f func(c
 		}
 		return c.Change(dry, f)
 	}
-	err := change(g.table.Overflow().Value)
-	for m := range g.table.Each(pinned) {
+	err := change(g.table.Overflow().Value) // before any is pinned: f may panic
+	for m := range g.table.Each(g.table.Locked(locked)) {
 		if err != nil && dry {
 			break
 		}

@@ -185,6 +185,15 @@ func TestGroupChangeReachesEveryMember(t *testing.T) {
 	require.ErrorContains(t, g.Health(), "3 of 3 members: ")
 }
 
+// A change that panics, as by a wrong type, keeps no member from being evicted.
+func TestGroupChangeThatPanicsPinsNoMember(t *testing.T) {
+	g := newGates(resilience.GroupConfig{MaxKeys: 1})
+	require.NoError(t, g.Do(t.Context(), "a", doNothing))
+	require.Panics(t, func() { _ = g.Change(false, func(cfg any) error { return shut(cfg.(*breaker.Config)) }) })
+	require.NoError(t, g.Do(t.Context(), "b", doNothing))
+	require.EqualValues(t, 1, g.Stats().Evicted)
+}
+
 // Of a group in which some members fail, those count that do.
 func TestGroupHealthCountsTheMembersThatFail(t *testing.T) {
 	g := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{}) }, resilience.GroupConfig{})
