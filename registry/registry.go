@@ -121,7 +121,8 @@ func (r *Registry) Get(kind, name string) (Entry, bool) {
 }
 
 // Observe calls f with each event of each policy, those added later included, until stop is called: on
-// the goroutine that causes the event, without a lock, perhaps by several at once. f must not block.
+// the goroutine that causes the event, without a lock, perhaps by several at once. f must not block, or
+// use Apply, Preview and Reload, which may cause the event.
 func (r *Registry) Observe(f func(context.Context, Event)) (stop func()) {
 	r.changing.Lock()
 	defer r.changing.Unlock()
