@@ -35,7 +35,7 @@ type Config struct {
 	SlowAfter time.Duration
 	// Patience is how long a call must have run to be a failure, and not ignored, when the deadline
 	// of its caller's ctx passes. Zero means nine tenths of SlowAfter, or of a second; negative that
-	// all are ignored.
+	// all are ignored. If no caller waits for that long, a dependency that hangs opens nothing.
 	Patience time.Duration
 	// OpenFor is how long the breaker stays open, and up to a tenth longer at random. A probe that
 	// has not returned within OpenFor has failed; one whose work goes on for OpenFor has
