@@ -24,12 +24,14 @@ import (
 //	client := &http.Client{Transport: resiliencehttp.Failover(first, second)}
 //
 // A request that may be repeated (see [Transport]) goes on after an error, or a response that
-// [DefaultJudge] or the Transport's Judge treats as a failure. Any other goes on only if it has
-// certainly had no effect: a policy refused it, it was never sent, it was answered 429, 503 or
-// 529, or the Judge said [Resend]. A POST that was answered 502, or whose connection broke,
-// reaches nobody else. Nothing goes on once the caller has left. A RoundTripper around a
-// Transport hides its Judge and its Replayable. Envoy answers 503 also where the connection to
-// the server broke after the request: behind it, give a POST that may act once only no Failover.
+// [DefaultJudge] or the Transport's Judge treats as a failure. An Idempotency-Key is taken for one
+// that they all know: if another server does not see what the first has done, Replayable must say
+// no, or a payment is made twice. Any other request goes on only if it has certainly had no effect:
+// a policy refused it, it was never sent, it was answered 429, 503 or 529, or the Judge said
+// [Resend]. A POST that was answered 502, or whose connection broke, reaches nobody else. Nothing
+// goes on once the caller has left. A RoundTripper around a Transport hides its Judge and its
+// Replayable. Envoy answers 503 also where the connection to the server broke after the request:
+// behind it, give a POST that may act once only no Failover.
 //
 // The body is sent again by GetBody. Without that, up to 1 MiB of it is read before it is sent;
 // a longer one has no failover. If the last response is a failed one, the caller gets it. An error
