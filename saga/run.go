@@ -191,8 +191,12 @@ func (r *memoryRun) attempt(ctx context.Context, i int, op Op, attempt int, past
 func (r *memoryRun) finish(res memoryResult) {
 	taken := false
 	defer func() {
-		if !taken {
-			r.m.did(res.step, res.op, end{err: errPanicked, final: true}, time.Time{})
+		if taken {
+			return
+		}
+		r.m.did(res.step, res.op, end{err: errPanicked, final: true}, time.Time{})
+		if !r.p.chain {
+			r.broken = cmp.Or(r.broken, &panicked{recover()}) // of several that end so, each must be undone
 		}
 	}()
 	if !r.p.chain {

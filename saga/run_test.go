@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -536,6 +537,24 @@ func TestRunPassesAPanicOnAfterUndoing(t *testing.T) {
 		<-done
 		require.Equal(t, []string{"do flight", "undo hotel", "undo flight"}, s.Calls)
 	}
+}
+
+// TestRunUndoesAfterPanicsOfSeveralErrors of steps that ran beside each other.
+func TestRunUndoesAfterPanicsOfSeveralErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var none *saga.Error
+		var undone atomic.Int64
+		sg := sequence(step("flight"), step("hotel"), step("car"))
+		sg.Steps[2].Parallel = true
+		for i := range sg.Steps[1:] {
+			sg.Steps[1+i].Do = func(context.Context, *trip) error { return none }
+			sg.Steps[1+i].Undo = func(context.Context, *trip) error { undone.Add(1); return nil }
+		}
+		var s trip
+		require.Panics(t, func() { _ = saga.Run(t.Context(), sg, &s) })
+		require.EqualValues(t, 2, undone.Load())
+		require.Equal(t, []string{"do flight", "undo flight"}, s.Calls)
+	})
 }
 
 // TestRunUndoesAfterAPanicOutsideOfAStep: it neither hangs nor repeats the step.
