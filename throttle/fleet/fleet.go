@@ -8,14 +8,17 @@
 //		Meters: func(ctx context.Context) []fleet.Meter { // of this call
 //			t := tenantOf(ctx)
 //			return []fleet.Meter{
-//				fleet.Rate(t.Key+"/tokens", throttle.PerMinute(t.TPM), fleet.Estimate(estimate(ctx))).Burst(t.TPM),
+//				fleet.Rate(t.Key+"/tokens", throttle.PerMinute(float64(t.TPM)), fleet.Estimate(estimate(ctx))).Burst(t.TPM),
 //				fleet.Quota(t.Key+"/month", t.Monthly, throttle.Month.From(t.BilledSince), 1),
 //				fleet.Slots(t.Key+"/running", t.Parallel),
 //			}
 //		},
 //	})
 //	r, err := limits.Reserve(ctx)
-//	defer r.Settle(ctx, used) // corrects the meters whose cost is an Estimate
+//	if err != nil {
+//		return err
+//	}
+//	defer func() { r.Settle(ctx, used) }() // corrects the meters whose cost is an Estimate
 //
 // All times are those of the clock of Redis. A call whose answer is lost or late may have taken
 // its tokens, and is not admitted. If Redis loses data, as in a failover, tokens that were taken
