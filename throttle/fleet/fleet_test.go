@@ -568,6 +568,7 @@ func TestManySlotsAreRenewed(t *testing.T) {
 				return []fleet.Meter{fleet.Slots(fmt.Sprint(ctx.Value(account{}).(int)%tags), 10_000)}
 			}, Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 				if args[0] == "renew" {
+					time.Sleep(1500 * time.Microsecond) // on the network
 					one <- true
 					time.Sleep(time.Duration(len(keys)) * 15 * time.Microsecond)
 					<-one

@@ -304,10 +304,13 @@ func (l *Limits) renew() {
 	if calls == nil {
 		return
 	}
-	cfg, end, next := l.setting.Load(), time.Now().Add(lease/4), lease/3
+	cfg, end, next, most := l.setting.Load(), time.Now().Add(lease/4), lease/3, maxRenewed
+	if cfg.EvalEach == nil {
+		most = maxBatch // or eight at a time take longer than Timeout
+	}
 	for len(calls) > 0 {
 		n, began := 0, time.Now()
-		for sum := 0; n < len(calls) && sum < maxRenewed; n++ {
+		for sum := 0; n < len(calls) && sum < most; n++ {
 			sum += len(holders[n])
 		}
 		for i, reply := range l.evalEach(cfg, min(cfg.Timeout, end.Sub(began)), calls[:n]) {
