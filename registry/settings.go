@@ -90,10 +90,10 @@ func (r *Registry) Reload(path string) (Report, error) {
 
 // Apply changes the settings of policies while they run. data is a JSON object whose names are
 // policies, "kind/name", and whose values are objects of fields of the policy's Config by their Go
-// names. Durations are texts such as "1.5s". A field that is left out stays as it was given; null and
-// zero mean its default. A list is replaced as a whole. A name that is not registered is an error,
-// unless it begins with a question mark: "?breaker/users". A Group whose every member has the settings
-// already is left alone, and so are those that it makes otherwise later.
+// names. Durations are texts such as "1.5s", time zones as "Asia/Tokyo". A field that is left out stays
+// as it was given; null and zero mean its default. A list is replaced as a whole. A name that is not
+// registered is an error, unless it begins with a question mark: "?breaker/users". A Group whose every
+// member has the settings already is left alone, and so are those that it makes otherwise later.
 //
 // Apply first asks every policy whether it would take the change. If anything is wrong, the error
 // names all of it, and nothing has changed. A policy that refuses only then stays as it was, and the
@@ -312,7 +312,7 @@ func prepare(config reflect.Value, values map[string]any) (errs []error) {
 	return errs
 }
 
-// fromText makes durations, and what reads itself from a text, of texts.
+// fromText makes durations, time zones, and what reads itself from a text, of texts.
 func fromText(from, to reflect.Type, value any) (any, error) {
 	text, ok := value.(string)
 	switch {
@@ -324,6 +324,11 @@ func fromText(from, to reflect.Type, value any) (any, error) {
 	case isText(to):
 		if !ok {
 			return nil, fmt.Errorf("is %v: must be a text", value)
+		}
+		if to == location {
+			in, err := time.LoadLocation(text)
+			_ = in.String() // Local is made by its first use, and copied before
+			return in, err
 		}
 		v := reflect.New(to)
 		err := v.Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text))
@@ -418,11 +423,12 @@ func holds(t reflect.Type, outer ...reflect.Type) bool {
 var (
 	textType = reflect.TypeFor[encoding.TextUnmarshaler]()
 	duration = reflect.TypeFor[time.Duration]()
+	location = reflect.TypeFor[time.Location]() // without which a quota would go by UTC after a change
 )
 
 // isText reports whether values of t are written as texts of their own.
 func isText(t reflect.Type) bool {
-	return reflect.PointerTo(t).Implements(textType)
+	return t == location || reflect.PointerTo(t).Implements(textType)
 }
 
 // write returns v as Apply reads it. It leaves out what no file can hold.
@@ -442,6 +448,8 @@ func write(v reflect.Value) []byte {
 		return []byte("{" + strings.Join(all, ", ") + "}")
 	case v.Kind() == reflect.Pointer && v.IsNil(), v.Kind() == reflect.Slice && v.IsNil():
 		return []byte("null")
+	case v.Type() == reflect.PointerTo(location):
+		return quote(fmt.Sprint(v.Interface()))
 	case v.Kind() == reflect.Pointer:
 		return write(v.Elem())
 	case v.Kind() == reflect.Slice:

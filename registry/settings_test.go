@@ -1,6 +1,7 @@
 package registry_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -455,6 +457,35 @@ func TestApplySetsQuotas(t *testing.T) {
 	report, err = reg.Apply(reg.Settings())
 	require.NoError(t, err)
 	require.Empty(t, report)
+}
+
+// A list is replaced as a whole: without its time zone a quota would begin anew, by UTC.
+func TestApplyKeepsTheTimeZoneOfAQuota(t *testing.T) {
+	tokyo, err := time.LoadLocation("Asia/Tokyo")
+	require.NoError(t, err)
+	for _, in := range []*time.Location{tokyo, time.Local, nil} {
+		name := in.String() // of nil: "UTC"
+		synctest.Test(t, func(t *testing.T) {
+			reg := registry.New()
+			l := throttle.New(throttle.Config{Name: "users", Quotas: []throttle.Quota{{N: 10, Per: throttle.Day, In: in}}})
+			reg.MustAdd(l)
+			before, err := l.Admit(t.Context())
+			require.NoError(t, err)
+			report, err := reg.Apply(bytes.ReplaceAll(reg.Settings(), []byte(`"N": 10`), []byte(`"N": 20`)))
+			require.NoError(t, err)
+			require.Len(t, report, 1)
+			require.Contains(t, report[0].To, fmt.Sprintf(`"In": "%s"`, name))
+			after, err := l.Admit(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, before.Remaining+9, after.Remaining, name)
+			require.Equal(t, before.ResetAfter, after.ResetAfter, name)
+			require.Equal(t, name, l.Config().Quotas[0].In.String())
+		})
+	}
+	reg := registry.New()
+	reg.MustAdd(throttle.New(throttle.Config{Name: "users", Rate: 1}))
+	_, err = reg.Apply([]byte(`{"throttle/users": {"Quotas": [{"N": 5, "Per": "day", "In": "Mars"}]}}`))
+	require.EqualError(t, err, "throttle/users: Quotas[0].In: unknown time zone Mars")
 }
 
 func TestApplyWantsAnObject(t *testing.T) {
