@@ -56,7 +56,9 @@ type ClientConfig struct {
 	// host. It opens when half of at least 20 requests within 10 seconds have failed, or 10 in
 	// a row. It opens for the lesser of FirstByte and AttemptTimeout, from 1 to 30 seconds, in
 	// which a probe must return, and for twice as long after each further opening, up to 30
-	// seconds, or for the Retry-After of the failures.
+	// seconds, or for the Retry-After of the failures. A caller's deadline is a failure only
+	// after 0.9 seconds, or nine tenths of FirstByte or AttemptTimeout: where callers have less
+	// time, set one of them, or a host that hangs opens nothing.
 	Breaker resilience.Middleware
 
 	// Throttle limits how many requests are sent in a time. The default is none.
