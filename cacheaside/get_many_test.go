@@ -644,13 +644,18 @@ func TestGetManyAsksForBusyKeysTogether(t *testing.T) {
 // The leases of keys that do not exist, or have failed, are given back some at once, and not one after
 // the other before GetMany returns.
 func TestGetManyGivesLeasesBackTogether(t *testing.T) {
-	for _, err := range []error{nil, errLoad} {
+	for _, err := range []error{nil, errLoad, errPanic} {
 		synctest.Test(t, func(t *testing.T) {
 			shared := newFakeStore()
 			c := cacheaside.New(cacheaside.Config[int, int]{
-				Load:     identity,
-				LoadMany: func(context.Context, []int) (map[int]int, error) { return nil, err },
-				Store:    slowRelease{shared.connect()},
+				Load: identity,
+				LoadMany: func(context.Context, []int) (map[int]int, error) {
+					if err == errPanic {
+						panic(err)
+					}
+					return nil, err
+				},
+				Store: slowStore{shared.connect()},
 			})
 			defer c.Close()
 			synctest.Wait()
@@ -663,12 +668,51 @@ func TestGetManyGivesLeasesBackTogether(t *testing.T) {
 	}
 }
 
-// A slowRelease is a Store that takes a second for each Release.
-type slowRelease struct{ cacheaside.Store }
+var errPanic = errors.New("panic")
 
-func (s slowRelease) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+// So are the old values of keys that do not exist any more removed.
+func TestGetManyRemovesOldValuesTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		source, conn := many{}, newFakeStore().connect()
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Load: identity, LoadMany: source.load, Store: slowStore{conn}, OnEvent: log.add,
+			TTL: time.Minute, StaleOnError: time.Hour,
+		})
+		defer c.Close()
+		synctest.Wait()
+		keys := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9} // of ten shards
+		_, err := c.GetMany(t.Context(), keys)
+		require.NoError(t, err)
+		time.Sleep(2 * time.Minute)
+		source.err = func(context.Context) error {
+			conn.breakShard("3", true)
+			return cacheaside.ErrNotFound
+		}
+		start := time.Now()
+		values, err := c.GetMany(t.Context(), keys)
+		require.NoError(t, err)
+		require.Empty(t, values)
+		require.Equal(t, 3*time.Second, time.Since(start), "one of them for the load")
+		require.Equal(t, 10, conn.called("Invalidate"))
+		require.Equal(t, 1, log.count(cacheaside.EventNotInvalidated))
+		conn.breakShard("3", false)
+		time.Sleep(10 * time.Second)
+		require.NoError(t, c.Health())
+	})
+}
+
+// A slowStore is one that takes a second for each Release and Invalidate.
+type slowStore struct{ cacheaside.Store }
+
+func (s slowStore) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
 	time.Sleep(time.Second)
 	return s.Store.Release(ctx, ask, failed)
+}
+
+func (s slowStore) Invalidate(ctx context.Context, keys ...string) error {
+	time.Sleep(time.Second)
+	return s.Store.Invalidate(ctx, keys...)
 }
 
 // What a LoadMany has found keeps its TTL if Middleware calls again when the time of the load has passed.

@@ -403,8 +403,8 @@ func (l *load[K, V]) crash(value any) {
 	err := panics.New(text, value, debug.Stack())
 	for _, f := range l.flights {
 		f.entry, f.err, f.loaded = nil, err, true
-		l.release(f, true)
 	}
+	l.release(l.flights, true)
 	l.land(l.flights)
 }
 
@@ -420,9 +420,7 @@ func (l *load[K, V]) drop() {
 		return !f.answered()
 	})
 	l.c.mu.Unlock()
-	for _, f := range left {
-		l.release(f, false)
-	}
+	l.release(left, false)
 }
 
 // split gives some flights of l to other loads: each its own if the Store has been asked for them, and

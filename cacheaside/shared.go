@@ -147,6 +147,7 @@ func (l *load[K, V]) read(f *flight[K, V]) *entry[V] {
 func (l *load[K, V]) fill() {
 	c, t := l.c, l.c.tier
 	var full, none []*flight[K, V]
+	var old []string
 	for _, f := range l.flights {
 		e, now := f.entry, c.now()
 		switch {
@@ -155,16 +156,14 @@ func (l *load[K, V]) fill() {
 			f.failed = !behavior.IsAnswered(f.err) && !behavior.IsRefused(f.err) && l.Err() != context.Canceled
 			none = append(none, f)
 		case f.lookup.Value != nil && (e == nil || e.keep <= now): // no process may go on to serve that old value
-			if err := t.tell(l, []string{f.written}, "", t.store.Invalidate)[f.written]; err != nil {
-				c.report(context.WithoutCancel(l), EventNotInvalidated, &f.key, err, 0)
-			}
+			old = append(old, f.written)
 		case e == nil || e.keep <= now || l.cfg.Lag > 0 && !c.isCurrent(f):
 			none = append(none, f)
 		default:
 			data, err := l.cfg.seal(e)
 			if err != nil {
 				c.report(context.WithoutCancel(l), EventCodecFailed, &f.key, err, 0)
-				l.release(f, false)
+				none = append(none, f)
 				continue
 			}
 			f.filling = Filling{
@@ -174,11 +173,13 @@ func (l *load[K, V]) fill() {
 			full = append(full, f)
 		}
 	}
-	each(t, none, (*flight[K, V]).name, func(_ uint8, some []*flight[K, V]) {
-		for _, f := range some {
-			l.release(f, f.failed)
+	untold := t.tell(l, old, "", t.store.Invalidate) // some at once: callers wait
+	for _, f := range l.flights {
+		if err := untold[f.written]; err != nil {
+			c.report(context.WithoutCancel(l), EventNotInvalidated, &f.key, err, 0)
 		}
-	})
+	}
+	l.release(none, false)
 	each(t, full, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
 		values := make([]Filling, len(some))
 		for i, f := range some {
@@ -204,11 +205,19 @@ func (c *Cache[K, V]) isCurrent(f *flight[K, V]) bool {
 	return c.current(f.key) == f
 }
 
-// release gives the lease of f back, if it has one. If that fails, the lease ends by itself.
-func (l *load[K, V]) release(f *flight[K, V], failed bool) {
-	if f.question != nil && f.leased {
-		f.leased = false
-		t := l.c.tier
-		t.try(l, t.store.Shard(f.written), func(ctx context.Context) error { return t.store.Release(ctx, f.ask, failed) })
+// release gives the leases of flights back, of those that have one, some at once. If that fails, a lease
+// ends by itself. With failed, those who wait are told that the load has failed.
+func (l *load[K, V]) release(flights []*flight[K, V], failed bool) {
+	t := l.c.tier
+	if t == nil {
+		return
 	}
+	each(t, flights, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
+		for _, f := range some {
+			if f.leased {
+				f.leased = false
+				t.try(l, shard, func(ctx context.Context) error { return t.store.Release(ctx, f.ask, failed || f.failed) })
+			}
+		}
+	})
 }
