@@ -77,12 +77,15 @@ func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 	}
 }
 
-// Redis whose memory is full, and that evicts nothing, runs a script whose first write frees memory. Like
-// Invalidate and Fence, InvalidateAll must not fail then.
-func TestInvalidateAllBeginsWithADelete(t *testing.T) {
+// Redis whose memory is full, and that evicts nothing, runs a script whose first write needs none. Like
+// Invalidate and Fence, InvalidateAll and Expire must not fail then.
+func TestInvalidateAllAndExpireBeginWithADelete(t *testing.T) {
 	c := &client{}
-	require.NoError(t, redisstore.New(redisstore.Config{Prefix: "p", Eval: c.eval}).InvalidateAll(t.Context()))
+	s := redisstore.New(redisstore.Config{Prefix: "p", Eval: c.eval})
+	require.NoError(t, s.InvalidateAll(t.Context()))
 	require.Regexp(t, `call\('DEL', KEYS\[1\]\).*\nredis\.call\('SET', KEYS\[1\]`, c.last().script)
+	require.NoError(t, s.Expire(t.Context(), "key"))
+	require.Regexp(t, `(?s)\n\tredis\.call\('HDEL', KEYS\[i\], ''\).*'HSET'`, c.last().script)
 }
 
 // A time that is meant as "forever" does not overflow into the past.

@@ -215,6 +215,7 @@ for i = 1, #KEYS do
 		redis.call('DEL', KEYS[i])
 		h = {}
 	end
+	redis.call('HDEL', KEYS[i], '') -- first, or a Redis whose memory is full would refuse HSET
 	for j = 1, #h, 2 do
 		local kind = string.sub(h[j], 1, 1)
 		if kind == 'f' then
