@@ -21,9 +21,9 @@
 //	defer func() { r.Settle(ctx, used) }() // corrects the meters whose cost is an Estimate
 //
 // All times are those of the clock of Redis. A call whose answer is lost or late may have taken
-// its tokens, and is not admitted. If Redis loses data, as in a failover, tokens that were taken
-// last can be taken again, and a call that had a slot ends. If its clock is set forward, tokens come
-// back and slots are lost, as if the time had passed. A rate is a token bucket.
+// its tokens, and is not admitted, unless by [Local]. If Redis loses data, as in a failover, tokens
+// that were taken last can be taken again, and a call that had a slot ends. If its clock is set
+// forward, tokens come back and slots are lost, as if the time had passed. A rate is a token bucket.
 package fleet
 
 import (
@@ -59,7 +59,8 @@ type OutagePolicy string
 
 const (
 	Refuse OutagePolicy = "refuse"
-	// Local admits calls by 1/Instances of each limit, at least 1, and never tells Redis.
+	// Local admits calls by 1/Instances of each limit, at least 1, and never tells Redis. In an outage it has
+	// room for 100 000 meters, and refuses calls that have others.
 	Local OutagePolicy = "local"
 )
 
