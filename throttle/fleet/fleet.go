@@ -22,7 +22,8 @@
 //
 // All times are those of the clock of Redis. A call whose answer is lost or late may have taken
 // its tokens, and is not admitted, unless by [Local]. If Redis loses data, as in a failover, tokens
-// that were taken last can be taken again, and a call that had a slot ends. If its clock is set
+// that were taken last can be taken again, and a call that had a slot ends. One that evicts keys, as
+// a cache does, gives back whole quotas: its maxmemory-policy must be noeviction. If its clock is set
 // forward, tokens come back and slots are lost, as if the time had passed. A rate is a token bucket.
 package fleet
 
