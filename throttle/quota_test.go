@@ -230,18 +230,23 @@ func TestWaitingCallsHoldTheirPartOfAQuota(t *testing.T) {
 			synctest.Wait()
 			return func() { cancel(); synctest.Wait() }
 		}
+		last, leave := context.WithCancel(t.Context())
 		first := wait()
 		time.Sleep(2 * time.Minute)
-		second, third := wait(), wait()
-		first() // gives nothing to the minute of second and third
+		second := wait()
+		calls.Go(func() { require.Equal(t, throttle.ContextEnded, reason(l.Wait(last))) })
+		synctest.Wait()
+		first() // gives nothing to the minute of second and last
 		fill, fill4 := wait(), wait()
 		require.Equal(t, throttle.OverQuota, reason(l.Wait(t.Context())), "4 wait")
 		fill()
 		fill4()
 		require.NoError(t, l.Update(func(c *throttle.Config) { c.Quotas = []throttle.Quota{quotas[1], quotas[0]} }))
 		second()
-		require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate, c.Burst = 0, 0 }))
-		third()
+		require.NoError(t, l.Update(func(c *throttle.Config) {
+			c.Rate, c.Burst = 0, 0
+			leave() // before the Update admits it, or it might have returned
+		}))
 		calls.Wait()
 		require.Equal(t, 4, take(l, 0).Remaining)
 	})
