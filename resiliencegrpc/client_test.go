@@ -571,15 +571,6 @@ func TestWaitingForAConnectionThatNeverComes(t *testing.T) {
 
 // TestACallThatItsCallerCancelsSaysNothing: a probe that hung until then closes no circuit, on either side.
 func TestACallThatItsCallerCancelsSaysNothing(t *testing.T) {
-	// A cancel reaches the ctxs that are derived from the caller's one after another, and this one last.
-	late := func(next resilience.Func) resilience.Func {
-		return func(caller context.Context) error {
-			ctx, cancel := context.WithCancel(context.WithoutCancel(caller))
-			defer cancel()
-			defer context.AfterFunc(caller, func() { time.Sleep(time.Millisecond); cancel() })()
-			return next(ctx)
-		}
-	}
 	for name, c := range map[string]struct {
 		sent bool
 		call func(context.Context, testpb.TestClient) error
@@ -622,6 +613,17 @@ func TestACallThatItsCallerCancelsSaysNothing(t *testing.T) {
 				require.Equal(t, breaker.HalfOpen, theirs.State())
 			})
 		})
+	}
+}
+
+// late is a policy whose ctx ends a moment after its caller's: a cancel reaches those that are derived from one ctx
+// one after another, and this one last.
+func late(next resilience.Func) resilience.Func {
+	return func(caller context.Context) error {
+		ctx, cancel := context.WithCancel(context.WithoutCancel(caller))
+		defer cancel()
+		defer context.AfterFunc(caller, func() { time.Sleep(time.Millisecond); cancel() })()
+		return next(ctx)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"reflect"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -38,9 +39,9 @@ import (
 // returns the refusal of a policy of its own, such as the open circuit of a database.
 //
 // To the Middleware, the error of a handler is a [*StatusError]. If the client cancels the
-// call or its deadline passes, the ctx that the policies run under ends too, and to them a
-// failure of the handler is the end of their caller. A timeout of the Middleware ends the ctx of a
-// stream's handler, but no RecvMsg or SendMsg that waits for the client.
+// call, its connection breaks or its deadline passes, the ctx that the policies run under ends too,
+// and to them a failure of the handler is the end of their caller. A timeout of the Middleware ends
+// the ctx of a stream's handler, but no RecvMsg or SendMsg that waits for the client.
 //
 // A request is received and decoded before any of this: bound its size with
 // [grpc.MaxRecvMsgSize], and the streams of a connection with
@@ -230,6 +231,21 @@ type guardedStream struct {
 }
 
 func (s *guardedStream) Context() context.Context { return s.ctx }
+
+func (s *guardedStream) SendMsg(m any) error { return s.awaitEnd(s.ServerStream.SendMsg(m)) }
+func (s *guardedStream) RecvMsg(m any) error { return s.awaitEnd(s.ServerStream.RecvMsg(m)) }
+
+// awaitEnd waits, if err says that the client is gone, for the ctx that the policies see. That ends a moment
+// later, and an error of the handler would be the server's until then.
+func (s *guardedStream) awaitEnd(err error) error {
+	if code := status.Code(err); code == codes.Unavailable || code == codes.Canceled {
+		select {
+		case <-s.ctx.Done():
+		case <-time.After(time.Second): // not all end with the client's
+		}
+	}
+	return err
+}
 
 // ClientIP returns a function that names the client of a call by its address, to limit by: an
 // IPv4 address, or the /64 of an IPv6 address, since a client usually has all addresses of

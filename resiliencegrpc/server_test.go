@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
@@ -226,6 +227,57 @@ func TestAGuardReadsWhatHandlersReturn(t *testing.T) {
 }
 
 // TestAHandlerThatPassesARefusalOn: that of a database's circuit, or of another service's.
+// TestAStreamWhoseClientIsGoneSaysNothing: gRPC tells its handler of that before its ctx ends. A connection that
+// breaks under many streams would open a circuit for the other clients, or a cancel would close it.
+func TestAStreamWhoseClientIsGoneSaysNothing(t *testing.T) {
+	send := func(s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+		return s.Send(&testpb.Message{Text: strings.Repeat("a", 1<<14)})
+	}
+	receive := func(s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+		_, err := s.Recv()
+		return err
+	}
+	for name, do := range map[string]func(grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error{
+		"sends": send, "receives": receive,
+	} {
+		for _, breaks := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, ", breaks: ", breaks), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					ours := breaker.New(breaker.Config{})
+					lis := bufconn.Listen(1 << 20)
+					server := grpc.NewServer(resiliencegrpc.Server{Middleware: resilience.Chain(late, ours.Wrap)}.Options()...)
+					testpb.RegisterTestServer(server, &service{chat: func(_ int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+						for {
+							if err := do(s); err != nil {
+								return err
+							}
+						}
+					}})
+					go func() { _ = server.Serve(lis) }()
+					defer server.Stop()
+					var conn net.Conn
+					client := dial(t, "passthrough:bubble", resiliencegrpc.Client{}, grpc.WithContextDialer(func(ctx context.Context, _ string) (_ net.Conn, err error) {
+						conn, err = lis.DialContext(ctx)
+						return conn, err
+					}))
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					_, err := client.Chat(ctx)
+					require.NoError(t, err)
+					synctest.Wait()
+					if breaks {
+						_ = conn.Close()
+					} else {
+						cancel()
+					}
+					time.Sleep(time.Second)
+					require.Equal(t, breaker.Totals{Ignored: 1}, ours.Stats().Totals)
+				})
+			})
+		}
+	}
+}
+
 func TestAHandlerThatPassesARefusalOn(t *testing.T) {
 	secret := breaker.New(breaker.Config{Name: "secret"})
 	secret.ForceOpen(nil)
