@@ -218,7 +218,8 @@ func (r *Runner) wakeResults(rec store.Record) {
 //
 // It returns [ErrNotFound] if there is no such saga, and [ErrNotAllowed] if that has turned back or ended
 // without such a signal, or has no step that awaits it. So when a payment arrives while the customer cancels,
-// either Signal's caller learns that it is to be paid back, or each Undo sees it: let a step before the wait have one.
+// either Signal's caller learns that it is to be paid back, or each Undo sees it: let a step before the wait have one,
+// and take no payment before it is done, since a step that never began, or took no effect, is not undone.
 func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) error {
 	req, err := r.signalRequest(id, name, payload)
 	if err != nil {
