@@ -385,6 +385,47 @@ func (c *closable) Close() error {
 	return nil
 }
 
+// TestHedgedRequestThatRunsOutOfTimeIsNotCanceled: a deadline reaches what is derived from the caller's ctx in any
+// order, and a host that hangs would open no circuit.
+func TestHedgedRequestThatRunsOutOfTimeIsNotCanceled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var end error
+		transport := &resiliencehttp.Transport{
+			Base: rounds(func(r *http.Request) (*http.Response, error) {
+				<-r.Context().Done()
+				return nil, r.Context().Err()
+			}),
+			Middleware: func(next resilience.Func) resilience.Func {
+				return func(ctx context.Context) error {
+					defer func() { end = ctx.Err() }()
+					return next(ctx)
+				}
+			},
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),
+		}
+		ctx := overrun{&slowCtx{Context: t.Context(), done: make(chan struct{})}}
+		time.AfterFunc(time.Second, ctx.cancel)
+		_, err := transport.RoundTrip(request(t, "GET", "http://h/").WithContext(ctx))
+		time.Sleep(time.Minute)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, context.DeadlineExceeded, end)
+	})
+}
+
+// An overrun is a slowCtx whose deadline passes. What waits for Done hears of it first.
+type overrun struct{ *slowCtx }
+
+func (c overrun) Err() error {
+	if c.slowCtx.Err() != nil {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+func (c overrun) AfterFunc(f func()) (stop func() bool) {
+	return c.slowCtx.AfterFunc(func() { time.Sleep(time.Second / 10); f() })
+}
+
 func TestHedgeSendsTheCallersBodyOpen(t *testing.T) {
 	transport := &resiliencehttp.Transport{
 		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),

@@ -160,7 +160,11 @@ func (f failedResponse) Unwrap() error { return f.error }
 // cancels that when it returns: the end of its body ends what it is read under.
 func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 	sending, cancel := context.WithCancelCause(h.req.Context())
-	leave := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	leave := context.AfterFunc(ctx, func() {
+		if h.req.Context().Err() == nil { // which ends sending, too: as a deadline, if it is one
+			cancel(context.Cause(ctx))
+		}
+	})
 	var resp *http.Response
 	defer func() {
 		leave()
