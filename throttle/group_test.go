@@ -120,6 +120,7 @@ func playGroup(t *testing.T, choose interface{ IntN(n int) int }, calls int) {
 			require.Equal(t, take(l, n), takeOf(g, key, n), "key %d", key)
 		}
 	}
+	synctest.Wait() // who has just been admitted, by an Update, say, returns so
 	cancel()
 	calling.Wait()
 	var spent, refused, forgiven int64
