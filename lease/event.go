@@ -127,7 +127,7 @@ func (c *Candidate) Health(ctx context.Context) error {
 		vacant = time.Since(c.made)
 	}
 	lock := s.Asked > 0 && s.Queued == 0 && s.WaitTime == 0
-	if rec.Held() || lock || vacant <= c.cfg.TTL {
+	if lock || vacant <= c.cfg.TTL {
 		return nil
 	}
 	detail := fmt.Sprintf("nobody has held it for %v", vacant.Round(time.Second))

@@ -1157,6 +1157,16 @@ func TestHealthOfALeaseThatNobodyHolds(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.EqualError(t, c.Health(t.Context()), "vacant: nobody has held it for 1m15s")
 
+		worker := lease.New(&faulty{Store: store, acquire: down}, lease.Config{Name: "lock", TTL: ttl})
+		waiting, leave := context.WithCancel(t.Context())
+		defer leave()
+		go func() { _, _ = worker.Campaign(waiting) }()
+		synctest.Wait()
+		require.ErrorContains(t, worker.Health(t.Context()), "vacant", "somebody waits for it")
+		leave()
+		synctest.Wait()
+		require.ErrorContains(t, worker.Health(t.Context()), "vacant", "somebody has waited for it")
+
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err = lease.New(lost{store}, billing).Health(ctx)
