@@ -251,7 +251,7 @@ func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
 	err := s.Check(ctx, db)
 	for try := 0; try < 3 && err != nil && !errors.Is(err, ErrVersion) && ctx.Err() == nil; try++ {
 		if s.checkVersion(ctx, db) == nil {
-			return err
+			return s.Check(ctx, db) // and not err: another process may have made them since
 		}
 		made := s.make(ctx, db)
 		if err = s.Check(ctx, db); err != nil && made != nil {

@@ -336,6 +336,21 @@ func TestCheckOfABusyDatabaseSaysNothingOfTheTables(t *testing.T) {
 	}
 }
 
+// TestMigrateBesideAnother: another process has made the tables just after this one has missed them.
+func TestMigrateBesideAnother(t *testing.T) {
+	looks := 0
+	s := &script{answers: map[string][]driver.Value{"SELECT version, compatible": {int64(1), int64(1)}}}
+	s.onPrepare = func(_ context.Context, query string) error {
+		if strings.HasPrefix(query, "SELECT version, compatible") {
+			if looks++; looks == 1 {
+				return sqlState("42P01")
+			}
+		}
+		return nil
+	}
+	require.NoError(t, newStore(t, s, sqlstore.PostgreSQL).Migrate(t.Context()))
+}
+
 // TestErrorsNameTheMethod: the driver's error is in the chain of every method's.
 func TestErrorsNameTheMethod(t *testing.T) {
 	broken := errors.New("disk on fire")
