@@ -58,6 +58,7 @@ type village struct {
 	asked   int // by operators
 	effect  map[string]bool
 	undone  map[string]bool
+	voids   map[string]int  // the Voids of a Do, which hold for what was on its way then, too
 	excused map[string]bool // an operator has settled it, or its saga
 	excuses map[string]int  // how often
 	doing   map[string]*node
@@ -78,7 +79,7 @@ type node struct {
 
 func simulateSaga(w *sim.World) {
 	v := &village{
-		World: w, store: saga.NewMemory(), effect: make(map[string]bool), undone: make(map[string]bool), excused: make(map[string]bool), excuses: make(map[string]int),
+		World: w, store: saga.NewMemory(), effect: make(map[string]bool), undone: make(map[string]bool), voids: make(map[string]int), excused: make(map[string]bool), excuses: make(map[string]int),
 		doing: make(map[string]*node), owners: make(map[string]string), calls: make(map[string]int), kids: make(map[string]string),
 	}
 	w.Step, w.Trouble, w.Hold, w.Meddle, w.Most = time.Second, 5*w.Choose(7), 1+w.Choose(20), 2, 600 // two families end at once
@@ -362,6 +363,7 @@ func (n *node) do(ctx context.Context, name string, b *book) error {
 	v, k := n.v, n.begins(ctx, name, saga.OpDo)
 	v.mu.Lock()
 	v.doing[k] = n
+	voids := v.voids[k]
 	v.mu.Unlock()
 	if v.deaf {
 		ctx = context.WithoutCancel(ctx)
@@ -379,9 +381,10 @@ func (n *node) do(ctx context.Context, name string, b *book) error {
 		return refusal{}
 	case fault == "panics":
 		panic("out of range")
-	case v.undone[k]:
+	case v.undone[k], v.voids[k] != voids:
 		return saga.Void(errDeclined)
 	case fault == "declined" && !v.effect[k]: // else an attempt before was applied, and its reply lost
+		v.voids[k]++
 		return saga.Void(errDeclined)
 	case fault == "aborted", fault == "declined":
 		return saga.Abort(errDeclined)
