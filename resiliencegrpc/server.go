@@ -235,16 +235,20 @@ func (s *guardedStream) Context() context.Context { return s.ctx }
 func (s *guardedStream) SendMsg(m any) error { return s.awaitEnd(s.ServerStream.SendMsg(m)) }
 func (s *guardedStream) RecvMsg(m any) error { return s.awaitEnd(s.ServerStream.RecvMsg(m)) }
 
-// awaitEnd waits, if err says that the client is gone, for the ctx that the policies see. That ends a moment
-// later, and an error of the handler would be the server's until then.
 func (s *guardedStream) awaitEnd(err error) error {
-	if code := status.Code(err); code == codes.Unavailable || code == codes.Canceled {
-		select {
-		case <-s.ctx.Done():
-		case <-time.After(time.Second): // not all end with the client's
-		}
+	if code := status.Code(err); code == codes.Unavailable || code == codes.Canceled { // the client is gone
+		awaitEnd(s.ctx)
 	}
 	return err
+}
+
+// awaitEnd waits for the ctx that policies see, once another that the caller's end reaches has ended: until then,
+// an error would say something of the server.
+func awaitEnd(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(time.Second): // not all end with the caller's
+	}
 }
 
 // ClientIP returns a function that names the client of a call by its address, to limit by: an

@@ -5,7 +5,6 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -95,11 +94,8 @@ func (s *stream) open(
 		err = status.FromContextError(attempt.Err()).Err()
 	}
 	if err != nil {
-		if s.ctx.Err() != nil { // which policies see by ctxs of their own, a moment later, perhaps
-			select {
-			case <-attempt.Done(): // until then, a cancel would be the server's answer
-			case <-time.After(time.Second): // not all end with the caller's
-			}
+		if s.ctx.Err() != nil {
+			awaitEnd(attempt)
 		}
 		if status.Code(err) == codes.Canceled && attempt.Err() == context.DeadlineExceeded {
 			err = status.FromContextError(attempt.Err()).Err()
