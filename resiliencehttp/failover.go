@@ -31,7 +31,7 @@ import (
 // [Resend]. A POST that was answered 502, or whose connection broke, reaches nobody else. Nothing
 // goes on once the caller has left. A RoundTripper around a Transport hides its Judge and its
 // Replayable. Envoy answers 503 also where the connection to the server broke after the request:
-// behind it, give a POST that may act once only no Failover.
+// behind it, send no POST through Failover that must not act twice.
 //
 // The body is sent again by GetBody. Without that, up to 1 MiB of it is read before it is sent;
 // a longer one has no failover. If the last response is a failed one, the caller gets it. An error
