@@ -26,6 +26,9 @@ func TestLogWritesOneLineForABurstOfRefusals(t *testing.T) {
 		}
 		refuse("too late")
 		f[0].tell(registry.Event{What: "changed", Key: "tenant 7", Err: errors.New("boom")})
+		for range 2 { // each is news
+			f[0].tell(registry.Event{What: "state changed", Level: slog.LevelWarn})
+		}
 		time.Sleep(10 * time.Second)
 		refuse("full")
 		refuse("full")
@@ -34,6 +37,8 @@ func TestLogWritesOneLineForABurstOfRefusals(t *testing.T) {
 		require.Equal(t, `level=WARN msg="fake refused" name=users reason=full
 level=WARN msg="fake refused" name=users reason="too late"
 level=INFO msg="fake changed" name=users key="tenant 7" err=boom
+level=WARN msg="fake state changed" name=users
+level=WARN msg="fake state changed" name=users
 level=WARN msg="fake refused" name=users reason=full suppressed=99
 level=WARN msg="fake refused" name=users reason=full suppressed=1
 `, lines.String())

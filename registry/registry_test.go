@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"log/slog"
 	"maps"
 	"os"
@@ -178,12 +179,15 @@ func (h *healer) Kind() string                                     { return "hea
 func (h *healer) Name() string                                     { return h.name }
 func (h *healer) Health() error                                    { return h.err }
 func (h *healer) Figures() []registry.Figure {
-	return []registry.Figure{{Name: "healer.calls{outcome=ok}", Counter: true, Value: h.calls}, {Name: "healer.others", Counter: true, Value: 7}}
+	return []registry.Figure{{Name: "healer.calls{outcome=ok}", Counter: true, Value: h.calls}, {Name: "healer.others", Counter: true, Value: 7}, {Name: "healer.calls_waiting", Value: 99}}
 }
 
-type broken struct{ error }
+type ailing struct {
+	error
+	failed bool
+}
 
-func (broken) Failed() bool { return true }
+func (a ailing) Failed() bool { return a.failed }
 
 func TestGroupTellsItsMembersTheWorstFirst(t *testing.T) {
 	g := resilience.NewGroup(func(key string) *healer {
@@ -191,13 +195,15 @@ func TestGroupTellsItsMembersTheWorstFirst(t *testing.T) {
 		case "ill":
 			return &healer{name: "shards", err: errDown}
 		case "dead":
-			return &healer{name: "shards", err: broken{errDown}}
+			return &healer{name: "shards", err: ailing{errDown, true}}
+		case "slow":
+			return &healer{name: "shards", err: ailing{errDown, false}}
 		}
 		return &healer{name: "shards"}
 	}, resilience.GroupConfig{})
 	reg := registry.New()
 	reg.MustAdd(g)
-	for key, n := range map[string]int{"busy": 5, "idle": 1, "ill": 2, "dead": 1} {
+	for key, n := range map[string]int{"busy": 5, "idle": 1, "ill": 2, "slow": 3, "dead": 1} {
 		for range n {
 			require.NoError(t, g.Do(t.Context(), key, func(context.Context) error { return nil }))
 		}
@@ -208,11 +214,35 @@ func TestGroupTellsItsMembersTheWorstFirst(t *testing.T) {
 	for _, m := range e.Members(9) {
 		keys = append(keys, fmt.Sprint(m.Key, " ", m.Calls, " ", len(m.Figures())))
 	}
-	require.Equal(t, []string{"dead 1 2", "ill 2 2", "busy 5 2", "idle 1 2"}, keys)
+	require.Equal(t, []string{"dead 1 3", "slow 3 3", "ill 2 3", "busy 5 3", "idle 1 3"}, keys)
 	require.Len(t, e.Members(2), 2)
 	require.Empty(t, e.Members(0))
-	require.Equal(t, registry.Figure{Name: "healer.calls{outcome=ok}", Counter: true, Value: 9}, e.Figures()[0])
+	require.Empty(t, e.Members(-1))
+	require.Equal(t, registry.Figure{Name: "healer.calls{outcome=ok}", Counter: true, Value: 12}, e.Figures()[0])
 	require.Error(t, e.Health(t.Context()))
+}
+
+// Of policies whose method All is another one.
+type (
+	allOf   struct{ foreign }
+	allAnd  struct{ foreign }
+	allThat struct{ foreign }
+)
+
+func (allOf) All(string) iter.Seq2[string, registry.Policy]     { return nil }
+func (allAnd) All() (iter.Seq2[string, registry.Policy], error) { return nil, nil }
+func (allThat) All() int                                        { return 0 }
+
+func TestOnlyAGroupHasMembers(t *testing.T) {
+	for _, p := range []registry.Policy{allOf{}, allAnd{}, allThat{}} {
+		require.Nil(t, registry.Entry{Policy: p}.Members(9), "%T", p)
+	}
+}
+
+func TestEventTellsItsDetails(t *testing.T) {
+	e := registry.Event{Attrs: []slog.Attr{slog.Int("n", 1), slog.String("reason", "full")}}
+	require.Equal(t, "full", e.Attr("reason").String())
+	require.Equal(t, slog.Value{}, e.Attr("outcome"))
 }
 
 // An asked is a policy whose health depends on a server, and whose Observe is of the form that a

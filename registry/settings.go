@@ -144,9 +144,7 @@ func (r *Registry) changes(data []byte) ([]*change, error) {
 		return nil, fmt.Errorf("registry: settings: must be a JSON object of policies: %w", err)
 	}
 	var all []*change
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber() // of which each can be read, also one that no float64 holds
-	errs := twice(d, "")
+	errs := twice(json.NewDecoder(bytes.NewReader(data)), "")
 	for _, name := range slices.Sorted(maps.Keys(policies)) {
 		path, optional := strings.CutPrefix(name, "?")
 		kind, policyName, _ := strings.Cut(path, "/")
@@ -267,7 +265,7 @@ func (c *change) decode(cfg any) error {
 		err = all
 	}
 	for _, err := range parts(err) {
-		if at, ok := errors.AsType[*mapstructure.DecodeError](err); ok && at.Name() != "" {
+		if at, ok := errors.AsType[*mapstructure.DecodeError](err); ok {
 			err = fmt.Errorf("%s: %w", at.Name(), at.Unwrap())
 		}
 		errs = append(errs, err)
@@ -303,7 +301,7 @@ func prepare(config reflect.Value, values map[string]any) (errs []error) {
 			part.Set(p)
 			part = p.Elem()
 		}
-		if inner, ok := values[name].(map[string]any); ok && part.Kind() == reflect.Struct && !isText(part.Type()) {
+		if inner, _ := values[name].(map[string]any); part.Kind() == reflect.Struct && !isText(part.Type()) {
 			for _, err := range prepare(part, inner) {
 				errs = append(errs, fmt.Errorf("%s.%w", name, err))
 			}
@@ -317,7 +315,7 @@ func fromText(from, to reflect.Type, value any) (any, error) {
 	text, ok := value.(string)
 	switch {
 	case to == duration:
-		if d, err := time.ParseDuration(text); err == nil && ok {
+		if d, err := time.ParseDuration(text); err == nil {
 			return d, nil
 		}
 		return nil, fmt.Errorf(`is %v: must be a duration in quotes, such as "1.5s"`, value)

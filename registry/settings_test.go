@@ -37,9 +37,36 @@ type fakeConfig struct {
 	Waits   []time.Duration
 	Inner   inner
 	Pointer *inner
+	Label   label
+	Length  length
+	Chain   chain
 	Hook    func()
 	Any     any
-	hidden  int //lint:ignore U1000 a file cannot reach it
+	promoted
+	hidden int //lint:ignore U1000 a file cannot reach it
+}
+
+type promoted struct{ Deep int }
+
+// A chain holds nothing that a file could say.
+type chain struct{ Next *chain }
+
+// A label reads itself from a text, and has no method that writes it.
+type label struct{ text string }
+
+func (l label) String() string { return l.text }
+func (l *label) UnmarshalText(text []byte) error {
+	l.text = string(text)
+	return nil
+}
+
+// A length is written otherwise than it is printed.
+type length int
+
+func (l length) MarshalText() ([]byte, error) { return fmt.Appendf(nil, "%dm", int(l)), nil }
+func (l *length) UnmarshalText(text []byte) error {
+	_, err := fmt.Sscanf(string(text), "%dm", (*int)(l))
+	return err
 }
 
 type inner struct {
@@ -155,7 +182,8 @@ func TestApplyChangesWhatTheFileSays(t *testing.T) {
 	report, err := reg.Apply([]byte(`{
 		"fake/users": {
 			"Count": 10, "Share": 0.5, "On": true, "Wait": "1m30s", "Order": "lifo",
-			"Shares": [0.1, 0.2], "Waits": ["1s"], "Inner": {"Limit": 7}, "Pointer": {"Slow": "2s"}
+			"Shares": [0.1, 0.2], "Waits": ["1s"], "Inner": {"Limit": 7}, "Pointer": {"Slow": "2s"},
+			"Label": "<new>", "Length": "7m"
 		},
 		"?fake/nobody": {"Count": 1}
 	}`))
@@ -163,13 +191,15 @@ func TestApplyChangesWhatTheFileSays(t *testing.T) {
 	require.Equal(t, fakeConfig{
 		Name: "users", Count: 10, Share: 0.5, On: true, Wait: 90 * time.Second, Order: 1,
 		Shares: []float64{0.1, 0.2}, Waits: []time.Duration{time.Second},
-		Inner: inner{Limit: 7}, Pointer: &inner{Limit: 3, Slow: 2 * time.Second},
+		Inner: inner{Limit: 7}, Pointer: &inner{Limit: 3, Slow: 2 * time.Second}, Label: label{"<new>"}, Length: 7,
 	}, f[0].cfg)
 	require.Equal(t, 1, f[0].updates)
 	require.Zero(t, f[1].updates)
 	require.Equal(t, slog.String("fake/users.Count", "5 -> 10"), report.LogValue().Group()[0])
 	require.Equal(t, `fake/users.Count: 5 -> 10
 fake/users.Inner.Limit: 0 -> 7
+fake/users.Label: "" -> "<new>"
+fake/users.Length: "0m" -> "7m"
 fake/users.On: false -> true
 fake/users.Order: "fifo" -> "lifo"
 fake/users.Pointer: {"Limit": 3, "Slow": "0s"} -> {"Limit": 3, "Slow": "2s"}
@@ -204,7 +234,9 @@ func TestSettingsAreWhatApplyReads(t *testing.T) {
     "Pointer": {
       "Limit": 3,
       "Slow": "0s"
-    }
+    },
+    "Label": "",
+    "Length": "0m"
   },
 `, string(dump)[:strings.Index(string(dump), `  "fake/users"`)])
 	report, err := reg.Apply(dump)
@@ -230,11 +262,13 @@ func TestSettingsLeaveOutWhatCannotChange(t *testing.T) {
 }
 
 func TestApplyListsEveryProblemAndChangesNothing(t *testing.T) {
-	reg, f := newFakes("users", "orders", "tenants")
+	reg, f := newFakes("users", "orders", "tenants", "types")
 	_, err := reg.Apply([]byte(`{
 		"fake/orders": {"Count": 6},
-		"fake/users": {"Hook": null, "Any": 1, "hidden": 1, "Typo": 2, "Name": "other", "Inner": {"Limt": 1}, "count": 1},
+		"fake/users": {"Hook": null, "Any": 1, "hidden": 1, "Typo": 2, "Name": "other", "Inner": {"Limt": 1}, "count": 1,
+			"Pointer": {"Limt": 1}, "Deep": 1, "Chain": {}},
 		"fake/tenants": {"Wait": 5, "Share": "much", "Order": "random", "Shares": [1, "x"], "Waits": ["soon"], "On": 1, "Count": 1.5},
+		"fake/types": {"Count": {"N": 1}, "Label": {"Limit": 1}, "Wait": true},
 		"fake/nobody": {}
 	}`))
 	require.EqualError(t, err, strings.Join([]string{
@@ -246,15 +280,21 @@ func TestApplyListsEveryProblemAndChangesNothing(t *testing.T) {
 		`fake/tenants: Order: is "random": must be fifo or lifo`,
 		`fake/tenants: Shares[1]: expected type 'float64', got unconvertible type 'string'`,
 		`fake/tenants: Waits[0]: is soon: must be a duration in quotes, such as "1.5s"`,
+		`fake/types: Count: expected type 'int', got unconvertible type 'map[string]interface {}'`,
+		`fake/types: Wait: is true: must be a duration in quotes, such as "1.5s"`,
+		`fake/types: Label: is map[Limit:1]: must be a text`,
 		`fake/users: Any: a file cannot hold a value of type interface {}`,
+		`fake/users: Chain: a file cannot hold a value of type registry_test.chain`,
+		`fake/users: Deep: registry_test.fakeConfig has no such field`,
 		`fake/users: Hook: a file cannot hold a value of type func()`,
 		`fake/users: Inner.Limt: registry_test.inner has no such field`,
 		`fake/users: Name: a policy cannot change its name`,
+		`fake/users: Pointer.Limt: registry_test.inner has no such field`,
 		`fake/users: Typo: registry_test.fakeConfig has no such field`,
 		`fake/users: count: registry_test.fakeConfig has no such field`,
 		`fake/users: hidden: registry_test.fakeConfig has no such field`,
 	}, "\n"))
-	require.Zero(t, f[0].updates+f[1].updates+f[2].updates)
+	require.Zero(t, f[0].updates+f[1].updates+f[2].updates+f[3].updates)
 }
 
 func TestApplyValidatesEachPolicyBeforeItChangesAny(t *testing.T) {
@@ -411,6 +451,23 @@ func TestAppliesTakeTurns(t *testing.T) {
 	require.Zero(t, p.met.Load())
 }
 
+// A mixed is a group of policies with two types of Config: the first has the settings already.
+type mixed struct{ foreign }
+
+func (mixed) Settings() any { return &fakeConfig{Count: 6} }
+func (mixed) Change(_ bool, f func(any) error) error {
+	return errors.Join(f(&fakeConfig{Count: 6}), f(&struct{ Count int }{5}))
+}
+
+func TestApplyComparesSettingsOfOneType(t *testing.T) {
+	reg := registry.New()
+	reg.MustAdd(mixed{})
+	require.Contains(t, string(reg.Settings()), `"Count": 6`)
+	report, err := reg.Apply([]byte(`{"foreign/a": {"Count": 6}}`))
+	require.NoError(t, err)
+	require.Empty(t, report)
+}
+
 type foreign struct{}
 
 func (foreign) Kind() string { return "foreign" }
@@ -433,6 +490,7 @@ func TestPolicyNeedsNothingButAKindAndAName(t *testing.T) {
 		require.Empty(t, e.Figures())
 		require.NoError(t, e.Health(t.Context()))
 		require.Empty(t, e.Members(9))
+		require.Equal(t, "{}\n", string(reg.Settings()))
 		_, err := reg.Apply([]byte(`{"foreign/a": {}}`))
 		require.EqualError(t, err, "foreign/a: has no settings that can change")
 	}
@@ -496,6 +554,7 @@ func TestApplyWantsAnObject(t *testing.T) {
 		`[]`:                         "registry: settings: must be a JSON object of policies: json: cannot unmarshal array",
 		`{} {}`:                      "registry: settings: must be a JSON object of policies: invalid character '{' after top-level value",
 		`{"fake/a": 5}`:              "fake/a: must be an object of settings, not 5",
+		`{"fake/a": null}`:           "fake/a: must be an object of settings, not null",
 		`{"fake/a": {"Inner": 1}}`:   "fake/a: Inner: expected a map or struct, got \"string\"",
 		`{"fake/a": {"Pointer": 1}}`: "fake/a: Pointer: expected a map or struct, got \"string\"",
 	} {
@@ -619,8 +678,9 @@ func TestObserveSeesPoliciesAddedLaterAndNoneAfterRemove(t *testing.T) {
 	require.Len(t, seen, 2)
 	require.Equal(t, 1, f[0].watched)
 	other()
-	require.True(t, reg.Remove(f[0]))
 	require.Zero(t, f[0].watched)
+	require.True(t, reg.Remove(f[0]))
+	require.Zero(t, f[0].watched, "it ends once")
 	require.Zero(t, late.watched)
 }
 
