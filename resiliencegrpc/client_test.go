@@ -396,6 +396,26 @@ func TestMetadataThatCannotBeSentSaysNothingOfTheServer(t *testing.T) {
 	require.Equal(t, breaker.Closed, circuit.State())
 }
 
+// TestAMessageThatCannotBeEncodedSaysNothingOfTheServer, whose own is a failure.
+func TestAMessageThatCannotBeEncodedSaysNothingOfTheServer(t *testing.T) {
+	invalid := &testpb.Message{Text: "\xff"} // not UTF-8
+	_, lis := serve(t, &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
+		return invalid, nil
+	}})
+	circuit := circuit()
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuit.Wrap})
+	_, err := client.Get(t.Context(), invalid)
+	requireCode(t, codes.Internal, err)
+	requireCode(t, codes.Internal, drainList(client.List(t.Context(), invalid)))
+	chat, err := client.Chat(t.Context())
+	require.NoError(t, err)
+	requireCode(t, codes.Internal, chat.Send(invalid))
+	require.Equal(t, breaker.Closed, circuit.State())
+	_, err = client.Get(t.Context(), hello)
+	requireCode(t, codes.Internal, err)
+	require.Equal(t, breaker.Open, circuit.State())
+}
+
 // TestCallOptionsOfTheCallerHold: those of the last attempt count.
 func TestCallOptionsOfTheCallerHold(t *testing.T) {
 	s := &service{unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {

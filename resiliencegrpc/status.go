@@ -3,6 +3,7 @@ package resiliencegrpc
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
@@ -82,6 +83,9 @@ func newStatusError(ctx context.Context, method string, err error, sent *evidenc
 	// A call that fails in the program itself, such as one with metadata that cannot be
 	// sent or on a connection that is closed.
 	e.local = sent.never() && e.Code != codes.Unavailable && e.Code != codes.DeadlineExceeded
+	// Or with a message that cannot be encoded, such as one with text from outside that is not UTF-8. A server
+	// that cannot encode its answer says the same, in a trailer.
+	e.local = e.local || len(sent.trailer) == 0 && strings.HasPrefix(st.Message(), "grpc: error while marshaling: ")
 	return e
 }
 
