@@ -196,11 +196,12 @@ func withTimeout(err error) error {
 }
 
 // unsupported reports whether err says that a Base of net/http did not send a request: it does not
-// know the scheme, or HTTP/2 does not allow a field, or the server not so many. These errors have
+// know the scheme, or HTTP does not allow a field, or the server not so many. These errors have
 // no type.
 func unsupported(err error) bool {
 	text := err.Error()
 	return strings.HasPrefix(text, "unsupported protocol scheme ") ||
+		strings.HasPrefix(text, "net/http: invalid ") || // method or field
 		strings.HasPrefix(text, "http2: invalid ") ||
 		strings.HasPrefix(text, "http2: request header list larger ")
 }

@@ -420,6 +420,21 @@ func TestRequestThatCannotBeSentIsNotTheServersFault(t *testing.T) {
 	}
 }
 
+// TestFieldsThatNetHTTPDoesNotSendAreNotTheServersFault: one that wraps a Base of net/http, to trace it, passes its
+// error on.
+func TestFieldsThatNetHTTPDoesNotSendAreNotTheServersFault(t *testing.T) {
+	var seen watch
+	transport := &resiliencehttp.Transport{
+		Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap), Base: roundTripper((&http.Transport{}).RoundTrip),
+	}
+	req, err := http.NewRequest("GET", "http://example.invalid", nil)
+	require.NoError(t, err)
+	req.Header.Set("Name", "of a user\n")
+	_, err = transport.RoundTrip(req)
+	require.ErrorContains(t, err, "invalid header field value")
+	require.Equal(t, []behavior.Kind{behavior.Answered}, seen.kinds)
+}
+
 // TestConnectionOfAnotherRequestIsNotAFault: net/http tells only one request that it asks for an HTTP/2 connection,
 // and gives it to whichever comes first.
 func TestConnectionOfAnotherRequestIsNotAFault(t *testing.T) {
