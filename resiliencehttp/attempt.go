@@ -480,7 +480,7 @@ func (c *call) discard() {
 func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 	end := c.Err()
 	abandoned := end != nil && errors.Is(err, end) // the policies gave up because of the caller
-	if a := c.last; a != nil && (a.failure == nil || a.resp.StatusCode >= 400) && (c.chosen || !abandoned) {
+	if a := c.last; a != nil && (a.failure == nil || a.resp.StatusCode >= 400) && !abandoned {
 		return a.hand(), a.failure, nil
 	}
 	if err == nil && c.last != nil {

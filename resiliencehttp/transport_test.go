@@ -696,32 +696,34 @@ func TestCallerThatHasGivenUpGetsNoResponse(t *testing.T) {
 		"Joined":     {func(ctx context.Context) error { return errors.Join(gaveUp, ctx.Err()) }, false},
 		"OtherError": {func(context.Context) error { return gaveUp }, true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			closed := 0
-			transport := &resiliencehttp.Transport{
-				Middleware: func(next resilience.Func) resilience.Func {
-					return func(ctx context.Context) error {
-						_ = next(ctx)
-						cancel()
-						return c.give(ctx)
-					}
-				},
-				Base: roundTripper(func(*http.Request) (*http.Response, error) {
-					resp := response(503, nil)
-					resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
-					return resp, nil
-				}),
-			}
-			resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx))
-			if c.want {
-				require.NoError(t, err)
-				require.NoError(t, resp.Body.Close())
-			} else {
-				require.ErrorIs(t, err, context.Canceled)
-			}
-			require.Equal(t, 1, closed)
-		})
+		for _, status := range []int{503, 200} {
+			t.Run(fmt.Sprintf("%s/%d", name, status), func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				closed := 0
+				transport := &resiliencehttp.Transport{
+					Middleware: func(next resilience.Func) resilience.Func {
+						return func(ctx context.Context) error {
+							_ = next(ctx)
+							cancel()
+							return c.give(ctx)
+						}
+					},
+					Base: roundTripper(func(*http.Request) (*http.Response, error) {
+						resp := response(status, nil)
+						resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
+						return resp, nil
+					}),
+				}
+				resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil).WithContext(ctx))
+				if c.want {
+					require.NoError(t, err)
+					require.NoError(t, resp.Body.Close())
+				} else {
+					require.ErrorIs(t, err, context.Canceled)
+				}
+				require.Equal(t, 1, closed)
+			})
+		}
 	}
 }
 
