@@ -26,7 +26,7 @@ type call struct {
 	req    *http.Request // the caller's
 	host   string        // see HostOf
 	until  time.Time     // when the Timeout of a client passes; zero if there is none
-	over   func()        // called when nothing more is read; may be nil
+	over   func()        // called when nothing more of the response is read; may be nil
 	body   *requestBody
 	work   linger.Work
 
@@ -407,8 +407,6 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 		return c.finally(failure)
 	case !a.empty && mayHaveBody(c.req, resp):
 		c.work.GoOn()
-	default:
-		c.work.End(nil)
 	}
 	return nil
 }
@@ -498,7 +496,6 @@ func (c *call) result(err error) (resp *http.Response, failure, _ error) {
 func (a *attempt) hand() *http.Response {
 	c := a.call
 	if a.failure != nil {
-		c.work.End(nil)
 		a.resp.Header = a.resp.Header.Clone() // the StatusError has it
 	}
 	if a.empty {
@@ -529,6 +526,5 @@ func (c *call) ended() {
 // close closes the response, if there is one, and ends the work.
 func (c *call) close() {
 	defer c.work.End(nil)
-	c.ended()
 	c.discard()
 }

@@ -132,8 +132,9 @@ func (w *Work) atEnd(f func(error), ifHeld bool) bool {
 	return true
 }
 
-// Exact is called before the functions run if the innermost calls GoOn or End before it returns nil. Without it,
-// a call of its own that one of them makes under a policy before that one would be taken for this work.
+// Exact is called before the functions run if the work goes on only where the innermost calls GoOn before it returns
+// nil. Without it, a call of its own that one of them makes under a policy before that one would be taken for this
+// work.
 func (w *Work) Exact() { w.exact = true }
 
 // GoOn is called by the innermost function before it returns, if policies are to hold what
