@@ -628,6 +628,18 @@ func TestTimeoutOfTheClientIsTheCallersDeadline(t *testing.T) {
 	})
 }
 
+// net/http sets the field Cancel for the same instant as the deadline.
+func TestTimeoutOfTheClientReachesBaseAsADeadlineAlone(t *testing.T) {
+	transport := &resiliencehttp.Transport{Middleware: derives, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+		_, ok := r.Context().Deadline()
+		require.True(t, ok)
+		require.Nil(t, r.Cancel) //lint:ignore SA1019 it is deprecated
+		return response(204, strings.NewReader("")), nil
+	})}
+	_, err := (&http.Client{Transport: transport, Timeout: time.Minute}).Get("http://a")
+	require.NoError(t, err)
+}
+
 func TestDeadlineThatHadPassedIsATimeout(t *testing.T) {
 	tooSlow := errors.New("too slow")
 	ctx, cancel := context.WithDeadlineCause(t.Context(), time.Now().Add(-time.Second), tooSlow)

@@ -116,6 +116,23 @@ func (b *interruptedBody) Close() error {
 	return nil
 }
 
+// The first Read begins the time of Idle as Close ends the attempt.
+func TestCloseDuringTheFirstRead(t *testing.T) {
+	closed := make(chan struct{})
+	transport := &resiliencehttp.Transport{Idle: time.Minute, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+		body := readerFunc(func([]byte) (int, error) { <-closed; return 0, io.ErrClosedPipe })
+		return response(200, body), nil
+	})}
+	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
+	require.NoError(t, err)
+	var reading sync.WaitGroup
+	reading.Go(func() { _, err = resp.Body.Read(make([]byte, 1)) })
+	require.NoError(t, resp.Body.Close())
+	close(closed)
+	reading.Wait()
+	require.ErrorIs(t, err, io.ErrClosedPipe)
+}
+
 func TestAttemptEndsWithItsCtxIfTheBodyIsNotClosed(t *testing.T) {
 	onBoth(t, func(t *testing.T, http2 bool) {
 		server := serve(t, http2, halves(nil))

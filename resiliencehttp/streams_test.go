@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -899,6 +900,37 @@ func TestFailoverOfARequestThatWasRefusedAfterItsBodyWasRead(t *testing.T) {
 	req := httptest.NewRequest("POST", "http://h/", strings.NewReader("x"))
 	resp, err := resiliencehttp.Failover(signs, echoes).RoundTrip(req)
 	require.Equal(t, "x", answer(t, resp, err))
+}
+
+// A RoundTripper may read the body for longer than it takes.
+func TestFailoverWhileTheBodyIsStillRead(t *testing.T) {
+	sent := 0
+	var reading sync.WaitGroup
+	down := roundTripper(func(r *http.Request) (*http.Response, error) {
+		sent++
+		_, err := r.Body.Read(make([]byte, 1))
+		require.NoError(t, err)
+		reading.Go(func() { _, _ = r.Body.Read(make([]byte, 1)) })
+		return nil, &net.OpError{Op: "dial", Err: errors.New("refused")}
+	})
+	req := httptest.NewRequest("POST", "http://h/", nil)
+	req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(io.MultiReader(strings.NewReader("hello"))), nil }
+	req.Body, _ = req.GetBody()
+	_, err := resiliencehttp.Failover(down, down).RoundTrip(req)
+	reading.Wait()
+	require.Error(t, err)
+	require.Equal(t, 1, sent, "the server may have got it")
+}
+
+func TestFailoverOfABodyThatFailsIsNoServersFault(t *testing.T) {
+	unasked := roundTripper(func(*http.Request) (*http.Response, error) { panic("it was sent") })
+	failover, circuit := resiliencehttp.Failover(unasked, unasked), breaker.New(breaker.Config{Failures: 1})
+	err := circuit.Do(t.Context(), func(context.Context) error {
+		_, err := failover.RoundTrip(httptest.NewRequest("PUT", "http://h/", broken{}))
+		return err
+	})
+	require.ErrorContains(t, err, "broken")
+	require.Equal(t, breaker.Closed, circuit.State())
 }
 
 func TestFailoverNamesEach(t *testing.T) {
