@@ -164,6 +164,26 @@ func TestGroupIsBounded(t *testing.T) {
 	})
 }
 
+// A key that a call is about to take from stays, also if the call's Cost asks for another; and one
+// that nothing has been spent of goes, however it was asked for.
+func TestGroupKeepsAKeyThatIsInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g *throttle.Group[string]
+		g = throttle.NewGroup(throttle.GroupConfig[string]{
+			Config: throttle.Config{Rate: 1, Burst: 1, Cost: func(context.Context) int {
+				g.Allow("another")
+				return 1
+			}}, MaxKeys: 1, IdleAfter: 1})
+		_, err := g.Admit(t.Context(), "a")
+		require.NoError(t, err)
+		require.False(t, g.Allow("a"))
+		require.Zero(t, g.Stats().Evicted)
+		time.Sleep(time.Minute)
+		require.True(t, g.Allow("b"))
+		require.EqualValues(t, 1, g.Stats().Evicted)
+	})
+}
+
 // Nothing that a key has spent goes with it: neither a debt nor a window.
 func TestGroupKeepsWhatIsSpent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -369,7 +369,7 @@ func (l *limit) take(m *meter, n int, now int64) hold {
 
 // takeQuotas takes n tokens of the windows of m.
 func (m *meter) takeQuotas(n int) hold {
-	if n == 0 || m.more == nil {
+	if m.more == nil {
 		return hold{n: n}
 	}
 	for i := range m.more.windows {

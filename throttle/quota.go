@@ -81,7 +81,7 @@ func (q Quota) String() string {
 	if q.From > 1 {
 		text += " from " + strconv.Itoa(q.From)
 	}
-	if q.In != nil && q.In.String() != "UTC" {
+	if q.In.String() != "UTC" {
 		text += " in " + q.In.String()
 	}
 	return text

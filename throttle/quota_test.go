@@ -197,11 +197,13 @@ func TestQuotaValidate(t *testing.T) {
 		`N is 0: must be 1 to 1e15`:                                             {Per: throttle.Day},
 		`N is 1000000000000001: must be 1 to 1e15`:                              {N: 1e15 + 1, Per: throttle.Day},
 		`Every is 1µs: must be a millisecond to 36 years`:                       {N: 1, Every: time.Microsecond},
+		`Every is 315360h0m0.001s: must be a millisecond to 36 years`:           {N: 1, Every: 36*365*24*time.Hour + time.Millisecond},
 		`Per is "week": must be "day" or "month"`:                               {N: 1, Per: "week"},
 		`Per is "": must be set where Every is not, and the other way round`:    {N: 1},
 		`Per is "day": must be set where Every is not, and the other way round`: {N: 1, Every: time.Hour, Per: throttle.Day},
 		`In is UTC: must be nil where Per is not set`:                           {N: 1, Every: time.Hour, In: time.UTC},
 		`From is 32: must be 0, or 1 to 31 where Per is Month`:                  {N: 1, Per: throttle.Month, From: 32},
+		`From is -1: must be 0, or 1 to 31 where Per is Month`:                  {N: 1, Per: throttle.Month, From: -1},
 		`From is 3: must be 0, or 1 to 31 where Per is Month`:                   {N: 1, Per: throttle.Day, From: 3},
 	} {
 		require.EqualError(t, throttle.Config{Quotas: []throttle.Quota{q}}.Validate(), "throttle.Config.Quotas[0]."+want)
@@ -213,6 +215,7 @@ func TestQuotaValidate(t *testing.T) {
 		nine = append(nine, throttle.Quota{N: 1, Every: time.Duration(1+i) * time.Second})
 	}
 	require.ErrorContains(t, throttle.Config{Quotas: nine}.Validate(), "throttle.Config.Quotas is 9 long: must be at most 8 long")
+	nine[1].Every = 36 * 365 * 24 * time.Hour
 	require.NoError(t, throttle.Config{Quotas: nine[1:]}.Validate())
 }
 

@@ -347,6 +347,9 @@ func TestValidate(t *testing.T) {
 	for _, rate := range []float64{every(30 * 24 * time.Hour), 1e9, 1000.0 / 3600, throttle.PerMinute(0.5)} {
 		require.NoError(t, throttle.Config{Rate: rate}.Validate())
 	}
+	longest := 36 * 365 * 24 * time.Hour
+	require.NoError(t, throttle.Config{Rate: 1, Burst: int(longest / time.Second)}.Validate())
+	require.Error(t, throttle.Config{Rate: 1, Burst: int(longest/time.Second) + 1}.Validate())
 	require.InDelta(t, 1, throttle.PerMinute(60), 1e-12)
 	for rate, burst := range map[float64]int{0.1: 1, 1: 1, 1.5: 2, 99.2: 100, 1e9: 1e9} {
 		require.Equal(t, burst, throttle.New(throttle.Config{Rate: rate}).Config().Burst, "a second's worth")
@@ -407,14 +410,16 @@ func TestHooksMayCallBack(t *testing.T) {
 
 // A limiter may be made outside of a bubble and wait in several.
 func TestTimersOfBubbles(t *testing.T) {
-	l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
-	for range 3 {
-		synctest.Test(t, func(t *testing.T) {
-			for range 3 {
-				require.NoError(t, l.Wait(t.Context()))
-			}
-		})
+	l := throttle.New(throttle.Config{Rate: 1000, Burst: 1, MaxWait: -1})
+	waits := func(t *testing.T) {
+		for range 3 {
+			require.NoError(t, l.Wait(t.Context()))
+		}
 	}
+	for range 3 {
+		synctest.Test(t, waits)
+	}
+	waits(t)
 }
 
 func TestObserversSeeRefusalsAndWaits(t *testing.T) {
@@ -443,6 +448,8 @@ func TestObserversSeeRefusalsAndWaits(t *testing.T) {
 				want["key"] = key
 			}
 			require.Equal(t, want, fields)
+			seen[0].Fields(func(name string, value any) { fields[name] = value })
+			require.Equal(t, time.Second, fields["waited"])
 			require.Equal(t, []int{-4, 4}, []int{seen[0].Level(), seen[1].Level()})
 			seen = nil
 		}
@@ -495,10 +502,13 @@ func TestPoliciesDescribeThemselves(t *testing.T) {
 	defer l.ObserveAny(func(_ context.Context, e any) { events += len(e.(throttle.Event).Name) })()
 	defer g.ObserveAny(func(_ context.Context, e any) { events += len(e.(throttle.Event).Key) })()
 	require.NoError(t, l.Wait(of(2)))
+	require.Error(t, l.Wait(of(3)))
+	before := l.Stats()
 	require.Error(t, l.Wait(of(1)))
+	require.Zero(t, before.Refusals[throttle.OverLimit], "Stats are a copy")
 	require.NoError(t, g.Wait(of(2), "x"))
 	require.Error(t, g.Wait(of(3), "x"))
-	require.Equal(t, 4, events)
+	require.Equal(t, 7, events)
 	figures := map[string]float64{}
 	for _, f := range l.Figures() {
 		figures[f.Name] = f.Value
@@ -507,7 +517,7 @@ func TestPoliciesDescribeThemselves(t *testing.T) {
 		"throttle.calls{outcome=admitted}": 1, "throttle.calls{outcome=refused,reason=over_the_limit}": 1,
 		"throttle.calls{outcome=refused,reason=over_the_quota}": 0, "throttle.calls{outcome=refused,reason=wait_too_long}": 0,
 		"throttle.calls{outcome=refused,reason=deadline_too_close}": 0, "throttle.calls{outcome=refused,reason=context_ended}": 0,
-		"throttle.calls{outcome=refused,reason=too_costly}": 0,
+		"throttle.calls{outcome=refused,reason=too_costly}": 1,
 	}, figures)
 	figures = map[string]float64{}
 	for _, f := range g.Figures() {

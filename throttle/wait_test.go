@@ -255,6 +255,34 @@ func TestCallWhoseWaitWasTooLongMovesTheOthersUp(t *testing.T) {
 	})
 }
 
+// A lateContext ends at a time, but tells it only who asks again: the end comes after its turn.
+type lateContext struct {
+	context.Context
+	at    time.Time
+	asked int
+}
+
+func (c *lateContext) Err() error {
+	if time.Now().Before(c.at) {
+		return nil
+	}
+	if c.asked++; c.asked > 1 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// A call whose ctx has ended is not made, also if its turn has come before.
+func TestTurnOfAContextThatHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
+		require.True(t, l.Allow())
+		err := l.Wait(&lateContext{Context: t.Context(), at: time.Now().Add(time.Second)})
+		require.Equal(t, throttle.ContextEnded, reason(err))
+		require.ErrorIs(t, err, context.Canceled)
+	})
+}
+
 // A call whose ctx ends at the moment at which its turn comes is admitted or refused. If it is
 // refused after its turn has come, the token of the rate is lost, and that of the quota is not.
 func TestTokenThatComesWhenTheContextEnds(t *testing.T) {

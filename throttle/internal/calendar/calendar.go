@@ -52,7 +52,7 @@ func (w Window) Filled() Window {
 // Same reports whether w and other, which are filled, have the same windows. A time zone that is loaded
 // again has another pointer, and is found by its name and by when the periods around t begin.
 func (w Window) Same(other Window, t time.Time) bool {
-	if w.Per == "" || other.Per == "" || w.In.String() != other.In.String() {
+	if w.Per == "" || w.In.String() != other.In.String() {
 		return w == other
 	}
 	same := w
