@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -198,13 +199,17 @@ func (s Schema) Check(ctx context.Context, q Querier) error {
 	if err := s.checkVersion(ctx, q); err != nil {
 		return err
 	}
+	return answered(ctx, ErrOther, s.find(ctx, q))
+}
+
+func (s Schema) find(ctx context.Context, q Querier) error {
 	for query := range Statements(s.Find) {
 		rows, err := q.QueryContext(ctx, query)
 		if err == nil {
 			err = rows.Close()
 		}
 		if err != nil {
-			return answered(ctx, ErrOther, err)
+			return err
 		}
 	}
 	return nil
@@ -265,7 +270,13 @@ func (s Schema) Migrate(ctx context.Context, db *sql.DB) error {
 // fail.
 func (s Schema) make(ctx context.Context, db *sql.DB) error {
 	run := func(ctx context.Context, q Querier) error {
-		for statement := range Statements(s.String()) {
+		statements := slices.Collect(Statements(s.String()))
+		for i, statement := range statements {
+			if i == len(statements)-1 { // it says that the tables are there
+				if err := s.find(ctx, q); err != nil {
+					return err
+				}
+			}
 			if _, err := q.ExecContext(ctx, statement); err != nil {
 				return err
 			}

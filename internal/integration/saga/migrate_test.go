@@ -143,6 +143,19 @@ func TestMigrateLeavesATableOfAnotherProgramAlone(t *testing.T) {
 	})
 }
 
+// A Migrate that fails does not say that the tables are there: no later one would make them.
+func TestMigrateAfterATableOfAnotherProgramHasGone(t *testing.T) {
+	onEmpty(t, func(t *testing.T, d database) {
+		db := d.open(t)
+		_, err := db.Exec(`CREATE TABLE saga_log (line text)`)
+		require.NoError(t, err)
+		require.ErrorContains(t, d.store(t).Migrate(t.Context()), "another program's (use Config.Prefix)")
+		_, err = db.Exec(`ALTER TABLE saga_log RENAME TO logbook`)
+		require.NoError(t, err)
+		require.NoError(t, d.store(t).Migrate(t.Context()))
+	})
+}
+
 // TestSchemaOfAnotherTool: Migrate finds the tables and does nothing.
 func TestSchemaOfAnotherTool(t *testing.T) {
 	onEmpty(t, func(t *testing.T, d database) {
