@@ -73,11 +73,14 @@ func marshals(t reflect.Type) bool {
 }
 
 // An envelope is the form of a value in a Store: a version of this form, a checksum of the
-// rest, whether the key exists, the duration of the load, and the output of the Codec.
+// rest, flags, the duration of the load, and the output of the Codec.
 const (
 	envelopeVersion = 5
 	envelopeHead    = 1 + 4 // version and checksum
 	envelopeLeast   = envelopeHead + 1 + 8
+
+	flagAbsent = 1
+	flagLagged = 2
 )
 
 var (
@@ -99,8 +102,11 @@ func (cfg *Config[K, V]) seal(e *entry[V]) (_ []byte, err error) {
 	data := make([]byte, envelopeLeast)
 	data[0] = envelopeVersion
 	binary.BigEndian.PutUint64(data[envelopeHead+1:], uint64(e.took))
+	if e.lagged {
+		data[envelopeHead] = flagLagged
+	}
 	if e.absent {
-		data[envelopeHead] = 1
+		data[envelopeHead] |= flagAbsent
 	} else {
 		body, err := cfg.Codec.Encode(e.value)
 		if err != nil {
@@ -121,7 +127,7 @@ func (cfg *Config[K, V]) open(data []byte) (_ *entry[V], err error) {
 	if crc32.Checksum(data[envelopeHead:], checksums) != binary.BigEndian.Uint32(data[1:]) {
 		return nil, errDamaged
 	}
-	e := &entry[V]{absent: data[envelopeHead] == 1}
+	e := &entry[V]{absent: data[envelopeHead]&flagAbsent != 0, lagged: data[envelopeHead]&flagLagged != 0}
 	e.took = max(0, time.Duration(binary.BigEndian.Uint64(data[envelopeHead+1:])))
 	if e.absent {
 		return e, nil

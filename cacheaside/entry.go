@@ -15,6 +15,7 @@ import (
 type entry[V any] struct {
 	value  V
 	absent bool // the key does not exist
+	lagged bool // it was loaded within Lag of a change
 	mark   mark
 	fresh  time.Duration // served before this,
 	stale  time.Duration // served while it is refreshed before this,

@@ -198,6 +198,48 @@ func TestLagBoundsWhatAReplicaHasNotSeen(t *testing.T) {
 	}
 }
 
+// What was loaded within Lag of a change ends for those, too, that have it from the Store.
+func TestLagBoundsWhatOthersHaveFromTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const lag = 2 * time.Second
+		var replica, loads atomic.Int64
+		shared := newFakeStore()
+		open := func() *cacheaside.Cache[int, int] {
+			return cacheaside.New(cacheaside.Config[int, int]{
+				TTL: time.Hour, Jitter: -1, Stale: time.Hour, StaleOnError: time.Hour, NotFoundTTL: time.Hour, Lag: lag,
+				Store: shared.connect(),
+				Load: func(_ context.Context, key int) (int, error) {
+					loads.Add(1)
+					if v := int(replica.Load()); v != key {
+						return v, nil
+					}
+					return 0, cacheaside.ErrNotFound
+				},
+			})
+		}
+		c, other := open(), open()
+		defer c.Close()
+		defer other.Close()
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		for key := range 2 { // 0 comes to be, and 1 is deleted
+			require.NoError(t, c.Write(t.Context(), key, func(context.Context) error { return nil }))
+		}
+		for _, seen := range []int{0, 1} {
+			replica.Store(int64(seen))
+			for range 2 {
+				for _, cache := range []*cacheaside.Cache[int, int]{c, other} {
+					require.Equal(t, seen, mustGet(t, cache, 1-seen))
+					_, err := cache.Get(t.Context(), seen)
+					require.ErrorIs(t, err, cacheaside.ErrNotFound)
+				}
+				require.EqualValues(t, 2+2*seen, loads.Load(), "once, for all")
+			}
+			time.Sleep(lag)
+		}
+	})
+}
+
 // A Lag that Update sets holds for changes just before, and bounds no keys that have not changed.
 func TestLagThatUpdateSets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -533,6 +533,7 @@ func (l *load[K, V]) judge(f *flight[K, V], err error) {
 	if l.cfg.Lag > 0 {
 		l.c.mu.Lock()
 		if ends := later(l.c.last(f.mark.bucket), l.cfg.Lag); ends > l.begun {
+			e.lagged = true
 			e.until(ends)
 		}
 		l.c.mu.Unlock()

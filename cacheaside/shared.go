@@ -140,6 +140,9 @@ func (l *load[K, V]) read(f *flight[K, V]) *entry[V] {
 		return nil
 	}
 	l.cfg.begin(e, f.at, f.lookup.Fresh) // from the call: the answer may have taken a while
+	if e.lagged {
+		e.until(e.fresh) // the Store has it for no longer
+	}
 	return e
 }
 
