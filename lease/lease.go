@@ -229,6 +229,7 @@ func (c *Candidate) TryCampaign(ctx context.Context) (Term, error) {
 	rec, sent, err := c.ask(ctx, token)
 	switch {
 	case err != nil:
+		c.failed(ctx)
 		c.withdraw(ctx, token)
 		return Term{}, fmt.Errorf("lease: %s: %w", c.cfg.Name, err)
 	case c.holds(rec, token, sent):
@@ -269,6 +270,13 @@ func (c *Candidate) withdraw(ctx context.Context, token string) {
 	defer cancel()
 	if err := c.store.Release(call, c.cfg.Name, token); err != nil {
 		c.storeFailed(ctx, "withdraw", err)
+	}
+}
+
+// failed counts a call of the store that has failed, but not because its caller left.
+func (c *Candidate) failed(ctx context.Context) {
+	if ctx.Err() != context.Canceled {
+		c.count(func(s *Stats) { s.StoreErrors++ })
 	}
 }
 

@@ -1235,6 +1235,28 @@ func TestTryCampaignWithdrawsAfterAnError(t *testing.T) {
 	})
 }
 
+// A program that uses a lease as a lock has no other call of the store whose failure counts.
+func TestStatsCountFailuresThatAreReturned(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := &faulty{Store: lease.NewMemory(), acquire: hanging}
+		c := lease.New(store, quiet(billing))
+		_, err := c.TryCampaign(t.Context())
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.EqualValues(t, 1, c.Stats().StoreErrors)
+		canceled, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		_, err = c.TryCampaign(canceled)
+		require.ErrorIs(t, err, context.Canceled)
+		require.EqualValues(t, 1, c.Stats().StoreErrors, "the caller has left")
+		store.set(&store.acquire, nil)
+		term, err := c.TryCampaign(t.Context())
+		require.NoError(t, err)
+		store.set(&store.release, down)
+		require.ErrorIs(t, term.Resign(t.Context()), errDown)
+		require.EqualValues(t, 2, c.Stats().StoreErrors)
+	})
+}
+
 // A fencedOff is a Store in which a fenced transaction of an earlier term is open.
 type fencedOff struct{ lease.Store }
 

@@ -68,6 +68,7 @@ func (t Term) Resign(ctx context.Context) error {
 	given := h.over() == nil && h.end(resigned).reason == resigned // not lost at the same time
 	err := h.c.store.Release(ctx, h.c.cfg.Name, h.rec.Token)
 	if err != nil {
+		h.c.failed(ctx)
 		err = fmt.Errorf("lease: %s: resign: %w", h.c.cfg.Name, err)
 	}
 	if given {
