@@ -237,6 +237,20 @@ func TestEveryRecordsARunBeforeItBegins(t *testing.T) {
 }
 
 // TestEveryCountsFromTheStoresClock: an election that was answered late makes no run come sooner.
+func TestEveryThatStopsAsItRecordsARunTellsOfNoFailure(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		store := &faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, _ func() error) error {
+			cancel()
+			<-ctx.Done()
+			return ctx.Err()
+		}}
+		cfg := billing
+		cfg.OnStoreError = func(_ context.Context, err error) { t.Errorf("told of %v", err) }
+		require.NoError(t, lease.Every(ctx, store, cfg, time.Hour, func(context.Context, lease.Term) error { return nil }))
+	})
+}
+
 func TestEveryCountsFromTheStoresClock(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store, began := &faulty{Store: lease.NewMemory()}, time.Now()

@@ -197,7 +197,7 @@ func (h *holding) renew(ctx context.Context, run bool) error {
 	}
 	over := h.why != nil
 	h.mu.Unlock()
-	if err != nil && !over {
+	if err != nil && !over && ctx.Err() != context.Canceled { // by the end of Run, as it records a run of Every
 		h.c.storeFailed(context.WithoutCancel(h.ctx), "renew", err)
 	}
 	return err
