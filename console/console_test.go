@@ -32,6 +32,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/console"
 	"github.com/go-resilience/resilience/hedge"
+	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/saga"
@@ -1361,6 +1362,23 @@ func TestAnErrorThatPanicsIsShown(t *testing.T) {
 		for _, path := range []string{"/", "/policy?kind=breaker&name=users", "/policy?kind=breaker&name=shards"} {
 			require.Contains(t, s.get(path, nil).Body.String(), "&lt;nil&gt;", path)
 		}
+	})
+}
+
+// A panickyStore is one of a user.
+type panickyStore struct{ lease.Store }
+
+func (panickyStore) Load(context.Context, string) (lease.Record, error) { panic("boom") }
+
+// There is no caller to pass the panic on to: it would end the program.
+func TestAPanicOfAHealthIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := registry.New()
+		reg.MustAdd(lease.New(panickyStore{lease.NewMemory()}, lease.Config{Name: "billing"}))
+		s := newPage(t, reg, console.Config{Show: console.Show{Errors: true}})
+		defer s.page.Close()
+		time.Sleep(2500 * time.Millisecond)
+		require.Contains(t, s.get("/", nil).Body.String(), "Health panicked: boom")
 	})
 }
 

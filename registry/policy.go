@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"fmt"
 	"reflect"
 
 	"github.com/go-resilience/resilience/internal/describe"
@@ -56,8 +57,14 @@ func (e Entry) Figures() []Figure {
 	return nil
 }
 
-// Health returns what the method Health of the policy does, if it has one.
-func (e Entry) Health(ctx context.Context) error {
+// Health returns what the method Health of the policy does, if it has one. A panic is an error: whoever
+// looks after the policies asks in the background.
+func (e Entry) Health(ctx context.Context) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("registry: %s: Health panicked: %v", e, v)
+		}
+	}()
 	switch h := e.Policy.(type) {
 	case interface{ Health(context.Context) error }:
 		return h.Health(ctx)

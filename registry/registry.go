@@ -152,14 +152,7 @@ func (r *Registry) Health(ctx context.Context) iter.Seq2[string, error] {
 		errs := make([]error, len(all))
 		var asked sync.WaitGroup
 		for i, e := range all { // at once: behind a store that hangs, ctx would end for another that is well
-			asked.Go(func() {
-				defer func() {
-					if v := recover(); v != nil {
-						errs[i] = fmt.Errorf("registry: %s: Health panicked: %v", e, v)
-					}
-				}()
-				errs[i] = e.Health(ctx)
-			})
+			asked.Go(func() { errs[i] = e.Health(ctx) })
 		}
 		asked.Wait()
 		for i, e := range all {
