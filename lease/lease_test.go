@@ -750,6 +750,31 @@ func TestResignWaitsForTheRenewalUnderWay(t *testing.T) {
 }
 
 // Of many who end a term at once, one has resigned.
+// A hook that the renewal itself calls would wait for it forever.
+func TestHookMayResign(t *testing.T) {
+	for _, fails := range []fault{down, func(context.Context, func() error) error { return lease.ErrLost }} {
+		exactly(t, func(t *testing.T) {
+			store, term, resigned := &faulty{Store: lease.NewMemory(), renew: fails}, lease.Term{}, 0
+			resign := func() {
+				resigned++
+				require.NoError(t, term.Resign(context.Background()))
+			}
+			cfg := billing
+			cfg.OnStoreError = func(context.Context, error) { resign() }
+			cfg.OnEvent = func(_ context.Context, e lease.Event) {
+				if e.Kind == lease.EventLost {
+					resign()
+				}
+			}
+			term = campaign(t, store, cfg)
+			<-term.Context().Done()
+			synctest.Wait()
+			require.Equal(t, 1, resigned)
+			require.NoError(t, term.Resign(t.Context()))
+		})
+	}
+}
+
 func TestResignByManyAtOnce(t *testing.T) {
 	c := lease.New(lease.NewMemory(), billing)
 	for range 20 {

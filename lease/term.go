@@ -102,7 +102,7 @@ type holding struct {
 	until    time.Time          // when the term is over, unless it is renewed
 	why      *LostError         // nil while the term holds
 	failed   error              // of the last renewal
-	renewing chan struct{}      // of the renewal under way, closed at its end; nil: none is
+	renewing chan struct{}      // of the renewal under way, closed when the store has answered; nil: none is
 	stop     context.CancelFunc // of the renewal under way
 }
 
@@ -150,8 +150,7 @@ func (h *holding) tick() {
 	}
 	call, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), timeout)
 	defer cancel()
-	renewing := make(chan struct{})
-	h.renewing, h.stop = renewing, cancel
+	h.renewing, h.stop = make(chan struct{}), cancel
 	h.timer.Reset(time.Until(h.until))
 	h.mu.Unlock()
 
@@ -169,7 +168,6 @@ func (h *holding) tick() {
 		h.timer.Reset(min(time.Until(next), time.Until(h.until)))
 	}
 	h.mu.Unlock()
-	close(renewing)
 }
 
 // survive is deferred around a hook on a goroutine of this package: there is no caller to pass its
@@ -183,7 +181,7 @@ func survive() {
 // renew renews the lease once. run says that a run of Every begins.
 func (h *holding) renew(ctx context.Context, run bool) error {
 	sent := time.Now()
-	err := h.c.store.Renew(ctx, Request{Name: h.c.cfg.Name, Token: h.rec.Token, TTL: h.c.cfg.TTL, Run: run})
+	err := h.askToRenew(ctx, run)
 	if err == nil {
 		h.c.count(func(s *Stats) { s.Renewed++ })
 	}
@@ -201,6 +199,13 @@ func (h *holding) renew(ctx context.Context, run bool) error {
 		h.c.storeFailed(context.WithoutCancel(h.ctx), "renew", err)
 	}
 	return err
+}
+
+func (h *holding) askToRenew(ctx context.Context, run bool) error {
+	if !run {
+		defer close(h.renewing) // before the hooks, which may call Resign
+	}
+	return h.c.store.Renew(ctx, Request{Name: h.c.cfg.Name, Token: h.rec.Token, TTL: h.c.cfg.TTL, Run: run})
 }
 
 // recordRun records that a run of Every begins, until it has succeeded or the term is over.
