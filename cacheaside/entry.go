@@ -59,7 +59,7 @@ func (e *entry[V]) fallback(now time.Duration) bool {
 func (e *entry[V]) ahead(beta float64, now time.Duration) bool {
 	left, reach := float64(e.fresh-now), beta*float64(e.took)
 	// -ln of the least value of Float64, 2^-53, is below 37, so no draw reaches further.
-	return beta > 0 && left < 37*reach && -math.Log(1-rand.Float64())*reach >= left
+	return left < 37*reach && -math.Log(1-rand.Float64())*reach >= left
 }
 
 // begin sets the times of e, which is fresh for ttl from begun. Absence is never served stale.

@@ -113,7 +113,7 @@ func (e *InvalidateError) Is(target error) bool { return target == ErrUntold }
 func (e *InvalidateError) Answered() bool { return e.write == nil || behavior.IsAnswered(e.write) }
 
 // Retryable reports false unless the write failed: a retry would repeat it.
-func (e *InvalidateError) Retryable() bool { return e.write != nil && behavior.Read(e.write).Retryable }
+func (e *InvalidateError) Retryable() bool { return behavior.Read(e.write).Retryable }
 
 func (e *InvalidateError) Refused() bool { return behavior.IsRefused(e.write) }
 

@@ -110,8 +110,8 @@ func (c *Cache[K, V]) join(ctx context.Context, r *request[K, V], l *load[K, V],
 			l = &load[K, V]{c: c, cfg: cfg, caller: ctx, start: now, deadline: later(now, cfg.LoadTimeout)}
 		}
 		f = l.add(r.key, r.written, e)
-		if served && f.question != nil { // otherwise the Store may have a fresh value
-			f.ask.Refresh = s == fresh
+		if f.question != nil {
+			f.ask.Refresh = s == fresh // otherwise the Store may have a fresh value
 		}
 	case !served:
 		f.waiters++
@@ -183,7 +183,7 @@ func (c *Cache[K, V]) answered(ctx context.Context, r *request[K, V]) (*entry[V]
 	switch {
 	case err == nil && f.past:
 		return c.serveOld(ctx, r, e, nil), nil
-	case err != nil && f.old != nil && (f.shared || !r.skip):
+	case f.old != nil && (f.shared || !r.skip):
 		return c.serveOld(ctx, r, f.old, err), nil
 	}
 	c.misses.Add(1)
@@ -208,7 +208,7 @@ func (c *Cache[K, V]) meanwhile(f *flight[K, V], skip, late bool) *entry[V] {
 func (c *Cache[K, V]) offer(f *flight[K, V], e *entry[V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e == nil || e.absent || f.answered() {
+	if f.answered() || !e.fallback(c.now()) {
 		return
 	}
 	if !f.shared {

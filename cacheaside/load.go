@@ -201,10 +201,10 @@ func (l *load[K, V]) retain(keep func(*flight[K, V]) bool) {
 }
 
 // launch starts l. Loads are in the order of their deadlines, which mostly is that of their
-// beginnings. The Cache is locked.
+// beginnings; the deadline of the ring itself is 0. The Cache is locked.
 func (c *Cache[K, V]) launch(l *load[K, V]) {
 	before := c.loads.prev
-	for before != c.loads && before.deadline > l.deadline {
+	for before.deadline > l.deadline {
 		before = before.prev
 	}
 	l.prev, l.next = before, before.next
@@ -296,8 +296,8 @@ func (c *Cache[K, V]) spare(f *flight[K, V], now time.Duration) (e *entry[V], sh
 // answer makes the answer of f certain, and makes sure that no call joins it. Its caller closes
 // done. The Cache is locked.
 func (c *Cache[K, V]) answer(f *flight[K, V], err error, now time.Duration) {
-	if isFailure(err) && !behavior.IsAnswered(err) && !c.closed {
-		f.old, f.shared = c.spare(f, now)
+	if isFailure(err) && !behavior.IsAnswered(err) {
+		f.old, f.shared = c.spare(f, now) // none once Close has ended all entries
 	} else {
 		f.old = nil
 	}
@@ -343,16 +343,12 @@ func (c *Cache[K, V]) postpone(f *flight[K, V], now time.Duration) {
 // fly runs l, on a goroutine of its own.
 func (l *load[K, V]) fly() {
 	growStack(0)
-	returned := false
 	defer l.c.running.Done()
 	defer func() {
-		if !returned { // also if it called runtime.Goexit
-			l.crash(recover())
-		}
+		l.crash(recover())
 		l.end(context.Canceled)
 	}()
 	l.run()
-	returned = true
 }
 
 // growStack grows the stack of a goroutine while it is empty. Otherwise it is grown deep within
@@ -373,7 +369,7 @@ func (l *load[K, V]) run() {
 	if !l.many && len(l.flights) > 1 { // without LoadMany, each by itself
 		l.split(l.flights[1:], true)
 	}
-	if shared || l.many || l.Err() != nil {
+	if l.many || l.Err() != nil {
 		l.drop()
 	}
 	if len(l.flights) == 0 {
@@ -394,8 +390,12 @@ func (l *load[K, V]) run() {
 	l.land(l.flights)
 }
 
-// crash answers the flights of l with the panic of a function of the application.
+// crash answers the flights that are left with the panic of a function of the application, or its call of
+// runtime.Goexit.
 func (l *load[K, V]) crash(value any) {
+	if len(l.flights) == 0 {
+		return
+	}
 	text := prefix(l.cfg.Name) + "load called runtime.Goexit"
 	if value != nil {
 		text = fmt.Sprintf("%sload panicked: %v", prefix(l.cfg.Name), value)
@@ -473,7 +473,7 @@ func (l *load[K, V]) call() (err error) {
 }
 
 func (l *load[K, V]) attempt(ctx context.Context) (err error) {
-	if l.many && l.Err() != nil {
+	if l.Err() != nil {
 		return ended.Error(l) // what was found before keeps its times
 	}
 	l.begun, l.ttl = l.c.now(), nil
@@ -518,9 +518,7 @@ func (l *load[K, V]) judge(f *flight[K, V], err error) {
 		*e = entry[V]{absent: true, took: l.took}
 		ttl = l.cfg.NotFoundTTL
 	}
-	if l.cfg.Jitter > 0 {
-		ttl -= time.Duration(rand.Float64() * l.cfg.Jitter * float64(ttl))
-	}
+	ttl -= time.Duration(rand.Float64() * max(l.cfg.Jitter, 0) * float64(ttl))
 	if l.ttl != nil {
 		ttl = *l.ttl
 	}
