@@ -94,6 +94,7 @@ func TestStoreNeedsAKeyAndACodecThatLoseNothing(t *testing.T) {
 	needsKey[string](t, false)
 	needsKey[named](t, false)
 	needsKey[uint8](t, false)
+	needsKey[uintptr](t, false)
 	needsKey[int64](t, false)
 	needsKey[pair](t, true)
 	needsKey[float64](t, true)
@@ -227,21 +228,25 @@ func TestAheadHasTheDistributionOfXFetch(t *testing.T) {
 	}
 }
 
+// The Store tells other processes how long the load of a value took.
 func TestAheadRefreshesAValueOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
-		var log eventLog
-		c := cacheaside.New(cacheaside.Config[int, int64]{
-			TTL: 100 * time.Second, Jitter: -1, Ahead: 1, Store: newFakeStore().connect(),
+		shared := newFakeStore()
+		cfg := cacheaside.Config[int, int64]{
+			TTL: 100 * time.Second, Jitter: -1, Ahead: 1, Store: shared.connect(),
 			Load: func(context.Context, int) (int64, error) {
 				time.Sleep(time.Second)
 				return loads.Add(1), nil
 			},
-			OnEvent: log.add,
-		})
+		}
+		other := cacheaside.New(cfg)
+		defer other.Close()
+		cfg.Store = shared.connect()
+		c := cacheaside.New(cfg)
 		defer c.Close()
 		synctest.Wait()
-		mustGet(t, c, 1)
+		mustGet(t, other, 1)
 		mustGet(t, c, 1)
 		synctest.Wait()
 		require.Equal(t, int64(1), loads.Load(), "far from the end")
@@ -467,6 +472,23 @@ func TestNothingIsLeftAfterClose(t *testing.T) {
 			t.Fatalf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(), stacks[:runtime.Stack(stacks, true)])
 		}
 		runtime.Gosched()
+	}
+}
+
+func TestEventHasTheFieldsThatApply(t *testing.T) {
+	for _, test := range []struct {
+		event cacheaside.Event
+		want  map[string]any
+	}{
+		{cacheaside.Event{Kind: cacheaside.EventWatchBegun, Name: "users"}, map[string]any{"event": "watch begun"}},
+		{
+			cacheaside.Event{Kind: cacheaside.EventLoadFailed, Name: "users", Key: 1, Err: errLoad, Took: time.Second},
+			map[string]any{"event": "load failed", "key": "1", "err": errLoad, "took": time.Second},
+		},
+	} {
+		got := map[string]any{}
+		test.event.Fields(func(name string, value any) { got[name] = value })
+		require.Equal(t, test.want, got)
 	}
 }
 

@@ -3,6 +3,7 @@ package cacheaside_test
 import (
 	"context"
 	"encoding"
+	"fmt"
 	"testing"
 	"testing/synctest"
 
@@ -40,6 +41,9 @@ func TestDamagedPayloadIsLoadedAnew(t *testing.T) {
 			require.Equal(t, "value", mustGet(t, c, 1))
 		}
 		require.Equal(t, 9*len(intact), log.count(cacheaside.EventCodecFailed))
+		for _, e := range log.events {
+			require.NotContains(t, fmt.Sprint(e.Err), "panicked")
+		}
 	})
 }
 

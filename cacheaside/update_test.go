@@ -81,9 +81,9 @@ func TestUpdateOfCapacityEvictsNoMoreThanNeeded(t *testing.T) {
 func TestLoadsUnderWayKeepTheirSettings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 500 // several in each shard
-		c := cacheaside.New(config{LoadTimeout: 10 * time.Second, Load: func(ctx context.Context, _ int) (int, error) {
-			<-ctx.Done()
-			return 0, ctx.Err()
+		c := cacheaside.New(config{LoadTimeout: 10 * time.Second, Load: func(context.Context, int) (int, error) {
+			time.Sleep(time.Minute) // ignores its ctx
+			return 0, nil
 		}})
 		defer c.Close()
 		var wg sync.WaitGroup
@@ -317,6 +317,7 @@ func TestStatsCountEachRequestAndLoadOnce(t *testing.T) {
 		took := map[cacheaside.EventKind][]time.Duration{}
 		for _, e := range log.events {
 			took[e.Kind] = append(took[e.Kind], e.Took)
+			require.Equal(t, e.Kind == cacheaside.EventLoaded || e.Kind == cacheaside.EventNotFound, e.Err == nil, e.Kind)
 		}
 		for _, kind := range []cacheaside.EventKind{cacheaside.EventNotFound, cacheaside.EventLoadAnswered, cacheaside.EventLoadRefused} {
 			require.Equal(t, []time.Duration{time.Second}, took[kind], kind)
