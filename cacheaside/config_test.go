@@ -333,6 +333,24 @@ func TestLoadSetsItsOwnTTL(t *testing.T) {
 	})
 }
 
+// What has ended when its load returns is not kept, and neither is what is not to be.
+func TestValueThatHasEndedIsNotKept(t *testing.T) {
+	for name, ttl := range map[string]time.Duration{"at once": 0, "with its load": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := cacheaside.New(cacheaside.Config[int, int]{Load: func(ctx context.Context, k int) (int, error) {
+					cacheaside.SetTTL(ctx, ttl)
+					time.Sleep(time.Second)
+					return k, nil
+				}})
+				defer c.Close()
+				mustGet(t, c, 1)
+				require.Zero(t, c.Stats().Entries)
+			})
+		})
+	}
+}
+
 func TestMiddlewareWrapsEachLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads, calls atomic.Int64

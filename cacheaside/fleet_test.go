@@ -3,6 +3,7 @@ package cacheaside_test
 import (
 	"context"
 	"reflect"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -271,6 +272,43 @@ func TestLagThatUpdateSets(t *testing.T) {
 		}
 		require.Less(t, again, 5, "another key has changed, which few share a bucket with")
 	})
+}
+
+// Without Lag, an Update does not shorten what is loaded meanwhile.
+func TestUpdateDuringALoadLeavesItsTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(_ context.Context, k int) (int, error) {
+			time.Sleep(time.Second)
+			return k, nil
+		}})
+		defer c.Close()
+		go mustGet(t, c, 1)
+		time.Sleep(time.Second / 2)
+		require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.Stale = time.Hour }))
+		time.Sleep(time.Second)
+		_, ok := c.Peek(1)
+		require.True(t, ok)
+	})
+}
+
+// Changes are noted while others are read for the Lag of what is loaded.
+func TestLagWhileKeysChange(t *testing.T) {
+	c := cacheaside.New(cacheaside.Config[int, int]{Lag: time.Hour, Load: func(_ context.Context, k int) (int, error) {
+		runtime.Gosched()
+		return k, nil
+	}})
+	defer c.Close()
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for k := range 500 {
+				mustGet(t, c, k)
+				require.NoError(t, c.Invalidate(t.Context(), k))
+			}
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 1000, c.Stats().Hits+c.Stats().Misses)
 }
 
 // A Cache describes itself, for package registry.

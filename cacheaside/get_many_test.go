@@ -138,7 +138,7 @@ func TestGetManyReturnsWhatWasFoundWhenItsCtxEnds(t *testing.T) {
 			defer cancel()
 			got, err := c.GetMany(ctx, []int{9, 1, 8, 2, 3})
 			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.ErrorIs(t, err, errLoad)
+			require.EqualError(t, err, "context deadline exceeded\ncacheaside: 2: the database is down")
 			require.Equal(t, map[int]int{1: 1, 3: 3}, got)
 			s := c.Stats()
 			require.Equal(t, []int64{5, 2}, []int64{s.Misses, s.Canceled})
@@ -234,6 +234,28 @@ func TestBatchThatReturnsErrNotFoundHasNotFailed(t *testing.T) {
 		require.Empty(t, got)
 		require.Equal(t, int64(2), c.Stats().NotFound)
 	})
+}
+
+// The error of a LoadMany is returned unchanged, if it does not say of some keys that they do not exist.
+func TestGetThatSharesABatchGetsItsError(t *testing.T) {
+	for name, want := range map[string]error{
+		"failed":            errLoad,
+		"failed twice":      errors.Join(errLoad, errStore),
+		"does not exist":    fmt.Errorf("users: %w", cacheaside.ErrNotFound),
+		"none of them does": errors.Join(cacheaside.ErrNotFound, cacheaside.ErrNotFound),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				src := many{err: func(context.Context) error { return want }}
+				c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load})
+				defer c.Close()
+				go func() { _, _ = c.GetMany(t.Context(), []int{1, 2}) }()
+				synctest.Wait()
+				_, err := c.Get(t.Context(), 2)
+				require.Equal(t, want, err)
+			})
+		})
+	}
 }
 
 // A LoadMany that joins what it knows of each key does not say that those which failed do not exist.
@@ -341,6 +363,36 @@ func TestPartialBatchIsKept(t *testing.T) {
 		_, err = c.GetMany(t.Context(), keys)
 		require.EqualError(t, err, "cacheaside: users: [100 101 102 103 104 105 106 107 108 109 ...] (100 keys): the database is down")
 	})
+}
+
+// Keys that fail one by one are told one by one, and those of a batch once.
+func TestGetManyTellsEachFailureOnce(t *testing.T) {
+	for name, test := range map[string]struct {
+		many bool
+		want string
+	}{
+		"Load":     {false, "cacheaside: 1: the database is down\ncacheaside: 2: the database is down\ncacheaside: 3: the database is down"},
+		"LoadMany": {true, "cacheaside: [1]: the database is down\ncacheaside: [2 3]: the database is down"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				src := many{err: func(context.Context) error { return errLoad }}
+				cfg := cacheaside.Config[int, int]{Load: func(context.Context, int) (int, error) {
+					time.Sleep(time.Second)
+					return 0, errLoad
+				}}
+				if test.many {
+					cfg.LoadMany = src.load
+				}
+				c := cacheaside.New(cfg)
+				defer c.Close()
+				go func() { _, _ = c.GetMany(t.Context(), []int{1}) }()
+				synctest.Wait()
+				_, err := c.GetMany(t.Context(), []int{1, 2, 3})
+				require.EqualError(t, err, test.want)
+			})
+		})
+	}
 }
 
 // Stale keys are refreshed by the same batch that loads the missing ones.
@@ -819,6 +871,102 @@ func TestABatchThatNobodyNeedsDoesNotBegin(t *testing.T) {
 		require.EqualValues(t, 2, c.Stats().Misses)
 		time.Sleep(time.Minute)
 		require.Empty(t, src.asked)
+		require.Zero(t, c.Tracked())
+	})
+}
+
+// A pensive Codec calls a function before it decodes.
+type pensive struct{ before func(data []byte) }
+
+func (pensive) Encode(v int) ([]byte, error) { return []byte{byte(v)}, nil }
+
+func (p pensive) Decode(data []byte) (int, error) {
+	p.before(data)
+	return int(data[0]), nil
+}
+
+// While the Store is asked, here while its value of key 3 is decoded, callers may leave.
+func TestABatchLoadsOnlyTheKeysThatHaveCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src many
+		store := newFakeStore()
+		cfg := cacheaside.Config[int, int]{
+			Load: src.one, LoadMany: src.load,
+			Codec: &pensive{func([]byte) { time.Sleep(2 * time.Second) }}, Store: unwatched{store.connect()},
+		}
+		c := cacheaside.New(cfg)
+		defer c.Close()
+		mustGet(t, c, 3)
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, _ = c.GetMany(ctx, []int{1, 2, 3})
+		}()
+		synctest.Wait()
+		require.Equal(t, 20, mustGet(t, c, 2))
+		require.Equal(t, [][]int{{2}}, src.asked)
+		require.Equal(t, 1, store.called("Release"), "of key 1")
+	})
+}
+
+// The answer that a call has had is certain for one that comes to it later: no old value takes its place.
+func TestGetManyHasTheAnswersThatOthersHad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, StaleOnError: time.Hour, LoadTimeout: 10 * time.Second,
+			Load: func(_ context.Context, key int) (int, error) {
+				if key == 1 {
+					time.Sleep(8 * time.Second)
+				}
+				return key, nil
+			},
+			Codec: &pensive{func([]byte) { time.Sleep(12 * time.Second) }}, Store: unwatched{newFakeStore().connect()},
+		})
+		defer c.Close()
+		mustGet(t, c, 2)
+		time.Sleep(2 * time.Minute)
+		go func() {
+			_, err := c.Get(t.Context(), 2) // times out while its old value is decoded
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}()
+		time.Sleep(5 * time.Second)
+		go mustGet(t, c, 1)
+		time.Sleep(time.Second)
+		got, err := c.GetMany(t.Context(), []int{1, 2})
+		require.EqualError(t, err, "cacheaside: 2: cacheaside: load timed out after 10s")
+		require.Equal(t, map[int]int{1: 1}, got)
+	})
+}
+
+// A hook that ends its goroutine ends the load: keys that had an old value by then have none.
+func TestHookThatEndsALoadOfManyKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var failing atomic.Bool
+		store := newFakeStore()
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, StaleOnError: time.Hour, ErrorPause: time.Minute, Store: unwatched{store.connect()},
+			Load: func(_ context.Context, key int) (int, error) {
+				if failing.Load() {
+					return 0, errLoad
+				}
+				return key, nil
+			},
+			OnEvent: func(_ context.Context, e cacheaside.Event) {
+				if e.Kind == cacheaside.EventCodecFailed {
+					runtime.Goexit()
+				}
+			},
+		})
+		defer c.Close()
+		mustGet(t, c, 1)
+		mustGet(t, c, 2)
+		time.Sleep(2 * time.Minute)
+		failing.Store(true)
+		require.Equal(t, 1, mustGet(t, c, 1), "its load has failed")
+		store.items["2"].of(0).value = []byte("damaged")
+		got, err := c.GetMany(t.Context(), []int{1, 2})
+		require.ErrorContains(t, err, "load called runtime.Goexit")
+		require.Empty(t, got)
 		require.Zero(t, c.Tracked())
 	})
 }

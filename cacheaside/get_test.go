@@ -89,6 +89,43 @@ func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
 	})
 }
 
+// Nor an old value of the Store later than others.
+func TestGetWithSkipMemoryIsServedAnOldValueOfTheStore(t *testing.T) {
+	for name, test := range map[string]struct {
+		takes time.Duration
+		err   error
+		after time.Duration
+	}{
+		"the load fails":   {0, errLoad, 0},
+		"the load is slow": {10 * time.Second, nil, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var takes time.Duration
+				var fault error
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, SoftTimeout: time.Second, Store: newFakeStore().connect(),
+					Load: func(context.Context, int) (int, error) {
+						time.Sleep(takes)
+						return 1, fault
+					},
+				})
+				defer c.Close()
+				synctest.Wait()
+				mustGet(t, c, 1)
+				time.Sleep(2 * time.Minute)
+				takes, fault = test.takes, test.err
+				begun := time.Now()
+				v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+				require.NoError(t, err)
+				require.Equal(t, 1, v)
+				require.Equal(t, test.after, time.Since(begun))
+				require.EqualValues(t, 1, c.Stats().Stale)
+			})
+		})
+	}
+}
+
 func identity(_ context.Context, key int) (int, error) { return key, nil }
 
 func TestHitDoesNotAllocate(t *testing.T) {

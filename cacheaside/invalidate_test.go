@@ -107,6 +107,39 @@ func TestOvertakenFlightOffersNothing(t *testing.T) {
 	}
 }
 
+// An old value of the Store that comes late serves nobody, and the new one that is in memory by then is
+// none.
+func TestOldValueThatComesLateIsNotServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newSource()
+		store := late{newFakeStore().connect(), make(chan struct{}), new(atomic.Bool)}
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, Stale: time.Hour, Store: store,
+			Load: func(ctx context.Context, key int) (int, error) {
+				time.Sleep(time.Second)
+				return src.load(ctx, key)
+			},
+		})
+		defer c.Close()
+		synctest.Wait()
+		mustGet(t, c, 1)
+		time.Sleep(2 * time.Minute)
+		store.on.Store(true)
+		go func() {
+			_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+			require.NoError(t, err)
+		}()
+		synctest.Wait()
+		store.on.Store(false)
+		require.NoError(t, c.Write(t.Context(), 1, src.write(1)))
+		require.Equal(t, 1, mustGet(t, c, 1))
+		close(store.hold)
+		time.Sleep(time.Minute / 2)
+		require.Zero(t, c.Stats().Stale)
+		require.EqualValues(t, 3, src.loaded(1))
+	})
+}
+
 // The Store is told again of a key that changes while it is being told.
 func TestKeyThatChangesWhileItIsToldStaysUntold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

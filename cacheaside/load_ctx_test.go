@@ -80,6 +80,17 @@ func TestContextOfALoadEndsAsOneWithADeadline(t *testing.T) {
 				require.ErrorIs(t, err, gone)
 			})
 		})
+		t.Run(name+", and the load returns", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var of context.Context
+				require.NoError(t, loadWith(t.Context(), func(ctx context.Context) {
+					first(ctx)
+					of = ctx
+				}))
+				require.Equal(t, context.Canceled, of.Err())
+				<-of.Done()
+			})
+		})
 	}
 }
 
@@ -187,7 +198,7 @@ func TestChildrenOfTheContextOfALoad(t *testing.T) {
 	})
 }
 
-// Done may be called while the load is being canceled. It must not return a channel that
+// Done may be called, beside Value, while the load is being canceled. It must not return a channel that
 // is never closed.
 func TestDoneIsAskedWhileTheLoadIsCanceled(t *testing.T) {
 	for range 2000 {
@@ -197,6 +208,7 @@ func TestDoneIsAskedWhileTheLoadIsCanceled(t *testing.T) {
 			for range 2 {
 				wg.Go(func() {
 					runtime.Gosched()
+					ctx.Value(0)
 					<-ctx.Done()
 				})
 			}
@@ -248,6 +260,23 @@ func TestEachLoadTimesOutOnTime(t *testing.T) {
 			require.Equal(t, int64(n-(n+2)/3), c.Stats().TimedOut)
 		})
 	}
+}
+
+// A load that ignores its ctx may return after one that timed out later. Nothing is left of them.
+func TestLoadsReturnInAnyOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{LoadTimeout: 10 * time.Second, Load: func(_ context.Context, k int) (int, error) {
+			time.Sleep(time.Duration(k) * time.Second)
+			return k, nil
+		}})
+		defer c.Close()
+		go func() { _, _ = c.Get(t.Context(), 15) }()
+		time.Sleep(time.Second + 1)
+		go mustGet(t, c, 9) // returns as the other one has timed out
+		time.Sleep(time.Minute)
+		require.Zero(t, c.Tracked())
+		require.EqualValues(t, 1, c.Stats().TimedOut)
+	})
 }
 
 // A refresh without callers times out like any other load.

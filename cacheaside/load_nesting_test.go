@@ -103,28 +103,38 @@ func TestFinishKeepsALoadWhoseCallersHaveLeft(t *testing.T) {
 	}
 }
 
-// The result of an overtaken load has no use: the load does not go on.
-func TestFinishCancelsALoadThatWasOvertaken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		canceled := make(chan struct{})
-		c := cacheaside.New(cacheaside.Config[int, int]{Finish: true, Load: func(ctx context.Context, key int) (int, error) {
-			<-ctx.Done()
-			close(canceled)
-			return 0, ctx.Err()
-		}})
-		defer c.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		defer cancel()
-		go func() {
-			time.Sleep(time.Second)
-			_ = c.Invalidate(t.Context(), 1)
-		}()
-		begun := time.Now()
-		_, err := c.Get(ctx, 1)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		<-canceled
-		require.Equal(t, 2*time.Second, time.Since(begun))
-	})
+// The result of an overtaken load, or of one during a write, has no use: the load does not go on.
+func TestFinishCancelsALoadWhoseResultIsNotKept(t *testing.T) {
+	for name, fenced := range map[string]bool{"overtaken": false, "during a write": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				canceled := make(chan struct{})
+				store := newFakeStore().connect()
+				c := cacheaside.New(cacheaside.Config[int, int]{Finish: true, Store: store, Load: func(ctx context.Context, key int) (int, error) {
+					<-ctx.Done()
+					close(canceled)
+					return 0, ctx.Err()
+				}})
+				defer c.Close()
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				defer cancel()
+				if fenced {
+					_, err := store.Fence(t.Context(), "1", "of another process")
+					require.NoError(t, err)
+				} else {
+					go func() {
+						time.Sleep(time.Second)
+						_ = c.Invalidate(t.Context(), 1)
+					}()
+				}
+				begun := time.Now()
+				_, err := c.Get(ctx, 1)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				<-canceled
+				require.Equal(t, 2*time.Second, time.Since(begun))
+			})
+		})
+	}
 }
 
 func TestFinishEndsAtLoadTimeoutAndWithClose(t *testing.T) {

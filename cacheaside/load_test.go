@@ -466,6 +466,68 @@ func TestCanceledLoadIsNotOvertaken(t *testing.T) {
 	})
 }
 
+// A load that InvalidateAll has overtaken leaves nothing behind.
+func TestLoadThatEverythingOvertookLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(_ context.Context, key int) (int, error) {
+			time.Sleep(time.Second)
+			return key, nil
+		}})
+		defer c.Close()
+		go mustGet(t, c, 1)
+		synctest.Wait()
+		require.NoError(t, c.InvalidateAll(t.Context()))
+		time.Sleep(2 * time.Second)
+		require.Zero(t, c.Tracked())
+	})
+}
+
+// A value that comes after LoadTimeout, when its callers have left, is still one for the Store.
+func TestValueThatComesTooLateIsStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			LoadTimeout: time.Second, Store: unwatched{newFakeStore().connect()},
+			Load: func(_ context.Context, key int) (int, error) {
+				time.Sleep(2 * time.Second)
+				return key, nil
+			},
+		})
+		defer c.Close()
+		_, err := c.Get(t.Context(), 1)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		time.Sleep(2 * time.Second)
+		begun := time.Now()
+		require.Equal(t, 1, mustGet(t, c, 1))
+		require.Zero(t, time.Since(begun))
+	})
+}
+
+// A load whose caller has left while the old value of the Store was decoded does not begin either.
+func TestLoadWithoutCallersTakesNoTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turns := 0
+		shared := newFakeStore()
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			TTL: time.Minute, StaleOnError: time.Hour, Load: identity, Store: unwatched{shared.connect()},
+			Codec: &pensive{func([]byte) { time.Sleep(2 * time.Second) }},
+			Middleware: func(next func(context.Context) error) func(context.Context) error {
+				turns++
+				return next
+			},
+		})
+		defer c.Close()
+		mustGet(t, c, 1)
+		time.Sleep(2 * time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := c.Get(ctx, 1)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		time.Sleep(time.Minute)
+		require.Equal(t, 1, turns)
+		require.Equal(t, 1, shared.called("Release"))
+	})
+}
+
 // A load whose caller has left while the Store was asked does not begin.
 func TestLoadWithoutCallersDoesNotBegin(t *testing.T) {
 	for name, capacity := range map[string]int{"memory": 0, "no memory": -1} {

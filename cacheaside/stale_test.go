@@ -147,7 +147,6 @@ func TestStaleness(t *testing.T) {
 	}
 }
 
-// Times that are meant as "forever" do not overflow into the past.
 // Callers of a load that Close cancels get ErrClosed, and no old value.
 func TestCloseServesNoOldValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -174,6 +173,47 @@ func TestCloseServesNoOldValue(t *testing.T) {
 	})
 }
 
+// That a key does not exist is no old value of one whose load has failed.
+func TestAbsenceIsNotServedWhenALoadFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int32
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			NotFoundTTL: time.Minute, StaleOnError: time.Hour,
+			Load: func(context.Context, int) (int, error) {
+				if loads.Add(1) == 1 {
+					time.Sleep(2 * time.Second)
+					return 0, errLoad
+				}
+				return 0, cacheaside.ErrNotFound
+			},
+		})
+		defer c.Close()
+		go func() {
+			time.Sleep(time.Second)
+			_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+			require.ErrorIs(t, err, cacheaside.ErrNotFound)
+		}()
+		_, err := c.Get(t.Context(), 1)
+		require.Equal(t, errLoad, err)
+	})
+}
+
+// A load that has its result is no longer late, however long a hook takes.
+func TestSoftTimeoutWhileTheLoadIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			StaleOnError: time.Hour, SoftTimeout: 2 * time.Second,
+			Load:    func(context.Context, int) (int, error) { time.Sleep(time.Second); return 1, nil },
+			OnEvent: func(context.Context, cacheaside.Event) { time.Sleep(2 * time.Second) },
+		})
+		defer c.Close()
+		require.Equal(t, 1, mustGet(t, c, 1))
+		s := c.Stats()
+		require.Equal(t, []int64{0, 1}, []int64{s.Stale, s.Misses})
+	})
+}
+
+// Times that are meant as "forever" do not overflow into the past.
 func TestLongTimesAreLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loads := 0

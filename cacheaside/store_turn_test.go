@@ -46,13 +46,71 @@ func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
 		require.Equal(t, int64(3), loads.Load())
 
 		// An invalidation ends the pause, since it leaves nothing to serve.
-		require.NoError(t, c.Invalidate(t.Context(), 1))
+		require.NoError(t, shared.connect().Invalidate(t.Context(), "1"))
 		_, err := c.Get(t.Context(), 1)
 		require.ErrorIs(t, err, errLoad)
 		require.Equal(t, int64(4), loads.Load())
 		failing.Store(false)
 		require.Equal(t, 1, mustGet(t, c, 1))
 		require.Zero(t, c.Tracked())
+	})
+}
+
+// Without a pause there is nothing that memory would keep of an old value of the Store, which may have
+// a new one.
+func TestOldValueOfTheStoreIsNotKeptWithoutAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loads atomic.Int64
+		var failing atomic.Bool
+		shared := newFakeStore()
+		cfg := cacheaside.Config[int, int64]{
+			TTL: time.Minute, Stale: time.Hour, ErrorPause: -1, Store: shared.connect(),
+			Load: func(context.Context, int) (int64, error) {
+				if failing.Load() {
+					return 0, errLoad
+				}
+				return loads.Add(1), nil
+			},
+		}
+		other := cacheaside.New(cfg)
+		defer other.Close()
+		cfg.Store = shared.connect()
+		c := cacheaside.New(cfg)
+		defer c.Close()
+		synctest.Wait()
+		mustGet(t, other, 1)
+		time.Sleep(2 * time.Minute)
+		failing.Store(true)
+		require.EqualValues(t, 1, mustGet(t, c, 1))
+		synctest.Wait()
+		require.EqualValues(t, 1, c.Stats().Failed)
+		failing.Store(false)
+		require.EqualValues(t, 1, mustGet(t, other, 1))
+		synctest.Wait()
+		require.EqualValues(t, 2, mustGet(t, c, 1))
+	})
+}
+
+// An old value may come while others wait for it: from another process, whose load has just ended.
+func TestOldValueComesWhileCallersWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		cfg := cacheaside.Config[int, int]{
+			TTL: time.Second, Jitter: -1, Stale: time.Hour, Store: shared.connect(),
+			Load: func(context.Context, int) (int, error) { time.Sleep(time.Second); return 1, nil },
+		}
+		other := cacheaside.New(cfg)
+		defer other.Close()
+		cfg.Store = shared.connect()
+		c := cacheaside.New(cfg)
+		defer c.Close()
+		synctest.Wait()
+		go mustGet(t, other, 1)
+		synctest.Wait()
+		begun := time.Now()
+		require.Equal(t, 1, mustGet(t, c, 1))
+		require.Less(t, time.Since(begun), 2*time.Second, "it is old from the first, and served while it is loaded again")
+		require.EqualValues(t, 1, c.Stats().Stale)
 	})
 }
 
