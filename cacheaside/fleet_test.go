@@ -242,6 +242,73 @@ func TestLagBoundsWhatOthersHaveFromTheStore(t *testing.T) {
 	})
 }
 
+// So does what is loaded, for the Store, when that has made a change and has not answered yet.
+func TestLagBoundsWhatIsLoadedBesideAChange(t *testing.T) {
+	for name, change := range map[string]func(context.Context, *cacheaside.Cache[int, int]) error{
+		"Write": func(ctx context.Context, c *cacheaside.Cache[int, int]) error {
+			return c.Write(ctx, 1, func(context.Context) error { time.Sleep(5 * time.Second); return nil })
+		},
+		"Invalidate":    func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Invalidate(ctx, 1, 2) },
+		"Expire":        func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.Expire(ctx, 1, 2) },
+		"InvalidateAll": func(ctx context.Context, c *cacheaside.Cache[int, int]) error { return c.InvalidateAll(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				loads := 0
+				c := cacheaside.New(cacheaside.Config[int, int]{
+					TTL: time.Hour, Jitter: -1, Lag: 2 * time.Second, Store: lateStore{newFakeStore().connect()},
+					Load: func(context.Context, int) (int, error) { loads++; return loads, nil },
+				})
+				defer c.Close()
+				synctest.Wait()
+				time.Sleep(time.Minute)
+				told := make(chan error, 1)
+				go func() { told <- change(t.Context(), c) }()
+				time.Sleep(100 * time.Millisecond)
+				if name == "Write" {
+					time.Sleep(6 * time.Second) // a second for the fence
+				}
+				require.Empty(t, told)
+				require.Equal(t, 1, mustGet(t, c, 1))
+				time.Sleep(time.Second)
+				require.NoError(t, <-told)
+				require.Equal(t, 1, mustGet(t, c, 1), "of the Store")
+				time.Sleep(2 * time.Second)
+				require.Equal(t, 2, mustGet(t, c, 1))
+			})
+		})
+	}
+}
+
+// A lateStore answers a second after it has made a change.
+type lateStore struct{ cacheaside.Store }
+
+func aSecondLate(err error) error {
+	time.Sleep(time.Second)
+	return err
+}
+
+func (s lateStore) Fence(ctx context.Context, key, token string) (time.Duration, error) {
+	d, err := s.Store.Fence(ctx, key, token)
+	return d, aSecondLate(err)
+}
+
+func (s lateStore) Unfence(ctx context.Context, key, token string) error {
+	return aSecondLate(s.Store.Unfence(ctx, key, token))
+}
+
+func (s lateStore) Invalidate(ctx context.Context, keys ...string) error {
+	return aSecondLate(s.Store.Invalidate(ctx, keys...))
+}
+
+func (s lateStore) Expire(ctx context.Context, keys ...string) error {
+	return aSecondLate(s.Store.Expire(ctx, keys...))
+}
+
+func (s lateStore) InvalidateAll(ctx context.Context) error {
+	return aSecondLate(s.Store.InvalidateAll(ctx))
+}
+
 // A Lag that Update sets holds for changes just before, and bounds no keys that have not changed.
 func TestLagThatUpdateSets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -83,12 +83,14 @@ func (c *Cache[K, V]) InvalidateAll(ctx context.Context) error {
 	if c.isClosed() {
 		return ErrClosed
 	}
+	c.mu.Lock()
+	c.allAt = c.now() // before the Store is told, as in announce
+	c.mu.Unlock()
 	var untold error
 	if c.tier != nil {
 		untold = c.tier.invalidateAll(ctx)
 	}
 	c.mu.Lock()
-	c.allAt = c.now()
 	c.all.Add(1)
 	c.mu.Unlock()
 	c.entries.InvalidateAll()
@@ -133,6 +135,11 @@ func (c *Cache[K, V]) announce(ctx context.Context, keys []K, token string, soft
 	for i, key := range keys {
 		written[i] = c.written(key)
 	}
+	c.mu.Lock()
+	for _, key := range written { // before the Store is told: from then on it takes what is loaded
+		c.note(c.hash(key))
+	}
+	c.mu.Unlock()
 	failed := c.tier.tell(ctx, written, token, tell)
 	c.forget(keys, soft)
 	if len(failed) == 0 {
