@@ -46,6 +46,37 @@ func TestBreakerCountsABreakingOffInPlaceOfASuccess(t *testing.T) {
 	}
 }
 
+// Work of a probe of an earlier opening holds no place of a probe now: whether its call had returned by
+// then or not.
+func TestBreakerProbesBesideTheWorkOfAnEarlierOpening(t *testing.T) {
+	for _, returned := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Hour})
+			b.Trip(errDown, time.Second)
+			time.Sleep(time.Second)
+			ctx, work := linger.Begin(t.Context())
+			returns, over := make(chan struct{}), make(chan error, 1)
+			go func() { over <- b.Do(ctx, func(context.Context) error { <-returns; work.GoOn(); return nil }) }()
+			synctest.Wait()
+			if returned {
+				close(returns)
+				require.NoError(t, <-over)
+			}
+			b.Trip(errDown, time.Second)
+			time.Sleep(time.Second)
+			if !returned {
+				require.ErrorIs(t, do(b, ok), breaker.ErrOpen, "it may still run")
+				close(returns)
+				require.NoError(t, <-over)
+			}
+			require.NoError(t, do(b, ok))
+			require.Equal(t, breaker.Closed, b.State())
+			work.End(errDown)
+			require.Equal(t, breaker.Closed, b.State())
+		})
+	}
+}
+
 // Streams that break off open the breaker, however long each has run by then: 19 of 20, and
 // the rate is that of the ends.
 func TestBreakerOpensForStreamsThatBreakOff(t *testing.T) {

@@ -98,6 +98,23 @@ func TestObserverThatPanicsKeepsNoProbe(t *testing.T) {
 	})
 }
 
+// A call that was refused is not counted once more because an observer has panicked before it was told.
+func TestObserverThatPanicsCountsNoCallTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+		open(t, b)
+		time.Sleep(time.Second)
+		done, err := b.Begin(t.Context())
+		require.NoError(t, err)
+		defer done(nil)
+		onChange(b, func(context.Context, breaker.Event) { panic("observer") })
+		time.Sleep(time.Second) // the probe hangs
+		require.PanicsWithValue(t, "observer", func() { _ = do(b, ok) })
+		s := b.Stats()
+		require.Equal(t, []int64{1, 0}, []int64{s.Refused, s.Ignored})
+	})
+}
+
 func TestEventsDescribeThemselves(t *testing.T) {
 	for want, e := range map[string]breaker.Event{
 		"4 event=changed name=users from=closed to=open for=1s err=down": {

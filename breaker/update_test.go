@@ -26,6 +26,10 @@ func TestConfigHasItsDefaultsFilledIn(t *testing.T) {
 		MaxOpenFor: 30 * time.Second, MaxRetryAfter: 30 * time.Second, Probes: 1,
 	}, breaker.New(breaker.Config{Name: "users"}).Config())
 
+	require.Zero(t, breaker.New(breaker.Config{FailuresInWindow: 10}).Config().Failures)
+	require.Equal(t, 20, breaker.New(breaker.Config{FailureRate: 0.5}).Config().MinCalls)
+	require.Equal(t, 7, breaker.New(breaker.Config{FailureRate: 0.5, WindowCalls: 7}).Config().MinCalls)
+
 	// A breaker that is made with the Config of another has the same Config.
 	for _, given := range []breaker.Config{
 		{}, {Name: "users"}, {Patience: -1}, {FailureRate: 0.5}, {FailureRate: 0.5, WindowCalls: 7},
@@ -55,6 +59,15 @@ func TestUpdateComputesDefaultsAnew(t *testing.T) {
 	require.Equal(t, time.Minute, b.Config().Window)
 	update(t, b, func(c *breaker.Config) { c.FailureRate = 0 })
 	require.Equal(t, 5, b.Config().Failures)
+}
+
+func TestUpdateKeepsAWindowOfTheSameLength(t *testing.T) {
+	b := breaker.New(breaker.Config{WindowCalls: 10})
+	require.Error(t, do(b, down))
+	update(t, b, func(c *breaker.Config) { c.Window = time.Hour })
+	require.EqualValues(t, 1, b.Stats().Window.Failed, "it counts calls")
+	update(t, b, func(c *breaker.Config) { c.WindowCalls = 11 })
+	require.Zero(t, b.Stats().Window.Failed)
 }
 
 func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
