@@ -102,5 +102,5 @@ func (e *timeoutError) Unwrap() error { return e.err }
 func saysEnd(ctx context.Context, err error) bool {
 	cause := context.Cause(ctx)
 	canCompare := reflect.ValueOf(cause).Comparable() // errors.Is panics for a struct that holds a slice
-	return errors.Is(err, ctx.Err()) && (cause == ctx.Err() || canCompare && errors.Is(err, cause))
+	return errors.Is(err, ctx.Err()) && canCompare && errors.Is(err, cause)
 }

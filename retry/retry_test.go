@@ -536,6 +536,23 @@ func TestErrorOfAnEndedContextHasItsCause(t *testing.T) {
 	})
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, err, why)
+
+	said := fmt.Errorf("users: %w: %w", context.Canceled, why)
+	err = retry.New(retry.Config{}).Do(t.Context(), func(context.Context) error { return said })
+	require.NotSame(t, said, err, "ctx has not ended")
+	ctx, cancel = context.WithCancelCause(t.Context())
+	err = retry.New(retry.Config{}).Do(ctx, func(context.Context) error {
+		cancel(why)
+		return said
+	})
+	require.Same(t, said, err, "it says both")
+
+	ctx, cancel = context.WithCancelCause(t.Context())
+	err = retry.New(retry.Config{}).Do(ctx, func(context.Context) error {
+		cancel(why)
+		return why
+	})
+	require.ErrorIs(t, err, context.Canceled, "it does not say that ctx has ended")
 }
 
 // A session that ran for HealthyAfter before it broke begins the count and the waits anew.

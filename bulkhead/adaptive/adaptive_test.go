@@ -386,6 +386,34 @@ func TestAnAdaptiveBulkheadUnderStress(t *testing.T) {
 	requireIdle(t, b)
 }
 
+// What moves the limit besides calls does not race with them.
+func TestUpdatesAndBreaksBesideCalls(t *testing.T) {
+	b := adaptive.New(adaptive.Config{Max: 64})
+	var wg sync.WaitGroup
+	for _, act := range []func(i int){
+		func(int) { _ = b.Do(t.Context(), func(context.Context) error { return nil }) },
+		func(int) {
+			ctx, work := linger.Begin(t.Context())
+			if b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }) == nil {
+				work.End(context.DeadlineExceeded)
+			}
+		},
+		func(i int) {
+			if err := b.Update(func(c *adaptive.Config) { c.Max = 64 + i%2 }); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		wg.Go(func() {
+			for i := range 300 {
+				act(i)
+			}
+		})
+	}
+	wg.Wait()
+	requireIdle(t, b)
+}
+
 // A slow reader says nothing about the server, though it holds its slot.
 func TestAdaptiveMeasuresUntilTheFunctionReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
