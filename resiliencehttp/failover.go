@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"sync"
@@ -82,10 +83,20 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 			break
 		}
 		if resp != nil {
-			_ = resp.Body.Close()
+			letGo(resp)
 		}
 	}
 	return nil, withTimeout(errors.Join(met...))
+}
+
+// letGo closes a response that nobody gets. What is left of it is read before, so that its connection serves again:
+// otherwise a server that is overloaded would have a new one for each request that it turns away.
+func letGo(resp *http.Response) {
+	if resp.ContentLength <= aheadLimit {
+		defer time.AfterFunc(drainTime, func() { _ = resp.Body.Close() }).Stop()
+		_, _ = io.CopyN(io.Discard, resp.Body, aheadLimit+1)
+	}
+	_ = resp.Body.Close()
 }
 
 // ask sends req through next. judged is what the policies of a Transport saw in place of the response.

@@ -747,6 +747,34 @@ func TestFailoverSendsTheBodyAgain(t *testing.T) {
 	require.Equal(t, "second got "+long, answer(t, resp, err))
 }
 
+// TestFailoverKeepsTheConnectionOfAServerThatTurnsRequestsAway, but does not wait for what is left of a response.
+func TestFailoverKeepsTheConnectionOfAServerThatTurnsRequestsAway(t *testing.T) {
+	server := serve(t, false, statuses("overloaded", 503))
+	fine := roundTripper(func(*http.Request) (*http.Response, error) { return response(200, strings.NewReader("ok")), nil })
+	client := &http.Client{Transport: resiliencehttp.Failover(server.Base, fine)}
+	for range 3 {
+		resp, err := client.Post(server.URL, "", strings.NewReader("x"))
+		require.Equal(t, "ok", answer(t, resp, err))
+	}
+	require.EqualValues(t, 3, server.requests.Load())
+	require.EqualValues(t, 1, server.opened.Load())
+
+	for length, waits := range map[int64]time.Duration{-1: time.Second, 1 << 20: 0} {
+		synctest.Test(t, func(t *testing.T) {
+			r, w := io.Pipe() // which is not written to
+			slow := roundTripper(func(*http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: 503, Body: r, ContentLength: length}, nil
+			})
+			begun := time.Now()
+			resp, err := resiliencehttp.Failover(slow, fine).RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
+			require.Equal(t, "ok", answer(t, resp, err))
+			require.Equal(t, waits, time.Since(begun))
+			_, err = w.Write([]byte("x"))
+			require.ErrorIs(t, err, io.ErrClosedPipe)
+		})
+	}
+}
+
 func TestFailoverGoesOnOnlyWhereThatIsSafe(t *testing.T) {
 	down := errors.New("down")
 	for name, c := range map[string]struct {
