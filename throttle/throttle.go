@@ -12,9 +12,9 @@
 //		log.Printf("come back in %v", limited.RetryAfter()) // the call was not made
 //	}
 //
-// Over any interval a [Limiter] admits at most Burst + Rate x interval tokens, and what its
-// quotas allow. A call spends its tokens also if it fails. [Limiter.Reserve] is for a call whose
-// cost is known only when it has ended.
+// Over any interval a [Limiter] admits at most Burst + Rate x interval tokens, but for what is given
+// back, and what its quotas allow. A call spends its tokens also if it fails. [Limiter.Reserve] is for
+// a call whose cost is known only when it has ended.
 //
 // A [Group] holds a limit for each of many tenants. [All] takes from several limits or from
 // none. Package fleet has limits for many processes, kept in Redis; package adaptive stops a
