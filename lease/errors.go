@@ -54,13 +54,13 @@ func (e *LostError) Retryable() bool { return false }
 // A HeldError says that TryCampaign did not get the lease, and who holds it.
 type HeldError struct {
 	Name   string
-	Holder string        // empty: a transaction that the last holder has fenced is open
+	Holder string        // empty: another is being given it, or a transaction that the last holder has fenced is open
 	After  time.Duration // until the lease ends if it is not renewed, or when to ask again
 }
 
 func (e *HeldError) Error() string {
 	if e.Holder == "" {
-		return fmt.Sprintf("lease: %s: the last holder has not finished a transaction", e.Name)
+		return fmt.Sprintf("lease: %s: another is being given it, or the last holder has not finished a transaction", e.Name)
 	}
 	return fmt.Sprintf("lease: %s: held by %s", e.Name, e.Holder)
 }

@@ -216,7 +216,7 @@ func untilFree(rec Record, poll time.Duration) time.Duration {
 	if left := rec.Until.Sub(rec.Now); left > 0 {
 		return left + time.Millisecond // to which stores may round
 	}
-	return poll/8 + time.Millisecond // a fenced transaction is open
+	return poll/8 + time.Millisecond // another is being given it, or a fenced transaction is open
 }
 
 // TryCampaign is Campaign without a wait, for a lease that is used as a lock. If the lease is held

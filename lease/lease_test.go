@@ -677,7 +677,7 @@ func TestTryCampaignDoesNotWait(t *testing.T) {
 		require.Equal(t, ttl, held.RetryAfter())
 		require.EqualError(t, err, "lease: billing: held by me")
 		require.NoError(t, term.Resign(t.Context()))
-		require.EqualError(t, &lease.HeldError{Name: "billing"}, "lease: billing: the last holder has not finished a transaction")
+		require.EqualError(t, &lease.HeldError{Name: "billing"}, "lease: billing: another is being given it, or the last holder has not finished a transaction")
 
 		store.set(&store.acquire, down)
 		_, err = c.TryCampaign(t.Context())
