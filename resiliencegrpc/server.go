@@ -43,7 +43,7 @@ import (
 // and to them a failure of the handler is the end of their caller. A timeout of the Middleware ends
 // the ctx of a stream's handler, but no RecvMsg or SendMsg that waits for the client.
 //
-// A request is received and decoded before any of this: bound its size with
+// The request of a unary call is received and decoded before any of this: bound its size with
 // [grpc.MaxRecvMsgSize], and the streams of a connection with
 // [grpc.MaxConcurrentStreams].
 type Server struct {
