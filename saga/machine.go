@@ -70,7 +70,6 @@ func load(p *program, rec *store.Record) (*machine, error) {
 		m.Steps = begins
 	}
 	m.pivot = &p.pivotName
-	m.skipComplete()
 	if m.Status == Stuck && m.Cause == "" && m.Takeovers > 0 {
 		m.doubt(true) // a runner that could not read the record left it as its owner had, who may have died in a step
 	}
@@ -238,11 +237,11 @@ func (m *machine) onOutside(now time.Time) bool {
 	return m.onSignal(now)
 }
 
-// failing returns after how many attempts and refusals a step still fails. It is 0 if the step does
-// not, or is not tried again.
+// failing returns after how many attempts and refusals a step that has just failed is tried again. It
+// is 0 if it is not.
 func (m *machine) failing(i int) int {
 	st := &m.Steps[i]
-	if st.Error == "" || st.Status != StepStarted && st.Status != StepUndoing {
+	if st.Status != StepStarted && st.Status != StepUndoing {
 		return 0
 	}
 	return *st.attempts(m.op(i)) + st.Refusals
@@ -460,10 +459,10 @@ func (m *machine) skipComplete() {
 	}
 }
 
-// start begins a step whose turn it is. A step that waits first is not in doubt.
+// start begins a step whose turn it is.
 func (m *machine) start(i int, now time.Time) {
 	switch {
-	case !m.p.steps[i].gated() || m.Steps[i].InDoubt:
+	case !m.p.steps[i].gated():
 		m.set(i, StepStarted)
 	case !now.IsZero(): // else the saga has not begun: its first owner starts the step
 		m.set(i, StepWaiting)
@@ -516,7 +515,7 @@ func (m *machine) stickIfOver(g group) {
 		switch s := m.Steps[i].Status; {
 		case s == StepWaiting || m.onChildren(i):
 			waiting = true
-		case m.Back && !undoable(s) || complete(s) && !m.Back:
+		case m.Back && !undoable(s) || complete(s): // on the way back, what is done is being undone
 		case !failedForGood(s):
 			return // it is at work
 		case failed < 0:
@@ -560,10 +559,8 @@ func (m *machine) wishBack(step string, why error) {
 
 // turn turns the saga back, once no Do is running and the answer of the pivot is known.
 func (m *machine) turn() {
-	for i := range m.Steps {
-		if m.work[i].busy && m.Steps[i].Status == StepStarted {
-			return
-		}
+	if m.busy() > 0 {
+		return
 	}
 	if p := m.p.pivot; p >= 0 && m.pivotMayHaveActed(p) {
 		switch m.Steps[p].Status {
@@ -686,7 +683,7 @@ func (m *machine) did(i int, op Op, e end, now time.Time) {
 	if !undo && e.effect != noEffect {
 		st.InDoubt = e.effect == inDoubt // of a Void the earlier attempts have taken none, either
 	}
-	unlimited := !undo && (m.pivotDone() || m.pivotMayHaveActed(i))
+	unlimited := m.pivotDone() || m.pivotMayHaveActed(i) // neither on the way back
 	if !e.final && (unlimited || limit < 0 || *attempts < limit) {
 		again := true
 		if !undo {
@@ -834,7 +831,7 @@ func (m *machine) retry(note string) {
 		}
 		st.NotBefore, st.Refusals = time.Time{}, 0
 		switch {
-		case st.Status == StepUndoFailed:
+		case st.Status == StepUndoFailed && m.p.steps[i].hasUndo:
 			st.Undos = 0
 			m.set(i, StepUndoing)
 		case !m.Back && failedForGood(st.Status):
@@ -852,7 +849,7 @@ func (m *machine) retry(note string) {
 func (m *machine) unstick() {
 	m.Takeovers, m.moved = 0, true
 	switch {
-	case m.Status == Stuck && m.Back:
+	case m.Back:
 		m.Status = Compensating
 	case m.Status == Stuck:
 		m.Status = Running
