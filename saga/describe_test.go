@@ -49,6 +49,7 @@ func TestFiguresOfTheStoreGoBackToZero(t *testing.T) {
 		}
 		require.Contains(t, figuresOf(worker), "saga.stored{saga=trip,status=stuck}", "before the store has answered")
 		require.Equal(t, 1.0, figures()["saga.stored{saga=trip,status=stuck}"])
+		require.Zero(t, figures()["saga.due.age_seconds{saga=trip}"])
 		require.EqualError(t, worker.Health(t.Context()), "stuck: 1 saga")
 		require.NoError(t, worker.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))
 		for _, name := range []string{"saga.stored{saga=trip,status=stuck}", "saga.due{saga=trip}", "saga.due.age_seconds{saga=trip}"} {
@@ -98,6 +99,13 @@ func TestEventsDescribeThemselves(t *testing.T) {
 	e := saga.Event{Kind: saga.EventStuck, Saga: "trip", ID: "trip-1", Status: saga.Stuck, Step: "flight", Err: errDown}
 	e.Fields(func(name string, value any) { fields[name] = value })
 	require.Equal(t, map[string]any{"event": "stuck", "saga": "trip", "id": "trip-1", "status": "stuck", "step": "flight", "err": errDown}, fields)
-	require.Equal(t, 4, e.Level())
-	require.Equal(t, -4, saga.Event{Kind: saga.EventDone}.Level())
+	e = saga.Event{Kind: saga.EventAttempted, Op: saga.OpDo, Attempt: 1, Outcome: "done", Took: time.Second}
+	clear(fields)
+	e.Fields(func(name string, value any) { fields[name] = value })
+	require.Equal(t, map[string]any{"event": "attempted", "op": "do", "attempt": 1, "outcome": "done", "took": time.Second}, fields)
+	for kind, level := range map[saga.EventKind]int{
+		saga.EventStuck: 4, saga.EventStalled: 4, saga.EventLost: 4, saga.EventTakenOver: 4, saga.EventStoreFailed: 4, saga.EventDone: -4,
+	} {
+		require.Equal(t, level, saga.Event{Kind: kind}.Level())
+	}
 }

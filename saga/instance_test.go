@@ -64,6 +64,7 @@ func TestActions(t *testing.T) {
 		"after the pivot":          {store.Record{Status: saga.Running}, "", paid, actions{retry, skip, abandon}},
 		"after the pivot, held":    {store.Record{Status: saga.Running, Owner: "a"}, "", paid, actions{abandon}},
 		"the pivot is skipped":     {store.Record{Status: saga.Running}, "", settled, actions{retry, skip, abandon}},
+		"after another pivot":      {store.Record{Status: saga.Running}, `"pivot":"flight",`, idle, actions{retry, abandon}},
 		"stuck":                    {store.Record{Status: saga.Stuck}, "", under, actions{retry, skip, compensate, abandon}},
 		"stuck after the pivot":    {store.Record{Status: saga.Stuck}, "", paid, actions{retry, skip, abandon}},
 		"stuck on the way back":    {store.Record{Status: saga.Stuck}, `"back":true,`, idle, actions{retry, abandon}},

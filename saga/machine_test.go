@@ -162,7 +162,9 @@ func TestLoad(t *testing.T) {
 	} {
 		p, err := newPlan(&shapes{Name: "trip", Steps: []shape{doable("a"), doable("b")}})
 		require.NoError(t, err)
-		if _, err = load(p, &store.Record{Steps: []byte(steps)}); want == "" {
+		m, err := load(p, &store.Record{Steps: []byte(steps)})
+		require.Equal(t, &p.pivotName, m.pivot, "also if the record has none")
+		if want == "" {
 			require.NoError(t, err)
 		} else {
 			require.EqualError(t, err, want)

@@ -210,7 +210,9 @@ func TestFiguresLookAtTheStoreNowAndThen(t *testing.T) {
 		}
 		require.EqualValues(t, 10, failed.Load())
 
-		time.Sleep(5*time.Minute + time.Second)
+		time.Sleep(5 * time.Minute)
+		require.NotZero(t, running())
+		time.Sleep(5*time.Minute + 1)
 		require.Zero(t, running(), "nobody has looked for so long that it would mislead")
 	})
 }

@@ -1,6 +1,7 @@
 package saga_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -175,7 +176,8 @@ func TestHookOfStartThatIsSlowCostsNoLease(t *testing.T) {
 // that was started runs all the same; on a goroutine of the runner it does not.
 func TestHookThatPanicsIsTheCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		log.SetOutput(io.Discard)
+		var out bytes.Buffer
+		log.SetOutput(&out)
 		defer log.SetOutput(os.Stderr)
 		sg := sequence(step("flight"), step("hotel"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: func(_ context.Context, e saga.Event) { panic(e.Kind) }}, sg)
@@ -185,6 +187,8 @@ func TestHookThatPanicsIsTheCallers(t *testing.T) {
 		_, err := sg.Result(t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, int64(0), r.Stats().TakenOver)
+		synctest.Wait()
+		require.Contains(t, out.String(), "saga: OnEvent panicked: completed\n")
 
 		failing := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{})
 		failing.Observe(func(_ context.Context, e saga.Event) { panic(e.Kind) })

@@ -71,16 +71,10 @@ type panicked struct{ value any }
 var errPanicked = Abort(errors.New("saga: the step panicked"))
 
 func (r *memoryRun) run() error {
-	returned := false
-	defer func() {
-		// A panic or a runtime.Goexit of a sequence is on its way to the caller. What follows is as
-		// after an attempt that has failed for good, unless that would go forward.
-		if !returned && !r.m.pivotDone() {
-			r.loop()
-		}
-	}()
+	// A panic or a runtime.Goexit of a sequence is on its way to the caller. What follows is as after an
+	// attempt that has failed for good: it undoes, or goes no further. After a return nothing is left to do.
+	defer r.loop()
 	r.loop()
-	returned = true
 	switch {
 	case r.broken != nil && r.broken.value == nil:
 		runtime.Goexit()
@@ -201,19 +195,18 @@ func (r *memoryRun) finish(res memoryResult) {
 	}()
 	if !r.p.chain {
 		r.running[res.step](nil)
-		r.running[res.step] = nil
 	}
 	if r.broken == nil {
 		r.broken = res.broken
 	}
 	r.timed = r.timed || res.err != nil
-	stop := res.op == OpDo && res.err != nil && r.ctx.Err() != nil
+	stop := res.err != nil && r.ctx.Err() != nil
 	name, why := r.m.Steps[res.step].Name, res.err
 	if stop {
 		why = withEnd(r.ctx, res.err)
 		r.m.wishBack(name, why)
 	}
-	r.m.did(res.step, res.op, endOf(res.err, res.op == OpDo && r.p.steps[res.step].failsClean), r.now())
+	r.m.did(res.step, res.op, endOf(res.err, r.p.steps[res.step].failsClean), r.now())
 	taken = true
 	if stop && (r.m.pivotDone() || r.m.pivotAwaitsAnswer()) {
 		r.m.stick(name, why)

@@ -134,6 +134,7 @@ func TestRunnerTakesOverFromACrashedOwner(t *testing.T) {
 		require.Equal(t, []string{"created", "taken over", "done flight", "completed"}, events(t, r, "trip-1"))
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().TakenOver)
+		require.EqualValues(t, 1, figuresOf(r)["saga.claims"])
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Zero(t, in.Takeovers, "since the last result")

@@ -2,9 +2,11 @@ package saga_test
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"encoding/json"
 	"math/big"
+	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -137,7 +139,7 @@ func register[S any](codec saga.Codec[S]) func() {
 
 type anyCodec[S any] struct{}
 
-func (anyCodec[S]) Encode(*S) ([]byte, error) { return nil, nil }
+func (anyCodec[S]) Encode(*S) ([]byte, error) { return []byte(rand.Text()), nil } // never the same
 func (anyCodec[S]) Decode([]byte, *S) error   { return nil }
 
 func TestRegisterRefusesAStateThatATakeoverWouldLose(t *testing.T) {
@@ -164,7 +166,7 @@ func TestRegisterRefusesAStateThatATakeoverWouldLose(t *testing.T) {
 	}
 	for _, fn := range []func(){
 		register[kept](nil), register[int](nil), register[map[string]any](nil), register[any](nil),
-		register[hidden](anyCodec[hidden]{}),
+		register[hidden](anyCodec[hidden]{}), register[oneWay](nil), register[netip.Addr](nil),
 	} {
 		require.NotPanics(t, fn)
 	}

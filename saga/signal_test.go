@@ -260,13 +260,13 @@ func TestSignalSaysWhatIsWrong(t *testing.T) {
 func TestDelay(t *testing.T) {
 	first, last := step("flight"), step("hotel")
 	first.Delay, last.Delay = 10*time.Minute, long(24*time.Hour)
-	sg := sequence(first, saga.Step[trip]{Name: "rest", Delay: time.Hour}, last)
+	sg := sequence(first, saga.Step[trip]{Name: "rest", Delay: time.Hour}, last, step("car"))
 	all := 10*time.Minute + time.Hour + last.Delay
 	synctest.Test(t, func(t *testing.T) {
 		var s trip
 		begun := time.Now()
 		require.NoError(t, saga.Run(t.Context(), sg, &s))
-		require.Equal(t, []string{"do flight", "do hotel"}, s.Calls)
+		require.Equal(t, []string{"do flight", "do hotel", "do car"}, s.Calls)
 		require.Equal(t, all, time.Since(begun))
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -285,7 +285,7 @@ func TestDelay(t *testing.T) {
 		r, _ = begin(t, store, saga.RunnerConfig{}, sg)
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
-		require.Equal(t, []string{"do flight", "do hotel"}, s.Calls)
+		require.Equal(t, []string{"do flight", "do hotel", "do car"}, s.Calls)
 		require.InDelta(t, all.Seconds(), time.Since(begun).Seconds(), 4)
 		require.Less(t, len(events(t, r, "trip-1")), 20, "it is not looked at while it waits")
 	})

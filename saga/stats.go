@@ -233,7 +233,7 @@ func health(counts []Count) error {
 	}
 	var state string
 	var details []string
-	if due > 0 && waits >= dueAfter {
+	if waits >= dueAfter {
 		state, details = "overdue", []string{fmt.Sprintf("%s due, the first for %v", number(due), waits.Round(time.Second))}
 	}
 	if stuck > 0 {

@@ -9,15 +9,18 @@ import (
 
 // Figures are counted, read and begun at once. The race detector sees what takes no lock.
 func TestFiguresUnderStress(t *testing.T) {
-	f := figures{sagas: map[string]map[string]int64{}, stored: map[string]Count{}}
+	r := NewRunner(NewMemory(), RunnerConfig{})
+	f := &r.figures
 	f.register("trip")
 	var calls sync.WaitGroup
 	for _, call := range []func(){
 		func() { f.register("trip") },
+		func() { f.register("mail") },
 		func() { f.count(func(s *Stats) { s.Claimed++ }) },
 		func() { f.saga("trip", "status=completed") },
 		func() { f.saga("unknown", "status=completed") },
 		func() { f.warn() },
+		func() { r.Figures() },
 	} {
 		calls.Go(func() {
 			for range 100 {
@@ -27,5 +30,5 @@ func TestFiguresUnderStress(t *testing.T) {
 	}
 	calls.Wait()
 	require.Equal(t, Stats{Claimed: 100}, f.total)
-	require.Equal(t, map[string]map[string]int64{"trip": {"status=completed": 100}}, f.sagas)
+	require.Equal(t, map[string]map[string]int64{"trip": {"status=completed": 100}, "mail": {}}, f.sagas)
 }

@@ -32,6 +32,7 @@ type ledger struct {
 	lose     int                     // how many answers of COMMIT to lose
 	refuse   int                     // how many COMMITs to refuse
 	commit   func() error            // called by each COMMIT, unless nil
+	broken   error                   // of the first answer, after it was read
 }
 
 func newLedger(t *testing.T) (*ledger, *sql.DB) {
@@ -130,7 +131,7 @@ func (c *ledgerConn) get(key string) string {
 
 func (c *ledgerConn) QueryContext(_ context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	if strings.HasPrefix(query, "SELECT 1 /*! + 1 */, (SELECT reason FROM saga_barrier") {
-		return &kindRows{version: c.get("  version")}, nil
+		return &kindRows{version: c.get("  version"), err: c.l.broken}, nil
 	}
 	if !strings.HasPrefix(query, "SELECT reason FROM saga_barrier") {
 		return nil, errors.New("syntax error: " + query)
@@ -142,10 +143,11 @@ func (c *ledgerConn) QueryContext(_ context.Context, query string, args []driver
 type kindRows struct {
 	version string
 	read    bool
+	err     error // of Close
 }
 
 func (r *kindRows) Columns() []string { return []string{"kind", "reason"} }
-func (r *kindRows) Close() error      { return nil }
+func (r *kindRows) Close() error      { return r.err }
 func (r *kindRows) Next(dest []driver.Value) error {
 	if r.read {
 		return io.EOF
@@ -692,6 +694,12 @@ func TestApply(t *testing.T) {
 		require.NoError(t, apply(t, db, "1/hotel/do", nil))
 		require.Equal(t, []string{"do"}, l.did())
 	})
+	t.Run("an answer that breaks off", func(t *testing.T) {
+		l, db := newLedger(t)
+		l.rows["  version"], l.broken = "1 1", errDown
+		require.ErrorIs(t, apply(t, db, "1/hotel/do", nil), errDown)
+		require.Empty(t, l.did())
+	})
 	t.Run("without a command", func(t *testing.T) {
 		_, db := newLedger(t)
 		require.ErrorContains(t, saga.Apply(t.Context(), db, nil), "the ctx carries no command")
@@ -736,4 +744,16 @@ func TestRefusalThatIsRecordedAgainGivesWay(t *testing.T) {
 		return &standby.Error{Code: "26000"}
 	}
 	require.NoError(t, apply(t, db, "1/hotel/do", saga.Void(errDeclined)))
+}
+
+// TestRefusalOfAnAttemptThatIsRepeatedIsForgotten: it was of a statement that the driver had kept too long.
+func TestRefusalOfAnAttemptThatIsRepeatedIsForgotten(t *testing.T) {
+	_, db := newLedger(t)
+	errs := []error{saga.Void(&standby.Error{Code: "26000"}), errDeclined}
+	ctx := saga.WithCommand(t.Context(), saga.Command{ID: "1/hotel/do"})
+	require.Equal(t, errDeclined, saga.Apply(ctx, db, func(*sql.Tx) (err error) {
+		err, errs = errs[0], errs[1:]
+		return err
+	}))
+	require.NoError(t, apply(t, db, "1/hotel/do", nil), "it was not refused")
 }

@@ -131,13 +131,15 @@ func TestValidateAdmits(t *testing.T) {
 	require.NoError(t, sequence(reads, gate, a, b, c).Validate())
 	parcel := saga.Step[trip]{Name: "parcel", Saga: saga.ChildOf(sequence(b), func(*trip) (trip, error) { return trip{}, nil }, nil)}
 	require.NoError(t, sequence(b, parcel).Validate(), "a child with a pivot, behind one")
-	require.ErrorContains(t, saga.Run(t.Context(), sequence(b, parcel), &trip{}), "it needs a Runner")
+	require.EqualError(t, sequence(parcel).Validate(), `saga.Step "parcel".Saga is one with a pivot: must be one without before the pivot, and there is none`)
+	require.ErrorContains(t, saga.Run(t.Context(), sequence(b, parcel, c), &trip{}), "it needs a Runner")
 
-	tx := saga.Step[trip]{Name: "tx", DoTx: doTx, UndoTx: doTx}
-	sg := sequence(tx)
-	require.NoError(t, sg.Validate())
-	require.ErrorContains(t, saga.Run(t.Context(), sg, &trip{}), "the store has no transactions")
-	require.Panics(t, func() { saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg) })
+	for _, tx := range []saga.Step[trip]{{Name: "tx", DoTx: doTx, Undo: a.Undo}, {Name: "tx", Do: a.Do, UndoTx: doTx}} {
+		sg := sequence(tx, a)
+		require.NoError(t, sg.Validate())
+		require.ErrorContains(t, saga.Run(t.Context(), sg, &trip{}), "the store has no transactions")
+		require.Panics(t, func() { saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg) })
+	}
 }
 
 func TestRunnerConfigNamesTheField(t *testing.T) {
