@@ -34,7 +34,8 @@ type Config struct {
 	// means 1 s.
 	Poll time.Duration
 
-	// OnEvent is called for each Event. The work of a term waits for it.
+	// OnEvent is called for each Event, in order. The work of a term waits for it, unless it is still
+	// busy with an earlier one.
 	OnEvent func(context.Context, Event)
 
 	// OnStoreError is called when the store has failed, which is then asked again. Nil means that
