@@ -563,11 +563,12 @@ type result struct {
 	end      context.CancelFunc // ends ctx, and with it tx
 }
 
-// renew moves the end of the hold, after a heartbeat that was sent at since.
+// renew moves the end of the hold, after a heartbeat that was sent at since. It does not if the hold is over,
+// although its timer may not have fired: isLost has said so.
 func (h *hold) renew(since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.timer.Stop() {
+	if time.Now().Before(h.until) {
 		h.until = since.Add(h.r.cfg.LeaseTTL)
 		h.timer.Reset(time.Until(h.until))
 	}
@@ -595,6 +596,9 @@ func (h *hold) isReleased() bool {
 	defer h.mu.Unlock()
 	return h.released
 }
+
+// isHeld reports whether the saga is still to be followed: it is neither released nor lost.
+func (h *hold) isHeld() bool { return !h.isReleased() && !h.isLost() }
 
 // nudge wakes the goroutine of the saga.
 func (h *hold) nudge() {
@@ -651,7 +655,7 @@ func (h *hold) follow() {
 			}
 		}
 	}()
-	for alive := h.load(); alive && !h.isReleased() && !h.isLost(); {
+	for h.load(); h.isHeld(); {
 		h.takeCancel()
 		now := h.now()
 		// A transaction of this saga may be the only one that can write. It will commit what there is to
@@ -661,7 +665,8 @@ func (h *hold) follow() {
 				continue
 			}
 			h.m.advance(now)
-			if alive = h.record(now); !alive || h.isReleased() || !h.readSignals(now) {
+			h.record(now)
+			if !h.isHeld() || !h.readSignals(now) {
 				continue
 			}
 			h.takeCancel() // the record may have told of it, and taken long
@@ -687,9 +692,8 @@ func endUseless(m *machine, running []context.CancelCauseFunc, now time.Time) {
 	}
 }
 
-// load makes the machine and the state from the record. It reports false if it cannot:
-// then the saga is stuck.
-func (h *hold) load() bool {
+// load makes the machine and the state from the record. If it cannot, the saga is stuck.
+func (h *hold) load() {
 	var err error
 	h.m, err = load(h.p, &h.rec)
 	if err == nil {
@@ -715,7 +719,7 @@ func (h *hold) load() bool {
 		if h.rec.CancelRequested {
 			h.m.cancel(h.rec.CancelNote)
 		}
-		return true
+		return
 	}
 	if h.rec.Previous != "" {
 		h.m.Takeovers = max(h.m.Takeovers, 1) // also from this runner itself: load asks whether there was one
@@ -726,7 +730,6 @@ func (h *hold) load() bool {
 		req.Data, req.Steps = h.rec.Data, h.rec.Steps // as they are, since they cannot be read
 	}
 	_ = h.write(req, true)
-	return false
 }
 
 // readSignals reads the signals when the saga was claimed, before a wait for one can end, and when no
@@ -755,22 +758,20 @@ func (h *hold) readSignals(now time.Time) bool {
 }
 
 // record writes what has changed, and gives the saga up if nothing is to be done for a
-// while. It reports false if the saga is lost.
-func (h *hold) record(now time.Time) bool {
+// while. Afterwards the saga may be lost.
+func (h *hold) record(now time.Time) {
 	req, changed := h.next(now)
 	if !changed {
-		return true
+		return
 	}
-	err := h.write(req, false)
-	if err == nil || err == errLost {
-		return err == nil
+	if err := h.write(req, false); err != nil && err != errLost {
+		h.giveUp(err)
 	}
-	return h.giveUp(err)
 }
 
 // giveUp makes the saga stuck because of err, as it was last recorded. Steps that had started then are in
-// doubt. It reports false if the saga is lost.
-func (h *hold) giveUp(err error) bool {
+// doubt.
+func (h *hold) giveUp(err error) {
 	m, failed := load(h.p, &h.rec)
 	if failed != nil {
 		m, err = h.m, failed
@@ -778,7 +779,7 @@ func (h *hold) giveUp(err error) bool {
 	m.doubt(true)
 	m.stick("", err)
 	h.m, h.data = m, h.rec.Data
-	return h.write(h.request(true, 0), true) == nil
+	_ = h.write(h.request(true, 0), true)
 }
 
 // next returns the commit of what has changed. The saga is given up if the machine says so.

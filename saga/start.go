@@ -192,7 +192,7 @@ func (r *Runner) listen(id string) (ended chan store.Record, here bool) {
 	ended = make(chan store.Record, 1)
 	r.waiters[id] = append(r.waiters[id], ended)
 	h := r.held[id]
-	return ended, h != nil && !h.isReleased() && !h.isLost()
+	return ended, h != nil && h.isHeld()
 }
 
 func (r *Runner) unlisten(id string, ended chan store.Record) {
