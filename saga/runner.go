@@ -201,11 +201,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		h.nudge()
 	}
 	r.mu.Unlock()
-	if r.cfg.Drain > 0 {
-		defer time.AfterFunc(r.cfg.Drain, func() { cancel(errDraining) }).Stop()
-	} else {
-		cancel(errDraining)
-	}
+	defer time.AfterFunc(r.cfg.Drain, func() { cancel(errDraining) }).Stop()
 	r.work.Wait()
 	cancel(errDraining)
 	_ = loops.Wait()
@@ -541,7 +537,7 @@ type hold struct {
 	until      time.Time // the end, by the local clock
 	lost       bool      // another runner has the saga, or may have by now
 	released   bool      // the saga is written back or has ended
-	cancelNote *string   // of a request to turn back, until takeCancel has seen it
+	cancelNote *string   // of a request to turn back, or nil
 }
 
 // A result is the result of an attempt.
@@ -620,7 +616,6 @@ func (h *hold) cancel(note string) {
 func (h *hold) takeCancel() {
 	h.mu.Lock()
 	note := h.cancelNote
-	h.cancelNote = nil
 	h.mu.Unlock()
 	if note != nil && h.m.cancel(*note) {
 		h.rec.CancelNote = *note
@@ -685,7 +680,7 @@ func (h *hold) follow() {
 func endUseless(m *machine, running []context.CancelCauseFunc, now time.Time) {
 	if _, why := m.turning(now); why != nil {
 		for i, cancel := range running {
-			if cancel != nil && m.useless(i) {
+			if m.useless(i) {
 				cancel(&turnedBack{why})
 			}
 		}
@@ -798,9 +793,6 @@ func (h *hold) next(now time.Time) (req store.CommitRequest, changed bool) {
 func (h *hold) request(release bool, wakeIn time.Duration) store.CommitRequest {
 	if len(h.m.log) == 0 {
 		h.m.note(store.Entry{Kind: eventResumed})
-	}
-	if !release {
-		wakeIn = 0
 	}
 	req := h.m.commit(release)
 	req.ID, req.Epoch, req.Seq, req.Nonce = h.rec.ID, h.rec.Epoch, h.seq, mathrand.Int64()
@@ -1088,7 +1080,7 @@ func (h *hold) did(res *result) {
 		return
 	}
 	h.m.did(res.step, res.op, e, h.now())
-	if n := h.m.failing(res.step); e.err != nil && n >= 8 && n&(n-1) == 0 {
+	if n := h.m.failing(res.step); n >= 8 && n&(n-1) == 0 {
 		h.r.figures.count(func(s *Stats) { s.Stalled++ })
 		h.r.tellOf(h.ctx, &h.rec, Event{
 			Kind: EventStalled, Step: h.p.steps[res.step].name, Op: res.op, Attempt: n, Err: e.err, At: h.now(),
