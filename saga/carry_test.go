@@ -1,8 +1,11 @@
 package saga_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
+	"log"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -119,6 +122,18 @@ func TestSagaCannotCarryEverything(t *testing.T) {
 			})
 		})
 	}
+	synctest.Test(t, func(t *testing.T) {
+		var logged bytes.Buffer
+		log.SetOutput(&logged)
+		defer log.SetOutput(os.Stderr)
+		sg := sequence(step("flight"))
+		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{Inject: trace}, sg)
+		_, err := saga.Start(withTrace(t.Context(), "trace"), r, sg, "trip-1", trip{})
+		require.NoError(t, err)
+		requireCompleted(t, r, "trip-1")
+		stop()
+		require.Empty(t, logged.String(), "without Extract")
+	})
 	synctest.Test(t, func(t *testing.T) {
 		sg := sequence(step("flight"))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Inject: func(context.Context) string { panic(errDeclined) }}, sg)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -105,6 +106,8 @@ func TestChildren(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, "order-1", in.Parent)
 					require.Equal(t, saga.Completed, in.Status)
+					_, err = saga.Start(t.Context(), r, w.parcel(), in.ID, parcel{})
+					require.NoError(t, err, "it exists, as any saga")
 				}
 				synctest.Wait() // the end of the order may be read before it is counted
 				require.EqualValues(t, n+1, total(r, "status=started"))
@@ -252,6 +255,23 @@ func TestRetryOfAStepThatBeginsOtherChildrenNow(t *testing.T) {
 	}
 }
 
+// TestBeginThatChangesTheState so that it cannot be kept is a failure, and its children turn back.
+func TestBeginThatChangesTheState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := &saga.Saga[float64]{Name: "sum", Steps: []saga.Step[float64]{{Name: "parcel", Saga: saga.ChildOf((&warehouse{}).parcel(),
+			func(s *float64) (parcel, error) { *s = math.NaN(); return parcel{}, nil }, nil)}}}
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		_, err := saga.Start(t.Context(), r, sg, "order-1", 1)
+		require.NoError(t, err)
+		_, err = sg.Result(t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.ErrorContains(t, err, "the state does not encode")
+		in, err := r.Get(t.Context(), "order-1/parcel/0")
+		require.NoError(t, err)
+		require.Equal(t, saga.Compensated, in.Status)
+	})
+}
+
 // TestVoidOfAParentLeavesNoChild: begin or end does not know what became of the children.
 func TestVoidOfAParentLeavesNoChild(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -329,6 +349,7 @@ func TestParentOfAChildThatNobodyKnowsIsStuck(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, saga.Stuck, in.Status)
 		require.Contains(t, in.LastError, "definition not registered: parcel version 0")
+		require.Equal(t, 20, total(r, "outcome=refused"), "before it fails")
 
 		saga.Register(r, w.parcel())
 		require.NoError(t, r.Operate(t.Context(), "order-1", saga.Operation{Action: saga.ActionRetry}))
@@ -612,6 +633,20 @@ func (s *lateStart) Claim(ctx context.Context, req store.ClaimRequest) ([]store.
 	return s.Store.Claim(ctx, req)
 }
 
+// TestRegisterRefusesWhatAnyChildNeeds, not the first one's alone.
+func TestRegisterRefusesWhatAnyChildNeeds(t *testing.T) {
+	begin := func(*trip) (trip, error) { return trip{}, nil }
+	plain, tx := sequence(step("flight")), sequence(inTx("hotel"))
+	plain.Name, tx.Name = "plain", "tx"
+	sg := sequence(
+		saga.Step[trip]{Name: "first", Saga: saga.ChildOf(plain, begin, nil)},
+		saga.Step[trip]{Name: "second", Saga: saga.ChildOf(tx, begin, nil)},
+	)
+	require.PanicsWithError(t, "saga: the store has no transactions: tx has a DoTx or UndoTx", func() {
+		saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg)
+	})
+}
+
 func TestChildWhoseIDIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &warehouse{}
@@ -656,10 +691,15 @@ func TestChildThatEndedIsKeptForItsParent(t *testing.T) {
 	})
 }
 
-// A countingReads counts the reads of children.
+// A countingReads counts the reads of children, and how often their parent is woken.
 type countingReads struct {
 	store.Store
-	loads, listed atomic.Int64
+	loads, listed, hastened atomic.Int64
+}
+
+func (s *countingReads) Hasten(ctx context.Context, id string) error {
+	s.hastened.Add(1)
+	return s.Store.Hasten(ctx, id)
 }
 
 func (s *countingReads) Load(ctx context.Context, id string) (store.Record, error) {
@@ -812,6 +852,51 @@ func TestStoreThatFailsForgetsNoChild(t *testing.T) {
 		st.fails.Store(false)
 		close(w.hold["do pack order-1/parcels/0"])
 		requireCompleted(t, r, "order-1")
+	})
+}
+
+// TestStoreThatFailsFailsNoUndoOfChildren: the step looks at them again.
+func TestStoreThatFailsFailsNoUndoOfChildren(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, w, car := &listless{Store: saga.NewMemory()}, &warehouse{}, step("car")
+		parcels := w.parcels(1)
+		parcels.UndoAttempts = 1
+		car.Do = func(context.Context, *trip) error {
+			st.fails.Store(true)
+			time.AfterFunc(time.Minute, func() { st.fails.Store(false) })
+			return saga.Void(errDeclined)
+		}
+		sg := sequence(parcels, car)
+		r, _ := begin[trip](t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		startOrder(t, r, sg)
+		_, err := result[trip](t.Context(), r, "order-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+	})
+}
+
+// TestChildrenThatTurnBackCostLittle: the last of them wakes their parent, which reads none again meanwhile.
+func TestChildrenThatTurnBackCostLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		child := &saga.Saga[parcel]{Name: "parcel", Steps: []saga.Step[parcel]{{
+			Name: "pack", Timeout: 100 * time.Hour, Undo: func(context.Context, *parcel) error { return nil },
+			Do: func(_ context.Context, p *parcel) error {
+				time.Sleep(time.Duration(1+p.Weight) * time.Hour)
+				return nil
+			},
+		}}}
+		list := []parcel{{Weight: 0}, {Weight: 1}, {Weight: 2}}
+		of := saga.ChildrenOf(child, func(*trip) ([]parcel, error) { return list, nil }, nil)
+		sg, st := sequence(saga.Step[trip]{Name: "parcels", Saga: of}), &countingReads{Store: saga.NewMemory()}
+		r, _ := begin[trip](t, st, saga.RunnerConfig{}, sg)
+		startOrder(t, r, sg)
+		synctest.Wait()
+		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
+		time.Sleep(4 * time.Hour)
+		in, err := r.Get(t.Context(), "order-1")
+		require.NoError(t, err)
+		require.Equal(t, saga.Compensated, in.Status)
+		require.EqualValues(t, 2*len(list), st.loads.Load(), "and once more by Cancel")
+		require.EqualValues(t, 1, st.hastened.Load())
 	})
 }
 

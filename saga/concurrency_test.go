@@ -3,6 +3,7 @@ package saga_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -163,6 +164,26 @@ func TestSagasThatEndBeforeTheirClaimMakeRoomAtOnce(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		require.Less(t, time.Since(begun), time.Minute)
+	})
+}
+
+// A runner that is full claims several sagas with one call, not one whenever one ends.
+func TestRunnerThatIsFullClaimsSeveralAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 40
+		var limits []int
+		g := &gate{Store: saga.NewMemory()}
+		g.claim = func(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
+			limits = append(limits, req.Limit)
+			return g.Store.Claim(ctx, req)
+		}
+		var takes atomic.Int64 // each saga longer than the one before
+		sg := newCrew().works("trip", func() time.Duration { return time.Duration(takes.Add(1)) * time.Second })
+		enqueue(t, g, sg, 0, n)
+		r, _ := begin(t, store.Store(g), saga.RunnerConfig{Concurrency: 8, Poll: time.Hour}, sg)
+		time.Sleep(n * n * time.Second)
+		require.Equal(t, n, total(r, "status=completed"))
+		require.Equal(t, append([]int{8}, slices.Repeat([]int{2}, (n-8)/2+1)...), limits)
 	})
 }
 

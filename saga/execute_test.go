@@ -39,7 +39,7 @@ func TestMaxTakeovers(t *testing.T) {
 				}
 				sg := sequence(step("flight"))
 				r, _ := begin(t, store.Store(g), saga.RunnerConfig{MaxTakeovers: c.most, OnEvent: silent}, sg)
-				abandoned(t, g.Store, "trip-1")
+				abandoned(t, g.Store, "trip-1", "dead")
 				time.Sleep(time.Minute)
 				in, err := r.Get(t.Context(), "trip-1")
 				require.NoError(t, err)

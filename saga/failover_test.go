@@ -66,6 +66,7 @@ func TestDoTxFindsThePrimary(t *testing.T) {
 		defer cancel()
 		_, err := result[trip](ctx, r, "trip-1")
 		require.NoError(t, err)
+		require.Equal(t, 1, total(r, "outcome=refused"), "the first does not look")
 	})
 }
 

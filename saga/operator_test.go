@@ -130,6 +130,11 @@ func TestAbandonOfAStuckSaga(t *testing.T) {
 		require.ErrorIs(t, err, saga.ErrNotFound)
 		_, err = r.History(t.Context(), "none", 0, 0)
 		require.ErrorIs(t, err, saga.ErrNotFound)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err = r.History(ended, "none", 0, 0)
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, saga.ErrNotFound, "nobody knows")
 	})
 }
 
@@ -306,7 +311,9 @@ func TestCancelTurnsTheSagaBack(t *testing.T) {
 	hang.Do = func(ctx context.Context, _ *trip) error { <-ctx.Done(); return context.Cause(ctx) }
 	wait := failing("hotel", errDeclined)
 	wait.Backoff = func(int) time.Duration { return time.Hour }
-	for name, st := range map[string]saga.Step[trip]{"running": hang, "parked": wait} {
+	soon := wait
+	soon.Backoff = constant(4 * time.Second)
+	for name, st := range map[string]saga.Step[trip]{"running": hang, "parked": wait, "between two attempts": soon} {
 		for _, here := range []bool{true, false} {
 			synctest.Test(t, func(t *testing.T) {
 				store := saga.NewMemory()
@@ -320,7 +327,7 @@ func TestCancelTurnsTheSagaBack(t *testing.T) {
 				}
 				begun := time.Now()
 				require.NoError(t, operator.Cancel(t.Context(), "trip-1", "ill"), name)
-				s, err := result[trip](t.Context(), r, "trip-1")
+				s, err := result[trip](canceledAfter(t, time.Minute), r, "trip-1")
 				require.ErrorIs(t, err, saga.ErrCanceled)
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				if here {

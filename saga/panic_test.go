@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"log"
 	"os"
 	"sync"
@@ -100,7 +99,8 @@ func (e *explosive) Decode(data []byte, s *trip) error {
 
 // TestPanicOutsideOfAStepMakesTheSagaStuck: it does not end the process, with all other sagas, and then the next.
 func TestPanicOutsideOfAStepMakesTheSagaStuck(t *testing.T) {
-	log.SetOutput(io.Discard)
+	var logged bytes.Buffer
+	log.SetOutput(&logged)
 	defer log.SetOutput(os.Stderr)
 	for name, lay := range map[string]func(*explosive, *saga.Step[trip]){
 		"in the Backoff": func(_ *explosive, hotel *saga.Step[trip]) {
@@ -144,6 +144,8 @@ func TestPanicOutsideOfAStepMakesTheSagaStuck(t *testing.T) {
 				require.ErrorIs(t, err, saga.ErrCompensated)
 				require.Contains(t, s.Calls, "undo hotel")
 			})
+			require.Contains(t, logged.String(), "saga: trip panicked outside of a step: ")
+			logged.Reset()
 		})
 	}
 }
@@ -169,6 +171,27 @@ func TestHookOfStartThatIsSlowCostsNoLease(t *testing.T) {
 		require.Zero(t, r.Stats().TakenOver)
 		require.Zero(t, r.Stats().Lost)
 		require.Equal(t, []string{"created", "done pack", "done ship", "completed"}, events(t, r, "order-1/parcels/0"))
+	})
+}
+
+// TestHookOfStartComesFirst, also if the saga found no place: the runner looks for it afterwards.
+func TestHookOfStartComesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun, at := time.Now(), make(chan time.Duration, 2)
+		st := taking(5*time.Second, step("flight"))
+		do := st.Do
+		st.Do = func(ctx context.Context, s *trip) error { at <- time.Since(begun); return do(ctx, s) }
+		sg := sequence(st)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{Concurrency: 1, Poll: time.Hour, OnEvent: func(_ context.Context, e saga.Event) {
+			if e.Kind == saga.EventCreated && e.ID == "trip-2" {
+				time.Sleep(10 * time.Second)
+			}
+		}}, sg)
+		mustStart(t, r, sg)
+		_, err := saga.Start(t.Context(), r, sg, "trip-2", trip{})
+		require.NoError(t, err)
+		requireCompleted(t, r, "trip-2")
+		require.Equal(t, []time.Duration{0, 10 * time.Second}, []time.Duration{<-at, <-at})
 	})
 }
 

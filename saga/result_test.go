@@ -3,6 +3,7 @@ package saga_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -168,5 +169,26 @@ func TestResultInAHookOfTheEnd(t *testing.T) {
 		_, err := sg.Result(t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Zero(t, took)
+	})
+}
+
+// TestResultThatWaitsForLongNeedsNoMoreMemory, of a saga that no runner of this process holds.
+func TestResultThatWaitsForLongNeedsNoMoreMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const polls = 100_000
+		sg := sequence(step("flight"))
+		r := idle(saga.NewMemory(), sg)
+		mustStart(t, r, sg)
+		inUse := func() int {
+			var m runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&m)
+			return int(m.HeapAlloc)
+		}
+		before := inUse()
+		_, err := sg.Result(canceledAfter(t, polls*time.Second), r, "trip-1")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Less(t, inUse()-before, 100*polls)
+		runtime.KeepAlive(r)
 	})
 }

@@ -58,7 +58,7 @@ func TestReadOnlyStepIsNotInDoubtAfterACrash(t *testing.T) {
 		quote := failing("flight", saga.Void(errDeclined))
 		quote.ReadOnly, quote.Undo = true, nil
 		r, _ := begin(t, store, saga.RunnerConfig{}, sequence(quote))
-		abandoned(t, store, "trip-1")
+		abandoned(t, store, "trip-1", "dead")
 		_, err := result[trip](t.Context(), r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCompensated)
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -244,6 +245,7 @@ func TestSignalSaysWhatIsWrong(t *testing.T) {
 		require.ErrorIs(t, r.Signal(ctx, "trip-1", "payed", nil), saga.ErrNotAllowed)
 		require.ErrorContains(t, r.Signal(ctx, "trip-1", "", nil), "the name of the signal is")
 		require.ErrorContains(t, r.Signal(ctx, "trip-1", "paid", make([]byte, 64<<10+1)), "must be at most 65536")
+		require.ErrorIs(t, r.Signal(ctx, "trip-2", "paid", make([]byte, 64<<10)), saga.ErrNotFound)
 		require.ErrorContains(t, r.SignalTx(ctx, nil, "trip-1", "paid", nil), "the store has no transactions")
 		require.NoError(t, r.Cancel(ctx, "trip-1", "no"))
 		_, err := result[trip](ctx, r, "trip-1")
@@ -555,5 +557,62 @@ func TestOperatorGoesOnWithoutASignal(t *testing.T) {
 		s, err := result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
 		require.Equal(t, []string{"do hotel"}, s.Calls)
+	})
+}
+
+// A countingSignals counts how often the signals are read.
+type countingSignals struct {
+	store.Store
+	reads atomic.Int64
+}
+
+func (s *countingSignals) Signals(ctx context.Context, id string) ([]store.Signal, error) {
+	s.reads.Add(1)
+	return s.Store.Signals(ctx, id)
+}
+
+// TestSignalsAreReadOnlyWhenTheyMatter: not at each step, nor of a saga that awaits none.
+func TestSignalsAreReadOnlyWhenTheyMatter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := &countingSignals{Store: saga.NewMemory()}
+		sg := sequence(step("a"), step("b"), step("c"), awaits("paid"), step("d"), step("e"), failing("f", saga.Void(errDeclined)))
+		none := sequence(step("a"), failing("b", saga.Void(errDeclined)))
+		none.Name = "none"
+		r, _ := begin[trip](t, st, saga.RunnerConfig{}, sg, none)
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		require.EqualValues(t, 1, st.reads.Swap(0), "at the start")
+		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", nil))
+		_, err := result[trip](t.Context(), r, "trip-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.EqualValues(t, 2, st.reads.Swap(0), "when it is claimed, and for the Undos")
+		_, err = saga.Start(t.Context(), r, none, "none-1", trip{})
+		require.NoError(t, err)
+		_, err = none.Result(t.Context(), r, "none-1")
+		require.ErrorIs(t, err, saga.ErrCompensated)
+		require.Zero(t, st.reads.Load())
+	})
+}
+
+// TestSignalIsThereForLaterSteps, also when the saga was written back between the wait and them.
+func TestSignalIsThereForLaterSteps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		later, calls := step("later"), 0
+		later.Backoff = constant(time.Hour)
+		later.Do = func(ctx context.Context, s *trip) error {
+			if calls++; calls == 1 {
+				return errDeclined
+			}
+			payload, _ := saga.SignalFrom(ctx, "paid")
+			s.Calls = append(s.Calls, "later "+string(payload))
+			return nil
+		}
+		sg := sequence(awaits("paid"), later)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		require.NoError(t, r.Signal(t.Context(), "trip-1", "paid", []byte("cash")))
+		s, err := result[trip](t.Context(), r, "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, []string{"paid cash true", "later cash"}, s.Calls)
 	})
 }

@@ -1,8 +1,11 @@
 package saga_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
+	"encoding/gob"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -229,3 +232,31 @@ func startWith[S any](t *testing.T, codec saga.Codec[S], s S) (*saga.Instance, e
 type oneWay struct{ n int }
 
 func (o oneWay) MarshalJSON() ([]byte, error) { return []byte(`"one"`), nil }
+
+// A gobCodec keeps what JSON cannot write.
+type gobCodec[S any] struct{}
+
+func (gobCodec[S]) Encode(s *S) ([]byte, error) {
+	var b bytes.Buffer
+	err := gob.NewEncoder(&b).Encode(s)
+	return b.Bytes(), err
+}
+
+func (gobCodec[S]) Decode(data []byte, s *S) error {
+	return gob.NewDecoder(bytes.NewReader(data)).Decode(s)
+}
+
+// TestStateThatIsNotEqualToItself is in no conflict with a step that has changed nothing.
+func TestStateThatIsNotEqualToItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nothing := func(context.Context, *float64) error { return nil }
+		sg := &saga.Saga[float64]{Name: "sum", Codec: gobCodec[float64]{}, Steps: []saga.Step[float64]{
+			{Name: "one", Do: nothing, ReadOnly: true}, {Name: "two", Do: nothing, ReadOnly: true, Parallel: true},
+		}}
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		_, err := saga.Start(t.Context(), r, sg, "sum-1", math.NaN())
+		require.NoError(t, err)
+		_, err = sg.Result(t.Context(), r, "sum-1")
+		require.NoError(t, err)
+	})
+}

@@ -385,6 +385,31 @@ func TestNothingBeginsUntilADoTxHasEnded(t *testing.T) {
 	}
 }
 
+// TestNothingIsRecordedUntilADoTxHasEnded, since its transaction may be the only one that can write.
+func TestNothingIsRecordedUntilADoTxHasEnded(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			hotel := inTx("hotel")
+			do := hotel.DoTx
+			hotel.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+				time.Sleep(5 * time.Second)
+				return do(ctx, tx, s)
+			}
+			beside := saga.Step[trip]{Name: "beside", ReadOnly: true, Do: func(context.Context, *trip) error { return nil }}
+			sg := sequence(beside, hotel)
+			if first {
+				sg = sequence(hotel, beside)
+			}
+			sg.Steps[1].Parallel = true
+			r, _ := begin[trip](t, newTxMemory(t), saga.RunnerConfig{}, sg)
+			mustStart(t, r, sg)
+			requireCompleted(t, r, "trip-1")
+			synctest.Wait()
+			require.EqualValues(t, 1, r.Stats().Commits)
+		})
+	}
+}
+
 // TestTransactionThatKeepsHeartbeatsOutHasAThirdOfALease: two of them, one after the other, would else
 // cost the sagas beside them their holds.
 func TestTransactionThatKeepsHeartbeatsOutHasAThirdOfALease(t *testing.T) {
@@ -453,27 +478,36 @@ func (h *txHeartless) Claim(ctx context.Context, req store.ClaimRequest) ([]stor
 
 // TestDoTxThatIsUnderWayWhenItsSagaIsLost is told of, as any attempt.
 func TestDoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := newTxMemory(t)
-		st := inTx("flight")
-		do := st.DoTx
-		st.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
-			if saga.CommandFrom(ctx).Epoch == 1 {
-				<-ctx.Done()
-				return ctx.Err()
+	for _, returned := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			memory := newTxMemory(t)
+			st := inTx("flight")
+			do := st.DoTx
+			var codec slowCodec
+			st.DoTx = func(ctx context.Context, tx *sql.Tx, s *trip) error {
+				if saga.CommandFrom(ctx).Epoch == 1 {
+					if returned {
+						codec.takes.Store(int64(16 * time.Second))
+						return do(ctx, tx, s)
+					}
+					<-ctx.Done()
+					return ctx.Err()
+				}
+				return do(ctx, tx, s)
 			}
-			return do(ctx, tx, s)
-		}
-		sg := sequence(st)
-		var outcomes []string
-		r, _ := begin[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{
-			OnEvent: on(saga.EventAttempted, func(e saga.Event) { outcomes = append(outcomes, e.Outcome) }),
-		}, sg)
-		mustStart(t, r, sg)
-		_, err := result[trip](t.Context(), r, "trip-1")
-		require.NoError(t, err)
-		require.Equal(t, []string{"interrupted", "done"}, outcomes)
-	})
+			sg := sequence(st)
+			sg.Codec = &codec
+			var outcomes []string
+			r, _ := begin[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{
+				OnEvent: on(saga.EventAttempted, func(e saga.Event) { outcomes = append(outcomes, e.Outcome) }),
+			}, sg)
+			mustStart(t, r, sg)
+			_, err := result[trip](t.Context(), r, "trip-1")
+			require.NoError(t, err)
+			require.Equal(t, []string{"interrupted", "done"}, outcomes)
+			require.Equal(t, []string{"do flight"}, memory.l.did())
+		})
+	}
 }
 
 // TestTransactionThatARunnerRollsBackAsItStops has not failed: it counts against no Attempts or UndoAttempts.

@@ -217,12 +217,12 @@ func TestAbandonEndsASagaWhoseAttemptNeverEnds(t *testing.T) {
 		hang.Do = func(context.Context, *trip) error { <-end; return nil }
 		sg := sequence(step("flight"), hang, step("car"))
 		store := saga.NewMemory()
-		r, _ := begin(t, store, saga.RunnerConfig{}, sg)
+		r, _ := begin(t, store, saga.RunnerConfig{Name: "worker"}, sg)
 		mustStart(t, r, sg)
 		time.Sleep(long(24 * time.Hour))
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
-		require.NotEmpty(t, in.Owner)
+		require.Regexp(t, "^worker-.{12}$", in.Owner)
 		require.Equal(t, []saga.Action{"cancel", "abandon"}, in.Actions)
 		operator := saga.NewRunner(store, saga.RunnerConfig{}) // in another process
 		require.ErrorIs(t, operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}), saga.ErrNotAllowed)

@@ -157,7 +157,7 @@ func TestRunnerConfigNamesTheField(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.PanicsWithError(t, err.Error(), func() { saga.NewRunner(saga.NewMemory(), cfg) })
 	}
-	require.NoError(t, saga.RunnerConfig{LeaseTTL: 10 * time.Millisecond}.Validate())
+	require.NoError(t, saga.RunnerConfig{LeaseTTL: 10 * time.Millisecond, Concurrency: 10000}.Validate())
 	require.PanicsWithError(t, "saga.NewRunner needs a Store, not nil", func() { saga.NewRunner(nil, saga.RunnerConfig{}) })
 }
 
