@@ -102,8 +102,8 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 		// Maintenance is short. Running it here leaves no goroutine behind.
 		Executor: func(fn func()) { fn() },
 	})
+	// The first load sets the time. Without one overdue finds nothing.
 	c.timer = time.AfterFunc(time.Hour, c.overdue)
-	c.timer.Stop()
 	c.remembers = cfg.Store == nil // otherwise once the Store is being watched
 	c.divide(cfg.Capacity, cfg.Store != nil)
 	if cfg.Store != nil {
@@ -246,13 +246,10 @@ func (c *Cache[K, V]) written(key K) string {
 
 // bucket returns that of a key.
 func (c *Cache[K, V]) bucket(key K, written string) uint32 {
-	switch {
-	case c.tier != nil:
+	if c.tier != nil {
 		return c.hash(written)
-	case c.cfg().Lag > 0:
-		return uint32(maphash.Comparable(c.seed, key)) & c.mask
 	}
-	return 0
+	return uint32(maphash.Comparable(c.seed, key)) & c.mask
 }
 
 // note notes that keys of a bucket have changed, if that matters. The Cache is locked.

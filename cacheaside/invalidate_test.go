@@ -142,36 +142,41 @@ func TestOldValueThatComesLateIsNotServed(t *testing.T) {
 
 // The Store is told again of a key that changes while it is being told.
 func TestKeyThatChangesWhileItIsToldStaysUntold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		shared, src := newFakeStore(), newSource()
-		var failing, telling atomic.Bool
-		failing.Store(true)
-		var c *cacheaside.Cache[int, int]
-		c = cacheaside.New(cacheaside.Config[int, int]{
-			Load: src.load, ErrorPause: -1,
-			Store: unwatched{flaky{shared.connect(), func(call string) bool {
-				if call == "Invalidate" && telling.Swap(false) {
-					// The Store is being told of the first change when the second one fails.
-					failing.Store(true)
-					require.ErrorIs(t, c.Invalidate(context.Background(), 1), cacheaside.ErrUntold)
-					return false
-				}
-				return call == "Invalidate" && failing.Load()
-			}}},
+	for call, change := range map[string]func(*cacheaside.Cache[int, int]) error{
+		"Invalidate":    func(c *cacheaside.Cache[int, int]) error { return c.Invalidate(context.Background(), 1) },
+		"InvalidateAll": func(c *cacheaside.Cache[int, int]) error { return c.InvalidateAll(context.Background()) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			shared, src := newFakeStore(), newSource()
+			var failing, telling atomic.Bool
+			failing.Store(true)
+			var c *cacheaside.Cache[int, int]
+			c = cacheaside.New(cacheaside.Config[int, int]{
+				Load: src.load, ErrorPause: -1,
+				Store: unwatched{flaky{shared.connect(), func(what string) bool {
+					if what == call && telling.Swap(false) {
+						// The Store is being told of the first change when the second one fails.
+						failing.Store(true)
+						require.ErrorIs(t, change(c), cacheaside.ErrUntold)
+						return false
+					}
+					return what == call && failing.Load()
+				}}},
+			})
+			defer c.Close()
+			require.ErrorIs(t, change(c), cacheaside.ErrUntold)
+			failing.Store(false)
+			telling.Store(true)
+			for telling.Load() {
+				time.Sleep(time.Millisecond)
+			}
+			synctest.Wait()
+			require.Equal(t, int64(1), c.Stats().Untold)
+			failing.Store(false)
+			time.Sleep(time.Second)
+			require.Zero(t, c.Stats().Untold)
 		})
-		defer c.Close()
-		require.ErrorIs(t, c.Invalidate(t.Context(), 1), cacheaside.ErrUntold)
-		failing.Store(false)
-		telling.Store(true)
-		for telling.Load() {
-			time.Sleep(time.Millisecond)
-		}
-		synctest.Wait()
-		require.Equal(t, int64(1), c.Stats().Untold)
-		failing.Store(false)
-		time.Sleep(time.Second)
-		require.Zero(t, c.Stats().Untold)
-	})
+	}
 }
 
 func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
@@ -480,4 +485,29 @@ func TestMemoryForgetsOnceTheStoreHasBeenTold(t *testing.T) {
 		require.NoError(t, c.Invalidate(t.Context(), 1))
 		require.Equal(t, 1, mustGet(t, c, 1))
 	})
+}
+
+// A change that is under way when Close begins either returns ErrClosed or is made: this is for the race
+// detector.
+func TestChangesBesideClose(t *testing.T) {
+	c := cacheaside.New(config{Load: identity})
+	changed := make(chan error)
+	go func() {
+		for {
+			if err := c.Invalidate(context.Background(), 1); err != nil {
+				changed <- err
+				return
+			}
+		}
+	}()
+	require.NoError(t, c.Close())
+	require.ErrorIs(t, <-changed, cacheaside.ErrClosed)
+}
+
+func TestInvalidateAllFreesTheMemory(t *testing.T) {
+	c := cacheaside.New(config{Load: identity})
+	defer c.Close()
+	mustGet(t, c, 1)
+	require.NoError(t, c.InvalidateAll(t.Context()))
+	require.Zero(t, c.Stats().Entries)
 }

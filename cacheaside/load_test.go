@@ -557,6 +557,7 @@ func TestCloseWaitsForALoadThatIgnoresItsCtx(t *testing.T) {
 			time.Sleep(time.Second)
 			return 1, nil
 		}})
+		mustGet(t, c, 2)
 		go func() { _, _ = c.Get(t.Context(), 1) }()
 		synctest.Wait()
 		begun := time.Now()
@@ -567,6 +568,10 @@ func TestCloseWaitsForALoadThatIgnoresItsCtx(t *testing.T) {
 				require.Equal(t, time.Second, time.Since(begun))
 			})
 		}
+		synctest.Wait()
+		_, err := c.Get(t.Context(), 2)
+		require.ErrorIs(t, err, cacheaside.ErrClosed, "nothing is served that a change could no longer reach")
 		closing.Wait()
+		require.EqualValues(t, 1, c.Stats().Canceled)
 	})
 }

@@ -21,7 +21,6 @@ func (l *load[K, V]) consult() {
 	c, began := l.c, l.c.now()
 	for {
 		l.ask()
-		l.drop()
 		var landed, again []*flight[K, V]
 		loads, rests, pause := false, true, pollMost
 		for _, f := range l.flights {
@@ -33,9 +32,6 @@ func (l *load[K, V]) consult() {
 			switch s, standing := f.lookup.State, e.standing(now); {
 			case s == Hit && standing == fresh:
 				f.entry = e
-				if e.absent {
-					f.err = ErrNotFound
-				}
 				landed = append(landed, f)
 			case s == Failed && e.fallback(now), s == Busy && standing == stale:
 				e.pause = now + l.cfg.ErrorPause
@@ -69,28 +65,24 @@ func (l *load[K, V]) consult() {
 				landed = append(landed, f)
 			}
 		}
-		if len(landed) > 0 {
-			l.land(landed)
-		}
+		l.land(landed)
 		if loads {
 			l.split(again, false)
 			return
 		}
-		if len(l.flights) > 0 && rests {
+		if len(again) == 0 {
+			return
+		}
+		if rests {
 			// The longer the load takes, the longer the intervals: polling adds at most an
 			// eighth to the wait.
 			pause = min(max((c.now()-began)/8, pollFirst), pause)
-			timer := time.NewTimer(pause/2 + c.chance(pause))
 			select {
-			case <-timer.C:
+			case <-time.After(pause/2 + c.chance(pause)):
 			case <-l.Done():
-				timer.Stop()
 			}
-			l.drop()
 		}
-		if len(l.flights) == 0 {
-			return
-		}
+		l.drop() // nobody may wait any more
 	}
 }
 
@@ -158,9 +150,9 @@ func (l *load[K, V]) fill() {
 		case isFailure(f.err):
 			f.failed = !behavior.IsAnswered(f.err) && !behavior.IsRefused(f.err) && l.Err() != context.Canceled
 			none = append(none, f)
-		case f.lookup.Value != nil && (e == nil || e.keep <= now): // no process may go on to serve that old value
+		case f.lookup.Value != nil && e.standing(now) == dead: // no process may go on to serve that old value
 			old = append(old, f.written)
-		case e == nil || e.keep <= now || l.cfg.Lag > 0 && !c.isCurrent(f):
+		case e.standing(now) == dead || l.cfg.Lag > 0 && !c.isCurrent(f):
 			none = append(none, f)
 		default:
 			data, err := l.cfg.seal(e)
@@ -194,7 +186,6 @@ func (l *load[K, V]) fill() {
 				err = fmt.Errorf("the Store gave %d answers about %d values", len(current), len(values))
 			}
 			for i, f := range some {
-				f.leased = false
 				f.invalidated = err == nil && !current[i]
 			}
 			return err
@@ -218,7 +209,6 @@ func (l *load[K, V]) release(flights []*flight[K, V], failed bool) {
 	each(t, flights, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
 		for _, f := range some {
 			if f.leased {
-				f.leased = false
 				t.try(l, shard, func(ctx context.Context) error { return t.store.Release(ctx, f.ask, failed || f.failed) })
 			}
 		}

@@ -34,7 +34,8 @@ func TestInvalidateOfManyKeysDoesNotWaitForEach(t *testing.T) {
 		var untold *cacheaside.InvalidateError
 		require.ErrorAs(t, err, &untold)
 		require.Len(t, untold.Keys, 500)
-		require.Error(t, c.Close())
+		require.ErrorAs(t, c.Close(), &untold)
+		require.Len(t, untold.Keys, 500)
 	})
 }
 
@@ -110,6 +111,7 @@ func TestShardThatStaysDownIsOneOutage(t *testing.T) {
 		require.Zero(t, log.count(cacheaside.EventStoreRestored))
 		require.Equal(t, 1, shared.called("Invalidate"))
 		require.Equal(t, 1, src.loaded(1))
+		require.Equal(t, 600+60, shared.called("Acquire"), "the shard that is down each second, whoever asks")
 	})
 }
 
@@ -263,7 +265,7 @@ func TestWhatIsUntoldIsToldInAnyOrder(t *testing.T) {
 		}
 		require.EqualValues(t, 3, c.Stats().Untold, "3, 4 and all")
 		require.NoError(t, c.Invalidate(t.Context(), 2))
-		require.Error(t, c.Close())
+		require.EqualError(t, c.Close(), "cacheaside: all keys not invalidated in the store: the store is down")
 	})
 }
 

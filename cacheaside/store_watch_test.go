@@ -1,6 +1,10 @@
 package cacheaside_test
 
 import (
+	"bytes"
+	"context"
+	"log"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -48,4 +52,22 @@ func TestEventsOfTheSubscription(t *testing.T) {
 		require.Equal(t, []cacheaside.EventKind{cacheaside.EventWatchBegun,
 			cacheaside.EventWatchLost, cacheaside.EventWatchBegun, cacheaside.EventWatchLost, cacheaside.EventWatchBegun}, kinds)
 	})
+}
+
+// Where a hook panics on a goroutine of the Cache, nobody else would recover it.
+func TestPanicOfAHookIsLogged(t *testing.T) {
+	var printed bytes.Buffer
+	log.SetOutput(&printed)
+	defer log.SetOutput(os.Stderr)
+	synctest.Test(t, func(t *testing.T) {
+		c := cacheaside.New(config{Load: identity, Store: newFakeStore().connect(), OnEvent: func(_ context.Context, e cacheaside.Event) {
+			panic(e.Kind)
+		}})
+		synctest.Wait()
+		mustGet(t, c, 1)
+		_, ok := c.Peek(1)
+		require.True(t, ok, "the Store is watched")
+		require.NoError(t, c.Close())
+	})
+	require.Contains(t, printed.String(), "cacheaside: a hook panicked: watch begun")
 }

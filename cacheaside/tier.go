@@ -84,13 +84,13 @@ func each[T any](t *tier, all []T, key func(T) string, call func(shard uint8, so
 // answer even if ctx ends.
 func (t *tier) try(ctx context.Context, shard uint8, call func(context.Context) error) {
 	t.mu.Lock()
-	until, down := t.down[shard]
+	until, down := t.down[shard] // 0 if it is up
 	now := t.now()
 	if down && now >= until {
 		t.down[shard] = now + t.pause()
 	}
 	t.mu.Unlock()
-	if !down || now >= until {
+	if now >= until {
 		ctx = context.WithoutCancel(ctx)
 		t.ended(ctx, shard, call(ctx))
 	}
@@ -202,18 +202,19 @@ func (t *tier) tellLater() {
 		case <-t.ctx.Done():
 			return
 		}
-		for t.count() > 0 && t.sleep() {
-			_, _ = t.tellUntold(t.ctx)
+		if !t.sleep() {
+			return
+		}
+		if _, failed := t.tellUntold(t.ctx); failed != nil {
+			t.awake()
 		}
 	}
 }
 
 // sleep waits before the Store is tried again, and reports whether Close has not ended it.
 func (t *tier) sleep() bool {
-	timer := time.NewTimer(max(t.pause(), 50*time.Millisecond))
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(max(t.pause(), 50*time.Millisecond)):
 		return true
 	case <-t.ctx.Done():
 		return false

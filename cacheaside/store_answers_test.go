@@ -1,0 +1,281 @@
+package cacheaside_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// A scripted Store notes what it is asked and told about one key, and answers as it is told, then as
+// the Store beneath does.
+type scripted struct {
+	cacheaside.Store
+	answers []cacheaside.Lookup
+	asks    []cacheaside.Ask
+	failed  []bool // of each Release
+}
+
+func (s *scripted) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+	s.asks = append(s.asks, asks...)
+	if len(s.answers) == 0 {
+		return s.Store.Acquire(ctx, asks...)
+	}
+	answer := s.answers[0]
+	s.answers = s.answers[1:]
+	return []cacheaside.Lookup{answer}, nil
+}
+
+func (s *scripted) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+	s.failed = append(s.failed, failed)
+	return s.Store.Release(ctx, ask, failed)
+}
+
+// inStore returns what a Cache writes for value.
+func inStore(t *testing.T, value int) []byte {
+	shared := newFakeStore()
+	c := cacheaside.New(config{Load: func(context.Context, int) (int, error) { return value, nil }, Store: shared.connect()})
+	defer c.Close()
+	mustGet(t, c, 1)
+	return shared.items["1"].of(0).value
+}
+
+// What a Cache makes of the answers of its Store: 7 is the value there, and 1 the one that it loads.
+func TestAnswersOfTheStore(t *testing.T) {
+	value, damaged := inStore(t, 7), []byte("damaged")
+	const busy, failed = cacheaside.Busy, cacheaside.Failed
+	for name, test := range map[string]struct {
+		answers []cacheaside.Lookup
+		staleOK bool
+		want    int
+		wantErr string
+		refresh []bool // of each question
+		waits   bool
+	}{
+		"a failure that it waited for": {
+			answers: []cacheaside.Lookup{{State: busy, Wait: time.Second, Waits: "0"}, {State: failed}}, waits: true,
+			refresh: []bool{false, false}, wantErr: "cacheaside: users: 1: the load of another process has failed"},
+		"a failure beside an old value": {
+			answers: []cacheaside.Lookup{{State: failed, Value: value, Fresh: -time.Second}}, staleOK: true,
+			refresh: []bool{false}, want: 7},
+		"a failure beside a value that is too old here": {
+			answers: []cacheaside.Lookup{{State: failed, Value: value, Fresh: -time.Second}},
+			refresh: []bool{false, true}, want: 1},
+		"a failure beside a value that cannot be read": {
+			answers: []cacheaside.Lookup{{State: failed, Value: damaged, Fresh: -time.Second}}, staleOK: true,
+			refresh: []bool{false, true}, want: 1},
+		"a value that cannot be read, and that another process replaces": {
+			answers: []cacheaside.Lookup{{State: cacheaside.Hit, Value: damaged, Fresh: time.Second},
+				{State: busy, Wait: time.Second, Waits: "0"}, {State: cacheaside.Hit, Value: value, Fresh: time.Second}},
+			refresh: []bool{false, true, false}, want: 7, waits: true},
+		"a state that there is not": {
+			answers: []cacheaside.Lookup{{State: "odd"}}, refresh: []bool{false},
+			wantErr: `cacheaside: users: the Store answered with State "odd"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := &scripted{Store: newFakeStore().connect(), answers: test.answers}
+				cfg := config{Name: "users", TTL: time.Minute, Store: store,
+					Load: func(context.Context, int) (int, error) { return 1, nil }}
+				if test.staleOK {
+					cfg.StaleOnError = time.Hour
+				}
+				c := cacheaside.New(cfg)
+				defer c.Close()
+				begun := time.Now()
+				v, err := c.Get(t.Context(), 1)
+				if test.wantErr != "" {
+					require.EqualError(t, err, test.wantErr)
+				} else {
+					require.NoError(t, err)
+				}
+				require.Equal(t, test.want, v)
+				require.Equal(t, test.waits, time.Since(begun) > 0)
+				var refresh []bool
+				for _, ask := range store.asks {
+					refresh = append(refresh, ask.Refresh)
+				}
+				require.Equal(t, test.refresh, refresh)
+			})
+		})
+	}
+}
+
+// An old value beside which a load has failed elsewhere is served for ErrorPause without a question.
+func TestFailureElsewherePausesAnOldValue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old := cacheaside.Lookup{State: cacheaside.Failed, Value: inStore(t, 7), Fresh: -time.Second}
+		store := &scripted{Store: newFakeStore().connect(), answers: []cacheaside.Lookup{old, old}}
+		c := cacheaside.New(config{Load: identity, StaleOnError: time.Hour, ErrorPause: time.Second, Store: store})
+		defer c.Close()
+		synctest.Wait()
+		for range 10 {
+			require.Equal(t, 7, mustGet(t, c, 1))
+		}
+		require.Len(t, store.asks, 1)
+		time.Sleep(time.Second)
+		require.Equal(t, 7, mustGet(t, c, 1))
+		require.Len(t, store.asks, 2)
+	})
+}
+
+// Those who wait for a lease are told of a failure: not of an answer or a refusal, which are of this
+// process alone.
+func TestWhichLoadsHaveFailedForOthers(t *testing.T) {
+	for name, test := range map[string]struct {
+		load   func() error
+		failed bool
+	}{
+		"a failure": {func() error { return errLoad }, true},
+		"a panic":   {func() error { panic("boom") }, true},
+		"an answer": {func() error { return forbidden{} }, false},
+		"a refusal": {func() error { return refusal{} }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := &scripted{Store: newFakeStore().connect()}
+				c := cacheaside.New(config{Store: store, Load: func(context.Context, int) (int, error) { return 0, test.load() }})
+				defer c.Close()
+				_, err := c.Get(t.Context(), 1)
+				require.Error(t, err)
+				require.Equal(t, []bool{test.failed}, store.failed)
+			})
+		})
+	}
+}
+
+// With the last caller ends the waiting for another process: the Store is asked no more.
+func TestNobodyWaitsForAnotherProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		_, err := shared.connect().Acquire(t.Context(), cacheaside.Ask{Key: "1", Token: "another process"})
+		require.NoError(t, err)
+		c := cacheaside.New(config{Load: identity, Store: shared.connect()})
+		defer c.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second+time.Microsecond)
+		defer cancel()
+		_, err = c.Get(ctx, 1)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		asked := shared.called("Acquire")
+		time.Sleep(time.Minute)
+		require.Equal(t, asked, shared.called("Acquire"))
+	})
+}
+
+// A caller may leave in the moment in which the Store answers that a write is under way: this is for the
+// race detector.
+func TestCallerThatLeavesAsAFenceIsFound(t *testing.T) {
+	for range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			shared := newFakeStore()
+			c := cacheaside.New(config{Load: identity, Finish: true, Store: slowly{Store: shared.connect(), takes: time.Millisecond}})
+			defer c.Close()
+			_, err := shared.connect().Fence(t.Context(), "1", "another process")
+			require.NoError(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			_, _ = c.Get(ctx, 1)
+		})
+	}
+}
+
+// With a Lag, values are shared, too; but not one whose load a change of another process overtook: it
+// may be from before that.
+func TestLagKeepsAnOvertakenLoadOutOfTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared := newFakeStore()
+		w := &telling{Store: shared.connect(), heard: make(chan func(string), 1)}
+		var change func(string)
+		c := cacheaside.New(config{Store: w, Lag: time.Minute, Load: func(_ context.Context, key int) (int, error) {
+			if key == 2 {
+				change("2")
+			}
+			return key, nil
+		}})
+		defer c.Close()
+		change = <-w.heard
+		require.Equal(t, 1, mustGet(t, c, 1))
+		require.Equal(t, 1, shared.called("Fill"))
+		require.Equal(t, 2, mustGet(t, c, 2))
+		require.Equal(t, 1, shared.called("Fill"))
+		require.Equal(t, 1, shared.called("Release"))
+	})
+}
+
+// What Lag needs to know of changes may change at any time: this is for the race detector.
+func TestLagWhileKeysAndSettingsChange(t *testing.T) {
+	shared := newFakeStore()
+	conn, other := shared.connect(), shared.connect()
+	conn.yield = true
+	c := cacheaside.New(config{Load: identity, Store: conn, Lag: time.Hour})
+	defer c.Close()
+	var all sync.WaitGroup
+	for i := range 4 {
+		all.Go(func() {
+			for n := range 500 {
+				if v, err := c.Get(t.Context(), n%7); err != nil || v != n%7 {
+					t.Errorf("%d, %v", v, err)
+				}
+				switch i {
+				case 0:
+					_ = other.Invalidate(t.Context(), "1")
+				case 1:
+					_ = c.Update(func(cfg *config) { cfg.Lag++ })
+				case 2:
+					_ = c.Invalidate(t.Context(), n%7)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// When the pause of a shard is over, one call tries it, and the others do without.
+func TestOneCallTriesAShardThatWasDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeStore().connect()
+		conn.hangs = 250 * time.Millisecond
+		conn.breakShard("3", true)
+		c := cacheaside.New(config{Load: identity, Store: unwatched{conn}, ErrorPause: time.Second})
+		defer c.Close()
+		mustGet(t, c, 3)
+		for range 3 {
+			time.Sleep(time.Second) // exactly
+			asked := conn.called("Acquire")
+			var all sync.WaitGroup
+			for i := range 10 {
+				all.Go(func() { mustGet(t, c, 10*i+3) })
+			}
+			all.Wait()
+			require.Equal(t, asked+1, conn.called("Acquire"))
+		}
+	})
+}
+
+// Fences that could not be taken down are taken down later, of one key the last ones.
+func TestFencesOfManyWritesAreTakenDownLater(t *testing.T) {
+	for writes, unfenced := range map[int]int{3: 3, 100: 100, 150: 50} {
+		synctest.Test(t, func(t *testing.T) {
+			shared := newFakeStore()
+			var failing atomic.Bool
+			failing.Store(true)
+			c := cacheaside.New(config{Load: identity, Store: unwatched{flaky{shared.connect(), func(call string) bool {
+				return call == "Unfence" && failing.Load()
+			}}}})
+			defer c.Close()
+			for range writes {
+				write(t, c, 1)
+			}
+			failing.Store(false)
+			time.Sleep(2 * time.Second)
+			require.Zero(t, c.Stats().Untold)
+			require.Equal(t, unfenced, shared.called("Unfence"))
+		})
+	}
+}
