@@ -816,6 +816,7 @@ func (h *hold) write(req store.CommitRequest, last bool) error {
 		ctx, cancel := h.storeCtx()
 		receipt, err := h.r.store.Commit(ctx, req)
 		cancel()
+		h.commitFailed(err)
 		switch {
 		case h.happened(req, receipt, err):
 			h.written(req)
@@ -837,9 +838,6 @@ func (h *hold) write(req store.CommitRequest, last bool) error {
 // owner, or by a transaction of this one whose COMMIT arrived late. In both cases this
 // hold no longer knows the saga's state, and loses it.
 func (h *hold) happened(req store.CommitRequest, rc store.Receipt, err error) bool {
-	if err != nil && !errors.Is(err, store.ErrFenced) {
-		h.r.storeFailed(h.ctx, fmt.Errorf("saga: commit of %q: %w", req.ID, err))
-	}
 	for since := time.Now(); err != nil; {
 		if h.isLost() {
 			return false
@@ -868,6 +866,13 @@ func (h *hold) happened(req store.CommitRequest, rc store.Receipt, err error) bo
 		h.r.Wake()
 	}
 	return true
+}
+
+// commitFailed tells of the error of a commit, if the store has failed.
+func (h *hold) commitFailed(err error) {
+	if err != nil && !errors.Is(err, store.ErrFenced) {
+		h.r.storeFailed(h.ctx, fmt.Errorf("saga: commit of %q: %w", h.rec.ID, err))
+	}
 }
 
 // written notes that req is committed, and calls the hooks.
@@ -1188,6 +1193,9 @@ func (h *hold) commitOpen() {
 			err = Abort(errTxEnded)
 		}
 		_ = res.tx.Rollback()
+	}
+	if !isCut(res.ctx) { // else that has rolled it back
+		h.commitFailed(err)
 	}
 	if h.happened(req, receipt, err) {
 		h.attempted(res, outcomeDone)

@@ -510,7 +510,8 @@ func TestDoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
 	}
 }
 
-// TestTransactionThatARunnerRollsBackAsItStops has not failed: it counts against no Attempts or UndoAttempts.
+// TestTransactionThatARunnerRollsBackAsItStops has not failed: it counts against no Attempts or UndoAttempts, and
+// the store is well.
 func TestTransactionThatARunnerRollsBackAsItStops(t *testing.T) {
 	for _, back := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -534,6 +535,7 @@ func TestTransactionThatARunnerRollsBackAsItStops(t *testing.T) {
 			mustStart(t, first, sg)
 			time.Sleep(time.Second)
 			stop()
+			require.Zero(t, first.Stats().StoreErrors)
 			r, _ := begin[trip](t, store, saga.RunnerConfig{}, sg)
 			_, err := result[trip](t.Context(), r, "trip-1")
 			if back {
