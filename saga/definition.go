@@ -224,7 +224,7 @@ func (p *program) checkStep(i int) error {
 	switch {
 	case st.do != nil:
 		does = "set beside DoTx or Saga"
-	case work > 1:
+	case work > 0:
 		does = "nil beside DoTx and Saga"
 	}
 	f := invalid.Fields{Type: fmt.Sprintf("saga.Step %q", st.name)}

@@ -82,6 +82,45 @@ func TestHealthSaysThatSagasAreOverdue(t *testing.T) {
 	})
 }
 
+// TestHealthCountsUpToALimit, which stands for so many or more.
+func TestHealthCountsUpToALimit(t *testing.T) {
+	for n, want := range map[int]string{1: "stuck: 1 saga", 9999: "stuck: 9999 sagas", 10000: "stuck: 10000 sagas or more"} {
+		r := saga.NewRunner(&crowded{stuck: n}, saga.RunnerConfig{})
+		require.EqualError(t, r.Health(t.Context()), want)
+	}
+}
+
+// A crowded store has so many sagas that are stuck, and one that turns back.
+type crowded struct {
+	store.Store
+	stuck int
+}
+
+func (s *crowded) Counts(context.Context) (store.Counts, error) {
+	return store.Counts{Sagas: []store.Count{{Saga: "trip", Compensating: 1, Stuck: s.stuck}}}, nil
+}
+
+func TestFiguresOfTheStoreHaveTheStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := saga.NewRunner(&crowded{stuck: 2}, saga.RunnerConfig{})
+		r.Figures()
+		synctest.Wait()
+		require.Equal(t, 1.0, figuresOf(r)["saga.stored{saga=trip,status=compensating}"])
+		require.Equal(t, 2.0, figuresOf(r)["saga.stored{saga=trip,status=stuck}"])
+	})
+}
+
+func TestSettingsHaveNoFunctions(t *testing.T) {
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{
+		Name: "one", OnEvent: silent, Inject: trace, Extract: withTrace,
+	})
+	cfg := r.Settings().(saga.RunnerConfig)
+	require.Equal(t, "one", cfg.Name)
+	require.Nil(t, cfg.OnEvent)
+	require.Nil(t, cfg.Inject)
+	require.Nil(t, cfg.Extract)
+}
+
 type uncounted struct {
 	store.Store
 	down bool

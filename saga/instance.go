@@ -148,7 +148,7 @@ func show(rec *store.Record, p *program) *Instance {
 // pivotDone reports whether the pivot is done, so that the saga no longer turns back. The record has
 // its name: the definition need not be known.
 func (in *Instance) pivotDone() bool {
-	return !in.Back && in.pivot != nil && *in.pivot != "" && slices.ContainsFunc(in.Steps, func(st StepState) bool {
+	return !in.Back && in.pivot != nil && slices.ContainsFunc(in.Steps, func(st StepState) bool {
 		return st.Name == *in.pivot && complete(st.Status)
 	})
 }

@@ -98,6 +98,15 @@ func TestStepsOfAnInstance(t *testing.T) {
 	in = get(t, store.Record{Status: saga.Stuck, LastError: "of another step", Steps: []byte(`{"cause":"declined","since":"2030-01-01T00:00:00Z","steps":[]}`), Now: created.Add(time.Minute)})
 	require.Equal(t, "declined", in.Cause)
 	require.Equal(t, time.Minute, in.Since())
+
+	in = get(t, store.Record{Status: saga.Running, Steps: []byte(`{"steps":[` + flightDone + `,{"n":"post","s":"idle"}]}`)})
+	require.Equal(t, saga.StepState{Name: "post", Status: saga.StepIdle}, in.Steps[1], "pay is the pivot")
+
+	t.Log("of a definition that is not known, and a record that does not say which step is the pivot")
+	st := &filed{rec: store.Record{Status: saga.Running, Steps: []byte(`{"steps":[` + flightDone + `]}`)}}
+	in, err := saga.NewRunner(st, saga.RunnerConfig{}).Get(t.Context(), "trip-1")
+	require.NoError(t, err)
+	require.Equal(t, []saga.Action{saga.ActionCancel, saga.ActionRetry, saga.ActionCompensate, saga.ActionAbandon}, in.Actions)
 }
 
 // TestErrorOfARecord: what failed and was not undone is told where the saga is stuck.

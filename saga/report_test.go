@@ -48,6 +48,23 @@ func TestReportsWithoutAHookAreLogged(t *testing.T) {
 	})
 }
 
+func TestStepThatFailsAgainAndAgainIsLogged(t *testing.T) {
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		slog.SetDefault(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn})))
+		charge := step("charge")
+		charge.Pivot = true
+		sg := sequence(charge, failing("flight", errDeclined))
+		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{Name: "one"}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(8 * time.Second)
+		stop()
+		require.Contains(t, out.String(), `level=WARN msg="saga: a step fails again and again" runner=one saga=trip id=trip-1 status=running step=flight op=do attempt=8 err=declined`)
+	})
+}
+
 type checkedStore struct {
 	store.Store
 	err error

@@ -3,8 +3,10 @@ package saga_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"encoding/gob"
+	"encoding/json"
 	"math"
 	"testing"
 	"testing/synctest"
@@ -217,6 +219,10 @@ func TestStartRefusesAStateThatDoesNotComeBack(t *testing.T) {
 	require.ErrorContains(t, err, "saga: trip: the state does not decode: ")
 	_, err = startWith[oneWay](t, anyCodec[oneWay]{}, oneWay{1})
 	require.NoError(t, err, "a Codec writes as it likes")
+	_, err = startWith(t, nil, restless{1})
+	require.NoError(t, err, "and so does a type, if it reads what it was")
+	_, err = startWith(t, nil, once{1})
+	require.ErrorContains(t, err, "saga: trip: the state does not encode: ")
 }
 
 func startWith[S any](t *testing.T, codec saga.Codec[S], s S) (*saga.Instance, error) {
@@ -259,4 +265,21 @@ func TestStateThatIsNotEqualToItself(t *testing.T) {
 		_, err = sg.Result(t.Context(), r, "sum-1")
 		require.NoError(t, err)
 	})
+}
+
+// A restless encodes itself in another way each time.
+type restless struct{ N int }
+
+func (r restless) MarshalJSON() ([]byte, error) {
+	return json.Marshal(map[string]any{"N": r.N, "at": rand.Text()})
+}
+
+// A once encodes itself, and not what it decodes.
+type once struct{ n int }
+
+func (o once) MarshalJSON() ([]byte, error) {
+	if o.n == 0 {
+		return nil, errDown
+	}
+	return []byte("{}"), nil
 }
