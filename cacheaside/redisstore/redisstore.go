@@ -229,9 +229,9 @@ func (s *store) write(ctx context.Context, what, script, key, token string) erro
 func (s *store) InvalidateAll(ctx context.Context) error {
 	for bucket := range uint8(buckets) {
 		// Notify other processes last: after the message, a call must not find an old
-		// value in any bucket.
+		// value in any bucket. And first, since their Lag counts from then.
 		message := ""
-		if bucket == buckets-1 {
+		if bucket == 0 || bucket == buckets-1 {
 			message = s.message("")
 		}
 		_, err := s.eval(ctx, "invalidate all", raise, []string{s.epoch(bucket)},

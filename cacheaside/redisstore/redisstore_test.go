@@ -308,6 +308,18 @@ func TestWatchHearsOfOthersOnly(t *testing.T) {
 	})
 }
 
+// Others hear of it when it begins, for their Lag, and when no bucket has an old value any more.
+func TestInvalidateAllNotifiesFirstAndLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c client
+		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval})
+		require.NoError(t, s.InvalidateAll(t.Context()))
+		for i, call := range c.calls {
+			require.Equal(t, i == 0 || i == len(c.calls)-1, call.args[1] != "", i)
+		}
+	})
+}
+
 func TestWatchEndsWithItsSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c client
