@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -226,7 +227,8 @@ func (g *Group[K, P]) Kind() string {
 }
 
 // Figures returns the figures of all members and the overflow, added up by name, and those of the
-// group. The counters of a member that was evicted stay in them.
+// group. Of a share or a time that rises and falls it has the largest. The counters of a member that
+// was evicted stay in them.
 func (g *Group[K, P]) Figures() []describe.Figure {
 	var sums []describe.Figure
 	at := make(map[string]int) // in sums, by name
@@ -237,7 +239,12 @@ func (g *Group[K, P]) Figures() []describe.Figure {
 			at[f.Name] = i
 			sums = append(sums, describe.Figure{Name: f.Name, Counter: f.Counter})
 		}
-		sums[i].Value += f.Value
+		what, _, _ := strings.Cut(f.Name, "{")
+		if f.Counter || !strings.HasSuffix(what, "_ratio") && !strings.HasSuffix(what, "_seconds") {
+			sums[i].Value += f.Value
+		} else {
+			sums[i].Value = max(sums[i].Value, f.Value)
+		}
 	}
 	addAll := func(p P) {
 		if d, ok := any(p).(describe.Figurer); ok {

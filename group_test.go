@@ -240,6 +240,28 @@ type silent struct{}
 
 func (silent) Do(ctx context.Context, fn resilience.Func) error { return fn(ctx) }
 
+// A share of more than 1 is none, and the sum of the longest waits is none of them.
+func TestGroupShowsTheLargestShareAndTime(t *testing.T) {
+	g := resilience.NewGroup(func(key string) *gauge { return &gauge{float64(len(key))} }, resilience.GroupConfig{})
+	for _, key := range []string{"abc", "ab"} {
+		require.NoError(t, g.Do(t.Context(), key, doNothing))
+	}
+	require.Equal(t, map[string]float64{
+		"gauge.full_ratio": 3, "gauge.wait_seconds{level=0}": 3, "gauge.time_seconds": 5, "gauge.limit": 5,
+		"group.keys": 2, "group.evictions": 0,
+	}, figures(g))
+}
+
+type gauge struct{ value float64 }
+
+func (*gauge) Do(ctx context.Context, fn resilience.Func) error { return fn(ctx) }
+func (g *gauge) Figures() []describe.Figure {
+	return []describe.Figure{
+		{Name: "gauge.full_ratio", Value: g.value}, {Name: "gauge.wait_seconds{level=0}", Value: g.value},
+		{Name: "gauge.time_seconds", Counter: true, Value: g.value}, {Name: "gauge.limit", Value: g.value},
+	}
+}
+
 func TestGroupOfPoliciesThatSayNothing(t *testing.T) {
 	g := resilience.NewGroup(func(int) silent { return silent{} }, resilience.GroupConfig{})
 	require.NoError(t, g.Do(t.Context(), 1, doNothing))
