@@ -22,10 +22,9 @@ func (l *load[K, V]) consult() {
 	for {
 		l.ask()
 		var landed, again []*flight[K, V]
-		loads, rests, pause := false, true, pollMost
+		rests, pause := true, pollMost
 		for _, f := range l.flights {
 			if !f.asked {
-				loads = true
 				continue
 			}
 			e, now := l.read(f), c.now()
@@ -45,12 +44,10 @@ func (l *load[K, V]) consult() {
 				landed = append(landed, f)
 			case s == Leased:
 				c.offer(f, e)
-				loads = true
 			case s == Fenced:
 				c.mu.Lock()
 				f.passing = true
 				c.mu.Unlock()
-				loads = true
 			case s == Busy:
 				c.offer(f, e)
 				f.ask.Refresh, f.damaged = false, false // the next value is another one
@@ -66,11 +63,8 @@ func (l *load[K, V]) consult() {
 			}
 		}
 		l.land(landed)
-		if loads {
+		if len(again) == 0 || len(again) < len(l.flights) { // others load, and do not wait for these
 			l.split(again, false)
-			return
-		}
-		if len(again) == 0 {
 			return
 		}
 		if rests {
