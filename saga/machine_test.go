@@ -164,6 +164,7 @@ func TestLoad(t *testing.T) {
 		require.NoError(t, err)
 		m, err := load(p, &store.Record{Steps: []byte(steps)})
 		require.Equal(t, &p.pivotName, m.pivot, "also if the record has none")
+		require.Len(t, m.Steps, 2, "as the plan has")
 		if want == "" {
 			require.NoError(t, err)
 		} else {

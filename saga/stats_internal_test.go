@@ -21,6 +21,7 @@ func TestFiguresUnderStress(t *testing.T) {
 		func() { f.saga("unknown", "status=completed") },
 		func() { f.warn() },
 		func() { r.Figures() },
+		func() { r.stored() },
 	} {
 		calls.Go(func() {
 			for range 100 {
