@@ -116,6 +116,7 @@ func TestFinishCancelsALoadWhoseResultIsNotKept(t *testing.T) {
 					return 0, ctx.Err()
 				}})
 				defer c.Close()
+				synctest.Wait()
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 				defer cancel()
 				if fenced {

@@ -81,9 +81,12 @@ func TestUpdateOfCapacityEvictsNoMoreThanNeeded(t *testing.T) {
 func TestLoadsUnderWayKeepTheirSettings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 500 // several in each shard
-		c := cacheaside.New(config{LoadTimeout: 10 * time.Second, Load: func(context.Context, int) (int, error) {
-			time.Sleep(time.Minute) // ignores its ctx
-			return 0, nil
+		c := cacheaside.New(config{LoadTimeout: 10 * time.Second, Load: func(ctx context.Context, k int) (int, error) {
+			if k%2 == 0 {
+				time.Sleep(time.Minute) // ignores its ctx
+			}
+			<-ctx.Done()
+			return 0, ctx.Err()
 		}})
 		defer c.Close()
 		var wg sync.WaitGroup
