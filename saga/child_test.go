@@ -383,6 +383,7 @@ func TestParentOfAChildThatOneRunnerDoesNotKnow(t *testing.T) {
 		in, err := r.Get(t.Context(), "order-1/parcels/1")
 		require.NoError(t, err)
 		require.True(t, in.CancelRequested)
+		require.NotZero(t, total(r, "outcome=refused"), "it does not wait in silence")
 		stop()
 		r, _ = begin(t, st, saga.RunnerConfig{}, sg)
 		_, err = result[trip](t.Context(), r, "order-1")
@@ -471,12 +472,19 @@ func TestUndoOfAChildThatIsStuckWaits(t *testing.T) {
 // TestParentTurnsAChildBackThatIsStuck on its way forward.
 func TestParentTurnsAChildBackThatIsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &warehouse{}
-		st := saga.NewMemory()
+		w, fails := &warehouse{}, true
+		st := &gate{Store: saga.NewMemory()}
+		st.commit = func(ctx context.Context, req store.CommitRequest) (store.Receipt, error) {
+			if fails && req.ID == "order-1/parcels/0" && req.Status == saga.Compensating {
+				fails = false
+				return store.Receipt{}, errDown
+			}
+			return st.Store.Commit(ctx, req)
+		}
 		child := w.parcel()
 		child.Steps[1].Await = "go"
 		sg := sequence(saga.Step[trip]{Name: "parcels", Saga: saga.ChildOf(child, func(*trip) (parcel, error) { return parcel{}, nil }, nil)})
-		r, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
+		r, _ := begin(t, store.Store(st), saga.RunnerConfig{OnEvent: silent}, sg)
 		startOrder(t, r, sg)
 		time.Sleep(time.Minute)
 		rec, err := st.Load(t.Context(), "order-1/parcels/0")
@@ -489,6 +497,7 @@ func TestParentTurnsAChildBackThatIsStuck(t *testing.T) {
 		_, err = result[trip](t.Context(), r, "order-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)
 		require.Equal(t, []string{"do pack order-1/parcels/0", "undo pack order-1/parcels/0"}, w.did)
+		require.EqualValues(t, 1, r.Stats().StoreErrors, "the first try is told of")
 	})
 }
 
@@ -992,7 +1001,9 @@ func TestChildThatHasBegun(t *testing.T) {
 			}
 			_, err := st.Cancel(t.Context(), "order-1", "ill")
 			require.NoError(t, err)
-			r, _ := begin(t, st, saga.RunnerConfig{}, sg)
+			blind := &unread{Store: st}
+			r, _ := begin[trip](t, blind, saga.RunnerConfig{OnEvent: silent}, sg)
+			require.True(t, blind.failed.Load(), "which says nothing of whether it has begun")
 			_, err = result[trip](t.Context(), r, "order-1")
 			require.ErrorIs(t, err, saga.ErrCanceled)
 			for _, id := range []string{"order-1/parcels/0", "order-1/parcels/1"} {
@@ -1002,4 +1013,17 @@ func TestChildThatHasBegun(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An unread store fails to read the first child once.
+type unread struct {
+	store.Store
+	failed atomic.Bool
+}
+
+func (u *unread) Load(ctx context.Context, id string) (store.Record, error) {
+	if id == "order-1/parcels/0" && u.failed.CompareAndSwap(false, true) {
+		return store.Record{}, errDown
+	}
+	return u.Store.Load(ctx, id)
 }

@@ -174,20 +174,18 @@ func (f *family) undo() error {
 		}
 		return ofStore(err)
 	}
-	if f.children > 0 {
-		list, err := f.look()
-		if err != nil {
-			return err
-		}
-		for _, c := range list {
-			switch {
-			case c.Status == Completed || c.Status == Stuck || c.Status == Running && !c.CancelRequested:
-				if err := turn(f.r.store.Load(f.ctx, c.ID)); err != nil {
-					return err
-				}
-			case !c.Status.Ended():
-				waits = true
+	list, err := f.look() // none if their number is not known
+	if err != nil {
+		return err
+	}
+	for _, c := range list {
+		switch {
+		case c.Status == Completed || c.Status == Stuck || c.Status == Running && !c.CancelRequested:
+			if err := turn(f.r.store.Load(f.ctx, c.ID)); err != nil {
+				return err
 			}
+		case !c.Status.Ended():
+			waits = true
 		}
 	}
 	for i, last := 0, f.children > 0; !last; i++ {
@@ -297,7 +295,7 @@ const errParentBack = "the saga that started it turned back"
 func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (status Status, err error) {
 	status = rec.Status
 	switch {
-	case status == Running && !rec.CancelRequested:
+	case status == Running:
 		err = r.Cancel(ctx, rec.ID, errParentBack)
 	case status == Stuck:
 		err = r.Operate(ctx, rec.ID, Operation{Action: ActionCompensate, Note: errParentBack})
