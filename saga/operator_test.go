@@ -102,6 +102,10 @@ func TestSkipOfAStuckStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _, _ := stuckSaga(t, new(atomic.Bool))
 		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "boat"}), saga.ErrNotAllowed)
+		require.ErrorContains(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: "burn"}), "Operation.Action must be cancel, retry")
+		rest, err := r.History(t.Context(), "trip-1", 100, 0)
+		require.NoError(t, err, "it has no more")
+		require.Empty(t, rest)
 		require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "flight"}), saga.ErrNotAllowed, "it is done")
 		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "hotel", Note: "canceled by telephone"}))
 		s, err := result[trip](t.Context(), r, "trip-1")
@@ -506,5 +510,36 @@ func TestOperatorsTakeTurns(t *testing.T) {
 		log, err := r.History(t.Context(), "trip-1", 0, 0)
 		require.NoError(t, err)
 		require.Equal(t, "first", log[len(log)-1].Error)
+	})
+}
+
+// TestOperatorLeavesAWaitAsItIs: what goes on only later is not due at once.
+func TestOperatorLeavesAWaitAsItIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hotel := step("hotel")
+		hotel.Delay = time.Hour
+		sg := sequence(awaits("approved"), hotel)
+		r, stop := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		mustStart(t, r, sg)
+		time.Sleep(time.Minute)
+		stop()
+		require.NoError(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionSkip, Step: "approved"}))
+		in, err := r.Get(t.Context(), "trip-1")
+		require.NoError(t, err)
+		require.Equal(t, time.Hour, time.Until(in.WakeAt))
+	})
+}
+
+// TestHookThatPanicsHoldsNoOperationUp: the owner lets an abandoned saga go all the same.
+func TestHookThatPanicsHoldsNoOperationUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sg := slow(time.Hour)
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: on(saga.EventAbandoned, func(saga.Event) { panic("oops") })}, sg)
+		mustStart(t, r, sg)
+		require.PanicsWithValue(t, "oops", func() {
+			_ = r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon})
+		})
+		synctest.Wait()
+		require.Zero(t, r.Stats().Held)
 	})
 }

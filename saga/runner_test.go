@@ -1258,18 +1258,25 @@ func TestCancelByManyAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		flight, going := step("flight"), make(chan struct{})
 		flight.Do = func(context.Context, *trip) error { <-going; return nil }
-		sg := sequence(flight)
-		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg)
+		sg, other := sequence(flight), sequence(step("hotel"))
+		other.Name = "other"
+		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{}, sg, other)
 		mustStart(t, r, sg)
 		synctest.Wait()
 		var calls sync.WaitGroup
 		for range 4 {
 			calls.Go(func() {
-				for range 500 {
+				for range 1000 {
 					assert.NoError(t, r.Cancel(t.Context(), "trip-1", "ill"))
 				}
 			})
 		}
+		calls.Go(func() {
+			for i := range 500 { // which are held meanwhile, and let go
+				_, err := saga.Start(t.Context(), r, other, fmt.Sprint("other-", i), trip{})
+				assert.NoError(t, err)
+			}
+		})
 		calls.Wait()
 		close(going)
 		_, err := result[trip](t.Context(), r, "trip-1")

@@ -225,7 +225,9 @@ func TestAbandonEndsASagaWhoseAttemptNeverEnds(t *testing.T) {
 		require.Regexp(t, "^worker-.{12}$", in.Owner)
 		require.Equal(t, []saga.Action{"cancel", "abandon"}, in.Actions)
 		operator := saga.NewRunner(store, saga.RunnerConfig{}) // in another process
-		require.ErrorIs(t, operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}), saga.ErrNotAllowed)
+		err = operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry})
+		require.ErrorIs(t, err, saga.ErrNotAllowed)
+		require.ErrorContains(t, err, "it is running, held by worker-")
 		require.NoError(t, operator.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon, Note: "the hotel's server is gone"}))
 		time.Sleep(time.Minute)
 		close(end)
