@@ -1071,12 +1071,15 @@ func TestResultOutlivesAStoreThatFails(t *testing.T) {
 		g := &gate{Store: saga.NewMemory()}
 		sg := sequence(step("flight"))
 		r, _ := begin(t, g, saga.RunnerConfig{}, sg)
+		var a audience
+		r.Observe(a.hear)
 		mustStart(t, r, sg)
 		g.set(true)
 		ctx := canceledAfter(t, 10*time.Second)
 		_, err := result[trip](ctx, r, "trip-1")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, errDown)
+		require.Contains(t, lines(a.heard(saga.EventStoreFailed)), `store failed saga: result of "trip-1": `+errDown.Error())
 		time.AfterFunc(10*time.Second, func() { g.set(false) })
 		_, err = result[trip](t.Context(), r, "trip-1")
 		require.NoError(t, err)
