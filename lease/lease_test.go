@@ -236,7 +236,7 @@ func TestEveryRecordsARunBeforeItBegins(t *testing.T) {
 	})
 }
 
-// TestEveryCountsFromTheStoresClock: an election that was answered late makes no run come sooner.
+// The store has not failed: the call ended with the ctx of Every.
 func TestEveryThatStopsAsItRecordsARunTellsOfNoFailure(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -251,6 +251,7 @@ func TestEveryThatStopsAsItRecordsARunTellsOfNoFailure(t *testing.T) {
 	})
 }
 
+// TestEveryCountsFromTheStoresClock: an election that was answered late makes no run come sooner.
 func TestEveryCountsFromTheStoresClock(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store, began := &faulty{Store: lease.NewMemory()}, time.Now()
@@ -749,7 +750,6 @@ func TestResignWaitsForTheRenewalUnderWay(t *testing.T) {
 	})
 }
 
-// Of many who end a term at once, one has resigned.
 // A hook that the renewal itself calls would wait for it forever.
 func TestHookMayResign(t *testing.T) {
 	for _, fails := range []fault{down, func(context.Context, func() error) error { return lease.ErrLost }} {
@@ -775,6 +775,7 @@ func TestHookMayResign(t *testing.T) {
 	}
 }
 
+// Of many who end a term at once, one has resigned.
 func TestResignByManyAtOnce(t *testing.T) {
 	c := lease.New(lease.NewMemory(), billing)
 	for range 20 {

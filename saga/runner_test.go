@@ -1133,7 +1133,7 @@ func TestRunnerWithoutDefinitionsClaimsNothing(t *testing.T) {
 	})
 }
 
-// TestAStartThatIsRepeated of a saga that this runner has lost does not run it.
+// A Start that is repeated, of a saga that this runner has lost, does not run it.
 func TestStartThatIsRepeatedDoesNotRunALostSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, sg := &forgetful{Store: saga.NewMemory()}, slow(time.Hour)
@@ -1149,7 +1149,7 @@ func TestStartThatIsRepeatedDoesNotRunALostSaga(t *testing.T) {
 	})
 }
 
-// TestAStartWhoseAnswerIsLost of a saga that another runner has claimed since does not run it.
+// A Start whose answer is lost, of a saga that another runner has claimed since, does not run it.
 func TestStartWhoseAnswerIsLostRunsNoSagaOfAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, sg := &gate{Store: saga.NewMemory()}, slow(time.Hour)

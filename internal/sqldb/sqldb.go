@@ -202,6 +202,7 @@ func (s Schema) Check(ctx context.Context, q Querier) error {
 	return answered(ctx, ErrOther, s.find(ctx, q))
 }
 
+// find returns an error if one of the tables, or a column of it, is not there.
 func (s Schema) find(ctx context.Context, q Querier) error {
 	for query := range Statements(s.Find) {
 		rows, err := q.QueryContext(ctx, query)
