@@ -41,6 +41,7 @@ var engines = map[string][]string{
 	"lease/sqllease":        nil,
 	"lease/redislease":      nil,
 	"lease/storetest":       nil,
+	"policy":                nil,
 	"docs":                  nil,
 }
 
@@ -72,7 +73,7 @@ func mayLink(pkg, dep string, engines []string) bool {
 	case isOurs && slices.Contains(patterns, strings.Split(own, "/")[0]):
 		return strings.Split(own, "/")[0] == strings.Split(pkg, "/")[0] || pkg == "resiliencehttp" || pkg == "saga/sagahttp"
 	case isOurs:
-		return own == pkg || pkg == "saga/sagahttp" && own == "resiliencehttp" || strings.HasPrefix(own, "internal/") ||
+		return own == pkg || own == "policy" || pkg == "saga/sagahttp" && own == "resiliencehttp" || strings.HasPrefix(own, "internal/") ||
 			pkg == "saga/sqlstore" && own == "resiliencesql"
 	case dep == "net/http":
 		return pkg == "resiliencehttp" || pkg == "faults" || pkg == "saga/sagahttp"

@@ -1,0 +1,240 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A Metric is one number of a policy at one moment.
+//
+// Its Name starts with the kind of the policy, may have attributes in braces, and ends in a unit,
+// "_seconds" or "_ratio", unless it counts things: "breaker.calls{outcome=failure}",
+// "bulkhead.wait.time_seconds".
+type Metric struct {
+	Name    string
+	Counter bool // Value only ever grows
+	Value   float64
+}
+
+// Parse splits the Name of m into what it measures, the unit ("s", "1" for a ratio, or "" for a count)
+// and the attributes.
+func (m Metric) Parse() (what, unit string, attrs []Attr) {
+	what, braces, _ := strings.Cut(m.Name, "{")
+	for part := range strings.SplitSeq(strings.TrimSuffix(braces, "}"), ",") {
+		key, value, ok := strings.Cut(part, "=")
+		switch {
+		case ok:
+			attrs = append(attrs, Attr{key, value})
+		case len(attrs) > 0: // the rest of a value that contains a comma
+			attrs[len(attrs)-1].Value += "," + part
+		}
+	}
+	if s, ok := strings.CutSuffix(what, "_seconds"); ok {
+		return s, "s", attrs
+	}
+	if s, ok := strings.CutSuffix(what, "_ratio"); ok {
+		return s, "1", attrs
+	}
+	return what, "", attrs
+}
+
+// An Attr is an attribute of a [Metric].
+type Attr struct{ Key, Value string }
+
+// Metrics derives the metrics of a kind of policy from the struct tags of stats:
+//
+//	type Stats struct {
+//		Admitted int64            `counter:"calls{outcome=admitted}"`
+//		Refusals map[Reason]int64 `counter:"calls{outcome=refused,reason=*}"`
+//		WaitTime time.Duration    `counter:"wait.time_seconds"`
+//		InFlight int              `gauge:"in_flight"`
+//		State    State            `gauge:"state{state=closed|open}"`
+//	}
+//
+// A duration is converted to seconds, and a bool to 0 or 1. A map or slice yields one metric for each
+// element, whose key or index replaces the asterisk; keys are sorted. A string yields one metric for each
+// of the listed values, which is 1 for the current value and 0 for the others. A nil pointer yields none.
+// Embedded structs are included; fields without a tag are not.
+//
+// Metrics panics if stats is not a struct or a non-nil pointer to one, if a field with a tag is unexported
+// or of another type, or if the tag of a string lists no values.
+func Metrics(kind string, stats any) []Metric {
+	v := reflect.Indirect(reflect.ValueOf(stats))
+	if v.Kind() != reflect.Struct {
+		panic(fmt.Sprintf("policy: Metrics of a %T, which is not a struct", stats))
+	}
+	fields := fieldsOf(kind, v.Type())
+	all := make([]Metric, 0, len(fields)+8)
+	for _, f := range fields {
+		if field, err := v.FieldByIndexErr(f.index); err == nil { // not in an embedded nil pointer
+			all = f.appendTo(all, f.name, field)
+		}
+	}
+	return all
+}
+
+// A taggedField is a field of a Stats type that has a tag.
+type taggedField struct {
+	index   []int
+	name    string // with the kind: "breaker.calls{outcome=failure}"
+	counter bool
+	values  []string // the names of a string's listed values, with their attribute: one metric each
+}
+
+// tagged caches the tagged fields of each kind and type: reading struct tags takes longer than all else.
+var tagged sync.Map // of []taggedField by taggedKey
+
+type taggedKey struct {
+	kind  string
+	stats reflect.Type
+}
+
+func fieldsOf(kind string, stats reflect.Type) []taggedField {
+	key := taggedKey{kind, stats}
+	if fields, ok := tagged.Load(key); ok {
+		return fields.([]taggedField)
+	}
+	fields := readTags(kind, stats)
+	tagged.Store(key, fields)
+	return fields
+}
+
+// readTags returns the tagged fields of a struct type, in order. An embedded struct without a tag is
+// included where it stands.
+func readTags(kind string, stats reflect.Type) (fields []taggedField) {
+	for i := range stats.NumField() {
+		f := stats.Field(i)
+		tag, counter := f.Tag.Lookup("counter")
+		gauge, isGauge := f.Tag.Lookup("gauge")
+		switch {
+		case counter && isGauge:
+			panic(fmt.Sprintf("policy: %s.%s is tagged as a counter and as a gauge", stats, f.Name))
+		case counter || isGauge:
+			leaf := elementOf(f.Type)
+			if !f.IsExported() || !measurable(leaf) {
+				panic(fmt.Sprintf("policy: %s.%s cannot be a metric: its type is %s", stats, f.Name, f.Type))
+			}
+			t := taggedField{index: f.Index, name: kind + "." + cmp.Or(tag, gauge), counter: counter}
+			if leaf.Kind() == reflect.String {
+				if t.name, t.values = listedValues(t.name); t.values == nil {
+					panic(fmt.Sprintf("policy: the tag of %s.%s lists no values", stats, f.Name))
+				}
+			}
+			fields = append(fields, t)
+		case f.Anonymous && indirect(f.Type).Kind() == reflect.Struct:
+			for _, t := range readTags(kind, indirect(f.Type)) {
+				t.index = append([]int{i}, t.index...)
+				fields = append(fields, t)
+			}
+		}
+	}
+	return fields
+}
+
+// listedValues splits "state{state=closed|open}" into "state{state=" and the values. Without a list it
+// returns name.
+func listedValues(name string) (prefix string, values []string) {
+	at := strings.LastIndex(name, "=") + 1
+	list, ok := strings.CutSuffix(name[at:], "}")
+	if at == 0 || !ok {
+		return name, nil
+	}
+	return name[:at], strings.Split(list, "|")
+}
+
+func indirect(t reflect.Type) reflect.Type {
+	if t.Kind() == reflect.Pointer {
+		return t.Elem()
+	}
+	return t
+}
+
+// elementOf returns the type of the elements of maps and slices, however deep, without a pointer.
+func elementOf(t reflect.Type) reflect.Type {
+	for {
+		switch t.Kind() {
+		case reflect.Map, reflect.Slice, reflect.Array, reflect.Pointer:
+			t = t.Elem()
+		default:
+			return t
+		}
+	}
+}
+
+func measurable(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.String, reflect.Bool:
+		return true
+	}
+	return t.ConvertibleTo(reflect.TypeFor[float64]())
+}
+
+var durationType = reflect.TypeFor[time.Duration]()
+
+// appendTo appends the metrics of v, whose name may still have asterisks.
+func (f taggedField) appendTo(all []Metric, name string, v reflect.Value) []Metric {
+	m := Metric{Name: name, Counter: f.counter}
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			return all
+		}
+		return f.appendTo(all, name, v.Elem())
+	case reflect.Map:
+		type element struct {
+			name string
+			v    reflect.Value
+		}
+		elements := make([]element, 0, v.Len())
+		for i := v.MapRange(); i.Next(); {
+			elements = append(elements, element{strings.Replace(name, "*", keyText(i.Key()), 1), i.Value()})
+		}
+		slices.SortFunc(elements, func(a, b element) int { return cmp.Compare(a.name, b.name) })
+		for _, e := range elements {
+			all = f.appendTo(all, e.name, e.v)
+		}
+		return all
+	case reflect.Slice, reflect.Array:
+		for i := range v.Len() {
+			all = f.appendTo(all, strings.Replace(name, "*", strconv.Itoa(i), 1), v.Index(i))
+		}
+		return all
+	case reflect.String:
+		for _, value := range f.values {
+			m.Name, m.Value = name+value+"}", 0
+			if value == v.String() {
+				m.Value = 1
+			}
+			all = append(all, m)
+		}
+		return all
+	case reflect.Bool:
+		if v.Bool() {
+			m.Value = 1
+		}
+	case reflect.Float32, reflect.Float64:
+		m.Value = v.Float()
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr:
+		m.Value = float64(v.Uint())
+	default: // a signed integer: readTags accepts no other kind
+		m.Value = float64(v.Int())
+		if v.Type() == durationType {
+			m.Value = time.Duration(v.Int()).Seconds()
+		}
+	}
+	return append(all, m)
+}
+
+// keyText returns the text of a map's key: its own, if it is a string, as of a named constant.
+func keyText(key reflect.Value) string {
+	if key.Kind() == reflect.String {
+		return key.String()
+	}
+	return fmt.Sprint(key.Interface())
+}
