@@ -34,8 +34,8 @@ func TestConfigHasItsDefaults(t *testing.T) {
 func TestUpdateComputesDefaultsAnew(t *testing.T) {
 	r := retry.New(retry.Config{})
 	require.NoError(t, r.Update(func(c *retry.Config) {
-		require.Zero(t, c.Attempts, "as it was given")
-		c.Attempts = 5
+		require.Equal(t, 3, c.Attempts, "the default")
+		c.Attempts += 2
 	}))
 	require.NoError(t, r.Update(func(c *retry.Config) { c.AttemptTimeout = time.Hour }))
 	require.Equal(t, 5, r.Config().Attempts)

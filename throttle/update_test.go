@@ -22,16 +22,16 @@ func TestConfigHasItsDefaultsFilledIn(t *testing.T) {
 func TestUpdateComputesDefaultsAnew(t *testing.T) {
 	l := throttle.New(throttle.Config{Rate: 10})
 	require.NoError(t, l.Update(func(c *throttle.Config) {
-		require.Zero(t, c.Burst)
+		require.Equal(t, 10, c.Burst, "the default")
 		c.Rate = 100
 	}))
 	require.Equal(t, 100, l.Config().Burst)
 	require.NoError(t, l.Update(func(c *throttle.Config) { c.Burst = 10 }))
 	require.Equal(t, 10, l.Config().Burst)
-	require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate = 10 }))
-	require.Equal(t, 10, l.Config().Burst)
 	require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate = 1000 }))
-	require.Equal(t, 10, l.Config().Burst, "it was set, also to what its default was once")
+	require.Equal(t, 10, l.Config().Burst, "a Burst that was set stays")
+	require.NoError(t, l.Update(func(c *throttle.Config) { c.Burst = 0 }))
+	require.Equal(t, 1000, l.Config().Burst, "zero restores the default")
 }
 
 // As many tokens are missing after a change as before it.

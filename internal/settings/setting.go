@@ -7,24 +7,24 @@ import (
 	"sync/atomic"
 )
 
-// A Setting is the configuration of a policy: as it was given, and with its defaults filled in.
-// It is safe for concurrent use and is not copied. Init makes it ready to use.
+// A Setting is the configuration of a policy, both as it was given and with its defaults filled in.
+// It is safe for concurrent use and must not be copied. Call Init before any other method.
 type Setting[C config] struct {
 	now atomic.Pointer[version[C]]
-	mu  sync.Mutex // one change at a time
+	mu  sync.Mutex // serializes changes
 }
 
 type config interface{ Validate() error }
 
-// A version is a configuration that never changes: as it was given, and with its defaults.
+// A version is an immutable configuration: as it was given, and with its defaults filled in.
 type version[C config] struct {
 	given, filled C
 	fill          func(C) C
 	cloners       []func(*C)
 }
 
-// clone returns c with copies in place of its slices: otherwise whoever gave or got a slice could
-// write to it while it is read.
+// clone returns c with copies in place of its slices. Otherwise a caller that passed a slice, or got
+// one, could write to it while a policy reads it.
 func (v *version[C]) clone(c C) C {
 	for _, clone := range v.cloners {
 		clone(&c)
@@ -32,7 +32,7 @@ func (v *version[C]) clone(c C) C {
 	return c
 }
 
-// next returns the version that given makes, if it is valid.
+// next returns the version for given, or the error of its Validate.
 func (v *version[C]) next(given C) (*version[C], error) {
 	if err := given.Validate(); err != nil {
 		return nil, err
@@ -40,65 +40,25 @@ func (v *version[C]) next(given C) (*version[C], error) {
 	return &version[C]{v.clone(given), v.fill(v.clone(given)), v.fill, v.cloners}, nil
 }
 
-// Init sets the first configuration. It panics with the error of Validate, if there is one.
-// fill returns a valid C with defaults in place of its zero fields. cloners put copies in the place
-// of the slices in a C. Init must have returned before the Setting is used.
+// shown returns what Update shows: the configuration with its defaults, but functions as they were given.
+func (v *version[C]) shown() C {
+	c := v.clone(v.filled)
+	copyFuncs(reflect.ValueOf(&c).Elem(), reflect.ValueOf(&v.given).Elem())
+	return c
+}
+
+// Init sets the first configuration. It panics with the error of given.Validate, if there is one. fill
+// returns a valid C with defaults in place of its zero fields. Each of cloners replaces the slices of a C
+// by copies.
 func (s *Setting[C]) Init(given C, fill func(C) C, cloners ...func(*C)) {
-	v := recentLike(given)
-	if v == nil {
-		var err error
-		if v, err = (&version[C]{fill: fill, cloners: cloners}).next(given); err != nil {
-			panic(err)
-		}
-		addRecent(v)
+	v, err := (&version[C]{fill: fill, cloners: cloners}).next(given)
+	if err != nil {
+		panic(err)
 	}
 	s.now.Store(v)
 }
 
-// recent has the last versions that Init made and that can be compared: policies that are made
-// alike share one, so that a member of a Group does not take the memory of two configurations.
-var recent struct {
-	mu       sync.Mutex
-	versions [16]any // of *version[C]
-	added    int
-}
-
-func recentLike[C config](given C) *version[C] {
-	recent.mu.Lock()
-	defer recent.mu.Unlock()
-	for _, v := range recent.versions {
-		if v, ok := v.(*version[C]); ok && same(reflect.ValueOf(v.given), reflect.ValueOf(given)) {
-			return v
-		}
-	}
-	return nil
-}
-
-func addRecent[C config](v *version[C]) {
-	if given := reflect.ValueOf(v.given); !same(given, given) {
-		return
-	}
-	recent.mu.Lock()
-	defer recent.mu.Unlock()
-	recent.versions[recent.added%len(recent.versions)] = v
-	recent.added++
-}
-
-// same reports whether two structs of one type are certainly the same: their fields are zero, or
-// equal by ==. Nobody can tell of functions and slices.
-func same(a, b reflect.Value) bool {
-	for i := range a.NumField() {
-		f, g := a.Field(i), b.Field(i)
-		zero := f.IsZero() && g.IsZero()
-		if !zero && (!f.Comparable() || !g.Comparable() || !f.Equal(g)) {
-			return false
-		}
-	}
-	return true
-}
-
-// Load returns the configuration with its defaults, by one atomic load. It must not be
-// written to.
+// Load returns the configuration with its defaults, by one atomic load. The caller must not write to it.
 func (s *Setting[C]) Load() *C { return &s.now.Load().filled }
 
 // Config returns a copy of the configuration with its defaults.
@@ -107,31 +67,52 @@ func (s *Setting[C]) Config() C {
 	return now.clone(now.filled)
 }
 
-// Update calls change with the configuration as it was given: a zero field means its default.
-// What change makes of it is the configuration from now on, if it is valid and check allows it.
-// check gets the configurations before and after, both with their defaults. follow is called
-// with the new one before another Update begins. Both may be nil.
+// Update calls change with the effective configuration, in which defaults are filled in, and makes the
+// result the configuration if it is valid and check allows it. A field that change leaves as it is shown
+// keeps what was given, so that a field that was not given still follows its default.
 //
-// If there is an error, or change panics, nothing has changed.
+// check gets the configurations before and after, both with their defaults. follow is called with the new
+// one before another Update begins. Both may be nil. If Update returns an error, or change panics, nothing
+// has changed.
 func (s *Setting[C]) Update(change func(*C), check func(was, next *C) error, follow func(*C)) error {
-	return s.Change(false, func(c any) error { change(c.(*C)); return nil }, check, follow)
+	return s.apply(false, func(was *version[C]) (C, error) {
+		shown := was.shown()
+		next := was.clone(shown)
+		change(&next)
+		given := was.clone(was.given)
+		keepGiven(reflect.ValueOf(&next).Elem(), reflect.ValueOf(&shown).Elem(), reflect.ValueOf(&given).Elem())
+		return next, nil
+	}, check, follow)
 }
 
-// Change is Update for a caller who does not know C: f gets a *C. Nothing changes if f returns
-// an error, or if dry is true: then Change returns the error that it would return otherwise.
-func (s *Setting[C]) Change(dry bool, f func(cfg any) error, check func(was, next *C) error, follow func(*C)) error {
+// Change is like Update, but calls change with a *C as it was given, in which a zero field means its
+// default: a settings file must be able to say exactly that. If change returns an error, nothing changes.
+// If dryRun is set, nothing changes either, and Change returns the error that it would return otherwise.
+func (s *Setting[C]) Change(
+	dryRun bool, change func(cfg any) error, check func(was, next *C) error, follow func(*C),
+) error {
+	return s.apply(dryRun, func(was *version[C]) (C, error) {
+		next := was.clone(was.given)
+		err := change(&next)
+		return next, err
+	}, check, follow)
+}
+
+func (s *Setting[C]) apply(
+	dryRun bool, change func(was *version[C]) (C, error), check func(was, next *C) error, follow func(*C),
+) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	was := s.now.Load()
-	given := was.clone(was.given)
-	if err := f(&given); err != nil {
+	given, err := change(was)
+	if err != nil {
 		return err
 	}
 	next, err := was.next(given)
 	if err == nil && check != nil {
 		err = check(&was.filled, &next.filled)
 	}
-	if err != nil || dry {
+	if err != nil || dryRun {
 		return err
 	}
 	s.now.Store(next)
@@ -139,4 +120,71 @@ func (s *Setting[C]) Change(dry bool, f func(cfg any) error, check func(was, nex
 		follow(&next.filled)
 	}
 	return nil
+}
+
+// copyFuncs sets the functions in c to those in given. A function that fills a default must not be shown:
+// functions cannot be compared, so it could not be told from one that was set.
+func copyFuncs(c, given reflect.Value) {
+	for i := range c.NumField() {
+		switch f := c.Field(i); {
+		case f.Kind() == reflect.Func:
+			f.Set(given.Field(i))
+		case isOpenStruct(f.Type()):
+			copyFuncs(f, given.Field(i))
+		}
+	}
+}
+
+// keepGiven sets each field of next that is as it was shown to what was given.
+func keepGiven(next, shown, given reflect.Value) {
+	for i := range next.NumField() {
+		switch f := next.Field(i); {
+		case f.Kind() == reflect.Func:
+		case isOpenStruct(f.Type()):
+			keepGiven(f, shown.Field(i), given.Field(i))
+		case equal(f, shown.Field(i)):
+			f.Set(given.Field(i))
+		}
+	}
+}
+
+// isOpenStruct reports whether t is a struct whose fields can be set one by one.
+func isOpenStruct(t reflect.Type) bool {
+	if t.Kind() != reflect.Struct {
+		return false
+	}
+	for i := range t.NumField() {
+		if !t.Field(i).IsExported() {
+			return false
+		}
+	}
+	return true
+}
+
+// equal compares by ==, and slices and maps element by element. Two errors with the same text differ.
+// Values that cannot be compared are never equal.
+func equal(a, b reflect.Value) bool {
+	switch a.Kind() {
+	case reflect.Slice:
+		if a.Len() != b.Len() {
+			return false
+		}
+		for i := range a.Len() {
+			if !equal(a.Index(i), b.Index(i)) {
+				return false
+			}
+		}
+		return true
+	case reflect.Map:
+		if a.Len() != b.Len() {
+			return false
+		}
+		for _, key := range a.MapKeys() {
+			if other := b.MapIndex(key); !other.IsValid() || !equal(a.MapIndex(key), other) {
+				return false
+			}
+		}
+		return true
+	}
+	return a.Comparable() && b.Comparable() && a.Equal(b)
 }

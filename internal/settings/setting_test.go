@@ -3,10 +3,12 @@ package settings_test
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -50,11 +52,18 @@ func newSetting(c config) *settings.Setting[config] {
 	return s
 }
 
-// given returns the config as Update gets it.
+// given returns the config as Change shows it.
 func given(t *testing.T, s *settings.Setting[config]) (was config) {
 	t.Helper()
-	require.NoError(t, s.Update(func(c *config) { was = *c }, nil, nil))
+	require.NoError(t, s.Change(true, func(c any) error { was = *c.(*config); return nil }, nil, nil))
 	return was
+}
+
+// shown returns the config as Update shows it.
+func shown(t *testing.T, s *settings.Setting[config]) (is config) {
+	t.Helper()
+	require.NoError(t, s.Update(func(c *config) { is = *c }, nil, nil))
+	return is
 }
 
 func update(t *testing.T, s *settings.Setting[config], change func(*config)) config {
@@ -63,21 +72,110 @@ func update(t *testing.T, s *settings.Setting[config], change func(*config)) con
 	return s.Config()
 }
 
-func TestUpdateGetsTheConfigAsItWasGiven(t *testing.T) {
+func TestUpdateShowsEffectiveValues(t *testing.T) {
 	s := newSetting(config{Name: "a"})
 	require.Equal(t, config{Name: "a", Slow: 100, Patient: 90}, s.Config())
-	is := update(t, s, func(c *config) {
-		require.Equal(t, config{Name: "a"}, *c)
-		c.Slow = 200
-	})
-	require.Equal(t, config{Name: "a", Slow: 200, Patient: 180}, is, "what was not given follows")
+	require.Equal(t, s.Config(), shown(t, s))
+	require.Equal(t, config{Name: "a"}, given(t, s), "showing it changes nothing")
+
+	is := update(t, s, func(c *config) { c.Slow += 100 })
+	require.Equal(t, config{Name: "a", Slow: 200, Patient: 180}, is, "a field left as shown follows its default")
 	require.Equal(t, config{Name: "a", Slow: 200}, given(t, s))
 
-	update(t, s, func(c *config) { c.Patient = 180 }) // which is its default
-	is = update(t, s, func(c *config) { c.Slow = 300 })
-	require.Equal(t, 180, is.Patient, "what was given stays, also if it was the default")
-	is = update(t, s, func(c *config) { c.Slow, c.Patient = 100, 0 })
-	require.Equal(t, 90, is.Patient, "zero means the default again")
+	update(t, s, func(c *config) { c.Patient = 180 }) // the value that is shown
+	require.Equal(t, 270, update(t, s, func(c *config) { c.Slow = 300 }).Patient, "it is not pinned by that")
+	update(t, s, func(c *config) { c.Patient++ })
+	require.Equal(t, 271, update(t, s, func(c *config) { c.Slow = 500 }).Patient, "a changed field is kept")
+	require.Equal(t, 90, update(t, s, func(c *config) { c.Slow, c.Patient = 100, 0 }).Patient, "zero restores the default")
+}
+
+// A mixed config has fields of each kind that is shown, compared or merged in a way of its own.
+type mixed struct {
+	Nested nested
+	Hook   func() int // nil means one that returns 7
+	Shares []float64
+	By     map[string]int
+	Since  time.Time // a struct whose fields cannot be set one by one
+	Err    error
+}
+
+type nested struct {
+	A, B int // zero means 1 and 2
+	Hook func() int
+}
+
+func (mixed) Validate() error { return nil }
+
+func (c mixed) filled() mixed {
+	c.Nested.A, c.Nested.B = cmp.Or(c.Nested.A, 1), cmp.Or(c.Nested.B, 2)
+	if c.Hook == nil {
+		c.Hook = func() int { return 7 }
+	}
+	if c.Nested.Hook == nil {
+		c.Nested.Hook = c.Hook
+	}
+	if c.Since.IsZero() {
+		c.Since = time.Unix(0, 0)
+	}
+	for i := range c.Shares {
+		c.Shares[i] += 0.5
+	}
+	return c
+}
+
+func (c *mixed) own() { c.Shares, c.By = slices.Clone(c.Shares), maps.Clone(c.By) }
+
+func newMixed(c mixed) *settings.Setting[mixed] {
+	s := &settings.Setting[mixed]{}
+	s.Init(c, mixed.filled, (*mixed).own)
+	return s
+}
+
+func TestUpdateMergesFieldByField(t *testing.T) {
+	first, second := errors.Join(errors.New("down")), errors.Join(errors.New("down"))
+	s := newMixed(mixed{Err: first, Nested: nested{A: 5}, Shares: []float64{1}, By: map[string]int{"a": 1}})
+	updated := func(change func(*mixed)) (given, is mixed) {
+		t.Helper()
+		require.NoError(t, s.Update(change, nil, nil))
+		require.NoError(t, s.Change(true, func(c any) error { given = *c.(*mixed); return nil }, nil, nil))
+		return given, s.Config()
+	}
+	given, _ := updated(func(*mixed) {})
+	require.Equal(t, mixed{Err: first, Nested: nested{A: 5}, Shares: []float64{1}, By: map[string]int{"a": 1}}, given)
+
+	given, is := updated(func(c *mixed) { c.Nested.A++ })
+	require.Equal(t, nested{A: 6}, given.Nested, "B was not given")
+	require.Equal(t, 2, is.Nested.B)
+	given, _ = updated(func(c *mixed) { c.Shares[0]++ })
+	require.Equal(t, []float64{2.5}, given.Shares)
+	given, _ = updated(func(c *mixed) { c.Shares = append(c.Shares, 1) })
+	require.Equal(t, []float64{3, 1}, given.Shares)
+	_, is = updated(func(c *mixed) { c.By["a"] = 2 })
+	require.Equal(t, map[string]int{"a": 2}, is.By)
+	_, is = updated(func(c *mixed) { c.By = map[string]int{"b": 2} })
+	require.Equal(t, map[string]int{"b": 2}, is.By)
+	_, is = updated(func(c *mixed) { c.Since = c.Since.Add(time.Hour) })
+	require.Equal(t, time.Unix(3600, 0), is.Since)
+
+	require.Same(t, first, is.Err)
+	_, is = updated(func(c *mixed) { c.Err = second })
+	require.Same(t, second, is.Err, "an error with the same text is another one")
+}
+
+func TestUpdateShowsFunctionsAsGiven(t *testing.T) {
+	s := newMixed(mixed{})
+	require.NoError(t, s.Update(func(c *mixed) {
+		require.Nil(t, c.Hook)
+		require.Nil(t, c.Nested.Hook)
+		c.Hook = func() int { return 9 }
+	}, nil, nil))
+	require.Equal(t, 9, s.Config().Nested.Hook(), "it still follows its default")
+	require.NoError(t, s.Update(func(c *mixed) {
+		require.Equal(t, 9, c.Hook())
+		require.Nil(t, c.Nested.Hook)
+		c.Hook = nil
+	}, nil, nil))
+	require.Equal(t, 7, s.Config().Hook(), "nil restores the default")
 }
 
 func TestUpdateThatFailsChangesNothing(t *testing.T) {
@@ -185,35 +283,4 @@ func TestUpdatesTakeTurns(t *testing.T) {
 	}
 	wg.Wait()
 	require.Equal(t, 401, s.Config().Slow)
-}
-
-// The members of a Group are made alike.
-func TestSettingsThatAreMadeAlikeShareTheirConfig(t *testing.T) {
-	held := &lock{}
-	given := config{Name: "a", Slow: 7, Lock: held}
-	s := newSetting(given)
-	require.Same(t, s.Load(), newSetting(given).Load())
-	for name, other := range map[string]config{
-		"another number":  {Name: "a", Slow: 8, Lock: held},
-		"another name":    {Name: "b", Slow: 7, Lock: held},
-		"another pointer": {Name: "a", Slow: 7, Lock: &lock{}},
-		"with a function": {Name: "a", Slow: 7, Lock: held, Hook: func() int { return 1 }},
-		"with a slice":    {Name: "a", Slow: 7, Lock: held, Shares: []float64{1}},
-	} {
-		newSetting(given)
-		first := newSetting(other)
-		require.NotSame(t, s.Load(), first.Load(), name)
-		require.Equal(t, other.Slow, first.Config().Slow)
-		if other.Hook != nil || other.Shares != nil {
-			require.NotSame(t, first.Load(), newSetting(other).Load(), name)
-		}
-	}
-	for range 20 { // what cannot be compared takes nobody's place
-		newSetting(config{Shares: []float64{1}})
-	}
-	require.Same(t, s.Load(), newSetting(given).Load())
-	same := newSetting(given)
-	update(t, same, func(c *config) { c.Slow = 9 })
-	require.Equal(t, 7, s.Config().Slow, "an Update is one's own")
-	require.Equal(t, 7, newSetting(given).Config().Slow)
 }
