@@ -14,8 +14,8 @@ func Refused(err error) bool { return behavior.IsRefused(err) }
 // method Answered() bool returns true, and err is not [Refused].
 func Answered(err error) bool { return behavior.IsAnswered(err) }
 
-// RetryAfter returns the time before which another attempt cannot help, or 0: what a method
-// RetryAfter() time.Duration returns.
+// RetryAfter returns how long to wait before another attempt can help, or 0 if err does not say: the
+// result of its method RetryAfter() time.Duration. Of joined errors the longest counts.
 func RetryAfter(err error) time.Duration { return behavior.Read(err).RetryAfter }
 
 // Retryable reports whether another attempt may help: what a method Retryable() bool returns, or

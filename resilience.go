@@ -43,7 +43,8 @@
 //	[5] overload if it is a timeout or Throttled(), else no sample
 //
 // The first row that applies decides. Of an error and what it wraps, the outermost that has the
-// method decides; of joined errors the first that says anything; they are refused only if all are.
+// method decides; of joined errors the first that says anything, but the longest RetryAfter counts;
+// they are refused only if all are.
 // docs/protocol.md has a row for each way in which a call can end.
 //
 // The patterns are those of https://learn.microsoft.com/azure/architecture/patterns/.

@@ -9,12 +9,13 @@
 //	RetryAfter() time.Duration > 0: another attempt cannot help sooner
 //	Throttled() bool           true: the dependency turned the call away to shed load
 //
-// What Permanent of cenkalti/backoff has marked says Retryable() false.
+// The marks of github.com/cenkalti/backoff, v4 to v6, are read as well: an error that its Permanent
+// has marked is not retryable, and its RetryAfterError has a RetryAfter.
 //
 // Of an error and the errors that it wraps, the outermost that has a method decides. Of
-// joined errors (an error with Unwrap() []error), the first part that says anything decides
-// for all of them. Refused parts say nothing unless all parts are refused: what was not made
-// tells nothing of the calls that were.
+// joined errors (an error with Unwrap() []error), the first part that has any of the methods
+// decides for all of them, except that the longest RetryAfter counts. Refused parts are
+// ignored unless all parts are refused: a refusal does not describe the calls that were made.
 //
 // The first that applies decides: Refused, Answered, the end of the caller's ctx,
 // Retryable, RetryAfter.
@@ -114,16 +115,53 @@ func saysTimeout(err error) bool {
 	return false
 }
 
-// IsPermanent reports whether err itself is the mark of Permanent of cenkalti/backoff, of
-// whatever version: a type cannot be asked for without an import.
+// IsPermanent reports whether err itself is a mark of Permanent of cenkalti/backoff.
 func IsPermanent(err error) bool {
-	t := reflect.TypeOf(err)
-	if t == nil || t.Kind() != reflect.Pointer ||
-		!strings.HasPrefix(t.Elem().PkgPath(), "github.com/cenkalti/backoff/") {
-		return false
+	name, _ := backoffType(err)
+	return isPermanent(name)
+}
+
+// isPermanent reports whether name is the type of a mark of Permanent: of v4 and v5, or of v6.
+func isPermanent(name string) bool { return name == "PermanentError" || name == "permanent" }
+
+// HasPermanent reports whether err or an error that it wraps is a mark of Permanent.
+func HasPermanent(err error) bool {
+	if IsPermanent(err) {
+		return true
 	}
-	name := t.Elem().Name()
-	return name == "PermanentError" || name == "permanent" // of v4 and v5, and of v6
+	switch e := err.(type) {
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(e.Unwrap(), HasPermanent)
+	case interface{ Unwrap() error }:
+		return HasPermanent(e.Unwrap())
+	}
+	return false
+}
+
+// WithoutPermanent returns err without the marks of Permanent that are its outermost errors.
+func WithoutPermanent(err error) error {
+	for IsPermanent(err) {
+		inner := errors.Unwrap(err)
+		if inner == nil {
+			break
+		}
+		err = inner
+	}
+	return err
+}
+
+// backoffType returns the name and the value of the struct that err points to if its type is one of cenkalti/backoff,
+// and "" otherwise. Reflection recognizes every major version; a type assertion would have to import each of them.
+func backoffType(err error) (name string, v reflect.Value) {
+	v = reflect.ValueOf(err)
+	if v.Kind() != reflect.Pointer || v.IsNil() {
+		return "", v
+	}
+	v = v.Elem()
+	if t := v.Type(); t.Kind() == reflect.Struct && strings.HasPrefix(t.PkgPath(), "github.com/cenkalti/backoff/") {
+		return t.Name(), v
+	}
+	return "", v
 }
 
 // A said is an answer to whether another attempt may help.
@@ -172,8 +210,13 @@ func read(err error) part {
 	if e, ok := err.(interface{ Refused() bool }); ok {
 		p.says, p.refused = true, e.Refused()
 	}
-	if IsPermanent(err) {
+	switch name, v := backoffType(err); {
+	case isPermanent(name):
 		p.says, p.retry = true, no
+	case name == "RetryAfterError": // of v5 and v6
+		if f := v.FieldByName("Duration"); f.IsValid() && f.CanInt() {
+			p.says, p.after = true, max(0, time.Duration(f.Int()))
+		}
 	}
 	if e, ok := err.(interface{ Retryable() bool }); ok {
 		p.says, p.retry = true, no
@@ -190,25 +233,24 @@ func read(err error) part {
 	return p
 }
 
-// join returns what errors that are joined say together.
+// join returns what joined errors mean together.
 func join(errs []error) part {
-	var refused, made part // the first that says anything, of those refused and of the others
+	var refused, made part // the first part with a method and the longest RetryAfter, of refused calls and of others
 	anyMade := false
 	for _, err := range errs {
 		if err == nil {
 			continue
 		}
-		switch p := read(err); {
-		case p.refused:
-			if !refused.says {
-				refused = p
-			}
-		default:
-			anyMade = true
-			if !made.says {
-				made = p
-			}
+		p := read(err)
+		first := &refused
+		if !p.refused {
+			first, anyMade = &made, true
 		}
+		after := max(first.after, p.after)
+		if !first.says {
+			*first = p
+		}
+		first.after = after
 	}
 	if anyMade {
 		return made

@@ -118,17 +118,21 @@ func TestRead(t *testing.T) {
 		"joined: refused and final, twice":              {errors.Join(retryable{of(ref), false}, retryable{of(ref), false}), behavior.End{Kind: behavior.Refused}},
 		"joined: refused and final, refused":            {errors.Join(retryable{of(ref), false}, ref), behavior.End{Kind: behavior.Refused}},
 		"joined: an answer to be retried, refused":      {errors.Join(retryable{of(ans), true}, ref), behavior.End{Kind: behavior.Answered, Retryable: true}},
-		"joined: the first time counts": {
-			errors.Join(errPlain, after{of(nil), 3}, after{of(nil), 5}, throttled{of(nil)}),
-			behavior.End{Kind: behavior.Failed, Retryable: true, RetryAfter: 3},
+		"joined: the longest RetryAfter counts": {
+			errors.Join(errPlain, after{of(nil), 3}, after{of(nil), 5}, after{of(nil), 4}, throttled{of(nil)}),
+			behavior.End{Kind: behavior.Failed, Retryable: true, RetryAfter: 5},
 		},
-		"joined: a refusal's time does not, beside a call that was made": {
+		"joined: a RetryAfter behind a final error": {
+			errors.Join(final, fmt.Errorf("b: %w", errors.Join(after{of(nil), 3}, after{of(ans), 7}))),
+			behavior.End{Kind: behavior.Failed, RetryAfter: 7},
+		},
+		"joined: a refusal's RetryAfter does not count beside a call that was made": {
 			errors.Join(after{of(ref), 5}, after{of(nil), 3}),
 			behavior.End{Kind: behavior.Failed, Retryable: true, RetryAfter: 3},
 		},
-		"joined: a refusal's time counts if all were refused": {
+		"joined: the longest RetryAfter counts if all were refused": {
 			errors.Join(after{of(ref), 5}, after{of(ref), 7}),
-			behavior.End{Kind: behavior.Refused, Retryable: true, RetryAfter: 5},
+			behavior.End{Kind: behavior.Refused, Retryable: true, RetryAfter: 7},
 		},
 		"joined: one throttled": {
 			errors.Join(errPlain, throttled{of(nil)}),

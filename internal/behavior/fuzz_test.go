@@ -104,6 +104,25 @@ func (n *node) first() *node {
 	return nil
 }
 
+// after returns the RetryAfter of n: of an error and what it wraps, the outermost one's; of a join, the longest,
+// without the parts that were refused beside one that was not.
+func (n *node) after() (longest time.Duration) {
+	switch {
+	case n.joins:
+		all := !slices.ContainsFunc(n.parts, func(p *node) bool { return !p.refused() })
+		for _, p := range n.parts {
+			if all || !p.refused() {
+				longest = max(longest, p.after())
+			}
+		}
+	case n.says == sayAfter:
+		longest = max(0, time.Duration(n.value-1))
+	case len(n.parts) > 0:
+		longest = n.parts[0].after()
+	}
+	return longest
+}
+
 func (n *node) saysAnything() bool {
 	if n.joins {
 		return n.first() != nil
@@ -139,9 +158,7 @@ func FuzzRead(f *testing.F) {
 		if said := tree.decides(sayRetryable); said != nil {
 			want.Retryable = said.value%2 == 1
 		}
-		if said := tree.decides(sayAfter); said != nil {
-			want.RetryAfter = max(0, time.Duration(said.value-1))
-		}
+		want.RetryAfter = tree.after()
 		want.Throttled = tree.decides(sayThrottled) != nil
 		require.Equal(t, want, behavior.Read(tree.err()))
 	})

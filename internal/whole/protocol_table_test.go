@@ -633,15 +633,26 @@ func (s says) speaks() bool {
 }
 
 // join returns what two joined errors say together: what the first that speaks says, without a
-// refusal beside a call that was made. That one of them is a timeout, and the words of package
-// saga, count wherever they are.
+// refusal beside a call that was made. The longest RetryAfter, that one of them is a timeout, and the
+// words of package saga, count wherever they are.
 func join(a, b says) says {
 	both := a
 	if a.kind == refused && b.kind != refused || !a.speaks() && (b.speaks() && b.kind != refused) {
 		both = b
 	}
+	switch {
+	case a.kind == refused && b.kind != refused:
+		both.after = b.after
+	case a.kind != refused && b.kind == refused:
+		both.after = a.after
+	default:
+		both.after = max(a.after, b.after)
+	}
+	if both.own = 0; both.kind == failed {
+		both.own = both.after
+	}
 	both.timeout = a.timeout || b.timeout
-	both.shed = both.shed && (both.speaks() || both.timeout) || both.kind == failed && both.timeout
+	both.shed = both.shed && (both.speaks() || both.timeout) || both.kind == failed && (both.timeout || both.after > 0)
 	both.final = a.final || b.final
 	both.clean = both.final && (a.clean || a.kind == refused) && (b.clean || b.kind == refused)
 	both.cache = ""
@@ -711,7 +722,7 @@ func TestPoliciesReadEveryEndThroughWraps(t *testing.T) {
 	}
 }
 
-// TestPoliciesReadEveryJoin: of joined errors the first part that says something decides. The adaptive
+// TestPoliciesReadEveryJoin: of joined errors the first part that says something decides, but for RetryAfter. The adaptive
 // limit takes a thousand calls for each answer, and is asked about one of all ends
 // that say the same.
 func TestPoliciesReadEveryJoin(t *testing.T) {
