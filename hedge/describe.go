@@ -7,28 +7,32 @@ import (
 	"github.com/go-resilience/resilience/internal/describe"
 )
 
-// Observe calls f with each event until stop is called, on the goroutine of the second call and
-// without a lock. A panic in f is one of that call.
+// Observe calls f with each event until stop is called, on the goroutine of the second call and without
+// holding a lock. A panic in f is treated as a panic in that call.
 func (h *Hedger[T]) Observe(f func(context.Context, Event)) (stop func()) {
 	return h.observers.Observe(f)
 }
 
+// ObserveAny is Observe for a caller that does not know the type Event.
 func (h *Hedger[T]) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return h.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }
 
-// An Event is what happened to a [Hedger].
+// An Event is something that happened to a [Hedger].
 type Event struct {
-	Kind string
+	Kind EventKind
 	Name string // of the Hedger
 }
 
-// Kinds of events.
+// An EventKind says what an [Event] is.
+type EventKind string
+
 const (
-	EventHedged     = "hedged"      // before each second call
-	EventOverBudget = "over budget" // for each that Ratio did not allow
+	EventHedged     EventKind = "hedged"      // a second call starts
+	EventOverBudget EventKind = "over_budget" // Ratio did not allow a second call
 )
 
+// Level returns the severity, as slog has it.
 func (e Event) Level() int {
 	if e.Kind == EventOverBudget {
 		return 4
@@ -36,19 +40,21 @@ func (e Event) Level() int {
 	return -4
 }
 
-func (e Event) Fields(yield func(name string, value any)) { yield("event", e.Kind) }
+// Fields calls yield with each detail.
+func (e Event) Fields(yield func(name string, value any)) { yield("event", string(e.Kind)) }
 
-// Stats counts what a [Hedger] has done.
+// Stats are the metrics of a [Hedger].
 type Stats struct {
-	FirstWon int64 // calls of Do that returned the value of the first call
-	HedgeWon int64 // of the second
-	Failed   int64 // an error
+	FirstWon int64 // Do returned the value of the first call
+	HedgeWon int64 // Do returned the value of the second call
+	Failed   int64 // Do returned an error
 
 	Hedged     int64         // second calls
 	OverBudget int64         // second calls that Ratio did not allow
 	Delay      time.Duration // before a second call, now
 }
 
+// Stats returns the metrics of h.
 func (h *Hedger[T]) Stats() Stats {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -57,18 +63,23 @@ func (h *Hedger[T]) Stats() Stats {
 	return s
 }
 
+// Name returns the name of h.
 func (h *Hedger[T]) Name() string { return h.cfg.Name }
 
+// Config returns the configuration with defaults filled in.
 func (h *Hedger[T]) Config() Config { return h.cfg }
 
+// Settings returns the configuration with defaults filled in, without functions.
 func (h *Hedger[T]) Settings() any {
 	c := h.cfg
 	c.Discard = nil
 	return c
 }
 
+// Kind returns "hedge".
 func (h *Hedger[T]) Kind() string { return "hedge" }
 
+// Figures returns the metrics.
 func (h *Hedger[T]) Figures() []describe.Figure {
 	s := h.Stats()
 	return []describe.Figure{

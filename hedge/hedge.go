@@ -1,22 +1,25 @@
-// Package hedge makes a second call beside one that takes too long, and returns the first
-// success (Dean and Barroso, "The Tail at Scale", Communications of the ACM, 2013).
+// Package hedge starts a second call when the first takes too long, and returns whichever succeeds first
+// (Dean and Barroso, "The Tail at Scale", Communications of the ACM, 2013).
 //
 //	lookups := hedge.New[string](hedge.Config{
 //		Name:     "lookup",
-//		Delay:    20 * time.Millisecond, // until it knows better
+//		Delay:    20 * time.Millisecond, // used until enough latencies are known
 //		Quantile: 0.95,
-//		Ratio:    0.1,
 //	})
 //	name, err := lookups.Do(ctx, func(ctx context.Context) (string, error) {
 //		return lookup(ctx, 42)
 //	})
 //
-// Hedge only what may safely be done twice, at the same time too. A failure is no reason for a
-// second call: put a retry.Retrier around Do. To the policies in the call that loses, whose ctx is
-// canceled, that is no failure.
+// Hedge only what may safely be done twice, and at the same time. A failure does not start a second call:
+// put a retry.Retrier around Do. The call that loses is canceled; policies inside it do not count that as a
+// failure.
+//
+// A Hedger returns values, and so is not a resilience.Policy: a func(context.Context) error that stores its
+// result in a variable would do so twice at once.
 package hedge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,21 +37,24 @@ import (
 	"github.com/go-resilience/resilience/internal/panics"
 )
 
+// Unlimited, in a field that accepts it, means that there is no limit.
+const Unlimited = -1
+
 // Config says when a [Hedger] makes a second call.
 type Config struct {
-	// Name appears in errors and events.
+	// Name appears in errors, events and metrics.
 	Name string
-	// Delay, more than 0, is how long a call may take before another is made beside it.
+	// Delay is how long the first call may take before a second one starts. Required.
 	Delay time.Duration
-	// Quantile, in (0, 1), of the last 1000 calls takes the place of Delay once 20 have succeeded: at
-	// 0.95, the slowest twentieth is hedged. Zero means Delay.
+	// Quantile, in (0, 1), sets the delay to that quantile of the last 1000 latencies once 20 calls have
+	// succeeded: at 0.95, one call in twenty is hedged. Zero means that Delay is always used.
 	Quantile float64
-	// Ratio, in (0, 1], is how many second calls a first one allows; up to ten are kept. A call that
-	// is refused neither allows nor uses one. Zero means no limit.
+	// Ratio, in (0, 1], is how many second calls each first call allows; up to ten are saved up. A refused call
+	// neither allows nor uses a second call. Zero means 0.1; [Unlimited] means no limit.
 	Ratio float64
-	// Discard is called with a value that Do does not return, to close a body, say, before Do
-	// returns. If it is set, the ctx of the call that won ends with the ctx of Do and no sooner: do
-	// not call Do with a ctx that lives as long as the program.
+	// Discard, if not nil, is called before Do returns with a value that Do does not return, to close it for
+	// example. With it, the ctx of the call that won stays alive until the ctx of Do ends: do not call Do with a
+	// ctx that lives as long as the program.
 	Discard func(value any)
 }
 
@@ -56,24 +62,30 @@ type Config struct {
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "hedge.Config"}
 	f.Need(c.Delay > 0, "Delay", c.Delay, "more than 0")
-	f.Need(c.Quantile >= 0 && c.Quantile < 1, "Quantile", c.Quantile, "0 (for Delay alone) or less than 1")
-	f.Need(c.Ratio >= 0 && c.Ratio <= 1, "Ratio", c.Ratio, "0 (for no limit) to 1")
+	f.Need(c.Quantile >= 0 && c.Quantile < 1, "Quantile", c.Quantile, "0 (for Delay) or less than 1")
+	ratio := c.Ratio >= 0 && c.Ratio <= 1 || c.Ratio == Unlimited // false for NaN
+	f.Need(ratio, "Ratio", c.Ratio, "0 (for 0.1) to 1, or Unlimited")
 	return f.Err()
 }
 
-// A Hedger is safe for concurrent use.
+func (c Config) withDefaults() Config {
+	c.Ratio = cmp.Or(c.Ratio, 0.1)
+	return c
+}
+
+// A Hedger hedges calls that return a T. It is safe for concurrent use.
 type Hedger[T any] struct {
 	cfg       Config
 	observers notify.Observers[Event]
-	lost      error // the cause of the end of a call that loses
+	lost      error // the cause of the ctx of a call that loses
 
 	mu        sync.Mutex
 	allowed   int64 // second calls, in millionths
 	latencies latencies
-	stats     Stats // but for Delay
+	stats     Stats // without Delay
 }
 
-// New panics if cfg is not valid.
+// New returns a Hedger. It panics if cfg is invalid; see [Config.Validate].
 func New[T any](cfg Config) *Hedger[T] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -82,16 +94,16 @@ func New[T any](cfg Config) *Hedger[T] {
 	if name != "" {
 		name += ": "
 	}
-	lost := ended.LostError("hedge: " + name + "the hedge is over: this call is not needed any more")
-	return &Hedger[T]{cfg: cfg, lost: lost}
+	lost := ended.LostError("hedge: " + name + "call is no longer needed")
+	return &Hedger[T]{cfg: cfg.withDefaults(), lost: lost}
 }
 
-// Do calls fn and, after a delay, again on a goroutine of its own. It returns the first success, and
-// cancels the ctx of the other call, or it returns the errors, joined. It waits for both calls, so fn
-// must heed its ctx.
+// Do calls fn and, after a delay, calls it again on another goroutine. It returns the first success and
+// cancels the other call, or joins both errors. It waits for both calls to return, so fn must respect its
+// ctx.
 //
-// If a call panics or ends its goroutine, the other is canceled, and that continues on the caller's
-// goroutine: the panic of a second call with an error that has a method Stack() []byte, and wraps the
+// If one call panics or exits its goroutine, the other is canceled and the panic continues on the caller's
+// goroutine. A panic of the second call continues with an error that has a method Stack() []byte and wraps the
 // value of the panic if that is an error.
 func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
 	var zero T
@@ -99,11 +111,11 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 		return zero, ended.Error(ctx)
 	}
 	r := &race[T]{Hedger: h, ctx: ctx, fn: fn, winner: -1, secondOver: make(chan struct{})}
-	begun := time.Now()
-	inner := r.enter(0)
-	r.timer = time.AfterFunc(h.Stats().Delay, r.second)
+	start := time.Now()
+	inner := r.start(0)
+	r.timer = time.AfterFunc(h.Stats().Delay, r.hedgedCall)
 	returned := -1 // the call whose value Do returns
-	defer func() { // also if a call or an observer panics, or ends its goroutine
+	defer func() { // also after a panic or an exit in a call or an observer
 		r.finish(returned)
 		r.wait()
 		for i, c := range r.calls {
@@ -114,16 +126,16 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	}()
 	value, err := fn(inner)
 	if !behavior.IsRefused(err) {
-		h.spend(-int64(math.Round(h.cfg.Ratio * whole)))
+		h.credit()
 	}
-	if r.end(0, value, err) && h.cfg.Quantile > 0 { // how fast a failure is says nothing
+	if r.end(0, value, err) && h.cfg.Quantile > 0 { // the duration of a failure is no latency
 		h.mu.Lock()
-		h.latencies.observe(time.Since(begun))
+		h.latencies.observe(time.Since(start))
 		h.mu.Unlock()
 	}
 	r.wait()
-	if r.crash != nil {
-		r.crash()
+	if r.rethrow != nil {
+		r.rethrow()
 	}
 	returned = r.winner
 	switch returned {
@@ -141,7 +153,7 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	return zero, err
 }
 
-// delay returns how long a call may take now before another is made. h.mu is held.
+// delay returns the current delay before a second call. h.mu is held.
 func (h *Hedger[T]) delay() time.Duration {
 	n := len(h.latencies.sorted)
 	if h.cfg.Quantile == 0 || n < leastLatencies {
@@ -153,19 +165,33 @@ func (h *Hedger[T]) delay() time.Duration {
 
 const whole = 1_000_000 // one second call
 
-// spend takes n millionths of a second call, or gives them back if n is negative, and reports
-// whether Ratio allows them.
-func (h *Hedger[T]) spend(n int64) bool {
+// credit adds the second calls that one first call allows.
+func (h *Hedger[T]) credit() { h.add(int64(math.Round(max(0, h.cfg.Ratio) * whole))) }
+
+// refund returns a second call that was taken and refused.
+func (h *Hedger[T]) refund() { h.add(whole) }
+
+func (h *Hedger[T]) add(n int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.cfg.Ratio > 0 && h.allowed < n {
+	h.allowed = min(10*whole, h.allowed+n)
+}
+
+// take takes a second call, and reports whether Ratio allows it.
+func (h *Hedger[T]) take() bool {
+	if h.cfg.Ratio == Unlimited {
+		return true
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.allowed < whole {
 		return false
 	}
-	h.allowed = min(10*whole, h.allowed-n)
+	h.allowed -= whole
 	return true
 }
 
-// count adds one to a figure of h.stats.
+// count adds one to a counter in h.stats.
 func (h *Hedger[T]) count(n *int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -179,30 +205,31 @@ type race[T any] struct {
 	fn  func(context.Context) (T, error)
 
 	timer      *time.Timer
-	secondOver chan struct{} // closed when the second call has returned, or will not be made
+	secondOver chan struct{} // closed when the second call has returned, or will not start
 
-	mu     sync.Mutex
-	calls  [2]call[T]
-	over   bool   // no other call may begin, and none may win
-	winner int    // the index of the first call that succeeded before the race was over, or -1
-	crash  func() // continues the panic or the exit of the second call
+	mu      sync.Mutex
+	calls   [2]call[T]
+	over    bool   // no other call may start or win
+	winner  int    // the index of the first call that succeeded before the race was over, or -1
+	rethrow func() // continues the panic or the exit of the second call; nil if there was none
 }
 
+// A call is the first or the second call of a race.
 type call[T any] struct {
-	cancel    context.CancelCauseFunc // nil before it begins
+	cancel    context.CancelCauseFunc // nil before the call starts
 	succeeded bool
 	value     T
 	err       error
 }
 
-// enter returns the ctx of call i, which begins.
-func (r *race[T]) enter(i int) context.Context {
+// start returns the ctx of call i, which starts now.
+func (r *race[T]) start(i int) context.Context {
 	ctx, cancel := context.WithCancelCause(r.ctx)
 	r.calls[i].cancel = cancel
 	return ctx
 }
 
-// wait returns when the second call has returned. If it has not begun, it will not.
+// wait returns when the second call has returned. A second call that has not started by then never starts.
 func (r *race[T]) wait() {
 	if r.timer.Stop() {
 		close(r.secondOver)
@@ -210,58 +237,57 @@ func (r *race[T]) wait() {
 	<-r.secondOver
 }
 
-// second makes the second call, on a goroutine of its own, unless there is no need or no
-// allowance for it.
-func (r *race[T]) second() {
+// hedgedCall runs the second call on the timer's goroutine if it is needed and allowed.
+func (r *race[T]) hedgedCall() {
 	defer close(r.secondOver)
 	returns := false
 	defer func() {
 		if !returns {
-			r.crashed(recover())
+			r.crash(recover())
 		}
 	}()
 	r.mu.Lock()
 	needed := !r.over && r.ctx.Err() == nil
-	allowed := needed && r.spend(whole)
+	allowed := needed && r.take()
 	var ctx context.Context
 	if allowed {
-		ctx = r.enter(1)
+		ctx = r.start(1)
 	}
 	r.mu.Unlock()
 	switch {
 	case allowed:
-		r.tell(EventHedged, &r.stats.Hedged)
+		r.notify(EventHedged, &r.stats.Hedged)
 		value, err := r.fn(ctx)
 		if behavior.IsRefused(err) {
-			r.spend(-whole)
+			r.refund()
 		}
 		r.end(1, value, err)
 	case needed:
-		r.tell(EventOverBudget, &r.stats.OverBudget)
+		r.notify(EventOverBudget, &r.stats.OverBudget)
 	}
 	returns = true
 }
 
-func (r *race[T]) tell(kind string, n *int64) {
+func (r *race[T]) notify(kind EventKind, n *int64) {
 	r.count(n)
 	r.observers.Tell(r.ctx, Event{Kind: kind, Name: r.cfg.Name})
 }
 
-// crashed notes that the second call panicked with p, or ended its goroutine if p is nil.
-func (r *race[T]) crashed(p any) {
-	r.crash = runtime.Goexit
+// crash ends the race after the second call panicked with p, or exited its goroutine if p is nil.
+func (r *race[T]) crash(p any) {
+	r.rethrow = runtime.Goexit
 	if p != nil {
 		e, ok := p.(*panics.Error) // of a hedge within this one
 		if !ok {
 			stack := debug.Stack()
-			e = panics.New(fmt.Sprintf("hedge: the second call panicked: %v\n\n%s", p, stack), p, stack)
+			e = panics.New(fmt.Sprintf("hedge: second call panicked: %v\n\n%s", p, stack), p, stack)
 		}
-		r.crash = func() { panic(e) }
+		r.rethrow = func() { panic(e) }
 	}
 	r.finish(-1)
 }
 
-// end notes the result of call i, and reports whether a call has won.
+// end records the result of call i, and reports whether a call has won.
 func (r *race[T]) end(i int, value T, err error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -280,8 +306,8 @@ func (r *race[T]) finish(winner int) {
 	r.finishLocked(winner)
 }
 
-// finishLocked ends the race: it cancels the calls that run. It does not cancel the winner's
-// ctx if the value may need it.
+// finishLocked ends the race and cancels its calls, except that the winner's ctx stays alive if the value may
+// depend on it.
 func (r *race[T]) finishLocked(winner int) {
 	r.over = true
 	for i, c := range r.calls {
@@ -291,16 +317,16 @@ func (r *race[T]) finishLocked(winner int) {
 	}
 }
 
-// latencies remembers how long the last 1000 calls took.
+// latencies stores the durations of the last 1000 successful calls.
 type latencies struct {
 	ring   []time.Duration // in the order of arrival
-	next   int             // the index in ring of the oldest
-	sorted []time.Duration // the same
+	next   int             // the index of the oldest in ring
+	sorted []time.Duration // the same durations in ascending order
 }
 
 const (
 	mostLatencies  = 1000
-	leastLatencies = 20 // fewer say little
+	leastLatencies = 20 // with fewer, a quantile is too inaccurate
 )
 
 func (l *latencies) observe(d time.Duration) {

@@ -1,6 +1,7 @@
 package hedge_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,8 +107,9 @@ func leaves(fn func()) (how string) {
 	return how
 }
 
-// do makes one call of a Hedger of its own.
+// do calls fn with a new Hedger, whose second calls are unlimited unless cfg has a Ratio.
 func do[T any](ctx context.Context, cfg hedge.Config, fn func(context.Context) (T, error)) (T, error) {
+	cfg.Ratio = cmp.Or(cfg.Ratio, hedge.Unlimited)
 	return hedge.New[T](cfg).Do(ctx, fn)
 }
 
@@ -158,7 +160,7 @@ func TestHedge(t *testing.T) {
 				require.Equal(t, c.began, log.began)
 				require.Len(t, log.lost, len(c.lost))
 				for _, n := range c.lost {
-					require.ErrorContains(t, log.lost[n], "the hedge is over")
+					require.ErrorContains(t, log.lost[n], "call is no longer needed")
 				}
 				time.Sleep(time.Hour)
 				require.Equal(t, c.began, log.began, "no call is made later")
@@ -313,7 +315,7 @@ func TestPanicOfAHedgeWithinAHedgeIsWrappedOnce(t *testing.T) {
 				_, _ = do(t.Context(), cfg, second(func() { panic("broken") }))
 			}))
 		})
-		require.ErrorContains(t, e, "hedge: the second call panicked: broken\n")
+		require.ErrorContains(t, e, "hedge: second call panicked: broken\n")
 		require.Equal(t, 1, strings.Count(e.Error(), "panicked: broken"))
 	})
 }
@@ -421,7 +423,7 @@ func TestHedgerCounts(t *testing.T) {
 		require.Equal(t, want, h.Stats())
 
 		log := do(t.Context(), reply{takes: time.Second}, reply{takes: 10 * ms})
-		require.EqualError(t, log.lost[0], "hedge: users: the hedge is over: this call is not needed any more")
+		require.EqualError(t, log.lost[0], "hedge: users: call is no longer needed")
 		want.HedgeWon, want.Hedged = 1, 1
 		require.Equal(t, want, h.Stats())
 
@@ -454,7 +456,7 @@ func TestHedgerCounts(t *testing.T) {
 
 func TestHedgeLearnsItsDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := hedge.New[string](hedge.Config{Delay: time.Second, Quantile: 0.9})
+		h := hedge.New[string](hedge.Config{Delay: time.Second, Quantile: 0.9, Ratio: hedge.Unlimited})
 		run := func(all ...reply) (hedgedAfter time.Duration) {
 			fn, log := replies(all...)
 			_, _ = h.Do(t.Context(), fn)
@@ -502,7 +504,7 @@ func TestContextOfACallThatFailedEndsWithDo(t *testing.T) {
 		for _, takes := range []time.Duration{0, 100 * ms} {
 			var mu sync.Mutex
 			var ctxs []context.Context
-			h := hedge.New[int](hedge.Config{Delay: 50 * ms, Discard: func(any) {}})
+			h := hedge.New[int](hedge.Config{Delay: 50 * ms, Ratio: hedge.Unlimited, Discard: func(any) {}})
 			_, err := h.Do(t.Context(), func(ctx context.Context) (int, error) {
 				mu.Lock()
 				ctxs = append(ctxs, ctx)
@@ -618,20 +620,42 @@ func TestHedgeUnderContention(t *testing.T) {
 	})
 }
 
-func TestHedgeConfigSaysWhatIsWrong(t *testing.T) {
+func TestConfigValidate(t *testing.T) {
 	for want, cfg := range map[string]hedge.Config{
-		"hedge.Config.Delay is 0s: must be more than 0":                             {},
-		"hedge.Config.Delay is -1s: must be more than 0":                            {Delay: -time.Second},
-		"hedge.Config.Quantile is 1: must be 0 (for Delay alone) or less than 1":    {Delay: 1, Quantile: 1},
-		"hedge.Config.Quantile is -0.5: must be 0 (for Delay alone) or less than 1": {Delay: 1, Quantile: -0.5},
-		"hedge.Config.Quantile is NaN: must be 0 (for Delay alone) or less than 1":  {Delay: 1, Quantile: math.NaN()},
-		"hedge.Config.Ratio is -1: must be 0 (for no limit) to 1":                   {Delay: 1, Ratio: -1},
-		"hedge.Config.Ratio is 1.5: must be 0 (for no limit) to 1":                  {Delay: 1, Ratio: 1.5},
-		"hedge.Config.Ratio is NaN: must be 0 (for no limit) to 1":                  {Delay: 1, Ratio: math.NaN()},
+		"hedge.Config.Delay is 0s: must be more than 0":                       {},
+		"hedge.Config.Delay is -1s: must be more than 0":                      {Delay: -time.Second},
+		"hedge.Config.Quantile is 1: must be 0 (for Delay) or less than 1":    {Delay: 1, Quantile: 1},
+		"hedge.Config.Quantile is -0.5: must be 0 (for Delay) or less than 1": {Delay: 1, Quantile: -0.5},
+		"hedge.Config.Quantile is NaN: must be 0 (for Delay) or less than 1":  {Delay: 1, Quantile: math.NaN()},
+		"hedge.Config.Ratio is -0.5: must be 0 (for 0.1) to 1, or Unlimited":  {Delay: 1, Ratio: -0.5},
+		"hedge.Config.Ratio is -2: must be 0 (for 0.1) to 1, or Unlimited":    {Delay: 1, Ratio: -2},
+		"hedge.Config.Ratio is 1.5: must be 0 (for 0.1) to 1, or Unlimited":   {Delay: 1, Ratio: 1.5},
+		"hedge.Config.Ratio is NaN: must be 0 (for 0.1) to 1, or Unlimited":   {Delay: 1, Ratio: math.NaN()},
 	} {
 		require.EqualError(t, cfg.Validate(), want)
 		require.PanicsWithError(t, want, func() { _, _ = do(t.Context(), cfg, func(context.Context) (int, error) { return 0, nil }) })
 	}
+}
+
+// By default, one call in ten may be hedged, and each call counts when it has returned.
+func TestDefaultRatio(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := hedge.New[int](hedge.Config{Delay: ms})
+		require.Equal(t, 0.1, h.Config().Ratio)
+		run := func(n int) (second int64) {
+			before := h.Stats().Hedged
+			for range n {
+				_, err := h.Do(t.Context(), func(context.Context) (int, error) { time.Sleep(5 * ms); return 0, nil })
+				require.NoError(t, err)
+			}
+			return h.Stats().Hedged - before
+		}
+		require.Zero(t, run(10))
+		require.Equal(t, int64(1), run(1))
+		require.Equal(t, int64(98), run(989))
+	})
+	unlimited := hedge.New[int](hedge.Config{Delay: ms, Ratio: hedge.Unlimited})
+	require.EqualValues(t, hedge.Unlimited, unlimited.Config().Ratio)
 }
 
 // A second call that is not made, as ctx has ended, uses nothing.
@@ -656,7 +680,7 @@ func TestLoserIsNoFailureAndNotCanceled(t *testing.T) {
 			r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(wait)})
 			var events []retry.Event
 			r.Observe(func(_ context.Context, e retry.Event) { events = append(events, e) })
-			h := hedge.New[int](hedge.Config{Delay: 50 * ms})
+			h := hedge.New[int](hedge.Config{Delay: 50 * ms, Ratio: hedge.Unlimited})
 			var calls atomic.Int64
 			_, err := h.Do(t.Context(), func(ctx context.Context) (v int, err error) {
 				first := calls.Add(1) == 1
@@ -717,7 +741,7 @@ func TestEventsSayTheirLevelAndFields(t *testing.T) {
 		fields []any
 	}{
 		{hedge.Event{Kind: hedge.EventHedged}, -4, []any{"event", "hedged"}},
-		{hedge.Event{Kind: hedge.EventOverBudget}, 4, []any{"event", "over budget"}},
+		{hedge.Event{Kind: hedge.EventOverBudget}, 4, []any{"event", "over_budget"}},
 	} {
 		require.Equal(t, c.level, c.event.Level())
 		require.Equal(t, c.fields, fields(c.event))
@@ -728,10 +752,10 @@ func TestHedgerDescribesItself(t *testing.T) {
 	h := hedge.New[string](hedge.Config{Name: "users", Delay: 50 * ms, Quantile: 0.9, Discard: func(any) {}})
 	require.Equal(t, "hedge", h.Kind())
 	require.Equal(t, "users", h.Name())
-	require.Equal(t, hedge.Config{Name: "users", Delay: 50 * ms, Quantile: 0.9}, h.Settings())
+	require.Equal(t, hedge.Config{Name: "users", Delay: 50 * ms, Quantile: 0.9, Ratio: 0.1}, h.Settings())
 	require.NotNil(t, h.Config().Discard)
 	synctest.Test(t, func(t *testing.T) {
-		h := hedge.New[string](hedge.Config{Delay: 50 * ms})
+		h := hedge.New[string](hedge.Config{Delay: 50 * ms, Ratio: hedge.Unlimited})
 		var told []any
 		stop := h.ObserveAny(func(_ context.Context, e any) { told = append(told, e) })
 		for range 2 {
@@ -783,7 +807,7 @@ func TestEventsOfAHedger(t *testing.T) {
 
 func TestPanicOfAnObserverOfAHedgerPassesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, ratio := range []float64{0, 0.1} { // told of the second call, or that it is not allowed
+		for _, ratio := range []float64{hedge.Unlimited, 0.1} { // told of the second call, or that it is not allowed
 			h := hedge.New[string](hedge.Config{Delay: 50 * ms, Ratio: ratio})
 			h.Observe(func(context.Context, hedge.Event) { panic("observer") })
 			fn, log := replies(reply{takes: time.Second}, reply{takes: ms})

@@ -42,7 +42,7 @@ func Log(logger *slog.Logger) func(context.Context, Event) {
 
 // frequent are the events that each call may cause in an outage: unbounded, they would fill the log.
 var frequent = map[string]bool{
-	"refused": true, "ended": true, "over budget": true,
+	"refused": true, "ended": true, "over_budget": true,
 	"load failed": true, "load refused": true, "fence failed": true,
 	"not invalidated": true, "store failed": true, "codec failed": true, "outage began": true, "recovered": true,
 }

@@ -160,7 +160,7 @@ func TestHedgeSendsASecondAttemptBesideASlowOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent, canceled, closed atomic.Int32
 		transport := &resiliencehttp.Transport{
-			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond}),
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond, Ratio: hedge.Unlimited}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				took := time.Second
@@ -199,7 +199,7 @@ func TestHedgeSendsASecondAttemptBesideASlowOne(t *testing.T) {
 func TestHedgedResponseIsReadToItsEnd(t *testing.T) {
 	var ctx context.Context
 	transport := &resiliencehttp.Transport{
-		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),
+		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited}),
 		Base: rounds(func(r *http.Request) (*http.Response, error) {
 			ctx = r.Context()
 			resp := reply(r, 200, "")
@@ -234,7 +234,7 @@ func TestHedgeReturnsTheFailedResponseIfBothFail(t *testing.T) {
 		var closed atomic.Int32
 		var sent atomic.Int32
 		transport := &resiliencehttp.Transport{
-			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond}),
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond, Ratio: hedge.Unlimited}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				time.Sleep(200 * time.Millisecond)
@@ -257,7 +257,7 @@ func TestHedgeSendsTheBodyTwice(t *testing.T) {
 		var sent atomic.Int32
 		transport := &resiliencehttp.Transport{
 			Middleware: quick(2).Wrap,
-			Hedge:      hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond}),
+			Hedge:      hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond, Ratio: hedge.Unlimited}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				n := sent.Add(1)
 				b, err := io.ReadAll(r.Body)
@@ -288,7 +288,7 @@ func TestHedgeSendsWhatCannotBeSentTwiceOnce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			sent := 0
 			transport := &resiliencehttp.Transport{
-				Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Millisecond}),
+				Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Millisecond, Ratio: hedge.Unlimited}),
 				Base: rounds(func(r *http.Request) (*http.Response, error) {
 					sent++
 					time.Sleep(time.Second)
@@ -310,7 +310,7 @@ func TestHedgeEndsTheCtxOfAResponseThatLoses(t *testing.T) {
 		var sent [2]context.Context
 		var n atomic.Int32
 		transport := &resiliencehttp.Transport{
-			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond}),
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 100 * time.Millisecond, Ratio: hedge.Unlimited}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				i := n.Add(1) - 1
 				sent[i] = r.Context()
@@ -401,7 +401,7 @@ func TestHedgedRequestThatRunsOutOfTimeIsNotCanceled(t *testing.T) {
 					return next(ctx)
 				}
 			},
-			Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited}),
 		}
 		ctx := overrun{&slowCtx{Context: t.Context(), done: make(chan struct{})}}
 		time.AfterFunc(time.Second, ctx.cancel)
@@ -428,7 +428,7 @@ func (c overrun) AfterFunc(f func()) (stop func() bool) {
 
 func TestHedgeSendsTheCallersBodyOpen(t *testing.T) {
 	transport := &resiliencehttp.Transport{
-		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),
+		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited}),
 		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 			sent, err := io.ReadAll(r.Body)
 			return response(200, strings.NewReader(string(sent))), err

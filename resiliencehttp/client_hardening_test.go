@@ -22,7 +22,7 @@ import (
 
 func TestHedgeClosesTheBodyOfACallerThatHasLeft(t *testing.T) {
 	var closed atomic.Int32
-	transport := &resiliencehttp.Transport{Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour})}
+	transport := &resiliencehttp.Transport{Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited})}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	req, err := http.NewRequestWithContext(ctx, "PUT", "http://a/", strings.NewReader("x"))
@@ -39,7 +39,7 @@ func TestHedgeReturnsAFailedResponseThatCanBeRead(t *testing.T) {
 		_, _ = io.WriteString(w, strings.Repeat("x", 1<<20)) // too long to be read ahead
 	}))
 	defer server.Close()
-	transport := &resiliencehttp.Transport{Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour})}
+	transport := &resiliencehttp.Transport{Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited})}
 	req := request(t, "GET", server.URL)
 	resp, err := transport.RoundTrip(req)
 	require.NoError(t, err)
@@ -51,7 +51,7 @@ func TestHedgeLeavesNothingInTheCallersCtx(t *testing.T) {
 	var sent context.Context
 	status, down := 200, error(nil)
 	transport := &resiliencehttp.Transport{
-		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),
+		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited}),
 		Base: rounds(func(r *http.Request) (*http.Response, error) {
 			sent = r.Context()
 			return reply(r, status, "ok"), down
@@ -109,7 +109,7 @@ func TestHedgeOfARequestWithNoBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent atomic.Int32
 		transport := &resiliencehttp.Transport{
-			Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Second}),
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Second, Ratio: hedge.Unlimited}),
 			Base: rounds(func(r *http.Request) (*http.Response, error) {
 				sent.Add(1)
 				time.Sleep(time.Minute)

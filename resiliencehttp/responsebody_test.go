@@ -694,7 +694,7 @@ func TestNothingIsLeftInTheCallersCtx(t *testing.T) {
 						return resp, nil
 					})}
 					if c.hedged {
-						transport.Hedge = hedge.New[*http.Response](hedge.Config{Delay: time.Hour})
+						transport.Hedge = hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited})
 					}
 					resp, err := transport.RoundTrip(httptest.NewRequest("PUT", "http://example.com", nil).WithContext(ctx))
 					require.Equal(t, status == 0, err != nil)

@@ -521,7 +521,7 @@ func TestBreakTellsOfAFailureThatTheReaderFinds(t *testing.T) {
 			circuit := breaker.New(breaker.Config{Failures: 1})
 			transport := &resiliencehttp.Transport{Base: server.Base, Middleware: circuit.Wrap}
 			if hedged {
-				transport.Hedge = hedge.New[*http.Response](hedge.Config{Delay: time.Hour})
+				transport.Hedge = hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited})
 			}
 			client := &http.Client{Transport: transport, Timeout: timeout}
 			resp, err := client.Get(server.URL)
@@ -646,7 +646,7 @@ func TestHedgeIf(t *testing.T) {
 				time.Sleep(time.Minute)
 				return response(200, http.NoBody), nil
 			}),
-			Hedge:   hedge.New[*http.Response](hedge.Config{Delay: time.Second}),
+			Hedge:   hedge.New[*http.Response](hedge.Config{Delay: time.Second, Ratio: hedge.Unlimited}),
 			HedgeIf: func(r *http.Request) bool { return r.URL.Path == "/cheap" },
 		}
 		for path, want := range map[string]int64{"/cheap": 2, "/costly": 1} {
@@ -676,7 +676,7 @@ func TestKeyThatIsInUseIsNotHedged(t *testing.T) {
 						return response(201, strings.NewReader("paid")), nil
 					}
 				}),
-				Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Second}),
+				Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Second, Ratio: hedge.Unlimited}),
 			}
 			req := httptest.NewRequest("POST", "http://h/", nil)
 			req.Header.Set(key, "1")
@@ -871,7 +871,7 @@ func TestFailoverGoesByTheErrorOfAJudge(t *testing.T) {
 	hedged := &resiliencehttp.Transport{
 		Base:  roundTripper(func(*http.Request) (*http.Response, error) { return response(400, http.NoBody), nil }),
 		Judge: func(*http.Response, *resiliencehttp.Ahead) error { return said },
-		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour}),
+		Hedge: hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited}),
 	}
 	two := roundTripper(func(*http.Request) (*http.Response, error) { return nil, &breaker.OpenError{} })
 	_, err := resiliencehttp.Failover(hedged, two).RoundTrip(httptest.NewRequest("GET", "http://h/", nil))

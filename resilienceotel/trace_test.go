@@ -70,7 +70,7 @@ func TestAttemptsOfRetriedCalls(t *testing.T) {
 	s := newSDK(t)
 	budget := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: -1})
 	retries := retry.New(retry.Config{Name: "users", Budget: budget})
-	hedger := hedge.New[int](hedge.Config{Name: "users", Delay: time.Nanosecond})
+	hedger := hedge.New[int](hedge.Config{Name: "users", Delay: time.Nanosecond, Ratio: hedge.Unlimited})
 	s.observe(t, retries, hedger)
 	require.Error(t, retries.Do(t.Context(), func(context.Context) error { return errDown }))
 	_, err := hedger.Do(t.Context(), func(ctx context.Context) (int, error) {

@@ -283,7 +283,7 @@ func hedged(t *testing.T, errs ...error) error {
 	for _, err := range errs {
 		calls <- err
 	}
-	_, err := hedge.New[int](hedge.Config{Delay: time.Millisecond}).Do(t.Context(), func(context.Context) (int, error) {
+	_, err := hedge.New[int](hedge.Config{Delay: time.Millisecond, Ratio: hedge.Unlimited}).Do(t.Context(), func(context.Context) (int, error) {
 		time.Sleep(5 * time.Millisecond)
 		return 0, <-calls
 	})

@@ -132,7 +132,7 @@ func (p *plant) users() (jobs []func()) {
 			}
 			return n, nil
 		}})
-	hedger := hedge.New[int](hedge.Config{Name: "users", Delay: time.Microsecond})
+	hedger := hedge.New[int](hedge.Config{Name: "users", Delay: time.Microsecond, Ratio: hedge.Unlimited})
 	idle := breaker.New(breaker.Config{Name: "idle"}) // half-open, and nobody calls
 	idle.Trip(errDown, time.Nanosecond)
 	p.reg.MustAdd(cache, hedger, idle)
