@@ -229,7 +229,7 @@ func TestEveryKindHasItsRates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		retries := retry.New(retry.Config{Name: "p", Attempts: 1})
-		budget := retry.NewBudget(retry.BudgetConfig{Name: "p", PerSecond: -1})
+		budget := retry.NewBudget(retry.BudgetConfig{Name: "p", PerSecond: retry.None})
 		spender := retry.New(retry.Config{Name: "spender", Attempts: 5, Budget: budget, Backoff: retry.Constant(time.Millisecond)})
 		hedger := hedge.New[int](hedge.Config{Name: "p", Delay: time.Second})
 		circuit := breaker.New(breaker.Config{Name: "p", Failures: 1})

@@ -43,7 +43,7 @@ func _() {
 func _() {
 	retries := retry.New(retry.Config{
 		Attempts: 4, // the first one and three more
-		If:       func(err error) bool { return resilience.Retryable(err) && !errors.Is(err, sql.ErrNoRows) },
+		RetryIf:  func(err error) bool { return resilience.Retryable(err) && !errors.Is(err, sql.ErrNoRows) },
 	})
 	err := retries.Do(ctx, ping)
 
@@ -54,9 +54,10 @@ func _() {
 	retries := retry.New(retry.Config{
 		Attempts: 5,
 		Backoff:  retry.Exponential(100*time.Millisecond, 2*time.Second),
-		OnRetry: func(ctx context.Context, a retry.Attempt) {
-			slog.WarnContext(ctx, "retry", "n", a.Number, "err", a.Err)
-		},
+		MinDelay: 100 * time.Millisecond,
+	})
+	retries.Observe(func(ctx context.Context, e retry.Event) {
+		slog.WarnContext(ctx, "retry", "event", e.Kind, "attempts", e.Attempts, "err", e.Err)
 	})
 	err := retries.Do(ctx, ping)
 
@@ -78,7 +79,11 @@ func _() {
 }
 
 func _() {
-	retries := retry.New(retry.Config{Attempts: 4, Backoff: retry.Exponential(100*time.Millisecond, 2*time.Second)})
+	retries := retry.New(retry.Config{
+		Attempts: 4,
+		Backoff:  retry.Exponential(100*time.Millisecond, 2*time.Second),
+		MinDelay: 100 * time.Millisecond,
+	})
 	circuit := breaker.New(breaker.Config{Failures: 5, OpenFor: 30 * time.Second})
 	guarded := resilience.Chain(retries.Wrap, circuit.Wrap)
 	user, err := resilience.Value(ctx, guarded, func(ctx context.Context) (*User, error) {
@@ -89,7 +94,11 @@ func _() {
 }
 
 func _() {
-	retries := retry.New(retry.Config{Attempts: 4, Backoff: retry.Exponential(100*time.Millisecond, 2*time.Second)})
+	retries := retry.New(retry.Config{
+		Attempts: 4,
+		Backoff:  retry.Exponential(100*time.Millisecond, 2*time.Second),
+		MinDelay: 100 * time.Millisecond,
+	})
 	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 		Name:           "users",
 		Retry:          retries.Wrap,

@@ -329,10 +329,13 @@ func TestHooksKnowTheMethod(t *testing.T) {
 	_, lis := serve(t, s)
 	var seen string
 	var failed *resiliencegrpc.StatusError
-	retries := retry.New(retry.Config{Backoff: retry.Constant(0), OnRetry: func(ctx context.Context, a retry.Attempt) {
-		seen = resiliencegrpc.MethodOf(ctx)
-		require.ErrorAs(t, a.Err, &failed)
-	}})
+	retries := retry.New(retry.Config{Backoff: retry.Constant(0)})
+	retries.Observe(func(ctx context.Context, e retry.Event) {
+		if e.Kind == retry.EventRetried {
+			seen = resiliencegrpc.MethodOf(ctx)
+			require.ErrorAs(t, e.Err, &failed)
+		}
+	})
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: retries.Wrap})
 	m, err := client.Get(t.Context(), hello)
 	require.NoError(t, err)

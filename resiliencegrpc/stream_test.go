@@ -743,7 +743,7 @@ func TestAThousandStreams(t *testing.T) {
 			return next(ctx)
 		}
 	}
-	retries := retry.New(retry.Config{Attempts: -1, Backoff: retry.Exponential(10*time.Millisecond, 500*time.Millisecond)})
+	retries := retry.New(retry.Config{Attempts: retry.Unlimited, Backoff: retry.Exponential(10*time.Millisecond, 500*time.Millisecond)})
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(retries.Wrap, slots.Wrap, count)})
 	var wg sync.WaitGroup
 	for i := range 1000 {

@@ -31,11 +31,9 @@ func ExampleTransport() {
 	}))
 	defer server.Close()
 
-	retries := retry.New(retry.Config{
-		Backoff: retry.Constant(time.Millisecond),
-		OnRetry: func(ctx context.Context, a retry.Attempt) {
-			slog.DebugContext(ctx, "retrying", "attempt", a.Number, "in", a.Delay, "err", a.Err)
-		},
+	retries := retry.New(retry.Config{Backoff: retry.Constant(time.Millisecond)})
+	retries.Observe(func(ctx context.Context, e retry.Event) {
+		slog.DebugContext(ctx, "retry", "event", e.Kind, "attempts", e.Attempts, "in", e.Delay, "err", e.Err)
 	})
 	circuit := breaker.New(breaker.Config{Name: "api"})
 	slots := bulkhead.New(bulkhead.Config{Name: "api", Limit: 16, Queue: 32, MaxWait: 100 * time.Millisecond})

@@ -594,7 +594,7 @@ func TestTimeoutIsStillOneOutside(t *testing.T) {
 			_, exhausted := errors.AsType[*retry.Error](err)
 			require.Equal(t, c.method == "GET", exhausted)
 			if c.method == "GET" {
-				require.Regexp(t, `^Get "http://example.com": retry: gave up after 2 attempts and `, err.Error())
+				require.Regexp(t, `^Get "http://example.com": retry: gave up after 2 attempts: `, err.Error())
 			}
 			if final, ok := seen.seen()[0].(interface{ Timeout() bool }); ok { // what the policies see says so, too
 				require.Equal(t, c.timeout, final.Timeout())

@@ -898,7 +898,7 @@ func TestPolicyThatRetriesWhateverItGetsIsEnded(t *testing.T) {
 				w.WriteHeader(503)
 				_, _ = io.WriteString(w, strings.Repeat("x", size))
 			})
-			always := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(0), If: func(error) bool { return true }})
+			always := retry.New(retry.Config{Attempts: retry.Unlimited, Backoff: retry.Constant(0), RetryIf: func(error) bool { return true }})
 			slots := bulkhead.New(bulkhead.Config{Limit: 1})
 			resp, err := server.client(always.Wrap, slots.Wrap).Post(server.URL, "", nil)
 			require.Len(t, answer(t, resp, err), size)
@@ -924,7 +924,7 @@ func TestPolicyThatRetriesWhateverItGetsIsEnded(t *testing.T) {
 		})
 	}
 	broken := errors.New("broken")
-	always := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(0), If: func(error) bool { return true }})
+	always := retry.New(retry.Config{Attempts: retry.Unlimited, Backoff: retry.Constant(0), RetryIf: func(error) bool { return true }})
 	for _, mw := range []resilience.Middleware{always.Wrap, resilience.Chain()} {
 		transport := &resiliencehttp.Transport{Middleware: mw, Base: roundTripper(func(*http.Request) (*http.Response, error) { return nil, broken })}
 		_, err := transport.RoundTrip(httptest.NewRequest("POST", "http://example.com", nil))

@@ -316,10 +316,13 @@ func TestOurClientHonorsOurServer(t *testing.T) {
 	server := serve(t, false, resiliencehttp.Server{}.Throttle(limit)(hello).ServeHTTP)
 	var waits []time.Duration
 	ctx, cancel := context.WithCancel(t.Context())
-	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), OnRetry: func(_ context.Context, a retry.Attempt) {
-		waits = append(waits, a.Delay)
-		cancel() // rather than wait
-	}})
+	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
+	r.Observe(func(_ context.Context, e retry.Event) {
+		if e.Kind == retry.EventRetried {
+			waits = append(waits, e.Delay)
+			cancel() // rather than wait
+		}
+	})
 	resp, err := server.client(r.Wrap).Get(server.URL)
 	require.Equal(t, "hello", answer(t, resp, err))
 	req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)

@@ -296,11 +296,14 @@ func TestFailedResponseIsReadAndClosedBeforeTheWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			body := strings.NewReader(strings.Repeat("x", c.size))
 			closed, waits := 0, 0
-			r := retry.New(retry.Config{Backoff: retry.Constant(0), OnRetry: func(context.Context, retry.Attempt) {
-				waits++
-				require.Equal(t, c.closed, closed)
-				require.Zero(t, body.Len())
-			}})
+			r := retry.New(retry.Config{Backoff: retry.Constant(0)})
+			r.Observe(func(_ context.Context, e retry.Event) {
+				if e.Kind == retry.EventRetried {
+					waits++
+					require.Equal(t, c.closed, closed)
+					require.Zero(t, body.Len())
+				}
+			})
 			transport := &resiliencehttp.Transport{Middleware: r.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
 				if waits == 0 {
 					resp := response(503, nil)
@@ -409,9 +412,12 @@ func TestLastFailedResponseThatTricklesIsWhole(t *testing.T) {
 func TestFailedResponseThatSaysItIsTooLongIsNotRead(t *testing.T) {
 	body := strings.NewReader(strings.Repeat("x", 64<<10+1))
 	closed := 0
-	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), OnRetry: func(context.Context, retry.Attempt) {
-		require.Equal(t, 64<<10+1, body.Len())
-	}})
+	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
+	r.Observe(func(_ context.Context, e retry.Event) {
+		if e.Kind == retry.EventRetried {
+			require.Equal(t, 64<<10+1, body.Len())
+		}
+	})
 	transport := &resiliencehttp.Transport{Middleware: r.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
 		if closed == 1 {
 			return response(200, http.NoBody), nil
@@ -548,7 +554,8 @@ func TestStatusErrorHasACopyOfTheHeader(t *testing.T) {
 func TestResponseThatTheCallerDoesNotGetIsClosed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	closed := 0
-	r := retry.New(retry.Config{OnRetry: func(context.Context, retry.Attempt) { cancel() }})
+	r := retry.New(retry.Config{})
+	r.Observe(func(context.Context, retry.Event) { cancel() })
 	transport := &resiliencehttp.Transport{Middleware: r.Wrap, Base: roundTripper(func(*http.Request) (*http.Response, error) {
 		resp := response(503, nil)
 		resp.Body = closeCounter{strings.NewReader(strings.Repeat("x", 100<<10)), &closed}
@@ -585,7 +592,7 @@ func TestJudgeDecides(t *testing.T) {
 }
 
 func TestResponseThatJudgeFindsHopelessIsTheLast(t *testing.T) {
-	always := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0), If: func(error) bool { return true }})
+	always := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0), RetryIf: func(error) bool { return true }})
 	for name, failure := range map[string]error{
 		"NotRetryable": final{errors.New("never")},
 		"Answered":     resilience.Answer(errors.New("no")),

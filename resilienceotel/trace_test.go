@@ -68,7 +68,7 @@ func TestAttemptsAreSiblingsUnderTheirCall(t *testing.T) {
 
 func TestAttemptsOfRetriedCalls(t *testing.T) {
 	s := newSDK(t)
-	budget := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: -1})
+	budget := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: retry.None})
 	retries := retry.New(retry.Config{Name: "users", Budget: budget})
 	hedger := hedge.New[int](hedge.Config{Name: "users", Delay: time.Nanosecond, Ratio: hedge.Unlimited})
 	s.observe(t, retries, hedger)

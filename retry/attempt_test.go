@@ -24,10 +24,8 @@ func TestNestedRetriersDoNotMultiply(t *testing.T) {
 			fn, calls := failing(forever, errDown)
 			retried := []int{0, 0, 0}
 			for layer := range retried {
-				inner := retry.New(retry.Config{
-					Backoff: retry.Constant(0),
-					OnRetry: func(context.Context, retry.Attempt) { retried[layer]++ },
-				}).Wrap(fn)
+				inner := onRetry(retry.New(retry.Config{Backoff: retry.Constant(0)}),
+					func(context.Context, retry.Event) { retried[layer]++ }).Wrap(fn)
 				// What comes between two layers does not hide the mark.
 				fn = func(ctx context.Context) error {
 					ctx, cancel := context.WithCancel(context.WithValue(ctx, key{}, layer))
@@ -120,7 +118,7 @@ func TestRetrierWithOneAttemptLeavesTheRetryingToOthers(t *testing.T) {
 func TestFreshBeginsANewOperation(t *testing.T) {
 	type key struct{}
 	outer := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
-	budget := retry.NewBudget(retry.BudgetConfig{Ratio: 10, PerSecond: -1})
+	budget := retry.NewBudget(retry.BudgetConfig{Ratio: 10, PerSecond: retry.None})
 	inner := retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(0), Budget: budget})
 	innermost := retry.New(retry.Config{Attempts: 8, Backoff: retry.Constant(0)})
 	fn, calls := failing(forever, errDown)

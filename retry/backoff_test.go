@@ -74,12 +74,23 @@ func TestDelaysStayWithinTheirBounds(t *testing.T) {
 	}
 }
 
-func TestConfigSaysWhatIsWrong(t *testing.T) {
+func TestConfigValidate(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		cfg  retry.Config
 		want string
 	}{
+		{"Attempts", retry.Config{Attempts: -2}, "retry.Config.Attempts is -2: must be 0 (for 3), more, or Unlimited"},
+		{"Attempts None", retry.Config{Attempts: retry.None}, "retry.Config.Attempts is -2147483648: must be 0 (for 3), more, or Unlimited"},
+		{"MinDelay", retry.Config{MinDelay: -1}, "retry.Config.MinDelay is -1ns: must be 0 (for none) or more"},
+		{"first above longest", retry.Config{Backoff: retry.Exponential(time.Minute, 30*time.Second)},
+			"retry.Config.Backoff is Exponential(1m0s, 30s): must be Exponential(first, longest) with 0 < first <= longest"},
+		{"first zero", retry.Config{Backoff: retry.Exponential(0, time.Second)},
+			"retry.Config.Backoff is Exponential(0s, 1s): must be Exponential(first, longest) with 0 < first <= longest"},
+		{"negative Constant", retry.Config{Backoff: retry.Constant(-1)},
+			"retry.Config.Backoff is Constant(-1ns): must be Constant(d) with d 0 or more"},
+		{"within a function", retry.Config{Backoff: func() retry.Backoff { return retry.Exponential(2, 1)() }},
+			"retry.Config.Backoff is Exponential(2ns, 1ns): must be Exponential(first, longest) with 0 < first <= longest"},
 		{"HealthyAfter", retry.Config{HealthyAfter: -1}, "retry.Config.HealthyAfter is -1ns: must be 0 (for never) or more"},
 		{"AttemptTimeout", retry.Config{AttemptTimeout: -time.Second}, "retry.Config.AttemptTimeout is -1s: must be 0 (for none) or more"},
 		{"MaxRetryAfter", retry.Config{MaxRetryAfter: -time.Second}, "retry.Config.MaxRetryAfter is -1s: must be 0 (for 1m) or more"},
@@ -94,17 +105,12 @@ func TestConfigSaysWhatIsWrong(t *testing.T) {
 		})
 	}
 	require.NoError(t, retry.Config{}.Validate())
-	for want, f := range map[string]func(){
-		"retry: Constant(-1ns): must be given 0 or more":                                      func() { retry.Constant(-1) },
-		"retry: Exponential(0s, 1ns): must be given more than 0, and longest at least first":  func() { retry.Exponential(0, 1) },
-		"retry: Exponential(2ns, 1ns): must be given more than 0, and longest at least first": func() { retry.Exponential(2, 1) },
-	} {
-		require.PanicsWithError(t, want, f)
-	}
+	r := retry.New(retry.Config{})
+	require.ErrorContains(t, r.Update(func(c *retry.Config) { c.Backoff = retry.Exponential(0, 1) }), "retry.Config.Backoff is Exponential(0s, 1ns)")
 }
 
-// Reset begins anew, as the engine has it.
-func TestResetBeginsAnew(t *testing.T) {
+// Reset starts again with the first delay, as in cenkalti/backoff.
+func TestBackoffReset(t *testing.T) {
 	b := retry.Exponential(1, 1000)()
 	for range 60 {
 		b.NextBackOff()
@@ -126,7 +132,7 @@ func TestBackOffThatMisbehaves(t *testing.T) {
 	t.Run("a negative delay ends the retrying", func(t *testing.T) {
 		for _, d := range []time.Duration{backoff.Stop, -2, -time.Hour, math.MinInt64} {
 			fn, calls := failing(forever, errDown)
-			err := retry.New(retry.Config{Attempts: -1, Backoff: func() retry.Backoff {
+			err := retry.New(retry.Config{Attempts: retry.Unlimited, Backoff: func() retry.Backoff {
 				return brokenBackOff(func() time.Duration { return d })
 			}}).Do(t.Context(), fn)
 			require.ErrorIs(t, err, errDown)
@@ -152,4 +158,71 @@ func TestBackOffThatMisbehaves(t *testing.T) {
 			require.Equal(t, 1, *calls)
 		})
 	})
+}
+
+// waits returns the delays before the retries of n calls that fail.
+func waits(t *testing.T, cfg retry.Config, n int, err error) (all []time.Duration) {
+	r := onRetry(retry.New(cfg), func(_ context.Context, e retry.Event) { all = append(all, e.Delay) })
+	for range n {
+		fn, _ := failing(forever, err)
+		require.Error(t, r.Do(t.Context(), fn))
+	}
+	return all
+}
+
+func TestMinDelayIsTheShortestWait(t *testing.T) {
+	const least = 100 * time.Millisecond
+	tiny := func(context.Context, retry.FailedAttempt) time.Duration { return 1 }
+	for name, c := range map[string]struct {
+		cfg  retry.Config
+		err  error
+		most time.Duration
+	}{
+		"Exponential":     {retry.Config{Backoff: retry.Exponential(least, 400*time.Millisecond)}, errDown, 200 * time.Millisecond},
+		"default Backoff": {retry.Config{}, errDown, 200 * time.Millisecond},
+		"Constant(0)":     {retry.Config{Backoff: retry.Constant(0)}, errDown, 110 * time.Millisecond},
+		"Delay":           {retry.Config{Delay: tiny}, errDown, 110 * time.Millisecond},
+		"RetryAfter":      {retry.Config{Delay: tiny}, answeringError{true, time.Millisecond}, 110 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c.cfg.MinDelay = least
+				seen := make(map[time.Duration]bool)
+				for _, d := range waits(t, c.cfg, 500, c.err) {
+					require.GreaterOrEqual(t, d, least)
+					require.LessOrEqual(t, d, c.most)
+					seen[d] = true
+				}
+				require.Greater(t, len(seen), 500, "clients do not retry at the same moment")
+			})
+		})
+	}
+}
+
+func TestLongerDelaysIgnoreMinDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := retry.Config{Attempts: 2, Backoff: retry.Constant(time.Second), MinDelay: 500 * time.Millisecond}
+		require.Equal(t, []time.Duration{time.Second}, waits(t, cfg, 1, errDown))
+		got := waits(t, cfg, 1, answeringError{true, 10 * time.Second})
+		require.GreaterOrEqual(t, got[0], 10*time.Second)
+		cfg.Backoff = retry.Constant(0)
+		cfg.MinDelay = longest
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		require.ErrorIs(t, retry.New(cfg).Do(ctx, fail), context.DeadlineExceeded)
+	})
+	ends := func(context.Context, retry.FailedAttempt) time.Duration { return -1 }
+	err := retry.New(retry.Config{MinDelay: time.Hour, Delay: ends}).Do(t.Context(), fail)
+	require.ErrorIs(t, err, retry.ErrExhausted, "a negative delay ends the retrying")
+}
+
+// Without MinDelay, most waits are shorter than first: the jitter is "full", not "equal".
+func TestExponentialHasFullJitter(t *testing.T) {
+	below, b := 0, retry.Exponential(time.Second, time.Minute)
+	for range 1000 {
+		if b().NextBackOff() < 500*time.Millisecond {
+			below++
+		}
+	}
+	require.InDelta(t, 500, below, 100)
 }

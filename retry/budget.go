@@ -11,19 +11,24 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// BudgetConfig says how many retries a [Budget] allows.
+// BudgetConfig configures a [Budget].
 type BudgetConfig struct {
-	Name string // cannot change
-	// Ratio is how many retries a call adds, at most 100. Zero means 0.2, negative none.
+	// Name appears in metrics. It cannot change.
+	Name string
+	// Ratio is how many retries each call adds, at most 100. Zero means 0.2; [None] means that calls add none.
 	Ratio float64
-	// PerSecond is how many a second adds, at most a million. Zero means 10, negative none.
+	// PerSecond is how many retries each second adds, at most a million. Zero means 10; [None] means that
+	// time adds none.
 	PerSecond int
 }
 
+// Validate returns an error that names each invalid field, or nil.
 func (c BudgetConfig) Validate() error {
 	f := invalid.Fields{Type: "retry.BudgetConfig"}
-	f.Need(c.Ratio <= 100, "Ratio", c.Ratio, "at most 100, 0 (for 0.2), or negative (for none)") // false for NaN
-	f.Need(c.PerSecond <= 1e6, "PerSecond", c.PerSecond, "at most 1000000, 0 (for 10), or negative (for none)")
+	ratio := c.Ratio >= 0 && c.Ratio <= 100 || c.Ratio == None // false for NaN
+	f.Need(ratio, "Ratio", c.Ratio, "0 (for 0.2) to 100, or None")
+	perSecond := c.PerSecond >= 0 && c.PerSecond <= 1e6 || c.PerSecond == None
+	f.Need(perSecond, "PerSecond", c.PerSecond, "0 (for 10) to 1000000, or None")
 	return f.Err()
 }
 
@@ -33,60 +38,62 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 	return c
 }
 
-// A Budget is shared by the retriers of one dependency. It is safe for concurrent use.
+// A Budget limits the retries of all Retriers that share it. It is safe for concurrent use.
 //
-// It is a bucket: calls and seconds add retries, and each retry takes one before its wait. It begins
-// with what ten seconds add, and holds at most what ten seconds and a hundred calls add. An attempt
-// that is refused counts as neither. Give it to one of nested retriers.
+// It is a bucket: calls and seconds add retries, and each retry takes one before its wait. It starts with
+// what ten seconds add, and holds at most what ten seconds and a hundred calls add. A refused attempt neither
+// adds nor takes a retry. Give a Budget to only one of nested retriers.
 type Budget struct {
 	setting settings.Setting[BudgetConfig]
 
 	mu                  sync.Mutex
 	held                int64     // in billionths of a retry, so that no nanosecond and no call is lost
-	at                  time.Time // when held was right
+	at                  time.Time // when held was computed
 	allowed, overBudget int64
-	spent               bool // the last retry that was asked for was not allowed
+	spent               bool // the last retry that was requested was not allowed
 }
 
 const whole = 1e9 // one retry
 
-// NewBudget panics if cfg is not valid.
+// NewBudget returns a Budget. It panics if cfg is invalid; see [BudgetConfig.Validate].
 func NewBudget(cfg BudgetConfig) *Budget {
 	b := &Budget{at: time.Now()}
 	b.setting.Init(cfg, BudgetConfig.withDefaults)
-	b.held = b.setting.Load().atFirst()
+	b.held = b.setting.Load().initial()
 	return b
 }
 
-// perNano, perCall and atFirst are what a nanosecond and a call add, and what a new Budget holds.
+// In billionths of a retry, perNano and perCall are what a nanosecond and a call add, and initial is what a new
+// Budget holds. None counts as zero.
 func (c *BudgetConfig) perNano() int64 { return int64(max(0, c.PerSecond)) }
 func (c *BudgetConfig) perCall() int64 { return int64(math.Round(max(0, c.Ratio) * whole)) }
-func (c *BudgetConfig) atFirst() int64 { return 10 * whole * c.perNano() }
+func (c *BudgetConfig) initial() int64 { return 10 * whole * c.perNano() }
 
-// now calls f under the lock when b holds what it holds now. It does nothing if b is nil.
-func (b *Budget) now(f func(*BudgetConfig)) {
+// refill adds the retries of the time since the last refill, and then calls f under the lock. It does nothing if
+// b is nil.
+func (b *Budget) refill(f func(*BudgetConfig)) {
 	if b == nil {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c, now := b.setting.Load(), time.Now()
-	passed, most := int64(max(0, now.Sub(b.at))), c.atFirst()+100*c.perCall()
+	elapsed, most := int64(max(0, now.Sub(b.at))), c.initial()+100*c.perCall()
 	b.at = now
-	if per := c.perNano(); per > 0 && passed > (most-b.held)/per { // the product could overflow
+	if per := c.perNano(); per > 0 && elapsed > (most-b.held)/per { // the product could overflow
 		b.held = most
 	} else {
-		b.held = min(most, b.held+passed*per)
+		b.held = min(most, b.held+elapsed*per)
 	}
 	f(c)
 }
 
-// earn counts a call.
-func (b *Budget) earn() { b.now(func(c *BudgetConfig) { b.held += c.perCall() }) } // the next now bounds it
+// credit adds the retries of one call. The next refill limits the sum.
+func (b *Budget) credit() { b.refill(func(c *BudgetConfig) { b.held += c.perCall() }) }
 
 // take takes a retry, and reports whether there was one.
 func (b *Budget) take() (ok bool) {
-	b.now(func(*BudgetConfig) {
+	b.refill(func(*BudgetConfig) {
 		if ok = b.held >= whole; ok {
 			b.held -= whole
 			b.allowed++
@@ -98,43 +105,52 @@ func (b *Budget) take() (ok bool) {
 	return ok
 }
 
-// giveBack returns what a retry took that was not made.
-func (b *Budget) giveBack() { b.now(func(*BudgetConfig) { b.held += whole }) } // never more than before
+// refund returns a retry that was taken and not used. b held it before, so the sum needs no limit.
+func (b *Budget) refund() { b.refill(func(*BudgetConfig) { b.held += whole }) }
 
-// BudgetStats counts the retries of a [Budget].
+// BudgetStats are metrics of a [Budget].
 type BudgetStats struct {
-	Allowed    int64
-	OverBudget int64
-	Left       int64 // would be allowed now
+	Allowed    int64 // retries
+	OverBudget int64 // retries that were not allowed
+	Left       int64 // retries that would be allowed now
 }
 
+// Stats returns the metrics of b.
 func (b *Budget) Stats() (s BudgetStats) {
-	b.now(func(*BudgetConfig) { s = BudgetStats{b.allowed, b.overBudget, b.held / whole} })
+	b.refill(func(*BudgetConfig) { s = BudgetStats{b.allowed, b.overBudget, b.held / whole} })
 	return s
 }
 
+// Name returns the name of b.
 func (b *Budget) Name() string { return b.setting.Load().Name }
 
+// Config returns the configuration with defaults filled in.
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
+// Settings returns the configuration with defaults filled in.
 func (b *Budget) Settings() any { return b.Config() }
 
+// Update changes the configuration, as [Retrier.Update] does. Time that has passed before adds retries under
+// the old configuration.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
 	return b.setting.Update(change, b.allow, nil)
 }
 
+// Change is Update for a caller that does not know the type BudgetConfig.
 func (b *Budget) Change(dry bool, f func(cfg any) error) error {
 	return b.setting.Change(dry, f, b.allow, nil)
 }
 
-// allow lets the time until now add what the Config of that time says.
+// allow refills b under the old configuration and checks the new one.
 func (b *Budget) allow(was, next *BudgetConfig) error {
-	b.now(func(*BudgetConfig) {})
+	b.refill(func(*BudgetConfig) {})
 	return invalid.Renamed("retry.BudgetConfig", was.Name, next.Name)
 }
 
+// Kind returns "budget".
 func (b *Budget) Kind() string { return "budget" }
 
+// Figures returns the metrics.
 func (b *Budget) Figures() []describe.Figure {
 	s := b.Stats()
 	return []describe.Figure{
@@ -146,7 +162,7 @@ func (b *Budget) Figures() []describe.Figure {
 
 // Health returns an error while b has no retry left and has refused one.
 func (b *Budget) Health() (err error) {
-	b.now(func(*BudgetConfig) {
+	b.refill(func(*BudgetConfig) {
 		if b.spent && b.held < whole {
 			err = &describe.Ailment{State: "spent"}
 		}
@@ -154,7 +170,8 @@ func (b *Budget) Health() (err error) {
 	return err
 }
 
+// Needed reports whether b holds less than a new Budget.
 func (b *Budget) Needed() (needed bool) {
-	b.now(func(c *BudgetConfig) { needed = c.atFirst() > b.held })
+	b.refill(func(c *BudgetConfig) { needed = c.initial() > b.held })
 	return needed
 }

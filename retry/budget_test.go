@@ -43,12 +43,12 @@ func TestBudgetAllowsAFractionOfTheCalls(t *testing.T) {
 		allows int
 	}{
 		{"default", retry.BudgetConfig{}, 1000, 300},
-		{"no floor", retry.BudgetConfig{PerSecond: -1}, 1000, 200},
-		{"no ratio", retry.BudgetConfig{Ratio: -1}, 1000, 100},
-		{"nothing at all", retry.BudgetConfig{Ratio: -1, PerSecond: -1}, 1000, 0},
+		{"no floor", retry.BudgetConfig{PerSecond: retry.None}, 1000, 200},
+		{"no ratio", retry.BudgetConfig{Ratio: retry.None}, 1000, 100},
+		{"nothing at all", retry.BudgetConfig{Ratio: retry.None, PerSecond: retry.None}, 1000, 0},
 		{"other figures", retry.BudgetConfig{Ratio: 0.05, PerSecond: 2}, 1000, 70},
-		{"figures that floats round down", retry.BudgetConfig{Ratio: 0.29, PerSecond: -1}, 100, 29},
-		{"part of a retry is none", retry.BudgetConfig{PerSecond: -1}, 9, 1},
+		{"figures that floats round down", retry.BudgetConfig{Ratio: 0.29, PerSecond: retry.None}, 100, 29},
+		{"part of a retry is none", retry.BudgetConfig{PerSecond: retry.None}, 9, 1},
 		{"more retries than calls", retry.BudgetConfig{Ratio: 3, PerSecond: 1}, 10, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -63,11 +63,11 @@ func TestBudgetAllowsAFractionOfTheCalls(t *testing.T) {
 	}
 }
 
-func TestBudgetThatIsExhaustedKeepsTheError(t *testing.T) {
+func TestExhaustedBudgetKeepsTheError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: -1})
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: retry.None})
 		hooks := 0
-		r := retry.New(retry.Config{Name: "users", Budget: b, OnRetry: func(context.Context, retry.Attempt) { hooks++ }})
+		r := onRetry(retry.New(retry.Config{Name: "users", Budget: b}), func(context.Context, retry.Event) { hooks++ })
 		err := r.Do(t.Context(), fail)
 		require.ErrorIs(t, err, errDown)
 		require.ErrorIs(t, err, retry.ErrOverBudget)
@@ -79,7 +79,7 @@ func TestBudgetThatIsExhaustedKeepsTheError(t *testing.T) {
 
 func TestBudgetIsChargedBeforeTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1})
 		r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(time.Second), Budget: b})
 		var refused atomic.Int64
 		var wg sync.WaitGroup
@@ -99,14 +99,14 @@ func TestBudgetIsChargedBeforeTheWait(t *testing.T) {
 
 func TestBudgetTakesOneForEachRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1})
 		require.Zero(t, call(t, b, 4, succeed))
 		require.Equal(t, int64(6), b.Stats().Left, "whether it succeeds or not")
 		ctx, cancel := context.WithCancel(t.Context())
-		r := retry.New(retry.Config{Backoff: retry.Constant(time.Second), Budget: b, OnRetry: func(context.Context, retry.Attempt) {
+		r := onRetry(retry.New(retry.Config{Backoff: retry.Constant(time.Second), Budget: b}), func(context.Context, retry.Event) {
 			require.Equal(t, int64(5), b.Stats().Left)
 			time.AfterFunc(time.Millisecond, cancel)
-		}})
+		})
 		require.ErrorIs(t, r.Do(ctx, fail), context.Canceled)
 		require.Equal(t, int64(6), b.Stats().Left, "a retry that is not made takes nothing")
 		require.Equal(t, 14, call(t, b, 20, fail))
@@ -129,7 +129,7 @@ func TestBudgetFillsByTimeAndByCalls(t *testing.T) {
 		require.Equal(t, 200-60-99, call(t, b, 200, succeed), "and no more: the first call adds nothing")
 	})
 	synctest.Test(t, func(t *testing.T) { // also where time adds nothing
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.5, PerSecond: -1})
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.5, PerSecond: retry.None})
 		r := retry.New(retry.Config{Budget: b})
 		for range 200 {
 			require.NoError(t, r.Do(t.Context(), succeed))
@@ -137,13 +137,13 @@ func TestBudgetFillsByTimeAndByCalls(t *testing.T) {
 		require.Equal(t, int64(50), b.Stats().Left, "it holds what a hundred calls add")
 	})
 	synctest.Test(t, func(t *testing.T) { // what the time between two attempts adds is there for the next
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1})
 		require.Zero(t, call(t, b, 9, fail))
 		r := retry.New(retry.Config{Attempts: 5, Backoff: retry.Constant(time.Second), Budget: b})
 		require.ErrorIs(t, r.Do(t.Context(), fail), retry.ErrExhausted)
 	})
 	synctest.Test(t, func(t *testing.T) { // no nanosecond is lost between calls
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 3})
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 3})
 		require.Equal(t, 70, call(t, b, 100, fail))
 		for range 1000 {
 			time.Sleep(time.Millisecond + 1)
@@ -178,9 +178,9 @@ func TestBudgetIsNeededWhileItHoldsLessThanANewOne(t *testing.T) {
 	})
 }
 
-func TestBudgetSaysThatItIsSpent(t *testing.T) {
+func TestBudgetHealth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1})
 		r := retry.New(retry.Config{Budget: b})
 		require.Zero(t, call(t, b, 10, fail))
 		require.NoError(t, b.Health(), "it has refused none")
@@ -201,7 +201,7 @@ func TestBudgetOfAKeyIsNotReplacedWhileItIsNeeded(t *testing.T) {
 	for round := range 200 {
 		synctest.Test(t, func(t *testing.T) {
 			group := resilience.NewGroup(func(int) *retry.Retrier {
-				budget := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1})
+				budget := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1})
 				return retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(time.Millisecond), Budget: budget})
 			}, resilience.GroupConfig{MaxKeys: 2})
 			var wg sync.WaitGroup
@@ -304,12 +304,12 @@ func TestBudgetOfAThousandClients(t *testing.T) {
 // What has passed before an Update adds what the Config of that time says.
 func TestUpdateOfABudgetIsNotRetroactive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: -1})
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: retry.None})
 		time.Sleep(time.Hour)
 		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.PerSecond = 10 }))
 		require.Zero(t, b.Stats().Left)
 		time.Sleep(time.Second)
-		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.PerSecond = -1 }))
+		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.PerSecond = retry.None }))
 		require.EqualValues(t, 0, b.Stats().Left, "it holds no more than ten seconds add")
 		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.PerSecond = 10 }))
 		time.Sleep(2 * time.Second)
@@ -318,16 +318,20 @@ func TestUpdateOfABudgetIsNotRetroactive(t *testing.T) {
 	})
 }
 
-func TestBudgetConfigSaysWhatIsWrong(t *testing.T) {
+func TestBudgetConfigValidate(t *testing.T) {
 	for want, cfg := range map[string]retry.BudgetConfig{
-		"retry.BudgetConfig.Ratio is 101: must be at most 100, 0 (for 0.2), or negative (for none)":            {Ratio: 101},
-		"retry.BudgetConfig.Ratio is NaN: must be at most 100, 0 (for 0.2), or negative (for none)":            {Ratio: math.NaN()},
-		"retry.BudgetConfig.PerSecond is 1000001: must be at most 1000000, 0 (for 10), or negative (for none)": {PerSecond: 1000001},
+		"retry.BudgetConfig.Ratio is 101: must be 0 (for 0.2) to 100, or None":                {Ratio: 101},
+		"retry.BudgetConfig.Ratio is NaN: must be 0 (for 0.2) to 100, or None":                {Ratio: math.NaN()},
+		"retry.BudgetConfig.Ratio is -1: must be 0 (for 0.2) to 100, or None":                 {Ratio: retry.Unlimited},
+		"retry.BudgetConfig.Ratio is -Inf: must be 0 (for 0.2) to 100, or None":               {Ratio: math.Inf(-1)},
+		"retry.BudgetConfig.PerSecond is 1000001: must be 0 (for 10) to 1000000, or None":     {PerSecond: 1000001},
+		"retry.BudgetConfig.PerSecond is -1: must be 0 (for 10) to 1000000, or None":          {PerSecond: retry.Unlimited},
+		"retry.BudgetConfig.PerSecond is -2147483647: must be 0 (for 10) to 1000000, or None": {PerSecond: retry.None + 1},
 	} {
 		require.EqualError(t, cfg.Validate(), want)
 		require.PanicsWithError(t, want, func() { retry.NewBudget(cfg) })
 	}
 	require.NoError(t, retry.BudgetConfig{Ratio: 100, PerSecond: 1e6}.Validate())
-	require.NoError(t, retry.BudgetConfig{Ratio: math.Inf(-1), PerSecond: math.MinInt}.Validate())
-	require.NotPanics(t, func() { retry.NewBudget(retry.BudgetConfig{Ratio: math.Inf(-1), PerSecond: math.MinInt}) })
+	require.NoError(t, retry.BudgetConfig{Ratio: retry.None, PerSecond: retry.None}.Validate())
+	require.Zero(t, retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: retry.None}).Stats().Left)
 }

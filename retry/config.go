@@ -6,44 +6,55 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/delay"
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says when and how often a [Retrier] retries.
+const (
+	Unlimited = -1       // in a field that accepts it: no limit
+	None      = -1 << 31 // in a field that accepts it: switched off
+)
+
+// Config configures a [Retrier].
 type Config struct {
-	// Name appears in errors and events. It cannot change.
+	// Name appears in errors, events and metrics. It cannot change.
 	Name string
-	// Attempts bounds the attempts of a call, refused ones included. Zero means 3, negative no limit.
+	// Attempts limits the attempts of a call, including refused ones. Zero means 3; [Unlimited] means that
+	// only ctx and Budget limit them.
 	Attempts int
-	// AttemptTimeout ends the ctx of an attempt, whose error is context.DeadlineExceeded, too, and
-	// retried. Within a resiliencehttp.Transport it covers the body. Zero means no limit. To a breaker
-	// further in it is the caller's deadline, and one below its Patience never opens it: there, take a
-	// resilience.Timeout as the innermost policy instead.
+	// AttemptTimeout limits each attempt; its error is also context.DeadlineExceeded, and is retried. Within a
+	// resiliencehttp.Transport, it also covers reading the body. Zero means no limit. To an inner breaker, it
+	// looks like the caller's deadline; use resilience.Timeout as the innermost policy there.
+	//
+	// Around http.Client.Do it cuts off the body, which is read after Do has returned: use a
+	// resiliencehttp.Transport instead.
 	AttemptTimeout time.Duration
-	// HealthyAfter is for sessions that run for days: an attempt that failed after so long
-	// counts as the first of a new call. Zero means never.
+	// HealthyAfter is for sessions that run for days: an attempt that fails after this long counts as the
+	// first of a new call. Zero means never.
 	HealthyAfter time.Duration
-	// Backoff returns a new Backoff for each call that is retried, and for Validate. Nil means
+	// Backoff returns a new Backoff for each call that is retried; Validate calls it as well. Nil means
 	// Exponential(100ms, 10s).
 	Backoff func() Backoff
-	// Delay returns a delay in place of a.Delay, that of Backoff; a negative one ends the retrying.
-	Delay func(ctx context.Context, a Attempt) time.Duration
-	// MaxRetryAfter: a longer RetryAfter of an error ends the retrying. Zero means a minute.
+	// Delay, if not nil, returns the delay to use in place of a.Delay. A negative delay ends the retrying.
+	Delay func(ctx context.Context, a FailedAttempt) time.Duration
+	// MinDelay is the shortest wait before a retry. If Backoff or Delay returns less, the wait is MinDelay plus
+	// up to a tenth of it, at random, so that clients do not retry at the same moment. Zero means no minimum.
+	MinDelay time.Duration
+	// MaxRetryAfter is the longest RetryAfter of an error that is waited for; a longer one ends the retrying.
+	// Zero means a minute.
 	MaxRetryAfter time.Duration
-	// If reports whether a failure, neither refusal nor answer nor [Permanent], is worth another
-	// attempt. Nil means resilience.Retryable.
-	If func(error) bool
+	// RetryIf reports whether a failure is worth another attempt. It is not called for refusals, answers and
+	// [Permanent] errors. Nil means resilience.Retryable.
+	RetryIf func(error) bool
 	// Budget limits retries to a fraction of the calls. Nil means no limit.
 	Budget *Budget
-	// OnRetry is called before each wait.
-	OnRetry func(context.Context, Attempt)
 }
 
-// An Attempt has failed or was refused, and another follows.
-type Attempt struct {
-	Name        string
-	Number      int // from 1
-	Err         error
+// A FailedAttempt is an attempt that failed or was refused and is to be followed by another.
+type FailedAttempt struct {
+	Name        string        // of the Retrier
+	Number      int           // from 1
+	Err         error         // of the attempt
 	Delay       time.Duration // before the next attempt
 	RetryingFor time.Duration // since the first attempt failed
 }
@@ -51,12 +62,17 @@ type Attempt struct {
 // Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "retry.Config"}
+	f.Need(c.Attempts >= 0 || c.Attempts == Unlimited, "Attempts", c.Attempts, "0 (for 3), more, or Unlimited")
 	f.Need(c.AttemptTimeout >= 0, "AttemptTimeout", c.AttemptTimeout, "0 (for none) or more")
 	f.Need(c.HealthyAfter >= 0, "HealthyAfter", c.HealthyAfter, "0 (for never) or more")
+	f.Need(c.MinDelay >= 0, "MinDelay", c.MinDelay, "0 (for none) or more")
 	f.Need(c.MaxRetryAfter >= 0, "MaxRetryAfter", c.MaxRetryAfter, "0 (for 1m) or more")
 	if c.Backoff != nil {
-		f.Need(c.Backoff() != nil, "Backoff", "a function that returns nil",
+		b := c.Backoff()
+		f.Need(b != nil, "Backoff", "a function that returns nil",
 			"one that returns a new BackOff, or nil (for Exponential(100ms, 10s))")
+		is, must := delay.Check(b)
+		f.Need(must == "", "Backoff", is, must)
 	}
 	return f.Err()
 }
@@ -65,8 +81,8 @@ func (c Config) withDefaults() Config {
 	if c.Backoff == nil {
 		c.Backoff = Exponential(100*time.Millisecond, 10*time.Second)
 	}
-	if c.If == nil {
-		c.If = func(err error) bool { return behavior.Read(err).Retryable }
+	if c.RetryIf == nil {
+		c.RetryIf = func(err error) bool { return behavior.Read(err).Retryable }
 	}
 	c.Attempts = cmp.Or(c.Attempts, 3)
 	c.MaxRetryAfter = cmp.Or(c.MaxRetryAfter, time.Minute)
@@ -75,20 +91,24 @@ func (c Config) withDefaults() Config {
 
 func sameName(was, next *Config) error { return invalid.Renamed("retry.Config", was.Name, next.Name) }
 
+// Name returns the name of r.
 func (r *Retrier) Name() string { return r.setting.Load().Name }
 
+// Config returns the configuration with defaults filled in.
 func (r *Retrier) Config() Config { return r.setting.Config() }
 
+// Settings returns the configuration with defaults filled in, without functions and the Budget.
 func (r *Retrier) Settings() any {
 	c := r.Config()
-	c.Backoff, c.Delay, c.If, c.OnRetry, c.Budget = nil, nil, nil, nil, nil
+	c.Backoff, c.Delay, c.RetryIf, c.Budget = nil, nil, nil, nil
 	return c
 }
 
 // Update calls change, which must not use r, with the Config as it was given: a zero field means its
-// default. If the result is not valid, nothing changes. A call under way ends under the old Config.
+// default. If the result is invalid, nothing changes. Calls in progress finish under the old configuration.
 func (r *Retrier) Update(change func(*Config)) error { return r.setting.Update(change, sameName, nil) }
 
+// Change is Update for a caller that does not know the type Config.
 func (r *Retrier) Change(dry bool, f func(cfg any) error) error {
 	return r.setting.Change(dry, f, sameName, nil)
 }

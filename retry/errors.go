@@ -12,20 +12,27 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
+// ErrExhausted is the Cause of an [Error] if Attempts ran out, the backoff ended, or an error asked for a
+// longer wait than MaxRetryAfter.
+var ErrExhausted = errors.New("retry: no attempts left")
+
+// ErrOverBudget is the Cause of an [Error] if the [Budget] had no retry left.
+var ErrOverBudget = errors.New("retry: over budget")
+
+// Causes without durations, so that the text of an Error is the same each time.
 var (
-	// Each is the Cause of an [Error] if no attempt followed because of
-	ErrExhausted  = errors.New("retry: no attempts left") // Attempts, MaxRetryAfter, or a negative delay
-	ErrOverBudget = errors.New("retry: over budget")      // a [Budget]
+	errLongRetryAfter = fmt.Errorf("%w: RetryAfter is longer than MaxRetryAfter", ErrExhausted)
+	errNoTimeLeft     = fmt.Errorf("wait would pass the deadline: %w", context.DeadlineExceeded)
 )
 
-// An Error reports that a [Retrier] gave up. It wraps Err, the last failure if refusals followed it,
-// and Cause.
+// An Error reports that a [Retrier] gave up. It wraps Err and Cause. If refusals followed the last failure, it
+// wraps that failure as well. Its text contains no durations: equal failures have equal texts.
 type Error struct {
-	Name        string
-	Attempts    int // refused ones included, but for the Cause
-	RetryingFor time.Duration
-	// Cause is ErrExhausted; ErrOverBudget; context.DeadlineExceeded, if a wait would have passed
-	// the deadline; the end of ctx; or a refusal that ended the retrying, as an open breaker's.
+	Name        string        // of the Retrier
+	Attempts    int           // including refused ones, except for the Cause
+	RetryingFor time.Duration // since the first attempt failed
+	// Cause is ErrExhausted, ErrOverBudget, context.DeadlineExceeded if a wait would have passed the
+	// deadline, the end of ctx, or a refusal that ended the retrying, such as that of an open breaker.
 	Cause error
 	Err   error // of the last attempt
 
@@ -33,19 +40,20 @@ type Error struct {
 	earlier error         // the last error of that kind, unless that is Err
 }
 
+// Error returns the text: the Retrier's name, the number of attempts, Cause and Err.
 func (e *Error) Error() string {
 	text := prefix(e.Name) + "gave up after "
 	if e.Attempts == 1 {
 		text += "1 attempt"
 	} else {
-		text += fmt.Sprintf("%d attempts and %v of retrying", e.Attempts, e.RetryingFor.Round(time.Millisecond))
+		text += fmt.Sprintf("%d attempts", e.Attempts)
 	}
 	var cause string
 	if e.Cause != nil {
 		cause = e.Cause.Error()
 		text += ": " + strings.TrimPrefix(cause, "retry: ")
 	}
-	if e.Err != nil && e.Err.Error() != cause { // a call that ended with its ctx often returns the cause itself
+	if e.Err != nil && e.Err.Error() != cause { // the error of a call whose ctx is done is often the cause itself
 		text += ": " + e.Err.Error()
 	}
 	if e.earlier != nil {
@@ -61,6 +69,7 @@ func prefix(name string) string {
 	return "retry: " + name + ": "
 }
 
+// Unwrap returns Err, the earlier failure if there is one, and Cause.
 func (e *Error) Unwrap() []error {
 	return slices.DeleteFunc([]error{e.Err, e.earlier, e.Cause}, func(err error) bool { return err == nil })
 }
@@ -68,38 +77,42 @@ func (e *Error) Unwrap() []error {
 // Refused reports whether every attempt was refused.
 func (e *Error) Refused() bool { return e.kind == behavior.Refused }
 
-// Answered reports whether the dependency answered each attempt that was made.
+// Answered reports whether the dependency answered every attempt that was made.
 func (e *Error) Answered() bool { return e.kind == behavior.Answered }
 
-func (e *Error) Retryable() bool { return e.says().Retryable }
+// Retryable reports whether an outer retrier may try again.
+func (e *Error) Retryable() bool { return e.outcome().Retryable }
 
-func (e *Error) RetryAfter() time.Duration { return e.says().RetryAfter }
+// RetryAfter returns how long to wait before the next call can help, or 0.
+func (e *Error) RetryAfter() time.Duration { return e.outcome().RetryAfter }
 
-func (e *Error) says() behavior.End { return behavior.Read(errors.Join(e.Err, e.earlier)) }
+func (e *Error) outcome() behavior.End { return behavior.Read(errors.Join(e.Err, e.earlier)) }
 
+// Timeout reports whether the call ran out of time.
 func (e *Error) Timeout() bool { return behavior.IsTimeout(e.Err) || behavior.IsTimeout(e.Cause) }
 
-// An overtime is the cause of an attempt's ctx that the AttemptTimeout of a Config ended.
-type overtime Config
+// An attemptTimeoutCause is the cause of an attempt's ctx after the AttemptTimeout of a Config.
+type attemptTimeoutCause Config
 
-func (c *overtime) Error() string {
-	return fmt.Sprintf("%san attempt took longer than AttemptTimeout of %v", prefix(c.Name), c.AttemptTimeout)
+func (c *attemptTimeoutCause) Error() string {
+	return fmt.Sprintf("%sattempt took longer than AttemptTimeout of %v", prefix(c.Name), c.AttemptTimeout)
 }
 
-func (c *overtime) Is(target error) bool { return target == context.DeadlineExceeded }
-func (c *overtime) Timeout() bool        { return true }
+func (c *attemptTimeoutCause) Is(target error) bool { return target == context.DeadlineExceeded }
+func (c *attemptTimeoutCause) Timeout() bool        { return true }
 
-// A timeoutError wraps an error of such an attempt that does not say that it is a timeout.
+// A timeoutError wraps the error of an attempt that ended after its AttemptTimeout, if that error does not
+// report a timeout itself.
 type timeoutError struct {
-	*overtime
+	*attemptTimeoutCause
 	err error
 }
 
-func (e *timeoutError) Error() string { return e.overtime.Error() + ": " + e.err.Error() }
+func (e *timeoutError) Error() string { return e.attemptTimeoutCause.Error() + ": " + e.err.Error() }
 func (e *timeoutError) Unwrap() error { return e.err }
 
-// saysEnd reports whether err already says that ctx has ended, and why.
-func saysEnd(ctx context.Context, err error) bool {
+// reportsContextEnd reports whether err already matches ctx.Err() and the cause of ctx.
+func reportsContextEnd(ctx context.Context, err error) bool {
 	cause := context.Cause(ctx)
 	canCompare := reflect.ValueOf(cause).Comparable() // errors.Is panics for a struct that holds a slice
 	return errors.Is(err, ctx.Err()) && canCompare && errors.Is(err, cause)

@@ -3,7 +3,6 @@ package retry
 import (
 	"context"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -11,27 +10,52 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Observe calls f with each event until stop is called, on the goroutine of Do and without a lock.
+// Observe calls f with each event until stop is called, on the goroutine of Do and without holding a lock.
 func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(f)
 }
 
+// ObserveAny is Observe for a caller that does not know the type Event.
 func (r *Retrier) ObserveAny(f func(context.Context, any)) (stop func()) {
 	return r.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }
 
-// An Event is what happened to a [Retrier].
+// An Event is something that happened to a [Retrier].
 type Event struct {
-	Kind        string
-	Name        string
-	Attempt     int           // EventRetried: which one failed
-	Attempts    int           // EventEnded: how many there were
-	Err         error         // EventRetried: of the attempt; EventEnded: of Do
-	Delay       time.Duration // EventRetried: before the next attempt
-	RetryingFor time.Duration
-	Outcome     string // EventEnded: "recovered", "exhausted", "permanent", "over budget", "deadline", "canceled"
+	Kind        EventKind
+	Name        string        // of the Retrier
+	Attempts    int           // so far
+	Err         error         // of the attempt, or of Do if the call has ended
+	Delay       time.Duration // before the next attempt, of EventRetried
+	RetryingFor time.Duration // since the first attempt failed
+	Outcome     Outcome       // of EventEnded
 }
 
+// An EventKind says what an [Event] is.
+type EventKind string
+
+const (
+	EventRetried EventKind = "retried" // before the wait for another attempt
+	EventEnded   EventKind = "ended"   // a call that was retried, or given up, has ended
+)
+
+// An Outcome says how a call that was retried has ended.
+type Outcome string
+
+const (
+	OutcomeRecovered  Outcome = "recovered"   // a retry succeeded
+	OutcomeExhausted  Outcome = "exhausted"   // see [ErrExhausted]
+	OutcomePermanent  Outcome = "permanent"   // the error was not worth another attempt
+	OutcomeOverBudget Outcome = "over_budget" // see [ErrOverBudget]
+	OutcomeDeadline   Outcome = "deadline"    // no time was left
+	OutcomeCanceled   Outcome = "canceled"    // by the caller
+
+	outcomeFirstTry Outcome = "first_try" // only in metrics
+	outcomeNested   Outcome = "nested"    // only in metrics
+	outcomeLost     Outcome = ""          // the call lost a hedge: neither an event nor in metrics
+)
+
+// Level returns the severity, as slog has it.
 func (e Event) Level() int {
 	if e.Kind == EventEnded && e.Err != nil {
 		return 4
@@ -39,84 +63,69 @@ func (e Event) Level() int {
 	return -4
 }
 
+// Fields calls yield with each detail.
 func (e Event) Fields(yield func(name string, value any)) {
-	say := func(name string, value any, is bool) {
+	add := func(name string, value any, is bool) {
 		if is {
 			yield(name, value)
 		}
 	}
-	say("event", e.Kind, true)
-	say("attempt", e.Attempt, e.Attempt > 0)
-	say("attempts", e.Attempts, e.Attempts > 0)
-	say("in", e.Delay, e.Delay > 0)
-	say("outcome", e.Outcome, e.Outcome != "")
-	say("retrying_for", e.RetryingFor, e.RetryingFor > 0)
-	say("err", e.Err, e.Err != nil)
+	add("event", string(e.Kind), true)
+	add("attempts", e.Attempts, e.Attempts > 0)
+	add("in", e.Delay, e.Delay > 0)
+	add("outcome", string(e.Outcome), e.Outcome != "")
+	add("retrying_for", e.RetryingFor, e.RetryingFor > 0)
+	add("err", e.Err, e.Err != nil)
 }
 
-// Kinds of events.
-const (
-	EventRetried = "retried" // before each wait for another attempt
-	EventEnded   = "ended"   // of a call that was retried, or given up with an [*Error]
-)
-
-// Outcomes of a call.
-const (
-	firstTry   = "first try" // only in figures
-	recovered  = "recovered"
-	exhausted  = "exhausted"
-	permanent  = "permanent"
-	overBudget = "over budget"
-	deadline   = "deadline"
-	canceled   = "canceled"
-	nested     = "nested" // only in figures
-)
-
-// endOf returns the outcome of a call whose ctx has ended. It returns "" for the call of a
-// hedge that has lost: that is no failure, nobody is told, and it counts nowhere.
-func endOf(ctx context.Context) (outcome string) {
+// contextOutcome returns the outcome of a call whose ctx is done. If the call lost a hedge, that is no failure.
+func contextOutcome(ctx context.Context) Outcome {
 	switch {
 	case ended.Lost(ctx):
-		return ""
+		return outcomeLost
 	case ctx.Err() == context.DeadlineExceeded:
-		return deadline
+		return OutcomeDeadline
 	}
-	return canceled
+	return OutcomeCanceled
 }
 
-// Stats counts what a [Retrier] has done. Each call that has returned, but for one that lost a hedge,
-// is in one of FirstTry to Nested.
+// Stats are the counters of a [Retrier]. Each call that has returned is in exactly one of FirstTry to
+// Nested, except for calls that lost a hedge.
 type Stats struct {
-	FirstTry   int64 // succeeded in the first attempt
-	Recovered  int64 // by a retry
-	Exhausted  int64 // used up Attempts or the Backoff, or met a limit
-	Permanent  int64
-	OverBudget int64
-	Deadline   int64 // ran out of time
-	Canceled   int64
+	FirstTry   int64 // succeeded at the first attempt
+	Recovered  int64 // succeeded after a retry
+	Exhausted  int64 // see [OutcomeExhausted]
+	Permanent  int64 // see [OutcomePermanent]
+	OverBudget int64 // see [OutcomeOverBudget]
+	Deadline   int64 // see [OutcomeDeadline]
+	Canceled   int64 // see [OutcomeCanceled]
 	Nested     int64 // failed within an attempt of another Retrier
 
 	Attempts int64 // that have returned
-	Retried  int64 // attempts that followed another
+	Retried  int64 // attempts after the first
 }
 
-// counts are the figures of a Retrier. A first attempt that succeeds is counted in one place
-// only; all others are rare beside it.
+// counts are the counters of a Retrier. A first attempt that succeeds, the most common case, adds to only one
+// of them.
 type counts struct {
 	ended           [len(outcomes)]atomic.Int64
 	failed, retried atomic.Int64 // attempts
 }
 
 // outcomes are in the order of Stats.
-var outcomes = [...]string{firstTry, recovered, exhausted, permanent, overBudget, deadline, canceled, nested}
+var outcomes = [...]Outcome{
+	outcomeFirstTry, OutcomeRecovered, OutcomeExhausted, OutcomePermanent,
+	OutcomeOverBudget, OutcomeDeadline, OutcomeCanceled, outcomeNested,
+}
 
-// end counts the end of a call with an outcome, unless that is "".
-func (c *counts) end(outcome string) {
-	if i := slices.Index(outcomes[:], outcome); i >= 0 {
+// end counts a call that has ended.
+func (c *counts) end(o Outcome) {
+	if i := slices.Index(outcomes[:], o); i >= 0 {
 		c.ended[i].Add(1)
 	}
 }
 
+// Stats returns the counters of r.
 func (r *Retrier) Stats() Stats {
 	n := func(i int) int64 { return r.counts.ended[i].Load() }
 	s := Stats{n(0), n(1), n(2), n(3), n(4), n(5), n(6), n(7), r.counts.failed.Load(), r.counts.retried.Load()}
@@ -124,16 +133,19 @@ func (r *Retrier) Stats() Stats {
 	return s
 }
 
+// Kind returns "retry".
 func (r *Retrier) Kind() string { return "retry" }
 
+// Figures returns the metrics.
 func (r *Retrier) Figures() (all []describe.Figure) {
 	for i, o := range outcomes {
-		name := "retry.calls{outcome=" + strings.ReplaceAll(o, " ", "_") + "}"
-		all = append(all, describe.Count(name, r.counts.ended[i].Load()))
+		all = append(all, describe.Count("retry.calls{outcome="+string(o)+"}", r.counts.ended[i].Load()))
 	}
 	return append(all, describe.Count("retry.attempts", r.Stats().Attempts))
 }
 
+// Health returns the Health of the Budget.
 func (r *Retrier) Health() error { return r.setting.Load().Budget.Health() }
 
+// Needed reports whether the Budget is.
 func (r *Retrier) Needed() bool { return r.setting.Load().Budget.Needed() }

@@ -50,16 +50,16 @@ func TestEventsOfARetrier(t *testing.T) {
 
 		_ = do(2, errDown)
 		require.Equal(t, []retry.Event{
-			{Kind: retry.EventRetried, Name: "users", Attempt: 1, Err: errDown, Delay: time.Second},
-			{Kind: retry.EventRetried, Name: "users", Attempt: 2, Err: errDown, Delay: time.Second, RetryingFor: time.Second},
-			{Kind: retry.EventEnded, Name: "users", Attempts: 3, RetryingFor: 2 * time.Second, Outcome: "recovered"},
+			{Kind: retry.EventRetried, Name: "users", Attempts: 1, Err: errDown, Delay: time.Second},
+			{Kind: retry.EventRetried, Name: "users", Attempts: 2, Err: errDown, Delay: time.Second, RetryingFor: time.Second},
+			{Kind: retry.EventEnded, Name: "users", Attempts: 3, RetryingFor: 2 * time.Second, Outcome: retry.OutcomeRecovered},
 		}, log.take())
 
 		err := do(forever, errDown)
 		events := log.take()
 		require.Len(t, events, 3)
 		require.Equal(t, retry.Event{
-			Kind: retry.EventEnded, Name: "users", Attempts: 3, Err: err, RetryingFor: 2 * time.Second, Outcome: "exhausted",
+			Kind: retry.EventEnded, Name: "users", Attempts: 3, Err: err, RetryingFor: 2 * time.Second, Outcome: retry.OutcomeExhausted,
 		}, events[2])
 
 		n := 0
@@ -70,14 +70,14 @@ func TestEventsOfARetrier(t *testing.T) {
 			return errDown
 		})
 		require.Equal(t, retry.Event{
-			Kind: retry.EventEnded, Name: "users", Attempts: 2, Err: errDown, RetryingFor: time.Second, Outcome: "permanent",
+			Kind: retry.EventEnded, Name: "users", Attempts: 2, Err: errDown, RetryingFor: time.Second, Outcome: retry.OutcomePermanent,
 		}, log.take()[1])
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		err = r.Do(ctx, fail)
 		require.Equal(t, []retry.Event{
-			{Kind: retry.EventEnded, Name: "users", Attempts: 1, Err: err, Outcome: "deadline"},
+			{Kind: retry.EventEnded, Name: "users", Attempts: 1, Err: err, Outcome: retry.OutcomeDeadline},
 		}, log.take(), "no attempt followed, and yet it gave up")
 
 		stop()
@@ -86,26 +86,23 @@ func TestEventsOfARetrier(t *testing.T) {
 	})
 }
 
-func TestObserversAreToldAfterTheHooksAndMayCallBack(t *testing.T) {
+func TestObserversMayUseTheRetrier(t *testing.T) {
 	type key struct{}
 	ctx := context.WithValue(t.Context(), key{}, "caller")
 	var told []string
 	note := func(who string) func(context.Context) {
 		return func(ctx context.Context) { told = append(told, fmt.Sprint(who, " ", ctx.Value(key{}))) }
 	}
-	r := retry.New(retry.Config{
-		Attempts: 2, Backoff: retry.Constant(0),
-		OnRetry: func(ctx context.Context, _ retry.Attempt) { note("OnRetry")(ctx) },
-	})
+	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
 	r.Observe(func(ctx context.Context, e retry.Event) {
-		note(e.Kind)(ctx)
+		note(string(e.Kind))(ctx)
 		require.NoError(t, r.Update(func(c *retry.Config) { c.MaxRetryAfter++ }))
 		_, _, _ = r.Name(), r.Config(), r.Stats()
 	})
-	r.Observe(func(ctx context.Context, e retry.Event) { note("second " + e.Kind)(ctx) })
+	r.Observe(func(ctx context.Context, e retry.Event) { note("second " + string(e.Kind))(ctx) })
 	_ = r.Do(ctx, fail)
 	require.Equal(t, []string{
-		"OnRetry caller", "retried caller", "second retried caller",
+		"retried caller", "second retried caller",
 		"ended caller", "second ended caller",
 	}, told)
 }
@@ -143,11 +140,11 @@ func TestEventsSayTheirLevelAndFields(t *testing.T) {
 		level  int
 		fields []any
 	}{
-		{retry.Event{Kind: retry.EventRetried, Attempt: 1, Delay: 2, RetryingFor: 3, Err: errDown}, -4,
-			[]any{"event", "retried", "attempt", 1, "in", time.Duration(2), "retrying_for", time.Duration(3), "err", errDown}},
-		{retry.Event{Kind: retry.EventEnded, Attempts: 2, Outcome: "recovered"}, -4,
+		{retry.Event{Kind: retry.EventRetried, Attempts: 1, Delay: 2, RetryingFor: 3, Err: errDown}, -4,
+			[]any{"event", "retried", "attempts", 1, "in", time.Duration(2), "retrying_for", time.Duration(3), "err", errDown}},
+		{retry.Event{Kind: retry.EventEnded, Attempts: 2, Outcome: retry.OutcomeRecovered}, -4,
 			[]any{"event", "ended", "attempts", 2, "outcome", "recovered"}},
-		{retry.Event{Kind: retry.EventEnded, Attempts: 2, Outcome: "exhausted", Err: errDown}, 4,
+		{retry.Event{Kind: retry.EventEnded, Attempts: 2, Outcome: retry.OutcomeExhausted, Err: errDown}, 4,
 			[]any{"event", "ended", "attempts", 2, "outcome", "exhausted", "err", errDown}},
 	} {
 		require.Equal(t, c.level, c.event.Level())
@@ -156,15 +153,14 @@ func TestEventsSayTheirLevelAndFields(t *testing.T) {
 }
 
 func TestRetrierAndBudgetDescribeThemselves(t *testing.T) {
-	budget := retry.NewBudget(retry.BudgetConfig{Name: "users", Ratio: -1, PerSecond: -1})
+	budget := retry.NewBudget(retry.BudgetConfig{Name: "users", Ratio: retry.None, PerSecond: retry.None})
 	r := retry.New(retry.Config{
-		Name: "list", Budget: budget, AttemptTimeout: time.Second, If: func(error) bool { return true },
-		Delay:   func(context.Context, retry.Attempt) time.Duration { return 0 },
-		OnRetry: func(context.Context, retry.Attempt) {},
+		Name: "list", Budget: budget, AttemptTimeout: time.Second, RetryIf: func(error) bool { return true },
+		Delay: func(context.Context, retry.FailedAttempt) time.Duration { return 0 },
 	})
 	require.Equal(t, []string{"retry", "budget"}, []string{r.Kind(), budget.Kind()})
 	require.Equal(t, retry.Config{Name: "list", Attempts: 3, AttemptTimeout: time.Second, MaxRetryAfter: time.Minute}, r.Settings())
-	require.Equal(t, retry.BudgetConfig{Name: "users", Ratio: -1, PerSecond: -1}, budget.Settings())
+	require.Equal(t, retry.BudgetConfig{Name: "users", Ratio: retry.None, PerSecond: retry.None}, budget.Settings())
 
 	var told []any
 	note := func(_ context.Context, e any) { told = append(told, e) }

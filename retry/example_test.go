@@ -4,15 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"time"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A job that the third attempt gets done.
+// The third attempt succeeds.
 func Example() {
 	retries := retry.New(retry.Config{
 		Attempts: 4,
@@ -35,34 +37,89 @@ func Example() {
 	// <nil>
 }
 
-// Each retry makes a line in the log.
-func ExampleConfig_onRetry() {
+// A Retrier is created once and shared by all calls to a dependency.
+func ExampleNew() {
+	budget := retry.NewBudget(retry.BudgetConfig{Name: "users", Ratio: 0.1})
+	retries := retry.New(retry.Config{
+		Name:     "users",
+		Backoff:  retry.Exponential(50*time.Millisecond, time.Second),
+		MinDelay: 10 * time.Millisecond,
+		RetryIf:  func(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) },
+		Budget:   budget,
+	})
+	err := retries.Do(context.Background(), func(ctx context.Context) error {
+		return errors.New("no such user")
+	})
+	fmt.Println(err)
+
+	// A consumer that never gives up, but can be stopped by its ctx.
+	forever := retry.New(retry.Config{Attempts: retry.Unlimited})
+	fmt.Println(forever.Config().Attempts == retry.Unlimited)
+	// Output:
+	// no such user
+	// true
+}
+
+// A method value such as retries.Wrap is a resilience.Middleware.
+func ExampleRetrier_Wrap() {
+	retries := retry.New(retry.Config{Backoff: retry.Constant(0)})
+	breakdowns := breaker.New(breaker.Config{Name: "users"})
+
+	attempts := 0
+	fetch := resilience.Chain(retries.Wrap, breakdowns.Wrap)(func(context.Context) error {
+		if attempts++; attempts == 1 {
+			return errors.New("connection reset")
+		}
+		return nil
+	})
+	fmt.Println(fetch(context.Background()), attempts)
+	// Output:
+	// <nil> 2
+}
+
+// The error shows why Do gave up, and the error of the last attempt.
+func ExampleRetrier_Do() {
+	retries := retry.New(retry.Config{Name: "users", Backoff: retry.Constant(time.Millisecond)})
+	err := retries.Do(context.Background(), func(context.Context) error {
+		return errors.New("connection refused")
+	})
+	fmt.Println(err)
+	fmt.Println(errors.Is(err, retry.ErrExhausted))
+	// Output:
+	// retry: users: gave up after 3 attempts: no attempts left: connection refused
+	// true
+}
+
+// Each retry writes a line to the log.
+func ExampleRetrier_Observe() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
 		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if a.Key == slog.TimeKey {
-				return slog.Attr{} // it differs from run to run
+				return slog.Attr{} // differs between runs
 			}
 			return a
 		},
 	}))
-	retries := retry.New(retry.Config{
-		Delay: func(_ context.Context, a retry.Attempt) time.Duration {
-			return time.Duration(a.Number) * time.Millisecond
-		},
-		OnRetry: func(ctx context.Context, a retry.Attempt) {
-			log.WarnContext(ctx, "retrying", "attempt", a.Number, "in", a.Delay, "err", a.Err)
-		},
+	retries := retry.New(retry.Config{Backoff: retry.Constant(time.Millisecond)})
+	stop := retries.Observe(func(ctx context.Context, e retry.Event) {
+		switch e.Kind {
+		case retry.EventRetried:
+			log.WarnContext(ctx, "retrying", "attempts", e.Attempts, "in", e.Delay, "err", e.Err)
+		case retry.EventEnded:
+			log.WarnContext(ctx, "ended", "attempts", e.Attempts, "outcome", e.Outcome)
+		}
 	})
+	defer stop()
 	_ = retries.Do(context.Background(), func(context.Context) error {
 		return errors.New("connection refused")
 	})
 	// Output:
-	// level=WARN msg=retrying attempt=1 in=1ms err="connection refused"
-	// level=WARN msg=retrying attempt=2 in=2ms err="connection refused"
+	// level=WARN msg=retrying attempts=1 in=1ms err="connection refused"
+	// level=WARN msg=retrying attempts=2 in=1ms err="connection refused"
+	// level=WARN msg=ended attempts=3 outcome=exhausted
 }
 
-// Both why it gave up and what the last attempt said are in the error. Here the
-// deadline is too close for another attempt, and that is known at once.
+// The deadline is too close for another attempt, so Do returns immediately.
 func ExampleError() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()
@@ -76,24 +133,24 @@ func ExampleError() {
 	}
 	// Output:
 	// true true
-	// connection refused a wait of 2h0m0s would pass the deadline: context deadline exceeded
+	// connection refused wait would pass the deadline: context deadline exceeded
 }
 
-// Another attempt will not find the user either.
+// Another attempt would not find the user either.
 func ExamplePermanent() {
 	errNotFound := errors.New("no such user")
 	err := retry.New(retry.Config{}).Do(context.Background(), func(ctx context.Context) error {
-		fmt.Println("looking")
+		fmt.Println("reading")
 		return retry.Permanent(errNotFound)
 	})
 	fmt.Println(err == errNotFound)
 	// Output:
-	// looking
+	// reading
 	// true
 }
 
-// A dependency is down, and a hundred calls each want to be made three times.
-// The budget that they share allows a fifth of that, and ten in any case.
+// A dependency is down, and a hundred calls have three attempts each. The budget that they share allows a fifth
+// of the calls to be retried, and ten more.
 func ExampleBudget() {
 	users := retry.NewBudget(retry.BudgetConfig{Ratio: 0.2, PerSecond: 1})
 	read := retry.New(retry.Config{Backoff: retry.Constant(0), Budget: users})
@@ -106,7 +163,7 @@ func ExampleBudget() {
 	}
 	for range 50 {
 		for _, r := range []*retry.Retrier{read, write} {
-			_ = r.Do(context.Background(), down) // errors.Is(err, retry.ErrOverBudget) for most
+			_ = r.Do(context.Background(), down) // most errors match retry.ErrOverBudget
 		}
 	}
 	fmt.Println(requests, "requests")
@@ -114,8 +171,8 @@ func ExampleBudget() {
 	// 130 requests
 }
 
-// Two hosts, each with a Retrier and a budget of its own: the one that is down uses up its
-// retries, and the other keeps its own. With resiliencehttp, the key is resiliencehttp.HostOf.
+// Each host has its own Retrier and Budget: the host that is down uses up its retries, and the other host keeps
+// its own. With resiliencehttp, the key is resiliencehttp.HostOf.
 func ExampleBudget_group() {
 	hosts := resilience.NewGroup(func(host string) *retry.Retrier {
 		return retry.New(retry.Config{Backoff: retry.Constant(0), Budget: retry.NewBudget(retry.BudgetConfig{PerSecond: 1})})
@@ -142,11 +199,10 @@ func ExampleBudget_group() {
 	// 2 <nil>
 }
 
-// A consumer runs for as long as the program does, and under a Retrier that starts it
-// again when the connection to its queue is lost. Each message that it handles is an
-// operation of its own: Fresh lets the Retriers of the handler retry.
+// A consumer runs for as long as the program does, under a Retrier that restarts it when the connection to its
+// queue is lost. Each message is a separate operation: Fresh lets the handler's Retriers retry.
 func ExampleFresh() {
-	connections := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(time.Millisecond)})
+	connections := retry.New(retry.Config{Attempts: retry.Unlimited, Backoff: retry.Constant(time.Millisecond)})
 	charges := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(time.Millisecond)})
 
 	queue := []string{"order 1", "order 2"}
@@ -166,7 +222,7 @@ func ExampleFresh() {
 				return charge(ctx, order)
 			})
 			if err != nil {
-				return err // with ctx in place of Fresh(ctx): after one attempt
+				return err // with ctx instead of Fresh(ctx), after one attempt
 			}
 		}
 		return nil
@@ -179,20 +235,22 @@ func ExampleFresh() {
 	// <nil>
 }
 
-// The delay may depend on the error and on the number of the attempt.
+// The delay can depend on the error and on the number of the attempt.
 func ExampleConfig_delay() {
 	errDeadlock := errors.New("deadlock")
 	transactions := retry.New(retry.Config{
 		Backoff: retry.Exponential(100*time.Millisecond, time.Second),
-		Delay: func(ctx context.Context, a retry.Attempt) time.Duration {
+		Delay: func(ctx context.Context, a retry.FailedAttempt) time.Duration {
 			if errors.Is(a.Err, errDeadlock) {
-				return 0 // the other transaction has won and is done
+				return 0 // the other transaction has been committed
 			}
 			return a.Delay
 		},
-		OnRetry: func(ctx context.Context, a retry.Attempt) {
-			fmt.Println("attempt", a.Number, "failed, again in", a.Delay)
-		},
+	})
+	transactions.Observe(func(ctx context.Context, e retry.Event) {
+		if e.Kind == retry.EventRetried {
+			fmt.Println("attempt", e.Attempts, "failed, next one in", e.Delay)
+		}
 	})
 	_ = transactions.Do(context.Background(), func(ctx context.Context) error {
 		if n, _ := retry.AttemptFrom(ctx); n == 1 {
@@ -201,10 +259,10 @@ func ExampleConfig_delay() {
 		return nil
 	})
 	// Output:
-	// attempt 1 failed, again in 0s
+	// attempt 1 failed, next one in 0s
 }
 
-// A server may want to know that it sees a request again.
+// The number of the attempt tells the server that a request is repeated.
 func ExampleAttemptFrom() {
 	retries := retry.New(retry.Config{Backoff: retry.Constant(0)})
 	_ = retries.Do(context.Background(), func(ctx context.Context) error {
@@ -218,4 +276,37 @@ func ExampleAttemptFrom() {
 	// Output:
 	// X-Attempt: 1
 	// X-Attempt: 2
+}
+
+// A Budget is shared by the Retriers of one dependency.
+func ExampleNewBudget() {
+	budget := retry.NewBudget(retry.BudgetConfig{
+		Name:      "users",
+		Ratio:     retry.None, // calls add no retries
+		PerSecond: 2,
+	})
+	fmt.Println(budget.Stats().Left, "retries left")
+	// Output:
+	// 20 retries left
+}
+
+// MinDelay keeps the random delays of Exponential from being too short.
+func ExampleExponential() {
+	retries := retry.New(retry.Config{
+		Backoff:  retry.Exponential(time.Millisecond, 10*time.Millisecond),
+		MinDelay: time.Millisecond,
+	})
+	retries.Observe(func(_ context.Context, e retry.Event) {
+		if e.Kind == retry.EventRetried {
+			fmt.Println(e.Delay >= time.Millisecond)
+		}
+	})
+	_ = retries.Do(context.Background(), func(context.Context) error { return errors.New("connection refused") })
+
+	// Arguments that are out of range are reported by Validate.
+	fmt.Println(retry.Config{Backoff: retry.Exponential(time.Minute, 30*time.Second)}.Validate())
+	// Output:
+	// true
+	// true
+	// retry.Config.Backoff is Exponential(1m0s, 30s): must be Exponential(first, longest) with 0 < first <= longest
 }

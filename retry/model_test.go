@@ -29,7 +29,8 @@ type scenario struct {
 	healthyAfter   time.Duration
 	attemptTimeout time.Duration
 	maxRetryAfter  time.Duration
-	contrary       bool          // If retries what Retryable would not, and the reverse
+	minDelay       time.Duration
+	contrary       bool          // RetryIf is the opposite of Retryable
 	fresh          bool          // a new operation in the attempt of another Retrier
 	budget         int           // 0: allows nothing; 1: two retries for each call; negative: there is none
 	deadline       time.Duration // of ctx; 0: none
@@ -120,6 +121,7 @@ func scenarioOf(data []byte) scenario {
 		healthyAfter:   optional(12),
 		attemptTimeout: optional(8),
 		maxRetryAfter:  optional(10),
+		minDelay:       optional(5),
 		contrary:       next(4) == 1,
 		fresh:          next(4) == 1,
 		budget:         next(3) - 1,
@@ -308,7 +310,7 @@ func (s scenario) model() (outcome, bool) {
 		if latest.after > maxRetryAfter {
 			return giveUp(n, &o.stats.Exhausted, retry.ErrExhausted)
 		}
-		delay = max(delay, latest.after)
+		delay = max(delay, latest.after, s.minDelay)
 		switch {
 		case now+delay >= deadline:
 			return giveUp(n, &o.stats.Deadline, context.DeadlineExceeded)
@@ -338,7 +340,7 @@ func textOf(err error) string {
 	if err == nil {
 		return ""
 	}
-	if strings.HasPrefix(err.Error(), "retry: an attempt took longer") {
+	if strings.HasPrefix(err.Error(), "retry: attempt took longer") {
 		return "late: " + errors.Unwrap(err).Error()
 	}
 	return err.Error()
@@ -369,19 +371,17 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 			HealthyAfter:   s.healthyAfter,
 			AttemptTimeout: s.attemptTimeout,
 			MaxRetryAfter:  s.maxRetryAfter,
+			MinDelay:       s.minDelay,
 			Backoff:        func() retry.Backoff { return &repeatingDelays{all: s.delays} },
-			OnRetry: func(_ context.Context, a retry.Attempt) {
-				tell("hook %d %s in %d after %d", a.Number, textOf(a.Err), a.Delay, a.RetryingFor)
-			},
 		}
 		if s.contrary {
-			cfg.If = func(err error) bool {
+			cfg.RetryIf = func(err error) bool {
 				tell("if %s", textOf(err))
 				return !resilience.Retryable(err)
 			}
 		}
 		if s.delay > 0 {
-			cfg.Delay = func(_ context.Context, a retry.Attempt) time.Duration {
+			cfg.Delay = func(_ context.Context, a retry.FailedAttempt) time.Duration {
 				tell("delay %d %s in %d after %d", a.Number, textOf(a.Err), a.Delay, a.RetryingFor)
 				if s.delay == 2 && behavior.IsRefused(a.Err) {
 					return -1
@@ -390,9 +390,11 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 			}
 		}
 		if s.budget >= 0 {
-			cfg.Budget = retry.NewBudget(retry.BudgetConfig{Ratio: []float64{-1, 2}[s.budget], PerSecond: -1})
+			cfg.Budget = retry.NewBudget(retry.BudgetConfig{Ratio: []float64{retry.None, 2}[s.budget], PerSecond: retry.None})
 		}
-		r := retry.New(cfg)
+		r := onRetry(retry.New(cfg), func(_ context.Context, e retry.Event) {
+			tell("hook %d %s in %d after %d", e.Attempts, textOf(e.Err), e.Delay, e.RetryingFor)
+		})
 		calls := 0
 		err = r.Do(ctx, func(ctx context.Context) error {
 			calls++

@@ -103,11 +103,11 @@ func TestErrorSpeaksForAllItsAttempts(t *testing.T) {
 			require.Equal(t, c.kind, behavior.Read(err).Kind)
 			ctx, cancel := context.WithCancel(t.Context())
 			fn, calls := returning(c.errs...)
-			err = retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(0), OnRetry: func(context.Context, retry.Attempt) {
+			err = onRetry(retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(0)}), func(context.Context, retry.Event) {
 				if *calls == 3 {
 					cancel()
 				}
-			}}).Do(ctx, fn)
+			}).Do(ctx, fn)
 			require.ErrorIs(t, err, context.Canceled)
 			require.Equal(t, c.kind, behavior.Read(err).Kind)
 		})
@@ -151,7 +151,7 @@ func TestErrorIsAsRetryableAsItsAttempts(t *testing.T) {
 
 func TestNestedRetrierCountsOnlyCallsThatWereMade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: 1, PerSecond: -1})
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: 1, PerSecond: retry.None})
 		inner := retry.New(retry.Config{Budget: b})
 		under := func(n int, err error) {
 			_ = inner.Do(attempt.With(t.Context(), n), func(context.Context) error { return err })

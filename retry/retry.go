@@ -1,71 +1,73 @@
 // Package retry calls a function again while its error is worth another attempt.
 //
 //	retries := retry.New(retry.Config{
+//		Name:     "users",
 //		Attempts: 4,
-//		Budget:   budget, // shared by all that call this dependency
+//		Budget:   budget, // shared by all callers of this dependency
 //	})
 //	err := retries.Do(ctx, func(ctx context.Context) error {
 //		return fetch(ctx, 42)
 //	})
 //
-// Retry only what may safely be done twice: an attempt that failed may still have taken effect.
+// Retry only what may safely be done twice: a failed attempt may still have taken effect.
 //
-//   - Delays are random and grow. RetryAfter() time.Duration of an error sets the least.
-//   - A wait that could not end before the deadline of ctx, which limits the call, is not begun.
-//   - An error that is [Permanent] or not resilience.Retryable, such as an answer, is returned as
-//     it is.
-//   - A refusal (Refused() bool) of a policy further in counts as an attempt, but costs no budget.
-//     An open breaker ends the retrying.
+//   - Delays are random and grow; the RetryAfter of an error sets the minimum, as MinDelay does.
+//   - A wait that could not end before the deadline of ctx is not started.
+//   - An error that is [Permanent], or not retryable, such as an answer, is returned unchanged.
+//   - A call that another policy refused counts as an attempt but costs no budget. An open breaker ends
+//     the retrying.
 //   - Without a [Budget], retries multiply the load on a dependency that is down.
-//   - Of nested retriers only the outermost retries, unless it has one attempt. [Fresh] begins a
-//     new operation.
+//   - When retriers are nested, only the outermost retries, unless its Attempts is 1. See [Fresh].
 //
-// Sources: Retry (Cloud Design Patterns); for budgets, "Addressing Cascading Failures" in Site
-// Reliability Engineering (Beyer et al., 2016). Delays are computed by
-// github.com/cenkalti/backoff/v4.
+// The marks of github.com/cenkalti/backoff, v4 to v6, are honored: the errors of its Permanent and, in v5 and
+// v6, of its RetryAfter.
+//
+// Sources: Retry (Cloud Design Patterns); "Addressing Cascading Failures" in Site Reliability Engineering
+// (Beyer et al., 2016), for budgets. Delays are computed by github.com/cenkalti/backoff/v4.
 package retry
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/delay"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Retrier is made by [New], and safe for concurrent use.
+// A Retrier retries calls. It is safe for concurrent use.
 type Retrier struct {
 	setting   settings.Setting[Config]
 	counts    counts
 	observers notify.Observers[Event]
 }
 
-// New panics if cfg is not valid.
+// New returns a Retrier. It panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Retrier {
 	r := new(Retrier)
 	r.setting.Init(cfg, Config.withDefaults)
 	return r
 }
 
+// Wrap returns a function that runs fn under Do.
 func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return r.Do(ctx, fn) }
 }
 
-// Do calls fn until it succeeds, another attempt would not help, or a limit or the end of ctx ends
-// the retrying. It returns the error of fn as it is, or an [*Error].
+// Do calls fn until it succeeds, another attempt would not help, a limit is reached or ctx is done. It returns
+// the error of fn unchanged, or an [*Error].
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
-		r.counts.end(endOf(ctx))
+		r.counts.end(contextOutcome(ctx))
 		return ended.Error(ctx)
 	}
 	cfg := r.setting.Load()
-	if n, within := attempt.From(ctx); within {
+	if n, nested := attempt.From(ctx); nested {
 		return r.doNested(ctx, cfg, fn, n)
 	}
 	fresh := call{Retrier: r, cfg: cfg, ctx: ctx, n: 1, kind: behavior.Refused}
@@ -75,80 +77,77 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		if cfg.Attempts != 1 {
 			inner = attempt.With(ctx, c.n)
 		}
-		var began time.Time
+		var start time.Time
 		if cfg.HealthyAfter > 0 {
-			began = time.Now()
+			start = time.Now()
 		}
 		err := cfg.attempt(inner, fn)
 		end := behavior.Read(err)
 		refused := end.Kind == behavior.Refused
 		switch {
-		case err != nil && !refused && cfg.HealthyAfter > 0 && time.Since(began) >= cfg.HealthyAfter:
+		case err != nil && !refused && cfg.HealthyAfter > 0 && time.Since(start) >= cfg.HealthyAfter:
 			c = fresh
 		case refused && c.charged: // nothing was sent
-			cfg.Budget.giveBack()
+			cfg.Budget.refund()
 		}
-		if !refused && c.kind == behavior.Refused { // the first attempt that was made
-			cfg.Budget.earn()
+		if !refused && c.kind == behavior.Refused { // the first attempt that reached the dependency
+			cfg.Budget.credit()
 		}
 		if err == nil && c.n == 1 {
-			return c.over(firstTry, nil)
+			return c.finish(outcomeFirstTry, nil)
 		}
 		if err == nil {
-			return c.over(recovered, nil)
+			return c.finish(OutcomeRecovered, nil)
 		}
 		r.counts.failed.Add(1)
 		if c.failedAt.IsZero() {
 			c.failedAt = time.Now()
 		}
 		switch {
-		case !end.Retryable && (end.Kind == behavior.Answered || marked(err)):
-			return c.over(permanent, unmarked(err))
-		case ctx.Err() != nil && c.n == 1 && saysEnd(ctx, err):
-			return c.over(endOf(ctx), err)
+		case !end.Retryable && (end.Kind == behavior.Answered || behavior.HasPermanent(err)):
+			return c.finish(OutcomePermanent, behavior.WithoutPermanent(err))
+		case ctx.Err() != nil && c.n == 1 && reportsContextEnd(ctx, err):
+			return c.finish(contextOutcome(ctx), err)
 		case ctx.Err() != nil:
 			c.remember(err, end.Kind)
-			return c.giveUp(endOf(ctx), ended.Error(ctx))
+			return c.giveUp(contextOutcome(ctx), ended.Error(ctx))
 		case refused && !end.Retryable && c.kind != behavior.Refused:
-			c.n-- // err says why no attempt follows, not what went wrong
-			return c.giveUp(permanent, err)
-		case refused && !end.Retryable, end.Kind == behavior.Failed && !cfg.If(err):
-			return c.over(permanent, err)
+			c.n-- // the refusal is the reason for giving up, not one of the failed attempts
+			return c.giveUp(OutcomePermanent, err)
+		case refused && !end.Retryable, end.Kind == behavior.Failed && !cfg.RetryIf(err):
+			return c.finish(OutcomePermanent, err)
 		}
 		c.remember(err, end.Kind)
 		a, outcome, cause := c.next(end.RetryAfter)
 		if cause != nil {
 			return c.giveUp(outcome, cause)
 		}
-		if cfg.OnRetry != nil {
-			cfg.OnRetry(ctx, a)
-		}
 		r.observers.Tell(ctx, Event{
-			Kind: EventRetried, Name: a.Name, Attempt: a.Number, Err: err, Delay: a.Delay, RetryingFor: a.RetryingFor,
+			Kind: EventRetried, Name: a.Name, Attempts: a.Number, Err: err, Delay: a.Delay, RetryingFor: a.RetryingFor,
 		})
 		if !wait(ctx, a.Delay) {
 			if c.charged {
-				cfg.Budget.giveBack()
+				cfg.Budget.refund()
 			}
-			return c.giveUp(endOf(ctx), ended.Error(ctx))
+			return c.giveUp(contextOutcome(ctx), ended.Error(ctx))
 		}
 		r.counts.retried.Add(1)
 	}
 }
 
-// doNested makes one attempt within the nth attempt of another Retrier. The Budget counts the
-// call in the first of them only: the others are retries of that Retrier.
+// doNested runs one attempt within the nth attempt of another Retrier. Only the first of these attempts is
+// credited to the Budget: the others are retries by the other Retrier.
 func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Context) error, n int) error {
 	err := cfg.attempt(ctx, fn)
 	if n == 1 && !behavior.IsRefused(err) {
-		cfg.Budget.earn()
+		cfg.Budget.credit()
 	}
 	if err == nil {
-		r.counts.end(firstTry)
+		r.counts.end(outcomeFirstTry)
 		return nil
 	}
 	r.counts.failed.Add(1)
-	r.counts.end(nested)
+	r.counts.end(outcomeNested)
 	return err
 }
 
@@ -157,9 +156,9 @@ func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) er
 	if c.AttemptTimeout == 0 {
 		return fn(ctx)
 	}
-	late, err := linger.Timed(ctx, c.AttemptTimeout, (*overtime)(c), fn)
+	late, err := linger.Timed(ctx, c.AttemptTimeout, (*attemptTimeoutCause)(c), fn)
 	if late && !behavior.IsTimeout(err) && behavior.Read(err).Retryable {
-		return &timeoutError{(*overtime)(c), err}
+		return &timeoutError{(*attemptTimeoutCause)(c), err}
 	}
 	return err
 }
@@ -170,17 +169,17 @@ type call struct {
 	cfg      *Config
 	ctx      context.Context
 	n        int       // the number of the attempt, from 1
-	failedAt time.Time // when the first attempt had failed
-	delays   Backoff
-	charged  bool // the present attempt took a retry out of the Budget
+	failedAt time.Time // when the first attempt failed
+	delays   Backoff   // nil before the first retry
+	charged  bool      // the current attempt has taken a retry out of the Budget
 
 	kind    behavior.Kind // of all attempts together: Failed before Answered before Refused
 	last    error         // of the last attempt
-	earlier error         // the last of that kind, unless that is last
+	earlier error         // the last error of that kind, unless that is last
 }
 
-// remember keeps err for the Error. A refusal does not hide an earlier failure, since a policy
-// further out would take a call that failed for one that was not made.
+// remember stores err for the Error. A refusal does not replace an earlier failure: otherwise an outer policy
+// would read a call that failed as a call that was refused.
 func (c *call) remember(err error, kind behavior.Kind) {
 	switch {
 	case kind == behavior.Failed, kind == c.kind, c.kind == behavior.Refused:
@@ -191,62 +190,66 @@ func (c *call) remember(err error, kind behavior.Kind) {
 	c.last = err
 }
 
-// next returns the attempt that has failed, with the wait for another, whose error asks for at
-// least a wait of after, or why no attempt follows. It charges the Budget for that attempt.
-func (c *call) next(after time.Duration) (a Attempt, outcome string, cause error) {
+// next returns the failed attempt with the wait before the next one, or the reason why no attempt follows.
+// after is the RetryAfter of the attempt's error. The next attempt is charged to the Budget.
+func (c *call) next(after time.Duration) (a FailedAttempt, outcome Outcome, cause error) {
 	cfg := c.cfg
 	if cfg.Attempts > 0 && c.n >= cfg.Attempts {
-		return a, exhausted, ErrExhausted
+		return a, OutcomeExhausted, ErrExhausted
 	}
 	if c.delays == nil {
 		c.delays = cfg.Backoff()
-		c.delays.Reset() // the engine asks for it before first use
+		c.delays.Reset() // cenkalti/backoff requires it before the first use
 	}
-	a = Attempt{cfg.Name, c.n, c.last, c.delays.NextBackOff(), time.Since(c.failedAt)}
+	a = FailedAttempt{cfg.Name, c.n, c.last, c.delays.NextBackOff(), time.Since(c.failedAt)}
 	if a.Delay >= 0 && cfg.Delay != nil {
 		a.Delay = cfg.Delay(c.ctx, a)
 	}
 	if a.Delay < 0 {
-		return a, exhausted, ErrExhausted
-	}
-	left := time.Duration(math.MaxInt64)
-	until, limited := c.ctx.Deadline()
-	if limited {
-		left = time.Until(until)
+		return a, OutcomeExhausted, ErrExhausted
 	}
 	if after > cfg.MaxRetryAfter {
-		return a, exhausted, fmt.Errorf("%w: asked to wait %v, longer than MaxRetryAfter of %v",
-			ErrExhausted, after, cfg.MaxRetryAfter)
+		return a, OutcomeExhausted, errLongRetryAfter
 	}
-	if after > 0 {
-		// Up to a tenth later than asked, so that clients that were sent away together do
-		// not return together. At most half of the time that is left, because a wait that
-		// fits would otherwise be given up for its jitter.
-		a.Delay = max(a.Delay, after+fullJitter(max(0, min(after/10, (left-after)/2))))
+	left := time.Duration(math.MaxInt64)
+	deadline, limited := c.ctx.Deadline()
+	if limited {
+		left = time.Until(deadline)
 	}
+	a.Delay = atLeast(max(after, cfg.MinDelay), a.Delay, left)
 	if limited && a.Delay >= left {
-		return a, deadline, fmt.Errorf("a wait of %v would pass the deadline: %w", a.Delay, context.DeadlineExceeded)
+		return a, OutcomeDeadline, errNoTimeLeft
 	}
 	c.charged = cfg.Budget != nil && c.kind != behavior.Refused
 	if c.charged && !cfg.Budget.take() {
-		return a, overBudget, ErrOverBudget
+		return a, OutcomeOverBudget, ErrOverBudget
 	}
 	return a, "", nil
 }
 
+// atLeast returns d, or more if d is less than least: up to a tenth more than least, so that clients that were
+// sent away together do not return together. It adds at most half of the time that is left after least, because
+// the jitter must not turn a wait that fits into one that does not.
+func atLeast(least, d, left time.Duration) time.Duration {
+	if least <= 0 {
+		return d
+	}
+	return max(d, least+delay.Full(max(0, min(least/10, (left-least)/2))))
+}
+
 // giveUp ends the call with an *Error.
-func (c *call) giveUp(outcome string, cause error) error {
+func (c *call) giveUp(outcome Outcome, cause error) error {
 	return c.end(outcome, &Error{
 		Name: c.cfg.Name, Attempts: c.n, RetryingFor: time.Since(c.failedAt),
 		Cause: cause, Err: c.last, kind: c.kind, earlier: c.earlier,
 	}, true)
 }
 
-// over ends the call with err, which is nil or the error of fn as it is.
-func (c *call) over(outcome string, err error) error { return c.end(outcome, err, c.n > 1) }
+// finish ends the call with err, which is nil or the unchanged error of fn.
+func (c *call) finish(outcome Outcome, err error) error { return c.end(outcome, err, c.n > 1) }
 
-func (c *call) end(outcome string, err error, tell bool) error {
-	if tell && outcome != "" {
+func (c *call) end(outcome Outcome, err error, notify bool) error {
+	if notify && outcome != outcomeLost {
 		c.observers.Tell(c.ctx, Event{
 			Kind: EventEnded, Name: c.cfg.Name,
 			Attempts: c.n, Err: err, RetryingFor: time.Since(c.failedAt), Outcome: outcome,
@@ -256,7 +259,7 @@ func (c *call) end(outcome string, err error, tell bool) error {
 	return err
 }
 
-// wait returns after d, or with false as soon as ctx ends.
+// wait returns true after d, or false as soon as ctx is done.
 func wait(ctx context.Context, d time.Duration) bool {
 	if d > 0 {
 		timer := time.NewTimer(d)
@@ -269,12 +272,11 @@ func wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// AttemptFrom returns the number of the attempt that ctx belongs to, from 1, or false if there is
-// none.
+// AttemptFrom returns the number of the attempt that ctx belongs to, from 1, or false if there is none.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
-// Fresh returns a ctx in which a [Retrier] retries, even within an attempt of another: for a message
-// of a consumer that runs under one, and for work that outlives its caller.
+// Fresh returns a ctx in which a Retrier retries even within an attempt of another one. Use it where a new
+// operation begins: a message that a consumer handles under a Retrier, or work that outlives its caller.
 func Fresh(ctx context.Context) context.Context {
 	if _, ok := attempt.From(ctx); !ok {
 		return ctx

@@ -39,6 +39,16 @@ func failing(n int, err error) (fn func(context.Context) error, calls *int) {
 
 const forever = 1 << 30
 
+// onRetry has f called before each wait of r.
+func onRetry(r *retry.Retrier, f func(context.Context, retry.Event)) *retry.Retrier {
+	r.Observe(func(ctx context.Context, e retry.Event) {
+		if e.Kind == retry.EventRetried {
+			f(ctx, e)
+		}
+	})
+	return r
+}
+
 // delays waits for each d in turn and then ends the retrying.
 func delays(d ...time.Duration) func() retry.Backoff {
 	return func() retry.Backoff { return &list{d} }
@@ -78,7 +88,7 @@ func TestRetrierReturnsLastErrorAndCause(t *testing.T) {
 		require.Equal(t, 1200*time.Millisecond, e.RetryingFor)
 		require.Equal(t, retry.ErrExhausted, e.Cause)
 		require.EqualError(t, e.Err, "call 3: backend: down")
-		require.EqualError(t, err, "retry: users: gave up after 3 attempts and 1.2s of retrying: no attempts left: call 3: backend: down")
+		require.EqualError(t, err, "retry: users: gave up after 3 attempts: no attempts left: call 3: backend: down")
 	})
 }
 
@@ -86,10 +96,9 @@ func TestFirstTrySuccessCostsNothing(t *testing.T) {
 	built := 0
 	r := retry.New(retry.Config{
 		Backoff: func() retry.Backoff { built++; return &backoff.ZeroBackOff{} },
-		If:      func(error) bool { panic("asked about success") },
-		OnRetry: func(context.Context, retry.Attempt) { panic("told of a retry") },
+		RetryIf: func(error) bool { panic("called for a success") },
 	})
-	built = 0 // New looks at one
+	built = 0 // New validates one
 	wrapped := r.Wrap(succeed)
 	for name, c := range map[string]struct {
 		ctx    context.Context
@@ -139,13 +148,13 @@ func TestRetrierDoesNotBeginAWaitThatCannotEndInTime(t *testing.T) {
 		text     string
 	}{
 		{"the wait ends before the deadline", 2*time.Second + 1, time.Second, 3, 2 * time.Second, retry.ErrExhausted,
-			"retry: gave up after 3 attempts and 2s of retrying: no attempts left: backend: down"},
+			"retry: gave up after 3 attempts: no attempts left: backend: down"},
 		{"the wait ends at the deadline", 2 * time.Second, time.Second, 2, time.Second, context.DeadlineExceeded,
-			"retry: gave up after 2 attempts and 1s of retrying: a wait of 1s would pass the deadline: context deadline exceeded: backend: down"},
+			"retry: gave up after 2 attempts: wait would pass the deadline: context deadline exceeded: backend: down"},
 		{"the wait ends after the deadline", time.Second, time.Hour, 1, 0, context.DeadlineExceeded,
-			"retry: gave up after 1 attempt: a wait of 1h0m0s would pass the deadline: context deadline exceeded: backend: down"},
+			"retry: gave up after 1 attempt: wait would pass the deadline: context deadline exceeded: backend: down"},
 		{"the longest wait there is", time.Hour, 1<<63 - 1, 1, 0, context.DeadlineExceeded,
-			"retry: gave up after 1 attempt: a wait of 2562047h47m16.854775807s would pass the deadline: context deadline exceeded: backend: down"},
+			"retry: gave up after 1 attempt: wait would pass the deadline: context deadline exceeded: backend: down"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -156,10 +165,8 @@ func TestRetrierDoesNotBeginAWaitThatCannotEndInTime(t *testing.T) {
 					defer cancel()
 				}
 				retries := 0
-				r := retry.New(retry.Config{
-					Backoff: retry.Constant(c.delay),
-					OnRetry: func(context.Context, retry.Attempt) { retries++ },
-				})
+				r := onRetry(retry.New(retry.Config{Backoff: retry.Constant(c.delay)}),
+					func(context.Context, retry.Event) { retries++ })
 				fn, calls := failing(forever, errDown)
 				start := time.Now()
 				err := r.Do(ctx, fn)
@@ -175,13 +182,52 @@ func TestRetrierDoesNotBeginAWaitThatCannotEndInTime(t *testing.T) {
 	}
 }
 
-func TestErrorDoesNotTakeTheFirstAttemptForRetrying(t *testing.T) {
+func TestRetryingStartsAfterTheFirstAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := func(context.Context) error { time.Sleep(30 * time.Second); return errDown }
-		err := retry.New(retry.Config{Attempts: 1}).Do(t.Context(), slow)
-		require.EqualError(t, err, "retry: gave up after 1 attempt: no attempts left: backend: down")
-		err = retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(time.Second)}).Do(t.Context(), slow)
-		require.EqualError(t, err, "retry: gave up after 2 attempts and 31s of retrying: no attempts left: backend: down")
+		for attempts, want := range []time.Duration{1: 0, 2: 31 * time.Second} {
+			if attempts == 0 {
+				continue
+			}
+			err := retry.New(retry.Config{Attempts: attempts, Backoff: retry.Constant(time.Second)}).Do(t.Context(), slow)
+			e, ok := errors.AsType[*retry.Error](err)
+			require.True(t, ok)
+			require.Equal(t, want, e.RetryingFor)
+		}
+	})
+}
+
+// Logs and alerts group errors by their text: equal failures have equal texts, whatever their times.
+func TestErrorTextIsStable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			cfg   retry.Config
+			fails func(n int) error
+		}{
+			"exhausted":   {retry.Config{}, func(int) error { return errDown }},
+			"retry after": {retry.Config{}, func(n int) error { return answeringError{true, time.Hour + time.Duration(n)} }},
+			"deadline":    {retry.Config{Attempts: retry.Unlimited}, func(n int) error { return answeringError{true, time.Duration(n) * time.Minute} }},
+			"over budget": {
+				retry.Config{Budget: retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: retry.None})},
+				func(int) error { return errDown },
+			},
+		} {
+			texts := make(map[string]bool)
+			for n := range 100 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				err := retry.New(c.cfg).Do(ctx, func(context.Context) error {
+					time.Sleep(time.Duration(n) * time.Millisecond)
+					if name == "deadline" {
+						return c.fails(60)
+					}
+					return c.fails(n)
+				})
+				cancel()
+				require.Error(t, err)
+				texts[err.Error()] = true
+			}
+			require.Len(t, texts, 1, name)
+		}
 	})
 }
 
@@ -190,7 +236,7 @@ func TestEndOfContextDuringAWaitKeepsErrorAndCause(t *testing.T) {
 		errShutdown := errors.New("shutting down")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(3*time.Second, func() { cancel(errShutdown) })
-		r := retry.New(retry.Config{Attempts: -1, Backoff: retry.Constant(2 * time.Second)})
+		r := retry.New(retry.Config{Attempts: retry.Unlimited, Backoff: retry.Constant(2 * time.Second)})
 		fn, calls := failing(forever, errDown)
 		start := time.Now()
 		err := r.Do(ctx, fn)
@@ -200,17 +246,15 @@ func TestEndOfContextDuringAWaitKeepsErrorAndCause(t *testing.T) {
 		require.ErrorIs(t, err, errShutdown)
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: gave up after 2 attempts and 3s of retrying: context canceled: shutting down: backend: down")
+		require.EqualError(t, err, "retry: gave up after 2 attempts: context canceled: shutting down: backend: down")
 	})
 }
 
 func TestContextThatEndsInTheHookIsHonored(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	fn, calls := failing(forever, errDown)
-	err := retry.New(retry.Config{
-		Backoff: retry.Constant(0),
-		OnRetry: func(context.Context, retry.Attempt) { cancel() },
-	}).Do(ctx, fn)
+	err := onRetry(retry.New(retry.Config{Backoff: retry.Constant(0)}),
+		func(context.Context, retry.Event) { cancel() }).Do(ctx, fn)
 	require.Equal(t, 1, *calls)
 	require.ErrorIs(t, err, context.Canceled)
 }
@@ -221,10 +265,10 @@ func TestAttemptThatIsTimedOutSaysSo(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		returned error
-		text     string // of what If sees; empty: as returned
+		text     string // of the error that RetryIf gets; empty: as returned
 	}{
-		{"another error", reset, "retry: users: an attempt took longer than AttemptTimeout of 1s: connection reset"},
-		{"a refusal", refusal{retryable: true}, "retry: users: an attempt took longer than AttemptTimeout of 1s: refused"},
+		{"another error", reset, "retry: users: attempt took longer than AttemptTimeout of 1s: connection reset"},
+		{"a refusal", refusal{retryable: true}, "retry: users: attempt took longer than AttemptTimeout of 1s: refused"},
 		{"the end of ctx", context.DeadlineExceeded, ""},
 		{"a timeout", errSlow, ""},
 		{"permanent", retry.Permanent(reset), ""},
@@ -300,7 +344,7 @@ func TestPermanentErrorComesBackAsItself(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fn, calls := failing(forever, c.returned)
-			err := retry.New(retry.Config{If: func(error) bool { panic("If has no say") }}).Do(t.Context(), fn)
+			err := retry.New(retry.Config{RetryIf: func(error) bool { panic("called for a permanent error") }}).Do(t.Context(), fn)
 			require.Equal(t, 1, *calls)
 			require.Equal(t, c.want, err)
 			require.False(t, resilience.Retryable(c.returned))
@@ -419,7 +463,7 @@ func TestRetryAfterBeyondTheLimitsEndsTheRetrying(t *testing.T) {
 		start := time.Now()
 		err := retry.New(retry.Config{}).Do(t.Context(), fn)
 		require.ErrorIs(t, err, retry.ErrExhausted)
-		require.EqualError(t, err, "retry: gave up after 1 attempt: no attempts left: asked to wait 1m0.000000001s, longer than MaxRetryAfter of 1m0s: backend: answered")
+		require.EqualError(t, err, "retry: gave up after 1 attempt: no attempts left: RetryAfter is longer than MaxRetryAfter: backend: answered")
 
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
@@ -447,10 +491,8 @@ func TestRetryAfterBeyondTheLimitsEndsTheRetrying(t *testing.T) {
 func TestDefaultBackoffIsExponentialWithFullJitter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		most := make([]time.Duration, 12)
-		r := retry.New(retry.Config{
-			Attempts: len(most) + 1,
-			OnRetry:  func(_ context.Context, a retry.Attempt) { most[a.Number-1] = max(most[a.Number-1], a.Delay) },
-		})
+		r := onRetry(retry.New(retry.Config{Attempts: len(most) + 1}),
+			func(_ context.Context, e retry.Event) { most[e.Attempts-1] = max(most[e.Attempts-1], e.Delay) })
 		for range 300 {
 			fn, _ := failing(forever, errDown)
 			require.Error(t, r.Do(t.Context(), fn))
@@ -465,17 +507,17 @@ func TestDefaultBackoffIsExponentialWithFullJitter(t *testing.T) {
 
 func TestErrorTexts(t *testing.T) {
 	for want, e := range map[string]*retry.Error{
-		"retry: gave up after 0 attempts and 0s of retrying":                                         {},
-		"retry: a: gave up after 1 attempt: backend: down":                                           {Name: "a", Attempts: 1, Err: errDown},
-		"retry: gave up after 2 attempts and 1.235s of retrying: over budget":                        {Attempts: 2, RetryingFor: 1234567890, Cause: retry.ErrOverBudget},
-		"retry: gave up after 2 attempts and 2ms of retrying: context canceled":                      {Attempts: 2, RetryingFor: 2345678, Cause: context.Canceled, Err: context.Canceled},
-		"retry: gave up after 2 attempts and 0s of retrying: context canceled: uncomparable: [gone]": {Attempts: 2, Cause: context.Canceled, Err: uncomparable{"gone"}},
+		"retry: gave up after 0 attempts":                                         {},
+		"retry: a: gave up after 1 attempt: backend: down":                        {Name: "a", Attempts: 1, Err: errDown},
+		"retry: gave up after 2 attempts: over budget":                            {Attempts: 2, RetryingFor: 1234567890, Cause: retry.ErrOverBudget},
+		"retry: gave up after 2 attempts: context canceled":                       {Attempts: 2, RetryingFor: 2345678, Cause: context.Canceled, Err: context.Canceled},
+		"retry: gave up after 2 attempts: context canceled: uncomparable: [gone]": {Attempts: 2, Cause: context.Canceled, Err: uncomparable{"gone"}},
 	} {
 		require.EqualError(t, e, want)
 		require.NotErrorIs(t, e, errors.ErrUnsupported)
 	}
 	e := &retry.Error{Cause: uncomparable{"gone"}, Err: uncomparable{"gone"}}
-	require.EqualError(t, e, "retry: gave up after 0 attempts and 0s of retrying: uncomparable: [gone]")
+	require.EqualError(t, e, "retry: gave up after 0 attempts: uncomparable: [gone]")
 }
 
 type uncomparable []string
@@ -487,10 +529,8 @@ func TestPanicAndExitPassThrough(t *testing.T) {
 		budget := retry.NewBudget(retry.BudgetConfig{})
 		before := budget.Stats().Left
 		var hook func()
-		r := retry.New(retry.Config{
-			Backoff: retry.Constant(0), Budget: budget, AttemptTimeout: time.Hour,
-			OnRetry: func(context.Context, retry.Attempt) { hook() },
-		})
+		r := onRetry(retry.New(retry.Config{Backoff: retry.Constant(0), Budget: budget, AttemptTimeout: time.Hour}),
+			func(context.Context, retry.Event) { hook() })
 		for _, leave := range []func(){func() { panic("broken") }, runtime.Goexit} {
 			for n := range 2 {
 				hook = func() {}
@@ -559,14 +599,13 @@ func TestErrorOfAnEndedContextHasItsCause(t *testing.T) {
 func TestAttemptThatRanForHealthyAfterBeginsAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		run := func(healthyAfter, takes time.Duration) (marks []int, waits []time.Duration, err error) {
-			budget := retry.NewBudget(retry.BudgetConfig{Ratio: 2, PerSecond: -1}) // of each session, that of its retries
-			r := retry.New(retry.Config{
+			budget := retry.NewBudget(retry.BudgetConfig{Ratio: 2, PerSecond: retry.None}) // of each session, that of its retries
+			r := onRetry(retry.New(retry.Config{
 				Attempts: 3, HealthyAfter: healthyAfter, Backoff: delays(time.Second, 2*time.Second, 3*time.Second), Budget: budget,
-				OnRetry: func(_ context.Context, a retry.Attempt) {
-					waits = append(waits, a.Delay)
-					require.Equal(t, 2-len(marks)%2, a.Number)
-					require.LessOrEqual(t, a.RetryingFor, time.Second, "since the last session")
-				},
+			}), func(_ context.Context, e retry.Event) {
+				waits = append(waits, e.Delay)
+				require.Equal(t, 2-len(marks)%2, e.Attempts)
+				require.LessOrEqual(t, e.RetryingFor, time.Second, "since the last session")
 			})
 			err = r.Do(t.Context(), func(ctx context.Context) error {
 				n, _ := retry.AttemptFrom(ctx)

@@ -63,17 +63,17 @@ func TestStatsAreExactUnderContention(t *testing.T) {
 }
 
 func TestStatsLeaveOutCallsThatPanic(t *testing.T) {
+	broken := onRetry(retry.New(retry.Config{}), func(context.Context, retry.Event) { panic("broken") })
 	for name, c := range map[string]struct {
-		cfg retry.Config
-		fn  func(context.Context) error
+		r  *retry.Retrier
+		fn func(context.Context) error
 	}{
-		"fn":      {fn: func(context.Context) error { panic("broken") }},
-		"OnRetry": {cfg: retry.Config{OnRetry: func(context.Context, retry.Attempt) { panic("broken") }}, fn: fail},
+		"fn":       {retry.New(retry.Config{}), func(context.Context) error { panic("broken") }},
+		"observer": {broken, fail},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := retry.New(c.cfg)
-			require.PanicsWithValue(t, "broken", func() { _ = r.Do(t.Context(), c.fn) })
-			require.Zero(t, total(r.Stats()))
+			require.PanicsWithValue(t, "broken", func() { _ = c.r.Do(t.Context(), c.fn) })
+			require.Zero(t, total(c.r.Stats()))
 		})
 	}
 	r := retry.New(retry.Config{Backoff: retry.Constant(0)})

@@ -20,11 +20,11 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	require.Equal(t, "users", r.Name())
 	c := r.Config()
 	require.NotNil(t, c.Backoff)
-	require.True(t, c.If(errDown))
-	require.False(t, c.If(retry.Permanent(errDown)))
-	c.Backoff, c.If = nil, nil
+	require.True(t, c.RetryIf(errDown))
+	require.False(t, c.RetryIf(retry.Permanent(errDown)))
+	c.Backoff, c.RetryIf = nil, nil
 	require.Equal(t, retry.Config{Name: "users", Attempts: 3, MaxRetryAfter: time.Minute}, c)
-	require.Equal(t, -1, retry.New(retry.Config{Attempts: -1}).Config().Attempts)
+	require.Equal(t, retry.Unlimited, retry.New(retry.Config{Attempts: retry.Unlimited}).Config().Attempts)
 
 	b := retry.NewBudget(retry.BudgetConfig{Name: "users"})
 	require.Equal(t, "users", b.Name())
@@ -74,7 +74,7 @@ func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
 		`retry.Config.Name is "orders": must be "users" as before: it cannot change`: func() error {
 			return r.Update(func(c *retry.Config) { c.Name, c.Attempts = "orders", 7 })
 		},
-		"retry.BudgetConfig.Ratio is NaN: must be at most 100, 0 (for 0.2), or negative (for none)": func() error {
+		"retry.BudgetConfig.Ratio is NaN: must be 0 (for 0.2) to 100, or None": func() error {
 			return b.Update(func(c *retry.BudgetConfig) { c.Ratio, c.PerSecond = math.NaN(), 7 })
 		},
 		`retry.BudgetConfig.Name is "orders": must be "users" as before: it cannot change`: func() error {
@@ -98,7 +98,7 @@ func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
 
 func TestUpdateOfABudgetKeepsWhatItHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.1, PerSecond: -1})
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.1, PerSecond: retry.None})
 		require.Zero(t, call(t, b, 50, succeed)-45)
 		require.NoError(t, b.Update(func(c *retry.BudgetConfig) { c.Ratio = 0.5 }))
 		require.Equal(t, retry.BudgetStats{Allowed: 5, OverBudget: 45}, b.Stats())

@@ -46,9 +46,11 @@ func run(ctx context.Context, out io.Writer) {
 	retries := retry.New(retry.Config{
 		Attempts: 3,
 		Backoff:  retry.Exponential(10*time.Millisecond, time.Second),
-		OnRetry: func(ctx context.Context, a retry.Attempt) {
-			fmt.Fprintf(out, "  attempt %d of %s: %v\n", a.Number, resiliencegrpc.MethodOf(ctx), status.Code(a.Err))
-		},
+	})
+	retries.Observe(func(ctx context.Context, e retry.Event) {
+		if e.Kind == retry.EventRetried {
+			fmt.Fprintf(out, "  attempt %d of %s: %v\n", e.Attempts, resiliencegrpc.MethodOf(ctx), status.Code(e.Err))
+		}
 	})
 	circuit := breaker.New(breaker.Config{Name: "users", Failures: 5, OpenFor: 100 * time.Millisecond})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 8})

@@ -1,17 +1,17 @@
-// Package attempt marks the ctx of an operation that a retrier retries. Nested retriers
-// find the mark, and only the outermost retries.
+// Package attempt marks the ctx of an operation that a retrier retries. Nested retriers find the mark, so that
+// only the outermost one retries.
 package attempt
 
 import "context"
 
 type key struct{}
 
-// first is made once, because a first attempt under context.Background would otherwise be the
-// one of a call without errors that allocates.
+// first is shared by all first attempts under context.Background: creating it would be the only allocation of a
+// call that succeeds.
 var first = context.WithValue(context.Background(), key{}, 1)
 
-// With returns ctx marked as the ctx of the nth attempt, from 1. Zero begins a new
-// operation, which no retrier retries yet.
+// With returns ctx marked as the ctx of the nth attempt, from 1. Zero marks a new operation, which no retrier
+// retries yet.
 func With(ctx context.Context, n int) context.Context {
 	if n == 1 && ctx == context.Background() {
 		return first
@@ -19,8 +19,8 @@ func With(ctx context.Context, n int) context.Context {
 	return context.WithValue(ctx, key{}, n)
 }
 
-// From returns the number of the attempt that ctx belongs to. It returns 0 and false if no
-// retrier retries the operation.
+// From returns the number of the attempt that ctx belongs to. It returns 0 and false if no retrier retries the
+// operation.
 func From(ctx context.Context) (n int, ok bool) {
 	n, _ = ctx.Value(key{}).(int)
 	return n, n > 0

@@ -367,13 +367,11 @@ func gotOfRetry(t *testing.T, caller caller, call resilience.Func) string {
 	defer cancel()
 	budget := retry.NewBudget(retry.BudgetConfig{})
 	charge := ""
-	r := retry.New(retry.Config{
-		Attempts: 2, Backoff: retry.Constant(backoffOfTest), Budget: budget,
-		OnRetry: func(context.Context, retry.Attempt) {
-			if budget.Stats().Allowed > 0 {
-				charge = ", charged"
-			}
-		},
+	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(backoffOfTest), Budget: budget})
+	r.Observe(func(_ context.Context, e retry.Event) {
+		if e.Kind == retry.EventRetried && budget.Stats().Allowed > 0 {
+			charge = ", charged"
+		}
 	})
 	var calls []time.Time
 	_ = r.Do(ctx, func(ctx context.Context) error {

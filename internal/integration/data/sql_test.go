@@ -159,12 +159,15 @@ func TestTransfersThatCollide(t *testing.T) {
 		met := make(chan struct{}, 2)
 		again := 0
 		var mu sync.Mutex
-		retries := retry.New(retry.Config{Attempts: 100, Backoff: retry.Constant(time.Millisecond), OnRetry: func(_ context.Context, a retry.Attempt) {
-			requireAgain(t, a.Err)
-			mu.Lock()
-			defer mu.Unlock()
-			again++
-		}})
+		retries := retry.New(retry.Config{Attempts: 100, Backoff: retry.Constant(time.Millisecond)})
+		retries.Observe(func(_ context.Context, e retry.Event) {
+			if e.Kind == retry.EventRetried {
+				requireAgain(t, e.Err)
+				mu.Lock()
+				defer mu.Unlock()
+				again++
+			}
+		})
 		cfg := resiliencesql.Config{Retry: retries.Wrap, Options: &sql.TxOptions{Isolation: sql.LevelSerializable}}
 		move := func(from, to string, first bool) error {
 			return resiliencesql.InTx(t.Context(), db, cfg, func(ctx context.Context, tx *sql.Tx) error {

@@ -145,7 +145,7 @@ func (p *plant) users() (jobs []func()) {
 
 // mail is retried without a breaker, and news under a budget besides.
 func (p *plant) mail() []func() {
-	budget := retry.NewBudget(retry.BudgetConfig{Name: "news", Ratio: -1, PerSecond: -1})
+	budget := retry.NewBudget(retry.BudgetConfig{Name: "news", Ratio: retry.None, PerSecond: retry.None})
 	mail := retry.New(retry.Config{Name: "mail", Attempts: 4, Backoff: retry.Constant(time.Microsecond)})
 	news := retry.New(retry.Config{Name: "news", Attempts: 4, Backoff: retry.Constant(time.Microsecond), Budget: budget})
 	p.reg.MustAdd(mail, budget, news)
