@@ -2,20 +2,18 @@ package hedge
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/describe"
+	"github.com/go-resilience/resilience/policy"
 )
+
+var _ policy.Describer = (*Hedger[any])(nil)
 
 // Observe calls f with each event until stop is called, on the goroutine of the second call and without
 // holding a lock. A panic in f is treated as a panic in that call.
 func (h *Hedger[T]) Observe(f func(context.Context, Event)) (stop func()) {
 	return h.observers.Observe(f)
-}
-
-// ObserveAny is Observe for a caller that does not know the type Event.
-func (h *Hedger[T]) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return h.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }
 
 // An Event is something that happened to a [Hedger].
@@ -32,26 +30,15 @@ const (
 	EventOverBudget EventKind = "over_budget" // Ratio did not allow a second call
 )
 
-// Level returns the severity, as slog has it.
-func (e Event) Level() int {
-	if e.Kind == EventOverBudget {
-		return 4
-	}
-	return -4
-}
-
-// Fields calls yield with each detail.
-func (e Event) Fields(yield func(name string, value any)) { yield("event", string(e.Kind)) }
-
 // Stats are the metrics of a [Hedger].
 type Stats struct {
-	FirstWon int64 // Do returned the value of the first call
-	HedgeWon int64 // Do returned the value of the second call
-	Failed   int64 // Do returned an error
+	FirstWon int64 `counter:"calls{outcome=first_won}"` // Do returned the value of the first call
+	HedgeWon int64 `counter:"calls{outcome=hedge_won}"` // Do returned the value of the second call
+	Failed   int64 `counter:"calls{outcome=failed}"`    // Do returned an error
 
-	Hedged     int64         // second calls
-	OverBudget int64         // second calls that Ratio did not allow
-	Delay      time.Duration // before a second call, now
+	Hedged     int64         `counter:"hedges{outcome=made}"`        // second calls
+	OverBudget int64         `counter:"hedges{outcome=over_budget}"` // second calls that Ratio did not allow
+	Delay      time.Duration `gauge:"delay_seconds"`                 // before a second call, now
 }
 
 // Stats returns the metrics of h.
@@ -63,28 +50,32 @@ func (h *Hedger[T]) Stats() Stats {
 	return s
 }
 
-// Name returns the name of h.
-func (h *Hedger[T]) Name() string { return h.cfg.Name }
-
 // Config returns the configuration with defaults filled in.
 func (h *Hedger[T]) Config() Config { return h.cfg }
 
-// Settings returns the configuration with defaults filled in, without functions.
-func (h *Hedger[T]) Settings() any {
+// Describe implements [policy.Describer].
+func (h *Hedger[T]) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "hedge",
+		Name:    h.cfg.Name,
+		Metrics: func() []policy.Metric { return policy.Metrics("hedge", h.Stats()) },
+		Config:  func() any { return h.settings() },
+		Observe: policy.Events(h.Observe, Event.describe),
+	}
+}
+
+// settings returns the configuration without the fields that settings cannot hold.
+func (h *Hedger[T]) settings() Config {
 	c := h.cfg
 	c.Discard = nil
 	return c
 }
 
-// Kind returns "hedge".
-func (h *Hedger[T]) Kind() string { return "hedge" }
-
-// Figures returns the metrics.
-func (h *Hedger[T]) Figures() []describe.Figure {
-	s := h.Stats()
-	return []describe.Figure{
-		describe.Count("hedge.calls{outcome=first_won}", s.FirstWon),
-		describe.Count("hedge.calls{outcome=hedge_won}", s.HedgeWon),
-		describe.Count("hedge.calls{outcome=failed}", s.Failed),
+// describe returns e as all policies describe their events.
+func (e Event) describe() policy.Event {
+	d := policy.Event{Kind: "hedge", Name: e.Name, What: string(e.Kind), Level: slog.LevelDebug}
+	if e.Kind == EventOverBudget {
+		d.Level = slog.LevelWarn
 	}
+	return d
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"runtime"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -705,7 +707,6 @@ func TestLoserIsNoFailureAndNotCanceled(t *testing.T) {
 			require.Equal(t, retry.Stats{FirstTry: 1}, s)
 			require.Len(t, events, 1)
 			require.Equal(t, retry.EventRetried, events[0].Kind)
-			require.Equal(t, -4, events[0].Level())
 		}
 	})
 }
@@ -730,49 +731,40 @@ func (l *eventLog) take() []hedge.Event {
 	return events
 }
 
-func TestEventsSayTheirLevelAndFields(t *testing.T) {
-	fields := func(e hedge.Event) (all []any) {
-		e.Fields(func(name string, value any) { all = append(all, name, value) })
-		return all
-	}
-	for _, c := range []struct {
-		event  hedge.Event
-		level  int
-		fields []any
-	}{
-		{hedge.Event{Kind: hedge.EventHedged}, -4, []any{"event", "hedged"}},
-		{hedge.Event{Kind: hedge.EventOverBudget}, 4, []any{"event", "over_budget"}},
-	} {
-		require.Equal(t, c.level, c.event.Level())
-		require.Equal(t, c.fields, fields(c.event))
-	}
-}
-
-func TestHedgerDescribesItself(t *testing.T) {
-	h := hedge.New[string](hedge.Config{Name: "users", Delay: 50 * ms, Quantile: 0.9, Discard: func(any) {}})
-	require.Equal(t, "hedge", h.Kind())
-	require.Equal(t, "users", h.Name())
-	require.Equal(t, hedge.Config{Name: "users", Delay: 50 * ms, Quantile: 0.9, Ratio: 0.1}, h.Settings())
-	require.NotNil(t, h.Config().Discard)
+func TestHedgerDescribe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := hedge.New[string](hedge.Config{Delay: 50 * ms, Ratio: hedge.Unlimited})
-		var told []any
-		stop := h.ObserveAny(func(_ context.Context, e any) { told = append(told, e) })
-		for range 2 {
+		h := hedge.New[string](hedge.Config{Name: "users", Delay: 50 * ms, Quantile: 0.9, Ratio: 1, Discard: func(any) {}})
+		d := h.Describe()
+		require.Equal(t, []string{"hedge", "users"}, []string{d.Kind, d.Name})
+		require.Equal(t, hedge.Config{Name: "users", Delay: 50 * ms, Quantile: 0.9, Ratio: 1}, d.Config())
+		require.NotNil(t, h.Config().Discard)
+		require.Nil(t, d.Update)
+
+		var events []policy.Event
+		stop := d.Observe(func(_ context.Context, e policy.Event) { events = append(events, e) })
+		do := func() {
 			fn, _ := replies(reply{takes: time.Second}, reply{takes: ms})
 			_, _ = h.Do(t.Context(), fn)
-			stop()
 		}
-		require.Len(t, told, 1)
-		require.IsType(t, hedge.Event{}, told[0])
-		figures := map[string]float64{}
-		for _, f := range h.Figures() {
-			figures[f.Name] = f.Value
-			require.True(t, f.Counter)
+		do() // the first call has not allowed a second one yet
+		do()
+		require.Equal(t, []policy.Event{
+			{Kind: "hedge", Name: "users", What: "over_budget", Level: slog.LevelWarn},
+			{Kind: "hedge", Name: "users", What: "hedged", Level: slog.LevelDebug},
+		}, events)
+		stop()
+		do()
+		require.Len(t, events, 2)
+
+		metrics := map[string]float64{}
+		for _, m := range d.Metrics() {
+			metrics[m.Name] = m.Value
+			require.Equal(t, m.Name != "hedge.delay_seconds", m.Counter, m.Name)
 		}
 		require.Equal(t, map[string]float64{
-			"hedge.calls{outcome=first_won}": 0, "hedge.calls{outcome=hedge_won}": 2, "hedge.calls{outcome=failed}": 0,
-		}, figures)
+			"hedge.calls{outcome=first_won}": 1, "hedge.calls{outcome=hedge_won}": 2, "hedge.calls{outcome=failed}": 0,
+			"hedge.hedges{outcome=made}": 2, "hedge.hedges{outcome=over_budget}": 1, "hedge.delay_seconds": 0.05,
+		}, metrics)
 	})
 }
 

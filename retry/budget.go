@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/settings"
 )
@@ -110,9 +109,9 @@ func (b *Budget) refund() { b.refill(func(*BudgetConfig) { b.held += whole }) }
 
 // BudgetStats are metrics of a [Budget].
 type BudgetStats struct {
-	Allowed    int64 // retries
-	OverBudget int64 // retries that were not allowed
-	Left       int64 // retries that would be allowed now
+	Allowed    int64 `counter:"retries{outcome=allowed}"`
+	OverBudget int64 `counter:"retries{outcome=over_budget}"` // retries that were not allowed
+	Left       int64 `gauge:"left"`                           // retries that would be allowed now
 }
 
 // Stats returns the metrics of b.
@@ -121,57 +120,17 @@ func (b *Budget) Stats() (s BudgetStats) {
 	return s
 }
 
-// Name returns the name of b.
-func (b *Budget) Name() string { return b.setting.Load().Name }
-
 // Config returns the configuration with defaults filled in.
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
-// Settings returns the configuration with defaults filled in.
-func (b *Budget) Settings() any { return b.Config() }
-
-// Update changes the configuration, as [Retrier.Update] does. Time that has passed before adds retries under
-// the old configuration.
+// Update changes the configuration, as [Retrier.Update] does. Ratio and PerSecond may be [None]: change must not
+// calculate with it. The time before the Update adds retries under the old configuration.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
 	return b.setting.Update(change, b.allow, nil)
-}
-
-// Change is Update for a caller that does not know the type BudgetConfig.
-func (b *Budget) Change(dry bool, f func(cfg any) error) error {
-	return b.setting.Change(dry, f, b.allow, nil)
 }
 
 // allow refills b under the old configuration and checks the new one.
 func (b *Budget) allow(was, next *BudgetConfig) error {
 	b.refill(func(*BudgetConfig) {})
 	return invalid.Renamed("retry.BudgetConfig", was.Name, next.Name)
-}
-
-// Kind returns "budget".
-func (b *Budget) Kind() string { return "budget" }
-
-// Figures returns the metrics.
-func (b *Budget) Figures() []describe.Figure {
-	s := b.Stats()
-	return []describe.Figure{
-		describe.Count("budget.retries{outcome=allowed}", s.Allowed),
-		describe.Count("budget.retries{outcome=over_budget}", s.OverBudget),
-		{Name: "budget.left", Value: float64(s.Left)},
-	}
-}
-
-// Health returns an error while b has no retry left and has refused one.
-func (b *Budget) Health() (err error) {
-	b.refill(func(*BudgetConfig) {
-		if b.spent && b.held < whole {
-			err = &describe.Ailment{State: "spent"}
-		}
-	})
-	return err
-}
-
-// Needed reports whether b holds less than a new Budget.
-func (b *Budget) Needed() (needed bool) {
-	b.refill(func(c *BudgetConfig) { needed = c.initial() > b.held })
-	return needed
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -158,23 +159,23 @@ func TestBudgetFillsByTimeAndByCalls(t *testing.T) {
 	})
 }
 
-func TestBudgetIsNeededWhileItHoldsLessThanANewOne(t *testing.T) {
+func TestBudgetInUseWhileLessThanFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{PerSecond: 1})
 		r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), Budget: b})
-		require.False(t, b.Needed())
-		require.False(t, r.Needed())
-		require.False(t, retry.New(retry.Config{}).Needed())
+		require.False(t, b.Describe().InUse())
+		require.False(t, r.Describe().InUse())
+		require.False(t, retry.New(retry.Config{}).Describe().InUse())
 		for range 2 {
 			_ = r.Do(t.Context(), fail)
 		}
-		require.True(t, b.Needed())
-		require.True(t, r.Needed(), "a new Retrier would have a new Budget")
+		require.True(t, b.Describe().InUse())
+		require.True(t, r.Describe().InUse(), "a new Retrier would have a new Budget")
 		time.Sleep(1600*time.Millisecond - 1)
-		require.True(t, b.Needed())
+		require.True(t, b.Describe().InUse())
 		time.Sleep(time.Nanosecond)
-		require.False(t, b.Needed())
-		require.False(t, r.Needed())
+		require.False(t, b.Describe().InUse())
+		require.False(t, r.Describe().InUse())
 	})
 }
 
@@ -183,21 +184,23 @@ func TestBudgetHealth(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1})
 		r := retry.New(retry.Config{Budget: b})
 		require.Zero(t, call(t, b, 10, fail))
-		require.NoError(t, b.Health(), "it has refused none")
+		healthOf := func(d policy.Describer) policy.Health { return d.Describe().Health(t.Context()) }
+		spent := policy.Health{Status: policy.Warn, State: "spent"}
+		require.Zero(t, healthOf(b), "it has refused none")
 		require.Equal(t, 1, call(t, b, 1, fail))
-		require.EqualError(t, b.Health(), "spent")
-		require.EqualError(t, r.Health(), "spent")
-		require.NoError(t, retry.New(retry.Config{}).Health())
+		require.Equal(t, spent, healthOf(b))
+		require.Equal(t, spent, healthOf(r))
+		require.Zero(t, healthOf(retry.New(retry.Config{})))
 		time.Sleep(time.Second)
-		require.NoError(t, b.Health(), "another would be allowed")
+		require.Zero(t, healthOf(b), "another would be allowed")
 		require.Zero(t, call(t, b, 1, fail))
-		require.NoError(t, b.Health())
+		require.Zero(t, healthOf(b))
 	})
 }
 
 // A key of a full group gets no second budget: its Retrier stays while a call is under way and
 // while its Budget holds less than a new one.
-func TestBudgetOfAKeyIsNotReplacedWhileItIsNeeded(t *testing.T) {
+func TestBudgetOfAKeyNotReplacedWhileInUse(t *testing.T) {
 	for round := range 200 {
 		synctest.Test(t, func(t *testing.T) {
 			group := resilience.NewGroup(func(int) *retry.Retrier {
@@ -241,7 +244,7 @@ func TestBudgetIsExactUnderContention(t *testing.T) {
 				refused.Add(int64(call(t, b, each, then)))
 			})
 		}
-		for _, look := range []func(){func() { b.Stats() }, func() { _ = b.Health() }, func() { b.Needed() }} {
+		for _, look := range []func(){func() { b.Stats() }, func() { _ = b.Describe().Health(t.Context()) }, func() { b.Describe().InUse() }} {
 			wg.Go(func() { // each apart, so that none is in step by the lock of another
 				for range each {
 					look()

@@ -91,24 +91,11 @@ func (c Config) withDefaults() Config {
 
 func sameName(was, next *Config) error { return invalid.Renamed("retry.Config", was.Name, next.Name) }
 
-// Name returns the name of r.
-func (r *Retrier) Name() string { return r.setting.Load().Name }
-
 // Config returns the configuration with defaults filled in.
 func (r *Retrier) Config() Config { return r.setting.Config() }
 
-// Settings returns the configuration with defaults filled in, without functions and the Budget.
-func (r *Retrier) Settings() any {
-	c := r.Config()
-	c.Backoff, c.Delay, c.RetryIf, c.Budget = nil, nil, nil, nil
-	return c
-}
-
-// Update calls change, which must not use r, with the Config as it was given: a zero field means its
-// default. If the result is invalid, nothing changes. Calls in progress finish under the old configuration.
+// Update calls change with the effective configuration and applies the result. If that is invalid, nothing
+// changes. A field that change leaves as it is shown continues to follow its default; functions are shown as
+// they were given. Attempts may be [Unlimited]: change must not calculate with it. Calls in progress finish under
+// the old configuration. change must not use r.
 func (r *Retrier) Update(change func(*Config)) error { return r.setting.Update(change, sameName, nil) }
-
-// Change is Update for a caller that does not know the type Config.
-func (r *Retrier) Change(dry bool, f func(cfg any) error) error {
-	return r.setting.Change(dry, f, sameName, nil)
-}

@@ -6,18 +6,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
 // Observe calls f with each event until stop is called, on the goroutine of Do and without holding a lock.
 func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(f)
-}
-
-// ObserveAny is Observe for a caller that does not know the type Event.
-func (r *Retrier) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return r.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
 }
 
 // An Event is something that happened to a [Retrier].
@@ -55,29 +49,6 @@ const (
 	outcomeLost     Outcome = ""          // the call lost a hedge: neither an event nor in metrics
 )
 
-// Level returns the severity, as slog has it.
-func (e Event) Level() int {
-	if e.Kind == EventEnded && e.Err != nil {
-		return 4
-	}
-	return -4
-}
-
-// Fields calls yield with each detail.
-func (e Event) Fields(yield func(name string, value any)) {
-	add := func(name string, value any, is bool) {
-		if is {
-			yield(name, value)
-		}
-	}
-	add("event", string(e.Kind), true)
-	add("attempts", e.Attempts, e.Attempts > 0)
-	add("in", e.Delay, e.Delay > 0)
-	add("outcome", string(e.Outcome), e.Outcome != "")
-	add("retrying_for", e.RetryingFor, e.RetryingFor > 0)
-	add("err", e.Err, e.Err != nil)
-}
-
 // contextOutcome returns the outcome of a call whose ctx is done. If the call lost a hedge, that is no failure.
 func contextOutcome(ctx context.Context) Outcome {
 	switch {
@@ -92,17 +63,17 @@ func contextOutcome(ctx context.Context) Outcome {
 // Stats are the counters of a [Retrier]. Each call that has returned is in exactly one of FirstTry to
 // Nested, except for calls that lost a hedge.
 type Stats struct {
-	FirstTry   int64 // succeeded at the first attempt
-	Recovered  int64 // succeeded after a retry
-	Exhausted  int64 // see [OutcomeExhausted]
-	Permanent  int64 // see [OutcomePermanent]
-	OverBudget int64 // see [OutcomeOverBudget]
-	Deadline   int64 // see [OutcomeDeadline]
-	Canceled   int64 // see [OutcomeCanceled]
-	Nested     int64 // failed within an attempt of another Retrier
+	FirstTry   int64 `counter:"calls{outcome=first_try}"`   // succeeded at the first attempt
+	Recovered  int64 `counter:"calls{outcome=recovered}"`   // succeeded after a retry
+	Exhausted  int64 `counter:"calls{outcome=exhausted}"`   // see [OutcomeExhausted]
+	Permanent  int64 `counter:"calls{outcome=permanent}"`   // see [OutcomePermanent]
+	OverBudget int64 `counter:"calls{outcome=over_budget}"` // see [OutcomeOverBudget]
+	Deadline   int64 `counter:"calls{outcome=deadline}"`    // see [OutcomeDeadline]
+	Canceled   int64 `counter:"calls{outcome=canceled}"`    // see [OutcomeCanceled]
+	Nested     int64 `counter:"calls{outcome=nested}"`      // failed within an attempt of another Retrier
 
-	Attempts int64 // that have returned
-	Retried  int64 // attempts after the first
+	Attempts int64 `counter:"attempts"` // that have returned
+	Retried  int64 `counter:"retries"`  // attempts after the first
 }
 
 // counts are the counters of a Retrier. A first attempt that succeeds, the most common case, adds to only one
@@ -132,20 +103,3 @@ func (r *Retrier) Stats() Stats {
 	s.Attempts += s.FirstTry + s.Recovered
 	return s
 }
-
-// Kind returns "retry".
-func (r *Retrier) Kind() string { return "retry" }
-
-// Figures returns the metrics.
-func (r *Retrier) Figures() (all []describe.Figure) {
-	for i, o := range outcomes {
-		all = append(all, describe.Count("retry.calls{outcome="+string(o)+"}", r.counts.ended[i].Load()))
-	}
-	return append(all, describe.Count("retry.attempts", r.Stats().Attempts))
-}
-
-// Health returns the Health of the Budget.
-func (r *Retrier) Health() error { return r.setting.Load().Budget.Health() }
-
-// Needed reports whether the Budget is.
-func (r *Retrier) Needed() bool { return r.setting.Load().Budget.Needed() }

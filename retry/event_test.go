@@ -3,6 +3,7 @@ package retry_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/ended"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -97,7 +99,7 @@ func TestObserversMayUseTheRetrier(t *testing.T) {
 	r.Observe(func(ctx context.Context, e retry.Event) {
 		note(string(e.Kind))(ctx)
 		require.NoError(t, r.Update(func(c *retry.Config) { c.MaxRetryAfter++ }))
-		_, _, _ = r.Name(), r.Config(), r.Stats()
+		_, _, _ = r.Describe(), r.Config(), r.Stats()
 	})
 	r.Observe(func(ctx context.Context, e retry.Event) { note("second " + string(e.Kind))(ctx) })
 	_ = r.Do(ctx, fail)
@@ -130,82 +132,110 @@ func TestCallThatLostAHedgeCountsNowhere(t *testing.T) {
 	require.Equal(t, retry.EventRetried, events[0].Kind)
 }
 
-func TestEventsSayTheirLevelAndFields(t *testing.T) {
-	fields := func(e retry.Event) (all []any) {
-		e.Fields(func(name string, value any) { all = append(all, name, value) })
-		return all
-	}
-	for _, c := range []struct {
-		event  retry.Event
-		level  int
-		fields []any
-	}{
-		{retry.Event{Kind: retry.EventRetried, Attempts: 1, Delay: 2, RetryingFor: 3, Err: errDown}, -4,
-			[]any{"event", "retried", "attempts", 1, "in", time.Duration(2), "retrying_for", time.Duration(3), "err", errDown}},
-		{retry.Event{Kind: retry.EventEnded, Attempts: 2, Outcome: retry.OutcomeRecovered}, -4,
-			[]any{"event", "ended", "attempts", 2, "outcome", "recovered"}},
-		{retry.Event{Kind: retry.EventEnded, Attempts: 2, Outcome: retry.OutcomeExhausted, Err: errDown}, 4,
-			[]any{"event", "ended", "attempts", 2, "outcome", "exhausted", "err", errDown}},
-	} {
-		require.Equal(t, c.level, c.event.Level())
-		require.Equal(t, c.fields, fields(c.event))
-	}
-}
+func TestRetrierDescribe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		budget := retry.NewBudget(retry.BudgetConfig{Name: "users", Ratio: retry.None, PerSecond: retry.None})
+		r := retry.New(retry.Config{
+			Name: "list", Budget: budget, AttemptTimeout: time.Second, RetryIf: func(error) bool { return true },
+			Delay: func(context.Context, retry.FailedAttempt) time.Duration { return 0 },
+		})
+		d := r.Describe()
+		require.Equal(t, []string{"retry", "list"}, []string{d.Kind, d.Name})
+		require.Equal(t, retry.Config{Name: "list", Attempts: 3, AttemptTimeout: time.Second, MaxRetryAfter: time.Minute}, d.Config())
+		require.Nil(t, d.Members)
+		require.Equal(t, policy.Health{}, d.Health(t.Context()))
 
-func TestRetrierAndBudgetDescribeThemselves(t *testing.T) {
-	budget := retry.NewBudget(retry.BudgetConfig{Name: "users", Ratio: retry.None, PerSecond: retry.None})
-	r := retry.New(retry.Config{
-		Name: "list", Budget: budget, AttemptTimeout: time.Second, RetryIf: func(error) bool { return true },
-		Delay: func(context.Context, retry.FailedAttempt) time.Duration { return 0 },
+		var events []policy.Event
+		stop := d.Observe(func(_ context.Context, e policy.Event) { events = append(events, e) })
+		err := r.Do(t.Context(), fail)
+		require.Equal(t, []policy.Event{{
+			Kind: "retry", Name: "list", What: "ended", Level: slog.LevelWarn, Err: err,
+			Attrs: []slog.Attr{slog.Int("attempts", 1), slog.String("outcome", "over_budget")},
+		}}, events)
+		stop()
+		require.Equal(t, policy.Health{Status: policy.Warn, State: "spent"}, d.Health(t.Context()), "the Budget's")
+
+		require.NoError(t, d.Update(false, func(cfg any) error {
+			cfg.(*retry.Config).Budget = nil
+			cfg.(*retry.Config).Attempts = 2
+			return nil
+		}))
+		require.Equal(t, policy.Health{}, d.Health(t.Context()), "it has no Budget")
+		require.False(t, d.InUse())
+		_ = r.Do(t.Context(), fail)
+		_ = r.Do(t.Context(), succeed)
+		require.Len(t, events, 1)
+		require.Equal(t, map[string]float64{
+			"retry.calls{outcome=first_try}": 1, "retry.calls{outcome=recovered}": 0, "retry.calls{outcome=exhausted}": 1,
+			"retry.calls{outcome=permanent}": 0, "retry.calls{outcome=over_budget}": 1, "retry.calls{outcome=deadline}": 0,
+			"retry.calls{outcome=canceled}": 0, "retry.calls{outcome=nested}": 0, "retry.attempts": 4, "retry.retries": 1,
+		}, counters(t, d.Metrics()))
 	})
-	require.Equal(t, []string{"retry", "budget"}, []string{r.Kind(), budget.Kind()})
-	require.Equal(t, retry.Config{Name: "list", Attempts: 3, AttemptTimeout: time.Second, MaxRetryAfter: time.Minute}, r.Settings())
-	require.Equal(t, retry.BudgetConfig{Name: "users", Ratio: retry.None, PerSecond: retry.None}, budget.Settings())
-
-	var told []any
-	note := func(_ context.Context, e any) { told = append(told, e) }
-	stop := r.ObserveAny(note)
-	err := r.Do(t.Context(), fail)
-	require.Len(t, told, 1)
-	require.Equal(t, err, told[0].(retry.Event).Err)
-	stop()
-	require.NoError(t, r.Change(false, func(cfg any) error {
-		cfg.(*retry.Config).Budget = nil
-		cfg.(*retry.Config).Attempts = 2
-		return nil
-	}))
-	_ = r.Do(t.Context(), fail)
-	_ = r.Do(t.Context(), succeed)
-	require.Len(t, told, 1)
-
-	figures := map[string]float64{}
-	for _, f := range append(r.Figures(), budget.Figures()...) {
-		figures[f.Name] = f.Value
-		require.Equal(t, f.Name != "budget.left", f.Counter, f.Name)
-	}
-	require.Equal(t, map[string]float64{
-		"retry.calls{outcome=first_try}": 1, "retry.calls{outcome=recovered}": 0, "retry.calls{outcome=exhausted}": 1,
-		"retry.calls{outcome=permanent}": 0, "retry.calls{outcome=over_budget}": 1, "retry.calls{outcome=deadline}": 0,
-		"retry.calls{outcome=canceled}": 0, "retry.calls{outcome=nested}": 0, "retry.attempts": 4,
-		"budget.retries{outcome=allowed}": 0, "budget.retries{outcome=over_budget}": 1, "budget.left": 0,
-	}, figures)
 }
 
-func TestChangeIsUpdateOfAnyType(t *testing.T) {
+// counters returns the values of metrics that are all counters, except for the gauge budget.left.
+func counters(t *testing.T, metrics []policy.Metric) map[string]float64 {
+	values := make(map[string]float64)
+	for _, m := range metrics {
+		values[m.Name] = m.Value
+		require.Equal(t, m.Name != "budget.left", m.Counter, m.Name)
+	}
+	return values
+}
+
+func TestRetrierDescribesItsEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := retry.New(retry.Config{Name: "list", Backoff: retry.Constant(time.Second)})
+		var events []policy.Event
+		r.Describe().Observe(func(_ context.Context, e policy.Event) { events = append(events, e) })
+		fn, _ := failing(2, errDown)
+		require.NoError(t, r.Do(t.Context(), fn))
+		retried := func(attrs ...slog.Attr) policy.Event {
+			return policy.Event{Kind: "retry", Name: "list", What: "retried", Level: slog.LevelDebug, Err: errDown, Attrs: attrs}
+		}
+		require.Equal(t, []policy.Event{
+			retried(slog.Int("attempts", 1), slog.Duration("in", time.Second)),
+			retried(slog.Int("attempts", 2), slog.Duration("in", time.Second), slog.Duration("retrying_for", time.Second)),
+			{Kind: "retry", Name: "list", What: "ended", Level: slog.LevelDebug, Attrs: []slog.Attr{
+				slog.Int("attempts", 3), slog.String("outcome", "recovered"), slog.Duration("retrying_for", 2*time.Second),
+			}},
+		}, events)
+	})
+}
+
+func TestBudgetDescribe(t *testing.T) {
+	budget := retry.NewBudget(retry.BudgetConfig{Name: "users", Ratio: retry.None, PerSecond: 1})
+	d := budget.Describe()
+	require.Equal(t, []string{"budget", "users"}, []string{d.Kind, d.Name})
+	require.Equal(t, retry.BudgetConfig{Name: "users", Ratio: retry.None, PerSecond: 1}, d.Config())
+	require.Nil(t, d.Observe)
+	synctest.Test(t, func(t *testing.T) {
+		budget := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1})
+		require.Equal(t, 2, call(t, budget, 12, fail))
+		require.Equal(t, map[string]float64{
+			"budget.retries{outcome=allowed}": 10, "budget.retries{outcome=over_budget}": 2, "budget.left": 0,
+		}, counters(t, budget.Describe().Metrics()))
+	})
+}
+
+// Settings files are exact: a Description's Update shows the values that were given.
+func TestDescriptionUpdate(t *testing.T) {
 	r := retry.New(retry.Config{Name: "list"})
 	b := retry.NewBudget(retry.BudgetConfig{Name: "users"})
+	change, changeBudget := r.Describe().Update, b.Describe().Update
 	attempts := func(n int) func(any) error {
 		return func(cfg any) error { cfg.(*retry.Config).Attempts = n; return nil }
 	}
 	ratio := func(cfg any) error { cfg.(*retry.BudgetConfig).Ratio = 0.5; return nil }
-	require.NoError(t, r.Change(true, attempts(5)))
-	require.NoError(t, b.Change(true, ratio))
+	require.NoError(t, change(true, func(cfg any) error { require.Zero(t, cfg.(*retry.Config).Attempts); return nil }))
+	require.NoError(t, change(true, attempts(5)))
+	require.NoError(t, changeBudget(true, ratio))
 	require.Equal(t, []any{3, 0.2}, []any{r.Config().Attempts, b.Config().Ratio}, "a dry run changes nothing")
-	require.ErrorIs(t, r.Change(false, func(cfg any) error { _ = attempts(7)(cfg); return errDown }), errDown)
-	require.EqualError(t, r.Change(true, func(cfg any) error { cfg.(*retry.Config).HealthyAfter = -1; return nil }),
+	require.ErrorIs(t, change(false, func(cfg any) error { _ = attempts(7)(cfg); return errDown }), errDown)
+	require.EqualError(t, change(true, func(cfg any) error { cfg.(*retry.Config).HealthyAfter = -1; return nil }),
 		"retry.Config.HealthyAfter is -1ns: must be 0 (for never) or more")
-	require.Error(t, b.Change(false, func(cfg any) error { cfg.(*retry.BudgetConfig).Name = "x"; return nil }))
-	require.NoError(t, r.Change(false, attempts(5)))
-	require.NoError(t, b.Change(false, ratio))
+	require.Error(t, changeBudget(false, func(cfg any) error { cfg.(*retry.BudgetConfig).Name = "x"; return nil }))
+	require.NoError(t, change(false, attempts(5)))
+	require.NoError(t, changeBudget(false, ratio))
 	require.Equal(t, []any{5, 0.5}, []any{r.Config().Attempts, b.Config().Ratio})
 }

@@ -90,6 +90,15 @@ func ExampleRetrier_Do() {
 	// true
 }
 
+// Update shows the effective configuration.
+func ExampleRetrier_Update() {
+	retries := retry.New(retry.Config{})
+	err := retries.Update(func(c *retry.Config) { c.MaxRetryAfter *= 2 })
+	fmt.Println(retries.Config().MaxRetryAfter, err)
+	// Output:
+	// 2m0s <nil>
+}
+
 // Each retry writes a line to the log.
 func ExampleRetrier_Observe() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{

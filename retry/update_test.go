@@ -17,7 +17,7 @@ import (
 
 func TestConfigHasItsDefaults(t *testing.T) {
 	r := retry.New(retry.Config{Name: "users"})
-	require.Equal(t, "users", r.Name())
+	require.Equal(t, "users", r.Describe().Name)
 	c := r.Config()
 	require.NotNil(t, c.Backoff)
 	require.True(t, c.RetryIf(errDown))
@@ -27,7 +27,6 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	require.Equal(t, retry.Unlimited, retry.New(retry.Config{Attempts: retry.Unlimited}).Config().Attempts)
 
 	b := retry.NewBudget(retry.BudgetConfig{Name: "users"})
-	require.Equal(t, "users", b.Name())
 	require.Equal(t, retry.BudgetConfig{Name: "users", Ratio: 0.2, PerSecond: 10}, b.Config())
 }
 

@@ -1,0 +1,89 @@
+package retry
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/go-resilience/resilience/policy"
+)
+
+var (
+	_ policy.Describer = (*Retrier)(nil)
+	_ policy.Describer = (*Budget)(nil)
+)
+
+// Describe implements [policy.Describer]. The Health of a Retrier is its Budget's.
+func (r *Retrier) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "retry",
+		Name:    r.setting.Load().Name,
+		Metrics: func() []policy.Metric { return policy.Metrics("retry", r.Stats()) },
+		Health:  func(context.Context) policy.Health { return r.setting.Load().Budget.health() },
+		Config:  func() any { return r.settings() },
+		Update:  r.configure,
+		Observe: policy.Events(r.Observe, Event.describe),
+		InUse:   func() bool { return r.setting.Load().Budget.inUse() },
+	}
+}
+
+// settings returns the configuration without the fields that settings cannot hold.
+func (r *Retrier) settings() Config {
+	c := r.Config()
+	c.Backoff, c.Delay, c.RetryIf, c.Budget = nil, nil, nil, nil
+	return c
+}
+
+func (r *Retrier) configure(dryRun bool, change func(cfg any) error) error {
+	return r.setting.Change(dryRun, change, sameName, nil)
+}
+
+// describe returns e as all policies describe their events. A call that has failed needs attention.
+func (e Event) describe() policy.Event {
+	d := policy.Event{Kind: "retry", Name: e.Name, What: string(e.Kind), Level: slog.LevelDebug, Err: e.Err}
+	if e.Kind == EventEnded && e.Err != nil {
+		d.Level = slog.LevelWarn
+	}
+	d.Attrs = append(d.Attrs, slog.Int("attempts", e.Attempts))
+	if e.Delay > 0 {
+		d.Attrs = append(d.Attrs, slog.Duration("in", e.Delay))
+	}
+	if e.Outcome != "" {
+		d.Attrs = append(d.Attrs, slog.String("outcome", string(e.Outcome)))
+	}
+	if e.RetryingFor > 0 {
+		d.Attrs = append(d.Attrs, slog.Duration("retrying_for", e.RetryingFor))
+	}
+	return d
+}
+
+// Describe implements [policy.Describer]. A Budget is "spent" while it has no retry left and has refused one.
+func (b *Budget) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "budget",
+		Name:    b.setting.Load().Name,
+		Metrics: func() []policy.Metric { return policy.Metrics("budget", b.Stats()) },
+		Health:  func(context.Context) policy.Health { return b.health() },
+		Config:  func() any { return b.Config() },
+		Update:  b.configure,
+		InUse:   b.inUse,
+	}
+}
+
+func (b *Budget) configure(dryRun bool, change func(cfg any) error) error {
+	return b.setting.Change(dryRun, change, b.allow, nil)
+}
+
+func (b *Budget) health() (h policy.Health) {
+	b.refill(func(*BudgetConfig) {
+		if b.spent && b.held < whole {
+			h = policy.Health{Status: policy.Warn, State: "spent"}
+		}
+	})
+	return h
+}
+
+// inUse reports whether b holds less than a new Budget: replacing it would allow more retries.
+func (b *Budget) inUse() (inUse bool) {
+	b.refill(func(c *BudgetConfig) { inUse = c.initial() > b.held })
+	return inUse
+}
