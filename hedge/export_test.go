@@ -2,7 +2,7 @@ package hedge
 
 import "time"
 
-// LatencyOf returns the time within which the fraction q of the calls of h ended.
+// LatencyOf returns the quantile q of h's latencies, and whether there are enough of them.
 func LatencyOf[T any](h *Hedger[T], q float64) (time.Duration, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

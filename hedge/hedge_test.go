@@ -25,16 +25,15 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A reply is what one of several calls does: it takes a while, unless its ctx
-// ends before, and then returns value or err.
+// A reply is the result of one call: after takes, or when its ctx is done, it returns value and err.
 type reply struct {
 	takes time.Duration
 	value string
 	err   error
 }
 
-// replies returns a function whose nth call does as the nth reply says, and
-// notes for each when it began and why its ctx ended.
+// replies returns a function whose nth call has the nth reply, and a log of when each call started and of the cause
+// of its ctx.
 func replies(all ...reply) (fn func(context.Context) (string, error), log *hedgeLog) {
 	log = &hedgeLog{start: time.Now()}
 	return func(ctx context.Context) (string, error) {
@@ -55,7 +54,7 @@ type hedgeLog struct {
 	start   time.Time
 	running atomic.Int64
 	mu      sync.Mutex
-	began   []time.Duration
+	started []time.Duration
 	lost    map[int]error
 }
 
@@ -63,8 +62,8 @@ func (l *hedgeLog) begin() (n int) {
 	l.running.Add(1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.began = append(l.began, time.Since(l.start))
-	return len(l.began) - 1
+	l.started = append(l.started, time.Since(l.start))
+	return len(l.started) - 1
 }
 
 func (l *hedgeLog) lose(n int, why error) {
@@ -83,7 +82,7 @@ var (
 	full    = refusal{}
 )
 
-// A refusal is what a policy further in returns in the place of a call.
+// A refusal is an inner policy's error instead of a call.
 type refusal struct{}
 
 func (refusal) Error() string { return "refused" }
@@ -96,7 +95,7 @@ func (saying) Error() string    { return "saying" }
 func (s saying) Refused() bool  { return s.kind == behavior.Refused }
 func (s saying) Answered() bool { return s.kind == behavior.Answered }
 
-// leaves reports how fn, on a goroutine of its own, ends.
+// leaves runs fn on its own goroutine, and returns "left" if it panics or exits the goroutine.
 func leaves(fn func()) (how string) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -123,7 +122,7 @@ func TestHedge(t *testing.T) {
 		want    string
 		errs    []error
 		took    time.Duration
-		began   []time.Duration
+		started []time.Duration
 		lost    []int
 	}{
 		{"a call that is fast enough is not hedged", []reply{{10 * ms, "first", nil}},
@@ -148,7 +147,7 @@ func TestHedge(t *testing.T) {
 				fn, log := replies(c.replies...)
 				got, err := do(t.Context(), hedge.Config{Delay: 50 * ms}, fn)
 				require.Equal(t, c.took, time.Since(log.start))
-				require.Zero(t, log.running.Load(), "no call outlives Hedge")
+				require.Zero(t, log.running.Load(), "no call outlives Do")
 				require.Equal(t, c.want, got)
 				if c.errs == nil {
 					require.NoError(t, err)
@@ -157,21 +156,21 @@ func TestHedge(t *testing.T) {
 					require.ErrorIs(t, err, want)
 				}
 				if len(c.errs) == 1 {
-					require.Equal(t, c.errs[0], err, "one error comes back as it is")
+					require.Equal(t, c.errs[0], err, "a single error is returned unchanged")
 				}
-				require.Equal(t, c.began, log.began)
+				require.Equal(t, c.started, log.started)
 				require.Len(t, log.lost, len(c.lost))
 				for _, n := range c.lost {
 					require.ErrorContains(t, log.lost[n], "call is no longer needed")
 				}
 				time.Sleep(time.Hour)
-				require.Equal(t, c.began, log.began, "no call is made later")
+				require.Equal(t, c.started, log.started, "no call starts later")
 			})
 		})
 	}
 }
 
-func TestHedgeHonorsItsContext(t *testing.T) {
+func TestHedgeHonorsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		errShutdown := errors.New("shutting down")
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -185,11 +184,11 @@ func TestHedgeHonorsItsContext(t *testing.T) {
 		_, err = do(ctx, hedge.Config{Delay: 50 * ms}, fn)
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, errShutdown)
-		require.Len(t, log.began, 2, "an ended ctx is honored before anything else")
+		require.Len(t, log.started, 2, "ctx is checked first")
 	})
 }
 
-func TestHedgeThatIsOverMakesNoOtherCall(t *testing.T) {
+func TestNoSecondCallAfterTheFirstReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 500 {
 			var calls atomic.Int64
@@ -198,7 +197,7 @@ func TestHedgeThatIsOverMakesNoOtherCall(t *testing.T) {
 					time.Sleep(50 * ms) // until the other call is due
 					return 1, nil
 				}
-				<-ctx.Done() // forever, if it began after the end
+				<-ctx.Done() // forever, if it started after the end
 				return 0, ctx.Err()
 			})
 			require.NoError(t, err)
@@ -206,7 +205,7 @@ func TestHedgeThatIsOverMakesNoOtherCall(t *testing.T) {
 	})
 }
 
-func TestContextOfTheWinnerLivesOnlyIfValuesNeedIt(t *testing.T) {
+func TestWinnersContextStaysAliveWithDiscard(t *testing.T) {
 	for name, c := range map[string]struct {
 		discard func(any)
 		want    error
@@ -236,7 +235,7 @@ func TestContextOfTheWinnerLivesOnlyIfValuesNeedIt(t *testing.T) {
 	}
 }
 
-func TestHedgePassesOnPanicAndExit(t *testing.T) {
+func TestPanicAndExitReachTheCaller(t *testing.T) {
 	for _, who := range []int{0, 1} {
 		for name, leave := range map[string]func(){"panic": func() { panic(errDown) }, "exit": runtime.Goexit} {
 			t.Run(fmt.Sprintf("%s in call %d", name, who), func(t *testing.T) {
@@ -268,7 +267,7 @@ func TestHedgePassesOnPanicAndExit(t *testing.T) {
 						e := panicOf(t, run)
 						require.ErrorIs(t, e, errDown)
 						require.ErrorIs(t, e, errDown)
-						require.Contains(t, string(e.Stack()), "TestHedgePassesOnPanicAndExit", "the stack of the call")
+						require.Contains(t, string(e.Stack()), "TestPanicAndExitReachTheCaller", "the stack of the call")
 						require.ErrorContains(t, e, "hedge_test.go")
 					default:
 						require.Equal(t, "left", leaves(run))
@@ -287,7 +286,7 @@ type stacked interface {
 	Stack() []byte
 }
 
-// panicOf returns the error with a stack that fn panics with.
+// panicOf returns the error that fn panics with, which has a stack.
 func panicOf(t *testing.T, fn func()) (e stacked) {
 	t.Helper()
 	defer func() {
@@ -299,7 +298,7 @@ func panicOf(t *testing.T, fn func()) (e stacked) {
 	return nil
 }
 
-func TestPanicOfAHedgeWithinAHedgeIsWrappedOnce(t *testing.T) {
+func TestNestedHedgePanicWrappedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := hedge.Config{Delay: 50 * ms}
 		second := func(fn func()) func(context.Context) (int, error) { // calls fn in the second call
@@ -322,8 +321,8 @@ func TestPanicOfAHedgeWithinAHedgeIsWrappedOnce(t *testing.T) {
 	})
 }
 
-// A panic is neither an answer nor a refusal, whatever error it has as its value.
-func TestPanicOfAHedgeWithAnErrorIsAFailure(t *testing.T) {
+// A panic is neither an answer nor a refusal, even if its value is such an error.
+func TestPanicIsAFailure(t *testing.T) {
 	for _, kind := range []behavior.Kind{behavior.Answered, behavior.Refused} {
 		value := saying{kind}
 		require.Equal(t, kind, behavior.Read(value).Kind)
@@ -344,7 +343,7 @@ func TestPanicOfAHedgeWithAnErrorIsAFailure(t *testing.T) {
 	}
 }
 
-func TestHedgePanicAfterTheEndIsNotLost(t *testing.T) {
+func TestPanicAfterTheRaceIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var discarded []any
 		var calls atomic.Int64
@@ -367,7 +366,7 @@ func TestHedgePanicAfterTheEndIsNotLost(t *testing.T) {
 	})
 }
 
-func TestRatioBoundsTheSecondCalls(t *testing.T) {
+func TestRatioLimitsSecondCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := hedge.New[int](hedge.Config{Delay: ms, Ratio: 0.1})
 		run := func(n int, takes time.Duration) (second int64) {
@@ -381,11 +380,11 @@ func TestRatioBoundsTheSecondCalls(t *testing.T) {
 		require.Equal(t, int64(99), run(1000, 5*ms), "each call counts when it has returned")
 		require.Equal(t, int64(901), h.Stats().OverBudget)
 		require.Zero(t, run(1000, 0))
-		require.Equal(t, int64(11), run(11, 5*ms), "ten are kept, and one comes with the eleven")
+		require.Equal(t, int64(11), run(11, 5*ms), "ten are saved up, and the calls add one")
 	})
 }
 
-func TestCallsThatAreRefusedAllowAndUseNoSecondCall(t *testing.T) {
+func TestRefusedCallsDoNotCountForRatio(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := hedge.New[string](hedge.Config{Delay: 50 * ms, Ratio: 1})
 		run := func(all ...reply) {
@@ -395,11 +394,11 @@ func TestCallsThatAreRefusedAllowAndUseNoSecondCall(t *testing.T) {
 		slow := reply{takes: 100 * ms}
 		run(reply{err: full})
 		run(slow)
-		require.Equal(t, int64(1), h.Stats().OverBudget, "the refused call has allowed none, the slow one will have when it returns")
+		require.Equal(t, int64(1), h.Stats().OverBudget, "the refused call allowed none, and the slow one has not returned")
 		run(slow, reply{takes: 10 * ms, err: full})
 		run(slow, reply{takes: 10 * ms, err: full})
 		require.Equal(t, int64(2), h.Stats().Hedged)
-		for range 3 { // each slow call allowed one, which the refused ones did not use
+		for range 3 { // each slow call allowed one, which the refused calls did not use
 			run(reply{takes: 100 * ms, err: full}, reply{takes: 100 * ms})
 		}
 		require.Equal(t, int64(5), h.Stats().Hedged)
@@ -448,7 +447,7 @@ func TestHedgerCounts(t *testing.T) {
 		want.FirstWon, want.Delay = 22, 10*ms+1
 		require.Equal(t, want, h.Stats())
 
-		for range 11 { // ten are kept
+		for range 11 { // ten are saved up
 			do(t.Context(), reply{takes: 15 * ms, err: full}, reply{takes: ms, err: errDown})
 		}
 		want.Failed, want.Hedged, want.OverBudget = 12, 12, 1
@@ -462,8 +461,8 @@ func TestHedgeLearnsItsDelay(t *testing.T) {
 		run := func(all ...reply) (hedgedAfter time.Duration) {
 			fn, log := replies(all...)
 			_, _ = h.Do(t.Context(), fn)
-			if len(log.began) > 1 {
-				return log.began[1]
+			if len(log.started) > 1 {
+				return log.started[1]
 			}
 			return 0
 		}
@@ -472,8 +471,8 @@ func TestHedgeLearnsItsDelay(t *testing.T) {
 		}
 		_, ok := hedge.LatencyOf(h, 0.9)
 		require.False(t, ok)
-		require.Equal(t, time.Second, run(reply{takes: 2 * time.Second}, reply{takes: 10 * ms}), "19 calls say too little")
-		// 20 of them now: 1 to 19 ms, and the slow one for as long as it ran.
+		require.Equal(t, time.Second, run(reply{takes: 2 * time.Second}, reply{takes: 10 * ms}), "19 calls are not enough")
+		// There are 20 now: 1 to 19 ms, and the slow one.
 		d, ok := hedge.LatencyOf(h, 0.9)
 		require.True(t, ok)
 		require.Equal(t, 18*ms, d)
@@ -488,20 +487,20 @@ func TestHedgeLearnsItsDelay(t *testing.T) {
 			run(reply{err: errDown})
 		}
 		after, _ := hedge.LatencyOf(h, 0.01)
-		require.Equal(t, before, after, "how fast a failure is says nothing")
+		require.Equal(t, before, after, "the duration of a failure is no latency")
 
 		for range 1000 {
 			run(reply{takes: 7 * ms}, reply{takes: time.Minute})
 		}
 		for _, q := range []float64{0.001, 0.5, 1} {
 			d, _ := hedge.LatencyOf(h, q)
-			require.Equal(t, 7*ms, d, "what is long past is forgotten")
+			require.Equal(t, 7*ms, d, "old latencies are dropped")
 		}
 	})
 }
 
-// Otherwise the ctx of each call that failed would stay with that of the caller.
-func TestContextOfACallThatFailedEndsWithDo(t *testing.T) {
+// Otherwise the caller's ctx would hold the ctx of each failed call.
+func TestFailedCallsContextIsCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, takes := range []time.Duration{0, 100 * ms} {
 			var mu sync.Mutex
@@ -540,8 +539,7 @@ func TestLatenciesAreSorted(t *testing.T) {
 	})
 }
 
-// TestHedgeUnderContention mixes everything that can happen at once, on real
-// goroutines, and counts.
+// TestHedgeUnderContention runs calls with all results on many goroutines, and checks the counters.
 func TestHedgeUnderContention(t *testing.T) {
 	const workers, each = 16, 500
 	synctest.Test(t, func(t *testing.T) {
@@ -599,7 +597,7 @@ func TestHedgeUnderContention(t *testing.T) {
 						left.Add(1)
 					}
 					if running.Load() != 0 {
-						t.Error("a call outlived its hedge")
+						t.Error("a call outlived Do")
 					}
 					cancel()
 				}
@@ -609,7 +607,7 @@ func TestHedgeUnderContention(t *testing.T) {
 		for _, n := range []*atomic.Int64{&hedged, &discarded, &returned, &failed, &left, &refused} {
 			require.Positive(t, n.Load())
 		}
-		require.Equal(t, int64(workers*each), firsts.Load(), "each hedge makes a first call")
+		require.Equal(t, int64(workers*each), firsts.Load(), "each Do starts a first call")
 		require.Equal(t, int64(workers*each), returned.Load()+failed.Load()+left.Load())
 		require.Equal(t, succeeded.Load(), returned.Load()+discarded.Load(), "each value is returned or discarded, once")
 		s := h.Stats()
@@ -660,14 +658,14 @@ func TestDefaultRatio(t *testing.T) {
 	require.EqualValues(t, hedge.Unlimited, unlimited.Config().Ratio)
 }
 
-// A second call that is not made, as ctx has ended, uses nothing.
-func TestSecondCallAfterTheEndOfItsContextCountsNowhere(t *testing.T) {
+// A second call that does not start because ctx is done takes nothing from Ratio.
+func TestNoSecondCallAfterContextIsDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := hedge.New[int](hedge.Config{Delay: 50 * ms, Ratio: 1})
 		ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
 		defer cancel()
 		_, err := h.Do(ctx, func(context.Context) (int, error) {
-			time.Sleep(100 * ms) // it does not heed its ctx
+			time.Sleep(100 * ms) // it ignores its ctx
 			return 1, nil
 		})
 		require.NoError(t, err)
@@ -675,10 +673,10 @@ func TestSecondCallAfterTheEndOfItsContextCountsNowhere(t *testing.T) {
 	})
 }
 
-// To the Retrier of a call that loses, its end is neither a failure nor a cancel.
-func TestLoserIsNoFailureAndNotCanceled(t *testing.T) {
+// A Retrier in the losing call counts neither a failure nor a cancel.
+func TestLosingCallIsNoFailureOfItsRetrier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, wait := range []time.Duration{0, time.Minute} { // it loses in an attempt, or in a wait
+		for _, wait := range []time.Duration{0, time.Minute} { // it loses during an attempt, or during a wait
 			r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(wait)})
 			var events []retry.Event
 			r.Observe(func(_ context.Context, e retry.Event) { events = append(events, e) })
@@ -702,7 +700,7 @@ func TestLoserIsNoFailureAndNotCanceled(t *testing.T) {
 			})
 			require.NoError(t, err)
 			require.Equal(t, hedge.Stats{HedgeWon: 1, Hedged: 1, Delay: 50 * ms}, h.Stats())
-			s := r.Stats() // which has no call but the one that won
+			s := r.Stats() // which count only the winning call
 			s.Attempts, s.Retried = 0, 0
 			require.Equal(t, retry.Stats{FirstTry: 1}, s)
 			require.Len(t, events, 1)
@@ -711,7 +709,7 @@ func TestLoserIsNoFailureAndNotCanceled(t *testing.T) {
 	})
 }
 
-// An eventLog keeps the events that it is told of.
+// An eventLog records events.
 type eventLog struct {
 	mu     sync.Mutex
 	events []hedge.Event
@@ -797,9 +795,9 @@ func TestEventsOfAHedger(t *testing.T) {
 	})
 }
 
-func TestPanicOfAnObserverOfAHedgerPassesOn(t *testing.T) {
+func TestObserverPanicReachesTheCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, ratio := range []float64{hedge.Unlimited, 0.1} { // told of the second call, or that it is not allowed
+		for _, ratio := range []float64{hedge.Unlimited, 0.1} { // of a second call, or of one that is over budget
 			h := hedge.New[string](hedge.Config{Delay: 50 * ms, Ratio: ratio})
 			h.Observe(func(context.Context, hedge.Event) { panic("observer") })
 			fn, log := replies(reply{takes: time.Second}, reply{takes: ms})

@@ -26,7 +26,7 @@ func TestNestedRetriersDoNotMultiply(t *testing.T) {
 			for layer := range retried {
 				inner := onRetry(retry.New(retry.Config{Backoff: retry.Constant(0)}),
 					func(context.Context, retry.Event) { retried[layer]++ }).Wrap(fn)
-				// What comes between two layers does not hide the mark.
+				// A ctx that is derived between two layers still has the mark.
 				fn = func(ctx context.Context) error {
 					ctx, cancel := context.WithCancel(context.WithValue(ctx, key{}, layer))
 					defer cancel()
@@ -44,8 +44,7 @@ func TestNestedRetriersDoNotMultiply(t *testing.T) {
 	}
 }
 
-// structCtx and sliceCtx are contexts by value. To compare two of the latter
-// panics.
+// structCtx and sliceCtx are contexts by value. Comparing two sliceCtx panics.
 type structCtx struct {
 	context.Context
 	_ int
@@ -56,7 +55,7 @@ type sliceCtx struct {
 	_ []string
 }
 
-func TestNestedRetrierReturnsTheErrorAsItIs(t *testing.T) {
+func TestNestedRetrierReturnsErrorUnchanged(t *testing.T) {
 	inner := retry.New(retry.Config{})
 	outer := retry.New(retry.Config{Backoff: retry.Constant(0)})
 	var seen []error
@@ -72,31 +71,31 @@ func TestNestedRetrierReturnsTheErrorAsItIs(t *testing.T) {
 		seen = append(seen, err)
 		return err
 	})
-	require.Equal(t, 2, calls, "what is permanent further down is permanent")
+	require.Equal(t, 2, calls, "an inner Permanent is permanent")
 	require.Equal(t, []error{errDown, retry.Permanent(errDown)}, seen)
 	require.Equal(t, errDown, err)
 	require.Equal(t, retry.Stats{Nested: 2, Attempts: 2}, inner.Stats())
 }
 
-func TestAttemptTimeoutCoversWorkThatGoesOn(t *testing.T) {
-	for _, goesOn := range []bool{true, false} {
-		ctx, work := linger.Begin(t.Context()) // as a request is until its response has been read
+func TestAttemptTimeoutCoversContinuedWork(t *testing.T) {
+	for _, continues := range []bool{true, false} {
+		ctx, work := linger.Begin(t.Context()) // like a request until its response has been read
 		var attempt context.Context
 		r := retry.New(retry.Config{AttemptTimeout: time.Minute})
 		require.NoError(t, r.Do(ctx, func(ctx context.Context) error {
 			attempt = ctx
-			if goesOn {
+			if continues {
 				work.GoOn()
 			}
 			return nil
 		}))
-		require.Equal(t, goesOn, attempt.Err() == nil)
+		require.Equal(t, continues, attempt.Err() == nil)
 		work.End(nil)
 		require.ErrorIs(t, attempt.Err(), context.Canceled)
 	}
 }
 
-func TestRetrierWithOneAttemptLeavesTheRetryingToOthers(t *testing.T) {
+func TestRetrierWithOneAttemptSetsNoMark(t *testing.T) {
 	fn, calls := failing(forever, errDown)
 	once := retry.New(retry.Config{Attempts: 1})
 	inner := retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(0)})
@@ -108,14 +107,14 @@ func TestRetrierWithOneAttemptLeavesTheRetryingToOthers(t *testing.T) {
 	require.ErrorIs(t, err, errDown)
 	require.Equal(t, 4, *calls)
 
-	// It hides no mark either.
+	// It does not hide the mark of an outer Retrier.
 	outer := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
 	fn, calls = failing(forever, errDown)
 	_ = outer.Wrap(once.Wrap(inner.Wrap(fn)))(t.Context())
 	require.Equal(t, 2, *calls)
 }
 
-func TestFreshBeginsANewOperation(t *testing.T) {
+func TestFreshStartsANewOperation(t *testing.T) {
 	type key struct{}
 	outer := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
 	budget := retry.NewBudget(retry.BudgetConfig{Ratio: 10, PerSecond: retry.None})
@@ -132,10 +131,10 @@ func TestFreshBeginsANewOperation(t *testing.T) {
 	})
 	require.ErrorIs(t, err, errDown)
 	require.Equal(t, 2*4, *calls)
-	require.Equal(t, int64(2*10-2*3), budget.Stats().Left, "two calls, of three retries each")
+	require.Equal(t, int64(2*10-2*3), budget.Stats().Left, "two calls with three retries each")
 
 	fresh := retry.Fresh(ctx)
-	require.Equal(t, ctx, fresh, "nobody retries")
+	require.Equal(t, ctx, fresh, "no Retrier retries it")
 	cancel()
 	require.ErrorIs(t, fresh.Err(), context.Canceled)
 }
@@ -150,7 +149,7 @@ func TestPermanentSurvivesNestedRetriers(t *testing.T) {
 		for range 4 {
 			fn = retry.New(retry.Config{Backoff: retry.Constant(0)}).Wrap(fn)
 		}
-		require.Equal(t, errDown, fn(t.Context()), "the outermost takes the mark off")
+		require.Equal(t, errDown, fn(t.Context()), "the outermost Retrier removes the mark")
 		require.Equal(t, 1, *calls)
 	}
 }

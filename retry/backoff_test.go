@@ -15,7 +15,7 @@ import (
 
 const longest = time.Duration(math.MaxInt64)
 
-func TestDelaysStayWithinTheirBounds(t *testing.T) {
+func TestBackoffDelays(t *testing.T) {
 	double := func(first, most time.Duration) func(int) time.Duration {
 		return func(n int) time.Duration {
 			bound := first
@@ -63,8 +63,8 @@ func TestDelaysStayWithinTheirBounds(t *testing.T) {
 				if !c.random {
 					continue
 				}
-				// Of 200 random delays some come close to each end: all of them miss a
-				// fifth of the range once in 10^19 times.
+				// Of 200 random delays, some are close to each end: all of them miss a fifth of the
+				// range once in 10^19 times.
 				if width := c.most(n) - c.least(n); width > 100 {
 					require.LessOrEqual(t, lowest[n]-c.least(n), width/5, "attempt %d", n)
 					require.LessOrEqual(t, c.most(n)-highest[n], width/5, "attempt %d", n)
@@ -119,16 +119,16 @@ func TestBackoffReset(t *testing.T) {
 	for range 2 {
 		require.LessOrEqual(t, b.NextBackOff(), 9*time.Nanosecond)
 	}
-	require.Positive(t, retry.Exponential(longest, longest)().NextBackOff(), "also without it")
+	require.Positive(t, retry.Exponential(longest, longest)().NextBackOff(), "even without Reset")
 }
 
-// brokenBackOff does what a test tells it to.
+// brokenBackOff returns the result of the function.
 type brokenBackOff func() time.Duration
 
 func (b brokenBackOff) Reset()                     {}
 func (b brokenBackOff) NextBackOff() time.Duration { return b() }
 
-func TestBackOffThatMisbehaves(t *testing.T) {
+func TestMisbehavingBackOff(t *testing.T) {
 	t.Run("a negative delay ends the retrying", func(t *testing.T) {
 		for _, d := range []time.Duration{backoff.Stop, -2, -time.Hour, math.MinInt64} {
 			fn, calls := failing(forever, errDown)

@@ -79,6 +79,6 @@ func BenchmarkBudget(b *testing.B) {
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
-		_ = r.Do(ctx, fail) // all but a few are refused
+		_ = r.Do(ctx, fail) // nearly all retries are over budget
 	}
 }

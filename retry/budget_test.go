@@ -17,7 +17,8 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// call makes n calls that fail once each, so that each wants a retry that fails.
+// call calls Do n times. Each first attempt fails, and a retry returns the error of then. It returns the number of
+// retries that were over budget.
 func call(t *testing.T, b *retry.Budget, n int, then func(context.Context) error) (refused int) {
 	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), Budget: b})
 	for range n {
@@ -94,7 +95,7 @@ func TestBudgetIsChargedBeforeTheWait(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		require.Equal(t, int64(5), refused.Load(), "they were refused without a wait, while the others waited")
+		require.Equal(t, int64(5), refused.Load(), "they were over budget without a wait, while the others waited")
 	})
 }
 
@@ -109,16 +110,16 @@ func TestBudgetTakesOneForEachRetry(t *testing.T) {
 			time.AfterFunc(time.Millisecond, cancel)
 		})
 		require.ErrorIs(t, r.Do(ctx, fail), context.Canceled)
-		require.Equal(t, int64(6), b.Stats().Left, "a retry that is not made takes nothing")
+		require.Equal(t, int64(6), b.Stats().Left, "a retry that does not start takes nothing")
 		require.Equal(t, 14, call(t, b, 20, fail))
 	})
 }
 
-func TestBudgetFillsByTimeAndByCalls(t *testing.T) {
+func TestBudgetRefills(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.5, PerSecond: 1})
-		require.Zero(t, call(t, b, 20, fail), "10 from the beginning and 10 of the calls")
-		require.Equal(t, 1, call(t, b, 1, fail), "half a retry is none")
+		require.Zero(t, call(t, b, 20, fail), "10 initially and 10 from the calls")
+		require.Equal(t, 1, call(t, b, 1, fail), "half a retry allows none")
 		time.Sleep(500*time.Millisecond - 1)
 		require.Zero(t, b.Stats().Left)
 		time.Sleep(time.Nanosecond)
@@ -129,7 +130,7 @@ func TestBudgetFillsByTimeAndByCalls(t *testing.T) {
 		require.Equal(t, int64(10+50), b.Stats().Left, "it holds what ten seconds and a hundred calls add")
 		require.Equal(t, 200-60-99, call(t, b, 200, succeed), "and no more: the first call adds nothing")
 	})
-	synctest.Test(t, func(t *testing.T) { // also where time adds nothing
+	synctest.Test(t, func(t *testing.T) { // even if time adds nothing
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.5, PerSecond: retry.None})
 		r := retry.New(retry.Config{Budget: b})
 		for range 200 {
@@ -137,7 +138,7 @@ func TestBudgetFillsByTimeAndByCalls(t *testing.T) {
 		}
 		require.Equal(t, int64(50), b.Stats().Left, "it holds what a hundred calls add")
 	})
-	synctest.Test(t, func(t *testing.T) { // what the time between two attempts adds is there for the next
+	synctest.Test(t, func(t *testing.T) { // the time between two attempts adds retries for the next one
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1})
 		require.Zero(t, call(t, b, 9, fail))
 		r := retry.New(retry.Config{Attempts: 5, Backoff: retry.Constant(time.Second), Budget: b})
@@ -186,7 +187,7 @@ func TestBudgetHealth(t *testing.T) {
 		require.Zero(t, call(t, b, 10, fail))
 		healthOf := func(d policy.Describer) policy.Health { return d.Describe().Health(t.Context()) }
 		spent := policy.Health{Status: policy.Warn, State: "spent"}
-		require.Zero(t, healthOf(b), "it has refused none")
+		require.Zero(t, healthOf(b), "every retry was allowed")
 		require.Equal(t, 1, call(t, b, 1, fail))
 		require.Equal(t, spent, healthOf(b))
 		require.Equal(t, spent, healthOf(r))
@@ -198,8 +199,8 @@ func TestBudgetHealth(t *testing.T) {
 	})
 }
 
-// A key of a full group gets no second budget: its Retrier stays while a call is under way and
-// while its Budget holds less than a new one.
+// A full Group does not replace the Retrier of a key during a call, nor while its Budget is not full: the key would
+// get a second budget.
 func TestBudgetOfAKeyNotReplacedWhileInUse(t *testing.T) {
 	for round := range 200 {
 		synctest.Test(t, func(t *testing.T) {
@@ -238,14 +239,14 @@ func TestBudgetIsExactUnderContention(t *testing.T) {
 		for i := range goroutines {
 			wg.Go(func() {
 				then := fail
-				if i%2 == 0 { // half of them give back what they took
+				if i%2 == 0 { // the retries of half of them are refunded
 					then = func(context.Context) error { return full }
 				}
 				refused.Add(int64(call(t, b, each, then)))
 			})
 		}
 		for _, look := range []func(){func() { b.Stats() }, func() { _ = b.Describe().Health(t.Context()) }, func() { b.Describe().InUse() }} {
-			wg.Go(func() { // each apart, so that none is in step by the lock of another
+			wg.Go(func() { // each on its own goroutine, so that no lock of another one synchronizes it
 				for range each {
 					look()
 				}
@@ -257,12 +258,12 @@ func TestBudgetIsExactUnderContention(t *testing.T) {
 		require.Equal(t, int64(goroutines*each), s.Allowed+s.OverBudget)
 		require.Less(t, s.Left, int64(1000+10), "it was full at most once")
 		time.Sleep(time.Minute)
-		require.Equal(t, int64(1000+10), b.Stats().Left, "no charge is lost and none stays")
+		require.Equal(t, int64(1000+10), b.Stats().Left, "no charge is lost, and no refund")
 	})
 }
 
-// TestBudgetOfAThousandClients is what a budget is for: a backend that is down
-// gets hardly more calls than it would without retries.
+// TestBudgetOfAThousandClients shows the purpose of a budget: a backend that is down gets hardly more calls than
+// without retries.
 func TestBudgetOfAThousandClients(t *testing.T) {
 	load := func(budgeted bool) (calls, requests int64) {
 		synctest.Test(t, func(t *testing.T) {
@@ -298,14 +299,14 @@ func TestBudgetOfAThousandClients(t *testing.T) {
 	require.Equal(t, 4*calls, requests)
 
 	calls, requests = load(true)
-	const floor = 10 * (31 + 10) // 10 a second until the last retry, and what it begins with
+	const floor = 10 * (31 + 10) // 10 a second until the last retry, and the initial retries
 	require.LessOrEqual(t, float64(requests), 1.2*float64(calls)+floor)
 	require.Greater(t, float64(requests), 1.15*float64(calls))
 	t.Logf("%d calls made %d requests: %.3f x", calls, requests, float64(requests)/float64(calls))
 }
 
-// What has passed before an Update adds what the Config of that time says.
-func TestUpdateOfABudgetIsNotRetroactive(t *testing.T) {
+// The time before an Update adds retries under the old Config.
+func TestBudgetUpdateIsNotRetroactive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: retry.None})
 		time.Sleep(time.Hour)

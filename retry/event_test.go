@@ -16,7 +16,7 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// An eventLog keeps the events that it is told of.
+// An eventLog records events.
 type eventLog struct {
 	mu     sync.Mutex
 	events []retry.Event
@@ -46,9 +46,9 @@ func TestEventsOfARetrier(t *testing.T) {
 			return r.Do(t.Context(), fn)
 		}
 		_ = do(0, nil)
-		require.Empty(t, log.take(), "success at once")
+		require.Empty(t, log.take(), "a success at the first attempt")
 		_ = do(1, retry.Permanent(errDown))
-		require.Empty(t, log.take(), "an error that is returned at once")
+		require.Empty(t, log.take(), "an error that is not retried")
 
 		_ = do(2, errDown)
 		require.Equal(t, []retry.Event{
@@ -80,7 +80,7 @@ func TestEventsOfARetrier(t *testing.T) {
 		err = r.Do(ctx, fail)
 		require.Equal(t, []retry.Event{
 			{Kind: retry.EventEnded, Name: "users", Attempts: 1, Err: err, Outcome: retry.OutcomeDeadline},
-		}, log.take(), "no attempt followed, and yet it gave up")
+		}, log.take(), "it gave up after one attempt")
 
 		stop()
 		_ = do(2, errDown)
@@ -91,9 +91,9 @@ func TestEventsOfARetrier(t *testing.T) {
 func TestObserversMayUseTheRetrier(t *testing.T) {
 	type key struct{}
 	ctx := context.WithValue(t.Context(), key{}, "caller")
-	var told []string
+	var got []string
 	note := func(who string) func(context.Context) {
-		return func(ctx context.Context) { told = append(told, fmt.Sprint(who, " ", ctx.Value(key{}))) }
+		return func(ctx context.Context) { got = append(got, fmt.Sprint(who, " ", ctx.Value(key{}))) }
 	}
 	r := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
 	r.Observe(func(ctx context.Context, e retry.Event) {
@@ -106,11 +106,11 @@ func TestObserversMayUseTheRetrier(t *testing.T) {
 	require.Equal(t, []string{
 		"retried caller", "second retried caller",
 		"ended caller", "second ended caller",
-	}, told)
+	}, got)
 }
 
-// A call that has lost a hedge is no failure: nobody is told of its end, and it is in no figure.
-func TestCallThatLostAHedgeCountsNowhere(t *testing.T) {
+// A call that has lost a hedge is no failure: it causes no event and is in no metric.
+func TestLostHedgeIsNotCounted(t *testing.T) {
 	var log eventLog
 	r := retry.New(retry.Config{Backoff: retry.Constant(0)})
 	r.Observe(log.note)
@@ -124,7 +124,7 @@ func TestCallThatLostAHedgeCountsNowhere(t *testing.T) {
 			return errDown
 		})
 		require.ErrorIs(t, err, context.Canceled)
-		require.ErrorIs(t, r.Do(ctx, fail), context.Canceled, "too late to begin")
+		require.ErrorIs(t, r.Do(ctx, fail), context.Canceled, "ctx is already done")
 	}
 	require.Equal(t, retry.Stats{Attempts: 3, Retried: 1}, r.Stats())
 	events := log.take()

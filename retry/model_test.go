@@ -20,12 +20,12 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A scenario is one call of Do and what happens to it. Its times are a few
-// nanoseconds: RetryAfter then has no room for jitter, and all is exact.
+// A scenario is one call to Do with its configuration and the results of its attempts. Its times are a few
+// nanoseconds, so that the jitter of RetryAfter is zero and all times are exact.
 type scenario struct {
 	attempts       int
 	delays         []time.Duration // the last one repeats; none: no retry
-	delay          int             // what Config.Delay does: 0: nil, 1: adds 1, 2: ends what was refused
+	delay          int             // Config.Delay: 0: nil, 1: adds 1, 2: ends the retrying after a refusal
 	healthyAfter   time.Duration
 	attemptTimeout time.Duration
 	maxRetryAfter  time.Duration
@@ -40,20 +40,20 @@ type scenario struct {
 
 type answer struct {
 	word
-	takes time.Duration
-	heeds bool // it returns when its ctx ends
+	takes  time.Duration
+	honors bool // it returns when its ctx is done
 }
 
-// A word is an error and what it says.
+// A word is an error and its classification.
 type word struct {
 	err       error
 	kind      behavior.Kind
 	retryable bool
 	after     time.Duration
-	permanent error // what comes back, if err is marked by Permanent
+	permanent error // the error that Do returns if err is marked by Permanent
 }
 
-// saying is an error that says everything by its methods.
+// saying is an error with all methods of the protocol.
 type saying word
 
 func (s *saying) Error() string             { return fmt.Sprintf("kind %d, %t, %d", s.kind, s.retryable, s.after) }
@@ -68,11 +68,11 @@ func says(kind behavior.Kind, retryable bool, after time.Duration) word {
 	return w
 }
 
-// An outcome is all that can be seen of a call.
+// An outcome is everything that can be observed of a call.
 type outcome struct {
-	story  []string // attempts and hooks, with their times
+	story  []string // attempts, callbacks and events, with their times
 	ended  time.Duration
-	result string // what Do returned
+	result string // the error of Do, as text
 	kind   behavior.Kind
 	stats  retry.Stats
 	left   int64   // of the budget
@@ -104,7 +104,7 @@ var (
 	}
 )
 
-// scenarioOf turns any bytes into a scenario.
+// scenarioOf returns the scenario for any bytes.
 func scenarioOf(data []byte) scenario {
 	next := func(n int) int {
 		if len(data) == 0 {
@@ -134,7 +134,7 @@ func scenarioOf(data []byte) scenario {
 	for range 1 + next(8) {
 		s.answers = append(s.answers, answer{words[next(len(words))], time.Duration(next(10)), next(2) == 0})
 	}
-	// What has no limit must be ended, and take time until it is.
+	// A call without a limit must be canceled, and must take time until then.
 	if s.attempts < 0 || s.healthyAfter > 0 {
 		if s.cancel == 0 {
 			s.cancel = 59
@@ -148,8 +148,7 @@ func at[T any](list []T, i int) T { return list[min(i, len(list)-1)] }
 
 const never = time.Duration(math.MaxInt64)
 
-// model returns the outcome of s. It is false where two things happen at the same
-// instant, in an order that nobody promises.
+// model returns the outcome of s. It returns false if two things happen at the same instant, in an undefined order.
 func (s scenario) model() (outcome, bool) {
 	var o outcome
 	tell := func(now time.Duration, format string, args ...any) {
@@ -181,8 +180,8 @@ func (s scenario) model() (outcome, bool) {
 		return o, false
 	}
 
-	var last string      // the text of the last error that is remembered
-	var all, latest word // what all attempts say together, and the last
+	var last string      // the text of the last remembered error
+	var all, latest word // of all attempts together, and of the last one
 	all.kind = behavior.Refused
 	var now, from time.Duration
 	delays := 0
@@ -201,7 +200,7 @@ func (s scenario) model() (outcome, bool) {
 		ctxEnds := min(timeout, end)
 		latest = a.word
 		done := now + a.takes
-		if a.heeds && done >= ctxEnds {
+		if a.honors && done >= ctxEnds {
 			if timeout == end || done == ctxEnds {
 				return o, false
 			}
@@ -335,7 +334,7 @@ func (s scenario) model() (outcome, bool) {
 	}
 }
 
-// textOf returns the text of err, shorter if an AttemptTimeout has passed.
+// textOf returns the text of err, shortened if it reports an AttemptTimeout.
 func textOf(err error) string {
 	if err == nil {
 		return ""
@@ -346,7 +345,7 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-// run does what s says.
+// run executes s.
 func (s scenario) run(t *testing.T) (o outcome, err error) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -401,7 +400,7 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 			n, _ := retry.AttemptFrom(ctx)
 			tell("attempt %d, marked %d", calls, n)
 			a := at(s.answers, calls-1)
-			if !a.heeds {
+			if !a.honors {
 				time.Sleep(a.takes)
 				return a.err
 			}
@@ -435,8 +434,7 @@ func (s scenario) run(t *testing.T) (o outcome, err error) {
 	return o, err
 }
 
-// repeatingDelays is a BackOff of a user's own: Attempts has nothing to do with
-// how many delays there are.
+// repeatingDelays is a user's own BackOff: it has more or fewer delays than there are Attempts.
 type repeatingDelays struct {
 	all  []time.Duration
 	next int
@@ -467,7 +465,7 @@ func checkAgainstModel(t *testing.T, data []byte) (checked bool) {
 	return true
 }
 
-func TestRetrierIsAsItsModel(t *testing.T) {
+func TestRetrierMatchesItsModel(t *testing.T) {
 	checked := 0
 	for range 5000 {
 		data := make([]byte, 60)

@@ -17,8 +17,8 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A refusal is what a policy further in returns in the place of a call: an open
-// breaker, if it is not retryable; a full bulkhead, if it is.
+// A refusal is an inner policy's error instead of a call: an open breaker's if it is not retryable, a full
+// bulkhead's if it is.
 type refusal struct {
 	retryable bool
 	after     time.Duration
@@ -29,7 +29,7 @@ func (refusal) Refused() bool               { return true }
 func (r refusal) Retryable() bool           { return r.retryable }
 func (r refusal) RetryAfter() time.Duration { return r.after }
 
-// An answered error is the answer of a dependency that works.
+// An answered error is an answer of a working dependency.
 type answered struct{ retryable bool }
 
 func (answered) Error() string     { return "answered" }
@@ -43,8 +43,7 @@ var (
 	tooMany  = answered{retryable: true}
 )
 
-// returning returns a function whose calls return errs in turn, and the last of them
-// from then on.
+// returning returns a function whose calls return errs in turn, and then the last of them each time.
 func returning(errs ...error) (fn func(context.Context) error, calls *int) {
 	calls = new(int)
 	return func(context.Context) error {
@@ -53,13 +52,13 @@ func returning(errs ...error) (fn func(context.Context) error, calls *int) {
 	}, calls
 }
 
-func TestAnswerComesBackThoughTheCallerHasLeft(t *testing.T) {
+func TestAnswerReturnedAfterCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	err := retry.New(retry.Config{}).Do(ctx, func(context.Context) error { cancel(); return notFound })
 	require.Equal(t, notFound, err)
 }
 
-func TestErrorSpeaksForAllItsAttempts(t *testing.T) {
+func TestErrorClassifiesAllAttempts(t *testing.T) {
 	const failed, answer, refused = behavior.Failed, behavior.Answered, behavior.Refused
 	errOther := errors.New("backend: other")
 	for _, c := range []struct {
@@ -97,7 +96,7 @@ func TestErrorSpeaksForAllItsAttempts(t *testing.T) {
 				require.Equal(t, c.kind, behavior.Read(err).Kind)
 			}
 
-			// With a reason that is a refusal, or the end of ctx.
+			// The Cause is a refusal, or the end of ctx.
 			fn, _ = returning(append(c.errs, open)...)
 			err = retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(0)}).Do(t.Context(), fn)
 			require.Equal(t, c.kind, behavior.Read(err).Kind)
@@ -114,7 +113,7 @@ func TestErrorSpeaksForAllItsAttempts(t *testing.T) {
 	}
 }
 
-func TestErrorsOfAttemptsNeedNotBeComparable(t *testing.T) {
+func TestUncomparableErrors(t *testing.T) {
 	gone := uncomparable{"gone"}
 	fn, _ := returning(gone, gone, full)
 	err := retry.New(retry.Config{Backoff: retry.Constant(0)}).Do(t.Context(), fn)
@@ -124,7 +123,7 @@ func TestErrorsOfAttemptsNeedNotBeComparable(t *testing.T) {
 	require.ErrorContains(t, err, "no attempts left: uncomparable: [gone]")
 }
 
-func TestErrorIsAsRetryableAsItsAttempts(t *testing.T) {
+func TestErrorRetryable(t *testing.T) {
 	rejected := refusal{}
 	for _, c := range []struct {
 		errs []error
@@ -135,7 +134,7 @@ func TestErrorIsAsRetryableAsItsAttempts(t *testing.T) {
 		{[]error{tooMany, tooMany}, true},
 		{[]error{errDown, open}, true},
 		{[]error{tooMany, open}, true},
-		{[]error{errDown, rejected}, true}, // the Reason
+		{[]error{errDown, rejected}, true}, // the Cause
 	} {
 		t.Run(fmt.Sprint(c.errs), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -149,7 +148,7 @@ func TestErrorIsAsRetryableAsItsAttempts(t *testing.T) {
 	}
 }
 
-func TestNestedRetrierCountsOnlyCallsThatWereMade(t *testing.T) {
+func TestNestedRetrierCreditsFirstAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: 1, PerSecond: retry.None})
 		inner := retry.New(retry.Config{Budget: b})
@@ -162,6 +161,6 @@ func TestNestedRetrierCountsOnlyCallsThatWereMade(t *testing.T) {
 		under(1, nil)
 		require.Equal(t, int64(2), b.Stats().Left)
 		under(2, nil)
-		require.Equal(t, int64(2), b.Stats().Left, "a repetition is no new call")
+		require.Equal(t, int64(2), b.Stats().Left, "a retry is no new call")
 	})
 }

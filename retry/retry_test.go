@@ -68,10 +68,10 @@ func (l *list) NextBackOff() (next time.Duration) {
 
 func succeed(context.Context) error { return nil }
 
-// seconds returns how long ago start was.
+// seconds returns the time since start.
 func seconds(start time.Time) float64 { return time.Since(start).Seconds() }
 
-func TestRetrierReturnsLastErrorAndCause(t *testing.T) {
+func TestErrorHasLastErrorAndCause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
 		r := retry.New(retry.Config{Name: "users", Backoff: retry.Constant(600 * time.Millisecond)})
@@ -116,7 +116,7 @@ func TestFirstTrySuccessCostsNothing(t *testing.T) {
 	require.Equal(t, retry.Stats{FirstTry: total(r.Stats()), Attempts: total(r.Stats())}, r.Stats())
 }
 
-func TestRetrierBuildsOneBackoffForEachCallThatFails(t *testing.T) {
+func TestOneBackoffForEachRetriedCall(t *testing.T) {
 	var built []*recordingBackOff
 	r := retry.New(retry.Config{Backoff: func() retry.Backoff {
 		b := new(recordingBackOff)
@@ -131,13 +131,13 @@ func TestRetrierBuildsOneBackoffForEachCallThatFails(t *testing.T) {
 	require.Equal(t, []*recordingBackOff{{"reset", "next", "next"}, {"reset", "next", "next"}}, built)
 }
 
-// recordingBackOff is a BackOff without delays that notes what is asked of it.
+// recordingBackOff is a BackOff without delays that records the calls of its methods.
 type recordingBackOff []string
 
 func (b *recordingBackOff) Reset()                     { *b = append(*b, "reset") }
 func (b *recordingBackOff) NextBackOff() time.Duration { *b = append(*b, "next"); return 0 }
 
-func TestRetrierDoesNotBeginAWaitThatCannotEndInTime(t *testing.T) {
+func TestWaitPastTheDeadlineIsNotStarted(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		deadline time.Duration
@@ -231,7 +231,7 @@ func TestErrorTextIsStable(t *testing.T) {
 	})
 }
 
-func TestEndOfContextDuringAWaitKeepsErrorAndCause(t *testing.T) {
+func TestCancelDuringWaitKeepsErrorAndCause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		errShutdown := errors.New("shutting down")
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -250,7 +250,7 @@ func TestEndOfContextDuringAWaitKeepsErrorAndCause(t *testing.T) {
 	})
 }
 
-func TestContextThatEndsInTheHookIsHonored(t *testing.T) {
+func TestCancelInObserverIsHonored(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	fn, calls := failing(forever, errDown)
 	err := onRetry(retry.New(retry.Config{Backoff: retry.Constant(0)}),
@@ -259,7 +259,7 @@ func TestContextThatEndsInTheHookIsHonored(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestAttemptThatIsTimedOutSaysSo(t *testing.T) {
+func TestAttemptTimeoutError(t *testing.T) {
 	reset := errors.New("connection reset")
 	errSlow := fmt.Errorf("users: %w", os.ErrDeadlineExceeded)
 	for _, c := range []struct {
@@ -298,7 +298,7 @@ func TestAttemptThatIsTimedOutSaysSo(t *testing.T) {
 						require.ErrorIs(t, seen, context.DeadlineExceeded)
 						require.ErrorIs(t, seen, c.returned)
 						require.True(t, behavior.IsTimeout(seen))
-						require.Equal(t, behavior.Read(c.returned), behavior.Read(seen), "it says what it said")
+						require.Equal(t, behavior.Read(c.returned), behavior.Read(seen), "the classification is unchanged")
 					} else if c.name != "permanent" {
 						require.Equal(t, c.returned, seen)
 					} else if !nested {
@@ -310,8 +310,7 @@ func TestAttemptThatIsTimedOutSaysSo(t *testing.T) {
 	}
 }
 
-// A connection with the deadline of its ctx often returns before ctx is canceled. Of the
-// two, either may be first.
+// A connection with the deadline of its ctx often returns before ctx is canceled. Either can happen first.
 func TestAttemptTimeoutPassesAtItsTime(t *testing.T) {
 	r := retry.New(retry.Config{Attempts: 1, AttemptTimeout: time.Second})
 	for i := range 200 {
@@ -330,7 +329,7 @@ func TestAttemptTimeoutPassesAtItsTime(t *testing.T) {
 	}
 }
 
-func TestPermanentErrorComesBackAsItself(t *testing.T) {
+func TestPermanentMarkIsRemoved(t *testing.T) {
 	wrapped := fmt.Errorf("users: %w", retry.Permanent(errDown))
 	for _, c := range []struct {
 		name           string
@@ -356,7 +355,7 @@ func TestPermanentErrorComesBackAsItself(t *testing.T) {
 	require.Equal(t, error(empty), retry.New(retry.Config{}).Do(t.Context(), func(context.Context) error { return empty }))
 }
 
-// answeringError says itself whether to retry, and when.
+// answeringError has the methods Retryable and RetryAfter.
 type answeringError struct {
 	retryable bool
 	after     time.Duration
@@ -366,8 +365,8 @@ func (answeringError) Error() string               { return "backend: answered" 
 func (e answeringError) Retryable() bool           { return e.retryable }
 func (e answeringError) RetryAfter() time.Duration { return e.after }
 
-func TestCauseThatCannotBeComparedIsKept(t *testing.T) {
-	type boxed struct{ error } // to compare what it holds panics
+func TestUncomparableCauseIsKept(t *testing.T) {
+	type boxed struct{ error } // comparing its error panics
 	for name, cause := range map[string]error{"slice": uncomparable{"gone"}, "slice in a box": boxed{uncomparable{"gone"}}} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
@@ -381,7 +380,7 @@ func TestCauseThatCannotBeComparedIsKept(t *testing.T) {
 	}
 }
 
-func TestErrorSaysWhetherItIsATimeout(t *testing.T) {
+func TestErrorTimeout(t *testing.T) {
 	slow := fmt.Errorf("users: %w", os.ErrDeadlineExceeded) // Timeout() is true
 	for _, c := range []struct {
 		name    string
@@ -391,7 +390,7 @@ func TestErrorSaysWhetherItIsATimeout(t *testing.T) {
 		{"the last error is", &retry.Error{Err: slow, Cause: retry.ErrExhausted}, true},
 		{"the cause is", &retry.Error{Err: errDown, Cause: context.DeadlineExceeded}, true},
 		{"it is one of several", &retry.Error{Err: errors.Join(os.ErrNotExist, &fs.PathError{Err: errDown}, context.DeadlineExceeded)}, true},
-		{"the caller has left", &retry.Error{Err: errDown, Cause: context.Canceled}, false},
+		{"the caller canceled", &retry.Error{Err: errDown, Cause: context.Canceled}, false},
 		{"nothing is known", &retry.Error{}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -400,7 +399,7 @@ func TestErrorSaysWhetherItIsATimeout(t *testing.T) {
 	}
 }
 
-func TestRetryAfterIsTheLeastDelay(t *testing.T) {
+func TestRetryAfterIsTheMinimumDelay(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		after, backoff time.Duration
@@ -426,14 +425,14 @@ func TestRetryAfterIsTheLeastDelay(t *testing.T) {
 					seen[took] = true
 				}
 				if c.most > c.least {
-					require.Greater(t, len(seen), 25, "clients that were sent away together do not return together")
+					require.Greater(t, len(seen), 25, "clients do not retry at the same moment")
 				}
 			})
 		})
 	}
 }
 
-func TestRetryAfterThatFitsIsNotGivenUpForItsJitter(t *testing.T) {
+func TestRetryAfterJitterFitsTheDeadline(t *testing.T) {
 	for _, c := range []struct{ after, left time.Duration }{
 		{10 * time.Second, 10*time.Second + 1},
 		{10 * time.Second, 10100 * time.Millisecond},
@@ -457,7 +456,7 @@ func TestRetryAfterThatFitsIsNotGivenUpForItsJitter(t *testing.T) {
 	}
 }
 
-func TestRetryAfterBeyondTheLimitsEndsTheRetrying(t *testing.T) {
+func TestTooLongRetryAfterEndsTheRetrying(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fn, calls := failing(forever, answeringError{retryable: true, after: time.Minute + 1})
 		start := time.Now()
@@ -474,10 +473,10 @@ func TestRetryAfterBeyondTheLimitsEndsTheRetrying(t *testing.T) {
 			error
 			RetryAfter() time.Duration
 		}](err)
-		require.True(t, ok, "the caller learns when to come back")
+		require.True(t, ok, "the caller gets the RetryAfter")
 		require.Equal(t, 30*time.Second, e.RetryAfter())
 
-		// However long it is, no sum overflows.
+		// No sum overflows.
 		longest := time.Duration(1<<63 - 1)
 		fn3, calls3 := failing(forever, answeringError{retryable: true, after: longest})
 		err = retry.New(retry.Config{MaxRetryAfter: longest}).Do(ctx, fn3)
@@ -488,7 +487,7 @@ func TestRetryAfterBeyondTheLimitsEndsTheRetrying(t *testing.T) {
 	})
 }
 
-func TestDefaultBackoffIsExponentialWithFullJitter(t *testing.T) {
+func TestDefaultBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		most := make([]time.Duration, 12)
 		r := onRetry(retry.New(retry.Config{Attempts: len(most) + 1}),
@@ -549,11 +548,11 @@ func TestPanicAndExitPassThrough(t *testing.T) {
 				_ = r.Do(t.Context(), fn)
 			}))
 		}
-		require.Equal(t, before-4, budget.Stats().Left, "four retries, of four calls that reached the dependency")
+		require.Equal(t, before-4, budget.Stats().Left, "four retries, of four calls")
 	})
 }
 
-// leaves reports how fn, on a goroutine of its own, ends.
+// leaves runs fn on its own goroutine, and returns "left" if it panics or exits the goroutine.
 func leaves(fn func()) (how string) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -566,9 +565,9 @@ func leaves(fn func()) (how string) {
 	return how
 }
 
-// The error of an attempt that says that ctx has ended, but not why, gets the cause.
-func TestErrorOfAnEndedContextHasItsCause(t *testing.T) {
-	why := errors.New("the user has left")
+// If the error of an attempt matches ctx.Err() but not the cause of ctx, the cause is added.
+func TestErrorHasTheCauseOfContext(t *testing.T) {
+	why := errors.New("user disconnected")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	err := retry.New(retry.Config{}).Do(ctx, func(ctx context.Context) error {
 		cancel(why)
@@ -579,27 +578,27 @@ func TestErrorOfAnEndedContextHasItsCause(t *testing.T) {
 
 	said := fmt.Errorf("users: %w: %w", context.Canceled, why)
 	err = retry.New(retry.Config{}).Do(t.Context(), func(context.Context) error { return said })
-	require.NotSame(t, said, err, "ctx has not ended")
+	require.NotSame(t, said, err, "ctx is not done")
 	ctx, cancel = context.WithCancelCause(t.Context())
 	err = retry.New(retry.Config{}).Do(ctx, func(context.Context) error {
 		cancel(why)
 		return said
 	})
-	require.Same(t, said, err, "it says both")
+	require.Same(t, said, err, "it matches both")
 
 	ctx, cancel = context.WithCancelCause(t.Context())
 	err = retry.New(retry.Config{}).Do(ctx, func(context.Context) error {
 		cancel(why)
 		return why
 	})
-	require.ErrorIs(t, err, context.Canceled, "it does not say that ctx has ended")
+	require.ErrorIs(t, err, context.Canceled, "it does not match ctx.Err()")
 }
 
-// A session that ran for HealthyAfter before it broke begins the count and the waits anew.
-func TestAttemptThatRanForHealthyAfterBeginsAnew(t *testing.T) {
+// After a session that ran for HealthyAfter, the count of attempts and the waits start again.
+func TestHealthyAfterStartsANewCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		run := func(healthyAfter, takes time.Duration) (marks []int, waits []time.Duration, err error) {
-			budget := retry.NewBudget(retry.BudgetConfig{Ratio: 2, PerSecond: retry.None}) // of each session, that of its retries
+			budget := retry.NewBudget(retry.BudgetConfig{Ratio: 2, PerSecond: retry.None}) // each session adds two retries
 			r := onRetry(retry.New(retry.Config{
 				Attempts: 3, HealthyAfter: healthyAfter, Backoff: delays(time.Second, 2*time.Second, 3*time.Second), Budget: budget,
 			}), func(_ context.Context, e retry.Event) {

@@ -11,13 +11,13 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// total is how many calls of Do have ended, but for those that have lost a hedge.
+// total returns the number of calls to Do that have ended, except for those that lost a hedge.
 func total(s retry.Stats) int64 {
 	return s.FirstTry + s.Recovered + s.Exhausted + s.Permanent + s.OverBudget + s.Deadline + s.Canceled + s.Nested
 }
 
-// What becomes of a call that was made is in the model.
-func TestStatsCountCallsOfAnEndedContext(t *testing.T) {
+// The model checks the counters of all other calls.
+func TestStatsCountCallsAfterContextIsDone(t *testing.T) {
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	late, cancel := context.WithTimeout(t.Context(), -time.Second)
@@ -44,7 +44,7 @@ func TestStatsAreExactUnderContention(t *testing.T) {
 	for range goroutines {
 		wg.Go(func() {
 			for i := range each {
-				fn, _ := failing(i%5, errDown) // 0: at once; 1, 2: recovers; 3, 4: exhausted
+				fn, _ := failing(i%5, errDown) // 0: first try; 1, 2: recovers; 3, 4: exhausted
 				_ = r.Do(context.Background(), fn)
 				if i%50 == 0 {
 					if s := r.Stats(); total(s) > s.Attempts {
@@ -62,7 +62,7 @@ func TestStatsAreExactUnderContention(t *testing.T) {
 	}, r.Stats())
 }
 
-func TestStatsLeaveOutCallsThatPanic(t *testing.T) {
+func TestStatsOmitCallsThatPanic(t *testing.T) {
 	broken := onRetry(retry.New(retry.Config{}), func(context.Context, retry.Event) { panic("broken") })
 	for name, c := range map[string]struct {
 		r  *retry.Retrier

@@ -15,7 +15,7 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-func TestConfigHasItsDefaults(t *testing.T) {
+func TestConfigDefaults(t *testing.T) {
 	r := retry.New(retry.Config{Name: "users"})
 	require.Equal(t, "users", r.Describe().Name)
 	c := r.Config()
@@ -30,7 +30,7 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	require.Equal(t, retry.BudgetConfig{Name: "users", Ratio: 0.2, PerSecond: 10}, b.Config())
 }
 
-func TestUpdateComputesDefaultsAnew(t *testing.T) {
+func TestUpdateToZeroRestoresDefault(t *testing.T) {
 	r := retry.New(retry.Config{})
 	require.NoError(t, r.Update(func(c *retry.Config) {
 		require.Equal(t, 3, c.Attempts, "the default")
@@ -42,7 +42,7 @@ func TestUpdateComputesDefaultsAnew(t *testing.T) {
 	require.Equal(t, 3, r.Config().Attempts)
 }
 
-func TestUpdateLeavesCallsUnderWayAlone(t *testing.T) {
+func TestUpdateKeepsConfigOfCallsInProgress(t *testing.T) {
 	old := retry.NewBudget(retry.BudgetConfig{})
 	next := retry.NewBudget(retry.BudgetConfig{})
 	r := retry.New(retry.Config{Backoff: retry.Constant(0), Budget: old})
@@ -58,12 +58,12 @@ func TestUpdateLeavesCallsUnderWayAlone(t *testing.T) {
 	})
 	require.Equal(t, 3, calls)
 	require.ErrorIs(t, err, retry.ErrExhausted)
-	require.Equal(t, int64(2), old.Stats().Allowed, "the retries are charged to the Budget that the call began with")
+	require.Equal(t, int64(2), old.Stats().Allowed, "the retries are charged to the Budget at the start of the call")
 	require.Zero(t, next.Stats().Allowed)
 	require.Same(t, next, r.Config().Budget)
 }
 
-func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
+func TestInvalidUpdateChangesNothing(t *testing.T) {
 	r := retry.New(retry.Config{Name: "users"})
 	b := retry.NewBudget(retry.BudgetConfig{Name: "users"})
 	for want, update := range map[string]func() error{
@@ -95,7 +95,7 @@ func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
 	require.NoError(t, b.Update(func(*retry.BudgetConfig) {}))
 }
 
-func TestUpdateOfABudgetKeepsWhatItHolds(t *testing.T) {
+func TestBudgetUpdateKeepsItsRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.1, PerSecond: retry.None})
 		require.Zero(t, call(t, b, 50, succeed)-45)
