@@ -121,7 +121,6 @@ func scenarioOf(data []byte) scenario {
 		healthyAfter:   optional(12),
 		attemptTimeout: optional(8),
 		maxRetryAfter:  optional(10),
-		minDelay:       optional(5),
 		contrary:       next(4) == 1,
 		fresh:          next(4) == 1,
 		budget:         next(3) - 1,
@@ -134,6 +133,7 @@ func scenarioOf(data []byte) scenario {
 	for range 1 + next(8) {
 		s.answers = append(s.answers, answer{words[next(len(words))], time.Duration(next(10)), next(2) == 0})
 	}
+	s.minDelay = optional(5) // last, so that older inputs keep their meaning
 	// A call without a limit must be canceled, and must take time until then.
 	if s.attempts < 0 || s.healthyAfter > 0 {
 		if s.cancel == 0 {

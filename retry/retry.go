@@ -94,7 +94,8 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 			cfg.Budget.credit()
 		}
 		if err == nil && c.n == 1 {
-			return c.finish(outcomeFirstTry, nil)
+			r.counts.end(outcomeFirstTry)
+			return nil
 		}
 		if err == nil {
 			return c.finish(OutcomeRecovered, nil)

@@ -1,9 +1,10 @@
-// Package reply reads what a client of Redis returns for a script.
+// Package reply converts the replies that Redis clients return for a script.
 package reply
 
 import "strconv"
 
-// Int returns an integer, which a client returns as a number or as a text.
+// Int returns an integer reply, which some clients return as a number and others as text. It returns false if v is
+// neither.
 func Int(v any) (int64, bool) {
 	switch v := v.(type) {
 	case int64:
