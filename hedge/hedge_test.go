@@ -633,7 +633,7 @@ func TestConfigValidate(t *testing.T) {
 		"hedge.Config.Ratio is NaN: must be 0 (for 0.1) to 1, or Unlimited":   {Delay: 1, Ratio: math.NaN()},
 	} {
 		require.EqualError(t, cfg.Validate(), want)
-		require.PanicsWithError(t, want, func() { _, _ = do(t.Context(), cfg, func(context.Context) (int, error) { return 0, nil }) })
+		require.PanicsWithError(t, want, func() { hedge.New[int](cfg) })
 	}
 }
 
@@ -789,7 +789,9 @@ func TestEventsOfAHedger(t *testing.T) {
 			do(reply{takes: 60 * ms, err: full}, reply{takes: 20 * ms, err: errDown})
 		}
 		require.Equal(t, []hedge.Event{
-			{Kind: hedge.EventHedged, Name: "users"}, {Kind: hedge.EventHedged, Name: "users"}, {Kind: hedge.EventOverBudget, Name: "users"},
+			{Kind: hedge.EventHedged, Name: "users"},
+			{Kind: hedge.EventHedged, Name: "users"},
+			{Kind: hedge.EventOverBudget, Name: "users"},
 		}, log.take())
 		stop()
 	})

@@ -38,9 +38,11 @@ func TestBackoffDelays(t *testing.T) {
 		{"Constant", retry.Constant(time.Second), always(time.Second), always(time.Second), false},
 		{"Constant(0)", retry.Constant(0), always(0), always(0), false},
 		{"Constant(longest)", retry.Constant(longest), always(longest), always(longest), false},
-		{"Exponential", retry.Exponential(100*time.Millisecond, 10*time.Second), always(0), double(100*time.Millisecond, 10*time.Second), true},
+		{"Exponential", retry.Exponential(100*time.Millisecond, 10*time.Second),
+			always(0), double(100*time.Millisecond, 10*time.Second), true},
 		{"Exponential from 1ns", retry.Exponential(1, time.Second), always(0), double(1, time.Second), true},
-		{"Exponential to the longest", retry.Exponential(time.Second, longest), always(0), double(time.Second, longest), true},
+		{"Exponential to the longest", retry.Exponential(time.Second, longest),
+			always(0), double(time.Second, longest), true},
 		{"Exponential at the longest", retry.Exponential(longest, longest), always(0), always(longest), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -81,7 +83,8 @@ func TestConfigValidate(t *testing.T) {
 		want string
 	}{
 		{"Attempts", retry.Config{Attempts: -2}, "retry.Config.Attempts is -2: must be 0 (for 3), more, or Unlimited"},
-		{"Attempts None", retry.Config{Attempts: retry.None}, "retry.Config.Attempts is -2147483648: must be 0 (for 3), more, or Unlimited"},
+		{"Attempts None", retry.Config{Attempts: retry.None},
+			"retry.Config.Attempts is -2147483648: must be 0 (for 3), more, or Unlimited"},
 		{"MinDelay", retry.Config{MinDelay: -1}, "retry.Config.MinDelay is -1ns: must be 0 (for none) or more"},
 		{"first above longest", retry.Config{Backoff: retry.Exponential(time.Minute, 30*time.Second)},
 			"retry.Config.Backoff is Exponential(1m0s, 30s): must be Exponential(first, longest) with 0 < first <= longest"},
@@ -92,11 +95,16 @@ func TestConfigValidate(t *testing.T) {
 		{"within a function", retry.Config{Backoff: func() retry.Backoff { return retry.Exponential(2, 1)() }},
 			"retry.Config.Backoff is Exponential(2ns, 1ns): must be Exponential(first, longest) with 0 < first <= longest"},
 		{"HealthyAfter", retry.Config{HealthyAfter: -1}, "retry.Config.HealthyAfter is -1ns: must be 0 (for never) or more"},
-		{"AttemptTimeout", retry.Config{AttemptTimeout: -time.Second}, "retry.Config.AttemptTimeout is -1s: must be 0 (for none) or more"},
-		{"MaxRetryAfter", retry.Config{MaxRetryAfter: -time.Second}, "retry.Config.MaxRetryAfter is -1s: must be 0 (for 1m) or more"},
+		{"AttemptTimeout", retry.Config{AttemptTimeout: -time.Second},
+			"retry.Config.AttemptTimeout is -1s: must be 0 (for none) or more"},
+		{"MaxRetryAfter", retry.Config{MaxRetryAfter: -time.Second},
+			"retry.Config.MaxRetryAfter is -1s: must be 0 (for 1m) or more"},
 		{"nil BackOff", retry.Config{Backoff: func() retry.Backoff { return nil }},
-			"retry.Config.Backoff is a function that returns nil: must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
-		{"several", retry.Config{HealthyAfter: -1, MaxRetryAfter: -2}, "retry.Config.HealthyAfter is -1ns: must be 0 (for never) or more\nretry.Config.MaxRetryAfter is -2ns: must be 0 (for 1m) or more"},
+			"retry.Config.Backoff is a function that returns nil: " +
+				"must be one that returns a new BackOff, or nil (for Exponential(100ms, 10s))"},
+		{"several", retry.Config{HealthyAfter: -1, MaxRetryAfter: -2},
+			"retry.Config.HealthyAfter is -1ns: must be 0 (for never) or more\n" +
+				"retry.Config.MaxRetryAfter is -2ns: must be 0 (for 1m) or more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := c.cfg.Validate()
@@ -106,7 +114,8 @@ func TestConfigValidate(t *testing.T) {
 	}
 	require.NoError(t, retry.Config{}.Validate())
 	r := retry.New(retry.Config{})
-	require.ErrorContains(t, r.Update(func(c *retry.Config) { c.Backoff = retry.Exponential(0, 1) }), "retry.Config.Backoff is Exponential(0s, 1ns)")
+	err := r.Update(func(c *retry.Config) { c.Backoff = retry.Exponential(0, 1) })
+	require.ErrorContains(t, err, "retry.Config.Backoff is Exponential(0s, 1ns)")
 }
 
 // Reset starts again with the first delay, as in cenkalti/backoff.
@@ -178,7 +187,7 @@ func TestMinDelayIsTheShortestWait(t *testing.T) {
 		err  error
 		most time.Duration
 	}{
-		"Exponential":     {retry.Config{Backoff: retry.Exponential(least, 400*time.Millisecond)}, errDown, 200 * time.Millisecond},
+		"Exponential":     {retry.Config{Backoff: retry.Exponential(least, 4*least)}, errDown, 200 * time.Millisecond},
 		"default Backoff": {retry.Config{}, errDown, 200 * time.Millisecond},
 		"Constant(0)":     {retry.Config{Backoff: retry.Constant(0)}, errDown, 110 * time.Millisecond},
 		"Delay":           {retry.Config{Delay: tiny}, errDown, 110 * time.Millisecond},

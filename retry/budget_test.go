@@ -105,7 +105,8 @@ func TestBudgetTakesOneForEachRetry(t *testing.T) {
 		require.Zero(t, call(t, b, 4, succeed))
 		require.Equal(t, int64(6), b.Stats().Left, "whether it succeeds or not")
 		ctx, cancel := context.WithCancel(t.Context())
-		r := onRetry(retry.New(retry.Config{Backoff: retry.Constant(time.Second), Budget: b}), func(context.Context, retry.Event) {
+		r := retry.New(retry.Config{Backoff: retry.Constant(time.Second), Budget: b})
+		onRetry(r, func(context.Context, retry.Event) {
 			require.Equal(t, int64(5), b.Stats().Left)
 			time.AfterFunc(time.Millisecond, cancel)
 		})
@@ -245,7 +246,8 @@ func TestBudgetIsExactUnderContention(t *testing.T) {
 				refused.Add(int64(call(t, b, each, then)))
 			})
 		}
-		for _, look := range []func(){func() { b.Stats() }, func() { _ = b.Describe().Health(t.Context()) }, func() { b.Describe().InUse() }} {
+		d := b.Describe()
+		for _, look := range []func(){func() { b.Stats() }, func() { d.Health(t.Context()) }, func() { d.InUse() }} {
 			wg.Go(func() { // each on its own goroutine, so that no lock of another one synchronizes it
 				for range each {
 					look()

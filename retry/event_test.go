@@ -61,7 +61,8 @@ func TestEventsOfARetrier(t *testing.T) {
 		events := log.take()
 		require.Len(t, events, 3)
 		require.Equal(t, retry.Event{
-			Kind: retry.EventEnded, Name: "users", Attempts: 3, Err: err, RetryingFor: 2 * time.Second, Outcome: retry.OutcomeExhausted,
+			Kind: retry.EventEnded, Name: "users", Attempts: 3, Err: err, RetryingFor: 2 * time.Second,
+			Outcome: retry.OutcomeExhausted,
 		}, events[2])
 
 		n := 0
@@ -72,7 +73,8 @@ func TestEventsOfARetrier(t *testing.T) {
 			return errDown
 		})
 		require.Equal(t, retry.Event{
-			Kind: retry.EventEnded, Name: "users", Attempts: 2, Err: errDown, RetryingFor: time.Second, Outcome: retry.OutcomePermanent,
+			Kind: retry.EventEnded, Name: "users", Attempts: 2, Err: errDown, RetryingFor: time.Second,
+			Outcome: retry.OutcomePermanent,
 		}, log.take()[1])
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -141,7 +143,9 @@ func TestRetrierDescribe(t *testing.T) {
 		})
 		d := r.Describe()
 		require.Equal(t, []string{"retry", "list"}, []string{d.Kind, d.Name})
-		require.Equal(t, retry.Config{Name: "list", Attempts: 3, AttemptTimeout: time.Second, MaxRetryAfter: time.Minute}, d.Config())
+		require.Equal(t, retry.Config{
+			Name: "list", Attempts: 3, AttemptTimeout: time.Second, MaxRetryAfter: time.Minute,
+		}, d.Config())
 		require.Nil(t, d.Members)
 		require.Equal(t, policy.Health{}, d.Health(t.Context()))
 

@@ -213,7 +213,8 @@ func (s scenario) model() (outcome, bool) {
 		}
 		now = done
 		text := textOf(latest.err)
-		late := done > timeout && timeout < end && latest.retryable && latest.err != context.DeadlineExceeded && latest.err != nil
+		late := done > timeout && timeout < end &&
+			latest.retryable && latest.err != context.DeadlineExceeded && latest.err != nil
 		if late {
 			text = "late: " + text
 		}
