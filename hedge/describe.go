@@ -18,8 +18,8 @@ func (h *Hedger[T]) Observe(f func(context.Context, Event)) (stop func()) {
 
 // An Event is something that happened to a [Hedger].
 type Event struct {
-	Kind EventKind
-	Name string // of the Hedger
+	Kind EventKind // what happened
+	Name string    // of the Hedger
 }
 
 // An EventKind says what an [Event] is.

@@ -82,7 +82,7 @@ type Hedger[T any] struct {
 	mu        sync.Mutex
 	allowed   int64 // second calls, in millionths
 	latencies latencies
-	stats     Stats // without Delay
+	stats     Stats // its Delay is not used
 }
 
 // New returns a Hedger. It panics if cfg is invalid; see [Config.Validate].
@@ -115,7 +115,7 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	inner := r.start(0)
 	r.timer = time.AfterFunc(h.Stats().Delay, r.hedgedCall)
 	returned := -1 // the call whose value Do returns
-	defer func() { // also after a panic or an exit in a call or an observer
+	defer func() { // even after a panic or an exit in a call or an observer
 		r.finish(returned)
 		r.wait()
 		for i, c := range r.calls {
@@ -198,7 +198,7 @@ func (h *Hedger[T]) count(n *int64) {
 	*n++
 }
 
-// A race is one call of Do.
+// A race is the state of one call to Do.
 type race[T any] struct {
 	*Hedger[T]
 	ctx context.Context

@@ -109,7 +109,7 @@ func (b *Budget) refund() { b.refill(func(*BudgetConfig) { b.held += whole }) }
 
 // BudgetStats are metrics of a [Budget].
 type BudgetStats struct {
-	Allowed    int64 `counter:"retries{outcome=allowed}"`
+	Allowed    int64 `counter:"retries{outcome=allowed}"`     // retries
 	OverBudget int64 `counter:"retries{outcome=over_budget}"` // retries that were not allowed
 	Left       int64 `gauge:"left"`                           // retries that would be allowed now
 }

@@ -16,7 +16,7 @@ func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 
 // An Event is something that happened to a [Retrier].
 type Event struct {
-	Kind        EventKind
+	Kind        EventKind     // what happened
 	Name        string        // of the Retrier
 	Attempts    int           // so far
 	Err         error         // of the attempt, or of Do if the call has ended

@@ -164,7 +164,7 @@ func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) er
 	return err
 }
 
-// A call is one call of Do.
+// A call is the state of one call to Do.
 type call struct {
 	*Retrier
 	cfg      *Config
