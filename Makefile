@@ -10,7 +10,7 @@ SOAK        ?= 60s
 PKG         ?= breaker
 VERSION     ?= v0.1.0
 
-.PHONY: help test race lint tidy bench fuzz integration mutants soak histories prove release-check examples ci
+.PHONY: help test race lint tidy bench fuzz integration mutants soak histories harm prove release-check examples ci
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -77,13 +77,19 @@ histories: FOR ?= 60s
 histories: ## what processes did to real servers, for FOR, judged by models; and mutants of the library that the models must find
 	cd internal/integration && $(GO) test -count=1 -timeout 60m -v ./history -history.for $(FOR) -history.mutants
 
+harm: ## clients under faults, at all rates; planted mistakes; the table "Under faults" of docs/BENCHMARKS.md
+	$(GO) test -count=1 -run '^TestPlantedHarms$$' ./internal/whole/harm -planted
+	cd internal/benchmarks && $(GO) test -count=1 -run '^TestHarm$$' -timeout 60m . -harm ../../HARM.md
+	@awk '/<!-- faults -->/ {print; while ((getline line < "HARM.md") > 0) print line; skip = 1} /<!-- end of faults -->/ {skip = 0} !skip' docs/BENCHMARKS.md > HARM.new && mv HARM.new docs/BENCHMARKS.md && rm HARM.md
+
 prove: PROVE ?= 10m
 prove: ## for PROVE: histories, simulations with new seeds, fuzz targets, and mutants; with ARGS=-controls known mistakes, too
 	$(GO) run ./internal/tools/prove -for $(PROVE) $(ARGS)
 
 # What users copy still runs, and each benchmark still compiles and ends.
-examples: ## the tests of the examples and of the tools, and one pass of each benchmark but the longest
+examples: ## the tests of the examples and of the tools, clients under faults beside the peers, one pass of each benchmark but the longest
 	$(GO) test ./examples/... ./internal/tools/...
+	cd internal/benchmarks && $(GO) test -run '^TestHarm$$' .
 	cd internal/benchmarks && $(GO) test -run '^$$' -bench . -skip Durable -benchtime 1x ./...
 
 # One after the other: beside each other, tests of fleets and leases wait for a CPU and not for their server.

@@ -1,0 +1,54 @@
+package harm
+
+import (
+	"maps"
+	"testing"
+)
+
+// An Outcome is what all clients did in a cell of a row.
+type Outcome struct {
+	Row      *Row
+	Cell     Cell
+	Clients  map[string]*Measurement // by the name of the client
+	Verdict  Verdict
+	Failures string // the rules that NewClient did not meet
+}
+
+// Compare runs the row in cell with NewClient and with the others to which the row compares it, or with all others
+// if all is set. It reports an error if NewClient failed and [RedRows] does not list the cell, or if it lists the cell
+// and NewClient did not fail.
+func (r *Row) Compare(t *testing.T, cell Cell, all bool, others ...Client) Outcome {
+	t.Helper()
+	clients := map[string]*Measurement{}
+	for _, c := range others {
+		if all || r.Must.Goodput == 0 && !r.Must.LoadOnly {
+			clients[c.Name] = Run(t, r, cell, c)
+		}
+	}
+	mine := Run(t, r, cell, NewClient)
+	o := Outcome{Row: r, Cell: cell, Clients: clients}
+	o.Verdict, o.Failures = r.Judge(cell, mine, clients)
+
+	alone := maps.Clone(clients)
+	delete(alone, Failsafe)
+	delete(alone, RetryableHTTP)
+	verdict, failures := r.Judge(cell, mine, alone)
+	r.check(t, cell, verdict, failures, false)
+	if len(alone) < len(clients) && o.Verdict != verdict {
+		r.check(t, cell, o.Verdict, o.Failures, true)
+	}
+	clients[NewClient.Name] = mine
+	return o
+}
+
+// check reports an error if the verdict is not the listed one.
+func (r *Row) check(t *testing.T, cell Cell, v Verdict, failures string, besidePeers bool) {
+	t.Helper()
+	listed := redRow(RedRows, r, cell, besidePeers)
+	switch {
+	case v == Red && listed == nil:
+		t.Errorf("NewClient does harm in row %s at %v: %s", r.ID, cell, failures)
+	case v == Green && listed != nil && !listed.Sometimes:
+		t.Errorf("row %s is green at %v now: delete its line from RedRows (package %s)", r.ID, cell, listed.Package)
+	}
+}

@@ -1,0 +1,54 @@
+package harm
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/hedge"
+	"github.com/go-resilience/resilience/resiliencehttp"
+	"github.com/go-resilience/resilience/retry"
+)
+
+// A Client is a kind of client that the rows are run with.
+type Client struct {
+	Name string
+
+	// New returns a client whose requests are sent by base. Clients other than NewClient ignore cfg.
+	New func(base *http.Transport, cfg Config) *http.Client
+}
+
+// A Config is what a row configures besides NewClient's defaults.
+type Config struct {
+	HeaderTimeout time.Duration // the limit of time for the response's headers; zero means the default
+	HedgeAfter    time.Duration // hedge after this time; zero means no hedging
+	Slots         int           // in place of 100; zero means the default
+}
+
+// Plain is net/http alone.
+var Plain = Client{"plain", func(base *http.Transport, _ Config) *http.Client {
+	return &http.Client{Transport: base}
+}}
+
+// Retries has this module's retries and nothing else.
+var Retries = Client{"retries", func(base *http.Transport, _ Config) *http.Client {
+	return &http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: retry.New(retry.Config{}).Wrap}}
+}}
+
+// NewClient is the recommended client, with its defaults.
+var NewClient = Client{"NewClient", func(base *http.Transport, cfg Config) *http.Client {
+	return newClient(base, cfg, resiliencehttp.ClientConfig{})
+}}
+
+// newClient returns a client with the policies of c, and the defaults for the others.
+func newClient(base http.RoundTripper, cfg Config, c resiliencehttp.ClientConfig) *http.Client {
+	c.Transport = &resiliencehttp.Transport{Base: base}
+	c.FirstByte = cfg.HeaderTimeout
+	if cfg.HedgeAfter > 0 {
+		c.Transport.Hedge = hedge.New[*http.Response](hedge.Config{Delay: cfg.HedgeAfter, Ratio: 0.1})
+	}
+	if cfg.Slots > 0 && c.Bulkhead == nil {
+		c.Bulkhead = bulkhead.New(bulkhead.Config{Limit: cfg.Slots, MaxWait: time.Second}).Wrap
+	}
+	return resiliencehttp.NewClient(c)
+}

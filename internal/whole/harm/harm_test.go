@@ -1,0 +1,21 @@
+package harm_test
+
+import (
+	"testing"
+
+	"github.com/go-resilience/resilience/internal/whole/harm"
+)
+
+// TestRows runs each row at one rate and with one patience.
+func TestRows(t *testing.T) {
+	for _, r := range harm.Rows() {
+		if r.Long {
+			continue
+		}
+		t.Run(r.ID, func(t *testing.T) {
+			t.Parallel()
+			o := r.Compare(t, r.Quick(), false, harm.Plain, harm.Retries)
+			t.Logf("%v %s", o.Verdict, o.Failures)
+		})
+	}
+}

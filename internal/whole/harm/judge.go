@@ -1,0 +1,131 @@
+package harm
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// A Verdict says whether NewClient met the rules in a cell of a row.
+type Verdict int
+
+// Close means that NewClient met the rules by less than their margin. Chance decides between Close and Red, so a
+// row that is listed as red may be Close, and so may a row that is not.
+const (
+	Red Verdict = iota
+	Close
+	Green
+)
+
+func (v Verdict) String() string { return [...]string{"red", "close", "green"}[v] }
+
+// A check is a rule that was applied.
+type check struct {
+	by     float64 // by how much the rule is met; negative if it is not
+	margin float64 // the least by for Green
+	format string  // of the failure
+	args   []any
+}
+
+// noticed is the longest time in which NewClient notices that a server is silent: its limit of time for headers.
+const noticed = 10 * time.Second
+
+// leastSilence is the shortest silence until a caller's deadline that counts against a connection.
+const leastSilence = 900 * time.Millisecond
+
+// Judge applies the rules of the row. others has the measurements of the other clients by name, with that of
+// plain. It returns the verdict, and the rules that were not met.
+func (r *Row) Judge(cell Cell, mine *Measurement, others map[string]*Measurement) (Verdict, string) {
+	verdict := Green
+	var failures []string
+	for _, c := range r.checks(cell, mine, others) {
+		switch {
+		case c.by < 0:
+			verdict = Red
+			failures = append(failures, fmt.Sprintf(c.format, c.args...))
+		case c.by < c.margin:
+			verdict = min(verdict, Close)
+		}
+	}
+	return verdict, strings.Join(failures, "; ")
+}
+
+func (r *Row) checks(cell Cell, mine *Measurement, others map[string]*Measurement) []check {
+	counted := float64(max(1, mine.Counted))
+	all := []check{r.load(mine)}
+	add := func(by, margin float64, format string, args ...any) {
+		all = append(all, check{by, margin, format, args})
+	}
+	switch name, best := r.best(others); {
+	case r.Must.Goodput > 0:
+		goodput := float64(mine.Answered) / (r.Must.Capacity * r.Length.Seconds() * float64(mine.Runs))
+		add(goodput-r.Must.Goodput, 0.02, "goodput is %.0f%% of capacity", 100*goodput)
+	case !r.Must.LoadOnly:
+		least := best*counted - float64(mine.Recovering) - 0.01*counted
+		add((float64(mine.Answered)-least)/counted, 0.005, "%s answers %.1f%%", name, 100*best)
+	}
+	if r.Must.SendFewer {
+		asked := float64(max(1, mine.AskedInFault))
+		add((asked-float64(mine.SentInFault))/asked-1e-9, 0.02, "sends %.2f per call during the fault",
+			float64(mine.SentInFault)/asked)
+	}
+	if lost := 1 - mine.Share(); r.Must.MaxLost > 0 {
+		add(r.Must.MaxLost-lost, r.Must.MaxLost/2, "%.1f%% lost", 100*lost)
+	}
+	if r.Must.NoRefusal {
+		add(-float64(mine.Refused), 0, "%d refused", mine.Refused)
+	}
+	if r.Must.Returns && cell.Patience >= leastSilence {
+		latest := r.Recovery + min(cell.Patience, noticed)
+		add((latest - mine.Back).Seconds(), 0, "back after %.1fs", mine.Back.Seconds())
+	}
+	if plain := others[Plain.Name]; r.Must.P99 > 0 && plain != nil {
+		limit := r.Must.P99 * plain.P99().Seconds() * 1.01
+		add(limit-mine.P99().Seconds(), 0, "p99 is %v, plain's %v", round(mine.P99()), round(plain.P99()))
+	}
+	return all
+}
+
+// load is rule B. The budget of each host allows a fifth of the calls, and 10 a second; it starts with what ten
+// seconds allow.
+func (r *Row) load(mine *Measurement) check {
+	asked := float64(max(1, mine.Asked))
+	allowed := 1.2*asked + 10*max(1, r.Must.Hosts)*(mine.Seconds+10*float64(mine.Runs))
+	return check{(allowed - float64(mine.Sent)) / asked, 0.01, "sends %.2f per call", []any{mine.SentPerCall()}}
+}
+
+// best returns the largest share that a client answered to which NewClient is compared.
+func (r *Row) best(others map[string]*Measurement) (name string, share float64) {
+	for _, n := range []string{Plain.Name, Retries.Name, Failsafe, RetryableHTTP} {
+		m := others[n]
+		if m == nil || n == RetryableHTTP && !r.patientPeers() {
+			continue
+		}
+		if name == "" || m.Share() > share {
+			name, share = n, m.Share()
+		}
+	}
+	return name, share
+}
+
+// Names of the peers, which internal/benchmarks runs.
+const (
+	Failsafe      = "failsafe"
+	RetryableHTTP = "retryablehttp"
+)
+
+// patientPeers reports whether NewClient is compared to go-retryablehttp, which waits 1, 2, 4 and 8 seconds between
+// its attempts: where waiting is no use, or the faults are short.
+func (r *Row) patientPeers() bool {
+	n, _, _ := strings.Cut(r.ID, "/")
+	return n == "2" || n == "5" || n == "14"
+}
+
+func round(d time.Duration) time.Duration {
+	switch {
+	case d >= time.Second:
+		return d.Round(10 * time.Millisecond)
+	default:
+		return d.Round(time.Millisecond)
+	}
+}

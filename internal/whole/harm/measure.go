@@ -1,0 +1,108 @@
+package harm
+
+import (
+	"slices"
+	"time"
+)
+
+// A Measurement is what a client did in a cell of a row, over all seeds.
+type Measurement struct {
+	Asked    int // all calls
+	Counted  int // the calls whose answers count
+	Answered int // the counted calls that were answered within the caller's patience
+	Refused  int // the counted calls that a policy refused
+	Sent     int // the requests that reached the server, and the dials that were refused
+
+	AskedInFault, SentInFault int     // those during the fault; all if it does not end
+	Recovering                int     // the counted calls that started within the row's recovery time
+	Seconds                   float64 // in which requests may have been sent, of all seeds
+	Runs                      int
+	Back                      time.Duration // from the end of the fault until 99% are answered again; the longest of the seeds
+
+	took []time.Duration // of the answered calls, sorted
+}
+
+// add adds the results of a run.
+func (m *Measurement) add(w *World) {
+	r := w.row
+	within := func(at time.Duration) bool { return r.FaultEnd == 0 || at >= r.Fault && at < r.FaultEnd }
+	for _, res := range w.results {
+		m.Asked++
+		if within(res.at) {
+			m.AskedInFault++
+		}
+		if !res.counted {
+			continue
+		}
+		m.Counted++
+		if r.FaultEnd > 0 && res.at >= r.FaultEnd && res.at < r.FaultEnd+r.Recovery {
+			m.Recovering++
+		}
+		switch {
+		case res.answered:
+			m.Answered++
+			m.took = append(m.took, res.took)
+		case res.refused:
+			m.Refused++
+		}
+	}
+	slices.Sort(m.took)
+	m.Sent += len(w.sent)
+	for _, at := range w.sent {
+		if within(at) {
+			m.SentInFault++
+		}
+	}
+	m.Runs++
+	m.Seconds += (r.Length + w.cell.Patience).Seconds()
+	if r.FaultEnd > 0 {
+		m.Back = max(m.Back, backAfter(w.results, r.FaultEnd))
+	}
+}
+
+// backAfter returns the time from end until 99% of the counted calls that start within any second are answered.
+func backAfter(results []result, end time.Duration) (back time.Duration) {
+	var counted []result
+	for _, r := range results {
+		if r.counted && r.at >= end {
+			counted = append(counted, r)
+		}
+	}
+	slices.SortFunc(counted, func(a, b result) int { return int(a.at - b.at) })
+	for i, r := range counted {
+		if r.answered {
+			continue
+		}
+		calls, lost, last := 0, 0, r.at
+		for _, next := range counted[i:] {
+			if next.at >= r.at+time.Second {
+				break
+			}
+			if calls++; !next.answered {
+				lost++
+				last = next.at
+			}
+		}
+		if 100*lost > calls {
+			back = max(back, last-end)
+		}
+	}
+	return back
+}
+
+// Share returns the share of the counted calls that were answered.
+func (m *Measurement) Share() float64 { return float64(m.Answered) / float64(max(1, m.Counted)) }
+
+// P50 and P99 are the times of the answered calls.
+func (m *Measurement) P50() time.Duration { return m.quantile(0.5) }
+func (m *Measurement) P99() time.Duration { return m.quantile(0.99) }
+
+func (m *Measurement) quantile(q float64) time.Duration {
+	if len(m.took) == 0 {
+		return 0
+	}
+	return m.took[int(q*float64(len(m.took)))]
+}
+
+// SentPerCall returns the number of requests for each call.
+func (m *Measurement) SentPerCall() float64 { return float64(m.Sent) / float64(max(1, m.Asked)) }

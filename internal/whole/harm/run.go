@@ -1,0 +1,235 @@
+package harm
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-resilience/resilience"
+)
+
+// A World is one run of a row with one client.
+type World struct {
+	Net *Network
+
+	row     *Row
+	cell    Cell
+	seed    uint64
+	start   time.Time
+	client  *http.Client
+	workers chan struct{} // holds an element for each busy worker; nil means any number of workers
+	calls   sync.WaitGroup
+
+	mu       sync.Mutex
+	random   *rand.Rand // of the callers
+	attempts map[int]int
+	sent     []time.Duration // when each request reached the server or was refused a connection
+	results  []result        // by the number of the call
+}
+
+// A result is how a call ended.
+type result struct {
+	at       time.Duration // when the call started
+	took     time.Duration
+	answered bool
+	refused  bool // by a policy of the client
+	counted  bool
+}
+
+// Now returns the time since the start of the run.
+func (w *World) Now() time.Duration { return time.Since(w.start) }
+
+// Seeds are the seeds of each row.
+var Seeds = []uint64{1, 2, 3}
+
+// Run runs the row in cell with c, once for each of Seeds, in virtual time, and returns the sum.
+func Run(t *testing.T, r *Row, cell Cell, c Client) *Measurement {
+	sum := new(Measurement)
+	if r.Real {
+		w := newWorld(r, cell, Seeds[0])
+		w.runReal(t, c)
+		sum.add(w)
+		return sum
+	}
+	for _, seed := range Seeds {
+		w := newWorld(r, cell, seed)
+		synctest.Test(t, func(*testing.T) { w.run(c) })
+		sum.add(w)
+	}
+	return sum
+}
+
+func newWorld(r *Row, cell Cell, seed uint64) *World {
+	return &World{
+		row: r, cell: cell, seed: seed, random: rand.New(rand.NewPCG(seed, 1)), attempts: map[int]int{},
+	}
+}
+
+// run runs the row in a bubble.
+func (w *World) run(c Client) {
+	w.start = time.Now()
+	w.Net = newNetwork(w.refusedDial)
+	if w.row.Workers > 0 {
+		w.workers = make(chan struct{}, w.row.Workers)
+	}
+	server := &http.Server{
+		Handler:     http.HandlerFunc(w.serve),
+		ConnContext: withConn,
+		ErrorLog:    log.New(io.Discard, "", 0),
+		Protocols:   w.protocols(),
+	}
+	go func() { _ = server.Serve(listener{w.Net}) }()
+	base := w.base()
+	base.DialContext = w.Net.dial
+	w.client = c.New(base, w.row.Config)
+	w.calls.Go(w.play)
+	w.arrive()
+	w.calls.Wait()
+	_ = server.Close()
+	w.Net.Cut()
+	base.CloseIdleConnections()
+	time.Sleep(2 * time.Minute) // for goroutines that end with a timer
+}
+
+// base returns the base transport of every client, but for its DialContext.
+func (w *World) base() *http.Transport {
+	base := http.DefaultTransport.(*http.Transport).Clone()
+	base.Proxy, base.ForceAttemptHTTP2, base.Protocols = nil, false, w.protocols()
+	base.MaxConnsPerHost = w.row.Tuned.MaxConnsPerHost
+	return base
+}
+
+func (w *World) protocols() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetHTTP1(!w.row.HTTP2)
+	p.SetUnencryptedHTTP2(w.row.HTTP2)
+	return p
+}
+
+func (w *World) refusedDial() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sent = append(w.sent, w.Now())
+}
+
+// play plays the row's script.
+func (w *World) play() {
+	for _, e := range w.row.Script {
+		time.Sleep(time.Until(w.start.Add(e.At)))
+		e.Do(w)
+	}
+}
+
+// arrive starts calls at the cell's rate for the length of the row. Evenly spaced calls start at a random phase.
+func (w *World) arrive() {
+	if w.cell.Rate == 0 {
+		return
+	}
+	gap := float64(time.Second) / w.cell.Rate
+	next := w.random.Float64() * gap
+	for n := 0; time.Duration(next) < w.row.Length; n++ {
+		time.Sleep(time.Until(w.start.Add(time.Duration(next))))
+		var c Call
+		if w.row.Call != nil {
+			c = w.row.Call(n)
+		}
+		w.call(c)
+		if w.row.Poisson {
+			next += w.random.ExpFloat64() * gap
+		} else {
+			next += gap
+		}
+	}
+}
+
+// call starts a call on a goroutine.
+func (w *World) call(c Call) {
+	w.mu.Lock()
+	n := len(w.results)
+	w.results = append(w.results, result{at: w.Now(), counted: !c.Uncounted})
+	w.mu.Unlock()
+	leaves := time.Duration(0)
+	if c.Cancels > 0 {
+		own := rand.New(rand.NewPCG(w.seed, uint64(n)<<16|1<<15))
+		leaves = 1 + time.Duration(own.Int64N(int64(c.Cancels)))
+	}
+	w.calls.Go(func() {
+		start := time.Now()
+		ctx, cancel := w.callerCtx(leaves)
+		defer cancel()
+		err := w.do(ctx, c, n)
+		took := time.Since(start)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		r := &w.results[n]
+		r.took, r.answered, r.refused = took, err == nil, resilience.Refused(err)
+	})
+}
+
+// callerCtx returns the ctx of a caller who cancels after leaves, unless that is zero.
+func (w *World) callerCtx(leaves time.Duration) (context.Context, context.CancelFunc) {
+	switch {
+	case leaves > 0:
+		return canceledAfter(leaves)
+	case w.cell.Patience == 0 || w.row.Streams:
+		return context.WithCancel(context.Background())
+	case w.row.Cancels:
+		return canceledAfter(w.cell.Patience)
+	default:
+		return context.WithTimeout(context.Background(), w.cell.Patience)
+	}
+}
+
+func canceledAfter(d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	timer := time.AfterFunc(d, cancel)
+	return ctx, func() {
+		timer.Stop()
+		cancel()
+	}
+}
+
+// do sends a request and reads its response.
+func (w *World) do(ctx context.Context, c Call, n int) error {
+	host, method := c.Host, http.MethodGet
+	if host == "" {
+		host = "svc.test"
+	}
+	var body io.Reader
+	if c.Body != nil {
+		method, body = http.MethodPost, c.Body()
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+host+"/"+strings.TrimPrefix(c.Path, "/"), body)
+	if err != nil {
+		return err
+	}
+	req.Header.Set(callHeader, strconv.Itoa(n))
+	start := time.Now()
+	resp, err := w.client.Do(req)
+	if err != nil {
+		return err
+	}
+	headers := time.Since(start)
+	all, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	switch {
+	case err != nil:
+		return err
+	case resp.StatusCode != http.StatusOK:
+		return fmt.Errorf("status %d", resp.StatusCode)
+	case w.row.Streams && !strings.HasSuffix(string(all), streamEnd):
+		return io.ErrUnexpectedEOF
+	case w.row.Streams && w.cell.Patience > 0 && headers > w.cell.Patience:
+		return fmt.Errorf("headers after %v", headers)
+	}
+	return nil
+}
