@@ -15,7 +15,8 @@ import (
 	"github.com/go-resilience/resilience/internal/whole/harm"
 )
 
-var harmTable = flag.String("harm", "", "run all cells of the rows under faults and write their table to this file; - for standard output")
+var harmTable = flag.String("harm", "",
+	"run all cells of the rows under faults and write their table to this file; - for standard output")
 
 // peers are the clients of other modules that NewClient is compared to under faults, as their documentation
 // recommends them.

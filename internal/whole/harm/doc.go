@@ -2,9 +2,9 @@
 // resiliencehttp.NewClient must make of them. Each row runs the same calls against the same server and network with
 // several clients, and NewClient must do no harm:
 //
-//   - Rule A, answers: NewClient answers in time at least as many calls as the best of a plain client, retries alone and
-//     failsafe-go, minus the calls that start within the row's recovery time, minus 1% of all calls. go-retryablehttp
-//     waits 1, 2, 4 and 8 seconds between its attempts. It counts in rows 2, 5 and 14 only.
+//   - Rule A, answers: NewClient answers in time at least as many calls as the best of a plain client, retries alone
+//     and failsafe-go, minus the calls that start within the row's recovery time, minus 1% of all calls.
+//     go-retryablehttp waits 1, 2, 4 and 8 seconds between its attempts. It counts in rows 2, 5 and 14 only.
 //   - Rule B, load: NewClient sends at most 1.2 requests for each call, plus 10 a second for each host, as its retry
 //     budget allows. A budget starts with the retries of ten seconds, so a run has ten seconds more than it lasts.
 //
@@ -20,7 +20,7 @@
 //	go test ./internal/whole/harm                               # one rate and one patience for each row
 //	go test ./internal/whole/harm -v -run 'TestRows/5/h2'       # some rows
 //	cd internal/benchmarks && go test -v -run 'TestHarm/rows/5' # the same beside failsafe-go and go-retryablehttp
-//	make harm                                                   # all rates and times of patience, the table, and planted mistakes
+//	make harm                                                   # all cells, the table, and planted mistakes
 //
 // # Adding a row
 //

@@ -1,10 +1,18 @@
 package harm_test
 
 import (
+	"os"
+	"runtime/debug"
 	"testing"
 
 	"github.com/go-resilience/resilience/internal/whole/harm"
 )
+
+// TestMain lets the heap grow: collecting it costs a tenth of the CPU.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(500)
+	os.Exit(m.Run())
+}
 
 // TestRows runs each row at one rate and with one patience.
 func TestRows(t *testing.T) {

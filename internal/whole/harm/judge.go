@@ -64,7 +64,7 @@ func (r *Row) checks(cell Cell, mine *Measurement, others map[string]*Measuremen
 		least := best*counted - float64(mine.Recovering) - 0.01*counted
 		add((float64(mine.Answered)-least)/counted, 0.005, "%s answers %.1f%%", name, 100*best)
 	}
-	if r.Must.SendFewer {
+	if from := r.Must.SendFewer; from > 0 && cell.Rate >= from {
 		asked := float64(max(1, mine.AskedInFault))
 		add((asked-float64(mine.SentInFault))/asked-1e-9, 0.02, "sends %.2f per call during the fault",
 			float64(mine.SentInFault)/asked)
@@ -80,8 +80,8 @@ func (r *Row) checks(cell Cell, mine *Measurement, others map[string]*Measuremen
 		add((latest - mine.Back).Seconds(), 0, "back after %.1fs", mine.Back.Seconds())
 	}
 	if plain := others[Plain.Name]; r.Must.P99 > 0 && plain != nil {
-		limit := r.Must.P99 * plain.P99().Seconds() * 1.01
-		add(limit-mine.P99().Seconds(), 0, "p99 is %v, plain's %v", round(mine.P99()), round(plain.P99()))
+		limit := r.Must.P99 * plain.P99OfAll().Seconds() * 1.01
+		add(limit-mine.P99OfAll().Seconds(), 0, "p99 is %v, plain's %v", round(mine.P99OfAll()), round(plain.P99OfAll()))
 	}
 	return all
 }

@@ -17,9 +17,10 @@ type Measurement struct {
 	Recovering                int     // the counted calls that started within the row's recovery time
 	Seconds                   float64 // in which requests may have been sent, of all seeds
 	Runs                      int
-	Back                      time.Duration // from the end of the fault until 99% are answered again; the longest of the seeds
+	Back                      time.Duration // from the end of the fault until 99% are answered again; of the slowest seed
 
 	took []time.Duration // of the answered calls, sorted
+	lost time.Duration   // the patience of the others
 }
 
 // add adds the results of a run.
@@ -47,6 +48,7 @@ func (m *Measurement) add(w *World) {
 		}
 	}
 	slices.Sort(m.took)
+	m.lost = w.cell.Patience
 	m.Sent += len(w.sent)
 	for _, at := range w.sent {
 		if within(at) {
@@ -54,7 +56,7 @@ func (m *Measurement) add(w *World) {
 		}
 	}
 	m.Runs++
-	m.Seconds += (r.Length + w.cell.Patience).Seconds()
+	m.Seconds += (max(r.Length, w.arrived) + w.cell.Patience).Seconds()
 	if r.FaultEnd > 0 {
 		m.Back = max(m.Back, backAfter(w.results, r.FaultEnd))
 	}
@@ -106,3 +108,11 @@ func (m *Measurement) quantile(q float64) time.Duration {
 
 // SentPerCall returns the number of requests for each call.
 func (m *Measurement) SentPerCall() float64 { return float64(m.Sent) / float64(max(1, m.Asked)) }
+
+// P99OfAll returns the 99th percentile of all counted calls. A lost call takes its caller's patience.
+func (m *Measurement) P99OfAll() time.Duration {
+	if n := int(0.99 * float64(m.Counted)); n < m.Answered {
+		return m.took[n]
+	}
+	return m.lost
+}

@@ -24,6 +24,7 @@ type Row struct {
 	Poisson  bool            // arrivals are random rather than evenly spaced
 
 	Length   time.Duration // how long calls arrive
+	MinCalls int           // calls arrive for longer than Length until there are as many
 	Fault    time.Duration // the start of the fault
 	FaultEnd time.Duration // the end of the fault; zero means that the fault lasts
 	Recovery time.Duration // the time after FaultEnd in which arrivals need not be answered
@@ -42,7 +43,7 @@ type Row struct {
 // A Must is what NewClient has to achieve in a row. The zero Must is rules A and B of the package.
 type Must struct {
 	LoadOnly  bool    // rule A does not apply
-	SendFewer bool    // fewer requests must be sent than are asked for, during the fault if it ends
+	SendFewer float64 // from this rate on, fewer requests must be sent than calls are made; during the fault if it ends
 	Goodput   float64 // in place of rule A: the share of Capacity that must be answered
 	Capacity  float64 // calls per second
 	MaxLost   float64 // the largest share of calls that may be lost; zero means any

@@ -87,7 +87,7 @@ func restart() []Row {
 		},
 		{
 			ID: "3/503", Name: "the server restarts: 2s of 503",
-			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 25 * s,
+			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 20 * s,
 			Fault: 5 * s, FaultEnd: 7 * s, Recovery: s, Server: During(5*s, 7*s, Unavailable, quick),
 		},
 	}
@@ -96,22 +96,23 @@ func restart() []Row {
 func down() []Row {
 	return []Row{{
 		ID: "4/refused", Name: "down for 30s, connection refused",
-		Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 55 * s,
+		Rate: 10, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 55 * s,
 		Fault: 5 * s, FaultEnd: 35 * s, Recovery: 2 * s, Server: quick,
 		Script: []Event{{5 * s, Refuse}, {5 * s, Cut}, {35 * s, Accept}},
-		Must:   Must{SendFewer: true},
+		Must:   Must{SendFewer: 1},
 	}}
 }
 
 func silent() (rows []Row) {
 	waits := []time.Duration{300 * ms, s, 3 * s, 10 * s, 30 * s}
 	for _, http2 := range []bool{true, false} {
+		id, over := protocol(http2)
 		rows = append(rows, Row{
-			ID: "5/" + protocol(http2) + "-silent", Name: "silent for 10s, " + protocolName(http2), HTTP2: http2,
+			ID: "5/" + id + "-silent", Name: "silent for 10s" + over, HTTP2: http2,
 			Rate: 10, Rates: allRates, Patience: 3 * s, Waits: waits, Length: 30 * s,
 			Fault: 5 * s, FaultEnd: 15 * s, Recovery: 3 * s, Server: During(5*s, 15*s, Silent, quick),
 		}, Row{
-			ID: "5/" + protocol(http2) + "-blue-green", Name: "old connections silent for ever, " + protocolName(http2), HTTP2: http2,
+			ID: "5/" + id + "-blue-green", Name: "old connections silent for ever" + over, HTTP2: http2,
 			Rate: 10, Rates: allRates, Patience: 3 * s, Waits: waits, Length: 30 * s,
 			Fault: 5 * s, FaultEnd: 5 * s, Recovery: 3 * s, Server: OldConns(5*s, Silent, quick),
 			Must: Must{Returns: true},
@@ -122,14 +123,15 @@ func silent() (rows []Row) {
 
 func blackHole() (rows []Row) {
 	for _, http2 := range []bool{true, false} {
+		id, over := protocol(http2)
 		rows = append(rows, Row{
-			ID: "6/" + protocol(http2) + "-all", Name: "all bytes dropped for 15s, old connections for ever, " + protocolName(http2),
+			ID: "6/" + id + "-all", Name: "all bytes dropped for 15s, on old connections for ever" + over,
 			HTTP2: http2, Rate: 10, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 35 * s,
 			Fault: 5 * s, FaultEnd: 20 * s, Recovery: 2 * s, Server: quick,
 			Script: []Event{{5 * s, DropOld}, {5 * s, DropDials}, {20 * s, PassDials}},
 			Must:   Must{Returns: true},
 		}, Row{
-			ID: "6/" + protocol(http2) + "-old", Name: "bytes dropped on old connections for ever, " + protocolName(http2),
+			ID: "6/" + id + "-old", Name: "bytes dropped on old connections for ever" + over,
 			HTTP2: http2, Rate: 10, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 25 * s,
 			Fault: 5 * s, FaultEnd: 5 * s, Recovery: 2 * s, Server: quick,
 			Script: []Event{{5 * s, DropOld}}, Must: Must{Returns: true},
@@ -152,19 +154,19 @@ func unavailable() (rows []Row) {
 	}{
 		{1, Must{}},
 		{20, Must{}},
-		{50, Must{LoadOnly: true, SendFewer: true}},
-		{100, Must{SendFewer: true}},
+		{50, Must{LoadOnly: true, SendFewer: 20}}, // a rate needs 20 calls within the breaker's window
+		{100, Must{SendFewer: 1}},
 	} {
 		rows = append(rows, Row{
 			ID: fmt.Sprintf("8/%d", v.percent), Name: fmt.Sprintf("%d%% of answers are 503", v.percent),
-			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 20 * s,
+			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 15 * s, MinCalls: 100,
 			Server: Share(float64(v.percent)/100, Unavailable, Takes(50*ms)), Must: v.must,
 		})
 	}
 	// Only the budget limits the load here: the breaker stays closed, and the retries with which a budget starts do
 	// not suffice.
 	return append(rows, Row{
-		ID: "8/30", Name: "30% of answers are 503, by load alone", Rate: 200, Patience: 300 * ms, Length: 15 * s,
+		ID: "8/30", Name: "30% of answers are 503, by load alone", Rate: 200, Patience: 300 * ms, Length: 10 * s,
 		Server: During(0, s, quick, Share(0.3, Unavailable, quick)), Must: Must{LoadOnly: true},
 	})
 }
@@ -173,12 +175,12 @@ func retryAfter() []Row {
 	return []Row{
 		{
 			ID: "9/429", Name: "1% of answers are 429 with Retry-After 1s",
-			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 30 * s,
+			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 20 * s, MinCalls: 200,
 			Server: Share(0.01, Status(429, s), Takes(50*ms)),
 		},
 		{
 			ID: "9/60s", Name: "one answer is 503 with Retry-After 60s",
-			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 20 * s,
+			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 20 * s, MinCalls: 100,
 			Server: func(w *World, rw http.ResponseWriter, r *Request) {
 				if r.Number == 10 {
 					Status(503, 60*s)(w, rw, r)
@@ -195,11 +197,13 @@ func slowFew() []Row {
 	return []Row{
 		{
 			ID: "10/default", Name: "1% of answers take 50 times as long",
-			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 25 * s, Server: server, Must: Must{P99: 1},
+			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 15 * s, MinCalls: 200,
+			Server: server, Must: Must{P99: 1},
 		},
 		{
 			ID: "10/hedged", Name: "the same, with hedging",
-			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 25 * s, Server: server, Must: Must{P99: 0.5},
+			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 15 * s, MinCalls: 200,
+			Server: server, Must: Must{P99: 0.5},
 			Config: Config{HedgeAfter: 100 * ms},
 		},
 	}
@@ -214,9 +218,9 @@ func overload() (rows []Row) {
 		for _, load := range []float64{1.2, 2, 5} {
 			for _, patience := range []time.Duration{300 * ms, s, 10 * s} {
 				service := min(patience/3, s)
-				services := time.Duration(9)
+				services := time.Duration(8)
 				if load < 2 {
-					services = 30 // the queue grows slowly
+					services = 24 // the queue grows slowly
 				}
 				capacity := slots / service.Seconds()
 				rows = append(rows, Row{
@@ -245,7 +249,7 @@ func slower() (rows []Row) {
 	} {
 		rows = append(rows, Row{
 			ID: "12/" + v.id, Name: v.name, Stubborn: v.stubborn, Workers: workers, Config: Config{Slots: workers},
-			Rate: 0.5 * workers / service.Seconds(), Poisson: true, Patience: 3 * s, Waits: allWaits, Length: 35 * s,
+			Rate: 0.5 * workers / service.Seconds(), Poisson: true, Patience: 3 * s, Waits: allWaits, Length: 28 * s,
 			Fault: 5 * s, FaultEnd: 15 * s, Recovery: 3 * s,
 			Server: During(5*s, 15*s, Takes(10*service), Takes(service)),
 		})
@@ -255,8 +259,9 @@ func slower() (rows []Row) {
 
 func goAway() (rows []Row) {
 	for _, http2 := range []bool{true, false} {
+		id, over := protocol(http2)
 		rows = append(rows, Row{
-			ID: "13/" + protocol(http2), Name: "connections are closed gracefully every 5s, " + protocolName(http2), HTTP2: http2,
+			ID: "13/" + id, Name: "connections are closed gracefully every 5s" + over, HTTP2: http2, MinCalls: 100,
 			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 20 * s,
 			Server: GoAway(5*s, 100*ms), Must: Must{NoRefusal: true}, Long: !http2,
 		})
@@ -266,8 +271,8 @@ func goAway() (rows []Row) {
 
 // streams are not run at 200 a second: they would be more than NewClient's slots.
 func streams() []Row {
-	whole := Stream{Every: s, Events: 6}
-	broken := Stream{Every: s, Events: 6, CutAt: 3}
+	whole := Stream{Every: 2500 * ms, Events: 3}
+	broken := Stream{Every: 2500 * ms, Events: 3, CutAt: 1}
 	row := func(id, name string, rate float64, server Handler, must Must) Row {
 		return Row{
 			ID: "14/" + id, Name: "streams of 5s: " + name, HTTP2: true, Streams: true,
@@ -281,18 +286,19 @@ func streams() []Row {
 		row("503", "20% of answers are 503", 20, Share(0.2, Unavailable, whole.Serve), Must{NoRefusal: true}),
 		row("cut-2%", "2% are cut", 20, Share(0.02, broken.Serve, whole.Serve), Must{}),
 		cutOnce,
-		row("cut-all", "all are always cut", 6, broken.Serve, Must{SendFewer: true}),
+		row("cut-all", "all are always cut", 6, broken.Serve, Must{SendFewer: 1}),
 	}
 }
 
 func lateEvents() (rows []Row) {
 	for _, http2 := range []bool{true, false} {
+		id, over := protocol(http2)
 		rows = append(rows, Row{
-			ID: "15/" + protocol(http2) + "-first", Name: "headers at once, first event after 15s, " + protocolName(http2),
+			ID: "15/" + id + "-first", Name: "headers at once, first event after 15s" + over,
 			HTTP2: http2, Streams: true, Rate: 1, Patience: s, Length: 10 * s,
 			Server: Stream{First: 15 * s, Every: s, Events: 3}.Serve,
 		}, Row{
-			ID: "15/" + protocol(http2) + "-every", Name: "one event every 60s, " + protocolName(http2),
+			ID: "15/" + id + "-every", Name: "one event every 60s" + over,
 			HTTP2: http2, Streams: true, Rate: 1, Patience: s, Length: 10 * s,
 			Server: Stream{Every: 60 * s, Events: 4}.Serve,
 		})
@@ -312,11 +318,13 @@ func cancels() []Row {
 	return []Row{
 		{
 			ID: "16/h1", Name: "half of the callers cancel, HTTP/1.1",
-			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 15 * s, Server: Takes(150 * ms), Call: half(200 * ms),
+			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 15 * s, MinCalls: 100,
+			Server: Takes(150 * ms), Call: half(200 * ms),
 		},
 		{
 			ID: "16/h2", Name: "half of the callers cancel, HTTP/2", HTTP2: true,
-			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 15 * s, Server: Takes(150 * ms), Call: half(200 * ms),
+			Rate: 20, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 15 * s, MinCalls: 100,
+			Server: Takes(150 * ms), Call: half(200 * ms),
 		},
 		{
 			ID: "16/streams", Name: "half of the readers of streams cancel", HTTP2: true, Streams: true,
@@ -401,27 +409,22 @@ func manyHosts() []Row {
 	}
 	return []Row{
 		{
-			ID: "20/dead", Name: "300 hosts, one of them is dead", Rate: 40, Patience: 3 * s, Waits: allWaits, Length: 10 * s,
+			ID: "20/dead", Name: "300 hosts, one of them is dead", Rate: 20, Patience: 3 * s, Waits: allWaits, Length: 10 * s,
 			Server: quick, Script: dead, Call: call, Must: Must{Hosts: hosts, NoRefusal: true},
 		},
 		{
-			ID: "20/503", Name: "the same, 60% of first answers are 503", Rate: 80, Patience: 3 * s, Waits: allWaits, Length: 10 * s,
+			ID: "20/503", Name: "the same, 60% of first answers are 503",
+			Rate: 80, Patience: 3 * s, Waits: allWaits, Length: 10 * s,
 			Server: FirstAttempts(Share(0.6, Unavailable, quick), quick), Script: dead, Call: call,
 			Must: Must{Hosts: hosts, NoRefusal: true},
 		},
 	}
 }
 
-func protocol(http2 bool) string {
+// protocol returns the protocol as it is in the IDs of rows, and in their names.
+func protocol(http2 bool) (id, over string) {
 	if http2 {
-		return "h2"
+		return "h2", ", HTTP/2"
 	}
-	return "h1"
-}
-
-func protocolName(http2 bool) string {
-	if http2 {
-		return "HTTP/2"
-	}
-	return "HTTP/1.1"
+	return "h1", ", HTTP/1.1"
 }

@@ -28,6 +28,7 @@ type World struct {
 	client  *http.Client
 	workers chan struct{} // holds an element for each busy worker; nil means any number of workers
 	calls   sync.WaitGroup
+	arrived time.Duration // when the last call had started
 
 	mu       sync.Mutex
 	random   *rand.Rand // of the callers
@@ -136,7 +137,7 @@ func (w *World) arrive() {
 	}
 	gap := float64(time.Second) / w.cell.Rate
 	next := w.random.Float64() * gap
-	for n := 0; time.Duration(next) < w.row.Length; n++ {
+	for n := 0; time.Duration(next) < w.row.Length || n < w.row.MinCalls; n++ {
 		time.Sleep(time.Until(w.start.Add(time.Duration(next))))
 		var c Call
 		if w.row.Call != nil {
@@ -149,6 +150,7 @@ func (w *World) arrive() {
 			next += gap
 		}
 	}
+	w.arrived = w.Now()
 }
 
 // call starts a call on a goroutine.
