@@ -5,13 +5,14 @@ import (
 	"testing"
 )
 
-// An Outcome is what all clients did in a cell of a row.
+// An Outcome has the measurements of all clients in a cell of a row, and the verdict on NewClient.
 type Outcome struct {
 	Row      *Row
 	Cell     Cell
 	Clients  map[string]*Measurement // by the name of the client
 	Verdict  Verdict
 	Failures string // the rules that NewClient did not meet
+	Package  string // the package that RedRows has for the cell; empty if it is not listed
 }
 
 // Compare runs the row in cell with NewClient and with the others to which the row compares it, or with all others
@@ -29,13 +30,16 @@ func (r *Row) Compare(t *testing.T, cell Cell, all bool, others ...Client) Outco
 	o := Outcome{Row: r, Cell: cell, Clients: clients}
 	o.Verdict, o.Failures = r.Judge(cell, mine, clients)
 
-	alone := maps.Clone(clients)
-	delete(alone, Failsafe)
-	delete(alone, RetryableHTTP)
-	verdict, failures := r.Judge(cell, mine, alone)
+	ours := maps.Clone(clients) // without the peers
+	delete(ours, Failsafe)
+	delete(ours, RetryableHTTP)
+	verdict, failures := r.Judge(cell, mine, ours)
 	r.check(t, cell, verdict, failures, false)
-	if len(alone) < len(clients) && o.Verdict != verdict {
+	if len(ours) < len(clients) && o.Verdict != verdict {
 		r.check(t, cell, o.Verdict, o.Failures, true)
+	}
+	if listed := redRow(RedRows, r, cell, true); listed != nil {
+		o.Package = listed.Package
 	}
 	clients[NewClient.Name] = mine
 	return o

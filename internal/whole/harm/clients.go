@@ -18,24 +18,24 @@ type Client struct {
 	New func(base *http.Transport, cfg Config) *http.Client
 }
 
-// A Config is what a row configures besides NewClient's defaults.
+// A Config has the settings of NewClient that a row changes.
 type Config struct {
 	HeaderTimeout time.Duration // the limit of time for the response's headers; zero means the default
 	HedgeAfter    time.Duration // hedge after this time; zero means no hedging
-	Slots         int           // in place of 100; zero means the default
+	Slots         int           // of the bulkhead; zero means the default
 }
 
-// Plain is net/http alone.
+// Plain is the client of net/http.
 var Plain = Client{"plain", func(base *http.Transport, _ Config) *http.Client {
 	return &http.Client{Transport: base}
 }}
 
-// Retries has this module's retries and nothing else.
+// Retries has this module's retries and no other policy.
 var Retries = Client{"retries", func(base *http.Transport, _ Config) *http.Client {
 	return &http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: retry.New(retry.Config{}).Wrap}}
 }}
 
-// NewClient is the recommended client, with its defaults.
+// NewClient is resiliencehttp.NewClient with its defaults.
 var NewClient = Client{"NewClient", func(base *http.Transport, cfg Config) *http.Client {
 	return newClient(base, cfg, resiliencehttp.ClientConfig{})
 }}

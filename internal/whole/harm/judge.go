@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A Verdict says whether NewClient met the rules in a cell of a row.
+// A Verdict is the result of the rules for NewClient in a cell of a row.
 type Verdict int
 
 // Close means that NewClient met the rules by less than their margin. Chance decides between Close and Red, so a
@@ -86,8 +86,8 @@ func (r *Row) checks(cell Cell, mine *Measurement, others map[string]*Measuremen
 	return all
 }
 
-// load is rule B. The budget of each host allows a fifth of the calls, and 10 a second; it starts with what ten
-// seconds allow.
+// load is rule B. The budget of each host allows a fifth of the calls, and 10 a second; it starts with the
+// retries of ten seconds.
 func (r *Row) load(mine *Measurement) check {
 	asked := float64(max(1, mine.Asked))
 	allowed := 1.2*asked + 10*max(1, r.Must.Hosts)*(mine.Seconds+10*float64(mine.Runs))

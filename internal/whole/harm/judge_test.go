@@ -74,7 +74,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestShortPatienceDoesNotReturn has callers who leave before their silence counts against a connection.
+// TestShortPatienceDoesNotReturn has callers that cancel before a silence counts against the connection.
 func TestShortPatienceDoesNotReturn(t *testing.T) {
 	r := Row{Recovery: s, Must: Must{Returns: true}}
 	mine := measured(900, func(m *Measurement) { m.Back = time.Minute })

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A Measurement is what a client did in a cell of a row, over all seeds.
+// A Measurement has the results of a client in a cell of a row, summed over all seeds.
 type Measurement struct {
 	Asked    int // all calls
 	Counted  int // the calls whose answers count

@@ -63,7 +63,7 @@ func (n *Network) Cut() {
 	}
 }
 
-// DropOld makes all existing connections drop what is written to them, in both directions, from now on.
+// DropOld makes all existing connections drop the bytes that are written to them, in both directions.
 func (n *Network) DropOld() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

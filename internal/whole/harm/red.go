@@ -2,16 +2,16 @@ package harm
 
 import "regexp"
 
-// A RedRow says that NewClient fails a row today, and where that will be fixed.
+// A RedRow is a row that NewClient fails today.
 type RedRow struct {
 	Row     string // the ID
-	Package string // the package whose change makes the row green, or lost
+	Package string // the package whose change will make the row green, or lost
 	Cells   string // a regular expression of the cells, such as `^200/s`; empty means all
 
-	// Peers means that the row is red only beside failsafe-go and go-retryablehttp, in internal/benchmarks.
+	// Peers means that the row is red only in comparison with failsafe-go and go-retryablehttp.
 	Peers bool
 
-	// Sometimes means that chance decides, because NewClient's delays are random. The row may be green, too.
+	// Sometimes means that chance decides, because NewClient's delays are random. The row may also be green.
 	Sometimes bool
 }
 

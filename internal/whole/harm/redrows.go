@@ -1,7 +1,7 @@
 package harm
 
-// RedRows lists what NewClient fails today. Delete a line once its package has been fixed: the tests fail if a row
-// is red and not listed, or listed and green.
+// RedRows are the rows that NewClient fails today. Delete a line once its package has been fixed: the tests fail if a
+// row is red and not listed, or listed and green.
 var RedRows = []RedRow{
 	// Failures of calls that were in flight together open the breaker.
 	{Row: "2/h2-cold", Package: "breaker"},

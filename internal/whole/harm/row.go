@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// A Row is one variant of a row of the table: a trouble, and what the clients must make of it.
+// A Row is one variant of a row of the table: a trouble, and the results that NewClient must achieve.
 type Row struct {
 	ID   string // the row's number in the table, a slash, and the variant: "5/h2 blue-green"
 	Name string // the trouble, for the table
 
 	HTTP2    bool // HTTP/2 rather than HTTP/1.1
 	Streams  bool // a call is complete when its stream has ended as the server meant it to
-	Stubborn bool // the server works on after its client has canceled
+	Stubborn bool // the server completes requests whose client has canceled
 	Workers  int  // how many requests the server handles concurrently; zero means any number
 
 	Rate     float64         // the arrivals per second in go test; zero means that only the script calls
@@ -32,26 +32,26 @@ type Row struct {
 	Server Handler
 	Script []Event
 	Call   func(n int) Call // the nth call, from 0; nil means Call{}
-	Config Config           // what the client of the row has besides its defaults
-	Tuned  Tuning           // what the base transport of every client has besides its defaults
+	Config Config           // the settings of NewClient that are not defaults
+	Tuned  Tuning           // the settings of every client's base transport that are not defaults
 
 	Must Must
 	Long bool // only make harm runs the row
 	Real bool // the row runs on real addresses, in real time; see runReal
 }
 
-// A Must is what NewClient has to achieve in a row. The zero Must is rules A and B of the package.
+// A Must is the rules of a row. The zero Must is rules A and B of the package.
 type Must struct {
 	LoadOnly  bool    // rule A does not apply
 	SendFewer float64 // from this rate on, fewer requests must be sent than calls are made; during the fault if it ends
-	Goodput   float64 // in place of rule A: the share of Capacity that must be answered
+	Goodput   float64 // the share of Capacity that must be answered, instead of rule A
 	Capacity  float64 // calls per second
 	MaxLost   float64 // the largest share of calls that may be lost; zero means any
 	NoRefusal bool    // no call may be refused by a policy
 	Returns   bool    // 99% must be answered once Recovery and the time to notice silence have passed
 	P99       float64 // the largest p99, as a multiple of plain's; zero means any
 	Hosts     float64 // the number of hosts, each with its own budget; zero means 1
-	Lost      bool    // the design gives this row up: it may be listed as red for ever
+	Lost      bool    // no client can meet the rules for callers of 300ms: the queue is in the server
 }
 
 // A Tuning changes the base transport.

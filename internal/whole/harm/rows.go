@@ -112,7 +112,7 @@ func silent() (rows []Row) {
 			Rate: 10, Rates: allRates, Patience: 3 * s, Waits: waits, Length: 30 * s,
 			Fault: 5 * s, FaultEnd: 15 * s, Recovery: 3 * s, Server: During(5*s, 15*s, Silent, quick),
 		}, Row{
-			ID: "5/" + id + "-blue-green", Name: "old connections silent for ever" + over, HTTP2: http2,
+			ID: "5/" + id + "-blue-green", Name: "old connections silent forever" + over, HTTP2: http2,
 			Rate: 10, Rates: allRates, Patience: 3 * s, Waits: waits, Length: 30 * s,
 			Fault: 5 * s, FaultEnd: 5 * s, Recovery: 3 * s, Server: OldConns(5*s, Silent, quick),
 			Must: Must{Returns: true},
@@ -125,13 +125,13 @@ func blackHole() (rows []Row) {
 	for _, http2 := range []bool{true, false} {
 		id, over := protocol(http2)
 		rows = append(rows, Row{
-			ID: "6/" + id + "-all", Name: "all bytes dropped for 15s, on old connections for ever" + over,
+			ID: "6/" + id + "-all", Name: "all bytes dropped for 15s, on old connections forever" + over,
 			HTTP2: http2, Rate: 10, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 35 * s,
 			Fault: 5 * s, FaultEnd: 20 * s, Recovery: 2 * s, Server: quick,
 			Script: []Event{{5 * s, DropOld}, {5 * s, DropDials}, {20 * s, PassDials}},
 			Must:   Must{Returns: true},
 		}, Row{
-			ID: "6/" + id + "-old", Name: "bytes dropped on old connections for ever" + over,
+			ID: "6/" + id + "-old", Name: "bytes dropped on old connections forever" + over,
 			HTTP2: http2, Rate: 10, Rates: allRates, Patience: 3 * s, Waits: allWaits, Length: 25 * s,
 			Fault: 5 * s, FaultEnd: 5 * s, Recovery: 2 * s, Server: quick,
 			Script: []Event{{5 * s, DropOld}}, Must: Must{Returns: true},
@@ -166,7 +166,7 @@ func unavailable() (rows []Row) {
 	// Only the budget limits the load here: the breaker stays closed, and the retries with which a budget starts do
 	// not suffice.
 	return append(rows, Row{
-		ID: "8/30", Name: "30% of answers are 503, by load alone", Rate: 200, Patience: 300 * ms, Length: 10 * s,
+		ID: "8/30", Name: "30% of answers are 503, judged by load only", Rate: 200, Patience: 300 * ms, Length: 10 * s,
 		Server: During(0, s, quick, Share(0.3, Unavailable, quick)), Must: Must{LoadOnly: true},
 	})
 }
@@ -245,13 +245,13 @@ func slower() (rows []Row) {
 		stubborn bool
 	}{
 		{"polite", "10 times slower for 10s", false},
-		{"stubborn", "the same, the server works on for canceled requests", true},
+		{"stubborn", "the same, and the server completes canceled requests", true},
 	} {
 		rows = append(rows, Row{
 			ID: "12/" + v.id, Name: v.name, Stubborn: v.stubborn, Workers: workers, Config: Config{Slots: workers},
 			Rate: 0.5 * workers / service.Seconds(), Poisson: true, Patience: 3 * s, Waits: allWaits, Length: 28 * s,
 			Fault: 5 * s, FaultEnd: 15 * s, Recovery: 3 * s,
-			Server: During(5*s, 15*s, Takes(10*service), Takes(service)),
+			Server: During(5*s, 15*s, Takes(10*service), Takes(service)), Must: Must{Lost: v.stubborn},
 		})
 	}
 	return rows
@@ -294,7 +294,7 @@ func lateEvents() (rows []Row) {
 	for _, http2 := range []bool{true, false} {
 		id, over := protocol(http2)
 		rows = append(rows, Row{
-			ID: "15/" + id + "-first", Name: "headers at once, first event after 15s" + over,
+			ID: "15/" + id + "-first", Name: "headers immediately, first event after 15s" + over,
 			HTTP2: http2, Streams: true, Rate: 1, Patience: s, Length: 10 * s,
 			Server: Stream{First: 15 * s, Every: s, Events: 3}.Serve,
 		}, Row{

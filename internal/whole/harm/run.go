@@ -159,14 +159,14 @@ func (w *World) call(c Call) {
 	n := len(w.results)
 	w.results = append(w.results, result{at: w.Now(), counted: !c.Uncounted})
 	w.mu.Unlock()
-	leaves := time.Duration(0)
+	cancelAfter := time.Duration(0)
 	if c.Cancels > 0 {
 		own := rand.New(rand.NewPCG(w.seed, uint64(n)<<16|1<<15))
-		leaves = 1 + time.Duration(own.Int64N(int64(c.Cancels)))
+		cancelAfter = 1 + time.Duration(own.Int64N(int64(c.Cancels)))
 	}
 	w.calls.Go(func() {
 		start := time.Now()
-		ctx, cancel := w.callerCtx(leaves)
+		ctx, cancel := w.callerCtx(cancelAfter)
 		defer cancel()
 		err := w.do(ctx, c, n)
 		took := time.Since(start)
@@ -177,11 +177,11 @@ func (w *World) call(c Call) {
 	})
 }
 
-// callerCtx returns the ctx of a caller who cancels after leaves, unless that is zero.
-func (w *World) callerCtx(leaves time.Duration) (context.Context, context.CancelFunc) {
+// callerCtx returns the ctx of a caller that cancels after cancelAfter, unless it is zero.
+func (w *World) callerCtx(cancelAfter time.Duration) (context.Context, context.CancelFunc) {
 	switch {
-	case leaves > 0:
-		return canceledAfter(leaves)
+	case cancelAfter > 0:
+		return canceledAfter(cancelAfter)
 	case w.cell.Patience == 0 || w.row.Streams:
 		return context.WithCancel(context.Background())
 	case w.row.Cancels:

@@ -36,14 +36,14 @@ func (w *World) serve(rw http.ResponseWriter, hr *http.Request) {
 	w.mu.Unlock()
 	r.random = rand.New(rand.NewPCG(w.seed, uint64(call)<<16|uint64(r.Attempt)))
 	if w.workers != nil {
-		leaves := hr.Context().Done()
+		canceled := hr.Context().Done()
 		if w.row.Stubborn {
-			leaves = nil
+			canceled = nil
 		}
 		select {
 		case w.workers <- struct{}{}:
 			defer func() { <-w.workers }()
-		case <-leaves:
+		case <-canceled:
 			return
 		}
 	}
@@ -131,7 +131,7 @@ func Path(path string, some, others Handler) Handler {
 	}
 }
 
-// Takes answers after d. If the row's server is stubborn, it works on after its client has canceled.
+// Takes answers after d. If the row's server is stubborn, it completes requests whose client has canceled.
 func Takes(d time.Duration) Handler {
 	return func(w *World, rw http.ResponseWriter, r *Request) { w.work(d, rw, r) }
 }

@@ -2,7 +2,6 @@ package harm
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 )
@@ -29,52 +28,42 @@ func (t *Table) Add(o Outcome) { t.outcomes = append(t.outcomes, o) }
 // of all cells.
 func (t *Table) String() string {
 	var b strings.Builder
-	red, cells := 0, 0
-	for _, o := range t.outcomes {
-		if cells++; o.Verdict == Red {
-			red++
-		}
-	}
-	lines := slices.Collect(t.rows())
-	redLines := 0
+	lines := t.byRow()
+	redLines, red := 0, 0
 	for _, l := range lines {
-		if len(redCells(l)) > 0 {
+		if n := len(redCells(l)); n > 0 {
 			redLines++
+			red += n
 		}
 	}
-	fmt.Fprintf(&b, "\n%d of %d rows are red, in %d of %d cells.\n\n", redLines, len(lines), red, cells)
+	fmt.Fprintf(&b, "\n%d of %d rows are red, in %d of %d cells.\n\n", redLines, len(lines), red, len(t.outcomes))
 	fmt.Fprintf(&b, "| row | trouble | at | %s | rules not met |\n|---|---|---|%s---|\n",
 		strings.Join(t.clients, " | "), strings.Repeat("---|", len(t.clients)))
 	for _, l := range lines {
 		first := l[0]
 		fmt.Fprintf(&b, "| %s | %s | %v |", first.Row.ID, first.Row.Name, first.Cell)
 		for _, name := range t.clients {
-			fmt.Fprintf(&b, " %s |", figures(first.Row, first.Clients[name]))
+			fmt.Fprintf(&b, " %s |", metrics(first.Row, first.Clients[name]))
 		}
 		fmt.Fprintf(&b, " %s |\n", verdicts(l))
 	}
 	return b.String()
 }
 
-// rows yields the outcomes of each row.
-func (t *Table) rows() func(yield func([]Outcome) bool) {
-	return func(yield func([]Outcome) bool) {
-		for rest := t.outcomes; len(rest) > 0; {
-			n := slices.IndexFunc(rest, func(o Outcome) bool { return o.Row != rest[0].Row })
-			if n < 0 {
-				n = len(rest)
-			}
-			if !yield(rest[:n]) {
-				return
-			}
-			rest = rest[n:]
+// byRow returns the outcomes of each row.
+func (t *Table) byRow() (rows [][]Outcome) {
+	for i, o := range t.outcomes {
+		if i == 0 || o.Row != t.outcomes[i-1].Row {
+			rows = append(rows, nil)
 		}
+		rows[len(rows)-1] = append(rows[len(rows)-1], o)
 	}
+	return rows
 }
 
-// figures returns the measurements of a client: the share answered, p50 and p99, the requests per call, the time until
+// metrics returns the measurements of a client: the share answered, p50 and p99, the requests per call, the time until
 // 99% were answered again, and the refusals.
-func figures(r *Row, m *Measurement) string {
+func metrics(r *Row, m *Measurement) string {
 	if m == nil {
 		return ""
 	}
@@ -96,15 +85,18 @@ func seconds(d time.Duration) string {
 	return strings.ReplaceAll(round(d).String(), "m0s", "m")
 }
 
-// verdicts returns what is red in the cells of a row.
+// verdicts returns the number of red cells of a row, and the rules that the first one does not meet.
 func verdicts(cells []Outcome) string {
 	red := redCells(cells)
 	if len(red) == 0 {
 		return ""
 	}
 	text := "**red**"
-	if len(red) < len(cells) || len(cells) > 1 {
+	if len(cells) > 1 {
 		text = fmt.Sprintf("**red** in %d of %d cells", len(red), len(cells))
+	}
+	if red[0].Package != "" {
+		text += ", until `" + red[0].Package + "` changes"
 	}
 	return fmt.Sprintf("%s; %v: %s", text, red[0].Cell, red[0].Failures)
 }
