@@ -23,10 +23,10 @@ func (r *Row) Compare(t *testing.T, cell Cell, all bool, others ...Client) Outco
 	clients := map[string]*Measurement{}
 	for _, c := range others {
 		if all || r.Must.Goodput == 0 && !r.Must.LoadOnly {
-			clients[c.Name] = Run(t, r, cell, c)
+			clients[c.Name] = Run(t, r, cell, c, Seeds...)
 		}
 	}
-	mine := Run(t, r, cell, NewClient)
+	mine := Run(t, r, cell, NewClient, Seeds...)
 	o := Outcome{Row: r, Cell: cell, Clients: clients}
 	o.Verdict, o.Failures = r.Judge(cell, mine, clients)
 

@@ -68,11 +68,11 @@ func with(config func() resiliencehttp.ClientConfig) func(*http.Transport, Confi
 	return func(base *http.Transport, cfg Config) *http.Client { return newClient(base, cfg, config()) }
 }
 
-var planted = flag.Bool("planted", false, "plant the known mistakes, each of which must turn its row red")
+var plant = flag.Bool("planted", false, "plant the known mistakes, each of which must turn its row red")
 
 // TestPlantedHarms plants each mistake and sees its row turn red.
 func TestPlantedHarms(t *testing.T) {
-	if !*planted {
+	if !*plant {
 		t.Skip("runs only with -planted; run make harm")
 	}
 	rows := map[string]*Row{}
@@ -91,8 +91,11 @@ func TestPlantedHarms(t *testing.T) {
 				t.Logf("row %s is red without the mistake", r.ID)
 				return
 			}
-			others := map[string]*Measurement{Plain.Name: Run(t, r, cell, Plain), Retries.Name: Run(t, r, cell, Retries)}
-			verdict, failures := r.Judge(cell, Run(t, r, cell, Client{p.name, p.client}), others)
+			others := map[string]*Measurement{
+				Plain.Name: Run(t, r, cell, Plain, Seeds...), Retries.Name: Run(t, r, cell, Retries, Seeds...),
+			}
+			planted := Client{p.name, p.client}
+			verdict, failures := r.Judge(cell, Run(t, r, cell, planted, Seeds...), others)
 			if verdict != Red {
 				t.Errorf("row %s is %v", r.ID, verdict)
 			}

@@ -8,29 +8,45 @@ var RedRows = []RedRow{
 	{Row: "2/h2-warm", Package: "breaker"},
 	{Row: "2/h1", Package: "breaker"},
 	{Row: "2/h1-warm", Package: "breaker"},
-	{Row: "3/refused", Package: "breaker"},
+	{Row: "3/refused", Package: "breaker", Cells: `^(50|200)/s`},
+	{Row: "3/refused", Package: "breaker", Cells: `^20/s`, Sometimes: true},
 
 	// A stream in progress does not end a run of failures.
-	{Row: "14/503", Package: "breaker"},
-	{Row: "14/cut-once", Package: "breaker"},
+	{Row: "14/503", Package: "breaker", Cells: `^20/s`},
+	{Row: "14/cut-once", Package: "breaker", Cells: `^6/s`},
 
-	// The breaker of a host stays open for 10 to 30 seconds.
-	{Row: "3/503", Package: "resiliencehttp"},
+	// The breaker stays open for 10 to 30 seconds, so that a probe may take as long as an answer.
+	{Row: "3/503", Package: "resiliencehttp", Cells: `^(20|200)/s`},
 	{Row: "4/refused", Package: "resiliencehttp", Sometimes: true},
-	{Row: "5/h2-silent", Package: "resiliencehttp"},
-	{Row: "5/h1-silent", Package: "resiliencehttp"},
-	{Row: "6/h1-all", Package: "resiliencehttp"},
-	{Row: "19/503", Package: "resiliencehttp"},
+	{Row: "5/h2-silent", Package: "resiliencehttp", Cells: `^(10|20)/s 3s|^1/s 1s`},
+	{Row: "5/h2-silent", Package: "resiliencehttp", Cells: `^200/s`, Sometimes: true},
+	{Row: "5/h1-silent", Package: "resiliencehttp", Cells: `^(10|20)/s 3s|^1/s 1s`},
+	{Row: "5/h1-silent", Package: "resiliencehttp", Cells: `^200/s`, Sometimes: true},
+	{Row: "6/h1-all", Package: "resiliencehttp", Cells: ` (1|3)s$|^(20|200)/s 10s`},
+	{Row: "19/503", Package: "resiliencehttp", Cells: `^(20|200)/s`},
 
 	// A silent HTTP/2 connection is never abandoned.
-	{Row: "5/h2-blue-green", Package: "resiliencehttp"},
-	{Row: "6/h2-all", Package: "resiliencehttp"},
-	{Row: "6/h2-old", Package: "resiliencehttp"},
+	{Row: "5/h2-blue-green", Package: "resiliencehttp", Cells: ` \d+s$`},
+	{Row: "6/h2-all", Package: "resiliencehttp", Cells: ` \d+s$`},
+	{Row: "6/h2-old", Package: "resiliencehttp", Cells: ` \d+s$`},
 
 	// The queue serves callers whose time is over.
+	{Row: "11/deadline-1.2-300ms", Package: "bulkhead"},
 	{Row: "11/deadline-1.2-1s", Package: "bulkhead"},
+	{Row: "11/deadline-2-300ms", Package: "bulkhead"},
 	{Row: "11/deadline-2-1s", Package: "bulkhead"},
+	{Row: "11/deadline-5-300ms", Package: "bulkhead"},
+	{Row: "11/deadline-5-1s", Package: "bulkhead"},
+	{Row: "11/cancel-1.2-300ms", Package: "bulkhead"},
+	{Row: "11/cancel-1.2-1s", Package: "bulkhead"},
+	{Row: "11/cancel-2-300ms", Package: "bulkhead"},
 	{Row: "11/cancel-2-1s", Package: "bulkhead"},
+	{Row: "11/cancel-5-300ms", Package: "bulkhead"},
+	{Row: "11/cancel-5-1s", Package: "bulkhead"},
+
+	// NewClient's queue refuses patient callers after a second.
+	{Row: "12/polite", Package: "resiliencehttp", Cells: ` 10s$`},
+	{Row: "12/stubborn", Package: "resiliencehttp", Cells: ` 10s$`},
 
 	// A response is held until the first byte of its body, and uploads count as silence.
 	{Row: "15/h2-first", Package: "resiliencehttp"},

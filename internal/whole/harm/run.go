@@ -52,16 +52,16 @@ func (w *World) Now() time.Duration { return time.Since(w.start) }
 // Seeds are the seeds of each row.
 var Seeds = []uint64{1, 2, 3}
 
-// Run runs the row in cell with c, once for each of Seeds, in virtual time, and returns the sum.
-func Run(t *testing.T, r *Row, cell Cell, c Client) *Measurement {
+// Run runs the row in cell with c, once for each seed, in virtual time, and returns the sum.
+func Run(t *testing.T, r *Row, cell Cell, c Client, seeds ...uint64) *Measurement {
 	sum := new(Measurement)
 	if r.Real {
-		w := newWorld(r, cell, Seeds[0])
+		w := newWorld(r, cell, seeds[0])
 		w.runReal(t, c)
 		sum.add(w)
 		return sum
 	}
-	for _, seed := range Seeds {
+	for _, seed := range seeds {
 		w := newWorld(r, cell, seed)
 		synctest.Test(t, func(*testing.T) { w.run(c) })
 		sum.add(w)
