@@ -1,0 +1,37 @@
+package harm
+
+// Lost has the rows that are lost today, by table and name. The text begins with the package that
+// has to change and says what is wrong with it.
+var Lost = map[string]string{
+	"gRPC/2 cold":     burst,
+	"gRPC/2 warm":     burst,
+	"gRPC/13 streams": burst,
+	"gRPC/14 once":    burst,
+	"gRPC/14 20%":     "breaker: a stream that is open does not end a run of failures",
+	"gRPC/4":          openFor,
+	"gRPC/5 3s":       openFor,
+	"gRPC/5 30s":      openFor + ", and a Timeout of 2s for calls that may take longer",
+
+	"cacheaside/hang":       shards,
+	"cacheaside/restart":    shards,
+	"cacheaside/node hangs": shards,
+	"cacheaside/node dies":  shards,
+	"cacheaside/value":      "cacheaside: a failed Fill keeps its lease and counts as an outage of the shard",
+
+	"fleet/zero":   "throttle/fleet: data that does not parse is an outage for all tenants",
+	"fleet/empty":  "throttle/fleet: data that does not parse is an outage for all tenants",
+	"fleet/words":  "throttle/fleet: data that does not parse is an outage for all tenants",
+	"fleet/set":    "throttle/fleet: data of another type is an outage for all tenants",
+	"fleet/list":   "throttle/fleet: data of another type is an outage for all tenants",
+	"fleet/hash":   "throttle/fleet: data of another type is an outage for all tenants",
+	"fleet/moving": "throttle/fleet: TRYAGAIN for one key is an outage of its node",
+
+	"saga/SQLite clock": "saga: only the clock of the store says when an owner has died",
+	"saga/SQLite hung":  "saga: Health and events ignore a hung attempt",
+}
+
+const (
+	burst   = "breaker: calls that fail together open it"
+	openFor = "resiliencegrpc: its docs recommend a breaker that opens for 30 s"
+	shards  = "cacheaside: each shard pays for the same outage"
+)

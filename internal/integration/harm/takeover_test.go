@@ -1,0 +1,248 @@
+package harm_test
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/internal/integration/faultproxy"
+	"github.com/go-resilience/resilience/internal/integration/harm"
+	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/lease/sqllease"
+	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sqlstore"
+)
+
+// newStore returns a store of the test's own: as the test reaches it and, behind a proxy that is nil for SQLite, as
+// a worker does. It has the tables of leases and sagas.
+func newStore(t *testing.T, driver string) (here, there workerConfig, proxy *faultproxy.Proxy) {
+	here.Driver = driver
+	switch driver {
+	case "redis":
+		here.DSN = services.NewRedis(t).Addr
+		proxy = faultproxy.New(t, here.DSN)
+		there = workerConfig{Driver: driver, DSN: proxy.Addr()}
+		return here, there, proxy
+	case "sqlite":
+		here.DSN = "file:" + filepath.Join(t.TempDir(), "harm.db") +
+			"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_txlock=immediate"
+		there = here
+	case "pgx":
+		schema := "harm_" + strings.ToLower(rand.Text()[:12])
+		u, err := url.Parse(services.Postgres(t))
+		require.NoError(t, err)
+		create(t, u.String(), schema)
+		q := u.Query()
+		q.Set("search_path", schema)
+		q.Set("application_name", schema)
+		u.RawQuery = q.Encode()
+		here.DSN = u.String()
+		proxy = faultproxy.New(t, u.Host)
+		u.Host = proxy.Addr()
+		there = workerConfig{Driver: driver, DSN: u.String()}
+	}
+	db := open(here)
+	t.Cleanup(func() { _ = db.Close() })
+	require.NoError(t, sqllease.New(db, sqllease.Dialect(dialects[driver]), sqllease.Config{}).Migrate(t.Context()))
+	require.NoError(t, sqlstore.New(db, dialects[driver], sqlstore.Config{}).Migrate(t.Context()))
+	return here, there, proxy
+}
+
+// create creates a schema of PostgreSQL, which goes with the test. Connections that use it are ended then: a worker
+// that was killed or cut off may have left a transaction behind.
+func create(t *testing.T, dsn, schema string) {
+	db, err := sql.Open("pgx", dsn)
+	require.NoError(t, err)
+	_, err = db.Exec("CREATE SCHEMA " + schema)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.True(t, eventually(time.Minute, func() bool {
+			var left int
+			err := db.QueryRow("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1",
+				schema).Scan(&left)
+			return err == nil && left == 0
+		}))
+		_, err := db.Exec("DROP SCHEMA " + schema + " CASCADE")
+		require.NoError(t, err)
+		require.NoError(t, db.Close())
+	})
+}
+
+// tookOver returns the result of a takeover, or of none if took is 0.
+func tookOver(took time.Duration) (r harm.Result) {
+	cell := "never"
+	if took > 0 {
+		cell = fmt.Sprintf("%.1f s", took.Seconds())
+	}
+	r.Cells = []string{cell, fmt.Sprintf("%.1f s", documented.Seconds())}
+	r.Break(took > 0, "nobody has taken over %v after the fault, documented is %v", 2*documented, documented)
+	return r
+}
+
+// leads is a row of leases: another candidate leads after a trouble of the leader.
+func leads(driver string, what trouble) func(t *testing.T) harm.Result {
+	return func(t *testing.T) harm.Result {
+		here, there, proxy := newStore(t, driver)
+		leader := startWorker(t, there)
+		time.Sleep(ttl / 2) // for a renewal
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		elected := make(chan lease.Term, 1)
+		go func() {
+			if term, err := lease.New(leaseStore(here), leaseConfig).Campaign(ctx); err == nil {
+				elected <- term
+			}
+		}()
+		what(leader, proxy)
+		began := time.Now()
+		select {
+		case <-elected:
+			return tookOver(time.Since(began))
+		case <-time.After(2 * documented):
+			return tookOver(0)
+		}
+	}
+}
+
+// continues is a row of sagas: another runner ends the saga of a runner in trouble.
+func continues(driver string, what trouble) func(t *testing.T) harm.Result {
+	return continuesAfter(driver, func(_ *testing.T, w worker, p *faultproxy.Proxy, _ workerConfig) { what(w, p) })
+}
+
+// clockBack kills the owner, and moves all times that the store has written by an hour: it wrote them before its clock
+// was set back.
+func clockBack(t *testing.T, w worker, _ *faultproxy.Proxy, store workerConfig) {
+	w.kill()
+	db := open(store)
+	defer db.Close()
+	const hour = "3600000000" // microseconds
+	moved, err := db.Exec("UPDATE saga SET wake_at = wake_at + " + hour + ", created_at = created_at + " + hour +
+		", updated_at = updated_at + " + hour + " WHERE owner > ''")
+	require.NoError(t, err)
+	n, err := moved.RowsAffected()
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+}
+
+func continuesAfter(
+	driver string, what func(*testing.T, worker, *faultproxy.Proxy, workerConfig),
+) func(t *testing.T) harm.Result {
+	return func(t *testing.T) harm.Result {
+		here, there, proxy := newStore(t, driver)
+		there.Saga = true
+		runner := saga.NewRunner(sqlstore.New(open(here), dialects[driver], sqlstore.Config{}), runnerConfig)
+		def := trip(func(context.Context) {})
+		saga.Register(runner, def)
+		_, err := saga.Start(t.Context(), runner, def, "1", struct{}{})
+		require.NoError(t, err)
+		owner := startWorker(t, there)
+		ctx, cancel := context.WithCancel(context.Background())
+		stopped := make(chan error, 1)
+		go func() { stopped <- runner.Run(ctx) }()
+		defer func() { cancel(); <-stopped }()
+		what(t, owner, proxy, here)
+		began := time.Now()
+		limit, stop := context.WithTimeout(t.Context(), 2*documented)
+		defer stop()
+		_, err = def.Result(limit, runner, "1")
+		if errors.Is(err, context.DeadlineExceeded) {
+			return tookOver(0)
+		}
+		require.NoError(t, err)
+		return tookOver(time.Since(began))
+	}
+}
+
+// hungStep is a row of sagas: an attempt ignores its ctx. When its Timeout and one lease have passed, an operator
+// can see it.
+func hungStep(t *testing.T) (r harm.Result) {
+	here, _, _ := newStore(t, "sqlite")
+	db := open(here)
+	defer db.Close()
+	config := runnerConfig
+	config.Drain = -1
+	runner := saga.NewRunner(sqlstore.New(db, sqlstore.SQLite, sqlstore.Config{}), config)
+	begun, end := make(chan struct{}), make(chan struct{})
+	def := trip(func(context.Context) { close(begun); <-end })
+	def.Steps[0].Timeout = time.Second
+	saga.Register(runner, def)
+	_, err := saga.Start(t.Context(), runner, def, "1", struct{}{})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan error, 1)
+	go func() { stopped <- runner.Run(ctx) }()
+	defer func() { cancel(); close(end); <-stopped }()
+	<-begun
+	began := time.Now()
+	limit := def.Steps[0].Timeout + ttl
+	seen := eventually(2*limit, func() bool {
+		err := runner.Health(t.Context())
+		return err != nil && strings.Contains(err.Error(), def.Steps[0].Name)
+	})
+	cell := "never"
+	if seen {
+		cell = fmt.Sprintf("%.1f s", time.Since(began).Seconds())
+	}
+	r.Cells = []string{cell, fmt.Sprintf("%.1f s", limit.Seconds())}
+	r.Break(seen, "Health does not name the step %v after the attempt has begun", 2*limit)
+	return r
+}
+
+func leaseTable() *harm.Table {
+	return takeovers("lease", "TTL 3 s, Poll 500ms", leads, []string{"redis", "pgx", "sqlite"})
+}
+
+func sagaTable() *harm.Table {
+	table := takeovers("saga", "LeaseTTL 3 s, Poll 500ms", continues, []string{"pgx", "sqlite"})
+	table.Rows = append(table.Rows, harm.Row{
+		Name: "SQLite clock", Trouble: "the clock of the store is set back by an hour and the process is killed",
+		Run: continuesAfter("sqlite", clockBack),
+	}, harm.Row{
+		Name: "SQLite hung", Trouble: "an attempt ignores the end of its ctx; the time until Health names the step",
+		Run: hungStep,
+	})
+	return table
+}
+
+// takeovers returns a table of takeovers on some stores.
+func takeovers(
+	name, config string, row func(driver string, what trouble) func(t *testing.T) harm.Result, drivers []string,
+) *harm.Table {
+	table := &harm.Table{
+		Name: name,
+		Title: config + ". The time from the trouble until another process has taken over, and the documented one. It " +
+			"may be twice as long on a busy machine.",
+		Head: []string{"takeover", "documented"},
+	}
+	for _, driver := range drivers {
+		for _, fault := range []struct {
+			name, trouble string
+			proxied       bool
+			what          trouble
+		}{
+			{"killed", "the process is killed", false, killed},
+			{"paused", "the process is paused", false, paused},
+			{"hangs", "the store does not answer the process", true, cutOff},
+			{"refused", "the store refuses the process", true, refused},
+		} {
+			if fault.proxied && driver == "sqlite" {
+				continue // has no network
+			}
+			store := map[string]string{"redis": "Redis", "pgx": "PostgreSQL", "sqlite": "SQLite"}[driver]
+			table.Rows = append(table.Rows, harm.Row{
+				Name: store + " " + fault.name, Trouble: fault.trouble, Run: row(driver, fault.what),
+			})
+		}
+	}
+	return table
+}
