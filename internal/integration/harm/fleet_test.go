@@ -19,17 +19,17 @@ import (
 // A tenantKey is the key of the tenant in a ctx.
 type tenantKey struct{}
 
-// tenants are limits of tenants, none of which is used up by a test.
+// tenants has limits for each tenant, which are so high that no test reaches them.
 type tenants struct{ limits *fleet.Limits }
 
 func newTenants(client redis.UniversalClient, node func(string) string, slots int64) tenants {
 	return tenants{fleet.New(fleet.Config{
 		Name: "harm", Eval: resilienceredis.Eval(client), EvalEach: resilienceredis.EvalEach(client), Node: node,
-		// So long that no answer is late on a busy machine, which would be an outage for all.
+		// On a busy machine a late answer would be an outage for all tenants.
 		Timeout: 5 * time.Second,
 		Meters: func(ctx context.Context) []fleet.Meter {
 			tenant := ctx.Value(tenantKey{}).(string)
-			meters := []fleet.Meter{fleet.Rate(tenant+"/calls", 0.01, 1).Burst(1e6)} // its key lives for long
+			meters := []fleet.Meter{fleet.Rate(tenant+"/calls", 0.01, 1).Burst(1e6)} // its key exists for long
 			if !strings.HasSuffix(tenant, "good") {
 				meters = append(meters, fleet.Slots(tenant+"/running", slots))
 			}
@@ -52,7 +52,7 @@ func (l tenants) reserve(ctx context.Context, tenant string) error {
 	return err
 }
 
-// judge makes a call of the tenant in trouble, and then four of another one, again and again.
+// judge alternates between a call of the tenant in trouble and four calls of another one.
 func (l tenants) judge(t *testing.T, bad, good string) (r harm.Result) {
 	const rounds = 25
 	own, refused := 0, 0
@@ -73,13 +73,13 @@ func (l tenants) judge(t *testing.T, bad, good string) (r harm.Result) {
 	return r
 }
 
-// planted is a row: an operator has overwritten all keys of a tenant.
+// planted returns a row in which an operator has replaced all keys of a tenant.
 func planted(value func(ctx context.Context, c *redis.Client, key string) error) func(t *testing.T) harm.Result {
 	return func(t *testing.T) harm.Result {
 		client := redisClient(t, services.NewRedis(t).Addr)
 		l := newTenants(client, nil, 1000)
 		require.NoError(t, l.reserve(t.Context(), "good"))
-		_, err := l.begin(t.Context(), "bad") // and does not end, so that its slot has a key
+		_, err := l.begin(t.Context(), "bad") // without an end, so that the key of the slots exists
 		require.NoError(t, err)
 		keys, err := client.Keys(t.Context(), "*bad*").Result()
 		require.NoError(t, err)
@@ -108,8 +108,8 @@ func hash(ctx context.Context, c *redis.Client, key string) error {
 	return c.HSet(ctx, key, "field", "text").Err()
 }
 
-// moving is a row: the slot of a tenant is on its way to another master of a Cluster. One of the keys of the tenant
-// does not exist, so that Redis answers TRYAGAIN: that key could be on the other master.
+// moving is a row in which a Cluster moves the hash slot of a tenant. One of the tenant's keys does not exist and might
+// be on the other master, so that Redis answers TRYAGAIN.
 func moving(t *testing.T) (r harm.Result) {
 	cluster := services.NewRedisCluster(t)
 	client := redis.NewClusterClient(&redis.ClusterOptions{
@@ -144,7 +144,7 @@ func clusterKeys(ctx context.Context, client *redis.ClusterClient, pattern strin
 	return keys, err
 }
 
-// unusable is a row: the limits of a tenant are not valid.
+// unusable returns a row in which the meters of a tenant are not valid.
 func unusable(tenant string, slots int64) func(t *testing.T) harm.Result {
 	return func(t *testing.T) harm.Result {
 		return newTenants(redisClient(t, services.NewRedis(t).Addr), nil, slots).judge(t, tenant, "good")
@@ -154,8 +154,8 @@ func unusable(tenant string, slots int64) func(t *testing.T) harm.Result {
 func fleetTable() *harm.Table {
 	return &harm.Table{
 		Name: "fleet",
-		Title: "Something is wrong with the limits of one tenant, who makes every fifth call. Refused calls of this tenant " +
-			"and of another one, of whom none may be refused.",
+		Title: "The limits of one tenant are in trouble. This tenant makes every fifth call, and another one the rest. No " +
+			"call of the other tenant may be refused.",
 		Head: []string{"its own refused", "others refused"},
 		Rows: []harm.Row{
 			{Name: "zero", Trouble: "its keys are the text 0", Run: planted(text("0"))},

@@ -10,14 +10,15 @@
 //
 // The first cells say what the trouble is, the next ones what was measured, and the last one is
 // the verdict: "ok", or "lost" and the package that has to change. [Lost] lists the lost rows. The
-// test fails if a row is lost that is not listed, and if a listed row is ok: whoever mends a
-// package deletes its entries.
+// test fails if a row is lost that is not listed, or if a listed row is ok. Mend a package and
+// delete its entries in the same commit.
 //
 // A row of gRPC compares three clients: plain grpc-go, one with a retrier alone, and one with the
-// policies that the doc of resiliencegrpc recommends. Two rules judge the third one:
+// policies that the doc of resiliencegrpc recommends. Three rules judge the third one:
 //
 //   - Answers: it answers at least as many calls as the better one of the others, less the calls
 //     that arrive within the recovery time of the row, less 1% of all calls.
+//   - Refusals: no call is refused if a retry repairs the trouble, or if only a few calls fail.
 //   - Load: it makes at most 1.2 attempts per call, plus 10 a second. While the server is down,
 //     or fails half of the calls or more, it makes fewer attempts than there are calls. From half
 //     of the calls on the rule of answers does not apply, because a breaker should open.
@@ -26,12 +27,12 @@
 //
 // # Adding a row
 //
-// Add a [Row] to the table. Its Run makes the trouble and returns the cells and the broken rules.
-// Judge by counts, such as refused calls or round trips, because they do not depend on the speed
-// of the machine. If only a time can tell, choose a limit at least twice as long as a good run
-// takes, and give the reason for it. Run the row 20 times, also beside other tests, before
-// you commit it. If the row is lost, add it to [Lost]. Then copy the printed table to
-// docs/BENCHMARKS.md.
+// Add a [Row] to the table, or a grpcRow to that of gRPC. Its Run makes the trouble and returns
+// the cells and the broken rules. Judge by counts, such as refused calls or round trips, because
+// they do not depend on the speed of the machine. If only a time can show the harm, choose a limit
+// at least twice as long as a good run takes, and give the reason for it. Run the row 20 times,
+// also while other tests run, before you commit it. If the row is lost, add it to [Lost]. Then copy
+// the printed table to docs/BENCHMARKS.md.
 package harm
 
 import (

@@ -7,7 +7,7 @@ var Lost = map[string]string{
 	"gRPC/2 warm":     burst,
 	"gRPC/13 streams": burst,
 	"gRPC/14 once":    burst,
-	"gRPC/14 20%":     "breaker: a stream that is open does not end a run of failures",
+	"gRPC/14 20%":     "breaker, resiliencegrpc: open streams do not end a run of failures",
 	"gRPC/4":          openFor,
 	"gRPC/5 3s":       openFor,
 	"gRPC/5 30s":      openFor + ", and a Timeout of 2s for calls that may take longer",
@@ -32,6 +32,6 @@ var Lost = map[string]string{
 
 const (
 	burst   = "breaker: calls that fail together open it"
-	openFor = "resiliencegrpc: its docs recommend a breaker that opens for 30 s"
+	openFor = "resiliencegrpc: its docs recommend a breaker that opens for 30s"
 	shards  = "cacheaside: each shard pays for the same outage"
 )

@@ -23,8 +23,8 @@ import (
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
-// newStore returns a store of the test's own: as the test reaches it and, behind a proxy that is nil for SQLite, as
-// a worker does. It has the tables of leases and sagas.
+// newStore creates a store with the tables of leases and sagas. It returns how the test connects to it, and how a
+// worker does: through a proxy, which is nil for SQLite.
 func newStore(t *testing.T, driver string) (here, there workerConfig, proxy *faultproxy.Proxy) {
 	here.Driver = driver
 	switch driver {
@@ -58,8 +58,8 @@ func newStore(t *testing.T, driver string) (here, there workerConfig, proxy *fau
 	return here, there, proxy
 }
 
-// create creates a schema of PostgreSQL, which goes with the test. Connections that use it are ended then: a worker
-// that was killed or cut off may have left a transaction behind.
+// create creates a schema of PostgreSQL until the end of the test. A worker that was killed or cut off may have left
+// a transaction open, so the connections to the schema are terminated first.
 func create(t *testing.T, dsn, schema string) {
 	db, err := sql.Open("pgx", dsn)
 	require.NoError(t, err)
@@ -78,18 +78,18 @@ func create(t *testing.T, dsn, schema string) {
 	})
 }
 
-// tookOver returns the result of a takeover, or of none if took is 0.
+// tookOver returns the result of a takeover. If took is 0 there was none.
 func tookOver(took time.Duration) (r harm.Result) {
 	cell := "never"
 	if took > 0 {
-		cell = fmt.Sprintf("%.1f s", took.Seconds())
+		cell = fmt.Sprintf("%.1fs", took.Seconds())
 	}
-	r.Cells = []string{cell, fmt.Sprintf("%.1f s", documented.Seconds())}
-	r.Break(took > 0, "nobody has taken over %v after the fault, documented is %v", 2*documented, documented)
+	r.Cells = []string{cell, fmt.Sprintf("%.1fs", documented.Seconds())}
+	r.Break(took > 0, "no takeover within %v, documented is %v", 2*documented, documented)
 	return r
 }
 
-// leads is a row of leases: another candidate leads after a trouble of the leader.
+// leads returns a row in which the leader is in trouble and another candidate has to lead.
 func leads(driver string, what trouble) func(t *testing.T) harm.Result {
 	return func(t *testing.T) harm.Result {
 		here, there, proxy := newStore(t, driver)
@@ -114,13 +114,13 @@ func leads(driver string, what trouble) func(t *testing.T) harm.Result {
 	}
 }
 
-// continues is a row of sagas: another runner ends the saga of a runner in trouble.
+// continues is continuesAfter for a trouble that leaves the store alone.
 func continues(driver string, what trouble) func(t *testing.T) harm.Result {
 	return continuesAfter(driver, func(_ *testing.T, w worker, p *faultproxy.Proxy, _ workerConfig) { what(w, p) })
 }
 
-// clockBack kills the owner, and moves all times that the store has written by an hour: it wrote them before its clock
-// was set back.
+// clockBack kills the owner and adds an hour to the times in the store. That is how they look after its clock was set
+// back by an hour.
 func clockBack(t *testing.T, w worker, _ *faultproxy.Proxy, store workerConfig) {
 	w.kill()
 	db := open(store)
@@ -134,6 +134,7 @@ func clockBack(t *testing.T, w worker, _ *faultproxy.Proxy, store workerConfig) 
 	require.EqualValues(t, 1, n)
 }
 
+// continuesAfter returns a row in which a runner is in trouble and another one has to complete its saga.
 func continuesAfter(
 	driver string, what func(*testing.T, worker, *faultproxy.Proxy, workerConfig),
 ) func(t *testing.T) harm.Result {
@@ -163,8 +164,7 @@ func continuesAfter(
 	}
 }
 
-// hungStep is a row of sagas: an attempt ignores its ctx. When its Timeout and one lease have passed, an operator
-// can see it.
+// hungStep is a row in which an attempt ignores its ctx. After its Timeout and one LeaseTTL, Health must name the step.
 func hungStep(t *testing.T) (r harm.Result) {
 	here, _, _ := newStore(t, "sqlite")
 	db := open(here)
@@ -191,19 +191,19 @@ func hungStep(t *testing.T) (r harm.Result) {
 	})
 	cell := "never"
 	if seen {
-		cell = fmt.Sprintf("%.1f s", time.Since(began).Seconds())
+		cell = fmt.Sprintf("%.1fs", time.Since(began).Seconds())
 	}
-	r.Cells = []string{cell, fmt.Sprintf("%.1f s", limit.Seconds())}
+	r.Cells = []string{cell, fmt.Sprintf("%.1fs", limit.Seconds())}
 	r.Break(seen, "Health does not name the step %v after the attempt has begun", 2*limit)
 	return r
 }
 
 func leaseTable() *harm.Table {
-	return takeovers("lease", "TTL 3 s, Poll 500ms", leads, []string{"redis", "pgx", "sqlite"})
+	return takeovers("lease", "TTL 3s, Poll 500ms", leads, []string{"redis", "pgx", "sqlite"})
 }
 
 func sagaTable() *harm.Table {
-	table := takeovers("saga", "LeaseTTL 3 s, Poll 500ms", continues, []string{"pgx", "sqlite"})
+	table := takeovers("saga", "LeaseTTL 3s, Poll 500ms", continues, []string{"pgx", "sqlite"})
 	table.Rows = append(table.Rows, harm.Row{
 		Name: "SQLite clock", Trouble: "the clock of the store is set back by an hour and the process is killed",
 		Run: continuesAfter("sqlite", clockBack),
@@ -220,8 +220,8 @@ func takeovers(
 ) *harm.Table {
 	table := &harm.Table{
 		Name: name,
-		Title: config + ". The time from the trouble until another process has taken over, and the documented one. It " +
-			"may be twice as long on a busy machine.",
+		Title: config + ". The time from the trouble to the takeover by another process, and the documented time. The " +
+			"test allows twice as long.",
 		Head: []string{"takeover", "documented"},
 	}
 	for _, driver := range drivers {
@@ -236,7 +236,7 @@ func takeovers(
 			{"refused", "the store refuses the process", true, refused},
 		} {
 			if fault.proxied && driver == "sqlite" {
-				continue // has no network
+				continue // SQLite has no network
 			}
 			store := map[string]string{"redis": "Redis", "pgx": "PostgreSQL", "sqlite": "SQLite"}[driver]
 			table.Rows = append(table.Rows, harm.Row{

@@ -33,11 +33,11 @@ const (
 	ttl = 3 * time.Second
 	// poll is lease.Config.Poll and saga.RunnerConfig.Poll.
 	poll = 500 * time.Millisecond
-	// documented is how long a takeover takes at most. A busy machine may need twice as long.
+	// documented is the longest time of a takeover. The tests allow twice as long, for busy machines.
 	documented = ttl + poll
 )
 
-// A workerConfig says what a process of its own does: it leads, or runs the step of a saga, until it is killed.
+// A workerConfig configures a worker: a process that leads, or runs the step of a saga, until it is killed.
 type workerConfig struct {
 	Saga   bool // otherwise it leads
 	Driver string
@@ -47,7 +47,7 @@ type workerConfig struct {
 // A worker is such a process.
 type worker struct{ cmd *exec.Cmd }
 
-// begun is what a worker prints when it leads, or has begun the step.
+// begun is the line that a worker prints when it leads or has started the step.
 const begun = "BEGUN"
 
 // startWorker starts a worker and waits until it has begun. It ends with the test.
@@ -56,7 +56,7 @@ func startWorker(t *testing.T, c workerConfig) worker {
 	require.NoError(t, err)
 	w := worker{exec.Command(os.Args[0])}
 	w.cmd.Env = append(os.Environ(), "HARM_WORKER="+string(config))
-	stdin, err := w.cmd.StdinPipe() // its end ends the worker, even if this process is killed
+	stdin, err := w.cmd.StdinPipe() // the worker ends with this process, even if that is killed
 	require.NoError(t, err)
 	stdout, err := w.cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -79,7 +79,7 @@ func (w worker) kill() {
 
 func (w worker) pause() { _ = w.cmd.Process.Signal(syscall.SIGSTOP) }
 
-// work is the life of a worker.
+// work runs a worker.
 func work(config string) {
 	var c workerConfig
 	if err := json.Unmarshal([]byte(config), &c); err != nil {
@@ -138,7 +138,7 @@ func trip(do func(context.Context)) *saga.Saga[struct{}] {
 	}}}
 }
 
-// A trouble is what becomes of a worker, or of its way to the store.
+// A trouble does something to a worker or to its connections to the store.
 type trouble func(w worker, proxy *faultproxy.Proxy)
 
 func killed(w worker, _ *faultproxy.Proxy)  { w.kill() }
