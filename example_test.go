@@ -35,9 +35,9 @@ func ExampleChain() {
 	// result: <nil>
 }
 
-func ExampleValue() {
+func ExampleDo() {
 	limit := resilience.Timeout(time.Second)
-	name, err := resilience.Value(context.Background(), limit, func(ctx context.Context) (string, error) {
+	name, err := resilience.Do(context.Background(), limit, func(ctx context.Context) (string, error) {
 		return "Ada", nil
 	})
 	fmt.Println(name, err)

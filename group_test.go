@@ -141,7 +141,7 @@ type ctxKey struct{}
 func TestGroupPinsAMemberUntilTheWorkOfItsCallEnds(t *testing.T) {
 	g := newGates(resilience.GroupConfig{MaxKeys: 1})
 	ctx, work := resilience.BeginWork(t.Context())
-	require.NoError(t, g.Do(ctx, "stream", func(context.Context) error { work.GoOn(); return nil }))
+	require.NoError(t, g.Do(ctx, "stream", func(context.Context) error { work.Continue(); return nil }))
 	require.NoError(t, g.Do(t.Context(), "other", doNothing))
 	keys := func() (all []string) {
 		for key := range g.All() {

@@ -1,53 +1,48 @@
-// Package resilience composes policies around any func(ctx) error.
+// Package resilience composes policies around any func(context.Context) error.
 //
 //	guarded := resilience.Chain(
-//		retries.Wrap,                    // outermost: sees the outcome of all the rest
-//		circuit.Wrap,                    // refuses while the dependency is down
-//		slots.Wrap,                      // bounds what is in flight
-//		resilience.Timeout(time.Second), // innermost: bounds each single attempt
+//		retries.Wrap,                    // outermost: sees the outcome of everything below
+//		circuit.Wrap,                    // refuses calls while the dependency is down
+//		slots.Wrap,                      // limits how many calls are in flight
+//		resilience.Timeout(time.Second), // innermost: limits each attempt
 //	)
-//	user, err := resilience.Value(ctx, guarded, func(ctx context.Context) (*User, error) {
+//	user, err := resilience.Do(ctx, guarded, func(ctx context.Context) (*User, error) {
 //		return fetchUser(ctx, 42)
 //	})
 //
-// Each pattern is a package of its own, which imports neither the others nor this one: retry,
-// breaker, bulkhead, throttle, cacheaside, saga, lease and hedge.
+// Each pattern is a package of its own that imports neither the others nor this one: retry, hedge,
+// breaker, bulkhead, throttle, cacheaside, saga and lease.
 //
-// Every [Policy], and every Middleware of this package, promises:
+// Every [Policy], and every [Middleware] of this package, guarantees:
 //
-//   - It runs fn on the caller's goroutine, never after Do has returned, and not for a ctx that has
+//   - It runs fn on the caller's goroutine, never after Do has returned, and never with a ctx that has
 //     already ended.
-//   - A panic in fn and runtime.Goexit pass through; every permit, slot and count is given back.
-//   - errors.Is finds both the error of fn and the reason for giving up.
+//   - A panic in fn and [runtime.Goexit] pass through; permits, slots and counts are released first.
+//   - [errors.Is] finds both the error of fn and the reason for giving up.
 //   - It is safe for concurrent use, and meant to be built once and shared.
 //
-// A Hedger, a Cache and a saga's Runner call functions on goroutines of their own too. A panic there
-// becomes an error that has a method Stack() []byte.
+// # Errors
 //
-// # What errors say
+// Policies communicate through the errors that calls return. An error tells every policy what it means
+// through optional methods, at any depth of its chain: Refused() bool, Answered() bool, Retryable() bool,
+// RetryAfter() time.Duration and Throttled() bool. If an error and an error that it wraps have the same
+// method, the outer one decides; of joined errors, the first that has any of the methods, except that they
+// are refused only if all of them are, and that the longest RetryAfter counts. docs/protocol.md shows what
+// each policy makes of each error.
 //
-// An error says by methods, at any depth of its chain, what it means to all policies:
+// # Panics
 //
-//	                      breaker            retry              adaptive limit  cache load  saga step
-//	nil                   success            end                success         kept        done
-//	Refused() is true     ignored            waits, ends [1]    no sample       refused     no attempt
-//	Answered() is true    success            end [2]            success         answer      not tried again
-//	the caller left       ignored [3]        end                no sample [3]   failed      turns back
-//	RetryAfter() > 0      failure [4]        waits for it       overload        failed      attempt, waits for it
-//	anything else         failure            if Retryable()     [5]             failed      attempt
+// A Hedger, a Cache and a saga's Runner also call functions on goroutines of their own. A panic there becomes
+// an error that has a method Stack() []byte.
 //
-//	[1] counts against Attempts, not against the Budget; an open circuit ends the retrying
-//	[2] unless its Retryable() is true, as that of HTTP's 429 is
-//	[3] by a cancel; a deadline is overload, and a failure if the call had run for Patience
-//	[4] as any other; if it opens the breaker, then for that time (Trip opens it at once)
-//	[5] overload if it is a timeout or Throttled(), else no sample
+// # Configuration
 //
-// The first row that applies decides. Of an error and what it wraps, the outermost that has the
-// method decides; of joined errors the first that says anything, but the longest RetryAfter counts;
-// they are refused only if all are.
-// docs/protocol.md has a row for each way in which a call can end.
-//
-// The patterns are those of https://learn.microsoft.com/azure/architecture/patterns/.
+// The same rules hold in every package. The zero value of a field means the default that the field
+// documents. A negative value is an error, except for the constants Unlimited (no limit) and None
+// (switched off), which a package has where a field accepts them. New panics if its Config is invalid:
+// call Validate first on a Config that comes from outside the program. Update sees effective values, with
+// defaults filled in: c.Queue += 10 works. A field that the function leaves as it is shown continues to
+// follow its default.
 package resilience
 
 import (
@@ -57,22 +52,27 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Func is the unit of work that every pattern wraps. It and [Middleware] are aliases of unnamed
-// types, so that a method value such as retrier.Wrap is a Middleware.
+// Unlimited, in a field that accepts it, means that there is no limit.
+const Unlimited = -1
+
+// Func is the unit of work that every pattern wraps. Func and [Middleware] are aliases, so that a method
+// value such as retrier.Wrap is a Middleware.
 type Func = func(context.Context) error
 
-// Middleware returns a Func that runs next under a policy.
+// Middleware returns a [Func] that runs next under a policy.
 type Middleware = func(next Func) Func
 
-// Policy is the interface of a Retrier, a Breaker, a Bulkhead, a Limiter and a throttle/adaptive.
+// Policy is implemented by retry.Retrier, breaker.Breaker, bulkhead.Bulkhead, throttle.Limiter,
+// throttle.Limits, fleet.Limits and the adaptive variants.
 type Policy interface {
+	// Do runs fn under the policy and returns its error, or an error of the policy.
 	Do(ctx context.Context, fn Func) error
-	Wrap(next Func) Func // a Middleware
+	// Wrap is a [Middleware].
+	Wrap(next Func) Func
 }
 
-// Chain composes middleware. The first is the outermost: Chain(a, b)(fn) is a(b(fn)). A nil
-// Middleware is left out; Chain()(fn) is fn. For a function that is called often, keep the result of
-// wrapping it.
+// Chain composes middleware, outermost first: Chain(a, b)(fn) is a(b(fn)). Nil middleware is skipped, and
+// Chain()(fn) is fn. For a function that is called often, keep the result of wrapping it.
 func Chain(mw ...Middleware) Middleware {
 	mw = slices.Clone(mw)
 	return func(next Func) Func {
@@ -85,10 +85,16 @@ func Chain(mw ...Middleware) Middleware {
 	}
 }
 
-// Value runs fn under mw, unless that is nil, and returns its result; on error, the zero T. If mw
-// turns an error into success, as [Fallback] may, Value returns the zero T and a nil error. mw must
-// call the Func that it wraps on the caller's goroutine, as every [Policy] does.
-func Value[T any](ctx context.Context, mw Middleware, fn func(context.Context) (T, error)) (T, error) {
+// Do runs fn under mw and returns its result, or the zero T and an error. A nil mw means none. If mw turns
+// an error into success, as [Fallback] may, Do returns the zero T and nil. For a function that returns
+// only an error, call mw(fn)(ctx) or the Do method of a policy.
+//
+// mw must call the Func that it wraps on the caller's goroutine, as every Policy does.
+//
+// A policy with a time limit cancels the ctx of fn when fn returns. fn must therefore return a finished
+// value: if it returns an [net/http.Response] from http.Client.Do, the body is cut off after Do has returned.
+// Read the body in fn, or put the policies into a resiliencehttp.Transport, which waits for the body.
+func Do[T any](ctx context.Context, mw Middleware, fn func(context.Context) (T, error)) (T, error) {
 	if mw == nil {
 		mw = Chain()
 	}

@@ -63,21 +63,21 @@ func TestChainKeepsAListOfItsOwn(t *testing.T) {
 	require.Equal(t, []string{"common", "a", "/a", "/common", "common", "b", "/b", "/common"}, trace)
 }
 
-func TestValueReturnsTheResult(t *testing.T) {
+func TestDoReturnsTheResult(t *testing.T) {
 	var trace []string
-	v, err := resilience.Value(t.Context(), named("a", &trace), func(context.Context) (int, error) { return 42, nil })
+	v, err := resilience.Do(t.Context(), named("a", &trace), func(context.Context) (int, error) { return 42, nil })
 	require.NoError(t, err)
 	require.Equal(t, 42, v)
 	require.Equal(t, []string{"a", "/a"}, trace)
 }
 
-func TestValueIsZeroOnError(t *testing.T) {
-	v, err := resilience.Value(t.Context(), nil, func(context.Context) (int, error) { return 42, errDown })
+func TestDoIsZeroOnError(t *testing.T) {
+	v, err := resilience.Do(t.Context(), nil, func(context.Context) (int, error) { return 42, errDown })
 	require.Equal(t, errDown, err)
 	require.Zero(t, v)
 }
 
-func TestValueKeepsOnlyTheResultOfSuccess(t *testing.T) {
+func TestDoKeepsOnlyTheResultOfSuccess(t *testing.T) {
 	// A middleware that calls twice and hides the failure of the second call.
 	twice := func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error {
@@ -87,7 +87,7 @@ func TestValueKeepsOnlyTheResultOfSuccess(t *testing.T) {
 		}
 	}
 	calls := 0
-	v, err := resilience.Value(t.Context(), twice, func(context.Context) (int, error) {
+	v, err := resilience.Do(t.Context(), twice, func(context.Context) (int, error) {
 		calls++
 		if calls == 2 {
 			return -1, errDown
@@ -98,23 +98,23 @@ func TestValueKeepsOnlyTheResultOfSuccess(t *testing.T) {
 	require.Equal(t, 1, v)
 }
 
-func TestValueOfAnEndedContextIsTheFallbacks(t *testing.T) {
+func TestDoOfAnEndedContextIsTheFallbacks(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	called := func(context.Context) (int, error) { t.Error("fn was called"); return 42, nil }
 	instead := resilience.Fallback(func(context.Context, error) error { return errDown })
-	_, err := resilience.Value(ctx, instead, called)
+	_, err := resilience.Do(ctx, instead, called)
 	require.ErrorIs(t, err, errDown)
 	require.ErrorIs(t, err, context.Canceled)
 
 	heedless := func(next resilience.Func) resilience.Func { return next }
-	_, err = resilience.Value(ctx, heedless, called)
+	_, err = resilience.Do(ctx, heedless, called)
 	require.Equal(t, context.Canceled, err)
 }
 
-func TestValueOfAFallbackIsZero(t *testing.T) {
+func TestDoOfAFallbackIsZero(t *testing.T) {
 	swallow := resilience.Fallback(func(context.Context, error) error { return nil })
-	v, err := resilience.Value(t.Context(), swallow, func(context.Context) (int, error) { return 42, errDown })
+	v, err := resilience.Do(t.Context(), swallow, func(context.Context) (int, error) { return 42, errDown })
 	require.NoError(t, err)
 	require.Zero(t, v)
 }
@@ -127,7 +127,7 @@ var policies = map[string]resilience.Middleware{
 	"Fallback": resilience.Fallback(func(_ context.Context, err error) error { return err }),
 	"Value": func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error {
-			_, err := resilience.Value(ctx, nil, func(ctx context.Context) (int, error) { return 0, next(ctx) })
+			_, err := resilience.Do(ctx, nil, func(ctx context.Context) (int, error) { return 0, next(ctx) })
 			return err
 		}
 	},

@@ -3,18 +3,18 @@ package resilience
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// A TimeoutError reports that a [Timeout] passed before its call had succeeded.
+// A TimeoutError reports that a [Timeout] passed before its call had succeeded. It matches
+// [context.DeadlineExceeded].
 type TimeoutError struct {
-	Name  string        // of the Timeout; empty if it has none
-	After time.Duration // the limit that passed
-	Err   error         // of the call; nil if it returned the cause of its ctx
+	Name  string        // the name given to NamedTimeout
+	After time.Duration // the limit
+	Err   error         // the call's error; nil if the call returned the cause of its ctx
 }
 
 func (e *TimeoutError) Error() string {
@@ -28,7 +28,7 @@ func (e *TimeoutError) Error() string {
 	return "resilience: " + text
 }
 
-// Unwrap returns the error of the call.
+// Unwrap returns Err.
 func (e *TimeoutError) Unwrap() error { return e.Err }
 
 // Is reports whether target is [context.DeadlineExceeded].
@@ -37,17 +37,23 @@ func (e *TimeoutError) Is(target error) bool { return target == context.Deadline
 // Timeout returns true.
 func (e *TimeoutError) Timeout() bool { return true }
 
-// Timeout returns a Middleware that ends the ctx of each call after d, with a [*TimeoutError] as its
-// cause. Zero means no limit; Timeout panics if d is negative. A name says in errors what timed out.
+// Timeout returns a Middleware that cancels the ctx of each call after d, with a [*TimeoutError] as its
+// cause. It waits for the call to return, so the call must respect its ctx. Zero means no limit. Timeout
+// panics if d is negative.
 //
-// It waits for the call to return, so the call must heed its ctx. An error that the call returns
-// after the limit is wrapped in a *TimeoutError; a late success is a success, and the end of the
-// caller's ctx is returned as it is. Within a resiliencehttp.Transport the limit covers the body.
-func Timeout(d time.Duration, name ...string) Middleware {
+// If the call fails after the limit has passed, its error is wrapped in a *TimeoutError. A late success
+// is still a success, and the end of the caller's own ctx is returned as it is.
+//
+// The ctx is also canceled when the call returns. A function that only opens something, such as
+// [net/http.Client.Do], must therefore read the body before it returns, or the body is cut off. Within a
+// resiliencehttp.Transport, the response can be returned, and the limit covers reading its body.
+func Timeout(d time.Duration) Middleware { return NamedTimeout("", d) }
+
+// NamedTimeout is [Timeout] with a name that appears in its errors.
+func NamedTimeout(name string, d time.Duration) Middleware {
 	if d < 0 {
 		panic(fmt.Errorf("resilience: Timeout is %v: must be 0 (no limit) or more", d))
 	}
-	label := strings.Join(name, " ")
 	return func(next Func) Func {
 		return func(ctx context.Context) error {
 			if ctx.Err() != nil {
@@ -56,12 +62,12 @@ func Timeout(d time.Duration, name ...string) Middleware {
 			if d == 0 {
 				return next(ctx)
 			}
-			passed := &TimeoutError{Name: label, After: d}
+			passed := &TimeoutError{Name: name, After: d}
 			late, err := linger.Timed(ctx, d, passed, next)
 			if !late || err == error(passed) {
 				return err
 			}
-			return &TimeoutError{Name: label, After: d, Err: err}
+			return &TimeoutError{Name: name, After: d, Err: err}
 		}
 	}
 }

@@ -80,7 +80,7 @@ func TestTimeoutIsTheCauseOfItsContext(t *testing.T) {
 
 func TestTimeoutSaysOfWhat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		limit := resilience.Timeout(time.Second, "users")
+		limit := resilience.NamedTimeout("users", time.Second)
 		err := limit(sleep(time.Minute))(t.Context())
 		require.EqualError(t, err, "resilience: users: timed out after 1s")
 		require.Equal(t, &resilience.TimeoutError{Name: "users", After: time.Second}, err)
@@ -172,14 +172,14 @@ func TestTimeoutCoversWorkThatGoesOn(t *testing.T) {
 		}
 		ctx, work := linger.Begin(t.Context())
 		start := time.Now()
-		run(ctx, func(context.Context) error { work.GoOn(); return nil })
+		run(ctx, func(context.Context) error { work.Continue(); return nil })
 		require.NoError(t, timed.Err())
 		<-timed.Done()
 		require.Equal(t, time.Second, time.Since(start))
 		require.Equal(t, &resilience.TimeoutError{After: time.Second}, context.Cause(timed))
 
 		ctx, work = linger.Begin(t.Context())
-		run(ctx, func(context.Context) error { work.GoOn(); return nil })
+		run(ctx, func(context.Context) error { work.Continue(); return nil })
 		require.NoError(t, timed.Err())
 		work.End(nil)
 		require.ErrorIs(t, timed.Err(), context.Canceled)

@@ -3,6 +3,7 @@ package resilience_test
 import (
 	"context"
 	"errors"
+	"math"
 	"testing"
 	"time"
 
@@ -10,6 +11,8 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/bulkhead/adaptive"
 )
 
 func TestResultOf(t *testing.T) {
@@ -43,62 +46,117 @@ func TestResultOf(t *testing.T) {
 	require.False(t, resilience.IsTimeout(failure))
 }
 
-func TestEndOfHasTheCause(t *testing.T) {
+func TestContextErrHasTheCause(t *testing.T) {
 	cause := errors.New("shutting down")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	require.NoError(t, resilience.EndOf(ctx))
+	require.NoError(t, resilience.ContextErr(ctx))
 	cancel(cause)
-	require.ErrorIs(t, resilience.EndOf(ctx), cause)
-	require.ErrorIs(t, resilience.EndOf(ctx), context.Canceled)
+	require.ErrorIs(t, resilience.ContextErr(ctx), cause)
+	require.ErrorIs(t, resilience.ContextErr(ctx), context.Canceled)
 }
 
-func TestWorkGoesOnAfterItsFunction(t *testing.T) {
+func TestResultStringOfAnyValue(t *testing.T) {
+	for r, want := range map[resilience.Result]string{
+		5: "Result(5)", -1: "Result(-1)", math.MaxInt: "Result(9223372036854775807)",
+		math.MinInt: "Result(-9223372036854775808)",
+	} {
+		require.Equal(t, want, r.String())
+	}
+}
+
+func TestWorkContinuesAfterItsFunction(t *testing.T) {
 	broke := errors.New("broke off")
 	for name, c := range map[string]struct {
-		goOn  bool
-		err   error // of the function
-		holds bool
+		continues bool
+		err       error // the function's
+		holds     bool
 	}{
-		"goes on":            {true, nil, true},
-		"ends with it":       {false, nil, false},
-		"fails, and goes on": {true, broke, false},
+		"continues":           {true, nil, true},
+		"ends with it":        {false, nil, false},
+		"continues and fails": {true, broke, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, work := resilience.BeginWork(t.Context())
-			var told []error
+			var ends []error
 			policy := func(ctx context.Context) error {
 				return resilience.AtEnd(ctx, func(ctx context.Context) error {
 					require.Same(t, work, resilience.WorkOf(ctx))
-					if c.goOn {
-						work.GoOn()
+					if c.continues {
+						work.Continue()
 					}
 					return c.err
-				}, func(err error) { told = append(told, err) })
+				}, func(err error) { ends = append(ends, err) })
 			}
 			require.Equal(t, c.err, policy(ctx))
 			if !c.holds {
-				require.Equal(t, []error{c.err}, told)
+				require.Equal(t, []error{c.err}, ends)
 				return
 			}
-			require.Empty(t, told)
-			require.Nil(t, resilience.WorkOf(ctx), "what runs now is a call of its own")
+			require.Empty(t, ends)
+			require.Nil(t, resilience.WorkOf(ctx), "a call that starts now is a separate one")
 			observed := 0
 			require.True(t, work.OnEnd(func(err error) { observed++; require.Equal(t, broke, err) }))
 			work.End(broke)
 			work.End(nil)
-			require.Equal(t, []error{broke}, told)
+			require.Equal(t, []error{broke}, ends)
 			require.Equal(t, 1, observed)
-			require.False(t, work.OnEnd(func(error) { t.Error("it is over") }))
+			require.False(t, work.OnEnd(func(error) { t.Error("the work is over") }))
 		})
 	}
-	ctx, work := resilience.BeginWork(t.Context())
-	var told []error
-	require.NoError(t, resilience.AtEnd(ctx, func(context.Context) error { return nil }, func(err error) { told = append(told, err) }))
-	require.Equal(t, []error{nil}, told, "without GoOn nothing is held")
-	require.True(t, work.OnEnd(func(err error) { told = append(told, err) }), "but the end is heard")
-	work.End(broke)
-	require.Equal(t, []error{nil, broke}, told)
-
 	require.Nil(t, resilience.WorkOf(t.Context()))
 	require.False(t, resilience.WorkOf(t.Context()).OnEnd(func(error) {}))
+}
+
+func TestWorkWithoutContinueEndsWithItsFunction(t *testing.T) {
+	ctx, work := resilience.BeginWork(t.Context())
+	var ends []error
+	require.NoError(t, resilience.AtEnd(ctx, doNothing, func(err error) { ends = append(ends, err) }))
+	require.Equal(t, []error{nil}, ends)
+	require.False(t, work.OnEnd(func(error) { t.Error("called") }))
+	work.End(errors.New("broke off"))
+	require.Equal(t, []error{nil}, ends)
+}
+
+// Middleware that makes another call under each policy, before the function or after it, neither frees what
+// the work holds nor makes that policy take the end of the work for its own.
+func TestOtherCallsDoNotJoinTheWork(t *testing.T) {
+	nothing := func(context.Context) error { return nil }
+	before := func(p resilience.Policy) resilience.Middleware {
+		return func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				return errors.Join(p.Do(ctx, nothing), next(ctx))
+			}
+		}
+	}
+	after := func(p resilience.Policy) resilience.Middleware {
+		return func(next resilience.Func) resilience.Func {
+			return func(ctx context.Context) error {
+				return errors.Join(next(ctx), p.Do(ctx, nothing))
+			}
+		}
+	}
+	for name, side := range map[string]func(resilience.Policy) resilience.Middleware{"before": before, "after": after} {
+		t.Run(name, func(t *testing.T) {
+			tokens := breaker.New(breaker.Config{Name: "tokens"})
+			tokenSlots := bulkhead.New(bulkhead.Config{Name: "tokens", Limit: 1})
+			tokenLimit := adaptive.New(adaptive.Config{})
+			slots := bulkhead.New(bulkhead.Config{Name: "slots", Limit: 1})
+			circuit := breaker.New(breaker.Config{Name: "slots"})
+			ctx, work := resilience.BeginWork(t.Context())
+			err := resilience.Chain(
+				side(tokens), side(tokenSlots), side(tokenLimit), circuit.Wrap, slots.Wrap, side(tokens),
+			)(func(context.Context) error {
+				work.Continue()
+				return nil
+			})(ctx)
+			require.NoError(t, err)
+			require.Equal(t, 1, slots.Stats().InFlight)
+			require.Zero(t, tokenSlots.Stats().InFlight)
+			require.Zero(t, tokenLimit.Stats().InFlight)
+			work.End(errors.New("the stream broke off"))
+			require.Zero(t, slots.Stats().InFlight)
+			require.Zero(t, tokens.Stats().Failed)
+			require.EqualValues(t, 1, circuit.Stats().Failed)
+		})
+	}
 }

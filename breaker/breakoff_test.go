@@ -18,7 +18,7 @@ import (
 func goesOn(t *testing.T, b *breaker.Breaker, ctx context.Context) *linger.Work {
 	t.Helper()
 	ctx, work := linger.Begin(ctx)
-	require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
+	require.NoError(t, b.Do(ctx, func(context.Context) error { work.Continue(); return nil }))
 	return work
 }
 
@@ -56,7 +56,7 @@ func TestBreakerProbesBesideTheWorkOfAnEarlierOpening(t *testing.T) {
 			time.Sleep(time.Second)
 			ctx, work := linger.Begin(t.Context())
 			returns, over := make(chan struct{}), make(chan error, 1)
-			go func() { over <- b.Do(ctx, func(context.Context) error { <-returns; work.GoOn(); return nil }) }()
+			go func() { over <- b.Do(ctx, func(context.Context) error { <-returns; work.Continue(); return nil }) }()
 			synctest.Wait()
 			if returned {
 				close(returns)
@@ -89,7 +89,7 @@ func TestBreakerOpensForStreamsThatBreakOff(t *testing.T) {
 					refused := 0
 					for i := range 1000 {
 						ctx, work := linger.Begin(t.Context())
-						err := b.Do(ctx, func(context.Context) error { work.GoOn(); return nil })
+						err := b.Do(ctx, func(context.Context) error { work.Continue(); return nil })
 						switch {
 						case errors.Is(err, breaker.ErrOpen):
 							refused++
@@ -119,7 +119,7 @@ func TestBreakerGrowsTheOpenTimeForStreamsThatBreakOff(t *testing.T) {
 				})
 				for range 6000 { // a minute
 					ctx, work := linger.Begin(t.Context())
-					if b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }) == nil {
+					if b.Do(ctx, func(context.Context) error { work.Continue(); return nil }) == nil {
 						time.AfterFunc(after, func() { work.End(errDown) })
 					}
 					time.Sleep(10 * time.Millisecond)
@@ -171,9 +171,9 @@ func TestBreakerAsksClassifyAboutABreakingOff(t *testing.T) {
 func TestBreakerCountsWorkThatFailsAtOnce(t *testing.T) {
 	for name, fn := range map[string]func(work *linger.Work) error{
 		"error":             func(*linger.Work) error { return errDown },
-		"error of the work": func(w *linger.Work) error { w.GoOn(); return errDown },
+		"error of the work": func(w *linger.Work) error { w.Continue(); return errDown },
 		"panic":             func(*linger.Work) error { panic("oops") },
-		"panic of the work": func(w *linger.Work) error { w.GoOn(); panic("oops") },
+		"panic of the work": func(w *linger.Work) error { w.Continue(); panic("oops") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := breaker.New(breaker.Config{Failures: 2})
@@ -195,7 +195,7 @@ func TestBreakerCountsWorkThatEndsAtOnce(t *testing.T) {
 		ctx, work := linger.Begin(t.Context())
 		over := make(chan struct{})
 		require.NoError(t, b.Do(ctx, func(context.Context) error {
-			work.GoOn()
+			work.Continue()
 			go func() {
 				defer close(over)
 				for !work.Held() {
@@ -214,7 +214,7 @@ func TestBreakerCountsWorkThatEndsAtOnce(t *testing.T) {
 func TestBreakerDoesNotWaitForTheWorkOfAnAnswer(t *testing.T) {
 	b := breaker.New(breaker.Config{Failures: 1})
 	ctx, work := linger.Begin(t.Context())
-	require.Equal(t, answered(true), b.Do(ctx, func(context.Context) error { work.GoOn(); return answered(true) }))
+	require.Equal(t, answered(true), b.Do(ctx, func(context.Context) error { work.Continue(); return answered(true) }))
 	work.End(errDown)
 	require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
 }

@@ -553,7 +553,7 @@ func runModel(t *testing.T, program []byte) {
 				time.Sleep(took)
 				synctest.Wait()
 				m.now = time.Since(began)
-				work.GoOn()
+				work.Continue()
 				return nil
 			})
 			if err != nil {

@@ -299,7 +299,7 @@ func TestBreakerChangesStress(t *testing.T) {
 				case 11: // breaks off while the breaker goes on
 					ctx, work := linger.Begin(ctx)
 					_ = b.Do(ctx, func(context.Context) error {
-						work.GoOn()
+						work.Continue()
 						wg.Go(func() { work.End(errDown) })
 						return nil
 					})

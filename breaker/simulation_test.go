@@ -74,7 +74,7 @@ func simulateBreaker(w *sim.World) {
 			}
 			canceled = ctx.Err() == context.Canceled
 			if goesOn && e.err == nil {
-				work.GoOn()
+				work.Continue()
 			} else {
 				work.End(nil)
 			}

@@ -18,7 +18,7 @@ func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
 	begin := func() (context.Context, *linger.Work) { return linger.Begin(costing(t.Context(), 2)) }
 
 	ctx, work := begin()
-	require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
+	require.NoError(t, b.Do(ctx, func(context.Context) error { work.Continue(); return nil }))
 	require.Equal(t, 2, inFlight())
 	work.End(nil)
 	require.Zero(t, inFlight())
@@ -28,15 +28,15 @@ func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
 	require.Zero(t, inFlight(), "the work did not go on")
 
 	ctx, work = begin()
-	require.Equal(t, broken, b.Do(ctx, func(context.Context) error { work.GoOn(); return broken }))
+	require.Equal(t, broken, b.Do(ctx, func(context.Context) error { work.Continue(); return broken }))
 	require.Zero(t, inFlight(), "the next attempt may need the slot")
 
 	ctx, work = begin()
-	require.Panics(t, func() { _ = b.Do(ctx, func(context.Context) error { work.GoOn(); panic("oops") }) })
+	require.Panics(t, func() { _ = b.Do(ctx, func(context.Context) error { work.Continue(); panic("oops") }) })
 	require.Zero(t, inFlight())
 
 	ctx, work = begin()
-	work.GoOn()
+	work.Continue()
 	require.NoError(t, b.Do(ctx, nothing))
 	require.Zero(t, inFlight(), "the work began to go on before this call")
 }
@@ -44,7 +44,7 @@ func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
 func TestHoldingASlotAllocatesOnce(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Limit: 1})
 	var work *linger.Work
-	goOn := func(context.Context) error { work.GoOn(); return nil }
+	goOn := func(context.Context) error { work.Continue(); return nil }
 	begin := func() (ctx context.Context) {
 		ctx, work = linger.Begin(context.Background())
 		return ctx

@@ -162,7 +162,7 @@ func TestALoadIsNoPartOfTheWorkOfItsCaller(t *testing.T) {
 			_, err = c.Get(ctx, 1)
 			synctest.Wait()
 			require.Equal(t, 1, slots.Stats().InFlight, "a refresh")
-			work.GoOn()
+			work.Continue()
 			return err
 		})
 		require.NoError(t, err)

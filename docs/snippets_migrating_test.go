@@ -33,7 +33,7 @@ func _() {
 			return breaker.DefaultClassify(err)
 		},
 	})
-	user, err := resilience.Value(ctx, circuit.Wrap, func(ctx context.Context) (*User, error) {
+	user, err := resilience.Do(ctx, circuit.Wrap, func(ctx context.Context) (*User, error) {
 		return fetchUser(ctx, 42)
 	})
 
@@ -86,7 +86,7 @@ func _() {
 	})
 	circuit := breaker.New(breaker.Config{Failures: 5, OpenFor: 30 * time.Second})
 	guarded := resilience.Chain(retries.Wrap, circuit.Wrap)
-	user, err := resilience.Value(ctx, guarded, func(ctx context.Context) (*User, error) {
+	user, err := resilience.Do(ctx, guarded, func(ctx context.Context) (*User, error) {
 		return fetchUser(ctx, 42)
 	})
 

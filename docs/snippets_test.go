@@ -61,7 +61,7 @@ func _() {
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 16, Queue: 32, MaxWait: 100 * time.Millisecond})
 	guarded := resilience.Chain(retries.Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(2*time.Second))
 
-	user, err := resilience.Value(ctx, guarded, func(ctx context.Context) (*User, error) {
+	user, err := resilience.Do(ctx, guarded, func(ctx context.Context) (*User, error) {
 		return fetchUser(ctx, 42)
 	}) // resilience.Refused(err): it was not called
 

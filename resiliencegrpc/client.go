@@ -91,7 +91,7 @@ func (cl *client) unary(
 	cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
 	if ctx.Err() != nil {
-		return withStatus(ctx, resilience.EndOf(ctx), false)
+		return withStatus(ctx, resilience.ContextErr(ctx), false)
 	}
 	c := &call{ctx: ctx, client: cl, method: method, make: func(ctx context.Context, sent *evidence) error {
 		finish := func(error) { sent.finished.Store(true) }
@@ -146,7 +146,7 @@ func attempt(ctx context.Context) error {
 	case c.final != nil:
 		return c.final
 	case ctx.Err() != nil:
-		return resilience.EndOf(ctx)
+		return resilience.ContextErr(ctx)
 	}
 	returned := false
 	defer func() {

@@ -183,7 +183,7 @@ func serve(ctx context.Context) error {
 	case s.served:
 		return errServed
 	case ctx.Err() != nil:
-		return resilience.EndOf(ctx)
+		return resilience.ContextErr(ctx)
 	}
 	s.served = true
 	s.err = s.handler(ctx)

@@ -329,7 +329,7 @@ func TestATimeoutOfTheServer(t *testing.T) {
 		}}
 		circuit := circuit()
 		client := inBubble(t, s, resiliencegrpc.Client{}, resiliencegrpc.Server{
-			Middleware: resilience.Chain(circuit.Wrap, resilience.Timeout(time.Second, "secret")),
+			Middleware: resilience.Chain(circuit.Wrap, resilience.NamedTimeout("secret", time.Second)),
 		}.Options()...)
 		_, err := client.Get(t.Context(), &testpb.Message{Text: "heeds"})
 		requireCode(t, codes.DeadlineExceeded, err)

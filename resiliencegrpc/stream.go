@@ -30,13 +30,19 @@ type stream struct {
 	ended    *error // what they hear of the end; nil until then
 }
 
+// An unheld ctx asks BeginWork for work whose end policies observe, but until which they hold nothing.
+type unheld struct{ context.Context }
+
+// UnheldWork returns true. internal/linger calls it.
+func (unheld) UnheldWork() bool { return true }
+
 // stream is a [grpc.StreamClientInterceptor].
 func (cl *client) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
 	if ctx.Err() != nil {
-		return nil, withStatus(ctx, resilience.EndOf(ctx), false)
+		return nil, withStatus(ctx, resilience.ContextErr(ctx), false)
 	}
 	s := &stream{desc: desc}
 	s.call = call{ctx: ctx, client: cl, method: method, make: func(ctx context.Context, sent *evidence) error {
@@ -46,7 +52,7 @@ func (cl *client) stream(
 			return streamer(ctx, desc, cc, method, sent.options(opts, finish)...)
 		})
 	}}
-	ctx, s.work = resilience.BeginWork(ctx)
+	ctx, s.work = resilience.BeginWork(unheld{ctx})
 	handed := false
 	defer func() {
 		if !handed { // a policy has refused, panicked or ended the goroutine
@@ -68,7 +74,7 @@ func (s *stream) open(
 	dial func(context.Context, *evidence, func(error)) (grpc.ClientStream, error),
 ) error {
 	within, cancel := context.WithCancelCause(s.ctx)
-	leave := context.AfterFunc(attempt, func() { cancel(resilience.EndOf(attempt)) })
+	leave := context.AfterFunc(attempt, func() { cancel(resilience.ContextErr(attempt)) })
 	var opened atomic.Bool
 	defer func() {
 		if !opened.Load() {
@@ -103,6 +109,7 @@ func (s *stream) open(
 		return err
 	}
 	s.ClientStream, s.cancel, s.sent = dialed, cancel, seen
+	s.work.Continue()
 	opened.Store(true)
 	if seen.finished.Load() { // a moment ago
 		s.end(s.result(context.Canceled, false))
@@ -171,7 +178,7 @@ func (s *stream) result(err error, waiting bool) error {
 	case err == nil || err == io.EOF:
 		return nil
 	case s.ctx.Err() == context.Canceled:
-		return resilience.EndOf(s.ctx)
+		return resilience.ContextErr(s.ctx)
 	case !waiting:
 		return nil
 	}

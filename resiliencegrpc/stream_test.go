@@ -789,7 +789,7 @@ func TestInterceptorsFurtherInSeeTheAttempt(t *testing.T) {
 		var attempts []int
 		var inner []context.Context
 		var work []*resilience.Work
-		client := inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, resilience.Timeout(time.Second, "mine"))},
+		client := inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, resilience.NamedTimeout("mine", time.Second))},
 			intercept(func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
 				n, _ := retry.AttemptFrom(ctx)
 				attempts, inner, work = append(attempts, n), append(inner, ctx), append(work, resilience.WorkOf(ctx))

@@ -406,7 +406,7 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 	case failure != nil:
 		return c.finally(failure)
 	case !a.empty && mayHaveBody(c.req, resp):
-		c.work.GoOn()
+		c.work.Continue()
 	}
 	return nil
 }

@@ -189,7 +189,7 @@ func NewClient(cfg ClientConfig) *http.Client {
 	t := &Transport{
 		Base: given.Base,
 		Middleware: resilience.Chain(cfg.Retry, cfg.Breaker, cfg.Throttle, cfg.Bulkhead,
-			resilience.Timeout(max(0, cfg.AttemptTimeout), cfg.Name)),
+			resilience.NamedTimeout(cfg.Name, max(0, cfg.AttemptTimeout))),
 		Judge:      given.Judge,
 		RetryAfter: given.RetryAfter,
 		FirstByte:  cfg.FirstByte,

@@ -763,7 +763,7 @@ func TestClientPoliciesMayBeOthersOrNone(t *testing.T) {
 		// A policy that derives a ctx of its own ends the attempt, or is ended with it.
 		w.suffer("a", faults.Plan{Kind: faults.Hang})
 		for policy, takes := range map[time.Duration]time.Duration{time.Second: time.Second, 5 * time.Second: 2 * time.Second} {
-			c = newClient(w, resiliencehttp.ClientConfig{Timeout: 2 * time.Second, AttemptTimeout: -1, Throttle: resilience.Timeout(policy, "mine")})
+			c = newClient(w, resiliencehttp.ClientConfig{Timeout: 2 * time.Second, AttemptTimeout: -1, Throttle: resilience.NamedTimeout("mine", policy)})
 			start := time.Now()
 			_, err = c.send(t.Context(), "POST", "a")
 			require.Equal(t, takes, time.Since(start))

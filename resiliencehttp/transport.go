@@ -222,7 +222,6 @@ func (t *Transport) send(req *http.Request, begun time.Time, over func()) (resp 
 		return nil, nil, withTimeout(ended.Error(ctx))
 	}
 	c := &call{t: t, req: req, caller: req.Context(), host: hostOf(req), over: over}
-	c.work.Exact()
 	c.body = newRequestBody(req, t.MaxBuffer)
 	stop := func() {}
 	c.Context = c.caller

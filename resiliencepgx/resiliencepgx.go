@@ -131,7 +131,7 @@ func InTx(ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx conte
 func Value[T any](
 	ctx context.Context, pool *pgxpool.Pool, cfg Config, fn func(ctx context.Context, tx pgx.Tx) (T, error),
 ) (T, error) {
-	return resilience.Value(ctx, cfg.Retry, func(ctx context.Context) (value T, err error) {
+	return resilience.Do(ctx, cfg.Retry, func(ctx context.Context) (value T, err error) {
 		err = cfg.in(pool).InTx(ctx, nil, func(ctx context.Context, t tx) (err error) {
 			value, err = fn(ctx, t.Tx)
 			return err
@@ -143,7 +143,7 @@ func Value[T any](
 // Acquire returns a connection of pool. policies, such as a breaker's Wrap, see whether there
 // was one; what is done with it is not theirs.
 func Acquire(ctx context.Context, pool *pgxpool.Pool, policies resilience.Middleware) (*pgxpool.Conn, error) {
-	return resilience.Value(ctx, policies, func(ctx context.Context) (*pgxpool.Conn, error) {
+	return resilience.Do(ctx, policies, func(ctx context.Context) (*pgxpool.Conn, error) {
 		conn, err := pool.Acquire(ctx)
 		return conn, resiliencesql.Judge(ctx, err, code)
 	})

@@ -10,7 +10,7 @@
 //		})
 //
 //	// A statement of its own:
-//	name, err := resilience.Value(ctx, resilience.Chain(guard, resiliencesql.Middleware(resiliencesql.Config{})), load)
+//	name, err := resilience.Do(ctx, resilience.Chain(guard, resiliencesql.Middleware(resiliencesql.Config{})), load)
 //
 // # What an error means
 //

@@ -85,7 +85,7 @@ func TestAttemptTimeoutCoversContinuedWork(t *testing.T) {
 		require.NoError(t, r.Do(ctx, func(ctx context.Context) error {
 			attempt = ctx
 			if continues {
-				work.GoOn()
+				work.Continue()
 			}
 			return nil
 		}))

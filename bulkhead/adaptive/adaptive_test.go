@@ -230,7 +230,7 @@ func TestStreamsDoNotKeepALimitDown(t *testing.T) {
 					ctx, work := linger.Begin(t.Context())
 					require.NoError(t, b.Do(ctx, func(context.Context) error {
 						time.Sleep(10 * time.Millisecond)
-						work.GoOn()
+						work.Continue()
 						return nil
 					}))
 					defer work.End(nil)
@@ -261,7 +261,7 @@ func TestStreamsDoNotKeepALowLimit(t *testing.T) {
 		streams := 0
 		for range 100 {
 			ctx, work := linger.Begin(t.Context())
-			if b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }) == nil {
+			if b.Do(ctx, func(context.Context) error { work.Continue(); return nil }) == nil {
 				defer work.End(nil)
 				streams++
 			}
@@ -274,7 +274,7 @@ func TestStreamsDoNotKeepALowLimit(t *testing.T) {
 
 		for range 1000 {
 			ctx, work := linger.Begin(t.Context())
-			require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
+			require.NoError(t, b.Do(ctx, func(context.Context) error { work.Continue(); return nil }))
 			work.End(nil)
 		}
 		limit := b.Stats().Limit
@@ -394,7 +394,7 @@ func TestUpdatesAndBreaksBesideCalls(t *testing.T) {
 		func(int) { _ = b.Do(t.Context(), func(context.Context) error { return nil }) },
 		func(int) {
 			ctx, work := linger.Begin(t.Context())
-			if b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }) == nil {
+			if b.Do(ctx, func(context.Context) error { work.Continue(); return nil }) == nil {
 				work.End(context.DeadlineExceeded)
 			}
 		},
@@ -432,7 +432,7 @@ func TestAdaptiveMeasuresUntilTheFunctionReturns(t *testing.T) {
 						ctx, work := linger.Begin(t.Context())
 						_ = b.Do(ctx, func(context.Context) error {
 							time.Sleep(latency)
-							work.GoOn()
+							work.Continue()
 							return nil
 						})
 						time.Sleep(read)

@@ -173,7 +173,7 @@ func TestResponseThatBreaksOffIsASample(t *testing.T) {
 				for range 100 {
 					for range 10 {
 						ctx, work := linger.Begin(t.Context())
-						_ = b.Do(ctx, func(context.Context) error { work.GoOn(); return nil })
+						_ = b.Do(ctx, func(context.Context) error { work.Continue(); return nil })
 						work.End(tc.broke)
 					}
 					time.Sleep(20 * time.Millisecond)
@@ -193,7 +193,7 @@ func TestWorkThatFailsHoldsNoSlot(t *testing.T) {
 	broken := errors.New("broken")
 	b := adaptive.New(adaptive.Config{})
 	ctx, work := linger.Begin(t.Context())
-	require.NoError(t, b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }))
+	require.NoError(t, b.Do(ctx, func(context.Context) error { work.Continue(); return nil }))
 	taken, reading, _ := adaptive.Slots(b)
 	require.Equal(t, []int{1, 1}, []int{taken, reading})
 	require.Equal(t, 1, b.Stats().InFlight)
@@ -202,8 +202,8 @@ func TestWorkThatFailsHoldsNoSlot(t *testing.T) {
 	requireIdle(t, b)
 	for _, fn := range []func(*linger.Work) error{
 		func(*linger.Work) error { return nil },
-		func(w *linger.Work) error { w.GoOn(); return broken },
-		func(w *linger.Work) error { w.GoOn(); panic("boom") },
+		func(w *linger.Work) error { w.Continue(); return broken },
+		func(w *linger.Work) error { w.Continue(); panic("boom") },
 	} {
 		ctx, work := linger.Begin(t.Context())
 		func() {

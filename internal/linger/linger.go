@@ -1,15 +1,14 @@
-// Package linger lets a policy hold a slot or a timeout for longer than the function
-// that it wraps. An HTTP response, for example, is still being read after RoundTrip has
-// returned, and needs its slot until then.
+// Package linger lets a policy hold a slot or a timeout for longer than the function that it wraps. The
+// body of an HTTP response, for example, is read after RoundTrip has returned, and needs its slot until
+// then.
 //
-// The code that begins such work, a resiliencehttp.Transport, runs the policies under a
-// ctx whose value for [Key] is a [Work]. A policy holds something in one call:
+// An adapter that starts such work, as a resiliencehttp.Transport does, runs the policies under a ctx
+// whose value for [Key] is a [Work]. A policy holds something in one call:
 //
-//	return linger.WorkOf(ctx).Hold(ctx, fn, giveBack, nil)
+//	return linger.WorkOf(ctx).Hold(ctx, fn, release, nil)
 //
-// Only slots and timeouts are held, and only if the work says so: see [Work.GoOn]. A policy
-// judges a call when its function returns. If the work breaks off later, that is one more
-// failure: see [Work.OnEnd].
+// The work continues only if the innermost function calls [Work.Continue]. A policy judges a call when its
+// function returns. If the work breaks off later, that is one more failure: see [Work.OnEnd].
 package linger
 
 import (
@@ -20,38 +19,43 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A Work is what policies are run for. It is safe for concurrent use, and the zero value
-// is ready to use. A nil Work ends when its function returns.
+// A Work is a call whose work may continue after its function has returned. It is safe for concurrent use,
+// and the zero value is ready to use. A nil Work ends when its function returns.
 type Work struct {
-	mu    sync.Mutex
-	phase phase
-	holds bool // what policies hold is held until the end
-	exact bool // see Exact
-	ends  []func(error)
-	few   [4]func(error) // the memory of ends, mostly
-	err   error          // that it ended with
+	mu     sync.Mutex
+	phase  phase
+	unheld bool           // policies observe the end, but hold nothing until then
+	ends   []func(error)  // the functions that wait for the end
+	few    [4]func(error) // the backing array of ends, unless more than four wait
+	err    error          // the error that End was called with
 }
 
+// A phase is a state of a Work. It only ever advances.
 type phase int
 
 const (
-	inside phase = iota // the functions of the policies run
-	goesOn              // the innermost of them has returned nil, and the work goes on
-	over
+	inside    phase = iota // the functions of the policies run
+	continues              // the innermost function has called Continue
+	over                   // End was called
 )
 
 // Key is the key of a [*Work] among the values of a ctx.
 type Key struct{}
 
-// Begin returns ctx with new work.
+// Begin returns ctx with new work. If ctx has a method UnheldWork() bool that returns true, policies
+// observe the end of the work, but release slots and timeouts when their functions return. A method of ctx
+// is used because resiliencegrpc, whose streams need this, must not import an internal package.
 func Begin(ctx context.Context) (context.Context, *Work) {
 	w := new(Work)
+	if u, ok := ctx.(interface{ UnheldWork() bool }); ok {
+		w.unheld = u.UnheldWork()
+	}
 	return context.WithValue(ctx, Key{}, w), w
 }
 
-// WorkOf returns the work that a function called under ctx belongs to. It returns nil if
-// there is none, or if its innermost function has returned: consider a fallback, which
-// begins a call of its own under the same ctx.
+// WorkOf returns the work that a function called under ctx belongs to. It returns nil if there is none, or
+// if its innermost function has called Continue: a fallback, for example, makes a separate call under the
+// same ctx.
 func WorkOf(ctx context.Context) *Work {
 	w, _ := ctx.Value(Key{}).(*Work)
 	if w == nil || !w.is(inside) {
@@ -60,16 +64,16 @@ func WorkOf(ctx context.Context) *Work {
 	return w
 }
 
-// Under reports whether WorkOf may return work. It is in the way of every call, and is inlined.
+// Under reports whether WorkOf may return work. Every call needs it, so it is inlined.
 func Under(ctx context.Context) bool { return ctx.Value(Key{}) != nil }
 
-// Apart returns ctx without its work and its limit. It is for a function that runs beside
-// the one that ctx was made for, and may outlast it: what the function holds, it holds until
-// it returns.
+// Apart returns ctx without its work and its limit. It is for a function that runs in parallel with the
+// function that ctx belongs to and may outlast it: such a function holds a slot until it returns.
 func Apart(ctx context.Context) context.Context { return apart{ctx} }
 
 type apart struct{ context.Context }
 
+// Value hides the work and the limit.
 func (a apart) Value(key any) any {
 	if key == (Key{}) || key == (limitKey{}) {
 		return nil
@@ -83,10 +87,10 @@ func (w *Work) is(p phase) bool {
 	return w.phase == p
 }
 
-// Hold calls fn and returns its error. It has end called exactly once: with the error of the
-// work at its end, if fn succeeds and the work goes on; otherwise, when fn returns, with its
-// error, or with crashed if fn panics or ends its goroutine. A policy further in that turns
-// success into an error has ended the work for all policies outside it.
+// Hold calls fn and returns its error. It calls end exactly once: with the error of the work when the work
+// ends, if fn succeeds and the work continues; otherwise when fn returns, with its error, or with crashed
+// if fn panics or exits its goroutine. If an inner policy turns success into an error, the work has ended
+// for all policies outside it.
 func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end func(error), crashed error) error {
 	held, err := false, crashed
 	defer func() {
@@ -95,36 +99,37 @@ func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end fun
 		}
 	}()
 	err = fn(ctx)
-	held = err == nil && w != nil && w.atEnd(end, true)
+	held = err == nil && w.hold(end)
 	return err
 }
 
-// Release calls f at the end of the work if it goes on, otherwise now. A policy whose function has
-// returned nil gives back by f what it holds.
+// Release calls f at the end of the work if the work continues, otherwise immediately. A policy whose
+// function has returned nil uses it to release what it holds.
 func (w *Work) Release(f func()) {
-	if !w.atEnd(func(error) { f() }, true) {
+	if !w.hold(func(error) { f() }) {
 		f()
 	}
 }
 
-// OnEnd has f called once when the work ends, and reports whether it does. It does not if the
-// work is over. A policy calls it after its function has returned nil. The error is nil if the
-// work ended well, and otherwise says how it broke off, or wraps [context.Canceled] if the
-// caller has left. A deadline or a timeout breaks it off if the caller was waiting for the
-// dependency when it passed. The ctx of the policy may have been canceled long before, which
-// says nothing: policies cancel a ctx that they derived when they return. Its deadline tells
-// whether the end was the caller's.
-func (w *Work) OnEnd(f func(error)) bool { return w != nil && w.atEnd(f, false) }
+// hold is like OnEnd, but only for work until whose end policies hold slots and timeouts.
+func (w *Work) hold(f func(error)) bool { return w != nil && !w.unheld && w.OnEnd(f) }
 
-// atEnd has f called when the work ends, and reports whether it does. It does not if the work is
-// over, or if ifHeld is true and nothing is held until then.
-func (w *Work) atEnd(f func(error), ifHeld bool) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.phase == over || ifHeld && !w.holds || w.exact && w.phase == inside {
+// OnEnd calls f once when the work ends. It reports false, and does not call f, if w is nil or does not
+// continue. A policy calls OnEnd after its function has returned nil. The error is nil if the work ended
+// well; otherwise it says how the work broke off, and wraps [context.Canceled] if the caller canceled. A
+// deadline or a timeout breaks the work off if the caller was waiting for the dependency when it passed.
+//
+// The ctx of the policy says nothing about the end: policies cancel a ctx that they have derived when they
+// return. Its deadline tells whether the caller's time was over.
+func (w *Work) OnEnd(f func(error)) bool {
+	if w == nil {
 		return false
 	}
-	w.phase = goesOn
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.phase != continues {
+		return false
+	}
 	if w.ends == nil {
 		w.ends = w.few[:0]
 	}
@@ -132,31 +137,25 @@ func (w *Work) atEnd(f func(error), ifHeld bool) bool {
 	return true
 }
 
-// Exact is called before the functions run if the work goes on only where the innermost calls GoOn before it returns
-// nil. Without it, a call of its own that one of them makes under a policy before that one would be taken for this
-// work.
-func (w *Work) Exact() { w.exact = true }
-
-// GoOn is called by the innermost function before it returns, if policies are to hold what
-// they hold until the work ends.
-func (w *Work) GoOn() {
+// Continue is called by the innermost function before it returns nil if the work continues after that.
+func (w *Work) Continue() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.phase != over {
-		w.phase, w.holds = goesOn, true
+	if w.phase == inside {
+		w.phase = continues
 	}
 }
 
-// Held reports whether any function is to be called when the work ends.
+// Held reports whether any function waits for the end of the work.
 func (w *Work) Held() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.ends) > 0
 }
 
-// End ends the work. A non-nil err says how it broke off. End calls the functions that
-// wait for the end, in the order in which the policies returned, all of them even if one
-// panics. A second call, perhaps by one of these functions, calls those that are left.
+// End ends the work. A non-nil err says how it broke off. End calls the functions that wait for the end, in
+// the order in which the policies returned, and calls all of them even if one panics. A second End, perhaps
+// called by one of these functions, calls those that remain.
 func (w *Work) End(err error) {
 	w.mu.Lock()
 	if w.phase != over {
@@ -173,8 +172,8 @@ func (w *Work) End(err error) {
 	end(w.err)
 }
 
-// A Limit is when a timeout ends work that goes on, and the cause that it gives. The
-// ctx of the timeout cannot tell: a policy further out may have canceled it.
+// A Limit is the time at which a timeout ends work that continues, and the cause of that end. The ctx of
+// the timeout cannot tell: an outer policy may have canceled it.
 type Limit struct {
 	At    time.Time
 	Cause error
@@ -186,9 +185,9 @@ func LimitOf(ctx context.Context) *Limit {
 	return l
 }
 
-// Timed calls fn with a ctx that ends after d with cause, and returns its error. It
-// holds the timeout for work that goes on. late reports whether fn failed and the limit
-// had passed; it is this very limit that counts, not another one further up.
+// Timed calls fn with a ctx that is canceled after d with cause, and returns its error. If the work
+// continues, so does the timeout. late reports whether fn failed after this limit had passed; a limit of
+// another timeout does not count.
 func Timed(ctx context.Context, d time.Duration, cause error, fn func(context.Context) error) (late bool, err error) {
 	at := time.Now().Add(d)
 	timed, cancel := context.WithDeadlineCause(ctx, at, cause)
@@ -205,7 +204,7 @@ func Timed(ctx context.Context, d time.Duration, cause error, fn func(context.Co
 	return late, err
 }
 
-// withLimit returns ctx with a limit, or as it is if it has an earlier one.
+// withLimit returns ctx with a limit, or ctx itself if that has an earlier one.
 func withLimit(ctx context.Context, at time.Time, cause error) context.Context {
 	if l := LimitOf(ctx); l != nil && l.At.Before(at) {
 		return ctx

@@ -18,13 +18,13 @@ var (
 	errCrashed = errors.New("crashed")
 )
 
-// hold has f called at the end of work that goes on.
+// hold calls f at the end of work that continues.
 func hold(t *testing.T, work *linger.Work, f func()) {
 	t.Helper()
 	require.NoError(t, work.Hold(t.Context(), func(context.Context) error { return nil }, func(error) { f() }, nil))
 }
 
-func TestWithoutWorkTheEndIsNow(t *testing.T) {
+func TestCallWithoutWorkEndsWithItsFunction(t *testing.T) {
 	work := linger.WorkOf(t.Context())
 	require.Nil(t, work)
 	require.False(t, work.OnEnd(func(error) { t.Error("called") }))
@@ -34,22 +34,22 @@ func TestWithoutWorkTheEndIsNow(t *testing.T) {
 	require.Equal(t, []error{errBroke}, ends)
 }
 
-// ways are the ways in which the function of a policy can end.
+// ways are the ways in which a policy's function can end.
 var ways = map[string]struct {
 	fn   func(*linger.Work) error
 	held bool  // until the work ends
 	end  error // what Hold reports
 }{
-	"Succeeds":        {func(*linger.Work) error { return nil }, false, nil},
-	"Fails":           {func(*linger.Work) error { return errBroke }, false, errBroke},
-	"GoesOn":          {func(w *linger.Work) error { w.GoOn(); return nil }, true, errBroke},
-	"GoesOnAndFails":  {func(w *linger.Work) error { w.GoOn(); return errBroke }, false, errBroke},
-	"Panics":          {func(*linger.Work) error { panic(errBroke) }, false, errCrashed},
-	"GoesOnAndPanics": {func(w *linger.Work) error { w.GoOn(); panic(errBroke) }, false, errCrashed},
-	"Exits":           {func(*linger.Work) error { runtime.Goexit(); return nil }, false, errCrashed},
+	"Succeeds":           {func(*linger.Work) error { return nil }, false, nil},
+	"Fails":              {func(*linger.Work) error { return errBroke }, false, errBroke},
+	"Continues":          {func(w *linger.Work) error { w.Continue(); return nil }, true, errBroke},
+	"ContinuesAndFails":  {func(w *linger.Work) error { w.Continue(); return errBroke }, false, errBroke},
+	"Panics":             {func(*linger.Work) error { panic(errBroke) }, false, errCrashed},
+	"ContinuesAndPanics": {func(w *linger.Work) error { w.Continue(); panic(errBroke) }, false, errCrashed},
+	"Exits":              {func(*linger.Work) error { runtime.Goexit(); return nil }, false, errCrashed},
 }
 
-// apart runs f on a goroutine of its own, whose panic is lost.
+// apart runs f on a separate goroutine, whose panic is lost.
 func apart(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -60,7 +60,7 @@ func apart(f func()) {
 	<-done
 }
 
-func TestHoldTellsTheEndOnce(t *testing.T) {
+func TestHoldCallsEndOnce(t *testing.T) {
 	for name, c := range ways {
 		t.Run(name, func(t *testing.T) {
 			ctx, work := linger.Begin(t.Context())
@@ -79,9 +79,9 @@ func TestHoldTellsTheEndOnce(t *testing.T) {
 	}
 }
 
-func TestEndReleasesFromTheInsideOut(t *testing.T) {
+func TestEndCallsInnerPoliciesFirst(t *testing.T) {
 	_, work := linger.Begin(t.Context())
-	work.GoOn()
+	work.Continue()
 	var ends []string
 	for _, name := range []string{"inner", "outer"} {
 		hold(t, work, func() { ends = append(ends, name) })
@@ -94,48 +94,80 @@ func TestEndReleasesFromTheInsideOut(t *testing.T) {
 	require.Equal(t, []string{"inner", "outer", "late"}, ends, "the end is now")
 }
 
-func TestOnEndIsCalledWhetherOrNotAnythingIsHeld(t *testing.T) {
+// unheld is a ctx whose work is observed, but holds nothing.
+type unheld struct{ context.Context }
+
+func (unheld) UnheldWork() bool { return true }
+
+func TestOnEndIsCalledAtTheEnd(t *testing.T) {
 	for name, c := range map[string]struct {
-		goOn  bool
-		end   error
-		calls []string
+		unheld bool
+		end    error
 	}{
-		"BreaksOff":           {true, errBroke, []string{"slot", "inner", "outer"}},
-		"EndsWell":            {true, nil, []string{"slot", "inner", "outer"}},
-		"HoldsNothing":        {false, errBroke, []string{"slot", "inner", "outer"}},
-		"HoldsNothingAndEnds": {false, nil, []string{"slot", "inner", "outer"}},
+		"BreaksOff":       {false, errBroke},
+		"EndsWell":        {false, nil},
+		"UnheldBreaksOff": {true, errBroke},
+		"UnheldEndsWell":  {true, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, work := linger.Begin(t.Context())
-			if c.goOn {
-				work.GoOn()
+			ctx := t.Context()
+			if c.unheld {
+				ctx = unheld{ctx}
 			}
+			ctx, work := linger.Begin(ctx)
+			work.Continue()
 			var calls []string
 			hold(t, work, func() { calls = append(calls, "slot") })
-			require.Equal(t, c.goOn, len(calls) == 0, "a slot is free at once, unless it is held")
+			require.Equal(t, c.unheld, len(calls) == 1, "a slot that is not held is released immediately")
 			for _, name := range []string{"inner", "outer"} {
-				goesOn := work.OnEnd(func(err error) { require.Equal(t, c.end, err); calls = append(calls, name) })
-				require.True(t, goesOn)
+				require.True(t, work.OnEnd(func(err error) {
+					require.Equal(t, c.end, err)
+					calls = append(calls, name)
+				}))
 				require.True(t, work.Held())
-				require.Nil(t, linger.WorkOf(ctx), "what runs now is a call of its own")
+				require.Nil(t, linger.WorkOf(ctx), "a call that starts now is a separate one")
 			}
 			free := false
 			hold(t, work, func() { free = true })
-			require.Equal(t, !c.goOn, free, "so is one further out")
+			require.Equal(t, c.unheld, free)
 			work.End(c.end)
 			work.End(errBroke)
-			require.Equal(t, c.calls, calls)
+			require.Equal(t, []string{"slot", "inner", "outer"}, calls)
 			require.False(t, work.OnEnd(func(error) { t.Error("called") }))
 			work.End(errBroke)
 		})
 	}
 }
 
-func TestReleaseIsNowOrAtTheEnd(t *testing.T) {
+// A call that a policy makes before Continue is not part of the work, even if its policies belong to it.
+func TestCallBeforeContinueIsNoPartOfTheWork(t *testing.T) {
+	ctx, work := linger.Begin(t.Context())
+	outer := 0
+	err := linger.WorkOf(ctx).Hold(ctx, func(ctx context.Context) error {
+		token := linger.WorkOf(ctx)
+		released := 0
+		require.NoError(t, token.Hold(ctx, func(context.Context) error { return nil },
+			func(error) { released++ }, errCrashed))
+		require.Equal(t, 1, released)
+		require.False(t, token.OnEnd(func(error) { t.Error("called") }))
+		require.Same(t, work, linger.WorkOf(ctx))
+		work.Continue()
+		return nil
+	}, func(err error) {
+		outer++
+		require.Equal(t, errBroke, err)
+	}, errCrashed)
+	require.NoError(t, err)
+	require.Zero(t, outer)
+	work.End(errBroke)
+	require.Equal(t, 1, outer)
+}
+
+func TestRelease(t *testing.T) {
 	for _, held := range []bool{false, true} {
 		_, work := linger.Begin(t.Context())
 		if held {
-			work.GoOn()
+			work.Continue()
 		}
 		released := 0
 		work.Release(func() { released++ })
@@ -145,9 +177,9 @@ func TestReleaseIsNowOrAtTheEnd(t *testing.T) {
 	}
 }
 
-func TestEndFromWithinEndsTheRest(t *testing.T) {
+func TestEndWithinEnd(t *testing.T) {
 	_, work := linger.Begin(t.Context())
-	work.GoOn()
+	work.Continue()
 	var ends []string
 	hold(t, work, func() { work.End(nil); ends = append(ends, "inner") })
 	hold(t, work, func() { ends = append(ends, "outer") })
@@ -156,17 +188,17 @@ func TestEndFromWithinEndsTheRest(t *testing.T) {
 	require.Equal(t, []string{"outer", "broken", "inner"}, ends)
 }
 
-func TestCallsAfterTheInnermostBelongToNoWork(t *testing.T) {
+func TestCallAfterContinueBelongsToNoWork(t *testing.T) {
 	ctx, work := linger.Begin(t.Context())
-	work.GoOn()
+	work.Continue()
 	require.Nil(t, linger.WorkOf(ctx), "a fallback, say")
 	work.End(nil)
 	require.Nil(t, linger.WorkOf(ctx))
 }
 
-func TestPanicAtTheEndKeepsNothing(t *testing.T) {
+func TestPanicAtEndSkipsNoFunction(t *testing.T) {
 	_, work := linger.Begin(t.Context())
-	work.GoOn()
+	work.Continue()
 	var ends []string
 	hold(t, work, func() { ends = append(ends, "first"); panic("first") })
 	hold(t, work, func() { ends = append(ends, "second") })
@@ -176,7 +208,7 @@ func TestPanicAtTheEndKeepsNothing(t *testing.T) {
 	require.Equal(t, []string{"first", "second", "third", "fourth"}, ends)
 }
 
-func TestTimedTellsItsOwnLimitFromOthers(t *testing.T) {
+func TestTimedReportsItsOwnLimit(t *testing.T) {
 	for name, c := range map[string]struct {
 		outer, inner time.Duration
 		late         string
@@ -212,7 +244,7 @@ func TestTimedTellsItsOwnLimitFromOthers(t *testing.T) {
 	}
 }
 
-func TestTheEarliestLimitCounts(t *testing.T) {
+func TestLimitOfIsTheEarliest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limits := func(ctx context.Context, outer, inner time.Duration) (of *linger.Limit) {
 			_, _ = linger.Timed(ctx, outer, errBroke, func(ctx context.Context) error {
@@ -233,25 +265,25 @@ func TestTheEarliestLimitCounts(t *testing.T) {
 	})
 }
 
-func TestTimedCoversWorkThatGoesOn(t *testing.T) {
-	for _, goesOn := range []bool{true, false} {
+func TestTimedCoversContinuedWork(t *testing.T) {
+	for _, continues := range []bool{true, false} {
 		ctx, work := linger.Begin(t.Context())
 		var timed context.Context
 		_, err := linger.Timed(ctx, time.Minute, errBroke, func(ctx context.Context) error {
 			timed = ctx
-			if goesOn {
-				work.GoOn()
+			if continues {
+				work.Continue()
 			}
 			return nil
 		})
 		require.NoError(t, err)
-		require.Equal(t, goesOn, timed.Err() == nil)
+		require.Equal(t, continues, timed.Err() == nil)
 		work.End(nil)
 		require.ErrorIs(t, timed.Err(), context.Canceled)
 	}
 }
 
-func TestApartIsNoPartOfTheWork(t *testing.T) {
+func TestApartHidesWorkAndLimit(t *testing.T) {
 	type key struct{}
 	ctx, work := linger.Begin(context.WithValue(t.Context(), key{}, 1))
 	_, err := linger.Timed(ctx, time.Hour, errBroke, func(ctx context.Context) error {

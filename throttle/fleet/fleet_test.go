@@ -532,7 +532,7 @@ func TestSlotIsHeldUntilTheWorkEnds(t *testing.T) {
 		var inner context.Context
 		require.NoError(t, l.Do(ctx, func(ctx context.Context) error {
 			inner = ctx
-			work.GoOn()
+			work.Continue()
 			return nil
 		}))
 		time.Sleep(time.Hour)
@@ -547,7 +547,7 @@ func TestSlotIsHeldUntilTheWorkEnds(t *testing.T) {
 		ctx, work = linger.Begin(t.Context())
 		require.NoError(t, l.Do(ctx, func(ctx context.Context) error {
 			inner = ctx
-			work.GoOn()
+			work.Continue()
 			return nil
 		}))
 		r.set(func(r *redis) { r.err = errDown })
