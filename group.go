@@ -84,12 +84,13 @@ func NewGroup[K comparable, P interface {
 	cfg.Idle = cmp.Or(cfg.Idle, 10*time.Minute)
 	g := &Group[K, P]{cfg: cfg, evicted: make(map[string]float64)}
 	g.table = keyed.NewTable(keyed.Rule[K, P]{
-		Make:    func(key K) P { return g.prepare(key, newMember(key)) },
-		Needed:  func(p *P) bool { return needed(*p) },
-		Evict:   func(p *P) { g.evict(*p) },
-		Evicted: func(p P) { _ = closeMember(p) },
-		MaxKeys: cfg.MaxKeys,
-		Idle:    cfg.Idle,
+		Make:       func(key K, p *P) { *p = g.prepare(key, newMember(key)) },
+		InUse:      func(p *P) bool { return needed(*p) },
+		Evict:      func(p *P) { g.evict(*p) },
+		Evicted:    func(p P) { _ = closeMember(p) },
+		MaxKeys:    cfg.MaxKeys,
+		IdleAfter:  cfg.Idle,
+		KeepStrays: true,
 	})
 	return g
 }

@@ -67,10 +67,11 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	})
 	filled := g.setting.Load()
 	g.table = keyed.NewTable(keyed.Rule[K, meter]{
-		Make:    func(K) meter { return meter{} },
-		Needed:  func(m *meter) bool { return !g.idle(m) },
-		Evict:   func(*meter) { g.evicted.Add(1) },
-		MaxKeys: filled.MaxKeys, Idle: filled.IdleAfter,
+		Make:      func(K, *meter) {},
+		InUse:     func(m *meter) bool { return !g.idle(m) },
+		Evict:     func(*meter) { g.evicted.Add(1) },
+		MaxKeys:   filled.MaxKeys,
+		IdleAfter: filled.IdleAfter,
 	})
 	g.use(filled)
 	return g
