@@ -4,10 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"iter"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,427 +13,208 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/policy"
 )
 
-// GroupConfig says how many members a [Group] holds.
+// GroupConfig configures a [Group].
 type GroupConfig struct {
-	// MaxKeys bounds the members. Zero means 10 000.
+	// MaxKeys limits the number of members. Zero means 10,000.
 	MaxKeys int
-	// Idle is for how long a member must have had no call to be evicted although there is room.
-	// Zero means 10 minutes, negative forever.
-	Idle time.Duration
+	// IdleAfter is how long a member must have been unused before it may be evicted although there is room.
+	// Zero means 10 minutes; [Unlimited] means that members are evicted only to make room.
+	IdleAfter time.Duration
 }
 
 // Validate returns an error that names each invalid field, or nil.
 func (c GroupConfig) Validate() error {
 	f := invalid.Fields{Type: "resilience.GroupConfig"}
 	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 10000) or more")
+	f.Need(c.IdleAfter >= 0 || c.IdleAfter == Unlimited, "IdleAfter", c.IdleAfter,
+		"0 (for 10m), more, or Unlimited")
 	return f.Err()
 }
 
-// A Group holds one policy for each key, such as a host or a tenant. It is safe for concurrent use.
+// A Group holds a policy for each key, such as a host or a tenant. It is safe for concurrent use.
 //
 //	shards := resilience.NewGroup(func(shard string) *breaker.Breaker {
-//		return breaker.New(breaker.Config{Name: "shards", Failures: 5})
+//		return breaker.New(breaker.Config{Name: "shards", ConsecutiveFailures: 5})
 //	}, resilience.GroupConfig{MaxKeys: 300})
 //	err := shards.Do(ctx, "eu-1", query)
 //
-// The first call for a key makes its member. When calls for new keys come, members that are idle
-// are evicted, and the least recently used one if MaxKeys are there; but none that has a call or
-// [Work] under way, or whose method Needed() bool returns true: a breaker that is open, a bulkhead
-// in use, a budget that is not full.
+// The first call with a key creates its member. When a new key arrives, idle members are evicted, and if
+// the group is full, the least recently used one. A member that is in use stays: one with a call or [Work]
+// in progress, an open breaker, a bulkhead with taken slots, a budget that is not full. Uses within a
+// millisecond may count in either order.
 //
-// If no room can be made, new keys share one more member, the overflow, made with the zero key. A
-// MaxKeys well above the number of keys that fail at once keeps keys out of it. A key that does not
-// equal itself, such as NaN, always has the overflow.
+// If there is no room, new keys share one more member, the overflow, which is made with the zero key. A key
+// that has shared the overflow stays with it while the overflow is in use, but for at most a minute, so that
+// it does not take a second budget from a member of its own. A key that does not equal itself, such as NaN,
+// always has the overflow.
 //
-// A registry shows a Group as one policy, by what its members say of themselves.
+// For limits by key, throttle.Group has the same shape and takes less memory.
 type Group[K comparable, P interface {
 	Do(context.Context, Func) error
 }] struct {
-	cfg   GroupConfig
-	table *keyed.Table[K, P]
+	table *keyed.Table[K, member[P]]
 
-	changing sync.Mutex // held during Change and Close, so that members see changes in one order
+	updating sync.Mutex // held by updates and Close, so that all members see them in one order
 
-	// What follows is written under the lock of table, by Locked or by the functions of its
-	// Rule: each member that Locked does not return is made after that, and sees it.
-	changes   []func(cfg any) error
-	observed  bool
-	closed    bool
-	evicted   map[string]float64 // the counters of evicted members, by name
-	evictions int64              // how many members were evicted
+	// The fields below are written while the table is locked. A member that Table.Locked does not return is
+	// created later and sees them.
+	patch     *settings.Patch    // what updates have changed, for members that are created later
+	observed  bool               // members are observed
+	closed    bool               // Close was called; also written under updating
+	evictions int64              // number of members that were evicted
+	evicted   map[string]float64 // counters of evicted members, by name
 
-	mu        sync.Mutex
-	observers []*func(context.Context, any)
+	observers notify.Observers[policy.Event]
+	observing sync.Mutex            // held while members start and stop being observed
+	stops     map[*member[P]]func() // ends the observation of a member
+	stopsMu   sync.Mutex            // guards stops; it is locked last
 }
 
-// NewGroup returns a Group whose members are what newMember returns. newMember is called under the
-// lock of the group, and for the overflow at once: it must be quick, and not use the group, as the
-// methods Needed and Figures of members. NewGroup panics if cfg is not valid.
+// A member is the policy of a key.
+type member[P any] struct {
+	policy P
+	// inUse is the InUse of the policy's description, or nil. It is the only part that is kept, because it
+	// is needed for up to 16 members of each new key while the table is locked: it takes 16 bytes for a
+	// member, where a call to Describe for each question takes 150ns and six allocations.
+	inUse func() bool
+}
+
+// NewGroup returns a Group that creates its members with newMember. newMember must be fast and must not use
+// the group. It is called once for the overflow immediately. NewGroup panics if cfg is invalid.
 func NewGroup[K comparable, P interface {
 	Do(context.Context, Func) error
 }](newMember func(key K) P, cfg GroupConfig) *Group[K, P] {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
-	cfg.MaxKeys = cmp.Or(cfg.MaxKeys, 10_000)
-	cfg.Idle = cmp.Or(cfg.Idle, 10*time.Minute)
-	g := &Group[K, P]{cfg: cfg, evicted: make(map[string]float64)}
-	g.table = keyed.NewTable(keyed.Rule[K, P]{
-		Make:       func(key K, p *P) { *p = g.prepare(key, newMember(key)) },
-		InUse:      func(p *P) bool { return needed(*p) },
-		Evict:      func(p *P) { g.evict(*p) },
-		Evicted:    func(p P) { _ = closeMember(p) },
-		MaxKeys:    cfg.MaxKeys,
-		IdleAfter:  cfg.Idle,
+	g := &Group[K, P]{evicted: make(map[string]float64)}
+	g.table = keyed.NewTable(keyed.Rule[K, member[P]]{
+		Make: func(key K, m *member[P]) {
+			m.policy = newMember(key)
+			g.prepare(key, m)
+		},
+		InUse:      func(m *member[P]) bool { return m.inUse != nil && m.inUse() },
+		Evict:      g.evict,
+		Evicted:    func(m member[P]) { _ = closePolicy(m.policy) },
+		MaxKeys:    cmp.Or(cfg.MaxKeys, 10_000),
+		IdleAfter:  cmp.Or(cfg.IdleAfter, 10*time.Minute),
 		KeepStrays: true,
 	})
 	return g
 }
 
-// prepare makes the changes on a new member that the others have seen, and observes it as they are
-// observed. The lock of table is held.
-func (g *Group[K, P]) prepare(key K, p P) P {
-	if c, ok := any(p).(describe.Changer); ok {
-		for _, change := range g.changes {
-			_ = c.Change(false, change) // a member whose own Config does not allow it stays as it is
-		}
+// prepare makes a new member follow updates, observers and Close as the others do. The table is locked.
+func (g *Group[K, P]) prepare(key K, m *member[P]) {
+	d, _ := describe.Of(m.policy)
+	m.inUse = d.InUse
+	if d.Update != nil {
+		g.patch.ApplyBy(d.Update)
 	}
 	if g.observed {
-		g.observe(keyed.Text(key), p)
+		g.observeMember(keyed.Text(key), m)
 	}
 	if g.closed {
-		_ = closeMember(p)
+		_ = closePolicy(m.policy)
 	}
-	return p
 }
 
-func needed(p any) bool {
-	n, ok := p.(interface{ Needed() bool })
-	return ok && n.Needed()
-}
-
-func closeMember(p any) error {
+func closePolicy(p any) error {
 	if c, ok := p.(interface{ Close() error }); ok {
 		return c.Close()
 	}
 	return nil
 }
 
-// evict keeps the counters of a member that goes. The lock of table is held.
-func (g *Group[K, P]) evict(p P) {
+// evict adds the counters of a member to those of the group, before it is evicted. The table is locked.
+func (g *Group[K, P]) evict(m *member[P]) {
 	g.evictions++
-	if d, ok := any(p).(describe.Figurer); ok {
-		for _, f := range d.Figures() {
-			if f.Counter {
-				g.evicted[f.Name] += f.Value
+	g.stopMember(m)
+	if d, _ := describe.Of(m.policy); d.Metrics != nil {
+		for _, metric := range d.Metrics() {
+			if metric.Counter {
+				g.evicted[metric.Name] += metric.Value
 			}
 		}
 	}
 }
 
-// Do calls fn under the member of key.
+// Do runs fn under the member for key.
 func (g *Group[K, P]) Do(ctx context.Context, key K, fn Func) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
 	m := g.table.Pin(key)
-	work := linger.WorkOf(ctx)
-	if work == nil { // the usual case, without the allocations of the other
+	if !linger.Under(ctx) {
 		defer g.table.Unpin(m)
-		return m.Value.Do(ctx, fn)
+		return m.Value.policy.Do(ctx, fn)
 	}
-	pinned := false
-	defer func() {
-		if !pinned {
-			g.table.Unpin(m)
-		}
-	}()
-	err := m.Value.Do(ctx, fn)
-	pinned = err == nil && work.OnEnd(func(error) { g.table.Unpin(m) })
-	return err
+	return linger.WorkOf(ctx).Observe(ctx, func(ctx context.Context) error {
+		return m.Value.policy.Do(ctx, fn)
+	}, func() { g.table.Unpin(m) })
 }
 
-// By returns a Middleware whose calls have the key of their ctx.
+// By returns a Middleware that takes the key of each call from its ctx.
 func (g *Group[K, P]) By(key func(context.Context) K) Middleware {
 	return func(next Func) Func {
 		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
 	}
 }
 
-// All returns the members, in no order, without the overflow. To be yielded is no call.
+// Get returns the member for key, or false if there is none. It does not create one, and does not count as
+// use: the member may be evicted while the caller has it.
+func (g *Group[K, P]) Get(key K) (P, bool) {
+	if m := g.table.Get(key); m != nil {
+		return m.Value.policy, true
+	}
+	var zero P
+	return zero, false
+}
+
+// All iterates over the members, in no particular order and without the overflow. Iterating does not count
+// as use.
 func (g *Group[K, P]) All() iter.Seq2[K, P] {
 	return func(yield func(K, P) bool) {
-		for m := range g.table.Each(g.table.Locked(func() {})) {
-			if !yield(m.Key, m.Value) {
+		for m := range g.members() {
+			if !yield(m.Key, m.Value.policy) {
 				return
 			}
 		}
 	}
 }
 
-// Len returns the number of members, without the overflow.
-func (g *Group[K, P]) Len() int { return g.table.Len() }
-
-// GroupStats are figures of a [Group].
-type GroupStats struct {
-	Members int // without the overflow
-	MaxKeys int
-	Evicted int64
+func (g *Group[K, P]) members() iter.Seq[*keyed.Member[K, member[P]]] {
+	return g.table.Each(g.table.Locked(func() {}))
 }
 
-// Stats returns figures of the group, without those of its members.
-func (g *Group[K, P]) Stats() GroupStats {
-	stats := GroupStats{MaxKeys: g.cfg.MaxKeys}
-	for range g.table.Each(g.table.Locked(func() { stats.Evicted = g.evictions })) {
-		stats.Members++
-	}
-	return stats
-}
-
-// Close calls the method Close() error of each member, of the overflow, and of each member that is
-// made later, if it has one. Calls go on as these members let them. A second Close does nothing.
+// Close calls the Close() error method of every member, if there is one, including members that are created
+// later. Calls continue as the closed members let them. Only the first call has an effect.
 func (g *Group[K, P]) Close() error {
-	g.changing.Lock()
-	defer g.changing.Unlock()
-	if g.closed { // nobody else writes it
+	g.updating.Lock()
+	defer g.updating.Unlock()
+	if g.closed {
 		return nil
 	}
 	pinned := g.table.Locked(func() { g.closed = true })
-	errs := []error{closeMember(g.table.Overflow().Value)}
+	errs := []error{closePolicy(g.table.Overflow().Value.policy)}
 	for m := range g.table.Each(pinned) {
-		errs = append(errs, closeMember(m.Value))
+		errs = append(errs, closePolicy(m.Value.policy))
 	}
 	return errors.Join(errs...)
 }
 
-// Name returns the name of the overflow.
-func (g *Group[K, P]) Name() string {
-	if n, ok := any(g.table.Overflow().Value).(describe.Namer); ok {
-		return n.Name()
-	}
-	return ""
+// GroupStats are metrics of a [Group].
+type GroupStats struct {
+	Members int   `gauge:"keys"`        // number of members, without the overflow
+	Evicted int64 `counter:"evictions"` // number of members that were evicted
 }
 
-// Kind returns the kind of the members, or "group".
-func (g *Group[K, P]) Kind() string {
-	if k, ok := any(g.table.Overflow().Value).(describe.Kinder); ok {
-		return k.Kind()
-	}
-	return "group"
-}
-
-// Figures returns the figures of all members and the overflow, added up by name, and those of the
-// group. Of a share or a time that rises and falls it has the largest. The counters of a member that
-// was evicted stay in them.
-func (g *Group[K, P]) Figures() []describe.Figure {
-	var sums []describe.Figure
-	at := make(map[string]int) // in sums, by name
-	add := func(f describe.Figure) {
-		i, ok := at[f.Name]
-		if !ok {
-			i = len(sums)
-			at[f.Name] = i
-			sums = append(sums, describe.Figure{Name: f.Name, Counter: f.Counter})
-		}
-		what, _, _ := strings.Cut(f.Name, "{")
-		if f.Counter || !strings.HasSuffix(what, "_ratio") && !strings.HasSuffix(what, "_seconds") {
-			sums[i].Value += f.Value
-		} else {
-			sums[i].Value = max(sums[i].Value, f.Value)
-		}
-	}
-	addAll := func(p P) {
-		if d, ok := any(p).(describe.Figurer); ok {
-			for _, f := range d.Figures() {
-				add(f)
-			}
-		}
-	}
-	var evicted []describe.Figure
-	var evictions int64
-	// What was evicted by then, and the members of that moment, are the whole: none of these
-	// is evicted before it has been added.
-	pinned := g.table.Locked(func() {
-		evictions = g.evictions
-		for name, v := range g.evicted {
-			evicted = append(evicted, describe.Figure{Name: name, Counter: true, Value: v})
-		}
-	})
-	addAll(g.table.Overflow().Value)
-	for m := range g.table.Each(pinned) {
-		addAll(m.Value)
-	}
-	slices.SortFunc(evicted, func(a, b describe.Figure) int { return cmp.Compare(a.Name, b.Name) })
-	for _, f := range evicted {
-		add(f)
-	}
-	kind := g.Kind()
-	return append(sums,
-		describe.Figure{Name: kind + ".keys", Value: float64(len(pinned))},
-		describe.Figure{Name: kind + ".evictions", Counter: true, Value: float64(evictions)})
-}
-
-// Health returns an error if the method Health() error of a member returns one: how many do, and
-// what is behind the error of one of them. The group is "open", say, if all members are, and "partly
-// open" if some are.
-func (g *Group[K, P]) Health() error {
-	var worst error // of a member that fails, if there is one
-	var worstKey string
-	ailing, failing, all := 0, 0, 0 // members
-	ask := func(key string, p P) (err error) {
-		if h, ok := any(p).(describe.Healther); ok {
-			err = h.Health()
-		}
-		if err != nil && (worst == nil || fails(err) && !fails(worst)) {
-			worst, worstKey = err, key
-		}
-		return err
-	}
-	for key, p := range g.All() {
-		all++
-		if err := ask(keyed.Text(key), p); err != nil {
-			ailing++
-			if fails(err) {
-				failing++
-			}
-		}
-	}
-	other := ask(keyed.Other, g.table.Overflow().Value)
-	if worst == nil {
-		return nil
-	}
-	named, ok := worst.(interface{ HealthState() string })
-	if !ok {
-		if other != nil {
-			ailing++
-		}
-		return fmt.Errorf("%d of %d members: %s: %w", ailing, all+1, worstKey, worst)
-	}
-	e := &groupError{}
-	e.State, e.Err = named.HealthState(), cmp.Or(errors.Unwrap(worst), worst)
-	e.Fails = failing > 0 && failing == all
-	if fails(worst) {
-		ailing = failing
-	}
-	e.Detail = fmt.Sprintf("%d of %d %s", ailing, all, e.State)
-	if ailing == 0 { // it is the overflow alone
-		e.Detail = keyed.Other + " " + e.State
-	}
-	if fails(worst) && !e.Fails {
-		e.State = "partly " + e.State
-	}
-	return e
-}
-
-// fails reports whether calls fail because of what an error of Health says.
-func fails(health error) bool {
-	f, ok := health.(interface{ Failed() bool })
-	return ok && f.Failed()
-}
-
-// A groupError is what is wrong with members of a Group. Its text leaves out the error of one of them.
-type groupError struct{ describe.Ailment }
-
-func (e *groupError) Error() string { return e.State + ": " + e.Detail }
-
-// Settings returns the Config of the overflow with its defaults, without functions, or nil.
-func (g *Group[K, P]) Settings() any {
-	if s, ok := any(g.table.Overflow().Value).(describe.Setter); ok {
-		return s.Settings()
-	}
-	return nil
-}
-
-// Change changes the Config of the overflow, of all members, and of each later member. f gets a
-// pointer to each as it was given: a zero field means its default.
-//
-//	err := shards.Change(false, func(cfg any) error {
-//		cfg.(*breaker.Config).Failures = 3
-//		return nil
-//	})
-//
-// If f returns an error for one of them, or its Config would not be valid, nothing changes, and
-// Change returns the error; nor does anything if dry is true. A later member whose Config does not
-// allow the change stays as it was made. f is kept, and called under the lock of the group.
-func (g *Group[K, P]) Change(dry bool, f func(cfg any) error) error {
-	g.changing.Lock()
-	defer g.changing.Unlock()
-	if err := g.changeAll(func() {}, true, f); err != nil || dry {
-		return err
-	}
-	return g.changeAll(func() { g.changes = append(g.changes, f) }, false, f)
-}
-
-func (g *Group[K, P]) changeAll(locked func(), dry bool, f func(cfg any) error) error {
-	change := func(p P) error {
-		c, ok := any(p).(describe.Changer)
-		if !ok {
-			return fmt.Errorf("resilience: a %T has no settings that can change", p)
-		}
-		return c.Change(dry, f)
-	}
-	err := change(g.table.Overflow().Value) // before any is pinned: f may panic
-	for m := range g.table.Each(g.table.Locked(locked)) {
-		if err != nil && dry {
-			break
-		}
-		err = cmp.Or(err, change(m.Value))
-	}
-	return err
-}
-
-// ObserveAny calls f, which must not use Change or Close, with each event of each member until stop is
-// called. The key is its last field.
-func (g *Group[K, P]) ObserveAny(f func(context.Context, any)) (stop func()) {
-	g.mu.Lock()
-	g.observers = append(slices.Clone(g.observers), &f)
-	g.mu.Unlock()
-	was := false
-	pinned := g.table.Locked(func() { was, g.observed = g.observed, true })
-	if !was {
-		g.observe(keyed.Other, g.table.Overflow().Value)
-	}
-	for m := range g.table.Each(pinned) {
-		if !was {
-			g.observe(keyed.Text(m.Key), m.Value)
-		}
-	}
-	return func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.observers = slices.DeleteFunc(slices.Clone(g.observers), func(o *func(context.Context, any)) bool {
-			return o == &f
-		})
-	}
-}
-
-func (g *Group[K, P]) observe(key string, p P) {
-	o, ok := any(p).(describe.Observer)
-	if !ok {
-		return
-	}
-	o.ObserveAny(func(ctx context.Context, e any) {
-		g.mu.Lock()
-		observers := g.observers
-		g.mu.Unlock()
-		if described, ok := e.(describe.Event); ok {
-			e = memberEvent{described, key}
-		}
-		for _, f := range observers {
-			(*f)(ctx, e)
-		}
-	})
-}
-
-// A memberEvent is an event of a member, with its key.
-type memberEvent struct {
-	describe.Event
-	key string
-}
-
-func (e memberEvent) Fields(yield func(name string, value any)) {
-	e.Event.Fields(yield)
-	yield("key", e.key)
+// Stats returns metrics of the group itself.
+func (g *Group[K, P]) Stats() (s GroupStats) {
+	g.table.View(func(members int) { s = GroupStats{Members: members, Evicted: g.evictions} })
+	return s
 }

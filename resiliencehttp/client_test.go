@@ -105,7 +105,7 @@ func newClient(base http.RoundTripper, cfg resiliencehttp.ClientConfig) *client 
 // retrier returns the Retrier of a host, or the only one there is.
 func (c *client) retrier(host string) *retry.Retrier {
 	for key, r := range c.retries.All() {
-		if key == host+":80" || c.retries.Len() == 1 {
+		if key == host+":80" || c.retries.Stats().Members == 1 {
 			return r
 		}
 	}
@@ -161,7 +161,7 @@ func (c *client) send(ctx context.Context, method, host string) (string, error) 
 
 func (c *client) state(host string) breaker.State {
 	for key, b := range c.circuits.All() {
-		if key == host+":80" || c.retries.Len() == 1 {
+		if key == host+":80" || c.retries.Stats().Members == 1 {
 			return b.State()
 		}
 	}

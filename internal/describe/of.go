@@ -59,6 +59,24 @@ func Of(p any) (policy.Description, bool) {
 	return d, true
 }
 
+// Describer returns p as a Describer, or false if p is no policy.
+func Describer(p any) (policy.Describer, bool) {
+	if d, ok := p.(policy.Describer); ok {
+		return d, true
+	}
+	_, ok := p.(Kinder)
+	return describer{p}, ok
+}
+
+// A describer is a policy that describes itself by optional methods.
+type describer struct{ policy any }
+
+// Describe returns the description that Of does.
+func (d describer) Describe() policy.Description {
+	description, _ := Of(d.policy)
+	return description
+}
+
 // HealthOf returns the Health that an error of an optional method Health stands for.
 func HealthOf(err error) policy.Health {
 	if err == nil {

@@ -103,6 +103,19 @@ func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end fun
 	return err
 }
 
+// Observe is like Hold, but calls end at the end of work even if policies hold nothing until then.
+func (w *Work) Observe(ctx context.Context, fn func(context.Context) error, end func()) error {
+	ended := true
+	defer func() {
+		if ended {
+			end()
+		}
+	}()
+	err := fn(ctx)
+	ended = err != nil || !w.OnEnd(func(error) { end() })
+	return err
+}
+
 // Release calls f at the end of the work if the work continues, otherwise immediately. A policy whose
 // function has returned nil uses it to release what it holds.
 func (w *Work) Release(f func()) {

@@ -1,0 +1,279 @@
+package resilience
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/go-resilience/resilience/internal/describe"
+	"github.com/go-resilience/resilience/internal/keyed"
+	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/policy"
+)
+
+// Describe describes the group as one policy, with the kind and name of the overflow:
+//
+//   - Its metrics are the sums of those of its members; a ratio or a time that rises and falls is the largest
+//     of theirs. The counters of evicted members remain in them.
+//   - Its health fails if every member fails, and is a warning if any has a problem.
+//   - Its Config is the overflow's.
+//   - An update applies to all members, present and future. The function is called with the configuration
+//     of each present member and of the overflow, twice, and nothing changes if any of them does not allow
+//     it. Members that are created later get the fields that it has altered, with the overflow's values, as
+//     far as their own configuration allows that. A function counts as altered unless it is left alone.
+//   - Events have the key of their member. Members are observed only while the group is.
+//
+// The functions of its members' descriptions must not use the group.
+func (g *Group[K, P]) Describe() policy.Description {
+	of, _ := describe.Of(g.table.Overflow().Value.policy)
+	d := policy.Description{
+		Kind:    cmp.Or(of.Kind, "group"),
+		Name:    of.Name,
+		Metrics: g.metrics,
+		Config:  of.Config,
+		Members: g.describers,
+	}
+	if of.Health != nil {
+		d.Health = g.health
+	}
+	if of.Update != nil {
+		d.Update = g.update
+	}
+	if of.Observe != nil {
+		d.Observe = g.observe
+	}
+	return d
+}
+
+// describers yields the members, and the overflow under the text for other keys.
+func (g *Group[K, P]) describers() iter.Seq2[string, policy.Describer] {
+	return func(yield func(string, policy.Describer) bool) {
+		for m := range g.members() {
+			if d, ok := describe.Describer(m.Value.policy); ok && !yield(keyed.Text(m.Key), d) {
+				return
+			}
+		}
+		if d, ok := describe.Describer(g.table.Overflow().Value.policy); ok {
+			yield(keyed.Other, d)
+		}
+	}
+}
+
+// metrics returns the metrics of all members and of the group.
+func (g *Group[K, P]) metrics() []policy.Metric {
+	var stats GroupStats
+	var evicted []policy.Metric
+	// No member of this moment is evicted before it has been added, so no counter decreases.
+	pinned := g.table.Locked(func() {
+		stats.Evicted = g.evictions
+		for name, v := range g.evicted {
+			evicted = append(evicted, policy.Metric{Name: name, Counter: true, Value: v})
+		}
+	})
+	stats.Members = len(pinned)
+	overflow, _ := describe.Of(g.table.Overflow().Value.policy)
+	var total sums
+	total.addAll(overflow)
+	for m := range g.table.Each(pinned) {
+		d, _ := describe.Of(m.Value.policy)
+		total.addAll(d)
+	}
+	slices.SortFunc(evicted, func(a, b policy.Metric) int { return cmp.Compare(a.Name, b.Name) })
+	for _, metric := range evicted {
+		total.add(metric)
+	}
+	return append(total.metrics, policy.Metrics(cmp.Or(overflow.Kind, "group"), stats)...)
+}
+
+// sums are metrics that are added up by name.
+type sums struct {
+	metrics []policy.Metric
+	index   map[string]int // in metrics, by name
+}
+
+func (s *sums) addAll(d policy.Description) {
+	if d.Metrics != nil {
+		for _, m := range d.Metrics() {
+			s.add(m)
+		}
+	}
+}
+
+// add adds a metric. The sum of two ratios, or of the times of two members, would mean nothing: the larger
+// one counts.
+func (s *sums) add(m policy.Metric) {
+	i, ok := s.index[m.Name]
+	what, _, _ := strings.Cut(m.Name, "{")
+	switch {
+	case !ok:
+		if s.index == nil {
+			s.index = make(map[string]int)
+		}
+		s.index[m.Name] = len(s.metrics)
+		s.metrics = append(s.metrics, m)
+	case !m.Counter && (strings.HasSuffix(what, "_ratio") || strings.HasSuffix(what, "_seconds")):
+		s.metrics[i].Value = max(s.metrics[i].Value, m.Value)
+	default:
+		s.metrics[i].Value += m.Value
+	}
+}
+
+// health returns the worst health of a member, with the number of members that have it.
+func (g *Group[K, P]) health(ctx context.Context) policy.Health {
+	var all groupHealth
+	for m := range g.members() {
+		d, _ := describe.Of(m.Value.policy)
+		all.add(healthOf(ctx, d))
+	}
+	overflow, _ := describe.Of(g.table.Overflow().Value.policy)
+	return all.result(healthOf(ctx, overflow))
+}
+
+func healthOf(ctx context.Context, d policy.Description) policy.Health {
+	if d.Health == nil {
+		return policy.Health{}
+	}
+	return d.Health(ctx)
+}
+
+// A groupHealth summarizes the health of members.
+type groupHealth struct {
+	worst   policy.Health // the first with the highest status
+	members int
+	equal   int // members with the status of worst
+}
+
+// add adds the health of a member.
+func (g *groupHealth) add(h policy.Health) {
+	g.members++
+	switch {
+	case h.Status > g.worst.Status:
+		g.worst, g.equal = h, 1
+	case h.Status == g.worst.Status:
+		g.equal++
+	}
+}
+
+// result returns the health of a group. The overflow, which is not a member, counts only if it is worse than
+// every member. A group of which only a part fails is a warning.
+func (g *groupHealth) result(overflow policy.Health) policy.Health {
+	h := g.worst
+	switch {
+	case overflow.Status > h.Status:
+		h, g.equal = overflow, 0
+		h.Detail = keyed.Other + " " + h.State
+	case h.Status == policy.Pass:
+		return policy.Health{}
+	default:
+		h.Detail = fmt.Sprintf("%d of %d %s", g.equal, g.members, h.State)
+	}
+	h.Detail = strings.TrimSpace(h.Detail)
+	if h.Status == policy.Fail && (g.equal == 0 || g.equal < g.members) {
+		h.Status = policy.Warn
+		if h.State != "" {
+			h.State = "partly_" + h.State
+		}
+	}
+	return h
+}
+
+// update is the Update of the group's description.
+func (g *Group[K, P]) update(dryRun bool, change func(cfg any) error) error {
+	g.updating.Lock()
+	defer g.updating.Unlock()
+	var diff settings.Diff
+	record := func(cfg any) error { return diff.Record(cfg, change) }
+	overflow := g.table.Overflow().Value.policy
+	err := updatePolicy(overflow, true, record)
+	for m := range g.members() {
+		if err != nil {
+			break
+		}
+		err = updatePolicy(m.Value.policy, true, record)
+	}
+	if err != nil || dryRun {
+		return err
+	}
+	var given any
+	if err := updatePolicy(overflow, false, func(cfg any) error {
+		err := record(cfg)
+		given = settings.Copy(cfg)
+		return err
+	}); err != nil {
+		return err
+	}
+	pinned := g.table.Locked(func() { g.patch = g.patch.With(&diff, given) })
+	for m := range g.table.Each(pinned) {
+		err = cmp.Or(err, updatePolicy(m.Value.policy, false, change))
+	}
+	return err
+}
+
+func updatePolicy(p any, dryRun bool, change func(cfg any) error) error {
+	d, _ := describe.Of(p)
+	if d.Update == nil {
+		return fmt.Errorf("resilience: a %T cannot be updated", p)
+	}
+	return d.Update(dryRun, change)
+}
+
+// observe is the Observe of the group's description. The first observer starts the observation of members,
+// and the last one ends it, since a policy makes no events while it is not observed.
+func (g *Group[K, P]) observe(f func(context.Context, policy.Event)) (stop func()) {
+	g.observing.Lock()
+	defer g.observing.Unlock()
+	first := !g.observers.Any()
+	remove := g.observers.Observe(f)
+	if first {
+		pinned := g.table.Locked(func() { g.observed = true })
+		g.observeMember(keyed.Other, &g.table.Overflow().Value)
+		for m := range g.table.Each(pinned) {
+			g.observeMember(keyed.Text(m.Key), &m.Value)
+		}
+	}
+	return sync.OnceFunc(func() {
+		g.observing.Lock()
+		defer g.observing.Unlock()
+		remove()
+		if !g.observers.Any() {
+			pinned := g.table.Locked(func() { g.observed = false })
+			g.stopMember(&g.table.Overflow().Value)
+			for m := range g.table.Each(pinned) {
+				g.stopMember(&m.Value)
+			}
+		}
+	})
+}
+
+// observeMember passes the events of a member on to the observers of the group.
+func (g *Group[K, P]) observeMember(key string, m *member[P]) {
+	d, _ := describe.Of(m.policy)
+	if d.Observe == nil {
+		return
+	}
+	stop := d.Observe(func(ctx context.Context, e policy.Event) {
+		e.Key = key
+		g.observers.Tell(ctx, e)
+	})
+	g.stopsMu.Lock()
+	defer g.stopsMu.Unlock()
+	if g.stops == nil {
+		g.stops = make(map[*member[P]]func())
+	}
+	g.stops[m] = stop
+}
+
+// stopMember ends the observation of a member, if it is observed.
+func (g *Group[K, P]) stopMember(m *member[P]) {
+	g.stopsMu.Lock()
+	stop := g.stops[m]
+	delete(g.stops, m)
+	g.stopsMu.Unlock()
+	if stop != nil {
+		stop()
+	}
+}
