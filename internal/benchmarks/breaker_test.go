@@ -3,6 +3,10 @@ package benchmarks
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,6 +15,7 @@ import (
 	"github.com/failsafe-go/failsafe-go/circuitbreaker"
 	"github.com/sony/gobreaker/v2"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 )
 
@@ -42,6 +47,79 @@ var breakerCases = []comparison{
 		{"failsafe", breakerParallel(breakerOpened(failsafeBreaker))},
 		{"eapache", breakerParallel(breakerOpened(eapacheBreaker))},
 	}},
+	{"keyed", []impl{
+		{"resilience", keyedBreakers(ourGroup)},
+		{"gobreaker", keyedBreakers(goBreakerMap)},
+	}},
+	{"keyed-parallel", []impl{
+		{"resilience", keyedBreakersParallel(ourGroup)},
+		{"gobreaker", keyedBreakersParallel(goBreakerMap)},
+	}},
+}
+
+// A keyedCall runs work under the breaker of a key.
+type keyedCall func(key string) error
+
+const breakerKeys = 10_000
+
+// ourGroup counts, bounds and evicts its breakers; the map below keeps each of them forever.
+func ourGroup() keyedCall {
+	g := resilience.NewGroup(func(string) *breaker.Breaker {
+		return breaker.New(breaker.Config{Failures: 5, OpenFor: time.Hour})
+	}, resilience.GroupConfig{MaxKeys: breakerKeys})
+	ctx := context.Background()
+	return func(key string) error { return g.Do(ctx, key, answer) }
+}
+
+func goBreakerMap() keyedCall {
+	var all sync.Map // of *gobreaker.CircuitBreaker[struct{}] by key
+	ctx := context.Background()
+	run := func() (struct{}, error) { return struct{}{}, answer(ctx) }
+	return func(key string) error {
+		b, ok := all.Load(key)
+		if !ok {
+			b, _ = all.LoadOrStore(key, gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
+				Timeout:     time.Hour,
+				ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= 5 },
+			}))
+		}
+		_, err := b.(*gobreaker.CircuitBreaker[struct{}]).Execute(run)
+		return err
+	}
+}
+
+// knownKeys returns a call and the keys for which it has a breaker.
+func knownKeys(b *testing.B, build func() keyedCall) (keyedCall, []string) {
+	call, keys := build(), make([]string, breakerKeys)
+	for i := range keys {
+		keys[i] = "tenant-" + strconv.Itoa(1e9+i)
+		succeeded(b, call(keys[i]))
+	}
+	return call, keys
+}
+
+func keyedBreakers(build func() keyedCall) func(*testing.B) {
+	return func(b *testing.B) {
+		call, keys := knownKeys(b, build)
+		order := rand.NewPCG(1, 2)
+		for b.Loop() {
+			_ = call(keys[order.Uint64()%breakerKeys])
+		}
+	}
+}
+
+func keyedBreakersParallel(build func() keyedCall) func(*testing.B) {
+	return func(b *testing.B) {
+		call, keys := knownKeys(b, build)
+		var goroutines atomic.Uint64
+		b.ResetTimer()
+		b.RunParallel(func(pb *testing.PB) {
+			order := rand.NewPCG(1, goroutines.Add(1))
+			for pb.Next() {
+				_ = call(keys[order.Uint64()%breakerKeys])
+			}
+		})
+	}
 }
 
 // A guarded call runs work under a breaker.
