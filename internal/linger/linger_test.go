@@ -79,6 +79,25 @@ func TestHoldCallsEndOnce(t *testing.T) {
 	}
 }
 
+func TestObserveCallsEndOnce(t *testing.T) {
+	for name, c := range ways {
+		for _, ctx := range []context.Context{t.Context(), unheld{t.Context()}} {
+			ctx, work := linger.Begin(ctx)
+			ends := 0
+			apart(func() {
+				_ = work.Observe(ctx, func(context.Context) error { return c.fn(work) }, func() { ends++ })
+			})
+			require.Equal(t, c.held, ends == 0, name)
+			work.End(nil)
+			require.Equal(t, 1, ends, name)
+		}
+	}
+	ends := 0
+	var none *linger.Work
+	require.NoError(t, none.Observe(t.Context(), func(context.Context) error { return nil }, func() { ends++ }))
+	require.Equal(t, 1, ends)
+}
+
 func TestEndCallsInnerPoliciesFirst(t *testing.T) {
 	_, work := linger.Begin(t.Context())
 	work.Continue()
