@@ -139,7 +139,7 @@ type readFunc func([]byte) (int, error)
 
 func (f readFunc) Read(p []byte) (int, error) { return f(p) }
 
-func TestAtEndWithoutATransportIsTheReturn(t *testing.T) {
+func TestAtEndWithoutWork(t *testing.T) {
 	for name, c := range map[string]struct {
 		fn   resilience.Func
 		ends func(error) bool

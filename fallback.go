@@ -9,10 +9,10 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Fallback returns a Middleware that calls fn with the error of a failed call, or with the end of
-// ctx in place of a call, and returns the result of fn: nil if fn has answered, err to leave the
-// error as it is, or another error, to which err is joined unless it wraps err already. It is first
-// in a chain, to answer whenever the rest fails. Fallback panics if fn is nil.
+// Fallback returns a Middleware that calls fn with the error of a failed call and returns what fn does:
+// nil if fn has provided an answer, err to leave the error unchanged, or another error, which is joined
+// with err unless it already wraps it. If ctx has ended, fn is called in place of the call. Put a
+// Fallback first in a chain. Fallback panics if fn is nil.
 func Fallback(fn func(ctx context.Context, err error) error) Middleware {
 	if fn == nil {
 		panic(errors.New("resilience: Fallback needs a function, not nil"))
@@ -35,9 +35,9 @@ func Fallback(fn func(ctx context.Context, err error) error) Middleware {
 	}
 }
 
-// contains reports whether err is tree or an error that tree wraps. errors.Is does not
-// find an error whose type is not comparable (such as a slice), and panics on a comparable
-// type that holds such a value: contains compares these errors by their contents.
+// contains reports whether err is tree or an error that tree wraps. It compares errors that are not comparable
+// by their contents: errors.Is does not find an error whose type is a slice, for example, and panics if a
+// comparable type holds such a value.
 func contains(tree, err error) bool {
 	if reflect.ValueOf(err).Comparable() {
 		return errors.Is(tree, err)

@@ -12,7 +12,7 @@ import (
 	"github.com/go-resilience/resilience"
 )
 
-func TestFallbackIsNotAskedOnSuccess(t *testing.T) {
+func TestFallbackIsNotCalledOnSuccess(t *testing.T) {
 	err := resilience.Fallback(func(context.Context, error) error { t.Error("asked"); return nil })(
 		func(context.Context) error { return nil })(t.Context())
 	require.NoError(t, err)
@@ -59,7 +59,7 @@ type boxed struct{ value any }
 
 func (b boxed) Error() string { return fmt.Sprint(b.value) }
 
-func TestFallbackKnowsErrorsThatCannotBeCompared(t *testing.T) {
+func TestFallbackWithUncomparableErrors(t *testing.T) {
 	for name, err := range map[string]error{
 		"slice":          list{"name", "age"},
 		"slice in a box": boxed{[]string{"name", "age"}},
@@ -84,7 +84,7 @@ type plain struct{ err error }
 
 func (p *plain) Error() string { return "plain: " + p.err.Error() }
 
-func TestFallbackDecidesForAnEndedContext(t *testing.T) {
+func TestFallbackForAnEndedContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err := resilience.Fallback(func(ctx context.Context, err error) error {

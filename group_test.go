@@ -361,7 +361,7 @@ func TestGroupUpdateCalculates(t *testing.T) {
 }
 
 // A field that the overflow has already, but a member does not, is altered too.
-func TestGroupUpdateOfWhatTheOverflowHas(t *testing.T) {
+func TestGroupUpdateEqualToTheOverflow(t *testing.T) {
 	g := resilience.NewGroup(func(key string) *gate {
 		return newGate(key, gateConfig{Limit: 10 * len(key)})
 	}, resilience.GroupConfig{})
@@ -373,7 +373,7 @@ func TestGroupUpdateOfWhatTheOverflowHas(t *testing.T) {
 }
 
 // A later member takes over the changes that its own configuration allows.
-func TestGroupUpdateThatALaterMemberForbids(t *testing.T) {
+func TestGroupUpdateForbiddenByALaterMember(t *testing.T) {
 	g := resilience.NewGroup(func(key string) *gate {
 		if key == "small" {
 			return newGate(key, gateConfig{Limit: 1, Max: 2})
@@ -448,7 +448,7 @@ func FuzzGroupUpdate(f *testing.F) {
 }
 
 // A change that panics, for example by a wrong type, keeps no member from being evicted.
-func TestGroupUpdateThatPanicsPinsNoMember(t *testing.T) {
+func TestGroupUpdateUnpinsAfterPanic(t *testing.T) {
 	g := newGates(resilience.GroupConfig{MaxKeys: 1})
 	call(t, g, "a")
 	require.Panics(t, func() {

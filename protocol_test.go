@@ -15,7 +15,7 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-func TestAnswerIsReadAsOneAtAnyDepth(t *testing.T) {
+func TestAnswerAtAnyDepth(t *testing.T) {
 	declined := errors.New("card declined")
 	err := fmt.Errorf("pay: %w", resilience.Answer(declined))
 
@@ -32,7 +32,7 @@ func TestAnswerIsReadAsOneAtAnyDepth(t *testing.T) {
 	require.False(t, resilience.Answered(nil))
 }
 
-func TestRefusedTellsRefusalsFromFailures(t *testing.T) {
+func TestRefused(t *testing.T) {
 	b := breaker.New(breaker.Config{Name: "users"})
 	b.Trip(errors.New("down"), time.Minute)
 	refusal := b.Do(t.Context(), func(context.Context) error { return nil })
@@ -45,7 +45,7 @@ func TestRefusedTellsRefusalsFromFailures(t *testing.T) {
 	require.True(t, resilience.Retryable(errors.Join(refusal, errors.New("reset by peer"))))
 }
 
-func TestThrottledIsWhatADependencyTurnedAway(t *testing.T) {
+func TestThrottled(t *testing.T) {
 	require.True(t, resilience.Throttled(fmt.Errorf("search: %w", &resiliencehttp.StatusError{StatusCode: 429})))
 	require.False(t, resilience.Throttled(&resiliencehttp.StatusError{StatusCode: 500}))
 	require.False(t, resilience.Throttled(throttle.ErrLimited), "a refusal of this module is not the dependency's")

@@ -35,7 +35,7 @@ func TestChainRunsTheFirstOutermost(t *testing.T) {
 	require.Equal(t, []string{"a", "b", "fn", "/b", "/a"}, trace)
 }
 
-func TestChainOfNothingIsTheFunctionItself(t *testing.T) {
+func TestEmptyChainIsTheFunction(t *testing.T) {
 	calls := 0
 	fn := resilience.Chain()(func(context.Context) error { calls++; return nil })
 	require.NoError(t, fn(t.Context()))
@@ -98,7 +98,7 @@ func TestDoKeepsOnlyTheResultOfSuccess(t *testing.T) {
 	require.Equal(t, 1, v)
 }
 
-func TestDoOfAnEndedContextIsTheFallbacks(t *testing.T) {
+func TestDoLeavesAnEndedContextToFallback(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	called := func(context.Context) (int, error) { t.Error("fn was called"); return 42, nil }
@@ -133,7 +133,7 @@ var policies = map[string]resilience.Middleware{
 	},
 }
 
-func TestEndedContextIsHonoredBeforeAnythingElse(t *testing.T) {
+func TestEndedContextPreventsTheCall(t *testing.T) {
 	cause := errors.New("the user went away")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)

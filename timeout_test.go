@@ -48,7 +48,7 @@ func TestTimeoutLeavesNothingBehind(t *testing.T) {
 	})
 }
 
-func TestTimeoutEndsTheCallAndKeepsItsError(t *testing.T) {
+func TestTimeoutKeepsTheCallsError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		err := resilience.Timeout(time.Second)(func(ctx context.Context) error {
@@ -91,7 +91,7 @@ func TestTimeoutSaysOfWhat(t *testing.T) {
 	})
 }
 
-func TestTimeoutKeepsSuccessThatComesLate(t *testing.T) {
+func TestTimeoutKeepsLateSuccess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		err := resilience.Timeout(time.Second)(func(context.Context) error {
 			time.Sleep(time.Minute) // heeds no context
@@ -101,14 +101,14 @@ func TestTimeoutKeepsSuccessThatComesLate(t *testing.T) {
 	})
 }
 
-func TestTimeoutLeavesErrorsBeforeItAlone(t *testing.T) {
+func TestTimeoutKeepsEarlierErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		err := resilience.Timeout(time.Second)(func(context.Context) error { return context.DeadlineExceeded })(t.Context())
 		require.Equal(t, context.DeadlineExceeded, err)
 	})
 }
 
-func TestTimeoutLeavesTheCallersOwnEndAlone(t *testing.T) {
+func TestTimeoutReturnsTheCallersOwnEnd(t *testing.T) {
 	cause := errors.New("the user went away")
 	ends := map[string]func(context.Context) (context.Context, context.CancelFunc){
 		"canceled": func(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -131,7 +131,7 @@ func TestTimeoutLeavesTheCallersOwnEndAlone(t *testing.T) {
 	}
 }
 
-func TestTimeoutWithinATimeoutReportsTheOneThatPassed(t *testing.T) {
+func TestNestedTimeoutsReportThePassedOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The same middleware twice: the inner limit starts later and does not pass.
 		limit := resilience.Timeout(time.Second)

@@ -1,4 +1,4 @@
-// Package ended says why a context has ended.
+// Package ended reports why a context has ended.
 package ended
 
 import (
@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Error returns why ctx ended, or nil while it lives. [errors.Is] finds both
-// ctx.Err() and context.Cause(ctx) in it, whatever cause its owner gave.
+// Error returns an error in which [errors.Is] finds both ctx.Err() and context.Cause(ctx), or nil if ctx has not
+// ended.
 func Error(ctx context.Context) error {
 	err := ctx.Err()
 	if err == nil {
@@ -21,9 +21,9 @@ func Error(ctx context.Context) error {
 	return &endError{err: err, cause: cause}
 }
 
-// By reports whether ctx, which was made to end at a time with a cause, has ended by
-// that: also if the time has passed and ctx is not canceled yet, since a connection with
-// the same deadline often returns a moment before.
+// By reports whether ctx has ended because of the deadline at, which was given cause as its cause. A passed
+// deadline counts even if ctx is not canceled yet: a connection with the same deadline often returns a moment
+// earlier.
 func By(ctx context.Context, at time.Time, cause error) bool {
 	if ctx.Err() != nil {
 		return context.Cause(ctx) == cause
@@ -32,21 +32,22 @@ func By(ctx context.Context, at time.Time, cause error) bool {
 	return ok && deadline.Equal(at) && !time.Now().Before(at)
 }
 
-// endError is the end of a ctx whose cause does not say that it is one.
+// An endError is the end of a ctx whose cause does not match ctx.Err().
 type endError struct{ err, cause error }
 
 func (e *endError) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
 func (e *endError) Unwrap() []error { return []error{e.err, e.cause} }
 
-// LostError is the cause of the end of a call that lost a hedge: it is not needed any more.
+// A LostError is the cause of a call's cancellation after another call of the same hedge has won.
 type LostError string
 
 func (e LostError) Error() string { return string(e) }
 
+// Is reports whether target is a LostError with any text.
 func (e LostError) Is(target error) bool {
 	_, lost := target.(LostError)
 	return lost
 }
 
-// Lost reports whether ctx has ended because its call lost a hedge.
+// Lost reports whether ctx was canceled because another call of the same hedge has won.
 func Lost(ctx context.Context) bool { return errors.Is(context.Cause(ctx), LostError("")) }

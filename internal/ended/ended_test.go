@@ -11,7 +11,7 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-func TestErrorIsNilWhileTheContextLives(t *testing.T) {
+func TestErrorIsNilBeforeTheEnd(t *testing.T) {
 	require.NoError(t, ended.Error(t.Context()))
 }
 
@@ -25,7 +25,7 @@ func TestErrorIsBothTheEndAndItsCause(t *testing.T) {
 	require.EqualError(t, err, "context canceled: the user went away")
 }
 
-func TestErrorIsTheCauseWhereThatSaysItAll(t *testing.T) {
+func TestErrorIsAMatchingCause(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.Equal(t, context.Canceled, ended.Error(ctx))

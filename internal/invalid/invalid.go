@@ -1,5 +1,4 @@
-// Package invalid words the errors that a Validate method returns, so that they
-// read alike in every package.
+// Package invalid formats the errors of Validate methods, which have the same form in every package.
 package invalid
 
 import (
@@ -8,23 +7,22 @@ import (
 	"reflect"
 )
 
-// Fields collects what is wrong with the fields of one configuration.
+// Fields collects the errors of a configuration's fields.
 type Fields struct {
-	Type string // "breaker.Config": what the fields belong to
+	Type string // the configuration's type: "breaker.Config"
 	err  error
 }
 
-// Need records that the field's value is not within what it may be, unless ok.
-// want completes the sentence "must be ...".
+// Need records an error for a field unless ok. want completes the sentence "must be ...".
 func (f *Fields) Need(ok bool, field string, value any, want string) {
 	if !ok {
 		f.err = errors.Join(f.err, fmt.Errorf("%s.%s is %v: must be %s", f.Type, field, value, want))
 	}
 }
 
-// Same records that a field that cannot change has changed.
+// Same records an error if a field that cannot change has changed.
 func (f *Fields) Same(field string, was, now any) {
-	// Of values, not of types: a struct may hold in an interface what cannot be compared.
+	// The values are checked, not their types: an interface may hold a value that cannot be compared.
 	canTell := reflect.ValueOf(was).Comparable() && reflect.ValueOf(now).Comparable()
 	same := reflect.TypeOf(was) == reflect.TypeOf(now) && (!canTell || was == now)
 	old, other := "the same", "another"
@@ -37,12 +35,12 @@ func (f *Fields) Same(field string, was, now any) {
 	f.Need(same, field, other, old+" as before: it cannot change")
 }
 
-// Renamed returns an error if the field Name of a configuration, which cannot change, has changed.
+// Renamed returns an error if the Name of a configuration, which cannot change, has changed.
 func Renamed(typ, was, now string) error {
 	f := Fields{Type: typ}
 	f.Same("Name", was, now)
 	return f.Err()
 }
 
-// Err returns all that was recorded, joined, or nil.
+// Err returns the recorded errors, joined, or nil.
 func (f *Fields) Err() error { return f.err }

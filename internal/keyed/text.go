@@ -7,14 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// Other is the text, in place of a key, of the one member that all keys without a member
-// of their own share.
+// Other is the text for the overflow, in place of a key.
 const Other = "(other keys)"
 
-const maxText = 100
+const maxText = 100 // bytes
 
-// Text returns the text of a key in errors, events and figures: at most its first 100
-// bytes, and no part of a character.
+// Text returns the text of a key in errors, events and metrics: at most its first 100 bytes, without a
+// truncated character at the end.
 func Text[K any](key K) string {
 	text, ok := any(key).(string)
 	if !ok {
@@ -30,8 +29,7 @@ func Text[K any](key K) string {
 	return strings.Clone(text[:end])
 }
 
-// Label returns how an error shows the member of a key: "users[tenant 7]". Either part may
-// be empty.
+// Label returns the text of a member in errors: "users[tenant 7]". Either part may be empty.
 func Label(name, key string) string {
 	if key == "" {
 		return name
@@ -39,8 +37,8 @@ func Label(name, key string) string {
 	return name + "[" + key + "]"
 }
 
-// detach returns a copy of a string key, so that a group does not keep alive the larger text
-// that the key may be part of. It returns any other key as it is.
+// detach returns a copy of a string key, and any other key unchanged. A string may be a part of a larger text,
+// which a table would otherwise keep in memory.
 func detach[K comparable](key K) K {
 	if v := reflect.ValueOf(&key).Elem(); v.Kind() == reflect.String {
 		v.SetString(strings.Clone(v.String()))

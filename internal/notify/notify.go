@@ -1,5 +1,4 @@
-// Package notify tells observers of the events of a policy. It never holds a lock while it
-// calls one.
+// Package notify delivers the events of a policy to its observers. It holds no lock while it calls one.
 package notify
 
 import (
@@ -9,8 +8,8 @@ import (
 	"sync/atomic"
 )
 
-// Observers are the functions that Observe added. The zero value is ready to use. Observers are
-// safe for concurrent use and are not copied.
+// Observers are the functions that observe a policy. The zero value has none. Observers are safe for concurrent
+// use and must not be copied.
 type Observers[E any] struct {
 	mu   sync.Mutex
 	list atomic.Pointer[[]observer[E]] // nil if there are none
@@ -18,8 +17,8 @@ type Observers[E any] struct {
 
 type observer[E any] = *func(context.Context, E)
 
-// Observe adds f. stop removes it; a call of f that is under way goes on. A second call of stop
-// does nothing.
+// Observe adds f. stop removes it; a call to f that is in progress continues. Only the first call to stop has an
+// effect.
 func (o *Observers[E]) Observe(f func(context.Context, E)) (stop func()) {
 	o.change(func(list []observer[E]) []observer[E] { return append(list, &f) })
 	return func() {
@@ -43,8 +42,7 @@ func (o *Observers[E]) change(f func([]observer[E]) []observer[E]) {
 	}
 }
 
-// Any reports whether there is an observer. It spares a policy without one the making of an
-// event.
+// Any reports whether there is an observer. Without one, a policy need not create an event.
 func (o *Observers[E]) Any() bool { return o.list.Load() != nil }
 
 // Tell calls the observers with e, in the order in which they were added.
@@ -56,8 +54,8 @@ func (o *Observers[E]) Tell(ctx context.Context, e E) {
 	}
 }
 
-// A Queue hands events over in the order of Add, one at a time, although they are added under
-// the lock of a policy and handed over without it. The zero value is ready to use.
+// A Queue delivers events one at a time, in the order in which they were added. They are added while a policy is
+// locked, and delivered without the lock. The zero value is ready to use.
 type Queue struct {
 	waiting    atomic.Bool
 	mu         sync.Mutex
@@ -70,10 +68,10 @@ type queued struct {
 	event any
 }
 
-// Add appends e, which is told with the ctx of the next caller of Deliver.
+// Add appends e, which is delivered with the ctx of the next call to Deliver.
 func (q *Queue) Add(e any) { q.add(queued{nil, e}) }
 
-// AddUnder appends e, which is told with ctx.
+// AddUnder appends e, which is delivered with ctx.
 func (q *Queue) AddUnder(ctx context.Context, e any) { q.add(queued{ctx, e}) }
 
 func (q *Queue) add(e queued) {
@@ -83,9 +81,9 @@ func (q *Queue) add(e queued) {
 	q.waiting.Store(true)
 }
 
-// Deliver calls tell for each event that waits. The caller holds no lock. If another goroutine
-// is delivering, or a function further up the stack, that one goes on with these. If tell
-// panics, the events behind it wait for the next Deliver.
+// Deliver calls tell for each queued event. The caller must hold no lock. If another goroutine, or a function
+// further up the stack, is already delivering, it delivers these events as well. If tell panics, the remaining
+// events stay queued until the next Deliver.
 func (q *Queue) Deliver(ctx context.Context, tell func(context.Context, any)) {
 	if q.waiting.Load() {
 		q.deliver(ctx, tell)
@@ -104,14 +102,14 @@ func (q *Queue) deliver(ctx context.Context, tell func(context.Context, any)) {
 		return
 	}
 	q.delivering = true
-	defer func() { // also when tell panics
+	defer func() { // even if tell panics
 		q.delivering = false
 		q.waiting.Store(len(q.events) > 0)
 	}()
 	for len(q.events) > 0 {
 		e := q.events[0]
 		q.events = q.events[1:]
-		if e.ctx == nil { // it was added meanwhile, and whoever added it has not come to Deliver yet
+		if e.ctx == nil { // it was added since then, and its adder has not called Deliver yet
 			e.ctx = ctx
 		}
 		func() { // without the lock

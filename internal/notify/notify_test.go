@@ -10,7 +10,7 @@ import (
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-func TestObserversAreToldInOrderUntilStopped(t *testing.T) {
+func TestObserversAreCalledInOrder(t *testing.T) {
 	var o notify.Observers[int]
 	require.False(t, o.Any())
 	var told []string
@@ -43,7 +43,7 @@ func TestObserverMayStopItself(t *testing.T) {
 	require.Equal(t, 1, calls)
 }
 
-func TestQueueKeepsTheOrderAndNeverRunsTwoAtOnce(t *testing.T) {
+func TestQueueDeliversInOrder(t *testing.T) {
 	var q notify.Queue
 	var mu sync.Mutex // the lock of a policy
 	next, running := 0, 0
@@ -74,7 +74,7 @@ func TestQueueKeepsTheOrderAndNeverRunsTwoAtOnce(t *testing.T) {
 	}
 }
 
-func TestQueueGoesOnAfterAPanicAndWithinTell(t *testing.T) {
+func TestQueueContinuesAfterPanic(t *testing.T) {
 	var q notify.Queue
 	type key struct{}
 	mine := context.WithValue(t.Context(), key{}, "mine")
@@ -100,7 +100,7 @@ func TestQueueGoesOnAfterAPanicAndWithinTell(t *testing.T) {
 }
 
 // Whoever delivers goes on with an event that was added meanwhile, under its own ctx.
-func TestQueueTellsEachEventWithAContext(t *testing.T) {
+func TestQueuedEventHasAContext(t *testing.T) {
 	var q notify.Queue
 	told := 0
 	q.Add(1)

@@ -46,7 +46,7 @@ func record(t *testing.T, p *settings.Patch, cfg *patched, f func(*patched)) *se
 	return p.With(&d, cfg)
 }
 
-func TestPatchHasOnlyWhatWasAltered(t *testing.T) {
+func TestPatchHasOnlyAlteredFields(t *testing.T) {
 	one, two := func() int { return 1 }, func() int { return 2 }
 	funcs := func(n int) func() int { return func() int { return n } }
 	for name, c := range map[string]struct{ change, want func(*patched) }{
@@ -97,7 +97,7 @@ func TestPatchHasOnlyWhatWasAltered(t *testing.T) {
 	}
 }
 
-func TestPatchLeavesAloneWhatCannotBeCompared(t *testing.T) {
+func TestPatchSkipsUnchangedFunctions(t *testing.T) {
 	cfg := &patched{Any: []int{1}, Func: func() int { return 1 }}
 	require.Nil(t, record(t, nil, cfg, func(*patched) {}))
 }

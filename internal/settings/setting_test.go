@@ -213,7 +213,7 @@ func TestUpdateIsFollowedOnce(t *testing.T) {
 	require.Equal(t, 1, followed)
 }
 
-func TestChangeIsAnUpdateByAPointerOfAnyType(t *testing.T) {
+func TestChangeUpdatesThroughAnyPointer(t *testing.T) {
 	s := newSetting(config{})
 	followed := 0
 	to := func(slow int, err error) func(any) error {
