@@ -68,6 +68,13 @@ func _() {
 	use(user, err)
 }
 
+func _(err error) error {
+	if errors.Is(err, sql.ErrNoRows) {
+		return resilience.Answer(err)
+	}
+	return err
+}
+
 func _(ctx context.Context, req *http.Request, w http.ResponseWriter, first, second http.RoundTripper) error {
 	limits := throttle.All(requests.For(tenantOf), tokens.For(tenantOf))      // from each, or from none
 	client := &http.Client{Transport: resiliencehttp.Failover(first, second)} // until a word was seen
