@@ -62,7 +62,7 @@ const (
 	brief = time.Millisecond
 
 	strayFor  = time.Minute // how long a key that has shared the overflow stays with it
-	maxStrays = 1000        // more keys would share too little of the overflow for it to matter
+	maxStrays = 1000        // if more keys come, all of them may get members
 )
 
 // began is the origin of all times here: a Duration takes a third of a Time's memory.
@@ -156,19 +156,12 @@ func (t *Table[K, V]) touch(m *Member[K, V], now time.Duration) {
 
 // isStray reports whether key stays with the overflow although there may be room. t.mu is held.
 func (t *Table[K, V]) isStray(key K, now time.Duration) bool {
-	since, ok := t.strays[key]
-	if !ok {
-		return false
-	}
-	if t.overflow.pins.Load() == 0 && !t.inUse(&t.overflow) {
+	since, stray := t.strays[key]
+	if stray && t.overflow.pins.Load() == 0 && !t.inUse(&t.overflow) {
 		t.strays = nil
 		return false
 	}
-	if now-since >= strayFor {
-		delete(t.strays, key)
-		return false
-	}
-	return true
+	return stray && now-since < strayFor
 }
 
 // addStray records that key shares the overflow, if the rule requires it. t.mu is held.
@@ -176,14 +169,8 @@ func (t *Table[K, V]) addStray(key K, now time.Duration) {
 	if !t.rule.KeepStrays {
 		return
 	}
-	if t.strays == nil {
+	if t.strays == nil || len(t.strays) >= maxStrays {
 		t.strays = make(map[K]time.Duration)
-	}
-	if len(t.strays) >= maxStrays {
-		for other := range t.strays {
-			delete(t.strays, other)
-			break
-		}
 	}
 	t.strays[detach(key)] = now
 }

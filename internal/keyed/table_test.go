@@ -174,9 +174,7 @@ func (m *model) pin(key int, now time.Time) (got int, evicted []int) {
 		switch busy := m.pins[overflow] > 0 || m.inUse[overflow]; {
 		case stray && !busy:
 			clear(m.strays)
-		case stray && now.Sub(since) >= time.Minute:
-			delete(m.strays, key)
-		case stray:
+		case stray && now.Sub(since) < time.Minute:
 			m.pins[overflow]++
 			return overflow, nil
 		}
