@@ -7,13 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-
-	"github.com/go-resilience/resilience/registry"
 )
 
-// cacheOf returns what does an operation to a cacheaside.Cache, whatever the type of its keys, or nil if the
-// policy is none.
-func cacheOf(p registry.Policy) func(context.Context, Operation) error {
+// cacheOf returns a function that applies an operation to a cacheaside.Cache with any type of keys, or nil if p
+// is not a cache.
+func cacheOf(p any) func(context.Context, Operation) error {
 	all, ok := p.(interface {
 		InvalidateAll(ctx context.Context) error
 	})

@@ -15,8 +15,8 @@ import (
 	"github.com/go-resilience/resilience/registry"
 )
 
-// Config configures a [Console]. The zero Config shows figures, states and settings, hides
-// what may be secret, and is read-only.
+// Config configures a [Console]. The zero Config shows metrics, states and settings, hides everything that may
+// be secret, and is read-only.
 type Config struct {
 	// Name is the name of the program on the page. Empty means the name of its file.
 	Name string
@@ -65,8 +65,8 @@ type process struct {
 	Start time.Time `json:"start"`
 }
 
-// New returns a Console of the policies of reg, those that are added later included. It
-// begins to keep figures, until Close.
+// New returns a Console of the policies of reg, including those added later. It samples their metrics until
+// Close.
 func New(reg *registry.Registry, cfg Config) *Console {
 	host, _ := os.Hostname()
 	c := &Console{reg: reg, cfg: cfg, origin: http.NewCrossOriginProtection(), process: process{
@@ -77,12 +77,11 @@ func New(reg *registry.Registry, cfg Config) *Console {
 	return c
 }
 
-// Close ends the sampling, and an action on many sagas before the next of them. After that the
-// console answers 503. It returns nil.
-func (c *Console) Close() error {
+// Close stops sampling, and an action on many sagas before its next saga. It waits until the current sample is
+// complete. A closed console responds with status 503.
+func (c *Console) Close() {
 	c.sampler.stop()
 	c.sampler.ended.Wait()
-	return nil
 }
 
 var errClosed = errors.New("the console is closed")

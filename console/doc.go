@@ -16,10 +16,10 @@
 //
 // # What it costs
 //
-// From New on, one goroutine samples every figure once a second and keeps ten minutes of
-// samples, so that the first look shows the outage and not only what came after. For a
-// hundred policies that takes less than a thousandth of a core, and one to three MB. A policy
-// that asks a store for its health, such as a Runner, is asked every ten seconds.
+// From New on, one goroutine samples every metric once a second and keeps ten minutes of samples, so the
+// first visitor sees how an outage started. For 100 policies that takes less than a thousandth of a core, and 1
+// to 3 MB. A policy that queries a store for its health, such as a Runner, is called every 10 seconds only; the
+// console recognizes it by a Health that uses its ctx.
 //
 // # Many sagas at once
 //
@@ -45,7 +45,7 @@
 // Every page answers JSON to a request with Accept: application/json.
 //
 //	GET  ./                                the verdict; each policy with its state, rates and sparkline
-//	GET  policy?kind=breaker&name=users    figures over time, states, settings, members
+//	GET  policy?kind=breaker&name=users    metrics over time, states, settings, members
 //	GET  sagas?runner=orders               counts and a list
 //	GET  saga?runner=orders&id=order-17    steps, log, state, actions
 //	POST act                               an operation

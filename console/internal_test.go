@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
 )
@@ -150,7 +151,7 @@ func TestSeriesInNumbers(t *testing.T) {
 		}
 		return sr
 	}
-	counter := func() *series { return &series{Figure: registry.Figure{Counter: true}} }
+	counter := func() *series { return &series{Metric: policy.Metric{Counter: true}} }
 	for name, test := range map[string]struct {
 		sr      *series
 		last, n int
@@ -168,51 +169,43 @@ func TestSeriesInNumbers(t *testing.T) {
 		total, samples := test.sr.sum(test.last, test.n)
 		require.Equal(t, []any{test.total, test.samples}, []any{total, samples}, name)
 	}
-	m := figure("f", "a", "c")[0]
+	m := metricsNamed("f", "a", "c")[0]
 	for name, admitted := range map[string]bool{"f{outcome=a}": true, "f{outcome=b}": false, "f{x=a}": false, "g{outcome=a}": false} {
-		require.Equal(t, admitted, m.admits(newSeries(registry.Figure{Name: name}, 0)), name)
+		require.Equal(t, admitted, m.admits(newSeries(policy.Metric{Name: name}, 0)), name)
 	}
 }
 
-// An ill is an error of a policy's method Health.
-type ill struct {
-	state, detail string
-	fails         bool
-}
-
-func (e ill) Error() string        { return e.state }
-func (e ill) HealthState() string  { return e.state }
-func (e ill) HealthDetail() string { return e.detail }
-func (e ill) Failed() bool         { return e.fails }
-
 func TestAStatusIsJudged(t *testing.T) {
 	r := rulesOf("meter")
-	r.calls, r.failed, r.refused = figure("calls"), figure("failed"), figure("refused")
+	r.calls, r.failed, r.refused = metricsNamed("calls"), metricsNamed("failed"), metricsNamed("refused")
 	count := func(what string, growth float64) *series {
-		sr := &series{Figure: registry.Figure{Counter: true}, what: what}
+		sr := &series{Metric: policy.Metric{Counter: true}, what: what}
 		sr.add(growth, 1)
 		return sr
 	}
 	for _, c := range []struct {
-		health                 error
+		health                 policy.Health
 		calls, failed, refused float64
 		tone                   tone
 		state, detail          string
 	}{
-		{nil, 0, 0, 0, well, "running", ""},
-		{nil, 100, 4, 0, well, "running", ""},
-		{nil, 100, 5, 0, warn, "failing", ""},
-		{nil, 100, 5, 1, warn, "refusing", ""},
-		{nil, 0, 5, 0, well, "running", ""},
-		{errOperator, 100, 50, 1, warn, "ailing", ""},
-		{ill{"full", "all", false}, 0, 0, 0, warn, "full", "all"},
-		{ill{"open", "", true}, 0, 0, 0, fail, "open", ""},
-		{nil, 0, 0, 0, well, "running", ""},
+		{policy.Health{}, 0, 0, 0, well, "running", ""},
+		{policy.Health{}, 100, 4, 0, well, "running", ""},
+		{policy.Health{}, 100, 5, 0, warn, "failing", ""},
+		{policy.Health{}, 100, 5, 1, warn, "refusing", ""},
+		{policy.Health{}, 0, 5, 0, well, "running", ""},
+		{policy.Health{State: "half_open"}, 0, 0, 0, well, "half_open", ""},
+		{policy.Health{State: "half_open"}, 100, 5, 0, warn, "failing", ""},
+		{policy.Health{Status: policy.Warn, Err: errOperator}, 100, 50, 1, warn, "degraded", ""},
+		{policy.Health{Status: policy.Fail, Err: errOperator}, 0, 0, 0, fail, "failing", ""},
+		{policy.Health{Status: policy.Warn, State: "full", Detail: "all"}, 0, 0, 0, warn, "full", "all"},
+		{policy.Health{Status: policy.Fail, State: "open"}, 0, 0, 0, fail, "open", ""},
+		{policy.Health{}, 0, 0, 0, well, "running", ""},
 	} {
 		tr := &track{rules: r, health: c.health, series: []*series{count("calls", c.calls), count("failed", c.failed), count("refused", c.refused)}}
 		s := tr.judge(1)
 		require.Equal(t, []any{c.tone, c.state, c.detail}, []any{s.tone, s.state, s.detail}, "%+v", c)
-		require.Equal(t, c.health == errOperator, s.err == errOperator)
+		require.Equal(t, c.health.Err, s.err)
 	}
 	for share, s := range map[float64]status{0: {failed: 1}, 0.5: {calls: 4, failed: 1, refused: 1}, 1: {calls: 1, failed: 2}} {
 		require.Equal(t, share, s.share())
@@ -225,7 +218,7 @@ func TestAStatusIsJudged(t *testing.T) {
 
 func TestTheVerdictNamesTheWorst(t *testing.T) {
 	is := func(name string, tone tone, state string) *track {
-		return &track{entry: registry.Entry{Kind: "meter", Name: name}, status: status{tone: tone, state: state}}
+		return &track{entry: registry.Entry{Description: policy.Description{Kind: "meter", Name: name}}, status: status{tone: tone, state: state}}
 	}
 	a, b, c, d, e := is("a", warn, "full"), is("b", fail, "open"), is("c", warn, "giving up"), is("d", warn, "full"), is("e", well, "running")
 	for want, tracks := range map[string][]*track{
@@ -258,22 +251,26 @@ func TestTheVerdictNamesTheWorst(t *testing.T) {
 
 func TestMembersOfAGroup(t *testing.T) {
 	c := &Console{cfg: Config{Show: Show{Errors: true, Keys: true}}}
+	reg := registry.New()
 	b := breaker.New(breaker.Config{Name: "b", Failures: 1})
-	is := func(m memberView) string { return fmt.Sprint(m.Key, " ", m.State, " ", m.Tone, " ", m.Error) }
-	view := func() string { return is(c.member("breaker", registry.Member{Key: "a", Policy: b})) }
-	require.Equal(t, "a closed ok ", view())
-	_ = b.Do(t.Context(), func(context.Context) error { return errOperator })
-	require.Equal(t, "a open fail "+errOperator.Error(), view())
-	b.ForceOpen(errClosed)
-	require.Equal(t, "a forced open fail "+errClosed.Error(), view())
-	b.Disable()
-	require.Contains(t, view(), "a disabled warn")
 	slots := bulkhead.New(bulkhead.Config{Name: "s", Limit: 1})
-	view = func() string { return is(c.member("bulkhead", registry.Member{Key: "a", Policy: slots})) }
-	require.Equal(t, "a free ok ", view())
+	reg.MustAdd(b, slots)
+	view := func(kind, name string) string {
+		e, _ := reg.Get(kind, name)
+		m := c.member(kind, registry.Member{Key: "a", Entry: e})
+		return fmt.Sprint(m.Key, " ", m.State, " ", m.Tone, " ", m.Error)
+	}
+	require.Equal(t, "a closed ok ", view("breaker", "b"))
+	_ = b.Do(t.Context(), func(context.Context) error { return errOperator })
+	require.Equal(t, "a open fail "+errOperator.Error(), view("breaker", "b"))
+	b.ForceOpen(errClosed)
+	require.Equal(t, "a forced_open fail "+errClosed.Error(), view("breaker", "b"))
+	b.Disable()
+	require.Contains(t, view("breaker", "b"), "a disabled warn")
+	require.Equal(t, "a free ok ", view("bulkhead", "s"))
 	_ = slots.Do(t.Context(), func(context.Context) error {
-		require.Equal(t, "a full warn ", view())
+		require.Equal(t, "a full warn ", view("bulkhead", "s"))
 		return nil
 	})
-	require.Equal(t, "a   ", is(c.member("meter", registry.Member{Key: "a"})))
+	require.Equal(t, "a   ", view("bulkhead", "unknown"))
 }

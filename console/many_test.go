@@ -87,7 +87,7 @@ func TestManyAreActedOnUntilThePermissionIsTakenAway(t *testing.T) {
 func TestManyAreActedOnUntilClose(t *testing.T) {
 	answer, _, left := actOn100(t, console.Config{Allow: allow}, func(n int64, page *console.Console) {
 		if n == 40 {
-			_ = page.Close()
+			page.Close()
 		}
 	})
 	require.Equal(t, "40 done, 0 refused, 60 left: the console is closed", answer.Error)

@@ -115,10 +115,8 @@ func actionsOf(e registry.Entry) (all []Action) {
 	if cacheOf(e.Policy) != nil {
 		all = append(all, Invalidate, Expire, InvalidateAll)
 	}
-	_, changes := e.Policy.(interface {
-		Change(bool, func(any) error) error
-	})
-	if changes && e.Settings() != nil {
+	fixed := e.Update(true, func(any) error { return nil }) // a dry run, which changes nothing
+	if fixed == nil && e.Settings() != nil {
 		all = append(all, Apply)
 	}
 	return all
@@ -134,7 +132,6 @@ type circuit interface {
 	ForceOpen(reason error)
 	Disable()
 	Enable()
-	Health() error
 }
 
 // errOperator is the error with which an operator trips a breaker or forces it open.
@@ -420,12 +417,14 @@ func aboutTheSaga(err error) bool {
 		errors.Is(err, saga.ErrNotRegistered)
 }
 
-// circuitOf returns the breaker of an action: that of a key, if the policy is a Group.
-func circuitOf(e registry.Entry, key string) (b circuit, err error) {
+// circuitOf returns the breaker of an action and its entry: the member with a key, if the policy is a Group.
+func circuitOf(e registry.Entry, key string) (b circuit, of registry.Entry, err error) {
+	of = e
 	b, one := e.Policy.(circuit)
-	for _, m := range e.Members(math.MaxInt) {
+	for _, m := range e.Worst(math.MaxInt) {
 		if m.Key == key {
 			b, _ = m.Policy.(circuit)
+			of = m.Entry
 		}
 	}
 	switch {
@@ -436,11 +435,12 @@ func circuitOf(e registry.Entry, key string) (b circuit, err error) {
 	case b == nil:
 		err = fmt.Errorf("%s is not a breaker", e)
 	}
-	return b, err
+	return b, of, err
 }
 
+// operate applies an action to a breaker.
 func operate(e registry.Entry, op Operation) error {
-	b, err := circuitOf(e, op.Key)
+	b, of, err := circuitOf(e, op.Key)
 	if err != nil {
 		return err
 	}
@@ -448,9 +448,9 @@ func operate(e registry.Entry, op Operation) error {
 	if op.Note != "" {
 		reason = fmt.Errorf("%w: %s", errOperator, op.Note)
 	}
-	_, state, _, _ := ailing(b.Health())
-	if (op.Action == Trip || op.Action == Reset) && (state == "forced open" || state == "disabled") {
-		return fmt.Errorf("the breaker is %s: enable it first", state)
+	state := of.Health(context.Background()).State
+	if (op.Action == Trip || op.Action == Reset) && (state == "forced_open" || state == "disabled") {
+		return fmt.Errorf("the breaker is %s: enable it first", inWords(state))
 	}
 	map[Action]func(){
 		Trip:      func() { b.Trip(reason, op.For) },

@@ -15,6 +15,7 @@ import (
 
 var pages = template.Must(template.New("").Funcs(template.FuncMap{
 	"ago":   ago,
+	"words": inWords,
 	"list":  func(values ...any) []any { return values },
 	"stamp": stamp,
 	"since": since,

@@ -2,11 +2,11 @@ package console
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"math"
 	"net/http"
-	"strings"
 
 	"github.com/go-resilience/resilience/registry"
 )
@@ -20,7 +20,7 @@ type policyPage struct {
 	Tick int `json:"tick"` // the latest sample, which the last of all Points are
 	policyCard
 	States   []stateRun      `json:"states,omitempty"` // of a breaker
-	Figures  []figureView    `json:"figures"`
+	Metrics  []metricView    `json:"metrics"`
 	Settings json.RawMessage `json:"settings,omitempty"`
 	Members  []memberView    `json:"members,omitempty"`
 	Actions  []Action        `json:"actions,omitempty"`
@@ -31,8 +31,8 @@ type policyPage struct {
 	Form  *actionForm `json:"-"` // what was filled in, after an error or a dry run
 }
 
-// A figureView is one figure over time.
-type figureView struct {
+// A metricView is one metric over time.
+type metricView struct {
 	Name    string            `json:"name"`
 	Unit    string            `json:"unit"`
 	Counter bool              `json:"counter"`
@@ -101,7 +101,8 @@ func (c *Console) sampled(e registry.Entry, p *policyPage) {
 		for _, a := range sr.attrs {
 			attrs[a.Key] = a.Value
 		}
-		p.Figures = append(p.Figures, figureView{sr.what, sr.unit, sr.Counter, attrs, finite(sr.Value), sr.points(s.now)})
+		p.Metrics = append(p.Metrics, metricView{
+			sr.what, sr.unit, sr.Counter, attrs, finite(sr.Value), sr.points(s.now)})
 	}
 }
 
@@ -112,7 +113,7 @@ func (c *Console) members(e registry.Entry, key string) (views []memberView, fin
 	if key != "" && c.cfg.Show.Keys {
 		n = math.MaxInt
 	}
-	for _, m := range e.Members(n) {
+	for _, m := range e.Worst(n) {
 		find = c.cfg.Show.Keys
 		if n == membersShown || m.Key == key {
 			views = append(views, c.member(e.Kind, m))
@@ -121,20 +122,17 @@ func (c *Console) members(e registry.Entry, key string) (views []memberView, fin
 	return views, find
 }
 
+// member returns the view of a member of a group of a kind. A member that does not describe itself has no state.
 func (c *Console) member(kind string, m registry.Member) memberView {
 	v := memberView{Key: m.Key, Calls: m.Calls}
 	if !c.cfg.Show.Keys {
 		v.Key = "hidden"
 	}
-	h, ok := m.Policy.(interface{ Health() error })
-	if !ok {
+	if m.Kind == "" {
 		return v
 	}
-	v.Tone, v.State = well, rulesOf(kind).well
-	if err := h.Health(); err != nil {
-		v.Tone, v.State, _, err = ailing(err)
-		v.Error = c.secret(err)
-	}
+	h := m.Health(context.Background())
+	v.Tone, v.State, v.Error = toneOf(h), stateOf(h, rulesOf(kind).well), c.secret(h.Err)
 	return v
 }
 
@@ -156,8 +154,7 @@ func (t *track) states(now int) (runs []stateRun) {
 			if sr.what != t.entry.Kind+".state" || len(sr.attrs) == 0 || i < sr.born || sr.at(i) == 0 {
 				continue
 			}
-			state := strings.ReplaceAll(sr.attrs[0].Value, "_", "-") // as a word: half-open, forced-open
-			if len(runs) == 0 || runs[len(runs)-1].State != state {
+			if state := sr.attrs[0].Value; len(runs) == 0 || runs[len(runs)-1].State != state {
 				runs = append(runs, stateRun{State: state})
 			}
 			runs[len(runs)-1].Seconds++

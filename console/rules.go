@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/policy"
 )
 
 const sagaKind = "saga"
 
-// rules say which figures of a kind of policy are its calls, and what its state is called.
+// rules name the metrics of a kind of policy that count its calls, and its states.
 type rules struct {
 	order int // in a call, the outermost first
 
@@ -20,43 +20,44 @@ type rules struct {
 	refusing string // when calls are refused
 }
 
-// A match admits the figures of a name, and those alone whose outcome is one of outcomes, if there are any.
+// A match selects the metrics with a name and, unless outcomes is empty, one of these outcomes.
 type match struct {
 	name     string
 	outcomes []string
 }
 
 func (m match) admits(sr *series) bool {
-	return sr.what == m.name && (m.outcomes == nil || slices.ContainsFunc(sr.attrs, func(a registry.Attr) bool {
+	return sr.what == m.name && (m.outcomes == nil || slices.ContainsFunc(sr.attrs, func(a policy.Attr) bool {
 		return a.Key == "outcome" && slices.Contains(m.outcomes, a.Value)
 	}))
 }
 
-func figure(name string, outcomes ...string) []match { return []match{{name, outcomes}} }
+// metricsNamed returns the match for a name and outcomes.
+func metricsNamed(name string, outcomes ...string) []match { return []match{{name, outcomes}} }
 
 // kinds are the rules of the kinds, without what is as in rulesOf.
 var kinds = map[string]rules{
-	"cache": {order: 0, well: "serving", failing: "loads fail", refusing: "loads refused",
-		calls:   figure("cache.requests"),
-		failed:  figure("cache.loads", "failed", "panicked", "timed_out"),
-		refused: figure("cache.loads", "refused")},
-	"retry": {order: 1, well: "steady", failing: "giving up",
-		failed: figure("retry.calls", "exhausted", "permanent", "over_budget", "deadline")},
-	"budget": {order: 2, well: "in budget", refusing: "spent",
-		calls:   figure("budget.retries"),
-		refused: figure("budget.retries", "over_budget")},
+	"cache": {order: 0, well: "serving", failing: "loads_fail", refusing: "loads_refused",
+		calls:   metricsNamed("cache.requests"),
+		failed:  metricsNamed("cache.loads", "failed", "panicked", "timed_out"),
+		refused: metricsNamed("cache.loads", "refused")},
+	"retry": {order: 1, well: "steady", failing: "giving_up",
+		failed: metricsNamed("retry.calls", "exhausted", "permanent", "over_budget", "deadline")},
+	"budget": {order: 2, well: "in_budget", refusing: "spent",
+		calls:   metricsNamed("budget.retries"),
+		refused: metricsNamed("budget.retries", "over_budget")},
 	"hedge":    {order: 3, well: "steady"},
 	"breaker":  {order: 4, well: "closed", failing: "closed"},
 	"throttle": {order: 5, well: "passing", refusing: "limiting"},
 	"bulkhead": {order: 6, well: "free"},
-	"pool":     {order: 6, well: "free", calls: figure("pool.waits")},
-	"lease": {order: 7, well: "steady", failing: "store fails",
-		calls:  append(figure("lease.asks"), figure("lease.renewals")...),
-		failed: figure("lease.store.errors")},
-	sagaKind: {order: 8, failing: "steps fail", refusing: "steps refused",
-		calls:   figure("saga.step.attempts"),
-		failed:  figure("saga.step.attempts", "failed", "in_doubt"),
-		refused: figure("saga.step.attempts", "refused")},
+	"pool":     {order: 6, well: "free", calls: metricsNamed("pool.waits")},
+	"lease": {order: 7, well: "steady", failing: "store_fails",
+		calls:  append(metricsNamed("lease.asks"), metricsNamed("lease.renewals")...),
+		failed: metricsNamed("lease.store.errors")},
+	sagaKind: {order: 8, failing: "steps_fail", refusing: "steps_refused",
+		calls:   metricsNamed("saga.step.attempts"),
+		failed:  metricsNamed("saga.step.attempts", "failed", "in_doubt"),
+		refused: metricsNamed("saga.step.attempts", "refused")},
 }
 
 // rulesOf returns the rules of a kind: where it has none, by the names that the policies of this module have
@@ -70,13 +71,13 @@ func rulesOf(kind string) *rules {
 	r.refusing = cmp.Or(r.refusing, "refusing")
 	name := kind + ".calls"
 	if r.calls == nil {
-		r.calls = figure(name)
+		r.calls = metricsNamed(name)
 	}
 	if r.failed == nil {
-		r.failed = figure(name, "failure", "failed")
+		r.failed = metricsNamed(name, "failure", "failed")
 	}
 	if r.refused == nil {
-		r.refused = figure(name, "refused")
+		r.refused = metricsNamed(name, "refused")
 	}
 	return &r
 }

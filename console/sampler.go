@@ -7,31 +7,33 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 )
 
 const (
-	kept   = 600              // samples of each figure
-	second = time.Second      // between two samples
-	recent = 10               // samples that a rate is the mean of
-	asking = 10 * time.Second // between two questions to the store of a policy
-	// answering is how long a question may take. It ends before the next: at the same moment it would be by
-	// chance whether the store failed or does not answer.
-	answering = asking - second/2
+	kept          = 600              // samples of each metric
+	second        = time.Second      // between two samples
+	recent        = 10               // samples whose mean is a rate
+	queryInterval = 10 * time.Second // between two queries for the health of a policy with a store
+	// queryTimeout ends a query before the next is due. At the same instant, it would be random whether the
+	// store failed or did not respond.
+	queryTimeout = queryInterval - second/2
+	// localTimeout is the time after which a Health that ignores its ctx is taken to query a store.
+	localTimeout = second / 2
 )
 
-// A sampler keeps the figures of the policies of a registry over the last ten minutes.
+// A sampler holds the metrics of the policies of a registry over the last ten minutes.
 type sampler struct {
 	reg   *registry.Registry
 	ctx   context.Context // of the goroutine
 	stop  context.CancelFunc
 	ended sync.WaitGroup
 
-	first    sync.Once  // somebody looks
-	sampling sync.Mutex // held before mu, while a sample is taken
+	sampling chan struct{} // holds a value while a sample is taken; mu is locked after it
 
-	mu     sync.RWMutex // what it guards is changed by who holds sampling, too
-	tracks []*track     // ordered as the registry is
+	mu     sync.RWMutex // to change what it guards, hold sampling as well
+	tracks []*track     // in the order of the registry
 	byPath map[string]*track
 	began  time.Time // of sample 0
 	now    int       // the latest sample; -1 before the first
@@ -46,14 +48,14 @@ type track struct {
 	byName map[string]*series
 	born   int // its first sample
 
-	health error // of the latest sample
+	health policy.Health // of the latest sample
 	status status
-	ill    time.Time // since when it has not been well; zero if it is well
+	ill    time.Time // when the policy became unhealthy; zero if it is healthy
 
-	// Of a policy that asks a store for its health.
-	asked  time.Time
-	asking bool
-	answer error
+	// For a policy whose health depends on a store.
+	queried  time.Time     // when the latest query started; zero without a store
+	querying bool          // the latest query has not returned
+	answer   policy.Health // of the latest query that has returned
 }
 
 func newTrack(e registry.Entry, born int) *track {
@@ -62,6 +64,7 @@ func newTrack(e registry.Entry, born int) *track {
 
 func (s *sampler) begin(reg *registry.Registry) {
 	s.reg, s.byPath, s.began, s.now = reg, map[string]*track{}, time.Now(), -1
+	s.sampling = make(chan struct{}, 1)
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.ended.Go(func() {
 		for tick := time.Tick(second); ; {
@@ -69,37 +72,45 @@ func (s *sampler) begin(reg *registry.Registry) {
 			case <-s.ctx.Done():
 				return
 			case <-tick:
-				s.sampling.Lock()
+				s.sampling <- struct{}{}
 				s.sample()
-				s.sampling.Unlock()
+				<-s.sampling
 			}
 		}
 	})
 }
 
-// look takes the first sample for a page that was asked for before there is one.
+// look takes the first sample if a page is requested before there is one.
 func (s *sampler) look() {
-	s.first.Do(func() {
-		s.sampling.Lock()
-		defer s.sampling.Unlock()
-		if s.now < 0 {
-			s.sample()
-		}
-	})
+	if s.sampled() {
+		return
+	}
+	s.sampling <- struct{}{}
+	defer func() { <-s.sampling }()
+	if !s.sampled() {
+		s.sample()
+	}
 }
 
-// sample takes one sample of each policy. mu is not held while a policy is asked, and nobody sees
-// the sample before it is whole. The caller holds sampling.
+// sampled reports whether there is a sample.
+func (s *sampler) sampled() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.now >= 0
+}
+
+// sample takes one sample of each policy. mu is not held while a policy is called, and a sample becomes visible
+// as a whole. The caller holds sampling.
 func (s *sampler) sample() {
 	at := time.Now()
 	tracks := s.follow(at)
-	figures := make([][]registry.Figure, len(tracks))
-	healths := make([]error, len(tracks))
+	healths := s.healths(tracks, at)
+	metrics := make([][]policy.Metric, len(tracks))
 	for i, t := range tracks {
 		if s.ctx.Err() != nil {
 			return
 		}
-		figures[i], healths[i] = t.entry.Figures(), s.health(t, at)
+		metrics[i] = t.entry.Metrics()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,7 +118,7 @@ func (s *sampler) sample() {
 	clear(s.byPath)
 	for i, t := range tracks {
 		s.byPath[t.path] = t
-		t.add(figures[i], s.now)
+		t.add(metrics[i], s.now)
 		t.health = healths[i]
 		t.status = t.judge(s.now)
 		switch {
@@ -135,52 +146,112 @@ func (s *sampler) follow(at time.Time) (tracks []*track) {
 	return tracks
 }
 
-// health returns what is wrong with a policy. One that asks a store for it is asked now and then, by
-// a goroutine of its own: a slow store delays no sample, and one that does not heed its ctx does not
-// delay Close.
-func (s *sampler) health(t *track, at time.Time) error {
-	if _, asks := t.entry.Policy.(interface{ Health(context.Context) error }); !asks {
-		return t.entry.Health(s.ctx)
+// healths returns the health of each policy. A policy with a store is queried at intervals and in the background:
+// a slow store delays no sample, and a store that ignores its ctx does not delay Close.
+func (s *sampler) healths(tracks []*track, at time.Time) []policy.Health {
+	slow := make(chan struct{}) // closed when every Health without a store must have returned
+	defer time.AfterFunc(localTimeout, func() { close(slow) }).Stop()
+	all := make([]policy.Health, len(tracks))
+	started := make([]*query, len(tracks))
+	for i, t := range tracks {
+		all[i], started[i] = s.query(t, at)
 	}
+	for i, q := range started {
+		if q == nil {
+			continue
+		}
+		if h, local := q.wait(slow); local {
+			all[i] = h
+			s.mu.Lock()
+			tracks[i].queried = time.Time{} // it is due again in the next sample
+			s.mu.Unlock()
+		}
+	}
+	return all
+}
+
+// A query is a call of Health, in the background.
+type query struct {
+	ctx      watchedContext
+	returned chan policy.Health
+}
+
+// query returns the latest known health of a policy, and starts a query if one is due. The result of the query is
+// stored in t.
+func (s *sampler) query(t *track, at time.Time) (policy.Health, *query) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case at.Sub(t.asked) < asking:
-	case t.asking:
-		return lateStore
-	default:
-		t.asking, t.asked = true, at
-		go func() {
-			ctx, cancel := context.WithTimeout(s.ctx, answering)
-			defer cancel()
-			err := t.entry.Health(ctx)
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			t.asking, t.answer = false, err
-		}()
+	case !t.queried.IsZero() && at.Sub(t.queried) < queryInterval:
+		return t.answer, nil
+	case t.querying:
+		return lateStore, nil
 	}
-	return t.answer
+	t.querying, t.queried = true, at
+	ctx, cancel := context.WithTimeout(s.ctx, queryTimeout)
+	q := &query{watchedContext{Context: ctx, used: make(chan struct{})}, make(chan policy.Health, 1)}
+	go func() {
+		defer cancel()
+		h := t.entry.Health(&q.ctx)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		t.querying, t.answer = false, h
+		q.returned <- h
+	}()
+	return t.answer, q
 }
 
-// A storeDown says that the store of a policy does not answer.
-type storeDown struct{ error }
+// wait returns the result of a Health that reads memory only. It returns false as soon as Health uses its ctx, as
+// it must to query a store, or if Health has not returned when slow is closed.
+func (q *query) wait(slow <-chan struct{}) (h policy.Health, local bool) {
+	select {
+	case <-q.ctx.used:
+		return policy.Health{}, false
+	case <-slow:
+		return policy.Health{}, false
+	case h = <-q.returned:
+	}
+	select {
+	case <-q.ctx.used: // its store responded fast
+		return policy.Health{}, false
+	default:
+		return h, true
+	}
+}
 
-func (e storeDown) Unwrap() error     { return e.error }
-func (storeDown) HealthState() string { return "store down" }
-func (storeDown) Failed() bool        { return true }
+// A watchedContext closes used when one of its methods is called.
+type watchedContext struct {
+	context.Context
+	once sync.Once
+	used chan struct{}
+}
 
-var lateStore = storeDown{fmt.Errorf("the store has not answered for %v", asking)}
+func (c *watchedContext) use() context.Context {
+	c.once.Do(func() { close(c.used) })
+	return c.Context
+}
 
-// add notes the figures of sample now, and drops those of which no sample is kept: a policy may show
-// others each time. The caller holds the lock.
-func (t *track) add(figures []registry.Figure, now int) {
-	for _, f := range figures {
-		if sr := t.byName[f.Name]; sr != nil {
-			sr.add(f.Value, now)
+func (c *watchedContext) Deadline() (time.Time, bool) { return c.use().Deadline() }
+func (c *watchedContext) Done() <-chan struct{}       { return c.use().Done() }
+func (c *watchedContext) Err() error                  { return c.use().Err() }
+func (c *watchedContext) Value(key any) any           { return c.use().Value(key) }
+
+// lateStore is the health of a policy whose store does not respond.
+var lateStore = policy.Health{
+	Status: policy.Fail, State: "store_down",
+	Err: fmt.Errorf("the store has not responded for %v", queryInterval),
+}
+
+// add adds the metrics of sample now, and deletes series without a sample in the last ten minutes: a policy may
+// have other metrics each time. The caller holds the lock.
+func (t *track) add(metrics []policy.Metric, now int) {
+	for _, m := range metrics {
+		if sr := t.byName[m.Name]; sr != nil {
+			sr.add(m.Value, now)
 			continue
 		}
-		sr := newSeries(f, now)
-		t.series, t.byName[f.Name] = append(t.series, sr), sr
+		sr := newSeries(m, now)
+		t.series, t.byName[m.Name] = append(t.series, sr), sr
 	}
 	t.series = slices.DeleteFunc(t.series, func(sr *series) bool {
 		old := now-sr.seen >= kept

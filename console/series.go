@@ -4,25 +4,26 @@ import (
 	"math"
 	"strconv"
 
-	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/policy"
 )
 
-// A series is one figure over time. Of a counter it holds the growth in each second.
+// A series is one metric over time. For a counter it holds the growth in each second.
 type series struct {
-	registry.Figure        // as of the latest sample
-	what, unit      string // of its Name
-	attrs           []registry.Attr
-	born            int     // its first sample
-	seen            int     // its latest sample
-	flat            float32 // all samples, while there is no ring
-	ring            []float32
+	policy.Metric        // as of the latest sample
+	what, unit    string // the parts of its Name
+	attrs         []policy.Attr
+	born          int     // its first sample
+	seen          int     // its latest sample
+	flat          float32 // the value of all samples while ring is nil
+	ring          []float32
 }
 
-func newSeries(f registry.Figure, now int) *series {
-	sr := &series{Figure: f, born: now, seen: now}
-	sr.what, sr.unit, sr.attrs = registry.Parse(f.Name)
-	if !f.Counter {
-		sr.flat = float32(f.Value)
+// newSeries returns a series that starts with sample now.
+func newSeries(m policy.Metric, now int) *series {
+	sr := &series{Metric: m, born: now, seen: now}
+	sr.what, sr.unit, sr.attrs = m.Parse()
+	if !m.Counter {
+		sr.flat = float32(m.Value)
 	}
 	return sr
 }

@@ -5,11 +5,12 @@ import (
 	"net/http"
 
 	"github.com/go-resilience/resilience/console"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 )
 
 // The snippet of README.md, for the compiler: see TestSnippetsCompile. It is not run.
-func _(retries, circuit, slots registry.Policy) (registry.Report, error) {
+func _(retries, circuit, slots policy.Describer) (registry.Report, error) {
 	reg := registry.New()
 	reg.MustAdd(retries, circuit, slots) // each has a Name
 	reg.Observe(registry.Log(slog.Default()))

@@ -2,10 +2,11 @@ package console
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/go-resilience/resilience/policy"
 )
 
 // A tone is how bad a state is. It is shown as a color, a shape and a word.
@@ -45,14 +46,14 @@ func (s status) share() float64 {
 func (t *track) judge(now int) status {
 	failed := t.matching(t.rules.failed)
 	s := status{
-		tone: well, state: t.rules.well, never: failed == nil,
+		tone: well, state: stateOf(policy.Health{State: t.health.State}, t.rules.well), never: failed == nil,
 		calls:   rate(t.matching(t.rules.calls), now, recent),
 		failed:  rate(failed, now, recent),
 		refused: rate(t.matching(t.rules.refused), now, recent),
 	}
 	switch {
-	case t.health != nil:
-		s.tone, s.state, s.detail, s.err = ailing(t.health)
+	case t.health.Status > policy.Pass:
+		s.tone, s.state, s.detail, s.err = toneOf(t.health), stateOf(t.health, ""), t.health.Detail, t.health.Err
 	case s.refused > 0:
 		s.tone, s.state = warn, t.rules.refusing
 	case s.share() >= 0.05:
@@ -61,48 +62,42 @@ func (t *track) judge(now int) status {
 	return s
 }
 
-// ailing returns what an error of a policy's method Health says: by its methods HealthState,
-// HealthDetail and Failed, if it has them.
-func ailing(err error) (t tone, state, detail string, cause error) {
-	if err == nil {
-		return well, "", "", nil
-	}
-	t, state, cause = warn, "ailing", err
-	if e, ok := err.(interface{ HealthState() string }); ok {
-		state, cause = e.HealthState(), errors.Unwrap(err)
-	}
-	if e, ok := err.(interface{ HealthDetail() string }); ok {
-		detail = e.HealthDetail()
-	}
-	if e, ok := err.(interface{ Failed() bool }); ok && e.Failed() {
-		t = fail
-	}
-	return t, state, detail, cause
+// toneOf returns the tone of a health.
+func toneOf(h policy.Health) tone {
+	return [...]tone{well, warn, fail}[min(max(h.Status, policy.Pass), policy.Fail)]
 }
 
-// verbs has the predicate of a sentence about a policy for each state in which something is
-// wrong with it. For any other state that is "is" and the state.
+// stateOf returns the state of a health, or a general one if it has none: healthy, say.
+func stateOf(h policy.Health, healthy string) string {
+	return cmp.Or(h.State, [...]string{healthy, "degraded", "failing"}[min(max(h.Status, policy.Pass), policy.Fail)])
+}
+
+// inWords returns a state as text: "forced open".
+func inWords(state any) string { return strings.ReplaceAll(fmt.Sprint(state), "_", " ") }
+
+// verbs has the predicate of a sentence about an unhealthy policy by its state. For any other state the predicate
+// is "is" and the state.
 var verbs = map[string]string{
 	"closed":               "sees calls fail",
 	"failing":              "sees calls fail",
-	"store fails":          "has a failing store",
-	"store down":           "cannot reach its store",
-	"invalidations untold": "has invalidations to tell",
+	"store_fails":          "has a failing store",
+	"store_down":           "cannot reach its store",
+	"invalidations_untold": "has invalidations to tell",
 	"stuck":                "has stuck sagas",
 	"overdue":              "has overdue sagas",
 	"vacant":               "is held by nobody",
 	"limiting":             "is limiting calls",
 	"refusing":             "is refusing calls",
-	"giving up":            "is giving up calls",
-	"loads fail":           "has loads that fail",
-	"loads refused":        "has loads that are refused",
-	"steps fail":           "has steps that fail",
-	"steps refused":        "has steps that are refused",
+	"giving_up":            "is giving up calls",
+	"loads_fail":           "has loads that fail",
+	"loads_refused":        "has loads that are refused",
+	"steps_fail":           "has steps that fail",
+	"steps_refused":        "has steps that are refused",
 }
 
 // clause says in words how a policy is: "the breaker users is open".
 func (t *track) clause() string {
-	kind, verb := t.entry.Kind, cmp.Or(verbs[t.status.state], "is "+t.status.state)
+	kind, verb := t.entry.Kind, cmp.Or(verbs[t.status.state], "is "+inWords(t.status.state))
 	if kind == sagaKind {
 		kind = "runner"
 	}

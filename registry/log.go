@@ -5,85 +5,104 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/go-resilience/resilience/policy"
 )
 
-// burst is how long repeated events of one policy become one line.
-const burst = 10 * time.Second
+// logInterval is the minimum time between two lines for frequent events of the same kind.
+const logInterval = 10 * time.Second
 
-// Log returns an observer that writes a line for each event:
+// Log returns an observer that logs each event; a nil logger means slog.Default():
 //
 //	stop := reg.Observe(registry.Log(slog.Default()))
 //
-// Of events that every call may cause in an outage, such as refusals, it writes the first of a policy
-// with one reason or outcome, and then one every ten seconds, whose attribute suppressed is how many
-// it left out. A nil logger means slog.Default().
-func Log(logger *slog.Logger) func(context.Context, Event) {
+// Many calls can cause the same event during an outage, such as a refusal. Log writes the first such event of a
+// policy with the same reason or outcome, and then one every 10 seconds, with an attribute "suppressed" that
+// counts the events without a line. Events below slog.LevelWarn are not suppressed.
+func Log(logger *slog.Logger) func(context.Context, policy.Event) {
 	if logger == nil {
 		logger = slog.Default()
 	}
-	b := &bursts{last: map[burstKey]*burstState{}}
-	return func(ctx context.Context, e Event) {
+	limiter := &logLimiter{last: map[logKey]*logState{}}
+	return func(ctx context.Context, e policy.Event) {
 		if !logger.Enabled(ctx, e.Level) {
 			return
 		}
-		attrs := e.attrs()
+		attrs := logAttrs(e)
 		if e.Level >= slog.LevelWarn && frequent[e.What] {
-			more, ok := b.pass(e, time.Now())
+			suppressed, ok := limiter.allow(e, time.Now())
 			if !ok {
 				return
 			}
-			if more > 0 {
-				attrs = append(attrs, slog.Int64("suppressed", more))
+			if suppressed > 0 {
+				attrs = append(attrs, slog.Int64("suppressed", suppressed))
 			}
 		}
 		logger.LogAttrs(ctx, e.Level, e.Kind+" "+e.What, attrs...)
 	}
 }
 
-// frequent are the events that each call may cause in an outage: unbounded, they would fill the log.
+// logAttrs returns all attributes of a log line about e.
+func logAttrs(e policy.Event) []slog.Attr {
+	attrs := []slog.Attr{slog.String("name", e.Name)}
+	if e.Key != "" {
+		attrs = append(attrs, slog.String("key", e.Key))
+	}
+	attrs = append(attrs, e.Attrs...)
+	if e.Err != nil {
+		attrs = append(attrs, slog.Any("err", e.Err))
+	}
+	return attrs
+}
+
+// frequent has the events that each call may cause during an outage, and that would fill the log.
 var frequent = map[string]bool{
-	"refused": true, "ended": true, "over_budget": true,
-	"load failed": true, "load refused": true, "fence failed": true,
-	"not invalidated": true, "store failed": true, "codec failed": true, "outage began": true, "recovered": true,
+	"refused": true, "ended": true, "over_budget": true, // calls
+	"load_failed": true, "load_refused": true, "fence_failed": true, // caches
+	"not_propagated": true, "codec_failed": true,
+	"store_failed": true, "outage_began": true, "outage_ended": true, // stores
+	"not_invalidated": true, "recovered": true,
 }
 
-// bursts counts the events that are not written.
-type bursts struct {
+// A logLimiter decides which frequent events are logged, and counts the others.
+type logLimiter struct {
 	mu   sync.Mutex
-	last map[burstKey]*burstState
+	last map[logKey]*logState
 }
 
-// A burstKey tells bursts apart: not by key, of which a Group may have many.
-type burstKey struct{ kind, name, what, reason string }
+// A logKey identifies events that are limited together. It has no key of a member: a group may have many.
+type logKey struct{ kind, name, what, reason string }
 
-type burstState struct {
-	begun time.Time
-	what  string // of the last line
-	more  int64
+// A logState is the state of the events with one logKey.
+type logState struct {
+	at         time.Time // when the last line was written
+	what       string    // the event of the last line
+	suppressed int64     // events since the last line
 }
 
-// pass reports whether e is written, and how many before it were not.
-func (b *bursts) pass(e Event, now time.Time) (more int64, ok bool) {
-	key := burstKey{e.Kind, e.Name, e.What, ""}
+// allow reports whether e is logged, and how many events before it were not.
+func (l *logLimiter) allow(e policy.Event, now time.Time) (suppressed int64, ok bool) {
+	key := logKey{kind: e.Kind, name: e.Name, what: e.What}
 	for _, a := range e.Attrs {
 		if a.Key == "reason" || a.Key == "outcome" {
 			key.reason = a.Value.String()
 		}
 	}
-	if e.What == "recovered" {
-		key.what = "outage began" // the end of one is worth a line, and so is the next one
+	if e.What == "outage_ended" || e.What == "recovered" {
+		key.what = "outage_began" // starts and ends alternate, and each change is logged
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	s := b.last[key]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.last[key]
 	if s == nil {
-		b.last[key] = &burstState{begun: now, what: e.What}
+		l.last[key] = &logState{at: now, what: e.What}
 		return 0, true
 	}
-	if now.Sub(s.begun) < burst && e.What == s.what {
-		s.more++
+	if now.Sub(s.at) < logInterval && e.What == s.what {
+		s.suppressed++
 		return 0, false
 	}
-	more, s.more, s.begun, s.what = s.more, 0, now, e.What
-	return more, true
+	suppressed = s.suppressed
+	*s = logState{at: now, what: e.What}
+	return suppressed, true
 }

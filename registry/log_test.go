@@ -10,24 +10,25 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 )
 
-func TestLogWritesOneLineForABurstOfRefusals(t *testing.T) {
+func TestLogSuppressesRepeatedRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lines strings.Builder
 		reg, f := newFakes("users")
 		defer reg.Observe(registry.Log(newLogger(&lines)))()
 		refuse := func(reason string) {
-			f[0].tell(registry.Event{What: "refused", Level: slog.LevelWarn, Attrs: []slog.Attr{slog.String("reason", reason)}})
+			f[0].notify(policy.Event{What: "refused", Level: slog.LevelWarn, Attrs: []slog.Attr{slog.String("reason", reason)}})
 		}
 		for range 100 {
 			refuse("full")
 		}
-		refuse("too late")
-		f[0].tell(registry.Event{What: "changed", Key: "tenant 7", Err: errors.New("boom")})
-		for range 2 { // each is news
-			f[0].tell(registry.Event{What: "state changed", Level: slog.LevelWarn})
+		refuse("too_late")
+		f[0].notify(policy.Event{What: "changed", Key: "tenant 7", Err: errors.New("boom")})
+		for range 2 { // not frequent
+			f[0].notify(policy.Event{What: "changed", Level: slog.LevelWarn})
 		}
 		time.Sleep(10 * time.Second)
 		refuse("full")
@@ -35,52 +36,51 @@ func TestLogWritesOneLineForABurstOfRefusals(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		refuse("full")
 		require.Equal(t, `level=WARN msg="fake refused" name=users reason=full
-level=WARN msg="fake refused" name=users reason="too late"
+level=WARN msg="fake refused" name=users reason=too_late
 level=INFO msg="fake changed" name=users key="tenant 7" err=boom
-level=WARN msg="fake state changed" name=users
-level=WARN msg="fake state changed" name=users
+level=WARN msg="fake changed" name=users
+level=WARN msg="fake changed" name=users
 level=WARN msg="fake refused" name=users reason=full suppressed=99
 level=WARN msg="fake refused" name=users reason=full suppressed=1
 `, lines.String())
 	})
 }
 
-// In an outage of a database or a Redis, a line a poll, a write or a tenant tells nobody
-// anything new.
-func TestLogWritesOneLineForWhatAnOutageRepeats(t *testing.T) {
+// During an outage of a store, each poll, write and tenant may cause an event.
+func TestLogSuppressesEventsOfAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lines strings.Builder
 		reg, f := newFakes("users")
 		defer reg.Observe(registry.Log(newLogger(&lines)))()
-		tell := func(what string) { f[0].tell(registry.Event{What: what, Level: slog.LevelWarn}) }
-		for _, what := range []string{"store failed", "fence failed", "not invalidated", "codec failed", "outage began"} {
+		notify := func(what string) { f[0].notify(policy.Event{What: what, Level: slog.LevelWarn}) }
+		for _, what := range []string{"store_failed", "fence_failed", "not_propagated", "codec_failed", "outage_began"} {
 			for range 50 {
-				tell(what)
+				notify(what)
 			}
 		}
 		time.Sleep(time.Second)
 		for range 50 {
-			tell("recovered")
+			notify("outage_ended")
 		}
-		tell("outage began") // another outage, which may be long
-		tell("recovered")
+		notify("outage_began") // another outage, which may be long
+		notify("outage_ended")
 		time.Sleep(10 * time.Second)
-		tell("store failed")
-		require.Equal(t, `level=WARN msg="fake store failed" name=users
-level=WARN msg="fake fence failed" name=users
-level=WARN msg="fake not invalidated" name=users
-level=WARN msg="fake codec failed" name=users
-level=WARN msg="fake outage began" name=users
-level=WARN msg="fake recovered" name=users suppressed=49
-level=WARN msg="fake outage began" name=users suppressed=49
-level=WARN msg="fake recovered" name=users
-level=WARN msg="fake store failed" name=users suppressed=49
+		notify("store_failed")
+		require.Equal(t, `level=WARN msg="fake store_failed" name=users
+level=WARN msg="fake fence_failed" name=users
+level=WARN msg="fake not_propagated" name=users
+level=WARN msg="fake codec_failed" name=users
+level=WARN msg="fake outage_began" name=users
+level=WARN msg="fake outage_ended" name=users suppressed=49
+level=WARN msg="fake outage_began" name=users suppressed=49
+level=WARN msg="fake outage_ended" name=users
+level=WARN msg="fake store_failed" name=users suppressed=49
 `, lines.String())
 	})
 }
 
-// Calls that end well are no burst, and those that end in another way are news.
-func TestLogTellsCallsApartByTheirOutcome(t *testing.T) {
+// Successful calls are not suppressed, and each other outcome is logged.
+func TestLogSeparatesOutcomes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lines strings.Builder
 		before := slog.Default()
@@ -90,9 +90,9 @@ func TestLogTellsCallsApartByTheirOutcome(t *testing.T) {
 		defer reg.Observe(registry.Log(nil))()
 		for range 2 {
 			for _, outcome := range []string{"exhausted", "deadline"} {
-				f[0].tell(registry.Event{What: "ended", Level: slog.LevelWarn, Attrs: []slog.Attr{slog.String("outcome", outcome)}})
+				f[0].notify(policy.Event{What: "ended", Level: slog.LevelWarn, Attrs: []slog.Attr{slog.String("outcome", outcome)}})
 			}
-			f[0].tell(registry.Event{What: "ended"})
+			f[0].notify(policy.Event{What: "ended"})
 		}
 		require.Equal(t, `level=WARN msg="fake ended" name=users outcome=exhausted
 level=WARN msg="fake ended" name=users outcome=deadline

@@ -13,32 +13,33 @@ import (
 	"sync"
 
 	"github.com/go-resilience/resilience/internal/notify"
+	"github.com/go-resilience/resilience/policy"
 )
 
-// A Registry holds the policies of a program. It is safe for concurrent use.
+// A Registry holds policies. It is safe for concurrent use.
 type Registry struct {
-	// changing is held while policies and observers are added and removed; mu is taken after it.
-	// With mu alone, a policy that has an event while it is being observed would deadlock with
-	// an observer that asks the registry.
+	// changing is held while policies and observers are added and removed, and mu is locked after it. A
+	// single mutex would deadlock: a policy may have an event while the registry starts to observe it, and the
+	// observer may read the registry.
 	changing  sync.Mutex
-	observers notify.Observers[Event]
-	watching  int               // how many observers there are
-	watched   map[string]func() // stop, by path, while there is an observer
+	observers notify.Observers[policy.Event]
+	observing int               // number of observers
+	stops     map[string]func() // by path: ends the observation of a policy, while there are observers
 
 	mu      sync.RWMutex
-	entries map[string]Entry // by path; changing is held, too, to change it
+	entries map[string]Entry // by path; to change it, hold changing as well
 
-	applying sync.Mutex
+	applying sync.Mutex // held by Apply and Preview
 }
 
 // New returns an empty Registry.
 func New() *Registry {
-	return &Registry{entries: map[string]Entry{}, watched: map[string]func(){}}
+	return &Registry{entries: map[string]Entry{}, stops: map[string]func(){}}
 }
 
-// Add adds policies, but none without a name, with the name of another of its kind, without a method
-// Kind, or that cannot be compared. The error names these.
-func (r *Registry) Add(policies ...Policy) error {
+// Add adds policies. It refuses a policy without a kind or a name, a second one with the same kind and name, and
+// one that cannot be compared by ==. The error names all of them; the other policies are added.
+func (r *Registry) Add(policies ...describer) error {
 	var errs []error
 	for _, p := range policies {
 		errs = append(errs, r.add(p))
@@ -46,64 +47,69 @@ func (r *Registry) Add(policies ...Policy) error {
 	return errors.Join(errs...)
 }
 
-// MustAdd is Add, but panics with the error.
-func (r *Registry) MustAdd(policies ...Policy) {
+// MustAdd is like [Registry.Add], but panics with the error.
+func (r *Registry) MustAdd(policies ...describer) {
 	if err := r.Add(policies...); err != nil {
 		panic(err)
 	}
 }
 
-func (r *Registry) add(p Policy) error {
-	e, ok := entryOf(p)
+func (r *Registry) add(p describer) error {
+	if p == nil {
+		return errors.New("registry: policy is nil")
+	}
+	p, d, ok := descriptionOf(p)
 	switch {
-	case !ok:
-		return fmt.Errorf("registry: a %T does not say what it is: it has no method Kind", p)
-	case e.Name == "":
-		return fmt.Errorf("registry: a %T without a name", p)
-	case !reflect.ValueOf(p).Comparable(): // == would panic in whoever looks for it, such as Remove
+	case !ok || d.Kind == "":
+		return fmt.Errorf("registry: a %T has no kind", p)
+	case d.Name == "":
+		return fmt.Errorf("registry: a %T has no name", p)
+	case !reflect.ValueOf(p).Comparable(): // == would panic in Remove
 		return fmt.Errorf("registry: a %T cannot be compared: add a pointer to it", p)
 	}
+	e := newEntry(p, d)
 	r.changing.Lock()
 	defer r.changing.Unlock()
 	if _, taken := r.entries[e.String()]; taken {
-		return fmt.Errorf("registry: %s is there already", e)
+		return fmt.Errorf("registry: %s is already registered", e)
 	}
 	r.change(func() { r.entries[e.String()] = e })
-	if r.watching > 0 {
-		r.watched[e.String()] = e.observe(r.observers.Tell)
+	if r.observing > 0 {
+		r.stops[e.String()] = e.observe(r.observers.Tell)
 	}
 	return nil
 }
 
-// Remove removes a policy and reports whether it was there.
-func (r *Registry) Remove(p Policy) bool {
+// Remove removes a policy, and reports whether it was registered.
+func (r *Registry) Remove(p describer) bool {
 	r.changing.Lock()
 	defer r.changing.Unlock()
 	for path, e := range r.entries {
 		if e.Policy == p {
 			r.change(func() { delete(r.entries, path) })
-			r.unwatch(path)
+			r.stopObserving(path)
 			return true
 		}
 	}
 	return false
 }
 
-func (r *Registry) change(entries func()) {
+// change calls write, which writes to r.entries, with mu locked.
+func (r *Registry) change(write func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	entries()
+	write()
 }
 
-// unwatch ends the observation of a policy, if there is one. r.changing is held.
-func (r *Registry) unwatch(path string) {
-	if stop := r.watched[path]; stop != nil {
-		delete(r.watched, path)
+// stopObserving ends the observation of a policy if it is observed. r.changing is held.
+func (r *Registry) stopObserving(path string) {
+	if stop := r.stops[path]; stop != nil {
+		delete(r.stops, path)
 		stop()
 	}
 }
 
-// All returns the policies, by kind and name.
+// All iterates over the policies that are registered when All is called, by kind and name.
 func (r *Registry) All() iter.Seq[Entry] {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -112,7 +118,7 @@ func (r *Registry) All() iter.Seq[Entry] {
 	}))
 }
 
-// Get returns the policy of a kind with a name.
+// Get returns the policy of a kind with a name, or false if it is not registered.
 func (r *Registry) Get(kind, name string) (Entry, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -120,58 +126,59 @@ func (r *Registry) Get(kind, name string) (Entry, bool) {
 	return e, ok
 }
 
-// Observe calls f with each event of each policy, those added later included, until stop is called: on
-// the goroutine that causes the event, without a lock, perhaps by several at once. f must not block, or
-// use Apply, Preview and Reload, which may cause the event.
-func (r *Registry) Observe(f func(context.Context, Event)) (stop func()) {
+// Observe calls f with each event of each policy, including those added later, until stop is called. f runs on
+// the goroutine that causes the event, without a lock, and may run on several goroutines at the same time. It
+// must not block, nor call Apply, Preview or Reload, which may cause the event.
+func (r *Registry) Observe(f func(context.Context, policy.Event)) (stop func()) {
 	r.changing.Lock()
 	defer r.changing.Unlock()
 	remove := r.observers.Observe(f)
-	if r.watching++; r.watching == 1 {
+	if r.observing++; r.observing == 1 {
 		for path, e := range r.entries {
-			r.watched[path] = e.observe(r.observers.Tell)
+			r.stops[path] = e.observe(r.observers.Tell)
 		}
 	}
 	return sync.OnceFunc(func() {
 		r.changing.Lock()
 		defer r.changing.Unlock()
 		remove()
-		if r.watching--; r.watching == 0 {
+		if r.observing--; r.observing == 0 {
 			for path := range r.entries {
-				r.unwatch(path)
+				r.stopObserving(path)
 			}
 		}
 	})
 }
 
-// Health returns the names of the policies, each with its [Entry.Health]; all are asked at once.
-// resiliencehttp.Health(reg) is a handler.
-func (r *Registry) Health(ctx context.Context) iter.Seq2[string, error] {
-	return func(yield func(string, error) bool) {
+// Health returns the health of each policy by "kind/name", in the order of [Registry.All]. It queries all
+// policies concurrently, each iteration again. resiliencehttp.Health(reg) is an HTTP handler for it.
+func (r *Registry) Health(ctx context.Context) iter.Seq2[string, policy.Health] {
+	return func(yield func(string, policy.Health) bool) {
 		all := slices.Collect(r.All())
-		errs := make([]error, len(all))
-		var asked sync.WaitGroup
-		for i, e := range all { // at once: behind a store that hangs, ctx would end for another that is well
-			asked.Go(func() { errs[i] = e.Health(ctx) })
+		healths := make([]policy.Health, len(all))
+		var queries sync.WaitGroup
+		for i, e := range all { // one after the other, a store that hangs would use up the time of the others
+			queries.Go(func() { healths[i] = e.Health(ctx) })
 		}
-		asked.Wait()
+		queries.Wait()
 		for i, e := range all {
-			if !yield(e.String(), errs[i]) {
+			if !yield(e.String(), healths[i]) {
 				return
 			}
 		}
 	}
 }
 
-// String returns all figures as a JSON object of objects: a Registry is an expvar.Var.
+// String returns all metrics as a JSON object of objects, by "kind/name" and the name of the metric: a Registry
+// is an expvar.Var. Values that JSON cannot represent are written as 0.
 func (r *Registry) String() string {
 	all := map[string]map[string]float64{}
 	for e := range r.All() {
-		figures := map[string]float64{}
-		for _, f := range e.Figures() {
-			figures[f.Name] = finite(f.Value)
+		metrics := map[string]float64{}
+		for _, m := range e.Metrics() {
+			metrics[m.Name] = finite(m.Value)
 		}
-		all[e.String()] = figures
+		all[e.String()] = metrics
 	}
 	text, err := json.Marshal(all)
 	if err != nil {
@@ -180,7 +187,7 @@ func (r *Registry) String() string {
 	return string(text)
 }
 
-// finite returns v, or 0 for what JSON has no number for.
+// finite returns v, or 0 if v is infinite or not a number.
 func finite(v float64) float64 {
 	if v-v != 0 {
 		return 0

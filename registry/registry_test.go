@@ -23,6 +23,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
@@ -30,8 +31,8 @@ import (
 
 var errDown = errors.New("down")
 
-// While settings change under load, no call is lost and no limit is passed: in flight
-// never more than the larger limit, and when all has ended, no slot is taken.
+// While settings change under load, no call is lost and no limit is exceeded: calls in flight never exceed the
+// larger limit, and no slot is taken at the end.
 func TestApplyUnderLoad(t *testing.T) {
 	reg := registry.New()
 	retries := retry.New(retry.Config{Name: "a", Attempts: 2, Backoff: retry.Constant(time.Microsecond)})
@@ -39,7 +40,7 @@ func TestApplyUnderLoad(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Name: "a", Limit: 2, Queue: 1000, MaxWait: -1})
 	rate := throttle.New(throttle.Config{Name: "a", Rate: 1e9, Burst: 1e6, MaxWait: -1})
 	reg.MustAdd(retries, circuit, slots, rate)
-	defer reg.Observe(func(context.Context, registry.Event) {})()
+	defer reg.Observe(func(context.Context, policy.Event) {})()
 
 	var inFlight, most, made, failed atomic.Int64
 	call := retries.Wrap(circuit.Wrap(rate.Wrap(slots.Wrap(func(context.Context) error {
@@ -108,7 +109,7 @@ func TestApplyUnderLoad(t *testing.T) {
 		})
 	}
 	callersDone.Wait()
-	require.EqualValues(t, 1, most.Load(), "the new limit holds once Apply has returned")
+	require.EqualValues(t, 1, most.Load(), "the new limit is in force when Apply returns")
 }
 
 func TestAddAndRemoveWhileObserving(t *testing.T) {
@@ -154,182 +155,153 @@ func TestReloadAppliesAFile(t *testing.T) {
 	require.Equal(t, 7, circuit.Config().Failures)
 }
 
-func TestParseReadsTheNameOfAFigure(t *testing.T) {
-	for name, want := range map[string][]any{
-		"breaker.calls":                              {"breaker.calls", "", []registry.Attr(nil)},
-		"bulkhead.wait.time_seconds":                 {"bulkhead.wait.time", "s", []registry.Attr(nil)},
-		"breaker.failure_ratio":                      {"breaker.failure", "1", []registry.Attr(nil)},
-		"bulkhead.calls{outcome=admitted,reason=}":   {"bulkhead.calls", "", []registry.Attr{{Key: "outcome", Value: "admitted"}, {Key: "reason", Value: ""}}},
-		"saga.life.time_seconds{saga=buy, then pay}": {"saga.life.time", "s", []registry.Attr{{Key: "saga", Value: "buy, then pay"}}},
-	} {
-		what, unit, attrs := registry.Parse(name)
-		require.Equal(t, want, []any{what, unit, attrs}, name)
+// A member is a policy of a group with this health.
+type member struct {
+	calls  int
+	health policy.Health
+}
+
+func (m *member) Describe() policy.Description {
+	return policy.Description{
+		Kind: "member", Name: "shards",
+		Metrics: func() []policy.Metric {
+			return []policy.Metric{
+				{Name: "member.calls{outcome=ok}", Counter: true, Value: float64(m.calls)},
+				{Name: "member.calls{outcome=refused}", Counter: true, Value: 1},
+				{Name: "member.calls_made", Counter: true, Value: 7},
+				{Name: "member.calls", Value: 99},
+			}
+		},
+		Health: func(context.Context) policy.Health { return m.health },
 	}
 }
 
-// A healer is a member that is as its health says.
-type healer struct {
-	name  string
-	calls float64
-	err   error
+func TestWorstSortsMembers(t *testing.T) {
+	fail := policy.Health{Status: policy.Fail, State: "open", Err: errDown}
+	warn := policy.Health{Status: policy.Warn, State: "full"}
+	members := map[string]*member{
+		"busy": {calls: 5}, "idle": {calls: 1}, "also_idle": {calls: 1}, "worse": {calls: 1, health: policy.Health{Status: 7}},
+		"warn": {calls: 2, health: warn}, "slow": {calls: 3, health: warn}, "dead": {calls: 0, health: fail},
+	}
+	reg := registry.New()
+	reg.MustAdd(&describer{policy.Description{
+		Kind: "member", Name: "shards",
+		Members: func() iter.Seq2[string, policy.Describer] {
+			return func(yield func(string, policy.Describer) bool) {
+				for key, m := range members {
+					if !yield(key, m) {
+						return
+					}
+				}
+			}
+		},
+	}})
+	e, ok := reg.Get("member", "shards")
+	require.True(t, ok)
+	var keys []string
+	for _, m := range e.Worst(9) {
+		keys = append(keys, fmt.Sprint(m.Key, " ", m.Calls, " ", m, " ", m.Health(t.Context()).Status))
+		require.Same(t, members[m.Key], m.Policy)
+		require.False(t, m.InUse(), "every function can be called")
+	}
+	require.Equal(t, []string{
+		"worse 2 member/shards fail", "dead 1 member/shards fail",
+		"slow 4 member/shards warn", "warn 3 member/shards warn",
+		"busy 6 member/shards pass", "also_idle 2 member/shards pass", "idle 2 member/shards pass",
+	}, keys)
+	require.Len(t, e.Worst(2), 2)
+	require.Empty(t, e.Worst(0))
+	require.Empty(t, e.Worst(-1))
 }
 
-func (h *healer) Do(ctx context.Context, fn resilience.Func) error { h.calls++; return fn(ctx) }
-func (h *healer) Kind() string                                     { return "healer" }
-func (h *healer) Name() string                                     { return h.name }
-func (h *healer) Health() error                                    { return h.err }
-func (h *healer) Figures() []registry.Figure {
-	return []registry.Figure{{Name: "healer.calls{outcome=ok}", Counter: true, Value: h.calls}, {Name: "healer.others", Counter: true, Value: 7}, {Name: "healer.calls_waiting", Value: 99}}
-}
-
-type ailing struct {
-	error
-	failed bool
-}
-
-func (a ailing) Failed() bool { return a.failed }
-
-func TestGroupTellsItsMembersTheWorstFirst(t *testing.T) {
-	g := resilience.NewGroup(func(key string) *healer {
-		switch key {
-		case "ill":
-			return &healer{name: "shards", err: errDown}
-		case "dead":
-			return &healer{name: "shards", err: ailing{errDown, true}}
-		case "slow":
-			return &healer{name: "shards", err: ailing{errDown, false}}
-		}
-		return &healer{name: "shards"}
+func TestWorstOfAGroup(t *testing.T) {
+	g := resilience.NewGroup(func(string) *breaker.Breaker {
+		return breaker.New(breaker.Config{Name: "shards", Failures: 1})
 	}, resilience.GroupConfig{})
 	reg := registry.New()
 	reg.MustAdd(g)
-	for key, n := range map[string]int{"busy": 5, "idle": 1, "ill": 2, "slow": 3, "dead": 1} {
-		for range n {
-			require.NoError(t, g.Do(t.Context(), key, func(context.Context) error { return nil }))
+	for range 3 {
+		require.NoError(t, g.Do(t.Context(), "fine", func(context.Context) error { return nil }))
+	}
+	require.Error(t, g.Do(t.Context(), "broken", func(context.Context) error { return errDown }))
+	e, _ := reg.Get("breaker", "shards")
+	worst := e.Worst(9)
+	require.Len(t, worst, 2)
+	require.Equal(t, "broken", worst[0].Key)
+	require.Equal(t, "open", worst[0].Health(t.Context()).State)
+	require.IsType(t, (*breaker.Breaker)(nil), worst[0].Policy)
+	require.EqualValues(t, 3, worst[1].Calls)
+}
+
+// hanging returns a policy whose Health takes a time, or until its ctx is done.
+func hanging(name string, takes time.Duration) policy.Describer {
+	return &describer{policy.Description{Kind: "store", Name: name, Health: func(ctx context.Context) policy.Health {
+		select {
+		case <-time.After(takes):
+			return policy.Health{}
+		case <-ctx.Done():
+			return policy.Health{Status: policy.Fail, State: "store_down", Err: ctx.Err()}
 		}
-	}
-	e, ok := reg.Get("healer", "shards")
-	require.True(t, ok)
-	var keys []string
-	for _, m := range e.Members(9) {
-		keys = append(keys, fmt.Sprint(m.Key, " ", m.Calls, " ", len(m.Figures())))
-	}
-	require.Equal(t, []string{"dead 1 3", "slow 3 3", "ill 2 3", "busy 5 3", "idle 1 3"}, keys)
-	require.Len(t, e.Members(2), 2)
-	require.Empty(t, e.Members(0))
-	require.Empty(t, e.Members(-1))
-	require.Equal(t, registry.Figure{Name: "healer.calls{outcome=ok}", Counter: true, Value: 12}, e.Figures()[0])
-	require.Error(t, e.Health(t.Context()))
+	}}}
 }
 
-// Of policies whose method All is another one.
-type (
-	allOf   struct{ foreign }
-	allAnd  struct{ foreign }
-	allThat struct{ foreign }
-)
-
-func (allOf) All(string) iter.Seq2[string, registry.Policy]     { return nil }
-func (allAnd) All() (iter.Seq2[string, registry.Policy], error) { return nil, nil }
-func (allThat) All() int                                        { return 0 }
-
-func TestOnlyAGroupHasMembers(t *testing.T) {
-	for _, p := range []registry.Policy{allOf{}, allAnd{}, allThat{}} {
-		require.Nil(t, registry.Entry{Policy: p}.Members(9), "%T", p)
-	}
-}
-
-func TestEventTellsItsDetails(t *testing.T) {
-	e := registry.Event{Attrs: []slog.Attr{slog.Int("n", 1), slog.String("reason", "full")}}
-	require.Equal(t, "full", e.Attr("reason").String())
-	require.Equal(t, slog.Value{}, e.Attr("outcome"))
-}
-
-// An asked is a policy whose health depends on a server, and whose Observe is of the form that a
-// registry knows.
-type asked struct{ observers []func(context.Context, any) }
-
-func (a *asked) Kind() string                     { return "asked" }
-func (a *asked) Name() string                     { return "a" }
-func (a *asked) Health(ctx context.Context) error { return ctx.Err() }
-func (a *asked) Observe(f func(context.Context, any)) func() {
-	a.observers = append(a.observers, f)
-	return func() { a.observers = nil }
-}
-
-// slow answers after a time, or when its ctx has ended.
-type slow struct {
-	healer
-	takes time.Duration
-}
-
-func (s *slow) Health(ctx context.Context) error {
-	select {
-	case <-time.After(s.takes):
-		return s.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// A store that hangs does not take the time of another, which would seem to be down, too.
-func TestHealthAsksAtOnce(t *testing.T) {
+func TestHealthQueriesConcurrently(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := registry.New()
-		reg.MustAdd(
-			&slow{healer{name: "a"}, time.Hour}, &slow{healer{name: "b"}, time.Millisecond}, &panicky{healer{name: "c"}})
+		reg.MustAdd(hanging("a", time.Hour), hanging("b", time.Millisecond))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		got := maps.Collect(reg.Health(ctx))
-		require.ErrorIs(t, got["healer/a"], context.DeadlineExceeded)
-		require.NoError(t, got["healer/b"])
-		require.EqualError(t, got["healer/c"], "registry: healer/c: Health panicked: boom")
+		require.Equal(t, map[string]policy.Health{
+			"store/a": {Status: policy.Fail, State: "store_down", Err: context.DeadlineExceeded},
+			"store/b": {},
+		}, maps.Collect(reg.Health(ctx)))
 	})
 }
 
-type panicky struct{ healer }
-
-func (*panicky) Health(context.Context) error { panic("boom") }
-
-func TestPolicyMayAskAServerForItsHealth(t *testing.T) {
+func TestHealthReportsAPanic(t *testing.T) {
 	reg := registry.New()
-	a := &asked{}
-	reg.MustAdd(a)
-	ctx, cancel := context.WithCancel(t.Context())
-	for path, err := range reg.Health(ctx) {
-		require.Equal(t, "asked/a", path)
-		require.NoError(t, err)
+	reg.MustAdd(&describer{policy.Description{
+		Kind: "store", Name: "a", Health: func(context.Context) policy.Health { panic("boom") },
+	}})
+	for path, h := range reg.Health(t.Context()) {
+		require.Equal(t, "store/a", path)
+		require.Equal(t, policy.Fail, h.Status)
+		require.Equal(t, "panicked", h.State)
+		require.EqualError(t, h.Err, "registry: store/a: Health panicked: boom")
 	}
-	cancel()
-	for _, err := range reg.Health(ctx) {
-		require.ErrorIs(t, err, context.Canceled)
-	}
-	var told registry.Event
-	defer reg.Observe(func(_ context.Context, e registry.Event) { told = e })()
-	a.observers[0](t.Context(), "anything")
-	require.Equal(t, registry.Event{Kind: "asked", Name: "a", What: "anything", Level: slog.LevelDebug}, told)
 }
 
-// A beacon tells its state to whoever begins to observe it.
-type beacon struct{ name string }
-
-func (b *beacon) Kind() string { return "beacon" }
-func (b *beacon) Name() string { return b.name }
-
-func (b *beacon) Observe(f func(context.Context, any)) func() {
-	f(context.Background(), "lit")
-	return func() { f(context.Background(), "dark") }
+func TestEventsHaveTheKindAndNameOfTheirPolicy(t *testing.T) {
+	reg, f := newFakes("users")
+	var events []policy.Event
+	defer reg.Observe(func(_ context.Context, e policy.Event) { events = append(events, e) })()
+	f[0].notify(policy.Event{What: "changed"})
+	f[0].notify(policy.Event{Kind: "inner", Name: "own", What: "changed"})
+	require.Equal(t, []policy.Event{
+		{Kind: "fake", Name: "users", What: "changed"}, {Kind: "inner", Name: "own", What: "changed"},
+	}, events)
 }
 
-func TestAnObserverMayAskTheRegistryWhateverTellsIt(t *testing.T) {
+// beacon returns a policy that has an event when its observation starts and when it stops.
+func beacon(name string) policy.Describer {
+	return &describer{policy.Description{
+		Kind: "beacon", Name: name,
+		Observe: func(f func(context.Context, policy.Event)) (stop func()) {
+			f(context.Background(), policy.Event{What: "lit"})
+			return func() { f(context.Background(), policy.Event{What: "dark"}) }
+		},
+	}}
+}
+
+func TestObserverMayReadTheRegistry(t *testing.T) {
 	reg := registry.New()
-	reg.MustAdd(&beacon{"a"})
-	var told []string
-	stop := reg.Observe(func(_ context.Context, e registry.Event) {
+	reg.MustAdd(beacon("a"))
+	var events []string
+	stop := reg.Observe(func(_ context.Context, e policy.Event) {
 		_, there := reg.Get(e.Kind, e.Name)
-		told = append(told, fmt.Sprint(e.Name, " ", e.What, " ", there, " ", len(slices.Collect(reg.All()))))
+		events = append(events, fmt.Sprint(e.Name, " ", e.What, " ", there, " ", len(slices.Collect(reg.All()))))
 	})
-	reg.MustAdd(&beacon{"b"})
+	reg.MustAdd(beacon("b"))
 	stop()
-	require.Equal(t, []string{"a lit true 1", "b lit true 2"}, told[:2])
+	require.Equal(t, []string{"a lit true 1", "b lit true 2"}, events[:2])
 }

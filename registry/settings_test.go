@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"runtime"
 	"strings"
 	"sync"
@@ -21,11 +22,12 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/hedge"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// A fakeConfig has a field of each kind that settings know.
+// A fakeConfig has a field of each type that settings support.
 type fakeConfig struct {
 	Name    string
 	Count   int
@@ -43,15 +45,15 @@ type fakeConfig struct {
 	Hook    func()
 	Any     any
 	promoted
-	hidden int //lint:ignore U1000 a file cannot reach it
+	hidden int //lint:ignore U1000 a settings file cannot set it
 }
 
 type promoted struct{ Deep int }
 
-// A chain holds nothing that a file could say.
+// A chain has no field that a settings file can hold.
 type chain struct{ Next *chain }
 
-// A label reads itself from a text, and has no method that writes it.
+// A label unmarshals text, but does not marshal it.
 type label struct{ text string }
 
 func (l label) String() string { return l.text }
@@ -60,7 +62,7 @@ func (l *label) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// A length is written otherwise than it is printed.
+// A length has a text that differs from how fmt prints it.
 type length int
 
 func (l length) MarshalText() ([]byte, error) { return fmt.Appendf(nil, "%dm", int(l)), nil }
@@ -101,32 +103,46 @@ func (c fakeConfig) Validate() error {
 	return errors.Join(errs...)
 }
 
-// A fake is a policy that describes itself.
+// A fake is a policy with a settable Config.
 type fake struct {
-	name    string
-	mu      sync.Mutex
-	cfg     fakeConfig
-	updates int
-	refuse  error // by a Change that is not dry
-	observe []func(context.Context, any)
-	watched int
+	name      string
+	mu        sync.Mutex
+	cfg       fakeConfig
+	updates   int
+	refuse    error // returned by an Update that is not a dry run
+	observers []func(context.Context, policy.Event)
+	observing int // observers that have not stopped
 }
 
-func (f *fake) Name() string { return f.name }
-func (f *fake) Kind() string { return "fake" }
-func (f *fake) Settings() any {
+var _ policy.Describer = (*fake)(nil)
+
+func (f *fake) Describe() policy.Description {
+	return policy.Description{
+		Kind: "fake",
+		Name: f.name,
+		Metrics: func() []policy.Metric {
+			return []policy.Metric{{Name: "fake.calls{outcome=ok,by=test}", Counter: true, Value: 17}}
+		},
+		Config:  f.config,
+		Update:  f.update,
+		Observe: f.observe,
+	}
+}
+
+func (f *fake) config() any {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.cfg
 }
-func (f *fake) Change(dry bool, change func(any) error) error {
+
+func (f *fake) update(dryRun bool, change func(any) error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	cfg := f.cfg
 	if err := change(&cfg); err != nil {
 		return err
 	}
-	if err := cfg.Validate(); err != nil || dry {
+	if err := cfg.Validate(); err != nil || dryRun {
 		return err
 	}
 	if f.refuse != nil {
@@ -136,34 +152,19 @@ func (f *fake) Change(dry bool, change func(any) error) error {
 	f.updates++
 	return nil
 }
-func (f *fake) Figures() []registry.Figure {
-	return []registry.Figure{{Name: "fake.calls{outcome=ok,by=test}", Counter: true, Value: 17}}
-}
-func (f *fake) ObserveAny(o func(context.Context, any)) func() {
-	f.watched++
-	f.observe = append(f.observe, o)
-	n := len(f.observe) - 1
-	return func() { f.watched--; f.observe[n] = func(context.Context, any) {} }
-}
-func (f *fake) tell(e registry.Event) {
-	for _, o := range f.observe {
-		o(context.Background(), fakeEvent{e})
-	}
+
+func (f *fake) observe(o func(context.Context, policy.Event)) (stop func()) {
+	f.observing++
+	f.observers = append(f.observers, o)
+	n := len(f.observers) - 1
+	return func() { f.observing--; f.observers[n] = func(context.Context, policy.Event) {} }
 }
 
-// A fakeEvent describes itself as that Event.
-type fakeEvent struct{ registry.Event }
-
-func (e fakeEvent) Level() int { return int(e.Event.Level) }
-func (e fakeEvent) Fields(yield func(string, any)) {
-	yield("event", e.What)
-	if e.Key != "" {
-		yield("key", e.Key)
+// notify has an event, whose kind and name the registry fills in.
+func (f *fake) notify(e policy.Event) {
+	for _, o := range f.observers {
+		o(context.Background(), e)
 	}
-	for _, a := range e.Attrs {
-		yield(a.Key, a.Value.Any())
-	}
-	yield("err", e.Err)
 }
 
 func newFakes(names ...string) (*registry.Registry, []*fake) {
@@ -177,7 +178,7 @@ func newFakes(names ...string) (*registry.Registry, []*fake) {
 	return reg, all
 }
 
-func TestApplyChangesWhatTheFileSays(t *testing.T) {
+func TestApplySetsFieldsOfEachType(t *testing.T) {
 	reg, f := newFakes("users", "orders")
 	report, err := reg.Apply([]byte(`{
 		"fake/users": {
@@ -215,7 +216,7 @@ fake/users.Waits: null -> ["1s"]`, report.String())
 	require.Nil(t, f[0].cfg.Shares)
 }
 
-func TestSettingsAreWhatApplyReads(t *testing.T) {
+func TestSettingsCanBeApplied(t *testing.T) {
 	reg, f := newFakes("users", "orders")
 	dump := reg.Settings()
 	require.Equal(t, `{
@@ -250,8 +251,7 @@ func TestSettingsAreWhatApplyReads(t *testing.T) {
 	require.Equal(t, 6, f[1].cfg.Count)
 }
 
-// Of some policies nothing can change under way.
-func TestSettingsLeaveOutWhatCannotChange(t *testing.T) {
+func TestSettingsOmitPoliciesWithoutUpdate(t *testing.T) {
 	reg, _ := newFakes("users")
 	reg.MustAdd(hedge.New[int](hedge.Config{Name: "users", Delay: time.Second}))
 	require.NotContains(t, string(reg.Settings()), "hedge/users")
@@ -261,7 +261,7 @@ func TestSettingsLeaveOutWhatCannotChange(t *testing.T) {
 	require.EqualError(t, err, "hedge/users: has no settings that can change")
 }
 
-func TestApplyListsEveryProblemAndChangesNothing(t *testing.T) {
+func TestApplyReportsEveryProblem(t *testing.T) {
 	reg, f := newFakes("users", "orders", "tenants", "types")
 	_, err := reg.Apply([]byte(`{
 		"fake/orders": {"Count": 6},
@@ -297,15 +297,15 @@ func TestApplyListsEveryProblemAndChangesNothing(t *testing.T) {
 	require.Zero(t, f[0].updates+f[1].updates+f[2].updates+f[3].updates)
 }
 
-func TestApplyValidatesEachPolicyBeforeItChangesAny(t *testing.T) {
+func TestApplyValidatesAllPoliciesFirst(t *testing.T) {
 	reg, f := newFakes("a", "b")
 	_, err := reg.Apply([]byte(`{"fake/a": {"Count": 6}, "fake/b": {"Count": -1, "Share": 2}}`))
 	require.EqualError(t, err, "fake/b: fake.Config.Count is -1: must be 0 or more\nfake/b: fake.Config.Share is 2: must be in [0, 1]")
 	require.Zero(t, f[0].updates)
 }
 
-// A policy may refuse what it would have taken a moment ago: it stays as it was, the others change.
-func TestApplyTellsWhoseChangeWasRefused(t *testing.T) {
+// A policy may reject an update after its dry run succeeded.
+func TestApplyReportsPolicyThatRejectsUpdate(t *testing.T) {
 	reg, f := newFakes("a", "b", "c")
 	f[1].refuse = errors.New("too late")
 	data := []byte(`{"fake/a": {"Count": 6, "Inner": {"Limit": 9}}, "fake/b": {"Count": 7}, "fake/c": {"Count": 8}}`)
@@ -324,24 +324,22 @@ func TestApplyTellsWhoseChangeWasRefused(t *testing.T) {
 	require.Equal(t, report, applied)
 }
 
-// An entry that may be missing is the same entry.
-func TestApplyTakesAPolicyOnceWithOrWithoutAQuestionMark(t *testing.T) {
+func TestApplyRejectsOptionalDuplicate(t *testing.T) {
 	reg, f := newFakes("users")
 	for _, twice := range []string{`{"fake/users": {"Count": 6}, "?fake/users": {"Count": 7}}`, `{"?fake/users": {"Count": 6}, "fake/users": {"Count": 7}}`} {
 		_, err := reg.Apply([]byte(twice))
-		require.ErrorContains(t, err, ": is there twice", twice)
+		require.ErrorContains(t, err, ": occurs twice", twice)
 	}
 	require.Zero(t, f[0].updates)
 }
 
-// Of a name that is there twice encoding/json takes the last, and nobody would be told of the other.
-func TestApplyTakesANameOnce(t *testing.T) {
+func TestApplyRejectsDuplicateNames(t *testing.T) {
 	reg, f := newFakes("users")
 	for text, want := range map[string]string{
-		`{"fake/users": {"Count": 6}, "fake/users": {"Share": 1}}`:                        "fake/users: is there twice",
-		`{"fake/users": {"Share": 1e400, "Share": 1}}`:                                    "fake/users.Share: is there twice",
-		`{"fake/users": {"Count": 6, "Waits": ["1s"], "Count": 7}}`:                       "fake/users.Count: is there twice",
-		`{"fake/users": {"Shares": [], "Inner": {"Limit": 1, "Slow": "1s", "Limit": 2}}}`: "fake/users.Inner.Limit: is there twice",
+		`{"fake/users": {"Count": 6}, "fake/users": {"Share": 1}}`:                        "fake/users: occurs twice",
+		`{"fake/users": {"Share": 1e400, "Share": 1}}`:                                    "fake/users.Share: occurs twice",
+		`{"fake/users": {"Count": 6, "Waits": ["1s"], "Count": 7}}`:                       "fake/users.Count: occurs twice",
+		`{"fake/users": {"Shares": [], "Inner": {"Limit": 1, "Slow": "1s", "Limit": 2}}}`: "fake/users.Inner.Limit: occurs twice",
 	} {
 		_, err := reg.Apply([]byte(text))
 		require.EqualError(t, err, want)
@@ -351,8 +349,8 @@ func TestApplyTakesANameOnce(t *testing.T) {
 	require.Equal(t, 1, f[0].updates)
 }
 
-// What settings name is as they say, also if it was the default.
-func TestApplySetsWhatWasADefault(t *testing.T) {
+// A field that is set to its current default no longer follows other fields.
+func TestApplyPinsADefault(t *testing.T) {
 	reg := registry.New()
 	limit := throttle.New(throttle.Config{Name: "a", Rate: 10})
 	reg.MustAdd(limit)
@@ -370,8 +368,8 @@ func TestApplySetsWhatWasADefault(t *testing.T) {
 	require.Equal(t, 100, limit.Config().Burst)
 }
 
-// What is so already changes nothing, also beside a hook, of which nobody can tell whether it is the same.
-func TestApplyLeavesAloneWhatIsSoAlready(t *testing.T) {
+// Functions in a Config cannot be compared, and must not count as changes.
+func TestApplyWithoutChangeUpdatesNothing(t *testing.T) {
 	reg, f := newFakes("users")
 	f[0].cfg.Hook = func() {}
 	for range 3 {
@@ -381,7 +379,7 @@ func TestApplyLeavesAloneWhatIsSoAlready(t *testing.T) {
 	require.Equal(t, 1, f[0].updates)
 }
 
-// A Group's overflow may have the settings already, and a member that was made otherwise not.
+// The overflow of a Group may have the settings already when a member does not.
 func TestApplyChangesEachMemberOfAGroup(t *testing.T) {
 	reg := registry.New()
 	slots := resilience.NewGroup(func(tenant string) *bulkhead.Bulkhead {
@@ -405,9 +403,7 @@ func TestApplyChangesEachMemberOfAGroup(t *testing.T) {
 	require.Empty(t, report)
 }
 
-// The defaults that follow a field are part of what is validated, and so are named fields
-// that would follow it.
-func TestPreviewValidatesWhatWouldBe(t *testing.T) {
+func TestPreviewValidatesTheResult(t *testing.T) {
 	reg := registry.New()
 	reg.MustAdd(throttle.New(throttle.Config{Name: "a", Rate: 10, Burst: 1}))
 	_, err := reg.Preview([]byte(`{"throttle/a": {"Levels": 3}}`))
@@ -417,25 +413,31 @@ func TestPreviewValidatesWhatWouldBe(t *testing.T) {
 	require.Equal(t, "throttle/a.Burst: 1 -> 10", report.String(), "the default")
 }
 
-// A turns notices that it is updated twice at once.
-type turns struct {
+// A serialPolicy counts updates that run at the same time.
+type serialPolicy struct {
 	fake
-	updating, met atomic.Int64
+	updating, overlaps atomic.Int64
 }
 
-func (p *turns) Change(dry bool, change func(any) error) error {
+func (p *serialPolicy) Describe() policy.Description {
+	d := p.fake.Describe()
+	d.Update = p.update
+	return d
+}
+
+func (p *serialPolicy) update(dryRun bool, change func(any) error) error {
 	if p.updating.Add(1) > 1 {
-		p.met.Add(1)
+		p.overlaps.Add(1)
 	}
 	defer p.updating.Add(-1)
 	for range 10 {
 		runtime.Gosched()
 	}
-	return p.fake.Change(dry, change)
+	return p.fake.update(dryRun, change)
 }
 
-func TestAppliesTakeTurns(t *testing.T) {
-	p := &turns{fake: fake{name: "a"}}
+func TestAppliesAreSerialized(t *testing.T) {
+	p := &serialPolicy{fake: fake{name: "a"}}
 	reg := registry.New()
 	reg.MustAdd(p)
 	var wg sync.WaitGroup
@@ -448,52 +450,67 @@ func TestAppliesTakeTurns(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Zero(t, p.met.Load())
+	require.Zero(t, p.overlaps.Load())
 }
 
-// A mixed is a group of policies with two types of Config: the first has the settings already.
-type mixed struct{ foreign }
+// describer is a policy with this description.
+type describer struct{ d policy.Description }
 
-func (mixed) Settings() any { return &fakeConfig{Count: 6} }
-func (mixed) Change(_ bool, f func(any) error) error {
-	return errors.Join(f(&fakeConfig{Count: 6}), f(&struct{ Count int }{5}))
-}
+func (d *describer) Describe() policy.Description { return d.d }
 
-func TestApplyComparesSettingsOfOneType(t *testing.T) {
+// A group may have members with different types of Config.
+func TestApplyComparesConfigsOfOneType(t *testing.T) {
 	reg := registry.New()
-	reg.MustAdd(mixed{})
+	reg.MustAdd(&describer{policy.Description{
+		Kind: "mixed", Name: "a",
+		Config: func() any { return &fakeConfig{Count: 6} },
+		Update: func(_ bool, change func(any) error) error {
+			return errors.Join(change(&fakeConfig{Count: 6}), change(&struct{ Count int }{5}))
+		},
+	}})
 	require.Contains(t, string(reg.Settings()), `"Count": 6`)
-	report, err := reg.Apply([]byte(`{"foreign/a": {"Count": 6}}`))
+	report, err := reg.Apply([]byte(`{"mixed/a": {"Count": 6}}`))
 	require.NoError(t, err)
 	require.Empty(t, report)
 }
 
-type foreign struct{}
-
-func (foreign) Kind() string { return "foreign" }
-func (foreign) Name() string { return "a" }
-
-type settingsAlone struct{ foreign }
-
-func (settingsAlone) Settings() any { return inner{} }
-
-type changeAlone struct{ foreign }
-
-func (changeAlone) Change(bool, func(any) error) error { return nil }
-
-func TestPolicyNeedsNothingButAKindAndAName(t *testing.T) {
-	for _, p := range []registry.Policy{foreign{}, settingsAlone{}, changeAlone{}} {
+func TestDescriptionNeedsOnlyKindAndName(t *testing.T) {
+	for _, d := range []policy.Description{
+		{},
+		{Config: func() any { return inner{} }},
+		{Config: func() any { return 7 }, Update: func(bool, func(any) error) error { return nil }},
+		{Update: func(bool, func(any) error) error { return nil }},
+	} {
+		d.Kind, d.Name = "bare", "a"
 		reg := registry.New()
-		reg.MustAdd(p)
-		defer reg.Observe(func(context.Context, registry.Event) {})()
-		e, _ := reg.Get("foreign", "a")
-		require.Empty(t, e.Figures())
-		require.NoError(t, e.Health(t.Context()))
-		require.Empty(t, e.Members(9))
+		reg.MustAdd(&describer{d})
+		defer reg.Observe(func(context.Context, policy.Event) {})()
+		e, _ := reg.Get("bare", "a")
+		require.Empty(t, e.Metrics())
+		require.Equal(t, policy.Health{}, e.Health(t.Context()))
+		require.Empty(t, e.Worst(9))
 		require.Equal(t, "{}\n", string(reg.Settings()))
-		_, err := reg.Apply([]byte(`{"foreign/a": {}}`))
-		require.EqualError(t, err, "foreign/a: has no settings that can change")
+		_, err := reg.Apply([]byte(`{"bare/a": {}}`))
+		require.EqualError(t, err, "bare/a: has no settings that can change")
 	}
+}
+
+func TestEntryHasEveryFunction(t *testing.T) {
+	reg := registry.New()
+	reg.MustAdd(&describer{policy.Description{Kind: "bare", Name: "a"}})
+	e, _ := reg.Get("bare", "a")
+	v := reflect.ValueOf(e.Description)
+	for i := range v.NumField() {
+		require.False(t, v.Field(i).IsZero(), v.Type().Field(i).Name)
+	}
+	require.Nil(t, e.Config())
+	require.Nil(t, e.Settings())
+	require.EqualError(t, e.Update(false, func(any) error { panic("called") }), "has no settings that can change")
+	e.Observe(func(context.Context, policy.Event) { panic("called") })()
+	for range e.Members() {
+		t.Error("has a member")
+	}
+	require.False(t, e.InUse())
 }
 
 func TestApplySetsQuotas(t *testing.T) {
@@ -517,7 +534,7 @@ func TestApplySetsQuotas(t *testing.T) {
 	require.Empty(t, report)
 }
 
-// A list is replaced as a whole: without its time zone a quota would begin anew, by UTC.
+// A list is replaced as a whole: without its time zone a quota would start again in UTC.
 func TestApplyKeepsTheTimeZoneOfAQuota(t *testing.T) {
 	tokyo, err := time.LoadLocation("Asia/Tokyo")
 	require.NoError(t, err)
@@ -546,7 +563,7 @@ func TestApplyKeepsTheTimeZoneOfAQuota(t *testing.T) {
 	require.EqualError(t, err, "throttle/users: Quotas[0].In: unknown time zone Mars")
 }
 
-func TestApplyWantsAnObject(t *testing.T) {
+func TestApplyRequiresAnObject(t *testing.T) {
 	reg, _ := newFakes("a")
 	for data, want := range map[string]string{
 		``:                           "registry: settings: must be a JSON object of policies: unexpected end of JSON input",
@@ -589,19 +606,22 @@ func FuzzApply(f *testing.F) {
 	})
 }
 
-func TestAddWantsANameOnceAndAKind(t *testing.T) {
+func TestAddRejectsInvalidPolicies(t *testing.T) {
 	reg, f := newFakes("users")
-	require.EqualError(t, reg.Add(f[0]), "registry: fake/users is there already")
-	require.EqualError(t, reg.Add(&fake{}), "registry: a *registry_test.fake without a name")
-	require.EqualError(t, reg.Add(stranger{}), "registry: a registry_test.stranger does not say what it is: it has no method Kind")
-	require.EqualError(t, reg.Add(byValue{}), "registry: a registry_test.byValue cannot be compared: add a pointer to it")
-	require.False(t, reg.Remove(byValue{}))
-	require.NoError(t, reg.Add(&byValue{}))
-	require.False(t, reg.Remove(&byValue{}), "another one")
-	require.Panics(t, func() { reg.MustAdd(stranger{}) })
-	require.Error(t, reg.Add(stranger{}, &fake{name: "orders"}))
+	unnamed, unkind := &fake{}, &describer{policy.Description{Name: "a"}}
+	require.EqualError(t, reg.Add(f[0]), "registry: fake/users is already registered")
+	require.EqualError(t, reg.Add(unnamed), "registry: a *registry_test.fake has no name")
+	require.EqualError(t, reg.Add(unkind), "registry: a *registry_test.describer has no kind")
+	require.EqualError(t, reg.Add(nil), "registry: policy is nil")
+	require.EqualError(t, reg.Add(mapPolicy{}), "registry: a registry_test.mapPolicy cannot be compared: add a pointer to it")
+	require.False(t, reg.Remove(mapPolicy{}))
+	require.NoError(t, reg.Add(&mapPolicy{}))
+	require.False(t, reg.Remove(&mapPolicy{}), "an equal policy, not the same one")
+	require.Panics(t, func() { reg.MustAdd(unkind) })
+	require.EqualError(t, reg.Add(unkind, &fake{name: "orders"}, unnamed),
+		"registry: a *registry_test.describer has no kind\nregistry: a *registry_test.fake has no name")
 	_, ok := reg.Get("fake", "orders")
-	require.True(t, ok, "the policies beside one that is not added are")
+	require.True(t, ok, "the other policies are added")
 	require.True(t, reg.Remove(f[0]))
 	require.False(t, reg.Remove(f[0]))
 	require.NoError(t, reg.Add(f[0]))
@@ -609,20 +629,15 @@ func TestAddWantsANameOnceAndAKind(t *testing.T) {
 	for e := range reg.All() {
 		names = append(names, e.String())
 	}
-	require.Equal(t, []string{"fake/by value", "fake/orders", "fake/users"}, names)
+	require.Equal(t, []string{"fake/orders", "fake/users", "map/a"}, names)
 }
 
-type stranger struct{}
+// A mapPolicy cannot be compared.
+type mapPolicy map[string]int
 
-func (stranger) Name() string { return "stranger" }
+func (mapPolicy) Describe() policy.Description { return policy.Description{Kind: "map", Name: "a"} }
 
-// A byValue cannot be compared with another.
-type byValue map[string]int
-
-func (byValue) Kind() string { return "fake" }
-func (byValue) Name() string { return "by value" }
-
-func TestAllIsOrderedAndFollowsChanges(t *testing.T) {
+func TestAllIsASortedSnapshot(t *testing.T) {
 	reg := registry.New()
 	all := func() (paths []string) {
 		for e := range reg.All() {
@@ -643,7 +658,7 @@ func TestAllIsOrderedAndFollowsChanges(t *testing.T) {
 	for range before {
 		n++
 	}
-	require.Equal(t, 2, n, "All is the policies at the time of the call")
+	require.Equal(t, 2, n, "the policies at the time of the call")
 }
 
 func TestStringIsJSONForExpvar(t *testing.T) {
@@ -655,44 +670,157 @@ func TestStringIsJSONForExpvar(t *testing.T) {
 	require.Equal(t, "{}", registry.New().String())
 }
 
-func TestObserveSeesPoliciesAddedLaterAndNoneAfterRemove(t *testing.T) {
+func TestObserveFollowsAddAndRemove(t *testing.T) {
 	reg, f := newFakes("a")
-	require.Zero(t, f[0].watched, "a registry without observers does not observe")
+	require.Zero(t, f[0].observing, "a registry without observers observes no policy")
 	var seen []string
-	see := func(_ context.Context, e registry.Event) { seen = append(seen, e.Kind+"/"+e.Name+" "+e.What) }
+	see := func(_ context.Context, e policy.Event) { seen = append(seen, e.Kind+"/"+e.Name+" "+e.What) }
 	stop := reg.Observe(see)
 	late := &fake{name: "late"}
 	reg.MustAdd(late)
-	f[0].tell(registry.Event{What: "changed"})
-	late.tell(registry.Event{What: "refused"})
+	f[0].notify(policy.Event{What: "changed"})
+	late.notify(policy.Event{What: "refused"})
 	require.Equal(t, []string{"fake/a changed", "fake/late refused"}, seen)
 
-	other := reg.Observe(func(context.Context, registry.Event) {})
-	require.Equal(t, 1, late.watched, "a policy is observed once")
+	second := reg.Observe(func(context.Context, policy.Event) {})
+	require.Equal(t, 1, late.observing, "observers share one observation of a policy")
 	reg.Remove(late)
-	late.tell(registry.Event{What: "refused"})
+	late.notify(policy.Event{What: "refused"})
 	require.Len(t, seen, 2)
 	stop()
 	stop()
-	f[0].tell(registry.Event{What: "changed"})
+	f[0].notify(policy.Event{What: "changed"})
 	require.Len(t, seen, 2)
-	require.Equal(t, 1, f[0].watched)
-	other()
-	require.Zero(t, f[0].watched)
+	require.Equal(t, 1, f[0].observing)
+	second()
+	require.Zero(t, f[0].observing)
 	require.True(t, reg.Remove(f[0]))
-	require.Zero(t, f[0].watched, "it ends once")
-	require.Zero(t, late.watched)
+	require.Zero(t, f[0].observing, "stop was called once")
+	require.Zero(t, late.observing)
 }
 
-// A lineWriter collects log lines without their time.
+// newLogger returns a logger that writes lines without their time.
 func newLogger(lines *strings.Builder) *slog.Logger {
-	return slog.New(slog.NewTextHandler(lines, &slog.HandlerOptions{
-		Level: slog.LevelDebug,
-		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey {
-				return slog.Attr{}
+	return slog.New(slog.NewTextHandler(lines, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: withoutTime}))
+}
+
+// withoutTime removes the time of a log line.
+func withoutTime(_ []string, a slog.Attr) slog.Attr {
+	if a.Key == slog.TimeKey {
+		return slog.Attr{}
+	}
+	return a
+}
+
+// A limitsConfig has fields that accept the constants Unlimited and None, and others.
+type limitsConfig struct {
+	Attempts int
+	Ratio    float64
+	MaxWait  time.Duration
+	Pointer  *int
+	Inner    struct{ Queue int }
+	Quotas   []struct{ N int }
+	Offsets  []int // elements are no fields
+	Bytes    int64 // another type
+	Strict   int   // refuses -1
+}
+
+func (c limitsConfig) Validate() error {
+	if c.Strict < 0 {
+		return fmt.Errorf("limits.Config.Strict is %d: must be 0 or more", c.Strict)
+	}
+	return nil
+}
+
+// newLimits returns a registry with a policy whose Config is cfg.
+func newLimits(cfg *limitsConfig) *registry.Registry {
+	reg := registry.New()
+	reg.MustAdd(&describer{policy.Description{
+		Kind: "limits", Name: "a",
+		Config: func() any { return *cfg },
+		Update: func(dryRun bool, change func(any) error) error {
+			next := *cfg
+			err := errors.Join(change(&next), next.Validate())
+			if err == nil && !dryRun {
+				*cfg = next
 			}
-			return a
+			return err
 		},
-	}))
+	}})
+	return reg
+}
+
+func TestConstantsAreText(t *testing.T) {
+	const unlimited, none = -1, -1 << 31
+	var cfg limitsConfig
+	reg := newLimits(&cfg)
+	all := `{"limits/a": {"Attempts": "unlimited", "Ratio": "none", "MaxWait": "unlimited", "Pointer": "none",
+		"Inner": {"Queue": "unlimited"}, "Quotas": [{"N": "none"}], "Offsets": [-1], "Bytes": -1}}`
+	preview, err := reg.Preview([]byte(all))
+	require.NoError(t, err)
+	report, err := reg.Apply([]byte(all))
+	require.NoError(t, err)
+	require.Equal(t, preview, report)
+	n := none
+	want := limitsConfig{Attempts: unlimited, Ratio: none, MaxWait: unlimited, Pointer: &n, Offsets: []int{-1}, Bytes: -1}
+	want.Inner.Queue = unlimited
+	want.Quotas = []struct{ N int }{{none}}
+	require.Equal(t, want, cfg)
+	require.Equal(t, `limits/a.Attempts: 0 -> "unlimited"
+limits/a.Bytes: 0 -> -1
+limits/a.Inner.Queue: 0 -> "unlimited"
+limits/a.MaxWait: "0s" -> "unlimited"
+limits/a.Offsets: null -> [-1]
+limits/a.Pointer: null -> "none"
+limits/a.Quotas: null -> [{"N": "none"}]
+limits/a.Ratio: 0 -> "none"`, report.String())
+	require.JSONEq(t, `{"limits/a": {"Attempts": "unlimited", "Ratio": "none", "MaxWait": "unlimited", "Pointer": "none",
+		"Inner": {"Queue": "unlimited"}, "Quotas": [{"N": "none"}], "Offsets": [-1], "Bytes": -1, "Strict": 0}}`,
+		string(reg.Settings()))
+	report, err = reg.Apply(reg.Settings())
+	require.NoError(t, err)
+	require.Empty(t, report)
+
+	// As numbers they are the same values.
+	_, err = reg.Apply([]byte(`{"limits/a": {"Attempts": -2147483648, "Ratio": -1, "MaxWait": "-1ns"}}`))
+	require.NoError(t, err)
+	require.Equal(t, limitsConfig{Attempts: none, Ratio: unlimited, MaxWait: unlimited},
+		limitsConfig{Attempts: cfg.Attempts, Ratio: cfg.Ratio, MaxWait: cfg.MaxWait})
+	report, err = reg.Apply([]byte(`{"limits/a": {"Attempts": 3, "Ratio": null, "MaxWait": "0s"}}`))
+	require.NoError(t, err)
+	require.Equal(t, `limits/a.Attempts: "none" -> 3
+limits/a.MaxWait: "unlimited" -> "0s"
+limits/a.Ratio: "unlimited" -> 0`, report.String())
+}
+
+func TestConstantsAreValidated(t *testing.T) {
+	var cfg limitsConfig
+	reg := newLimits(&cfg)
+	for text, want := range map[string]string{
+		`{"Strict": "unlimited"}`: "limits/a: limits.Config.Strict is -1: must be 0 or more",
+		`{"Strict": "none"}`:      "limits/a: limits.Config.Strict is -2147483648: must be 0 or more",
+		`{"Strict": "Unlimited"}`: "limits/a: Strict: expected type 'int', got unconvertible type 'string'",
+		`{"MaxWait": "None"}`:     `limits/a: MaxWait: is None: must be a duration in quotes, such as "1.5s"`,
+		`{"Bytes": "unlimited"}`:  "limits/a: Bytes: expected type 'int64', got unconvertible type 'string'",
+	} {
+		_, err := reg.Apply([]byte(`{"limits/a": ` + text + `}`))
+		require.EqualError(t, err, want)
+	}
+	require.Equal(t, limitsConfig{}, cfg)
+}
+
+// The constants of the policies are those that settings know.
+func TestConstantsOfPolicies(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Name: "a", Limit: 1, Queue: 1, MaxWait: -1})
+	reg := registry.New()
+	reg.MustAdd(slots)
+	require.Contains(t, string(reg.Settings()), `"MaxWait": "unlimited"`)
+	report, err := reg.Apply([]byte(`{"bulkhead/a": {"MaxWait": "1s"}}`))
+	require.NoError(t, err)
+	require.Equal(t, `bulkhead/a.MaxWait: "unlimited" -> "1s"`, report.String())
+	_, err = reg.Apply([]byte(`{"bulkhead/a": {"MaxWait": "unlimited"}}`))
+	require.NoError(t, err)
+	require.EqualValues(t, -1, slots.Config().MaxWait)
+	_, err = reg.Apply([]byte(`{"bulkhead/a": {"Limit": "unlimited"}}`))
+	require.ErrorContains(t, err, "bulkhead/a: bulkhead.Config.Limit is -1")
 }

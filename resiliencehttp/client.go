@@ -71,7 +71,7 @@ type ClientConfig struct {
 
 	// Register, if not nil, is called by NewClient with the policies that it has made by
 	// default. It may be the MustAdd of a registry.Registry.
-	Register func(policies ...interface{ Name() string })
+	Register func(policies ...any)
 
 	// Transport, if not nil, has the other fields of the client's [Transport], which is a copy:
 	// its Base, Judge, Hedge and so on. Its Middleware must be nil, and FirstByte and Idle 0.
@@ -107,7 +107,7 @@ func (c ClientConfig) withDefaults() ClientConfig {
 		}
 		c.FirstByte, c.Idle = cmp.Or(c.FirstByte, silence), cmp.Or(c.Idle, silence)
 	}
-	var made []interface{ Name() string }
+	var made []any
 	if c.Retry == nil {
 		retries := resilience.NewGroup(func(string) *retry.Retrier {
 			return retry.New(retry.Config{Name: c.Name, Budget: retry.NewBudget(retry.BudgetConfig{Name: c.Name})})

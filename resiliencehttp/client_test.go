@@ -86,7 +86,7 @@ func newClient(base http.RoundTripper, cfg resiliencehttp.ClientConfig) *client 
 		cfg.Transport = &resiliencehttp.Transport{}
 	}
 	cfg.Transport.Base, cfg.Name = base, "payments"
-	cfg.Register = func(made ...interface{ Name() string }) {
+	cfg.Register = func(made ...any) {
 		for _, p := range made {
 			switch p := p.(type) {
 			case *resilience.Group[string, *retry.Retrier]:
@@ -219,7 +219,7 @@ func TestClientHasItsDefaults(t *testing.T) {
 }
 
 func TestClientConfigIsValidated(t *testing.T) {
-	cfg := resiliencehttp.ClientConfig{Register: func(...interface{ Name() string }) {}}
+	cfg := resiliencehttp.ClientConfig{Register: func(...any) {}}
 	require.EqualError(t, cfg.Validate(), `resiliencehttp.ClientConfig.Name is "": must be set where Register is: a registry finds policies by their names`)
 	require.PanicsWithError(t, cfg.Validate().Error(), func() { resiliencehttp.NewClient(cfg) })
 	require.NoError(t, resiliencehttp.ClientConfig{}.Validate())

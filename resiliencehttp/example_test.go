@@ -103,5 +103,5 @@ func ExampleHealth() {
 	w := httptest.NewRecorder()
 	http.DefaultServeMux.ServeHTTP(w, httptest.NewRequest("GET", "/health", nil))
 	fmt.Print(w.Body)
-	// Output: {"status":"warn","checks":[{"name":"breaker/users","status":"fail","state":"forced open"}]}
+	// Output: {"status":"warn","checks":[{"name":"breaker/users","status":"fail","state":"forced_open"}]}
 }

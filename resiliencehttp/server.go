@@ -2,14 +2,11 @@ package resiliencehttp
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"iter"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/go-resilience/resilience/bulkhead"
 )
@@ -150,75 +147,4 @@ func parseNode(s string) (netip.Addr, bool) {
 		addr = with.Addr()
 	}
 	return addr.Unmap().WithZone(""), true
-}
-
-// Health returns a handler that reports the health of policies, which a *registry.Registry
-// knows: resiliencehttp.Health(reg).
-//
-//	{"status": "warn", "checks": [
-//		{"name": "breaker/mail", "status": "pass", "state": "ok"},
-//		{"name": "breaker/users", "status": "fail", "state": "open"}
-//	]}
-//
-// A policy passes if its error is nil. It fails if the error has a method Failed() bool that
-// returns true, and warns otherwise. Its state is "ok", or what the method HealthState() string
-// of the error returns, or else "ailing". The whole passes if all pass, and warns otherwise, with
-// status 200: to restart a process does not mend what it depends on. The policies are asked with a
-// ctx that ends after a second.
-//
-// Source: Health Endpoint Monitoring in the Cloud Design Patterns catalog
-// (https://learn.microsoft.com/azure/architecture/patterns/health-endpoint-monitoring).
-func Health(policies interface {
-	Health(context.Context) iter.Seq2[string, error]
-}) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			w.Header().Set("Allow", "GET, HEAD")
-			http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
-			return
-		}
-		ctx, cancel := context.WithTimeout(r.Context(), time.Second)
-		defer cancel()
-		all := struct {
-			Status string  `json:"status"`
-			Checks []check `json:"checks"`
-		}{"pass", []check{}}
-		for name, err := range policies.Health(ctx) {
-			c := checkOf(name, err)
-			all.Checks = append(all.Checks, c)
-			if c.Status != "pass" {
-				all.Status = "warn"
-			}
-		}
-		body, _ := json.Marshal(all) // strings
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("Cache-Control", "no-store")
-		_, _ = w.Write(append(body, '\n'))
-	})
-}
-
-type check struct {
-	Name   string `json:"name"`
-	Status string `json:"status"`
-	State  string `json:"state"`
-}
-
-func checkOf(name string, err error) check {
-	if err == nil {
-		return check{name, "pass", "ok"}
-	}
-	c := check{name, "warn", "ailing"}
-	if e, ok := errors.AsType[interface {
-		error
-		Failed() bool
-	}](err); ok && e.Failed() {
-		c.Status = "fail"
-	}
-	if e, ok := errors.AsType[interface {
-		error
-		HealthState() string
-	}](err); ok {
-		c.State = e.HealthState()
-	}
-	return c
 }

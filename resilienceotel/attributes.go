@@ -14,11 +14,11 @@ import (
 // namespace is in front of the names of instruments and attributes.
 const namespace = "resilience."
 
-// Attributes of metrics and spans. Those of figures are named by the figure, too.
+// Attributes of metrics and spans. The name of a metric contains the names of further attributes.
 const (
 	nameKey      = attribute.Key(namespace + "name")       // of a policy, or of a Call or Attempt
 	keyKey       = attribute.Key(namespace + "key")        // of a Group's member that Config.Keys allows
-	outcomeKey   = attribute.Key(namespace + "outcome")    // of metrics as in the figures
+	outcomeKey   = attribute.Key(namespace + "outcome")    // the same texts as in the names of metrics
 	refusedByKey = attribute.Key(namespace + "refused_by") // the policy that refused last: "breaker/users"
 	attemptKey   = attribute.Key(namespace + "attempt")    // the number of an attempt, from 1
 	attemptsKey  = attribute.Key(namespace + "attempts")   // how many attempts a call made

@@ -19,17 +19,14 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// BenchmarkCollect reads the figures of 1000 policies that have made calls, 250 of each of
+// BenchmarkCollect reads the metrics of 1000 policies that have admitted calls, 250 of each of
 // four kinds.
 func BenchmarkCollect(b *testing.B) {
 	s := newSDK(b)
 	reg := registry.New()
 	for i := range 250 {
 		name := fmt.Sprintf("policy-%d", i)
-		for _, p := range []interface {
-			registry.Policy
-			resilience.Policy
-		}{
+		for _, p := range []resilience.Policy{
 			retry.New(retry.Config{Name: name}),
 			breaker.New(breaker.Config{Name: name}),
 			bulkhead.New(bulkhead.Config{Name: name, Limit: 2}),

@@ -17,10 +17,9 @@ type Config struct {
 	TracerProvider trace.TracerProvider
 
 	// Keys reports whether the key of a Group may appear in metrics: kind is that of the
-	// policy, such as "breaker", and name is its name. Observe shows the figures of the
-	// members that it allows, in instruments of their own (resilience.member.*), and looks
-	// at all members in each collection. Keys must allow a bounded number of keys. Nil
-	// means that no key appears.
+	// policy, such as "breaker", and name is its name. Observe exports the metrics of the members that Keys allows
+	// as instruments resilience.member.*, and reads all members in each collection. Keys must allow a bounded
+	// number of keys. Nil means that no key is exported.
 	Keys func(kind, name, key string) bool
 }
 

@@ -23,17 +23,16 @@
 //
 // # Metrics
 //
-// Each figure of a [registry.Registry] is an instrument: the figure breaker.calls with its
-// attribute outcome is resilience.breaker.calls with resilience.outcome and resilience.name,
-// the name of the policy, and in Prometheus resilience_breaker_calls_total with
-// resilience_outcome. A breaker's state is 1 for the state that it is in and 0 for the
-// others, so that states add up over instances.
+// Each metric of the policies in a [registry.Registry] is an instrument: the metric breaker.calls with its
+// attribute outcome is resilience.breaker.calls with resilience.outcome and resilience.name, the name of the
+// policy; in Prometheus it is resilience_breaker_calls_total with resilience_outcome. The metric of a breaker's
+// state is 1 for its current state and 0 for the others, so states can be summed over instances.
 //
-// These histograms come from events; all but one are in seconds:
+// These histograms record events; all except one are in seconds:
 //
 //	resilience.bulkhead.wait.duration  outcome                  calls that waited
 //	resilience.throttle.wait.duration  outcome                  calls that waited
-//	resilience.cache.load.duration     outcome                  loads that have ended, canceled ones aside
+//	resilience.cache.load.duration     outcome                  completed loads, except canceled ones
 //	resilience.retry.call.attempts     outcome                  attempts of calls that were retried or given up
 //	resilience.saga.step.duration      saga, step, op, outcome  attempts of steps
 //	resilience.saga.duration           saga, status             sagas, from start to end
@@ -47,24 +46,24 @@
 // An error.type is what a method ErrorType() string of the error returns, or the type of the
 // error; never its text.
 //
-// With [Config.Keys], the figures of a Group's members are instruments of their own:
-// resilience.member.breaker.state, with resilience.key. Without it no key appears.
+// With [Config.Keys], the metrics of a Group's members are exported as instruments such as
+// resilience.member.breaker.state, with resilience.key. Without it, no key is exported.
 //
 // # Many policies
 //
-// The SDK keeps 2000 attribute sets of an instrument and adds up the others under
-// otel.metric.overflow, where nobody sees which breaker is open. Raise the limit for more
-// than 150 policies of a kind; a saga has 12 sets for each of its steps:
+// The SDK keeps 2000 attribute sets of an instrument and sums up the others under otel.metric.overflow, which does
+// not show which breaker is open. Raise the limit for more than 150 policies of a kind; a saga has 12 sets for
+// each of its steps:
 //
 //	metric.NewMeterProvider(metric.WithReader(reader), metric.WithCardinalityLimit(20_000))
 //
 // # Traces
 //
-// Call and Attempt make spans. Observe sets these attributes on the span that is current when
-// a policy tells of an event:
+// Call and Attempt create spans. Observe sets these attributes on the span that is current when a policy has an
+// event:
 //
 //	resilience.refused_by  the policy that refused last, such as "breaker/users"
-//	resilience.attempts    how many attempts a Retrier made of a call that it retried or gave up
+//	resilience.attempts    the number of attempts of a call that a Retrier retried or gave up
 //	resilience.waited      seconds of the last wait for a slot or a token
 //	resilience.stale       true if a cache served a value past its TTL
 //

@@ -39,7 +39,7 @@ func newSDK(t testing.TB) *otelSDK {
 	return s
 }
 
-func (s *otelSDK) observe(t testing.TB, policies ...registry.Policy) *registry.Registry {
+func (s *otelSDK) observe(t testing.TB, policies ...any) *registry.Registry {
 	t.Helper()
 	reg := registry.New()
 	reg.MustAdd(policies...)

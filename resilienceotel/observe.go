@@ -11,28 +11,27 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 )
 
-// Observe shows the policies of reg as metrics until stop is called. Each collection reads the
-// figures of every policy once. Events of the policies feed the histograms and become attributes of
-// the span that is current.
+// Observe exports the metrics of the policies in reg until stop is called. Each collection reads the metrics of
+// every policy once. Events of the policies are recorded in histograms and as attributes of the current span.
 //
-// Add the policies first, and register the sagas of a Runner: an instrument is made for each figure
-// that there is at the time of Observe. A policy that is added later is shown as far as its figures
-// are those of a policy that was there; otel's error handler is told of any other figure, once. It is
-// an error if there is no figure.
+// Add the policies first, and register the sagas of a Runner: Observe creates an instrument for each metric that
+// the policies have at that time. A metric of a policy that is added later is exported if an earlier policy had
+// it; any other metric is reported once to otel's error handler. Observe returns an error if there is no metric.
 //
-// A counter appears with its first count, as other counters of OpenTelemetry do. If a policy
-// is replaced by another with its name, its counters begin anew. A registry is observed once for a
-// MeterProvider: a second time, its numbers would be added up.
+// A counter is exported from its first count on, like other counters of OpenTelemetry. If a policy is replaced by
+// another with the same name, its counters start at zero. Observe a registry once for each MeterProvider: a
+// second Observe would double the values.
 func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 	m := cfg.meter()
 	o := &observation{reg: reg, keys: cfg.Keys, instruments: map[string]metric.Float64Observable{}}
 	var all []metric.Observable
 	for e := range reg.All() {
-		for _, f := range e.Figures() {
-			made, err := o.announce(m, f)
+		for _, f := range e.Metrics() {
+			made, err := o.create(m, f)
 			if err != nil {
 				return nil, err
 			}
@@ -41,7 +40,7 @@ func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 	}
 	if len(all) == 0 {
 		return nil, errors.New(
-			"resilienceotel: the registry has no policy with figures: add the policies before Observe")
+			"resilienceotel: the registry has no policy with metrics: add the policies before Observe")
 	}
 	callback, err := m.RegisterCallback(o.collect, all...)
 	if err != nil {
@@ -56,34 +55,34 @@ func Observe(reg *registry.Registry, cfg Config) (stop func(), err error) {
 	}), nil
 }
 
-// Instruments are named by the figure, with one of these in front.
+// Prefixes of the names of instruments, which continue with the name of the metric.
 const (
 	policyPrefix = namespace
 	memberPrefix = namespace + "member."
 )
 
-// An observation is what one Observe has made.
+// An observation is the state of one Observe.
 type observation struct {
 	reg         *registry.Registry
 	keys        func(kind, name, key string) bool
-	instruments map[string]metric.Float64Observable // by name; nil for a figure that came too late
+	instruments map[string]metric.Float64Observable // by name; nil for a metric that Observe has not seen
 
 	collecting sync.Mutex
-	sources    map[source]map[string]shown // by name of the figure; it saves making the attributes again
+	sources    map[source]map[string]exported // by name of the metric; caches the attributes
 }
 
-// A source is a policy, or a member of a Group.
+// A source is a policy or a member of a group.
 type source struct{ prefix, kind, name, key string }
 
-// shown is how a figure of a source is shown.
-type shown struct {
+// exported is how a metric of a source is exported.
+type exported struct {
 	instrument metric.Float64Observable
 	options    []metric.ObserveOption
 }
 
-// announce makes the instruments of a figure that has none.
-func (o *observation) announce(m metric.Meter, f registry.Figure) (made []metric.Observable, err error) {
-	what, unit, _ := registry.Parse(f.Name)
+// create creates the instruments of a metric that has none.
+func (o *observation) create(m metric.Meter, f policy.Metric) (made []metric.Observable, err error) {
+	what, unit, _ := f.Parse()
 	prefixes := []string{policyPrefix, memberPrefix}
 	if o.keys == nil {
 		prefixes = prefixes[:1]
@@ -108,38 +107,39 @@ func (o *observation) announce(m metric.Meter, f registry.Figure) (made []metric
 	return made, nil
 }
 
+// collect is the callback of a collection.
 func (o *observation) collect(_ context.Context, to metric.Observer) error {
 	o.collecting.Lock()
 	defer o.collecting.Unlock()
-	sources := make(map[source]map[string]shown, len(o.sources)) // without those that have gone
-	show := func(s source, figures []registry.Figure) {
+	sources := make(map[source]map[string]exported, len(o.sources)) // without removed policies
+	export := func(s source, metrics []policy.Metric) {
 		all := o.sources[s]
-		if all == nil || len(all) > 2*len(figures) { // it may show others each time
-			all = make(map[string]shown, len(figures))
+		if all == nil || len(all) > 2*len(metrics) { // it may have other metrics each time
+			all = make(map[string]exported, len(metrics))
 		}
 		sources[s] = all
-		for _, f := range figures {
-			if f.Counter && f.Value == 0 {
+		for _, m := range metrics {
+			if m.Counter && m.Value == 0 {
 				continue
 			}
-			as, ok := all[f.Name]
+			as, ok := all[m.Name]
 			if !ok {
-				as = o.show(s, f.Name)
-				all[f.Name] = as
+				as = o.export(s, m)
+				all[m.Name] = as
 			}
 			if as.instrument != nil {
-				to.ObserveFloat64(as.instrument, f.Value, as.options...)
+				to.ObserveFloat64(as.instrument, m.Value, as.options...)
 			}
 		}
 	}
 	for e := range o.reg.All() {
-		show(source{prefix: policyPrefix, kind: e.Kind, name: e.Name}, e.Figures())
+		export(source{prefix: policyPrefix, kind: e.Kind, name: e.Name}, e.Metrics())
 		if o.keys == nil {
 			continue
 		}
-		for _, m := range e.Members(math.MaxInt) {
-			if m.Policy != nil && o.keys(e.Kind, e.Name, m.Key) {
-				show(source{prefix: memberPrefix, kind: e.Kind, name: e.Name, key: m.Key}, m.Figures())
+		for _, m := range e.Worst(math.MaxInt) {
+			if o.keys(e.Kind, e.Name, m.Key) {
+				export(source{prefix: memberPrefix, kind: e.Kind, name: e.Name, key: m.Key}, m.Metrics())
 			}
 		}
 	}
@@ -147,23 +147,23 @@ func (o *observation) collect(_ context.Context, to metric.Observer) error {
 	return nil
 }
 
-// show returns how a figure is shown.
-func (o *observation) show(s source, figure string) shown {
-	what, _, attrs := registry.Parse(figure)
+// export returns how a metric is exported.
+func (o *observation) export(s source, m policy.Metric) exported {
+	what, _, attrs := m.Parse()
 	i, known := o.instruments[s.prefix+what]
 	if !known {
 		o.instruments[s.prefix+what] = nil
 		otel.Handle(fmt.Errorf(
-			"resilienceotel: %s of %s/%s is not shown: no policy had this figure when Observe was called",
+			"resilienceotel: %s of %s/%s is not exported: no policy had this metric when Observe was called",
 			s.prefix+what, s.kind, s.name))
 	}
 	kv := make([]attribute.KeyValue, 0, len(attrs)+2)
 	for _, a := range attrs {
 		kv = append(kv, attribute.String(namespace+a.Key, a.Value))
 	}
-	kv = append(kv, nameKey.String(s.name)) // the last of a key wins
+	kv = append(kv, nameKey.String(s.name)) // NewSet keeps the last of a key
 	if s.key != "" {
 		kv = append(kv, keyKey.String(s.key))
 	}
-	return shown{i, []metric.ObserveOption{metric.WithAttributeSet(attribute.NewSet(kv...))}}
+	return exported{i, []metric.ObserveOption{metric.WithAttributeSet(attribute.NewSet(kv...))}}
 }

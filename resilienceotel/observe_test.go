@@ -24,6 +24,7 @@ import (
 	"github.com/go-resilience/resilience/cacheaside"
 	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resilienceotel"
 	"github.com/go-resilience/resilience/retry"
@@ -38,10 +39,10 @@ type trip struct{ Legs int }
 func done(context.Context, *trip) error { return nil }
 
 // everyKind returns a policy of each kind.
-func everyKind() []registry.Policy {
+func everyKind() []any {
 	runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})
 	saga.Register(runner, &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{{Name: "book", Do: done, Undo: done}}})
-	return []registry.Policy{
+	return []any{
 		retry.New(retry.Config{Name: "users"}),
 		retry.NewBudget(retry.BudgetConfig{Name: "users"}),
 		resilience.NewGroup(func(string) *retry.Retrier { return retry.New(retry.Config{Name: "hosts"}) }, resilience.GroupConfig{}),
@@ -61,7 +62,7 @@ func everyKind() []registry.Policy {
 	}
 }
 
-func TestEveryFigureIsAnInstrument(t *testing.T) {
+func TestEveryMetricIsAnInstrument(t *testing.T) {
 	s := newSDK(t)
 	reg := s.observe(t, everyKind()...)
 	e, found := reg.Get("breaker", "users")
@@ -71,8 +72,8 @@ func TestEveryFigureIsAnInstrument(t *testing.T) {
 	metrics, values := s.metrics(t), s.values(t)
 	n := 0
 	for e := range reg.All() {
-		for _, f := range e.Figures() {
-			what, unit, _ := registry.Parse(f.Name)
+		for _, f := range e.Metrics() {
+			what, unit, _ := f.Parse()
 			if f.Counter && f.Value == 0 {
 				require.NotContains(t, linesOf(values), seriesOf(e, f))
 				continue
@@ -98,10 +99,10 @@ func TestEveryFigureIsAnInstrument(t *testing.T) {
 	require.Zero(t, values["resilience.breaker.state{name=users,state=open}"])
 }
 
-// seriesOf returns the line of a figure.
-func seriesOf(e registry.Entry, f registry.Figure) string {
+// seriesOf returns the line of a metric.
+func seriesOf(e registry.Entry, f policy.Metric) string {
 	kv := []string{"name=" + e.Name}
-	what, _, attrs := registry.Parse(f.Name)
+	what, _, attrs := f.Parse()
 	for _, a := range attrs {
 		kv = append(kv, a.Key+"="+a.Value)
 	}
@@ -137,7 +138,7 @@ func TestPoliciesComeAndGo(t *testing.T) {
 	require.Empty(t, s.values(t))
 
 	reg.MustAdd(breaker.New(breaker.Config{Name: "search"}))
-	require.Contains(t, s.values(t), "resilience.breaker.state{name=search,state=closed}", "its figures are known")
+	require.Contains(t, s.values(t), "resilience.breaker.state{name=search,state=closed}", "an earlier policy had its metrics")
 
 	stop()
 	stop()
@@ -171,16 +172,17 @@ func TestGlobalProvidersMayComeLater(t *testing.T) {
 	require.NotContains(t, s.values(t), "resilience.breaker.state{name=users,state=closed}")
 }
 
-// A hoarded policy has a name of its own each time, and keeps weak pointers to them.
-type hoarded struct {
-	custom
-	yielded []weak.Pointer[byte]
+// A hoarded policy has a metric with a new name each time, and weak pointers to the names.
+type hoarded struct{ yielded []weak.Pointer[byte] }
+
+func (h *hoarded) Describe() policy.Description {
+	return policy.Description{Kind: "custom", Name: "mine", Metrics: h.metrics}
 }
 
-func (h *hoarded) Figures() []registry.Figure {
+func (h *hoarded) metrics() []policy.Metric {
 	name := strings.Clone("hoarded{thing=one}")
 	h.yielded = append(h.yielded, weak.Make(unsafe.StringData(name)))
-	return []registry.Figure{{Name: name, Value: 1}}
+	return []policy.Metric{{Name: name, Value: 1}}
 }
 
 func TestRemovedPolicyIsForgotten(t *testing.T) {
@@ -192,42 +194,42 @@ func TestRemovedPolicyIsForgotten(t *testing.T) {
 	require.Empty(t, s.values(t))
 	runtime.GC()
 	for _, name := range p.yielded[1:] { // the first one is the name of an instrument
-		require.Nil(t, name.Value(), "a figure of the removed policy is held")
+		require.Nil(t, name.Value(), "a metric of the removed policy is referenced")
 	}
 	runtime.KeepAlive(reg)
 }
 
-// A custom policy has figures that no policy of this module has. Which, and in which
-// order, may change.
-type custom struct {
-	calls atomic.Int64
+// A custom policy has one more metric each time, in another order.
+type custom struct{ calls atomic.Int64 }
+
+func (c *custom) Describe() policy.Description {
+	return policy.Description{Kind: "custom", Name: "mine", Metrics: c.metrics}
 }
 
-func (*custom) Name() string { return "mine" }
-func (*custom) Kind() string { return "custom" }
-func (c *custom) Figures() (all []registry.Figure) {
+func (c *custom) metrics() (all []policy.Metric) {
 	n := c.calls.Add(1)
 	for i := range n {
-		all = append(all, registry.Figure{Name: fmt.Sprintf("custom.count{thing=%d}", n-i), Counter: true, Value: float64(n - i)})
+		all = append(all, policy.Metric{Name: fmt.Sprintf("custom.count{thing=%d}", n-i), Counter: true, Value: float64(n - i)})
 	}
 	return all
 }
 
-// A fickle policy shows one figure, and later another.
-type fickle struct {
-	custom
-	later atomic.Bool
+// A fickle policy has one metric, and later another.
+type fickle struct{ later atomic.Bool }
+
+func (f *fickle) Describe() policy.Description {
+	return policy.Description{Kind: "custom", Name: "mine", Metrics: f.metrics}
 }
 
-func (f *fickle) Figures() []registry.Figure {
+func (f *fickle) metrics() []policy.Metric {
 	name := "fickle.before"
 	if f.later.Load() {
 		name = "fickle.later"
 	}
-	return []registry.Figure{{Name: name, Value: 1}}
+	return []policy.Metric{{Name: name, Value: 1}}
 }
 
-// handled are the errors that otel's error handler was told of.
+// handled has the errors that otel's error handler received.
 type handled struct {
 	mu  sync.Mutex
 	all []string
@@ -239,8 +241,7 @@ func (h *handled) Handle(err error) {
 	h.all = append(h.all, err.Error())
 }
 
-// A figure that came too late is told of once, and not shown.
-func TestFigureThatComesLater(t *testing.T) {
+func TestLaterMetricIsReportedOnce(t *testing.T) {
 	told := new(handled)
 	otel.SetErrorHandler(told)
 	s := newSDK(t)
@@ -254,7 +255,7 @@ func TestFigureThatComesLater(t *testing.T) {
 	}
 	once := 0
 	for _, text := range told.all {
-		if text == "resilienceotel: resilience.fickle.later of custom/mine is not shown: no policy had this figure when Observe was called" {
+		if text == "resilienceotel: resilience.fickle.later of custom/mine is not exported: no policy had this metric when Observe was called" {
 			once++
 		}
 	}

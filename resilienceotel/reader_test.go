@@ -94,8 +94,8 @@ func TestAttributeSetsOfAPolicy(t *testing.T) {
 		reg.MustAdd(p)
 		for e := range reg.All() {
 			sets := map[string]int{}
-			for _, f := range e.Figures() {
-				what, _, _ := registry.Parse(f.Name)
+			for _, f := range e.Metrics() {
+				what, _, _ := f.Parse()
 				sets[what]++
 			}
 			for _, n := range sets {

@@ -4,17 +4,15 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/policy"
 )
 
-// A recorder feeds the histograms that no figure can be, and the current span, with the
-// events of policies.
+// A recorder records the events of policies in histograms, which a metric cannot be, and in the current span.
 type recorder struct {
 	keys                                           func(kind, name, key string) bool
 	bulkhead, throttle, load, step, saga, attempts metric.Float64Histogram
@@ -37,7 +35,7 @@ func newRecorder(m metric.Meter, keys func(kind, name, key string) bool) *record
 }
 
 // event is the observer of a registry.
-func (r *recorder) event(ctx context.Context, e registry.Event) {
+func (r *recorder) event(ctx context.Context, e policy.Event) {
 	span := trace.SpanFromContext(ctx)
 	if e.What == "refused" && span.IsRecording() {
 		span.SetAttributes(refusedByKey.String(e.Kind + "/" + e.Name))
@@ -60,10 +58,10 @@ func (r *recorder) event(ctx context.Context, e registry.Event) {
 		if e.What == "ended" {
 			attempts := e.Attr("attempts").Int64()
 			span.SetAttributes(attemptsKey.Int64(attempts))
-			r.attempts.Record(ctx, float64(attempts), r.with(e, outcomeKey.String(snake(text(e, "outcome"))))...)
+			r.attempts.Record(ctx, float64(attempts), r.with(e, outcomeKey.String(text(e, "outcome")))...)
 		}
 	case "cache":
-		if e.What == "served stale" {
+		if e.What == "served_stale" {
 			span.SetAttributes(staleKey.Bool(true))
 		}
 		if o := outcomeOfLoad(e); o != "" {
@@ -74,7 +72,7 @@ func (r *recorder) event(ctx context.Context, e registry.Event) {
 		case "attempted":
 			r.step.Record(ctx, inSeconds(took), r.with(e,
 				sagaKey.String(text(e, "saga")), stepKey.String(text(e, "step")),
-				opKey.String(text(e, "op")), outcomeKey.String(snake(text(e, "outcome"))))...)
+				opKey.String(text(e, "op")), outcomeKey.String(text(e, "outcome")))...)
 		case "completed", "compensated", "abandoned":
 			r.saga.Record(ctx, inSeconds(took), r.with(e,
 				sagaKey.String(text(e, "saga")), statusKey.String(text(e, "status")))...)
@@ -82,15 +80,15 @@ func (r *recorder) event(ctx context.Context, e registry.Event) {
 	}
 }
 
-// text returns a detail of an event, or "".
-func text(e registry.Event, name string) string {
-	if v := e.Attr(name); v.Kind() == slog.KindString {
+// text returns the text of an attribute of an event, or "" if the event does not have it.
+func text(e policy.Event, name string) string {
+	if v := e.Attr(name); !v.Equal(slog.Value{}) {
 		return v.String()
 	}
 	return ""
 }
 
-// inSeconds returns a duration of an event, which leaves out one of zero.
+// inSeconds returns an attribute in seconds. Events omit durations of zero.
 func inSeconds(took slog.Value) float64 {
 	if took.Kind() != slog.KindDuration {
 		return 0
@@ -98,19 +96,18 @@ func inSeconds(took slog.Value) float64 {
 	return took.Duration().Seconds()
 }
 
-// outcomeOfLoad returns the outcome of a load, as in the figure cache.loads, or "" for
-// any other event.
-func outcomeOfLoad(e registry.Event) string {
+// outcomeOfLoad returns the outcome of a load, as in the metric cache.loads, or "" for any other event.
+func outcomeOfLoad(e policy.Event) string {
 	switch e.What {
 	case "loaded":
 		return "loaded"
-	case "not found":
+	case "not_found":
 		return "not_found"
-	case "load answered":
+	case "load_answered":
 		return "answered"
-	case "load refused":
+	case "load_refused":
 		return "refused"
-	case "load failed":
+	case "load_failed":
 		if _, panicked := errors.AsType[interface {
 			error
 			Stack() []byte
@@ -128,14 +125,11 @@ func outcomeOfLoad(e registry.Event) string {
 	return ""
 }
 
-// with returns attributes besides those of the policy.
-func (r *recorder) with(e registry.Event, more ...attribute.KeyValue) []metric.RecordOption {
+// with returns more attributes and those of the policy.
+func (r *recorder) with(e policy.Event, more ...attribute.KeyValue) []metric.RecordOption {
 	kv := append(more, nameKey.String(e.Name))
 	if e.Key != "" && r.keys != nil && (e.Kind == "bulkhead" || e.Kind == "throttle") && r.keys(e.Kind, e.Name, e.Key) {
 		kv = append(kv, keyKey.String(e.Key))
 	}
 	return []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(kv...))}
 }
-
-// snake writes a text as the attributes of figures are.
-func snake(text string) string { return strings.ReplaceAll(text, " ", "_") }

@@ -17,6 +17,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/bulkhead/adaptive"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/resilienceotel"
@@ -74,7 +75,7 @@ func readDoc(t *testing.T, file string) string {
 	return string(text)
 }
 
-// Each figure and each metric that the runbook and the package comment name is there.
+// Each metric and each metric that the runbook and the package comment name is there.
 func TestDocsNameWhatThereIs(t *testing.T) {
 	known := instruments(t)
 	attributes := map[string]bool{}
@@ -89,7 +90,7 @@ func TestDocsNameWhatThereIs(t *testing.T) {
 	reg := registry.New()
 	reg.MustAdd(everyKind()...)
 	for e := range reg.All() {
-		for _, f := range e.Figures() {
+		for _, f := range e.Metrics() {
 			note(known, attributes, f.Name)
 		}
 	}
@@ -104,8 +105,8 @@ func TestDocsNameWhatThereIs(t *testing.T) {
 	}
 
 	runbook := readDoc(t, "../docs/runbook.md")
-	figure := regexp.MustCompile("`((?:retry|budget|hedge|breaker|bulkhead|throttle|cache|lease|saga|resilience)(?:\\.[a-z_]+)+)")
-	named := figure.FindAllStringSubmatch(runbook, -1)
+	metric := regexp.MustCompile("`((?:retry|budget|hedge|breaker|bulkhead|throttle|cache|lease|saga|resilience)(?:\\.[a-z_]+)+)")
+	named := metric.FindAllStringSubmatch(runbook, -1)
 	require.Greater(t, len(named), 20)
 	for _, m := range named {
 		require.True(t, known[m[1]], "the runbook: %s", m[1])
@@ -151,12 +152,12 @@ func TestRunbookSettings(t *testing.T) {
 	}
 }
 
-// figuresOf returns the figures of a policy that are not zero.
-func figuresOf(t *testing.T, reg *registry.Registry, kind, name string) (lines []string) {
+// metricsOf returns the metrics of a policy that are not zero.
+func metricsOf(t *testing.T, reg *registry.Registry, kind, name string) (lines []string) {
 	t.Helper()
 	e, found := reg.Get(kind, name)
 	require.True(t, found)
-	for _, f := range e.Figures() {
+	for _, f := range e.Metrics() {
 		if f.Value != 0 {
 			lines = append(lines, fmt.Sprint(f.Name, " ", f.Value))
 		}
@@ -179,10 +180,10 @@ func TestRunbookQuota(t *testing.T) {
 			return made
 		}
 		require.Equal(t, 2, use(5))
-		require.Contains(t, figuresOf(t, reg, "throttle", "tenants"), "throttle.calls{outcome=refused,reason=over_the_quota} 3")
+		require.Contains(t, metricsOf(t, reg, "throttle", "tenants"), "throttle.calls{outcome=refused,reason=over_the_quota} 3")
 		require.EqualValues(t, 2, tenants.Stats().Spent, "refused calls spend nothing")
 		e, _ := reg.Get("throttle", "tenants")
-		require.NoError(t, e.Health(t.Context()))
+		require.Equal(t, policy.Health{}, e.Health(t.Context()))
 
 		_, err := reg.Apply([]byte(`{"throttle/tenants": {"Config": {"Quotas": [{"N": 5, "Per": "day"}]}}}`))
 		require.NoError(t, err)
@@ -224,12 +225,12 @@ func TestRunbookStalledSaga(t *testing.T) {
 		}
 
 		time.Sleep(6 * time.Minute)
-		figures := figuresOf(t, reg, "saga", "worker")
-		require.Contains(t, figures, "saga.stalls 3")
-		require.NotContains(t, strings.Join(figures, "\n"), "saga.held", "it holds no place while it waits")
+		metrics := metricsOf(t, reg, "saga", "worker")
+		require.Contains(t, metrics, "saga.stalls 3")
+		require.NotContains(t, strings.Join(metrics, "\n"), "saga.held", "it holds no place while it waits")
 		require.Equal(t, saga.Running, status("waits"))
 		time.Sleep(5 * time.Minute)
-		require.Contains(t, figuresOf(t, reg, "saga", "worker"), "saga.stalls 6", "after twice the attempts")
+		require.Contains(t, metricsOf(t, reg, "saga", "worker"), "saga.stalls 6", "after twice the attempts")
 		require.NoError(t, runner.Operate(t.Context(), "by-hand", saga.Operation{Action: saga.ActionSkip, Step: "ship", Note: "shipped by hand"}))
 		closed = false
 		require.NoError(t, runner.Operate(t.Context(), "retried", saga.Operation{Action: saga.ActionRetry, Note: "the warehouse is open"}))
@@ -255,9 +256,9 @@ func TestRunbookAdaptiveLimit(t *testing.T) {
 	require.Equal(t, 32, slots.Stats().Limit)
 }
 
-// note notes the name of a figure, with its unit and without, and its attributes.
+// note adds the name of a metric, with and without its unit, to known, and its attributes to attributes.
 func note(known, attributes map[string]bool, name string) {
-	what, _, attrs := registry.Parse(name)
+	what, _, attrs := policy.Metric{Name: name}.Parse()
 	known[what] = true
 	with, _, _ := strings.Cut(name, "{")
 	known[with] = true

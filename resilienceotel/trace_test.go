@@ -282,8 +282,8 @@ func TestManyCallsAtOnce(t *testing.T) {
 	require.Len(t, s.spans.GetSpans(), 1600)
 }
 
-// The histogram of loads and the figure that counts them mean the same by an outcome.
-func TestLoadsHaveTheOutcomesOfTheFigure(t *testing.T) {
+// The histogram of loads has the same outcomes as the metric that counts them.
+func TestLoadHistogramHasOutcomesOfMetric(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSDK(t)
 		users := cacheaside.New(cacheaside.Config[string, int]{Name: "users", LoadTimeout: time.Second,

@@ -1,4 +1,4 @@
-// The live part of the console: it draws the figures that are in the page, and while somebody sees it
+// The live part of the console: it draws the metrics that are in the page, and while somebody sees it
 // fetches it again each second and takes over what is new. Without it the page shows how things were
 // when it was loaded.
 "use strict";
@@ -104,7 +104,7 @@ function drawSpark(el, spark) {
 const meaning = {
   success: 1, admitted: 1, hit: 1, first_try: 1, loaded: 1, accepted: 1, done: 1, first_won: 1, allowed: 1, elected: 1, closed: 5, completed: 5, started: 1,
   failure: 2, exhausted: 2, failed: 2, open: 2, stuck: 2, lost: 2, throttled: 2,
-  refused: 3, stale: 3, recovered: 5, over_budget: 3, "half-open": 3, half_open: 3, compensated: 4, "forced-open": 4, forced_open: 4, hedge_won: 4,
+  refused: 3, stale: 3, recovered: 5, over_budget: 3, half_open: 3, compensated: 4, forced_open: 4, hedge_won: 4,
   ignored: 6, disabled: 6, miss: 4, not_found: 6, canceled: 6,
 };
 
@@ -139,9 +139,9 @@ function color(f, i, taken) {
 
 let charts = [];
 
-function drawCharts(home, figures) {
+function drawCharts(home, metrics) {
   const byName = new Map();
-  for (const f of figures) byName.set(f.name, [...(byName.get(f.name) || []), f]);
+  for (const f of metrics) byName.set(f.name, [...(byName.get(f.name) || []), f]);
   if (document.getElementById("strip")) byName.delete([...byName.keys()].find((name) => name.endsWith(".state")));
   const known = new Map(charts.map((c) => [c.name, c]));
   charts = [...byName].map(([name, all]) => {
@@ -203,20 +203,23 @@ function drawChart(c) {
   c.max.textContent = shown.length ? "max " + short(most) + " " + unitOf(c.all[0]) : "";
 }
 
+// words returns a state as text: "forced open".
+function words(state) { return state.replaceAll("_", " "); }
+
 function drawStrip(el, runs) {
   const total = runs.reduce((n, r) => n + r.seconds, 0);
   let x = KEPT - total;
   el.replaceChildren(...runs.map((r) => {
     const rect = svg("rect", { class: r.state, x, y: 0, width: r.seconds, height: 18 });
     const title = svg("title", {});
-    title.textContent = r.state + " for " + r.seconds + " s";
+    title.textContent = words(r.state) + " for " + r.seconds + " s";
     rect.append(title);
     x += r.seconds;
     return rect;
   }));
   el.parentElement.querySelector(".legend").replaceChildren(...[...new Set(runs.map((r) => r.state))].map((s) => {
     const n = runs.filter((r) => r.state === s).reduce((n, r) => n + r.seconds, 0);
-    return html("li", {}, html("i", { class: s }), s + " ", html("b", {}, n < 120 ? n + " s" : Math.round(n / 60) + " min"));
+    return html("li", {}, html("i", { class: s }), words(s) + " ", html("b", {}, n < 120 ? n + " s" : Math.round(n / 60) + " min"));
   }));
 }
 

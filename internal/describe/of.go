@@ -2,6 +2,7 @@ package describe
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
@@ -83,12 +84,11 @@ func HealthOf(err error) policy.Health {
 		return policy.Health{}
 	}
 	h := policy.Health{Status: policy.Warn, Err: err}
-	if a, ok := err.(interface {
-		HealthState() string
-		HealthDetail() string
-		Unwrap() error
-	}); ok {
-		h.State, h.Detail, h.Err = a.HealthState(), a.HealthDetail(), a.Unwrap()
+	if a, ok := err.(interface{ HealthState() string }); ok {
+		h.State, h.Err = a.HealthState(), errors.Unwrap(err)
+	}
+	if a, ok := err.(interface{ HealthDetail() string }); ok {
+		h.Detail = a.HealthDetail()
 	}
 	if f, ok := err.(interface{ Failed() bool }); ok && f.Failed() {
 		h.Status = policy.Fail

@@ -72,7 +72,7 @@ func TestQuickstartInABrowser(t *testing.T) {
 	p.shows("It refuses all calls until it is enabled.")
 	p.click(`button[name=sure]`)
 	p.shows("The breaker was forced open.")
-	p.shows("forced-open")
+	p.shows("forced open")
 	p.click(`button[value=enable]`)
 	p.shows("The breaker was enabled.")
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A policy that was written in another module appears in a registry, in a console and as metrics,
-// as those of this one do.
+// A policy of another module appears in a registry, in a console, in a health endpoint and as metrics.
 func TestPolicyOfAnotherModule(t *testing.T) {
 	root, err := filepath.Abs("../../..")
 	require.NoError(t, err)
@@ -43,16 +42,18 @@ func TestPolicyOfAnotherModule(t *testing.T) {
 	require.Equal(t, `settings: gate/visitors.Limit: 1 -> 2
 settings: gate/visitors: Limit is 0: must be 1 or more
 event: gate visitors refused WARN [passed=2]
-figures: {"gate/visitors":{"gate.calls{outcome=passed}":2,"gate.full_ratio":1}}
-health: gate/visitors all of 2 have passed
+metrics: {"gate/visitors":{"gate.calls{outcome=passed}":2,"gate.calls{outcome=refused}":1,"gate.full_ratio":1}}
+health: gate/visitors warn full all of 2 have passed
+health: {"status":"warn","checks":[{"name":"gate/visitors","status":"warn","state":"full"}]}
 console: visitors true
-console: ailing true
+console: full true
 console: all of 2 have passed true
 console: gate.calls true
 console: outcome = passed true
 console: &#34;Limit&#34;: 2 true
 console: gate.full true
-metric: resilience.gate.calls  2
+metric: resilience.gate.calls  resilience.name=visitors,resilience.outcome=passed 2
+metric: resilience.gate.calls  resilience.name=visitors,resilience.outcome=refused 1
 metric: resilience.gate.full 1 1
 `, string(text))
 }

@@ -1,97 +1,122 @@
-// Program outside has a policy of its own, and shows it in a registry, in a console and as a
-// metric. It is in no module of this repository: TestPolicyOfAnotherModule builds it in one of
-// its own.
+// Program outside has a policy of its own, and shows it in a registry, in a console, in a health endpoint and as
+// metrics. It is in no module of this repository: TestPolicyOfAnotherModule builds it in a module of its own.
 package main
 
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
+	"go.opentelemetry.io/otel/attribute"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/go-resilience/resilience/console"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
+	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/resilienceotel"
 )
 
+// Config configures a gate.
 type Config struct{ Limit int }
 
-// A gate lets so many calls through, ever.
+// A gate admits Limit calls in total.
 type gate struct {
 	mu        sync.Mutex
 	cfg       Config
-	passed    int
-	observers []func(context.Context, any)
+	stats     Stats
+	observers []func(context.Context, Event)
 }
 
-type refused struct{ passed int }
+var _ policy.Describer = (*gate)(nil)
 
-func (refused) Level() int { return 4 }
-func (e refused) Fields(yield func(name string, value any)) {
-	yield("event", "refused")
-	yield("passed", e.passed)
+// Stats are the statistics of a gate.
+type Stats struct {
+	Passed  int     `counter:"calls{outcome=passed}"`
+	Refused int     `counter:"calls{outcome=refused}"`
+	Full    float64 `gauge:"full_ratio"`
 }
 
-func (g *gate) Kind() string { return "gate" }
-func (g *gate) Name() string { return "visitors" }
+// An Event is a refusal.
+type Event struct{ Passed int }
 
-func (g *gate) Figures() []registry.Figure {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return []registry.Figure{
-		{Name: "gate.calls{outcome=passed}", Counter: true, Value: float64(g.passed)},
-		{Name: "gate.full_ratio", Value: float64(g.passed) / float64(g.cfg.Limit)},
+// Describe returns the description of g.
+func (g *gate) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "gate",
+		Name:    "visitors",
+		Metrics: func() []policy.Metric { return policy.Metrics("gate", g.Stats()) },
+		Health:  g.health,
+		Config:  func() any { return g.config() },
+		Update:  g.update,
+		Observe: policy.Events(g.Observe, describe),
 	}
 }
 
-func (g *gate) Health() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.passed < g.cfg.Limit {
-		return nil
+func describe(e Event) policy.Event {
+	return policy.Event{
+		Kind: "gate", Name: "visitors", What: "refused", Level: slog.LevelWarn,
+		Attrs: []slog.Attr{slog.Int("passed", e.Passed)},
 	}
-	return fmt.Errorf("all of %d have passed", g.cfg.Limit)
 }
 
-func (g *gate) Settings() any {
+func (g *gate) Stats() Stats {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := g.stats
+	s.Full = float64(s.Passed) / float64(g.cfg.Limit)
+	return s
+}
+
+func (g *gate) health(context.Context) policy.Health {
+	if s := g.Stats(); s.Full >= 1 {
+		return policy.Health{Status: policy.Warn, State: "full", Detail: fmt.Sprintf("all of %d have passed", s.Passed)}
+	}
+	return policy.Health{}
+}
+
+func (g *gate) config() Config {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.cfg
 }
 
-func (g *gate) Change(dry bool, f func(cfg any) error) error {
+func (g *gate) update(dryRun bool, change func(cfg any) error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	next := g.cfg
-	if err := f(&next); err != nil {
+	if err := change(&next); err != nil {
 		return err
 	}
 	if next.Limit < 1 {
 		return fmt.Errorf("Limit is %d: must be 1 or more", next.Limit)
 	}
-	if !dry {
+	if !dryRun {
 		g.cfg = next
 	}
 	return nil
 }
 
-func (g *gate) Observe(f func(context.Context, any)) (stop func()) {
+func (g *gate) Observe(f func(context.Context, Event)) (stop func()) {
 	g.observers = append(g.observers, f)
 	return func() { g.observers = nil }
 }
 
 func (g *gate) pass(ctx context.Context) {
 	g.mu.Lock()
-	full := g.passed == g.cfg.Limit
-	if !full {
-		g.passed++
+	full := g.stats.Passed == g.cfg.Limit
+	if full {
+		g.stats.Refused++
+	} else {
+		g.stats.Passed++
 	}
-	e := refused{g.passed}
+	e := Event{g.stats.Passed}
 	g.mu.Unlock()
 	for _, f := range g.observers {
 		if full {
@@ -113,7 +138,7 @@ func main() {
 	g := &gate{cfg: Config{Limit: 1}}
 	reg := registry.New()
 	reg.MustAdd(g)
-	reg.Observe(func(_ context.Context, e registry.Event) {
+	reg.Observe(func(_ context.Context, e policy.Event) {
 		fmt.Println("event:", e.Kind, e.Name, e.What, e.Level, e.Attrs)
 	})
 	reader := sdkmetric.NewManualReader()
@@ -126,17 +151,20 @@ func main() {
 	for range 3 {
 		g.pass(ctx)
 	}
-	fmt.Println("figures:", reg)
-	for name, err := range reg.Health(ctx) {
-		fmt.Println("health:", name, err)
+	fmt.Println("metrics:", reg)
+	for name, h := range reg.Health(ctx) {
+		fmt.Println("health:", name, h.Status, h.State, h.Detail)
 	}
+	health := httptest.NewRecorder()
+	resiliencehttp.Health(reg).ServeHTTP(health, httptest.NewRequest("GET", "/health", nil))
+	fmt.Print("health: ", health.Body)
 
 	page := console.New(reg, console.Config{Show: console.Show{Errors: true}})
 	defer page.Close()
 	w := httptest.NewRecorder()
 	page.ServeHTTP(w, httptest.NewRequest("GET", "/policy?kind=gate&name=visitors", nil))
 	for _, text := range []string{
-		"visitors", "ailing", "all of 2 have passed", "gate.calls", "outcome = passed",
+		"visitors", "full", "all of 2 have passed", "gate.calls", "outcome = passed",
 		"&#34;Limit&#34;: 2", "gate.full",
 	} {
 		fmt.Println("console:", text, strings.Contains(w.Body.String(), text))
@@ -150,7 +178,13 @@ func main() {
 		for _, m := range scope.Metrics {
 			switch data := m.Data.(type) {
 			case metricdata.Sum[float64]:
-				fmt.Println("metric:", m.Name, m.Unit, data.DataPoints[0].Value)
+				var lines []string // in any order
+				for _, p := range data.DataPoints {
+					attrs := p.Attributes.Encoded(attribute.DefaultEncoder())
+					lines = append(lines, fmt.Sprintln("metric:", m.Name, m.Unit, attrs, p.Value))
+				}
+				slices.Sort(lines)
+				fmt.Print(strings.Join(lines, ""))
 			case metricdata.Gauge[float64]:
 				fmt.Println("metric:", m.Name, m.Unit, data.DataPoints[0].Value)
 			}

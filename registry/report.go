@@ -1,0 +1,58 @@
+package registry
+
+import (
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strings"
+)
+
+// A Report lists settings that have changed, sorted by path.
+type Report []Change
+
+// A Change is a setting that has changed.
+type Change struct {
+	Path string `json:"path"` // "breaker/users.ConsecutiveFailures"
+	From string `json:"from"` // the effective value before, as JSON
+	To   string `json:"to"`   // the effective value after, as JSON
+}
+
+// String returns a line for each change: "breaker/users.ConsecutiveFailures: 5 -> 10".
+func (r Report) String() string {
+	var b strings.Builder
+	for _, c := range r {
+		fmt.Fprintf(&b, "%s: %s -> %s\n", c.Path, c.From, c.To)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// LogValue returns a group with an attribute for each change.
+func (r Report) LogValue() slog.Value {
+	attrs := make([]slog.Attr, len(r))
+	for i, c := range r {
+		attrs[i] = slog.String(c.Path, c.From+" -> "+c.To)
+	}
+	return slog.GroupValue(attrs...)
+}
+
+// compare appends to report the fields below path whose given value has changed from given to next, if their
+// effective value has changed from before to after.
+func compare(report Report, path string, given, next, before, after reflect.Value) Report {
+	for i := range given.NumField() {
+		f := given.Type().Field(i)
+		if !settable(f) {
+			continue
+		}
+		path := path + "." + f.Name
+		given, next, before, after := given.Field(i), next.Field(i), before.Field(i), after.Field(i)
+		if f.Type.Kind() == reflect.Struct && !isText(f.Type) {
+			report = compare(report, path, given, next, before, after)
+			continue
+		}
+		from, to := string(encode(before)), string(encode(after))
+		if from != to && !reflect.DeepEqual(given.Interface(), next.Interface()) {
+			report = append(report, Change{Path: path, From: from, To: to})
+		}
+	}
+	return report
+}
