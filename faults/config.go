@@ -8,12 +8,16 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says what a [Script] does.
+// Config configures a [Script]. A script with the zero Config does nothing.
 type Config struct {
-	Name    string // in a registry; cannot change
-	Enabled bool   // otherwise every call is made as if there were no script
-	Seed    uint64 // makes the random decisions repeat
-	Plans   []Plan // the first that ends a call decides
+	// Name is the name in a registry, which requires one. It cannot change.
+	Name string
+	// Enabled reports whether the plans apply. Otherwise calls are made as if there were no script.
+	Enabled bool
+	// Seed is the seed of the random decisions: with the same seed they repeat.
+	Seed uint64
+	// Plans are the faults. The first plan that ends a call decides how it ends.
+	Plans []Plan
 }
 
 // Validate returns an error that names each invalid field, or nil.

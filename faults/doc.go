@@ -1,5 +1,4 @@
-// Package faults makes calls slow, wrong or endless on purpose, to test the policies
-// around them.
+// Package faults injects faults into calls, such as delays, errors and hangs, to test the policies around them.
 //
 //	script := faults.New(faults.Config{
 //		Enabled: true,
@@ -12,13 +11,17 @@
 //	})
 //	client := &http.Client{Transport: faults.Transport(script, nil)}
 //
-// A [Script] decides for each call which of its plans apply: the delays of all Latency plans add up
-// and come first, and of the others the first decides how the call ends. [Func], [Transport] and
-// [Handler] put it around a function, an http.RoundTripper and an http.Handler. Calls that arrive in
-// the same order at the same times meet the same faults if the Seed is the same.
+// A [Script] decides for each call which of its plans apply. First, the call is delayed by the sum of all Latency
+// plans; then the first of the other plans decides how the call ends. [Func], [Transport] and [Handler] apply a
+// script to a function, an http.RoundTripper and an http.Handler. With the same Seed, calls that arrive in the same
+// order at the same times have the same faults.
 //
-// A script does nothing until it is enabled, so that a program may carry one. In a registry, a file
-// or a command switches it on: {"faults/backend": {"Enabled": true}}.
+// A script does nothing until it is enabled, so a program may contain one. In a registry, settings enable it:
+// {"faults/backend": {"Enabled": true}}.
 //
-// In a bubble of testing/synctest all times are exact, if the script is made inside.
+// If the script is created in a bubble of testing/synctest, all times are exact.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package faults

@@ -9,9 +9,9 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Func returns a function that calls next with the faults of s:
+// Func returns a function that calls next with the faults of a script:
 //
-//	guarded := resilience.Chain(retries.Wrap, circuit.Wrap)(faults.Func(script, fetch))
+//	guarded := resilience.Chain(retries.Wrap, breaker.Wrap)(faults.Func(script, fetch))
 func Func(s *Script, next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		f := s.next()
@@ -25,7 +25,7 @@ func Func(s *Script, next func(context.Context) error) func(context.Context) err
 	}
 }
 
-// call ends a call of Func as the plan says.
+// call ends a call of Func by the plan.
 func (p *Plan) call(ctx context.Context, next func(context.Context) error) error {
 	switch p.Kind {
 	case Reset:

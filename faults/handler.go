@@ -7,12 +7,11 @@ import (
 	"net/http"
 )
 
-// Handler returns an http.Handler that serves requests by next with the faults of s.
+// Handler returns an http.Handler that serves requests with next and the faults of a script.
 //
-// If the ctx of the request ends during a Latency or a Hang, the handler returns without an answer:
-// middleware that set a deadline has to give one. A Reset at the end of a body that has a
-// Content-Length is not seen by the client, which has all of it by then. After a Refuse the client of
-// net/http may send a request again on its own.
+// If the ctx of the request is done during a Latency or a Hang, the handler returns without a response: the
+// middleware that set the deadline must respond. A Reset at the end of a body with a Content-Length is invisible to
+// the client, which has received the body. After a Refuse, the client of net/http may resend a request by itself.
 func Handler(s *Script, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f := s.next()
@@ -27,7 +26,7 @@ func Handler(s *Script, next http.Handler) http.Handler {
 	})
 }
 
-// serve answers a request as the plan says.
+// serve responds to a request by the plan.
 func (p *Plan) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	switch p.Kind {
 	case Fail, Status:
@@ -36,7 +35,7 @@ func (p *Plan) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		_, _ = io.WriteString(w, p.text())
 	case Hang:
 		if r.Body != nil {
-			// Before it has read the body, net/http does not notice that a client has left.
+			// Until the body is read, net/http does not notice that the client has disconnected.
 			if _, err := io.Copy(io.Discard, r.Body); err != nil {
 				return
 			}
@@ -46,14 +45,14 @@ func (p *Plan) serve(w http.ResponseWriter, r *http.Request, next http.Handler) 
 		panic(http.ErrAbortHandler)
 	case Reset:
 		next.ServeHTTP(&resetWriter{w, p.Bytes}, r)
-		breakOff(w) // the body was no longer than Bytes
+		truncate(w) // the body was not longer than Bytes
 	case SlowBody:
 		next.ServeHTTP(&slowWriter{r.Context(), w, p.rate()}, r)
 	}
 }
 
-// breakOff sends the client what has been written and closes the connection.
-func breakOff(w http.ResponseWriter) {
+// truncate sends the client the written bytes and closes the connection.
+func truncate(w http.ResponseWriter) {
 	flush(w)
 	panic(http.ErrAbortHandler)
 }
@@ -74,12 +73,12 @@ func (w *resetWriter) Write(p []byte) (int, error) {
 	written, err := w.ResponseWriter.Write(p[:n])
 	w.left -= int64(written)
 	if err == nil && n < int64(len(p)) {
-		breakOff(w.ResponseWriter)
+		truncate(w.ResponseWriter)
 	}
 	return written, err
 }
 
-// A slowWriter delivers rate bytes a second.
+// A slowWriter writes rate bytes per second.
 type slowWriter struct {
 	ctx context.Context
 	http.ResponseWriter

@@ -69,7 +69,7 @@ func TestTransportAndHandlerInjectEachFault(t *testing.T) {
 	}
 }
 
-func TestFailIsAnErrorOfTransportAndAStatusOfHandler(t *testing.T) {
+func TestFailInTransportAndHandler(t *testing.T) {
 	client := &http.Client{Transport: faults.Transport(script(faults.Plan{Kind: faults.Fail, Err: errFull}), nil)}
 	_, _, err := get(t, client, "http://127.0.0.1:1/")
 	require.ErrorIs(t, err, errFull)
@@ -103,7 +103,7 @@ func TestHangEndsWithTheCallersCtx(t *testing.T) {
 	})
 }
 
-func TestHangEndsWhenAClientLeavesThatHasSentABody(t *testing.T) {
+func TestHangEndsAfterABodyOnDisconnect(t *testing.T) {
 	t.Parallel()
 	began, ended := make(chan struct{}), make(chan struct{})
 	hang := faults.Handler(script(faults.Plan{Kind: faults.Hang}), hello)
@@ -129,7 +129,7 @@ type closed struct {
 
 func (c *closed) Close() error { c.closed = true; return nil }
 
-func TestSlowBodyTakesItsTimeAndEndsWithItsCtx(t *testing.T) {
+func TestSlowBodyHasARateAndEndsWithItsCtx(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		base := roundTripper(func(r *http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: 200, Body: io.NopCloser(strings.NewReader(strings.Repeat("x", 100)))}, nil
@@ -158,7 +158,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-func TestDisabledHandlerAndTransportChangeNothing(t *testing.T) {
+func TestDisabledScriptChangesNoHTTP(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s := faults.New(faults.Config{})
@@ -173,7 +173,7 @@ func TestDisabledHandlerAndTransportChangeNothing(t *testing.T) {
 	require.True(t, made)
 }
 
-func TestResetBreaksOffABodyThatIsShorterThanBytes(t *testing.T) {
+func TestResetTruncatesAShortBody(t *testing.T) {
 	reset := faults.Plan{Kind: faults.Reset, Bytes: 100}
 	plain := httptest.NewServer(hello)
 	defer plain.Close()
@@ -223,7 +223,7 @@ func TestFaultsOfHTTP2EndTheStreamAlone(t *testing.T) {
 	}
 }
 
-func TestStatusHasABodyOnlyWhereItMay(t *testing.T) {
+func TestStatusHasABodyIfAllowed(t *testing.T) {
 	for _, c := range []struct {
 		method string
 		status int
@@ -269,7 +269,7 @@ func TestHandlersMayStillFlush(t *testing.T) {
 	}
 }
 
-func TestSwitchedProtocolsAreLeftAlone(t *testing.T) {
+func TestSwitchedProtocolsAreUnchanged(t *testing.T) {
 	conn := struct {
 		io.ReadCloser
 		io.Writer

@@ -5,19 +5,18 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/policy"
 )
 
-// A Script decides what happens to calls. It is safe for concurrent use.
+// A Script decides which faults calls have. It is safe for concurrent use.
 type Script struct {
-	setting settings.Setting[Config] // whose lock is taken before mu
+	setting settings.Setting[Config] // its lock is taken before mu
 
 	mu       sync.Mutex
 	cfg      *Config
@@ -27,13 +26,13 @@ type Script struct {
 	injected map[Kind]int64
 }
 
-// A progress is what a script knows of one plan.
+// A progress is the state of one plan.
 type progress struct {
 	applied int64      // calls that the plan has applied to
-	rand    *rand.Rand // of this plan alone, so that other plans do not shift its decisions
+	rand    *rand.Rand // separate for each plan: other plans do not change its decisions
 }
 
-// New returns a Script. It panics if cfg is not valid.
+// New returns a Script. It panics if cfg is invalid.
 func New(cfg Config) *Script {
 	s := &Script{injected: map[Kind]int64{}}
 	s.setting.Init(cfg, func(c Config) Config { return c }, func(c *Config) { c.Plans = slices.Clone(c.Plans) })
@@ -41,8 +40,8 @@ func New(cfg Config) *Script {
 	return s
 }
 
-// begin puts cfg into effect and starts times, counts and random decisions again. Calls under
-// way go on with the plans before.
+// begin applies cfg and resets times, counts and random decisions. Calls in flight continue with the previous
+// plans.
 func (s *Script) begin(cfg *Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,57 +53,64 @@ func (s *Script) begin(cfg *Config) {
 	}
 }
 
-func (s *Script) Name() string { return s.setting.Load().Name }
-
-func (s *Script) Kind() string { return "faults" }
-
+// Config returns a copy of the configuration.
 func (s *Script) Config() Config { return s.setting.Config() }
 
-// Update calls change, which must not use s, with the Config. If the result is not valid, it changes
-// nothing and returns the error. The script starts from its beginning, but for Stats. A call under way
-// ends by the Config with which it began.
+// Update calls change, which must not use s, with the configuration, and applies the result: the plans start from
+// the beginning, but Stats continue. Calls in flight end by the previous plans. If the result is invalid or has
+// another Name, Update changes nothing and returns an error.
 func (s *Script) Update(change func(*Config)) error {
 	return s.setting.Update(change, sameName, s.begin)
 }
 
-func (s *Script) Change(dry bool, f func(cfg any) error) error {
-	return s.setting.Change(dry, f, sameName, s.begin)
+func (s *Script) change(dryRun bool, f func(cfg any) error) error {
+	return s.setting.Change(dryRun, f, sameName, s.begin)
 }
 
 func sameName(was, next *Config) error { return invalid.Renamed("faults.Config", was.Name, next.Name) }
 
-func (s *Script) Settings() any { return s.Config() }
-
-// Figures returns faults.calls, and faults.injected by the kind of fault.
-func (s *Script) Figures() []describe.Figure {
-	stats := s.Stats()
-	all := []describe.Figure{describe.Count("faults.calls", stats.Calls)}
-	for _, kind := range kinds {
-		name := "faults.injected{kind=" + strings.ReplaceAll(string(kind), " ", "_") + "}"
-		all = append(all, describe.Count(name, stats.Injected[kind]))
-	}
-	return all
-}
-
-// Stats counts what a [Script] has done since New.
+// Stats are the statistics of a [Script] since New.
 type Stats struct {
-	Calls    int64          // all calls, made or not, and while the script was off
-	Injected map[Kind]int64 // calls that plans of each kind applied to
+	Calls    int64          `counter:"calls"`            // all calls, including those while the script was off
+	Injected map[Kind]int64 `counter:"injected{kind=*}"` // calls that plans of each kind applied to
 }
 
+// Stats returns the statistics.
 func (s *Script) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return Stats{Calls: s.calls, Injected: maps.Clone(s.injected)}
 }
 
-// A fault is what happens to one call.
-type fault struct {
-	delay time.Duration // before anything else
-	plan  *Plan         // how the call ends; nil: as it would without a script
+// Describe returns the description of the script for a registry.
+func (s *Script) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "faults",
+		Name:    s.setting.Load().Name,
+		Metrics: s.metrics,
+		Config:  func() any { return s.Config() },
+		Update:  s.change,
+	}
 }
 
-// next counts a call and decides about it.
+// metrics returns the metrics of the statistics, including the kinds of faults that no call has had.
+func (s *Script) metrics() []policy.Metric {
+	stats := s.Stats()
+	for _, kind := range kinds {
+		stats.Injected[kind] += 0
+	}
+	return policy.Metrics("faults", stats)
+}
+
+var _ policy.Describer = (*Script)(nil)
+
+// A fault is the fault of one call.
+type fault struct {
+	delay time.Duration // before the call
+	plan  *Plan         // decides how the call ends; nil if it ends normally
+}
+
+// next counts a call and returns its fault.
 func (s *Script) next() (f fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +135,7 @@ func (s *Script) next() (f fault) {
 	return f
 }
 
-// applies reports whether the plan applies to a call at the time now of the script.
+// applies reports whether the plan applies to a call at the time now since the start of the script.
 func (p *Plan) applies(done *progress, now time.Duration) bool {
 	switch {
 	case now < p.At, p.For > 0 && now-p.At >= p.For:
@@ -140,7 +146,7 @@ func (p *Plan) applies(done *progress, now time.Duration) bool {
 	return p.Share == 0 || p.Share == 1 || done.rand.Float64() < p.Share
 }
 
-// latency returns the delay of a call that a Latency applies to.
+// latency returns the delay of a call to which a Latency plan applies.
 func (p *Plan) latency(done *progress) time.Duration {
 	if p.Spread == 0 {
 		return p.Delay
@@ -158,9 +164,9 @@ func sum(a, b time.Duration) time.Duration {
 	return a + b
 }
 
-// wait waits for d, or until ctx ends. If both happen at the same instant, ctx has ended,
-// so that a test in a bubble of testing/synctest always sees the same. The ctx of a
-// resiliencehttp.Transport may live on after its Deadline.
+// wait waits for d or until ctx is done. If both happen at the same instant, ctx counts as done, which makes tests
+// in a bubble of testing/synctest deterministic. The ctx of a resiliencehttp.Transport may be canceled only after
+// its Deadline.
 func wait(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil

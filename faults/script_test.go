@@ -36,20 +36,36 @@ func TestScriptIsOffUntilEnabled(t *testing.T) {
 	require.Equal(t, faults.Stats{Calls: 3, Injected: map[faults.Kind]int64{faults.Fail: 1}}, s.Stats())
 }
 
-func TestFiguresAreThereBeforeTheirFirstFault(t *testing.T) {
+func TestDescribeHasAMetricForEachKind(t *testing.T) {
 	s := script(faults.Plan{Kind: faults.SlowBody})
-	before := s.Figures()
+	d := s.Describe()
+	require.Equal(t, []string{"faults", "backend"}, []string{d.Kind, d.Name})
+	before := d.Metrics()
 	require.NoError(t, faults.Func(s, ok)(t.Context()))
-	after := s.Figures()
-	require.Len(t, after, len(before))
+	after := d.Metrics()
+	require.Len(t, after, 8)
+	require.Len(t, before, len(after))
 	for i := range after {
 		require.Equal(t, before[i].Name, after[i].Name)
+		require.True(t, after[i].Counter)
 		slow := after[i].Name == "faults.injected{kind=slow_body}"
 		require.Equal(t, slow || after[i].Name == "faults.calls", after[i].Value == 1, after[i].Name)
 	}
 }
 
-func TestFuncEndsAsThePlanSays(t *testing.T) {
+func TestDescribeUpdatesTheConfigAsGiven(t *testing.T) {
+	s := script(faults.Plan{Kind: faults.Fail})
+	d := s.Describe()
+	enable := func(cfg any) error { cfg.(*faults.Config).Enabled = false; return nil }
+	require.NoError(t, d.Update(true, enable))
+	require.True(t, s.Config().Enabled, "a dry run")
+	require.NoError(t, d.Update(false, enable))
+	require.Equal(t, s.Config(), d.Config())
+	require.False(t, s.Config().Enabled)
+	require.Error(t, d.Update(true, func(cfg any) error { cfg.(*faults.Config).Name = "other"; return nil }))
+}
+
+func TestFuncFollowsThePlan(t *testing.T) {
 	for _, c := range []struct {
 		plan faults.Plan
 		made bool
@@ -77,7 +93,7 @@ func TestFuncEndsAsThePlanSays(t *testing.T) {
 	}
 }
 
-func TestFuncStatusSaysWhenToComeBack(t *testing.T) {
+func TestFuncStatusHasRetryAfter(t *testing.T) {
 	err := faults.Func(script(faults.Plan{Kind: faults.Status, Status: 429, RetryAfter: time.Second}), ok)(t.Context())
 	var later interface{ RetryAfter() time.Duration }
 	require.ErrorAs(t, err, &later)
@@ -85,7 +101,7 @@ func TestFuncStatusSaysWhenToComeBack(t *testing.T) {
 	require.EqualError(t, err, "faults: injected status 429")
 }
 
-func TestPlanAppliesInItsTimeAndToItsCount(t *testing.T) {
+func TestPlanHasATimeAndACount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fn := faults.Func(script(
 			faults.Plan{Kind: faults.Fail, At: 2 * time.Second, For: time.Second},
@@ -167,7 +183,7 @@ func TestCountIsExactUnderConcurrency(t *testing.T) {
 	require.EqualValues(t, 8000, s.Stats().Calls)
 }
 
-func TestUpdateStartsTheScriptAgainUnlessItIsNotValid(t *testing.T) {
+func TestUpdateRestartsTheScript(t *testing.T) {
 	s := script(faults.Plan{Kind: faults.Fail, Count: 1})
 	fn := faults.Func(s, ok)
 	require.Error(t, fn(t.Context()))
@@ -214,7 +230,7 @@ func TestDurationsNearTheLargestDoNotOverflow(t *testing.T) {
 	})
 }
 
-func TestLatencyAsLongAsTheDeadlineAlwaysOverruns(t *testing.T) {
+func TestLatencyEqualToTheDeadlineFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fn := faults.Func(script(faults.Plan{Kind: faults.Latency, Delay: time.Second}), ok)
 		left := errors.New("the caller has left")
@@ -233,14 +249,14 @@ type overdue struct{ context.Context }
 
 func (overdue) Deadline() (time.Time, bool) { return time.Now().Add(-time.Second), true }
 
-func TestACtxThatLivesOnAfterItsDeadlineHasNotEnded(t *testing.T) {
+func TestCtxCanceledAfterItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fn := faults.Func(script(faults.Plan{Kind: faults.Latency, Delay: time.Second}), ok)
 		require.NoError(t, fn(overdue{t.Context()}))
 	})
 }
 
-func TestFirstPlanInTheListEndsTheCallAfterAllLatencies(t *testing.T) {
+func TestFirstPlanEndsTheCallAfterLatencies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := script(
 			faults.Plan{Kind: faults.Fail, Err: errFull, Count: 1},
@@ -271,7 +287,7 @@ func TestDecisionsOfAPlanDoNotDependOnOtherPlans(t *testing.T) {
 	require.Equal(t, run(fail), run(fail, faults.Plan{Kind: faults.Latency, Delay: 1, Share: 0.5}))
 }
 
-func TestUpdateReplacesAnErrByOneWithTheSameText(t *testing.T) {
+func TestUpdateReplacesErrBySameText(t *testing.T) {
 	s := script(faults.Plan{Kind: faults.Fail, Err: errFull})
 	other := errors.New(errFull.Error())
 	require.NoError(t, s.Update(func(c *faults.Config) { c.Plans[0].Err = other }))

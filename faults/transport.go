@@ -11,9 +11,8 @@ import (
 	"time"
 )
 
-// Transport returns an http.RoundTripper that sends requests through base with the faults of s. A nil
-// base means http.DefaultTransport. Reset and SlowBody leave a response that switches protocols as it
-// is.
+// Transport returns an http.RoundTripper that sends requests through base with the faults of a script. A nil base
+// means http.DefaultTransport. Reset and SlowBody do not change a response that switches protocols.
 func Transport(s *Script, base http.RoundTripper) http.RoundTripper {
 	return &transport{s, cmp.Or[http.RoundTripper](base, http.DefaultTransport)}
 }
@@ -23,7 +22,7 @@ type transport struct {
 	base   http.RoundTripper
 }
 
-// RoundTrip sends a request through the next fault of the script.
+// RoundTrip sends a request with the next fault of the script.
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	f := t.script.next()
 	if err := wait(req.Context(), f.delay); err != nil {
@@ -52,7 +51,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// CloseIdleConnections closes those of base. http.Client.CloseIdleConnections calls it.
+// CloseIdleConnections closes the idle connections of base. http.Client.CloseIdleConnections calls it.
 func (t *transport) CloseIdleConnections() {
 	if b, ok := t.base.(interface{ CloseIdleConnections() }); ok {
 		b.CloseIdleConnections()
@@ -66,7 +65,7 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// response returns the response of a Status.
+// response returns the response of a Status plan.
 func (p *Plan) response(req *http.Request) *http.Response {
 	res := &http.Response{
 		Status:     strconv.Itoa(p.status()) + " " + http.StatusText(p.status()),
@@ -100,7 +99,7 @@ func (p *Plan) header() http.Header {
 	return h
 }
 
-// text returns the body of a Status. Some statuses must not have one.
+// text returns the body of a Status response. Some statuses must not have one.
 func (p *Plan) text() string {
 	switch p.status() {
 	case http.StatusNoContent, http.StatusNotModified:
@@ -110,7 +109,7 @@ func (p *Plan) text() string {
 	}
 }
 
-// body returns the body of a response with the fault of a Reset or a SlowBody.
+// body returns the body of a response with the fault of a Reset or SlowBody plan.
 func (p *Plan) body(ctx context.Context, body io.ReadCloser) io.ReadCloser {
 	if p.Kind == Reset {
 		return &resetBody{body, p.Bytes}
@@ -118,7 +117,7 @@ func (p *Plan) body(ctx context.Context, body io.ReadCloser) io.ReadCloser {
 	return &slowBody{ctx, body, p.rate()}
 }
 
-// A resetBody breaks off after left bytes, or at its end.
+// A resetBody fails after left bytes, or at its end.
 type resetBody struct {
 	io.ReadCloser
 	left int64
@@ -136,7 +135,7 @@ func (b *resetBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// A slowBody delivers rate bytes a second.
+// A slowBody delivers rate bytes per second.
 type slowBody struct {
 	ctx context.Context
 	io.ReadCloser
@@ -151,11 +150,11 @@ func (b *slowBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// piece returns how many bytes are delivered at once: ten pieces a second, or a byte at a
-// time if the rate is lower.
+// piece returns the number of bytes that are delivered together: 10 pieces per second, or single bytes if the rate
+// is lower.
 func piece(rate int) int { return max(1, rate/10) }
 
-// timeFor returns how long n bytes take at a rate.
+// timeFor returns the time that n bytes take at a rate.
 func timeFor(n, rate int) time.Duration {
 	return time.Duration(n) * time.Second / time.Duration(rate)
 }

@@ -1,29 +1,54 @@
 package resiliencesql
 
 import (
+	"context"
+	"database/sql"
 	"fmt"
+	"time"
 
-	"github.com/go-resilience/resilience/internal/describe"
+	"github.com/go-resilience/resilience/policy"
 )
 
-// What package registry reads of a pool: see its documentation.
+// Pool returns the connection pool of db as a policy of the kind "pool" for a registry. Its metrics are the pool's
+// limit, its connections, and the number and duration of waits for a connection, as in db.Stats.
+//
+// A db of pgx's stdlib.OpenDBFromPool has no limit, and its waits are not counted. Call SetMaxOpenConns with the
+// limit of the pgx pool.
+func Pool(name string, db *sql.DB) policy.Describer { return &pool{db, name} }
 
-func (p *pool) Kind() string { return "pool" }
+// A pool is the connection pool of a database.
+type pool struct {
+	db   *sql.DB
+	name string
+}
 
-func (p *pool) Figures() []describe.Figure {
-	s := p.Stats()
-	return []describe.Figure{
-		{Name: "pool.limit", Value: float64(s.MaxOpenConnections)}, // 0 is any number
-		{Name: "pool.in_use", Value: float64(s.InUse)},
-		{Name: "pool.idle", Value: float64(s.Idle)},
-		describe.Count("pool.waits", s.WaitCount),
-		{Name: "pool.wait.time_seconds", Counter: true, Value: s.WaitDuration.Seconds()},
+// poolStats are the metrics of a pool.
+type poolStats struct {
+	Limit    int           `gauge:"limit"` // 0 means no limit
+	InUse    int           `gauge:"in_use"`
+	Idle     int           `gauge:"idle"`
+	Waits    int64         `counter:"waits"`
+	WaitTime time.Duration `counter:"wait.time_seconds"`
+}
+
+func (p *pool) stats() poolStats {
+	s := p.db.Stats()
+	return poolStats{s.MaxOpenConnections, s.InUse, s.Idle, s.WaitCount, s.WaitDuration}
+}
+
+// Describe returns the description of the pool. Its health is a warning while all connections are in use.
+func (p *pool) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "pool",
+		Name:    p.name,
+		Metrics: func() []policy.Metric { return policy.Metrics("pool", p.stats()) },
+		Health:  p.health,
 	}
 }
 
-func (p *pool) Health() error {
-	if s := p.Stats(); s.MaxOpenConnections > 0 && s.InUse >= s.MaxOpenConnections {
-		return &describe.Ailment{State: "full", Detail: fmt.Sprintf("all of %d in use", s.InUse)}
+func (p *pool) health(context.Context) policy.Health {
+	if s := p.stats(); s.Limit > 0 && s.InUse >= s.Limit {
+		return policy.Health{Status: policy.Warn, State: "full", Detail: fmt.Sprintf("all of %d in use", s.InUse)}
 	}
-	return nil
+	return policy.Health{}
 }

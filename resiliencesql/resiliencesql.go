@@ -142,21 +142,3 @@ func (cfg Config) in(db *sql.DB) sqltx.Config[tx] {
 }
 
 type tx = sqltx.SQL
-
-// Pool returns the pool of db for a registry, under a name: its limit, its connections, and
-// how often and how long callers have waited for one, as db.Stats has them. A db of pgx's
-// stdlib.OpenDBFromPool has no limit of its own, and its callers wait unseen: give it that of
-// the pool by SetMaxOpenConns.
-func Pool(name string, db *sql.DB) interface {
-	Name() string
-	Stats() sql.DBStats
-} {
-	return &pool{db, name}
-}
-
-type pool struct {
-	*sql.DB
-	name string
-}
-
-func (p *pool) Name() string { return p.name }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/resiliencesql"
 	"github.com/go-resilience/resilience/retry"
 )
@@ -239,9 +240,38 @@ func TestThereIsNoValueWithAnError(t *testing.T) {
 	require.Zero(t, v)
 }
 
-func TestPoolHasItsFigures(t *testing.T) {
+func TestPoolDescribesTheDatabase(t *testing.T) {
 	db := newFake(t).open()
-	p := resiliencesql.Pool("orders", db)
-	require.Equal(t, "orders", p.Name())
-	require.Equal(t, db.Stats(), p.Stats())
+	d := resiliencesql.Pool("orders", db).Describe()
+	require.Equal(t, []string{"pool", "orders"}, []string{d.Kind, d.Name})
+	metrics := func() map[string]float64 {
+		all := map[string]float64{}
+		for _, m := range d.Metrics() {
+			all[m.Name] = m.Value
+		}
+		return all
+	}
+	db.SetMaxOpenConns(0)
+	conn, err := db.Conn(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, policy.Health{}, d.Health(t.Context()), "there is no limit")
+	db.SetMaxOpenConns(1)
+	want := policy.Health{Status: policy.Warn, State: "full", Detail: "all of 1 in use"}
+	require.Equal(t, want, d.Health(t.Context()))
+	require.Equal(t, map[string]float64{
+		"pool.limit": 1, "pool.in_use": 1, "pool.idle": 0, "pool.waits": 0, "pool.wait.time_seconds": 0,
+	}, metrics())
+
+	ctx, cancel := context.WithCancel(t.Context())
+	waited := make(chan error)
+	go func() { _, err := db.Conn(ctx); waited <- err }()
+	for db.Stats().WaitCount == 0 {
+		runtime.Gosched()
+	}
+	cancel()
+	require.ErrorIs(t, <-waited, context.Canceled)
+	require.NoError(t, conn.Close())
+	require.Equal(t, policy.Health{}, d.Health(t.Context()))
+	after := metrics()
+	require.Equal(t, []float64{1, 0, 1, 1}, []float64{after["pool.limit"], after["pool.in_use"], after["pool.idle"], after["pool.waits"]})
 }
