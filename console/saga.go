@@ -73,7 +73,7 @@ const logShown = 500
 
 // saga answers with the page of a saga, and with what went wrong.
 func (c *Console) saga(w http.ResponseWriter, r *http.Request, status int, q url.Values, wrong error) {
-	runner, _ := c.runner(q.Get("runner"))
+	runner, name, _ := c.runner(q.Get("runner"))
 	if runner == nil {
 		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", q.Get("runner")))
 		return
@@ -94,7 +94,7 @@ func (c *Console) saga(w http.ResponseWriter, r *http.Request, status int, q url
 		c.fail(w, r, http.StatusBadGateway, errors.New("the store cannot be asked: "+c.secret(err)))
 		return
 	}
-	p := c.sagaPage(runner.Name(), in, log)
+	p := c.sagaPage(name, in, log)
 	p.Done = actions[Action(q.Get("done"))].done
 	if wrong != nil {
 		p.Wrong, p.Note = wrong.Error(), q.Get("note")

@@ -135,29 +135,29 @@ func (c *Console) sagaView(in *saga.Instance) sagaView {
 
 func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
 
-// runner returns the Runner of a name, or the first for "", and the names of all.
-func (c *Console) runner(name string) (found *saga.Runner, names []string) {
+// runner returns the Runner with a name, or the first one if name is empty, its name, and the names of all.
+func (c *Console) runner(name string) (found *saga.Runner, its string, names []string) {
 	for e := range c.reg.All() {
 		if r, ok := e.Policy.(*saga.Runner); ok {
 			names = append(names, e.Name)
 			if e.Name == name || name == "" && found == nil {
-				found = r
+				found, its = r, e.Name
 			}
 		}
 	}
-	return found, names
+	return found, its, names
 }
 
 // sagas answers with the list that q asks for, and with what went wrong.
 func (c *Console) sagas(w http.ResponseWriter, r *http.Request, status int, q url.Values, wrong error) {
-	runner, names := c.runner(q.Get("runner"))
+	runner, name, names := c.runner(q.Get("runner"))
 	if runner == nil {
 		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", q.Get("runner")))
 		return
 	}
 	p := sagasPage{
-		page: c.page("sagas", "Sagas", 5), Runner: runner.Name(), Runners: names,
-		Form: formOf(q, runner.Name()), Sagas: []sagaView{}, Counts: []sagaRow{},
+		page: c.page("sagas", "Sagas", 5), Runner: name, Runners: names,
+		Form: formOf(q, name), Sagas: []sagaView{}, Counts: []sagaRow{},
 	}
 	p.Filter = len(p.Form) > 2 || len(p.Form) == 2 && !p.Form.Has("after")
 	if actions[Action(q.Get("done"))].done != "" {
