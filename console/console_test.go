@@ -649,8 +649,10 @@ func TestAHiddenKeyIsNotFound(t *testing.T) {
 	for _, key := range []string{"secret", "other"} {
 		var p policyJSON
 		s.get("/policy?kind=breaker&name=shards&key="+key, &p)
-		require.Len(t, p.Members, 1)
-		require.Equal(t, "hidden", p.Members[0].Key)
+		require.NotEmpty(t, p.Members)
+		for _, m := range p.Members {
+			require.Equal(t, "hidden", m.Key)
+		}
 	}
 	require.NotContains(t, s.get("/policy?kind=breaker&name=shards", nil).Body.String(), "Find a key")
 }

@@ -98,7 +98,8 @@ func TestHangEndsWithTheCallersCtx(t *testing.T) {
 		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		start = time.Now()
-		faults.Handler(script(faults.Plan{Kind: faults.Hang}), hello).ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/", nil))
+		r := httptest.NewRequestWithContext(ctx, "GET", "/", nil)
+		faults.Handler(script(faults.Plan{Kind: faults.Hang}), hello).ServeHTTP(w, r)
 		require.Equal(t, time.Second, time.Since(start))
 	})
 }
@@ -258,7 +259,8 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 func TestHandlersMayStillFlush(t *testing.T) {
 	for _, kind := range []faults.Kind{faults.Reset, faults.SlowBody} {
 		w := httptest.NewRecorder()
-		h := faults.Handler(script(faults.Plan{Kind: kind, Bytes: 100, Rate: 1 << 30}), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		s := script(faults.Plan{Kind: kind, Bytes: 100, Rate: 1 << 30})
+		h := faults.Handler(s, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.(http.Flusher).Flush()
 		}))
 		func() {

@@ -196,7 +196,8 @@ func TestUpdateRestartsTheScript(t *testing.T) {
 	require.EqualError(t, s.Update(func(c *faults.Config) { c.Plans[0].Share = 2 }),
 		"faults.Config.Plans[0].Share is 2: must be 0 (for 1) or in (0, 1]")
 	require.ErrorContains(t, s.Update(func(c *faults.Config) { c.Plans[0].Kind = "typo" }), `"typo"`)
-	require.EqualError(t, s.Update(func(c *faults.Config) { c.Name = "other" }), `faults.Config.Name is "other": must be "backend" as before: it cannot change`)
+	require.EqualError(t, s.Update(func(c *faults.Config) { c.Name = "other" }),
+		`faults.Config.Name is "other": must be "backend" as before: it cannot change`)
 	s.Config().Plans[0].Count = 3
 	require.Equal(t, 2, s.Config().Plans[0].Count)
 	require.Zero(t, s.Config().Plans[0].Share, "of an Update that failed")

@@ -180,8 +180,9 @@ func TestWorstSortsMembers(t *testing.T) {
 	fail := policy.Health{Status: policy.Fail, State: "open", Err: errDown}
 	warn := policy.Health{Status: policy.Warn, State: "full"}
 	members := map[string]*member{
-		"busy": {calls: 5}, "idle": {calls: 1}, "also_idle": {calls: 1}, "worse": {calls: 1, health: policy.Health{Status: 7}},
-		"warn": {calls: 2, health: warn}, "slow": {calls: 3, health: warn}, "dead": {calls: 0, health: fail},
+		"busy": {calls: 5}, "idle": {calls: 1}, "also_idle": {calls: 1},
+		"worse": {calls: 1, health: policy.Health{Status: 7}},
+		"warn":  {calls: 2, health: warn}, "slow": {calls: 3, health: warn}, "dead": {calls: 0, health: fail},
 	}
 	reg := registry.New()
 	reg.MustAdd(&describer{policy.Description{
@@ -225,8 +226,7 @@ func TestWorstOfAGroup(t *testing.T) {
 	}
 	require.Error(t, g.Do(t.Context(), "broken", func(context.Context) error { return errDown }))
 	e, _ := reg.Get("breaker", "shards")
-	worst := e.Worst(9)
-	require.Len(t, worst, 2)
+	worst := e.Worst(2)
 	require.Equal(t, "broken", worst[0].Key)
 	require.Equal(t, "open", worst[0].Health(t.Context()).State)
 	require.IsType(t, (*breaker.Breaker)(nil), worst[0].Policy)

