@@ -1303,6 +1303,34 @@ func (p *stored) Describe() policy.Description {
 	}}
 }
 
+// A Health that reads memory only is current in each sample.
+func TestLocalHealthIsReadInEachSample(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var reads atomic.Int64
+		reg := registry.New()
+		reg.MustAdd(&local{func() policy.Health {
+			return policy.Health{Status: policy.Warn, State: fmt.Sprint("read_", reads.Add(1))}
+		}})
+		s := newPage(t, reg, console.Config{})
+		defer s.page.Close()
+		for n := range 30 {
+			var o overview
+			s.get("/", &o)
+			require.Equal(t, fmt.Sprint("read_", n+1), o.Policies[0].State)
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+	})
+}
+
+// A local policy reads its health from memory.
+type local struct{ health func() policy.Health }
+
+func (p *local) Describe() policy.Description {
+	health := func(context.Context) policy.Health { return p.health() }
+	return policy.Description{Kind: "meter", Name: "local", Health: health}
+}
+
 // A store that takes its time to answer has not failed to.
 func TestASlowStoreIsNotDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
