@@ -157,27 +157,19 @@ func (c *Cache[K, V]) Close() error {
 	return nil
 }
 
-func (c *Cache[K, V]) Name() string { return c.cfg().Name }
-
-// Config returns the present Config, with its defaults.
+// Config returns a copy of the current Config, with its defaults filled in.
 func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
 
 // Update changes the settings of a Cache that is in use:
 //
 //	err := users.Update(func(cfg *cacheaside.Config[int, User]) { cfg.TTL = time.Minute })
 //
-// change gets the present Config as it was given, and must not call the Cache. If Update
-// returns an error, or change panics, nothing has changed. Entries keep their times, and loads
-// under way their settings. A new Key must write keys as the one before did. Name, Store, Codec
-// and Version cannot change.
+// change gets the effective Config, with its defaults filled in, and must not call the Cache. A field that
+// it leaves as it is shown still follows its default. If Update returns an error, or change panics, nothing
+// has changed. Entries keep their times, and loads in progress their settings. A new Key must write keys as
+// the previous one did. Name, Store, Codec and Version cannot change.
 func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
 	return c.setting.Update(change, allow, c.follow)
-}
-
-// Change is Update by a pointer, for a program that does not know its type. If f returns an
-// error, or dry is true, nothing changes.
-func (c *Cache[K, V]) Change(dry bool, f func(cfg any) error) error {
-	return c.setting.Change(dry, f, allow, c.follow)
 }
 
 func allow[K comparable, V any](was, next *Config[K, V]) error {

@@ -493,23 +493,6 @@ func TestNothingIsLeftAfterClose(t *testing.T) {
 	}
 }
 
-func TestEventHasTheFieldsThatApply(t *testing.T) {
-	for _, test := range []struct {
-		event cacheaside.Event
-		want  map[string]any
-	}{
-		{cacheaside.Event{Kind: cacheaside.EventWatchBegun, Name: "users"}, map[string]any{"event": "watch begun"}},
-		{
-			cacheaside.Event{Kind: cacheaside.EventLoadFailed, Name: "users", Key: 1, Err: errLoad, Took: time.Second},
-			map[string]any{"event": "load failed", "key": "1", "err": errLoad, "took": time.Second},
-		},
-	} {
-		got := map[string]any{}
-		test.event.Fields(func(name string, value any) { got[name] = value })
-		require.Equal(t, test.want, got)
-	}
-}
-
 func TestEventsTellTheirKeyAndName(t *testing.T) {
 	var log eventLog
 	var c *cacheaside.Cache[int, int]

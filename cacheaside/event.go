@@ -9,19 +9,19 @@ import (
 type EventKind string
 
 const (
-	EventLoaded         EventKind = "loaded"
-	EventNotFound       EventKind = "not found"
-	EventLoadFailed     EventKind = "load failed"     // an error that is no answer, a panic or a timeout
-	EventLoadAnswered   EventKind = "load answered"   // another answer
-	EventLoadRefused    EventKind = "load refused"    // by a policy in Middleware
-	EventServedStale    EventKind = "served stale"    // a value past its TTL; with Err, its load failed
-	EventCodecFailed    EventKind = "codec failed"    // of a value from or for the Store
-	EventStoreLost      EventKind = "store lost"      // the first of its shards failed
-	EventStoreRestored  EventKind = "store restored"  // all of them answer again
-	EventFenceFailed    EventKind = "fence failed"    // a Write went on without a fence
-	EventNotInvalidated EventKind = "not invalidated" // the Store is told later
-	EventWatchBegun     EventKind = "watch begun"     // changes by other processes are heard; memory is used
-	EventWatchLost      EventKind = "watch lost"      // they are not heard; memory is not used
+	EventLoaded        EventKind = "loaded"
+	EventNotFound      EventKind = "not_found"
+	EventLoadFailed    EventKind = "load_failed"    // an error that is no answer, a panic or a timeout
+	EventLoadAnswered  EventKind = "load_answered"  // another answer
+	EventLoadRefused   EventKind = "load_refused"   // by a policy in Middleware
+	EventServedStale   EventKind = "served_stale"   // a value past its TTL; with Err, its load failed
+	EventCodecFailed   EventKind = "codec_failed"   // of a value from or for the Store
+	EventStoreLost     EventKind = "store_lost"     // the first of its shards failed
+	EventStoreRestored EventKind = "store_restored" // all of them answer again
+	EventFenceFailed   EventKind = "fence_failed"   // a Write went on without a fence
+	EventNotPropagated EventKind = "not_propagated" // an invalidation has not reached the Store; it is sent again
+	EventWatchBegun    EventKind = "watch_begun"    // changes by other processes are heard; memory is used
+	EventWatchLost     EventKind = "watch_lost"     // they are not heard; memory is not used
 )
 
 // An Event is something that happened in a Cache. Fields that do not apply are zero.

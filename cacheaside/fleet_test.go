@@ -2,7 +2,7 @@ package cacheaside_test
 
 import (
 	"context"
-	"reflect"
+	"log/slog"
 	"runtime"
 	"strconv"
 	"sync"
@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/policy"
 )
 
 // A load that fails has failed for all who wait for it, in every process: nobody waits for one
@@ -375,7 +376,8 @@ func TestLagOfAKeyThatChangesDuringItsLoad(t *testing.T) {
 	changes.Wait()
 }
 
-// A Cache describes itself, for package registry.
+var _ policy.Describer = (*cacheaside.Cache[int, int])(nil)
+
 func TestCacheDescribesItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeStore().connect()
@@ -383,41 +385,56 @@ func TestCacheDescribesItself(t *testing.T) {
 			Name: "users", Load: newSource().load, Store: conn, TTL: time.Minute, Clone: func(v int) int { return v },
 		})
 		synctest.Wait()
+		d := c.Describe()
+		require.Equal(t, "cache", d.Kind)
+		require.Equal(t, "users", d.Name)
 		var mu sync.Mutex // Watch has events of its own
-		var events []string
-		c.ObserveAny(func(_ context.Context, e any) {
+		var events []policy.Event
+		d.Observe(func(_ context.Context, e policy.Event) {
 			mu.Lock()
 			defer mu.Unlock()
-			e.(cacheaside.Event).Fields(func(name string, value any) {
-				if name == "event" {
-					events = append(events, value.(string))
-				}
-			})
+			events = append(events, e)
 		})
 		mustGet(t, c, 1)
 		mustGet(t, c, 1)
-		require.Equal(t, []string{"loaded"}, events)
-		figures := map[string]float64{}
-		for _, f := range c.Figures() {
-			figures[f.Name] = f.Value
+		require.Equal(t, []policy.Event{
+			{Kind: "cache", Name: "users", Key: "1", What: "loaded", Level: slog.LevelDebug},
+		}, events)
+		metrics := map[string]float64{}
+		for _, m := range d.Metrics() {
+			metrics[m.Name] = m.Value
 		}
-		require.Equal(t, 1.0, figures["cache.requests{result=hit}"])
-		require.Equal(t, 1.0, figures["cache.loads{outcome=loaded}"])
-		require.Equal(t, 1.0, figures["cache.entries"])
-		require.Equal(t, "cache", c.Kind())
-		settings := c.Settings().(cacheaside.Config[int, int])
-		require.Equal(t, time.Minute, settings.TTL)
-		for field, value := range reflect.ValueOf(settings).Fields() {
-			if kind := value.Kind(); kind == reflect.Func || kind == reflect.Interface {
-				require.True(t, value.IsNil(), field.Name)
-			}
-		}
-		require.NoError(t, c.Health())
+		require.Len(t, metrics, 14)
+		require.Equal(t, 1.0, metrics["cache.gets{outcome=hit}"])
+		require.Equal(t, 1.0, metrics["cache.loads{outcome=loaded}"])
+		require.Equal(t, 1.0, metrics["cache.entries"])
+		require.Equal(t, time.Minute, d.Config().(cacheaside.Config[int, int]).TTL)
+		require.Zero(t, d.Health(t.Context()))
 		conn.fail()
 		require.Error(t, c.Invalidate(t.Context(), 1))
-		require.EqualError(t, c.Health(), "invalidations untold: 1 keys")
+		require.Equal(t, policy.Health{Status: policy.Warn, State: "invalidations_pending", Detail: "1 keys"},
+			d.Health(t.Context()))
+		last := events[len(events)-1]
+		require.Equal(t, "not_propagated", last.What)
+		require.Equal(t, slog.LevelWarn, last.Level)
+		require.Error(t, last.Err)
 		conn.recover()
 		require.NoError(t, c.Close())
-		require.NoError(t, c.Health())
+		require.Zero(t, d.Health(t.Context()))
 	})
+}
+
+func TestDescriptionUpdateSeesTheConfigGiven(t *testing.T) {
+	c := cacheaside.New(cacheaside.Config[int, int]{Name: "users", Load: newSource().load})
+	defer c.Close()
+	update := c.Describe().Update
+	require.NoError(t, update(true, func(cfg any) error {
+		require.Zero(t, cfg.(*cacheaside.Config[int, int]).TTL)
+		cfg.(*cacheaside.Config[int, int]).TTL = time.Hour
+		return nil
+	}))
+	require.Equal(t, 5*time.Minute, c.Config().TTL, "a dry run changes nothing")
+	require.ErrorIs(t, update(false, func(any) error { return errLoad }), errLoad)
+	require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.TTL *= 2 }))
+	require.Equal(t, 10*time.Minute, c.Config().TTL)
 }

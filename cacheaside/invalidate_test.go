@@ -171,10 +171,10 @@ func TestKeyThatChangesWhileItIsToldStaysUntold(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			synctest.Wait()
-			require.Equal(t, int64(1), c.Stats().Untold)
+			require.Equal(t, int64(1), c.Stats().PendingInvalidations)
 			failing.Store(false)
 			time.Sleep(time.Second)
-			require.Zero(t, c.Stats().Untold)
+			require.Zero(t, c.Stats().PendingInvalidations)
 		})
 	}
 }
@@ -278,12 +278,12 @@ func TestOldValueOfAMissingKeyIsRemovedEventually(t *testing.T) {
 		_, err := c.Get(t.Context(), 1)
 		require.ErrorIs(t, err, cacheaside.ErrNotFound)
 		require.NotNil(t, shared.items["1"].of(0).value)
-		require.Equal(t, 1, log.count(cacheaside.EventNotInvalidated))
+		require.Equal(t, 1, log.count(cacheaside.EventNotPropagated))
 		failing.Store(false)
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		require.Nil(t, shared.items["1"].of(0).value)
-		require.Zero(t, c.Stats().Untold)
+		require.Zero(t, c.Stats().PendingInvalidations)
 	})
 }
 

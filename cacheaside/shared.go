@@ -165,7 +165,7 @@ func (l *load[K, V]) fill() {
 	untold := t.tell(l, old, "", t.store.Invalidate) // some at once: callers wait
 	for _, f := range l.flights {
 		if err := untold[f.written]; err != nil {
-			c.report(context.WithoutCancel(l), EventNotInvalidated, &f.key, err, 0)
+			c.report(context.WithoutCancel(l), EventNotPropagated, &f.key, err, 0)
 		}
 	}
 	l.release(none, false)

@@ -274,7 +274,7 @@ func TestFencesOfManyWritesAreTakenDownLater(t *testing.T) {
 			}
 			failing.Store(false)
 			time.Sleep(2 * time.Second)
-			require.Zero(t, c.Stats().Untold)
+			require.Zero(t, c.Stats().PendingInvalidations)
 			require.Equal(t, unfenced, shared.called("Unfence"))
 		})
 	}

@@ -234,7 +234,7 @@ func TestFenceWhoseAnswerWasLostIsTakenDown(t *testing.T) {
 					_, ok := c.Peek(1)
 					require.True(t, ok)
 				}
-				require.Zero(t, c.Stats().Untold)
+				require.Zero(t, c.Stats().PendingInvalidations)
 			})
 		})
 	}
@@ -252,7 +252,7 @@ func TestCallerThatGivesUpLeavesNoFence(t *testing.T) {
 		defer cancel()
 		err := c.Write(ctx, 1, func(context.Context) error { panic("called") })
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Zero(t, c.Stats().Untold)
+		require.Zero(t, c.Stats().PendingInvalidations)
 		looks, err := shared.connect().Acquire(t.Context(), cacheaside.Ask{Key: "1", Token: "t"})
 		require.NoError(t, err)
 		require.Equal(t, cacheaside.Leased, looks[0].State)

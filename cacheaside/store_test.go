@@ -338,7 +338,7 @@ func TestWriteIsUntoldWithoutAFenceToCoverIt(t *testing.T) {
 				require.Equal(t, test.fails != "", log.count(cacheaside.EventStoreLost) == 1)
 				require.Equal(t, strings.HasPrefix(test.fails, "Fence"), log.count(cacheaside.EventFenceFailed) == 1)
 				failed := strings.Contains(test.fails, "Unfence")
-				require.Equal(t, failed, log.count(cacheaside.EventNotInvalidated) == 1)
+				require.Equal(t, failed, log.count(cacheaside.EventNotPropagated) == 1)
 			})
 		})
 	}
@@ -380,7 +380,7 @@ func TestStoreDownAndBack(t *testing.T) {
 		require.Equal(t, []string{"1"}, untold.Keys)
 		require.EqualError(t, err, `cacheaside: users: the write succeeded, but ["1"] not invalidated in the store: the store is down`)
 		require.Equal(t, 1, log.count(cacheaside.EventFenceFailed))
-		require.Equal(t, int64(1), c.Stats().Untold)
+		require.Equal(t, int64(1), c.Stats().PendingInvalidations)
 		require.Equal(t, 1, mustGet(t, c, 1))
 
 		// The write's own error is not lost.
@@ -394,7 +394,7 @@ func TestStoreDownAndBack(t *testing.T) {
 		require.Equal(t, 1, mustGet(t, c, 1))
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		require.Zero(t, c.Stats().Untold)
+		require.Zero(t, c.Stats().PendingInvalidations)
 		require.Equal(t, 1, log.count(cacheaside.EventStoreRestored))
 		require.Equal(t, 2, log.count(cacheaside.EventWatchBegun), "at first, and again")
 		loads := src.loaded(1)
@@ -418,7 +418,7 @@ func TestUntoldKeysAreBounded(t *testing.T) {
 		var untold *cacheaside.InvalidateError
 		require.ErrorAs(t, err, &untold)
 		require.Len(t, untold.Keys, 10_001)
-		require.Equal(t, int64(1), c.Stats().Untold, "all of them, as one")
+		require.Equal(t, int64(1), c.Stats().PendingInvalidations, "all of them, as one")
 		require.Error(t, c.InvalidateAll(t.Context()))
 
 		err = c.Close()
@@ -433,7 +433,7 @@ func TestUntoldKeysAreBounded(t *testing.T) {
 		conn.fail()
 		require.Error(t, c.InvalidateAll(t.Context()))
 		require.Error(t, c.Invalidate(t.Context(), 5))
-		require.Equal(t, int64(2), c.Stats().Untold)
+		require.Equal(t, int64(2), c.Stats().PendingInvalidations)
 		conn.recover()
 		require.NoError(t, c.Close(), "told in the end")
 		require.Equal(t, 1, log.count(cacheaside.EventStoreRestored))
@@ -514,13 +514,13 @@ func TestUntoldKeyIsNotReadFromTheStore(t *testing.T) {
 		mustGet(t, c, 1)
 		failing.Store(true)
 		require.NoError(t, c.Write(t.Context(), 1, src.write(1)), "it will be told, and the fence holds until then")
-		require.Equal(t, int64(1), c.Stats().Untold)
+		require.Equal(t, int64(1), c.Stats().PendingInvalidations)
 		require.Equal(t, 1, mustGet(t, c, 1))
 		require.Equal(t, 1, mustGet(t, other, 1), "the fence still stands: others read the source too")
 		failing.Store(false)
 		time.Sleep(2 * time.Minute)
 		require.Equal(t, 1, mustGet(t, c, 1))
-		require.Zero(t, c.Stats().Untold)
+		require.Zero(t, c.Stats().PendingInvalidations)
 	})
 }
 
@@ -554,7 +554,7 @@ func TestUntoldKeyIsNotReadFromAStoreThatAnswers(t *testing.T) {
 				}
 				failing.Store(false)
 				time.Sleep(time.Second)
-				require.Zero(t, c.Stats().Untold)
+				require.Zero(t, c.Stats().PendingInvalidations)
 				require.NoError(t, c.Expire(t.Context(), 1))
 				asked := shared.called("Acquire")
 				require.Equal(t, 3, mustGet(t, c, 1))

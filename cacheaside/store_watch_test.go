@@ -69,5 +69,5 @@ func TestPanicOfAHookIsLogged(t *testing.T) {
 		require.True(t, ok, "the Store is watched")
 		require.NoError(t, c.Close())
 	})
-	require.Contains(t, printed.String(), "cacheaside: a hook panicked: watch begun")
+	require.Contains(t, printed.String(), "cacheaside: a hook panicked: watch_begun")
 }

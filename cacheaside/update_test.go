@@ -25,7 +25,7 @@ func update(t *testing.T, c *cacheaside.Cache[int, int], change func(*config)) {
 func TestConfigHasItsDefaults(t *testing.T) {
 	c := cacheaside.New(config{Name: "users", Load: identity, Jitter: -1})
 	defer c.Close()
-	require.Equal(t, "users", c.Name())
+	require.Equal(t, "users", c.Describe().Name)
 	cfg := c.Config()
 	require.Equal(t, 5*time.Minute, cfg.TTL)
 	require.Equal(t, time.Second, cfg.ErrorPause)

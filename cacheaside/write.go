@@ -95,7 +95,7 @@ func (c *Cache[K, V]) InvalidateAll(ctx context.Context) error {
 	c.mu.Unlock()
 	c.entries.InvalidateAll()
 	if untold != nil {
-		c.tell(context.WithoutCancel(ctx), EventNotInvalidated, nil, untold, 0)
+		c.tell(context.WithoutCancel(ctx), EventNotPropagated, nil, untold, 0)
 		return &InvalidateError{Name: c.cfg().Name, Err: untold}
 	}
 	return nil
@@ -149,7 +149,7 @@ func (c *Cache[K, V]) announce(ctx context.Context, keys []K, token string, soft
 	for i, key := range keys {
 		if err := failed[written[i]]; err != nil {
 			untold.Keys, untold.Err = append(untold.Keys, written[i]), cmp.Or(untold.Err, err)
-			c.tell(context.WithoutCancel(ctx), EventNotInvalidated, &key, err, 0)
+			c.tell(context.WithoutCancel(ctx), EventNotPropagated, &key, err, 0)
 		}
 	}
 	return untold

@@ -77,7 +77,7 @@ func endure(t *testing.T, name string, proxy *faultproxy.Proxy, fault faultproxy
 		get(c, 1)
 	}
 	proxy.Heal()
-	told := func() bool { return c.Stats().Untold == 0 }
+	told := func() bool { return c.Stats().PendingInvalidations == 0 }
 	assert.Eventually(t, told, time.Minute, 10*time.Millisecond, name)
 	get(other, 1)
 	assert.Eventually(t, kept, time.Minute, 10*time.Millisecond, name)

@@ -42,7 +42,7 @@ func TestWriteWhoseFenceStandsIsNoError(t *testing.T) {
 		server.Pause()
 		return nil
 	}))
-	require.Equal(t, int64(1), writer.Stats().Untold)
+	require.Equal(t, int64(1), writer.Stats().PendingInvalidations)
 	server.Resume()
 	v, err := reader.Get(t.Context(), 1)
 	require.NoError(t, err)
@@ -52,7 +52,7 @@ func TestWriteWhoseFenceStandsIsNoError(t *testing.T) {
 		_, err := reader.Get(t.Context(), 1)
 		return err == nil && reader.Stats().Loaded == before
 	}, time.Minute, 10*time.Millisecond, "kept again, long before the fence falls by itself")
-	require.Zero(t, writer.Stats().Untold)
+	require.Zero(t, writer.Stats().PendingInvalidations)
 }
 
 // A command that arrives late, after its client has given up, leaves no fence that others

@@ -132,7 +132,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 			Load: load, Store: procs[i].ears, ErrorPause: 20 * time.Millisecond,
 			OnEvent: func(ctx context.Context, e cacheaside.Event) {
 				onEvent(ctx, e)
-				if untold, ok := ctx.Value(untoldKey{}).(*bool); ok && e.Kind == cacheaside.EventNotInvalidated {
+				if untold, ok := ctx.Value(untoldKey{}).(*bool); ok && e.Kind == cacheaside.EventNotPropagated {
 					*untold = true
 				}
 			},

@@ -333,7 +333,7 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 			require.Less(t, p.evals.Load()-before, int64(100), "and Redis is not asked each time")
 			change.back()
 			await(cacheaside.EventWatchBegun)
-			require.Eventually(t, func() bool { return c.Stats().Untold == 0 }, time.Minute, 10*time.Millisecond)
+			require.Eventually(t, func() bool { return c.Stats().PendingInvalidations == 0 }, time.Minute, 10*time.Millisecond)
 			require.Eventually(t, isKept, time.Minute, 10*time.Millisecond, "kept again")
 		})
 	}

@@ -189,7 +189,7 @@ func cacheWorker(ctx context.Context, w *worker) {
 		OnEvent: func(ctx context.Context, e cacheaside.Event) {
 			if op, ok := ctx.Value(opKey{}).(*cacheOp); ok {
 				switch e.Kind {
-				case cacheaside.EventNotInvalidated:
+				case cacheaside.EventNotPropagated:
 					op.Untold = true
 				case cacheaside.EventFenceFailed:
 					op.Unfenced = true
