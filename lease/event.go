@@ -3,9 +3,10 @@ package lease
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/describe"
+	"github.com/go-resilience/resilience/policy"
 )
 
 // An EventKind says what an [Event] is.
@@ -45,103 +46,77 @@ func (c *Candidate) tell(ctx context.Context, e Event) {
 	})
 }
 
-// Stats are the figures of a [Candidate].
+// Stats are the metrics of a [Candidate].
 type Stats struct {
-	Elected     int64 // terms begun
-	Lost        int64 // terms lost
-	Resigned    int64 // terms given up
-	Asked       int64 // times that the store was asked for the lease
-	Renewed     int64 // renewals that have succeeded
-	StoreErrors int64 // calls of the store that have failed
+	Elected     int64 `counter:"terms{event=elected}"`
+	Lost        int64 `counter:"terms{event=lost}"`
+	Resigned    int64 `counter:"terms{event=resigned}"`
+	Asked       int64 `counter:"asks"`         // requests for the lease
+	Renewed     int64 `counter:"renewals"`     // that succeeded
+	StoreErrors int64 `counter:"store.errors"` // calls of the store that failed
 
-	WaitTime time.Duration // sum over all waits of Run and Campaign that have ended
+	WaitTime time.Duration `counter:"wait.time_seconds"` // of all waits that have ended
 
-	Queued  int // calls of Run and Campaign that wait
-	Leading int // terms that hold
+	Queued  int `gauge:"queued"`  // calls that wait to lead
+	Leading int `gauge:"leading"` // terms that hold
 }
 
+// Stats returns the metrics of c.
 func (c *Candidate) Stats() (s Stats) {
 	c.count(func(now *Stats) { s = *now })
 	return s
 }
 
-// count changes the figures.
+// count changes the metrics.
 func (c *Candidate) count(change func(*Stats)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	change(&c.stats)
 }
 
-// Level is as slog's: 4 for what needs attention, else -4.
-func (e Event) Level() int {
-	if e.Kind == EventLost || e.Err != nil {
-		return 4
-	}
-	return -4
-}
-
-// Fields calls yield with each detail of the event.
-func (e Event) Fields(yield func(name string, value any)) {
-	yield("event", string(e.Kind))
-	yield("holder", e.Holder)
-	yield("epoch", e.Epoch)
-	if e.Waited > 0 {
-		yield("waited", e.Waited)
-	}
-	if e.Took > 0 {
-		yield("took", e.Took)
-	}
-	if e.Err != nil {
-		yield("err", e.Err)
+// Describe implements [policy.Describer]. Health asks the store: it fails if the store does not answer, or if
+// nobody has held the lease for a TTL, unless c is used as a lock, by TryCampaign alone.
+func (c *Candidate) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "lease",
+		Name:    c.cfg.Name,
+		Metrics: func() []policy.Metric { return policy.Metrics("lease", c.Stats()) },
+		Health:  c.health,
+		Config:  func() any { return c.Config() },
+		Observe: policy.Events(c.Observe, Event.describe),
 	}
 }
 
-// Kind returns "lease".
-func (c *Candidate) Kind() string { return "lease" }
-
-// Figures returns the Stats.
-func (c *Candidate) Figures() []describe.Figure {
-	s := c.Stats()
-	return []describe.Figure{
-		describe.Count("lease.terms{state=elected}", s.Elected),
-		describe.Count("lease.terms{state=lost}", s.Lost),
-		describe.Count("lease.terms{state=resigned}", s.Resigned),
-		describe.Count("lease.asks", s.Asked),
-		describe.Count("lease.renewals", s.Renewed),
-		describe.Count("lease.store.errors", s.StoreErrors),
-		{Name: "lease.wait.time_seconds", Counter: true, Value: s.WaitTime.Seconds()},
-		{Name: "lease.queued", Value: float64(s.Queued)},
-		{Name: "lease.leading", Value: float64(s.Leading)},
-	}
-}
-
-// Health asks the store, and returns what is wrong, or nil: the store does not answer, or nobody has
-// held the lease for a TTL, unless TryCampaign alone has asked for it.
-func (c *Candidate) Health(ctx context.Context) error {
+func (c *Candidate) health(ctx context.Context) policy.Health {
 	rec, err := c.Look(ctx)
 	if err != nil {
-		return &describe.Ailment{State: "store down", Fails: true, Err: err}
+		return policy.Health{Status: policy.Fail, State: "store_down", Err: err}
 	}
 	s, vacant := c.Stats(), rec.Now.Sub(rec.Until)
-	if rec.Until.IsZero() { // forever
+	if rec.Until.IsZero() { // the lease has never been held
 		vacant = time.Since(c.made)
 	}
-	lock := s.Asked > 0 && s.Queued == 0 && s.WaitTime == 0
-	if lock || vacant <= c.cfg.TTL {
-		return nil
+	isLock := s.Asked > 0 && s.Queued == 0 && s.WaitTime == 0
+	if isLock || vacant <= c.cfg.TTL {
+		return policy.Health{}
 	}
 	detail := fmt.Sprintf("nobody has held it for %v", vacant.Round(time.Second))
-	return &describe.Ailment{State: "vacant", Detail: detail, Fails: true}
+	return policy.Health{Status: policy.Fail, State: "vacant", Detail: detail}
 }
 
-// Settings returns the Config without its functions.
-func (c *Candidate) Settings() any {
-	cfg := c.cfg
-	cfg.OnEvent, cfg.OnStoreError = nil, nil
-	return cfg
-}
-
-// ObserveAny is Observe for a registry.
-func (c *Candidate) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return c.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
+func (e Event) describe() policy.Event {
+	d := policy.Event{
+		Kind: "lease", Name: e.Name, What: string(e.Kind), Level: slog.LevelDebug, Err: e.Err,
+		Attrs: []slog.Attr{slog.String("holder", e.Holder), slog.Int64("epoch", e.Epoch)},
+	}
+	if e.Kind == EventLost || e.Err != nil {
+		d.Level = slog.LevelWarn
+	}
+	if e.Waited > 0 {
+		d.Attrs = append(d.Attrs, slog.Duration("waited", e.Waited))
+	}
+	if e.Took > 0 {
+		d.Attrs = append(d.Attrs, slog.Duration("took", e.Took))
+	}
+	return d
 }

@@ -297,10 +297,7 @@ func (c *Candidate) storeFailed(ctx context.Context, what string, err error) {
 	}
 }
 
-// Name returns [Config.Name].
-func (c *Candidate) Name() string { return c.cfg.Name }
-
-// Config returns the Config with its defaults.
+// Config returns the configuration with its defaults filled in.
 func (c *Candidate) Config() Config { return c.cfg }
 
 // Look returns the lease as the store has it.

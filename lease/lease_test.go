@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/policy"
 )
 
 const ttl = 15 * time.Second
@@ -1116,103 +1117,111 @@ func TestWaitThatHasFailedGivesUpWhatMayBeGranted(t *testing.T) {
 	})
 }
 
-// TestCandidateDescribesItself: what a registry reads of it.
+var _ policy.Describer = (*lease.Candidate)(nil)
+
 func TestCandidateDescribesItself(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		cfg := quiet(billing)
-		cfg.Holder, cfg.OnEvent = "me", func(context.Context, lease.Event) {}
+		cfg.Holder = "me"
 		c := lease.New(store, cfg)
-		require.Equal(t, "lease", c.Kind())
-		settings := c.Settings().(lease.Config)
-		require.Nil(t, settings.OnEvent)
-		require.Nil(t, settings.OnStoreError)
-		require.Equal(t, time.Second, settings.Poll)
+		d := c.Describe()
+		require.Equal(t, "lease", d.Kind)
+		require.Equal(t, billing.Name, d.Name)
+		require.Equal(t, time.Second, d.Config().(lease.Config).Poll)
+		require.Equal(t, time.Second, c.Config().Poll)
 
-		var seen []any
-		stop := c.ObserveAny(func(_ context.Context, e any) { seen = append(seen, e) })
+		var seen []policy.Event
+		stop := d.Observe(func(_ context.Context, e policy.Event) { seen = append(seen, e) })
 		term, err := c.Campaign(t.Context())
 		require.NoError(t, err)
 		time.Sleep(ttl - time.Second) // not at the instant of a renewal
-		figures := make(map[string]float64)
-		for _, f := range c.Figures() {
-			figures[f.Name] = f.Value
-			require.Equal(t, f.Name != "lease.queued" && f.Name != "lease.leading", f.Counter, f.Name)
+		metrics := make(map[string]float64)
+		for _, m := range d.Metrics() {
+			metrics[m.Name] = m.Value
+			require.Equal(t, m.Name != "lease.queued" && m.Name != "lease.leading", m.Counter, m.Name)
 		}
-		require.Len(t, figures, 9)
-		require.Equal(t, 1.0, figures["lease.terms{state=elected}"])
-		require.Equal(t, 1.0, figures["lease.leading"])
-		require.Equal(t, 1.0, figures["lease.asks"])
-		require.Equal(t, 2.0, figures["lease.renewals"])
+		require.Len(t, metrics, 9)
+		require.Equal(t, 1.0, metrics["lease.terms{event=elected}"])
+		require.Equal(t, 1.0, metrics["lease.leading"])
+		require.Equal(t, 1.0, metrics["lease.asks"])
+		require.Equal(t, 2.0, metrics["lease.renewals"])
 		require.NoError(t, term.Resign(t.Context()))
 		stop()
-		for _, f := range c.Figures() {
-			figures[f.Name] = f.Value
+		for _, m := range d.Metrics() {
+			metrics[m.Name] = m.Value
 		}
-		require.Equal(t, 1.0, figures["lease.terms{state=resigned}"])
+		require.Equal(t, 1.0, metrics["lease.terms{event=resigned}"])
 		require.Len(t, seen, 2)
-
-		fields := func(e lease.Event) (text string) {
-			e.Fields(func(name string, value any) { text += fmt.Sprint(name, "=", value, " ") })
-			return text
-		}
-		e := seen[1].(lease.Event)
-		require.Equal(t, fmt.Sprintf("event=resigned holder=me epoch=%d took=14s ", e.Epoch), fields(e))
-		require.Equal(t, -4, e.Level())
-		require.Equal(t, "event=elected holder= epoch=0 waited=1s ", fields(lease.Event{Kind: lease.EventElected, Waited: time.Second}))
-		require.Equal(t, "event=lost holder= epoch=0 err=the store is down ", fields(lease.Event{Kind: lease.EventLost, Err: errDown}))
-		require.Equal(t, 4, lease.Event{Kind: lease.EventLost}.Level())
-		require.Equal(t, 4, lease.Event{Kind: lease.EventResigned, Err: errDown}.Level())
+		require.Equal(t, policy.Event{
+			Kind: "lease", Name: billing.Name, What: "resigned", Level: slog.LevelDebug, Attrs: []slog.Attr{
+				slog.String("holder", "me"), slog.Int64("epoch", seen[0].Attr("epoch").Int64()),
+				slog.Duration("took", ttl-time.Second),
+			},
+		}, seen[1])
 	})
 }
 
-// TestHealthOfALeaseThatNobodyHolds: work that nobody does, whether this process campaigns or not.
-func TestHealthOfALeaseThatNobodyHolds(t *testing.T) {
+func TestEventsAreDescribedByTheirKind(t *testing.T) {
+	for _, test := range []struct {
+		event lease.Event
+		level slog.Level
+		attrs string
+	}{
+		{lease.Event{Kind: lease.EventElected, Waited: time.Second}, slog.LevelDebug, "[holder= epoch=0 waited=1s]"},
+		{lease.Event{Kind: lease.EventLost, Err: errDown}, slog.LevelWarn, "[holder= epoch=0]"},
+		{lease.Event{Kind: lease.EventLost}, slog.LevelWarn, "[holder= epoch=0]"},
+		{lease.Event{Kind: lease.EventResigned, Err: errDown}, slog.LevelWarn, "[holder= epoch=0]"},
+	} {
+		d := lease.DescribeEvent(test.event)
+		require.Equal(t, string(test.event.Kind), d.What)
+		require.Equal(t, test.level, d.Level)
+		require.Equal(t, test.event.Err, d.Err)
+		require.Equal(t, test.attrs, fmt.Sprint(d.Attrs))
+	}
+}
+
+// Work that no process does is a fault, whether this process campaigns or not.
+func TestHealthFailsWhileTheLeaseIsVacant(t *testing.T) {
 	exactly(t, func(t *testing.T) {
+		health := func(c *lease.Candidate) policy.Health { return c.Describe().Health(t.Context()) }
+		vacant := func(detail string) policy.Health {
+			return policy.Health{Status: policy.Fail, State: "vacant", Detail: "nobody has held it for " + detail}
+		}
 		store := lease.NewMemory()
 		c, lock := lease.New(store, billing), lease.New(store, lease.Config{Name: "lock", TTL: ttl})
 		term, err := lock.TryCampaign(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, term.Resign(t.Context()))
 		time.Sleep(ttl)
-		require.NoError(t, c.Health(t.Context()))
+		require.Zero(t, health(c))
 		time.Sleep(time.Second)
-		err = c.Health(t.Context())
-		require.EqualError(t, err, "vacant: nobody has held it for 16s")
-		var ill interface {
-			HealthState() string
-			Failed() bool
-		}
-		require.ErrorAs(t, err, &ill)
-		require.Equal(t, "vacant", ill.HealthState())
-		require.True(t, ill.Failed())
-		require.NoError(t, lock.Health(t.Context()), "a lock")
+		require.Equal(t, vacant("16s"), health(c))
+		require.Zero(t, health(lock), "a lock")
 
 		term = campaign(t, store, billing)
 		time.Sleep(time.Hour)
-		require.NoError(t, c.Health(t.Context()))
+		require.Zero(t, health(c))
 		require.NoError(t, term.Resign(t.Context()))
 		time.Sleep(ttl)
-		require.NoError(t, c.Health(t.Context()))
+		require.Zero(t, health(c))
 		time.Sleep(time.Minute)
-		require.EqualError(t, c.Health(t.Context()), "vacant: nobody has held it for 1m15s")
+		require.Equal(t, vacant("1m15s"), health(c))
 
 		worker := lease.New(&faulty{Store: store, acquire: down}, lease.Config{Name: "lock", TTL: ttl})
 		waiting, leave := context.WithCancel(t.Context())
 		defer leave()
 		go func() { _, _ = worker.Campaign(waiting) }()
 		synctest.Wait()
-		require.ErrorContains(t, worker.Health(t.Context()), "vacant", "somebody waits for it")
+		require.Equal(t, "vacant", health(worker).State, "somebody waits for it")
 		leave()
 		synctest.Wait()
-		require.ErrorContains(t, worker.Health(t.Context()), "vacant", "somebody has waited for it")
+		require.Equal(t, "vacant", health(worker).State, "somebody has waited for it")
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		err = lease.New(lost{store}, billing).Health(ctx)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorAs(t, err, &ill)
-		require.Equal(t, "store down", ill.HealthState())
+		require.Equal(t, policy.Health{Status: policy.Fail, State: "store_down", Err: context.DeadlineExceeded},
+			lease.New(lost{store}, billing).Describe().Health(ctx))
 	})
 }
 
