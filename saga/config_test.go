@@ -13,7 +13,7 @@ import (
 
 func TestConfigHasItsDefaults(t *testing.T) {
 	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", Concurrency: 3})
-	require.Equal(t, "worker", r.Name())
+	require.Equal(t, "worker", r.Config().Name)
 	require.Equal(t, saga.RunnerConfig{
 		Name: "worker", LeaseTTL: 15 * time.Second, Poll: time.Second, Concurrency: 3,
 		Drain: 10 * time.Second, MaxTakeovers: 10,

@@ -3,33 +3,29 @@ package saga_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-resilience/resilience/internal/describe"
 	store "github.com/go-resilience/resilience/internal/sagastore"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/saga"
 )
 
-var _ interface {
-	describe.Kinder
-	describe.Namer
-	describe.Figurer
-	describe.Setter
-	describe.Observer
-	Health(context.Context) error
-} = (*saga.Runner)(nil)
+var _ policy.Describer = (*saga.Runner)(nil)
 
-func figuresOf(r *saga.Runner) map[string]float64 {
+func metricsOf(r *saga.Runner) map[string]float64 {
 	all := map[string]float64{}
-	for _, f := range r.Figures() {
-		all[f.Name] = f.Value
+	for _, m := range r.Describe().Metrics() {
+		all[m.Name] = m.Value
 	}
 	return all
 }
+
+func healthOf(t *testing.T, r *saga.Runner) policy.Health { return r.Describe().Health(t.Context()) }
 
 // An alert on a gauge that is no longer told goes on with its last value.
 func TestFiguresOfTheStoreGoBackToZero(t *testing.T) {
@@ -41,24 +37,24 @@ func TestFiguresOfTheStoreGoBackToZero(t *testing.T) {
 		worker, _ := begin(t, st, saga.RunnerConfig{OnEvent: silent}, sg)
 		mustStart(t, worker, sg)
 		onlooker := saga.NewRunner(st, saga.RunnerConfig{})
-		figures := func() map[string]float64 {
+		metrics := func() map[string]float64 {
 			time.Sleep(time.Minute)
-			_ = figuresOf(onlooker) // which looks in the background
+			_ = metricsOf(onlooker) // which looks in the background
 			synctest.Wait()
-			return figuresOf(onlooker)
+			return metricsOf(onlooker)
 		}
-		require.Contains(t, figuresOf(worker), "saga.stored{saga=trip,status=stuck}", "before the store has answered")
-		require.Equal(t, 1.0, figures()["saga.stored{saga=trip,status=stuck}"])
-		require.Zero(t, figures()["saga.due.age_seconds{saga=trip}"])
-		require.EqualError(t, worker.Health(t.Context()), "stuck: 1 saga")
+		require.Contains(t, metricsOf(worker), "saga.stored{saga=trip,status=stuck}", "before the store has answered")
+		require.Equal(t, 1.0, metrics()["saga.stored{saga=trip,status=stuck}"])
+		require.Zero(t, metrics()["saga.due.age_seconds{saga=trip}"])
+		require.Equal(t, policy.Health{Status: policy.Fail, State: "stuck", Detail: "1 saga"}, healthOf(t, worker))
 		require.NoError(t, worker.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionAbandon}))
 		for _, name := range []string{"saga.stored{saga=trip,status=stuck}", "saga.due{saga=trip}", "saga.due.age_seconds{saga=trip}"} {
-			is, told := figures()[name]
+			is, told := metrics()[name]
 			require.True(t, told, name)
 			require.Zero(t, is, name)
 		}
-		require.NoError(t, worker.Health(t.Context()))
-		require.Equal(t, 1.0, figuresOf(worker)["saga.sagas{saga=trip,status=abandoned}"])
+		require.Zero(t, healthOf(t, worker))
+		require.Equal(t, 1.0, metricsOf(worker)["saga.sagas{saga=trip,status=abandoned}"])
 	})
 }
 
@@ -70,23 +66,24 @@ func TestHealthSaysThatSagasAreOverdue(t *testing.T) {
 		saga.Register(r, sg)
 		mustStart(t, r, sg)
 		time.Sleep(time.Minute - time.Nanosecond)
-		require.NoError(t, r.Health(t.Context()))
+		require.Zero(t, healthOf(t, r))
 		time.Sleep(time.Nanosecond)
-		err := r.Health(t.Context())
-		require.EqualError(t, err, "overdue: 1 saga due, the first for 1m0s")
-		require.False(t, err.(interface{ Failed() bool }).Failed())
+		require.Equal(t, policy.Health{
+			Status: policy.Warn, State: "overdue", Detail: "1 saga due, the first for 1m0s",
+		}, healthOf(t, r))
 		st.down = true
-		err = r.Health(t.Context())
-		require.ErrorIs(t, err, errDown)
-		require.True(t, err.(interface{ Failed() bool }).Failed())
+		health := healthOf(t, r)
+		require.ErrorIs(t, health.Err, errDown)
+		require.Equal(t, policy.Fail, health.Status)
+		require.Equal(t, "store_down", health.State)
 	})
 }
 
 // TestHealthCountsUpToALimit, which stands for so many or more.
 func TestHealthCountsUpToALimit(t *testing.T) {
-	for n, want := range map[int]string{1: "stuck: 1 saga", 9999: "stuck: 9999 sagas", 10000: "stuck: 10000 sagas or more"} {
+	for n, want := range map[int]string{1: "1 saga", 9999: "9999 sagas", 10000: "10000 sagas or more"} {
 		r := saga.NewRunner(&crowded{stuck: n}, saga.RunnerConfig{})
-		require.EqualError(t, r.Health(t.Context()), want)
+		require.Equal(t, want, healthOf(t, r).Detail)
 	}
 }
 
@@ -103,22 +100,11 @@ func (s *crowded) Counts(context.Context) (store.Counts, error) {
 func TestFiguresOfTheStoreHaveTheStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := saga.NewRunner(&crowded{stuck: 2}, saga.RunnerConfig{})
-		r.Figures()
+		r.Describe().Metrics()
 		synctest.Wait()
-		require.Equal(t, 1.0, figuresOf(r)["saga.stored{saga=trip,status=compensating}"])
-		require.Equal(t, 2.0, figuresOf(r)["saga.stored{saga=trip,status=stuck}"])
+		require.Equal(t, 1.0, metricsOf(r)["saga.stored{saga=trip,status=compensating}"])
+		require.Equal(t, 2.0, metricsOf(r)["saga.stored{saga=trip,status=stuck}"])
 	})
-}
-
-func TestSettingsHaveNoFunctions(t *testing.T) {
-	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{
-		Name: "one", OnEvent: silent, Inject: trace, Extract: withTrace,
-	})
-	cfg := r.Settings().(saga.RunnerConfig)
-	require.Equal(t, "one", cfg.Name)
-	require.Nil(t, cfg.OnEvent)
-	require.Nil(t, cfg.Inject)
-	require.Nil(t, cfg.Extract)
 }
 
 type uncounted struct {
@@ -133,18 +119,32 @@ func (s *uncounted) Counts(ctx context.Context) (store.Counts, error) {
 	return s.Store.Counts(ctx)
 }
 
-func TestEventsDescribeThemselves(t *testing.T) {
-	fields := map[string]any{}
-	e := saga.Event{Kind: saga.EventStuck, Saga: "trip", ID: "trip-1", Status: saga.Stuck, Step: "flight", Err: errDown}
-	e.Fields(func(name string, value any) { fields[name] = value })
-	require.Equal(t, map[string]any{"event": "stuck", "saga": "trip", "id": "trip-1", "status": "stuck", "step": "flight", "err": errDown}, fields)
-	e = saga.Event{Kind: saga.EventAttempted, Op: saga.OpDo, Attempt: 1, Outcome: "done", Took: time.Second}
-	clear(fields)
-	e.Fields(func(name string, value any) { fields[name] = value })
-	require.Equal(t, map[string]any{"event": "attempted", "op": "do", "attempt": 1, "outcome": "done", "took": time.Second}, fields)
-	for kind, level := range map[saga.EventKind]int{
-		saga.EventStuck: 4, saga.EventStalled: 4, saga.EventLost: 4, saga.EventTakenOver: 4, saga.EventStoreFailed: 4, saga.EventDone: -4,
+func TestEventsAreDescribed(t *testing.T) {
+	for _, test := range []struct {
+		event saga.Event
+		want  policy.Event
+	}{
+		{
+			saga.Event{Kind: saga.EventStuck, Saga: "trip", ID: "trip-1", Status: saga.Stuck, Step: "flight", Err: errDown},
+			policy.Event{What: "stuck", Level: slog.LevelWarn, Err: errDown, Attrs: []slog.Attr{
+				slog.String("saga", "trip"), slog.String("id", "trip-1"), slog.String("status", "stuck"),
+				slog.String("step", "flight"),
+			}},
+		},
+		{
+			saga.Event{Kind: saga.EventAttempted, Op: saga.OpDo, Attempt: 1, Outcome: "no effect", Took: time.Second},
+			policy.Event{What: "attempted", Level: slog.LevelDebug, Attrs: []slog.Attr{
+				slog.String("op", "do"), slog.String("outcome", "no_effect"), slog.Int("attempt", 1),
+				slog.Duration("took", time.Second),
+			}},
+		},
+		{saga.Event{Kind: saga.EventTakenOver}, policy.Event{What: "taken_over", Level: slog.LevelWarn}},
+		{saga.Event{Kind: saga.EventStoreFailed}, policy.Event{What: "store_failed", Level: slog.LevelWarn}},
+		{saga.Event{Kind: saga.EventStalled}, policy.Event{What: "stalled", Level: slog.LevelWarn}},
+		{saga.Event{Kind: saga.EventLost}, policy.Event{What: "lost", Level: slog.LevelWarn}},
+		{saga.Event{Kind: saga.EventDone}, policy.Event{What: "done", Level: slog.LevelDebug}},
 	} {
-		require.Equal(t, level, saga.Event{Kind: kind}.Level())
+		test.want.Kind, test.want.Name = "saga", "worker"
+		require.Equal(t, test.want, saga.DescribeEvent(test.event, "worker"))
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	store "github.com/go-resilience/resilience/internal/sagastore"
+	"github.com/go-resilience/resilience/policy"
 )
 
 // A Status is the status of a saga.
@@ -174,12 +175,10 @@ func (r *Runner) warn(ctx context.Context, e Event) {
 	default:
 		return
 	}
-	attrs := []slog.Attr{slog.String("runner", r.Name())}
-	e.Fields(func(name string, value any) {
-		if name != "event" { // text says it
-			attrs = append(attrs, slog.Any(name, value))
-		}
-	})
+	attrs := append([]slog.Attr{slog.String("runner", r.cfg.Name)}, e.describe(r.cfg.Name).Attrs...)
+	if e.Err != nil {
+		attrs = append(attrs, slog.Any("err", e.Err))
+	}
 	slog.LogAttrs(ctx, slog.LevelWarn, text, attrs...)
 }
 
@@ -231,38 +230,26 @@ func (r *Runner) storeFailed(ctx context.Context, err error) {
 	r.tell(ctx, Event{Kind: EventStoreFailed, Err: err, At: time.Now()})
 }
 
-// ObserveAny is [Runner.Observe] for a registry.
-func (r *Runner) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return r.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
-}
-
-// Level is as slog's: 4 for what needs attention, else -4.
-func (e Event) Level() int {
+// describe returns e as a registry receives it from the runner of that name.
+func (e Event) describe(runner string) policy.Event {
+	d := policy.Event{Kind: "saga", Name: runner, What: snakeCase(string(e.Kind)), Level: slog.LevelDebug, Err: e.Err}
 	switch e.Kind {
 	case EventStuck, EventStalled, EventLost, EventTakenOver, EventStoreFailed:
-		return 4
+		d.Level = slog.LevelWarn
 	}
-	return -4
-}
-
-// Fields calls yield with each detail of the event.
-func (e Event) Fields(yield func(name string, value any)) {
-	yield("event", string(e.Kind))
 	for _, f := range []struct{ name, value string }{
 		{"saga", e.Saga}, {"id", e.ID}, {"status", string(e.Status)}, {"step", e.Step}, {"op", string(e.Op)},
-		{"outcome", e.Outcome},
+		{"outcome", snakeCase(e.Outcome)},
 	} {
 		if f.value != "" {
-			yield(f.name, f.value)
+			d.Attrs = append(d.Attrs, slog.String(f.name, f.value))
 		}
 	}
 	if e.Attempt > 0 {
-		yield("attempt", e.Attempt)
+		d.Attrs = append(d.Attrs, slog.Int("attempt", e.Attempt))
 	}
 	if e.Took > 0 {
-		yield("took", e.Took)
+		d.Attrs = append(d.Attrs, slog.Duration("took", e.Took))
 	}
-	if e.Err != nil {
-		yield("err", e.Err)
-	}
+	return d
 }

@@ -125,7 +125,7 @@ func TestObserveTellsEverythingInOrder(t *testing.T) {
 		t.Log("any number, at any time, until stopped")
 		stop()
 		stop()
-		r.ObserveAny(func(ctx context.Context, e any) { late.hear(ctx, e.(saga.Event)) })
+		r.Observe(late.hear)
 		_, err = saga.Start(t.Context(), r, sg, "trip-2", trip{})
 		require.NoError(t, err)
 		_, err = sg.Result(t.Context(), r, "trip-2")
@@ -148,7 +148,7 @@ func TestStatsCountByDefinition(t *testing.T) {
 		broken.Name = "mail"
 		broken.Steps[0].Undo = note("undo send", saga.Abort(errDeclined))
 		r, _ := begin(t, saga.NewMemory(), saga.RunnerConfig{OnEvent: silent}, sg, newer, broken)
-		require.Contains(t, figuresOf(r), "saga.sagas{saga=mail,status=abandoned}", "all series are there from the start")
+		require.Contains(t, metricsOf(r), "saga.sagas{saga=mail,status=abandoned}", "all series are there from the start")
 		for i, sg := range []*saga.Saga[trip]{sg, sg, newer, broken} {
 			_, err := saga.Start(t.Context(), r, sg, fmt.Sprint("trip-", i), trip{})
 			require.NoError(t, err)
@@ -157,7 +157,7 @@ func TestStatsCountByDefinition(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.NoError(t, r.Operate(t.Context(), "trip-3", saga.Operation{Action: saga.ActionAbandon}))
 		counted := make(map[string]float64)
-		for name, n := range figuresOf(r) {
+		for name, n := range metricsOf(r) {
 			if n > 0 && (strings.HasPrefix(name, "saga.sagas") || strings.HasPrefix(name, "saga.step")) {
 				counted[name] = n
 			}
@@ -202,7 +202,7 @@ func TestStatsCountEachAttemptOnce(t *testing.T) {
 			r.Observe(a.hear)
 			mustStart(t, r, sg)
 			time.Sleep(time.Second)
-			require.Equal(t, 1.0, figuresOf(r)["saga.in_flight"])
+			require.Equal(t, 1.0, metricsOf(r)["saga.in_flight"])
 			stop()
 			require.Equal(t, map[string]int{"interrupted": 1}, outcomes(r, &a))
 		})

@@ -191,7 +191,7 @@ func TestFiguresLookAtTheStoreNowAndThen(t *testing.T) {
 		saga.Register(r, sg)
 		mustStart(t, r, sg)
 		running := func() float64 {
-			n := figuresOf(r)["saga.stored{saga=trip,status=running}"]
+			n := metricsOf(r)["saga.stored{saga=trip,status=running}"]
 			synctest.Wait()
 			return n
 		}
@@ -223,7 +223,7 @@ func TestFiguresOfASlowStoreLookOnceAtATime(t *testing.T) {
 		store.err.Store(10 * time.Second)
 		r := saga.NewRunner(store, saga.RunnerConfig{})
 		for range 9 {
-			r.Figures()
+			r.Describe().Metrics()
 			time.Sleep(time.Second)
 		}
 		require.EqualValues(t, 1, store.calls.Load())

@@ -84,7 +84,6 @@ func NewRunner(st Store, cfg RunnerConfig) *Runner {
 }
 
 // Name returns the Name of the RunnerConfig.
-func (r *Runner) Name() string { return r.cfg.Name }
 
 // Config returns the configuration, with its defaults.
 func (r *Runner) Config() RunnerConfig { return r.cfg }
@@ -288,9 +287,10 @@ func (r *Runner) claim(ctx context.Context) error {
 	}
 	for _, rec := range recs {
 		r.figures.count(func(s *Stats) {
-			s.Claimed++
 			if rec.Previous != "" {
 				s.TakenOver++
+			} else {
+				s.Claimed++
 			}
 		})
 		r.hold(rec, since)()

@@ -36,7 +36,7 @@ func silent(context.Context, saga.Event) {}
 
 // total returns the sum of a figure over all definitions, such as "status=started".
 func total(r *saga.Runner, label string) (sum int) {
-	for name, n := range figuresOf(r) {
+	for name, n := range metricsOf(r) {
 		if strings.HasPrefix(name, "saga.s") && strings.HasSuffix(name, ","+label+"}") && !strings.HasPrefix(name, "saga.stored") {
 			sum += int(n)
 		}
@@ -137,7 +137,7 @@ func TestRunnerTakesOverFromACrashedOwner(t *testing.T) {
 		require.Equal(t, []string{"created", "taken over", "done flight", "completed"}, events(t, r, "trip-1"))
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Stats().TakenOver)
-		require.EqualValues(t, 1, figuresOf(r)["saga.claims"])
+		require.EqualValues(t, 1, metricsOf(r)["saga.claims{from=crashed}"])
 		in, err := r.Get(t.Context(), "trip-1")
 		require.NoError(t, err)
 		require.Zero(t, in.Takeovers, "since the last result")

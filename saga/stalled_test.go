@@ -62,8 +62,8 @@ func TestStalledIsToldAtTheEighthAttemptAndEachTimeThatTheirNumberHasDoubled(t *
 				}
 				require.Equal(t, c.told, slices.Clone(attempts))
 				require.EqualValues(t, len(c.told), r.Stats().Stalled)
-				require.EqualValues(t, len(c.told), figuresOf(r)["saga.stalls"])
-				require.EqualValues(t, r.Stats().Held, figuresOf(r)["saga.held"])
+				require.EqualValues(t, len(c.told), metricsOf(r)["saga.stalls"])
+				require.EqualValues(t, r.Stats().Held, metricsOf(r)["saga.held"])
 			})
 		})
 	}

@@ -9,23 +9,23 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/describe"
 	store "github.com/go-resilience/resilience/internal/sagastore"
+	"github.com/go-resilience/resilience/policy"
 )
 
-// Stats are the figures of one runner.
+// Stats are the metrics of one [Runner]. Describe has more, by definition.
 type Stats struct {
-	Held     int64 // sagas that the runner holds now
-	InFlight int64 // attempts under way
+	Held     int64 `gauge:"held"`      // sagas that the runner holds
+	InFlight int64 `gauge:"in_flight"` // attempts in progress
 
 	// Since NewRunner.
-	Claimed     int64
-	TakenOver   int64 // of those, from an owner that had not released them
-	Lost        int64 // see EventLost
-	Stalled     int64 // see EventStalled
-	Commits     int64 // writes of a held saga's progress; one may record several results
-	Deleted     int64 // see RunnerConfig.Keep
-	StoreErrors int64
+	Claimed     int64 `counter:"claims{from=released}"` // claims of sagas that no runner held
+	TakenOver   int64 `counter:"claims{from=crashed}"`  // claims from an owner that had not released the saga
+	Lost        int64 `counter:"losses"`                // see EventLost
+	Stalled     int64 `counter:"stalls"`                // see EventStalled
+	Commits     int64 `counter:"commits"`               // writes of a held saga; one may record several results
+	Deleted     int64 `counter:"deletions"`             // see RunnerConfig.Keep
+	StoreErrors int64 `counter:"store.errors"`          // calls of the store that failed
 }
 
 // A Count has the numbers of the sagas of a definition that have not ended, in all its versions. Each is at most
@@ -40,7 +40,7 @@ type Count struct {
 	DueFor time.Duration // for how long the first of them has been due
 }
 
-// Stats returns the runner's figures.
+// Stats returns the metrics of r.
 func (r *Runner) Stats() Stats {
 	var s Stats
 	r.figures.count(func(total *Stats) { s = *total })
@@ -167,23 +167,31 @@ func (f *figures) store(counts []Count) {
 	}
 }
 
-// Kind returns "saga".
-func (r *Runner) Kind() string { return "saga" }
-
-// Settings returns [Runner.Config] without its functions.
-func (r *Runner) Settings() any {
-	cfg := r.Config()
-	cfg.OnEvent, cfg.Inject, cfg.Extract = nil, nil, nil
-	return cfg
+// Describe implements [policy.Describer].
+//
+// Metrics are the [Stats], and for each definition saga.sagas by status, saga.step.attempts by outcome, and
+// what is in the store: saga.stored, saga.due and saga.due.age_seconds. The latter are those of all runners on
+// the store and some seconds old, so that a sum over runners would be wrong.
+//
+// Health asks the store. It fails if the store does not answer ("store_down") or if sagas are "stuck", and warns
+// if a saga has been due for a minute while no runner claimed it ("overdue").
+func (r *Runner) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "saga",
+		Name:    r.cfg.Name,
+		Metrics: r.metrics,
+		Health:  r.health,
+		Config:  func() any { return r.Config() },
+		Observe: policy.Events(r.Observe, func(e Event) policy.Event { return e.describe(r.cfg.Name) }),
+	}
 }
 
-// Figures returns what a runner shows over time: saga.sagas by status, saga.step.attempts by outcome,
-// saga.claims, saga.stalls, saga.held and saga.in_flight. saga.stored, saga.due and saga.due.age_seconds, of
-// each definition, are those of all runners on the store, some seconds old: do not add them up.
-func (r *Runner) Figures() []describe.Figure {
-	var all []describe.Figure
-	count := func(name string, n int64) { all = append(all, describe.Count(name, n)) }
-	gauge := func(name string, v float64) { all = append(all, describe.Figure{Name: name, Value: v}) }
+func (r *Runner) metrics() []policy.Metric {
+	var all []policy.Metric
+	count := func(name string, n int64) {
+		all = append(all, policy.Metric{Name: name, Counter: true, Value: float64(n)})
+	}
+	gauge := func(name string, v float64) { all = append(all, policy.Metric{Name: name, Value: v}) }
 	r.figures.mu.Lock()
 	for _, name := range slices.Sorted(maps.Keys(r.figures.sagas)) {
 		labels, n := "{saga="+name+",", r.figures.sagas[name]
@@ -193,7 +201,7 @@ func (r *Runner) Figures() []describe.Figure {
 		for _, outcome := range []string{
 			outcomeDone, outcomeNoEffect, outcomeInDoubt, outcomeFailed, outcomeRefused, outcomeInterrupted,
 		} {
-			count("saga.step.attempts"+labels+"outcome="+strings.ReplaceAll(outcome, " ", "_")+"}", n["outcome="+outcome])
+			count("saga.step.attempts"+labels+"outcome="+snakeCase(outcome)+"}", n["outcome="+outcome])
 		}
 	}
 	r.figures.mu.Unlock()
@@ -205,44 +213,40 @@ func (r *Runner) Figures() []describe.Figure {
 		gauge("saga.due"+labels+"}", float64(c.Due))
 		gauge("saga.due.age_seconds"+labels+"}", c.DueFor.Seconds())
 	}
-	s := r.Stats()
-	count("saga.claims", s.Claimed)
-	count("saga.stalls", s.Stalled)
-	gauge("saga.held", float64(s.Held))
-	gauge("saga.in_flight", float64(s.InFlight))
-	return all
+	return append(all, policy.Metrics("saga", r.Stats())...)
 }
 
-// Health asks the store, and returns what is wrong with the sagas in it, or nil: some are "stuck", or "overdue",
-// due for a minute while no runner took them, or "store down", as the HealthState() of the error says.
-func (r *Runner) Health(ctx context.Context) error {
+// snakeCase returns a kind or outcome as logs and metrics have it.
+func snakeCase(text string) string { return strings.ReplaceAll(text, " ", "_") }
+
+func (r *Runner) health(ctx context.Context) policy.Health {
 	counts, _, err := r.Counts(ctx)
 	if err != nil {
-		return &describe.Ailment{State: "store down", Fails: true, Err: err}
+		return policy.Health{Status: policy.Fail, State: "store_down", Err: err}
 	}
-	return health(counts)
+	return healthOf(counts)
 }
 
 // dueAfter is how long a saga may be due until that needs attention.
 const dueAfter = time.Minute
 
-func health(counts []Count) error {
+func healthOf(counts []Count) policy.Health {
 	stuck, due, waits := 0, 0, time.Duration(0)
 	for _, c := range counts {
 		stuck, due, waits = stuck+c.Stuck, due+c.Due, max(waits, c.DueFor)
 	}
-	var state string
+	var h policy.Health
 	var details []string
 	if waits >= dueAfter {
-		state, details = "overdue", []string{fmt.Sprintf("%s due, the first for %v", number(due), waits.Round(time.Second))}
+		h.Status, h.State = policy.Warn, "overdue"
+		details = []string{fmt.Sprintf("%s due, the first for %v", number(due), waits.Round(time.Second))}
 	}
 	if stuck > 0 {
-		state, details = "stuck", append([]string{number(stuck)}, details...)
+		h.Status, h.State = policy.Fail, "stuck"
+		details = append([]string{number(stuck)}, details...)
 	}
-	if state == "" {
-		return nil
-	}
-	return &describe.Ailment{State: state, Detail: strings.Join(details, "; "), Fails: state != "overdue"}
+	h.Detail = strings.Join(details, "; ")
+	return h
 }
 
 // number returns a number of sagas in words. One that is the limit means so many or more.

@@ -20,7 +20,7 @@ func TestFiguresUnderStress(t *testing.T) {
 		func() { f.saga("trip", "status=completed") },
 		func() { f.saga("unknown", "status=completed") },
 		func() { f.warn() },
-		func() { r.Figures() },
+		func() { r.Describe().Metrics() },
 		func() { r.stored() },
 	} {
 		calls.Go(func() {
