@@ -1,5 +1,5 @@
-// Package bulkhead bounds how many calls to a dependency run at once: one that hangs does not
-// use up the goroutines, connections and memory of all others.
+// Package bulkhead limits how many calls to a dependency run at once, so that one that hangs does not use up
+// the goroutines, connections and memory of all others.
 //
 //	slots := bulkhead.New(bulkhead.Config{
 //		Name:    "users",
@@ -9,19 +9,33 @@
 //	})
 //	err := slots.Do(ctx, func(ctx context.Context) error { return fetchUser(ctx, 42) })
 //	if errors.Is(err, bulkhead.ErrFull) {
-//		// The call was never made.
+//		// The call was not made.
 //	}
 //
-// All calls to a dependency share one bulkhead. In a chain it is inside of retries, whose waits then
-// hold no slot. A call holds its slot until its function returns, whatever its ctx, and under a
-// resiliencehttp.Transport until the response's body has been read or closed. Package
-// bulkhead/adaptive finds the limit by itself.
+// All calls to a dependency share one bulkhead. In a chain it belongs inside retries, which then hold no slot
+// while they wait. A call holds its slot until its function returns, and within a resiliencehttp.Transport
+// until the response has been read or closed.
+//
+// # Overload
+//
+// A call that cannot be served in time is refused as soon as that is known. A call that has to wait is refused
+// with [DeadlineTooClose] if its ctx has less time left than calls typically take, which is the median of the
+// last 31 calls that their callers did not cut short. A call that finds a free slot is never refused.
+//
+// Calls that wait are served oldest first while their callers are patient. If calls have been waiting for longer
+// than a tenth of MaxWait without a break, and within the last MaxWait a caller has given up that waited, the
+// newest call is served first, because the oldest has the least time left.
+//
+// Use package bulkhead/adaptive, which finds the limit by itself, if the capacity of the dependency is not known,
+// or is shared with others. A fixed limit above that capacity lets calls queue in the dependency, where no order
+// of this queue helps.
 //
 // Sources: Bulkhead, Priority Queue (Cloud Design Patterns).
 package bulkhead
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -33,66 +47,91 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Bulkhead is safe for concurrent use.
+// Unlimited, in a field that accepts it, means that there is no limit.
+const Unlimited = -1
+
+// A Bulkhead limits concurrency. It is safe for concurrent use.
 type Bulkhead struct {
-	setting   settings.Setting[Config] // whose lock is taken before mu
+	setting   settings.Setting[Config] // its lock is taken before mu
 	observers notify.Observers[Event]
 
 	mu      sync.Mutex
 	limit   int
-	running int // slots that are taken
+	running int // slots taken
 	queue   queue
-	totals  Totals
+	service service
+	stats   Stats // the counters
 }
 
-// New panics if cfg is not valid.
+// New returns a Bulkhead. It panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Bulkhead {
 	b := &Bulkhead{limit: cfg.Limit}
 	b.setting.Init(cfg, Config.withDefaults)
+	b.stats.Refusals = make(map[Reason]int64, len(reasons))
+	for _, r := range reasons {
+		b.stats.Refusals[r] = 0
+	}
 	return b
 }
 
-// Do runs fn when it has a slot, and returns its error, or a [*FullError], or why ctx had ended
-// before.
-func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
-	has, err := b.enter(ctx)
+// Do runs fn once it has its slots, and returns its error. It returns a [*FullError] if there are none in time, and
+// why ctx ended if it had ended before.
+func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) (err error) {
+	held, err := b.acquire(ctx)
 	if err != nil {
 		return err
 	}
 	if linger.Under(ctx) {
-		return linger.WorkOf(ctx).Hold(ctx, fn, func(error) { b.leave(has) }, nil)
+		return linger.WorkOf(ctx).Hold(ctx, fn, func(err error) { b.endWork(ctx, held, err) }, nil)
 	}
-	defer b.leave(has)
+	defer func() { b.end(ctx, held, err) }()
 	return fn(ctx)
 }
 
+// Wrap returns a function that runs next under [Bulkhead.Do].
 func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin is [Bulkhead.Do] for work that is not one function. The first call of done, from any
-// goroutine, gives the slot back. It is nil if there is an error.
+// Begin is [Bulkhead.Do] for work that is not a single function. The first call of done, from any goroutine, releases
+// the slots; its argument is the error of the work. done is nil if Begin returns an error.
 func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
-	has, err := b.enter(ctx)
+	held, err := b.acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var over atomic.Bool
-	return func(error) {
-		if !over.Swap(true) {
-			b.leave(has)
+	return func(err error) {
+		if over.Swap(true) {
+			return
+		}
+		if linger.Under(ctx) {
+			b.endWork(ctx, held, err)
+		} else {
+			b.end(ctx, held, err)
 		}
 	}, nil
 }
 
-// slots are those that a call asks for, or has.
+// slots are the slots that a call needs or holds.
 type slots struct {
-	cost  int
-	share *share
+	cost   int
+	share  *share
+	timing timing
+	start  time.Duration // when a call that is timed got them
 }
 
-// enter takes the slots of a call, perhaps after a wait, or refuses it.
-func (b *Bulkhead) enter(ctx context.Context) (slots, error) {
+// A timing says why the time is measured for which a call holds its slots.
+type timing uint8
+
+const (
+	untimed timing = iota
+	sampled        // the call found free slots
+	waited         // the call had to wait for its slots
+)
+
+// acquire takes the slots of a call, perhaps after a wait, or refuses the call.
+func (b *Bulkhead) acquire(ctx context.Context) (slots, error) {
 	if ctx.Err() != nil {
 		return slots{}, ended.Error(ctx)
 	}
@@ -109,174 +148,244 @@ func (b *Bulkhead) enter(ctx context.Context) (slots, error) {
 	}
 
 	b.mu.Lock()
-	asked := slots{cost, b.queue.shareOf(name)}
-	if cost == 0 || cost <= b.limit-b.running && !b.queue.waitsUpTo(level) {
-		b.take(asked)
+	needed := slots{cost: cost, share: b.queue.shareFor(name)}
+	if cost == 0 || cost <= b.limit-b.running && !b.queue.hasWaiterUpTo(level) {
+		if cost > 0 && b.service.due(b.stats.Admitted) {
+			needed.timing, needed.start = sampled, now()
+		}
+		b.take(needed)
 		b.mu.Unlock()
-		return asked, nil
+		return needed, nil
 	}
-	return b.wait(ctx, cfg, &waiter{slots: asked, level: level})
+	return b.wait(ctx, cfg, &waiter{slots: needed, level: level})
 }
 
-// wait puts a call that finds no slots into the queue, if it may wait, and returns when it has
-// them or is refused. b.mu is held, and wait releases it.
+// wait puts a call that finds no slots into the queue, if it may wait, and returns when it has them or is refused.
+// b.mu is held, and wait unlocks it.
 func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, error) {
+	w.since, w.expires, w.deadline = now(), never, never
+	if cfg.MaxWait > 0 {
+		w.expires = after(w.since, cfg.MaxWait)
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		w.deadline = after(w.since, time.Until(deadline))
+	}
+	if reason := b.rejection(cfg, w); reason != "" {
+		b.refuse(w, reason)
+		b.mu.Unlock()
+	} else {
+		w.ended, w.ready = ctx.Done(), make(chan struct{})
+		b.queue.add(w)
+		typical := b.service.typical()
+		b.mu.Unlock()
+		b.await(w, typical)
+	}
+	return b.settle(ctx, cfg, w)
+}
+
+// rejection returns why a call may not wait, or "". In a full queue it displaces another call, if it may.
+func (b *Bulkhead) rejection(cfg *Config, w *waiter) Reason {
 	switch {
 	case w.cost > b.limit:
-		b.refuse(w, TooCostly)
+		return TooCostly
 	case cfg.MaxWait == 0:
-		b.refuse(w, NoSlot)
-	case b.queue.waiting < cfg.Queue: // there is a place
-	default:
-		if other := b.queue.victim(w); other != nil {
-			b.turnAway(other, Displaced)
-		} else {
-			b.refuse(w, QueueFull)
-		}
+		return NoSlot
+	case tooClose(w.left(w.since), b.service.typical()):
+		return DeadlineTooClose
+	case b.queue.waiting < cfg.Queue:
+		return ""
 	}
-	queued := w.refusal == nil
-	if queued {
-		w.since, w.ended, w.ready = now(), ctx.Done(), make(chan struct{})
-		b.queue.add(w)
+	other := b.queue.victim(w)
+	if other == nil {
+		return QueueFull
 	}
-	b.mu.Unlock()
+	b.turnAway(other, Displaced, w.since)
+	return ""
+}
 
-	if queued {
-		b.await(w, cfg.MaxWait)
-	}
-	has, refusal := w.slots, w.refusal
+// settle reports the end of a wait to observers and returns the slots of the call, or its refusal.
+func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, error) {
+	held, refusal := w.slots, w.refusal
+	event := Event{Kind: EventWaited, Name: cfg.Name, Waited: w.waited, Refusal: refusal}
 	if refusal != nil {
+		event.Kind = EventRefused
 		refusal.err = ended.Error(ctx)
 	}
-	told := false
+	notified := false
 	defer func() {
-		if !told && refusal == nil { // an observer has panicked
-			b.leave(has)
+		if !notified && refusal == nil { // an observer has panicked
+			held.timing = untimed
+			b.release(held, ending{})
 		}
 	}()
-	b.observers.Tell(ctx, Event{cfg.Name, w.waited, refusal})
-	told = true
+	b.observers.Tell(ctx, event)
+	notified = true
 	if refusal != nil {
 		return slots{}, refusal
 	}
-	return has, nil
+	return held, nil
 }
 
-// await waits until w has its slots or is refused, by who closes w.ready or because it has waited
-// for too long.
-func (b *Bulkhead) await(w *waiter, maxWait time.Duration) {
-	var passed <-chan time.Time
-	if maxWait > 0 {
-		passed = time.After(maxWait)
+// await returns when w has its slots or is refused. typical is the typical time at the beginning of the wait.
+func (b *Bulkhead) await(w *waiter, typical time.Duration) {
+	for at, over := w.since, false; !over; {
+		var timer <-chan time.Time
+		if end := w.end(typical); end != never {
+			timer = time.After(end - at)
+		}
+		select {
+		case <-w.ready:
+			return
+		case <-w.ended:
+		case <-timer:
+		}
+		at = now()
+		over, typical = b.recheck(w, at)
 	}
-	why := ContextEnded
-	select {
-	case <-w.ready:
+}
+
+// recheck refuses w if it may wait no longer. It reports whether the wait is over, and returns the typical time.
+func (b *Bulkhead) recheck(w *waiter, at time.Duration) (over bool, typical time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	typical = b.service.typical()
+	if w.line == nil {
+		return true, typical
+	}
+	reason := w.overdue(at, typical)
+	if reason == "" { // calls have become shorter
+		return false, typical
+	}
+	b.turnAway(w, reason, at)
+	b.admitWaiters(at) // w may have held them up
+	return true, typical
+}
+
+// end releases the slots of a call that returned err.
+func (b *Bulkhead) end(ctx context.Context, held slots, err error) {
+	var e ending
+	if held.timing != untimed {
+		e = endingOf(ctx, err)
+	}
+	b.release(held, e)
+}
+
+// endWork is end for work that ended with err, perhaps after its function had returned.
+func (b *Bulkhead) endWork(ctx context.Context, held slots, err error) {
+	var e ending
+	if held.timing != untimed {
+		e = endingOfWork(ctx, err)
+	}
+	b.release(held, e)
+}
+
+// release releases the slots of a call.
+func (b *Bulkhead) release(held slots, e ending) {
+	if held.cost == 0 {
 		return
-	case <-w.ended:
-	case <-passed:
-		why = WaitTooLong
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if w.line != nil { // it waits still, and may have held up others
-		b.turnAway(w, why)
-		b.grant()
-	}
-}
-
-// leave gives the slots of a call back.
-func (b *Bulkhead) leave(has slots) {
-	if has.cost == 0 {
+	b.running -= held.cost
+	b.queue.count(held.share, -held.cost, 0)
+	if held.timing == untimed && b.queue.waiting == 0 {
 		return
 	}
-	b.mu.Lock()
-	b.running -= has.cost
-	b.queue.count(has.share, -has.cost, 0)
-	if b.queue.waiting > 0 {
-		b.grant()
+	at := now()
+	if held.timing != untimed && !e.cut {
+		b.service.add(at - held.start)
 	}
-	b.mu.Unlock()
+	if held.timing == waited && e.gone {
+		b.queue.abandon(at)
+	}
+	b.admitWaiters(at)
 }
 
 // take gives a call its slots. b.mu is held.
-func (b *Bulkhead) take(asked slots) {
-	b.running += asked.cost
-	b.queue.count(asked.share, asked.cost, 0)
-	b.totals.Admitted++
+func (b *Bulkhead) take(needed slots) {
+	b.running += needed.cost
+	b.queue.count(needed.share, needed.cost, 0)
+	b.stats.Admitted++
 }
 
-// grant hands free slots to the calls that wait, until they do not suffice for the next one.
-// b.mu is held.
-func (b *Bulkhead) grant() {
+// admitWaiters gives free slots to the calls that wait, until there are too few for the next call. b.mu is held.
+func (b *Bulkhead) admitWaiters(at time.Duration) {
 	for b.queue.waiting > 0 && b.running < b.limit {
-		w := b.queue.next()
-		select {
-		case <-w.ended: // and w does not know yet: the slots would come too late
-			b.turnAway(w, ContextEnded)
+		w := b.queue.next(at, b.setting.Load().MaxWait)
+		if reason := w.overdue(at, b.service.typical()); reason != "" { // its slots would come too late
+			b.turnAway(w, reason, at)
 			continue
-		default:
 		}
 		if w.cost > b.limit-b.running {
 			return
 		}
 		b.queue.remove(w, true)
+		w.timing, w.start, w.waited = waited, at, at-w.since
 		b.take(w.slots)
-		w.waited = now() - w.since
-		b.totals.Waited++
-		b.totals.WaitTime += w.waited
+		b.stats.Waited++
+		b.stats.WaitTime += w.waited
 		close(w.ready)
 	}
 }
 
 // turnAway refuses a call that waits. b.mu is held.
-func (b *Bulkhead) turnAway(w *waiter, why Reason) {
+func (b *Bulkhead) turnAway(w *waiter, reason Reason, at time.Duration) {
 	b.queue.remove(w, false)
-	w.waited = now() - w.since
-	b.refuse(w, why)
+	if reason == ContextEnded {
+		b.queue.abandon(at)
+	}
+	w.waited = at - w.since
+	b.refuse(w, reason)
 	close(w.ready)
 }
 
-// now is the time since the program began: one look at the clock, where time.Now takes two.
-func now() time.Duration { return time.Since(began) }
-
-var began = time.Now()
-
-// refuse notes why a call gets no slots. b.mu is held.
-func (b *Bulkhead) refuse(w *waiter, why Reason) {
-	if b.totals.Refusals == nil {
-		b.totals.Refusals = make(map[Reason]int64)
-	}
-	b.totals.Refusals[why]++
-	b.totals.Refused++
+// refuse records why a call gets no slots. b.mu is held.
+func (b *Bulkhead) refuse(w *waiter, reason Reason) {
+	b.stats.Refusals[reason]++
+	b.stats.Refused++
 	w.refusal = &FullError{
-		Name: b.setting.Load().Name, Reason: why, Level: w.level, Cost: w.cost, Share: short(w.share.name),
+		Name: b.setting.Load().Name, Reason: reason, Level: w.level, Cost: w.cost, Share: short(w.share.name),
 		Limit: b.limit, InFlight: b.running, Queued: b.queue.waiting, Waited: w.waited,
 	}
 }
 
-// SetLimit is [Bulkhead.Update] of the Limit.
-func (b *Bulkhead) SetLimit(n int) error { return b.Update(func(c *Config) { c.Limit = n }) }
-
-// Update has change, which must not use the bulkhead, write to the Config as it was given: a zero
-// field means its default. If the result is not valid, nothing changes. Name and Levels cannot
-// change. Calls that run or wait go on as they began; one that waits and costs more than a new limit
-// is refused.
+// Update calls change with the configuration and applies the result:
+//
+//	err := slots.Update(func(c *bulkhead.Config) { c.Limit += 10 })
+//
+// If the result is invalid, nothing changes. Name and Levels cannot change. Calls that run or wait continue; one that
+// waits and costs more than a new limit is refused. change must not use b.
 func (b *Bulkhead) Update(change func(*Config)) error {
-	return b.setting.Update(change, allow, b.follow)
+	return b.setting.Update(change, allow, b.applyConfig)
 }
 
-// follow puts the limit of a new Config into effect.
-func (b *Bulkhead) follow(cfg *Config) {
+// applyConfig puts the limit of a new Config into effect.
+func (b *Bulkhead) applyConfig(cfg *Config) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	at := now()
 	b.limit = cfg.Limit
-	for _, l := range slices.Clone(b.queue.lines) { // a line that is empty goes
+	for _, l := range slices.Clone(b.queue.lines) { // turnAway removes empty lines
 		for w := l.oldest; w != nil; w = w.newer {
 			if w.cost > b.limit {
-				b.turnAway(w, TooCostly)
+				b.turnAway(w, TooCostly, at)
 			}
 		}
 	}
-	b.grant()
+	b.admitWaiters(at)
+}
+
+// now returns the time since the program started. It reads one clock, and time.Now two.
+func now() time.Duration { return time.Since(started) }
+
+var started = time.Now()
+
+const never = time.Duration(math.MaxInt64)
+
+// after returns the moment that is d after at, or never if that is more than a century away.
+func after(at, d time.Duration) time.Duration {
+	if d > never/2 {
+		return never
+	}
+	return at + d
 }

@@ -27,7 +27,7 @@ func TestBulkheadDescribesItself(t *testing.T) {
 		require.EqualError(t, b.Health(), "full: 2 of 2 in flight")
 		go func() { _ = b.Do(atLevel(t.Context(), 1), nothing) }()
 		time.Sleep(3 * time.Second)
-		require.NoError(t, b.SetLimit(1))
+		require.NoError(t, setLimit(b, 1))
 		require.Error(t, b.Do(costing(t.Context(), 2), nothing))
 		figures := map[string]float64{}
 		counters := 0
@@ -37,22 +37,23 @@ func TestBulkheadDescribesItself(t *testing.T) {
 				counters++
 			}
 		}
-		require.Equal(t, 9, counters)
+		require.Equal(t, 10, counters)
 		require.Equal(t, map[string]float64{
-			"bulkhead.calls{outcome=admitted,reason=}":             2,
-			"bulkhead.calls{outcome=refused,reason=no_slot}":       0,
-			"bulkhead.calls{outcome=refused,reason=queue_full}":    0,
-			"bulkhead.calls{outcome=refused,reason=displaced}":     0,
-			"bulkhead.calls{outcome=refused,reason=wait_too_long}": 0,
-			"bulkhead.calls{outcome=refused,reason=context_ended}": 0,
-			"bulkhead.calls{outcome=refused,reason=too_costly}":    1,
-			"bulkhead.queued{level=0}":                             0,
-			"bulkhead.queued{level=1}":                             1,
-			"bulkhead.waits":                                       0,
-			"bulkhead.wait.time_seconds":                           0,
-			"bulkhead.wait.longest_seconds":                        3,
-			"bulkhead.limit":                                       1,
-			"bulkhead.in_flight":                                   2,
+			"bulkhead.calls{outcome=admitted,reason=}":                  2,
+			"bulkhead.calls{outcome=refused,reason=no_slot}":            0,
+			"bulkhead.calls{outcome=refused,reason=queue_full}":         0,
+			"bulkhead.calls{outcome=refused,reason=displaced}":          0,
+			"bulkhead.calls{outcome=refused,reason=wait_too_long}":      0,
+			"bulkhead.calls{outcome=refused,reason=context_ended}":      0,
+			"bulkhead.calls{outcome=refused,reason=deadline_too_close}": 0,
+			"bulkhead.calls{outcome=refused,reason=too_costly}":         1,
+			"bulkhead.queued{level=0}":                                  0,
+			"bulkhead.queued{level=1}":                                  1,
+			"bulkhead.waits":                                            0,
+			"bulkhead.wait.time_seconds":                                0,
+			"bulkhead.wait.longest_seconds":                             3,
+			"bulkhead.limit":                                            1,
+			"bulkhead.in_flight":                                        2,
 		}, figures)
 		first()
 		second()
@@ -76,7 +77,7 @@ func TestEventsDescribeThemselves(t *testing.T) {
 		time.AfterFunc(500*time.Millisecond, release)
 		require.NoError(t, b.Do(t.Context(), nothing))
 		require.Equal(t, []string{
-			"4 event=refused reason=wait too long share=a waited=1s err=bulkhead: x: full (wait too long): 1 of 1 in flight, 0 waiting, waited 1s",
+			"4 event=refused reason=wait_too_long share=a waited=1s err=bulkhead: x: full (wait_too_long): 1 of 1 in flight, 0 waiting, waited 1s",
 			"-4 event=waited waited=500ms",
 		}, told)
 		stop()

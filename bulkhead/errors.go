@@ -1,6 +1,7 @@
 package bulkhead
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -14,31 +15,32 @@ var ErrFull = errors.New("bulkhead: full")
 type Reason string
 
 const (
-	NoSlot       Reason = "no slot"       // MaxWait is 0
-	QueueFull    Reason = "queue full"    // Queue calls were waiting
-	Displaced    Reason = "displaced"     // in a full queue, by another call
-	WaitTooLong  Reason = "wait too long" // for MaxWait
-	ContextEnded Reason = "context ended" // while it waited
-	TooCostly    Reason = "too costly"    // it costs more than the limit
+	NoSlot           Reason = "no_slot"            // and the call may not wait
+	QueueFull        Reason = "queue_full"         // too many calls were waiting
+	Displaced        Reason = "displaced"          // by another call, in a full queue
+	WaitTooLong      Reason = "wait_too_long"      // MaxWait passed
+	DeadlineTooClose Reason = "deadline_too_close" // less time was left than calls typically take
+	ContextEnded     Reason = "context_ended"      // while the call waited
+	TooCostly        Reason = "too_costly"         // it costs more than the limit
 )
 
-// reasons are all of them, in the order of the figures.
-var reasons = []Reason{NoSlot, QueueFull, Displaced, WaitTooLong, ContextEnded, TooCostly}
+// reasons lists every Reason.
+var reasons = []Reason{NoSlot, QueueFull, Displaced, WaitTooLong, DeadlineTooClose, ContextEnded, TooCostly}
 
-// A FullError is a refused call. It matches [ErrFull] and, if the call's ctx ended while it waited,
-// that error and its cause.
+// A FullError reports a refused call. It matches [ErrFull] and, if ctx ended while the call waited, the error and the
+// cause of ctx. With [DeadlineTooClose] it matches [context.DeadlineExceeded].
 type FullError struct {
 	Name     string // of the bulkhead
 	Reason   Reason
-	Level    int           // of the call, as Cost and Share
-	Cost     int           // in slots
-	Share    string        // at most its first 100 bytes
-	Limit    int           // of the bulkhead, then
-	InFlight int           // slots taken; above Limit after that has shrunk
-	Queued   int           // calls
+	Level    int           // of the call
+	Cost     int           // of the call, in slots
+	Share    string        // of the call, at most 100 bytes
+	Limit    int           // of the bulkhead at that time
+	InFlight int           // slots taken; more than Limit after that has been lowered
+	Queued   int           // calls waiting
 	Waited   time.Duration // by the call
 
-	err error // why its ctx ended
+	err error // why ctx ended
 }
 
 func (e *FullError) Error() string {
@@ -62,11 +64,16 @@ func (e *FullError) Error() string {
 	return text.String()
 }
 
-func (e *FullError) Is(target error) bool { return target == ErrFull }
+// Is reports whether target is [ErrFull], or [context.DeadlineExceeded] and the reason is [DeadlineTooClose].
+func (e *FullError) Is(target error) bool {
+	return target == ErrFull || e.Reason == DeadlineTooClose && target == context.DeadlineExceeded
+}
 
+// Unwrap returns why ctx ended, or nil.
 func (e *FullError) Unwrap() error { return e.err }
 
+// Refused returns true: the call was not made.
 func (e *FullError) Refused() bool { return true }
 
-// Retryable is false for [TooCostly].
+// Retryable returns false for [TooCostly].
 func (e *FullError) Retryable() bool { return e.Reason != TooCostly }

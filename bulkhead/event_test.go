@@ -36,7 +36,7 @@ func TestObserversAreToldOfWaitsAndRefusals(t *testing.T) {
 			b.Stats()
 		})
 		ctx := ofShare(t.Context(), "mine")
-		require.NoError(t, b.SetLimit(2))
+		require.NoError(t, setLimit(b, 2))
 		require.NoError(t, b.Do(t.Context(), nothing), "a call that does not wait is no event")
 		done, err := b.Begin(costing(t.Context(), 2))
 		require.NoError(t, err)
@@ -47,8 +47,8 @@ func TestObserversAreToldOfWaitsAndRefusals(t *testing.T) {
 		}))
 		refusal := b.Do(costing(ctx, 3), nothing)
 		require.Equal(t, []bulkhead.Event{
-			{Name: "x", Waited: 300 * time.Millisecond},
-			{Name: "x", Refusal: refusal.(*bulkhead.FullError)},
+			{Kind: bulkhead.EventWaited, Name: "x", Waited: 300 * time.Millisecond},
+			{Kind: bulkhead.EventRefused, Name: "x", Refusal: refusal.(*bulkhead.FullError)},
 		}, events)
 		stop()
 		require.Error(t, b.Do(costing(t.Context(), 3), nothing))
@@ -85,9 +85,14 @@ func TestStatsSumTheWaitsOfAdmittedCalls(t *testing.T) {
 		require.Error(t, b.Do(t.Context(), nothing), "after 5 s")
 		s := b.Stats()
 		require.Error(t, b.Do(t.Context(), nothing), "which does not change a snapshot")
-		require.Equal(t, bulkhead.Totals{
-			Admitted: 5, Waited: 2, WaitTime: 5 * time.Second, Refused: 1, Refusals: map[bulkhead.Reason]int64{bulkhead.WaitTooLong: 1},
-		}, s.Totals)
+		require.EqualValues(t, 5, s.Admitted)
+		require.EqualValues(t, 2, s.Waited)
+		require.Equal(t, 5*time.Second, s.WaitTime)
+		require.EqualValues(t, 1, s.Refused)
+		require.Equal(t, map[bulkhead.Reason]int64{
+			bulkhead.NoSlot: 0, bulkhead.QueueFull: 0, bulkhead.Displaced: 0, bulkhead.WaitTooLong: 1,
+			bulkhead.DeadlineTooClose: 0, bulkhead.ContextEnded: 0, bulkhead.TooCostly: 0,
+		}, s.Refusals, "every reason has an entry")
 		release()
 	})
 }

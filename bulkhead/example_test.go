@@ -36,7 +36,7 @@ func Example() {
 	reports.Wait()
 	fmt.Println(slots.Do(ctx, func(context.Context) error { return nil }))
 	// Output:
-	// true bulkhead: reports: full (no slot): 2 of 2 in flight, 0 waiting
+	// true bulkhead: reports: full (no_slot): 2 of 2 in flight, 0 waiting
 	// <nil>
 }
 
@@ -97,7 +97,7 @@ func ExampleBulkhead_Observe() {
 		return slots.Do(ctx, func(context.Context) error { return nil })
 	})
 	// Output:
-	// level=WARN msg=refused by=users reason="no slot"
+	// level=WARN msg=refused by=users reason=no_slot
 }
 
 // A slot that outlives the function in which it is taken, such as that of a response
@@ -172,8 +172,8 @@ func ExampleConfig_cost() {
 	fmt.Println(export(3000))
 	fmt.Println(export(4000))
 	// Output:
-	// bulkhead: full (no slot): 4 of 4 in flight, 0 waiting
-	// bulkhead: full (too costly): 5 slots, limit 4
+	// bulkhead: full (no_slot): 4 of 4 in flight, 0 waiting
+	// bulkhead: full (too_costly): 5 slots, limit 4
 }
 
 // A limit that follows the size of a connection pool while calls run.

@@ -15,10 +15,10 @@ type Waiting struct {
 
 func queueOf(waiting []Waiting) (q queue) {
 	for _, w := range waiting {
-		of := q.shareOf(w.Name)
+		of := q.shareFor(w.Name)
 		q.count(of, w.Held, 0)
 		for range w.Calls {
-			q.add(&waiter{slots: slots{1, of}})
+			q.add(&waiter{slots: slots{cost: 1, share: of}})
 		}
 	}
 	return q
@@ -29,7 +29,7 @@ func queueOf(waiting []Waiting) (q queue) {
 func Turns(n int, waiting []Waiting) (order string) {
 	q := queueOf(waiting)
 	for range n {
-		w := q.next()
+		w := q.next(0, 0)
 		q.remove(w, true)
 		order += w.share.name
 	}
@@ -39,7 +39,7 @@ func Turns(n int, waiting []Waiting) (order string) {
 // GivesWay returns the share that loses a place in a full queue to a call of newcomer, or "".
 func GivesWay(newcomer string, waiting []Waiting) string {
 	q := queueOf(waiting)
-	if w := q.victim(&waiter{slots: slots{1, q.shareOf(newcomer)}}); w != nil {
+	if w := q.victim(&waiter{slots: slots{cost: 1, share: q.shareFor(newcomer)}}); w != nil {
 		return w.share.name
 	}
 	return ""

@@ -274,7 +274,7 @@ func playModel(t *testing.T, data []byte) {
 			}
 		case 6:
 			n := 1 + next(8)
-			require.NoError(t, b.SetLimit(n))
+			require.NoError(t, setLimit(b, n))
 			m.setLimit(n)
 		}
 		synctest.Wait()

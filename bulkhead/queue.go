@@ -6,46 +6,83 @@ import (
 	"time"
 )
 
-// A queue holds the calls that wait: in a line for each share at each level, by age. It reads no
-// clock and takes no lock.
+// A queue holds the calls that wait: in a line for each share at each level, by age. It reads no clock and takes no
+// lock.
 type queue struct {
-	lines   []*line           // by turn: one that was served moves to the back
-	waiting int               // calls, in all lines
-	shares  map[string]*share // with slots or waiters, by name
-	common  share             // of the calls without a name: of all, if there is no Config.Share
+	lines     []*line           // by turn: a line that was served moves to the end
+	waiting   int               // calls, in all lines
+	shares    map[string]*share // those with slots or waiting calls, by name
+	common    share             // of the calls without a name: all calls if Config.Share is nil
+	abandoned bool              // a caller that waited has given up
+	goneAt    time.Duration     // when the last of these gave up
 }
 
-// A share is what the calls of one Config.Share have, at all levels.
+// A share is what the calls of one Config.Share hold, at all levels.
 type share struct {
 	name    string
 	held    int // slots
 	waiting int // calls
 }
 
-// A line is what waits of one share at one level.
+// A line holds the calls of one share that wait at one level.
 type line struct {
 	level          int
 	share          *share
+	since          time.Duration // when its first call came; a line is never empty
 	oldest, newest *waiter
 	waiting        int
-	kept           bool // free slots are kept for the oldest
+	reserving      *waiter // the call that free slots are reserved for, or nil
 }
 
-// A waiter is a call that waits.
+// A waiter is a call that has to wait.
 type waiter struct {
 	slots
 	level        int
 	line         *line   // nil before and after it waits
 	older, newer *waiter // in line
 	since        time.Duration
+	expires      time.Duration   // when it has waited for MaxWait, or never
+	deadline     time.Duration   // of its ctx, or never
 	ended        <-chan struct{} // Done of its ctx
-	ready        chan struct{}   // closed when it has its slots or is refused; until then mu guards all of it
+	ready        chan struct{}   // closed when it has its slots or is refused; until then mu guards the waiter
 	waited       time.Duration
 	refusal      *FullError
 }
 
-// shareOf returns the share of a name.
-func (q *queue) shareOf(name string) *share {
+// left returns the time until the call's deadline.
+func (w *waiter) left(at time.Duration) time.Duration {
+	if w.deadline == never {
+		return never
+	}
+	return w.deadline - at
+}
+
+// end returns when the call is to be refused, or never, if calls take the typical time.
+func (w *waiter) end(typical time.Duration) time.Duration {
+	if typical == 0 || w.deadline == never {
+		return w.expires
+	}
+	return min(w.expires, w.deadline-typical+1) // tooClose at that moment
+}
+
+// overdue returns why the call is to be refused, or "".
+func (w *waiter) overdue(at, typical time.Duration) Reason {
+	select {
+	case <-w.ended: // which its goroutine may not have noticed yet
+		return ContextEnded
+	default:
+	}
+	switch {
+	case at >= w.expires:
+		return WaitTooLong
+	case tooClose(w.left(at), typical):
+		return DeadlineTooClose
+	}
+	return ""
+}
+
+// shareFor returns the share of a name.
+func (q *queue) shareFor(name string) *share {
 	if name == "" {
 		return &q.common
 	}
@@ -55,8 +92,8 @@ func (q *queue) shareOf(name string) *share {
 	return &share{name: name}
 }
 
-// count notes that a share has so many slots and so many waiting calls more. It forgets a share
-// without any, because there may be any number of names.
+// count adds slots and waiting calls to a share. It forgets a share that has neither, because there may be any number
+// of names.
 func (q *queue) count(s *share, held, waiting int) {
 	s.held += held
 	s.waiting += waiting
@@ -72,13 +109,16 @@ func (q *queue) count(s *share, held, waiting int) {
 	}
 }
 
-// waitsUpTo reports whether a call waits that is as important as level or more.
-func (q *queue) waitsUpTo(level int) bool {
+// abandon records that a caller that waited has given up.
+func (q *queue) abandon(at time.Duration) { q.abandoned, q.goneAt = true, at }
+
+// hasWaiterUpTo reports whether a call waits that is at least as important as level.
+func (q *queue) hasWaiterUpTo(level int) bool {
 	return slices.ContainsFunc(q.lines, func(l *line) bool { return l.level <= level })
 }
 
-// lineOf returns the line that a call waits in, or nil.
-func (q *queue) lineOf(w *waiter) *line {
+// lineFor returns the line that a call waits in, or nil.
+func (q *queue) lineFor(w *waiter) *line {
 	i := slices.IndexFunc(q.lines, func(l *line) bool { return l.level == w.level && l.share == w.share })
 	if i < 0 {
 		return nil
@@ -88,9 +128,9 @@ func (q *queue) lineOf(w *waiter) *line {
 
 // add lets a call wait.
 func (q *queue) add(w *waiter) {
-	l := q.lineOf(w)
+	l := q.lineFor(w)
 	if l == nil {
-		l = &line{level: w.level, share: w.share, oldest: w}
+		l = &line{level: w.level, share: w.share, since: w.since, oldest: w}
 		q.lines = append(q.lines, l)
 	} else {
 		w.older, l.newest.newer = l.newest, w
@@ -100,32 +140,41 @@ func (q *queue) add(w *waiter) {
 	q.count(l.share, 0, 1)
 }
 
-// next returns the call that is served next. It is asked when a slot is free and a call waits: the
-// answer stays the same until that call leaves or a more important one comes, also if another
-// share has fewer slots by then, since a costly call would never get its slots otherwise.
-func (q *queue) next() *waiter {
+// next returns the call that is served next. It is called when a slot is free and a call waits. It returns the same
+// call until that leaves or a more important one comes, even if another share holds fewer slots by then or the order
+// changes: otherwise a costly call might never get its slots.
+func (q *queue) next(at, maxWait time.Duration) *waiter {
 	held := func(l *line) int {
-		if l.kept {
+		if l.reserving != nil {
 			return -1
 		}
 		return l.share.held
 	}
-	first := slices.MinFunc(q.lines, func(a, b *line) int {
+	l := slices.MinFunc(q.lines, func(a, b *line) int {
 		return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(held(a), held(b)))
 	})
-	first.kept = true
-	return first.oldest
+	if l.reserving == nil {
+		l.reserving = l.oldest
+		if q.demand(l, at, maxWait).order() == newestFirst {
+			l.reserving = l.newest
+		}
+	}
+	return l.reserving
 }
 
-// victim returns the call that gives way to newcomer in a full queue, or nil: the newest of the
-// longest line of the least important level. A line of the same level must be longer than that
-// of the newcomer would be, since the two would only change places.
+func (q *queue) demand(l *line, at, maxWait time.Duration) demand {
+	return demand{standing: at - l.since, abandoned: q.abandoned, sinceGone: at - q.goneAt, maxWait: maxWait}
+}
+
+// victim returns the call that newcomer displaces in a full queue, or nil: the newest of the longest line of the least
+// important level. A line of the same level must be longer than that of newcomer would be, or the two would only
+// change places.
 func (q *queue) victim(newcomer *waiter) *waiter {
 	longest := slices.MaxFunc(q.lines, func(a, b *line) int {
 		return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.waiting, b.waiting))
 	})
 	waiting := 1
-	if l := q.lineOf(newcomer); l != nil {
+	if l := q.lineFor(newcomer); l != nil {
 		waiting += l.waiting
 	}
 	if longest.level > newcomer.level || longest.level == newcomer.level && longest.waiting > waiting {
@@ -134,11 +183,14 @@ func (q *queue) victim(newcomer *waiter) *waiter {
 	return nil
 }
 
-// remove takes a call out of the queue. If it was served, its share is the last in turn.
+// remove takes a call out of the queue. If the call was served, its line moves to the end.
 func (q *queue) remove(w *waiter, served bool) {
 	l := w.line
+	if l.reserving == w {
+		l.reserving = nil
+	}
 	if w.older == nil {
-		l.oldest, l.kept = w.newer, false
+		l.oldest = w.newer
 	} else {
 		w.older.newer = w.newer
 	}

@@ -181,7 +181,7 @@ func TestTooCostlyIsRefusedAtOnce(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 4, Cost: costOf, MaxWait: -1, Queue: 5, Levels: 2, Priority: levelOf})
 	err := b.Do(costing(t.Context(), 5), nothing)
 	require.ErrorIs(t, err, bulkhead.ErrFull)
-	require.EqualError(t, err, "bulkhead: x: full (too costly): 5 slots, limit 4")
+	require.EqualError(t, err, "bulkhead: x: full (too_costly): 5 slots, limit 4")
 	var full *bulkhead.FullError
 	require.ErrorAs(t, err, &full)
 	require.False(t, full.Retryable())
@@ -189,7 +189,7 @@ func TestTooCostlyIsRefusedAtOnce(t *testing.T) {
 	require.NoError(t, b.Do(atLevel(costing(t.Context(), 4), 1), nothing))
 	defer hold(t, b)()
 	err = b.Do(costing(t.Context(), int(^uint(0)>>1)), nothing)
-	require.ErrorContains(t, err, "too costly")
+	require.ErrorContains(t, err, "too_costly")
 }
 
 func TestTheTextOfARefusalTellsTheStory(t *testing.T) {
@@ -199,6 +199,6 @@ func TestTheTextOfARefusalTellsTheStory(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("client gone"))
 		defer cancel()
 		require.EqualError(t, b.Do(ctx, nothing),
-			"bulkhead: users: full (context ended): 1 of 1 in flight, 0 waiting, waited 1s: context deadline exceeded: client gone")
+			"bulkhead: users: full (context_ended): 1 of 1 in flight, 0 waiting, waited 1s: context deadline exceeded: client gone")
 	})
 }

@@ -225,7 +225,7 @@ func TestSharesAcrossUpdates(t *testing.T) {
 		require.Equal(t, []string{"held 1", "held 2", "a 1", "none 1", "b 1"}, c.ran)
 		require.NoError(t, b.Update(func(cfg *bulkhead.Config) { cfg.Share = nil }))
 		c.start(ofShare(t.Context(), "a"), "none 2")
-		require.NoError(t, b.SetLimit(3))
+		require.NoError(t, setLimit(b, 3))
 		synctest.Wait()
 		c.finish("b 1")
 		require.Equal(t, []string{"none 2", "a 2"}, c.ran[5:])

@@ -12,39 +12,35 @@ import (
 	"github.com/go-resilience/resilience/internal/describe"
 )
 
-// Totals never go back.
-type Totals struct {
-	Admitted int64            // calls
-	Refused  int64            // calls; one whose ctx had already ended is in neither
-	Refusals map[Reason]int64 // the same, by reason
-	Waited   int64            // calls of Admitted that had to wait
-	WaitTime time.Duration    // of these
-}
-
-// Stats is a snapshot of a [Bulkhead].
+// Stats are the metrics of a [Bulkhead].
 type Stats struct {
-	Totals
+	Admitted int64            `counter:"calls{outcome=admitted,reason=}"`
+	Refused  int64            // calls; a call whose ctx had already ended is in neither
+	Refusals map[Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
+	Waited   int64            `counter:"waits"`                           // admitted calls that had to wait
+	WaitTime time.Duration    `counter:"wait.time_seconds"`               // of these, in total
 
-	Limit       int           // slots
-	InFlight    int           // slots taken
-	Queued      []int         // calls that wait, by level
-	LongestWait time.Duration // so far, of these
-	Shares      []ShareStats  // up to ten, those with most slots and waiting calls first
+	Limit       int           `gauge:"limit"`
+	InFlight    int           `gauge:"in_flight"`            // slots taken
+	Queued      []int         `gauge:"queued{level=*}"`      // calls waiting, by level
+	LongestWait time.Duration `gauge:"wait.longest_seconds"` // so far, of the calls waiting
+	Shares      []ShareStats  // the ten with the most slots and waiting calls
 }
 
-// ShareStats are those of one share.
+// ShareStats are the metrics of one share.
 type ShareStats struct {
-	Share    string // as in FullError
+	Share    string // at most 100 bytes
 	InFlight int    // slots
 	Queued   int    // calls
 }
 
+// Stats returns the metrics of b.
 func (b *Bulkhead) Stats() Stats {
 	cfg := b.setting.Load()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := Stats{Totals: b.totals, Limit: b.limit, InFlight: b.running, Queued: make([]int, cfg.Levels)}
-	s.Refusals = maps.Clone(s.Refusals)
+	s := b.stats
+	s.Refusals, s.Limit, s.InFlight, s.Queued = maps.Clone(s.Refusals), b.limit, b.running, make([]int, cfg.Levels)
 	for _, l := range b.queue.lines {
 		s.Queued[l.level] += l.waiting
 		s.LongestWait = max(s.LongestWait, now()-l.oldest.since)
@@ -62,7 +58,7 @@ func (b *Bulkhead) Stats() Stats {
 	return s
 }
 
-// short returns at most the first 100 bytes of a text, and no part of a character.
+// short returns at most the first 100 bytes of a text, without a partial character.
 func short(text string) string {
 	if len(text) <= 100 {
 		return text
@@ -72,10 +68,19 @@ func short(text string) string {
 
 // An Event is a call that was refused, or that got its slots after a wait.
 type Event struct {
+	Kind    EventKind
 	Name    string        // of the bulkhead
 	Waited  time.Duration // by the call
-	Refusal *FullError    // nil if it got its slots
+	Refusal *FullError    // of EventRefused
 }
+
+// An EventKind says what an [Event] is.
+type EventKind string
+
+const (
+	EventWaited  EventKind = "waited"  // a call got its slots after a wait
+	EventRefused EventKind = "refused" // a call was refused
+)
 
 func (e Event) Level() int {
 	if e.Refusal != nil {
@@ -86,11 +91,11 @@ func (e Event) Level() int {
 
 func (e Event) Fields(yield func(name string, value any)) {
 	if e.Refusal == nil {
-		yield("event", "waited")
+		yield("event", string(e.Kind))
 		yield("waited", e.Waited)
 		return
 	}
-	yield("event", "refused")
+	yield("event", string(e.Kind))
 	yield("reason", string(e.Refusal.Reason))
 	if e.Refusal.Share != "" {
 		yield("share", e.Refusal.Share)
@@ -126,7 +131,7 @@ func (b *Bulkhead) Settings() any {
 
 // Change is Update with a *Config. If f returns an error or dry is true, nothing changes.
 func (b *Bulkhead) Change(dry bool, f func(cfg any) error) error {
-	return b.setting.Change(dry, f, allow, b.follow)
+	return b.setting.Change(dry, f, allow, b.applyConfig)
 }
 
 func (b *Bulkhead) Figures() []describe.Figure {
@@ -135,7 +140,7 @@ func (b *Bulkhead) Figures() []describe.Figure {
 		{Name: "bulkhead.calls{outcome=admitted,reason=}", Counter: true, Value: float64(s.Admitted)},
 	}
 	for _, r := range reasons {
-		name := "bulkhead.calls{outcome=refused,reason=" + strings.ReplaceAll(string(r), " ", "_") + "}"
+		name := "bulkhead.calls{outcome=refused,reason=" + string(r) + "}"
 		figures = append(figures, describe.Figure{Name: name, Counter: true, Value: float64(s.Refusals[r])})
 	}
 	for level, n := range s.Queued {

@@ -179,7 +179,7 @@ func TestAMillionMixedOperations(t *testing.T) {
 			close(stop)
 			watcher.Wait()
 
-			require.NoError(t, b.SetLimit(limitOfStress))
+			require.NoError(t, setLimit(b, limitOfStress))
 			require.LessOrEqual(t, c.most.Load(), int64(limitOfStress))
 			require.Zero(t, c.inFlight.Load())
 			s := b.Stats()

@@ -16,7 +16,7 @@ func TestConfigIsThePresentOneWithItsDefaults(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 8})
 	require.Equal(t, "x", b.Name())
 	require.Equal(t, bulkhead.Config{Name: "x", Limit: 8, Levels: 1}, b.Config())
-	require.NoError(t, b.SetLimit(5))
+	require.NoError(t, setLimit(b, 5))
 	require.Equal(t, 5, b.Config().Limit)
 
 	b = bulkhead.New(bulkhead.Config{Limit: 30, MaxWait: -1, Levels: 2, Priority: zero})

@@ -138,7 +138,7 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 		err := fn(ctx)
 		how = resultOf(ctx, err)
 		return err
-	}, func(error) { b.leave(c, how) }, nil)
+	}, func(err error) { b.leave(c, how, err) }, nil)
 	if err == nil {
 		work.OnEnd(b.brokeOff)
 	}
@@ -161,7 +161,7 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 			how := silent // stays so if a method of err panics
 			defer func() {
 				b.end(c, how)
-				b.leave(c, how)
+				b.leave(c, how, err)
 			}()
 			how = resultOf(ctx, err)
 		}
@@ -219,14 +219,14 @@ func (b *Bulkhead) end(c admitted, how result) {
 }
 
 // leave gives the slots of a call back that has ended.
-func (b *Bulkhead) leave(c admitted, how result) {
+func (b *Bulkhead) leave(c admitted, how result, err error) {
 	b.mu.Lock()
 	b.taken -= c.cost
 	if how == answered {
 		b.reading -= c.cost
 	}
 	b.mu.Unlock()
-	c.free(nil)
+	c.free(err)
 }
 
 // brokeOff notes the end of a call's work. If it broke off for lack of time, that is one more
@@ -277,7 +277,7 @@ func resultOf(ctx context.Context, err error) result {
 func (b *Bulkhead) apply() {
 	if n := b.control.Limit(); n != b.limit {
 		b.limit = n
-		_ = b.slots.SetLimit(n) // within Min and Max
+		_ = b.slots.Update(func(c *bulkhead.Config) { c.Limit = n }) // within Min and Max
 	}
 }
 

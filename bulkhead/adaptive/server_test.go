@@ -46,12 +46,17 @@ func TestAdaptiveFollowsAServer(t *testing.T) {
 		}
 		until(func(l int) bool { return l >= 18 }, "grows to the capacity of 20")
 		require.InDelta(t, 20*time.Millisecond, b.Stats().Base, float64(4*time.Millisecond))
-		require.NoError(t, workers.SetLimit(5))
+		require.NoError(t, setSlots(workers, 5))
 		until(func(l int) bool { return l <= 11 }, "shrinks to the capacity of 5")
-		require.NoError(t, workers.SetLimit(20))
+		require.NoError(t, setSlots(workers, 20))
 		until(func(l int) bool { return l >= 18 }, "grows again")
 		stop()
 		clients.Wait()
 		requireIdle(t, b)
 	})
+}
+
+// setSlots changes the limit of b.
+func setSlots(b *bulkhead.Bulkhead, n int) error {
+	return b.Update(func(c *bulkhead.Config) { c.Limit = n })
 }
