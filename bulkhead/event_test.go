@@ -96,9 +96,3 @@ func TestStatsSumTheWaitsOfAdmittedCalls(t *testing.T) {
 		release()
 	})
 }
-
-func TestEventOfARefusalAtOnceHasNoWait(t *testing.T) {
-	bulkhead.Event{Refusal: &bulkhead.FullError{Reason: bulkhead.NoSlot}}.Fields(func(name string, _ any) {
-		require.NotEqual(t, "waited", name)
-	})
-}

@@ -4,12 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/describe"
+	"github.com/go-resilience/resilience/policy"
 )
 
 // Stats are the metrics of a [Bulkhead].
@@ -82,98 +83,63 @@ const (
 	EventRefused EventKind = "refused" // a call was refused
 )
 
-func (e Event) Level() int {
-	if e.Refusal != nil {
-		return 4
-	}
-	return -4
-}
-
-func (e Event) Fields(yield func(name string, value any)) {
-	if e.Refusal == nil {
-		yield("event", string(e.Kind))
-		yield("waited", e.Waited)
-		return
-	}
-	yield("event", string(e.Kind))
-	yield("reason", string(e.Refusal.Reason))
-	if e.Refusal.Share != "" {
-		yield("share", e.Refusal.Share)
-	}
-	if e.Waited > 0 {
-		yield("waited", e.Waited)
-	}
-	yield("err", e.Refusal)
-}
-
-// Observe has f called with each event, until stop is: on the call's goroutine, with its ctx,
-// before it runs. If f panics, so does the call.
+// Observe calls f with each event until stop is called, on the goroutine of the call, with its ctx, and before it
+// runs. If f panics, so does the call.
 func (b *Bulkhead) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
 
-func (b *Bulkhead) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return b.observers.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
-}
-
-func (b *Bulkhead) Name() string { return b.setting.Load().Name }
-
-func (b *Bulkhead) Kind() string { return "bulkhead" }
-
-// Config has its defaults filled in.
+// Config returns the configuration with defaults filled in.
 func (b *Bulkhead) Config() Config { return b.setting.Config() }
 
-func (b *Bulkhead) Settings() any {
-	c := b.Config()
-	c.Priority, c.Cost, c.Share = nil, nil, nil
-	return c
+// Describe implements [policy.Describer]. Health warns while no slot is free.
+func (b *Bulkhead) Describe() policy.Description {
+	name := b.setting.Load().Name
+	return policy.Description{
+		Kind:    "bulkhead",
+		Name:    name,
+		Metrics: func() []policy.Metric { return policy.Metrics("bulkhead", b.Stats()) },
+		Health:  b.health,
+		Config:  func() any { return b.Config() },
+		Update: func(dryRun bool, change func(cfg any) error) error {
+			return b.setting.Change(dryRun, change, allow, b.applyConfig)
+		},
+		Observe: policy.Events(b.Observe, Event.describe),
+		InUse:   b.inUse,
+	}
 }
 
-// Change is Update with a *Config. If f returns an error or dry is true, nothing changes.
-func (b *Bulkhead) Change(dry bool, f func(cfg any) error) error {
-	return b.setting.Change(dry, f, allow, b.applyConfig)
-}
-
-func (b *Bulkhead) Figures() []describe.Figure {
-	s := b.Stats()
-	figures := []describe.Figure{
-		{Name: "bulkhead.calls{outcome=admitted,reason=}", Counter: true, Value: float64(s.Admitted)},
-	}
-	for _, r := range reasons {
-		name := "bulkhead.calls{outcome=refused,reason=" + string(r) + "}"
-		figures = append(figures, describe.Figure{Name: name, Counter: true, Value: float64(s.Refusals[r])})
-	}
-	for level, n := range s.Queued {
-		figures = append(figures, describe.Figure{Name: fmt.Sprintf("bulkhead.queued{level=%d}", level), Value: float64(n)})
-	}
-	return append(figures,
-		describe.Figure{Name: "bulkhead.waits", Counter: true, Value: float64(s.Waited)},
-		describe.Figure{Name: "bulkhead.wait.time_seconds", Counter: true, Value: s.WaitTime.Seconds()},
-		describe.Figure{Name: "bulkhead.wait.longest_seconds", Value: s.LongestWait.Seconds()},
-		describe.Figure{Name: "bulkhead.limit", Value: float64(s.Limit)},
-		describe.Figure{Name: "bulkhead.in_flight", Value: float64(s.InFlight)})
-}
-
-// Health is an error while no slot is free.
-func (b *Bulkhead) Health() error {
+func (b *Bulkhead) health(context.Context) policy.Health {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.running < b.limit {
-		return nil
+		return policy.Health{}
 	}
-	return &fullNow{b.running, b.limit}
+	return policy.Health{
+		Status: policy.Warn, // calls may pass again at any moment
+		State:  "full",
+		Detail: fmt.Sprintf("%d of %d in flight", b.running, b.limit),
+	}
 }
 
-// fullNow is the error of Health. Calls may pass again at any moment.
-type fullNow struct{ running, limit int }
-
-func (f *fullNow) Error() string        { return "full: " + f.HealthDetail() }
-func (f *fullNow) HealthState() string  { return "full" }
-func (f *fullNow) HealthDetail() string { return fmt.Sprintf("%d of %d in flight", f.running, f.limit) }
-
-// Needed reports whether a call has a slot or waits for one.
-func (b *Bulkhead) Needed() bool {
+// inUse reports whether a call has a slot or waits for one.
+func (b *Bulkhead) inUse() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.running > 0 // a call waits only while others run
+	return b.running > 0 // calls wait only while others run
+}
+
+func (e Event) describe() policy.Event {
+	d := policy.Event{Kind: "bulkhead", Name: e.Name, What: string(e.Kind), Level: slog.LevelDebug}
+	if e.Kind == EventRefused {
+		d.Level, d.Err = slog.LevelWarn, e.Refusal
+		d.Attrs = append(d.Attrs, slog.String("reason", string(e.Refusal.Reason)))
+		if e.Refusal.Share != "" {
+			d.Attrs = append(d.Attrs, slog.String("share", e.Refusal.Share))
+		}
+	}
+	if e.Waited > 0 {
+		d.Attrs = append(d.Attrs, slog.Duration("waited", e.Waited))
+	}
+	return d
 }

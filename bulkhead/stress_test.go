@@ -98,7 +98,8 @@ func (c *counted) one(t *testing.T, rng *rand.Rand, resize bool) {
 			t.Error(err)
 		}
 	case op == 0:
-		_, _ = c.b.Health(), c.b.Needed()
+		d := c.b.Describe()
+		_, _ = d.Health(ctx), d.InUse()
 	case op <= 2:
 		done, err := c.b.Begin(ctx)
 		if err == nil {

@@ -43,11 +43,11 @@ import (
 
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/behavior"
-	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/linger"
 	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/policy"
 )
 
 // Config says how a [Bulkhead] works.
@@ -76,7 +76,15 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate names each invalid field in its error.
+// effective returns c, which is valid, with all defaults filled in.
+func (c Config) effective() Config {
+	slots := bulkhead.New(c.slots(1)).Config()
+	slots.Limit, slots.Cost = 0, c.Bulkhead.Cost
+	c.Bulkhead = slots
+	return c.withDefaults()
+}
+
+// Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	const most = 1<<30 - 1
 	f := invalid.Fields{Type: "adaptive.Config"}
@@ -119,7 +127,7 @@ type Bulkhead struct {
 // New panics if cfg is not valid.
 func New(cfg Config) *Bulkhead {
 	b := &Bulkhead{}
-	b.setting.Init(cfg, Config.withDefaults)
+	b.setting.Init(cfg, Config.effective)
 	b.control = newController(*b.setting.Load())
 	b.born, b.limit = time.Now(), b.control.Limit()
 	b.slots = bulkhead.New(cfg.slots(b.limit))
@@ -289,17 +297,12 @@ func (b *Bulkhead) now() time.Duration {
 // Update is as [bulkhead.Bulkhead.Update]. The limit keeps what it has learned, and a probe under
 // way ends.
 func (b *Bulkhead) Update(change func(*Config)) error {
-	return b.setting.Update(change, b.allow, b.follow)
-}
-
-// Change is as [bulkhead.Bulkhead.Change].
-func (b *Bulkhead) Change(dry bool, f func(cfg any) error) error {
-	return b.setting.Change(dry, f, b.allow, b.follow)
+	return b.setting.Update(change, b.allow, b.applyConfig)
 }
 
 func (b *Bulkhead) allow(_, next *Config) error { return b.change(true, next, 1) }
 
-func (b *Bulkhead) follow(next *Config) {
+func (b *Bulkhead) applyConfig(next *Config) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.control.update(b.now(), *next)
@@ -309,7 +312,7 @@ func (b *Bulkhead) follow(next *Config) {
 
 // change makes the Config of slots that of next.
 func (b *Bulkhead) change(dry bool, next *Config, limit int) error {
-	return b.slots.Change(dry, func(cfg any) error {
+	return b.slots.Describe().Update(dry, func(cfg any) error {
 		*cfg.(*bulkhead.Config) = next.slots(limit)
 		return nil
 	})
@@ -317,12 +320,6 @@ func (b *Bulkhead) change(dry bool, next *Config, limit int) error {
 
 // Config has its defaults filled in.
 func (b *Bulkhead) Config() Config { return b.setting.Config() }
-
-func (b *Bulkhead) Settings() any {
-	c := b.Config()
-	c.Bulkhead.Priority, c.Bulkhead.Cost, c.Bulkhead.Share = nil, nil, nil
-	return c
-}
 
 // Stats is a snapshot of a [Bulkhead].
 type Stats struct {
@@ -344,21 +341,17 @@ func (b *Bulkhead) Stats() Stats {
 	return s
 }
 
-func (b *Bulkhead) Name() string { return b.slots.Name() }
-
-func (b *Bulkhead) Kind() string { return b.slots.Kind() }
-
-func (b *Bulkhead) Figures() []describe.Figure { return b.slots.Figures() }
-
-// Health is an error while no slot is free.
-func (b *Bulkhead) Health() error { return b.slots.Health() }
-
-func (b *Bulkhead) Needed() bool { return b.slots.Needed() }
-
+// Observe is like [bulkhead.Bulkhead.Observe].
 func (b *Bulkhead) Observe(f func(context.Context, bulkhead.Event)) (stop func()) {
 	return b.slots.Observe(f)
 }
 
-func (b *Bulkhead) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return b.slots.ObserveAny(f)
+// Describe implements [policy.Describer], as [bulkhead.Bulkhead.Describe] does: the kind is the same.
+func (b *Bulkhead) Describe() policy.Description {
+	d := b.slots.Describe()
+	d.Config = func() any { return b.Config() }
+	d.Update = func(dryRun bool, change func(cfg any) error) error {
+		return b.setting.Change(dryRun, change, b.allow, b.applyConfig)
+	}
+	return d
 }

@@ -40,7 +40,7 @@ func hold(t *testing.T, b *adaptive.Bulkhead) (release func()) {
 // requireIdle checks that every slot is free.
 func requireIdle(t *testing.T, b *adaptive.Bulkhead) {
 	t.Helper()
-	require.False(t, b.Needed())
+	require.False(t, b.Describe().InUse())
 	taken, reading, asking := adaptive.Slots(b)
 	require.Zero(t, taken)
 	require.Zero(t, reading)

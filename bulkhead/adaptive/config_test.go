@@ -51,19 +51,25 @@ func TestValidateNamesFieldsThatCannotMeanAnything(t *testing.T) {
 
 func TestConfigHasItsDefaults(t *testing.T) {
 	b := adaptive.New(adaptive.Config{Bulkhead: bulkhead.Config{Name: "x", MaxWait: -1, Cost: costOf}, Min: 30})
-	require.Equal(t, "x", b.Name())
-	require.Equal(t, "bulkhead", b.Kind())
-	want := adaptive.Config{Bulkhead: bulkhead.Config{Name: "x", MaxWait: -1}, Initial: 30, Min: 30, Max: 1000, Tolerance: 0.25}
-	require.Equal(t, want, b.Settings())
+	d := b.Describe()
+	require.Equal(t, "x", d.Name)
+	require.Equal(t, "bulkhead", d.Kind)
+	slots := bulkhead.Config{Name: "x", MaxWait: -1, Queue: 1000, Levels: 1}
+	want := adaptive.Config{Bulkhead: slots, Initial: 30, Min: 30, Max: 1000, Tolerance: 0.25}
+	got := d.Config().(adaptive.Config)
+	got.Bulkhead.Cost = nil // functions cannot be compared
+	require.Equal(t, want, got)
 	require.Equal(t, 30, b.Stats().Limit)
 	require.NoError(t, b.Update(func(c *adaptive.Config) { c.Min = 2000 }))
 	require.Equal(t, 2000, b.Config().Max)
 	require.Equal(t, 2000, b.Stats().Limit)
 	require.ErrorContains(t, b.Update(func(c *adaptive.Config) { c.Bulkhead.Name = "y" }), "cannot change")
 	require.Equal(t, "x", b.Config().Bulkhead.Name)
-	require.NoError(t, b.Change(true, func(cfg any) error { cfg.(*adaptive.Config).Max = 3000; return nil }))
-	require.Equal(t, 2000, b.Config().Max, "that was a trial")
-	require.NoError(t, b.Change(false, func(cfg any) error { cfg.(*adaptive.Config).Max = 3000; return nil }))
+	require.NoError(t, b.Update(func(c *adaptive.Config) { c.Bulkhead.Queue += 10 }))
+	require.Equal(t, 1010, b.Config().Bulkhead.Queue)
+	require.NoError(t, d.Update(true, func(cfg any) error { cfg.(*adaptive.Config).Max = 3000; return nil }))
+	require.Equal(t, 2000, b.Config().Max, "a dry run")
+	require.NoError(t, d.Update(false, func(cfg any) error { cfg.(*adaptive.Config).Max = 3000; return nil }))
 	require.Equal(t, 3000, b.Config().Max)
 }
 
@@ -72,12 +78,12 @@ func TestUpdateReachesTheBulkhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := adaptive.New(adaptive.Config{Initial: 1, Max: 1})
 		release := hold(t, b)
-		require.ErrorContains(t, b.Do(t.Context(), nothing), "no slot")
+		require.ErrorContains(t, b.Do(t.Context(), nothing), "no_slot")
 		require.NoError(t, b.Update(func(c *adaptive.Config) { c.Bulkhead.MaxWait, c.Bulkhead.Cost = time.Second, costOf }))
 		start := time.Now()
-		require.ErrorContains(t, b.Do(t.Context(), nothing), "wait too long")
+		require.ErrorContains(t, b.Do(t.Context(), nothing), "wait_too_long")
 		require.Equal(t, time.Second, time.Since(start))
-		require.ErrorContains(t, b.Do(costing(t.Context(), 2), nothing), "too costly")
+		require.ErrorContains(t, b.Do(costing(t.Context(), 2), nothing), "too_costly")
 		release()
 		requireIdle(t, b)
 	})
@@ -115,9 +121,9 @@ func TestCostIsAskedOnce(t *testing.T) {
 		done(nil)
 		require.Equal(t, 2, asked)
 	}
-	require.ErrorContains(t, b.Do(costing(t.Context(), 6), nothing), "too costly")
+	require.ErrorContains(t, b.Do(costing(t.Context(), 6), nothing), "too_costly")
 	_, err := b.Begin(costing(t.Context(), 6))
-	require.ErrorContains(t, err, "too costly")
+	require.ErrorContains(t, err, "too_costly")
 	requireIdle(t, b)
 }
 
@@ -129,7 +135,7 @@ func TestCallThatCostsMinIsNeverTooCostly(t *testing.T) {
 		require.Equal(t, 8, b.Stats().Limit)
 		require.NoError(t, b.Do(costing(t.Context(), 8), nothing))
 		require.True(t, b.Stats().Probing, "it ends for nobody")
-		require.ErrorContains(t, b.Do(costing(t.Context(), 9), nothing), "too costly")
+		require.ErrorContains(t, b.Do(costing(t.Context(), 9), nothing), "too_costly")
 		requireIdle(t, b)
 	})
 }
