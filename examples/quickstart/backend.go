@@ -76,7 +76,7 @@ func newBackend(seed uint64, tallies []*tally) *backend {
 
 // enter begins the phase of index i.
 func (b *backend) enter(i int) error {
-	if err := b.workers.SetLimit(badHalfMinute[i].Workers); err != nil {
+	if err := b.workers.Update(func(c *bulkhead.Config) { c.Limit = badHalfMinute[i].Workers }); err != nil {
 		return err
 	}
 	b.now.Store(int32(i))
