@@ -1,5 +1,7 @@
 package bulkhead
 
+import "time"
+
 // Shares returns how many shares b knows.
 func Shares(b *Bulkhead) int {
 	b.mu.Lock()
@@ -43,4 +45,21 @@ func GivesWay(newcomer string, waiting []Waiting) string {
 		return w.share.name
 	}
 	return ""
+}
+
+// NewestFirst reports whether a line is served newest first.
+func NewestFirst(standing time.Duration, abandoned bool, sinceGone, maxWait time.Duration) bool {
+	return demand{standing, abandoned, sinceGone, maxWait}.order() == newestFirst
+}
+
+// TooClose is tooClose.
+func TooClose(left, typical time.Duration) bool { return tooClose(left, typical) }
+
+// Typical returns the typical time after calls that held their slots for the given times.
+func Typical(times []time.Duration) time.Duration {
+	var s service
+	for _, d := range times {
+		s.add(d)
+	}
+	return s.typical()
 }

@@ -11,6 +11,7 @@ import (
 type queue struct {
 	lines     []*line           // by turn: a line that was served moves to the end
 	waiting   int               // calls, in all lines
+	since     time.Duration     // when the first of them came, while calls wait
 	shares    map[string]*share // those with slots or waiting calls, by name
 	common    share             // of the calls without a name: all calls if Config.Share is nil
 	abandoned bool              // a caller that waited has given up
@@ -31,6 +32,7 @@ type line struct {
 	since          time.Duration // when its first call came; a line is never empty
 	oldest, newest *waiter
 	waiting        int
+	served         bool    // a call of the line has been served
 	reserving      *waiter // the call that free slots are reserved for, or nil
 }
 
@@ -128,6 +130,9 @@ func (q *queue) lineFor(w *waiter) *line {
 
 // add lets a call wait.
 func (q *queue) add(w *waiter) {
+	if q.waiting == 0 {
+		q.since = w.since
+	}
 	l := q.lineFor(w)
 	if l == nil {
 		l = &line{level: w.level, share: w.share, since: w.since, oldest: w}
@@ -144,26 +149,43 @@ func (q *queue) add(w *waiter) {
 // call until that leaves or a more important one comes, even if another share holds fewer slots by then or the order
 // changes: otherwise a costly call might never get its slots.
 func (q *queue) next(at, maxWait time.Duration) *waiter {
-	held := func(l *line) int {
-		if l.reserving != nil {
-			return -1
-		}
-		return l.share.held
-	}
-	l := slices.MinFunc(q.lines, func(a, b *line) int {
-		return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(held(a), held(b)))
-	})
+	l := q.nextLine(q.order(at, q.since, maxWait))
 	if l.reserving == nil {
 		l.reserving = l.oldest
-		if q.demand(l, at, maxWait).order() == newestFirst {
+		if q.order(at, l.since, maxWait) == newestFirst {
 			l.reserving = l.newest
 		}
 	}
 	return l.reserving
 }
 
-func (q *queue) demand(l *line, at, maxWait time.Duration) demand {
-	return demand{standing: at - l.since, abandoned: q.abandoned, sinceGone: at - q.goneAt, maxWait: maxWait}
+// order returns the order in which calls are served that have been waiting since a moment without a break.
+func (q *queue) order(at, since, maxWait time.Duration) order {
+	return demand{standing: at - since, abandoned: q.abandoned, sinceGone: at - q.goneAt, maxWait: maxWait}.order()
+}
+
+// nextLine returns the line that is served next: of the most important level, that of the share with the fewest slots.
+// Shares that hold equally many take turns. Newest first, those that have not had a turn come before them, because
+// each may have a single call.
+func (q *queue) nextLine(o order) *line {
+	held := func(l *line) int {
+		if l.reserving != nil {
+			return -1
+		}
+		return l.share.held
+	}
+	compare := func(a, b *line) int {
+		return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(held(a), held(b)))
+	}
+	first := slices.MinFunc(q.lines, compare)
+	if o == newestFirst {
+		for _, l := range slices.Backward(q.lines) {
+			if !l.served && compare(l, first) == 0 {
+				return l
+			}
+		}
+	}
+	return first
 }
 
 // victim returns the call that newcomer displaces in a full queue, or nil: the newest of the longest line of the least
@@ -202,6 +224,7 @@ func (q *queue) remove(w *waiter, served bool) {
 	w.line = nil
 	l.waiting--
 	q.count(l.share, 0, -1)
+	l.served = l.served || served
 	if served || l.waiting == 0 {
 		i := slices.Index(q.lines, l)
 		q.lines = slices.Delete(q.lines, i, i+1)

@@ -1,0 +1,353 @@
+package bulkhead_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/internal/linger"
+)
+
+func TestOrderOfALine(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		standing  time.Duration
+		abandoned bool
+		sinceGone time.Duration
+		maxWait   time.Duration
+		newest    bool
+	}{
+		{"patient callers", time.Hour, false, 0, time.Second, false},
+		{"impatient callers", 101 * ms, true, 0, time.Second, true},
+		{"not standing for long", 100 * ms, true, 0, time.Second, false},
+		{"gave up just within MaxWait", time.Hour, true, time.Second, time.Second, true},
+		{"gave up long ago", time.Hour, true, time.Second + 1, time.Second, false},
+		{"a longer MaxWait", 101 * ms, true, 0, 2 * time.Second, false},
+		{"a longer MaxWait, standing", 201 * ms, true, 2 * time.Second, 2 * time.Second, true},
+		{"no MaxWait", 101 * ms, true, time.Second, bulkhead.Unlimited, true},
+		{"no MaxWait, not standing", 100 * ms, true, 0, bulkhead.Unlimited, false},
+		{"no MaxWait, long ago", time.Hour, true, time.Second + 1, bulkhead.Unlimited, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := bulkhead.NewestFirst(test.standing, test.abandoned, test.sinceGone, test.maxWait)
+			require.Equal(t, test.newest, got)
+		})
+	}
+}
+
+func TestDeadlineIsTooClose(t *testing.T) {
+	for _, test := range []struct {
+		left, typical time.Duration
+		want          bool
+	}{
+		{99 * ms, 100 * ms, true},
+		{100 * ms, 100 * ms, false},
+		{time.Hour, 100 * ms, false},
+		{-1, 100 * ms, true},
+		{1, 0, false}, // the typical time is not known
+		{-1, 0, false},
+	} {
+		require.Equal(t, test.want, bulkhead.TooClose(test.left, test.typical), "%+v", test)
+	}
+}
+
+func TestTypicalTimeIsTheMedian(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		times []time.Duration
+		want  time.Duration
+	}{
+		{"none", nil, 0},
+		{"too few", repeat(7, 5), 0},
+		{"enough", repeat(8, 5), 5},
+		{"even number", []time.Duration{8, 1, 7, 2, 6, 3, 5, 4}, 5},
+		{"a long call", append(repeat(16, 5), 1000), 5},
+		{"equal halves", append(repeat(15, 5), repeat(16, 9)...), 9},
+		{"only the last 31", append(repeat(100, 5), append(repeat(16, 9), repeat(15, 1)...)...), 9},
+		{"the last 31 differ", append(repeat(100, 5), repeat(31, 2)...), 2},
+	} {
+		t.Run(test.name, func(t *testing.T) { require.Equal(t, test.want, bulkhead.Typical(test.times)) })
+	}
+}
+
+// repeat returns n times d.
+func repeat(n int, d time.Duration) (all []time.Duration) {
+	for range n {
+		all = append(all, d)
+	}
+	return all
+}
+
+// accustomed returns a bulkhead of one slot that knows how long calls take.
+func accustomed(t *testing.T, cfg bulkhead.Config, takes time.Duration) *bulkhead.Bulkhead {
+	cfg.Limit = 1
+	b := bulkhead.New(cfg)
+	for range 31 {
+		require.NoError(t, b.Do(t.Context(), func(context.Context) error { time.Sleep(takes); return nil }))
+	}
+	return b
+}
+
+// within calls b with a deadline and returns the reason of the refusal, or "", and how long the call took.
+func within(t *testing.T, b *bulkhead.Bulkhead, d time.Duration) (bulkhead.Reason, time.Duration) {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	start := time.Now()
+	err := b.Do(ctx, nothing)
+	took := time.Since(start)
+	full, _ := errors.AsType[*bulkhead.FullError](err)
+	if full == nil {
+		require.NoError(t, err)
+		return "", took
+	}
+	return full.Reason, took
+}
+
+func TestHopelessCallsAreRefusedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := accustomed(t, bulkhead.Config{Name: "x", MaxWait: time.Minute}, 100*ms)
+		release := hold(t, b)
+		for left, want := range map[time.Duration]time.Duration{50 * ms: 0, 99 * ms: 0, 101 * ms: ms, 300 * ms: 200 * ms} {
+			reason, took := within(t, b, left)
+			require.Equal(t, bulkhead.DeadlineTooClose, reason)
+			require.InDelta(t, want, took, 10, "with %v left", left)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*ms)
+		defer cancel()
+		err := b.Do(ctx, nothing)
+		require.EqualError(t, err, "bulkhead: x: full (deadline_too_close): 1 of 1 in flight, 0 waiting")
+		require.ErrorIs(t, err, bulkhead.ErrFull)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, ctx.Err(), "its deadline has not passed")
+		release()
+		reason, _ := within(t, b, ms)
+		require.Empty(t, reason, "a call that finds a free slot is never refused")
+		requireIdle(t, b)
+	})
+}
+
+func TestNothingIsHopelessBeforeTimesAreKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Minute})
+		for range 7 {
+			require.NoError(t, b.Do(t.Context(), func(context.Context) error { time.Sleep(100 * ms); return nil }))
+		}
+		release := hold(t, b)
+		reason, took := within(t, b, 50*ms)
+		require.Equal(t, bulkhead.ContextEnded, reason)
+		require.Equal(t, 50*ms, took)
+		release()
+	})
+}
+
+// A call that waits is refused by the typical time at the end of its wait, not at the beginning.
+func TestWaitFollowsTheTypicalTime(t *testing.T) {
+	for takes, left := range map[time.Duration]time.Duration{10 * ms: 10 * ms, 400 * ms: 100 * ms} {
+		t.Run(takes.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := accustomed(t, bulkhead.Config{MaxWait: time.Minute, Levels: 2, Priority: levelOf}, 100*ms)
+				ctx, cancel := context.WithTimeout(atLevel(t.Context(), 1), 20*time.Second)
+				defer cancel()
+				var important sync.WaitGroup
+				for range 2 { // they hold the slot all the time
+					important.Go(func() {
+						for ctx.Err() == nil {
+							_ = b.Do(t.Context(), func(context.Context) error { time.Sleep(takes); return nil })
+						}
+					})
+				}
+				synctest.Wait()
+				err := b.Do(ctx, nothing)
+				deadline, _ := ctx.Deadline()
+				require.InDelta(t, left, time.Until(deadline), 10, "left when the call was refused")
+				full, _ := errors.AsType[*bulkhead.FullError](err)
+				require.NotNil(t, full)
+				require.Equal(t, bulkhead.DeadlineTooClose, full.Reason)
+				important.Wait()
+			})
+		})
+	}
+}
+
+// What a caller cuts short does not say how long calls take.
+func TestCutCallsAreNotTimed(t *testing.T) {
+	for _, end := range []struct {
+		name string
+		err  func(context.Context) error
+		cut  bool
+	}{
+		{"returns the error of ctx", context.Context.Err, true},
+		{"returns another error", func(context.Context) error { return errors.New("aborted") }, true},
+		{"returns nil", func(context.Context) error { return nil }, false},
+	} {
+		t.Run(end.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := accustomed(t, bulkhead.Config{MaxWait: time.Minute}, 100*ms)
+				for range 600 {
+					ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
+					_ = b.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return end.err(ctx) })
+					cancel()
+				}
+				release := hold(t, b)
+				reason, _ := within(t, b, 50*ms)
+				want := bulkhead.DeadlineTooClose
+				_, took := within(t, b, 50*ms)
+				require.Equal(t, want, reason)
+				require.Equal(t, end.cut, took == 0)
+				release()
+			})
+		})
+	}
+}
+
+// A line stands for more than a tenth of MaxWait in which one caller gives up, or none.
+func TestImpatientCallersAreServedNewestFirst(t *testing.T) {
+	for _, test := range []struct {
+		gaveUp bool
+		stands time.Duration
+		want   []string
+	}{
+		{true, 101 * ms, []string{"held", "4", "3", "1"}},
+		{true, 100 * ms, []string{"held", "1", "3", "4"}},
+		{false, time.Second / 2, []string{"held", "1", "2", "3", "4"}},
+	} {
+		t.Run(fmt.Sprint(test.gaveUp, test.stands), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Second}))
+				c.start(t.Context(), "held")
+				start := time.Now()
+				second, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				c.start(t.Context(), "1")
+				c.start(second, "2")
+				c.start(t.Context(), "3")
+				c.start(t.Context(), "4")
+				if test.gaveUp {
+					cancel()
+					synctest.Wait()
+				}
+				time.Sleep(test.stands - time.Since(start))
+				c.finishAll()
+				require.Equal(t, test.want, c.ran)
+			})
+		})
+	}
+}
+
+// So are they if a caller gives up that had waited and got its slot.
+func TestCallersThatGiveUpInTheirSlot(t *testing.T) {
+	for name, test := range map[string]struct {
+		lingers bool
+		err     error
+		newest  bool
+	}{
+		"a cut call":               {false, context.Canceled, true},
+		"a call that went on":      {false, nil, true},
+		"a response that was read": {true, nil, false},
+		"a response that was cut":  {true, context.Canceled, true},
+		"a response that broke":    {true, errors.New("reset"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Second})
+				release := hold(t, b)
+				ctx, cancel := context.WithCancel(t.Context())
+				ctx, work := linger.Begin(ctx)
+				if !test.lingers {
+					ctx, cancel = context.WithCancel(t.Context())
+				}
+				go func() {
+					_ = b.Do(ctx, func(ctx context.Context) error {
+						if test.lingers {
+							work.GoOn()
+							return nil
+						}
+						<-ctx.Done()
+						return test.err
+					})
+				}()
+				synctest.Wait()
+				release()
+				synctest.Wait()
+				c := newCallers(t, b)
+				c.start(t.Context(), "old")
+				c.start(t.Context(), "new")
+				time.Sleep(200 * ms)
+				cancel()
+				work.End(test.err)
+				synctest.Wait()
+				want := "old"
+				if test.newest {
+					want = "new"
+				}
+				require.Equal(t, []string{want}, c.ran)
+				c.finishAll()
+			})
+		})
+	}
+}
+
+// Slots are reserved for a costly call in either order.
+func TestCostlyCallIsNotPassedByNewerOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 2, Cost: costOf, MaxWait: time.Second}))
+		c.start(t.Context(), "held 1")
+		c.start(t.Context(), "held 2")
+		c.start(t.Context(), "old")
+		gone, cancel := context.WithCancel(t.Context())
+		c.start(gone, "gone")
+		cancel()
+		time.Sleep(200 * ms)
+		c.start(costing(t.Context(), 2), "costly")
+		c.finish("held 1")
+		c.start(t.Context(), "new")
+		c.finish("held 2")
+		require.Equal(t, []string{"held 1", "held 2", "costly"}, c.ran)
+		c.finish("costly")
+		require.ElementsMatch(t, []string{"new", "old"}, c.ran[3:])
+		c.finishAll()
+	})
+}
+
+// Levels and shares come before the order of their calls: a level of its own that does not stand is served oldest first.
+func TestOrderIsThatOfALine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{
+			Limit: 1, MaxWait: time.Second, Levels: 2, Priority: levelOf, Share: shareOf,
+		}))
+		low := func(share string) context.Context { return atLevel(ofShare(t.Context(), share), 1) }
+		c.start(t.Context(), "held")
+		gone, cancel := context.WithCancel(low("a"))
+		c.start(gone, "gone")
+		for _, name := range []string{"a1", "b1", "a2", "b2"} {
+			c.start(low(name[:1]), name)
+		}
+		cancel()
+		time.Sleep(200 * ms)
+		c.start(t.Context(), "high 1")
+		c.start(t.Context(), "high 2")
+		c.finishAll()
+		require.Equal(t, []string{"held", "high 1", "high 2"}, c.ran[:3])
+		require.ElementsMatch(t, []string{"a2", "b2"}, c.ran[3:5], "each share's newest")
+		require.ElementsMatch(t, []string{"a1", "b1"}, c.ran[5:])
+	})
+}
+
+// Each of many tenants has one call. They are served newest first where callers give up.
+func TestGoodputOfManyShares(t *testing.T) {
+	if raceDetector {
+		t.Skip("a simulation")
+	}
+	o := overload{2, 4, "constant", 50 * ms, 300 * ms, false}
+	calls, span := o.calls(2000)
+	tenants := 0
+	ran := o.runWith(t, calls, bulkhead.Config{Share: func(context.Context) string { tenants++; return fmt.Sprint(tenants) }})
+	require.Greater(t, float64(count(ran, served))/(o.capacity()*span.Seconds()), 0.8)
+}
