@@ -58,6 +58,7 @@ type Bulkhead struct {
 	mu      sync.Mutex
 	limit   int
 	running int // slots taken
+	untimed int // calls that find free slots until one of them is timed
 	queue   queue
 	service service
 	stats   Stats // the counters
@@ -76,11 +77,20 @@ func New(cfg Config) *Bulkhead {
 
 // Do runs fn once it has its slots, and returns its error. It returns a [*FullError] if there are none in time, and
 // why ctx ended if it had ended before.
-func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) (err error) {
+func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
 	held, err := b.acquire(ctx)
 	if err != nil {
 		return err
 	}
+	if held.timing != untimed || linger.Under(ctx) {
+		return b.doTimed(ctx, held, fn)
+	}
+	defer b.release(held)
+	return fn(ctx)
+}
+
+// doTimed runs fn in slots whose call is timed, or outlasts fn.
+func (b *Bulkhead) doTimed(ctx context.Context, held slots, fn func(context.Context) error) (err error) {
 	if linger.Under(ctx) {
 		return linger.WorkOf(ctx).Hold(ctx, fn, func(err error) { b.endWork(ctx, held, err) }, nil)
 	}
@@ -101,6 +111,13 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 		return nil, err
 	}
 	var over atomic.Bool
+	if held.timing == untimed { // most calls: neither ctx nor the error is needed
+		return func(error) {
+			if !over.Swap(true) {
+				b.release(held)
+			}
+		}, nil
+	}
 	return func(err error) {
 		if over.Swap(true) {
 			return
@@ -150,7 +167,8 @@ func (b *Bulkhead) acquire(ctx context.Context) (slots, error) {
 	b.mu.Lock()
 	needed := slots{cost: cost, share: b.queue.shareFor(name)}
 	if cost == 0 || cost <= b.limit-b.running && !b.queue.hasWaiterUpTo(level) {
-		if cost > 0 && b.service.due(b.stats.Admitted) {
+		if b.untimed--; b.untimed < 0 && cost > 0 {
+			b.untimed = b.service.untimed()
 			needed.timing, needed.start = sampled, now()
 		}
 		b.take(needed)
@@ -171,14 +189,14 @@ func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, err
 		w.deadline = after(w.since, time.Until(deadline))
 	}
 	if reason := b.rejection(cfg, w); reason != "" {
-		b.refuse(w, reason)
+		b.refuse(w, reason, w.since)
 		b.mu.Unlock()
 	} else {
 		w.ended, w.ready = ctx.Done(), make(chan struct{})
 		b.queue.add(w)
-		typical := b.service.typical()
+		end := w.end(&b.service)
 		b.mu.Unlock()
-		b.await(w, typical)
+		b.await(w, end)
 	}
 	return b.settle(ctx, cfg, w)
 }
@@ -190,7 +208,7 @@ func (b *Bulkhead) rejection(cfg *Config, w *waiter) Reason {
 		return TooCostly
 	case cfg.MaxWait == 0:
 		return NoSlot
-	case tooClose(w.left(w.since), b.service.typical()):
+	case w.hopeless(w.since, &b.service):
 		return DeadlineTooClose
 	case b.queue.waiting < cfg.Queue:
 		return ""
@@ -206,16 +224,15 @@ func (b *Bulkhead) rejection(cfg *Config, w *waiter) Reason {
 // settle reports the end of a wait to observers and returns the slots of the call, or its refusal.
 func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, error) {
 	held, refusal := w.slots, w.refusal
-	event := Event{Kind: EventWaited, Name: cfg.Name, Waited: w.waited, Refusal: refusal}
+	event := Event{Kind: EventWaited, Name: cfg.Name, Waited: w.start - w.since, Refusal: refusal}
 	if refusal != nil {
-		event.Kind = EventRefused
+		event.Kind, event.Waited = EventRefused, refusal.Waited
 		refusal.err = ended.Error(ctx)
 	}
 	notified := false
 	defer func() {
 		if !notified && refusal == nil { // an observer has panicked
-			held.timing = untimed
-			b.release(held, ending{})
+			b.release(held)
 		}
 	}()
 	b.observers.Tell(ctx, event)
@@ -226,11 +243,11 @@ func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, e
 	return held, nil
 }
 
-// await returns when w has its slots or is refused. typical is the typical time at the beginning of the wait.
-func (b *Bulkhead) await(w *waiter, typical time.Duration) {
+// await returns when w has its slots or is refused, which it is at end unless that moves.
+func (b *Bulkhead) await(w *waiter, end time.Duration) {
 	for at, over := w.since, false; !over; {
 		var timer <-chan time.Time
-		if end := w.end(typical); end != never {
+		if end != never {
 			timer = time.After(end - at)
 		}
 		select {
@@ -240,64 +257,71 @@ func (b *Bulkhead) await(w *waiter, typical time.Duration) {
 		case <-timer:
 		}
 		at = now()
-		over, typical = b.recheck(w, at)
+		over, end = b.recheck(w, at)
 	}
 }
 
-// recheck refuses w if it may wait no longer. It reports whether the wait is over, and returns the typical time.
-func (b *Bulkhead) recheck(w *waiter, at time.Duration) (over bool, typical time.Duration) {
+// recheck refuses w if it may wait no longer. Otherwise it reports whether the wait is over, and when to recheck.
+func (b *Bulkhead) recheck(w *waiter, at time.Duration) (over bool, end time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	typical = b.service.typical()
 	if w.line == nil {
-		return true, typical
+		return true, 0
 	}
-	reason := w.overdue(at, typical)
+	reason := w.overdue(at, &b.service)
 	if reason == "" { // calls have become shorter
-		return false, typical
+		return false, w.end(&b.service)
 	}
 	b.turnAway(w, reason, at)
 	b.admitWaiters(at) // w may have held them up
-	return true, typical
+	return true, 0
 }
 
 // end releases the slots of a call that returned err.
 func (b *Bulkhead) end(ctx context.Context, held slots, err error) {
-	var e ending
-	if held.timing != untimed {
-		e = endingOf(ctx, err)
+	if held.timing == untimed {
+		b.release(held)
+	} else {
+		b.releaseTimed(held, endingOf(ctx, err))
 	}
-	b.release(held, e)
 }
 
 // endWork is end for work that ended with err, perhaps after its function had returned.
 func (b *Bulkhead) endWork(ctx context.Context, held slots, err error) {
-	var e ending
-	if held.timing != untimed {
-		e = endingOfWork(ctx, err)
+	if held.timing == untimed {
+		b.release(held)
+	} else {
+		b.releaseTimed(held, endingOfWork(ctx, err))
 	}
-	b.release(held, e)
 }
 
 // release releases the slots of a call.
-func (b *Bulkhead) release(held slots, e ending) {
+func (b *Bulkhead) release(held slots) {
 	if held.cost == 0 {
 		return
 	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.running -= held.cost
 	b.queue.count(held.share, -held.cost, 0)
-	if held.timing == untimed && b.queue.waiting == 0 {
-		return
+	if b.queue.waiting > 0 {
+		b.admitWaiters(now())
 	}
+	b.mu.Unlock()
+}
+
+// releaseTimed releases the slots of a call that is timed, and learns from its end.
+func (b *Bulkhead) releaseTimed(held slots, e ending) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	at := now()
-	if held.timing != untimed && !e.cut {
+	if !e.cut {
 		b.service.add(at - held.start)
 	}
 	if held.timing == waited && e.gone {
 		b.queue.abandon(at)
 	}
+	b.running -= held.cost
+	b.queue.count(held.share, -held.cost, 0)
 	b.admitWaiters(at)
 }
 
@@ -312,7 +336,7 @@ func (b *Bulkhead) take(needed slots) {
 func (b *Bulkhead) admitWaiters(at time.Duration) {
 	for b.queue.waiting > 0 && b.running < b.limit {
 		w := b.queue.next(at, b.setting.Load().MaxWait)
-		if reason := w.overdue(at, b.service.typical()); reason != "" { // its slots would come too late
+		if reason := w.overdue(at, &b.service); reason != "" { // its slots would come too late
 			b.turnAway(w, reason, at)
 			continue
 		}
@@ -320,10 +344,10 @@ func (b *Bulkhead) admitWaiters(at time.Duration) {
 			return
 		}
 		b.queue.remove(w, true)
-		w.timing, w.start, w.waited = waited, at, at-w.since
+		w.timing, w.start = waited, at
 		b.take(w.slots)
 		b.stats.Waited++
-		b.stats.WaitTime += w.waited
+		b.stats.WaitTime += at - w.since
 		close(w.ready)
 	}
 }
@@ -334,18 +358,17 @@ func (b *Bulkhead) turnAway(w *waiter, reason Reason, at time.Duration) {
 	if reason == ContextEnded {
 		b.queue.abandon(at)
 	}
-	w.waited = at - w.since
-	b.refuse(w, reason)
+	b.refuse(w, reason, at)
 	close(w.ready)
 }
 
 // refuse records why a call gets no slots. b.mu is held.
-func (b *Bulkhead) refuse(w *waiter, reason Reason) {
+func (b *Bulkhead) refuse(w *waiter, reason Reason, at time.Duration) {
 	b.stats.Refusals[reason]++
 	b.stats.Refused++
 	w.refusal = &FullError{
 		Name: b.setting.Load().Name, Reason: reason, Level: w.level, Cost: w.cost, Share: short(w.share.name),
-		Limit: b.limit, InFlight: b.running, Queued: b.queue.waiting, Waited: w.waited,
+		Limit: b.limit, InFlight: b.running, Queued: b.queue.waiting, Waited: at - w.since,
 	}
 }
 

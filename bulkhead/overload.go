@@ -49,43 +49,47 @@ func tooClose(left, typical time.Duration) bool { return typical > 0 && left < t
 // service estimates how long a call holds its slots. The zero service is ready to use.
 type service struct {
 	recent [31]time.Duration // a ring
-	sorted [31]time.Duration // the same durations
-	added  int
+	n      int               // durations in recent
+	next   int               // the index in recent of the next duration
+	median time.Duration     // of recent, if it is current
+	stale  bool              // median is not current
 }
 
 const (
-	fewTimes    = 8  // and less do not make a typical time
-	sampleEvery = 16 // of the calls that find free slots, one in so many is timed
+	fewTimes    = 8  // fewer durations do not make a typical time
+	sampleEvery = 64 // of the calls that find free slots, one in so many is timed
 )
 
-// add adds the time for which a call held its slots.
+// add adds the time for which a call held its slots, in place of the oldest.
 func (s *service) add(d time.Duration) {
-	n := min(s.added, len(s.sorted))
-	if n == len(s.sorted) {
-		oldest := s.recent[s.added%n]
-		i, _ := slices.BinarySearch(s.sorted[:], oldest)
-		copy(s.sorted[i:], s.sorted[i+1:])
-		n--
+	s.recent[s.next] = d
+	s.next++
+	s.n = max(s.n, s.next)
+	if s.next == len(s.recent) {
+		s.next = 0
 	}
-	s.recent[s.added%len(s.recent)] = d
-	s.added++
-	i, _ := slices.BinarySearch(s.sorted[:n], d)
-	copy(s.sorted[i+1:n+1], s.sorted[i:n])
-	s.sorted[i] = d
+	s.stale = true
 }
 
-// typical returns the median, or 0 if too few calls have been timed.
+// typical returns the median, or 0 if too few calls have been timed. It sorts: call it only for a call with a deadline.
 func (s *service) typical() time.Duration {
-	n := min(s.added, len(s.sorted))
-	if n < fewTimes {
+	if s.n < fewTimes {
 		return 0
 	}
-	return s.sorted[n/2]
+	if s.stale {
+		sorted := s.recent
+		slices.Sort(sorted[:s.n])
+		s.median, s.stale = sorted[s.n/2], false
+	}
+	return s.median
 }
 
-// due reports whether the next call that finds free slots is to be timed, of which admitted have been admitted.
-func (s *service) due(admitted int64) bool {
-	return s.added < len(s.recent) || admitted%sampleEvery == 0
+// untimed returns how many calls that find free slots are not timed before the next of them is.
+func (s *service) untimed() int {
+	if s.n < len(s.recent) {
+		return 0
+	}
+	return sampleEvery - 1
 }
 
 // An ending is what the end of a call tells about its caller.

@@ -190,7 +190,7 @@ func TestCutCallsAreNotTimed(t *testing.T) {
 		t.Run(end.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := accustomed(t, bulkhead.Config{MaxWait: time.Minute}, 100*ms)
-				for range 600 {
+				for range 31 * 64 {
 					ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
 					_ = b.Do(ctx, func(ctx context.Context) error { <-ctx.Done(); return end.err(ctx) })
 					cancel()

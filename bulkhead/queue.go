@@ -47,28 +47,24 @@ type waiter struct {
 	deadline     time.Duration   // of its ctx, or never
 	ended        <-chan struct{} // Done of its ctx
 	ready        chan struct{}   // closed when it has its slots or is refused; until then mu guards the waiter
-	waited       time.Duration
 	refusal      *FullError
 }
 
-// left returns the time until the call's deadline.
-func (w *waiter) left(at time.Duration) time.Duration {
-	if w.deadline == never {
-		return never
-	}
-	return w.deadline - at
+// hopeless reports whether the call's deadline is too close.
+func (w *waiter) hopeless(at time.Duration, s *service) bool {
+	return w.deadline != never && tooClose(w.deadline-at, s.typical())
 }
 
-// end returns when the call is to be refused, or never, if calls take the typical time.
-func (w *waiter) end(typical time.Duration) time.Duration {
-	if typical == 0 || w.deadline == never {
+// end returns when the call will be refused if it still waits and s stays as it is, or never.
+func (w *waiter) end(s *service) time.Duration {
+	if w.deadline == never || s.typical() == 0 {
 		return w.expires
 	}
-	return min(w.expires, w.deadline-typical+1) // tooClose at that moment
+	return min(w.expires, w.deadline-s.typical()+1) // one later than it may be, so it is hopeless
 }
 
 // overdue returns why the call is to be refused, or "".
-func (w *waiter) overdue(at, typical time.Duration) Reason {
+func (w *waiter) overdue(at time.Duration, s *service) Reason {
 	select {
 	case <-w.ended: // which its goroutine may not have noticed yet
 		return ContextEnded
@@ -77,7 +73,7 @@ func (w *waiter) overdue(at, typical time.Duration) Reason {
 	switch {
 	case at >= w.expires:
 		return WaitTooLong
-	case tooClose(w.left(at), typical):
+	case w.hopeless(at, s):
 		return DeadlineTooClose
 	}
 	return ""
