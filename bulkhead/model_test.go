@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -20,20 +21,28 @@ var (
 	modelFirst = flag.Uint64("model.first", 0, "the first seed")
 )
 
-// A model is a bulkhead that does one thing at a time and looks at everything.
+// A model is a bulkhead that does one thing at a time and examines everything.
 type model struct {
 	limit, queue int
 	held         []*modeled
-	waiting      []*modeled       // by age
-	kept         map[int]*modeled // by level: the call that free slots are kept for
-	turns        map[turn]int     // of the shares that wait: when they began to, or were served last
-	now          int
+	waiting      []*modeled         // by age
+	reserved     map[int]*modeled   // by level: the call that free slots are reserved for
+	lines        map[line]lineState // with waiting calls
+	steps        int
+	now, since   time.Duration // the clock, and when the queue last ceased to be empty
+	goneAt       time.Duration // when a caller that waited last gave up, or long ago
 }
 
-// A turn is that of a share at a level.
-type turn struct {
+// A line is what the calls of a share wait in at a level.
+type line struct {
 	level int
 	share string
+}
+
+type lineState struct {
+	turn   int // the step at which the line came or was served last
+	served bool
+	since  time.Duration // when its first call came
 }
 
 type modeled struct {
@@ -74,14 +83,35 @@ func (m *model) next() *modeled {
 		if len(waiting) == 0 {
 			continue
 		}
-		if m.kept[level] == nil {
-			m.kept[level] = slices.MinFunc(waiting, func(a, b *modeled) int {
-				return cmp.Or(m.heldBy(a.share)-m.heldBy(b.share), m.turns[turn{level, a.share}]-m.turns[turn{level, b.share}])
-			})
+		if m.reserved[level] == nil {
+			m.reserved[level] = m.choose(level, waiting)
 		}
-		return m.kept[level]
+		return m.reserved[level]
 	}
 	return nil
+}
+
+// choose returns the call that is served next of those that wait at a level.
+func (m *model) choose(level int, waiting []*modeled) *modeled {
+	turn := func(c *modeled) int {
+		l := m.lines[line{level, c.share}]
+		if !l.served && m.newestFirst(m.since) {
+			return -l.turn
+		}
+		return l.turn
+	}
+	first := slices.MinFunc(waiting, func(a, b *modeled) int {
+		return cmp.Or(m.heldBy(a.share)-m.heldBy(b.share), turn(a)-turn(b))
+	})
+	if calls := m.line(level, first.share); m.newestFirst(m.lines[line{level, first.share}].since) {
+		return calls[len(calls)-1]
+	}
+	return first
+}
+
+// newestFirst reports the order of calls that have been waiting since a moment without a break.
+func (m *model) newestFirst(since time.Duration) bool {
+	return m.now-since > 100*ms && m.now-m.goneAt <= time.Second
 }
 
 func (m *model) grant() {
@@ -92,9 +122,9 @@ func (m *model) grant() {
 		}
 		m.leave(c)
 		m.held = append(m.held, c)
-		if t := (turn{c.level, c.share}); len(m.line(c.level, c.share)) > 0 {
-			m.now++
-			m.turns[t] = m.now
+		if l := (line{c.level, c.share}); len(m.line(c.level, c.share)) > 0 {
+			m.steps++
+			m.lines[l] = lineState{m.steps, true, m.lines[l].since}
 		}
 	}
 }
@@ -102,11 +132,11 @@ func (m *model) grant() {
 // leave takes a call out of the queue.
 func (m *model) leave(c *modeled) {
 	m.waiting = slices.DeleteFunc(m.waiting, func(w *modeled) bool { return w == c })
-	if m.kept[c.level] == c {
-		delete(m.kept, c.level)
+	if m.reserved[c.level] == c {
+		delete(m.reserved, c.level)
 	}
 	if len(m.line(c.level, c.share)) == 0 {
-		delete(m.turns, turn{c.level, c.share})
+		delete(m.lines, line{c.level, c.share})
 	}
 }
 
@@ -131,10 +161,13 @@ func (m *model) acquire(c *modeled) {
 		m.leave(victim)
 		victim.reason = bulkhead.Displaced
 	}
+	if len(m.waiting) == 0 {
+		m.since = m.now
+	}
 	m.waiting = append(m.waiting, c)
-	if t := (turn{c.level, c.share}); m.turns[t] == 0 {
-		m.now++
-		m.turns[t] = m.now
+	if l := (line{c.level, c.share}); m.lines[l].turn == 0 {
+		m.steps++
+		m.lines[l] = lineState{m.steps, false, m.now}
 	}
 }
 
@@ -145,7 +178,9 @@ func (m *model) victim(c *modeled) *modeled {
 		return nil
 	}
 	longest := slices.MinFunc(m.at(level), func(a, b *modeled) int {
-		return cmp.Or(len(m.line(level, b.share))-len(m.line(level, a.share)), m.turns[turn{level, a.share}]-m.turns[turn{level, b.share}])
+		return cmp.Or(
+			len(m.line(level, b.share))-len(m.line(level, a.share)),
+			m.lines[line{level, a.share}].turn-m.lines[line{level, b.share}].turn)
 	})
 	line := m.line(level, longest.share)
 	if level == c.level && len(line) <= len(m.line(level, c.share))+1 {
@@ -164,6 +199,7 @@ func (m *model) release(c *modeled) {
 func (m *model) cancel(c *modeled) {
 	m.leave(c)
 	c.reason = bulkhead.ContextEnded
+	m.goneAt = m.now
 	m.grant()
 }
 
@@ -227,7 +263,10 @@ func playModel(t *testing.T, data []byte) {
 		data = data[1:]
 		return int(b) % n
 	}
-	m := &model{limit: 1 + next(8), queue: next(7), kept: map[int]*modeled{}, turns: map[turn]int{}}
+	m := &model{
+		limit: 1 + next(8), queue: next(7),
+		reserved: map[int]*modeled{}, lines: map[line]lineState{}, goneAt: -time.Hour,
+	}
 	cfg := bulkhead.Config{Limit: m.limit, Queue: m.queue, Levels: levelsOfModel, Priority: levelOf, Cost: costOf}
 	if m.queue > 0 {
 		cfg.MaxWait = -1
@@ -238,7 +277,7 @@ func playModel(t *testing.T, data []byte) {
 	b := bulkhead.New(cfg)
 	var pairs []*pair
 	for len(data) > 0 {
-		switch next(7) {
+		switch next(9) {
 		case 0, 1, 2:
 			p := &pair{modeled: &modeled{level: next(levelsOfModel), cost: 1}}
 			if name := []string{"a", "b", "c", "d", ""}[next(5)]; cfg.Share != nil {
@@ -276,6 +315,10 @@ func playModel(t *testing.T, data []byte) {
 			n := 1 + next(8)
 			require.NoError(t, setLimit(b, n))
 			m.setLimit(n)
+		case 7, 8:
+			pass := time.Duration(next(4)) * 60 * ms
+			time.Sleep(pass)
+			m.now += pass
 		}
 		synctest.Wait()
 		compare(t, b, m, pairs)
