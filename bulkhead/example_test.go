@@ -12,7 +12,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-// While two reports are being made, a third is refused at once.
+// While two reports are being created, a third is refused immediately.
 func Example() {
 	slots := bulkhead.New(bulkhead.Config{Name: "reports", Limit: 2})
 	ctx := context.Background()
@@ -40,12 +40,51 @@ func Example() {
 	// <nil>
 }
 
+// Calls that find no slot wait for MaxWait at most, and no more than Queue of them.
+func ExampleNew() {
+	slots := bulkhead.New(bulkhead.Config{
+		Name:    "users",
+		Limit:   16,
+		MaxWait: 100 * time.Millisecond,
+	})
+	fmt.Println(slots.Config().Queue) // by default
+	// Output: 1000
+}
+
+func ExampleBulkhead_Do() {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	ctx := context.Background()
+	err := slots.Do(ctx, func(ctx context.Context) error {
+		err := slots.Do(ctx, func(context.Context) error { return nil })
+		if full, ok := errors.AsType[*bulkhead.FullError](err); ok {
+			fmt.Println("refused:", full.Reason, full.InFlight, "of", full.Limit)
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// refused: no_slot 1 of 1
+	// <nil>
+}
+
+func ExampleBulkhead_Wrap() {
+	slots := bulkhead.New(bulkhead.Config{Limit: 4})
+	fetch := slots.Wrap(func(context.Context) error {
+		fmt.Println("in flight:", slots.Stats().InFlight)
+		return nil
+	})
+	fmt.Println(fetch(context.Background()))
+	// Output:
+	// in flight: 1
+	// <nil>
+}
+
 // A flood of one tenant waits for itself. Other tenants are served in turn with it.
 func ExampleConfig_share() {
 	type tenantKey struct{}
 	slots := bulkhead.New(bulkhead.Config{
 		Limit:   1,
-		MaxWait: -1,
+		MaxWait: bulkhead.Unlimited,
 		Share: func(ctx context.Context) string {
 			tenant, _ := ctx.Value(tenantKey{}).(string)
 			return tenant
@@ -88,7 +127,7 @@ func ExampleBulkhead_Observe() {
 	}))
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 1})
 	slots.Observe(func(ctx context.Context, e bulkhead.Event) {
-		if e.Refusal != nil {
+		if e.Kind == bulkhead.EventRefused {
 			log.WarnContext(ctx, "refused", "by", e.Name, "reason", e.Refusal.Reason)
 		}
 	})
@@ -100,8 +139,7 @@ func ExampleBulkhead_Observe() {
 	// level=WARN msg=refused by=users reason=no_slot
 }
 
-// A slot that outlives the function in which it is taken, such as that of a response
-// whose body is still being read.
+// The slot of a response whose body is still being read outlives the function that takes it.
 func ExampleBulkhead_Begin() {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1, Queue: 1, MaxWait: time.Second})
 	done, err := slots.Begin(context.Background())
@@ -114,7 +152,7 @@ func ExampleBulkhead_Begin() {
 	// Output: 1
 }
 
-// Checkout is served before browsing, which has waited for longer.
+// Checkout is served before browsing, although browsing has waited longer.
 func ExampleConfig_priority() {
 	type checkout struct{}
 	slots := bulkhead.New(bulkhead.Config{
@@ -153,7 +191,7 @@ func ExampleConfig_priority() {
 	// browsing
 }
 
-// An export counts as much as four ordinary calls.
+// An export takes as many slots as four ordinary calls.
 func ExampleConfig_cost() {
 	type rows struct{}
 	slots := bulkhead.New(bulkhead.Config{
@@ -179,11 +217,11 @@ func ExampleConfig_cost() {
 // A limit that follows the size of a connection pool while calls run.
 func ExampleBulkhead_Update() {
 	slots := bulkhead.New(bulkhead.Config{Name: "db", Limit: 10, MaxWait: time.Second})
-	fmt.Println(slots.Update(func(c *bulkhead.Config) { c.Limit *= 2; c.Queue = 50 }))
+	fmt.Println(slots.Update(func(c *bulkhead.Config) { c.Limit *= 2; c.Queue += 10 }))
 	fmt.Println(slots.Update(func(c *bulkhead.Config) { c.Limit = 0 }))
-	fmt.Println(slots.Stats().Limit)
+	fmt.Println(slots.Config().Limit, slots.Config().Queue)
 	// Output:
 	// <nil>
 	// bulkhead.Config.Limit is 0: must be 1 to 1073741823
-	// 20
+	// 20 1010
 }

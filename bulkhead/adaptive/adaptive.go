@@ -1,6 +1,5 @@
-// Package adaptive is a bulkhead that finds its limit by the latency of its calls: while they
-// take no longer than on an idle server, the limit grows with its use; once they queue there, it
-// shrinks.
+// Package adaptive provides a bulkhead that finds its limit by the latency of its calls. While they take no longer
+// than on an idle server, the limit grows with its use; once they queue there, it shrinks.
 //
 //	slots := adaptive.New(adaptive.Config{
 //		Bulkhead: bulkhead.Config{Name: "users", MaxWait: 100 * time.Millisecond},
@@ -8,27 +7,40 @@
 //	})
 //	err := slots.Do(ctx, func(ctx context.Context) error { return fetchUser(ctx, 42) })
 //
-// A call that succeeds, or that the dependency answered with no, is a sample of the latency: for a
-// response, of the time to its headers. One that ran out of time, was turned away to shed load, or
-// was told when to come back is a sample of at least four times the latency of an idle server, and
-// so is a body that breaks off for lack of time. One that hangs counts as long as it has run once
-// ten times the usual latency has passed. Other errors, refusals further in, panics and callers
-// who leave say nothing.
+// Use it instead of package bulkhead where the capacity of the server is not known, changes, or is shared with other
+// clients. If the server can work on fewer calls than a fixed limit admits, calls queue in the server, and no order of
+// the bulkhead's queue helps: callers give up before the server gets to their calls. The queue of this package works
+// as that of package bulkhead does, also under overload.
 //
-// To learn the latency of an idle server, the limit is lowered for a few latencies, 150 ms at the
-// least, so far that no call waits there: at each multiple of 10 s of Unix time while the limit is
-// reached (100 latencies, if that is more), a second after what is known has changed, and when
-// latency stays high although the limit shrinks. Such a probe ends for nobody: a call that costs
-// more than Min may be refused as too costly.
+// # Samples
 //
-// If calls that run for long, such as streams, hold all of the limit, and none has begun or ended
-// for ten latencies (100 ms at the least), it grows slot by slot until the next call fits: to what
-// it was lately, and by the slots of responses that are still being read.
+// A call that succeeds, or whose error is an answer (Answered() bool), is a sample of the latency; for a response, of
+// the time to its headers. A call that ran out of time, was throttled, or was told when
+// to retry is a sample of at least four times the latency of an idle server. So is a response body that is cut off for
+// lack of time. A call that hangs counts with the time that it has run once ten times the usual latency has passed.
+// Other errors, refusals of inner policies, panics and cancellations by the caller are no samples.
 //
-// Each process has a limit of its own. Ten and more whose clocks are seconds apart, or some tens
-// beside clients without a limit, may let a long queue stand: give these a Max that the server can
-// bear. Of an overloaded server, processes whose calls are shortest get least, perhaps next to
-// nothing. For a server that works on fewer than about ten calls at once use a fixed Limit.
+// # Probes
+//
+// To learn the latency of an idle server, the limit is lowered for a few latencies, at least 150ms, until no call waits
+// there. Such a probe starts at each multiple of 10s of Unix time while the limit is reached (100 latencies, if that is
+// more), a second after the known latency has changed, and when the latency stays high although the limit shrinks.
+// During a probe, a call that costs more than Min may be refused as too costly.
+//
+// If long calls, such as streams, hold the whole limit, and none has started or ended for ten latencies (at least
+// 100ms), the limit grows slot by slot until the next call fits. It grows to its recent values at most, plus the slots
+// of responses that are still being read.
+//
+// # Limits
+//
+// Each process has its own limit. Ten or more processes whose clocks differ by seconds, or several dozen next to
+// clients without a limit, may let a long queue stand: give them a Max that the server can bear. If processes overload
+// a server, those with the shortest calls get the fewest slots, possibly almost none. For a server that works on fewer
+// than about ten calls at the same time, use package bulkhead.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 package adaptive
 
 import (
@@ -50,21 +62,23 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// Config says how a [Bulkhead] works.
+// Config configures a [Bulkhead].
 type Config struct {
-	// Bulkhead is everything but the limit. Its Limit must be 0.
+	// Bulkhead is the configuration of everything except the limit. Its Limit must be 0.
 	Bulkhead bulkhead.Config
 
-	// Initial is the first limit, to which one that is little used shrinks; zero means 20, or
-	// Min or Max if these exclude 20.
+	// Initial is the first limit. A limit that is not used shrinks to it. Zero means 20, or Min or Max if these exclude
+	// 20.
 	Initial int
 
-	// Min and Max bound the limit: 1 to 1 073 741 823; zero means 1, and 1000 or Min if that
-	// is more.
-	Min, Max int
+	// Min is the lowest limit, at most 1<<30 - 1. Zero means 1.
+	Min int
 
-	// Tolerance is how long a call may wait at the server, as a fraction of the mean latency of
-	// an idle one: above 0 to 10; zero means 0.25. A higher one refuses less.
+	// Max is the highest limit, at most 1<<30 - 1. Zero means 1000, or Min if that is more.
+	Max int
+
+	// Tolerance is how long a call may wait at the server, as a fraction of the mean latency of an idle server, at most
+	// 10. Zero means 0.25. A higher Tolerance refuses fewer calls.
 	Tolerance float64
 }
 
@@ -100,8 +114,8 @@ func (c Config) Validate() error {
 
 type costKey struct{}
 
-// slots returns the Config of the bulkhead with a limit. Its Cost is what enter has found, since
-// the caller's is asked once.
+// slots returns the Config of the bulkhead with a limit. Its Cost returns the cost that acquire has found, so that the
+// Cost of c is called once.
 func (c Config) slots(limit int) bulkhead.Config {
 	s := c.Bulkhead
 	s.Limit = limit
@@ -109,22 +123,22 @@ func (c Config) slots(limit int) bulkhead.Config {
 	return s
 }
 
-// A Bulkhead is a [bulkhead.Bulkhead] whose limit follows the latency of its calls.
+// A Bulkhead is a [bulkhead.Bulkhead] whose limit follows the latency of its calls. It is safe for concurrent use.
 type Bulkhead struct {
 	setting settings.Setting[Config]
 	slots   *bulkhead.Bulkhead
 	born    time.Time
 
-	mu      sync.Mutex // taken after the lock of setting, and before those of slots
-	control controller
-	limit   int  // of slots
-	taken   int  // slots, of calls and of responses that are still being read
-	reading int  // the latter, of calls that were answered
-	asking  int  // calls that ask for slots
-	looking bool // makeRoom looks again soon
+	mu               sync.Mutex // locked after setting's lock and before those of slots
+	control          controller
+	limit            int  // of slots
+	taken            int  // slots, by calls and by responses that are still being read
+	reading          int  // slots taken by responses that are still being read
+	waiters          int  // calls that ask for slots
+	recheckScheduled bool // makeRoom will be called again
 }
 
-// New panics if cfg is not valid.
+// New returns a Bulkhead. It panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Bulkhead {
 	b := &Bulkhead{}
 	b.setting.Init(cfg, Config.effective)
@@ -134,9 +148,9 @@ func New(cfg Config) *Bulkhead {
 	return b
 }
 
-// Do is as [bulkhead.Bulkhead.Do].
+// Do is like [bulkhead.Bulkhead.Do].
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
-	c, err := b.enter(ctx)
+	c, err := b.acquire(ctx)
 	if err != nil {
 		return err
 	}
@@ -146,20 +160,21 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 		err := fn(ctx)
 		how = resultOf(ctx, err)
 		return err
-	}, func(err error) { b.leave(c, how, err) }, nil)
+	}, func(err error) { b.release(c, how, err) }, nil)
 	if err == nil {
-		work.OnEnd(b.brokeOff)
+		work.OnEnd(b.workEnded)
 	}
 	return err
 }
 
+// Wrap returns a function that runs next under [Bulkhead.Do].
 func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin is as [bulkhead.Bulkhead.Begin].
+// Begin is like [bulkhead.Bulkhead.Begin].
 func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
-	c, err := b.enter(ctx)
+	c, err := b.acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -169,22 +184,22 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 			how := silent // stays so if a method of err panics
 			defer func() {
 				b.end(c, how)
-				b.leave(c, how, err)
+				b.release(c, how, err)
 			}()
 			how = resultOf(ctx, err)
 		}
 	}, nil
 }
 
-// An admitted is a call that has its slots.
+// An admitted call has its slots.
 type admitted struct {
 	cost int
-	free func(error) // gives them back
+	free func(error) // releases them
 	call call
 }
 
-// enter waits for the slots of a call.
-func (b *Bulkhead) enter(ctx context.Context) (c admitted, err error) {
+// acquire takes the slots of a call, perhaps after a wait, or returns why it is refused.
+func (b *Bulkhead) acquire(ctx context.Context) (c admitted, err error) {
 	if ctx.Err() != nil {
 		return c, ended.Error(ctx)
 	}
@@ -193,15 +208,15 @@ func (b *Bulkhead) enter(ctx context.Context) (c admitted, err error) {
 		c.cost = max(cost(ctx), 0)
 	}
 	b.mu.Lock()
-	b.asking++
+	b.waiters++
 	if c.cost > 0 && b.taken+c.cost > b.limit {
 		b.makeRoom()
 	}
 	b.mu.Unlock()
-	defer func() { // also if Priority panics
+	defer func() { // even if Priority panics
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.asking--
+		b.waiters--
 		if c.free != nil && c.cost > 0 {
 			b.taken += c.cost
 			c.call = b.control.begin(b.now(), b.taken)
@@ -212,7 +227,7 @@ func (b *Bulkhead) enter(ctx context.Context) (c admitted, err error) {
 	return c, err
 }
 
-// end notes the end of a call, whose response may still be read until leave.
+// end records the result of a call. Its response may still be read, until release.
 func (b *Bulkhead) end(c admitted, how result) {
 	if c.cost == 0 {
 		return
@@ -226,8 +241,8 @@ func (b *Bulkhead) end(c admitted, how result) {
 	b.apply()
 }
 
-// leave gives the slots of a call back that has ended.
-func (b *Bulkhead) leave(c admitted, how result, err error) {
+// release releases the slots of a call that has ended with err.
+func (b *Bulkhead) release(c admitted, how result, err error) {
 	b.mu.Lock()
 	b.taken -= c.cost
 	if how == answered {
@@ -237,9 +252,8 @@ func (b *Bulkhead) leave(c admitted, how result, err error) {
 	c.free(err)
 }
 
-// brokeOff notes the end of a call's work. If it broke off for lack of time, that is one more
-// sample.
-func (b *Bulkhead) brokeOff(err error) {
+// workEnded records the end of a call's work. Work that was cut off for lack of time is one more sample.
+func (b *Bulkhead) workEnded(err error) {
 	if resultOf(context.Background(), err) != overran {
 		return
 	}
@@ -248,25 +262,25 @@ func (b *Bulkhead) brokeOff(err error) {
 	b.control.sample(0, overran)
 }
 
-// makeRoom has the limit raised beside slots that are held for long, and again while a call asks:
-// if all wait, none comes to do it. b.mu is held.
+// makeRoom raises the limit if slots are held for a long time, and is called again while calls ask for slots: if all of
+// them wait, no other event would raise it. b.mu is held.
 func (b *Bulkhead) makeRoom() {
 	b.control.makeRoom(b.now(), b.taken, b.reading)
 	b.apply()
-	if !b.looking {
-		b.looking = true
+	if !b.recheckScheduled {
+		b.recheckScheduled = true
 		time.AfterFunc(cohortTime, func() {
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			b.looking = false
-			if b.asking > 0 {
+			b.recheckScheduled = false
+			if b.waiters > 0 {
 				b.makeRoom()
 			}
 		})
 	}
 }
 
-// resultOf returns what the end of a call made under ctx says of the load.
+// resultOf returns what the end of a call under ctx says about the load.
 func resultOf(ctx context.Context, err error) result {
 	switch end := behavior.ReadUnder(ctx, err); end.Kind {
 	case behavior.Done, behavior.Answered:
@@ -281,7 +295,7 @@ func resultOf(ctx context.Context, err error) result {
 	return silent
 }
 
-// apply makes the limit of slots that of control. b.mu is held.
+// apply gives slots the limit of control. b.mu is held.
 func (b *Bulkhead) apply() {
 	if n := b.control.Limit(); n != b.limit {
 		b.limit = n
@@ -289,52 +303,54 @@ func (b *Bulkhead) apply() {
 	}
 }
 
-// now returns the Unix time, which no change of the clock sets back.
+// now returns the Unix time according to a clock that never goes back.
 func (b *Bulkhead) now() time.Duration {
 	return time.Duration(b.born.UnixNano()) + time.Since(b.born)
 }
 
-// Update is as [bulkhead.Bulkhead.Update]. The limit keeps what it has learned, and a probe under
-// way ends.
+// Update is like [bulkhead.Bulkhead.Update]. The limit keeps what it has learned, and a probe in progress ends.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, b.allow, b.applyConfig)
 }
 
-func (b *Bulkhead) allow(_, next *Config) error { return b.change(true, next, 1) }
+// allow returns an error if the configuration cannot become next.
+func (b *Bulkhead) allow(_, next *Config) error { return b.configureSlots(true, next, 1) }
 
+// applyConfig puts next into effect.
 func (b *Bulkhead) applyConfig(next *Config) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.control.update(b.now(), *next)
 	b.limit = b.control.Limit()
-	_ = b.change(false, next, b.limit) // allowed
+	_ = b.configureSlots(false, next, b.limit) // allowed
 }
 
-// change makes the Config of slots that of next.
-func (b *Bulkhead) change(dry bool, next *Config, limit int) error {
+// configureSlots gives slots the configuration in next.
+func (b *Bulkhead) configureSlots(dry bool, next *Config, limit int) error {
 	return b.slots.Describe().Update(dry, func(cfg any) error {
 		*cfg.(*bulkhead.Config) = next.slots(limit)
 		return nil
 	})
 }
 
-// Config has its defaults filled in.
+// Config returns the configuration with defaults filled in.
 func (b *Bulkhead) Config() Config { return b.setting.Config() }
 
-// Stats is a snapshot of a [Bulkhead].
+// Stats are the metrics of a [Bulkhead].
 type Stats struct {
 	bulkhead.Stats
 
-	Latency time.Duration // of the last calls that were looked at: the geometric mean
-	Base    time.Duration // of an idle server; 0: not known yet
+	Latency time.Duration // geometric mean of the last samples; 0 while Base is not known
+	Base    time.Duration // latency of an idle server; 0 if it is not known yet
 	Probing bool          // the limit is lowered to learn Base
 }
 
+// Stats returns the metrics of b.
 func (b *Bulkhead) Stats() Stats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := &b.control
-	s := Stats{Stats: b.slots.Stats(), Probing: c.lowered()}
+	s := Stats{Stats: b.slots.Stats(), Probing: c.loweredForProbe()}
 	if c.base.known {
 		s.Latency, s.Base = time.Duration(math.Exp(c.latency)), time.Duration(math.Exp(c.base.log))
 	}

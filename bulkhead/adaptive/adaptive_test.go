@@ -41,10 +41,10 @@ func hold(t *testing.T, b *adaptive.Bulkhead) (release func()) {
 func requireIdle(t *testing.T, b *adaptive.Bulkhead) {
 	t.Helper()
 	require.False(t, b.Describe().InUse())
-	taken, reading, asking := adaptive.Slots(b)
+	taken, reading, waiters := adaptive.Slots(b)
 	require.Zero(t, taken)
 	require.Zero(t, reading)
-	require.Zero(t, asking)
+	require.Zero(t, waiters)
 }
 
 // A change of the limit.

@@ -5,38 +5,36 @@ import (
 	"time"
 )
 
-// A controller finds a limit by comparing the latency of the calls with that of an idle
-// server. docs/decisions/adaptive-limit.md says why it does what it does.
+// A controller finds a limit by comparing the latency of calls with the latency of an idle server.
+// docs/decisions/adaptive-limit.md gives the reasons for its rules.
 //
-// It looks at one cohort after the other: the calls that begin in a certain time. Then it waits
-// for all of them, because of the calls that end in a certain time the short ones come first,
-// which looks like a faster server. It compares means of logarithms, because one long call in a
-// hundred would drown an arithmetic mean in noise.
+// It evaluates cohorts, one after the other. A cohort is the calls that start in a period. The controller waits for all
+// of them, because short calls end first, which would look like a faster server. It compares means of logarithms,
+// because one long call in a hundred would make an arithmetic mean too noisy.
 //
-// A controller has no clock. The caller gives it the Unix time, which may go back no more
-// than calls race.
+// A controller has no clock. Its callers pass the Unix time, which may go back only as far as concurrent calls race.
 type controller struct {
 	cfg     Config
 	limit   float64 // with a fraction, since it would not grow from 1 otherwise
-	former  float64 // limit at the last adjustment
+	former  float64 // limit before the last adjustment
 	base    base
 	latency float64 // mean logarithm of the last cohort
-	mean    float64 // arithmetic mean of the last cohort, in ns; 0: there was none
-	scale   float64 // mean of the last cohorts, in ns: how long things take
+	mean    float64 // arithmetic mean of the last cohort, in ns; 0 before the first
+	scale   float64 // mean of the last cohorts, in ns; the time scale of all rules
 
 	cohort  cohort
-	waiting bool                             // no call joins the cohort any more
+	waiting bool                             // the cohort is complete, and its calls still run
 	reached bool                             // the last cohort used the whole limit
-	peak    struct{ limit, latency float64 } // where the limit began to shrink
+	peak    struct{ limit, latency float64 } // where the limit started to shrink
 
-	moved  time.Duration // when a call last began or ended, or the limit was raised for one
+	moved  time.Duration // when a call last started or ended, or the limit was raised for a call
 	recent [2]int        // the limit at the ends of the last two cohorts
 
 	probing bool          // the cohort is a probe
-	common  bool          // and all processes make it
-	before  float64       // the limit that comes back when no more calls join the probe
-	next    time.Duration // when to probe again
-	ceiling float64       // of base.log until the next common probe
+	common  bool          // the probe is one that all processes start at the same time
+	before  float64       // the limit to restore once the probe's cohort is complete
+	next    time.Duration // when to start the next probe
+	ceiling float64       // upper bound of base.log until the next common probe
 	doubt   bool          // base is new or has just fallen, perhaps not far enough
 }
 
@@ -44,44 +42,47 @@ type controller struct {
 type base struct {
 	known    bool
 	log      float64 // mean logarithm
-	variance float64 // of log, by what it was learned from
-	spread   float64 // variance of the logarithm of one call
-	rise     float64 // of log, if each call waits for Tolerance times mean
-	mean     float64 // arithmetic, in ns
+	variance float64 // estimation variance of log
+	spread   float64 // variance of the logarithm of a single call
+	rise     float64 // increase of log if each call waits for Tolerance times mean
+	mean     float64 // arithmetic mean, in ns
 }
 
-// A result is what the end of a call says of the load.
+// A result is what the end of a call says about the load.
 type result int
 
 const (
 	answered result = iota
-	overran         // the server has too much to do
-	silent          // nothing
+	overran         // the server is overloaded
+	silent          // the call says nothing about the load
 )
 
 // A call is what the controller needs again when the call ends.
 type call struct {
 	start  time.Duration
-	cohort int // 0: none
+	cohort int // the number of its cohort, or 0
 }
 
 type cohort struct {
 	number   int
-	from     time.Duration // when calls began to join it, and then: when it began to wait
-	began    int
-	ended    int
-	most     int     // slots that were taken
-	all      samples // those that overran included
+	from     time.Duration // when its first call could start; once it is complete, when it became so
+	began    int           // calls
+	ended    int           // calls
+	most     int           // slots taken at the same time
+	all      samples       // including calls that overran
 	answered samples
 }
 
-// samples sums up latencies.
+// samples are sums over latencies.
 type samples struct {
-	n                           int
-	sum, logs, squares, delayed float64 // of latencies in ns, their logarithms, ...
+	n       int
+	sum     float64 // of the latencies in ns
+	logs    float64 // of their logarithms
+	squares float64 // of the squares of these
+	delayed float64 // of the logarithms after an additional wait
 }
 
-// add adds a latency. delayed sums up what it would be after a wait.
+// add adds a latency, and the latency after an additional wait.
 func (s *samples) add(latency, wait float64) {
 	latency = max(latency, 1)
 	log := math.Log(latency)
@@ -100,31 +101,31 @@ func (s *samples) rise() float64 { return (s.delayed - s.logs) / float64(s.n) }
 func (s *samples) spread() float64 { return max(0, s.squares/float64(s.n)-s.log()*s.log()) }
 
 const (
-	cohortTime    = 100 * time.Millisecond // at the least, and as long as a call takes
+	cohortTime    = 100 * time.Millisecond // minimum length of a cohort, which is also at least a mean latency
 	cohortSamples = 50
-	fewSamples    = 10 // are enough after longTime
-	longTime      = 10 // mean latencies: also the longest wait for the calls of a cohort
+	fewSamples    = 10 // enough after longTime
+	longTime      = 10 // mean latencies; also the longest wait for the calls of a cohort
 
 	shrinkMost, growMost = 0.7, 1.5 // times the limit, after one cohort
-	slowGradient         = 0.95     // and less: the calls are slower than they may be
-	relief               = 0.4      // of the limit's fall ought to show in the latency, in logarithms
+	slowGradient         = 0.95     // below it, the calls are slower than Tolerance allows
+	relief               = 0.4      // share of the limit's fall that must show in the latency, in logarithms
 
-	probePeriod = 10 * time.Second // at the least; longPeriod mean latencies
+	probePeriod = 10 * time.Second // minimum; the period is also at least longPeriod mean latencies
 	longPeriod  = 100
-	probeRise   = 1.5                   // times the base, at the most, after one probe
-	probeShare  = 0.75                  // of the slots in which an idle server would do as much
-	doubtShare  = 0.25                  // the same, in doubt
-	drainTime   = 75 * time.Millisecond // at the least, until a queue is empty: clocks differ
+	probeRise   = 1.5                   // maximum factor by which one probe raises the base
+	probeShare  = 0.75                  // share of the slots that an idle server needs for the same throughput
+	doubtShare  = 0.25                  // the same while the base is in doubt
+	drainTime   = 75 * time.Millisecond // minimum time until a queue is empty, because clocks differ
 
-	surprise = 3.0   // standard errors from the base: more is a change, and not noise
-	drift    = 0.005 // of the base from cohort to cohort, as a standard deviation
-	memory   = 200   // samples that the other figures of the base go back to
+	surprise = 3.0   // standard errors from the base beyond which a difference is a change, not noise
+	drift    = 0.005 // standard deviation of the base's change from cohort to cohort
+	memory   = 200   // samples over which the other values of the base are averaged
 
-	spreadOfWork  = 0.75 // of the base's is the least spread of slower work
-	spreadOfQueue = 0.3  // of what it is if all wait alike is the least spread of a queue
-	fewSpread     = 0.01 // and less of the base tells nothing: a tenth of the latency
+	spreadOfWork  = 0.75 // minimum spread of slower work, as a share of the base's spread
+	spreadOfQueue = 0.3  // minimum spread of a queue, as a share of the spread if all calls wait equally long
+	fewSpread     = 0.01 // a smaller spread of the base, a tenth of the latency, cannot be compared
 
-	overranAt = 4 // times an idle server's is the least latency of a call that overran
+	overranAt = 4 // minimum latency of a call that overran, as a multiple of the idle server's
 )
 
 func newController(cfg Config) controller {
@@ -134,29 +135,31 @@ func newController(cfg Config) controller {
 	}
 }
 
-// Limit returns the present limit.
+// Limit returns the current limit.
 func (c *controller) Limit() int { return int(c.limit) }
 
+// setLimit sets the limit, within Min and Max.
 func (c *controller) setLimit(limit float64) {
 	c.limit = min(max(limit, float64(c.cfg.Min)), float64(c.cfg.Max))
 }
 
-// lowered reports whether the limit is lowered for a probe.
-func (c *controller) lowered() bool { return c.probing && !c.waiting }
+// loweredForProbe reports whether the limit is lowered for a probe.
+func (c *controller) loweredForProbe() bool { return c.probing && !c.waiting }
 
-// update goes on with another configuration and what was learned. A probe ends.
+// update changes the configuration and keeps what was learned. A probe ends.
 func (c *controller) update(now time.Duration, cfg Config) {
-	if c.lowered() {
+	if c.loweredForProbe() {
 		c.limit = c.before
 	}
 	c.nextCohort(now)
-	// As if all calls took alike, until it is measured again.
+	// Until it is measured again, the rise is scaled as if all calls took equally long.
 	c.base.rise *= math.Log1p(cfg.Tolerance) / math.Log1p(c.cfg.Tolerance)
 	c.cfg = cfg
 	c.setLimit(c.limit)
 	c.recent[0], c.recent[1] = min(c.recent[0], cfg.Max), min(c.recent[1], cfg.Max)
 }
 
+// nextCohort starts a cohort, which is no probe.
 func (c *controller) nextCohort(now time.Duration) {
 	if c.cohort.began > 0 {
 		c.recent = [2]int{c.Limit(), c.recent[0]}
@@ -165,7 +168,7 @@ func (c *controller) nextCohort(now time.Duration) {
 	c.waiting, c.probing = false, false
 }
 
-// begin notes that a call starts, with which so many slots are taken.
+// begin records the start of a call. taken is the number of slots taken, including its own.
 func (c *controller) begin(now time.Duration, taken int) call {
 	c.moved = now
 	c.advance(now)
@@ -181,11 +184,10 @@ func (c *controller) begin(now time.Duration, taken int) call {
 	return call{start: now, cohort: k.number}
 }
 
-// makeRoom is asked while a call waits or is refused for the limit. Calls that run for long,
-// such as streams, may hold more slots than a limit that has shrunk has, so that no call begins
-// or ends, and nothing else would raise it. If that is so for a while, the limit is raised by
-// one more than are taken, but not above what it was lately and the slots of responses that are
-// still being read: a server that hangs does not get ever more calls.
+// makeRoom is called while a call waits, or is refused, because of the limit. Long calls, such as streams, may hold
+// more slots than a limit that has shrunk. Then no call starts or ends, and nothing else would raise the limit. If that
+// lasts, the limit is raised to one more than are taken. It is not raised above its recent values plus the slots of
+// responses that are still being read: a server that hangs must not get more and more calls.
 func (c *controller) makeRoom(now time.Duration, taken, reading int) {
 	room := max(c.Limit(), taken) + 1
 	least := max(float64(cohortTime), longTime*c.scale)
@@ -196,7 +198,7 @@ func (c *controller) makeRoom(now time.Duration, taken, reading int) {
 	}
 }
 
-// end notes the end of a call.
+// end records the end of a call.
 func (c *controller) end(ended call, now time.Duration, how result) {
 	c.moved = now
 	if ended.cohort == c.cohort.number {
@@ -206,6 +208,7 @@ func (c *controller) end(ended call, now time.Duration, how result) {
 	c.advance(now)
 }
 
+// sample adds the latency of a call to the cohort.
 func (c *controller) sample(latency float64, how result) {
 	if how == silent {
 		return
@@ -223,16 +226,16 @@ func (c *controller) sample(latency float64, how result) {
 	c.cohort.all.add(latency, wait)
 }
 
-// advance takes a cohort through its phases: calls join it, the controller waits for those that
-// still run, and it draws its conclusion.
+// advance takes the cohort through its phases: calls join it, the controller waits for those that still run, and
+// evaluates the samples.
 func (c *controller) advance(now time.Duration) {
 	k := &c.cohort
 	age, long := float64(now-k.from), longTime*c.scale
 	if !c.waiting {
 		if !c.probing && c.base.known && now >= c.next {
 			c.probe(now, c.next%probePeriod == 0)
-			// The common probes are at multiples of the period: processes that probe one by one see
-			// each other's queue, take it for slower work, and drive each other's limits up.
+			// Common probes are at multiples of the period. Processes that probe one by one would see each other's
+			// queue, take it for slower work, and drive each other's limits up.
 			c.next = (now + max(probePeriod, time.Duration(longPeriod*c.scale))) / probePeriod * probePeriod
 			return
 		}
@@ -252,7 +255,7 @@ func (c *controller) advance(now time.Duration) {
 		return
 	}
 	for ; k.ended < k.began; k.ended++ {
-		c.sample(age, answered) // at the least: the call still runs
+		c.sample(age, answered) // a lower bound: the call still runs
 	}
 	done, probed := c.cohort, c.probing
 	c.nextCohort(now)
@@ -264,20 +267,20 @@ func (c *controller) advance(now time.Duration) {
 	}
 }
 
-// adjust makes the limit what a cohort says.
+// adjust adjusts the limit to the samples of a cohort.
 func (c *controller) adjust(k *cohort, now time.Duration) {
 	first := c.mean == 0
 	c.latency, c.mean = k.all.log(), k.all.mean()
-	if first { // its calls are slower, without connections and caches
+	if first { // its calls are slower, because connections and caches are cold
 		c.scale = c.mean
 		return
 	}
 	served := float64(k.answered.n) / float64(k.all.n)
 	c.scale += (c.mean - c.scale) / 2
-	if !c.base.known { // also if most calls fail, the limit is to come back when they no longer do
-		c.setLimit(min(c.wanted(served), max(c.limit, float64(c.cfg.Initial))))
+	if !c.base.known { // even if most calls fail, the limit must recover when they no longer do
+		c.setLimit(min(c.desiredLimit(served), max(c.limit, float64(c.cfg.Initial))))
 		if c.learn(&k.answered, math.Inf(1)) {
-			c.ceiling, c.next, c.doubt, c.reached = c.base.log, soon(now), true, true
+			c.ceiling, c.next, c.doubt, c.reached = c.base.log, nextSecond(now), true, true
 		}
 		return
 	}
@@ -291,7 +294,7 @@ func (c *controller) adjust(k *cohort, now time.Duration) {
 		}
 		return
 	}
-	wanted := c.wanted(min(gradient, growMost, max(served, shrinkMost)))
+	wanted := c.desiredLimit(min(gradient, growMost, max(served, shrinkMost)))
 	if wanted >= slowGradient*c.limit {
 		c.peak.limit = 0
 	} else if c.peak.limit == 0 {
@@ -300,25 +303,24 @@ func (c *controller) adjust(k *cohort, now time.Duration) {
 	if wanted < c.limit || most >= 0.9*limit {
 		c.setLimit(wanted)
 	}
-	// Half the calls and nearly the same latency: the work may have become slower.
+	// With half of the calls, the latency is nearly the same: the work may have become slower.
 	if c.limit < c.peak.limit/2 && c.latency > c.peak.latency+relief*math.Log(c.limit/c.peak.limit) {
 		c.probe(now, false)
 	}
 }
 
-// wanted returns the limit after a cohort for which that part of it would have done. The
-// square root lets it grow, and leaves it some slots though a part of the calls fails.
-func (c *controller) wanted(part float64) float64 {
+// desiredLimit returns the limit after a cohort that needed the given part of it. The square root lets the limit grow,
+// and leaves it some slots while a part of the calls fails.
+func (c *controller) desiredLimit(part float64) float64 {
 	return max(c.limit*part+math.Sqrt(c.limit*part), shrinkMost*c.limit)
 }
 
-// gradient returns the part of the limit in which the calls would take as long as they may.
+// gradient returns the part of the limit at which calls would take as long as Tolerance allows.
 func (c *controller) gradient() float64 { return math.Exp(c.base.log + c.base.rise - c.latency) }
 
-// probe lowers the limit until no call waits at the server, so that the next cohort
-// shows the latency of an idle one. By Little's law, the calls of an idle server take
-// the part of the limit that their latency is of the present one. At a common probe, a
-// limit that is not reached may stay: it makes nobody wait.
+// probe lowers the limit until no call waits at the server. The next cohort then shows the latency of an idle server.
+// By Little's law, an idle server needs a share of the limit that equals the ratio of its latency to the current
+// latency. In a common probe, a limit that is not reached is not lowered, because no call waits then.
 func (c *controller) probe(now time.Duration, common bool) {
 	c.nextCohort(now)
 	c.probing, c.common, c.before, c.peak.limit = true, common, c.limit, 0
@@ -333,12 +335,13 @@ func (c *controller) probe(now time.Duration, common bool) {
 	c.setLimit(c.limit * share * min(1, idle/min(c.scale, c.mean)))
 }
 
-// drain returns how long a probe waits until the queue of the server is empty, in ns.
+// drain returns the time after which the server's queue is taken to be empty in a probe, in ns.
 func (c *controller) drain() float64 { return max(float64(drainTime), c.scale) }
 
+// learnFromProbe updates the base, and the limit if the base has changed, from the samples of a probe.
 func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 	former := c.base.log
-	if c.base.mayBeQueue(s) {
+	if c.base.isQueueing(s) {
 		c.doubt = false
 		if c.common {
 			c.ceiling = former
@@ -358,9 +361,9 @@ func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 	if !changed {
 		return
 	}
-	c.next = soon(now) // a change is confirmed by another probe
+	c.next = nextSecond(now) // another probe confirms the change
 	if slower > 0 {
-		// It needs more slots for as many calls a second, and has lost some meanwhile.
+		// The same number of calls a second needs more slots, and the limit has lost some by now.
 		c.setLimit(c.limit * min(math.Exp(slower), 2))
 	} else {
 		c.setLimit(c.limit * min(1, c.gradient()))
@@ -368,15 +371,14 @@ func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 	}
 }
 
-// soon returns the next full second: processes that probe earlier than at the next common
-// probe do so together, too.
-func soon(now time.Duration) time.Duration { return now.Truncate(time.Second) + time.Second }
+// nextSecond returns the next full second. Processes that probe before the next common probe also do so at the same
+// time.
+func nextSecond(now time.Duration) time.Duration { return now.Truncate(time.Second) + time.Second }
 
-// mayBeQueue reports whether the latencies of a probe are above the base by a queue that it
-// could not empty. Slower work multiplies each latency, which leaves the spread as it is. A wait
-// that is added to each divides it by the square of the rise. If work takes all alike all of a
-// sudden, the spread is less still.
-func (b *base) mayBeQueue(s *samples) bool {
+// isQueueing reports whether a queue that the probe could not empty explains latencies above the base. Slower work
+// multiplies each latency, which does not change the spread. A wait added to each latency divides the spread by the
+// square of the rise. If all calls suddenly take equally long, the spread is smaller still.
+func (b *base) isQueueing(s *samples) bool {
 	if b.spread < fewSpread || s.log() <= b.log {
 		return false
 	}
@@ -384,9 +386,9 @@ func (b *base) mayBeQueue(s *samples) bool {
 	return s.spread() < spreadOfWork*b.spread && s.spread() >= spreadOfQueue*alike
 }
 
-// learn learns the latency of an idle server, up and down alike, and reports whether it
-// has changed. A difference that may be noise counts by the precision of the samples
-// beside that of the base: a Kalman filter. The base does not rise above highest.
+// learn updates the base, and reports whether the latency of an idle server has changed. A difference that may be noise
+// is weighted by the precision of the samples relative to that of the base, as in a Kalman filter. The base does not
+// rise above highest.
 func (c *controller) learn(s *samples, highest float64) (changed bool) {
 	b, n := &c.base, float64(s.n)
 	former := b.log
@@ -397,12 +399,12 @@ func (c *controller) learn(s *samples, highest float64) (changed bool) {
 		*b = base{true, s.log(), s.spread() / n, s.spread(), s.rise(), s.mean()}
 		return true
 	}
-	// One cohort's own spread is not to be trusted: where one call in a hundred is
-	// long, a cohort without any looks fast, and sure of it.
+	// The spread of a single cohort is not reliable: if one call in a hundred is long, a cohort without such a call
+	// looks fast and precise.
 	noise := max(b.spread, s.spread()) / n
 	b.variance += drift * drift
 	changed = math.Abs(s.log()-b.log) > surprise*math.Sqrt(noise+b.variance)
-	if changed { // the rise was measured by the former mean; at the least, all calls take alike
+	if changed { // the rise was measured with the former mean; it is at least that of calls that take equally long
 		rise := max(min(b.rise, s.rise()), math.Log1p(c.cfg.Tolerance))
 		*b = base{true, s.log(), noise, s.spread(), rise, s.mean()}
 	} else {

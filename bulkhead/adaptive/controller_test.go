@@ -207,7 +207,7 @@ func TestAProbeTellsAQueueFromSlowerWorkByTheSpread(t *testing.T) {
 		"a little faster, and more alike":       {base: 0.2, rise: -0.05, spread: 0.14},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Equal(t, tc.queue, adaptive.MayBeQueue(17, tc.base, 17+tc.rise, tc.spread))
+			require.Equal(t, tc.queue, adaptive.IsQueueing(17, tc.base, 17+tc.rise, tc.spread))
 		})
 	}
 }

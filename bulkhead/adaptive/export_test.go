@@ -36,7 +36,7 @@ func ResultOf(ctx context.Context, err error) string {
 func (c *Controller) MakeRoom(now time.Duration, taken int) { c.makeRoom(now, taken, 0) }
 
 // Probing reports whether the limit is lowered for a probe.
-func (c *Controller) Probing() bool { return c.lowered() }
+func (c *Controller) Probing() bool { return c.loweredForProbe() }
 
 // Base returns the latency of an idle server, 0 if it is not known.
 func (c *Controller) Base() time.Duration {
@@ -49,10 +49,10 @@ func (c *Controller) Base() time.Duration {
 // Update does the work of an Update of the limit.
 func (c *Controller) Update(now time.Duration, cfg Config) { c.update(now, cfg.withDefaults()) }
 
-// MayBeQueue decides by the mean and the variance of logarithms: of the base, and of a probe.
-func MayBeQueue(baseLog, baseSpread, log, spread float64) bool {
+// IsQueueing decides by the mean and the variance of logarithms: of the base, and of a probe.
+func IsQueueing(baseLog, baseSpread, log, spread float64) bool {
 	b := base{log: baseLog, spread: baseSpread}
-	return b.mayBeQueue(&samples{n: 1, logs: log, squares: spread + log*log})
+	return b.isQueueing(&samples{n: 1, logs: log, squares: spread + log*log})
 }
 
 // Told returns what c knows after a probe and after each fifth cohort, when that is over.
@@ -77,8 +77,8 @@ func (c *Controller) Told(now time.Duration) (string, bool) {
 
 // Slots returns how many slots are taken, how many of them by responses that are still being read,
 // and how many calls ask for slots.
-func Slots(b *Bulkhead) (taken, reading, asking int) {
+func Slots(b *Bulkhead) (taken, reading, waiters int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.taken, b.reading, b.asking
+	return b.taken, b.reading, b.waiters
 }
