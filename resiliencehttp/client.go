@@ -66,7 +66,8 @@ type ClientConfig struct {
 
 	// Bulkhead limits how many requests are under way at once, each until its response has
 	// been read. The default is 100 for each host. Up to 1000 more wait, each for up to a
-	// second.
+	// second. If a host can work on fewer requests than that, requests queue in the host: use a
+	// group of bulkheads of package bulkhead/adaptive, which find the limit of each host.
 	Bulkhead resilience.Middleware
 
 	// Register, if not nil, is called by NewClient with the policies that it has made by

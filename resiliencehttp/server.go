@@ -38,6 +38,10 @@ type Server struct {
 // no slot within the MaxWait of b gets 503, with a problem document of type
 // temporary-reduced-capacity; so does one whose client hangs up, as with [Server.Throttle].
 //
+// If the handler has less capacity than b admits, or its capacity changes, requests queue behind b,
+// where no order of b's queue helps. Then call the handler within Do of a bulkhead of package
+// bulkhead/adaptive, which finds its limit, and pass the error of Do to [Server.Refuse].
+//
 // Priority and Share of b find the level and the share of a request, such as its tenant, in the
 // request's ctx. Put them there from what the server knows about the client. Bulkhead panics if b
 // is nil.
