@@ -77,7 +77,7 @@ func requireIdle(t *testing.T, b *bulkhead.Bulkhead) {
 }
 
 // A call that costs nothing runs although the slots are taken and a call waits for them.
-func TestACallOfCostZeroTakesNothing(t *testing.T) {
+func TestZeroCostTakesNoSlot(t *testing.T) {
 	for _, share := range []func(context.Context) string{nil, shareOf} {
 		synctest.Test(t, func(t *testing.T) {
 			b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Cost: costOf, Share: share})
@@ -109,7 +109,7 @@ func TestACallOfCostZeroTakesNothing(t *testing.T) {
 	}
 }
 
-func TestDoRunsUpToLimitAndRefusesTheRest(t *testing.T) {
+func TestDoRefusesCallsAboveLimit(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Name: "users", Limit: 2})
 	first, second := hold(t, b), hold(t, b)
 
@@ -131,7 +131,7 @@ func TestDoRunsUpToLimitAndRefusesTheRest(t *testing.T) {
 	requireIdle(t, b)
 }
 
-func TestDoReturnsTheErrorOfTheCall(t *testing.T) {
+func TestDoReturnsErrorOfCall(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Limit: 1})
 	broken := errors.New("broken")
 	require.Same(t, broken, b.Do(t.Context(), func(context.Context) error { return broken }))
@@ -139,7 +139,7 @@ func TestDoReturnsTheErrorOfTheCall(t *testing.T) {
 	requireIdle(t, b)
 }
 
-func TestAnEndedContextNeverGetsASlot(t *testing.T) {
+func TestEndedContextNeverGetsSlot(t *testing.T) {
 	gone := errors.New("client gone")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(gone)
@@ -156,7 +156,7 @@ func TestAnEndedContextNeverGetsASlot(t *testing.T) {
 	require.Zero(t, b.Stats().Admitted)
 }
 
-func TestPanicAndGoexitGiveTheSlotBack(t *testing.T) {
+func TestPanicAndGoexitReleaseSlot(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Limit: 1})
 	require.PanicsWithValue(t, "boom", func() {
 		_ = b.Do(t.Context(), func(context.Context) error { panic("boom") })
@@ -174,7 +174,7 @@ func TestPanicAndGoexitGiveTheSlotBack(t *testing.T) {
 	requireIdle(t, b)
 }
 
-func TestAFreedSlotGoesToTheFirstWaiter(t *testing.T) {
+func TestFreedSlotGoesToOldestWaiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 2})
 		release := hold(t, b)
@@ -214,7 +214,7 @@ func TestAFreedSlotGoesToTheFirstWaiter(t *testing.T) {
 	})
 }
 
-func TestMaxWaitSaysWhetherACallWaits(t *testing.T) {
+func TestMaxWaitDecidesWhetherCallsWait(t *testing.T) {
 	for maxWait, want := range map[time.Duration]time.Duration{0: 0, time.Second: time.Second, -1: time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: maxWait})
@@ -230,7 +230,7 @@ func TestMaxWaitSaysWhetherACallWaits(t *testing.T) {
 	}
 }
 
-func TestAThousandCallsMayWaitByDefault(t *testing.T) {
+func TestThousandCallsMayWaitByDefault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1})
 		release := hold(t, b)
@@ -246,7 +246,7 @@ func TestAThousandCallsMayWaitByDefault(t *testing.T) {
 	})
 }
 
-func TestAWaitEndsWithMaxWaitOrContext(t *testing.T) {
+func TestWaitEndsWithMaxWaitOrContext(t *testing.T) {
 	gone := errors.New("client gone")
 	for name, tc := range map[string]struct {
 		ctx    func(context.Context) (context.Context, context.CancelFunc)
@@ -307,7 +307,7 @@ func TestAWaitEndsWithMaxWaitOrContext(t *testing.T) {
 }
 
 // Every interleaving of a grant and a cancel: the slot is never lost.
-func TestAGrantThatRacesWithACancelIsPassedOn(t *testing.T) {
+func TestGrantRacingWithCancelIsPassedOn(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 2})
 	var ran atomic.Int64
 	for range 5000 {
@@ -330,7 +330,7 @@ func TestAGrantThatRacesWithACancelIsPassedOn(t *testing.T) {
 }
 
 // A call that gets a slot at the moment at which its ctx ends passes it on.
-func TestASlotThatComesTooLateIsPassedOn(t *testing.T) {
+func TestLateSlotIsPassedOn(t *testing.T) {
 	for range 200 {
 		synctest.Test(t, func(t *testing.T) {
 			b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 2})
@@ -360,7 +360,7 @@ func TestASlotThatComesTooLateIsPassedOn(t *testing.T) {
 }
 
 // The counters never go back, also where a slot came too late for its caller.
-func TestAdmittedNeverGoesBack(t *testing.T) {
+func TestAdmittedNeverDecreases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 1})
 		release := hold(t, b)
@@ -379,7 +379,7 @@ func TestAdmittedNeverGoesBack(t *testing.T) {
 	})
 }
 
-func TestRefusalsSayWhatIs(t *testing.T) {
+func TestRefusalHasLimitAndInFlight(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Limit: 4, Cost: costOf})
 	type is struct{ Cost, Limit, InFlight int }
 	refused := func(cost int) is {
@@ -405,7 +405,7 @@ func TestRefusalsSayWhatIs(t *testing.T) {
 	two(nil)
 }
 
-func TestRefusalsSayHowManyWait(t *testing.T) {
+func TestRefusalCountsWaitingCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1})
 		end, err := b.Begin(t.Context())

@@ -12,7 +12,7 @@ import (
 
 func zero(context.Context) int { return 0 }
 
-func TestValidateNamesFieldsThatCannotMeanAnything(t *testing.T) {
+func TestValidateNamesInvalidFields(t *testing.T) {
 	for name, tc := range map[string]struct {
 		cfg  bulkhead.Config
 		want string
@@ -38,7 +38,7 @@ func TestValidateNamesFieldsThatCannotMeanAnything(t *testing.T) {
 	}
 }
 
-func TestValidateAcceptsEveryFieldThatMeansSomething(t *testing.T) {
+func TestValidateAcceptsValidFields(t *testing.T) {
 	for _, cfg := range []bulkhead.Config{
 		{Limit: 1},
 		{Limit: 1<<30 - 1},

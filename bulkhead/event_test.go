@@ -24,7 +24,7 @@ func onRefuse(b observed, f func(context.Context, *bulkhead.FullError)) {
 	})
 }
 
-func TestObserversAreToldOfWaitsAndRefusals(t *testing.T) {
+func TestObserversReceiveWaitsAndRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{
 			Name: "x", Limit: 1, MaxWait: time.Second, Levels: 2, Priority: levelOf, Cost: costOf,
@@ -57,7 +57,7 @@ func TestObserversAreToldOfWaitsAndRefusals(t *testing.T) {
 	})
 }
 
-func TestAnObserverThatPanicsGivesTheSlotBack(t *testing.T) {
+func TestPanickingObserverReleasesSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Second})
 		b.Observe(func(context.Context, bulkhead.Event) { panic("boom") })

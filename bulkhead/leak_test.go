@@ -20,7 +20,7 @@ func heap() int64 {
 }
 
 // A queue that is never empty forgets the calls that have left it.
-func TestCallsThatHaveLeftTheQueueAreForgotten(t *testing.T) {
+func TestDepartedWaitersAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 2, Cost: costOf, MaxWait: -1})
 		end := make(chan struct{})
@@ -50,7 +50,7 @@ func TestCallsThatHaveLeftTheQueueAreForgotten(t *testing.T) {
 }
 
 // Nor does a call that runs for long keep the shares that have waited beside its own.
-func TestSharesThatHaveLeftTheQueueAreForgotten(t *testing.T) {
+func TestDepartedSharesAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Share: shareOf})
 		start := func(share string) (leave func()) {

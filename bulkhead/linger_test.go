@@ -11,7 +11,7 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-func TestSlotsAreHeldUntilTheWorkIsOver(t *testing.T) {
+func TestSlotsAreHeldUntilWorkEnds(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Limit: 5, Cost: costOf})
 	inFlight := func() int { return b.Stats().InFlight }
 	broken := errors.New("broken")

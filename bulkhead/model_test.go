@@ -224,17 +224,17 @@ type pair struct {
 	err     error
 }
 
-// FuzzBulkheadIsTheModel reads operations from the bytes, does each to a bulkhead and to
+// FuzzBulkheadMatchesModel reads operations from the bytes, does each to a bulkhead and to
 // the model, and compares the two after each step.
-func FuzzBulkheadIsTheModel(f *testing.F) {
+func FuzzBulkheadMatchesModel(f *testing.F) {
 	f.Add([]byte{2, 3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		synctest.Test(t, func(t *testing.T) { playModel(t, data[:min(len(data), 250)]) })
 	})
 }
 
-// TestBulkheadIsTheModel plays random operations.
-func TestBulkheadIsTheModel(t *testing.T) {
+// TestBulkheadMatchesModel plays random operations.
+func TestBulkheadMatchesModel(t *testing.T) {
 	seeds := *modelSeeds
 	if seeds == 0 {
 		if seeds = 1500; raceDetector || testing.Short() {

@@ -110,7 +110,7 @@ func within(t *testing.T, b *bulkhead.Bulkhead, d time.Duration) (bulkhead.Reaso
 	return full.Reason, took
 }
 
-func TestHopelessCallsAreRefusedAtOnce(t *testing.T) {
+func TestHopelessCallsAreRefusedImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := accustomed(t, bulkhead.Config{Name: "x", MaxWait: time.Minute}, 100*ms)
 		release := hold(t, b)
@@ -133,7 +133,7 @@ func TestHopelessCallsAreRefusedAtOnce(t *testing.T) {
 	})
 }
 
-func TestNothingIsHopelessBeforeTimesAreKnown(t *testing.T) {
+func TestNothingIsHopelessWithoutKnownTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Minute})
 		for range 7 {
@@ -242,7 +242,7 @@ func TestImpatientCallersAreServedNewestFirst(t *testing.T) {
 }
 
 // So are they if a caller gives up that had waited and got its slot.
-func TestCallersThatGiveUpInTheirSlot(t *testing.T) {
+func TestCallersGiveUpInTheirSlot(t *testing.T) {
 	for name, test := range map[string]struct {
 		lingers bool
 		err     error
@@ -295,7 +295,7 @@ func TestCallersThatGiveUpInTheirSlot(t *testing.T) {
 }
 
 // Slots are reserved for a costly call in either order.
-func TestCostlyCallIsNotPassedByNewerOnes(t *testing.T) {
+func TestCostlyCallIsNotPassedByNewerCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 2, Cost: costOf, MaxWait: time.Second}))
 		c.start(t.Context(), "held 1")
@@ -317,7 +317,7 @@ func TestCostlyCallIsNotPassedByNewerOnes(t *testing.T) {
 }
 
 // Levels and shares come before the order of their calls: a level of its own that does not stand is served oldest first.
-func TestOrderIsThatOfALine(t *testing.T) {
+func TestLevelsAndSharesComeBeforeOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t, bulkhead.New(bulkhead.Config{
 			Limit: 1, MaxWait: time.Second, Levels: 2, Priority: levelOf, Share: shareOf,

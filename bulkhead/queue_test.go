@@ -103,7 +103,7 @@ func TestMoreImportantCallsGoFirst(t *testing.T) {
 	})
 }
 
-func TestAFullQueueMakesRoomForAMoreImportantCall(t *testing.T) {
+func TestImportantCallDisplacesInFullQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 3, Levels: 3, Priority: levelOf}))
 		c.start(t.Context(), "running")
@@ -161,7 +161,7 @@ func TestCostlyCallIsNotPassed(t *testing.T) {
 }
 
 // A more important call takes free slots that are kept for a less important one.
-func TestMoreImportantCallPassesACostlyOne(t *testing.T) {
+func TestImportantCallPassesCostlyOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 3, Cost: costOf, MaxWait: -1, Levels: 2, Priority: levelOf}))
 		low := atLevel(t.Context(), 1)
@@ -177,7 +177,7 @@ func TestMoreImportantCallPassesACostlyOne(t *testing.T) {
 	})
 }
 
-func TestTooCostlyIsRefusedAtOnce(t *testing.T) {
+func TestTooCostlyIsRefusedImmediately(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 4, Cost: costOf, MaxWait: -1, Queue: 5, Levels: 2, Priority: levelOf})
 	err := b.Do(costing(t.Context(), 5), nothing)
 	require.ErrorIs(t, err, bulkhead.ErrFull)
@@ -192,7 +192,7 @@ func TestTooCostlyIsRefusedAtOnce(t *testing.T) {
 	require.ErrorContains(t, err, "too_costly")
 }
 
-func TestTheTextOfARefusalTellsTheStory(t *testing.T) {
+func TestRefusalText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Name: "users", Limit: 1, MaxWait: -1, Queue: 1})
 		defer hold(t, b)()

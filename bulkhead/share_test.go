@@ -29,7 +29,7 @@ func shareOf(ctx context.Context) string {
 	return share
 }
 
-func TestWhoseTurnItIs(t *testing.T) {
+func TestTurnsOfShares(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		waiting []bulkhead.Waiting
@@ -48,7 +48,7 @@ func TestWhoseTurnItIs(t *testing.T) {
 	}
 }
 
-func TestWhoGivesWayInAFullQueue(t *testing.T) {
+func TestVictimInFullQueue(t *testing.T) {
 	for _, test := range []struct {
 		newcomer string
 		waiting  []bulkhead.Waiting
@@ -144,7 +144,7 @@ func tenants() (loads []load) {
 
 // A server has 20 slots and so 2000 calls a second. Of its ten tenants, nine send half of
 // their part, and one ten times of its.
-func TestAFloodOfOneTenantLeavesTheOthersAlone(t *testing.T) {
+func TestFloodOfOneTenantLeavesOthersAlone(t *testing.T) {
 	if raceDetector {
 		t.Skip("a simulation")
 	}
@@ -178,7 +178,7 @@ func TestAFloodOfOneTenantLeavesTheOthersAlone(t *testing.T) {
 		alone["tenant 0"].quantile(0.5), shared["tenant 0"].quantile(0.99), alone["tenant 0"].quantile(0.99))
 }
 
-func TestFloodsGetTheirParts(t *testing.T) {
+func TestFloodsGetEqualParts(t *testing.T) {
 	if raceDetector {
 		t.Skip("a simulation")
 	}
@@ -266,7 +266,7 @@ func TestStatsShowTheBusiestShares(t *testing.T) {
 }
 
 // The text of a share in errors and events is bounded; the share is not.
-func TestTheTextOfAShareIsBounded(t *testing.T) {
+func TestShareTextIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: -1, Queue: 2, Share: shareOf})
 		var told []bulkhead.Event

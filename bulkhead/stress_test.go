@@ -134,7 +134,7 @@ func (c *counted) one(t *testing.T, rng *rand.Rand, resize bool) {
 
 // A million mixed operations: never more than Limit in flight nor more than Queue
 // waiting, no slot lost and none made.
-func TestAMillionMixedOperations(t *testing.T) {
+func TestMillionMixedOperations(t *testing.T) {
 	for _, test := range []struct{ resize, shared bool }{{false, false}, {true, false}, {true, true}} {
 		t.Run(fmt.Sprintf("%+v", test), func(t *testing.T) {
 			cfg := bulkhead.Config{

@@ -12,7 +12,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
-func TestConfigIsThePresentOneWithItsDefaults(t *testing.T) {
+func TestConfigHasDefaultsFilledIn(t *testing.T) {
 	b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 8})
 	require.Equal(t, bulkhead.Config{Name: "x", Limit: 8, Levels: 1}, b.Config())
 	require.NoError(t, setLimit(b, 5))
@@ -78,7 +78,7 @@ func TestUpdateKeepsSlotsQueueAndCounts(t *testing.T) {
 	})
 }
 
-func TestUpdateKeepsWaitingCallsWhereNoOtherMayWait(t *testing.T) {
+func TestUpdateKeepsWaitingCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Minute})
 		release := hold(t, b)
@@ -106,7 +106,7 @@ func TestUpdateKeepsWaitingCallsWhereNoOtherMayWait(t *testing.T) {
 	})
 }
 
-func TestACallWaitsByTheConfigThatItBeganWith(t *testing.T) {
+func TestWaitKeepsItsConfig(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b *bulkhead.Bulkhead
 		b = bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Minute, Cost: func(ctx context.Context) int {
@@ -123,7 +123,7 @@ func TestACallWaitsByTheConfigThatItBeganWith(t *testing.T) {
 	})
 }
 
-func TestUpdateOfFunctionsHoldsForTheNextCall(t *testing.T) {
+func TestUpdateOfFunctionsAppliesToNextCall(t *testing.T) {
 	var told []string
 	b := bulkhead.New(bulkhead.Config{Limit: 4, Levels: 2, Priority: zero})
 	onRefuse(b, func(_ context.Context, e *bulkhead.FullError) { told = append(told, fmt.Sprint(e.Level, " ", e.Cost)) })

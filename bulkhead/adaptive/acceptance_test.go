@@ -188,7 +188,7 @@ func TestAdaptiveLimitMeetsItsAcceptanceTable(t *testing.T) {
 
 // The moment at which the capacity falls must not matter: it may be in a cohort or in
 // a probe.
-func TestAdaptiveFollowsTheCapacityAtAnyMoment(t *testing.T) {
+func TestAdaptiveFollowsCapacityAtAnyMoment(t *testing.T) {
 	forSeeds(t, 30, func(t *testing.T, seed uint64) {
 		s := simulate(1000+seed, adaptive.Config{}, workers, 1.5*capacity, lognormal(service))
 		s.run(9*time.Second + time.Duration(seed)*93*time.Millisecond)
@@ -213,7 +213,7 @@ func TestAdaptiveLearnsSlowerWorkUnderOverload(t *testing.T) {
 
 // Calls become slower, and all take alike, as those of a server that hits a timeout of its
 // own: that is no queue, and the limit stays what the workers need.
-func TestAdaptiveLearnsSlowerWorkThatAllTakesAlike(t *testing.T) {
+func TestAdaptiveLearnsUniformlySlowerWork(t *testing.T) {
 	for _, load := range []float64{0.5, 1.5} {
 		for _, slow := range []time.Duration{3, 5} {
 			t.Run(fmt.Sprintf("load %v, %d times", load, slow), func(t *testing.T) {
@@ -244,7 +244,7 @@ func TestAdaptiveLearnsFasterWorkUnderOverload(t *testing.T) {
 }
 
 // The work becomes three times as slow, a little each second.
-func TestAdaptiveFollowsAServiceTimeThatDrifts(t *testing.T) {
+func TestAdaptiveFollowsDriftingServiceTime(t *testing.T) {
 	for _, load := range []float64{0.6, 1.5} {
 		t.Run(fmt.Sprint("load ", load), func(t *testing.T) {
 			forSeeds(t, 3, func(t *testing.T, seed uint64) {
@@ -267,7 +267,7 @@ func TestAdaptiveFollowsAServiceTimeThatDrifts(t *testing.T) {
 
 // A limit that is far too high at the start is found all the same: what is learned
 // while calls wait at the server is unlearned.
-func TestAdaptiveComesDownFromAnInitialLimitThatIsTooHigh(t *testing.T) {
+func TestAdaptiveShrinksHighInitialLimit(t *testing.T) {
 	forSeeds(t, 3, func(t *testing.T, seed uint64) {
 		s := simulate(seed, adaptive.Config{Initial: 1000}, 20, 0.4*capacity, lognormal(service))
 		s.run(time.Minute)
@@ -345,7 +345,7 @@ func TestAdaptiveServesMixturesOfTwoLatencies(t *testing.T) {
 	}
 }
 
-func TestAdaptiveServesCallsThatAllTakeAlike(t *testing.T) {
+func TestAdaptiveServesEquallyLongCalls(t *testing.T) {
 	forSeeds(t, 3, func(t *testing.T, seed uint64) {
 		s := simulate(seed, adaptive.Config{}, workers, 1.5*capacity, bimodal(1, service, 0))
 		s.run(10 * time.Second)

@@ -118,7 +118,7 @@ func TestAdaptiveGrowthWakesWaitingCalls(t *testing.T) {
 	})
 }
 
-func TestAnUnusedLimitShrinksToInitial(t *testing.T) {
+func TestUnusedLimitShrinksToInitial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := adaptive.New(adaptive.Config{Initial: 10})
 		setLimit(t, b, 50)
@@ -140,7 +140,7 @@ func (e end) Throttled() bool           { return e.throttled }
 func (e end) RetryAfter() time.Duration { return e.after }
 
 // What Do makes of errors is in the table of docs/protocol.md; Begin reads them alike.
-func TestWhatAnEndSaysOfTheLoad(t *testing.T) {
+func TestLoadResultOfCalls(t *testing.T) {
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
@@ -170,7 +170,7 @@ func TestWhatAnEndSaysOfTheLoad(t *testing.T) {
 	}
 }
 
-func TestEndOfBegunWorkIsASample(t *testing.T) {
+func TestBeginRecordsSample(t *testing.T) {
 	for err, grows := range map[error]int{nil: 1, errors.New("broken"): 0, context.DeadlineExceeded: -1} {
 		synctest.Test(t, func(t *testing.T) {
 			b := adaptive.New(adaptive.Config{Initial: 20, Max: 30})
@@ -212,7 +212,7 @@ func probing(t *testing.T, b *adaptive.Bulkhead) (before int, end func()) {
 
 // Responses that are read for hours may hold more slots than a limit that has shrunk has, for
 // a probe or by a slow server. Other calls go on, whatever their level, even if all of them wait.
-func TestStreamsDoNotKeepALimitDown(t *testing.T) {
+func TestStreamsDoNotKeepLimitDown(t *testing.T) {
 	for i := range 4 {
 		if testing.Short() && i != 3 {
 			continue
@@ -252,7 +252,7 @@ func TestStreamsDoNotKeepALimitDown(t *testing.T) {
 }
 
 // Nor do those that have come while it was low. A server that hangs does not get ever more calls.
-func TestStreamsDoNotKeepALowLimit(t *testing.T) {
+func TestStreamsDoNotKeepLowLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := adaptive.New(adaptive.Config{})
 		keepCalling(b, 30, 5*time.Second, taking(10*time.Millisecond, nil))
@@ -299,7 +299,7 @@ func TestStreamsDoNotKeepALowLimit(t *testing.T) {
 }
 
 // Nor does a call that costs nothing count for the limit that streams hold.
-func TestCallThatCostsNothingMakesNoRoom(t *testing.T) {
+func TestZeroCostMakesNoRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := adaptive.New(adaptive.Config{Initial: 20, Max: 20, Bulkhead: bulkhead.Config{Cost: costOf}})
 		for range 10 {
@@ -317,7 +317,7 @@ func TestCallThatCostsNothingMakesNoRoom(t *testing.T) {
 }
 
 // A probe begins with a call: the limit is lowered before another one comes.
-func TestLimitIsLoweredByTheCallThatBeginsAProbe(t *testing.T) {
+func TestFirstCallOfProbeLowersLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := adaptive.New(adaptive.Config{Initial: 20, Max: 20})
 		keepCalling(b, 30, 3*time.Second, taking(10*time.Millisecond, nil))
@@ -330,7 +330,7 @@ func TestLimitIsLoweredByTheCallThatBeginsAProbe(t *testing.T) {
 }
 
 // A call that fits does not make a limit grow.
-func TestALimitThatSufficesDoesNotGrow(t *testing.T) {
+func TestSufficientLimitDoesNotGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := adaptive.New(adaptive.Config{
 			Initial: 20, Max: 20,
@@ -353,7 +353,7 @@ func TestALimitThatSufficesDoesNotGrow(t *testing.T) {
 }
 
 // The limit moves while callers wait, give up and go on.
-func TestAnAdaptiveBulkheadUnderStress(t *testing.T) {
+func TestAdaptiveUnderStress(t *testing.T) {
 	b := adaptive.New(adaptive.Config{
 		Bulkhead: bulkhead.Config{Queue: 20, MaxWait: time.Millisecond}, Initial: 4, Max: 16,
 	})
@@ -387,7 +387,7 @@ func TestAnAdaptiveBulkheadUnderStress(t *testing.T) {
 }
 
 // What moves the limit besides calls does not race with them.
-func TestUpdatesAndBreaksBesideCalls(t *testing.T) {
+func TestUpdatesAndFailuresDuringCalls(t *testing.T) {
 	b := adaptive.New(adaptive.Config{Max: 64})
 	var wg sync.WaitGroup
 	for _, act := range []func(i int){
@@ -415,7 +415,7 @@ func TestUpdatesAndBreaksBesideCalls(t *testing.T) {
 }
 
 // A slow reader says nothing about the server, though it holds its slot.
-func TestAdaptiveMeasuresUntilTheFunctionReturns(t *testing.T) {
+func TestAdaptiveMeasuresUntilFunctionReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const latency = 50 * time.Millisecond
 		var changes []change
@@ -453,7 +453,7 @@ func TestAdaptiveMeasuresUntilTheFunctionReturns(t *testing.T) {
 	})
 }
 
-func TestUpdateOfAdaptiveKeepsWhatItHasLearned(t *testing.T) {
+func TestUpdateKeepsLearnedLatency(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var last change
 		b := adaptive.New(adaptive.Config{
@@ -473,7 +473,7 @@ func TestUpdateOfAdaptiveKeepsWhatItHasLearned(t *testing.T) {
 	})
 }
 
-func TestUpdateOfAdaptiveEndsAProbe(t *testing.T) {
+func TestUpdateEndsProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := adaptive.New(adaptive.Config{
 			Initial: 20, Max: 20,
@@ -488,7 +488,7 @@ func TestUpdateOfAdaptiveEndsAProbe(t *testing.T) {
 	})
 }
 
-func TestUpdateScalesTheRiseThatIsAllowed(t *testing.T) {
+func TestUpdateScalesAllowedRise(t *testing.T) {
 	grown := func(tolerance float64) int {
 		d := drive(adaptive.Config{Initial: 100})
 		for range 20 {

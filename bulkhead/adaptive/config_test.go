@@ -14,7 +14,7 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-func TestValidateNamesFieldsThatCannotMeanAnything(t *testing.T) {
+func TestValidateNamesInvalidFields(t *testing.T) {
 	for name, tc := range map[string]struct {
 		cfg  adaptive.Config
 		want string
@@ -101,7 +101,7 @@ func costOf(ctx context.Context) int {
 }
 
 // A call takes as many slots as it costs, and Cost is asked once.
-func TestCostIsAskedOnce(t *testing.T) {
+func TestCostIsCalledOnce(t *testing.T) {
 	asked := 0
 	b := adaptive.New(adaptive.Config{Initial: 5, Max: 5, Bulkhead: bulkhead.Config{Cost: func(ctx context.Context) int {
 		asked++
@@ -128,7 +128,7 @@ func TestCostIsAskedOnce(t *testing.T) {
 }
 
 // Min is what a call may cost at any moment, also in a probe.
-func TestCallThatCostsMinIsNeverTooCostly(t *testing.T) {
+func TestCostOfMinIsNeverTooCostly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := adaptive.New(adaptive.Config{Initial: 20, Min: 8, Max: 20, Bulkhead: bulkhead.Config{Cost: costOf, MaxWait: -1}})
 		probing(t, b)
@@ -141,7 +141,7 @@ func TestCallThatCostsMinIsNeverTooCostly(t *testing.T) {
 }
 
 // What ended before it began gets no slot, and asks for none.
-func TestContextThatHasEndedIsHonoredBeforeAnythingElse(t *testing.T) {
+func TestEndedContextIsCheckedFirst(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	b := adaptive.New(adaptive.Config{Bulkhead: bulkhead.Config{Cost: func(context.Context) int { panic("asked") }}})
@@ -152,7 +152,7 @@ func TestContextThatHasEndedIsHonoredBeforeAnythingElse(t *testing.T) {
 }
 
 // A Priority that panics keeps nothing.
-func TestPanicBeforeTheSlotsKeepsNothing(t *testing.T) {
+func TestPanicInPriorityKeepsNothing(t *testing.T) {
 	b := adaptive.New(adaptive.Config{Bulkhead: bulkhead.Config{Levels: 2, Priority: func(context.Context) int { panic("boom") }}})
 	require.Panics(t, func() { _ = b.Do(t.Context(), nothing) })
 	require.Panics(t, func() { _, _ = b.Begin(t.Context()) })
@@ -161,7 +161,7 @@ func TestPanicBeforeTheSlotsKeepsNothing(t *testing.T) {
 
 // A response holds its slot until it has been read. How it breaks off is one more sample: where
 // time ran out, the limit shrinks.
-func TestResponseThatBreaksOffIsASample(t *testing.T) {
+func TestTruncatedResponseIsSample(t *testing.T) {
 	for name, tc := range map[string]struct {
 		broke   error
 		shrinks bool
@@ -195,7 +195,7 @@ func TestResponseThatBreaksOffIsASample(t *testing.T) {
 }
 
 // Work of a call that fails or panics is over for the limit, as it is for the slots.
-func TestWorkThatFailsHoldsNoSlot(t *testing.T) {
+func TestFailedWorkHoldsNoSlot(t *testing.T) {
 	broken := errors.New("broken")
 	b := adaptive.New(adaptive.Config{})
 	ctx, work := linger.Begin(t.Context())

@@ -65,7 +65,7 @@ func (d *driver) throughProbe(latency time.Duration, err error) {
 
 // Calls that run out of time in a probe ended early, and say nothing about an idle
 // server.
-func TestAProbeDoesNotLearnFromCallsThatRanOutOfTime(t *testing.T) {
+func TestProbeIgnoresTimedOutCalls(t *testing.T) {
 	d := drive(adaptive.Config{})
 	d.untilProbe(service)
 	require.InEpsilon(t, service, d.Base(), 0.001)
@@ -74,7 +74,7 @@ func TestAProbeDoesNotLearnFromCallsThatRanOutOfTime(t *testing.T) {
 }
 
 // Calls that have begun before a probe have waited at the server.
-func TestAProbeLearnsFromItsOwnCallsOnly(t *testing.T) {
+func TestProbeLearnsFromItsOwnCallsOnly(t *testing.T) {
 	d := drive(adaptive.Config{})
 	var before []adaptive.Call
 	for !d.Probing() {
@@ -91,7 +91,7 @@ func TestAProbeLearnsFromItsOwnCallsOnly(t *testing.T) {
 }
 
 // Calls of a probe that hang count as long as they have run so far.
-func TestAProbeLearnsFromCallsThatStillRun(t *testing.T) {
+func TestProbeLearnsFromRunningCalls(t *testing.T) {
 	d := drive(adaptive.Config{})
 	d.untilProbe(service)
 	d.throughProbe(service, nil) // a base that is new does not rise
@@ -106,7 +106,7 @@ func TestAProbeLearnsFromCallsThatStillRun(t *testing.T) {
 }
 
 // The same outside of probes: the limit shrinks before a server that hangs answers.
-func TestCallsThatHangShrinkTheLimit(t *testing.T) {
+func TestHangingCallsShrinkLimit(t *testing.T) {
 	d := drive(adaptive.Config{Initial: 100, Max: 100})
 	for range 100 {
 		d.round(100, service, nil)
@@ -121,7 +121,7 @@ func TestCallsThatHangShrinkTheLimit(t *testing.T) {
 
 // A cohort that finds the limit just raised may not reach it yet although calls wait
 // at the server: that is not how an idle server answers.
-func TestALimitThatHasJustGrownTeachesNothing(t *testing.T) {
+func TestLimitThatHasJustGrownIsNotLearned(t *testing.T) {
 	d := drive(adaptive.Config{})
 	for d.Limit() == 20 {
 		d.round(20, service, nil)
@@ -138,7 +138,7 @@ func TestALimitThatHasJustGrownTeachesNothing(t *testing.T) {
 }
 
 // The first calls after a start find no connection and no cache.
-func TestTheFirstCohortIsNoBase(t *testing.T) {
+func TestFirstCohortIsNoBase(t *testing.T) {
 	d := drive(adaptive.Config{})
 	d.round(20, 10*service, nil)
 	d.round(20, 10*service, nil)
@@ -151,7 +151,7 @@ func TestTheFirstCohortIsNoBase(t *testing.T) {
 
 // Where most calls fail or run out of time, the few that are answered are no sample to
 // learn from.
-func TestAFewSamplesTeachNothing(t *testing.T) {
+func TestFewSamplesAreNotLearned(t *testing.T) {
 	broken := errors.New("broken")
 	most := func(d *driver, n int, latency time.Duration, err error) {
 		few, rest := d.begin(1), d.begin(n-1)
@@ -190,7 +190,7 @@ func TestAFewSamplesTeachNothing(t *testing.T) {
 	}
 }
 
-func TestAProbeTellsAQueueFromSlowerWorkByTheSpread(t *testing.T) {
+func TestProbeDistinguishesQueueFromSlowerWork(t *testing.T) {
 	double := math.Log(2)
 	for name, tc := range map[string]struct {
 		base, rise, spread float64
@@ -214,7 +214,7 @@ func TestAProbeTellsAQueueFromSlowerWorkByTheSpread(t *testing.T) {
 
 // Whatever has made the limit shrink below what streams hold, it may grow again until the next
 // call fits: also in a probe, after one, and after Updates.
-func TestTheLimitAlwaysGrowsAgainBesideStreams(t *testing.T) {
+func TestLimitRecoversNextToStreams(t *testing.T) {
 	type running struct {
 		adaptive.Call
 		until time.Duration
@@ -267,7 +267,7 @@ func TestTheLimitAlwaysGrowsAgainBesideStreams(t *testing.T) {
 }
 
 // What the limit was lately is not what it was at first.
-func TestRoomIsMadeUpToWhatTheLimitWasLately(t *testing.T) {
+func TestRoomIsMadeUpToRecentLimit(t *testing.T) {
 	d := drive(adaptive.Config{Initial: 5, Max: 40})
 	for range 100 {
 		d.round(d.Limit(), service, nil)
@@ -287,7 +287,7 @@ func TestRoomIsMadeUpToWhatTheLimitWasLately(t *testing.T) {
 
 // A limit below what streams hold grows for one call, and for the next one only if no call
 // has begun or ended for another while.
-func TestALimitBelowWhatStreamsHoldGrowsForOneCallAfterAnother(t *testing.T) {
+func TestLimitGrowsPastStreamsCallByCall(t *testing.T) {
 	d := drive(adaptive.Config{Initial: 20, Max: 20})
 	d.untilProbe(service)
 	lowered := d.Limit()
