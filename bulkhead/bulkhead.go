@@ -22,9 +22,9 @@
 // with [DeadlineTooClose] if its ctx has less time left than calls typically take, which is the median of the
 // last 31 calls that their callers did not cut short. A call that finds a free slot is never refused.
 //
-// Calls that wait are served oldest first while their callers are patient. If calls have been waiting for longer
-// than a tenth of MaxWait without a break, and within the last MaxWait a caller has given up that waited, the
-// newest call is served first, because the oldest has the least time left.
+// Calls that wait are served oldest first while their callers are patient. The newest call is served first if the queue
+// has not been empty for longer than a tenth of MaxWait, and a caller has canceled a call that waited within the last
+// MaxWait. The oldest call has the least time left then. If MaxWait is [Unlimited], one second counts instead.
 //
 // Use package bulkhead/adaptive, which finds the limit by itself, if the capacity of the dependency is not known,
 // or is shared with others. A fixed limit above that capacity lets calls queue in the dependency, where no order
@@ -75,8 +75,8 @@ func New(cfg Config) *Bulkhead {
 	return b
 }
 
-// Do runs fn once it has its slots, and returns its error. It returns a [*FullError] if there are none in time, and
-// why ctx ended if it had ended before.
+// Do runs fn once it has its slots, and returns its error. It returns a [*FullError] if there are no slots in time, and
+// the error and cause of ctx if ctx is already done.
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
 	held, err := b.acquire(ctx)
 	if err != nil {
@@ -135,10 +135,10 @@ type slots struct {
 	cost   int
 	share  *share
 	timing timing
-	start  time.Duration // when a call that is timed got them
+	start  time.Duration // when a timed call got them
 }
 
-// A timing says why the time is measured for which a call holds its slots.
+// A timing is the reason for measuring the time for which a call holds its slots.
 type timing uint8
 
 const (

@@ -20,6 +20,7 @@ func TestValidateNamesInvalidFields(t *testing.T) {
 		"no limit":            {bulkhead.Config{}, "bulkhead.Config.Limit is 0: must be 1 to 1073741823"},
 		"negative limit":      {bulkhead.Config{Limit: -1}, "Limit is -1"},
 		"huge limit":          {bulkhead.Config{Limit: 1 << 30}, "Limit is 1073741824"},
+		"negative wait":       {bulkhead.Config{Limit: 1, MaxWait: -2}, "MaxWait is -2ns: must be 0 (for no wait) or more, or Unlimited"},
 		"negative queue":      {bulkhead.Config{Limit: 1, MaxWait: -1, Queue: -1}, "Queue is -1: must be 0 (for 1000) to"},
 		"share without wait":  {bulkhead.Config{Limit: 1, Share: shareOf}, "Share is set: must be nil where MaxWait is 0: no call waits"},
 		"queue without wait":  {bulkhead.Config{Limit: 1, Queue: 5}, "Queue is 5: must be 0 where MaxWait is 0: no call waits"},

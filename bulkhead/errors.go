@@ -11,36 +11,36 @@ import (
 // ErrFull is matched by every [*FullError].
 var ErrFull = errors.New("bulkhead: full")
 
-// A Reason says why a call was refused.
+// A Reason is the reason for a refusal.
 type Reason string
 
 const (
-	NoSlot           Reason = "no_slot"            // and the call may not wait
+	NoSlot           Reason = "no_slot"            // no slot was free, and MaxWait is 0
 	QueueFull        Reason = "queue_full"         // too many calls were waiting
-	Displaced        Reason = "displaced"          // by another call, in a full queue
+	Displaced        Reason = "displaced"          // another call took its place in a full queue
 	WaitTooLong      Reason = "wait_too_long"      // MaxWait passed
 	DeadlineTooClose Reason = "deadline_too_close" // less time was left than calls typically take
-	ContextEnded     Reason = "context_ended"      // while the call waited
+	ContextEnded     Reason = "context_ended"      // ctx was done while the call waited
 	TooCostly        Reason = "too_costly"         // it costs more than the limit
 )
 
 // reasons lists every Reason.
 var reasons = []Reason{NoSlot, QueueFull, Displaced, WaitTooLong, DeadlineTooClose, ContextEnded, TooCostly}
 
-// A FullError reports a refused call. It matches [ErrFull] and, if ctx ended while the call waited, the error and the
-// cause of ctx. With [DeadlineTooClose] it matches [context.DeadlineExceeded].
+// A FullError reports a refused call. It matches [ErrFull] and, if ctx was done while the call waited, the error and
+// the cause of ctx. With [DeadlineTooClose] it matches [context.DeadlineExceeded].
 type FullError struct {
-	Name     string // of the bulkhead
+	Name     string // the bulkhead's name
 	Reason   Reason
-	Level    int           // of the call
-	Cost     int           // of the call, in slots
-	Share    string        // of the call, at most 100 bytes
-	Limit    int           // of the bulkhead at that time
+	Level    int           // the call's level
+	Cost     int           // the call's cost in slots
+	Share    string        // the call's share, at most 100 bytes
+	Limit    int           // the bulkhead's limit at that time
 	InFlight int           // slots taken; more than Limit after that has been lowered
 	Queued   int           // calls waiting
-	Waited   time.Duration // by the call
+	Waited   time.Duration // the time that the call waited
 
-	err error // why ctx ended
+	err error // the cause of ctx, or nil
 }
 
 func (e *FullError) Error() string {
@@ -69,7 +69,7 @@ func (e *FullError) Is(target error) bool {
 	return target == ErrFull || e.Reason == DeadlineTooClose && target == context.DeadlineExceeded
 }
 
-// Unwrap returns why ctx ended, or nil.
+// Unwrap returns the error and the cause of ctx if it was done, or nil.
 func (e *FullError) Unwrap() error { return e.err }
 
 // Refused returns true: the call was not made.

@@ -1,6 +1,9 @@
 package bulkhead
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Shares returns how many shares b knows.
 func Shares(b *Bulkhead) int {
@@ -62,4 +65,10 @@ func Typical(times []time.Duration) time.Duration {
 		s.add(d)
 	}
 	return s.typical()
+}
+
+// Ending returns whether a call that ended was cut short, and whether its caller was gone.
+func Ending(ctx context.Context, err error) (cut, gone bool) {
+	e := endingOf(ctx, err)
+	return e.cut, e.gone
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// An order says which call of a line is served next.
+// An order determines which waiting call in a line is served next.
 type order int
 
 const (
@@ -17,20 +17,20 @@ const (
 	newestFirst
 )
 
-// A demand is what the order of a line depends on.
+// A demand is the state that the order of a line depends on.
 type demand struct {
-	standing  time.Duration // time for which a call of the line has been waiting at every moment
-	abandoned bool          // a caller that waited has given up
-	sinceGone time.Duration // time since the last of these gave up
+	standing  time.Duration // how long the line has not been empty
+	abandoned bool          // a caller whose call waited has canceled it
+	sinceGone time.Duration // time since the last such cancellation
 	maxWait   time.Duration // Config.MaxWait
 }
 
 // patience replaces MaxWait in the order of a queue where that is [Unlimited].
 const patience = time.Second
 
-// order returns the order in which a line is served. If callers give up, the oldest call of a line that stands has
-// the least time left, and often its caller is gone before the call returns. Patient callers that arrive in a long
-// burst are best served oldest first. Only callers that give up tell the two apart.
+// order returns the order in which a line is served. If callers cancel calls that wait too long, the oldest call has
+// the least time left, and its caller often cancels it before it returns. In a long burst of patient callers, oldest
+// first is best. Only cancellations distinguish the two situations.
 func (d demand) order() order {
 	maxWait := d.maxWait
 	if maxWait < 0 {
@@ -57,10 +57,10 @@ type service struct {
 
 const (
 	fewTimes    = 8  // fewer durations do not make a typical time
-	sampleEvery = 64 // of the calls that find free slots, one in so many is timed
+	sampleEvery = 64 // one in so many calls that find free slots is timed
 )
 
-// add adds the time for which a call held its slots, in place of the oldest.
+// add adds the time for which a call held its slots. It replaces the oldest duration.
 func (s *service) add(d time.Duration) {
 	s.recent[s.next] = d
 	s.next++
@@ -92,14 +92,14 @@ func (s *service) untimed() int {
 	return sampleEvery - 1
 }
 
-// An ending is what the end of a call tells about its caller.
+// An ending is the state of the caller when its call ended.
 type ending struct {
-	cut  bool // the caller's ctx cut the call short
-	gone bool // the caller's ctx has ended
+	cut  bool // its ctx cut the call short
+	gone bool // its ctx is done
 }
 
-// endingOf returns how a call ended that was made under ctx and returned err. A call whose ctx has ended and that
-// returned nil was not cut short: it took as long as it takes.
+// endingOf returns the ending of a call that ran under ctx and returned err. A call that returned nil was not cut
+// short, even if ctx is done: it ran for its full time.
 func endingOf(ctx context.Context, err error) ending {
 	kind := behavior.ReadUnder(ctx, err).Kind
 	cut := kind == behavior.Canceled || kind == behavior.Overran
@@ -107,7 +107,7 @@ func endingOf(ctx context.Context, err error) ending {
 }
 
 // endingOfWork is endingOf for work that may have continued after its function had returned. Outer policies may have
-// canceled ctx long before, which tells nothing; its deadline is the caller's.
+// canceled ctx by then, so only its deadline and err count.
 func endingOfWork(ctx context.Context, err error) ending {
 	if behavior.Read(err).Kind != behavior.Failed {
 		return ending{}

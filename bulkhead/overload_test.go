@@ -207,6 +207,54 @@ func TestCutCallsAreNotTimed(t *testing.T) {
 	}
 }
 
+func TestZeroCostIsNotTimed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := accustomed(t, bulkhead.Config{MaxWait: time.Minute, Cost: costOf}, 100*ms)
+		for range 31 * 64 {
+			require.NoError(t, b.Do(costing(t.Context(), 0), nothing))
+		}
+		release := hold(t, b)
+		reason, _ := within(t, b, 50*ms)
+		require.Equal(t, bulkhead.DeadlineTooClose, reason)
+		release()
+	})
+}
+
+// An unnoticed ctx is past its deadline but not canceled yet, as a connection with the same deadline often sees it.
+type unnoticed struct{ context.Context }
+
+func (u unnoticed) Deadline() (time.Time, bool) { return time.Now(), true }
+
+func TestEndingOfCalls(t *testing.T) {
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	failed := errors.New("failed")
+	for _, test := range []struct {
+		name      string
+		ctx       context.Context
+		err       error
+		cut, gone bool
+	}{
+		{"succeeded", t.Context(), nil, false, false},
+		{"failed", t.Context(), failed, false, false},
+		{"canceled", canceled, failed, true, true},
+		{"succeeded although canceled", canceled, nil, false, true},
+		{"answered although canceled", canceled, answered{}, false, true},
+		{"deadline not noticed yet", unnoticed{t.Context()}, failed, true, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cut, gone := bulkhead.Ending(test.ctx, test.err)
+			require.Equal(t, test.cut, cut, "cut")
+			require.Equal(t, test.gone, gone, "gone")
+		})
+	}
+}
+
+type answered struct{}
+
+func (answered) Error() string  { return "no such user" }
+func (answered) Answered() bool { return true }
+
 // A line stands for more than a tenth of MaxWait in which one caller gives up, or none.
 func TestImpatientCallersAreServedNewestFirst(t *testing.T) {
 	for _, test := range []struct {
@@ -241,35 +289,51 @@ func TestImpatientCallersAreServedNewestFirst(t *testing.T) {
 	}
 }
 
-// So are they if a caller gives up that had waited and got its slot.
+// Callers that cancel a call in its slot count if the call had to wait.
 func TestCallersGiveUpInTheirSlot(t *testing.T) {
 	for name, test := range map[string]struct {
-		lingers bool
-		err     error
-		newest  bool
+		lingers, begin, free bool
+		err                  error
+		newest               bool
 	}{
-		"a cut call":               {false, context.Canceled, true},
-		"a call that went on":      {false, nil, true},
-		"a response that was read": {true, nil, false},
-		"a response that was cut":  {true, context.Canceled, true},
-		"a response that broke":    {true, errors.New("reset"), false},
+		"cut call":              {err: context.Canceled, newest: true},
+		"call that continued":   {newest: true},
+		"call without a wait":   {free: true, err: context.Canceled},
+		"begun call":            {begin: true, newest: true},
+		"response read":         {lingers: true},
+		"response cut":          {lingers: true, err: context.Canceled, newest: true},
+		"response truncated":    {lingers: true, err: errors.New("reset")},
+		"begun response read":   {lingers: true, begin: true},
+		"begun response cut":    {lingers: true, begin: true, err: context.Canceled, newest: true},
+		"response past its end": {lingers: true, err: answered{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Second})
 				release := hold(t, b)
-				ctx, cancel := context.WithCancel(t.Context())
-				ctx, work := linger.Begin(ctx)
-				if !test.lingers {
-					ctx, cancel = context.WithCancel(t.Context())
+				if test.free {
+					release()
 				}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				work := &linger.Work{}
+				if test.lingers {
+					ctx, work = linger.Begin(ctx)
+				}
+				end := make(chan struct{})
 				go func() {
-					_ = b.Do(ctx, func(ctx context.Context) error {
-						if test.lingers {
-							work.GoOn()
+					if test.begin {
+						done, err := b.Begin(ctx)
+						<-end
+						require.NoError(t, err)
+						done(test.err)
+						return
+					}
+					_ = b.Do(ctx, func(context.Context) error {
+						if work.GoOn(); test.lingers {
 							return nil
 						}
-						<-ctx.Done()
+						<-end
 						return test.err
 					})
 				}()
@@ -281,6 +345,7 @@ func TestCallersGiveUpInTheirSlot(t *testing.T) {
 				c.start(t.Context(), "new")
 				time.Sleep(200 * ms)
 				cancel()
+				close(end)
 				work.End(test.err)
 				synctest.Wait()
 				want := "old"

@@ -9,16 +9,16 @@ import (
 // A queue holds the calls that wait: in a line for each share at each level, by age. It reads no clock and takes no
 // lock.
 type queue struct {
-	lines     []*line           // by turn: a line that was served moves to the end
+	lines     []*line           // in order of their turns: a line that was served moves to the end
 	waiting   int               // calls, in all lines
-	since     time.Duration     // when the first of them came, while calls wait
+	since     time.Duration     // start of the period in which the queue has not been empty
 	shares    map[string]*share // those with slots or waiting calls, by name
 	common    share             // of the calls without a name: all calls if Config.Share is nil
-	abandoned bool              // a caller that waited has given up
-	goneAt    time.Duration     // when the last of these gave up
+	abandoned bool              // a caller whose call waited has canceled it
+	goneAt    time.Duration     // time of the last such cancellation
 }
 
-// A share is what the calls of one Config.Share hold, at all levels.
+// A share counts the slots and waiting calls of one Config.Share, at all levels.
 type share struct {
 	name    string
 	held    int // slots
@@ -29,10 +29,10 @@ type share struct {
 type line struct {
 	level          int
 	share          *share
-	since          time.Duration // when its first call came; a line is never empty
+	since          time.Duration // start of the period in which the line has not been empty
 	oldest, newest *waiter
 	waiting        int
-	served         bool    // a call of the line has been served
+	served         bool    // a call in the line has been served in this period
 	reserving      *waiter // the call that free slots are reserved for, or nil
 }
 
@@ -41,10 +41,10 @@ type waiter struct {
 	slots
 	level        int
 	line         *line   // nil before and after it waits
-	older, newer *waiter // in line
+	older, newer *waiter // neighbors in line
 	since        time.Duration
-	expires      time.Duration   // when it has waited for MaxWait, or never
-	deadline     time.Duration   // of its ctx, or never
+	expires      time.Duration   // end of its MaxWait, or never
+	deadline     time.Duration   // its ctx's deadline, or never
 	ended        <-chan struct{} // Done of its ctx
 	ready        chan struct{}   // closed when it has its slots or is refused; until then mu guards the waiter
 	refusal      *FullError
@@ -55,7 +55,7 @@ func (w *waiter) hopeless(at time.Duration, s *service) bool {
 	return w.deadline != never && tooClose(w.deadline-at, s.typical())
 }
 
-// end returns when the call will be refused if it still waits and s stays as it is, or never.
+// end returns the time at which the call is refused if it still waits and s does not change, or never.
 func (w *waiter) end(s *service) time.Duration {
 	if w.deadline == never || s.typical() == 0 {
 		return w.expires
@@ -107,7 +107,7 @@ func (q *queue) count(s *share, held, waiting int) {
 	}
 }
 
-// abandon records that a caller that waited has given up.
+// abandon records that a caller has canceled a call that waits or has waited.
 func (q *queue) abandon(at time.Duration) { q.abandoned, q.goneAt = true, at }
 
 // hasWaiterUpTo reports whether a call waits that is at least as important as level.
@@ -142,8 +142,8 @@ func (q *queue) add(w *waiter) {
 }
 
 // next returns the call that is served next. It is called when a slot is free and a call waits. It returns the same
-// call until that leaves or a more important one comes, even if another share holds fewer slots by then or the order
-// changes: otherwise a costly call might never get its slots.
+// call until that call is removed or a more important call waits, even if another share holds fewer slots by then or
+// the order changes: otherwise a costly call might never get its slots.
 func (q *queue) next(at, maxWait time.Duration) *waiter {
 	l := q.nextLine(q.order(at, q.since, maxWait))
 	if l.reserving == nil {
@@ -160,9 +160,9 @@ func (q *queue) order(at, since, maxWait time.Duration) order {
 	return demand{standing: at - since, abandoned: q.abandoned, sinceGone: at - q.goneAt, maxWait: maxWait}.order()
 }
 
-// nextLine returns the line that is served next: of the most important level, that of the share with the fewest slots.
-// Shares that hold equally many take turns. Newest first, those that have not had a turn come before them, because
-// each may have a single call.
+// nextLine returns the line that is served next. At the most important level, this is the line whose share holds the
+// fewest slots. Shares that hold equally many take turns. With newestFirst, the newest share without a turn so far
+// comes before them, because each of many shares may have a single call.
 func (q *queue) nextLine(o order) *line {
 	held := func(l *line) int {
 		if l.reserving != nil {
@@ -184,9 +184,9 @@ func (q *queue) nextLine(o order) *line {
 	return first
 }
 
-// victim returns the call that newcomer displaces in a full queue, or nil: the newest of the longest line of the least
-// important level. A line of the same level must be longer than that of newcomer would be, or the two would only
-// change places.
+// victim returns the call that newcomer displaces in a full queue, or nil. It is the newest call in the longest line of
+// the least important level. A line at newcomer's level must be longer than newcomer's line would become; otherwise
+// the two calls would only change places.
 func (q *queue) victim(newcomer *waiter) *waiter {
 	longest := slices.MaxFunc(q.lines, func(a, b *line) int {
 		return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.waiting, b.waiting))

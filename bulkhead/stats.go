@@ -19,12 +19,12 @@ type Stats struct {
 	Refused  int64            // calls; a call whose ctx had already ended is in neither
 	Refusals map[Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
 	Waited   int64            `counter:"waits"`                           // admitted calls that had to wait
-	WaitTime time.Duration    `counter:"wait.time_seconds"`               // of these, in total
+	WaitTime time.Duration    `counter:"wait.time_seconds"`               // total wait of these calls
 
 	Limit       int           `gauge:"limit"`
 	InFlight    int           `gauge:"in_flight"`            // slots taken
 	Queued      []int         `gauge:"queued{level=*}"`      // calls waiting, by level
-	LongestWait time.Duration `gauge:"wait.longest_seconds"` // so far, of the calls waiting
+	LongestWait time.Duration `gauge:"wait.longest_seconds"` // longest wait so far among the calls waiting
 	Shares      []ShareStats  // the ten with the most slots and waiting calls
 }
 
@@ -70,12 +70,12 @@ func short(text string) string {
 // An Event is a call that was refused, or that got its slots after a wait.
 type Event struct {
 	Kind    EventKind
-	Name    string        // of the bulkhead
-	Waited  time.Duration // by the call
-	Refusal *FullError    // of EventRefused
+	Name    string        // the bulkhead's name
+	Waited  time.Duration // the time that the call waited
+	Refusal *FullError    // set for EventRefused
 }
 
-// An EventKind says what an [Event] is.
+// An EventKind is the kind of an [Event].
 type EventKind string
 
 const (

@@ -15,8 +15,8 @@
 // # Samples
 //
 // A call that succeeds, or whose error is an answer (Answered() bool), is a sample of the latency; for a response, of
-// the time to its headers. A call that ran out of time, was throttled, or was told when
-// to retry is a sample of at least four times the latency of an idle server. So is a response body that is cut off for
+// the time to its headers. A call that ran out of time, was throttled, or has a RetryAfter
+// is a sample of at least four times the latency of an idle server. So is a response body that is cut off for
 // lack of time. A call that hangs counts with the time that it has run once ten times the usual latency has passed.
 // Other errors, refusals of inner policies, panics and cancellations by the caller are no samples.
 //
@@ -114,8 +114,8 @@ func (c Config) Validate() error {
 
 type costKey struct{}
 
-// slots returns the Config of the bulkhead with a limit. Its Cost returns the cost that acquire has found, so that the
-// Cost of c is called once.
+// slots returns the Config of the bulkhead with a limit. Its Cost returns the cost that acquire has found. The Cost of
+// c is called only once for a call.
 func (c Config) slots(limit int) bulkhead.Config {
 	s := c.Bulkhead
 	s.Limit = limit
@@ -280,7 +280,7 @@ func (b *Bulkhead) makeRoom() {
 	}
 }
 
-// resultOf returns what the end of a call under ctx says about the load.
+// resultOf returns the result of a call that ran under ctx and returned err.
 func resultOf(ctx context.Context, err error) result {
 	switch end := behavior.ReadUnder(ctx, err); end.Kind {
 	case behavior.Done, behavior.Answered:
@@ -308,7 +308,7 @@ func (b *Bulkhead) now() time.Duration {
 	return time.Duration(b.born.UnixNano()) + time.Since(b.born)
 }
 
-// Update is like [bulkhead.Bulkhead.Update]. The limit keeps what it has learned, and a probe in progress ends.
+// Update is like [bulkhead.Bulkhead.Update]. The learned latency is kept, and a probe in progress ends.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, b.allow, b.applyConfig)
 }

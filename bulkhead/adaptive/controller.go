@@ -15,7 +15,7 @@ import (
 // A controller has no clock. Its callers pass the Unix time, which may go back only as far as concurrent calls race.
 type controller struct {
 	cfg     Config
-	limit   float64 // with a fraction, since it would not grow from 1 otherwise
+	limit   float64 // has a fraction; otherwise it would not grow from 1
 	former  float64 // limit before the last adjustment
 	base    base
 	latency float64 // mean logarithm of the last cohort
@@ -31,14 +31,14 @@ type controller struct {
 	recent [2]int        // the limit at the ends of the last two cohorts
 
 	probing bool          // the cohort is a probe
-	common  bool          // the probe is one that all processes start at the same time
+	common  bool          // all processes start this probe at the same time
 	before  float64       // the limit to restore once the probe's cohort is complete
 	next    time.Duration // when to start the next probe
 	ceiling float64       // upper bound of base.log until the next common probe
 	doubt   bool          // base is new or has just fallen, perhaps not far enough
 }
 
-// A base is the latency of an idle server, as far as it is known.
+// A base is the known latency of an idle server.
 type base struct {
 	known    bool
 	log      float64 // mean logarithm
@@ -48,16 +48,16 @@ type base struct {
 	mean     float64 // arithmetic mean, in ns
 }
 
-// A result is what the end of a call says about the load.
+// A result is the information of a finished call about the load.
 type result int
 
 const (
 	answered result = iota
 	overran         // the server is overloaded
-	silent          // the call says nothing about the load
+	silent          // none
 )
 
-// A call is what the controller needs again when the call ends.
+// A call is passed to end when the call has ended.
 type call struct {
 	start  time.Duration
 	cohort int // the number of its cohort, or 0
@@ -198,7 +198,7 @@ func (c *controller) makeRoom(now time.Duration, taken, reading int) {
 	}
 }
 
-// end records the end of a call.
+// end records the result of a call.
 func (c *controller) end(ended call, now time.Duration, how result) {
 	c.moved = now
 	if ended.cohort == c.cohort.number {
@@ -226,7 +226,7 @@ func (c *controller) sample(latency float64, how result) {
 	c.cohort.all.add(latency, wait)
 }
 
-// advance takes the cohort through its phases: calls join it, the controller waits for those that still run, and
+// advance takes the cohort through its phases: calls join it, the controller waits for calls that still run, and
 // evaluates the samples.
 func (c *controller) advance(now time.Duration) {
 	k := &c.cohort
