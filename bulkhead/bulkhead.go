@@ -277,16 +277,12 @@ func (b *Bulkhead) recheck(w *waiter, at time.Duration) (over bool, end time.Dur
 	return true, 0
 }
 
-// end releases the slots of a call that returned err.
+// end releases the slots of a timed call that returned err.
 func (b *Bulkhead) end(ctx context.Context, held slots, err error) {
-	if held.timing == untimed {
-		b.release(held)
-	} else {
-		b.releaseTimed(held, endingOf(ctx, err))
-	}
+	b.releaseTimed(held, endingOf(ctx, err))
 }
 
-// endWork is end for work that ended with err, perhaps after its function had returned.
+// endWork releases the slots of a call whose work ended with err, perhaps after its function had returned.
 func (b *Bulkhead) endWork(ctx context.Context, held slots, err error) {
 	if held.timing == untimed {
 		b.release(held)

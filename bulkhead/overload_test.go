@@ -31,6 +31,7 @@ func TestOrderOfALine(t *testing.T) {
 		{"gave up long ago", time.Hour, true, time.Second + 1, time.Second, false},
 		{"a longer MaxWait", 101 * ms, true, 0, 2 * time.Second, false},
 		{"a longer MaxWait, standing", 201 * ms, true, 2 * time.Second, 2 * time.Second, true},
+		{"MaxWait is now 0", 50 * ms, true, 0, 0, true},
 		{"no MaxWait", 101 * ms, true, time.Second, bulkhead.Unlimited, true},
 		{"no MaxWait, not standing", 100 * ms, true, 0, bulkhead.Unlimited, false},
 		{"no MaxWait, long ago", time.Hour, true, time.Second + 1, bulkhead.Unlimited, false},
