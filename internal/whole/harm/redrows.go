@@ -30,20 +30,6 @@ var RedRows = []RedRow{
 	{Row: "6/h2-all", Package: "resiliencehttp", Cells: ` \d+s$`},
 	{Row: "6/h2-old", Package: "resiliencehttp", Cells: ` \d+s$`},
 
-	// The queue serves callers whose time is over.
-	{Row: "11/deadline-1.2-300ms", Package: "bulkhead"},
-	{Row: "11/deadline-1.2-1s", Package: "bulkhead"},
-	{Row: "11/deadline-2-300ms", Package: "bulkhead"},
-	{Row: "11/deadline-2-1s", Package: "bulkhead"},
-	{Row: "11/deadline-5-300ms", Package: "bulkhead"},
-	{Row: "11/deadline-5-1s", Package: "bulkhead"},
-	{Row: "11/cancel-1.2-300ms", Package: "bulkhead"},
-	{Row: "11/cancel-1.2-1s", Package: "bulkhead"},
-	{Row: "11/cancel-2-300ms", Package: "bulkhead"},
-	{Row: "11/cancel-2-1s", Package: "bulkhead"},
-	{Row: "11/cancel-5-300ms", Package: "bulkhead"},
-	{Row: "11/cancel-5-1s", Package: "bulkhead"},
-
 	// NewClient's queue refuses patient callers after a second.
 	{Row: "12/polite", Package: "resiliencehttp", Cells: ` 10s$`},
 	{Row: "12/stubborn", Package: "resiliencehttp", Cells: ` 10s$`},
