@@ -36,7 +36,7 @@ func BenchmarkDo(b *testing.B) {
 		}
 	})
 	b.Run("failing", func(b *testing.B) {
-		circuit := breaker.New(breaker.Config{Failures: 1 << 40})
+		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1 << 40})
 		b.ReportAllocs()
 		for b.Loop() {
 			_ = circuit.Do(ctx, down)

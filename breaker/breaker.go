@@ -1,36 +1,52 @@
-// Package breaker stops calling a dependency that keeps failing, and finds out when the
-// dependency has recovered.
+// Package breaker provides a circuit breaker: it stops calling a dependency that keeps failing, and notices
+// when the dependency has recovered.
 //
-//	circuit := breaker.New(breaker.Config{
-//		Name:     "users",
-//		Failures: 5,                // in a row open it
-//		OpenFor:  30 * time.Second, // then one call probes
+//	users := breaker.New(breaker.Config{
+//		Name:                "users",
+//		ConsecutiveFailures: 5,                // open the breaker
+//		OpenFor:             30 * time.Second, // then one call probes
 //	})
-//	err := circuit.Do(ctx, fetchUser)
+//	err := users.Do(ctx, fetchUser)
 //	if errors.Is(err, breaker.ErrOpen) {
 //		err = cachedUser(ctx) // fetchUser was not called
 //	}
 //
-// A [Breaker] is closed at first: every call passes. It opens when calls fail as its [Config] says, and
-// refuses them with an [*OpenError]. After its open time it is half-open: a few calls pass, as probes.
-// If they succeed, it closes. If one fails, it opens again.
+// # States
 //
-// What the end of a call says:
+// A [Breaker] starts closed: all calls pass. It opens when calls fail as its [Config] says, and then refuses
+// calls with an [*OpenError]. After OpenFor it is half-open: a few calls pass as probes. If they succeed, it
+// closes; if one fails, it opens again.
 //
-//   - An answer (an error that is Answered() bool) is a success.
-//   - A refusal (Refused() bool) of a policy further in is ignored.
-//   - An error after the caller's ctx was canceled is ignored. After its deadline, it is a failure
-//     if the call had [Config].Patience, else ignored.
-//   - Any other error is what [Config].Classify says, by default a failure. A panic is one, and so is
-//     a success that took [Config].SlowAfter.
+// # How a call counts
 //
-// Work that goes on after its call, such as a body that is being read, is a success until it breaks
-// off: that is a failure in place of a success, unless the caller has left.
+//   - An answer (Answered() bool) is a success.
+//   - A refusal (Refused() bool) of an inner policy is ignored.
+//   - An error after the caller canceled is ignored. After the caller's deadline it is a failure if the
+//     caller waited for Config.Patience, and ignored otherwise.
+//   - Any other error is what Config.Classify returns, by default a failure. So are a panic, and a success
+//     that took Config.SlowAfter or longer.
 //
-// A result whose call began before the breaker opened, closed or was reset changes nothing. Do not run
-// a call under the same breaker twice: half-open, the outer call holds the permit of the inner one.
+// A response that is still being read is a stream: its call counts as a success until the stream breaks,
+// which is a failure in its place unless the caller canceled.
 //
-// Sources: Circuit Breaker (Cloud Design Patterns); Nygard, Release It! The states are kept by
+// The result of a call that began before the breaker opened, closed or was reset changes nothing, except
+// that an overdue probe that succeeds during the same outage closes the breaker. An outage lasts until a
+// probe fails or an operator intervenes.
+//
+// # Bursts
+//
+// Failures of calls that were in flight together are one event, not a trend: a lost connection fails all
+// calls that share it. If a call was in flight when a run of consecutive failures began, and fails within
+// 250ms of that, it belongs to the burst with which the run began. A burst counts as one failure. While a run
+// with a burst is younger than 250ms, the breaker stays closed, unless half of the run's failures are
+// timeouts. Calls that do not overlap have no burst: ConsecutiveFailures of them open the breaker at once.
+//
+// # Limits
+//
+// Do not nest calls under the same breaker: while it is half-open, the outer call holds the permit that the
+// inner call needs.
+//
+// References: the Circuit Breaker pattern (Cloud Design Patterns); Nygard, Release It! The state machine is
 // github.com/sony/gobreaker.
 package breaker
 
@@ -51,224 +67,229 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Breaker is safe for concurrent use. It has no goroutine and no timer: what time brings about
-// happens at the next use.
+// A Breaker is a circuit breaker. It is safe for concurrent use. It runs no goroutine and no timer;
+// transitions that depend on time happen at the next use.
 type Breaker struct {
-	start     time.Time // instants are durations since then
+	created   time.Time // all instants below are durations since created
 	setting   settings.Setting[Config]
-	observing atomic.Pointer[audience] // nil until somebody observes
+	observing atomic.Pointer[observerSet] // nil until the first Observe
 
-	mu      sync.Mutex // no user code runs under it; gobreaker's lock is taken while it is held
-	cfg     *Config
-	state   State
-	since   time.Duration   // of the state
-	changes map[State]int64 // by the new state; nil before the first
-	refusal *OpenError      // of calls that do not pass; nil if all do
-	row     int             // failures since the last success
-	lastErr error           // of the last failure, or the reason of an operator
-	window  window          // of the last period in which calls passed
-	machine *machine        // nil before the first failure of a breaker that is new or was reset
-	probes  []*probe        // that have not ended, of earlier openings until their functions return
-	works   *list.List      // calls of this period whose work goes on, younger than Window, the oldest first
-	calls   [refused + 1]int64
-	// A result counts only in the period in which its call began.
-	period  uint32
-	permits uint32 // Probes when it opened
-	opens   uint32 // in a row, without having been closed for a whole Window
+	// mu is never held while user code runs. It is acquired before gobreaker's own lock.
+	mu          sync.Mutex
+	cfg         *Config
+	state       State
+	since       time.Duration   // when the breaker entered state
+	transitions map[State]int64 // number of transitions to each state; nil before the first
+	refusal     *OpenError      // the error of refused calls; nil if every call is admitted
+	lastErr     error           // the last failure, or an operator's reason
+	results     [refused + 1]int64
+
+	calls    run // failed calls
+	streams  run // streams that broke after their calls had succeeded
+	window   window
+	machine  *machine   // nil before the first failure after New, Reset and each closing
+	probes   []*probe   // those that hold a permit
+	overtime *list.List // *call values that succeeded less than Window ago and whose stream continues; oldest first
+
+	generation  uint32 // incremented by each transition; calls of older generations do not count
+	outages     uint32 // incremented when a late probe can no longer close the breaker
+	moments     uint32 // number of the last moment at which a run of failures began
+	permits     int    // Config.Probes at the last opening
+	consecOpens int    // openings since the breaker was last closed for a whole Window
 }
 
-// A machine is told of failures and probes, and says when the breaker opens and closes.
-type machine = gobreaker.TwoStepCircuitBreaker[struct{}]
-
-// A call is one call that the breaker has admitted.
+// A call is an admitted call.
 type call struct {
-	cfg      *Config       // when it began
-	period   uint32        // in which it began
-	probe    *probe        // if the breaker was half-open
-	begun    time.Duration // 0 if nobody asks
-	deadline time.Duration // of the caller's ctx; 0 if it has none
+	cfg        *Config // in effect when the call began
+	generation uint32
+	moment     uint32        // Breaker.moments when the call began
+	probe      *probe        // nil unless the breaker was half-open
+	began      time.Duration // set only if SlowAfter, a deadline or a probe needs it
+	deadline   time.Duration // of the caller's ctx; 0 if none
 
-	// Of one whose function has succeeded, and whose work goes on:
-	since   time.Duration // when it was counted as a success
-	element *list.Element // of Breaker.works
+	// For a call in Breaker.overtime.
+	succeededAt time.Duration
+	element     *list.Element
 }
 
-// A verdict is what the end of a call says about the dependency.
-type verdict struct {
-	Result
-	err        error         // of a failure
-	retryAfter time.Duration // that a failure asked for
+// An outcome is what the end of a call means for the breaker.
+type outcome struct {
+	Verdict
+	// Of a failure.
+	err        error
+	retryAfter time.Duration // 0 if none
+	timeout    bool          // the failure is that too much time passed
 }
 
-// New returns a closed Breaker. It panics if cfg is not valid.
+// New returns a closed Breaker. It panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Breaker {
-	b := &Breaker{start: time.Now(), state: Closed}
+	b := &Breaker{created: time.Now(), state: Closed}
 	b.setting.Init(cfg, Config.withDefaults)
 	b.cfg = b.setting.Load()
-	b.window.begin(b.cfg, 0)
+	b.window.reset(b.cfg, 0)
 	return b
 }
 
-func (b *Breaker) now() time.Duration { return time.Since(b.start) }
+func (b *Breaker) now() time.Duration { return time.Since(b.created) }
 
-func (b *Breaker) Name() string { return b.setting.Load().Name }
-
-// Do calls fn and returns its error, unless ctx has ended or the breaker refuses with an [*OpenError].
+// Do calls fn and returns its error. It does not call fn if ctx has ended, or if the breaker refuses the call
+// with an [*OpenError].
 func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error {
 	var c call
-	if err := b.enter(ctx, &c); err != nil {
+	if err := b.admit(ctx, &c); err != nil {
 		return err
 	}
-	v := verdict{Result: Ignore} // if fn ends its goroutine
-	var goesOn *call
+	out := outcome{Verdict: Ignore} // if fn calls runtime.Goexit
+	var stream *call
 	work := linger.WorkOf(ctx)
 	defer func() {
 		r := recover()
 		if r != nil {
-			v = verdict{Result: Failure, err: fmt.Errorf("%v", r)}
+			out = outcome{Verdict: Failure, err: fmt.Errorf("%v", r)}
 		}
-		b.endCall(ctx, &c, v, goesOn)
+		b.finish(ctx, &c, out, stream)
 		if r != nil {
-			panic(r) // the stack below is still that of the first panic
+			panic(r) // keeps the stack of the first panic
 		}
-		if c := goesOn; c != nil && !work.OnEnd(func(err error) { b.endWork(ctx, c, err) }) {
-			b.endWork(ctx, c, nil) // it has ended meanwhile
+		if c := stream; c != nil && !work.OnEnd(func(err error) { b.finishStream(ctx, c, err) }) {
+			b.finishStream(ctx, c, nil) // the stream ended before OnEnd
 		}
 	}()
 	err := fn(ctx)
-	v = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
-	if work != nil && v.Result == Success && err == nil {
-		goesOn = new(call) // on the heap, where c is not
-		*goesOn = c
+	out = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
+	if work != nil && out.Verdict == Success && err == nil {
+		stream = new(call) // a copy, so that c does not escape to the heap
+		*stream = c
 	}
 	return err
 }
 
+// Wrap returns a function that calls next under [Breaker.Do].
 func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin is [Breaker.Do] for a call that is not one function. The first call of done, from any
-// goroutine, ends it. ctx must live until then.
+// Begin is [Breaker.Do] for a call that is not a single function. It returns an error if Do would not call its
+// function. The first call of done, from any goroutine, ends the call with its error. ctx must not be canceled
+// before that.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	var c call
-	if err := b.enter(ctx, &c); err != nil {
+	if err := b.admit(ctx, &c); err != nil {
 		return nil, err
 	}
-	var over atomic.Bool
+	var called atomic.Bool
 	return func(err error) {
-		if over.Swap(true) {
+		if called.Swap(true) {
 			return
 		}
-		v := verdict{Result: Ignore} // ignored, if Classify panics
-		defer func() { b.endCall(ctx, &c, v, nil) }()
-		v = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
+		out := outcome{Verdict: Ignore} // if Classify panics
+		defer func() { b.finish(ctx, &c, out, nil) }()
+		out = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
 	}, nil
 }
 
-// enter makes c a call that is admitted, or returns why it is not made.
-func (b *Breaker) enter(ctx context.Context, c *call) error {
+// admit initializes c if the call is admitted. Otherwise it returns the reason.
+func (b *Breaker) admit(ctx context.Context, c *call) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
 	deadline, hasDeadline := ctx.Deadline()
 	if hasDeadline {
-		c.deadline = deadline.Sub(b.start)
+		c.deadline = deadline.Sub(b.created)
 	}
 	b.mu.Lock()
 	if b.refusal != nil {
-		b.catchUp(b.now())
+		b.advance(b.now())
 	}
 	refusal := b.refusal
-	c.cfg, c.period = b.cfg, b.period
+	c.cfg, c.generation, c.moment = b.cfg, b.generation, b.moments
 	switch {
 	case refusal == nil:
 		if hasDeadline || c.cfg.SlowAfter > 0 {
-			c.begun = b.now()
+			c.began = b.now()
 		}
 	case b.state == HalfOpen && b.admitProbe(c):
 		refusal = nil
 	default:
-		b.calls[refused]++
+		b.results[refused]++
 	}
 	b.mu.Unlock()
-	told := false
+	notified := false
 	defer func() {
-		if !told && c.probe != nil { // an observer has panicked: the call is not made
-			b.endCall(ctx, c, verdict{Result: Ignore}, nil)
+		if !notified && c.probe != nil { // an observer panicked, so the call is not made
+			b.finish(ctx, c, outcome{Verdict: Ignore}, nil)
 		}
 	}()
-	b.deliver(ctx)
-	told = true
+	b.notify(ctx)
+	notified = true
 	if refusal == nil {
 		return nil
 	}
-	if a := b.observing.Load(); a != nil {
-		a.Tell(ctx, Event{Kind: EventRefused, Name: refusal.Name, At: time.Now(), Err: refusal})
+	if o := b.observing.Load(); o != nil {
+		o.Tell(ctx, Event{Kind: EventRefused, Name: refusal.Name, At: time.Now(), Err: refusal})
 	}
 	return refusal
 }
 
-// judge returns what the end of a call with err says. A call that has not just returned, but
-// whose work has ended, is not slow.
-func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) verdict {
-	result := Success
+// judge returns the outcome of a call that ended with err. SlowAfter applies only if returned is set: the
+// call's function has just returned, rather than its stream ended.
+func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) outcome {
+	verdict := Success
 	switch end.Kind {
 	case behavior.Canceled, behavior.Refused:
-		return verdict{Result: Ignore}
+		return outcome{Verdict: Ignore}
 	case behavior.Overran:
-		if c.cfg.Patience < 0 || c.deadline-c.begun < c.cfg.Patience {
-			return verdict{Result: Ignore}
+		if c.cfg.Patience == Unlimited || c.deadline-c.began < c.cfg.Patience {
+			return outcome{Verdict: Ignore}
 		}
-		result = Failure
+		verdict = Failure
 	case behavior.Failed:
-		result = Failure
+		verdict = Failure
 	}
-	if c.cfg.Classify != nil && (result == Failure || end.Throttled) {
-		if result = c.cfg.Classify(err); result > Ignore {
-			result = Failure // it is none of the three: a panic under the lock would leave it locked
+	if c.cfg.Classify != nil && (verdict == Failure || end.Throttled) {
+		if verdict = c.cfg.Classify(err); verdict < Failure || verdict > Ignore {
+			verdict = Failure // another value would be out of range for b.results
 		}
 	}
 	switch {
-	case result == Failure:
-		return verdict{Failure, err, end.RetryAfter}
-	case result == Success && returned && c.cfg.SlowAfter > 0 && b.now()-c.begun >= c.cfg.SlowAfter:
-		return verdict{Failure, errSlow, 0}
+	case verdict == Failure:
+		return outcome{Failure, err, end.RetryAfter, end.Kind == behavior.Overran || behavior.IsTimeout(err)}
+	case verdict == Success && returned && c.cfg.SlowAfter > 0 && b.now()-c.began >= c.cfg.SlowAfter:
+		return outcome{Failure, errSlow, 0, true}
 	}
-	return verdict{Result: result}
+	return outcome{Verdict: verdict}
 }
 
-// endCall counts the result of a call that has returned. If its work goes on, goesOn is a copy of it.
-func (b *Breaker) endCall(ctx context.Context, c *call, v verdict, goesOn *call) {
-	b.operate(ctx, func(now time.Duration) {
-		b.calls[v.Result]++
+// finish records the outcome of a call whose function has returned. If its stream continues, stream is a copy
+// of c.
+func (b *Breaker) finish(ctx context.Context, c *call, out outcome, stream *call) {
+	b.locked(ctx, func(now time.Duration) {
+		b.results[out.Verdict]++
 		switch {
-		case c.probe != nil && c.period == b.period && goesOn != nil:
-			c.probe.returned, c.probe.due = true, now+c.cfg.OpenFor
 		case c.probe != nil:
-			b.probeEnded(now, c.probe, v)
-		case c.period != b.period || v.Result == Ignore:
-		case v.Result == Failure:
-			b.window.fail(now, v.retryAfter)
-			b.failed(now, v)
+			b.finishProbe(now, c, out, stream != nil)
+		case c.generation != b.generation || out.Verdict == Ignore:
+		case out.Verdict == Failure:
+			b.window.fail(now, out.retryAfter)
+			b.recordFailure(now, &b.calls, c, out)
 		default:
 			b.window.succeed(now)
-			if goesOn == nil {
-				b.endRow()
+			b.calls.end()
+			if stream == nil {
 				break
 			}
-			if b.works == nil {
-				b.works = list.New()
+			if b.overtime == nil {
+				b.overtime = list.New()
 			}
-			goesOn.since, goesOn.element = now, b.works.PushBack(goesOn)
+			stream.succeededAt, stream.element = now, b.overtime.PushBack(stream)
 		}
 	})
 }
 
-// endWork counts the end of work that went on after its call had succeeded: a break is a failure in
-// place of the newest success. By now ctx may have been canceled by policies that have returned, so
-// only its deadline is asked.
-func (b *Breaker) endWork(ctx context.Context, c *call, err error) {
+// finishStream records the end of a stream, which continued after its call succeeded. If it broke, a failure
+// replaces the newest success. Policies that have returned may have canceled ctx by now, so finishStream
+// reads only the caller's deadline.
+func (b *Breaker) finishStream(ctx context.Context, c *call, err error) {
 	end := behavior.Read(err)
 	switch {
 	case end.Kind != behavior.Failed:
@@ -277,56 +298,74 @@ func (b *Breaker) endWork(ctx context.Context, c *call, err error) {
 	case c.deadline != 0 && b.now() >= c.deadline:
 		end.Kind = behavior.Overran
 	}
-	v := c.judge(b, err, end, false)
-	b.operate(ctx, func(now time.Duration) {
-		if v.Result == Failure {
-			b.calls[Failure]++ // in addition to Success, since totals do not go back
+	out := c.judge(b, err, end, false)
+	b.locked(ctx, func(now time.Duration) {
+		if out.Verdict == Failure {
+			b.results[Failure]++ // results[Success] keeps its count, because counters never decrease
 		}
 		switch {
-		case c.period != b.period:
+		case c.generation != b.generation:
 		case c.probe != nil:
-			b.probeEnded(now, c.probe, v)
-		case v.Result == Failure:
-			b.window.breakOff(now, v.retryAfter)
-			b.failed(now, v)
-		case v.Result == Success:
-			b.endRow()
+			b.decideProbe(now, c.probe, &b.streams, out)
+		case out.Verdict == Failure:
+			b.window.replaceSuccess(now, out.retryAfter)
+			b.recordFailure(now, &b.streams, c, out)
+		case out.Verdict == Success:
+			b.streams.end()
 		}
-		if c.element != nil && c.period == b.period {
-			b.works.Remove(c.element)
+		if c.element != nil && c.generation == b.generation {
+			b.overtime.Remove(c.element)
 		}
 	})
 }
 
-// operate calls f under b.mu, after all changes that time has brought about, and tells of all
-// changes.
-func (b *Breaker) operate(ctx context.Context, f func(now time.Duration)) {
+// locked applies the transitions that are due, calls f with b.mu held, and then notifies the observers.
+func (b *Breaker) locked(ctx context.Context, f func(now time.Duration)) {
 	b.mu.Lock()
 	now := b.now()
-	b.catchUp(now)
+	b.advance(now)
 	f(now)
 	b.mu.Unlock()
-	b.deliver(ctx)
+	b.notify(ctx)
 }
 
-// failed goes on with a failure that the window has counted. b.mu is held, as in all functions below.
-func (b *Breaker) failed(now time.Duration, v verdict) {
-	b.row++
-	b.lastErr = v.err
+// The methods below require b.mu.
+
+// recordFailure adds a failure, which the window has counted, to r, and opens the breaker if it reaches a
+// limit.
+func (b *Breaker) recordFailure(now time.Duration, r *run, c *call, out outcome) {
+	f := failure{c.moment, now, out.timeout, out.retryAfter}
+	inBurst := r.add(f, b.moments+1)
+	if r.first.number == b.moments+1 {
+		b.moments++
+	}
+	if inBurst {
+		b.window.addToBurst(f, r.first)
+	}
+	b.lastErr = out.err
 	if b.state == Disabled {
 		return
 	}
 	if b.machine == nil {
-		b.machine = b.newMachine(0)
+		b.machine = newMachine(gobreaker.Settings{})
 	}
-	if report(b.machine, errFailed) != gobreaker.StateClosed {
-		b.trip(now, v)
+	tooMany, hint := b.tooMany(now)
+	if b.machine.fail(tooMany) {
+		b.trip(now, out.err, hint)
 	}
 }
 
-func (b *Breaker) endRow() {
-	if b.row > 0 {
-		b.row = 0
-		b.window.endRow()
+// tooMany reports whether the failures reach a limit, and returns the longest RetryAfter of those that do.
+func (b *Breaker) tooMany(now time.Duration) (tooMany bool, hint time.Duration) {
+	undecided := false
+	for _, r := range [...]*run{&b.calls, &b.streams} {
+		undecided = undecided || r.undecided(now)
+		if b.cfg.tooManyConsecutive(r, now) {
+			tooMany, hint = true, max(hint, r.retryAfter)
+		}
 	}
+	if !undecided && b.cfg.tooManyInWindow(b.window.succeeded, b.window.events()) {
+		tooMany, hint = true, max(hint, b.window.longestRetryAfter())
+	}
+	return tooMany, hint
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -17,7 +18,10 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-var errDown = errors.New("down")
+var (
+	errDown = errors.New("down")
+	errHang = fmt.Errorf("attempt: %w", os.ErrDeadlineExceeded) // a timeout
+)
 
 func ok(context.Context) error   { return nil }
 func down(context.Context) error { return errDown }
@@ -89,10 +93,10 @@ func open(t *testing.T, b *breaker.Breaker) {
 	require.Equal(t, breaker.Open, b.State())
 }
 
-// untotaled returns the Stats of b without the Totals.
+// untotaled returns the Stats of b without the counters.
 func untotaled(b *breaker.Breaker) breaker.Stats {
 	s := b.Stats()
-	s.Totals = breaker.Totals{}
+	s.Succeeded, s.Failed, s.Ignored, s.Refused, s.Transitions = 0, 0, 0, 0, nil
 	return s
 }
 
@@ -110,10 +114,10 @@ func TestBreakerOpensProbesAndCloses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
 		b := watched(&seen, breaker.Config{
-			Name:       "users",
-			Failures:   3,
-			OpenFor:    time.Second,
-			MaxOpenFor: 5 * time.Second,
+			Name:                "users",
+			ConsecutiveFailures: 3,
+			OpenFor:             time.Second,
+			MaxOpenFor:          5 * time.Second,
 		})
 		require.Equal(t, breaker.Closed, b.State())
 		require.NoError(t, do(b, ok))
@@ -131,7 +135,7 @@ func TestBreakerOpensProbesAndCloses(t *testing.T) {
 			require.Equal(t, breaker.Open, b.State())
 			s := b.Stats()
 			require.Equal(t, lasts, s.OpenLeft)
-			require.EqualValues(t, n+1, s.OpensInARow)
+			require.EqualValues(t, n+1, s.ConsecutiveOpens)
 			refusal := requireRefused(t, do(b, ok), breaker.Open)
 			require.Equal(t, lasts, refusal.RetryAfter())
 			require.Equal(t, time.Now().Add(lasts), refusal.Until)
@@ -148,7 +152,7 @@ func TestBreakerOpensProbesAndCloses(t *testing.T) {
 		require.Equal(t, breaker.HalfOpen, b.State())
 		require.NoError(t, do(b, ok))
 		require.Equal(t, breaker.Closed, b.State())
-		require.EqualValues(t, 6, b.Stats().OpensInARow)
+		require.EqualValues(t, 6, b.Stats().ConsecutiveOpens)
 
 		time.Sleep(time.Minute - 1)
 		for range 3 {
@@ -158,7 +162,7 @@ func TestBreakerOpensProbesAndCloses(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		require.NoError(t, do(b, ok))
 		time.Sleep(time.Minute)
-		require.Zero(t, b.Stats().OpensInARow)
+		require.Zero(t, b.Stats().ConsecutiveOpens)
 		for range 3 {
 			require.Equal(t, errDown, do(b, down))
 		}
@@ -176,7 +180,7 @@ func TestBreakerDoesNothingForAContextThatHasEnded(t *testing.T) {
 	cause := errors.New("shutting down")
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(cause)
-	b := breaker.New(breaker.Config{Failures: 1})
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	open(t, b)
 	for _, err := range []error{
 		b.Do(ctx, func(context.Context) error { panic("called") }),
@@ -189,12 +193,12 @@ func TestBreakerDoesNothingForAContextThatHasEnded(t *testing.T) {
 }
 
 func TestBreakerSpreadsTheOpenTimesOfAFleet(t *testing.T) {
-	defer breaker.Spread(func() float64 { return rand.Float64() / 10 })()
+	defer breaker.SetJitter(func() float64 { return rand.Float64() / 10 })()
 	synctest.Test(t, func(t *testing.T) {
 		for _, err := range []error{errDown, throttled(time.Second)} {
 			least, most, spread := time.Hour, time.Duration(0), false
 			for range 1000 {
-				b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+				b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 				do(b, returning(err))
 				left := b.Stats().OpenLeft
 				least, most = min(least, left), max(most, left)
@@ -217,7 +221,7 @@ func TestBreakerSpreadsTheOpenTimesOfAFleet(t *testing.T) {
 func TestBreakerPanicIsAFailureAndPassesThrough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := watched(&seen, breaker.Config{Failures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute})
+		b := watched(&seen, breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute})
 		boom := func(context.Context) error { panic("boom") }
 		for n := 1; n <= 3; n++ { // closed, then as a probe
 			require.PanicsWithValue(t, "boom", func() { do(b, boom) })
@@ -233,7 +237,7 @@ func TestBreakerPanicIsAFailureAndPassesThrough(t *testing.T) {
 
 func TestBreakerIgnoresACallThatEndsItsGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 		exit := func() {
 			var wg sync.WaitGroup
 			wg.Go(func() {
@@ -256,7 +260,7 @@ func TestBreakerIgnoresACallThatEndsItsGoroutine(t *testing.T) {
 
 func TestBreakerIgnoresCanceledCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second, Classify: func(error) breaker.Result {
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second, Classify: func(error) breaker.Verdict {
 			return breaker.Failure
 		}})
 		canceled := func() {
@@ -269,7 +273,7 @@ func TestBreakerIgnoresCanceledCalls(t *testing.T) {
 		}
 		canceled()
 		require.Equal(t, breaker.Closed, b.State())
-		require.Zero(t, b.Stats().Window.Calls)
+		require.Zero(t, b.Stats().Window)
 		open(t, b)
 		time.Sleep(time.Second)
 		for range 3 {
@@ -292,7 +296,7 @@ func TestBreakerIgnoresCanceledCalls(t *testing.T) {
 
 func TestBreakerRefusalsOfAPeriodShareTheirError(t *testing.T) {
 	var refused []*breaker.OpenError
-	b := breaker.New(breaker.Config{Failures: 1})
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	onRefuse(b, func(_ context.Context, e *breaker.OpenError) {
 		refused = append(refused, e)
 	})

@@ -2,45 +2,46 @@ package breaker
 
 import (
 	"errors"
-	"fmt"
 	"time"
 )
 
-// ErrOpen is matched by every [*OpenError], also one that ended the retrying of a call that was made:
-// resilience.Refused tells whether none was.
+// ErrOpen is matched by every [*OpenError]. An error that a retrier returns because the breaker is open
+// matches it even if an earlier attempt was made; resilience.Refused reports whether no call was made.
 var ErrOpen = errors.New("breaker: circuit open")
 
-// An OpenError reports a refused call. Calls share it: do not modify it.
+// An OpenError reports a refused call. It matches [ErrOpen]. Refused calls share one value: do not modify it.
 type OpenError struct {
 	Name  string    // of the breaker
 	State State     // Open, HalfOpen or ForcedOpen
-	Until time.Time // when the open time ends, or ended; zero if ForcedOpen
-	// LastErr opened the breaker, or is the reason of an operator. It belongs to another call, and is
-	// not wrapped.
+	Until time.Time // when the open time ends or ended; zero if ForcedOpen
+	// LastErr is the error that opened the breaker, or the reason that an operator gave. It belongs to another
+	// call and is neither wrapped nor part of the text.
 	LastErr error
 
-	since time.Time // of HalfOpen
+	since time.Time // when the breaker became half-open
 }
 
+// Error returns a text that has only the breaker's name and state, so it is the same for every refused call
+// and safe to show to a caller.
 func (e *OpenError) Error() string {
-	text := "breaker: "
-	if e.Name != "" {
-		text += e.Name + ": "
+	if e.Name == "" {
+		return "breaker: circuit " + string(e.State)
 	}
-	text += "circuit " + string(e.State)
-	if left := time.Until(e.Until); left > 0 {
-		text += fmt.Sprintf(" for %v", left.Round(time.Millisecond))
-	}
-	if e.LastErr != nil {
-		text += fmt.Sprintf(" (last error: %v)", e.LastErr)
-	}
-	return text
+	return "breaker: " + e.Name + ": circuit " + string(e.State)
 }
 
+// Is reports whether target is [ErrOpen].
 func (e *OpenError) Is(target error) bool { return target == ErrOpen }
 
-// RetryAfter returns the open time left, at least a millisecond; if HalfOpen, as long again as the
-// breaker has been that, from 10 milliseconds to a second; if ForcedOpen, 30 seconds.
+// Refused returns true: the call was not made.
+func (e *OpenError) Refused() bool { return true }
+
+// Retryable reports whether a retry may help soon: only while the breaker is half-open.
+func (e *OpenError) Retryable() bool { return e.State == HalfOpen }
+
+// RetryAfter returns how long a caller should wait: if the breaker is open, the rest of the open time, at
+// least 1ms; if it is half-open, the time since it became half-open, from 10ms to 1s; if it is forced open,
+// 30s.
 func (e *OpenError) RetryAfter() time.Duration {
 	switch e.State {
 	case ForcedOpen:
@@ -51,7 +52,3 @@ func (e *OpenError) RetryAfter() time.Duration {
 		return max(time.Millisecond, time.Until(e.Until))
 	}
 }
-
-func (e *OpenError) Retryable() bool { return e.State == HalfOpen }
-
-func (e *OpenError) Refused() bool { return true }

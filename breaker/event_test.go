@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/policy"
 )
 
 // events collects what an observer is told.
@@ -19,7 +20,7 @@ func (e *events) observe(_ context.Context, event breaker.Event) { *e = append(*
 
 func TestObserve(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Name: "users", Failures: 1, OpenFor: time.Second})
+		b := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 1, OpenFor: time.Second})
 		var seen events
 		stop := b.Observe(seen.observe)
 		require.NoError(t, do(b, ok))
@@ -55,7 +56,7 @@ func onRefuse(b interface {
 func TestHalfOpenIsToldBeforeTheProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := watched(&seen, breaker.Config{Failures: 1, OpenFor: time.Second})
+		b := watched(&seen, breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 		open(t, b)
 		time.Sleep(time.Second)
 		require.NoError(t, do(b, func(context.Context) error {
@@ -67,24 +68,24 @@ func TestHalfOpenIsToldBeforeTheProbe(t *testing.T) {
 }
 
 func TestObserversMayUseTheBreaker(t *testing.T) {
-	var told []string
+	var seen []string
 	b := breaker.New(breaker.Config{})
 	stop := b.Observe(func(_ context.Context, e breaker.Event) {
 		b.Stats() // no lock is held
-		told = append(told, e.Kind)
+		seen = append(seen, string(e.Kind))
 	})
-	b.ObserveAny(func(_ context.Context, e any) { told = append(told, "any "+e.(breaker.Event).Kind) })
+	b.Describe().Observe(func(_ context.Context, e policy.Event) { seen = append(seen, "policy "+e.What) })
 	b.Trip(nil, time.Hour)
 	requireRefused(t, do(b, ok), breaker.Open)
 	stop()
 	b.Reset()
-	require.Equal(t, []string{"changed", "any changed", "refused", "any refused", "any changed"}, told)
+	require.Equal(t, []string{"changed", "policy changed", "refused", "policy refused", "policy changed"}, seen)
 }
 
 // The call that a panic of an observer has kept from being made is no probe that hangs.
 func TestObserverThatPanicsKeepsNoProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 		onChange(b, func(_ context.Context, c breaker.Event) {
 			if c.To == breaker.HalfOpen {
 				panic("observer")
@@ -101,12 +102,12 @@ func TestObserverThatPanicsKeepsNoProbe(t *testing.T) {
 // A call that was refused is not counted once more because an observer has panicked before it was told.
 func TestObserverThatPanicsCountsNoCallTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 		open(t, b)
 		time.Sleep(time.Second)
 		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
-		defer done(nil)
+		defer done(errDown)
 		onChange(b, func(context.Context, breaker.Event) { panic("observer") })
 		time.Sleep(time.Second) // the probe hangs
 		require.PanicsWithValue(t, "observer", func() { _ = do(b, ok) })
@@ -115,19 +116,27 @@ func TestObserverThatPanicsCountsNoCallTwice(t *testing.T) {
 	})
 }
 
-func TestEventsDescribeThemselves(t *testing.T) {
-	for want, e := range map[string]breaker.Event{
-		"4 event=changed name=users from=closed to=open for=1s err=down": {
-			Kind: breaker.EventChanged, Name: "users", From: breaker.Closed, To: breaker.Open, OpenFor: time.Second, Err: errDown,
-		},
-		"4 event=changed name= from=closed to=forced open":     {Kind: breaker.EventChanged, From: breaker.Closed, To: breaker.ForcedOpen},
-		"-4 event=changed name=users from=half-open to=closed": {Kind: breaker.EventChanged, Name: "users", From: breaker.HalfOpen, To: breaker.Closed},
-		"4 event=refused name=users reason=circuit forced open err=breaker: circuit forced open (last error: down)": {
-			Kind: breaker.EventRefused, Name: "users", Err: &breaker.OpenError{State: breaker.ForcedOpen, LastErr: errDown},
-		},
-	} {
-		got := fmt.Sprint(e.Level())
-		e.Fields(func(name string, value any) { got += fmt.Sprintf(" %s=%v", name, value) })
-		require.Equal(t, want, got)
-	}
+func TestEventsDescribed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 1, OpenFor: time.Second})
+		var seen []string
+		stop := b.Describe().Observe(func(_ context.Context, e policy.Event) {
+			seen = append(seen, fmt.Sprint(e.Kind, " ", e.Name, " ", e.What, " ", e.Level, " ", e.Attrs, " ", e.Err))
+		})
+		defer stop()
+		do(b, down)
+		do(b, ok)
+		time.Sleep(time.Second)
+		do(b, ok)
+		b.ForceOpen(nil)
+		b.Enable()
+		require.Equal(t, []string{
+			"breaker users changed WARN [from=closed to=open for=1s] down",
+			"breaker users refused WARN [reason=open] breaker: users: circuit open",
+			"breaker users changed DEBUG [from=open to=half_open] <nil>",
+			"breaker users changed DEBUG [from=half_open to=closed] <nil>",
+			"breaker users changed WARN [from=closed to=forced_open] <nil>",
+			"breaker users changed DEBUG [from=forced_open to=closed] <nil>",
+		}, seen)
+	})
 }

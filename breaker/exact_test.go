@@ -20,7 +20,7 @@ func TestBreakerCountsExactlyStress(t *testing.T) {
 		"last calls":   {FailureRate: 1, WindowCalls: 1 << 17, MinCalls: 1 << 17},
 		"long window":  {FailureRate: 1, Window: time.Hour, MinCalls: 1e9},
 		"short window": {FailureRate: 1, Window: time.Millisecond, MinCalls: 1e9},
-		"slow":         {Failures: 1e9, SlowAfter: time.Hour, Window: time.Hour},
+		"slow":         {ConsecutiveFailures: 1e9, SlowAfter: time.Hour, Window: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const (
@@ -55,9 +55,9 @@ func TestBreakerCountsExactlyStress(t *testing.T) {
 				wg.Go(func() { calls(uint64(w)) })
 			}
 			wg.Go(func() {
-				var last breaker.Totals
+				var last breaker.Stats
 				for range 200 {
-					s := b.Stats().Totals
+					s := b.Stats()
 					require.GreaterOrEqual(t, s.Succeeded, last.Succeeded)
 					require.GreaterOrEqual(t, s.Failed, last.Failed)
 					last = s

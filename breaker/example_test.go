@@ -17,7 +17,7 @@ var errUnavailable = errors.New("connection refused")
 func fetch(context.Context) error { return errUnavailable }
 
 func Example() {
-	circuit := breaker.New(breaker.Config{Name: "users", Failures: 3, OpenFor: 30 * time.Second})
+	circuit := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 3, OpenFor: 30 * time.Second})
 	for range 4 {
 		err := circuit.Do(context.Background(), fetch)
 		if refused, ok := errors.AsType[*breaker.OpenError](err); ok {
@@ -41,7 +41,7 @@ func ExampleBreaker_Observe() {
 		}
 		return a
 	}}))
-	circuit := breaker.New(breaker.Config{Name: "users", Failures: 1})
+	circuit := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 1})
 	circuit.Observe(func(ctx context.Context, e breaker.Event) {
 		if e.Kind == breaker.EventChanged {
 			log.WarnContext(ctx, "circuit", "name", e.Name, "from", e.From, "to", e.To, "err", e.Err)
@@ -58,8 +58,8 @@ func ExampleBreaker_Observe() {
 func ExampleConfig_classify() {
 	errNotFound := errors.New("no such user")
 	circuit := breaker.New(breaker.Config{
-		Failures: 2,
-		Classify: func(err error) breaker.Result {
+		ConsecutiveFailures: 2,
+		Classify: func(err error) breaker.Verdict {
 			if errors.Is(err, errNotFound) {
 				return breaker.Success
 			}
@@ -76,7 +76,7 @@ func ExampleConfig_classify() {
 // A dependency that hangs opens the breaker, although each call ends by the deadline of its
 // caller.
 func ExampleConfig_patience() {
-	circuit := breaker.New(breaker.Config{Failures: 3, Patience: 10 * time.Millisecond})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 3, Patience: 10 * time.Millisecond})
 	hang := func(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
@@ -92,7 +92,7 @@ func ExampleConfig_patience() {
 
 // A stream is not a single function call. Its error is reported when it has ended.
 func ExampleBreaker_Begin() {
-	circuit := breaker.New(breaker.Config{Failures: 1})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	var over sync.WaitGroup
 	stream := func(ctx context.Context) error {
 		done, err := circuit.Begin(ctx)
@@ -118,6 +118,6 @@ func ExampleBreaker_ForceOpen() {
 	circuit.Enable()
 	fmt.Println(circuit.State())
 	// Output:
-	// breaker: billing: circuit forced open (last error: migration until noon)
+	// breaker: billing: circuit forced_open
 	// closed
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/internal/linger"
 )
 
 // A result counts for the period in which its call began.
@@ -49,7 +50,7 @@ func TestBreakerIgnoresResultsFromBefore(t *testing.T) {
 		for result, err := range late {
 			t.Run(name+", then "+result, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					b := breaker.New(breaker.Config{Failures: 1, Probes: 2, OpenFor: time.Second})
+					b := breaker.New(breaker.Config{ConsecutiveFailures: 1, Probes: 2, OpenFor: time.Second})
 					hanging := make(chan struct{})
 					go do(b, func(context.Context) error { <-hanging; return err })
 					done, refused := b.Begin(t.Context())
@@ -80,7 +81,7 @@ func TestBreakerIgnoresProbesFromBefore(t *testing.T) {
 		for _, late := range []error{nil, errDown} {
 			t.Run(fmt.Sprint(name, late), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					b := breaker.New(breaker.Config{Failures: 1, Probes: 2, OpenFor: time.Second})
+					b := breaker.New(breaker.Config{ConsecutiveFailures: 1, Probes: 2, OpenFor: time.Second})
 					open(t, b)
 					time.Sleep(time.Second)
 					hanging := make(chan struct{})
@@ -105,25 +106,164 @@ func TestBreakerIgnoresProbesFromBefore(t *testing.T) {
 	}
 }
 
-// A probe that takes too long has failed, whatever it returns.
-func TestBreakerOpensForAProbeThatTookTooLong(t *testing.T) {
-	for _, late := range []error{nil, errDown, throttled(time.Hour)} {
+// A probe that takes ProbeTimeout opens the breaker. If it succeeds all the same, the breaker closes.
+func TestOverdueProbe(t *testing.T) {
+	for _, late := range []error{nil, answered(true), errDown, throttled(time.Hour), refused(true)} {
 		synctest.Test(t, func(t *testing.T) {
-			b := breaker.New(breaker.Config{Failures: 1, OpenFor: 10 * time.Second})
+			var seen changes
+			b := watched(&seen, breaker.Config{
+				ConsecutiveFailures: 1, OpenFor: 10 * time.Second, ProbeTimeout: 3 * time.Second, MaxOpenFor: time.Minute,
+			})
 			open(t, b)
 			time.Sleep(10 * time.Second)
-			require.Equal(t, late, do(b, taking(10*time.Second, late)))
+			over := make(chan error)
+			go func() { over <- do(b, taking(4*time.Second, late)) }()
+			synctest.Wait()
+			time.Sleep(3*time.Second - 1)
+			require.Equal(t, breaker.HalfOpen, b.State())
+			time.Sleep(time.Nanosecond)
 			require.Equal(t, breaker.Open, b.State())
-			require.Equal(t, 10*time.Second, b.Stats().OpenLeft)
-			require.EqualError(t, b.Stats().LastErr, "breaker: a probe has not returned within OpenFor")
-			require.EqualValues(t, 2, b.Stats().Window.FailedInARow)
-			time.Sleep(10 * time.Second)
-			require.Equal(t, late, do(b, taking(10*time.Second-1, late)))
-			if late == nil {
-				require.Equal(t, breaker.Closed, b.State(), "in time")
-			} else {
-				require.Equal(t, late, b.Stats().LastErr, "in time")
+			require.Equal(t, 20*time.Second, b.Stats().OpenLeft)
+			require.EqualError(t, b.Stats().LastErr, "breaker: probe did not return within ProbeTimeout")
+			require.EqualValues(t, 2, b.Stats().Window.ConsecutiveFailures)
+			before := untotaled(b)
+			require.Equal(t, late, <-over)
+			if breaker.DefaultClassify(late) == breaker.Success {
+				require.Equal(t, breaker.Closed, b.State())
+				require.Equal(t, breaker.Counts{}, b.Stats().Window)
+				require.Equal(t, 2, b.Stats().ConsecutiveOpens)
+				seen.requireChain(t, breaker.Closed)
+				return
 			}
+			before.OpenLeft -= time.Second
+			require.Equal(t, before, untotaled(b), "a late failure changes nothing")
 		})
 	}
+}
+
+// An overdue probe counts while its outage lasts, in whatever state the breaker is by then.
+func TestOverdueProbeCountsInItsOutage(t *testing.T) {
+	cfg := breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second, ProbeTimeout: 500 * time.Millisecond, Probes: 2}
+	for name, test := range map[string]struct {
+		between func(t *testing.T, b *breaker.Breaker)
+		counts  bool
+	}{
+		"open":      {func(*testing.T, *breaker.Breaker) {}, true},
+		"half-open": {func(*testing.T, *breaker.Breaker) { time.Sleep(time.Second) }, true},
+		"beside another probe": {func(t *testing.T, b *breaker.Breaker) {
+			time.Sleep(time.Second)
+			_, err := b.Begin(t.Context())
+			require.NoError(t, err)
+		}, true},
+		"after another overdue probe": {func(t *testing.T, b *breaker.Breaker) {
+			time.Sleep(time.Second)
+			_, err := b.Begin(t.Context())
+			require.NoError(t, err)
+			time.Sleep(500 * time.Millisecond)
+			require.Equal(t, breaker.Open, b.State())
+		}, true},
+		"after an ignored probe": {func(t *testing.T, b *breaker.Breaker) {
+			time.Sleep(time.Second)
+			require.Equal(t, refused(true), do(b, returning(refused(true))))
+		}, true},
+		"after one of two probes": {func(t *testing.T, b *breaker.Breaker) {
+			time.Sleep(time.Second)
+			require.NoError(t, do(b, ok))
+		}, true},
+		"after a failed probe": {func(t *testing.T, b *breaker.Breaker) {
+			time.Sleep(time.Second)
+			require.Equal(t, errDown, do(b, down))
+		}, false},
+		"half-open after a failed probe": {func(t *testing.T, b *breaker.Breaker) {
+			time.Sleep(time.Second)
+			require.Equal(t, errDown, do(b, down))
+			time.Sleep(time.Second)
+		}, false},
+		"after Trip":     {func(t *testing.T, b *breaker.Breaker) { b.Trip(nil, time.Hour) }, false},
+		"after Reset":    {func(t *testing.T, b *breaker.Breaker) { b.Reset(); open(t, b) }, false},
+		"forced open":    {func(t *testing.T, b *breaker.Breaker) { b.ForceOpen(nil) }, false},
+		"after Enable":   {func(t *testing.T, b *breaker.Breaker) { b.ForceOpen(nil); b.Enable(); open(t, b) }, false},
+		"disabled":       {func(t *testing.T, b *breaker.Breaker) { b.Disable() }, false},
+		"closed":         {func(t *testing.T, b *breaker.Breaker) { time.Sleep(time.Second); do(b, ok); do(b, ok) }, false},
+		"a later outage": {func(t *testing.T, b *breaker.Breaker) { time.Sleep(time.Second); do(b, ok); do(b, ok); open(t, b) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(cfg)
+				open(t, b)
+				time.Sleep(time.Second)
+				done, err := b.Begin(t.Context())
+				require.NoError(t, err)
+				time.Sleep(500 * time.Millisecond)
+				require.Equal(t, breaker.Open, b.State())
+				test.between(t, b)
+				before := untotaled(b)
+				done(nil)
+				if test.counts {
+					require.Equal(t, breaker.Closed, b.State())
+					require.Zero(t, b.Stats().Window)
+				} else {
+					require.Equal(t, before, untotaled(b))
+				}
+			})
+		})
+	}
+}
+
+// A probe that another overdue probe has overtaken counts, too: it is no less a success. A probe that began
+// before the breaker closed changes nothing.
+func TestProbeBesideAnOverdueOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second, Probes: 2})
+		open(t, b)
+		time.Sleep(time.Second)
+		var done [2]func(error)
+		for i := range done {
+			var err error
+			done[i], err = b.Begin(t.Context())
+			require.NoError(t, err)
+			time.Sleep(600 * time.Millisecond)
+		}
+		require.Equal(t, breaker.Open, b.State(), "the first is overdue, the second is not")
+		done[1](nil)
+		require.Equal(t, breaker.Closed, b.State())
+		open(t, b)
+		done[0](nil)
+		require.Equal(t, breaker.Open, b.State())
+	})
+}
+
+// A late probe closes the breaker when its function succeeds, even if its stream continues.
+func TestOverdueProbeWithAStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
+		open(t, b)
+		time.Sleep(time.Second)
+		ctx, work := linger.Begin(t.Context())
+		require.NoError(t, b.Do(ctx, func(context.Context) error {
+			time.Sleep(1500 * time.Millisecond)
+			work.GoOn()
+			return nil
+		}))
+		require.Equal(t, breaker.Closed, b.State())
+		work.End(errDown)
+		require.Equal(t, breaker.Closed, b.State(), "it belongs to the time before")
+	})
+}
+
+// A host whose answers take longer than ProbeTimeout is closed again, however few probes there are at once.
+func TestSlowHostIsClosedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{OpenFor: 900 * time.Millisecond, Probes: 1})
+		for range 5 {
+			_ = do(b, down)
+		}
+		began := time.Now()
+		for b.State() != breaker.Closed {
+			go do(b, taking(2*time.Second, nil))
+			time.Sleep(50 * time.Millisecond)
+		}
+		require.LessOrEqual(t, time.Since(began), 3*time.Second)
+		time.Sleep(time.Minute)
+	})
 }

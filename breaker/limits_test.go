@@ -24,10 +24,10 @@ func TestBreakerOpensAtTheExactRate(t *testing.T) {
 		"never by a success":          {breaker.Config{FailureRate: 0.5, MinCalls: 4}, []bool{F, F, F, S, F}},
 		"last three":                  {breaker.Config{FailureRate: 0.6, WindowCalls: 3}, []bool{F, S, S, F, S, S, F, F}},
 		"MinCalls is WindowCalls":     {breaker.Config{FailureRate: 0.01, WindowCalls: 5}, []bool{F, F, F, F, F}},
-		"either: failures in a row":   {breaker.Config{FailureRate: 0.9, MinCalls: 4, Failures: 2}, []bool{S, F, S, S, F, F}},
-		"either: the rate":            {breaker.Config{FailureRate: 0.5, MinCalls: 4, Failures: 3}, []bool{F, S, F, F}},
+		"either: failures in a row":   {breaker.Config{FailureRate: 0.9, MinCalls: 4, ConsecutiveFailures: 2}, []bool{S, F, S, S, F, F}},
+		"either: the rate":            {breaker.Config{FailureRate: 0.5, MinCalls: 4, ConsecutiveFailures: 3}, []bool{F, S, F, F}},
 		"five in a row by default":    {breaker.Config{}, []bool{F, F, F, F, S, F, F, F, F, F}},
-		"one in a row":                {breaker.Config{Failures: 1}, []bool{S, S, F}},
+		"one in a row":                {breaker.Config{ConsecutiveFailures: 1}, []bool{S, S, F}},
 		"an old call leaves the ring": {breaker.Config{FailureRate: 1, WindowCalls: 4, MinCalls: 4}, []bool{S, F, F, F, F}},
 	} {
 		t.Run(name, func(t *testing.T) { requireOpensAtTheLast(t, test.cfg, test.calls) })
@@ -56,10 +56,10 @@ func TestBreakerCountsASlowCallAsAFailure(t *testing.T) {
 		for _, d := range []time.Duration{fast, fast, slow} {
 			require.NoError(t, do(b, taking(d, nil)))
 		}
-		require.Equal(t, breaker.Counts{Calls: 3, Succeeded: 2, Failed: 1, FailedInARow: 1}, b.Stats().Window)
+		require.Equal(t, breaker.Counts{Succeeded: 2, Failed: 1, ConsecutiveFailures: 1}, b.Stats().Window)
 		require.Equal(t, answered(true), do(b, taking(slow, answered(true))))
 		require.Equal(t, breaker.Open, b.State())
-		require.EqualError(t, b.Stats().LastErr, "breaker: a call took SlowAfter or longer")
+		require.EqualError(t, b.Stats().LastErr, "breaker: successful call took SlowAfter or longer")
 
 		time.Sleep(30 * time.Second)
 		require.NoError(t, do(b, taking(slow, nil)))
@@ -71,6 +71,6 @@ func TestBreakerCountsASlowCallAsAFailure(t *testing.T) {
 		require.Equal(t, errDown, do(b, taking(slow, errDown)))
 		require.Equal(t, errDown, b.Stats().LastErr, "its own error says more")
 		require.Equal(t, refused(true), do(b, taking(slow, refused(true))))
-		require.Equal(t, breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}, b.Stats().Window, "it was not made")
+		require.Equal(t, breaker.Counts{Failed: 1, ConsecutiveFailures: 1}, b.Stats().Window, "it was not made")
 	})
 }

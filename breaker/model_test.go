@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"reflect"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -18,7 +20,7 @@ import (
 )
 
 // A model is a breaker in its plainest form: one goroutine, no gobreaker, no ring, but lists of
-// all results, works and probes.
+// all results, streams and probes. Runs and bursts are computed from the list of all events.
 type model struct {
 	cfg     breaker.Config // every field set
 	now     time.Duration
@@ -26,38 +28,122 @@ type model struct {
 	since   time.Duration
 	until   time.Duration
 	opens   int
-	row     int
-	results []*result // of this period, in order
-	period  int       // results count for the period of their call
-	passed  int       // probes of this opening that have succeeded
+	order   int         // of admissions and events so far
+	events  [2][]*event // of calls and of streams in this period, in order
+	results []*result   // of this period, in order
+	bursts  []*burst    // of this window, in order
+	hints   []hint      // of this window, in order
+	period  int         // results count for the period of their call
+	outage  int         // late probes count for the outage of their call
+	passed  int         // probes of this opening that have succeeded
 	permits int
-	calls   []*call // that run, or whose work goes on
-	totals  breaker.Totals
+	calls   []*call // that run, or whose stream continues
+	totals  totals
+}
+
+type totals struct {
+	Succeeded, Failed, Ignored, Refused int64
+	Transitions                         map[breaker.State]int64
+}
+
+// totalsOf returns the counters of s.
+func totalsOf(s breaker.Stats) totals {
+	return totals{s.Succeeded, s.Failed, s.Ignored, s.Refused, s.Transitions}
+}
+
+// An event is a failure, or a success that ends a run.
+type event struct {
+	failed  bool
+	began   int // the order of its call
+	order   int
+	at      time.Duration
+	timeout bool
+	after   time.Duration
+}
+
+// A run is what the events of one kind say.
+type run struct {
+	first           *event // of the last run and its burst
+	size            int    // of that burst
+	count, timeouts int
+	after           time.Duration // the longest
+	inBurst         bool          // the last event is
+}
+
+func runOf(events []*event) (r run) {
+	for _, e := range events {
+		switch {
+		case !e.failed:
+			r.count, r.timeouts, r.after = 0, 0, 0
+			continue
+		case r.first != nil && e.began < r.first.order && e.at <= r.first.at+250*time.Millisecond:
+			r.size++
+			r.inBurst = true
+		case r.count == 0:
+			r = run{first: e, size: 1, count: 1, inBurst: true}
+			if e.timeout {
+				r.timeouts = 1
+			}
+		default:
+			r.count++
+			r.inBurst = false
+			if e.timeout {
+				r.timeouts++
+			}
+		}
+		if r.count > 0 {
+			r.after = max(r.after, e.after)
+		}
+	}
+	return r
+}
+
+func (r run) undecided(now time.Duration) bool {
+	return r.size > 1 && now < r.first.at+250*time.Millisecond && float64(r.timeouts) < float64(r.count)/2
 }
 
 type result struct {
 	at            time.Duration
 	failed, taken bool
-	after         time.Duration
-	inRow         bool
+}
+
+// A burst is failures of calls in flight at the first of them.
+type burst struct {
+	first *event
+	last  place
+	size  int
+}
+
+// A place is that of the newest result at some moment.
+type place struct {
+	at    time.Duration
+	count int // of results
+}
+
+// A hint is the RetryAfter of a failure.
+type hint struct {
+	place
+	after time.Duration
 }
 
 type call struct {
+	order    int
 	period   int
+	outage   int
 	begun    time.Duration
 	deadline time.Duration
 	cfg      breaker.Config
 	probe    bool
-	decided  bool // of a probe: it has succeeded, failed or hung
+	decided  bool // of a probe: it has succeeded, failed or is overdue
 	returned bool
 	since    time.Duration // when it returned
-	old      bool          // its work has ended a row of failures by its age
+	old      bool          // its stream has ended a run of failures by its age
 }
 
 // An end is an error and what it says, if its caller has not left.
 type end struct {
 	err   error
-	says  breaker.Result
+	says  breaker.Verdict
 	after time.Duration
 }
 
@@ -70,7 +156,7 @@ var ends = []end{
 	{throttled(3 * tick), breaker.Failure, 3 * tick},
 	{nil, breaker.Success, 0},
 	{answered(true), breaker.Success, 0},
-	{errors.Join(anOpenError, errDown), breaker.Failure, 0},
+	{errHang, breaker.Failure, 0},
 	{throttled(30 * tick), breaker.Failure, 30 * tick},
 	{errors.Join(anOpenError, answered(true)), breaker.Success, 0},
 	{fmt.Errorf("get: %w", throttled(7*tick)), breaker.Failure, 7 * tick},
@@ -82,6 +168,7 @@ var workEnds = []end{
 	{errDown, breaker.Failure, 0},
 	{errDown, breaker.Failure, 0},
 	{throttled(5 * tick), breaker.Failure, 5 * tick},
+	{errHang, breaker.Failure, 0},
 	{fmt.Errorf("read: %w", context.Canceled), breaker.Ignore, 0},
 	{refused(true), breaker.Ignore, 0},
 	{answered(true), breaker.Success, 0},
@@ -89,7 +176,11 @@ var workEnds = []end{
 }
 
 func newModel(cfg breaker.Config) *model {
-	return &model{state: breaker.Closed, cfg: filled(cfg)}
+	m := &model{state: breaker.Closed, cfg: filled(cfg)}
+	m.totals.Transitions = map[breaker.State]int64{
+		breaker.Closed: 0, breaker.HalfOpen: 0, breaker.Open: 0, breaker.ForcedOpen: 0, breaker.Disabled: 0,
+	}
+	return m
 }
 
 func filled(cfg breaker.Config) breaker.Config { return breaker.New(cfg).Config() }
@@ -100,21 +191,19 @@ func (m *model) enter(s breaker.State) {
 	m.calls = slices.DeleteFunc(m.calls, func(c *call) bool { return c.returned || !c.probe })
 	if s != m.state {
 		m.since = m.now
-		entered := map[breaker.State]*int64{
-			breaker.Open: &m.totals.Opened, breaker.HalfOpen: &m.totals.HalfOpened, breaker.Closed: &m.totals.Closed,
-			breaker.ForcedOpen: &m.totals.ForcedOpen, breaker.Disabled: &m.totals.Disabled,
-		}
-		*entered[s]++
+		m.totals.Transitions[s]++
 	}
 	m.state = s
 	if s == breaker.Closed || s == breaker.Disabled {
-		m.row, m.results = 0, nil
+		m.events, m.results, m.bursts, m.hints = [2][]*event{}, nil, nil, nil
+		m.outage++
 	}
 }
 
 // operated is enter for an operator.
 func (m *model) operated(s breaker.State) {
 	m.opens = 0
+	m.outage++
 	m.enter(s)
 }
 
@@ -127,6 +216,7 @@ func (m *model) trip(d time.Duration) {
 	if m.state != breaker.Open {
 		m.opens++
 	}
+	m.outage++
 	m.open(cmp.Or(d, m.byItself()))
 }
 
@@ -147,11 +237,14 @@ func (m *model) openAfter(asked time.Duration) {
 	m.open(cmp.Or(min(asked, m.cfg.MaxRetryAfter), m.byItself()))
 }
 
-func (m *model) endRow() {
-	m.row = 0
-	for _, r := range m.results {
-		r.inRow = false
-	}
+const ofCalls, ofStreams = 0, 1
+
+// note adds an event to the runs of a kind.
+func (m *model) note(kind int, e event) *event {
+	m.order++
+	e.order, e.at = m.order, m.now
+	m.events[kind] = append(m.events[kind], &e)
+	return &e
 }
 
 func (m *model) look() breaker.State {
@@ -164,33 +257,38 @@ func (m *model) look() breaker.State {
 	for _, c := range m.calls {
 		if c.returned && !c.probe && !c.old && m.now >= c.since+m.cfg.Window {
 			c.old = true
-			m.endRow()
+			m.note(ofStreams, event{})
 		}
 	}
 	for _, c := range slices.Clone(m.calls) {
 		switch {
 		case !c.probe || c.decided:
-		case !c.returned && m.now >= c.begun+c.cfg.OpenFor:
-			m.decide(c, breaker.Failure, 0)
-		case c.returned && m.now >= c.since+c.cfg.OpenFor:
-			m.decide(c, breaker.Success, 0)
+		case !c.returned && m.now >= c.begun+c.cfg.ProbeTimeout:
+			c.decided = true
+			if c.period == m.period {
+				m.note(ofCalls, event{failed: true, began: m.order})
+				m.openAfter(0)
+			}
+		case c.returned && m.now >= c.since+min(c.cfg.OpenFor, c.cfg.ProbeTimeout):
+			m.decide(c, ofStreams, breaker.Success, 0)
 		}
 	}
 	return m.state
 }
 
 // decide settles a probe.
-func (m *model) decide(c *call, says breaker.Result, after time.Duration) {
+func (m *model) decide(c *call, kind int, says breaker.Verdict, after time.Duration) {
 	c.decided = true
 	if c.period != m.period {
 		return
 	}
 	switch says {
 	case breaker.Failure:
-		m.row++
+		m.note(kind, event{failed: true, began: m.order})
+		m.outage++
 		m.openAfter(after)
 	case breaker.Success:
-		m.endRow()
+		m.note(kind, event{})
 		if m.passed++; m.passed == m.permits {
 			m.enter(breaker.Closed)
 		}
@@ -199,7 +297,8 @@ func (m *model) decide(c *call, says breaker.Result, after time.Duration) {
 
 func (m *model) allow(deadline time.Duration) (*call, bool) {
 	m.look()
-	c := &call{period: m.period, begun: m.now, deadline: deadline, cfg: m.cfg}
+	m.order++
+	c := &call{order: m.order, period: m.period, outage: m.outage, begun: m.now, deadline: deadline, cfg: m.cfg}
 	switch m.state {
 	case breaker.Open, breaker.ForcedOpen:
 		m.totals.Refused++
@@ -224,21 +323,23 @@ func (m *model) allow(deadline time.Duration) (*call, bool) {
 	return c, true
 }
 
-// read returns what the end of a call says; its caller may have left, or its deadline passed.
-func (m *model) read(c *call, e end, canceled bool) breaker.Result {
+// read returns what the end of a call says, and whether it is a timeout; its caller may have left, or its
+// deadline passed.
+func (m *model) read(c *call, e end, canceled bool) (breaker.Verdict, bool) {
 	overran := c.deadline > 0 && m.now >= c.deadline
-	if e.says == breaker.Failure && (canceled || overran && (c.cfg.Patience < 0 || c.deadline-c.begun < c.cfg.Patience)) {
-		return breaker.Ignore
+	impatient := c.cfg.Patience == breaker.Unlimited || c.deadline-c.begun < c.cfg.Patience
+	if e.says == breaker.Failure && (canceled || overran && impatient) {
+		return breaker.Ignore, false
 	}
-	return e.says
+	return e.says, overran || errors.Is(e.err, os.ErrDeadlineExceeded)
 }
 
-// end ends a call with e. Its work may go on.
-func (m *model) end(c *call, e end, canceled, goesOn bool) {
+// end ends a call with e. Its stream may continue.
+func (m *model) end(c *call, e end, canceled, streams bool) {
 	m.look()
-	says := m.read(c, e, canceled)
+	says, timeout := m.read(c, e, canceled)
 	if says == breaker.Success && c.cfg.SlowAfter > 0 && m.now-c.begun >= c.cfg.SlowAfter {
-		says, e.after, goesOn = breaker.Failure, 0, false
+		says, e.after, streams, timeout = breaker.Failure, 0, false, true
 	}
 	switch says {
 	case breaker.Success:
@@ -248,32 +349,35 @@ func (m *model) end(c *call, e end, canceled, goesOn bool) {
 	default:
 		m.totals.Ignored++
 	}
-	if goesOn && says == breaker.Success {
+	if streams && says == breaker.Success {
 		c.returned, c.since = true, m.now
 	}
 	if !c.returned || c.period != m.period {
 		m.calls = slices.DeleteFunc(m.calls, func(other *call) bool { return other == c })
 	}
 	switch {
-	case c.probe && c.decided, c.probe && c.returned:
+	case c.probe && c.period == m.period && c.returned:
+		m.note(ofCalls, event{})
+	case c.probe && c.period == m.period:
+		m.decide(c, ofCalls, says, e.after)
 	case c.probe:
-		m.decide(c, says, e.after)
+		if says == breaker.Success && c.outage == m.outage {
+			m.enter(breaker.Closed)
+		}
 	case c.period != m.period || says == breaker.Ignore:
 	case says == breaker.Failure:
-		m.results = append(m.results, &result{m.now, true, false, e.after, true})
-		m.failed()
+		m.results = append(m.results, &result{at: m.now, failed: true})
+		m.failed(ofCalls, event{failed: true, began: c.order, timeout: timeout, after: e.after})
 	default:
 		m.results = append(m.results, &result{at: m.now})
-		if !c.returned {
-			m.endRow()
-		}
+		m.note(ofCalls, event{})
 	}
 }
 
-// endWork ends the work of a call that has succeeded.
-func (m *model) endWork(c *call, e end) {
+// endStream ends the stream of a call that has succeeded.
+func (m *model) endStream(c *call, e end) {
 	m.look()
-	says := m.read(c, e, false)
+	says, timeout := m.read(c, e, false)
 	m.calls = slices.DeleteFunc(m.calls, func(other *call) bool { return other == c })
 	if says == breaker.Failure {
 		m.totals.Failed++
@@ -282,11 +386,11 @@ func (m *model) endWork(c *call, e end) {
 	case c.period != m.period:
 	case c.probe && c.decided && says != breaker.Failure:
 	case c.probe:
-		m.decide(c, says, e.after)
+		m.decide(c, ofStreams, says, e.after)
 	case says == breaker.Success:
-		m.endRow()
+		m.note(ofStreams, event{})
 	case says == breaker.Failure:
-		broken := &result{m.now, true, false, e.after, true}
+		broken := &result{at: m.now, failed: true}
 		m.results = append(m.results, broken)
 		for _, r := range slices.Backward(m.results[:len(m.results)-1]) {
 			if !r.failed && !r.taken && m.remembers(r, 1) {
@@ -297,27 +401,80 @@ func (m *model) endWork(c *call, e end) {
 				break
 			}
 		}
-		m.failed()
+		m.failed(ofStreams, event{failed: true, began: c.order, timeout: timeout, after: e.after})
 	}
 }
 
 // failed goes on with a failure among the results.
-func (m *model) failed() {
-	m.row++
-	n := m.counts()
-	inRow := m.cfg.Failures > 0 && m.row >= m.cfg.Failures
-	inWindow := m.cfg.FailuresInWindow > 0 && n.Failed >= int64(m.cfg.FailuresInWindow) ||
-		m.cfg.FailureRate > 0 && n.Calls >= int64(m.cfg.MinCalls) && float64(n.Failed) >= m.cfg.FailureRate*float64(n.Calls)
-	if m.state == breaker.Disabled || !inRow && !inWindow {
+func (m *model) failed(kind int, e event) {
+	failure := m.note(kind, e)
+	here := place{m.now, len(m.results)}
+	if r := runOf(m.events[kind]); r.inBurst {
+		var newest *burst
+		if n := len(m.bursts); n > 0 && m.recalls(m.bursts[n-1].last) {
+			newest = m.bursts[n-1]
+		}
+		if newest == nil || failure.began >= newest.first.order || m.now > newest.first.at+250*time.Millisecond {
+			newest = &burst{first: r.first}
+			m.bursts = append(m.bursts, newest)
+		}
+		newest.size++
+		newest.last = here
+	}
+	m.hints = append(m.hints, hint{here, e.after})
+	if m.state == breaker.Disabled {
 		return
 	}
-	var asked time.Duration
-	for _, r := range m.results {
-		if m.remembers(r, 0) && (r.inRow || inWindow) {
-			asked = max(asked, r.after)
+	opens, asked := false, time.Duration(0)
+	undecided := false
+	for _, events := range m.events {
+		r := runOf(events)
+		undecided = undecided || r.undecided(m.now)
+		if m.cfg.ConsecutiveFailures > 0 && r.count >= m.cfg.ConsecutiveFailures && !r.undecided(m.now) {
+			opens, asked = true, max(asked, r.after)
 		}
 	}
-	m.openAfter(asked)
+	n := m.counts()
+	n.Failed -= m.excused(n.Failed)
+	calls := n.Succeeded + n.Failed
+	if !undecided && (m.cfg.FailuresInWindow > 0 && n.Failed >= int64(m.cfg.FailuresInWindow) ||
+		m.cfg.FailureRate > 0 && calls >= int64(m.cfg.MinCalls) && float64(n.Failed) >= m.cfg.FailureRate*float64(calls)) {
+		opens, asked = true, max(asked, m.longestHint())
+	}
+	if opens {
+		m.openAfter(asked)
+	}
+}
+
+// excused returns how many of the failures in the window do not count because they are one with another.
+func (m *model) excused(failed int64) int64 {
+	var largest *burst
+	for _, b := range m.bursts {
+		if m.recalls(b.last) && (largest == nil || b.size >= largest.size) {
+			largest = b
+		}
+	}
+	if largest == nil {
+		return 0
+	}
+	size := min(int64(largest.size), failed)
+	if m.cfg.WindowCalls > 0 {
+		size = min(size, int64(m.cfg.WindowCalls-(len(m.results)-largest.last.count)))
+	}
+	if 2*size < failed {
+		return 0
+	}
+	return size - 1
+}
+
+// longestHint returns the longest RetryAfter of the failures in the window.
+func (m *model) longestHint() (longest time.Duration) {
+	for _, h := range m.hints {
+		if m.recalls(h.place) {
+			longest = max(longest, h.after)
+		}
+	}
+	return longest
 }
 
 // remembers reports whether a result is in the window, but for the newest ones.
@@ -325,22 +482,34 @@ func (m *model) remembers(r *result, but int) bool {
 	if m.cfg.WindowCalls > 0 {
 		return slices.Index(m.results, r) >= len(m.results)-but-m.cfg.WindowCalls
 	}
-	w := m.cfg.Window / 10
-	return r.at/w > m.now/w-10
+	return m.recent(r.at)
 }
 
-// update is told of a change of the Config.
+// recalls reports whether the newest result of some moment is in the window.
+func (m *model) recalls(p place) bool {
+	if m.cfg.WindowCalls > 0 {
+		return p.count > len(m.results)-m.cfg.WindowCalls
+	}
+	return m.recent(p.at)
+}
+
+func (m *model) recent(at time.Duration) bool {
+	w := m.cfg.Window / 10
+	return at/w > m.now/w-10
+}
+
+// update follows a change of the Config.
 func (m *model) update(cfg breaker.Config) {
 	m.look()
 	was := m.cfg
 	m.cfg = filled(cfg)
 	if was.WindowCalls != m.cfg.WindowCalls || was.Window != m.cfg.Window && m.cfg.WindowCalls == 0 {
-		m.results = nil
+		m.results, m.bursts, m.hints = nil, nil, nil
 	}
 }
 
 func (m *model) counts() breaker.Counts {
-	n := breaker.Counts{FailedInARow: int64(m.row)}
+	n := breaker.Counts{ConsecutiveFailures: int64(m.consecutive())}
 	for _, r := range m.results {
 		switch {
 		case !m.remembers(r, 0) || r.taken:
@@ -350,8 +519,12 @@ func (m *model) counts() breaker.Counts {
 			n.Succeeded++
 		}
 	}
-	n.Calls = n.Succeeded + n.Failed
 	return n
+}
+
+// consecutive returns the larger of the two runs.
+func (m *model) consecutive() int {
+	return max(runOf(m.events[ofCalls]).count, runOf(m.events[ofStreams]).count)
 }
 
 // difference compares the model with what the breaker shows.
@@ -360,16 +533,16 @@ func (m *model) difference(s breaker.Stats) string {
 	switch {
 	case m.state != s.State:
 		return fmt.Sprintf("state %v, not %v as in the model", s.State, m.state)
-	case m.totals != s.Totals:
-		return fmt.Sprintf("totals %+v, not %+v", s.Totals, m.totals)
-	case m.opens != int(s.OpensInARow):
-		return fmt.Sprintf("%d openings in a row, not %d", s.OpensInARow, m.opens)
+	case !reflect.DeepEqual(m.totals, totalsOf(s)):
+		return fmt.Sprintf("totals %+v, not %+v", totalsOf(s), m.totals)
+	case m.opens != s.ConsecutiveOpens:
+		return fmt.Sprintf("%d consecutive openings, not %d", s.ConsecutiveOpens, m.opens)
 	case m.state == breaker.Open && s.OpenLeft != m.until-m.now:
 		return fmt.Sprintf("open for %v, not %v", s.OpenLeft, m.until-m.now)
 	case (m.state == breaker.Closed || m.state == breaker.Disabled) && s.Window != m.counts():
 		return fmt.Sprintf("window %+v, not %+v", s.Window, m.counts())
-	case int64(m.row) != s.Window.FailedInARow:
-		return fmt.Sprintf("%d failures in a row, not %d", s.Window.FailedInARow, m.row)
+	case int64(m.consecutive()) != s.Window.ConsecutiveFailures:
+		return fmt.Sprintf("%d consecutive failures, not %d", s.Window.ConsecutiveFailures, m.consecutive())
 	}
 	return ""
 }
@@ -377,21 +550,22 @@ func (m *model) difference(s breaker.Stats) string {
 // modelConfig returns a Config; choose returns a number below n.
 func modelConfig(choose func(n int) int) breaker.Config {
 	cfg := breaker.Config{
-		Failures:   1 + choose(4),
-		OpenFor:    4 * tick,
-		MaxOpenFor: 4 * tick * time.Duration(1+choose(8)),
-		Probes:     1 + choose(4),
-		Patience:   []time.Duration{tick, 3 * tick, -1, 10 * tick}[choose(4)],
-		SlowAfter:  []time.Duration{0, 0, 0, 12 * tick}[choose(4)],
-		Window:     []time.Duration{10 * tick, 10 * tick, 30 * tick, 100 * tick}[choose(4)],
+		ConsecutiveFailures: 1 + choose(4),
+		OpenFor:             4 * tick,
+		MaxOpenFor:          4 * tick * time.Duration(1+choose(8)),
+		Probes:              1 + choose(4),
+		Patience:            []time.Duration{tick, 3 * tick, -1, 10 * tick}[choose(4)],
+		SlowAfter:           []time.Duration{0, 0, 0, 12 * tick}[choose(4)],
+		Window:              []time.Duration{10 * tick, 10 * tick, 30 * tick, 100 * tick}[choose(4)],
 	}
+	cfg.ProbeTimeout = []time.Duration{0, 2 * tick, 10 * tick}[choose(3)]
 	cfg.MaxRetryAfter = []time.Duration{cfg.MaxOpenFor, 2 * tick, 40 * tick}[choose(3)]
 	cfg.WindowCalls = []int{0, 0, 6, 9}[choose(4)]
 	switch choose(4) {
 	case 1:
 		cfg.FailureRate, cfg.MinCalls = 0.5, 4
 	case 2:
-		cfg.FailureRate, cfg.MinCalls, cfg.Failures = 0.6, 4, 0
+		cfg.FailureRate, cfg.MinCalls, cfg.ConsecutiveFailures = 0.6, 4, 0
 	case 3:
 		cfg.FailuresInWindow = 3
 	}
@@ -400,11 +574,11 @@ func modelConfig(choose func(n int) int) breaker.Config {
 
 // modelUpdate returns a change of a Config.
 func modelUpdate(choose func(n int) int) func(*breaker.Config) {
-	field, n := choose(8), 1+choose(5)
+	field, n := choose(9), 1+choose(5)
 	return func(c *breaker.Config) {
 		switch field {
 		case 0:
-			c.Failures = n
+			c.ConsecutiveFailures = n
 		case 1:
 			c.OpenFor, c.MaxOpenFor = time.Duration(n)*tick, time.Duration(2*n)*tick
 		case 2:
@@ -418,9 +592,16 @@ func modelUpdate(choose func(n int) int) func(*breaker.Config) {
 		case 6:
 			c.Patience = time.Duration(n) * tick
 		case 7:
+			c.ProbeTimeout = time.Duration(n) * 3 * tick
+		case 8:
 			c.MaxRetryAfter = time.Duration(n) * 5 * tick
 		}
 	}
+}
+
+// configure makes a change of the Config as it was given.
+func configure(b *breaker.Breaker, change func(*breaker.Config)) error {
+	return b.Describe().Update(false, func(cfg any) error { change(cfg.(*breaker.Config)); return nil })
 }
 
 // FuzzBreakerModel compares a breaker with the model after each of a random sequence of
@@ -531,7 +712,7 @@ func runModel(t *testing.T, program []byte) {
 			}
 		case 15:
 			change := modelUpdate(choose)
-			if err := circuit.Update(change); err == nil {
+			if configure(circuit, change) == nil {
 				change(&given)
 				m.update(given)
 			}
@@ -573,7 +754,7 @@ func runModel(t *testing.T, program []byte) {
 				w := works[j]
 				works = slices.Delete(works, j, j+1)
 				w.work.End(e.err)
-				m.endWork(w.call, e)
+				m.endStream(w.call, e)
 			}
 		}
 		require.Empty(t, m.difference(circuit.Stats()), "%+v\n%v", m, program[:len(program)-len(left)])

@@ -20,7 +20,7 @@ import (
 func TestBreakerTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := watched(&seen, breaker.Config{Failures: 1, OpenFor: 10 * time.Second, MaxOpenFor: time.Minute})
+		b := watched(&seen, breaker.Config{ConsecutiveFailures: 1, OpenFor: 10 * time.Second, MaxOpenFor: time.Minute})
 		maintenance := errors.New("maintenance")
 		b.Trip(maintenance, time.Second)
 		require.Equal(t, "closed -> open", seen.String())
@@ -34,7 +34,7 @@ func TestBreakerTrip(t *testing.T) {
 		b.Trip(nil, time.Millisecond)
 		require.Equal(t, time.Millisecond, b.Stats().OpenLeft, "or shorter")
 		require.Len(t, seen.all, 1, "it stayed open")
-		require.EqualValues(t, 1, b.Stats().OpensInARow)
+		require.EqualValues(t, 1, b.Stats().ConsecutiveOpens)
 
 		time.Sleep(time.Millisecond)
 		do(b, down)
@@ -58,7 +58,7 @@ func TestBreakerTrip(t *testing.T) {
 func TestBreakerReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := watched(&seen, breaker.Config{Failures: 2, OpenFor: time.Second, MaxOpenFor: time.Minute})
+		b := watched(&seen, breaker.Config{ConsecutiveFailures: 2, OpenFor: time.Second, MaxOpenFor: time.Minute})
 		do(b, down)
 		b.Reset()
 		require.Empty(t, seen.all, "it was closed")
@@ -68,7 +68,7 @@ func TestBreakerReset(t *testing.T) {
 		do(b, down)
 		time.Sleep(time.Second)
 		do(b, down)
-		require.EqualValues(t, 2, b.Stats().OpensInARow)
+		require.EqualValues(t, 2, b.Stats().ConsecutiveOpens)
 		b.Reset()
 		require.Equal(t, breaker.Stats{State: breaker.Closed}, untotaled(b))
 		require.NoError(t, do(b, ok))
@@ -83,14 +83,14 @@ func TestBreakerReset(t *testing.T) {
 func TestBreakerForceOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := watched(&seen, breaker.Config{Name: "users", Failures: 1})
+		b := watched(&seen, breaker.Config{Name: "users", ConsecutiveFailures: 1})
 		reason := errors.New("migration")
 		b.ForceOpen(reason)
 		b.ForceOpen(reason)
 		time.Sleep(24 * 365 * time.Hour)
 		refusal := requireRefused(t, do(b, ok), breaker.ForcedOpen)
 		require.Equal(t, 30*time.Second, refusal.RetryAfter())
-		require.EqualError(t, refusal, "breaker: users: circuit forced open (last error: migration)")
+		require.EqualError(t, refusal, "breaker: users: circuit forced_open")
 		require.Equal(t, reason, b.Stats().LastErr)
 		b.Reset()
 		b.Trip(nil, time.Second)
@@ -98,7 +98,7 @@ func TestBreakerForceOpen(t *testing.T) {
 		b.Enable()
 		require.NoError(t, do(b, ok))
 		b.Enable()
-		require.Equal(t, "closed -> forced open, forced open -> closed", seen.String())
+		require.Equal(t, "closed -> forced_open, forced_open -> closed", seen.String())
 		require.Equal(t, reason, seen.all[0].Err)
 	})
 }
@@ -117,7 +117,7 @@ func TestStatsOfAnOpeningAreThoseOfItsMoment(t *testing.T) {
 				do(b, ok)
 				time.Sleep(5 * time.Second)
 				stop(b)
-				want := breaker.Counts{Calls: 1, Succeeded: 1}
+				want := breaker.Counts{Succeeded: 1}
 				require.Equal(t, want, b.Stats().Window)
 				time.Sleep(time.Minute)
 				update(t, b, func(c *breaker.Config) { c.Window = time.Hour })
@@ -136,25 +136,25 @@ func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 			do(b, call)
 		}
 		want := breaker.Stats{
-			State:       breaker.Open,
-			Window:      breaker.Counts{Calls: 4, Succeeded: 2, Failed: 2, FailedInARow: 2},
-			FailureRate: 0.5,
-			OpensInARow: 1,
-			OpenLeft:    time.Hour,
-			LastErr:     errDown,
+			State:            breaker.Open,
+			Window:           breaker.Counts{Succeeded: 2, Failed: 2, ConsecutiveFailures: 2},
+			FailureRate:      0.5,
+			ConsecutiveOpens: 1,
+			OpenLeft:         time.Hour,
+			LastErr:          errDown,
 		}
 		require.Equal(t, want, untotaled(b))
 		time.Sleep(time.Hour)
 		want.State, want.OpenLeft = breaker.HalfOpen, 0
 		require.Equal(t, want, untotaled(b))
 		do(b, down)
-		want.Window.FailedInARow++
+		want.Window.ConsecutiveFailures++
 		require.Equal(t, want.Window, b.Stats().Window)
 		time.Sleep(time.Hour)
 		do(b, ok)
-		require.Equal(t, breaker.Stats{State: breaker.Closed, OpensInARow: 2, LastErr: errDown}, untotaled(b))
+		require.Equal(t, breaker.Stats{State: breaker.Closed, ConsecutiveOpens: 2, LastErr: errDown}, untotaled(b))
 		do(b, ok)
-		require.Equal(t, breaker.Counts{Calls: 1, Succeeded: 1}, b.Stats().Window)
+		require.Equal(t, breaker.Counts{Succeeded: 1}, b.Stats().Window)
 	})
 }
 
@@ -173,12 +173,13 @@ func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
 			}
 			_ = b.Wrap(down)(ctx)
 			b.Config()
-			_ = b.Update(func(c *breaker.Config) { c.Failures = 1 })
-			b.Figures()
-			_ = b.Health()
-			b.Needed()
+			_ = b.Update(func(c *breaker.Config) { c.ConsecutiveFailures = 1 })
+			d := b.Describe()
+			d.Metrics()
+			d.Health(ctx)
+			d.InUse()
 		}
-		b = breaker.New(breaker.Config{Failures: 1})
+		b = breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		onChange(b, func(ctx context.Context, c breaker.Event) {
 			require.Zero(t, depth, "one at a time")
 			depth++
@@ -209,7 +210,7 @@ func TestBreakerGoesOnTellingAfterAHookPanicked(t *testing.T) {
 	var seen changes
 	var b *breaker.Breaker
 	panics := true
-	b = breaker.New(breaker.Config{Failures: 1})
+	b = breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	onChange(b, func(ctx context.Context, c breaker.Event) {
 		if panics {
 			panics = false
@@ -229,7 +230,7 @@ func TestBreakerTellsWithTheContextOfTheCall(t *testing.T) {
 	type key struct{}
 	ctx := context.WithValue(context.Background(), key{}, "trace 1")
 	var traces []any
-	b := breaker.New(breaker.Config{Failures: 1})
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	onChange(b, func(ctx context.Context, _ breaker.Event) { traces = append(traces, ctx.Value(key{})) })
 	onRefuse(b, func(ctx context.Context, _ *breaker.OpenError) { traces = append(traces, ctx.Value(key{})) })
 	_ = b.Do(ctx, down)
@@ -247,7 +248,7 @@ func TestBreakerChangesStress(t *testing.T) {
 	var seen []breaker.Event // without a lock: the race detector would see two at a time
 	var telling atomic.Int64
 	b := breaker.New(breaker.Config{
-		Failures: 3, FailureRate: 0.5, MinCalls: 10, SlowAfter: time.Millisecond,
+		ConsecutiveFailures: 3, FailureRate: 0.5, MinCalls: 10, SlowAfter: time.Millisecond,
 		OpenFor: 10 * time.Microsecond, MaxOpenFor: 100 * time.Microsecond,
 		Probes: 2, Patience: time.Nanosecond,
 	})
@@ -270,7 +271,7 @@ func TestBreakerChangesStress(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { // apart, so that it is not in step by the lock of another call
 		for range rounds {
-			b.Needed()
+			b.Describe().InUse()
 		}
 	})
 	for w := range workers {
@@ -356,6 +357,6 @@ func TestBreakerRefusalTellsOfTheChangeThatItBroughtAbout(t *testing.T) {
 		b.Trip(nil, time.Second)
 		time.Sleep(time.Second)
 		requireRefused(t, do(b, ok), breaker.HalfOpen)
-		require.Equal(t, "closed -> open, open -> half-open, half-open -> open, open -> half-open", seen.String())
+		require.Equal(t, "closed -> open, open -> half_open, half_open -> open, open -> half_open", seen.String())
 	})
 }

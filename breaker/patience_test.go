@@ -44,12 +44,12 @@ func TestBreakerCountsACallersDeadlineAfterPatience(t *testing.T) {
 		"Patience before SlowAfter":     {breaker.Config{SlowAfter: 2 * sec, Patience: sec}, sec, true},
 		"Patience":                      {breaker.Config{Patience: 50 * time.Millisecond}, 50 * time.Millisecond, true},
 		"less than Patience":            {breaker.Config{Patience: 50 * time.Millisecond}, 50*time.Millisecond - 1, false},
-		"never":                         {breaker.Config{Patience: -1}, time.Hour, false},
-		"never, though slow is counted": {breaker.Config{Patience: -1, SlowAfter: sec}, time.Hour, false},
+		"never":                         {breaker.Config{Patience: breaker.Unlimited}, time.Hour, false},
+		"never, though slow is counted": {breaker.Config{Patience: breaker.Unlimited, SlowAfter: sec}, time.Hour, false},
 	} {
 		want := breaker.Counts{}
 		if test.counted {
-			want = breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}
+			want = breaker.Counts{Failed: 1, ConsecutiveFailures: 1}
 		}
 		calls := map[string]func(t *testing.T, b *breaker.Breaker){
 			"Do": func(t *testing.T, b *breaker.Breaker) {
@@ -90,7 +90,7 @@ func TestBreakerCountsACallersDeadlineAfterPatience(t *testing.T) {
 func TestBreakerAsksClassifyAboutACallersDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked []error
-		b := breaker.New(breaker.Config{Failures: 1, Classify: func(err error) breaker.Result {
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, Classify: func(err error) breaker.Verdict {
 			asked = append(asked, err)
 			return breaker.Ignore
 		}})
@@ -104,7 +104,7 @@ func TestBreakerAsksClassifyAboutACallersDeadline(t *testing.T) {
 // A probe whose deadline passes before Patience is ignored and returns its permit.
 func TestBreakerHungProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1, OpenFor: 2 * time.Second, MaxOpenFor: time.Minute})
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: 2 * time.Second, MaxOpenFor: time.Minute})
 		open(t, b)
 		time.Sleep(2 * time.Second)
 		for range 3 {
@@ -119,7 +119,7 @@ func TestBreakerHungProbe(t *testing.T) {
 
 func TestBreakerReadsADeadlineWhoseCtxHasACause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 1})
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		tooLate := errors.New("too late")
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, tooLate)
 		defer cancel()

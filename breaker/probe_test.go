@@ -25,7 +25,7 @@ func TestBreakerLetsAtMostProbesThroughAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := breaker.New(breaker.Config{
-					Failures: 1, OpenFor: time.Second, Probes: test.probes,
+					ConsecutiveFailures: 1, OpenFor: time.Second, Probes: test.probes,
 				})
 				open(t, b)
 				time.Sleep(time.Second)
@@ -56,7 +56,7 @@ func TestBreakerOpensAgainForAHangingProbe(t *testing.T) {
 		"a call": func(t *testing.T, b *breaker.Breaker) { requireRefused(t, do(b, ok), breaker.Open) },
 		"State":  func(t *testing.T, b *breaker.Breaker) { require.Equal(t, breaker.Open, b.State()) },
 		"Stats":  func(t *testing.T, b *breaker.Breaker) { require.Equal(t, 20*time.Second, b.Stats().OpenLeft) },
-		"its own end": func(t *testing.T, b *breaker.Breaker) {
+		"its own failure": func(t *testing.T, b *breaker.Breaker) {
 			time.Sleep(time.Nanosecond)
 		},
 	} {
@@ -64,20 +64,20 @@ func TestBreakerOpensAgainForAHangingProbe(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var seen changes
 				b := watched(&seen, breaker.Config{
-					Failures: 1, OpenFor: 10 * time.Second, MaxOpenFor: time.Hour,
+					ConsecutiveFailures: 1, OpenFor: 10 * time.Second, MaxOpenFor: time.Hour,
 				})
 				open(t, b)
 				time.Sleep(10 * time.Second)
-				go do(b, taking(10*time.Second+1, nil))
+				go do(b, taking(10*time.Second+1, errDown))
 				synctest.Wait()
 				time.Sleep(10*time.Second - 1)
 				requireRefused(t, do(b, ok), breaker.HalfOpen)
 				time.Sleep(time.Nanosecond)
 				notice(t, b)
 				synctest.Wait()
-				require.Equal(t, "closed -> open, open -> half-open, half-open -> open", seen.String())
+				require.Equal(t, "closed -> open, open -> half_open, half_open -> open", seen.String())
 				require.Equal(t, b.Stats().LastErr, seen.all[2].Err)
-				require.EqualValues(t, 2, b.Stats().OpensInARow)
+				require.EqualValues(t, 2, b.Stats().ConsecutiveOpens)
 				time.Sleep(20 * time.Second)
 				require.NoError(t, do(b, ok), "the place is free")
 				require.Equal(t, breaker.Closed, b.State())
@@ -88,7 +88,7 @@ func TestBreakerOpensAgainForAHangingProbe(t *testing.T) {
 
 func TestBeginDoneIsIdempotent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 2, OpenFor: time.Second, Probes: 2})
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 2, OpenFor: time.Second, Probes: 2})
 		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		for range 3 {
@@ -122,7 +122,7 @@ func TestBreakerProbesStress(t *testing.T) {
 		most    = 3
 	)
 	b := breaker.New(breaker.Config{
-		Failures: 1, Probes: most, OpenFor: time.Hour,
+		ConsecutiveFailures: 1, Probes: most, OpenFor: time.Hour,
 	})
 	b.Trip(nil, 1)
 	var inFlight, made, tooMany atomic.Int64

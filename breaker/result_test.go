@@ -35,7 +35,7 @@ var anOpenError = &breaker.OpenError{State: breaker.Open, Until: time.Now().Add(
 func TestDefaultClassify(t *testing.T) {
 	for _, test := range []struct {
 		err  error
-		want breaker.Result
+		want breaker.Verdict
 	}{
 		{nil, breaker.Success},
 		{errDown, breaker.Failure},
@@ -70,8 +70,8 @@ func TestBreakerReadsTheEndOfACall(t *testing.T) {
 	canceled := func(err error) func(context.Context) error {
 		return func(ctx context.Context) error { ctx.Value(cancelKey{}).(context.CancelFunc)(); return err }
 	}
-	success := breaker.Counts{Calls: 1, Succeeded: 1}
-	failure := breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}
+	success := breaker.Counts{Succeeded: 1}
+	failure := breaker.Counts{Failed: 1, ConsecutiveFailures: 1}
 	ignored := breaker.Counts{}
 	for name, test := range map[string]struct {
 		fn    func(context.Context) error
@@ -99,7 +99,7 @@ func TestBreakerReadsTheEndOfACall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := false
-			b := breaker.New(breaker.Config{Failures: 2, Classify: func(error) breaker.Result {
+			b := breaker.New(breaker.Config{ConsecutiveFailures: 2, Classify: func(error) breaker.Verdict {
 				asked = true
 				return breaker.Failure
 			}})
@@ -123,7 +123,7 @@ func (final) Retryable() bool { return false }
 
 func TestBreakerClassify(t *testing.T) {
 	errMissing := errors.New("missing")
-	b := breaker.New(breaker.Config{Failures: 2, Classify: func(err error) breaker.Result {
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 2, Classify: func(err error) breaker.Verdict {
 		switch err {
 		case errMissing:
 			return breaker.Success
@@ -137,7 +137,7 @@ func TestBreakerClassify(t *testing.T) {
 	do(b, down)
 	do(b, returning(context.Canceled))
 	require.Equal(t, breaker.Closed, b.State())
-	require.Equal(t, breaker.Counts{Calls: 3, Succeeded: 1, Failed: 2, FailedInARow: 1}, b.Stats().Window)
+	require.Equal(t, breaker.Counts{Succeeded: 1, Failed: 2, ConsecutiveFailures: 1}, b.Stats().Window)
 	do(b, down)
 	require.Equal(t, breaker.Open, b.State())
 }
@@ -150,7 +150,7 @@ func TestBreakerOpensForRetryAfter(t *testing.T) {
 		want time.Duration
 	}{
 		"less than OpenFor":     {breaker.Config{}, throttled(sec), sec},
-		"a nanosecond":          {breaker.Config{}, throttled(1), time.Microsecond},
+		"ten nanoseconds":       {breaker.Config{}, throttled(10), 10},
 		"as long as OpenFor":    {breaker.Config{}, throttled(30 * sec), 30 * sec},
 		"at most OpenFor":       {breaker.Config{}, throttled(31 * sec), 30 * sec},
 		"at most MaxOpenFor":    {breaker.Config{MaxOpenFor: 40 * sec}, throttled(time.Hour), 40 * sec},
@@ -162,7 +162,7 @@ func TestBreakerOpensForRetryAfter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var seen changes
-				test.cfg.Failures = 1
+				test.cfg.ConsecutiveFailures = 1
 				b := watched(&seen, test.cfg)
 				require.Equal(t, test.err, do(b, returning(test.err)))
 				require.Equal(t, test.want, seen.all[0].OpenFor)
@@ -181,7 +181,7 @@ func TestBreakerOpensForRetryAfter(t *testing.T) {
 
 // RetryAfter says how long, not whether.
 func TestBreakerDoesNotOpenForRetryAfterAlone(t *testing.T) {
-	b := breaker.New(breaker.Config{FailureRate: 0.5, Failures: 5})
+	b := breaker.New(breaker.Config{FailureRate: 0.5, ConsecutiveFailures: 5})
 	for range 20 {
 		for range 99 {
 			require.NoError(t, do(b, ok))
@@ -195,7 +195,7 @@ func TestBreakerDoesNotOpenForRetryAfterAlone(t *testing.T) {
 // that time.
 func TestBreakerLeavesAnAPIAloneThatAlwaysSaysRetryAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 5})
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 5})
 		var sent []time.Duration
 		began := time.Now()
 		for time.Since(began) < 12*time.Second {
@@ -211,7 +211,7 @@ func TestBreakerLeavesAnAPIAloneThatAlwaysSaysRetryAfter(t *testing.T) {
 // Classify is asked about answers that shed load, too, and about no other answer.
 func TestBreakerAsksClassifyAboutThrottledAnswers(t *testing.T) {
 	var asked []error
-	b := breaker.New(breaker.Config{Failures: 1, Classify: func(err error) breaker.Result {
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 1, Classify: func(err error) breaker.Verdict {
 		asked = append(asked, err)
 		return breaker.Failure
 	}})
@@ -221,7 +221,7 @@ func TestBreakerAsksClassifyAboutThrottledAnswers(t *testing.T) {
 	require.Equal(t, []error{shed{}}, asked)
 	require.Equal(t, breaker.Open, b.State())
 
-	b = breaker.New(breaker.Config{Failures: 1})
+	b = breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	do(b, returning(shed{}))
 	require.Equal(t, breaker.Closed, b.State(), "by default it is an answer like any other")
 }
@@ -235,7 +235,7 @@ func (shed) Throttled() bool { return true }
 
 // What is none of the three results is a failure, and locks nothing.
 func TestBreakerTakesAnUnknownResultForAFailure(t *testing.T) {
-	b := breaker.New(breaker.Config{Failures: 2, Classify: func(error) breaker.Result { return breaker.Ignore + 1 }})
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 2, Classify: func(error) breaker.Verdict { return breaker.Ignore + 1 }})
 	for range 2 {
 		require.ErrorIs(t, b.Do(t.Context(), down), errDown)
 	}

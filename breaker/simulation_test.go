@@ -83,9 +83,12 @@ func simulateBreaker(w *sim.World) {
 		locked(func() {
 			delete(cancels, id)
 			if admitted {
-				m.end(c, e, canceled, goesOn && e.err == nil)
-				if c.returned {
+				m.end(c, e, canceled, e.err == nil)
+				switch {
+				case c.returned && goesOn:
 					streams = append(streams, stream{c, work})
+				case c.returned: // its stream has ended already
+					m.endStream(c, end{nil, breaker.Success, 0})
 				}
 				return
 			}
@@ -100,7 +103,7 @@ func simulateBreaker(w *sim.World) {
 		streams = slices.Delete(streams, i, i+1)
 		locked(func() {
 			s.work.End(e.err)
-			m.endWork(s.call, e)
+			m.endStream(s.call, e)
 		})
 	}
 	// Of the calls of a time, half fail.
@@ -136,7 +139,7 @@ func simulateBreaker(w *sim.World) {
 		{Name: "update", Do: func() {
 			change := modelUpdate(w.Choose)
 			locked(func() {
-				if circuit.Update(change) == nil {
+				if configure(circuit, change) == nil {
 					change(&given)
 					m.update(given)
 				}

@@ -6,8 +6,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
-
-	"github.com/sony/gobreaker/v2"
 )
 
 // A State is what a [Breaker] does with calls.
@@ -15,282 +13,293 @@ type State string
 
 const (
 	Closed     State = "closed"      // calls pass
-	HalfOpen   State = "half-open"   // a few calls pass, as probes
-	Open       State = "open"        // calls are refused until a time
-	ForcedOpen State = "forced open" // calls are refused until Enable
+	HalfOpen   State = "half_open"   // a few calls pass, as probes
+	Open       State = "open"        // calls are refused for a time
+	ForcedOpen State = "forced_open" // calls are refused until Enable
 	Disabled   State = "disabled"    // calls pass and are counted, until Enable
 )
 
 // A probe is a call that was admitted while the breaker was half-open.
 type probe struct {
-	period uint32
-	// due is by when its function must have returned. Once it has, and its work goes on, due
-	// is when the probe has succeeded unless the work ends before.
-	due      time.Duration
-	returned bool
-	done     func(error) // tells the machine; nil when it has
+	state  probeState
+	outage uint32 // Breaker.outages when it was admitted
+	// due is when a probe whose function runs gives its permit up, and when a streaming one has succeeded.
+	due  time.Duration
+	done func(error) // reports the result to the machine
 }
 
-var (
-	errIgnored = errors.New("breaker: ignored") // these two are told to gobreaker
-	errFailed  = errors.New("breaker: failed")
-	errSlow    = errors.New("breaker: a call took SlowAfter or longer")
-	errHung    = errors.New("breaker: a probe has not returned within OpenFor")
+// A probeState is how far a probe is.
+type probeState uint8
+
+const (
+	probeRunning   probeState = iota // its function runs, and the breaker is half-open
+	probeStreaming                   // its function has succeeded, its stream continues, and the breaker is half-open
+	probeLate                        // its function runs, but its half-open period has ended without its result
+	probeDecided                     // its result has been reported to the machine
 )
 
-// spread is the share of its length by which an open time is longer, from 0 to 0.1: otherwise
-// the processes of a fleet, which open together, would all probe in the same moment.
-var spread = func() float64 { return rand.Float64() / 10 }
+var (
+	errSlow = errors.New("breaker: successful call took SlowAfter or longer")
+	errHung = errors.New("breaker: probe did not return within ProbeTimeout")
+)
 
-// newMachine returns a gobreaker that is open for a time, or closed if that is 0.
-func (b *Breaker) newMachine(openFor time.Duration) *machine {
-	opening := openFor > 0
-	m := gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		MaxRequests: uint32(b.cfg.Probes),
-		Timeout:     max(1, openFor-1), // gobreaker is open until after it, a breaker until it
-		ReadyToTrip: func(gobreaker.Counts) bool { return opening || b.rowOver() || b.windowOver() },
-		IsExcluded:  func(err error) bool { return err == errIgnored },
-	})
-	if opening {
-		report(m, errFailed)
-		opening = false
-	}
-	return m
-}
+// jitter returns the fraction by which an open time is extended, from 0 to 0.1, so that breakers
+// that open together in many processes do not all probe at the same moment.
+var jitter = func() float64 { return rand.Float64() / 10 }
 
-// report reports a result to a closed gobreaker, and returns its state.
-func report(m *machine, err error) gobreaker.State {
-	done, _ := m.Allow()
-	done(err)
-	return m.State()
-}
-
-// rowOver and windowOver report whether the results are at a limit of the Config.
-func (b *Breaker) rowOver() bool { return b.cfg.Failures > 0 && b.row >= b.cfg.Failures }
-
-func (b *Breaker) windowOver() bool {
-	cfg, succeeded, failed := b.cfg, b.window.succeeded, b.window.failed
-	return cfg.FailuresInWindow > 0 && failed >= int64(cfg.FailuresInWindow) ||
-		cfg.FailureRate > 0 && succeeded+failed >= int64(cfg.MinCalls) && share(failed, succeeded) >= cfg.FailureRate
-}
-
-// catchUp makes the changes that time has brought about.
-func (b *Breaker) catchUp(now time.Duration) {
+// advance applies the transitions that are due at now.
+func (b *Breaker) advance(now time.Duration) {
 	switch b.state {
 	case Open:
 		if b.openLeft(now) <= 0 {
 			refusal := *b.refusal
-			refusal.State, refusal.since = HalfOpen, b.start.Add(now)
+			refusal.State, refusal.since = HalfOpen, b.created.Add(now)
 			b.refusal = &refusal
-			b.change(now, HalfOpen, Event{})
+			b.setState(now, HalfOpen, Event{})
 		}
 	case Closed, Disabled:
-		for b.works != nil && b.works.Len() > 0 {
-			oldest := b.works.Front().Value.(*call)
-			if now-oldest.since < b.cfg.Window {
+		for b.overtime != nil && b.overtime.Len() > 0 {
+			oldest := b.overtime.Front().Value.(*call)
+			if now-oldest.succeededAt < b.cfg.Window {
 				break
 			}
-			b.works.Remove(oldest.element)
-			b.endRow() // nothing has failed since that moment: each failure catches up first
+			b.overtime.Remove(oldest.element)
+			b.streams.end() // no failure since then is lost: recording one calls advance first
 		}
 		if now-b.since >= b.cfg.Window {
-			b.opens = 0
+			b.consecOpens = 0
 		}
 	}
-	// The order does not matter: the breaker closes when all probes of its opening have
-	// succeeded, and opens if one has not.
+	// The order of the probes does not matter: the breaker closes only if all of them succeed.
 	for _, p := range slices.Clone(b.probes) {
 		switch {
 		case now < p.due:
-		case p.returned:
-			b.probeEnded(now, p, verdict{Result: Success})
+		case p.state == probeStreaming:
+			b.decideProbe(now, p, &b.streams, outcome{Verdict: Success})
+		case p.state == probeRunning:
+			b.calls.count++
+			b.trip(now, errHung, 0)
+			fallthrough
 		default:
-			b.probeEnded(now, p, verdict{Result: Failure, err: errHung})
+			b.removeProbe(p)
 		}
 	}
 }
 
-// admitProbe admits c as a probe if there are permits left. A probe of an earlier opening whose
-// function has not returned takes one, so that never more run at once.
+// admitProbe admits c as a probe if a permit is left. Probes of an earlier half-open period also hold permits,
+// so no more than Config.Probes run at once, apart from those that are overdue.
 func (b *Breaker) admitProbe(c *call) bool {
-	if len(b.probes) >= int(b.permits) {
+	if len(b.probes) >= b.permits {
 		return false
 	}
 	done, err := b.machine.Allow()
 	if err != nil {
 		return false
 	}
-	c.begun = b.now()
-	c.probe = &probe{period: b.period, due: c.begun + b.cfg.OpenFor, done: done}
+	c.began = b.now()
+	c.probe = &probe{outage: b.outages, due: c.began + b.cfg.ProbeTimeout, done: done}
 	b.probes = append(b.probes, c.probe)
 	return true
 }
 
-// probeEnded counts the result of a probe: when it has returned, when its work has ended, or
-// when it was due. A success that breaks off later, but still while the breaker is half-open,
-// opens it, too.
-func (b *Breaker) probeEnded(now time.Duration, p *probe, v verdict) {
-	b.forget(func(other *probe) bool { return other == p })
-	done := p.done
-	p.done = nil
+// finishProbe records the outcome of a probe whose function has returned. streams reports whether its stream
+// continues.
+func (b *Breaker) finishProbe(now time.Duration, c *call, out outcome, streams bool) {
+	p := c.probe
 	switch {
-	case p.period != b.period:
-	case v.Result == Failure:
-		if done != nil {
-			done(errFailed)
-		}
-		b.row++
-		b.trip(now, v)
-	case done == nil:
-	case v.Result == Ignore:
-		done(errIgnored)
+	case p.state == probeRunning && streams:
+		p.state, p.due = probeStreaming, now+min(c.cfg.OpenFor, c.cfg.ProbeTimeout)
+		b.calls.end()
+	case p.state == probeRunning:
+		b.decideProbe(now, p, &b.calls, out)
+	case p.state == probeLate && p.outage == b.outages && out.Verdict == Success:
+		b.startCounting(now, Closed)
+		fallthrough
 	default:
-		done(nil)
-		b.endRow()
-		if b.machine.State() == gobreaker.StateClosed {
-			b.enterCounting(now, Closed)
+		b.removeProbe(p)
+	}
+}
+
+// decideProbe reports the outcome of a probe to the machine. It is called when the probe's function returns,
+// when its stream ends and when that is due. If a probe that succeeded breaks while the breaker is still
+// half-open, decideProbe is called again, and the breaker opens. A failure belongs to r.
+func (b *Breaker) decideProbe(now time.Duration, p *probe, r *run, out outcome) {
+	b.removeProbe(p)
+	again := p.state == probeDecided
+	p.state = probeDecided
+	switch {
+	case out.Verdict == Failure:
+		p.done(errFailed)
+		b.outages++
+		r.count++
+		b.trip(now, out.err, out.retryAfter)
+	case again:
+	case out.Verdict == Ignore:
+		p.done(errIgnored)
+	default:
+		p.done(nil)
+		r.end()
+		if b.machine.closed() {
+			b.startCounting(now, Closed)
 		}
 	}
 }
 
-func (b *Breaker) forget(these func(*probe) bool) { b.probes = slices.DeleteFunc(b.probes, these) }
-
-// trip opens the breaker because of a failure: for the longest RetryAfter among the failures
-// that did it, or else for OpenFor, or longer if it has been open before.
-func (b *Breaker) trip(now time.Duration, v verdict) {
-	d := v.retryAfter // of a probe
-	if b.state == Closed {
-		d = b.window.longest(!b.windowOver())
-	}
-	b.opens++
-	b.enterOpen(now, min(d, b.cfg.MaxRetryAfter), v.err, true)
+func (b *Breaker) removeProbe(p *probe) {
+	b.probes = slices.DeleteFunc(b.probes, func(other *probe) bool { return other == p })
 }
 
-// enterOpen opens the breaker for d, spread or not, or for the time of the Config if d is not
-// positive.
-func (b *Breaker) enterOpen(now, d time.Duration, err error, spreads bool) {
-	if d <= 0 {
-		d, spreads = b.cfg.OpenFor, true
-		for n := b.opens; n > 1 && d < b.cfg.MaxOpenFor; n-- {
-			d = min(d*2, b.cfg.MaxOpenFor)
-		}
+// trip opens the breaker because of a failure: for hint or, if that is 0, for OpenFor with backoff.
+func (b *Breaker) trip(now time.Duration, err error, hint time.Duration) {
+	b.consecOpens++
+	if hint == 0 {
+		b.enterOpen(now, b.openTime(), err)
+		return
 	}
-	if spreads {
-		d += time.Duration(spread() * float64(d))
+	hint = min(hint, b.cfg.MaxRetryAfter)
+	hint += time.Duration(jitter() * float64(hint))
+	b.enterOpen(now, min(hint, b.cfg.MaxRetryAfter), err)
+}
+
+// openTime returns OpenFor with backoff and jitter.
+func (b *Breaker) openTime() time.Duration {
+	d := b.cfg.OpenFor
+	for n := b.consecOpens; n > 1 && d < b.cfg.MaxOpenFor; n-- {
+		d = min(d*2, b.cfg.MaxOpenFor)
 	}
-	d = max(d, time.Microsecond) // gobreaker takes no time for its default
-	b.counts(now)                // stay as they are now
-	b.lastErr, b.permits = err, uint32(b.cfg.Probes)
-	b.machine = b.newMachine(d)
-	until := b.start.Add(b.now() + d) // not before gobreaker's
+	return d + time.Duration(jitter()*float64(d))
+}
+
+// enterOpen opens the breaker for d, which is positive.
+func (b *Breaker) enterOpen(now, d time.Duration, err error) {
+	b.counts(now) // freeze the window
+	b.lastErr, b.permits = err, b.cfg.Probes
+	b.machine = newOpenMachine(d, b.cfg.Probes)
+	until := b.created.Add(b.now() + d) // read the clock again: until must not be before the machine's
 	b.refusal = &OpenError{Name: b.cfg.Name, State: Open, Until: until, LastErr: err}
-	b.change(now, Open, Event{Err: err, OpenFor: d})
+	b.setState(now, Open, Event{Err: err, OpenFor: d})
 }
 
 // openLeft returns the rest of the open time.
 func (b *Breaker) openLeft(now time.Duration) time.Duration {
-	return b.refusal.Until.Sub(b.start) - now
+	return b.refusal.Until.Sub(b.created) - now
 }
 
-// enterCounting begins to count the calls anew, Closed or Disabled.
-func (b *Breaker) enterCounting(now time.Duration, s State) {
-	b.refusal, b.row = nil, 0
-	b.window.begin(b.cfg, now)
-	b.change(now, s, Event{})
+// startCounting enters s, which is Closed or Disabled, with no failures and an empty window.
+func (b *Breaker) startCounting(now time.Duration, s State) {
+	b.outages++
+	b.refusal, b.machine = nil, nil
+	b.calls, b.streams = run{}, run{}
+	b.window.reset(b.cfg, now)
+	b.setState(now, s, Event{})
 }
 
-// change begins a new period: results of calls that began before change nothing.
-func (b *Breaker) change(now time.Duration, s State, e Event) {
+// setState enters s and starts a new generation.
+func (b *Breaker) setState(now time.Duration, s State, e Event) {
 	from := b.state
 	b.state = s
-	b.period++
-	b.works = nil
-	b.forget(func(p *probe) bool { return p.returned })
+	b.generation++
+	b.overtime = nil
+	for _, p := range slices.Clone(b.probes) {
+		if p.state == probeStreaming {
+			p.state = probeDecided // its function has returned, so it needs no permit
+			b.removeProbe(p)
+		} else {
+			p.state = probeLate
+		}
+	}
 	if s == from {
 		return
 	}
 	b.since = now
-	if b.changes == nil {
-		b.changes = make(map[State]int64)
+	if b.transitions == nil {
+		b.transitions = make(map[State]int64)
 	}
-	b.changes[s]++
-	if a := b.observing.Load(); a != nil {
-		e.Kind, e.Name, e.At, e.From, e.To = EventChanged, b.cfg.Name, b.start.Add(now), from, s
-		a.changes.Add(e)
+	b.transitions[s]++
+	if o := b.observing.Load(); o != nil {
+		e.Kind, e.Name, e.At, e.From, e.To = EventChanged, b.cfg.Name, b.created.Add(now), from, s
+		o.transitions.Add(e)
 	}
 }
 
-// counts returns those of the window, as it was when a call passed last.
+// counts returns the counts of the window. The window does not move while the breaker refuses calls.
 func (b *Breaker) counts(now time.Duration) Counts {
 	if b.refusal == nil {
 		b.window.advance(now)
 	}
-	return Counts{b.window.succeeded + b.window.failed, b.window.succeeded, b.window.failed, int64(b.row)}
+	return Counts{b.window.succeeded, b.window.failed, int64(max(b.calls.count, b.streams.count))}
 }
 
+// State returns the current state.
 func (b *Breaker) State() (s State) {
-	b.operate(context.Background(), func(time.Duration) { s = b.state })
+	b.locked(context.Background(), func(time.Duration) { s = b.state })
 	return s
 }
 
-// Trip opens the breaker for exactly d, or if that is not positive for as long as it would open by
-// itself, unless it is forced open or disabled. err is reported as the last error. docs/cookbook.md
-// has middleware that trips for the first RetryAfter.
-func (b *Breaker) Trip(err error, d time.Duration) {
-	b.command(false, func(now time.Duration) {
+// Trip opens the breaker for exactly d or, if d is not positive, for as long as it would open by itself. It has
+// no effect while the breaker is forced open or disabled. reason is reported as the last error.
+//
+// docs/cookbook.md has a middleware that calls Trip for the first RetryAfter.
+func (b *Breaker) Trip(reason error, d time.Duration) {
+	b.operate(false, func(now time.Duration) {
 		if b.state != Open {
-			b.opens++
+			b.consecOpens++
 		}
-		b.enterOpen(now, min(d, longest), err, false)
+		if d <= 0 {
+			d = b.openTime()
+		}
+		b.outages++
+		b.enterOpen(now, min(d, longest), reason)
 	})
 }
 
-// Reset closes the breaker, unless it is forced open or disabled, and counts anew.
+// Reset closes the breaker and clears its counts, unless it is forced open or disabled.
 func (b *Breaker) Reset() {
-	b.command(false, func(now time.Duration) { b.restart(now, Closed) })
+	b.operate(false, func(now time.Duration) { b.restart(now, Closed) })
 }
 
-// ForceOpen refuses all calls until Enable. reason is reported as the last error.
+// ForceOpen refuses all calls until Enable is called. reason is reported as the last error.
 func (b *Breaker) ForceOpen(reason error) {
-	b.operate(context.Background(), func(now time.Duration) {
-		b.counts(now) // stay as they are now
-		b.lastErr, b.opens = reason, 0
+	b.locked(context.Background(), func(now time.Duration) {
+		b.counts(now) // freeze the window
+		b.outages++
+		b.lastErr, b.consecOpens = reason, 0
 		b.refusal = &OpenError{Name: b.cfg.Name, State: ForcedOpen, LastErr: reason}
-		b.change(now, ForcedOpen, Event{Err: reason})
+		b.setState(now, ForcedOpen, Event{Err: reason})
 	})
 }
 
-// Disable lets all calls pass until Enable.
+// Disable lets all calls pass until Enable is called. Calls are still counted.
 func (b *Breaker) Disable() {
-	b.operate(context.Background(), func(now time.Duration) {
+	b.locked(context.Background(), func(now time.Duration) {
 		if b.state != Disabled {
 			b.restart(now, Disabled)
 		}
 	})
 }
 
-// Enable closes a breaker that is forced open or disabled, and counts anew.
+// Enable ends ForceOpen and Disable: it closes the breaker and clears its counts. Otherwise it has no effect.
 func (b *Breaker) Enable() {
-	b.command(true, func(now time.Duration) { b.restart(now, Closed) })
+	b.operate(true, func(now time.Duration) { b.restart(now, Closed) })
 }
 
-// forced reports whether an operator has decided the state.
+// forced reports whether ForceOpen or Disable has set the state.
 func (b *Breaker) forced() bool { return b.state == ForcedOpen || b.state == Disabled }
 
-// command calls f if the state is forced, or if it is not.
-func (b *Breaker) command(forced bool, f func(now time.Duration)) {
-	b.operate(context.Background(), func(now time.Duration) {
+// operate calls f with b.mu held if b.forced() equals forced.
+func (b *Breaker) operate(forced bool, f func(now time.Duration)) {
+	b.locked(context.Background(), func(now time.Duration) {
 		if b.forced() == forced {
 			f(now)
 		}
 	})
 }
 
-// restart makes the breaker as it was when it was new.
+// restart returns the breaker to its initial condition, in state s.
 func (b *Breaker) restart(now time.Duration, s State) {
-	b.machine, b.opens = nil, 0
+	b.consecOpens = 0
 	if s == Closed {
 		b.lastErr = nil
 	}
-	b.enterCounting(now, s)
+	b.startCounting(now, s)
 }

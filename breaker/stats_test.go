@@ -11,12 +11,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/policy"
 )
 
 func TestTotals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 5, SlowAfter: time.Second})
-		require.Zero(t, b.Stats().Totals)
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 5, SlowAfter: time.Second})
+		want := totals{Transitions: map[breaker.State]int64{
+			breaker.Closed: 0, breaker.HalfOpen: 0, breaker.Open: 0, breaker.ForcedOpen: 0, breaker.Disabled: 0,
+		}}
+		require.Equal(t, want, totalsOf(b.Stats()))
 		do(b, ok)
 		do(b, down)
 		do(b, taking(time.Second, nil))
@@ -26,18 +30,17 @@ func TestTotals(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { do(b, func(context.Context) error { runtime.Goexit(); return nil }) })
 		wg.Wait()
-		want := breaker.Totals{Succeeded: 1, Failed: 4, Ignored: 2}
-		require.Equal(t, want, b.Stats().Totals)
+		want.Succeeded, want.Failed, want.Ignored = 1, 4, 2
+		require.Equal(t, want, totalsOf(b.Stats()))
 
 		hanging, err := b.Begin(t.Context())
 		require.NoError(t, err)
 		b.Reset()
-		want.Closed = 0 // it was closed
-		require.Equal(t, want, b.Stats().Totals)
+		require.Equal(t, want, totalsOf(b.Stats()))
 		hanging(nil)
 		hanging(nil)
 		want.Succeeded++
-		require.Equal(t, want, b.Stats().Totals, "a result of an earlier period")
+		require.Equal(t, want, totalsOf(b.Stats()), "a result of an earlier period")
 
 		b.Trip(nil, time.Second)
 		do(b, ok)
@@ -50,13 +53,15 @@ func TestTotals(t *testing.T) {
 		do(b, down)
 		b.Enable()
 		want.Refused, want.Succeeded, want.Failed = 3, want.Succeeded+1, want.Failed+1
-		want.Opened, want.HalfOpened, want.Closed, want.ForcedOpen, want.Disabled = 1, 1, 2, 1, 1
-		require.Equal(t, want, b.Stats().Totals)
+		want.Transitions = map[breaker.State]int64{
+			breaker.Open: 1, breaker.HalfOpen: 1, breaker.Closed: 2, breaker.ForcedOpen: 1, breaker.Disabled: 1,
+		}
+		require.Equal(t, want, totalsOf(b.Stats()))
 
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_ = b.Do(ctx, ok)
-		require.Equal(t, want, b.Stats().Totals, "a call whose ctx has ended is no call")
+		require.Equal(t, want, totalsOf(b.Stats()), "a call whose ctx has ended is no call")
 	})
 }
 
@@ -69,71 +74,67 @@ func TestStatsHaveTheLastError(t *testing.T) {
 	require.Equal(t, errDown, b.Stats().LastErr)
 }
 
-// A breaker describes itself.
-func TestBreakerDescribesItself(t *testing.T) {
+var _ policy.Describer = (*breaker.Breaker)(nil)
+
+func TestDescribe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Name: "users", Failures: 1, Classify: breaker.DefaultClassify})
-		require.Equal(t, []string{"breaker", "users"}, []string{b.Kind(), b.Name()})
-		require.NoError(t, b.Health())
-		require.False(t, b.Needed())
+		b := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 1})
+		d := b.Describe()
+		require.Equal(t, []string{"breaker", "users"}, []string{d.Kind, d.Name})
+		require.False(t, d.InUse())
+		require.Nil(t, d.Members)
+		require.Equal(t, b.Config(), d.Config())
 		do(b, ok)
 		do(b, returning(refused(true)))
 		open(t, b)
 		do(b, ok)
 		time.Sleep(10 * time.Second)
-		figures := map[string]float64{}
+		metrics := map[string]float64{}
 		counters := 0
-		for _, f := range b.Figures() {
-			require.NotContains(t, figures, f.Name)
-			figures[f.Name] = f.Value
-			if f.Counter {
+		for _, m := range d.Metrics() {
+			require.NotContains(t, metrics, m.Name)
+			metrics[m.Name] = m.Value
+			if m.Counter {
 				counters++
 			}
 		}
 		require.Equal(t, map[string]float64{
 			"breaker.calls{outcome=success}": 1, "breaker.calls{outcome=failure}": 1,
 			"breaker.calls{outcome=ignored}": 1, "breaker.calls{outcome=refused}": 1,
-			"breaker.transitions{state=closed}": 0, "breaker.transitions{state=half_open}": 0, "breaker.transitions{state=open}": 1,
-			"breaker.transitions{state=forced_open}": 0, "breaker.transitions{state=disabled}": 0,
-			"breaker.state{state=closed}": 0, "breaker.state{state=half_open}": 0, "breaker.state{state=open}": 1,
+			"breaker.transitions{state=closed}": 0, "breaker.transitions{state=half_open}": 0,
+			"breaker.transitions{state=open}": 1, "breaker.transitions{state=forced_open}": 0,
+			"breaker.transitions{state=disabled}": 0,
+			"breaker.state{state=closed}":         0, "breaker.state{state=half_open}": 0, "breaker.state{state=open}": 1,
 			"breaker.state{state=forced_open}": 0, "breaker.state{state=disabled}": 0,
 			"breaker.failure_ratio": 0.5,
-		}, figures)
+		}, metrics)
 		require.Equal(t, 9, counters)
-		require.True(t, b.Needed())
-		require.ErrorIs(t, b.Health(), errDown)
-		require.EqualError(t, b.Health(), "open: down")
-		time.Sleep(20 * time.Second)
-		require.False(t, b.Needed(), "its time has passed, and without calls it would stay half-open forever")
-		requireHealth(t, b, "half-open", false)
-		b.Trip(nil, time.Hour)
-		b.Reset()
-		require.False(t, b.Needed(), "it is closed, whenever it was to open")
-		b.Trip(nil, time.Second)
-		require.EqualError(t, b.Health(), "open")
-		requireHealth(t, b, "open", true)
-		b.ForceOpen(nil)
-		require.True(t, b.Needed())
-		requireHealth(t, b, "forced open", true)
-		b.Disable()
-		require.True(t, b.Needed())
-		requireHealth(t, b, "disabled", false)
-
-		settings := b.Settings().(breaker.Config)
-		require.Nil(t, settings.Classify)
-		want := b.Config()
-		require.NotNil(t, want.Classify)
-		want.Classify = nil
-		require.Equal(t, want, settings)
 	})
 }
 
-func requireHealth(t *testing.T, b *breaker.Breaker, state string, failed bool) {
-	t.Helper()
-	health := b.Health().(interface {
-		HealthState() string
-		Failed() bool
+func TestDescribeHealthAndUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: 20 * time.Second})
+		d := b.Describe()
+		for _, step := range []struct {
+			do    func()
+			want  policy.Health
+			inUse bool
+		}{
+			{func() {}, policy.Health{}, false},
+			{func() { open(t, b) }, policy.Health{Status: policy.Fail, State: "open", Err: errDown}, true},
+			// Without calls it would stay half-open forever.
+			{func() { time.Sleep(20 * time.Second) }, policy.Health{Status: policy.Warn, State: "half_open", Err: errDown}, false},
+			{func() { b.Trip(nil, time.Second) }, policy.Health{Status: policy.Fail, State: "open"}, true},
+			{b.Reset, policy.Health{}, false},
+			{func() { b.ForceOpen(errDown) }, policy.Health{Status: policy.Fail, State: "forced_open", Err: errDown}, true},
+			{b.Disable, policy.Health{Status: policy.Warn, State: "disabled", Err: errDown}, true},
+			{b.Enable, policy.Health{}, false},
+		} {
+			step.do()
+			inUse := d.InUse() // first: Health may notice that a time has passed
+			require.Equal(t, step.want, d.Health(t.Context()))
+			require.Equal(t, step.inUse, inUse, step.want.State)
+		}
 	})
-	require.Equal(t, state, health.HealthState())
-	require.Equal(t, failed, health.Failed())
 }

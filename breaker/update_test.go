@@ -22,19 +22,19 @@ func update(t *testing.T, b *breaker.Breaker, change func(*breaker.Config)) {
 
 func TestConfigHasItsDefaultsFilledIn(t *testing.T) {
 	require.Equal(t, breaker.Config{
-		Name: "users", Failures: 5, Window: time.Minute, Patience: 900 * time.Millisecond, OpenFor: 30 * time.Second,
-		MaxOpenFor: 30 * time.Second, MaxRetryAfter: 30 * time.Second, Probes: 1,
+		Name: "users", ConsecutiveFailures: 5, Window: time.Minute, Patience: 900 * time.Millisecond, OpenFor: 30 * time.Second,
+		ProbeTimeout: 30 * time.Second, MaxOpenFor: 30 * time.Second, MaxRetryAfter: 30 * time.Second, Probes: 1,
 	}, breaker.New(breaker.Config{Name: "users"}).Config())
 
-	require.Zero(t, breaker.New(breaker.Config{FailuresInWindow: 10}).Config().Failures)
+	require.Zero(t, breaker.New(breaker.Config{FailuresInWindow: 10}).Config().ConsecutiveFailures)
 	require.Equal(t, 20, breaker.New(breaker.Config{FailureRate: 0.5}).Config().MinCalls)
 	require.Equal(t, 7, breaker.New(breaker.Config{FailureRate: 0.5, WindowCalls: 7}).Config().MinCalls)
 
 	// A breaker that is made with the Config of another has the same Config.
 	for _, given := range []breaker.Config{
-		{}, {Name: "users"}, {Patience: -1}, {FailureRate: 0.5}, {FailureRate: 0.5, WindowCalls: 7},
-		{Failures: 3, Window: time.Second}, {FailuresInWindow: 3}, {SlowAfter: time.Second}, {SlowAfter: time.Second, FailureRate: 0.5, MinCalls: 3}, {WindowCalls: 7},
-		{OpenFor: 1<<63 - 1}, {OpenFor: time.Second, MaxOpenFor: time.Minute}, {Probes: 7},
+		{}, {Name: "users"}, {Patience: breaker.Unlimited}, {FailureRate: 0.5}, {FailureRate: 0.5, WindowCalls: 7},
+		{ConsecutiveFailures: 3, Window: time.Second}, {FailuresInWindow: 3}, {SlowAfter: time.Second}, {SlowAfter: time.Second, FailureRate: 0.5, MinCalls: 3}, {WindowCalls: 7},
+		{OpenFor: 1<<63 - 1}, {OpenFor: time.Second, MaxOpenFor: time.Minute}, {ProbeTimeout: time.Second}, {Probes: 7},
 	} {
 		filled := breaker.New(given).Config()
 		require.NoError(t, filled.Validate())
@@ -48,17 +48,17 @@ func TestUpdateComputesDefaultsAnew(t *testing.T) {
 	update(t, b, func(c *breaker.Config) { c.SlowAfter *= 2 })
 	require.Equal(t, 18*time.Second, b.Config().Patience, "it was not set")
 	update(t, b, func(c *breaker.Config) {
-		require.Equal(t, breaker.Config{SlowAfter: 20 * time.Second}, *c, "as it was given")
+		require.Equal(t, b.Config(), *c)
 	})
 	update(t, b, func(c *breaker.Config) { c.Patience = time.Second })
 	update(t, b, func(c *breaker.Config) { c.SlowAfter = 0 })
 	require.Equal(t, time.Second, b.Config().Patience)
 
 	update(t, b, func(c *breaker.Config) { c.FailureRate = 0.5 })
-	require.Zero(t, b.Config().Failures, "zero means 5 without a rate")
+	require.Zero(t, b.Config().ConsecutiveFailures, "zero means 5 without a rate")
 	require.Equal(t, time.Minute, b.Config().Window)
 	update(t, b, func(c *breaker.Config) { c.FailureRate = 0 })
-	require.Equal(t, 5, b.Config().Failures)
+	require.Equal(t, 5, b.Config().ConsecutiveFailures)
 }
 
 func TestUpdateKeepsAWindowOfTheSameLength(t *testing.T) {
@@ -71,17 +71,17 @@ func TestUpdateKeepsAWindowOfTheSameLength(t *testing.T) {
 }
 
 func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
-	b := breaker.New(breaker.Config{Name: "users", Failures: 2})
+	b := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 2})
 	before := b.Config()
 	do(b, down)
-	require.EqualError(t, b.Update(func(c *breaker.Config) { c.Failures, c.Probes = 1, -2 }),
+	require.EqualError(t, b.Update(func(c *breaker.Config) { c.ConsecutiveFailures, c.Probes = 1, -2 }),
 		"breaker.Config.Probes is -2: must be 0 (for 1) to 1<<31 - 1")
 	require.EqualError(t, b.Update(func(c *breaker.Config) { c.Name = "orders" }),
 		`breaker.Config.Name is "orders": must be "users" as before: it cannot change`)
-	require.PanicsWithValue(t, "boom", func() { _ = b.Update(func(c *breaker.Config) { c.Failures = 1; panic("boom") }) })
+	require.PanicsWithValue(t, "boom", func() { _ = b.Update(func(c *breaker.Config) { c.ConsecutiveFailures = 1; panic("boom") }) })
 	require.Equal(t, before, b.Config())
 	require.EqualValues(t, 1, b.Stats().Window.Failed)
-	update(t, b, func(c *breaker.Config) { c.Failures = 3 })
+	update(t, b, func(c *breaker.Config) { c.ConsecutiveFailures = 3 })
 	do(b, down)
 	require.Equal(t, breaker.Closed, b.State())
 }
@@ -89,7 +89,7 @@ func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
 // A call ends under the Config with which it began, and counts in the window that is kept.
 func TestUpdateKeepsTheConfigOfCallsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := breaker.New(breaker.Config{Failures: 2, WindowCalls: 50, SlowAfter: time.Second, Classify: func(error) breaker.Result { return breaker.Ignore }})
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 2, WindowCalls: 50, SlowAfter: time.Second, Classify: func(error) breaker.Verdict { return breaker.Ignore }})
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		slow, err := b.Begin(t.Context())
@@ -104,20 +104,20 @@ func TestUpdateKeepsTheConfigOfCallsUnderWay(t *testing.T) {
 
 		time.Sleep(time.Second)
 		slow(nil)
-		require.Equal(t, breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}, b.Stats().Window)
+		require.Equal(t, breaker.Counts{Failed: 1, ConsecutiveFailures: 1}, b.Stats().Window)
 		failing(errDown)
-		require.Equal(t, breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}, b.Stats().Window)
+		require.Equal(t, breaker.Counts{Failed: 1, ConsecutiveFailures: 1}, b.Stats().Window)
 		time.Sleep(2 * time.Second)
 		late(context.DeadlineExceeded)
 		after(context.DeadlineExceeded)
-		require.Equal(t, breaker.Counts{Calls: 1, Failed: 1, FailedInARow: 1}, b.Stats().Window, "Classify and Patience")
+		require.Equal(t, breaker.Counts{Failed: 1, ConsecutiveFailures: 1}, b.Stats().Window, "Classify and Patience")
 		do(b, ok)
 		do(b, down)
-		require.Equal(t, breaker.Counts{Calls: 3, Succeeded: 1, Failed: 2, FailedInARow: 1}, b.Stats().Window)
+		require.Equal(t, breaker.Counts{Succeeded: 1, Failed: 2, ConsecutiveFailures: 1}, b.Stats().Window)
 
 		done, err := b.Begin(t.Context())
 		require.NoError(t, err)
-		update(t, b, func(c *breaker.Config) { c.Failures, c.FailuresInWindow = 100, 3 })
+		update(t, b, func(c *breaker.Config) { c.ConsecutiveFailures, c.FailuresInWindow = 100, 3 })
 		done(errDown)
 		require.Equal(t, breaker.Open, b.State(), "the limits are those of now")
 	})
@@ -130,7 +130,7 @@ func TestUpdateStress(t *testing.T) {
 		rounds  = 3000
 	)
 	var seen changes
-	b := watched(&seen, breaker.Config{Failures: 3, OpenFor: 20 * time.Microsecond, Probes: 1})
+	b := watched(&seen, breaker.Config{ConsecutiveFailures: 3, OpenFor: 20 * time.Microsecond, Probes: 1})
 	var calls sync.WaitGroup
 	for w := range workers {
 		calls.Go(func() {
@@ -161,7 +161,7 @@ func TestUpdateStress(t *testing.T) {
 				default:
 				}
 				err := b.Update(func(c *breaker.Config) {
-					c.Failures, c.Probes = 1+i%5, 1+i%3
+					c.ConsecutiveFailures, c.Probes = 1+i%5, 1+i%3
 					c.FailureRate = float64(i%2) / 2
 					c.Window, c.WindowCalls = 0, 100+i%3
 					c.SlowAfter = time.Duration(i%2) * time.Microsecond
@@ -183,7 +183,7 @@ func TestUpdateStress(t *testing.T) {
 	require.EqualValues(t, workers*rounds, s.Succeeded+s.Failed+s.Ignored+s.Refused, "no call is lost")
 	seen.requireChain(t, b.State())
 
-	update(t, b, func(c *breaker.Config) { c.Probes, c.Failures, c.OpenFor = 3, 1, time.Hour })
+	update(t, b, func(c *breaker.Config) { c.Probes, c.ConsecutiveFailures, c.OpenFor = 3, 1, time.Hour })
 	b.Trip(nil, 1)
 	for b.State() != breaker.HalfOpen {
 	}
@@ -197,39 +197,45 @@ func TestUpdateStress(t *testing.T) {
 
 // A talking key is asked for its text while its breaker is made.
 func TestUpdateMayBeCalledByAnObserver(t *testing.T) {
-	b := breaker.New(breaker.Config{Failures: 1})
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	err := errors.New("not called")
 	onChange(b, func(context.Context, breaker.Event) {
-		err = b.Update(func(c *breaker.Config) { c.Failures++ })
+		err = b.Update(func(c *breaker.Config) { c.ConsecutiveFailures++ })
 	})
 	do(b, down)
 	require.NoError(t, err)
-	require.Equal(t, 2, b.Config().Failures)
+	require.Equal(t, 2, b.Config().ConsecutiveFailures)
 }
 
 // An Update that finds the open time over tells of the change.
 func TestUpdateTellsOfWhatItFinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
-		b := watched(&seen, breaker.Config{Failures: 1, OpenFor: time.Second})
+		b := watched(&seen, breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 		do(b, down)
 		time.Sleep(time.Second)
-		update(t, b, func(c *breaker.Config) { c.Failures = 2 })
-		require.Equal(t, "closed -> open, open -> half-open", seen.String())
+		update(t, b, func(c *breaker.Config) { c.ConsecutiveFailures = 2 })
+		require.Equal(t, "closed -> open, open -> half_open", seen.String())
 	})
 }
 
-func TestChangeIsAnUpdateThatMayBeDry(t *testing.T) {
-	b := breaker.New(breaker.Config{Failures: 2})
+// The update of a settings file has the Config as it was given, and may be a dry run.
+func TestDescribeUpdate(t *testing.T) {
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 2})
+	update := b.Describe().Update
 	set := func(n int) func(any) error {
-		return func(cfg any) error { cfg.(*breaker.Config).Failures = n; return nil }
+		return func(cfg any) error {
+			require.Zero(t, cfg.(*breaker.Config).OpenFor)
+			cfg.(*breaker.Config).ConsecutiveFailures = n
+			return nil
+		}
 	}
-	require.NoError(t, b.Change(true, set(7)))
-	require.Equal(t, 2, b.Config().Failures)
-	require.Error(t, b.Change(true, set(-1)))
-	require.Error(t, b.Change(false, set(-1)))
-	require.Equal(t, errDown, b.Change(false, func(cfg any) error { _ = set(7)(cfg); return errDown }))
-	require.Equal(t, 2, b.Config().Failures)
-	require.NoError(t, b.Change(false, set(7)))
-	require.Equal(t, 7, b.Config().Failures)
+	require.NoError(t, update(true, set(7)))
+	require.Equal(t, 2, b.Config().ConsecutiveFailures)
+	require.Error(t, update(true, set(-1)))
+	require.Error(t, update(false, set(-1)))
+	require.Equal(t, errDown, update(false, func(cfg any) error { _ = set(7)(cfg); return errDown }))
+	require.Equal(t, 2, b.Config().ConsecutiveFailures)
+	require.NoError(t, update(false, set(7)))
+	require.Equal(t, 7, b.Config().ConsecutiveFailures)
 }

@@ -7,41 +7,57 @@ import (
 
 // Counts are the results in a window.
 type Counts struct {
-	Calls     int64 // Succeeded and Failed
 	Succeeded int64
 	Failed    int64
-	// FailedInARow have failed since the last success, in the window or not. Work that goes on is
-	// none until it has ended well, or gone on for a Window.
-	FailedInARow int64
+	// ConsecutiveFailures is the number of failures since the last success, within the window or not: the
+	// larger of the number of calls and the number of broken streams. A burst counts as one.
+	ConsecutiveFailures int64
 }
 
-// share returns the share of failed calls, 0 if there are none.
-func share(failed, succeeded int64) float64 {
+// failureRate returns the fraction of failed calls, or 0 if there are no calls.
+func failureRate(failed, succeeded int64) float64 {
 	return float64(failed) / float64(max(1, failed+succeeded))
 }
 
-const slotsInTime = 10 // a result leaves after 0.9 to 1 times Window
+const timeSlots = 10
 
-// A window counts the results of a time, in ten slots, or those of the last calls, each in a
-// slot of its own. It is a ring: the slot with number n is at n modulo their number.
+// window counts results in a ring of slots. A window of time has timeSlots slots, each of a tenth of
+// Config.Window; a window of calls has one slot per call. Slot number n is at index n modulo the
+// number of slots. No method takes longer for a longer window.
 type window struct {
 	slots       []slot
-	retryAfters *[]retryAfters // by slot; nil until a failure has a RetryAfter
-	width       time.Duration  // of a slot; 0 if each is a call
-	end         time.Duration  // of the newest slot
-	newest      int64          // its number, at least len(slots)
-	succeeded   int64          // in all slots
-	failed      int64
+	width       time.Duration // of a slot; 0 in a window of calls
+	end         time.Duration // when the newest slot ends
+	newest      int64         // the number of the newest slot, at least len(slots)
+	lastSuccess int64         // the number of the newest slot with a success, if succeeded is not 0
+	succeeded   int64         // sum over slots
+	failed      int64         // sum over slots
+
+	bursts []burst // the largest one, the largest of the later ones, and so on
+	hints  []hint  // the longest one, the longest of the later ones, and so on
 }
 
-type slot struct{ succeeded, failed uint32 }
+type slot struct {
+	succeeded, failed uint32
+	back              uint32 // from a slot with a success to the one before
+}
 
-// retryAfters are the longest RetryAfter of the failures in a slot, and of those in the present row.
-type retryAfters struct{ ever, inRow time.Duration }
+// A burst is failures of calls that were in flight together.
+type burst struct {
+	first moment
+	last  int64 // the number of the newest slot at its last failure
+	size  int64 // number of failures
+}
 
-// begin counts anew.
-func (w *window) begin(cfg *Config, now time.Duration) {
-	n, width := slotsInTime, cfg.Window/slotsInTime
+// A hint is the RetryAfter of a failure.
+type hint struct {
+	slot       int64 // the number of the newest slot at the failure
+	retryAfter time.Duration
+}
+
+// reset empties the window.
+func (w *window) reset(cfg *Config, now time.Duration) {
+	n, width := timeSlots, cfg.Window/timeSlots
 	if cfg.WindowCalls > 0 {
 		n, width = cfg.WindowCalls, 0
 	}
@@ -49,48 +65,51 @@ func (w *window) begin(cfg *Config, now time.Duration) {
 	w.advance(now)
 }
 
-// advance drops the results that are too old.
+// advance drops the slots that are too old at now.
 func (w *window) advance(now time.Duration) {
 	if w.width == 0 || now < w.end {
 		return
 	}
-	n := int64(now/w.width) + slotsInTime
-	for i := range min(n-w.newest, slotsInTime) {
-		w.drop(n - i)
+	n := int64(now/w.width) + timeSlots
+	for i := range min(n-w.newest, timeSlots) {
+		w.clear(n - i)
 	}
 	w.newest, w.end = n, now-now%w.width+w.width
 }
 
-// place returns where a result counts that arrives now.
-func (w *window) place(now time.Duration) int {
+// next returns the index of the slot that counts a result at now.
+func (w *window) next(now time.Duration) int {
 	if w.width == 0 {
 		w.newest++
-		w.drop(w.newest)
+		w.clear(w.newest)
 	}
 	w.advance(now)
-	return w.at(w.newest)
+	return w.index(w.newest)
 }
 
-func (w *window) at(n int64) int { return int(n % int64(len(w.slots))) }
+func (w *window) index(n int64) int { return int(n % int64(len(w.slots))) }
 
-func (w *window) drop(n int64) {
-	i := w.at(n)
+func (w *window) clear(n int64) {
+	i := w.index(n)
 	w.succeeded -= int64(w.slots[i].succeeded)
 	w.failed -= int64(w.slots[i].failed)
 	w.slots[i] = slot{}
-	if w.retryAfters != nil {
-		(*w.retryAfters)[i] = retryAfters{}
-	}
 }
 
 func (w *window) succeed(now time.Duration) {
-	if s := &w.slots[w.place(now)]; s.succeeded < math.MaxUint32 {
+	s := &w.slots[w.next(now)]
+	if s.succeeded == 0 {
+		s.back = uint32(min(w.newest-w.lastSuccess, math.MaxUint32))
+		w.lastSuccess = w.newest
+	}
+	if s.succeeded < math.MaxUint32 {
 		s.succeeded++
 		w.succeeded++
 	}
 }
 
-func (w *window) fail(now, retryAfter time.Duration) { w.failAt(w.place(now), retryAfter) }
+// fail counts a failure with its RetryAfter, which is 0 if it has none.
+func (w *window) fail(now, retryAfter time.Duration) { w.failAt(w.next(now), retryAfter) }
 
 func (w *window) failAt(i int, retryAfter time.Duration) {
 	if s := &w.slots[i]; s.failed < math.MaxUint32 {
@@ -98,52 +117,98 @@ func (w *window) failAt(i int, retryAfter time.Duration) {
 		w.failed++
 	}
 	if retryAfter > 0 {
-		if w.retryAfters == nil {
-			all := make([]retryAfters, len(w.slots))
-			w.retryAfters = &all
-		}
-		a := &(*w.retryAfters)[i]
-		a.ever, a.inRow = max(a.ever, retryAfter), max(a.inRow, retryAfter)
+		w.addHint(retryAfter)
 	}
 }
 
-// breakOff counts a failure in place of the newest success, if there is one. Among the last
-// calls it takes that one's place: otherwise calls that all break off would never be enough.
-func (w *window) breakOff(now, retryAfter time.Duration) {
-	for n := w.newest; w.succeeded > 0; n-- {
-		if i := w.at(n); w.slots[i].succeeded > 0 {
-			w.slots[i].succeeded--
-			w.succeeded--
-			if w.width == 0 {
-				w.failAt(i, retryAfter)
-				return
-			}
-			break
-		}
+// replaceSuccess counts a failure and removes the newest success, if there is one. A window of calls
+// reuses the slot of the success. Otherwise calls that break off would take two slots each, and
+// MinCalls might never be reached.
+func (w *window) replaceSuccess(now, retryAfter time.Duration) {
+	w.advance(now)
+	if w.succeeded == 0 {
+		w.fail(now, retryAfter)
+		return
 	}
-	w.fail(now, retryAfter)
+	i := w.index(w.lastSuccess)
+	s := &w.slots[i]
+	s.succeeded--
+	w.succeeded--
+	if s.succeeded == 0 {
+		w.lastSuccess -= int64(s.back)
+	}
+	if w.width > 0 {
+		i = w.index(w.newest)
+	}
+	w.failAt(i, retryAfter)
 }
 
-// endRow forgets which failures are in the present row.
-func (w *window) endRow() {
-	if w.retryAfters != nil {
-		for i := range *w.retryAfters {
-			(*w.retryAfters)[i].inRow = 0
-		}
+// addHint keeps the RetryAfter of a failure. It drops the shorter ones before: they leave the window first.
+func (w *window) addHint(retryAfter time.Duration) {
+	w.dropOld()
+	n := len(w.hints)
+	for n > 0 && w.hints[n-1].retryAfter <= retryAfter {
+		n--
+	}
+	w.hints = w.hints[:n]
+	if n == 0 || w.hints[n-1].slot < w.newest {
+		w.hints = append(w.hints, hint{w.newest, retryAfter})
 	}
 }
 
-// longest returns the longest RetryAfter of the failures in the window, or of those of them
-// that are in the present row.
-func (w *window) longest(inRow bool) (d time.Duration) {
-	if w.retryAfters == nil {
+// longestRetryAfter returns the longest RetryAfter of the failures in the window, or 0.
+func (w *window) longestRetryAfter() time.Duration {
+	w.dropOld()
+	if len(w.hints) == 0 {
 		return 0
 	}
-	for _, a := range *w.retryAfters {
-		if inRow {
-			a.ever = a.inRow
-		}
-		d = max(d, a.ever)
+	return w.hints[0].retryAfter
+}
+
+// addToBurst adds a failure, which the window has counted, to the newest burst if its call was in flight
+// when that began. Otherwise it starts a burst that began at first. It drops the smaller ones before: they
+// leave the window first.
+func (w *window) addToBurst(f failure, first moment) {
+	w.dropOld()
+	n := len(w.bursts) - 1
+	if n < 0 || !w.bursts[n].first.interrupted(f) {
+		w.bursts = append(w.bursts, burst{first: first})
+		n++
 	}
-	return d
+	newest := w.bursts[n]
+	newest.size++
+	newest.last = w.newest
+	for n > 0 && w.bursts[n-1].size <= newest.size {
+		n--
+	}
+	w.bursts = append(w.bursts[:n], newest)
+}
+
+// events returns the number of failures in the window. The largest burst counts as one if it is at least
+// half of them.
+func (w *window) events() int64 {
+	w.dropOld()
+	if len(w.bursts) == 0 {
+		return w.failed
+	}
+	largest := w.bursts[0]
+	size := min(largest.size, w.failed) // some of it may have left the window
+	if w.width == 0 {
+		size = min(size, int64(len(w.slots))-(w.newest-largest.last))
+	}
+	if size*2 < w.failed {
+		return w.failed
+	}
+	return w.failed - (size - 1)
+}
+
+// dropOld drops the hints and bursts that have left the window.
+func (w *window) dropOld() {
+	oldest := w.newest - int64(len(w.slots)) + 1
+	for len(w.hints) > 0 && w.hints[0].slot < oldest {
+		w.hints = w.hints[1:]
+	}
+	for len(w.bursts) > 0 && w.bursts[0].last < oldest {
+		w.bursts = w.bursts[1:]
+	}
 }

@@ -59,9 +59,11 @@ type shop struct {
 func newShop(t *testing.T, cfg console.Config) *shop {
 	s := &shop{
 		t:       t,
-		circuit: breaker.New(breaker.Config{Name: "users", Failures: 3}),
+		circuit: breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 3}),
 		slots:   bulkhead.New(bulkhead.Config{Name: "users", Limit: 4}),
-		shards:  resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "shards", Failures: 1}) }, resilience.GroupConfig{}),
+		shards: resilience.NewGroup(func(string) *breaker.Breaker {
+			return breaker.New(breaker.Config{Name: "shards", ConsecutiveFailures: 1})
+		}, resilience.GroupConfig{}),
 		users: cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Minute,
 			Load: func(_ context.Context, id int) (string, error) { return fmt.Sprint(id), nil }}),
 		reg: registry.New(),
@@ -233,7 +235,7 @@ func TestEveryKindHasItsRates(t *testing.T) {
 		budget := retry.NewBudget(retry.BudgetConfig{Name: "p", PerSecond: retry.None})
 		spender := retry.New(retry.Config{Name: "spender", Attempts: 5, Budget: budget, Backoff: retry.Constant(time.Millisecond)})
 		hedger := hedge.New[int](hedge.Config{Name: "p", Delay: time.Second})
-		circuit := breaker.New(breaker.Config{Name: "p", Failures: 1})
+		circuit := breaker.New(breaker.Config{Name: "p", ConsecutiveFailures: 1})
 		rate := throttle.New(throttle.Config{Name: "p", Rate: 0.001, Burst: 1})
 		slots := bulkhead.New(bulkhead.Config{Name: "p", Limit: 1})
 		users := cacheaside.New(cacheaside.Config[int, string]{Name: "p", TTL: time.Minute,
@@ -413,7 +415,7 @@ func TestSecretsAreHiddenEachByItself(t *testing.T) {
 func TestTextsAreNotMarkup(t *testing.T) {
 	const evil = `<script>alert(1)</script>"'><img src=x>`
 	s := newShop(t, console.Config{Show: console.Show{Errors: true, Keys: true}, Allow: allow, Name: evil})
-	b := breaker.New(breaker.Config{Name: evil, Failures: 1})
+	b := breaker.New(breaker.Config{Name: evil, ConsecutiveFailures: 1})
 	s.reg.MustAdd(b)
 	_ = b.Do(t.Context(), func(context.Context) error { return errors.New(evil) })
 	_ = s.shards.Do(t.Context(), evil, failing)
@@ -1241,7 +1243,9 @@ func TestTheErrorOnTheCardOfAGroup(t *testing.T) {
 		s := newShop(t, console.Config{Show: console.Show{Errors: true, Keys: true}})
 		defer s.page.Close()
 		defer s.users.Close()
-		group := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "banks", Failures: 3}) }, resilience.GroupConfig{})
+		group := resilience.NewGroup(func(string) *breaker.Breaker {
+			return breaker.New(breaker.Config{Name: "banks", ConsecutiveFailures: 3})
+		}, resilience.GroupConfig{})
 		s.reg.MustAdd(group)
 		var o overview
 		s.get("/", &o)

@@ -252,7 +252,7 @@ func TestTheVerdictNamesTheWorst(t *testing.T) {
 func TestMembersOfAGroup(t *testing.T) {
 	c := &Console{cfg: Config{Show: Show{Errors: true, Keys: true}}}
 	reg := registry.New()
-	b := breaker.New(breaker.Config{Name: "b", Failures: 1})
+	b := breaker.New(breaker.Config{Name: "b", ConsecutiveFailures: 1})
 	slots := bulkhead.New(bulkhead.Config{Name: "s", Limit: 1})
 	reg.MustAdd(b, slots)
 	view := func(kind, name string) string {

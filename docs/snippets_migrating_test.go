@@ -22,11 +22,11 @@ var errTooMany = errors.New("too many")
 
 func _() {
 	circuit := breaker.New(breaker.Config{
-		Name:     "users",
-		Failures: 5,
-		OpenFor:  30 * time.Second,
-		Probes:   3,
-		Classify: func(err error) breaker.Result {
+		Name:                "users",
+		ConsecutiveFailures: 5,
+		OpenFor:             30 * time.Second,
+		Probes:              3,
+		Classify: func(err error) breaker.Verdict {
 			if errors.Is(err, sql.ErrNoRows) {
 				return breaker.Success
 			}
@@ -84,7 +84,7 @@ func _() {
 		Backoff:  retry.Exponential(100*time.Millisecond, 2*time.Second),
 		MinDelay: 100 * time.Millisecond,
 	})
-	circuit := breaker.New(breaker.Config{Failures: 5, OpenFor: 30 * time.Second})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 5, OpenFor: 30 * time.Second})
 	guarded := resilience.Chain(retries.Wrap, circuit.Wrap)
 	user, err := resilience.Do(ctx, guarded, func(ctx context.Context) (*User, error) {
 		return fetchUser(ctx, 42)

@@ -36,7 +36,7 @@ var errDown = errors.New("down")
 func TestApplyUnderLoad(t *testing.T) {
 	reg := registry.New()
 	retries := retry.New(retry.Config{Name: "a", Attempts: 2, Backoff: retry.Constant(time.Microsecond)})
-	circuit := breaker.New(breaker.Config{Name: "a", Failures: 1 << 30})
+	circuit := breaker.New(breaker.Config{Name: "a", ConsecutiveFailures: 1 << 30})
 	slots := bulkhead.New(bulkhead.Config{Name: "a", Limit: 2, Queue: 1000, MaxWait: -1})
 	rate := throttle.New(throttle.Config{Name: "a", Rate: 1e9, Burst: 1e6, MaxWait: -1})
 	reg.MustAdd(retries, circuit, slots, rate)
@@ -118,7 +118,7 @@ func TestAddAndRemoveWhileObserving(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			for n := range 200 {
-				b := breaker.New(breaker.Config{Name: fmt.Sprint(i), Failures: 1})
+				b := breaker.New(breaker.Config{Name: fmt.Sprint(i), ConsecutiveFailures: 1})
 				if err := reg.Add(b); err != nil {
 					t.Error(err)
 				}
@@ -148,11 +148,11 @@ func TestReloadAppliesAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "settings.json")
 	_, err := reg.Reload(path)
 	require.ErrorIs(t, err, fs.ErrNotExist)
-	require.NoError(t, os.WriteFile(path, []byte(`{"breaker/users": {"Failures": 7}}`), 0o600))
+	require.NoError(t, os.WriteFile(path, []byte(`{"breaker/users": {"ConsecutiveFailures": 7}}`), 0o600))
 	report, err := reg.Reload(path)
 	require.NoError(t, err)
 	require.Len(t, report, 1)
-	require.Equal(t, 7, circuit.Config().Failures)
+	require.Equal(t, 7, circuit.Config().ConsecutiveFailures)
 }
 
 // A member is a policy of a group with this health.

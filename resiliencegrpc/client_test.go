@@ -89,7 +89,7 @@ func TestTheBreakerOpensForAsLongAsTheServerSays(t *testing.T) {
 			}
 			return m, nil
 		}}
-		circuit := breaker.New(breaker.Config{Failures: 1})
+		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		client := inBubble(t, s, resiliencegrpc.Client{Middleware: circuit.Wrap})
 		_, err := client.Get(t.Context(), hello)
 		requireCode(t, codes.Unavailable, err)
@@ -583,7 +583,7 @@ func TestWaitingForAConnectionThatNeverComes(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, lis.Close())
-	circuit := breaker.New(breaker.Config{Failures: 2})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 2})
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
 		Middleware: resilience.Chain(twice().Wrap, circuit.Wrap, resilience.Timeout(20*time.Millisecond)),
 	})
@@ -611,7 +611,7 @@ func TestACallThatItsCallerCancelsSaysNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				probing := func() *breaker.Breaker {
-					circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+					circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 					_ = circuit.Do(t.Context(), func(context.Context) error { return errors.New("down") })
 					return circuit
 				}

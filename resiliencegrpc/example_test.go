@@ -28,7 +28,7 @@ func ExampleClient() {
 	defer stop()
 
 	retries := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0)})
-	circuit := breaker.New(breaker.Config{Name: "health", Failures: 5})
+	circuit := breaker.New(breaker.Config{Name: "health", ConsecutiveFailures: 5})
 	conn, err := grpc.NewClient(addr, append(resiliencegrpc.Client{
 		Middleware: resilience.Chain(retries.Wrap, circuit.Wrap, resilience.Timeout(5*time.Second)),
 		Replayable: func(_ context.Context, method string) bool {

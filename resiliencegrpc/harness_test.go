@@ -188,7 +188,9 @@ func twice() *retry.Retrier {
 }
 
 // circuit opens at the first failure.
-func circuit() *breaker.Breaker { return breaker.New(breaker.Config{Name: "users", Failures: 1}) }
+func circuit() *breaker.Breaker {
+	return breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 1})
+}
 
 func requireCode(t testing.TB, code codes.Code, err error) {
 	t.Helper()

@@ -156,7 +156,7 @@ func TestWhatWasNeverSentIsRetried(t *testing.T) {
 		count := func(next func(context.Context) error) func(context.Context) error {
 			return func(ctx context.Context) error { attempts++; return next(ctx) }
 		}
-		retries, circuit := twice(), breaker.New(breaker.Config{Failures: 2})
+		retries, circuit := twice(), breaker.New(breaker.Config{ConsecutiveFailures: 2})
 		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
 			Middleware: func(next func(context.Context) error) func(context.Context) error {
 				return retries.Wrap(circuit.Wrap(count(next)))

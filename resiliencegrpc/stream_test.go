@@ -128,7 +128,7 @@ func TestTheBreakerJudgesAStream(t *testing.T) {
 			requireCode(t, c.end, drainList(client.List(t.Context(), hello)))
 			require.Equal(t, c.then, circuit.State())
 			require.Equal(t, c.then == breaker.Open, <-ends != nil)
-			require.EqualValues(t, 1, circuit.Stats().Totals.Succeeded, "when it was opened")
+			require.EqualValues(t, 1, circuit.Stats().Succeeded, "when it was opened")
 		})
 	}
 	t.Run("that its caller leaves", func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestTheBreakerJudgesAStream(t *testing.T) {
 	})
 	t.Run("of a probe that its caller leaves", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+			circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 			client := inBubble(t, &service{list: sendsTwo(make(chan struct{}), nil)}, resiliencegrpc.Client{Middleware: circuit.Wrap})
 			_ = circuit.Do(t.Context(), func(context.Context) error { return errors.New("down") })
 			time.Sleep(2 * time.Second)
@@ -235,7 +235,7 @@ func TestAProbeEndsWithItsCall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+				circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 				client := inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: circuit.Wrap}, dropping)
 				_ = circuit.Do(t.Context(), func(context.Context) error { return errors.New("down") })
 				time.Sleep(2 * time.Second)
@@ -295,7 +295,7 @@ func TestAStreamThatFailsAtEachCallOpensTheBreaker(t *testing.T) {
 		return status.Error(codes.Unavailable, "")
 	}}
 	_, lis := serve(t, s)
-	circuit := breaker.New(breaker.Config{Failures: 3})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 3})
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuit.Wrap})
 	for range 3 {
 		chat, err := client.Chat(t.Context())
@@ -322,7 +322,7 @@ func TestATimeoutCoversTheOpening(t *testing.T) {
 			}
 			return nil
 		}}
-		circuit, slots := breaker.New(breaker.Config{Failures: 2}), bulkhead.New(bulkhead.Config{Limit: 1})
+		circuit, slots := breaker.New(breaker.Config{ConsecutiveFailures: 2}), bulkhead.New(bulkhead.Config{Limit: 1})
 		policies := resilience.Chain(twice().Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(time.Second))
 		client := inBubbleWith(t, s, resiliencegrpc.Client{Middleware: policies},
 			intercept(func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {

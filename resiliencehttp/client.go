@@ -19,7 +19,7 @@ import (
 // your own may be a policy for all hosts, or the By of a Group with [HostOf] as the key:
 //
 //	circuits := resilience.NewGroup(func(string) *breaker.Breaker {
-//		return breaker.New(breaker.Config{Failures: 3})
+//		return breaker.New(breaker.Config{ConsecutiveFailures: 3})
 //	}, resilience.GroupConfig{})
 //	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 //		Breaker:  circuits.By(resiliencehttp.HostOf),
@@ -119,14 +119,14 @@ func (c ClientConfig) withDefaults() ClientConfig {
 	if c.Breaker == nil {
 		circuits := resilience.NewGroup(func(string) *breaker.Breaker {
 			return breaker.New(breaker.Config{
-				Name:        c.Name,
-				Failures:    defaultRow,
-				FailureRate: 0.5,
-				MinCalls:    20,
-				Window:      10 * time.Second,
-				Patience:    c.patience(),
-				OpenFor:     c.openFor(),
-				MaxOpenFor:  max(30*time.Second, c.openFor()),
+				Name:                c.Name,
+				ConsecutiveFailures: defaultRow,
+				FailureRate:         0.5,
+				MinCalls:            20,
+				Window:              10 * time.Second,
+				Patience:            c.patience(),
+				OpenFor:             c.openFor(),
+				MaxOpenFor:          max(30*time.Second, c.openFor()),
 			})
 		}, resilience.GroupConfig{})
 		c.Breaker = circuits.By(HostOf)

@@ -132,7 +132,7 @@ func TestRefuse(t *testing.T) {
 	late, cancel := context.WithTimeout(t.Context(), -1)
 	defer cancel()
 	retries := retry.New(retry.Config{Backoff: retry.Constant(0)})
-	circuit := breaker.New(breaker.Config{Failures: 1})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	tried := resilience.Chain(retries.Wrap, circuit.Wrap)(func(context.Context) error { return errors.New("down") })(t.Context())
 	require.ErrorIs(t, tried, breaker.ErrOpen, "after an attempt")
 	for name, c := range map[string]struct {

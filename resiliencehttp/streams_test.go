@@ -136,7 +136,7 @@ func TestSilenceWithinABodyIsAFailureOfTheServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				sent := 0
-				circuit := breaker.New(breaker.Config{Failures: 1})
+				circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 				transport := &resiliencehttp.Transport{Base: streams(&sent, streamed{parts: c.parts}), Idle: 2 * time.Second, Middleware: circuit.Wrap}
 				start := time.Now()
 				resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
@@ -156,7 +156,7 @@ func TestSilenceWithinABodyIsAFailureOfTheServer(t *testing.T) {
 func TestReaderThatPausesCostsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sent := 0
-		circuit := breaker.New(breaker.Config{Failures: 1})
+		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		transport := &resiliencehttp.Transport{
 			Base:      streams(&sent, streamed{parts: []part{{0, "a"}, {time.Second, "b"}, {time.Second, "c"}}, end: io.EOF}),
 			FirstByte: 2 * time.Second, Idle: 2 * time.Second, Middleware: circuit.Wrap,
@@ -518,7 +518,7 @@ func TestBreakTellsOfAFailureThatTheReaderFinds(t *testing.T) {
 	server := serve(t, false, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "half an answer") })
 	for _, timeout := range []time.Duration{0, time.Minute} { // an http.Client with a Timeout wraps the Body
 		for _, hedged := range []bool{false, true} {
-			circuit := breaker.New(breaker.Config{Failures: 1})
+			circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 			transport := &resiliencehttp.Transport{Base: server.Base, Middleware: circuit.Wrap}
 			if hedged {
 				transport.Hedge = hedge.New[*http.Response](hedge.Config{Delay: time.Hour, Ratio: hedge.Unlimited})
@@ -550,7 +550,7 @@ func TestBreakTellsOfAFailureThatTheReaderFinds(t *testing.T) {
 
 // TestBreakTellsEachTransport: one that sends through others, by Failover, say, hides none of their circuits.
 func TestBreakTellsEachTransport(t *testing.T) {
-	in, out := breaker.New(breaker.Config{Failures: 1}), breaker.New(breaker.Config{Failures: 1})
+	in, out := breaker.New(breaker.Config{ConsecutiveFailures: 1}), breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	base := roundTripper(func(*http.Request) (*http.Response, error) { return response(200, strings.NewReader("x")), nil })
 	inner := &resiliencehttp.Transport{Base: base, Middleware: in.Wrap}
 	for _, wrap := range []resilience.Middleware{out.Wrap, resilience.Timeout(time.Minute), retries(1).Wrap} {
@@ -952,7 +952,7 @@ func TestFailoverWhileTheBodyIsStillRead(t *testing.T) {
 
 func TestFailoverOfABodyThatFailsIsNoServersFault(t *testing.T) {
 	unasked := roundTripper(func(*http.Request) (*http.Response, error) { panic("it was sent") })
-	failover, circuit := resiliencehttp.Failover(unasked, unasked), breaker.New(breaker.Config{Failures: 1})
+	failover, circuit := resiliencehttp.Failover(unasked, unasked), breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	err := circuit.Do(t.Context(), func(context.Context) error {
 		_, err := failover.RoundTrip(httptest.NewRequest("PUT", "http://h/", broken{}))
 		return err

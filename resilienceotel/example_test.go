@@ -48,7 +48,7 @@ func ExampleObserve() {
 	reader := metric.NewManualReader()
 	meters := metric.NewMeterProvider(metric.WithReader(reader))
 
-	circuit := breaker.New(breaker.Config{Name: "users", Failures: 1})
+	circuit := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 1})
 	reg := registry.New()
 	reg.MustAdd(circuit)
 	stop, err := resilienceotel.Observe(reg, resilienceotel.Config{MeterProvider: meters})

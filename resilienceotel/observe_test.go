@@ -277,7 +277,9 @@ func TestKeysAppearOnlyIfAllowed(t *testing.T) {
 	members := func(cfg func(*resilienceotel.Config)) map[string]float64 {
 		s := newSDK(t)
 		cfg(&s.Config)
-		hosts := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "hosts", Failures: 1}) }, resilience.GroupConfig{})
+		hosts := resilience.NewGroup(func(string) *breaker.Breaker {
+			return breaker.New(breaker.Config{Name: "hosts", ConsecutiveFailures: 1})
+		}, resilience.GroupConfig{})
 		tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1000, Burst: 1, MaxWait: -1}})
 		s.observe(t, hosts, tenants)
 		for _, host := range []string{"a.example", "b.example"} {

@@ -45,7 +45,7 @@ func points(t testing.TB, reader *sdkmetric.ManualReader) map[string]map[attribu
 func TestAThousandBreakers(t *testing.T) {
 	reg := registry.New()
 	for i := range 1000 {
-		circuit := breaker.New(breaker.Config{Name: strconv.Itoa(i), Failures: 1, OpenFor: time.Hour})
+		circuit := breaker.New(breaker.Config{Name: strconv.Itoa(i), ConsecutiveFailures: 1, OpenFor: time.Hour})
 		for _, err := range []error{nil, context.Canceled, errDown, nil} { // the last one is refused
 			ctx, leave := context.WithCancel(t.Context())
 			_ = circuit.Do(ctx, func(context.Context) error {

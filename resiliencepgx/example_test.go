@@ -16,7 +16,7 @@ import (
 func Example() {
 	pool, _ := pgxpool.New(context.Background(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable") // nobody is there
 	defer pool.Close()
-	retries, circuit := retry.New(retry.Config{}), breaker.New(breaker.Config{Failures: 1})
+	retries, circuit := retry.New(retry.Config{}), breaker.New(breaker.Config{ConsecutiveFailures: 1})
 
 	balance, err := resiliencepgx.Value(context.Background(), pool, resiliencepgx.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)},
 		func(ctx context.Context, tx pgx.Tx) (cents int, err error) {

@@ -27,7 +27,7 @@ func nobody(t testing.TB) *pgxpool.Pool {
 }
 
 func TestAServerThatIsAwayOpensTheBreaker(t *testing.T) {
-	pool, circuit := nobody(t), breaker.New(breaker.Config{Failures: 1})
+	pool, circuit := nobody(t), breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	_, err := resiliencepgx.Acquire(t.Context(), pool, circuit.Wrap)
 	require.Error(t, err)
 	require.True(t, resilience.Retryable(err))
@@ -43,7 +43,7 @@ func TestAServerThatIsAwayOpensTheBreaker(t *testing.T) {
 }
 
 func TestACancelOpensNothing(t *testing.T) {
-	pool, circuit := nobody(t), breaker.New(breaker.Config{Failures: 1})
+	pool, circuit := nobody(t), breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := resiliencepgx.Acquire(ctx, pool, circuit.Wrap)

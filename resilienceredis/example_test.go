@@ -12,7 +12,7 @@ import (
 )
 
 func Example() {
-	circuits := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Failures: 1}) }, resilience.GroupConfig{})
+	circuits := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{ConsecutiveFailures: 1}) }, resilience.GroupConfig{})
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}) // nobody is there
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(addr string) resilience.Middleware {
 		return circuits.By(func(context.Context) string { return addr })

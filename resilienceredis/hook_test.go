@@ -121,7 +121,7 @@ func TestReplies(t *testing.T) {
 		"-ERR max number of clients reached": breaker.Open,
 		"":                                   breaker.Open, // the connection is lost
 	} {
-		circuit := breaker.New(breaker.Config{Failures: 1})
+		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		rdb := always(reply).client(t, circuit.Wrap)
 		err := rdb.Get(t.Context(), "key").Err()
 		require.Equal(t, state, circuit.State(), reply)
@@ -137,7 +137,7 @@ func TestReplies(t *testing.T) {
 }
 
 func TestADialThatFailsCountsOnce(t *testing.T) {
-	circuit := breaker.New(breaker.Config{Failures: 9})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 9})
 	away := errors.New("away")
 	rdb := redis.NewClient(&redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, away }, DialerRetries: 1, MaxRetries: -1})
 	defer rdb.Close()
@@ -159,7 +159,7 @@ func TestWhatBeginsAConnectionIsPartOfItsCommand(t *testing.T) {
 
 func TestACancelOpensNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		circuit := breaker.New(breaker.Config{Failures: 1})
+		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		rdb := always("hang").client(t, circuit.Wrap)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
@@ -174,7 +174,7 @@ func TestAPoolThatIsUsedUpRefuses(t *testing.T) {
 		redis.ErrPoolTimeout:   {PoolSize: 1, PoolTimeout: time.Nanosecond},
 		redis.ErrPoolExhausted: {PoolSize: 2, MaxActiveConns: 1},
 	} {
-		circuit, taken := breaker.New(breaker.Config{Failures: 1}), make(chan bool, 1)
+		circuit, taken := breaker.New(breaker.Config{ConsecutiveFailures: 1}), make(chan bool, 1)
 		opt.Dialer = server(func([]string) string { taken <- true; return "hang" }).dial
 		opt.ContextTimeoutEnabled, opt.MaxRetries = true, -1
 		rdb := redis.NewClient(opt)
@@ -191,7 +191,7 @@ func TestAPoolThatIsUsedUpRefuses(t *testing.T) {
 }
 
 func TestAPipelineIsOneCall(t *testing.T) {
-	circuit := breaker.New(breaker.Config{Failures: 1})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	rdb := server(func(words []string) string { return words[1] }).client(t, circuit.Wrap)
 	pipeline := func(replies ...string) ([]redis.Cmder, error) {
 		return rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
@@ -220,7 +220,7 @@ func TestAPipelineIsOneCall(t *testing.T) {
 
 // TestAPipelineOfAClusterFailsByAnyReply: go-redis returns the first error at most.
 func TestAPipelineOfAClusterFailsByAnyReply(t *testing.T) {
-	circuit := breaker.New(breaker.Config{Failures: 2})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 2})
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: []string{"node"}, MaxRedirects: -1,
 		Dialer: server(func(words []string) string {

@@ -11,7 +11,7 @@ import (
 
 // A duplicate key is the database's answer: no breaker opens by it.
 func Example() {
-	circuit := breaker.New(breaker.Config{Failures: 1})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	guarded := resilience.Chain(circuit.Wrap, resiliencesql.Middleware(resiliencesql.Config{}))
 
 	err := guarded(func(context.Context) error { return state("23505") })(context.Background())

@@ -105,7 +105,7 @@ func TestInTxTriesAgainWhatHadNoEffect(t *testing.T) {
 
 func TestInTxDoesNotRepeatAnAnswer(t *testing.T) {
 	retries := retry.New(retry.Config{Attempts: 3})
-	circuit := breaker.New(breaker.Config{Failures: 1})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	db := newFake(t)
 	cfg := resiliencesql.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)}
 	v, err := resiliencesql.Value(t.Context(), db.open(), cfg, func(context.Context, *sql.Tx) (int, error) { return 7, state("23505") })
@@ -207,7 +207,7 @@ func TestACtxThatEndsBeforeCommitRollsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		circuit := breaker.New(breaker.Config{Failures: 1})
+		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		db := newFake(t)
 		err := resiliencesql.InTx(ctx, db.open(), resiliencesql.Config{Retry: circuit.Wrap}, func(context.Context, *sql.Tx) error {
 			cancel()

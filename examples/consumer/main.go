@@ -41,7 +41,7 @@ func newShop(dsn string, pace time.Duration) (*shop, error) {
 	}
 	db.SetMaxOpenConns(1)
 	_, err = db.Exec(saga.BarrierTable + `; CREATE TABLE IF NOT EXISTS book (id text)`)
-	circuit := breaker.New(breaker.Config{Name: "bank", Failures: 2, OpenFor: pace})
+	circuit := breaker.New(breaker.Config{Name: "bank", ConsecutiveFailures: 2, OpenFor: pace})
 	slots := bulkhead.New(bulkhead.Config{Name: "bank", Limit: 4})
 	return &shop{db: db, circuit: circuit, bank: resilience.Chain(circuit.Wrap, slots.Wrap)}, err
 }

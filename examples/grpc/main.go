@@ -52,7 +52,7 @@ func run(ctx context.Context, out io.Writer) {
 			fmt.Fprintf(out, "  attempt %d of %s: %v\n", e.Attempts, resiliencegrpc.MethodOf(ctx), status.Code(e.Err))
 		}
 	})
-	circuit := breaker.New(breaker.Config{Name: "users", Failures: 5, OpenFor: 100 * time.Millisecond})
+	circuit := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 5, OpenFor: 100 * time.Millisecond})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 8})
 	conn, err := grpc.NewClient(lis.Addr().String(), append(resiliencegrpc.Client{
 		Middleware: resilience.Chain(retries.Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(time.Second)),
@@ -80,7 +80,7 @@ func run(ctx context.Context, out io.Writer) {
 		for user, err = stream.Recv(); err == nil; user, err = stream.Recv() {
 			fmt.Fprintf(out, "  user %d is %s, in flight: %d\n", user.GetId(), user.GetName(), slots.Stats().InFlight)
 		}
-		fmt.Fprintf(out, "  %v, failures in a row: %d\n", err, circuit.Stats().Window.FailedInARow)
+		fmt.Fprintf(out, "  %v, failures in a row: %d\n", err, circuit.Stats().Window.ConsecutiveFailures)
 	}
 
 	fmt.Fprintln(out, "A client that is too fast waits for as long as the server says:")

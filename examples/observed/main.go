@@ -61,7 +61,7 @@ func run(ctx context.Context, out io.Writer) error {
 
 	// The policies, and all that it takes to observe them.
 	retries := retry.New(retry.Config{Name: "users", Backoff: retry.Constant(10 * time.Millisecond)})
-	circuit := breaker.New(breaker.Config{Name: "users", Failures: 3, OpenFor: 50 * time.Millisecond})
+	circuit := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 3, OpenFor: 50 * time.Millisecond})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 2, MaxWait: time.Second})
 	reg := registry.New()
 	reg.MustAdd(retries, circuit, slots)

@@ -49,7 +49,7 @@ func run(ctx context.Context, out io.Writer) (made, failed int64) {
 	ctx, cancel := context.WithTimeout(ctx, *lasts)
 	defer cancel()
 	retries := retry.New(retry.Config{Name: "users", Attempts: 3})
-	circuit := breaker.New(breaker.Config{Name: "users", Failures: 5})
+	circuit := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 5})
 	rate := throttle.New(throttle.Config{Name: "users", Rate: 500, Burst: 10, MaxWait: -1})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 4, MaxWait: -1})
 	reg := registry.New()
@@ -117,7 +117,7 @@ func edit(ctx context.Context, file string) {
 		`{"throttle/users": {"Rate": -1}, "breaker/users": {"OpenFor": 45, "Failure": 10},` +
 			` "bulkhead/user": {"Limit": 2}}`,
 		`{"throttle/users": {"Rate": 1000}, "bulkhead/users": {"Limit": 2},` +
-			` "breaker/users": {"OpenFor": "45s", "Failures": 10}}`,
+			` "breaker/users": {"OpenFor": "45s", "ConsecutiveFailures": 10}}`,
 	} {
 		select {
 		case <-ctx.Done():

@@ -126,7 +126,7 @@ func keyedBreakersParallel(build func() keyedCall) func(*testing.B) {
 type guarded func() error
 
 func ourBreaker(work func(context.Context) error) guarded {
-	b := breaker.New(breaker.Config{Failures: 5, OpenFor: time.Hour})
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 5, OpenFor: time.Hour})
 	ctx := context.Background()
 	return func() error { return b.Do(ctx, work) }
 }

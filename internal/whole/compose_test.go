@@ -181,7 +181,7 @@ func TestRefusalIsNoFailureToABreakerAbove(t *testing.T) {
 
 	for name, policy := range map[string]resilience.Policy{"throttle": limit, "bulkhead": places} {
 		t.Run(name, func(t *testing.T) {
-			circuit := breaker.New(breaker.Config{Failures: 1})
+			circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 			retries := retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0), MaxRetryAfter: time.Nanosecond})
 			fn := resilience.Chain(circuit.Wrap, retries.Wrap, policy.Wrap)(func(context.Context) error { return nil })
 			for range 10 {
@@ -196,7 +196,7 @@ func TestRefusalIsNoFailureToABreakerAbove(t *testing.T) {
 // and what went wrong is still there.
 func TestRetryStopsAtAnOpenBreakerAndKeepsTheError(t *testing.T) {
 	calls := 0
-	circuit := breaker.New(breaker.Config{Failures: 2})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 2})
 	retries := retry.New(retry.Config{Attempts: 10, Backoff: retry.Constant(0)})
 	err := resilience.Chain(retries.Wrap, circuit.Wrap)(func(context.Context) error { calls++; return errDown })(t.Context())
 	require.Equal(t, 2, calls)

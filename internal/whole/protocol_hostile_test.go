@@ -35,7 +35,7 @@ func readers() map[string]struct {
 	well func(*testing.T)
 } {
 	retries := retry.New(retry.Config{Attempts: 2, Budget: retry.NewBudget(retry.BudgetConfig{})})
-	circuit := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 	limit := adaptive.New(adaptive.Config{Initial: 1, Max: 1})
 	sheds := shedding.New(shedding.Config{})
 	passes := func(p resilience.Policy) func(*testing.T) {

@@ -181,13 +181,13 @@ func compensated(t *testing.T) error {
 }
 
 func openBreaker(t *testing.T) error {
-	b := breaker.New(breaker.Config{Failures: 1})
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	_ = b.Do(t.Context(), fail)
 	return b.Do(t.Context(), fail)
 }
 
 func halfOpenBreaker(t *testing.T) error {
-	b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Millisecond})
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Millisecond})
 	_ = b.Do(t.Context(), fail)
 	time.Sleep(b.Stats().OpenLeft)
 	var err error
@@ -329,7 +329,7 @@ func wantOfBreaker(s says) string {
 func gotOfBreaker(t *testing.T, caller caller, call resilience.Func) string {
 	ctx, cancel := caller()
 	defer cancel()
-	b := breaker.New(breaker.Config{Failures: 3})
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 3})
 	_ = b.Do(t.Context(), fail)
 	_ = b.Do(ctx, call)
 	for _, result := range []string{"failure", "ignored"} {

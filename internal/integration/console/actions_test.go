@@ -330,7 +330,7 @@ func TestEightTabsAreLiveAtOnce(t *testing.T) {
 	}
 	circuit.ForceOpen(errDown)
 	for _, p := range tabs {
-		p.shows("The breaker users is forced open.")
+		p.shows("The breaker users is forced_open.")
 	}
 	hide := func(hidden bool) {
 		for _, p := range tabs[:7] {
@@ -380,8 +380,10 @@ func TestPostFromAnotherOriginIsRefused(t *testing.T) {
 
 func TestTextsAreShownAsTexts(t *testing.T) {
 	const evil = `<img src=x onerror="window.caught=1"><script>window.caught=1</script>'"</title>`
-	circuit := breaker.New(breaker.Config{Name: evil, Failures: 1})
-	shards := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "shards", Failures: 1}) }, resilience.GroupConfig{})
+	circuit := breaker.New(breaker.Config{Name: evil, ConsecutiveFailures: 1})
+	shards := resilience.NewGroup(func(string) *breaker.Breaker {
+		return breaker.New(breaker.Config{Name: "shards", ConsecutiveFailures: 1})
+	}, resilience.GroupConfig{})
 	reg := registry.New()
 	reg.MustAdd(circuit, shards)
 	failing := func(context.Context) error { return errors.New(evil) }
@@ -407,7 +409,7 @@ func TestTextsAreShownAsTexts(t *testing.T) {
 func TestOpenPageDoesNotShowWhatHasPassed(t *testing.T) {
 	circuit := breaker.New(breaker.Config{Name: "users"})
 	shards := resilience.NewGroup(func(string) *breaker.Breaker {
-		return breaker.New(breaker.Config{Name: "shards", Failures: 1, OpenFor: time.Hour})
+		return breaker.New(breaker.Config{Name: "shards", ConsecutiveFailures: 1, OpenFor: time.Hour})
 	}, resilience.GroupConfig{})
 	reg := registry.New()
 	reg.MustAdd(circuit, shards)

@@ -63,7 +63,9 @@ func newTown(t *testing.T) *town {
 		return fmt.Sprint(id), nil
 	}})
 	t.Cleanup(func() { _ = users.Close() })
-	shards := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Name: "shards", Failures: 5}) }, resilience.GroupConfig{})
+	shards := resilience.NewGroup(func(string) *breaker.Breaker {
+		return breaker.New(breaker.Config{Name: "shards", ConsecutiveFailures: 5})
+	}, resilience.GroupConfig{})
 	load(t, 2, func(ctx context.Context) {
 		_, _ = users.Get(ctx, int(math.Abs(rand.NormFloat64()*200)))
 		shard := fmt.Sprintf("shard-%02d", rand.IntN(12))

@@ -71,7 +71,7 @@ func TestPgxInTx(t *testing.T) {
 		_, err := tx.Exec(ctx, "INSERT INTO book VALUES ('a', 1)")
 		return err
 	}
-	circuit := breaker.New(breaker.Config{Failures: 1})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	runs = 0
 	requireAnswered(t, resiliencepgx.InTx(t.Context(), pool, resiliencepgx.Config{Retry: circuit.Wrap}, duplicate))
 	err = resiliencepgx.InTx(t.Context(), pool, resiliencepgx.Config{Retry: often}, func(ctx context.Context, tx pgx.Tx) error {

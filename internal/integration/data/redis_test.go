@@ -20,7 +20,9 @@ import (
 // each command of a pipeline.
 func TestOneNodeOfAClusterIsDown(t *testing.T) {
 	cluster := services.NewRedisCluster(t)
-	circuits := resilience.NewGroup(func(string) *breaker.Breaker { return breaker.New(breaker.Config{Failures: 3, OpenFor: time.Hour}) }, resilience.GroupConfig{})
+	circuits := resilience.NewGroup(func(string) *breaker.Breaker {
+		return breaker.New(breaker.Config{ConsecutiveFailures: 3, OpenFor: time.Hour})
+	}, resilience.GroupConfig{})
 	slots := bulkhead.New(bulkhead.Config{Limit: 4})
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: cluster.Addrs(), ContextTimeoutEnabled: true, DialerRetries: 1, DialTimeout: time.Second,

@@ -68,7 +68,7 @@ func serve(ctx context.Context, p plan) error {
 		return err
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: p.Redis, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
-	cached := breaker.New(breaker.Config{Failures: 3, OpenFor: 20 * time.Millisecond})
+	cached := breaker.New(breaker.Config{ConsecutiveFailures: 3, OpenFor: 20 * time.Millisecond})
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(string) resilience.Middleware { return cached.Wrap }})
 	limit := fleet.New(fleet.Config{
 		Name: p.Prefix + "transfers", Instances: 2, OnOutage: fleet.Local, Eval: resilienceredis.Eval(rdb),
@@ -89,7 +89,7 @@ func serve(ctx context.Context, p plan) error {
 
 	policies := resilience.Chain(
 		retry.New(retry.Config{Attempts: 4, Backoff: retry.Constant(time.Millisecond)}).Wrap,
-		breaker.New(breaker.Config{Failures: 5, OpenFor: 20 * time.Millisecond}).Wrap,
+		breaker.New(breaker.Config{ConsecutiveFailures: 5, OpenFor: 20 * time.Millisecond}).Wrap,
 		bulkhead.New(bulkhead.Config{Limit: 4}).Wrap,
 		resilience.Timeout(500*time.Millisecond),
 	)

@@ -34,7 +34,7 @@ func TestInterop(t *testing.T) {
 		Limit:       throttle.NewGroup(plenty),
 		Slots:       served,
 		StreamSlots: streams,
-		Middleware:  resilience.Chain(breaker.New(breaker.Config{Failures: 100}).Wrap, resilience.Timeout(time.Minute)),
+		Middleware:  resilience.Chain(breaker.New(breaker.Config{ConsecutiveFailures: 100}).Wrap, resilience.Timeout(time.Minute)),
 	}.Options()...)
 	testpb.RegisterTestServiceServer(server, interop.NewTestServer())
 	go func() { _ = server.Serve(lis) }()
@@ -44,7 +44,7 @@ func TestInterop(t *testing.T) {
 	conn, err := grpc.NewClient(lis.Addr().String(), append(resiliencegrpc.Client{
 		Middleware: resilience.Chain(
 			retry.New(retry.Config{Attempts: 3}).Wrap,
-			breaker.New(breaker.Config{Failures: 100}).Wrap,
+			breaker.New(breaker.Config{ConsecutiveFailures: 100}).Wrap,
 			slots.Wrap,
 			resilience.Timeout(time.Minute),
 		),

@@ -83,7 +83,7 @@ func newShop(t *testing.T, r rules) *shop {
 // so that one answer in ten that is taken for a failure would show.
 func (s *shop) breaker(cfg breaker.Config) *breaker.Breaker {
 	cfg.OpenFor = openFor
-	cfg.Failures, cfg.FailuresInWindow, cfg.Window = 5, 5, time.Second
+	cfg.ConsecutiveFailures, cfg.FailuresInWindow, cfg.Window = 5, 5, time.Second
 	b := breaker.New(cfg)
 	b.Observe(func(_ context.Context, c breaker.Event) {
 		if c.To == breaker.Open {

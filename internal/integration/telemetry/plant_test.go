@@ -167,7 +167,7 @@ func (p *plant) mail() []func() {
 func (p *plant) shards() []func() {
 	const keys = 300
 	shards := resilience.NewGroup(func(int) *breaker.Breaker {
-		return breaker.New(breaker.Config{Name: "shards", Failures: 1, OpenFor: 15 * p.pace})
+		return breaker.New(breaker.Config{Name: "shards", ConsecutiveFailures: 1, OpenFor: 15 * p.pace})
 	}, resilience.GroupConfig{})
 	p.reg.MustAdd(shards)
 	return []func(){func() {

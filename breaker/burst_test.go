@@ -1,0 +1,284 @@
+package breaker_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/internal/linger"
+)
+
+const ms = time.Millisecond
+
+// limits are the rules by which a breaker tells a burst from a trend.
+var limits = map[string]breaker.Config{
+	"consecutive":   {ConsecutiveFailures: 10, Window: 10 * time.Second, OpenFor: 900 * ms},
+	"rate":          {FailureRate: 0.5, Window: 10 * time.Second, OpenFor: 900 * ms},
+	"rate of calls": {FailureRate: 0.5, WindowCalls: 100, OpenFor: 900 * ms},
+	"in window":     {FailuresInWindow: 10, Window: 10 * time.Second, OpenFor: 900 * ms},
+	"both": {
+		ConsecutiveFailures: 10, FailureRate: 0.5, Window: 10 * time.Second, OpenFor: 900 * ms,
+		ProbeTimeout: 10 * time.Second,
+	},
+}
+
+// forEachLimit runs a test in virtual time with a breaker by each of the named limits.
+func forEachLimit(t *testing.T, names []string, test func(t *testing.T, b *breaker.Breaker)) {
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				test(t, breaker.New(limits[name]))
+				time.Sleep(time.Minute) // calls end
+			})
+		})
+	}
+}
+
+// streamFor makes a call that succeeds at once and whose stream ends after d with err. It reports whether the
+// call was admitted.
+func streamFor(b *breaker.Breaker, d time.Duration, err error) bool {
+	ctx, work := linger.Begin(context.Background())
+	if b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }) != nil {
+		return false
+	}
+	time.AfterFunc(d, func() { work.End(err) })
+	return true
+}
+
+// pace calls f every so often, for d.
+func pace(every, d time.Duration, f func(i int)) {
+	for i, end := 0, time.Now().Add(d); time.Now().Before(end); i++ {
+		f(i)
+		time.Sleep(every)
+	}
+}
+
+// What shares a lost connection fails at once. The server is up: every retry and reconnect is sent.
+func TestLostConnectionKeepsBreakerClosed(t *testing.T) {
+	all := []string{"consecutive", "rate", "rate of calls", "in window", "both"}
+	for _, kind := range []string{"calls", "streams", "calls and streams"} {
+		for _, history := range []time.Duration{0, 25 * time.Second} {
+			for _, within := range []time.Duration{0, 100 * ms} {
+				for _, retried := range []bool{true, false} {
+					name := fmt.Sprintf("%s/history %v/within %v/retried %v", kind, history, within, retried)
+					t.Run(name, func(t *testing.T) {
+						forEachLimit(t, all, func(t *testing.T, b *breaker.Breaker) {
+							pace(50*ms, history, func(int) { go do(b, taking(20*ms, nil)) })
+							begin := func(i int, d time.Duration, err error) {
+								if kind == "calls" || kind == "calls and streams" && i%2 == 0 {
+									go do(b, taking(d, err))
+								} else {
+									streamFor(b, d, err)
+								}
+							}
+							for i := range 30 {
+								cut := 500*ms + within*time.Duration(i)/30
+								begin(i, cut, errDown)
+								if retried {
+									time.AfterFunc(cut+time.Duration(i)*3*ms, func() { begin(i, 500*ms, nil) })
+								}
+							}
+							time.Sleep(5 * time.Second)
+							require.Equal(t, errDown, do(b, down), "a straggler")
+							s := b.Stats()
+							require.Zero(t, s.Refused)
+							require.Zero(t, s.Transitions[breaker.Open])
+						})
+					})
+				}
+			}
+		}
+	}
+}
+
+// All connections are reset, and new ones refused for 200ms. Callers retry three times, and new ones arrive.
+func TestRestartedServerIsClosedSoon(t *testing.T) {
+	forEachLimit(t, []string{"consecutive", "rate", "both"}, func(t *testing.T, b *breaker.Breaker) {
+		random := rand.New(rand.NewPCG(1, 2))
+		var downUntil time.Time
+		refused := 0
+		var request func(attempt int)
+		request = func(attempt int) {
+			err := do(b, func(context.Context) error {
+				if time.Now().Before(downUntil) {
+					return errDown
+				}
+				began := time.Now()
+				time.Sleep(100 * ms)
+				if !downUntil.IsZero() && began.Before(downUntil) {
+					return errDown // its connection was reset
+				}
+				return nil
+			})
+			if _, open := err.(*breaker.OpenError); open {
+				refused++
+			}
+			if err != nil && attempt < 3 {
+				time.Sleep(time.Duration(50+random.IntN(50)) * ms << attempt)
+				request(attempt + 1)
+			}
+		}
+		pace(5*ms, 5*time.Second, func(int) { go request(0) })
+		downUntil = time.Now().Add(200 * ms)
+		pace(5*ms, 1200*ms, func(int) { go request(0) })
+		require.Equal(t, breaker.Closed, b.State(), "within a second")
+		refused = 0
+		pace(5*ms, 5*time.Second, func(int) { go request(0) })
+		require.Zero(t, refused)
+	})
+}
+
+// The server refuses connections. Calls that do not overlap open the breaker after exactly ConsecutiveFailures;
+// others within three times as many calls or 250ms, whichever is later.
+func TestRefusedConnectionsOpenBreaker(t *testing.T) {
+	for _, callers := range []int{1, 2, 10, 100} {
+		for _, takes := range []time.Duration{0, ms, 10 * ms} {
+			for _, rest := range []time.Duration{0, 20 * ms} {
+				if takes+rest == 0 && callers > 1 {
+					continue
+				}
+				t.Run(fmt.Sprintf("%d callers/take %v/rest %v", callers, takes, rest), func(t *testing.T) {
+					forEachLimit(t, []string{"consecutive", "both"}, func(t *testing.T, b *breaker.Breaker) {
+						calls, first, opened := 0, time.Time{}, time.Time{}
+						onChange(b, func(context.Context, breaker.Event) {
+							if opened.IsZero() {
+								opened = time.Now()
+							}
+						})
+						for range callers {
+							go func() {
+								for b.State() == breaker.Closed {
+									_ = do(b, func(context.Context) error {
+										calls++
+										time.Sleep(takes)
+										if first.IsZero() {
+											first = time.Now()
+										}
+										return errDown
+									})
+									time.Sleep(rest)
+								}
+							}()
+						}
+						time.Sleep(5 * time.Second)
+						took := opened.Sub(first)
+						t.Logf("open after %v and %d calls", took, calls)
+						require.False(t, opened.IsZero())
+						if callers == 1 {
+							require.Equal(t, 10, calls)
+						} else if calls > 30 {
+							require.LessOrEqual(t, took, 250*ms+takes+rest, "at the next failure")
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// A server that hangs is noticed when a second round of calls has timed out.
+func TestHangingServerOpensBreaker(t *testing.T) {
+	for _, timeout := range []time.Duration{50 * ms, 100 * ms, 300 * ms, time.Second, 10 * time.Second} {
+		for _, spread := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v/spread %v", timeout, spread), func(t *testing.T) {
+				forEachLimit(t, []string{"consecutive", "rate", "both"}, func(t *testing.T, b *breaker.Breaker) {
+					began := time.Now()
+					for i := range 100 {
+						go func() {
+							if spread {
+								time.Sleep(timeout * time.Duration(i) / 100)
+							}
+							for b.Stats().Transitions[breaker.Open] == 0 {
+								_ = do(b, taking(timeout, errHang))
+								time.Sleep(ms)
+							}
+						}()
+					}
+					for b.State() == breaker.Closed && time.Since(began) < time.Minute {
+						time.Sleep(ms)
+					}
+					t.Logf("open after %v", time.Since(began))
+					require.LessOrEqual(t, time.Since(began), 2*timeout+100*ms)
+				})
+			})
+		}
+	}
+}
+
+// Half of the calls fail, in steady traffic.
+func TestHalfFailingOpensBreaker(t *testing.T) {
+	for _, rate := range []int{20, 200, 2000} {
+		for _, takes := range []time.Duration{0, 20 * ms, 500 * ms} {
+			for _, order := range []string{"alternately", "at random"} {
+				t.Run(fmt.Sprintf("%d a second/of %v/%s", rate, takes, order), func(t *testing.T) {
+					forEachLimit(t, []string{"rate", "both"}, func(t *testing.T, b *breaker.Breaker) {
+						random := rand.New(rand.NewPCG(3, uint64(rate)))
+						began := time.Now()
+						for i := 0; b.State() == breaker.Closed && time.Since(began) < time.Minute; i++ {
+							err, d := errDown, takes
+							if order == "at random" {
+								d = time.Duration(float64(d) * (0.5 + random.Float64()))
+								if random.IntN(2) == 0 {
+									err = nil
+								}
+							} else if i%2 == 0 {
+								err = nil
+							}
+							go do(b, taking(d, err))
+							time.Sleep(time.Second / time.Duration(rate))
+						}
+						t.Logf("open after %v", time.Since(began))
+						require.LessOrEqual(t, time.Since(began), 5*time.Second)
+					})
+				})
+			}
+		}
+	}
+}
+
+// A fifth of the answers is an error, and the others are streams that last: the host mostly works.
+func TestFailuresBesideStreamsKeepBreakerClosed(t *testing.T) {
+	for _, percent := range []int{10, 20, 30} {
+		for seed := range uint64(3) {
+			t.Run(fmt.Sprintf("%d%%/seed %d", percent, seed), func(t *testing.T) {
+				forEachLimit(t, []string{"consecutive", "rate", "rate of calls", "both"},
+					func(t *testing.T, b *breaker.Breaker) {
+						random := rand.New(rand.NewPCG(4, seed))
+						pace(50*ms, 5*time.Minute, func(int) {
+							if random.IntN(100) < percent {
+								go do(b, taking(20*ms, errDown))
+							} else {
+								streamFor(b, 5*time.Second, nil)
+							}
+						})
+						s := b.Stats()
+						require.Zero(t, s.Refused)
+						require.EqualValues(t, 6000, s.Succeeded+s.Failed)
+					})
+			})
+		}
+	}
+}
+
+func TestBrokenStreamsOpenBreaker(t *testing.T) {
+	for _, after := range []time.Duration{10 * ms, 500 * ms, 2500 * ms} {
+		t.Run(after.String(), func(t *testing.T) {
+			forEachLimit(t, []string{"consecutive", "rate", "rate of calls", "in window", "both"},
+				func(t *testing.T, b *breaker.Breaker) {
+					began := time.Now()
+					for b.State() == breaker.Closed && time.Since(began) < time.Minute {
+						streamFor(b, after, errDown)
+						time.Sleep(50 * ms)
+					}
+					t.Logf("open after %v", time.Since(began))
+					require.LessOrEqual(t, time.Since(began), 2*after+1500*ms, "as many have broken as have begun")
+				})
+		})
+	}
+}

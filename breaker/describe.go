@@ -1,0 +1,62 @@
+package breaker
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/go-resilience/resilience/policy"
+)
+
+// Describe implements [policy.Describer].
+func (b *Breaker) Describe() policy.Description {
+	return policy.Description{
+		Kind: "breaker",
+		Name: b.setting.Load().Name,
+		// Not Stats: a Group reads metrics with its lock held, and an observer might need that lock.
+		Metrics: func() []policy.Metric { return policy.Metrics("breaker", b.stats()) },
+		Health:  b.health,
+		Config:  func() any { return b.Config() },
+		Update: func(dryRun bool, change func(cfg any) error) error {
+			defer b.notify(context.Background())
+			return b.setting.Change(dryRun, change, sameName, b.applyConfig)
+		},
+		Observe: policy.Events(b.Observe, describeEvent),
+		InUse:   b.inUse,
+	}
+}
+
+// inUse reports whether a Group must keep the breaker: it is forced open, disabled, or open with time left. A
+// half-open breaker may be evicted, because without traffic it would stay half-open forever.
+func (b *Breaker) inUse() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.forced() || b.state == Open && b.openLeft(b.now()) > 0
+}
+
+func (b *Breaker) health(context.Context) policy.Health {
+	s := b.Stats()
+	switch s.State {
+	case Closed:
+		return policy.Health{}
+	case Open, ForcedOpen:
+		return policy.Health{Status: policy.Fail, State: string(s.State), Err: s.LastErr}
+	}
+	return policy.Health{Status: policy.Warn, State: string(s.State), Err: s.LastErr}
+}
+
+func describeEvent(e Event) policy.Event {
+	d := policy.Event{Kind: "breaker", Name: e.Name, What: string(e.Kind), Level: slog.LevelDebug, Err: e.Err}
+	if e.Kind == EventRefused || e.To == Open || e.To == ForcedOpen {
+		d.Level = slog.LevelWarn
+	}
+	if e.Kind == EventChanged {
+		d.Attrs = append(d.Attrs, slog.String("from", string(e.From)), slog.String("to", string(e.To)))
+	}
+	if refusal, ok := e.Err.(*OpenError); ok && e.Kind == EventRefused {
+		d.Attrs = append(d.Attrs, slog.String("reason", string(refusal.State)))
+	}
+	if e.OpenFor > 0 {
+		d.Attrs = append(d.Attrs, slog.Duration("for", e.OpenFor))
+	}
+	return d
+}
