@@ -110,7 +110,7 @@ func requireRefused(t *testing.T, err error, state breaker.State) *breaker.OpenE
 }
 
 // The classic sequence, to the millisecond.
-func TestBreakerOpensProbesAndCloses(t *testing.T) {
+func TestOpenProbeClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
 		b := watched(&seen, breaker.Config{
@@ -176,7 +176,7 @@ func TestBreakerOpensProbesAndCloses(t *testing.T) {
 	})
 }
 
-func TestBreakerDoesNothingForAContextThatHasEnded(t *testing.T) {
+func TestEndedContextCallsNothing(t *testing.T) {
 	cause := errors.New("shutting down")
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(cause)
@@ -192,7 +192,7 @@ func TestBreakerDoesNothingForAContextThatHasEnded(t *testing.T) {
 	}
 }
 
-func TestBreakerSpreadsTheOpenTimesOfAFleet(t *testing.T) {
+func TestOpenTimesHaveJitter(t *testing.T) {
 	defer breaker.SetJitter(func() float64 { return rand.Float64() / 10 })()
 	synctest.Test(t, func(t *testing.T) {
 		for _, err := range []error{errDown, throttled(time.Second)} {
@@ -218,7 +218,7 @@ func TestBreakerSpreadsTheOpenTimesOfAFleet(t *testing.T) {
 	})
 }
 
-func TestBreakerPanicIsAFailureAndPassesThrough(t *testing.T) {
+func TestPanicIsFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
 		b := watched(&seen, breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second, MaxOpenFor: time.Minute})
@@ -235,7 +235,7 @@ func TestBreakerPanicIsAFailureAndPassesThrough(t *testing.T) {
 	})
 }
 
-func TestBreakerIgnoresACallThatEndsItsGoroutine(t *testing.T) {
+func TestGoexitIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 		exit := func() {
@@ -258,7 +258,7 @@ func TestBreakerIgnoresACallThatEndsItsGoroutine(t *testing.T) {
 	})
 }
 
-func TestBreakerIgnoresCanceledCalls(t *testing.T) {
+func TestCanceledCallsOpenNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second, Classify: func(error) breaker.Verdict {
 			return breaker.Failure
@@ -294,7 +294,7 @@ func TestBreakerIgnoresCanceledCalls(t *testing.T) {
 	})
 }
 
-func TestBreakerRefusalsOfAPeriodShareTheirError(t *testing.T) {
+func TestRefusalsShareTheirError(t *testing.T) {
 	var refused []*breaker.OpenError
 	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	onRefuse(b, func(_ context.Context, e *breaker.OpenError) {

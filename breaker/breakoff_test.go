@@ -22,7 +22,7 @@ func goesOn(t *testing.T, b *breaker.Breaker, ctx context.Context) *linger.Work 
 	return work
 }
 
-func TestBreakerCountsABreakingOffInPlaceOfASuccess(t *testing.T) {
+func TestBrokenStreamReplacesSuccess(t *testing.T) {
 	for name, cfg := range map[string]breaker.Config{"time": {ConsecutiveFailures: 2}, "calls": {ConsecutiveFailures: 2, WindowCalls: 3}} {
 		t.Run(name, func(t *testing.T) {
 			var seen changes
@@ -48,7 +48,7 @@ func TestBreakerCountsABreakingOffInPlaceOfASuccess(t *testing.T) {
 
 // Work of a probe of an earlier opening holds no place of a probe now: whether its call had returned by
 // then or not.
-func TestBreakerProbesBesideTheWorkOfAnEarlierOpening(t *testing.T) {
+func TestProbesBesideAnEarlierStream(t *testing.T) {
 	for _, returned := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Hour})
@@ -79,7 +79,7 @@ func TestBreakerProbesBesideTheWorkOfAnEarlierOpening(t *testing.T) {
 
 // Streams that break off open the breaker, however long each has run by then: 19 of 20, and
 // the rate is that of the ends.
-func TestBreakerOpensForStreamsThatBreakOff(t *testing.T) {
+func TestBrokenStreamsOpenAtAnyRate(t *testing.T) {
 	const window = 10 * time.Second
 	for _, after := range []time.Duration{window / 10, window, 3 * window} {
 		for _, rate := range []float64{0.5, 0.51, 0.6, 0.9} {
@@ -110,7 +110,7 @@ func TestBreakerOpensForStreamsThatBreakOff(t *testing.T) {
 }
 
 // The open time grows although each probe looks well at first.
-func TestBreakerGrowsTheOpenTimeForStreamsThatBreakOff(t *testing.T) {
+func TestOpenTimeGrowsForBrokenStreams(t *testing.T) {
 	for name, after := range map[string]time.Duration{"as a probe": 50 * time.Millisecond, "after it": 300 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestBreakerGrowsTheOpenTimeForStreamsThatBreakOff(t *testing.T) {
 
 // Ten thousand streams that go on for an hour do not open the breaker beside one call in a
 // hundred that fails, nor do they when they have ended.
-func TestBreakerStaysClosedBesideLongStreams(t *testing.T) {
+func TestLongStreamsKeepBreakerClosed(t *testing.T) {
 	for name, cfg := range map[string]breaker.Config{
 		"rate":        {FailureRate: 0.1, Window: 10 * time.Second},
 		"in a row":    {ConsecutiveFailures: 5, Window: 10 * time.Second}, // three fail until the first is old
@@ -160,7 +160,7 @@ func TestBreakerStaysClosedBesideLongStreams(t *testing.T) {
 }
 
 // Classify may excuse a call that breaks off. It is not counted as a second success.
-func TestBreakerAsksClassifyAboutABreakingOff(t *testing.T) {
+func TestClassifyGetsBrokenStreams(t *testing.T) {
 	for _, result := range []breaker.Verdict{breaker.Success, breaker.Ignore} {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, Classify: func(error) breaker.Verdict { return result }})
 		goesOn(t, b, t.Context()).End(errDown)
@@ -168,7 +168,7 @@ func TestBreakerAsksClassifyAboutABreakingOff(t *testing.T) {
 	}
 }
 
-func TestBreakerCountsWorkThatFailsAtOnce(t *testing.T) {
+func TestFailedCallHasNoStream(t *testing.T) {
 	for name, fn := range map[string]func(work *linger.Work) error{
 		"error":             func(*linger.Work) error { return errDown },
 		"error of the work": func(w *linger.Work) error { w.Continue(); return errDown },
@@ -189,7 +189,7 @@ func TestBreakerCountsWorkThatFailsAtOnce(t *testing.T) {
 }
 
 // The work may end on another goroutine before the call has been counted.
-func TestBreakerCountsWorkThatEndsAtOnce(t *testing.T) {
+func TestStreamMayEndBeforeItsCall(t *testing.T) {
 	for range 200 {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 100})
 		ctx, work := linger.Begin(t.Context())
@@ -211,7 +211,7 @@ func TestBreakerCountsWorkThatEndsAtOnce(t *testing.T) {
 }
 
 // An answer has ended the call, also if there was work.
-func TestBreakerDoesNotWaitForTheWorkOfAnAnswer(t *testing.T) {
+func TestAnswerHasNoStream(t *testing.T) {
 	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	ctx, work := linger.Begin(t.Context())
 	require.Equal(t, answered(true), b.Do(ctx, func(context.Context) error { work.Continue(); return answered(true) }))

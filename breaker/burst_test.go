@@ -153,7 +153,7 @@ func TestRefusedConnectionsOpenBreaker(t *testing.T) {
 						})
 						for range callers {
 							go func() {
-								for b.State() == breaker.Closed {
+								for b.State() == breaker.Closed && calls < 100_000 {
 									_ = do(b, func(context.Context) error {
 										calls++
 										time.Sleep(takes)
@@ -194,7 +194,7 @@ func TestHangingServerOpensBreaker(t *testing.T) {
 							if spread {
 								time.Sleep(timeout * time.Duration(i) / 100)
 							}
-							for b.Stats().Transitions[breaker.Open] == 0 {
+							for b.Stats().Transitions[breaker.Open] == 0 && time.Since(began) < time.Minute {
 								_ = do(b, taking(timeout, errHang))
 								time.Sleep(ms)
 							}

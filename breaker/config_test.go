@@ -58,7 +58,7 @@ func TestConfigValidate(t *testing.T) {
 	}
 }
 
-func TestBreakerWithTheLongestTimes(t *testing.T) {
+func TestLongestTimes(t *testing.T) {
 	b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: math.MaxInt64, Window: math.MaxInt64})
 	require.NoError(t, do(b, ok))
 	open(t, b)
@@ -90,7 +90,7 @@ func TestOpenErrorText(t *testing.T) {
 }
 
 // Each refusal says when to come back, and whether it is worthwhile.
-func TestOpenErrorSaysWhenToComeBack(t *testing.T) {
+func TestOpenErrorRetryAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Minute})
 		open(t, b)

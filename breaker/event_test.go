@@ -53,7 +53,7 @@ func onRefuse(b interface {
 }
 
 // The probe is made in the state that the hook has been told of.
-func TestHalfOpenIsToldBeforeTheProbe(t *testing.T) {
+func TestHalfOpenNotifiedBeforeProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
 		b := watched(&seen, breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
@@ -83,7 +83,7 @@ func TestObserversMayUseTheBreaker(t *testing.T) {
 }
 
 // The call that a panic of an observer has kept from being made is no probe that hangs.
-func TestObserverThatPanicsKeepsNoProbe(t *testing.T) {
+func TestObserverPanicReleasesProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 		onChange(b, func(_ context.Context, c breaker.Event) {
@@ -100,7 +100,7 @@ func TestObserverThatPanicsKeepsNoProbe(t *testing.T) {
 }
 
 // A call that was refused is not counted once more because an observer has panicked before it was told.
-func TestObserverThatPanicsCountsNoCallTwice(t *testing.T) {
+func TestObserverPanicCountsRefusalOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 		open(t, b)

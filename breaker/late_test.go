@@ -14,7 +14,7 @@ import (
 )
 
 // A result counts for the period in which its call began.
-func TestBreakerIgnoresResultsFromBefore(t *testing.T) {
+func TestEarlierCallsChangeNothing(t *testing.T) {
 	late := map[string]error{"success": nil, "failure": errDown, "retry after": throttled(time.Hour)}
 	for name, between := range map[string]func(b *breaker.Breaker){
 		"reset":  func(b *breaker.Breaker) { b.Reset() },
@@ -70,7 +70,7 @@ func TestBreakerIgnoresResultsFromBefore(t *testing.T) {
 }
 
 // A probe that began before a trip or a reset returns its permit and changes nothing else.
-func TestBreakerIgnoresProbesFromBefore(t *testing.T) {
+func TestEarlierProbesChangeNothing(t *testing.T) {
 	for name, between := range map[string]func(b *breaker.Breaker){
 		"trip":  func(b *breaker.Breaker) { b.Trip(errDown, time.Second) },
 		"reset": func(b *breaker.Breaker) { b.Reset() },

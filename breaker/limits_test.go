@@ -10,7 +10,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-func TestBreakerOpensAtTheExactRate(t *testing.T) {
+func TestOpensAtExactLimit(t *testing.T) {
 	const F, S = true, false
 	for name, test := range map[string]struct {
 		cfg   breaker.Config
@@ -49,7 +49,7 @@ func requireOpensAtTheLast(t *testing.T, cfg breaker.Config, calls []bool) {
 }
 
 // A call that takes SlowAfter has failed, whatever it returns to its caller.
-func TestBreakerCountsASlowCallAsAFailure(t *testing.T) {
+func TestSlowCallIsFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow, fast = time.Second, time.Second - 1
 		b := breaker.New(breaker.Config{FailureRate: 0.5, SlowAfter: time.Second, MinCalls: 4})

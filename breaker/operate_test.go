@@ -104,7 +104,7 @@ func TestBreakerForceOpen(t *testing.T) {
 }
 
 // What has left the window by then is not among the figures of an opening.
-func TestStatsOfAnOpeningAreThoseOfItsMoment(t *testing.T) {
+func TestStatsFreezeAtOpening(t *testing.T) {
 	for name, stop := range map[string]func(*breaker.Breaker){
 		"Trip":      func(b *breaker.Breaker) { b.Trip(nil, time.Hour) },
 		"ForceOpen": func(b *breaker.Breaker) { b.ForceOpen(nil) },
@@ -127,7 +127,7 @@ func TestStatsOfAnOpeningAreThoseOfItsMoment(t *testing.T) {
 	}
 }
 
-func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
+func TestStatsKeepCountsOfOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{FailureRate: 0.5, MinCalls: 4, OpenFor: time.Hour})
 		require.Equal(t, breaker.Stats{State: breaker.Closed}, untotaled(b))
@@ -159,7 +159,7 @@ func TestBreakerStatsKeepTheFiguresOfTheTrip(t *testing.T) {
 }
 
 // A hook may call every method. The changes that it causes are told after its own.
-func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
+func TestObserverMayCallEveryMethod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
 		var b *breaker.Breaker
@@ -206,7 +206,7 @@ func TestBreakerHooksMayCallEveryMethod(t *testing.T) {
 	})
 }
 
-func TestBreakerGoesOnTellingAfterAHookPanicked(t *testing.T) {
+func TestNotifyContinuesAfterObserverPanics(t *testing.T) {
 	var seen changes
 	var b *breaker.Breaker
 	panics := true
@@ -226,7 +226,7 @@ func TestBreakerGoesOnTellingAfterAHookPanicked(t *testing.T) {
 	require.Equal(t, "open -> closed, closed -> open", seen.String())
 }
 
-func TestBreakerTellsWithTheContextOfTheCall(t *testing.T) {
+func TestEventsHaveContextOfCall(t *testing.T) {
 	type key struct{}
 	ctx := context.WithValue(context.Background(), key{}, "trace 1")
 	var traces []any
@@ -346,7 +346,7 @@ func TestBreakerChangesStress(t *testing.T) {
 
 // The first call after the open time finds the permit taken by an earlier probe. It is
 // refused, and the observers are told before it returns.
-func TestBreakerRefusalTellsOfTheChangeThatItBroughtAbout(t *testing.T) {
+func TestRefusalNotifiesOfHalfOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
 		b := watched(&seen, breaker.Config{})

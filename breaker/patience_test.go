@@ -26,7 +26,7 @@ func hangFor(b *breaker.Breaker, d time.Duration) error {
 	return b.Do(ctx, hang)
 }
 
-func TestBreakerCountsACallersDeadlineAfterPatience(t *testing.T) {
+func TestDeadlineAfterPatienceIsFailure(t *testing.T) {
 	const sec = time.Second
 	for name, test := range map[string]struct {
 		cfg     breaker.Config
@@ -87,7 +87,7 @@ func TestBreakerCountsACallersDeadlineAfterPatience(t *testing.T) {
 }
 
 // Classify decides, as for any failure.
-func TestBreakerAsksClassifyAboutACallersDeadline(t *testing.T) {
+func TestClassifyGetsDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked []error
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, Classify: func(err error) breaker.Verdict {
@@ -102,7 +102,7 @@ func TestBreakerAsksClassifyAboutACallersDeadline(t *testing.T) {
 }
 
 // A probe whose deadline passes before Patience is ignored and returns its permit.
-func TestBreakerHungProbe(t *testing.T) {
+func TestProbeOfImpatientCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: 2 * time.Second, MaxOpenFor: time.Minute})
 		open(t, b)
@@ -117,7 +117,7 @@ func TestBreakerHungProbe(t *testing.T) {
 	})
 }
 
-func TestBreakerReadsADeadlineWhoseCtxHasACause(t *testing.T) {
+func TestDeadlineWithCauseIsFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		tooLate := errors.New("too late")
@@ -129,7 +129,7 @@ func TestBreakerReadsADeadlineWhoseCtxHasACause(t *testing.T) {
 }
 
 // A connection with the deadline of its ctx may return before or after ctx is canceled.
-func TestBreakerSeesADeadlineAtItsTime(t *testing.T) {
+func TestDeadlineCountsFromItsTime(t *testing.T) {
 	for range 100 {
 		synctest.Test(t, func(t *testing.T) {
 			b := breaker.New(breaker.Config{})

@@ -15,7 +15,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-func TestBreakerLetsAtMostProbesThroughAtOnce(t *testing.T) {
+func TestProbesLimitCallsAtOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		probes, most int
 	}{
@@ -51,7 +51,7 @@ func TestBreakerLetsAtMostProbesThroughAtOnce(t *testing.T) {
 
 // A probe that hangs has failed after OpenFor: the next call, or a look at the state, finds
 // that out.
-func TestBreakerOpensAgainForAHangingProbe(t *testing.T) {
+func TestHangingProbeOpensBreaker(t *testing.T) {
 	for name, notice := range map[string]func(*testing.T, *breaker.Breaker){
 		"a call": func(t *testing.T, b *breaker.Breaker) { requireRefused(t, do(b, ok), breaker.Open) },
 		"State":  func(t *testing.T, b *breaker.Breaker) { require.Equal(t, breaker.Open, b.State()) },

@@ -66,7 +66,7 @@ func returning(err error) func(context.Context) error {
 }
 
 // An answer is a success and a refusal is ignored, without a call of Classify.
-func TestBreakerReadsTheEndOfACall(t *testing.T) {
+func TestOutcomeOfError(t *testing.T) {
 	canceled := func(err error) func(context.Context) error {
 		return func(ctx context.Context) error { ctx.Value(cancelKey{}).(context.CancelFunc)(); return err }
 	}
@@ -142,7 +142,7 @@ func TestBreakerClassify(t *testing.T) {
 	require.Equal(t, breaker.Open, b.State())
 }
 
-func TestBreakerOpensForRetryAfter(t *testing.T) {
+func TestRetryAfterSetsOpenTime(t *testing.T) {
 	const sec = time.Second
 	for name, test := range map[string]struct {
 		cfg  breaker.Config
@@ -180,7 +180,7 @@ func TestBreakerOpensForRetryAfter(t *testing.T) {
 }
 
 // RetryAfter says how long, not whether.
-func TestBreakerDoesNotOpenForRetryAfterAlone(t *testing.T) {
+func TestRetryAfterAloneOpensNothing(t *testing.T) {
 	b := breaker.New(breaker.Config{FailureRate: 0.5, ConsecutiveFailures: 5})
 	for range 20 {
 		for range 99 {
@@ -193,7 +193,7 @@ func TestBreakerDoesNotOpenForRetryAfterAlone(t *testing.T) {
 
 // An API that answers every request with RetryAfter gets Failures requests, and then none for
 // that time.
-func TestBreakerLeavesAnAPIAloneThatAlwaysSaysRetryAfter(t *testing.T) {
+func TestRetryAfterHoldsForProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 5})
 		var sent []time.Duration
@@ -209,7 +209,7 @@ func TestBreakerLeavesAnAPIAloneThatAlwaysSaysRetryAfter(t *testing.T) {
 }
 
 // Classify is asked about answers that shed load, too, and about no other answer.
-func TestBreakerAsksClassifyAboutThrottledAnswers(t *testing.T) {
+func TestClassifyGetsThrottledAnswers(t *testing.T) {
 	var asked []error
 	b := breaker.New(breaker.Config{ConsecutiveFailures: 1, Classify: func(err error) breaker.Verdict {
 		asked = append(asked, err)
@@ -234,7 +234,7 @@ func (shed) Answered() bool  { return true }
 func (shed) Throttled() bool { return true }
 
 // What is none of the three results is a failure, and locks nothing.
-func TestBreakerTakesAnUnknownResultForAFailure(t *testing.T) {
+func TestUnknownVerdictIsFailure(t *testing.T) {
 	b := breaker.New(breaker.Config{ConsecutiveFailures: 2, Classify: func(error) breaker.Verdict { return breaker.Ignore + 1 }})
 	for range 2 {
 		require.ErrorIs(t, b.Do(t.Context(), down), errDown)

@@ -65,7 +65,7 @@ func TestTotals(t *testing.T) {
 	})
 }
 
-func TestStatsHaveTheLastError(t *testing.T) {
+func TestStatsLastErr(t *testing.T) {
 	b := breaker.New(breaker.Config{})
 	do(b, down)
 	do(b, ok)

@@ -20,7 +20,7 @@ func update(t *testing.T, b *breaker.Breaker, change func(*breaker.Config)) {
 	require.NoError(t, b.Update(change))
 }
 
-func TestConfigHasItsDefaultsFilledIn(t *testing.T) {
+func TestBreakerConfigDefaults(t *testing.T) {
 	require.Equal(t, breaker.Config{
 		Name: "users", ConsecutiveFailures: 5, Window: time.Minute, Patience: 900 * time.Millisecond, OpenFor: 30 * time.Second,
 		ProbeTimeout: 30 * time.Second, MaxOpenFor: 30 * time.Second, MaxRetryAfter: 30 * time.Second, Probes: 1,
@@ -42,7 +42,7 @@ func TestConfigHasItsDefaultsFilledIn(t *testing.T) {
 	}
 }
 
-func TestUpdateComputesDefaultsAnew(t *testing.T) {
+func TestUpdateKeepsBreakerDefaults(t *testing.T) {
 	b := breaker.New(breaker.Config{SlowAfter: 10 * time.Second})
 	require.Equal(t, 9*time.Second, b.Config().Patience)
 	update(t, b, func(c *breaker.Config) { c.SlowAfter *= 2 })
@@ -61,7 +61,7 @@ func TestUpdateComputesDefaultsAnew(t *testing.T) {
 	require.Equal(t, 5, b.Config().ConsecutiveFailures)
 }
 
-func TestUpdateKeepsAWindowOfTheSameLength(t *testing.T) {
+func TestUpdateKeepsWindowOfSameLength(t *testing.T) {
 	b := breaker.New(breaker.Config{WindowCalls: 10})
 	require.Error(t, do(b, down))
 	update(t, b, func(c *breaker.Config) { c.Window = time.Hour })
@@ -70,7 +70,7 @@ func TestUpdateKeepsAWindowOfTheSameLength(t *testing.T) {
 	require.Zero(t, b.Stats().Window.Failed)
 }
 
-func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
+func TestInvalidUpdateChangesNothing(t *testing.T) {
 	b := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 2})
 	before := b.Config()
 	do(b, down)
@@ -87,7 +87,7 @@ func TestUpdateThatIsNotValidChangesNothing(t *testing.T) {
 }
 
 // A call ends under the Config with which it began, and counts in the window that is kept.
-func TestUpdateKeepsTheConfigOfCallsUnderWay(t *testing.T) {
+func TestUpdateKeepsConfigOfCallsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 2, WindowCalls: 50, SlowAfter: time.Second, Classify: func(error) breaker.Verdict { return breaker.Ignore }})
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
@@ -208,7 +208,7 @@ func TestUpdateMayBeCalledByAnObserver(t *testing.T) {
 }
 
 // An Update that finds the open time over tells of the change.
-func TestUpdateTellsOfWhatItFinds(t *testing.T) {
+func TestUpdateNotifiesOfHalfOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
 		b := watched(&seen, breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
