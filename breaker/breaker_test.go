@@ -34,14 +34,14 @@ func taking(d time.Duration, err error) func(context.Context) error {
 	}
 }
 
-// watched returns a breaker whose changes of state seen collects.
+// watched returns a breaker whose transitions seen collects.
 func watched(seen *changes, cfg breaker.Config) *breaker.Breaker {
 	b := breaker.New(cfg)
 	onChange(b, seen.hook)
 	return b
 }
 
-// onChange calls f with each change of state.
+// onChange calls f with each transition.
 func onChange(b *breaker.Breaker, f func(context.Context, breaker.Event)) {
 	b.Observe(func(ctx context.Context, e breaker.Event) {
 		if e.Kind == breaker.EventChanged {
@@ -50,7 +50,7 @@ func onChange(b *breaker.Breaker, f func(context.Context, breaker.Event)) {
 	})
 }
 
-// changes collects changes of state, as "closed -> open".
+// changes collects transitions, as "closed -> open".
 type changes struct {
 	mu  sync.Mutex
 	all []breaker.Event
@@ -62,7 +62,7 @@ func (c *changes) hook(_ context.Context, change breaker.Event) {
 	c.all = append(c.all, change)
 }
 
-// requireChain checks that each change begins where the one before ended.
+// requireChain checks that each transition starts in the state in which the one before ended.
 func (c *changes) requireChain(t *testing.T, end breaker.State) {
 	t.Helper()
 	from := breaker.Closed
@@ -86,7 +86,7 @@ func do(b *breaker.Breaker, fn func(context.Context) error) error {
 	return b.Do(context.Background(), fn)
 }
 
-// open makes b, whose Failures is 1, open.
+// open opens b, whose ConsecutiveFailures is 1.
 func open(t *testing.T, b *breaker.Breaker) {
 	t.Helper()
 	require.Equal(t, errDown, do(b, down))
@@ -109,7 +109,7 @@ func requireRefused(t *testing.T, err error, state breaker.State) *breaker.OpenE
 	return refusal
 }
 
-// The classic sequence, to the millisecond.
+// The breaker opens, refuses, probes and closes at exact times.
 func TestOpenProbeClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
@@ -192,30 +192,54 @@ func TestEndedContextCallsNothing(t *testing.T) {
 	}
 }
 
+// An operator's open time has no jitter, and MaxRetryAfter bounds the open time with its jitter.
 func TestOpenTimesHaveJitter(t *testing.T) {
 	defer breaker.SetJitter(func() float64 { return rand.Float64() / 10 })()
-	synctest.Test(t, func(t *testing.T) {
-		for _, err := range []error{errDown, throttled(time.Second)} {
-			least, most, spread := time.Hour, time.Duration(0), false
-			for range 1000 {
-				b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
-				do(b, returning(err))
-				left := b.Stats().OpenLeft
-				least, most = min(least, left), max(most, left)
-				b.Trip(nil, time.Second)
-				require.Equal(t, time.Second, b.Stats().OpenLeft, "an operator means what he says")
-				b.Reset()
-				b.Trip(nil, 0)
-				left = b.Stats().OpenLeft
-				least, most = min(least, left), max(most, left)
-				spread = spread || left > time.Second
-			}
-			require.True(t, spread, "unless he leaves the time open")
-			require.GreaterOrEqual(t, least, time.Second)
-			require.LessOrEqual(t, most, 1100*time.Millisecond)
-			require.Greater(t, most-least, 80*time.Millisecond, "they would all probe at once")
-		}
-	})
+	for name, test := range map[string]struct {
+		open        func(b *breaker.Breaker)
+		least, most time.Duration
+	}{
+		"OpenFor":              {func(b *breaker.Breaker) { do(b, down) }, 1000 * ms, 1100 * ms},
+		"RetryAfter":           {func(b *breaker.Breaker) { do(b, returning(throttled(2000*ms))) }, 2000 * ms, 2200 * ms},
+		"almost MaxRetryAfter": {func(b *breaker.Breaker) { do(b, returning(throttled(9500*ms))) }, 9500 * ms, 10000 * ms},
+		"MaxRetryAfter":        {func(b *breaker.Breaker) { do(b, returning(throttled(10000*ms))) }, 10000 * ms, 10000 * ms},
+		"more":                 {func(b *breaker.Breaker) { do(b, returning(throttled(time.Hour))) }, 10000 * ms, 10000 * ms},
+		"Trip":                 {func(b *breaker.Breaker) { b.Trip(nil, 2000*ms) }, 2000 * ms, 2000 * ms},
+		"Trip by itself":       {func(b *breaker.Breaker) { b.Trip(nil, 0) }, 1000 * ms, 1100 * ms},
+		"Trip, negative":       {func(b *breaker.Breaker) { b.Trip(nil, -1) }, 1000 * ms, 1100 * ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				shortest, longest := time.Hour, time.Duration(0)
+				for range 1000 {
+					b := breaker.New(breaker.Config{
+						ConsecutiveFailures: 1, OpenFor: time.Second, MaxRetryAfter: 10 * time.Second,
+					})
+					test.open(b)
+					shortest, longest = min(shortest, b.Stats().OpenLeft), max(longest, b.Stats().OpenLeft)
+				}
+				require.GreaterOrEqual(t, shortest, test.least)
+				require.LessOrEqual(t, longest, test.most)
+				require.GreaterOrEqual(t, longest-shortest, (test.most-test.least)*8/10, "a fleet would probe at once")
+			})
+		})
+	}
+}
+
+// Trip opens for exactly as long as it is told, however short.
+func TestTripExactly(t *testing.T) {
+	for _, d := range []time.Duration{2, 10, 100, 999, time.Microsecond, ms} {
+		synctest.Test(t, func(t *testing.T) {
+			b := breaker.New(breaker.Config{})
+			b.Trip(errDown, d)
+			require.Equal(t, d, b.Stats().OpenLeft)
+			time.Sleep(d - 1)
+			requireRefused(t, do(b, ok), breaker.Open)
+			time.Sleep(1)
+			require.NoError(t, do(b, ok))
+			require.Equal(t, breaker.Closed, b.State())
+		})
+	}
 }
 
 func TestPanicIsFailure(t *testing.T) {
@@ -228,7 +252,7 @@ func TestPanicIsFailure(t *testing.T) {
 			require.Equal(t, breaker.Open, b.State())
 			require.EqualError(t, b.Stats().LastErr, "boom")
 			require.Equal(t, time.Second<<(n-1), b.Stats().OpenLeft)
-			require.Len(t, seen.all, 2*n-1, "told on the way out")
+			require.Len(t, seen.all, 2*n-1, "before the panic continues")
 			time.Sleep(b.Stats().OpenLeft)
 		}
 		require.NoError(t, do(b, ok))

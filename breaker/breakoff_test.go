@@ -14,8 +14,8 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// goesOn makes a call whose work goes on after it has returned, like that of a response.
-func goesOn(t *testing.T, b *breaker.Breaker, ctx context.Context) *linger.Work {
+// beginStream makes a call whose stream continues after it has returned, like that of a response.
+func beginStream(t *testing.T, b *breaker.Breaker, ctx context.Context) *linger.Work {
 	t.Helper()
 	ctx, work := linger.Begin(ctx)
 	require.NoError(t, b.Do(ctx, func(context.Context) error { work.Continue(); return nil }))
@@ -27,12 +27,12 @@ func TestBrokenStreamReplacesSuccess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var seen changes
 			b := watched(&seen, cfg)
-			goesOn(t, b, t.Context()).End(errDown)
+			beginStream(t, b, t.Context()).End(errDown)
 			require.Equal(t, breaker.Counts{Failed: 1, ConsecutiveFailures: 1}, b.Stats().Window)
-			goesOn(t, b, t.Context()).End(nil)
+			beginStream(t, b, t.Context()).End(nil)
 
 			for range 2 {
-				goesOn(t, b, t.Context()).End(errDown)
+				beginStream(t, b, t.Context()).End(errDown)
 			}
 			require.Equal(t, breaker.Open, b.State())
 			require.Equal(t, errDown, b.Stats().LastErr)
@@ -46,8 +46,7 @@ func TestBrokenStreamReplacesSuccess(t *testing.T) {
 	}
 }
 
-// Work of a probe of an earlier opening holds no place of a probe now: whether its call had returned by
-// then or not.
+// The stream of a probe of an earlier opening holds no permit, whether its call had returned by then or not.
 func TestProbesBesideAnEarlierStream(t *testing.T) {
 	for _, returned := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -77,8 +76,8 @@ func TestProbesBesideAnEarlierStream(t *testing.T) {
 	}
 }
 
-// Streams that break off open the breaker, however long each has run by then: 19 of 20, and
-// the rate is that of the ends.
+// 19 of 20 streams break. The breaker opens however long each has run by then, because the rate is that of
+// the ends.
 func TestBrokenStreamsOpenAtAnyRate(t *testing.T) {
 	const window = 10 * time.Second
 	for _, after := range []time.Duration{window / 10, window, 3 * window} {
@@ -109,7 +108,7 @@ func TestBrokenStreamsOpenAtAnyRate(t *testing.T) {
 	}
 }
 
-// The open time grows although each probe looks well at first.
+// The open time grows although each probe succeeds at first.
 func TestOpenTimeGrowsForBrokenStreams(t *testing.T) {
 	for name, after := range map[string]time.Duration{"as a probe": 50 * time.Millisecond, "after it": 300 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
@@ -132,8 +131,8 @@ func TestOpenTimeGrowsForBrokenStreams(t *testing.T) {
 	}
 }
 
-// Ten thousand streams that go on for an hour do not open the breaker beside one call in a
-// hundred that fails, nor do they when they have ended.
+// 10,000 streams that last an hour, and one failed call in a hundred, do not open the breaker, not even when
+// the streams have ended.
 func TestLongStreamsKeepBreakerClosed(t *testing.T) {
 	for name, cfg := range map[string]breaker.Config{
 		"rate":        {FailureRate: 0.1, Window: 10 * time.Second},
@@ -147,7 +146,7 @@ func TestLongStreamsKeepBreakerClosed(t *testing.T) {
 					if i%100 == 50 {
 						require.Equal(t, errDown, do(b, down))
 					}
-					work := goesOn(t, b, t.Context())
+					work := beginStream(t, b, t.Context())
 					time.AfterFunc(time.Hour, func() { work.End(nil) })
 					time.Sleep(36 * time.Millisecond)
 				}
@@ -159,11 +158,11 @@ func TestLongStreamsKeepBreakerClosed(t *testing.T) {
 	}
 }
 
-// Classify may excuse a call that breaks off. It is not counted as a second success.
+// If Classify excuses a broken stream, it is not counted as a second success.
 func TestClassifyGetsBrokenStreams(t *testing.T) {
 	for _, result := range []breaker.Verdict{breaker.Success, breaker.Ignore} {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, Classify: func(error) breaker.Verdict { return result }})
-		goesOn(t, b, t.Context()).End(errDown)
+		beginStream(t, b, t.Context()).End(errDown)
 		require.Equal(t, breaker.Counts{Succeeded: 1}, b.Stats().Window, result)
 	}
 }
@@ -188,7 +187,7 @@ func TestFailedCallHasNoStream(t *testing.T) {
 	}
 }
 
-// The work may end on another goroutine before the call has been counted.
+// A stream may end on another goroutine before its call has been counted.
 func TestStreamMayEndBeforeItsCall(t *testing.T) {
 	for range 200 {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 100})
@@ -210,7 +209,7 @@ func TestStreamMayEndBeforeItsCall(t *testing.T) {
 	}
 }
 
-// An answer has ended the call, also if there was work.
+// An answer ends the call, even if work was to continue.
 func TestAnswerHasNoStream(t *testing.T) {
 	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	ctx, work := linger.Begin(t.Context())

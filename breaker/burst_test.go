@@ -44,7 +44,7 @@ func forEachLimit(t *testing.T, names []string, test func(t *testing.T, b *break
 // call was admitted.
 func streamFor(b *breaker.Breaker, d time.Duration, err error) bool {
 	ctx, work := linger.Begin(context.Background())
-	if b.Do(ctx, func(context.Context) error { work.GoOn(); return nil }) != nil {
+	if b.Do(ctx, func(context.Context) error { work.Continue(); return nil }) != nil {
 		return false
 	}
 	time.AfterFunc(d, func() { work.End(err) })

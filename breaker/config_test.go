@@ -89,7 +89,7 @@ func TestOpenErrorText(t *testing.T) {
 	}
 }
 
-// Each refusal says when to come back, and whether it is worthwhile.
+// RetryAfter and Retryable depend on the state.
 func TestOpenErrorRetryAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Minute})

@@ -49,11 +49,13 @@ func describeEvent(e Event) policy.Event {
 	if e.Kind == EventRefused || e.To == Open || e.To == ForcedOpen {
 		d.Level = slog.LevelWarn
 	}
-	if e.Kind == EventChanged {
+	switch e.Kind {
+	case EventChanged:
 		d.Attrs = append(d.Attrs, slog.String("from", string(e.From)), slog.String("to", string(e.To)))
-	}
-	if refusal, ok := e.Err.(*OpenError); ok && e.Kind == EventRefused {
-		d.Attrs = append(d.Attrs, slog.String("reason", string(refusal.State)))
+	case EventRefused:
+		if refusal, ok := e.Err.(*OpenError); ok {
+			d.Attrs = append(d.Attrs, slog.String("reason", string(refusal.State)))
+		}
 	}
 	if e.OpenFor > 0 {
 		d.Attrs = append(d.Attrs, slog.Duration("for", e.OpenFor))

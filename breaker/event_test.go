@@ -13,7 +13,7 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// events collects what an observer is told.
+// events collects events.
 type events []breaker.Event
 
 func (e *events) observe(_ context.Context, event breaker.Event) { *e = append(*e, event) }
@@ -52,7 +52,7 @@ func onRefuse(b interface {
 	})
 }
 
-// The probe is made in the state that the hook has been told of.
+// Observers are notified of the half-open state before the probe is called.
 func TestHalfOpenNotifiedBeforeProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
@@ -82,7 +82,7 @@ func TestObserversMayUseTheBreaker(t *testing.T) {
 	require.Equal(t, []string{"changed", "policy changed", "refused", "policy refused", "policy changed"}, seen)
 }
 
-// The call that a panic of an observer has kept from being made is no probe that hangs.
+// A probe that was not called because an observer panicked gives its permit back.
 func TestObserverPanicReleasesProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
@@ -99,7 +99,7 @@ func TestObserverPanicReleasesProbe(t *testing.T) {
 	})
 }
 
-// A call that was refused is not counted once more because an observer has panicked before it was told.
+// A refused call is not counted again as ignored because an observer panicked.
 func TestObserverPanicCountsRefusalOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})

@@ -13,8 +13,8 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-// Whatever runs at the same time, no result is lost, none is counted twice, and no total goes
-// back. The window of a period has only the results of calls that began in it.
+// No result is lost or counted twice, and no counter decreases. After a Reset the window has only the results
+// of calls that began after it.
 func TestBreakerCountsExactlyStress(t *testing.T) {
 	for name, cfg := range map[string]breaker.Config{
 		"last calls":   {FailureRate: 1, WindowCalls: 1 << 17, MinCalls: 1 << 17},

@@ -13,7 +13,7 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// A result counts for the period in which its call began.
+// A result counts only if its call began in the same generation.
 func TestEarlierCallsChangeNothing(t *testing.T) {
 	late := map[string]error{"success": nil, "failure": errDown, "retry after": throttled(time.Hour)}
 	for name, between := range map[string]func(b *breaker.Breaker){
@@ -210,8 +210,8 @@ func TestOverdueProbeCountsInItsOutage(t *testing.T) {
 	}
 }
 
-// A probe that another overdue probe has overtaken counts, too: it is no less a success. A probe that began
-// before the breaker closed changes nothing.
+// If one of two probes is overdue, the breaker opens. The success of the other one closes it, and then the
+// overdue one changes nothing.
 func TestProbeBesideAnOverdueOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second, Probes: 2})
@@ -233,6 +233,25 @@ func TestProbeBesideAnOverdueOne(t *testing.T) {
 	})
 }
 
+// A probe whose stream continues when another one is overdue counts for nothing.
+func TestOverdueProbeBesideAStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 3, OpenFor: time.Second, Probes: 2})
+		for range 3 {
+			beginStream(t, b, t.Context()).End(errDown)
+		}
+		time.Sleep(time.Second)
+		_, err := b.Begin(t.Context())
+		require.NoError(t, err)
+		work := beginStream(t, b, t.Context())
+		time.Sleep(time.Second) // the first is overdue, and the stream has lasted
+		require.Equal(t, breaker.Open, b.State())
+		require.EqualValues(t, 3, b.Stats().Window.ConsecutiveFailures)
+		work.End(nil)
+		require.EqualValues(t, 3, b.Stats().Window.ConsecutiveFailures)
+	})
+}
+
 // A late probe closes the breaker when its function succeeds, even if its stream continues.
 func TestOverdueProbeWithAStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -242,7 +261,7 @@ func TestOverdueProbeWithAStream(t *testing.T) {
 		ctx, work := linger.Begin(t.Context())
 		require.NoError(t, b.Do(ctx, func(context.Context) error {
 			time.Sleep(1500 * time.Millisecond)
-			work.GoOn()
+			work.Continue()
 			return nil
 		}))
 		require.Equal(t, breaker.Closed, b.State())

@@ -48,7 +48,7 @@ func requireOpensAtTheLast(t *testing.T, cfg breaker.Config, calls []bool) {
 	require.Equal(t, breaker.Open, b.State())
 }
 
-// A call that takes SlowAfter has failed, whatever it returns to its caller.
+// A call that takes SlowAfter counts as a failure, but its result is returned unchanged.
 func TestSlowCallIsFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow, fast = time.Second, time.Second - 1

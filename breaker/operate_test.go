@@ -103,7 +103,7 @@ func TestBreakerForceOpen(t *testing.T) {
 	})
 }
 
-// What has left the window by then is not among the figures of an opening.
+// Calls that have left the window by then are not counted.
 func TestStatsFreezeAtOpening(t *testing.T) {
 	for name, stop := range map[string]func(*breaker.Breaker){
 		"Trip":      func(b *breaker.Breaker) { b.Trip(nil, time.Hour) },
@@ -158,7 +158,7 @@ func TestStatsKeepCountsOfOpening(t *testing.T) {
 	})
 }
 
-// A hook may call every method. The changes that it causes are told after its own.
+// The transitions that an observer causes are delivered after the one that it observes.
 func TestObserverMayCallEveryMethod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
@@ -239,7 +239,7 @@ func TestEventsHaveContextOfCall(t *testing.T) {
 	require.Equal(t, []any{"trace 1", "trace 1", nil}, traces)
 }
 
-// The changes that many goroutines cause form one chain and are told one at a time.
+// Transitions that many goroutines cause form one chain and are delivered one at a time.
 func TestBreakerChangesStress(t *testing.T) {
 	const (
 		workers = 16
@@ -254,7 +254,7 @@ func TestBreakerChangesStress(t *testing.T) {
 	})
 	onChange(b, func(ctx context.Context, c breaker.Event) {
 		if telling.Add(1) != 1 {
-			t.Error("told two changes at a time")
+			t.Error("two transitions delivered at a time")
 		}
 		seen = append(seen, c)
 		switch len(seen) % 64 {
@@ -344,8 +344,8 @@ func TestBreakerChangesStress(t *testing.T) {
 	require.NoError(t, do(b, ok))
 }
 
-// The first call after the open time finds the permit taken by an earlier probe. It is
-// refused, and the observers are told before it returns.
+// The first call after the open time is refused because an earlier probe holds the permit. Observers are
+// notified before it returns.
 func TestRefusalNotifiesOfHalfOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes

@@ -13,13 +13,13 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-// hang returns when ctx ends, like a client whose server is silent.
+// hang returns when ctx ends, like a client whose server does not answer.
 func hang(ctx context.Context) error {
 	<-ctx.Done()
 	return fmt.Errorf("query: %w", ctx.Err())
 }
 
-// hangFor makes a call that hangs until the deadline of its caller.
+// hangFor makes a call that hangs until its caller's deadline.
 func hangFor(b *breaker.Breaker, d time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
@@ -86,7 +86,7 @@ func TestDeadlineAfterPatienceIsFailure(t *testing.T) {
 	}
 }
 
-// Classify decides, as for any failure.
+// Classify judges a deadline like any failure.
 func TestClassifyGetsDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked []error

@@ -49,8 +49,7 @@ func TestProbesLimitCallsAtOnce(t *testing.T) {
 	}
 }
 
-// A probe that hangs has failed after OpenFor: the next call, or a look at the state, finds
-// that out.
+// A hanging probe fails after OpenFor. The next call, State, Stats or the end of the probe notices it.
 func TestHangingProbeOpensBreaker(t *testing.T) {
 	for name, notice := range map[string]func(*testing.T, *breaker.Breaker){
 		"a call": func(t *testing.T, b *breaker.Breaker) { requireRefused(t, do(b, ok), breaker.Open) },
@@ -113,8 +112,8 @@ func TestBeginDoneIsIdempotent(t *testing.T) {
 	})
 }
 
-// There are never more probes at once than permits, and no permit is lost. A probe that says
-// nothing leaves the breaker half-open, so that every call is a probe.
+// There are never more probes at once than permits, and no permit is lost. An ignored probe leaves the breaker
+// half-open, so every call is a probe.
 func TestBreakerProbesStress(t *testing.T) {
 	const (
 		workers = 16

@@ -13,7 +13,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-// throttled is an error that says when to come back.
+// throttled is an error with a RetryAfter.
 type throttled time.Duration
 
 func (e throttled) Error() string             { return "throttled" }
@@ -29,7 +29,7 @@ type answered bool
 func (e answered) Error() string  { return "not found" }
 func (e answered) Answered() bool { return bool(e) }
 
-// anOpenError is the refusal of another breaker.
+// anOpenError is another breaker's refusal.
 var anOpenError = &breaker.OpenError{State: breaker.Open, Until: time.Now().Add(time.Hour)}
 
 func TestDefaultClassify(t *testing.T) {
@@ -65,7 +65,7 @@ func returning(err error) func(context.Context) error {
 	return func(context.Context) error { return err }
 }
 
-// An answer is a success and a refusal is ignored, without a call of Classify.
+// An answer is a success and a refusal is ignored; Classify is not called for them.
 func TestOutcomeOfError(t *testing.T) {
 	canceled := func(err error) func(context.Context) error {
 		return func(ctx context.Context) error { ctx.Value(cancelKey{}).(context.CancelFunc)(); return err }
@@ -179,7 +179,7 @@ func TestRetryAfterSetsOpenTime(t *testing.T) {
 	}
 }
 
-// RetryAfter says how long, not whether.
+// RetryAfter sets how long the breaker opens, not whether.
 func TestRetryAfterAloneOpensNothing(t *testing.T) {
 	b := breaker.New(breaker.Config{FailureRate: 0.5, ConsecutiveFailures: 5})
 	for range 20 {
@@ -191,8 +191,7 @@ func TestRetryAfterAloneOpensNothing(t *testing.T) {
 	require.Equal(t, breaker.Closed, b.State())
 }
 
-// An API that answers every request with RetryAfter gets Failures requests, and then none for
-// that time.
+// An API whose every answer has a RetryAfter gets ConsecutiveFailures requests, and then none for that time.
 func TestRetryAfterHoldsForProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 5})
@@ -208,7 +207,7 @@ func TestRetryAfterHoldsForProbes(t *testing.T) {
 	})
 }
 
-// Classify is asked about answers that shed load, too, and about no other answer.
+// Classify is called for answers that shed load, and for no other answer.
 func TestClassifyGetsThrottledAnswers(t *testing.T) {
 	var asked []error
 	b := breaker.New(breaker.Config{ConsecutiveFailures: 1, Classify: func(err error) breaker.Verdict {
@@ -226,19 +225,22 @@ func TestClassifyGetsThrottledAnswers(t *testing.T) {
 	require.Equal(t, breaker.Closed, b.State(), "by default it is an answer like any other")
 }
 
-// shed is an answer that sheds load: 429.
+// shed is an answer that sheds load, such as 429.
 type shed struct{}
 
 func (shed) Error() string   { return "too many requests" }
 func (shed) Answered() bool  { return true }
 func (shed) Throttled() bool { return true }
 
-// What is none of the three results is a failure, and locks nothing.
+// A value that is none of the three verdicts is a failure, and leaves no lock held.
 func TestUnknownVerdictIsFailure(t *testing.T) {
-	b := breaker.New(breaker.Config{ConsecutiveFailures: 2, Classify: func(error) breaker.Verdict { return breaker.Ignore + 1 }})
-	for range 2 {
-		require.ErrorIs(t, b.Do(t.Context(), down), errDown)
+	for _, unknown := range []breaker.Verdict{breaker.Failure - 1, breaker.Ignore + 1, breaker.Ignore + 2} {
+		classify := func(error) breaker.Verdict { return unknown }
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 2, Classify: classify})
+		for range 2 {
+			require.ErrorIs(t, b.Do(t.Context(), down), errDown)
+		}
+		require.Equal(t, breaker.Open, b.State())
+		require.EqualValues(t, 2, b.Stats().Failed)
 	}
-	require.Equal(t, breaker.Open, b.State())
-	require.EqualValues(t, 2, b.Stats().Failed)
 }

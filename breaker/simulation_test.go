@@ -13,9 +13,9 @@ import (
 	"github.com/go-resilience/resilience/internal/sim"
 )
 
-// TestBreakerSimulation compares a breaker with the model while calls that overlap end in
-// every way and order, hang, are canceled, and stream, and operators change its settings and
-// force it. When the troubles are over, it closes within a bounded time and number of calls.
+// TestBreakerSimulation compares a breaker with the model while overlapping calls end in every way and order,
+// hang, are canceled and stream, and operators change settings and states. After that, the breaker closes
+// within a bounded time and number of calls.
 func TestBreakerSimulation(t *testing.T) {
 	sim.Simulation{Name: "breaker", Seeds: 300, Run: simulateBreaker}.Test(t)
 }
@@ -43,7 +43,7 @@ func simulateBreaker(w *sim.World) {
 		work *linger.Work
 	}
 	var streams []stream
-	begin := func(e end, d time.Duration, goesOn bool) (admitted bool) {
+	begin := func(e end, d time.Duration, continues bool) (admitted bool) {
 		calls++
 		id := calls
 		var deadline time.Duration
@@ -73,7 +73,7 @@ func simulateBreaker(w *sim.World) {
 				e = end{err, breaker.Failure, 0}
 			}
 			canceled = ctx.Err() == context.Canceled
-			if goesOn && e.err == nil {
+			if continues && e.err == nil {
 				work.Continue()
 			} else {
 				work.End(nil)
@@ -85,7 +85,7 @@ func simulateBreaker(w *sim.World) {
 			if admitted {
 				m.end(c, e, canceled, e.err == nil)
 				switch {
-				case c.returned && goesOn:
+				case c.returned && continues:
 					streams = append(streams, stream{c, work})
 				case c.returned: // its stream has ended already
 					m.endStream(c, end{nil, breaker.Success, 0})

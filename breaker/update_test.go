@@ -14,7 +14,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 )
 
-// update makes an Update that must succeed.
+// update calls Update, which must succeed.
 func update(t *testing.T, b *breaker.Breaker, change func(*breaker.Config)) {
 	t.Helper()
 	require.NoError(t, b.Update(change))
@@ -86,7 +86,7 @@ func TestInvalidUpdateChangesNothing(t *testing.T) {
 	require.Equal(t, breaker.Closed, b.State())
 }
 
-// A call ends under the Config with which it began, and counts in the window that is kept.
+// A call is judged by the Config with which it began, and counts in the current window.
 func TestUpdateKeepsConfigOfCallsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker.New(breaker.Config{ConsecutiveFailures: 2, WindowCalls: 50, SlowAfter: time.Second, Classify: func(error) breaker.Verdict { return breaker.Ignore }})
@@ -123,7 +123,7 @@ func TestUpdateKeepsConfigOfCallsInFlight(t *testing.T) {
 	})
 }
 
-// While its Config changes, a breaker loses no call and no permit.
+// A breaker loses no call and no permit while its Config changes.
 func TestUpdateStress(t *testing.T) {
 	const (
 		workers = 8
@@ -195,7 +195,6 @@ func TestUpdateStress(t *testing.T) {
 	requireRefused(t, err, breaker.HalfOpen)
 }
 
-// A talking key is asked for its text while its breaker is made.
 func TestUpdateMayBeCalledByAnObserver(t *testing.T) {
 	b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	err := errors.New("not called")
@@ -207,7 +206,7 @@ func TestUpdateMayBeCalledByAnObserver(t *testing.T) {
 	require.Equal(t, 2, b.Config().ConsecutiveFailures)
 }
 
-// An Update that finds the open time over tells of the change.
+// An Update that finds the open time over notifies observers of the transition.
 func TestUpdateNotifiesOfHalfOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen changes
@@ -216,6 +215,11 @@ func TestUpdateNotifiesOfHalfOpen(t *testing.T) {
 		time.Sleep(time.Second)
 		update(t, b, func(c *breaker.Config) { c.ConsecutiveFailures = 2 })
 		require.Equal(t, "closed -> open, open -> half_open", seen.String())
+		b.Trip(nil, time.Second)
+		time.Sleep(time.Second)
+		require.NoError(t, configure(b, func(c *breaker.Config) { c.ConsecutiveFailures = 3 }))
+		require.Len(t, seen.all, 4)
+		seen.requireChain(t, breaker.HalfOpen)
 	})
 }
 
