@@ -204,6 +204,7 @@ func TestOpenTimesHaveJitter(t *testing.T) {
 		"almost MaxRetryAfter": {func(b *breaker.Breaker) { do(b, returning(throttled(9500*ms))) }, 9500 * ms, 10000 * ms},
 		"MaxRetryAfter":        {func(b *breaker.Breaker) { do(b, returning(throttled(10000*ms))) }, 10000 * ms, 10000 * ms},
 		"more":                 {func(b *breaker.Breaker) { do(b, returning(throttled(time.Hour))) }, 10000 * ms, 10000 * ms},
+		"the most":             {func(b *breaker.Breaker) { do(b, returning(throttled(1<<63-1))) }, 10000 * ms, 10000 * ms},
 		"Trip":                 {func(b *breaker.Breaker) { b.Trip(nil, 2000*ms) }, 2000 * ms, 2000 * ms},
 		"Trip by itself":       {func(b *breaker.Breaker) { b.Trip(nil, 0) }, 1000 * ms, 1100 * ms},
 		"Trip, negative":       {func(b *breaker.Breaker) { b.Trip(nil, -1) }, 1000 * ms, 1100 * ms},

@@ -211,6 +211,24 @@ func TestHangingServerOpensBreaker(t *testing.T) {
 	}
 }
 
+// A caller's deadline is a timeout, whatever error the call returns.
+func TestDeadlinesOpenBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 10, Patience: 50 * ms})
+		for range 2 {
+			for range 20 {
+				go func() {
+					ctx, cancel := context.WithTimeout(context.Background(), 50*ms)
+					defer cancel()
+					_ = b.Do(ctx, taking(50*ms, errDown))
+				}()
+			}
+			time.Sleep(51 * ms)
+		}
+		require.Equal(t, breaker.Open, b.State())
+	})
+}
+
 // Half of the calls fail, in steady traffic.
 func TestHalfFailingOpensBreaker(t *testing.T) {
 	for _, rate := range []int{20, 200, 2000} {

@@ -43,7 +43,7 @@ type run struct {
 // its run, as the first failure or a later one; otherwise it counts by itself.
 func (r *run) add(f failure, number uint32) (inBurst bool) {
 	switch {
-	case r.burst > 0 && r.first.interrupted(f):
+	case r.first.interrupted(f): // never by the zero moment
 		inBurst = true
 		r.burst++
 	case r.count == 0:

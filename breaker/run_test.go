@@ -102,28 +102,30 @@ func TestWindowEvents(t *testing.T) {
 		events            int64
 		succeeded, failed int64
 	}{
-		"one by one":                           {0, "xxxx", 4, 0, 4},
-		"a burst":                              {0, "fbbb", 1, 0, 4},
-		"a burst of one":                       {0, "sf", 1, 1, 1},
-		"half of the failures":                 {0, "fbbbxxxx", 5, 0, 8},
-		"less than half":                       {0, "fbbbxxxxx", 9, 0, 9},
-		"the largest of two":                   {0, "fbbfbbb", 4, 0, 7},
-		"the larger one first":                 {0, "fbbbfbb", 4, 0, 7},
-		"the second, when the first has left":  {0, "fbbb.fbb.........", 1, 0, 3},
-		"neither":                              {0, "fbbb.fbb..........x", 1, 0, 1},
-		"a larger one before a smaller":        {0, "fbb.f.fbb.........x", 2, 0, 4},
-		"across tenths":                        {0, "fb.bb.........x", 1, 0, 3},
-		"in a window of calls":                 {6, "sfbbs", 1, 2, 3},
-		"that has left it in part":             {6, "fbbssss", 1, 4, 2},
-		"all but one":                          {6, "fbbbxxxxx", 6, 0, 6},
-		"all of it":                            {6, "fbbbxxxxxx", 6, 0, 6},
-		"broken streams":                       {6, "sssskk", 2, 2, 2},
-		"more breaks than successes":           {6, "xskk", 3, 0, 3},
-		"the newest success breaks":            {3, "sskxx", 3, 0, 3},
-		"the newest success, found again":      {9, "sxxsxxkkx", 7, 0, 7},
-		"a success in each tenth":              {0, "s.s.ks", 1, 2, 1},
-		"a success that has left does not":     {0, "s.k", 1, 0, 1},
-		"a success that left before its break": {0, "s..........k", 1, 0, 1},
+		"one by one":                             {0, "xxxx", 4, 0, 4},
+		"a burst":                                {0, "fbbb", 1, 0, 4},
+		"a burst of one":                         {0, "sf", 1, 1, 1},
+		"half of the failures":                   {0, "fbbbxxxx", 5, 0, 8},
+		"less than half":                         {0, "fbbbxxxxx", 9, 0, 9},
+		"the largest of two":                     {0, "fbbfbbb", 4, 0, 7},
+		"the larger one first":                   {0, "fbbbfbb", 4, 0, 7},
+		"the second, when the first has left":    {0, "fbbb.fbb.........", 1, 0, 3},
+		"neither":                                {0, "fbbb.fbb..........x", 1, 0, 1},
+		"a larger one before a smaller":          {0, "fbb.f.fbb.........x", 2, 0, 4},
+		"across tenths":                          {0, "fb.bb.........x", 1, 0, 3},
+		"in a window of calls":                   {6, "sfbbs", 1, 2, 3},
+		"that has left it in part":               {6, "fbbssss", 1, 4, 2},
+		"all but one":                            {6, "fbbbxxxxx", 6, 0, 6},
+		"a burst that goes on after it has left": {3, "fbbsssbx", 2, 1, 2},
+		"the later of two of the same size":      {6, "fbbsfbbs", 2, 2, 4},
+		"all of it":                              {6, "fbbbxxxxxx", 6, 0, 6},
+		"broken streams":                         {6, "sssskk", 2, 2, 2},
+		"more breaks than successes":             {6, "xskk", 3, 0, 3},
+		"the newest success breaks":              {3, "sskxx", 3, 0, 3},
+		"the newest success, found again":        {9, "sxxsxxkkx", 7, 0, 7},
+		"a success in each tenth":                {0, "s.s.ks", 1, 2, 1},
+		"a success that has left does not":       {0, "s.k", 1, 0, 1},
+		"a success that left before its break":   {0, "s..........k", 1, 0, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := Config{Window: 10 * time.Second, WindowCalls: test.calls}
@@ -136,7 +138,6 @@ func TestWindowEvents(t *testing.T) {
 				switch step {
 				case '.':
 					now += time.Second
-					w.advance(now)
 				case 's':
 					w.succeed(now)
 				case 'k':
@@ -155,6 +156,7 @@ func TestWindowEvents(t *testing.T) {
 					w.addToBurst(f, r.first)
 				}
 			}
+			w.advance(now)
 			require.Equal(t, []int64{test.events, test.succeeded, test.failed}, []int64{w.events(), w.succeeded, w.failed})
 		})
 	}
@@ -163,7 +165,7 @@ func TestWindowEvents(t *testing.T) {
 // The window keeps the longest RetryAfter of its failures, without going through them.
 func TestWindowHints(t *testing.T) {
 	for _, calls := range []int{0, 10} {
-		for _, hints := range []string{"3 1 2", "1 2 3", "3 2 1", "0 0 5 0 0", "9 1 1 1 1 1 1 1 1 1 1", "2 9 0 0 0 0 0 0 0 0 4 3"} {
+		for _, hints := range []string{"3 1 2", "1 2 3", "3 2 1", "0 0 5 0 0", "9 1 1 1 1 1 1 1 1 1 1", "9 0 0 0 0 0 0 0 0 0 0 0", "2 9 0 0 0 0 0 0 0 0 4 3"} {
 			t.Run(fmt.Sprint(calls, " ", hints), func(t *testing.T) {
 				cfg := Config{Window: 10 * time.Second, WindowCalls: calls}
 				var w window

@@ -112,7 +112,7 @@ func (b *Breaker) finishProbe(now time.Duration, c *call, out outcome, streams b
 		b.calls.end()
 	case p.state == probeRunning:
 		b.decideProbe(now, p, &b.calls, out)
-	case p.state == probeLate && p.outage == b.outages && out.Verdict == Success:
+	case p.outage == b.outages && out.Verdict == Success: // it is late
 		b.startCounting(now, Closed)
 		fallthrough
 	default:
