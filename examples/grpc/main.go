@@ -80,7 +80,7 @@ func run(ctx context.Context, out io.Writer) {
 		for user, err = stream.Recv(); err == nil; user, err = stream.Recv() {
 			fmt.Fprintf(out, "  user %d is %s, in flight: %d\n", user.GetId(), user.GetName(), slots.Stats().InFlight)
 		}
-		fmt.Fprintf(out, "  %v, failures in a row: %d\n", err, circuit.Stats().Window.ConsecutiveFailures)
+		fmt.Fprintf(out, "  %v, consecutive failures: %d\n", err, circuit.Stats().Window.ConsecutiveFailures)
 	}
 
 	fmt.Fprintln(out, "A client that is too fast waits for as long as the server says:")
