@@ -112,13 +112,12 @@ type call struct {
 	element     *list.Element
 }
 
-// An outcome is what the end of a call means for the breaker.
+// An outcome is what the end of a call means for the breaker. With more than four words it would be passed in
+// memory, which makes a call a fifth slower.
 type outcome struct {
 	Verdict
-	// Of a failure.
-	err        error
-	retryAfter time.Duration // 0 if none
-	timeout    bool          // the failure is that too much time passed
+	err        error         // of a failure
+	retryAfter time.Duration // of a failure; 0 if none
 }
 
 // New returns a closed Breaker. It panics if cfg is invalid; see [Config.Validate].
@@ -139,15 +138,15 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	if err := b.admit(ctx, &c); err != nil {
 		return err
 	}
-	out := outcome{Verdict: Ignore} // if fn calls runtime.Goexit
+	out, timeout := outcome{Verdict: Ignore}, false // if fn calls runtime.Goexit
 	var stream *call
 	work := linger.WorkOf(ctx)
 	defer func() {
 		r := recover()
 		if r != nil {
-			out = outcome{Verdict: Failure, err: fmt.Errorf("%v", r)}
+			out, timeout = outcome{Verdict: Failure, err: fmt.Errorf("%v", r)}, false
 		}
-		b.finish(ctx, &c, out, stream)
+		b.finish(ctx, &c, out, timeout, stream)
 		if r != nil {
 			panic(r) // keeps the stack of the first panic
 		}
@@ -157,6 +156,7 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	}()
 	err := fn(ctx)
 	out = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
+	timeout = c.timedOut(b, out)
 	if work != nil && out.Verdict == Success && err == nil {
 		stream = new(call) // a copy, so that c does not escape to the heap
 		*stream = c
@@ -182,9 +182,11 @@ func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 		if called.Swap(true) {
 			return
 		}
-		out := outcome{Verdict: Ignore} // if Classify panics
-		defer func() { b.finish(ctx, &c, out, nil) }()
-		out = c.judge(b, err, behavior.ReadUnder(ctx, err), true)
+		out, timeout := outcome{Verdict: Ignore}, false // if Classify or a method of err panics
+		defer func() { b.finish(ctx, &c, out, timeout, nil) }()
+		judged := c.judge(b, err, behavior.ReadUnder(ctx, err), true)
+		timeout = c.timedOut(b, judged)
+		out = judged
 	}, nil
 }
 
@@ -217,7 +219,7 @@ func (b *Breaker) admit(ctx context.Context, c *call) error {
 	notified := false
 	defer func() {
 		if !notified && c.probe != nil { // an observer panicked, so the call is not made
-			b.finish(ctx, c, outcome{Verdict: Ignore}, nil)
+			b.finish(ctx, c, outcome{Verdict: Ignore}, false, nil)
 		}
 	}()
 	b.notify(ctx)
@@ -253,16 +255,23 @@ func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) out
 	}
 	switch {
 	case verdict == Failure:
-		return outcome{Failure, err, end.RetryAfter, end.Kind == behavior.Overran || behavior.IsTimeout(err)}
+		return outcome{Failure, err, end.RetryAfter}
 	case verdict == Success && returned && c.cfg.SlowAfter > 0 && b.now()-c.began >= c.cfg.SlowAfter:
-		return outcome{Failure, errSlow, 0, true}
+		return outcome{Failure, errSlow, 0}
 	}
 	return outcome{Verdict: verdict}
 }
 
-// finish records the outcome of a call whose function has returned. If its stream continues, stream is a copy
-// of c.
-func (b *Breaker) finish(ctx context.Context, c *call, out outcome, stream *call) {
+// timedOut reports whether a failure is that too much time passed. It must not be called with b.mu held, because
+// the methods of err are user code.
+func (c *call) timedOut(b *Breaker, out outcome) bool {
+	return out.Verdict == Failure &&
+		(c.deadline != 0 && b.now() >= c.deadline || out.err == errSlow || behavior.IsTimeout(out.err))
+}
+
+// finish records the outcome of a call whose function has returned, and whether it is a timeout. If its stream
+// continues, stream is a copy of c.
+func (b *Breaker) finish(ctx context.Context, c *call, out outcome, timeout bool, stream *call) {
 	b.locked(ctx, func(now time.Duration) {
 		b.results[out.Verdict]++
 		switch {
@@ -271,7 +280,7 @@ func (b *Breaker) finish(ctx context.Context, c *call, out outcome, stream *call
 		case c.generation != b.generation || out.Verdict == Ignore:
 		case out.Verdict == Failure:
 			b.window.fail(now, out.retryAfter)
-			b.recordFailure(now, &b.calls, c, out)
+			b.recordFailure(now, &b.calls, c, out, timeout)
 		default:
 			b.window.succeed(now)
 			b.calls.end()
@@ -299,6 +308,7 @@ func (b *Breaker) finishStream(ctx context.Context, c *call, err error) {
 		end.Kind = behavior.Overran
 	}
 	out := c.judge(b, err, end, false)
+	timeout := c.timedOut(b, out)
 	b.locked(ctx, func(now time.Duration) {
 		if out.Verdict == Failure {
 			b.results[Failure]++ // results[Success] keeps its count, because counters never decrease
@@ -309,7 +319,7 @@ func (b *Breaker) finishStream(ctx context.Context, c *call, err error) {
 			b.decideProbe(now, c.probe, &b.streams, out)
 		case out.Verdict == Failure:
 			b.window.replaceSuccess(now, out.retryAfter)
-			b.recordFailure(now, &b.streams, c, out)
+			b.recordFailure(now, &b.streams, c, out, timeout)
 		case out.Verdict == Success:
 			b.streams.end()
 		}
@@ -333,8 +343,8 @@ func (b *Breaker) locked(ctx context.Context, f func(now time.Duration)) {
 
 // recordFailure adds a failure, which the window has counted, to r, and opens the breaker if it reaches a
 // limit.
-func (b *Breaker) recordFailure(now time.Duration, r *run, c *call, out outcome) {
-	f := failure{c.moment, now, out.timeout, out.retryAfter}
+func (b *Breaker) recordFailure(now time.Duration, r *run, c *call, out outcome, timeout bool) {
+	f := failure{c.moment, now, timeout, out.retryAfter}
 	inBurst := r.add(f, b.moments+1)
 	if r.first.number == b.moments+1 {
 		b.moments++

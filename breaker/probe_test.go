@@ -189,3 +189,26 @@ func TestBreakerProbesStress(t *testing.T) {
 	_, err := b.Begin(t.Context())
 	requireRefused(t, err, breaker.HalfOpen)
 }
+
+// badError is an error whose method panics.
+type badError struct{}
+
+func (badError) Error() string { return "bad" }
+func (badError) Timeout() bool { panic("bad error") }
+
+// A panic in a method of an error is a failure of the call, and leaves no permit or lock behind.
+func TestErrorMethodPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
+		open(t, b)
+		time.Sleep(time.Second)
+		require.PanicsWithValue(t, "bad error", func() { do(b, returning(badError{})) })
+		require.Equal(t, breaker.Open, b.State())
+		time.Sleep(time.Second)
+		done, err := b.Begin(t.Context())
+		require.NoError(t, err)
+		require.PanicsWithValue(t, "bad error", func() { done(badError{}) })
+		require.NoError(t, do(b, ok), "the permit is there")
+		require.Equal(t, breaker.Closed, b.State())
+	})
+}
