@@ -22,7 +22,7 @@ func fetchUser(ctx context.Context, id int) (*User, error) { return &User{"Ada"}
 // The first example: a call that returns a value, under a chain of policies.
 func Example() {
 	retries := retry.New(retry.Config{Name: "users", Attempts: 4})
-	circuit := breaker.New(breaker.Config{Name: "users", Failures: 5, OpenFor: 30 * time.Second})
+	circuit := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 5, OpenFor: 30 * time.Second})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 16, Queue: 32, MaxWait: 100 * time.Millisecond})
 	guarded := resilience.Chain(retries.Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(2*time.Second))
 
@@ -118,7 +118,7 @@ func ExampleFallback() {
 }
 
 func ExampleAnswer() {
-	circuit := breaker.New(breaker.Config{Failures: 1})
+	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	err := circuit.Do(context.Background(), func(ctx context.Context) error {
 		return resilience.Answer(errors.New("card declined"))
 	})
@@ -156,7 +156,7 @@ func ExampleNewGroup() {
 
 func ExampleGroup_Do() {
 	hosts := resilience.NewGroup(func(host string) *breaker.Breaker {
-		return breaker.New(breaker.Config{Name: "hosts", Failures: 1})
+		return breaker.New(breaker.Config{Name: "hosts", ConsecutiveFailures: 1})
 	}, resilience.GroupConfig{})
 	ctx := context.Background()
 	down := func(ctx context.Context) error { return errors.New("no route") }

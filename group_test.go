@@ -464,17 +464,17 @@ func TestGroupOfSeveralTypes(t *testing.T) {
 		if key == "slots" {
 			return bulkhead.New(bulkhead.Config{Limit: 1})
 		}
-		return breaker.New(breaker.Config{Failures: 3})
+		return breaker.New(breaker.Config{ConsecutiveFailures: 3})
 	}, resilience.GroupConfig{})
 	require.NoError(t, g.Describe().Update(false, func(cfg any) error {
-		cfg.(*breaker.Config).Failures = 4
+		cfg.(*breaker.Config).ConsecutiveFailures = 4
 		return nil
 	}))
 	call(t, g, "slots", "circuit")
 	slots, _ := g.Get("slots")
 	require.Equal(t, 1, slots.(*bulkhead.Bulkhead).Config().Limit)
 	circuit, _ := g.Get("circuit")
-	require.Equal(t, 4, circuit.(*breaker.Breaker).Config().Failures)
+	require.Equal(t, 4, circuit.(*breaker.Breaker).Config().ConsecutiveFailures)
 }
 
 func TestGroupHealth(t *testing.T) {
@@ -680,7 +680,7 @@ func TestGroupObserversUnderStress(t *testing.T) {
 func TestGroupObserversMayUseTheGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := resilience.NewGroup(func(string) *breaker.Breaker {
-			return breaker.New(breaker.Config{Failures: 1, OpenFor: time.Second})
+			return breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 		}, resilience.GroupConfig{MaxKeys: 1})
 		g.Describe().Observe(func(context.Context, policy.Event) { g.Stats() })
 		require.Equal(t, errShut, g.Do(t.Context(), "a", func(context.Context) error { return errShut }))

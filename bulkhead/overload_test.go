@@ -331,7 +331,7 @@ func TestCallersGiveUpInTheirSlot(t *testing.T) {
 						return
 					}
 					_ = b.Do(ctx, func(context.Context) error {
-						if work.GoOn(); test.lingers {
+						if work.Continue(); test.lingers {
 							return nil
 						}
 						<-end

@@ -217,7 +217,7 @@ func TestWorstSortsMembers(t *testing.T) {
 
 func TestWorstOfAGroup(t *testing.T) {
 	g := resilience.NewGroup(func(string) *breaker.Breaker {
-		return breaker.New(breaker.Config{Name: "shards", Failures: 1})
+		return breaker.New(breaker.Config{Name: "shards", ConsecutiveFailures: 1})
 	}, resilience.GroupConfig{})
 	reg := registry.New()
 	reg.MustAdd(g)

@@ -65,7 +65,7 @@ const breakerKeys = 10_000
 // ourGroup counts, bounds and evicts its breakers; the map below keeps each of them forever.
 func ourGroup() keyedCall {
 	g := resilience.NewGroup(func(string) *breaker.Breaker {
-		return breaker.New(breaker.Config{Failures: 5, OpenFor: time.Hour})
+		return breaker.New(breaker.Config{ConsecutiveFailures: 5, OpenFor: time.Hour})
 	}, resilience.GroupConfig{MaxKeys: breakerKeys})
 	ctx := context.Background()
 	return func(key string) error { return g.Do(ctx, key, answer) }

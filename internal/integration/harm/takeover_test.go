@@ -186,8 +186,7 @@ func hungStep(t *testing.T) (r harm.Result) {
 	began := time.Now()
 	limit := def.Steps[0].Timeout + ttl
 	seen := eventually(2*limit, func() bool {
-		err := runner.Health(t.Context())
-		return err != nil && strings.Contains(err.Error(), def.Steps[0].Name)
+		return strings.Contains(runner.Describe().Health(t.Context()).Detail, def.Steps[0].Name)
 	})
 	cell := "never"
 	if seen {

@@ -28,7 +28,7 @@ var plantedHarms = []struct {
 		return c
 	})},
 	{"one failure opens the breaker", "8/20", with(func() (c resiliencehttp.ClientConfig) {
-		c.Breaker = breaker.New(breaker.Config{Failures: 1, OpenFor: s}).Wrap
+		c.Breaker = breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: s}).Wrap
 		return c
 	})},
 	{"FIFO queue of 10s", "11/deadline-2-1s", with(func() (c resiliencehttp.ClientConfig) {
@@ -105,7 +105,7 @@ func TestPlantedHarms(t *testing.T) {
 }
 
 func usualBreaker() *breaker.Breaker {
-	return breaker.New(breaker.Config{Failures: 10, FailureRate: 0.5, Window: 10 * s, OpenFor: s})
+	return breaker.New(breaker.Config{ConsecutiveFailures: 10, FailureRate: 0.5, Window: 10 * s, OpenFor: s})
 }
 
 // fifo serves its queue oldest first. Each call waits up to wait for a slot.
