@@ -2,8 +2,11 @@ package breaker_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -100,37 +103,48 @@ func TestLostConnectionKeepsBreakerClosed(t *testing.T) {
 // All connections are reset, and new ones refused for 200ms. Callers retry three times, and new ones arrive.
 func TestRestartedServerIsClosedSoon(t *testing.T) {
 	forEachLimit(t, []string{"consecutive", "rate", "both"}, func(t *testing.T, b *breaker.Breaker) {
-		random := rand.New(rand.NewPCG(1, 2))
-		var downUntil time.Time
-		refused := 0
-		var request func(attempt int)
-		request = func(attempt int) {
-			err := do(b, func(context.Context) error {
-				if time.Now().Before(downUntil) {
-					return errDown
-				}
-				began := time.Now()
-				time.Sleep(100 * ms)
-				if !downUntil.IsZero() && began.Before(downUntil) {
-					return errDown // its connection was reset
-				}
-				return nil
-			})
-			if _, open := err.(*breaker.OpenError); open {
-				refused++
+		var down struct {
+			sync.Mutex
+			from, until time.Time
+		}
+		var refused atomic.Int64
+		serve := func(context.Context) error {
+			down.Lock()
+			from, until := down.from, down.until
+			down.Unlock()
+			if now := time.Now(); !now.Before(from) && now.Before(until) {
+				return errDown
 			}
-			if err != nil && attempt < 3 {
-				time.Sleep(time.Duration(50+random.IntN(50)) * ms << attempt)
-				request(attempt + 1)
+			began := time.Now()
+			time.Sleep(100 * ms)
+			down.Lock()
+			defer down.Unlock()
+			if began.Before(down.until) && !time.Now().Before(down.from) {
+				return errDown // its connection was reset
+			}
+			return nil
+		}
+		request := func(number int) {
+			for attempt := range 4 {
+				err := do(b, serve)
+				if errors.Is(err, breaker.ErrOpen) {
+					refused.Add(1)
+				}
+				if err == nil {
+					return
+				}
+				time.Sleep(time.Duration(50+(number*7+attempt*13)%50) * ms << attempt)
 			}
 		}
-		pace(5*ms, 5*time.Second, func(int) { go request(0) })
-		downUntil = time.Now().Add(200 * ms)
-		pace(5*ms, 1200*ms, func(int) { go request(0) })
+		pace(5*ms, 5*time.Second, func(i int) { go request(i) })
+		down.Lock()
+		down.from, down.until = time.Now(), time.Now().Add(200*ms)
+		down.Unlock()
+		pace(5*ms, 1200*ms, func(i int) { go request(i) })
 		require.Equal(t, breaker.Closed, b.State(), "within a second")
-		refused = 0
-		pace(5*ms, 5*time.Second, func(int) { go request(0) })
-		require.Zero(t, refused)
+		refused.Store(0)
+		pace(5*ms, 5*time.Second, func(i int) { go request(i) })
+		require.Zero(t, refused.Load())
 	})
 }
 
@@ -145,21 +159,24 @@ func TestRefusedConnectionsOpenBreaker(t *testing.T) {
 				}
 				t.Run(fmt.Sprintf("%d callers/take %v/rest %v", callers, takes, rest), func(t *testing.T) {
 					forEachLimit(t, []string{"consecutive", "both"}, func(t *testing.T, b *breaker.Breaker) {
-						calls, first, opened := 0, time.Time{}, time.Time{}
-						onChange(b, func(context.Context, breaker.Event) {
-							if opened.IsZero() {
-								opened = time.Now()
+						var mu sync.Mutex
+						var first, opened time.Time
+						var calls atomic.Int64
+						note := func(at *time.Time) {
+							mu.Lock()
+							defer mu.Unlock()
+							if at.IsZero() {
+								*at = time.Now()
 							}
-						})
+						}
+						onChange(b, func(context.Context, breaker.Event) { note(&opened) })
 						for range callers {
 							go func() {
-								for b.State() == breaker.Closed && calls < 100_000 {
+								for b.State() == breaker.Closed && calls.Load() < 100_000 {
 									_ = do(b, func(context.Context) error {
-										calls++
+										calls.Add(1)
 										time.Sleep(takes)
-										if first.IsZero() {
-											first = time.Now()
-										}
+										note(&first)
 										return errDown
 									})
 									time.Sleep(rest)
@@ -167,12 +184,14 @@ func TestRefusedConnectionsOpenBreaker(t *testing.T) {
 							}()
 						}
 						time.Sleep(5 * time.Second)
+						mu.Lock()
+						defer mu.Unlock()
 						took := opened.Sub(first)
-						t.Logf("open after %v and %d calls", took, calls)
+						t.Logf("open after %v and %d calls", took, calls.Load())
 						require.False(t, opened.IsZero())
 						if callers == 1 {
-							require.Equal(t, 10, calls)
-						} else if calls > 30 {
+							require.EqualValues(t, 10, calls.Load())
+						} else if calls.Load() > 30 {
 							require.LessOrEqual(t, took, 250*ms+takes+rest, "at the next failure")
 						}
 					})
