@@ -696,7 +696,7 @@ func TestGroupKeyHasOneBudget(t *testing.T) {
 		g := resilience.NewGroup(func(string) *retry.Retrier {
 			return retry.New(retry.Config{
 				Attempts: 2, Backoff: retry.Constant(time.Millisecond),
-				Budget: retry.NewBudget(retry.BudgetConfig{Ratio: -1, PerSecond: 1}),
+				Budget: retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1}),
 			})
 		}, resilience.GroupConfig{MaxKeys: 1})
 		retries := 0
