@@ -180,7 +180,7 @@ func TestRunbookQuota(t *testing.T) {
 			return made
 		}
 		require.Equal(t, 2, use(5))
-		require.Contains(t, metricsOf(t, reg, "throttle", "tenants"), "throttle.calls{outcome=refused,reason=over_the_quota} 3")
+		require.Contains(t, metricsOf(t, reg, "throttle", "tenants"), "throttle.calls{outcome=refused,reason=over_quota} 3")
 		require.EqualValues(t, 2, tenants.Stats().Spent, "refused calls spend nothing")
 		e, _ := reg.Get("throttle", "tenants")
 		require.Equal(t, policy.Health{}, e.Health(t.Context()))

@@ -6,9 +6,9 @@ import (
 	"math"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/keyed"
-	"github.com/go-resilience/resilience/throttle/internal/figures"
+	"github.com/go-resilience/resilience/policy"
+	"github.com/go-resilience/resilience/throttle/internal/events"
 )
 
 // ErrLimited is matched by every [*LimitedError].
@@ -21,13 +21,13 @@ var ErrOutage = errors.New("throttle: shared limit cannot be reached")
 type Reason string
 
 const (
-	OverLimit        Reason = "over the limit"     // and the call was not to wait
-	OverQuota        Reason = "over the quota"     // for which no call waits
-	WaitTooLong      Reason = "wait too long"      // longer than MaxWait
-	DeadlineTooClose Reason = "deadline too close" // that of ctx
-	ContextEnded     Reason = "context ended"      // while the call waited
-	TooCostly        Reason = "too costly"         // more tokens than there can ever be at once
-	CoolingDown      Reason = "cooling down"       // by Cool of package fleet
+	OverLimit        Reason = "over_limit"         // and the call may not wait
+	OverQuota        Reason = "over_quota"         // no call waits for a quota
+	WaitTooLong      Reason = "wait_too_long"      // longer than MaxWait
+	DeadlineTooClose Reason = "deadline_too_close" // the tokens come after the deadline of ctx
+	ContextEnded     Reason = "context_ended"      // while the call waited
+	TooCostly        Reason = "too_costly"         // more tokens than there can ever be at once
+	CoolingDown      Reason = "cooling_down"       // after Cool of package fleet
 	Outage           Reason = "outage"             // of the Redis of package fleet
 	Shed             Reason = "shed"               // by package adaptive
 )
@@ -61,7 +61,7 @@ func (e *LimitedError) Error() string {
 		if e.Quota != (Quota{}) {
 			most = fmt.Sprintf("the quota of %v", e.Quota)
 		}
-		return fmt.Sprintf("throttle: %slimited (too costly): %d tokens are more than %s can give", label, e.Cost, most)
+		return fmt.Sprintf("throttle: %slimited (too_costly): %d tokens are more than %s can give", label, e.Cost, most)
 	}
 	text := fmt.Sprintf("throttle: %slimited (%s", label, e.Reason)
 	if e.Reason == OverQuota {
@@ -99,44 +99,26 @@ func (e *LimitedError) Refused() bool { return true }
 type EventKind string
 
 const (
-	EventRefused     EventKind = "refused"
-	EventWaited      EventKind = "waited"       // and was admitted
-	EventOutageBegan EventKind = "outage began" // Redis no longer answers for a limit of a fleet
-	EventRecovered   EventKind = "recovered"    // Redis answers again
+	EventRefused     EventKind = "refused"      // a call was refused
+	EventWaited      EventKind = "waited"       // a call was admitted after a wait
+	EventOutageBegan EventKind = "outage_began" // Redis cannot be reached
+	EventOutageEnded EventKind = "outage_ended" // Redis can be reached again
 )
 
-// An Event is what an observer is told.
+// An Event is something that happened to a limit.
 type Event struct {
 	Kind   EventKind
-	Name   string
-	Key    string // as in LimitedError
-	Cost   int
+	Name   string // of the limit
+	Key    string // as in [LimitedError]; of an outage, the node
+	Cost   int    // of the call, in tokens
 	Waited time.Duration
 	Reason Reason // of EventRefused
-	Err    error  // of EventRefused: the [*LimitedError]; of EventOutageBegan: the cause
+	Err    error  // the [*LimitedError] of a refusal, or the cause of an outage
 }
 
-func (e Event) Level() int {
-	if e.Kind == EventWaited {
-		return -4
-	}
-	return 4
-}
-
-func (e Event) Fields(yield func(name string, value any)) {
-	yield("event", string(e.Kind))
-	if e.Key != "" {
-		yield("key", e.Key)
-	}
-	if e.Reason != "" {
-		yield("reason", string(e.Reason))
-	}
-	if e.Waited > 0 {
-		yield("waited", e.Waited)
-	}
-	if e.Err != nil {
-		yield("error", e.Err)
-	}
+// describe converts e to the form that the tools read.
+func (e Event) describe() policy.Event {
+	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
 }
 
 // A Decision says what the headers of an HTTP response tell a client. With Quotas it is of
@@ -152,30 +134,30 @@ type Decision struct {
 	ResetAfter time.Duration // until Remaining is Limit
 }
 
-// Stats is a snapshot of a [Limiter], or of all keys of a [Group]. Its counters never go back.
+// Stats are the metrics of a [Limiter], or of all keys of a [Group]. Counters never decrease. A call whose
+// ctx had ended before it began is not counted.
 type Stats struct {
-	Admitted int64            // calls; one whose ctx had already ended counts nowhere
+	Admitted int64            `counter:"calls{outcome=admitted,reason=}"`
 	Refused  int64            // calls
-	Refusals map[Reason]int64 // calls of Refused
-	Spent    int64            // tokens, those given back included
-	Refunded int64            // tokens that were given back
-	Forgiven int64            // tokens of debts
-	Evicted  int64            // keys of a Group
-	Overflow int64            // calls whose key found no room in a Group
+	Refusals map[Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
+	Spent    int64            `counter:"tokens{outcome=spent}"`           // including those given back
+	Refunded int64            `counter:"tokens{outcome=refunded}"`
+	Forgiven int64            `counter:"tokens{outcome=forgiven}"` // debt beyond a burst or quota
+	Evicted  int64            `counter:"evictions"`                // keys of a Group
+	Overflow int64            `counter:"overflows"`                // calls whose key had no room in a Group
 
-	Queued int // calls that wait now
-	Keys   int // that a Group holds
+	Queued int `gauge:"queued"` // calls waiting
+	Keys   int `gauge:"keys"`   // held by a Group
+}
+
+// newStats returns Stats with an entry for every reason for which a limit of this process refuses calls.
+func newStats() Stats {
+	return Stats{Refusals: map[Reason]int64{
+		OverLimit: 0, OverQuota: 0, WaitTooLong: 0, DeadlineTooClose: 0, ContextEnded: 0, TooCostly: 0,
+	}}
 }
 
 func (s *Stats) refuse(why Reason) {
-	if s.Refusals == nil {
-		s.Refusals = map[Reason]int64{}
-	}
 	s.Refused++
 	s.Refusals[why]++
-}
-
-func (s Stats) figures() []describe.Figure {
-	return figures.Calls(s.Admitted, s.Refusals,
-		OverLimit, OverQuota, WaitTooLong, DeadlineTooClose, ContextEnded, TooCostly)
 }

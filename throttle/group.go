@@ -9,11 +9,10 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
-	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/internal/settings"
-	"github.com/go-resilience/resilience/throttle/internal/figures"
+	"github.com/go-resilience/resilience/policy"
 )
 
 const defaultMaxKeys = 100_000
@@ -61,7 +60,7 @@ type Group[K comparable] struct {
 
 // NewGroup panics if cfg is not valid.
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
-	g := &Group[K]{}
+	g := &Group[K]{limit: limit{stats: newStats()}}
 	g.setting.Init(cfg, GroupConfig[K].withDefaults, func(c *GroupConfig[K]) {
 		c.Config.Quotas = slices.Clone(c.Config.Quotas)
 	})
@@ -189,8 +188,6 @@ func (g *Group[K]) Stats() Stats {
 	return s
 }
 
-func (g *Group[K]) Name() string { return g.setting.Load().Config.Name }
-
 func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
 
 // Update is for all keys. MaxKeys and IdleAfter cannot change.
@@ -205,17 +202,16 @@ func (g *Group[K]) check(was, next *GroupConfig[K]) error {
 	return errors.Join(sameName(&was.Config, &next.Config), f.Err())
 }
 
-func (g *Group[K]) Settings() any {
-	c := g.Config()
-	c.Config.Cost = nil
-	return c
-}
-
-func (g *Group[K]) Change(dry bool, f func(cfg any) error) error {
-	return g.setting.Change(dry, f, g.check, g.use)
-}
-
-func (g *Group[K]) Figures() []describe.Figure {
-	s := g.Stats()
-	return append(s.figures(), figures.Counter("evictions", s.Evicted), figures.Counter("overflows", s.Overflow))
+// Describe implements [policy.Describer]. The keys of a Group are not policies, so it has no Members.
+func (g *Group[K]) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "throttle",
+		Name:    g.setting.Load().Config.Name,
+		Metrics: func() []policy.Metric { return policy.Metrics("throttle", g.Stats()) },
+		Config:  func() any { return g.Config() },
+		Update: func(dryRun bool, change func(cfg any) error) error {
+			return g.setting.Change(dryRun, change, g.check, g.use)
+		},
+		Observe: policy.Events(g.Observe, Event.describe),
+	}
 }

@@ -27,11 +27,12 @@ func TestGroupKeysAreApart(t *testing.T) {
 		require.True(t, g.Allow("a"))
 		require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: time.Second, ResetAfter: 2 * time.Second}, takeOf(g, "a", 1))
 		err := g.Do(t.Context(), "a", ok)
-		require.EqualError(t, err, "throttle: api[a]: limited (over the limit), retry after 1s")
+		require.EqualError(t, err, "throttle: api[a]: limited (over_limit), retry after 1s")
 		require.NoError(t, g.Do(t.Context(), "b", ok))
-		require.Equal(t, throttle.Stats{
-			Admitted: 3, Refused: 2, Refusals: map[throttle.Reason]int64{throttle.OverLimit: 2}, Spent: 3, Keys: 2,
-		}, g.Stats())
+		s := g.Stats()
+		require.EqualValues(t, 2, s.Refusals[throttle.OverLimit])
+		s.Refusals = nil
+		require.Equal(t, throttle.Stats{Admitted: 3, Refused: 2, Spent: 3, Keys: 2}, s)
 		require.False(t, takeOf(g, "c", 3).OK)
 		require.Equal(t, 2, takeOf(g, "c", 0).Remaining)
 		require.True(t, takeOf(g, "a", 0).OK)

@@ -47,9 +47,9 @@ func TestQuotaAndRateAreOneDecision(t *testing.T) {
 		require.Equal(t, throttle.Decision{
 			OK: true, Quota: hourly, Limit: 5, Window: time.Hour, Remaining: 0, ResetAfter: time.Hour - 62*time.Second,
 		}, both(1))
-		require.EqualError(t, l.Wait(t.Context()), "throttle: api: limited (over the quota of 5 per 1h0m0s), retry after 58m58s")
+		require.EqualError(t, l.Wait(t.Context()), "throttle: api: limited (over_quota of 5 per 1h0m0s), retry after 58m58s")
 		err := g.Wait(t.Context(), "a")
-		require.EqualError(t, err, "throttle: api[a]: limited (over the quota of 5 per 1h0m0s), retry after 58m58s")
+		require.EqualError(t, err, "throttle: api[a]: limited (over_quota of 5 per 1h0m0s), retry after 58m58s")
 		limited, _ := errors.AsType[*throttle.LimitedError](err)
 		require.Equal(t, 5, limited.Limit)
 		require.False(t, l.Allow())
@@ -90,7 +90,7 @@ func TestQuotaWithoutARate(t *testing.T) {
 		d := take(l, 6)
 		require.False(t, d.OK)
 		require.EqualValues(t, 1<<63-1, d.RetryAfter)
-		require.EqualError(t, l.Wait(of(6)), "throttle: limited (too costly): 6 tokens are more than the quota of 5 per 1s can give")
+		require.EqualError(t, l.Wait(of(6)), "throttle: limited (too_costly): 6 tokens are more than the quota of 5 per 1s can give")
 		require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate, c.Burst, c.Quotas = 1, 10, nil }))
 		require.Equal(t, throttle.Quota{}, take(l, 6).Quota)
 	})

@@ -149,7 +149,7 @@ func TestAllTakesFromEachOrFromNone(t *testing.T) {
 			if err := limits.Do(of(10), ok); err == nil {
 				served++
 			} else {
-				require.EqualError(t, err, "throttle: users[a]: limited (over the limit), retry after 1s")
+				require.EqualError(t, err, "throttle: users[a]: limited (over_limit), retry after 1s")
 			}
 		}
 		require.Equal(t, 5, served)

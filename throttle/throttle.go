@@ -34,9 +34,9 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
-	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/policy"
 )
 
 // Config says how a [Limiter] works.
@@ -118,7 +118,7 @@ type Limiter struct {
 
 // New panics if cfg is not valid.
 func New(cfg Config) *Limiter {
-	l := &Limiter{}
+	l := &Limiter{limit: limit{stats: newStats()}}
 	l.setting.Init(cfg, Config.withDefaults, func(c *Config) { c.Quotas = slices.Clone(c.Quotas) })
 	l.use(l.setting.Load())
 	return l
@@ -193,14 +193,7 @@ func (l *limit) Observe(f func(context.Context, Event)) (stop func()) {
 	return l.observers.Observe(f)
 }
 
-func (l *limit) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return l.Observe(func(ctx context.Context, e Event) { f(ctx, e) })
-}
-
-func (l *limit) Kind() string { return "throttle" }
-
-func (l *Limiter) Name() string { return l.setting.Load().Name }
-
+// Config returns the configuration with defaults filled in.
 func (l *Limiter) Config() Config { return l.setting.Config() }
 
 // Update calls change, which must not use the Limiter, with the Config as it was given: a zero field
@@ -215,18 +208,24 @@ func sameName(was, next *Config) error {
 	return invalid.Renamed("throttle.Config", was.Name, next.Name)
 }
 
-func (l *Limiter) Settings() any {
-	c := l.Config()
-	c.Cost = nil
-	return c
-}
+var (
+	_ policy.Describer = (*Limiter)(nil)
+	_ policy.Describer = (*Group[string])(nil)
+)
 
-// Change is Update with a *Config. If f returns an error or dry is true, nothing changes.
-func (l *Limiter) Change(dry bool, f func(cfg any) error) error {
-	return l.setting.Change(dry, f, sameName, l.use)
+// Describe implements [policy.Describer].
+func (l *Limiter) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "throttle",
+		Name:    l.setting.Load().Name,
+		Metrics: func() []policy.Metric { return policy.Metrics("throttle", l.Stats()) },
+		Config:  func() any { return l.Config() },
+		Update: func(dryRun bool, change func(cfg any) error) error {
+			return l.setting.Change(dryRun, change, sameName, l.use)
+		},
+		Observe: policy.Events(l.Observe, Event.describe),
+	}
 }
-
-func (l *Limiter) Figures() []describe.Figure { return l.Stats().figures() }
 
 // PerMinute returns the Rate of n tokens a minute.
 func PerMinute(n float64) float64 { return n / 60 }

@@ -3,6 +3,7 @@ package throttle_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -159,7 +161,7 @@ func TestDoRefusesWithoutCalling(t *testing.T) {
 		require.Equal(t, boom, l.Do(t.Context(), func(context.Context) error { return boom }))
 		err := l.Do(t.Context(), func(context.Context) error { panic("called") })
 		require.ErrorIs(t, err, throttle.ErrLimited)
-		require.EqualError(t, err, "throttle: search: limited (over the limit), retry after 1s")
+		require.EqualError(t, err, "throttle: search: limited (over_limit), retry after 1s")
 		limited, isLimited := errors.AsType[*throttle.LimitedError](err)
 		require.True(t, isLimited)
 		require.Equal(t, time.Second, limited.RetryAfter())
@@ -368,7 +370,7 @@ func TestCost(t *testing.T) {
 
 		start := time.Now()
 		err := l.Do(of(6), ok)
-		require.EqualError(t, err, "throttle: reports: limited (too costly): 6 tokens are more than a burst of 5 can give")
+		require.EqualError(t, err, "throttle: reports: limited (too_costly): 6 tokens are more than a burst of 5 can give")
 		limited, _ := errors.AsType[*throttle.LimitedError](err)
 		require.False(t, limited.Retryable())
 		require.Zero(t, limited.RetryAfter())
@@ -441,16 +443,6 @@ func TestObserversSeeRefusalsAndWaits(t *testing.T) {
 				{Kind: throttle.EventWaited, Name: "api", Key: key, Cost: 1, Waited: time.Second},
 				{Kind: throttle.EventRefused, Name: "api", Key: key, Cost: 2, Reason: throttle.TooCostly, Err: err},
 			}, seen)
-			fields := map[string]any{}
-			seen[1].Fields(func(name string, value any) { fields[name] = value })
-			want := map[string]any{"event": "refused", "reason": "too costly", "error": err}
-			if key != "" {
-				want["key"] = key
-			}
-			require.Equal(t, want, fields)
-			seen[0].Fields(func(name string, value any) { fields[name] = value })
-			require.Equal(t, time.Second, fields["waited"])
-			require.Equal(t, []int{-4, 4}, []int{seen[0].Level(), seen[1].Level()})
 			seen = nil
 		}
 		stop()
@@ -468,64 +460,91 @@ func TestEveryErrorIsARefusal(t *testing.T) {
 		require.Equal(t, e.Reason != throttle.TooCostly, e.Retryable())
 	}
 	require.EqualError(t, &throttle.LimitedError{Name: "a", Key: "b", Reason: throttle.TooCostly, Cost: 5, Limit: 3, Quota: throttle.Quota{N: 3, Per: throttle.Day}},
-		"throttle: a[b]: limited (too costly): 5 tokens are more than the quota of 3 per day can give")
-	require.EqualError(t, &throttle.LimitedError{Reason: throttle.ContextEnded, Err: context.Canceled}, "throttle: limited (context ended): context canceled")
+		"throttle: a[b]: limited (too_costly): 5 tokens are more than the quota of 3 per day can give")
+	require.EqualError(t, &throttle.LimitedError{Reason: throttle.ContextEnded, Err: context.Canceled}, "throttle: limited (context_ended): context canceled")
 }
 
-// What describes a policy says what its Stats say, and changes what Update changes.
+// TestPoliciesDescribeThemselves compares a description with the methods that its user calls.
 func TestPoliciesDescribeThemselves(t *testing.T) {
-	cfg := throttle.Config{Name: "api", Rate: 10, Burst: 2, Cost: cost}
-	l := throttle.New(cfg)
-	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
-	for _, p := range []interface {
-		Kind() string
-		Name() string
-		Settings() any
-	}{l, g} {
-		require.Equal(t, "throttle", p.Kind())
-		require.Equal(t, "api", p.Name())
-	}
-	require.Equal(t, throttle.Config{Name: "api", Rate: 10, Burst: 2}, l.Settings())
-	require.Equal(t, throttle.GroupConfig[string]{Config: throttle.Config{Name: "api", Rate: 10, Burst: 2}, MaxKeys: 100_000, IdleAfter: time.Minute}, g.Settings())
+	synctest.Test(t, func(t *testing.T) {
+		cfg := throttle.Config{Name: "api", Rate: 10, MaxWait: time.Second, Cost: cost}
+		l := throttle.New(cfg)
+		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
+		for key, wait := range map[string]func(context.Context) error{
+			"": l.Wait, "a": func(ctx context.Context) error { return g.Wait(ctx, "a") },
+		} {
+			describer := policy.Describer(l)
+			if key != "" {
+				describer = g
+			}
+			d := describer.Describe()
+			require.Equal(t, []string{"throttle", "api"}, []string{d.Kind, d.Name})
+			var events []policy.Event
+			defer d.Observe(func(_ context.Context, e policy.Event) { events = append(events, e) })()
+			require.NoError(t, wait(of(10)))
+			require.NoError(t, wait(of(1)))
+			err := wait(of(20))
+			require.Equal(t, []policy.Event{
+				{
+					Kind: "throttle", Name: "api", Key: key, What: "waited", Level: slog.LevelDebug,
+					Attrs: []slog.Attr{slog.Duration("waited", 100*time.Millisecond)},
+				},
+				{
+					Kind: "throttle", Name: "api", Key: key, What: "refused", Level: slog.LevelWarn, Err: err,
+					Attrs: []slog.Attr{slog.String("reason", "too_costly")},
+				},
+			}, events)
 
-	no := errors.New("no")
-	require.ErrorIs(t, l.Change(false, func(cfg any) error { cfg.(*throttle.Config).Rate = 5; return no }), no)
-	require.NoError(t, l.Change(true, func(cfg any) error { cfg.(*throttle.Config).Rate = 5; return nil }))
-	require.Error(t, l.Change(false, func(cfg any) error { cfg.(*throttle.Config).Rate = -5; return nil }))
-	require.Equal(t, 10.0, l.Config().Rate)
-	require.NoError(t, l.Change(false, func(cfg any) error { cfg.(*throttle.Config).Rate = 5; return nil }))
-	require.Equal(t, 5.0, l.Config().Rate)
-	require.NoError(t, g.Change(false, func(cfg any) error { cfg.(*throttle.GroupConfig[string]).Config.Rate = 5; return nil }))
-	require.Equal(t, 5.0, g.Config().Config.Rate)
+			metrics := map[string]float64{}
+			for _, m := range d.Metrics() {
+				metrics[m.Name] = m.Value
+			}
+			require.Equal(t, map[string]float64{
+				"throttle.calls{outcome=admitted,reason=}":                  2,
+				"throttle.calls{outcome=refused,reason=over_limit}":         0,
+				"throttle.calls{outcome=refused,reason=over_quota}":         0,
+				"throttle.calls{outcome=refused,reason=wait_too_long}":      0,
+				"throttle.calls{outcome=refused,reason=deadline_too_close}": 0,
+				"throttle.calls{outcome=refused,reason=context_ended}":      0,
+				"throttle.calls{outcome=refused,reason=too_costly}":         1,
+				"throttle.tokens{outcome=spent}":                            11,
+				"throttle.tokens{outcome=refunded}":                         0,
+				"throttle.tokens{outcome=forgiven}":                         0,
+				"throttle.evictions":                                        0,
+				"throttle.overflows":                                        0,
+				"throttle.queued":                                           0,
+				"throttle.keys":                                             float64(len(key)),
+			}, metrics)
 
-	var events int
-	defer l.ObserveAny(func(_ context.Context, e any) { events += len(e.(throttle.Event).Name) })()
-	defer g.ObserveAny(func(_ context.Context, e any) { events += len(e.(throttle.Event).Key) })()
-	require.NoError(t, l.Wait(of(2)))
-	require.Error(t, l.Wait(of(3)))
-	before := l.Stats()
-	require.Error(t, l.Wait(of(1)))
-	require.Zero(t, before.Refusals[throttle.OverLimit], "Stats are a copy")
-	require.NoError(t, g.Wait(of(2), "x"))
-	require.Error(t, g.Wait(of(3), "x"))
-	require.Equal(t, 7, events)
-	figures := map[string]float64{}
-	for _, f := range l.Figures() {
-		figures[f.Name] = f.Value
-	}
-	require.Equal(t, map[string]float64{
-		"throttle.calls{outcome=admitted}": 1, "throttle.calls{outcome=refused,reason=over_the_limit}": 1,
-		"throttle.calls{outcome=refused,reason=over_the_quota}": 0, "throttle.calls{outcome=refused,reason=wait_too_long}": 0,
-		"throttle.calls{outcome=refused,reason=deadline_too_close}": 0, "throttle.calls{outcome=refused,reason=context_ended}": 0,
-		"throttle.calls{outcome=refused,reason=too_costly}": 1,
-	}, figures)
-	figures = map[string]float64{}
-	for _, f := range g.Figures() {
-		figures[f.Name] = f.Value
-	}
-	require.Equal(t, 1.0, figures["throttle.calls{outcome=refused,reason=too_costly}"])
-	require.Contains(t, figures, "throttle.overflows")
-	require.Contains(t, figures, "throttle.evictions")
+			rate := func(to float64, err error) func(any) error {
+				return func(cfg any) error {
+					c, ok := cfg.(*throttle.Config)
+					if !ok {
+						c = &cfg.(*throttle.GroupConfig[string]).Config
+					}
+					require.Zero(t, c.Burst, "the configuration as it was given")
+					c.Rate = to
+					return err
+				}
+			}
+			burst := func() int {
+				if c, ok := d.Config().(throttle.Config); ok {
+					return c.Burst
+				}
+				return d.Config().(throttle.GroupConfig[string]).Config.Burst
+			}
+			no := errors.New("no")
+			require.ErrorIs(t, d.Update(false, rate(5, no)), no)
+			require.Error(t, d.Update(false, rate(-5, nil)))
+			require.NoError(t, d.Update(true, rate(5, nil)))
+			require.Equal(t, 10, burst())
+			require.NoError(t, d.Update(false, rate(5, nil)))
+			require.Equal(t, 5, burst(), "of the new rate")
+		}
+		s := l.Stats()
+		s.Refusals[throttle.OverLimit]++
+		require.Zero(t, l.Stats().Refusals[throttle.OverLimit], "Stats are a copy")
+	})
 }
 
 // The float64s beside a simple fraction are rates, and differ from it by no more than a nanosecond.

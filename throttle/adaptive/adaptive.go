@@ -24,13 +24,13 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
-	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/notify"
 	"github.com/go-resilience/resilience/internal/settings"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/throttle"
-	"github.com/go-resilience/resilience/throttle/internal/figures"
+	"github.com/go-resilience/resilience/throttle/internal/events"
 )
 
 // Config says how a [Throttle] works.
@@ -92,12 +92,11 @@ func (s *step) add(calls step, times int64) {
 	s.accepts += times * calls.accepts
 }
 
-// Stats is a snapshot of what a [Throttle] has done. Its counters never go back.
+// Stats are the metrics of a [Throttle]. Counters never decrease.
 type Stats struct {
-	Sent    int64 // calls
-	Refused int64 // calls that were shed
-
-	Probability float64 // of shedding a call now
+	Sent        int64   `counter:"calls{outcome=admitted,reason=}"`    // calls
+	Refused     int64   `counter:"calls{outcome=refused,reason=shed}"` // calls that were shed
+	Probability float64 `gauge:"shed_ratio"`                           // of shedding a call now
 }
 
 // New panics if cfg is not valid.
@@ -203,8 +202,6 @@ func (a *Throttle) Observe(f func(context.Context, throttle.Event)) (stop func()
 	return a.observers.Observe(f)
 }
 
-func (a *Throttle) Name() string { return a.setting.Load().Name }
-
 func (a *Throttle) Config() Config { return a.setting.Config() }
 
 func (a *Throttle) Update(change func(*Config)) error {
@@ -218,24 +215,23 @@ func same(was, next *Config) error {
 	return f.Err()
 }
 
-func (a *Throttle) Kind() string { return "throttle" }
+var _ policy.Describer = (*Throttle)(nil)
 
-func (a *Throttle) Settings() any {
-	c := a.Config()
-	c.Throttled = nil
-	return c
+// Describe implements [policy.Describer].
+func (a *Throttle) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "throttle",
+		Name:    a.setting.Load().Name,
+		Metrics: func() []policy.Metric { return policy.Metrics("throttle", a.Stats()) },
+		Config:  func() any { return a.Config() },
+		Update: func(dryRun bool, change func(cfg any) error) error {
+			return a.setting.Change(dryRun, change, same, nil)
+		},
+		Observe: policy.Events(a.Observe, describe),
+	}
 }
 
-func (a *Throttle) Change(dry bool, f func(cfg any) error) error {
-	return a.setting.Change(dry, f, same, nil)
-}
-
-func (a *Throttle) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return a.Observe(func(ctx context.Context, e throttle.Event) { f(ctx, e) })
-}
-
-func (a *Throttle) Figures() []describe.Figure {
-	s := a.Stats()
-	return append(figures.Calls(s.Sent, map[throttle.Reason]int64{throttle.Shed: s.Refused}, throttle.Shed),
-		describe.Figure{Name: "throttle.shed_ratio", Value: s.Probability})
+// describe converts e to the form that the tools read.
+func describe(e throttle.Event) policy.Event {
+	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/throttle"
 	"github.com/go-resilience/resilience/throttle/adaptive"
 )
@@ -326,4 +328,35 @@ func TestThrottleValidate(t *testing.T) {
 		require.PanicsWithError(t, want, func() { adaptive.New(cfg) })
 	}
 	require.NoError(t, adaptive.Config{Window: 24}.Validate())
+}
+
+func TestThrottleDescribesItself(t *testing.T) {
+	a := adaptive.New(adaptive.Config{Name: "users"})
+	a.SetRand(func() float64 { return 0 })
+	d := a.Describe()
+	require.Equal(t, []string{"throttle", "users"}, []string{d.Kind, d.Name})
+	require.Equal(t, adaptive.Config{Name: "users", K: 2, Window: 2 * time.Minute}, d.Config())
+	require.Error(t, d.Update(false, func(cfg any) error { cfg.(*adaptive.Config).K = 1; return nil }))
+	require.NoError(t, d.Update(true, func(cfg any) error { cfg.(*adaptive.Config).K = 3; return nil }))
+	require.NoError(t, d.Update(false, func(cfg any) error {
+		c := cfg.(*adaptive.Config)
+		require.Zero(t, c.K, "the configuration as it was given")
+		c.K = 1.5
+		return nil
+	}))
+	require.Equal(t, 1.5, a.Config().K)
+
+	var events []policy.Event
+	defer d.Observe(func(_ context.Context, e policy.Event) { events = append(events, e) })()
+	require.Equal(t, errOverloaded, a.Do(t.Context(), overloaded))
+	err := a.Do(t.Context(), ok)
+	require.Equal(t, []policy.Event{{
+		Kind: "throttle", Name: "users", What: "refused", Level: slog.LevelWarn, Err: err,
+		Attrs: []slog.Attr{slog.String("reason", "shed")},
+	}}, events)
+	require.Equal(t, []policy.Metric{
+		{Name: "throttle.calls{outcome=admitted,reason=}", Counter: true, Value: 1},
+		{Name: "throttle.calls{outcome=refused,reason=shed}", Counter: true, Value: 1},
+		{Name: "throttle.shed_ratio", Value: 2.0 / 3},
+	}, d.Metrics())
 }

@@ -184,7 +184,7 @@ var ErrLost = errors.New("fleet: a slot was lost")
 // New panics if cfg is not valid.
 func New(cfg Config) *Limits {
 	l := &Limits{
-		ids: rand.Text() + "-", stats: Stats{Refusals: map[throttle.Reason]int64{}},
+		ids: rand.Text() + "-", stats: newStats(),
 		down: map[string]*outage{}, local: map[string]*throttle.Limiter{}, held: map[*Reservation]bool{},
 	}
 	l.setting.Init(cfg, Config.withDefaults)
@@ -367,7 +367,7 @@ func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args ...a
 	a, err := answerOf(Reply{value, err})
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.stats.Asked++
+	l.stats.RoundTrips++
 	if err == nil {
 		l.redisTime, l.readAt = time.UnixMicro(a.at(1)), time.Now()
 	}

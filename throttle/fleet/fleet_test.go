@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/throttle"
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
@@ -189,7 +191,10 @@ func TestNobodyWaitsForARedisThatIsAway(t *testing.T) {
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 		}
 		require.Equal(t, 50*time.Millisecond, time.Since(start))
-		require.ErrorIs(t, l.Health(), throttle.ErrOutage)
+		health := l.Describe().Health(t.Context())
+		require.ErrorIs(t, health.Err, throttle.ErrOutage)
+		health.Err = nil
+		require.Equal(t, policy.Health{Status: policy.Fail, State: "store_down"}, health)
 		require.True(t, l.Stats().Down)
 		time.Sleep(10 * time.Second)
 		require.Error(t, l.Do(t.Context(), ok), "which has it tried")
@@ -199,10 +204,10 @@ func TestNobodyWaitsForARedisThatIsAway(t *testing.T) {
 		require.Error(t, l.Do(t.Context(), ok))
 		synctest.Wait()
 		require.NoError(t, l.Do(t.Context(), ok))
-		require.NoError(t, l.Health())
+		require.Zero(t, l.Describe().Health(t.Context()))
 		mu.Lock()
 		defer mu.Unlock()
-		require.Equal(t, []throttle.EventKind{throttle.EventOutageBegan, throttle.EventRecovered}, events)
+		require.Equal(t, []throttle.EventKind{throttle.EventOutageBegan, throttle.EventOutageEnded}, events)
 	})
 }
 
@@ -282,7 +287,7 @@ func TestOutageEndsWithAFailover(t *testing.T) {
 		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1)), Node: func(string) string { return node }})
 		var recovered []string
 		l.Observe(func(_ context.Context, e throttle.Event) {
-			if e.Kind == throttle.EventRecovered {
+			if e.Kind == throttle.EventOutageEnded {
 				recovered = append(recovered, e.Key)
 			}
 		})
@@ -292,7 +297,7 @@ func TestOutageEndsWithAFailover(t *testing.T) {
 		node = "new"
 		require.NoError(t, l.Do(t.Context(), ok))
 		synctest.Wait()
-		require.NoError(t, l.Health())
+		require.Zero(t, l.Describe().Health(t.Context()))
 		require.Equal(t, []string{"old"}, recovered)
 	})
 }
@@ -303,7 +308,7 @@ func TestOutageEndsWithoutCalls(t *testing.T) {
 		r := &redis{err: errDown}
 		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
 		for _, fails := range []func() bool{
-			func() bool { return l.Health() != nil },
+			func() bool { return l.Describe().Health(t.Context()).Status != policy.Pass },
 			func() bool { return l.Stats().Down },
 		} {
 			r.set(func(r *redis) { r.err = errDown })
@@ -358,7 +363,7 @@ func TestLocalParts(t *testing.T) {
 		}
 		limited, _ := errors.AsType[*throttle.LimitedError](l.Do(t.Context(), ok))
 		require.Equal(t, "a/rate", limited.Key)
-		require.EqualValues(t, 5, l.Stats().Alone)
+		require.EqualValues(t, 5, l.Stats().AdmittedLocal)
 		synctest.Wait()
 		require.Equal(t, 1, r.count("settle"), "nothing of what was done alone is told")
 		require.ErrorIs(t, l.Do(t.Context(), func(context.Context) error { return errDown }), throttle.ErrLimited)
@@ -482,7 +487,7 @@ func TestSettlementsAreTold(t *testing.T) {
 			time.Sleep(time.Hour)
 			require.Equal(t, before+11, r.count("settle"))
 			require.Zero(t, l.Stats().Unsettled)
-			require.EqualValues(t, 1, l.Stats().Untold)
+			require.EqualValues(t, 1, l.Stats().NeverSettled)
 			r.set(func(r *redis) { r.err = nil })
 		}
 		require.Positive(t, each)
@@ -509,7 +514,7 @@ func TestSlotsAreRenewedOrLost(t *testing.T) {
 		require.ErrorIs(t, err, fleet.ErrLost)
 		require.Less(t, time.Since(start), 39*time.Second)
 		require.Greater(t, time.Since(start), 37*time.Second)
-		require.EqualValues(t, 1, l.Stats().Lost)
+		require.EqualValues(t, 1, l.Stats().LostSlots)
 		r.set(func(r *redis) { r.err = nil })
 		time.Sleep(time.Minute)
 
@@ -585,7 +590,7 @@ func TestManySlotsAreRenewed(t *testing.T) {
 				held = append(held, slot)
 			}
 			time.Sleep(time.Minute)
-			require.Zero(t, l.Stats().Lost)
+			require.Zero(t, l.Stats().LostSlots)
 			for _, slot := range held {
 				slot.Settle(t.Context(), 0)
 			}
@@ -653,7 +658,7 @@ func TestSlotsOutliveAnUpdateOfTheLease(t *testing.T) {
 			after, err := l.Reserve(t.Context())
 			require.NoError(t, err)
 			time.Sleep(2 * time.Hour)
-			require.Zero(t, l.Stats().Lost)
+			require.Zero(t, l.Stats().LostSlots)
 			before.Settle(t.Context(), 0)
 			after.Settle(t.Context(), 0)
 			time.Sleep(2 * time.Hour)
@@ -697,7 +702,7 @@ func TestSlotIsLostWhileRedisHangs(t *testing.T) {
 		r.set(func(r *redis) { r.takes = time.Hour })
 		<-one.Lost()
 		require.Equal(t, 15*time.Second, time.Since(start))
-		require.EqualValues(t, 1, l.Stats().Lost)
+		require.EqualValues(t, 1, l.Stats().LostSlots)
 		r.set(func(r *redis) { r.takes = 0 })
 		one.Settle(t.Context(), 0)
 		time.Sleep(time.Hour)
@@ -817,7 +822,7 @@ func TestNodeThatHangsHoldsUpNoRenewal(t *testing.T) {
 		bad.set(func(r *redis) { r.takes = time.Hour })
 		<-b.Lost()
 		time.Sleep(time.Hour)
-		require.EqualValues(t, 1, l.Stats().Lost)
+		require.EqualValues(t, 1, l.Stats().LostSlots)
 		a.Settle(t.Context(), 0)
 		b.Settle(t.Context(), 0)
 		time.Sleep(time.Hour)
@@ -870,7 +875,7 @@ func TestPanicOfAnObserverOfARecovery(t *testing.T) {
 		r := &redis{err: errDown}
 		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
 		l.Observe(func(_ context.Context, e throttle.Event) {
-			if e.Kind == throttle.EventRecovered {
+			if e.Kind == throttle.EventOutageEnded {
 				panic("boom")
 			}
 		})
@@ -895,25 +900,57 @@ func TestAnswersThatTheScriptCannotHaveGiven(t *testing.T) {
 
 func TestLimitsDescribeThemselves(t *testing.T) {
 	l := fleet.New(fleet.Config{Name: "n", Eval: new(redis).eval, Meters: of(fleet.Rate("a", 10, 1))})
-	require.Equal(t, "throttle", l.Kind())
-	require.Equal(t, "n", l.Name())
-	require.Equal(t, fleet.Config{Name: "n", Lease: 10 * time.Second, Timeout: 100 * time.Millisecond, RetryEvery: time.Second, OnOutage: fleet.Refuse}, l.Settings())
-	require.NoError(t, l.Change(true, func(cfg any) error { cfg.(*fleet.Config).Lease = time.Minute; return nil }))
+	d := l.Describe()
+	require.Equal(t, []string{"throttle", "n"}, []string{d.Kind, d.Name})
+	shown := d.Config().(fleet.Config)
+	shown.Eval, shown.Node, shown.Meters = nil, nil, nil
+	require.Equal(t, fleet.Config{
+		Name: "n", Lease: 10 * time.Second, Timeout: 100 * time.Millisecond, RetryEvery: time.Second, OnOutage: fleet.Refuse,
+	}, shown)
+	require.NoError(t, d.Update(true, func(cfg any) error { cfg.(*fleet.Config).Lease = time.Minute; return nil }))
 	require.Equal(t, 10*time.Second, l.Config().Lease)
-	require.NoError(t, l.Update(func(c *fleet.Config) { c.Lease = time.Minute }))
-	require.EqualError(t, l.Update(func(c *fleet.Config) { c.Name = "m" }), `fleet.Config.Name is "m": must be "n" as before: it cannot change`)
+	require.NoError(t, l.Update(func(c *fleet.Config) { c.Lease *= 6 }))
+	require.Equal(t, time.Minute, l.Config().Lease)
+	require.EqualError(t, l.Update(func(c *fleet.Config) { c.Name = "m" }),
+		`fleet.Config.Name is "m": must be "n" as before: it cannot change`)
+
 	require.NoError(t, l.Wrap(ok)(t.Context()))
-	figures := map[string]float64{}
-	for _, f := range l.Figures() {
-		figures[f.Name] = f.Value
-	}
-	require.Equal(t, 1.0, figures["throttle.calls{outcome=admitted}"])
-	require.Equal(t, 1.0, figures["throttle.store.up"])
-	var told int
-	defer l.ObserveAny(func(context.Context, any) { told++ })()
+	var events []policy.Event
+	defer d.Observe(func(_ context.Context, e policy.Event) { events = append(events, e) })()
 	require.NoError(t, l.Update(func(c *fleet.Config) { c.Meters = of(fleet.Rate("a", 1, 2)) }))
-	require.Error(t, l.Do(t.Context(), ok))
-	require.Equal(t, 1, told)
+	err := l.Do(t.Context(), ok)
+	require.Equal(t, []policy.Event{{
+		Kind: "throttle", Name: "n", Key: "a", What: "refused", Level: slog.LevelWarn, Err: err,
+		Attrs: []slog.Attr{slog.String("reason", "too_costly")},
+	}}, events)
+	metrics := map[string]float64{}
+	for _, m := range d.Metrics() {
+		metrics[m.Name] = m.Value
+	}
+	require.Equal(t, map[string]float64{
+		"throttle.calls{outcome=admitted,reason=}":                  1,
+		"throttle.calls{outcome=refused,reason=over_limit}":         0,
+		"throttle.calls{outcome=refused,reason=over_quota}":         0,
+		"throttle.calls{outcome=refused,reason=cooling_down}":       0,
+		"throttle.calls{outcome=refused,reason=wait_too_long}":      0,
+		"throttle.calls{outcome=refused,reason=deadline_too_close}": 0,
+		"throttle.calls{outcome=refused,reason=context_ended}":      0,
+		"throttle.calls{outcome=refused,reason=too_costly}":         1,
+		"throttle.calls{outcome=refused,reason=outage}":             0,
+		"throttle.calls.local":                                      0,
+		"throttle.redis.calls":                                      1,
+		"throttle.redis.failures":                                   0,
+		"throttle.tokens.forgiven":                                  0,
+		"throttle.settlements.pending":                              0,
+		"throttle.settlements{result=late}":                         0,
+		"throttle.settlements{result=lost}":                         0,
+		"throttle.slots.lost":                                       0,
+		"throttle.down":                                             0,
+	}, metrics)
+}
+
+func TestEndedContextIsNoOutage(t *testing.T) {
+	l := fleet.New(fleet.Config{Name: "n", Eval: new(redis).eval, Meters: of(fleet.Rate("a", 10, 1))})
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, l.Do(ended, ok), context.Canceled)

@@ -9,10 +9,10 @@ import (
 	"runtime/debug"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/throttle"
-	"github.com/go-resilience/resilience/throttle/internal/figures"
+	"github.com/go-resilience/resilience/throttle/internal/events"
 )
 
 // An outage is that of one node.
@@ -82,7 +82,7 @@ func (l *Limits) try(cfg *Config, node, key string) {
 	l.mu.Unlock()
 	if ends {
 		_ = survive("an observer", func() error {
-			l.observers.Tell(context.Background(), throttle.Event{Kind: throttle.EventRecovered, Name: cfg.Name, Key: node})
+			l.observers.Tell(context.Background(), throttle.Event{Kind: throttle.EventOutageEnded, Name: cfg.Name, Key: node})
 			return nil
 		})
 	}
@@ -126,7 +126,7 @@ func (l *Limits) reserveAlone(ctx context.Context, r *Reservation, err error) (*
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Admitted++
-	l.stats.Alone++
+	l.stats.AdmittedLocal++
 	return r, nil
 }
 
@@ -161,22 +161,31 @@ func (l *Limits) takeAlone(
 	return taken, e
 }
 
-// Stats is a snapshot of [Limits] in this process. Its counters never go back.
+// Stats are the metrics of [Limits] in this process. Counters never decrease. Settlements and renewals that
+// are sent together are one round trip.
 type Stats struct {
-	Admitted int64                     // calls
-	Refusals map[throttle.Reason]int64 // calls
-	Alone    int64                     // calls of Admitted, by Local
-	Asked    int64                     // round trips to Redis; settlements or renewals that go together are one
-	Failed   int64                     // calls without an answer in time
-	Forgiven int64                     // tokens of debts
-	Untold   int64                     // settlements that could not be told to Redis
-	Dropped  int64                     // settlements that Redis got too late
-	Lost     int64                     // reservations whose slots were lost
-
-	Unsettled int  // settlements that are to be told
-	Down      bool // whether a node cannot be reached
+	Admitted      int64                     `counter:"calls{outcome=admitted,reason=}"`
+	Refusals      map[throttle.Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
+	AdmittedLocal int64                     `counter:"calls.local"`                     // of Admitted, by Local
+	RoundTrips    int64                     `counter:"redis.calls"`                     // to Redis
+	Failed        int64                     `counter:"redis.failures"`                  // calls without an answer in time
+	Forgiven      int64                     `counter:"tokens.forgiven"`                 // debt beyond a burst or quota
+	Unsettled     int                       `gauge:"settlements.pending"`               // that have not reached Redis yet
+	LateSettled   int64                     `counter:"settlements{result=late}"`        // that came too late to count
+	NeverSettled  int64                     `counter:"settlements{result=lost}"`        // that never reached Redis
+	LostSlots     int64                     `counter:"slots.lost"`                      // reservations whose slots were lost
+	Down          bool                      `gauge:"down"`                              // a node cannot be reached
 }
 
+// newStats returns Stats with an entry for every reason for which calls are refused here.
+func newStats() Stats {
+	return Stats{Refusals: map[throttle.Reason]int64{
+		throttle.OverLimit: 0, throttle.OverQuota: 0, throttle.CoolingDown: 0, throttle.WaitTooLong: 0,
+		throttle.DeadlineTooClose: 0, throttle.ContextEnded: 0, throttle.TooCostly: 0, throttle.Outage: 0,
+	}}
+}
+
+// Stats returns the metrics of this process.
 func (l *Limits) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -188,17 +197,12 @@ func (l *Limits) Stats() Stats {
 }
 
 // Observe is [throttle.Limiter.Observe]. The kinds are EventRefused, EventOutageBegan and
-// EventRecovered, whose Key is the node.
+// EventOutageEnded, whose Key is the node.
 func (l *Limits) Observe(f func(context.Context, throttle.Event)) (stop func()) {
 	return l.observers.Observe(f)
 }
 
-func (l *Limits) ObserveAny(f func(context.Context, any)) (stop func()) {
-	return l.Observe(func(ctx context.Context, e throttle.Event) { f(ctx, e) })
-}
-
-func (l *Limits) Name() string { return l.setting.Load().Name }
-
+// Config returns the configuration with defaults filled in.
 func (l *Limits) Config() Config { return l.setting.Config() }
 
 // Update is [throttle.Limiter.Update] for this process, and for calls that begin later: a call that waits
@@ -207,53 +211,40 @@ func (l *Limits) Update(change func(*Config)) error { return l.setting.Update(ch
 
 func same(was, next *Config) error { return invalid.Renamed("fleet.Config", was.Name, next.Name) }
 
-func (l *Limits) Kind() string { return "throttle" }
+var _ policy.Describer = (*Limits)(nil)
 
-func (l *Limits) Settings() any {
-	c := l.Config()
-	c.Eval, c.EvalEach, c.Node, c.Meters = nil, nil, nil, nil
-	return c
+// Describe implements [policy.Describer].
+func (l *Limits) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "throttle",
+		Name:    l.setting.Load().Name,
+		Metrics: func() []policy.Metric { return policy.Metrics("throttle", l.Stats()) },
+		Health:  func(context.Context) policy.Health { return l.health() },
+		Config:  func() any { return l.Config() },
+		Update: func(dryRun bool, change func(cfg any) error) error {
+			return l.setting.Change(dryRun, change, same, nil)
+		},
+		Observe: policy.Events(l.Observe, describe),
+	}
 }
 
-func (l *Limits) Change(dry bool, f func(cfg any) error) error {
-	return l.setting.Change(dry, f, same, nil)
+// describe converts e to the form that the tools read.
+func describe(e throttle.Event) policy.Event {
+	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
 }
 
-// Health returns an error while Redis cannot be reached.
-func (l *Limits) Health() error {
+// health reports an outage: as a failure if calls are refused because of it.
+func (l *Limits) health() policy.Health {
+	cfg := l.setting.Load()
+	status := policy.Warn
+	if cfg.OnOutage == Refuse {
+		status = policy.Fail
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tryAll(l.setting.Load()) // or who sends no calls for it would see it for good
+	l.tryAll(cfg) // without calls, nothing else would find out that the outage is over
 	for _, o := range l.down {
-		return &outageError{o.err}
+		return policy.Health{Status: status, State: "store_down", Err: fmt.Errorf("%w: %w", throttle.ErrOutage, o.err)}
 	}
-	return nil
-}
-
-// An outageError says in a word, to whoever shows the health of policies, what is wrong. What the
-// client of Redis says of it may have what is not for everybody, and is found by Unwrap.
-type outageError struct{ err error }
-
-func (e *outageError) Error() string       { return e.HealthState() }
-func (e *outageError) Unwrap() error       { return fmt.Errorf("%w: %w", throttle.ErrOutage, e.err) }
-func (e *outageError) HealthState() string { return "store down" }
-
-func (l *Limits) Figures() []describe.Figure {
-	s := l.Stats()
-	up := 1.0
-	if s.Down {
-		up = 0
-	}
-	return append(figures.Calls(s.Admitted, s.Refusals, reasons...), figures.Counter("alone_calls", s.Alone),
-		figures.Counter("store.trips", s.Asked), figures.Counter("store.failures", s.Failed),
-		figures.Counter("lost.settlements{outcome=untold}", s.Untold),
-		figures.Counter("lost.settlements{reason=too_late}", s.Dropped),
-		figures.Counter("lost.slots", s.Lost),
-		describe.Figure{Name: "throttle.store.up", Value: up})
-}
-
-// reasons are those of which a call can be refused here.
-var reasons = []throttle.Reason{
-	throttle.OverLimit, throttle.OverQuota, throttle.CoolingDown, throttle.WaitTooLong, throttle.DeadlineTooClose,
-	throttle.ContextEnded, throttle.TooCostly, throttle.Outage,
+	return policy.Health{}
 }

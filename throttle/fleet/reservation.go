@@ -76,7 +76,7 @@ func (r *Reservation) giveUp() {
 	defer r.l.mu.Unlock()
 	if r.l.held[r] {
 		delete(r.l.held, r)
-		r.l.stats.Lost++
+		r.l.stats.LostSlots++
 		r.lose()
 	}
 }
@@ -190,7 +190,7 @@ func (l *Limits) settle(c Call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.stats.Unsettled >= maxUnsettled {
-		l.stats.Untold++
+		l.stats.NeverSettled++
 		return
 	}
 	l.stats.Unsettled++
@@ -245,9 +245,9 @@ func (l *Limits) sent(cfg *Config, s settlement, r Reply) {
 	l.stats.Unsettled--
 	switch {
 	case err != nil:
-		l.stats.Untold++
+		l.stats.NeverSettled++
 	case n.at(0) == 0:
-		l.stats.Dropped++
+		l.stats.LateSettled++
 	case n.at(0) == 1 && len(n) > 2:
 		l.stats.Forgiven += n.at(2)
 	}
@@ -258,7 +258,7 @@ func (l *Limits) evalEach(cfg *Config, within time.Duration, calls []Call) []Rep
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	l.mu.Lock()
-	l.stats.Asked++
+	l.stats.RoundTrips++
 	l.mu.Unlock()
 	replies := make([]Reply, len(calls))
 	if cfg.EvalEach != nil {

@@ -140,8 +140,8 @@ func play(t *testing.T, addrs []string, processes int, often float64, back bool,
 	for _, p := range all {
 		<-p.ended
 		require.True(t, p == killed || p.cmd.ProcessState.Success(), "%v", p.cmd.ProcessState)
-		s.Admitted, s.Asked, s.Failed = s.Admitted+p.stats.Admitted, s.Asked+p.stats.Asked, s.Failed+p.stats.Failed
-		s.Dropped, s.Untold, s.Lost = s.Dropped+p.stats.Dropped, s.Untold+p.stats.Untold, s.Lost+p.stats.Lost
+		s.Admitted, s.RoundTrips, s.Failed = s.Admitted+p.stats.Admitted, s.RoundTrips+p.stats.RoundTrips, s.Failed+p.stats.Failed
+		s.LateSettled, s.NeverSettled, s.LostSlots = s.LateSettled+p.stats.LateSettled, s.NeverSettled+p.stats.NeverSettled, s.LostSlots+p.stats.LostSlots
 	}
 	journal, err := direct.LRange(t.Context(), j.Name+":{t}:journal", 0, -1).Result()
 	require.NoError(t, err)
@@ -426,7 +426,7 @@ func TestSettlementAfterTheHorizon(t *testing.T) {
 	r, err := limits.Reserve(t.Context())
 	require.NoError(t, err)
 	r.Settle(t.Context(), 0)
-	require.Eventually(t, func() bool { return limits.Stats().Dropped == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return limits.Stats().LateSettled == 1 }, 5*time.Second, time.Millisecond)
 	_, err = limits.Reserve(t.Context())
 	require.ErrorIs(t, err, throttle.ErrLimited, "it has used its estimate")
 }

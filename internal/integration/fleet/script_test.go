@@ -209,7 +209,7 @@ func TestScriptRedisThatOnlyReads(t *testing.T) {
 	require.Equal(t, 2, admitted)
 	reads.Store(false)
 	require.Eventually(t, func() bool { return cool(time.Second) }, 10*time.Second, time.Millisecond)
-	left := rdb.PTTL(t.Context(), limits.Name()+":{t}:c:cool").Val()
+	left := rdb.PTTL(t.Context(), limits.Config().Name+":{t}:c:cool").Val()
 	require.Greater(t, left, 59*time.Minute, "no ping shortens a cooldown")
 }
 
@@ -308,7 +308,7 @@ func TestEvalEachAndNode(t *testing.T) {
 		require.Contains(t, rdb.Get(t.Context(), cfg.Name+":{"+tag+"}:r:tokens").Val(), "4000000 ")
 		require.Zero(t, rdb.ZCard(t.Context(), cfg.Name+":{"+tag+"}:s:slots").Val())
 	}
-	require.Zero(t, l.Stats().Lost+l.Stats().Untold+l.Stats().Dropped)
+	require.Zero(t, l.Stats().LostSlots+l.Stats().NeverSettled+l.Stats().LateSettled)
 
 	var outages atomic.Int64
 	l.Observe(func(_ context.Context, e throttle.Event) {
@@ -357,7 +357,7 @@ func TestFailoverToAReplica(t *testing.T) {
 			return []fleet.Meter{fleet.Rate("t/tokens", 1e-6, fleet.Estimate(10)).Burst(100_000)}
 		}})
 	spent := func(c redis.UniversalClient) (micro int64) {
-		_, _ = fmt.Sscan(c.Get(t.Context(), l.Name()+":{t}:r:tokens").Val(), &micro)
+		_, _ = fmt.Sscan(c.Get(t.Context(), l.Config().Name+":{t}:r:tokens").Val(), &micro)
 		return micro
 	}
 	acknowledged := 0
