@@ -69,6 +69,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/internal/reply"
 )
 
 // A Config configures the policies of a client.
@@ -210,8 +211,8 @@ func judged(err error) error {
 	if errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) {
 		return &verdict{err, false, true}
 	}
-	var reply redis.Error
-	if !errors.As(err, &reply) || cannotServe(reply.Error()) {
+	var answer redis.Error
+	if !errors.As(err, &answer) || cannotServe(answer.Error()) {
 		return err
 	}
 	return &verdict{err, true, false}
@@ -219,26 +220,18 @@ func judged(err error) error {
 
 // cannotServe reports whether a reply says that the server cannot serve the command now,
 // rather than what is wrong with the command or with who sends it.
-func cannotServe(reply string) bool {
-	reply = strings.TrimPrefix(reply, "ERR ") // Kvrocks puts it before the other codes
-	for _, before := range []string{"EXECABORT Transaction discarded because of: ", "Error running script"} {
-		if rest, ok := strings.CutPrefix(reply, before); ok { // then the reply that a command got
-			if at := strings.LastIndex(rest, ": -"); at >= 0 { // so a script tells it before Redis 7
-				rest = rest[at+len(": -"):]
-			}
-			reply = rest
-		}
-	}
-	switch code, _, _ := strings.Cut(reply, " "); code {
+func cannotServe(err string) bool {
+	text := reply.Text(err)
+	switch reply.Code(err) {
 	case "LOADING", "BUSY", // it does something else first
 		"OOM", "MISCONF", // it has no memory, or cannot write to its disk
 		"READONLY", "NOREPLICAS", "MASTERDOWN", "NOMASTERLINK", // it is a replica, or has none
 		"CLUSTERDOWN", "TRYAGAIN": // the slot is nobody's, or moves
 		return true
 	case "UNBLOCKED":
-		return strings.Contains(reply, "instance state changed") // it has become a replica
+		return strings.Contains(text, "instance state changed") // it has become a replica
 	}
-	return strings.HasPrefix(reply, "max number of clients")
+	return strings.HasPrefix(text, "max number of clients")
 }
 
 var errNoCall = errors.New("resilienceredis: the policies lost the ctx of the command")

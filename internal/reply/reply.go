@@ -1,7 +1,10 @@
 // Package reply converts the replies that Redis clients return for a script.
 package reply
 
-import "strconv"
+import (
+	"strconv"
+	"strings"
+)
 
 // Int returns an integer reply, which some clients return as a number and others as text. It returns false if v is
 // neither.
@@ -19,4 +22,27 @@ func Int(v any) (int64, bool) {
 		return n, err == nil
 	}
 	return 0, false
+}
+
+// Text returns the text of an error reply without the prefixes that some servers put before its code. For a
+// script, it is the reply to the command that failed within it.
+func Text(err string) string {
+	err = strings.TrimPrefix(err, "ERR ") // Kvrocks puts it before the other codes
+	for _, prefix := range []string{"EXECABORT Transaction discarded because of: ", "Error running script"} {
+		rest, ok := strings.CutPrefix(err, prefix)
+		if !ok {
+			continue
+		}
+		if at := strings.LastIndex(rest, ": -"); at >= 0 { // before Redis 7
+			rest = rest[at+len(": -"):]
+		}
+		return rest
+	}
+	return err
+}
+
+// Code returns the first word of what [Text] returns.
+func Code(err string) string {
+	code, _, _ := strings.Cut(Text(err), " ")
+	return code
 }

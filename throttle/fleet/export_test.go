@@ -8,3 +8,6 @@ func ReadAt(l *Limits) time.Time {
 	defer l.mu.Unlock()
 	return l.readAt
 }
+
+// TroubleOf returns what an error of Eval means for other calls.
+func TroubleOf(err error) string { return string(troubleOf(err)) }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/linger"
+	"github.com/go-resilience/resilience/internal/reply"
 	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/throttle"
 	"github.com/go-resilience/resilience/throttle/fleet"
@@ -30,7 +32,7 @@ type redis struct {
 	takes  time.Duration
 	calls  map[any]int // by what they ask for
 	last   map[any][]any
-	keys   []string               // of the last settlement
+	keys   []string               // of the last settlement or free
 	answer func(args []any) []any // of a take; nil admits it
 }
 
@@ -42,7 +44,7 @@ func (r *redis) eval(ctx context.Context, _ string, keys []string, args ...any) 
 	}
 	r.calls[args[0]]++
 	r.last[args[0]] = args
-	if args[0] == "settle" {
+	if args[0] == "settle" || args[0] == "free" {
 		r.keys = keys
 	}
 	if r.takes > 0 {
@@ -350,7 +352,7 @@ func TestLocalParts(t *testing.T) {
 		require.NoError(t, err)
 		require.Nil(t, one.Lost())
 		synctest.Wait()
-		require.Equal(t, 1, r.count("settle"), "it may have got a slot without knowing it")
+		require.Equal(t, 1, r.count("free"), "it may have got a slot without knowing it")
 		require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
 			limited, _ := errors.AsType[*throttle.LimitedError](l.Do(ctx, ok))
 			require.Equal(t, "a/slots", limited.Key, "two of nine")
@@ -365,7 +367,7 @@ func TestLocalParts(t *testing.T) {
 		require.Equal(t, "a/rate", limited.Key)
 		require.EqualValues(t, 5, l.Stats().AdmittedLocal)
 		synctest.Wait()
-		require.Equal(t, 1, r.count("settle"), "nothing of what was done alone is told")
+		require.Zero(t, r.count("settle"), "nothing of what was done alone is told")
 		require.ErrorIs(t, l.Do(t.Context(), func(context.Context) error { return errDown }), throttle.ErrLimited)
 
 		costly := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 4, Meters: of(fleet.Rate("a", 1, 5).Burst(10))})
@@ -723,17 +725,17 @@ func TestWhoGivesUpLeavesTheLine(t *testing.T) {
 		require.Equal(t, []time.Duration{25 * time.Millisecond, limited.Waited}, []time.Duration{time.Since(start), 25 * time.Millisecond})
 		require.Equal(t, 4, r.count("take"), "after 0, 10, 20 and 25 ms")
 		synctest.Wait()
-		require.Equal(t, 1, r.count("settle"))
+		require.Equal(t, 1, r.count("free"))
 		r.mu.Lock()
-		require.Equal(t, []string{"n:{a}:s:", "n:{a}:s:slots", "n:{a}:w:slots", "n:{a}:p:slots"}, append([]string{r.keys[0][:8]}, r.keys[1:]...))
-		require.Equal(t, r.last["take"][1], r.last["settle"][1])
+		require.Equal(t, []string{"n:{a}:s:slots", "n:{a}:w:slots", "n:{a}:p:slots"}, r.keys)
+		require.Equal(t, r.last["take"][1], r.last["free"][1])
 		r.mu.Unlock()
 
 		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Millisecond)
 		defer cancel()
 		require.ErrorIs(t, l.Do(ctx, ok), context.DeadlineExceeded)
 		synctest.Wait()
-		require.Equal(t, 2, r.count("settle"))
+		require.Equal(t, 2, r.count("free"))
 
 		require.NoError(t, l.Update(func(c *fleet.Config) { c.MaxWait = 0 }))
 		r.set(func(r *redis) {
@@ -743,15 +745,15 @@ func TestWhoGivesUpLeavesTheLine(t *testing.T) {
 		})
 		require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrLimited)
 		synctest.Wait()
-		require.Equal(t, 2, r.count("settle"), "it stood in no line")
+		require.Equal(t, 2, r.count("free"), "it stood in no line")
 		r.set(func(r *redis) { r.err = errDown })
 		for range 3 {
 			require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrOutage)
 		}
 		r.set(func(r *redis) { r.err = nil })
 		time.Sleep(2 * time.Second)
-		require.LessOrEqual(t, r.count("settle"), 4, "of the one that asked")
-		require.GreaterOrEqual(t, r.count("settle"), 3)
+		require.LessOrEqual(t, r.count("free"), 4, "of the one that asked")
+		require.GreaterOrEqual(t, r.count("free"), 3)
 	})
 }
 
@@ -956,4 +958,93 @@ func TestEndedContextIsNoOutage(t *testing.T) {
 	require.ErrorIs(t, l.Do(ended, ok), context.Canceled)
 	require.ErrorIs(t, l.Cool(ended, "a", time.Now().Add(time.Hour)), context.Canceled)
 	require.NoError(t, l.Cool(t.Context(), "a", time.Now().Add(-time.Hour)))
+}
+
+// A replyError is an error reply as a client of Redis returns it.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+func (replyError) RedisError()     {}
+
+func TestTroubleOfErrors(t *testing.T) {
+	for text, want := range map[string]string{
+		"dial tcp 127.0.0.1:6379: connection refused":                             "store_down",
+		"context deadline exceeded":                                               "store_down",
+		"LOADING Redis is loading the dataset in memory":                          "store_down",
+		"ERR LOADING by Kvrocks":                                                  "store_down",
+		"READONLY You can't write against a read only replica. script: 5, on @x":  "store_down",
+		"ERR Error running script (call to f_5): @user_script:3: -READONLY You":   "store_down",
+		"BUSY Redis is busy running a script":                                     "store_down",
+		"MISCONF Redis is configured to save RDB snapshots":                       "store_down",
+		"CLUSTERDOWN The cluster is down":                                         "store_down",
+		"ERR max number of clients reached":                                       "store_down",
+		"OOM command not allowed when used memory > 'maxmemory'. script: 5":       "store_full",
+		"ERR Error running script (call to f_5): @user_script:3: @: -OOM command": "store_full",
+		"NOPERM User app has no permissions to run the 'eval' command":            "store_rejects",
+		"NOAUTH Authentication required.":                                         "store_rejects",
+		"WRONGPASS invalid username-password pair":                                "store_rejects",
+		"ERR unknown command 'eval', with args beginning with: ":                  "store_rejects",
+		"ERR Error compiling script (new function): user_script:1: x":             "store_rejects",
+		"CLUSTERDOWN Hash slot not served":                                        "call_undecided",
+		"TRYAGAIN Multiple keys request during rehashing of slot":                 "call_undecided",
+		"MOVED 3999 127.0.0.1:6381":                                               "call_undecided",
+		"WRONGTYPE Operation against a key holding the wrong kind of value":       "call_undecided",
+		"ERR user_script:12: attempt to compare nil with number script: 5":        "call_undecided",
+	} {
+		require.Equal(t, want, fleet.TroubleOf(errors.New(text)), text)
+		if want != "store_down" || reply.Code(text) == strings.ToUpper(reply.Code(text)) {
+			require.Equal(t, want, fleet.TroubleOf(fmt.Errorf("redis: %w", replyError(text))), "of a client that wraps it: %s", text)
+		}
+	}
+	require.Equal(t, "call_undecided", fleet.TroubleOf(replyError("XYZ a code that is not known")))
+}
+
+// TestErrorAboutOneKeyIsNoOutage has one tenant's calls fail. They are refused one by one.
+func TestErrorAboutOneKeyIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &redis{}
+		tenant := "bad"
+		l := fleet.New(fleet.Config{
+			Name: "n",
+			Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+				if strings.Contains(keys[0], "{bad}") {
+					return nil, replyError("TRYAGAIN Multiple keys request during rehashing of slot")
+				}
+				return r.eval(ctx, script, keys, args...)
+			},
+			Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate(tenant, 10, 1)} },
+		})
+		l.Observe(func(_ context.Context, e throttle.Event) { require.Equal(t, throttle.EventRefused, e.Kind) })
+		for range 100 {
+			tenant = "bad"
+			err := l.Do(t.Context(), ok)
+			limited, _ := errors.AsType[*throttle.LimitedError](err)
+			require.Equal(t, throttle.Outage, limited.Reason)
+			require.ErrorContains(t, err, "TRYAGAIN")
+			require.Zero(t, l.Describe().Health(t.Context()))
+			tenant = "good"
+			require.NoError(t, l.Do(t.Context(), ok))
+		}
+		require.Zero(t, r.count("ping"))
+	})
+}
+
+func TestFullRedisIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full := replyError("OOM command not allowed when used memory > 'maxmemory'.")
+		r := &redis{err: full}
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
+		err := l.Do(t.Context(), ok)
+		require.ErrorIs(t, err, throttle.ErrOutage)
+		require.ErrorIs(t, err, full)
+		health := l.Describe().Health(t.Context())
+		require.Equal(t, []any{policy.Fail, "store_full"}, []any{health.Status, health.State})
+		require.ErrorIs(t, health.Err, full)
+		r.set(func(r *redis) { r.err = nil })
+		time.Sleep(time.Second)
+		_ = l.Describe().Health(t.Context())
+		synctest.Wait()
+		require.Zero(t, l.Describe().Health(t.Context()))
+		require.NoError(t, l.Do(t.Context(), ok))
+	})
 }

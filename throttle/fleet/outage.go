@@ -15,8 +15,9 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/events"
 )
 
-// An outage is that of one node.
+// An outage is the time during which a node decides about no call.
 type outage struct {
+	trouble
 	err  error
 	key  string    // of a cooldown that the node had
 	next time.Time // when it is tried again
@@ -45,18 +46,22 @@ func (l *Limits) tryAll(cfg *Config) {
 	}
 }
 
-// fails begins an outage of the node of a key, and has it tried at once, so that the outage of a
-// single lost answer ends with the first ping.
+// fails records an error of Eval for a key. If it affects other calls, the outage of the key's node begins. The
+// node is tried immediately, so that the outage after a single lost answer ends with the first ping.
 func (l *Limits) fails(ctx context.Context, cfg *Config, key string, err error) {
-	node := cfg.Node(key)
+	node, trouble := cfg.Node(key), troubleOf(err)
 	l.mu.Lock()
 	l.stats.Failed++
+	if trouble == callOnly {
+		l.mu.Unlock()
+		return
+	}
 	begins := l.down[node] == nil
 	if begins {
 		if len(l.down) == 0 {
 			clear(l.local) // left by a call that decided alone just as the last outage ended
 		}
-		l.down[node] = &outage{err, key, time.Now().Add(cfg.RetryEvery)}
+		l.down[node] = &outage{trouble, err, key, time.Now().Add(cfg.RetryEvery)}
 	}
 	l.mu.Unlock()
 	if begins {
@@ -67,13 +72,18 @@ func (l *Limits) fails(ctx context.Context, cfg *Config, key string, err error) 
 
 // try asks a node for a sign of life, which ends its outage.
 func (l *Limits) try(cfg *Config, node, key string) {
-	if survive("Eval", func() (err error) {
+	err := survive("Eval", func() (err error) {
 		_, err = l.eval(context.Background(), cfg, []string{key}, "ping")
 		return err
-	}) != nil {
-		return
-	}
+	})
 	l.mu.Lock()
+	if o := l.down[node]; o != nil && err != nil {
+		if t := troubleOf(err); t != callOnly {
+			o.trouble, o.err = t, err
+			l.mu.Unlock()
+			return
+		}
+	}
 	ends := l.down[node] != nil
 	delete(l.down, node)
 	if len(l.down) == 0 {
@@ -244,7 +254,7 @@ func (l *Limits) health() policy.Health {
 	defer l.mu.Unlock()
 	l.tryAll(cfg) // without calls, nothing else would find out that the outage is over
 	for _, o := range l.down {
-		return policy.Health{Status: status, State: "store_down", Err: fmt.Errorf("%w: %w", throttle.ErrOutage, o.err)}
+		return policy.Health{Status: status, State: string(o.trouble), Err: fmt.Errorf("%w: %w", throttle.ErrOutage, o.err)}
 	}
 	return policy.Health{}
 }

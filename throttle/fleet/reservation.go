@@ -149,15 +149,10 @@ func (r *Reservation) settle(usedOf func(*Meter) (int64, bool)) {
 	}
 }
 
-// leave gives up the places of a call among those that wait for slots, or they would hold up those
-// behind for two polls; and slots, if the answer that it had got them was lost. To the script all of
-// these sets are slots to be given back.
+// leave removes r from the slots and from the calls that wait for them. Otherwise its place would delay the
+// calls behind it for two polls, and slots would be taken that it got by an answer that was lost.
 func (r *Reservation) leave() {
-	var args []any
-	for range r.sets {
-		args = append(args, slots.code, 0, 0, 0, 0)
-	}
-	r.tell(r.sets, args)
+	r.l.settle(Call{Script: script, Keys: r.sets, Args: []any{"free", r.id}})
 }
 
 // tell has Redis told of a settlement of r: of the states that have keys, and what is to be said of each.

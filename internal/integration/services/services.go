@@ -130,12 +130,12 @@ type RedisServer struct {
 	cmd   *exec.Cmd
 }
 
-// NewRedis starts a Redis on a free port of the loopback interface; it ends with
+// NewRedis starts a Redis, with further arguments, on a free port of the loopback interface. It ends with
 // the test.
-func NewRedis(t testing.TB) *RedisServer {
+func NewRedis(t testing.TB, args ...string) *RedisServer {
 	t.Helper()
 	needRedisServer(t)
-	s := &RedisServer{Addr: freeAddr(t), t: t, dir: t.TempDir(), ready: ping}
+	s := &RedisServer{Addr: freeAddr(t), t: t, dir: t.TempDir(), args: args, ready: ping}
 	t.Cleanup(s.Kill)
 	s.Start()
 	return s

@@ -1,0 +1,56 @@
+package fleet
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/go-resilience/resilience/internal/reply"
+)
+
+// A trouble says what an error of Eval means for other calls.
+type trouble string
+
+const (
+	nodeDown  trouble = "store_down"     // the node cannot decide about any call
+	nodeFull  trouble = "store_full"     // the node has no memory, so it admits no call
+	nodeWrong trouble = "store_rejects"  // the node rejects the script until its configuration is changed
+	callOnly  trouble = "call_undecided" // other calls are not affected
+)
+
+// troubleOf classifies an error of Eval. An error is a reply of the server if it has the method RedisError, as
+// those of go-redis have, or begins with a known code. Every other error means that the node is down.
+func troubleOf(err error) trouble {
+	text := err.Error()
+	replied, isReply := errors.AsType[interface {
+		error
+		RedisError()
+	}](err)
+	if isReply {
+		text = replied.Error()
+	}
+	message := strings.ToLower(reply.Text(text))
+	switch reply.Code(text) {
+	case "OOM":
+		return nodeFull
+	case "CLUSTERDOWN":
+		if strings.Contains(message, "hash slot not served") { // other slots are
+			return callOnly
+		}
+		return nodeDown
+	case "LOADING", "BUSY", "MISCONF", "READONLY", "NOREPLICAS", "MASTERDOWN", "NOMASTERLINK", "UNBLOCKED":
+		return nodeDown
+	case "NOAUTH", "NOPERM", "WRONGPASS":
+		return nodeWrong
+	case "TRYAGAIN", "MOVED", "ASK", "CROSSSLOT", "WRONGTYPE":
+		return callOnly
+	}
+	switch {
+	case strings.HasPrefix(message, "max number of clients"):
+		return nodeDown
+	case strings.HasPrefix(message, "unknown command"), strings.HasPrefix(message, "error compiling script"):
+		return nodeWrong
+	case isReply, strings.HasPrefix(message, "user_script:"), strings.Contains(message, "@user_script"):
+		return callOnly
+	}
+	return nodeDown
+}
