@@ -113,7 +113,7 @@ func _() {
 }
 
 func _() error {
-	limit := throttle.New(throttle.Config{Rate: 100, Burst: 20, MaxWait: -1}) // waits until ctx ends
+	limit := throttle.New(throttle.Config{Rate: 100, Burst: 20, MaxWait: throttle.Unlimited}) // waits until ctx ends
 	err := limit.Do(ctx, ping)
 	if !limit.Allow() {
 		return errTooMany

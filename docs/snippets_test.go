@@ -82,7 +82,7 @@ func _(ctx context.Context, req *http.Request, w http.ResponseWriter, first, sec
 	if err != nil {
 		return err // it says when to come back
 	}
-	defer func() { reservation.Settle(ctx, used) }() // into debt, if need be
+	defer func() { reservation.Settle(used) }() // into debt, if need be
 	resp, err := client.Do(req)
 	if err == nil {
 		used, err = pass(w, resp.Body)

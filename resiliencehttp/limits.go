@@ -93,7 +93,7 @@ func shortKey(key string) string {
 func (s Server) quotaName(q throttle.Quota) string {
 	name := cmp.Or(s.LimitName, "default")
 	if q != (throttle.Quota{}) {
-		name += strings.TrimPrefix(q.String(), strconv.Itoa(q.N)) // " per day"
+		name += " per " + q.Window.String()
 	}
 	return name
 }
@@ -101,6 +101,9 @@ func (s Server) quotaName(q throttle.Quota) string {
 // tell sets the fields that tell a client about its quota. Several quotas in one chain make
 // one list (RFC 9651, section 3.1).
 func (s Server) tell(h http.Header, d throttle.Decision) {
+	if d.Limit == throttle.Unlimited {
+		return
+	}
 	name := sfString(s.quotaName(d.Quota))
 	policy := name + ";q=" + sfInteger(int64(d.Limit))
 	if d.Window > 0 && d.Window%time.Second == 0 { // else it cannot be told in whole seconds
@@ -234,7 +237,7 @@ func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead 
 		p.Violated = []string{s.quotaName(limit.Quota)}
 		if !ahead {
 			s.tell(h, throttle.Decision{
-				Quota: limit.Quota, Limit: limit.Limit, Window: limit.Quota.Every, ResetAfter: limit.RetryAfter(),
+				Quota: limit.Quota, Limit: limit.Limit, Window: limit.Quota.Window.Every, ResetAfter: limit.RetryAfter(),
 			})
 			if limit.RetryAfter() == 0 {
 				h.Add("RateLimit", sfString(p.Violated[0])+";r=0") // for good

@@ -249,7 +249,7 @@ func TestRefuseOfAFleet(t *testing.T) {
 	cfg := fleet.Config{
 		Name: "plans", Eval: down, OnOutage: fleet.Local, Instances: 2,
 		Meters: func(ctx context.Context) []fleet.Meter {
-			return []fleet.Meter{fleet.Rate("a/requests", 0.1, fleet.Cost(ctx.Value(costKey{}).(int))).Burst(4)}
+			return []fleet.Meter{fleet.Rate("a/requests", 0.1, ctx.Value(costKey{}).(int)).Burst(4)}
 		},
 	}
 	ask := func(limits *fleet.Limits, cost int) *httptest.ResponseRecorder {

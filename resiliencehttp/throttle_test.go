@@ -193,7 +193,7 @@ func TestRateLimitSaysWhatTheNextRefusalSays(t *testing.T) {
 
 func TestRateLimitTellsTheQuotaThatBinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // from midnight UTC
-		limit := throttle.Config{Rate: 2, Burst: 2, Quotas: []throttle.Quota{{N: 3, Per: throttle.Day}, {N: 50, Every: time.Hour}}}
+		limit := throttle.Config{Rate: 2, Burst: 2, Quotas: []throttle.Quota{{N: 3, Window: throttle.Window{Per: throttle.Day}}, {N: 50, Window: throttle.Window{Every: time.Hour}}}}
 		group := throttle.NewGroup(throttle.GroupConfig[string]{Config: limit})
 		s := resiliencehttp.Server{LimitName: "plan"}
 		time.Sleep(10 * time.Hour)

@@ -169,7 +169,7 @@ func metricsOf(t *testing.T, reg *registry.Registry, kind, name string) (lines [
 func TestRunbookQuota(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := registry.New()
-		tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Quotas: []throttle.Quota{{N: 2, Per: throttle.Day}}}})
+		tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Quotas: []throttle.Quota{{N: 2, Window: throttle.Window{Per: throttle.Day}}}}})
 		reg.MustAdd(tenants)
 		use := func(calls int) (made int) {
 			for range calls {

@@ -237,9 +237,9 @@ func playDay(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 				if b.changes > 0 {
 					used = min(used, loans[i].n) // what is forgiven is a matter of a part of a token
 				}
-				loans[i].Settle(t.Context(), used)
+				loans[i].Settle(used)
 				b.settle(loans[i].n, used)
-				loans[i].Settle(t.Context(), choose.IntN(99)) // once
+				loans[i].Settle(choose.IntN(99)) // once
 				loans = slices.Concat(loans[:i], loans[i+1:])
 			}
 		case 3:

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -11,13 +12,14 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/events"
 )
 
-// ErrLimited is matched by every [*LimitedError].
-var ErrLimited = errors.New("throttle: limited")
+var (
+	// ErrLimited is matched by every [*LimitedError].
+	ErrLimited = errors.New("throttle: limited")
+	// ErrOutage is matched by errors which report that a shared limit cannot be reached.
+	ErrOutage = errors.New("throttle: shared limit cannot be reached")
+)
 
-// ErrOutage is matched where Redis, which keeps a fleet's limit, cannot be reached.
-var ErrOutage = errors.New("throttle: shared limit cannot be reached")
-
-// A Reason says why a call was refused.
+// A Reason is why a call was refused.
 type Reason string
 
 const (
@@ -27,7 +29,7 @@ const (
 	DeadlineTooClose Reason = "deadline_too_close" // the tokens come after the deadline of ctx
 	ContextEnded     Reason = "context_ended"      // while the call waited
 	TooCostly        Reason = "too_costly"         // more tokens than there can ever be at once
-	CoolingDown      Reason = "cooling_down"       // after Cool of package fleet
+	CoolingDown      Reason = "cooling_down"       // after Cooldown of package fleet
 	Outage           Reason = "outage"             // of the Redis of package fleet
 	Shed             Reason = "shed"               // by package adaptive
 )
@@ -35,22 +37,22 @@ const (
 // never is the After of a call that can never be admitted.
 const never = time.Duration(math.MaxInt64)
 
-// A LimitedError reports a refused call. It matches [ErrLimited] and, by its Reason,
-// [context.DeadlineExceeded] (DeadlineTooClose), the error and the cause of ctx (ContextEnded),
-// or [ErrOutage] and the error of Redis (Outage).
+// A LimitedError reports a refused call. It matches [ErrLimited] and, depending on its Reason,
+// [context.DeadlineExceeded], the error and the cause of ctx, or [ErrOutage] and the error of Redis.
 type LimitedError struct {
 	Name   string // of the limit
-	Key    string // of a Group, at most 100 bytes of its text, or "(other keys)"; of a fleet's meter
+	Key    string // of the group member, at most 100 bytes of its text, or "(other keys)"; of the fleet's meter
 	Reason Reason
-	Limit  int   // the Burst at that time, or N of the Quota
-	Quota  Quota // of OverQuota: that whose window is over last; of TooCostly: that which is too small, or zero
+	Limit  int   // the burst at that time, or N of the quota; 0 if it admits nothing
+	Quota  Quota // that refused the call: the one whose window ends last, or that is too small; zero if the rate did
 	Cost   int   // of the call, in tokens
-	Left   int   // of a fleet's limit
+	Left   int   // tokens, of a fleet's limit
 	Waited time.Duration
-	After  time.Duration // see RetryAfter
+	After  time.Duration // see RetryAfter; the longest Duration if the call can never be admitted
 	Err    error         // the cause, or nil
 }
 
+// Error returns a text with the name, the key, the reason and RetryAfter.
 func (e *LimitedError) Error() string {
 	label := keyed.Label(e.Name, e.Key)
 	if label != "" {
@@ -68,7 +70,7 @@ func (e *LimitedError) Error() string {
 		text += " of " + e.Quota.String()
 	}
 	text += ")"
-	if e.After > 0 {
+	if e.RetryAfter() > 0 {
 		text += fmt.Sprintf(", retry after %v", e.After)
 	}
 	if e.Err != nil {
@@ -77,12 +79,24 @@ func (e *LimitedError) Error() string {
 	return text
 }
 
-func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
+// Is reports whether target is [ErrLimited], or what Reason stands for.
+func (e *LimitedError) Is(target error) bool {
+	switch target {
+	case ErrLimited:
+		return true
+	case context.DeadlineExceeded:
+		return e.Reason == DeadlineTooClose
+	case ErrOutage:
+		return e.Reason == Outage
+	}
+	return false
+}
 
+// Unwrap returns Err.
 func (e *LimitedError) Unwrap() error { return e.Err }
 
-// RetryAfter returns how long it takes until the call could be admitted, if no other takes tokens
-// meanwhile. Zero means not known.
+// RetryAfter returns how long it takes until the call could be admitted, if no other call takes tokens before
+// that. Zero means unknown, or never.
 func (e *LimitedError) RetryAfter() time.Duration {
 	if e.After == never {
 		return 0
@@ -90,12 +104,13 @@ func (e *LimitedError) RetryAfter() time.Duration {
 	return e.After
 }
 
-// Retryable is false for [TooCostly].
-func (e *LimitedError) Retryable() bool { return e.Reason != TooCostly }
+// Retryable returns false if the call can never be admitted: if it is [TooCostly], or the limit admits nothing.
+func (e *LimitedError) Retryable() bool { return e.Reason != TooCostly && e.After != never }
 
+// Refused returns true: the call was not made.
 func (e *LimitedError) Refused() bool { return true }
 
-// An EventKind says what an [Event] is.
+// An EventKind is the kind of an [Event].
 type EventKind string
 
 const (
@@ -121,16 +136,15 @@ func (e Event) describe() policy.Event {
 	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
 }
 
-// A Decision says what the headers of an HTTP response tell a client. With Quotas it is of
-// the limit with the fewest tokens left or, if quotas have too few, of that whose window is over
-// last.
+// A Decision is what the headers of a response tell a client about its limit. With quotas, it is about the limit
+// with the fewest tokens left or, if a quota refused the call, about the quota whose window ends last.
 type Decision struct {
-	OK         bool
-	Quota      Quota         // zero if it is of the Rate
-	Limit      int           // the Burst, or N of the Quota
-	Window     time.Duration // in which the Burst refills, or that of the Quota
+	Admitted   bool
+	Quota      Quota         // zero if the decision is about the rate
+	Limit      int           // the burst, or N of the quota; 0 if it admits nothing, Unlimited without a limit
+	Window     time.Duration // in which the burst refills, or that of the quota
 	Remaining  int           // tokens, after this decision
-	RetryAfter time.Duration // until the call could be admitted: 0 if it was, the longest Duration if it never can be
+	RetryAfter time.Duration // until the call could be admitted; 0 if it was, the longest Duration if it never can be
 	ResetAfter time.Duration // until Remaining is Limit
 }
 
@@ -157,6 +171,7 @@ func newStats() Stats {
 	}}
 }
 
+// refuse counts a refused call.
 func (s *Stats) refuse(why Reason) {
 	s.Refused++
 	s.Refusals[why]++

@@ -17,26 +17,30 @@ import (
 
 const defaultMaxKeys = 100_000
 
-// GroupConfig says how a [Group] works.
+// GroupConfig configures a [Group].
 type GroupConfig[K comparable] struct {
-	// Config is the limit of each key. Its Name is the group's.
+	// Config is the limit of each key. Its Name is that of the group.
 	Config Config
 
-	// MaxKeys is how many keys are held at once, at most. Zero means 100 000. A string takes
-	// at most 150 bytes, and with Quotas 100 more and 32 for each.
+	// MaxKeys limits the number of keys. Zero means 100,000. A string takes at most 150 bytes, and with Quotas 100
+	// more and 32 for each quota.
 	MaxKeys int
 
-	// IdleAfter is how long a key must have had no call to be evicted. Zero means a minute,
-	// negative that keys are evicted only to make room.
+	// IdleAfter is how long a key must have been unused before it may be evicted although there is room. Zero
+	// means a minute; [Unlimited] means that keys are evicted only to make room.
 	IdleAfter time.Duration
 }
 
+// Validate returns an error that names each invalid field, or nil.
 func (c GroupConfig[K]) Validate() error {
 	f := invalid.Fields{Type: "throttle.GroupConfig"}
 	f.Need(c.MaxKeys >= 0, "MaxKeys", c.MaxKeys, "0 (for 100000) or more")
+	f.Need(c.IdleAfter >= 0 || c.IdleAfter == Unlimited, "IdleAfter", c.IdleAfter,
+		"0 (for a minute) or more, or throttle.Unlimited")
 	return errors.Join(c.Config.Validate(), f.Err())
 }
 
+// withDefaults returns a valid c with its zero fields filled in.
 func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	c.Config = c.Config.withDefaults()
 	c.MaxKeys = cmp.Or(c.MaxKeys, defaultMaxKeys)
@@ -44,21 +48,21 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	return c
 }
 
-// A Group holds a limit for each key: each tenant, user or address. Its methods are those of a
-// [Limiter] for the limit of a key. It is safe for concurrent use.
+// A Group holds a limit for each key, such as a tenant or an address. Its methods are those of a [Limiter] with
+// a key. It has the shape of a resilience.Group and needs less memory. It is safe for concurrent use.
 //
-// A key whose burst is full and whose windows are over is evicted after a while. If MaxKeys are
-// held and none can be evicted, all new keys, and keys that are not equal to themselves, share
-// one limit, whose Key is "(other keys)". Choose keys that an attacker cannot make up for free.
+// A key whose burst is full and whose windows are over is evicted after a while. If MaxKeys are held and none can
+// be evicted, new keys, and keys that are not equal to themselves, share one limit, whose key is "(other keys)".
+// Choose keys that an attacker cannot create for free.
 type Group[K comparable] struct {
 	limit
 	table    *keyed.Table[K, meter]
-	setting  settings.Setting[GroupConfig[K]] // whose lock is taken before that of table, and that before that of limit
+	setting  settings.Setting[GroupConfig[K]] // locks are taken in the order setting, table, limit
 	evicted  atomic.Int64
 	overflow atomic.Int64 // calls whose key found no room
 }
 
-// NewGroup panics if cfg is not valid.
+// NewGroup returns a Group. It panics if cfg is invalid; see [GroupConfig.Validate].
 func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	g := &Group[K]{limit: limit{stats: newStats()}}
 	g.setting.Init(cfg, GroupConfig[K].withDefaults, func(c *GroupConfig[K]) {
@@ -76,19 +80,20 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 	return g
 }
 
+// use makes cfg the current configuration of all keys.
 func (g *Group[K]) use(cfg *GroupConfig[K]) {
-	members := g.table.Locked(g.mu.Lock) // so that no call takes from a key that does not follow yet
+	members := g.table.Locked(g.mu.Lock) // no call takes from a key that still has the old configuration
 	meters := []*meter{&g.table.Overflow().Value}
 	for _, m := range members {
 		meters = append(meters, &m.Value)
 	}
-	g.follow(&cfg.Config, meters...)
+	g.applyConfig(&cfg.Config, meters...)
 	g.mu.Unlock()
-	for range g.table.Each(members) { // which unpins them
+	for range g.table.Each(members) { // unpins them
 	}
 }
 
-// pin returns the meter of key, or that which keys without room share.
+// pin returns the meter of key, or the meter that keys without room share.
 func (g *Group[K]) pin(key K) *keyed.Member[K, meter] {
 	m := g.table.Pin(key)
 	if m == g.table.Overflow() {
@@ -97,6 +102,7 @@ func (g *Group[K]) pin(key K) *keyed.Member[K, meter] {
 	return m
 }
 
+// Do is [Limiter.Do] for a key.
 func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error) error {
 	h, err := g.hold(ctx, key, byCost)
 	if err != nil {
@@ -109,18 +115,20 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	return err
 }
 
-// By returns middleware that takes from the limit of the key of a ctx.
+// By returns a middleware that takes the key of each call from its ctx.
 func (g *Group[K]) By(key func(context.Context) K) func(next func(context.Context) error) func(context.Context) error {
 	return func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
 	}
 }
 
+// Wait is [Limiter.Wait] for a key.
 func (g *Group[K]) Wait(ctx context.Context, key K) error {
 	_, err := g.hold(ctx, key, byCost)
 	return err
 }
 
+// Admit is [Limiter.Admit] for a key.
 func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
 	_, err := g.hold(ctx, key, byCost)
 	m := g.table.Pin(key)
@@ -128,6 +136,7 @@ func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
 	return g.decision(&m.Value, err), err
 }
 
+// hold admits a call that takes n tokens of key.
 func (g *Group[K]) hold(ctx context.Context, key K, n int) (hold, error) {
 	m := g.pin(key)
 	defer g.table.Unpin(m)
@@ -136,7 +145,7 @@ func (g *Group[K]) hold(ctx context.Context, key K, n int) (hold, error) {
 	return h, err
 }
 
-// text returns the key of m as an error shows it.
+// text returns the key of m as errors and events show it.
 func (g *Group[K]) text(m *keyed.Member[K, meter]) string {
 	if m == g.table.Overflow() {
 		return keyed.Other
@@ -144,8 +153,8 @@ func (g *Group[K]) text(m *keyed.Member[K, meter]) string {
 	return keyed.Text(m.Key)
 }
 
-// settleKey corrects what h has taken of key. If the key has been evicted since, it had got
-// all of its tokens back: if it finds no room now, nothing of others' tokens is given back.
+// settleKey corrects what h has taken of key. A key that was evicted since then had all of its tokens again. If
+// there is no room for it now, nothing is given back to the meter that it would share with others.
 func (g *Group[K]) settleKey(key K, h hold, used int) {
 	m := g.table.Overflow()
 	if !h.overflow {
@@ -157,17 +166,22 @@ func (g *Group[K]) settleKey(key K, h hold, used int) {
 	g.settle(&m.Value, h, used)
 }
 
+// Allow is [Limiter.Allow] for a key.
 func (g *Group[K]) Allow(key K) bool {
 	m := g.pin(key)
 	defer g.table.Unpin(m)
 	return g.allow(&m.Value, 1)
 }
 
+// Reserve is [Limiter.Reserve] for a key.
 func (g *Group[K]) Reserve(ctx context.Context, key K, n int) (*Reservation, error) {
-	return reserve(ctx, max(0, n), g.For(func(context.Context) K { return key }))
+	if n < 0 {
+		return nil, negative(g.setting.Load().Config.Name, n)
+	}
+	return reserve(ctx, n, g.For(func(context.Context) K { return key }))
 }
 
-// For returns the limit of the key of a ctx, for [All].
+// For returns the limit for the key in a ctx, for use with [All].
 func (g *Group[K]) For(key func(context.Context) K) Part { return groupPart[K]{g, key} }
 
 type groupPart[K comparable] struct {
@@ -178,23 +192,27 @@ type groupPart[K comparable] struct {
 func (p groupPart[K]) reserve(ctx context.Context, n int) (part, error) {
 	key := p.key(ctx)
 	h, err := p.g.hold(ctx, key, n)
-	estimate := n != byCost || p.g.setting.Load().Config.Cost != nil
-	return part{estimate, func(used int) { p.g.settleKey(key, h, used) }}, err
+	cfg := &p.g.setting.Load().Config
+	estimate := n != byCost || cfg.Cost != nil
+	return part{cfg.Name, estimate, func(used int) { p.g.settleKey(key, h, used) }}, err
 }
 
+// Stats returns the metrics of all keys together.
 func (g *Group[K]) Stats() Stats {
 	s := g.limit.Stats()
 	s.Evicted, s.Overflow, s.Keys = g.evicted.Load(), g.overflow.Load(), g.table.Len()
 	return s
 }
 
+// Config returns the configuration with defaults filled in.
 func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
 
-// Update is for all keys. MaxKeys and IdleAfter cannot change.
+// Update changes the limit of all keys, as [Limiter.Update] does. MaxKeys and IdleAfter cannot change.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
 	return g.setting.Update(change, g.check, g.use)
 }
 
+// check returns an error if an update changes a field that cannot change.
 func (g *Group[K]) check(was, next *GroupConfig[K]) error {
 	f := invalid.Fields{Type: "throttle.GroupConfig"}
 	f.Same("MaxKeys", was.MaxKeys, next.MaxKeys)

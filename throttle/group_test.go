@@ -23,7 +23,7 @@ import (
 func TestGroupKeysAreApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "api", Rate: 1, Burst: 2, Cost: cost}})
-		require.Equal(t, throttle.Decision{OK: true, Limit: 2, Window: 2 * time.Second, Remaining: 1, ResetAfter: time.Second}, takeOf(g, "a", 1))
+		require.Equal(t, throttle.Decision{Admitted: true, Limit: 2, Window: 2 * time.Second, Remaining: 1, ResetAfter: time.Second}, takeOf(g, "a", 1))
 		require.True(t, g.Allow("a"))
 		require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: time.Second, ResetAfter: 2 * time.Second}, takeOf(g, "a", 1))
 		err := g.Do(t.Context(), "a", ok)
@@ -33,9 +33,9 @@ func TestGroupKeysAreApart(t *testing.T) {
 		require.EqualValues(t, 2, s.Refusals[throttle.OverLimit])
 		s.Refusals = nil
 		require.Equal(t, throttle.Stats{Admitted: 3, Refused: 2, Spent: 3, Keys: 2}, s)
-		require.False(t, takeOf(g, "c", 3).OK)
+		require.False(t, takeOf(g, "c", 3).Admitted)
 		require.Equal(t, 2, takeOf(g, "c", 0).Remaining)
-		require.True(t, takeOf(g, "a", 0).OK)
+		require.True(t, takeOf(g, "a", 0).Admitted)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.ErrorIs(t, g.Do(ended, "b", ok), context.Canceled)
@@ -94,8 +94,8 @@ func playGroup(t *testing.T, choose interface{ IntN(n int) int }, calls int) {
 			if len(loans) > 0 {
 				i := choose.IntN(len(loans))
 				used := choose.IntN(10)
-				loans[i].of.Settle(t.Context(), used)
-				loans[i].alone.Settle(t.Context(), used)
+				loans[i].of.Settle(used)
+				loans[i].alone.Settle(used)
 				loans = append(loans[:i:i], loans[i+1:]...)
 			}
 		case 5: // which keeps the key
@@ -191,7 +191,7 @@ func TestGroupKeepsWhatIsSpent(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 5}, MaxKeys: 1, IdleAfter: 1})
 		r, err := g.Reserve(t.Context(), "a", 5)
 		require.NoError(t, err)
-		r.Settle(t.Context(), 10)
+		r.Settle(10)
 		time.Sleep(10*time.Second - 1)
 		require.True(t, g.Allow("b"), "shares")
 		require.EqualValues(t, 0, g.Stats().Evicted)
@@ -219,7 +219,7 @@ func TestGroupSettlesWhatItHasTakenFrom(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		require.True(t, g.Allow("b"), "and a has been evicted")
 		reserve(g, "c")
-		own.Settle(t.Context(), 0)
+		own.Settle(0)
 		require.False(t, g.Allow("d"))
 
 		g = group()
@@ -227,7 +227,7 @@ func TestGroupSettlesWhatItHasTakenFrom(t *testing.T) {
 		shared := reserve(g, "c")
 		time.Sleep(time.Second)
 		require.True(t, g.Allow("c"), "by a limit of its own, since b has been evicted")
-		shared.Settle(t.Context(), 0)
+		shared.Settle(0)
 		reserve(g, "d")
 		require.EqualValues(t, 2, g.Stats().Overflow)
 	})
@@ -237,7 +237,7 @@ func TestGroupUpdateReachesKeysWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 5, Cost: cost}, MaxKeys: 1})
 		for _, key := range []string{"a", "b"} {
-			require.True(t, takeOf(g, key, 4).OK)
+			require.True(t, takeOf(g, key, 4).Admitted)
 		}
 		require.EqualValues(t, 1, g.Stats().Overflow, "b")
 		require.NoError(t, g.Update(func(c *throttle.GroupConfig[string]) { c.Config.Rate = 4 }))
@@ -331,7 +331,7 @@ func TestGroupWaitsInOrder(t *testing.T) {
 // On the clock of the machine: keys come and go, calls wait and give up, and the Config changes.
 func TestGroupUnderStress(t *testing.T) {
 	g := throttle.NewGroup(throttle.GroupConfig[int]{
-		Config: throttle.Config{Rate: 1e5, Burst: 3, MaxWait: time.Millisecond, Quotas: []throttle.Quota{{N: 5, Every: time.Millisecond}}}, MaxKeys: 20, IdleAfter: 1,
+		Config: throttle.Config{Rate: 1e5, Burst: 3, MaxWait: time.Millisecond, Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Every: time.Millisecond}}}}, MaxKeys: 20, IdleAfter: 1,
 	})
 	var admitted, refused atomic.Int64
 	var calls, updates sync.WaitGroup
@@ -360,7 +360,7 @@ func TestGroupUnderStress(t *testing.T) {
 				switch {
 				case err == nil:
 					admitted.Add(1)
-					r.Settle(ctx, random.IntN(3))
+					r.Settle(random.IntN(3))
 				case reason(err) != "":
 					refused.Add(1)
 				}
@@ -405,9 +405,9 @@ func TestGroupOfAMillionKeys(t *testing.T) {
 
 func TestGroupValidate(t *testing.T) {
 	for want, cfg := range map[string]throttle.GroupConfig[int]{
-		"throttle.Config.Rate is 0: must be above 0 and at most 1e9 tokens a second":                                                                {},
-		"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more":                                                                        {Config: throttle.Config{Rate: 1}, MaxKeys: -1},
-		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more\nthrottle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more": {Config: throttle.Config{Rate: 1, Burst: -1}, MaxKeys: -1},
+		"throttle.Config.Rate is 0: must be above 0 and at most 1e9 tokens a second, throttle.None to admit nothing, or throttle.Unlimited":                                            {},
+		"throttle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more":                                                                                                           {Config: throttle.Config{Rate: 1}, MaxKeys: -1},
+		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more, or throttle.None to admit nothing\nthrottle.GroupConfig.MaxKeys is -1: must be 0 (for 100000) or more": {Config: throttle.Config{Rate: 1, Burst: -1}, MaxKeys: -1},
 	} {
 		require.PanicsWithError(t, want, func() { throttle.NewGroup(cfg) })
 	}

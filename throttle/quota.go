@@ -9,44 +9,50 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/calendar"
 )
 
-// A Quota allows N tokens in each window of time. Unlike a rate it gives nothing back in the
-// middle of one.
+// A Quota allows N tokens in each window. Unlike a rate, it gives nothing back within a window.
 type Quota struct {
-	// N is how many tokens a window allows: 1 to 1e15.
+	// N is the number of tokens that a window allows, from 1 to 1e15. [None] admits nothing, [Unlimited]
+	// everything. Zero is an error: a 0 from elsewhere that means "nothing" must become None.
 	N int
 
-	// Every is the length of a window that begins with the first token spent after the
-	// last one has ended: a millisecond to 36 years. Set Every or Per.
-	Every time.Duration
-
-	// Per is the period of the calendar that is a window.
-	Per Period
-
-	// In is the time zone of Per's calendar. Nil means UTC.
-	In *time.Location
-
-	// From is the day with which a [Month] begins, 1 to 31, in a shorter month the last. Zero
-	// means 1.
-	From int
+	// Window is the length of time that N applies to.
+	Window Window
 }
 
-// A Period of the calendar begins at midnight.
+// A Window is a length of time that a quota applies to. Set either Every or Per.
+type Window struct {
+	// Every is the length of a window that starts with the first token spent after the last one has ended, from
+	// a millisecond to 36 years.
+	Every time.Duration
+
+	// Per is a period of the calendar.
+	Per Period
+
+	// In is the time zone of the calendar. Nil means UTC.
+	In *time.Location
+
+	// From is the day on which a [Month] starts, from 1 to 31, or the last day of a shorter month. Zero means 1.
+	From int
+
+	// At is the time of day at which a period starts, as clocks in In show it. It may be longer than a day if Per
+	// is [Week] or [Month]: 54 * time.Hour is 6:00 on the third day. It is shorter than a day, a week, or 28 days.
+	At time.Duration
+}
+
+// BillingMonth returns the window of a customer's billing months, which begin at midnight on the day of start, in
+// its time zone.
+func BillingMonth(start time.Time) Window {
+	return Window{Per: Month, In: start.Location(), From: start.Day()}
+}
+
+// A Period is a period of the calendar. It starts at midnight, unless Window.At is set.
 type Period string
 
 const (
 	Day   Period = "day"
+	Week  Period = "week" // starts on Monday
 	Month Period = "month"
 )
-
-// From returns the windows of p in the time zone of date, those of [Month] from its day on: a
-// customer's billing months. N is not set.
-func (p Period) From(date time.Time) Quota {
-	q := Quota{Per: p, In: date.Location()}
-	if p == Month {
-		q.From = date.Day()
-	}
-	return q
-}
 
 const (
 	maxQuotas = 8
@@ -59,30 +65,55 @@ func checkQuotas(f *invalid.Fields, quotas []Quota) {
 		fmt.Sprintf("at most %d long", maxQuotas))
 	for i, q := range quotas {
 		at := fmt.Sprintf("Quotas[%d].", i)
-		f.Need(q.N >= 1 && int64(q.N) <= maxQuota, at+"N", q.N, "1 to 1e15")
-		q.window().Check(f, at)
+		f.Need(q.N == None || q.N == Unlimited || q.N >= 1 && int64(q.N) <= maxQuota, at+"N", q.N,
+			"1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited")
+		q.Window.calendar().Check(f, at+"Window.")
 		for _, other := range quotas[:i] {
-			f.Need(q.window() != other.window(), fmt.Sprintf("Quotas[%d]", i), q, "of another window than those before it")
+			f.Need(q.Window.calendar() != other.Window.calendar(), fmt.Sprintf("Quotas[%d]", i), q,
+				"of another window than those before it")
 		}
 	}
 }
 
-// window returns what tells the quotas of a limit apart, with its defaults filled in.
-func (q Quota) window() calendar.Window {
-	return calendar.Window{Every: q.Every, Per: string(q.Per), In: q.In, From: q.From}.Filled()
+// calendar returns w with its defaults filled in.
+func (w Window) calendar() calendar.Window {
+	return calendar.Window{Every: w.Every, Per: string(w.Per), In: w.In, From: w.From, At: w.At}.Filled()
 }
 
-// String returns such as "1000 per month from 31 in Europe/Berlin" or "50 per 1h0m0s".
+// limit returns the number of tokens that a window allows.
+func (q Quota) limit() int {
+	if q.N == None {
+		return 0
+	}
+	return q.N
+}
+
+// String returns text such as "1000 per month from 31 in Europe/Berlin" or "50 per 1h0m0s".
 func (q Quota) String() string {
-	text := strconv.Itoa(q.N) + " per " + string(q.Per)
-	if q.Per == "" {
-		return text + q.Every.String()
+	text := strconv.Itoa(q.N)
+	switch q.N {
+	case None:
+		text = "none"
+	case Unlimited:
+		text = "unlimited"
 	}
-	if q.From > 1 {
-		text += " from " + strconv.Itoa(q.From)
+	return text + " per " + q.Window.String()
+}
+
+// String returns text such as "month from 31 in Europe/Berlin", "day at 13h40m0s" or "1h0m0s".
+func (w Window) String() string {
+	if w.Per == "" {
+		return w.Every.String()
 	}
-	if q.In.String() != "UTC" {
-		text += " in " + q.In.String()
+	text := string(w.Per)
+	if w.From > 1 {
+		text += " from " + strconv.Itoa(w.From)
+	}
+	if w.At > 0 {
+		text += " at " + w.At.String()
+	}
+	if w.In.String() != "UTC" {
+		text += " in " + w.In.String()
 	}
 	return text
 }

@@ -20,8 +20,8 @@ import (
 // tells what binds.
 func TestQuotaAndRateAreOneDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hourly := throttle.Quota{N: 5, Every: time.Hour}
-		daily := throttle.Quota{N: 12, Per: throttle.Day, In: time.UTC}
+		hourly := throttle.Quota{N: 5, Window: throttle.Window{Every: time.Hour}}
+		daily := throttle.Quota{N: 12, Window: throttle.Window{Per: throttle.Day, In: time.UTC}}
 		cfg := throttle.Config{Name: "api", Rate: 1, Burst: 2, Quotas: []throttle.Quota{hourly, daily}, Cost: cost}
 		l := throttle.New(cfg)
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
@@ -32,20 +32,20 @@ func TestQuotaAndRateAreOneDecision(t *testing.T) {
 			return d
 		}
 		time.Sleep(10 * time.Hour)
-		require.Equal(t, throttle.Decision{OK: true, Limit: 2, Window: 2 * time.Second, Remaining: 0, ResetAfter: 2 * time.Second}, both(2))
+		require.Equal(t, throttle.Decision{Admitted: true, Limit: 2, Window: 2 * time.Second, Remaining: 0, ResetAfter: 2 * time.Second}, both(2))
 		for range 5 {
 			require.Equal(t, throttle.Decision{Limit: 2, Window: 2 * time.Second, RetryAfter: 2 * time.Second, ResetAfter: 2 * time.Second}, both(2))
 		}
 		time.Sleep(2 * time.Second)
 		require.Equal(t, throttle.Decision{
-			OK: true, Limit: 2, Window: 2 * time.Second, Remaining: 0, ResetAfter: 2 * time.Second,
+			Admitted: true, Limit: 2, Window: 2 * time.Second, Remaining: 0, ResetAfter: 2 * time.Second,
 		}, both(2))
 		time.Sleep(time.Minute)
 		require.Equal(t, throttle.Decision{
 			Quota: hourly, Limit: 5, Window: time.Hour, Remaining: 1, RetryAfter: time.Hour - 62*time.Second, ResetAfter: time.Hour - 62*time.Second,
 		}, both(2), "1 is left of 5")
 		require.Equal(t, throttle.Decision{
-			OK: true, Quota: hourly, Limit: 5, Window: time.Hour, Remaining: 0, ResetAfter: time.Hour - 62*time.Second,
+			Admitted: true, Quota: hourly, Limit: 5, Window: time.Hour, Remaining: 0, ResetAfter: time.Hour - 62*time.Second,
 		}, both(1))
 		require.EqualError(t, l.Wait(t.Context()), "throttle: api: limited (over_quota of 5 per 1h0m0s), retry after 58m58s")
 		err := g.Wait(t.Context(), "a")
@@ -55,11 +55,11 @@ func TestQuotaAndRateAreOneDecision(t *testing.T) {
 		require.False(t, l.Allow())
 		require.Zero(t, take(l, 0).Remaining)
 		time.Sleep(time.Hour)
-		require.True(t, both(2).OK)
+		require.True(t, both(2).Admitted)
 		time.Sleep(2 * time.Second)
-		require.True(t, both(2).OK)
+		require.True(t, both(2).Admitted)
 		time.Sleep(time.Hour)
-		require.True(t, both(2).OK)
+		require.True(t, both(2).Admitted)
 		d := both(2)
 		require.Equal(t, daily, d.Quota, "11 of 12 are spent; the rate has nothing either")
 		require.Equal(t, 24*time.Hour, d.Window)
@@ -75,20 +75,22 @@ func TestQuotaAndRateAreOneDecision(t *testing.T) {
 // Only quotas: what is left of them may be spent at any speed.
 func TestQuotaWithoutARate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := throttle.New(throttle.Config{MaxWait: -1, Quotas: []throttle.Quota{{N: 1e15, Every: time.Second}, {N: 1e15, Per: throttle.Month}}, Cost: cost})
+		l := throttle.New(throttle.Config{MaxWait: -1, Quotas: []throttle.Quota{{N: 1e15, Window: throttle.Window{Every: time.Second}}, {N: 1e15, Window: throttle.Window{Per: throttle.Month}}}, Cost: cost})
 		require.Zero(t, l.Config().Burst)
 		require.NoError(t, l.Config().Validate())
-		require.True(t, take(l, 1e15).OK)
+		require.True(t, take(l, 1e15).Admitted)
 		require.Equal(t, throttle.OverQuota, reason(l.Wait(t.Context())), "no call waits for a quota")
 		require.Equal(t, 31*24*time.Hour, take(l, 1).Window, "the one that is over last")
-		require.NoError(t, l.Update(func(c *throttle.Config) { c.Quotas = []throttle.Quota{{N: 5, Every: time.Second}} }))
+		require.NoError(t, l.Update(func(c *throttle.Config) {
+			c.Quotas = []throttle.Quota{{N: 5, Window: throttle.Window{Every: time.Second}}}
+		}))
 		require.False(t, l.Allow(), "tokens spent stay spent")
 		time.Sleep(time.Second)
-		require.True(t, take(l, 5).OK)
+		require.True(t, take(l, 5).Admitted)
 		time.Sleep(time.Second)
-		require.True(t, take(l, 5).OK)
+		require.True(t, take(l, 5).Admitted)
 		d := take(l, 6)
-		require.False(t, d.OK)
+		require.False(t, d.Admitted)
 		require.EqualValues(t, 1<<63-1, d.RetryAfter)
 		require.EqualError(t, l.Wait(of(6)), "throttle: limited (too_costly): 6 tokens are more than the quota of 5 per 1s can give")
 		require.NoError(t, l.Update(func(c *throttle.Config) { c.Rate, c.Burst, c.Quotas = 1, 10, nil }))
@@ -98,8 +100,8 @@ func TestQuotaWithoutARate(t *testing.T) {
 
 // Of windows alone the one with the fewest tokens left binds, wherever it stands.
 func TestQuotaWithTheFewestLeftBinds(t *testing.T) {
-	small, large := throttle.Quota{N: 5, Every: time.Hour}, throttle.Quota{N: 6, Every: 24 * time.Hour}
-	for _, quotas := range [][]throttle.Quota{{small, large}, {large, small}, {{N: 7, Every: time.Minute}, small, large}} {
+	small, large := throttle.Quota{N: 5, Window: throttle.Window{Every: time.Hour}}, throttle.Quota{N: 6, Window: throttle.Window{Every: 24 * time.Hour}}
+	for _, quotas := range [][]throttle.Quota{{small, large}, {large, small}, {{N: 7, Window: throttle.Window{Every: time.Minute}}, small, large}} {
 		for _, rate := range []float64{0, 1e6} {
 			d := take(throttle.New(throttle.Config{Rate: rate, Quotas: quotas}), 1)
 			require.Equal(t, small, d.Quota)
@@ -110,24 +112,24 @@ func TestQuotaWithTheFewestLeftBinds(t *testing.T) {
 
 // A window of which nothing is spent has nothing to reset.
 func TestUnspentQuotaIsFull(t *testing.T) {
-	l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 5, Per: throttle.Day}}, Cost: cost})
-	want := throttle.Decision{OK: true, Limit: 5, Remaining: 5, Window: 24 * time.Hour, Quota: l.Config().Quotas[0]}
+	l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Day}}}, Cost: cost})
+	want := throttle.Decision{Admitted: true, Limit: 5, Remaining: 5, Window: 24 * time.Hour, Quota: l.Config().Quotas[0]}
 	require.Equal(t, want, take(l, 0))
 	r, err := l.Reserve(t.Context(), 5)
 	require.NoError(t, err)
 	require.Positive(t, take(l, 0).ResetAfter)
-	r.Settle(t.Context(), 0)
+	r.Settle(0)
 	require.Equal(t, want, take(l, 0))
 }
 
 // The zone that a quota gets by default is written into no slice of the caller.
 func TestConfigSharesNoQuotas(t *testing.T) {
-	quotas := []throttle.Quota{{N: 5, Per: throttle.Day}}
+	quotas := []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Day}}}
 	l := throttle.New(throttle.Config{Quotas: quotas})
-	require.Nil(t, quotas[0].In)
+	require.Nil(t, quotas[0].Window.In)
 	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Quotas: quotas}})
 	quotas[0].N = 6
-	want := []throttle.Quota{{N: 5, Per: throttle.Day, In: time.UTC}}
+	want := []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Day, In: time.UTC}}}
 	l.Config().Quotas[0].N, g.Config().Config.Quotas[0].N = 7, 7
 	require.Equal(t, want, l.Config().Quotas)
 	require.Equal(t, want, g.Config().Config.Quotas)
@@ -136,7 +138,7 @@ func TestConfigSharesNoQuotas(t *testing.T) {
 // A key whose windows are over makes room for another, and no sooner.
 func TestGroupEvictsKeysWhoseWindowsAreOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Quotas: []throttle.Quota{{N: 5, Every: time.Hour}}},
+		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Every: time.Hour}}}},
 			MaxKeys: 1, IdleAfter: -1})
 		require.True(t, g.Allow(1))
 		time.Sleep(time.Hour - 1)
@@ -174,8 +176,7 @@ func TestMonthFromADate(t *testing.T) {
 			{15, date(2026, 12, 14, in), date(2026, 11, 15, in), date(2026, 12, 15, in)},
 			{1, date(2026, 12, 14, in), date(2026, 12, 1, in), date(2027, 1, 1, in)},
 		} {
-			q := throttle.Month.From(date(2020, 1, c.since, in))
-			q.N = 5
+			q := throttle.Quota{N: 5, Window: throttle.BillingMonth(date(2020, 1, c.since, in))}
 			synctest.Test(t, func(t *testing.T) {
 				for _, now := range []time.Time{c.now, c.end.Add(-1)} {
 					time.Sleep(time.Until(now))
@@ -186,36 +187,44 @@ func TestMonthFromADate(t *testing.T) {
 			})
 		}
 	}
-	require.Equal(t, throttle.Quota{Per: throttle.Day, In: berlin}, throttle.Day.From(date(2020, 1, 5, berlin)))
-	require.Equal(t, "7 per month from 31 in Europe/Berlin", throttle.Quota{N: 7, Per: throttle.Month, From: 31, In: berlin}.String())
-	require.Equal(t, "7 per month", throttle.Quota{N: 7, Per: throttle.Month, From: 1, In: time.UTC}.String())
-	require.Equal(t, "7 per 1h0m0s", throttle.Quota{N: 7, Every: time.Hour}.String())
+	require.Equal(t, "7 per month from 31 in Europe/Berlin", throttle.Quota{N: 7, Window: throttle.Window{Per: throttle.Month, From: 31, In: berlin}}.String())
+	require.Equal(t, "7 per month", throttle.Quota{N: 7, Window: throttle.Window{Per: throttle.Month, From: 1, In: time.UTC}}.String())
+	require.Equal(t, "7 per 1h0m0s", throttle.Quota{N: 7, Window: throttle.Window{Every: time.Hour}}.String())
+	at := throttle.Window{Per: throttle.Week, At: 54 * time.Hour, In: berlin}
+	require.Equal(t, "none per week at 54h0m0s in Europe/Berlin", throttle.Quota{N: throttle.None, Window: at}.String())
+	require.Equal(t, "unlimited per day", throttle.Quota{N: throttle.Unlimited, Window: throttle.Window{Per: throttle.Day}}.String())
 }
 
 func TestQuotaValidate(t *testing.T) {
 	for want, q := range map[string]throttle.Quota{
-		`N is 0: must be 1 to 1e15`:                                             {Per: throttle.Day},
-		`N is 1000000000000001: must be 1 to 1e15`:                              {N: 1e15 + 1, Per: throttle.Day},
-		`Every is 1µs: must be a millisecond to 36 years`:                       {N: 1, Every: time.Microsecond},
-		`Every is 315360h0m0.001s: must be a millisecond to 36 years`:           {N: 1, Every: 36*365*24*time.Hour + time.Millisecond},
-		`Per is "week": must be "day" or "month"`:                               {N: 1, Per: "week"},
-		`Per is "": must be set where Every is not, and the other way round`:    {N: 1},
-		`Per is "day": must be set where Every is not, and the other way round`: {N: 1, Every: time.Hour, Per: throttle.Day},
-		`In is UTC: must be nil where Per is not set`:                           {N: 1, Every: time.Hour, In: time.UTC},
-		`From is 32: must be 0, or 1 to 31 where Per is Month`:                  {N: 1, Per: throttle.Month, From: 32},
-		`From is -1: must be 0, or 1 to 31 where Per is Month`:                  {N: 1, Per: throttle.Month, From: -1},
-		`From is 3: must be 0, or 1 to 31 where Per is Month`:                   {N: 1, Per: throttle.Day, From: 3},
+		`N is 0: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`:                      {Window: throttle.Window{Per: throttle.Day}},
+		`N is -2: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`:                     {N: -2, Window: throttle.Window{Per: throttle.Day}},
+		`N is 1000000000000001: must be 1 to 1e15, throttle.None to admit nothing, or throttle.Unlimited`:       {N: 1e15 + 1, Window: throttle.Window{Per: throttle.Day}},
+		`Window.Every is 1µs: must be a millisecond to 36 years`:                                                {N: 1, Window: throttle.Window{Every: time.Microsecond}},
+		`Window.Every is 315360h0m0.001s: must be a millisecond to 36 years`:                                    {N: 1, Window: throttle.Window{Every: 36*365*24*time.Hour + time.Millisecond}},
+		`Window.Per is "year": must be "day", "week" or "month"`:                                                {N: 1, Window: throttle.Window{Per: "year"}},
+		`Window.At is 24h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`:  {N: 1, Window: throttle.Window{Per: throttle.Day, At: 24 * time.Hour}},
+		`Window.At is 168h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`: {N: 1, Window: throttle.Window{Per: throttle.Week, At: 7 * 24 * time.Hour}},
+		`Window.At is 672h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`: {N: 1, Window: throttle.Window{Per: throttle.Month, At: 28 * 24 * time.Hour}},
+		`Window.At is -1ns: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`:     {N: 1, Window: throttle.Window{Per: throttle.Day, At: -1}},
+		`Window.At is 1h0m0s: must be 0, or less than a day, a week or 28 days, as Per is Day, Week or Month`:   {N: 1, Window: throttle.Window{Every: time.Hour, At: time.Hour}},
+		`Window.Per is "": must be set where Every is not, and the other way round`:                             {N: 1},
+		`Window.Per is "day": must be set where Every is not, and the other way round`:                          {N: 1, Window: throttle.Window{Every: time.Hour, Per: throttle.Day}},
+		`Window.In is UTC: must be nil where Per is not set`:                                                    {N: 1, Window: throttle.Window{Every: time.Hour, In: time.UTC}},
+		`Window.From is 32: must be 0, or 1 to 31 where Per is Month`:                                           {N: 1, Window: throttle.Window{Per: throttle.Month, From: 32}},
+		`Window.From is -1: must be 0, or 1 to 31 where Per is Month`:                                           {N: 1, Window: throttle.Window{Per: throttle.Month, From: -1}},
+		`Window.From is 3: must be 0, or 1 to 31 where Per is Month`:                                            {N: 1, Window: throttle.Window{Per: throttle.Day, From: 3}},
 	} {
 		require.EqualError(t, throttle.Config{Quotas: []throttle.Quota{q}}.Validate(), "throttle.Config.Quotas[0]."+want)
 	}
-	twice := []throttle.Quota{{N: 1, Per: throttle.Month}, {N: 2, Per: throttle.Month, From: 1, In: time.UTC}}
+	twice := []throttle.Quota{{N: 1, Window: throttle.Window{Per: throttle.Month}}, {N: 2, Window: throttle.Window{Per: throttle.Month, From: 1, In: time.UTC}}}
 	require.EqualError(t, throttle.Config{Quotas: twice}.Validate(), "throttle.Config.Quotas[1] is 2 per month: must be of another window than those before it")
 	var nine []throttle.Quota
 	for i := range 9 {
-		nine = append(nine, throttle.Quota{N: 1, Every: time.Duration(1+i) * time.Second})
+		nine = append(nine, throttle.Quota{N: 1, Window: throttle.Window{Every: time.Duration(1+i) * time.Second}})
 	}
 	require.ErrorContains(t, throttle.Config{Quotas: nine}.Validate(), "throttle.Config.Quotas is 9 long: must be at most 8 long")
-	nine[1].Every = 36 * 365 * 24 * time.Hour
+	nine[1].Window.Every = 36 * 365 * 24 * time.Hour
 	require.NoError(t, throttle.Config{Quotas: nine[1:]}.Validate())
 }
 
@@ -223,7 +232,7 @@ func TestQuotaValidate(t *testing.T) {
 // window from which it took them, also if the quotas change meanwhile.
 func TestWaitingCallsHoldTheirPartOfAQuota(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		quotas := []throttle.Quota{{N: 1000, Per: throttle.Month}, {N: 4, Every: time.Minute}}
+		quotas := []throttle.Quota{{N: 1000, Window: throttle.Window{Per: throttle.Month}}, {N: 4, Window: throttle.Window{Every: time.Minute}}}
 		l := throttle.New(throttle.Config{Rate: every(time.Hour), Burst: 1, MaxWait: -1, Quotas: quotas, Cost: cost})
 		require.True(t, l.Allow())
 		var calls sync.WaitGroup
@@ -259,7 +268,7 @@ func TestWaitingCallsHoldTheirPartOfAQuota(t *testing.T) {
 func TestQuotasUnderStress(t *testing.T) {
 	const most = 3000
 	cfg := throttle.Config{
-		Rate: 1e6, Burst: 50, MaxWait: time.Millisecond, Quotas: []throttle.Quota{{N: most, Every: 1000 * time.Hour}, {N: 1e9, Per: throttle.Month}},
+		Rate: 1e6, Burst: 50, MaxWait: time.Millisecond, Quotas: []throttle.Quota{{N: most, Window: throttle.Window{Every: 1000 * time.Hour}}, {N: 1e9, Window: throttle.Window{Per: throttle.Month}}},
 	}
 	l := throttle.New(cfg)
 	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: cfg, IdleAfter: 1})
@@ -272,7 +281,7 @@ func TestQuotasUnderStress(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(random.IntN(2e6)))
 				if r, err := l.Reserve(ctx, 1); err == nil {
 					used := random.IntN(2)
-					r.Settle(ctx, used)
+					r.Settle(used)
 					alone.Add(int64(used))
 				}
 				if g.Wait(ctx, 1) == nil {
@@ -312,19 +321,19 @@ func (q *quotaModel) advance(now time.Time) {
 
 func (q *quotaModel) take(n int, now time.Time) {
 	if q.used == 0 && n > 0 {
-		q.end = now.Add(q.Every)
-		in := q.In
+		q.end = now.Add(q.Window.Every)
+		in := q.Window.In
 		if in == nil {
 			in = time.UTC
 		}
 		y, m, d := now.In(in).Date()
 		switch { // midnight is there once a day in the zones of this model
-		case q.Per == throttle.Day:
+		case q.Window.Per == throttle.Day:
 			q.end = time.Date(y, m, d+1, 0, 0, 0, 0, in)
-		case q.Per == throttle.Month && d < q.From:
-			q.end = time.Date(y, m, q.From, 0, 0, 0, 0, in)
-		case q.Per == throttle.Month:
-			q.end = time.Date(y, m+1, max(q.From, 1), 0, 0, 0, 0, in)
+		case q.Window.Per == throttle.Month && d < q.Window.From:
+			q.end = time.Date(y, m, q.Window.From, 0, 0, 0, 0, in)
+		case q.Window.Per == throttle.Month:
+			q.end = time.Date(y, m+1, max(q.Window.From, 1), 0, 0, 0, 0, in)
 		}
 	}
 	q.used += n
@@ -351,7 +360,7 @@ func (m *limitModel) set(quotas []throttle.Quota) {
 	for _, q := range quotas {
 		next := quotaModel{Quota: q}
 		for _, old := range last {
-			if old.Every == q.Every && old.Per == q.Per && old.In == q.In && old.From == q.From {
+			if old.Window == q.Window {
 				next.used, next.end = old.used, old.end
 			}
 		}
@@ -426,15 +435,14 @@ func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)
 	token := []time.Duration{time.Millisecond, 100 * time.Millisecond, time.Second, time.Hour}[choose.IntN(4)]
-	all := []throttle.Quota{
+	all := []throttle.Window{
 		{Every: time.Second}, {Every: time.Hour}, {Per: throttle.Day}, {Per: throttle.Day, In: berlin}, {Per: throttle.Month, In: berlin},
 		{Per: throttle.Month, From: 17},
 	}
 	pick := func() (quotas []throttle.Quota) {
-		for _, q := range all {
+		for _, w := range all {
 			if choose.IntN(3) == 0 {
-				q.N = 1 + choose.IntN(12)
-				quotas = append(quotas, q)
+				quotas = append(quotas, throttle.Quota{N: 1 + choose.IntN(12), Window: w})
 			}
 		}
 		return quotas
@@ -461,7 +469,7 @@ func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 			if len(m.loans) > 0 {
 				j := choose.IntN(len(m.loans))
 				used := choose.IntN(20)
-				m.loans[j].Settle(t.Context(), used)
+				m.loans[j].Settle(used)
 				m.settle(m.loans[j], used)
 				m.loans = append(m.loans[:j:j], m.loans[j+1:]...)
 			}
@@ -503,8 +511,8 @@ func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 				d = takeOf(g, i, n)
 			}
 			require.Equal(t, wait, d.RetryAfter, "event %d: %v", event, d)
-			require.Equal(t, why == "", d.OK, "event %d: %v", event, d)
-			if d.OK {
+			require.Equal(t, why == "", d.Admitted, "event %d: %v", event, d)
+			if d.Admitted {
 				require.Equal(t, m.remaining(), d.Remaining, "event %d: %v", event, d)
 			}
 			if why == throttle.OverQuota {
@@ -575,11 +583,11 @@ func TestCalendarWindows(t *testing.T) {
 				require.NoError(t, err)
 				now, err := time.Parse(layout, c.now)
 				require.NoError(t, err)
-				l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 1, Per: c.per, In: in}}})
+				l := throttle.New(throttle.Config{Quotas: []throttle.Quota{{N: 1, Window: throttle.Window{Per: c.per, In: in}}}})
 				require.True(t, l.Allow(), "a window long before")
 				time.Sleep(time.Until(now))
 				d := take(l, 1)
-				require.True(t, d.OK)
+				require.True(t, d.Admitted)
 				require.Equal(t, c.length, d.Window)
 				require.Equal(t, c.until, d.ResetAfter)
 				time.Sleep(c.until - 1)

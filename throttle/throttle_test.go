@@ -72,7 +72,7 @@ func TestExactSequence(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 10, Burst: 3, Cost: cost})
 		for left := 2; left >= 0; left-- {
 			require.Equal(t, throttle.Decision{
-				OK: true, Limit: 3, Window: 300 * time.Millisecond, Remaining: left, ResetAfter: time.Duration(3-left) * 100 * time.Millisecond,
+				Admitted: true, Limit: 3, Window: 300 * time.Millisecond, Remaining: left, ResetAfter: time.Duration(3-left) * 100 * time.Millisecond,
 			}, take(l, 1))
 		}
 		refused := throttle.Decision{Limit: 3, Window: 300 * time.Millisecond, RetryAfter: 100 * time.Millisecond, ResetAfter: 300 * time.Millisecond}
@@ -86,10 +86,10 @@ func TestExactSequence(t *testing.T) {
 
 		require.Equal(t, 200*time.Millisecond, take(l, 2).RetryAfter)
 		time.Sleep(200 * time.Millisecond)
-		require.True(t, take(l, 2).OK)
+		require.True(t, take(l, 2).Admitted)
 
 		time.Sleep(time.Hour) // no more than the burst adds up
-		require.True(t, take(l, 3).OK)
+		require.True(t, take(l, 3).Admitted)
 		require.False(t, l.Allow())
 		require.Equal(t, throttle.Stats{Admitted: 6, Refused: 5, Spent: 9}, counts(l.Stats()))
 	})
@@ -106,18 +106,18 @@ func TestAdmitOfTheLastTokenIsOK(t *testing.T) {
 	} {
 		d, err := admit(t.Context())
 		require.NoError(t, err, name)
-		require.True(t, d.OK, name)
+		require.True(t, d.Admitted, name)
 		require.Zero(t, d.Remaining, name)
 		d, err = admit(t.Context())
 		require.ErrorIs(t, err, throttle.ErrLimited, name)
-		require.False(t, d.OK, name)
+		require.False(t, d.Admitted, name)
 		require.Positive(t, d.RetryAfter, name)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	d, err := throttle.New(cfg).Admit(ended)
 	require.ErrorIs(t, err, context.Canceled)
-	require.False(t, d.OK)
+	require.False(t, d.Admitted)
 	require.Equal(t, 1, d.Remaining)
 }
 
@@ -132,7 +132,7 @@ func TestOddRateIsNeverHigher(t *testing.T) {
 		}
 		for time.Since(start) < time.Duration(hours)*time.Hour {
 			d := take(l, 1)
-			if d.OK {
+			if d.Admitted {
 				admitted++
 			}
 			time.Sleep(max(d.RetryAfter, 1))
@@ -180,7 +180,7 @@ func (notSent) Refused() bool { return true }
 func TestDoGivesBackWhatWasNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := throttle.Config{
-			Rate: throttle.PerMinute(90_000), Burst: 90_000, Cost: cost, Quotas: []throttle.Quota{{N: 100_000, Every: time.Hour}},
+			Rate: throttle.PerMinute(90_000), Burst: 90_000, Cost: cost, Quotas: []throttle.Quota{{N: 100_000, Window: throttle.Window{Every: time.Hour}}},
 		}
 		l, other := throttle.New(cfg), throttle.New(cfg)
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
@@ -327,17 +327,20 @@ func TestWhetherACallMayWait(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
+	const rates = ": must be above 0 and at most 1e9 tokens a second, throttle.None to admit nothing, or throttle.Unlimited"
 	for want, cfg := range map[string]throttle.Config{
-		"": {Rate: 1},
-		"throttle.Config.Rate is 0: must be above 0 and at most 1e9 tokens a second":                         {},
-		"throttle.Config.Rate is -1: must be above 0 and at most 1e9 tokens a second":                        {Rate: -1},
-		"throttle.Config.Rate is NaN: must be above 0 and at most 1e9 tokens a second":                       {Rate: math.NaN()},
-		"throttle.Config.Rate is +Inf: must be above 0 and at most 1e9 tokens a second":                      {Rate: every(0)},
-		"throttle.Config.Rate is 2e+09: must be above 0 and at most 1e9 tokens a second":                     {Rate: 2e9},
-		"throttle.Config.Rate is 5e-324: must be enough to refill a Burst of 1 within 36 years":              {Rate: math.SmallestNonzeroFloat64},
-		"throttle.Config.Rate is 1: must be enough to refill a Burst of 4611686018427387904 within 36 years": {Rate: 1, Burst: 1 << 62},
-		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more":                              {Rate: 1, Burst: -1},
-		"throttle.Config.Burst is 2: must be 0 where there is no Rate":                                       {Burst: 2, Quotas: []throttle.Quota{{N: 1, Per: throttle.Day}}},
+		"":                                      {Rate: 1},
+		"throttle.Config.Rate is 0" + rates:     {},
+		"throttle.Config.Rate is -2" + rates:    {Rate: -2},
+		"throttle.Config.Rate is NaN" + rates:   {Rate: math.NaN()},
+		"throttle.Config.Rate is +Inf" + rates:  {Rate: every(0)},
+		"throttle.Config.Rate is 2e+09" + rates: {Rate: 2e9},
+		"throttle.Config.MaxWait is -2ns: must be 0 or more, or throttle.Unlimited":                                {Rate: 1, MaxWait: -2},
+		"throttle.Config.Burst is 1: must be 0 where there is no Rate":                                             {Rate: throttle.Unlimited, Burst: 1},
+		"throttle.Config.Rate is 5e-324: must be enough to refill a Burst of 1 within 36 years":                    {Rate: math.SmallestNonzeroFloat64},
+		"throttle.Config.Rate is 1: must be enough to refill a Burst of 4611686018427387904 within 36 years":       {Rate: 1, Burst: 1 << 62},
+		"throttle.Config.Burst is -1: must be 0 (for a second's worth) or more, or throttle.None to admit nothing": {Rate: 1, Burst: -1},
+		"throttle.Config.Burst is 2: must be 0 where there is no Rate":                                             {Burst: 2, Quotas: []throttle.Quota{{N: 1, Window: throttle.Window{Per: throttle.Day}}}},
 	} {
 		if want == "" {
 			require.NoError(t, cfg.Validate())
@@ -459,7 +462,7 @@ func TestEveryErrorIsARefusal(t *testing.T) {
 		require.ErrorIs(t, e, throttle.ErrLimited)
 		require.Equal(t, e.Reason != throttle.TooCostly, e.Retryable())
 	}
-	require.EqualError(t, &throttle.LimitedError{Name: "a", Key: "b", Reason: throttle.TooCostly, Cost: 5, Limit: 3, Quota: throttle.Quota{N: 3, Per: throttle.Day}},
+	require.EqualError(t, &throttle.LimitedError{Name: "a", Key: "b", Reason: throttle.TooCostly, Cost: 5, Limit: 3, Quota: throttle.Quota{N: 3, Window: throttle.Window{Per: throttle.Day}}},
 		"throttle: a[b]: limited (too_costly): 5 tokens are more than the quota of 3 per day can give")
 	require.EqualError(t, &throttle.LimitedError{Reason: throttle.ContextEnded, Err: context.Canceled}, "throttle: limited (context_ended): context canceled")
 }

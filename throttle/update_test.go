@@ -13,8 +13,8 @@ import (
 )
 
 func TestConfigHasItsDefaultsFilledIn(t *testing.T) {
-	c := throttle.New(throttle.Config{Rate: 2.5, Quotas: []throttle.Quota{{N: 5, Per: throttle.Month}}}).Config()
-	require.Equal(t, throttle.Config{Rate: 2.5, Burst: 3, Quotas: []throttle.Quota{{N: 5, Per: throttle.Month, In: time.UTC, From: 1}}}, c)
+	c := throttle.New(throttle.Config{Rate: 2.5, Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Month}}}}).Config()
+	require.Equal(t, throttle.Config{Rate: 2.5, Burst: 3, Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Month, In: time.UTC, From: 1}}}}, c)
 	require.NoError(t, c.Validate())
 }
 
@@ -81,7 +81,7 @@ func TestUpdateKeepsTokensSpent(t *testing.T) {
 func TestUpdateKeepsTheQuotaOfATimeZone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		month := func(in *time.Location, from int) []throttle.Quota {
-			return []throttle.Quota{{N: 10, Per: throttle.Month, In: in, From: from}}
+			return []throttle.Quota{{N: 10, Window: throttle.Window{Per: throttle.Month, In: in, From: from}}}
 		}
 		berlin := func() *time.Location {
 			in, err := time.LoadLocation("Europe/Berlin")
@@ -98,9 +98,9 @@ func TestUpdateKeepsTheQuotaOfATimeZone(t *testing.T) {
 		r, err := l.Reserve(t.Context(), 7)
 		require.NoError(t, err)
 		left(3, month(berlin(), 1))
-		r.Settle(t.Context(), 8)
+		r.Settle(8)
 		left(2, month(berlin(), 1))
-		require.False(t, take(l, 3).OK)
+		require.False(t, take(l, 3).Admitted)
 		left(10, month(berlin(), 2))
 		take(l, 1)
 		left(10, month(zone(1), 2))
@@ -114,8 +114,8 @@ func TestUpdateThatIsInvalidChangesNothing(t *testing.T) {
 	l := throttle.New(throttle.Config{Name: "a", Rate: 10})
 	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Name: "a", Rate: 10}})
 	for want, change := range map[string]func(*throttle.Config){
-		"throttle.Config.Rate is 0: must be above 0 and at most 1e9 tokens a second": func(c *throttle.Config) { c.Rate = 0 },
-		`throttle.Config.Name is "b": must be "a" as before: it cannot change`:       func(c *throttle.Config) { c.Name = "b" },
+		"throttle.Config.Rate is 0: must be above 0 and at most 1e9 tokens a second, throttle.None to admit nothing, or throttle.Unlimited": func(c *throttle.Config) { c.Rate = 0 },
+		`throttle.Config.Name is "b": must be "a" as before: it cannot change`:                                                              func(c *throttle.Config) { c.Name = "b" },
 	} {
 		require.EqualError(t, l.Update(change), want)
 		require.EqualError(t, g.Update(func(c *throttle.GroupConfig[int]) { change(&c.Config) }), want)

@@ -233,7 +233,7 @@ func TestDebtMakesAWaitTooLong(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		r.Settle(t.Context(), 8)
+		r.Settle(8)
 		calls.Wait()
 		require.EqualValues(t, 8, l.Stats().Spent)
 	})
@@ -248,7 +248,7 @@ func TestCallWhoseWaitWasTooLongMovesTheOthersUp(t *testing.T) {
 		start := time.Now()
 		go func() { _ = l.Wait(of(3)) }()
 		synctest.Wait()
-		r.Settle(t.Context(), 5)
+		r.Settle(5)
 		time.Sleep(2 * time.Second)
 		require.NoError(t, l.Wait(of(1)))
 		require.Equal(t, 3*time.Second, time.Since(start))
@@ -289,7 +289,7 @@ func TestTokenThatComesWhenTheContextEnds(t *testing.T) {
 	refused := 0
 	for range 50 {
 		synctest.Test(t, func(t *testing.T) {
-			l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, Quotas: []throttle.Quota{{N: 3, Every: time.Hour}}})
+			l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, Quotas: []throttle.Quota{{N: 3, Window: throttle.Window{Every: time.Hour}}}})
 			require.True(t, l.Allow())
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(time.Second, cancel)

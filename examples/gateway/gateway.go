@@ -53,7 +53,7 @@ func newGateway(providers ...string) *gateway {
 	})
 	months := throttle.NewGroup(throttle.GroupConfig[string]{
 		Config: throttle.Config{
-			Name: "month", Quotas: []throttle.Quota{{N: monthly, Per: throttle.Month}}, Cost: perCall,
+			Name: "month", Quotas: []throttle.Quota{{N: monthly, Window: throttle.Window{Per: throttle.Month}}}, Cost: perCall,
 		},
 	})
 	var transports []http.RoundTripper
@@ -133,7 +133,9 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.reserve[tenant] += estimate
 	g.mu.Unlock()
 	used := 0
-	defer func() { reservation.SettleEach(ctx, 1, used, used) }() // a request, and its tokens
+	defer func() { // the request counts even if nothing was sent
+		reservation.SettleEach(map[string]int{"tokens": used, "month": used})
+	}()
 
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://providers/answers", r.Body)
 	if err != nil {

@@ -11,3 +11,10 @@ func ReadAt(l *Limits) time.Time {
 
 // TroubleOf returns what an error of Eval means for other calls.
 func TroubleOf(err error) string { return string(troubleOf(err)) }
+
+// LocalParts returns how many parts of limits l has in memory.
+func LocalParts(l *Limits) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.local)
+}

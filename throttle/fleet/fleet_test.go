@@ -100,19 +100,20 @@ func of(meters ...fleet.Meter) func(context.Context) []fleet.Meter {
 }
 
 func TestMetersAreChecked(t *testing.T) {
-	day := throttle.Quota{Per: throttle.Day}
+	day := throttle.Window{Per: throttle.Day}
 	for want, meters := range map[string][]fleet.Meter{
-		"Meters[0] is Meter{}: must be one that Rate, Quota or Slots has made":                                    {{}},
+		"Meters[0] is Meter{}: must be one that Rate, Quota or Slots returned":                                    {{}},
 		"Meters is 0: must be 1 to 16":                                                                            {},
 		`Meters[1].key is "b/x": must be one that begins with "a", as the first: a call's meters are on one node`: {fleet.Slots("a/x", 1), fleet.Slots("b/x", 1)},
 		`Meters[1].key is "a/x": must be another than those before it`:                                            {fleet.Slots("a/x", 1), fleet.Rate("a/x", 1, 1)},
 		`Meters[1].key is "a/": must be another than those before it`:                                             {fleet.Slots("a", 1), fleet.Slots("a/", 1)},
-		`Meters[0].key is "{a}/x": must be one that begins with a text without braces`:                            {fleet.Slots("{a}/x", 1)},
-		`Meters[0].perSecond is 0: must be above 0 and at most 1e9`:                                               {fleet.Rate("a", 0, 1).Burst(1)},
-		`Meters[0].Burst is 5000000000: must be 1 to 4e9`:                                                         {fleet.Rate("a", 1, 1).Burst(5e9)},
-		`Meters[0].n is 0: must be 1 to 1e15`:                                                                     {fleet.Quota("a", 0, day, 1)},
-		`Meters[0].Per is "": must be set where Every is not, and the other way round`:                            {fleet.Quota("a", 1, throttle.Quota{}, 1)},
-		`Meters[0].n is 0: must be 1 to 1e6`:                                                                      {fleet.Slots("a", 0)},
+		`Meters[0].cost is -500: must be 0 or more`:                                                               {fleet.Rate("a", 1, -500)},
+		`Meters[0].cost is -1: must be 0 or more`:                                                                 {fleet.Quota("a", 1, day, -1).Estimated()},
+		`Meters[0].perSecond is 0: must be above 0 and at most 1e9, throttle.None or throttle.Unlimited`:          {fleet.Rate("a", 0, 1).Burst(1)},
+		`Meters[0].Burst is 5000000000: must be 1 to 4e9, throttle.None or throttle.Unlimited`:                    {fleet.Rate("a", 1, 1).Burst(5e9)},
+		`Meters[0].n is 0: must be 1 to 1e15, throttle.None or throttle.Unlimited`:                                {fleet.Quota("a", 0, day, 1)},
+		`Meters[0].Per is "": must be set where Every is not, and the other way round`:                            {fleet.Quota("a", 1, throttle.Window{}, 1)},
+		`Meters[0].n is 0: must be 1 to 1e6, throttle.None or throttle.Unlimited`:                                 {fleet.Slots("a", 0)},
 	} {
 		l := fleet.New(fleet.Config{Name: "n", Eval: new(redis).eval, Meters: of(meters...)})
 		require.EqualError(t, l.Do(t.Context(), ok), "fleet.Config."+want)
@@ -122,7 +123,8 @@ func TestMetersAreChecked(t *testing.T) {
 		"fleet.Config.Eval is nil: must be set":                                     {Name: "n", Meters: of()},
 		"fleet.Config.Meters is nil: must be set":                                   {Name: "n", Eval: new(redis).eval},
 		"fleet.Config.Instances is 0: must be 1 or more where OnOutage is Local":    {Name: "n", Eval: new(redis).eval, Meters: of(), OnOutage: fleet.Local},
-		`fleet.Config.OnOutage is "admit": must be "refuse" or "local"`:             {Name: "n", Eval: new(redis).eval, Meters: of(), OnOutage: "admit"},
+		`fleet.Config.OnOutage is "open": must be "refuse", "local" or "admit"`:     {Name: "n", Eval: new(redis).eval, Meters: of(), OnOutage: "open"},
+		"fleet.Config.MaxWait is -2ns: must be 0 or more, or fleet.Unlimited":       {Name: "n", Eval: new(redis).eval, Meters: of(), MaxWait: -2},
 		"fleet.Config.Lease is 1ms: must be 0 (for 10 s), or at least 100 ms":       {Name: "n", Eval: new(redis).eval, Meters: of(), Lease: time.Millisecond},
 	} {
 		require.PanicsWithError(t, want, func() { fleet.New(cfg) })
@@ -132,7 +134,7 @@ func TestMetersAreChecked(t *testing.T) {
 // A call that can never pass asks nobody.
 func TestCallThatIsTooCostly(t *testing.T) {
 	r := &redis{}
-	for _, m := range []fleet.Meter{fleet.Rate("a", 1, 2), fleet.Quota("a", 1, throttle.Quota{Per: throttle.Day}, fleet.Estimate(2))} {
+	for _, m := range []fleet.Meter{fleet.Rate("a", 1, 2), fleet.Quota("a", 1, throttle.Window{Per: throttle.Day}, 2).Estimated()} {
 		err := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(m)}).Do(t.Context(), ok)
 		limited, _ := errors.AsType[*throttle.LimitedError](err)
 		require.Equal(t, throttle.TooCostly, limited.Reason)
@@ -161,7 +163,7 @@ func TestRefusalNamesTheLatest(t *testing.T) {
 			return append([]any{int64(0), time.Now().UnixMicro(), int64(2), int64(10_000)}, c.answer...)
 		}}
 		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, MaxWait: time.Nanosecond, Meters: of(
-			fleet.Rate("a/rate", 1, 1), fleet.Quota("a/day", 5, throttle.Quota{Per: throttle.Day}, 1), fleet.Slots("a/slots", 2))})
+			fleet.Rate("a/rate", 1, 1), fleet.Quota("a/day", 5, throttle.Window{Per: throttle.Day}, 1), fleet.Slots("a/slots", 2))})
 		limited, _ := errors.AsType[*throttle.LimitedError](l.Do(t.Context(), ok))
 		require.Equal(t, []any{c.key, c.reason, c.after}, []any{limited.Key, limited.Reason, limited.After}, "%v", c.answer)
 		require.EqualValues(t, 1, l.Stats().Refusals[c.reason])
@@ -243,7 +245,7 @@ func TestDeadlineOfACallIsNoOutage(t *testing.T) {
 		ctx := endsSoon{t.Context(), time.Now().Add(time.Millisecond)}
 		require.Equal(t, context.DeadlineExceeded, l.Do(ctx, ok))
 		ctx.at = time.Now().Add(time.Millisecond)
-		require.Equal(t, context.DeadlineExceeded, l.Cool(ctx, "a", time.Now().Add(time.Hour)))
+		require.Equal(t, context.DeadlineExceeded, l.Cooldown(ctx, "a", time.Hour))
 		require.False(t, l.Stats().Down)
 	})
 }
@@ -347,7 +349,7 @@ func TestLocalParts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{err: errDown}
 		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 4, Meters: of(
-			fleet.Rate("a/rate", 1e-3, fleet.Estimate(2)).Burst(80), fleet.Quota("a/day", 40, throttle.Quota{Per: throttle.Day}, 1), fleet.Slots("a/slots", 9))})
+			fleet.Rate("a/rate", 1e-3, 2).Burst(80).Estimated(), fleet.Quota("a/day", 40, throttle.Window{Per: throttle.Day}, 1), fleet.Slots("a/slots", 9))})
 		one, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		require.Nil(t, one.Lost())
@@ -358,8 +360,8 @@ func TestLocalParts(t *testing.T) {
 			require.Equal(t, "a/slots", limited.Key, "two of nine")
 			return nil
 		}))
-		one.Settle(t.Context(), 12) // 14 of 20 of the rate, 2 of 10 of the quota
-		one.Settle(t.Context(), 99)
+		one.Settle(12) // 14 of 20 of the rate, 2 of 10 of the quota
+		one.Settle(99)
 		for i := range 3 {
 			require.NoError(t, l.Do(t.Context(), ok), i)
 		}
@@ -395,7 +397,7 @@ func TestLocalPartsFollowChanges(t *testing.T) {
 				n++
 			}
 		}
-		day := throttle.Quota{Per: throttle.Day}
+		day := throttle.Window{Per: throttle.Day}
 		require.Equal(t, 2, admits(fleet.Rate("a", 1e-3, 1).Burst(20)))
 		require.Zero(t, admits(fleet.Rate("a/", 1e-3, 1).Burst(20)))
 		require.Equal(t, 4, admits(fleet.Quota("a", 40, day, 1)))
@@ -411,34 +413,12 @@ func TestLocalPartsFollowChanges(t *testing.T) {
 	})
 }
 
-// What was admitted in an outage is not counted in the next.
-func TestLocalPartsBeginAnew(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := &redis{}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, OnOutage: fleet.Local, Instances: 2,
-			Meters: of(fleet.Rate("a/rate", 1e-3, 1).Burst(8), fleet.Slots("a/slots", 2))})
-		for range 2 {
-			r.set(func(r *redis) { r.err = errDown })
-			one, err := l.Reserve(t.Context())
-			require.NoError(t, err)
-			require.ErrorIs(t, l.Do(t.Context(), ok), throttle.ErrLimited, "one slot of two")
-			time.Sleep(2 * time.Second)
-			r.set(func(r *redis) { r.err = nil })
-			_ = l.Do(t.Context(), ok) // which has it tried
-			synctest.Wait()
-			require.NoError(t, l.Do(t.Context(), ok))
-			defer one.Settle(t.Context(), 0)
-		}
-		time.Sleep(time.Minute) // nothing is renewed any more
-	})
-}
-
 // A settlement is sent again until it is told, and no longer than its horizon.
 func TestSettlementsAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
 		each := 0
-		cfg := fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a/tokens", 10, fleet.Estimate(5)), fleet.Rate("a/calls", 10, 1))}
+		cfg := fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a/tokens", 10, 5).Estimated(), fleet.Rate("a/calls", 10, 1))}
 		for _, batch := range []bool{false, true} {
 			if batch {
 				cfg.EvalEach = func(ctx context.Context, calls []fleet.Call) (replies []fleet.Reply) {
@@ -457,18 +437,18 @@ func TestSettlementsAreTold(t *testing.T) {
 				return one
 			}
 			before := r.count("settle")
-			reserve().Settle(t.Context(), 5)
+			reserve().Settle(5)
 			synctest.Wait()
 			require.Equal(t, before, r.count("settle"), "nothing to correct")
 			one := reserve()
-			one.Settle(t.Context(), 7)
-			one.Settle(t.Context(), 8)
+			one.Settle(7)
+			one.Settle(8)
 			synctest.Wait()
 			require.Equal(t, before+1, r.count("settle"))
 			r.mu.Lock()
 			require.Equal(t, []any{int64(2_000_000), int64(0)}, []any{r.last["settle"][7], r.last["settle"][12]}, "two tokens more of the estimate")
 			r.mu.Unlock()
-			reserve().SettleEach(t.Context(), map[string]int64{"calls": 3})
+			reserve().SettleEach(map[string]int{"calls": 3})
 			synctest.Wait()
 			r.mu.Lock()
 			require.Equal(t, []any{int64(0), int64(2_000_000)}, []any{r.last["settle"][7], r.last["settle"][12]})
@@ -482,7 +462,7 @@ func TestSettlementsAreTold(t *testing.T) {
 			late := reserve()
 			r.set(func(r *redis) { r.err = errDown })
 			before = r.count("settle")
-			late.Settle(t.Context(), 0)
+			late.Settle(0)
 			time.Sleep(5*time.Second + 1)
 			require.Equal(t, before+6, r.count("settle"))
 			require.Equal(t, 1, l.Stats().Unsettled)
@@ -508,7 +488,7 @@ func TestSlotsAreRenewedOrLost(t *testing.T) {
 			require.NoError(t, err)
 			time.Sleep(30*time.Second + 1)
 			require.Equal(t, 10, r.count("renew"), "both in one call")
-			one.Settle(t.Context(), 0)
+			one.Settle(0)
 			r.set(func(r *redis) { r.err = errDown })
 			<-ctx.Done()
 			return context.Cause(ctx)
@@ -523,7 +503,7 @@ func TestSlotsAreRenewedOrLost(t *testing.T) {
 		one, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		renewed := r.count("renew")
-		one.Settle(t.Context(), 0)
+		one.Settle(0)
 		time.Sleep(time.Minute)
 		require.LessOrEqual(t, r.count("renew"), renewed, "nothing is held")
 		<-one.Lost() // or what waits for it waits forever
@@ -594,7 +574,7 @@ func TestManySlotsAreRenewed(t *testing.T) {
 			time.Sleep(time.Minute)
 			require.Zero(t, l.Stats().LostSlots)
 			for _, slot := range held {
-				slot.Settle(t.Context(), 0)
+				slot.Settle(0)
 			}
 			time.Sleep(time.Minute)
 		})
@@ -617,7 +597,7 @@ func TestSlotsAloneAreRenewed(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		one.Settle(t.Context(), 0)
+		one.Settle(0)
 		require.Equal(t, [][]string{{"n:{a}:s:slots", "n:{a}:s:all"}}, renewed)
 		time.Sleep(time.Minute)
 	})
@@ -638,7 +618,7 @@ func TestDayOfRedisIsAnother(t *testing.T) {
 			}
 			return []any{int64(1), now, int64(7)}
 		}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Quota("a/day", 5, throttle.Quota{Per: throttle.Day}, 1))})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Quota("a/day", 5, throttle.Window{Per: throttle.Day}, 1))})
 		require.NoError(t, l.Do(t.Context(), ok))
 		midnight := func(n int) int64 { return time.Date(2000, 1, n, 0, 0, 0, 0, time.UTC).UnixMicro() }
 		require.Equal(t, []any{
@@ -661,8 +641,8 @@ func TestSlotsOutliveAnUpdateOfTheLease(t *testing.T) {
 			require.NoError(t, err)
 			time.Sleep(2 * time.Hour)
 			require.Zero(t, l.Stats().LostSlots)
-			before.Settle(t.Context(), 0)
-			after.Settle(t.Context(), 0)
+			before.Settle(0)
+			after.Settle(0)
 			time.Sleep(2 * time.Hour)
 			renewed := r.count("renew")
 			time.Sleep(24 * time.Hour)
@@ -675,12 +655,12 @@ func TestSlotsOutliveAnUpdateOfTheLease(t *testing.T) {
 func TestSettlementIsInTimeAfterTenTimeouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Timeout: time.Second, Meters: of(fleet.Rate("a", 10, fleet.Estimate(5)))})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Timeout: time.Second, Meters: of(fleet.Rate("a", 10, 5).Estimated())})
 		one, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		r.set(func(r *redis) { r.takes = time.Hour })
 		start := time.Now()
-		one.Settle(t.Context(), 0)
+		one.Settle(0)
 		for r.count("settle") < 11 {
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -706,7 +686,7 @@ func TestSlotIsLostWhileRedisHangs(t *testing.T) {
 		require.Equal(t, 15*time.Second, time.Since(start))
 		require.EqualValues(t, 1, l.Stats().LostSlots)
 		r.set(func(r *redis) { r.takes = 0 })
-		one.Settle(t.Context(), 0)
+		one.Settle(0)
 		time.Sleep(time.Hour)
 	})
 }
@@ -761,16 +741,16 @@ func TestWhoGivesUpLeavesTheLine(t *testing.T) {
 func TestSettlementsDoNotWaitForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, fleet.Estimate(5)))})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 5).Estimated())})
 		one, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		other, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		r.set(func(r *redis) { r.err = errDown })
-		one.Settle(t.Context(), 0)
+		one.Settle(0)
 		synctest.Wait()
 		r.set(func(r *redis) { r.err = nil })
-		other.Settle(t.Context(), 0)
+		other.Settle(0)
 		synctest.Wait()
 		require.Equal(t, 2, r.count("settle"))
 		require.Equal(t, 1, l.Stats().Unsettled)
@@ -787,7 +767,7 @@ func TestCoolInAnOutage(t *testing.T) {
 		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
 		start := time.Now()
 		for range 3 {
-			err := l.Cool(t.Context(), "a", time.Now().Add(time.Minute))
+			err := l.Cooldown(t.Context(), "a", time.Minute)
 			require.ErrorIs(t, err, throttle.ErrOutage)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 		}
@@ -795,9 +775,9 @@ func TestCoolInAnOutage(t *testing.T) {
 		synctest.Wait()
 		r.set(func(r *redis) { r.takes = 0 })
 		time.Sleep(2 * time.Second)
-		require.Error(t, l.Cool(t.Context(), "a", time.Now().Add(time.Minute)), "which has it tried")
+		require.Error(t, l.Cooldown(t.Context(), "a", time.Minute), "which has it tried")
 		synctest.Wait()
-		require.NoError(t, l.Cool(t.Context(), "a", time.Now().Add(time.Minute)))
+		require.NoError(t, l.Cooldown(t.Context(), "a", time.Minute))
 	})
 }
 
@@ -825,8 +805,8 @@ func TestNodeThatHangsHoldsUpNoRenewal(t *testing.T) {
 		<-b.Lost()
 		time.Sleep(time.Hour)
 		require.EqualValues(t, 1, l.Stats().LostSlots)
-		a.Settle(t.Context(), 0)
-		b.Settle(t.Context(), 0)
+		a.Settle(0)
+		b.Settle(0)
 		time.Sleep(time.Hour)
 	})
 }
@@ -837,11 +817,11 @@ func TestTimeOfASettlement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const off = -48 * time.Hour
 		r := &redis{answer: func([]any) []any { return []any{int64(1), time.Now().Add(off).UnixMicro(), int64(0)} }}
-		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, fleet.Estimate(5)))})
+		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 5).Estimated())})
 		one, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		time.Sleep(90 * time.Second)
-		one.Settle(t.Context(), 0)
+		one.Settle(0)
 		synctest.Wait()
 		require.Equal(t, time.Now().Add(off).UnixMicro(), r.last["settle"][2])
 	})
@@ -855,7 +835,7 @@ func TestPanicOfEval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
 		once := true
-		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, fleet.Estimate(5))), Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, 5).Estimated()), Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 			if args[0] == "settle" && once {
 				once = false
 				panic("boom")
@@ -864,7 +844,7 @@ func TestPanicOfEval(t *testing.T) {
 		}})
 		one, err := l.Reserve(t.Context())
 		require.NoError(t, err)
-		one.Settle(t.Context(), 0)
+		one.Settle(0)
 		time.Sleep(2 * time.Second)
 		require.Equal(t, 1, r.count("settle"))
 		require.Zero(t, l.Stats().Unsettled)
@@ -956,8 +936,8 @@ func TestEndedContextIsNoOutage(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, l.Do(ended, ok), context.Canceled)
-	require.ErrorIs(t, l.Cool(ended, "a", time.Now().Add(time.Hour)), context.Canceled)
-	require.NoError(t, l.Cool(t.Context(), "a", time.Now().Add(-time.Hour)))
+	require.ErrorIs(t, l.Cooldown(ended, "a", time.Hour), context.Canceled)
+	require.NoError(t, l.Cooldown(t.Context(), "a", -time.Hour))
 }
 
 // A replyError is an error reply as a client of Redis returns it.

@@ -7,7 +7,7 @@ import (
 	"github.com/go-resilience/resilience/internal/reply"
 )
 
-// A trouble says what an error of Eval means for other calls.
+// A trouble is what an error of Eval means for other calls.
 type trouble string
 
 const (
@@ -16,6 +16,9 @@ const (
 	nodeWrong trouble = "store_rejects"  // the node rejects the script until its configuration is changed
 	callOnly  trouble = "call_undecided" // other calls are not affected
 )
+
+// isOutage reports whether no call may ask the node.
+func (t trouble) isOutage() bool { return t == nodeDown || t == nodeFull }
 
 // troubleOf classifies an error of Eval. An error is a reply of the server if it has the method RedisError, as
 // those of go-redis have, or begins with a known code. Every other error means that the node is down.

@@ -256,8 +256,8 @@ func TestServerClockSetBack(t *testing.T) {
 	var off atomic.Int64
 	l := &line{eval: resilienceredis.Eval(client(t, services.Redis(t))), change: redisAt(t, &off)}
 	meter := map[string]fleet.Meter{
-		"rate": fleet.Rate("t/rate", 1, 1).Burst(5), "window": fleet.Quota("t/window", 5, throttle.Quota{Every: 6 * time.Second}, 1),
-		"month": fleet.Quota("t/month", 5, throttle.Quota{Per: throttle.Month}, 1), "slots": fleet.Slots("t/slots", 5),
+		"rate": fleet.Rate("t/rate", 1, 1).Burst(5), "window": fleet.Quota("t/window", 5, throttle.Window{Every: 6 * time.Second}, 1),
+		"month": fleet.Quota("t/month", 5, throttle.Window{Per: throttle.Month}, 1), "slots": fleet.Slots("t/slots", 5),
 		"cool": fleet.Rate("t/cool", 1, 0),
 	}
 	n := name(t)
@@ -280,7 +280,7 @@ func TestServerClockSetBack(t *testing.T) {
 			require.Equal(t, 5, admitted(kind), kind)
 		}
 	}
-	require.NoError(t, limits("cool").Cool(t.Context(), "t/cool", time.Now().Add(6*time.Second)))
+	require.NoError(t, limits("cool").Cooldown(t.Context(), "t/cool", 6*time.Second))
 	// One waits for a slot, and goes: its place is lost after two polls.
 	gone, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -303,7 +303,7 @@ func TestServerClockSetBack(t *testing.T) {
 	}
 	require.Zero(t, admitted("cool"))
 	for _, r := range held {
-		r.Settle(t.Context(), 1)
+		r.Settle(1)
 	}
 	time.Sleep(7 * time.Second)
 	require.GreaterOrEqual(t, admitted("rate"), 3, "it is not locked out")
@@ -318,7 +318,7 @@ func TestServerClockSetBack(t *testing.T) {
 func TestUpdateThatIsOnItsWay(t *testing.T) {
 	addr := services.Redis(t)
 	n := name(t)
-	limits := func(rate float64, burst int64) *fleet.Limits {
+	limits := func(rate float64, burst int) *fleet.Limits {
 		return fleet.New(fleet.Config{Name: n, Eval: resilienceredis.Eval(client(t, addr)), Timeout: 5 * time.Second,
 			Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("t/calls", rate, 1).Burst(burst)} }})
 	}
@@ -354,7 +354,7 @@ func TestWaiterThatIsKilledAtTheHead(t *testing.T) {
 	require.NoError(t, err)
 	until := direct.ZScore(t.Context(), n+":{t}:p:running", head).Val()
 	require.LessOrEqual(t, until, float64(now.UnixMicro()+20_000), "two polls of 10 ms, or it was gone before")
-	r.Settle(t.Context(), 0)
+	r.Settle(0)
 	require.NoError(t, <-admitted)
 }
 
@@ -376,12 +376,12 @@ func TestWaitersOfSeveralSlots(t *testing.T) {
 		go func() {
 			r := reserve(meters...)
 			order <- i
-			r.Settle(t.Context(), 0)
+			r.Settle(0)
 		}()
 		waiting := func() bool { return rdb.ZCard(t.Context(), cfg.Name+":{t}:w:all").Val() == int64(i+1) }
 		require.Eventually(t, waiting, time.Minute, time.Millisecond)
 	}
-	first.Settle(t.Context(), 0)
+	first.Settle(0)
 	for i := range 4 {
 		require.Equal(t, i, <-order)
 	}
@@ -393,7 +393,7 @@ func TestSlotOutlastsTheShorterLeaseOfAnother(t *testing.T) {
 	cfg := fleet.Config{Name: name(t), Eval: resilienceredis.Eval(rdb), Lease: time.Hour, Timeout: 5 * time.Second, Meters: slotsOnly(2)}
 	r, err := fleet.New(cfg).Reserve(t.Context())
 	require.NoError(t, err)
-	defer r.Settle(t.Context(), 0)
+	defer r.Settle(0)
 	cfg.Lease = 10 * time.Second
 	short := fleet.New(cfg)
 	require.NoError(t, short.Do(t.Context(), func(ctx context.Context) error {
@@ -415,7 +415,7 @@ func TestSettlementAfterTheHorizon(t *testing.T) {
 	eval := resilienceredis.Eval(client(t, services.Redis(t)))
 	limits := fleet.New(fleet.Config{Name: name(t), Timeout: 5 * time.Second, RetryEvery: 10 * time.Millisecond,
 		Meters: func(context.Context) []fleet.Meter {
-			return []fleet.Meter{fleet.Rate("t/tokens", 1e-6, fleet.Estimate(5)).Burst(9)}
+			return []fleet.Meter{fleet.Rate("t/tokens", 1e-6, 5).Burst(9).Estimated()}
 		},
 		Eval: func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 			if args[0] == "settle" {
@@ -425,7 +425,7 @@ func TestSettlementAfterTheHorizon(t *testing.T) {
 		}})
 	r, err := limits.Reserve(t.Context())
 	require.NoError(t, err)
-	r.Settle(t.Context(), 0)
+	r.Settle(0)
 	require.Eventually(t, func() bool { return limits.Stats().LateSettled == 1 }, 5*time.Second, time.Millisecond)
 	_, err = limits.Reserve(t.Context())
 	require.ErrorIs(t, err, throttle.ErrLimited, "it has used its estimate")

@@ -55,7 +55,7 @@ func (c *clocked) reserve(l *fleet.Limits, used int) *throttle.LimitedError {
 
 func (c *clocked) settle(l *fleet.Limits, r *fleet.Reservation, used int) {
 	c.t.Helper()
-	r.Settle(c.t.Context(), used)
+	r.Settle(used)
 	require.Eventually(c.t, func() bool { return l.Stats().Unsettled == 0 }, 10*time.Second, time.Millisecond)
 }
 
@@ -63,10 +63,10 @@ func (c *clocked) settle(l *fleet.Limits, r *fleet.Reservation, used int) {
 // A meter of which a call takes nothing refuses nobody.
 func TestScriptDebts(t *testing.T) {
 	c := newClocked(t)
-	month := throttle.Quota{Per: throttle.Month}
+	month := throttle.Window{Per: throttle.Month}
 	for _, m := range []struct{ of, none fleet.Meter }{
-		{fleet.Rate("t/rate", 1e-3, fleet.Estimate(5)).Burst(10), fleet.Rate("t/rate", 1e-3, 0).Burst(10)},
-		{fleet.Quota("t/month", 10, month, fleet.Estimate(5)), fleet.Quota("t/month", 10, month, 0)},
+		{fleet.Rate("t/rate", 1e-3, 5).Burst(10).Estimated(), fleet.Rate("t/rate", 1e-3, 0).Burst(10)},
+		{fleet.Quota("t/month", 10, month, 5).Estimated(), fleet.Quota("t/month", 10, month, 0)},
 	} {
 		l := c.limits(m.of)
 		require.Nil(t, c.reserve(l, 1000))
@@ -79,7 +79,7 @@ func TestScriptDebts(t *testing.T) {
 		require.Nil(t, c.reserve(c.limits(m.none), -1))
 	}
 	// To the bounds of what numbers can be.
-	l := c.limits(fleet.Rate("t/large", 1e-3, fleet.Estimate(0)).Burst(4e9))
+	l := c.limits(fleet.Rate("t/large", 1e-3, 0).Burst(4e9).Estimated())
 	require.Nil(t, c.reserve(l, 7e9))
 	require.Zero(t, l.Stats().Forgiven)
 	for _, rate := range []float64{1e-3, 1e-12} { // centuries
@@ -92,8 +92,8 @@ func TestScriptDebts(t *testing.T) {
 // A call whose estimate is nothing is charged to the window of its settlement.
 func TestScriptChargesAfterwards(t *testing.T) {
 	c := newClocked(t)
-	for _, window := range []throttle.Quota{{Every: time.Hour}, {Per: throttle.Day}} {
-		l := c.limits(fleet.Quota("t/"+window.Every.String(), 10, window, fleet.Estimate(0)))
+	for _, window := range []throttle.Window{{Every: time.Hour}, {Per: throttle.Day}} {
+		l := c.limits(fleet.Quota("t/"+window.Every.String(), 10, window, 0).Estimated())
 		unknown, err := l.Reserve(t.Context())
 		require.NoError(t, err)
 		c.off.Add(60)
@@ -107,8 +107,8 @@ func TestScriptChargesAfterwards(t *testing.T) {
 // A settlement corrects the window from which the reservation took, and no later one.
 func TestScriptWindowThatIsOver(t *testing.T) {
 	c := newClocked(t)
-	hour := throttle.Quota{Every: time.Hour}
-	l := c.limits(fleet.Quota("t/hour", 10, hour, fleet.Estimate(6)))
+	hour := throttle.Window{Every: time.Hour}
+	l := c.limits(fleet.Quota("t/hour", 10, hour, 6).Estimated())
 	late, err := l.Reserve(t.Context())
 	require.NoError(t, err)
 	c.off.Store(3601)
@@ -125,7 +125,7 @@ func TestScriptCooldowns(t *testing.T) {
 	c := newClocked(t)
 	l := c.limits(fleet.Rate("t/calls", 1, 0))
 	for _, d := range []time.Duration{time.Minute, time.Second, time.Hour} {
-		require.NoError(t, l.Cool(t.Context(), "t/calls", time.Now().Add(d)))
+		require.NoError(t, l.Cooldown(t.Context(), "t/calls", d))
 		e := c.reserve(l, -1)
 		require.Equal(t, throttle.CoolingDown, e.Reason)
 		require.InDelta(t, max(d, time.Minute).Seconds(), e.RetryAfter().Seconds(), 30)
@@ -134,9 +134,9 @@ func TestScriptCooldowns(t *testing.T) {
 
 	for _, key := range []string{"t/rate", "t/day", "t/slots"} { // among others, wherever it stands
 		c := newClocked(t)
-		l := c.limits(fleet.Rate("t/rate", 5, 1), fleet.Quota("t/day", 5, throttle.Quota{Per: throttle.Day}, 1), fleet.Slots("t/slots", 5))
+		l := c.limits(fleet.Rate("t/rate", 5, 1), fleet.Quota("t/day", 5, throttle.Window{Per: throttle.Day}, 1), fleet.Slots("t/slots", 5))
 		require.Nil(t, c.reserve(l, 0))
-		require.NoError(t, l.Cool(t.Context(), key, time.Now().Add(time.Hour)))
+		require.NoError(t, l.Cooldown(t.Context(), key, time.Hour))
 		e := c.reserve(l, 0)
 		require.Equal(t, []any{key, throttle.CoolingDown}, []any{e.Key, e.Reason})
 	}
@@ -145,7 +145,7 @@ func TestScriptCooldowns(t *testing.T) {
 // A clock that is set back over midnight forgives nothing of the day that has begun.
 func TestScriptClockSetBackOverMidnight(t *testing.T) {
 	c := newClocked(t)
-	l := c.limits(fleet.Quota("t/day", 6, throttle.Quota{Per: throttle.Day}, 1))
+	l := c.limits(fleet.Quota("t/day", 6, throttle.Window{Per: throttle.Day}, 1))
 	after := int64(time.Until(time.Now().UTC().Truncate(24*time.Hour).Add(24*time.Hour+time.Hour)) / time.Second)
 	c.off.Store(after)
 	for range 5 {
@@ -167,11 +167,11 @@ func TestScriptMonthFromADate(t *testing.T) {
 	if next.Day() == 1 {
 		next = next.AddDate(0, 0, 1)
 	}
-	l := c.limits(fleet.Quota("t/month", 1, throttle.Month.From(next), 1))
+	l := c.limits(fleet.Quota("t/month", 1, throttle.BillingMonth(next), 1))
 	require.Nil(t, c.reserve(l, -1))
 	e := c.reserve(l, -1)
 	require.InDelta(t, time.Until(next).Seconds(), e.RetryAfter().Seconds(), 30)
-	require.Equal(t, next.Day(), e.Quota.From)
+	require.Equal(t, next.Day(), e.Quota.Window.From)
 	c.off.Store(int64(time.Until(next)/time.Second) + 60)
 	require.Nil(t, c.reserve(l, -1))
 }
@@ -195,7 +195,7 @@ func TestScriptRedisThatOnlyReads(t *testing.T) {
 			return rdb.Eval(ctx, script, keys, args...).Result()
 		},
 	})
-	cool := func(d time.Duration) bool { return limits.Cool(t.Context(), "t/cool", time.Now().Add(d)) == nil }
+	cool := func(d time.Duration) bool { return limits.Cooldown(t.Context(), "t/cool", d) == nil }
 	require.True(t, cool(time.Hour))
 	reads.Store(true)
 	admitted := 0
@@ -234,7 +234,7 @@ func TestScriptNobodyOvertakes(t *testing.T) {
 	}
 	go func() { _, err := fleet.New(waiter).Reserve(t.Context()); admitted <- err }()
 	<-waits
-	r.Settle(t.Context(), 0)
+	r.Settle(0)
 	free := func() bool { return rdb.ZCard(t.Context(), cfg.Name+":{t}:s:running").Val() == 0 }
 	require.Eventually(t, free, 10*time.Second, time.Millisecond)
 	for _, cfg.MaxWait = range []time.Duration{0, time.Nanosecond} {
@@ -254,16 +254,16 @@ func TestScriptRefusedCallsStandInNoLine(t *testing.T) {
 		c.Meters = func(context.Context) []fleet.Meter { return meters }
 		return fleet.New(c)
 	}
-	slots, none := fleet.Slots("t/slots", 1), fleet.Quota("t/day", 1, throttle.Quota{Per: throttle.Day}, 1)
+	slots, none := fleet.Slots("t/slots", 1), fleet.Quota("t/day", 1, throttle.Window{Per: throttle.Day}, 1)
 	r, err := limits(slots, none).Reserve(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, limits().Cool(t.Context(), "t/cool", time.Now().Add(time.Hour)))
+	require.NoError(t, limits().Cooldown(t.Context(), "t/cool", time.Hour))
 	for _, m := range []fleet.Meter{none, fleet.Rate("t/cool", 1, 0)} {
 		_, err = limits(slots, m).Reserve(t.Context())
 		require.ErrorIs(t, err, throttle.ErrLimited)
 		require.Zero(t, rdb.Exists(t.Context(), cfg.Name+":{t}:w:slots").Val())
 	}
-	r.Settle(t.Context(), 0)
+	r.Settle(0)
 }
 
 // EvalEach sends settlements and renewals in pipelines, also to servers that have forgotten the
@@ -279,7 +279,7 @@ func TestEvalEachAndNode(t *testing.T) {
 		Lease: time.Second, RetryEvery: 50 * time.Millisecond, Timeout: 5 * time.Second,
 		Meters: func(ctx context.Context) []fleet.Meter {
 			tag := ctx.Value(tagKey{}).(string)
-			return []fleet.Meter{fleet.Rate(tag+"/tokens", 1e-9, fleet.Estimate(10)).Burst(100), fleet.Slots(tag+"/slots", 1)}
+			return []fleet.Meter{fleet.Rate(tag+"/tokens", 1e-9, 10).Burst(100).Estimated(), fleet.Slots(tag+"/slots", 1)}
 		},
 	}
 	l := fleet.New(cfg)
@@ -301,7 +301,7 @@ func TestEvalEachAndNode(t *testing.T) {
 		return c.ScriptFlush(ctx).Err()
 	}))
 	for _, r := range held {
-		r.Settle(t.Context(), 4)
+		r.Settle(4)
 	}
 	require.Eventually(t, func() bool { return l.Stats().Unsettled == 0 }, 10*time.Second, time.Millisecond)
 	for tag := range held {
@@ -354,7 +354,7 @@ func TestFailoverToAReplica(t *testing.T) {
 	l := fleet.New(fleet.Config{Name: name(t), Eval: resilienceredis.Eval(client(t, front.Addr())),
 		RetryEvery: 20 * time.Millisecond, Timeout: 2 * time.Second,
 		Meters: func(context.Context) []fleet.Meter {
-			return []fleet.Meter{fleet.Rate("t/tokens", 1e-6, fleet.Estimate(10)).Burst(100_000)}
+			return []fleet.Meter{fleet.Rate("t/tokens", 1e-6, 10).Burst(100_000).Estimated()}
 		}})
 	spent := func(c redis.UniversalClient) (micro int64) {
 		_, _ = fmt.Sscan(c.Get(t.Context(), l.Config().Name+":{t}:r:tokens").Val(), &micro)
@@ -365,7 +365,7 @@ func TestFailoverToAReplica(t *testing.T) {
 		for range n {
 			r, err := l.Reserve(t.Context())
 			require.NoError(t, err)
-			r.Settle(t.Context(), 7)
+			r.Settle(7)
 			acknowledged += 7
 		}
 		require.Eventually(t, func() bool { return l.Stats().Unsettled == 0 }, 10*time.Second, time.Millisecond)

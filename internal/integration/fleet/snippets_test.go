@@ -28,23 +28,23 @@ func recipes(t *testing.T) *redis.Client {
 
 func TestRecipeOfAnLLM(t *testing.T) {
 	rdb, ctx, used := recipes(t), t.Context(), 0
-	estimate := func(context.Context) int64 { return 60_000 }
+	estimate := func(context.Context) int { return 60_000 }
 	ask := func() error {
 		limits := fleet.New(fleet.Config{Name: "llm", Eval: resilienceredis.Eval(rdb),
 			Meters: func(ctx context.Context) []fleet.Meter {
 				return []fleet.Meter{
 					fleet.Rate("llm/requests", throttle.PerMinute(500), 1).Burst(500),
-					fleet.Rate("llm/tokens", throttle.PerMinute(90_000), fleet.Estimate(estimate(ctx))).Burst(90_000),
+					fleet.Rate("llm/tokens", throttle.PerMinute(90_000), estimate(ctx)).Burst(90_000).Estimated(),
 				}
 			}})
 		r, err := limits.Reserve(ctx)
 		if err != nil {
 			return err // it says when to come back
 		}
-		defer func() { r.Settle(ctx, used) }()
+		defer func() { r.Settle(used) }()
 
 		used = 80_000
-		require.Eventually(t, func() bool { r.Settle(ctx, used); return limits.Stats().Unsettled == 0 }, time.Second*10, time.Millisecond)
+		require.Eventually(t, func() bool { r.Settle(used); return limits.Stats().Unsettled == 0 }, time.Second*10, time.Millisecond)
 		return nil
 	}
 	require.NoError(t, ask())
@@ -85,7 +85,7 @@ func TestRecipeOfABillingMonth(t *testing.T) {
 	customer, work := "c-17", func(context.Context) error { return nil }
 	billed := fleet.New(fleet.Config{Name: "billed", Eval: resilienceredis.Eval(rdb),
 		Meters: func(context.Context) []fleet.Meter {
-			return []fleet.Meter{fleet.Quota(customer+"/month", 2, throttle.Month.From(since), 1)}
+			return []fleet.Meter{fleet.Quota(customer+"/month", 2, throttle.BillingMonth(since), 1)}
 		}})
 	err := billed.Do(ctx, work)
 
@@ -132,7 +132,7 @@ func TestRecipeOfACooldown(t *testing.T) {
 		err = bank.Do(ctx, func(ctx context.Context) error {
 			err := call(ctx)
 			if after := resilience.RetryAfter(err); after > 0 {
-				_ = bank.Cool(ctx, "bank/calls", time.Now().Add(after))
+				_ = bank.Cooldown(ctx, "bank/calls", after)
 			}
 			return err
 		})
@@ -150,7 +150,7 @@ func TestRecipeFromOneProcessToMany(t *testing.T) {
 	ctx, used, many := t.Context(), 7, true
 	rdb := recipes(t)
 	cost := func(context.Context) int { return 5 }
-	type reservation interface{ Settle(context.Context, int) }
+	type reservation interface{ Settle(int) }
 	reserve := func() (r reservation, err error) {
 		if !many {
 			limits := throttle.All(
@@ -159,13 +159,13 @@ func TestRecipeFromOneProcessToMany(t *testing.T) {
 			return limits.Reserve(ctx)
 		}
 		limits := fleet.New(fleet.Config{Name: "api", Eval: resilienceredis.Eval(rdb), Meters: func(ctx context.Context) []fleet.Meter {
-			return []fleet.Meter{fleet.Rate("api/requests", 10, 1), fleet.Rate("api/tokens", 1000, fleet.Estimate(int64(cost(ctx))))}
+			return []fleet.Meter{fleet.Rate("api/requests", 10, 1), fleet.Rate("api/tokens", 1000, cost(ctx)).Estimated()}
 		}})
 		return limits.Reserve(ctx)
 	}
 	for _, many = range []bool{false, true} {
 		r, err := reserve()
 		require.NoError(t, err)
-		r.Settle(ctx, used)
+		r.Settle(used)
 	}
 }

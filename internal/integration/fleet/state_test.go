@@ -38,9 +38,9 @@ func TestUnreadableStateCountsAsAbsent(t *testing.T) {
 	l := limitsOn(c, fleet.Config{MaxWait: 200 * time.Millisecond, Timeout: time.Second, Meters: func(ctx context.Context) []fleet.Meter {
 		tenant := ctx.Value(tenantKey{}).(string)
 		return []fleet.Meter{
-			fleet.Rate(tenant+"/rate", 1e9, fleet.Estimate(1)),
-			fleet.Quota(tenant+"/quota", 1e9, throttle.Quota{Every: time.Hour}, fleet.Estimate(1)),
-			fleet.Quota(tenant+"/day", 1e9, throttle.Quota{Per: throttle.Day}, fleet.Estimate(1)),
+			fleet.Rate(tenant+"/rate", 1e9, 1).Estimated(),
+			fleet.Quota(tenant+"/quota", 1e9, throttle.Window{Every: time.Hour}, 1).Estimated(),
+			fleet.Quota(tenant+"/day", 1e9, throttle.Window{Per: throttle.Day}, 1).Estimated(),
 			fleet.Slots(tenant+"/slots", 2),
 		}
 	}})
@@ -103,7 +103,7 @@ func fill(t *testing.T, c *redis.Client) {
 func TestFullRedisFreesSlots(t *testing.T) {
 	c := client(t, services.NewRedis(t, "--maxmemory-policy", "noeviction").Addr).(*redis.Client)
 	slots := limitsOn(c, fleet.Config{Lease: time.Second}, fleet.Slots("tenant/run", 2))
-	tokens := limitsOn(c, fleet.Config{}, fleet.Rate("tenant/tokens", 1e-3, fleet.Estimate(10)).Burst(10))
+	tokens := limitsOn(c, fleet.Config{}, fleet.Rate("tenant/tokens", 1e-3, 10).Burst(10).Estimated())
 	short, err := slots.Reserve(t.Context())
 	require.NoError(t, err)
 	long, err := slots.Reserve(t.Context())
@@ -112,8 +112,8 @@ func TestFullRedisFreesSlots(t *testing.T) {
 	require.NoError(t, err)
 	fill(t, c)
 
-	short.Settle(t.Context(), 0)
-	spent.Settle(t.Context(), 4)
+	short.Settle(0)
+	spent.Settle(4)
 	require.Eventually(t, func() bool { return slots.Stats().Unsettled+tokens.Stats().Unsettled == 0 }, 5*time.Second, time.Millisecond)
 	require.EqualValues(t, 1, c.ZCard(t.Context(), "limits:{tenant}:s:run").Val())
 	select {
@@ -121,7 +121,7 @@ func TestFullRedisFreesSlots(t *testing.T) {
 		t.Fatal("a lease could not be renewed")
 	case <-time.After(3 * time.Second):
 	}
-	long.Settle(t.Context(), 0)
+	long.Settle(0)
 	require.Eventually(t, func() bool { return c.ZCard(t.Context(), "limits:{tenant}:s:run").Val() == 0 }, 5*time.Second, time.Millisecond)
 
 	calls := limitsOn(c, fleet.Config{}, fleet.Rate("tenant/calls", 10, 1))
@@ -140,7 +140,7 @@ func TestFullRedisFreesSlots(t *testing.T) {
 	require.Zero(t, calls.Describe().Health(t.Context()))
 	r, err := limitsOn(c, fleet.Config{}, fleet.Rate("tenant/tokens", 1e-3, 6).Burst(10)).Reserve(t.Context())
 	require.NoError(t, err, "six of ten were given back")
-	r.Settle(t.Context(), 0)
+	r.Settle(0)
 	t.Logf("well again %v after there was memory; settlements lost: %d, slots lost: %d",
 		time.Since(began).Round(time.Millisecond), tokens.Stats().NeverSettled, slots.Stats().LostSlots)
 	require.Zero(t, slots.Stats().LostSlots+slots.Stats().NeverSettled+tokens.Stats().NeverSettled+tokens.Stats().LateSettled, fmt.Sprint(slots.Stats()))

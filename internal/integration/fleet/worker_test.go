@@ -160,7 +160,7 @@ func (j job) do() {
 // lease is so long that a process renews it in time on a machine that has much else to do.
 const lease = 3 * time.Second
 
-func slotsOnly(n int64) func(context.Context) []fleet.Meter {
+func slotsOnly(n int) func(context.Context) []fleet.Meter {
 	return func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Slots("t/running", n)} }
 }
 
@@ -182,11 +182,12 @@ const (
 type estimateKey struct{}
 
 func metersOf(ctx context.Context) []fleet.Meter {
-	estimate := fleet.Estimate(ctx.Value(estimateKey{}).(int64))
+	estimate := ctx.Value(estimateKey{}).(int)
 	return []fleet.Meter{
-		fleet.Rate("t/tokens", 1e-6, estimate).Burst(burst), fleet.Quota("t/month", burst, throttle.Quota{Per: throttle.Month}, estimate),
+		fleet.Rate("t/tokens", 1e-6, estimate).Burst(burst).Estimated(),
+		fleet.Quota("t/month", burst, throttle.Window{Per: throttle.Month}, estimate).Estimated(),
 		fleet.Slots("t/running", parallel), fleet.Rate("t/calls", callRate, 1).Burst(callBurst),
-		fleet.Quota("t/window", perWin, throttle.Quota{Every: window}, 1),
+		fleet.Quota("t/window", perWin, throttle.Window{Every: window}, 1),
 	}
 }
 
@@ -199,7 +200,7 @@ func (j job) play(limits *fleet.Limits, l *line) {
 		calls.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(j.Number), uint64(10+i)))
 			for n := 0; time.Now().Before(j.Until); n++ {
-				ctx := context.WithValue(context.Background(), estimateKey{}, random.Int64N(1000))
+				ctx := context.WithValue(context.Background(), estimateKey{}, random.IntN(1000))
 				r, err := limits.Reserve(ctx)
 				if err != nil {
 					time.Sleep(time.Millisecond)
@@ -213,9 +214,9 @@ func (j job) play(limits *fleet.Limits, l *line) {
 				}
 				say("- %s %d", id, time.Now().UnixNano())
 				if random.IntN(10) == 0 {
-					r.SettleEach(ctx, map[string]int64{"tokens": 0, "month": 0})
+					r.SettleEach(map[string]int{"tokens": 0, "month": 0})
 				} else {
-					r.Settle(ctx, random.IntN(2000))
+					r.Settle(random.IntN(2000))
 				}
 			}
 		})
@@ -339,7 +340,7 @@ local answer = fits and`,
 		change = append(change, "'SET', KEYS[1], 1, 'NX', 'PX'", "'SET', KEYS[1], 1, 'PX'")
 	case "without a lease":
 		change = append(change, "us / 1000) + 1000", "us / 1000) + 100000", // or the set itself expires
-			"redis.call('ZREMRANGEBYSCORE', key, '-inf', now)", "")
+			"set('ZREMRANGEBYSCORE', key, '-inf', now)", "")
 	case "settles before it reserves":
 		l.only = "take"
 		l.forged = func(script string, keys []string, args []any) {

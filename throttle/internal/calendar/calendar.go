@@ -1,4 +1,4 @@
-// Package calendar tells the windows of quotas: the days and months of a time zone.
+// Package calendar finds the windows of quotas: days, weeks and months in a time zone.
 package calendar
 
 import (
@@ -9,34 +9,42 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// A Window is what a throttle.Quota says of its windows: all but N.
+// A Window is a throttle.Window.
 type Window struct {
 	Every time.Duration
-	Per   string // "day" or "month"; empty if Every is set
+	Per   string // "day", "week" or "month"; empty if Every is set
 	In    *time.Location
-	From  int // the day of the month with which a month begins, 1 to 31; a shorter month has its last day for it
+	From  int           // the day on which a month starts, 1 to 31; a shorter month starts on its last day
+	At    time.Duration // from the start of the period, as clocks in In show it
 }
 
-// Check records what is wrong with the fields, whose names follow at. It makes texts only if something
-// is, since a fleet checks each call.
-func (w Window) Check(f *invalid.Fields, at string) {
-	long := w.Every == 0 || w.Every >= time.Millisecond && w.Every <= MaxTime
-	known := w.Per == "" || w.Per == "day" || w.Per == "month"
-	one := (w.Every == 0) != (w.Per == "")
-	in := w.Per != "" || w.In == nil
-	from := w.From == 0 || w.Per == "month" && w.From >= 1 && w.From <= 31
-	if long && known && one && in && from {
-		return
-	}
-	f.Need(long, at+"Every", w.Every, "a millisecond to 36 years")
-	f.Need(known, at+"Per", strconv.Quote(w.Per), `"day" or "month"`)
-	f.Need(one, at+"Per", strconv.Quote(w.Per), "set where Every is not, and the other way round")
-	f.Need(in, at+"In", w.In, "nil where Per is not set")
-	f.Need(from, at+"From", w.From, "0, or 1 to 31 where Per is Month")
-}
+// longestAt has, for each period, the time that At must be below: no period is shorter.
+var longestAt = map[string]time.Duration{"day": day, "week": 7 * day, "month": 28 * day}
+
+const day = 24 * time.Hour
 
 // MaxTime is the longest window.
 const MaxTime = 36 * 365 * 24 * time.Hour
+
+// Check records the invalid fields, whose names follow at. It builds texts only if a field is invalid, because a
+// fleet checks each call.
+func (w Window) Check(f *invalid.Fields, at string) {
+	long := w.Every == 0 || w.Every >= time.Millisecond && w.Every <= MaxTime
+	known := w.Per == "" || longestAt[w.Per] > 0
+	one := (w.Every == 0) != (w.Per == "")
+	in := w.Per != "" || w.In == nil
+	from := w.From == 0 || w.Per == "month" && w.From >= 1 && w.From <= 31
+	early := w.At == 0 || w.At > 0 && w.At < longestAt[w.Per]
+	if long && known && one && in && from && early {
+		return
+	}
+	f.Need(long, at+"Every", w.Every, "a millisecond to 36 years")
+	f.Need(known, at+"Per", strconv.Quote(w.Per), `"day", "week" or "month"`)
+	f.Need(one, at+"Per", strconv.Quote(w.Per), "set where Every is not, and the other way round")
+	f.Need(in, at+"In", w.In, "nil where Per is not set")
+	f.Need(from, at+"From", w.From, "0, or 1 to 31 where Per is Month")
+	f.Need(early, at+"At", w.At, "0, or less than a day, a week or 28 days, as Per is Day, Week or Month")
+}
 
 // Filled returns w with its defaults filled in.
 func (w Window) Filled() Window {
@@ -49,8 +57,8 @@ func (w Window) Filled() Window {
 	return w
 }
 
-// Same reports whether w and other, which are filled, have the same windows. A time zone that is loaded
-// again has another pointer, and is found by its name and by when the periods around t begin.
+// Same reports whether w and other, which are filled, have the same windows. A time zone that was loaded again has
+// another pointer, so zones are compared by their names and by the starts of the periods around t.
 func (w Window) Same(other Window, t time.Time) bool {
 	if w.Per == "" || w.In.String() != other.In.String() {
 		return w == other
@@ -60,39 +68,50 @@ func (w Window) Same(other Window, t time.Time) bool {
 	return same == other && w.Find(t) == other.Find(t)
 }
 
-// A Span is a period: from Begin on, until before End. Before is the beginning of the period before,
-// and After the end of that which follows. All are in nanoseconds of Unix time.
+// A Span is a period, from Begin until before End. Before is the start of the previous period, and After the end of
+// the next one. All are in nanoseconds of Unix time.
 type Span struct{ Before, Begin, End, After int64 }
 
-// Find returns the day or the month of t, in a w that is filled. Where clocks are set back across
-// midnight, a date comes twice. So a period begins at the first moment that has its date or a later
-// one, and ends when the next one begins.
+// Find returns the period that contains t. w is filled. If clocks are set back over the start of a period, its
+// civil time occurs twice. So a period starts at the first moment whose civil time is that of its start or later,
+// and ends when the next one starts.
 func (w Window) Find(t time.Time) Span {
-	year, month, day := t.In(w.In).Date()
-	begin := func(n int) int64 {
-		if w.Per == "day" {
-			return startOf(time.Date(year, month, day+n, 0, 0, 0, 0, time.UTC), w.In)
-		}
-		last := time.Date(year, month+time.Month(n)+1, 0, 0, 0, 0, 0, time.UTC) // of the month
-		return startOf(last.AddDate(0, 0, min(w.From, last.Day())-last.Day()), w.In)
+	n := 0
+	for w.start(t, n) > t.UnixNano() {
+		n--
 	}
-	n := -1 // a month that begins with a day may have begun in the month before
-
-	// Also where t has the date of the period before, for the second time.
-	for begin(n+1) <= t.UnixNano() {
+	for w.start(t, n+1) <= t.UnixNano() {
 		n++
 	}
-	return Span{begin(n - 1), begin(n), begin(n + 1), begin(n + 2)}
+	return Span{w.start(t, n-1), w.start(t, n), w.start(t, n+1), w.start(t, n+2)}
 }
 
-// startOf returns the first moment in a time zone that has the date of a midnight of UTC or a later
-// one. [time.Date] does not say which moment it returns for a midnight that does not exist or comes
-// twice.
-func startOf(midnight time.Time, in *time.Location) int64 {
-	for t := midnight.Add(-26 * time.Hour).In(in); ; { // no zone is that far ahead of UTC
+// start returns when the period starts that is n after the one that belongs to the date of t. That period may start
+// later than t.
+func (w Window) start(t time.Time, n int) int64 {
+	local := t.In(w.In)
+	year, month, day := local.Date()
+	civil := time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
+	switch w.Per {
+	case "day":
+		civil = civil.AddDate(0, 0, n)
+	case "week":
+		sinceMonday := (int(civil.Weekday()) + 6) % 7
+		civil = civil.AddDate(0, 0, 7*n-sinceMonday)
+	default:
+		last := time.Date(year, month+time.Month(n)+1, 0, 0, 0, 0, 0, time.UTC) // day of the month
+		civil = last.AddDate(0, 0, min(w.From, last.Day())-last.Day())
+	}
+	return firstAt(civil.Add(w.At), w.In)
+}
+
+// firstAt returns the first moment in a time zone whose civil time is that of civil, which is in UTC, or later.
+// [time.Date] does not specify which moment it returns for a civil time that does not exist or occurs twice.
+func firstAt(civil time.Time, in *time.Location) int64 {
+	for t := civil.Add(-26 * time.Hour).In(in); ; { // no zone is that far ahead of UTC
 		_, offset := t.Zone()
-		start := midnight.Add(-time.Duration(offset) * time.Second)
-		if start.Before(t) { // the clocks were set forward across midnight
+		start := civil.Add(-time.Duration(offset) * time.Second)
+		if start.Before(t) { // the clocks were set forward over it
 			start = t
 		}
 		_, end := t.ZoneBounds()

@@ -97,3 +97,71 @@ func beginning(of, n, from int) int {
 	last := time.Date(of/10_000, time.Month(of/100%100+n)+1, 0, 0, 0, 0, 0, time.UTC)
 	return 10_000*last.Year() + 100*int(last.Month()) + min(from, last.Day())
 }
+
+// TestPeriodsThatStartLater checks weeks, and days and months with At, in every zone: periods follow each other without
+// a gap, and each starts at the first moment whose civil time is that of its start or later.
+func TestPeriodsThatStartLater(t *testing.T) {
+	const hour = time.Hour
+	for _, in := range zones(t) {
+		changed, _ := time.Date(2026, 12, 31, 0, 0, 0, 0, in).ZoneBounds()
+		if changed.IsZero() || changed.Year() < 1950 {
+			changed = time.Date(2026, 1, 1, 0, 0, 0, 0, in)
+		}
+		first := time.Date(changed.Year()-1, 12, 1, 0, 0, 0, 0, time.UTC)
+		for first.Weekday() != time.Monday {
+			first = first.AddDate(0, 0, 1)
+		}
+		for _, w := range []calendar.Window{
+			{Per: "week"}, {Per: "week", At: 54 * hour}, {Per: "week", At: 7*24*hour - 1},
+			{Per: "day", At: 13*hour + 40*time.Minute}, {Per: "day", At: 2*hour + 30*time.Minute}, {Per: "day", At: 24*hour - 1},
+			{Per: "month", At: 27 * 24 * hour}, {Per: "month", From: 31, At: 28*24*hour - 1}, {Per: "month", From: 15, At: 3 * hour},
+		} {
+			w.In = in
+			w = w.Filled()
+			civil := first // of the start of a period, without At
+			next := func() {
+				switch w.Per {
+				case "day":
+					civil = civil.AddDate(0, 0, 1)
+				case "week":
+					civil = civil.AddDate(0, 0, 7)
+				default:
+					last := time.Date(civil.Year(), civil.Month()+2, 0, 0, 0, 0, 0, time.UTC)
+					civil = last.AddDate(0, 0, min(w.From, last.Day())-last.Day())
+				}
+			}
+			if w.Per == "month" {
+				civil = time.Date(first.Year(), 11, 1, 0, 0, 0, 0, time.UTC)
+				next()
+			}
+			at := func(ns int64) time.Time { // the civil time of a moment, as a time of UTC
+				local := time.Unix(0, ns).In(in)
+				_, offset := local.Zone()
+				return time.Unix(0, ns).UTC().Add(time.Duration(offset) * time.Second)
+			}
+			s := w.Find(civil.Add(w.At).Add(26 * hour)) // its offset is not known: it may be the next one
+			for at(s.Begin).After(civil.Add(w.At).Add(26 * hour)) {
+				s = w.Find(time.Unix(0, s.Begin-1))
+			}
+			for !at(s.Begin).Before(civil.Add(w.At).Add(36*hour)) || at(s.End).Before(civil.Add(w.At)) {
+				next()
+			}
+			for civil.Add(w.At).Before(at(s.Begin).Add(-3 * hour)) {
+				next()
+			}
+			for range 60 {
+				want := civil.Add(w.At)
+				if at(s.Begin).Before(want) || !at(s.Begin-1).Before(want) {
+					require.FailNow(t, "wrong start", "%v %+v: %v, want %v", in, w, at(s.Begin), want)
+				}
+				following := w.Find(time.Unix(0, s.End))
+				if w.Find(time.Unix(0, s.Begin)) != s || w.Find(time.Unix(0, s.End-1)) != s ||
+					following.Begin != s.End || s.After != following.End || following.Before != s.Begin {
+					require.FailNow(t, "a gap", "%v %+v: %v", in, w, at(s.Begin))
+				}
+				s = following
+				next()
+			}
+		}
+	}
+}

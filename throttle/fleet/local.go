@@ -1,0 +1,149 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-resilience/resilience/throttle"
+)
+
+const (
+	maxLocal   = 100_000
+	purgeEvery = time.Minute
+)
+
+// A localPart is this process's part of a meter, by which Local decides. It stays until nothing is spent of it, even if
+// the outage has ended: otherwise each short outage would forgive the part of a whole quota.
+type localPart struct {
+	limiter *throttle.Limiter
+	terms   partTerms
+}
+
+// partTerms are the values that the limit of a part is derived from.
+type partTerms struct {
+	limit     int64
+	perSecond float64
+	window    throttle.Window
+	instances int
+}
+
+// reserveWithout decides about a call without Redis, because of err, as OnOutage says.
+func (l *Limits) reserveWithout(ctx context.Context, r *Reservation, err error) (*Reservation, error) {
+	outage := &throttle.LimitedError{
+		Name: r.cfg.Name, Key: r.meters[0].tag, Reason: throttle.Outage, After: l.retryAfter(r), Err: err,
+	}
+	switch r.cfg.OnOutage {
+	case Refuse:
+		return nil, l.refuse(ctx, outage)
+	case Local:
+		if e := l.takeLocally(ctx, r); e != nil {
+			if e.Reason == throttle.TooCostly { // only for the part of this process
+				e = outage
+			}
+			return nil, l.refuse(ctx, e)
+		}
+	}
+	r.without = true
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.closed:
+		return nil, ErrClosed
+	default:
+	}
+	l.stats.Admitted++
+	l.stats.AdmittedLocal++
+	return r, nil
+}
+
+// takeLocally takes the costs of r from this process's parts of all meters, or from none.
+func (l *Limits) takeLocally(ctx context.Context, r *Reservation) *throttle.LimitedError {
+	for i := range r.meters {
+		taken, e := l.takePart(ctx, r.cfg, r.keys[i], &r.meters[i])
+		if e != nil {
+			for _, taken := range r.parts {
+				taken.Settle(0)
+			}
+			r.parts = nil
+			return e
+		}
+		r.parts = append(r.parts, taken)
+	}
+	return nil
+}
+
+// takePart takes the cost of a call from this process's part of m, whose state in Redis has a key.
+func (l *Limits) takePart(
+	ctx context.Context, cfg *Config, key string, m *Meter,
+) (*throttle.Reservation, *throttle.LimitedError) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	terms := partTerms{m.limit, m.perSecond, m.window, cfg.Instances}
+	part := l.local[key]
+	switch {
+	case part == nil && len(l.local) >= maxLocal:
+		if l.removeIdle(); len(l.local) >= maxLocal {
+			return nil, m.refusal(cfg, throttle.OverLimit)
+		}
+		fallthrough
+	case part == nil:
+		part = &localPart{throttle.New(m.local(cfg.Instances)), terms}
+		l.local[key] = part
+	case part.terms != terms:
+		part.terms = terms
+		_ = part.limiter.Update(func(c *throttle.Config) { *c = m.local(cfg.Instances) })
+	}
+	cost := int(m.cost)
+	if m.kind == slots {
+		cost = 1
+	}
+	taken, err := part.limiter.Reserve(context.WithoutCancel(ctx), cost)
+	e, _ := errors.AsType[*throttle.LimitedError](err)
+	switch {
+	case e != nil && m.kind == slots:
+		e = m.refusal(cfg, throttle.OverLimit)
+	case e != nil:
+		e.Name, e.Key = cfg.Name, m.key
+	}
+	return taken, e
+}
+
+// settleLocally corrects the parts from which r took.
+func (r *Reservation) settleLocally(usedOf func(*Meter) (used int64, ok bool)) {
+	for i, taken := range r.parts {
+		m := &r.meters[i]
+		used, ok := usedOf(m)
+		switch {
+		case m.kind == slots:
+			used = 0
+		case !ok:
+			used = m.cost
+		}
+		taken.Settle(int(used))
+	}
+}
+
+// purgeLocal removes idle parts now and, until there are none, every minute. l.mu is held.
+func (l *Limits) purgeLocal() {
+	l.removeIdle()
+	if len(l.local) == 0 || l.purging {
+		return
+	}
+	l.purging = true
+	time.AfterFunc(purgeEvery, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.purging = false
+		l.purgeLocal()
+	})
+}
+
+// removeIdle removes the parts of which nothing is spent. l.mu is held.
+func (l *Limits) removeIdle() {
+	for key, part := range l.local {
+		if !part.limiter.Describe().InUse() {
+			delete(l.local, key)
+		}
+	}
+}

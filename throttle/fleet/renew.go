@@ -1,0 +1,98 @@
+package fleet
+
+import (
+	"math"
+	"time"
+)
+
+// maxRenewed is the number of slots that are renewed together: few enough for Timeout, and many because each round trip
+// to a node that hangs takes Timeout.
+const maxRenewed = 1000
+
+// renewIn has the leases of all slots renewed in d, unless that is planned to be sooner. l.mu is held.
+func (l *Limits) renewIn(d time.Duration) {
+	at := time.Now().Add(d)
+	if !l.renewAt.IsZero() && !at.Before(l.renewAt) {
+		return
+	}
+	if l.renewAt = at; l.renewal == nil {
+		l.renewal = time.AfterFunc(d, l.renew)
+	} else {
+		l.renewal.Reset(d)
+	}
+}
+
+// renew renews the leases of all slots, and again after a third of the shortest lease, or sooner if that fails. It takes
+// no longer than a quarter of that lease. Otherwise, with a long Timeout, one node that hangs would delay the renewals on
+// other nodes until their slots are lost.
+func (l *Limits) renew() {
+	calls, holders, lease := l.renewals()
+	if calls == nil {
+		return
+	}
+	cfg, end, next, most := l.setting.Load(), time.Now().Add(lease/4), lease/3, maxRenewed
+	if cfg.EvalEach == nil {
+		most = maxBatch // eight at a time would take longer than Timeout
+	}
+	for len(calls) > 0 {
+		n, began := 0, time.Now()
+		for sum := 0; n < len(calls) && sum < most; n++ {
+			sum += len(holders[n])
+		}
+		for i, reply := range l.evalEach(cfg, min(cfg.Timeout, end.Sub(began)), calls[:n]) {
+			a, err := parseReply(reply)
+			failed := err != nil || len(a) != 1+len(holders[i])
+			for j, r := range holders[i] {
+				switch {
+				case failed:
+					next = min(next, r.cfg.Lease/12)
+				case a.at(1+j) == 1:
+					r.extend(began)
+				default:
+					r.giveUp()
+				}
+			}
+		}
+		calls, holders = calls[n:], holders[n:]
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.renewIn(next)
+}
+
+// extend moves the end of r's slots, whose lease was renewed by a request that was sent at began.
+func (r *Reservation) extend(began time.Time) {
+	r.l.mu.Lock()
+	defer r.l.mu.Unlock()
+	if r.l.held[r] {
+		r.ends.Reset(r.left(began))
+	}
+}
+
+// renewals returns the calls that renew all slots, the reservations whose slots each call renews, and the shortest lease.
+// A call renews the slots of one tag, and not too many: a script that renews thousands takes longer than Timeout.
+func (l *Limits) renewals() (calls []Call, holders [][]*Reservation, lease time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lease = math.MaxInt64
+	last := map[string]int{} // index in calls, by tag
+	for r := range l.held {
+		lease = min(lease, r.cfg.Lease)
+		tag := r.meters[0].tag
+		i, ok := last[tag]
+		if !ok || len(holders[i]) >= maxBatch {
+			i = len(calls)
+			last[tag] = i
+			calls, holders = append(calls, Call{Script: script, Args: []any{"renew"}}), append(holders, nil)
+		}
+		for j := range r.meters {
+			if r.meters[j].kind == slots {
+				calls[i].Keys = append(calls[i].Keys, r.keys[j])
+				calls[i].Args = append(calls[i].Args, r.id, r.cfg.Lease.Microseconds())
+				holders[i] = append(holders[i], r)
+			}
+		}
+	}
+	l.renewAt = time.Time{}
+	return calls, holders, lease
+}

@@ -1,0 +1,116 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/reply"
+	"github.com/go-resilience/resilience/throttle"
+)
+
+// An answer is what the script returned: integers, in the form in which the client returns them.
+type answer []any
+
+// at returns the integer at an index.
+func (a answer) at(i int) int64 {
+	n, _ := reply.Int(a[i])
+	return n
+}
+
+// parseReply returns the answer in r, which must have at least two integers.
+func parseReply(r Reply) (answer, error) {
+	a, _ := r.Value.([]any)
+	ok := len(a) >= 2
+	for _, field := range a {
+		_, isInt := reply.Int(field)
+		ok = ok && isInt
+	}
+	if r.Err == nil && !ok {
+		r.Err = fmt.Errorf("fleet: the script's answer is %T %v: must be integers", r.Value, r.Value)
+	}
+	return a, r.Err
+}
+
+// eval runs the script within Timeout.
+func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args ...any) (answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	value, err := cfg.Eval(ctx, script, keys, args...)
+	if err == nil && ctx.Err() != nil {
+		err = ctx.Err() // an answer that comes too late has taken its tokens and admits no call
+	}
+	a, err := parseReply(Reply{value, err})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats.RoundTrips++
+	if err == nil {
+		l.redisTime, l.readAt = time.UnixMicro(a.at(1)), time.Now()
+	}
+	return a, err
+}
+
+// redisNow returns the current time of Redis's clock, as far as it is known. Since the last answer it follows our
+// monotonic clock: a settlement would seem to be too late if our wall clock was set.
+func (l *Limits) redisNow() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.readAt.IsZero() {
+		return time.Now()
+	}
+	return l.redisTime.Add(time.Since(l.readAt))
+}
+
+// take asks Redis to take the costs of r. If Redis's clock is not within the times of a calendar that were sent, it
+// answers with its time, and take asks again.
+func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err error) {
+	for range 2 {
+		args := append(make([]any, 0, 3+4*len(r.meters)), "take", r.id, ticket)
+		for i := range r.meters {
+			m := &r.meters[i]
+			args = append(args, m.code, m.scriptLimit()*m.unit, m.arg(r), m.scriptCost()*m.unit)
+		}
+		a, err = r.l.eval(ctx, r.cfg, r.keys, args...)
+		if err != nil || a.at(0) != -1 {
+			break
+		}
+	}
+	n := len(r.meters)
+	valid := err == nil && (a.at(0) == 1 && len(a) == 2+n || a.at(0) == 0 && len(a) == 4+3*n)
+	if valid && a.at(0) == 0 {
+		e, _ := r.refusal(a)
+		valid = e != nil
+	}
+	if err == nil && !valid {
+		err = fmt.Errorf("fleet: %s: the script's answer is %v", r.cfg.Name, a)
+	}
+	return a, err
+}
+
+// refusal returns the error of the meter that refuses for the longest time, and the time until the next poll; -1 if
+// no call waits for the meters that refuse.
+func (r *Reservation) refusal(a answer) (e *throttle.LimitedError, poll time.Duration) {
+	for i := range r.meters {
+		m, fields := &r.meters[i], a[4+3*i:]
+		after := time.Duration(fields.at(1)) * time.Microsecond
+		if after < 0 {
+			continue
+		}
+		reason := throttle.OverLimit
+		switch {
+		case fields.at(2) == 1:
+			reason, poll = throttle.CoolingDown, -1
+		case m.kind == quotas:
+			reason, poll = throttle.OverQuota, -1
+		case poll >= 0 && m.kind == slots:
+			poll = max(poll, time.Duration(a.at(3))*time.Microsecond)
+		case poll >= 0:
+			poll = max(poll, after)
+		}
+		if e == nil || after > e.After {
+			e = m.refusal(r.cfg, reason)
+			e.Left, e.After = int(fields.at(0)), after
+		}
+	}
+	return e, poll
+}

@@ -1,0 +1,98 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	"github.com/go-resilience/resilience/policy"
+	"github.com/go-resilience/resilience/throttle"
+	"github.com/go-resilience/resilience/throttle/internal/events"
+)
+
+// Stats are the metrics of [Limits] in this process. Counters never decrease. Settlements and renewals that
+// are sent together are one round trip.
+type Stats struct {
+	Admitted      int64                     `counter:"calls{outcome=admitted,reason=}"`
+	Refusals      map[throttle.Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
+	AdmittedLocal int64                     `counter:"calls.local"`                     // of Admitted, by Local or Admit
+	RoundTrips    int64                     `counter:"redis.calls"`                     // to Redis
+	Failed        int64                     `counter:"redis.failures"`                  // calls that Redis did not decide in time
+	Forgiven      int64                     `counter:"tokens.forgiven"`                 // debt beyond a burst or quota
+	Unsettled     int                       `gauge:"settlements.pending"`               // that have not reached Redis yet
+	LateSettled   int64                     `counter:"settlements{result=late}"`        // that came too late to count
+	NeverSettled  int64                     `counter:"settlements{result=lost}"`        // that never reached Redis
+	LostSlots     int64                     `counter:"slots.lost"`                      // reservations whose slots were lost
+	Down          bool                      `gauge:"down"`                              // a node cannot be reached
+}
+
+// newStats returns Stats with an entry for every reason for which calls are refused here.
+func newStats() Stats {
+	return Stats{Refusals: map[throttle.Reason]int64{
+		throttle.OverLimit: 0, throttle.OverQuota: 0, throttle.CoolingDown: 0, throttle.WaitTooLong: 0,
+		throttle.DeadlineTooClose: 0, throttle.ContextEnded: 0, throttle.TooCostly: 0, throttle.Outage: 0,
+	}}
+}
+
+// Stats returns the metrics of this process.
+func (l *Limits) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tryAll(l.setting.Load()) // without calls, nothing else would find out that an outage is over
+	s := l.stats
+	s.Refusals = maps.Clone(s.Refusals)
+	for _, n := range l.nodes {
+		s.Down = s.Down || n.trouble.isOutage()
+	}
+	return s
+}
+
+// Observe calls f with each event until stop is called. The kinds are EventRefused, EventOutageBegan and
+// EventOutageEnded, whose Key is the node.
+func (l *Limits) Observe(f func(context.Context, throttle.Event)) (stop func()) {
+	return l.observers.Observe(f)
+}
+
+var _ policy.Describer = (*Limits)(nil)
+
+// Describe implements [policy.Describer].
+func (l *Limits) Describe() policy.Description {
+	return policy.Description{
+		Kind:    "throttle",
+		Name:    l.setting.Load().Name,
+		Metrics: func() []policy.Metric { return policy.Metrics("throttle", l.Stats()) },
+		Health:  func(context.Context) policy.Health { return l.health() },
+		Config:  func() any { return l.Config() },
+		Update: func(dryRun bool, change func(cfg any) error) error {
+			return l.setting.Change(dryRun, change, same, nil)
+		},
+		Observe: policy.Events(l.Observe, describe),
+	}
+}
+
+// describe converts e to the form that the tools read.
+func describe(e throttle.Event) policy.Event {
+	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
+}
+
+// health reports the worst trouble of a node: as a failure if calls are refused because of it, or return an error.
+func (l *Limits) health() policy.Health {
+	cfg := l.setting.Load()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tryAll(cfg) // without calls, nothing else would find out that an outage is over
+	var worst policy.Health
+	for _, n := range l.nodes {
+		h := policy.Health{Status: policy.Warn, State: string(n.trouble), Err: n.err}
+		if n.trouble.isOutage() {
+			h.Err = fmt.Errorf("%w: %w", throttle.ErrOutage, n.err)
+		}
+		if cfg.OnOutage == Refuse || !n.trouble.isOutage() {
+			h.Status = policy.Fail
+		}
+		if h.Status > worst.Status {
+			worst = h
+		}
+	}
+	return worst
+}
