@@ -8,7 +8,9 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +23,7 @@ import (
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resilienceredis"
 	"github.com/go-resilience/resilience/retry"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 // A server answers each command with what reply returns for its words: one reply, "" to close
@@ -331,6 +334,132 @@ func TestEvalSendsTheHashOfAKnownScript(t *testing.T) {
 		require.Equal(t, int64(7), v)
 	}
 	require.Equal(t, []string{"evalsha", "eval", "evalsha"}, got)
+}
+
+// TestEvalFallsBackToTheText has servers that do not permit EVALSHA, in the words of Redis, Kvrocks and proxies.
+func TestEvalFallsBackToTheText(t *testing.T) {
+	for _, refusal := range []string{
+		"-NOPERM User app has no permissions to run the 'evalsha' command",
+		"-NOPERM this user has no permissions to run the 'evalsha' command or its subcommand",
+		"-ERR unknown command 'evalsha', with args beginning with: 'f3'",
+		"-ERR unknown command `evalsha`, with args beginning with: ",
+		"-ERR unknown command 'EVALSHA'",
+	} {
+		var got []string
+		rdb := server(func(words []string) string {
+			got = append(got, words[0])
+			if words[0] == "evalsha" {
+				return refusal
+			}
+			return ":7"
+		}).client(t)
+		eval := resilienceredis.Eval(rdb)
+		for range 3 {
+			v, err := eval(t.Context(), "return 7", []string{"key"}, 1)
+			require.NoError(t, err, refusal)
+			require.Equal(t, int64(7), v)
+		}
+		require.Equal(t, []string{"evalsha", "eval", "eval", "eval"}, got, "it is tried once")
+		replies := resilienceredis.EvalEach(rdb)(t.Context(), []fleet.Call{{Script: "return 7", Keys: []string{"key"}}})
+		require.Equal(t, []fleet.Reply{{Value: int64(7)}}, replies)
+	}
+}
+
+// TestEvalReportsWhatIsForbidden has servers that permit neither, and other errors that name the command.
+func TestEvalReportsWhatIsForbidden(t *testing.T) {
+	for _, c := range []struct {
+		replies map[string]string
+		calls   int // of three
+	}{
+		{map[string]string{"evalsha": "-NOPERM no permissions to run the 'evalsha' command", "eval": "-NOPERM no permissions to run the 'eval' command"}, 6},
+		{map[string]string{"evalsha": "-NOPERM No permissions to access a key"}, 3},
+		{map[string]string{"evalsha": "-ERR user_script:1: 'evalsha'"}, 3},
+	} {
+		calls := 0
+		rdb := server(func(words []string) string {
+			calls++
+			return c.replies[words[0]]
+		}).client(t)
+		eval := resilienceredis.Eval(rdb)
+		for range 3 {
+			_, err := eval(t.Context(), "return 7", []string{"key"}, 1)
+			require.Error(t, err)
+		}
+		require.Equal(t, c.calls, calls)
+	}
+}
+
+// TestEvalReloadsTheCluster has the master of a cluster die after another one has taken over its slots.
+func TestEvalReloadsTheCluster(t *testing.T) {
+	type run func(context.Context, *redis.ClusterClient) error
+	for name, run := range map[string]run{
+		"Eval": func(ctx context.Context, c *redis.ClusterClient) error {
+			_, err := resilienceredis.Eval(c)(ctx, "return 7", []string{"key"})
+			return err
+		},
+		"EvalEach": func(ctx context.Context, c *redis.ClusterClient) error {
+			return resilienceredis.EvalEach(c)(ctx, []fleet.Call{{Script: "return 7", Keys: []string{"key"}}})[0].Err
+		},
+		"Subscribe": func(ctx context.Context, c *redis.ClusterClient) error {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			err := resilienceredis.Subscribe(c)(ctx, "c", cancel, nil)
+			if ctx.Err() != nil { // Redis has confirmed the subscription
+				return nil
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var dead atomic.Bool
+				var mu sync.Mutex
+				var conns []net.Conn
+				c := redis.NewClusterClient(&redis.ClusterOptions{
+					MaxRedirects: -1, MaxRetries: -1, DialerRetries: 1,
+					ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+						master := "old:1"
+						if dead.Load() {
+							master = "new:1"
+						}
+						return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: master}}}}, nil
+					},
+					Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+						if addr == "old:1" && dead.Load() {
+							return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+						}
+						conn, err := server(func(words []string) string {
+							switch {
+							case addr == "old:1" && dead.Load():
+								return "" // the connection ends
+							case words[0] == "subscribe":
+								return confirmed
+							case words[0] == "evalsha":
+								return ":7"
+							}
+							return "-ERR unknown command"
+						}).dial(ctx, network, addr)
+						mu.Lock()
+						defer mu.Unlock()
+						conns = append(conns, conn)
+						return conn, err
+					},
+				})
+				require.NoError(t, run(t.Context(), c))
+				time.Sleep(20 * time.Second) // by itself, the client reloads after a minute
+				dead.Store(true)
+				start := time.Now()
+				require.Error(t, run(t.Context(), c))
+				require.Eventually(t, func() bool { return run(t.Context(), c) == nil }, time.Minute, 100*time.Millisecond)
+				require.Less(t, time.Since(start), 2*time.Second)
+				require.NoError(t, c.Close())
+				time.Sleep(time.Second) // a reload ends with a pause
+				for _, conn := range conns { // also those of nodes that have left the cluster
+					_ = conn.Close()
+				}
+			})
+		})
+	}
 }
 
 // Node does not wait for a cluster that hangs, and knows a master when a call has found it.

@@ -958,6 +958,7 @@ func TestTroubleOfErrors(t *testing.T) {
 		"MISCONF Redis is configured to save RDB snapshots":                       "store_down",
 		"CLUSTERDOWN The cluster is down":                                         "store_down",
 		"ERR max number of clients reached":                                       "store_down",
+		"ERR Write commands are not allowed from read-only scripts. script: 5":    "store_down",
 		"OOM command not allowed when used memory > 'maxmemory'. script: 5":       "store_full",
 		"ERR Error running script (call to f_5): @user_script:3: @: -OOM command": "store_full",
 		"NOPERM User app has no permissions to run the 'eval' command":            "store_rejects",

@@ -48,7 +48,7 @@ func troubleOf(err error) trouble {
 		return callOnly
 	}
 	switch {
-	case strings.HasPrefix(message, "max number of clients"):
+	case strings.HasPrefix(message, "max number of clients"), strings.HasPrefix(message, "write commands are not allowed"):
 		return nodeDown
 	case strings.HasPrefix(message, "unknown command"), strings.HasPrefix(message, "error compiling script"):
 		return nodeWrong
