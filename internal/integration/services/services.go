@@ -122,12 +122,13 @@ func NPM(t testing.TB, name, version, integrity string) string {
 type RedisServer struct {
 	Addr string
 
-	t     testing.TB
-	dir   string
-	args  []string                // besides those of any server
-	ready func(addr string) error // nil once it can be used
-	mu    sync.Mutex
-	cmd   *exec.Cmd
+	t        testing.TB
+	dir      string
+	args     []string                // besides those of any server
+	sentinel string                  // the configuration file of a Sentinel; empty for a Redis
+	ready    func(addr string) error // nil once it can be used
+	mu       sync.Mutex
+	cmd      *exec.Cmd
 }
 
 // NewRedis starts a Redis, with further arguments, on a free port of the loopback interface. It ends with
@@ -177,8 +178,12 @@ func (s *RedisServer) Start() {
 func (s *RedisServer) launch() {
 	s.t.Helper()
 	_, port, _ := net.SplitHostPort(s.Addr)
-	s.cmd = exec.Command("redis-server", append([]string{"--bind", "127.0.0.1", "--port", port,
-		"--save", "", "--appendonly", "no", "--dir", s.dir}, s.args...)...)
+	args := append([]string{"--bind", "127.0.0.1", "--port", port,
+		"--save", "", "--appendonly", "no", "--dir", s.dir}, s.args...)
+	if s.sentinel != "" {
+		args = []string{s.sentinel, "--sentinel"}
+	}
+	s.cmd = exec.Command("redis-server", args...)
 	out := new(bytes.Buffer)
 	s.cmd.Stdout, s.cmd.Stderr = out, out
 	if err := s.cmd.Start(); err != nil {
