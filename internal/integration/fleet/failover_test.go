@@ -35,7 +35,7 @@ type load struct {
 	last     map[string]time.Time // when that was
 	first    map[string]time.Time
 	other    map[string]int // errors that are no refusal of a limit
-	outages  int
+	outages  []string       // why they began
 }
 
 const (
@@ -65,7 +65,7 @@ func startLoad(t *testing.T, cfg fleet.Config, n int) (l *load, end func()) {
 	l.limits.Observe(func(_ context.Context, e throttle.Event) {
 		if e.Kind == throttle.EventOutageBegan {
 			l.mu.Lock()
-			l.outages++
+			l.outages = append(l.outages, fmt.Sprintf("%s after %v: %v", e.Key, time.Since(l.began).Round(time.Millisecond), e.Err))
 			l.mu.Unlock()
 		}
 	})
@@ -147,8 +147,9 @@ func (l *load) report(t *testing.T, rdb redis.UniversalClient, well time.Duratio
 	s := l.limits.Stats()
 	t.Logf("admitted %d (at most %d of a tenant, allowed %d), slots leaked %d, slots lost %d, settlements lost %d and late %d, "+
 		"well after %v, outages %d, refusals of other tenants %d, without Redis %d, other errors %v",
-		sum, most, allowed, leaked, s.LostSlots, s.NeverSettled, s.LateSettled, well.Round(time.Millisecond), l.outages, others,
+		sum, most, allowed, leaked, s.LostSlots, s.NeverSettled, s.LateSettled, well.Round(time.Millisecond), len(l.outages), others,
 		s.AdmittedLocal, l.other)
+	t.Log(strings.Join(l.outages, "\n"))
 	require.LessOrEqual(t, most, allowed)
 	require.Zero(t, leaked)
 	require.Zero(t, s.NeverSettled)
@@ -176,7 +177,8 @@ func TestClusterFollowsItsReplica(t *testing.T) {
 	c := failoverClient(t, nodes)
 	node := resilienceredis.Node(c)
 	l, end := startLoad(t, fleet.Config{
-		Eval: resilienceredis.Eval(c), EvalEach: resilienceredis.EvalEach(c), Node: node, Lease: 2 * time.Second,
+		Eval: resilienceredis.Eval(c), EvalEach: resilienceredis.EvalEach(c), Node: node, Lease: 3 * time.Second,
+		Timeout: 2 * time.Second, // the machine may be busy, which is no failure of a node
 	}, 24)
 	time.Sleep(time.Second)
 	victim := node("load:{tenant-0}:c:calls")
@@ -245,7 +247,7 @@ func TestMovingSlotAffectsItsTenantOnly(t *testing.T) {
 	well := l.well(t, began)
 	end()
 	l.report(t, c, well, func(tenant string) bool { return moved[tenant] }, 1)
-	require.Zero(t, l.outages)
+	require.Empty(t, l.outages)
 	require.Less(t, well, 20*time.Second)
 }
 
@@ -308,7 +310,7 @@ func TestServerWithoutEvalSha(t *testing.T) {
 	time.Sleep(time.Second)
 	end()
 	l.report(t, admin, 0, func(string) bool { return false }, 0)
-	require.Zero(t, l.outages)
+	require.Empty(t, l.outages)
 
 	require.NoError(t, admin.Do(t.Context(), "ACL", "SETUSER", "app", "-eval").Err())
 	limits := limitsOn(c, fleet.Config{OnOutage: fleet.Admit}, fleet.Rate("a", 10, 1))
