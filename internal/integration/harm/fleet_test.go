@@ -22,7 +22,7 @@ type tenantKey struct{}
 // tenants has limits for each tenant, which are so high that no test reaches them.
 type tenants struct{ limits *fleet.Limits }
 
-func newTenants(client redis.UniversalClient, node func(string) string, slots int64) tenants {
+func newTenants(client redis.UniversalClient, node func(string) string, slots int) tenants {
 	return tenants{fleet.New(fleet.Config{
 		Name: "harm", Eval: resilienceredis.Eval(client), EvalEach: resilienceredis.EvalEach(client), Node: node,
 		// On a busy machine a late answer would be an outage for all tenants.
@@ -47,7 +47,7 @@ func (l tenants) begin(ctx context.Context, tenant string) (*fleet.Reservation, 
 func (l tenants) reserve(ctx context.Context, tenant string) error {
 	r, err := l.begin(ctx, tenant)
 	if err == nil {
-		r.Settle(ctx, 0)
+		r.Settle(0)
 	}
 	return err
 }
@@ -145,7 +145,7 @@ func clusterKeys(ctx context.Context, client *redis.ClusterClient, pattern strin
 }
 
 // unusable returns a row in which the meters of a tenant are not valid.
-func unusable(tenant string, slots int64) func(t *testing.T) harm.Result {
+func unusable(tenant string, slots int) func(t *testing.T) harm.Result {
 	return func(t *testing.T) harm.Result {
 		return newTenants(redisClient(t, services.NewRedis(t).Addr), nil, slots).judge(t, tenant, "good")
 	}

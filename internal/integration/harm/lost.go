@@ -18,14 +18,6 @@ var Lost = map[string]string{
 	"cacheaside/node dies":  shards,
 	"cacheaside/value":      "cacheaside: a failed Fill keeps its lease and counts as an outage of the shard",
 
-	"fleet/zero":   "throttle/fleet: data that does not parse is an outage for all tenants",
-	"fleet/empty":  "throttle/fleet: data that does not parse is an outage for all tenants",
-	"fleet/words":  "throttle/fleet: data that does not parse is an outage for all tenants",
-	"fleet/set":    "throttle/fleet: data of another type is an outage for all tenants",
-	"fleet/list":   "throttle/fleet: data of another type is an outage for all tenants",
-	"fleet/hash":   "throttle/fleet: data of another type is an outage for all tenants",
-	"fleet/moving": "throttle/fleet: TRYAGAIN for one key is an outage of its node",
-
 	"saga/SQLite clock": "saga: only the clock of the store says when an owner has died",
 	"saga/SQLite hung":  "saga: Health and events ignore a hung attempt",
 }
