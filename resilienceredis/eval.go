@@ -20,12 +20,13 @@ import (
 // Eval returns the Eval of package fleet, redisstore and redislease: it runs a script on the node that has the keys,
 // by its hash if the server knows it, and by its text if the server does not, or does not permit EVALSHA.
 //
-// client should have ContextTimeoutEnabled, so that ctx bounds the call, and MaxRetries: -1, so that a script whose
-// answer was lost does not run again. A ClusterClient still runs it again, up to MaxRedirects times, if the connection
-// ends: then a call of a fleet has taken its tokens twice.
+// client should have ContextTimeoutEnabled, so that ctx bounds the call, and MaxRetries: -1, so that a script
+// whose answer was lost does not run again. A ClusterClient still runs it again, up to MaxRedirects times, if the
+// connection ends: then a call of a fleet has taken its tokens twice.
 //
-// After an error that is not a reply, such as a refused connection, a ClusterClient reloads the state of its cluster in
-// the background. By itself it does so once a minute, and would call a dead master although its replica has taken over.
+// After an error that is not a reply, such as a refused connection, a ClusterClient reloads the state of its
+// cluster in the background. By itself it does so once a minute, and would call a dead master although its replica
+// has taken over.
 func Eval(client redis.Scripter) func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	s := &scripts{client: client}
 	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
@@ -151,8 +152,8 @@ func pipeline(
 	}
 }
 
-// Node returns the Node of package fleet: the address of the master that has a key. It sends nothing: client must be the
-// client of [Eval], whose calls load the state of the cluster.
+// Node returns the Node of package fleet: the address of the master that has a key. It sends nothing: client must
+// be the client of [Eval], whose calls load the state of the cluster.
 func Node(client *redis.ClusterClient) func(key string) string {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // otherwise calls would wait here for a cluster that hangs, without their ctx and Timeout
@@ -169,10 +170,11 @@ func Node(client *redis.ClusterClient) func(key string) string {
 // take.
 const idleTimeout = 10 * time.Second
 
-// Subscribe returns the Subscribe of redisstore: it subscribes to a channel, calls subscribed after Redis has confirmed
-// that, and message for each message, until ctx ends or the connection is lost. It does not reconnect, because its caller
-// must know that messages may be missing. A connection is also lost if the server sends nothing for 10 seconds and does
-// not answer a PING within another 10. After an error, a ClusterClient reloads the state of its cluster, as for [Eval].
+// Subscribe returns the Subscribe of redisstore: it subscribes to a channel, calls subscribed after Redis has
+// confirmed that, and message for each message, until ctx ends or the connection is lost. It does not reconnect,
+// because its caller must know that messages may be missing. A connection is also lost if the server sends nothing
+// for 10 seconds and does not answer a PING within another 10. After an error, a ClusterClient reloads the state
+// of its cluster, as for [Eval].
 func Subscribe(
 	client redis.UniversalClient,
 ) func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error {

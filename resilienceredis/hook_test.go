@@ -139,7 +139,7 @@ func TestReplies(t *testing.T) {
 	}
 }
 
-func TestADialThatFailsCountsOnce(t *testing.T) {
+func TestFailedDialCountsOnce(t *testing.T) {
 	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 9})
 	away := errors.New("away")
 	rdb := redis.NewClient(&redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, away }, DialerRetries: 1, MaxRetries: -1})
@@ -149,8 +149,8 @@ func TestADialThatFailsCountsOnce(t *testing.T) {
 	require.EqualValues(t, 1, circuit.Stats().Failed)
 }
 
-// TestWhatBeginsAConnectionIsPartOfItsCommand: one slot is enough, and all is one call.
-func TestWhatBeginsAConnectionIsPartOfItsCommand(t *testing.T) {
+// TestConnectionSetupBelongsToItsCommand: one slot is enough, and all is one call.
+func TestConnectionSetupBelongsToItsCommand(t *testing.T) {
 	slots, circuit := bulkhead.New(bulkhead.Config{Limit: 1}), breaker.New(breaker.Config{})
 	rdb := always("+v").client(t, circuit.Wrap, slots.Wrap)
 	v, err := rdb.Get(t.Context(), "key").Result()
@@ -160,7 +160,7 @@ func TestWhatBeginsAConnectionIsPartOfItsCommand(t *testing.T) {
 	require.Zero(t, circuit.Stats().Refused)
 }
 
-func TestACancelOpensNothing(t *testing.T) {
+func TestCancelOpensNoBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		rdb := always("hang").client(t, circuit.Wrap)
@@ -172,7 +172,7 @@ func TestACancelOpensNothing(t *testing.T) {
 	})
 }
 
-func TestAPoolThatIsUsedUpRefuses(t *testing.T) {
+func TestExhaustedPoolRefuses(t *testing.T) {
 	for want, opt := range map[error]*redis.Options{
 		redis.ErrPoolTimeout:   {PoolSize: 1, PoolTimeout: time.Nanosecond},
 		redis.ErrPoolExhausted: {PoolSize: 2, MaxActiveConns: 1},
@@ -193,7 +193,7 @@ func TestAPoolThatIsUsedUpRefuses(t *testing.T) {
 	}
 }
 
-func TestAPipelineIsOneCall(t *testing.T) {
+func TestPipelineIsOneCall(t *testing.T) {
 	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 	rdb := server(func(words []string) string { return words[1] }).client(t, circuit.Wrap)
 	pipeline := func(replies ...string) ([]redis.Cmder, error) {
@@ -221,8 +221,8 @@ func TestAPipelineIsOneCall(t *testing.T) {
 	}
 }
 
-// TestAPipelineOfAClusterFailsByAnyReply: go-redis returns the first error at most.
-func TestAPipelineOfAClusterFailsByAnyReply(t *testing.T) {
+// TestClusterPipelineFailsByAnyReply: go-redis returns the first error at most.
+func TestClusterPipelineFailsByAnyReply(t *testing.T) {
 	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 2})
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: []string{"node"}, MaxRedirects: -1,
@@ -247,7 +247,7 @@ func TestAPipelineOfAClusterFailsByAnyReply(t *testing.T) {
 	require.EqualValues(t, 1, circuit.Stats().Failed)
 }
 
-func TestARetrierRepeatsWithin(t *testing.T) {
+func TestRetrierRepeatsWithin(t *testing.T) {
 	replies := []string{"-LOADING x", "", "+v", "$-1"}
 	rdb := server(func([]string) string {
 		reply := replies[0]
@@ -259,7 +259,7 @@ func TestARetrierRepeatsWithin(t *testing.T) {
 	require.Empty(t, replies)
 }
 
-func TestPoliciesThatLoseTheCtxGetAnError(t *testing.T) {
+func TestPoliciesMustKeepTheContext(t *testing.T) {
 	lost := func(next resilience.Func) resilience.Func {
 		return func(context.Context) error { return next(context.Background()) }
 	}
@@ -453,7 +453,7 @@ func TestEvalReloadsTheCluster(t *testing.T) {
 				require.Eventually(t, func() bool { return run(t.Context(), c) == nil }, time.Minute, 100*time.Millisecond)
 				require.Less(t, time.Since(start), 2*time.Second)
 				require.NoError(t, c.Close())
-				time.Sleep(time.Second) // a reload ends with a pause
+				time.Sleep(time.Second)      // a reload ends with a pause
 				for _, conn := range conns { // also those of nodes that have left the cluster
 					_ = conn.Close()
 				}
@@ -463,7 +463,7 @@ func TestEvalReloadsTheCluster(t *testing.T) {
 }
 
 // Node does not wait for a cluster that hangs, and knows a master when a call has found it.
-func TestNodeWaitsForNobody(t *testing.T) {
+func TestNodeSendsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hangs atomic.Bool
 		hangs.Store(true)
@@ -511,8 +511,8 @@ func TestSubscribe(t *testing.T) {
 	})
 }
 
-// TestSubscribeFindsASilentServer: it pings after ten seconds, and gives up after ten more.
-func TestSubscribeFindsASilentServer(t *testing.T) {
+// TestSubscribeDetectsAnIdleServer: it pings after ten seconds, and gives up after ten more.
+func TestSubscribeDetectsAnIdleServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pings := 0
 		rdb := server(func(words []string) string {
@@ -532,7 +532,7 @@ func TestSubscribeFindsASilentServer(t *testing.T) {
 	})
 }
 
-func TestSubscribeTellsThatTheConnectionIsLost(t *testing.T) {
+func TestSubscribeReportsALostConnection(t *testing.T) {
 	told := false
 	err := resilienceredis.Subscribe(always("").client(t))(t.Context(), "c", func() { told = true }, nil)
 	require.Error(t, err)

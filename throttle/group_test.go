@@ -43,7 +43,7 @@ func TestGroupKeysAreApart(t *testing.T) {
 }
 
 // A group against a limiter for each key that is never dropped.
-func TestGroupEvictionNeitherMintsNorLoses(t *testing.T) {
+func TestGroupEvictionKeepsBalances(t *testing.T) {
 	play(t, 40, 3, func(t *testing.T, choose interface{ IntN(n int) int }) { playGroup(t, choose, 1500) })
 }
 
@@ -167,7 +167,7 @@ func TestGroupIsBounded(t *testing.T) {
 
 // A key that a call is about to take from stays, also if the call's Cost asks for another; and one
 // that nothing has been spent of goes, however it was asked for.
-func TestGroupKeepsAKeyThatIsInUse(t *testing.T) {
+func TestGroupKeepsKeysInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g *throttle.Group[string]
 		g = throttle.NewGroup(throttle.GroupConfig[string]{
@@ -186,7 +186,7 @@ func TestGroupKeepsAKeyThatIsInUse(t *testing.T) {
 }
 
 // Nothing that a key has spent goes with it: neither a debt nor a window.
-func TestGroupKeepsWhatIsSpent(t *testing.T) {
+func TestGroupKeepsSpentTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 5}, MaxKeys: 1, IdleAfter: 1})
 		r, err := g.Reserve(t.Context(), "a", 5)
@@ -204,7 +204,7 @@ func TestGroupKeepsWhatIsSpent(t *testing.T) {
 // What keys without room share follows an Update as all keys do.
 // A settlement corrects what the call has taken from: what keys without room share, or the key's own
 // limit, of which nothing is given to the others when the key has no room any more.
-func TestGroupSettlesWhatItHasTakenFrom(t *testing.T) {
+func TestGroupSettlesTheSameMeter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		group := func() *throttle.Group[string] {
 			return throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1, Burst: 10}, MaxKeys: 1, IdleAfter: -1})
@@ -249,7 +249,7 @@ func TestGroupUpdateReachesKeysWithoutRoom(t *testing.T) {
 
 // An attacker makes up keys. The tenants that are known go on, memory does not
 // grow, and all the made-up keys that do not fit share one limit.
-func TestGroupUnderMadeUpKeys(t *testing.T) {
+func TestGroupUnderArbitraryKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[string]{
 			Config: throttle.Config{Rate: 1, Burst: 10}, MaxKeys: 1000,
@@ -277,7 +277,7 @@ func TestGroupUnderMadeUpKeys(t *testing.T) {
 	})
 }
 
-func TestGroupHoldsNoKeyThatIsNotEqualToItself(t *testing.T) {
+func TestGroupHoldsNoNaNKeys(t *testing.T) {
 	g := throttle.NewGroup(throttle.GroupConfig[float64]{Config: throttle.Config{Rate: 1e-3, Burst: 2}})
 	require.True(t, g.Allow(math.NaN()))
 	require.True(t, g.Allow(math.NaN()))
@@ -287,7 +287,7 @@ func TestGroupHoldsNoKeyThatIsNotEqualToItself(t *testing.T) {
 	require.ErrorContains(t, g.Wait(t.Context(), math.NaN()), "(other keys)")
 }
 
-func TestErrorsShowTheBeginningOfALongKey(t *testing.T) {
+func TestErrorsCutLongKeys(t *testing.T) {
 	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e-3, Burst: 1}})
 	key := strings.Repeat("ä", 300)
 	require.True(t, g.Allow(key))
@@ -302,7 +302,7 @@ var askNosy func()
 
 func (k nosy) String() string { askNosy(); return strconv.Itoa(k.n) }
 
-func TestGroupHoldsNoLockForTheTextOfAKey(t *testing.T) {
+func TestGroupCallsKeyStringWithoutLock(t *testing.T) {
 	g := throttle.NewGroup(throttle.GroupConfig[nosy]{Config: throttle.Config{Rate: 1e-3, Burst: 1}})
 	askNosy = func() { g.Stats() }
 	require.NoError(t, g.Wait(t.Context(), nosy{1}))

@@ -88,8 +88,8 @@ var epoch = time.Now().Add(-100 * 365 * 24 * time.Hour)
 // nowNanos returns the nanoseconds since epoch.
 func nowNanos() int64 { return int64(time.Since(epoch)) }
 
-// enter admits a call that takes n tokens of m, or those that Cost returns, after a wait of at most MaxWait. Otherwise
-// it returns a [*LimitedError].
+// enter admits a call that takes n tokens of m, or those that Cost returns, after a wait of at most MaxWait.
+// Otherwise it returns a [*LimitedError].
 func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() string, n int) (hold, error) {
 	if ctx.Err() != nil {
 		return hold{}, ended.Error(ctx)
@@ -244,9 +244,9 @@ func (l *limit) settle(m *meter, h hold, used int) {
 	l.serve(m, now)
 }
 
-// charge takes n tokens more of the windows from which h took, or gives back -n. It returns the largest number that it
-// took of a window. A window that is over is not corrected. A call that had taken nothing is charged to the current
-// windows.
+// charge takes n tokens more of the windows from which h took, or gives back -n. It returns the largest number
+// that it took of a window. A window that is over is not corrected. A call that had taken nothing is charged to
+// the current windows.
 func (l *limit) charge(m *meter, h hold, n int) (charged int) {
 	if m.ext == nil {
 		return 0
@@ -441,8 +441,8 @@ func (x *meterExt) stop() {
 	}
 }
 
-// applyConfig makes cfg, which has its defaults, the current configuration. The given meters are all that there are; of
-// each, as many tokens are spent as before. l.mu is held.
+// applyConfig makes cfg, which has its defaults, the current configuration. The given meters are all that there
+// are; of each, as many tokens are spent as before. l.mu is held.
 func (l *limit) applyConfig(cfg *Config, meters ...*meter) {
 	was := cmp.Or(l.terms, &terms{})
 	l.terms = &terms{cfg: cfg}

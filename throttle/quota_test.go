@@ -136,7 +136,7 @@ func TestConfigSharesNoQuotas(t *testing.T) {
 }
 
 // A key whose windows are over makes room for another, and no sooner.
-func TestGroupEvictsKeysWhoseWindowsAreOver(t *testing.T) {
+func TestGroupEvictsKeysAfterTheirWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Every: time.Hour}}}},
 			MaxKeys: 1, IdleAfter: -1})
@@ -152,7 +152,7 @@ func TestGroupEvictsKeysWhoseWindowsAreOver(t *testing.T) {
 
 // A billing month begins with a day, in the zone of its date; a short month has its last day
 // for it.
-func TestMonthFromADate(t *testing.T) {
+func TestBillingMonth(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)
 	date := func(y int, m time.Month, d int, in *time.Location) time.Time {
@@ -230,7 +230,7 @@ func TestQuotaValidate(t *testing.T) {
 
 // A waiting call has its tokens of the quotas. It gives them back if it gives up, to the
 // window from which it took them, also if the quotas change meanwhile.
-func TestWaitingCallsHoldTheirPartOfAQuota(t *testing.T) {
+func TestWaitingCallsHoldQuotaTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quotas := []throttle.Quota{{N: 1000, Window: throttle.Window{Per: throttle.Month}}, {N: 4, Window: throttle.Window{Every: time.Minute}}}
 		l := throttle.New(throttle.Config{Rate: every(time.Hour), Burst: 1, MaxWait: -1, Quotas: quotas, Cost: cost})
@@ -524,7 +524,7 @@ func playQuotas(t *testing.T, choose interface{ IntN(n int) int }, events int) {
 	require.Zero(t, g.Stats().Overflow)
 }
 
-func TestQuotasAreWindowsBesideABucket(t *testing.T) {
+func TestQuotasMatchTheModel(t *testing.T) {
 	play(t, 200, 5, func(t *testing.T, choose interface{ IntN(n int) int }) { playQuotas(t, choose, 600) })
 }
 

@@ -134,7 +134,7 @@ func TestSettleCorrectsNoLaterQuota(t *testing.T) {
 }
 
 // All takes from each or from none: an organization keeps what its user was refused.
-func TestAllTakesFromEachOrFromNone(t *testing.T) {
+func TestAllTakesFromAllOrNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		users := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "users", Rate: 1, Burst: 5}})
 		organization := throttle.New(throttle.Config{Name: "organization", Rate: 1, Burst: 100})
@@ -172,7 +172,7 @@ func TestAllTakesFromEachOrFromNone(t *testing.T) {
 	})
 }
 
-func TestAllKeepsNothingWhenACostPanics(t *testing.T) {
+func TestAllRefundsAfterPanicOfCost(t *testing.T) {
 	first := throttle.New(throttle.Config{Rate: 1, Burst: 1})
 	second := throttle.New(throttle.Config{Rate: 1, Cost: func(context.Context) int { panic("no tenant") }})
 	require.PanicsWithValue(t, "no tenant", func() { _, _ = throttle.All(first, second).Reserve(t.Context()) })
@@ -180,7 +180,7 @@ func TestAllKeepsNothingWhenACostPanics(t *testing.T) {
 }
 
 // A call that a panic of an observer has kept from being made has used nothing.
-func TestObserverThatPanicsCostsNothing(t *testing.T) {
+func TestPanicOfObserverCostsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quotas := []throttle.Quota{{N: 2, Window: throttle.Window{Per: throttle.Day}}}
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1, Quotas: quotas})

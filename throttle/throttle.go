@@ -237,10 +237,11 @@ func (l *limit) Observe(f func(context.Context, Event)) (stop func()) {
 // Config returns the configuration with defaults filled in.
 func (l *Limiter) Config() Config { return l.setting.Config() }
 
-// Update calls change with the effective configuration and applies the result. If that is invalid, nothing changes. A
-// field that change leaves as it is shown continues to follow its default: a new Rate brings a new Burst, unless Burst
-// was set or is set to something new. Spent tokens stay spent, those of a quota if its window stays the same: if 7 of
-// 10 are gone, 13 of 20 are left. A waiting call keeps its place and its MaxWait. change must not use l.
+// Update calls change with the effective configuration and applies the result. If that is invalid, nothing
+// changes. A field that change leaves as it is shown continues to follow its default: a new Rate brings a new
+// Burst, unless Burst was set or is set to something new. Spent tokens stay spent, those of a quota if its window
+// stays the same: if 7 of 10 are gone, 13 of 20 are left. A waiting call keeps its place and its MaxWait. change
+// must not use l.
 func (l *Limiter) Update(change func(*Config)) error {
 	return l.setting.Update(change, sameName, l.use)
 }

@@ -96,7 +96,7 @@ func TestExactSequence(t *testing.T) {
 }
 
 // Decision says OK if the call was admitted, also if that was the last token.
-func TestAdmitOfTheLastTokenIsOK(t *testing.T) {
+func TestAdmitOfTheLastToken(t *testing.T) {
 	cfg := throttle.Config{Rate: 1e-3, Burst: 1}
 	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: cfg})
 	l := throttle.New(cfg)
@@ -121,7 +121,7 @@ func TestAdmitOfTheLastTokenIsOK(t *testing.T) {
 	require.Equal(t, 1, d.Remaining)
 }
 
-func TestOddRateIsNeverHigher(t *testing.T) {
+func TestOddRateIsNeverExceeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 3, Burst: 2})
 		start := time.Now()
@@ -177,7 +177,7 @@ type notSent struct{ error }
 func (notSent) Refused() bool { return true }
 
 // What a policy further in refused was not sent: 85 200 tokens were spent so, of 71 calls.
-func TestDoGivesBackWhatWasNotSent(t *testing.T) {
+func TestDoRefundsRefusedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := throttle.Config{
 			Rate: throttle.PerMinute(90_000), Burst: 90_000, Cost: cost, Quotas: []throttle.Quota{{N: 100_000, Window: throttle.Window{Every: time.Hour}}},
@@ -235,7 +235,7 @@ func TestWaitingIsInOrderAndOnTime(t *testing.T) {
 	})
 }
 
-func TestWaiterThatGivesUpMovesTheOthersUp(t *testing.T) {
+func TestCanceledWaiterMovesOthersUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
 		start := time.Now()
@@ -269,7 +269,7 @@ func TestWaiterThatGivesUpMovesTheOthersUp(t *testing.T) {
 	})
 }
 
-func TestWaitThatCannotEndInTimeIsRefusedAtOnce(t *testing.T) {
+func TestHopelessWaitIsRefusedImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
 		require.NoError(t, l.Do(t.Context(), ok))
@@ -298,7 +298,7 @@ func TestEndedContextIsHonoredFirst(t *testing.T) {
 	require.True(t, l.Allow(), "no token was spent")
 }
 
-func TestWhetherACallMayWait(t *testing.T) {
+func TestMayWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in := func(d time.Duration) context.Context {
 			ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -395,7 +395,7 @@ func TestPanicPassesThrough(t *testing.T) {
 }
 
 // No lock is held while a hook runs.
-func TestHooksMayCallBack(t *testing.T) {
+func TestCallbacksMayUseTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		called := 0
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: time.Second, Cost: cost})
@@ -551,7 +551,7 @@ func TestPoliciesDescribeThemselves(t *testing.T) {
 }
 
 // The float64s beside a simple fraction are rates, and differ from it by no more than a nanosecond.
-func TestTheNeighborsOfAFractionAreRates(t *testing.T) {
+func TestNeighborsOfFractionsAreRates(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 20_000 {
 		simple := float64(1+random.IntN(100)) / float64(1+random.Int64N(1<<random.IntN(30)))

@@ -12,14 +12,14 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-func TestConfigHasItsDefaultsFilledIn(t *testing.T) {
+func TestConfigHasDefaults(t *testing.T) {
 	c := throttle.New(throttle.Config{Rate: 2.5, Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Month}}}}).Config()
 	require.Equal(t, throttle.Config{Rate: 2.5, Burst: 3, Quotas: []throttle.Quota{{N: 5, Window: throttle.Window{Per: throttle.Month, In: time.UTC, From: 1}}}}, c)
 	require.NoError(t, c.Validate())
 }
 
 // Update gets the Config as it was given, in which a zero field means its default.
-func TestUpdateComputesDefaultsAnew(t *testing.T) {
+func TestUpdateRecomputesDefaults(t *testing.T) {
 	l := throttle.New(throttle.Config{Rate: 10})
 	require.NoError(t, l.Update(func(c *throttle.Config) {
 		require.Equal(t, 10, c.Burst, "the default")
@@ -110,7 +110,7 @@ func TestUpdateKeepsTheQuotaOfATimeZone(t *testing.T) {
 	})
 }
 
-func TestUpdateThatIsInvalidChangesNothing(t *testing.T) {
+func TestInvalidUpdateChangesNothing(t *testing.T) {
 	l := throttle.New(throttle.Config{Name: "a", Rate: 10})
 	g := throttle.NewGroup(throttle.GroupConfig[int]{Config: throttle.Config{Name: "a", Rate: 10}})
 	for want, change := range map[string]func(*throttle.Config){

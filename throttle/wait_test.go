@@ -108,7 +108,7 @@ func TestBoundHoldsOverEveryInterval(t *testing.T) {
 
 // Twenty thousand callers wait, and all but one give up: the last to come first,
 // the first first, or as it happens.
-func TestManyGiveUpAtOnce(t *testing.T) {
+func TestManyWaitersCancelTogether(t *testing.T) {
 	for name, order := range map[string]func(i, n int) int{
 		"in order":         func(i, _ int) int { return i },
 		"in reverse order": func(i, n int) int { return n - 1 - i },
@@ -148,7 +148,7 @@ func TestManyGiveUpAtOnce(t *testing.T) {
 }
 
 // On the clock of the machine: whatever it does, no more than the bound.
-func TestStressNeverOverTheLimit(t *testing.T) {
+func TestLimitHoldsUnderStress(t *testing.T) {
 	const rate, burst = 20_000, 50
 	l := throttle.New(throttle.Config{Rate: rate, Burst: burst, MaxWait: 20 * time.Millisecond})
 	start := time.Now()
@@ -240,7 +240,7 @@ func TestDebtMakesAWaitTooLong(t *testing.T) {
 }
 
 // A costly call that has waited for MaxWait in vain moves up those behind it, at once.
-func TestCallWhoseWaitWasTooLongMovesTheOthersUp(t *testing.T) {
+func TestTimedOutWaiterMovesOthersUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 4, MaxWait: 3 * time.Second, Cost: cost})
 		r, err := l.Reserve(t.Context(), 4)
@@ -273,7 +273,7 @@ func (c *lateContext) Err() error {
 }
 
 // A call whose ctx has ended is not made, also if its turn has come before.
-func TestTurnOfAContextThatHasEnded(t *testing.T) {
+func TestEndedWaiterTakesNoTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := throttle.New(throttle.Config{Rate: 1, Burst: 1, MaxWait: -1})
 		require.True(t, l.Allow())
@@ -285,7 +285,7 @@ func TestTurnOfAContextThatHasEnded(t *testing.T) {
 
 // A call whose ctx ends at the moment at which its turn comes is admitted or refused. If it is
 // refused after its turn has come, the token of the rate is lost, and that of the quota is not.
-func TestTokenThatComesWhenTheContextEnds(t *testing.T) {
+func TestTokenAtTheEndOfTheContext(t *testing.T) {
 	refused := 0
 	for range 50 {
 		synctest.Test(t, func(t *testing.T) {

@@ -100,7 +100,7 @@ func TestThrottleForgetsCallsOutsideTheWindow(t *testing.T) {
 	})
 }
 
-func TestThrottleCallsInFlightAreNoRefusals(t *testing.T) {
+func TestThrottleCountsCallsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAdaptive(adaptive.Config{Window: time.Minute}, 1)
 		var calls sync.WaitGroup
@@ -133,7 +133,7 @@ func TestThrottleCallsInFlightAreNoRefusals(t *testing.T) {
 
 // A call counts while the step in which it was sent is in the window. A call that
 // counts neither way leaves nothing behind when the step leaves the window.
-func TestThrottleCallsThatOutliveTheirStep(t *testing.T) {
+func TestThrottleLongCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAdaptive(adaptive.Config{Window: 24 * time.Second}, 1)
 		_ = a.Do(t.Context(), func(context.Context) error {
@@ -154,7 +154,7 @@ func TestThrottleCallsThatOutliveTheirStep(t *testing.T) {
 }
 
 // An error that is a refusal says so. The server has taken all other calls.
-func TestThrottleReadsEachError(t *testing.T) {
+func TestThrottleClassifiesErrors(t *testing.T) {
 	limited := func() error {
 		l := throttle.New(throttle.Config{Rate: 1e-3, Burst: 1})
 		l.Allow()
@@ -200,7 +200,7 @@ func TestThrottleReadsEachError(t *testing.T) {
 	}
 }
 
-func TestThrottleEndOfTheCaller(t *testing.T) {
+func TestThrottleIgnoresCanceledCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		deadline, stop := context.WithTimeout(t.Context(), time.Second)
@@ -284,7 +284,7 @@ func load(t *testing.T, s *server, perSecond int, do func(context.Context, func(
 	return float64(s.seen) / 60, float64(s.served) / 60
 }
 
-func TestThrottleSendsKTimesWhatIsAccepted(t *testing.T) {
+func TestThrottleSendsKTimesTheAccepted(t *testing.T) {
 	seeds := uint64(3)
 	if testing.Short() {
 		seeds = 1

@@ -21,19 +21,20 @@
 //	defer func() { r.Settle(used) }() // corrects the meters that are Estimated
 //
 // All times are those of Redis's clock. A call whose answer is lost or late is not admitted by Redis, although it
-// may have taken its tokens; OnOutage decides about it. If Redis loses data, as in a failover, the latest tokens can
-// be taken again, and calls that had a slot end. A Redis that evicts keys gives quotas back: its maxmemory-policy must
-// be noeviction. If its memory is full, slots are still freed and renewed, and no further call is admitted. If its
-// clock is set forward, tokens return and slots are lost, as if the time had passed. A rate is a token bucket.
+// may have taken its tokens; OnOutage decides about it. If Redis loses data, as in a failover, the latest tokens
+// can be taken again, and calls that had a slot end. A Redis that evicts keys gives quotas back: its
+// maxmemory-policy must be noeviction. If its memory is full, slots are still freed and renewed, and no further
+// call is admitted. If its clock is set forward, tokens return and slots are lost, as if the time had passed. A
+// rate is a token bucket.
 //
 // # When Redis does not answer
 //
-// If a round trip fails, its node cannot be reached, and an outage of that node begins. Until it ends, no call waits for
-// the node; [Config.OnOutage] decides. The node is tried in the background: immediately, after 100, 200 and 400ms, and
-// then every RetryEvery. Three errors are no outage, because the node answers:
+// If a round trip fails, its node cannot be reached, and an outage of that node begins. Until it ends, no call
+// waits for the node; [Config.OnOutage] decides. The node is tried in the background: immediately, after 100, 200
+// and 400ms, and then every RetryEvery. Three errors are no outage, because the node answers:
 //
-//   - An error about the keys of one call, such as TRYAGAIN while a slot of a cluster moves. OnOutage decides about this
-//     call, and other calls are not affected.
+//   - An error about the keys of one call, such as TRYAGAIN while a slot of a cluster moves. OnOutage decides
+//     about this call, and other calls are not affected.
 //   - An error that remains until somebody changes the configuration, such as NOPERM. Calls return it, and the policy's
 //     health reports it as "store_rejects".
 //   - State that cannot be read, because somebody has written it. It counts as absent.
@@ -347,9 +348,11 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 	}
 }
 
-// waitFor returns the time until the next poll of a call that e refuses, or the reason why it does not wait. poll is the
-// time that Redis proposes, or -1 if no call waits for the meter that refuses.
-func (c *Config) waitFor(ctx context.Context, e *throttle.LimitedError, poll time.Duration) (time.Duration, throttle.Reason) {
+// waitFor returns the time until the next poll of a call that e refuses, or the reason why it does not wait. poll
+// is the time that Redis proposes, or -1 if no call waits for the meter that refuses.
+func (c *Config) waitFor(
+	ctx context.Context, e *throttle.LimitedError, poll time.Duration,
+) (time.Duration, throttle.Reason) {
 	if c.MaxWait == 0 || poll < 0 {
 		return 0, e.Reason
 	}
@@ -367,8 +370,8 @@ func (c *Config) waitFor(ctx context.Context, e *throttle.LimitedError, poll tim
 	return min(poll, left), "" // the last poll comes with the end of MaxWait
 }
 
-// endOf returns the error of ctx if it has ended. A ctx whose deadline has passed has ended even if it is not canceled
-// yet: a connection with the same deadline often returns a moment before, and that is no outage.
+// endOf returns the error of ctx if it has ended. A ctx whose deadline has passed has ended even if it is not
+// canceled yet: a connection with the same deadline often returns a moment before, and that is no outage.
 func endOf(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ctx.Err() == nil && ok && !time.Now().Before(deadline) {
 		return context.DeadlineExceeded
@@ -422,8 +425,8 @@ func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) erro
 
 // Close refuses further calls with [ErrClosed], frees the slots of reservations that have not been settled, and
 // waits until all settlements have reached Redis or ctx ends. The error names how many did not. The ctx of a Do
-// that is running ends with [ErrLost] if it has slots, and a reservation can still be settled, without a guarantee. Close
-// may be called again, to wait again.
+// that is running ends with [ErrLost] if it has slots, and a reservation can still be settled, without a
+// guarantee. Close may be called again, to wait again.
 func (l *Limits) Close(ctx context.Context) error {
 	l.mu.Lock()
 	select {

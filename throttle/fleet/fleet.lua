@@ -182,7 +182,9 @@ for i = 1, count do
     m.left = math.floor((limit - m.was) / (kind == 'r' and 1000000 or 1))
     ok = m.was + cost <= limit or cost == 0
   end
-  if not ok then m.wait = kind == 'r' and math.min(most, math.ceil((m.was + cost - limit) / x)) or (m.ends or now) - now end
+  if not ok then
+    m.wait = kind == 'r' and math.min(most, math.ceil((m.was + cost - limit) / x)) or (m.ends or now) - now
+  end
   if cool > now then m.wait, m.cool, ok = cool - now, 1, false end
   if not ok and (kind == 'q' or cool > now) then ticket = 0 end -- no call waits for these
   meters[i], fits = m, fits and ok

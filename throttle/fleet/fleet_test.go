@@ -132,7 +132,7 @@ func TestMetersAreChecked(t *testing.T) {
 }
 
 // A call that can never pass asks nobody.
-func TestCallThatIsTooCostly(t *testing.T) {
+func TestTooCostlyCallDoesNotAskRedis(t *testing.T) {
 	r := &redis{}
 	for _, m := range []fleet.Meter{fleet.Rate("a", 1, 2), fleet.Quota("a", 1, throttle.Window{Per: throttle.Day}, 2).Estimated()} {
 		err := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(m)}).Do(t.Context(), ok)
@@ -171,7 +171,7 @@ func TestRefusalNamesTheLatest(t *testing.T) {
 }
 
 // While Redis is away, the first call waits for its Timeout, and no other.
-func TestNobodyWaitsForARedisThatIsAway(t *testing.T) {
+func TestNoCallWaitsDuringAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{takes: time.Hour}
 		var events []throttle.EventKind
@@ -329,7 +329,7 @@ func TestOutageEndsWithoutCalls(t *testing.T) {
 }
 
 // An answer that comes after Timeout admits nobody.
-func TestLateAnswersAdmitNobody(t *testing.T) {
+func TestLateAnswerAdmitsNoCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
 		l := fleet.New(fleet.Config{Name: "n", Timeout: 50 * time.Millisecond, Meters: of(fleet.Rate("a", 10, 1)),
@@ -414,7 +414,7 @@ func TestLocalPartsFollowChanges(t *testing.T) {
 }
 
 // A settlement is sent again until it is told, and no longer than its horizon.
-func TestSettlementsAreTold(t *testing.T) {
+func TestSettlementsReachRedis(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
 		each := 0
@@ -582,7 +582,7 @@ func TestManySlotsAreRenewed(t *testing.T) {
 }
 
 // What is renewed is the slots, wherever they stand among the meters.
-func TestSlotsAloneAreRenewed(t *testing.T) {
+func TestSlotsWithoutOtherMetersAreRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
 		var renewed [][]string
@@ -605,7 +605,7 @@ func TestSlotsAloneAreRenewed(t *testing.T) {
 
 // The clock of Redis may be in another day than that of the process: the script says so, and is asked
 // again with the times of its own.
-func TestDayOfRedisIsAnother(t *testing.T) {
+func TestRedisIsOnAnotherDay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{}
 		const ahead = 36 * time.Hour
@@ -693,7 +693,7 @@ func TestSlotIsLostWhileRedisHangs(t *testing.T) {
 
 // Who waits for a slot asks for the last time when it has waited for MaxWait, and then leaves the
 // line, so as not to hold up those behind. So does whoever may have got a slot without knowing it.
-func TestWhoGivesUpLeavesTheLine(t *testing.T) {
+func TestCanceledWaiterLeavesTheLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{answer: func([]any) []any {
 			return []any{int64(0), time.Now().UnixMicro(), int64(2), int64(10_000), int64(0), int64(0), int64(0)}
@@ -761,7 +761,7 @@ func TestSettlementsDoNotWaitForEachOther(t *testing.T) {
 }
 
 // Cool waits no more for a Redis that is away than a call does.
-func TestCoolInAnOutage(t *testing.T) {
+func TestCooldownInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{takes: time.Hour}
 		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
@@ -782,7 +782,7 @@ func TestCoolInAnOutage(t *testing.T) {
 }
 
 // A node that hangs holds up no renewal on another, also if Timeout is as long as the Lease.
-func TestNodeThatHangsHoldsUpNoRenewal(t *testing.T) {
+func TestHangingNodeDelaysNoRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		good, bad := &redis{}, &redis{}
 		l := fleet.New(fleet.Config{
@@ -852,7 +852,7 @@ func TestPanicOfEval(t *testing.T) {
 }
 
 // The recovery of Redis is told on a goroutine of ours.
-func TestPanicOfAnObserverOfARecovery(t *testing.T) {
+func TestPanicOfObserverOfOutageEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &redis{err: errDown}
 		l := fleet.New(fleet.Config{Name: "n", Eval: r.eval, Meters: of(fleet.Rate("a", 10, 1))})
@@ -871,7 +871,7 @@ func TestPanicOfAnObserverOfARecovery(t *testing.T) {
 	})
 }
 
-func TestAnswersThatTheScriptCannotHaveGiven(t *testing.T) {
+func TestImpossibleAnswers(t *testing.T) {
 	for _, answer := range []any{nil, "no", []any{}, []any{int64(1)}, []any{int64(1), "x"}, []any{int64(1), int64(1)}, []any{int64(1), int64(1), int64(1), int64(1)}, []any{int64(-1), int64(5)},
 		[]any{int64(0), int64(1), int64(0), int64(0), int64(9), int64(-1), int64(0)}, []any{int64(1), int64(1), int64(0), int64(0), int64(9), int64(1), int64(0)}} {
 		l := fleet.New(fleet.Config{Name: "n", Meters: of(fleet.Rate("a", 10, 1)),

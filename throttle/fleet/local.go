@@ -13,8 +13,8 @@ const (
 	purgeEvery = time.Minute
 )
 
-// A localPart is this process's part of a meter, by which Local decides. It stays until nothing is spent of it, even if
-// the outage has ended: otherwise each short outage would forgive the part of a whole quota.
+// A localPart is this process's part of a meter, by which Local decides. It stays until nothing is spent of it,
+// even if the outage has ended: otherwise each short outage would forgive the part of a whole quota.
 type localPart struct {
 	limiter *throttle.Limiter
 	terms   partTerms

@@ -147,7 +147,8 @@ func (m *Meter) refused() throttle.Reason {
 	return ""
 }
 
-// scriptLimit returns the limit that the script enforces. A meter of None gets here only with calls that take nothing.
+// scriptLimit returns the limit that the script enforces. A meter of None gets here only with calls that take
+// nothing.
 func (m *Meter) scriptLimit() int64 {
 	switch {
 	case m.limit == throttle.None:

@@ -22,8 +22,8 @@ type node struct {
 // firstRetry is the time after which a node is tried again for the first time.
 const firstRetry = 100 * time.Millisecond
 
-// nextTry returns when a node whose trouble began at a time is tried after now. The pauses grow with the trouble, from
-// firstRetry to RetryEvery: after 100, 200 and 400 ms, and so on.
+// nextTry returns when a node whose trouble began at a time is tried after now. The pauses grow with the trouble,
+// from firstRetry to RetryEvery: after 100, 200 and 400 ms, and so on.
 func nextTry(began, now time.Time, retryEvery time.Duration) time.Time {
 	return now.Add(min(retryEvery, max(firstRetry, now.Sub(began))))
 }
@@ -51,9 +51,9 @@ func (l *Limits) retryAfter(r *Reservation) time.Duration {
 	return firstRetry
 }
 
-// tryAll has the nodes whose next try is due tried in the background, so that no call waits for them. It tries all of
-// them: after a failover, another node has the keys of a call, and the outage of the old one must end as well. l.mu is
-// held.
+// tryAll has the nodes whose next try is due tried in the background, so that no call waits for them. It tries all
+// of them: after a failover, another node has the keys of a call, and the outage of the old one must end as well.
+// l.mu is held.
 func (l *Limits) tryAll(cfg *Config) {
 	for name, n := range l.nodes {
 		if now := time.Now(); !now.Before(n.next) {
@@ -83,8 +83,8 @@ func (l *Limits) failed(ctx context.Context, cfg *Config, key string, err error)
 	return t
 }
 
-// setTrouble makes t the trouble of a node, or makes the node well if t is empty. It returns the event if an outage has
-// begun or ended by that.
+// setTrouble makes t the trouble of a node, or makes the node well if t is empty. It returns the event if an
+// outage has begun or ended by that.
 func (l *Limits) setTrouble(cfg *Config, name, key string, t trouble, err error) throttle.EventKind {
 	l.mu.Lock()
 	defer l.mu.Unlock()

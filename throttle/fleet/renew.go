@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// maxRenewed is the number of slots that are renewed together: few enough for Timeout, and many because each round trip
-// to a node that hangs takes Timeout.
+// maxRenewed is the number of slots that are renewed together: few enough for Timeout, and many because each round
+// trip to a node that hangs takes Timeout.
 const maxRenewed = 1000
 
 // renewIn has the leases of all slots renewed in d, unless that is planned to be sooner. l.mu is held.
@@ -22,9 +22,9 @@ func (l *Limits) renewIn(d time.Duration) {
 	}
 }
 
-// renew renews the leases of all slots, and again after a third of the shortest lease, or sooner if that fails. It takes
-// no longer than a quarter of that lease. Otherwise, with a long Timeout, one node that hangs would delay the renewals on
-// other nodes until their slots are lost.
+// renew renews the leases of all slots, and again after a third of the shortest lease, or sooner if that fails. It
+// takes no longer than a quarter of that lease. Otherwise, with a long Timeout, one node that hangs would delay
+// the renewals on other nodes until their slots are lost.
 func (l *Limits) renew() {
 	calls, holders, lease := l.renewals()
 	if calls == nil {
@@ -69,8 +69,9 @@ func (r *Reservation) extend(began time.Time) {
 	}
 }
 
-// renewals returns the calls that renew all slots, the reservations whose slots each call renews, and the shortest lease.
-// A call renews the slots of one tag, and not too many: a script that renews thousands takes longer than Timeout.
+// renewals returns the calls that renew all slots, the reservations whose slots each call renews, and the shortest
+// lease. A call renews the slots of one tag, and not too many: a script that renews thousands takes longer than
+// Timeout.
 func (l *Limits) renewals() (calls []Call, holders [][]*Reservation, lease time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -75,8 +75,8 @@ func (l *Limits) admitted(r *Reservation, a answer, began time.Time) (*Reservati
 	return r, nil
 }
 
-// left returns how long r may use its slots, whose leases were taken or renewed by a request that was sent at began. It
-// is a twelfth less than the lease, so that this process stops before another one has the slots.
+// left returns how long r may use its slots, whose leases were taken or renewed by a request that was sent at
+// began. It is a twelfth less than the lease, so that this process stops before another one has the slots.
 func (r *Reservation) left(began time.Time) time.Duration {
 	return time.Until(began.Add(r.cfg.Lease - r.cfg.Lease/12))
 }
@@ -100,8 +100,8 @@ func (l *Limits) release(r *Reservation) {
 	}
 }
 
-// Lost returns a channel that is closed when the reservation is settled, when one of its slots is lost because its lease
-// could not be renewed, or by [Limits.Close]. It is nil if there are no slots in Redis.
+// Lost returns a channel that is closed when the reservation is settled, when one of its slots is lost because its
+// lease could not be renewed, or by [Limits.Close]. It is nil if there are no slots in Redis.
 func (r *Reservation) Lost() <-chan struct{} {
 	if r.lost == nil {
 		return nil
@@ -181,8 +181,8 @@ func (r *Reservation) free() Call {
 	return Call{Script: script, Keys: r.sets, Args: []any{"free", r.id}}
 }
 
-// leave gives up the place of r among the waiting calls, which would delay those behind it for two polls, and slots that
-// it may have got by an answer that was lost.
+// leave gives up the place of r among the waiting calls, which would delay those behind it for two polls, and
+// slots that it may have got by an answer that was lost.
 func (r *Reservation) leave() {
 	r.l.mu.Lock()
 	defer r.l.mu.Unlock()

@@ -17,12 +17,12 @@ type Stats struct {
 	Refusals      map[throttle.Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
 	AdmittedLocal int64                     `counter:"calls.local"`                     // of Admitted, by Local or Admit
 	RoundTrips    int64                     `counter:"redis.calls"`                     // to Redis
-	Failed        int64                     `counter:"redis.failures"`                  // calls that Redis did not decide in time
+	Failed        int64                     `counter:"redis.failures"`                  // calls not decided in time
 	Forgiven      int64                     `counter:"tokens.forgiven"`                 // debt beyond a burst or quota
 	Unsettled     int                       `gauge:"settlements.pending"`               // that have not reached Redis yet
 	LateSettled   int64                     `counter:"settlements{result=late}"`        // that came too late to count
 	NeverSettled  int64                     `counter:"settlements{result=lost}"`        // that never reached Redis
-	LostSlots     int64                     `counter:"slots.lost"`                      // reservations whose slots were lost
+	LostSlots     int64                     `counter:"slots.lost"`                      // reservations that lost slots
 	Down          bool                      `gauge:"down"`                              // a node cannot be reached
 }
 

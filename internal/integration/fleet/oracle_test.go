@@ -215,7 +215,7 @@ func replacing(t *testing.T, old, other string) func(string) string {
 }
 
 // Slots of a process that was killed are free after their lease, and no sooner.
-func TestSlotsOfAKilledProcessAreFreeAfterTheirLease(t *testing.T) {
+func TestSlotsOfAKilledProcessAreFreed(t *testing.T) {
 	require.True(t, freeAfterItsLease(t, services.Redis(t), ""))
 }
 
@@ -315,7 +315,7 @@ func TestServerClockSetBack(t *testing.T) {
 
 // While a change of a limit is on its way, processes admit together at most what the larger
 // limit would.
-func TestUpdateThatIsOnItsWay(t *testing.T) {
+func TestUpdateInProgress(t *testing.T) {
 	addr := services.Redis(t)
 	n := name(t)
 	limits := func(rate float64, burst int) *fleet.Limits {

@@ -105,7 +105,7 @@ func TestScriptChargesAfterwards(t *testing.T) {
 }
 
 // A settlement corrects the window from which the reservation took, and no later one.
-func TestScriptWindowThatIsOver(t *testing.T) {
+func TestScriptWindowIsOver(t *testing.T) {
 	c := newClocked(t)
 	hour := throttle.Window{Every: time.Hour}
 	l := c.limits(fleet.Quota("t/hour", 10, hour, 6).Estimated())
@@ -161,7 +161,7 @@ func TestScriptClockSetBackOverMidnight(t *testing.T) {
 }
 
 // A month from a date ends with the day of that date.
-func TestScriptMonthFromADate(t *testing.T) {
+func TestScriptBillingMonth(t *testing.T) {
 	c := newClocked(t)
 	next := time.Now().UTC().Truncate(24*time.Hour).AddDate(0, 0, 2)
 	if next.Day() == 1 {
@@ -178,7 +178,7 @@ func TestScriptMonthFromADate(t *testing.T) {
 
 // A Redis that can only read, as a replica or one that is out of memory, is away until it can write: else
 // each call would begin an outage of its own, with all of this process's part.
-func TestScriptRedisThatOnlyReads(t *testing.T) {
+func TestScriptReadOnlyRedis(t *testing.T) {
 	rdb := client(t, services.Redis(t))
 	var reads atomic.Bool
 	var pings atomic.Int64
@@ -214,7 +214,7 @@ func TestScriptRedisThatOnlyReads(t *testing.T) {
 }
 
 // Nobody overtakes a call that waits for a slot, whether it waits itself or not.
-func TestScriptNobodyOvertakes(t *testing.T) {
+func TestScriptKeepsTheOrder(t *testing.T) {
 	rdb := client(t, services.Redis(t))
 	stands := replacing(t, "local clock = redis.call('TIME')\n", "local clock = {1795000000, 0}\n") // or a place is lost
 	eval := (&line{eval: resilienceredis.Eval(rdb), change: stands}).Eval
@@ -246,7 +246,7 @@ func TestScriptNobodyOvertakes(t *testing.T) {
 }
 
 // Calls that are refused by a quota or a cooldown stand in nobody's way.
-func TestScriptRefusedCallsStandInNoLine(t *testing.T) {
+func TestScriptRefusedCallsDoNotWait(t *testing.T) {
 	rdb := client(t, services.Redis(t))
 	cfg := fleet.Config{Name: name(t), Eval: resilienceredis.Eval(rdb), MaxWait: time.Minute, Timeout: 5 * time.Second}
 	limits := func(meters ...fleet.Meter) *fleet.Limits {
