@@ -38,7 +38,7 @@ func metricsNamed(name string, outcomes ...string) []match { return []match{{nam
 // kinds are the rules of the kinds, without what is as in rulesOf.
 var kinds = map[string]rules{
 	"cache": {order: 0, well: "serving", failing: "loads_fail", refusing: "loads_refused",
-		calls:   metricsNamed("cache.requests"),
+		calls:   metricsNamed("cache.gets"),
 		failed:  metricsNamed("cache.loads", "failed", "panicked", "timed_out"),
 		refused: metricsNamed("cache.loads", "refused")},
 	"retry": {order: 1, well: "steady", failing: "giving_up",

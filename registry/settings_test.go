@@ -524,16 +524,16 @@ func TestApplySetsQuotas(t *testing.T) {
 	g := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1}})
 	reg.MustAdd(l, g)
 	report, err := reg.Apply([]byte(`{
-		"throttle/users": {"Quotas": [{"N": 1000, "Per": "day"}, {"N": 60, "Every": "1h"}]},
-		"throttle/tenants": {"Config": {"Rate": 0, "Burst": 0, "Quotas": [{"N": 5, "Per": "month", "From": 15}]}}
+		"throttle/users": {"Quotas": [{"N": 1000, "Window": {"Per": "day"}}, {"N": 60, "Window": {"Every": "1h"}}]},
+		"throttle/tenants": {"Config": {"Rate": 0, "Burst": 0, "Quotas": [{"N": 5, "Window": {"Per": "month", "From": 15}}]}}
 	}`))
 	require.NoError(t, err)
 	require.Contains(t, report.String(), `throttle/users.Quotas`)
 	require.Equal(t, "1000 per day", l.Config().Quotas[0].String())
 	require.Equal(t, "60 per 1h0m0s", l.Config().Quotas[1].String())
 	require.Equal(t, "5 per month from 15", g.Config().Config.Quotas[0].String())
-	_, err = reg.Apply([]byte(`{"throttle/users": {"Quotas": [{"N": 5, "Per": "fortnight"}]}}`))
-	require.ErrorContains(t, err, `throttle.Config.Quotas[0].Per is "fortnight"`)
+	_, err = reg.Apply([]byte(`{"throttle/users": {"Quotas": [{"N": 5, "Window": {"Per": "fortnight"}}]}}`))
+	require.ErrorContains(t, err, `throttle.Config.Quotas[0].Window.Per is "fortnight"`)
 	report, err = reg.Apply(reg.Settings())
 	require.NoError(t, err)
 	require.Empty(t, report)
@@ -559,13 +559,13 @@ func TestApplyKeepsTheTimeZoneOfAQuota(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, before.Remaining+9, after.Remaining, name)
 			require.Equal(t, before.ResetAfter, after.ResetAfter, name)
-			require.Equal(t, name, l.Config().Quotas[0].In.String())
+			require.Equal(t, name, l.Config().Quotas[0].Window.In.String())
 		})
 	}
 	reg := registry.New()
 	reg.MustAdd(throttle.New(throttle.Config{Name: "users", Rate: 1}))
-	_, err = reg.Apply([]byte(`{"throttle/users": {"Quotas": [{"N": 5, "Per": "day", "In": "Mars"}]}}`))
-	require.EqualError(t, err, "throttle/users: Quotas[0].In: unknown time zone Mars")
+	_, err = reg.Apply([]byte(`{"throttle/users": {"Quotas": [{"N": 5, "Window": {"Per": "day", "In": "Mars"}}]}}`))
+	require.EqualError(t, err, "throttle/users: Quotas[0].Window.In: unknown time zone Mars")
 }
 
 func TestApplyRequiresAnObject(t *testing.T) {

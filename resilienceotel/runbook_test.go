@@ -185,7 +185,7 @@ func TestRunbookQuota(t *testing.T) {
 		e, _ := reg.Get("throttle", "tenants")
 		require.Equal(t, policy.Health{}, e.Health(t.Context()))
 
-		_, err := reg.Apply([]byte(`{"throttle/tenants": {"Config": {"Quotas": [{"N": 5, "Per": "day"}]}}}`))
+		_, err := reg.Apply([]byte(`{"throttle/tenants": {"Config": {"Quotas": [{"N": 5, "Window": {"Per": "day"}}]}}}`))
 		require.NoError(t, err)
 		require.Equal(t, 3, use(5), "what was spent stays spent")
 		time.Sleep(24 * time.Hour)
