@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/keyed"
 	"github.com/go-resilience/resilience/internal/settings"
 	"github.com/go-resilience/resilience/policy"
@@ -29,7 +28,7 @@ import (
 //
 // The functions of its members' descriptions must not use the group.
 func (g *Group[K, P]) Describe() policy.Description {
-	of, _ := describe.Of(g.table.Overflow().Value.policy)
+	of := descriptionOf(g.table.Overflow().Value.policy)
 	d := policy.Description{
 		Kind:    cmp.Or(of.Kind, "group"),
 		Name:    of.Name,
@@ -49,16 +48,21 @@ func (g *Group[K, P]) Describe() policy.Description {
 	return d
 }
 
-// describers yields the members, and the overflow under the text for other keys.
+// descriptionOf returns the description of a member, which is empty if the member has none.
+func descriptionOf(p any) policy.Description {
+	if d, ok := p.(policy.Describer); ok {
+		return d.Describe()
+	}
+	return policy.Description{}
+}
+
+// describers yields the members that are Describers. The overflow is not a member.
 func (g *Group[K, P]) describers() iter.Seq2[string, policy.Describer] {
 	return func(yield func(string, policy.Describer) bool) {
 		for m := range g.members() {
-			if d, ok := describe.Describer(m.Value.policy); ok && !yield(keyed.Text(m.Key), d) {
+			if d, ok := any(m.Value.policy).(policy.Describer); ok && !yield(keyed.Text(m.Key), d) {
 				return
 			}
-		}
-		if d, ok := describe.Describer(g.table.Overflow().Value.policy); ok {
-			yield(keyed.Other, d)
 		}
 	}
 }
@@ -75,11 +79,11 @@ func (g *Group[K, P]) metrics() []policy.Metric {
 		}
 	})
 	stats.Members = len(pinned)
-	overflow, _ := describe.Of(g.table.Overflow().Value.policy)
+	overflow := descriptionOf(g.table.Overflow().Value.policy)
 	var total sums
 	total.addAll(overflow)
 	for m := range g.table.Each(pinned) {
-		d, _ := describe.Of(m.Value.policy)
+		d := descriptionOf(m.Value.policy)
 		total.addAll(d)
 	}
 	slices.SortFunc(evicted, func(a, b policy.Metric) int { return cmp.Compare(a.Name, b.Name) })
@@ -126,10 +130,10 @@ func (s *sums) add(m policy.Metric) {
 func (g *Group[K, P]) health(ctx context.Context) policy.Health {
 	var all groupHealth
 	for m := range g.members() {
-		d, _ := describe.Of(m.Value.policy)
+		d := descriptionOf(m.Value.policy)
 		all.add(healthOf(ctx, d))
 	}
-	overflow, _ := describe.Of(g.table.Overflow().Value.policy)
+	overflow := descriptionOf(g.table.Overflow().Value.policy)
 	return all.result(healthOf(ctx, overflow))
 }
 
@@ -214,7 +218,7 @@ func (g *Group[K, P]) update(dryRun bool, change func(cfg any) error) error {
 }
 
 func updatePolicy(p any, dryRun bool, change func(cfg any) error) error {
-	d, _ := describe.Of(p)
+	d := descriptionOf(p)
 	if d.Update == nil {
 		return fmt.Errorf("resilience: a %T cannot be updated", p)
 	}
@@ -251,7 +255,7 @@ func (g *Group[K, P]) observe(f func(context.Context, policy.Event)) (stop func(
 
 // observeMember passes the events of a member on to the observers of the group.
 func (g *Group[K, P]) observeMember(key string, m *member[P]) {
-	d, _ := describe.Of(m.policy)
+	d := descriptionOf(m.policy)
 	if d.Observe == nil {
 		return
 	}

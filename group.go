@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-resilience/resilience/internal/describe"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
@@ -110,7 +109,7 @@ func NewGroup[K comparable, P interface {
 
 // prepare makes a new member follow updates, observers and Close as the others do. The table is locked.
 func (g *Group[K, P]) prepare(key K, m *member[P]) {
-	d, _ := describe.Of(m.policy)
+	d := descriptionOf(m.policy)
 	m.inUse = d.InUse
 	if d.Update != nil {
 		g.patch.ApplyBy(d.Update)
@@ -134,7 +133,7 @@ func closePolicy(p any) error {
 func (g *Group[K, P]) evict(m *member[P]) {
 	g.evictions++
 	g.stopMember(m)
-	if d, _ := describe.Of(m.policy); d.Metrics != nil {
+	if d := descriptionOf(m.policy); d.Metrics != nil {
 		for _, metric := range d.Metrics() {
 			if metric.Counter {
 				g.evicted[metric.Name] += metric.Value

@@ -224,8 +224,9 @@ func TestOverviewPutsWhatIsBrokenFirst(t *testing.T) {
 // A kind is a policy of a kind.
 type kind string
 
-func (k kind) Kind() string { return string(k) }
-func (k kind) Name() string { return "users" }
+func (k kind) Describe() policy.Description {
+	return policy.Description{Kind: string(k), Name: "users"}
+}
 
 // TestEveryKindHasItsRates holds the names of the figures that the rates are made of.
 func TestEveryKindHasItsRates(t *testing.T) {

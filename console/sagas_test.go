@@ -21,6 +21,7 @@ import (
 
 	"github.com/go-resilience/resilience/console"
 	store "github.com/go-resilience/resilience/internal/sagastore"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/saga"
 )
@@ -419,8 +420,9 @@ func (l *leaky) Commit(ctx context.Context, req store.CommitRequest) (store.Rece
 // A leakyCache is a cache whose store is down.
 type leakyCache struct{}
 
-func (leakyCache) Kind() string                                { return "cache" }
-func (leakyCache) Name() string                                { return "prices" }
+func (leakyCache) Describe() policy.Description {
+	return policy.Description{Kind: "cache", Name: "prices"}
+}
 func (leakyCache) Invalidate(context.Context, ...string) error { return errDown }
 func (leakyCache) Expire(context.Context, ...string) error     { return fmt.Errorf("expire: %w", errDown) }
 func (leakyCache) InvalidateAll(context.Context) error         { return errDown }

@@ -19,7 +19,7 @@ import (
 // status Fail.
 type Entry struct {
 	policy.Description
-	Policy describer // the policy itself, as it was added
+	Policy policy.Describer // the policy itself, as it was added
 
 	canUpdate bool // the policy has an Update
 }
@@ -28,7 +28,7 @@ type Entry struct {
 var errNoSettings = errors.New("has no settings that can change")
 
 // newEntry returns the entry of a policy, in which no function is nil.
-func newEntry(p describer, d policy.Description) Entry {
+func newEntry(p policy.Describer, d policy.Description) Entry {
 	e := Entry{Description: d, Policy: p, canUpdate: d.Update != nil}
 	if d.Metrics == nil {
 		e.Metrics = func() []policy.Metric { return nil }
@@ -124,8 +124,8 @@ func (e Entry) Worst(n int) []Member {
 }
 
 // newMember returns the member of a group with a key.
-func newMember(key string, p describer) Member {
-	p, d, _ := descriptionOf(p)
+func newMember(key string, p policy.Describer) Member {
+	d := p.Describe()
 	m := Member{Entry: newEntry(p, d), Key: key}
 	for _, metric := range m.Metrics() {
 		name, _, _ := strings.Cut(metric.Name, "{")

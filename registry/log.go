@@ -61,7 +61,7 @@ var frequent = map[string]bool{
 	"load_failed": true, "load_refused": true, "fence_failed": true, // caches
 	"not_propagated": true, "codec_failed": true,
 	"store_failed": true, "outage_began": true, "outage_ended": true, // stores
-	"not_invalidated": true, "recovered": true,
+
 }
 
 // A logLimiter decides which frequent events are logged, and counts the others.
@@ -88,7 +88,7 @@ func (l *logLimiter) allow(e policy.Event, now time.Time) (suppressed int64, ok 
 			key.reason = a.Value.String()
 		}
 	}
-	if e.What == "outage_ended" || e.What == "recovered" {
+	if e.What == "outage_ended" {
 		key.what = "outage_began" // starts and ends alternate, and each change is logged
 	}
 	l.mu.Lock()

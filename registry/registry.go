@@ -39,7 +39,7 @@ func New() *Registry {
 
 // Add adds policies. It refuses a policy without a kind or a name, a second one with the same kind and name, and
 // one that cannot be compared by ==. The error names all of them; the other policies are added.
-func (r *Registry) Add(policies ...describer) error {
+func (r *Registry) Add(policies ...policy.Describer) error {
 	var errs []error
 	for _, p := range policies {
 		errs = append(errs, r.add(p))
@@ -48,19 +48,19 @@ func (r *Registry) Add(policies ...describer) error {
 }
 
 // MustAdd is like [Registry.Add], but panics with the error.
-func (r *Registry) MustAdd(policies ...describer) {
+func (r *Registry) MustAdd(policies ...policy.Describer) {
 	if err := r.Add(policies...); err != nil {
 		panic(err)
 	}
 }
 
-func (r *Registry) add(p describer) error {
+func (r *Registry) add(p policy.Describer) error {
 	if p == nil {
 		return errors.New("registry: policy is nil")
 	}
-	p, d, ok := descriptionOf(p)
+	d := p.Describe()
 	switch {
-	case !ok || d.Kind == "":
+	case d.Kind == "":
 		return fmt.Errorf("registry: a %T has no kind", p)
 	case d.Name == "":
 		return fmt.Errorf("registry: a %T has no name", p)
@@ -81,7 +81,7 @@ func (r *Registry) add(p describer) error {
 }
 
 // Remove removes a policy, and reports whether it was registered.
-func (r *Registry) Remove(p describer) bool {
+func (r *Registry) Remove(p policy.Describer) bool {
 	r.changing.Lock()
 	defer r.changing.Unlock()
 	for path, e := range r.entries {

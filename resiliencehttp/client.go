@@ -9,6 +9,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/retry"
 )
 
@@ -72,7 +73,7 @@ type ClientConfig struct {
 
 	// Register, if not nil, is called by NewClient with the policies that it has made by
 	// default. It may be the MustAdd of a registry.Registry.
-	Register func(policies ...any)
+	Register func(policies ...policy.Describer)
 
 	// Transport, if not nil, has the other fields of the client's [Transport], which is a copy:
 	// its Base, Judge, Hedge and so on. Its Middleware must be nil, and FirstByte and Idle 0.
@@ -108,7 +109,7 @@ func (c ClientConfig) withDefaults() ClientConfig {
 		}
 		c.FirstByte, c.Idle = cmp.Or(c.FirstByte, silence), cmp.Or(c.Idle, silence)
 	}
-	var made []any
+	var made []policy.Describer
 	if c.Retry == nil {
 		retries := resilience.NewGroup(func(string) *retry.Retrier {
 			return retry.New(retry.Config{Name: c.Name, Budget: retry.NewBudget(retry.BudgetConfig{Name: c.Name})})

@@ -27,7 +27,7 @@ import (
 	"github.com/go-resilience/resilience/faults"
 	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/internal/behavior"
-	"github.com/go-resilience/resilience/internal/describe"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
@@ -86,7 +86,7 @@ func newClient(base http.RoundTripper, cfg resiliencehttp.ClientConfig) *client 
 		cfg.Transport = &resiliencehttp.Transport{}
 	}
 	cfg.Transport.Base, cfg.Name = base, "payments"
-	cfg.Register = func(made ...any) {
+	cfg.Register = func(made ...policy.Describer) {
 		for _, p := range made {
 			switch p := p.(type) {
 			case *resilience.Group[string, *retry.Retrier]:
@@ -113,7 +113,7 @@ func (c *client) retrier(host string) *retry.Retrier {
 }
 
 // circuit returns the Config of its breakers.
-func (c *client) circuit() breaker.Config { return c.circuits.Settings().(breaker.Config) }
+func (c *client) circuit() breaker.Config { return c.circuits.Describe().Config().(breaker.Config) }
 
 // totals returns those of its breakers together.
 func (c *client) totals() (sum breaker.Stats) {
@@ -130,9 +130,9 @@ func (c *client) totals() (sum breaker.Stats) {
 // outcomes returns the numbers of calls that succeeded, failed, were ignored and were refused.
 func outcomes(s breaker.Stats) []int64 { return []int64{s.Succeeded, s.Failed, s.Ignored, s.Refused} }
 
-// figure returns the sum of the figures of p whose names begin with a text.
-func figure(p interface{ Figures() []describe.Figure }, name string) (sum float64) {
-	for _, f := range p.Figures() {
+// metric returns the sum of the metrics of p whose names begin with a text.
+func metric(p policy.Describer, name string) (sum float64) {
+	for _, f := range p.Describe().Metrics() {
 		if strings.HasPrefix(f.Name, name) {
 			sum += f.Value
 		}
@@ -212,7 +212,7 @@ func TestClientHasItsDefaults(t *testing.T) {
 	require.Equal(t, []any{0.5, 20, 10 * time.Second}, []any{circuit.FailureRate, circuit.MinCalls, circuit.Window})
 	require.Equal(t, []any{10 * time.Second, 30 * time.Second, 30 * time.Second}, []any{circuit.OpenFor, circuit.MaxOpenFor, circuit.MaxRetryAfter})
 	require.Equal(t, 900*time.Millisecond, circuit.Patience)
-	slots := c.slots.Settings().(bulkhead.Config)
+	slots := c.slots.Describe().Config().(bulkhead.Config)
 	require.Equal(t, []any{100, 1000, time.Second}, []any{slots.Limit, slots.Queue, slots.MaxWait})
 
 	c = newClient(newWorld(), resiliencehttp.ClientConfig{Timeout: 300 * time.Millisecond})
@@ -222,7 +222,7 @@ func TestClientHasItsDefaults(t *testing.T) {
 }
 
 func TestClientConfigIsValidated(t *testing.T) {
-	cfg := resiliencehttp.ClientConfig{Register: func(...any) {}}
+	cfg := resiliencehttp.ClientConfig{Register: func(...policy.Describer) {}}
 	require.EqualError(t, cfg.Validate(), `resiliencehttp.ClientConfig.Name is "": must be set where Register is: a registry finds policies by their names`)
 	require.PanicsWithError(t, cfg.Validate().Error(), func() { resiliencehttp.NewClient(cfg) })
 	require.NoError(t, resiliencehttp.ClientConfig{}.Validate())
@@ -489,7 +489,7 @@ func TestClientHoldsABrokenBodyAgainstTheHost(t *testing.T) {
 		require.Equal(t, "an", body)
 		require.Equal(t, 1, w.sent("a"), "the caller has a part of it")
 		require.Equal(t, int64(1), c.totals().Failed)
-		require.Zero(t, figure(c.slots, "bulkhead.in_flight"))
+		require.Zero(t, metric(c.slots, "bulkhead.in_flight"))
 	})
 }
 
@@ -513,7 +513,7 @@ func TestClientLimitsTheTimeOfABody(t *testing.T) {
 				require.ErrorIs(t, err, context.DeadlineExceeded)
 				require.Equal(t, c.takes, time.Since(start))
 				synctest.Wait() // the end of the time is told on a goroutine of its own
-				require.Zero(t, figure(client.slots, "bulkhead.in_flight"))
+				require.Zero(t, metric(client.slots, "bulkhead.in_flight"))
 				require.Equal(t, int64(1), client.totals().Failed)
 
 				w.suffer("a", faults.Plan{Kind: faults.SlowBody, Rate: 100})
@@ -689,16 +689,16 @@ func TestClientBoundsWhatBodiesThatAreNeverClosedHold(t *testing.T) {
 			require.NoError(t, err)
 			bodies = append(bodies, resp.Body)
 		}
-		require.EqualValues(t, 100, figure(c.slots, "bulkhead.in_flight"))
+		require.EqualValues(t, 100, metric(c.slots, "bulkhead.in_flight"))
 		_, err := c.get(t.Context(), "a")
 		require.ErrorIs(t, err, bulkhead.ErrFull)
 		_, err = c.get(t.Context(), "b")
 		require.NoError(t, err, "another host")
 		time.Sleep(9 * time.Minute)
-		require.EqualValues(t, 100, figure(c.slots, "bulkhead.in_flight"), "a long download may take as long")
+		require.EqualValues(t, 100, metric(c.slots, "bulkhead.in_flight"), "a long download may take as long")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		require.Zero(t, figure(c.slots, "bulkhead.in_flight"), "the time of reading is over")
+		require.Zero(t, metric(c.slots, "bulkhead.in_flight"), "the time of reading is over")
 		_, err = c.get(t.Context(), "a")
 		require.NoError(t, err)
 		for _, b := range bodies {
@@ -722,7 +722,7 @@ func TestClientBoundsWhatIsInFlight(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		require.EqualValues(t, 100, figure(c.slots, "bulkhead.in_flight"))
+		require.EqualValues(t, 100, metric(c.slots, "bulkhead.in_flight"))
 		wg.Wait()
 	})
 }
@@ -830,7 +830,7 @@ func TestClientFollowsRedirectsToOtherHosts(t *testing.T) {
 		hosts["http://"+host] = b.Stats().Succeeded
 	}
 	require.Equal(t, map[string]int64{from.URL: 2, to.URL: 2}, hosts, "each host has a circuit")
-	require.Zero(t, figure(c.slots, "bulkhead.in_flight"))
+	require.Zero(t, metric(c.slots, "bulkhead.in_flight"))
 }
 
 func TestClientSpeaksHTTP2(t *testing.T) {
@@ -846,7 +846,7 @@ func TestClientSpeaksHTTP2(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "HTTP/2.0", text(t, resp))
 	require.Equal(t, int64(1), c.retrier("a").Stats().Recovered)
-	require.Zero(t, figure(c.slots, "bulkhead.in_flight"))
+	require.Zero(t, metric(c.slots, "bulkhead.in_flight"))
 }
 
 func TestClientPassesOnWhatATransportHas(t *testing.T) {
@@ -923,7 +923,7 @@ func TestHedgesOfAClientAreSeenAndBounded(t *testing.T) {
 		require.True(t, isTimeout(err))
 		require.Greater(t, w.sent("c"), 3, "hedged")
 		require.Equal(t, 30*time.Second, time.Since(start), "both together have one Timeout")
-		require.Zero(t, figure(c.slots, "bulkhead.in_flight"))
+		require.Zero(t, metric(c.slots, "bulkhead.in_flight"))
 	})
 }
 
@@ -975,14 +975,14 @@ func TestClientUnderEverything(t *testing.T) {
 		wg.Wait()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		require.Zero(t, figure(c.slots, "bulkhead.in_flight"), "no slot is lost")
+		require.Zero(t, metric(c.slots, "bulkhead.in_flight"), "no slot is lost")
 		require.Positive(t, answered.Load())
 		var retried, allowed int64
 		for _, r := range c.retries.All() {
 			retried += r.Stats().Retried
 			allowed += r.Config().Budget.Stats().Allowed
 		}
-		require.LessOrEqual(t, retried, allowed+int64(figure(c.slots, "bulkhead.calls{outcome=refused"))+c.totals().Refused)
+		require.LessOrEqual(t, retried, allowed+int64(metric(c.slots, "bulkhead.calls{outcome=refused"))+c.totals().Refused)
 		w.suffer("a")
 		_, err := c.get(t.Context(), "a")
 		require.NoError(t, err, "and it is well again")

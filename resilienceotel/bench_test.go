@@ -13,6 +13,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resilienceotel"
 	"github.com/go-resilience/resilience/retry"
@@ -32,7 +33,7 @@ func BenchmarkCollect(b *testing.B) {
 			bulkhead.New(bulkhead.Config{Name: name, Limit: 2}),
 			throttle.New(throttle.Config{Name: name, Rate: 10, Burst: 1}),
 		} {
-			reg.MustAdd(p)
+			reg.MustAdd(p.(policy.Describer))
 			for range 2 {
 				_ = p.Do(context.Background(), func(context.Context) error { return nil })
 			}

@@ -15,6 +15,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resilienceotel"
 )
@@ -39,7 +40,7 @@ func newSDK(t testing.TB) *otelSDK {
 	return s
 }
 
-func (s *otelSDK) observe(t testing.TB, policies ...any) *registry.Registry {
+func (s *otelSDK) observe(t testing.TB, policies ...policy.Describer) *registry.Registry {
 	t.Helper()
 	reg := registry.New()
 	reg.MustAdd(policies...)

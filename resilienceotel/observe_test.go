@@ -39,10 +39,10 @@ type trip struct{ Legs int }
 func done(context.Context, *trip) error { return nil }
 
 // everyKind returns a policy of each kind.
-func everyKind() []any {
+func everyKind() []policy.Describer {
 	runner := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker"})
 	saga.Register(runner, &saga.Saga[trip]{Name: "trip", Steps: []saga.Step[trip]{{Name: "book", Do: done, Undo: done}}})
-	return []any{
+	return []policy.Describer{
 		retry.New(retry.Config{Name: "users"}),
 		retry.NewBudget(retry.BudgetConfig{Name: "users"}),
 		resilience.NewGroup(func(string) *retry.Retrier { return retry.New(retry.Config{Name: "hosts"}) }, resilience.GroupConfig{}),
