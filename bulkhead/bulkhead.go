@@ -362,6 +362,10 @@ func (b *Bulkhead) turnAway(w *waiter, reason Reason, at time.Duration) {
 func (b *Bulkhead) refuse(w *waiter, reason Reason, at time.Duration) {
 	b.stats.Refusals[reason]++
 	b.stats.Refused++
+	if reason == DeadlineTooClose {
+		b.untimed = 0
+		b.service.renew()
+	}
 	w.refusal = &FullError{
 		Name: b.setting.Load().Name, Reason: reason, Level: w.level, Cost: w.cost, Share: short(w.share.name),
 		Limit: b.limit, InFlight: b.running, Queued: b.queue.waiting, Waited: at - w.since,

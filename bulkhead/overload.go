@@ -53,6 +53,7 @@ type service struct {
 	next   int               // the index in recent of the next duration
 	median time.Duration     // of recent, if it is current
 	stale  bool              // median is not current
+	timed  int               // calls that found free slots and were timed, since the last renew
 }
 
 const (
@@ -86,11 +87,16 @@ func (s *service) typical() time.Duration {
 
 // untimed returns how many calls that find free slots are not timed before the next of them is.
 func (s *service) untimed() int {
-	if s.n < len(s.recent) {
+	if s.timed < len(s.recent) {
+		s.timed++
 		return 0
 	}
 	return sampleEvery - 1
 }
+
+// renew has the next calls timed, because a call was refused for the typical time. Refused calls are not timed: without
+// renew, a time from a slow period would continue to refuse calls that could be served.
+func (s *service) renew() { s.timed = 0 }
 
 // An ending is the state of the caller when its call ended.
 type ending struct {

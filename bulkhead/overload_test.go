@@ -208,6 +208,27 @@ func TestCutCallsAreNotTimed(t *testing.T) {
 	}
 }
 
+// After a slow period, calls that find free slots correct the typical time soon, although calls that wait are refused.
+func TestSlowPeriodIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := accustomed(t, bulkhead.Config{MaxWait: time.Minute}, time.Second)
+		for range 1000 {
+			require.NoError(t, b.Do(t.Context(), func(context.Context) error { time.Sleep(time.Second); return nil }))
+		}
+		release := hold(t, b)
+		_, took := within(t, b, 500*ms)
+		require.Zero(t, took)
+		release()
+		for range 17 {
+			require.NoError(t, b.Do(t.Context(), func(context.Context) error { time.Sleep(100 * ms); return nil }))
+		}
+		release = hold(t, b)
+		_, took = within(t, b, 500*ms)
+		require.InDelta(t, 400*ms, took, 10)
+		release()
+	})
+}
+
 func TestZeroCostIsNotTimed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := accustomed(t, bulkhead.Config{MaxWait: time.Minute, Cost: costOf}, 100*ms)
