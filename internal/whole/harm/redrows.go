@@ -14,6 +14,7 @@ var RedRows = []RedRow{
 	{Row: "5/h1-silent", Package: "resiliencehttp", Cells: `^200/s`, Sometimes: true},
 	{Row: "6/h1-all", Package: "resiliencehttp", Cells: ` (1|3)s$|^(20|200)/s 10s`},
 	{Row: "19/503", Package: "resiliencehttp", Cells: `^(20|200)/s`},
+	{Row: "12/polite", Package: "resiliencehttp", Cells: `^20/s 1s`, Sometimes: true},
 
 	// NewClient makes three attempts, go-retryablehttp five.
 	{Row: "14/503", Package: "resiliencehttp", Cells: `^20/s`, Peers: true},
