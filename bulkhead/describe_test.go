@@ -3,6 +3,7 @@ package bulkhead_test
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -90,7 +91,12 @@ func TestDescribedEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := bulkhead.New(bulkhead.Config{Name: "x", Limit: 1, MaxWait: time.Second, Share: shareOf})
 		var events []policy.Event
-		stop := b.Describe().Observe(func(_ context.Context, e policy.Event) { events = append(events, e) })
+		var mu sync.Mutex
+		stop := b.Describe().Observe(func(_ context.Context, e policy.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			events = append(events, e)
+		})
 		release := hold(t, b)
 		late := b.Do(ofShare(t.Context(), "a"), nothing)
 		require.EqualError(t, late, "bulkhead: x: full (wait_too_long): 1 of 1 in flight, 0 waiting, waited 1s")
