@@ -1,5 +1,4 @@
-// Package adaptive is the client's side of throttling: it does not send calls that the
-// server would probably turn away.
+// Package adaptive provides client-side throttling: it does not send calls that the server would probably reject.
 //
 //	shed := adaptive.New(adaptive.Config{Name: "search"})
 //	err := shed.Do(ctx, search)
@@ -8,9 +7,13 @@
 //
 //	max(0, (requests - K x accepts) / (requests + 1))
 //
-// where requests are the calls of the last Window, sent or shed, and accepts those that the
-// server accepted or still has. It needs no limit and no agreement with the server, and
-// sends enough calls to notice when the server has recovered.
+// where requests is the number of calls in the last Window, sent or shed, and accepts the number of those that the
+// server accepted or that are in flight. It needs no limit and no agreement with the server, and sends enough
+// calls to notice when the server has recovered.
+//
+// # Stability
+//
+// This package is unstable until version 1.0.0: a minor version may change it.
 //
 // See "Handling Overload" in Site Reliability Engineering
 // (https://sre.google/sre-book/handling-overload/).
@@ -33,28 +36,27 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/events"
 )
 
-// Config says how a [Throttle] works.
+// Config configures a [Throttle].
 type Config struct {
-	// Name appears in errors, events and figures. Optional.
+	// Name appears in errors, events and metrics. Optional. It cannot change.
 	Name string
 
-	// K is how many calls are sent for each that the server accepts: above 1, at most 1e9.
-	// Zero means 2. A smaller K spares the server, a larger one notices sooner that it has
-	// recovered.
+	// K is how many calls are sent for each call that the server accepts: above 1, at most 1e9. Zero means 2. A
+	// smaller K sends the server fewer calls; a larger K notices sooner that it has recovered.
 	K float64
 
-	// Window is the time over which calls are counted, in steps of a 24th of it.
-	// Zero means 2 minutes; the least is 24 ns. It cannot change.
+	// Window is the time over which calls are counted, in steps of a 24th of it. Zero means 2 minutes; the minimum is
+	// 24 ns. It cannot change.
 	Window time.Duration
 
-	// Throttled reports whether the server turned the call away or could not take it. Nil
-	// means that it did if the method Throttled() of the error returns true, as for HTTP 429
-	// and 503, if the error is no answer and says RetryAfter, or is a timeout, that of the
-	// call's ctx included. A call that was refused or canceled counts neither way.
+	// Throttled reports whether an error means that the server rejected the call or could not accept it. Nil means: if
+	// the method Throttled of the error returns true, as for HTTP 429 and 503; if the error is not an answer and has a
+	// RetryAfter; or if it is a timeout, including that of the call's ctx. A call that was refused or canceled is not
+	// counted.
 	Throttled func(error) bool
 }
 
-// Validate returns an error that names each invalid field.
+// Validate returns an error that names each invalid field, or nil.
 func (c Config) Validate() error {
 	f := invalid.Fields{Type: "adaptive.Config"}
 	f.Need(c.K == 0 || c.K > 1 && c.K <= 1e9, "K", c.K, "0 (for 2), or above 1 and at most 1e9")
@@ -62,6 +64,7 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
+// withDefaults returns a valid c with its zero fields filled in.
 func (c Config) withDefaults() Config {
 	c.K = cmp.Or(c.K, 2)
 	c.Window = cmp.Or(c.Window, 2*time.Minute)
@@ -73,20 +76,21 @@ type Throttle struct {
 	setting   settings.Setting[Config]
 	observers notify.Observers[throttle.Event]
 	rand      func() float64 // in [0, 1)
-	began     time.Time
+	began     time.Time      // of step 0
 
 	mu     sync.Mutex
 	window [steps]step
-	at     int64 // the number of the present step
-	sum    step  // of all steps
+	at     int64 // number of the current step
+	sum    step  // of all steps of the window
 	stats  Stats
 }
 
 const steps = 24
 
-// A step is what is counted in a part of the window.
+// A step has the counts of a 24th of the window.
 type step struct{ requests, accepts int64 }
 
+// add adds calls, times as often.
 func (s *step) add(calls step, times int64) {
 	s.requests += times * calls.requests
 	s.accepts += times * calls.accepts
@@ -99,16 +103,15 @@ type Stats struct {
 	Probability float64 `gauge:"shed_ratio"`                           // of shedding a call now
 }
 
-// New panics if cfg is not valid.
+// New returns a Throttle that sheds no call yet. It panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Throttle {
 	a := &Throttle{rand: rand.Float64, began: time.Now()}
 	a.setting.Init(cfg, Config.withDefaults)
 	return a
 }
 
-// Do runs fn and returns its error. If it sheds the call, it returns a
-// [*throttle.LimitedError], which knows no RetryAfter, and does not run fn. If ctx has already
-// ended, Do returns why.
+// Do runs fn and returns its error. If it sheds the call, it does not run fn and returns a [*throttle.LimitedError]
+// without a RetryAfter. It returns the error of ctx if that had already ended.
 func (a *Throttle) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -126,48 +129,48 @@ func (a *Throttle) Do(ctx context.Context, fn func(context.Context) error) error
 		})
 		return err
 	}
-	a.add(at, step{1, 1}) // in flight it counts as accepted, or a slow server would be a reason to shed
+	a.add(at, step{1, 1}) // a call in flight counts as accepted, or a slow server would be a reason to shed
 	a.stats.Sent++
 	a.mu.Unlock()
 
-	correction := neither // also if fn panics
+	correction := uncounted // even if fn panics
 	defer func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.probability() // which moves on to the present step
+		a.probability() // moves on to the current step
 		a.add(at, correction)
 	}()
 	err := fn(ctx)
-	correction = cfg.read(ctx, err)
+	correction = cfg.correctionOf(ctx, err)
 	return err
 }
 
-// How the end of a call that counts as accepted corrects its step.
-var accepted, throttled, neither = step{}, step{accepts: -1}, step{-1, -1}
+// Corrections of the step of a call, which was counted as accepted while it was in flight.
+var accepted, throttled, uncounted = step{}, step{accepts: -1}, step{-1, -1}
 
-// read returns what the end of a call says of the server: that it accepted the call, that it turned the
-// call away or could not take it, or nothing.
-func (c *Config) read(ctx context.Context, err error) step {
+// correctionOf returns the correction for a call that returned err.
+func (c *Config) correctionOf(ctx context.Context, err error) step {
 	end := behavior.ReadUnder(ctx, err)
-	turnedAway := err != nil && (end.Throttled || end.Kind == behavior.Overran ||
+	rejected := err != nil && (end.Throttled || end.Kind == behavior.Overran ||
 		end.Kind == behavior.Failed && (end.RetryAfter > 0 || behavior.IsTimeout(err)))
 	switch {
 	case end.Kind == behavior.Refused, end.Kind == behavior.Canceled:
-		return neither
+		return uncounted
 	case err != nil && c.Throttled != nil:
-		turnedAway = c.Throttled(err)
+		rejected = c.Throttled(err)
 	}
-	if turnedAway {
+	if rejected {
 		return throttled
 	}
 	return accepted
 }
 
+// Wrap returns a function that runs next under Do.
 func (a *Throttle) Wrap(next func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return a.Do(ctx, next) }
 }
 
-// add counts calls of a step, unless it has left the window. a.mu is held.
+// add adds calls to a step, unless it is no longer in the window. a.mu is held.
 func (a *Throttle) add(at int64, calls step) {
 	if a.at-at < steps {
 		a.window[at%steps].add(calls, 1)
@@ -175,8 +178,7 @@ func (a *Throttle) add(at int64, calls step) {
 	}
 }
 
-// probability moves on to the present step, and returns the probability of shedding a call
-// now. a.mu is held.
+// probability moves on to the current step and returns the probability of shedding a call now. a.mu is held.
 func (a *Throttle) probability() float64 {
 	cfg := a.setting.Load()
 	at := int64(time.Since(a.began) / (cfg.Window / steps))
@@ -189,6 +191,7 @@ func (a *Throttle) probability() float64 {
 	return max(0, excess/float64(a.sum.requests+1))
 }
 
+// Stats returns the metrics of a.
 func (a *Throttle) Stats() Stats {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -197,17 +200,20 @@ func (a *Throttle) Stats() Stats {
 	return s
 }
 
-// Observe is [throttle.Limiter.Observe]. The kind is EventRefused.
+// Observe calls f with each event until stop is called, on the goroutine of the call. The kind is EventRefused.
 func (a *Throttle) Observe(f func(context.Context, throttle.Event)) (stop func()) {
 	return a.observers.Observe(f)
 }
 
+// Config returns the configuration with defaults filled in.
 func (a *Throttle) Config() Config { return a.setting.Config() }
 
+// Update changes the configuration, as [throttle.Limiter.Update] does. Name and Window cannot change.
 func (a *Throttle) Update(change func(*Config)) error {
 	return a.setting.Update(change, same, nil)
 }
 
+// same returns an error if an update changes a field that cannot change.
 func same(was, next *Config) error {
 	f := invalid.Fields{Type: "adaptive.Config"}
 	f.Same("Name", was.Name, next.Name)

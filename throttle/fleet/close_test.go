@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -103,6 +104,58 @@ func TestCloseDuringCalls(t *testing.T) {
 		require.GreaterOrEqual(t, r.count("free"), 3, "of each of them")
 		require.Zero(t, l.Stats().Unsettled)
 	})
+}
+
+// TestCloseUnderStress closes while goroutines reserve and settle. Afterwards Redis has no slot left, and each admitted call
+// was corrected once, whatever Close came between.
+func TestCloseUnderStress(t *testing.T) {
+	for range 20 {
+		var mu sync.Mutex
+		slots, tokens := map[any]bool{}, int64(0)
+		l := fleet.New(fleet.Config{
+			Name: "n", Timeout: time.Minute, Meters: of(fleet.Rate("a/tokens", 1e9, 5).Estimated(), fleet.Slots("a/slots", 1e6)),
+			Eval: func(_ context.Context, _ string, _ []string, args ...any) (any, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				answer := []any{int64(1), time.Now().UnixMicro(), int64(0), int64(0)}
+				switch args[0] {
+				case "take":
+					slots[args[1]] = true
+				case "settle":
+					tokens += args[7].(int64) / 1_000_000
+					delete(slots, args[1])
+					return answer[:3], nil
+				case "free":
+					delete(slots, args[1])
+				}
+				return answer, nil
+			},
+		})
+		var calls sync.WaitGroup
+		for i := range 8 {
+			calls.Go(func() {
+				for n := 0; ; n++ {
+					r, err := l.Reserve(t.Context())
+					if err != nil {
+						require.ErrorIs(t, err, fleet.ErrClosed)
+						return
+					}
+					if (n+i)%3 > 0 {
+						r.Settle(7)
+					}
+				}
+			})
+		}
+		runtime.Gosched()
+		require.NoError(t, l.Close(t.Context()))
+		calls.Wait() // a reservation may be settled after Close
+		require.NoError(t, l.Close(t.Context()))
+		mu.Lock()
+		require.Empty(t, slots)
+		require.Zero(t, tokens%2, "each correction is of two tokens")
+		require.LessOrEqual(t, tokens, 2*l.Stats().Admitted)
+		mu.Unlock()
+	}
 }
 
 // TestKeysAreEncoded compares the keys in Redis of tenants whose names have braces.
