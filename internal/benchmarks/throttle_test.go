@@ -17,6 +17,7 @@ import (
 	"github.com/sethvargo/go-limiter/memorystore"
 	"github.com/stretchr/testify/require"
 	"github.com/throttled/throttled/v2"
+	"github.com/throttled/throttled/v2/store/goredisstore.v9"
 	"github.com/throttled/throttled/v2/store/memstore"
 	"go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
@@ -69,6 +70,7 @@ var throttleCases = []comparison{
 		{"resilience", sharedResilience},
 		{"resilience of four meters", fleetOfFour},
 		{"redis_rate", sharedRedisRate},
+		{"throttled", sharedThrottled},
 	}},
 }
 
@@ -260,14 +262,14 @@ func benchFleet(b *testing.B, meters ...fleet.Meter) {
 		Name: "benchmarks:throttle", Timeout: time.Second, Eval: resilienceredis.Eval(rdb),
 		Meters: func(context.Context) []fleet.Meter { return meters },
 	})
-	sharedParallel(b, func() error { _, err := l.Reserve(context.Background()); return err })
+	sharedParallel(b, rdb, func() error { _, err := l.Reserve(context.Background()); return err })
 }
 
 func sharedRedisRate(b *testing.B) {
 	rdb := throttleRedis(b)
 	l := redis_rate.NewLimiter(rdb)
 	limit := redis_rate.Limit{Rate: 1e6, Burst: 1e6, Period: time.Second}
-	sharedParallel(b, func() error {
+	sharedParallel(b, rdb, func() error {
 		result, err := l.Allow(context.Background(), "benchmarks:throttle", limit)
 		if err == nil && result.Allowed == 0 {
 			err = throttle.ErrLimited
@@ -276,13 +278,29 @@ func sharedRedisRate(b *testing.B) {
 	})
 }
 
+func sharedThrottled(b *testing.B) {
+	rdb := throttleRedis(b)
+	store, err := goredisstore.NewCtx(rdb, "benchmarks:throttle:")
+	succeeded(b, err)
+	l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerSec(1e6), MaxBurst: 1e6})
+	succeeded(b, err)
+	l.SetMaxCASAttemptsLimit(1 << 20) // it repeats a call that another one came before
+	sharedParallel(b, rdb, func() error {
+		limited, _, err := l.RateLimitCtx(context.Background(), "benchmarks:throttle", 1)
+		if err == nil && limited {
+			err = throttle.ErrLimited
+		}
+		return err
+	})
+}
+
 // sharedParallel has several calls under way at any time. One at a time would
 // measure how long the machine takes to wake an idle process, which differs from
-// run to run by more than the limiters do. The time of this process's CPU is that
-// of what each call takes of a program.
-func sharedParallel(b *testing.B, call func() error) {
+// run to run by more than the limiters do. It reports the CPU time of this process and
+// of Redis for each call.
+func sharedParallel(b *testing.B, rdb *redis.Client, call func() error) {
 	b.SetParallelism(8)
-	before := cpu()
+	before, serving := cpu(), serverCPU(b, rdb)
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
 			if err := call(); err != nil {
@@ -292,4 +310,5 @@ func sharedParallel(b *testing.B, call func() error) {
 		}
 	})
 	b.ReportMetric((cpu()-before).Seconds()*1e6/float64(b.N), "cpu-us/op")
+	b.ReportMetric((serverCPU(b, rdb)-serving)*1e6/float64(b.N), "server-us/op")
 }
