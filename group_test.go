@@ -529,7 +529,7 @@ func TestGroupDescribesItsMembers(t *testing.T) {
 	for key, m := range g.Describe().Members() {
 		members[key] = m.(*gate).key
 	}
-	require.Equal(t, map[string]string{"a": "a", "b": "b", "(other keys)": ""}, members)
+	require.Equal(t, map[string]string{"a": "a", "b": "b"}, members, "the overflow is not a member")
 	for range g.Describe().Members() {
 		break
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/go-resilience/resilience/internal/reply"
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
@@ -93,7 +92,7 @@ func forbids(err error, command string) bool {
 	if !errors.As(err, &answer) {
 		return false
 	}
-	text := strings.ToLower(reply.Text(answer.Error()))
+	text := strings.ToLower(replyText(answer.Error()))
 	if !strings.HasPrefix(text, "noperm") && !strings.HasPrefix(text, "unknown command") {
 		return false
 	}

@@ -74,7 +74,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-resilience/resilience"
-	"github.com/go-resilience/resilience/internal/reply"
 )
 
 // A Config configures the policies of a client.
@@ -229,8 +228,9 @@ func classified(err error) error {
 // cannotServe reports whether an error reply means that the server cannot serve the command now. Other replies are
 // about the command or its client.
 func cannotServe(err string) bool {
-	text := reply.Text(err)
-	switch reply.Code(err) {
+	text := replyText(err)
+	code, _, _ := strings.Cut(text, " ")
+	switch code {
 	case "LOADING", "BUSY", // the server is busy
 		"OOM", "MISCONF", // the server has no memory, or cannot write to its disk
 		"READONLY", "NOREPLICAS", "MASTERDOWN", "NOMASTERLINK", // the server is a replica, or has none

@@ -113,7 +113,7 @@ var ends = []end{
 	{name: "breaker forced open", says: says{kind: refused, retry: no, after: 30 * time.Second}, err: forcedOpenBreaker},
 	{name: "bulkhead full", says: says{kind: refused, retry: yes}, err: fullBulkhead},
 	{name: "limiter empty", says: says{kind: refused, retry: yes, after: time.Second}, err: emptyLimiter},
-	{name: "a fleet in an outage", says: says{kind: refused, retry: yes, after: time.Second}, err: sharedInOutage},
+	{name: "a fleet in an outage", says: says{kind: refused, retry: yes, after: 100 * time.Millisecond}, err: sharedInOutage},
 	{name: "Adaptive sheds", says: says{kind: refused, retry: yes}, err: adaptiveSheds},
 
 	{name: "SQL, a duplicate key", says: says{kind: answered, retry: no}, err: sqlState("23505")},
@@ -382,7 +382,7 @@ func gotOfRetry(t *testing.T, caller caller, call resilience.Func) string {
 		return "ends"
 	}
 	waited := calls[1].Sub(calls[0])
-	for _, after := range []time.Duration{time.Second, 2 * time.Second, 30 * time.Second} {
+	for _, after := range []time.Duration{100 * time.Millisecond, time.Second, 2 * time.Second, 30 * time.Second} {
 		if waited >= after-10*time.Millisecond && waited < after+after/5 { // a date has no more than seconds, and there is some jitter
 			return "waits " + after.String() + charge
 		}
