@@ -66,7 +66,7 @@ func (c gateConfig) Validate() error {
 }
 
 var (
-	errTooMany = errors.New("Limit exceeds Max")
+	errTooMany = errors.New("limit exceeds Max")
 	errShut    = errors.New("shut")
 )
 

@@ -236,7 +236,7 @@ func TestTripExactly(t *testing.T) {
 			require.Equal(t, d, b.Stats().OpenLeft)
 			time.Sleep(d - 1)
 			requireRefused(t, do(b, ok), breaker.Open)
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			require.NoError(t, do(b, ok))
 			require.Equal(t, breaker.Closed, b.State())
 		})

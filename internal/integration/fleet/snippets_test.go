@@ -102,7 +102,7 @@ func TestRecipeOfConcurrency(t *testing.T) {
 	export := func(context.Context) error { time.Sleep(20 * time.Millisecond); return nil }
 	slots := fleet.New(fleet.Config{Name: "exports", Eval: resilienceredis.Eval(rdb), MaxWait: time.Minute,
 		Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Slots("exports/running", 2)} }})
-	defer slots.Close(ctx) // or a program that ends keeps its slots for Lease
+	defer slots.Close(ctx)       // or a program that ends keeps its slots for Lease
 	err := slots.Do(ctx, export) // waits for a slot; its ctx ends if the slot is lost
 
 	require.NoError(t, err)

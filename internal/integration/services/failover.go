@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// NewFailoverCluster starts a Redis Cluster of three masters and three replicas on free ports. A replica takes over a few
-// hundred milliseconds after its master has been away for nodeTimeout.
+// NewFailoverCluster starts a Redis Cluster of three masters and three replicas on free ports. A replica
+// takes over a few hundred milliseconds after its master has been away for nodeTimeout.
 func NewFailoverCluster(t testing.TB, nodeTimeout time.Duration) []*RedisServer {
 	t.Helper()
 	needRedisServer(t)
@@ -30,7 +30,8 @@ func NewFailoverCluster(t testing.TB, nodeTimeout time.Duration) []*RedisServer 
 		s := &RedisServer{
 			Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), t: t, dir: t.TempDir(), ready: ping,
 			args: []string{"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
-				"--cluster-require-full-coverage", "no", "--cluster-node-timeout", strconv.FormatInt(nodeTimeout.Milliseconds(), 10)},
+				"--cluster-require-full-coverage", "no",
+				"--cluster-node-timeout", strconv.FormatInt(nodeTimeout.Milliseconds(), 10)},
 		}
 		t.Cleanup(s.Kill)
 		s.Start()
@@ -51,8 +52,8 @@ func NewFailoverCluster(t testing.TB, nodeTimeout time.Duration) []*RedisServer 
 	return nodes
 }
 
-// NewSentinels starts a Redis, a replica, and three Sentinels that watch them under the name "m". The replica takes over
-// after the primary has been away for downAfter.
+// NewSentinels starts a Redis, a replica, and three Sentinels that watch them under the name "m". The
+// replica takes over after the primary has been away for downAfter.
 func NewSentinels(t testing.TB, downAfter time.Duration) (primary *RedisServer, sentinels []string) {
 	t.Helper()
 	primary = NewRedis(t)
