@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/linger"
@@ -131,9 +132,10 @@ func (l *load[K, V]) Value(key any) any {
 	return l.values().Value(key)
 }
 
-// values returns the values of the caller's ctx, without its end.
+// values returns the values of the caller's ctx, without its end and without the mark of a retrier that retries
+// the caller: a load has other callers, and a refresh has none, so its own retrier must retry it.
 func (l *load[K, V]) values() context.Context {
-	return linger.Apart(context.WithoutCancel(l.caller))
+	return attempt.With(linger.Apart(context.WithoutCancel(l.caller)), 0)
 }
 
 // end ends l, as a ctx. If its time has passed, that of std has too.
