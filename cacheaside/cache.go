@@ -105,7 +105,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	// The first load sets the time. Without one overdue finds nothing.
 	c.timer = time.AfterFunc(time.Hour, c.overdue)
 	c.remembers = cfg.Store == nil // otherwise once the Store is being watched
-	c.divide(cfg.Capacity, cfg.Store != nil)
+	c.grow(cfg.Capacity, cfg.Store != nil)
 	if cfg.Store != nil {
 		c.tier = newTier(cfg.Store, c.now, func() time.Duration { return max(c.cfg().ErrorPause, 0) }, c.tellAll)
 		c.running.Go(c.watch)
@@ -186,6 +186,7 @@ func (c *Cache[K, V]) follow(cfg *Config[K, V]) {
 	c.entries.SetMaximum(uint64(cfg.Capacity))
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.grow(cfg.Capacity, cfg.Store != nil)
 	c.allAt = c.now() // for a Lag that is set: nobody has noted changes until now
 }
 
@@ -204,9 +205,8 @@ func (c *Cache[K, V]) watch() {
 			}
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			bucket := c.hash(written)
-			c.buckets[bucket].Add(1)
-			c.note(bucket)
+			c.touch(hash(written))
+			c.note(hash(written))
 		})
 		c.outdate(false)
 		if !lost && c.tier.ctx.Err() == nil {
@@ -236,23 +236,24 @@ func (c *Cache[K, V]) written(key K) string {
 	return c.cfg().Key(key)
 }
 
-// bucket returns that of a key.
-func (c *Cache[K, V]) bucket(key K, written string) uint32 {
+// hashOf returns the hash of a key, which written is converted from.
+func (c *Cache[K, V]) hashOf(key K, written string) uint32 {
 	if c.tier != nil {
-		return c.hash(written)
+		return hash(written)
 	}
-	return uint32(maphash.Comparable(c.seed, key)) & c.mask
+	return uint32(maphash.Comparable(c.seed, key))
 }
 
-// note notes that keys of a bucket have changed, if that matters. The Cache is locked.
-func (c *Cache[K, V]) note(bucket uint32) {
+// note records when the keys with a hash have changed, if that matters. The Cache is locked.
+func (c *Cache[K, V]) note(hash uint32) {
 	if c.cfg().Lag <= 0 {
 		return
 	}
+	mask := c.table.Load().mask
 	if c.at == nil {
-		c.at = make([]time.Duration, c.mask+1)
+		c.at = make([]time.Duration, mask+1)
 	}
-	c.at[bucket] = c.now()
+	c.at[hash&mask] = c.now()
 }
 
 // tell reports an event, about key unless that is nil, on the goroutine of a call. No lock is

@@ -93,13 +93,12 @@ func later(t, d time.Duration) time.Duration {
 	return t + d
 }
 
-// changes say what other processes have changed: everything, or the keys of a bucket. They name
-// keys as they are written for the Store, which cannot be converted back; so a key is known by its
-// hash, and the other keys of its bucket end with it.
+// changes counts the changes that other processes have made: to everything, or to the keys of a bucket. They name
+// keys as converted for the Store, which cannot be converted back. So a key is known by its hash, and a change also
+// ends the other keys of its bucket.
 type changes struct {
-	all     atomic.Uint32
-	buckets []atomic.Uint32 // of versions; there are none without a Store
-	mask    uint32          // of a hash, for the bucket
+	all   atomic.Uint32
+	table atomic.Pointer[buckets] // hits read it without a lock; replaced under Cache.mu
 
 	// When the last change was, by whatever process, guarded by Cache.mu. What a new Cache has not
 	// heard of counts as changed when it began, or at its last Update.
@@ -107,37 +106,71 @@ type changes struct {
 	at    []time.Duration // of each bucket; nil until it is needed for Lag
 }
 
-// A mark is when an entry or a flight began, as changes count.
+// buckets has the version of each bucket. The number of buckets is a power of two.
+type buckets struct {
+	mask     uint32          // of a hash, for the bucket
+	versions []atomic.Uint32 // nil without a Store
+}
+
+// A mark is when an entry or a flight began, as changes count. It has the whole hash of the key, and so remains valid
+// when the number of buckets grows.
 type mark struct {
-	bucket  uint32
+	hash    uint32
 	version uint64
 }
 
-// divide makes about one bucket for each of n keys, at most a million.
-func (c *changes) divide(n int, shared bool) {
+// grow makes about one bucket for each of n keys, at most a million, and keeps a larger number. A new bucket has the
+// version of the bucket that it was part of. The Cache is locked, because changes counted in the old table would be
+// lost.
+func (c *changes) grow(n int, shared bool) {
 	size := uint32(1) << bits.Len(uint(min(max(n, 256), 1<<20)-1))
-	c.mask = size - 1
-	if shared {
-		c.buckets = make([]atomic.Uint32, size)
+	old := c.table.Load()
+	if old != nil && size <= old.mask+1 {
+		return
 	}
+	next := &buckets{mask: size - 1}
+	if shared {
+		next.versions = make([]atomic.Uint32, size)
+		for i := range next.versions {
+			if old != nil {
+				next.versions[i].Store(old.versions[uint32(i)&old.mask].Load())
+			}
+		}
+	}
+	if c.at != nil {
+		at := make([]time.Duration, size)
+		for i := range at {
+			at[i] = c.at[uint32(i)&old.mask]
+		}
+		c.at = at
+	}
+	c.table.Store(next)
 }
 
-func (c *changes) hash(written string) uint32 { return crc32.ChecksumIEEE([]byte(written)) & c.mask }
+// touch counts a change to the keys with a hash. The Cache is locked.
+func (c *changes) touch(hash uint32) {
+	t := c.table.Load()
+	t.versions[hash&t.mask].Add(1)
+}
 
-func (c *changes) version(bucket uint32) uint64 {
+// hash returns the hash of a key as converted for the Store.
+func hash(written string) uint32 { return crc32.ChecksumIEEE([]byte(written)) }
+
+// version returns a number that changes with each change to the keys with a hash.
+func (c *changes) version(hash uint32) uint64 {
 	version := uint64(c.all.Load()) << 32
-	if c.buckets != nil {
-		version |= uint64(c.buckets[bucket].Load())
+	if t := c.table.Load(); t.versions != nil {
+		version |= uint64(t.versions[hash&t.mask].Load())
 	}
 	return version
 }
 
-func (c *changes) holds(m mark) bool { return m.version == c.version(m.bucket) }
+func (c *changes) holds(m mark) bool { return m.version == c.version(m.hash) }
 
-// last returns when the keys of a bucket changed last.
-func (c *changes) last(bucket uint32) time.Duration {
+// last returns when the keys with a hash changed last. The Cache is locked.
+func (c *changes) last(hash uint32) time.Duration {
 	if c.at == nil {
 		return c.allAt
 	}
-	return max(c.allAt, c.at[bucket])
+	return max(c.allAt, c.at[hash&c.table.Load().mask])
 }

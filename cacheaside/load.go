@@ -168,8 +168,8 @@ func (l *load[K, V]) add(key K, written string, old *entry[V]) *flight[K, V] {
 	} else {
 		l.flights = l.only[:0]
 	}
-	bucket := c.bucket(key, written)
-	f.key, f.written, f.mark, f.old, f.load = key, written, mark{bucket, c.version(bucket)}, old, l
+	h := c.hashOf(key, written)
+	f.key, f.written, f.mark, f.old, f.load = key, written, mark{h, c.version(h)}, old, l
 	f.done, f.waiters = make(chan struct{}), 1
 	if soft := l.cfg.SoftTimeout; soft > 0 {
 		f.soft = later(l.start, soft)
@@ -532,7 +532,7 @@ func (l *load[K, V]) judge(f *flight[K, V], err error) {
 	f.entry = e
 	if l.cfg.Lag > 0 {
 		l.c.mu.Lock()
-		if ends := later(l.c.last(f.mark.bucket), l.cfg.Lag); ends > l.begun {
+		if ends := later(l.c.last(f.mark.hash), l.cfg.Lag); ends > l.begun {
 			e.lagged = true
 			e.until(ends)
 		}

@@ -137,7 +137,7 @@ func (c *Cache[K, V]) announce(ctx context.Context, keys []K, token string, soft
 	}
 	c.mu.Lock()
 	for _, key := range written { // before the Store is told: from then on it takes what is loaded
-		c.note(c.hash(key))
+		c.note(hash(key))
 	}
 	c.mu.Unlock()
 	failed := c.tier.tell(ctx, written, token, tell)
@@ -163,7 +163,7 @@ func (c *Cache[K, V]) forget(keys []K, soft bool) {
 	cfg, now := c.cfg(), c.now()
 	for _, key := range keys {
 		if cfg.Lag > 0 {
-			c.note(c.bucket(key, c.written(key)))
+			c.note(c.hashOf(key, c.written(key)))
 		}
 		delete(c.flights, key)
 		if e := c.peek(key); soft && e != nil {
