@@ -41,8 +41,9 @@ type Config[K comparable, V any] struct {
 	// while the load hangs does not get it, unless SoftTimeout has passed.
 	StaleOnError time.Duration
 	// ErrorPause is how long an old value is served after a failed load before the next load, in every
-	// process that shares a Store, and how long Gets skip a shard of the Store that has failed. Without
-	// an old value each call loads. Zero means 1 second, negative none.
+	// process that shares a Store, and how long a shard of the Store that has failed is not called. While the
+	// Store hangs, at most two callers wait for it in each ErrorPause. Without an old value each call loads.
+	// Zero means 1 second, negative none.
 	ErrorPause time.Duration
 	// Ahead is the beta of XFetch, which refreshes fresh values in the background, more probably toward
 	// the end of the TTL and after a long load: 1 is the paper's value, more is earlier. Zero means never.

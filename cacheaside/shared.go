@@ -99,7 +99,7 @@ func (l *load[K, V]) ask() {
 		if len(asks) == 0 {
 			return
 		}
-		t.try(l, shard, func(ctx context.Context) error {
+		_ = t.try(l, shard, func(ctx context.Context) error {
 			looks, err := t.store.Acquire(ctx, asks...)
 			if err == nil && len(looks) != len(asks) {
 				err = fmt.Errorf("the Store gave %d answers about %d keys", len(looks), len(asks))
@@ -174,7 +174,7 @@ func (l *load[K, V]) fill() {
 		for i, f := range some {
 			values[i] = f.filling
 		}
-		t.try(l, shard, func(ctx context.Context) error {
+		_ = t.try(l, shard, func(ctx context.Context) error {
 			current, err := t.store.Fill(ctx, values...)
 			if err == nil && len(current) != len(values) {
 				err = fmt.Errorf("the Store gave %d answers about %d values", len(current), len(values))
@@ -203,7 +203,9 @@ func (l *load[K, V]) release(flights []*flight[K, V], failed bool) {
 	each(t, flights, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
 		for _, f := range some {
 			if f.leased {
-				t.try(l, shard, func(ctx context.Context) error { return t.store.Release(ctx, f.ask, failed || f.failed) })
+				_ = t.try(l, shard, func(ctx context.Context) error {
+					return t.store.Release(ctx, f.ask, failed || f.failed)
+				})
 			}
 		}
 	})

@@ -16,8 +16,8 @@ import (
 // all of them. A generation begins with the first lease after an invalidation, and ends with the
 // next invalidation or when a value is filled.
 type Store interface {
-	// Shard returns the part of the Store that holds key, always the same one. After a failure Gets
-	// skip it for Config.ErrorPause.
+	// Shard returns the part of the Store that holds key, always the same one. After a failure it is not
+	// called for Config.ErrorPause, and after a call that hung, the other shards are tried one at a time.
 	Shard(key string) uint8
 
 	// Acquire looks keys up and takes the leases of those that are not fresh, as each Ask says. Each

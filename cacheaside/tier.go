@@ -23,7 +23,7 @@ type tier struct {
 	wake  chan struct{} // has an element if there may be something to tell later
 
 	mu     sync.Mutex
-	down   map[uint8]time.Duration // shards that failed last, with the end of the pause of each
+	outage outage
 	untold map[string]*change      // of keys that the Store must still be told about
 	all    *change                 // of all keys; nil if the Store knows of it
 }
@@ -43,7 +43,7 @@ const (
 
 func newTier(s Store, now, pause func() time.Duration, event func(context.Context, EventKind, error)) *tier {
 	t := &tier{store: s, now: now, pause: pause, event: event, wake: make(chan struct{}, 1)}
-	t.down, t.untold = make(map[uint8]time.Duration), make(map[string]*change)
+	t.untold = make(map[string]*change)
 	t.ctx, t.end = context.WithCancel(context.Background())
 	return t
 }
@@ -79,36 +79,50 @@ func each[T any](t *tier, all []T, key func(T) string, call func(shard uint8, so
 	calls.Wait()
 }
 
-// try calls a shard for a Get, unless that is to be left alone. When the pause after a failure is
-// over, one call tries it, and the others do without until that has an answer. It waits for the
-// answer even if ctx ends.
-func (t *tier) try(ctx context.Context, shard uint8, call func(context.Context) error) {
+// try calls a shard and records the result, or returns errPaused if no call is made. It waits for the answer even if
+// ctx ends.
+func (t *tier) try(ctx context.Context, shard uint8, call func(context.Context) error) error {
 	t.mu.Lock()
-	until, down := t.down[shard] // 0 if it is up
-	now := t.now()
-	if down && now >= until {
-		t.down[shard] = now + t.pause()
-	}
+	admitted := t.outage.admit(shard, t.now(), t.pause())
 	t.mu.Unlock()
-	if now >= until {
-		ctx = context.WithoutCancel(ctx)
-		t.ended(ctx, shard, call(ctx))
+	if !admitted {
+		return errPaused
 	}
+	return t.call(ctx, shard, call)
 }
 
-// ended notes how a call of a shard has ended.
-func (t *tier) ended(ctx context.Context, shard uint8, err error) {
+// tryChange is try for a call that propagates a change.
+func (t *tier) tryChange(ctx context.Context, shard uint8, call func(context.Context) error) error {
+	t.mu.Lock()
+	admitted := t.outage.admitChange(shard, t.now(), t.pause())
+	t.mu.Unlock()
+	if !admitted {
+		return errPaused
+	}
+	return t.call(ctx, shard, call)
+}
+
+// call calls a shard, even one that is left alone otherwise, and records the result.
+func (t *tier) call(ctx context.Context, shard uint8, call func(context.Context) error) error {
+	ctx, began := context.WithoutCancel(ctx), t.now()
+	err := call(ctx)
+	t.record(ctx, shard, began, err)
+	return err
+}
+
+// record records the result of a call of a shard that began at a time.
+func (t *tier) record(ctx context.Context, shard uint8, began time.Duration, err error) {
 	if err != nil && t.ctx.Err() != nil { // Close may have ended the call
 		return
 	}
 	t.mu.Lock()
-	was := len(t.down)
+	was := t.outage.down
 	if err != nil {
-		t.down[shard] = t.now() + t.pause()
+		t.outage.fail(shard, began, t.now(), t.pause())
 	} else {
-		delete(t.down, shard)
+		t.outage.succeed(shard, t.now())
 	}
-	is := len(t.down)
+	is := t.outage.down
 	t.mu.Unlock()
 	switch {
 	case was == 0 && is > 0:
@@ -125,15 +139,13 @@ func (t *tier) trusts(key string) bool {
 	return t.untold[key] == nil && t.all == nil
 }
 
-// tell tells the Store of a change, even of a shard that is left alone otherwise, and even if ctx
-// has ended: the change has been made. It returns the errors of the keys that could not be told; the
-// Store is told later that they are invalid, and until then is not asked about them. With a token, the
-// change is the end of a Write.
+// tell propagates a change to the Store, even if ctx has ended: the change has been made. It returns the errors of
+// the keys that it could not propagate, which are invalidated later and until then not looked up. It makes no call of
+// a shard that is known to hang, so that a Write does not wait for it. With a token, the change is the end of a Write.
 func (t *tier) tell(ctx context.Context, keys []string, token string,
 	call func(context.Context, ...string) error) (failed map[string]error) {
-	ctx = context.WithoutCancel(ctx)
 	each(t, keys, asWritten, func(shard uint8, some []string) {
-		err := call(ctx, some...)
+		err := t.tryChange(ctx, shard, func(ctx context.Context) error { return call(ctx, some...) })
 		if err != nil {
 			t.mu.Lock()
 			if failed == nil {
@@ -145,7 +157,6 @@ func (t *tier) tell(ctx context.Context, keys []string, token string,
 			}
 			t.mu.Unlock()
 		}
-		t.ended(ctx, shard, err)
 	})
 	return failed
 }
@@ -221,8 +232,8 @@ func (t *tier) sleep() bool {
 	}
 }
 
-// tellUntold tells the Store what it could not be told before. It returns the keys that are still
-// untold, nil for all of them, and why.
+// tellUntold tells the Store what it could not be told before. It tries all shards, because no caller waits for it: one
+// that stays down must not delay another one. It returns the keys that are still untold, nil for all of them, and why.
 func (t *tier) tellUntold(ctx context.Context) (left []string, failed error) {
 	t.mu.Lock()
 	all, untold := t.all, maps.Clone(t.untold)
@@ -236,15 +247,17 @@ func (t *tier) tellUntold(ctx context.Context) (left []string, failed error) {
 		t.mu.Unlock()
 	}
 	each(t, slices.Sorted(maps.Keys(untold)), asWritten, func(shard uint8, some []string) {
-		err := t.store.Invalidate(ctx, some...)
-		for _, key := range some {
-			for _, token := range untold[key].tokens {
-				if err == nil {
-					err = t.store.Unfence(ctx, key, token)
+		err := t.call(ctx, shard, func(context.Context) error { // ctx ends with Close
+			err := t.store.Invalidate(ctx, some...)
+			for _, key := range some {
+				for _, token := range untold[key].tokens {
+					if err == nil {
+						err = t.store.Unfence(ctx, key, token)
+					}
 				}
 			}
-		}
-		t.ended(ctx, shard, err)
+			return err
+		})
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		for _, key := range some {

@@ -35,8 +35,11 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 	t, begun, token, written := c.tier, time.Now(), newToken(), c.cfg().Key(key)
 	// Fence waits for the answer even if ctx ends, because a fence that nobody removes would stand
 	// until it falls.
-	window, unfenced := t.store.Fence(context.WithoutCancel(ctx), written, token)
-	t.ended(ctx, t.store.Shard(written), unfenced)
+	var window time.Duration
+	unfenced := t.tryChange(ctx, t.store.Shard(written), func(ctx context.Context) (err error) {
+		window, err = t.store.Fence(ctx, written, token)
+		return err
+	})
 	// Calls from now on find the fence in the Store. The entry in memory would outlive a
 	// write that never returns.
 	c.forget(keys, false)

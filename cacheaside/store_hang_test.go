@@ -1,0 +1,81 @@
+package cacheaside_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// hanging returns a cache whose Store answers each call after 250ms with an error. Its keys are in 64 shards.
+func hanging(src *source) (*cacheaside.Cache[int, int], *fakeConn) {
+	conn := newFakeStore().connect()
+	conn.hangs, conn.failing = 250*time.Millisecond, true
+	return cacheaside.New(cacheaside.Config[int, int]{
+		Load: src.load, Store: spread{unwatched{conn}},
+		LoadMany: func(ctx context.Context, keys []int) (map[int]int, error) {
+			values := map[int]int{}
+			for _, key := range keys {
+				values[key], _ = src.load(ctx, key)
+			}
+			return values, nil
+		},
+	}), conn
+}
+
+// A spread is a Store with a shard for each of 64 keys.
+type spread struct{ cacheaside.Store }
+
+func (spread) Shard(key string) (n uint8) {
+	for _, digit := range key {
+		n = 10*n + uint8(digit-'0')
+	}
+	return n % 64
+}
+
+// However many shards it has, a Store that hangs keeps two callers waiting in each ErrorPause.
+func TestHangingStoreKeepsTwoWaiting(t *testing.T) {
+	for name, do := range map[string]func(t *testing.T, c *cacheaside.Cache[int, int]){
+		"Get": func(t *testing.T, c *cacheaside.Cache[int, int]) {
+			for key := range 60 {
+				mustGet(t, c, key)
+			}
+		},
+		"Write": func(t *testing.T, c *cacheaside.Cache[int, int]) {
+			for key := range 20 {
+				write(t, c, key)
+			}
+		},
+		"Invalidate": func(t *testing.T, c *cacheaside.Cache[int, int]) {
+			for key := range 20 {
+				require.ErrorAs(t, c.Invalidate(t.Context(), key), new(*cacheaside.InvalidateError))
+			}
+		},
+		"GetMany": func(t *testing.T, c *cacheaside.Cache[int, int]) {
+			keys := make([]int, 60)
+			for i := range keys {
+				keys[i] = i
+			}
+			values, err := c.GetMany(t.Context(), keys)
+			require.NoError(t, err)
+			require.Len(t, values, 60)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, conn := hanging(newSource())
+				defer c.Close()
+				for range 3 {
+					start := time.Now()
+					do(t, c)
+					require.LessOrEqual(t, time.Since(start), 2*conn.hangs)
+					time.Sleep(1100 * time.Millisecond)
+				}
+			})
+		})
+	}
+}
