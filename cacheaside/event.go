@@ -15,7 +15,7 @@ const (
 	EventLoadAnswered  EventKind = "load_answered"  // another answer
 	EventLoadRefused   EventKind = "load_refused"   // by a policy in Middleware
 	EventServedStale   EventKind = "served_stale"   // a value past its TTL; with Err, its load failed
-	EventCodecFailed   EventKind = "codec_failed"   // of a value from or for the Store
+	EventCodecFailed   EventKind = "codec_failed"   // of a value from or for the Store; or the Store refused the value
 	EventStoreLost     EventKind = "store_lost"     // the first of its shards failed
 	EventStoreRestored EventKind = "store_restored" // all of them answer again
 	EventFenceFailed   EventKind = "fence_failed"   // a Write went on without a fence

@@ -386,10 +386,14 @@ func (l *load[K, V]) run() {
 	for _, f := range l.flights {
 		l.judge(f, err)
 	}
+	var failed []failedFill[K, V]
 	if shared {
-		l.fill()
+		failed = l.fill()
 	}
 	l.land(l.flights)
+	for _, f := range failed {
+		l.settle(f)
+	}
 }
 
 // crash answers the flights that are left with the panic of a function of the application, or its call of

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -132,8 +134,9 @@ func (l *load[K, V]) read(f *flight[K, V]) *entry[V] {
 	return e
 }
 
-// fill stores the results of the flights that have a lease, or gives the lease back.
-func (l *load[K, V]) fill() {
+// fill stores the results of the flights that have a lease, or gives the lease back. It returns the flights of each
+// call of the Store that failed.
+func (l *load[K, V]) fill() (failed []failedFill[K, V]) {
 	c, t := l.c, l.c.tier
 	var full, none []*flight[K, V]
 	var old []string
@@ -155,10 +158,7 @@ func (l *load[K, V]) fill() {
 				none = append(none, f)
 				continue
 			}
-			f.filling = Filling{
-				Key: f.written, Version: l.cfg.Version, Grant: f.lookup.Grant,
-				Value: data, Fresh: e.fresh - now, Keep: e.keep - now,
-			}
+			f.filling.Value = data
 			full = append(full, f)
 		}
 	}
@@ -169,22 +169,79 @@ func (l *load[K, V]) fill() {
 		}
 	}
 	l.release(none, false)
+	var mu sync.Mutex
 	each(t, full, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
-		values := make([]Filling, len(some))
-		for i, f := range some {
-			values[i] = f.filling
+		if !t.admit(shard) {
+			return
 		}
-		_ = t.try(l, shard, func(ctx context.Context) error {
-			current, err := t.store.Fill(ctx, values...)
-			if err == nil && len(current) != len(values) {
-				err = fmt.Errorf("the Store gave %d answers about %d values", len(current), len(values))
-			}
+		began := c.now()
+		if current, err := l.store(some); err != nil {
+			mu.Lock()
+			failed = append(failed, failedFill[K, V]{shard, some, began, err})
+			mu.Unlock()
+		} else {
+			t.record(l, shard, began, nil)
 			for i, f := range some {
-				f.invalidated = err == nil && !current[i]
+				f.invalidated = !current[i]
 			}
-			return err
-		})
+		}
 	})
+	return failed
+}
+
+// store calls Fill with the values of flights of one shard. It waits for the answer even if l ends.
+func (l *load[K, V]) store(flights []*flight[K, V]) ([]bool, error) {
+	values := make([]Filling, len(flights))
+	for i, f := range flights {
+		now := l.c.now()
+		values[i] = Filling{
+			Key: f.written, Version: l.cfg.Version, Grant: f.lookup.Grant,
+			Value: f.filling.Value, Fresh: f.entry.fresh - now, Keep: f.entry.keep - now,
+		}
+	}
+	current, err := l.c.tier.store.Fill(context.WithoutCancel(l), values...)
+	if err == nil && len(current) != len(values) {
+		err = fmt.Errorf("the Store gave %d answers about %d values", len(current), len(values))
+	}
+	return current, err
+}
+
+// A failedFill is a call of Fill that failed, for flights of one shard.
+type failedFill[K comparable, V any] struct {
+	shard   uint8
+	flights []*flight[K, V]
+	began   time.Duration
+	err     error
+}
+
+// settle finds out why a Fill failed, when the callers have their values. If the Store answers a smaller call, which
+// ends the lease of the largest value, then it refused a value: this is no outage. The other values are stored one by
+// one, and the leases of those that are refused, too, end, so that no process waits for them.
+func (l *load[K, V]) settle(failed failedFill[K, V]) {
+	t, err := l.c.tier, failed.err
+	slices.SortStableFunc(failed.flights, func(a, b *flight[K, V]) int {
+		return len(b.filling.Value) - len(a.filling.Value)
+	})
+	for i, f := range failed.flights {
+		began := failed.began
+		if i > 0 {
+			began = l.c.now()
+			// What was loaded within Lag of a change must not be stored, and the flight no longer tells.
+			if l.cfg.Lag <= 0 {
+				if _, err = l.store(failed.flights[i : i+1]); err == nil {
+					continue
+				}
+			}
+		}
+		if e := t.store.Release(context.WithoutCancel(l), f.ask, false); e != nil {
+			t.record(l, failed.shard, began, err)
+			return
+		}
+		t.record(l, failed.shard, began, nil)
+		if i == 0 || l.cfg.Lag <= 0 {
+			l.c.report(context.WithoutCancel(l), EventCodecFailed, &f.key, err, 0)
+		}
+	}
 }
 
 func (c *Cache[K, V]) isCurrent(f *flight[K, V]) bool {

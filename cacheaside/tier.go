@@ -24,8 +24,8 @@ type tier struct {
 
 	mu     sync.Mutex
 	outage outage
-	untold map[string]*change      // of keys that the Store must still be told about
-	all    *change                 // of all keys; nil if the Store knows of it
+	untold map[string]*change // of keys that the Store must still be told about
+	all    *change            // of all keys; nil if the Store knows of it
 }
 
 // A change is one that the Store could not be told of. If its key changes again, another one takes
@@ -82,13 +82,17 @@ func each[T any](t *tier, all []T, key func(T) string, call func(shard uint8, so
 // try calls a shard and records the result, or returns errPaused if no call is made. It waits for the answer even if
 // ctx ends.
 func (t *tier) try(ctx context.Context, shard uint8, call func(context.Context) error) error {
-	t.mu.Lock()
-	admitted := t.outage.admit(shard, t.now(), t.pause())
-	t.mu.Unlock()
-	if !admitted {
+	if !t.admit(shard) {
 		return errPaused
 	}
 	return t.call(ctx, shard, call)
+}
+
+// admit reports whether a shard may be called. Its caller records the result of the call.
+func (t *tier) admit(shard uint8) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.outage.admit(shard, t.now(), t.pause())
 }
 
 // tryChange is try for a call that propagates a change.

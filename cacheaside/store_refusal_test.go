@@ -1,0 +1,119 @@
+package cacheaside_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience/cacheaside"
+)
+
+// A picky Store refuses a Fill with a value of more than 100 bytes, after a while.
+type picky struct {
+	cacheaside.Store
+	takes time.Duration
+}
+
+func (p picky) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+	for _, v := range values {
+		if len(v.Value) > 100 {
+			time.Sleep(p.takes)
+			return nil, errors.New("the connection was reset")
+		}
+	}
+	return p.Store.Fill(ctx, values...)
+}
+
+// A value that the Store refuses is loaded by each process, at once. Its neighbors in the shard, in the same call too,
+// are shared, and the Store does not count as lost.
+func TestRefusedValueIsNoOutage(t *testing.T) {
+	for name, takes := range map[string]time.Duration{"at once": 0, "after a timeout": 250 * time.Millisecond} {
+		for lag, lagging := range map[time.Duration]string{0: "", time.Nanosecond: " with a lag"} {
+			t.Run(name+lagging, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					shared, src := newFakeStore(), newSource()
+					many := func(ctx context.Context, keys []int) (map[int]string, error) {
+						values := map[int]string{}
+						for _, key := range keys {
+							_, _ = src.load(ctx, key)
+							values[key] = strings.Repeat("x", key)
+						}
+						return values, nil
+					}
+					var log eventLog
+					open := func() *cacheaside.Cache[int, string] {
+						return cacheaside.New(cacheaside.Config[int, string]{
+							Store: picky{unwatched{shared.connect()}, takes}, OnEvent: log.add, Lag: lag, LoadMany: many,
+							Load: func(ctx context.Context, key int) (string, error) {
+								values, err := many(ctx, []int{key})
+								return values[key], err
+							},
+						})
+					}
+					keys := []int{11, 201, 21, 1001, 1} // of one shard; 201 and 1001 are refused
+					a, b := open(), open()
+					defer a.Close()
+					defer b.Close()
+					values, err := a.GetMany(t.Context(), keys)
+					require.NoError(t, err)
+					require.Len(t, values, len(keys))
+					time.Sleep(2 * time.Second)
+					for range 3 {
+						for _, key := range keys {
+							start := time.Now()
+							require.Len(t, mustGet(t, b, key), key)
+							require.LessOrEqual(t, time.Since(start), takes)
+							time.Sleep(takes) // the lease ends after the Get
+							synctest.Wait()
+						}
+					}
+					require.Zero(t, log.count(cacheaside.EventStoreLost))
+					require.Equal(t, 4, src.loaded(201))
+					require.Equal(t, 4, src.loaded(1001))
+					for _, key := range []int{1, 11, 21} {
+						most := 1
+						if lag > 0 {
+							most = 2
+						}
+						require.LessOrEqual(t, src.loaded(key), most, key)
+					}
+					refused := 2 // by the GetMany, and each of the other Gets
+					if lag > 0 {
+						refused = 1 // 201 is not tried
+					}
+					require.Equal(t, refused+6, log.count(cacheaside.EventCodecFailed))
+				})
+			})
+		}
+	}
+}
+
+// If the Store does not answer after a Fill that failed either, it is lost, and no further call of it is made.
+func TestFailedFillOfALostStoreIsAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log eventLog
+		conn := newFakeStore().connect()
+		conn.hangs = 250 * time.Millisecond
+		c := cacheaside.New(cacheaside.Config[int, int]{
+			Store: unwatched{conn}, OnEvent: log.add,
+			Load: func(context.Context, int) (int, error) {
+				conn.fail()
+				return 1, nil
+			},
+		})
+		defer c.Close()
+		start := time.Now()
+		mustGet(t, c, 1)
+		require.Equal(t, conn.hangs, time.Since(start), "the caller waits for the Fill only")
+		time.Sleep(conn.hangs)
+		synctest.Wait()
+		require.Equal(t, 1, log.count(cacheaside.EventStoreLost))
+		require.Equal(t, 1, conn.called("Release"))
+		require.Zero(t, log.count(cacheaside.EventCodecFailed))
+	})
+}
