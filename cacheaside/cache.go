@@ -21,21 +21,21 @@
 //     its lease lasts. One that was overtaken, canceled or timed out may run beside the next.
 //   - An error or a panic is never cached. A load that fails has failed for all who wait
 //     for it, in every process.
-//   - A value past its TTL is served only as Stale, StaleOnError and SoftTimeout allow,
+//   - A value past its TTL is served only as StaleWhileRevalidate, StaleIfError and SoftTimeout allow,
 //     and never after an invalidation.
 //   - Each caller waits for a load as long as its own ctx lasts. When the last one leaves, the
-//     load is canceled (see Config.Finish).
+//     load is canceled (see Config.FinishLoads).
 //
 // With a Store, each process keeps the first promise for its own writes and, by
 // [GetOptions].SkipMemory, at one round trip, for those of all. Otherwise it sees the writes of
 // others when their messages arrive or, without a subscription, when the TTL has passed, extended
-// by Stale and StaleOnError. While the subscription is lost, memory is not used. Write fences its
+// by StaleWhileRevalidate and StaleIfError. While the subscription is lost, memory is not used. Write fences its
 // key in the Store before it writes, so that readers miss if the process dies before the
 // invalidation.
 //
 // A Store that loses what it was told, by a restart, an eviction or a failover to a replica
 // that lags, may hold values from before a Write. Then the TTL is the bound, extended by
-// Stale and StaleOnError. Run it without persistence.
+// StaleWhileRevalidate and StaleIfError. Run it without persistence.
 //
 // Sources: the Cache-Aside pattern (Cloud Design Patterns); leases from "Scaling
 // Memcache at Facebook" (NSDI 2013); XFetch from "Optimal Probabilistic Cache Stampede
@@ -187,7 +187,7 @@ func (c *Cache[K, V]) follow(cfg *Config[K, V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.grow(cfg.Capacity, cfg.Store != nil)
-	c.allAt = c.now() // for a Lag that is set: nobody has noted changes until now
+	c.allAt = c.now() // for a ReplicaLag that is set: nobody has noted changes until now
 }
 
 // watch listens for invalidations by other processes until Close. While it cannot hear them,
@@ -197,7 +197,7 @@ func (c *Cache[K, V]) watch() {
 		err := c.tier.store.Watch(c.tier.ctx, func() {
 			c.outdate(true) // entries and loads may have missed a change
 			lost = false
-			c.tellAll(context.Background(), EventWatchBegun, nil)
+			c.tellAll(context.Background(), EventWatchBegan, nil)
 		}, func(written string) {
 			if written == "" {
 				c.outdate(true)
@@ -246,7 +246,7 @@ func (c *Cache[K, V]) hashOf(key K, written string) uint32 {
 
 // note records when the keys with a hash have changed, if that matters. The Cache is locked.
 func (c *Cache[K, V]) note(hash uint32) {
-	if c.cfg().Lag <= 0 {
+	if c.cfg().ReplicaLag <= 0 {
 		return
 	}
 	mask := c.table.Load().mask

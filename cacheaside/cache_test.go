@@ -49,7 +49,7 @@ func (s *source) loaded(key int) int {
 func TestGetLoadsOnceThenHits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Jitter: -1})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Jitter: cacheaside.None})
 		defer c.Close()
 		for range 3 {
 			v, err := c.Get(t.Context(), 1)

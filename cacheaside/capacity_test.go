@@ -36,7 +36,7 @@ func TestRaisedCapacitySeparatesEntries(t *testing.T) {
 		return values, nil
 	}
 	c := cacheaside.New(cacheaside.Config[int, int]{
-		Capacity: 5_000, TTL: time.Hour, Store: n, LoadMany: many, Lag: time.Nanosecond,
+		Capacity: 5_000, TTL: time.Hour, Store: n, LoadMany: many, ReplicaLag: time.Nanosecond,
 		Load: func(_ context.Context, key int) (int, error) { return key, nil },
 	})
 	defer c.Close()

@@ -12,6 +12,9 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
+// None, as a Config's Jitter or ErrorPause, switches it off. Test for it before calculating with a value.
+const None = -1 << 31
+
 // Config says how a [Cache] loads, keeps and shares its values. A zero field means its default. A
 // negative value is an error unless the field gives it a meaning.
 type Config[K comparable, V any] struct {
@@ -22,7 +25,7 @@ type Config[K comparable, V any] struct {
 	// that matches [ErrNotFound]. Required.
 	//
 	// It runs on a goroutine of its own. Its ctx has the values of that of the call that began it, and
-	// ends with LoadTimeout, with the last caller (see Finish), or with Close. It may call Get for other
+	// ends with LoadTimeout, with the last caller (see FinishLoads), or with Close. It may call Get for other
 	// keys with its ctx.
 	Load func(ctx context.Context, key K) (V, error)
 	// LoadMany reads several values for GetMany. A key missing from the map does not exist or, if
@@ -32,38 +35,39 @@ type Config[K comparable, V any] struct {
 
 	// TTL is how long a value is fresh, from the start of its load; see SetTTL. Zero means 5 minutes.
 	TTL time.Duration
-	// Jitter shortens each TTL by a random share of at most Jitter. At most 1. Zero means 0.1, negative
+	// Jitter shortens each TTL by a random share of at most Jitter. At most 1. Zero means 0.1; [None] means
 	// none.
 	Jitter float64
-	// Stale is how long after its TTL a value is served at once while it is refreshed.
-	Stale time.Duration
-	// StaleOnError is how long after its TTL a value is served if its load fails. A caller whose ctx ends
+	// StaleWhileRevalidate is how long after its TTL a value is served at once while it is refreshed. Zero
+	// means never.
+	StaleWhileRevalidate time.Duration
+	// StaleIfError is how long after its TTL a value is served if its load fails. A caller whose ctx ends
 	// while the load hangs does not get it, unless SoftTimeout has passed.
-	StaleOnError time.Duration
+	StaleIfError time.Duration
 	// ErrorPause is how long an old value is served after a failed load before the next load, in every
 	// process that shares a Store, and how long a shard of the Store that has failed is not called. While the
 	// Store hangs, at most two callers wait for it in each ErrorPause. Without an old value each call loads.
-	// Zero means 1 second, negative none.
+	// Zero means 1 second; [None] means no pause.
 	ErrorPause time.Duration
-	// Ahead is the beta of XFetch, which refreshes fresh values in the background, more probably toward
+	// RefreshAhead is the beta of XFetch, which refreshes fresh values in the background, more probably toward
 	// the end of the TTL and after a long load: 1 is the paper's value, more is earlier. Zero means never.
-	Ahead float64
+	RefreshAhead float64
 	// NotFoundTTL is how long ErrNotFound is remembered.
 	NotFoundTTL time.Duration
-	// Lag is how long after a change Load may read what was before it, from a replica. What is loaded
-	// within Lag of a change of its key, by another process from when it is heard, is served no longer
-	// than until Lag has passed.
-	Lag time.Duration
+	// ReplicaLag is how long after a change Load may read what was before it, from a replica. What is loaded
+	// within ReplicaLag of a change of its key, by another process from when it is heard, is served no longer
+	// than until ReplicaLag has passed.
+	ReplicaLag time.Duration
 
 	// LoadTimeout bounds each load. Callers then get a [*TimeoutError], even if Load ignores its ctx. Zero
 	// means 30 seconds.
 	LoadTimeout time.Duration
 	// SoftTimeout is how long after the start of a load, which goes on, callers get the old value that
-	// StaleOnError allows. One that only the Store has is served once that has answered. Zero means never.
+	// StaleIfError allows. One that only the Store has is served once that has answered. Zero means never.
 	SoftTimeout time.Duration
-	// Finish lets a load go on when its last caller has left, for loads that take longer than callers
+	// FinishLoads lets a load go on when its last caller has left, for loads that take longer than callers
 	// wait. By default it is canceled.
-	Finish bool
+	FinishLoads bool
 	// Middleware wraps each load in policies, such as a retry, a breaker, or a bulkhead that bounds how
 	// many loads run at once. It must call the wrapped function on its own goroutine, and not after it has
 	// returned. To policies ErrNotFound is an answer. A load that one refuses has failed; one that returns
@@ -99,16 +103,19 @@ func (cfg Config[K, V]) Validate() error {
 	f := invalid.Fields{Type: "cacheaside.Config"}
 	f.Need(cfg.Load != nil, "Load", "nil", "a function that reads from the store of record")
 	f.Need(cfg.TTL >= 0, "TTL", cfg.TTL, "0 (for 5 minutes) or more")
-	f.Need(cfg.Jitter <= 1, "Jitter", cfg.Jitter, "0 (for 0.1), at most 1, or negative (for none)")
-	f.Need(cfg.Stale >= 0, "Stale", cfg.Stale, "0 (for none) or more")
-	f.Need(cfg.StaleOnError >= 0, "StaleOnError", cfg.StaleOnError, "0 (for none) or more")
-	f.Need(cfg.Ahead >= 0 && cfg.Ahead <= math.MaxFloat64, "Ahead", cfg.Ahead, "0 (for off) or a positive number")
+	f.Need(cfg.Jitter >= 0 && cfg.Jitter <= 1 || cfg.Jitter == None, "Jitter", cfg.Jitter,
+		"0 (for 0.1), at most 1, or None")
+	f.Need(cfg.StaleWhileRevalidate >= 0, "StaleWhileRevalidate", cfg.StaleWhileRevalidate, "0 (for none) or more")
+	f.Need(cfg.StaleIfError >= 0, "StaleIfError", cfg.StaleIfError, "0 (for none) or more")
+	f.Need(cfg.ErrorPause >= 0 || cfg.ErrorPause == None, "ErrorPause", cfg.ErrorPause, "0 (for 1s), more, or None")
+	f.Need(cfg.RefreshAhead >= 0 && cfg.RefreshAhead <= math.MaxFloat64, "RefreshAhead",
+		cfg.RefreshAhead, "0 (for off) or a positive number")
 	f.Need(cfg.NotFoundTTL >= 0, "NotFoundTTL", cfg.NotFoundTTL, "0 (for none) or more")
 	f.Need(cfg.LoadTimeout >= 0, "LoadTimeout", cfg.LoadTimeout, "0 (for 30s) or more")
 	f.Need(cfg.SoftTimeout >= 0, "SoftTimeout", cfg.SoftTimeout, "0 (for off) or more")
-	f.Need(cfg.SoftTimeout <= 0 || cfg.StaleOnError > 0, "SoftTimeout", cfg.SoftTimeout,
-		"0 where StaleOnError is 0: there is no old value to serve")
-	f.Need(cfg.Lag >= 0, "Lag", cfg.Lag, "0 (for none) or more")
+	f.Need(cfg.SoftTimeout <= 0 || cfg.StaleIfError > 0, "SoftTimeout", cfg.SoftTimeout,
+		"0 where StaleIfError is 0: there is no old value to serve")
+	f.Need(cfg.ReplicaLag >= 0, "ReplicaLag", cfg.ReplicaLag, "0 (for none) or more")
 	f.Need(cfg.Capacity >= 0, "Capacity", cfg.Capacity, "0 (for 10 000) or more")
 	if cfg.Store != nil {
 		f.Need(cfg.Key != nil || plainKey(reflect.TypeFor[K]()), "Key", "nil",
@@ -121,8 +128,7 @@ func (cfg Config[K, V]) Validate() error {
 
 const longest = time.Duration(1 << 61) // ErrorPause: 73 years, and safe to add
 
-// withDefaults replaces zero fields by their defaults. A negative Jitter or ErrorPause
-// stays negative, which means none.
+// withDefaults replaces zero fields by their defaults. None stays as it is, and is less than 0.
 func (cfg Config[K, V]) withDefaults() Config[K, V] {
 	cfg.TTL = cmp.Or(cfg.TTL, 5*time.Minute)
 	cfg.Jitter = cmp.Or(cfg.Jitter, 0.1)

@@ -21,21 +21,23 @@ import (
 func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 	type config = cacheaside.Config[int, string]
 	for field, change := range map[string]func(*config){
-		"Load is nil":         func(c *config) { c.Load = nil },
-		"TTL is -1s":          func(c *config) { c.TTL = -time.Second },
-		"Jitter is 1.5":       func(c *config) { c.Jitter = 1.5 },
-		"Jitter is NaN":       func(c *config) { c.Jitter = math.NaN() },
-		"Stale is -1s":        func(c *config) { c.Stale = -time.Second },
-		"StaleOnError is -1s": func(c *config) { c.StaleOnError = -time.Second },
-		"Ahead is -1":         func(c *config) { c.Ahead = -1 },
-		"Ahead is NaN":        func(c *config) { c.Ahead = math.NaN() },
-		"Ahead is +Inf":       func(c *config) { c.Ahead = math.Inf(1) },
-		"NotFoundTTL is -1s":  func(c *config) { c.NotFoundTTL = -time.Second },
-		"LoadTimeout is -1s":  func(c *config) { c.LoadTimeout = -time.Second },
-		"SoftTimeout is -1s":  func(c *config) { c.SoftTimeout = -time.Second },
-		"SoftTimeout is 1s":   func(c *config) { c.SoftTimeout = time.Second },
-		"Lag is -1s":          func(c *config) { c.Lag = -time.Second },
-		"Capacity is -1":      func(c *config) { c.Capacity = -1 },
+		"Load is nil":                 func(c *config) { c.Load = nil },
+		"TTL is -1s":                  func(c *config) { c.TTL = -time.Second },
+		"Jitter is 1.5":               func(c *config) { c.Jitter = 1.5 },
+		"Jitter is -1":                func(c *config) { c.Jitter = -1 },
+		"ErrorPause is -1ns":          func(c *config) { c.ErrorPause = -1 },
+		"Jitter is NaN":               func(c *config) { c.Jitter = math.NaN() },
+		"StaleWhileRevalidate is -1s": func(c *config) { c.StaleWhileRevalidate = -time.Second },
+		"StaleIfError is -1s":         func(c *config) { c.StaleIfError = -time.Second },
+		"RefreshAhead is -1":          func(c *config) { c.RefreshAhead = -1 },
+		"RefreshAhead is NaN":         func(c *config) { c.RefreshAhead = math.NaN() },
+		"RefreshAhead is +Inf":        func(c *config) { c.RefreshAhead = math.Inf(1) },
+		"NotFoundTTL is -1s":          func(c *config) { c.NotFoundTTL = -time.Second },
+		"LoadTimeout is -1s":          func(c *config) { c.LoadTimeout = -time.Second },
+		"SoftTimeout is -1s":          func(c *config) { c.SoftTimeout = -time.Second },
+		"SoftTimeout is 1s":           func(c *config) { c.SoftTimeout = time.Second },
+		"ReplicaLag is -1s":           func(c *config) { c.ReplicaLag = -time.Second },
+		"Capacity is -1":              func(c *config) { c.Capacity = -1 },
 	} {
 		cfg := config{Load: func(context.Context, int) (string, error) { return "", nil }}
 		require.NoError(t, cfg.Validate())
@@ -45,6 +47,10 @@ func TestValidateNamesTheFieldAndItsRange(t *testing.T) {
 		require.PanicsWithError(t, err.Error(), func() { cacheaside.New(cfg) })
 	}
 	require.NoError(t, config{Load: func(context.Context, int) (string, error) { return "", nil }, Jitter: 1}.Validate())
+	require.NoError(t, config{
+		Load:   func(context.Context, int) (string, error) { return "", nil },
+		Jitter: cacheaside.None, ErrorPause: cacheaside.None,
+	}.Validate())
 }
 
 func needsKey[K comparable](t *testing.T, needs bool) {
@@ -197,7 +203,7 @@ func TestAheadHasTheDistributionOfXFetch(t *testing.T) {
 				var loads atomic.Int64
 				slow := true
 				c := cacheaside.New(cacheaside.Config[int, int]{
-					TTL: 100 * time.Second, Jitter: -1, Ahead: beta,
+					TTL: 100 * time.Second, Jitter: cacheaside.None, RefreshAhead: beta,
 					Load: func(context.Context, int) (int, error) {
 						loads.Add(1)
 						if slow {
@@ -234,7 +240,7 @@ func TestAheadRefreshesAValueOfTheStore(t *testing.T) {
 		var loads atomic.Int64
 		shared := newFakeStore()
 		cfg := cacheaside.Config[int, int64]{
-			TTL: 100 * time.Second, Jitter: -1, Ahead: 1, Store: shared.connect(),
+			TTL: 100 * time.Second, Jitter: cacheaside.None, RefreshAhead: 1, Store: shared.connect(),
 			Load: func(context.Context, int) (int64, error) {
 				time.Sleep(time.Second)
 				return loads.Add(1), nil
@@ -290,7 +296,7 @@ func TestLoadSetsItsOwnTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int64
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: -1, Stale: time.Hour, NotFoundTTL: time.Minute,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, NotFoundTTL: time.Minute,
 			Load: func(ctx context.Context, k int) (int, error) {
 				loads.Add(1)
 				ctx, cancel := context.WithCancel(ctx)
@@ -451,7 +457,7 @@ func TestNothingIsLeftAfterClose(t *testing.T) {
 				<-ctx.Done()
 				return 0, context.Cause(ctx)
 			},
-			Store: watchedIf(capacity == 0, conn), Stale: time.Minute, TTL: 1, Jitter: -1, ErrorPause: time.Millisecond,
+			Store: watchedIf(capacity == 0, conn), StaleWhileRevalidate: time.Minute, TTL: 1, Jitter: cacheaside.None, ErrorPause: time.Millisecond,
 		})
 		var wg sync.WaitGroup
 		for i := range 100 {
@@ -516,5 +522,5 @@ func TestEventsTellTheirKeyAndName(t *testing.T) {
 	require.Len(t, log.events, 2)
 	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.EventLoaded, Key: 1, Took: log.events[0].Took}, log.events[0])
 	require.Equal(t, cacheaside.Event{Name: "users", Kind: cacheaside.EventLoadFailed, Key: 2, Err: errLoad, Took: log.events[1].Took}, log.events[1])
-	require.True(t, strings.HasPrefix((&cacheaside.TimeoutError{What: "load"}).Error(), "cacheaside: load timed out"))
+	require.True(t, strings.HasPrefix((&cacheaside.TimeoutError{Operation: "load"}).Error(), "cacheaside: load timed out"))
 }

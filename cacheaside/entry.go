@@ -15,7 +15,7 @@ import (
 type entry[V any] struct {
 	value  V
 	absent bool // the key does not exist
-	lagged bool // it was loaded within Lag of a change
+	lagged bool // it was loaded within ReplicaLag of a change
 	mark   mark
 	fresh  time.Duration // served before this,
 	stale  time.Duration // served while it is refreshed before this,
@@ -67,8 +67,8 @@ func (cfg *Config[K, V]) begin(e *entry[V], begun, ttl time.Duration) {
 	e.fresh = later(begun, ttl)
 	e.stale, e.keep = e.fresh, e.fresh
 	if !e.absent {
-		e.stale = later(e.fresh, cfg.Stale)
-		e.keep = later(e.fresh, max(cfg.Stale, cfg.StaleOnError))
+		e.stale = later(e.fresh, cfg.StaleWhileRevalidate)
+		e.keep = later(e.fresh, max(cfg.StaleWhileRevalidate, cfg.StaleIfError))
 	}
 }
 
@@ -103,7 +103,7 @@ type changes struct {
 	// When the last change was, by whatever process, guarded by Cache.mu. What a new Cache has not
 	// heard of counts as changed when it began, or at its last Update.
 	allAt time.Duration
-	at    []time.Duration // of each bucket; nil until it is needed for Lag
+	at    []time.Duration // of each bucket; nil until it is needed for ReplicaLag
 }
 
 // buckets has the version of each bucket. The number of buckets is a power of two.

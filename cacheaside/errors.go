@@ -17,8 +17,8 @@ var (
 	ErrNotFound error = notFound{}
 	// ErrClosed is returned by the methods of a closed Cache.
 	ErrClosed = errors.New("cacheaside: closed")
-	// ErrUntold matches every *InvalidateError.
-	ErrUntold = errors.New("cacheaside: the store could not be told of the invalidation")
+	// ErrNotPropagated matches every *InvalidateError.
+	ErrNotPropagated = errors.New("cacheaside: invalidation not propagated")
 )
 
 type notFound struct{}
@@ -74,8 +74,8 @@ func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 
 // An InvalidateError reports that the Store could not be told of an invalidation, and is told
 // later. Until then other processes may read the old values, for at most their TTL, extended by
-// Stale and StaleOnError. It matches [ErrUntold]. From Write it does not mean that the write failed;
-// see [WriteError].
+// StaleWhileRevalidate and StaleIfError. It matches [ErrNotPropagated]. From Write it does not mean that the
+// write failed; see [WriteError].
 type InvalidateError struct {
 	Name string
 	Keys []string // as converted for the Store; nil means all keys
@@ -107,7 +107,7 @@ func (e *InvalidateError) Unwrap() []error {
 	return []error{e.write, e.Err}
 }
 
-func (e *InvalidateError) Is(target error) bool { return target == ErrUntold }
+func (e *InvalidateError) Is(target error) bool { return target == ErrNotPropagated }
 
 // Answered reports true unless the write failed: the source has answered.
 func (e *InvalidateError) Answered() bool { return e.write == nil || behavior.IsAnswered(e.write) }
@@ -129,14 +129,14 @@ func WriteError(err error) error {
 // A TimeoutError reports that a load outlasted LoadTimeout, or the write of a Write its fence.
 // It matches [context.DeadlineExceeded].
 type TimeoutError struct {
-	Name  string
-	What  string // "load" or "write"
-	After time.Duration
-	Err   error // returned by the load; nil if it has not returned
+	Name      string
+	Operation string // "load" or "write"
+	After     time.Duration
+	Err       error // returned by the load; nil if it has not returned
 }
 
 func (e *TimeoutError) Error() string {
-	text := fmt.Sprintf("%s%s timed out after %v", prefix(e.Name), e.What, e.After)
+	text := fmt.Sprintf("%s%s timed out after %v", prefix(e.Name), e.Operation, e.After)
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
 	}

@@ -20,7 +20,7 @@ const (
 	EventStoreRestored EventKind = "store_restored" // all of them answer again
 	EventFenceFailed   EventKind = "fence_failed"   // a Write went on without a fence
 	EventNotPropagated EventKind = "not_propagated" // an invalidation has not reached the Store; it is sent again
-	EventWatchBegun    EventKind = "watch_begun"    // changes by other processes are heard; memory is used
+	EventWatchBegan    EventKind = "watch_began"    // changes by other processes are heard; memory is used
 	EventWatchLost     EventKind = "watch_lost"     // they are not heard; memory is not used
 )
 

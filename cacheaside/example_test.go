@@ -61,7 +61,7 @@ func ExampleConfig_staleOnError() {
 			cacheaside.SetTTL(ctx, time.Nanosecond) // this one is out of date at once
 			return 100, nil
 		},
-		StaleOnError: time.Hour,
+		StaleIfError: time.Hour,
 		OnEvent: func(_ context.Context, e cacheaside.Event) {
 			if e.Kind == cacheaside.EventServedStale && e.Err != nil {
 				fmt.Println("stale:", e.Key, "because:", e.Err)

@@ -168,7 +168,7 @@ func (c *fakeConn) publish(key string) {
 	}
 }
 
-func (c *fakeConn) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+func (c *fakeConn) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cacheaside.Response, error) {
 	var keys []string
 	for _, ask := range asks {
 		keys = append(keys, ask.Key)
@@ -178,17 +178,17 @@ func (c *fakeConn) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cache
 	}
 	c.fakeStore.mu.Lock()
 	defer c.fakeStore.mu.Unlock()
-	var looks []cacheaside.Lookup
+	var looks []cacheaside.Response
 	for _, ask := range asks {
 		looks = append(looks, c.look(ask))
 	}
 	return looks, nil
 }
 
-func (c *fakeConn) look(ask cacheaside.Ask) (look cacheaside.Lookup) {
+func (c *fakeConn) look(ask cacheaside.Request) (look cacheaside.Response) {
 	it, now := c.item(ask.Key), time.Now()
 	if it.fenced() {
-		return cacheaside.Lookup{State: cacheaside.Fenced}
+		return cacheaside.Response{State: cacheaside.Fenced}
 	}
 	if it.epoch != c.epoch {
 		it.drop()
@@ -207,13 +207,13 @@ func (c *fakeConn) look(ask cacheaside.Ask) (look cacheaside.Lookup) {
 			return look
 		}
 	}
-	waited, err := strconv.Atoi(ask.Waits)
+	waited, err := strconv.Atoi(ask.WaitToken)
 	switch {
 	case err == nil && v.failures > waited:
 		look.State = cacheaside.Failed
 		return look
 	case v.token != "" && v.token != ask.Token && now.Before(v.leased):
-		look.State, look.Wait, look.Waits = cacheaside.Busy, v.leased.Sub(now), strconv.Itoa(v.failures)
+		look.State, look.Wait, look.WaitToken = cacheaside.Busy, v.leased.Sub(now), strconv.Itoa(v.failures)
 		return look
 	}
 	if v.generation == "" {
@@ -225,7 +225,7 @@ func (c *fakeConn) look(ask cacheaside.Ask) (look cacheaside.Lookup) {
 	return look
 }
 
-func (c *fakeConn) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+func (c *fakeConn) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool, error) {
 	var keys []string
 	for _, v := range values {
 		keys = append(keys, v.Key)
@@ -248,7 +248,7 @@ func (c *fakeConn) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bo
 	return current, nil
 }
 
-func (c *fakeConn) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+func (c *fakeConn) Release(ctx context.Context, ask cacheaside.Request, failed bool) error {
 	if err := c.begin(ctx, "Release", ask.Key); err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func TestFailedLoadFailsThoseWhoWaitInEveryProcess(t *testing.T) {
 				var caches []*cacheaside.Cache[int, int]
 				for range 12 {
 					c := cacheaside.New(cacheaside.Config[int, int]{
-						TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: time.Second, Store: shared.connect(),
+						TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Second, Store: shared.connect(),
 						Load: func(context.Context, int) (int, error) {
 							if failing.Load() {
 								loads.Add(1)
@@ -160,7 +160,7 @@ func TestLagBoundsWhatAReplicaHasNotSeen(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var row, replica, loads atomic.Int64
 					cfg := cacheaside.Config[int, int]{
-						TTL: time.Hour, Jitter: -1, StaleOnError: time.Hour, Lag: lag,
+						TTL: time.Hour, Jitter: cacheaside.None, StaleIfError: time.Hour, ReplicaLag: lag,
 						Load: func(context.Context, int) (int, error) { loads.Add(1); return int(replica.Load()), nil },
 					}
 					shared := newFakeStore()
@@ -201,7 +201,7 @@ func TestLagBoundsWhatAReplicaHasNotSeen(t *testing.T) {
 	}
 }
 
-// What was loaded within Lag of a change ends for those, too, that have it from the Store.
+// What was loaded within ReplicaLag of a change ends for those, too, that have it from the Store.
 func TestLagBoundsWhatOthersHaveFromTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lag = 2 * time.Second
@@ -209,7 +209,7 @@ func TestLagBoundsWhatOthersHaveFromTheStore(t *testing.T) {
 		shared := newFakeStore()
 		open := func() *cacheaside.Cache[int, int] {
 			return cacheaside.New(cacheaside.Config[int, int]{
-				TTL: time.Hour, Jitter: -1, Stale: time.Hour, StaleOnError: time.Hour, NotFoundTTL: time.Hour, Lag: lag,
+				TTL: time.Hour, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, StaleIfError: time.Hour, NotFoundTTL: time.Hour, ReplicaLag: lag,
 				Store: shared.connect(),
 				Load: func(_ context.Context, key int) (int, error) {
 					loads.Add(1)
@@ -257,7 +257,7 @@ func TestLagBoundsWhatIsLoadedBesideAChange(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				loads := 0
 				c := cacheaside.New(cacheaside.Config[int, int]{
-					TTL: time.Hour, Jitter: -1, Lag: 2 * time.Second, Store: lateStore{newFakeStore().connect()},
+					TTL: time.Hour, Jitter: cacheaside.None, ReplicaLag: 2 * time.Second, Store: lateStore{newFakeStore().connect()},
 					Load: func(context.Context, int) (int, error) { loads++; return loads, nil },
 				})
 				defer c.Close()
@@ -310,18 +310,18 @@ func (s lateStore) InvalidateAll(ctx context.Context) error {
 	return aSecondLate(s.Store.InvalidateAll(ctx))
 }
 
-// A Lag that Update sets holds for changes just before, and bounds no keys that have not changed.
+// A ReplicaLag that Update sets holds for changes just before, and bounds no keys that have not changed.
 func TestLagThatUpdateSets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loads := map[int]int{}
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Hour, Jitter: -1, Load: func(_ context.Context, k int) (int, error) {
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Hour, Jitter: cacheaside.None, Load: func(_ context.Context, k int) (int, error) {
 			loads[k]++
 			return k, nil
 		}})
 		defer c.Close()
 		time.Sleep(time.Minute)
 		require.NoError(t, c.Invalidate(t.Context(), 1))
-		require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.Lag = 2 * time.Second }))
+		require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.ReplicaLag = 2 * time.Second }))
 		time.Sleep(time.Second)
 		mustGet(t, c, 1)
 		time.Sleep(time.Second)
@@ -342,7 +342,7 @@ func TestLagThatUpdateSets(t *testing.T) {
 	})
 }
 
-// Without Lag, an Update does not shorten what is loaded meanwhile.
+// Without ReplicaLag, an Update does not shorten what is loaded meanwhile.
 func TestUpdateDuringALoadLeavesItsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(_ context.Context, k int) (int, error) {
@@ -352,7 +352,7 @@ func TestUpdateDuringALoadLeavesItsTTL(t *testing.T) {
 		defer c.Close()
 		go mustGet(t, c, 1)
 		time.Sleep(time.Second / 2)
-		require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.Stale = time.Hour }))
+		require.NoError(t, c.Update(func(cfg *cacheaside.Config[int, int]) { cfg.StaleWhileRevalidate = time.Hour }))
 		time.Sleep(time.Second)
 		_, ok := c.Peek(1)
 		require.True(t, ok)
@@ -363,7 +363,7 @@ func TestUpdateDuringALoadLeavesItsTTL(t *testing.T) {
 func TestLagOfAKeyThatChangesDuringItsLoad(t *testing.T) {
 	var c *cacheaside.Cache[int, int]
 	var changes sync.WaitGroup
-	c = cacheaside.New(cacheaside.Config[int, int]{Lag: time.Hour, Load: func(_ context.Context, k int) (int, error) {
+	c = cacheaside.New(cacheaside.Config[int, int]{ReplicaLag: time.Hour, Load: func(_ context.Context, k int) (int, error) {
 		changes.Go(func() { _ = c.Invalidate(t.Context(), k) })
 		runtime.Gosched()
 		return k, nil

@@ -13,7 +13,7 @@ import (
 type GetOptions struct {
 	// SkipMemory asks the Store, and so sees invalidations by other processes at once, or without one
 	// begins a load, and replaces the entry in memory. A load under way is overtaken. Old values come
-	// from the Store alone, as Config.Stale and StaleOnError allow.
+	// from the Store alone, as Config.StaleWhileRevalidate and StaleIfError allow.
 	SkipMemory bool
 }
 
@@ -36,7 +36,7 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (v V, er
 	one := [1]request[K, V]{{key: key, skip: o.SkipMemory}}
 	r := &one[0]
 	if e := c.peek(key); !r.skip && e.standing(now) == fresh {
-		if r.early = e.ahead(cfg.Ahead, now); !r.early {
+		if r.early = e.ahead(cfg.RefreshAhead, now); !r.early {
 			c.hits.Add(1)
 			return cfg.give(e)
 		}
@@ -263,7 +263,7 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	for _, key := range keys {
 		e := c.peek(key)
 		isFresh := e.standing(now) == fresh
-		if early := isFresh && e.ahead(cfg.Ahead, now); !isFresh || early {
+		if early := isFresh && e.ahead(cfg.RefreshAhead, now); !isFresh || early {
 			missing = append(missing, request[K, V]{key: key, early: early})
 			continue
 		}

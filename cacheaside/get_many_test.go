@@ -399,7 +399,7 @@ func TestGetManyTellsEachFailureOnce(t *testing.T) {
 func TestStaleKeysAreRefreshedByOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute, Jitter: -1, Stale: time.Hour})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour})
 		defer c.Close()
 		keys := []int{1, 2, 3, 4}
 		_, err := c.GetMany(t.Context(), keys)
@@ -468,7 +468,7 @@ type pooled struct {
 	calls, most *atomic.Int64
 }
 
-func (p pooled) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+func (p pooled) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cacheaside.Response, error) {
 	defer p.enter()()
 	return p.Store.Acquire(ctx, asks...)
 }
@@ -481,7 +481,7 @@ func (p pooled) enter() (leave func()) {
 	return func() { p.calls.Add(-1) }
 }
 
-func (p pooled) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+func (p pooled) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool, error) {
 	defer p.enter()()
 	return p.Store.Fill(ctx, values...)
 }
@@ -613,7 +613,7 @@ func TestGetManyRefreshesAhead(t *testing.T) {
 		var log eventLog
 		source := new(many)
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: 100 * time.Second, Jitter: -1, Ahead: 1, Load: source.one, LoadMany: source.load, OnEvent: log.add,
+			TTL: 100 * time.Second, Jitter: cacheaside.None, RefreshAhead: 1, Load: source.one, LoadMany: source.load, OnEvent: log.add,
 		})
 		defer c.Close()
 		get := func() {
@@ -681,7 +681,7 @@ func TestGetManyAsksForBusyKeysTogether(t *testing.T) {
 		died := shared.connect()
 		keys := []int{91}
 		for key := 1; key <= 81; key += 10 { // of one shard
-			_, err := died.Acquire(t.Context(), cacheaside.Ask{Key: strconv.Itoa(key), Token: "died"})
+			_, err := died.Acquire(t.Context(), cacheaside.Request{Key: strconv.Itoa(key), Token: "died"})
 			require.NoError(t, err)
 			keys = append(keys, key)
 		}
@@ -729,7 +729,7 @@ func TestGetManyRemovesOldValuesTogether(t *testing.T) {
 		source, conn := many{}, newFakeStore().connect()
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			Load: identity, LoadMany: source.load, Store: slowStore{conn}, OnEvent: log.add,
-			TTL: time.Minute, StaleOnError: time.Hour,
+			TTL: time.Minute, StaleIfError: time.Hour,
 		})
 		defer c.Close()
 		synctest.Wait()
@@ -757,7 +757,7 @@ func TestGetManyRemovesOldValuesTogether(t *testing.T) {
 // A slowStore is one that takes a second for each Release and Invalidate.
 type slowStore struct{ cacheaside.Store }
 
-func (s slowStore) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+func (s slowStore) Release(ctx context.Context, ask cacheaside.Request, failed bool) error {
 	time.Sleep(time.Second)
 	return s.Store.Release(ctx, ask, failed)
 }
@@ -800,7 +800,7 @@ type slowShard struct {
 	takes time.Duration
 }
 
-func (s slowShard) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+func (s slowShard) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cacheaside.Response, error) {
 	if strings.HasSuffix(asks[0].Key, s.end) {
 		time.Sleep(s.takes)
 	}
@@ -861,7 +861,7 @@ func TestABatchThatNobodyNeedsDoesNotBegin(t *testing.T) {
 			Load: src.one, LoadMany: src.load, Store: unwatched{slowShard{store.connect(), "1", 2 * time.Second}},
 		})
 		defer c.Close()
-		other, err := store.connect().Acquire(t.Context(), cacheaside.Ask{Key: "1", Token: "other"})
+		other, err := store.connect().Acquire(t.Context(), cacheaside.Request{Key: "1", Token: "other"})
 		require.NoError(t, err)
 		require.Equal(t, cacheaside.Leased, other[0].State)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -913,7 +913,7 @@ func TestABatchLoadsOnlyTheKeysThatHaveCallers(t *testing.T) {
 func TestGetManyHasTheAnswersThatOthersHad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, StaleOnError: time.Hour, LoadTimeout: 10 * time.Second,
+			TTL: time.Minute, StaleIfError: time.Hour, LoadTimeout: 10 * time.Second,
 			Load: func(_ context.Context, key int) (int, error) {
 				if key == 1 {
 					time.Sleep(8 * time.Second)
@@ -944,7 +944,7 @@ func TestHookThatEndsALoadOfManyKeys(t *testing.T) {
 		var failing atomic.Bool
 		store := newFakeStore()
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, StaleOnError: time.Hour, ErrorPause: time.Minute, Store: unwatched{store.connect()},
+			TTL: time.Minute, StaleIfError: time.Hour, ErrorPause: time.Minute, Store: unwatched{store.connect()},
 			Load: func(_ context.Context, key int) (int, error) {
 				if failing.Load() {
 					return 0, errLoad
@@ -1018,12 +1018,12 @@ func TestABatchLoadsOnceIfItsValuesCannotBeStored(t *testing.T) {
 // An unwritable Store fails when it is written to.
 type unwritable struct{ cacheaside.Store }
 
-func (unwritable) Fill(context.Context, ...cacheaside.Filling) ([]bool, error) { return nil, errStore }
+func (unwritable) Fill(context.Context, ...cacheaside.Entry) ([]bool, error) { return nil, errStore }
 
 func TestGetManyServesOldValuesWhenTheirBatchFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var src many
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute, StaleOnError: time.Hour})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.one, LoadMany: src.load, TTL: time.Minute, StaleIfError: time.Hour})
 		defer c.Close()
 		want := map[int]int{1: 10, 2: 20}
 		for range 2 {

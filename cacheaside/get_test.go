@@ -16,7 +16,7 @@ func TestGetWithSkipMemoryLoadsAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var version, loads atomic.Int32
 		var failing atomic.Bool
-		c := cacheaside.New(cacheaside.Config[int, int]{StaleOnError: time.Hour, Load: func(context.Context, int) (int, error) {
+		c := cacheaside.New(cacheaside.Config[int, int]{StaleIfError: time.Hour, Load: func(context.Context, int) (int, error) {
 			loads.Add(1)
 			v := version.Load()
 			time.Sleep(time.Second)
@@ -74,7 +74,7 @@ func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, SoftTimeout: time.Second,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: time.Second,
 			Load: func(context.Context, int) (int, error) {
 				time.Sleep(10 * time.Second)
 				return int(loads.Add(1)), nil
@@ -104,7 +104,7 @@ func TestGetWithSkipMemoryIsServedAnOldValueOfTheStore(t *testing.T) {
 				var takes time.Duration
 				var fault error
 				c := cacheaside.New(cacheaside.Config[int, int]{
-					TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, SoftTimeout: time.Second, Store: newFakeStore().connect(),
+					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: time.Second, Store: newFakeStore().connect(),
 					Load: func(context.Context, int) (int, error) {
 						time.Sleep(takes)
 						return 1, fault
@@ -129,7 +129,7 @@ func TestGetWithSkipMemoryIsServedAnOldValueOfTheStore(t *testing.T) {
 func identity(_ context.Context, key int) (int, error) { return key, nil }
 
 func TestHitDoesNotAllocate(t *testing.T) {
-	c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, Ahead: 1, Stale: 1, StaleOnError: 1})
+	c := cacheaside.New(cacheaside.Config[int, int]{Load: identity, RefreshAhead: 1, StaleWhileRevalidate: 1, StaleIfError: 1})
 	defer c.Close()
 	ctx := t.Context()
 	if _, err := c.Get(ctx, 1); err != nil {

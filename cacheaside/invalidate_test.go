@@ -51,7 +51,7 @@ type late struct {
 	on   *atomic.Bool
 }
 
-func (l late) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+func (l late) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cacheaside.Response, error) {
 	looks, err := l.Store.Acquire(ctx, asks...)
 	if l.on.Load() {
 		<-l.hold
@@ -81,7 +81,7 @@ func TestOvertakenFlightOffersNothing(t *testing.T) {
 					}
 					return 1, nil
 				}
-				cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, Load: load}
+				cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, Load: load}
 				cfg.Store = shared.connect()
 				first := cacheaside.New(cfg)
 				defer first.Close()
@@ -114,7 +114,7 @@ func TestOldValueThatComesLateIsNotServed(t *testing.T) {
 		src := newSource()
 		store := late{newFakeStore().connect(), make(chan struct{}), new(atomic.Bool)}
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Stale: time.Hour, Store: store,
+			TTL: time.Minute, StaleWhileRevalidate: time.Hour, Store: store,
 			Load: func(ctx context.Context, key int) (int, error) {
 				time.Sleep(time.Second)
 				return src.load(ctx, key)
@@ -152,19 +152,19 @@ func TestKeyThatChangesWhileItIsToldStaysUntold(t *testing.T) {
 			failing.Store(true)
 			var c *cacheaside.Cache[int, int]
 			c = cacheaside.New(cacheaside.Config[int, int]{
-				Load: src.load, ErrorPause: -1,
+				Load: src.load, ErrorPause: cacheaside.None,
 				Store: unwatched{flaky{shared.connect(), func(what string) bool {
 					if what == call && telling.Swap(false) {
 						// The Store is being told of the first change when the second one fails.
 						failing.Store(true)
-						require.ErrorIs(t, change(c), cacheaside.ErrUntold)
+						require.ErrorIs(t, change(c), cacheaside.ErrNotPropagated)
 						return false
 					}
 					return what == call && failing.Load()
 				}}},
 			})
 			defer c.Close()
-			require.ErrorIs(t, change(c), cacheaside.ErrUntold)
+			require.ErrorIs(t, change(c), cacheaside.ErrNotPropagated)
 			failing.Store(false)
 			telling.Store(true)
 			for telling.Load() {
@@ -186,7 +186,7 @@ func TestExpireEndsThePauseAfterAFailedLoad(t *testing.T) {
 				var loads atomic.Int64
 				var failing atomic.Bool
 				cfg := cacheaside.Config[int, int64]{
-					TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: time.Hour,
+					TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Hour,
 					Load: func(context.Context, int) (int64, error) {
 						n := loads.Add(1)
 						if failing.Load() {
@@ -226,7 +226,7 @@ func TestNotFoundRemovesTheOldValueFromTheStore(t *testing.T) {
 			var answer atomic.Value
 			answer.Store("found")
 			cfg := cacheaside.Config[int, int]{
-				TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour,
+				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour,
 				Load: func(context.Context, int) (int, error) {
 					switch answer.Load() {
 					case "found":
@@ -268,7 +268,7 @@ func TestOldValueOfAMissingKeyIsRemovedEventually(t *testing.T) {
 			}
 			return 1, nil
 		}
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, Load: load, OnEvent: log.add,
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, Load: load, OnEvent: log.add,
 			Store: unwatched{flaky{shared.connect(), func(call string) bool { return call == "Invalidate" && failing.Load() }}}})
 		defer c.Close()
 		mustGet(t, c, 1)
@@ -293,7 +293,7 @@ func TestNoOldValueForACallThatAnInvalidationOvertook(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var failing atomic.Bool
 			cfg := cacheaside.Config[int, int]{
-				TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour,
+				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour,
 				Load: func(context.Context, int) (int, error) {
 					time.Sleep(time.Second)
 					if failing.Load() {
@@ -329,7 +329,7 @@ func TestSoftTimeoutCountsFromTheStartOfTheLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := false
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, SoftTimeout: time.Second,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: time.Second,
 			Load: func(context.Context, int) (int, error) {
 				if slow {
 					time.Sleep(10 * time.Second)
@@ -456,7 +456,7 @@ func TestEveryCloseWaitsUntilTheStoreHasBeenTold(t *testing.T) {
 			return told == 1
 		}}
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: unwatched{store}, ErrorPause: time.Hour})
-		require.ErrorIs(t, c.Invalidate(t.Context(), 1), cacheaside.ErrUntold)
+		require.ErrorIs(t, c.Invalidate(t.Context(), 1), cacheaside.ErrNotPropagated)
 		go func() { _ = c.Close() }()
 		synctest.Wait()
 		require.NoError(t, c.Close())

@@ -54,14 +54,14 @@ func (f *flight[K, V]) answered() bool { return f.landed || f.early != nil }
 
 // A question is what the Store is asked about a flight.
 type question struct {
-	ask     Ask
-	lookup  Lookup
+	ask     Request
+	lookup  Response
 	at      time.Duration // when the Store was asked
 	asked   bool          // the Store has answered
 	leased  bool          // the flight has the lease, and must fill the Store or give the lease back
 	damaged bool          // the value of the Store cannot be read
 	failed  bool          // those who wait for the lease are told that the load has failed
-	filling Filling
+	filling Entry
 }
 
 // A load is one call of Load, or of LoadMany, for the flights of one Get or GetMany. It is the
@@ -176,7 +176,7 @@ func (l *load[K, V]) add(key K, written string, old *entry[V]) *flight[K, V] {
 	}
 	if c.tier != nil {
 		f.offered = make(chan struct{})
-		f.question = &question{ask: Ask{Key: written, Version: l.cfg.Version, Pause: max(l.cfg.ErrorPause, 0)}}
+		f.question = &question{ask: Request{Key: written, Version: l.cfg.Version, Pause: max(l.cfg.ErrorPause, 0)}}
 	}
 	l.flights = append(l.flights, f)
 	if same := key; key == same {
@@ -245,7 +245,7 @@ func (c *Cache[K, V]) overdue() {
 	now := c.now()
 	for l := c.loads.next; l != c.loads && l.deadline <= now; l = c.loads.next {
 		l.unlink()
-		err := &TimeoutError{Name: l.cfg.Name, What: "load", After: l.cfg.LoadTimeout}
+		err := &TimeoutError{Name: l.cfg.Name, Operation: "load", After: l.cfg.LoadTimeout}
 		for _, f := range l.flights {
 			if !f.answered() {
 				c.stats.TimedOut++
@@ -323,7 +323,7 @@ func (c *Cache[K, V]) abandon(f *flight[K, V], err, why error) {
 // locked.
 func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	f.waiters--
-	goesOn := f.load.cfg.Finish && !f.passing && c.current(f.key) == f
+	goesOn := f.load.cfg.FinishLoads && !f.passing && c.current(f.key) == f
 	if f.waiters == 0 && !f.answered() && !goesOn {
 		c.stats.Canceled++
 		c.abandon(f, context.Canceled, context.Canceled)
@@ -473,7 +473,7 @@ func (l *load[K, V]) call() (err error) {
 		}
 	}
 	if isFailure(err) && errors.Is(l.Err(), context.DeadlineExceeded) {
-		err = &TimeoutError{Name: l.cfg.Name, What: "load", After: l.cfg.LoadTimeout, Err: err}
+		err = &TimeoutError{Name: l.cfg.Name, Operation: "load", After: l.cfg.LoadTimeout, Err: err}
 	}
 	return err
 }
@@ -534,9 +534,9 @@ func (l *load[K, V]) judge(f *flight[K, V], err error) {
 		return
 	}
 	f.entry = e
-	if l.cfg.Lag > 0 {
+	if l.cfg.ReplicaLag > 0 {
 		l.c.mu.Lock()
-		if ends := later(l.c.last(f.mark.hash), l.cfg.Lag); ends > l.begun {
+		if ends := later(l.c.last(f.mark.hash), l.cfg.ReplicaLag); ends > l.begun {
 			e.lagged = true
 			e.until(ends)
 		}

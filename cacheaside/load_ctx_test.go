@@ -143,7 +143,7 @@ func TestALoadIsNoPartOfTheWorkOfItsCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slots := bulkhead.New(bulkhead.Config{Limit: 1})
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Stale: time.Hour, Jitter: -1,
+			TTL: time.Minute, StaleWhileRevalidate: time.Hour, Jitter: cacheaside.None,
 			Middleware: slots.Wrap,
 			Load: func(ctx context.Context, _ int) (int, error) {
 				if linger.LimitOf(ctx) != nil {
@@ -286,7 +286,7 @@ func TestHangingRefreshIsReported(t *testing.T) {
 		hang := false
 		var hanging atomic.Int64
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: -1, Stale: time.Hour, LoadTimeout: 10 * time.Second, ErrorPause: 5 * time.Second,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, LoadTimeout: 10 * time.Second, ErrorPause: 5 * time.Second,
 			OnEvent: log.add,
 			Load: func(context.Context, int) (int, error) {
 				if hang {

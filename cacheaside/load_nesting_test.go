@@ -26,7 +26,7 @@ func TestGetOfOwnKeySucceedsWithoutWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
 		var late context.Context
-		c := nested(cacheaside.Config[int, int]{TTL: time.Second, Jitter: -1, Stale: time.Hour},
+		c := nested(cacheaside.Config[int, int]{TTL: time.Second, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour},
 			func(ctx context.Context, c *cacheaside.Cache[int, int], key int) (int, error) {
 				late = ctx
 				if loads.Add(1) == 1 {
@@ -57,7 +57,7 @@ func TestLoadOfAnotherCacheWithOtherKeys(t *testing.T) {
 	require.Equal(t, 1, mustGet(t, c, 1))
 }
 
-// With Finish, callers less patient than a load do not start it over each time.
+// With FinishLoads, callers less patient than a load do not start it over each time.
 func TestFinishKeepsALoadWhoseCallersHaveLeft(t *testing.T) {
 	for where, capacity := range map[string]int{"in memory": 0, "in a Store alone": -1} {
 		for _, finish := range []bool{false, true} {
@@ -65,7 +65,7 @@ func TestFinishKeepsALoadWhoseCallersHaveLeft(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var loads, canceled atomic.Int32
 					cfg := cacheaside.Config[int, int]{
-						Finish: finish,
+						FinishLoads: finish,
 						Load: func(ctx context.Context, key int) (int, error) {
 							loads.Add(1)
 							select {
@@ -110,7 +110,7 @@ func TestFinishCancelsALoadWhoseResultIsNotKept(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				canceled := make(chan struct{})
 				store := newFakeStore().connect()
-				c := cacheaside.New(cacheaside.Config[int, int]{Finish: true, Store: store, Load: func(ctx context.Context, key int) (int, error) {
+				c := cacheaside.New(cacheaside.Config[int, int]{FinishLoads: true, Store: store, Load: func(ctx context.Context, key int) (int, error) {
 					<-ctx.Done()
 					close(canceled)
 					return 0, ctx.Err()
@@ -141,7 +141,7 @@ func TestFinishCancelsALoadWhoseResultIsNotKept(t *testing.T) {
 func TestFinishEndsAtLoadTimeoutAndWithClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ended atomic.Int32
-		c := cacheaside.New(cacheaside.Config[int, int]{Finish: true, LoadTimeout: time.Second, Load: func(ctx context.Context, key int) (int, error) {
+		c := cacheaside.New(cacheaside.Config[int, int]{FinishLoads: true, LoadTimeout: time.Second, Load: func(ctx context.Context, key int) (int, error) {
 			<-ctx.Done()
 			ended.Add(1)
 			return 0, ctx.Err()

@@ -17,7 +17,7 @@ import (
 func failsOnce(loads *atomic.Int64, bad int64) *cacheaside.Cache[int, int64] {
 	retries := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(time.Millisecond)})
 	return cacheaside.New(cacheaside.Config[int, int64]{
-		TTL: time.Minute, Jitter: -1, Stale: time.Hour, Middleware: retries.Wrap,
+		TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, Middleware: retries.Wrap,
 		Load: func(context.Context, int) (int64, error) {
 			time.Sleep(10 * time.Millisecond)
 			n := loads.Add(1)

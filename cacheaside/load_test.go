@@ -29,7 +29,7 @@ func TestAnswerOfALoadIsNoFailure(t *testing.T) {
 		var log eventLog
 		var answer error
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			Name: "users", TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: time.Minute,
+			Name: "users", TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Minute,
 			Load:    func(_ context.Context, key int) (int, error) { return key, answer },
 			OnEvent: log.add,
 		})
@@ -99,7 +99,7 @@ func TestRefusedLoadIsToldApart(t *testing.T) {
 	var log eventLog
 	open := true
 	c := cacheaside.New(cacheaside.Config[int, int]{
-		StaleOnError: time.Hour, ErrorPause: -1,
+		StaleIfError: time.Hour, ErrorPause: cacheaside.None,
 		Load: func(context.Context, int) (int, error) { return 1, nil },
 		Middleware: func(next func(context.Context) error) func(context.Context) error {
 			return func(ctx context.Context) error {
@@ -165,7 +165,7 @@ func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						var panics atomic.Bool
 						cfg := cacheaside.Config[int, int]{
-							TTL: time.Minute, Jitter: -1, Stale: time.Hour,
+							TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour,
 							Load: func(ctx context.Context, k int) (int, error) {
 								time.Sleep(time.Second)
 								return k, ctx.Err()
@@ -288,7 +288,7 @@ func TestCallerThatLeavesPausesNothing(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			slow := false
 			c := cacheaside.New(cacheaside.Config[int, int]{
-				TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: time.Hour,
+				TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Hour,
 				Store: watchedIf(capacity == 0, newFakeStore().connect()),
 				Load: func(ctx context.Context, _ int) (int, error) {
 					if slow {
@@ -351,7 +351,7 @@ func TestLeaseOfAFailedLoadIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		failing := true
-		cfg := cacheaside.Config[int, int]{ErrorPause: -1, Load: func(context.Context, int) (int, error) {
+		cfg := cacheaside.Config[int, int]{ErrorPause: cacheaside.None, Load: func(context.Context, int) (int, error) {
 			if failing {
 				return 0, errLoad
 			}
@@ -398,7 +398,7 @@ func TestPanicOfALoadWithoutCallersIsTold(t *testing.T) {
 func TestAbsenceIsNeverServedAsAValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		there := false
-		c := cacheaside.New(cacheaside.Config[int, int]{NotFoundTTL: time.Minute, Jitter: -1, Load: func(context.Context, int) (int, error) {
+		c := cacheaside.New(cacheaside.Config[int, int]{NotFoundTTL: time.Minute, Jitter: cacheaside.None, Load: func(context.Context, int) (int, error) {
 			if there {
 				return 1, nil
 			}
@@ -427,7 +427,7 @@ func (gone) Is(target error) bool { return target == cacheaside.ErrNotFound }
 func TestNotFoundRemovesTheOldValueFromMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var err error
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour,
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour,
 			Load: func(context.Context, int) (int, error) { return 1, err }})
 		defer c.Close()
 		mustGet(t, c, 1)
@@ -440,7 +440,7 @@ func TestNotFoundRemovesTheOldValueFromMemory(t *testing.T) {
 }
 
 func TestErrorsNameWhatTheyKnow(t *testing.T) {
-	require.EqualError(t, &cacheaside.TimeoutError{Name: "users", What: "load", After: time.Second, Err: errLoad},
+	require.EqualError(t, &cacheaside.TimeoutError{Name: "users", Operation: "load", After: time.Second, Err: errLoad},
 		"cacheaside: users: load timed out after 1s: "+errLoad.Error())
 	keys := []string{"1", "2", "3", "4", "5", "6", "7", "8", "9", "10"}
 	require.NotContains(t, (&cacheaside.InvalidateError{Keys: keys, Err: errLoad}).Error(), "...")
@@ -508,7 +508,7 @@ func TestLoadWithoutCallersTakesNoTurn(t *testing.T) {
 		turns := 0
 		shared := newFakeStore()
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, StaleOnError: time.Hour, Load: identity, Store: unwatched{shared.connect()},
+			TTL: time.Minute, StaleIfError: time.Hour, Load: identity, Store: unwatched{shared.connect()},
 			Codec: &pensive{func([]byte) { time.Sleep(2 * time.Second) }},
 			Middleware: func(next func(context.Context) error) func(context.Context) error {
 				turns++

@@ -138,7 +138,7 @@ func runModel(t *testing.T, ops []byte) {
 		m.notFound = 3 * time.Second
 	}
 	cfg := cacheaside.Config[int, int]{
-		TTL: m.ttl, Jitter: -1, Stale: m.staleFor, StaleOnError: m.onError, NotFoundTTL: m.notFound, ErrorPause: -1,
+		TTL: m.ttl, Jitter: cacheaside.None, StaleWhileRevalidate: m.staleFor, StaleIfError: m.onError, NotFoundTTL: m.notFound, ErrorPause: cacheaside.None,
 		Load: func(_ context.Context, key int) (int, error) { return m.load(key) },
 	}
 	if options&24 > 0 {

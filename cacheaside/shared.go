@@ -41,7 +41,7 @@ func (l *load[K, V]) consult() {
 				}
 				f.entry, f.past = e, true
 				landed = append(landed, f)
-			case s == Failed && f.ask.Waits != "":
+			case s == Failed && f.ask.WaitToken != "":
 				f.err = fmt.Errorf("%s%v: %w", prefix(l.cfg.Name), f.key, errElsewhere)
 				landed = append(landed, f)
 			case s == Leased:
@@ -53,7 +53,7 @@ func (l *load[K, V]) consult() {
 			case s == Busy:
 				c.offer(f, e)
 				f.ask.Refresh, f.damaged = false, false // the next value is another one
-				f.ask.Waits = cmp.Or(f.ask.Waits, f.lookup.Waits)
+				f.ask.WaitToken = cmp.Or(f.ask.WaitToken, f.lookup.WaitToken)
 				pause = min(pause, max(f.lookup.Wait, time.Millisecond))
 				again = append(again, f)
 			case s == Hit || s == Failed: // the value cannot be used: ask for the lease at once
@@ -89,7 +89,7 @@ func (f *flight[K, V]) name() string { return f.written }
 func (l *load[K, V]) ask() {
 	t, at := l.c.tier, l.c.now() // before trusts: an invalidation in between is later than at
 	each(t, l.flights, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
-		var asks []Ask
+		var asks []Request
 		var asked []*flight[K, V]
 		for _, f := range some {
 			f.asked = false
@@ -149,7 +149,7 @@ func (l *load[K, V]) fill() (failed []failedFill[K, V]) {
 			none = append(none, f)
 		case f.lookup.Value != nil && e.standing(now) == dead: // no process may go on to serve that old value
 			old = append(old, f.written)
-		case e.standing(now) == dead || l.cfg.Lag > 0 && !c.isCurrent(f):
+		case e.standing(now) == dead || l.cfg.ReplicaLag > 0 && !c.isCurrent(f):
 			none = append(none, f)
 		default:
 			data, err := l.cfg.seal(e)
@@ -191,10 +191,10 @@ func (l *load[K, V]) fill() (failed []failedFill[K, V]) {
 
 // store calls Fill with the values of flights of one shard. It waits for the answer even if l ends.
 func (l *load[K, V]) store(flights []*flight[K, V]) ([]bool, error) {
-	values := make([]Filling, len(flights))
+	values := make([]Entry, len(flights))
 	for i, f := range flights {
 		now := l.c.now()
-		values[i] = Filling{
+		values[i] = Entry{
 			Key: f.written, Version: l.cfg.Version, Grant: f.lookup.Grant,
 			Value: f.filling.Value, Fresh: f.entry.fresh - now, Keep: f.entry.keep - now,
 		}
@@ -226,8 +226,8 @@ func (l *load[K, V]) settle(failed failedFill[K, V]) {
 		began := failed.began
 		if i > 0 {
 			began = l.c.now()
-			// What was loaded within Lag of a change must not be stored, and the flight no longer tells.
-			if l.cfg.Lag <= 0 {
+			// What was loaded within ReplicaLag of a change must not be stored, and the flight no longer tells.
+			if l.cfg.ReplicaLag <= 0 {
 				if _, err = l.store(failed.flights[i : i+1]); err == nil {
 					continue
 				}
@@ -238,7 +238,7 @@ func (l *load[K, V]) settle(failed failedFill[K, V]) {
 			return
 		}
 		t.record(l, failed.shard, began, nil)
-		if i == 0 || l.cfg.Lag <= 0 {
+		if i == 0 || l.cfg.ReplicaLag <= 0 {
 			l.c.report(context.WithoutCancel(l), EventCodecFailed, &f.key, err, 0)
 		}
 	}

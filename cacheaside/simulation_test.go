@@ -78,10 +78,10 @@ func simulateCache(w *sim.World) {
 	w.Step, w.Trouble, w.Hold, w.Meddle, w.Most = fairStep, 5*w.Choose(10), 1+w.Choose(30), 10, 500
 	steps := func(n ...int) time.Duration { return time.Duration(sim.Pick(w, n...)) * fairStep }
 	cfg := cacheaside.Config[int, int64]{
-		TTL: steps(8, 2, 1, 40), Jitter: -1, Stale: steps(0, 0, 4), StaleOnError: steps(0, 100, 100), ErrorPause: sim.Pick(w, -1, fairStep, 4*fairStep),
-		LoadTimeout: 100*fairStep + 3*time.Millisecond, Finish: w.Chance(50),
+		TTL: steps(8, 2, 1, 40), Jitter: cacheaside.None, StaleWhileRevalidate: steps(0, 0, 4), StaleIfError: steps(0, 100, 100), ErrorPause: sim.Pick(w, cacheaside.None, fairStep, 4*fairStep),
+		LoadTimeout: 100*fairStep + 3*time.Millisecond, FinishLoads: w.Chance(50),
 	}
-	if cfg.StaleOnError > 0 {
+	if cfg.StaleIfError > 0 {
 		cfg.SoftTimeout = steps(0, 1, 1, 3)
 	}
 	n := 1 + w.Choose(3)
@@ -99,7 +99,7 @@ func simulateCache(w *sim.World) {
 		// Loads of one key that has an old value begin and end in any order around its writes.
 		// The fences of b stand for long, and others hear of them late.
 		f.keys, n = 1, 2+w.Choose(2)
-		cfg.TTL, cfg.Stale, cfg.StaleOnError, cfg.SoftTimeout = fairStep, 0, 100*fairStep, fairStep
+		cfg.TTL, cfg.StaleWhileRevalidate, cfg.StaleIfError, cfg.SoftTimeout = fairStep, 0, 100*fairStep, fairStep
 		w.Hold, w.Meddle, w.Idle = 4+w.Choose(40), 3, 60
 		w.Prone = func(label string) int {
 			switch {
@@ -173,7 +173,7 @@ func simulateCache(w *sim.World) {
 	}
 	// By then the Store is told of all, also of what a Write could not tell it: that is tried
 	// again after ErrorPause. What was old before is not served.
-	settled := cfg.TTL + cfg.Stale + max(cfg.ErrorPause, 0) + fairStep
+	settled := cfg.TTL + cfg.StaleWhileRevalidate + max(cfg.ErrorPause, 0) + fairStep
 	w.Drive(settled, nil)
 	for round := range 2 {
 		for _, p := range f.processes {
@@ -185,7 +185,7 @@ func simulateCache(w *sim.World) {
 			}
 		}
 		if round == 0 { // what failed before is no longer remembered
-			w.Drive(cfg.TTL+cfg.Stale+5*fairStep, nil)
+			w.Drive(cfg.TTL+cfg.StaleWhileRevalidate+5*fairStep, nil)
 		}
 	}
 	// Each load that was overtaken asks the Store until a lease that nobody gave back has ended.
@@ -323,7 +323,7 @@ func (p *stall) write(key int) {
 		}
 		return nil
 	})
-	p.promise(key, v, !errors.Is(err, cacheaside.ErrUntold))
+	p.promise(key, v, !errors.Is(err, cacheaside.ErrNotPropagated))
 	p.Note("%s: %d %v", what, v, err)
 }
 
@@ -380,7 +380,7 @@ func (c *simConn) call(ctx context.Context, what string, do func()) error {
 	return err
 }
 
-func (c *simConn) Acquire(ctx context.Context, asks ...cacheaside.Ask) (looks []cacheaside.Lookup, err error) {
+func (c *simConn) Acquire(ctx context.Context, asks ...cacheaside.Request) (looks []cacheaside.Response, err error) {
 	what := "asks"
 	for _, ask := range asks {
 		what += " " + ask.Key
@@ -392,7 +392,7 @@ func (c *simConn) Acquire(ctx context.Context, asks ...cacheaside.Ask) (looks []
 	return looks, inner
 }
 
-func (c *simConn) Fill(ctx context.Context, values ...cacheaside.Filling) (current []bool, err error) {
+func (c *simConn) Fill(ctx context.Context, values ...cacheaside.Entry) (current []bool, err error) {
 	what := "fills"
 	for _, v := range values {
 		what += " " + v.Key
@@ -403,7 +403,7 @@ func (c *simConn) Fill(ctx context.Context, values ...cacheaside.Filling) (curre
 	return current, nil
 }
 
-func (c *simConn) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+func (c *simConn) Release(ctx context.Context, ask cacheaside.Request, failed bool) error {
 	return c.call(ctx, "releases "+ask.Key, func() { _ = c.fakeConn.Release(context.Background(), ask, failed) })
 }
 

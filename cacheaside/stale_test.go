@@ -29,9 +29,9 @@ func TestStaleness(t *testing.T) {
 	)
 	type config = cacheaside.Config[int, string]
 	plain := func(*config) {}
-	swr := func(c *config) { c.Stale = 10 * time.Second }
-	onError := func(c *config) { c.StaleOnError = 5 * time.Minute }
-	soft := func(c *config) { c.StaleOnError, c.SoftTimeout = 5*time.Minute, 3*time.Second }
+	swr := func(c *config) { c.StaleWhileRevalidate = 10 * time.Second }
+	onError := func(c *config) { c.StaleIfError = 5 * time.Minute }
+	soft := func(c *config) { c.StaleIfError, c.SoftTimeout = 5*time.Minute, 3*time.Second }
 	both := func(c *config) { swr(c); onError(c) }
 	remembered := func(c *config) { onError(c); c.NotFoundTTL = time.Minute }
 	for _, test := range []struct {
@@ -84,7 +84,7 @@ func TestStaleness(t *testing.T) {
 					var loads atomic.Int64
 					how.Store("old")
 					cfg := config{
-						TTL: time.Minute, Jitter: -1, ErrorPause: time.Hour,
+						TTL: time.Minute, Jitter: cacheaside.None, ErrorPause: time.Hour,
 						Load: func(ctx context.Context, _ int) (string, error) {
 							loads.Add(1)
 							switch how.Load() {
@@ -152,7 +152,7 @@ func TestCloseServesNoOldValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := false
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, StaleOnError: time.Hour, Store: unwatched{newFakeStore().connect()},
+			TTL: time.Minute, StaleIfError: time.Hour, Store: unwatched{newFakeStore().connect()},
 			Load: func(ctx context.Context, key int) (int, error) {
 				if hang {
 					<-ctx.Done()
@@ -178,7 +178,7 @@ func TestAbsenceIsNotServedWhenALoadFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loads atomic.Int32
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			NotFoundTTL: time.Minute, StaleOnError: time.Hour,
+			NotFoundTTL: time.Minute, StaleIfError: time.Hour,
 			Load: func(context.Context, int) (int, error) {
 				if loads.Add(1) == 1 {
 					time.Sleep(2 * time.Second)
@@ -202,7 +202,7 @@ func TestAbsenceIsNotServedWhenALoadFails(t *testing.T) {
 func TestSoftTimeoutWhileTheLoadIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			StaleOnError: time.Hour, SoftTimeout: 2 * time.Second,
+			StaleIfError: time.Hour, SoftTimeout: 2 * time.Second,
 			Load:    func(context.Context, int) (int, error) { time.Sleep(time.Second); return 1, nil },
 			OnEvent: func(context.Context, cacheaside.Event) { time.Sleep(2 * time.Second) },
 		})
@@ -218,7 +218,7 @@ func TestLongTimesAreLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loads := 0
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: -1, StaleOnError: math.MaxInt64, ErrorPause: math.MaxInt64, SoftTimeout: math.MaxInt64,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: math.MaxInt64, ErrorPause: math.MaxInt64, SoftTimeout: math.MaxInt64,
 			Load: func(context.Context, int) (int, error) {
 				loads++
 				time.Sleep(time.Second)
@@ -249,7 +249,7 @@ func TestErrorPauseKeepsAFailingSourceFromBeingAskedAgain(t *testing.T) {
 		var failing atomic.Bool
 		var stale []error
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: 10 * time.Second,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: 10 * time.Second,
 			Load: func(context.Context, int) (int, error) {
 				loads.Add(1)
 				if failing.Load() {
@@ -320,7 +320,7 @@ func TestExpiredValuesMayBeServedInvalidatedOnesNever(t *testing.T) {
 			var version atomic.Int64
 			var failing atomic.Bool
 			cfg := cacheaside.Config[int, int64]{
-				Stale: time.Minute, StaleOnError: time.Hour, ErrorPause: -1,
+				StaleWhileRevalidate: time.Minute, StaleIfError: time.Hour, ErrorPause: cacheaside.None,
 				Load: func(context.Context, int) (int64, error) {
 					time.Sleep(time.Second)
 					if failing.Load() {

@@ -20,18 +20,18 @@ type Store interface {
 	// called for Config.ErrorPause, and after a call that hung, the other shards are tried one at a time.
 	Shard(key string) uint8
 
-	// Acquire looks keys up and takes the leases of those that are not fresh, as each Ask says. Each
+	// Acquire looks keys up and takes the leases of those that are not fresh, as each Request says. Each
 	// holder of a lease, also one that takes it over when its time has passed, gets the Grant of the
 	// current generation.
-	Acquire(ctx context.Context, asks ...Ask) ([]Lookup, error)
+	Acquire(ctx context.Context, asks ...Request) ([]Response, error)
 
 	// Fill ends the leases of keys and stores the values whose generation has not ended. It reports for
 	// each whether nothing was invalidated since its Grant.
-	Fill(ctx context.Context, values ...Filling) ([]bool, error)
+	Fill(ctx context.Context, values ...Entry) ([]bool, error)
 
 	// Release ends the lease that ask took, if its Token still holds it. The generation goes on. With
 	// failed, Acquire tells those who wait that the load has failed.
-	Release(ctx context.Context, ask Ask, failed bool) error
+	Release(ctx context.Context, ask Request, failed bool) error
 
 	// Invalidate deletes the values, leases and generations of keys, but not their fences, and notifies
 	// the processes that watch.
@@ -58,28 +58,28 @@ type Store interface {
 	Watch(ctx context.Context, up func(), heard func(key string)) error
 }
 
-// An Ask is what a Cache asks a [Store] about a Key and a Version.
-type Ask struct {
-	Key     string
-	Version uint32
-	Token   string        // of the caller
-	Refresh bool          // take the lease even if the value is fresh
-	Waits   string        // of the first answer that was Busy; "" if there was none
-	Pause   time.Duration // how long after a failed load an old value is served
+// An Request is what a Cache asks a [Store] about a Key and a Version.
+type Request struct {
+	Key       string
+	Version   uint32
+	Token     string        // of the caller
+	Refresh   bool          // take the lease even if the value is fresh
+	WaitToken string        // of the first answer that was Busy; "" if there was none
+	Pause     time.Duration // how long after a failed load an old value is served
 }
 
-// A Lookup is the answer of a [Store] to an [Ask].
-type Lookup struct {
-	State State
-	Value []byte        // nil if there is none
-	Fresh time.Duration // how much longer Value is fresh; negative: since when it is not
-	Wait  time.Duration // if Busy: how much longer the lease lasts
-	Waits string        // if Busy: what the next Ask presents, to hear of loads that fail from now on
-	Grant string        // if Leased: what Fill presents
+// A Response is the answer of a [Store] to an [Request].
+type Response struct {
+	State     State
+	Value     []byte        // nil if there is none
+	Fresh     time.Duration // how much longer Value is fresh; negative: since when it is not
+	Wait      time.Duration // if Busy: how much longer the lease lasts
+	WaitToken string        // if Busy: what the next Request presents, to hear of loads that fail from now on
+	Grant     string        // if Leased: what Fill presents
 }
 
-// A Filling is a Value for a [Store], fresh for Fresh from now and deleted after Keep.
-type Filling struct {
+// A Entry is a Value for a [Store], fresh for Fresh from now and deleted after Keep.
+type Entry struct {
 	Key         string
 	Version     uint32
 	Grant       string
@@ -94,6 +94,6 @@ const (
 	Hit    State = "hit"    // use the value, which is fresh
 	Leased State = "leased" // load, then call Fill or Release
 	Busy   State = "busy"   // another process loads; ask again
-	Failed State = "failed" // a load failed for which the Ask waited, or one within Pause beside an old value
+	Failed State = "failed" // a load failed for which the Request waited, or one within Pause beside an old value
 	Fenced State = "fenced" // a write is under way; load, and do not keep the value
 )

@@ -17,22 +17,22 @@ import (
 // the Store beneath does.
 type scripted struct {
 	cacheaside.Store
-	answers []cacheaside.Lookup
-	asks    []cacheaside.Ask
+	answers []cacheaside.Response
+	asks    []cacheaside.Request
 	failed  []bool // of each Release
 }
 
-func (s *scripted) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+func (s *scripted) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cacheaside.Response, error) {
 	s.asks = append(s.asks, asks...)
 	if len(s.answers) == 0 {
 		return s.Store.Acquire(ctx, asks...)
 	}
 	answer := s.answers[0]
 	s.answers = s.answers[1:]
-	return []cacheaside.Lookup{answer}, nil
+	return []cacheaside.Response{answer}, nil
 }
 
-func (s *scripted) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+func (s *scripted) Release(ctx context.Context, ask cacheaside.Request, failed bool) error {
 	s.failed = append(s.failed, failed)
 	return s.Store.Release(ctx, ask, failed)
 }
@@ -51,7 +51,7 @@ func TestAnswersOfTheStore(t *testing.T) {
 	value, damaged := inStore(t, 7), []byte("damaged")
 	const busy, failed = cacheaside.Busy, cacheaside.Failed
 	for name, test := range map[string]struct {
-		answers []cacheaside.Lookup
+		answers []cacheaside.Response
 		staleOK bool
 		want    int
 		wantErr string
@@ -59,23 +59,23 @@ func TestAnswersOfTheStore(t *testing.T) {
 		waits   bool
 	}{
 		"a failure that it waited for": {
-			answers: []cacheaside.Lookup{{State: busy, Wait: time.Second, Waits: "0"}, {State: failed}}, waits: true,
+			answers: []cacheaside.Response{{State: busy, Wait: time.Second, WaitToken: "0"}, {State: failed}}, waits: true,
 			refresh: []bool{false, false}, wantErr: "cacheaside: users: 1: the load of another process has failed"},
 		"a failure beside an old value": {
-			answers: []cacheaside.Lookup{{State: failed, Value: value, Fresh: -time.Second}}, staleOK: true,
+			answers: []cacheaside.Response{{State: failed, Value: value, Fresh: -time.Second}}, staleOK: true,
 			refresh: []bool{false}, want: 7},
 		"a failure beside a value that is too old here": {
-			answers: []cacheaside.Lookup{{State: failed, Value: value, Fresh: -time.Second}},
+			answers: []cacheaside.Response{{State: failed, Value: value, Fresh: -time.Second}},
 			refresh: []bool{false, true}, want: 1},
 		"a failure beside a value that cannot be read": {
-			answers: []cacheaside.Lookup{{State: failed, Value: damaged, Fresh: -time.Second}}, staleOK: true,
+			answers: []cacheaside.Response{{State: failed, Value: damaged, Fresh: -time.Second}}, staleOK: true,
 			refresh: []bool{false, true}, want: 1},
 		"a value that cannot be read, and that another process replaces": {
-			answers: []cacheaside.Lookup{{State: cacheaside.Hit, Value: damaged, Fresh: time.Second},
-				{State: busy, Wait: time.Second, Waits: "0"}, {State: cacheaside.Hit, Value: value, Fresh: time.Second}},
+			answers: []cacheaside.Response{{State: cacheaside.Hit, Value: damaged, Fresh: time.Second},
+				{State: busy, Wait: time.Second, WaitToken: "0"}, {State: cacheaside.Hit, Value: value, Fresh: time.Second}},
 			refresh: []bool{false, true, false}, want: 7, waits: true},
 		"a state that there is not": {
-			answers: []cacheaside.Lookup{{State: "odd"}}, refresh: []bool{false},
+			answers: []cacheaside.Response{{State: "odd"}}, refresh: []bool{false},
 			wantErr: `cacheaside: users: the Store answered with State "odd"`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestAnswersOfTheStore(t *testing.T) {
 				cfg := config{Name: "users", TTL: time.Minute, Store: store,
 					Load: func(context.Context, int) (int, error) { return 1, nil }}
 				if test.staleOK {
-					cfg.StaleOnError = time.Hour
+					cfg.StaleIfError = time.Hour
 				}
 				c := cacheaside.New(cfg)
 				defer c.Close()
@@ -110,9 +110,9 @@ func TestAnswersOfTheStore(t *testing.T) {
 // An old value beside which a load has failed elsewhere is served for ErrorPause without a question.
 func TestFailureElsewherePausesAnOldValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		old := cacheaside.Lookup{State: cacheaside.Failed, Value: inStore(t, 7), Fresh: -time.Second}
-		store := &scripted{Store: newFakeStore().connect(), answers: []cacheaside.Lookup{old, old}}
-		c := cacheaside.New(config{Load: identity, StaleOnError: time.Hour, ErrorPause: time.Second, Store: store})
+		old := cacheaside.Response{State: cacheaside.Failed, Value: inStore(t, 7), Fresh: -time.Second}
+		store := &scripted{Store: newFakeStore().connect(), answers: []cacheaside.Response{old, old}}
+		c := cacheaside.New(config{Load: identity, StaleIfError: time.Hour, ErrorPause: time.Second, Store: store})
 		defer c.Close()
 		synctest.Wait()
 		for range 10 {
@@ -154,7 +154,7 @@ func TestWhichLoadsHaveFailedForOthers(t *testing.T) {
 func TestNobodyWaitsForAnotherProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
-		_, err := shared.connect().Acquire(t.Context(), cacheaside.Ask{Key: "1", Token: "another process"})
+		_, err := shared.connect().Acquire(t.Context(), cacheaside.Request{Key: "1", Token: "another process"})
 		require.NoError(t, err)
 		c := cacheaside.New(config{Load: identity, Store: shared.connect()})
 		defer c.Close()
@@ -174,7 +174,7 @@ func TestCallerThatLeavesAsAFenceIsFound(t *testing.T) {
 	for range 100 {
 		synctest.Test(t, func(t *testing.T) {
 			shared := newFakeStore()
-			c := cacheaside.New(config{Load: identity, Finish: true, Store: slowly{Store: shared.connect(), takes: time.Millisecond}})
+			c := cacheaside.New(config{Load: identity, FinishLoads: true, Store: slowly{Store: shared.connect(), takes: time.Millisecond}})
 			defer c.Close()
 			_, err := shared.connect().Fence(t.Context(), "1", "another process")
 			require.NoError(t, err)
@@ -185,14 +185,14 @@ func TestCallerThatLeavesAsAFenceIsFound(t *testing.T) {
 	}
 }
 
-// With a Lag, values are shared, too; but not one whose load a change of another process overtook: it
+// With a ReplicaLag, values are shared, too; but not one whose load a change of another process overtook: it
 // may be from before that.
 func TestLagKeepsAnOvertakenLoadOutOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		w := &telling{Store: shared.connect(), heard: make(chan func(string), 1)}
 		var change func(string)
-		c := cacheaside.New(config{Store: w, Lag: time.Minute, Load: func(_ context.Context, key int) (int, error) {
+		c := cacheaside.New(config{Store: w, ReplicaLag: time.Minute, Load: func(_ context.Context, key int) (int, error) {
 			if key == 2 {
 				change("2")
 			}
@@ -208,12 +208,12 @@ func TestLagKeepsAnOvertakenLoadOutOfTheStore(t *testing.T) {
 	})
 }
 
-// What Lag needs to know of changes may change at any time: this is for the race detector.
+// What ReplicaLag needs to know of changes may change at any time: this is for the race detector.
 func TestLagWhileKeysAndSettingsChange(t *testing.T) {
 	shared := newFakeStore()
 	conn, other := shared.connect(), shared.connect()
 	conn.yield = true
-	c := cacheaside.New(config{Load: identity, Store: conn, Lag: time.Hour})
+	c := cacheaside.New(config{Load: identity, Store: conn, ReplicaLag: time.Hour})
 	defer c.Close()
 	var all sync.WaitGroup
 	for i := range 4 {
@@ -226,7 +226,7 @@ func TestLagWhileKeysAndSettingsChange(t *testing.T) {
 				case 0:
 					_ = other.Invalidate(t.Context(), "1")
 				case 1:
-					_ = c.Update(func(cfg *config) { cfg.Lag++ })
+					_ = c.Update(func(cfg *config) { cfg.ReplicaLag++ })
 				case 2:
 					_ = c.Invalidate(t.Context(), n%7)
 				}

@@ -75,8 +75,8 @@ func TestFirstFillWins(t *testing.T) {
 		synctest.Wait()
 		go func() {
 			time.Sleep(4 * time.Second)
-			look, _ := next.Acquire(t.Context(), cacheaside.Ask{Key: "1", Token: "next"})
-			_, _ = next.Fill(t.Context(), cacheaside.Filling{Key: "1", Grant: look[0].Grant, Value: []byte("first"), Fresh: time.Minute, Keep: time.Minute})
+			look, _ := next.Acquire(t.Context(), cacheaside.Request{Key: "1", Token: "next"})
+			_, _ = next.Fill(t.Context(), cacheaside.Entry{Key: "1", Grant: look[0].Grant, Value: []byte("first"), Fresh: time.Minute, Keep: time.Minute})
 		}()
 		require.Equal(t, "slow", mustGet(t, c, 1))
 		v, ok := c.Peek(1)
@@ -165,7 +165,7 @@ func (s slowly) answer(ctx context.Context, call string, err error) error {
 	return err
 }
 
-func (s slowly) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+func (s slowly) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cacheaside.Response, error) {
 	looks, err := s.Store.Acquire(ctx, asks...)
 	return looks, s.answer(ctx, "Acquire", err)
 }
@@ -253,7 +253,7 @@ func TestCallerThatGivesUpLeavesNoFence(t *testing.T) {
 		err := c.Write(ctx, 1, func(context.Context) error { panic("called") })
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Zero(t, c.Stats().PendingInvalidations)
-		looks, err := shared.connect().Acquire(t.Context(), cacheaside.Ask{Key: "1", Token: "t"})
+		looks, err := shared.connect().Acquire(t.Context(), cacheaside.Request{Key: "1", Token: "t"})
 		require.NoError(t, err)
 		require.Equal(t, cacheaside.Leased, looks[0].State)
 	})

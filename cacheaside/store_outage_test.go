@@ -125,7 +125,7 @@ func TestOldValueOfTheStoreIsServedWhileTheWatchIsLost(t *testing.T) {
 		mode.Store("ok")
 		var loads atomic.Int64
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, SoftTimeout: 100 * time.Millisecond, ErrorPause: 10 * time.Second,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: 100 * time.Millisecond, ErrorPause: 10 * time.Second,
 			Load: func(context.Context, int) (int, error) {
 				loads.Add(1)
 				switch mode.Load() {
@@ -191,7 +191,7 @@ func (d deaf) Watch(ctx context.Context, up func(), heard func(string)) error {
 func TestStoreThatAnswersTooLittleIsDoneWithout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asks atomic.Bool
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: mumbling{newFakeStore().connect(), &asks}, ErrorPause: -1})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: newSource().load, Store: mumbling{newFakeStore().connect(), &asks}, ErrorPause: cacheaside.None})
 		defer c.Close()
 		synctest.Wait()
 		for range 2 {
@@ -211,14 +211,14 @@ type mumbling struct {
 	asks *atomic.Bool
 }
 
-func (m mumbling) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+func (m mumbling) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cacheaside.Response, error) {
 	if m.asks.Load() {
 		return nil, nil
 	}
 	return m.Store.Acquire(ctx, asks...)
 }
 
-func (mumbling) Fill(context.Context, ...cacheaside.Filling) ([]bool, error) { return nil, nil }
+func (mumbling) Fill(context.Context, ...cacheaside.Entry) ([]bool, error) { return nil, nil }
 
 // An InvalidateAll that the Store has not heard is told of, and told to the Store later.
 func TestInvalidateAllThatTheStoreMissesIsToldLater(t *testing.T) {
@@ -231,7 +231,7 @@ func TestInvalidateAllThatTheStoreMissesIsToldLater(t *testing.T) {
 		synctest.Wait()
 		mustGet(t, c, 1)
 		conn.fail()
-		require.ErrorIs(t, c.InvalidateAll(t.Context()), cacheaside.ErrUntold)
+		require.ErrorIs(t, c.InvalidateAll(t.Context()), cacheaside.ErrNotPropagated)
 		require.Equal(t, 1, log.count(cacheaside.EventNotPropagated))
 		require.EqualValues(t, 1, c.Stats().PendingInvalidations)
 		mustGet(t, c, 1)
@@ -256,8 +256,8 @@ func TestWhatIsUntoldIsToldInAnyOrder(t *testing.T) {
 		for _, shard := range []string{"1", "3", "4"} {
 			conn.breakShard(shard, true)
 		}
-		require.ErrorIs(t, c.Invalidate(t.Context(), 3, 4, 1, 11, 21), cacheaside.ErrUntold)
-		require.ErrorIs(t, c.InvalidateAll(t.Context()), cacheaside.ErrUntold)
+		require.ErrorIs(t, c.Invalidate(t.Context(), 3, 4, 1, 11, 21), cacheaside.ErrNotPropagated)
+		require.ErrorIs(t, c.InvalidateAll(t.Context()), cacheaside.ErrNotPropagated)
 		conn.breakShard("1", false)
 		for range 20 {
 			require.Error(t, c.Invalidate(t.Context(), 3, 4))

@@ -19,7 +19,7 @@ type picky struct {
 	takes time.Duration
 }
 
-func (p picky) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+func (p picky) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool, error) {
 	for _, v := range values {
 		if len(v.Value) > 100 {
 			time.Sleep(p.takes)
@@ -48,7 +48,7 @@ func TestRefusedValueIsNoOutage(t *testing.T) {
 					var log eventLog
 					open := func() *cacheaside.Cache[int, string] {
 						return cacheaside.New(cacheaside.Config[int, string]{
-							Store: picky{unwatched{shared.connect()}, takes}, OnEvent: log.add, Lag: lag, LoadMany: many,
+							Store: picky{unwatched{shared.connect()}, takes}, OnEvent: log.add, ReplicaLag: lag, LoadMany: many,
 							Load: func(ctx context.Context, key int) (string, error) {
 								values, err := many(ctx, []int{key})
 								return values[key], err

@@ -167,7 +167,7 @@ func TestOneProcessLoadsWhileTheOthersWait(t *testing.T) {
 func TestLeaseOfADeadProcessIsTakenOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared, src := newFakeStore(), newSource()
-		_, err := shared.connect().Acquire(t.Context(), cacheaside.Ask{Key: "1", Token: "the dead"})
+		_, err := shared.connect().Acquire(t.Context(), cacheaside.Request{Key: "1", Token: "the dead"})
 		require.NoError(t, err)
 		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: shared.connect()})
 		defer c.Close()
@@ -302,7 +302,7 @@ func TestWriteIsUntoldWithoutAFenceToCoverIt(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log eventLog
 				c := cacheaside.New(cacheaside.Config[int, int]{
-					Load: newSource().load, ErrorPause: -1, OnEvent: log.add,
+					Load: newSource().load, ErrorPause: cacheaside.None, OnEvent: log.add,
 					Store: unwatched{flaky{newFakeStore().connect(), func(call string) bool {
 						for _, one := range strings.Fields(test.fails) {
 							if one == call {
@@ -318,7 +318,7 @@ func TestWriteIsUntoldWithoutAFenceToCoverIt(t *testing.T) {
 					return test.write
 				})
 				require.Equal(t, test.write, cacheaside.WriteError(err))
-				require.Equal(t, test.untold, errors.Is(err, cacheaside.ErrUntold))
+				require.Equal(t, test.untold, errors.Is(err, cacheaside.ErrNotPropagated))
 				if test.wantText == "" {
 					require.NoError(t, err)
 				} else {
@@ -374,7 +374,7 @@ func TestStoreDownAndBack(t *testing.T) {
 		err := c.Write(t.Context(), 1, src.write(1))
 		var untold *cacheaside.InvalidateError
 		require.ErrorAs(t, err, &untold)
-		require.ErrorIs(t, err, cacheaside.ErrUntold)
+		require.ErrorIs(t, err, cacheaside.ErrNotPropagated)
 		require.ErrorIs(t, err, errStore)
 		require.False(t, untold.Retryable())
 		require.Equal(t, []string{"1"}, untold.Keys)
@@ -387,7 +387,7 @@ func TestStoreDownAndBack(t *testing.T) {
 		boom := errors.New("constraint violated")
 		err = c.Write(t.Context(), 1, func(context.Context) error { return boom })
 		require.ErrorIs(t, err, boom)
-		require.ErrorIs(t, err, cacheaside.ErrUntold)
+		require.ErrorIs(t, err, cacheaside.ErrNotPropagated)
 
 		// The Store is back but has not been told: its value of the key is not trusted.
 		conn.recover()
@@ -396,7 +396,7 @@ func TestStoreDownAndBack(t *testing.T) {
 		synctest.Wait()
 		require.Zero(t, c.Stats().PendingInvalidations)
 		require.Equal(t, 1, log.count(cacheaside.EventStoreRestored))
-		require.Equal(t, 2, log.count(cacheaside.EventWatchBegun), "at first, and again")
+		require.Equal(t, 2, log.count(cacheaside.EventWatchBegan), "at first, and again")
 		loads := src.loaded(1)
 		mustGet(t, c, 1)
 		mustGet(t, c, 1)
@@ -448,7 +448,7 @@ type flaky struct {
 	fails func(call string) bool
 }
 
-func (f flaky) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+func (f flaky) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool, error) {
 	if f.fails("Fill") {
 		return nil, errStore
 	}
@@ -476,7 +476,7 @@ func (f flaky) InvalidateAll(ctx context.Context) error {
 	return f.Store.InvalidateAll(ctx)
 }
 
-func (f flaky) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+func (f flaky) Release(ctx context.Context, ask cacheaside.Request, failed bool) error {
 	if f.fails("Release") {
 		return errStore
 	}
@@ -537,7 +537,7 @@ func TestUntoldKeyIsNotReadFromAStoreThatAnswers(t *testing.T) {
 				shared, src := newFakeStore(), newSource()
 				var failing atomic.Bool
 				c := cacheaside.New(cacheaside.Config[int, int]{
-					Load: src.load, ErrorPause: -1,
+					Load: src.load, ErrorPause: cacheaside.None,
 					Store: flaky{shared.connect(), func(call string) bool {
 						return failing.Load() && (call == "Invalidate" || call == "Expire" || call == "InvalidateAll")
 					}},
@@ -548,7 +548,7 @@ func TestUntoldKeyIsNotReadFromAStoreThatAnswers(t *testing.T) {
 				failing.Store(true)
 				for want := 1; want <= 3; want++ {
 					require.NoError(t, src.write(1)(t.Context()))
-					require.ErrorIs(t, invalidate(t.Context(), c), cacheaside.ErrUntold)
+					require.ErrorIs(t, invalidate(t.Context(), c), cacheaside.ErrNotPropagated)
 					require.Equal(t, want, mustGet(t, c, 1))
 					time.Sleep(time.Second) // it is tried again, without success
 				}
@@ -651,7 +651,7 @@ func TestNotFoundIsSharedAndReplacesAnOldValue(t *testing.T) {
 			var gone atomic.Bool
 			var loads atomic.Int64
 			cfg := cacheaside.Config[int, int]{
-				TTL: time.Minute, StaleOnError: time.Hour, NotFoundTTL: ttl,
+				TTL: time.Minute, StaleIfError: time.Hour, NotFoundTTL: ttl,
 				Load: func(context.Context, int) (int, error) {
 					loads.Add(1)
 					if gone.Load() {
@@ -691,7 +691,7 @@ func TestStaleValueOfTheStore(t *testing.T) {
 		shared := newFakeStore()
 		var loads atomic.Int64
 		cfg := cacheaside.Config[int, int64]{
-			TTL: time.Minute, Jitter: -1, Stale: time.Minute,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Minute,
 			Load: func(context.Context, int) (int64, error) {
 				time.Sleep(time.Second)
 				return loads.Add(1), nil
@@ -719,7 +719,7 @@ func TestStaleValueOfTheStore(t *testing.T) {
 func TestStoreIsNotAskedAgainAtOnceForAnOldValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
-		cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: -1, Stale: time.Hour, Load: func(context.Context, int) (int, error) {
+		cfg := cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, Load: func(context.Context, int) (int, error) {
 			time.Sleep(time.Second)
 			return 1, nil
 		}}
@@ -766,7 +766,7 @@ func TestValueThatIsNotKeptRemovesTheOldOneFromTheStore(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			loads := 0
 			c := cacheaside.New(cacheaside.Config[int, int]{
-				TTL: time.Minute, Jitter: -1, Stale: time.Hour, Store: watchedIf(watched, newFakeStore().connect()),
+				TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, Store: watchedIf(watched, newFakeStore().connect()),
 				Load: func(ctx context.Context, _ int) (int, error) {
 					time.Sleep(time.Second)
 					loads++
@@ -797,7 +797,7 @@ func bothTiers(shared *fakeStore) func(func(int) int64) *cacheaside.Cache[int, i
 			Load:  func(_ context.Context, key int) (int64, error) { return get(key), nil },
 			Store: conn,
 			OnEvent: func(_ context.Context, e cacheaside.Event) {
-				if e.Kind == cacheaside.EventWatchBegun {
+				if e.Kind == cacheaside.EventWatchBegan {
 					close(ready)
 				}
 			},

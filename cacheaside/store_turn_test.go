@@ -21,7 +21,7 @@ func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
 		var failing atomic.Bool
 		var log eventLog
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: 10 * time.Second,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: 10 * time.Second,
 			Load: func(context.Context, int) (int, error) {
 				loads.Add(1)
 				if failing.Load() {
@@ -64,7 +64,7 @@ func TestOldValueOfTheStoreIsNotKeptWithoutAPause(t *testing.T) {
 		var failing atomic.Bool
 		shared := newFakeStore()
 		cfg := cacheaside.Config[int, int64]{
-			TTL: time.Minute, Stale: time.Hour, ErrorPause: -1, Store: shared.connect(),
+			TTL: time.Minute, StaleWhileRevalidate: time.Hour, ErrorPause: cacheaside.None, Store: shared.connect(),
 			Load: func(context.Context, int) (int64, error) {
 				if failing.Load() {
 					return 0, errLoad
@@ -96,7 +96,7 @@ func TestOldValueComesWhileCallersWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := newFakeStore()
 		cfg := cacheaside.Config[int, int]{
-			TTL: time.Second, Jitter: -1, Stale: time.Hour, Store: shared.connect(),
+			TTL: time.Second, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, Store: shared.connect(),
 			Load: func(context.Context, int) (int, error) { time.Sleep(time.Second); return 1, nil },
 		}
 		other := cacheaside.New(cfg)
@@ -145,7 +145,7 @@ func TestFlightThatStandsAgainHasNoOldValue(t *testing.T) {
 						}
 						return src.load(ctx, key)
 					},
-					TTL: time.Minute, StaleOnError: time.Hour, SoftTimeout: 10 * time.Millisecond, Store: store,
+					TTL: time.Minute, StaleIfError: time.Hour, SoftTimeout: 10 * time.Millisecond, Store: store,
 				})
 				defer c.Close()
 				synctest.Wait()
@@ -182,7 +182,7 @@ func TestSoftTimeoutOfAnOldValueThatTheStoreHas(t *testing.T) {
 							time.Sleep(time.Duration(takes.Load()))
 							return 1, nil
 						},
-						TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, SoftTimeout: 100 * time.Millisecond,
+						TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, SoftTimeout: 100 * time.Millisecond,
 						Store: watchedIf(capacity == 0, shared.connect()),
 					}
 					other := cacheaside.New(cfg)

@@ -19,7 +19,7 @@ func TestMemoryInAnOutageOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
 		conn := newFakeStore().connect()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, TTL: time.Minute, Jitter: -1})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, TTL: time.Minute, Jitter: cacheaside.None})
 		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
@@ -49,8 +49,8 @@ func TestEventsOfTheSubscription(t *testing.T) {
 		for _, e := range log.events {
 			kinds = append(kinds, e.Kind)
 		}
-		require.Equal(t, []cacheaside.EventKind{cacheaside.EventWatchBegun,
-			cacheaside.EventWatchLost, cacheaside.EventWatchBegun, cacheaside.EventWatchLost, cacheaside.EventWatchBegun}, kinds)
+		require.Equal(t, []cacheaside.EventKind{cacheaside.EventWatchBegan,
+			cacheaside.EventWatchLost, cacheaside.EventWatchBegan, cacheaside.EventWatchLost, cacheaside.EventWatchBegan}, kinds)
 	})
 }
 
@@ -69,5 +69,5 @@ func TestPanicOfAHookIsLogged(t *testing.T) {
 		require.True(t, ok, "the Store is watched")
 		require.NoError(t, c.Close())
 	})
-	require.Contains(t, printed.String(), "cacheaside: a hook panicked: watch_begun")
+	require.Contains(t, printed.String(), "cacheaside: a hook panicked: watch_began")
 }

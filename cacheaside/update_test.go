@@ -23,7 +23,7 @@ func update(t *testing.T, c *cacheaside.Cache[int, int], change func(*config)) {
 }
 
 func TestConfigHasItsDefaults(t *testing.T) {
-	c := cacheaside.New(config{Name: "users", Load: identity, Jitter: -1})
+	c := cacheaside.New(config{Name: "users", Load: identity, Jitter: cacheaside.None})
 	defer c.Close()
 	require.Equal(t, "users", c.Describe().Name)
 	cfg := c.Config()
@@ -31,7 +31,7 @@ func TestConfigHasItsDefaults(t *testing.T) {
 	require.Equal(t, time.Second, cfg.ErrorPause)
 	require.Equal(t, 30*time.Second, cfg.LoadTimeout)
 	require.Equal(t, 10_000, cfg.Capacity)
-	require.Equal(t, -1.0, cfg.Jitter)
+	require.EqualValues(t, cacheaside.None, cfg.Jitter)
 	withoutJitter := cacheaside.New(config{Load: identity})
 	defer withoutJitter.Close()
 	require.Equal(t, 0.1, withoutJitter.Config().Jitter)
@@ -45,7 +45,7 @@ func TestConfigHasItsDefaults(t *testing.T) {
 func TestUpdateKeepsEntriesAndTheirTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newSource()
-		c := cacheaside.New(config{Load: src.load, TTL: time.Minute, Jitter: -1})
+		c := cacheaside.New(config{Load: src.load, TTL: time.Minute, Jitter: cacheaside.None})
 		defer c.Close()
 		mustGet(t, c, 1)
 		update(t, c, func(cfg *config) { cfg.TTL = time.Second })
@@ -227,8 +227,8 @@ func TestUpdateUnderLoad(t *testing.T) {
 		for i := range 300 {
 			err := c.Update(func(cfg *config) {
 				cfg.Capacity = 100 + rand.IntN(1000)
-				cfg.TTL, cfg.Stale = time.Duration(1+rand.IntN(1e6)), time.Duration(rand.IntN(1e6))
-				cfg.Finish = i%3 == 0
+				cfg.TTL, cfg.StaleWhileRevalidate = time.Duration(1+rand.IntN(1e6)), time.Duration(rand.IntN(1e6))
+				cfg.FinishLoads = i%3 == 0
 				cfg.LoadTimeout = 10*time.Second + time.Duration(rand.IntN(1e9))
 			})
 			if err != nil {
@@ -274,7 +274,7 @@ func TestStatsCountEachRequestAndLoadOnce(t *testing.T) {
 		how.Store("value")
 		var log eventLog
 		c := cacheaside.New(config{
-			TTL: time.Minute, Jitter: -1, StaleOnError: time.Hour, ErrorPause: -1, LoadTimeout: 10 * time.Second,
+			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: cacheaside.None, LoadTimeout: 10 * time.Second,
 			OnEvent: log.add,
 			Load: func(ctx context.Context, k int) (int, error) {
 				time.Sleep(time.Second)

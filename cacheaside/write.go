@@ -58,7 +58,7 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 	} else {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(ctx, begun.Add(window),
-			&TimeoutError{Name: c.cfg().Name, What: "write", After: window})
+			&TimeoutError{Name: c.cfg().Name, Operation: "write", After: window})
 		defer cancel()
 	}
 	if ctx.Err() != nil {
@@ -75,7 +75,7 @@ func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	return c.change(ctx, keys, false)
 }
 
-// Expire is Invalidate that leaves the values of keys to be served as Stale and StaleOnError
+// Expire is Invalidate that leaves the values of keys to be served as StaleWhileRevalidate and StaleIfError
 // allow, counted from now.
 func (c *Cache[K, V]) Expire(ctx context.Context, keys ...K) error {
 	return c.change(ctx, keys, true)
@@ -165,7 +165,7 @@ func (c *Cache[K, V]) forget(keys []K, soft bool) {
 	defer c.mu.Unlock()
 	cfg, now := c.cfg(), c.now()
 	for _, key := range keys {
-		if cfg.Lag > 0 {
+		if cfg.ReplicaLag > 0 {
 			c.note(c.hashOf(key, c.written(key)))
 		}
 		delete(c.flights, key)

@@ -62,7 +62,7 @@ func _() {
 	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "products"})
 	products := cacheaside.New(cacheaside.Config[string, []byte]{ // by URL: the same answer for everybody
 		TTL:          time.Second,
-		StaleOnError: time.Hour,
+		StaleIfError: time.Hour,
 		Load: func(ctx context.Context, url string) ([]byte, error) {
 			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 			if err != nil {

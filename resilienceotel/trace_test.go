@@ -176,7 +176,7 @@ func TestWaitsAndStaleValuesAreOnTheCurrentSpan(t *testing.T) {
 		tel := resilienceotel.New(s.Config)
 		slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 1, MaxWait: 2 * time.Second})
 		broken := false
-		users := cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Second, StaleOnError: time.Hour,
+		users := cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Second, StaleIfError: time.Hour,
 			Load: func(context.Context, int) (string, error) {
 				if broken {
 					return "", errDown

@@ -15,7 +15,7 @@
 //
 // Run Redis without persistence, because a restored snapshot may hold old values, and with
 // any eviction policy. If a fence or an invalidation is lost, also by a failover to a lagging
-// replica, the TTL is the bound, extended by Stale and StaleOnError.
+// replica, the TTL is the bound, extended by StaleWhileRevalidate and StaleIfError.
 //
 // Sources: leases from "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
@@ -50,7 +50,7 @@ type Config struct {
 	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed it, and then message
 	// for each message, in order. It returns when ctx has ended or the connection is lost, and must not
 	// reconnect by itself, which would miss messages. Nil means that changes by other processes are seen
-	// when the TTL of an entry in memory has passed, extended by Stale and StaleOnError.
+	// when the TTL of an entry in memory has passed, extended by StaleWhileRevalidate and StaleIfError.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
 	// Timeout bounds each call of Eval. Zero means 250 ms.
@@ -118,22 +118,23 @@ func New(cfg Config) cacheaside.Store {
 // longer may not be able to fill.
 const hold = 10 * time.Minute
 
-func (s *store) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+func (s *store) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cacheaside.Response, error) {
 	keys := make([]string, 0, len(asks)+1)
 	args := make([]any, 0, 5*len(asks)+2)
 	args = append(args, s.lease, s.hold)
 	for _, ask := range asks {
 		keys = append(keys, ask.Key)
-		args = append(args, version(ask.Version), ask.Token, flag(ask.Refresh), ask.Waits, micros(min(ask.Pause, longest)))
+		args = append(args, version(ask.Version), ask.Token, flag(ask.Refresh), ask.WaitToken,
+			micros(min(ask.Pause, longest)))
 	}
-	looks := make([]cacheaside.Lookup, len(asks))
+	looks := make([]cacheaside.Response, len(asks))
 	return looks, s.evalEach(ctx, "acquire", acquire, keys, args, func(i int, reply any) (ok bool) {
 		looks[i], ok = lookup(reply)
 		return ok
 	})
 }
 
-func lookup(reply any) (look cacheaside.Lookup, ok bool) {
+func lookup(reply any) (look cacheaside.Response, ok bool) {
 	fields, ok := reply.([]any)
 	if !ok || len(fields) != 5 {
 		return look, false
@@ -153,7 +154,7 @@ func lookup(reply any) (look cacheaside.Lookup, ok bool) {
 	case cacheaside.Leased:
 		look.Grant = last
 	case cacheaside.Busy:
-		look.Waits = last
+		look.WaitToken = last
 	case cacheaside.Hit, cacheaside.Failed, cacheaside.Fenced:
 	default:
 		return look, false
@@ -171,7 +172,7 @@ func text(reply any) (string, bool) {
 	return v, ok
 }
 
-func (s *store) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+func (s *store) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool, error) {
 	keys := make([]string, 0, len(values)+1)
 	args := make([]any, 0, 5*len(values))
 	for _, v := range values {
@@ -187,7 +188,7 @@ func (s *store) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool,
 	})
 }
 
-func (s *store) Release(ctx context.Context, ask cacheaside.Ask, failed bool) error {
+func (s *store) Release(ctx context.Context, ask cacheaside.Request, failed bool) error {
 	_, err := s.eval(ctx, "release", release, []string{s.hash(ask.Key)}, version(ask.Version), ask.Token, flag(failed))
 	return err
 }
@@ -229,7 +230,7 @@ func (s *store) write(ctx context.Context, what, script, key, token string) erro
 func (s *store) InvalidateAll(ctx context.Context) error {
 	for bucket := range uint8(buckets) {
 		// Notify other processes last: after the message, a call must not find an old
-		// value in any bucket. And first, since their Lag counts from then.
+		// value in any bucket. And first, since their ReplicaLag counts from then.
 		message := ""
 		if bucket == 0 || bucket == buckets-1 {
 			message = s.message("")

@@ -106,7 +106,7 @@ func TestLongTimesAreLong(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, window)
 	requireYear(c.last().args[3])
-	_, _ = s.Fill(t.Context(), cacheaside.Filling{Key: "42", Grant: "g", Value: []byte("v"), Fresh: math.MaxInt64, Keep: math.MaxInt64})
+	_, _ = s.Fill(t.Context(), cacheaside.Entry{Key: "42", Grant: "g", Value: []byte("v"), Fresh: math.MaxInt64, Keep: math.MaxInt64})
 	requireYear(c.last().args[3])
 	requireYear(c.last().args[4])
 	fresh, err := strconv.ParseInt(c.last().args[3].(string), 10, 64)
@@ -117,7 +117,7 @@ func TestLongTimesAreLong(t *testing.T) {
 	require.Equal(t, cacheaside.Hit, looks[0].State)
 }
 
-func ask(key string) cacheaside.Ask { return cacheaside.Ask{Key: key, Token: "token"} }
+func ask(key string) cacheaside.Request { return cacheaside.Request{Key: key, Token: "token"} }
 
 func TestRepliesAreRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -125,22 +125,22 @@ func TestRepliesAreRead(t *testing.T) {
 		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval})
 		for _, test := range []struct {
 			reply any
-			want  cacheaside.Lookup
+			want  cacheaside.Response
 		}{
 			{[]any{"hit", "v", int64(2000), int64(0), ""},
-				cacheaside.Lookup{State: cacheaside.Hit, Value: []byte("v"), Fresh: 2 * time.Millisecond}},
+				cacheaside.Response{State: cacheaside.Hit, Value: []byte("v"), Fresh: 2 * time.Millisecond}},
 			{[]any{"busy", []byte("v"), int64(-5000), int64(7), "99"},
-				cacheaside.Lookup{State: cacheaside.Busy, Value: []byte("v"), Fresh: -5 * time.Millisecond, Wait: 7 * time.Microsecond, Waits: "99"}},
+				cacheaside.Response{State: cacheaside.Busy, Value: []byte("v"), Fresh: -5 * time.Millisecond, Wait: 7 * time.Microsecond, WaitToken: "99"}},
 			{[]any{"failed", "v", int64(-5000), int64(0), ""},
-				cacheaside.Lookup{State: cacheaside.Failed, Value: []byte("v"), Fresh: -5 * time.Millisecond}},
-			{[]any{"leased", "", int64(0), int64(0), "7:8:t"}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
-			{[]any{"leased", "", int64(0), int64(0), []byte("7:8:t")}, cacheaside.Lookup{State: cacheaside.Leased, Grant: "7:8:t"}},
-			{[]any{"fenced", "", int64(0), int64(0), ""}, cacheaside.Lookup{State: cacheaside.Fenced}},
+				cacheaside.Response{State: cacheaside.Failed, Value: []byte("v"), Fresh: -5 * time.Millisecond}},
+			{[]any{"leased", "", int64(0), int64(0), "7:8:t"}, cacheaside.Response{State: cacheaside.Leased, Grant: "7:8:t"}},
+			{[]any{"leased", "", int64(0), int64(0), []byte("7:8:t")}, cacheaside.Response{State: cacheaside.Leased, Grant: "7:8:t"}},
+			{[]any{"fenced", "", int64(0), int64(0), ""}, cacheaside.Response{State: cacheaside.Fenced}},
 		} {
 			c.reply = []any{test.reply, test.reply}
 			got, err := s.Acquire(t.Context(), ask("42"), ask("42"))
 			require.NoError(t, err)
-			require.Equal(t, []cacheaside.Lookup{test.want, test.want}, got)
+			require.Equal(t, []cacheaside.Response{test.want, test.want}, got)
 		}
 		for _, reply := range []any{nil, "OK", []any{}, []any{nil}, []any{[]any{"hit", 2.5, int64(0), int64(0), ""}},
 			[]any{[]any{"hit", "v", "0", int64(0), ""}}, []any{[]any{nil, "v", int64(0), int64(0), ""}},
@@ -149,7 +149,7 @@ func TestRepliesAreRead(t *testing.T) {
 			_, err := s.Acquire(t.Context(), ask("42"))
 			require.ErrorContains(t, err, "redisstore: acquire: unexpected reply")
 		}
-		value := cacheaside.Filling{Key: "42", Grant: "g", Value: []byte("v"), Fresh: time.Second, Keep: time.Minute}
+		value := cacheaside.Entry{Key: "42", Grant: "g", Value: []byte("v"), Fresh: time.Second, Keep: time.Minute}
 		c.reply = []any{int64(0), int64(1)}
 		current, err := s.Fill(t.Context(), value, value)
 		require.NoError(t, err)
@@ -170,7 +170,7 @@ func TestArgumentsOfAScriptAreStrings(t *testing.T) {
 		s := redisstore.New(redisstore.Config{Prefix: "users", Eval: c.eval})
 		ctx := t.Context()
 		_, _ = s.Acquire(ctx, ask("1"))
-		_, _ = s.Fill(ctx, cacheaside.Filling{Key: "1", Value: []byte("\x00\xff"), Fresh: time.Second, Keep: time.Minute})
+		_, _ = s.Fill(ctx, cacheaside.Entry{Key: "1", Value: []byte("\x00\xff"), Fresh: time.Second, Keep: time.Minute})
 		require.Equal(t, []any{"0", "", "\x00\xff", "1000000", "60000000"}, c.last().args)
 		_, _ = s.Fence(ctx, "1", "t")
 		_ = s.Unfence(ctx, "1", "t")
@@ -214,7 +214,7 @@ func TestErrorsOfTheClientAreWrapped(t *testing.T) {
 		ctx := t.Context()
 		_, err := s.Acquire(ctx, ask("42"))
 		require.EqualError(t, err, "redisstore: acquire: connection refused")
-		_, err = s.Fill(ctx, cacheaside.Filling{Key: "42"})
+		_, err = s.Fill(ctx, cacheaside.Entry{Key: "42"})
 		require.ErrorIs(t, err, down)
 		_, err = s.Fence(ctx, "42", "token")
 		require.ErrorIs(t, err, down)
@@ -308,7 +308,7 @@ func TestWatchHearsOfOthersOnly(t *testing.T) {
 	})
 }
 
-// Others hear of it when it begins, for their Lag, and when no bucket has an old value any more.
+// Others hear of it when it begins, for their ReplicaLag, and when no bucket has an old value any more.
 func TestInvalidateAllNotifiesFirstAndLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c client

@@ -112,16 +112,16 @@ func (s *suite) noError(err error) {
 	s.must(err == nil, "unexpected error: %v", err)
 }
 
-func (s *suite) acquire(key, token string, refresh bool) cacheaside.Lookup {
+func (s *suite) acquire(key, token string, refresh bool) cacheaside.Response {
 	s.Helper()
-	looks, err := s.store.Acquire(s.ctx, cacheaside.Ask{Key: key, Token: token, Refresh: refresh})
+	looks, err := s.store.Acquire(s.ctx, cacheaside.Request{Key: key, Token: token, Refresh: refresh})
 	s.noError(err)
 	s.must(len(looks) == 1, "%d answers to one Ask", len(looks))
 	return looks[0]
 }
 
 // state acquires key and checks the State of the answer.
-func (s *suite) state(want cacheaside.State, key, token string) cacheaside.Lookup {
+func (s *suite) state(want cacheaside.State, key, token string) cacheaside.Response {
 	s.Helper()
 	look := s.acquire(key, token, false)
 	s.must(look.State == want, "key %q is %s for token %q, want %s", key, look.State, token, want)
@@ -146,15 +146,15 @@ func (s *suite) fill(want bool, key, grant, value string) {
 		"Fill of %q with Grant %q returned %v, want [%v]", key, grant, current, want)
 }
 
-func filling(key, grant, value string) cacheaside.Filling {
-	return cacheaside.Filling{Key: key, Grant: grant, Value: []byte(value), Fresh: time.Minute, Keep: time.Hour}
+func filling(key, grant, value string) cacheaside.Entry {
+	return cacheaside.Entry{Key: key, Grant: grant, Value: []byte(value), Fresh: time.Minute, Keep: time.Hour}
 }
 
 // look looks key up, and leaves no lease behind.
-func (s *suite) look(key string) cacheaside.Lookup {
+func (s *suite) look(key string) cacheaside.Response {
 	s.Helper()
 	look := s.acquire(key, "looks", false)
-	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: key, Token: "looks"}, false))
+	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: key, Token: "looks"}, false))
 	return look
 }
 
@@ -213,7 +213,7 @@ func oneOfManyLeases(s *suite) {
 	stores := []cacheaside.Store{s.store, s.backend.Connect()}
 	for i := range states {
 		wg.Go(func() {
-			looks, err := stores[i%2].Acquire(s.ctx, cacheaside.Ask{Key: "k", Token: strconv.Itoa(i)})
+			looks, err := stores[i%2].Acquire(s.ctx, cacheaside.Request{Key: "k", Token: strconv.Itoa(i)})
 			if err != nil {
 				s.Errorf("unexpected error: %v", err)
 				return
@@ -240,15 +240,15 @@ func refreshLeasesFresh(s *suite) {
 
 func releaseIsForTheHolder(s *suite) {
 	s.lease("k", "a")
-	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "b"}, false))
+	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "b"}, false))
 	s.state(cacheaside.Busy, "k", "b")
-	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, false))
+	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "a"}, false))
 	s.lease("k", "b")
-	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "nothing", Token: "a"}, false))
+	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "nothing", Token: "a"}, false))
 }
 
 // ask makes one Ask.
-func (s *suite) ask(a cacheaside.Ask) cacheaside.Lookup {
+func (s *suite) ask(a cacheaside.Request) cacheaside.Response {
 	s.Helper()
 	looks, err := s.store.Acquire(s.ctx, a)
 	s.noError(err)
@@ -258,19 +258,19 @@ func (s *suite) ask(a cacheaside.Ask) cacheaside.Lookup {
 
 func failedIsTold(s *suite) {
 	s.lease("k", "a")
-	waits := s.state(cacheaside.Busy, "k", "b").Waits
-	s.must(waits != "", "a Busy answer without Waits")
-	b := cacheaside.Ask{Key: "k", Token: "b", Waits: waits}
+	waits := s.state(cacheaside.Busy, "k", "b").WaitToken
+	s.must(waits != "", "a Busy answer without WaitToken")
+	b := cacheaside.Request{Key: "k", Token: "b", WaitToken: waits}
 	s.must(s.ask(b).State == cacheaside.Busy, "%s before the load has failed", s.ask(b).State)
 	time.Sleep(time.Millisecond)
-	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, true))
+	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "a"}, true))
 	s.must(s.ask(b).State == cacheaside.Failed, "%s for one that waited for a load that failed", s.ask(b).State)
 	s.lease("k", "c") // it did not wait
 	s.must(s.ask(b).State == cacheaside.Failed, "%s though another load has begun", s.ask(b).State)
 
 	time.Sleep(time.Millisecond)
-	b.Waits = s.state(cacheaside.Busy, "k", "b").Waits
-	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "c"}, false))
+	b.WaitToken = s.state(cacheaside.Busy, "k", "b").WaitToken
+	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "c"}, false))
 	s.must(s.ask(b).State == cacheaside.Leased, "%s after a load that was given up, and has not failed", s.ask(b).State)
 	s.noError(s.store.Invalidate(s.ctx, "k"))
 	d := s.lease("k", "d")
@@ -283,22 +283,23 @@ func pauseServesOld(s *suite) {
 	s.fill(true, "k", s.lease("k", "a"), "old")
 	s.noError(s.store.Expire(s.ctx, "k"))
 	s.lease("k", "a")
-	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, true))
-	look := s.ask(cacheaside.Ask{Key: "k", Token: "b", Pause: long})
+	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "a"}, true))
+	look := s.ask(cacheaside.Request{Key: "k", Token: "b", Pause: long})
 	s.must(look.State == cacheaside.Failed && string(look.Value) == "old",
 		"%s with %q in the pause", look.State, look.Value)
 	s.lease("k", "b") // without a pause
 	s.noError(s.store.Invalidate(s.ctx, "k"))
-	look = s.ask(cacheaside.Ask{Key: "k", Token: "b", Pause: long})
+	look = s.ask(cacheaside.Request{Key: "k", Token: "b", Pause: long})
 	s.must(look.State == cacheaside.Leased, "%s where there is no old value to serve", look.State)
-	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "b"}, true))
-	look = s.ask(cacheaside.Ask{Key: "k", Token: "b", Pause: long})
+	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "b"}, true))
+	look = s.ask(cacheaside.Request{Key: "k", Token: "b", Pause: long})
 	s.must(look.State == cacheaside.Leased, "%s: a failure is not remembered without an old value", look.State)
 }
 
 func versions(s *suite) {
-	old, young := cacheaside.Ask{Key: "k", Version: 1, Token: "a"}, cacheaside.Ask{Key: "k", Version: 2, Token: "b"}
-	of := func(ask cacheaside.Ask) {
+	old := cacheaside.Request{Key: "k", Version: 1, Token: "a"}
+	young := cacheaside.Request{Key: "k", Version: 2, Token: "b"}
+	of := func(ask cacheaside.Request) {
 		look := s.ask(ask)
 		s.must(look.State == cacheaside.Leased,
 			"Version %d is %s, though none of its processes loads", ask.Version, look.State)
@@ -311,7 +312,7 @@ func versions(s *suite) {
 	for range 2 {
 		of(old)
 		of(young)
-		for _, ask := range []cacheaside.Ask{old, young, old} {
+		for _, ask := range []cacheaside.Request{old, young, old} {
 			look := s.ask(ask)
 			s.must(look.State == cacheaside.Hit && string(look.Value) == strconv.Itoa(int(ask.Version)),
 				"Version %d is %s with %q", ask.Version, look.State, look.Value)
@@ -321,26 +322,26 @@ func versions(s *suite) {
 	of(old)
 	of(young)
 	s.noError(s.store.Expire(s.ctx, "k"))
-	for _, ask := range []cacheaside.Ask{old, young} {
+	for _, ask := range []cacheaside.Request{old, young} {
 		look := s.ask(ask)
 		s.must(look.State == cacheaside.Leased && look.Fresh <= 0, "Version %d is %s after Expire", ask.Version, look.State)
 	}
 	_, err := s.store.Fence(s.ctx, "k", "w")
 	s.noError(err)
-	for _, ask := range []cacheaside.Ask{old, young} {
+	for _, ask := range []cacheaside.Request{old, young} {
 		s.must(s.ask(ask).State == cacheaside.Fenced, "Version %d is not fenced", ask.Version)
 	}
 }
 
 func leaseEnds(s *suite) {
 	grant := s.lease("k", "a")
-	var look cacheaside.Lookup
+	var look cacheaside.Response
 	s.eventually("b takes the lease over", func() bool {
 		look = s.acquire("k", "b", false)
 		return look.State == cacheaside.Leased
 	})
 	s.must(look.Grant == grant, "the next holder got another Grant, though nothing was invalidated")
-	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, false))
+	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "a"}, false))
 	s.fill(true, "k", grant, "of a")
 	s.holds("k", "of a")
 	s.fill(true, "k", grant, "of b")
@@ -356,7 +357,7 @@ func slowFillIsKept(s *suite) {
 
 func firstFillIsKept(s *suite) {
 	a := s.lease("k", "a")
-	s.noError(s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, false))
+	s.noError(s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "a"}, false))
 	s.must(s.lease("k", "b") == a, "Release ended the generation")
 	s.fill(true, "k", a, "of a")
 	s.fill(true, "k", a, "of b")
@@ -407,9 +408,9 @@ func severalKeys(s *suite) {
 	s.lease(keys[2], "a")
 	_, err := s.store.Fence(s.ctx, keys[3], "w")
 	s.noError(err)
-	var asks []cacheaside.Ask
+	var asks []cacheaside.Request
 	for _, key := range keys {
-		asks = append(asks, cacheaside.Ask{Key: key, Token: "b"})
+		asks = append(asks, cacheaside.Request{Key: key, Token: "b"})
 	}
 	looks, err := s.store.Acquire(s.ctx, asks...)
 	s.noError(err)
@@ -442,7 +443,8 @@ func severalKeys(s *suite) {
 }
 
 func keyTwice(s *suite) {
-	looks, err := s.store.Acquire(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, cacheaside.Ask{Key: "k", Token: "b"})
+	looks, err := s.store.Acquire(s.ctx,
+		cacheaside.Request{Key: "k", Token: "a"}, cacheaside.Request{Key: "k", Token: "b"})
 	s.noError(err)
 	s.must(len(looks) == 2, "%d answers to two Asks", len(looks))
 	s.must(looks[0].State == cacheaside.Leased && looks[1].State == cacheaside.Busy,
@@ -548,7 +550,7 @@ func fenceFalls(s *suite) {
 	begun := time.Now()
 	window, err := s.store.Fence(s.ctx, "k", "dead")
 	s.noError(err)
-	var look cacheaside.Lookup
+	var look cacheaside.Response
 	s.eventually("the fence falls", func() bool {
 		look = s.acquire("k", "b", false)
 		return look.State != cacheaside.Fenced
@@ -661,11 +663,11 @@ func callsFail(s *suite) {
 	restore := s.breakable()
 	for name, call := range map[string]func() error{
 		"Acquire": func() error {
-			_, err := s.store.Acquire(s.ctx, cacheaside.Ask{Key: "k", Token: "a"})
+			_, err := s.store.Acquire(s.ctx, cacheaside.Request{Key: "k", Token: "a"})
 			return err
 		},
 		"Fill":          func() error { _, err := s.store.Fill(s.ctx, filling("k", grant, "v")); return err },
-		"Release":       func() error { return s.store.Release(s.ctx, cacheaside.Ask{Key: "k", Token: "a"}, false) },
+		"Release":       func() error { return s.store.Release(s.ctx, cacheaside.Request{Key: "k", Token: "a"}, false) },
 		"Invalidate":    func() error { return s.store.Invalidate(s.ctx, "k") },
 		"Expire":        func() error { return s.store.Expire(s.ctx, "k") },
 		"InvalidateAll": func() error { return s.store.InvalidateAll(s.ctx) },
@@ -676,7 +678,7 @@ func callsFail(s *suite) {
 	}
 	restore()
 	s.eventually("the Store answers again", func() bool {
-		_, err := s.store.Acquire(s.ctx, cacheaside.Ask{Key: "other"})
+		_, err := s.store.Acquire(s.ctx, cacheaside.Request{Key: "other"})
 		return err == nil
 	})
 	s.fill(true, "new", s.lease("new", "a"), "v")

@@ -39,7 +39,7 @@ func open(file, redisAddr string) *shop {
 	_, err = db.Exec(`CREATE TABLE IF NOT EXISTS price (item TEXT PRIMARY KEY, cents INT, changed INT)`)
 	check(err)
 	s := &shop{db: db}
-	cfg := cacheaside.Config[string, price]{Load: s.load, StaleOnError: time.Hour}
+	cfg := cacheaside.Config[string, price]{Load: s.load, StaleIfError: time.Hour}
 	if redisAddr != "" {
 		cfg.Store = store(redisAddr, file)
 	}

@@ -146,7 +146,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 			}
 			// It never succeeds in repairing what it left.
 			procs[i].dying = cacheaside.New(cacheaside.Config[int, int64]{
-				Load: load, Store: dying{s}, ErrorPause: -1,
+				Load: load, Store: dying{s}, ErrorPause: cacheaside.None,
 			})
 		}
 	}
@@ -299,11 +299,11 @@ func TestNoGetIsOlderWhileRedisIsKilledAndRestarted(t *testing.T) {
 // unleased fills whoever was granted what: it takes the grant that there is.
 type unleased struct{ cacheaside.Store }
 
-func (s unleased) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+func (s unleased) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool, error) {
 	for i, v := range values {
 		token := fmt.Sprint(rand.Uint64())
 		for {
-			looks, err := s.Acquire(ctx, cacheaside.Ask{Key: v.Key, Token: token, Refresh: true})
+			looks, err := s.Acquire(ctx, cacheaside.Request{Key: v.Key, Token: token, Refresh: true})
 			if err != nil || looks[0].State == cacheaside.Fenced {
 				return make([]bool, len(values)), err
 			}
@@ -324,7 +324,7 @@ type renewed struct {
 	tokens *sync.Map // of each grant
 }
 
-func (s renewed) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheaside.Lookup, error) {
+func (s renewed) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cacheaside.Response, error) {
 	looks, err := s.Store.Acquire(ctx, asks...)
 	for i, look := range looks {
 		if look.State == cacheaside.Leased {
@@ -334,10 +334,10 @@ func (s renewed) Acquire(ctx context.Context, asks ...cacheaside.Ask) ([]cacheas
 	return looks, err
 }
 
-func (s renewed) Fill(ctx context.Context, values ...cacheaside.Filling) ([]bool, error) {
+func (s renewed) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool, error) {
 	for i, v := range values {
 		token, _ := s.tokens.Load(v.Grant)
-		looks, err := s.Store.Acquire(ctx, cacheaside.Ask{Key: v.Key, Token: token.(string), Refresh: true})
+		looks, err := s.Store.Acquire(ctx, cacheaside.Request{Key: v.Key, Token: token.(string), Refresh: true})
 		if err != nil {
 			return nil, err
 		}

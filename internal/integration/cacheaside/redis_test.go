@@ -60,7 +60,7 @@ func up() (onEvent func(context.Context, cacheaside.Event), ready chan struct{})
 	ready = make(chan struct{})
 	var once atomic.Bool
 	return func(_ context.Context, e cacheaside.Event) {
-		if e.Kind == cacheaside.EventWatchBegun && !once.Swap(true) {
+		if e.Kind == cacheaside.EventWatchBegan && !once.Swap(true) {
 			close(ready)
 		}
 	}, ready

@@ -19,9 +19,9 @@ import (
 	"github.com/go-resilience/resilience/internal/integration/services"
 )
 
-func acquire(t *testing.T, s cacheaside.Store, key, token string, refresh bool) cacheaside.Lookup {
+func acquire(t *testing.T, s cacheaside.Store, key, token string, refresh bool) cacheaside.Response {
 	t.Helper()
-	looks, err := s.Acquire(t.Context(), cacheaside.Ask{Key: key, Token: token, Refresh: refresh})
+	looks, err := s.Acquire(t.Context(), cacheaside.Request{Key: key, Token: token, Refresh: refresh})
 	require.NoError(t, err)
 	require.Len(t, looks, 1)
 	return looks[0]
@@ -39,7 +39,7 @@ func lease(t *testing.T, s cacheaside.Store, key, token string) string {
 // fill fills value under grant and reports whether nothing was invalidated since.
 func fill(t *testing.T, s cacheaside.Store, key, grant, value string) bool {
 	t.Helper()
-	current, err := s.Fill(t.Context(), cacheaside.Filling{
+	current, err := s.Fill(t.Context(), cacheaside.Entry{
 		Key: key, Grant: grant, Value: []byte(value), Fresh: time.Minute, Keep: time.Hour})
 	require.NoError(t, err)
 	require.Len(t, current, 1)
@@ -50,7 +50,7 @@ func fill(t *testing.T, s cacheaside.Store, key, grant, value string) bool {
 func value(t *testing.T, s cacheaside.Store, key string) string {
 	t.Helper()
 	look := acquire(t, s, key, "looks", false)
-	require.NoError(t, s.Release(t.Context(), cacheaside.Ask{Key: key, Token: "looks"}, false))
+	require.NoError(t, s.Release(t.Context(), cacheaside.Request{Key: key, Token: "looks"}, false))
 	return string(look.Value)
 }
 
@@ -87,11 +87,11 @@ func TestDamagedKeysAreReplaced(t *testing.T) {
 			"invalidate": func(s cacheaside.Store, key, _ string) error { return s.Invalidate(t.Context(), key) },
 			"expire":     func(s cacheaside.Store, key, _ string) error { return s.Expire(t.Context(), key) },
 			"release": func(s cacheaside.Store, key, _ string) error {
-				return s.Release(t.Context(), cacheaside.Ask{Key: key, Token: "a"}, false)
+				return s.Release(t.Context(), cacheaside.Request{Key: key, Token: "a"}, false)
 			},
 			"all": func(s cacheaside.Store, _, _ string) error { return s.InvalidateAll(t.Context()) },
 			"fill": func(s cacheaside.Store, key, grant string) error {
-				_, err := s.Fill(t.Context(), cacheaside.Filling{Key: key, Grant: grant, Value: []byte("v"), Fresh: time.Hour, Keep: time.Hour})
+				_, err := s.Fill(t.Context(), cacheaside.Entry{Key: key, Grant: grant, Value: []byte("v"), Fresh: time.Hour, Keep: time.Hour})
 				return err
 			},
 			"update": func(s cacheaside.Store, key, _ string) error {
@@ -175,7 +175,7 @@ func TestLeaseAndFenceEndByTheClockOfRedis(t *testing.T) {
 	grant := lease(t, s, "k", "a")
 	until("k", "b", cacheaside.Leased)
 	until("k", "c", cacheaside.Leased)
-	require.NoError(t, s.Release(t.Context(), cacheaside.Ask{Key: "k", Token: "a"}, false), "c has it")
+	require.NoError(t, s.Release(t.Context(), cacheaside.Request{Key: "k", Token: "a"}, false), "c has it")
 	require.Equal(t, cacheaside.Busy, acquire(t, s, "k", "a", false).State)
 	require.True(t, fill(t, s, "k", grant, "of a"), "it was taken over, but nothing was invalidated")
 	require.Equal(t, "of a", value(t, s, "k"))
@@ -299,7 +299,7 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 		first := get(1)
 		return first == get(1)
 	}
-	await(cacheaside.EventWatchBegun)
+	await(cacheaside.EventWatchBegan)
 	require.Eventually(t, isKept, time.Minute, 10*time.Millisecond)
 
 	for name, change := range map[string]struct{ down, back func() }{
@@ -309,7 +309,7 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			change.down()
 			err := c.Write(t.Context(), 1, func(context.Context) error { return nil })
-			require.ErrorIs(t, err, cacheaside.ErrUntold)
+			require.ErrorIs(t, err, cacheaside.ErrNotPropagated)
 			await(cacheaside.EventWatchLost)
 			before := p.evals.Load()
 			for range 100 {
@@ -317,7 +317,7 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 			}
 			require.Less(t, p.evals.Load()-before, int64(100), "and Redis is not asked each time")
 			change.back()
-			await(cacheaside.EventWatchBegun)
+			await(cacheaside.EventWatchBegan)
 			require.Eventually(t, func() bool { return c.Stats().PendingInvalidations == 0 }, time.Minute, 10*time.Millisecond)
 			require.Eventually(t, isKept, time.Minute, 10*time.Millisecond, "kept again")
 		})

@@ -37,7 +37,7 @@ var cacheTarget = target{name: "cacheaside", length: 4 * time.Second, worker: ca
 
 type cachePlan struct {
 	Memory, Store                         bool
-	TTL, Stale, StaleOnError, SoftTimeout time.Duration
+	TTL, Stale, StaleIfError, SoftTimeout time.Duration
 	ErrorPause, LoadTimeout               time.Duration
 	Timeout, LeaseTTL, WriteTimeout       time.Duration
 	Load, Write                           time.Duration // the longest, most often
@@ -54,9 +54,12 @@ func cacheBegin(r *run) {
 	rng := r.rng
 	ms := func(of ...int) time.Duration { return time.Duration(of[rng.IntN(len(of))]) * time.Millisecond }
 	p := cachePlan{
-		TTL: ms(5, 50, 2000), Stale: ms(0, 1, 30), StaleOnError: ms(0, 50, 10_000), ErrorPause: ms(-1, 2, 20, 100), LoadTimeout: ms(10, 100, 1000),
+		TTL: ms(5, 50, 2000), Stale: ms(0, 1, 30), StaleIfError: ms(0, 50, 10_000), ErrorPause: ms(0, 2, 20, 100), LoadTimeout: ms(10, 100, 1000),
 		Timeout: ms(100, 250), Network: rng.IntN(2) == 0, LeaseTTL: ms(1, 10, 100), WriteTimeout: ms(20, 100), Load: ms(1, 5, 20, 100), Write: ms(1, 5, 20), Keys: []int{1, 2, 5, 10}[rng.IntN(4)], Failing: []int{0, 10, 40}[rng.IntN(3)], Lost: []int{0, 1, 5}[rng.IntN(3)], Late: []int{0, 5, 30}[rng.IntN(3)],
 		Finish: rng.IntN(2) == 0, Restarts: rng.IntN(5) == 0, Readers: 8, Writers: 1 + rng.IntN(3), Slow: []int{20, 66}[rng.IntN(2)], Pause: 500 * time.Microsecond, WritePause: 10 * time.Millisecond,
+	}
+	if p.ErrorPause == 0 {
+		p.ErrorPause = cacheaside.None
 	}
 	switch rng.IntN(8) {
 	case 0:
@@ -71,14 +74,14 @@ func cacheBegin(r *run) {
 	default:
 		p.Memory, p.Store = true, true
 	}
-	if p.StaleOnError > 0 {
+	if p.StaleIfError > 0 {
 		p.SoftTimeout = ms(0, 1, 1, 3)
 	}
 	processes := []int{1, 2, 2, 3, 4}[rng.IntN(5)]
 	r.calm = ms(200, 800, 2000)
 	if p.Memory && p.Store && rng.IntN(5) > 0 { // loads of a key that has an old value begin and end in any order around its writes
 		p.TTL = ms(1, 2)
-		p.Stale, p.StaleOnError, p.SoftTimeout = 0, 10*time.Second, time.Millisecond
+		p.Stale, p.StaleIfError, p.SoftTimeout = 0, 10*time.Second, time.Millisecond
 		p.Load, p.Slow, p.Failing, p.LoadTimeout = 400*time.Millisecond, 20, min(p.Failing, 10), time.Second
 		p.Timeout, p.Late, p.Lost = 250*time.Millisecond, 40, 0
 		p.Write, p.WritePause, p.WriteTimeout = ms(5, 20), 60*time.Millisecond, 100*time.Millisecond
@@ -184,8 +187,8 @@ func cacheWorker(ctx context.Context, w *worker) {
 		panic(err)
 	}
 	cfg := cacheaside.Config[int, int64]{
-		Load: p.load, TTL: p.TTL, Stale: p.Stale, StaleOnError: p.StaleOnError, SoftTimeout: p.SoftTimeout, ErrorPause: p.ErrorPause,
-		LoadTimeout: p.LoadTimeout, Finish: p.Finish,
+		Load: p.load, TTL: p.TTL, StaleWhileRevalidate: p.Stale, StaleIfError: p.StaleIfError, SoftTimeout: p.SoftTimeout, ErrorPause: p.ErrorPause,
+		LoadTimeout: p.LoadTimeout, FinishLoads: p.Finish,
 		OnEvent: func(ctx context.Context, e cacheaside.Event) {
 			if op, ok := ctx.Value(opKey{}).(*cacheOp); ok {
 				switch e.Kind {
@@ -206,7 +209,7 @@ func cacheWorker(ctx context.Context, w *worker) {
 	}
 	p.cache = cacheaside.New(cfg)
 	if p.Store {
-		cfg.Store, cfg.ErrorPause = dying{cfg.Store}, -1
+		cfg.Store, cfg.ErrorPause = dying{cfg.Store}, cacheaside.None
 		p.dying = cacheaside.New(cfg)
 	}
 	var all sync.WaitGroup
@@ -221,7 +224,7 @@ func cacheWorker(ctx context.Context, w *worker) {
 		for pause(ctx, between(rng, 10*time.Millisecond, 200*time.Millisecond)) { // settings change meanwhile
 			err := p.cache.Update(func(c *cacheaside.Config[int, int64]) {
 				c.TTL = max(1, p.TTL*time.Duration(1+rng.IntN(3))/2)
-				c.Stale = p.Stale * time.Duration(1+rng.IntN(3)) / 2
+				c.StaleWhileRevalidate = p.Stale * time.Duration(1+rng.IntN(3)) / 2
 			})
 			if err != nil {
 				panic(err)
@@ -396,7 +399,7 @@ func (p *cacheProcess) change(ctx context.Context, client int, op *cacheOp, writ
 		}
 		return nil
 	})
-	if errors.Is(err, cacheaside.ErrUntold) {
+	if errors.Is(err, cacheaside.ErrNotPropagated) {
 		op.Untold, op.Unfenced = true, true
 	}
 }

@@ -125,7 +125,7 @@ func (p *plant) users() (jobs []func()) {
 		})
 	}
 
-	cache := cacheaside.New(cacheaside.Config[int, int]{Name: "users", TTL: time.Millisecond, StaleOnError: time.Hour,
+	cache := cacheaside.New(cacheaside.Config[int, int]{Name: "users", TTL: time.Millisecond, StaleIfError: time.Hour,
 		Load: func(ctx context.Context, n int) (int, error) {
 			if p.down.Load() {
 				return 0, errDown
