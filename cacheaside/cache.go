@@ -54,6 +54,7 @@ import (
 	"time"
 
 	"github.com/maypok86/otter/v2"
+	otterstats "github.com/maypok86/otter/v2/stats"
 
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/notify"
@@ -70,7 +71,8 @@ type Cache[K comparable, V any] struct {
 	entries   *otter.Cache[K, *entry[V]]
 	tier      *tier // nil without a Store
 
-	hits, stale, misses atomic.Int64
+	hits          *otterstats.Counter // divided among processors, so that parallel hits do not share a cache line
+	stale, misses atomic.Int64
 
 	running sync.WaitGroup // the goroutines of the Cache
 	ended   chan struct{}  // closed when Close has ended
@@ -93,6 +95,7 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	c := &Cache[K, V]{
 		base: time.Now(), seed: maphash.MakeSeed(), chance: rand.N[time.Duration],
 		flights: make(map[K]*flight[K, V]), loads: new(load[K, V]), ended: make(chan struct{}),
+		hits: otterstats.NewCounter(),
 	}
 	c.loads.next, c.loads.prev = c.loads, c.loads
 	c.setting.Init(cfg, Config[K, V].withDefaults)

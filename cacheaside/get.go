@@ -37,7 +37,7 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (v V, er
 	r := &one[0]
 	if e := c.peek(key); !r.skip && e.standing(now) == fresh {
 		if r.early = e.ahead(cfg.RefreshAhead, now); !r.early {
-			c.hits.Add(1)
+			c.hits.RecordHits(1)
 			return cfg.give(e)
 		}
 	}
@@ -130,7 +130,7 @@ func (c *Cache[K, V]) serve(ctx context.Context, r *request[K, V]) (*entry[V], e
 	case r.past:
 		return c.serveOld(ctx, r, r.entry, nil), nil
 	}
-	c.hits.Add(1)
+	c.hits.RecordHits(1)
 	return r.entry, nil
 }
 
@@ -252,7 +252,7 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	if ctx.Err() != nil {
 		return nil, ended.Error(ctx)
 	}
-	cfg, now, hits := c.cfg(), c.now(), int64(0)
+	cfg, now, hits := c.cfg(), c.now(), 0
 	values := make(map[K]V, len(keys))
 	give := func(key K, e *entry[V]) {
 		if v, err := cfg.give(e); err == nil {
@@ -270,7 +270,7 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 		hits++
 		give(key, e)
 	}
-	c.hits.Add(hits)
+	c.hits.RecordHits(hits)
 	if missing == nil {
 		return values, nil
 	}

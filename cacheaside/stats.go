@@ -36,7 +36,7 @@ func (c *Cache[K, V]) Stats() Stats {
 	c.mu.Lock()
 	s := c.stats
 	c.mu.Unlock()
-	s.Hits, s.Stale, s.Misses = c.hits.Load(), c.stale.Load(), c.misses.Load()
+	s.Hits, s.Stale, s.Misses = int64(c.hits.Snapshot().Hits), c.stale.Load(), c.misses.Load()
 	s.Entries = int64(c.entries.EstimatedSize())
 	if c.tier != nil {
 		s.PendingInvalidations = c.tier.count()
