@@ -101,7 +101,8 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	c.setting.Init(cfg, Config[K, V].withDefaults)
 	cfg = c.Config()
 	c.entries = otter.Must(&otter.Options[K, *entry[V]]{
-		MaximumSize: cfg.Capacity,
+		MaximumWeight: uint64(cfg.Capacity),
+		Weigher:       func(_ K, e *entry[V]) uint32 { return max(e.weight, 1) },
 		// Maintenance is short. Running it here leaves no goroutine behind.
 		Executor: func(fn func()) { fn() },
 	})

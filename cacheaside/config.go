@@ -74,8 +74,13 @@ type Config[K comparable, V any] struct {
 	// another answer, such as resilience.Answer(err), has not: callers get it, and no old value.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
-	// Capacity bounds the entries in memory. Zero means 10 000.
+	// Capacity bounds the number of entries in memory or, with Weight, the sum of their weights. Zero means
+	// 10,000.
 	Capacity int
+	// Weight returns the weight of an entry, for example its size in bytes. Less than 1 counts as 1, which is
+	// also the weight of an absent key. An entry heavier than Capacity is not kept. Weight is called once for
+	// each value, on the goroutine of its load. Nil means that each entry weighs 1.
+	Weight func(key K, value V) int
 
 	// Store is the cache behind the memory, which processes share. It serves one Cache.
 	Store Store
@@ -116,7 +121,7 @@ func (cfg Config[K, V]) Validate() error {
 	f.Need(cfg.SoftTimeout <= 0 || cfg.StaleIfError > 0, "SoftTimeout", cfg.SoftTimeout,
 		"0 where StaleIfError is 0: there is no old value to serve")
 	f.Need(cfg.ReplicaLag >= 0, "ReplicaLag", cfg.ReplicaLag, "0 (for none) or more")
-	f.Need(cfg.Capacity >= 0, "Capacity", cfg.Capacity, "0 (for 10 000) or more")
+	f.Need(cfg.Capacity >= 0, "Capacity", cfg.Capacity, "0 (for 10,000) or more")
 	if cfg.Store != nil {
 		f.Need(cfg.Key != nil || plainKey(reflect.TypeFor[K]()), "Key", "nil",
 			fmt.Sprintf("a function for a Store: two values of %v could be written alike", reflect.TypeFor[K]()))
@@ -142,6 +147,13 @@ func (cfg Config[K, V]) withDefaults() Config[K, V] {
 		cfg.Codec = jsonCodec[V]{}
 	}
 	return cfg
+}
+
+// weigh sets the weight of e. It is called without a lock, because Weight may panic.
+func (cfg *Config[K, V]) weigh(key K, e *entry[V]) {
+	if cfg.Weight != nil && !e.absent {
+		e.weight = uint32(min(max(cfg.Weight(key, e.value), 1), math.MaxInt32))
+	}
 }
 
 // plainKey reports whether %v formats different values of t differently.

@@ -14,8 +14,9 @@ import (
 // Cache began.
 type entry[V any] struct {
 	value  V
-	absent bool // the key does not exist
-	lagged bool // it was loaded within ReplicaLag of a change
+	absent bool   // the key does not exist
+	lagged bool   // it was loaded within ReplicaLag of a change
+	weight uint32 // 0 counts as 1
 	mark   mark
 	fresh  time.Duration // served before this,
 	stale  time.Duration // served while it is refreshed before this,

@@ -533,6 +533,7 @@ func (l *load[K, V]) judge(f *flight[K, V], err error) {
 	} else if e.absent {
 		return
 	}
+	l.cfg.weigh(f.key, e)
 	f.entry = e
 	if l.cfg.ReplicaLag > 0 {
 		l.c.mu.Lock()

@@ -127,6 +127,7 @@ func (l *load[K, V]) read(f *flight[K, V]) *entry[V] {
 		l.c.report(context.WithoutCancel(l), EventCodecFailed, &f.key, err, 0)
 		return nil
 	}
+	l.cfg.weigh(f.key, e)
 	l.cfg.begin(e, f.at, f.lookup.Fresh) // from the call: the answer may have taken a while
 	if e.lagged {
 		e.until(e.fresh) // the Store has it for no longer
