@@ -24,13 +24,24 @@ type GetOptions struct {
 // [ErrClosed]. A load that panics or calls [runtime.Goexit] ends with an error that has a
 // method Stack() []byte and wraps the value of the panic if that is an error.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
-	return c.GetWith(ctx, key, GetOptions{})
+	v, _, err := c.GetWith(ctx, key, GetOptions{})
+	return v, err
 }
 
-// GetWith is Get with options for this call.
-func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (v V, err error) {
+// A Source says where the result of a [Cache.GetWith] comes from.
+type Source string
+
+const (
+	SourceFresh  Source = "fresh"  // from memory or the Store, within its TTL
+	SourceStale  Source = "stale"  // from memory or the Store, past its TTL
+	SourceLoaded Source = "loaded" // from a load that the call began, or waited for with others
+)
+
+// GetWith is like Get, with options for this call. It also returns the source of the value, or of ErrNotFound. The
+// source is "" if there is neither.
+func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (v V, source Source, err error) {
 	if ctx.Err() != nil {
-		return v, ended.Error(ctx)
+		return v, "", ended.Error(ctx)
 	}
 	cfg, now := c.cfg(), c.now()
 	one := [1]request[K, V]{{key: key, skip: o.SkipMemory}}
@@ -38,17 +49,19 @@ func (c *Cache[K, V]) GetWith(ctx context.Context, key K, o GetOptions) (v V, er
 	if e := c.peek(key); !r.skip && e.standing(now) == fresh {
 		if r.early = e.ahead(cfg.RefreshAhead, now); !r.early {
 			c.hits.RecordHits(1)
-			return cfg.give(e)
+			v, err = cfg.give(e)
+			return v, SourceFresh, err
 		}
 	}
 	if !c.enter(ctx, one[:], now, false) {
-		return v, ErrClosed
+		return v, "", ErrClosed
 	}
 	e, err := c.serve(ctx, r)
 	if err != nil {
-		return v, err
+		return v, r.source, err
 	}
-	return cfg.give(e)
+	v, err = cfg.give(e)
+	return v, r.source, err
 }
 
 // A request is a Get, or a key of GetMany, that is not simply fresh in memory.
@@ -62,6 +75,7 @@ type request[K comparable, V any] struct {
 	past   bool          // past its TTL,
 	flight *flight[K, V] // or this is waited for
 	left   bool          // until the ctx of the caller ended
+	source Source        // of the result; "" if it failed
 	by     *load[K, V]   // the LoadMany that has failed, if one has
 }
 
@@ -131,6 +145,7 @@ func (c *Cache[K, V]) serve(ctx context.Context, r *request[K, V]) (*entry[V], e
 		return c.serveOld(ctx, r, r.entry, nil), nil
 	}
 	c.hits.RecordHits(1)
+	r.source = SourceFresh
 	return r.entry, nil
 }
 
@@ -187,6 +202,13 @@ func (c *Cache[K, V]) answered(ctx context.Context, r *request[K, V]) (*entry[V]
 		return c.serveOld(ctx, r, f.old, err), nil
 	}
 	c.misses.Add(1)
+	switch {
+	case isFailure(err):
+	case f.loaded:
+		r.source = SourceLoaded
+	default:
+		r.source = SourceFresh
+	}
 	return e, err
 }
 
@@ -221,6 +243,7 @@ func (c *Cache[K, V]) offer(f *flight[K, V], e *entry[V]) {
 // failed.
 func (c *Cache[K, V]) serveOld(ctx context.Context, r *request[K, V], e *entry[V], err error) *entry[V] {
 	c.stale.Add(1)
+	r.source = SourceStale
 	c.tell(ctx, EventServedStale, &r.key, err, 0)
 	return e
 }

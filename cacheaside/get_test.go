@@ -27,7 +27,8 @@ func TestGetWithSkipMemoryLoadsAnew(t *testing.T) {
 		}})
 		defer c.Close()
 		skip := func() (int, error) {
-			return c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+			v, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+			return v, err
 		}
 		require.Equal(t, 0, mustGet(t, c, 1))
 		version.Store(1)
@@ -63,7 +64,7 @@ func TestGetWithSkipMemoryAsksTheStore(t *testing.T) {
 		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
-		_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+		_, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
 		require.NoError(t, err)
 		require.Equal(t, 1, src.loaded(1))
 	})
@@ -83,7 +84,7 @@ func TestGetWithSkipMemoryWaitsForASlowLoad(t *testing.T) {
 		defer c.Close()
 		require.Equal(t, 1, mustGet(t, c, 1))
 		time.Sleep(2 * time.Minute)
-		v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+		v, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
 		require.NoError(t, err)
 		require.Equal(t, 2, v)
 	})
@@ -116,7 +117,7 @@ func TestGetWithSkipMemoryIsServedAnOldValueOfTheStore(t *testing.T) {
 				time.Sleep(2 * time.Minute)
 				takes, fault = test.takes, test.err
 				begun := time.Now()
-				v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+				v, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
 				require.NoError(t, err)
 				require.Equal(t, 1, v)
 				require.Equal(t, test.after, time.Since(begun))

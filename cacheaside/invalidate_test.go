@@ -126,7 +126,7 @@ func TestOldValueThatComesLateIsNotServed(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		store.on.Store(true)
 		go func() {
-			_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+			_, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
 			require.NoError(t, err)
 		}()
 		synctest.Wait()

@@ -240,7 +240,7 @@ func (p *stall) get(key, how int) {
 	var err error
 	switch {
 	case how == 6, !p.memory:
-		v, err = p.cache.GetWith(ctx, key, cacheaside.GetOptions{SkipMemory: true})
+		v, _, err = p.cache.GetWith(ctx, key, cacheaside.GetOptions{SkipMemory: true})
 	case how == 5:
 		var got map[int]int64
 		if got, err = p.cache.GetMany(ctx, []int{key}); err == nil {

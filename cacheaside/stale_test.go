@@ -190,7 +190,7 @@ func TestAbsenceIsNotServedWhenALoadFails(t *testing.T) {
 		defer c.Close()
 		go func() {
 			time.Sleep(time.Second)
-			_, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+			_, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
 			require.ErrorIs(t, err, cacheaside.ErrNotFound)
 		}()
 		_, err := c.Get(t.Context(), 1)

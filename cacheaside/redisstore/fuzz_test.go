@@ -77,7 +77,7 @@ func FuzzReplies(f *testing.F) {
 			defer c.Close()
 			began := time.Now()
 			for range 3 {
-				v, err := c.GetWith(t.Context(), "k", cacheaside.GetOptions{SkipMemory: true})
+				v, _, err := c.GetWith(t.Context(), "k", cacheaside.GetOptions{SkipMemory: true})
 				require.NoError(t, err)
 				require.Equal(t, 7, v)
 			}

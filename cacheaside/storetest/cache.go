@@ -46,7 +46,7 @@ func noStaleGet(s *suite) {
 			for range reads / 4 {
 				key := rand.IntN(keys)
 				least := written[key].Load()
-				got, err := caches[i%2].GetWith(s.ctx, key, cacheaside.GetOptions{SkipMemory: true})
+				got, _, err := caches[i%2].GetWith(s.ctx, key, cacheaside.GetOptions{SkipMemory: true})
 				if err != nil || got < least {
 					s.Errorf("Get(%d) returned %d, %v after a Write of %d had returned", key, got, err, least)
 					return

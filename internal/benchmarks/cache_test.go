@@ -234,7 +234,7 @@ func tierImpls(call func(t tier, i int) error) []impl {
 			defer c.Close()
 			measure(b, tier{
 				get: func(key string) error {
-					_, err := c.GetWith(ctx, key, cacheaside.GetOptions{SkipMemory: true})
+					_, _, err := c.GetWith(ctx, key, cacheaside.GetOptions{SkipMemory: true})
 					return err
 				},
 				write: func(key string) error { return c.Write(ctx, key, func(context.Context) error { return nil }) },

@@ -208,5 +208,6 @@ type cached struct {
 }
 
 func (x cached) get(t *testing.T, key int) (int, error) {
-	return x.GetWith(t.Context(), key, cacheaside.GetOptions{SkipMemory: x.skip})
+	v, _, err := x.GetWith(t.Context(), key, cacheaside.GetOptions{SkipMemory: x.skip})
+	return v, err
 }

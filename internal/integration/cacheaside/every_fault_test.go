@@ -56,7 +56,7 @@ func endure(t *testing.T, name string, proxy *faultproxy.Proxy, fault faultproxy
 	}
 	get := func(c *cacheaside.Cache[int, int64], key int) {
 		timed(func() {
-			v, err := c.GetWith(t.Context(), key, cacheaside.GetOptions{SkipMemory: c == other})
+			v, _, err := c.GetWith(t.Context(), key, cacheaside.GetOptions{SkipMemory: c == other})
 			assert.NoError(t, err, name)
 			assert.Equal(t, row.Load(), v, name)
 		})

@@ -224,7 +224,7 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 			for i := 0; i < tr.reads/readers || !settled.Load(); i++ {
 				key := i % tr.keys
 				floor := p.records[key].promised.Load()
-				v, err := p.cache.GetWith(t.Context(), key, cacheaside.GetOptions{SkipMemory: tr.skip})
+				v, _, err := p.cache.GetWith(t.Context(), key, cacheaside.GetOptions{SkipMemory: tr.skip})
 				if err != nil {
 					t.Errorf("get: %v", err)
 					return

@@ -86,7 +86,7 @@ func TestRoundTrips(t *testing.T) {
 				return p.evals.Load() - before
 			}
 			get := func() {
-				v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: skip})
+				v, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: skip})
 				require.NoError(t, err)
 				require.Equal(t, "v", v)
 			}

@@ -344,7 +344,7 @@ func TestPayloadThatDoesNotDecodeIsReplaced(t *testing.T) {
 	})
 	defer c.Close()
 	for range 3 {
-		v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
+		v, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: true})
 		require.NoError(t, err)
 		require.Equal(t, 5, v)
 	}
@@ -373,7 +373,7 @@ func TestColdKeyIsLoadedOnceByAllProcesses(t *testing.T) {
 			defer c.Close()
 			for range 250 {
 				wg.Go(func() {
-					if v, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: skip}); err != nil || v != 7 {
+					if v, _, err := c.GetWith(t.Context(), 1, cacheaside.GetOptions{SkipMemory: skip}); err != nil || v != 7 {
 						t.Errorf("got %d, %v", v, err)
 					}
 				})

@@ -85,7 +85,7 @@ func everywhere(string) bool { return true }
 // get gets a value from Redis, or loads it. It does not use the memory of c.
 func (c *shared) get(t *testing.T, key int) (took time.Duration) {
 	began := time.Now()
-	v, err := c.GetWith(t.Context(), key, cacheaside.GetOptions{SkipMemory: true})
+	v, _, err := c.GetWith(t.Context(), key, cacheaside.GetOptions{SkipMemory: true})
 	assert.NoError(t, err)
 	assert.Equal(t, fmt.Sprint("value of ", key), v)
 	return time.Since(began)

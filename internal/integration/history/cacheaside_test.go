@@ -298,7 +298,7 @@ func (p *cacheProcess) readAll(ctx context.Context, client int, rng *rand.Rand) 
 		}
 		if rng.IntN(10) > 0 || !p.Memory {
 			p.look(client, cacheOp{Kind: "get", Key: p.key(rng)}, func(op *cacheOp) {
-				v, err := p.cache.GetWith(getCtx, op.Key, cacheaside.GetOptions{SkipMemory: !p.Memory})
+				v, _, err := p.cache.GetWith(getCtx, op.Key, cacheaside.GetOptions{SkipMemory: !p.Memory})
 				op.Value, op.Failed = v, err != nil
 			})
 			cancel()
