@@ -105,7 +105,7 @@ func _() {
 		Breaker:        resiliencehttp.Disabled, // switches a default off
 		Bulkhead:       resiliencehttp.Disabled,
 		AttemptTimeout: 2 * time.Second,
-		Timeout:        -1, // of all attempts: none
+		Timeout:        resilience.Unlimited, // of all attempts: none
 	})
 	resp, err := client.Get(url)
 

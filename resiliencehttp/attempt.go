@@ -117,7 +117,7 @@ type limit struct {
 
 const (
 	ofPolicy  = iota // what a resilience.Timeout leaves for the body
-	ofSilence        // FirstByte, and then Idle
+	ofSilence        // ResponseHeaderTimeout, and then Idle
 	ofReading        // what the Timeout of a client leaves for it
 )
 
@@ -133,7 +133,7 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 		a.Context = a.route.watch(ctx)
 	}
 	same := ctx.Done() == c.caller.Done()
-	if same && c.over == nil && t.firstBytePassed == nil && t.idlePassed == nil {
+	if same && c.over == nil && t.headerPassed == nil && t.idlePassed == nil {
 		return a
 	}
 	a.own, a.cancel = context.WithCancelCause(c.caller)
@@ -147,7 +147,7 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
-	if passed := t.firstBytePassed; passed != nil {
+	if passed := t.headerPassed; passed != nil {
 		a.limits[ofSilence] = limit{at: now.Add(passed.After), cause: passed}
 	}
 	a.arm(now)
@@ -278,7 +278,7 @@ func (a *attempt) end() {
 func (a *attempt) timedOut(err error) error {
 	a.mu.Lock()
 	a.arm(time.Now()) // a connection with the same deadline often returns a moment before
-	late := []error{a.call.t.firstBytePassed, a.call.t.idlePassed, a.limits[ofPolicy].cause}
+	late := []error{a.call.t.headerPassed, a.call.t.idlePassed, a.limits[ofPolicy].cause}
 	a.mu.Unlock()
 	passed, ok := context.Cause(a).(*resilience.TimeoutError)
 	if !ok || err == error(passed) || !slices.Contains(late, error(passed)) {
@@ -382,7 +382,7 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 		}
 	}()
 	failure := c.judge(resp, b)
-	if failure == nil && c.t.FirstByte > 0 && b.mayBeRead() {
+	if failure == nil && c.t.ResponseHeaderTimeout > 0 && b.mayBeRead() {
 		b.fill(1, b.read)
 	}
 	b.begin()
@@ -505,7 +505,7 @@ func (a *attempt) hand() *http.Response {
 	}
 	if held := c.work.Held(); held || a.own != nil && !a.empty || a.body.touched {
 		a.resp.Body = a.body.open()
-		if held { // Break finds the call
+		if held { // ReportFailure finds the call
 			ctx := a.resp.Request.Context()
 			if inner := callOf(ctx); inner != callOf(c.caller) {
 				c.inner = inner

@@ -349,12 +349,12 @@ func TestClientEndsTheCtxOfARequestWithIt(t *testing.T) {
 						return next(ctx)
 					}
 				},
-				Transport: &resiliencehttp.Transport{Base: rounds(func(r *http.Request) (*http.Response, error) {
+				Base: rounds(func(r *http.Request) (*http.Response, error) {
 					if resp := answer(r); resp != nil {
 						return resp, nil
 					}
 					return nil, errors.New("down")
-				})},
+				}),
 			})
 			func() {
 				defer func() { _ = recover() }()
@@ -518,7 +518,7 @@ func TestPrepareLeavesTheBodyOpenForBase(t *testing.T) {
 func TestFirstByteOrIdleAloneIsEnough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		transport := &resiliencehttp.Transport{
-			FirstByte: time.Second,
+			ResponseHeaderTimeout: time.Second,
 			Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 				<-r.Context().Done()
 				return nil, r.Context().Err()

@@ -170,11 +170,11 @@ func TestBaseSeesTheDeadlineOfAnAttempt(t *testing.T) {
 			timeout, attempt, caller time.Duration
 			want                     time.Duration // 0: none
 		}{
-			{-1, -1, 0, 0}, {-1, -1, time.Second, time.Second}, {time.Minute, -1, 0, time.Minute},
+			{-1, 0, 0, 0}, {-1, 0, time.Second, time.Second}, {time.Minute, 0, 0, time.Minute},
 			{time.Minute, time.Second, 0, time.Second}, {time.Minute, time.Second, time.Millisecond, time.Millisecond},
 			{-1, time.Second, time.Minute, time.Second}, {-1, time.Second, 0, time.Second},
 		} {
-			client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Timeout: c.timeout, AttemptTimeout: c.attempt, Transport: &resiliencehttp.Transport{
+			client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Timeout: c.timeout, AttemptTimeout: c.attempt,
 				Base: rounds(func(r *http.Request) (*http.Response, error) {
 					deadline, ok := r.Context().Deadline()
 					require.Equal(t, c.want > 0, ok, c)
@@ -182,7 +182,7 @@ func TestBaseSeesTheDeadlineOfAnAttempt(t *testing.T) {
 						require.Equal(t, c.want, time.Until(deadline), c)
 					}
 					return reply(r, 200, "x"), nil
-				})}})
+				})})
 			ctx := t.Context()
 			if c.caller > 0 {
 				var cancel context.CancelFunc

@@ -81,24 +81,9 @@ type client struct {
 }
 
 func newClient(base http.RoundTripper, cfg resiliencehttp.ClientConfig) *client {
-	c := &client{}
-	if cfg.Transport == nil {
-		cfg.Transport = &resiliencehttp.Transport{}
-	}
-	cfg.Transport.Base, cfg.Name = base, "payments"
-	cfg.Register = func(made ...policy.Describer) {
-		for _, p := range made {
-			switch p := p.(type) {
-			case *resilience.Group[string, *retry.Retrier]:
-				c.retries = p
-			case *resilience.Group[string, *breaker.Breaker]:
-				c.circuits = p
-			case *resilience.Group[string, *bulkhead.Bulkhead]:
-				c.slots = p
-			}
-		}
-	}
-	c.Client = resiliencehttp.NewClient(cfg)
+	cfg.Base, cfg.Name = base, "payments"
+	transport := resiliencehttp.NewTransport(cfg)
+	c := &client{&http.Client{Transport: transport}, transport.Retries, transport.Breakers, transport.Bulkheads}
 	return c
 }
 
@@ -183,14 +168,14 @@ func TestClientOfANewUser(t *testing.T) {
 	defer server.Close()
 	reg := registry.New()
 
-	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
+	transport := resiliencehttp.NewTransport(resiliencehttp.ClientConfig{
 		Name:           "payments",
 		Timeout:        2 * time.Second,
 		AttemptTimeout: 500 * time.Millisecond,
-		Register:       reg.MustAdd,
 	})
+	reg.MustAdd(transport.Policies()...)
 
-	resp, err := client.Get(server.URL)
+	resp, err := (&http.Client{Transport: transport}).Get(server.URL)
 	require.NoError(t, err)
 	require.Equal(t, "hello", text(t, resp))
 	var names []string
@@ -217,20 +202,62 @@ func TestClientHasItsDefaults(t *testing.T) {
 
 	c = newClient(newWorld(), resiliencehttp.ClientConfig{Timeout: 300 * time.Millisecond})
 	require.Equal(t, 90*time.Millisecond, c.circuit().Patience, "less than an attempt may take")
-	c = newClient(newWorld(), resiliencehttp.ClientConfig{AttemptTimeout: -1})
+	c = newClient(newWorld(), resiliencehttp.ClientConfig{ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited})
 	require.Equal(t, 900*time.Millisecond, c.circuit().Patience)
 }
 
 func TestClientConfigIsValidated(t *testing.T) {
-	cfg := resiliencehttp.ClientConfig{Register: func(...policy.Describer) {}}
-	require.EqualError(t, cfg.Validate(), `resiliencehttp.ClientConfig.Name is "": must be set where Register is: a registry finds policies by their names`)
-	require.PanicsWithError(t, cfg.Validate().Error(), func() { resiliencehttp.NewClient(cfg) })
 	require.NoError(t, resiliencehttp.ClientConfig{}.Validate())
-	cfg = resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{Middleware: resiliencehttp.Disabled}}
-	require.EqualError(t, cfg.Validate(), "resiliencehttp.ClientConfig.Transport.Middleware is a function: must be nil: NewClient sets it")
-	cfg = resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{FirstByte: 1, Idle: 1}}
-	require.ErrorContains(t, cfg.Validate(), "resiliencehttp.ClientConfig.Transport.FirstByte is set: must be 0")
-	require.ErrorContains(t, cfg.Validate(), "resiliencehttp.ClientConfig.Transport.Idle is set: must be 0")
+	require.NoError(t, resiliencehttp.ClientConfig{
+		Timeout: resilience.Unlimited, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited,
+	}.Validate())
+	for want, cfg := range map[string]resiliencehttp.ClientConfig{
+		"Timeout is -2ns: must be 0 (for the default), more, or Unlimited":              {Timeout: -2},
+		"ResponseHeaderTimeout is -1s: must be 0 (for the default), more, or Unlimited": {ResponseHeaderTimeout: -time.Second},
+		"Idle is -1s: must be 0 (for the default), more, or Unlimited":                  {Idle: -time.Second},
+		"AttemptTimeout is -1ns: must be 0 (for none) or more":                          {AttemptTimeout: resilience.Unlimited},
+		"MaxBuffer is -1: must be 0 (for none) or more":                                 {MaxBuffer: -1},
+	} {
+		require.EqualError(t, cfg.Validate(), "resiliencehttp.ClientConfig."+want)
+		require.PanicsWithError(t, cfg.Validate().Error(), func() { resiliencehttp.NewTransport(cfg) })
+	}
+}
+
+// Each default policy is found by its host, and is absent if the configuration replaces it.
+func TestTransportHasPoliciesByHost(t *testing.T) {
+	w := newWorld()
+	transport := resiliencehttp.NewTransport(resiliencehttp.ClientConfig{Name: "payments", Base: w})
+	_, ok := transport.Budgets.Get("a:80")
+	require.False(t, ok)
+	resp, err := (&http.Client{Transport: transport}).Get("http://a/")
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	retrier, ok := transport.Retries.Get("a:80")
+	require.True(t, ok)
+	budget, ok := transport.Budgets.Get("a:80")
+	require.True(t, ok)
+	require.Same(t, retrier.Config().Budget, budget)
+	for host, b := range transport.Budgets.All() {
+		require.Equal(t, "a:80", host)
+		require.Same(t, budget, b)
+	}
+	circuit, ok := transport.Breakers.Get("a:80")
+	require.True(t, ok)
+	require.EqualValues(t, 1, circuit.Stats().Succeeded)
+	_, ok = transport.Bulkheads.Get("a:80")
+	require.True(t, ok)
+	var kinds []string
+	for _, p := range transport.Policies() {
+		kinds = append(kinds, p.Describe().Kind+"/"+p.Describe().Name)
+	}
+	require.Equal(t, []string{"retry/payments", "breaker/payments", "bulkhead/payments"}, kinds)
+
+	off := resiliencehttp.Disabled
+	transport = resiliencehttp.NewTransport(resiliencehttp.ClientConfig{Retry: off, Breaker: off, Bulkhead: off})
+	require.Equal(t, []any{true, true, true, true}, []any{
+		transport.Retries == nil, transport.Budgets == nil, transport.Breakers == nil, transport.Bulkheads == nil,
+	})
+	require.Empty(t, transport.Policies())
 }
 
 // The Timeout has a timer only once somebody waits for it.
@@ -241,15 +268,15 @@ func TestClientsTimeoutIsSeenThoughNobodyWaitsForIt(t *testing.T) {
 				calls := 0
 				var seen watch
 				client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
-					Timeout: time.Second, AttemptTimeout: -1, Retry: seen.Wrap, Breaker: resiliencehttp.Disabled,
+					Timeout: time.Second, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited, Retry: seen.Wrap, Breaker: resiliencehttp.Disabled,
 					Throttle: func(next resilience.Func) resilience.Func {
 						return func(ctx context.Context) error { time.Sleep(asleep); return next(ctx) }
 					},
-					Transport: &resiliencehttp.Transport{Base: roundTripper(func(*http.Request) (*http.Response, error) {
+					Base: roundTripper(func(*http.Request) (*http.Response, error) {
 						calls++
 						time.Sleep(2 * time.Second)
 						return response(503, strings.NewReader("")), nil
-					})},
+					}),
 				})
 				resp, err := client.Get("http://example.com")
 				if err == nil {
@@ -274,12 +301,12 @@ func TestClientEndsARequestThatHangs(t *testing.T) {
 		"not repeated":           {resiliencehttp.ClientConfig{}, "POST", 0, 10 * time.Second, 1},
 		"quick":                  {resiliencehttp.ClientConfig{Timeout: 3 * time.Second}, "GET", 0, 3 * time.Second, 3},
 		"attempts are quicker":   {resiliencehttp.ClientConfig{AttemptTimeout: time.Second}, "GET", 0, 0, 3},
-		"attempts without limit": {resiliencehttp.ClientConfig{AttemptTimeout: -1}, "GET", 0, 30 * time.Second, 1},
+		"attempts without limit": {resiliencehttp.ClientConfig{ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited}, "GET", 0, 30 * time.Second, 1},
 		"attempts are slower":    {resiliencehttp.ClientConfig{Timeout: time.Second, AttemptTimeout: time.Minute}, "GET", 0, time.Second, 1},
 		"caller's deadline":      {resiliencehttp.ClientConfig{}, "GET", time.Second, time.Second, 1},
 		"caller's later":         {resiliencehttp.ClientConfig{Timeout: time.Second}, "GET", time.Minute, time.Second, 3},
-		"no limit but caller's":  {resiliencehttp.ClientConfig{Timeout: -1, AttemptTimeout: -1}, "GET", time.Hour, time.Hour, 1},
-		"no limit of all":        {resiliencehttp.ClientConfig{Timeout: -1}, "POST", 0, 10 * time.Second, 1},
+		"no limit but caller's":  {resiliencehttp.ClientConfig{Timeout: resilience.Unlimited, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited}, "GET", time.Hour, time.Hour, 1},
+		"no limit of all":        {resiliencehttp.ClientConfig{Timeout: resilience.Unlimited}, "POST", 0, 10 * time.Second, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -338,7 +365,7 @@ func TestCancelOfManyRequestsOpensNothing(t *testing.T) {
 		circuit := breaker.New(breaker.Config{})
 		for _, c := range []*http.Client{
 			resiliencehttp.NewClient(resiliencehttp.ClientConfig{
-				Breaker: circuit.Wrap, Transport: &resiliencehttp.Transport{Base: w},
+				Breaker: circuit.Wrap, Base: w,
 			}),
 			{Transport: &resiliencehttp.Transport{
 				Base: w, Middleware: resilience.Chain(resilience.Timeout(time.Minute), retries(3).Wrap, circuit.Wrap),
@@ -363,7 +390,7 @@ func TestCancelWhileABodyIsBufferedSaysNothing(t *testing.T) {
 		policies := resilience.Chain(resilience.Timeout(time.Minute), circuit.Wrap)
 		for _, c := range []*http.Client{
 			resiliencehttp.NewClient(resiliencehttp.ClientConfig{
-				Breaker: circuit.Wrap, Transport: &resiliencehttp.Transport{Base: unasked, MaxBuffer: 100},
+				Breaker: circuit.Wrap, Base: unasked, MaxBuffer: 100,
 			}),
 			{Transport: &resiliencehttp.Transport{Base: unasked, MaxBuffer: 100, Middleware: policies}},
 			{Transport: &resiliencehttp.Transport{Base: resiliencehttp.Failover(unasked), Middleware: policies}},
@@ -499,7 +526,7 @@ func TestClientLimitsTheTimeOfABody(t *testing.T) {
 		takes time.Duration
 	}{
 		"by the attempt": {resiliencehttp.ClientConfig{AttemptTimeout: 10 * time.Second}, 10 * time.Second},
-		"by all of it":   {resiliencehttp.ClientConfig{Timeout: 30 * time.Second, AttemptTimeout: -1}, 30 * time.Second},
+		"by all of it":   {resiliencehttp.ClientConfig{Timeout: 30 * time.Second, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited}, 30 * time.Second},
 		"sooner":         {resiliencehttp.ClientConfig{Timeout: 3 * time.Second, AttemptTimeout: time.Minute}, 3 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -731,7 +758,7 @@ func TestClientPoliciesMayBeOthersOrNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		off := resiliencehttp.Disabled
-		c := newClient(w, resiliencehttp.ClientConfig{Timeout: -1, AttemptTimeout: -1, Retry: off, Breaker: off, Bulkhead: off})
+		c := newClient(w, resiliencehttp.ClientConfig{Timeout: resilience.Unlimited, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited, Retry: off, Breaker: off, Bulkhead: off})
 		require.Nil(t, c.retries)
 		require.Nil(t, c.circuits)
 		require.Nil(t, c.slots)
@@ -754,7 +781,7 @@ func TestClientPoliciesMayBeOthersOrNone(t *testing.T) {
 
 		// All policies see the end of the request when it is over.
 		w.suffer("a", faults.Plan{Kind: faults.Hang})
-		c = newClient(w, resiliencehttp.ClientConfig{AttemptTimeout: -1, Throttle: func(next resilience.Func) resilience.Func {
+		c = newClient(w, resiliencehttp.ClientConfig{ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited, Throttle: func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error {
 				err := next(ctx)
 				require.Equal(t, context.DeadlineExceeded, ctx.Err())
@@ -768,7 +795,7 @@ func TestClientPoliciesMayBeOthersOrNone(t *testing.T) {
 		// A policy that derives a ctx of its own ends the attempt, or is ended with it.
 		w.suffer("a", faults.Plan{Kind: faults.Hang})
 		for policy, takes := range map[time.Duration]time.Duration{time.Second: time.Second, 5 * time.Second: 2 * time.Second} {
-			c = newClient(w, resiliencehttp.ClientConfig{Timeout: 2 * time.Second, AttemptTimeout: -1, Throttle: resilience.NamedTimeout("mine", policy)})
+			c = newClient(w, resiliencehttp.ClientConfig{Timeout: 2 * time.Second, ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited, Throttle: resilience.NamedTimeout("mine", policy)})
 			start := time.Now()
 			_, err = c.send(t.Context(), "POST", "a")
 			require.Equal(t, takes, time.Since(start))
@@ -855,17 +882,15 @@ func TestClientPassesOnWhatATransportHas(t *testing.T) {
 		w.suffer("a", faults.Plan{Kind: faults.Refuse})
 		var did []string
 		c := newClient(w, resiliencehttp.ClientConfig{
-			Retry: retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)}).Wrap,
-			Transport: &resiliencehttp.Transport{
-				Prepare: func(*http.Request) error { did = append(did, "prepare"); return nil },
-				Judge: func(_ *http.Response, ahead *resiliencehttp.Ahead) error {
-					begin, err := ahead.Bytes(2)
-					did = append(did, "judge "+string(begin))
-					return err
-				},
-				Replayable: func(*http.Request) bool { did = append(did, "replayable"); return true },
-				MaxBuffer:  10,
+			Retry:   retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)}).Wrap,
+			Prepare: func(*http.Request) error { did = append(did, "prepare"); return nil },
+			Judge: func(_ *http.Response, ahead *resiliencehttp.Ahead) error {
+				begin, err := ahead.Bytes(2)
+				did = append(did, "judge "+string(begin))
+				return err
 			},
+			Replayable: func(*http.Request) bool { did = append(did, "replayable"); return true },
+			MaxBuffer:  10,
 		})
 		_, err := c.get(t.Context(), "a")
 		require.Error(t, err)
@@ -886,7 +911,7 @@ func TestHedgesOfAClientAreSeenAndBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		hedger := hedge.New[*http.Response](hedge.Config{Name: "payments", Delay: 100 * time.Millisecond, Ratio: 0.5})
-		c := newClient(w, resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{Hedge: hedger}})
+		c := newClient(w, resiliencehttp.ClientConfig{Hedge: hedger})
 		registry.New().MustAdd(hedger)
 		var about []string
 		hedger.Observe(func(ctx context.Context, e hedge.Event) {
@@ -989,14 +1014,16 @@ func TestClientUnderEverything(t *testing.T) {
 	})
 }
 
-func ExampleNewClient() {
+func ExampleNewTransport() {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "paid")
 	}))
 	defer server.Close()
 
 	reg := registry.New()
-	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments", Register: reg.MustAdd})
+	transport := resiliencehttp.NewTransport(resiliencehttp.ClientConfig{Name: "payments"})
+	reg.MustAdd(transport.Policies()...)
+	client := &http.Client{Transport: transport} // or give transport to an SDK
 
 	resp, err := client.Get(server.URL)
 	if err != nil {
@@ -1091,7 +1118,7 @@ func TestLastFailedResponseHasWhatIsLeftOfAnAttempt(t *testing.T) {
 				return 0, r.Context().Err()
 			}))
 			return resp, nil
-		}), resiliencehttp.ClientConfig{Timeout: -1, AttemptTimeout: 10 * time.Second, Retry: off, Breaker: off, Bulkhead: off, Throttle: waits})
+		}), resiliencehttp.ClientConfig{Timeout: resilience.Unlimited, AttemptTimeout: 10 * time.Second, Retry: off, Breaker: off, Bulkhead: off, Throttle: waits})
 		resp, err := c.Get("http://a/")
 		require.NoError(t, err)
 		start := time.Now()
@@ -1108,7 +1135,7 @@ func TestCtxOfAnAttemptThatFailedHasEnded(t *testing.T) {
 	c := newClient(roundTripper(func(r *http.Request) (*http.Response, error) {
 		ctx = r.Context()
 		return nil, errors.New("reset by peer")
-	}), resiliencehttp.ClientConfig{Timeout: -1, Retry: resiliencehttp.Disabled, Throttle: func(next resilience.Func) resilience.Func {
+	}), resiliencehttp.ClientConfig{Timeout: resilience.Unlimited, Retry: resiliencehttp.Disabled, Throttle: func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error { return next(context.WithValue(ctx, key{}, "value")) }
 	}})
 	_, err := c.get(t.Context(), "a")

@@ -101,16 +101,27 @@ func letGo(resp *http.Response) {
 
 // ask sends req through next. judged is what the policies of a Transport saw in place of the response.
 func ask(next http.RoundTripper, req *http.Request) (resp *http.Response, judged, err error) {
-	if t, ok := next.(*Transport); ok {
+	if t := transportOf(next); t != nil {
 		return t.roundTrip(req)
 	}
 	resp, err = next.RoundTrip(req)
 	return resp, nil, err
 }
 
+// transportOf returns the Transport that next is, or nil.
+func transportOf(next http.RoundTripper) *Transport {
+	switch next := next.(type) {
+	case *Transport:
+		return next
+	case *ClientTransport:
+		return next.transport
+	}
+	return nil
+}
+
 // repeats reports whether next may be asked again with req.
 func repeats(next http.RoundTripper, req *http.Request) bool {
-	if t, ok := next.(*Transport); ok {
+	if t := transportOf(next); t != nil {
 		return t.replayable(req)
 	}
 	return replayable(req)

@@ -167,7 +167,7 @@ type connection struct{ io.ReadWriteCloser }
 
 // The timeouts of a client end with the handshake.
 func TestConnectionOutlivesTheTimeoutsOfAClient(t *testing.T) {
-	for _, attempt := range []time.Duration{500 * time.Millisecond, -1} {
+	for _, attempt := range []time.Duration{500 * time.Millisecond, 0} {
 		testConnectionOutlives(t, attempt)
 	}
 }
@@ -179,14 +179,14 @@ func testConnectionOutlives(t *testing.T, attempt time.Duration) {
 		var sent context.Context
 		client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 			Timeout: time.Second, AttemptTimeout: attempt,
-			Transport: &resiliencehttp.Transport{Judge: func(_ *http.Response, ahead *resiliencehttp.Ahead) error {
+			Judge: func(_ *http.Response, ahead *resiliencehttp.Ahead) error {
 				_, err := ahead.Bytes(1)
 				require.Equal(t, io.EOF, err, "a connection is no body")
 				return nil
 			}, Base: roundTripper(func(req *http.Request) (*http.Response, error) {
 				sent = req.Context()
 				return &http.Response{StatusCode: http.StatusSwitchingProtocols, Header: http.Header{}, Body: connection{near}}, nil
-			})},
+			}),
 		})
 		ctx, leave := context.WithCancel(t.Context())
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1", nil)

@@ -63,15 +63,15 @@ func (b *body) fill(n int, read func([]byte) (int, error)) {
 	}
 }
 
-// begin has Idle count in place of FirstByte.
+// begin has Idle count in place of ResponseHeaderTimeout.
 func (b *body) begin() {
 	b.begun = true
 	b.attempt.unlimit(ofSilence)
 }
 
-// read reads from Base, for at most Idle, unless FirstByte still counts.
+// read reads from Base, for at most Idle, unless ResponseHeaderTimeout still counts.
 func (b *body) read(p []byte) (int, error) {
-	if b.begun || b.attempt.call.t.FirstByte <= 0 {
+	if b.begun || b.attempt.call.t.ResponseHeaderTimeout <= 0 {
 		b.attempt.awaitServer()
 		defer b.attempt.unlimit(ofSilence)
 	}
@@ -231,15 +231,15 @@ func (b *body) brokeOff(err error, waiting bool) error {
 	return nil
 }
 
-// Break tells the policies that a response failed although its status says otherwise, as the
+// ReportFailure tells the policies that a response failed although its status says otherwise, as the
 // caller has found in its body: an event of a stream that reports an error, say. Close the body
-// afterwards. Break reports false, and tells nobody, if no policy of a [Transport] holds
+// afterwards. ReportFailure reports false, and tells nobody, if no policy of a [Transport] holds
 // anything for resp, if its body has been read to its end or closed, or if err is nil. It goes by
 // resp.Request, so the Body may be wrapped.
 //
 // A body that was read to its end is a success. A stream that ends without its last event needs
-// a Base whose Body returns [io.ErrUnexpectedEOF] then, or a Break before io.EOF is returned.
-func Break(resp *http.Response, err error) bool {
+// a Base whose Body returns [io.ErrUnexpectedEOF] then, or a ReportFailure before io.EOF is returned.
+func ReportFailure(resp *http.Response, err error) bool {
 	if resp == nil || resp.Request == nil || err == nil {
 		return false
 	}
@@ -295,7 +295,7 @@ func (b *connBody) Close() error      { return b.d.Close() }
 func (b *connBody) CloseWrite() error { return b.d.CloseWrite() }
 
 // An Ahead reads a response ahead for a Judge: 64 KiB at most. What it has read is given to the
-// caller again. It waits for the server for at most FirstByte and Idle. If the body breaks off
+// caller again. It waits for the server for at most ResponseHeaderTimeout and Idle. If the body breaks off
 // meanwhile, the attempt has failed, whatever the Judge returns.
 //
 // It sees what the caller would, after the Transport's own gunzip. A response to HEAD, or of

@@ -98,7 +98,7 @@ func TestSilenceBeforeTheFirstByteIsTriedAgain(t *testing.T) {
 				sent := 0
 				var seen watch
 				transport := &resiliencehttp.Transport{
-					Base: streams(&sent, first, good), FirstByte: time.Second,
+					Base: streams(&sent, first, good), ResponseHeaderTimeout: time.Second,
 					Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap),
 				}
 				start := time.Now()
@@ -158,8 +158,8 @@ func TestReaderThatPausesCostsNothing(t *testing.T) {
 		sent := 0
 		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
 		transport := &resiliencehttp.Transport{
-			Base:      streams(&sent, streamed{parts: []part{{0, "a"}, {time.Second, "b"}, {time.Second, "c"}}, end: io.EOF}),
-			FirstByte: 2 * time.Second, Idle: 2 * time.Second, Middleware: circuit.Wrap,
+			Base:                  streams(&sent, streamed{parts: []part{{0, "a"}, {time.Second, "b"}, {time.Second, "c"}}, end: io.EOF}),
+			ResponseHeaderTimeout: 2 * time.Second, Idle: 2 * time.Second, Middleware: circuit.Wrap,
 		}
 		resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
 		require.NoError(t, err)
@@ -192,7 +192,7 @@ func TestSilenceAheadOfAJudge(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				transport := &resiliencehttp.Transport{FirstByte: c.firstByte, Idle: c.idle, Judge: judgeEvents,
+				transport := &resiliencehttp.Transport{ResponseHeaderTimeout: c.firstByte, Idle: c.idle, Judge: judgeEvents,
 					Base: streams(new(int), streamed{parts: c.parts, end: io.EOF})}
 				start := time.Now()
 				resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
@@ -466,7 +466,7 @@ func TestAheadOfNothing(t *testing.T) {
 }
 
 func TestFirstByteLeavesAResponseWithoutABodyAsItIs(t *testing.T) {
-	transport := &resiliencehttp.Transport{FirstByte: time.Second, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+	transport := &resiliencehttp.Transport{ResponseHeaderTimeout: time.Second, Base: roundTripper(func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: 200, Body: http.NoBody}, nil
 	})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))
@@ -526,26 +526,26 @@ func TestBreakTellsOfAFailureThatTheReaderFinds(t *testing.T) {
 			client := &http.Client{Transport: transport, Timeout: timeout}
 			resp, err := client.Get(server.URL)
 			require.NoError(t, err)
-			require.False(t, resiliencehttp.Break(resp, nil))
+			require.False(t, resiliencehttp.ReportFailure(resp, nil))
 			require.Equal(t, breaker.Closed, circuit.State())
-			require.True(t, resiliencehttp.Break(resp, errors.New("an error event")))
+			require.True(t, resiliencehttp.ReportFailure(resp, errors.New("an error event")))
 			require.Equal(t, breaker.Open, circuit.State())
-			require.False(t, resiliencehttp.Break(resp, errors.New("again")))
+			require.False(t, resiliencehttp.ReportFailure(resp, errors.New("again")))
 			require.Equal(t, "half an answer", answer(t, resp, nil), "it can still be read")
 
 			circuit.Reset()
 			resp, err = client.Get(server.URL)
 			answer(t, resp, err)
-			require.False(t, resiliencehttp.Break(resp, errors.New("late")), "it has ended")
+			require.False(t, resiliencehttp.ReportFailure(resp, errors.New("late")), "it has ended")
 			require.Equal(t, breaker.Closed, circuit.State())
 		}
 	}
 	resp, err := server.Client().Get(server.URL)
 	require.NoError(t, err)
-	require.False(t, resiliencehttp.Break(resp, errors.New("not ours")))
+	require.False(t, resiliencehttp.ReportFailure(resp, errors.New("not ours")))
 	require.NoError(t, resp.Body.Close())
-	require.False(t, resiliencehttp.Break(nil, io.EOF))
-	require.False(t, resiliencehttp.Break(&http.Response{}, io.EOF))
+	require.False(t, resiliencehttp.ReportFailure(nil, io.EOF))
+	require.False(t, resiliencehttp.ReportFailure(&http.Response{}, io.EOF))
 }
 
 // TestBreakTellsEachTransport: one that sends through others, by Failover, say, hides none of their circuits.
@@ -557,9 +557,9 @@ func TestBreakTellsEachTransport(t *testing.T) {
 		client := &http.Client{Transport: &resiliencehttp.Transport{Base: resiliencehttp.Failover(inner), Middleware: wrap}}
 		resp, err := client.Get("http://h/")
 		require.NoError(t, err)
-		require.True(t, resiliencehttp.Break(resp, errors.New("an error event")))
+		require.True(t, resiliencehttp.ReportFailure(resp, errors.New("an error event")))
 		require.Equal(t, breaker.Open, in.State())
-		require.False(t, resiliencehttp.Break(resp, errors.New("again")))
+		require.False(t, resiliencehttp.ReportFailure(resp, errors.New("again")))
 		require.NoError(t, resp.Body.Close())
 
 		in.Reset()
@@ -570,8 +570,8 @@ func TestBreakTellsEachTransport(t *testing.T) {
 		req := httptest.NewRequest("GET", "http://h/", nil).WithContext(first.Request.Context())
 		second, err := client.Transport.RoundTrip(req)
 		require.NoError(t, err)
-		require.True(t, resiliencehttp.Break(second, errors.New("an error event")))
-		require.True(t, resiliencehttp.Break(first, errors.New("another")))
+		require.True(t, resiliencehttp.ReportFailure(second, errors.New("an error event")))
+		require.True(t, resiliencehttp.ReportFailure(first, errors.New("another")))
 		require.NoError(t, first.Body.Close())
 		require.NoError(t, second.Body.Close())
 		in.Reset()
@@ -1185,7 +1185,7 @@ func TestBodyInMemoryGoesOutInOneWrite(t *testing.T) {
 		"Buffer":  func() io.Reader { return bytes.NewBufferString("x") },
 		"Kept":    func() io.Reader { return struct{ io.Reader }{strings.NewReader("x")} },
 	} {
-		client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{Base: base, MaxBuffer: 100}})
+		client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Base: base, MaxBuffer: 100})
 		for range 3 {
 			writes.Store(0)
 			req, err := http.NewRequest("PUT", server.URL, body())
@@ -1209,7 +1209,7 @@ func TestResponseWithoutABodyOverHTTP2IsReadToItsEnd(t *testing.T) {
 		<-time.After(20 * time.Millisecond) // an access log, say
 	})
 	for name, transport := range map[string]http.RoundTripper{
-		"NewClient": resiliencehttp.NewClient(resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{Base: server.Base}}).Transport,
+		"NewClient": resiliencehttp.NewClient(resiliencehttp.ClientConfig{Base: server.Base}).Transport,
 		"Timeout":   &resiliencehttp.Transport{Base: server.Base, Middleware: resilience.Timeout(time.Minute)},
 	} {
 		for _, path := range []string{"/204", "/304"} {

@@ -99,10 +99,10 @@ type Transport struct {
 	// of. Zero or less means that the field Retry-After tells.
 	RetryAfter func(*http.Response) time.Duration
 
-	// FirstByte is how long an attempt may take, its request's body included, to the first byte of
+	// ResponseHeaderTimeout is how long an attempt may take, its request's body included, to the first byte of
 	// the response's body, or its end if there is none. A response is not returned before. Later is
 	// a failure of the server, and another attempt may follow. Zero or less means no limit.
-	FirstByte time.Duration
+	ResponseHeaderTimeout time.Duration
 
 	// Idle is for how long a Read of the response's body may wait for the server. A reader
 	// that pauses costs nothing. A body that is silent for longer breaks off, as a failure
@@ -145,8 +145,8 @@ type Transport struct {
 
 	// The causes of limits of time; nil if there is none. The first two are of a client that
 	// NewClient has made: of a request, and of the reading of its response instead.
-	passed, readingPassed, firstBytePassed, idlePassed *resilience.TimeoutError
-	name                                               string
+	passed, readingPassed, headerPassed, idlePassed *resilience.TimeoutError
+	name                                            string
 }
 
 // RoundTrip sends req through the policies. It returns the response that they accepted, or
@@ -181,12 +181,12 @@ func (t *Transport) roundTrip(req *http.Request) (resp *http.Response, failure, 
 
 // passes reports whether the Transport does nothing but Base.
 func (t *Transport) passes() bool {
-	return t.Middleware == nil && t.Prepare == nil && t.Judge == nil && t.Hedge == nil && t.FirstByte <= 0 && t.Idle <= 0
+	return t.Middleware == nil && t.Prepare == nil && t.Judge == nil && t.Hedge == nil && t.ResponseHeaderTimeout <= 0 && t.Idle <= 0
 }
 
 // build makes what the Transport needs once.
 func (t *Transport) build() {
-	t.firstBytePassed, t.idlePassed = t.timeout(t.FirstByte), t.timeout(t.Idle)
+	t.headerPassed, t.idlePassed = t.timeout(t.ResponseHeaderTimeout), t.timeout(t.Idle)
 	if t.Base == nil {
 		t.sender = http.DefaultTransport
 		_, std := t.sender.(*http.Transport)

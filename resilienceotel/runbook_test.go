@@ -140,7 +140,9 @@ func TestRunbookSettings(t *testing.T) {
 			retry.New(retry.Config{Name: "NAME"}),
 			throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "NAME", Rate: 1, Burst: 1}}),
 		)
-		resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "payments", Register: reg.MustAdd})
+		for _, p := range resiliencehttp.NewTransport(resiliencehttp.ClientConfig{Name: "payments"}).Policies() {
+			reg.MustAdd(p)
+		}
 		if strings.Contains(snippet, `"Max"`) {
 			reg.MustAdd(adaptive.New(adaptive.Config{Bulkhead: bulkhead.Config{Name: "NAME"}}))
 		} else {

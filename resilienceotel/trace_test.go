@@ -231,7 +231,7 @@ func TestTransportCountsResends(t *testing.T) {
 	chain := &http.Client{Transport: &resiliencehttp.Transport{Middleware: resilience.Chain(tel.Call("api"), retries.Wrap, tel.Attempt("api"))}}
 	made := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
 		Retry:     retries.Wrap,
-		Transport: &resiliencehttp.Transport{Base: &resiliencehttp.Transport{Middleware: tel.Attempt("api")}},
+		Base: &resiliencehttp.Transport{Middleware: tel.Attempt("api")},
 	})
 	made.Transport = &resiliencehttp.Transport{Base: made.Transport, Middleware: tel.Call("api")}
 	for name, client := range map[string]*http.Client{"a chain": chain, "a client of NewClient": made} {

@@ -79,11 +79,11 @@ func transport(name, address string) http.RoundTripper {
 		panic(err)
 	}
 	return &resiliencehttp.Transport{
-		Middleware: resilience.Chain(cooldown(circuit), circuit.Wrap, slots.Wrap),
-		Judge:      judge,
-		FirstByte:  time.Second, // a model that thinks for longer needs more
-		Idle:       time.Second,
-		Replayable: func(*http.Request) bool { return true }, // until a word has been read
+		Middleware:            resilience.Chain(cooldown(circuit), circuit.Wrap, slots.Wrap),
+		Judge:                 judge,
+		ResponseHeaderTimeout: time.Second, // a model that thinks for longer needs more
+		Idle:                  time.Second,
+		Replayable:            func(*http.Request) bool { return true }, // until a word has been read
 		Prepare: func(req *http.Request) error {
 			req.URL.Scheme, req.URL.Host, req.Host = server.Scheme, server.Host, ""
 			req.Header.Set("Provider", name) // in place of a key of its API
@@ -157,7 +157,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Provider", resp.Header.Get("Provider"))
 	if used, err = pass(w, resp.Body); err != nil {
-		resiliencehttp.Break(resp, err) // unless the Transport has seen it itself
+		resiliencehttp.ReportFailure(resp, err) // unless the Transport has seen it itself
 		_, _ = io.WriteString(w, "event: error\ndata: the answer has broken off\n\n")
 	}
 }

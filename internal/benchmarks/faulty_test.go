@@ -123,7 +123,7 @@ func TestDefaultClientAgainstFaultyServers(t *testing.T) {
 				failsafehttp.NewRetryPolicyBuilder().Build(), circuitbreaker.NewWithDefaults[*http.Response](), timeout.New[*http.Response](10*time.Second))}
 		}},
 		{"NewClient", func(base http.RoundTripper) *http.Client {
-			return resiliencehttp.NewClient(resiliencehttp.ClientConfig{Transport: &resiliencehttp.Transport{Base: base}})
+			return resiliencehttp.NewClient(resiliencehttp.ClientConfig{Base: base})
 		}},
 	}
 	breaks := func(n int, r *http.Request) (*http.Response, error) {

@@ -38,7 +38,7 @@ func getters(cfg resiliencehttp.ClientConfig, statuses ...int) []impl {
 	impls := []impl{
 		{"resilience", func(b *testing.B) {
 			get(b, statuses, func(base *http.Transport) func(string) (*http.Response, error) {
-				cfg.Transport = &resiliencehttp.Transport{Base: base}
+				cfg.Base = base
 				return resiliencehttp.NewClient(cfg).Get
 			})
 		}},

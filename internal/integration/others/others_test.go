@@ -94,13 +94,17 @@ func (s *server) newClient(t *testing.T, of *resiliencehttp.Transport) (*http.Cl
 		of.Base = s.Client().Transport
 	}
 	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
-		Timeout:        10 * time.Minute,
-		AttemptTimeout: 5 * time.Minute,
-		FirstByte:      time.Minute,
-		Idle:           time.Minute,
-		Retry:          retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0)}).Wrap,
-		Bulkhead:       slots.Wrap,
-		Transport:      of,
+		Timeout:               10 * time.Minute,
+		AttemptTimeout:        5 * time.Minute,
+		ResponseHeaderTimeout: time.Minute,
+		Idle:                  time.Minute,
+		Retry:                 retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0)}).Wrap,
+		Bulkhead:              slots.Wrap,
+		Base:                  of.Base,
+		Judge:                 of.Judge,
+		Hedge:                 of.Hedge,
+		Replayable:            of.Replayable,
+		MaxBuffer:             of.MaxBuffer,
 	})
 	t.Cleanup(func() { requireFree(t, slots) })
 	return client, slots

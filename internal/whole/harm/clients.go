@@ -42,10 +42,10 @@ var NewClient = Client{"NewClient", func(base *http.Transport, cfg Config) *http
 
 // newClient returns a client with the policies of c, and the defaults for the others.
 func newClient(base http.RoundTripper, cfg Config, c resiliencehttp.ClientConfig) *http.Client {
-	c.Transport = &resiliencehttp.Transport{Base: base}
-	c.FirstByte = cfg.HeaderTimeout
+	c.Base = base
+	c.ResponseHeaderTimeout = cfg.HeaderTimeout
 	if cfg.HedgeAfter > 0 {
-		c.Transport.Hedge = hedge.New[*http.Response](hedge.Config{Delay: cfg.HedgeAfter, Ratio: 0.1})
+		c.Hedge = hedge.New[*http.Response](hedge.Config{Delay: cfg.HedgeAfter, Ratio: 0.1})
 	}
 	if cfg.Slots > 0 && c.Bulkhead == nil {
 		c.Bulkhead = bulkhead.New(bulkhead.Config{Limit: cfg.Slots, MaxWait: time.Second}).Wrap
