@@ -103,10 +103,11 @@ type attempt struct {
 	leave    func() bool // unties own from the policies' ctx; nil if that is no other
 	extended atomic.Bool // the attempt outlasts the policies' ctx
 
-	mu     sync.Mutex
-	limits [3]limit
-	left   time.Duration // of the limit ofPolicy, which does not pass while the policies wait
-	timer  *time.Timer
+	mu      sync.Mutex
+	answers bool // the header of the response has arrived
+	limits  [3]limit
+	left    time.Duration // of the limit ofPolicy, which does not pass while the policies wait
+	timer   *time.Timer
 }
 
 // A limit ends an attempt with its cause.
@@ -128,12 +129,18 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	}
 	t := c.t
 	a.Context, a.call = ctx, c
-	if _, std := t.base().(*http.Transport); std || !c.mayRepeat() {
+	same := ctx.Done() == c.caller.Done()
+	limited := !same || c.over != nil || t.headerPassed != nil || t.idlePassed != nil
+	_, std := t.base().(*http.Transport)
+	if std || !c.mayRepeat() || t.headerPassed != nil {
+		a.route.pooled = pooled(t.base())
+		if t.headerPassed != nil {
+			a.route.moved = a.moved
+		}
 		// within a: around it, the ctx of the trace would hide AfterFunc
 		a.Context = a.route.watch(ctx)
 	}
-	same := ctx.Done() == c.caller.Done()
-	if same && c.over == nil && t.headerPassed == nil && t.idlePassed == nil {
+	if !limited {
 		return a
 	}
 	a.own, a.cancel = context.WithCancelCause(c.caller)
@@ -146,12 +153,46 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	now := time.Now()
-	if passed := t.headerPassed; passed != nil {
-		a.limits[ofSilence] = limit{at: now.Add(passed.After), cause: passed}
-	}
-	a.arm(now)
+	a.arm(time.Now())
 	return a
+}
+
+// moved has ResponseHeaderTimeout begin when the request has been written, and limits a dial to the same time.
+// Neither a wait for a connection of this process nor an upload counts.
+func (a *attempt) moved(s stage) {
+	if s == dialing || s == written {
+		a.awaitHeader()
+	} else {
+		a.unlimit(ofSilence)
+	}
+}
+
+// awaitHeader has ResponseHeaderTimeout begin, unless the header has arrived.
+func (a *attempt) awaitHeader() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if passed := a.call.t.headerPassed; !a.answers {
+		now := time.Now()
+		a.limits[ofSilence] = limit{at: now.Add(passed.After), cause: passed}
+		a.arm(now)
+	}
+}
+
+// heardHeader is called when the header has arrived. Until the first byte of the body, the limit remains for
+// a Judge that reads ahead and for HoldBody.
+func (a *attempt) heardHeader() {
+	passed := a.call.t.headerPassed
+	if passed == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.answers = true
+	if a.limits[ofSilence].at.IsZero() { // the header came before the request was written
+		now := time.Now()
+		a.limits[ofSilence] = limit{at: now.Add(passed.After), cause: passed}
+		a.arm(now)
+	}
 }
 
 // policiesEnded ends a when the policies' ctx has ended, unless a outlasts that: a policy that
@@ -162,10 +203,10 @@ func (a *attempt) policiesEnded() {
 	}
 }
 
-// awaitServer has Idle begin, if there is one.
+// awaitServer has Idle begin, if it applies to the response.
 func (a *attempt) awaitServer() {
 	passed := a.call.t.idlePassed
-	if passed == nil {
+	if passed == nil || a.call.t.idleByDefault && paused(a.resp) {
 		return
 	}
 	a.mu.Lock()
@@ -343,6 +384,7 @@ func (a *attempt) send() error {
 		}
 		return c.finally(err)
 	}
+	a.watchUpload(req)
 	resp, err := c.t.base().RoundTrip(req)
 	if err == nil && resp == nil {
 		err = errNothing
@@ -350,8 +392,27 @@ func (a *attempt) send() error {
 	if err != nil {
 		return a.unanswered(err)
 	}
+	a.heardHeader()
 	complete(resp, req)
 	return a.answered(req, resp)
+}
+
+// watchUpload has ResponseHeaderTimeout begin for a Base that does not call the hooks of httptrace: with the
+// end of the request's body. A Base that calls them replaces that.
+func (a *attempt) watchUpload(req *http.Request) {
+	c := a.call
+	if _, std := c.t.base().(*http.Transport); std || c.t.headerPassed == nil {
+		return
+	}
+	if body, ok := req.Body.(*sentBody); ok {
+		body.onSent(func() {
+			if a.route.at() == unasked {
+				a.awaitHeader()
+			}
+		})
+		return
+	}
+	a.awaitHeader()
 }
 
 // request returns a copy of the caller's request to send, so that the caller's is not changed.
@@ -382,7 +443,8 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 		}
 	}()
 	failure := c.judge(resp, b)
-	if failure == nil && c.t.ResponseHeaderTimeout > 0 && b.mayBeRead() {
+	if failure == nil && c.t.HoldBody && resp.Body != http.NoBody && b.mayBeRead() {
+		b.touched = true
 		b.fill(1, b.read)
 	}
 	b.begin()

@@ -44,8 +44,9 @@ type ClientConfig struct {
 
 	// ResponseHeaderTimeout and Idle are described at [Transport]: how long a server may be silent before
 	// the header of its response, and while it sends the body. Zero means 10 seconds, or a third of Timeout
-	// if that is less and no AttemptTimeout is set. [resilience.Unlimited] means no limit. A report or a
-	// model that thinks needs more.
+	// if that is less and no AttemptTimeout is set; but no Idle for a response of type text/event-stream or
+	// multipart/*, whose sender may pause. [resilience.Unlimited] means no limit. A report or a model that
+	// thinks needs more.
 	ResponseHeaderTimeout, Idle time.Duration
 
 	// Retry sends requests again that may be repeated. The default, for each host, makes up to
@@ -150,6 +151,7 @@ func NewTransport(cfg ClientConfig) *ClientTransport {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
 	}
+	idleByDefault := cfg.Idle == 0
 	cfg = cfg.withDefaults()
 	c := &ClientTransport{}
 	if cfg.Retry == nil {
@@ -179,6 +181,7 @@ func NewTransport(cfg ClientConfig) *ClientTransport {
 		Replayable:            cfg.Replayable,
 		MaxBuffer:             cfg.MaxBuffer,
 		name:                  cfg.Name,
+		idleByDefault:         idleByDefault,
 	}
 	t.passed = t.timeout(cmp.Or(cfg.Timeout, defaultTimeout))
 	if cfg.Timeout == 0 {

@@ -515,7 +515,7 @@ func TestPrepareLeavesTheBodyOpenForBase(t *testing.T) {
 	require.Equal(t, "hello", string(sent))
 }
 
-func TestFirstByteOrIdleAloneIsEnough(t *testing.T) {
+func TestHeaderTimeoutOrIdleAloneIsEnough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		transport := &resiliencehttp.Transport{
 			ResponseHeaderTimeout: time.Second,

@@ -54,7 +54,7 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 	body := newRequestBody(req, failoverBuffer)
 	var met []error
 	for i, next := range f.next {
-		var way route
+		way := route{pooled: true}
 		out := req.Clone(way.watch(req.Context()))
 		if err := body.prepare(out, true); err != nil {
 			if req.Context().Err() != context.Canceled { // as an answer, it would close a circuit further out

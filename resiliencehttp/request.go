@@ -10,14 +10,10 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"net/http/httptrace"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
-	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
@@ -73,44 +69,6 @@ func keyed(req *http.Request) bool {
 	_, key := req.Header["Idempotency-Key"]
 	_, xkey := req.Header["X-Idempotency-Key"]
 	return key || xkey
-}
-
-// A route is the way of a request to a connection, as a Base of net/http tells it.
-type route struct {
-	asked, got atomic.Bool // for a connection
-}
-
-// watch returns ctx with what tells r.
-func (r *route) watch(ctx context.Context) context.Context {
-	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GetConn: func(string) { r.asked.Store(true) },
-		GotConn: func(httptrace.GotConnInfo) {
-			r.asked.Store(true) // perhaps by another request, of HTTP/2: only that one was told
-			r.got.Store(true)
-		},
-	})
-}
-
-// neverSent reports whether a request that failed with err was certainly not sent: a
-// connection was asked for and there was none, or a policy within Base refused. A Base that
-// tells no route says it by its error, unless the body was read: a body whose Read dials may
-// return such an error too.
-func (r *route) neverSent(body *requestBody, err error) bool {
-	switch {
-	case r.got.Load() || body.any((*sentBody).touched):
-		return false
-	case r.asked.Load(), behavior.IsRefused(err):
-		return true
-	}
-	op, ok := errors.AsType[*net.OpError](err)
-	return ok && (op.Op == "dial" || op.Op == "proxyconnect")
-}
-
-// unasked reports whether net/http has found a fault in the request itself: it has not asked
-// for a connection.
-func (r *route) unasked(c *call) bool {
-	_, std := c.t.base().(*http.Transport)
-	return std && !r.asked.Load() && (c.req.URL == nil || c.req.URL.Scheme == "http" || c.req.URL.Scheme == "https")
 }
 
 // A requestBody provides the caller's body to one attempt after another. It is nil for a
@@ -232,28 +190,6 @@ func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
 	return s
 }
 
-// An inMemory knows how much of it has not been read.
-type inMemory interface{ Len() int }
-
-// memoryOf returns the reader that io.NopCloser has made body of, if net/http knows that it is
-// in memory, or nil.
-func memoryOf(body io.ReadCloser) inMemory {
-	switch reflect.TypeOf(body) {
-	case reflect.TypeOf(io.NopCloser(nil)), reflect.TypeOf(io.NopCloser(&bytes.Buffer{})):
-	default:
-		return nil
-	}
-	switch r := reflect.ValueOf(body).Field(0).Interface().(type) {
-	case *bytes.Reader:
-		return r
-	case *strings.Reader:
-		return r
-	case *bytes.Buffer:
-		return r
-	}
-	return nil
-}
-
 // retire closes the bodies of the last attempt and waits until no Read of them is under
 // way. The next body may be the same file, and a RoundTripper may continue to read after it
 // has returned.
@@ -298,6 +234,7 @@ type sentBody struct {
 	declared int64         // length, if more than 0
 	reading  chan struct{} // holds a value during a Read
 	memory   inMemory      // what net/http reads in its place, if not nil
+	sent     func()        // called at the end of the body and when it is closed; set before it is sent
 
 	mu     sync.Mutex
 	begun  bool
@@ -320,6 +257,9 @@ func (b *sentBody) Read(p []byte) (int, error) {
 		return 0, errBodyClosed
 	}
 	n, err := b.source.Read(p)
+	if err == io.EOF && b.sent != nil {
+		b.sent()
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.length += int64(n)
@@ -328,6 +268,9 @@ func (b *sentBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// onSent has f called when the body has been read to its end or is closed, before Base has it.
+func (b *sentBody) onSent(f func()) { b.sent = f }
+
 func (b *sentBody) Close() error {
 	b.mu.Lock()
 	closed := b.closed
@@ -335,6 +278,9 @@ func (b *sentBody) Close() error {
 	b.mu.Unlock()
 	if closed {
 		return nil
+	}
+	if b.sent != nil {
+		b.sent()
 	}
 	return b.source.Close()
 }

@@ -260,6 +260,13 @@ func mayHaveBody(req *http.Request, resp *http.Response) bool {
 		resp.StatusCode != http.StatusNoContent && resp.StatusCode != http.StatusNotModified
 }
 
+// paused reports whether a response is a stream whose sender may pause: of events, or of parts.
+func paused(resp *http.Response) bool {
+	kind, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
+	kind = strings.ToLower(strings.TrimSpace(kind))
+	return kind == "text/event-stream" || strings.HasPrefix(kind, "multipart/")
+}
+
 // duplex reports whether the response's body is a connection that can be written to, as
 // after 101 Switching Protocols.
 func duplex(resp *http.Response) bool {

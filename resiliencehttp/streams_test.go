@@ -98,7 +98,7 @@ func TestSilenceBeforeTheFirstByteIsTriedAgain(t *testing.T) {
 				sent := 0
 				var seen watch
 				transport := &resiliencehttp.Transport{
-					Base: streams(&sent, first, good), ResponseHeaderTimeout: time.Second,
+					Base: streams(&sent, first, good), ResponseHeaderTimeout: time.Second, HoldBody: true,
 					Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap),
 				}
 				start := time.Now()
@@ -178,21 +178,21 @@ func TestReaderThatPausesCostsNothing(t *testing.T) {
 	})
 }
 
-// FirstByte ends with the first byte, and Idle counts from then on, also ahead of a Judge.
+// ResponseHeaderTimeout covers the first byte for a Judge that reads ahead. Idle counts from then on.
 func TestSilenceAheadOfAJudge(t *testing.T) {
 	for name, c := range map[string]struct {
-		firstByte, idle time.Duration
-		parts           []part
-		takes           time.Duration
-		fails           bool
+		header, idle time.Duration
+		parts        []part
+		takes        time.Duration
+		fails        bool
 	}{
-		"FirstByteAlone": {time.Second, 0, []part{{500 * time.Millisecond, "data"}, {time.Minute, ": x\n\n"}}, time.Minute + 500*time.Millisecond, false},
-		"IdleAlone":      {0, time.Second, []part{{time.Minute, "data: x\n\n"}}, time.Second, true},
-		"Both":           {time.Second, 2 * time.Second, []part{{0, "data"}, {time.Minute, ": x\n\n"}}, 2 * time.Second, true},
+		"HeaderAlone": {time.Second, 0, []part{{500 * time.Millisecond, "data"}, {time.Minute, ": x\n\n"}}, time.Minute + 500*time.Millisecond, false},
+		"IdleAlone":   {0, time.Second, []part{{time.Minute, "data: x\n\n"}}, time.Second, true},
+		"Both":        {time.Second, 2 * time.Second, []part{{0, "data"}, {time.Minute, ": x\n\n"}}, 2 * time.Second, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				transport := &resiliencehttp.Transport{ResponseHeaderTimeout: c.firstByte, Idle: c.idle, Judge: judgeEvents,
+				transport := &resiliencehttp.Transport{ResponseHeaderTimeout: c.header, Idle: c.idle, Judge: judgeEvents,
 					Base: streams(new(int), streamed{parts: c.parts, end: io.EOF})}
 				start := time.Now()
 				resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://h/", nil))
@@ -465,8 +465,8 @@ func TestAheadOfNothing(t *testing.T) {
 	nothingAhead(t, nil) // that of DefaultJudge
 }
 
-func TestFirstByteLeavesAResponseWithoutABodyAsItIs(t *testing.T) {
-	transport := &resiliencehttp.Transport{ResponseHeaderTimeout: time.Second, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+func TestHoldBodyOfResponsesWithoutBodies(t *testing.T) {
+	transport := &resiliencehttp.Transport{ResponseHeaderTimeout: time.Second, HoldBody: true, Base: roundTripper(func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: 200, Body: http.NoBody}, nil
 	})}
 	resp, err := transport.RoundTrip(httptest.NewRequest("GET", "http://example.com", nil))

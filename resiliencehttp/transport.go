@@ -99,14 +99,21 @@ type Transport struct {
 	// of. Zero or less means that the field Retry-After tells.
 	RetryAfter func(*http.Response) time.Duration
 
-	// ResponseHeaderTimeout is how long an attempt may take, its request's body included, to the first byte of
-	// the response's body, or its end if there is none. A response is not returned before. Later is
-	// a failure of the server, and another attempt may follow. Zero or less means no limit.
+	// ResponseHeaderTimeout is how long an attempt may wait for the header of the response, from the moment
+	// the request has been written, and separately how long it may take to dial. An upload does not count,
+	// nor does a wait for a connection of Base's own. Base must call the hooks of [net/http/httptrace];
+	// otherwise the limit counts from the end of the request's body, dialing included. A longer wait is a
+	// failure of the server, and another attempt may follow. Zero or less means no limit.
 	ResponseHeaderTimeout time.Duration
 
-	// Idle is for how long a Read of the response's body may wait for the server. A reader
+	// HoldBody returns a response only when the first byte of its body has arrived, or its end. The
+	// wait is part of ResponseHeaderTimeout. A gateway uses it to try again if the server sends the header
+	// and then nothing. A stream whose first event comes late is delayed until then.
+	HoldBody bool
+
+	// Idle is how long a Read of the response's body may wait for the server. A reader
 	// that pauses costs nothing. A body that is silent for longer breaks off, as a failure
-	// of the server. Zero or less means no limit.
+	// of the server. Idle does not apply after 101 Switching Protocols. Zero or less means no limit.
 	Idle time.Duration
 
 	// Prepare, if not nil, is called with the copy of the request that each attempt sends, to
@@ -147,6 +154,7 @@ type Transport struct {
 	// NewClient has made: of a request, and of the reading of its response instead.
 	passed, readingPassed, headerPassed, idlePassed *resilience.TimeoutError
 	name                                            string
+	idleByDefault                                   bool // Idle does not apply to streams whose sender may pause
 }
 
 // RoundTrip sends req through the policies. It returns the response that they accepted, or
@@ -181,7 +189,8 @@ func (t *Transport) roundTrip(req *http.Request) (resp *http.Response, failure, 
 
 // passes reports whether the Transport does nothing but Base.
 func (t *Transport) passes() bool {
-	return t.Middleware == nil && t.Prepare == nil && t.Judge == nil && t.Hedge == nil && t.ResponseHeaderTimeout <= 0 && t.Idle <= 0
+	return t.Middleware == nil && t.Prepare == nil && t.Judge == nil && t.Hedge == nil &&
+		!t.HoldBody && t.ResponseHeaderTimeout <= 0 && t.Idle <= 0
 }
 
 // build makes what the Transport needs once.

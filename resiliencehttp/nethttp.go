@@ -1,0 +1,159 @@
+package resiliencehttp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"reflect"
+	"strings"
+	"sync"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+)
+
+// This file depends on how net/http behaves beyond its documentation. nethttp_test.go names the versions of
+// Go that it was checked with.
+
+// A stage is how far an attempt has come on its way to the server.
+type stage int
+
+const (
+	unasked   stage = iota // no connection was asked for
+	waiting                // for a connection of this process, or a stream on one
+	dialing                // a connection is being made
+	connected              // the attempt has a connection
+	written                // the whole request has been written
+)
+
+// A route follows a request to its connection by httptrace. Its hooks may be called on several goroutines,
+// and after RoundTrip has returned.
+type route struct {
+	pooled bool        // the request may have to wait for a connection although none is being dialed
+	moved  func(stage) // called when the stage changes, with mu held; may be nil
+
+	mu    sync.Mutex
+	stage stage
+	got   bool // the request had a connection at some time
+	conn  httptrace.GotConnInfo
+}
+
+// pooled reports whether a request may wait for a connection of base although none is being dialed.
+// It is unknown, so true, of a foreign base.
+func pooled(base http.RoundTripper) bool {
+	t, ok := base.(*http.Transport)
+	return !ok || t.MaxConnsPerHost > 0 || t.HTTP2 != nil && t.HTTP2.StrictMaxConcurrentRequests
+}
+
+// watch returns ctx with the hooks that update r.
+func (r *route) watch(ctx context.Context) context.Context {
+	trace := &httptrace.ClientTrace{
+		GetConn: func(string) {
+			if r.pooled {
+				r.enter(waiting)
+			} else {
+				r.enter(dialing)
+			}
+		},
+		GotConn: func(info httptrace.GotConnInfo) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.got, r.conn = true, info
+			r.move(connected)
+		},
+		WroteRequest: func(info httptrace.WroteRequestInfo) {
+			if info.Err == nil {
+				r.enter(written)
+			}
+		},
+	}
+	if r.pooled {
+		trace.DNSStart = func(httptrace.DNSStartInfo) { r.dials() }
+		trace.ConnectStart = func(string, string) { r.dials() }
+	}
+	return httptrace.WithClientTrace(ctx, trace)
+}
+
+// enter moves r to a stage.
+func (r *route) enter(s stage) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.move(s)
+}
+
+// dials moves r on if it waits. A dial may also begin after another connection has become free.
+func (r *route) dials() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stage == waiting {
+		r.move(dialing)
+	}
+}
+
+// move moves r to a stage. The caller holds mu.
+func (r *route) move(s stage) {
+	if s == written && r.stage != connected {
+		return // of an earlier connection
+	}
+	r.stage = s
+	if r.moved != nil {
+		r.moved(s)
+	}
+}
+
+// at returns the stage of r.
+func (r *route) at() stage {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stage
+}
+
+// neverSent reports whether a request that failed with err was certainly not sent: a
+// connection was asked for and there was none, or a policy within Base refused. A Base that
+// does not call the hooks is judged by its error, unless the body was read: a body whose Read dials may
+// return such an error too.
+func (r *route) neverSent(body *requestBody, err error) bool {
+	r.mu.Lock()
+	stage, got := r.stage, r.got
+	r.mu.Unlock()
+	switch {
+	case got || body.any((*sentBody).touched):
+		return false
+	case stage != unasked, behavior.IsRefused(err):
+		return true
+	}
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && (op.Op == "dial" || op.Op == "proxyconnect")
+}
+
+// unasked reports whether net/http has found a fault in the request itself: it has not asked
+// for a connection.
+func (r *route) unasked(c *call) bool {
+	_, std := c.t.base().(*http.Transport)
+	return std && r.at() == unasked && (c.req.URL == nil || c.req.URL.Scheme == "http" || c.req.URL.Scheme == "https")
+}
+
+// An inMemory knows how much of it has not been read.
+type inMemory interface{ Len() int }
+
+// memoryOf returns the reader that io.NopCloser has made body of, if net/http knows that it is
+// in memory, or nil.
+func memoryOf(body io.ReadCloser) inMemory {
+	switch reflect.TypeOf(body) {
+	case reflect.TypeOf(io.NopCloser(nil)), reflect.TypeOf(io.NopCloser(&bytes.Buffer{})):
+	default:
+		return nil
+	}
+	switch r := reflect.ValueOf(body).Field(0).Interface().(type) {
+	case *bytes.Reader:
+		return r
+	case *strings.Reader:
+		return r
+	case *bytes.Buffer:
+		return r
+	}
+	return nil
+}

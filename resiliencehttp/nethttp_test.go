@@ -1,0 +1,229 @@
+package resiliencehttp_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/breaker"
+	"github.com/go-resilience/resilience/resiliencehttp"
+)
+
+// A memoryListener accepts connections in memory, so that time can be virtual.
+type memoryListener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func (l *memoryListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *memoryListener) Close() error   { return nil }
+func (l *memoryListener) Addr() net.Addr { return &net.TCPAddr{} }
+
+func (l *memoryListener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	near, far := net.Pipe()
+	select {
+	case l.conns <- far:
+		return near, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// serveMemory returns a transport of net/http whose connections lead to h. Call it in a bubble.
+func serveMemory(t *testing.T, h http.HandlerFunc, protocols *http.Protocols) *http.Transport {
+	l := &memoryListener{make(chan net.Conn), make(chan struct{})}
+	server := &http.Server{Handler: h, Protocols: protocols}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(l)
+	}()
+	base := &http.Transport{DialContext: l.dial, Protocols: protocols}
+	t.Cleanup(func() {
+		base.CloseIdleConnections()
+		close(l.closed)
+		<-done
+		_ = server.Close()
+	})
+	return base
+}
+
+// A slowUpload is a body of n bytes, each of which takes a second.
+type slowUpload struct{ n int }
+
+func (u *slowUpload) Read(p []byte) (int, error) {
+	if u.n == 0 {
+		return 0, io.EOF
+	}
+	time.Sleep(time.Second)
+	u.n--
+	p[0] = 'x'
+	return 1, nil
+}
+
+func TestHeaderTimeoutStartsAfterTheUpload(t *testing.T) {
+	for name, foreign := range map[string]func(http.RoundTripper) http.RoundTripper{
+		"net/http": func(base http.RoundTripper) http.RoundTripper { return base },
+		"traced":   func(base http.RoundTripper) http.RoundTripper { return roundTripper(base.RoundTrip) },
+		"untraced": func(base http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(r *http.Request) (*http.Response, error) {
+				b, err := io.ReadAll(r.Body)
+				require.NoError(t, err)
+				require.NoError(t, r.Body.Close())
+				if strings.HasPrefix(r.URL.Path, "/hang") {
+					<-r.Context().Done()
+					return nil, context.Cause(r.Context())
+				}
+				return reply(r, 200, string(b)), nil
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
+					b, _ := io.ReadAll(r.Body)
+					if r.URL.Path == "/hang" {
+						<-r.Context().Done()
+						return
+					}
+					_, _ = w.Write(b)
+				}, nil)
+				circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
+				client := &http.Client{Transport: &resiliencehttp.Transport{
+					Base: foreign(base), ResponseHeaderTimeout: 2 * time.Second, Middleware: circuit.Wrap,
+				}}
+				start := time.Now()
+				resp, err := client.Post("http://a/", "text/plain", &slowUpload{10})
+				require.NoError(t, err)
+				require.Equal(t, strings.Repeat("x", 10), text(t, resp))
+				require.Equal(t, 10*time.Second, time.Since(start))
+
+				start = time.Now()
+				_, err = client.Post("http://a/hang", "text/plain", &slowUpload{10})
+				passed, ok := errors.AsType[*resilience.TimeoutError](err)
+				require.True(t, ok, "%v", err)
+				require.Equal(t, 2*time.Second, passed.After)
+				require.Equal(t, 12*time.Second, time.Since(start))
+				require.Equal(t, breaker.Open, circuit.State())
+			})
+		})
+	}
+}
+
+func TestTransportReturnsAtTheHeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+			_ = http.NewResponseController(w).Flush()
+			time.Sleep(15 * time.Second)
+			_, _ = io.WriteString(w, "data: 1\n\n")
+		}, nil)
+		client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Base: base})
+		start := time.Now()
+		resp, err := client.Get("http://a/")
+		require.NoError(t, err)
+		require.Zero(t, time.Since(start))
+		require.Equal(t, "data: 1\n\n", text(t, resp))
+		require.Equal(t, 15*time.Second, time.Since(start))
+
+		held := &http.Client{Transport: &resiliencehttp.Transport{Base: base, HoldBody: true}}
+		start = time.Now()
+		resp, err = held.Get("http://a/")
+		require.NoError(t, err)
+		require.Equal(t, 15*time.Second, time.Since(start))
+		require.Equal(t, "data: 1\n\n", text(t, resp))
+	})
+}
+
+func TestIdleHasNoDefaultForStreamsThatPause(t *testing.T) {
+	for kind, pauses := range map[string]bool{
+		"text/event-stream": true, "Text/Event-Stream; charset=utf-8": true, "multipart/x-mixed-replace; boundary=x": true,
+		"text/plain": false, "application/x-ndjson": false, "": false,
+	} {
+		for _, idle := range []time.Duration{0, 10 * time.Second} {
+			synctest.Test(t, func(t *testing.T) {
+				client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Idle: idle,
+					Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+						resp := response(200, nil, "Content-Type", kind)
+						resp.Body = &streamed{ctx: r.Context(), parts: []part{{time.Second, "a"}, {time.Minute, "b"}}, end: io.EOF}
+						resp.ContentLength = -1
+						return resp, nil
+					})})
+				resp, err := client.Get("http://a/")
+				require.NoError(t, err)
+				defer resp.Body.Close()
+				b, err := io.ReadAll(resp.Body)
+				if pauses && idle == 0 {
+					require.NoError(t, err)
+					require.Equal(t, "ab", string(b))
+				} else {
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+				}
+			})
+		}
+	}
+}
+
+// A dial is limited, and a failure of the server.
+func TestHeaderTimeoutLimitsADial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
+		base := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			select {
+			case <-ctx.Done(): // net/http continues to dial for later requests
+				return nil, ctx.Err()
+			case <-t.Context().Done():
+				return nil, t.Context().Err()
+			}
+		}}
+		client := &http.Client{Transport: &resiliencehttp.Transport{
+			Base: base, ResponseHeaderTimeout: 2 * time.Second, Middleware: circuit.Wrap,
+		}}
+		start := time.Now()
+		_, err := client.Get("http://a/")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 2*time.Second, time.Since(start))
+		require.Equal(t, breaker.Open, circuit.State())
+	})
+}
+
+// A wait for a connection of this process does not count against the server.
+func TestHeaderTimeoutSkipsWaitForOwnConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		base := serveMemory(t, func(http.ResponseWriter, *http.Request) { time.Sleep(100 * time.Millisecond) }, nil)
+		base.MaxConnsPerHost = 2
+		transport := resiliencehttp.NewTransport(resiliencehttp.ClientConfig{
+			Base: base, ResponseHeaderTimeout: 300 * time.Millisecond,
+		})
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				resp, err := (&http.Client{Transport: transport}).Get("http://a/")
+				require.NoError(t, err)
+				require.NoError(t, resp.Body.Close())
+			})
+		}
+		wg.Wait()
+		circuit, ok := transport.Breakers.Get("a:80")
+		require.True(t, ok)
+		require.Equal(t, []int64{20, 0, 0, 0}, outcomes(circuit.Stats()))
+	})
+}
