@@ -479,6 +479,9 @@ func (a *attempt) unanswered(err error) error {
 	c := a.call
 	err = a.timedOut(err)
 	a.awaitEnd()
+	if a.Err() != nil && a.route.waited() || ownFault(err) {
+		err = &waitError{err}
+	}
 	switch {
 	case c.Err() != nil: // err says nothing about the request or the server
 	case c.body.any((*sentBody).atFault), a.Err() == nil && a.route.unasked(c), unsupported(err):

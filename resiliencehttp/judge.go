@@ -179,6 +179,15 @@ func (e *requestError) Unwrap() error   { return e.err }
 func (e *requestError) Answered() bool  { return true }
 func (e *requestError) Retryable() bool { return false }
 
+// A waitError is the error of an attempt that this process could not make, because it has no connection,
+// file descriptor or local port left. It says nothing about the server.
+type waitError struct{ err error }
+
+func (e *waitError) Error() string   { return e.err.Error() }
+func (e *waitError) Unwrap() error   { return e.err }
+func (e *waitError) Refused() bool   { return true }
+func (e *waitError) Retryable() bool { return true }
+
 // A timeoutError wraps an error that has a timeout in it, such as a retrier's. It has a
 // method Timeout itself, since [net/url.Error] does not look further in.
 type timeoutError struct{ err error }

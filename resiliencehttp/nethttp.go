@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 )
@@ -111,6 +112,14 @@ func (r *route) at() stage {
 	return r.stage
 }
 
+// waited reports whether the request has had to wait for a connection of this process, or for a stream on
+// one, until now.
+func (r *route) waited() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stage == waiting
+}
+
 // neverSent reports whether a request that failed with err was certainly not sent: a
 // connection was asked for and there was none, or a policy within Base refused. A Base that
 // does not call the hooks is judged by its error, unless the body was read: a body whose Read dials may
@@ -134,6 +143,12 @@ func (r *route) neverSent(body *requestBody, err error) bool {
 func (r *route) unasked(c *call) bool {
 	_, std := c.t.base().(*http.Transport)
 	return std && r.at() == unasked && (c.req.URL == nil || c.req.URL.Scheme == "http" || c.req.URL.Scheme == "https")
+}
+
+// ownFault reports whether err is a shortage of this process: of file descriptors or of local ports.
+func ownFault(err error) bool {
+	errno, ok := errors.AsType[syscall.Errno](err)
+	return ok && (errno == syscall.EMFILE || errno == syscall.ENFILE || errno == syscall.EADDRNOTAVAIL)
 }
 
 // An inMemory knows how much of it has not been read.

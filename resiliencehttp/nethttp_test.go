@@ -6,8 +6,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -226,4 +228,75 @@ func TestHeaderTimeoutSkipsWaitForOwnConnection(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, []int64{20, 0, 0, 0}, outcomes(circuit.Stats()))
 	})
+}
+
+// The end of such a wait is no result for a breaker, whatever ends it.
+func TestEndOfWaitForOwnConnectionIsNoFailure(t *testing.T) {
+	for name, c := range map[string]struct {
+		foreign func(http.RoundTripper) http.RoundTripper
+		policy  resilience.Middleware
+		caller  time.Duration
+	}{
+		"caller": {
+			func(base http.RoundTripper) http.RoundTripper { return base },
+			resilience.Chain(), 5 * time.Second,
+		},
+		"timeout": {
+			func(base http.RoundTripper) http.RoundTripper { return base },
+			resilience.Timeout(5 * time.Second), time.Minute,
+		},
+		"traced": {
+			func(base http.RoundTripper) http.RoundTripper { return roundTripper(base.RoundTrip) },
+			resilience.Timeout(5 * time.Second), time.Minute,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				release := make(chan struct{})
+				base := serveMemory(t, func(http.ResponseWriter, *http.Request) { <-release }, nil)
+				base.MaxConnsPerHost = 2
+				var wg sync.WaitGroup
+				for range 2 {
+					wg.Go(func() {
+						resp, err := (&http.Client{Transport: base}).Get("http://a/")
+						require.NoError(t, err)
+						require.NoError(t, resp.Body.Close())
+					})
+				}
+				synctest.Wait()
+				circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
+				client := &http.Client{Transport: &resiliencehttp.Transport{
+					Base: c.foreign(base), Middleware: resilience.Chain(circuit.Wrap, c.policy), ResponseHeaderTimeout: time.Second,
+				}}
+				for range 3 {
+					ctx, cancel := context.WithTimeout(t.Context(), c.caller)
+					req, err := http.NewRequestWithContext(ctx, "GET", "http://a/", nil)
+					require.NoError(t, err)
+					start := time.Now()
+					_, err = client.Do(req)
+					cancel()
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.True(t, resilience.Refused(err))
+					require.Equal(t, 5*time.Second, time.Since(start))
+				}
+				require.Equal(t, []int64{0, 0, 3, 0}, outcomes(circuit.Stats()))
+				close(release)
+				wg.Wait()
+			})
+		})
+	}
+}
+
+func TestShortageOfThisProcessIsNoFailure(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ECONNREFUSED} {
+		base := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", errno)}
+		}}
+		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
+		client := &http.Client{Transport: &resiliencehttp.Transport{Base: base, Middleware: circuit.Wrap}}
+		_, err := client.Post("http://a/", "text/plain", strings.NewReader("x"))
+		require.ErrorIs(t, err, errno)
+		require.Equal(t, errno == syscall.ECONNREFUSED, circuit.State() == breaker.Open, "%v", errno)
+		require.Equal(t, errno != syscall.ECONNREFUSED, resilience.Refused(err))
+	}
 }
