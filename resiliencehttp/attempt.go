@@ -32,6 +32,7 @@ type call struct {
 
 	replayable bool     // the request may be sent more than once
 	final      error    // why nothing more may be sent; nil if something may
+	silent     bool     // the connection of an attempt was silent
 	last       *attempt // the latest with a response
 	chosen     bool     // no other attempt may take the place of last
 	inner      *call    // of a Transport within Base that holds something for the response; mostly nil
@@ -131,15 +132,12 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	a.Context, a.call = ctx, c
 	same := ctx.Done() == c.caller.Done()
 	limited := !same || c.over != nil || t.headerPassed != nil || t.idlePassed != nil
-	_, std := t.base().(*http.Transport)
-	if std || !c.mayRepeat() || t.headerPassed != nil {
-		a.route.pooled = pooled(t.base())
-		if t.headerPassed != nil {
-			a.route.moved = a.moved
-		}
-		// within a: around it, the ctx of the trace would hide AfterFunc
-		a.Context = a.route.watch(ctx)
+	a.route.pooled = pooled(t.base())
+	if t.headerPassed != nil {
+		a.route.moved = a.moved
 	}
+	// within a: around it, the ctx of the trace would hide AfterFunc
+	a.Context = a.route.watch(ctx)
 	if !limited {
 		return a
 	}
@@ -429,6 +427,9 @@ func (a *attempt) request() *http.Request {
 	// An http.Client with a Timeout sets it beside a deadline, for the same instant, and Base would tell
 	// of it by an error of the server's.
 	req.Cancel = nil //lint:ignore SA1019 it is deprecated
+	if _, std := c.t.base().(*http.Transport); !std && c.silent {
+		req.Close = true // what a foreign Base understands
+	}
 	return req
 }
 
@@ -478,6 +479,7 @@ func (a *attempt) answered(req *http.Request, resp *http.Response) error {
 func (a *attempt) unanswered(err error) error {
 	c := a.call
 	err = a.timedOut(err)
+	a.abandonIfSilent()
 	a.awaitEnd()
 	if a.Err() != nil && a.route.waited() || ownFault(err) {
 		err = &waitError{err}

@@ -74,7 +74,9 @@ type ClientConfig struct {
 	Bulkhead resilience.Middleware
 
 	// Base, Judge, RetryAfter, Prepare, Hedge, HedgeIf, Replayable and MaxBuffer are the fields of
-	// [Transport] with these names.
+	// [Transport] with these names. If Base is nil and [http.DefaultTransport] is an [http.Transport], Base is
+	// a copy of it that sends an HTTP/2 ping after 15 seconds of silence, and closes a connection that
+	// does not answer within 5 seconds.
 	Base       http.RoundTripper
 	Judge      func(*http.Response, *Ahead) error
 	RetryAfter func(*http.Response) time.Duration
@@ -187,9 +189,35 @@ func NewTransport(cfg ClientConfig) *ClientTransport {
 	if cfg.Timeout == 0 {
 		t.readingPassed = t.timeout(defaultReading)
 	}
+	if t.Base == nil {
+		t.Base = withPings(http.DefaultTransport)
+	}
 	t.base() // http.DefaultTransport as it is now, if that is meant
 	c.transport = t
 	return c
+}
+
+const (
+	pingAfter   = 15 * time.Second // of silence of an HTTP/2 connection
+	pingTimeout = 5 * time.Second
+)
+
+// withPings returns a copy of base that closes an HTTP/2 connection if the network has lost it. It returns nil if
+// base is not a transport of net/http.
+func withPings(base http.RoundTripper) http.RoundTripper {
+	t, ok := base.(*http.Transport)
+	if !ok {
+		return nil
+	}
+	t = t.Clone()
+	var cfg http.HTTP2Config
+	if t.HTTP2 != nil {
+		cfg = *t.HTTP2
+	}
+	cfg.SendPingTimeout = cmp.Or(cfg.SendPingTimeout, pingAfter)
+	cfg.PingTimeout = cmp.Or(cfg.PingTimeout, pingTimeout)
+	t.HTTP2 = &cfg
+	return t
 }
 
 // NewClient returns an [http.Client] whose Transport is the [ClientTransport] of cfg. NewClient panics if cfg

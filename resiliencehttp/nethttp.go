@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 )
@@ -40,6 +41,7 @@ type route struct {
 	stage stage
 	got   bool // the request had a connection at some time
 	conn  httptrace.GotConnInfo
+	since time.Time // when the request got conn
 }
 
 // pooled reports whether a request may wait for a connection of base although none is being dialed.
@@ -62,7 +64,7 @@ func (r *route) watch(ctx context.Context) context.Context {
 		GotConn: func(info httptrace.GotConnInfo) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.got, r.conn = true, info
+			r.got, r.conn, r.since = true, info, time.Now()
 			r.move(connected)
 		},
 		WroteRequest: func(info httptrace.WroteRequestInfo) {
@@ -118,6 +120,20 @@ func (r *route) waited() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.stage == waiting
+}
+
+// silent reports whether the request has a connection that an earlier request had used, for at least d.
+func (r *route) silent(d time.Duration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stage >= connected && r.conn.Reused && time.Since(r.since) >= d
+}
+
+// connection returns the latest connection of the request, or nil.
+func (r *route) connection() net.Conn {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.conn.Conn
 }
 
 // neverSent reports whether a request that failed with err was certainly not sent: a

@@ -173,6 +173,9 @@ func (b *body) Read(p []byte) (int, error) {
 	if err != nil {
 		if err != io.EOF {
 			err = b.attempt.timedOut(err)
+			if passed := b.attempt.call.t.idlePassed; passed != nil && context.Cause(b.attempt) == error(passed) {
+				b.attempt.abandonIfSilent()
+			}
 		}
 		if b.from != nil {
 			b.attempt.resp.Trailer = b.from.Trailer

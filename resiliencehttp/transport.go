@@ -78,6 +78,12 @@ type Transport struct {
 	// Base sends the requests. Nil means [http.DefaultTransport] as it is at the first
 	// request, or when [NewClient] is called. If that is this Transport, or leads back to
 	// it, nil means http.DefaultTransport as it was when the program began.
+	//
+	// A connection that was silent until a timeout of this module, or until the caller's deadline and for
+	// at least 0.9 seconds, gets no other request if an earlier request had used it. A Base that is an
+	// [http.Transport] dials for the next attempt; other requests on an HTTP/2 connection finish. Of any other Base,
+	// CloseIdleConnections is called, and the next attempt of the request sets [http.Request.Close]: over
+	// HTTP/2, that attempt is the last on the connection.
 	Base http.RoundTripper
 
 	// Middleware runs each request; usually it is a [resilience.Chain]. It is applied
@@ -149,6 +155,7 @@ type Transport struct {
 	mayLeadBack bool                   // sender is of somebody else's making, and may lead back to the Transport
 	wrapped     func() resilience.Func // panics each time if Middleware panicked
 	closing     atomic.Bool            // CloseIdleConnections is under way
+	abandoned   sync.Map               // of net.Conn: *sync.Once
 
 	// The causes of limits of time; nil if there is none. The first two are of a client that
 	// NewClient has made: of a request, and of the reading of its response instead.

@@ -1,0 +1,186 @@
+package resiliencehttp_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/resiliencehttp"
+)
+
+// A cutover is a name that moves to another server while connections to the old one stay open and silent.
+type cutover struct {
+	base     *http.Transport
+	moved    atomic.Bool
+	old, new atomic.Int64 // requests that each server has received
+	release  chan struct{}
+}
+
+func newCutover(t *testing.T, protocols *http.Protocols) *cutover {
+	c := &cutover{release: make(chan struct{})}
+	c.base = serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
+		c.old.Add(1)
+		switch {
+		case r.URL.Path == "/stream":
+			_ = http.NewResponseController(w).Flush()
+			<-c.release
+			_, _ = io.WriteString(w, "end")
+		case c.moved.Load():
+			<-r.Context().Done()
+		}
+	}, protocols)
+	fresh := serveMemory(t, func(http.ResponseWriter, *http.Request) { c.new.Add(1) }, protocols)
+	toOld := c.base.DialContext
+	c.base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if c.moved.Load() {
+			return fresh.DialContext(ctx, network, addr)
+		}
+		return toOld(ctx, network, addr)
+	}
+	return c
+}
+
+func fetch(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, "GET", url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	return resp.Body.Close()
+}
+
+var wires = map[string]func() *http.Protocols{
+	"HTTP/1.1": func() *http.Protocols { return nil },
+	"HTTP/2": func() *http.Protocols {
+		p := new(http.Protocols)
+		p.SetUnencryptedHTTP2(true)
+		return p
+	},
+}
+
+func TestSilentConnectionIsAbandoned(t *testing.T) {
+	for wire, protocols := range wires {
+		t.Run(wire, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCutover(t, protocols())
+				client := &http.Client{Transport: &resiliencehttp.Transport{
+					Base: c.base, ResponseHeaderTimeout: time.Second, Middleware: retries(2).Wrap,
+				}}
+				stream, err := client.Get("http://a/stream")
+				require.NoError(t, err)
+				require.NoError(t, fetch(t.Context(), client, "http://a/"))
+				c.moved.Store(true)
+				var wg sync.WaitGroup
+				for range 10 { // they all use the silent connection, or have one each
+					wg.Go(func() { require.NoError(t, fetch(t.Context(), client, "http://a/")) })
+				}
+				wg.Wait()
+				require.EqualValues(t, 10, c.new.Load())
+				close(c.release)
+				require.Equal(t, "end", text(t, stream), "others on the connection finish")
+			})
+		})
+	}
+}
+
+func TestDeadlineAbandonsASilentConnection(t *testing.T) {
+	for wire, protocols := range wires {
+		for _, patience := range []time.Duration{500 * time.Millisecond, 900 * time.Millisecond, 3 * time.Second} {
+			t.Run(wire+" "+patience.String(), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c := newCutover(t, protocols())
+					client := &http.Client{Transport: &resiliencehttp.Transport{Base: c.base, Middleware: resilience.Chain()}}
+					require.NoError(t, fetch(t.Context(), client, "http://a/"))
+					c.moved.Store(true)
+					again := func() error {
+						ctx, cancel := context.WithTimeout(t.Context(), patience)
+						defer cancel()
+						return fetch(ctx, client, "http://a/")
+					}
+					require.ErrorIs(t, again(), context.DeadlineExceeded)
+					if err := again(); patience < 900*time.Millisecond && wire == "HTTP/2" {
+						require.ErrorIs(t, err, context.DeadlineExceeded, "the caller's patience says nothing")
+					} else {
+						require.NoError(t, err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A connection that was dialed for the attempt is not abandoned: the server is slow, and not the connection stale.
+func TestNewConnectionIsNotAbandoned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var dials atomic.Int64
+		base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/slow" {
+				time.Sleep(time.Minute)
+			}
+		}, wires["HTTP/2"]())
+		dial := base.DialContext
+		base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			dials.Add(1)
+			return dial(ctx, network, addr)
+		}
+		client := &http.Client{Transport: &resiliencehttp.Transport{Base: base, ResponseHeaderTimeout: time.Second}}
+		require.Error(t, fetch(t.Context(), client, "http://a/slow"))
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		require.EqualValues(t, 1, dials.Load())
+		time.Sleep(time.Minute)
+	})
+}
+
+// A foreign Base gets what can be had: its idle connections are closed, and the next attempt asks for a new one.
+func TestForeignBaseIsAskedForANewConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutover(t, nil)
+		foreign := &foreignBase{RoundTripper: c.base}
+		client := &http.Client{Transport: &resiliencehttp.Transport{
+			Base: foreign, ResponseHeaderTimeout: time.Second, Middleware: retries(2).Wrap,
+		}}
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		c.moved.Store(true)
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		require.Equal(t, []bool{false, false, true}, foreign.closes)
+		require.Equal(t, 1, foreign.idleClosed)
+	})
+}
+
+type foreignBase struct {
+	http.RoundTripper
+	closes     []bool
+	idleClosed int
+}
+
+func (f *foreignBase) RoundTrip(r *http.Request) (*http.Response, error) {
+	f.closes = append(f.closes, r.Close)
+	return f.RoundTripper.RoundTrip(r)
+}
+
+func (f *foreignBase) CloseIdleConnections() { f.idleClosed++ }
+
+func TestOwnBaseSendsPings(t *testing.T) {
+	var base *http.Transport
+	seen := resiliencehttp.NewTransport(resiliencehttp.ClientConfig{})
+	base = resiliencehttp.BaseOf(seen).(*http.Transport)
+	require.NotSame(t, http.DefaultTransport, base)
+	require.Equal(t, []time.Duration{15 * time.Second, 5 * time.Second},
+		[]time.Duration{base.HTTP2.SendPingTimeout, base.HTTP2.PingTimeout})
+	own := &http.Transport{}
+	require.Same(t, own, resiliencehttp.BaseOf(resiliencehttp.NewTransport(resiliencehttp.ClientConfig{Base: own})))
+	require.Nil(t, own.HTTP2)
+}
