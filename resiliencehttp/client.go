@@ -10,6 +10,7 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/hedge"
+	"github.com/go-resilience/resilience/internal/delay"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/policy"
 	"github.com/go-resilience/resilience/retry"
@@ -49,18 +50,18 @@ type ClientConfig struct {
 	// thinks needs more.
 	ResponseHeaderTimeout, Idle time.Duration
 
-	// Retry sends requests again that may be repeated. The default, for each host, makes up to
-	// 3 attempts, waits up to 100 ms at first and longer if Retry-After asks for it, and has a
-	// budget: retries add at most a fifth to the load of the host, and 10 a second besides. It
-	// does not wait for an open breaker.
+	// Retry sends requests again that may be repeated. The default, for each host, makes up to 4 attempts.
+	// It waits between 50 and 100ms at first, twice as long each further time, and longer if Retry-After
+	// asks for it. Its budget limits retries to a fifth of the host's load, plus 10 a second. It does not wait
+	// for an open breaker.
 	Retry resilience.Middleware
 
-	// Breaker refuses requests to a host that is down. The default is a breaker for each
-	// host. It opens when half of at least 20 requests within 10 seconds have failed, or 10 in
-	// a row. It opens for the lesser of ResponseHeaderTimeout and AttemptTimeout, from 1 to 30 seconds, in
-	// which a probe must return, and for twice as long after each further opening, up to 30
-	// seconds, or for the Retry-After of the failures. A caller's deadline is a failure only
-	// after 0.9 seconds, or nine tenths of ResponseHeaderTimeout or AttemptTimeout: where callers have less
+	// Breaker refuses requests to a host that is down. The default is a breaker for each host. It opens
+	// after 10 consecutive failures, or when half of at least 20 requests within 10 seconds have failed. It
+	// opens for 0.9 to 1 seconds, or for the Retry-After of the failures, up to 30 seconds: a process sends
+	// about one request a second to a dead host. A probe may take as long as an attempt: the lesser of
+	// ResponseHeaderTimeout and AttemptTimeout, up to 30 seconds. A caller's deadline is a failure only after 0.9
+	// seconds, or nine tenths of ResponseHeaderTimeout or AttemptTimeout if that is less: where callers have less
 	// time, set one of them, or a host that hangs opens nothing.
 	Breaker resilience.Middleware
 
@@ -108,6 +109,10 @@ const (
 	defaultPatience = 900 * time.Millisecond // that of a breaker without a SlowAfter
 	defaultRow      = 10                     // consecutive failures
 	defaultLimit    = 100
+	defaultAttempts = 4 // with their delays they last through a restart of 200ms
+
+	defaultOpenFor    = 900 * time.Millisecond // up to a tenth is added
+	defaultRetryAfter = 30 * time.Second
 )
 
 // withDefaults returns c with the limits of time that zero stands for.
@@ -276,7 +281,12 @@ func (b *Budgets) All() iter.Seq2[string, *retry.Budget] {
 
 // newRetrier returns the default retrier of a host.
 func (c ClientConfig) newRetrier(string) *retry.Retrier {
-	return retry.New(retry.Config{Name: c.Name, Budget: retry.NewBudget(retry.BudgetConfig{Name: c.Name})})
+	return retry.New(retry.Config{
+		Name:     c.Name,
+		Attempts: defaultAttempts,
+		Backoff:  delay.Exponential(100*time.Millisecond, 2*time.Second, delay.Equal),
+		Budget:   retry.NewBudget(retry.BudgetConfig{Name: c.Name}),
+	})
 }
 
 // newBreaker returns the default breaker of a host.
@@ -288,8 +298,9 @@ func (c ClientConfig) newBreaker(string) *breaker.Breaker {
 		MinCalls:            20,
 		Window:              10 * time.Second,
 		Patience:            c.patience(),
-		OpenFor:             c.openFor(),
-		MaxOpenFor:          max(30*time.Second, c.openFor()),
+		OpenFor:             defaultOpenFor,
+		ProbeTimeout:        c.answersWithin(),
+		MaxRetryAfter:       defaultRetryAfter,
 	})
 }
 
@@ -297,10 +308,6 @@ func (c ClientConfig) newBreaker(string) *breaker.Breaker {
 func (c ClientConfig) newBulkhead(string) *bulkhead.Bulkhead {
 	return bulkhead.New(bulkhead.Config{Name: c.Name, Limit: defaultLimit, MaxWait: time.Second})
 }
-
-// openFor is also the time in which a probe must return: with less than the server may take
-// until it answers, the circuit of a slow host would never close again.
-func (c ClientConfig) openFor() time.Duration { return max(time.Second, c.answersWithin()) }
 
 // patience returns how long a request must have run, when the deadline of its caller passes,
 // to count as a failure of the host.

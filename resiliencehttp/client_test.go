@@ -191,11 +191,18 @@ func TestClientHasItsDefaults(t *testing.T) {
 	c := newClient(newWorld(), resiliencehttp.ClientConfig{})
 	_, err := c.get(t.Context(), "a")
 	require.NoError(t, err)
-	require.Equal(t, 3, c.retrier("a").Config().Attempts)
+	require.Equal(t, 4, c.retrier("a").Config().Attempts)
+	waits := c.retrier("a").Config().Backoff()
+	for _, bound := range []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
+		wait := waits.NextBackOff()
+		require.GreaterOrEqual(t, wait, bound/2)
+		require.LessOrEqual(t, wait, bound)
+	}
 	require.Equal(t, retry.BudgetConfig{Name: "payments", Ratio: 0.2, PerSecond: 10}, c.retrier("a").Config().Budget.Config())
 	circuit := c.circuit()
 	require.Equal(t, []any{0.5, 20, 10 * time.Second}, []any{circuit.FailureRate, circuit.MinCalls, circuit.Window})
-	require.Equal(t, []any{10 * time.Second, 30 * time.Second, 30 * time.Second}, []any{circuit.OpenFor, circuit.MaxOpenFor, circuit.MaxRetryAfter})
+	require.Equal(t, []time.Duration{900 * time.Millisecond, 900 * time.Millisecond, 10 * time.Second, 30 * time.Second},
+		[]time.Duration{circuit.OpenFor, circuit.MaxOpenFor, circuit.ProbeTimeout, circuit.MaxRetryAfter})
 	require.Equal(t, 900*time.Millisecond, circuit.Patience)
 	slots := c.slots.Describe().Config().(bulkhead.Config)
 	require.Equal(t, []any{100, 1000, time.Second}, []any{slots.Limit, slots.Queue, slots.MaxWait})
@@ -300,7 +307,7 @@ func TestClientEndsARequestThatHangs(t *testing.T) {
 		"by default":             {resiliencehttp.ClientConfig{}, "GET", 0, 30 * time.Second, 3},
 		"not repeated":           {resiliencehttp.ClientConfig{}, "POST", 0, 10 * time.Second, 1},
 		"quick":                  {resiliencehttp.ClientConfig{Timeout: 3 * time.Second}, "GET", 0, 3 * time.Second, 3},
-		"attempts are quicker":   {resiliencehttp.ClientConfig{AttemptTimeout: time.Second}, "GET", 0, 0, 3},
+		"attempts are quicker":   {resiliencehttp.ClientConfig{AttemptTimeout: time.Second}, "GET", 0, 0, 4},
 		"attempts without limit": {resiliencehttp.ClientConfig{ResponseHeaderTimeout: resilience.Unlimited, Idle: resilience.Unlimited}, "GET", 0, 30 * time.Second, 1},
 		"attempts are slower":    {resiliencehttp.ClientConfig{Timeout: time.Second, AttemptTimeout: time.Minute}, "GET", 0, time.Second, 1},
 		"caller's deadline":      {resiliencehttp.ClientConfig{}, "GET", time.Second, time.Second, 1},
@@ -328,8 +335,8 @@ func TestClientEndsARequestThatHangs(t *testing.T) {
 				if c.takes > 0 {
 					require.Equal(t, c.takes, took)
 				} else {
-					require.Greater(t, took, 3*time.Second)
-					require.Less(t, took, 4*time.Second)
+					require.Greater(t, took, 4*time.Second)
+					require.Less(t, took, 5*time.Second)
 				}
 				if timeout, ok := errors.AsType[*resilience.TimeoutError](err); ok {
 					require.Equal(t, "payments", timeout.Name)
@@ -458,18 +465,18 @@ func TestClientTriesAgain(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld()
 				c := newClient(w, resiliencehttp.ClientConfig{})
-				plan.Count = 2
+				plan.Count = 3
 				w.suffer("a", plan)
 				body, err := c.get(t.Context(), "a")
 				require.NoError(t, err)
 				require.Equal(t, "an answer", body)
-				require.Equal(t, 3, w.sent("a"))
+				require.Equal(t, 4, w.sent("a"))
 
-				plan.Count = 3
+				plan.Count = 4
 				w.suffer("a", plan)
 				_, err = c.get(t.Context(), "a")
 				require.Error(t, err)
-				require.Equal(t, 3, w.sent("a"))
+				require.Equal(t, 4, w.sent("a"))
 				require.Equal(t, int64(1), c.retrier("a").Stats().Recovered)
 				require.Equal(t, int64(1), c.retrier("a").Stats().Exhausted)
 			})
@@ -666,10 +673,14 @@ func TestClientHasABudgetForEachHost(t *testing.T) {
 		w := newWorld()
 		c := newClient(w, resiliencehttp.ClientConfig{Breaker: resiliencehttp.Disabled})
 		w.suffer("a", faults.Plan{Kind: faults.Refuse})
+		var wg sync.WaitGroup
 		for range 1000 {
-			_, err := c.get(t.Context(), "a")
-			require.ErrorIs(t, err, syscall.ECONNREFUSED)
+			wg.Go(func() {
+				_, err := c.get(t.Context(), "a")
+				require.ErrorIs(t, err, syscall.ECONNREFUSED)
+			})
 		}
+		wg.Wait()
 		require.Positive(t, c.retrier("a").Stats().OverBudget)
 		w.suffer("b", faults.Plan{Kind: faults.Refuse, Count: 2})
 		_, err := c.get(t.Context(), "b")
@@ -1142,4 +1153,48 @@ func TestCtxOfAnAttemptThatFailedHasEnded(t *testing.T) {
 	require.Error(t, err)
 	require.ErrorIs(t, ctx.Err(), context.Canceled)
 	require.Equal(t, "value", ctx.Value(key{}), "of a policy")
+}
+
+// A host that answers slowly is found well again by a probe that takes longer than the breaker is open.
+func TestProbeMayTakeAsLongAsAnAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down := true
+		c := newClient(roundTripper(func(r *http.Request) (*http.Response, error) {
+			if down {
+				return nil, syscall.ECONNREFUSED
+			}
+			time.Sleep(8 * time.Second)
+			return reply(r, 200, "late"), nil
+		}), resiliencehttp.ClientConfig{Retry: resiliencehttp.Disabled})
+		for range 10 {
+			_, err := c.get(t.Context(), "a")
+			require.ErrorIs(t, err, syscall.ECONNREFUSED)
+		}
+		require.Equal(t, breaker.Open, c.state("a"))
+		down = false
+		time.Sleep(time.Second)
+		body, err := c.get(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, "late", body)
+		require.Equal(t, breaker.Closed, c.state("a"))
+	})
+}
+
+// One process sends about one request a second to a host that is down.
+func TestDeadHostGetsOneRequestASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.suffer("a", faults.Plan{Kind: faults.Refuse})
+		c := newClient(w, resiliencehttp.ClientConfig{})
+		for range 600 {
+			_, err := c.get(t.Context(), "a")
+			require.Error(t, err)
+			time.Sleep(100 * time.Millisecond)
+		}
+		require.LessOrEqual(t, w.sent("a"), 75)
+		w.suffer("a")
+		time.Sleep(time.Second)
+		_, err := c.get(t.Context(), "a")
+		require.NoError(t, err, "it is open for less than a second")
+	})
 }
