@@ -369,7 +369,7 @@ func (a *attempt) send() error {
 			closeBody(req)
 		}
 	}()
-	err := c.body.prepare(req, c.replayable)
+	err := c.body.prepare(req)
 	if err == nil && c.t.Prepare != nil {
 		prepared = false
 		err = c.t.Prepare(req)

@@ -199,13 +199,17 @@ func TestBaseSeesTheDeadlineOfAnAttempt(t *testing.T) {
 }
 
 func TestPrepareIsNotCalledForABodyThatFails(t *testing.T) {
+	prepared := 0
 	transport := &resiliencehttp.Transport{
-		MaxBuffer: 100,
-		Base:      rounds(func(*http.Request) (*http.Response, error) { panic("sent") }),
-		Prepare:   func(*http.Request) error { panic("prepared") },
+		Base:       rounds(func(*http.Request) (*http.Response, error) { return nil, errors.New("reset") }),
+		Prepare:    func(*http.Request) error { prepared++; return nil },
+		Middleware: retries(3).Wrap,
 	}
-	_, err := transport.RoundTrip(httptest.NewRequest("PUT", "http://a/", broken{}))
+	req := httptest.NewRequest("PUT", "http://a/", strings.NewReader("x"))
+	req.GetBody = func() (io.ReadCloser, error) { return nil, errors.New("broken") }
+	_, err := transport.RoundTrip(req)
 	require.ErrorContains(t, err, "broken")
+	require.Equal(t, 1, prepared)
 }
 
 func TestPrepareThatFailsLeavesNoBodyOpen(t *testing.T) {

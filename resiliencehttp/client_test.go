@@ -389,33 +389,6 @@ func TestCancelOfManyRequestsOpensNothing(t *testing.T) {
 	})
 }
 
-// TestCancelWhileABodyIsBufferedSaysNothing: as an answer, it would close the circuit of a server that is down.
-func TestCancelWhileABodyIsBufferedSaysNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		unasked := roundTripper(func(*http.Request) (*http.Response, error) { panic("it was sent") })
-		circuit := breaker.New(breaker.Config{})
-		policies := resilience.Chain(resilience.Timeout(time.Minute), circuit.Wrap)
-		for _, c := range []*http.Client{
-			resiliencehttp.NewClient(resiliencehttp.ClientConfig{
-				Breaker: circuit.Wrap, Base: unasked, MaxBuffer: 100,
-			}),
-			{Transport: &resiliencehttp.Transport{Base: unasked, MaxBuffer: 100, Middleware: policies}},
-			{Transport: &resiliencehttp.Transport{Base: resiliencehttp.Failover(unasked), Middleware: policies}},
-		} {
-			ctx := &slowCtx{Context: t.Context(), done: make(chan struct{})}
-			time.AfterFunc(time.Second, ctx.cancel)
-			body, w := io.Pipe()
-			defer w.Close()
-			req, err := http.NewRequestWithContext(ctx, "PUT", "http://a/", body)
-			require.NoError(t, err)
-			_, err = c.Do(req)
-			time.Sleep(time.Minute) // until all are canceled
-			require.ErrorIs(t, err, context.Canceled)
-		}
-		require.Equal(t, []int64{0, 0, 3, 0}, outcomes(circuit.Stats()))
-	})
-}
-
 // A slowCtx cancels what is derived from it one after another, the latest first.
 type slowCtx struct {
 	context.Context

@@ -34,7 +34,7 @@ import (
 // Replayable. Envoy answers 503 also where the connection to the server broke after the request:
 // behind it, send no POST through Failover that must not act twice.
 //
-// The body is sent again by GetBody. Without that, up to 1 MiB of it is read before it is sent;
+// The body is sent again by GetBody. Without that, up to 1 MiB of it is copied while it is sent;
 // a longer one has no failover. If the last response is a failed one, the caller gets it. An error
 // names what each has met, in order, and asks to come back when the first does. Failover panics if
 // there is nothing in next, or nil.
@@ -52,17 +52,21 @@ const failoverBuffer = 1 << 20
 // RoundTrip is that of http.RoundTripper.
 func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 	body := newRequestBody(req, failoverBuffer)
+	defer body.close()
 	var met []error
 	for i, next := range f.next {
 		way := route{pooled: true}
 		out := req.Clone(way.watch(req.Context()))
-		if err := body.prepare(out, true); err != nil {
+		if err := body.prepare(out); err != nil {
 			if req.Context().Err() != context.Canceled { // as an answer, it would close a circuit further out
 				err = &requestError{err}
 			}
 			return nil, withTimeout(errors.Join(append(met, err)...))
 		}
 		resp, judged, err := ask(next, out)
+		if err != nil && body.any((*sentBody).atFault) { // no other server could take it
+			return nil, withTimeout(errors.Join(append(met, &requestError{err})...))
+		}
 		failure := cmp.Or(err, judged, errNothing)
 		if resp != nil {
 			complete(resp, out)

@@ -1,13 +1,11 @@
 package resiliencehttp
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"net/http"
 	"slices"
@@ -75,54 +73,61 @@ func keyed(req *http.Request) bool {
 // request without a body.
 type requestBody struct {
 	req    *http.Request
-	max    int64
-	length int64                         // if more than 0
-	again  func() (io.ReadCloser, error) // returns the body anew; nil if it cannot be sent again
-	used   bool                          // an attempt has taken the caller's own body
+	copied *copiedBody // the caller's body, if it is copied while it is sent; otherwise nil
+	used   bool        // an attempt has taken the caller's own body
 
 	mu   sync.Mutex
 	sent []*sentBody // of the latest attempt; several if Base calls GetBody
 }
 
-func newRequestBody(req *http.Request, max int64) *requestBody {
+// newRequestBody returns the body of req, of which up to limit bytes are copied while they are sent.
+func newRequestBody(req *http.Request, limit int64) *requestBody {
 	if req.Body == nil || req.Body == http.NoBody {
 		return nil
 	}
-	return &requestBody{req: req, max: max, length: req.ContentLength, again: req.GetBody}
+	b := &requestBody{req: req}
+	if req.GetBody == nil && limit > 0 && req.ContentLength <= limit {
+		b.copied = newCopiedBody(req.Body, limit)
+	}
+	return b
 }
 
 // rewinds reports whether the body can be sent again after an attempt has taken it.
-func (b *requestBody) rewinds() bool { return b == nil || b.again != nil }
+func (b *requestBody) rewinds() bool {
+	return b == nil || b.req.GetBody != nil || b.copied != nil && b.copied.whole()
+}
 
-// prepare puts the body for the next attempt into out. mayRepeat is whether another attempt
-// may follow.
-func (b *requestBody) prepare(out *http.Request, mayRepeat bool) (err error) {
+// open returns the body from its beginning.
+func (b *requestBody) open() (io.ReadCloser, error) {
+	first := !b.used
+	b.used = true
+	switch {
+	case b.copied != nil:
+		return b.copied.open()
+	case first:
+		return b.req.Body, nil
+	case b.req.GetBody != nil:
+		return b.req.GetBody()
+	}
+	return nil, errBodyGone
+}
+
+// prepare puts the body for the next attempt into out.
+func (b *requestBody) prepare(out *http.Request) error {
 	if b == nil {
 		return nil
 	}
 	out.Trailer = b.req.Trailer // the caller sets it while the body is read
-	ctx := out.Context()
-	if err := b.retire(ctx); err != nil {
+	if err := b.retire(out.Context()); err != nil {
 		return err
 	}
-	body, first := b.req.Body, !b.used
-	b.used = true
-	switch {
-	case !first:
-		if body, err = b.again(); err != nil {
-			return fmt.Errorf("resiliencehttp: rewinding the request's body: %w", err)
-		}
-	case mayRepeat && b.again == nil && b.length <= b.max && b.max > 0:
-		if body, err = b.keep(ctx); err != nil {
-			return err
-		}
+	body, err := b.open()
+	if err != nil {
+		return fmt.Errorf("resiliencehttp: rewinding the request's body: %w", err)
 	}
 	out.Body = b.track(body)
-	if b.again == nil {
+	if b.req.GetBody == nil && b.copied == nil {
 		return nil
-	}
-	if len(out.Trailer) == 0 { // net/http sends a Trailer only after a body of unknown length
-		out.ContentLength = b.length
 	}
 	out.GetBody = func() (io.ReadCloser, error) {
 		body, err := b.again()
@@ -134,43 +139,12 @@ func (b *requestBody) prepare(out *http.Request, mayRepeat bool) (err error) {
 	return nil
 }
 
-// keep reads the caller's body into memory, unless it is too long, and returns it.
-func (b *requestBody) keep(ctx context.Context) (io.ReadCloser, error) {
-	body := b.req.Body
-	// Only Close interrupts a Read that waits for something else than ctx.
-	stop := context.AfterFunc(ctx, func() { _ = body.Close() })
-	defer func() {
-		if stop() { // a panic: it was not called below
-			_ = body.Close()
-		}
-	}()
-	limit := min(b.max, math.MaxInt64-1) + 1
-	kept, err := io.ReadAll(io.LimitReader(body, limit))
-	if !stop() { // ctx has ended, and the body is closed
-		return nil, fmt.Errorf("resiliencehttp: reading the request's body: %w", ended.Error(ctx))
+// again returns the body from its beginning for a second use.
+func (b *requestBody) again() (io.ReadCloser, error) {
+	if b.copied != nil {
+		return b.copied.open()
 	}
-	if int64(len(kept)) == limit {
-		return struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(bytes.NewReader(kept), body), body}, nil
-	}
-	_ = body.Close()
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("resiliencehttp: reading the request's body: %w", err)
-	case b.length > 0 && b.length != int64(len(kept)):
-		return nil, fmt.Errorf("resiliencehttp: the request has a ContentLength of %d and a body of %d bytes",
-			b.length, len(kept))
-	}
-	b.length = int64(len(kept))
-	b.again = func() (io.ReadCloser, error) {
-		if len(kept) == 0 && len(b.req.Trailer) == 0 {
-			return http.NoBody, nil // net/http takes the length of any other empty body for unknown
-		}
-		return io.NopCloser(bytes.NewReader(kept)), nil
-	}
-	return b.again()
+	return b.req.GetBody()
 }
 
 // track has the body of an attempt remember how it was read. One that is in memory is left
@@ -181,9 +155,9 @@ func (b *requestBody) track(body io.ReadCloser) io.ReadCloser {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := &sentBody{source: body, declared: b.length, reading: make(chan struct{}, 1)}
+	s := &sentBody{source: body, declared: b.req.ContentLength, reading: make(chan struct{}, 1)}
 	b.sent = append(b.sent, s)
-	if m := memoryOf(body); m != nil && int64(m.Len()) == b.length {
+	if m := memoryOf(body); m != nil && int64(m.Len()) == b.req.ContentLength {
 		s.memory = m
 		return body
 	}
@@ -215,9 +189,13 @@ func (b *requestBody) any(f func(*sentBody) bool) bool {
 	return slices.ContainsFunc(b.sent, f)
 }
 
-// close closes the caller's body if no attempt took it.
+// close closes the caller's body if no attempt took it. No other attempt follows.
 func (b *requestBody) close() {
-	if b != nil && !b.used {
+	switch {
+	case b == nil:
+	case b.copied != nil:
+		b.copied.finish()
+	case !b.used:
 		closeBody(b.req)
 	}
 }
@@ -244,7 +222,10 @@ type sentBody struct {
 	length int64 // so far
 }
 
-var errBodyClosed = errors.New("resiliencehttp: the request's body is closed")
+var (
+	errBodyClosed = errors.New("resiliencehttp: the request's body is closed")
+	errBodyGone   = errors.New("the part that was sent is not kept")
+)
 
 func (b *sentBody) Read(p []byte) (int, error) {
 	b.reading <- struct{}{}
@@ -288,6 +269,9 @@ func (b *sentBody) Close() error {
 // retire closes the body and waits for the Read under way to return.
 func (b *sentBody) retire(ctx context.Context) error {
 	_ = b.Close()
+	if _, copied := b.source.(*copyReader); copied { // the next reader gets what this Read gets
+		return nil
+	}
 	select {
 	case b.reading <- struct{}{}:
 		<-b.reading

@@ -144,10 +144,10 @@ type Transport struct {
 	// X-Idempotency-Key decides.
 	Replayable func(*http.Request) bool
 
-	// MaxBuffer is the size in bytes up to which the body of a Replayable request without
-	// GetBody is read into memory before it is sent, so that it can be sent again. The caller
-	// must not wait for the response before it provides the body. Zero or less means that no
-	// body is kept.
+	// MaxBuffer is the size in bytes up to which the body of a request without GetBody is copied while it is
+	// sent, so that it can be sent again: by another attempt if the request may be repeated, or if it was certainly
+	// never processed. A pipe, or a body that answers the response, works as without it: nothing is read
+	// ahead. Zero or less means that no body is copied.
 	MaxBuffer int64
 
 	once        sync.Once
