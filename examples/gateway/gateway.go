@@ -82,6 +82,7 @@ func transport(name, address string) http.RoundTripper {
 		Middleware:            resilience.Chain(cooldown(circuit), circuit.Wrap, slots.Wrap),
 		Judge:                 judge,
 		ResponseHeaderTimeout: time.Second, // a model that thinks for longer needs more
+		HoldBody:              true,
 		Idle:                  time.Second,
 		Replayable:            func(*http.Request) bool { return true }, // until a word has been read
 		Prepare: func(req *http.Request) error {
