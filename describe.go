@@ -14,19 +14,22 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// Describe describes the group as one policy, with the kind and name of the overflow:
+// Describe describes the group as one policy. The description has the kind and name of the overflow:
 //
-//   - Its metrics are the sums of those of its members; a ratio or a time that rises and falls is the largest
-//     of theirs. The counters of evicted members remain in them.
-//   - Its health fails if every member fails, and is a warning if any has a problem.
-//   - Its Config is the overflow's.
-//   - An update applies to all members, present and future. The function is called with the configuration
-//     of each present member and of the overflow, twice, and nothing changes if any of them does not allow
-//     it. Members that are created later get the fields that it has altered, with the overflow's values, as
-//     far as their own configuration allows that. A function counts as altered unless it is left alone.
-//   - Events have the key of their member. Members are observed only while the group is.
+//   - A metric is the sum over the overflow and all members. A ratio, or a time that can decrease, is the
+//     maximum instead. The counters of evicted members remain in the sums.
+//   - The health is Fail if every member fails. Otherwise it is Warn if any member or the overflow has a
+//     problem.
+//   - The Config is the overflow's Config.
+//   - An update applies to the overflow, to all existing members and to members that are created later. The
+//     update function is called twice with the configuration of the overflow and of each existing member. If
+//     any of these policies rejects the update, nothing changes. A member that is created later gets the
+//     fields that the update has altered. It gets the overflow's values of these fields, as far as its own
+//     configuration allows these values. A field that holds a function counts as altered unless it still
+//     holds the same function value.
+//   - Each event has the key of its member. Members are observed only while the group is observed.
 //
-// The functions of its members' descriptions must not use the group.
+// The functions in the members' descriptions must not use the group.
 func (g *Group[K, P]) Describe() policy.Description {
 	of := descriptionOf(g.table.Overflow().Value.policy)
 	d := policy.Description{
@@ -48,7 +51,7 @@ func (g *Group[K, P]) Describe() policy.Description {
 	return d
 }
 
-// descriptionOf returns the description of a member, which is empty if the member has none.
+// descriptionOf returns the description of p, or an empty description if p has none.
 func descriptionOf(p any) policy.Description {
 	if d, ok := p.(policy.Describer); ok {
 		return d.Describe()
@@ -71,7 +74,8 @@ func (g *Group[K, P]) describers() iter.Seq2[string, policy.Describer] {
 func (g *Group[K, P]) metrics() []policy.Metric {
 	var stats GroupStats
 	var evicted []policy.Metric
-	// No member of this moment is evicted before it has been added, so no counter decreases.
+	// The pinned members cannot be evicted before their metrics are added. Otherwise a counter could
+	// decrease.
 	pinned := g.table.Locked(func() {
 		stats.Evicted = g.evictions
 		for name, v := range g.evicted {
@@ -93,10 +97,10 @@ func (g *Group[K, P]) metrics() []policy.Metric {
 	return append(total.metrics, policy.Metrics(cmp.Or(overflow.Kind, "group"), stats)...)
 }
 
-// sums are metrics that are added up by name.
+// sums adds up metrics by name.
 type sums struct {
 	metrics []policy.Metric
-	index   map[string]int // in metrics, by name
+	index   map[string]int // by metric name, the index in metrics
 }
 
 func (s *sums) addAll(d policy.Description) {
@@ -107,8 +111,8 @@ func (s *sums) addAll(d policy.Description) {
 	}
 }
 
-// add adds a metric. The sum of two ratios, or of the times of two members, would mean nothing: the larger
-// one counts.
+// add adds a metric. The sum of two ratios, or of two times that can decrease, would have no meaning. For
+// such metrics, add keeps the larger value.
 func (s *sums) add(m policy.Metric) {
 	i, ok := s.index[m.Name]
 	what, _, _ := strings.Cut(m.Name, "{")
@@ -126,7 +130,7 @@ func (s *sums) add(m policy.Metric) {
 	}
 }
 
-// health returns the worst health of a member, with the number of members that have it.
+// health returns the worst health of a member, and the number of members that have this status.
 func (g *Group[K, P]) health(ctx context.Context) policy.Health {
 	var all groupHealth
 	for m := range g.members() {
@@ -146,9 +150,9 @@ func healthOf(ctx context.Context, d policy.Description) policy.Health {
 
 // A groupHealth summarizes the health of members.
 type groupHealth struct {
-	worst   policy.Health // the first with the highest status
-	members int
-	equal   int // members with the status of worst
+	worst   policy.Health // the first health that has the highest status
+	members int           // number of members
+	equal   int           // number of members that have the status of worst
 }
 
 // add adds the health of a member.
@@ -162,8 +166,8 @@ func (g *groupHealth) add(h policy.Health) {
 	}
 }
 
-// result returns the health of a group. The overflow, which is not a member, counts only if it is worse than
-// every member. A group of which only a part fails is a warning.
+// result returns the health of a group. The overflow is not a member. It counts only if its status is worse
+// than the status of every member. If only some members fail, the group's status is Warn.
 func (g *groupHealth) result(overflow policy.Health) policy.Health {
 	h := g.worst
 	switch {
@@ -185,7 +189,7 @@ func (g *groupHealth) result(overflow policy.Health) policy.Health {
 	return h
 }
 
-// update is the Update of the group's description.
+// update is the Update of the group's description. See [Group.Describe] for its effects.
 func (g *Group[K, P]) update(dryRun bool, change func(cfg any) error) error {
 	g.updating.Lock()
 	defer g.updating.Unlock()
@@ -225,8 +229,8 @@ func updatePolicy(p any, dryRun bool, change func(cfg any) error) error {
 	return d.Update(dryRun, change)
 }
 
-// observe is the Observe of the group's description. The first observer starts the observation of members,
-// and the last one ends it, since a policy makes no events while it is not observed.
+// observe is the Observe of the group's description. The first observer starts the observation of the
+// members, and the last observer ends it. Without observation, the members need not create events.
 func (g *Group[K, P]) observe(f func(context.Context, policy.Event)) (stop func()) {
 	g.observing.Lock()
 	defer g.observing.Unlock()
@@ -253,7 +257,7 @@ func (g *Group[K, P]) observe(f func(context.Context, policy.Event)) (stop func(
 	})
 }
 
-// observeMember passes the events of a member on to the observers of the group.
+// observeMember forwards the events of a member to the group's observers.
 func (g *Group[K, P]) observeMember(key string, m *member[P]) {
 	d := descriptionOf(m.policy)
 	if d.Observe == nil {

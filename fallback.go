@@ -9,10 +9,11 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Fallback returns a Middleware that calls fn with the error of a failed call and returns what fn does:
-// nil if fn has provided an answer, err to leave the error unchanged, or another error, which is joined
-// with err unless it already wraps it. If ctx has ended, fn is called in place of the call. Put a
-// Fallback first in a chain. Fallback panics if fn is nil.
+// Fallback returns a Middleware that calls fn with the error of a failed call and returns fn's result. fn
+// returns nil if it has provided an answer, and err to leave the error unchanged. If fn returns another
+// error, the Middleware joins it with err, unless the other error already wraps err. If ctx has already
+// ended, the Middleware does not make the call and calls fn with the error of ctx. Put a Fallback first in a
+// chain. Fallback panics if fn is nil.
 func Fallback(fn func(ctx context.Context, err error) error) Middleware {
 	if fn == nil {
 		panic(errors.New("resilience: Fallback needs a function, not nil"))
@@ -35,9 +36,9 @@ func Fallback(fn func(ctx context.Context, err error) error) Middleware {
 	}
 }
 
-// contains reports whether err is tree or an error that tree wraps. It compares errors that are not comparable
-// by their contents: errors.Is does not find an error whose type is a slice, for example, and panics if a
-// comparable type holds such a value.
+// contains reports whether tree is err or wraps err. If err is not comparable, contains compares the contents
+// of errors. errors.Is would not find an error whose type is a slice, for example, and would panic if a
+// comparable type holds a slice.
 func contains(tree, err error) bool {
 	if reflect.ValueOf(err).Comparable() {
 		return errors.Is(tree, err)

@@ -21,8 +21,8 @@ import (
 type GroupConfig struct {
 	// MaxKeys limits the number of members. Zero means 10,000.
 	MaxKeys int
-	// IdleAfter is how long a member must have been unused before it may be evicted although there is room.
-	// Zero means 10 minutes; [Unlimited] means that members are evicted only to make room.
+	// IdleAfter is how long a member must be unused before the group may evict the member even if there is
+	// room. Zero means 10 minutes. [Unlimited] means that the group evicts members only to make room.
 	IdleAfter time.Duration
 }
 
@@ -42,49 +42,52 @@ func (c GroupConfig) Validate() error {
 //	}, resilience.GroupConfig{MaxKeys: 300})
 //	err := shards.Do(ctx, "eu-1", query)
 //
-// The first call with a key creates its member. When a new key arrives, idle members are evicted, and if
-// the group is full, the least recently used one. A member that is in use stays: one with a call or [Work]
-// in progress, an open breaker, a bulkhead with taken slots, a budget that is not full. Uses within a
-// millisecond may count in either order.
+// The policy of a key is a member of the group. The first call with a key creates the key's member. When a
+// new key arrives, the group evicts idle members. If the group is still full, it evicts the least recently
+// used member. If two members are used within a millisecond, either may count as the more recently used.
 //
-// If there is no room, new keys share one more member, the overflow, which is made with the zero key. A key
-// that has shared the overflow stays with it while the overflow is in use, but for at most a minute, so that
-// it does not take a second budget from a member of its own. A key that does not equal itself, such as NaN,
-// always has the overflow.
+// A member that is in use is not evicted. A member is in use if it has a call or [Work] in progress. An open
+// breaker, a bulkhead with taken slots and a budget that is not full are also in use.
 //
-// For limits by key, throttle.Group has the same shape and takes less memory.
+// If there is no room, new keys share one extra member, the overflow, which is created with the zero key. A
+// key that has shared the overflow continues to use it while the overflow is in use, but for at most a
+// minute. Otherwise the key could use up the overflow's budget and then a second budget of its own member. A
+// key that does not equal itself, such as NaN, always uses the overflow.
+//
+// To limit the rate of calls by key, use throttle.Group: it has the same shape and takes less memory.
 type Group[K comparable, P interface {
 	Do(context.Context, Func) error
 }] struct {
 	table *keyed.Table[K, member[P]]
 
-	updating sync.Mutex // held by updates and Close, so that all members see them in one order
+	updating sync.Mutex // held by updates and Close, so that all members get them in the same order
 
-	// The fields below are written while the table is locked. A member that Table.Locked does not return is
-	// created later and sees them.
-	patch     *settings.Patch    // what updates have changed, for members that are created later
-	observed  bool               // members are observed
-	closed    bool               // Close was called; also written under updating
+	// The fields below are written while the table is locked. Table.Locked returns all existing members. A
+	// member that is created later gets the new values from prepare.
+	patch     *settings.Patch    // the changes by past updates, for members that are created later
+	observed  bool               // whether the members are observed
+	closed    bool               // whether Close was called; updating must also be held to write
 	evictions int64              // number of members that were evicted
-	evicted   map[string]float64 // counters of evicted members, by name
+	evicted   map[string]float64 // by metric name, the sum of the counters of evicted members
 
 	observers notify.Observers[policy.Event]
-	observing sync.Mutex            // held while members start and stop being observed
-	stops     map[*member[P]]func() // ends the observation of a member
-	stopsMu   sync.Mutex            // guards stops; it is locked last
+	observing sync.Mutex            // held while the observation of members starts or stops
+	stops     map[*member[P]]func() // by member, the function that ends the observation
+	stopsMu   sync.Mutex            // guards stops; no other lock is acquired while it is held
 }
 
-// A member is the policy of a key.
+// A member holds the policy of a key.
 type member[P any] struct {
 	policy P
-	// inUse is the InUse of the policy's description, or nil. It is the only part that is kept, because it
-	// is needed for up to 16 members of each new key while the table is locked: it takes 16 bytes for a
-	// member, where a call to Describe for each question takes 150ns and six allocations.
+	// inUse is the InUse of the policy's description, or nil. A new key may need the inUse of up to 16
+	// members while the table is locked. Calling Describe each time would take 150ns and six allocations for
+	// each member. Storing inUse takes 16 bytes for each member, so the rest of the description is not
+	// stored.
 	inUse func() bool
 }
 
 // NewGroup returns a Group that creates its members with newMember. newMember must be fast and must not use
-// the group. It is called once for the overflow immediately. NewGroup panics if cfg is invalid.
+// the group. NewGroup itself calls newMember once, to create the overflow. NewGroup panics if cfg is invalid.
 func NewGroup[K comparable, P interface {
 	Do(context.Context, Func) error
 }](newMember func(key K) P, cfg GroupConfig) *Group[K, P] {
@@ -107,7 +110,7 @@ func NewGroup[K comparable, P interface {
 	return g
 }
 
-// prepare makes a new member follow updates, observers and Close as the others do. The table is locked.
+// prepare applies past updates, the observation and Close to a new member. The table is locked.
 func (g *Group[K, P]) prepare(key K, m *member[P]) {
 	d := descriptionOf(m.policy)
 	m.inUse = d.InUse
@@ -129,7 +132,8 @@ func closePolicy(p any) error {
 	return nil
 }
 
-// evict adds the counters of a member to those of the group, before it is evicted. The table is locked.
+// evict adds the counters of a member to the group's counters, and ends the observation of the member. It is
+// called before the member is evicted. The table is locked.
 func (g *Group[K, P]) evict(m *member[P]) {
 	g.evictions++
 	g.stopMember(m)
@@ -157,15 +161,15 @@ func (g *Group[K, P]) Do(ctx context.Context, key K, fn Func) error {
 	}, func() { g.table.Unpin(m) })
 }
 
-// By returns a Middleware that takes the key of each call from its ctx.
+// By returns a Middleware that runs each call under the member for key(ctx), where ctx is the call's ctx.
 func (g *Group[K, P]) By(key func(context.Context) K) Middleware {
 	return func(next Func) Func {
 		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
 	}
 }
 
-// Get returns the member for key, or false if there is none. It does not create one, and does not count as
-// use: the member may be evicted while the caller has it.
+// Get returns the member for key, or false if the key has no member. Get does not create a member. It does
+// not count as use, so the member may be evicted while the caller has it.
 func (g *Group[K, P]) Get(key K) (P, bool) {
 	if m := g.table.Get(key); m != nil {
 		return m.Value.policy, true
@@ -174,8 +178,8 @@ func (g *Group[K, P]) Get(key K) (P, bool) {
 	return zero, false
 }
 
-// All iterates over the members, in no particular order and without the overflow. Iterating does not count
-// as use.
+// All iterates over the members in no particular order. It omits the overflow. Iterating does not count as
+// use.
 func (g *Group[K, P]) All() iter.Seq2[K, P] {
 	return func(yield func(K, P) bool) {
 		for m := range g.members() {
@@ -190,8 +194,9 @@ func (g *Group[K, P]) members() iter.Seq[*keyed.Member[K, member[P]]] {
 	return g.table.Each(g.table.Locked(func() {}))
 }
 
-// Close calls the Close() error method of every member, if there is one, including members that are created
-// later. Calls continue as the closed members let them. Only the first call has an effect.
+// Close calls the method Close() error of every member that has this method, including the overflow and
+// members that are created later. The closed members decide how later calls continue. Only the first call to
+// Close has an effect.
 func (g *Group[K, P]) Close() error {
 	g.updating.Lock()
 	defer g.updating.Unlock()

@@ -9,10 +9,10 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// A TimeoutError reports that a [Timeout] passed before its call had succeeded. It matches
+// A TimeoutError reports that a call did not succeed within the limit of a [Timeout]. It matches
 // [context.DeadlineExceeded].
 type TimeoutError struct {
-	Name  string        // the name given to NamedTimeout
+	Name  string        // the name that was passed to NamedTimeout, or ""
 	After time.Duration // the limit
 	Err   error         // the call's error; nil if the call returned the cause of its ctx
 }
@@ -37,19 +37,19 @@ func (e *TimeoutError) Is(target error) bool { return target == context.Deadline
 // Timeout returns true.
 func (e *TimeoutError) Timeout() bool { return true }
 
-// Timeout returns a Middleware that cancels the ctx of each call after d, with a [*TimeoutError] as its
-// cause. It waits for the call to return, so the call must respect its ctx. Zero means no limit. Timeout
-// panics if d is negative.
+// Timeout returns a Middleware that cancels the ctx of each call after d. The cause of the cancellation is a
+// [*TimeoutError]. The Middleware waits until the call returns, so the call must respect its ctx. If d is
+// zero, there is no limit. Timeout panics if d is negative.
 //
-// If the call fails after the limit has passed, its error is wrapped in a *TimeoutError. A late success
-// is still a success, and the end of the caller's own ctx is returned as it is.
+// If the call fails after the limit has passed, its error is wrapped in a *TimeoutError. A late success is
+// still a success. If the caller's own ctx ends before the limit, the call's error is returned unchanged.
 //
-// The ctx is also canceled when the call returns. A function that only opens something, such as
-// [net/http.Client.Do], must therefore read the body before it returns, or the body is cut off. Within a
-// resiliencehttp.Transport, the response can be returned, and the limit covers reading its body.
+// The ctx is also canceled when the call returns. If the call gets a response from [net/http.Client.Do], it
+// must therefore read the body before it returns. Otherwise the body is cut off. Within a
+// resiliencehttp.Transport, the call can return the response, and the limit covers the reading of the body.
 func Timeout(d time.Duration) Middleware { return NamedTimeout("", d) }
 
-// NamedTimeout is [Timeout] with a name that appears in its errors.
+// NamedTimeout is like [Timeout], but its errors contain name.
 func NamedTimeout(name string, d time.Duration) Middleware {
 	if d < 0 {
 		panic(fmt.Errorf("resilience: Timeout is %v: must be 0 (no limit) or more", d))

@@ -7,11 +7,12 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-// A Work is a call whose work may continue after its function has returned, as the body of an HTTP response
-// is read after RoundTrip. Until the work ends, bulkheads keep its slot and timeouts apply; if it ends with
-// an error, breakers count a failure. A Work is safe for concurrent use.
+// A Work represents a call whose work may continue after the call's function has returned. For example, the
+// body of an HTTP response is read after RoundTrip has returned. Until the work ends, bulkheads keep the
+// call's slot, and timeouts apply. If the work ends with an error, breakers count a failure. A Work is safe
+// for concurrent use.
 //
-// An adapter begins the work, and the function that has the connection continues it:
+// An adapter starts the work. The function that opens the connection calls Continue:
 //
 //	ctx, work := resilience.BeginWork(ctx)
 //	err := policies(func(ctx context.Context) error {
@@ -27,33 +28,33 @@ import (
 //	}
 type Work linger.Work
 
-// BeginWork returns a ctx with new work. The work ends when the policies have returned, unless Continue is
-// called. Other calls that are made under ctx do not become part of it.
+// BeginWork returns a ctx with new work. The work ends when the policies have returned, unless Continue was
+// called. Calls under the original ctx are not part of the work.
 func BeginWork(ctx context.Context) (context.Context, *Work) {
 	ctx, w := linger.Begin(ctx)
 	return ctx, (*Work)(w)
 }
 
-// WorkOf returns the work that a function called under ctx belongs to, or nil. It also returns nil once
-// Continue was called, because a later call under the same ctx is a separate one. Policies use WorkOf to
-// learn of the end, with OnEnd; [AtEnd] is simpler.
+// WorkOf returns the work of the call that ctx belongs to, or nil if ctx has no work. It also returns nil
+// after Continue was called, because a later call under the same ctx is a separate call. A policy calls OnEnd
+// of the work to be notified when the work ends. [AtEnd] is simpler.
 func WorkOf(ctx context.Context) *Work { return (*Work)(linger.WorkOf(ctx)) }
 
-// Continue says that the work continues after its function has returned. The innermost function calls it
-// before it returns nil.
+// Continue makes the work continue after the innermost function has returned. The innermost function calls
+// Continue before it returns nil.
 func (w *Work) Continue() { (*linger.Work)(w).Continue() }
 
-// End ends the work. err is nil if it ended well; otherwise it says how it broke off, and wraps
-// [context.Canceled] if the caller left. Only the first call has an effect.
+// End ends the work. A nil err means that the work ended normally. Otherwise err is the reason why the work
+// was cut off, and wraps [context.Canceled] if the caller canceled. Only the first call to End has an effect.
 func (w *Work) End(err error) { (*linger.Work)(w).End(err) }
 
-// OnEnd calls f once when the work ends, with the error passed to End, on any goroutine. It reports false,
-// and does not call f, if w is nil or does not continue. A policy calls it after its function has returned
-// nil.
+// OnEnd calls f once when the work ends, with the error that was passed to End. f may run on any goroutine.
+// If w is nil or does not continue, OnEnd returns false and does not call f. A policy calls OnEnd after the
+// policy's function has returned nil.
 func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }
 
-// AtEnd calls next and returns its error, and calls f once when the work of next has really ended, on any
-// goroutine. It is for middleware that holds something or measures time:
+// AtEnd calls next and returns next's error. It calls f once, when the work of next has ended. f may run on
+// any goroutine. Middleware uses AtEnd to release a resource or to measure time:
 //
 //	func Slots(n int) resilience.Middleware {
 //		slots := make(chan struct{}, n)
@@ -69,8 +70,8 @@ func (w *Work) OnEnd(f func(error)) bool { return (*linger.Work)(w).OnEnd(f) }
 //		}
 //	}
 //
-// Most work ends when next returns, and f gets its error. If next panics or exits its goroutine, f gets an
-// error that says so. Work that continues ends later: see [Work].
+// Most work ends when next returns, and f gets next's error. If next panics or exits its goroutine, f gets an
+// error that reports this. Work that continues ends later: see [Work].
 func AtEnd(ctx context.Context, next Func, f func(error)) error {
 	return linger.WorkOf(ctx).Hold(ctx, next, f, errCrashed)
 }
