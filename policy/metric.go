@@ -11,19 +11,19 @@ import (
 	"time"
 )
 
-// A Metric is one number of a policy at one moment.
+// A Metric is one measured value of a policy.
 //
-// Its Name starts with the kind of the policy, may have attributes in braces, and ends in a unit,
-// "_seconds" or "_ratio", unless it counts things: "breaker.calls{outcome=failure}",
-// "bulkhead.wait.time_seconds".
+// A metric's Name starts with the kind of the policy. The name of a time ends in "_seconds", and the name of
+// a ratio in "_ratio". The name of a count has no unit. Attributes may follow in braces. Examples are
+// "breaker.calls{outcome=failure}" and "bulkhead.wait.time_seconds".
 type Metric struct {
 	Name    string
-	Counter bool // Value only ever grows
+	Counter bool // whether Value never decreases
 	Value   float64
 }
 
-// Parse splits the Name of m into what it measures, the unit ("s", "1" for a ratio, or "" for a count)
-// and the attributes.
+// Parse splits the Name of m into the measured quantity, the unit and the attributes. The unit is "s" for a
+// time, "1" for a ratio, and "" for a count.
 func (m Metric) Parse() (what, unit string, attrs []Attr) {
 	what, braces, _ := strings.Cut(m.Name, "{")
 	for part := range strings.SplitSeq(strings.TrimSuffix(braces, "}"), ",") {
@@ -31,7 +31,7 @@ func (m Metric) Parse() (what, unit string, attrs []Attr) {
 		switch {
 		case ok:
 			attrs = append(attrs, Attr{key, value})
-		case len(attrs) > 0: // the rest of a value that contains a comma
+		case len(attrs) > 0: // the previous value contains a comma, and part is its rest
 			attrs[len(attrs)-1].Value += "," + part
 		}
 	}
@@ -47,7 +47,8 @@ func (m Metric) Parse() (what, unit string, attrs []Attr) {
 // An Attr is an attribute of a [Metric].
 type Attr struct{ Key, Value string }
 
-// Metrics derives the metrics of a kind of policy from the struct tags of stats:
+// Metrics returns the metrics of a policy from the fields of stats and their struct tags. kind is the kind of
+// the policy. An example of stats:
 //
 //	type Stats struct {
 //		Admitted int64            `counter:"calls{outcome=admitted}"`
@@ -58,12 +59,12 @@ type Attr struct{ Key, Value string }
 //	}
 //
 // A duration is converted to seconds, and a bool to 0 or 1. A map or slice yields one metric for each
-// element, whose key or index replaces the asterisk; keys are sorted. A string yields one metric for each
-// of the listed values, which is 1 for the current value and 0 for the others. A nil pointer yields none.
-// Embedded structs are included; fields without a tag are not.
+// element. The key or index of the element replaces the asterisk. Keys are sorted. A string yields one metric
+// for each of the listed values: the metric of the current value is 1, and the others are 0. A nil pointer
+// yields no metric. The fields of embedded structs are included. Fields without a tag are ignored.
 //
-// Metrics panics if stats is not a struct or a non-nil pointer to one, if a field with a tag is unexported
-// or of another type, or if the tag of a string lists no values.
+// Metrics panics if stats is not a struct or a non-nil pointer to a struct. It also panics if a field with a
+// tag is unexported or cannot be converted to a number, or if the tag of a string lists no values.
 func Metrics(kind string, stats any) []Metric {
 	v := reflect.Indirect(reflect.ValueOf(stats))
 	if v.Kind() != reflect.Struct {
@@ -81,14 +82,15 @@ func Metrics(kind string, stats any) []Metric {
 
 // A taggedField is a field of a Stats type that has a tag.
 type taggedField struct {
-	index   []int
-	name    string // with the kind: "breaker.calls{outcome=failure}"
+	index   []int  // path of the field, as for reflect.Value.FieldByIndex
+	name    string // name of the metric with the kind; of a string, the part before the listed values
 	counter bool
-	values  []string // the names of a string's listed values, with their attribute: one metric each
+	values  []string // the listed values of a string; each value has a metric
 }
 
-// tagged caches the tagged fields of each kind and type: reading struct tags takes longer than all else.
-var tagged sync.Map // of []taggedField by taggedKey
+// tagged caches the tagged fields of each kind and type, because reading struct tags is the slowest part of
+// Metrics.
+var tagged sync.Map // the keys are taggedKey, the values []taggedField
 
 type taggedKey struct {
 	kind  string
@@ -105,8 +107,8 @@ func fieldsOf(kind string, stats reflect.Type) []taggedField {
 	return fields
 }
 
-// readTags returns the tagged fields of a struct type, in order. An embedded struct without a tag is
-// included where it stands.
+// readTags returns the tagged fields of a struct type, in order. If an embedded struct has no tag, its fields
+// are inserted at its position.
 func readTags(kind string, stats reflect.Type) (fields []taggedField) {
 	for i := range stats.NumField() {
 		f := stats.Field(i)
@@ -137,8 +139,8 @@ func readTags(kind string, stats reflect.Type) (fields []taggedField) {
 	return fields
 }
 
-// listedValues splits "state{state=closed|open}" into "state{state=" and the values. Without a list it
-// returns name.
+// listedValues splits "state{state=closed|open}" into "state{state=" and the values. If name has no list,
+// listedValues returns name and nil.
 func listedValues(name string) (prefix string, values []string) {
 	at := strings.LastIndex(name, "=") + 1
 	list, ok := strings.CutSuffix(name[at:], "}")
@@ -155,7 +157,8 @@ func indirect(t reflect.Type) reflect.Type {
 	return t
 }
 
-// elementOf returns the type of the elements of maps and slices, however deep, without a pointer.
+// elementOf returns the innermost type of the elements of maps, slices, arrays and pointers. It returns any
+// other type unchanged.
 func elementOf(t reflect.Type) reflect.Type {
 	for {
 		switch t.Kind() {
@@ -177,7 +180,8 @@ func measurable(t reflect.Type) bool {
 
 var durationType = reflect.TypeFor[time.Duration]()
 
-// appendTo appends the metrics of v, whose name may still have asterisks.
+// appendTo appends the metrics of v to all. The keys or indexes of v's elements replace the asterisks in
+// name.
 func (f taggedField) appendTo(all []Metric, name string, v reflect.Value) []Metric {
 	m := Metric{Name: name, Counter: f.counter}
 	switch v.Kind() {
@@ -231,7 +235,8 @@ func (f taggedField) appendTo(all []Metric, name string, v reflect.Value) []Metr
 	return append(all, m)
 }
 
-// keyText returns the text of a map's key: its own, if it is a string, as of a named constant.
+// keyText returns the text of a map's key. If the kind of the key is string, the text is the key itself, even
+// if its type has a method String.
 func keyText(key reflect.Value) string {
 	if key.Kind() == reflect.String {
 		return key.String()

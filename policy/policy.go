@@ -1,6 +1,6 @@
-// Package policy defines how a policy describes itself: what it is called, what it counts, how it is
-// doing, how it is configured and what happens to it. Package registry, the console and the metrics
-// read policies through this package alone, and so work with policies of your own as well:
+// Package policy defines how a policy describes itself: its name, metrics, health, configuration and events.
+// Package registry, the console and resilienceotel read policies only through this package. These packages
+// therefore also work with your own policies:
 //
 //	var _ policy.Describer = (*Spacing)(nil)
 //
@@ -12,12 +12,12 @@
 //		}
 //	}
 //
-// docs/adapter.md has a complete policy. The package imports nothing of this module.
+// docs/adapter.md has a complete policy. This package imports no other package of this module.
 //
 // # Stability
 //
-// This package is unstable until version 1.0.0: a minor version may change it, together with what the
-// Describe methods of this module return.
+// This package is unstable until version 1.0.0: a minor version may change the package and the results of
+// this module's Describe methods.
 package policy
 
 import (
@@ -26,62 +26,63 @@ import (
 	"log/slog"
 )
 
-// A Describer is a policy that can be shown in a registry. Every policy of this module is one.
+// A Describer is a policy that can be added to a registry. Every policy of this module is a Describer.
 //
 //	var _ policy.Describer = (*Spacing)(nil)
 type Describer interface {
-	// Describe returns the description of the policy. Its functions are safe for concurrent use and
-	// remain valid for as long as the policy does.
+	// Describe returns the description of the policy. The functions of the description are safe for
+	// concurrent use, and remain valid as long as the policy does.
 	Describe() Description
 }
 
-// A Description says what a policy is, and gives access to its state. Only Kind is required; a nil
-// function means that the policy has nothing to say about that. A future version may add fields.
+// A Description identifies a policy and gives access to the policy's state. Only Kind is required. A function
+// is nil if the policy does not support it. A future version may add fields.
 type Description struct {
 	Kind string // the pattern, such as "breaker"; the same for all policies of a type
-	Name string // unique within the kind; required by a registry
+	Name string // the name, unique within the kind; a registry requires a name
 
 	// Metrics returns the current metrics. See the function [Metrics].
 	Metrics func() []Metric
 
-	// Health reports whether calls currently pass as they should. A policy that must ask a server
-	// returns by the deadline of ctx.
+	// Health reports whether calls currently pass as they should. If Health queries a server, it returns by
+	// the deadline of ctx.
 	Health func(ctx context.Context) Health
 
-	// Config returns a copy of the configuration, a struct, with defaults filled in. Fields that settings
-	// cannot hold, such as functions and interfaces, are ignored.
+	// Config returns a copy of the configuration, which is a struct with defaults filled in. Readers ignore
+	// fields that a settings file cannot hold, such as functions and interfaces.
 	Config func() any
 
-	// Update calls change with a pointer to the configuration as it was given, in which a zero field
-	// means its default, and applies the result. Nothing changes if change returns an error, if the
-	// result is invalid, or if dryRun is set; Update returns the error in each case.
+	// Update calls change with a pointer to the configuration as it was given, and applies the result. In
+	// this configuration, a zero field means its default. Nothing changes if change returns an error, if the
+	// result is invalid, or if dryRun is set. Update returns the error of change or of the result, even if
+	// dryRun is set.
 	Update func(dryRun bool, change func(cfg any) error) error
 
-	// Observe calls f with every event until stop is called, on the goroutine that causes the event
-	// and without holding a lock. See [Events].
+	// Observe calls f with every event until stop is called. f runs on the goroutine that causes the event,
+	// and no lock is held. See [Events].
 	Observe func(f func(context.Context, Event)) (stop func())
 
-	// Members returns the members of a group, with the text of their keys.
+	// Members returns the members of a group, each with the text of its key.
 	Members func() iter.Seq2[string, Describer]
 
-	// InUse reports whether a group must keep this member although it is idle, as it must an open
-	// breaker. A group calls it while it holds a lock, so it must be quick.
+	// InUse reports whether a group must keep this member even if it is idle. For example, a group must keep
+	// an open breaker. A group calls InUse while it holds a lock, so InUse must be fast.
 	InUse func() bool
 }
 
-// An Event is something that happened to a policy. Each pattern also has an Event type of its own, with
-// typed fields.
+// An Event is something that happened to a policy. Each pattern also has its own Event type with typed
+// fields.
 type Event struct {
-	Kind  string      // of the policy: "breaker"
-	Name  string      // of the policy: "users"
-	Key   string      // of the member, if the policy is a group
+	Kind  string      // the kind of the policy: "breaker"
+	Name  string      // the name of the policy: "users"
+	Key   string      // the text of the member's key, if the policy is a group
 	What  string      // what happened, in snake_case: "refused"
 	Level slog.Level  // Debug if the event is normal, Warn or above if it needs attention
 	Err   error       // the error behind the event, or nil; it may contain secrets
-	Attrs []slog.Attr // everything else, by names in snake_case
+	Attrs []slog.Attr // all other data; the keys are in snake_case
 }
 
-// Attr returns the value of an attribute in Attrs, or the zero Value.
+// Attr returns the value of the attribute key, or the zero Value if Attrs does not contain the attribute.
 func (e Event) Attr(key string) slog.Value {
 	for _, a := range e.Attrs {
 		if a.Key == key {
@@ -91,8 +92,8 @@ func (e Event) Attr(key string) slog.Value {
 	return slog.Value{}
 }
 
-// Events returns the Observe of a [Description] for a policy whose own method Observe has events of type
-// E. convert is called once for each event and observer.
+// Events returns the Observe of a [Description]. observe is the policy's own method Observe, and E is the
+// type of its events. convert is called once for each event and observer.
 //
 //	Observe: policy.Events(s.Observe, describeEvent),
 func Events[E any](
@@ -103,11 +104,11 @@ func Events[E any](
 	}
 }
 
-// Health says how a policy is doing. The zero Health means that all is well.
+// Health is the current condition of a policy. The zero Health means that there is no problem.
 type Health struct {
 	Status HealthStatus
-	State  string // in a word, such as "open" or "full"; empty means "ok"
-	Detail string // in numbers, such as "3 of 4 in flight"
+	State  string // one word, such as "open" or "full"; empty means "ok"
+	Detail string // numbers about the state, such as "3 of 4 in flight"
 	Err    error  // the underlying error, which may contain secrets
 }
 
@@ -117,10 +118,10 @@ type HealthStatus int
 const (
 	Pass HealthStatus = iota // calls pass as they should
 	Warn                     // something needs attention, but calls pass
-	Fail                     // calls fail because of it
+	Fail                     // calls fail because of the policy's condition
 )
 
-// String returns "pass", "warn" or "fail". A value below the range counts as Pass, one above it as Fail.
+// String returns "pass", "warn" or "fail". A value below Pass counts as Pass, and a value above Fail as Fail.
 func (s HealthStatus) String() string {
 	return [...]string{"pass", "warn", "fail"}[min(max(s, Pass), Fail)]
 }
