@@ -14,8 +14,8 @@ import (
 	"github.com/go-viper/mapstructure/v2"
 )
 
-// decode sets the fields of cfg, a pointer to a Config, to values. It reports every value that a field cannot
-// have.
+// decode sets fields of cfg, a pointer to a Config. The keys of values are field names. The error reports
+// every value that is invalid for its field.
 func decode(cfg any, values map[string]any) error {
 	var errs []error
 	valid := make(map[string]any, len(values)) // the values for which prepare returns no error
@@ -38,7 +38,7 @@ func decode(cfg any, values map[string]any) error {
 	if all, ok := errors.AsType[interface {
 		error
 		Unwrap() []error
-	}](err); ok { // mapstructure puts a text of its own around them
+	}](err); ok { // mapstructure adds its own text around the joined errors
 		err = all
 	}
 	for _, err := range split(err) {
@@ -50,9 +50,9 @@ func decode(cfg any, values map[string]any) error {
 	return errors.Join(errs...)
 }
 
-// prepare returns an error for each value whose field cannot be set, and sets fields to zero whose value is
-// null. It replaces structs behind pointers by copies, because decoding writes to them and other Configs may
-// share them.
+// prepare returns an error for each value whose field cannot be set. If a value is null, prepare sets the
+// field to zero. It replaces structs behind pointers by copies, because decoding writes to these structs and
+// other Configs may share them.
 func prepare(config reflect.Value, values map[string]any) (errs []error) {
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		f, ok := config.Type().FieldByName(name)
@@ -88,8 +88,8 @@ func prepare(config reflect.Value, values map[string]any) (errs []error) {
 	return errs
 }
 
-// convert converts texts to the types that settings files write as text: constants, durations, time zones and
-// types that unmarshal text.
+// convert converts texts to the types that settings files write as text. These types are constants,
+// durations, time zones and types that unmarshal text.
 func convert(_, to reflect.Type, value any) (any, error) {
 	text, ok := value.(string)
 	if ok {
@@ -109,7 +109,7 @@ func convert(_, to reflect.Type, value any) (any, error) {
 		}
 		if to == locationType {
 			zone, err := time.LoadLocation(text)
-			_ = zone.String() // initializes time.Local, which must not be copied before
+			_ = zone.String() // initializes time.Local, which must be initialized before it is copied
 			return zone, err
 		}
 		v := reflect.New(to)
@@ -121,8 +121,8 @@ func convert(_, to reflect.Type, value any) (any, error) {
 	return value, nil
 }
 
-// duplicates returns an error for each name that occurs twice in an object, at any depth. encoding/json would use
-// the last one and ignore the others silently. d reads valid JSON.
+// duplicates returns an error for each name that occurs twice in an object, at any depth. encoding/json would
+// silently use the last value. d must read valid JSON.
 func duplicates(d *json.Decoder, path string) (errs []error) {
 	start, _ := d.Token()
 	if _, nested := start.(json.Delim); !nested {
@@ -145,7 +145,7 @@ func duplicates(d *json.Decoder, path string) (errs []error) {
 	return errs
 }
 
-// prefixed puts path in front of each of the errors that err joins.
+// prefixed returns err with path in front of each of the errors that err joins.
 func prefixed(path string, err error) error {
 	var errs []error
 	for _, e := range split(err) {

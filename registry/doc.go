@@ -1,5 +1,5 @@
-// Package registry holds the policies of a program, to see their metrics and events and to change their
-// settings while they run.
+// Package registry provides a [Registry] of the policies of a program. A Registry gives access to the metrics
+// and events of the policies, and changes their settings while they run.
 //
 //	reg := registry.New()
 //	reg.MustAdd(retries, breaker, slots, search, users, runner) // each has a Name
@@ -12,16 +12,17 @@
 //		"bulkhead/users": {"Limit": 32}
 //	}`))
 //
-// A [Registry] is a value that the program creates and passes on; no call looks a policy up in it. It reads
-// policies only as [policy.Describer], so policies of your own can be added. The console, resilienceotel and
+// The program creates a [Registry] and passes it on. Calls do not use the Registry. A Registry reads policies
+// only as [policy.Describer], so you can add your own policies. The console, resilienceotel and
 // resiliencehttp.Health read a Registry in the same way.
 //
 // # Settings
 //
-// Settings are JSON with the Go names of the fields of each policy's Config. [Registry.Settings] returns them;
-// [Registry.Apply] and [Registry.Reload] change running policies. The package does not watch files:
-// examples/reload reloads a file on SIGHUP and polls a key in Redis. The Update method of each policy
-// documents what a change keeps and which fields cannot change.
+// The settings of a policy are a JSON object. Its keys are the Go names of the fields of the policy's Config.
+// [Registry.Settings] returns the current settings. [Registry.Apply] and [Registry.Reload] change running
+// policies. The package does not watch files: examples/reload reloads a file on SIGHUP and polls a key in
+// Redis. The Update method of each policy documents which fields cannot change, and which state a change
+// keeps.
 //
 // # Stability
 //

@@ -17,7 +17,7 @@ var (
 	locationType = reflect.TypeFor[time.Location]()
 )
 
-// The texts of the constants Unlimited and None of the packages of policies.
+// The values and texts of the constants Unlimited and None, which several packages define.
 const (
 	unlimited = -1
 	none      = -1 << 31
@@ -26,7 +26,7 @@ const (
 	noneText      = "none"
 )
 
-// takesConstants reports whether fields of t can have the values Unlimited and None.
+// takesConstants reports whether fields of type t can have the values Unlimited and None.
 func takesConstants(t reflect.Type) bool {
 	switch t {
 	case durationType, reflect.TypeFor[int](), reflect.TypeFor[float64]():
@@ -35,7 +35,7 @@ func takesConstants(t reflect.Type) bool {
 	return false
 }
 
-// constantText returns the text of a field that is Unlimited or None.
+// constantText returns the text of v if v is Unlimited or None. Otherwise ok is false.
 func constantText(v reflect.Value) (text string, ok bool) {
 	if !takesConstants(v.Type()) {
 		return "", false
@@ -49,7 +49,7 @@ func constantText(v reflect.Value) (text string, ok bool) {
 	return "", false
 }
 
-// constantOf returns the value of t for the text of a constant.
+// constantOf returns the constant whose text is text, as a value of type t. If there is none, ok is false.
 func constantOf(text string, t reflect.Type) (value any, ok bool) {
 	if !takesConstants(t) {
 		return nil, false
@@ -75,7 +75,8 @@ func encode(v reflect.Value) []byte {
 	return encodeValue(v)
 }
 
-// encodeValue is like encode, but writes the constants Unlimited and None as numbers, as in a list.
+// encodeValue is like encode, but writes the constants Unlimited and None as numbers. The elements of a list
+// are written in this form.
 func encodeValue(v reflect.Value) []byte {
 	var all []string
 	switch {
@@ -117,8 +118,8 @@ func textOf(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// quote returns a text, number or bool as JSON. A number that JSON cannot represent becomes text; no valid
-// Config has one.
+// quote returns a text, number or bool as JSON. A number that JSON cannot represent becomes text. No valid
+// Config has such a number.
 func quote(v any) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -134,13 +135,13 @@ func isText(t reflect.Type) bool {
 	return t == locationType || reflect.PointerTo(t).Implements(textType)
 }
 
-// settable reports whether a settings file can set a field. outer has the types that contain the field.
+// settable reports whether a settings file can set a field. outer lists the types that contain the field.
 func settable(f reflect.StructField, outer ...reflect.Type) bool {
 	return f.IsExported() && f.Name != "Name" && representable(f.Type, outer...)
 }
 
-// representable reports whether a settings file can hold values of t. outer has the types that contain t: a type
-// that contains itself needs another field.
+// representable reports whether a settings file can hold values of t. outer lists the types that contain t.
+// If t contains itself, the field of type t inside t is not representable.
 func representable(t reflect.Type, outer ...reflect.Type) bool {
 	if slices.Contains(outer, t) {
 		return false

@@ -14,20 +14,20 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// An Entry is a policy in a [Registry]. Every function of its Description can be called: one that the policy
-// lacks does nothing, and Update then returns an error. A panic in Health is returned as a Health with the
-// status Fail.
+// An Entry is a policy in a [Registry]. No function of its Description is nil. If the policy lacks a
+// function, the Entry's function does nothing; a missing Update returns an error. If the policy's Health
+// panics, the Entry's Health returns a Health with the status Fail.
 type Entry struct {
 	policy.Description
 	Policy policy.Describer // the policy itself, as it was added
 
-	canUpdate bool // the policy has an Update
+	canUpdate bool // whether the policy has an Update
 }
 
-// errNoSettings is the error of Update for a policy without one.
+// errNoSettings is the error that Update returns if the policy has no Update.
 var errNoSettings = errors.New("has no settings that can change")
 
-// newEntry returns the entry of a policy, in which no function is nil.
+// newEntry returns the entry of p, whose description is d. No function of the entry is nil.
 func newEntry(p policy.Describer, d policy.Description) Entry {
 	e := Entry{Description: d, Policy: p, canUpdate: d.Update != nil}
 	if d.Metrics == nil {
@@ -52,8 +52,8 @@ func newEntry(p policy.Describer, d policy.Description) Entry {
 	return e
 }
 
-// recoverHealth returns a Health function that reports a panic of health, which may be nil. Callers read health
-// in the background, where a panic would end the program.
+// recoverHealth returns a function that calls health and reports a panic as a Health. health may be nil.
+// Callers read health on background goroutines, where a panic would end the program.
 func recoverHealth(path string, health func(context.Context) policy.Health) func(context.Context) policy.Health {
 	if health == nil {
 		return func(context.Context) policy.Health { return policy.Health{} }
@@ -72,9 +72,9 @@ func recoverHealth(path string, health func(context.Context) policy.Health) func
 // String returns the path of the policy in settings: "breaker/users".
 func (e Entry) String() string { return e.Kind + "/" + e.Name }
 
-// Settings returns the configuration as a JSON object with the fields that a settings file can hold and their
-// defaults, or nil if the policy has none. The constants Unlimited and None are written as text, as in
-// [Registry.Apply].
+// Settings returns the configuration as a JSON object, or nil if the policy has no configuration. The object
+// has the fields that a settings file can hold, with defaults filled in. The constants Unlimited and None are
+// written as text, in the form that [Registry.Apply] accepts.
 func (e Entry) Settings() []byte {
 	if config, ok := e.config(); ok {
 		return encode(config)
@@ -82,14 +82,15 @@ func (e Entry) Settings() []byte {
 	return nil
 }
 
-// config returns the configuration of the policy, a struct, or false if it has none.
+// config returns the configuration of the policy, which is a struct. If the policy has no configuration,
+// config returns false.
 func (e Entry) config() (reflect.Value, bool) {
 	v := reflect.Indirect(reflect.ValueOf(e.Config()))
 	return v, v.Kind() == reflect.Struct
 }
 
-// observe calls f with each event of the policy until stop is called. It fills in the kind and name of an event
-// whose policy left them out.
+// observe calls f with each event of the policy until stop is called. If an event has no kind or no name,
+// observe fills in the policy's kind or name.
 func (e Entry) observe(f func(context.Context, policy.Event)) (stop func()) {
 	return e.Observe(func(ctx context.Context, event policy.Event) {
 		event.Kind, event.Name = cmp.Or(event.Kind, e.Kind), cmp.Or(event.Name, e.Name)
@@ -100,15 +101,15 @@ func (e Entry) observe(f func(context.Context, policy.Event)) (stop func()) {
 // A Member is a member of a group.
 type Member struct {
 	Entry
-	Key   string // the text of its key in the group
-	Calls int64  // the sum of its counters "kind.calls"
+	Key   string // the text of the member's key in the group
+	Calls int64  // the sum of the member's counters "kind.calls"
 
 	status policy.HealthStatus
 }
 
-// Worst returns at most n members of a group: first those that fail, then those with a warning, then the others;
-// among members with the same status, those with more calls come first. It returns nil if n is not positive or
-// the policy is not a group.
+// Worst returns at most n members of a group. Members that fail come first, then members with a warning, then
+// the others. Among members with the same status, members with more calls come first. Worst returns nil if n
+// is not positive or the policy is not a group.
 func (e Entry) Worst(n int) []Member {
 	if n <= 0 || e.Members == nil {
 		return nil
@@ -123,7 +124,7 @@ func (e Entry) Worst(n int) []Member {
 	return all[:min(n, len(all))]
 }
 
-// newMember returns the member of a group with a key.
+// newMember returns p as a member of a group. key is the text of the member's key.
 func newMember(key string, p policy.Describer) Member {
 	d := p.Describe()
 	m := Member{Entry: newEntry(p, d), Key: key}

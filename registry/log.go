@@ -12,13 +12,15 @@ import (
 // logInterval is the minimum time between two lines for frequent events of the same kind.
 const logInterval = 10 * time.Second
 
-// Log returns an observer that logs each event; a nil logger means slog.Default():
+// Log returns an observer that logs each event. A nil logger means slog.Default():
 //
 //	stop := reg.Observe(registry.Log(slog.Default()))
 //
-// Many calls can cause the same event during an outage, such as a refusal. Log writes the first such event of a
-// policy with the same reason or outcome, and then one every 10 seconds, with an attribute "suppressed" that
-// counts the events without a line. Events below slog.LevelWarn are not suppressed.
+// During an outage, many calls can cause the same event, such as a refusal. Two events are the same if they
+// have the same policy, the same What, and the same reason or outcome. Log writes a line for the first of
+// these events, and then at most one line every 10 seconds. The attribute "suppressed" of a line is the
+// number of events since the previous line that were not logged. Events below slog.LevelWarn are not
+// suppressed.
 func Log(logger *slog.Logger) func(context.Context, policy.Event) {
 	if logger == nil {
 		logger = slog.Default()
@@ -55,7 +57,7 @@ func logAttrs(e policy.Event) []slog.Attr {
 	return attrs
 }
 
-// frequent has the events that each call may cause during an outage, and that would fill the log.
+// frequent has the events that each call may cause during an outage. Logging all of them would fill the log.
 var frequent = map[string]bool{
 	"refused": true, "ended": true, "over_budget": true, // calls
 	"load_failed": true, "load_refused": true, "fence_failed": true, // caches
@@ -70,17 +72,19 @@ type logLimiter struct {
 	last map[logKey]*logState
 }
 
-// A logKey identifies events that are limited together. It has no key of a member: a group may have many.
+// A logKey identifies events that are limited together. It does not contain the key of a group's member,
+// because a group may have many members.
 type logKey struct{ kind, name, what, reason string }
 
 // A logState is the state of the events with one logKey.
 type logState struct {
-	at         time.Time // when the last line was written
-	what       string    // the event of the last line
-	suppressed int64     // events since the last line
+	at         time.Time // the time of the last line
+	what       string    // the What of the last line's event
+	suppressed int64     // the number of events since the last line
 }
 
-// allow reports whether e is logged, and how many events before it were not.
+// allow reports whether e is logged. suppressed is the number of events since the last line that were not
+// logged.
 func (l *logLimiter) allow(e policy.Event, now time.Time) (suppressed int64, ok bool) {
 	key := logKey{kind: e.Kind, name: e.Name, what: e.What}
 	for _, a := range e.Attrs {
@@ -89,7 +93,7 @@ func (l *logLimiter) allow(e policy.Event, now time.Time) (suppressed int64, ok 
 		}
 	}
 	if e.What == "outage_ended" {
-		key.what = "outage_began" // starts and ends alternate, and each change is logged
+		key.what = "outage_began" // a start and an end share a key, so each change between them is logged
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -18,16 +18,16 @@ import (
 
 // A Registry holds policies. It is safe for concurrent use.
 type Registry struct {
-	// changing is held while policies and observers are added and removed, and mu is locked after it. A
-	// single mutex would deadlock: a policy may have an event while the registry starts to observe it, and the
-	// observer may read the registry.
+	// changing is held while policies and observers are added and removed. mu is locked after changing. A
+	// single mutex would deadlock: a policy may cause an event while the registry starts to observe the
+	// policy, and the observer may read the registry.
 	changing  sync.Mutex
 	observers notify.Observers[policy.Event]
 	observing int               // number of observers
-	stops     map[string]func() // by path: ends the observation of a policy, while there are observers
+	stops     map[string]func() // by path, the functions that end the observation of a policy
 
 	mu      sync.RWMutex
-	entries map[string]Entry // by path; to change it, hold changing as well
+	entries map[string]Entry // by path, the policies; changing must also be held to write
 
 	applying sync.Mutex // held by Apply and Preview
 }
@@ -37,8 +37,9 @@ func New() *Registry {
 	return &Registry{entries: map[string]Entry{}, stops: map[string]func(){}}
 }
 
-// Add adds policies. It refuses a policy without a kind or a name, a second one with the same kind and name, and
-// one that cannot be compared by ==. The error names all of them; the other policies are added.
+// Add adds policies. It rejects a nil policy, a policy without a kind or a name, a policy whose kind and name
+// are already registered, and a policy that cannot be compared by ==. The error reports every rejected
+// policy. The other policies are added.
 func (r *Registry) Add(policies ...policy.Describer) error {
 	var errs []error
 	for _, p := range policies {
@@ -94,7 +95,7 @@ func (r *Registry) Remove(p policy.Describer) bool {
 	return false
 }
 
-// change calls write, which writes to r.entries, with mu locked.
+// change locks mu and calls write, which writes to r.entries.
 func (r *Registry) change(write func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -109,7 +110,7 @@ func (r *Registry) stopObserving(path string) {
 	}
 }
 
-// All iterates over the policies that are registered when All is called, by kind and name.
+// All iterates over the policies that are registered when All is called, sorted by kind and name.
 func (r *Registry) All() iter.Seq[Entry] {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -118,7 +119,7 @@ func (r *Registry) All() iter.Seq[Entry] {
 	}))
 }
 
-// Get returns the policy of a kind with a name, or false if it is not registered.
+// Get returns the policy with a kind and a name, or false if no such policy is registered.
 func (r *Registry) Get(kind, name string) (Entry, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -126,9 +127,10 @@ func (r *Registry) Get(kind, name string) (Entry, bool) {
 	return e, ok
 }
 
-// Observe calls f with each event of each policy, including those added later, until stop is called. f runs on
-// the goroutine that causes the event, without a lock, and may run on several goroutines at the same time. It
-// must not block, nor call Apply, Preview or Reload, which may cause the event.
+// Observe calls f with each event of each policy until stop is called. Policies that are added later are
+// included. f runs on the goroutine that causes the event, and no lock is held. f may run on several
+// goroutines at the same time. f must not block. f must not call Apply, Preview or Reload, because these
+// methods may cause the event.
 func (r *Registry) Observe(f func(context.Context, policy.Event)) (stop func()) {
 	r.changing.Lock()
 	defer r.changing.Unlock()
@@ -150,14 +152,15 @@ func (r *Registry) Observe(f func(context.Context, policy.Event)) (stop func()) 
 	})
 }
 
-// Health returns the health of each policy by "kind/name", in the order of [Registry.All]. It queries all
-// policies concurrently, each iteration again. resiliencehttp.Health(reg) is an HTTP handler for it.
+// Health returns the health of each policy with its "kind/name", in the order of [Registry.All]. Each
+// iteration queries all policies again, concurrently. resiliencehttp.Health(reg) is an HTTP handler that
+// serves the health.
 func (r *Registry) Health(ctx context.Context) iter.Seq2[string, policy.Health] {
 	return func(yield func(string, policy.Health) bool) {
 		all := slices.Collect(r.All())
 		healths := make([]policy.Health, len(all))
 		var queries sync.WaitGroup
-		for i, e := range all { // one after the other, a store that hangs would use up the time of the others
+		for i, e := range all { // concurrently: a store that hangs must not delay the others
 			queries.Go(func() { healths[i] = e.Health(ctx) })
 		}
 		queries.Wait()
@@ -169,8 +172,9 @@ func (r *Registry) Health(ctx context.Context) iter.Seq2[string, policy.Health] 
 	}
 }
 
-// String returns all metrics as a JSON object of objects, by "kind/name" and the name of the metric: a Registry
-// is an expvar.Var. Values that JSON cannot represent are written as 0.
+// String returns all metrics as a JSON object. For each "kind/name", it contains an object with the value of
+// each metric by name. Values that JSON cannot represent are written as 0. With this method, a Registry is an
+// expvar.Var.
 func (r *Registry) String() string {
 	all := map[string]map[string]float64{}
 	for e := range r.All() {

@@ -13,8 +13,8 @@ type Report []Change
 // A Change is a setting that has changed.
 type Change struct {
 	Path string `json:"path"` // "breaker/users.ConsecutiveFailures"
-	From string `json:"from"` // the effective value before, as JSON
-	To   string `json:"to"`   // the effective value after, as JSON
+	From string `json:"from"` // the effective value before the change, as JSON
+	To   string `json:"to"`   // the effective value after the change, as JSON
 }
 
 // String returns a line for each change: "breaker/users.ConsecutiveFailures: 5 -> 10".
@@ -35,8 +35,9 @@ func (r Report) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// compare appends to report the fields below path whose given value has changed from given to next, if their
-// effective value has changed from before to after.
+// compare appends the changed fields of a Config to report. path is the path of the Config. A field has
+// changed if its given value differs between given and next, and its effective value differs between before
+// and after.
 func compare(report Report, path string, given, next, before, after reflect.Value) Report {
 	for i := range given.NumField() {
 		f := given.Type().Field(i)

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Settings returns the settings that can change as a JSON object for [Registry.Apply]: all fields that a
-// settings file can hold, with their defaults.
+// Settings returns the settings of all policies that can be updated, as a JSON object in the form that
+// [Registry.Apply] accepts. The object has all fields that a settings file can hold, with defaults filled in.
 func (r *Registry) Settings() []byte {
 	var all []string
 	for e := range r.All() {
@@ -28,7 +28,7 @@ func (r *Registry) Settings() []byte {
 	return out.Bytes()
 }
 
-// Reload applies the settings in a file. Call it when the program starts and when the file has changed:
+// Reload applies the settings in a file. Call Reload when the program starts and when the file has changed:
 //
 //	hup := make(chan os.Signal, 1)
 //	signal.Notify(hup, syscall.SIGHUP)
@@ -44,24 +44,30 @@ func (r *Registry) Reload(path string) (Report, error) {
 	return r.Apply(data)
 }
 
-// Apply changes the settings of running policies. data is a JSON object from "kind/name" to an object of fields
-// of the policy's Config, by their Go names. A duration is text such as "1.5s", a time zone text such as
-// "Asia/Tokyo". The constants Unlimited and None are text, too: "unlimited" and "none". A field that is left out
-// keeps its value; null and zero restore its default. A list is replaced as a whole. A name that is not
-// registered is an error, unless it starts with a question mark: "?breaker/users". A group is not updated if all
-// its members have the settings already.
+// Apply changes the settings of running policies. data is a JSON object. Each key is the "kind/name" of a
+// policy. Each value is an object from Go names of fields of the policy's Config to their new values:
 //
-// If anything is wrong, the error lists every problem, and nothing changes. Apply finds out with a dry run of
-// every policy; if a policy nevertheless rejects the update after that, it keeps its settings, the error names
-// it, and the other policies have changed.
+//   - A duration is a text such as "1.5s". A time zone is a text such as "Asia/Tokyo".
+//   - The constants Unlimited and None are the texts "unlimited" and "none".
+//   - A field that data omits keeps its value. Null or zero restores the default of a field.
+//   - A list is replaced as a whole.
+//   - A policy that is not registered is an error, unless its key starts with a question mark:
+//     "?breaker/users".
 //
-// The report lists the fields in data that have changed, without the defaults that follow them.
+// A group is not updated if all its members already have the settings.
+//
+// If anything is wrong, the error lists every problem, and nothing changes. To find problems, Apply first
+// updates every policy in a dry run. A policy may still reject the update after the dry run. Then the policy
+// keeps its settings, the error names the policy, and the other policies have changed.
+//
+// The report lists the fields in data that have changed. It omits other fields whose defaults have changed as
+// a result.
 func (r *Registry) Apply(data []byte) (Report, error) {
 	return r.apply(data, false)
 }
 
-// Preview returns the report or the error that Apply would return, and changes nothing. In the report, a field
-// whose default data restores has its zero value.
+// Preview returns the report or the error that Apply would return, and changes nothing. If data restores the
+// default of a field, the report shows the zero value of the field.
 func (r *Registry) Preview(data []byte) (Report, error) {
 	return r.apply(data, true)
 }
@@ -89,7 +95,7 @@ func (r *Registry) apply(data []byte, dryRun bool) (Report, error) {
 	return report, errors.Join(errs...)
 }
 
-// updates returns the updates in data that change something. Each has passed a dry run.
+// updates returns the updates in data that change something. Each returned update has passed a dry run.
 func (r *Registry) updates(data []byte) ([]*update, error) {
 	var policies map[string]json.RawMessage
 	err := json.Unmarshal(data, &policies)
@@ -133,14 +139,14 @@ func (r *Registry) updates(data []byte) ([]*update, error) {
 // An update changes the settings of one policy.
 type update struct {
 	Entry
-	values map[string]any // by field, from the settings file
-	before reflect.Value  // the Config before, with its defaults
-	given  reflect.Value  // the Config before, as it was given
-	next   reflect.Value  // the Config after, as it will be given
-	after  reflect.Value  // the Config after, with its defaults; after a dry run equal to next
+	values map[string]any // by field name, the values from the settings file
+	before reflect.Value  // the Config before the update, with its defaults
+	given  reflect.Value  // the Config before the update, as it was given
+	next   reflect.Value  // the Config after the update, without its defaults
+	after  reflect.Value  // the Config after the update, with its defaults; after a dry run, the same as next
 }
 
-// try decodes data, an object of settings, and updates the policy with them in a dry run.
+// try decodes data, an object of settings, and tries the update in a dry run.
 func (u *update) try(data []byte) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
@@ -156,7 +162,8 @@ func (u *update) try(data []byte) error {
 		case !u.given.IsValid():
 			u.given, u.next, u.after = given, next, next
 		case u.given.Type() == given.Type() && bytes.Equal(encode(u.given), encode(u.next)):
-			// The first Config of a group has the settings already, but this member's may not.
+			// The Configs that the group has passed so far already have the settings, but this member's may
+			// not.
 			u.before, u.given, u.next, u.after = given, given, next, next
 		}
 		return nil
