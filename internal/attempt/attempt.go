@@ -1,17 +1,17 @@
-// Package attempt marks the ctx of an operation that a retrier retries. Nested retriers find the mark, so that
-// only the outermost one retries.
+// Package attempt marks the ctx of an operation that a retrier retries. If retriers are nested, the inner
+// retriers find the mark, and only the outermost retrier retries.
 package attempt
 
 import "context"
 
 type key struct{}
 
-// first is shared by all first attempts under context.Background: creating it would be the only allocation of a
-// call that succeeds.
+// first is the ctx of all first attempts under context.Background. It is shared, because creating it would be
+// the only allocation of a call that succeeds.
 var first = context.WithValue(context.Background(), key{}, 1)
 
-// With returns ctx marked as the ctx of the nth attempt, from 1. Zero marks a new operation, which no retrier
-// retries yet.
+// With returns ctx, marked as the ctx of attempt n. The first attempt is 1. Zero marks a new operation, which
+// no retrier retries yet.
 func With(ctx context.Context, n int) context.Context {
 	if n == 1 && ctx == context.Background() {
 		return first

@@ -1,23 +1,23 @@
-// Package behavior reads what an error says about the call that returned it. Every package
-// of this module reads errors here and nowhere else, so that all patterns read them alike.
+// Package behavior classifies the errors that calls return. Every package of this module reads errors only
+// through this package, so all patterns classify an error in the same way.
 //
-// An error says it by methods, at any depth of its chain:
+// An error is classified by optional methods, which may belong to any error in its chain:
 //
 //	Refused() bool             true: this module did not make the call
-//	Answered() bool            true: the dependency worked, and its answer is no
+//	Answered() bool            true: the dependency worked and returned a negative answer
 //	Retryable() bool           false: another attempt cannot help
-//	RetryAfter() time.Duration > 0: another attempt cannot help sooner
-//	Throttled() bool           true: the dependency turned the call away to shed load
+//	RetryAfter() time.Duration > 0: another attempt cannot help before this time
+//	Throttled() bool           true: the dependency rejected the call to shed load
 //
-// The marks of github.com/cenkalti/backoff, v4 to v6, are read as well: an error that its Permanent
-// has marked is not retryable, and its RetryAfterError has a RetryAfter.
+// The errors of github.com/cenkalti/backoff, v4 to v6, are read as well. An error that its function Permanent
+// has marked is not retryable. Its RetryAfterError has a RetryAfter.
 //
-// Of an error and the errors that it wraps, the outermost that has a method decides. Of
-// joined errors (an error with Unwrap() []error), the first part that has any of the methods
-// decides for all of them, except that the longest RetryAfter counts. Refused parts are
-// ignored unless all parts are refused: a refusal does not describe the calls that were made.
+// If an error and an error that it wraps have the same method, the outer error decides. Of joined errors (an
+// error with Unwrap() []error), the first part that has any of the methods decides for all parts, with two
+// exceptions. The longest RetryAfter counts. Refused parts are ignored unless all parts are refused, because
+// a refusal does not describe the calls that were made.
 //
-// The first that applies decides: Refused, Answered, the end of the caller's ctx,
+// If several of the following apply, the first decides: Refused, Answered, the end of the caller's ctx,
 // Retryable, RetryAfter.
 package behavior
 
@@ -30,31 +30,31 @@ import (
 	"time"
 )
 
-// A Kind is what the end of a call says about the dependency.
+// A Kind is the class of a call's result. It describes how the dependency behaved.
 type Kind uint8
 
 const (
 	Done     Kind = iota // the call succeeded
-	Answered             // the dependency worked, and its answer is no
-	Refused              // the call was not made
-	Canceled             // the caller's ctx was canceled; this says nothing
+	Answered             // the dependency worked and returned a negative answer
+	Refused              // this module did not make the call
+	Canceled             // the caller's ctx was canceled; how the dependency behaved is unknown
 	Overran              // the deadline of the caller's ctx passed
-	Failed               // the dependency failed, or cannot be told from one that did
+	Failed               // the dependency failed, or the error looks like a failure of the dependency
 )
 
-// An End is what the end of a call says.
+// An End is the classified result of a call.
 type End struct {
 	Kind Kind
-	// Retryable is whether another attempt may help. It is false for Done, and for an
-	// answer unless its method Retryable returns true.
+	// Retryable reports whether another attempt may help. It is false for Done. For an answer, it is false
+	// unless the error's method Retryable returns true.
 	Retryable bool
-	// RetryAfter is the least time until another attempt, or 0.
+	// RetryAfter is the minimum time until another attempt, or 0.
 	RetryAfter time.Duration
-	// Throttled is whether the dependency turned the call away to shed load.
+	// Throttled reports whether the dependency rejected the call to shed load.
 	Throttled bool
 }
 
-// Read returns what err says, without regard to the caller's ctx. A nil err is Done.
+// Read classifies err without regard to the caller's ctx. A nil err is Done.
 func Read(err error) End {
 	if err == nil {
 		return End{}
@@ -69,10 +69,9 @@ func Read(err error) End {
 	}
 }
 
-// ReadUnder returns what err says about a call made under ctx. If ctx has ended, an err that
-// is neither refused nor an answer is the end of ctx. The deadline of ctx counts from the
-// moment that it passes: a connection that has the same deadline often returns before ctx
-// is canceled.
+// ReadUnder classifies err as the result of a call under ctx. If ctx has ended, an err that is neither a
+// refusal nor an answer is Canceled or Overran. If the deadline of ctx has passed, err is Overran even if ctx
+// is not canceled yet: a connection with the same deadline often returns before ctx is canceled.
 func ReadUnder(ctx context.Context, err error) End {
 	end := Read(err)
 	if end.Kind == Failed {
@@ -96,9 +95,9 @@ func IsRefused(err error) bool { return Read(err).Kind == Refused }
 // IsAnswered reports whether err is an answer of a dependency that works.
 func IsAnswered(err error) bool { return Read(err).Kind == Answered }
 
-// IsTimeout reports whether err is a timeout: context.DeadlineExceeded, or an error
-// with a method Timeout() bool that returns true. Of an error and what it wraps, the
-// outermost that has the method decides; of joined errors, one timeout is enough.
+// IsTimeout reports whether err is a timeout: context.DeadlineExceeded, or an error with a method Timeout()
+// bool that returns true. If err and an error that it wraps both have the method, the outer error decides. Of
+// joined errors, one timeout is enough.
 func IsTimeout(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || saysTimeout(err)
 }
@@ -115,13 +114,13 @@ func saysTimeout(err error) bool {
 	return false
 }
 
-// IsPermanent reports whether err itself is a mark of Permanent of cenkalti/backoff.
+// IsPermanent reports whether err itself is a mark that Permanent of cenkalti/backoff has returned.
 func IsPermanent(err error) bool {
 	name, _ := backoffType(err)
 	return isPermanent(name)
 }
 
-// isPermanent reports whether name is the type of a mark of Permanent: of v4 and v5, or of v6.
+// isPermanent reports whether name is the type of such a mark: PermanentError in v4 and v5, permanent in v6.
 func isPermanent(name string) bool { return name == "PermanentError" || name == "permanent" }
 
 // HasPermanent reports whether err or an error that it wraps is a mark of Permanent.
@@ -138,7 +137,7 @@ func HasPermanent(err error) bool {
 	return false
 }
 
-// WithoutPermanent returns err without the marks of Permanent that are its outermost errors.
+// WithoutPermanent returns err without its outermost marks of Permanent.
 func WithoutPermanent(err error) error {
 	for IsPermanent(err) {
 		inner := errors.Unwrap(err)
@@ -150,8 +149,9 @@ func WithoutPermanent(err error) error {
 	return err
 }
 
-// backoffType returns the name and the value of the struct that err points to if its type is one of cenkalti/backoff,
-// and "" otherwise. Reflection recognizes every major version; a type assertion would have to import each of them.
+// backoffType returns the type name and the value of the struct that err points to, if cenkalti/backoff
+// defines the type. Otherwise name is empty. Reflection recognizes every major version. A type assertion
+// would have to import each version.
 func backoffType(err error) (name string, v reflect.Value) {
 	v = reflect.ValueOf(err)
 	if v.Kind() != reflect.Pointer || v.IsNil() {
@@ -164,7 +164,7 @@ func backoffType(err error) (name string, v reflect.Value) {
 	return "", v
 }
 
-// A said is an answer to whether another attempt may help.
+// A said is the result of an optional method Retryable.
 type said uint8
 
 const (
@@ -173,9 +173,9 @@ const (
 	no
 )
 
-// A part is what an error of a chain says together with the errors that it wraps.
+// A part is the classification of an error and of the errors that it wraps.
 type part struct {
-	says              bool // anything: some error of the chain has a method
+	says              bool // whether any error of the chain has one of the methods
 	refused, answered bool
 	retry             said
 	after             time.Duration
@@ -192,8 +192,7 @@ func (p part) kind() Kind {
 	return Failed
 }
 
-// read returns what err says. It asks the errors that err wraps first and then err, so that
-// the outermost decides.
+// read classifies err. It reads the errors that err wraps before err itself, so the outermost error decides.
 func read(err error) part {
 	var p part
 	switch e := err.(type) {
@@ -213,7 +212,7 @@ func read(err error) part {
 	switch name, v := backoffType(err); {
 	case isPermanent(name):
 		p.says, p.retry = true, no
-	case name == "RetryAfterError": // of v5 and v6
+	case name == "RetryAfterError": // a type of v5 and v6
 		if f := v.FieldByName("Duration"); f.IsValid() && f.CanInt() {
 			p.says, p.after = true, max(0, time.Duration(f.Int()))
 		}
@@ -233,9 +232,10 @@ func read(err error) part {
 	return p
 }
 
-// join returns what joined errors mean together.
+// join classifies joined errors as one error.
 func join(errs []error) part {
-	var refused, made part // the first part with a method and the longest RetryAfter, of refused calls and of others
+	// For refused calls and for the other calls, the first part that has a method, with the longest RetryAfter.
+	var refused, made part
 	anyMade := false
 	for _, err := range errs {
 		if err == nil {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Error returns an error in which [errors.Is] finds both ctx.Err() and context.Cause(ctx), or nil if ctx has not
-// ended.
+// Error returns nil if ctx has not ended. Otherwise it returns an error in which [errors.Is] finds both
+// ctx.Err() and context.Cause(ctx).
 func Error(ctx context.Context) error {
 	err := ctx.Err()
 	if err == nil {
@@ -21,9 +21,9 @@ func Error(ctx context.Context) error {
 	return &endError{err: err, cause: cause}
 }
 
-// By reports whether ctx has ended because of the deadline at, which was given cause as its cause. A passed
-// deadline counts even if ctx is not canceled yet: a connection with the same deadline often returns a moment
-// earlier.
+// By reports whether the deadline at has ended ctx. cause is the cause that was given to this deadline. A
+// deadline that has passed counts even if ctx is not canceled yet: a connection with the same deadline often
+// returns a moment earlier.
 func By(ctx context.Context, at time.Time, cause error) bool {
 	if ctx.Err() != nil {
 		return context.Cause(ctx) == cause
@@ -32,13 +32,13 @@ func By(ctx context.Context, at time.Time, cause error) bool {
 	return ok && deadline.Equal(at) && !time.Now().Before(at)
 }
 
-// An endError is the end of a ctx whose cause does not match ctx.Err().
+// An endError is the error of a ctx that has ended and whose cause does not match ctx.Err().
 type endError struct{ err, cause error }
 
 func (e *endError) Error() string   { return e.err.Error() + ": " + e.cause.Error() }
 func (e *endError) Unwrap() []error { return []error{e.err, e.cause} }
 
-// A LostError is the cause of a call's cancellation after another call of the same hedge has won.
+// A LostError is the cause with which a hedge cancels a call after another call of the same hedge has won.
 type LostError string
 
 func (e LostError) Error() string { return string(e) }

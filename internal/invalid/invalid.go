@@ -13,16 +13,17 @@ type Fields struct {
 	err  error
 }
 
-// Need records an error for a field unless ok. want completes the sentence "must be ...".
+// Need records an error for a field unless ok is true. want completes the text "must be ...".
 func (f *Fields) Need(ok bool, field string, value any, want string) {
 	if !ok {
 		f.err = errors.Join(f.err, fmt.Errorf("%s.%s is %v: must be %s", f.Type, field, value, want))
 	}
 }
 
-// Same records an error if a field that cannot change has changed.
+// Same records an error if was and now differ. It is for fields that cannot change.
 func (f *Fields) Same(field string, was, now any) {
-	// The values are checked, not their types: an interface may hold a value that cannot be compared.
+	// Comparable is called on the values, not on their types: an interface may hold a value that cannot be
+	// compared.
 	canTell := reflect.ValueOf(was).Comparable() && reflect.ValueOf(now).Comparable()
 	same := reflect.TypeOf(was) == reflect.TypeOf(now) && (!canTell || was == now)
 	old, other := "the same", "another"
@@ -42,5 +43,5 @@ func Renamed(typ, was, now string) error {
 	return f.Err()
 }
 
-// Err returns the recorded errors, joined, or nil.
+// Err returns the recorded errors, joined. It returns nil if there are none.
 func (f *Fields) Err() error { return f.err }

@@ -1,5 +1,5 @@
-// Package keyed provides a bounded table of members by key, which creates members on demand and evicts
-// those that are idle or whose room is needed.
+// Package keyed provides a bounded table that holds a member for each key. The table creates members on
+// demand. It evicts idle members, and other members to make room.
 package keyed
 
 import (
@@ -9,31 +9,32 @@ import (
 	"time"
 )
 
-// A Rule configures how a [Table] creates and evicts its members. Except for Evicted, its functions are
-// called while the table is locked: they must be fast, and must not use the table.
+// A Rule configures how a [Table] creates and evicts its members. The table is locked during calls to Make,
+// InUse and Evict. These functions must be fast and must not use the table.
 type Rule[K comparable, V any] struct {
-	// Make initializes the value of a new member. v stays valid, and is the argument of InUse and Evict.
+	// Make initializes the value of a new member. v stays valid, and is later passed to InUse and Evict.
 	Make func(key K, v *V)
-	// InUse reports whether evicting a member would lose more than its counters, such as an open breaker.
-	// Nil means that no unpinned member is in use.
+	// InUse reports whether an eviction would lose more than the member's counters, such as the state of an
+	// open breaker. If InUse is nil, no unpinned member is in use.
 	InUse func(v *V) bool
 	// Evict, if not nil, is called before a member is evicted.
 	Evict func(v *V)
-	// Evicted, if not nil, is called after a member was evicted, without the lock.
+	// Evicted, if not nil, is called after a member was evicted. The table is not locked.
 	Evicted func(v V)
 	// MaxKeys is the maximum number of members.
 	MaxKeys int
-	// IdleAfter is how long a member must have been unused to be evicted although there is room. If it is
-	// negative, members are evicted only to make room.
+	// IdleAfter is how long a member must be unused before the table may evict the member even if there is
+	// room. If IdleAfter is negative, members are evicted only to make room.
 	IdleAfter time.Duration
-	// KeepStrays makes a key that has shared the overflow stay with it while the overflow is in use, but for
-	// at most a minute. Otherwise it could take a whole budget from the overflow and another from a member.
+	// If KeepStrays is set, a key that has shared the overflow continues to use it while the overflow is in
+	// use, but for at most a minute. Otherwise the key could use up the overflow's budget and then a second
+	// budget of its own member.
 	KeepStrays bool
 }
 
-// A Table holds one member for each key. It evicts a member that is idle or whose room is needed, the least
-// recently used first, but never one that is pinned or in use. If the table is full of those, new keys
-// share one more member, the overflow.
+// A Table holds one member for each key. It evicts members that are idle, and members whose room is needed,
+// the least recently used member first. It never evicts a member that is pinned or in use. If the table
+// cannot make room, new keys share one extra member, the overflow.
 type Table[K comparable, V any] struct {
 	rule Rule[K, V]
 
@@ -41,34 +42,35 @@ type Table[K comparable, V any] struct {
 	members  map[K]*Member[K, V]
 	ends     Member[K, V] // next is the least recently used member, prev the most recently used one
 	overflow Member[K, V]
-	strays   map[K]time.Duration // when keys came to share the overflow, since began
+	strays   map[K]time.Duration // by key, when the key came to share the overflow, as the time since began
 }
 
 // A Member is the entry of a key.
 type Member[K comparable, V any] struct {
 	Value      V
 	Key        K
-	prev, next *Member[K, V] // nil in the overflow
-	used       atomic.Int64  // when it was last pinned or unpinned, in nanoseconds since began
-	pins       atomic.Int32  // incremented under the lock, so that it stays 0 during an eviction
+	prev, next *Member[K, V] // neighbors in the order of use; nil in the overflow
+	used       atomic.Int64  // time of the last Pin or Unpin, in nanoseconds since began
+	pins       atomic.Int32  // number of pins; incremented only under the lock, so it stays 0 during an eviction
 }
 
 const (
-	// maxTries limits how many members an insert checks for one that it can evict. Otherwise an insert into
-	// a table full of pinned members would check all of them.
+	// maxTries limits how many members an insert checks to find a member that can be evicted. Without the
+	// limit, an insert into a table full of pinned members would check all of them.
 	maxTries = 16
-	// brief is how long a call may take for Unpin to leave its member where Pin has put it in the order of
-	// use. It saves such calls a second acquisition of the lock.
+	// If a call is shorter than brief, Unpin does not move the call's member in the order of use. Such a call
+	// acquires the lock only once.
 	brief = time.Millisecond
 
-	strayFor  = time.Minute // how long a key that has shared the overflow stays with it
-	maxStrays = 1000        // if more keys come, all of them may get members
+	strayFor  = time.Minute // maximum time that a key that has shared the overflow continues to use it
+	maxStrays = 1000        // maximum length of Table.strays; the next stray clears the map
 )
 
-// began is the origin of all times here: a Duration takes a third of a Time's memory.
+// began is the origin of all times in this package. Times are stored as Durations, because a Duration takes a
+// third of a Time's memory.
 var began = time.Now()
 
-// NewTable returns a Table. It creates the overflow, with the zero key.
+// NewTable returns a Table. It creates the overflow with the zero key.
 func NewTable[K comparable, V any](rule Rule[K, V]) *Table[K, V] {
 	t := &Table[K, V]{rule: rule, members: make(map[K]*Member[K, V])}
 	t.ends.prev, t.ends.next = &t.ends, &t.ends
@@ -76,11 +78,11 @@ func NewTable[K comparable, V any](rule Rule[K, V]) *Table[K, V] {
 	return t
 }
 
-// Overflow returns the member that keys without room share.
+// Overflow returns the member that keys share if the table has no room for them.
 func (t *Table[K, V]) Overflow() *Member[K, V] { return &t.overflow }
 
-// Pin returns the member for key, which it creates if there is room, or the overflow. The member is not
-// evicted before Unpin is called.
+// Pin returns the member for key. If there is no such member, Pin creates the member if there is room, and
+// otherwise returns the overflow. The member is not evicted before Unpin is called.
 func (t *Table[K, V]) Pin(key K) *Member[K, V] {
 	now := time.Since(began)
 	if m := t.pinExisting(key, now); m != nil {
@@ -109,11 +111,11 @@ func (t *Table[K, V]) pinNew(key K, now time.Duration) (m *Member[K, V]) {
 	}()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m = t.members[key] // another goroutine may have created it since pinExisting
+	m = t.members[key] // another goroutine may have created the member since pinExisting
 	switch {
 	case m != nil:
 		t.touch(m, now)
-	case key != key || t.isStray(key, now): // a NaN would never be found again
+	case key != key || t.isStray(key, now): // the member of a NaN would never be found again
 		m = &t.overflow
 	default:
 		if evicted = t.makeRoom(now); len(t.members) >= t.rule.MaxKeys {
@@ -132,7 +134,7 @@ func (t *Table[K, V]) pinNew(key K, now time.Duration) (m *Member[K, V]) {
 	return m
 }
 
-// Unpin ends one Pin.
+// Unpin undoes one Pin.
 func (t *Table[K, V]) Unpin(m *Member[K, V]) {
 	if m != &t.overflow {
 		now := time.Since(began)
@@ -154,7 +156,7 @@ func (t *Table[K, V]) touch(m *Member[K, V], now time.Duration) {
 	}
 }
 
-// isStray reports whether key stays with the overflow although there may be room. t.mu is held.
+// isStray reports whether key must use the overflow even if there is room. t.mu is held.
 func (t *Table[K, V]) isStray(key K, now time.Duration) bool {
 	since, stray := t.strays[key]
 	if stray && t.overflow.pins.Load() == 0 && !t.inUse(&t.overflow) {
@@ -179,9 +181,9 @@ func (t *Table[K, V]) inUse(m *Member[K, V]) bool {
 	return t.rule.InUse != nil && t.rule.InUse(&m.Value)
 }
 
-// makeRoom evicts the idle members and, if the table is full, one more. It checks the least recently used
-// members, and moves those that must stay behind the others, so that the next insert checks different ones.
-// t.mu is held.
+// makeRoom evicts idle members. If the table is still full, makeRoom evicts one more member. It checks at
+// most maxTries members, the least recently used member first. It moves members that must stay to the end of
+// the order of use, so the next insert checks different members. t.mu is held.
 func (t *Table[K, V]) makeRoom(now time.Duration) (evicted []V) {
 	for range min(maxTries, len(t.members)) {
 		m := t.ends.next
@@ -216,8 +218,7 @@ func (m *Member[K, V]) unlink() {
 	m.prev.next, m.next.prev = m.next, m.prev
 }
 
-// Get returns the member for key, or nil. The member may be evicted at any time, and Get does not count as
-// use.
+// Get returns the member for key, or nil. The member may be evicted at any time. Get does not count as use.
 func (t *Table[K, V]) Get(key K) *Member[K, V] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -238,9 +239,9 @@ func (t *Table[K, V]) View(f func(members int)) {
 	f(len(t.members))
 }
 
-// Locked calls f while the table is locked, and returns all members of that moment, pinned, without the
-// overflow. Other members are created later, so that Make sees what f has changed. The members stay pinned
-// until the result has been passed to [Table.Each].
+// Locked calls f while the table is locked, and returns all existing members except the overflow. All other
+// members are created after the call to f, so Make sees the changes that f makes. The returned members are
+// pinned until the result has been passed to [Table.Each].
 func (t *Table[K, V]) Locked(f func()) []*Member[K, V] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -253,8 +254,8 @@ func (t *Table[K, V]) Locked(f func()) []*Member[K, V] {
 	return all
 }
 
-// Each yields pinned members, without the lock, and then unpins them. That does not count as use, or a
-// caller that reads metrics would keep idle members from being evicted.
+// Each yields pinned members and then unpins them. The table is not locked. Unpinning them does not count as
+// use: otherwise, a caller that reads metrics would keep idle members from being evicted.
 func (t *Table[K, V]) Each(pinned []*Member[K, V]) iter.Seq[*Member[K, V]] {
 	return func(yield func(*Member[K, V]) bool) {
 		defer func() { // even if yield panics

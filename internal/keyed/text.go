@@ -7,13 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// Other is the text for the overflow, in place of a key.
+// Other is the text for the overflow where members have the text of their key.
 const Other = "(other keys)"
 
 const maxText = 100 // bytes
 
-// Text returns the text of a key in errors, events and metrics: at most its first 100 bytes, without a
-// truncated character at the end.
+// Text returns the text of a key for errors, events and metrics. The text has at most 100 bytes. If a longer
+// text is cut within a character, the character is omitted.
 func Text[K any](key K) string {
 	text, ok := any(key).(string)
 	if !ok {
@@ -37,8 +37,8 @@ func Label(name, key string) string {
 	return name + "[" + key + "]"
 }
 
-// detach returns a copy of a string key, and any other key unchanged. A string may be a part of a larger text,
-// which a table would otherwise keep in memory.
+// detach returns a copy of a string key, and any other key unchanged. Without the copy, if the key is a part
+// of a larger string, the table would keep the larger string in memory.
 func detach[K comparable](key K) K {
 	if v := reflect.ValueOf(&key).Elem(); v.Kind() == reflect.String {
 		v.SetString(strings.Clone(v.String()))

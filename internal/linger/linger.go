@@ -1,14 +1,15 @@
-// Package linger lets a policy hold a slot or a timeout for longer than the function that it wraps. The
-// body of an HTTP response, for example, is read after RoundTrip has returned, and needs its slot until
-// then.
+// Package linger lets a policy hold a slot or a timeout after the policy's function has returned. For
+// example, the body of an HTTP response is read after RoundTrip has returned, and the call needs its slot
+// until then.
 //
-// An adapter that starts such work, as a resiliencehttp.Transport does, runs the policies under a ctx
-// whose value for [Key] is a [Work]. A policy holds something in one call:
+// An adapter that starts such work, such as a resiliencehttp.Transport, runs the policies under a ctx whose
+// value for [Key] is a [Work]. A policy calls Hold to keep a resource until the work ends:
 //
 //	return linger.WorkOf(ctx).Hold(ctx, fn, release, nil)
 //
-// The work continues only if the innermost function calls [Work.Continue]. A policy judges a call when its
-// function returns. If the work breaks off later, that is one more failure: see [Work.OnEnd].
+// The work continues only if the innermost function calls [Work.Continue]. A policy records the result of a
+// call when its function returns. If the work fails later, the policy records one more failure: see
+// [Work.OnEnd].
 package linger
 
 import (
@@ -19,22 +20,22 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// A Work is a call whose work may continue after its function has returned. It is safe for concurrent use,
-// and the zero value is ready to use. A nil Work ends when its function returns.
+// A Work represents a call whose work may continue after the call's function has returned. A Work is safe for
+// concurrent use, and the zero value is ready to use. The work of a nil *Work ends when the function returns.
 type Work struct {
 	mu     sync.Mutex
 	phase  phase
-	unheld bool           // policies observe the end, but hold nothing until then
-	ends   []func(error)  // the functions that wait for the end
-	few    [4]func(error) // the backing array of ends, unless more than four wait
-	err    error          // the error that End was called with
+	unheld bool           // whether policies only observe the end of the work, and hold nothing until then
+	ends   []func(error)  // the functions to call when the work ends
+	few    [4]func(error) // the backing array of ends, for up to four functions
+	err    error          // the error that was passed to End
 }
 
 // A phase is a state of a Work. It only ever advances.
 type phase int
 
 const (
-	inside    phase = iota // the functions of the policies run
+	inside    phase = iota // the functions of the policies are running
 	continues              // the innermost function has called Continue
 	over                   // End was called
 )
@@ -42,9 +43,10 @@ const (
 // Key is the key of a [*Work] among the values of a ctx.
 type Key struct{}
 
-// Begin returns ctx with new work. If ctx has a method UnheldWork() bool that returns true, policies
-// observe the end of the work, but release slots and timeouts when their functions return. A method of ctx
-// is used because resiliencegrpc, whose streams need this, must not import an internal package.
+// Begin returns ctx with new work. If ctx has a method UnheldWork() bool that returns true, policies observe
+// the end of the work, but release slots and timeouts when their functions return. The streams of
+// resiliencegrpc need this. The option is a method of ctx because resiliencegrpc must not import an internal
+// package.
 func Begin(ctx context.Context) (context.Context, *Work) {
 	w := new(Work)
 	if u, ok := ctx.(interface{ UnheldWork() bool }); ok {
@@ -53,9 +55,9 @@ func Begin(ctx context.Context) (context.Context, *Work) {
 	return context.WithValue(ctx, Key{}, w), w
 }
 
-// WorkOf returns the work that a function called under ctx belongs to. It returns nil if there is none, or
-// if its innermost function has called Continue: a fallback, for example, makes a separate call under the
-// same ctx.
+// WorkOf returns the work of the call that ctx belongs to, or nil if ctx has no work. It also returns nil
+// after the innermost function has called Continue, because a later call under the same ctx is a separate
+// call. A fallback, for example, makes such a call.
 func WorkOf(ctx context.Context) *Work {
 	w, _ := ctx.Value(Key{}).(*Work)
 	if w == nil || !w.is(inside) {
@@ -64,11 +66,12 @@ func WorkOf(ctx context.Context) *Work {
 	return w
 }
 
-// Under reports whether WorkOf may return work. Every call needs it, so it is inlined.
+// Under reports whether WorkOf may return work. Every call needs Under, so it must be short enough to be
+// inlined.
 func Under(ctx context.Context) bool { return ctx.Value(Key{}) != nil }
 
-// Apart returns ctx without its work and its limit. It is for a function that runs in parallel with the
-// function that ctx belongs to and may outlast it: such a function holds a slot until it returns.
+// Apart returns ctx without its work and its limit. It is for a function that runs in parallel with the call
+// of ctx and may outlast the call. Such a function holds a slot until the function itself returns.
 func Apart(ctx context.Context) context.Context { return apart{ctx} }
 
 type apart struct{ context.Context }
@@ -87,10 +90,13 @@ func (w *Work) is(p phase) bool {
 	return w.phase == p
 }
 
-// Hold calls fn and returns its error. It calls end exactly once: with the error of the work when the work
-// ends, if fn succeeds and the work continues; otherwise when fn returns, with its error, or with crashed
-// if fn panics or exits its goroutine. If an inner policy turns success into an error, the work has ended
-// for all policies outside it.
+// Hold calls fn and returns fn's error. It calls end exactly once:
+//
+//   - If fn succeeds and the work continues, Hold calls end when the work ends, with the work's error.
+//   - Otherwise, Hold calls end when fn returns, with fn's error.
+//   - If fn panics or exits its goroutine, Hold calls end with crashed.
+//
+// If an inner policy turns success into an error, the work has ended for all outer policies.
 func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end func(error), crashed error) error {
 	held, err := false, crashed
 	defer func() {
@@ -103,7 +109,7 @@ func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end fun
 	return err
 }
 
-// Observe is like Hold, but calls end at the end of work even if policies hold nothing until then.
+// Observe is like Hold, but calls end when the work ends even if policies hold nothing until then.
 func (w *Work) Observe(ctx context.Context, fn func(context.Context) error, end func()) error {
 	ended := true
 	defer func() {
@@ -116,24 +122,25 @@ func (w *Work) Observe(ctx context.Context, fn func(context.Context) error, end 
 	return err
 }
 
-// Release calls f at the end of the work if the work continues, otherwise immediately. A policy whose
-// function has returned nil uses it to release what it holds.
+// Release calls f when the work ends. If the work does not continue, or if policies hold nothing until it
+// ends, Release calls f immediately. A policy calls Release after the policy's function has returned nil.
 func (w *Work) Release(f func()) {
 	if !w.hold(func(error) { f() }) {
 		f()
 	}
 }
 
-// hold is like OnEnd, but only for work until whose end policies hold slots and timeouts.
+// hold is like OnEnd, but also returns false if policies hold no slots and timeouts until the work ends.
 func (w *Work) hold(f func(error)) bool { return w != nil && !w.unheld && w.OnEnd(f) }
 
-// OnEnd calls f once when the work ends. It reports false, and does not call f, if w is nil or does not
-// continue. A policy calls OnEnd after its function has returned nil. The error is nil if the work ended
-// well; otherwise it says how the work broke off, and wraps [context.Canceled] if the caller canceled. A
-// deadline or a timeout breaks the work off if the caller was waiting for the dependency when it passed.
+// OnEnd calls f once when the work ends. If w is nil or does not continue, OnEnd returns false and does not
+// call f. A policy calls OnEnd after the policy's function has returned nil. f gets nil if the work ended
+// normally. Otherwise f gets the reason why the work was cut off. The reason wraps [context.Canceled] if the
+// caller canceled. If a deadline or a timeout passes while the caller is waiting for the dependency, the work
+// is cut off.
 //
-// The ctx of the policy says nothing about the end: policies cancel a ctx that they have derived when they
-// return. Its deadline tells whether the caller's time was over.
+// The policy's ctx does not show how the work ended, because policies cancel the ctx that they have derived
+// when they return. The deadline of the ctx shows whether the caller's time was over.
 func (w *Work) OnEnd(f func(error)) bool {
 	if w == nil {
 		return false
@@ -150,7 +157,8 @@ func (w *Work) OnEnd(f func(error)) bool {
 	return true
 }
 
-// Continue is called by the innermost function before it returns nil if the work continues after that.
+// Continue makes the work continue after the innermost function has returned. The innermost function calls
+// Continue before it returns nil.
 func (w *Work) Continue() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -166,9 +174,9 @@ func (w *Work) Held() bool {
 	return len(w.ends) > 0
 }
 
-// End ends the work. A non-nil err says how it broke off. End calls the functions that wait for the end, in
-// the order in which the policies returned, and calls all of them even if one panics. A second End, perhaps
-// called by one of these functions, calls those that remain.
+// End ends the work. A non-nil err is the reason why the work was cut off. End calls the functions that wait
+// for the end, in the order in which the policies returned. It calls all of these functions even if one of
+// them panics. A second call to End, perhaps by one of these functions, calls the functions that remain.
 func (w *Work) End(err error) {
 	w.mu.Lock()
 	if w.phase != over {
@@ -185,22 +193,22 @@ func (w *Work) End(err error) {
 	end(w.err)
 }
 
-// A Limit is the time at which a timeout ends work that continues, and the cause of that end. The ctx of
-// the timeout cannot tell: an outer policy may have canceled it.
+// A Limit is the deadline of a timeout for work that continues. The timeout's own ctx does not show whether
+// the deadline has ended the work, because an outer policy may have canceled this ctx.
 type Limit struct {
-	At    time.Time
-	Cause error
+	At    time.Time // when the timeout ends the work
+	Cause error     // the cause of the cancellation
 }
 
-// LimitOf returns the earliest limit of the timeouts that ctx is under, or nil.
+// LimitOf returns the earliest limit of all timeouts that apply to ctx, or nil.
 func LimitOf(ctx context.Context) *Limit {
 	l, _ := ctx.Value(limitKey{}).(*Limit)
 	return l
 }
 
-// Timed calls fn with a ctx that is canceled after d with cause, and returns its error. If the work
-// continues, so does the timeout. late reports whether fn failed after this limit had passed; a limit of
-// another timeout does not count.
+// Timed calls fn and returns fn's error. The ctx of fn is canceled after d, and cause is the cause of the
+// cancellation. If the work continues, the timeout continues to apply. late reports whether fn failed after
+// this timeout had passed. Other timeouts do not count.
 func Timed(ctx context.Context, d time.Duration, cause error, fn func(context.Context) error) (late bool, err error) {
 	at := time.Now().Add(d)
 	timed, cancel := context.WithDeadlineCause(ctx, at, cause)
@@ -217,7 +225,7 @@ func Timed(ctx context.Context, d time.Duration, cause error, fn func(context.Co
 	return late, err
 }
 
-// withLimit returns ctx with a limit, or ctx itself if that has an earlier one.
+// withLimit returns ctx with a limit. If ctx already has an earlier limit, withLimit returns ctx unchanged.
 func withLimit(ctx context.Context, at time.Time, cause error) context.Context {
 	if l := LimitOf(ctx); l != nil && l.At.Before(at) {
 		return ctx

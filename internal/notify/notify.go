@@ -1,4 +1,5 @@
-// Package notify delivers the events of a policy to its observers. It holds no lock while it calls one.
+// Package notify delivers the events of a policy to its observers. It holds no lock while it calls an
+// observer.
 package notify
 
 import (
@@ -8,8 +9,8 @@ import (
 	"sync/atomic"
 )
 
-// Observers are the functions that observe a policy. The zero value has none. Observers are safe for concurrent
-// use and must not be copied.
+// Observers are the functions that observe a policy. The zero value has no functions. Observers are safe for
+// concurrent use and must not be copied.
 type Observers[E any] struct {
 	mu   sync.Mutex
 	list atomic.Pointer[[]observer[E]] // nil if there are none
@@ -17,8 +18,8 @@ type Observers[E any] struct {
 
 type observer[E any] = *func(context.Context, E)
 
-// Observe adds f. stop removes it; a call to f that is in progress continues. Only the first call to stop has an
-// effect.
+// Observe adds f. stop removes f. A call to f that is in progress continues. Only the first call to stop has
+// an effect.
 func (o *Observers[E]) Observe(f func(context.Context, E)) (stop func()) {
 	o.change(func(list []observer[E]) []observer[E] { return append(list, &f) })
 	return func() {
@@ -42,10 +43,10 @@ func (o *Observers[E]) change(f func([]observer[E]) []observer[E]) {
 	}
 }
 
-// Any reports whether there is an observer. Without one, a policy need not create an event.
+// Any reports whether there is an observer. If there is no observer, a policy need not create an event.
 func (o *Observers[E]) Any() bool { return o.list.Load() != nil }
 
-// Tell calls the observers with e, in the order in which they were added.
+// Tell calls each observer with e, in the order in which the observers were added.
 func (o *Observers[E]) Tell(ctx context.Context, e E) {
 	if list := o.list.Load(); list != nil {
 		for _, f := range *list {
@@ -54,8 +55,8 @@ func (o *Observers[E]) Tell(ctx context.Context, e E) {
 	}
 }
 
-// A Queue delivers events one at a time, in the order in which they were added. They are added while a policy is
-// locked, and delivered without the lock. The zero value is ready to use.
+// A Queue delivers events one at a time, in the order in which the events were added. A policy adds events
+// while it is locked. Events are delivered without the policy's lock. The zero value is ready to use.
 type Queue struct {
 	waiting    atomic.Bool
 	mu         sync.Mutex
@@ -82,8 +83,8 @@ func (q *Queue) add(e queued) {
 }
 
 // Deliver calls tell for each queued event. The caller must hold no lock. If another goroutine, or a function
-// further up the stack, is already delivering, it delivers these events as well. If tell panics, the remaining
-// events stay queued until the next Deliver.
+// further up the stack, is already delivering, the earlier call to Deliver delivers these events as well. If
+// tell panics, the remaining events stay queued until the next call to Deliver.
 func (q *Queue) Deliver(ctx context.Context, tell func(context.Context, any)) {
 	if q.waiting.Load() {
 		q.deliver(ctx, tell)
@@ -109,7 +110,7 @@ func (q *Queue) deliver(ctx context.Context, tell func(context.Context, any)) {
 	for len(q.events) > 0 {
 		e := q.events[0]
 		q.events = q.events[1:]
-		if e.ctx == nil { // it was added since then, and its adder has not called Deliver yet
+		if e.ctx == nil { // added during this loop, by a goroutine that has not called Deliver yet
 			e.ctx = ctx
 		}
 		func() { // without the lock

@@ -6,27 +6,28 @@ import (
 	"slices"
 )
 
-// A Patch is the merged result of changes to configurations of one type: the fields that were changed, with
-// their latest values. It takes no more memory after 10,000 changes than the configuration has fields. A
-// nil Patch is empty. A Patch is immutable.
+// A Patch is the merged result of changes to configurations of one type. It holds the changed fields with
+// their latest values. It holds each field only once, even after 10,000 changes. A nil Patch is empty. A
+// Patch is immutable.
 type Patch struct {
 	config reflect.Type
 	fields []patchedField
 }
 
 type patchedField struct {
-	path  []int // as for reflect.Value.FieldByIndex
+	path  []int // path of the field, as for reflect.Value.FieldByIndex
 	value reflect.Value
 }
 
-// A Diff collects the paths of fields that a change alters. The zero value is ready to use.
+// A Diff collects the paths of the fields that changes alter. The zero value is ready to use.
 type Diff struct{ paths [][]int }
 
-// Record calls change with cfg, a pointer to a struct, and adds the fields that it alters.
+// Record calls change with cfg, a pointer to a struct. It adds the fields that change alters to d, and
+// returns the error of change.
 //
-// Nested structs are compared field by field, slices and maps as a whole by their elements, and other values
-// by ==. A function counts as altered unless it is the same function value: an equal one that was created
-// again counts.
+// Nested structs are compared field by field. Slices and maps are compared by their elements, but count as
+// one field. Other values are compared by ==. A function counts as altered unless it is the same function
+// value. For example, an equal function that was created again counts as altered.
 func (d *Diff) Record(cfg any, change func(cfg any) error) error {
 	before := Copy(cfg)
 	err := change(cfg)
@@ -49,7 +50,8 @@ func (d *Diff) compare(before, after reflect.Value, path []int) {
 	}
 }
 
-// With returns p with the fields of d set to their values in cfg, a pointer to a struct.
+// With returns p with the fields of d set to their values in cfg, a pointer to a struct. If cfg has another
+// type than p, the fields of p are dropped.
 func (p *Patch) With(d *Diff, cfg any) *Patch {
 	v := reflect.ValueOf(cfg)
 	if !isConfig(v) || len(d.paths) == 0 {
@@ -71,8 +73,8 @@ func (p *Patch) With(d *Diff, cfg any) *Patch {
 	return next
 }
 
-// ApplyBy makes the changes of p through update, which is the Update of a policy's Description. If the
-// policy's configuration does not allow all of them together, ApplyBy makes those that it allows one by one.
+// ApplyBy applies p through update, the Update of a policy's Description. If update rejects the changes
+// together, ApplyBy applies each change separately and ignores errors.
 func (p *Patch) ApplyBy(update func(dryRun bool, change func(cfg any) error) error) {
 	if p == nil || update(false, p.set(p.fields)) == nil {
 		return
@@ -82,7 +84,8 @@ func (p *Patch) ApplyBy(update func(dryRun bool, change func(cfg any) error) err
 	}
 }
 
-// set returns a change that sets fields. It does nothing to a configuration of another type.
+// set returns a change function that sets fields. This function does not alter a configuration of another
+// type.
 func (p *Patch) set(fields []patchedField) func(cfg any) error {
 	return func(cfg any) error {
 		if v := reflect.ValueOf(cfg); v.Type() == p.config {
@@ -133,7 +136,7 @@ func copyOf(v reflect.Value) reflect.Value {
 	return c
 }
 
-// same reports whether b is a as copyOf has copied it.
+// same reports whether a and b are equal. copyOf must have created one of them from the other.
 func same(a, b reflect.Value) bool {
 	switch {
 	case a.Kind() == reflect.Slice:
@@ -165,8 +168,8 @@ func same(a, b reflect.Value) bool {
 		}
 		return true
 	}
-	// A function, or an interface that holds one, cannot be compared by ==, but what was left alone has the
-	// same memory.
+	// A function, or an interface that holds a function, cannot be compared by ==. If such a value was not
+	// altered, its memory is the same.
 	return a.Comparable() && b.Comparable() && a.Equal(b) || bytes.Equal(memory(a), memory(b))
 }
 

@@ -1,4 +1,4 @@
-// Package settings holds the configuration of a policy, and changes it while the policy runs.
+// Package settings stores the configuration of a policy, and changes the configuration while the policy runs.
 package settings
 
 import (
@@ -16,15 +16,15 @@ type Setting[C config] struct {
 
 type config interface{ Validate() error }
 
-// A version is an immutable configuration: as it was given, and with its defaults filled in.
+// A version is an immutable configuration, both as it was given and with its defaults filled in.
 type version[C config] struct {
 	given, filled C
 	fill          func(C) C
 	cloners       []func(*C)
 }
 
-// clone returns c with copies in place of its slices. Otherwise a caller that passed a slice, or got
-// one, could write to it while a policy reads it.
+// clone returns c with copies of its slices. Without the copies, a caller that passed or got a slice could
+// write to the slice while a policy reads it.
 func (v *version[C]) clone(c C) C {
 	for _, clone := range v.cloners {
 		clone(&c)
@@ -32,7 +32,7 @@ func (v *version[C]) clone(c C) C {
 	return c
 }
 
-// next returns the version for given, or the error of its Validate.
+// next returns the version for given. It returns the error of given.Validate, if there is one.
 func (v *version[C]) next(given C) (*version[C], error) {
 	if err := given.Validate(); err != nil {
 		return nil, err
@@ -40,7 +40,8 @@ func (v *version[C]) next(given C) (*version[C], error) {
 	return &version[C]{v.clone(given), v.fill(v.clone(given)), v.fill, v.cloners}, nil
 }
 
-// shown returns what Update shows: the configuration with its defaults, but functions as they were given.
+// shown returns the configuration that Update passes to change. Defaults are filled in, but functions stay as
+// they were given.
 func (v *version[C]) shown() C {
 	c := v.clone(v.filled)
 	copyFuncs(reflect.ValueOf(&c).Elem(), reflect.ValueOf(&v.given).Elem())
@@ -48,8 +49,8 @@ func (v *version[C]) shown() C {
 }
 
 // Init sets the first configuration. It panics with the error of given.Validate, if there is one. fill
-// returns a valid C with defaults in place of its zero fields. Each of cloners replaces the slices of a C
-// by copies.
+// returns its argument with defaults in place of zero fields; the result must be valid. Each of cloners
+// replaces slices of its argument by copies.
 func (s *Setting[C]) Init(given C, fill func(C) C, cloners ...func(*C)) {
 	v, err := (&version[C]{fill: fill, cloners: cloners}).next(given)
 	if err != nil {
@@ -58,7 +59,8 @@ func (s *Setting[C]) Init(given C, fill func(C) C, cloners ...func(*C)) {
 	s.now.Store(v)
 }
 
-// Load returns the configuration with its defaults, by one atomic load. The caller must not write to it.
+// Load returns the configuration with its defaults. It takes one atomic load. The caller must not write to
+// the result.
 func (s *Setting[C]) Load() *C { return &s.now.Load().filled }
 
 // Config returns a copy of the configuration with its defaults.
@@ -67,13 +69,13 @@ func (s *Setting[C]) Config() C {
 	return now.clone(now.filled)
 }
 
-// Update calls change with the effective configuration, in which defaults are filled in, and makes the
-// result the configuration if it is valid and check allows it. A field that change leaves as it is shown
-// keeps what was given, so that a field that was not given still follows its default.
+// Update calls change with the effective configuration, in which defaults are filled in. If the result is
+// valid and check allows it, the result becomes the configuration. If change does not alter a field, the
+// field keeps the value that was given, and a field that was not given continues to follow its default.
 //
-// check gets the configurations before and after, both with their defaults. follow is called with the new
-// one before another Update begins. Both may be nil. If Update returns an error, or change panics, nothing
-// has changed.
+// check gets the configurations before and after the change, both with their defaults. follow gets the new
+// configuration with its defaults, before another Update starts. Both functions may be nil. If Update returns
+// an error, or if change panics, nothing has changed.
 func (s *Setting[C]) Update(change func(*C), check func(was, next *C) error, follow func(*C)) error {
 	return s.apply(false, func(was *version[C]) (C, error) {
 		shown := was.shown()
@@ -85,9 +87,9 @@ func (s *Setting[C]) Update(change func(*C), check func(was, next *C) error, fol
 	}, check, follow)
 }
 
-// Change is like Update, but calls change with a *C as it was given, in which a zero field means its
-// default: a settings file must be able to say exactly that. If change returns an error, nothing changes.
-// If dryRun is set, nothing changes either, and Change returns the error that it would return otherwise.
+// Change is like Update, but calls change with a *C as it was given. In this C, a zero field means its
+// default, so a settings file can restore a default. If change returns an error, nothing changes. If dryRun
+// is set, nothing changes either, and Change returns the error that it would return otherwise.
 func (s *Setting[C]) Change(
 	dryRun bool, change func(cfg any) error, check func(was, next *C) error, follow func(*C),
 ) error {
@@ -122,8 +124,8 @@ func (s *Setting[C]) apply(
 	return nil
 }
 
-// copyFuncs sets the functions in c to those in given. A function that fills a default must not be shown:
-// functions cannot be compared, so it could not be told from one that was set.
+// copyFuncs sets the functions in c to the functions in given. Update must not show a default function:
+// functions cannot be compared, so Update could not distinguish the default from a function that was set.
 func copyFuncs(c, given reflect.Value) {
 	for i := range c.NumField() {
 		switch f := c.Field(i); {
@@ -135,7 +137,8 @@ func copyFuncs(c, given reflect.Value) {
 	}
 }
 
-// keepGiven sets each field of next that is as it was shown to what was given.
+// keepGiven sets each field of next that equals the same field of shown to the value of the field in given.
+// It skips functions, because shown has functions as they were given.
 func keepGiven(next, shown, given reflect.Value) {
 	for i := range next.NumField() {
 		switch f := next.Field(i); {
@@ -148,7 +151,7 @@ func keepGiven(next, shown, given reflect.Value) {
 	}
 }
 
-// isOpenStruct reports whether t is a struct whose fields can be set one by one.
+// isOpenStruct reports whether t is a struct that has only exported fields, so that each field can be set.
 func isOpenStruct(t reflect.Type) bool {
 	if t.Kind() != reflect.Struct {
 		return false
@@ -161,8 +164,8 @@ func isOpenStruct(t reflect.Type) bool {
 	return true
 }
 
-// equal compares by ==, and slices and maps element by element. Two errors with the same text differ.
-// Values that cannot be compared are never equal.
+// equal compares values by ==, and slices and maps element by element. Two separate errors with the same text
+// are not equal. Values that cannot be compared are never equal.
 func equal(a, b reflect.Value) bool {
 	switch a.Kind() {
 	case reflect.Slice:
