@@ -13,38 +13,42 @@
 //
 // # States
 //
-// A [Breaker] starts closed: all calls pass. It opens when calls fail as its [Config] says, and then refuses
-// calls with an [*OpenError]. After OpenFor it is half-open: a few calls pass as probes. If they succeed, it
-// closes; if one fails, it opens again.
+// A [Breaker] starts closed: all calls pass. The breaker opens when failures reach a limit of its [Config]. An
+// open breaker refuses calls with an [*OpenError]. After Config.OpenFor the breaker is half-open: a few calls
+// pass as probes. If the probes succeed, the breaker closes. If a probe fails, the breaker opens again.
 //
 // # How a call counts
 //
-//   - An answer (Answered() bool) is a success.
+//   - An error that is an answer (Answered() bool) is a success.
 //   - A refusal (Refused() bool) of an inner policy is ignored.
-//   - An error after the caller canceled is ignored. After the caller's deadline it is a failure if the
-//     caller waited for Config.Patience, and ignored otherwise.
-//   - Any other error is what Config.Classify returns, by default a failure. So are a panic, and a success
-//     that took Config.SlowAfter or longer.
+//   - An error after the caller canceled is ignored.
+//   - An error after the caller's deadline is a failure if the deadline gave the call at least
+//     Config.Patience. Otherwise the error is ignored.
+//   - Config.Classify decides how any other error counts. By default the error is a failure.
+//   - A panic is a failure.
+//   - A success that took Config.SlowAfter or longer is a failure.
 //
-// A response that is still being read is a stream: its call counts as a success until the stream breaks,
-// which is a failure in its place unless the caller canceled.
+// A response that is still being read is a stream. The call of a stream counts as a success at first. If the
+// stream breaks later, a failure replaces that success, unless the caller canceled.
 //
-// The result of a call that began before the breaker opened, closed or was reset changes nothing, except
-// that an overdue probe that succeeds during the same outage closes the breaker. An outage lasts until a
-// probe fails or an operator intervenes.
+// A call may start before a change of the breaker's state, or before a Reset, and return afterwards. The result
+// of such a call affects neither the state nor the window. There is one exception: if a probe exceeds
+// Config.ProbeTimeout but succeeds during the same outage, the breaker closes. An outage ends when the
+// breaker closes, when another probe returns a failure in time, or when an operator intervenes.
 //
 // # Bursts
 //
 // Failures of calls that were in flight together are one event, not a trend: a lost connection fails all
-// calls that share it. If a call was in flight when a run of consecutive failures began, and fails within
-// 250ms of that, it belongs to the burst with which the run began. A burst counts as one failure. While a run
-// with a burst is younger than 250ms, the breaker stays closed, unless half of the run's failures are
-// timeouts. Calls that do not overlap have no burst: ConsecutiveFailures of them open the breaker at once.
+// calls that share the connection. The first failure of a run of consecutive failures starts a burst. Another
+// failure belongs to the burst if its call was in flight at the first failure and failed at most 250ms later.
+// A burst counts as one failure. If a burst has more than one failure, the breaker stays closed during the
+// first 250ms of the run, unless at least half of the run's failures are timeouts. Calls that do not overlap
+// share no burst. The breaker opens immediately when ConsecutiveFailures of such calls have failed.
 //
 // # Limits
 //
-// Do not nest calls under the same breaker: while it is half-open, the outer call holds the permit that the
-// inner call needs.
+// Do not nest calls under the same breaker: while the breaker is half-open, the outer call holds the permit
+// that the inner call needs.
 //
 // References: the Circuit Breaker pattern (Cloud Design Patterns); Nygard, Release It! The state machine is
 // github.com/sony/gobreaker.
@@ -67,57 +71,57 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Breaker is a circuit breaker. It is safe for concurrent use. It runs no goroutine and no timer;
-// transitions that depend on time happen at the next use.
+// A Breaker is a circuit breaker. It is safe for concurrent use. It runs no goroutine and no timer. A
+// time-based transition happens at the next use of the breaker.
 type Breaker struct {
 	created   time.Time // all instants below are durations since created
 	setting   settings.Setting[Config]
 	observing atomic.Pointer[observerSet] // nil until the first Observe
 
-	// mu is never held while user code runs. It is acquired before gobreaker's own lock.
+	// mu is never held while user code runs. A goroutine that needs mu and gobreaker's lock acquires mu first.
 	mu          sync.Mutex
 	cfg         *Config
 	state       State
 	since       time.Duration   // when the breaker entered state
 	transitions map[State]int64 // number of transitions to each state; nil before the first
-	refusal     *OpenError      // the error of refused calls; nil if every call is admitted
-	lastErr     error           // the last failure, or an operator's reason
+	refusal     *OpenError      // the error that refused calls return; nil if every call is admitted
+	lastErr     error           // the error of the last failure, or the reason that an operator gave
 	results     [refused + 1]int64
 
-	calls    run // failed calls
-	streams  run // streams that broke after their calls had succeeded
+	calls    run // the run of consecutive failed calls
+	streams  run // the run of consecutive streams that broke after their calls had succeeded
 	window   window
 	machine  *machine   // nil before the first failure after New, Reset and each closing
-	probes   []*probe   // those that hold a permit
-	overtime *list.List // *call values that succeeded less than Window ago and whose stream continues; oldest first
+	probes   []*probe   // the probes that hold a permit
+	overtime *list.List // the *calls that succeeded less than Window ago and whose streams continue; oldest first
 
 	generation  uint32 // incremented by each transition; calls of older generations do not count
 	outages     uint32 // incremented when a late probe can no longer close the breaker
-	moments     uint32 // number of the last moment at which a run of failures began
+	moments     uint32 // number of runs of failures that have started, of calls and of streams
 	permits     int    // Config.Probes at the last opening
-	consecOpens int    // openings since the breaker was last closed for a whole Window
+	consecOpens int    // number of openings since the breaker was last closed for a whole Window
 }
 
 // A call is an admitted call.
 type call struct {
-	cfg        *Config // in effect when the call began
+	cfg        *Config // the configuration that was in effect when the call started
 	generation uint32
-	moment     uint32        // Breaker.moments when the call began
-	probe      *probe        // nil unless the breaker was half-open
-	began      time.Duration // set only if SlowAfter, a deadline or a probe needs it
-	deadline   time.Duration // of the caller's ctx; 0 if none
+	moment     uint32        // Breaker.moments when the call started
+	probe      *probe        // the call as a probe; nil unless the breaker was half-open
+	began      time.Duration // start time; set only if SlowAfter, a deadline or a probe needs the time
+	deadline   time.Duration // deadline of the caller's ctx; 0 if the ctx has no deadline
 
-	// For a call in Breaker.overtime.
+	// succeededAt and element are set only for a call in Breaker.overtime.
 	succeededAt time.Duration
 	element     *list.Element
 }
 
-// An outcome is what the end of a call means for the breaker. With more than four words it would be passed in
-// memory, which makes a call a fifth slower.
+// An outcome is the result of a call, as the breaker counts it. An outcome has four words. A larger struct
+// would be passed in memory, and a call would take a fifth longer.
 type outcome struct {
 	Verdict
-	err        error         // of a failure
-	retryAfter time.Duration // of a failure; 0 if none
+	err        error         // the error of a failed call
+	retryAfter time.Duration // the pause that a failed call asked for; 0 if none
 }
 
 // New returns a closed Breaker. It panics if cfg is invalid; see [Config.Validate].
@@ -131,14 +135,14 @@ func New(cfg Config) *Breaker {
 
 func (b *Breaker) now() time.Duration { return time.Since(b.created) }
 
-// Do calls fn and returns its error. It does not call fn if ctx has ended, or if the breaker refuses the call
-// with an [*OpenError].
+// Do calls fn and returns the error of fn. Do does not call fn if ctx is done, or if the breaker refuses the
+// call. A refused call returns an [*OpenError].
 func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error {
 	var c call
 	if err := b.admit(ctx, &c); err != nil {
 		return err
 	}
-	out, timeout := outcome{Verdict: Ignore}, false // if fn calls runtime.Goexit
+	out, timeout := outcome{Verdict: Ignore}, false // the values that remain if fn calls runtime.Goexit
 	var stream *call
 	work := linger.WorkOf(ctx)
 	defer func() {
@@ -169,9 +173,9 @@ func (b *Breaker) Wrap(next func(context.Context) error) func(context.Context) e
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin is [Breaker.Do] for a call that is not a single function. It returns an error if Do would not call its
-// function. The first call of done, from any goroutine, ends the call with its error. ctx must not be canceled
-// before that.
+// Begin is like [Breaker.Do], but for a call that is not a single function. Begin returns an error in the cases
+// in which Do would not call its function. Otherwise the caller reports the result of the call to done, from any
+// goroutine. Further uses of done have no effect. ctx must not be canceled before done is called.
 func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 	var c call
 	if err := b.admit(ctx, &c); err != nil {
@@ -182,7 +186,7 @@ func (b *Breaker) Begin(ctx context.Context) (done func(error), err error) {
 		if called.Swap(true) {
 			return
 		}
-		out, timeout := outcome{Verdict: Ignore}, false // if Classify or a method of err panics
+		out, timeout := outcome{Verdict: Ignore}, false // the values that remain if Classify or a method of err panics
 		defer func() { b.finish(ctx, &c, out, timeout, nil) }()
 		judged := c.judge(b, err, behavior.ReadUnder(ctx, err), true)
 		timeout = c.timedOut(b, judged)
@@ -218,7 +222,7 @@ func (b *Breaker) admit(ctx context.Context, c *call) error {
 	b.mu.Unlock()
 	notified := false
 	defer func() {
-		if !notified && c.probe != nil { // an observer panicked, so the call is not made
+		if !notified && c.probe != nil { // an observer panicked, so Do does not call its function
 			b.finish(ctx, c, outcome{Verdict: Ignore}, false, nil)
 		}
 	}()
@@ -233,8 +237,8 @@ func (b *Breaker) admit(ctx context.Context, c *call) error {
 	return refusal
 }
 
-// judge returns the outcome of a call that ended with err. SlowAfter applies only if returned is set: the
-// call's function has just returned, rather than its stream ended.
+// judge returns the outcome of a call that ended with err. returned is true if the call's function has just
+// returned, and false if the call's stream has ended. SlowAfter applies only if returned is true.
 func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) outcome {
 	verdict := Success
 	switch end.Kind {
@@ -250,7 +254,7 @@ func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) out
 	}
 	if c.cfg.Classify != nil && (verdict == Failure || end.Throttled) {
 		if verdict = c.cfg.Classify(err); verdict < Failure || verdict > Ignore {
-			verdict = Failure // another value would be out of range for b.results
+			verdict = Failure // any other value would be out of range for b.results
 		}
 	}
 	switch {
@@ -262,15 +266,15 @@ func (c *call) judge(b *Breaker, err error, end behavior.End, returned bool) out
 	return outcome{Verdict: verdict}
 }
 
-// timedOut reports whether a failure is that too much time passed. It must not be called with b.mu held, because
-// the methods of err are user code.
+// timedOut reports whether out is a failure by timeout. The caller must not hold b.mu, because timedOut calls
+// methods of out.err, which are user code.
 func (c *call) timedOut(b *Breaker, out outcome) bool {
 	return out.Verdict == Failure &&
 		(c.deadline != 0 && b.now() >= c.deadline || out.err == errSlow || behavior.IsTimeout(out.err))
 }
 
-// finish records the outcome of a call whose function has returned, and whether it is a timeout. If its stream
-// continues, stream is a copy of c.
+// finish records the outcome of a call whose function has returned. timeout is true if the call timed out. If
+// the call's stream continues, stream is a copy of c; otherwise stream is nil.
 func (b *Breaker) finish(ctx context.Context, c *call, out outcome, timeout bool, stream *call) {
 	b.locked(ctx, func(now time.Duration) {
 		b.results[out.Verdict]++
@@ -295,9 +299,9 @@ func (b *Breaker) finish(ctx context.Context, c *call, out outcome, timeout bool
 	})
 }
 
-// finishStream records the end of a stream, which continued after its call succeeded. If it broke, a failure
-// replaces the newest success. Policies that have returned may have canceled ctx by now, so finishStream
-// reads only the caller's deadline.
+// finishStream records the end of a stream that continued after its call had succeeded. If the stream broke, a
+// failure replaces the newest success in the window. Policies that have returned may have canceled ctx by now,
+// so finishStream does not check ctx. It checks err and the caller's deadline.
 func (b *Breaker) finishStream(ctx context.Context, c *call, err error) {
 	end := behavior.Read(err)
 	switch {
@@ -311,7 +315,7 @@ func (b *Breaker) finishStream(ctx context.Context, c *call, err error) {
 	timeout := c.timedOut(b, out)
 	b.locked(ctx, func(now time.Duration) {
 		if out.Verdict == Failure {
-			b.results[Failure]++ // results[Success] keeps its count, because counters never decrease
+			b.results[Failure]++ // results[Success] is not decremented, because counters never decrease
 		}
 		switch {
 		case c.generation != b.generation:
@@ -339,10 +343,10 @@ func (b *Breaker) locked(ctx context.Context, f func(now time.Duration)) {
 	b.notify(ctx)
 }
 
-// The methods below require b.mu.
+// The callers of the methods below hold b.mu.
 
-// recordFailure adds a failure, which the window has counted, to r, and opens the breaker if it reaches a
-// limit.
+// recordFailure adds a failure to r. The window must have counted the failure already. recordFailure opens the
+// breaker if the failures reach a limit.
 func (b *Breaker) recordFailure(now time.Duration, r *run, c *call, out outcome, timeout bool) {
 	f := failure{c.moment, now, timeout, out.retryAfter}
 	inBurst := r.add(f, b.moments+1)
@@ -365,7 +369,8 @@ func (b *Breaker) recordFailure(now time.Duration, r *run, c *call, out outcome,
 	}
 }
 
-// tooMany reports whether the failures reach a limit, and returns the longest RetryAfter of those that do.
+// tooMany reports whether the failures reach a limit of the Config. hint is the longest RetryAfter of the
+// failures that reach a limit; it is 0 if no such failure has a RetryAfter.
 func (b *Breaker) tooMany(now time.Duration) (tooMany bool, hint time.Duration) {
 	undecided := false
 	for _, r := range [...]*run{&b.calls, &b.streams} {

@@ -13,69 +13,78 @@ import (
 // Unlimited, in a field that accepts it, means that there is no limit.
 const Unlimited = -1
 
-// Config says when a [Breaker] opens, and for how long. It opens when the first of ConsecutiveFailures,
-// FailuresInWindow and FailureRate is reached.
+// Config specifies when a [Breaker] opens and how long the breaker stays open. ConsecutiveFailures,
+// FailuresInWindow and FailureRate are limits. The breaker opens when any of the limits is reached.
 type Config struct {
 	// Name appears in errors, events and metrics. It cannot change.
 	Name string
 
-	// ConsecutiveFailures is how many consecutive failures open the breaker. A call that succeeds ends a run
-	// of failed calls, even if its stream continues; a stream that ends well or has continued for a Window
-	// ends a run of broken streams. A burst counts as one failure: see the package documentation. Zero means
-	// 5 if neither FailuresInWindow nor FailureRate is set, and otherwise that this limit is not used.
+	// ConsecutiveFailures is the number of consecutive failures that opens the breaker. Failed calls and broken
+	// streams are counted separately. A call that succeeds ends a run of failed calls, even if the call's stream
+	// continues. A stream that ends without a failure, or that has continued for a Window, ends a run of broken
+	// streams. A burst counts as one failure; see the package documentation. If FailuresInWindow or FailureRate
+	// is set, zero means that ConsecutiveFailures is not used. Otherwise zero means 5.
 	ConsecutiveFailures int
-	// FailuresInWindow is how many failures in the window open the breaker. The largest burst counts as one
-	// if it is at least half of them. Zero means that this limit is not used.
+	// FailuresInWindow is the number of failures in the window that opens the breaker. If the largest burst is
+	// at least half of the failures, the burst counts as one failure. Zero means that FailuresInWindow is not
+	// used.
 	FailuresInWindow int
-	// FailureRate is the fraction of failed calls in the window, in (0, 1], that opens the breaker. The
-	// largest burst counts as one call if it is at least half of the failures. Zero means that this limit is
-	// not used.
+	// FailureRate is the fraction of failed calls in the window that opens the breaker. It is in (0, 1]. If the
+	// largest burst is at least half of the failures, the burst counts as one call. Zero means that FailureRate
+	// is not used.
 	FailureRate float64
-	// MinCalls is how many calls must be in the window before FailureRate is used. Zero means 20, or
-	// WindowCalls if that is less.
+	// MinCalls is the number of calls that must be in the window before FailureRate is used. Zero means 20, or
+	// WindowCalls if WindowCalls is set and less than 20.
 	MinCalls int
 
-	// Window is how long a call counts, at least 1ms. The window moves in steps of a tenth, so a call leaves
-	// it after 0.9 to 1 times Window. A breaker that has been closed for a Window opens for OpenFor again: see
-	// MaxOpenFor. Zero means 1 minute.
+	// Window is the time for which a call is counted, at least 1ms. The window moves in steps of a tenth of
+	// Window, so a call leaves the window at an age of 0.9 to 1 times Window. Zero means 1 minute. After a Window
+	// without an opening, the next open time is OpenFor again; see MaxOpenFor.
 	Window time.Duration
-	// WindowCalls makes the window hold the last WindowCalls calls, at most 1<<20, instead of those of the
-	// last Window. Zero means that the window is one of time.
+	// WindowCalls is the number of calls that the window holds, at most 1<<20. If WindowCalls is set, the window
+	// holds the last WindowCalls calls, however old the calls are. Zero means that the window holds the calls
+	// of the last Window.
 	WindowCalls int
 
-	// SlowAfter turns a success that took this long into a failure. Zero means never.
+	// SlowAfter is the duration that turns a success into a failure: a successful call that takes SlowAfter or
+	// longer counts as a failure. Zero means that no success counts as a failure.
 	SlowAfter time.Duration
-	// Patience is how long a caller must have waited for its deadline to count as a failure; a shorter call
-	// is ignored. If no caller waits that long, a dependency that hangs does not open the breaker. Zero means
-	// 90% of SlowAfter or, without SlowAfter, 900ms; [Unlimited] means that a deadline is never a failure.
+	// Patience decides how a call counts that missed the caller's deadline. The call is a failure if the time
+	// from its start to the deadline was at least Patience. Otherwise the call is ignored. If every deadline
+	// leaves less time than Patience, a dependency that hangs does not open the breaker. Zero means 90% of
+	// SlowAfter or, without SlowAfter, 900ms. [Unlimited] means that a missed deadline is never a failure.
 	Patience time.Duration
 
-	// OpenFor is how long the breaker stays open, plus up to a tenth at random. Zero means 30 seconds.
+	// OpenFor is the time for which the breaker stays open. Up to a tenth of OpenFor is added at random. Zero
+	// means 30 seconds.
 	OpenFor time.Duration
-	// ProbeTimeout is how long a probe may take before it counts as failed. If it succeeds later, during the
-	// same outage, the breaker closes all the same. A probe whose stream continues has succeeded after
-	// ProbeTimeout or OpenFor, whichever is less. Zero means OpenFor.
+	// ProbeTimeout is the time after which a probe that has not returned counts as failed. If such a probe
+	// succeeds later, during the same outage, the breaker closes. If a probe returns and its stream continues,
+	// the probe counts as successful when the stream has continued for ProbeTimeout or OpenFor, whichever is
+	// less. Zero means OpenFor.
 	ProbeTimeout time.Duration
-	// MaxOpenFor lets the open time double with each opening, up to MaxOpenFor, until the breaker has been
-	// closed for a Window. Up to a tenth at random is added. Zero means OpenFor: the open time does not grow.
+	// MaxOpenFor is the limit up to which the open time doubles with each opening. After the breaker has been
+	// closed for a Window, the open time is OpenFor again. Up to a tenth of the open time is added at random.
+	// Zero means OpenFor: the open time does not grow.
 	MaxOpenFor time.Duration
-	// MaxRetryAfter limits the RetryAfter() time.Duration of the failures that open the breaker. The longest
-	// one is used instead of OpenFor, plus up to a tenth at random but at most MaxRetryAfter. Zero means the
-	// larger of OpenFor and MaxOpenFor.
+	// MaxRetryAfter limits the RetryAfter() time.Duration of the failures that open the breaker. If any of these
+	// failures has a RetryAfter, the longest RetryAfter is the open time, instead of OpenFor. Up to a tenth is
+	// added at random, but the sum is at most MaxRetryAfter. Zero means the larger of OpenFor and MaxOpenFor.
 	MaxRetryAfter time.Duration
-	// Probes is how many probes must succeed to close the breaker, and how many may run at once, apart from
-	// those that have exceeded ProbeTimeout. A change takes effect at the next opening. Zero means 1.
+	// Probes is the number of probes that must succeed to close the breaker. At most Probes probes run at the
+	// same time, not counting the probes that have exceeded ProbeTimeout. A change takes effect at the next
+	// opening. Zero means 1.
 	Probes int
 
-	// Classify returns the [Verdict] on an error that would otherwise be a failure, and on an answer whose
-	// Throttled() bool method returns true. Nil means [DefaultClassify].
+	// Classify returns the [Verdict] on an error. It is called for an error that would otherwise be a failure,
+	// and for an answer whose Throttled() bool method returns true. Nil means [DefaultClassify].
 	Classify func(error) Verdict
 }
 
 const (
 	maxWindowCalls = 1 << 20
 	minWindow      = time.Millisecond
-	longest        = time.Duration(1 << 61) // 73 years; sums of two do not overflow
+	longest        = time.Duration(1 << 61) // 73 years; the sum of two such durations does not overflow
 )
 
 // Validate returns an error that names each invalid field, or nil.
@@ -131,14 +140,15 @@ func (c Config) withDefaults() Config {
 // Config returns the configuration with defaults filled in.
 func (b *Breaker) Config() Config { return b.setting.Config() }
 
-// Update calls change with the effective configuration and applies the result. If that is invalid, Update
-// returns the error of Validate, and nothing changes. A field that change leaves as it is shown continues to
-// follow its default. Test for [Unlimited] before calculating with a field. change must not use b.
+// Update calls change with the effective configuration and applies the result. If the result is invalid, Update
+// returns the error of [Config.Validate], and nothing changes. If change does not alter a field, that field
+// continues to follow its default. change must test for [Unlimited] before it calculates with a field. change
+// must not use b.
 //
-// The window is kept unless its length changes. If the counts exceed a new limit, the breaker opens at the
-// next failure. Calls in flight are judged by the old configuration.
+// The window keeps its counts unless the length of the window changes. If the counts exceed a new limit, the
+// breaker opens at the next failure. Calls in flight are judged by the old configuration.
 func (b *Breaker) Update(change func(*Config)) error {
-	defer b.notify(context.Background()) // of the transitions that applyConfig finds due
+	defer b.notify(context.Background()) // applyConfig may apply transitions that are due
 	return b.setting.Update(change, sameName, b.applyConfig)
 }
 
@@ -156,19 +166,20 @@ func (b *Breaker) applyConfig(cfg *Config) {
 	}
 }
 
-// A Verdict is what the error of a call says about the dependency.
+// A Verdict specifies how the result of a call counts.
 type Verdict int
 
 // The verdicts. Any other value that Classify returns counts as Failure.
 const (
 	Failure Verdict = iota // the dependency does not work
 	Success                // the dependency works, although its answer may be "not found"
-	Ignore                 // nothing is known
-	refused                // the call was not made; only for counting
+	Ignore                 // the result does not show whether the dependency works
+	refused                // the breaker refused the call; an index of Breaker.results only
 )
 
-// DefaultClassify is the Classify of a Config that has none. It returns Success for nil and for an answer
-// (Answered() bool), Ignore for a refusal of an inner policy (Refused() bool), and Failure otherwise.
+// DefaultClassify is used if Config.Classify is nil. It returns Success for nil and for an answer
+// (Answered() bool). It returns Ignore for a refusal of an inner policy (Refused() bool). It returns Failure
+// for every other error.
 func DefaultClassify(err error) Verdict {
 	switch behavior.Read(err).Kind {
 	case behavior.Done, behavior.Answered:

@@ -12,7 +12,8 @@ func (b *Breaker) Describe() policy.Description {
 	return policy.Description{
 		Kind: "breaker",
 		Name: b.setting.Load().Name,
-		// Not Stats: a Group reads metrics with its lock held, and an observer might need that lock.
+		// Metrics uses stats because Stats notifies observers. A Group reads metrics while it holds its lock, and
+		// an observer might need the Group's lock.
 		Metrics: func() []policy.Metric { return policy.Metrics("breaker", b.stats()) },
 		Health:  b.health,
 		Config:  func() any { return b.Config() },
@@ -25,8 +26,9 @@ func (b *Breaker) Describe() policy.Description {
 	}
 }
 
-// inUse reports whether a Group must keep the breaker: it is forced open, disabled, or open with time left. A
-// half-open breaker may be evicted, because without traffic it would stay half-open forever.
+// inUse reports whether a Group must keep the breaker. A Group keeps a breaker that is forced open, disabled, or
+// open with time left. It may evict a half-open breaker, because without traffic the breaker would stay
+// half-open forever.
 func (b *Breaker) inUse() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -5,24 +5,26 @@ import (
 	"time"
 )
 
-// ErrOpen is matched by every [*OpenError]. An error that a retrier returns because the breaker is open
-// matches it even if an earlier attempt was made; resilience.Refused reports whether no call was made.
+// Every [*OpenError] matches ErrOpen. The error that a retrier returns because the breaker is open also matches
+// ErrOpen, even if the breaker admitted an earlier attempt. resilience.Refused reports whether every attempt
+// was refused.
 var ErrOpen = errors.New("breaker: circuit open")
 
-// An OpenError reports a refused call. It matches [ErrOpen]. Refused calls share one value: do not modify it.
+// An OpenError reports a refused call. It matches [ErrOpen]. Refused calls share an OpenError, so do not modify an
+// OpenError.
 type OpenError struct {
-	Name  string    // of the breaker
+	Name  string    // the breaker's name
 	State State     // Open, HalfOpen or ForcedOpen
-	Until time.Time // when the open time ends or ended; zero if ForcedOpen
-	// LastErr is the error that opened the breaker, or the reason that an operator gave. It belongs to another
-	// call and is neither wrapped nor part of the text.
+	Until time.Time // when the open time ends or ended; zero if State is ForcedOpen
+	// LastErr is the error that opened the breaker, or the reason that an operator gave. LastErr is not the error
+	// of the refused call. Therefore OpenError does not wrap LastErr, and the text of Error does not contain it.
 	LastErr error
 
 	since time.Time // when the breaker became half-open
 }
 
-// Error returns a text that has only the breaker's name and state, so it is the same for every refused call
-// and safe to show to a caller.
+// Error returns a text that contains only the breaker's name and state. Therefore the text is the same for all
+// calls that are refused in one state, and the text is safe to show to a caller.
 func (e *OpenError) Error() string {
 	if e.Name == "" {
 		return "breaker: circuit " + string(e.State)
@@ -33,15 +35,15 @@ func (e *OpenError) Error() string {
 // Is reports whether target is [ErrOpen].
 func (e *OpenError) Is(target error) bool { return target == ErrOpen }
 
-// Refused returns true: the call was not made.
+// Refused returns true: the breaker did not call the function.
 func (e *OpenError) Refused() bool { return true }
 
-// Retryable reports whether a retry may help soon: only while the breaker is half-open.
+// Retryable reports whether a retry may soon succeed. It returns true only if State is HalfOpen.
 func (e *OpenError) Retryable() bool { return e.State == HalfOpen }
 
-// RetryAfter returns how long a caller should wait: if the breaker is open, the rest of the open time, at
-// least 1ms; if it is half-open, the time since it became half-open, from 10ms to 1s; if it is forced open,
-// 30s.
+// RetryAfter returns the time that a caller should wait before the next call. If the breaker is open, this is
+// the remaining open time, at least 1ms. If the breaker is half-open, this is the time since the breaker became
+// half-open, at least 10ms and at most 1s. If the breaker is forced open, this is 30s.
 func (e *OpenError) RetryAfter() time.Duration {
 	switch e.State {
 	case ForcedOpen:

@@ -7,13 +7,14 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// A machine is a gobreaker, told what a generation is: it lives from the first failure until the breaker opens,
-// or from an opening until the breaker opens or closes again. gobreaker decides when the breaker opens, which
-// calls probe and when the breaker closes. The Breaker decides which failures are too many, for how long to
-// open, and about probes that hang, break or are overdue, which gobreaker does not know.
+// A machine is a gobreaker that a Breaker uses for a limited time. A closed machine is used from the first
+// failure until the breaker opens. An open machine is used from an opening until the breaker opens or closes
+// again. gobreaker decides when the breaker opens, which calls are probes, and when the breaker closes. The
+// Breaker decides how many failures are too many and how long to stay open. The Breaker also handles probes that
+// hang, probes that return late and probes whose streams break. gobreaker does not handle these probes.
 type machine struct {
 	*gobreaker.TwoStepCircuitBreaker[struct{}]
-	tooMany bool // the failures so far open it
+	tooMany bool // the failures so far are enough to open the machine
 }
 
 var (
@@ -30,18 +31,19 @@ func newMachine(settings gobreaker.Settings) *machine {
 	return m
 }
 
-// newOpenMachine returns a machine that is open for openFor and then half-open: it admits at most probes calls
-// and closes when as many have succeeded.
+// newOpenMachine returns a machine that is open for openFor and then half-open. The half-open machine admits at
+// most probes calls. It closes when that number of calls has succeeded.
 func newOpenMachine(openFor time.Duration, probes int) *machine {
 	m := newMachine(gobreaker.Settings{
 		MaxRequests: uint32(probes),
-		Timeout:     max(1, openFor-1), // gobreaker becomes half-open after it, a Breaker at the end of openFor
+		// A Breaker becomes half-open when openFor has elapsed. gobreaker needs more than its Timeout to elapse.
+		Timeout: max(1, openFor-1),
 	})
 	m.fail(true)
 	return m
 }
 
-// fail reports a failure to a closed machine. It reports whether that opens the machine.
+// fail reports a failure to a closed machine. opened is true if the failure opens the machine.
 func (m *machine) fail(tooMany bool) (opened bool) {
 	m.tooMany = tooMany
 	done, _ := m.Allow()

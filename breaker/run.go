@@ -2,48 +2,49 @@ package breaker
 
 import "time"
 
-// burstSpan is how long after the first failure of a run other calls that were in flight then may fail as
-// part of the same event, such as a lost connection. It is also how long a run with such a burst opens
-// nothing: retries that meet a server that restarts fail, too.
+// burstSpan is the longest time between the first failure of a run and another failure of the same burst. If the
+// burst of a run has more than one failure, the run does not open the breaker before burstSpan has elapsed. A run
+// of which at least half of the failures are timeouts is an exception. The purpose is to survive the restart of a
+// server: the restart breaks the calls in flight, and the first retries of the calls also fail.
 const burstSpan = 250 * time.Millisecond
 
-// A moment is when a run of failures began.
+// A moment is the start of a run of failures.
 type moment struct {
-	number uint32 // counts the beginnings of runs
-	at     time.Duration
+	number uint32        // the run's number; the runs of a breaker are numbered from 1
+	at     time.Duration // the time of the run's first failure
 }
 
 // A failure is a failed call or a broken stream.
 type failure struct {
-	admitted   uint32 // the number of the last moment before the call was admitted
-	at         time.Duration
-	timeout    bool          // it was noticed because too much time passed
-	retryAfter time.Duration // that the dependency asked for; 0 if it did not
+	admitted   uint32        // the number of the newest run when the call was admitted; 0 before the first run
+	at         time.Duration // the time of the failure
+	timeout    bool          // the call timed out
+	retryAfter time.Duration // the pause that the dependency asked for; 0 if none
 }
 
-// interrupted reports whether f is one event with the failure at m: its call was in flight at m and failed
-// soon after. Calls are ordered by numbers, not by time, so that the clock is not read for each call.
+// interrupted reports whether f and the failure at m are one event. They are one event if f's call was admitted
+// before m and failed at most burstSpan after m. interrupted compares run numbers to find out whether the call
+// was admitted before m. Comparing times would require reading the clock for each call.
 func (m moment) interrupted(f failure) bool {
 	return int32(f.admitted-m.number) < 0 && f.at-m.at <= burstSpan
 }
 
-// A run is consecutive failures of one kind, calls or streams. The zero run has none.
+// A run is a series of consecutive failed calls, or of consecutive broken streams. The zero run has no failures.
 type run struct {
-	count      int           // of failures; a burst counts as one. 0 after a success
-	timeouts   int           // of count
-	retryAfter time.Duration // the longest one
+	count      int           // number of failures, where a burst counts as one; 0 after a success
+	timeouts   int           // number of timeouts in count; a burst is a timeout if its first failure is a timeout
+	retryAfter time.Duration // the longest retryAfter of the failures
 
-	// The first failure of the last run and its burst. A success does not reset them: failures that belong
-	// to the burst may still arrive.
-	first moment
-	burst int // the number of failures in the burst; 0 before the first run
+	// A success does not reset first and burst, because failures that belong to the burst may still arrive.
+	first moment // when the last run started
+	burst int    // number of failures in the burst of the last run; 0 before the first run
 }
 
-// add counts f. If f begins a run, it does so at moment number. add reports whether f belongs to the burst of
-// its run, as the first failure or a later one; otherwise it counts by itself.
+// add counts f. If f starts a new run, number becomes the number of the new run. add reports whether f belongs to
+// the burst of the run. The first failure of a run always belongs to the burst.
 func (r *run) add(f failure, number uint32) (inBurst bool) {
 	switch {
-	case r.first.interrupted(f): // never by the zero moment
+	case r.first.interrupted(f): // false before the first run
 		inBurst = true
 		r.burst++
 	case r.count == 0:
@@ -61,11 +62,12 @@ func (r *run) add(f failure, number uint32) (inBurst bool) {
 	return inBurst
 }
 
-// end ends the run because of a success.
+// end ends the run after a success.
 func (r *run) end() { r.count, r.timeouts, r.retryAfter = 0, 0, 0 }
 
-// undecided reports whether the run may still turn out to be a single event: it has a burst and is young.
-// If half of it are timeouts, it is not: each of them has waited long enough.
+// undecided reports whether the run may still turn out to be a single event. A run is undecided if its burst has
+// more than one failure and the run started less than burstSpan ago. A run is decided if at least half of its
+// failures are timeouts, because a call that timed out has waited long enough.
 func (r *run) undecided(now time.Duration) bool {
 	return r.burst > 1 && now-r.first.at < burstSpan && 2*r.timeouts < r.count
 }
@@ -75,8 +77,8 @@ func (c *Config) tooManyConsecutive(r *run, now time.Duration) bool {
 	return c.ConsecutiveFailures > 0 && r.count >= c.ConsecutiveFailures && !r.undecided(now)
 }
 
-// tooManyInWindow reports whether the failures in the window, of which a burst counts as one, reach
-// FailuresInWindow or FailureRate.
+// tooManyInWindow reports whether the failures in the window reach FailuresInWindow or FailureRate. The caller
+// must have counted a large burst as one failure; see window.events.
 func (c *Config) tooManyInWindow(succeeded, failed int64) bool {
 	return c.FailuresInWindow > 0 && failed >= int64(c.FailuresInWindow) ||
 		c.FailureRate > 0 && succeeded+failed >= int64(c.MinCalls) && failureRate(failed, succeeded) >= c.FailureRate

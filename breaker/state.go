@@ -8,34 +8,35 @@ import (
 	"time"
 )
 
-// A State is what a [Breaker] does with calls.
+// A State specifies which calls a [Breaker] admits.
 type State string
 
 const (
 	Closed     State = "closed"      // calls pass
 	HalfOpen   State = "half_open"   // a few calls pass, as probes
-	Open       State = "open"        // calls are refused for a time
+	Open       State = "open"        // calls are refused until the open time ends
 	ForcedOpen State = "forced_open" // calls are refused until Enable
-	Disabled   State = "disabled"    // calls pass and are counted, until Enable
+	Disabled   State = "disabled"    // calls pass and are counted until Enable
 )
 
 // A probe is a call that was admitted while the breaker was half-open.
 type probe struct {
 	state  probeState
-	outage uint32 // Breaker.outages when it was admitted
-	// due is when a probe whose function runs gives its permit up, and when a streaming one has succeeded.
+	outage uint32 // Breaker.outages when the probe was admitted
+	// due is the time at which a probe whose function still runs loses its permit. For a probe whose stream
+	// continues, due is the time at which the probe counts as successful.
 	due  time.Duration
 	done func(error) // reports the result to the machine
 }
 
-// A probeState is how far a probe is.
+// A probeState is the progress of a probe.
 type probeState uint8
 
 const (
-	probeRunning   probeState = iota // its function runs, and the breaker is half-open
-	probeStreaming                   // its function has succeeded, its stream continues, and the breaker is half-open
-	probeLate                        // its function runs, but its half-open period has ended without its result
-	probeDecided                     // its result has been reported to the machine
+	probeRunning   probeState = iota // the function runs, and the breaker is still half-open
+	probeStreaming                   // the function succeeded, the stream continues, and the breaker is still half-open
+	probeLate                        // the function runs, but the breaker's half-open period has ended
+	probeDecided                     // the result has been reported to the machine, or is no longer needed
 )
 
 var (
@@ -43,8 +44,8 @@ var (
 	errHung = errors.New("breaker: probe did not return within ProbeTimeout")
 )
 
-// jitter returns the fraction by which an open time is extended, from 0 to 0.1, so that breakers
-// that open together in many processes do not all probe at the same moment.
+// jitter returns the fraction by which an open time is extended, from 0 to 0.1. Without jitter, breakers that
+// open together in many processes would all probe at the same moment.
 var jitter = func() float64 { return rand.Float64() / 10 }
 
 // advance applies the transitions that are due at now.
@@ -64,13 +65,14 @@ func (b *Breaker) advance(now time.Duration) {
 				break
 			}
 			b.overtime.Remove(oldest.element)
-			b.streams.end() // no failure since then is lost: recording one calls advance first
+			// No stream has broken since oldest completed its Window: recording a failure calls advance first.
+			b.streams.end()
 		}
 		if now-b.since >= b.cfg.Window {
 			b.consecOpens = 0
 		}
 	}
-	// The order of the probes does not matter: the breaker closes only if all of them succeed.
+	// The order of the probes does not matter: the breaker closes only if all probes succeed.
 	for _, p := range slices.Clone(b.probes) {
 		switch {
 		case now < p.due:
@@ -86,8 +88,8 @@ func (b *Breaker) advance(now time.Duration) {
 	}
 }
 
-// admitProbe admits c as a probe if a permit is left. Probes of an earlier half-open period also hold permits,
-// so no more than Config.Probes run at once, apart from those that are overdue.
+// admitProbe admits c as a probe if a permit is left. Late probes of an earlier half-open period also hold
+// permits. Therefore at most Config.Probes probes run at the same time, not counting the overdue probes.
 func (b *Breaker) admitProbe(c *call) bool {
 	if len(b.probes) >= b.permits {
 		return false
@@ -102,7 +104,7 @@ func (b *Breaker) admitProbe(c *call) bool {
 	return true
 }
 
-// finishProbe records the outcome of a probe whose function has returned. streams reports whether its stream
+// finishProbe records the outcome of a probe whose function has returned. streams is true if the probe's stream
 // continues.
 func (b *Breaker) finishProbe(now time.Duration, c *call, out outcome, streams bool) {
 	p := c.probe
@@ -112,7 +114,7 @@ func (b *Breaker) finishProbe(now time.Duration, c *call, out outcome, streams b
 		b.calls.end()
 	case p.state == probeRunning:
 		b.decideProbe(now, p, &b.calls, out)
-	case p.outage == b.outages && out.Verdict == Success: // it is late
+	case p.outage == b.outages && out.Verdict == Success: // the probe is late
 		b.startCounting(now, Closed)
 		fallthrough
 	default:
@@ -120,9 +122,10 @@ func (b *Breaker) finishProbe(now time.Duration, c *call, out outcome, streams b
 	}
 }
 
-// decideProbe reports the outcome of a probe to the machine. It is called when the probe's function returns,
-// when its stream ends and when that is due. If a probe that succeeded breaks while the breaker is still
-// half-open, decideProbe is called again, and the breaker opens. A failure belongs to r.
+// decideProbe reports the outcome of a probe to the machine. It is called when the probe's function returns
+// without a stream, when the probe's stream ends, and when a probe whose stream continues is due. A stream may
+// break after it was due, while the breaker is still half-open. decideProbe is then called a second time, and
+// the breaker opens. r is the run to which a failure of the probe is added.
 func (b *Breaker) decideProbe(now time.Duration, p *probe, r *run, out outcome) {
 	b.removeProbe(p)
 	again := p.state == probeDecided
@@ -149,7 +152,8 @@ func (b *Breaker) removeProbe(p *probe) {
 	b.probes = slices.DeleteFunc(b.probes, func(other *probe) bool { return other == p })
 }
 
-// trip opens the breaker because of a failure: for hint or, if that is 0, for OpenFor with backoff.
+// trip opens the breaker because of a failure. The breaker stays open for hint plus jitter, at most
+// MaxRetryAfter. If hint is 0, the breaker stays open for the time that openTime returns.
 func (b *Breaker) trip(now time.Duration, err error, hint time.Duration) {
 	b.consecOpens++
 	if hint == 0 {
@@ -161,7 +165,7 @@ func (b *Breaker) trip(now time.Duration, err error, hint time.Duration) {
 	b.enterOpen(now, min(hint, b.cfg.MaxRetryAfter), err)
 }
 
-// openTime returns OpenFor with backoff and jitter.
+// openTime returns OpenFor, doubled for each consecutive opening up to MaxOpenFor, plus jitter.
 func (b *Breaker) openTime() time.Duration {
 	d := b.cfg.OpenFor
 	for n := b.consecOpens; n > 1 && d < b.cfg.MaxOpenFor; n-- {
@@ -175,17 +179,18 @@ func (b *Breaker) enterOpen(now, d time.Duration, err error) {
 	b.counts(now) // freeze the window
 	b.lastErr, b.permits = err, b.cfg.Probes
 	b.machine = newOpenMachine(d, b.cfg.Probes)
-	until := b.created.Add(b.now() + d) // read the clock again: until must not be before the machine's
+	// The machine has just read the clock. Read the clock again, so that until is not before the machine's end.
+	until := b.created.Add(b.now() + d)
 	b.refusal = &OpenError{Name: b.cfg.Name, State: Open, Until: until, LastErr: err}
 	b.setState(now, Open, Event{Err: err, OpenFor: d})
 }
 
-// openLeft returns the rest of the open time.
+// openLeft returns the remaining open time.
 func (b *Breaker) openLeft(now time.Duration) time.Duration {
 	return b.refusal.Until.Sub(b.created) - now
 }
 
-// startCounting enters s, which is Closed or Disabled, with no failures and an empty window.
+// startCounting enters s with no failures and an empty window. s is Closed or Disabled.
 func (b *Breaker) startCounting(now time.Duration, s State) {
 	b.outages++
 	b.refusal, b.machine = nil, nil
@@ -202,7 +207,7 @@ func (b *Breaker) setState(now time.Duration, s State, e Event) {
 	b.overtime = nil
 	for _, p := range slices.Clone(b.probes) {
 		if p.state == probeStreaming {
-			p.state = probeDecided // its function has returned, so it needs no permit
+			p.state = probeDecided // the probe's function has returned, so the probe needs no permit
 			b.removeProbe(p)
 		} else {
 			p.state = probeLate
@@ -222,7 +227,8 @@ func (b *Breaker) setState(now time.Duration, s State, e Event) {
 	}
 }
 
-// counts returns the counts of the window. The window does not move while the breaker refuses calls.
+// counts returns the counts of the window. The window does not move while the breaker is open, half-open or
+// forced open.
 func (b *Breaker) counts(now time.Duration) Counts {
 	if b.refusal == nil {
 		b.window.advance(now)
@@ -236,10 +242,11 @@ func (b *Breaker) State() (s State) {
 	return s
 }
 
-// Trip opens the breaker for exactly d or, if d is not positive, for as long as it would open by itself. It has
-// no effect while the breaker is forced open or disabled. reason is reported as the last error.
+// Trip opens the breaker for exactly d. If d is not positive, the open time is the same as after a failure
+// without a RetryAfter. Trip has no effect while the breaker is forced open or disabled. reason is reported as
+// the last error.
 //
-// docs/cookbook.md has a middleware that calls Trip for the first RetryAfter.
+// docs/cookbook.md has a middleware that calls Trip as soon as an error has a RetryAfter.
 func (b *Breaker) Trip(reason error, d time.Duration) {
 	b.operate(false, func(now time.Duration) {
 		if b.state != Open {
@@ -278,7 +285,8 @@ func (b *Breaker) Disable() {
 	})
 }
 
-// Enable ends ForceOpen and Disable: it closes the breaker and clears its counts. Otherwise it has no effect.
+// Enable ends the effect of ForceOpen or Disable: it closes the breaker and clears the counts. It has no effect
+// if the breaker is neither forced open nor disabled.
 func (b *Breaker) Enable() {
 	b.operate(true, func(now time.Duration) { b.restart(now, Closed) })
 }
@@ -295,7 +303,7 @@ func (b *Breaker) operate(forced bool, f func(now time.Duration)) {
 	})
 }
 
-// restart returns the breaker to its initial condition, in state s.
+// restart enters state s with no counts, as if the breaker were new.
 func (b *Breaker) restart(now time.Duration, s State) {
 	b.consecOpens = 0
 	if s == Closed {

@@ -7,7 +7,7 @@ import (
 	"github.com/go-resilience/resilience/internal/notify"
 )
 
-// An EventKind says what an [Event] is.
+// An EventKind is the kind of an [Event].
 type EventKind string
 
 const (
@@ -18,16 +18,18 @@ const (
 // An Event is a change of state or a refused call.
 type Event struct {
 	Kind EventKind
-	Name string // of the breaker
-	At   time.Time
-	Err  error // the failure or the operator's reason that opened the breaker, or the [*OpenError] of a refusal
+	Name string    // the breaker's name
+	At   time.Time // the time of the event
+	// Err is the [*OpenError] of a refused call. If the breaker opens, Err is the error of the failure or the
+	// reason that an operator gave.
+	Err error
 
-	From, To State         // of EventChanged
-	OpenFor  time.Duration // if To is Open
+	From, To State         // the old and the new state; empty unless Kind is EventChanged
+	OpenFor  time.Duration // the open time; 0 unless To is Open
 }
 
-// Observe calls f with each event until stop is called, on the goroutine that uses the breaker and without
-// holding a lock. Changes of state are delivered one at a time and in order.
+// Observe calls f with each event until stop is called. f runs on a goroutine that uses the breaker. The breaker
+// holds no lock while f runs. Changes of state are delivered one at a time and in order.
 func (b *Breaker) Observe(f func(context.Context, Event)) (stop func()) {
 	b.observing.CompareAndSwap(nil, new(observerSet))
 	return b.observing.Load().Observe(f)
@@ -35,11 +37,11 @@ func (b *Breaker) Observe(f func(context.Context, Event)) (stop func()) {
 
 type observerSet struct {
 	notify.Observers[Event]
-	transitions notify.Queue // Events not yet delivered
+	transitions notify.Queue // the Events that have not been delivered
 }
 
-// notify delivers the queued transitions in order. If another goroutine, or an observer further up
-// the stack, is already delivering, it delivers these as well.
+// notify delivers the queued transitions in order. Another goroutine may already be delivering transitions, or
+// notify may be called by an observer. In both cases the earlier notify also delivers the new transitions.
 func (b *Breaker) notify(ctx context.Context) {
 	if o := b.observing.Load(); o != nil {
 		o.transitions.Deliver(ctx, func(ctx context.Context, e any) { o.Tell(context.WithoutCancel(ctx), e.(Event)) })
@@ -50,21 +52,23 @@ func (b *Breaker) notify(ctx context.Context) {
 type Stats struct {
 	State State `gauge:"state{state=closed|half_open|open|forced_open|disabled}"`
 
-	// Calls since New. One that succeeds and then breaks off is counted twice.
+	// Succeeded to Refused count calls since New. A call that succeeds and whose stream then breaks is counted as
+	// succeeded and as failed.
 	Succeeded int64 `counter:"calls{outcome=success}"`
 	Failed    int64 `counter:"calls{outcome=failure}"`
 	Ignored   int64 `counter:"calls{outcome=ignored}"`
 	Refused   int64 `counter:"calls{outcome=refused}"`
 
-	// Transitions counts changes of state since New, by the new state. It has every state.
+	// Transitions is the number of changes to each state since New. The map contains every state.
 	Transitions map[State]int64 `counter:"transitions{state=*}"`
 
-	// Window has the counts when a call was last admitted. Its ConsecutiveFailures includes failed probes.
+	// Window holds the counts of the window. The window does not move while the breaker is open, half-open or
+	// forced open. Window.ConsecutiveFailures also counts failed probes.
 	Window           Counts
-	FailureRate      float64       `gauge:"failure_ratio"` // fraction of failed calls in Window; 0 if it is empty
-	ConsecutiveOpens int           // openings since the breaker was last closed for a whole Config.Window
-	OpenLeft         time.Duration // the rest of the open time; 0 unless State is Open
-	LastErr          error         // the last failure, or the reason that an operator gave
+	FailureRate      float64       `gauge:"failure_ratio"` // fraction of failed calls in Window; 0 if Window has no calls
+	ConsecutiveOpens int           // number of openings since the breaker was last closed for a whole Config.Window
+	OpenLeft         time.Duration // the remaining open time; 0 unless State is Open
+	LastErr          error         // the error of the last failure, or the reason that an operator gave
 }
 
 // Stats returns the current metrics.
@@ -73,7 +77,8 @@ func (b *Breaker) Stats() Stats {
 	return b.stats()
 }
 
-// stats is Stats without notifying the observers of transitions that are due; the next use does.
+// stats is like Stats, but does not notify the observers of transitions. The next use of the breaker notifies
+// the observers.
 func (b *Breaker) stats() Stats {
 	b.mu.Lock()
 	defer b.mu.Unlock()

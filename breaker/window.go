@@ -5,12 +5,13 @@ import (
 	"time"
 )
 
-// Counts are the results in a window.
+// Counts are the numbers of results in a window.
 type Counts struct {
 	Succeeded int64
 	Failed    int64
-	// ConsecutiveFailures is the number of failures since the last success, within the window or not: the
-	// larger of the number of calls and the number of broken streams. A burst counts as one.
+	// ConsecutiveFailures is the number of failures since the last success, even if some of the failures have
+	// left the window. Failed calls and broken streams are counted separately. ConsecutiveFailures is the larger
+	// of the two numbers. A burst counts as one failure.
 	ConsecutiveFailures int64
 }
 
@@ -21,38 +22,38 @@ func failureRate(failed, succeeded int64) float64 {
 
 const timeSlots = 10
 
-// window counts results in a ring of slots. A window of time has timeSlots slots, each of a tenth of
-// Config.Window; a window of calls has one slot per call. Slot number n is at index n modulo the
-// number of slots. No method takes longer for a longer window.
+// window counts results in a ring of slots. A time-based window has timeSlots slots, each of a tenth of
+// Config.Window. A window of calls has one slot per call. Slot number n is at index n modulo the number of
+// slots. The time that a method takes does not depend on the number of slots, except for reset.
 type window struct {
 	slots       []slot
-	width       time.Duration // of a slot; 0 in a window of calls
-	end         time.Duration // when the newest slot ends
+	width       time.Duration // the duration of a slot; 0 in a window of calls
+	end         time.Duration // when the newest slot ends; not used in a window of calls
 	newest      int64         // the number of the newest slot, at least len(slots)
-	lastSuccess int64         // the number of the newest slot with a success, if succeeded is not 0
-	succeeded   int64         // sum over slots
-	failed      int64         // sum over slots
+	lastSuccess int64         // the number of the newest slot with a success; not used if succeeded is 0
+	succeeded   int64         // the sum of succeeded of all slots
+	failed      int64         // the sum of failed of all slots
 
-	bursts []burst // the largest one, the largest of the later ones, and so on
-	hints  []hint  // the longest one, the longest of the later ones, and so on
+	bursts []burst // the largest burst, then the largest of the later bursts, and so on
+	hints  []hint  // the longest hint, then the longest of the later hints, and so on
 }
 
 type slot struct {
 	succeeded, failed uint32
-	back              uint32 // from a slot with a success to the one before
+	back              uint32 // in a slot with a success, the distance to the previous slot with a success
 }
 
-// A burst is failures of calls that were in flight together.
+// A burst is a group of failures whose calls were in flight together.
 type burst struct {
-	first moment
-	last  int64 // the number of the newest slot at its last failure
-	size  int64 // number of failures
+	first moment // the start of the run to which the burst belongs
+	last  int64  // the number of the newest slot at the burst's last failure
+	size  int64  // the number of failures in the burst
 }
 
 // A hint is the RetryAfter of a failure.
 type hint struct {
-	slot       int64 // the number of the newest slot at the failure
-	retryAfter time.Duration
+	slot       int64         // the number of the newest slot at the failure
+	retryAfter time.Duration // the RetryAfter of the failure
 }
 
 // reset empties the window.
@@ -65,7 +66,7 @@ func (w *window) reset(cfg *Config, now time.Duration) {
 	w.advance(now)
 }
 
-// advance drops the slots that are too old at now.
+// advance clears the slots that are too old at now. It does nothing in a window of calls.
 func (w *window) advance(now time.Duration) {
 	if w.width == 0 || now < w.end {
 		return
@@ -108,7 +109,7 @@ func (w *window) succeed(now time.Duration) {
 	}
 }
 
-// fail counts a failure with its RetryAfter, which is 0 if it has none.
+// fail counts a failure. retryAfter is the RetryAfter of the failure, or 0 if the failure has none.
 func (w *window) fail(now, retryAfter time.Duration) { w.failAt(w.next(now), retryAfter) }
 
 func (w *window) failAt(i int, retryAfter time.Duration) {
@@ -121,9 +122,9 @@ func (w *window) failAt(i int, retryAfter time.Duration) {
 	}
 }
 
-// replaceSuccess counts a failure and removes the newest success, if there is one. A window of calls
-// reuses the slot of the success. Otherwise calls that break off would take two slots each, and
-// MinCalls might never be reached.
+// replaceSuccess counts a failure and removes the newest success, if the window has a success. In a window of
+// calls, the failure takes the slot of the success. If a call whose stream breaks took two slots, the window
+// might never hold enough calls to reach MinCalls.
 func (w *window) replaceSuccess(now, retryAfter time.Duration) {
 	w.advance(now)
 	if w.succeeded == 0 {
@@ -143,7 +144,8 @@ func (w *window) replaceSuccess(now, retryAfter time.Duration) {
 	w.failAt(i, retryAfter)
 }
 
-// addHint keeps the RetryAfter of a failure. It drops the shorter ones before: they leave the window first.
+// addHint stores the RetryAfter of a failure. It drops the earlier hints that are not longer, because those hints
+// leave the window first.
 func (w *window) addHint(retryAfter time.Duration) {
 	w.dropOld()
 	n := len(w.hints)
@@ -156,7 +158,8 @@ func (w *window) addHint(retryAfter time.Duration) {
 	}
 }
 
-// longestRetryAfter returns the longest RetryAfter of the failures in the window, or 0.
+// longestRetryAfter returns the longest RetryAfter of the failures in the window. It returns 0 if no failure has a
+// RetryAfter.
 func (w *window) longestRetryAfter() time.Duration {
 	w.dropOld()
 	if len(w.hints) == 0 {
@@ -165,9 +168,9 @@ func (w *window) longestRetryAfter() time.Duration {
 	return w.hints[0].retryAfter
 }
 
-// addToBurst adds a failure, which the window has counted, to the newest burst if its call was in flight
-// when that began. Otherwise it starts a burst that began at first. It drops the smaller ones before: they
-// leave the window first.
+// addToBurst adds f to the newest burst if f's call was in flight when the newest burst started. Otherwise
+// addToBurst starts a new burst, with first as the start. The window must have counted f already. addToBurst
+// drops the earlier bursts that are not larger, because those bursts leave the window first.
 func (w *window) addToBurst(f failure, first moment) {
 	w.dropOld()
 	n := len(w.bursts) - 1
@@ -184,15 +187,15 @@ func (w *window) addToBurst(f failure, first moment) {
 	w.bursts = append(w.bursts[:n], newest)
 }
 
-// events returns the number of failures in the window. The largest burst counts as one if it is at least
-// half of them.
+// events returns the number of failures in the window. If the largest burst has at least half of the failures,
+// the burst counts as one failure.
 func (w *window) events() int64 {
 	w.dropOld()
 	if len(w.bursts) == 0 {
 		return w.failed
 	}
 	largest := w.bursts[0]
-	size := min(largest.size, w.failed) // some of it may have left the window
+	size := min(largest.size, w.failed) // some failures of the burst may have left the window
 	if w.width == 0 {
 		size = min(size, int64(len(w.slots))-(w.newest-largest.last))
 	}

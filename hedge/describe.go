@@ -10,19 +10,19 @@ import (
 
 var _ policy.Describer = (*Hedger[any])(nil)
 
-// Observe calls f with each event until stop is called, on the goroutine of the second call and without
-// holding a lock. A panic in f is treated as a panic in that call.
+// Observe calls f with each event until stop is called. f runs on the goroutine of the second call, and no lock
+// is held. A panic in f is treated as a panic in the second call.
 func (h *Hedger[T]) Observe(f func(context.Context, Event)) (stop func()) {
 	return h.observers.Observe(f)
 }
 
 // An Event is something that happened to a [Hedger].
 type Event struct {
-	Kind EventKind // what happened
-	Name string    // of the Hedger
+	Kind EventKind // the kind of the event
+	Name string    // the Hedger's name
 }
 
-// An EventKind says what an [Event] is.
+// An EventKind is the kind of an [Event].
 type EventKind string
 
 const (
@@ -36,9 +36,9 @@ type Stats struct {
 	HedgeWon int64 `counter:"calls{outcome=hedge_won}"` // Do returned the value of the second call
 	Failed   int64 `counter:"calls{outcome=failed}"`    // Do returned an error
 
-	Hedged     int64         `counter:"hedges{outcome=made}"`        // second calls
+	Hedged     int64         `counter:"hedges{outcome=made}"`        // second calls that started
 	OverBudget int64         `counter:"hedges{outcome=over_budget}"` // second calls that Ratio did not allow
-	Delay      time.Duration `gauge:"delay_seconds"`                 // before a second call, now
+	Delay      time.Duration `gauge:"delay_seconds"`                 // the current delay before a second call
 }
 
 // Stats returns the metrics of h.
@@ -64,14 +64,14 @@ func (h *Hedger[T]) Describe() policy.Description {
 	}
 }
 
-// settings returns the configuration without the fields that settings cannot hold.
+// settings returns the configuration without Discard, because settings cannot hold functions.
 func (h *Hedger[T]) settings() Config {
 	c := h.cfg
 	c.Discard = nil
 	return c
 }
 
-// describe returns e as all policies describe their events.
+// describe returns e in the form in which all policies report events.
 func (e Event) describe() policy.Event {
 	d := policy.Event{Kind: "hedge", Name: e.Name, What: string(e.Kind), Level: slog.LevelDebug}
 	if e.Kind == EventOverBudget {

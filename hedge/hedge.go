@@ -1,5 +1,5 @@
-// Package hedge starts a second call when the first takes too long, and returns whichever succeeds first
-// (Dean and Barroso, "The Tail at Scale", Communications of the ACM, 2013).
+// Package hedge starts a second call if the first call takes too long, and returns the first success (Dean and
+// Barroso, "The Tail at Scale", Communications of the ACM, 2013).
 //
 //	lookups := hedge.New[string](hedge.Config{
 //		Name:     "lookup",
@@ -10,12 +10,12 @@
 //		return lookup(ctx, 42)
 //	})
 //
-// Hedge only what may safely be done twice, and at the same time. A failure does not start a second call:
-// put a retry.Retrier around Do. The call that loses is canceled; policies inside it do not count that as a
-// failure.
+// Hedge only operations that are safe to run twice, and at the same time. A failure does not start a second
+// call. To retry failures, put a retry.Retrier around Do. When a call succeeds, the other call is canceled. The
+// policies inside the other call do not count the cancellation as a failure.
 //
-// A Hedger returns values, and so is not a resilience.Policy: a func(context.Context) error that stores its
-// result in a variable would do so twice at once.
+// A Hedger returns values, so it is not a resilience.Policy. A Policy calls a func(context.Context) error. Such a
+// function would store its result in a variable, and two calls would write the variable at the same time.
 package hedge
 
 import (
@@ -40,21 +40,22 @@ import (
 // Unlimited, in a field that accepts it, means that there is no limit.
 const Unlimited = -1
 
-// Config says when a [Hedger] makes a second call.
+// Config specifies when a [Hedger] starts a second call.
 type Config struct {
 	// Name appears in errors, events and metrics.
 	Name string
-	// Delay is how long the first call may take before a second one starts. Required.
+	// Delay is the time that the first call may take before a second call starts. Required.
 	Delay time.Duration
-	// Quantile, in (0, 1), sets the delay to that quantile of the last 1000 latencies once 20 calls have
-	// succeeded: at 0.95, one call in twenty is hedged. Zero means that Delay is always used.
+	// Quantile, in (0, 1), is the quantile of the last 1000 latencies that replaces Delay after 20 calls have
+	// succeeded. For example, a Quantile of 0.95 hedges one call in twenty. Zero means that Delay is always used.
 	Quantile float64
-	// Ratio, in (0, 1], is how many second calls each first call allows; up to ten are saved up. A refused call
-	// neither allows nor uses a second call. Zero means 0.1; [Unlimited] means no limit.
+	// Ratio is the number of second calls that each first call allows. It is in (0, 1]. A Hedger saves up at most
+	// ten second calls. A first call that is refused allows no second call. A second call that is refused does
+	// not use up a second call. Zero means 0.1. [Unlimited] means no limit.
 	Ratio float64
-	// Discard, if not nil, is called before Do returns with a value that Do does not return, to close it for
-	// example. With it, the ctx of the call that won stays alive until the ctx of Do ends: do not call Do with a
-	// ctx that lives as long as the program.
+	// Discard, if not nil, is called with each value that Do does not return, before Do returns. Discard can close
+	// the value, for example. If Discard is set, the ctx of the call that succeeded first stays alive until the
+	// ctx of Do is done. Therefore, do not call Do with a ctx that lives as long as the program.
 	Discard func(value any)
 }
 
@@ -77,12 +78,12 @@ func (c Config) withDefaults() Config {
 type Hedger[T any] struct {
 	cfg       Config
 	observers notify.Observers[Event]
-	lost      error // the cause of the ctx of a call that loses
+	lost      error // the cancellation cause of a call that is no longer needed
 
 	mu        sync.Mutex
-	allowed   int64 // second calls, in millionths
+	allowed   int64 // the second calls that Ratio still allows, in millionths of a call
 	latencies latencies
-	stats     Stats // its Delay is not used
+	stats     Stats // the counters; stats.Delay is not used
 }
 
 // New returns a Hedger. It panics if cfg is invalid; see [Config.Validate].
@@ -98,13 +99,13 @@ func New[T any](cfg Config) *Hedger[T] {
 	return &Hedger[T]{cfg: cfg.withDefaults(), lost: lost}
 }
 
-// Do calls fn and, after a delay, calls it again on another goroutine. It returns the first success and
-// cancels the other call, or joins both errors. It waits for both calls to return, so fn must respect its
-// ctx.
+// Do calls fn. If this first call takes longer than the delay, and Ratio allows a second call, Do calls fn again
+// on another goroutine. Do returns the first success and cancels the other call. If both calls fail, Do joins
+// the errors. Do waits until both calls have returned, so fn must respect its ctx.
 //
-// If one call panics or exits its goroutine, the other is canceled and the panic continues on the caller's
-// goroutine. A panic of the second call continues with an error that has a method Stack() []byte and wraps the
-// value of the panic if that is an error.
+// If a call panics or exits its goroutine, Do cancels the other call, and the panic or the exit continues on the
+// caller's goroutine. If the second call panics, the panic continues with an error that has a method
+// Stack() []byte. This error wraps the original panic value if the original value is an error.
 func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
 	var zero T
 	if ctx.Err() != nil {
@@ -114,8 +115,8 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	start := time.Now()
 	inner := r.start(0)
 	r.timer = time.AfterFunc(h.Stats().Delay, r.hedgedCall)
-	returned := -1 // the call whose value Do returns
-	defer func() { // even after a panic or an exit in a call or an observer
+	returned := -1 // the index of the call whose value Do returns; -1 if Do returns no value
+	defer func() { // also runs after a panic or an exit in a call or an observer
 		r.finish(returned)
 		r.wait()
 		for i, c := range r.calls {
@@ -128,7 +129,7 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	if !behavior.IsRefused(err) {
 		h.credit()
 	}
-	if r.end(0, value, err) && h.cfg.Quantile > 0 { // the duration of a failure is no latency
+	if r.end(0, value, err) && h.cfg.Quantile > 0 { // failures do not count as latencies
 		h.mu.Lock()
 		h.latencies.observe(time.Since(start))
 		h.mu.Unlock()
@@ -153,22 +154,22 @@ func (h *Hedger[T]) Do(ctx context.Context, fn func(context.Context) (T, error))
 	return zero, err
 }
 
-// delay returns the current delay before a second call. h.mu is held.
+// delay returns the current delay before a second call. The caller holds h.mu.
 func (h *Hedger[T]) delay() time.Duration {
 	n := len(h.latencies.sorted)
 	if h.cfg.Quantile == 0 || n < leastLatencies {
 		return h.cfg.Delay
 	}
 	slowest := h.latencies.sorted[int(math.Ceil(h.cfg.Quantile*float64(n)))-1]
-	return slowest + 1 // a call that takes exactly as long is not slower
+	return slowest + 1 // do not hedge a call that takes exactly slowest
 }
 
-const whole = 1_000_000 // one second call
+const whole = 1_000_000 // millionths in one call
 
-// credit adds the second calls that one first call allows.
+// credit adds the second calls that a first call allows.
 func (h *Hedger[T]) credit() { h.add(int64(math.Round(max(0, h.cfg.Ratio) * whole))) }
 
-// refund returns a second call that was taken and refused.
+// refund puts back a second call that was taken but refused.
 func (h *Hedger[T]) refund() { h.add(whole) }
 
 func (h *Hedger[T]) add(n int64) {
@@ -177,7 +178,7 @@ func (h *Hedger[T]) add(n int64) {
 	h.allowed = min(10*whole, h.allowed+n)
 }
 
-// take takes a second call, and reports whether Ratio allows it.
+// take takes a second call out of h.allowed. It reports whether Ratio allows the second call.
 func (h *Hedger[T]) take() bool {
 	if h.cfg.Ratio == Unlimited {
 		return true
@@ -210,8 +211,8 @@ type race[T any] struct {
 	mu      sync.Mutex
 	calls   [2]call[T]
 	over    bool   // no other call may start or win
-	winner  int    // the index of the first call that succeeded before the race was over, or -1
-	rethrow func() // continues the panic or the exit of the second call; nil if there was none
+	winner  int    // the index of the call that won; -1 if no call has won
+	rethrow func() // continues the panic or the exit of the second call; nil if the second call did neither
 }
 
 // A call is the first or the second call of a race.
@@ -222,14 +223,14 @@ type call[T any] struct {
 	err       error
 }
 
-// start returns the ctx of call i, which starts now.
+// start creates and returns the ctx of call i.
 func (r *race[T]) start(i int) context.Context {
 	ctx, cancel := context.WithCancelCause(r.ctx)
 	r.calls[i].cancel = cancel
 	return ctx
 }
 
-// wait returns when the second call has returned. A second call that has not started by then never starts.
+// wait waits until the second call has returned. If the second call has not started, wait prevents its start.
 func (r *race[T]) wait() {
 	if r.timer.Stop() {
 		close(r.secondOver)
@@ -237,7 +238,7 @@ func (r *race[T]) wait() {
 	<-r.secondOver
 }
 
-// hedgedCall runs the second call on the timer's goroutine if it is needed and allowed.
+// hedgedCall runs on the timer's goroutine. It runs the second call if the second call is needed and allowed.
 func (r *race[T]) hedgedCall() {
 	defer close(r.secondOver)
 	returns := false
@@ -273,11 +274,11 @@ func (r *race[T]) notify(kind EventKind, n *int64) {
 	r.observers.Tell(r.ctx, Event{Kind: kind, Name: r.cfg.Name})
 }
 
-// crash ends the race after the second call panicked with p, or exited its goroutine if p is nil.
+// crash ends the race after the second call panicked with p. If p is nil, the second call exited its goroutine.
 func (r *race[T]) crash(p any) {
 	r.rethrow = runtime.Goexit
 	if p != nil {
-		e, ok := p.(*panics.Error) // of a hedge within this one
+		e, ok := p.(*panics.Error) // the panic of a second call of a hedge within fn
 		if !ok {
 			stack := debug.Stack()
 			e = panics.New(fmt.Sprintf("hedge: second call panicked: %v\n\n%s", p, stack), p, stack)
@@ -287,7 +288,7 @@ func (r *race[T]) crash(p any) {
 	r.finish(-1)
 }
 
-// end records the result of call i, and reports whether a call has won.
+// end records the result of call i. It reports whether either call has won.
 func (r *race[T]) end(i int, value T, err error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -306,8 +307,8 @@ func (r *race[T]) finish(winner int) {
 	r.finishLocked(winner)
 }
 
-// finishLocked ends the race and cancels its calls, except that the winner's ctx stays alive if the value may
-// depend on it.
+// finishLocked ends the race and cancels its calls. If Discard is set, the winner's ctx stays alive, because the
+// winner's value may depend on that ctx. The caller holds r.mu.
 func (r *race[T]) finishLocked(winner int) {
 	r.over = true
 	for i, c := range r.calls {
@@ -320,13 +321,13 @@ func (r *race[T]) finishLocked(winner int) {
 // latencies stores the durations of the last 1000 successful calls.
 type latencies struct {
 	ring   []time.Duration // in the order of arrival
-	next   int             // the index of the oldest in ring
+	next   int             // the index of the oldest duration in ring, once ring is full
 	sorted []time.Duration // the same durations in ascending order
 }
 
 const (
 	mostLatencies  = 1000
-	leastLatencies = 20 // with fewer, a quantile is too inaccurate
+	leastLatencies = 20 // a quantile of fewer latencies is too inaccurate
 )
 
 func (l *latencies) observe(d time.Duration) {

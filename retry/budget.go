@@ -14,10 +14,11 @@ import (
 type BudgetConfig struct {
 	// Name appears in metrics. It cannot change.
 	Name string
-	// Ratio is how many retries each call adds, at most 100. Zero means 0.2; [None] means that calls add none.
+	// Ratio is the number of retries that each call adds, at most 100. Zero means 0.2. [None] means that calls
+	// add no retries.
 	Ratio float64
-	// PerSecond is how many retries each second adds, at most a million. Zero means 10; [None] means that
-	// time adds none.
+	// PerSecond is the number of retries that each second adds, at most a million. Zero means 10. [None] means
+	// that time adds no retries.
 	PerSecond int
 }
 
@@ -39,20 +40,21 @@ func (c BudgetConfig) withDefaults() BudgetConfig {
 
 // A Budget limits the retries of all Retriers that share it. It is safe for concurrent use.
 //
-// It is a bucket: calls and seconds add retries, and each retry takes one before its wait. It starts with
-// what ten seconds add, and holds at most what ten seconds and a hundred calls add. A refused attempt neither
-// adds nor takes a retry. Give a Budget to only one of nested retriers.
+// A Budget is a bucket of retries. Each call and each second add retries to the bucket. A Retrier takes a retry
+// out of the bucket before it waits for the next attempt. A new Budget holds the retries that ten seconds add. A
+// Budget holds at most the retries that ten seconds and a hundred calls add. A refused attempt neither adds nor
+// takes a retry. If retriers are nested, give a Budget to only one of the retriers.
 type Budget struct {
 	setting settings.Setting[BudgetConfig]
 
 	mu                  sync.Mutex
-	held                int64     // in billionths of a retry, so that no nanosecond and no call is lost
-	at                  time.Time // when held was computed
+	held                int64     // billionths of a retry, so that a nanosecond adds a whole number
+	at                  time.Time // the time for which held was computed
 	allowed, overBudget int64
-	spent               bool // the last retry that was requested was not allowed
+	spent               bool // the last requested retry was not allowed
 }
 
-const whole = 1e9 // one retry
+const whole = 1e9 // billionths in one retry
 
 // NewBudget returns a Budget. It panics if cfg is invalid; see [BudgetConfig.Validate].
 func NewBudget(cfg BudgetConfig) *Budget {
@@ -62,14 +64,15 @@ func NewBudget(cfg BudgetConfig) *Budget {
 	return b
 }
 
-// In billionths of a retry, perNano and perCall are what a nanosecond and a call add, and initial is what a new
-// Budget holds. None counts as zero.
+// perNano returns the retries that a nanosecond adds. perCall returns the retries that a call adds. initial
+// returns the retries that a new Budget holds. The unit of all three is a billionth of a retry. None counts as
+// zero.
 func (c *BudgetConfig) perNano() int64 { return int64(max(0, c.PerSecond)) }
 func (c *BudgetConfig) perCall() int64 { return int64(math.Round(max(0, c.Ratio) * whole)) }
 func (c *BudgetConfig) initial() int64 { return 10 * whole * c.perNano() }
 
-// refill adds the retries of the time since the last refill, and then calls f under the lock. It does nothing if
-// b is nil.
+// refill adds the retries of the time since the last refill. Then it calls f with b.mu held. refill does nothing
+// if b is nil.
 func (b *Budget) refill(f func(*BudgetConfig)) {
 	if b == nil {
 		return
@@ -79,7 +82,7 @@ func (b *Budget) refill(f func(*BudgetConfig)) {
 	c, now := b.setting.Load(), time.Now()
 	elapsed, most := int64(max(0, now.Sub(b.at))), c.initial()+100*c.perCall()
 	b.at = now
-	if per := c.perNano(); per > 0 && elapsed > (most-b.held)/per { // the product could overflow
+	if per := c.perNano(); per > 0 && elapsed > (most-b.held)/per { // elapsed*per could overflow
 		b.held = most
 	} else {
 		b.held = min(most, b.held+elapsed*per)
@@ -87,10 +90,10 @@ func (b *Budget) refill(f func(*BudgetConfig)) {
 	f(c)
 }
 
-// credit adds the retries of one call. The next refill limits the sum.
+// credit adds the retries that one call adds. The next refill limits the sum.
 func (b *Budget) credit() { b.refill(func(c *BudgetConfig) { b.held += c.perCall() }) }
 
-// take takes a retry, and reports whether there was one.
+// take takes a retry out of the Budget. It reports whether the Budget had a retry left.
 func (b *Budget) take() (ok bool) {
 	b.refill(func(*BudgetConfig) {
 		if ok = b.held >= whole; ok {
@@ -104,12 +107,12 @@ func (b *Budget) take() (ok bool) {
 	return ok
 }
 
-// refund returns a retry that was taken and not used. b held it before, so the sum needs no limit.
+// refund puts back a retry that was taken but not used. The next refill limits the sum.
 func (b *Budget) refund() { b.refill(func(*BudgetConfig) { b.held += whole }) }
 
 // BudgetStats are metrics of a [Budget].
 type BudgetStats struct {
-	Allowed    int64 `counter:"retries{outcome=allowed}"`     // retries
+	Allowed    int64 `counter:"retries{outcome=allowed}"`     // retries that were allowed
 	OverBudget int64 `counter:"retries{outcome=over_budget}"` // retries that were not allowed
 	Left       int64 `gauge:"left"`                           // retries that would be allowed now
 }
@@ -123,8 +126,9 @@ func (b *Budget) Stats() (s BudgetStats) {
 // Config returns the configuration with defaults filled in.
 func (b *Budget) Config() BudgetConfig { return b.setting.Config() }
 
-// Update changes the configuration, as [Retrier.Update] does. Ratio and PerSecond may be [None]: change must not
-// calculate with it. The time before the Update adds retries under the old configuration.
+// Update changes the configuration in the same way as [Retrier.Update]. Ratio and PerSecond may be [None], so
+// change must test for None before it calculates with Ratio or PerSecond. The time before the Update adds
+// retries at the old PerSecond.
 func (b *Budget) Update(change func(*BudgetConfig)) error {
 	return b.setting.Update(change, b.allow, nil)
 }

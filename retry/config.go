@@ -11,52 +11,56 @@ import (
 )
 
 const (
-	Unlimited = -1       // in a field that accepts it: no limit
-	None      = -1 << 31 // in a field that accepts it: switched off
+	Unlimited = -1       // means no limit, in a field that accepts Unlimited
+	None      = -1 << 31 // means that the field's function is off, in a field that accepts None
 )
 
 // Config configures a [Retrier].
 type Config struct {
 	// Name appears in errors, events and metrics. It cannot change.
 	Name string
-	// Attempts limits the attempts of a call, including refused ones. Zero means 3; [Unlimited] means that
-	// only ctx and Budget limit them.
+	// Attempts limits the attempts of a call, including refused attempts. Zero means 3. [Unlimited] means that
+	// only ctx and Budget limit the attempts.
 	Attempts int
-	// AttemptTimeout limits each attempt; its error is also context.DeadlineExceeded, and is retried. Within a
-	// resiliencehttp.Transport, it also covers reading the body. Zero means no limit. To an inner breaker, it
-	// looks like the caller's deadline; use resilience.Timeout as the innermost policy there.
+	// AttemptTimeout is the longest duration of an attempt. The error of an attempt that exceeds AttemptTimeout
+	// matches context.DeadlineExceeded and is retried. Zero means no limit.
 	//
-	// Around http.Client.Do it cuts off the body, which is read after Do has returned: use a
-	// resiliencehttp.Transport instead.
+	// Within a resiliencehttp.Transport, AttemptTimeout includes the time for reading the body. Do not use
+	// AttemptTimeout around http.Client.Do: the body is read after http.Client.Do has returned, so the timeout
+	// would cut off the body. Use a resiliencehttp.Transport instead.
+	//
+	// To an inner breaker, an AttemptTimeout looks like the caller's deadline. With an inner breaker, use
+	// resilience.Timeout as the innermost policy instead.
 	AttemptTimeout time.Duration
-	// HealthyAfter is for sessions that run for days: an attempt that fails after this long counts as the
-	// first of a new call. Zero means never.
+	// HealthyAfter is for sessions that run for days. An attempt that fails after at least HealthyAfter counts as
+	// the first attempt of a new call. Zero means that no attempt starts a new call.
 	HealthyAfter time.Duration
-	// Backoff returns a new Backoff for each call that is retried; Validate calls it as well. Nil means
+	// Backoff returns a new Backoff for each call that is retried. Validate also calls Backoff. Nil means
 	// Exponential(100ms, 10s).
 	Backoff func() Backoff
-	// Delay, if not nil, returns the delay to use in place of a.Delay. A negative delay ends the retrying.
+	// Delay, if not nil, returns the delay that replaces a.Delay. A negative delay ends the retrying.
 	Delay func(ctx context.Context, a FailedAttempt) time.Duration
-	// MinDelay is the shortest wait before a retry. If Backoff or Delay returns less, the wait is MinDelay plus
-	// up to a tenth of it, at random, so that clients do not retry at the same moment. Zero means no minimum.
+	// MinDelay is the shortest wait before a retry. If Backoff or Delay returns a shorter delay, the wait is
+	// MinDelay plus up to a tenth of MinDelay at random. The random part keeps clients from retrying at the same
+	// moment. Zero means no minimum.
 	MinDelay time.Duration
-	// MaxRetryAfter is the longest RetryAfter of an error that is waited for; a longer one ends the retrying.
-	// Zero means a minute.
+	// MaxRetryAfter is the longest RetryAfter for which a call waits. An error with a longer RetryAfter ends the
+	// retrying. Zero means 1 minute.
 	MaxRetryAfter time.Duration
-	// RetryIf reports whether a failure is worth another attempt. It is not called for refusals, answers and
+	// RetryIf reports whether a failure is worth another attempt. RetryIf is not called for refusals, answers and
 	// [Permanent] errors. Nil means resilience.Retryable.
 	RetryIf func(error) bool
 	// Budget limits retries to a fraction of the calls. Nil means no limit.
 	Budget *Budget
 }
 
-// A FailedAttempt is an attempt that failed or was refused and is to be followed by another.
+// A FailedAttempt is an attempt that failed or was refused, and after which another attempt is planned.
 type FailedAttempt struct {
-	Name        string        // of the Retrier
-	Number      int           // from 1
-	Err         error         // of the attempt
-	Delay       time.Duration // before the next attempt
-	RetryingFor time.Duration // since the first attempt failed
+	Name        string        // the Retrier's name
+	Number      int           // the attempt's number, from 1
+	Err         error         // the attempt's error
+	Delay       time.Duration // the wait before the next attempt
+	RetryingFor time.Duration // the time since the first attempt failed
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -94,8 +98,10 @@ func sameName(was, next *Config) error { return invalid.Renamed("retry.Config", 
 // Config returns the configuration with defaults filled in.
 func (r *Retrier) Config() Config { return r.setting.Config() }
 
-// Update calls change with the effective configuration and applies the result. If that is invalid, nothing
-// changes. A field that change leaves as it is shown continues to follow its default; functions are shown as
-// they were given. Attempts may be [Unlimited]: change must not calculate with it. Calls in progress finish under
-// the old configuration. change must not use r.
+// Update calls change with the effective configuration and applies the result. If the result is invalid, Update
+// returns an error, and nothing changes. If change does not alter a field, that field continues to follow its
+// default. change receives the functions that the Config was given, without defaults. Attempts may be
+// [Unlimited], so change must test for Unlimited before it calculates with Attempts. change must not use r.
+//
+// Calls in flight finish under the old configuration.
 func (r *Retrier) Update(change func(*Config)) error { return r.setting.Update(change, sameName, nil) }

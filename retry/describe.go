@@ -12,7 +12,7 @@ var (
 	_ policy.Describer = (*Budget)(nil)
 )
 
-// Describe implements [policy.Describer]. The Health of a Retrier is its Budget's.
+// Describe implements [policy.Describer]. The Health of a Retrier is the Health of its Budget.
 func (r *Retrier) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "retry",
@@ -26,7 +26,7 @@ func (r *Retrier) Describe() policy.Description {
 	}
 }
 
-// settings returns the configuration without the fields that settings cannot hold.
+// settings returns the configuration without its functions and its Budget, because settings cannot hold them.
 func (r *Retrier) settings() Config {
 	c := r.Config()
 	c.Backoff, c.Delay, c.RetryIf, c.Budget = nil, nil, nil, nil
@@ -37,7 +37,7 @@ func (r *Retrier) configure(dryRun bool, change func(cfg any) error) error {
 	return r.setting.Change(dryRun, change, sameName, nil)
 }
 
-// describe returns e as all policies describe their events. A call that has failed needs attention.
+// describe returns e in the form in which all policies report events. The end of a failed call is a warning.
 func (e Event) describe() policy.Event {
 	d := policy.Event{Kind: "retry", Name: e.Name, What: string(e.Kind), Level: slog.LevelDebug, Err: e.Err}
 	if e.Kind == EventEnded && e.Err != nil {
@@ -56,7 +56,8 @@ func (e Event) describe() policy.Event {
 	return d
 }
 
-// Describe implements [policy.Describer]. A Budget is "spent" while it has no retry left and has refused one.
+// Describe implements [policy.Describer]. The Health of a Budget is a warning, "spent", if the last requested retry
+// was not allowed and no retry is left.
 func (b *Budget) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "budget",
@@ -82,7 +83,8 @@ func (b *Budget) health() (h policy.Health) {
 	return h
 }
 
-// inUse reports whether b holds less than a new Budget: replacing it would allow more retries.
+// inUse reports whether b holds fewer retries than a new Budget. If a new Budget replaced b, more retries would be
+// allowed.
 func (b *Budget) inUse() (inUse bool) {
 	b.refill(func(c *BudgetConfig) { inUse = c.initial() > b.held })
 	return inUse

@@ -12,32 +12,35 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// ErrExhausted is the Cause of an [Error] if Attempts ran out, the backoff ended, or an error asked for a
-// longer wait than MaxRetryAfter.
+// ErrExhausted is the Cause of an [Error] if Attempts ran out, if the backoff ended, or if the RetryAfter of an
+// error was longer than MaxRetryAfter.
 var ErrExhausted = errors.New("retry: no attempts left")
 
 // ErrOverBudget is the Cause of an [Error] if the [Budget] had no retry left.
 var ErrOverBudget = errors.New("retry: over budget")
 
-// Causes without durations, so that the text of an Error is the same each time.
+// These causes contain no durations, so that the text of an Error is the same each time.
 var (
 	errLongRetryAfter = fmt.Errorf("%w: RetryAfter is longer than MaxRetryAfter", ErrExhausted)
 	errNoTimeLeft     = fmt.Errorf("wait would pass the deadline: %w", context.DeadlineExceeded)
 )
 
-// An Error reports that a [Retrier] gave up. It wraps Err and Cause. If refusals followed the last failure, it
-// wraps that failure as well. Its text contains no durations: equal failures have equal texts.
+// An Error reports that a [Retrier] stopped retrying. An Error wraps Err and Cause. If refusals followed the last
+// failure, the Error also wraps the last failure. The text contains no durations, so equal failures have equal
+// texts.
 type Error struct {
-	Name        string        // of the Retrier
-	Attempts    int           // including refused ones, except for the Cause
-	RetryingFor time.Duration // since the first attempt failed
-	// Cause is ErrExhausted, ErrOverBudget, context.DeadlineExceeded if a wait would have passed the
-	// deadline, the end of ctx, or a refusal that ended the retrying, such as that of an open breaker.
+	Name        string        // the Retrier's name
+	Attempts    int           // the number of attempts, including refused attempts other than the Cause
+	RetryingFor time.Duration // the time since the first attempt failed
+	// Cause is the reason for the end of the retrying. If a limit was reached, Cause matches ErrExhausted or
+	// ErrOverBudget. If a wait would have passed the deadline, Cause matches context.DeadlineExceeded. If ctx is
+	// done, Cause is the error of ctx. If a refusal ended the retrying, such as the refusal of an open breaker,
+	// Cause is the refusal.
 	Cause error
-	Err   error // of the last attempt
+	Err   error // the error of the last attempt
 
-	kind    behavior.Kind // of all attempts together
-	earlier error         // the last error of that kind, unless that is Err
+	kind    behavior.Kind // the kind of the call; see call.kind
+	earlier error         // the last error of an attempt of this kind; nil if Err is this error
 }
 
 // Error returns the text: the Retrier's name, the number of attempts, Cause and Err.
@@ -53,7 +56,7 @@ func (e *Error) Error() string {
 		cause = e.Cause.Error()
 		text += ": " + strings.TrimPrefix(cause, "retry: ")
 	}
-	if e.Err != nil && e.Err.Error() != cause { // the error of a call whose ctx is done is often the cause itself
+	if e.Err != nil && e.Err.Error() != cause { // after ctx is done, Err and Cause are often the same error
 		text += ": " + e.Err.Error()
 	}
 	if e.earlier != nil {
@@ -69,7 +72,7 @@ func prefix(name string) string {
 	return "retry: " + name + ": "
 }
 
-// Unwrap returns Err, the earlier failure if there is one, and Cause.
+// Unwrap returns Err, the earlier failure and Cause. It omits any of them that is nil.
 func (e *Error) Unwrap() []error {
 	return slices.DeleteFunc([]error{e.Err, e.earlier, e.Cause}, func(err error) bool { return err == nil })
 }
@@ -77,13 +80,14 @@ func (e *Error) Unwrap() []error {
 // Refused reports whether every attempt was refused.
 func (e *Error) Refused() bool { return e.kind == behavior.Refused }
 
-// Answered reports whether the dependency answered every attempt that was made.
+// Answered reports whether the dependency answered every attempt that was not refused. It returns false if every
+// attempt was refused.
 func (e *Error) Answered() bool { return e.kind == behavior.Answered }
 
-// Retryable reports whether an outer retrier may try again.
+// Retryable reports whether an outer retrier may retry the call.
 func (e *Error) Retryable() bool { return e.outcome().Retryable }
 
-// RetryAfter returns how long to wait before the next call can help, or 0.
+// RetryAfter returns the shortest wait before another call may succeed. It returns 0 if no wait is known.
 func (e *Error) RetryAfter() time.Duration { return e.outcome().RetryAfter }
 
 func (e *Error) outcome() behavior.End { return behavior.Read(errors.Join(e.Err, e.earlier)) }
@@ -91,7 +95,7 @@ func (e *Error) outcome() behavior.End { return behavior.Read(errors.Join(e.Err,
 // Timeout reports whether the call ran out of time.
 func (e *Error) Timeout() bool { return behavior.IsTimeout(e.Err) || behavior.IsTimeout(e.Cause) }
 
-// An attemptTimeoutCause is the cause of an attempt's ctx after the AttemptTimeout of a Config.
+// An attemptTimeoutCause is the cancellation cause of an attempt's ctx if the attempt exceeded AttemptTimeout.
 type attemptTimeoutCause Config
 
 func (c *attemptTimeoutCause) Error() string {
@@ -101,8 +105,8 @@ func (c *attemptTimeoutCause) Error() string {
 func (c *attemptTimeoutCause) Is(target error) bool { return target == context.DeadlineExceeded }
 func (c *attemptTimeoutCause) Timeout() bool        { return true }
 
-// A timeoutError wraps the error of an attempt that ended after its AttemptTimeout, if that error does not
-// report a timeout itself.
+// A timeoutError wraps the error of an attempt that exceeded AttemptTimeout. It is used if the attempt's error
+// is retryable and does not itself report a timeout.
 type timeoutError struct {
 	*attemptTimeoutCause
 	err error

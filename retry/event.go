@@ -9,31 +9,31 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Observe calls f with each event until stop is called, on the goroutine of Do and without holding a lock.
+// Observe calls f with each event until stop is called. f runs on the goroutine of Do, and no lock is held.
 func (r *Retrier) Observe(f func(context.Context, Event)) (stop func()) {
 	return r.observers.Observe(f)
 }
 
 // An Event is something that happened to a [Retrier].
 type Event struct {
-	Kind        EventKind     // what happened
-	Name        string        // of the Retrier
-	Attempts    int           // so far
-	Err         error         // of the attempt, or of Do if the call has ended
-	Delay       time.Duration // before the next attempt, of EventRetried
-	RetryingFor time.Duration // since the first attempt failed
-	Outcome     Outcome       // of EventEnded
+	Kind        EventKind     // the kind of the event
+	Name        string        // the Retrier's name
+	Attempts    int           // the number of attempts so far
+	Err         error         // the attempt's error; if Kind is EventEnded, the error that Do returns
+	Delay       time.Duration // the wait before the next attempt; 0 if Kind is EventEnded
+	RetryingFor time.Duration // the time since the first attempt failed
+	Outcome     Outcome       // the call's outcome; empty unless Kind is EventEnded
 }
 
-// An EventKind says what an [Event] is.
+// An EventKind is the kind of an [Event].
 type EventKind string
 
 const (
-	EventRetried EventKind = "retried" // before the wait for another attempt
-	EventEnded   EventKind = "ended"   // a call that was retried, or given up, has ended
+	EventRetried EventKind = "retried" // a call starts to wait before another attempt
+	EventEnded   EventKind = "ended"   // a call has ended after a retry or with an [*Error]
 )
 
-// An Outcome says how a call that was retried has ended.
+// An Outcome is the way in which a call ended.
 type Outcome string
 
 const (
@@ -41,15 +41,16 @@ const (
 	OutcomeExhausted  Outcome = "exhausted"   // see [ErrExhausted]
 	OutcomePermanent  Outcome = "permanent"   // the error was not worth another attempt
 	OutcomeOverBudget Outcome = "over_budget" // see [ErrOverBudget]
-	OutcomeDeadline   Outcome = "deadline"    // no time was left
-	OutcomeCanceled   Outcome = "canceled"    // by the caller
+	OutcomeDeadline   Outcome = "deadline"    // no time was left for another attempt
+	OutcomeCanceled   Outcome = "canceled"    // the caller canceled the call
 
 	outcomeFirstTry Outcome = "first_try" // only in metrics
 	outcomeNested   Outcome = "nested"    // only in metrics
-	outcomeLost     Outcome = ""          // the call lost a hedge: neither an event nor in metrics
+	outcomeLost     Outcome = ""          // the other call of a hedge won; causes no event, not in metrics
 )
 
-// contextOutcome returns the outcome of a call whose ctx is done. If the call lost a hedge, that is no failure.
+// contextOutcome returns the outcome of a call whose ctx is done. If a hedge canceled the call because the hedge's
+// other call won, the outcome is outcomeLost.
 func contextOutcome(ctx context.Context) Outcome {
 	switch {
 	case ended.Lost(ctx):
@@ -60,30 +61,31 @@ func contextOutcome(ctx context.Context) Outcome {
 	return OutcomeCanceled
 }
 
-// Stats are the counters of a [Retrier]. Each call that has returned is in exactly one of FirstTry to
-// Nested, except for calls that lost a hedge.
+// Stats are the counters of a [Retrier]. Each call that has returned is counted in exactly one of the fields
+// FirstTry to Nested. The exception is a call that a hedge canceled because the hedge's other call won: such a call
+// is not counted in any of these fields.
 type Stats struct {
-	FirstTry   int64 `counter:"calls{outcome=first_try}"`   // succeeded at the first attempt
-	Recovered  int64 `counter:"calls{outcome=recovered}"`   // succeeded after a retry
+	FirstTry   int64 `counter:"calls{outcome=first_try}"`   // calls that succeeded at the first attempt
+	Recovered  int64 `counter:"calls{outcome=recovered}"`   // calls that succeeded after a retry
 	Exhausted  int64 `counter:"calls{outcome=exhausted}"`   // see [OutcomeExhausted]
 	Permanent  int64 `counter:"calls{outcome=permanent}"`   // see [OutcomePermanent]
 	OverBudget int64 `counter:"calls{outcome=over_budget}"` // see [OutcomeOverBudget]
 	Deadline   int64 `counter:"calls{outcome=deadline}"`    // see [OutcomeDeadline]
 	Canceled   int64 `counter:"calls{outcome=canceled}"`    // see [OutcomeCanceled]
-	Nested     int64 `counter:"calls{outcome=nested}"`      // failed within an attempt of another Retrier
+	Nested     int64 `counter:"calls{outcome=nested}"`      // calls that failed within an attempt of another Retrier
 
-	Attempts int64 `counter:"attempts"` // that have returned
+	Attempts int64 `counter:"attempts"` // attempts that have returned
 	Retried  int64 `counter:"retries"`  // attempts after the first
 }
 
-// counts are the counters of a Retrier. A first attempt that succeeds, the most common case, adds to only one
-// of them.
+// counts are the counters of a Retrier. The most common case, a first attempt that succeeds, increments only one
+// counter.
 type counts struct {
-	ended           [len(outcomes)]atomic.Int64
-	failed, retried atomic.Int64 // attempts
+	ended           [len(outcomes)]atomic.Int64 // calls by outcome, in the order of outcomes
+	failed, retried atomic.Int64                // failed attempts, and attempts after the first
 }
 
-// outcomes are in the order of Stats.
+// outcomes are in the order of the fields of Stats.
 var outcomes = [...]Outcome{
 	outcomeFirstTry, OutcomeRecovered, OutcomeExhausted, OutcomePermanent,
 	OutcomeOverBudget, OutcomeDeadline, OutcomeCanceled, outcomeNested,

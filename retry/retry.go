@@ -9,18 +9,18 @@
 //		return fetch(ctx, 42)
 //	})
 //
-// Retry only what may safely be done twice: a failed attempt may still have taken effect.
+// Retry only operations that are safe to run twice, because a failed attempt may still have taken effect.
 //
-//   - Delays are random and grow; the RetryAfter of an error sets the minimum, as MinDelay does.
-//   - A wait that could not end before the deadline of ctx is not started.
-//   - An error that is [Permanent], or not retryable, such as an answer, is returned unchanged.
-//   - A call that another policy refused counts as an attempt but costs no budget. An open breaker ends
-//     the retrying.
+//   - Delays are random and grow. The RetryAfter of an error and Config.MinDelay are minimums.
+//   - If a wait would not end before the deadline of ctx, the call returns without the wait.
+//   - An error that is not retryable is returned unchanged. Examples are [Permanent] errors and answers.
+//   - An attempt that another policy refused counts as an attempt but takes no retry from the Budget. The
+//     refusal of an open breaker ends the retrying.
 //   - Without a [Budget], retries multiply the load on a dependency that is down.
-//   - When retriers are nested, only the outermost retries, unless its Attempts is 1. See [Fresh].
+//   - If retriers are nested, only the outermost Retrier whose Attempts is not 1 retries. See [Fresh].
 //
-// The marks of github.com/cenkalti/backoff, v4 to v6, are honored: the errors of its Permanent and, in v5 and
-// v6, of its RetryAfter.
+// A Retrier also honors the errors that these functions of github.com/cenkalti/backoff return: Permanent in v4
+// to v6, and RetryAfter in v5 and v6.
 //
 // Sources: Retry (Cloud Design Patterns); "Addressing Cascading Failures" in Site Reliability Engineering
 // (Beyer et al., 2016), for budgets. Delays are computed by github.com/cenkalti/backoff/v4.
@@ -54,12 +54,12 @@ func New(cfg Config) *Retrier {
 	return r
 }
 
-// Wrap returns a function that runs fn under Do.
+// Wrap returns a function that calls fn under [Retrier.Do].
 func (r *Retrier) Wrap(fn func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return r.Do(ctx, fn) }
 }
 
-// Do calls fn until it succeeds, another attempt would not help, a limit is reached or ctx is done. It returns
+// Do calls fn until fn succeeds, another attempt would not help, a limit is reached or ctx is done. Do returns
 // the error of fn unchanged, or an [*Error].
 func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
@@ -87,7 +87,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 		switch {
 		case err != nil && !refused && cfg.HealthyAfter > 0 && time.Since(start) >= cfg.HealthyAfter:
 			c = fresh
-		case refused && c.charged: // nothing was sent
+		case refused && c.charged: // the retry did not reach the dependency
 			cfg.Budget.refund()
 		}
 		if !refused && c.kind == behavior.Refused { // the first attempt that reached the dependency
@@ -113,7 +113,7 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 			c.remember(err, end.Kind)
 			return c.giveUp(contextOutcome(ctx), ended.Error(ctx))
 		case refused && !end.Retryable && c.kind != behavior.Refused:
-			c.n-- // the refusal is the reason for giving up, not one of the failed attempts
+			c.n-- // the refusal is the Cause of the Error, not one of the failed attempts
 			return c.giveUp(OutcomePermanent, err)
 		case refused && !end.Retryable, end.Kind == behavior.Failed && !cfg.RetryIf(err):
 			return c.finish(OutcomePermanent, err)
@@ -136,8 +136,8 @@ func (r *Retrier) Do(ctx context.Context, fn func(context.Context) error) error 
 	}
 }
 
-// doNested runs one attempt within the nth attempt of another Retrier. Only the first of these attempts is
-// credited to the Budget: the others are retries by the other Retrier.
+// doNested runs one attempt within the nth attempt of another Retrier. The attempt is credited to the Budget only
+// if n is 1. If n is larger, the attempt is a retry by the other Retrier.
 func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Context) error, n int) error {
 	err := cfg.attempt(ctx, fn)
 	if n == 1 && !behavior.IsRefused(err) {
@@ -152,7 +152,7 @@ func (r *Retrier) doNested(ctx context.Context, cfg *Config, fn func(context.Con
 	return err
 }
 
-// attempt calls fn with at most AttemptTimeout to finish.
+// attempt calls fn under a ctx that limits the call to AttemptTimeout.
 func (c *Config) attempt(ctx context.Context, fn func(context.Context) error) error {
 	if c.AttemptTimeout == 0 {
 		return fn(ctx)
@@ -169,18 +169,20 @@ type call struct {
 	*Retrier
 	cfg      *Config
 	ctx      context.Context
-	n        int       // the number of the attempt, from 1
+	n        int       // the number of the current attempt, from 1
 	failedAt time.Time // when the first attempt failed
-	delays   Backoff   // nil before the first retry
+	delays   Backoff   // the delays before the retries; nil before the first retry
 	charged  bool      // the current attempt has taken a retry out of the Budget
 
-	kind    behavior.Kind // of all attempts together: Failed before Answered before Refused
-	last    error         // of the last attempt
-	earlier error         // the last error of that kind, unless that is last
+	// kind is Failed if any attempt failed. Otherwise it is Answered if any attempt was answered, and Refused if
+	// every attempt was refused.
+	kind    behavior.Kind
+	last    error // the error of the last attempt
+	earlier error // the last error of an attempt of this kind; nil if last is this error
 }
 
-// remember stores err for the Error. A refusal does not replace an earlier failure: otherwise an outer policy
-// would read a call that failed as a call that was refused.
+// remember stores err for the Error. A refusal does not replace an earlier failure. If the refusal replaced the
+// failure, an outer policy would treat a call that failed as a call that was refused.
 func (c *call) remember(err error, kind behavior.Kind) {
 	switch {
 	case kind == behavior.Failed, kind == c.kind, c.kind == behavior.Refused:
@@ -191,8 +193,9 @@ func (c *call) remember(err error, kind behavior.Kind) {
 	c.last = err
 }
 
-// next returns the failed attempt with the wait before the next one, or the reason why no attempt follows.
-// after is the RetryAfter of the attempt's error. The next attempt is charged to the Budget.
+// next returns the failed attempt, including the wait before the next attempt. If no attempt follows, next
+// returns the outcome and the cause instead. after is the RetryAfter of the failed attempt's error. next takes
+// a retry out of the Budget, unless every attempt so far was refused.
 func (c *call) next(after time.Duration) (a FailedAttempt, outcome Outcome, cause error) {
 	cfg := c.cfg
 	if cfg.Attempts > 0 && c.n >= cfg.Attempts {
@@ -228,9 +231,10 @@ func (c *call) next(after time.Duration) (a FailedAttempt, outcome Outcome, caus
 	return a, "", nil
 }
 
-// atLeast returns d, or more if d is less than least: up to a tenth more than least, so that clients that were
-// sent away together do not return together. It adds at most half of the time that is left after least, because
-// the jitter must not turn a wait that fits into one that does not.
+// atLeast returns the longer of two durations: d, and the sum of least and jitter. If least is 0, atLeast returns
+// d. The jitter is random, up to a tenth of least. It keeps clients that failed together from retrying together.
+// left is the time until the deadline. The jitter is at most half of left-least, because a longer jitter could
+// move the retry past the deadline.
 func atLeast(least, d, left time.Duration) time.Duration {
 	if least <= 0 {
 		return d
@@ -238,7 +242,7 @@ func atLeast(least, d, left time.Duration) time.Duration {
 	return max(d, least+delay.Full(max(0, min(least/10, (left-least)/2))))
 }
 
-// giveUp ends the call with an *Error.
+// giveUp ends the call with an *Error. cause is the Cause of the *Error.
 func (c *call) giveUp(outcome Outcome, cause error) error {
 	return c.end(outcome, &Error{
 		Name: c.cfg.Name, Attempts: c.n, RetryingFor: time.Since(c.failedAt),
@@ -246,7 +250,7 @@ func (c *call) giveUp(outcome Outcome, cause error) error {
 	}, true)
 }
 
-// finish ends the call with err, which is nil or the unchanged error of fn.
+// finish ends the call with err. err is nil or the error of fn.
 func (c *call) finish(outcome Outcome, err error) error { return c.end(outcome, err, c.n > 1) }
 
 func (c *call) end(outcome Outcome, err error, notify bool) error {
@@ -260,7 +264,7 @@ func (c *call) end(outcome Outcome, err error, notify bool) error {
 	return err
 }
 
-// wait returns true after d, or false as soon as ctx is done.
+// wait returns true after d has elapsed, or false as soon as ctx is done.
 func wait(ctx context.Context, d time.Duration) bool {
 	if d > 0 {
 		timer := time.NewTimer(d)
@@ -273,11 +277,13 @@ func wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// AttemptFrom returns the number of the attempt that ctx belongs to, from 1, or false if there is none.
+// AttemptFrom returns the number of the attempt that ctx belongs to, from 1. ok is false if ctx belongs to no
+// attempt that a Retrier may repeat.
 func AttemptFrom(ctx context.Context) (n int, ok bool) { return attempt.From(ctx) }
 
-// Fresh returns a ctx in which a Retrier retries even within an attempt of another one. Use it where a new
-// operation begins: a message that a consumer handles under a Retrier, or work that outlives its caller.
+// Fresh returns a ctx under which a Retrier retries even within an attempt of another Retrier. Use Fresh at the
+// start of a new operation. Examples are a message that a consumer handles under a Retrier, and work that
+// outlives its caller.
 func Fresh(ctx context.Context) context.Context {
 	if _, ok := attempt.From(ctx); !ok {
 		return ctx
