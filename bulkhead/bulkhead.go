@@ -1,34 +1,39 @@
-// Package bulkhead limits how many calls to a dependency run at once, so that one that hangs does not use up
-// the goroutines, connections and memory of all others.
+// Package bulkhead limits how many calls to a dependency run at the same time. A dependency that hangs then cannot use
+// up the goroutines, connections and memory that other work needs.
 //
 //	slots := bulkhead.New(bulkhead.Config{
 //		Name:    "users",
-//		Limit:   16,                     // calls at once
-//		MaxWait: 100 * time.Millisecond, // how long a call may wait for a slot
-//		Queue:   32,                     // how many calls may wait
+//		Limit:   16,                     // running calls
+//		MaxWait: 100 * time.Millisecond, // maximum time that a call waits for a slot
+//		Queue:   32,                     // maximum number of waiting calls
 //	})
 //	err := slots.Do(ctx, func(ctx context.Context) error { return fetchUser(ctx, 42) })
 //	if errors.Is(err, bulkhead.ErrFull) {
 //		// The call was not made.
 //	}
 //
-// All calls to a dependency share one bulkhead. In a chain it belongs inside retries, which then hold no slot
-// while they wait. A call holds its slot until its function returns, and within a resiliencehttp.Transport
-// until the response has been read or closed.
+// All calls to a dependency share one bulkhead. In a chain of policies, place the bulkhead inside the retrier. A call
+// then holds no slot during the pause before a retry. A call holds its slot until its function returns. Within a
+// resiliencehttp.Transport, the call holds its slot until the response has been read or closed.
 //
 // # Overload
 //
-// A call that cannot be served in time is refused as soon as that is known. A call that has to wait is refused
-// with [DeadlineTooClose] if its ctx has less time left than calls typically take, which is the median of the
-// last 31 calls that their callers did not cut short. A call that finds a free slot is never refused.
+// The bulkhead does not let a call wait for a slot that would come too late. If a call has to wait, and its ctx has
+// less time left than calls typically take, the bulkhead refuses the call with [DeadlineTooClose]. The typical time is
+// the median of the last 31 measured times for which a call held its slots. The bulkhead measures each call that had to
+// wait, and some of the other calls. Calls that were cut short by their callers do not count. Until 8 times have been
+// measured, no call is refused with DeadlineTooClose. A call that does not have to wait is never refused.
 //
-// Calls that wait are served oldest first while their callers are patient. The newest call is served first if the queue
-// has not been empty for longer than a tenth of MaxWait, and a caller has canceled a call that waited within the last
-// MaxWait. The oldest call has the least time left then. If MaxWait is [Unlimited], one second counts instead.
+// Usually, the oldest waiting call is served first. The newest waiting call is served first while two conditions hold:
+//   - Calls have been waiting without a break for longer than a tenth of MaxWait.
+//   - Within the last MaxWait, a caller has canceled a call that had to wait.
 //
-// Use package bulkhead/adaptive, which finds the limit by itself, if the capacity of the dependency is not known,
-// or is shared with others. A fixed limit above that capacity lets calls queue in the dependency, where no order
-// of this queue helps.
+// When both conditions hold, the oldest call has the least time left. If MaxWait is [Unlimited], the conditions use one
+// second instead of MaxWait.
+//
+// If the capacity of the dependency is not known, or is shared with other clients, use package bulkhead/adaptive. That
+// package finds the limit by itself. If a fixed limit is above the capacity, calls queue in the dependency. The
+// bulkhead cannot choose the order of calls in the dependency.
 //
 // Sources: Bulkhead, Priority Queue (Cloud Design Patterns).
 package bulkhead
@@ -47,21 +52,21 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// Unlimited, in a field that accepts it, means that there is no limit.
+// Unlimited means that there is no limit. Only fields whose documentation names Unlimited accept this value.
 const Unlimited = -1
 
-// A Bulkhead limits concurrency. It is safe for concurrent use.
+// A Bulkhead limits the number of calls that run at the same time. It is safe for concurrent use.
 type Bulkhead struct {
-	setting   settings.Setting[Config] // its lock is taken before mu
+	setting   settings.Setting[Config] // the lock of setting is taken before mu
 	observers notify.Observers[Event]
 
 	mu      sync.Mutex
 	limit   int
 	running int // slots taken
-	untimed int // calls that find free slots until one of them is timed
+	untimed int // number of calls that find free slots before the next such call is timed
 	queue   queue
 	service service
-	stats   Stats // the counters
+	stats   Stats // only the counters are set
 }
 
 // New returns a Bulkhead. It panics if cfg is invalid; see [Config.Validate].
@@ -75,8 +80,8 @@ func New(cfg Config) *Bulkhead {
 	return b
 }
 
-// Do runs fn once it has its slots, and returns its error. It returns a [*FullError] if there are no slots in time, and
-// the error and cause of ctx if ctx is already done.
+// Do acquires the slots for a call, runs fn, and returns fn's error. If no slots are free in time, Do returns a
+// [*FullError]. If ctx is already done, Do returns the error and the cause of ctx.
 func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error {
 	held, err := b.acquire(ctx)
 	if err != nil {
@@ -89,7 +94,7 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	return fn(ctx)
 }
 
-// doTimed runs fn in slots whose call is timed, or outlasts fn.
+// doTimed runs fn for a call that is timed, or whose work may continue after fn has returned.
 func (b *Bulkhead) doTimed(ctx context.Context, held slots, fn func(context.Context) error) (err error) {
 	if linger.Under(ctx) {
 		return linger.WorkOf(ctx).Hold(ctx, fn, func(err error) { b.endWork(ctx, held, err) }, nil)
@@ -103,15 +108,16 @@ func (b *Bulkhead) Wrap(next func(context.Context) error) func(context.Context) 
 	return func(ctx context.Context) error { return b.Do(ctx, next) }
 }
 
-// Begin is [Bulkhead.Do] for work that is not a single function. The first call of done, from any goroutine, releases
-// the slots; its argument is the error of the work. done is nil if Begin returns an error.
+// Begin is like [Bulkhead.Do], but for work that is not a single function. When the work ends, call done with the error
+// of the work. The first call of done releases the slots. done may be called from any goroutine. If Begin returns an
+// error, done is nil.
 func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	held, err := b.acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var over atomic.Bool
-	if held.timing == untimed { // most calls: neither ctx nor the error is needed
+	if held.timing == untimed { // as for most calls: neither ctx nor the error is needed
 		return func(error) {
 			if !over.Swap(true) {
 				b.release(held)
@@ -135,19 +141,20 @@ type slots struct {
 	cost   int
 	share  *share
 	timing timing
-	start  time.Duration // when a timed call got them
+	start  time.Duration // when a timed call got its slots
 }
 
-// A timing is the reason for measuring the time for which a call holds its slots.
+// A timing is the reason why a call is timed. The bulkhead measures how long a timed call holds its slots.
 type timing uint8
 
 const (
-	untimed timing = iota
-	sampled        // the call found free slots
-	waited         // the call had to wait for its slots
+	untimed timing = iota // the call is not timed
+	sampled               // the call found free slots
+	waited                // the call had to wait for its slots
 )
 
-// acquire takes the slots of a call, perhaps after a wait, or refuses the call.
+// acquire takes the slots for a call, and waits for the slots if necessary. If the call is refused, acquire returns the
+// refusal.
 func (b *Bulkhead) acquire(ctx context.Context) (slots, error) {
 	if ctx.Err() != nil {
 		return slots{}, ended.Error(ctx)
@@ -178,8 +185,8 @@ func (b *Bulkhead) acquire(ctx context.Context) (slots, error) {
 	return b.wait(ctx, cfg, &waiter{slots: needed, level: level})
 }
 
-// wait puts a call that finds no slots into the queue, if it may wait, and returns when it has them or is refused.
-// b.mu is held, and wait unlocks it.
+// wait is called for a call that has not found enough free slots. If the call may wait, wait adds the call to the
+// queue. wait returns when the call has its slots or is refused. b.mu is held, and wait unlocks b.mu.
 func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, error) {
 	w.since, w.expires, w.deadline = now(), never, never
 	if cfg.MaxWait > 0 {
@@ -201,7 +208,8 @@ func (b *Bulkhead) wait(ctx context.Context, cfg *Config, w *waiter) (slots, err
 	return b.settle(ctx, cfg, w)
 }
 
-// rejection returns why a call may not wait, or "". In a full queue it displaces another call, if it may.
+// rejection returns the reason why w may not wait, or "" if w may wait. If w may displace another call in a full queue,
+// rejection refuses the other call.
 func (b *Bulkhead) rejection(cfg *Config, w *waiter) Reason {
 	switch {
 	case w.cost > b.limit:
@@ -221,7 +229,7 @@ func (b *Bulkhead) rejection(cfg *Config, w *waiter) Reason {
 	return ""
 }
 
-// settle reports the end of a wait to observers and returns the slots of the call, or its refusal.
+// settle notifies observers that w has its slots or is refused. settle returns the slots or the refusal.
 func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, error) {
 	held, refusal := w.slots, w.refusal
 	event := Event{Kind: EventWaited, Name: cfg.Name, Waited: w.start - w.since, Refusal: refusal}
@@ -243,7 +251,8 @@ func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, e
 	return held, nil
 }
 
-// await returns when w has its slots or is refused, which it is at end unless that moves.
+// await returns when w has its slots or is refused. await rechecks w at the time end, and when w's ctx is done. If w
+// may wait longer, recheck returns a later end.
 func (b *Bulkhead) await(w *waiter, end time.Duration) {
 	for at, over := w.since, false; !over; {
 		var timer <-chan time.Time
@@ -261,7 +270,8 @@ func (b *Bulkhead) await(w *waiter, end time.Duration) {
 	}
 }
 
-// recheck refuses w if it may wait no longer. Otherwise it reports whether the wait is over, and when to recheck.
+// recheck refuses w if w may not wait any longer. recheck reports whether the wait is over. If the wait is not over,
+// end is the time of the next recheck.
 func (b *Bulkhead) recheck(w *waiter, at time.Duration) (over bool, end time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -269,11 +279,11 @@ func (b *Bulkhead) recheck(w *waiter, at time.Duration) (over bool, end time.Dur
 		return true, 0
 	}
 	reason := w.overdue(at, &b.service)
-	if reason == "" { // calls have become shorter
+	if reason == "" { // calls have become shorter, so w may wait longer
 		return false, w.end(&b.service)
 	}
 	b.turnAway(w, reason, at)
-	b.admitWaiters(at) // w may have held them up
+	b.admitWaiters(at) // free slots may have been reserved for w
 	return true, 0
 }
 
@@ -282,7 +292,8 @@ func (b *Bulkhead) end(ctx context.Context, held slots, err error) {
 	b.releaseTimed(held, endingOf(ctx, err))
 }
 
-// endWork releases the slots of a call whose work ended with err, perhaps after its function had returned.
+// endWork releases the slots of a call whose work ended with err. The work may have continued after the call's function
+// had returned.
 func (b *Bulkhead) endWork(ctx context.Context, held slots, err error) {
 	if held.timing == untimed {
 		b.release(held)
@@ -305,7 +316,8 @@ func (b *Bulkhead) release(held slots) {
 	b.mu.Unlock()
 }
 
-// releaseTimed releases the slots of a call that is timed, and learns from its end.
+// releaseTimed releases the slots of a timed call. If the call was not cut short, releaseTimed records how long the
+// call held the slots. If the call had to wait and its ctx is done, the cancellation is recorded.
 func (b *Bulkhead) releaseTimed(held slots, e ending) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -328,11 +340,11 @@ func (b *Bulkhead) take(needed slots) {
 	b.stats.Admitted++
 }
 
-// admitWaiters gives free slots to the calls that wait, until there are too few for the next call. b.mu is held.
+// admitWaiters gives free slots to waiting calls. It stops when too few slots are free for the next call. b.mu is held.
 func (b *Bulkhead) admitWaiters(at time.Duration) {
 	for b.queue.waiting > 0 && b.running < b.limit {
 		w := b.queue.next(at, b.setting.Load().MaxWait)
-		if reason := w.overdue(at, &b.service); reason != "" { // its slots would come too late
+		if reason := w.overdue(at, &b.service); reason != "" { // the call cannot be served in time
 			b.turnAway(w, reason, at)
 			continue
 		}
@@ -348,7 +360,7 @@ func (b *Bulkhead) admitWaiters(at time.Duration) {
 	}
 }
 
-// turnAway refuses a call that waits. b.mu is held.
+// turnAway refuses a call that is in the queue. b.mu is held.
 func (b *Bulkhead) turnAway(w *waiter, reason Reason, at time.Duration) {
 	b.queue.remove(w, false)
 	if reason == ContextEnded {
@@ -358,7 +370,7 @@ func (b *Bulkhead) turnAway(w *waiter, reason Reason, at time.Duration) {
 	close(w.ready)
 }
 
-// refuse records why a call gets no slots. b.mu is held.
+// refuse records that a call is refused, and the reason. b.mu is held.
 func (b *Bulkhead) refuse(w *waiter, reason Reason, at time.Duration) {
 	b.stats.Refusals[reason]++
 	b.stats.Refused++
@@ -376,13 +388,14 @@ func (b *Bulkhead) refuse(w *waiter, reason Reason, at time.Duration) {
 //
 //	err := slots.Update(func(c *bulkhead.Config) { c.Limit += 10 })
 //
-// If the result is invalid, nothing changes. Name and Levels cannot change. Calls that run or wait continue; one that
-// waits and costs more than a new limit is refused. change must not use b.
+// If the result is invalid, Update returns an error and changes nothing. Name and Levels cannot change. Running calls
+// continue. Waiting calls continue to wait, but a waiting call that costs more than a new limit is refused. change must
+// not use b.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, allow, b.applyConfig)
 }
 
-// applyConfig puts the limit of a new Config into effect.
+// applyConfig applies the limit of a new Config.
 func (b *Bulkhead) applyConfig(cfg *Config) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -398,14 +411,14 @@ func (b *Bulkhead) applyConfig(cfg *Config) {
 	b.admitWaiters(at)
 }
 
-// now returns the time since the program started. It reads one clock, and time.Now two.
+// now returns the time since the program started. now reads one clock. time.Now would read two clocks.
 func now() time.Duration { return time.Since(started) }
 
 var started = time.Now()
 
 const never = time.Duration(math.MaxInt64)
 
-// after returns the moment that is d after at, or never if that is more than a century away.
+// after returns the time at + d. If d is longer than about 146 years, it returns never.
 func after(at, d time.Duration) time.Duration {
 	if d > never/2 {
 		return never

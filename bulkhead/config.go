@@ -10,37 +10,42 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config configures a [Bulkhead]. Its functions are called for every call before it waits, and must be fast.
+// Config configures a [Bulkhead]. The bulkhead calls the functions in Config for every call, before the call waits. The
+// functions must be fast.
 type Config struct {
-	// Name appears in errors, events and metrics. It cannot change.
+	// Name is the bulkhead's name in errors, events and metrics. It cannot change.
 	Name string
 
 	// Limit is the number of slots, from 1 to 1<<30 - 1. Required.
 	Limit int
 
-	// MaxWait is how long a call may wait for a slot. Zero means that it does not wait; [Unlimited] means until its
-	// ctx ends.
+	// MaxWait is the maximum time that a call waits for a slot. Zero means that calls do not wait. [Unlimited] means
+	// that a call waits until its ctx is done.
 	MaxWait time.Duration
 
-	// Queue is how many calls may wait, if MaxWait allows it, at most 1<<31 - 1. Zero means 1000. When the queue is
-	// full, a more important call displaces the newest call of the least important level.
+	// Queue is the maximum number of waiting calls. It is at most 1<<31 - 1. Zero means 1000. If MaxWait is 0, no call
+	// waits, and Queue must be 0. When the queue is full, a new call may displace a less important call. The displaced
+	// call is the newest call of the least important level.
 	Queue int
 
-	// Levels is the number of priorities, at most 1000. Zero means 1. It cannot change.
+	// Levels is the number of priority levels. It is at most 1000. Zero means 1. Levels cannot change.
 	Levels int
 
-	// Priority returns the level of a call, from 0, the most important, to Levels-1; other values are clamped. No call
-	// gets a slot while a more important one waits. It requires Levels of 2 or more.
+	// Priority returns the level of a call. The most important level is 0, and the least important level is Levels-1.
+	// Values outside this range are clamped. No call gets a slot while a more important call waits. If Priority is set,
+	// Levels must be 2 or more.
 	Priority func(context.Context) int
 
-	// Cost returns how many slots a call takes. Nil means 1. A call with a cost of 0 or less neither waits nor is
-	// refused; one with more than Limit is refused as [TooCostly]. Slots are reserved for the call that is served next
-	// until there are enough for it.
+	// Cost returns how many slots a call takes. Nil means that each call takes 1 slot. A call with a cost of 0 or less
+	// neither waits nor is refused. A call with a cost above Limit is refused as [TooCostly]. If too few slots are free
+	// for the call that is served next, the free slots are reserved for this call.
 	Cost func(context.Context) int
 
-	// Share returns the share that a call belongs to, such as its tenant, or "". At each level, the share that holds
-	// the fewest slots is served next; shares that hold equally many take turns. In a full queue, a call displaces the
-	// newest one of the longest line, if its own stays shorter. It requires a MaxWait.
+	// Share returns the name of a call's share, such as the caller's tenant. Calls without a tenant may use "". At each
+	// level, the share that holds the fewest slots is served next. Shares that hold equally many slots take turns. In
+	// the queue, each share has a line at each level. When the queue is full, a new call may displace a call of the
+	// same level. The displaced call is the newest call of the longest line. The new call's line must be shorter than
+	// the longest line even after the new call has joined. If Share is set, MaxWait must not be 0.
 	Share func(context.Context) string
 }
 

@@ -8,39 +8,40 @@ import (
 	"time"
 )
 
-// ErrFull is matched by every [*FullError].
+// ErrFull is the error that every [*FullError] matches.
 var ErrFull = errors.New("bulkhead: full")
 
-// A Reason is the reason for a refusal.
+// A Reason is the reason why a call was refused.
 type Reason string
 
 const (
-	NoSlot           Reason = "no_slot"            // no slot was free, and MaxWait is 0
-	QueueFull        Reason = "queue_full"         // too many calls were waiting
-	Displaced        Reason = "displaced"          // another call took its place in a full queue
-	WaitTooLong      Reason = "wait_too_long"      // MaxWait passed
-	DeadlineTooClose Reason = "deadline_too_close" // less time was left than calls typically take
+	NoSlot           Reason = "no_slot"            // too few slots were free, and MaxWait is 0
+	QueueFull        Reason = "queue_full"         // the queue was full
+	Displaced        Reason = "displaced"          // another call took the place of the call in a full queue
+	WaitTooLong      Reason = "wait_too_long"      // the call waited for MaxWait
+	DeadlineTooClose Reason = "deadline_too_close" // ctx had less time left than calls typically take
 	ContextEnded     Reason = "context_ended"      // ctx was done while the call waited
-	TooCostly        Reason = "too_costly"         // it costs more than the limit
+	TooCostly        Reason = "too_costly"         // the call costs more slots than the limit
 )
 
 // reasons lists every Reason.
 var reasons = []Reason{NoSlot, QueueFull, Displaced, WaitTooLong, DeadlineTooClose, ContextEnded, TooCostly}
 
-// A FullError reports a refused call. It matches [ErrFull] and, if ctx was done while the call waited, the error and
-// the cause of ctx. With [DeadlineTooClose] it matches [context.DeadlineExceeded].
+// A FullError reports a refused call. It matches [ErrFull]. If ctx was done while the call waited, the FullError also
+// matches the error and the cause of ctx. If the reason is [DeadlineTooClose], the FullError also matches
+// [context.DeadlineExceeded].
 type FullError struct {
 	Name     string // the bulkhead's name
 	Reason   Reason
 	Level    int           // the call's level
 	Cost     int           // the call's cost in slots
 	Share    string        // the call's share, at most 100 bytes
-	Limit    int           // the bulkhead's limit at that time
-	InFlight int           // slots taken; more than Limit after that has been lowered
-	Queued   int           // calls waiting
+	Limit    int           // the bulkhead's limit when the call was refused
+	InFlight int           // number of slots taken; above Limit if Limit was lowered
+	Queued   int           // number of waiting calls
 	Waited   time.Duration // the time that the call waited
 
-	err error // the cause of ctx, or nil
+	err error // the error and the cause of ctx if ctx was done, or nil
 }
 
 func (e *FullError) Error() string {
@@ -64,16 +65,17 @@ func (e *FullError) Error() string {
 	return text.String()
 }
 
-// Is reports whether target is [ErrFull], or [context.DeadlineExceeded] and the reason is [DeadlineTooClose].
+// Is reports whether target is [ErrFull]. If the reason is [DeadlineTooClose], Is also returns true for
+// [context.DeadlineExceeded].
 func (e *FullError) Is(target error) bool {
 	return target == ErrFull || e.Reason == DeadlineTooClose && target == context.DeadlineExceeded
 }
 
-// Unwrap returns the error and the cause of ctx if it was done, or nil.
+// Unwrap returns the error and the cause of ctx if ctx was done. Otherwise it returns nil.
 func (e *FullError) Unwrap() error { return e.err }
 
-// Refused returns true: the call was not made.
+// Refused returns true, because the call was not made.
 func (e *FullError) Refused() bool { return true }
 
-// Retryable returns false for [TooCostly].
+// Retryable returns false if the reason is [TooCostly]. For all other reasons, it returns true.
 func (e *FullError) Retryable() bool { return e.Reason != TooCostly }

@@ -17,20 +17,20 @@ const (
 	newestFirst
 )
 
-// A demand is the state that the order of a line depends on.
+// A demand is the state that determines the order of a line.
 type demand struct {
-	standing  time.Duration // how long the line has not been empty
-	abandoned bool          // a caller whose call waited has canceled it
-	sinceGone time.Duration // time since the last such cancellation
+	standing  time.Duration // the time since the line was last empty
+	abandoned bool          // a caller has canceled a call that had to wait
+	sinceGone time.Duration // the time since the last such cancellation
 	maxWait   time.Duration // Config.MaxWait
 }
 
-// patience replaces MaxWait in the order of a queue where that is [Unlimited].
+// patience is used instead of MaxWait to choose the order if MaxWait is [Unlimited].
 const patience = time.Second
 
 // order returns the order in which a line is served. If callers cancel calls that wait too long, the oldest call has
-// the least time left, and its caller often cancels it before it returns. In a long burst of patient callers, oldest
-// first is best. Only cancellations distinguish the two situations.
+// the least time left. Its caller often cancels the call before the call returns, so newest first is best. In a long
+// burst of calls from patient callers, oldest first is best. Only cancellations distinguish the two situations.
 func (d demand) order() order {
 	maxWait := d.maxWait
 	if maxWait < 0 {
@@ -42,26 +42,26 @@ func (d demand) order() order {
 	return oldestFirst
 }
 
-// tooClose reports whether a call that has to wait has less time left than calls typically take. It is false if the
-// typical time is not known.
+// tooClose reports whether the time left for a call is less than the time that calls typically take. If the typical
+// time is not known (0), tooClose returns false.
 func tooClose(left, typical time.Duration) bool { return typical > 0 && left < typical }
 
-// service estimates how long a call holds its slots. The zero service is ready to use.
+// A service estimates how long a call holds its slots. The zero service is ready to use.
 type service struct {
-	recent [31]time.Duration // a ring
-	n      int               // durations in recent
-	next   int               // the index in recent of the next duration
-	median time.Duration     // of recent, if it is current
-	stale  bool              // median is not current
-	timed  int               // calls that found free slots and were timed, since the last renew
+	recent [31]time.Duration // a ring buffer of the last measured times
+	n      int               // the number of times in recent
+	next   int               // the index in recent for the next measured time
+	median time.Duration     // the median of recent, unless stale is true
+	stale  bool              // recent has changed since median was computed
+	timed  int               // the number of timed calls that found free slots, since the last renew
 }
 
 const (
-	fewTimes    = 8  // fewer durations do not make a typical time
-	sampleEvery = 64 // one in so many calls that find free slots is timed
+	fewTimes    = 8  // the minimum number of measured times for a typical time
+	sampleEvery = 64 // of this number of calls that find free slots, one call is timed
 )
 
-// add adds the time for which a call held its slots. It replaces the oldest duration.
+// add adds the time for which a call held its slots. If the ring buffer is full, the new time replaces the oldest time.
 func (s *service) add(d time.Duration) {
 	s.recent[s.next] = d
 	s.next++
@@ -72,7 +72,8 @@ func (s *service) add(d time.Duration) {
 	s.stale = true
 }
 
-// typical returns the median, or 0 if too few calls have been timed. It sorts: call it only for a call with a deadline.
+// typical returns the median of the measured times. If too few calls have been timed, it returns 0. typical may sort
+// the times, so it is called only for a call with a deadline.
 func (s *service) typical() time.Duration {
 	if s.n < fewTimes {
 		return 0
@@ -85,7 +86,8 @@ func (s *service) typical() time.Duration {
 	return s.median
 }
 
-// untimed returns how many calls that find free slots are not timed before the next of them is.
+// untimed returns the number of calls to skip before a call is timed again. Only calls that find free slots are
+// counted.
 func (s *service) untimed() int {
 	if s.timed < len(s.recent) {
 		s.timed++
@@ -94,26 +96,27 @@ func (s *service) untimed() int {
 	return sampleEvery - 1
 }
 
-// renew has the next calls timed, because a call was refused for the typical time. Refused calls are not timed: without
-// renew, a time from a slow period would continue to refuse calls that could be served.
+// renew makes the bulkhead time the next calls that find free slots. It is called when a call is refused because of the
+// typical time. A refused call gives no new time. Without renew, the bulkhead could continue to use the typical time of
+// a slow period, and refuse calls that it could serve.
 func (s *service) renew() { s.timed = 0 }
 
-// An ending is the state of the caller when its call ended.
+// An ending is the state of a call's ctx at the end of the call.
 type ending struct {
-	cut  bool // its ctx cut the call short
-	gone bool // its ctx is done
+	cut  bool // the call was cut short because its ctx was done
+	gone bool // the ctx of the call is done
 }
 
-// endingOf returns the ending of a call that ran under ctx and returned err. A call that returned nil was not cut
-// short, even if ctx is done: it ran for its full time.
+// endingOf returns the ending of a call that ran under ctx and returned err. A call that returned nil ran for its full
+// time. Such a call was not cut short, even if ctx is done.
 func endingOf(ctx context.Context, err error) ending {
 	kind := behavior.ReadUnder(ctx, err).Kind
 	cut := kind == behavior.Canceled || kind == behavior.Overran
 	return ending{cut: cut, gone: cut || ctx.Err() != nil}
 }
 
-// endingOfWork is endingOf for work that may have continued after its function had returned. Outer policies may have
-// canceled ctx by then, so only its deadline and err count.
+// endingOfWork is like endingOf, but for work that may have continued after the call's function had returned. Outer
+// policies may have canceled ctx by then. Therefore endingOfWork uses only ctx's deadline and err.
 func endingOfWork(ctx context.Context, err error) ending {
 	if behavior.Read(err).Kind != behavior.Failed {
 		return ending{}

@@ -6,67 +6,68 @@ import (
 	"time"
 )
 
-// A queue holds the calls that wait: in a line for each share at each level, by age. It reads no clock and takes no
-// lock.
+// A queue holds the waiting calls. It has a line for each share at each level. The calls in a line are ordered by age.
+// A queue reads no clock and takes no lock.
 type queue struct {
-	lines     []*line           // in order of their turns: a line that was served moves to the end
-	waiting   int               // calls, in all lines
-	since     time.Duration     // start of the period in which the queue has not been empty
-	shares    map[string]*share // those with slots or waiting calls, by name
-	common    share             // of the calls without a name: all calls if Config.Share is nil
-	abandoned bool              // a caller whose call waited has canceled it
+	lines     []*line           // in order of their turns; a line that was served moves to the end
+	waiting   int               // number of calls in all lines
+	since     time.Duration     // when the queue was last empty
+	shares    map[string]*share // named shares that hold slots or have waiting calls, by name
+	common    share             // the share of calls without a share name; if Config.Share is nil, of all calls
+	abandoned bool              // a caller has canceled a call that had to wait
 	goneAt    time.Duration     // time of the last such cancellation
 }
 
-// A share counts the slots and waiting calls of one Config.Share, at all levels.
+// A share counts the slots and waiting calls of one share name, at all levels.
 type share struct {
 	name    string
-	held    int // slots
-	waiting int // calls
+	held    int // number of slots that the calls of the share hold
+	waiting int // number of waiting calls
 }
 
 // A line holds the calls of one share that wait at one level.
 type line struct {
 	level          int
 	share          *share
-	since          time.Duration // start of the period in which the line has not been empty
+	since          time.Duration // when the line was last empty
 	oldest, newest *waiter
-	waiting        int
-	served         bool    // a call in the line has been served in this period
-	reserving      *waiter // the call that free slots are reserved for, or nil
+	waiting        int     // number of calls in the line
+	served         bool    // a call of the line has been served since the time in since
+	reserving      *waiter // the call for which free slots are reserved, or nil
 }
 
-// A waiter is a call that has to wait.
+// A waiter is a call that does not get its slots immediately.
 type waiter struct {
 	slots
 	level        int
-	line         *line   // nil before and after it waits
-	older, newer *waiter // neighbors in line
-	since        time.Duration
-	expires      time.Duration   // end of its MaxWait, or never
-	deadline     time.Duration   // its ctx's deadline, or never
-	ended        <-chan struct{} // Done of its ctx
-	ready        chan struct{}   // closed when it has its slots or is refused; until then mu guards the waiter
+	line         *line           // the line in which the call waits; nil before and after the wait
+	older, newer *waiter         // neighbors in line
+	since        time.Duration   // start of the wait
+	expires      time.Duration   // when the call has waited for MaxWait, or never
+	deadline     time.Duration   // deadline of the call's ctx, or never
+	ended        <-chan struct{} // Done channel of the call's ctx
+	ready        chan struct{}   // closed when the call has its slots or is refused; mu guards the waiter until then
 	refusal      *FullError
 }
 
-// hopeless reports whether the call's deadline is too close.
+// hopeless reports whether the call's deadline is closer than the time that calls typically take.
 func (w *waiter) hopeless(at time.Duration, s *service) bool {
 	return w.deadline != never && tooClose(w.deadline-at, s.typical())
 }
 
-// end returns the time at which the call is refused if it still waits and s does not change, or never.
+// end returns the time at which the call is refused if the call still waits then. If the call is not refused at any
+// time, end returns never. The result is valid only until s changes.
 func (w *waiter) end(s *service) time.Duration {
 	if w.deadline == never || s.typical() == 0 {
 		return w.expires
 	}
-	return min(w.expires, w.deadline-s.typical()+1) // one later than it may be, so it is hopeless
+	return min(w.expires, w.deadline-s.typical()+1) // + 1, because w.hopeless is still false 1ns earlier
 }
 
-// overdue returns why the call is to be refused, or "".
+// overdue returns the reason why the call must be refused now. If the call may still wait, overdue returns "".
 func (w *waiter) overdue(at time.Duration, s *service) Reason {
 	select {
-	case <-w.ended: // which its goroutine may not have noticed yet
+	case <-w.ended: // the goroutine of the call may not have noticed yet that ctx is done
 		return ContextEnded
 	default:
 	}
@@ -79,7 +80,7 @@ func (w *waiter) overdue(at time.Duration, s *service) Reason {
 	return ""
 }
 
-// shareFor returns the share of a name.
+// shareFor returns the share with the given name. If the queue has no such share, shareFor creates the share.
 func (q *queue) shareFor(name string) *share {
 	if name == "" {
 		return &q.common
@@ -90,8 +91,8 @@ func (q *queue) shareFor(name string) *share {
 	return &share{name: name}
 }
 
-// count adds slots and waiting calls to a share. It forgets a share that has neither, because there may be any number
-// of names.
+// count adds slots and waiting calls to a share. A share without slots and waiting calls is removed from the map,
+// because the number of names has no limit.
 func (q *queue) count(s *share, held, waiting int) {
 	s.held += held
 	s.waiting += waiting
@@ -107,15 +108,15 @@ func (q *queue) count(s *share, held, waiting int) {
 	}
 }
 
-// abandon records that a caller has canceled a call that waits or has waited.
+// abandon records that a caller has canceled a call that had to wait.
 func (q *queue) abandon(at time.Duration) { q.abandoned, q.goneAt = true, at }
 
-// hasWaiterUpTo reports whether a call waits that is at least as important as level.
+// hasWaiterUpTo reports whether a waiting call is at least as important as level.
 func (q *queue) hasWaiterUpTo(level int) bool {
 	return slices.ContainsFunc(q.lines, func(l *line) bool { return l.level <= level })
 }
 
-// lineFor returns the line that a call waits in, or nil.
+// lineFor returns the line for the level and share of a call, or nil if there is no such line.
 func (q *queue) lineFor(w *waiter) *line {
 	i := slices.IndexFunc(q.lines, func(l *line) bool { return l.level == w.level && l.share == w.share })
 	if i < 0 {
@@ -124,7 +125,7 @@ func (q *queue) lineFor(w *waiter) *line {
 	return q.lines[i]
 }
 
-// add lets a call wait.
+// add adds a call to the queue, as the newest call of its line.
 func (q *queue) add(w *waiter) {
 	if q.waiting == 0 {
 		q.since = w.since
@@ -141,9 +142,9 @@ func (q *queue) add(w *waiter) {
 	q.count(l.share, 0, 1)
 }
 
-// next returns the call that is served next. It is called when a slot is free and a call waits. It returns the same
-// call until that call is removed or a more important call waits, even if another share holds fewer slots by then or
-// the order changes: otherwise a costly call might never get its slots.
+// next returns the call that is served next. It is called only if a slot is free and a call waits. next returns the
+// same call until this call is removed or a more important call waits. The call stays the same even if another share
+// holds fewer slots by then, or if the order changes. Otherwise a costly call might never get its slots.
 func (q *queue) next(at, maxWait time.Duration) *waiter {
 	l := q.nextLine(q.order(at, q.since, maxWait))
 	if l.reserving == nil {
@@ -155,14 +156,14 @@ func (q *queue) next(at, maxWait time.Duration) *waiter {
 	return l.reserving
 }
 
-// order returns the order in which calls are served that have been waiting since a moment without a break.
+// order returns the order in which a line or the queue is served. since is when the line or the queue was last empty.
 func (q *queue) order(at, since, maxWait time.Duration) order {
 	return demand{standing: at - since, abandoned: q.abandoned, sinceGone: at - q.goneAt, maxWait: maxWait}.order()
 }
 
-// nextLine returns the line that is served next. At the most important level, this is the line whose share holds the
-// fewest slots. Shares that hold equally many take turns. With newestFirst, the newest share without a turn so far
-// comes before them, because each of many shares may have a single call.
+// nextLine returns the line that is served next. At the most important level with waiting calls, this is the line whose
+// share holds the fewest slots. Shares that hold equally many slots take turns. If o is newestFirst, the newest line
+// that has not been served yet has the first turn. If each of many shares has a single call, this is the newest call.
 func (q *queue) nextLine(o order) *line {
 	held := func(l *line) int {
 		if l.reserving != nil {
@@ -184,9 +185,9 @@ func (q *queue) nextLine(o order) *line {
 	return first
 }
 
-// victim returns the call that newcomer displaces in a full queue, or nil. It is the newest call in the longest line of
-// the least important level. A line at newcomer's level must be longer than newcomer's line would become; otherwise
-// the two calls would only change places.
+// victim returns the call that newcomer displaces in a full queue, or nil. The displaced call is the newest call in the
+// longest line of the least important level. If this level is newcomer's level, the longest line must be longer than
+// newcomer's line would become. Otherwise the two calls would only change places.
 func (q *queue) victim(newcomer *waiter) *waiter {
 	longest := slices.MaxFunc(q.lines, func(a, b *line) int {
 		return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.waiting, b.waiting))
@@ -201,7 +202,7 @@ func (q *queue) victim(newcomer *waiter) *waiter {
 	return nil
 }
 
-// remove takes a call out of the queue. If the call was served, its line moves to the end.
+// remove removes a call from the queue. If the call was served, the call's line moves to the end.
 func (q *queue) remove(w *waiter, served bool) {
 	l := w.line
 	if l.reserving == w {

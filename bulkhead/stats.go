@@ -16,23 +16,23 @@ import (
 // Stats are the metrics of a [Bulkhead].
 type Stats struct {
 	Admitted int64            `counter:"calls{outcome=admitted,reason=}"`
-	Refused  int64            // calls; a call whose ctx had already ended is in neither
-	Refusals map[Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
+	Refused  int64            // refused calls; a call whose ctx was done before Do or Begin is not counted
+	Refusals map[Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // each reason has an entry
 	Waited   int64            `counter:"waits"`                           // admitted calls that had to wait
-	WaitTime time.Duration    `counter:"wait.time_seconds"`               // total wait of these calls
+	WaitTime time.Duration    `counter:"wait.time_seconds"`               // total time that admitted calls waited
 
 	Limit       int           `gauge:"limit"`
-	InFlight    int           `gauge:"in_flight"`            // slots taken
-	Queued      []int         `gauge:"queued{level=*}"`      // calls waiting, by level
-	LongestWait time.Duration `gauge:"wait.longest_seconds"` // longest wait so far among the calls waiting
-	Shares      []ShareStats  // the ten with the most slots and waiting calls
+	InFlight    int           `gauge:"in_flight"`            // number of slots taken
+	Queued      []int         `gauge:"queued{level=*}"`      // number of waiting calls, by level
+	LongestWait time.Duration `gauge:"wait.longest_seconds"` // longest time that a waiting call has waited so far
+	Shares      []ShareStats  // the ten shares with the most slots and waiting calls
 }
 
 // ShareStats are the metrics of one share.
 type ShareStats struct {
-	Share    string // at most 100 bytes
-	InFlight int    // slots
-	Queued   int    // calls
+	Share    string // name of the share, at most 100 bytes
+	InFlight int    // number of slots that calls of the share hold
+	Queued   int    // number of waiting calls of the share
 }
 
 // Stats returns the metrics of b.
@@ -67,7 +67,7 @@ func short(text string) string {
 	return strings.Clone(strings.ToValidUTF8(text[:100], ""))
 }
 
-// An Event is a call that was refused, or that got its slots after a wait.
+// An Event reports that a call was refused, or that a call got its slots after a wait.
 type Event struct {
 	Kind    EventKind
 	Name    string        // the bulkhead's name
@@ -83,16 +83,16 @@ const (
 	EventRefused EventKind = "refused" // a call was refused
 )
 
-// Observe calls f with each event until stop is called, on the goroutine of the call, with its ctx, and before it
-// runs. If f panics, so does the call.
+// Observe calls f with each event until stop is called. f is called on the goroutine of the call, with the call's ctx,
+// and before the call's function runs. If f panics, the call panics.
 func (b *Bulkhead) Observe(f func(context.Context, Event)) (stop func()) {
 	return b.observers.Observe(f)
 }
 
-// Config returns the configuration with defaults filled in.
+// Config returns the configuration of b, with defaults filled in.
 func (b *Bulkhead) Config() Config { return b.setting.Config() }
 
-// Describe implements [policy.Describer]. Health warns while no slot is free.
+// Describe implements [policy.Describer]. The description's Health is a warning while no slot is free.
 func (b *Bulkhead) Describe() policy.Description {
 	name := b.setting.Load().Name
 	return policy.Description{
@@ -116,17 +116,17 @@ func (b *Bulkhead) health(context.Context) policy.Health {
 		return policy.Health{}
 	}
 	return policy.Health{
-		Status: policy.Warn, // calls may pass again at any moment
+		Status: policy.Warn, // not Fail, because a slot may become free at any moment
 		State:  "full",
 		Detail: fmt.Sprintf("%d of %d in flight", b.running, b.limit),
 	}
 }
 
-// inUse reports whether a call has a slot or waits for one.
+// inUse reports whether a call holds a slot or waits for a slot.
 func (b *Bulkhead) inUse() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.running > 0 // calls wait only while others run
+	return b.running > 0 // calls wait only while other calls run
 }
 
 func (e Event) describe() policy.Event {

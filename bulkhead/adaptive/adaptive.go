@@ -1,5 +1,6 @@
-// Package adaptive provides a bulkhead that finds its limit by the latency of its calls. While they take no longer
-// than on an idle server, the limit grows with its use; once they queue there, it shrinks.
+// Package adaptive provides a bulkhead that adjusts its limit to the latency of its calls. While calls take no longer
+// than on an idle server, and use almost the whole limit, the limit grows. When calls queue in the server, the limit
+// shrinks.
 //
 //	slots := adaptive.New(adaptive.Config{
 //		Bulkhead: bulkhead.Config{Name: "users", MaxWait: 100 * time.Millisecond},
@@ -7,36 +8,51 @@
 //	})
 //	err := slots.Do(ctx, func(ctx context.Context) error { return fetchUser(ctx, 42) })
 //
-// Use it instead of package bulkhead where the capacity of the server is not known, changes, or is shared with other
-// clients. If the server can work on fewer calls than a fixed limit admits, calls queue in the server, and no order of
-// the bulkhead's queue helps: callers give up before the server gets to their calls. The queue of this package works
-// as that of package bulkhead does, also under overload.
+// Use this package instead of package bulkhead if the capacity of the server is not known, changes, or is shared with
+// other clients. If a fixed limit is above the capacity of the server, calls queue in the server. Their callers may
+// cancel before the server reaches their calls, and the bulkhead cannot choose the order of calls in the server.
+// This package has the same queue as package bulkhead, and the queue behaves in the same way under overload.
 //
 // # Samples
 //
-// A call that succeeds, or whose error is an answer (Answered() bool), is a sample of the latency; for a response, of
-// the time to its headers. A call that ran out of time, was throttled, or has a RetryAfter
-// is a sample of at least four times the latency of an idle server. So is a response body that is cut off for
-// lack of time. A call that hangs counts with the time that it has run once ten times the usual latency has passed.
-// Other errors, refusals of inner policies, panics and cancellations by the caller are no samples.
+// The limit depends on samples of the latency. The result of a call determines the sample:
+//   - A call that succeeds is a sample. A call whose error is an answer (Answered() bool) is also a sample. The latency
+//     of a response is the time until its headers.
+//   - A call shows overload if it ran out of time, was throttled, or returned an error with a RetryAfter. Such a call
+//     is a sample of at least four times the latency of an idle server. A response body that is cut off for lack of
+//     time is an additional sample of this kind.
+//   - A call that hangs becomes a sample after ten times the usual latency, although the call still runs. The sample is
+//     a lower bound of the call's latency.
+//   - Calls that end with other errors, refusals of inner policies, or panics are not samples. Calls that their callers
+//     cancel are not samples.
 //
 // # Probes
 //
-// To learn the latency of an idle server, the limit is lowered for a few latencies, at least 150ms, until no call waits
-// there. Such a probe starts at each multiple of 10s of Unix time while the limit is reached (100 latencies, if that is
-// more), a second after the known latency has changed, and when the latency stays high although the limit shrinks.
-// During a probe, a call that costs more than Min may be refused as too costly.
+// A probe measures the latency of an idle server. The probe lowers the limit until no call waits in the server. A probe
+// lasts for a few times the usual latency, and for at least 150ms. Probes start at these times:
+//   - While calls use the whole limit, a probe starts every 10s, or every 100 times the usual latency if this is
+//     longer. The start is always at a multiple of 10s of Unix time.
+//   - After the known latency of an idle server has changed, a probe starts at the next full second.
+//   - If the latency stays high although the limit has shrunk, a probe starts immediately.
 //
-// If long calls, such as streams, hold the whole limit, and none has started or ended for ten latencies (at least
-// 100ms), the limit grows slot by slot until the next call fits. It grows to its recent values at most, plus the slots
-// of responses that are still being read.
+// During a probe, the limit may be as low as Min. A call that costs more than the lowered limit is refused as too
+// costly.
+//
+// # Long calls
+//
+// Long calls, such as streams, may hold all slots. If another call needs slots, and no call has started or ended for
+// ten times the usual latency (at least 100ms), the limit grows by one slot at a time until the other call fits. The
+// limit grows at most to its recent values, plus the slots of responses that are still being read.
 //
 // # Limits
 //
-// Each process has its own limit. Ten or more processes whose clocks differ by seconds, or several dozen next to
-// clients without a limit, may let a long queue stand: give them a Max that the server can bear. If processes overload
-// a server, those with the shortest calls get the fewest slots, possibly almost none. For a server that works on fewer
-// than about ten calls at the same time, use package bulkhead.
+// Each process has its own limit. A long queue may remain in the server in two cases:
+//   - Ten or more processes call the server, and their clocks differ by seconds.
+//   - Several dozen processes call the server, and share it with clients that have no limit.
+//
+// In these cases, set Max so low that the server can handle the load of all processes. If several processes overload a
+// server, the processes with the shortest calls get the fewest slots, and possibly almost no slots. For a server that
+// works on fewer than about ten calls at the same time, use package bulkhead.
 //
 // # Stability
 //
@@ -64,21 +80,21 @@ import (
 
 // Config configures a [Bulkhead].
 type Config struct {
-	// Bulkhead is the configuration of everything except the limit. Its Limit must be 0.
+	// Bulkhead configures everything except the limit. Bulkhead.Limit must be 0.
 	Bulkhead bulkhead.Config
 
-	// Initial is the first limit. A limit that is not used shrinks to it. Zero means 20, or Min or Max if these exclude
-	// 20.
+	// Initial is the first limit. A limit that is not used shrinks until it reaches Initial. Zero means 20, but at
+	// least Min and at most Max.
 	Initial int
 
 	// Min is the lowest limit, at most 1<<30 - 1. Zero means 1.
 	Min int
 
-	// Max is the highest limit, at most 1<<30 - 1. Zero means 1000, or Min if that is more.
+	// Max is the highest limit, at most 1<<30 - 1. Zero means 1000, or Min if Min is more than 1000.
 	Max int
 
-	// Tolerance is how long a call may wait at the server, as a fraction of the mean latency of an idle server, at most
-	// 10. Zero means 0.25. A higher Tolerance refuses fewer calls.
+	// Tolerance is the time that calls may wait in the server, as a fraction of the mean latency of an idle server. It
+	// is at most 10. Zero means 0.25. With a higher Tolerance, fewer calls are refused.
 	Tolerance float64
 }
 
@@ -90,7 +106,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// effective returns c, which is valid, with all defaults filled in.
+// effective returns c with all defaults filled in. c must be valid.
 func (c Config) effective() Config {
 	slots := bulkhead.New(c.slots(1)).Config()
 	slots.Limit, slots.Cost = 0, c.Bulkhead.Cost
@@ -114,8 +130,8 @@ func (c Config) Validate() error {
 
 type costKey struct{}
 
-// slots returns the Config of the bulkhead with a limit. Its Cost returns the cost that acquire has found. The Cost of
-// c is called only once for a call.
+// slots returns the Config of the inner bulkhead, with a limit. The Cost of this Config returns the cost that acquire
+// has stored in ctx. In this way, the Cost of c is called only once for each call.
 func (c Config) slots(limit int) bulkhead.Config {
 	s := c.Bulkhead
 	s.Limit = limit
@@ -129,13 +145,13 @@ type Bulkhead struct {
 	slots   *bulkhead.Bulkhead
 	born    time.Time
 
-	mu               sync.Mutex // locked after setting's lock and before those of slots
+	mu               sync.Mutex // locked after the lock of setting and before the locks of slots
 	control          controller
-	limit            int  // of slots
-	taken            int  // slots, by calls and by responses that are still being read
+	limit            int  // the limit of slots
+	taken            int  // slots taken by running calls and by responses that are still being read
 	reading          int  // slots taken by responses that are still being read
-	waiters          int  // calls that ask for slots
-	recheckScheduled bool // makeRoom will be called again
+	waiters          int  // number of calls that have arrived and are not yet admitted or refused
+	recheckScheduled bool // a timer will call makeRoom again
 }
 
 // New returns a Bulkhead. It panics if cfg is invalid; see [Config.Validate].
@@ -154,7 +170,7 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	if err != nil {
 		return err
 	}
-	work, how := linger.WorkOf(ctx), silent // stays so if fn panics
+	work, how := linger.WorkOf(ctx), silent // how remains silent if fn panics
 	err = work.Hold(ctx, func(ctx context.Context) error {
 		defer func() { b.end(c, how) }()
 		err := fn(ctx)
@@ -181,7 +197,7 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	var over atomic.Bool
 	return func(err error) {
 		if !over.Swap(true) {
-			how := silent // stays so if a method of err panics
+			how := silent // how remains silent if a method of err panics
 			defer func() {
 				b.end(c, how)
 				b.release(c, how, err)
@@ -191,14 +207,15 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	}, nil
 }
 
-// An admitted call has its slots.
+// An admitted is a call that has its slots.
 type admitted struct {
 	cost int
-	free func(error) // releases them
+	free func(error) // releases the slots
 	call call
 }
 
-// acquire takes the slots of a call, perhaps after a wait, or returns why it is refused.
+// acquire takes the slots for a call, and waits for the slots if necessary. If the call is refused, acquire returns the
+// refusal.
 func (b *Bulkhead) acquire(ctx context.Context) (c admitted, err error) {
 	if ctx.Err() != nil {
 		return c, ended.Error(ctx)
@@ -213,7 +230,7 @@ func (b *Bulkhead) acquire(ctx context.Context) (c admitted, err error) {
 		b.makeRoom()
 	}
 	b.mu.Unlock()
-	defer func() { // even if Priority panics
+	defer func() { // deferred, because Priority may panic
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.waiters--
@@ -227,7 +244,7 @@ func (b *Bulkhead) acquire(ctx context.Context) (c admitted, err error) {
 	return c, err
 }
 
-// end records the result of a call. Its response may still be read, until release.
+// end records the result of a call. The response of the call may still be read until release is called.
 func (b *Bulkhead) end(c admitted, how result) {
 	if c.cost == 0 {
 		return
@@ -252,7 +269,8 @@ func (b *Bulkhead) release(c admitted, how result, err error) {
 	c.free(err)
 }
 
-// workEnded records the end of a call's work. Work that was cut off for lack of time is one more sample.
+// workEnded records the end of a call's work, such as the end of a response body. If the work was cut off for lack of
+// time, workEnded adds a sample.
 func (b *Bulkhead) workEnded(err error) {
 	if resultOf(context.Background(), err) != overran {
 		return
@@ -262,8 +280,8 @@ func (b *Bulkhead) workEnded(err error) {
 	b.control.sample(0, overran)
 }
 
-// makeRoom raises the limit if slots are held for a long time, and is called again while calls ask for slots: if all of
-// them wait, no other event would raise it. b.mu is held.
+// makeRoom raises the limit if calls hold slots for a long time. While calls wait for slots, a timer calls makeRoom
+// again. If all new calls wait, no other event would raise the limit. b.mu is held.
 func (b *Bulkhead) makeRoom() {
 	b.control.makeRoom(b.now(), b.taken, b.reading)
 	b.apply()
@@ -295,11 +313,11 @@ func resultOf(ctx context.Context, err error) result {
 	return silent
 }
 
-// apply gives slots the limit of control. b.mu is held.
+// apply sets the limit of slots to the limit of control. b.mu is held.
 func (b *Bulkhead) apply() {
 	if n := b.control.Limit(); n != b.limit {
 		b.limit = n
-		_ = b.slots.Update(func(c *bulkhead.Config) { c.Limit = n }) // within Min and Max
+		_ = b.slots.Update(func(c *bulkhead.Config) { c.Limit = n }) // valid: n is within Min and Max
 	}
 }
 
@@ -308,24 +326,25 @@ func (b *Bulkhead) now() time.Duration {
 	return time.Duration(b.born.UnixNano()) + time.Since(b.born)
 }
 
-// Update is like [bulkhead.Bulkhead.Update]. The learned latency is kept, and a probe in progress ends.
+// Update is like [bulkhead.Bulkhead.Update]. The learned latency is kept, and a probe that is in progress ends.
 func (b *Bulkhead) Update(change func(*Config)) error {
 	return b.setting.Update(change, b.allow, b.applyConfig)
 }
 
-// allow returns an error if the configuration cannot become next.
+// allow returns an error if the configuration cannot be changed to next.
 func (b *Bulkhead) allow(_, next *Config) error { return b.configureSlots(true, next, 1) }
 
-// applyConfig puts next into effect.
+// applyConfig applies next to control and slots.
 func (b *Bulkhead) applyConfig(next *Config) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.control.update(b.now(), *next)
 	b.limit = b.control.Limit()
-	_ = b.configureSlots(false, next, b.limit) // allowed
+	_ = b.configureSlots(false, next, b.limit) // valid: allow has checked next
 }
 
-// configureSlots gives slots the configuration in next.
+// configureSlots updates slots to the configuration in next, with a limit. If dry is true, it only checks the
+// configuration.
 func (b *Bulkhead) configureSlots(dry bool, next *Config, limit int) error {
 	return b.slots.Describe().Update(dry, func(cfg any) error {
 		*cfg.(*bulkhead.Config) = next.slots(limit)
@@ -333,16 +352,16 @@ func (b *Bulkhead) configureSlots(dry bool, next *Config, limit int) error {
 	})
 }
 
-// Config returns the configuration with defaults filled in.
+// Config returns the configuration of b, with defaults filled in.
 func (b *Bulkhead) Config() Config { return b.setting.Config() }
 
 // Stats are the metrics of a [Bulkhead].
 type Stats struct {
 	bulkhead.Stats
 
-	Latency time.Duration // geometric mean of the last samples; 0 while Base is not known
-	Base    time.Duration // latency of an idle server; 0 if it is not known yet
-	Probing bool          // the limit is lowered to learn Base
+	Latency time.Duration // geometric mean of the latest samples; 0 while Base is not known
+	Base    time.Duration // latency of an idle server; 0 until this latency is known
+	Probing bool          // a probe has lowered the limit to measure Base
 }
 
 // Stats returns the metrics of b.
@@ -362,7 +381,7 @@ func (b *Bulkhead) Observe(f func(context.Context, bulkhead.Event)) (stop func()
 	return b.slots.Observe(f)
 }
 
-// Describe implements [policy.Describer], as [bulkhead.Bulkhead.Describe] does: the kind is the same.
+// Describe implements [policy.Describer]. The kind of the description is the same as for a [bulkhead.Bulkhead].
 func (b *Bulkhead) Describe() policy.Description {
 	d := b.slots.Describe()
 	d.Config = func() any { return b.Config() }

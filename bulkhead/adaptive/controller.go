@@ -6,83 +6,86 @@ import (
 )
 
 // A controller finds a limit by comparing the latency of calls with the latency of an idle server.
-// docs/decisions/adaptive-limit.md gives the reasons for its rules.
+// docs/decisions/adaptive-limit.md gives the reasons for the controller's rules.
 //
-// It evaluates cohorts, one after the other. A cohort is the calls that start in a period. The controller waits for all
-// of them, because short calls end first, which would look like a faster server. It compares means of logarithms,
-// because one long call in a hundred would make an arithmetic mean too noisy.
+// The controller evaluates cohorts, one after the other. A cohort is the calls that start in a period. The controller
+// waits for the end of all calls of a cohort. Short calls end first. If the controller did not wait for the long calls,
+// the server would look faster. The controller compares means of the logarithms of latencies. Arithmetic means would be
+// too noisy if one call in a hundred is long.
 //
-// A controller has no clock. Its callers pass the Unix time, which may go back only as far as concurrent calls race.
+// A controller has no clock. Its callers pass the Unix time. Between two concurrent calls, the time may go back by the
+// small difference of a race, but not by more.
 type controller struct {
 	cfg     Config
-	limit   float64 // has a fraction; otherwise it would not grow from 1
+	limit   float64 // has a fraction; otherwise a limit of 1 would not grow
 	former  float64 // limit before the last adjustment
 	base    base
-	latency float64 // mean logarithm of the last cohort
-	mean    float64 // arithmetic mean of the last cohort, in ns; 0 before the first
-	scale   float64 // mean of the last cohorts, in ns; the time scale of all rules
+	latency float64 // mean logarithm of the last cohort's latencies
+	mean    float64 // arithmetic mean of the last cohort's latencies, in ns; 0 before the first cohort ends
+	scale   float64 // the usual latency: mean of the last cohorts, in ns; the time scale of all rules
 
 	cohort  cohort
 	waiting bool                             // the cohort is complete, and its calls still run
 	reached bool                             // the last cohort used the whole limit
-	peak    struct{ limit, latency float64 } // where the limit started to shrink
+	peak    struct{ limit, latency float64 } // values when the limit started to shrink; limit 0 if it does not
 
 	moved  time.Duration // when a call last started or ended, or the limit was raised for a call
-	recent [2]int        // the limit at the ends of the last two cohorts
+	recent [2]int        // the limit at the end of each of the last two cohorts
 
 	probing bool          // the cohort is a probe
 	common  bool          // all processes start this probe at the same time
-	before  float64       // the limit to restore once the probe's cohort is complete
+	before  float64       // the limit to restore when the probe's cohort is complete
 	next    time.Duration // when to start the next probe
 	ceiling float64       // upper bound of base.log until the next common probe
-	doubt   bool          // base is new or has just fallen, perhaps not far enough
+	doubt   bool          // base is new or has just fallen; an idle server may be even faster
 }
 
 // A base is the known latency of an idle server.
 type base struct {
 	known    bool
-	log      float64 // mean logarithm
+	log      float64 // mean logarithm of the latency
 	variance float64 // estimation variance of log
-	spread   float64 // variance of the logarithm of a single call
+	spread   float64 // variance of the logarithm of a single call's latency
 	rise     float64 // increase of log if each call waits for Tolerance times mean
-	mean     float64 // arithmetic mean, in ns
+	mean     float64 // arithmetic mean of the latency, in ns
 }
 
-// A result is the information of a finished call about the load.
+// A result is the information that a finished call gives about the load of the server.
 type result int
 
 const (
-	answered result = iota
-	overran         // the server is overloaded
-	silent          // none
+	answered result = iota // the latency of the call is a sample
+	overran                // the server is overloaded
+	silent                 // the call gives no information
 )
 
-// A call is passed to end when the call has ended.
+// A call holds the values of a call from begin to end. The caller of begin passes the call to end.
 type call struct {
 	start  time.Duration
-	cohort int // the number of its cohort, or 0
+	cohort int // the number of the cohort that the call belongs to; 0 if the call belongs to no cohort
 }
 
+// A cohort is the calls that start in a period, with their samples. It is complete when no more calls join it.
 type cohort struct {
 	number   int
-	from     time.Duration // when its first call could start; once it is complete, when it became so
-	began    int           // calls
-	ended    int           // calls
-	most     int           // slots taken at the same time
-	all      samples       // including calls that overran
-	answered samples
+	from     time.Duration // start of the period; if the cohort is complete, the end of the period
+	began    int           // number of calls that have started
+	ended    int           // number of calls that have ended
+	most     int           // maximum number of slots taken at the same time
+	all      samples       // samples of calls that were answered or overran
+	answered samples       // samples of calls that were answered
 }
 
 // samples are sums over latencies.
 type samples struct {
-	n       int
-	sum     float64 // of the latencies in ns
-	logs    float64 // of their logarithms
-	squares float64 // of the squares of these
-	delayed float64 // of the logarithms after an additional wait
+	n       int     // number of latencies
+	sum     float64 // sum of the latencies, in ns
+	logs    float64 // sum of the logarithms of the latencies
+	squares float64 // sum of the squares of the logarithms
+	delayed float64 // sum of the logarithms of the latencies with an additional wait
 }
 
-// add adds a latency, and the latency after an additional wait.
+// add adds a latency. wait is the additional wait for the sum in delayed.
 func (s *samples) add(latency, wait float64) {
 	latency = max(latency, 1)
 	log := math.Log(latency)
@@ -97,35 +100,43 @@ func (s *samples) mean() float64 { return s.sum / float64(s.n) }
 func (s *samples) log() float64  { return s.logs / float64(s.n) }
 func (s *samples) rise() float64 { return (s.delayed - s.logs) / float64(s.n) }
 
-// spread returns the variance of the logarithms.
+// spread returns the variance of the logarithms of the latencies.
 func (s *samples) spread() float64 { return max(0, s.squares/float64(s.n)-s.log()*s.log()) }
 
 const (
-	cohortTime    = 100 * time.Millisecond // minimum length of a cohort, which is also at least a mean latency
-	cohortSamples = 50
-	fewSamples    = 10 // enough after longTime
-	longTime      = 10 // mean latencies; also the longest wait for the calls of a cohort
+	cohortTime    = 100 * time.Millisecond // minimum length of a cohort; the usual latency, if it is longer
+	cohortSamples = 50                     // number of calls that completes a cohort after the minimum length
+	fewSamples    = 10                     // number of calls that completes a cohort after longTime
 
-	shrinkMost, growMost = 0.7, 1.5 // times the limit, after one cohort
-	slowGradient         = 0.95     // below it, the calls are slower than Tolerance allows
-	relief               = 0.4      // share of the limit's fall that must show in the latency, in logarithms
+	// longTime is a time as a multiple of the usual latency. After this time, fewSamples calls complete a cohort. The
+	// controller waits at most for this time until the calls of a complete cohort have ended.
+	longTime = 10
 
-	probePeriod = 10 * time.Second // minimum; the period is also at least longPeriod mean latencies
-	longPeriod  = 100
+	// After one cohort, the new limit is at least shrinkMost times the former limit. The part for desiredLimit is at
+	// most growMost.
+	shrinkMost, growMost = 0.7, 1.5
+	slowGradient         = 0.95 // if the gradient is lower, the calls are slower than Tolerance allows
+
+	// relief is the share of the limit's fall by which the latency must fall. Both falls are measured in logarithms. If
+	// the latency falls by less, the server may have become slower, and a probe starts.
+	relief = 0.4
+
+	probePeriod = 10 * time.Second      // minimum period of common probes
+	longPeriod  = 100                   // minimum period of common probes, in multiples of the usual latency
 	probeRise   = 1.5                   // maximum factor by which one probe raises the base
-	probeShare  = 0.75                  // share of the slots that an idle server needs for the same throughput
-	doubtShare  = 0.25                  // the same while the base is in doubt
-	drainTime   = 75 * time.Millisecond // minimum time until a queue is empty, because clocks differ
+	probeShare  = 0.75                  // limit in a probe: share of the slots that an idle server needs at this load
+	doubtShare  = 0.25                  // replaces probeShare while the base is in doubt
+	drainTime   = 75 * time.Millisecond // minimum time until a queue is empty, because clocks of processes differ
 
-	surprise = 3.0   // standard errors from the base beyond which a difference is a change, not noise
+	surprise = 3.0   // number of standard errors from the base beyond which a difference is a change, not noise
 	drift    = 0.005 // standard deviation of the base's change from cohort to cohort
-	memory   = 200   // samples over which the other values of the base are averaged
+	memory   = 200   // number of samples over which the base's spread, rise and mean are averaged
 
 	spreadOfWork  = 0.75 // minimum spread of slower work, as a share of the base's spread
 	spreadOfQueue = 0.3  // minimum spread of a queue, as a share of the spread if all calls wait equally long
-	fewSpread     = 0.01 // a smaller spread of the base, a tenth of the latency, cannot be compared
+	fewSpread     = 0.01 // minimum spread of the base for a comparison; deviation of about a tenth of the latency
 
-	overranAt = 4 // minimum latency of a call that overran, as a multiple of the idle server's
+	overranAt = 4 // minimum latency of a call that overran, as a multiple of the idle server's latency
 )
 
 func newController(cfg Config) controller {
@@ -138,28 +149,29 @@ func newController(cfg Config) controller {
 // Limit returns the current limit.
 func (c *controller) Limit() int { return int(c.limit) }
 
-// setLimit sets the limit, within Min and Max.
+// setLimit sets the limit. A limit outside Min and Max is clamped.
 func (c *controller) setLimit(limit float64) {
 	c.limit = min(max(limit, float64(c.cfg.Min)), float64(c.cfg.Max))
 }
 
-// loweredForProbe reports whether the limit is lowered for a probe.
+// loweredForProbe reports whether a probe has lowered the limit.
 func (c *controller) loweredForProbe() bool { return c.probing && !c.waiting }
 
-// update changes the configuration and keeps what was learned. A probe ends.
+// update changes the configuration. It keeps the learned values, and ends a probe that is in progress.
 func (c *controller) update(now time.Duration, cfg Config) {
 	if c.loweredForProbe() {
 		c.limit = c.before
 	}
 	c.nextCohort(now)
-	// Until it is measured again, the rise is scaled as if all calls took equally long.
+	// The next samples measure the rise for the new Tolerance. Until then, the former rise is scaled as if all calls
+	// took equally long.
 	c.base.rise *= math.Log1p(cfg.Tolerance) / math.Log1p(c.cfg.Tolerance)
 	c.cfg = cfg
 	c.setLimit(c.limit)
 	c.recent[0], c.recent[1] = min(c.recent[0], cfg.Max), min(c.recent[1], cfg.Max)
 }
 
-// nextCohort starts a cohort, which is no probe.
+// nextCohort starts a new cohort. The new cohort is not a probe.
 func (c *controller) nextCohort(now time.Duration) {
 	if c.cohort.began > 0 {
 		c.recent = [2]int{c.Limit(), c.recent[0]}
@@ -168,7 +180,7 @@ func (c *controller) nextCohort(now time.Duration) {
 	c.waiting, c.probing = false, false
 }
 
-// begin records the start of a call. taken is the number of slots taken, including its own.
+// begin records the start of a call. taken is the number of slots taken, including the slots of the call.
 func (c *controller) begin(now time.Duration, taken int) call {
 	c.moved = now
 	c.advance(now)
@@ -184,17 +196,18 @@ func (c *controller) begin(now time.Duration, taken int) call {
 	return call{start: now, cohort: k.number}
 }
 
-// makeRoom is called while a call waits, or is refused, because of the limit. Long calls, such as streams, may hold
-// more slots than a limit that has shrunk. Then no call starts or ends, and nothing else would raise the limit. If that
-// lasts, the limit is raised to one more than are taken. It is not raised above its recent values plus the slots of
-// responses that are still being read: a server that hangs must not get more and more calls.
+// makeRoom is called when a call waits or is refused because of the limit. Long calls, such as streams, may hold more
+// slots than a limit that has shrunk. If no call starts or ends, nothing else would raise the limit. After a minimum
+// time without a start or an end, makeRoom raises the limit by one slot. If more slots than the limit are taken, the
+// new limit is one more than the number of slots taken. The new limit is at most a recent limit plus the slots of
+// responses that are still being read. Without this bound, a server that hangs would get more and more calls.
 func (c *controller) makeRoom(now time.Duration, taken, reading int) {
 	room := max(c.Limit(), taken) + 1
 	least := max(float64(cohortTime), longTime*c.scale)
 	if room <= max(c.recent[0], c.recent[1])+reading && float64(now-c.moved) >= least {
 		c.moved = now
 		c.setLimit(float64(room))
-		c.before = max(c.before, c.limit) // a probe ends with no less
+		c.before = max(c.before, c.limit) // the end of a probe must not lower the limit again
 	}
 }
 
@@ -208,7 +221,7 @@ func (c *controller) end(ended call, now time.Duration, how result) {
 	c.advance(now)
 }
 
-// sample adds the latency of a call to the cohort.
+// sample adds the latency of a call, in ns, to the cohort.
 func (c *controller) sample(latency float64, how result) {
 	if how == silent {
 		return
@@ -226,16 +239,17 @@ func (c *controller) sample(latency float64, how result) {
 	c.cohort.all.add(latency, wait)
 }
 
-// advance takes the cohort through its phases: calls join it, the controller waits for calls that still run, and
-// evaluates the samples.
+// advance moves the cohort to its next phase if the current phase is over. In the first phase, calls join the cohort.
+// In the second phase, the controller waits for calls that still run. Then the controller evaluates the samples.
 func (c *controller) advance(now time.Duration) {
 	k := &c.cohort
 	age, long := float64(now-k.from), longTime*c.scale
 	if !c.waiting {
 		if !c.probing && c.base.known && now >= c.next {
 			c.probe(now, c.next%probePeriod == 0)
-			// Common probes are at multiples of the period. Processes that probe one by one would see each other's
-			// queue, take it for slower work, and drive each other's limits up.
+			// Common probes start at multiples of the period, so all processes probe at the same time. If processes
+			// probed one by one, each process would see the queue of the others. The process would take this queue
+			// for slower work, and raise its limit.
 			c.next = (now + max(probePeriod, time.Duration(longPeriod*c.scale))) / probePeriod * probePeriod
 			return
 		}
@@ -255,7 +269,7 @@ func (c *controller) advance(now time.Duration) {
 		return
 	}
 	for ; k.ended < k.began; k.ended++ {
-		c.sample(age, answered) // a lower bound: the call still runs
+		c.sample(age, answered) // the call still runs, so age is a lower bound
 	}
 	done, probed := c.cohort, c.probing
 	c.nextCohort(now)
@@ -271,13 +285,13 @@ func (c *controller) advance(now time.Duration) {
 func (c *controller) adjust(k *cohort, now time.Duration) {
 	first := c.mean == 0
 	c.latency, c.mean = k.all.log(), k.all.mean()
-	if first { // its calls are slower, because connections and caches are cold
+	if first { // the first calls are slower, because connections and caches are cold
 		c.scale = c.mean
 		return
 	}
 	served := float64(k.answered.n) / float64(k.all.n)
 	c.scale += (c.mean - c.scale) / 2
-	if !c.base.known { // even if most calls fail, the limit must recover when they no longer do
+	if !c.base.known { // if most calls fail, the limit shrinks; it must grow again when calls succeed
 		c.setLimit(min(c.desiredLimit(served), max(c.limit, float64(c.cfg.Initial))))
 		if c.learn(&k.answered, math.Inf(1)) {
 			c.ceiling, c.next, c.doubt, c.reached = c.base.log, nextSecond(now), true, true
@@ -303,24 +317,27 @@ func (c *controller) adjust(k *cohort, now time.Duration) {
 	if wanted < c.limit || most >= 0.9*limit {
 		c.setLimit(wanted)
 	}
-	// With half of the calls, the latency is nearly the same: the work may have become slower.
+	// The limit is less than half of its peak, but the latency is nearly the same. The work may have become slower.
 	if c.limit < c.peak.limit/2 && c.latency > c.peak.latency+relief*math.Log(c.limit/c.peak.limit) {
 		c.probe(now, false)
 	}
 }
 
-// desiredLimit returns the limit after a cohort that needed the given part of it. The square root lets the limit grow,
-// and leaves it some slots while a part of the calls fails.
+// desiredLimit returns the new limit after a cohort. part is the share of the current limit that the cohort needed. The
+// square root is additional room. With this room, the limit can grow if part is 1. If some calls fail, the limit keeps
+// some slots.
 func (c *controller) desiredLimit(part float64) float64 {
 	return max(c.limit*part+math.Sqrt(c.limit*part), shrinkMost*c.limit)
 }
 
-// gradient returns the part of the limit at which calls would take as long as Tolerance allows.
+// gradient returns a factor for the limit. If the limit were multiplied by this factor, calls would take as long as
+// Tolerance allows.
 func (c *controller) gradient() float64 { return math.Exp(c.base.log + c.base.rise - c.latency) }
 
-// probe lowers the limit until no call waits at the server. The next cohort then shows the latency of an idle server.
-// By Little's law, an idle server needs a share of the limit that equals the ratio of its latency to the current
-// latency. In a common probe, a limit that is not reached is not lowered, because no call waits then.
+// probe starts a probe: it lowers the limit until no call waits in the server. The next cohort then shows the latency
+// of an idle server. By Little's law, an idle server needs only a share of the current limit. The share is the ratio of
+// the idle server's latency to the current latency. If the last cohort did not reach the limit, no call waits in the
+// server. In this case, a common probe does not lower the limit.
 func (c *controller) probe(now time.Duration, common bool) {
 	c.nextCohort(now)
 	c.probing, c.common, c.before, c.peak.limit = true, common, c.limit, 0
@@ -335,10 +352,10 @@ func (c *controller) probe(now time.Duration, common bool) {
 	c.setLimit(c.limit * share * min(1, idle/min(c.scale, c.mean)))
 }
 
-// drain returns the time after which the server's queue is taken to be empty in a probe, in ns.
+// drain returns the time from the start of a probe until the server's queue is assumed to be empty, in ns.
 func (c *controller) drain() float64 { return max(float64(drainTime), c.scale) }
 
-// learnFromProbe updates the base, and the limit if the base has changed, from the samples of a probe.
+// learnFromProbe updates the base from the samples of a probe. If the base has changed, it also updates the limit.
 func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 	former := c.base.log
 	if c.base.isQueueing(s) {
@@ -363,7 +380,8 @@ func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 	}
 	c.next = nextSecond(now) // another probe confirms the change
 	if slower > 0 {
-		// The same number of calls a second needs more slots, and the limit has lost some by now.
+		// If calls take longer, the same number of calls a second needs more slots. The limit has shrunk while the
+		// longer latency looked like a queue.
 		c.setLimit(c.limit * min(math.Exp(slower), 2))
 	} else {
 		c.setLimit(c.limit * min(1, c.gradient()))
@@ -371,13 +389,15 @@ func (c *controller) learnFromProbe(s *samples, now time.Duration) {
 	}
 }
 
-// nextSecond returns the next full second. Processes that probe before the next common probe also do so at the same
-// time.
+// nextSecond returns the next full second. If several processes probe before the next common probe, these probes start
+// at the same time.
 func nextSecond(now time.Duration) time.Duration { return now.Truncate(time.Second) + time.Second }
 
-// isQueueing reports whether a queue that the probe could not empty explains latencies above the base. Slower work
-// multiplies each latency, which does not change the spread. A wait added to each latency divides the spread by the
-// square of the rise. If all calls suddenly take equally long, the spread is smaller still.
+// isQueueing reports whether the samples are slower than the base because of a queue that the probe could not empty.
+// The spread of the samples distinguishes a queue from slower work. Slower work multiplies each latency by a factor,
+// and does not change the spread. A queue adds a wait to each latency. If all calls wait equally long, the spread is
+// divided by the square of the factor by which the mean latency has grown. If all calls suddenly take equally long, the
+// spread is even smaller, and the cause is not a queue.
 func (b *base) isQueueing(s *samples) bool {
 	if b.spread < fewSpread || s.log() <= b.log {
 		return false
@@ -386,9 +406,9 @@ func (b *base) isQueueing(s *samples) bool {
 	return s.spread() < spreadOfWork*b.spread && s.spread() >= spreadOfQueue*alike
 }
 
-// learn updates the base, and reports whether the latency of an idle server has changed. A difference that may be noise
-// is weighted by the precision of the samples relative to that of the base, as in a Kalman filter. The base does not
-// rise above highest.
+// learn updates the base, and reports whether the latency of an idle server has changed. If the difference between the
+// samples and the base may be noise, the base moves by a part of the difference. As in a Kalman filter, this part
+// depends on the precision of the samples and on the precision of the base. The base does not rise above highest.
 func (c *controller) learn(s *samples, highest float64) (changed bool) {
 	b, n := &c.base, float64(s.n)
 	former := b.log
@@ -399,12 +419,13 @@ func (c *controller) learn(s *samples, highest float64) (changed bool) {
 		*b = base{true, s.log(), s.spread() / n, s.spread(), s.rise(), s.mean()}
 		return true
 	}
-	// The spread of a single cohort is not reliable: if one call in a hundred is long, a cohort without such a call
+	// The spread of a single cohort is not reliable. If one call in a hundred is long, a cohort without a long call
 	// looks fast and precise.
 	noise := max(b.spread, s.spread()) / n
 	b.variance += drift * drift
 	changed = math.Abs(s.log()-b.log) > surprise*math.Sqrt(noise+b.variance)
-	if changed { // the rise was measured with the former mean; it is at least that of calls that take equally long
+	if changed {
+		// s.rise was measured with the former mean. The new rise is at least the rise of calls that take equally long.
 		rise := max(min(b.rise, s.rise()), math.Log1p(c.cfg.Tolerance))
 		*b = base{true, s.log(), noise, s.spread(), rise, s.mean()}
 	} else {
