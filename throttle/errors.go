@@ -15,44 +15,48 @@ import (
 var (
 	// ErrLimited is matched by every [*LimitedError].
 	ErrLimited = errors.New("throttle: limited")
-	// ErrOutage is matched by errors which report that a shared limit cannot be reached.
+	// ErrOutage is matched by every error which reports that a shared limit cannot be reached.
 	ErrOutage = errors.New("throttle: shared limit cannot be reached")
 )
 
-// A Reason is why a call was refused.
+// A Reason is the reason why a call was refused.
 type Reason string
 
 const (
-	OverLimit        Reason = "over_limit"         // and the call may not wait
-	OverQuota        Reason = "over_quota"         // no call waits for a quota
-	WaitTooLong      Reason = "wait_too_long"      // longer than MaxWait
-	DeadlineTooClose Reason = "deadline_too_close" // the tokens come after the deadline of ctx
-	ContextEnded     Reason = "context_ended"      // while the call waited
-	TooCostly        Reason = "too_costly"         // more tokens than there can ever be at once
-	CoolingDown      Reason = "cooling_down"       // after Cooldown of package fleet
-	Outage           Reason = "outage"             // of the Redis of package fleet
-	Shed             Reason = "shed"               // by package adaptive
+	OverLimit        Reason = "over_limit"         // the limit is used up, and the call may not wait
+	OverQuota        Reason = "over_quota"         // the tokens of a quota are used up; no call waits for a quota
+	WaitTooLong      Reason = "wait_too_long"      // the wait would be or was longer than MaxWait
+	DeadlineTooClose Reason = "deadline_too_close" // the tokens would come after the deadline of ctx
+	ContextEnded     Reason = "context_ended"      // ctx ended while the call waited
+	TooCostly        Reason = "too_costly"         // the call costs more tokens than the limit can ever have
+	CoolingDown      Reason = "cooling_down"       // a cooldown of package fleet is in effect
+	Outage           Reason = "outage"             // the Redis of package fleet cannot be reached
+	Shed             Reason = "shed"               // package adaptive shed the call
 )
 
 // never is the After of a call that can never be admitted.
 const never = time.Duration(math.MaxInt64)
 
-// A LimitedError reports a refused call. It matches [ErrLimited] and, depending on its Reason,
-// [context.DeadlineExceeded], the error and the cause of ctx, or [ErrOutage] and the error of Redis.
+// A LimitedError reports a refused call. Every LimitedError matches [ErrLimited]. With the reason DeadlineTooClose,
+// it also matches [context.DeadlineExceeded]; with ContextEnded, the error and the cause of ctx; and with Outage,
+// [ErrOutage] and the error of Redis.
+//
+// If several quotas refuse a call, Quota is the quota whose window ends last. If a quota is too small for the call,
+// Quota is that quota.
 type LimitedError struct {
-	Name   string // of the limit
-	Key    string // of the group member, at most 100 bytes of its text, or "(other keys)"; of the fleet's meter
+	Name   string // the limit's name
+	Key    string // a Group's key, at most 100 bytes of its text, or "(other keys)"; a fleet's key of the meter
 	Reason Reason
-	Limit  int   // the burst at that time, or N of the quota; 0 if it admits nothing
-	Quota  Quota // that refused the call: the one whose window ends last, or that is too small; zero if the rate did
-	Cost   int   // of the call, in tokens
-	Left   int   // tokens, of a fleet's limit
-	Waited time.Duration
-	After  time.Duration // see RetryAfter; the longest Duration if the call can never be admitted
+	Limit  int           // the burst at that time, or N of the quota; 0 if the limit admits nothing
+	Quota  Quota         // the quota that refused the call; zero if the rate refused the call
+	Cost   int           // the call's cost in tokens
+	Left   int           // the number of tokens or slots that a fleet's limit has left; 0 for other limits
+	Waited time.Duration // the time that the call waited
+	After  time.Duration // the time until the call could be admitted; the longest Duration if it can never be admitted
 	Err    error         // the cause, or nil
 }
 
-// Error returns a text with the name, the key, the reason and RetryAfter.
+// Error returns a text with the name, the key, the reason, RetryAfter and the cause.
 func (e *LimitedError) Error() string {
 	label := keyed.Label(e.Name, e.Key)
 	if label != "" {
@@ -79,7 +83,8 @@ func (e *LimitedError) Error() string {
 	return text
 }
 
-// Is reports whether target is [ErrLimited], or what Reason stands for.
+// Is reports whether target is [ErrLimited], or the error that the Reason implies: [context.DeadlineExceeded] for
+// DeadlineTooClose, and [ErrOutage] for Outage.
 func (e *LimitedError) Is(target error) bool {
 	switch target {
 	case ErrLimited:
@@ -95,8 +100,8 @@ func (e *LimitedError) Is(target error) bool {
 // Unwrap returns Err.
 func (e *LimitedError) Unwrap() error { return e.Err }
 
-// RetryAfter returns how long it takes until the call could be admitted, if no other call takes tokens before
-// that. Zero means unknown, or never.
+// RetryAfter returns the time until the call could be admitted, if no other call takes tokens before then. Zero means
+// that the time is unknown, or that the call can never be admitted.
 func (e *LimitedError) RetryAfter() time.Duration {
 	if e.After == never {
 		return 0
@@ -104,10 +109,11 @@ func (e *LimitedError) RetryAfter() time.Duration {
 	return e.After
 }
 
-// Retryable returns false if the call can never be admitted: if it is [TooCostly], or the limit admits nothing.
+// Retryable returns false if the call can never be admitted, because the call is [TooCostly] or the limit admits
+// nothing.
 func (e *LimitedError) Retryable() bool { return e.Reason != TooCostly && e.After != never }
 
-// Refused returns true: the call was not made.
+// Refused returns true, because the call did not run.
 func (e *LimitedError) Refused() bool { return true }
 
 // An EventKind is the kind of an [Event].
@@ -123,48 +129,50 @@ const (
 // An Event is something that happened to a limit.
 type Event struct {
 	Kind   EventKind
-	Name   string // of the limit
-	Key    string // as in [LimitedError]; of an outage, the node
-	Cost   int    // of the call, in tokens
-	Waited time.Duration
-	Reason Reason // of EventRefused
-	Err    error  // the [*LimitedError] of a refusal, or the cause of an outage
+	Name   string        // the limit's name
+	Key    string        // the key, as in [LimitedError]; for an outage, the node
+	Cost   int           // the call's cost in tokens
+	Waited time.Duration // the time that the call waited
+	Reason Reason        // the reason of an EventRefused
+	Err    error         // the [*LimitedError] of a refusal, or the cause of an outage
 }
 
-// describe converts e to the form that the tools read.
+// describe converts e to an event of package policy.
 func (e Event) describe() policy.Event {
 	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
 }
 
-// A Decision is what the headers of a response tell a client about its limit. With quotas, it is about the limit
-// with the fewest tokens left or, if a quota refused the call, about the quota whose window ends last.
+// A Decision is the state of a limit after a call, for the headers of a response. With quotas, a Decision describes
+// the rate or the quota that has the fewest tokens left. If a quota refused the call, the Decision describes that
+// quota: if several quotas did, the quota whose window ends last. If the call can never be admitted, RetryAfter is the
+// longest Duration.
 type Decision struct {
-	Admitted   bool
-	Quota      Quota         // zero if the decision is about the rate
-	Limit      int           // the burst, or N of the quota; 0 if it admits nothing, Unlimited without a limit
-	Window     time.Duration // in which the burst refills, or that of the quota
-	Remaining  int           // tokens, after this decision
-	RetryAfter time.Duration // until the call could be admitted; 0 if it was, the longest Duration if it never can be
-	ResetAfter time.Duration // until Remaining is Limit
+	Admitted   bool          // whether the call was admitted
+	Quota      Quota         // the quota that the decision describes; zero if it describes the rate
+	Limit      int           // the burst, or N of the quota; 0 if the limit admits nothing, Unlimited if there is no limit
+	Window     time.Duration // the time in which the burst refills, or the length of the quota's window
+	Remaining  int           // the tokens that remain after this decision
+	RetryAfter time.Duration // the time until the call could be admitted; 0 if the call was admitted
+	ResetAfter time.Duration // the time until Remaining equals Limit
 }
 
-// Stats are the metrics of a [Limiter], or of all keys of a [Group]. Counters never decrease. A call whose
-// ctx had ended before it began is not counted.
+// Stats are the metrics of a [Limiter], or of all keys of a [Group]. Counters never decrease. A call is not counted
+// if its ctx had already ended when the call started.
 type Stats struct {
 	Admitted int64            `counter:"calls{outcome=admitted,reason=}"`
-	Refused  int64            // calls
+	Refused  int64            // the number of refused calls
 	Refusals map[Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
-	Spent    int64            `counter:"tokens{outcome=spent}"`           // including those given back
-	Refunded int64            `counter:"tokens{outcome=refunded}"`
-	Forgiven int64            `counter:"tokens{outcome=forgiven}"` // debt beyond a burst or quota
-	Evicted  int64            `counter:"evictions"`                // keys of a Group
-	Overflow int64            `counter:"overflows"`                // calls whose key had no room in a Group
+	Spent    int64            `counter:"tokens{outcome=spent}"`           // taken tokens, including refunded tokens
+	Refunded int64            `counter:"tokens{outcome=refunded}"`        // tokens that were given back
+	Forgiven int64            `counter:"tokens{outcome=forgiven}"`        // tokens of debt beyond a burst or a quota
+	Evicted  int64            `counter:"evictions"`                       // keys that a Group evicted
+	Overflow int64            `counter:"overflows"`                       // calls whose key had no room in a Group
 
-	Queued int `gauge:"queued"` // calls waiting
-	Keys   int `gauge:"keys"`   // held by a Group
+	Queued int `gauge:"queued"` // calls that are waiting
+	Keys   int `gauge:"keys"`   // keys that a Group holds
 }
 
-// newStats returns Stats with an entry for every reason for which a limit of this process refuses calls.
+// newStats returns Stats. Refusals has an entry for every reason for which a Limiter or a Group refuses calls.
 func newStats() Stats {
 	return Stats{Refusals: map[Reason]int64{
 		OverLimit: 0, OverQuota: 0, WaitTooLong: 0, DeadlineTooClose: 0, ContextEnded: 0, TooCostly: 0,

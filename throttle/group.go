@@ -19,15 +19,15 @@ const defaultMaxKeys = 100_000
 
 // GroupConfig configures a [Group].
 type GroupConfig[K comparable] struct {
-	// Config is the limit of each key. Its Name is that of the group.
+	// Config configures the limit of each key. Config.Name is the name of the group.
 	Config Config
 
-	// MaxKeys limits the number of keys. Zero means 100,000. A string takes at most 150 bytes, and with Quotas 100
-	// more and 32 for each quota.
+	// MaxKeys limits the number of keys. Zero means 100,000. A string key takes at most 150 bytes of memory. With
+	// Quotas, a key takes 100 bytes more, and 32 bytes for each quota.
 	MaxKeys int
 
-	// IdleAfter is how long a key must have been unused before it may be evicted although there is room. Zero
-	// means a minute; [Unlimited] means that keys are evicted only to make room.
+	// IdleAfter is the time for which a key must have been unused before the key may be evicted although the group
+	// has room. Zero means a minute. [Unlimited] means that keys are evicted only to make room.
 	IdleAfter time.Duration
 }
 
@@ -40,7 +40,7 @@ func (c GroupConfig[K]) Validate() error {
 	return errors.Join(c.Config.Validate(), f.Err())
 }
 
-// withDefaults returns a valid c with its zero fields filled in.
+// withDefaults returns c with its zero fields filled in. c must be valid.
 func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	c.Config = c.Config.withDefaults()
 	c.MaxKeys = cmp.Or(c.MaxKeys, defaultMaxKeys)
@@ -48,16 +48,18 @@ func (c GroupConfig[K]) withDefaults() GroupConfig[K] {
 	return c
 }
 
-// A Group holds a limit for each key, such as a tenant or an address. Its methods are those of a [Limiter] with
-// a key. It has the shape of a resilience.Group and needs less memory. It is safe for concurrent use.
+// A Group holds a limit for each key, such as a tenant or an address. Its methods are the methods of a [Limiter] with
+// an additional key. A Group has the shape of a resilience.Group, and needs less memory. It is safe for concurrent
+// use.
 //
-// A key whose burst is full and whose windows are over is evicted after a while. If MaxKeys are held and none can
-// be evicted, new keys, and keys that are not equal to themselves, share one limit, whose key is "(other keys)".
-// Choose keys that an attacker cannot create for free.
+// A key can be evicted while its burst is full and its windows are over. It is evicted after IdleAfter, or earlier to
+// make room. If the group holds MaxKeys and can evict none of them, all new keys share one limit. Keys that are not
+// equal to themselves, such as NaN, always share this limit. Errors and events show its key as "(other keys)". Choose
+// keys that an attacker cannot create for free.
 type Group[K comparable] struct {
 	limit
 	table    *keyed.Table[K, meter]
-	setting  settings.Setting[GroupConfig[K]] // locks are taken in the order setting, table, limit
+	setting  settings.Setting[GroupConfig[K]] // locks are acquired in the order setting, table, limit
 	evicted  atomic.Int64
 	overflow atomic.Int64 // calls whose key found no room
 }
@@ -82,18 +84,18 @@ func NewGroup[K comparable](cfg GroupConfig[K]) *Group[K] {
 
 // use makes cfg the current configuration of all keys.
 func (g *Group[K]) use(cfg *GroupConfig[K]) {
-	members := g.table.Locked(g.mu.Lock) // no call takes from a key that still has the old configuration
+	members := g.table.Locked(g.mu.Lock) // until Unlock, no call takes from a key that still has the old configuration
 	meters := []*meter{&g.table.Overflow().Value}
 	for _, m := range members {
 		meters = append(meters, &m.Value)
 	}
 	g.applyConfig(&cfg.Config, meters...)
 	g.mu.Unlock()
-	for range g.table.Each(members) { // unpins them
+	for range g.table.Each(members) { // Each unpins the members
 	}
 }
 
-// pin returns the meter of key, or the meter that keys without room share.
+// pin returns the meter of key. If the group has no room for key, pin returns the meter that such keys share.
 func (g *Group[K]) pin(key K) *keyed.Member[K, meter] {
 	m := g.table.Pin(key)
 	if m == g.table.Overflow() {
@@ -102,7 +104,7 @@ func (g *Group[K]) pin(key K) *keyed.Member[K, meter] {
 	return m
 }
 
-// Do is [Limiter.Do] for a key.
+// Do is like [Limiter.Do], for the limit of key.
 func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error) error {
 	h, err := g.hold(ctx, key, byCost)
 	if err != nil {
@@ -115,20 +117,21 @@ func (g *Group[K]) Do(ctx context.Context, key K, fn func(context.Context) error
 	return err
 }
 
-// By returns a middleware that takes the key of each call from its ctx.
+// By returns a middleware that runs each call under the limit of a key. The function key returns the key for the ctx of
+// the call.
 func (g *Group[K]) By(key func(context.Context) K) func(next func(context.Context) error) func(context.Context) error {
 	return func(next func(context.Context) error) func(context.Context) error {
 		return func(ctx context.Context) error { return g.Do(ctx, key(ctx), next) }
 	}
 }
 
-// Wait is [Limiter.Wait] for a key.
+// Wait is like [Limiter.Wait], for the limit of key.
 func (g *Group[K]) Wait(ctx context.Context, key K) error {
 	_, err := g.hold(ctx, key, byCost)
 	return err
 }
 
-// Admit is [Limiter.Admit] for a key.
+// Admit is like [Limiter.Admit], for the limit of key.
 func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
 	_, err := g.hold(ctx, key, byCost)
 	m := g.table.Pin(key)
@@ -136,7 +139,7 @@ func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
 	return g.decision(&m.Value, err), err
 }
 
-// hold admits a call that takes n tokens of key.
+// hold admits a call that takes n tokens of the limit of key.
 func (g *Group[K]) hold(ctx context.Context, key K, n int) (hold, error) {
 	m := g.pin(key)
 	defer g.table.Unpin(m)
@@ -145,7 +148,7 @@ func (g *Group[K]) hold(ctx context.Context, key K, n int) (hold, error) {
 	return h, err
 }
 
-// text returns the key of m as errors and events show it.
+// text returns the key of m in the form in which errors and events show it.
 func (g *Group[K]) text(m *keyed.Member[K, meter]) string {
 	if m == g.table.Overflow() {
 		return keyed.Other
@@ -153,8 +156,9 @@ func (g *Group[K]) text(m *keyed.Member[K, meter]) string {
 	return keyed.Text(m.Key)
 }
 
-// settleKey corrects what h has taken of key. A key that was evicted since then had all of its tokens again. If
-// there is no room for it now, nothing is given back to the meter that it would share with others.
+// settleKey corrects the tokens that h has taken of key. If key was evicted since then, key had all of its tokens
+// again. If the group has no room for key now, settleKey gives nothing back, because the tokens would go to the meter
+// that key shares with other keys.
 func (g *Group[K]) settleKey(key K, h hold, used int) {
 	m := g.table.Overflow()
 	if !h.overflow {
@@ -166,14 +170,14 @@ func (g *Group[K]) settleKey(key K, h hold, used int) {
 	g.settle(&m.Value, h, used)
 }
 
-// Allow is [Limiter.Allow] for a key.
+// Allow is like [Limiter.Allow], for the limit of key.
 func (g *Group[K]) Allow(key K) bool {
 	m := g.pin(key)
 	defer g.table.Unpin(m)
 	return g.allow(&m.Value, 1)
 }
 
-// Reserve is [Limiter.Reserve] for a key.
+// Reserve is like [Limiter.Reserve], for the limit of key.
 func (g *Group[K]) Reserve(ctx context.Context, key K, n int) (*Reservation, error) {
 	if n < 0 {
 		return nil, negative(g.setting.Load().Config.Name, n)
@@ -181,7 +185,7 @@ func (g *Group[K]) Reserve(ctx context.Context, key K, n int) (*Reservation, err
 	return reserve(ctx, n, g.For(func(context.Context) K { return key }))
 }
 
-// For returns the limit for the key in a ctx, for use with [All].
+// For returns a part for [All]: the limit of the key that the function key returns for a ctx.
 func (g *Group[K]) For(key func(context.Context) K) Part { return groupPart[K]{g, key} }
 
 type groupPart[K comparable] struct {
@@ -207,7 +211,7 @@ func (g *Group[K]) Stats() Stats {
 // Config returns the configuration with defaults filled in.
 func (g *Group[K]) Config() GroupConfig[K] { return g.setting.Config() }
 
-// Update changes the limit of all keys, as [Limiter.Update] does. MaxKeys and IdleAfter cannot change.
+// Update is like [Limiter.Update], for the limit of all keys. MaxKeys and IdleAfter cannot change.
 func (g *Group[K]) Update(change func(*GroupConfig[K])) error {
 	return g.setting.Update(change, g.check, g.use)
 }
@@ -220,7 +224,7 @@ func (g *Group[K]) check(was, next *GroupConfig[K]) error {
 	return errors.Join(sameName(&was.Config, &next.Config), f.Err())
 }
 
-// Describe implements [policy.Describer]. The keys of a Group are not policies, so it has no Members.
+// Describe implements [policy.Describer]. The keys of a Group are not policies, so the Description has no Members.
 func (g *Group[K]) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "throttle",

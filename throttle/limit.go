@@ -15,7 +15,8 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/calendar"
 )
 
-// A limit decides about calls. It is the common part of a Limiter and a Group. Its lock also guards its meters.
+// A limit admits or refuses calls. It is the common part of a Limiter and a Group. The lock of a limit also guards
+// the limit's meters.
 type limit struct {
 	observers notify.Observers[Event]
 
@@ -24,72 +25,72 @@ type limit struct {
 	stats Stats
 }
 
-// terms are a Config in the units of meters. They are immutable.
+// terms are a Config, converted to the units in which meters count. They are immutable.
 type terms struct {
 	cfg    *Config
-	none   bool     // the rate admits nothing
-	limit  int      // tokens of a burst; 0 if there are none, Unlimited if nothing limits
-	token  int64    // nanoseconds until a token is paid for; 0 if there is no rate
-	burst  int64    // nanoseconds until a whole burst is paid for
-	quotas []Quota  // without those that are Unlimited
-	frames []*frame // of the quotas
+	none   bool     // whether the rate admits nothing
+	limit  int      // the burst in tokens; 0 if only quotas limit or the rate admits nothing; Unlimited if nothing limits
+	token  int64    // nanoseconds in which the rate yields one token; 0 if there is no rate
+	burst  int64    // nanoseconds in which the rate yields a whole burst
+	quotas []Quota  // the quotas that are not Unlimited
+	frames []*frame // the frame of each of quotas
 }
 
 // A frame finds the starts and ends of a quota's windows.
 type frame struct {
 	calendar.Window
-	span calendar.Span // the period of the calendar that was found last
+	span calendar.Span // the calendar period that was found last
 }
 
-// A meter records what has been spent of one limit. The zero meter is unspent. A Group has one for each key, so
-// fields that few meters need are in an extension.
+// A meter records the tokens that were spent of one limit. A zero meter has spent nothing. A Group has a meter for
+// each key, so the fields that few meters need are in the extension ext.
 type meter struct {
-	full int64     // when the burst is full again, in nanoseconds since epoch
-	ext  *meterExt // nil while there are no quotas and no call has waited
+	full int64     // the time at which the burst is full again, in nanoseconds since epoch
+	ext  *meterExt // nil while the limit has no quotas and no call has waited
 }
 
-// A meterExt is the part of a meter that only limits with quotas or waiting calls need.
+// A meterExt is the part of a meter that is needed only for quotas and waiting calls.
 type meterExt struct {
-	windows []window    // one for each quota
-	line    list.List   // of *waiter: the waiting calls, first in, first out
-	waiting int         // tokens that the waiting calls will take
-	timer   *time.Timer // serves the line when the first call is due
+	windows []window    // a window for each quota
+	line    list.List   // the waiting calls, as *waiter, in the order of their arrival
+	waiting int         // the number of tokens that the waiting calls will take
+	timer   *time.Timer // serves the line when its first call is due
 }
 
-// A window records what has been spent of a quota.
+// A window records the tokens that were spent of a quota. A window of a calendar counts its end from 1970, because
+// calendars follow the wall clock.
 type window struct {
 	frame *frame
-	used  int           // tokens
-	end   int64         // since epoch or, in a calendar, since 1970, because calendars follow the wall clock
-	left  time.Duration // until end, when the window was last advanced
+	used  int           // the tokens spent in this window
+	end   int64         // the end of the window in nanoseconds, since epoch or, for a calendar, since 1970
+	left  time.Duration // the time until end, when the window was last advanced
 }
 
 // A waiter is a call that waits for its tokens.
-
 type waiter struct {
 	ctx      context.Context
 	n        int
-	place    *list.Element // nil after it was removed from the line
+	place    *list.Element // nil after the waiter was removed from the line
 	admitted bool
 	ready    chan struct{} // closed when the call is admitted
 }
 
-// A hold is what a call has taken, to be given back or corrected.
+// A hold records the tokens that a call has taken, so that they can be given back or corrected.
 type hold struct {
-	n        int
-	windows  []window // from which the tokens were taken
-	overflow bool     // the tokens are those of the meter that keys of a Group without room share
+	n        int      // the number of tokens
+	windows  []window // the windows from which the tokens were taken
+	overflow bool     // the tokens come from the shared meter of a Group, because the key found no room
 }
 
-// epoch is a century before the program started. A synctest bubble starts in the year 2000, and a zero meter must be
-// full there as well.
+// epoch is a century before the program started. The time in a synctest bubble starts in the year 2000. epoch is
+// earlier than 2000, so a zero meter is full in a bubble as well.
 var epoch = time.Now().Add(-100 * 365 * 24 * time.Hour)
 
-// nowNanos returns the nanoseconds since epoch.
+// nowNanos returns the number of nanoseconds since epoch.
 func nowNanos() int64 { return int64(time.Since(epoch)) }
 
-// enter admits a call that takes n tokens of m, or those that Cost returns, after a wait of at most MaxWait.
-// Otherwise it returns a [*LimitedError].
+// enter admits a call that takes n tokens of m. If n is byCost, the call takes the number of tokens that Cost
+// returns. enter waits for the tokens, at most for MaxWait. If the call is refused, enter returns a [*LimitedError].
 func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() string, n int) (hold, error) {
 	if ctx.Err() != nil {
 		return hold{}, ended.Error(ctx)
@@ -121,7 +122,7 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 		return hold{}, l.notify(ctx, EventRefused, refused, key)
 	}
 
-	// The call waits. It takes its tokens from the quotas now, and those of the rate when they are there.
+	// The call waits for the tokens of the rate. It takes the tokens of its quotas now.
 	h := m.takeQuotas(n)
 	if m.ext == nil {
 		m.ext = &meterExt{}
@@ -135,7 +136,7 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 
 	start := time.Now()
 	var tooLong <-chan time.Time
-	if cfg.MaxWait > 0 { // the wait may become longer than expected, because settlements of others charge more
+	if cfg.MaxWait > 0 { // settlements of other calls may charge tokens, so the wait may become longer than expected
 		timer := time.NewTimer(cfg.MaxWait)
 		defer timer.Stop()
 		tooLong = timer.C
@@ -152,7 +153,7 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 	}
 
 	l.mu.Lock()
-	t, now = l.sync(m) // the call may have been admitted just when it stopped waiting
+	t, now = l.sync(m) // serve may have admitted the call just when the call stopped waiting
 	if w.admitted {
 		l.stats.Spent += int64(n)
 	}
@@ -169,8 +170,8 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 		notified = true
 		return h, nil
 	}
-	// Tokens of the rate that came too late for the call are lost: an interval that has started since they came
-	// would otherwise see more tokens than it may.
+	// Tokens of the rate that came too late for the call are lost. If they were given back, an interval that has
+	// started since then could admit more tokens than its bound.
 	l.leave(m, w)
 	l.serve(m, now)
 	l.charge(m, h, -n)
@@ -180,7 +181,7 @@ func (l *limit) enter(ctx context.Context, m *meter, cfg *Config, key func() str
 	return hold{}, l.notify(ctx, EventRefused, refused, key)
 }
 
-// mayWait returns the reason why a call must not wait for the given time, or "" if it may.
+// mayWait returns the reason why a call must not wait for the time after, or "" if the call may wait.
 func mayWait(ctx context.Context, maxWait, after time.Duration) Reason {
 	switch deadline, limited := ctx.Deadline(); {
 	case maxWait == 0:
@@ -193,8 +194,8 @@ func mayWait(ctx context.Context, maxWait, after time.Duration) Reason {
 	return ""
 }
 
-// notify notifies the observers of a call that was refused or has waited. key is called without the lock because it
-// may call a method String of the user.
+// notify notifies the observers of a call that was refused or has waited. l.mu must not be held, because key may call
+// a String method of the user.
 func (l *limit) notify(ctx context.Context, kind EventKind, e *LimitedError, key func() string) *LimitedError {
 	if key != nil {
 		e.Key = key()
@@ -207,7 +208,7 @@ func (l *limit) notify(ctx context.Context, kind EventKind, e *LimitedError, key
 	return e
 }
 
-// allow takes n tokens of m if they are there.
+// allow takes n tokens of m if m has them, and reports whether it took them.
 func (l *limit) allow(m *meter, n int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -222,7 +223,8 @@ func (l *limit) allow(m *meter, n int) bool {
 	return true
 }
 
-// settle corrects h, whose call used the given tokens. Debt beyond a burst, or beyond the N of a quota, is forgiven.
+// settle corrects h to the number of tokens that its call used. Debt beyond a burst, or beyond the N of a quota, is
+// forgiven.
 func (l *limit) settle(m *meter, h hold, used int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -244,9 +246,9 @@ func (l *limit) settle(m *meter, h hold, used int) {
 	l.serve(m, now)
 }
 
-// charge takes n tokens more of the windows from which h took, or gives back -n. It returns the largest number
-// that it took of a window. A window that is over is not corrected. A call that had taken nothing is charged to
-// the current windows.
+// charge takes n more tokens of the windows from which h took its tokens. If n is negative, charge gives -n tokens
+// back. charge returns the largest number of tokens that it took of a window. It does not correct a window that has
+// ended. If h has taken no tokens, charge takes the tokens of the current windows.
 func (l *limit) charge(m *meter, h hold, n int) (charged int) {
 	if m.ext == nil {
 		return 0
@@ -263,7 +265,7 @@ func (l *limit) charge(m *meter, h hold, n int) (charged int) {
 	return charged
 }
 
-// sync brings m up to date: it starts new windows and admits waiters that are due. l.mu is held.
+// sync updates m: sync starts new windows and admits the waiters that are due. l.mu is held.
 func (l *limit) sync(m *meter) (t *terms, now int64) {
 	t, now = l.terms, nowNanos()
 	if m.ext == nil && len(t.frames) > 0 {
@@ -278,7 +280,8 @@ func (l *limit) sync(m *meter) (t *terms, now int64) {
 	return t, now
 }
 
-// windows returns a window for each quota: the old one, if there is one, or a new one.
+// windows returns a window for each quota. If old has the window of a quota, windows returns that window; otherwise,
+// the window is new.
 func (t *terms) windows(old []window) []window {
 	windows := make([]window, len(t.frames))
 	for i, f := range t.frames {
@@ -292,7 +295,7 @@ func (t *terms) windows(old []window) []window {
 	return windows
 }
 
-// advance starts a new window if w is over.
+// advance starts a new window if w has ended or nothing is spent of w.
 func (w *window) advance(now int64) {
 	f := w.frame
 	if f.Per != "" {
@@ -310,8 +313,8 @@ func (w *window) advance(now int64) {
 	w.left = time.Duration(w.end - now)
 }
 
-// refusal returns the reason why m, which is up to date, cannot give n tokens now, the quota if that refuses, and the
-// time until m could give them.
+// refusal returns the reason why m cannot give n tokens now, or "" if m can. quota is the quota that refuses the
+// tokens, or zero. after is the time until m could give the tokens. m must be up to date.
 func (t *terms) refusal(m *meter, n int, now int64) (why Reason, quota Quota, after time.Duration) {
 	if n <= 0 {
 		return "", quota, 0
@@ -341,8 +344,8 @@ func (t *terms) refusal(m *meter, n int, now int64) (why Reason, quota Quota, af
 	return why, quota, max(after, last)
 }
 
-// deficit returns the time after which the burst of m is full, once the waiters and a call of n tokens have taken
-// theirs.
+// deficit returns the time until the burst of m would be full if the waiters and a call of n tokens took their tokens
+// now.
 func (t *terms) deficit(m *meter, n int, now int64) int64 {
 	if m.ext != nil {
 		n += m.ext.waiting
@@ -350,10 +353,11 @@ func (t *terms) deficit(m *meter, n int, now int64) int64 {
 	return max(0, m.full-now) + t.time(n)
 }
 
-// time returns the time after which n tokens are paid for.
+// time returns the time in which the rate yields n tokens.
 func (t *terms) time(n int) int64 { return scale(int64(n), 1, t.token) }
 
-// scale returns n / from x to, rounded up, but no more than a century. It returns 0 without a rate.
+// scale returns n / from x to, rounded up, but at most 3 x maxTime. It returns 0 if n is not positive. It also
+// returns 0 if from or to is 0, because there is no rate.
 func scale(n, from, to int64) int64 {
 	const most = int64(3 * maxTime)
 	if n <= 0 || from == 0 {
@@ -386,7 +390,7 @@ func (m *meter) takeQuotas(n int) hold {
 	return hold{n: n, windows: slices.Clone(m.ext.windows)}
 }
 
-// leave removes w from the line of m.
+// leave removes w from the line of m if w is still in the line.
 func (l *limit) leave(m *meter, w *waiter) {
 	if w.place != nil {
 		m.ext.line.Remove(w.place)
@@ -396,8 +400,8 @@ func (l *limit) leave(m *meter, w *waiter) {
 	}
 }
 
-// serve admits the waiters of m that are due, and sets the timer for the next one. A late timer does not move the
-// schedule: all waiters that are due are admitted together. A limit that admits nothing keeps them waiting.
+// serve admits the waiters of m that are due, and sets the timer for the next waiter. A late timer does not move the
+// schedule: serve then admits all waiters that are due. If the limit admits nothing, the waiters continue to wait.
 func (l *limit) serve(m *meter, now int64) {
 	t, x := l.terms, m.ext
 	if x == nil {
@@ -409,7 +413,7 @@ func (l *limit) serve(m *meter, now int64) {
 	}
 	for place := x.line.Front(); place != nil; place = x.line.Front() {
 		w := place.Value.(*waiter)
-		if w.ctx.Err() != nil { // the call takes no tokens
+		if w.ctx.Err() != nil { // a call whose ctx has ended takes no tokens
 			l.leave(m, w)
 			continue
 		}
@@ -441,8 +445,8 @@ func (x *meterExt) stop() {
 	}
 }
 
-// applyConfig makes cfg, which has its defaults, the current configuration. The given meters are all that there
-// are; of each, as many tokens are spent as before. l.mu is held.
+// applyConfig makes cfg, which has its defaults, the current configuration. meters must be all meters of l. The
+// number of tokens that are spent of each meter stays the same. l.mu is held.
 func (l *limit) applyConfig(cfg *Config, meters ...*meter) {
 	was := cmp.Or(l.terms, &terms{})
 	l.terms = &terms{cfg: cfg}
@@ -479,8 +483,8 @@ func (l *limit) applyConfig(cfg *Config, meters ...*meter) {
 	}
 }
 
-// tokenTime returns the time of a token in nanoseconds, rounded up so that the rate is never exceeded, unless only a
-// rounding error of the rate is the reason.
+// tokenTime returns the time of a token in nanoseconds. The time is rounded up, so that the rate is never exceeded.
+// If the time differs from an integer only by the rounding error of the rate, tokenTime returns that integer.
 func tokenTime(rate float64) int64 {
 	ns := 1e9 / rate
 	if near := math.Round(ns); math.Abs(ns-near) <= ns*1e-15 {
@@ -489,7 +493,7 @@ func tokenTime(rate float64) int64 {
 	return int64(math.Ceil(ns))
 }
 
-// idle reports whether m is in the state in which nothing has been spent.
+// idle reports whether nothing is spent of m and no call waits.
 func (l *limit) idle(m *meter) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -498,7 +502,7 @@ func (l *limit) idle(m *meter) bool {
 		!slices.ContainsFunc(m.ext.windows, func(w window) bool { return w.used > 0 }))
 }
 
-// decision returns what is left of m after a call whose admission returned err.
+// decision returns the state of m after a call. err is the error that the admission of the call returned.
 func (l *limit) decision(m *meter, err error) Decision {
 	refused, _ := err.(*LimitedError)
 	l.mu.Lock()

@@ -9,43 +9,45 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/calendar"
 )
 
-// A Quota allows N tokens in each window. Unlike a rate, it gives nothing back within a window.
+// A Quota allows N tokens in each window. Unlike a rate, a quota yields no new tokens within a window.
 type Quota struct {
-	// N is the number of tokens that a window allows, from 1 to 1e15. [None] admits nothing, [Unlimited]
-	// everything. Zero is an error: a 0 from elsewhere that means "nothing" must become None.
+	// N is the number of tokens that a window allows, from 1 to 1e15. [None] admits nothing. [Unlimited] admits
+	// everything. Zero is an error. If a 0 from another source means "nothing", convert the 0 to None.
 	N int
 
-	// Window is the length of time that N applies to.
+	// Window is the length of time for which N applies.
 	Window Window
 }
 
-// A Window is a length of time that a quota applies to. Set either Every or Per.
+// A Window is the length of time for which a quota applies. Set either Every or Per.
 type Window struct {
-	// Every is the length of a window that starts with the first token spent after the last one has ended, from
-	// a millisecond to 36 years.
+	// Every is the length of a window, from a millisecond to 36 years. A window starts with the first token that is
+	// spent after the previous window has ended.
 	Every time.Duration
 
-	// Per is a period of the calendar.
+	// Per is the calendar period of the window.
 	Per Period
 
 	// In is the time zone of the calendar. Nil means UTC.
 	In *time.Location
 
-	// From is the day on which a [Month] starts, from 1 to 31, or the last day of a shorter month. Zero means 1.
+	// From is the day on which a [Month] starts, from 1 to 31. A month with fewer days starts on its last day. Zero
+	// means 1.
 	From int
 
-	// At is the time of day at which a period starts, as clocks in In show it. It may be longer than a day if Per
-	// is [Week] or [Month]: 54 * time.Hour is 6:00 on the third day. It is shorter than a day, a week, or 28 days.
+	// At is the time of day at which a period starts, as clocks in the time zone In show it. If Per is [Week] or
+	// [Month], At may be longer than a day: 54 * time.Hour is 6:00 on the third day. At must be less than a day for a
+	// Day, less than a week for a Week, and less than 28 days for a Month.
 	At time.Duration
 }
 
-// BillingMonth returns the window of a customer's billing months, which begin at midnight on the day of start, in
-// its time zone.
+// BillingMonth returns the window of a customer's billing months. A billing month starts at midnight on the day of
+// start, in the time zone of start.
 func BillingMonth(start time.Time) Window {
 	return Window{Per: Month, In: start.Location(), From: start.Day()}
 }
 
-// A Period is a period of the calendar. It starts at midnight, unless Window.At is set.
+// A Period is a period of the calendar. A period starts at midnight, unless Window.At is set.
 type Period string
 
 const (
@@ -75,7 +77,7 @@ func checkQuotas(f *invalid.Fields, quotas []Quota) {
 	}
 }
 
-// calendar returns w with its defaults filled in.
+// calendar converts w to a calendar.Window with its defaults filled in.
 func (w Window) calendar() calendar.Window {
 	return calendar.Window{Every: w.Every, Per: string(w.Per), In: w.In, From: w.From, At: w.At}.Filled()
 }

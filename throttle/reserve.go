@@ -8,30 +8,31 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// A Reservation is what a call has taken. If it is never settled, it has used all of that. It is safe for
-// concurrent use.
+// A Reservation records the tokens that a call has taken. If the Reservation is never settled, the call has used all
+// of these tokens. A Reservation is safe for concurrent use.
 type Reservation struct {
 	settled atomic.Bool
 	parts   []part
 }
 
-// A part is what a Reservation has taken of one limit.
+// A part records the tokens that a Reservation has taken of one limit.
 type part struct {
 	name     string
-	estimate bool // Settle corrects it
+	estimate bool // the number of tokens is an estimate, which Settle corrects
 	settle   func(used int)
 }
 
-// A Part is what [All] combines: a [*Limiter], or the result of [Group.For].
+// A Part is a limit that [All] combines with other limits: a [*Limiter], or the result of [Group.For].
 type Part interface {
 	reserve(ctx context.Context, n int) (part, error)
 }
 
-// reserve takes n tokens, or those that their Costs return, from each of parts, or from none.
+// reserve takes n tokens from each of parts, or from none. If n is byCost, reserve takes the number of tokens that
+// the Cost of each part returns.
 func reserve(ctx context.Context, n int, parts ...Part) (*Reservation, error) {
 	r, complete := &Reservation{}, false
 	defer func() {
-		if !complete { // including after a panic of a Cost
+		if !complete { // even if a Cost panicked
 			r.release()
 		}
 	}()
@@ -53,19 +54,20 @@ func (l *Limiter) reserve(ctx context.Context, n int) (part, error) {
 	return part{cfg.Name, estimate, func(used int) { l.settle(&l.meter, h, used) }}, err
 }
 
-// Settle corrects how many tokens the call used. What it took beyond that is given back; what it used beyond what
-// it took is charged, and calls are refused until the debt is paid. Debt beyond a burst or a quota is forgiven. A
-// window that is over is not corrected; a call that had taken nothing is charged to the current one. A negative
-// number counts as zero. Only the first call of Settle or SettleEach has an effect.
+// Settle corrects the number of tokens that the call used. If the call took more tokens than it used, the difference
+// is given back. If the call used more tokens than it took, the difference is charged, and calls are refused until
+// the debt is paid. Debt beyond a burst or a quota is forgiven. A window that has ended is not corrected. If the call
+// took no tokens, the current window is charged. A negative number counts as zero. Only the first call of Settle or
+// SettleEach has an effect.
 //
-// A reservation of [All] settles the limits that have a Cost. If nothing was sent, call SettleEach with a 0
-// for each limit.
+// If [All] returned the limits of the reservation, Settle corrects only the limits that have a Cost. If nothing was
+// sent, call SettleEach with a 0 for each limit.
 func (r *Reservation) Settle(used int) {
 	r.settleParts(func(p part) (int, bool) { return used, p.estimate })
 }
 
-// SettleEach is Settle with a number for each limit, by name. A limit that is not named has used what it took. Names
-// that the reservation does not have are ignored.
+// SettleEach is like Settle, with a number for each limit's name. If used has no number for a limit, the call has
+// used the tokens that it took of that limit. SettleEach ignores names that the reservation does not have.
 func (r *Reservation) SettleEach(used map[string]int) {
 	r.settleParts(func(p part) (int, bool) {
 		n, ok := used[p.name]
@@ -73,12 +75,12 @@ func (r *Reservation) SettleEach(used map[string]int) {
 	})
 }
 
-// release gives back all tokens.
+// release gives all tokens back.
 func (r *Reservation) release() {
 	r.settleParts(func(part) (int, bool) { return 0, true })
 }
 
-// settleParts settles, once, each part for which usedOf returns true.
+// settleParts settles each part for which usedOf returns true. Only the first call of settleParts has an effect.
 func (r *Reservation) settleParts(usedOf func(part) (used int, ok bool)) {
 	if r.settled.Swap(true) {
 		return
@@ -90,21 +92,21 @@ func (r *Reservation) settleParts(usedOf func(part) (used int, ok bool)) {
 	}
 }
 
-// Limits are several limits that a call takes from together: from all of them, or from none. See [All].
+// Limits are several limits. A call takes its tokens from all of the limits, or from none. See [All].
 type Limits struct{ parts []Part }
 
-// All returns a policy that takes the Cost of a call from every part, or from none. A call that waits for one
-// of them holds the tokens of those before it.
+// All returns a policy that takes the Cost of a call from every part, or from none. While a call waits for a part,
+// the call holds the tokens of the parts that come earlier in parts.
 //
 //	limits := throttle.All(users.For(userOf), organizations.For(organizationOf))
 func All(parts ...Part) *Limits { return &Limits{slices.Clone(parts)} }
 
-// Reserve takes the tokens of a call, or returns the error of the part that refuses it.
+// Reserve takes the tokens of a call from every part, or returns the error of the part that refuses the call.
 func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	return reserve(ctx, byCost, l.parts...)
 }
 
-// Do is [Limiter.Do] for all parts.
+// Do is like [Limiter.Do], for all parts.
 func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	r, err := l.Reserve(ctx)
 	if err != nil {

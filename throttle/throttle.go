@@ -3,25 +3,27 @@
 //	limit := throttle.New(throttle.Config{
 //		Name:    "search",
 //		Rate:    100,                   // tokens a second
-//		Burst:   20,                    // tokens that may be spent at once
-//		MaxWait: 50 * time.Millisecond, // how long a call may wait for its tokens
+//		Burst:   20,                    // tokens that calls may spend together
+//		MaxWait: 50 * time.Millisecond, // the maximum time that a call waits for its tokens
 //	})
 //	err := limit.Do(ctx, func(ctx context.Context) error { return search(ctx, "go") })
 //	if limited, ok := errors.AsType[*throttle.LimitedError](err); ok {
-//		log.Printf("come back in %v", limited.RetryAfter()) // the call was not made
+//		log.Printf("come back in %v", limited.RetryAfter()) // the call did not run
 //	}
 //
-// Over any interval a [Limiter] admits at most Burst + Rate x interval tokens, apart from tokens that are
-// given back, and what its quotas allow. A call spends its tokens even if it fails. If its cost is known only
-// afterwards, use [Limiter.Reserve].
+// In any interval, the rate of a [Limiter] admits at most Burst + Rate x interval tokens. Tokens that were given back
+// do not count against this bound. Quotas limit the tokens further. A call spends its tokens even if it fails. If the
+// cost of a call is known only after the call, use [Limiter.Reserve].
 //
-// A [Group] holds a limit for each of many keys, and [All] takes from several limits at once. Package fleet
-// shares limits between processes; package adaptive sheds calls that a server would turn away.
+// A [Group] holds a limit for each of many keys. [All] combines several limits: a call takes its tokens from all of
+// them, or from none. Package fleet shares limits between processes. Package adaptive sheds calls that a server would
+// probably reject.
 //
 // # A limit of zero
 //
-// A configuration file may contain a 0 that means "nothing", for a tier without e-mails, or "no limit". The zero
-// value of a Config means neither, so convert it: [None] admits nothing, and [Unlimited] everything.
+// A 0 in a configuration file may mean "nothing", as in a tier without e-mails, or it may mean "no limit". The zero
+// value of a field of Config means neither, so convert the 0: [None] admits nothing, and [Unlimited] admits
+// everything.
 //
 //	switch rate {
 //	case 0:
@@ -53,39 +55,42 @@ const (
 	// Unlimited, in a field that accepts it, means that there is no limit.
 	Unlimited = -1
 
-	// None, in a field that accepts it, means a limit of nothing: no call is admitted, unless its cost is zero.
-	// It is not Unlimited-1 or any other result of likely arithmetic. Before a function of Update calculates
-	// with such a field, it must test for both.
+	// None, in a field that accepts it, admits nothing: only calls whose cost is zero are admitted. The value of None
+	// is not a likely result of arithmetic, such as Unlimited-1. If a function of Update calculates with such a
+	// field, the function must first test the field for None and for Unlimited.
 	None = -1 << 31
 )
 
 // Config configures a [Limiter].
 type Config struct {
-	// Name appears in errors, events and metrics, and in [Reservation.SettleEach]. It cannot change.
+	// Name appears in errors, events and metrics. [Reservation.SettleEach] identifies a limit by its Name. An update
+	// cannot change the Name.
 	Name string
 
-	// Rate is the number of tokens a second, above 0 and at most 1e9. The time of a token is rounded up to a
-	// nanosecond. See [PerMinute]. Zero means that only Quotas, of which there must be one, limit the calls.
-	// [None] admits nothing; [Unlimited] means that there is no limit apart from Quotas. A 0 from elsewhere that
-	// means "nothing" must become None.
+	// Rate is the number of tokens a second, above 0 and at most 1e9; see [PerMinute]. The time of one token is
+	// rounded up to a nanosecond. Zero means that only Quotas limit the calls; then at least one quota is required.
+	// [None] admits nothing. [Unlimited] means that only Quotas, if there are any, limit the calls. If a 0 from
+	// another source means "nothing", convert the 0 to None.
 	Rate float64
 
-	// Burst is how many tokens may be spent at once after a pause; New starts with a full burst. Zero means a
-	// second's worth: Rate, rounded up. [None] admits nothing; a 0 from elsewhere that means "nothing" must become
-	// None. A burst must refill within 36 years. Without a Rate, or with an Unlimited one, Burst must be 0.
+	// Burst is the number of tokens that calls may spend together after a pause. New starts with a full burst. Zero
+	// means the tokens of one second: Rate, rounded up. [None] admits nothing. If a 0 from another source means
+	// "nothing", convert the 0 to None. A burst must refill within 36 years. If Rate is zero or Unlimited, Burst must
+	// be 0.
 	Burst int
 
-	// Quotas limit the tokens of longer windows, such as a day; at most 8 of them, of different windows. A call
-	// takes its tokens from the burst and from every quota, or from none. No call waits for a quota.
+	// Quotas limit the tokens of longer windows, such as a day. At most 8 quotas are allowed, and their windows must
+	// differ. A call takes its tokens from the burst and from every quota, or from none of these. No call waits for a
+	// quota.
 	Quotas []Quota
 
-	// MaxWait is how long a call may wait for its tokens. Zero means that it does not wait; [Unlimited] means
-	// until its ctx ends. Calls are admitted in order, whatever they cost. A call whose tokens cannot come in time
-	// does not wait.
+	// MaxWait is the maximum time that a call waits for its tokens. Zero means that no call waits. [Unlimited] means
+	// that a call waits until its ctx ends. Waiting calls are admitted in the order of their arrival, whatever they
+	// cost. A call does not wait if its tokens cannot come in time.
 	MaxWait time.Duration
 
-	// Cost returns how many tokens a call takes. Nil means 1. Zero or less is always admitted. A call that
-	// costs more than the burst or a quota ever holds is refused as [TooCostly].
+	// Cost returns the number of tokens that a call takes. Nil means 1. A call whose cost is zero or less is always
+	// admitted. If a call costs more than the burst or a quota ever holds, the call is refused as [TooCostly].
 	Cost func(context.Context) int
 }
 
@@ -109,7 +114,7 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
-// withDefaults returns a valid c with its zero fields filled in.
+// withDefaults returns c with its zero fields filled in. c must be valid.
 func (c Config) withDefaults() Config {
 	if c.Rate > 0 {
 		c.Burst = c.burst()
@@ -121,10 +126,10 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// burst returns the Burst, or its default if it is zero.
+// burst returns Burst, or its default if Burst is zero.
 func (c Config) burst() int { return cmp.Or(c.Burst, int(math.Ceil(c.Rate))) }
 
-// admitsNothing reports whether the rate of c admits nothing.
+// admitsNothing reports whether Rate or Burst is None.
 func (c Config) admitsNothing() bool { return c.Rate == None || c.Burst == None }
 
 // cost returns the number of tokens that a call takes.
@@ -139,7 +144,7 @@ func (c *Config) cost(ctx context.Context) int {
 type Limiter struct {
 	limit
 	meter   meter
-	setting settings.Setting[Config] // its lock is taken before that of limit
+	setting settings.Setting[Config] // the lock of setting is acquired before the lock of limit
 }
 
 // New returns a Limiter with a full burst. It panics if cfg is invalid; see [Config.Validate].
@@ -157,9 +162,9 @@ func (l *Limiter) use(cfg *Config) {
 	l.applyConfig(cfg, &l.meter)
 }
 
-// Do takes the tokens of a call, waiting for them if it may, then runs fn and returns its error. It returns a
-// [*LimitedError] if it refuses the call, and the error of ctx if that had already ended. If a policy within fn
-// refused the call, the tokens are given back.
+// Do takes the tokens of a call, runs fn and returns the error of fn. If the tokens are not there yet, Do waits for
+// them, at most for MaxWait. If the call is refused, Do returns a [*LimitedError]. If ctx has already ended, Do
+// returns the error of ctx. If a policy within fn refused the call, Do gives the tokens back.
 func (l *Limiter) Do(ctx context.Context, fn func(context.Context) error) error {
 	h, err := l.hold(ctx, byCost)
 	if err != nil {
@@ -177,19 +182,20 @@ func (l *Limiter) Wrap(next func(context.Context) error) func(context.Context) e
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }
 
-// Wait is [Limiter.Do] for work that is not a single function.
+// Wait is like [Limiter.Do], for work that is not a single function: Wait takes the tokens, and its caller does the
+// work.
 func (l *Limiter) Wait(ctx context.Context) error {
 	_, err := l.hold(ctx, byCost)
 	return err
 }
 
-// Admit is [Limiter.Wait] that also returns what is left of the limit, for the headers of a response.
+// Admit is like [Limiter.Wait]. It also returns the state of the limit after the call, for the headers of a response.
 func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
 	_, err := l.hold(ctx, byCost)
 	return l.decision(&l.meter, err), err
 }
 
-// byCost stands for the number of tokens that Cost returns.
+// byCost, as a number of tokens, means the number that Cost returns.
 const byCost = -1
 
 // hold admits a call that takes n tokens.
@@ -198,12 +204,12 @@ func (l *Limiter) hold(ctx context.Context, n int) (hold, error) {
 	return l.enter(ctx, &l.meter, cfg, nil, n)
 }
 
-// Allow takes one token if there is one, and reports whether it did. It does not wait, call Config.Cost or
-// cause an event.
+// Allow takes one token if the limit has a token, and reports whether it took the token. Allow does not wait, does
+// not call Config.Cost and causes no event.
 func (l *Limiter) Allow() bool { return l.allow(&l.meter, 1) }
 
-// Reserve takes n tokens, waiting for them as Do does. [Reservation.Settle] later corrects how many were used. A
-// negative n is an error.
+// Reserve takes n tokens. If the tokens are not there yet, Reserve waits for them as Do does. [Reservation.Settle]
+// later corrects the number of tokens that the call used. A negative n is an error.
 func (l *Limiter) Reserve(ctx context.Context, n int) (*Reservation, error) {
 	if n < 0 {
 		return nil, negative(l.setting.Load().Name, n)
@@ -211,7 +217,7 @@ func (l *Limiter) Reserve(ctx context.Context, n int) (*Reservation, error) {
 	return reserve(ctx, n, l)
 }
 
-// negative returns the error of Reserve for a negative number of tokens.
+// negative returns the error that Reserve returns for a negative number of tokens.
 func negative(name string, n int) error {
 	if name != "" {
 		name += ": "
@@ -219,7 +225,7 @@ func negative(name string, n int) error {
 	return fmt.Errorf("throttle: %sReserve of %d tokens: must be 0 or more", name, n)
 }
 
-// Stats returns the metrics.
+// Stats returns the metrics of the limit.
 func (l *limit) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -228,8 +234,8 @@ func (l *limit) Stats() Stats {
 	return s
 }
 
-// Observe calls f with each event until stop is called, on the goroutine of the call and before the call runs. The
-// kinds are EventRefused and EventWaited.
+// Observe calls f with each event until stop is called. f runs on the goroutine of the call, before the call runs.
+// The kinds of the events are EventRefused and EventWaited.
 func (l *limit) Observe(f func(context.Context, Event)) (stop func()) {
 	return l.observers.Observe(f)
 }
@@ -237,11 +243,11 @@ func (l *limit) Observe(f func(context.Context, Event)) (stop func()) {
 // Config returns the configuration with defaults filled in.
 func (l *Limiter) Config() Config { return l.setting.Config() }
 
-// Update calls change with the effective configuration and applies the result. If that is invalid, nothing
-// changes. A field that change leaves as it is shown continues to follow its default: a new Rate brings a new
-// Burst, unless Burst was set or is set to something new. Spent tokens stay spent, those of a quota if its window
-// stays the same: if 7 of 10 are gone, 13 of 20 are left. A waiting call keeps its place and its MaxWait. change
-// must not use l.
+// Update calls change with the effective configuration and applies the result. If the result is invalid, Update
+// changes nothing and returns an error. If change does not alter a field, that field continues to follow its default:
+// a new Rate brings a new Burst, unless Burst was set before or change sets Burst to a new value. Spent tokens stay
+// spent: if 7 of 10 tokens are spent, 13 of 20 remain. The spent tokens of a quota stay spent if the quota's window
+// stays the same. A waiting call keeps its place and its MaxWait. change must not use l.
 func (l *Limiter) Update(change func(*Config)) error {
 	return l.setting.Update(change, sameName, l.use)
 }
@@ -271,7 +277,7 @@ func (l *Limiter) Describe() policy.Description {
 	}
 }
 
-// PerMinute converts a number of tokens a minute into a Rate. It keeps [None] and [Unlimited] as they are.
+// PerMinute converts a number of tokens a minute into a Rate. It returns [None] and [Unlimited] unchanged.
 func PerMinute(n float64) float64 {
 	if n == None || n == Unlimited {
 		return n

@@ -3,13 +3,13 @@
 //	shed := adaptive.New(adaptive.Config{Name: "search"})
 //	err := shed.Do(ctx, search)
 //
-// It sheds a call with the probability
+// A [Throttle] sheds a call with the probability
 //
 //	max(0, (requests - K x accepts) / (requests + 1))
 //
-// where requests is the number of calls in the last Window, sent or shed, and accepts the number of those that the
-// server accepted or that are in flight. It needs no limit and no agreement with the server, and sends enough
-// calls to notice when the server has recovered.
+// Here, requests is the number of calls that were sent or shed in the last Window. accepts is the number of these
+// calls that the server accepted or that are still in flight. A Throttle needs no limit and no agreement with the
+// server. It sends enough calls to notice that the server has recovered.
 //
 // # Stability
 //
@@ -38,21 +38,22 @@ import (
 
 // Config configures a [Throttle].
 type Config struct {
-	// Name appears in errors, events and metrics. Optional. It cannot change.
+	// Name appears in errors, events and metrics. Name is optional and cannot change.
 	Name string
 
-	// K is how many calls are sent for each call that the server accepts: above 1, at most 1e9. Zero means 2. A
-	// smaller K sends the server fewer calls; a larger K notices sooner that it has recovered.
+	// K is the number of calls that are sent for each call that the server accepts. K must be above 1 and at most
+	// 1e9. Zero means 2. With a smaller K, the server gets fewer calls. With a larger K, a Throttle notices sooner
+	// that the server has recovered.
 	K float64
 
-	// Window is the time over which calls are counted, in steps of a 24th of it. Zero means 2 minutes; the minimum is
-	// 24 ns. It cannot change.
+	// Window is the time over which calls are counted. It moves in steps of a 24th of its length. Zero means 2
+	// minutes. The minimum is 24 ns. Window cannot change.
 	Window time.Duration
 
-	// Throttled reports whether an error means that the server rejected the call or could not accept it. Nil means: if
-	// the method Throttled of the error returns true, as for HTTP 429 and 503; if the error is not an answer and has a
-	// RetryAfter; or if it is a timeout, including that of the call's ctx. A call that was refused or canceled is not
-	// counted.
+	// Throttled reports whether an error means that the server rejected the call or could not accept the call. Nil
+	// means that three kinds of errors do. The first kind has a method Throttled that returns true, as for HTTP 429
+	// and 503. The second kind has a RetryAfter and is not an answer. The third kind are timeouts, including the
+	// timeout of the call's ctx. A call that was refused or canceled is not counted.
 	Throttled func(error) bool
 }
 
@@ -64,7 +65,7 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
-// withDefaults returns a valid c with its zero fields filled in.
+// withDefaults returns c with its zero fields filled in. c must be valid.
 func (c Config) withDefaults() Config {
 	c.K = cmp.Or(c.K, 2)
 	c.Window = cmp.Or(c.Window, 2*time.Minute)
@@ -75,22 +76,22 @@ func (c Config) withDefaults() Config {
 type Throttle struct {
 	setting   settings.Setting[Config]
 	observers notify.Observers[throttle.Event]
-	rand      func() float64 // in [0, 1)
-	began     time.Time      // of step 0
+	rand      func() float64 // returns a number in [0, 1)
+	began     time.Time      // the time at which step 0 started
 
 	mu     sync.Mutex
 	window [steps]step
-	at     int64 // number of the current step
-	sum    step  // of all steps of the window
+	at     int64 // the number of the current step
+	sum    step  // the sum of all steps of the window
 	stats  Stats
 }
 
 const steps = 24
 
-// A step has the counts of a 24th of the window.
+// A step counts the calls of a 24th of the window.
 type step struct{ requests, accepts int64 }
 
-// add adds calls, times as often.
+// add adds the counts of calls to s, multiplied by times.
 func (s *step) add(calls step, times int64) {
 	s.requests += times * calls.requests
 	s.accepts += times * calls.accepts
@@ -98,20 +99,20 @@ func (s *step) add(calls step, times int64) {
 
 // Stats are the metrics of a [Throttle]. Counters never decrease.
 type Stats struct {
-	Sent        int64   `counter:"calls{outcome=admitted,reason=}"`    // calls
+	Sent        int64   `counter:"calls{outcome=admitted,reason=}"`    // calls that were sent
 	Refused     int64   `counter:"calls{outcome=refused,reason=shed}"` // calls that were shed
-	Probability float64 `gauge:"shed_ratio"`                           // of shedding a call now
+	Probability float64 `gauge:"shed_ratio"`                           // the probability that a call is shed now
 }
 
-// New returns a Throttle that sheds no call yet. It panics if cfg is invalid; see [Config.Validate].
+// New returns a Throttle, which at first sheds no calls. It panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) *Throttle {
 	a := &Throttle{rand: rand.Float64, began: time.Now()}
 	a.setting.Init(cfg, Config.withDefaults)
 	return a
 }
 
-// Do runs fn and returns its error. If it sheds the call, it does not run fn and returns a [*throttle.LimitedError]
-// without a RetryAfter. It returns the error of ctx if that had already ended.
+// Do runs fn and returns the error of fn. If the call is shed, Do does not run fn and returns a
+// [*throttle.LimitedError] without a RetryAfter. If ctx has already ended, Do returns the error of ctx.
 func (a *Throttle) Do(ctx context.Context, fn func(context.Context) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -129,15 +130,15 @@ func (a *Throttle) Do(ctx context.Context, fn func(context.Context) error) error
 		})
 		return err
 	}
-	a.add(at, step{1, 1}) // a call in flight counts as accepted, or a slow server would be a reason to shed
+	a.add(at, step{1, 1}) // a call in flight counts as accepted; otherwise, a slow server would cause calls to be shed
 	a.stats.Sent++
 	a.mu.Unlock()
 
-	correction := uncounted // even if fn panics
+	correction := uncounted // applies even if fn panics
 	defer func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.probability() // moves on to the current step
+		a.probability() // advances the window to the current step
 		a.add(at, correction)
 	}()
 	err := fn(ctx)
@@ -145,10 +146,11 @@ func (a *Throttle) Do(ctx context.Context, fn func(context.Context) error) error
 	return err
 }
 
-// Corrections of the step of a call, which was counted as accepted while it was in flight.
+// The corrections are added to the step of a call when the call ends. While the call was in flight, the call was
+// counted as accepted.
 var accepted, throttled, uncounted = step{}, step{accepts: -1}, step{-1, -1}
 
-// correctionOf returns the correction for a call that returned err.
+// correctionOf returns the correction for the step of a call that returned err.
 func (c *Config) correctionOf(ctx context.Context, err error) step {
 	end := behavior.ReadUnder(ctx, err)
 	rejected := err != nil && (end.Throttled || end.Kind == behavior.Overran ||
@@ -170,7 +172,8 @@ func (a *Throttle) Wrap(next func(context.Context) error) func(context.Context) 
 	return func(ctx context.Context) error { return a.Do(ctx, next) }
 }
 
-// add adds calls to a step, unless it is no longer in the window. a.mu is held.
+// add adds the counts of calls to the step with the number at, unless that step is no longer in the window. a.mu is
+// held.
 func (a *Throttle) add(at int64, calls step) {
 	if a.at-at < steps {
 		a.window[at%steps].add(calls, 1)
@@ -178,7 +181,8 @@ func (a *Throttle) add(at int64, calls step) {
 	}
 }
 
-// probability moves on to the current step and returns the probability of shedding a call now. a.mu is held.
+// probability advances the window to the current step, and returns the probability that a call is shed now. a.mu is
+// held.
 func (a *Throttle) probability() float64 {
 	cfg := a.setting.Load()
 	at := int64(time.Since(a.began) / (cfg.Window / steps))
@@ -200,7 +204,8 @@ func (a *Throttle) Stats() Stats {
 	return s
 }
 
-// Observe calls f with each event until stop is called, on the goroutine of the call. The kind is EventRefused.
+// Observe calls f with each event until stop is called. f runs on the goroutine of the call. The only kind of event
+// is EventRefused.
 func (a *Throttle) Observe(f func(context.Context, throttle.Event)) (stop func()) {
 	return a.observers.Observe(f)
 }
@@ -208,7 +213,7 @@ func (a *Throttle) Observe(f func(context.Context, throttle.Event)) (stop func()
 // Config returns the configuration with defaults filled in.
 func (a *Throttle) Config() Config { return a.setting.Config() }
 
-// Update changes the configuration, as [throttle.Limiter.Update] does. Name and Window cannot change.
+// Update changes the configuration in the same way as [throttle.Limiter.Update]. Name and Window cannot change.
 func (a *Throttle) Update(change func(*Config)) error {
 	return a.setting.Update(change, same, nil)
 }
@@ -237,7 +242,7 @@ func (a *Throttle) Describe() policy.Description {
 	}
 }
 
-// describe converts e to the form that the tools read.
+// describe converts e to an event of package policy.
 func describe(e throttle.Event) policy.Event {
 	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
 }

@@ -9,16 +9,17 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// A Window is a throttle.Window.
+// A Window has the fields of a throttle.Window.
 type Window struct {
 	Every time.Duration
 	Per   string // "day", "week" or "month"; empty if Every is set
 	In    *time.Location
 	From  int           // the day on which a month starts, 1 to 31; a shorter month starts on its last day
-	At    time.Duration // from the start of the period, as clocks in In show it
+	At    time.Duration // the time of the start, from midnight on the first day of the period, as clocks in In show it
 }
 
-// longestAt has, for each period, the time that At must be below: no period is shorter.
+// longestAt has an upper bound of At for each period. The bound is the length of the shortest such period, and At
+// must be less.
 var longestAt = map[string]time.Duration{"day": day, "week": 7 * day, "month": 28 * day}
 
 const day = 24 * time.Hour
@@ -26,8 +27,8 @@ const day = 24 * time.Hour
 // MaxTime is the longest window.
 const MaxTime = 36 * 365 * 24 * time.Hour
 
-// Check records the invalid fields, whose names follow at. It builds texts only if a field is invalid, because a
-// fleet checks each call.
+// Check records the invalid fields of w. at is the prefix of their names. Check builds texts only if a field is
+// invalid, because a fleet checks each call.
 func (w Window) Check(f *invalid.Fields, at string) {
 	long := w.Every == 0 || w.Every >= time.Millisecond && w.Every <= MaxTime
 	known := w.Per == "" || longestAt[w.Per] > 0
@@ -57,8 +58,8 @@ func (w Window) Filled() Window {
 	return w
 }
 
-// Same reports whether w and other, which are filled, have the same windows. A time zone that was loaded again has
-// another pointer, so zones are compared by their names and by the starts of the periods around t.
+// Same reports whether w and other have the same windows. Both must be filled. If a time zone was loaded again, it
+// has another pointer. So Same compares zones by their names and by the starts of the periods around t.
 func (w Window) Same(other Window, t time.Time) bool {
 	if w.Per == "" || w.In.String() != other.In.String() {
 		return w == other
@@ -68,13 +69,13 @@ func (w Window) Same(other Window, t time.Time) bool {
 	return same == other && w.Find(t) == other.Find(t)
 }
 
-// A Span is a period, from Begin until before End. Before is the start of the previous period, and After the end of
-// the next one. All are in nanoseconds of Unix time.
+// A Span is a period. The period contains Begin, but not End. Before is the start of the previous period, and After
+// is the end of the next period. All times are in nanoseconds of Unix time.
 type Span struct{ Before, Begin, End, After int64 }
 
-// Find returns the period that contains t. w is filled. If clocks are set back over the start of a period, its
-// civil time occurs twice. So a period starts at the first moment whose civil time is that of its start or later,
-// and ends when the next one starts.
+// Find returns the period that contains t. w must be filled. If clocks are set back over the start of a period, the
+// civil time of the start occurs twice. So a period starts at the first moment whose civil time is the civil time of
+// the start or later. A period ends when the next period starts.
 func (w Window) Find(t time.Time) Span {
 	n := 0
 	for w.start(t, n) > t.UnixNano() {
@@ -86,8 +87,8 @@ func (w Window) Find(t time.Time) Span {
 	return Span{w.start(t, n-1), w.start(t, n), w.start(t, n+1), w.start(t, n+2)}
 }
 
-// start returns when the period starts that is n after the one that belongs to the date of t. That period may start
-// later than t.
+// start returns the start of a period. If n is 0, this is the period that belongs to the date of t; otherwise, it is
+// the period that comes n periods later. The period that belongs to the date of t may start later than t.
 func (w Window) start(t time.Time, n int) int64 {
 	local := t.In(w.In)
 	year, month, day := local.Date()
@@ -99,19 +100,20 @@ func (w Window) start(t time.Time, n int) int64 {
 		sinceMonday := (int(civil.Weekday()) + 6) % 7
 		civil = civil.AddDate(0, 0, 7*n-sinceMonday)
 	default:
-		last := time.Date(year, month+time.Month(n)+1, 0, 0, 0, 0, 0, time.UTC) // day of the month
+		last := time.Date(year, month+time.Month(n)+1, 0, 0, 0, 0, 0, time.UTC) // the last day of the month
 		civil = last.AddDate(0, 0, min(w.From, last.Day())-last.Day())
 	}
 	return firstAt(civil.Add(w.At), w.In)
 }
 
-// firstAt returns the first moment in a time zone whose civil time is that of civil, which is in UTC, or later.
-// [time.Date] does not specify which moment it returns for a civil time that does not exist or occurs twice.
+// firstAt returns the first moment at which clocks in a time zone show civil or a later time. civil has the civil
+// time in UTC. [time.Date] does not specify which moment it returns for a civil time that does not exist or occurs
+// twice.
 func firstAt(civil time.Time, in *time.Location) int64 {
-	for t := civil.Add(-26 * time.Hour).In(in); ; { // no zone is that far ahead of UTC
+	for t := civil.Add(-26 * time.Hour).In(in); ; { // no zone is 26 hours ahead of UTC
 		_, offset := t.Zone()
 		start := civil.Add(-time.Duration(offset) * time.Second)
-		if start.Before(t) { // the clocks were set forward over it
+		if start.Before(t) { // the clocks were set forward over start
 			start = t
 		}
 		_, end := t.ZoneBounds()
