@@ -1,10 +1,10 @@
-// Package fleet shares limits between processes, in Redis: rates, quotas, slots for concurrent calls, and
-// cooldowns. A call takes from all of its meters, or from none, in one round trip.
+// Package fleet shares limits between processes, in Redis. The limits are rates, quotas, slots for concurrent calls,
+// and cooldowns. A call takes from all of its meters, or from none, in one round trip.
 //
 //	limits := fleet.New(fleet.Config{
 //		Name: "llm",
 //		Eval: resilienceredis.Eval(client),
-//		Meters: func(ctx context.Context) []fleet.Meter { // of this call
+//		Meters: func(ctx context.Context) []fleet.Meter { // the meters of this call
 //			t := tenantOf(ctx)
 //			return []fleet.Meter{
 //				fleet.Rate(t.Key+"/tokens", throttle.PerMinute(t.TPM), estimate(ctx)).Burst(t.Burst).Estimated(),
@@ -20,24 +20,26 @@
 //	}
 //	defer func() { r.Settle(used) }() // corrects the meters that are Estimated
 //
-// All times are those of Redis's clock. A call whose answer is lost or late is not admitted by Redis, although it
-// may have taken its tokens; OnOutage decides about it. If Redis loses data, as in a failover, the latest tokens
-// can be taken again, and calls that had a slot end. A Redis that evicts keys gives quotas back: its
-// maxmemory-policy must be noeviction. If its memory is full, slots are still freed and renewed, and no further
-// call is admitted. If its clock is set forward, tokens return and slots are lost, as if the time had passed. A
-// rate is a token bucket.
+// All times follow Redis's clock. A rate is a token bucket. If Redis's answer to a call is lost or late, OnOutage
+// decides about the call, and the call may have taken its tokens nevertheless. If Redis loses data, as in a failover,
+// calls can take the latest tokens again, and calls lose their slots; see [ErrLost]. If Redis evicts keys, the tokens
+// of quotas return, so the maxmemory-policy of Redis must be noeviction. If Redis has no memory left, slots are still
+// freed and renewed, but no call is admitted. If Redis's clock is set forward, tokens return and slots are lost, as if
+// that time had passed.
 //
 // # When Redis does not answer
 //
-// If a round trip fails, its node cannot be reached, and an outage of that node begins. Until it ends, no call
-// waits for the node; [Config.OnOutage] decides. The node is tried in the background: immediately, after 100, 200
-// and 400ms, and then every RetryEvery. Three errors are no outage, because the node answers:
+// If a round trip fails, its node counts as unreachable, and an outage of this node begins. During the outage, no
+// call waits for the node, and [Config.OnOutage] decides about the calls. The node is tried in the background:
+// immediately, after 100, 200 and 400ms, and then every RetryEvery. Three errors are no outage, because the node
+// answers:
 //
 //   - An error about the keys of one call, such as TRYAGAIN while a slot of a cluster moves. OnOutage decides
 //     about this call, and other calls are not affected.
-//   - An error that remains until somebody changes the configuration, such as NOPERM. Calls return it, and the policy's
-//     health reports it as "store_rejects".
-//   - State that cannot be read, because somebody has written it. It counts as absent.
+//   - An error that remains until the configuration of Redis is changed, such as NOPERM. Calls return the error, and
+//     the policy's health reports the error as "store_rejects".
+//   - A state that cannot be read, because another program or an operator has written it. Such a state counts as
+//     absent.
 //
 // # Stability
 //
@@ -75,14 +77,14 @@ var script string
 const Unlimited = throttle.Unlimited
 
 var (
-	// ErrLost is the cause of the ctx of [Limits.Do] if the lease of its slots could not be renewed, or if Close
-	// freed them.
+	// ErrLost is the cause of the ctx of [Limits.Do] if the lease of a slot could not be renewed, or if Close freed the
+	// slots.
 	ErrLost = errors.New("fleet: slot lost")
 	// ErrClosed is returned by calls after [Limits.Close].
 	ErrClosed error = &closedError{}
 )
 
-// A closedError is a refusal: the call was not made.
+// A closedError is a refusal, because the call does not run.
 type closedError struct{}
 
 func (*closedError) Error() string { return "fleet: closed" }
@@ -92,22 +94,25 @@ func (*closedError) Refused() bool { return true }
 type OutagePolicy string
 
 const (
-	// Refuse refuses them.
+	// Refuse refuses the calls.
 	Refuse OutagePolicy = "refuse"
 
-	// Local admits them by this process's part, 1/Instances of each limit and at least 1, and does not tell Redis
-	// later. The parts come on top of what Redis admits. All processes together admit, in each window of a quota, at
-	// most its N once more, however many outages there are; and of a rate at most a burst in each outage, and the rate
-	// for as long as it lasts. Measured: two processes whose limit is 3 a second with a burst of 5, and to which one
-	// answer in 1.5 seconds comes too late, admit 37% more than the limit. A process has room for 100,000 meters; it
-	// refuses calls that have others.
+	// Local admits calls by this process's part of each limit: the limit divided by Instances, but at least 1. Redis
+	// is not updated later, so the parts add to the tokens that Redis admits.
+	//
+	// In each window of a quota, all processes together admit at most N more tokens than Redis does, however many
+	// outages there are. Of a rate, they admit at most a burst more in each outage, and the rate during the outage. In
+	// a measurement, two processes shared a limit of 3 a second with a burst of 5, and one answer in 1.5 seconds came
+	// too late for them. They admitted 37% more than the limit.
+	//
+	// A process has room for the parts of 100,000 meters. It refuses calls that use other meters.
 	Local OutagePolicy = "local"
 
-	// Admit admits all of them, without a limit.
+	// Admit admits all calls, without a limit.
 	Admit OutagePolicy = "admit"
 )
 
-// A Call is one script of [Config.EvalEach].
+// A Call is one script that [Config.EvalEach] runs.
 type Call struct {
 	Script string
 	Keys   []string
@@ -122,47 +127,50 @@ type Reply struct {
 
 // Config configures [Limits].
 type Config struct {
-	// Name starts each key in Redis: processes with the same Name share the limits. Required. It cannot change.
+	// Name is the start of each key in Redis. Processes with the same Name share the limits. Required. Name cannot
+	// change.
 	Name string
 
-	// Eval runs a Lua script, always the same one, on Redis 6 or later and returns a list of integers. It must return
-	// when its ctx ends, and must not repeat the script by itself. Required. For go-redis, use
+	// Eval runs a Lua script on Redis 6 or later and returns a list of integers. The script is always the same. Eval
+	// must return when its ctx ends, and must not repeat the script. Required. For go-redis, use
 	// resilienceredis.Eval(client).
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// EvalEach runs scripts in a pipeline. Nil means calls of Eval, eight at a time, so a node that hangs delays the
-	// settlements and renewals on all nodes. For go-redis, use resilienceredis.EvalEach(client).
+	// EvalEach runs scripts in a pipeline. Nil means that Eval is called for each script, for eight scripts at a
+	// time. Then a node that hangs delays the settlements and renewals on all nodes. For go-redis, use
+	// resilienceredis.EvalEach(client).
 	EvalEach func(ctx context.Context, calls []Call) []Reply
 
-	// Node returns the node that holds a key, so that an outage of one node does not affect the others. Nil
-	// means that there is one node. For go-redis, use resilienceredis.Node(cluster).
+	// Node returns the name of the node that holds a key. It keeps an outage of one node from affecting the other
+	// nodes. Nil means that there is one node. For go-redis, use resilienceredis.Node(cluster).
 	Node func(key string) string
 
-	// Meters returns the meters of a call, from 1 to 16, whose keys are equal up to the first slash. Required.
-	// If they are invalid, the call returns an error that names the reason.
+	// Meters returns the meters of a call, from 1 to 16. The keys of these meters must be equal up to the first
+	// slash. Required. If the meters are invalid, the call returns an error that names the reason.
 	Meters func(context.Context) []Meter
 
-	// MaxWait is how long a call may wait for slots and rates; it holds nothing while it waits. Zero means that it
-	// does not wait; [Unlimited] means until its ctx ends. Calls for the same slots are admitted in order; for rates
-	// there is no order. A waiting call keeps its meters, even if the limits change.
+	// MaxWait is the maximum time that a call waits for slots and rates. A waiting call holds nothing. Zero means that
+	// no call waits. [Unlimited] means that a call waits until its ctx ends. Calls that wait for the same slots are
+	// admitted in the order of their arrival. Calls that wait for rates have no order. A waiting call keeps its meters,
+	// even if the limits change.
 	MaxWait time.Duration
 
-	// Lease is how long a slot is kept for a process that has died. Zero means 10 seconds; the minimum is
-	// 100 ms. A process considers its slot lost a twelfth of Lease before that.
+	// Lease is the time for which Redis keeps the slots of a process that has died. Zero means 10 seconds. The
+	// minimum is 100 ms. A process considers its slot lost a twelfth of Lease before the lease ends.
 	Lease time.Duration
 
-	// Timeout is how long a call waits for the answer of Redis. Zero means 100 ms. A Redis that hangs is
-	// detected only by calls whose deadline is further away.
+	// Timeout is the maximum time that a call waits for the answer of Redis. Zero means 100 ms. A hanging Redis is
+	// detected only by a call whose deadline is more than Timeout away.
 	Timeout time.Duration
 
-	// RetryEvery is how often Redis is tried during an outage, after the first tries, and how often a settlement that
-	// failed is repeated, up to ten times. Zero means a second.
+	// RetryEvery is the time between two tries to reach a node during an outage, after the first tries. It is also
+	// the time after which a settlement that failed is sent again, up to ten times. Zero means a second.
 	RetryEvery time.Duration
 
-	// OnOutage decides about calls while Redis cannot be reached; they do not wait. Empty means Refuse.
+	// OnOutage decides about calls while Redis cannot be reached. Such calls do not wait. Empty means Refuse.
 	OnOutage OutagePolicy
 
-	// Instances is the number of processes that share the limits. Required for Local.
+	// Instances is the number of processes that share the limits. It is required if OnOutage is Local.
 	Instances int
 }
 
@@ -183,7 +191,7 @@ func (c Config) Validate() error {
 	return f.Err()
 }
 
-// withDefaults returns a valid c with its zero fields filled in.
+// withDefaults returns c with its zero fields filled in. c must be valid.
 func (c Config) withDefaults() Config {
 	c.Lease = cmp.Or(c.Lease, 10*time.Second)
 	c.Timeout = cmp.Or(c.Timeout, 100*time.Millisecond)
@@ -195,7 +203,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// settleDeadline returns the time during which a settlement may be repeated.
+// settleDeadline returns the time within which a settlement may be sent again.
 func (c *Config) settleDeadline() time.Duration { return 10*c.RetryEvery + 11*c.Timeout }
 
 // Limits are limits that several processes share. They are safe for concurrent use. Close them before the
@@ -204,24 +212,24 @@ type Limits struct {
 	setting   settings.Setting[Config]
 	observers notify.Observers[throttle.Event]
 
-	ids      string        // prefix of the ids of reservations
-	reserved atomic.Int64  // reservations that have an id
+	ids      string        // the common prefix of the ids of all reservations
+	reserved atomic.Int64  // the number of reservations that have an id
 	closed   chan struct{} // closed by Close
 
 	mu        sync.Mutex
-	stats     Stats         // without Down
-	calls     int           // of Reserve and Cooldown, in progress
+	stats     Stats         // the metrics, without Down
+	calls     int           // the number of calls of Reserve and Cooldown in progress
 	quiet     chan struct{} // closed when no call and no settlement is in progress; nil while no Close waits
-	redisTime time.Time     // the latest time of Redis's clock
-	readAt    time.Time     // when redisTime was read, by our clock
+	redisTime time.Time     // the latest known time of Redis's clock
+	readAt    time.Time     // the time on our clock when redisTime was read
 	nodes     map[string]*node
-	local     map[string]*localPart // by the key in Redis
-	purging   bool                  // a timer will remove local parts that are idle
-	due       []settlement          // to be sent now; others are being sent, or wait to be sent again
+	local     map[string]*localPart // the local parts by their meters' keys in Redis
+	purging   bool                  // whether a timer will remove idle local parts
+	due       []settlement          // the settlements to send now, without those that wait for RetryEvery
 	sending   bool
-	held      map[*Reservation]bool // that have slots
+	held      map[*Reservation]bool // the reservations that have slots
 	renewal   *time.Timer           // calls renew; nil until there are slots
-	renewAt   time.Time             // of the next renewal; zero if there is none
+	renewAt   time.Time             // the time of the next renewal; zero if there is none
 }
 
 // New returns Limits. It panics if cfg is invalid; see [Config.Validate].
@@ -234,10 +242,10 @@ func New(cfg Config) *Limits {
 	return l
 }
 
-// Do reserves, runs fn and returns its error. The call has then used its estimates, or nothing if a policy
-// within fn refused it. If the reservation is refused, Do returns a [*throttle.LimitedError]. The ctx of fn
-// ends with [ErrLost] if its slots are lost. Within a resiliencehttp.Transport, slots are held until the
-// response has been read or closed.
+// Do reserves the call's tokens and slots, runs fn and returns the error of fn. The call has then used its estimates,
+// or nothing if a policy within fn refused the call. If the reservation is refused, Do returns a
+// [*throttle.LimitedError]. If the call's slots are lost, the ctx of fn ends with the cause [ErrLost]. Within a
+// resiliencehttp.Transport, slots are held until the response has been read or closed.
 func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 	r, err := l.Reserve(ctx)
 	if err != nil {
@@ -254,7 +262,7 @@ func (l *Limits) Do(ctx context.Context, fn func(context.Context) error) error {
 		err := fn(ctx)
 		refused = behavior.IsRefused(err)
 		return err
-	}, func(error) { // even if fn panics
+	}, func(error) { // runs even if fn panics
 		cancel()
 		r.settle(func(*Meter) (int64, bool) { return 0, refused })
 	}, nil)
@@ -265,9 +273,9 @@ func (l *Limits) Wrap(next func(context.Context) error) func(context.Context) er
 	return func(ctx context.Context) error { return l.Do(ctx, next) }
 }
 
-// Reserve takes the costs of a call from all of its meters, or returns the [*throttle.LimitedError] of the
-// meter that refuses for the longest time. It returns the error of ctx if that has already ended, and [ErrClosed]
-// after Close.
+// Reserve takes the costs of a call from all of its meters. If meters refuse the call, Reserve returns the
+// [*throttle.LimitedError] of the meter that refuses for the longest time. If ctx has already ended, Reserve returns
+// the error of ctx. After Close, it returns [ErrClosed].
 func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	cfg := l.setting.Load()
 	if ctx.Err() != nil {
@@ -290,13 +298,13 @@ func (l *Limits) Reserve(ctx context.Context) (*Reservation, error) {
 	return l.reserve(ctx, r)
 }
 
-// reserve asks Redis for r until it is admitted, refused, or must not wait any longer.
+// reserve polls Redis until r is admitted, r is refused, or r must not wait any longer.
 func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, error) {
 	ticket := int64(0)
 	if r.cfg.MaxWait != 0 && r.sets != nil {
 		ticket = 1
 	}
-	leaves := false // Redis may have r among the waiting calls, or slots for it
+	leaves := false // Redis may count r as a waiting call, or may have given slots to r
 	defer func() {
 		if leaves {
 			r.leave()
@@ -348,8 +356,8 @@ func (l *Limits) reserve(ctx context.Context, r *Reservation) (*Reservation, err
 	}
 }
 
-// waitFor returns the time until the next poll of a call that e refuses, or the reason why it does not wait. poll
-// is the time that Redis proposes, or -1 if no call waits for the meter that refuses.
+// waitFor returns the time until the next poll of a call that e refuses, or the reason why the call must not wait.
+// poll is the time that Redis proposes, or -1 if no call waits for the meter that refuses.
 func (c *Config) waitFor(
 	ctx context.Context, e *throttle.LimitedError, poll time.Duration,
 ) (time.Duration, throttle.Reason) {
@@ -367,11 +375,12 @@ func (c *Config) waitFor(
 	case limited && e.After > time.Until(deadline):
 		return 0, throttle.DeadlineTooClose
 	}
-	return min(poll, left), "" // the last poll comes with the end of MaxWait
+	return min(poll, left), "" // the last poll is sent when MaxWait ends
 }
 
-// endOf returns the error of ctx if it has ended. A ctx whose deadline has passed has ended even if it is not
-// canceled yet: a connection with the same deadline often returns a moment before, and that is no outage.
+// endOf returns the error of ctx if ctx has ended. If the deadline of ctx has passed, ctx counts as ended even if it
+// is not canceled yet. A connection with the same deadline often returns an error a moment before ctx is canceled,
+// and that error is no outage.
 func endOf(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ctx.Err() == nil && ok && !time.Now().Before(deadline) {
 		return context.DeadlineExceeded
@@ -390,9 +399,9 @@ func (l *Limits) refuse(ctx context.Context, e *throttle.LimitedError) error {
 	return e
 }
 
-// Cooldown makes all processes refuse calls that use the meter key, even with a cost of 0, for the given time,
-// such as the Retry-After of an upstream. It never shortens a cooldown, and does nothing if d is not positive. While
-// Redis cannot be reached, the error matches [throttle.ErrOutage].
+// Cooldown makes all processes refuse, for the time d, all calls that use the meter key, even calls with a cost of 0.
+// For example, d is the Retry-After of an upstream. Cooldown never shortens a cooldown. It does nothing if d is not
+// positive. If Redis cannot be reached, the error matches [throttle.ErrOutage].
 func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) error {
 	cfg := l.setting.Load()
 	if d <= 0 {
@@ -423,10 +432,10 @@ func (l *Limits) Cooldown(ctx context.Context, key string, d time.Duration) erro
 	return fmt.Errorf("fleet: %s: cooldown of %s: %w", cfg.Name, key, err)
 }
 
-// Close refuses further calls with [ErrClosed], frees the slots of reservations that have not been settled, and
-// waits until all settlements have reached Redis or ctx ends. The error names how many did not. The ctx of a Do
-// that is running ends with [ErrLost] if it has slots, and a reservation can still be settled, without a
-// guarantee. Close may be called again, to wait again.
+// Close refuses further calls with [ErrClosed] and frees the slots of reservations that have not been settled. Then
+// Close waits until all settlements have reached Redis or ctx ends. If settlements did not reach Redis, the error has
+// their number. If a running Do has slots, its ctx ends with the cause [ErrLost]. A reservation can still be settled
+// after Close, but the settlement may not reach Redis. Close may be called again, to wait again.
 func (l *Limits) Close(ctx context.Context) error {
 	l.mu.Lock()
 	select {
@@ -466,7 +475,7 @@ func (l *Limits) Close(ctx context.Context) error {
 	return err
 }
 
-// begin counts a call that begins. It returns false after Close.
+// begin counts a call that starts. It returns false after Close.
 func (l *Limits) begin() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -487,7 +496,7 @@ func (l *Limits) end() {
 	l.wakeClose()
 }
 
-// wakeClose wakes a Close that waits, if nothing is in progress. l.mu is held.
+// wakeClose wakes the Close that waits if no call and no settlement is in progress. l.mu is held.
 func (l *Limits) wakeClose() {
 	if l.quiet != nil && l.calls == 0 && l.stats.Unsettled == 0 {
 		close(l.quiet)
@@ -498,9 +507,9 @@ func (l *Limits) wakeClose() {
 // Config returns the configuration with defaults filled in.
 func (l *Limits) Config() Config { return l.setting.Config() }
 
-// Update changes the configuration of this process, as [throttle.Limiter.Update] does, for calls that begin
-// later.
+// Update changes the configuration of this process in the same way as [throttle.Limiter.Update]. The change applies
+// to calls that start later.
 func (l *Limits) Update(change func(*Config)) error { return l.setting.Update(change, same, nil) }
 
-// same returns an error if an update changes the name.
+// same returns an error if an update changes the Name.
 func same(was, next *Config) error { return invalid.Renamed("fleet.Config", was.Name, next.Name) }

@@ -13,14 +13,15 @@ const (
 	purgeEvery = time.Minute
 )
 
-// A localPart is this process's part of a meter, by which Local decides. It stays until nothing is spent of it,
-// even if the outage has ended: otherwise each short outage would forgive the part of a whole quota.
+// A localPart is this process's part of a meter. Local decides about calls by these parts. A part is kept until
+// nothing is spent of the part, even if the outage has ended. Otherwise, each short outage would forgive the part of
+// a whole quota.
 type localPart struct {
 	limiter *throttle.Limiter
 	terms   partTerms
 }
 
-// partTerms are the values that the limit of a part is derived from.
+// partTerms are the values that determine the limit of a localPart.
 type partTerms struct {
 	limit     int64
 	perSecond float64
@@ -28,7 +29,7 @@ type partTerms struct {
 	instances int
 }
 
-// reserveWithout decides about a call without Redis, because of err, as OnOutage says.
+// reserveWithout decides about a call without Redis, as configured by OnOutage. err is the error of Redis.
 func (l *Limits) reserveWithout(ctx context.Context, r *Reservation, err error) (*Reservation, error) {
 	outage := &throttle.LimitedError{
 		Name: r.cfg.Name, Key: r.meters[0].tag, Reason: throttle.Outage, After: l.retryAfter(r), Err: err,
@@ -38,7 +39,7 @@ func (l *Limits) reserveWithout(ctx context.Context, r *Reservation, err error) 
 		return nil, l.refuse(ctx, outage)
 	case Local:
 		if e := l.takeLocally(ctx, r); e != nil {
-			if e.Reason == throttle.TooCostly { // only for the part of this process
+			if e.Reason == throttle.TooCostly { // the call is too costly only for the part of this process
 				e = outage
 			}
 			return nil, l.refuse(ctx, e)
@@ -57,7 +58,7 @@ func (l *Limits) reserveWithout(ctx context.Context, r *Reservation, err error) 
 	return r, nil
 }
 
-// takeLocally takes the costs of r from this process's parts of all meters, or from none.
+// takeLocally takes the costs of r from this process's parts of all meters, or from none of them.
 func (l *Limits) takeLocally(ctx context.Context, r *Reservation) *throttle.LimitedError {
 	for i := range r.meters {
 		taken, e := l.takePart(ctx, r.cfg, r.keys[i], &r.meters[i])
@@ -73,7 +74,7 @@ func (l *Limits) takeLocally(ctx context.Context, r *Reservation) *throttle.Limi
 	return nil
 }
 
-// takePart takes the cost of a call from this process's part of m, whose state in Redis has a key.
+// takePart takes the cost of a call from this process's part of m. key is the key of m's state in Redis.
 func (l *Limits) takePart(
 	ctx context.Context, cfg *Config, key string, m *Meter,
 ) (*throttle.Reservation, *throttle.LimitedError) {
@@ -109,7 +110,7 @@ func (l *Limits) takePart(
 	return taken, e
 }
 
-// settleLocally corrects the parts from which r took.
+// settleLocally corrects the localParts from which r has taken tokens.
 func (r *Reservation) settleLocally(usedOf func(*Meter) (used int64, ok bool)) {
 	for i, taken := range r.parts {
 		m := &r.meters[i]
@@ -124,7 +125,8 @@ func (r *Reservation) settleLocally(usedOf func(*Meter) (used int64, ok bool)) {
 	}
 }
 
-// purgeLocal removes idle parts now and, until there are none, every minute. l.mu is held.
+// purgeLocal removes idle parts immediately. If parts are left, it removes idle parts again after a minute. l.mu is
+// held.
 func (l *Limits) purgeLocal() {
 	l.removeIdle()
 	if len(l.local) == 0 || l.purging {
@@ -139,7 +141,7 @@ func (l *Limits) purgeLocal() {
 	})
 }
 
-// removeIdle removes the parts of which nothing is spent. l.mu is held.
+// removeIdle removes each part that has no spent tokens. l.mu is held.
 func (l *Limits) removeIdle() {
 	for key, part := range l.local {
 		if !part.limiter.Describe().InUse() {

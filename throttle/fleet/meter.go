@@ -14,22 +14,22 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/calendar"
 )
 
-// A Meter is one limit of a call. Its key identifies it in all processes. The limit of a meter may be
-// [throttle.None], which refuses every call that takes something of it, or [throttle.Unlimited]; a 0 from elsewhere
-// that means "nothing" must become None.
+// A Meter is one limit of a call. The key of a meter identifies the limit in all processes. A limit of
+// [throttle.None] refuses every call that takes tokens or a slot. A limit of [throttle.Unlimited] refuses no call. If
+// a 0 from another source means "nothing", convert the 0 to None.
 type Meter struct {
 	*kind
 	key       string
 	tag, name string // the parts of key before and after its first slash
-	limit     int64  // the burst, N, or the number of slots; throttle.None or throttle.Unlimited
+	limit     int64  // the burst, the N of a quota, or the number of slots; throttle.None or throttle.Unlimited
 	perSecond float64
 	window    throttle.Window
 	cost      int64
 	estimate  bool
 }
 
-// A kind of meters has the code of the script, how many units of the script are a token, and the name and the range
-// of its limit.
+// A kind is a kind of meters. It has the code of the kind in the script, the name and the range of the limit, and the
+// number of the script's units that are one token.
 type kind struct {
 	code, limitName, rangeText string
 	most, unit                 int64
@@ -41,34 +41,35 @@ var (
 	slots  = &kind{"s", "n", "1 to 1e6, throttle.None or throttle.Unlimited", 1e6, 1}
 )
 
-// newMeter returns a meter of a kind.
+// newMeter returns a meter of the kind k.
 func newMeter(k *kind, key string, limit int64, cost int) Meter {
 	m := Meter{kind: k, key: key, limit: limit, cost: int64(cost)}
 	m.tag, m.name, _ = strings.Cut(key, "/")
 	return m
 }
 
-// Rate returns a meter that allows perSecond tokens a second, at most 1e9, and a second's worth at once. The
-// call takes cost of them, which may be 0.
+// Rate returns a meter that allows perSecond tokens a second, at most 1e9. Its burst is the tokens of one second. The
+// call takes cost tokens of the meter; cost may be 0.
 func Rate(key string, perSecond float64, cost int) Meter {
 	m := newMeter(rates, key, int64(math.Ceil(perSecond)), cost)
 	m.perSecond = perSecond
 	return m
 }
 
-// Quota returns a meter that allows n tokens, at most 1e15, in each window. A different window needs a different key,
-// or the tokens that were taken of the old window count in the new one.
+// Quota returns a meter that allows n tokens, at most 1e15, in each window. The call takes cost tokens of the meter.
+// If the window changes, the key must change too. Otherwise, the tokens that were taken in the old window count in
+// the new window.
 func Quota(key string, n int, window throttle.Window, cost int) Meter {
 	m := newMeter(quotas, key, int64(n), cost)
 	m.window = window
 	return m
 }
 
-// Slots returns a meter that allows n unsettled reservations at once, at most 1e6. The slots of a process that was
-// killed are free after their Lease.
+// Slots returns a meter that allows n concurrent reservations, at most 1e6. A reservation holds its slot until it is
+// settled. If a process is killed, its slots are free after their Lease.
 func Slots(key string, n int) Meter { return newMeter(slots, key, int64(n), 0) }
 
-// Burst returns a copy of a Rate that allows n tokens at once, at most 4e9.
+// Burst returns a copy of m, which must be a Rate, with a burst of n tokens, at most 4e9.
 func (m Meter) Burst(n int) Meter {
 	if m.limit != throttle.None && m.limit != throttle.Unlimited {
 		m.limit = int64(n)
@@ -76,14 +77,14 @@ func (m Meter) Burst(n int) Meter {
 	return m
 }
 
-// Estimated returns a copy of m whose cost is an estimate that [Reservation.Settle] corrects.
+// Estimated returns a copy of m whose cost is an estimate. [Reservation.Settle] corrects the estimate.
 func (m Meter) Estimated() Meter {
 	m.estimate = true
 	return m
 }
 
-// check returns an error that names the invalid meters of a call, or nil. It builds texts only if a meter is invalid,
-// because every call is checked.
+// check returns an error that names the invalid meters of a call, or nil if all meters are valid. check builds texts
+// only if a meter is invalid, because every call is checked.
 func check(meters []Meter) error {
 	f := invalid.Fields{Type: "fleet.Config"}
 	if len(meters) == 0 || len(meters) > 16 {
@@ -100,8 +101,8 @@ func check(meters []Meter) error {
 	return f.Err()
 }
 
-// invalidField returns an invalid field of m and the values that it may have. before are the meters of the same call
-// that come before m.
+// invalidField returns the name and the value of an invalid field of m, and the values that the field may have.
+// before are the meters that precede m in the same call.
 func (m *Meter) invalidField(before []Meter) (field string, value any, must string) {
 	named := m.limit == throttle.None || m.limit == throttle.Unlimited
 	switch {
@@ -110,7 +111,7 @@ func (m *Meter) invalidField(before []Meter) (field string, value any, must stri
 	case len(before) > 0 && m.tag != before[0].tag:
 		return ".key", strconv.Quote(m.key),
 			fmt.Sprintf("one that begins with %q, as the first: a call's meters are on one node", before[0].tag)
-	case slices.ContainsFunc(before, func(other Meter) bool { return other.name == m.name }): // also "a" and "a/"
+	case slices.ContainsFunc(before, func(other Meter) bool { return other.name == m.name }): // "a" equals "a/"
 		return ".key", strconv.Quote(m.key), "another than those before it"
 	case m.kind == rates && m.perSecond != throttle.None && m.perSecond != throttle.Unlimited &&
 		!(m.perSecond > 0 && m.perSecond <= 1e9):
@@ -129,10 +130,10 @@ func (m *Meter) calendar() calendar.Window {
 	return calendar.Window{Every: w.Every, Per: string(w.Per), In: w.In, From: w.From, At: w.At}.Filled()
 }
 
-// takes reports whether a call takes something of m.
+// takes reports whether a call takes tokens or a slot of m.
 func (m *Meter) takes() bool { return m.kind == slots || m.cost > 0 }
 
-// refused returns the reason for which no call can ever be admitted by m, or "".
+// refused returns the reason why m can never admit the call, or "" if m can admit the call.
 func (m *Meter) refused() throttle.Reason {
 	switch {
 	case !m.takes() || m.limit == throttle.Unlimited:
@@ -147,21 +148,21 @@ func (m *Meter) refused() throttle.Reason {
 	return ""
 }
 
-// scriptLimit returns the limit that the script enforces. A meter of None gets here only with calls that take
-// nothing.
+// scriptLimit returns the limit that the script enforces. If m has the limit None, only calls that take nothing of m
+// reach the script, so any limit will do.
 func (m *Meter) scriptLimit() int64 {
 	switch {
 	case m.limit == throttle.None:
 		return 1
 	case m.limit == throttle.Unlimited && m.kind == slots:
-		return quotas.most // more than there can ever be
+		return quotas.most // more slots than there can ever be
 	case m.limit == throttle.Unlimited:
 		return m.most
 	}
 	return m.limit
 }
 
-// scriptCost returns the cost that the script takes. Of a meter without a limit it takes nothing.
+// scriptCost returns the cost that the script takes. The script takes nothing from a meter that has no limit.
 func (m *Meter) scriptCost() int64 {
 	if m.limit == throttle.Unlimited {
 		return 0
@@ -169,12 +170,13 @@ func (m *Meter) scriptCost() int64 {
 	return m.cost
 }
 
-// arg returns the value that the script needs besides the limit: the rate, the lease in microseconds, or the window
-// at a time of Redis.
+// arg returns the value that the script needs in addition to the limit and the cost. For a rate, arg is the rate. For
+// slots, arg is the lease in microseconds. For a quota, arg is the length of the window in microseconds or, for a
+// calendar, the times of the periods around Redis's current time.
 func (m *Meter) arg(r *Reservation) any {
 	switch {
 	case m.kind == rates:
-		return max(m.perSecond, 1e-9) // also of None and Unlimited
+		return max(m.perSecond, 1e-9) // the script divides by the rate, which may be None or Unlimited
 	case m.kind == slots:
 		return r.cfg.Lease.Microseconds()
 	case m.window.Per == "":
@@ -184,7 +186,8 @@ func (m *Meter) arg(r *Reservation) any {
 	return fmt.Sprintf("%d %d %d %d", s.Before/1000, s.Begin/1000, s.End/1000, s.After/1000)
 }
 
-// local returns this process's part of the limit. A slot is a token of a window that does not end; it is given back.
+// local returns the limit of this process's part of m. The part of slots is a quota whose window does not end: a slot
+// is a token of that window, and the settlement gives the token back.
 func (m *Meter) local(instances int) throttle.Config {
 	part := int(m.limit)
 	if part > 0 {
@@ -204,7 +207,7 @@ func (m *Meter) local(instances int) throttle.Config {
 	return throttle.Config{Quotas: []throttle.Quota{q}}
 }
 
-// endless is a window that outlives a process.
+// endless is the length of a window that lasts longer than a process.
 const endless time.Duration = calendar.MaxTime
 
 // refusal returns the error of a call that m refuses.
@@ -221,11 +224,13 @@ func (m *Meter) refusal(cfg *Config, reason throttle.Reason) *throttle.LimitedEr
 	return e
 }
 
-// key returns the Redis key of a meter's state, or of a reservation. The braces make Redis Cluster keep all keys of a
-// tag on one node, so there must be no others before the end of the tag, and the tag must not be empty there.
+// key returns the Redis key of a meter's state, or of a reservation. Redis Cluster keeps all keys with the same text
+// in braces on one node. So the braces enclose the tag. The name and the tag must not contain braces of their own,
+// and the text in braces must not be empty.
 func (c *Config) key(tag, kind, name string) string {
 	return encoder.Replace(c.Name) + ":{" + cmp.Or(encoder.Replace(tag), "%") + "}:" + kind + ":" + name
 }
 
-// encoder encodes braces as in a URL. An encoded text never contains a single %, which stands for an empty tag.
+// encoder encodes braces as a URL does. An encoded text never contains a single %, so a single % can represent an
+// empty tag.
 var encoder = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D")

@@ -10,25 +10,26 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// A node is a node of Redis that is not well. Nodes that are well have none.
+// A node records the trouble of a node of Redis. A healthy node has no record.
 type node struct {
 	trouble trouble
 	err     error
-	key     string // of a cooldown on the node, which a ping writes
-	began   time.Time
-	next    time.Time // of the next try
+	key     string    // the key of a cooldown on the node, which a ping writes
+	began   time.Time // the time when the trouble began
+	next    time.Time // the time of the next try
 }
 
-// firstRetry is the time after which a node is tried again for the first time.
+// firstRetry is the time between the start of a node's trouble and the first scheduled try.
 const firstRetry = 100 * time.Millisecond
 
-// nextTry returns when a node whose trouble began at a time is tried after now. The pauses grow with the trouble,
-// from firstRetry to RetryEvery: after 100, 200 and 400 ms, and so on.
+// nextTry returns the time after now at which a node is tried again. began is when the trouble of the node began. The
+// pauses grow with the duration of the trouble, from firstRetry to RetryEvery: the node is tried after 100, 200 and
+// 400 ms, and so on.
 func nextTry(began, now time.Time, retryEvery time.Duration) time.Time {
 	return now.Add(min(retryEvery, max(firstRetry, now.Sub(began))))
 }
 
-// outageOf returns the error of an outage of r's node, or nil.
+// outageOf returns the error of the current outage of r's node, or nil.
 func (l *Limits) outageOf(r *Reservation) error {
 	name := r.cfg.Node(r.cooldown())
 	l.mu.Lock()
@@ -51,9 +52,9 @@ func (l *Limits) retryAfter(r *Reservation) time.Duration {
 	return firstRetry
 }
 
-// tryAll has the nodes whose next try is due tried in the background, so that no call waits for them. It tries all
-// of them: after a failover, another node has the keys of a call, and the outage of the old one must end as well.
-// l.mu is held.
+// tryAll tries all troubled nodes whose next try is due. The tries run in the background, so no call waits for a try.
+// tryAll does not only try the node of a call: after a failover, another node has the keys of the call, but the outage
+// of the old node must end as well. l.mu is held.
 func (l *Limits) tryAll(cfg *Config) {
 	for name, n := range l.nodes {
 		if now := time.Now(); !now.Before(n.next) {
@@ -63,8 +64,9 @@ func (l *Limits) tryAll(cfg *Config) {
 	}
 }
 
-// failed records an error of Eval for a key, and returns what it means. The node of the key is tried immediately, so
-// that the outage after a single lost answer ends with the first ping.
+// failed records an error that Eval returned for a key, and returns the trouble that the error means. If an outage
+// begins, failed tries the node of the key immediately. So an outage that began with a single lost answer ends with
+// the first ping.
 func (l *Limits) failed(ctx context.Context, cfg *Config, key string, err error) trouble {
 	t := troubleOf(err)
 	l.mu.Lock()
@@ -83,8 +85,8 @@ func (l *Limits) failed(ctx context.Context, cfg *Config, key string, err error)
 	return t
 }
 
-// setTrouble makes t the trouble of a node, or makes the node well if t is empty. It returns the event if an
-// outage has begun or ended by that.
+// setTrouble records the trouble t of a node. If t is empty, the node is healthy. If an outage has begun or ended by
+// the change, setTrouble returns the event.
 func (l *Limits) setTrouble(cfg *Config, name, key string, t trouble, err error) throttle.EventKind {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,7 +124,7 @@ func (l *Limits) try(cfg *Config, name, key string) {
 		t = ""
 	}
 	l.mu.Lock()
-	ended := l.nodes[name] == nil // by another try
+	ended := l.nodes[name] == nil // another try has ended the trouble
 	l.mu.Unlock()
 	if ended {
 		return
@@ -135,8 +137,8 @@ func (l *Limits) try(cfg *Config, name, key string) {
 	}
 }
 
-// callUser calls f, a function of the user, on a goroutine of ours, which nobody else would recover. It logs a panic
-// and returns it as an error.
+// callUser calls f, a function of the user, on a goroutine of this package. No other function would recover a panic
+// there. So callUser logs the panic and returns it as an error.
 func callUser(what string, f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// maxRenewed is the number of slots that are renewed together: few enough for Timeout, and many because each round
-// trip to a node that hangs takes Timeout.
+// maxRenewed is the number of slots that are renewed together. It is small enough for the renewal to finish within
+// Timeout. It is not smaller, because each round trip to a node that hangs takes the whole Timeout.
 const maxRenewed = 1000
 
-// renewIn has the leases of all slots renewed in d, unless that is planned to be sooner. l.mu is held.
+// renewIn schedules the renewal of all leases after d, unless a renewal is scheduled earlier. l.mu is held.
 func (l *Limits) renewIn(d time.Duration) {
 	at := time.Now().Add(d)
 	if !l.renewAt.IsZero() && !at.Before(l.renewAt) {
@@ -22,9 +22,10 @@ func (l *Limits) renewIn(d time.Duration) {
 	}
 }
 
-// renew renews the leases of all slots, and again after a third of the shortest lease, or sooner if that fails. It
-// takes no longer than a quarter of that lease. Otherwise, with a long Timeout, one node that hangs would delay
-// the renewals on other nodes until their slots are lost.
+// renew renews the leases of all slots, and schedules the next renewal after a third of the shortest lease. If a
+// renewal fails, the next renewal is earlier. renew sends requests for at most a quarter of the shortest lease.
+// Otherwise, with a long Timeout, a node that hangs would delay the renewals on other nodes until their slots are
+// lost.
 func (l *Limits) renew() {
 	calls, holders, lease := l.renewals()
 	if calls == nil {
@@ -32,7 +33,7 @@ func (l *Limits) renew() {
 	}
 	cfg, end, next, most := l.setting.Load(), time.Now().Add(lease/4), lease/3, maxRenewed
 	if cfg.EvalEach == nil {
-		most = maxBatch // eight at a time would take longer than Timeout
+		most = maxBatch // more calls, eight at a time, would take longer than Timeout
 	}
 	for len(calls) > 0 {
 		n, began := 0, time.Now()
@@ -60,7 +61,7 @@ func (l *Limits) renew() {
 	l.renewIn(next)
 }
 
-// extend moves the end of r's slots, whose lease was renewed by a request that was sent at began.
+// extend moves the time at which r must stop using its slots. The request that renewed the lease was sent at began.
 func (r *Reservation) extend(began time.Time) {
 	r.l.mu.Lock()
 	defer r.l.mu.Unlock()
@@ -70,13 +71,13 @@ func (r *Reservation) extend(began time.Time) {
 }
 
 // renewals returns the calls that renew all slots, the reservations whose slots each call renews, and the shortest
-// lease. A call renews the slots of one tag, and not too many: a script that renews thousands takes longer than
-// Timeout.
+// lease. A call renews the slots of one tag. The number of slots in a call is limited, because a script that renews
+// thousands of slots takes longer than Timeout.
 func (l *Limits) renewals() (calls []Call, holders [][]*Reservation, lease time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lease = math.MaxInt64
-	last := map[string]int{} // index in calls, by tag
+	last := map[string]int{} // the index in calls of the last call for a tag
 	for r := range l.held {
 		lease = min(lease, r.cfg.Lease)
 		tag := r.meters[0].tag

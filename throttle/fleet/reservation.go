@@ -9,26 +9,26 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// A Reservation is what a call has taken. It is safe for concurrent use.
+// A Reservation records the tokens and slots that a call has taken. It is safe for concurrent use.
 type Reservation struct {
 	l       *Limits
 	cfg     *Config
 	meters  []Meter
-	id      string   // empty until it is needed
-	keys    []string // of the script's take: the meters' states, their cooldowns, and the waiters and polls of slots
-	sets    []string // the states, waiters and polls of slots; empty if there are none
+	id      string   // empty until the script or a settlement needs an id
+	keys    []string // KEYS of the script's take: the meters' states and cooldowns, then the waiters and polls of slots
+	sets    []string // the keys of the states, waiters and polls of slots; empty if r has no slots
 	settled atomic.Bool
 
-	taken   answer                  // of Redis
-	without bool                    // admitted without Redis, by OnOutage
-	parts   []*throttle.Reservation // by Local: one for each meter
+	taken   answer                  // the answer of Redis that admitted r
+	without bool                    // OnOutage admitted r, without Redis
+	parts   []*throttle.Reservation // a reservation for each meter, if Local admitted r
 
-	lost context.Context // ends when a slot is lost; nil if there are no slots in Redis
+	lost context.Context // ends when a slot is lost; nil if r has no slots in Redis
 	lose context.CancelFunc
-	ends *time.Timer // calls giveUp, a twelfth of the lease before its end
+	ends *time.Timer // calls giveUp a twelfth of the lease before the lease ends
 }
 
-// name sets the keys of r and, if Redis needs it to take slots, the id.
+// name sets the keys of r. If r has slots, name also sets the id, by which Redis identifies the holder of a slot.
 func (r *Reservation) name() {
 	n := len(r.meters)
 	r.keys = make([]string, 2*n, 4*n)
@@ -40,7 +40,7 @@ func (r *Reservation) name() {
 			r.keys, r.sets = append(r.keys, waiters, polls), append(r.sets, r.keys[i], waiters, polls)
 		}
 	}
-	if r.sets != nil { // the id has the lease, because the script is also called with shorter leases
+	if r.sets != nil { // the id contains its lease, because the script is also called with shorter leases
 		r.id = r.l.newID() + ":" + strconv.FormatInt(r.cfg.Lease.Microseconds(), 10)
 	}
 }
@@ -48,10 +48,12 @@ func (r *Reservation) name() {
 // newID returns an id that no other reservation has.
 func (l *Limits) newID() string { return l.ids + strconv.FormatInt(l.reserved.Add(1), 36) }
 
-// cooldown returns the key of the first meter's cooldown. It stands for the node of r, and a ping may write it.
+// cooldown returns the key of the first meter's cooldown. This key identifies the node of r, and a ping may write the
+// key.
 func (r *Reservation) cooldown() string { return r.keys[len(r.meters)] }
 
-// admitted completes r with the answer to a request that was sent at began. After Close, the slots are given back.
+// admitted completes r with the answer to a request that was sent at began. After Close, admitted frees the slots of
+// r and returns ErrClosed.
 func (l *Limits) admitted(r *Reservation, a answer, began time.Time) (*Reservation, error) {
 	r.taken = a
 	l.mu.Lock()
@@ -75,8 +77,9 @@ func (l *Limits) admitted(r *Reservation, a answer, began time.Time) (*Reservati
 	return r, nil
 }
 
-// left returns how long r may use its slots, whose leases were taken or renewed by a request that was sent at
-// began. It is a twelfth less than the lease, so that this process stops before another one has the slots.
+// left returns the time for which r may still use its slots. began is when the request was sent that took or renewed
+// their leases. The time ends a twelfth of the lease early, so that this process stops before another process gets
+// the slots.
 func (r *Reservation) left(began time.Time) time.Duration {
 	return time.Until(began.Add(r.cfg.Lease - r.cfg.Lease/12))
 }
@@ -91,7 +94,7 @@ func (r *Reservation) giveUp() {
 	}
 }
 
-// release ends the use of r's slots, if it has any. l.mu is held.
+// release ends the use of r's slots, if r has slots. l.mu is held.
 func (l *Limits) release(r *Reservation) {
 	if l.held[r] {
 		delete(l.held, r)
@@ -100,8 +103,8 @@ func (l *Limits) release(r *Reservation) {
 	}
 }
 
-// Lost returns a channel that is closed when the reservation is settled, when one of its slots is lost because its
-// lease could not be renewed, or by [Limits.Close]. It is nil if there are no slots in Redis.
+// Lost returns a channel that is closed when the reservation is settled, when the lease of a slot could not be
+// renewed, or when [Limits.Close] frees the slots. Lost returns nil if the reservation has no slots in Redis.
 func (r *Reservation) Lost() <-chan struct{} {
 	if r.lost == nil {
 		return nil
@@ -109,15 +112,16 @@ func (r *Reservation) Lost() <-chan struct{} {
 	return r.lost.Done()
 }
 
-// Settle corrects how many tokens the call used of each meter that is [Meter.Estimated], and frees its slots; see
-// [throttle.Reservation.Settle]. Redis is updated in the background, again if necessary, and counts it once;
-// [Limits.Close] waits for that. Without Settle, the reservation has used its estimate.
+// Settle corrects the number of tokens that the call used of each meter that is [Meter.Estimated], and frees the
+// slots of the reservation; see [throttle.Reservation.Settle]. Redis is updated in the background. If necessary, the
+// update is sent again, but Redis counts it only once. [Limits.Close] waits for the update. Without Settle, the call
+// has used its estimates.
 func (r *Reservation) Settle(used int) {
 	r.settle(func(m *Meter) (int64, bool) { return int64(used), m.estimate })
 }
 
-// SettleEach is Settle with a number for each meter, by the part of its key after the first slash. A meter that
-// is not named has used what it took.
+// SettleEach is like Settle, with a number for each meter. A name in used is the part of the meter's key after the
+// first slash. If used has no number for a meter, the call has used the tokens that it took of that meter.
 func (r *Reservation) SettleEach(used map[string]int) {
 	r.settle(func(m *Meter) (int64, bool) {
 		n, ok := used[m.name]
@@ -144,7 +148,7 @@ func (r *Reservation) settle(usedOf func(*Meter) (used int64, ok bool)) {
 	}
 }
 
-// correction returns the call that settles r, and false if there is nothing to correct and no slot to free.
+// correction returns the call that settles r. It returns false if r needs no correction and has no slot to free.
 func (r *Reservation) correction(usedOf func(*Meter) (used int64, ok bool)) (Call, bool) {
 	corrects := r.sets != nil
 	keys := make([]string, 1, 1+len(r.meters))
@@ -155,12 +159,12 @@ func (r *Reservation) correction(usedOf func(*Meter) (used int64, ok bool)) (Cal
 		if !ok || m.limit == throttle.None || m.limit == throttle.Unlimited {
 			used = m.cost
 		}
-		most := m.cost + max(2*m.limit, 1e15/m.unit) // debt beyond two limits is forgiven anyway
+		most := m.cost + max(2*m.limit, 1e15/m.unit) // debt beyond twice the limit is forgiven anyway
 		more := (min(max(0, used), most) - m.cost) * m.unit
 		corrects = corrects || more != 0
 		window := r.taken.at(2 + i)
 		if m.cost == 0 {
-			window = -1 // the current one, because nothing was taken of another
+			window = -1 // the current window, because the call took no tokens of an earlier window
 		}
 		keys = append(keys, r.keys[i])
 		args = append(args, m.code, m.scriptLimit()*m.unit, m.arg(r), more, window)
@@ -176,13 +180,13 @@ func (r *Reservation) correction(usedOf func(*Meter) (used int64, ok bool)) (Cal
 	return Call{Script: script, Keys: keys, Args: args}, true
 }
 
-// free returns the call that removes r from its slots and from the calls that wait for them.
+// free returns the call that removes r from the holders of its slots and from the calls that wait for slots.
 func (r *Reservation) free() Call {
 	return Call{Script: script, Keys: r.sets, Args: []any{"free", r.id}}
 }
 
-// leave gives up the place of r among the waiting calls, which would delay those behind it for two polls, and
-// slots that it may have got by an answer that was lost.
+// leave removes r from the waiting calls and frees its slots. If r stayed among the waiting calls, it would delay the
+// calls behind it for two polls. r may have slots because of an answer that was lost.
 func (r *Reservation) leave() {
 	r.l.mu.Lock()
 	defer r.l.mu.Unlock()

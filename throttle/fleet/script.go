@@ -9,7 +9,7 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// An answer is what the script returned: integers, in the form in which the client returns them.
+// An answer is the list of integers that the script returned, with the types that the client chose.
 type answer []any
 
 // at returns the integer at an index.
@@ -18,7 +18,7 @@ func (a answer) at(i int) int64 {
 	return n
 }
 
-// parseReply returns the answer in r, which must have at least two integers.
+// parseReply returns the answer in r. It returns an error if the answer has fewer than two integers.
 func parseReply(r Reply) (answer, error) {
 	a, _ := r.Value.([]any)
 	ok := len(a) >= 2
@@ -32,13 +32,13 @@ func parseReply(r Reply) (answer, error) {
 	return a, r.Err
 }
 
-// eval runs the script within Timeout.
+// eval runs the script, and waits for its answer for at most Timeout.
 func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args ...any) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	value, err := cfg.Eval(ctx, script, keys, args...)
 	if err == nil && ctx.Err() != nil {
-		err = ctx.Err() // an answer that comes too late has taken its tokens and admits no call
+		err = ctx.Err() // an answer that comes too late admits no call, although it has taken the call's tokens
 	}
 	a, err := parseReply(Reply{value, err})
 	l.mu.Lock()
@@ -50,8 +50,9 @@ func (l *Limits) eval(ctx context.Context, cfg *Config, keys []string, args ...a
 	return a, err
 }
 
-// redisNow returns the current time of Redis's clock, as far as it is known. Since the last answer it follows our
-// monotonic clock: a settlement would seem to be too late if our wall clock was set.
+// redisNow returns the current time of Redis's clock, as far as it is known. The time since the last answer is
+// measured with this process's monotonic clock. If it were measured with the wall clock, a settlement could seem to
+// be late after the wall clock was set.
 func (l *Limits) redisNow() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,8 +62,9 @@ func (l *Limits) redisNow() time.Time {
 	return l.redisTime.Add(time.Since(l.readAt))
 }
 
-// take asks Redis to take the costs of r. If Redis's clock is not within the times of a calendar that were sent, it
-// answers with its time, and take asks again.
+// take requests that Redis takes the costs of r. The request contains the periods of the calendars around the time
+// that redisNow returns. If Redis's clock is not within these periods, the answer has Redis's time, and take sends
+// the request again.
 func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err error) {
 	for range 2 {
 		args := append(make([]any, 0, 3+4*len(r.meters)), "take", r.id, ticket)
@@ -87,8 +89,8 @@ func (r *Reservation) take(ctx context.Context, ticket int64) (a answer, err err
 	return a, err
 }
 
-// refusal returns the error of the meter that refuses for the longest time, and the time until the next poll; -1 if
-// no call waits for the meters that refuse.
+// refusal returns the error of the meter that refuses for the longest time. poll is the time until the next poll. If no
+// call waits for a meter that refuses, poll is -1.
 func (r *Reservation) refusal(a answer) (e *throttle.LimitedError, poll time.Duration) {
 	for i := range r.meters {
 		m, fields := &r.meters[i], a[4+3*i:]

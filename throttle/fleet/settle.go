@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A settlement is a call that is sent to Redis in the background, until it succeeds or was repeated ten times.
+// A settlement is a call that is sent to Redis in the background. After an error, it is sent again, at most ten
+// times.
 type settlement struct {
 	Call
 	tries int
@@ -20,7 +21,7 @@ const (
 	maxTries     = 11
 )
 
-// enqueue has c sent in the background. l.mu is held.
+// enqueue sends c in the background. If maxUnsettled calls are pending, enqueue drops c. l.mu is held.
 func (l *Limits) enqueue(c Call) {
 	if l.stats.Unsettled >= maxUnsettled {
 		l.stats.NeverSettled++
@@ -30,7 +31,7 @@ func (l *Limits) enqueue(c Call) {
 	l.send(settlement{Call: c})
 }
 
-// send has s sent together with the others that are due. l.mu is held.
+// send sends s in the background, together with the other settlements that are due. l.mu is held.
 func (l *Limits) send(s settlement) {
 	l.due = append(l.due, s)
 	if !l.sending {
@@ -62,7 +63,7 @@ func (l *Limits) sendAll() {
 	}
 }
 
-// sent records the reply to a settlement. A settlement that failed is sent again after RetryEvery.
+// sent records the reply to a settlement. If the settlement failed, sent sends it again after RetryEvery.
 func (l *Limits) sent(cfg *Config, s settlement, r Reply) {
 	a, err := parseReply(r)
 	l.mu.Lock()
@@ -87,7 +88,7 @@ func (l *Limits) sent(cfg *Config, s settlement, r Reply) {
 	l.wakeClose()
 }
 
-// evalEach runs calls together, within a time.
+// evalEach runs calls together. within is the maximum time for all of them.
 func (l *Limits) evalEach(cfg *Config, within time.Duration, calls []Call) []Reply {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()

@@ -10,23 +10,23 @@ import (
 	"github.com/go-resilience/resilience/throttle/internal/events"
 )
 
-// Stats are the metrics of [Limits] in this process. Counters never decrease. Settlements and renewals that
-// are sent together are one round trip.
+// Stats are the metrics of [Limits] in this process. Counters never decrease. Settlements and renewals that are sent
+// together count as one round trip.
 type Stats struct {
 	Admitted      int64                     `counter:"calls{outcome=admitted,reason=}"`
 	Refusals      map[throttle.Reason]int64 `counter:"calls{outcome=refused,reason=*}"` // every reason has an entry
-	AdmittedLocal int64                     `counter:"calls.local"`                     // of Admitted, by Local or Admit
-	RoundTrips    int64                     `counter:"redis.calls"`                     // to Redis
-	Failed        int64                     `counter:"redis.failures"`                  // calls not decided in time
+	AdmittedLocal int64                     `counter:"calls.local"`                     // calls that OnOutage admitted
+	RoundTrips    int64                     `counter:"redis.calls"`                     // round trips to Redis
+	Failed        int64                     `counter:"redis.failures"`                  // calls not decided by Redis
 	Forgiven      int64                     `counter:"tokens.forgiven"`                 // debt beyond a burst or quota
-	Unsettled     int                       `gauge:"settlements.pending"`               // that have not reached Redis yet
-	LateSettled   int64                     `counter:"settlements{result=late}"`        // that came too late to count
-	NeverSettled  int64                     `counter:"settlements{result=lost}"`        // that never reached Redis
+	Unsettled     int                       `gauge:"settlements.pending"`               // settlements not yet in Redis
+	LateSettled   int64                     `counter:"settlements{result=late}"`        // settlements too late to count
+	NeverSettled  int64                     `counter:"settlements{result=lost}"`        // settlements that Redis never got
 	LostSlots     int64                     `counter:"slots.lost"`                      // reservations that lost slots
-	Down          bool                      `gauge:"down"`                              // a node cannot be reached
+	Down          bool                      `gauge:"down"`                              // whether a node cannot be reached
 }
 
-// newStats returns Stats with an entry for every reason for which calls are refused here.
+// newStats returns Stats. Refusals has an entry for every reason for which Limits refuse calls.
 func newStats() Stats {
 	return Stats{Refusals: map[throttle.Reason]int64{
 		throttle.OverLimit: 0, throttle.OverQuota: 0, throttle.CoolingDown: 0, throttle.WaitTooLong: 0,
@@ -38,7 +38,7 @@ func newStats() Stats {
 func (l *Limits) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tryAll(l.setting.Load()) // without calls, nothing else would find out that an outage is over
+	l.tryAll(l.setting.Load()) // without calls, no other code notices that an outage has ended
 	s := l.stats
 	s.Refusals = maps.Clone(s.Refusals)
 	for _, n := range l.nodes {
@@ -47,8 +47,8 @@ func (l *Limits) Stats() Stats {
 	return s
 }
 
-// Observe calls f with each event until stop is called. The kinds are EventRefused, EventOutageBegan and
-// EventOutageEnded, whose Key is the node.
+// Observe calls f with each event until stop is called. The kinds of the events are EventRefused, EventOutageBegan
+// and EventOutageEnded. The Key of the outage events is the node.
 func (l *Limits) Observe(f func(context.Context, throttle.Event)) (stop func()) {
 	return l.observers.Observe(f)
 }
@@ -70,17 +70,18 @@ func (l *Limits) Describe() policy.Description {
 	}
 }
 
-// describe converts e to the form that the tools read.
+// describe converts e to an event of package policy.
 func describe(e throttle.Event) policy.Event {
 	return events.Describe(e.Name, e.Key, string(e.Kind), string(e.Reason), e.Waited, e.Err)
 }
 
-// health reports the worst trouble of a node: as a failure if calls are refused because of it, or return an error.
+// health reports the worst trouble of a node. A trouble is a failure if calls are refused or return an error because
+// of the trouble.
 func (l *Limits) health() policy.Health {
 	cfg := l.setting.Load()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tryAll(cfg) // without calls, nothing else would find out that an outage is over
+	l.tryAll(cfg) // without calls, no other code notices that an outage has ended
 	var worst policy.Health
 	for _, n := range l.nodes {
 		h := policy.Health{Status: policy.Warn, State: string(n.trouble), Err: n.err}

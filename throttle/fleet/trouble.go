@@ -7,21 +7,22 @@ import (
 	"github.com/go-resilience/resilience/internal/reply"
 )
 
-// A trouble is what an error of Eval means for other calls.
+// A trouble is the effect that an error of Eval has on other calls.
 type trouble string
 
 const (
 	nodeDown  trouble = "store_down"     // the node cannot decide about any call
 	nodeFull  trouble = "store_full"     // the node has no memory, so it admits no call
 	nodeWrong trouble = "store_rejects"  // the node rejects the script until its configuration is changed
-	callOnly  trouble = "call_undecided" // other calls are not affected
+	callOnly  trouble = "call_undecided" // the error does not affect other calls
 )
 
-// isOutage reports whether no call may ask the node.
+// isOutage reports whether no call may use the node.
 func (t trouble) isOutage() bool { return t == nodeDown || t == nodeFull }
 
-// troubleOf classifies an error of Eval. An error is a reply of the server if it has the method RedisError, as
-// those of go-redis have, or begins with a known code. Every other error means that the node is down.
+// troubleOf classifies an error of Eval. An error is a reply of the server if the error has the method RedisError, as
+// the errors of go-redis have, or if its text begins with a known code. Every other error means that the node is
+// down.
 func troubleOf(err error) trouble {
 	text := err.Error()
 	replied, isReply := errors.AsType[interface {
@@ -36,7 +37,7 @@ func troubleOf(err error) trouble {
 	case "OOM":
 		return nodeFull
 	case "CLUSTERDOWN":
-		if strings.Contains(message, "hash slot not served") { // other slots are
+		if strings.Contains(message, "hash slot not served") { // the node may serve other hash slots
 			return callOnly
 		}
 		return nodeDown
