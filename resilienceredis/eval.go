@@ -16,16 +16,17 @@ import (
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
-// Eval returns the Eval of package fleet, redisstore and redislease: it runs a script on the node that has the keys,
-// by its hash if the server knows it, and by its text if the server does not, or does not permit EVALSHA.
+// Eval returns the Eval of package fleet, redisstore and redislease. It runs a script on the node that has the keys.
+// It sends the hash of the script. If the server does not know the hash or does not permit EVALSHA, Eval sends the
+// script's text.
 //
-// client should have ContextTimeoutEnabled, so that ctx bounds the call, and MaxRetries: -1, so that a script
-// whose answer was lost does not run again. A ClusterClient still runs it again, up to MaxRedirects times, if the
-// connection ends: then a call of a fleet has taken its tokens twice.
+// client should have ContextTimeoutEnabled, so that ctx bounds the call. client should also have MaxRetries: -1, so
+// that a script does not run again if its answer was lost. If the connection ends, a ClusterClient still runs the
+// script again, up to MaxRedirects times. Then a call of a fleet has taken its tokens twice.
 //
-// After an error that is not a reply, such as a refused connection, a ClusterClient reloads the state of its
-// cluster in the background. By itself it does so once a minute, and would call a dead master although its replica
-// has taken over.
+// After an error that is not a reply, such as a refused connection, Eval makes a ClusterClient reload the state of
+// its cluster in the background. Without Eval, a ClusterClient reloads the state once a minute. Until then, it would
+// call a dead master although a replica has taken over.
 func Eval(client redis.Scripter) func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	s := &scripts{client: client}
 	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
@@ -35,13 +36,13 @@ func Eval(client redis.Scripter) func(ctx context.Context, script string, keys [
 	}
 }
 
-// scripts are the scripts of a client, with their hashes.
+// scripts are the scripts that a client has run, with their hashes.
 type scripts struct {
 	client   redis.Scripter
 	textOnly atomic.Bool // the server does not permit EVALSHA
 
 	mu    sync.Mutex
-	known []knownScript // a few; a map would read the whole of a text at each call
+	known []knownScript // a few scripts; a map would read a whole text in each call
 }
 
 type knownScript struct {
@@ -49,7 +50,7 @@ type knownScript struct {
 	*redis.Script
 }
 
-// find returns the script with a text.
+// find returns the script with the given text.
 func (s *scripts) find(text string) *redis.Script {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,7 +63,7 @@ func (s *scripts) find(text string) *redis.Script {
 	return s.known[len(s.known)-1].Script
 }
 
-// run runs a script by its hash or, if that is not possible, by its text.
+// run runs a script by its hash. If the server does not accept the hash, run sends the script's text.
 func (s *scripts) run(ctx context.Context, script *redis.Script, keys []string, args []any) (any, error) {
 	if s.textOnly.Load() {
 		return script.Eval(ctx, s.client, keys, args...).Result()
@@ -79,8 +80,8 @@ func (s *scripts) run(ctx context.Context, script *redis.Script, keys []string, 
 	return v, err
 }
 
-// withoutHash reports whether err is the reply of a server that does not permit EVALSHA: by its access rules, because
-// the command was renamed or disabled, or because a proxy does not know it.
+// withoutHash reports whether err is the reply of a server that does not permit EVALSHA. Its access rules may forbid
+// the command, the command may be renamed or disabled, or a proxy may not know the command.
 func withoutHash(err error) bool { return forbids(err, "evalsha") }
 
 // withoutEval reports whether err is the reply of a server that does not permit EVAL.
@@ -96,7 +97,7 @@ func forbids(err error, command string) bool {
 	if !strings.HasPrefix(text, "noperm") && !strings.HasPrefix(text, "unknown command") {
 		return false
 	}
-	for _, quote := range []string{"'", "`", `"`} { // in which servers put the name of the command
+	for _, quote := range []string{"'", "`", `"`} { // servers put the command's name in one of these quotes
 		if strings.Contains(text, quote+command+quote) {
 			return true
 		}
@@ -104,16 +105,16 @@ func forbids(err error, command string) bool {
 	return false
 }
 
-// reloadAfter has a ClusterClient reload the state of its cluster if err is not a reply.
+// reloadAfter makes a ClusterClient reload the state of its cluster if err is an error that is not a reply.
 func reloadAfter(ctx context.Context, client any, err error) {
 	var answer redis.Error
 	if c, ok := client.(interface{ ReloadState(context.Context) }); ok && err != nil && !errors.As(err, &answer) {
-		c.ReloadState(ctx) // returns immediately
+		c.ReloadState(ctx) // ReloadState returns immediately
 	}
 }
 
-// EvalEach returns the EvalEach of package fleet: it runs scripts in one pipeline, or one for each node of a cluster.
-// client is as for [Eval].
+// EvalEach returns the EvalEach of package fleet. It runs scripts in one pipeline or, on a cluster, in one pipeline
+// for each node. client should have the options that [Eval] describes.
 func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
 	return func(ctx context.Context, calls []fleet.Call) []fleet.Reply {
 		replies := make([]fleet.Reply, len(calls))
@@ -125,7 +126,7 @@ func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fl
 		byText := slices.DeleteFunc(all, func(i int) bool {
 			return !redis.HasErrorPrefix(replies[i].Err, "NOSCRIPT") && !withoutHash(replies[i].Err)
 		})
-		if len(byText) > 0 { // after a restart of the server, or if it does not permit EVALSHA
+		if len(byText) > 0 { // after a restart of the server, or if the server does not permit EVALSHA
 			pipeline(ctx, client, calls, byText, replies, (*redis.Script).Eval)
 		}
 		for _, r := range replies {
@@ -135,7 +136,7 @@ func EvalEach(client redis.UniversalClient) func(ctx context.Context, calls []fl
 	}
 }
 
-// pipeline sends those of calls whose indexes are in which, in one pipeline, and stores their replies.
+// pipeline sends, in one pipeline, the calls whose indexes are in which, and stores their replies.
 func pipeline(
 	ctx context.Context, client redis.UniversalClient, calls []fleet.Call, which []int, replies []fleet.Reply,
 	eval func(*redis.Script, context.Context, redis.Scripter, []string, ...any) *redis.Cmd,
@@ -151,34 +152,34 @@ func pipeline(
 	}
 }
 
-// Node returns the Node of package fleet: the address of the master that has a key. It sends nothing: client must
-// be the client of [Eval], whose calls load the state of the cluster.
+// Node returns the Node of package fleet. It returns the address of the master that has a key. Node sends nothing to
+// Redis. So client must be the client of [Eval], because the calls of Eval load the state of the cluster.
 func Node(client *redis.ClusterClient) func(key string) string {
 	ended, cancel := context.WithCancel(context.Background())
-	cancel() // otherwise calls would wait here for a cluster that hangs, without their ctx and Timeout
+	cancel() // without cancel, Node would wait for a cluster that hangs, and ignore the call's ctx and Timeout
 	return func(key string) string {
 		master, err := client.MasterForKey(ended, key)
 		if err != nil {
-			return "" // all keys without a known master share one outage
+			return "" // all keys without a known master have the same node, so they share its outages
 		}
 		return master.Options().Addr
 	}
 }
 
-// idleTimeout is the time without a message after which Subscribe pings the server, and the time that the answer may
-// take.
+// idleTimeout is the time without a message after which Subscribe pings the server. It is also the maximum time that
+// Subscribe waits for the answer to the ping.
 const idleTimeout = 10 * time.Second
 
-// Subscribe returns the Subscribe of redisstore: it subscribes to a channel, calls subscribed after Redis has
-// confirmed that, and message for each message, until ctx ends or the connection is lost. It does not reconnect,
-// because its caller must know that messages may be missing. A connection is also lost if the server sends nothing
-// for 10 seconds and does not answer a PING within another 10. After an error, a ClusterClient reloads the state
-// of its cluster, as for [Eval].
+// Subscribe returns the Subscribe of redisstore. It subscribes to a channel and calls subscribed after Redis has
+// confirmed the subscription. Then it calls message for each message, until ctx ends or the connection is lost. It
+// does not reconnect, because its caller must know that messages may be missing. The connection counts as lost if the
+// server sends nothing for 10 seconds and does not answer a PING within another 10 seconds. After an error, Subscribe
+// makes a ClusterClient reload the state of its cluster, as [Eval] does.
 func Subscribe(
 	client redis.UniversalClient,
 ) func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error {
 	return func(ctx context.Context, channel string, subscribed func(), message func(payload string)) (failure error) {
-		ctx = &call{Context: ctx} // no policies
+		ctx = &call{Context: ctx} // no policies apply within a call
 		defer func() {
 			if ctx.Err() == nil {
 				reloadAfter(ctx, client, failure)

@@ -1,4 +1,4 @@
-// Package resilienceredis runs the commands of github.com/redis/go-redis/v9 under policies, and provides the
+// Package resilienceredis runs the commands of github.com/redis/go-redis/v9 under policies. It also provides the
 // functions through which throttle/fleet, redisstore and redislease use Redis.
 //
 //	rdb := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1})
@@ -22,43 +22,47 @@
 //
 // # How replies are classified
 //
-// A reply of a server that works is an answer for the policies: redis.Nil, WRONGTYPE, NOSCRIPT, an error of a
-// script, MOVED, ASK, NOAUTH, NOPERM and so on. A reply of a server that cannot serve the command is a failure:
-// LOADING, BUSY, OOM, MISCONF, READONLY, NOREPLICAS, MASTERDOWN, NOMASTERLINK, CLUSTERDOWN, TRYAGAIN, too many
-// clients, a blocking command that ended because the server has become a replica, and an EXEC or a script that
-// failed with one of these. Network errors are failures. A pool that has no free connection within its
-// PoolTimeout, or because of MaxActiveConns, refuses: nothing was sent. If the caller's ctx ends, the call counts
-// neither as a success nor as a failure. The caller gets the error of go-redis unchanged, redis.Nil as redis.Nil,
-// or the refusal of a policy.
+// For the policies, a reply of a server that works is an answer: redis.Nil, WRONGTYPE, NOSCRIPT, an error of a
+// script, MOVED, ASK, NOAUTH, NOPERM and so on. A reply of a server that cannot serve the command is a failure. These
+// replies are LOADING, BUSY, OOM, MISCONF, READONLY, NOREPLICAS, MASTERDOWN, NOMASTERLINK, CLUSTERDOWN, TRYAGAIN, too
+// many clients, the end of a blocking command because the server has become a replica, and an EXEC or a script that
+// failed with one of these replies.
+//
+// Network errors are failures. If a pool has no free connection within its PoolTimeout, or because of MaxActiveConns,
+// the call is refused, because nothing was sent. If the caller's ctx ends, the call counts neither as a success nor
+// as a failure. The caller gets the error of go-redis unchanged, including redis.Nil, or the refusal of a policy.
 //
 // # Servers that hang
 //
-// A breaker does not count a call whose caller's deadline passes before the Patience of its Config, 0.9s by
-// default. So a server that hangs opens no breaker for callers with shorter deadlines, unless the innermost policy
-// is a resilience.Timeout that is shorter than these.
+// A breaker does not count a call if the caller's deadline passes before the Patience of the breaker's Config, 0.9s
+// by default. So if callers have shorter deadlines, a server that hangs opens no breaker. To count these calls, add
+// a resilience.Timeout as the innermost policy, with a time that is shorter than the callers' deadlines.
 //
-// A limit of throttle/fleet, a redisstore and a redislease are such callers. They handle outages by themselves:
-// give them a client without a Hook.
+// A limit of throttle/fleet, a redisstore and a redislease are callers with short deadlines. They handle outages
+// without policies: give them a client without a Hook.
 //
 // # Retries
 //
-// A Client retries by itself, MaxRetries times (3), within the policies: a command counts once, however often it
-// was sent. To switch that off, set MaxRetries: -1, and make a Retrier the first policy in Node for commands that
-// may be repeated. A ClusterClient resends up to MaxRedirects times, perhaps to other nodes, outside of the
-// policies, and a Ring up to MaxRetries times: each attempt counts at its node.
+// A Client retries a command up to MaxRetries times, 3 by default. The policies enclose these retries, so the command
+// counts once, however often it was sent. To switch the retries off, set MaxRetries: -1. For commands that may be
+// repeated, make a Retrier the first policy in Node.
 //
-// A Client also dials five times, 100 ms apart, within one command, so a server that refuses connections seems to be
-// slow. To switch that off, set DialerRetries: 1.
+// A ClusterClient sends a command again up to MaxRedirects times, perhaps to other nodes. A Ring does so up to
+// MaxRetries times. These retries are outside of the policies: each attempt is a call under the policies of the node
+// that gets it.
 //
-// A dial, and the commands that set up a connection, are part of the command that needs the connection, and count
-// once, with it. [Subscribe] is under no policy. Of another PubSub, the commands that set up its connection are
-// calls, and nothing else is.
+// A Client also dials up to five times within one command, with pauses of 100 ms. So a server that refuses
+// connections seems to be slow. To switch the repeated dials off, set DialerRetries: 1.
 //
-// # A cluster that changes
+// A dial and the commands that set up a connection are part of the command that needs the connection. They do not
+// count as calls of their own. [Subscribe] uses no policies. If another PubSub sets up a connection, the commands of
+// the setup are calls under the policies. Nothing else that a PubSub does is a call.
 //
-// go-redis reloads the state of a cluster once a minute, and after a redirect, but not after a refused connection.
-// The functions [Eval], [EvalEach] and [Subscribe] have it reloaded after every error that is not a reply. They
-// work again within about two seconds after the replica of a dead master has taken over.
+// # Failover in a cluster
+//
+// go-redis reloads the state of a cluster once a minute and after a redirect, but not after a refused connection.
+// After every error that is not a reply, the functions [Eval], [EvalEach] and [Subscribe] make go-redis reload the
+// state. If a master dies and its replica takes over, these functions work again within about two seconds.
 //
 // docs/protocol.md of the module describes how errors are classified. Replies are documented at
 // https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors.
@@ -78,16 +82,16 @@ import (
 
 // A Config configures the policies of a client.
 type Config struct {
-	// Node returns the policies for a node, by its address. It is called once for a Client and once for each node of a
-	// ClusterClient or a Ring, possibly by several goroutines. Required.
+	// Node returns the policies for the node with the address addr. For a Client, Node is called once. For a
+	// ClusterClient or a Ring, Node is called once for each node, possibly by several goroutines. Required.
 	Node func(addr string) resilience.Middleware
 }
 
-// Hook runs the commands and the pipelines of client under policies. A pipeline is one call, and so is a
-// transaction. Call Hook before client is used. It panics if client is neither a *redis.Client nor a
-// *redis.ClusterClient nor a *redis.Ring.
+// Hook runs the commands and the pipelines of client under policies. A pipeline or a transaction is one call. Call
+// Hook before client is used. Hook panics if client is not a *redis.Client, a *redis.ClusterClient or a *redis.Ring.
 //
-// Every refused command has the error of the policy that refused it, including each command of a pipeline.
+// If a policy refuses a command, the command has the error of this policy. If a policy refuses a pipeline, each
+// command of the pipeline has the error.
 func Hook(client redis.UniversalClient, cfg Config) {
 	node := func(c *redis.Client) { c.AddHook(&hook{cfg.Node(c.Options().Addr)}) }
 	switch c := client.(type) {
@@ -96,7 +100,7 @@ func Hook(client redis.UniversalClient, cfg Config) {
 	case *redis.ClusterClient:
 		c.OnNewNode(node)
 	case *redis.Ring:
-		c.OnNewNode(node) // is not called for the shards that exist since NewRing
+		c.OnNewNode(node) // OnNewNode does not call node for the shards that NewRing has created
 		for _, shard := range c.GetShardClients() {
 			node(shard)
 		}
@@ -108,7 +112,7 @@ func Hook(client redis.UniversalClient, cfg Config) {
 // A hook runs the commands of one node under policies.
 type hook struct{ policies resilience.Middleware }
 
-// A call is the ctx of a command or a pipeline in flight. The commands that set up its connection are part of it.
+// A call is the ctx of a command or a pipeline in flight. The commands that set up its connection have the same call.
 type call struct {
 	context.Context
 	cmd  redis.Cmder
@@ -132,7 +136,7 @@ func callOf(ctx context.Context) *call {
 	return c
 }
 
-// DialHook adds no policies: a dial is part of the command that needs it.
+// DialHook adds no policies, because a dial is part of the command that needs the connection.
 func (h *hook) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 // ProcessHook runs a command under the policies.
@@ -152,7 +156,7 @@ func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// ProcessPipelineHook runs a pipeline under the policies, as one call.
+// ProcessPipelineHook runs a pipeline under the policies. The pipeline is one call.
 func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	guarded := h.policies(func(ctx context.Context) error {
 		c := callOf(ctx)
@@ -185,8 +189,8 @@ func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	}
 }
 
-// withoutVerdict returns the error of go-redis within a verdict, because callers compare it with redis.Nil and the
-// like. It returns other errors unchanged.
+// withoutVerdict returns the error of go-redis that a verdict contains, because callers compare errors with redis.Nil
+// and the like. It returns other errors unchanged.
 func withoutVerdict(err error) error {
 	if v, ok := err.(*verdict); ok {
 		return v.error
@@ -200,7 +204,7 @@ func failed(cmd redis.Cmder) bool {
 	return err != nil && !resilience.Answered(err)
 }
 
-// A verdict is an error of go-redis with the methods by which policies classify errors.
+// A verdict is an error of go-redis with the methods that policies use to classify errors.
 type verdict struct {
 	error
 	answered, refused bool
@@ -210,7 +214,7 @@ func (v *verdict) Unwrap() error  { return v.error }
 func (v *verdict) Refused() bool  { return v.refused }
 func (v *verdict) Answered() bool { return v.answered }
 
-// classified returns err with the methods by which policies classify it.
+// classified returns err with the methods that policies use to classify errors.
 func classified(err error) error {
 	if err == nil {
 		return nil
@@ -225,16 +229,16 @@ func classified(err error) error {
 	return &verdict{err, true, false}
 }
 
-// cannotServe reports whether an error reply means that the server cannot serve the command now. Other replies are
-// about the command or its client.
+// cannotServe reports whether an error reply means that the server cannot serve the command now. Other replies
+// concern the command or its client.
 func cannotServe(err string) bool {
 	text := replyText(err)
 	code, _, _ := strings.Cut(text, " ")
 	switch code {
 	case "LOADING", "BUSY", // the server is busy
 		"OOM", "MISCONF", // the server has no memory, or cannot write to its disk
-		"READONLY", "NOREPLICAS", "MASTERDOWN", "NOMASTERLINK", // the server is a replica, or has none
-		"CLUSTERDOWN", "TRYAGAIN": // the slot has no master, or moves
+		"READONLY", "NOREPLICAS", "MASTERDOWN", "NOMASTERLINK", // the server is a replica, lost its master, or lacks replicas
+		"CLUSTERDOWN", "TRYAGAIN": // the hash slot of the key has no master, or is moving to another node
 		return true
 	case "UNBLOCKED":
 		return strings.Contains(text, "instance state changed") // the server has become a replica
