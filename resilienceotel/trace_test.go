@@ -230,8 +230,8 @@ func TestTransportCountsResends(t *testing.T) {
 	retries := retry.New(retry.Config{Backoff: retry.Constant(time.Microsecond)})
 	chain := &http.Client{Transport: &resiliencehttp.Transport{Middleware: resilience.Chain(tel.Call("api"), retries.Wrap, tel.Attempt("api"))}}
 	made := resiliencehttp.NewClient(resiliencehttp.ClientConfig{
-		Retry:     retries.Wrap,
-		Base: &resiliencehttp.Transport{Middleware: tel.Attempt("api")},
+		Retry: retries.Wrap,
+		Base:  &resiliencehttp.Transport{Middleware: tel.Attempt("api")},
 	})
 	made.Transport = &resiliencehttp.Transport{Base: made.Transport, Middleware: tel.Call("api")}
 	for name, client := range map[string]*http.Client{"a chain": chain, "a client of NewClient": made} {
