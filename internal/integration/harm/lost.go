@@ -9,17 +9,10 @@ var Lost = map[string]string{
 	"gRPC/5 3s":       openFor,
 	"gRPC/5 30s":      openFor + ", and a Timeout of 2s for calls that may take longer",
 
-	"cacheaside/hang":       shards,
-	"cacheaside/restart":    shards,
-	"cacheaside/node hangs": shards,
-	"cacheaside/node dies":  shards,
-	"cacheaside/value":      "cacheaside: a failed Fill keeps its lease and counts as an outage of the shard",
-
 	"saga/SQLite clock": "saga: only the clock of the store says when an owner has died",
 	"saga/SQLite hung":  "saga: Health and events ignore a hung attempt",
 }
 
 const (
 	openFor = "resiliencegrpc: its docs recommend a breaker that opens for 30s"
-	shards  = "cacheaside: each shard pays for the same outage"
 )
