@@ -248,10 +248,6 @@ type pipeBody struct {
 
 func (b *pipeBody) Close() error { b.closed.Add(1); return b.pipe.Close() }
 
-type closerFunc func() error
-
-func (f closerFunc) Close() error { return f() }
-
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
@@ -536,20 +532,6 @@ func TestBodyThatIsClosedAsItIsReadIsNotAtFault(t *testing.T) {
 	_, err := transport.RoundTrip(req)
 	require.Equal(t, reset, err)
 	require.Equal(t, []behavior.Kind{behavior.Failed}, seen.kinds)
-}
-
-// endsBy returns a ctx that ends after a second by a "Deadline" or a "Cancel", or not at all.
-func endsBy(t *testing.T, by string) context.Context {
-	ctx, cancel := context.WithCancel(t.Context())
-	t.Cleanup(cancel)
-	switch by {
-	case "Deadline":
-		ctx, cancel = context.WithTimeout(ctx, time.Second)
-		t.Cleanup(cancel)
-	case "Cancel":
-		time.AfterFunc(time.Second, cancel)
-	}
-	return ctx
 }
 
 func TestBodyThatBreaksBecauseTheCallerLeavesIsTheCallersEnd(t *testing.T) {
