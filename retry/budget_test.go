@@ -116,6 +116,24 @@ func TestBudgetTakesOneForEachRetry(t *testing.T) {
 	})
 }
 
+func TestBudgetIsNotChargedAfterRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := retry.NewBudget(retry.BudgetConfig{Ratio: retry.None, PerSecond: 1})
+		r := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(time.Millisecond), Budget: b})
+		for range 20 {
+			calls := 0
+			require.NoError(t, r.Do(t.Context(), func(context.Context) error {
+				if calls++; calls <= 2 {
+					return refusal{retryable: true}
+				}
+				return nil // the first attempt that reaches the dependency
+			}))
+		}
+		require.Equal(t, int64(10), b.Stats().Left)
+		require.Zero(t, b.Stats().OverBudget)
+	})
+}
+
 func TestBudgetRefills(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := retry.NewBudget(retry.BudgetConfig{Ratio: 0.5, PerSecond: 1})
