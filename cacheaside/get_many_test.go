@@ -733,7 +733,7 @@ func TestGetManyRemovesOldValuesTogether(t *testing.T) {
 		})
 		defer c.Close()
 		synctest.Wait()
-		keys := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9} // of ten shards
+		keys := []int{0, 1, 2, 3, 4, 5, 6, 7} // of eight shards, as many as are called at once
 		_, err := c.GetMany(t.Context(), keys)
 		require.NoError(t, err)
 		time.Sleep(2 * time.Minute)
@@ -745,8 +745,8 @@ func TestGetManyRemovesOldValuesTogether(t *testing.T) {
 		values, err := c.GetMany(t.Context(), keys)
 		require.NoError(t, err)
 		require.Empty(t, values)
-		require.Equal(t, 3*time.Second, time.Since(start), "one of them for the load")
-		require.Equal(t, 10, conn.called("Invalidate"))
+		require.Equal(t, 2*time.Second, time.Since(start), "one of them for the load")
+		require.Equal(t, 8, conn.called("Invalidate"))
 		require.Equal(t, 1, log.count(cacheaside.EventNotPropagated))
 		conn.breakShard("3", false)
 		time.Sleep(10 * time.Second)
