@@ -3,8 +3,8 @@ package cacheaside_test
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
