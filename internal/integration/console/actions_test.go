@@ -330,7 +330,7 @@ func TestEightTabsAreLiveAtOnce(t *testing.T) {
 	}
 	circuit.ForceOpen(errDown)
 	for _, p := range tabs {
-		p.shows("The breaker users is forced_open.")
+		p.shows("The breaker users is forced open.")
 	}
 	hide := func(hidden bool) {
 		for _, p := range tabs[:7] {
