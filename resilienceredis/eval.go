@@ -27,11 +27,15 @@ import (
 // After an error that is not a reply, such as a refused connection, Eval makes a ClusterClient reload the state of
 // its cluster in the background. Without Eval, a ClusterClient reloads the state once a minute. Until then, it would
 // call a dead master although a replica has taken over.
+//
+// Redis closes the connection of a client that sends a value that is too large. Eval then also makes the client drop
+// that connection, so that its next command does not fail.
 func Eval(client redis.Scripter) func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	s := &scripts{client: client}
 	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 		v, err := s.run(ctx, s.find(script), keys, args)
 		reloadAfter(ctx, client, err)
+		dropAfter(ctx, client, keys, err)
 		return v, err
 	}
 }
@@ -103,6 +107,19 @@ func forbids(err error, command string) bool {
 		}
 	}
 	return false
+}
+
+// dropAfter makes the client drop a connection that the server closes after the reply err. Redis does so when an
+// argument is too large. The client has put the connection back by then, and would use it for its next command, which
+// would fail although nothing is wrong with it. A read of the script's first key takes that failure instead: the client
+// takes the connection that it put back last.
+func dropAfter(ctx context.Context, client any, keys []string, err error) {
+	reader, ok := client.(interface {
+		Exists(ctx context.Context, keys ...string) *redis.IntCmd
+	})
+	if ok && len(keys) > 0 && redis.HasErrorPrefix(err, "Protocol error") {
+		_ = reader.Exists(ctx, keys[0]).Err()
+	}
 }
 
 // reloadAfter makes a ClusterClient reload the state of its cluster if err is an error that is not a reply.

@@ -389,6 +389,28 @@ func TestEvalReportsWhatIsForbidden(t *testing.T) {
 	}
 }
 
+// TestEvalDropsAClosedConnection has a server that closes the connection after its reply, as Redis does.
+func TestEvalDropsAClosedConnection(t *testing.T) {
+	var got []string
+	rdb := server(func(words []string) string {
+		got = append(got, words[0])
+		switch len(got) {
+		case 1:
+			return "-ERR Protocol error: invalid bulk length"
+		case 2: // the connection ends when the client uses it again
+			return ""
+		}
+		return ":7"
+	}).client(t)
+	eval := resilienceredis.Eval(rdb)
+	_, err := eval(t.Context(), "return 7", []string{"key"}, "large")
+	require.EqualError(t, err, "ERR Protocol error: invalid bulk length")
+	v, err := eval(t.Context(), "return 7", []string{"key"}, "small")
+	require.NoError(t, err)
+	require.Equal(t, int64(7), v)
+	require.Equal(t, []string{"evalsha", "exists", "evalsha"}, got)
+}
+
 // TestEvalReloadsTheCluster has the master of a cluster die after another one has taken over its slots.
 func TestEvalReloadsTheCluster(t *testing.T) {
 	type run func(context.Context, *redis.ClusterClient) error
