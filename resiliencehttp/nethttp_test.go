@@ -50,9 +50,14 @@ func (l *memoryListener) dial(ctx context.Context, _, _ string) (net.Conn, error
 }
 
 // serveMemory returns a transport of net/http whose connections lead to h. Call it in a bubble.
-func serveMemory(t *testing.T, h http.HandlerFunc, protocols *http.Protocols) *http.Transport {
+func serveMemory(
+	t *testing.T, h http.HandlerFunc, protocols *http.Protocols, options ...func(*http.Server),
+) *http.Transport {
 	l := &memoryListener{make(chan net.Conn), make(chan struct{})}
 	server := &http.Server{Handler: h, Protocols: protocols}
+	for _, option := range options {
+		option(server)
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

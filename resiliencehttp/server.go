@@ -3,11 +3,14 @@ package resiliencehttp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/bulkhead"
 )
 
@@ -32,6 +35,17 @@ type Server struct {
 	// response are set, except Content-Type. If OnRefuse writes nothing, the client gets the
 	// problem document. Do not show err to clients: it names the policies of the server.
 	OnRefuse func(w http.ResponseWriter, r *http.Request, err error)
+
+	// BodyIdle is the longest time that a Read of a request's body may wait for the client. It applies to the
+	// handlers within [Server.Bulkhead]: otherwise a client that sends the header and then nothing would keep
+	// its slot. After that time, Read returns a [*resilience.TimeoutError], and net/http closes the connection
+	// (HTTP/1.1) or resets the stream (HTTP/2). BodyIdle does not limit a handler that pauses between Reads,
+	// the body of a CONNECT, or a connection after [http.ResponseController.Hijack]. A client that continues
+	// to send a few bytes is limited only by ReadTimeout of the [http.Server].
+	//
+	// Zero means 30 seconds. [resilience.Unlimited] means no limit, for streams of requests whose sender may
+	// pause. There is no limit either if the ResponseWriter does not support SetReadDeadline.
+	BodyIdle time.Duration
 }
 
 // Bulkhead returns middleware that serves each request in a slot of b. A request that gets
@@ -44,17 +58,21 @@ type Server struct {
 //
 // Priority and Share of b find the level and the share of a request, such as its tenant, in the
 // request's ctx. Put them there from what the server knows about the client. Bulkhead panics if b
-// is nil.
+// is nil or if BodyIdle is negative, except Unlimited.
 func (s Server) Bulkhead(b *bulkhead.Bulkhead) func(http.Handler) http.Handler {
 	if b == nil {
 		panic(errors.New("resiliencehttp: Bulkhead needs a Bulkhead, not nil"))
 	}
+	if s.BodyIdle < 0 && s.BodyIdle != resilience.Unlimited {
+		panic(fmt.Errorf("resiliencehttp: Server: BodyIdle is %v: must be 0 (for the default), more, or Unlimited",
+			s.BodyIdle))
+	}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			// The handler gets r itself and no copy with another ctx: net/http removes the files of its
-			// MultipartForm, and middleware further out looks at the pattern that matched.
+			// The handler gets no copy of r with another ctx: net/http removes the files of r's MultipartForm,
+			// and outer middleware reads the pattern that matched.
 			err := b.Do(r.Context(), func(context.Context) error {
-				next.ServeHTTP(w, r)
+				s.serve(next, w, r)
 				return nil
 			})
 			if err != nil {

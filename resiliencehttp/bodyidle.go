@@ -1,0 +1,77 @@
+package resiliencehttp
+
+import (
+	"cmp"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/go-resilience/resilience"
+)
+
+const defaultBodyIdle = 30 * time.Second
+
+// serve calls next, which holds a slot, with BodyIdle for the body of r.
+func (s Server) serve(next http.Handler, w http.ResponseWriter, r *http.Request) {
+	if s.BodyIdle == resilience.Unlimited || r.Body == nil || r.Body == http.NoBody || r.Method == http.MethodConnect {
+		next.ServeHTTP(w, r)
+		return
+	}
+	b := &idleBody{
+		ReadCloser: r.Body,
+		idle:       cmp.Or(s.BodyIdle, defaultBodyIdle),
+		control:    http.NewResponseController(w),
+		perStream:  r.ProtoMajor > 1,
+	}
+	if server, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok && server.ReadTimeout > 0 {
+		b.until = time.Now().Add(server.ReadTimeout)
+	}
+	if !b.perStream { // net/http may read the body when the handler writes, and clears the deadline at the body's end
+		b.setDeadline()
+	}
+	// r keeps its Body: net/http treats a body of an unknown type as one that was read.
+	inner := *r
+	inner.Body = b
+	defer func() {
+		outer := r.Body
+		*r = inner
+		r.Body = outer
+	}()
+	next.ServeHTTP(w, &inner)
+}
+
+// An idleBody is a request's body whose Reads wait for the client for a limited time.
+type idleBody struct {
+	io.ReadCloser
+	idle      time.Duration
+	until     time.Time // when the server's ReadTimeout passes; zero if there is none
+	control   *http.ResponseController
+	perStream bool // a deadline that passes between two Reads would end the stream
+}
+
+// Read reads from the client for at most idle.
+func (b *idleBody) Read(p []byte) (int, error) {
+	at := b.setDeadline()
+	n, err := b.ReadCloser.Read(p)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		if !at.Equal(b.until) {
+			err = &resilience.TimeoutError{After: b.idle, Err: err}
+		}
+	case b.perStream:
+		_ = b.control.SetReadDeadline(b.until)
+	}
+	return n, err
+}
+
+// setDeadline sets and returns the deadline of the next Read. It is not later than the server's ReadTimeout allows.
+func (b *idleBody) setDeadline() time.Time {
+	at := time.Now().Add(b.idle)
+	if !b.until.IsZero() && b.until.Before(at) {
+		at = b.until
+	}
+	_ = b.control.SetReadDeadline(at) // not every ResponseWriter supports it
+	return at
+}

@@ -1,0 +1,282 @@
+package resiliencehttp_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/resiliencehttp"
+)
+
+// protocolsOf returns HTTP/1.1 and HTTP/2 without TLS.
+func protocolsOf() map[string]*http.Protocols {
+	one, two := new(http.Protocols), new(http.Protocols)
+	one.SetHTTP1(true)
+	two.SetUnencryptedHTTP2(true)
+	return map[string]*http.Protocols{"HTTP/1.1": one, "HTTP/2": two}
+}
+
+// A pausingBody is a body whose parts are sent a pause apart.
+func pausingBody(t *testing.T, pause time.Duration, parts ...string) io.Reader {
+	r, w := io.Pipe()
+	go func() {
+		defer w.Close()
+		for i, part := range parts {
+			if i > 0 {
+				select {
+				case <-time.After(pause):
+				case <-t.Context().Done():
+					return
+				}
+			}
+			if _, err := io.WriteString(w, part); err != nil {
+				return
+			}
+		}
+	}()
+	return r
+}
+
+// readAll returns a handler within one slot that reads its request's body, and the error of the last body.
+func readAll(t *testing.T, s resiliencehttp.Server) (_ http.HandlerFunc, _ *bulkhead.Bulkhead, failed *error) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	failed = new(error)
+	return s.Bulkhead(slots)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(r.Body)
+		if *failed = err; err != nil {
+			http.Error(w, err.Error(), http.StatusRequestTimeout)
+			return
+		}
+		_, _ = w.Write(b)
+	})).ServeHTTP, slots, failed
+}
+
+func TestTricklingClientReturnsItsSlot(t *testing.T) {
+	for name, protocols := range protocolsOf() {
+		for _, idle := range []time.Duration{0, 2 * time.Second, resilience.Unlimited} {
+			limit := idle
+			if idle == 0 {
+				limit = 30 * time.Second
+			}
+			t.Run(name+" "+idle.String(), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					h, slots, failed := readAll(t, resiliencehttp.Server{BodyIdle: idle})
+					base := serveMemory(t, h, protocols)
+					client := &http.Client{Transport: base}
+					ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+					defer cancel()
+					go func() {
+						req, _ := http.NewRequestWithContext(ctx, "POST", "http://a/", pausingBody(t, 2*time.Hour, "a", "b"))
+						if resp, err := client.Do(req); err == nil {
+							_ = resp.Body.Close()
+						}
+					}()
+					synctest.Wait()
+					require.Equal(t, 1, slots.Stats().InFlight)
+					time.Sleep(max(limit, 0) - time.Millisecond)
+					require.Equal(t, 1, slots.Stats().InFlight)
+					time.Sleep(2 * time.Millisecond)
+					if idle == resilience.Unlimited {
+						require.Equal(t, 1, slots.Stats().InFlight)
+						cancel()
+						synctest.Wait()
+						return
+					}
+					require.Zero(t, slots.Stats().InFlight)
+					passed, ok := errors.AsType[*resilience.TimeoutError](*failed)
+					require.True(t, ok, "%v", *failed)
+					require.Equal(t, limit, passed.After)
+					resp, err := client.Post("http://a/", "text/plain", strings.NewReader("hello"))
+					require.NoError(t, err)
+					require.Equal(t, "hello", text(t, resp))
+				})
+			})
+		}
+	}
+}
+
+func TestSlowBodyWithinBodyIdleIsRead(t *testing.T) {
+	for name, protocols := range protocolsOf() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, _, _ := readAll(t, resiliencehttp.Server{BodyIdle: 2 * time.Second})
+				client := &http.Client{Transport: serveMemory(t, h, protocols)}
+				for range 2 { // on the same connection
+					resp, err := client.Post("http://a/", "text/plain", pausingBody(t, time.Second, "a", "b", "c", "d", "e"))
+					require.NoError(t, err)
+					require.Equal(t, "abcde", text(t, resp))
+					time.Sleep(time.Minute)
+				}
+			})
+		})
+	}
+}
+
+// A handler may pause before it reads the body, between two Reads, and after the body.
+func TestBodyIdleIgnoresPausesOfTheHandler(t *testing.T) {
+	for name, protocols := range protocolsOf() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				slots := bulkhead.New(bulkhead.Config{Limit: 1})
+				s := resiliencehttp.Server{BodyIdle: 2 * time.Second}
+				base := serveMemory(t, s.Bulkhead(slots)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					time.Sleep(time.Minute)
+					var all []byte
+					for p := make([]byte, 1); ; time.Sleep(time.Minute) {
+						n, err := r.Body.Read(p)
+						if all = append(all, p[:n]...); err != nil {
+							break
+						}
+					}
+					time.Sleep(time.Minute)
+					if r.Context().Err() == nil {
+						_, _ = w.Write(all)
+					}
+				})).ServeHTTP, protocols)
+				resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", pausingBody(t, 90*time.Second, "a", "b"))
+				require.NoError(t, err)
+				require.Equal(t, "ab", text(t, resp))
+			})
+		})
+	}
+}
+
+// A handler that does not read the body may write for longer than BodyIdle; net/http reads the body then.
+func TestUnreadBodyDoesNotEndTheResponse(t *testing.T) {
+	for name, protocols := range protocolsOf() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				slots := bulkhead.New(bulkhead.Config{Limit: 1})
+				s := resiliencehttp.Server{BodyIdle: 2 * time.Second}
+				base := serveMemory(t, s.Bulkhead(slots)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					for range 10 {
+						_, _ = io.WriteString(w, "x")
+						_ = http.NewResponseController(w).Flush()
+						select {
+						case <-time.After(time.Second):
+						case <-r.Context().Done():
+							return
+						}
+					}
+				})).ServeHTTP, protocols)
+				resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", strings.NewReader("abc"))
+				require.NoError(t, err)
+				require.Equal(t, strings.Repeat("x", 10), text(t, resp))
+			})
+		})
+	}
+}
+
+// Over HTTP/1.1, net/http reads an unread body when the handler writes, in the handler's slot.
+func TestUnreadTricklingBodyReturnsItsSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slots := bulkhead.New(bulkhead.Config{Limit: 1})
+		s := resiliencehttp.Server{BodyIdle: 2 * time.Second}
+		base := serveMemory(t, s.Bulkhead(slots)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = http.NewResponseController(w).Flush()
+		})).ServeHTTP, nil)
+		start := time.Now()
+		req, err := http.NewRequest("POST", "http://a/", pausingBody(t, time.Hour, "a", "b"))
+		require.NoError(t, err)
+		req.ContentLength = 2
+		resp, err := (&http.Client{Transport: base}).Do(req)
+		require.NoError(t, err)
+		require.Equal(t, 2*time.Second, time.Since(start))
+		require.NoError(t, resp.Body.Close())
+		synctest.Wait()
+		require.Zero(t, slots.Stats().InFlight)
+	})
+}
+
+func TestBodyIdleKeepsReadTimeoutOfTheServer(t *testing.T) {
+	for name, protocols := range protocolsOf() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, slots, failed := readAll(t, resiliencehttp.Server{BodyIdle: 2 * time.Second})
+				base := serveMemory(t, h, protocols, func(s *http.Server) { s.ReadTimeout = 5 * time.Second })
+				go func() {
+					body := pausingBody(t, time.Second, strings.Split(strings.Repeat("x", 20), "")...)
+					if resp, err := (&http.Client{Transport: base}).Post("http://a/", "text/plain", body); err == nil {
+						_ = resp.Body.Close()
+					}
+				}()
+				time.Sleep(5*time.Second - time.Millisecond)
+				require.Equal(t, 1, slots.Stats().InFlight)
+				time.Sleep(2 * time.Millisecond)
+				require.Zero(t, slots.Stats().InFlight)
+				require.Error(t, *failed)
+				_, ok := errors.AsType[*resilience.TimeoutError](*failed)
+				require.False(t, ok, "the limit is the server's")
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
+func TestBodyIdleDoesNotLimitAHijackedConn(t *testing.T) {
+	slots := bulkhead.New(bulkhead.Config{Limit: 1})
+	s := resiliencehttp.Server{BodyIdle: 2 * time.Second}
+	h := s.Bulkhead(slots)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.ReadAll(r.Body); err != nil {
+			return
+		}
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		line, _ := rw.ReadString('\n')
+		_, _ = io.WriteString(conn, line)
+	}))
+	synctest.Test(t, func(t *testing.T) {
+		base := serveMemory(t, h.ServeHTTP, nil)
+		conn, err := base.DialContext(t.Context(), "tcp", "a:80")
+		require.NoError(t, err)
+		defer conn.Close()
+		_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n"+
+			"Content-Length: 1\r\n\r\nx")
+		require.NoError(t, err)
+		r := bufio.NewReader(conn)
+		resp, err := http.ReadResponse(r, nil)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusSwitchingProtocols, resp.StatusCode)
+		time.Sleep(time.Minute)
+		_, err = io.WriteString(conn, "hello\n")
+		require.NoError(t, err)
+		line, err := r.ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "hello\n", line)
+	})
+}
+
+// The middleware restores the request: net/http and outer middleware read what the handler has set.
+func TestBodyIdleKeepsTheFieldsOfTheRequest(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /{name}", func(w http.ResponseWriter, r *http.Request) {
+		require.NoError(t, r.ParseForm())
+	})
+	h := resiliencehttp.Server{}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1}))(mux)
+	r := httptest.NewRequest("POST", "/x", strings.NewReader("a=b"))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	body := r.Body
+	h.ServeHTTP(httptest.NewRecorder(), r)
+	require.Equal(t, "POST /{name}", r.Pattern)
+	require.Equal(t, "b", r.PostForm.Get("a"))
+	require.Equal(t, body, r.Body)
+
+	require.Panics(t, func() {
+		resiliencehttp.Server{BodyIdle: -2}.Bulkhead(bulkhead.New(bulkhead.Config{Limit: 1}))
+	})
+}
