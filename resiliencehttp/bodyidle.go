@@ -31,15 +31,9 @@ func (s Server) serve(next http.Handler, w http.ResponseWriter, r *http.Request)
 	if !b.perStream { // net/http may read the body when the handler writes, and clears the deadline at the body's end
 		b.setDeadline()
 	}
-	// r keeps its Body: net/http treats a body of an unknown type as one that was read.
 	inner := *r
 	inner.Body = b
-	defer func() {
-		outer := r.Body
-		*r = inner
-		r.Body = outer
-	}()
-	next.ServeHTTP(w, &inner)
+	serveCopy(next, w, r, &inner)
 }
 
 // An idleBody is a request's body whose Reads wait for the client for a limited time.

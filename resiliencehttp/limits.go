@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
+	"github.com/go-resilience/resilience/internal/refund"
 	"github.com/go-resilience/resilience/throttle"
 )
 
@@ -38,12 +39,14 @@ type Admitter interface {
 //
 // A request waits for at most the limit's MaxWait. If its client hangs up meanwhile, it is
 // refused, with 503; over HTTP/1.1 that is not noticed before the request's body has been read.
-// Throttle panics if l is nil.
+//
+// If a policy further in refuses the request, in middleware of Server or through [Server.Refuse], the request
+// gets its tokens back. Throttle panics if l is nil.
 func (s Server) Throttle(l *throttle.Limiter) func(http.Handler) http.Handler {
 	if l == nil {
 		panic(errors.New("resiliencehttp: Throttle needs a Limiter, not nil"))
 	}
-	return s.throttle(func(r *http.Request) (throttle.Decision, error) { return l.Admit(r.Context()) })
+	return s.throttle(func(ctx context.Context, _ *http.Request) (throttle.Decision, error) { return l.Admit(ctx) })
 }
 
 // ThrottleBy returns middleware that admits the requests of each key at the rate that limit
@@ -60,23 +63,38 @@ func (s Server) ThrottleBy(limit Admitter, key func(*http.Request) string) func(
 	if key == nil {
 		key = ClientIP()
 	}
-	return s.throttle(func(r *http.Request) (throttle.Decision, error) {
-		return limit.Admit(r.Context(), shortKey(key(r)))
+	return s.throttle(func(ctx context.Context, r *http.Request) (throttle.Decision, error) {
+		return limit.Admit(ctx, shortKey(key(r)))
 	})
 }
 
-func (s Server) throttle(admit func(*http.Request) (throttle.Decision, error)) func(http.Handler) http.Handler {
+func (s Server) throttle(
+	admit func(context.Context, *http.Request) (throttle.Decision, error),
+) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			d, err := admit(r)
+			admission, ctx := refund.Start(r.Context()) // refuse of an inner middleware finds the charges
+			d, err := admit(admission, r)
 			s.tell(w.Header(), d)
 			if err != nil {
 				s.refuse(w, r, err, true)
 				return
 			}
-			next.ServeHTTP(w, r)
+			serveCopy(next, w, r, r.WithContext(ctx))
 		})
 	}
+}
+
+// serveCopy calls next with a copy of r. Afterwards r has the fields that next has set in the copy, except Body:
+// net/http removes the files of r's MultipartForm, outer middleware reads the pattern that matched, and net/http
+// treats a body of another type as one that was read.
+func serveCopy(next http.Handler, w http.ResponseWriter, r, inner *http.Request) {
+	defer func() {
+		body := r.Body
+		*r = *inner
+		r.Body = body
+	}()
+	next.ServeHTTP(w, inner)
 }
 
 // shortKey returns a key from outside as a group keeps it: one of more than 200 bytes is its
@@ -224,6 +242,9 @@ var (
 // was middleware, and no handler got the request: then the fields of the quota are set, and a
 // Content-Encoding is that of a writer that compresses.
 func (s Server) refuse(w http.ResponseWriter, r *http.Request, err error, ahead bool) {
+	if behavior.IsRefused(err) {
+		refund.Of(r.Context()).Refund()
+	}
 	p := problemOf(err)
 	h := w.Header()
 	compressed := ahead && h["Content-Encoding"] != nil

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/retry"
 	"github.com/go-resilience/resilience/throttle"
@@ -253,6 +254,59 @@ func TestFieldsAreStructured(t *testing.T) {
 	}
 	h := resiliencehttp.Server{LimitName: "a\tb~"}.Throttle(throttle.New(throttle.Config{Rate: 1}))(hello)
 	require.Contains(t, get(h).Header().Get("RateLimit"), `"a_b~";`)
+}
+
+// What an inner policy refuses is not charged by the limits outside it, as in throttle.Limiter.Do.
+func TestInnerRefusalReturnsOuterTokens(t *testing.T) {
+	var s resiliencehttp.Server
+	full := bulkhead.New(bulkhead.Config{Limit: 1})
+	_, err := full.Begin(t.Context())
+	require.NoError(t, err)
+	inner := func() *throttle.Limiter { return throttle.New(throttle.Config{Rate: 0.001, Burst: 5}) }
+	handler := inner()
+	own := throttle.New(throttle.Config{Rate: 0.001, Burst: 100})
+	for name, c := range map[string]struct {
+		inner  func(http.Handler) http.Handler
+		served int
+	}{
+		"Throttle": {s.Throttle(inner()), 5},
+		"ThrottleBy": {s.ThrottleBy(throttle.NewGroup(throttle.GroupConfig[string]{
+			Config: throttle.Config{Rate: 0.001, Burst: 5},
+		}), nil), 5},
+		"Bulkhead": {s.Bulkhead(full), 0},
+		"Refuse": {func(next http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, err := own.Admit(r.Context()) // the handler's own limit is charged
+				require.NoError(t, err)
+				if err := handler.Wait(r.Context()); err != nil {
+					require.True(t, s.Refuse(w, r, err))
+					return
+				}
+				next.ServeHTTP(w, r)
+			})
+		}, 5},
+		"Failure": {func(http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				require.True(t, s.Refuse(w, r, context.DeadlineExceeded), "the request was served until then")
+			})
+		}, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			outer := throttle.New(throttle.Config{Rate: 0.001, Burst: 100})
+			tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: outer.Config()})
+			h := s.Throttle(outer)(s.ThrottleBy(tenants, nil)(c.inner(hello)))
+			for range 100 {
+				get(h)
+			}
+			for left := 100 - c.served; left > 0; left-- {
+				require.True(t, outer.Allow(), left)
+				require.True(t, tenants.Allow("192.0.2.1"), left)
+			}
+			require.False(t, outer.Allow())
+			require.False(t, tenants.Allow("192.0.2.1"))
+		})
+	}
+	require.False(t, own.Allow())
 }
 
 // An admitter is a limit that is no pointer.

@@ -11,6 +11,7 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/invalid"
 	"github.com/go-resilience/resilience/internal/keyed"
+	"github.com/go-resilience/resilience/internal/refund"
 	"github.com/go-resilience/resilience/internal/settings"
 	"github.com/go-resilience/resilience/policy"
 )
@@ -133,7 +134,10 @@ func (g *Group[K]) Wait(ctx context.Context, key K) error {
 
 // Admit is like [Limiter.Admit], for the limit of key.
 func (g *Group[K]) Admit(ctx context.Context, key K) (Decision, error) {
-	_, err := g.hold(ctx, key, byCost)
+	h, err := g.hold(ctx, key, byCost)
+	if err == nil {
+		refund.Record(ctx, func() { g.settleKey(key, h, 0) })
+	}
 	m := g.table.Pin(key)
 	defer g.table.Unpin(m)
 	return g.decision(&m.Value, err), err

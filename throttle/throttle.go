@@ -47,6 +47,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/invalid"
+	"github.com/go-resilience/resilience/internal/refund"
 	"github.com/go-resilience/resilience/internal/settings"
 	"github.com/go-resilience/resilience/policy"
 )
@@ -191,7 +192,10 @@ func (l *Limiter) Wait(ctx context.Context) error {
 
 // Admit is like [Limiter.Wait]. It also returns the state of the limit after the call, for the headers of a response.
 func (l *Limiter) Admit(ctx context.Context) (Decision, error) {
-	_, err := l.hold(ctx, byCost)
+	h, err := l.hold(ctx, byCost)
+	if err == nil {
+		refund.Record(ctx, func() { l.settle(&l.meter, h, 0) })
+	}
 	return l.decision(&l.meter, err), err
 }
 
