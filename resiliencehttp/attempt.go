@@ -30,12 +30,13 @@ type call struct {
 	body   *requestBody
 	work   linger.Work
 
-	replayable bool     // the request may be sent more than once
-	final      error    // why nothing more may be sent; nil if something may
-	silent     bool     // the connection of an attempt was silent
-	last       *attempt // the latest with a response
-	chosen     bool     // no other attempt may take the place of last
-	inner      *call    // of a Transport within Base that holds something for the response; mostly nil
+	replayable bool          // the request may be sent more than once
+	fault      *requestError // the request is wrong in itself; mostly nil
+	final      error         // why nothing more may be sent; nil if something may
+	silent     bool          // the connection of an attempt was silent
+	last       *attempt      // the latest with a response
+	chosen     bool          // no other attempt may take the place of last
+	inner      *call         // of a Transport within Base that holds something for the response; mostly nil
 	first      attempt
 }
 
@@ -377,10 +378,10 @@ func (a *attempt) send() error {
 	}
 	if err != nil {
 		a.awaitEnd()
-		if c.Err() != context.Canceled { // a deadline says nothing about a server that was not asked
-			err = &requestError{err}
+		if c.Err() == context.Canceled {
+			return c.finally(err)
 		}
-		return c.finally(err)
+		return c.wrong(err) // even after a deadline: the server did not get the request
 	}
 	a.watchUpload(req)
 	resp, err := c.t.base().RoundTrip(req)
@@ -486,8 +487,8 @@ func (a *attempt) unanswered(err error) error {
 	}
 	switch {
 	case c.Err() != nil: // err says nothing about the request or the server
-	case c.body.any((*sentBody).atFault), a.Err() == nil && a.route.unasked(c), unsupported(err):
-		return c.finally(&requestError{err})
+	case a.wrongRequest(err):
+		return c.wrong(err)
 	}
 	if hopeless(err) || !c.mayRepeat() && !(c.body.rewinds() && a.route.neverSent(c.body, err)) {
 		return c.finally(err)
@@ -522,6 +523,13 @@ func (c *call) finally(err error) error {
 	return c.final
 }
 
+// wrong is like finally, for a request that is wrong in itself.
+func (c *call) wrong(err error) error {
+	c.fault = &requestError{err: err}
+	c.fault.deciding.Store(true)
+	return c.finally(c.fault)
+}
+
 func (c *call) judge(resp *http.Response, b *body) error {
 	if c.t.Judge != nil {
 		return c.t.Judge(resp, &Ahead{body: b})
@@ -543,6 +551,9 @@ func (c *call) discard() {
 
 // result returns what Transport.send returns after the policies have returned err.
 func (c *call) result(err error) (resp *http.Response, failure, _ error) {
+	if c.fault != nil {
+		c.fault.deciding.Store(false)
+	}
 	end := c.Err()
 	abandoned := end != nil && errors.Is(err, end) // the policies gave up because of the caller
 	if a := c.last; a != nil && (a.failure == nil || a.resp.StatusCode >= 400) && !abandoned {

@@ -59,13 +59,13 @@ func (f *failover) RoundTrip(req *http.Request) (*http.Response, error) {
 		out := req.Clone(way.watch(req.Context()))
 		if err := body.prepare(out); err != nil {
 			if req.Context().Err() != context.Canceled { // as an answer, it would close a circuit further out
-				err = &requestError{err}
+				err = &requestError{err: err}
 			}
 			return nil, withTimeout(errors.Join(append(met, err)...))
 		}
 		resp, judged, err := ask(next, out)
 		if err != nil && body.any((*sentBody).atFault) { // no other server could take it
-			return nil, withTimeout(errors.Join(append(met, &requestError{err})...))
+			return nil, withTimeout(errors.Join(append(met, &requestError{err: err})...))
 		}
 		failure := cmp.Or(err, judged, errNothing)
 		if resp != nil {
@@ -202,7 +202,7 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 	if h.req.GetBody != nil {
 		body, err := h.req.GetBody()
 		if err != nil {
-			return nil, &requestError{err}
+			return nil, &requestError{err: err}
 		}
 		req.Body = body
 	}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
@@ -170,12 +171,18 @@ func retryAfter(value string, now time.Time) time.Duration {
 	return max(0, date.Sub(now))
 }
 
-// A requestError is the error of a request that is wrong in itself. It says nothing about
-// the server, and another attempt would fail in the same way.
-type requestError struct{ err error }
+// A requestError is the error of a request that is wrong in itself. It describes neither the server nor the
+// network, and another attempt would fail in the same way. The policies of a [Transport] see it as a refusal, which
+// they do not count: as an answer, it would close the breaker of a dead host. The caller gets it as an answer,
+// because a saga repeats a refused call until it is made.
+type requestError struct {
+	err      error
+	deciding atomic.Bool // the policies have not returned yet
+}
 
 func (e *requestError) Error() string   { return e.err.Error() }
 func (e *requestError) Unwrap() error   { return e.err }
+func (e *requestError) Refused() bool   { return e.deciding.Load() || behavior.IsRefused(e.err) }
 func (e *requestError) Answered() bool  { return true }
 func (e *requestError) Retryable() bool { return false }
 
@@ -202,17 +209,6 @@ func withTimeout(err error) error {
 		return &timeoutError{err}
 	}
 	return err
-}
-
-// unsupported reports whether err says that a Base of net/http did not send a request: it does not
-// know the scheme, or HTTP does not allow a field, or the server not so many. These errors have
-// no type.
-func unsupported(err error) bool {
-	text := err.Error()
-	return strings.HasPrefix(text, "unsupported protocol scheme ") ||
-		strings.HasPrefix(text, "net/http: invalid ") || // method or field
-		strings.HasPrefix(text, "http2: invalid ") ||
-		strings.HasPrefix(text, "http2: request header list larger ")
 }
 
 // hopeless reports whether another attempt would fail with err again: there is no such host,

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -159,6 +160,46 @@ func (r *route) neverSent(body *requestBody, err error) bool {
 func (r *route) unasked(c *call) bool {
 	_, std := c.t.base().(*http.Transport)
 	return std && r.at() == unasked && (c.req.URL == nil || c.req.URL.Scheme == "http" || c.req.URL.Scheme == "https")
+}
+
+// wrongRequest reports whether the request itself is the reason for err, which the attempt has failed with.
+func (a *attempt) wrongRequest(err error) bool {
+	return is[*requestError](err) || // of a Transport within Base, or of GetBody
+		a.call.body.any((*sentBody).atFault) ||
+		a.Err() == nil && a.route.unasked(a.call) ||
+		is[*net.AddrError](err) || // the port
+		hasWrongRequestText(err)
+}
+
+// wrongRequestTexts are the beginnings of errors with which net/http does not send a request, or stops sending it,
+// because of the request itself. These errors have no types.
+var wrongRequestTexts = []string{
+	"unsupported protocol scheme ",
+	"http: Request.ContentLength=", // without a body
+	"http: ContentLength=",         // with a body of another length
+	"http: invalid Host header",
+	"http: Request.Write on Request with no Host or URL set",
+	"http: nil Request.",
+	"http: no Host in request URL",
+	"http2: invalid ",
+	"http2: request body larger than specified content length",
+	"http2: request header list larger than peer's advertised limit",
+	"net/http: can't write control character in Request.URL",
+	"net/http: invalid ", // method, field or trailer
+	"idna: ",
+	"invalid Trailer key ",
+	"invalid request :path ",
+}
+
+// hasWrongRequestText reports whether err, or an error that it wraps, begins with one of wrongRequestTexts.
+func hasWrongRequestText(err error) bool {
+	for ; err != nil; err = errors.Unwrap(err) {
+		text := err.Error()
+		if slices.ContainsFunc(wrongRequestTexts, func(t string) bool { return strings.HasPrefix(text, t) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // ownFault reports whether err is a shortage of this process: of file descriptors or of local ports.

@@ -414,7 +414,7 @@ func TestRequestThatCannotBeSentIsNotTheServersFault(t *testing.T) {
 				}
 				require.Error(t, err)
 				require.NotContains(t, err.Error(), "secret")
-				require.Equal(t, []behavior.Kind{behavior.Answered}, seen.kinds, "nobody else is to blame: %v", err)
+				require.Equal(t, []behavior.Kind{behavior.Refused}, seen.kinds, "nobody else is to blame: %v", err)
 			})
 		}
 	}
@@ -432,7 +432,7 @@ func TestFieldsThatNetHTTPDoesNotSendAreNotTheServersFault(t *testing.T) {
 	req.Header.Set("Name", "of a user\n")
 	_, err = transport.RoundTrip(req)
 	require.ErrorContains(t, err, "invalid header field value")
-	require.Equal(t, []behavior.Kind{behavior.Answered}, seen.kinds)
+	require.Equal(t, []behavior.Kind{behavior.Refused}, seen.kinds)
 }
 
 // TestConnectionOfAnotherRequestIsNotAFault: net/http tells only one request that it asks for an HTTP/2 connection,
@@ -485,7 +485,7 @@ func TestSchemeThatBaseDoesNotKnowIsNotTheServersFault(t *testing.T) {
 	_, err := client.Get("gopher://example.com")
 	require.ErrorContains(t, err, "unsupported protocol scheme")
 	require.Equal(t, behavior.End{Kind: behavior.Answered}, behavior.Read(err))
-	require.Equal(t, []behavior.Kind{behavior.Answered}, seen.kinds)
+	require.Equal(t, []behavior.Kind{behavior.Refused}, seen.kinds)
 
 	// One that it knows has a network behind it.
 	seen = watch{}
@@ -535,7 +535,7 @@ func TestFieldsThatHTTP2DoesNotAllowAreNotTheServersFault(t *testing.T) {
 	} {
 		seen = watch{}
 		require.ErrorContains(t, get(name, value), "http2: ")
-		require.Equal(t, []behavior.Kind{behavior.Answered}, seen.kinds, name)
+		require.Equal(t, []behavior.Kind{behavior.Refused}, seen.kinds, name)
 	}
 
 	// A server that fails is to blame, whatever the fields.

@@ -465,7 +465,7 @@ func TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain(t *testing.T) {
 // To send a body may need a connection to somewhere else.
 func TestPostWhoseBodyFailsToDialIsNotRetried(t *testing.T) {
 	for cause, kind := range map[error]behavior.Kind{
-		&net.OpError{Op: "dial", Err: errors.New("connection refused")}: behavior.Answered, // it is not the server's fault
+		&net.OpError{Op: "dial", Err: errors.New("connection refused")}: behavior.Refused, // it is not the server's fault
 		refusal{}: behavior.Refused,
 	} {
 		onBoth(t, func(t *testing.T, http2 bool) {
@@ -582,7 +582,7 @@ func TestBodyOfAnotherLengthIsNotTheServersFault(t *testing.T) {
 					_, err := (&http.Client{Transport: &resiliencehttp.Transport{Base: server.Base, MaxBuffer: max,
 						Middleware: resilience.Chain(retries(3).Wrap, seen.Wrap)}}).Do(req)
 					require.Error(t, err)
-					require.Equal(t, []behavior.Kind{behavior.Answered}, seen.kinds, "%v", err)
+					require.Equal(t, []behavior.Kind{behavior.Refused}, seen.kinds, "%v", err)
 				})
 			})
 		}

@@ -132,7 +132,7 @@ func (b *requestBody) prepare(out *http.Request) error {
 	out.GetBody = func() (io.ReadCloser, error) {
 		body, err := b.again()
 		if err != nil {
-			return nil, err
+			return nil, &requestError{err: err} // net/http returns it
 		}
 		return b.track(body), nil
 	}

@@ -48,9 +48,12 @@ import (
 //
 // Policies judge an attempt when its response has arrived, by its status or by what Judge reads
 // of it. A failed status is an error for them, and a response for the caller, who gets the last
-// one, its body open. The error of a request that is wrong in itself is [resilience.Answered]. The
-// Timeout of an http.Client is the caller's deadline. The field Cancel of a request, which is
-// deprecated, is not heeded.
+// one, its body open. The Timeout of an http.Client is the caller's deadline. The field Cancel of a request,
+// which is deprecated, is not heeded.
+//
+// A request that is wrong in itself, such as one with an invalid header or with a body that fails, is neither a
+// success nor a failure of its host: the policies see a refusal. It is not sent again. For the caller, and for
+// policies around the http.Client, its error is an answer: see [resilience.Answered].
 //
 // A body that breaks off, falls silent, or meets its timeout while the caller waits for more, is
 // one more failure for a breaker, and not retried. A caller that reads slowly or leaves says
@@ -124,7 +127,7 @@ type Transport struct {
 
 	// Prepare, if not nil, is called with the copy of the request that each attempt sends, to
 	// sign it anew, for example. It may change it; if it replaces the Body, it must close the old
-	// one. An error ends the call as an answer. See [HostOf] before it changes the server.
+	// one. An error ends the call: the request is wrong in itself. See [HostOf] before it changes the server.
 	Prepare func(*http.Request) error
 
 	// Hedge, if not nil, has a Replayable request sent again if the first takes too long;
