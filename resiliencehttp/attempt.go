@@ -346,15 +346,16 @@ func (a *attempt) Value(key any) any {
 	case a.call.t: // that the request has been here: see Transport.mayLeadBack
 		return true
 	}
-	v := a.Context.Value(key)
-	_, isCtx := v.(context.Context)
-	if (isCtx || v == nil) && a.own != nil && a.own.Err() != nil { // what context.Cause looks for
-		return a.own.Value(key)
+	if a.own == nil || a.own.Err() == nil {
+		return a.Context.Value(key)
 	}
-	return v
+	if v := context.WithoutCancel(a.Context).Value(key); v != nil {
+		return v
+	}
+	return a.own.Value(key) // context.Cause finds the cause of own, and not that of the policies' ctx
 }
 
-// AfterFunc spares a ctx derived from a a goroutine: package context looks for it.
+// AfterFunc has package context cancel a ctx that is derived from a with the result of Err.
 func (a *attempt) AfterFunc(f func()) (stop func() bool) {
 	return context.AfterFunc(cmp.Or(a.own, a.Context), f)
 }

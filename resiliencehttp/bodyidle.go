@@ -23,12 +23,12 @@ func (s Server) serve(next http.Handler, w http.ResponseWriter, r *http.Request)
 		ReadCloser: r.Body,
 		idle:       cmp.Or(s.BodyIdle, defaultBodyIdle),
 		control:    http.NewResponseController(w),
-		perStream:  r.ProtoMajor > 1,
+		perStream:  !readsWhileWritten(r),
 	}
 	if server, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok && server.ReadTimeout > 0 {
 		b.until = time.Now().Add(server.ReadTimeout)
 	}
-	if !b.perStream { // net/http may read the body when the handler writes, and clears the deadline at the body's end
+	if readsWhileWritten(r) {
 		b.setDeadline()
 	}
 	inner := *r

@@ -3,11 +3,13 @@ package resiliencehttp
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -18,8 +20,9 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// This file depends on how net/http behaves beyond its documentation. nethttp_test.go names the versions of
-// Go that it was checked with.
+// This file holds what depends on the behavior of net/http beyond its documentation: the order of its trace hooks, the
+// texts of its errors, the bodies that it knows to be in memory, the last request on an HTTP/2 connection, and the
+// server's read deadline. TestGoVersionIsChecked names the versions of Go that it was checked with.
 
 // A stage is how far an attempt has come on its way to the server.
 type stage int
@@ -229,3 +232,45 @@ func memoryOf(body io.ReadCloser) inMemory {
 	}
 	return nil
 }
+
+// abandonTime is the time that an HTTP/2 connection may take to write the header that abandons it.
+const abandonTime = 100 * time.Millisecond
+
+// closeAfterStreams has base use conn, which is of HTTP/2, for no other request. Requests on it may finish. A
+// request with Close set is the last on its connection: an OPTIONS for the server itself, which is canceled
+// once its header is written.
+func closeAfterStreams(base *http.Transport, conn net.Conn, req *http.Request) {
+	ctx, cancel := context.WithTimeout(context.Background(), abandonTime)
+	defer cancel()
+	last := &http.Request{
+		Method: http.MethodOptions,
+		URL:    &url.URL{Scheme: req.URL.Scheme, Host: req.URL.Host, Opaque: "*"},
+		Header: http.Header{},
+		Host:   req.Host,
+		Close:  true,
+	}
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(info httptrace.GotConnInfo) {
+			if info.Conn != conn {
+				cancel() // it is no longer used
+			}
+		},
+		WroteHeaders: cancel,
+	})
+	if resp, err := base.RoundTrip(last.WithContext(ctx)); err == nil {
+		_ = resp.Body.Close()
+	}
+}
+
+// multiplexed reports whether conn, which base has made, speaks HTTP/2.
+func multiplexed(base *http.Transport, conn net.Conn) bool {
+	if c, ok := conn.(interface{ ConnectionState() tls.ConnectionState }); ok {
+		return c.ConnectionState().NegotiatedProtocol == "h2"
+	}
+	p := base.Protocols
+	return p != nil && p.UnencryptedHTTP2() && !p.HTTP1()
+}
+
+// readsWhileWritten reports whether the server of net/http may read the rest of r's body when its handler writes.
+// It then clears the read deadline at the end of the body.
+func readsWhileWritten(r *http.Request) bool { return r.ProtoMajor == 1 }

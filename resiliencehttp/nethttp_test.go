@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,6 +22,20 @@ import (
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/resiliencehttp"
 )
+
+// checkedWith names the versions of Go whose net/http nethttp.go was checked with. To add a version, run the tests of
+// this package with it and read the comments of nethttp.go beside the source of its net/http.
+var checkedWith = []string{"go1.26", "go1.27"}
+
+func TestGoVersionIsChecked(t *testing.T) {
+	version := runtime.Version()
+	if strings.HasPrefix(version, "devel") {
+		t.Skip("not a release")
+	}
+	require.True(t, slices.ContainsFunc(checkedWith, func(v string) bool {
+		return version == v || strings.HasPrefix(version, v+".") || strings.HasPrefix(version, v+"rc")
+	}), "nethttp.go was not checked with %s", version)
+}
 
 // A memoryListener accepts connections in memory, so that time can be virtual.
 type memoryListener struct {
