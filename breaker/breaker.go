@@ -29,7 +29,9 @@
 //   - A success that took Config.SlowAfter or longer is a failure.
 //
 // A response that is still being read is a stream. The call of a stream counts as a success at first. If the
-// stream breaks later, a failure replaces that success, unless the caller canceled.
+// stream breaks later, a failure replaces that success, unless the caller canceled. The stream of a gRPC call is
+// open before the server has answered. Its call counts when the server answers, when the stream ends, or when the
+// stream has continued for a Window, whichever is first.
 //
 // A call may start before a change of the breaker's state, or before a Reset, and return afterwards. The result
 // of such a call affects neither the state nor the window. There is one exception: if a probe exceeds
@@ -93,7 +95,7 @@ type Breaker struct {
 	window   window
 	machine  *machine   // nil before the first failure after New, Reset and each closing
 	probes   []*probe   // the probes that hold a permit
-	overtime *list.List // the *calls that succeeded less than Window ago and whose streams continue; oldest first
+	overtime *list.List // the *calls that returned less than Window ago and whose streams continue; oldest first
 
 	generation  uint32 // incremented by each transition; calls of older generations do not count
 	outages     uint32 // incremented when a late probe can no longer close the breaker
@@ -111,9 +113,10 @@ type call struct {
 	began      time.Duration // start time; set only if SlowAfter, a deadline or a probe needs the time
 	deadline   time.Duration // deadline of the caller's ctx; 0 if the ctx has no deadline
 
-	// succeededAt and element are set only for a call in Breaker.overtime.
-	succeededAt time.Duration
-	element     *list.Element
+	// The following fields are set only for a call whose stream continues.
+	unanswered  bool          // the server has not answered, so the result of the call is unknown
+	succeededAt time.Duration // when the call's function returned
+	element     *list.Element // the call in Breaker.overtime
 }
 
 // An outcome is the result of a call, as the breaker counts it. An outcome has four words. A larger struct
@@ -154,8 +157,8 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 		if r != nil {
 			panic(r) // keeps the stack of the first panic
 		}
-		if c := stream; c != nil && !work.OnEnd(func(err error) { b.finishStream(ctx, c, err) }) {
-			b.finishStream(ctx, c, nil) // the stream ended before OnEnd
+		if stream != nil {
+			b.observeStream(ctx, work, stream)
 		}
 	}()
 	err := fn(ctx)
@@ -164,6 +167,7 @@ func (b *Breaker) Do(ctx context.Context, fn func(context.Context) error) error 
 	if work != nil && out.Verdict == Success && err == nil {
 		stream = new(call) // a copy, so that c does not escape to the heap
 		*stream = c
+		stream.unanswered = c.probe == nil && work.IsStream() // a probe counts when its stream has continued for a while
 	}
 	return err
 }
@@ -277,20 +281,10 @@ func (c *call) timedOut(b *Breaker, out outcome) bool {
 // the call's stream continues, stream is a copy of c; otherwise stream is nil.
 func (b *Breaker) finish(ctx context.Context, c *call, out outcome, timeout bool, stream *call) {
 	b.locked(ctx, func(now time.Duration) {
-		b.results[out.Verdict]++
-		switch {
-		case c.probe != nil:
-			b.finishProbe(now, c, out, stream != nil)
-		case c.generation != b.generation || out.Verdict == Ignore:
-		case out.Verdict == Failure:
-			b.window.fail(now, out.retryAfter)
-			b.recordFailure(now, &b.calls, c, out, timeout)
-		default:
-			b.window.succeed(now)
-			b.calls.end()
-			if stream == nil {
-				break
-			}
+		if stream == nil || !stream.unanswered {
+			b.recordCall(now, c, out, timeout, stream != nil)
+		}
+		if stream != nil && c.probe == nil && c.generation == b.generation {
 			if b.overtime == nil {
 				b.overtime = list.New()
 			}
@@ -299,9 +293,21 @@ func (b *Breaker) finish(ctx context.Context, c *call, out outcome, timeout bool
 	})
 }
 
-// finishStream records the end of a stream that continued after its call had succeeded. If the stream broke, a
-// failure replaces the newest success in the window. Policies that have returned may have canceled ctx by now,
-// so finishStream does not check ctx. It checks err and the caller's deadline.
+// observeStream has the breaker record the answer and the end of a stream that continues after its call has
+// returned.
+func (b *Breaker) observeStream(ctx context.Context, work *linger.Work, c *call) {
+	if c.probe == nil && work.IsStream() {
+		work.OnAnswer(func() { b.locked(ctx, func(now time.Duration) { b.recordAnswer(now, c) }) })
+	}
+	if !work.OnEnd(func(err error) { b.finishStream(ctx, c, err) }) {
+		b.finishStream(ctx, c, nil) // the stream ended before OnEnd
+	}
+}
+
+// finishStream records the end of a stream that continued after its call had returned. If the stream broke, a
+// failure replaces the newest success in the window. If the server has not answered, the stream's end is the
+// result of the call. Policies that have returned may have canceled ctx by now, so finishStream does not check
+// ctx. It checks err and the caller's deadline.
 func (b *Breaker) finishStream(ctx context.Context, c *call, err error) {
 	end := behavior.Read(err)
 	switch {
@@ -314,11 +320,16 @@ func (b *Breaker) finishStream(ctx context.Context, c *call, err error) {
 	out := c.judge(b, err, end, false)
 	timeout := c.timedOut(b, out)
 	b.locked(ctx, func(now time.Duration) {
-		if out.Verdict == Failure {
+		unanswered := c.unanswered
+		c.unanswered = false
+		if unanswered {
+			b.recordCall(now, c, out, timeout, false)
+		} else if out.Verdict == Failure {
 			b.results[Failure]++ // results[Success] is not decremented, because counters never decrease
 		}
 		switch {
 		case c.generation != b.generation:
+		case unanswered && out.Verdict == Failure:
 		case c.probe != nil:
 			b.decideProbe(now, c.probe, &b.streams, out)
 		case out.Verdict == Failure:
@@ -344,6 +355,31 @@ func (b *Breaker) locked(ctx context.Context, f func(now time.Duration)) {
 }
 
 // The callers of the methods below hold b.mu.
+
+// recordCall adds the outcome of a call to the counts. streams is true if the call's stream continues.
+func (b *Breaker) recordCall(now time.Duration, c *call, out outcome, timeout, streams bool) {
+	b.results[out.Verdict]++
+	switch {
+	case c.probe != nil:
+		b.finishProbe(now, c, out, streams)
+	case c.generation != b.generation || out.Verdict == Ignore:
+	case out.Verdict == Failure:
+		b.window.fail(now, out.retryAfter)
+		b.recordFailure(now, &b.calls, c, out, timeout)
+	default:
+		b.window.succeed(now)
+		b.calls.end()
+	}
+}
+
+// recordAnswer records the success of a call whose stream the server has answered. The stream may have ended by
+// now.
+func (b *Breaker) recordAnswer(now time.Duration, c *call) {
+	if c.unanswered {
+		c.unanswered = false
+		b.recordCall(now, c, outcome{Verdict: Success}, false, true)
+	}
+}
 
 // recordFailure adds a failure to r. The window must have counted the failure already. recordFailure opens the
 // breaker if the failures reach a limit.

@@ -65,6 +65,7 @@ func (b *Breaker) advance(now time.Duration) {
 				break
 			}
 			b.overtime.Remove(oldest.element)
+			b.recordAnswer(now, oldest) // a subscription without events works
 			// No stream has broken since oldest completed its Window: recording a failure calls advance first.
 			b.streams.end()
 		}

@@ -18,60 +18,109 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/bulkhead"
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A Client says how the calls of a connection go through policies. One call of the policies
-// is one attempt: a unary call, or the opening of a stream. The policies run on the caller's
-// goroutine. They see a failed attempt as a [*StatusError]. The caller gets the error of the last
-// attempt as gRPC returned it, unless a policy wrapped it.
+// A Client specifies how the calls on a connection pass through policies. Every field is optional.
+//
+// One call of the policies is one attempt: a unary call, or the opening of a stream. The policies run on the
+// caller's goroutine. They see a failed attempt as a [*StatusError]. The caller gets the error of the last
+// attempt as gRPC returned it, unless a policy wrapped the error.
 //
 // # Streams
 //
-// A stream is guarded until it is open: a bulkhead holds its slot, and a timeout of the policies
-// (resilience.Timeout, the AttemptTimeout of a retrier) runs, while it is opened. The server is
-// told the caller's deadline only. An opening that failed is retried as a unary call is. A stream
-// that is open is not repeated.
+// The policies guard the opening of a stream. During the opening, a bulkhead of the Middleware holds a slot, and
+// a timeout of the Middleware (resilience.Timeout, the AttemptTimeout of a retrier) runs. Both end when the
+// stream is open. To limit open streams, use StreamSlots and Idle. The server receives only the caller's
+// deadline.
 //
-// Its status is its result. A breaker, an adaptive bulkhead and what else asks for the end of the
-// work (see [resilience.Work]) hear of it when RecvMsg has returned an error or io.EOF, the ctx of
-// the stream has ended, or the connection is closed: a stream that ends with UNAVAILABLE after an
-// hour is a failure. Its caller must do one of these. If the caller has canceled the stream, what they hear
-// is an error that matches [context.Canceled], which says nothing of the server. If its deadline
-// passes, they hear a failure only if the caller was in RecvMsg, SendMsg or Header then. An
-// answer, such as NOT_FOUND, is a good end.
+// A failed opening is retried like a unary call. An open stream is not repeated. gRPC opens a stream without
+// waiting for the server. If a handler returns UNAVAILABLE immediately, RecvMsg returns the status, and no
+// retrier sees it.
+//
+// A breaker counts the call of a stream as a success when the first message or the header arrives. If the stream
+// ends before that, its end is the result of the call. If the stream breaks later, a failure replaces the success.
+// An adaptive bulkhead and other middleware that observes the end of work (see [resilience.Work]) also get the
+// result of the stream:
+//
+//   - If the server ends the stream with OK, or with a status that is an answer, such as NOT_FOUND, the stream
+//     ended normally.
+//   - If the server announces that it closes the connection (GOAWAY with NO_ERROR), and the connection is closed
+//     before the stream ends, the stream also ended normally. A server does this at its MaxConnectionAge, and
+//     when it shuts down.
+//   - If the caller cancels, the error matches [context.Canceled], which does not count against the server.
+//   - If the caller's deadline passes, the stream failed if the caller was in RecvMsg, SendMsg or Header.
+//     Otherwise the stream ended normally.
+//   - If the server is silent for Idle, or ends the stream with any other status, the stream failed.
+//
+// The caller must let each stream end: RecvMsg returns an error or io.EOF, the stream's ctx ends, or the
+// connection is closed.
+//
+// # What gRPC does not report
+//
+// A call may have to wait for a stream, because the connection has as many streams as the server allows
+// (MaxConcurrentStreams). If the call ends during that wait, the policies ignore its result. gRPC does not
+// report how long a call has waited. If the call gets a stream in time, a timeout of the Middleware includes the
+// wait, and may count as a failure of the server.
+//
+// gRPC continues to use a connection whose server is silent. Set [grpc.WithKeepaliveParams] to replace such a
+// connection.
 //
 // A Client may be used for several connections, which then share its policies.
 type Client struct {
-	// Middleware runs each attempt; usually a [resilience.Chain]. It is applied once for
-	// each call of DialOptions. It may call what it wraps more than once, but one call
-	// after the other, and none after it has returned. A policy of a call that it makes
-	// itself before the opening of a stream, for a token, say, would hear of the stream's end
-	// in place of the policies further in: give that call a ctx of its own. Nil means that
-	// calls are made as they are.
+	// Middleware runs each attempt; usually it is a [resilience.Chain]. It is applied once for each call of
+	// DialOptions. It may call the function that it wraps more than once, but only one call after another, and
+	// not after it has returned. Nil means that calls pass unchanged.
+	//
+	// If middleware itself makes a call before the opening of a stream, to get a token for example, it must use
+	// a different ctx for that call. Otherwise the policies of that call observe the stream's end.
 	Middleware resilience.Middleware
 
-	// Replayable reports whether sending a call of the method more than once has the
-	// effect of sending it once. The method is a full one: "/users.v1.Users/Get". Nil
-	// means [Idempotent], which a function may call too.
+	// Replayable reports whether sending a call of the method more than once has the effect of sending it once.
+	// The method is a full one: "/users.v1.Users/Get". Nil means [Idempotent], which a function may also call.
 	Replayable func(ctx context.Context, method string) bool
+
+	// StreamSlots limits how many streams are open at the same time. A stream takes a slot before its opening
+	// and the Middleware, and releases it when it ends. No timeout of the Middleware limits the wait for the
+	// slot; the MaxWait of StreamSlots does. Nil means no limit.
+	StreamSlots *bulkhead.Bulkhead
+
+	// Idle is the longest time for which RecvMsg, SendMsg or Header of an open stream may wait for the server. A
+	// caller that pauses between these calls costs nothing. If the server is silent for longer, the stream ends
+	// with DEADLINE_EXCEEDED and a [*resilience.TimeoutError], as a failure of the server. A subscription
+	// whose server has nothing to send needs a longer Idle than the longest pause. Zero or less means no limit.
+	Idle time.Duration
+
+	// Exempt reports whether calls of a full method pass without policies, slots and Idle. Nil means the methods
+	// of the services grpc.health.v1.Health and grpc.reflection.*.ServerReflection: a health check must reach
+	// the server even if a breaker is open.
+	Exempt func(method string) bool
 }
 
-// DialOptions returns options for [grpc.NewClient]. They add interceptors. Interceptors
-// run in the order in which the options add them: an interceptor before these is called
-// once for each call, and one after these once for each attempt.
+// DialOptions returns options for [grpc.NewClient]. The options add interceptors. Interceptors run in the order in
+// which the options add them: an interceptor before these is called once for each call, and an interceptor
+// after these is called once for each attempt. A Client without Middleware, StreamSlots and Idle has no options.
 //
-// The options switch off the retries of a service config ([grpc.WithDisableRetry]),
-// whether the config comes from the resolver or from the program. gRPC still repeats,
-// once and unseen by the policies, a call that the server has certainly not processed (a
-// transparent retry).
+// The options disable the retries of a service config ([grpc.WithDisableRetry]), whether the config comes
+// from the resolver or from the program. gRPC still repeats a call once if the server has certainly not processed
+// it (a transparent retry). The policies do not see that.
 func (c Client) DialOptions() []grpc.DialOption {
-	if c.Middleware == nil {
+	if c.Middleware == nil && c.StreamSlots == nil && c.Idle <= 0 {
 		return nil
 	}
-	cl := &client{policies: c.Middleware(attempt), replayable: c.Replayable}
+	cl := &client{
+		policies: resilience.Chain(c.Middleware)(attempt), replayable: c.Replayable, exempt: c.Exempt,
+		slots: c.StreamSlots,
+	}
 	if cl.replayable == nil {
 		cl.replayable = func(_ context.Context, method string) bool { return Idempotent(method) }
+	}
+	if cl.exempt == nil {
+		cl.exempt = isHealthOrReflection
+	}
+	if c.Idle > 0 {
+		cl.idlePassed = &resilience.TimeoutError{Name: "Idle", After: c.Idle}
 	}
 	return []grpc.DialOption{
 		grpc.WithDisableRetry(),
@@ -83,6 +132,15 @@ func (c Client) DialOptions() []grpc.DialOption {
 type client struct {
 	policies   resilience.Func
 	replayable func(context.Context, string) bool
+	exempt     func(string) bool
+	slots      *bulkhead.Bulkhead       // of streams; may be nil
+	idlePassed *resilience.TimeoutError // the cause that ends a silent stream; nil if there is no Idle
+}
+
+func isHealthOrReflection(method string) bool {
+	return strings.HasPrefix(method, "/grpc.health.v1.Health/") ||
+		strings.HasPrefix(method, "/grpc.reflection.v1.ServerReflection/") ||
+		strings.HasPrefix(method, "/grpc.reflection.v1alpha.ServerReflection/")
 }
 
 // unary is a [grpc.UnaryClientInterceptor].
@@ -90,59 +148,65 @@ func (cl *client) unary(
 	ctx context.Context, method string, req, reply any,
 	cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
+	if cl.exempt(method) {
+		return invoker(ctx, method, req, reply, cc, opts...)
+	}
 	if ctx.Err() != nil {
 		return withStatus(ctx, resilience.ContextErr(ctx), false)
 	}
-	c := &call{ctx: ctx, client: cl, method: method, make: func(ctx context.Context, sent *evidence) error {
+	c := &call{ctx: ctx, client: cl, method: method, send: func(ctx context.Context, sent *evidence) error {
 		finish := func(error) { sent.finished.Store(true) }
 		return invoker(ctx, method, req, reply, cc, sent.options(opts, finish)...)
 	}}
 	ctx, work := resilience.BeginWork(ctx)
-	work.End(nil) // the call ends with its function, also where its caller's work goes on
+	work.End(nil) // the call ends with its function, even if the work of the caller's ctx continues
 	return c.run(ctx)
 }
 
-// A call is one RPC on its way through the policies.
+// A call is an RPC that passes through the policies.
 type call struct {
 	ctx    context.Context // the caller's
 	client *client
 	method string                                 // "/users.v1.Users/Get"
-	make   func(context.Context, *evidence) error // makes one attempt
+	send   func(context.Context, *evidence) error // makes one attempt
 
-	made  bool         // an attempt has succeeded, and none is to follow
-	final error        // not nil: nothing more may be sent, and this is why
-	last  *StatusError // of the latest attempt that failed
+	succeeded bool         // an attempt has succeeded, and no other may follow
+	final     error        // the error of every further attempt; nil if another attempt may be sent
+	last      *StatusError // the error of the latest failed attempt
 }
 
 type callKey struct{}
 
-// run runs the policies under ctx and returns what the caller gets.
+// run runs the policies under ctx and returns the error that the caller gets.
 func (c *call) run(ctx context.Context) error {
 	err := c.client.policies(context.WithValue(ctx, callKey{}, c))
 	switch {
-	case c.made:
+	case c.succeeded:
 		return nil
 	case err == nil && c.last != nil:
 		return c.last.Err
 	case err == nil:
-		return errNoAnswer
+		return errNoAttempt
 	case err == c.final:
 		err = errors.Unwrap(err)
 	}
-	if e, ok := err.(*StatusError); ok {
+	switch e := err.(type) {
+	case *StatusError:
 		return e.Err // as gRPC returned it
+	case *waitError:
+		return e.Err
 	}
 	return withStatus(c.ctx, err, false)
 }
 
-// attempt is what the policies wrap: it makes an attempt of the call in ctx.
+// attempt is the function that the policies wrap. It makes an attempt of the call that ctx belongs to.
 func attempt(ctx context.Context) error {
 	c, ok := ctx.Value(callKey{}).(*call)
 	switch {
 	case !ok:
 		return errNoCall
-	case c.made:
-		return nil // an error would keep a policy going that tries again whatever it gets
+	case c.succeeded:
+		return nil // an error would make a policy that retries every error continue
 	case c.final != nil:
 		return c.final
 	case ctx.Err() != nil:
@@ -150,35 +214,39 @@ func attempt(ctx context.Context) error {
 	}
 	returned := false
 	defer func() {
-		if !returned && !c.client.replayable(c.ctx, c.method) { // a panic, of which a policy may make an error
+		if !returned && !c.client.replayable(c.ctx, c.method) { // a policy may recover the panic and retry
 			c.final = retry.Permanent(errCrashed)
 		}
 	}()
 	var sent evidence
-	err := c.make(ctx, &sent)
+	err := c.send(ctx, &sent)
 	returned = true
 	switch {
 	case err == nil:
-		c.made = true
+		c.succeeded = true
 		return nil
 	case resilience.Refused(err):
-		return err // a policy further in made no call
+		return err // an inner policy has not made the call
 	}
 	e := newStatusError(ctx, c.method, err, &sent)
 	c.last = e
-	if e.Code == codes.DeadlineExceeded && over(ctx) && !over(c.ctx) {
-		e.worth = yes // a timeout of the attempt alone
+	if e.Code == codes.DeadlineExceeded && isDone(ctx) && !isDone(c.ctx) {
+		e.worth = yes // only the attempt's own timeout has passed
 	}
-	if e.may = sent.never() || c.client.replayable(c.ctx, c.method); !e.may {
+	neverSent := sent.neverSent()
+	if e.may = neverSent || c.client.replayable(c.ctx, c.method); !e.may {
 		c.final = retry.Permanent(e)
 		return c.final
+	}
+	if neverSent && endedInWait(err) {
+		return &waitError{e}
 	}
 	return e
 }
 
-// over reports whether ctx has ended. Its deadline counts from the moment that it
-// passes: gRPC often returns a moment before ctx is canceled.
-func over(ctx context.Context) bool {
+// isDone reports whether ctx has ended. If the deadline of ctx has passed, ctx has ended: gRPC often returns
+// before ctx is canceled.
+func isDone(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return true
 	}
@@ -186,28 +254,26 @@ func over(ctx context.Context) bool {
 	return ok && !time.Now().Before(deadline)
 }
 
-// evidence is what call options tell of an attempt.
+// evidence is what gRPC reports about an attempt through call options.
 type evidence struct {
 	trailer  metadata.MD
 	peer     peer.Peer
-	finished atomic.Bool
+	finished atomic.Bool // gRPC no longer writes to the other fields
 }
 
-// options returns opts with those that collect the evidence. gRPC calls finish with the end of
-// the attempt.
+// options returns opts with the options that collect the evidence. gRPC calls finish with the result of the
+// attempt.
 func (e *evidence) options(opts []grpc.CallOption, finish func(error)) []grpc.CallOption {
 	return slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&e.trailer), grpc.Peer(&e.peer), grpc.OnFinish(finish)})
 }
 
-// never reports whether the call was certainly never sent: gRPC has finished it and knows
-// of no connection that it was sent on. If an interceptor further in keeps the options
-// from gRPC, it cannot be told.
-func (e *evidence) never() bool { return e.finished.Load() && e.peer.Addr == nil }
+// neverSent reports whether the call was certainly never sent: gRPC has finished the call, and knows no connection
+// that the call was sent on. If an inner interceptor does not pass the options to gRPC, neverSent returns false.
+func (e *evidence) neverSent() bool { return e.finished.Load() && e.peer.Addr == nil }
 
-// MethodOf returns the full method, such as "/users.v1.Users/Get", of the call that a
-// policy, a hook of one or a handler runs for, on the client and on the server. It
-// returns "" if ctx belongs to no call. It is a key for groups: circuits for each method
-// of a service, say.
+// MethodOf returns the full method, such as "/users.v1.Users/Get", of the call that ctx belongs to. It returns "" if
+// ctx belongs to no call. ctx may be that of a policy, an observer or a handler. The method is a key for
+// groups, such as a group with a breaker for each method of a service.
 func MethodOf(ctx context.Context) string {
 	if c, ok := ctx.Value(callKey{}).(*call); ok {
 		return c.method
@@ -216,13 +282,13 @@ func MethodOf(ctx context.Context) string {
 	return method
 }
 
-// Idempotent reports whether a full method, such as "/users.v1.Users/Get", is declared to
-// be without side effects or idempotent:
+// Idempotent reports whether a full method, such as "/users.v1.Users/Get", is declared to have no side effects or to
+// be idempotent:
 //
 //	rpc Get(GetRequest) returns (User) { option idempotency_level = NO_SIDE_EFFECTS; }
 //
-// It reads the descriptors that generated code registers (protoregistry.GlobalFiles). A
-// method that is not registered is not idempotent.
+// Idempotent reads the descriptors that generated code registers in protoregistry.GlobalFiles. A method that is not
+// registered is not idempotent.
 func Idempotent(method string) bool {
 	name := strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
 	found, _ := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
@@ -235,7 +301,7 @@ func Idempotent(method string) bool {
 }
 
 var (
-	errCrashed  = status.Error(codes.Unknown, "resiliencegrpc: an attempt panicked, and the call may not be sent again")
-	errNoCall   = errors.New("resiliencegrpc: the Middleware lost the ctx of the call")
-	errNoAnswer = errors.New("resiliencegrpc: the Middleware returned no error, but there is no answer")
+	errCrashed   = status.Error(codes.Unknown, "resiliencegrpc: attempt panicked and may not be repeated")
+	errNoCall    = errors.New("resiliencegrpc: Middleware did not pass on the ctx of the call")
+	errNoAttempt = errors.New("resiliencegrpc: Middleware returned no error but made no attempt")
 )

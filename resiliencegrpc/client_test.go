@@ -35,12 +35,12 @@ func TestTheErrorOfTheServerComesBackAsItIs(t *testing.T) {
 		return nil, status.Error(codes.NotFound, "no such user")
 	}}
 	_, lis := serve(t, s)
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit().Wrap)})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, opensAtOnce().Wrap)})
 	for range 3 {
 		_, err := client.Get(t.Context(), hello)
 		require.Equal(t, "rpc error: code = NotFound desc = no such user", err.Error())
 	}
-	client = dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuit().Wrap})
+	client = dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: opensAtOnce().Wrap})
 	_, err := client.Create(t.Context(), hello)
 	require.IsType(t, status.Error(codes.NotFound, ""), err)
 	require.NoError(t, drainList(client.List(t.Context(), hello)))
@@ -89,8 +89,8 @@ func TestTheBreakerOpensForAsLongAsTheServerSays(t *testing.T) {
 			}
 			return m, nil
 		}}
-		circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
-		client := inBubble(t, s, resiliencegrpc.Client{Middleware: circuit.Wrap})
+		b := breaker.New(breaker.Config{ConsecutiveFailures: 1})
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: b.Wrap})
 		_, err := client.Get(t.Context(), hello)
 		requireCode(t, codes.Unavailable, err)
 		_, err = client.Get(t.Context(), hello)
@@ -117,7 +117,7 @@ func TestARefusalHasAStatus(t *testing.T) {
 	_, lis := serve(t, &service{})
 	full := bulkhead.New(bulkhead.Config{Name: "users", Limit: 1})
 	spent := throttle.New(throttle.Config{Rate: 0.1, Burst: 1})
-	open := circuit()
+	open := opensAtOnce()
 	open.ForceOpen(nil)
 	for _, c := range []struct {
 		name  string
@@ -126,7 +126,7 @@ func TestARefusalHasAStatus(t *testing.T) {
 		code  codes.Code
 		after bool
 	}{
-		{"an open circuit", open.Wrap, breaker.ErrOpen, codes.Unavailable, true},
+		{"an open breaker", open.Wrap, breaker.ErrOpen, codes.Unavailable, true},
 		{"a full bulkhead", full.Wrap, bulkhead.ErrFull, codes.Unavailable, false},
 		{"a spent limit", spent.Wrap, throttle.ErrLimited, codes.ResourceExhausted, true},
 		{"a retrier that gave up on one", func(next resilience.Func) resilience.Func {
@@ -188,17 +188,17 @@ func TestTheEndOfTheCallersCtxHasAStatus(t *testing.T) {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			},
-			list: func(_ int64, _ *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+			list: func(_ int64, _ *testpb.Message, s listStream) error {
 				<-s.Context().Done()
 				return s.Context().Err()
 			},
 		}
-		circuit := circuit()
+		b := opensAtOnce()
 		var seen error
 		look := func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error { seen = next(ctx); return seen }
 		}
-		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap, look)})
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, b.Wrap, look)})
 
 		canceled, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -220,7 +220,7 @@ func TestTheEndOfTheCallersCtxHasAStatus(t *testing.T) {
 		defer cancel()
 		requireCode(t, codes.DeadlineExceeded, drainList(client.List(short, hello)))
 		require.EqualValues(t, 2, s.calls.Load())
-		require.Equal(t, breaker.Closed, circuit.State(), "a deadline of a millisecond says nothing of the server")
+		require.Equal(t, breaker.Closed, b.State(), "a deadline of a millisecond says nothing of the server")
 	})
 }
 
@@ -354,14 +354,14 @@ func TestAMessageThatIsTooLargeIsNotRetried(t *testing.T) {
 	large := &testpb.Message{Payload: make([]byte, 5<<20)}
 	s := &service{
 		unary: func(_ context.Context, _ int64, m *testpb.Message) (*testpb.Message, error) { return large, nil },
-		list: func(_ int64, _ *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		list: func(_ int64, _ *testpb.Message, s listStream) error {
 			return s.Send(large)
 		},
 	}
 	_, lis := serve(t, s)
-	circuit := circuit()
+	b := opensAtOnce()
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap, slots.Wrap)})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, b.Wrap, slots.Wrap)})
 
 	_, err := client.Get(t.Context(), hello)
 	requireCode(t, codes.ResourceExhausted, err) // received, here
@@ -383,20 +383,20 @@ func TestAMessageThatIsTooLargeIsNotRetried(t *testing.T) {
 	_, err = up.CloseAndRecv()
 	requireCode(t, codes.ResourceExhausted, err)
 
-	require.Equal(t, breaker.Closed, circuit.State())
+	require.Equal(t, breaker.Closed, b.State())
 	require.Eventually(t, func() bool { return slots.Stats().InFlight == 0 }, time.Minute, time.Millisecond)
 }
 
 func TestMetadataThatCannotBeSentSaysNothingOfTheServer(t *testing.T) {
 	_, lis := serve(t, &service{})
-	circuit := circuit()
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap)})
+	b := opensAtOnce()
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, b.Wrap)})
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "x", "\x00")
 	_, err := client.Get(ctx, hello)
 	requireCode(t, codes.Internal, err)
 	_, err = client.List(ctx, hello)
 	requireCode(t, codes.Internal, err)
-	require.Equal(t, breaker.Closed, circuit.State())
+	require.Equal(t, breaker.Closed, b.State())
 }
 
 // TestAMessageThatCannotBeEncodedSaysNothingOfTheServer, whose own is a failure.
@@ -405,18 +405,18 @@ func TestAMessageThatCannotBeEncodedSaysNothingOfTheServer(t *testing.T) {
 	_, lis := serve(t, &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
 		return invalid, nil
 	}})
-	circuit := circuit()
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuit.Wrap})
+	b := opensAtOnce()
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: b.Wrap})
 	_, err := client.Get(t.Context(), invalid)
 	requireCode(t, codes.Internal, err)
 	requireCode(t, codes.Internal, drainList(client.List(t.Context(), invalid)))
 	chat, err := client.Chat(t.Context())
 	require.NoError(t, err)
 	requireCode(t, codes.Internal, chat.Send(invalid))
-	require.Equal(t, breaker.Closed, circuit.State())
+	require.Equal(t, breaker.Closed, b.State())
 	_, err = client.Get(t.Context(), hello)
 	requireCode(t, codes.Internal, err)
-	require.Equal(t, breaker.Open, circuit.State())
+	require.Equal(t, breaker.Open, b.State())
 }
 
 // TestCallOptionsOfTheCallerHold: those of the last attempt count.
@@ -460,15 +460,15 @@ func TestWhatAMiddlewareMayDo(t *testing.T) {
 	})
 	t.Run("make no attempt", func(t *testing.T) {
 		idle := func(resilience.Func) resilience.Func { return func(context.Context) error { return nil } }
-		require.ErrorContains(t, get(t, "", idle), "there is no answer")
-		require.ErrorContains(t, stream(t, idle), "there is no answer")
+		require.ErrorContains(t, get(t, "", idle), "made no attempt")
+		require.ErrorContains(t, stream(t, idle), "made no attempt")
 	})
 	t.Run("lose the ctx", func(t *testing.T) {
 		lost := func(next resilience.Func) resilience.Func {
 			return func(context.Context) error { return next(context.Background()) }
 		}
-		require.ErrorContains(t, get(t, "", lost), "lost the ctx")
-		require.ErrorContains(t, stream(t, lost), "lost the ctx")
+		require.ErrorContains(t, get(t, "", lost), "did not pass on the ctx")
+		require.ErrorContains(t, stream(t, lost), "did not pass on the ctx")
 	})
 	t.Run("go on after success", func(t *testing.T) {
 		s.calls.Store(0)
@@ -523,15 +523,15 @@ func TestInterceptorsFurtherInAreAttempts(t *testing.T) {
 	_, lis := serve(t, s)
 	inner := throttle.New(throttle.Config{Rate: 0.001, Burst: 1})
 	inner.Allow()
-	circuit := circuit()
+	b := opensAtOnce()
 	retries := twice()
-	outer := resiliencegrpc.Client{Middleware: resilience.Chain(retries.Wrap, circuit.Wrap)}
+	outer := resiliencegrpc.Client{Middleware: resilience.Chain(retries.Wrap, b.Wrap)}
 	client := dial(t, lis.Addr().String(), outer, resiliencegrpc.Client{Middleware: inner.Wrap}.DialOptions()...)
 	_, err := client.Create(t.Context(), hello)
 	require.ErrorIs(t, err, throttle.ErrLimited)
 	_, err = client.Chat(t.Context())
 	require.ErrorIs(t, err, throttle.ErrLimited)
-	require.Equal(t, breaker.Closed, circuit.State())
+	require.Equal(t, breaker.Closed, b.State())
 	require.Zero(t, s.calls.Load())
 }
 
@@ -583,13 +583,13 @@ func TestWaitingForAConnectionThatNeverComes(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, lis.Close())
-	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 2})
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 2})
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
-		Middleware: resilience.Chain(twice().Wrap, circuit.Wrap, resilience.Timeout(20*time.Millisecond)),
+		Middleware: resilience.Chain(twice().Wrap, b.Wrap, resilience.Timeout(20*time.Millisecond)),
 	})
 	_, err = client.Create(t.Context(), hello, grpc.WaitForReady(true))
 	requireCode(t, codes.DeadlineExceeded, err)
-	require.Equal(t, breaker.Open, circuit.State())
+	require.Equal(t, breaker.Open, b.State())
 }
 
 // TestACallThatItsCallerCancelsSaysNothing: a probe that hung until then closes no circuit, on either side.
@@ -611,9 +611,9 @@ func TestACallThatItsCallerCancelsSaysNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				probing := func() *breaker.Breaker {
-					circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
-					_ = circuit.Do(t.Context(), func(context.Context) error { return errors.New("down") })
-					return circuit
+					b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
+					_ = b.Do(t.Context(), func(context.Context) error { return errors.New("down") })
+					return b
 				}
 				ours, theirs := probing(), probing()
 				time.Sleep(2 * time.Second)

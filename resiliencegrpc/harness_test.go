@@ -25,15 +25,22 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
+// The streams of handlers.
+type (
+	listStream   = grpc.ServerStreamingServer[testpb.Message]
+	uploadStream = grpc.ClientStreamingServer[testpb.Message, testpb.Message]
+	chatStream   = grpc.BidiStreamingServer[testpb.Message, testpb.Message]
+)
+
 // A service is the server side of the tests. Each func that is nil answers well.
 type service struct {
 	testpb.UnimplementedTestServer
 	calls atomic.Int64 // that reached a handler
 
 	unary  func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error)
-	list   func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error
-	upload func(n int64, s grpc.ClientStreamingServer[testpb.Message, testpb.Message]) error
-	chat   func(n int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error
+	list   func(n int64, m *testpb.Message, s listStream) error
+	upload func(n int64, s uploadStream) error
+	chat   func(n int64, s chatStream) error
 }
 
 func (s *service) Get(ctx context.Context, m *testpb.Message) (*testpb.Message, error) {
@@ -49,17 +56,17 @@ func (s *service) Put(ctx context.Context, m *testpb.Message) (*testpb.Message, 
 func (s *service) Create(ctx context.Context, m *testpb.Message) (*testpb.Message, error) {
 	return s.Get(ctx, m)
 }
-func (s *service) List(m *testpb.Message, stream grpc.ServerStreamingServer[testpb.Message]) error {
+func (s *service) List(m *testpb.Message, stream listStream) error {
 	n := s.calls.Add(1)
 	if s.list == nil {
 		return stream.Send(m)
 	}
 	return s.list(n, m, stream)
 }
-func (s *service) Run(m *testpb.Message, stream grpc.ServerStreamingServer[testpb.Message]) error {
+func (s *service) Run(m *testpb.Message, stream listStream) error {
 	return s.List(m, stream)
 }
-func (s *service) Upload(stream grpc.ClientStreamingServer[testpb.Message, testpb.Message]) error {
+func (s *service) Upload(stream uploadStream) error {
 	n := s.calls.Add(1)
 	if s.upload != nil {
 		return s.upload(n, stream)
@@ -70,7 +77,7 @@ func (s *service) Upload(stream grpc.ClientStreamingServer[testpb.Message, testp
 		}
 	}
 }
-func (s *service) Chat(stream grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+func (s *service) Chat(stream chatStream) error {
 	n := s.calls.Add(1)
 	if s.chat != nil {
 		return s.chat(n, stream)
@@ -116,11 +123,20 @@ func (l *listener) cut() {
 // serve starts a server on loopback.
 func serve(t testing.TB, s *service, opts ...grpc.ServerOption) (*grpc.Server, *listener) {
 	t.Helper()
+	return serveWith(t, s, func(*grpc.Server) {}, opts...)
+}
+
+// serveWith is like serve. register registers more services.
+func serveWith(
+	t testing.TB, s *service, register func(*grpc.Server), opts ...grpc.ServerOption,
+) (*grpc.Server, *listener) {
+	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	l := &listener{Listener: lis}
 	server := grpc.NewServer(opts...)
 	testpb.RegisterTestServer(server, s)
+	register(server)
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(server.Stop)
 	return server, l
@@ -142,24 +158,36 @@ func connect(t testing.TB, addr string, c resiliencegrpc.Client, opts ...grpc.Di
 	return conn
 }
 
-// inBubble connects a client to a server in the memory of a synctest bubble. Both stop at
-// the end of the test.
+// inBubble connects a client to a server in the memory of a synctest bubble. Both stop at the end of the test.
 func inBubble(t *testing.T, s *service, c resiliencegrpc.Client, opts ...grpc.ServerOption) testpb.TestClient {
 	t.Helper()
 	return inBubbleWith(t, s, c, grpc.EmptyDialOption{}, opts...)
 }
 
-// inBubbleWith is inBubble with an option of the connection behind those of the client.
-func inBubbleWith(t *testing.T, s *service, c resiliencegrpc.Client, inner grpc.DialOption, opts ...grpc.ServerOption) testpb.TestClient {
+// inBubbleWith is inBubble with an option of the connection after those of the client.
+func inBubbleWith(
+	t *testing.T, s *service, c resiliencegrpc.Client, inner grpc.DialOption, opts ...grpc.ServerOption,
+) testpb.TestClient {
 	t.Helper()
-	lis := bufconn.Listen(1 << 20)
+	return dial(t, "passthrough:bubble", c, inner, dialer(serveInBubble(t, s, opts...)))
+}
+
+// serveInBubble starts a server in the memory of a synctest bubble.
+func serveInBubble(t *testing.T, s *service, opts ...grpc.ServerOption) *listener {
+	t.Helper()
+	lis := &listener{Listener: bufconn.Listen(1 << 20)}
 	server := grpc.NewServer(opts...)
 	testpb.RegisterTestServer(server, s)
 	go func() { _ = server.Serve(lis) }()
 	t.Cleanup(server.Stop)
-	return dial(t, "passthrough:bubble", c, inner, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-		return lis.DialContext(ctx)
-	}))
+	return lis
+}
+
+// dialer returns an option that connects to the server of serveInBubble.
+func dialer(l *listener) grpc.DialOption {
+	return grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+		return l.Listener.(*bufconn.Listener).DialContext(ctx)
+	})
 }
 
 // noLeaks fails the test if, at its end, goroutines of this package or of gRPC's streams
@@ -187,8 +215,8 @@ func twice() *retry.Retrier {
 	return retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
 }
 
-// circuit opens at the first failure.
-func circuit() *breaker.Breaker {
+// opensAtOnce returns a breaker that opens at the first failure.
+func opensAtOnce() *breaker.Breaker {
 	return breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 1})
 }
 

@@ -108,13 +108,13 @@ func TestWhatIsRetried(t *testing.T) {
 		}
 		return fail(s.SetTrailer)
 	}
-	s.list = func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+	s.list = func(n int64, m *testpb.Message, s listStream) error {
 		return stream(n, s, func() error { return s.Send(m) })
 	}
-	s.upload = func(n int64, s grpc.ClientStreamingServer[testpb.Message, testpb.Message]) error {
+	s.upload = func(n int64, s uploadStream) error {
 		return stream(n, s, func() error { return s.SendAndClose(hello) })
 	}
-	s.chat = func(n int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+	s.chat = func(n int64, s chatStream) error {
 		return stream(n, s, func() error { return s.Send(hello) })
 	}
 	_, lis := serve(t, s)
@@ -156,15 +156,15 @@ func TestWhatWasNeverSentIsRetried(t *testing.T) {
 		count := func(next func(context.Context) error) func(context.Context) error {
 			return func(ctx context.Context) error { attempts++; return next(ctx) }
 		}
-		retries, circuit := twice(), breaker.New(breaker.Config{ConsecutiveFailures: 2})
+		retries, b := twice(), breaker.New(breaker.Config{ConsecutiveFailures: 2})
 		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
 			Middleware: func(next func(context.Context) error) func(context.Context) error {
-				return retries.Wrap(circuit.Wrap(count(next)))
+				return retries.Wrap(b.Wrap(count(next)))
 			},
 		})
 		requireCode(t, codes.Unavailable, call(client, method))
 		require.Equal(t, 2, attempts, method)
-		require.Equal(t, breaker.Open, circuit.State(), method)
+		require.Equal(t, breaker.Open, b.State(), method)
 	}
 }
 

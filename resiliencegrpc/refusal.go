@@ -21,13 +21,13 @@ import (
 type policyError struct {
 	err    error
 	code   codes.Code
-	public bool // the status goes to a client, who learns nothing of the policies
+	public bool // the status goes to a client, and must not describe the policies
 }
 
 func (e *policyError) Error() string { return e.err.Error() }
 func (e *policyError) Unwrap() error { return e.err }
 
-// GRPCStatus returns the status, with a RetryInfo if the policy says when to come back.
+// GRPCStatus returns the status. It has a RetryInfo if the policy specifies when to retry.
 func (e *policyError) GRPCStatus() *status.Status {
 	message := e.err.Error()
 	if e.public {
@@ -51,9 +51,8 @@ var publicMessages = map[codes.Code]string{
 	codes.Canceled:          "the call was canceled",
 }
 
-// withStatus returns the error that a call under ctx ended with, with a status: err as it
-// is if it has one, or is neither of a policy nor of ctx. A status that is public does
-// not tell what refused the call.
+// withStatus returns err with a status, as the result of a call under ctx. If err has a status, or comes neither from a
+// policy nor from ctx, withStatus returns err unchanged. A public status does not show which policy refused the call.
 func withStatus(ctx context.Context, err error, public bool) error {
 	refused := resilience.Refused(err)
 	if hasStatus(err) && !(refused && public) {
@@ -61,7 +60,7 @@ func withStatus(ctx context.Context, err error, public bool) error {
 	}
 	e := &policyError{err: err, public: public}
 	switch {
-	case errors.Is(err, ctx.Err()): // nothing is nil
+	case errors.Is(err, ctx.Err()): // err is not nil
 		e.code = status.FromContextError(ctx.Err()).Code()
 	case refused && limited(err):
 		e.code = codes.ResourceExhausted
@@ -83,8 +82,8 @@ func hasStatus(err error) bool {
 	return ok && e.GRPCStatus() != nil
 }
 
-// limited reports whether a call was refused because a limit is used up, as opposed to a
-// limit that cannot tell, or a server that is overloaded.
+// limited reports whether a call was refused because a limit is used up. It returns false if the limit's state is
+// unknown, or if the limit protects an overloaded server.
 func limited(err error) bool {
 	e, ok := errors.AsType[*throttle.LimitedError](err)
 	if !ok {
@@ -97,8 +96,8 @@ func limited(err error) bool {
 	return true
 }
 
-// pushback returns the trailer that tells a client when to come back; nil if that is not
-// known, or nothing was refused.
+// pushback returns the trailer that tells the client when to retry. It returns nil if that is unknown, or if the call
+// was not refused.
 func (e *policyError) pushback() metadata.MD {
 	if e.code != codes.ResourceExhausted && e.code != codes.Unavailable {
 		return nil
@@ -114,6 +113,6 @@ func (e *policyError) pushback() metadata.MD {
 	return metadata.Pairs(pushbackKey, ms)
 }
 
-// longest is the longest time that grpc-retry-pushback-ms can ask for. What would take
-// longer, such as tokens that will never be there, is never.
+// longest is the longest delay that grpc-retry-pushback-ms can express. A longer delay counts as never. For example,
+// tokens that will never be available have such a delay.
 const longest = math.MaxInt32 * time.Millisecond

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -22,63 +21,61 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// A Server says which calls a [grpc.Server] serves, and how many. Every field is
-// optional. A call passes the Limit, then the Slots, then the Middleware, and is then
-// served. A stream counts as one call, which lasts as long as its handler runs.
+// A Server specifies which calls a [grpc.Server] serves, and how many at the same time. Every field is optional. A call
+// passes Limit, then Slots, then Middleware, and is then served. A stream is one call, which lasts until its
+// handler returns.
 //
-// A call that is refused ends with
+// A refused call ends with
 //
 //   - RESOURCE_EXHAUSTED if a limit is used up,
-//   - UNAVAILABLE if there is no capacity: no slot is free, a circuit is open, or a limit
-//     refused for another reason, such as an outage or too many keys,
+//   - UNAVAILABLE if there is no capacity: no slot is free, a breaker is open, or a limit refused the call for
+//     another reason, such as an outage or too many keys,
 //   - DEADLINE_EXCEEDED if a timeout of the Middleware passed.
 //
-// If the policy says when to come back, the status has a RetryInfo detail, and the trailer
-// grpc-retry-pushback-ms says the same. The trailer is -1 if another call is of no use.
-// The client learns nothing else of the policy. The same holds where a handler
-// returns the refusal of a policy of its own, such as the open circuit of a database.
+// If the policy specifies when to retry, the status has a RetryInfo detail, and the trailer grpc-retry-pushback-ms
+// has the same time. The trailer is -1 if a retry cannot help. The client gets no other information about the
+// policy. The same applies if a handler returns the refusal of one of its own policies, such as the open breaker of
+// a database.
 //
-// To the Middleware, the error of a handler is a [*StatusError]. If the client cancels the
-// call, its connection breaks or its deadline passes, the ctx that the policies run under ends too,
-// and to them a failure of the handler is the end of their caller. A timeout of the Middleware ends
-// the ctx of a stream's handler, but no RecvMsg or SendMsg that waits for the client.
+// The Middleware sees the error of a handler as a [*StatusError]. If the client cancels the call, its connection
+// breaks or its deadline passes, the ctx of the policies also ends, and a failure of the handler counts as the end
+// of the caller. A timeout of the Middleware ends the ctx of a stream's handler, but does not interrupt RecvMsg and
+// SendMsg while they wait for the client.
 //
-// The request of a unary call is received and decoded before any of this: bound its size with
-// [grpc.MaxRecvMsgSize], and the streams of a connection with
-// [grpc.MaxConcurrentStreams].
+// gRPC receives and decodes the request of a unary call before the interceptors run. Limit the size of requests with
+// [grpc.MaxRecvMsgSize], and the streams of a connection with [grpc.MaxConcurrentStreams].
 type Server struct {
-	// Limit bounds the rate of calls for each key. Nil means no limit.
+	// Limit limits the rate of calls for each key. Nil means no limit.
 	Limit resiliencehttp.Admitter
 
-	// Key returns the key of a call for Limit. Take it from what the
-	// server knows about the client, such as its address or its authenticated account. A
-	// client that can choose its key can choose a new one for each call, and has no limit.
-	// Of a key of more than 200 bytes its SHA-256 is kept. Nil means [ClientIP] without
-	// trusted proxies.
+	// Key returns the key of a call for Limit. Derive it from what the server knows about the client, such as
+	// its address or its authenticated account. A client that can choose its key can choose a new key for each
+	// call, and has no limit. A key of more than 200 bytes is replaced by its SHA-256. Nil means [ClientIP]
+	// without trusted proxies.
 	Key func(context.Context) string
 
-	// Slots bounds how many calls are served at once. If it has several levels, its
-	// Priority finds the level of a call in the call's ctx, where an interceptor before
-	// these can put what the server knows about the client. Nil means no bound.
+	// Slots limits how many calls are served at the same time. If Slots has several levels, its Priority derives
+	// the level of a call from the call's ctx. An earlier interceptor can put what the server knows about
+	// the client into this ctx. Nil means no limit.
 	Slots *bulkhead.Bulkhead
 
-	// StreamSlots bounds how many streams are served at once, in the place of Slots. Nil
-	// means that streams are served in Slots.
+	// StreamSlots limits how many streams are served at the same time, instead of Slots. Nil means that streams
+	// are served in Slots.
 	StreamSlots *bulkhead.Bulkhead
 
-	// Middleware runs the handler of a call: a breaker, or a [resilience.Chain] of several
-	// policies. A call is served once, so a retrier is of no use here. Nil means none.
+	// Middleware runs the handler of a call: a breaker, or a [resilience.Chain] of several policies. A call is
+	// served once, so a retrier has no use here. Nil means none.
 	Middleware resilience.Middleware
 
-	// Exempt reports whether calls of a full method pass without any of this. Nil means those of
-	// the services grpc.health.v1.Health and grpc.reflection.*.ServerReflection: they must answer
-	// while the server is full, or it is taken for one that is down.
+	// Exempt reports whether calls of a full method pass without any of this. Nil means the methods of the
+	// services grpc.health.v1.Health and grpc.reflection.*.ServerReflection. If a full server refused health
+	// checks, it would be considered down.
 	Exempt func(method string) bool
 }
 
-// Options returns options for [grpc.NewServer]. They add interceptors, which run in the
-// order in which all options add them. If Key, or a Priority or Share of the slots, reads from
-// the ctx of a call, an interceptor before these puts it there.
+// Options returns options for [grpc.NewServer]. The options add interceptors, which run in the order in which all
+// options add them. If Key, or a Priority or Share of the slots, reads a value of the call's ctx, an earlier
+// interceptor must set this value.
 func (s Server) Options() []grpc.ServerOption {
 	if s.Key == nil {
 		s.Key = ClientIP()
@@ -87,7 +84,7 @@ func (s Server) Options() []grpc.ServerOption {
 		s.StreamSlots = s.Slots
 	}
 	if s.Exempt == nil {
-		s.Exempt = healthOrReflection
+		s.Exempt = isHealthOrReflection
 	}
 	unary, stream := s.chain(s.Slots), s.chain(s.StreamSlots)
 	return []grpc.ServerOption{
@@ -117,16 +114,10 @@ func (s Server) Options() []grpc.ServerOption {
 	}
 }
 
-func healthOrReflection(method string) bool {
-	return strings.HasPrefix(method, "/grpc.health.v1.Health/") ||
-		strings.HasPrefix(method, "/grpc.reflection.v1.ServerReflection/") ||
-		strings.HasPrefix(method, "/grpc.reflection.v1alpha.ServerReflection/")
-}
-
 // chain returns the policies of a call.
 func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 	var all []resilience.Middleware
-	// A nil pointer is that of a group that a program does without.
+	// Limit may be a nil pointer, of a group that the program does not use.
 	if v := reflect.ValueOf(s.Limit); v.IsValid() && !(v.Kind() == reflect.Pointer && v.IsNil()) {
 		all = append(all, func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error {
@@ -144,10 +135,10 @@ func (s Server) chain(slots *bulkhead.Bulkhead) policies {
 	return policies(resilience.Chain(all...)(serve))
 }
 
-// policies run the service in their ctx.
+// policies serve the call that their ctx belongs to.
 type policies resilience.Func
 
-// serve calls the handler under the policies. It returns what the client gets.
+// serve calls the handler under the policies. It returns the error that the client gets.
 func (p policies) serve(
 	ctx context.Context, method string, handler resilience.Func, setTrailer func(metadata.MD),
 ) error {
@@ -162,32 +153,32 @@ func (p policies) serve(
 	return err
 }
 
-// A service is a call on its way to its handler.
+// A service is the serving of a call.
 type service struct {
-	ctx     context.Context // that its policies run under
-	method  string
-	handler resilience.Func
-	served  bool
-	ended   bool  // the handler has returned, and not panicked
-	err     error // of the handler
+	ctx      context.Context // the ctx of the policies
+	method   string
+	handler  resilience.Func
+	called   bool  // the handler was called
+	returned bool  // the handler has returned, and has not panicked
+	err      error // the handler's error
 }
 
 type serviceKey struct{}
 
-// serve is what the policies wrap: it calls the handler of the service in ctx.
+// serve is the function that the policies wrap. It calls the handler of the call that ctx belongs to.
 func serve(ctx context.Context) error {
 	s, ok := ctx.Value(serviceKey{}).(*service)
 	switch {
 	case !ok:
 		return errNoCall
-	case s.served:
+	case s.called:
 		return errServed
 	case ctx.Err() != nil:
 		return resilience.ContextErr(ctx)
 	}
-	s.served = true
+	s.called = true
 	s.err = s.handler(ctx)
-	s.ended = true
+	s.returned = true
 	if s.err == nil {
 		return nil
 	}
@@ -197,12 +188,12 @@ func serve(ctx context.Context) error {
 	return newStatusError(ctx, s.method, s.err, nil)
 }
 
-// result returns what the client gets after the policies have returned err.
+// result returns the error that the client gets after the policies have returned err.
 func (s *service) result(err error) error {
 	switch {
-	case s.ended && s.err == nil:
+	case s.returned && s.err == nil:
 		return nil
-	case s.ended:
+	case s.returned:
 		return withStatus(s.ctx, s.err, true)
 	case err == nil:
 		err = errNotServed
@@ -211,12 +202,12 @@ func (s *service) result(err error) error {
 }
 
 var (
-	errServed    = retry.Permanent(errors.New("resiliencegrpc: the call has been served and is not served again"))
-	errNotServed = status.Error(codes.Internal, "resiliencegrpc: the Middleware did not serve the call")
+	errServed    = retry.Permanent(errors.New("resiliencegrpc: call was already served"))
+	errNotServed = status.Error(codes.Internal, "resiliencegrpc: Middleware did not serve the call")
 )
 
-// shortKey returns a key from outside as a group keeps it: one of more than 200 bytes is its
-// SHA-256. Otherwise whoever sends long keys fills the memory.
+// shortKey returns the key that a group stores for a key from outside: the SHA-256 of a key of more than 200 bytes.
+// Otherwise clients that send long keys could fill the memory.
 func shortKey(key string) string {
 	if len(key) <= 200 {
 		return key
@@ -224,7 +215,7 @@ func shortKey(key string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(key)))
 }
 
-// A guardedStream is the stream of a handler, under the ctx of the policies.
+// A guardedStream is the stream of a handler. Its ctx is that of the policies.
 type guardedStream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -236,34 +227,31 @@ func (s *guardedStream) SendMsg(m any) error { return s.awaitEnd(s.ServerStream.
 func (s *guardedStream) RecvMsg(m any) error { return s.awaitEnd(s.ServerStream.RecvMsg(m)) }
 
 func (s *guardedStream) awaitEnd(err error) error {
-	if code := status.Code(err); code == codes.Unavailable || code == codes.Canceled { // the client is gone
+	if code := status.Code(err); code == codes.Unavailable || code == codes.Canceled { // the client has disconnected
 		awaitEnd(s.ctx)
 	}
 	return err
 }
 
-// awaitEnd waits for the ctx that policies see, once another that the caller's end reaches has ended: until then,
-// an error would say something of the server.
+// awaitEnd waits for the end of ctx, the ctx of a policy, after the caller's ctx has ended. If a call returned before
+// ctx ends, the policy would count the call's error as a failure of the server.
 func awaitEnd(ctx context.Context) {
 	select {
 	case <-ctx.Done():
-	case <-time.After(time.Second): // not all end with the caller's
+	case <-time.After(time.Second): // the ctx of a policy need not end with the caller's
 	}
 }
 
-// ClientIP returns a function that names the client of a call by its address, to limit by: an
-// IPv4 address, or the /64 of an IPv6 address, since a client usually has all addresses of
-// its /64.
+// ClientIP returns a function that returns the address of a call's client, as a key for limits. The key is an IPv4
+// address, or the /64 prefix of an IPv6 address, because a client usually has all addresses of its /64.
 //
-// It is the address of the connection, unless that belongs to a trusted proxy. Then it is
-// taken from the metadata x-forwarded-for: the rightmost address that is not trusted. The
-// client may have forged the addresses to the left of it. If the metadata is malformed, it is
-// the address of the proxy, so that all clients that forge it share one limit. Trust a proxy
-// only if it adds to it for each call. Without trusted proxies, all clients behind a proxy have
-// its address.
+// The address is the address of the connection, unless that is a trusted proxy. In that case the address comes
+// from the metadata x-forwarded-for: it is the rightmost address that is not trusted. The client may have forged the
+// addresses to the left of it. If the metadata is malformed, the address is the proxy's, and all clients that send
+// such metadata share one limit. Trust a proxy only if it adds to the metadata of each call. Without trusted proxies,
+// all clients behind a proxy have the address of the proxy.
 //
-// For a connection without an IP address, such as a Unix socket, it is the address as the
-// connection has it.
+// If the connection has no IP address, such as a Unix socket, the key is the connection's address.
 func ClientIP(trusted ...netip.Prefix) func(context.Context) string {
 	return func(ctx context.Context) string {
 		p, ok := peer.FromContext(ctx)

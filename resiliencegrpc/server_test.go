@@ -79,8 +79,8 @@ func TestALimitByKeyRefusesWithATime(t *testing.T) {
 func TestClientAndServerUnderstandEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{}
-		circuit := circuit()
-		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap)},
+		b := opensAtOnce()
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, b.Wrap)},
 			resiliencegrpc.Server{Limit: tenants(0.1, 1)}.Options()...)
 		begun := time.Now()
 		for range 3 {
@@ -89,7 +89,7 @@ func TestClientAndServerUnderstandEachOther(t *testing.T) {
 		}
 		require.InDelta(t, 20*time.Second, time.Since(begun), float64(4*time.Second))
 		require.EqualValues(t, 3, s.calls.Load())
-		require.Equal(t, breaker.Closed, circuit.State(), "a client that is too fast has no server that is ill")
+		require.Equal(t, breaker.Closed, b.State(), "a client that is too fast has no server that is ill")
 	})
 }
 
@@ -197,19 +197,19 @@ func TestStreamsHaveSlotsOfTheirOwn(t *testing.T) {
 func TestAGuardReadsWhatHandlersReturn(t *testing.T) {
 	var fail error
 	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) { return hello, fail }}
-	circuit := circuit()
-	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: circuit.Wrap}.Options()...)
+	b := opensAtOnce()
+	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: b.Wrap}.Options()...)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
 	get := func() error { _, err := client.Get(t.Context(), hello); return err }
 
 	for _, code := range []codes.Code{codes.OK, codes.NotFound, codes.InvalidArgument, codes.ResourceExhausted, codes.Unauthenticated} {
 		fail = status.Error(code, "")
 		requireCode(t, code, get())
-		require.Equal(t, breaker.Closed, circuit.State(), code)
+		require.Equal(t, breaker.Closed, b.State(), code)
 	}
 	fail = context.Canceled // by the handler itself
 	requireCode(t, codes.Canceled, get())
-	require.Equal(t, breaker.Closed, circuit.State())
+	require.Equal(t, breaker.Closed, b.State())
 	for _, err := range []error{errors.New("plain"), status.Error(codes.Internal, ""), status.Error(codes.Unavailable, ""), context.DeadlineExceeded} {
 		fail = err
 		code := status.FromContextError(err).Code()
@@ -217,12 +217,12 @@ func TestAGuardReadsWhatHandlersReturn(t *testing.T) {
 			code = status.Code(err)
 		}
 		requireCode(t, code, get())
-		require.Equal(t, breaker.Open, circuit.State(), err)
+		require.Equal(t, breaker.Open, b.State(), err)
 		var trailer metadata.MD
 		_, err := client.Get(t.Context(), hello, grpc.Trailer(&trailer))
 		requireCode(t, codes.Unavailable, err)
 		require.NotEmpty(t, trailer.Get("grpc-retry-pushback-ms"))
-		circuit.Reset()
+		b.Reset()
 	}
 }
 
@@ -230,14 +230,14 @@ func TestAGuardReadsWhatHandlersReturn(t *testing.T) {
 // TestAStreamWhoseClientIsGoneSaysNothing: gRPC tells its handler of that before its ctx ends. A connection that
 // breaks under many streams would open a circuit for the other clients, or a cancel would close it.
 func TestAStreamWhoseClientIsGoneSaysNothing(t *testing.T) {
-	send := func(s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+	send := func(s chatStream) error {
 		return s.Send(&testpb.Message{Text: strings.Repeat("a", 1<<14)})
 	}
-	receive := func(s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+	receive := func(s chatStream) error {
 		_, err := s.Recv()
 		return err
 	}
-	for name, do := range map[string]func(grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error{
+	for name, do := range map[string]func(chatStream) error{
 		"sends": send, "receives": receive,
 	} {
 		for _, breaks := range []bool{true, false} {
@@ -246,7 +246,7 @@ func TestAStreamWhoseClientIsGoneSaysNothing(t *testing.T) {
 					ours := breaker.New(breaker.Config{})
 					lis := bufconn.Listen(1 << 20)
 					server := grpc.NewServer(resiliencegrpc.Server{Middleware: resilience.Chain(late, ours.Wrap)}.Options()...)
-					testpb.RegisterTestServer(server, &service{chat: func(_ int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+					testpb.RegisterTestServer(server, &service{chat: func(_ int64, s chatStream) error {
 						for {
 							if err := do(s); err != nil {
 								return err
@@ -290,8 +290,8 @@ func TestAHandlerThatPassesARefusalOn(t *testing.T) {
 		err := secret.Do(ctx, func(context.Context) error { return nil })
 		return nil, fmt.Errorf("find user: %w", err)
 	}}
-	circuit := circuit()
-	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: circuit.Wrap}.Options()...)
+	b := opensAtOnce()
+	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: b.Wrap}.Options()...)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
 	for _, text := range []string{"database", "service"} {
 		var trailer metadata.MD
@@ -299,7 +299,7 @@ func TestAHandlerThatPassesARefusalOn(t *testing.T) {
 		requireCode(t, codes.Unavailable, err)
 		require.NotContains(t, err.Error(), "secret")
 		require.NotEmpty(t, trailer.Get("grpc-retry-pushback-ms"))
-		require.Equal(t, breaker.Closed, circuit.State())
+		require.Equal(t, breaker.Closed, b.State())
 	}
 }
 
@@ -327,15 +327,15 @@ func TestATimeoutOfTheServer(t *testing.T) {
 			}
 			return m, nil
 		}}
-		circuit := circuit()
+		b := opensAtOnce()
 		client := inBubble(t, s, resiliencegrpc.Client{}, resiliencegrpc.Server{
-			Middleware: resilience.Chain(circuit.Wrap, resilience.NamedTimeout("secret", time.Second)),
+			Middleware: resilience.Chain(b.Wrap, resilience.NamedTimeout("secret", time.Second)),
 		}.Options()...)
 		_, err := client.Get(t.Context(), &testpb.Message{Text: "heeds"})
 		requireCode(t, codes.DeadlineExceeded, err)
 		require.NotContains(t, err.Error(), "secret")
-		require.Equal(t, breaker.Open, circuit.State())
-		circuit.Reset()
+		require.Equal(t, breaker.Open, b.State())
+		b.Reset()
 		_, err = client.Get(t.Context(), &testpb.Message{Text: "says"})
 		requireCode(t, codes.Aborted, err)
 		_, err = client.Get(t.Context(), &testpb.Message{Text: "is late"})
@@ -343,11 +343,11 @@ func TestATimeoutOfTheServer(t *testing.T) {
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		circuit.Reset()
+		b.Reset()
 		_, err = client.Get(ctx, &testpb.Message{Text: "heeds"})
 		requireCode(t, codes.DeadlineExceeded, err)
 		synctest.Wait()
-		require.Equal(t, breaker.Closed, circuit.State(), "the client's deadline is not the handler's fault")
+		require.Equal(t, breaker.Closed, b.State(), "the client's deadline is not the handler's fault")
 	})
 }
 
@@ -477,7 +477,7 @@ func TestHandlerWhosePanicAPolicyRecoversHasFailed(t *testing.T) {
 	}
 	s := &service{
 		unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) { panic("boom") },
-		list:  func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error { panic("boom") },
+		list:  func(int64, *testpb.Message, listStream) error { panic("boom") },
 	}
 	_, lis := serve(t, s, resiliencegrpc.Server{Middleware: recovering}.Options()...)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
@@ -502,7 +502,7 @@ func TestTheLimitHoldsUnderLoad(t *testing.T) {
 			defer enter()()
 			return m, nil
 		},
-		list: func(_ int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		list: func(_ int64, m *testpb.Message, s listStream) error {
 			defer enter()()
 			return s.Send(m)
 		},

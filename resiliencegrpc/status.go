@@ -3,7 +3,6 @@ package resiliencegrpc
 import (
 	"context"
 	"strconv"
-	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
@@ -13,54 +12,54 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A StatusError is a call that did not end with OK, as policies see it: an attempt of a
-// [Client], or what a handler returned to a [Server].
+// A StatusError is the error that policies see if a call does not end with OK. The call is an attempt of a [Client], or
+// the call of a handler of a [Server].
 //
-// What the status says of the server:
+// The status determines how policies count the call:
 //
 //	UNAVAILABLE                            failed; worth another attempt
-//	DEADLINE_EXCEEDED                      failed; worth another attempt only if it was
-//	                                       the attempt's own timeout that passed
+//	DEADLINE_EXCEEDED                      failed; worth another attempt only if the
+//	                                       attempt's own timeout passed
 //	UNKNOWN, INTERNAL, DATA_LOSS           failed
-//	CANCELED, if the ctx has ended         nothing
-//	RESOURCE_EXHAUSTED and every other     answered: the server works, and its answer is no
+//	CANCELED, if the ctx has ended         ignored
+//	RESOURCE_EXHAUSTED and every other     answered: the server works
 //
-// A RetryInfo detail or grpc-retry-pushback-ms makes any of them worth another attempt
-// after the time that it gives, the longer one of both; a negative pushback, none. Any of
-// that holds only if the call may be repeated.
+// A RetryInfo detail or the trailer grpc-retry-pushback-ms makes any of these worth another attempt after the given
+// time. If there are both, the longer time counts. A negative pushback means that no attempt is worthwhile. All of
+// this applies only if the call may be repeated.
 //
-// A message that is too large also ends with RESOURCE_EXHAUSTED, on either side, and would
-// be too large again. That is why this status by itself is not worth another attempt.
+// If a message is too large, the call also ends with RESOURCE_EXHAUSTED, on either side, and another attempt would
+// end in the same way. Therefore RESOURCE_EXHAUSTED alone is not worth another attempt.
 type StatusError struct {
-	Method string     // "/users.v1.Users/Get"
-	Code   codes.Code // codes.Unavailable
-	Err    error      // as gRPC or the handler returned it
+	Method string     // the full method: "/users.v1.Users/Get"
+	Code   codes.Code // the code of the status
+	Err    error      // the error that gRPC or the handler returned
 
-	may   bool // be sent again
-	worth said
-	after time.Duration
-	local bool // the caller or its program is at fault
-	left  bool // the ctx of the call has ended, and the status says no more
+	may      bool          // the call may be sent again
+	worth    hint          // whether another attempt is worthwhile
+	after    time.Duration // the time that the server asked for; 0 if none
+	local    bool          // the caller or its program caused the error
+	canceled bool          // the code is CANCELED because the ctx of the call has ended
 }
 
-// said is what a server says about another attempt.
-type said uint8
+// A hint is what a status and a server report about another attempt.
+type hint uint8
 
 const (
-	unsaid said = iota
+	unknown hint = iota
 	yes
 	no
 )
 
-// pushbackKey is the trailer by which a server says when to come back (gRFC A6).
+// pushbackKey is the trailer by which a server specifies when the call may be retried (gRFC A6).
 const pushbackKey = "grpc-retry-pushback-ms"
 
-// newStatusError returns the err of a call under ctx as policies see it. sent is nil on the server.
+// newStatusError returns err, the error of a call under ctx, as policies see it. sent is nil on the server.
 func newStatusError(ctx context.Context, method string, err error, sent *evidence) *StatusError {
 	st := statusOf(err)
 	e := &StatusError{Method: method, Code: st.Code(), Err: err}
-	// As an answer, a probe that hangs until its caller leaves would close a breaker.
-	e.left = e.Code == codes.Canceled && ctx.Err() != nil
+	// As an answer, a probe that hangs until its caller cancels would close a breaker.
+	e.canceled = e.Code == codes.Canceled && ctx.Err() != nil
 	if e.Code == codes.Unavailable {
 		e.worth = yes
 	}
@@ -73,28 +72,27 @@ func newStatusError(ctx context.Context, method string, err error, sent *evidenc
 	if sent == nil {
 		return e
 	}
-	switch after, said := pushback(sent.trailer); said {
+	switch after, hint := pushback(sent.trailer); hint {
 	case yes:
 		e.worth = yes
 		e.after = max(e.after, after)
 	case no:
 		e.worth, e.after = no, 0
 	}
-	// A call that fails in the program itself, such as one with metadata that cannot be
-	// sent or on a connection that is closed.
-	e.local = sent.never() && e.Code != codes.Unavailable && e.Code != codes.DeadlineExceeded
-	// Or with a message that cannot be encoded, such as one with text from outside that is not UTF-8. A server
-	// that cannot encode its answer says the same, in a trailer.
-	e.local = e.local || len(sent.trailer) == 0 && strings.HasPrefix(st.Message(), "grpc: error while marshaling: ")
+	// For example, the metadata cannot be sent, or the connection was closed by the program.
+	e.local = sent.neverSent() && e.Code != codes.Unavailable && e.Code != codes.DeadlineExceeded
+	// Or a message cannot be encoded, such as one with text from outside that is not UTF-8. A server that cannot
+	// encode its answer returns the same message, but has a trailer.
+	e.local = e.local || len(sent.trailer) == 0 && failedToEncode(st)
 	return e
 }
 
-// pushback returns what a server asks for by grpc-retry-pushback-ms (gRFC A6). What is not
-// a number asks for no other attempt.
-func pushback(trailer metadata.MD) (time.Duration, said) {
+// pushback returns the value of grpc-retry-pushback-ms (gRFC A6). A value that is not a number means that there may be
+// no other attempt.
+func pushback(trailer metadata.MD) (time.Duration, hint) {
 	values := trailer.Get(pushbackKey)
 	if len(values) == 0 {
-		return 0, unsaid
+		return 0, unknown
 	}
 	ms, err := strconv.ParseInt(values[0], 10, 32)
 	if err != nil || ms < 0 || len(values) > 1 {
@@ -120,30 +118,38 @@ func statusOf(err error) *status.Status {
 	return st
 }
 
-// RetryAfter returns how long the server asked to be left alone: 0 if it did not.
+// RetryAfter returns the time for which the server asked not to be called, or 0.
 func (e *StatusError) RetryAfter() time.Duration { return e.after }
 
-// Retryable reports whether the call may be sent again, and whether that is worth it.
+// Retryable reports whether the call may be sent again and another attempt is worthwhile.
 func (e *StatusError) Retryable() bool { return e.may && e.worth == yes }
 
-// Answered reports whether the status says nothing against the server.
-func (e *StatusError) Answered() bool { return !e.left && (e.local || answers(e.Code)) }
+// Answered reports whether the status shows that the server works.
+func (e *StatusError) Answered() bool { return !e.canceled && (e.local || answers(e.Code)) }
 
-// Throttled reports whether the server turned the call away to shed load: the code is
-// RESOURCE_EXHAUSTED or UNAVAILABLE, and the server said when to come back. A
-// package adaptive counts it as throttled.
+// Throttled reports whether the server rejected the call to shed load: the code is RESOURCE_EXHAUSTED or UNAVAILABLE,
+// and the server specified when to retry. Package bulkhead/adaptive counts the call as throttled.
 func (e *StatusError) Throttled() bool {
 	return e.after > 0 && (e.Code == codes.ResourceExhausted || e.Code == codes.Unavailable)
 }
 
-// ErrorType returns the code as "UNAVAILABLE", for the attribute error.type of
-// OpenTelemetry.
+// ErrorType returns the code in the form "UNAVAILABLE", for OpenTelemetry's attribute error.type.
 func (e *StatusError) ErrorType() string { return code.Code(e.Code).String() }
 
-// Timeout reports whether the status is DEADLINE_EXCEEDED.
+// Timeout reports whether the code is DEADLINE_EXCEEDED.
 func (e *StatusError) Timeout() bool { return e.Code == codes.DeadlineExceeded }
 
-// answers reports whether a server that returns the status works.
+// A waitError is the error of an attempt that ended while it waited for a stream of a connection. The attempt was not
+// made, so the error does not count against the server.
+type waitError struct{ *StatusError }
+
+// Refused returns true.
+func (e *waitError) Refused() bool { return true }
+
+// Unwrap returns the StatusError.
+func (e *waitError) Unwrap() error { return e.StatusError }
+
+// answers reports whether a server that returns the code works.
 func answers(code codes.Code) bool {
 	switch code {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Unknown, codes.Internal, codes.DataLoss:

@@ -25,8 +25,8 @@ import (
 )
 
 // sendsTwo sends two messages, waiting for more between, and then fails with err.
-func sendsTwo(more <-chan struct{}, err error) func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error {
-	return func(_ int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+func sendsTwo(more <-chan struct{}, err error) func(int64, *testpb.Message, listStream) error {
+	return func(_ int64, m *testpb.Message, s listStream) error {
 		for range 2 {
 			if err := s.Send(m); err != nil {
 				return err
@@ -77,14 +77,14 @@ func TestStreamIsGuardedUntilItIsOpen(t *testing.T) {
 // A member of a Group is not evicted while a stream is open, so that its end is heard.
 func TestStreamKeepsItsMemberOfAGroup(t *testing.T) {
 	_, lis := serve(t, &service{})
-	circuits := resilience.NewGroup(func(string) *breaker.Breaker { return circuit() }, resilience.GroupConfig{MaxKeys: 1})
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuits.By(resiliencegrpc.MethodOf)})
+	breakers := resilience.NewGroup(func(string) *breaker.Breaker { return opensAtOnce() }, resilience.GroupConfig{MaxKeys: 1})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: breakers.By(resiliencegrpc.MethodOf)})
 	chat, err := client.Chat(t.Context())
 	require.NoError(t, err)
 	_, err = client.Get(t.Context(), hello)
 	require.NoError(t, err)
 	members := func() (keys []string) {
-		for key := range circuits.All() {
+		for key := range breakers.All() {
 			keys = append(keys, key)
 		}
 		return keys
@@ -97,21 +97,24 @@ func TestStreamKeepsItsMemberOfAGroup(t *testing.T) {
 	require.Equal(t, []string{testpb.Test_Get_FullMethodName}, members())
 }
 
-func TestTheBreakerJudgesAStream(t *testing.T) {
+func TestBreakerCountsStreams(t *testing.T) {
 	more := make(chan struct{}, 2)
+	returns := func(err error) func(int64, *testpb.Message, listStream) error {
+		return func(int64, *testpb.Message, listStream) error { return err }
+	}
 	for _, c := range []struct {
-		name string
-		list func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error
-		end  codes.Code
-		then breaker.State
+		name  string
+		list  func(int64, *testpb.Message, listStream) error
+		end   codes.Code
+		then  breaker.State
+		calls int64 // that succeeded
 	}{
-		{"that ends well", sendsTwo(more, nil), codes.OK, breaker.Closed},
-		{"that is empty", func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error { return nil }, codes.OK, breaker.Closed},
-		{"that fails before its first message", func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error {
-			return status.Error(codes.Internal, "")
-		}, codes.Internal, breaker.Open},
-		{"that breaks off", sendsTwo(more, status.Error(codes.Unavailable, "")), codes.Unavailable, breaker.Open},
-		{"that is answered", sendsTwo(more, status.Error(codes.NotFound, "")), codes.NotFound, breaker.Closed},
+		{"ends well", sendsTwo(more, nil), codes.OK, breaker.Closed, 1},
+		{"is empty", returns(nil), codes.OK, breaker.Closed, 1},
+		{"fails at once", returns(status.Error(codes.Unavailable, "")), codes.Unavailable, breaker.Open, 0},
+		{"is answered at once", returns(status.Error(codes.NotFound, "")), codes.NotFound, breaker.Closed, 1},
+		{"breaks", sendsTwo(more, status.Error(codes.Unavailable, "")), codes.Unavailable, breaker.Open, 1},
+		{"is answered", sendsTwo(more, status.Error(codes.NotFound, "")), codes.NotFound, breaker.Closed, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			more <- struct{}{}
@@ -122,20 +125,20 @@ func TestTheBreakerJudgesAStream(t *testing.T) {
 				}
 			}()
 			_, lis := serve(t, &service{list: c.list})
-			circuit := circuit()
+			b := opensAtOnce()
 			ends := make(chan error, 1)
-			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(circuit.Wrap, hears(ends))})
+			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(b.Wrap, hears(ends))})
 			requireCode(t, c.end, drainList(client.List(t.Context(), hello)))
-			require.Equal(t, c.then, circuit.State())
+			require.Equal(t, c.then, b.State())
 			require.Equal(t, c.then == breaker.Open, <-ends != nil)
-			require.EqualValues(t, 1, circuit.Stats().Succeeded, "when it was opened")
+			require.EqualValues(t, c.calls, b.Stats().Succeeded, "when it was answered")
 		})
 	}
 	t.Run("that its caller leaves", func(t *testing.T) {
 		_, lis := serve(t, &service{list: sendsTwo(make(chan struct{}), nil)})
-		circuit := circuit()
+		b := opensAtOnce()
 		ends, why := make(chan error, 1), errors.New("why")
-		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(circuit.Wrap, hears(ends))})
+		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(b.Wrap, hears(ends))})
 		for _, receiving := range []bool{false, true} {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			list, err := client.List(ctx, hello)
@@ -150,14 +153,14 @@ func TestTheBreakerJudgesAStream(t *testing.T) {
 			end := <-ends
 			require.ErrorIs(t, end, context.Canceled)
 			require.ErrorIs(t, end, why)
-			require.Equal(t, breaker.Closed, circuit.State())
+			require.Equal(t, breaker.Closed, b.State())
 		}
 	})
 	t.Run("of a probe that its caller leaves", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
-			client := inBubble(t, &service{list: sendsTwo(make(chan struct{}), nil)}, resiliencegrpc.Client{Middleware: circuit.Wrap})
-			_ = circuit.Do(t.Context(), func(context.Context) error { return errors.New("down") })
+			b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
+			client := inBubble(t, &service{list: sendsTwo(make(chan struct{}), nil)}, resiliencegrpc.Client{Middleware: b.Wrap})
+			_ = b.Do(t.Context(), func(context.Context) error { return errors.New("down") })
 			time.Sleep(2 * time.Second)
 			ctx, cancel := context.WithCancel(t.Context())
 			list, err := client.List(ctx, hello)
@@ -166,7 +169,7 @@ func TestTheBreakerJudgesAStream(t *testing.T) {
 			require.NoError(t, err)
 			cancel()
 			synctest.Wait()
-			require.Equal(t, breaker.HalfOpen, circuit.State(), "it has shown nothing")
+			require.Equal(t, breaker.HalfOpen, b.State(), "it has shown nothing")
 		})
 	})
 }
@@ -208,18 +211,18 @@ func TestAnEndThatComesEarlyIsHeard(t *testing.T) {
 // TestTheStatusCountsAfterSendHasFailed: io.EOF of Send only says that there is one.
 func TestTheStatusCountsAfterSendHasFailed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &service{chat: func(int64, grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+		s := &service{chat: func(int64, chatStream) error {
 			return status.Error(codes.Unavailable, "")
 		}}
-		circuit := circuit()
-		client := inBubble(t, s, resiliencegrpc.Client{Middleware: circuit.Wrap})
+		b := opensAtOnce()
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: b.Wrap})
 		chat, err := client.Chat(t.Context())
 		require.NoError(t, err)
 		synctest.Wait()
 		require.Equal(t, io.EOF, chat.Send(hello))
 		_, err = chat.Recv()
 		requireCode(t, codes.Unavailable, err)
-		require.Equal(t, breaker.Open, circuit.State())
+		require.Equal(t, breaker.Open, b.State())
 	})
 }
 
@@ -235,12 +238,12 @@ func TestAProbeEndsWithItsCall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
-				client := inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: circuit.Wrap}, dropping)
-				_ = circuit.Do(t.Context(), func(context.Context) error { return errors.New("down") })
+				b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
+				client := inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: b.Wrap}, dropping)
+				_ = b.Do(t.Context(), func(context.Context) error { return errors.New("down") })
 				time.Sleep(2 * time.Second)
 				require.NoError(t, call(t.Context(), client))
-				require.Equal(t, breaker.Closed, circuit.State())
+				require.Equal(t, breaker.Closed, b.State())
 			})
 		})
 	}
@@ -291,12 +294,12 @@ func hears(ends chan<- error) resilience.Middleware {
 // TestAStreamThatFailsAtEachCallOpensTheBreaker: a server that accepts streams and then
 // fails them is not well.
 func TestAStreamThatFailsAtEachCallOpensTheBreaker(t *testing.T) {
-	s := &service{chat: func(int64, grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+	s := &service{chat: func(int64, chatStream) error {
 		return status.Error(codes.Unavailable, "")
 	}}
 	_, lis := serve(t, s)
-	circuit := breaker.New(breaker.Config{ConsecutiveFailures: 3})
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuit.Wrap})
+	b := breaker.New(breaker.Config{ConsecutiveFailures: 3})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: b.Wrap})
 	for range 3 {
 		chat, err := client.Chat(t.Context())
 		require.NoError(t, err)
@@ -310,7 +313,7 @@ func TestAStreamThatFailsAtEachCallOpensTheBreaker(t *testing.T) {
 func TestATimeoutCoversTheOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var deadlines, opened atomic.Int64
-		s := &service{list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		s := &service{list: func(n int64, m *testpb.Message, s listStream) error {
 			if _, ok := s.Context().Deadline(); ok {
 				deadlines.Add(1)
 			}
@@ -322,8 +325,8 @@ func TestATimeoutCoversTheOpening(t *testing.T) {
 			}
 			return nil
 		}}
-		circuit, slots := breaker.New(breaker.Config{ConsecutiveFailures: 2}), bulkhead.New(bulkhead.Config{Limit: 1})
-		policies := resilience.Chain(twice().Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(time.Second))
+		b, slots := breaker.New(breaker.Config{ConsecutiveFailures: 2}), bulkhead.New(bulkhead.Config{Limit: 1})
+		policies := resilience.Chain(twice().Wrap, b.Wrap, slots.Wrap, resilience.Timeout(time.Second))
 		client := inBubbleWith(t, s, resiliencegrpc.Client{Middleware: policies},
 			intercept(func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
 				if opened.Add(1) == 1 || resiliencegrpc.MethodOf(ctx) == testpb.Test_Run_FullMethodName {
@@ -336,7 +339,7 @@ func TestATimeoutCoversTheOpening(t *testing.T) {
 		require.Equal(t, 5*time.Minute+time.Second, time.Since(begun), "the first attempt ran out of time, the second took its time")
 		require.EqualValues(t, 1, s.calls.Load())
 		require.Zero(t, deadlines.Load(), "the server is not told of it")
-		require.Equal(t, breaker.Closed, circuit.State())
+		require.Equal(t, breaker.Closed, b.State())
 		_, err := client.Run(t.Context(), hello)
 		requireCode(t, codes.DeadlineExceeded, err)
 		require.Zero(t, slots.Stats().InFlight)
@@ -345,7 +348,7 @@ func TestATimeoutCoversTheOpening(t *testing.T) {
 
 func TestTheDeadlineOfTheCallerCoversTheStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &service{list: func(_ int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		s := &service{list: func(_ int64, m *testpb.Message, s listStream) error {
 			if _, ok := s.Context().Deadline(); !ok {
 				return errors.New("no deadline")
 			}
@@ -353,14 +356,14 @@ func TestTheDeadlineOfTheCallerCoversTheStream(t *testing.T) {
 			<-s.Context().Done()
 			return s.Context().Err()
 		}}
-		circuit := circuit()
-		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(circuit.Wrap, resilience.Timeout(time.Second))})
+		b := opensAtOnce()
+		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(b.Wrap, resilience.Timeout(time.Second))})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		begun := time.Now()
 		requireCode(t, codes.DeadlineExceeded, drainList(client.List(ctx, hello)))
 		require.Equal(t, time.Minute, time.Since(begun))
-		require.Equal(t, breaker.Open, circuit.State(), "the caller waited for the server for a minute")
+		require.Equal(t, breaker.Open, b.State(), "the caller waited for the server for a minute")
 	})
 }
 
@@ -409,14 +412,14 @@ func TestACallerThatDoesNotAskIsNotTheServersFault(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &service{list: func(_ int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+				s := &service{list: func(_ int64, m *testpb.Message, s listStream) error {
 					_ = s.Send(m)
 					<-s.Context().Done()
 					return s.Context().Err()
 				}}
-				circuit := circuit()
+				b := opensAtOnce()
 				slots := bulkhead.New(bulkhead.Config{Limit: 1})
-				policies := resilience.Chain(twice().Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(time.Second))
+				policies := resilience.Chain(twice().Wrap, b.Wrap, slots.Wrap, resilience.Timeout(time.Second))
 				swallow := resilience.Fallback(func(context.Context, error) error { return nil })
 				for _, mw := range []resilience.Middleware{policies, resilience.Chain(swallow, policies)} {
 					s.calls.Store(0)
@@ -425,7 +428,7 @@ func TestACallerThatDoesNotAskIsNotTheServersFault(t *testing.T) {
 					require.Zero(t, slots.Stats().InFlight)
 					requireCode(t, tc.code, end())
 					require.EqualValues(t, 1, s.calls.Load())
-					require.Equal(t, breaker.Closed, circuit.State())
+					require.Equal(t, breaker.Closed, b.State())
 				}
 			})
 		})
@@ -448,12 +451,12 @@ func TestACallerThatWaitsToSendWaitsForTheServer(t *testing.T) {
 		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s := &service{chat: func(_ int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+			s := &service{chat: func(_ int64, s chatStream) error {
 				<-s.Context().Done()
 				return s.Context().Err()
 			}}
-			circuit := circuit()
-			client := inBubble(t, s, resiliencegrpc.Client{Middleware: circuit.Wrap})
+			b := opensAtOnce()
+			client := inBubble(t, s, resiliencegrpc.Client{Middleware: b.Wrap})
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			chat, err := client.Chat(ctx)
@@ -462,7 +465,7 @@ func TestACallerThatWaitsToSendWaitsForTheServer(t *testing.T) {
 			synctest.Wait()
 			_, err = chat.Recv()
 			requireCode(t, codes.DeadlineExceeded, err)
-			require.Equal(t, breaker.Open, circuit.State())
+			require.Equal(t, breaker.Open, b.State())
 		})
 	}
 }
@@ -473,6 +476,8 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 	after := func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error { _ = next(ctx); panic("boom") }
 	}
+	refuses := opensAtOnce()
+	refuses.ForceOpen(nil)
 	for name, tc := range map[string]struct {
 		mw  resilience.Middleware
 		use func(context.Context, testpb.TestClient)
@@ -492,6 +497,30 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 		"a policy panics": {after, func(ctx context.Context, c testpb.TestClient) {
 			require.Panics(t, func() { _, _ = c.List(ctx, hello) })
 		}},
+		"a policy refuses": {refuses.Wrap, func(ctx context.Context, c testpb.TestClient) {
+			_, err := c.List(ctx, hello)
+			require.ErrorIs(t, err, breaker.ErrOpen)
+		}},
+		"the server is silent": {nil, func(ctx context.Context, c testpb.TestClient) {
+			requireCode(t, codes.DeadlineExceeded, drainList(c.List(ctx, &testpb.Message{Text: "hang"})))
+		}},
+		"a message cannot be sent": {nil, func(ctx context.Context, c testpb.TestClient) {
+			chat, err := c.Chat(ctx)
+			require.NoError(t, err)
+			requireCode(t, codes.Internal, chat.Send(&testpb.Message{Text: "\xff"}))
+		}},
+		"the deadline of a caller that receives": {nil, func(ctx context.Context, c testpb.TestClient) {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			requireCode(t, codes.DeadlineExceeded, drainList(c.List(ctx, &testpb.Message{Text: "hang"})))
+		}},
+		"the deadline of a caller that pauses": {nil, func(ctx context.Context, c testpb.TestClient) {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			_, err := c.Chat(ctx)
+			require.NoError(t, err)
+			time.Sleep(time.Minute)
+		}},
 		"its caller leaves, unnoticed": {nil, func(ctx context.Context, c testpb.TestClient) {
 			ctx, cancel := context.WithCancel(ctx)
 			_, _ = c.Chat(ctx)
@@ -502,16 +531,19 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 		for _, keeps := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := &service{list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+					s := &service{list: func(n int64, m *testpb.Message, s listStream) error {
 						switch {
 						case m.GetText() == "fail" && n == 1:
 							return status.Error(codes.Unavailable, "")
 						case m.GetText() == "empty":
 							return nil
+						case m.GetText() == "hang":
+							<-s.Context().Done()
+							return s.Context().Err()
 						}
 						return s.Send(m)
 					}}
-					slots := bulkhead.New(bulkhead.Config{Limit: 1})
+					slots, streams := bulkhead.New(bulkhead.Config{Limit: 1}), bulkhead.New(bulkhead.Config{Limit: 1})
 					refused := name == "an interceptor further in refuses"
 					var inner []context.Context
 					look := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -524,8 +556,12 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 						}
 						return streamer(ctx, desc, cc, method, opts...)
 					})
-					tc.use(t.Context(), inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(tc.mw, twice().Wrap, slots.Wrap)}, look))
+					tc.use(t.Context(), inBubbleWith(t, s, resiliencegrpc.Client{
+						Middleware: resilience.Chain(tc.mw, twice().Wrap, slots.Wrap), StreamSlots: streams, Idle: time.Minute,
+					}, look))
 					require.Zero(t, slots.Stats().InFlight)
+					require.Zero(t, streams.Stats().InFlight)
+					require.EqualValues(t, 1, streams.Stats().Admitted)
 					for _, ctx := range inner {
 						require.Error(t, ctx.Err())
 					}
@@ -540,7 +576,7 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 func TestAWatchIsOpenWhenTheCallReturns(t *testing.T) {
 	watching := make(chan struct{})
 	changed := make(chan struct{})
-	s := &service{list: func(_ int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+	s := &service{list: func(_ int64, m *testpb.Message, s listStream) error {
 		close(watching)
 		<-changed
 		return s.Send(m)
@@ -556,7 +592,7 @@ func TestAWatchIsOpenWhenTheCallReturns(t *testing.T) {
 
 // TestStreamThatIsOpenIsNotRepeated, whatever its method allows.
 func TestStreamThatIsOpenIsNotRepeated(t *testing.T) {
-	s := &service{list: func(_ int64, _ *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+	s := &service{list: func(_ int64, _ *testpb.Message, s listStream) error {
 		_ = s.SendHeader(metadata.Pairs("x", "y"))
 		return status.Error(codes.Unavailable, "")
 	}}
@@ -576,18 +612,18 @@ func TestStreamThatIsOpenIsNotRepeated(t *testing.T) {
 }
 
 func TestAHeaderThatIsNotThereIsTheEnd(t *testing.T) {
-	s := &service{list: func(int64, *testpb.Message, grpc.ServerStreamingServer[testpb.Message]) error {
+	s := &service{list: func(int64, *testpb.Message, listStream) error {
 		return status.Error(codes.Unavailable, "")
 	}}
 	_, lis := serve(t, s)
-	circuit := circuit()
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: circuit.Wrap})
+	b := opensAtOnce()
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: b.Wrap})
 	list, err := client.List(t.Context(), hello)
 	require.NoError(t, err)
 	md, err := list.Header()
 	require.NoError(t, err)
 	require.Nil(t, md)
-	require.Equal(t, breaker.Open, circuit.State())
+	require.Equal(t, breaker.Open, b.State())
 	requireCode(t, codes.Unavailable, drain(list.Recv))
 }
 
@@ -595,7 +631,7 @@ func TestAHeaderThatIsNotThereIsTheEnd(t *testing.T) {
 func TestAConnectionThatBreaks(t *testing.T) {
 	noLeaks(t)
 	reached := make(chan struct{}, 10)
-	s := &service{list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+	s := &service{list: func(n int64, m *testpb.Message, s listStream) error {
 		reached <- struct{}{}
 		if m.GetText() == "after" {
 			_ = s.Send(m)
@@ -605,8 +641,8 @@ func TestAConnectionThatBreaks(t *testing.T) {
 	}}
 	_, lis := serve(t, s)
 	for _, text := range []string{"before", "after"} {
-		circuit := circuit()
-		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, circuit.Wrap)})
+		b := opensAtOnce()
+		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, b.Wrap)})
 		s.calls.Store(0)
 		list, err := client.List(t.Context(), &testpb.Message{Text: text}, grpc.WaitForReady(true))
 		require.NoError(t, err)
@@ -618,7 +654,7 @@ func TestAConnectionThatBreaks(t *testing.T) {
 		lis.cut()
 		requireCode(t, codes.Unavailable, drain(list.Recv))
 		require.EqualValues(t, 1, s.calls.Load())
-		require.Equal(t, breaker.Open, circuit.State())
+		require.Equal(t, breaker.Open, b.State())
 	}
 }
 
@@ -661,7 +697,7 @@ func TestGoAway(t *testing.T) {
 func TestASlowConsumer(t *testing.T) {
 	noLeaks(t)
 	var sent atomic.Int64
-	s := &service{list: func(_ int64, _ *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+	s := &service{list: func(_ int64, _ *testpb.Message, s listStream) error {
 		for range 1000 {
 			if err := s.Send(&testpb.Message{Payload: make([]byte, 10_000)}); err != nil {
 				return err
@@ -700,7 +736,7 @@ func TestAThousandStreams(t *testing.T) {
 	noLeaks(t)
 	var running, most, serving atomic.Int64
 	s := &service{
-		list: func(n int64, m *testpb.Message, s grpc.ServerStreamingServer[testpb.Message]) error {
+		list: func(n int64, m *testpb.Message, s listStream) error {
 			serving.Add(1)
 			defer serving.Add(-1)
 			switch n % 4 {
@@ -717,7 +753,7 @@ func TestAThousandStreams(t *testing.T) {
 			}
 			return nil
 		},
-		chat: func(n int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+		chat: func(n int64, s chatStream) error {
 			serving.Add(1)
 			defer serving.Add(-1)
 			for {
@@ -826,7 +862,7 @@ func (s picky) SendMsg(m any) error {
 func TestAMessageThatAnInterceptorFurtherInDoesNotSend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := make(chan error, 2)
-		s := &service{chat: func(_ int64, s grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+		s := &service{chat: func(_ int64, s chatStream) error {
 			for {
 				m, err := s.Recv()
 				if err != nil {
@@ -840,8 +876,8 @@ func TestAMessageThatAnInterceptorFurtherInDoesNotSend(t *testing.T) {
 			stream, err := streamer(ctx, desc, cc, method, opts...)
 			return picky{stream}, err
 		})
-		slots, circuit := bulkhead.New(bulkhead.Config{Limit: 1}), circuit()
-		client := inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(circuit.Wrap, slots.Wrap)}, look)
+		slots, b := bulkhead.New(bulkhead.Config{Limit: 1}), opensAtOnce()
+		client := inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(b.Wrap, slots.Wrap)}, look)
 		for before := range 2 {
 			chat, err := client.Chat(t.Context())
 			require.NoError(t, err)
@@ -855,14 +891,14 @@ func TestAMessageThatAnInterceptorFurtherInDoesNotSend(t *testing.T) {
 			requireCode(t, codes.Canceled, <-ended)
 			_, err = chat.Recv()
 			require.Error(t, err)
-			require.Equal(t, breaker.Closed, circuit.State())
+			require.Equal(t, breaker.Closed, b.State())
 		}
 	})
 }
 
 // TestAnOpeningThatWasSentIsNotRepeated, where an interceptor further in waits for an answer.
 func TestAnOpeningThatWasSentIsNotRepeated(t *testing.T) {
-	s := &service{chat: func(int64, grpc.BidiStreamingServer[testpb.Message, testpb.Message]) error {
+	s := &service{chat: func(int64, chatStream) error {
 		return status.Error(codes.Unavailable, "")
 	}}
 	waits := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {

@@ -34,6 +34,7 @@ func checkers(inner []grpc.DialOption) []impl {
 	return []impl{
 		{"resilience", check(resiliencegrpc.Client{
 			Middleware: retry.New(retry.Config{Attempts: 3}).Wrap,
+			Exempt:     func(string) bool { return false }, // the calls are health checks
 		}.DialOptions()...)},
 		{"failsafe", check(grpc.WithChainUnaryInterceptor(failsafegrpc.NewUnaryClientInterceptor[*healthpb.HealthCheckResponse](
 			failsafegrpc.NewRetryPolicyBuilder[*healthpb.HealthCheckResponse]().WithMaxRetries(2).Build(),

@@ -25,7 +25,7 @@ import (
 type Work struct {
 	mu     sync.Mutex
 	phase  phase
-	unheld bool           // whether policies only observe the end of the work, and hold nothing until then
+	stream stream         // nil unless the work is a stream
 	ends   []func(error)  // the functions to call when the work ends
 	few    [4]func(error) // the backing array of ends, for up to four functions
 	err    error          // the error that was passed to End
@@ -43,15 +43,21 @@ const (
 // Key is the key of a [*Work] among the values of a ctx.
 type Key struct{}
 
-// Begin returns ctx with new work. If ctx has a method UnheldWork() bool that returns true, policies observe
-// the end of the work, but release slots and timeouts when their functions return. The streams of
-// resiliencegrpc need this. The option is a method of ctx because resiliencegrpc must not import an internal
-// package.
+// A stream is a ctx whose work is a stream, which is open for longer than a slot should be held or a timeout
+// should run. Policies observe the end of the work, but release slots and timeouts when their functions return.
+// The functions return when the stream is open, and the server may not have answered by then.
+//
+// resiliencegrpc implements stream. The option is a method of ctx because resiliencegrpc must not import an
+// internal package.
+type stream interface {
+	// OnAnswer calls f once when the server has answered. f is not called if the stream ends without an answer.
+	OnAnswer(f func())
+}
+
+// Begin returns ctx with new work. If ctx implements stream, the work is a stream.
 func Begin(ctx context.Context) (context.Context, *Work) {
 	w := new(Work)
-	if u, ok := ctx.(interface{ UnheldWork() bool }); ok {
-		w.unheld = u.UnheldWork()
-	}
+	w.stream, _ = ctx.(stream)
 	return context.WithValue(ctx, Key{}, w), w
 }
 
@@ -109,7 +115,7 @@ func (w *Work) Hold(ctx context.Context, fn func(context.Context) error, end fun
 	return err
 }
 
-// Observe is like Hold, but calls end when the work ends even if policies hold nothing until then.
+// Observe is like Hold, but calls end when the work ends even if the work is a stream.
 func (w *Work) Observe(ctx context.Context, fn func(context.Context) error, end func()) error {
 	ended := true
 	defer func() {
@@ -122,16 +128,25 @@ func (w *Work) Observe(ctx context.Context, fn func(context.Context) error, end 
 	return err
 }
 
-// Release calls f when the work ends. If the work does not continue, or if policies hold nothing until it
-// ends, Release calls f immediately. A policy calls Release after the policy's function has returned nil.
+// Release calls f when the work ends. If the work does not continue, or if it is a stream, Release calls f
+// immediately. A policy calls Release after the policy's function has returned nil.
 func (w *Work) Release(f func()) {
 	if !w.hold(func(error) { f() }) {
 		f()
 	}
 }
 
-// hold is like OnEnd, but also returns false if policies hold no slots and timeouts until the work ends.
-func (w *Work) hold(f func(error)) bool { return w != nil && !w.unheld && w.OnEnd(f) }
+// hold is like OnEnd, but also returns false if the work is a stream.
+func (w *Work) hold(f func(error)) bool { return w != nil && w.stream == nil && w.OnEnd(f) }
+
+// IsStream reports whether the work is a stream, which the server may not have answered when the functions of the
+// policies return.
+func (w *Work) IsStream() bool { return w != nil && w.stream != nil }
+
+// OnAnswer calls f once when the server has answered. f may run on any goroutine, even after the work has ended. If
+// the stream ends without an answer, f is not called. The work must be a stream. A policy calls OnAnswer after the
+// policy's function has returned nil.
+func (w *Work) OnAnswer(f func()) { w.stream.OnAnswer(f) }
 
 // OnEnd calls f once when the work ends. If w is nil or does not continue, OnEnd returns false and does not
 // call f. A policy calls OnEnd after the policy's function has returned nil. f gets nil if the work ended

@@ -81,7 +81,7 @@ func TestHoldCallsEndOnce(t *testing.T) {
 
 func TestObserveCallsEndOnce(t *testing.T) {
 	for name, c := range ways {
-		for _, ctx := range []context.Context{t.Context(), unheld{t.Context()}} {
+		for _, ctx := range []context.Context{t.Context(), streamCtx{t.Context()}} {
 			ctx, work := linger.Begin(ctx)
 			ends := 0
 			apart(func() {
@@ -113,31 +113,31 @@ func TestEndCallsInnerPoliciesFirst(t *testing.T) {
 	require.Equal(t, []string{"inner", "outer", "late"}, ends, "the end is now")
 }
 
-// unheld is a ctx whose work is observed, but holds nothing.
-type unheld struct{ context.Context }
+// A streamCtx is a ctx whose work is a stream: it is observed, but holds nothing.
+type streamCtx struct{ context.Context }
 
-func (unheld) UnheldWork() bool { return true }
+func (streamCtx) OnAnswer(f func()) { f() }
 
 func TestOnEndIsCalledAtTheEnd(t *testing.T) {
 	for name, c := range map[string]struct {
-		unheld bool
+		stream bool
 		end    error
 	}{
 		"BreaksOff":       {false, errBroke},
 		"EndsWell":        {false, nil},
-		"UnheldBreaksOff": {true, errBroke},
-		"UnheldEndsWell":  {true, nil},
+		"StreamBreaksOff": {true, errBroke},
+		"StreamEndsWell":  {true, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
-			if c.unheld {
-				ctx = unheld{ctx}
+			if c.stream {
+				ctx = streamCtx{ctx}
 			}
 			ctx, work := linger.Begin(ctx)
 			work.Continue()
 			var calls []string
 			hold(t, work, func() { calls = append(calls, "slot") })
-			require.Equal(t, c.unheld, len(calls) == 1, "a slot that is not held is released immediately")
+			require.Equal(t, c.stream, len(calls) == 1, "a slot that is not held is released immediately")
 			for _, name := range []string{"inner", "outer"} {
 				require.True(t, work.OnEnd(func(err error) {
 					require.Equal(t, c.end, err)
@@ -148,7 +148,7 @@ func TestOnEndIsCalledAtTheEnd(t *testing.T) {
 			}
 			free := false
 			hold(t, work, func() { free = true })
-			require.Equal(t, c.unheld, free)
+			require.Equal(t, c.stream, free)
 			work.End(c.end)
 			work.End(errBroke)
 			require.Equal(t, []string{"slot", "inner", "outer"}, calls)
