@@ -70,16 +70,27 @@ var grpcClients = []func() resiliencegrpc.Client{
 	recommended,
 }
 
-// recommended returns the client that the package doc of resiliencegrpc recommends, with the
-// numbers of ExampleClient. Change it when they change.
+// recommended returns the client that the package doc of resiliencegrpc recommends. Change it when the doc changes.
 func recommended() resiliencegrpc.Client {
+	retries := retry.New(retry.Config{
+		Name:     "users",
+		Attempts: 4,
+		Backoff:  retry.Exponential(100*time.Millisecond, 2*time.Second),
+		MinDelay: 50 * time.Millisecond,
+		Budget:   retry.NewBudget(retry.BudgetConfig{Name: "users"}),
+	})
+	users := breaker.New(breaker.Config{
+		Name:                "users",
+		ConsecutiveFailures: 10,
+		FailureRate:         0.5,
+		Window:              10 * time.Second,
+		OpenFor:             900 * time.Millisecond,
+		ProbeTimeout:        10 * time.Second,
+		MaxRetryAfter:       30 * time.Second,
+	})
+	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 100, MaxWait: time.Second})
 	return resiliencegrpc.Client{
-		Middleware: resilience.Chain(
-			retry.New(retry.Config{Attempts: 3}).Wrap,
-			breaker.New(breaker.Config{Name: "server"}).Wrap,
-			bulkhead.New(bulkhead.Config{Name: "server", Limit: 100}).Wrap,
-			resilience.Timeout(2*time.Second),
-		),
+		Middleware: resilience.Chain(retries.Wrap, users.Wrap, slots.Wrap, resilience.Timeout(10*time.Second)),
 		Replayable: replayable,
 	}
 }

@@ -3,14 +3,6 @@ package harm
 // Lost has the rows that are lost today, by table and name. The text begins with the package that
 // has to change and says what is wrong with it.
 var Lost = map[string]string{
-	"gRPC/4":     openFor,
-	"gRPC/5 3s":  openFor,
-	"gRPC/5 30s": openFor + ", and a Timeout of 2s for calls that may take longer",
-
 	"saga/SQLite clock": "saga: only the clock of the store says when an owner has died",
 	"saga/SQLite hung":  "saga: Health and events ignore a hung attempt",
 }
-
-const (
-	openFor = "resiliencegrpc: its docs recommend a breaker that opens for 30s"
-)
