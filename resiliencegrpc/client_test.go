@@ -26,16 +26,18 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-func TestAClientWithoutMiddlewareAddsNothing(t *testing.T) {
+func TestEmptyClientHasNoOptions(t *testing.T) {
 	require.Empty(t, resiliencegrpc.Client{}.DialOptions())
 }
 
-func TestTheErrorOfTheServerComesBackAsItIs(t *testing.T) {
+func TestServerErrorIsUnchanged(t *testing.T) {
 	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
 		return nil, status.Error(codes.NotFound, "no such user")
 	}}
 	_, lis := serve(t, s)
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, opensAtOnce().Wrap)})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
+		Middleware: resilience.Chain(twice().Wrap, opensAtOnce().Wrap),
+	})
 	for range 3 {
 		_, err := client.Get(t.Context(), hello)
 		require.Equal(t, "rpc error: code = NotFound desc = no such user", err.Error())
@@ -44,16 +46,18 @@ func TestTheErrorOfTheServerComesBackAsItIs(t *testing.T) {
 	_, err := client.Create(t.Context(), hello)
 	require.IsType(t, status.Error(codes.NotFound, ""), err)
 	require.NoError(t, drainList(client.List(t.Context(), hello)))
-	require.EqualValues(t, 5, s.calls.Load(), "an answer is neither retried nor does it open the circuit")
+	require.EqualValues(t, 5, s.calls.Load(), "an answer is not retried and opens no breaker")
 }
 
-func TestARetryWaitsForAsLongAsTheServerSays(t *testing.T) {
+func TestRetryWaitsForRetryInfo(t *testing.T) {
 	for _, h := range []struct {
 		name string
 		fail func(ctx context.Context) error
 		wait time.Duration
 	}{
-		{"RetryInfo", func(context.Context) error { return withRetryInfo(codes.ResourceExhausted, 3*time.Second) }, 3 * time.Second},
+		{"RetryInfo", func(context.Context) error {
+			return withRetryInfo(codes.ResourceExhausted, 3*time.Second)
+		}, 3 * time.Second},
 		{"pushback", func(ctx context.Context) error {
 			_ = grpc.SetTrailer(ctx, metadata.Pairs("grpc-retry-pushback-ms", "2000"))
 			return status.Error(codes.Unavailable, "")
@@ -81,7 +85,7 @@ func TestARetryWaitsForAsLongAsTheServerSays(t *testing.T) {
 	}
 }
 
-func TestTheBreakerOpensForAsLongAsTheServerSays(t *testing.T) {
+func TestBreakerOpensForRetryInfo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
 			if n == 1 {
@@ -111,9 +115,8 @@ func withRetryInfo(code codes.Code, after time.Duration) error {
 	return st.Err()
 }
 
-// TestARefusalHasAStatus holds that proxies and status.FromError understand what a policy
-// refused, and that it is still the policy's error.
-func TestARefusalHasAStatus(t *testing.T) {
+// A refusal has a status that proxies and status.FromError understand. It still is the policy's error.
+func TestRefusalHasStatus(t *testing.T) {
 	_, lis := serve(t, &service{})
 	full := bulkhead.New(bulkhead.Config{Name: "users", Limit: 1})
 	spent := throttle.New(throttle.Config{Rate: 0.1, Burst: 1})
@@ -155,7 +158,7 @@ func TestARefusalHasAStatus(t *testing.T) {
 	}
 }
 
-// hold takes the only slot of b until the end of the test.
+// hold keeps the only slot of b until the test ends.
 func hold(t *testing.T, b *bulkhead.Bulkhead) {
 	t.Helper()
 	taken, leave := make(chan struct{}), make(chan struct{})
@@ -181,7 +184,7 @@ func retryInfoOf(st *status.Status) time.Duration {
 	return 0
 }
 
-func TestTheEndOfTheCallersCtxHasAStatus(t *testing.T) {
+func TestEndOfCallersCtxHasStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{
 			unary: func(ctx context.Context, _ int64, _ *testpb.Message) (*testpb.Message, error) {
@@ -220,11 +223,11 @@ func TestTheEndOfTheCallersCtxHasAStatus(t *testing.T) {
 		defer cancel()
 		requireCode(t, codes.DeadlineExceeded, drainList(client.List(short, hello)))
 		require.EqualValues(t, 2, s.calls.Load())
-		require.Equal(t, breaker.Closed, b.State(), "a deadline of a millisecond says nothing of the server")
+		require.Equal(t, breaker.Closed, b.State(), "a deadline of a millisecond is too short to judge the server")
 	})
 }
 
-func TestATimeoutOfAnAttemptIsRetried(t *testing.T) {
+func TestAttemptTimeoutIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{
 			unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
@@ -238,15 +241,17 @@ func TestATimeoutOfAnAttemptIsRetried(t *testing.T) {
 				return m, nil
 			},
 		}
-		late := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			err := invoker(ctx, method, req, reply, cc, opts...)
+		late := interceptUnary(false, func(ctx context.Context, req any, invoke resilience.Func) error {
+			err := invoke(ctx)
 			if req.(*testpb.Message).GetText() == "is of the client" {
 				<-ctx.Done()
 				return status.Error(codes.Internal, "late")
 			}
 			return err
 		})
-		client := inBubbleWith(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, resilience.Timeout(time.Second))}, late)
+		client := inBubbleWith(t, s, resiliencegrpc.Client{
+			Middleware: resilience.Chain(twice().Wrap, resilience.Timeout(time.Second)),
+		}, late)
 		_, err := client.Get(t.Context(), hello)
 		require.NoError(t, err)
 		require.EqualValues(t, 2, s.calls.Load())
@@ -268,8 +273,8 @@ func TestATimeoutOfAnAttemptIsRetried(t *testing.T) {
 	})
 }
 
-// TestTheRetriesOfAServiceConfigAreOff would make 9 calls if they were not.
-func TestTheRetriesOfAServiceConfigAreOff(t *testing.T) {
+// If both kinds of retries applied, there would be 9 calls.
+func TestServiceConfigRetriesAreDisabled(t *testing.T) {
 	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
 		return nil, status.Error(codes.Unavailable, "")
 	}}
@@ -285,7 +290,7 @@ func TestTheRetriesOfAServiceConfigAreOff(t *testing.T) {
 	require.EqualValues(t, 3, s.calls.Load())
 }
 
-func TestAProgramSaysWhatMayBeRepeated(t *testing.T) {
+func TestReplayable(t *testing.T) {
 	s := &service{unary: func(_ context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
 		if n == 1 {
 			return nil, status.Error(codes.Unavailable, "")
@@ -318,7 +323,7 @@ func TestIdempotentReadsDescriptors(t *testing.T) {
 	}
 }
 
-func TestHooksKnowTheMethod(t *testing.T) {
+func TestObserversKnowTheMethod(t *testing.T) {
 	s := &service{unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
 		m.Text = resiliencegrpc.MethodOf(ctx)
 		if n == 1 {
@@ -343,13 +348,13 @@ func TestHooksKnowTheMethod(t *testing.T) {
 	require.Equal(t, testpb.Test_Get_FullMethodName, seen)
 	require.Equal(t, testpb.Test_Get_FullMethodName, failed.Method)
 	require.Equal(t, codes.Unavailable, failed.Code)
-	require.Equal(t, "resiliencegrpc: /resilience.testing.Test/Get: rpc error: code = Unavailable desc = down", failed.Error())
+	require.EqualError(t, failed,
+		"resiliencegrpc: /resilience.testing.Test/Get: rpc error: code = Unavailable desc = down")
 	require.Empty(t, resiliencegrpc.MethodOf(t.Context()))
 }
 
-// TestAMessageThatIsTooLargeIsNotRetried would loop where RESOURCE_EXHAUSTED is always
-// worth another attempt, and it is nobody's overload.
-func TestAMessageThatIsTooLargeIsNotRetried(t *testing.T) {
+// A message that is too large ends with RESOURCE_EXHAUSTED, like a call that was rejected for load.
+func TestTooLargeMessageIsNotRetried(t *testing.T) {
 	noLeaks(t)
 	large := &testpb.Message{Payload: make([]byte, 5<<20)}
 	s := &service{
@@ -361,19 +366,21 @@ func TestAMessageThatIsTooLargeIsNotRetried(t *testing.T) {
 	_, lis := serve(t, s)
 	b := opensAtOnce()
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, b.Wrap, slots.Wrap)})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
+		Middleware: resilience.Chain(twice().Wrap, b.Wrap, slots.Wrap),
+	})
 
 	_, err := client.Get(t.Context(), hello)
-	requireCode(t, codes.ResourceExhausted, err) // received, here
+	requireCode(t, codes.ResourceExhausted, err) // by the client, which receives
 	require.EqualValues(t, 1, s.calls.Load())
 	requireCode(t, codes.ResourceExhausted, drainList(client.List(t.Context(), hello)))
 	require.EqualValues(t, 2, s.calls.Load())
 
 	_, err = client.Get(t.Context(), large)
-	requireCode(t, codes.ResourceExhausted, err) // received, there
+	requireCode(t, codes.ResourceExhausted, err) // by the server, which receives
 	requireCode(t, codes.ResourceExhausted, drainList(client.List(t.Context(), large)))
 	_, err = client.Get(t.Context(), large, grpc.MaxCallSendMsgSize(1<<20))
-	requireCode(t, codes.ResourceExhausted, err) // sent
+	requireCode(t, codes.ResourceExhausted, err) // by the client, which sends
 	requireCode(t, codes.ResourceExhausted, drainList(client.List(t.Context(), large, grpc.MaxCallSendMsgSize(1<<20))))
 	require.EqualValues(t, 2, s.calls.Load())
 
@@ -387,7 +394,7 @@ func TestAMessageThatIsTooLargeIsNotRetried(t *testing.T) {
 	require.Eventually(t, func() bool { return slots.Stats().InFlight == 0 }, time.Minute, time.Millisecond)
 }
 
-func TestMetadataThatCannotBeSentSaysNothingOfTheServer(t *testing.T) {
+func TestInvalidMetadataIsNoServerFailure(t *testing.T) {
 	_, lis := serve(t, &service{})
 	b := opensAtOnce()
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, b.Wrap)})
@@ -399,8 +406,8 @@ func TestMetadataThatCannotBeSentSaysNothingOfTheServer(t *testing.T) {
 	require.Equal(t, breaker.Closed, b.State())
 }
 
-// TestAMessageThatCannotBeEncodedSaysNothingOfTheServer, whose own is a failure.
-func TestAMessageThatCannotBeEncodedSaysNothingOfTheServer(t *testing.T) {
+// A message of the client that cannot be encoded does not count. One of the server is a failure.
+func TestUnencodableMessageIsNoServerFailure(t *testing.T) {
 	invalid := &testpb.Message{Text: "\xff"} // not UTF-8
 	_, lis := serve(t, &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
 		return invalid, nil
@@ -419,8 +426,8 @@ func TestAMessageThatCannotBeEncodedSaysNothingOfTheServer(t *testing.T) {
 	require.Equal(t, breaker.Open, b.State())
 }
 
-// TestCallOptionsOfTheCallerHold: those of the last attempt count.
-func TestCallOptionsOfTheCallerHold(t *testing.T) {
+// The caller gets the trailer of the last attempt.
+func TestCallersOptionsApply(t *testing.T) {
 	s := &service{unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
 		_ = grpc.SetTrailer(ctx, metadata.Pairs("n", string(rune('0'+n))))
 		if n == 1 {
@@ -436,7 +443,7 @@ func TestCallOptionsOfTheCallerHold(t *testing.T) {
 	require.Equal(t, []string{"2"}, trailer.Get("n"))
 }
 
-func TestWhatAMiddlewareMayDo(t *testing.T) {
+func TestUnusualMiddleware(t *testing.T) {
 	s := &service{unary: func(_ context.Context, _ int64, m *testpb.Message) (*testpb.Message, error) {
 		if m.GetText() == "fail" {
 			return nil, status.Error(codes.Internal, "failed")
@@ -470,7 +477,7 @@ func TestWhatAMiddlewareMayDo(t *testing.T) {
 		require.ErrorContains(t, get(t, "", lost), "did not pass on the ctx")
 		require.ErrorContains(t, stream(t, lost), "did not pass on the ctx")
 	})
-	t.Run("go on after success", func(t *testing.T) {
+	t.Run("continue after success", func(t *testing.T) {
 		s.calls.Store(0)
 		again := func(next resilience.Func) resilience.Func {
 			return func(ctx context.Context) error { _ = next(ctx); return next(ctx) }
@@ -516,9 +523,8 @@ func TestWhatAMiddlewareMayDo(t *testing.T) {
 	})
 }
 
-// TestInterceptorsFurtherInAreAttempts holds the order of interceptors, and that one that
-// refuses is read as refusing.
-func TestInterceptorsFurtherInAreAttempts(t *testing.T) {
+// An inner interceptor is called for each attempt. If it refuses an attempt, the attempt was not made.
+func TestInnerInterceptorsAreAttempts(t *testing.T) {
 	s := &service{}
 	_, lis := serve(t, s)
 	inner := throttle.New(throttle.Config{Rate: 0.001, Burst: 1})
@@ -535,9 +541,9 @@ func TestInterceptorsFurtherInAreAttempts(t *testing.T) {
 	require.Zero(t, s.calls.Load())
 }
 
-func TestAnInterceptorThatDropsTheOptionsProvesNothing(t *testing.T) {
-	dropping := grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, _ ...grpc.CallOption) error {
-		return invoker(ctx, method, req, reply, cc)
+func TestDroppedOptionsProveNothing(t *testing.T) {
+	dropping := interceptUnary(true, func(ctx context.Context, _ any, invoke resilience.Func) error {
+		return invoke(ctx)
 	})
 	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
 		return nil, status.Error(codes.Unavailable, "")
@@ -549,9 +555,8 @@ func TestAnInterceptorThatDropsTheOptionsProvesNothing(t *testing.T) {
 	require.EqualValues(t, 1, s.calls.Load())
 }
 
-// TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain: nobody knows how far the attempt got, if
-// a policy makes an error of the panic.
-func TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain(t *testing.T) {
+// If a policy recovers a panic, it is unknown whether the attempt was sent.
+func TestNoRetryAfterPanic(t *testing.T) {
 	recovers := func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) (err error) {
 			defer func() {
@@ -565,8 +570,8 @@ func TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain(t *testing.T) {
 	s := &service{}
 	_, lis := serve(t, s)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, recovers)},
-		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			_ = invoker(ctx, method, req, reply, cc, opts...)
+		interceptUnary(false, func(ctx context.Context, _ any, invoke resilience.Func) error {
+			_ = invoke(ctx)
 			panic("boom")
 		}))
 	_, err := client.Create(t.Context(), hello)
@@ -577,9 +582,8 @@ func TestWhatMayHaveBeenSentBeforeAPanicIsNotSentAgain(t *testing.T) {
 	require.EqualValues(t, 3, s.calls.Load())
 }
 
-// TestWaitingForAConnectionThatNeverComes: the timeout of an attempt that was never sent
-// is retried, whatever the method does, and is held against the server.
-func TestWaitingForAConnectionThatNeverComes(t *testing.T) {
+// An attempt that times out before there is a connection is retried, whatever its method, and is a failure.
+func TestConnectionNeverReady(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, lis.Close())
@@ -592,8 +596,8 @@ func TestWaitingForAConnectionThatNeverComes(t *testing.T) {
 	require.Equal(t, breaker.Open, b.State())
 }
 
-// TestACallThatItsCallerCancelsSaysNothing: a probe that hung until then closes no circuit, on either side.
-func TestACallThatItsCallerCancelsSaysNothing(t *testing.T) {
+// If the caller cancels a probe that hangs, the breakers of client and server do not close.
+func TestCanceledCallIsIgnored(t *testing.T) {
 	for name, c := range map[string]struct {
 		sent bool
 		call func(context.Context, testpb.TestClient) error
@@ -621,12 +625,14 @@ func TestACallThatItsCallerCancelsSaysNothing(t *testing.T) {
 					<-ctx.Done()
 					return nil, ctx.Err()
 				}}
-				client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(late, ours.Wrap)}, resiliencegrpc.Server{Middleware: theirs.Wrap}.Options()...)
+				policies := resiliencegrpc.Client{Middleware: resilience.Chain(late, ours.Wrap)}
+				client := inBubble(t, s, policies, resiliencegrpc.Server{Middleware: theirs.Wrap}.Options()...)
 				if !c.sent {
-					client = dial(t, "passthrough:bubble", resiliencegrpc.Client{Middleware: resilience.Chain(late, ours.Wrap)}, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+					never := func(ctx context.Context, _ string) (net.Conn, error) {
 						<-ctx.Done()
 						return nil, ctx.Err()
-					}))
+					}
+					client = dial(t, "passthrough:bubble", policies, grpc.WithContextDialer(never))
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				time.AfterFunc(time.Millisecond, cancel)
@@ -639,8 +645,8 @@ func TestACallThatItsCallerCancelsSaysNothing(t *testing.T) {
 	}
 }
 
-// late is a policy whose ctx ends a moment after its caller's: a cancel reaches those that are derived from one ctx
-// one after another, and this one last.
+// late is a policy whose ctx ends a moment after its caller's. Contexts that are derived from the same ctx end one
+// after another, and this one ends last.
 func late(next resilience.Func) resilience.Func {
 	return func(caller context.Context) error {
 		ctx, cancel := context.WithCancel(context.WithoutCancel(caller))
@@ -657,8 +663,8 @@ func drainList(s grpc.ServerStreamingClient[testpb.Message], err error) error {
 	return drain(s.Recv)
 }
 
-// TestWhatAStatusSays has a row for each kind of status, as policies read it.
-func TestWhatAStatusSays(t *testing.T) {
+// Each row is a kind of status, as policies read it.
+func TestStatusError(t *testing.T) {
 	var fail error
 	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) { return nil, fail }}
 	_, lis := serve(t, s)

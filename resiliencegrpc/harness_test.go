@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/resiliencegrpc"
 	"github.com/go-resilience/resilience/resiliencegrpc/internal/testpb"
@@ -32,10 +33,10 @@ type (
 	chatStream   = grpc.BidiStreamingServer[testpb.Message, testpb.Message]
 )
 
-// A service is the server side of the tests. Each func that is nil answers well.
+// A service is the server of the tests. If a function is nil, the calls of that kind succeed.
 type service struct {
 	testpb.UnimplementedTestServer
-	calls atomic.Int64 // that reached a handler
+	calls atomic.Int64 // number of calls that reached a handler
 
 	unary  func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error)
 	list   func(n int64, m *testpb.Message, s listStream) error
@@ -93,7 +94,7 @@ func (s *service) Chat(stream chatStream) error {
 	}
 }
 
-// A listener remembers its connections, to cut them.
+// A listener can close the connections that it has accepted.
 type listener struct {
 	net.Listener
 	mu    sync.Mutex
@@ -190,8 +191,65 @@ func dialer(l *listener) grpc.DialOption {
 	})
 }
 
-// noLeaks fails the test if, at its end, goroutines of this package or of gRPC's streams
-// are left.
+// An opener opens a stream.
+type opener = func(context.Context) (grpc.ClientStream, error)
+
+// intercept returns an option with an interceptor of streams.
+func intercept(f func(ctx context.Context, open opener) (grpc.ClientStream, error)) grpc.DialOption {
+	return interceptWith(false, f)
+}
+
+// interceptWith is like intercept. If drop is true, the interceptor does not pass on the call options.
+func interceptWith(drop bool, f func(context.Context, opener) (grpc.ClientStream, error)) grpc.DialOption {
+	return grpc.WithChainStreamInterceptor(func(
+		ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+		streamer grpc.Streamer, opts ...grpc.CallOption,
+	) (grpc.ClientStream, error) {
+		if drop {
+			opts = nil
+		}
+		return f(ctx, func(ctx context.Context) (grpc.ClientStream, error) {
+			return streamer(ctx, desc, cc, method, opts...)
+		})
+	})
+}
+
+// interceptUnary is like interceptWith, for unary calls.
+func interceptUnary(drop bool, f func(_ context.Context, req any, invoke resilience.Func) error) grpc.DialOption {
+	return grpc.WithChainUnaryInterceptor(func(
+		ctx context.Context, method string, req, reply any,
+		cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption,
+	) error {
+		if drop {
+			opts = nil
+		}
+		return f(ctx, req, func(ctx context.Context) error { return invoker(ctx, method, req, reply, cc, opts...) })
+	})
+}
+
+// interceptServer returns an option with an interceptor of the unary calls of a server.
+func interceptServer(
+	f func(ctx context.Context, method string, handle func(context.Context) (any, error)) (any, error),
+) grpc.ServerOption {
+	return grpc.ChainUnaryInterceptor(func(
+		ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+	) (any, error) {
+		return f(ctx, info.FullMethod, func(ctx context.Context) (any, error) { return handler(ctx, req) })
+	})
+}
+
+// look returns a policy that appends the result of each call to results.
+func look(results *[]error) resilience.Middleware {
+	return func(next resilience.Func) resilience.Func {
+		return func(ctx context.Context) error {
+			err := next(ctx)
+			*results = append(*results, err)
+			return err
+		}
+	}
+}
+
+// noLeaks fails the test if goroutines of this package or of gRPC's streams are left at its end.
 func noLeaks(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -210,7 +268,7 @@ func noLeaks(t *testing.T) {
 	})
 }
 
-// twice is a retrier with two attempts that does not wait.
+// twice returns a retrier with two attempts that does not wait.
 func twice() *retry.Retrier {
 	return retry.New(retry.Config{Attempts: 2, Backoff: retry.Constant(0)})
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/go-resilience/resilience/resiliencegrpc/internal/testpb"
 )
 
-// A hint is what a server says about another attempt.
+// A hint is what a server reports about another attempt.
 type hint string
 
 const (
@@ -35,7 +35,7 @@ const (
 	both     hint = "RetryInfo, negative pushback"
 )
 
-// failure returns a status with a hint, whose trailer set sends.
+// failure returns a status with a hint. set sends the trailer.
 func failure(code codes.Code, h hint, set func(metadata.MD)) error {
 	st := status.New(code, "the test says so")
 	if h == info || h == both {
@@ -54,7 +54,7 @@ func failure(code codes.Code, h hint, set func(metadata.MD)) error {
 	return st.Err()
 }
 
-// A phase is how far a call came before it failed.
+// A phase is the progress of a call when it failed.
 type phase string
 
 const (
@@ -63,9 +63,8 @@ const (
 	afterFirst  phase = "after its first message"
 )
 
-// TestWhatIsRetried has a row for each status, hint, method and phase: a call is sent again
-// if the status is worth it, and if the method and the phase allow it.
-func TestWhatIsRetried(t *testing.T) {
+// A call is retried if the status makes it worthwhile, and if the method and the phase allow it.
+func TestRetriedStatuses(t *testing.T) {
 	noLeaks(t)
 	worth := func(code codes.Code, h hint) bool {
 		switch h {
@@ -144,9 +143,8 @@ func TestWhatIsRetried(t *testing.T) {
 	}
 }
 
-// TestWhatWasNeverSentIsRetried calls every method while nobody listens: a call that was
-// certainly never sent may be repeated, whatever it does.
-func TestWhatWasNeverSentIsRetried(t *testing.T) {
+// There is no server. A call that was certainly never sent may be repeated, whatever its method.
+func TestUnsentCallsAreRetried(t *testing.T) {
 	noLeaks(t)
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -168,7 +166,7 @@ func TestWhatWasNeverSentIsRetried(t *testing.T) {
 	}
 }
 
-// call makes a call of the method, and returns how it ended.
+// call calls the method and returns the result.
 func call(client testpb.TestClient, method string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -221,8 +219,8 @@ func drain(recv func() (*testpb.Message, error)) error {
 	}
 }
 
-// TestPushbackThatForbidsAnotherAttempt: what else the status asks for does not count.
-func TestPushbackThatForbidsAnotherAttempt(t *testing.T) {
+// A pushback that forbids another attempt outweighs the RetryInfo.
+func TestPushbackForbidsRetry(t *testing.T) {
 	for name, pushback := range map[string]metadata.MD{
 		"negative": metadata.Pairs("grpc-retry-pushback-ms", "-1"),
 		"two":      metadata.Pairs("grpc-retry-pushback-ms", "1", "grpc-retry-pushback-ms", "1"),
@@ -233,14 +231,14 @@ func TestPushbackThatForbidsAnotherAttempt(t *testing.T) {
 			return nil, failure(codes.Unavailable, info, nil)
 		}
 		_, lis := serve(t, s)
-		var seen error
-		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, func(next resilience.Func) resilience.Func {
-			return func(ctx context.Context) error { seen = next(ctx); return seen }
-		})})
+		var seen []error
+		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
+			Middleware: resilience.Chain(twice().Wrap, look(&seen)),
+		})
 		_, err := client.Get(t.Context(), hello)
 		requireCode(t, codes.Unavailable, err)
 		require.EqualValues(t, 1, s.calls.Load(), name)
-		require.False(t, resilience.Retryable(seen), name)
-		require.Zero(t, resilience.RetryAfter(seen), name)
+		require.False(t, resilience.Retryable(seen[0]), name)
+		require.Zero(t, resilience.RetryAfter(seen[0]), name)
 	}
 }

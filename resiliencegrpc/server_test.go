@@ -24,7 +24,6 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
@@ -35,10 +34,12 @@ import (
 )
 
 func tenants(rate float64, burst int) *throttle.Group[string] {
-	return throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "secret", Rate: rate, Burst: burst}})
+	return throttle.NewGroup(throttle.GroupConfig[string]{
+		Config: throttle.Config{Name: "secret", Rate: rate, Burst: burst},
+	})
 }
 
-func TestAServerWithoutPoliciesServes(t *testing.T) {
+func TestServerWithoutPolicies(t *testing.T) {
 	var none *throttle.Group[string]
 	_, lis := serve(t, &service{}, resiliencegrpc.Server{Limit: none}.Options()...)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
@@ -53,9 +54,8 @@ func TestAServerWithoutPoliciesServes(t *testing.T) {
 	require.NoError(t, drain(chat.Recv))
 }
 
-// TestALimitByKeyRefusesWithATime holds what a client gets to know: when to come back, and
-// nothing of the limit itself.
-func TestALimitByKeyRefusesWithATime(t *testing.T) {
+// The client learns when to retry, and nothing about the limit.
+func TestServerLimitReportsRetryTime(t *testing.T) {
 	s := &service{}
 	_, lis := serve(t, s, resiliencegrpc.Server{Limit: tenants(0.1, 1)}.Options()...)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
@@ -63,7 +63,7 @@ func TestALimitByKeyRefusesWithATime(t *testing.T) {
 		func(opts ...grpc.CallOption) error { _, err := client.Get(t.Context(), hello, opts...); return err },
 		func(opts ...grpc.CallOption) error { return drainList(client.List(t.Context(), hello, opts...)) },
 	} {
-		_ = call() // takes the only token, once
+		_ = call() // the first call takes the only token
 		var trailer metadata.MD
 		err := call(grpc.Trailer(&trailer))
 		st, _ := status.FromError(err)
@@ -75,8 +75,8 @@ func TestALimitByKeyRefusesWithATime(t *testing.T) {
 	require.EqualValues(t, 1, s.calls.Load())
 }
 
-// TestClientAndServerUnderstandEachOther: a retrier comes back when the server said.
-func TestClientAndServerUnderstandEachOther(t *testing.T) {
+// The retrier of a client waits for the time that the server returned.
+func TestClientWaitsForServerLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{}
 		b := opensAtOnce()
@@ -89,15 +89,17 @@ func TestClientAndServerUnderstandEachOther(t *testing.T) {
 		}
 		require.InDelta(t, 20*time.Second, time.Since(begun), float64(4*time.Second))
 		require.EqualValues(t, 3, s.calls.Load())
-		require.Equal(t, breaker.Closed, b.State(), "a client that is too fast has no server that is ill")
+		require.Equal(t, breaker.Closed, b.State(), "a client that is too fast is no failure of the server")
 	})
 }
 
-func TestKeysHaveLimitsOfTheirOwn(t *testing.T) {
+func TestServerLimitsByKey(t *testing.T) {
 	type account struct{}
-	authenticate := grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	authenticate := interceptServer(func(
+		ctx context.Context, _ string, handle func(context.Context) (any, error),
+	) (any, error) {
 		md, _ := metadata.FromIncomingContext(ctx)
-		return handler(context.WithValue(ctx, account{}, md.Get("token")[0]), req)
+		return handle(context.WithValue(ctx, account{}, md.Get("token")[0]))
 	})
 	_, lis := serve(t, &service{}, append([]grpc.ServerOption{authenticate}, resiliencegrpc.Server{
 		Limit: tenants(0.001, 1),
@@ -113,7 +115,7 @@ func TestKeysHaveLimitsOfTheirOwn(t *testing.T) {
 	}
 }
 
-// A keysOf admits all, and keeps their keys. It is no pointer.
+// A keysOf admits every call and sends its key to keys. It is not a pointer.
 type keysOf struct{ keys chan string }
 
 func (k keysOf) Admit(_ context.Context, key string) (throttle.Decision, error) {
@@ -121,18 +123,20 @@ func (k keysOf) Admit(_ context.Context, key string) (throttle.Decision, error) 
 	return throttle.Decision{}, nil
 }
 
-func TestLongKeysAreKeptShort(t *testing.T) {
+func TestLongKeysAreHashed(t *testing.T) {
 	for n, kept := range map[int]bool{200: true, 201: false} {
 		long := strings.Repeat("x", n)
 		limit := keysOf{make(chan string, 1)}
-		_, lis := serve(t, &service{}, resiliencegrpc.Server{Limit: limit, Key: func(context.Context) string { return long }}.Options()...)
+		_, lis := serve(t, &service{}, resiliencegrpc.Server{
+			Limit: limit, Key: func(context.Context) string { return long },
+		}.Options()...)
 		_, err := dial(t, lis.Addr().String(), resiliencegrpc.Client{}).Get(t.Context(), hello)
 		require.NoError(t, err)
 		require.Equal(t, kept, <-limit.keys == long, n)
 	}
 }
 
-func TestAServerThatIsFullIsUnavailable(t *testing.T) {
+func TestFullServerIsUnavailable(t *testing.T) {
 	noLeaks(t)
 	slots := bulkhead.New(bulkhead.Config{Name: "secret", Limit: 1})
 	s := &service{}
@@ -143,20 +147,22 @@ func TestAServerThatIsFullIsUnavailable(t *testing.T) {
 	_, err := client.Get(t.Context(), hello, grpc.Trailer(&trailer))
 	requireCode(t, codes.Unavailable, err)
 	require.NotContains(t, err.Error(), "secret")
-	require.Empty(t, trailer.Get("grpc-retry-pushback-ms"), "nobody knows when")
+	require.Empty(t, trailer.Get("grpc-retry-pushback-ms"), "the time of a retry is unknown")
 	requireCode(t, codes.Unavailable, drainList(client.List(t.Context(), hello)))
 	require.Zero(t, s.calls.Load())
 }
 
-// TestThoseBeforeSayWhatACallIsWorth: the level is of what the server knows of a client.
-func TestThoseBeforeSayWhatACallIsWorth(t *testing.T) {
+// The level comes from the server's interceptor, and not from the client.
+func TestEarlierInterceptorSetsPriority(t *testing.T) {
 	type level struct{}
-	rank := grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	rank := interceptServer(func(
+		ctx context.Context, method string, handle func(context.Context) (any, error),
+	) (any, error) {
 		l := 1
-		if info.FullMethod == testpb.Test_Put_FullMethodName {
+		if method == testpb.Test_Put_FullMethodName {
 			l = 0
 		}
-		return handler(context.WithValue(ctx, level{}, l), req)
+		return handle(context.WithValue(ctx, level{}, l))
 	})
 	var levels []int
 	slots := bulkhead.New(bulkhead.Config{Limit: 1, Levels: 2, Priority: func(ctx context.Context) int {
@@ -174,12 +180,13 @@ func TestThoseBeforeSayWhatACallIsWorth(t *testing.T) {
 	require.Equal(t, []int{1, 0}, levels)
 }
 
-func TestStreamsHaveSlotsOfTheirOwn(t *testing.T) {
+func TestServerStreamSlots(t *testing.T) {
 	noLeaks(t)
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	streams := bulkhead.New(bulkhead.Config{Limit: 1})
 	more := make(chan struct{})
-	_, lis := serve(t, &service{list: sendsTwo(more, nil)}, resiliencegrpc.Server{Slots: slots, StreamSlots: streams}.Options()...)
+	_, lis := serve(t, &service{list: sendsTwo(more, nil)},
+		resiliencegrpc.Server{Slots: slots, StreamSlots: streams}.Options()...)
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
 	list, err := client.List(t.Context(), hello)
 	require.NoError(t, err)
@@ -194,7 +201,7 @@ func TestStreamsHaveSlotsOfTheirOwn(t *testing.T) {
 	require.Eventually(t, func() bool { return streams.Stats().InFlight == 0 }, time.Minute, time.Millisecond)
 }
 
-func TestAGuardReadsWhatHandlersReturn(t *testing.T) {
+func TestServerBreakerCountsHandlerErrors(t *testing.T) {
 	var fail error
 	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) { return hello, fail }}
 	b := opensAtOnce()
@@ -202,15 +209,19 @@ func TestAGuardReadsWhatHandlersReturn(t *testing.T) {
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{})
 	get := func() error { _, err := client.Get(t.Context(), hello); return err }
 
-	for _, code := range []codes.Code{codes.OK, codes.NotFound, codes.InvalidArgument, codes.ResourceExhausted, codes.Unauthenticated} {
+	for _, code := range []codes.Code{
+		codes.OK, codes.NotFound, codes.InvalidArgument, codes.ResourceExhausted, codes.Unauthenticated,
+	} {
 		fail = status.Error(code, "")
 		requireCode(t, code, get())
 		require.Equal(t, breaker.Closed, b.State(), code)
 	}
-	fail = context.Canceled // by the handler itself
+	fail = context.Canceled // the handler returns it although its ctx has not ended
 	requireCode(t, codes.Canceled, get())
 	require.Equal(t, breaker.Closed, b.State())
-	for _, err := range []error{errors.New("plain"), status.Error(codes.Internal, ""), status.Error(codes.Unavailable, ""), context.DeadlineExceeded} {
+	for _, err := range []error{
+		errors.New("plain"), status.Error(codes.Internal, ""), status.Error(codes.Unavailable, ""), context.DeadlineExceeded,
+	} {
 		fail = err
 		code := status.FromContextError(err).Code()
 		if _, ok := status.FromError(err); ok {
@@ -226,10 +237,9 @@ func TestAGuardReadsWhatHandlersReturn(t *testing.T) {
 	}
 }
 
-// TestAHandlerThatPassesARefusalOn: that of a database's circuit, or of another service's.
-// TestAStreamWhoseClientIsGoneSaysNothing: gRPC tells its handler of that before its ctx ends. A connection that
-// breaks under many streams would open a circuit for the other clients, or a cancel would close it.
-func TestAStreamWhoseClientIsGoneSaysNothing(t *testing.T) {
+// gRPC reports the end of the connection to the handler before the handler's ctx ends. If the handler's error counted,
+// a broken connection with many streams would open a breaker for all clients, or a cancel would close it.
+func TestDisconnectedClientIsIgnored(t *testing.T) {
 	send := func(s chatStream) error {
 		return s.Send(&testpb.Message{Text: strings.Repeat("a", 1<<14)})
 	}
@@ -244,29 +254,21 @@ func TestAStreamWhoseClientIsGoneSaysNothing(t *testing.T) {
 			t.Run(fmt.Sprint(name, ", breaks: ", breaks), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					ours := breaker.New(breaker.Config{})
-					lis := bufconn.Listen(1 << 20)
-					server := grpc.NewServer(resiliencegrpc.Server{Middleware: resilience.Chain(late, ours.Wrap)}.Options()...)
-					testpb.RegisterTestServer(server, &service{chat: func(_ int64, s chatStream) error {
+					lis := serveInBubble(t, &service{chat: func(_ int64, s chatStream) error {
 						for {
 							if err := do(s); err != nil {
 								return err
 							}
 						}
-					}})
-					go func() { _ = server.Serve(lis) }()
-					defer server.Stop()
-					var conn net.Conn
-					client := dial(t, "passthrough:bubble", resiliencegrpc.Client{}, grpc.WithContextDialer(func(ctx context.Context, _ string) (_ net.Conn, err error) {
-						conn, err = lis.DialContext(ctx)
-						return conn, err
-					}))
+					}}, resiliencegrpc.Server{Middleware: resilience.Chain(late, ours.Wrap)}.Options()...)
+					client := dial(t, "passthrough:bubble", resiliencegrpc.Client{}, dialer(lis))
 					ctx, cancel := context.WithCancel(t.Context())
 					defer cancel()
 					_, err := client.Chat(ctx)
 					require.NoError(t, err)
 					synctest.Wait()
 					if breaks {
-						_ = conn.Close()
+						lis.cut()
 					} else {
 						cancel()
 					}
@@ -278,7 +280,8 @@ func TestAStreamWhoseClientIsGoneSaysNothing(t *testing.T) {
 	}
 }
 
-func TestAHandlerThatPassesARefusalOn(t *testing.T) {
+// A handler returns the refusal of a database's breaker, or of another service's.
+func TestHandlerReturnsRefusal(t *testing.T) {
 	secret := breaker.New(breaker.Config{Name: "secret"})
 	secret.ForceOpen(nil)
 	_, other := serve(t, &service{})
@@ -303,7 +306,7 @@ func TestAHandlerThatPassesARefusalOn(t *testing.T) {
 	}
 }
 
-func TestACallThatCannotBeAdmittedIsNotToComeBack(t *testing.T) {
+func TestImpossibleCallIsNotRetried(t *testing.T) {
 	costly := throttle.New(throttle.Config{Rate: 1, Burst: 1, Cost: func(context.Context) int { return 2 }})
 	_, lis := serve(t, &service{}, resiliencegrpc.Server{Middleware: costly.Wrap}.Options()...)
 	s := resiliencegrpc.Client{Middleware: twice().Wrap}
@@ -315,7 +318,7 @@ func TestACallThatCannotBeAdmittedIsNotToComeBack(t *testing.T) {
 	require.EqualValues(t, 1, costly.Stats().Refused)
 }
 
-func TestATimeoutOfTheServer(t *testing.T) {
+func TestServerTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{unary: func(ctx context.Context, n int64, m *testpb.Message) (*testpb.Message, error) {
 			<-ctx.Done()
@@ -351,7 +354,7 @@ func TestATimeoutOfTheServer(t *testing.T) {
 	})
 }
 
-func TestACallIsServedOnce(t *testing.T) {
+func TestCallIsServedOnce(t *testing.T) {
 	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) {
 		return nil, status.Error(codes.Unavailable, "down")
 	}}
@@ -368,12 +371,14 @@ func TestACallIsServedOnce(t *testing.T) {
 	require.EqualValues(t, 1, s.calls.Load())
 }
 
-func TestWhatAMiddlewareOfAServerMayDo(t *testing.T) {
+func TestUnusualServerMiddleware(t *testing.T) {
 	for name, c := range map[string]struct {
 		mw   resilience.Middleware
 		code codes.Code
 	}{
-		"not serve": {func(resilience.Func) resilience.Func { return func(context.Context) error { return nil } }, codes.Internal},
+		"not serve": {func(resilience.Func) resilience.Func {
+			return func(context.Context) error { return nil }
+		}, codes.Internal},
 		"lose the ctx": {func(next resilience.Func) resilience.Func {
 			return func(context.Context) error { return next(context.Background()) }
 		}, codes.Unknown},
@@ -397,8 +402,8 @@ func TestWhatAMiddlewareOfAServerMayDo(t *testing.T) {
 	}
 }
 
-// TestAServerThatIsFullIsNotIll: health checks and reflection pass.
-func TestAServerThatIsFullIsNotIll(t *testing.T) {
+// A full server answers health checks and reflection.
+func TestHealthChecksPassFullServer(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	hold(t, slots)
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
@@ -428,7 +433,7 @@ func TestAServerThatIsFullIsNotIll(t *testing.T) {
 	}
 }
 
-func TestAProgramSaysWhatIsExempt(t *testing.T) {
+func TestServerExempt(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	hold(t, slots)
 	_, lis := serve(t, &service{}, resiliencegrpc.Server{
@@ -442,15 +447,17 @@ func TestAProgramSaysWhatIsExempt(t *testing.T) {
 	requireCode(t, codes.Unavailable, err)
 }
 
-func TestASlotIsFreeAfterAPanic(t *testing.T) {
+func TestPanicReleasesServerSlot(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
-	recovering := grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (_ any, err error) {
+	recovering := interceptServer(func(
+		ctx context.Context, _ string, handle func(context.Context) (any, error),
+	) (_ any, err error) {
 		defer func() {
 			if r := recover(); r != nil {
 				err = status.Errorf(codes.Internal, "%v", r)
 			}
 		}()
-		return handler(ctx, req)
+		return handle(ctx)
 	})
 	s := &service{unary: func(context.Context, int64, *testpb.Message) (*testpb.Message, error) { panic("boom") }}
 	_, lis := serve(t, s, append([]grpc.ServerOption{recovering}, resiliencegrpc.Server{Slots: slots}.Options()...)...)
@@ -463,8 +470,8 @@ func TestASlotIsFreeAfterAPanic(t *testing.T) {
 	require.Zero(t, slots.Stats().InFlight)
 }
 
-// A handler that panicked has not answered, whatever a policy makes of the panic.
-func TestHandlerWhosePanicAPolicyRecoversHasFailed(t *testing.T) {
+// A handler that panicked has not answered, even if a policy recovers the panic.
+func TestRecoveredHandlerPanicIsFailure(t *testing.T) {
 	recovering := func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) (err error) {
 			defer func() {
@@ -487,8 +494,8 @@ func TestHandlerWhosePanicAPolicyRecoversHasFailed(t *testing.T) {
 	requireCode(t, codes.Unknown, drainList(client.List(t.Context(), hello)))
 }
 
-// TestTheLimitHoldsUnderLoad counts how many calls are served at once.
-func TestTheLimitHoldsUnderLoad(t *testing.T) {
+// The handlers count how many calls are served at the same time.
+func TestServerSlotsUnderLoad(t *testing.T) {
 	noLeaks(t)
 	var running, most atomic.Int64
 	enter := func() func() {
@@ -530,9 +537,8 @@ func TestTheLimitHoldsUnderLoad(t *testing.T) {
 	require.Equal(t, stats.Admitted, s.calls.Load())
 }
 
-// TestAServerThatRefusesBeforeItsHandlers does so as a tap: what was refused there may
-// have been sent, and only what is idempotent is retried.
-func TestAServerThatRefusesBeforeItsHandlers(t *testing.T) {
+// A call that a tap rejects may have been sent, so only idempotent calls are retried.
+func TestServerRejectsInTap(t *testing.T) {
 	var taps atomic.Int64
 	s := &service{}
 	_, lis := serve(t, s, grpc.InTapHandle(func(ctx context.Context, _ *tap.Info) (context.Context, error) {
@@ -580,8 +586,9 @@ func TestClientIPBehindTrustedProxies(t *testing.T) {
 		ctx := peer.NewContext(metadata.NewIncomingContext(t.Context(), c.md), &peer.Peer{Addr: address(c.remote)})
 		require.Equal(t, c.want, key(ctx), c)
 	}
-	require.Equal(t, "10.0.0.1", resiliencegrpc.ClientIP()(peer.NewContext(
-		metadata.NewIncomingContext(t.Context(), metadata.Pairs("x-forwarded-for", "192.0.2.9")), &peer.Peer{Addr: address("10.0.0.1:1")})))
+	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("x-forwarded-for", "192.0.2.9"))
+	ctx = peer.NewContext(ctx, &peer.Peer{Addr: address("10.0.0.1:1")})
+	require.Equal(t, "10.0.0.1", resiliencegrpc.ClientIP()(ctx), "no proxy is trusted")
 }
 
 type address string

@@ -24,7 +24,7 @@ import (
 	"github.com/go-resilience/resilience/retry"
 )
 
-// sendsTwo sends two messages, waiting for more between, and then fails with err.
+// sendsTwo returns a handler that sends two messages, waits for more after each, and then returns err.
 func sendsTwo(more <-chan struct{}, err error) func(int64, *testpb.Message, listStream) error {
 	return func(_ int64, m *testpb.Message, s listStream) error {
 		for range 2 {
@@ -41,21 +41,14 @@ func sendsTwo(more <-chan struct{}, err error) func(int64, *testpb.Message, list
 	}
 }
 
-// intercept adds an interceptor behind those of a client.
-func intercept(f func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error)) grpc.DialOption {
-	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		return f(ctx, func(ctx context.Context) (grpc.ClientStream, error) { return streamer(ctx, desc, cc, method, opts...) })
-	})
-}
-
-func TestStreamIsGuardedUntilItIsOpen(t *testing.T) {
+func TestPoliciesGuardTheOpening(t *testing.T) {
 	noLeaks(t)
 	more := make(chan struct{})
 	_, lis := serve(t, &service{list: sendsTwo(more, nil)})
 	slots := bulkhead.New(bulkhead.Config{Limit: 1})
 	held := 0
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: slots.Wrap},
-		intercept(func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+		intercept(func(ctx context.Context, open opener) (grpc.ClientStream, error) {
 			held += slots.Stats().InFlight
 			return open(ctx)
 		}))
@@ -65,7 +58,7 @@ func TestStreamIsGuardedUntilItIsOpen(t *testing.T) {
 		list, err := client.List(ctx, hello)
 		require.NoError(t, err)
 		require.Equal(t, opened+1, held, "while it is opened")
-		require.Zero(t, slots.Stats().InFlight, "streams that live for days hold no slots")
+		require.Zero(t, slots.Stats().InFlight, "an open stream holds no slot")
 		_, err = list.Recv()
 		require.NoError(t, err)
 	}
@@ -74,10 +67,11 @@ func TestStreamIsGuardedUntilItIsOpen(t *testing.T) {
 	require.ErrorIs(t, err, bulkhead.ErrFull)
 }
 
-// A member of a Group is not evicted while a stream is open, so that its end is heard.
-func TestStreamKeepsItsMemberOfAGroup(t *testing.T) {
+// A Group does not evict a member while a stream of the member is open.
+func TestStreamKeepsGroupMember(t *testing.T) {
 	_, lis := serve(t, &service{})
-	breakers := resilience.NewGroup(func(string) *breaker.Breaker { return opensAtOnce() }, resilience.GroupConfig{MaxKeys: 1})
+	newBreaker := func(string) *breaker.Breaker { return opensAtOnce() }
+	breakers := resilience.NewGroup(newBreaker, resilience.GroupConfig{MaxKeys: 1})
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: breakers.By(resiliencegrpc.MethodOf)})
 	chat, err := client.Chat(t.Context())
 	require.NoError(t, err)
@@ -107,7 +101,7 @@ func TestBreakerCountsStreams(t *testing.T) {
 		list  func(int64, *testpb.Message, listStream) error
 		end   codes.Code
 		then  breaker.State
-		calls int64 // that succeeded
+		calls int64 // number of calls that succeeded
 	}{
 		{"ends well", sendsTwo(more, nil), codes.OK, breaker.Closed, 1},
 		{"is empty", returns(nil), codes.OK, breaker.Closed, 1},
@@ -127,18 +121,18 @@ func TestBreakerCountsStreams(t *testing.T) {
 			_, lis := serve(t, &service{list: c.list})
 			b := opensAtOnce()
 			ends := make(chan error, 1)
-			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(b.Wrap, hears(ends))})
+			client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(b.Wrap, observes(ends))})
 			requireCode(t, c.end, drainList(client.List(t.Context(), hello)))
 			require.Equal(t, c.then, b.State())
 			require.Equal(t, c.then == breaker.Open, <-ends != nil)
 			require.EqualValues(t, c.calls, b.Stats().Succeeded, "when it was answered")
 		})
 	}
-	t.Run("that its caller leaves", func(t *testing.T) {
+	t.Run("caller cancels", func(t *testing.T) {
 		_, lis := serve(t, &service{list: sendsTwo(make(chan struct{}), nil)})
 		b := opensAtOnce()
 		ends, why := make(chan error, 1), errors.New("why")
-		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(b.Wrap, hears(ends))})
+		client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(b.Wrap, observes(ends))})
 		for _, receiving := range []bool{false, true} {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			list, err := client.List(ctx, hello)
@@ -156,7 +150,7 @@ func TestBreakerCountsStreams(t *testing.T) {
 			require.Equal(t, breaker.Closed, b.State())
 		}
 	})
-	t.Run("of a probe that its caller leaves", func(t *testing.T) {
+	t.Run("caller cancels a probe", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := breaker.New(breaker.Config{ConsecutiveFailures: 1, OpenFor: time.Second})
 			client := inBubble(t, &service{list: sendsTwo(make(chan struct{}), nil)}, resiliencegrpc.Client{Middleware: b.Wrap})
@@ -169,13 +163,13 @@ func TestBreakerCountsStreams(t *testing.T) {
 			require.NoError(t, err)
 			cancel()
 			synctest.Wait()
-			require.Equal(t, breaker.HalfOpen, b.State(), "it has shown nothing")
+			require.Equal(t, breaker.HalfOpen, b.State(), "the probe has no result")
 		})
 	})
 }
 
-// TestAnEndThatComesEarlyIsHeard: before the policies have returned, or the stream is open.
-func TestAnEndThatComesEarlyIsHeard(t *testing.T) {
+// A stream ends before the policies have returned, or before it is open.
+func TestEarlyEndIsObserved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ends := make(chan error, 1)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -187,13 +181,15 @@ func TestAnEndThatComesEarlyIsHeard(t *testing.T) {
 				return err
 			}
 		}
-		client := inBubble(t, &service{list: sendsTwo(make(chan struct{}), nil)}, resiliencegrpc.Client{Middleware: resilience.Chain(hears(ends), leaves)})
+		client := inBubble(t, &service{list: sendsTwo(make(chan struct{}), nil)}, resiliencegrpc.Client{
+			Middleware: resilience.Chain(observes(ends), leaves),
+		})
 		_, err := client.List(ctx, hello)
 		require.NoError(t, err)
 		require.ErrorIs(t, <-ends, context.Canceled)
 
-		client = inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: hears(ends)},
-			intercept(func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+		client = inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: observes(ends)},
+			intercept(func(ctx context.Context, open opener) (grpc.ClientStream, error) {
 				stream, err := open(ctx)
 				require.NoError(t, err)
 				require.NoError(t, stream.CloseSend())
@@ -208,8 +204,8 @@ func TestAnEndThatComesEarlyIsHeard(t *testing.T) {
 	})
 }
 
-// TestTheStatusCountsAfterSendHasFailed: io.EOF of Send only says that there is one.
-func TestTheStatusCountsAfterSendHasFailed(t *testing.T) {
+// If Send returns io.EOF, the status that Recv returns counts.
+func TestStatusCountsAfterFailedSend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{chat: func(int64, chatStream) error {
 			return status.Error(codes.Unavailable, "")
@@ -226,11 +222,10 @@ func TestTheStatusCountsAfterSendHasFailed(t *testing.T) {
 	})
 }
 
-// TestAProbeEndsWithItsCall holds that a unary call leaves no work behind, and that a stream
-// whose options do not reach gRPC ends with io.EOF.
-func TestAProbeEndsWithItsCall(t *testing.T) {
-	dropping := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, _ ...grpc.CallOption) (grpc.ClientStream, error) {
-		return streamer(ctx, desc, cc, method)
+// A unary call leaves no work behind. A stream whose call options do not reach gRPC ends with io.EOF.
+func TestProbeEndsWithItsCall(t *testing.T) {
+	dropping := interceptWith(true, func(ctx context.Context, open opener) (grpc.ClientStream, error) {
+		return open(ctx)
 	})
 	for name, call := range map[string]func(context.Context, testpb.TestClient) error{
 		"unary":  func(ctx context.Context, c testpb.TestClient) error { _, err := c.Get(ctx, hello); return err },
@@ -249,16 +244,14 @@ func TestAProbeEndsWithItsCall(t *testing.T) {
 	}
 }
 
-// TestAStreamThatOpensTooLateIsNotOpen: the timeout has passed as it is handed over. An error of
-// another kind stays what it is.
-func TestAStreamThatOpensTooLateIsNotOpen(t *testing.T) {
+// The timeout passes before an interceptor returns the stream. Another error is not replaced.
+func TestLateOpeningFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen []error
-		look := func(next resilience.Func) resilience.Func {
-			return func(ctx context.Context) error { seen = append(seen, next(ctx)); return seen[len(seen)-1] }
-		}
-		client := inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: resilience.Chain(retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0)}).Wrap, resilience.Timeout(time.Second), look)},
-			intercept(func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+		retries := retry.New(retry.Config{Attempts: 3, Backoff: retry.Constant(0)})
+		policies := resilience.Chain(retries.Wrap, resilience.Timeout(time.Second), look(&seen))
+		client := inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: policies},
+			intercept(func(ctx context.Context, open opener) (grpc.ClientStream, error) {
 				stream, err := open(ctx)
 				switch len(seen) {
 				case 0:
@@ -277,8 +270,8 @@ func TestAStreamThatOpensTooLateIsNotOpen(t *testing.T) {
 	})
 }
 
-// hears is a policy that hears of the end of work.
-func hears(ends chan<- error) resilience.Middleware {
+// observes returns a policy that sends the end of the work to ends.
+func observes(ends chan<- error) resilience.Middleware {
 	return func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error {
 			work := resilience.WorkOf(ctx)
@@ -291,9 +284,8 @@ func hears(ends chan<- error) resilience.Middleware {
 	}
 }
 
-// TestAStreamThatFailsAtEachCallOpensTheBreaker: a server that accepts streams and then
-// fails them is not well.
-func TestAStreamThatFailsAtEachCallOpensTheBreaker(t *testing.T) {
+// The server accepts streams and then fails each of them.
+func TestFailingStreamsOpenBreaker(t *testing.T) {
 	s := &service{chat: func(int64, chatStream) error {
 		return status.Error(codes.Unavailable, "")
 	}}
@@ -310,7 +302,7 @@ func TestAStreamThatFailsAtEachCallOpensTheBreaker(t *testing.T) {
 	require.ErrorIs(t, err, breaker.ErrOpen)
 }
 
-func TestATimeoutCoversTheOpening(t *testing.T) {
+func TestTimeoutCoversTheOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var deadlines, opened atomic.Int64
 		s := &service{list: func(n int64, m *testpb.Message, s listStream) error {
@@ -328,7 +320,7 @@ func TestATimeoutCoversTheOpening(t *testing.T) {
 		b, slots := breaker.New(breaker.Config{ConsecutiveFailures: 2}), bulkhead.New(bulkhead.Config{Limit: 1})
 		policies := resilience.Chain(twice().Wrap, b.Wrap, slots.Wrap, resilience.Timeout(time.Second))
 		client := inBubbleWith(t, s, resiliencegrpc.Client{Middleware: policies},
-			intercept(func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+			intercept(func(ctx context.Context, open opener) (grpc.ClientStream, error) {
 				if opened.Add(1) == 1 || resiliencegrpc.MethodOf(ctx) == testpb.Test_Run_FullMethodName {
 					<-ctx.Done()
 				}
@@ -336,9 +328,9 @@ func TestATimeoutCoversTheOpening(t *testing.T) {
 			}))
 		begun := time.Now()
 		require.NoError(t, drainList(client.List(t.Context(), hello)))
-		require.Equal(t, 5*time.Minute+time.Second, time.Since(begun), "the first attempt ran out of time, the second took its time")
+		require.Equal(t, 5*time.Minute+time.Second, time.Since(begun), "only the first attempt timed out")
 		require.EqualValues(t, 1, s.calls.Load())
-		require.Zero(t, deadlines.Load(), "the server is not told of it")
+		require.Zero(t, deadlines.Load(), "the server does not get the timeout")
 		require.Equal(t, breaker.Closed, b.State())
 		_, err := client.Run(t.Context(), hello)
 		requireCode(t, codes.DeadlineExceeded, err)
@@ -346,7 +338,7 @@ func TestATimeoutCoversTheOpening(t *testing.T) {
 	})
 }
 
-func TestTheDeadlineOfTheCallerCoversTheStream(t *testing.T) {
+func TestCallersDeadlineCoversStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &service{list: func(_ int64, m *testpb.Message, s listStream) error {
 			if _, ok := s.Context().Deadline(); !ok {
@@ -357,7 +349,9 @@ func TestTheDeadlineOfTheCallerCoversTheStream(t *testing.T) {
 			return s.Context().Err()
 		}}
 		b := opensAtOnce()
-		client := inBubble(t, s, resiliencegrpc.Client{Middleware: resilience.Chain(b.Wrap, resilience.Timeout(time.Second))})
+		client := inBubble(t, s, resiliencegrpc.Client{
+			Middleware: resilience.Chain(b.Wrap, resilience.Timeout(time.Second)),
+		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		begun := time.Now()
@@ -367,8 +361,8 @@ func TestTheDeadlineOfTheCallerCoversTheStream(t *testing.T) {
 	})
 }
 
-// TestACallerThatDoesNotAskIsNotTheServersFault: the caller's ctx ends, and ends the stream.
-func TestACallerThatDoesNotAskIsNotTheServersFault(t *testing.T) {
+// The caller's ctx ends the stream while the caller does not receive.
+func TestPausingCallerIsNoServerFailure(t *testing.T) {
 	list := func(client testpb.TestClient, ctx context.Context) func() error {
 		list, err := client.List(ctx, hello)
 		return func() error { return drainList(list, err) }
@@ -435,8 +429,8 @@ func TestACallerThatDoesNotAskIsNotTheServersFault(t *testing.T) {
 	}
 }
 
-// TestACallerThatWaitsToSendWaitsForTheServer: flow control stops it, or there is no header.
-func TestACallerThatWaitsToSendWaitsForTheServer(t *testing.T) {
+// Flow control blocks Send, or the header does not arrive.
+func TestBlockedSendIsServerFailure(t *testing.T) {
 	for _, waits := range []func(grpc.BidiStreamingClient[testpb.Message, testpb.Message]) error{
 		func(chat grpc.BidiStreamingClient[testpb.Message, testpb.Message]) (err error) {
 			for err == nil {
@@ -470,9 +464,9 @@ func TestACallerThatWaitsToSendWaitsForTheServer(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeftOfAStream: no slot, and nothing in the ctx of the caller, not even where
-// an interceptor further in keeps the options from gRPC, which then does not tell of the end.
-func TestNothingIsLeftOfAStream(t *testing.T) {
+// A stream releases its slots and detaches from the caller's ctx. It does so even if an inner interceptor drops the
+// call options, and gRPC does not report the end.
+func TestStreamLeavesNothingBehind(t *testing.T) {
 	after := func(next resilience.Func) resilience.Func {
 		return func(ctx context.Context) error { _ = next(ctx); panic("boom") }
 	}
@@ -488,9 +482,12 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 		"empty": {nil, func(ctx context.Context, c testpb.TestClient) {
 			_ = drainList(c.List(ctx, &testpb.Message{Text: "empty"}))
 		}},
-		"drained":   {nil, func(ctx context.Context, c testpb.TestClient) { _ = drainList(c.List(ctx, hello)) }},
-		"an upload": {nil, func(ctx context.Context, c testpb.TestClient) { up, _ := c.Upload(ctx); _, _ = up.CloseAndRecv() }},
-		"an interceptor further in refuses": {nil, func(ctx context.Context, c testpb.TestClient) {
+		"drained": {nil, func(ctx context.Context, c testpb.TestClient) { _ = drainList(c.List(ctx, hello)) }},
+		"an upload": {nil, func(ctx context.Context, c testpb.TestClient) {
+			up, _ := c.Upload(ctx)
+			_, _ = up.CloseAndRecv()
+		}},
+		"an inner interceptor refuses": {nil, func(ctx context.Context, c testpb.TestClient) {
 			_, err := c.List(ctx, hello)
 			requireCode(t, codes.Canceled, err)
 		}},
@@ -521,14 +518,14 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 			require.NoError(t, err)
 			time.Sleep(time.Minute)
 		}},
-		"its caller leaves, unnoticed": {nil, func(ctx context.Context, c testpb.TestClient) {
+		"its caller cancels and does not receive": {nil, func(ctx context.Context, c testpb.TestClient) {
 			ctx, cancel := context.WithCancel(ctx)
 			_, _ = c.Chat(ctx)
 			cancel()
 			time.Sleep(time.Minute)
 		}},
 	} {
-		for _, keeps := range []bool{false, true} {
+		for _, drops := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					s := &service{list: func(n int64, m *testpb.Message, s listStream) error {
@@ -544,17 +541,14 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 						return s.Send(m)
 					}}
 					slots, streams := bulkhead.New(bulkhead.Config{Limit: 1}), bulkhead.New(bulkhead.Config{Limit: 1})
-					refused := name == "an interceptor further in refuses"
+					refused := name == "an inner interceptor refuses"
 					var inner []context.Context
-					look := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+					look := interceptWith(drops, func(ctx context.Context, open opener) (grpc.ClientStream, error) {
 						inner = append(inner, ctx)
-						if keeps {
-							opts = nil
-						}
 						if refused {
 							return nil, status.Error(codes.Canceled, "not with me")
 						}
-						return streamer(ctx, desc, cc, method, opts...)
+						return open(ctx)
 					})
 					tc.use(t.Context(), inBubbleWith(t, s, resiliencegrpc.Client{
 						Middleware: resilience.Chain(tc.mw, twice().Wrap, slots.Wrap), StreamSlots: streams, Idle: time.Minute,
@@ -571,9 +565,8 @@ func TestNothingIsLeftOfAStream(t *testing.T) {
 	}
 }
 
-// TestAWatchIsOpenWhenTheCallReturns: a program that watches, and then changes what it
-// watches, sees the change.
-func TestAWatchIsOpenWhenTheCallReturns(t *testing.T) {
+// A program that starts a watch and then makes a change sees the change.
+func TestWatchIsOpenOnReturn(t *testing.T) {
 	watching := make(chan struct{})
 	changed := make(chan struct{})
 	s := &service{list: func(_ int64, m *testpb.Message, s listStream) error {
@@ -590,8 +583,8 @@ func TestAWatchIsOpenWhenTheCallReturns(t *testing.T) {
 	require.NoError(t, drain(list.Recv))
 }
 
-// TestStreamThatIsOpenIsNotRepeated, whatever its method allows.
-func TestStreamThatIsOpenIsNotRepeated(t *testing.T) {
+// An open stream is not repeated, even if its method is idempotent.
+func TestOpenStreamIsNotRepeated(t *testing.T) {
 	s := &service{list: func(_ int64, _ *testpb.Message, s listStream) error {
 		_ = s.SendHeader(metadata.Pairs("x", "y"))
 		return status.Error(codes.Unavailable, "")
@@ -611,7 +604,7 @@ func TestStreamThatIsOpenIsNotRepeated(t *testing.T) {
 	require.Empty(t, list.Trailer())
 }
 
-func TestAHeaderThatIsNotThereIsTheEnd(t *testing.T) {
+func TestMissingHeaderEndsStream(t *testing.T) {
 	s := &service{list: func(int64, *testpb.Message, listStream) error {
 		return status.Error(codes.Unavailable, "")
 	}}
@@ -627,8 +620,8 @@ func TestAHeaderThatIsNotThereIsTheEnd(t *testing.T) {
 	requireCode(t, codes.Unavailable, drain(list.Recv))
 }
 
-// TestAConnectionThatBreaks cuts it in the middle of streams, before and after the first message.
-func TestAConnectionThatBreaks(t *testing.T) {
+// The connection is cut while a stream is open, before and after the first message.
+func TestBrokenConnection(t *testing.T) {
 	noLeaks(t)
 	reached := make(chan struct{}, 10)
 	s := &service{list: func(n int64, m *testpb.Message, s listStream) error {
@@ -658,8 +651,7 @@ func TestAConnectionThatBreaks(t *testing.T) {
 	}
 }
 
-// TestGoAway stops a server gracefully while streams are open: they go on to their end, and
-// calls go to the next server.
+// The server stops gracefully while a stream is open: the stream continues to its end.
 func TestGoAway(t *testing.T) {
 	noLeaks(t)
 	more := make(chan struct{})
@@ -675,8 +667,7 @@ func TestGoAway(t *testing.T) {
 	stopped := make(chan struct{})
 	go func() { server.GracefulStop(); close(stopped) }()
 
-	// Nothing listens now: none of these is sent, and all are retried until there is
-	// a server again.
+	// No server listens now, so no call is sent.
 	require.Eventually(t, func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
@@ -692,9 +683,8 @@ func TestGoAway(t *testing.T) {
 	require.Zero(t, slots.Stats().InFlight)
 }
 
-// TestASlowConsumer does not read until flow control has stopped the server: the stream is
-// whole in the end.
-func TestASlowConsumer(t *testing.T) {
+// The caller does not receive until flow control has stopped the server. It then receives every message.
+func TestSlowConsumer(t *testing.T) {
 	noLeaks(t)
 	var sent atomic.Int64
 	s := &service{list: func(_ int64, _ *testpb.Message, s listStream) error {
@@ -731,8 +721,8 @@ func TestASlowConsumer(t *testing.T) {
 	require.Zero(t, slots.Stats().InFlight)
 }
 
-// TestAThousandStreams end in every way at once. No slot, goroutine or stream is left.
-func TestAThousandStreams(t *testing.T) {
+// Streams end in every way at the same time. No slot, goroutine or stream is left.
+func TestThousandStreams(t *testing.T) {
 	noLeaks(t)
 	var running, most, serving atomic.Int64
 	s := &service{
@@ -779,21 +769,25 @@ func TestAThousandStreams(t *testing.T) {
 			return next(ctx)
 		}
 	}
-	retries := retry.New(retry.Config{Attempts: retry.Unlimited, Backoff: retry.Exponential(10*time.Millisecond, 500*time.Millisecond)})
-	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: resilience.Chain(retries.Wrap, slots.Wrap, count)})
+	retries := retry.New(retry.Config{
+		Attempts: retry.Unlimited, Backoff: retry.Exponential(10*time.Millisecond, 500*time.Millisecond),
+	})
+	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
+		Middleware: resilience.Chain(retries.Wrap, slots.Wrap, count),
+	})
 	var wg sync.WaitGroup
 	for i := range 1000 {
 		wg.Go(func() {
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			switch i % 4 {
-			case 0: // to its end
+			case 0: // received to its end
 				_ = drainList(client.List(ctx, hello))
-			case 1: // left after the first message
+			case 1: // canceled after the first message
 				if list, err := client.List(ctx, hello); err == nil {
 					_, _ = list.Recv()
 				}
-			case 2: // left before the first message
+			case 2: // canceled before the first message
 				_, _ = client.Run(ctx, hello)
 			case 3:
 				chat, err := client.Chat(ctx)
@@ -814,19 +808,22 @@ func TestAThousandStreams(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Eventually(t, func() bool { return slots.Stats().InFlight == 0 && serving.Load() == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool {
+		return slots.Stats().InFlight == 0 && serving.Load() == 0
+	}, time.Minute, time.Millisecond)
 	require.LessOrEqual(t, most.Load(), int64(limit))
 	require.Zero(t, running.Load())
 }
 
-// TestInterceptorsFurtherInSeeTheAttempt: its values, and the end of the opening with its cause.
-func TestInterceptorsFurtherInSeeTheAttempt(t *testing.T) {
+// The ctx of inner interceptors has the attempt's values, and ends with the attempt's cause.
+func TestInnerInterceptorsSeeTheAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var attempts []int
 		var inner []context.Context
 		var work []*resilience.Work
-		client := inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: resilience.Chain(twice().Wrap, resilience.NamedTimeout("mine", time.Second))},
-			intercept(func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+		policies := resilience.Chain(twice().Wrap, resilience.NamedTimeout("mine", time.Second))
+		client := inBubbleWith(t, &service{}, resiliencegrpc.Client{Middleware: policies},
+			intercept(func(ctx context.Context, open opener) (grpc.ClientStream, error) {
 				n, _ := retry.AttemptFrom(ctx)
 				attempts, inner, work = append(attempts, n), append(inner, ctx), append(work, resilience.WorkOf(ctx))
 				<-ctx.Done()
@@ -835,7 +832,7 @@ func TestInterceptorsFurtherInSeeTheAttempt(t *testing.T) {
 		_, err := client.List(t.Context(), hello)
 		requireCode(t, codes.DeadlineExceeded, err)
 		require.Equal(t, []int{1, 2}, attempts)
-		require.Equal(t, []*resilience.Work{nil, nil}, work, "the stream's is not theirs")
+		require.Equal(t, []*resilience.Work{nil, nil}, work, "they do not get the work of the stream")
 		for _, ctx := range inner {
 			require.Error(t, ctx.Err())
 			require.ErrorContains(t, context.Cause(ctx), "mine: timed out after 1s")
@@ -847,7 +844,7 @@ func TestInterceptorsFurtherInSeeTheAttempt(t *testing.T) {
 	})
 }
 
-// A picky stream, of an interceptor further in, does not send a message without a text.
+// A picky stream rejects messages without a text.
 type picky struct{ grpc.ClientStream }
 
 func (s picky) SendMsg(m any) error {
@@ -857,9 +854,8 @@ func (s picky) SendMsg(m any) error {
 	return s.ClientStream.SendMsg(m)
 }
 
-// TestAMessageThatAnInterceptorFurtherInDoesNotSend ends the stream, as any error of SendMsg
-// does, whether or not there was a message before.
-func TestAMessageThatAnInterceptorFurtherInDoesNotSend(t *testing.T) {
+// An error of SendMsg ends the stream, whether or not there was a message before.
+func TestMessageRejectedByInterceptor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := make(chan error, 2)
 		s := &service{chat: func(_ int64, s chatStream) error {
@@ -872,8 +868,8 @@ func TestAMessageThatAnInterceptorFurtherInDoesNotSend(t *testing.T) {
 				_ = s.Send(m)
 			}
 		}}
-		look := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			stream, err := streamer(ctx, desc, cc, method, opts...)
+		look := intercept(func(ctx context.Context, open opener) (grpc.ClientStream, error) {
+			stream, err := open(ctx)
 			return picky{stream}, err
 		})
 		slots, b := bulkhead.New(bulkhead.Config{Limit: 1}), opensAtOnce()
@@ -896,13 +892,13 @@ func TestAMessageThatAnInterceptorFurtherInDoesNotSend(t *testing.T) {
 	})
 }
 
-// TestAnOpeningThatWasSentIsNotRepeated, where an interceptor further in waits for an answer.
-func TestAnOpeningThatWasSentIsNotRepeated(t *testing.T) {
+// An inner interceptor waits for the answer, so the opening has been sent when it fails.
+func TestSentOpeningIsNotRepeated(t *testing.T) {
 	s := &service{chat: func(int64, chatStream) error {
 		return status.Error(codes.Unavailable, "")
 	}}
-	waits := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		stream, err := streamer(ctx, desc, cc, method, opts...)
+	waits := intercept(func(ctx context.Context, open opener) (grpc.ClientStream, error) {
+		stream, err := open(ctx)
 		if err == nil {
 			err = stream.RecvMsg(new(testpb.Message))
 		}
@@ -914,9 +910,8 @@ func TestAnOpeningThatWasSentIsNotRepeated(t *testing.T) {
 	require.EqualValues(t, 1, s.calls.Load())
 }
 
-// TestAStreamOutlivesTheCtxOfItsPolicies: they cancel what they have derived when they
-// return.
-func TestAStreamOutlivesTheCtxOfItsPolicies(t *testing.T) {
+// Policies cancel a derived ctx when they return. The stream continues.
+func TestStreamOutlivesPoliciesCtx(t *testing.T) {
 	noLeaks(t)
 	more := make(chan struct{}, 2)
 	_, lis := serve(t, &service{list: sendsTwo(more, nil)})
@@ -928,9 +923,9 @@ func TestAStreamOutlivesTheCtxOfItsPolicies(t *testing.T) {
 		}
 	}
 	var inner context.Context
-	look := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	look := intercept(func(ctx context.Context, open opener) (grpc.ClientStream, error) {
 		inner = ctx
-		return streamer(ctx, desc, cc, method, opts...)
+		return open(ctx)
 	})
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{Middleware: canceling}, look)
 	list, err := client.List(t.Context(), hello)
@@ -942,7 +937,7 @@ func TestAStreamOutlivesTheCtxOfItsPolicies(t *testing.T) {
 	more <- struct{}{}
 	more <- struct{}{}
 	require.NoError(t, drain(list.Recv))
-	require.Error(t, inner.Err(), "nothing of an ended stream is left in the ctx of the caller")
+	require.Error(t, inner.Err(), "an ended stream leaves nothing in the caller's ctx")
 
 	why := errors.New("why")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -953,5 +948,5 @@ func TestAStreamOutlivesTheCtxOfItsPolicies(t *testing.T) {
 	cancel(why)
 	_, err = list.Recv()
 	requireCode(t, codes.Canceled, err)
-	require.Equal(t, why, context.Cause(inner), "the end of the caller, not that of the policies")
+	require.Equal(t, why, context.Cause(inner), "the cause is the caller's")
 }
