@@ -78,11 +78,9 @@ type Cache[K comparable, V any] struct {
 	ended   chan struct{}  // closed when Close has ended
 
 	mu        sync.Mutex
-	flights   map[K]*flight[K, V] // those that a call may join, and whose result will be kept
-	loads     *load[K, V]         // the ring of those that run, by their deadlines
-	timer     *time.Timer         // calls overdue at fires, if that is not 0
-	fires     time.Duration
-	remembers bool // while false, nothing is kept in memory
+	flights   map[K]*flight[K, V]      // flights that a call may join, and whose results will be cached
+	loads     map[*load[K, V]]struct{} // loads with flights that have not landed
+	remembers bool                     // while false, nothing is kept in memory
 	stats     Stats
 	closed    bool
 
@@ -94,10 +92,9 @@ type Cache[K comparable, V any] struct {
 func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	c := &Cache[K, V]{
 		base: time.Now(), seed: maphash.MakeSeed(), chance: rand.N[time.Duration],
-		flights: make(map[K]*flight[K, V]), loads: new(load[K, V]), ended: make(chan struct{}),
+		flights: make(map[K]*flight[K, V]), loads: make(map[*load[K, V]]struct{}), ended: make(chan struct{}),
 		hits: otterstats.NewCounter(),
 	}
-	c.loads.next, c.loads.prev = c.loads, c.loads
 	c.setting.Init(cfg, Config[K, V].withDefaults)
 	cfg = c.Config()
 	c.entries = otter.Must(&otter.Options[K, *entry[V]]{
@@ -106,8 +103,6 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 		// Maintenance is short. Running it here leaves no goroutine behind.
 		Executor: func(fn func()) { fn() },
 	})
-	// The first load sets the time. Without one overdue finds nothing.
-	c.timer = time.AfterFunc(time.Hour, c.overdue)
 	c.remembers = cfg.Store == nil // otherwise once the Store is being watched
 	c.grow(cfg.Capacity, cfg.Store != nil)
 	if cfg.Store != nil {
@@ -138,15 +133,14 @@ func (c *Cache[K, V]) Close() error {
 	defer close(c.ended)
 	c.closed = true
 	c.all.Add(1)
-	for l := c.loads.next; l != c.loads; l = l.next {
+	for l := range c.loads {
 		for _, f := range l.flights {
 			if !f.answered() {
 				c.stats.Canceled++
-				c.abandon(f, ErrClosed, context.Canceled)
+				c.abandon(f, ErrClosed)
 			}
 		}
 	}
-	c.timer.Stop()
 	c.mu.Unlock()
 	if c.tier != nil {
 		c.tier.end()

@@ -6,11 +6,8 @@ import "time"
 func (c *Cache[K, V]) SetChance(f func(below time.Duration) time.Duration) { c.chance = f }
 
 // Tracked returns the number of keys in use besides those in memory.
-func (c *Cache[K, V]) Tracked() (n int) {
+func (c *Cache[K, V]) Tracked() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for l := c.loads.next; l != c.loads; l = l.next {
-		n++
-	}
-	return n + len(c.flights)
+	return len(c.loads) + len(c.flights)
 }

@@ -96,7 +96,7 @@ func (c *Cache[K, V]) enter(ctx context.Context, rs []request[K, V], now time.Du
 	}
 	if l != nil {
 		l.many = many && l.cfg.LoadMany != nil
-		c.launch(l)
+		c.launch(l, true)
 	}
 	return true
 }
@@ -120,8 +120,7 @@ func (c *Cache[K, V]) join(ctx context.Context, r *request[K, V], l *load[K, V],
 	switch {
 	case f == nil && (!served || !paused && (s == stale || r.early)):
 		if l == nil {
-			cfg := c.cfg()
-			l = &load[K, V]{c: c, cfg: cfg, caller: ctx, start: now, deadline: later(now, cfg.LoadTimeout)}
+			l = c.newLoad(c.cfg(), ctx, now)
 		}
 		f = l.add(r.key, r.written, e)
 		if f.question != nil {

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"runtime/debug"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/attempt"
@@ -64,88 +63,40 @@ type question struct {
 	filling Entry
 }
 
-// A load is one call of Load, or of LoadMany, for the flights of one Get or GetMany. It is the
-// ctx of that call: it has the values of the caller's ctx, and an end of its own. A context of
-// package context, which has a timer, is made when somebody asks for Done.
+// A load is a call to Load, or to LoadMany, for the flights of one Get or GetMany.
 type load[K comparable, V any] struct {
-	c          *Cache[K, V]
-	cfg        *Config[K, V] // the settings when it began
-	caller     context.Context
-	start      time.Duration
-	deadline   time.Duration
-	many       bool            // by LoadMany
-	asked      bool            // the Store has been asked
-	next, prev *load[K, V]     // in Cache.loads; nil if it is not there
-	flights    []*flight[K, V] // those that have not landed
-	first      flight[K, V]    // the memory of the flight of a Get
-	only       [1]*flight[K, V]
+	c       *Cache[K, V]
+	cfg     *Config[K, V]      // the settings when it began
+	caller  context.Context    // of the call that began it
+	ctx     context.Context    // of the load: it has the values of caller, and its own end
+	cancel  context.CancelFunc // of ctx
+	start   time.Duration
+	many    bool            // by LoadMany
+	flights []*flight[K, V] // those that have not landed
 
 	begun, took time.Duration  // of the last attempt
 	ttl         *time.Duration // set by that for its result
 	value       V
 	found       map[K]V
-
-	mu   sync.Mutex
-	err  error // why it has ended
-	std  context.Context
-	stop context.CancelFunc
 }
 
 // loadKey is the key of the innermost load among the values of a ctx.
 type loadKey struct{}
 
-func (l *load[K, V]) Deadline() (time.Time, bool) { return l.c.base.Add(l.deadline), true }
-
-func (l *load[K, V]) Done() <-chan struct{} {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch deadline, _ := l.Deadline(); {
-	case l.std != nil:
-	case l.err == context.Canceled: // and remains so when its time has passed
-		l.std, l.stop = context.WithCancel(l.values())
-		l.stop()
-	default:
-		l.std, l.stop = context.WithDeadline(l.values(), deadline)
+// newLoad returns a load that begins at start. Its ctx has the values of the caller's ctx, but not its end, its work,
+// or the mark of a retrier that retries the caller: a load has other callers, and a refresh has none, so its own
+// retrier must retry it. The Cache is locked, so that timeOut finds a complete load.
+func (c *Cache[K, V]) newLoad(cfg *Config[K, V], caller context.Context, start time.Duration) *load[K, V] {
+	l := &load[K, V]{c: c, cfg: cfg, caller: caller, start: start}
+	values := attempt.With(linger.Apart(context.WithoutCancel(caller)), 0)
+	deadline := c.base.Add(later(start, cfg.LoadTimeout))
+	ctx, cancel := context.WithDeadline(context.WithValue(values, loadKey{}, l), deadline)
+	stop := context.AfterFunc(ctx, l.timeOut)
+	l.ctx, l.cancel = ctx, func() {
+		stop() // otherwise each load would end with a goroutine that only finds no timeout
+		cancel()
 	}
-	return l.std.Done()
-}
-
-func (l *load[K, V]) Err() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.std != nil {
-		return l.std.Err()
-	}
-	return l.err
-}
-
-func (l *load[K, V]) Value(key any) any {
-	if key == (loadKey{}) {
-		return l
-	}
-	l.mu.Lock()
-	std := l.std // which package context knows, so that children of l cost no goroutine
-	l.mu.Unlock()
-	if std != nil {
-		return std.Value(key)
-	}
-	return l.values().Value(key)
-}
-
-// values returns the values of the caller's ctx, without its end and without the mark of a retrier that retries
-// the caller: a load has other callers, and a refresh has none, so its own retrier must retry it.
-func (l *load[K, V]) values() context.Context {
-	return attempt.With(linger.Apart(context.WithoutCancel(l.caller)), 0)
-}
-
-// end ends l, as a ctx. If its time has passed, that of std has too.
-func (l *load[K, V]) end(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.err = cmp.Or(l.err, err)
-	if l.stop != nil && l.err == context.Canceled {
-		l.stop()
-	}
+	return l
 }
 
 // SetTTL makes the results of the load that has ctx, ErrNotFound too, fresh for ttl, without
@@ -162,12 +113,7 @@ func (l *load[K, V]) setTTL(ttl time.Duration) { l.ttl = &ttl }
 // add adds a flight to l, with one caller: that of a call, or l itself if it is to go on without
 // callers. The Cache is locked.
 func (l *load[K, V]) add(key K, written string, old *entry[V]) *flight[K, V] {
-	f, c := &l.first, l.c
-	if len(l.flights) > 0 {
-		f = new(flight[K, V])
-	} else {
-		l.flights = l.only[:0]
-	}
+	f, c := new(flight[K, V]), l.c
 	h := c.hashOf(key, written)
 	f.key, f.written, f.mark, f.old, f.load = key, written, mark{h, c.version(h)}, old, l
 	f.done, f.waiters = make(chan struct{}), 1
@@ -187,8 +133,7 @@ func (l *load[K, V]) add(key K, written string, old *entry[V]) *flight[K, V] {
 	return f
 }
 
-// retain keeps the flights of l for which keep returns true. Without a flight, l has no deadline.
-// The Cache is locked.
+// retain keeps the flights of l for which keep returns true. The Cache is locked.
 func (l *load[K, V]) retain(keep func(*flight[K, V]) bool) {
 	var flights []*flight[K, V]
 	for _, f := range l.flights {
@@ -198,70 +143,39 @@ func (l *load[K, V]) retain(keep func(*flight[K, V]) bool) {
 	}
 	l.flights = flights
 	if len(flights) == 0 {
-		l.unlink()
+		delete(l.c.loads, l)
 	}
 }
 
-// launch starts l. Loads are in the order of their deadlines, which mostly is that of their
-// beginnings; the deadline of the ring itself is 0. The Cache is locked.
-func (c *Cache[K, V]) launch(l *load[K, V]) {
-	before := c.loads.prev
-	for before.deadline > l.deadline {
-		before = before.prev
-	}
-	l.prev, l.next = before, before.next
-	l.prev.next, l.next.prev = l, l
-	if c.fires == 0 || l.deadline < c.fires {
-		c.arm(l.deadline)
-	}
-	c.running.Add(1)
-	go l.fly()
+// launch starts l. With lookup, it queries the Store first. The Cache is locked.
+func (c *Cache[K, V]) launch(l *load[K, V], lookup bool) {
+	c.loads[l] = struct{}{}
+	c.running.Go(func() { l.fly(lookup) })
 }
 
-func (l *load[K, V]) unlink() {
-	if l.next != nil {
-		l.prev.next, l.next.prev = l.next, l.prev
-		l.next = nil
-	}
-}
-
-// arm has overdue called at a time. The Cache is locked.
-func (c *Cache[K, V]) arm(at time.Duration) {
-	c.fires = at
-	c.timer.Reset(at - c.now())
-}
-
-// overdue answers the callers of loads whose LoadTimeout has passed, even if Load ignores its
-// ctx.
-func (c *Cache[K, V]) overdue() {
-	var late []func()
+// timeOut answers the callers of l if LoadTimeout has passed, even if Load ignores its ctx.
+func (l *load[K, V]) timeOut() {
+	c, err := l.c, &TimeoutError{Name: l.cfg.Name, Operation: "load", After: l.cfg.LoadTimeout}
+	var late []*flight[K, V]
 	c.mu.Lock()
-	if c.closed {
+	if c.closed || l.ctx.Err() != context.DeadlineExceeded { // otherwise l was canceled
 		c.mu.Unlock()
 		return
 	}
 	c.running.Add(1) // Close has not begun to wait
 	defer c.running.Done()
 	now := c.now()
-	for l := c.loads.next; l != c.loads && l.deadline <= now; l = c.loads.next {
-		l.unlink()
-		err := &TimeoutError{Name: l.cfg.Name, Operation: "load", After: l.cfg.LoadTimeout}
-		for _, f := range l.flights {
-			if !f.answered() {
-				c.stats.TimedOut++
-				c.postpone(f, now)
-				c.abandon(f, err, context.DeadlineExceeded)
-				late = append(late, func() { c.report(l, EventLoadFailed, &f.key, err, now-l.start) })
-			}
+	for _, f := range l.flights {
+		if !f.answered() {
+			c.stats.TimedOut++
+			c.postpone(f, now)
+			c.abandon(f, err)
+			late = append(late, f)
 		}
 	}
-	c.fires = 0
-	if next := c.loads.next; next != c.loads {
-		c.arm(next.deadline)
-	}
 	c.mu.Unlock()
-	for _, report := range late {
-		report()
+	for _, f := range late {
+		c.report(l.ctx, EventLoadFailed, &f.key, err, now-l.start)
 	}
 }
 
@@ -308,14 +222,14 @@ func (c *Cache[K, V]) answer(f *flight[K, V], err error, now time.Duration) {
 	}
 }
 
-// abandon answers f with err although its load runs on. With its last flight the load ends, for
-// the reason why. The Cache is locked.
-func (c *Cache[K, V]) abandon(f *flight[K, V], err, why error) {
+// abandon answers f with err although its load runs on. With its last flight the load is canceled. The Cache is
+// locked.
+func (c *Cache[K, V]) abandon(f *flight[K, V], err error) {
 	f.early = err
 	c.answer(f, err, c.now())
 	close(f.done)
 	if !slices.ContainsFunc(f.load.flights, func(f *flight[K, V]) bool { return !f.answered() }) {
-		f.load.end(why)
+		f.load.cancel()
 	}
 }
 
@@ -326,7 +240,7 @@ func (c *Cache[K, V]) leave(f *flight[K, V]) {
 	goesOn := f.load.cfg.FinishLoads && !f.passing && c.current(f.key) == f
 	if f.waiters == 0 && !f.answered() && !goesOn {
 		c.stats.Canceled++
-		c.abandon(f, context.Canceled, context.Canceled)
+		c.abandon(f, context.Canceled)
 	}
 }
 
@@ -343,14 +257,11 @@ func (c *Cache[K, V]) postpone(f *flight[K, V], now time.Duration) {
 }
 
 // fly runs l, on a goroutine of its own.
-func (l *load[K, V]) fly() {
+func (l *load[K, V]) fly(lookup bool) {
 	growStack(0)
-	defer l.c.running.Done()
-	defer func() {
-		l.crash(recover())
-		l.end(context.Canceled)
-	}()
-	l.run()
+	defer l.cancel()
+	defer func() { l.crash(recover()) }()
+	l.run(lookup)
 }
 
 // growStack grows the stack of a goroutine while it is empty. Otherwise it is grown deep within
@@ -363,15 +274,15 @@ func growStack(i int) byte {
 }
 
 // run answers the flights of l: from the Store, if that has their values, otherwise by a load.
-func (l *load[K, V]) run() {
+func (l *load[K, V]) run(lookup bool) {
 	shared := l.c.tier != nil
-	if shared && !l.asked {
+	if shared && lookup {
 		l.consult()
 	}
 	if !l.many && len(l.flights) > 1 { // without LoadMany, each by itself
 		l.split(l.flights[1:], true)
 	}
-	if l.many || l.Err() != nil {
+	if l.many || l.ctx.Err() != nil {
 		l.drop()
 	}
 	if len(l.flights) == 0 {
@@ -439,17 +350,16 @@ func (l *load[K, V]) split(some []*flight[K, V], asked bool) {
 		size = max(1, len(some))
 	}
 	for flights := range slices.Chunk(some, size) {
-		next := &load[K, V]{
-			c: c, cfg: l.cfg, caller: l.caller, start: l.start, deadline: l.deadline, asked: asked,
-			many: l.many, flights: flights, err: context.Canceled,
-		}
+		next, waited := c.newLoad(l.cfg, l.caller, l.start), false
+		next.many, next.flights = l.many, flights
 		for _, f := range flights {
 			f.load = next
-			if !f.answered() { // somebody waits for it
-				next.err = nil
-			}
+			waited = waited || !f.answered()
 		}
-		c.launch(next)
+		if !waited {
+			next.cancel()
+		}
+		c.launch(next, !asked)
 	}
 	l.retain(func(f *flight[K, V]) bool { return f.load == l })
 }
@@ -457,7 +367,7 @@ func (l *load[K, V]) split(some []*flight[K, V], asked bool) {
 // call runs Load or LoadMany with Middleware around it.
 func (l *load[K, V]) call() (err error) {
 	if l.cfg.Middleware == nil {
-		err = l.attempt(l)
+		err = l.attempt(l.ctx)
 	} else {
 		succeeded := false
 		err = l.cfg.Middleware(func(ctx context.Context) error {
@@ -467,20 +377,20 @@ func (l *load[K, V]) call() (err error) {
 				err = answered{err} // matches by an Is method, which policies do not see
 			}
 			return err
-		})(l)
+		})(l.ctx)
 		if err == nil && !succeeded {
 			err = errors.New(prefix(l.cfg.Name) + "Middleware returned nil without a value from Load")
 		}
 	}
-	if isFailure(err) && errors.Is(l.Err(), context.DeadlineExceeded) {
+	if isFailure(err) && errors.Is(l.ctx.Err(), context.DeadlineExceeded) {
 		err = &TimeoutError{Name: l.cfg.Name, Operation: "load", After: l.cfg.LoadTimeout, Err: err}
 	}
 	return err
 }
 
 func (l *load[K, V]) attempt(ctx context.Context) (err error) {
-	if l.Err() != nil {
-		return ended.Error(l) // what was found before keeps its times
+	if l.ctx.Err() != nil {
+		return ended.Error(l.ctx) // what was found before keeps its times
 	}
 	l.begun, l.ttl = l.c.now(), nil
 	if !l.many {
@@ -588,7 +498,7 @@ func (l *load[K, V]) land(flights []*flight[K, V]) {
 			if f.kind == EventNotFound {
 				err = nil
 			}
-			c.report(l, f.kind, &f.key, err, cmp.Or(l.took, now-l.start))
+			c.report(l.ctx, f.kind, &f.key, err, cmp.Or(l.took, now-l.start))
 		}
 	}
 }

@@ -75,7 +75,7 @@ func (l *load[K, V]) consult() {
 			pause = min(max((c.now()-began)/8, pollFirst), pause)
 			select {
 			case <-time.After(pause/2 + c.chance(pause)):
-			case <-l.Done():
+			case <-l.ctx.Done():
 			}
 		}
 		l.drop() // nobody may wait any more
@@ -101,7 +101,7 @@ func (l *load[K, V]) ask() {
 		if len(asks) == 0 {
 			return
 		}
-		_ = t.try(l, shard, func(ctx context.Context) error {
+		_ = t.try(l.ctx, shard, func(ctx context.Context) error {
 			looks, err := t.store.Acquire(ctx, asks...)
 			if err == nil && len(looks) != len(asks) {
 				err = fmt.Errorf("the Store gave %d answers about %d keys", len(looks), len(asks))
@@ -124,7 +124,7 @@ func (l *load[K, V]) read(f *flight[K, V]) *entry[V] {
 	}
 	e, err := l.cfg.open(f.lookup.Value)
 	if err != nil {
-		l.c.report(context.WithoutCancel(l), EventCodecFailed, &f.key, err, 0)
+		l.c.report(context.WithoutCancel(l.ctx), EventCodecFailed, &f.key, err, 0)
 		return nil
 	}
 	l.cfg.weigh(f.key, e)
@@ -146,7 +146,7 @@ func (l *load[K, V]) fill() (failed []failedFill[K, V]) {
 		switch {
 		case !f.leased:
 		case isFailure(f.err):
-			f.failed = !behavior.IsAnswered(f.err) && !behavior.IsRefused(f.err) && l.Err() != context.Canceled
+			f.failed = !behavior.IsAnswered(f.err) && !behavior.IsRefused(f.err) && l.ctx.Err() != context.Canceled
 			none = append(none, f)
 		case f.lookup.Value != nil && e.standing(now) == dead: // no process may go on to serve that old value
 			old = append(old, f.written)
@@ -155,7 +155,7 @@ func (l *load[K, V]) fill() (failed []failedFill[K, V]) {
 		default:
 			data, err := l.cfg.seal(e)
 			if err != nil {
-				c.report(context.WithoutCancel(l), EventCodecFailed, &f.key, err, 0)
+				c.report(context.WithoutCancel(l.ctx), EventCodecFailed, &f.key, err, 0)
 				none = append(none, f)
 				continue
 			}
@@ -163,10 +163,10 @@ func (l *load[K, V]) fill() (failed []failedFill[K, V]) {
 			full = append(full, f)
 		}
 	}
-	untold := t.tell(l, old, "", t.store.Invalidate) // some at once: callers wait
+	untold := t.tell(l.ctx, old, "", t.store.Invalidate) // some at once: callers wait
 	for _, f := range l.flights {
 		if err := untold[f.written]; err != nil {
-			c.report(context.WithoutCancel(l), EventNotPropagated, &f.key, err, 0)
+			c.report(context.WithoutCancel(l.ctx), EventNotPropagated, &f.key, err, 0)
 		}
 	}
 	l.release(none, false)
@@ -181,7 +181,7 @@ func (l *load[K, V]) fill() (failed []failedFill[K, V]) {
 			failed = append(failed, failedFill[K, V]{shard, some, began, err})
 			mu.Unlock()
 		} else {
-			t.record(l, shard, began, nil)
+			t.record(l.ctx, shard, began, nil)
 			for i, f := range some {
 				f.invalidated = !current[i]
 			}
@@ -200,7 +200,7 @@ func (l *load[K, V]) store(flights []*flight[K, V]) ([]bool, error) {
 			Value: f.filling.Value, Fresh: f.entry.fresh - now, Keep: f.entry.keep - now,
 		}
 	}
-	current, err := l.c.tier.store.Fill(context.WithoutCancel(l), values...)
+	current, err := l.c.tier.store.Fill(context.WithoutCancel(l.ctx), values...)
 	if err == nil && len(current) != len(values) {
 		err = fmt.Errorf("the Store gave %d answers about %d values", len(current), len(values))
 	}
@@ -234,13 +234,13 @@ func (l *load[K, V]) settle(failed failedFill[K, V]) {
 				}
 			}
 		}
-		if e := t.store.Release(context.WithoutCancel(l), f.ask, false); e != nil {
-			t.record(l, failed.shard, began, err)
+		if e := t.store.Release(context.WithoutCancel(l.ctx), f.ask, false); e != nil {
+			t.record(l.ctx, failed.shard, began, err)
 			return
 		}
-		t.record(l, failed.shard, began, nil)
+		t.record(l.ctx, failed.shard, began, nil)
 		if i == 0 || l.cfg.ReplicaLag <= 0 {
-			l.c.report(context.WithoutCancel(l), EventCodecFailed, &f.key, err, 0)
+			l.c.report(context.WithoutCancel(l.ctx), EventCodecFailed, &f.key, err, 0)
 		}
 	}
 }
@@ -261,7 +261,7 @@ func (l *load[K, V]) release(flights []*flight[K, V], failed bool) {
 	each(t, flights, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
 		for _, f := range some {
 			if f.leased {
-				_ = t.try(l, shard, func(ctx context.Context) error {
+				_ = t.try(l.ctx, shard, func(ctx context.Context) error {
 					return t.store.Release(ctx, f.ask, failed || f.failed)
 				})
 			}
