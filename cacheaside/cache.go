@@ -77,12 +77,12 @@ type Cache[K comparable, V any] struct {
 	running sync.WaitGroup // the goroutines of the Cache
 	ended   chan struct{}  // closed when Close has ended
 
-	mu        sync.Mutex
-	flights   map[K]*flight[K, V]      // flights that a call may join, and whose results will be cached
-	loads     map[*load[K, V]]struct{} // loads with flights that have not landed
-	remembers bool                     // while false, nothing is kept in memory
-	stats     Stats
-	closed    bool
+	mu            sync.Mutex
+	flights       map[K]*flight[K, V]      // flights that a call may join, and whose results will be cached
+	loads         map[*load[K, V]]struct{} // loads with flights that have not landed
+	memoryEnabled bool                     // while false, nothing is kept in memory
+	stats         Stats
+	closed        bool
 
 	changes
 }
@@ -103,12 +103,12 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 		// Maintenance is short. Running it here leaves no goroutine behind.
 		Executor: func(fn func()) { fn() },
 	})
-	c.remembers = cfg.Store == nil // otherwise once the Store is being watched
+	c.memoryEnabled = cfg.Store == nil // otherwise once the Store is being watched
 	c.grow(cfg.Capacity, cfg.Store != nil)
 	if cfg.Store != nil {
-		c.tier = newTier(cfg.Store, c.now, func() time.Duration { return max(c.cfg().ErrorPause, 0) }, c.tellAll)
+		c.tier = newTier(cfg.Store, c.now, func() time.Duration { return max(c.cfg().ErrorPause, 0) }, c.notifyGlobal)
 		c.running.Go(c.watch)
-		c.running.Go(c.tier.tellLater)
+		c.running.Go(c.tier.retryInvalidations)
 	}
 	return c
 }
@@ -148,8 +148,8 @@ func (c *Cache[K, V]) Close() error {
 	c.running.Wait()
 	c.entries.InvalidateAll()
 	if c.tier != nil {
-		if keys, untold := c.tier.tellUntold(context.Background()); untold != nil {
-			return &InvalidateError{Name: c.cfg().Name, Keys: keys, Err: untold}
+		if keys, pending := c.tier.flushPending(context.Background()); pending != nil {
+			return &InvalidateError{Name: c.cfg().Name, Keys: keys, Err: pending}
 		}
 	}
 	return nil
@@ -193,41 +193,41 @@ func (c *Cache[K, V]) follow(cfg *Config[K, V]) {
 func (c *Cache[K, V]) watch() {
 	for lost := false; c.tier.ctx.Err() == nil; c.tier.sleep() {
 		err := c.tier.store.Watch(c.tier.ctx, func() {
-			c.outdate(true) // entries and loads may have missed a change
+			c.invalidateAllInMemory(true) // entries and loads may have missed a change
 			lost = false
-			c.tellAll(context.Background(), EventWatchBegan, nil)
-		}, func(written string) {
-			if written == "" {
-				c.outdate(true)
+			c.notifyGlobal(context.Background(), EventWatchBegan, nil)
+		}, func(storeKey string) {
+			if storeKey == "" {
+				c.invalidateAllInMemory(true)
 				return
 			}
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.touch(hash(written))
-			c.note(hash(written))
+			c.touch(hash(storeKey))
+			c.recordChange(hash(storeKey))
 		})
-		c.outdate(false)
+		c.invalidateAllInMemory(false)
 		if !lost && c.tier.ctx.Err() == nil {
 			lost = true
-			c.tellAll(context.Background(), EventWatchLost, err)
+			c.notifyGlobal(context.Background(), EventWatchLost, err)
 		}
 	}
 }
 
-// outdate ends all entries and all loads under way, and says whether memory is used from now on.
+// invalidateAllInMemory ends all entries and all loads under way, and says whether memory is used from now on.
 // Entries are freed beside, because messages that follow must not wait for that.
-func (c *Cache[K, V]) outdate(remembers bool) {
+func (c *Cache[K, V]) invalidateAllInMemory(memoryEnabled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.remembers || remembers {
-		c.allAt, c.remembers = c.now(), remembers
+	if c.memoryEnabled || memoryEnabled {
+		c.allAt, c.memoryEnabled = c.now(), memoryEnabled
 		c.all.Add(1)
 		c.running.Go(c.entries.InvalidateAll)
 	}
 }
 
-// written returns key as it is written for the Store, or "" without one.
-func (c *Cache[K, V]) written(key K) string {
+// storeKey returns key as it is written for the Store, or "" without one.
+func (c *Cache[K, V]) storeKey(key K) string {
 	if c.tier == nil {
 		return ""
 	}
@@ -235,15 +235,15 @@ func (c *Cache[K, V]) written(key K) string {
 }
 
 // hashOf returns the hash of a key, which written is converted from.
-func (c *Cache[K, V]) hashOf(key K, written string) uint32 {
+func (c *Cache[K, V]) hashOf(key K, storeKey string) uint32 {
 	if c.tier != nil {
-		return hash(written)
+		return hash(storeKey)
 	}
 	return uint32(maphash.Comparable(c.seed, key))
 }
 
-// note records when the keys with a hash have changed, if that matters. The Cache is locked.
-func (c *Cache[K, V]) note(hash uint32) {
+// recordChange records when the keys with a hash have changed, if that matters. The Cache is locked.
+func (c *Cache[K, V]) recordChange(hash uint32) {
 	if c.cfg().ReplicaLag <= 0 {
 		return
 	}
@@ -254,9 +254,9 @@ func (c *Cache[K, V]) note(hash uint32) {
 	c.at[hash&mask] = c.now()
 }
 
-// tell reports an event, about key unless that is nil, on the goroutine of a call. No lock is
+// notify reports an event, about key unless that is nil, on the goroutine of a call. No lock is
 // held.
-func (c *Cache[K, V]) tell(ctx context.Context, kind EventKind, key *K, err error, took time.Duration) {
+func (c *Cache[K, V]) notify(ctx context.Context, kind EventKind, key *K, err error, took time.Duration) {
 	cfg := c.cfg()
 	if cfg.OnEvent == nil && !c.observers.Any() {
 		return
@@ -271,17 +271,17 @@ func (c *Cache[K, V]) tell(ctx context.Context, kind EventKind, key *K, err erro
 	c.observers.Tell(ctx, e)
 }
 
-// report is tell on a goroutine of the Cache, where nobody else would recover the panic of a hook.
-func (c *Cache[K, V]) report(ctx context.Context, kind EventKind, key *K, err error, took time.Duration) {
+// notifySafely is notify on a goroutine of the Cache, where nobody else would recover the panic of a hook.
+func (c *Cache[K, V]) notifySafely(ctx context.Context, kind EventKind, key *K, err error, took time.Duration) {
 	defer func() {
 		if v := recover(); v != nil {
 			log.Printf("cacheaside: a hook panicked: %v\n%s", v, debug.Stack())
 		}
 	}()
-	c.tell(ctx, kind, key, err, took)
+	c.notify(ctx, kind, key, err, took)
 }
 
-// tellAll reports an event that is not about one key, perhaps on a goroutine of the Cache.
-func (c *Cache[K, V]) tellAll(ctx context.Context, kind EventKind, err error) {
-	c.report(ctx, kind, nil, err, 0)
+// notifyGlobal reports an event that is not about one key, perhaps on a goroutine of the Cache.
+func (c *Cache[K, V]) notifyGlobal(ctx context.Context, kind EventKind, err error) {
+	c.notifySafely(ctx, kind, nil, err, 0)
 }

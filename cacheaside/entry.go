@@ -25,46 +25,46 @@ type entry[V any] struct {
 	took   time.Duration // duration of the load
 }
 
-// A standing is what an entry may be used for at a time.
-type standing int
+// A freshness is what an entry may be used for at a time.
+type freshness int
 
 const (
-	dead  standing = iota // nothing
-	kept                  // served if a load fails
-	stale                 // served, and refreshed
-	fresh                 // served
+	unusable      freshness = iota // nothing
+	usableOnError                  // served if a load fails
+	stale                          // served, and refreshed
+	fresh                          // served
 )
 
-// standing returns what e, or nil, may be used for.
-func (e *entry[V]) standing(now time.Duration) standing {
+// freshness returns what e, or nil, may be used for.
+func (e *entry[V]) freshness(now time.Duration) freshness {
 	switch {
 	case e == nil:
-		return dead
+		return unusable
 	case now < e.fresh:
 		return fresh
 	case now < e.stale:
 		return stale
 	case now < e.keep:
-		return kept
+		return usableOnError
 	}
-	return dead
+	return unusable
 }
 
-// fallback reports whether e may be served because a load has failed, or takes long.
-func (e *entry[V]) fallback(now time.Duration) bool {
-	return e.standing(now) != dead && !e.absent
+// usable reports whether e may be served because a load has failed, or takes long.
+func (e *entry[V]) usable(now time.Duration) bool {
+	return e.freshness(now) != unusable && !e.absent
 }
 
-// ahead reports whether the fresh entry e is refreshed by the caller that asks: XFetch. The
+// refreshEarly reports whether the fresh entry e is refreshed by the caller that asks: XFetch. The
 // probability grows with the duration of the load and toward the end of the TTL.
-func (e *entry[V]) ahead(beta float64, now time.Duration) bool {
+func (e *entry[V]) refreshEarly(beta float64, now time.Duration) bool {
 	left, reach := float64(e.fresh-now), beta*float64(e.took)
 	// -ln of the least value of Float64, 2^-53, is below 37, so no draw reaches further.
 	return left < 37*reach && -math.Log(1-rand.Float64())*reach >= left
 }
 
-// begin sets the times of e, which is fresh for ttl from begun. Absence is never served stale.
-func (cfg *Config[K, V]) begin(e *entry[V], begun, ttl time.Duration) {
+// setTimes sets the times of e, which is fresh for ttl from begun. Absence is never served stale.
+func (cfg *Config[K, V]) setTimes(e *entry[V], begun, ttl time.Duration) {
 	e.fresh = later(begun, ttl)
 	e.stale, e.keep = e.fresh, e.fresh
 	if !e.absent {
@@ -76,13 +76,13 @@ func (cfg *Config[K, V]) begin(e *entry[V], begun, ttl time.Duration) {
 // expired returns a copy of e whose freshness has ended by now. It is served no longer than e.
 func (cfg *Config[K, V]) expired(e *entry[V], now time.Duration) *entry[V] {
 	x := *e
-	cfg.begin(&x, min(e.fresh, now), 0)
+	cfg.setTimes(&x, min(e.fresh, now), 0)
 	x.stale, x.keep, x.pause = min(e.stale, x.stale), min(e.keep, x.keep), 0
 	return &x
 }
 
-// until ends all uses of e at a time.
-func (e *entry[V]) until(end time.Duration) {
+// endBy ends all uses of e at a time.
+func (e *entry[V]) endBy(end time.Duration) {
 	e.fresh, e.stale, e.keep = min(e.fresh, end), min(e.stale, end), min(e.keep, end)
 }
 
@@ -155,7 +155,7 @@ func (c *changes) touch(hash uint32) {
 }
 
 // hash returns the hash of a key as converted for the Store.
-func hash(written string) uint32 { return crc32.ChecksumIEEE([]byte(written)) }
+func hash(storeKey string) uint32 { return crc32.ChecksumIEEE([]byte(storeKey)) }
 
 // version returns a number that changes with each change to the keys with a hash.
 func (c *changes) version(hash uint32) uint64 {
@@ -168,8 +168,8 @@ func (c *changes) version(hash uint32) uint64 {
 
 func (c *changes) holds(m mark) bool { return m.version == c.version(m.hash) }
 
-// last returns when the keys with a hash changed last. The Cache is locked.
-func (c *changes) last(hash uint32) time.Duration {
+// lastChange returns when the keys with a hash changed last. The Cache is locked.
+func (c *changes) lastChange(hash uint32) time.Duration {
 	if c.at == nil {
 		return c.allAt
 	}

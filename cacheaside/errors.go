@@ -26,9 +26,9 @@ type notFound struct{}
 func (notFound) Error() string  { return "cacheaside: not found" }
 func (notFound) Answered() bool { return true }
 
-// errElsewhere is what a caller gets that waited for the load of another process, if that has
+// errRemoteLoadFailed is what a caller gets that waited for the load of another process, if that has
 // failed. It is a failure like that of an own load.
-var errElsewhere = errors.New("the load of another process has failed")
+var errRemoteLoadFailed = errors.New("the load of another process has failed")
 
 // answered marks the error of a load that matches ErrNotFound by an Is method. By itself
 // such an error would not be read as an answer.
@@ -88,7 +88,7 @@ type InvalidateError struct {
 func (e *InvalidateError) Error() string {
 	what := "all keys"
 	if len(e.Keys) > 0 {
-		what = some(e.Keys)
+		what = summarize(e.Keys)
 	}
 	before := prefix(e.Name)
 	switch {
@@ -155,8 +155,8 @@ func prefix(name string) string {
 	return "cacheaside: " + name + ": "
 }
 
-// some formats the first keys of many, and their number.
-func some[T any](keys []T) string {
+// summarize formats the first keys of many, and their number.
+func summarize[T any](keys []T) string {
 	const most = 10
 	verb := "%v"
 	if _, texts := any(keys).([]string); texts {

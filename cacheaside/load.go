@@ -17,73 +17,27 @@ import (
 	"github.com/go-resilience/resilience/internal/panics"
 )
 
-// A flight is one load of a key and the right to keep its result: the result is kept only if
-// the Cache still finds this flight under its key when it lands. An invalidation removes it
-// from there. The flight then still answers its callers, but later callers do not find it.
-type flight[K comparable, V any] struct {
-	key     K
-	written string        // the key as converted for the Store
-	mark    mark          // when it began
-	soft    time.Duration // when SoftTimeout has passed, or 0
-	done    chan struct{} // closed when the callers have their answer
-	offered chan struct{} // closed when old is from the Store; nil without one
-
-	// Guarded by Cache.mu until done.
-	load    *load[K, V]
-	waiters int
-	early   error     // the answer of callers that do not wait for the end of the load
-	landed  bool      // it has its result
-	old     *entry[V] // may be served while it goes on; after done, in place of its error
-	shared  bool      // old is from the Store
-	passing bool      // a write is under way: the result is not kept
-
-	// The result, set by the goroutine of the load, which callers read after done.
-	entry       *entry[V]
-	err         error
-	past        bool        // entry is past its TTL
-	by          *load[K, V] // the LoadMany that has failed with err
-	loaded      bool        // by Load, and not from the Store
-	invalidated bool        // the Store reports an invalidation since the load began
-	kind        EventKind   // of the event that reports it; "" if none does
-	*question               // nil without a Store
-}
-
-// answered reports whether the answer of f is certain. The Cache is locked.
-func (f *flight[K, V]) answered() bool { return f.landed || f.early != nil }
-
-// A question is what the Store is asked about a flight.
-type question struct {
-	ask     Request
-	lookup  Response
-	at      time.Duration // when the Store was asked
-	asked   bool          // the Store has answered
-	leased  bool          // the flight has the lease, and must fill the Store or give the lease back
-	damaged bool          // the value of the Store cannot be read
-	failed  bool          // those who wait for the lease are told that the load has failed
-	filling Entry
-}
-
-// A load is a call to Load, or to LoadMany, for the flights of one Get or GetMany.
+// A load is one call to Load, or to LoadMany, for the flights of one Get or GetMany.
 type load[K comparable, V any] struct {
 	c       *Cache[K, V]
-	cfg     *Config[K, V]      // the settings when it began
-	caller  context.Context    // of the call that began it
+	cfg     *Config[K, V]      // the settings when the load started
+	caller  context.Context    // of the call that started the load
 	ctx     context.Context    // of the load: it has the values of caller, and its own end
-	cancel  context.CancelFunc // of ctx
+	cancel  context.CancelFunc // cancels ctx
 	start   time.Duration
-	many    bool            // by LoadMany
-	flights []*flight[K, V] // those that have not landed
+	many    bool            // the load calls LoadMany
+	flights []*flight[K, V] // flights that have not finished
 
-	begun, took time.Duration  // of the last attempt
-	ttl         *time.Duration // set by that for its result
-	value       V
-	found       map[K]V
+	began, took time.Duration  // start and duration of the last attempt
+	ttl         *time.Duration // set by SetTTL during the last attempt
+	value       V              // result of Load
+	found       map[K]V        // result of LoadMany
 }
 
 // loadKey is the key of the innermost load among the values of a ctx.
 type loadKey struct{}
 
-// newLoad returns a load that begins at start. Its ctx has the values of the caller's ctx, but not its end, its work,
+// newLoad returns a load that starts at start. Its ctx has the values of the caller's ctx, but not its end, its work,
 // or the mark of a retrier that retries the caller: a load has other callers, and a refresh has none, so its own
 // retrier must retry it. The Cache is locked, so that timeOut finds a complete load.
 func (c *Cache[K, V]) newLoad(cfg *Config[K, V], caller context.Context, start time.Duration) *load[K, V] {
@@ -93,15 +47,15 @@ func (c *Cache[K, V]) newLoad(cfg *Config[K, V], caller context.Context, start t
 	ctx, cancel := context.WithDeadline(context.WithValue(values, loadKey{}, l), deadline)
 	stop := context.AfterFunc(ctx, l.timeOut)
 	l.ctx, l.cancel = ctx, func() {
-		stop() // otherwise each load would end with a goroutine that only finds no timeout
+		stop() // otherwise each load would end with a goroutine that finds no timeout
 		cancel()
 	}
 	return l
 }
 
-// SetTTL makes the results of the load that has ctx, ErrNotFound too, fresh for ttl, without
-// jitter. Zero or less means that they are not kept. Of attempts the last counts. Call it on the
-// goroutine of the load; outside one it has no effect.
+// SetTTL sets the TTL of the results of the load that has ctx, including ErrNotFound. No jitter is applied. If ttl is
+// zero or negative, the results are not cached. If Middleware retries the load, only the SetTTL of the last attempt
+// counts. Call SetTTL on the goroutine of the load. With any other ctx it has no effect.
 func SetTTL(ctx context.Context, ttl time.Duration) {
 	if l, ok := ctx.Value(loadKey{}).(interface{ setTTL(time.Duration) }); ok {
 		l.setTTL(ttl)
@@ -110,50 +64,53 @@ func SetTTL(ctx context.Context, ttl time.Duration) {
 
 func (l *load[K, V]) setTTL(ttl time.Duration) { l.ttl = &ttl }
 
-// add adds a flight to l, with one caller: that of a call, or l itself if it is to go on without
-// callers. The Cache is locked.
-func (l *load[K, V]) add(key K, written string, old *entry[V]) *flight[K, V] {
-	f, c := new(flight[K, V]), l.c
-	h := c.hashOf(key, written)
-	f.key, f.written, f.mark, f.old, f.load = key, written, mark{h, c.version(h)}, old, l
-	f.done, f.waiters = make(chan struct{}), 1
-	if soft := l.cfg.SoftTimeout; soft > 0 {
-		f.soft = later(l.start, soft)
-	}
-	if c.tier != nil {
-		f.offered = make(chan struct{})
-		f.question = &question{ask: Request{Key: written, Version: l.cfg.Version, Pause: max(l.cfg.ErrorPause, 0)}}
-	}
-	l.flights = append(l.flights, f)
-	if same := key; key == same {
-		c.flights[key] = f
-	} else { // a key with NaN does not equal itself, and would never be found
-		f.passing = true
-	}
-	return f
-}
-
-// retain keeps the flights of l for which keep returns true. The Cache is locked.
-func (l *load[K, V]) retain(keep func(*flight[K, V]) bool) {
-	var flights []*flight[K, V]
-	for _, f := range l.flights {
-		if keep(f) {
-			flights = append(flights, f)
-		}
-	}
-	l.flights = flights
-	if len(flights) == 0 {
-		delete(l.c.loads, l)
-	}
-}
-
-// launch starts l. With lookup, it queries the Store first. The Cache is locked.
-func (c *Cache[K, V]) launch(l *load[K, V], lookup bool) {
+// launch runs l on its own goroutine. The Cache is locked.
+func (c *Cache[K, V]) launch(l *load[K, V]) {
 	c.loads[l] = struct{}{}
-	c.running.Go(func() { l.fly(lookup) })
+	lookup := slices.ContainsFunc(l.flights, func(f *flight[K, V]) bool { return f.state == flightLookup })
+	c.running.Go(func() {
+		growStack(0)
+		defer l.cancel()
+		defer func() { l.failAll(recover()) }()
+		l.run(lookup)
+	})
 }
 
-// timeOut answers the callers of l if LoadTimeout has passed, even if Load ignores its ctx.
+// growStack grows the stack of a new goroutine. Otherwise the stack grows during the load, where copying it costs
+// more than everything else that a load does.
+//
+//go:noinline
+func growStack(i int) byte {
+	var room [4 << 10]byte
+	return room[i]
+}
+
+// run finishes the flights of l: from the Store if that has their values, and otherwise by a call to Load.
+func (l *load[K, V]) run(lookup bool) {
+	if lookup {
+		l.lookUp()
+	}
+	l.dropAbandoned(true)
+	if !l.many && len(l.flights) > 1 { // each Load has its own goroutine
+		l.split(l.flights[1:], 1)
+	}
+	if len(l.flights) == 0 {
+		return
+	}
+	l.began = l.c.now() // a policy may return a result without an attempt
+	err := l.call()
+	l.took = l.c.now() - l.began
+	for _, f := range l.flights {
+		l.classify(f, err)
+	}
+	failed := l.fill()
+	l.finish(l.flights)
+	for _, f := range failed {
+		l.explain(f)
+	}
+}
+
+// timeOut abandons the flights of l if LoadTimeout has passed, even if Load ignores its ctx.
 func (l *load[K, V]) timeOut() {
 	c, err := l.c, &TimeoutError{Name: l.cfg.Name, Operation: "load", After: l.cfg.LoadTimeout}
 	var late []*flight[K, V]
@@ -162,154 +119,26 @@ func (l *load[K, V]) timeOut() {
 		c.mu.Unlock()
 		return
 	}
-	c.running.Add(1) // Close has not begun to wait
+	c.running.Add(1) // Close has not started to wait
 	defer c.running.Done()
 	now := c.now()
 	for _, f := range l.flights {
 		if !f.answered() {
 			c.stats.TimedOut++
-			c.postpone(f, now)
+			c.postponeRefresh(f, now)
 			c.abandon(f, err)
 			late = append(late, f)
 		}
 	}
 	c.mu.Unlock()
 	for _, f := range late {
-		c.report(l.ctx, EventLoadFailed, &f.key, err, now-l.start)
+		c.notifySafely(l.ctx, EventLoadFailed, &f.key, err, now-l.start)
 	}
 }
 
-// current returns the flight of key that a call may join, or nil. The Cache is locked.
-func (c *Cache[K, V]) current(key K) *flight[K, V] {
-	f := c.flights[key]
-	if f != nil && !c.holds(f.mark) {
-		delete(c.flights, key)
-		return nil
-	}
-	return f
-}
-
-// peek returns the entry of key, of any age, or nil.
-func (c *Cache[K, V]) peek(key K) *entry[V] {
-	if e, ok := c.entries.GetIfPresent(key); ok && c.holds(e.mark) {
-		return e
-	}
-	return nil
-}
-
-// spare returns the old value that may be served in place of what f loads, and whether it is from
-// the Store. The Cache is locked.
-func (c *Cache[K, V]) spare(f *flight[K, V], now time.Duration) (e *entry[V], shared bool) {
-	if c.current(f.key) == f && f.old.fallback(now) {
-		return f.old, f.shared
-	}
-	if e := c.peek(f.key); e.fallback(now) {
-		return e, false
-	}
-	return nil, false
-}
-
-// answer makes the answer of f certain, and makes sure that no call joins it. Its caller closes
-// done. The Cache is locked.
-func (c *Cache[K, V]) answer(f *flight[K, V], err error, now time.Duration) {
-	if isFailure(err) && !behavior.IsAnswered(err) {
-		f.old, f.shared = c.spare(f, now) // none once Close has ended all entries
-	} else {
-		f.old = nil
-	}
-	if c.current(f.key) == f {
-		delete(c.flights, f.key)
-	}
-}
-
-// abandon answers f with err although its load runs on. With its last flight the load is canceled. The Cache is
-// locked.
-func (c *Cache[K, V]) abandon(f *flight[K, V], err error) {
-	f.early = err
-	c.answer(f, err, c.now())
-	close(f.done)
-	if !slices.ContainsFunc(f.load.flights, func(f *flight[K, V]) bool { return !f.answered() }) {
-		f.load.cancel()
-	}
-}
-
-// leave is called by a caller of f that stops waiting. The last one ends the load. The Cache is
-// locked.
-func (c *Cache[K, V]) leave(f *flight[K, V]) {
-	f.waiters--
-	goesOn := f.load.cfg.FinishLoads && !f.passing && c.current(f.key) == f
-	if f.waiters == 0 && !f.answered() && !goesOn {
-		c.stats.Canceled++
-		c.abandon(f, context.Canceled)
-	}
-}
-
-// postpone delays the next refresh of the old value of f, whose load has failed. The Cache is
-// locked.
-func (c *Cache[K, V]) postpone(f *flight[K, V], now time.Duration) {
-	pause := f.load.cfg.ErrorPause
-	e := cmp.Or(c.peek(f.key), f.old) // it may have been evicted
-	if pause > 0 && e != nil && c.remembers && c.current(f.key) == f {
-		x := *e
-		x.pause, x.mark = now+pause, f.mark
-		c.entries.Set(f.key, &x)
-	}
-}
-
-// fly runs l, on a goroutine of its own.
-func (l *load[K, V]) fly(lookup bool) {
-	growStack(0)
-	defer l.cancel()
-	defer func() { l.crash(recover()) }()
-	l.run(lookup)
-}
-
-// growStack grows the stack of a goroutine while it is empty. Otherwise it is grown deep within
-// memory, where the copy costs more than all else that a load does.
-//
-//go:noinline
-func growStack(i int) byte {
-	var room [4 << 10]byte
-	return room[i]
-}
-
-// run answers the flights of l: from the Store, if that has their values, otherwise by a load.
-func (l *load[K, V]) run(lookup bool) {
-	shared := l.c.tier != nil
-	if shared && lookup {
-		l.consult()
-	}
-	if !l.many && len(l.flights) > 1 { // without LoadMany, each by itself
-		l.split(l.flights[1:], true)
-	}
-	if l.many || l.ctx.Err() != nil {
-		l.drop()
-	}
-	if len(l.flights) == 0 {
-		return
-	}
-	for _, f := range l.flights {
-		f.loaded = true
-	}
-	l.begun = l.c.now() // a policy may answer without an attempt
-	err := l.call()
-	l.took = l.c.now() - l.begun
-	for _, f := range l.flights {
-		l.judge(f, err)
-	}
-	var failed []failedFill[K, V]
-	if shared {
-		failed = l.fill()
-	}
-	l.land(l.flights)
-	for _, f := range failed {
-		l.settle(f)
-	}
-}
-
-// crash answers the flights that are left with the panic of a function of the application, or its call of
+// failAll finishes the remaining flights after a function of the application has panicked with value, or has called
 // runtime.Goexit.
-func (l *load[K, V]) crash(value any) {
+func (l *load[K, V]) failAll(value any) {
 	if len(l.flights) == 0 {
 		return
 	}
@@ -319,36 +148,52 @@ func (l *load[K, V]) crash(value any) {
 	}
 	err := panics.New(text, value, debug.Stack())
 	for _, f := range l.flights {
-		f.entry, f.err, f.loaded = nil, err, true
+		f.result = result[K, V]{err: err, source: SourceLoaded}
 	}
 	l.release(l.flights, true)
-	l.land(l.flights)
+	l.finish(l.flights)
 }
 
-// drop drops the flights that have an answer, because nobody waits for them any more, and gives
-// their leases back.
-func (l *load[K, V]) drop() {
-	var left []*flight[K, V]
-	l.c.mu.Lock()
-	l.retain(func(f *flight[K, V]) bool {
-		if f.answered() {
-			left = append(left, f)
+// remove removes from l the flights for which gone returns true. The Cache is locked.
+func (l *load[K, V]) remove(gone func(*flight[K, V]) bool) {
+	var flights []*flight[K, V] // a new slice, because callers range over the old one
+	for _, f := range l.flights {
+		if !gone(f) {
+			flights = append(flights, f)
 		}
-		return !f.answered()
+	}
+	l.flights = flights
+	if len(flights) == 0 {
+		delete(l.c.loads, l)
+	}
+}
+
+// dropAbandoned removes the abandoned flights, for which Load need not run, and releases their leases. With loads, the
+// other flights load next.
+func (l *load[K, V]) dropAbandoned(loads bool) {
+	var abandoned []*flight[K, V]
+	l.c.mu.Lock()
+	l.remove(func(f *flight[K, V]) bool {
+		switch {
+		case f.state == flightAbandoned:
+			abandoned = append(abandoned, f)
+			return true
+		case loads && f.lookup.response.State == Fenced:
+			f.state = flightFenced
+		case loads:
+			f.state = flightLoading
+		}
+		return false
 	})
 	l.c.mu.Unlock()
-	l.release(left, false)
+	l.release(abandoned, false)
 }
 
-// split gives some flights of l to other loads: each its own if the Store has been asked for them, and
-// otherwise one, or many keys would be asked for again one by one.
-func (l *load[K, V]) split(some []*flight[K, V], asked bool) {
-	c, size := l.c, 1
+// split moves some flights of l to other loads, each of up to size flights.
+func (l *load[K, V]) split(some []*flight[K, V], size int) {
+	c := l.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !asked {
-		size = max(1, len(some))
-	}
 	for flights := range slices.Chunk(some, size) {
 		next, waited := c.newLoad(l.cfg, l.caller, l.start), false
 		next.many, next.flights = l.many, flights
@@ -359,12 +204,12 @@ func (l *load[K, V]) split(some []*flight[K, V], asked bool) {
 		if !waited {
 			next.cancel()
 		}
-		c.launch(next, !asked)
+		c.launch(next)
 	}
-	l.retain(func(f *flight[K, V]) bool { return f.load == l })
+	l.remove(func(f *flight[K, V]) bool { return f.load != l })
 }
 
-// call runs Load or LoadMany with Middleware around it.
+// call calls Load or LoadMany, wrapped in Middleware.
 func (l *load[K, V]) call() (err error) {
 	if l.cfg.Middleware == nil {
 		err = l.attempt(l.ctx)
@@ -374,7 +219,7 @@ func (l *load[K, V]) call() (err error) {
 			err := l.attempt(ctx)
 			succeeded = err == nil
 			if isNotFound(err) && !behavior.IsAnswered(err) {
-				err = answered{err} // matches by an Is method, which policies do not see
+				err = answered{err} // err matches by an Is method, which policies do not call
 			}
 			return err
 		})(l.ctx)
@@ -390,9 +235,9 @@ func (l *load[K, V]) call() (err error) {
 
 func (l *load[K, V]) attempt(ctx context.Context) (err error) {
 	if l.ctx.Err() != nil {
-		return ended.Error(l.ctx) // what was found before keeps its times
+		return ended.Error(l.ctx) // an earlier attempt's values keep their times
 	}
-	l.begun, l.ttl = l.c.now(), nil
+	l.began, l.ttl = l.c.now(), nil
 	if !l.many {
 		l.value, err = l.cfg.Load(ctx, l.flights[0].key)
 		return err
@@ -408,23 +253,24 @@ func (l *load[K, V]) attempt(ctx context.Context) (err error) {
 	return err
 }
 
-// judge sets the result of f by a call that returned err: for a key that does not exist an error,
-// and an entry if that is remembered.
-func (l *load[K, V]) judge(f *flight[K, V], err error) {
+// classify sets the result of f after a call that returned err. A key that does not exist has the error, and also an
+// entry if its absence is cached.
+func (l *load[K, V]) classify(f *flight[K, V], err error) {
 	value := l.value
+	f.result = result[K, V]{source: SourceLoaded}
 	if l.many {
 		var ok bool
 		value, ok = l.found[f.key]
 		switch {
-		case ok: // even if the other keys failed
+		case ok: // even if other keys failed
 			err = nil
 		case err == nil:
 			err = ErrNotFound
 		default:
-			f.by = l
+			f.result.by = l
 		}
 	}
-	f.err = err
+	f.result.err = err
 	if isFailure(err) {
 		return
 	}
@@ -439,76 +285,79 @@ func (l *load[K, V]) judge(f *flight[K, V], err error) {
 		ttl = *l.ttl
 	}
 	if ttl > 0 {
-		l.cfg.begin(e, l.begun, ttl)
+		l.cfg.setTimes(e, l.began, ttl)
 	} else if e.absent {
 		return
 	}
 	l.cfg.weigh(f.key, e)
-	f.entry = e
+	f.result.entry = e
 	if l.cfg.ReplicaLag > 0 {
 		l.c.mu.Lock()
-		if ends := later(l.c.last(f.mark.hash), l.cfg.ReplicaLag); ends > l.begun {
+		if ends := later(l.c.lastChange(f.mark.hash), l.cfg.ReplicaLag); ends > l.began {
 			e.lagged = true
-			e.until(ends)
+			e.endBy(ends)
 		}
 		l.c.mu.Unlock()
 	}
 }
 
-// land ends flights of l, which have their results: it keeps what may be kept, reports the loads,
-// and answers the callers.
-func (l *load[K, V]) land(flights []*flight[K, V]) {
+// finish ends flights of l that have their results: it caches the results, counts and reports the loads, and answers
+// the callers.
+func (l *load[K, V]) finish(flights []*flight[K, V]) {
 	c, now := l.c, l.c.now()
+	waited, kinds := make([]bool, len(flights)), make([]EventKind, len(flights))
 	c.mu.Lock()
-	for _, f := range flights {
-		f.landed = true
-		switch e, current := f.entry, c.current(f.key) == f; {
-		case isFailure(f.err):
-			if !behavior.IsAnswered(f.err) {
-				c.postpone(f, now)
+	for i, f := range flights {
+		r, isCurrent := f.result, c.current(f.key) == f
+		switch {
+		case isFailure(r.err):
+			if !behavior.IsAnswered(r.err) {
+				c.postponeRefresh(f, now)
 			}
-		case f.passing, f.early != nil:
-		case !current || f.invalidated:
+		case f.answered(), f.state == flightFenced, !equalsItself(f.key):
+		case !isCurrent:
 			c.stats.Overtaken++
-		case e != nil && now < e.keep && c.remembers:
-			e.mark = f.mark
-			c.entries.Set(f.key, e)
-		default: // not found, or not kept
+		case r.entry != nil && now < r.entry.keep && c.memoryEnabled:
+			r.entry.mark = f.mark
+			c.entries.Set(f.key, r.entry)
+		default: // the key does not exist, or its value is not cached
 			c.entries.Invalidate(f.key)
 		}
-		if f.loaded {
-			c.count(f)
+		waited[i] = !f.answered()
+		if r.source == SourceLoaded {
+			kinds[i] = c.count(r.err, waited[i])
 		}
-		if f.early == nil {
-			c.answer(f, f.err, now)
+		if waited[i] {
+			c.settle(f, flightFinished, r, now)
 		}
+		f.state = flightFinished
 	}
-	l.retain(func(f *flight[K, V]) bool { return !f.landed })
+	l.remove(func(f *flight[K, V]) bool { return f.state == flightFinished })
 	c.mu.Unlock()
-	defer func() { // even if a hook ends the goroutine
-		for _, f := range flights {
-			if f.early == nil {
+	defer func() { // even if an observer ends the goroutine
+		for i, f := range flights {
+			if waited[i] {
 				close(f.done)
 			}
 		}
 	}()
-	for _, f := range flights {
-		if f.kind != "" {
-			err := f.err
-			if f.kind == EventNotFound {
+	for i, f := range flights {
+		if kinds[i] != "" {
+			err := f.result.err
+			if kinds[i] == EventNotFound {
 				err = nil
 			}
-			c.report(l.ctx, f.kind, &f.key, err, cmp.Or(l.took, now-l.start))
+			c.notifySafely(l.ctx, kinds[i], &f.key, err, cmp.Or(l.took, now-l.start))
 		}
 	}
 }
 
-// count counts the load of f, and says which event reports it. That of a load which had been
-// canceled or had timed out has been counted, and only its panic is told then. The Cache is
-// locked.
-func (c *Cache[K, V]) count(f *flight[K, V]) {
+// count counts a load that returned err, and returns the kind of the event that reports it. An abandoned load, for
+// which no caller waited, has been counted already: if it panicked, count counts and reports the panic; otherwise it
+// returns "". The Cache is locked.
+func (c *Cache[K, V]) count(err error, waited bool) EventKind {
 	kind, n, panicked := EventLoaded, &c.stats.Loaded, false
-	switch err := f.err; {
+	switch {
 	case isNotFound(err):
 		kind, n = EventNotFound, &c.stats.NotFound
 	case err != nil:
@@ -526,8 +375,9 @@ func (c *Cache[K, V]) count(f *flight[K, V]) {
 			n = &c.stats.TimedOut
 		}
 	}
-	if f.early == nil || panicked {
-		f.kind = kind
-		*n++
+	if !waited && !panicked {
+		return ""
 	}
+	*n++
+	return kind
 }

@@ -11,248 +11,283 @@ import (
 	"github.com/go-resilience/resilience/internal/behavior"
 )
 
-// Intervals at which the Store is asked again about a load of another process.
+// Intervals between two lookups while another process loads a key.
 const (
 	pollFirst = 5 * time.Millisecond
 	pollMost  = 100 * time.Millisecond
 )
 
-// consult asks the Store about the flights of l, and lands those that it has answers for. Those
-// that are left must load: with the lease, they must then fill the Store.
-func (l *load[K, V]) consult() {
+// A step is what a flight in flightLookup does after a response of the Store.
+type step int
+
+const (
+	stepLoad  step = iota // leave flightLookup: this process loads
+	stepServe             // finish with the entry of the response
+	stepFail              // finish with an error
+	stepPoll              // another process loads: query the Store again after a pause
+	stepTake              // the entry cannot be used: query the Store again at once, for the lease
+)
+
+// nextStep returns the step after a response in state s, "" if there was none, with entry e, nil if there is none
+// that can be read. waited reports whether the flight has waited for a load of another process.
+func nextStep[V any](s State, e *entry[V], waited bool, now time.Duration) step {
+	f := e.freshness(now)
+	switch {
+	case s == "", s == Leased, s == Fenced:
+		return stepLoad
+	case s == Hit && f == fresh, s == Busy && f == stale, s == Failed && e.usable(now):
+		return stepServe
+	case s == Busy:
+		return stepPoll
+	case s == Failed && waited:
+		return stepFail
+	case s == Hit, s == Failed:
+		return stepTake
+	}
+	return stepFail
+}
+
+// lookUp queries the Store about the flights of l, and finishes the flights for which it has a result. For the flights
+// that remain in l, this process loads.
+func (l *load[K, V]) lookUp() {
 	c, began := l.c, l.c.now()
 	for {
-		l.ask()
-		var landed, again []*flight[K, V]
-		rests, pause := true, pollMost
+		asked := l.query()
+		var finished, again []*flight[K, V]
+		idle, pause := true, pollMost
 		for _, f := range l.flights {
-			if !f.asked {
-				continue
-			}
-			e, now := l.read(f), c.now()
-			switch s, standing := f.lookup.State, e.standing(now); {
-			case s == Hit && standing == fresh:
-				f.entry = e
-				landed = append(landed, f)
-			case s == Failed && e.fallback(now), s == Busy && standing == stale:
-				e.pause = now + l.cfg.ErrorPause
-				if s == Busy {
-					e.pause = now + min(f.lookup.Wait, pollMost)
+			r := &f.lookup.response
+			e, now := l.read(f, asked), c.now()
+			switch nextStep(r.State, e, f.lookup.request.WaitToken != "", now) {
+			case stepLoad:
+				c.offerStale(f, e)
+			case stepServe:
+				f.result = result[K, V]{entry: e, source: SourceFresh}
+				if r.State != Hit {
+					e.pause = now + l.cfg.ErrorPause
+					if r.State == Busy {
+						e.pause = now + min(r.Wait, pollMost)
+					}
+					f.result.source = SourceStale
 				}
-				f.entry, f.past = e, true
-				landed = append(landed, f)
-			case s == Failed && f.ask.WaitToken != "":
-				f.err = fmt.Errorf("%s%v: %w", prefix(l.cfg.Name), f.key, errElsewhere)
-				landed = append(landed, f)
-			case s == Leased:
-				c.offer(f, e)
-			case s == Fenced:
-				c.mu.Lock()
-				f.passing = true
-				c.mu.Unlock()
-			case s == Busy:
-				c.offer(f, e)
-				f.ask.Refresh, f.damaged = false, false // the next value is another one
-				f.ask.WaitToken = cmp.Or(f.ask.WaitToken, f.lookup.WaitToken)
-				pause = min(pause, max(f.lookup.Wait, time.Millisecond))
+				finished = append(finished, f)
+			case stepFail:
+				f.result.err = fmt.Errorf("%s%v: %w", prefix(l.cfg.Name), f.key, errRemoteLoadFailed)
+				if r.State != Failed {
+					f.result.err = fmt.Errorf("%sthe Store returned the unknown State %q", prefix(l.cfg.Name), r.State)
+				}
+				finished = append(finished, f)
+			case stepPoll:
+				c.offerStale(f, e)
+				f.lookup.request.Refresh, f.lookup.unreadable = false, false // the next value is another one
+				f.lookup.request.WaitToken = cmp.Or(f.lookup.request.WaitToken, r.WaitToken)
+				pause = min(pause, max(r.Wait, time.Millisecond))
 				again = append(again, f)
-			case s == Hit || s == Failed: // the value cannot be used: ask for the lease at once
-				f.ask.Refresh, f.ask.Pause, f.damaged = true, 0, e == nil
-				again, rests = append(again, f), false
-			default:
-				f.err = fmt.Errorf("%sthe Store answered with State %q", prefix(l.cfg.Name), s)
-				landed = append(landed, f)
+			case stepTake:
+				f.lookup.request.Refresh, f.lookup.request.Pause, f.lookup.unreadable = true, 0, e == nil
+				again, idle = append(again, f), false
 			}
 		}
-		l.land(landed)
-		if len(again) == 0 || len(again) < len(l.flights) { // others load, and do not wait for these
-			l.split(again, false)
+		l.finish(finished)
+		if len(again) == 0 {
 			return
 		}
-		if rests {
-			// The longer the load takes, the longer the intervals: polling adds at most an
-			// eighth to the wait.
+		if len(again) < len(l.flights) { // the others load now, and do not wait for these
+			l.split(again, len(again))
+			return
+		}
+		if idle {
+			// The longer the load takes, the longer the pauses: polling adds at most an eighth to the wait.
 			pause = min(max((c.now()-began)/8, pollFirst), pause)
 			select {
 			case <-time.After(pause/2 + c.chance(pause)):
 			case <-l.ctx.Done():
+				return
 			}
 		}
-		l.drop() // nobody may wait any more
+		l.dropAbandoned(false)
 	}
 }
 
-func (f *flight[K, V]) name() string { return f.written }
-
-// ask asks the Store about the keys of l. It waits for the answer even if l ends: other processes
-// would wait for a lease that this process does not know about.
-func (l *load[K, V]) ask() {
-	t, at := l.c.tier, l.c.now() // before trusts: an invalidation in between is later than at
+// query queries the Store about the flights of l, and returns when it did. It waits for the responses even if l is
+// canceled: other processes would wait for a lease that this process does not know about.
+func (l *load[K, V]) query() (at time.Duration) {
+	t, at := l.c.tier, l.c.now() // before trusts: a later invalidation is later than at
 	each(t, l.flights, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
-		var asks []Request
+		var requests []Request
 		var asked []*flight[K, V]
 		for _, f := range some {
-			f.asked = false
-			if t.trusts(f.written) {
-				f.ask.Token = cmp.Or(f.ask.Token, newToken())
-				asks, asked = append(asks, f.ask), append(asked, f)
+			f.lookup.response = Response{}
+			if t.trusts(f.storeKey) {
+				f.lookup.request.Token = cmp.Or(f.lookup.request.Token, newToken())
+				requests, asked = append(requests, f.lookup.request), append(asked, f)
 			}
 		}
-		if len(asks) == 0 {
+		if len(requests) == 0 {
 			return
 		}
 		_ = t.try(l.ctx, shard, func(ctx context.Context) error {
-			looks, err := t.store.Acquire(ctx, asks...)
-			if err == nil && len(looks) != len(asks) {
-				err = fmt.Errorf("the Store gave %d answers about %d keys", len(looks), len(asks))
+			responses, err := t.store.Acquire(ctx, requests...)
+			if err == nil && len(responses) != len(requests) {
+				err = fmt.Errorf("the Store returned %d responses for %d keys", len(responses), len(requests))
 			}
 			if err == nil {
 				for i, f := range asked {
-					f.lookup, f.at, f.asked = looks[i], at, true
-					f.leased = looks[i].State == Leased
+					f.lookup.response = responses[i]
 				}
 			}
 			return err
 		})
 	})
+	return at
 }
 
-// read decodes what the Store holds. It returns nil if that is nothing or unreadable.
-func (l *load[K, V]) read(f *flight[K, V]) *entry[V] {
-	if f.lookup.Value == nil || f.damaged {
+// read decodes the value of a response to a query that was made at a time. It returns nil if there is no value, or if
+// the value cannot be read.
+func (l *load[K, V]) read(f *flight[K, V], asked time.Duration) *entry[V] {
+	r := &f.lookup.response
+	if r.Value == nil || f.lookup.unreadable {
 		return nil
 	}
-	e, err := l.cfg.open(f.lookup.Value)
+	e, err := l.cfg.open(r.Value)
 	if err != nil {
-		l.c.report(context.WithoutCancel(l.ctx), EventCodecFailed, &f.key, err, 0)
+		l.c.notifySafely(context.WithoutCancel(l.ctx), EventCodecFailed, &f.key, err, 0)
 		return nil
 	}
 	l.cfg.weigh(f.key, e)
-	l.cfg.begin(e, f.at, f.lookup.Fresh) // from the call: the answer may have taken a while
+	l.cfg.setTimes(e, asked, r.Fresh) // not from now: the response may have taken a while
 	if e.lagged {
-		e.until(e.fresh) // the Store has it for no longer
+		e.endBy(e.fresh) // the Store has it for no longer
 	}
 	return e
 }
 
-// fill stores the results of the flights that have a lease, or gives the lease back. It returns the flights of each
-// call of the Store that failed.
-func (l *load[K, V]) fill() (failed []failedFill[K, V]) {
+// A storedFlight is a flight with its encoded value for the Store.
+type storedFlight[K comparable, V any] struct {
+	*flight[K, V]
+	data []byte
+}
+
+// fill stores the results of the flights that have a lease, or releases the lease. It returns the calls to Fill that
+// failed.
+func (l *load[K, V]) fill() (failures []failedFill[K, V]) {
 	c, t := l.c, l.c.tier
-	var full, none []*flight[K, V]
-	var old []string
+	if t == nil {
+		return nil
+	}
+	var full []storedFlight[K, V]
+	var empty, failed []*flight[K, V]
+	var outdated []string
 	for _, f := range l.flights {
-		e, now := f.entry, c.now()
+		e, err, now := f.result.entry, f.result.err, c.now()
 		switch {
-		case !f.leased:
-		case isFailure(f.err):
-			f.failed = !behavior.IsAnswered(f.err) && !behavior.IsRefused(f.err) && l.ctx.Err() != context.Canceled
-			none = append(none, f)
-		case f.lookup.Value != nil && e.standing(now) == dead: // no process may go on to serve that old value
-			old = append(old, f.written)
-		case e.standing(now) == dead || l.cfg.ReplicaLag > 0 && !c.isCurrent(f):
-			none = append(none, f)
+		case !f.lookup.leased():
+		case isFailure(err) && (behavior.IsAnswered(err) || behavior.IsRefused(err) || l.ctx.Err() == context.Canceled):
+			empty = append(empty, f)
+		case isFailure(err):
+			failed = append(failed, f)
+		case f.lookup.response.Value != nil && e.freshness(now) == unusable:
+			outdated = append(outdated, f.storeKey) // no process may continue to serve the stale value
+		case e.freshness(now) == unusable || l.cfg.ReplicaLag > 0 && !c.isCurrent(f):
+			empty = append(empty, f)
 		default:
 			data, err := l.cfg.seal(e)
 			if err != nil {
-				c.report(context.WithoutCancel(l.ctx), EventCodecFailed, &f.key, err, 0)
-				none = append(none, f)
+				c.notifySafely(context.WithoutCancel(l.ctx), EventCodecFailed, &f.key, err, 0)
+				empty = append(empty, f)
 				continue
 			}
-			f.filling.Value = data
-			full = append(full, f)
+			full = append(full, storedFlight[K, V]{f, data})
 		}
 	}
-	untold := t.tell(l.ctx, old, "", t.store.Invalidate) // some at once: callers wait
+	pending := t.propagate(l.ctx, outdated, "", t.store.Invalidate) // in parallel: callers wait
 	for _, f := range l.flights {
-		if err := untold[f.written]; err != nil {
-			c.report(context.WithoutCancel(l.ctx), EventNotPropagated, &f.key, err, 0)
+		if err := pending[f.storeKey]; err != nil {
+			c.notifySafely(context.WithoutCancel(l.ctx), EventNotPropagated, &f.key, err, 0)
 		}
 	}
-	l.release(none, false)
+	l.release(empty, false)
+	l.release(failed, true)
 	var mu sync.Mutex
-	each(t, full, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
+	each(t, full, storedFlight[K, V].name, func(shard uint8, some []storedFlight[K, V]) {
 		if !t.admit(shard) {
 			return
 		}
 		began := c.now()
-		if current, err := l.store(some); err != nil {
+		unchanged, err := l.store(some)
+		if err != nil {
 			mu.Lock()
-			failed = append(failed, failedFill[K, V]{shard, some, began, err})
+			failures = append(failures, failedFill[K, V]{shard, some, began, err})
 			mu.Unlock()
-		} else {
-			t.record(l.ctx, shard, began, nil)
-			for i, f := range some {
-				f.invalidated = !current[i]
+			return
+		}
+		t.record(l.ctx, shard, began, nil)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for i, f := range some {
+			if !unchanged[i] {
+				c.detach(f.flight)
 			}
 		}
 	})
-	return failed
+	return failures
 }
 
-// store calls Fill with the values of flights of one shard. It waits for the answer even if l ends.
-func (l *load[K, V]) store(flights []*flight[K, V]) ([]bool, error) {
-	values := make([]Entry, len(flights))
+// store calls Fill with the values of flights of one shard. It waits for the result even if l is canceled.
+func (l *load[K, V]) store(flights []storedFlight[K, V]) ([]bool, error) {
+	entries := make([]Entry, len(flights))
 	for i, f := range flights {
-		now := l.c.now()
-		values[i] = Entry{
-			Key: f.written, Version: l.cfg.Version, Grant: f.lookup.Grant,
-			Value: f.filling.Value, Fresh: f.entry.fresh - now, Keep: f.entry.keep - now,
+		e, now := f.result.entry, l.c.now()
+		entries[i] = Entry{
+			Key: f.storeKey, Version: l.cfg.Version, Grant: f.lookup.response.Grant,
+			Value: f.data, Fresh: e.fresh - now, Keep: e.keep - now,
 		}
 	}
-	current, err := l.c.tier.store.Fill(context.WithoutCancel(l.ctx), values...)
-	if err == nil && len(current) != len(values) {
-		err = fmt.Errorf("the Store gave %d answers about %d values", len(current), len(values))
+	unchanged, err := l.c.tier.store.Fill(context.WithoutCancel(l.ctx), entries...)
+	if err == nil && len(unchanged) != len(entries) {
+		err = fmt.Errorf("the Store returned %d results for %d values", len(unchanged), len(entries))
 	}
-	return current, err
+	return unchanged, err
 }
 
-// A failedFill is a call of Fill that failed, for flights of one shard.
+// A failedFill is a call to Fill that failed, for flights of one shard.
 type failedFill[K comparable, V any] struct {
 	shard   uint8
-	flights []*flight[K, V]
+	flights []storedFlight[K, V]
 	began   time.Duration
 	err     error
 }
 
-// settle finds out why a Fill failed, when the callers have their values. If the Store answers a smaller call, which
-// ends the lease of the largest value, then it refused a value: this is no outage. The other values are stored one by
-// one, and the leases of those that are refused, too, end, so that no process waits for them.
-func (l *load[K, V]) settle(failed failedFill[K, V]) {
+// explain finds out why a Fill failed, after the callers have their values. If the Store accepts a smaller call, which
+// ends the lease of the largest value, then the Store has refused a value: this is no outage. The other values are
+// stored one by one. If the Store refuses some of them, their leases are released, so that no process waits for them.
+func (l *load[K, V]) explain(failed failedFill[K, V]) {
 	t, err := l.c.tier, failed.err
-	slices.SortStableFunc(failed.flights, func(a, b *flight[K, V]) int {
-		return len(b.filling.Value) - len(a.filling.Value)
-	})
+	slices.SortStableFunc(failed.flights, func(a, b storedFlight[K, V]) int { return len(b.data) - len(a.data) })
 	for i, f := range failed.flights {
 		began := failed.began
 		if i > 0 {
 			began = l.c.now()
-			// What was loaded within ReplicaLag of a change must not be stored, and the flight no longer tells.
+			// With ReplicaLag, only a current flight may store its value. This one has finished, and no longer knows.
 			if l.cfg.ReplicaLag <= 0 {
 				if _, err = l.store(failed.flights[i : i+1]); err == nil {
 					continue
 				}
 			}
 		}
-		if e := t.store.Release(context.WithoutCancel(l.ctx), f.ask, false); e != nil {
+		if e := t.store.Release(context.WithoutCancel(l.ctx), f.lookup.request, false); e != nil {
 			t.record(l.ctx, failed.shard, began, err)
 			return
 		}
 		t.record(l.ctx, failed.shard, began, nil)
 		if i == 0 || l.cfg.ReplicaLag <= 0 {
-			l.c.report(context.WithoutCancel(l.ctx), EventCodecFailed, &f.key, err, 0)
+			l.c.notifySafely(context.WithoutCancel(l.ctx), EventCodecFailed, &f.key, err, 0)
 		}
 	}
 }
 
-func (c *Cache[K, V]) isCurrent(f *flight[K, V]) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.current(f.key) == f
-}
-
-// release gives the leases of flights back, of those that have one, some at once. If that fails, a lease
-// ends by itself. With failed, those who wait are told that the load has failed.
+// release releases the leases of the flights that have one, some at the same time. A lease that cannot be released
+// expires. With failed, processes that wait for one of these loads learn that it has failed.
 func (l *load[K, V]) release(flights []*flight[K, V], failed bool) {
 	t := l.c.tier
 	if t == nil {
@@ -260,9 +295,9 @@ func (l *load[K, V]) release(flights []*flight[K, V], failed bool) {
 	}
 	each(t, flights, (*flight[K, V]).name, func(shard uint8, some []*flight[K, V]) {
 		for _, f := range some {
-			if f.leased {
+			if f.lookup.leased() {
 				_ = t.try(l.ctx, shard, func(ctx context.Context) error {
-					return t.store.Release(ctx, f.ask, failed || f.failed)
+					return t.store.Release(ctx, f.lookup.request, failed)
 				})
 			}
 		}

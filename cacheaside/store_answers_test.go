@@ -76,7 +76,7 @@ func TestAnswersOfTheStore(t *testing.T) {
 			refresh: []bool{false, true, false}, want: 7, waits: true},
 		"a state that there is not": {
 			answers: []cacheaside.Response{{State: "odd"}}, refresh: []bool{false},
-			wantErr: `cacheaside: users: the Store answered with State "odd"`},
+			wantErr: `cacheaside: users: the Store returned the unknown State "odd"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

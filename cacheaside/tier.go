@@ -22,10 +22,10 @@ type tier struct {
 	end   context.CancelFunc
 	wake  chan struct{} // has an element if there may be something to tell later
 
-	mu     sync.Mutex
-	outage outage
-	untold map[string]*change // of keys that the Store must still be told about
-	all    *change            // of all keys; nil if the Store knows of it
+	mu      sync.Mutex
+	outage  outage
+	pending map[string]*change // of keys that the Store must still be told about
+	all     *change            // of all keys; nil if the Store knows of it
 }
 
 // A change is one that the Store could not be told of. If its key changes again, another one takes
@@ -35,15 +35,15 @@ type change struct {
 }
 
 const (
-	mostFences = 100    // of one key; others fall by themselves
-	mostUntold = 10_000 // keys; beyond it, the Store is told to invalidate all
-	mostAtOnce = 100    // keys of one call of the Store, which serves no other process meanwhile
-	mostCalls  = 8      // concurrent calls of one GetMany or Invalidate
+	mostFences  = 100    // of one key; others fall by themselves
+	mostPending = 10_000 // keys; beyond it, the Store is told to invalidate all
+	mostAtOnce  = 100    // keys of one call of the Store, which serves no other process meanwhile
+	mostCalls   = 8      // concurrent calls of one GetMany or Invalidate
 )
 
 func newTier(s Store, now, pause func() time.Duration, event func(context.Context, EventKind, error)) *tier {
 	t := &tier{store: s, now: now, pause: pause, event: event, wake: make(chan struct{}, 1)}
-	t.untold = make(map[string]*change)
+	t.pending = make(map[string]*change)
 	t.ctx, t.end = context.WithCancel(context.Background())
 	return t
 }
@@ -140,15 +140,15 @@ func (t *tier) record(ctx context.Context, shard uint8, began time.Duration, err
 func (t *tier) trusts(key string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.untold[key] == nil && t.all == nil
+	return t.pending[key] == nil && t.all == nil
 }
 
-// tell propagates a change to the Store, even if ctx has ended: the change has been made. It returns the errors of
+// propagate propagates a change to the Store, even if ctx has ended: the change has been made. It returns the errors of
 // the keys that it could not propagate, which are invalidated later and until then not looked up. It makes no call of
 // a shard that is known to hang, so that a Write does not wait for it. With a token, the change is the end of a Write.
-func (t *tier) tell(ctx context.Context, keys []string, token string,
+func (t *tier) propagate(ctx context.Context, keys []string, token string,
 	call func(context.Context, ...string) error) (failed map[string]error) {
-	each(t, keys, asWritten, func(shard uint8, some []string) {
+	each(t, keys, asStoreKey, func(shard uint8, some []string) {
 		err := t.tryChange(ctx, shard, func(ctx context.Context) error { return call(ctx, some...) })
 		if err != nil {
 			t.mu.Lock()
@@ -157,7 +157,7 @@ func (t *tier) tell(ctx context.Context, keys []string, token string,
 			}
 			for _, key := range some {
 				failed[key] = err
-				t.keep(key, token)
+				t.addPending(key, token)
 			}
 			t.mu.Unlock()
 		}
@@ -165,39 +165,39 @@ func (t *tier) tell(ctx context.Context, keys []string, token string,
 	return failed
 }
 
-// asWritten returns a key that is written already.
-func asWritten(key string) string { return key }
+// asStoreKey returns a key that is written already.
+func asStoreKey(key string) string { return key }
 
-// invalidateAll is tell for every key.
+// invalidateAll is propagate for every key.
 func (t *tier) invalidateAll(ctx context.Context) error {
 	err := t.store.InvalidateAll(context.WithoutCancel(ctx))
 	if err != nil {
 		t.mu.Lock()
-		t.keepAll()
+		t.addAll()
 		t.mu.Unlock()
 	}
 	return err
 }
 
-// keep keeps a change that could not be told, and has it told later. The tier is locked.
-func (t *tier) keep(key, token string) {
+// addPending keeps a change that could not be told, and has it told later. The tier is locked.
+func (t *tier) addPending(key, token string) {
 	next := new(change)
-	if was := t.untold[key]; was != nil && len(was.tokens) < mostFences {
+	if was := t.pending[key]; was != nil && len(was.tokens) < mostFences {
 		next.tokens = slices.Clip(was.tokens)
 	}
 	if token != "" {
 		next.tokens = append(next.tokens, token)
 	}
-	t.untold[key] = next
-	if len(t.untold) > mostUntold {
-		clear(t.untold)
-		t.keepAll()
+	t.pending[key] = next
+	if len(t.pending) > mostPending {
+		clear(t.pending)
+		t.addAll()
 	}
 	t.awake()
 }
 
-// keepAll is keep for every key.
-func (t *tier) keepAll() {
+// addAll is addPending for every key.
+func (t *tier) addAll() {
 	t.all = new(change)
 	t.awake()
 }
@@ -209,8 +209,8 @@ func (t *tier) awake() {
 	}
 }
 
-// tellLater tells the Store what it could not be told before, until Close.
-func (t *tier) tellLater() {
+// retryInvalidations tells the Store what it could not be told before, until Close.
+func (t *tier) retryInvalidations() {
 	for {
 		select {
 		case <-t.wake:
@@ -220,7 +220,7 @@ func (t *tier) tellLater() {
 		if !t.sleep() {
 			return
 		}
-		if _, failed := t.tellUntold(t.ctx); failed != nil {
+		if _, failed := t.flushPending(t.ctx); failed != nil {
 			t.awake()
 		}
 	}
@@ -236,11 +236,11 @@ func (t *tier) sleep() bool {
 	}
 }
 
-// tellUntold tells the Store what it could not be told before. It tries all shards, because no caller waits for it: one
-// that stays down must not delay another one. It returns the keys that are still untold, nil for all of them, and why.
-func (t *tier) tellUntold(ctx context.Context) (left []string, failed error) {
+// flushPending tells the Store what it could not be told before. It tries all shards, because no caller waits for it: one
+// that stays down must not delay another one. It returns the keys that are still pending, nil for all of them, and why.
+func (t *tier) flushPending(ctx context.Context) (left []string, failed error) {
 	t.mu.Lock()
-	all, untold := t.all, maps.Clone(t.untold)
+	all, pending := t.all, maps.Clone(t.pending)
 	t.mu.Unlock()
 	if all != nil {
 		failed = t.store.InvalidateAll(ctx)
@@ -250,11 +250,11 @@ func (t *tier) tellUntold(ctx context.Context) (left []string, failed error) {
 		}
 		t.mu.Unlock()
 	}
-	each(t, slices.Sorted(maps.Keys(untold)), asWritten, func(shard uint8, some []string) {
+	each(t, slices.Sorted(maps.Keys(pending)), asStoreKey, func(shard uint8, some []string) {
 		err := t.call(ctx, shard, func(context.Context) error { // ctx ends with Close
 			err := t.store.Invalidate(ctx, some...)
 			for _, key := range some {
-				for _, token := range untold[key].tokens {
+				for _, token := range pending[key].tokens {
 					if err == nil {
 						err = t.store.Unfence(ctx, key, token)
 					}
@@ -268,8 +268,8 @@ func (t *tier) tellUntold(ctx context.Context) (left []string, failed error) {
 			switch {
 			case err != nil:
 				left, failed = append(left, key), err
-			case t.untold[key] == untold[key]:
-				delete(t.untold, key)
+			case t.pending[key] == pending[key]:
+				delete(t.pending, key)
 			}
 		}
 	})
@@ -281,11 +281,11 @@ func (t *tier) tellUntold(ctx context.Context) (left []string, failed error) {
 	return left, failed
 }
 
-// count returns the number of keys that are untold, plus one for all of them.
+// count returns the number of keys that are pending, plus one for all of them.
 func (t *tier) count() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := int64(len(t.untold))
+	n := int64(len(t.pending))
 	if t.all != nil {
 		n++
 	}

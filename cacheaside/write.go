@@ -12,7 +12,7 @@ import (
 // invalidates key, even if write fails or panics. A breaker belongs around it. Write returns
 // the error of write.
 //
-// With a Store, Write fences the key first, if it can. While the fence stands, every process
+// With a Store, Write fences the key first, if it can. While the fence fenced, every process
 // reads the store of record and keeps nothing. The ctx of write ends before it falls (see
 // Config.WriteTimeout of package redisstore), with a [*TimeoutError] as its cause.
 //
@@ -29,7 +29,7 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 	}
 	keys := []K{key}
 	if c.tier == nil {
-		defer c.forget(keys, false)
+		defer c.invalidateMemory(keys, false)
 		return write(ctx)
 	}
 	t, begun, token, written := c.tier, time.Now(), newToken(), c.cfg().Key(key)
@@ -42,19 +42,19 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 	})
 	// Calls from now on find the fence in the Store. The entry in memory would outlive a
 	// write that never returns.
-	c.forget(keys, false)
+	c.invalidateMemory(keys, false)
 	defer func() {
-		stands := unfenced == nil && time.Since(begun) < window
-		untold := c.announce(ctx, keys, token, false, func(ctx context.Context, keys ...string) error {
+		fenced := unfenced == nil && time.Since(begun) < window
+		pending := c.invalidateStoreAndMemory(ctx, keys, token, false, func(ctx context.Context, keys ...string) error {
 			return t.store.Unfence(ctx, keys[0], token)
 		})
-		if untold != nil && !stands {
-			untold.inWrite, untold.write = true, err
-			err = untold
+		if pending != nil && !fenced {
+			pending.inWrite, pending.write = true, err
+			err = pending
 		}
 	}()
 	if unfenced != nil {
-		c.tell(ctx, EventFenceFailed, &key, unfenced, 0)
+		c.notify(ctx, EventFenceFailed, &key, unfenced, 0)
 	} else {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(ctx, begun.Add(window),
@@ -87,19 +87,19 @@ func (c *Cache[K, V]) InvalidateAll(ctx context.Context) error {
 		return ErrClosed
 	}
 	c.mu.Lock()
-	c.allAt = c.now() // before the Store is told, as in announce
+	c.allAt = c.now() // before the Store is told, as in invalidateStoreAndMemory
 	c.mu.Unlock()
-	var untold error
+	var pending error
 	if c.tier != nil {
-		untold = c.tier.invalidateAll(ctx)
+		pending = c.tier.invalidateAll(ctx)
 	}
 	c.mu.Lock()
 	c.all.Add(1)
 	c.mu.Unlock()
 	c.entries.InvalidateAll()
-	if untold != nil {
-		c.tell(context.WithoutCancel(ctx), EventNotPropagated, nil, untold, 0)
-		return &InvalidateError{Name: c.cfg().Name, Err: untold}
+	if pending != nil {
+		c.notify(context.WithoutCancel(ctx), EventNotPropagated, nil, pending, 0)
+		return &InvalidateError{Name: c.cfg().Name, Err: pending}
 	}
 	return nil
 }
@@ -116,61 +116,61 @@ func (c *Cache[K, V]) change(ctx context.Context, keys []K, soft bool) error {
 		return ErrClosed
 	}
 	if c.tier == nil {
-		c.forget(keys, soft)
+		c.invalidateMemory(keys, soft)
 		return nil
 	}
 	tell := c.tier.store.Invalidate
 	if soft {
 		tell = c.tier.store.Expire
 	}
-	if untold := c.announce(ctx, keys, "", soft, tell); untold != nil {
-		return untold
+	if pending := c.invalidateStoreAndMemory(ctx, keys, "", soft, tell); pending != nil {
+		return pending
 	}
 	return nil
 }
 
-// announce makes a change to keys, in the Store first and in memory second. In the other
+// invalidateStoreAndMemory makes a change to keys, in the Store first and in memory second. In the other
 // order, a flight could read the old value from the Store in between and keep it.
-func (c *Cache[K, V]) announce(ctx context.Context, keys []K, token string, soft bool,
-	tell func(context.Context, ...string) error) (untold *InvalidateError) {
+func (c *Cache[K, V]) invalidateStoreAndMemory(ctx context.Context, keys []K, token string, soft bool,
+	tell func(context.Context, ...string) error) (pending *InvalidateError) {
 	cfg := c.cfg()
 	written := make([]string, len(keys))
 	for i, key := range keys {
-		written[i] = c.written(key)
+		written[i] = c.storeKey(key)
 	}
 	c.mu.Lock()
 	for _, key := range written { // before the Store is told: from then on it takes what is loaded
-		c.note(hash(key))
+		c.recordChange(hash(key))
 	}
 	c.mu.Unlock()
-	failed := c.tier.tell(ctx, written, token, tell)
-	c.forget(keys, soft)
+	failed := c.tier.propagate(ctx, written, token, tell)
+	c.invalidateMemory(keys, soft)
 	if len(failed) == 0 {
 		return nil
 	}
-	untold = &InvalidateError{Name: cfg.Name}
+	pending = &InvalidateError{Name: cfg.Name}
 	for i, key := range keys {
 		if err := failed[written[i]]; err != nil {
-			untold.Keys, untold.Err = append(untold.Keys, written[i]), cmp.Or(untold.Err, err)
-			c.tell(context.WithoutCancel(ctx), EventNotPropagated, &key, err, 0)
+			pending.Keys, pending.Err = append(pending.Keys, written[i]), cmp.Or(pending.Err, err)
+			c.notify(context.WithoutCancel(ctx), EventNotPropagated, &key, err, 0)
 		}
 	}
-	return untold
+	return pending
 }
 
-// forget removes the entries of keys, or ends their freshness, and makes sure that no flight
+// invalidateMemory removes the entries of keys, or ends their freshness, and makes sure that no flight
 // restores them.
-func (c *Cache[K, V]) forget(keys []K, soft bool) {
+func (c *Cache[K, V]) invalidateMemory(keys []K, soft bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	cfg, now := c.cfg(), c.now()
 	for _, key := range keys {
 		if cfg.ReplicaLag > 0 {
-			c.note(c.hashOf(key, c.written(key)))
+			c.recordChange(c.hashOf(key, c.storeKey(key)))
 		}
 		delete(c.flights, key)
 		if e := c.peek(key); soft && e != nil {
-			if e = cfg.expired(e, now); e.standing(now) != dead {
+			if e = cfg.expired(e, now); e.freshness(now) != unusable {
 				c.entries.Set(key, e)
 				continue
 			}

@@ -44,8 +44,8 @@ var mutants = []mutant{
 	park := wakeIn > lease/3 || m.onSignal(now) // to leave its place to another saga
 	if m.onOutside(now) && m.next(0, now) < 0 {
 `},
-	{"a load that was overtaken is kept", "cacheaside", "TestCacheSimulation", "load.go",
-		"		case !current || f.invalidated:\n", "		case !current && f.invalidated:\n"},
+	{"a load that an invalidation overtook is cached", "cacheaside", "TestCacheSimulation", "load.go",
+		"		case !isCurrent:\n			c.stats.Overtaken++\n", ""},
 
 	{"an invalidation leaves a load under way", "cacheaside", "TestCacheSimulation", "write.go",
 		"	delete(c.flights, key)\n", ""},

@@ -37,8 +37,8 @@ var mutants = []mutant{
 		"why, late := h.why, !time.Now().Before(h.until)", "why, late := h.why, false"},
 	{"a COMMIT without its nonce", &sagaTarget, "saga/sqlstore/write.go",
 		"	if s.batches == nil {\n", "	req.Nonce = 0\n	if s.batches == nil {\n"},
-	{"a load that was overtaken is kept", &cacheTarget, "cacheaside/load.go",
-		"		case !current || f.invalidated:\n", "		case !current && f.invalidated:\n"},
+	{"a load that an invalidation overtook is cached", &cacheTarget, "cacheaside/load.go",
+		"		case !isCurrent:\n			c.stats.Overtaken++\n", ""},
 }
 
 // TestMutantsApply holds that each mutant is still one of the code as it is.

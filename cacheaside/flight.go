@@ -1,0 +1,233 @@
+package cacheaside
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/go-resilience/resilience/internal/behavior"
+)
+
+// A flightState is where a flight is between the first Get of its key and the answer for its callers.
+//
+//	           this process loads                Load has returned
+//	     ┌──────────────────────> flightLoading ──────────────────┐
+//	     │                                                        v
+//	flightLookup ──────────────────────────────────────────> flightFinished
+//	     │            the Store has the answer                    ^
+//	     └──────────────────────> flightFenced ───────────────────┘
+//	           a write is in progress            Load has returned
+//
+//	flightLookup, flightLoading, flightFenced
+//	     │
+//	     │ LoadTimeout has passed, the last caller has canceled, or Close was called
+//	     v
+//	flightAbandoned ───────────────────────────────────────> flightFinished
+//	                             Load has returned
+//
+// With a Store, a flight starts in flightLookup, without one in flightLoading. From flightAbandoned on, its callers
+// have their answer, which no longer changes.
+//
+// Whether the result is cached is a second question. It is cached only if the flight is still current when it
+// finishes, that is, if it is in Cache.flights under its key. An invalidation removes it from there. Then the flight
+// still answers its callers, but later callers start another flight.
+type flightState int
+
+const (
+	flightLookup    flightState = iota // the Store is queried, or another process loads the key
+	flightLoading                      // Load runs, or is about to
+	flightFenced                       // Load runs, but its result must not be cached
+	flightAbandoned                    // the callers have an error; Load may still run
+	flightFinished                     // the callers have the result
+)
+
+// A flight is one load of a key, together with the callers that wait for it.
+type flight[K comparable, V any] struct {
+	key       K
+	storeKey  string        // the key as converted for the Store
+	mark      mark          // when the flight started
+	soft      time.Duration // when SoftTimeout will have passed; 0 without one
+	done      chan struct{} // closed when the callers have their answer
+	available chan struct{} // closed when fallback has a value from the Store
+
+	// Guarded by Cache.mu until done is closed.
+	state    flightState
+	load     *load[K, V]
+	waiters  int // callers that wait; a refresh in the background counts as one
+	fallback fallback[V]
+	answer   result[K, V] // for the callers
+
+	// Used only by the goroutine of the load.
+	lookup lookup
+	result result[K, V] // of the load, which becomes the answer unless the flight was abandoned
+}
+
+// A result is the outcome of a flight.
+type result[K comparable, V any] struct {
+	entry  *entry[V]
+	err    error
+	source Source      // SourceLoaded means by Load, even if Load failed; "" if another process failed
+	by     *load[K, V] // the LoadMany that failed with err
+}
+
+// A fallback is a stale value, which a flight's callers may get while Load runs, or after it has failed.
+type fallback[V any] struct {
+	entry     *entry[V]
+	fromStore bool
+}
+
+// A lookup is a flight's exchange with the Store.
+type lookup struct {
+	request    Request
+	response   Response // zero if the Store was not queried, or did not respond
+	unreadable bool     // the value in response was reported as unreadable
+}
+
+// leased reports whether this process has the lease, and so must fill the Store or release the lease.
+func (l *lookup) leased() bool { return l.response.State == Leased }
+
+// answered reports whether the callers of f have their answer. The Cache is locked.
+func (f *flight[K, V]) answered() bool { return f.state >= flightAbandoned }
+
+func (f *flight[K, V]) name() string { return f.storeKey }
+
+// startFlight adds a flight to l. It has one waiter: a caller or, for a refresh in the background, l itself. The Cache
+// is locked.
+func (l *load[K, V]) startFlight(key K, storeKey string, old *entry[V], refresh bool) *flight[K, V] {
+	c := l.c
+	h := c.hashOf(key, storeKey)
+	f := &flight[K, V]{
+		key: key, storeKey: storeKey, mark: mark{h, c.version(h)}, done: make(chan struct{}),
+		state: flightLoading, load: l, waiters: 1, fallback: fallback[V]{entry: old},
+	}
+	if soft := l.cfg.SoftTimeout; soft > 0 {
+		f.soft = later(l.start, soft)
+	}
+	if c.tier != nil {
+		f.state, f.available = flightLookup, make(chan struct{})
+		f.lookup.request = Request{
+			Key: storeKey, Version: l.cfg.Version, Refresh: refresh, Pause: max(l.cfg.ErrorPause, 0),
+		}
+	}
+	l.flights = append(l.flights, f)
+	if equalsItself(key) {
+		c.flights[key] = f
+	}
+	return f
+}
+
+// equalsItself reports whether key, as the key of a map, can be found. A key that contains a NaN cannot.
+func equalsItself[K comparable](key K) bool {
+	same := key
+	return key == same
+}
+
+// current returns the flight of key that a call may join, or nil. The Cache is locked.
+func (c *Cache[K, V]) current(key K) *flight[K, V] {
+	f := c.flights[key]
+	if f != nil && !c.holds(f.mark) {
+		delete(c.flights, key)
+		return nil
+	}
+	return f
+}
+
+// isCurrent reports whether the result of f would be cached.
+func (c *Cache[K, V]) isCurrent(f *flight[K, V]) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.current(f.key) == f
+}
+
+// detach makes sure that the result of f is not cached, and that no further call joins f. The Cache is locked.
+func (c *Cache[K, V]) detach(f *flight[K, V]) {
+	if c.current(f.key) == f {
+		delete(c.flights, f.key)
+	}
+}
+
+// usableFallback returns the stale value that may replace the result of f, if there is one. The Cache is locked.
+func (c *Cache[K, V]) usableFallback(f *flight[K, V], now time.Duration) fallback[V] {
+	if c.current(f.key) == f && f.fallback.entry.usable(now) {
+		return f.fallback
+	}
+	if e := c.peek(f.key); e.usable(now) {
+		return fallback[V]{entry: e}
+	}
+	return fallback[V]{}
+}
+
+// staleWhileLoading returns a stale value for a caller that still waits for f, or nil. late reports whether
+// SoftTimeout has passed.
+func (c *Cache[K, V]) staleWhileLoading(f *flight[K, V], skipMemory, late bool) *entry[V] {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.now()
+	b := c.usableFallback(f, now)
+	switch {
+	case f.answered() || skipMemory && !b.fromStore:
+		return nil
+	case late, b.fromStore && b.entry.freshness(now) >= stale:
+		return b.entry
+	}
+	return nil
+}
+
+// offerStale makes a value from the Store the fallback of f. The callers get it at once if it may be served during a
+// refresh, and otherwise if the load fails or SoftTimeout passes.
+func (c *Cache[K, V]) offerStale(f *flight[K, V], e *entry[V]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f.answered() || !e.usable(c.now()) {
+		return
+	}
+	if !f.fallback.fromStore {
+		close(f.available)
+	}
+	f.fallback = fallback[V]{e, true}
+}
+
+// settle makes r the answer of the callers of f, in a state that has one. The caller of settle closes done. The Cache
+// is locked.
+func (c *Cache[K, V]) settle(f *flight[K, V], state flightState, r result[K, V], now time.Duration) {
+	f.state, f.answer = state, r
+	if isFailure(r.err) && !behavior.IsAnswered(r.err) {
+		f.fallback = c.usableFallback(f, now) // none after Close, which has ended all entries
+	} else {
+		f.fallback = fallback[V]{}
+	}
+	c.detach(f)
+}
+
+// abandon answers the callers of f with err although the load still runs. If all flights of the load have been
+// abandoned, abandon cancels the load. The Cache is locked.
+func (c *Cache[K, V]) abandon(f *flight[K, V], err error) {
+	c.settle(f, flightAbandoned, result[K, V]{err: err}, c.now())
+	close(f.done)
+	if !slices.ContainsFunc(f.load.flights, func(f *flight[K, V]) bool { return !f.answered() }) {
+		f.load.cancel()
+	}
+}
+
+// leave removes one waiter from f. Without waiters, f is abandoned unless FinishLoads is set and its result would be
+// cached. The Cache is locked.
+func (c *Cache[K, V]) leave(f *flight[K, V]) {
+	f.waiters--
+	finishes := f.load.cfg.FinishLoads && f.state != flightFenced && c.current(f.key) == f
+	if f.waiters == 0 && !f.answered() && !finishes {
+		c.stats.Canceled++
+		c.abandon(f, context.Canceled)
+	}
+}
+
+// postponeRefresh delays the next refresh of the stale value of f, whose load has failed. The Cache is locked.
+func (c *Cache[K, V]) postponeRefresh(f *flight[K, V], now time.Duration) {
+	pause := f.load.cfg.ErrorPause
+	e := cmp.Or(c.peek(f.key), f.fallback.entry) // memory may have evicted it
+	if pause > 0 && e != nil && c.memoryEnabled && c.current(f.key) == f {
+		x := *e
+		x.pause, x.mark = now+pause, f.mark
+		c.entries.Set(f.key, &x)
+	}
+}

@@ -1,0 +1,75 @@
+package cacheaside
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-resilience/resilience/internal/ended"
+)
+
+// GetMany returns the values of keys, each as [Cache.Get] would. It loads the missing values with one LoadMany. A key
+// that does not exist is not in the map. The error joins the errors of the other keys that are not in the map. If ctx
+// ends, the map has the values found until then.
+func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
+	if ctx.Err() != nil {
+		return nil, ended.Error(ctx)
+	}
+	cfg, now, hits := c.cfg(), c.now(), 0
+	values := make(map[K]V, len(keys))
+	add := func(key K, e *entry[V]) {
+		if v, err := cfg.userValue(e); err == nil {
+			values[key] = v
+		}
+	}
+	var missing []request[K, V]
+	for _, key := range keys {
+		e := c.peek(key)
+		isFresh := e.freshness(now) == fresh
+		if early := isFresh && e.refreshEarly(cfg.RefreshAhead, now); !isFresh || early {
+			missing = append(missing, request[K, V]{key: key, refreshEarly: early})
+			continue
+		}
+		hits++
+		add(key, e)
+	}
+	c.hits.RecordHits(hits)
+	if missing == nil {
+		return values, nil
+	}
+	if !c.enter(ctx, missing, now, true) {
+		return values, ErrClosed
+	}
+	var errs []error
+	var failures []failure[K, V]
+	for i := range missing {
+		r := &missing[i]
+		e, err := c.serve(ctx, r)
+		switch n := len(failures); {
+		case err == nil:
+			add(r.key, e)
+		case r.left:
+			errs = []error{err}
+		case !isFailure(err):
+		case n > 0 && r.flight.answer.by != nil && failures[n-1].by == r.flight.answer.by:
+			failures[n-1].keys = append(failures[n-1].keys, r.key)
+		default:
+			failures = append(failures, failure[K, V]{r.flight.answer.by, []K{r.key}, err})
+		}
+	}
+	for _, f := range failures {
+		what := fmt.Sprint(f.keys[0])
+		if f.by != nil {
+			what = summarize(f.keys)
+		}
+		errs = append(errs, fmt.Errorf("%s%s: %w", prefix(cfg.Name), what, f.err))
+	}
+	return values, errors.Join(errs...)
+}
+
+// A failure is the error of one key, or of consecutive keys of the same LoadMany, which is reported once.
+type failure[K comparable, V any] struct {
+	by   *load[K, V] // nil for one key
+	keys []K
+	err  error
+}
