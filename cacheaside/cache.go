@@ -257,16 +257,12 @@ func (c *Cache[K, V]) recordChange(hash uint32) {
 // notify reports an event, about key unless that is nil, on the goroutine of a call. No lock is
 // held.
 func (c *Cache[K, V]) notify(ctx context.Context, kind EventKind, key *K, err error, took time.Duration) {
-	cfg := c.cfg()
-	if cfg.OnEvent == nil && !c.observers.Any() {
+	if !c.observers.Any() {
 		return
 	}
-	e := Event{Kind: kind, Name: cfg.Name, Err: err, Took: took}
+	e := Event{Kind: kind, Name: c.cfg().Name, Err: err, Took: took}
 	if key != nil {
 		e.Key = *key
-	}
-	if cfg.OnEvent != nil {
-		cfg.OnEvent(ctx, e)
 	}
 	c.observers.Tell(ctx, e)
 }
@@ -275,7 +271,7 @@ func (c *Cache[K, V]) notify(ctx context.Context, kind EventKind, key *K, err er
 func (c *Cache[K, V]) notifySafely(ctx context.Context, kind EventKind, key *K, err error, took time.Duration) {
 	defer func() {
 		if v := recover(); v != nil {
-			log.Printf("cacheaside: a hook panicked: %v\n%s", v, debug.Stack())
+			log.Printf("cacheaside: an observer panicked: %v\n%s", v, debug.Stack())
 		}
 	}()
 	c.notify(ctx, kind, key, err, took)

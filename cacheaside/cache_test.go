@@ -305,11 +305,11 @@ func TestCloseWaitsUntilATimeoutHasBeenTold(t *testing.T) {
 				time.Sleep(time.Second + time.Millisecond)
 				return 1, nil
 			},
-			OnEvent: func(_ context.Context, e cacheaside.Event) {
-				if e.Kind == cacheaside.EventLoadFailed {
-					time.Sleep(time.Second)
-				}
-			},
+		})
+		c.Observe(func(_ context.Context, e cacheaside.Event) {
+			if e.Kind == cacheaside.EventLoadFailed {
+				time.Sleep(time.Second)
+			}
 		})
 		_, err := c.Get(t.Context(), 1)
 		require.Error(t, err)

@@ -97,10 +97,6 @@ type Config[K comparable, V any] struct {
 
 	// Clone copies a value for each caller. Nil means that callers share it and must not change it.
 	Clone func(V) V
-
-	// OnEvent is called after each [Event], on the goroutine that caused it, with the values of the ctx of
-	// the call or load. It must not call Close. Its panic passes on to a call; in a load it is logged.
-	OnEvent func(context.Context, Event)
 }
 
 // Validate returns an error that names each invalid field, or nil.

@@ -510,10 +510,10 @@ func TestEventsTellTheirKeyAndName(t *testing.T) {
 			}
 			return k, nil
 		},
-		OnEvent: func(ctx context.Context, e cacheaside.Event) {
-			_ = c.Invalidate(ctx, 99) // a hook may call the cache
-			log.add(ctx, e)
-		},
+	})
+	c.Observe(func(ctx context.Context, e cacheaside.Event) {
+		_ = c.Invalidate(ctx, 99) // a hook may call the cache
+		log.add(ctx, e)
 	})
 	defer c.Close()
 	mustGet(t, c, 1)

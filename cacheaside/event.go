@@ -33,8 +33,11 @@ type Event struct {
 	Took time.Duration // of the last attempt of the load
 }
 
-// Observe calls f with each event from now on, like [Config].OnEvent and after it, until stop is
-// called.
+// Observe calls f with each event from now on, until stop is called. f runs on the goroutine that caused the event,
+// before the call or the load continues, with the values of its ctx. f must not call Close. A panic of f propagates
+// to the caller of a method; in a load it is logged.
+//
+// With a Store, the first EventWatchBegan may come before Observe. [Stats].Watching shows whether it has.
 func (c *Cache[K, V]) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/go-resilience/resilience/cacheaside"
@@ -49,24 +48,23 @@ func Example() {
 	// true
 }
 
-// Callers do not notice that the database fails for a while if they ask for values that
-// have been read before.
-func ExampleConfig_staleOnError() {
+// With StaleIfError, callers still get values that were loaded before the database failed.
+func ExampleConfig_staleIfError() {
 	down := false
 	prices := cacheaside.New(cacheaside.Config[string, int]{
 		Load: func(ctx context.Context, item string) (int, error) {
 			if down {
 				return 0, errors.New("connection refused")
 			}
-			cacheaside.SetTTL(ctx, time.Nanosecond) // this one is out of date at once
+			cacheaside.SetTTL(ctx, time.Nanosecond) // stale immediately
 			return 100, nil
 		},
 		StaleIfError: time.Hour,
-		OnEvent: func(_ context.Context, e cacheaside.Event) {
-			if e.Kind == cacheaside.EventServedStale && e.Err != nil {
-				fmt.Println("stale:", e.Key, "because:", e.Err)
-			}
-		},
+	})
+	prices.Observe(func(_ context.Context, e cacheaside.Event) {
+		if e.Kind == cacheaside.EventServedStale && e.Err != nil {
+			fmt.Println("stale:", e.Key, "because:", e.Err)
+		}
 	})
 	defer prices.Close()
 	fmt.Println(prices.Get(context.Background(), "tea"))
@@ -80,19 +78,65 @@ func ExampleConfig_staleOnError() {
 	// 0 connection refused
 }
 
-// Events go to a log in one line.
-func ExampleConfig_onEvent() {
+func ExampleNew() {
 	users := cacheaside.New(cacheaside.Config[int, string]{
-		Load: func(context.Context, int) (string, error) { return "Ada", nil },
-		OnEvent: func(ctx context.Context, e cacheaside.Event) {
-			slog.InfoContext(ctx, "cache", "name", e.Name, "what", e.Kind, "key", e.Key, "took", e.Took, "err", e.Err)
-		},
+		Name:         "users",
+		Load:         func(_ context.Context, id int) (string, error) { return fmt.Sprint("user ", id), nil },
+		TTL:          time.Minute,
+		StaleIfError: time.Hour, // if the database fails
 	})
-	fmt.Println(users.Close())
-	// Output: <nil>
+	defer users.Close()
+	cfg := users.Config() // with defaults
+	fmt.Println(cfg.TTL, cfg.StaleIfError, cfg.Jitter, cfg.LoadTimeout, cfg.Capacity)
+	// Output: 1m0s 1h0m0s 0.1 30s 10000
 }
 
-// A whole list is read with one query.
+func ExampleCache_Get() {
+	users := cacheaside.New(cacheaside.Config[int, string]{
+		Name: "users",
+		Load: func(_ context.Context, id int) (string, error) {
+			fmt.Println("reading", id)
+			if id == 42 {
+				return "Ada", nil
+			}
+			return "", cacheaside.ErrNotFound
+		},
+	})
+	defer users.Close()
+	ctx := context.Background()
+	for _, id := range []int{42, 42, 7} {
+		switch name, err := users.Get(ctx, id); {
+		case errors.Is(err, cacheaside.ErrNotFound):
+			fmt.Println("no such user")
+		case err != nil:
+			fmt.Println("failed:", err)
+		default:
+			fmt.Println("got", name)
+		}
+	}
+	// Output:
+	// reading 42
+	// got Ada
+	// got Ada
+	// reading 7
+	// no such user
+}
+
+func ExampleCache_Observe() {
+	users := cacheaside.New(cacheaside.Config[int, string]{
+		Name: "users",
+		Load: func(context.Context, int) (string, error) { return "Ada", nil },
+	})
+	defer users.Close()
+	stop := users.Observe(func(_ context.Context, e cacheaside.Event) {
+		fmt.Println(e.Name, e.Kind, e.Key, e.Err)
+	})
+	defer stop()
+	_, _ = users.Get(context.Background(), 42)
+	// Output: users loaded 42 <nil>
+}
+
+// LoadMany reads a whole list with one query.
 func ExampleCache_GetMany() {
 	users := cacheaside.New(cacheaside.Config[int, string]{
 		Load: func(context.Context, int) (string, error) { return "", errors.New("not one by one") },

@@ -407,7 +407,8 @@ func TestCacheDescribesItself(t *testing.T) {
 		for _, m := range d.Metrics() {
 			metrics[m.Name] = m.Value
 		}
-		require.Len(t, metrics, 14)
+		require.Len(t, metrics, 15)
+		require.Equal(t, 1.0, metrics["cache.watching"])
 		require.Equal(t, 1.0, metrics["cache.gets{outcome=hit}"])
 		require.Equal(t, 1.0, metrics["cache.loads{outcome=loaded}"])
 		require.Equal(t, 1.0, metrics["cache.entries"])

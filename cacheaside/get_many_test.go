@@ -613,8 +613,9 @@ func TestGetManyRefreshesAhead(t *testing.T) {
 		var log eventLog
 		source := new(many)
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			TTL: 100 * time.Second, Jitter: cacheaside.None, RefreshAhead: 1, Load: source.one, LoadMany: source.load, OnEvent: log.add,
+			TTL: 100 * time.Second, Jitter: cacheaside.None, RefreshAhead: 1, Load: source.one, LoadMany: source.load,
 		})
+		c.Observe(log.add)
 		defer c.Close()
 		get := func() {
 			t.Helper()
@@ -728,9 +729,10 @@ func TestGetManyRemovesOldValuesTogether(t *testing.T) {
 		var log eventLog
 		source, conn := many{}, newFakeStore().connect()
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			Load: identity, LoadMany: source.load, Store: slowStore{conn}, OnEvent: log.add,
+			Load: identity, LoadMany: source.load, Store: slowStore{conn},
 			TTL: time.Minute, StaleIfError: time.Hour,
 		})
+		c.Observe(log.add)
 		defer c.Close()
 		synctest.Wait()
 		keys := []int{0, 1, 2, 3, 4, 5, 6, 7} // of eight shards, as many as are called at once
@@ -951,11 +953,11 @@ func TestHookThatEndsALoadOfManyKeys(t *testing.T) {
 				}
 				return key, nil
 			},
-			OnEvent: func(_ context.Context, e cacheaside.Event) {
-				if e.Kind == cacheaside.EventCodecFailed {
-					runtime.Goexit()
-				}
-			},
+		})
+		c.Observe(func(_ context.Context, e cacheaside.Event) {
+			if e.Kind == cacheaside.EventCodecFailed {
+				runtime.Goexit()
+			}
 		})
 		defer c.Close()
 		mustGet(t, c, 1)

@@ -268,8 +268,9 @@ func TestOldValueOfAMissingKeyIsRemovedEventually(t *testing.T) {
 			}
 			return 1, nil
 		}
-		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, Load: load, OnEvent: log.add,
+		c := cacheaside.New(cacheaside.Config[int, int]{TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, Load: load,
 			Store: unwatched{flaky{shared.connect(), func(call string) bool { return call == "Invalidate" && failing.Load() }}}})
+		c.Observe(log.add)
 		defer c.Close()
 		mustGet(t, c, 1)
 		time.Sleep(2 * time.Minute)

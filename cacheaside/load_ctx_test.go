@@ -225,7 +225,7 @@ func TestEachLoadTimesOutOnTime(t *testing.T) {
 			const n = 500
 			var log eventLog
 			cfg := cacheaside.Config[int, int]{
-				LoadTimeout: 10 * time.Second, OnEvent: log.add,
+				LoadTimeout: 10 * time.Second,
 				Load: func(_ context.Context, k int) (int, error) {
 					if k%3 == 0 {
 						time.Sleep(time.Second)
@@ -239,6 +239,7 @@ func TestEachLoadTimesOutOnTime(t *testing.T) {
 				cfg.Store = unwatched{newFakeStore().connect()}
 			}
 			c := cacheaside.New(cfg)
+			c.Observe(log.add)
 			var wg sync.WaitGroup
 			for k := range n {
 				time.Sleep(time.Duration(k%7) * 100 * time.Millisecond)
@@ -287,7 +288,6 @@ func TestHangingRefreshIsReported(t *testing.T) {
 		var hanging atomic.Int64
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			TTL: time.Minute, Jitter: cacheaside.None, StaleWhileRevalidate: time.Hour, LoadTimeout: 10 * time.Second, ErrorPause: 5 * time.Second,
-			OnEvent: log.add,
 			Load: func(context.Context, int) (int, error) {
 				if hang {
 					hanging.Add(1)
@@ -296,6 +296,7 @@ func TestHangingRefreshIsReported(t *testing.T) {
 				return 1, nil
 			},
 		})
+		c.Observe(log.add)
 		defer c.Close()
 		mustGet(t, c, 1)
 		hang = true
@@ -324,8 +325,8 @@ func TestHookThatHangsDelaysNoAnswer(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			LoadTimeout: 10 * time.Second,
 			Load:        func(context.Context, int) (int, error) { time.Sleep(time.Minute); return 0, nil },
-			OnEvent:     func(context.Context, cacheaside.Event) { <-release },
 		})
+		c.Observe(func(context.Context, cacheaside.Event) { <-release })
 		begun := time.Now()
 		var wg sync.WaitGroup
 		for k := range n {
@@ -346,9 +347,9 @@ func TestCallerThatLeavesWhileItsLoadIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			Load:    func(context.Context, int) (int, error) { return 1, nil },
-			OnEvent: func(context.Context, cacheaside.Event) { <-release },
+			Load: func(context.Context, int) (int, error) { return 1, nil },
 		})
+		c.Observe(func(context.Context, cacheaside.Event) { <-release })
 		defer c.Close()
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup

@@ -30,9 +30,9 @@ func TestAnswerOfALoadIsNoFailure(t *testing.T) {
 		var answer error
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			Name: "users", TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: time.Minute,
-			Load:    func(_ context.Context, key int) (int, error) { return key, answer },
-			OnEvent: log.add,
+			Load: func(_ context.Context, key int) (int, error) { return key, answer },
 		})
+		c.Observe(log.add)
 		defer c.Close()
 		mustGet(t, c, 1)
 		time.Sleep(time.Minute)
@@ -109,8 +109,8 @@ func TestRefusedLoadIsToldApart(t *testing.T) {
 				return next(ctx)
 			}
 		},
-		OnEvent: log.add,
 	})
+	c.Observe(log.add)
 	defer c.Close()
 	_, err := c.Get(t.Context(), 1)
 	require.Equal(t, refusal{}, err)
@@ -133,12 +133,13 @@ func TestAPolicyAnswersInPlaceOfALoad(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log eventLog
 				c := cacheaside.New(cacheaside.Config[int, int]{
-					NotFoundTTL: time.Minute, OnEvent: log.add,
-					Load: func(context.Context, int) (int, error) { return 1, nil },
+					NotFoundTTL: time.Minute,
+					Load:        func(context.Context, int) (int, error) { return 1, nil },
 					Middleware: func(func(context.Context) error) func(context.Context) error {
 						return func(context.Context) error { return answer }
 					},
 				})
+				c.Observe(log.add)
 				defer c.Close()
 				time.Sleep(time.Hour)
 				_, err := c.Get(t.Context(), 1)
@@ -157,7 +158,7 @@ func TestAPolicyAnswersInPlaceOfALoad(t *testing.T) {
 func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
 	for name, batched := range map[string]bool{"Load": false, "LoadMany": true} {
 		for _, tier := range []string{"memory", "both", "store"} {
-			for _, who := range []string{"Clone", "Key", "OnEvent"} {
+			for _, who := range []string{"Clone", "Key", "observer"} {
 				if who == "Key" && tier == "memory" {
 					continue
 				}
@@ -182,11 +183,6 @@ func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
 								}
 								return string(rune('a' + k))
 							},
-							OnEvent: func(_ context.Context, e cacheaside.Event) {
-								if who == "OnEvent" && panics.Load() {
-									panic("hook")
-								}
-							},
 						}
 						if batched {
 							cfg.LoadMany = func(ctx context.Context, keys []int) (map[int]int, error) {
@@ -205,6 +201,11 @@ func TestPanicInGetManyHoldsUpNoKey(t *testing.T) {
 							cfg.Store = unwatched{cfg.Store}
 						}
 						c := cacheaside.New(cfg)
+						c.Observe(func(context.Context, cacheaside.Event) {
+							if who == "observer" && panics.Load() {
+								panic("observer")
+							}
+						})
 						synctest.Wait()
 						mustGet(t, c, 1)
 						time.Sleep(2 * time.Minute) // the entry is stale
@@ -378,10 +379,11 @@ func TestLeaseOfAFailedLoadIsGivenBack(t *testing.T) {
 func TestPanicOfALoadWithoutCallersIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log eventLog
-		c := cacheaside.New(cacheaside.Config[int, int]{OnEvent: log.add, Load: func(context.Context, int) (int, error) {
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: func(context.Context, int) (int, error) {
 			time.Sleep(2 * time.Second)
 			panic("late")
 		}})
+		c.Observe(log.add)
 		defer c.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

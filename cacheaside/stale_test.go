@@ -203,9 +203,9 @@ func TestSoftTimeoutWhileTheLoadIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cacheaside.New(cacheaside.Config[int, int]{
 			StaleIfError: time.Hour, SoftTimeout: 2 * time.Second,
-			Load:    func(context.Context, int) (int, error) { time.Sleep(time.Second); return 1, nil },
-			OnEvent: func(context.Context, cacheaside.Event) { time.Sleep(2 * time.Second) },
+			Load: func(context.Context, int) (int, error) { time.Sleep(time.Second); return 1, nil },
 		})
+		c.Observe(func(context.Context, cacheaside.Event) { time.Sleep(2 * time.Second) })
 		defer c.Close()
 		require.Equal(t, 1, mustGet(t, c, 1))
 		s := c.Stats()
@@ -257,11 +257,11 @@ func TestErrorPauseKeepsAFailingSourceFromBeingAskedAgain(t *testing.T) {
 				}
 				return 1, nil
 			},
-			OnEvent: func(_ context.Context, e cacheaside.Event) {
-				if e.Kind == cacheaside.EventServedStale {
-					stale = append(stale, e.Err)
-				}
-			},
+		})
+		c.Observe(func(_ context.Context, e cacheaside.Event) {
+			if e.Kind == cacheaside.EventServedStale {
+				stale = append(stale, e.Err)
+			}
 		})
 		defer c.Close()
 		get := func() {

@@ -27,14 +27,18 @@ type Stats struct {
 
 	Overtaken int64 `counter:"overtaken"` // loads that an invalidation overtook
 
-	Entries              int64 `gauge:"entries"` // in memory, including those past their TTL
-	PendingInvalidations int64 `gauge:"pending"` // keys that the Store must still invalidate
+	Entries              int64 `gauge:"entries"`  // in memory, including those past their TTL
+	PendingInvalidations int64 `gauge:"pending"`  // keys that the Store must still invalidate
+	Watching             int64 `gauge:"watching"` // 1 while memory is used: without a Store, or while it reports changes
 }
 
 // Stats returns the metrics of c.
 func (c *Cache[K, V]) Stats() Stats {
 	c.mu.Lock()
 	s := c.stats
+	if c.memoryEnabled {
+		s.Watching = 1
+	}
 	c.mu.Unlock()
 	s.Hits, s.Stale, s.Misses = int64(c.hits.Snapshot().Hits), c.stale.Load(), c.misses.Load()
 	s.Entries = int64(c.entries.EstimatedSize())

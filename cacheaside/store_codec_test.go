@@ -20,8 +20,9 @@ func TestDamagedPayloadIsLoadedAnew(t *testing.T) {
 		var log eventLog
 		c := cacheaside.New(cacheaside.Config[int, string]{
 			Load:  func(context.Context, int) (string, error) { loads++; return "value", nil },
-			Store: unwatched{shared.connect()}, OnEvent: log.add,
+			Store: unwatched{shared.connect()},
 		})
+		c.Observe(log.add)
 		defer c.Close()
 		mustGet(t, c, 1)
 		intact := shared.items["1"].of(0).value
@@ -61,12 +62,12 @@ func TestCodecThatPanics(t *testing.T) {
 				}
 				return found, nil
 			},
-			Load:    func(_ context.Context, key int) (brittle, error) { return brittle{Key: key}, nil },
-			OnEvent: log.add,
+			Load: func(_ context.Context, key int) (brittle, error) { return brittle{Key: key}, nil },
 		}
 		for i := range 2 {
 			cfg.Store = shared.connect()
 			c := cacheaside.New(cfg)
+			c.Observe(log.add)
 			defer c.Close()
 			synctest.Wait()
 			for range 2 {

@@ -30,8 +30,9 @@ func TestLoadThatOutlastsItsLeaseIsKept(t *testing.T) {
 							defer time.Sleep(10 * time.Second) // the lease is 3 s
 							return loads.Add(1), nil
 						},
-						Store: watchedIf(capacity == 0, shared.connect()), OnEvent: log.add,
+						Store: watchedIf(capacity == 0, shared.connect()),
 					})
+					c.Observe(log.add)
 					defer c.Close()
 					caches = append(caches, c)
 				}
@@ -128,9 +129,9 @@ func TestMemoryDropsAResultThatTheStoreRefused(t *testing.T) {
 				defer time.Sleep(time.Second)
 				return version.Load(), nil
 			},
-			Store:   &telling{Store: shared.connect(), heard: make(chan func(string), 1)}, // hears nothing
-			OnEvent: log.add,
+			Store: &telling{Store: shared.connect(), heard: make(chan func(string), 1)}, // hears nothing
 		})
+		c.Observe(log.add)
 		defer c.Close()
 		synctest.Wait()
 		go func() {

@@ -47,7 +47,8 @@ func TestShardThatIsDownLeavesTheOthersAlone(t *testing.T) {
 		conn := shared.connect()
 		var log eventLog
 		src := newSource()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: unwatched{conn}, ErrorPause: time.Second, OnEvent: log.add})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: unwatched{conn}, ErrorPause: time.Second})
+		c.Observe(log.add)
 		defer c.Close()
 		for key := range 10 {
 			mustGet(t, c, key)
@@ -98,7 +99,8 @@ func TestShardThatStaysDownIsOneOutage(t *testing.T) {
 		var log eventLog
 		shared, src := newFakeStore(), newSource()
 		conn := shared.connect()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: unwatched{conn}, TTL: time.Hour, OnEvent: log.add})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: unwatched{conn}, TTL: time.Hour})
+		c.Observe(log.add)
 		defer c.Close()
 		require.NoError(t, c.Invalidate(t.Context(), 1))
 		conn.breakShard("3", true)
@@ -226,7 +228,8 @@ func TestInvalidateAllThatTheStoreMissesIsToldLater(t *testing.T) {
 		var log eventLog
 		shared, src := newFakeStore(), newSource()
 		conn := shared.connect()
-		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn, OnEvent: log.add})
+		c := cacheaside.New(cacheaside.Config[int, int]{Load: src.load, Store: conn})
+		c.Observe(log.add)
 		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
@@ -276,8 +279,9 @@ func TestCloseThatEndsACallOfTheStoreIsNoOutage(t *testing.T) {
 		var failed atomic.Bool
 		store := flaky{patient{newFakeStore().connect()}, func(call string) bool { return call == "Invalidate" && !failed.Swap(true) }}
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			Load: newSource().load, Store: store, ErrorPause: time.Second, OnEvent: log.add,
+			Load: newSource().load, Store: store, ErrorPause: time.Second,
 		})
+		c.Observe(log.add)
 		synctest.Wait()
 		require.Error(t, c.Invalidate(t.Context(), 1))
 		require.Equal(t, 1, log.count(cacheaside.EventStoreLost))

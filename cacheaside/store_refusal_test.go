@@ -47,13 +47,15 @@ func TestRefusedValueIsNoOutage(t *testing.T) {
 					}
 					var log eventLog
 					open := func() *cacheaside.Cache[int, string] {
-						return cacheaside.New(cacheaside.Config[int, string]{
-							Store: picky{unwatched{shared.connect()}, takes}, OnEvent: log.add, ReplicaLag: lag, LoadMany: many,
+						c := cacheaside.New(cacheaside.Config[int, string]{
+							Store: picky{unwatched{shared.connect()}, takes}, ReplicaLag: lag, LoadMany: many,
 							Load: func(ctx context.Context, key int) (string, error) {
 								values, err := many(ctx, []int{key})
 								return values[key], err
 							},
 						})
+						c.Observe(log.add)
+						return c
 					}
 					keys := []int{11, 201, 21, 1001, 1} // of one shard; 201 and 1001 are refused
 					a, b := open(), open()
@@ -100,12 +102,13 @@ func TestFailedFillOfALostStoreIsAnOutage(t *testing.T) {
 		conn := newFakeStore().connect()
 		conn.hangs = 250 * time.Millisecond
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			Store: unwatched{conn}, OnEvent: log.add,
+			Store: unwatched{conn},
 			Load: func(context.Context, int) (int, error) {
 				conn.fail()
 				return 1, nil
 			},
 		})
+		c.Observe(log.add)
 		defer c.Close()
 		start := time.Now()
 		mustGet(t, c, 1)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -302,7 +303,7 @@ func TestWriteIsUntoldWithoutAFenceToCoverIt(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log eventLog
 				c := cacheaside.New(cacheaside.Config[int, int]{
-					Load: newSource().load, ErrorPause: cacheaside.None, OnEvent: log.add,
+					Load: newSource().load, ErrorPause: cacheaside.None,
 					Store: unwatched{flaky{newFakeStore().connect(), func(call string) bool {
 						for _, one := range strings.Fields(test.fails) {
 							if one == call {
@@ -312,6 +313,7 @@ func TestWriteIsUntoldWithoutAFenceToCoverIt(t *testing.T) {
 						return false
 					}}},
 				})
+				c.Observe(log.add)
 				defer c.Close()
 				err := c.Write(t.Context(), 1, func(context.Context) error {
 					time.Sleep(test.takes) // ignores its ctx
@@ -350,8 +352,9 @@ func TestStoreDownAndBack(t *testing.T) {
 		conn := shared.connect()
 		var log eventLog
 		c := cacheaside.New(cacheaside.Config[int, int]{
-			Name: "users", Load: src.load, Store: conn, OnEvent: log.add, ErrorPause: time.Second,
+			Name: "users", Load: src.load, Store: conn, ErrorPause: time.Second,
 		})
+		c.Observe(log.add)
 		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
@@ -612,8 +615,9 @@ func TestFillAndReleaseMayFail(t *testing.T) {
 				}
 				return 1, nil
 			},
-			Store: flaky{newFakeStore().connect(), func(string) bool { return true }}, OnEvent: log.add,
+			Store: flaky{newFakeStore().connect(), func(string) bool { return true }},
 		})
+		c.Observe(log.add)
 		defer c.Close()
 		synctest.Wait()
 		require.Equal(t, 1, mustGet(t, c, 1))
@@ -633,8 +637,9 @@ func TestValueThatCannotBeWrittenIsKeptInMemoryOnly(t *testing.T) {
 		shared := newFakeStore()
 		c := cacheaside.New(cacheaside.Config[int, float64]{
 			Load:  func(context.Context, int) (float64, error) { var zero float64; return 1 / zero, nil },
-			Store: shared.connect(), OnEvent: log.add,
+			Store: shared.connect(),
 		})
+		c.Observe(log.add)
 		defer c.Close()
 		synctest.Wait()
 		mustGet(t, c, 1)
@@ -793,17 +798,13 @@ func bothTiers(shared *fakeStore) func(func(int) int64) *cacheaside.Cache[int, i
 	return func(get func(int) int64) *cacheaside.Cache[int, int64] {
 		conn := shared.connect()
 		conn.yield = true
-		ready := make(chan struct{})
 		c := cacheaside.New(cacheaside.Config[int, int64]{
 			Load:  func(_ context.Context, key int) (int64, error) { return get(key), nil },
 			Store: conn,
-			OnEvent: func(_ context.Context, e cacheaside.Event) {
-				if e.Kind == cacheaside.EventWatchBegan {
-					close(ready)
-				}
-			},
 		})
-		<-ready
+		for c.Stats().Watching == 0 {
+			runtime.Gosched()
+		}
 		return c
 	}
 }

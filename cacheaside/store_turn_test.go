@@ -29,8 +29,9 @@ func TestErrorPauseHoldsWithoutMemory(t *testing.T) {
 				}
 				return 1, nil
 			},
-			Store: unwatched{shared.connect()}, OnEvent: log.add,
+			Store: unwatched{shared.connect()},
 		})
+		c.Observe(log.add)
 		defer c.Close()
 		mustGet(t, c, 1)
 		time.Sleep(2 * time.Minute)

@@ -246,24 +246,22 @@ func TestUpdateUnderLoad(t *testing.T) {
 	require.Equal(t, requests.Load(), s.Hits+s.Stale+s.Misses, "each Get is counted once")
 }
 
-func TestObserversSeeEventsAfterOnEvent(t *testing.T) {
+func TestObserveUntilStop(t *testing.T) {
 	var told []string
-	c := cacheaside.New(config{Name: "users", Load: identity,
-		OnEvent: func(context.Context, cacheaside.Event) { told = append(told, "hook") }})
+	c := cacheaside.New(config{Name: "users", Load: identity})
 	defer c.Close()
 	var last cacheaside.Event
 	stopA := c.Observe(func(_ context.Context, e cacheaside.Event) { told, last = append(told, "a"), e })
 	stopB := c.Observe(func(context.Context, cacheaside.Event) { told = append(told, "b") })
 	mustGet(t, c, 1)
-	require.Equal(t, []string{"hook", "a", "b"}, told)
+	require.Equal(t, []string{"a", "b"}, told)
 	require.Equal(t, cacheaside.Event{Kind: cacheaside.EventLoaded, Name: "users", Key: 1, Took: last.Took}, last)
 	stopA()
-	stopB()
 	mustGet(t, c, 2)
-	require.Equal(t, []string{"hook", "a", "b", "hook"}, told)
-	update(t, c, func(cfg *config) { cfg.OnEvent = nil })
+	require.Equal(t, []string{"a", "b", "b"}, told)
+	stopB()
 	mustGet(t, c, 3)
-	require.Len(t, told, 4)
+	require.Len(t, told, 3)
 }
 
 // Each request is counted by its result, and each load by its outcome, exactly once. Each load is
@@ -275,7 +273,6 @@ func TestStatsCountEachRequestAndLoadOnce(t *testing.T) {
 		var log eventLog
 		c := cacheaside.New(config{
 			TTL: time.Minute, Jitter: cacheaside.None, StaleIfError: time.Hour, ErrorPause: cacheaside.None, LoadTimeout: 10 * time.Second,
-			OnEvent: log.add,
 			Load: func(ctx context.Context, k int) (int, error) {
 				time.Sleep(time.Second)
 				switch how.Load() {
@@ -295,6 +292,7 @@ func TestStatsCountEachRequestAndLoadOnce(t *testing.T) {
 				return k, nil
 			},
 		})
+		c.Observe(log.add)
 		get := func(outcome string, key int) {
 			how.Store(outcome)
 			_, _ = c.Get(t.Context(), key)

@@ -80,13 +80,12 @@ func changesAreHeardOnACluster(t *testing.T, c *services.RedisCluster, connect f
 	prefix := newPrefix(t)
 	var rows [12]atomic.Int64
 	open := func() *cacheaside.Cache[int, int64] {
-		onEvent, ready := up()
 		cache := cacheaside.New(cacheaside.Config[int, int64]{
 			Load:  func(_ context.Context, key int) (int64, error) { return rows[key].Load(), nil },
-			Store: newStore(connect(t, c.Addrs()...), prefix), OnEvent: onEvent,
+			Store: newStore(connect(t, c.Addrs()...), prefix),
 		})
 		t.Cleanup(func() { _ = cache.Close() })
-		<-ready
+		awaitWatch(t, cache)
 		return cache
 	}
 	writer, reader := open(), open()
@@ -118,20 +117,18 @@ func keysOfLiveMastersStayCached(t *testing.T, c *services.RedisCluster, off, on
 				cfg.Timeout, cfg.Heartbeat = time.Second, time.Hour
 			})
 			x := cached{skip: skip, loads: new([100]atomic.Int64), lost: new(atomic.Int64)}
-			onEvent, ready := up()
 			x.Cache = cacheaside.New(cacheaside.Config[int, int]{
 				Load:  func(_ context.Context, key int) (int, error) { return int(x.loads[key].Add(1)), nil },
 				Store: s, ErrorPause: 1500 * time.Millisecond,
-				OnEvent: func(ctx context.Context, e cacheaside.Event) {
-					onEvent(ctx, e)
-					if e.Kind == cacheaside.EventWatchLost {
-						x.lost.Add(1)
-					}
-				},
+			})
+			x.Cache.Observe(func(ctx context.Context, e cacheaside.Event) {
+				if e.Kind == cacheaside.EventWatchLost {
+					x.lost.Add(1)
+				}
 			})
 			t.Cleanup(func() { _ = x.Close() })
 			if !skip {
-				<-ready
+				awaitWatch(t, x.Cache)
 			}
 			for key := 0; len(x.live) < 12 || len(x.gone) < 3; key++ {
 				if c.MasterOf(bucketOf(s, prefix, key)) == 2 {

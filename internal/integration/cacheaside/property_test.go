@@ -126,18 +126,16 @@ func (tr trial) run(t *testing.T, addr string) (violations, writes int64) {
 			s = tr.breakIt(s)
 		}
 		procs[i].ears = &listening{Store: s, heard: map[string]chan struct{}{}}
-		onEvent, ready := up()
 		procs[i].records = make([]record, tr.keys)
 		procs[i].cache = cacheaside.New(cacheaside.Config[int, int64]{
 			Load: load, Store: procs[i].ears, ErrorPause: 20 * time.Millisecond,
-			OnEvent: func(ctx context.Context, e cacheaside.Event) {
-				onEvent(ctx, e)
-				if untold, ok := ctx.Value(untoldKey{}).(*bool); ok && e.Kind == cacheaside.EventNotPropagated {
-					*untold = true
-				}
-			},
 		})
-		<-ready
+		procs[i].cache.Observe(func(ctx context.Context, e cacheaside.Event) {
+			if untold, ok := ctx.Value(untoldKey{}).(*bool); ok && e.Kind == cacheaside.EventNotPropagated {
+				*untold = true
+			}
+		})
+		awaitWatch(t, procs[i].cache)
 		defer procs[i].cache.Close()
 		if tr.crash {
 			var s cacheaside.Store = p.store(prefix, change)

@@ -55,15 +55,10 @@ func newPrefix(t testing.TB) string {
 	return fmt.Sprintf("test-%s-%x", t.Name(), rand.Uint64())
 }
 
-// up returns an OnEvent that closes ready when the cache hears of others.
-func up() (onEvent func(context.Context, cacheaside.Event), ready chan struct{}) {
-	ready = make(chan struct{})
-	var once atomic.Bool
-	return func(_ context.Context, e cacheaside.Event) {
-		if e.Kind == cacheaside.EventWatchBegan && !once.Swap(true) {
-			close(ready)
-		}
-	}, ready
+// awaitWatch waits until the cache is notified of changes by other processes.
+func awaitWatch(t testing.TB, cache interface{ Stats() cacheaside.Stats }) {
+	t.Helper()
+	require.Eventually(t, func() bool { return cache.Stats().Watching == 1 }, time.Minute, time.Millisecond)
 }
 
 func TestRoundTrips(t *testing.T) {
@@ -71,15 +66,13 @@ func TestRoundTrips(t *testing.T) {
 	for name, skip := range map[string]bool{"memory in front": false, "memory skipped": true} {
 		t.Run(name, func(t *testing.T) {
 			prefix := newPrefix(t)
-			onEvent, ready := up()
 			cfg := cacheaside.Config[int, string]{
-				Load:    func(context.Context, int) (string, error) { return "v", nil },
-				Store:   p.store(prefix),
-				OnEvent: onEvent,
+				Load:  func(context.Context, int) (string, error) { return "v", nil },
+				Store: p.store(prefix),
 			}
 			c := cacheaside.New(cfg)
 			defer c.Close()
-			<-ready
+			awaitWatch(t, c)
 			count := func(f func()) int64 {
 				before := p.evals.Load()
 				f()
@@ -97,7 +90,7 @@ func TestRoundTrips(t *testing.T) {
 			}
 			require.Equal(t, hit, count(get), "a hit")
 
-			cfg.Store, cfg.OnEvent = p.store(prefix), nil
+			cfg.Store = p.store(prefix)
 			other := cacheaside.New(cfg)
 			defer other.Close()
 			require.Equal(t, int64(1), count(func() {

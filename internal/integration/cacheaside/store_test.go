@@ -225,7 +225,6 @@ func TestValuesAreShared(t *testing.T) {
 	ears, stores := make([]*listening, 2), make([]cacheaside.Store, 2)
 	for i := range caches {
 		p := newProcess(t, addr)
-		onEvent, ready := up()
 		stores[i] = p.store(prefix)
 		ears[i] = &listening{Store: stores[i], heard: map[string]chan struct{}{}}
 		caches[i] = cacheaside.New(cacheaside.Config[int, user]{
@@ -233,10 +232,10 @@ func TestValuesAreShared(t *testing.T) {
 				loads.Add(1)
 				return row.Load().(user), nil
 			},
-			Store: ears[i], OnEvent: onEvent,
+			Store: ears[i],
 		})
 		defer caches[i].Close()
-		<-ready
+		awaitWatch(t, caches[i])
 	}
 	get := func(c *cacheaside.Cache[int, user]) user {
 		v, err := c.Get(t.Context(), 1)
@@ -273,8 +272,8 @@ func TestRedisSlowDownAndBack(t *testing.T) {
 		Store: p.store(newPrefix(t), func(cfg *redisstore.Config) { cfg.Timeout, cfg.Heartbeat = time.Second, 200*time.Millisecond }),
 		// Long enough that only the events below end it.
 		ErrorPause: 200 * time.Millisecond,
-		OnEvent:    func(_ context.Context, e cacheaside.Event) { events <- e },
 	})
+	c.Observe(func(_ context.Context, e cacheaside.Event) { events <- e })
 	defer c.Close()
 	await := func(kind cacheaside.EventKind) cacheaside.Event {
 		t.Helper()
@@ -336,11 +335,11 @@ func TestPayloadThatDoesNotDecodeIsReplaced(t *testing.T) {
 	var bad []error
 	c := cacheaside.New(cacheaside.Config[int, int]{
 		Load: func(context.Context, int) (int, error) { return 5, nil }, Store: p.store(prefix),
-		OnEvent: func(_ context.Context, e cacheaside.Event) {
-			if e.Kind == cacheaside.EventCodecFailed {
-				bad = append(bad, e.Err)
-			}
-		},
+	})
+	c.Observe(func(_ context.Context, e cacheaside.Event) {
+		if e.Kind == cacheaside.EventCodecFailed {
+			bad = append(bad, e.Err)
+		}
 	})
 	defer c.Close()
 	for range 3 {

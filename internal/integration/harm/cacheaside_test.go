@@ -248,11 +248,11 @@ func tooLarge(t *testing.T) (r harm.Result) {
 				}
 				return strings.Repeat("x", 2<<20), nil
 			},
-			OnEvent: func(_ context.Context, e cacheaside.Event) {
-				if e.Kind == cacheaside.EventStoreLost {
-					lost.Add(1)
-				}
-			},
+		})
+		c.Observe(func(_ context.Context, e cacheaside.Event) {
+			if e.Kind == cacheaside.EventStoreLost {
+				lost.Add(1)
+			}
 		})
 		for _, key := range []string{"large", small} {
 			began := time.Now()

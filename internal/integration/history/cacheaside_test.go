@@ -189,16 +189,16 @@ func cacheWorker(ctx context.Context, w *worker) {
 	cfg := cacheaside.Config[int, int64]{
 		Load: p.load, TTL: p.TTL, StaleWhileRevalidate: p.Stale, StaleIfError: p.StaleIfError, SoftTimeout: p.SoftTimeout, ErrorPause: p.ErrorPause,
 		LoadTimeout: p.LoadTimeout, FinishLoads: p.Finish,
-		OnEvent: func(ctx context.Context, e cacheaside.Event) {
-			if op, ok := ctx.Value(opKey{}).(*cacheOp); ok {
-				switch e.Kind {
-				case cacheaside.EventNotPropagated:
-					op.Untold = true
-				case cacheaside.EventFenceFailed:
-					op.Unfenced = true
-				}
+	}
+	observe := func(ctx context.Context, e cacheaside.Event) {
+		if op, ok := ctx.Value(opKey{}).(*cacheOp); ok {
+			switch e.Kind {
+			case cacheaside.EventNotPropagated:
+				op.Untold = true
+			case cacheaside.EventFenceFailed:
+				op.Unfenced = true
 			}
-		},
+		}
 	}
 	if p.Store {
 		p.client = redis.NewClient(&redis.Options{Addr: w.Addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialTimeout: p.Timeout, PoolSize: 64})
@@ -208,9 +208,11 @@ func cacheWorker(ctx context.Context, w *worker) {
 		})
 	}
 	p.cache = cacheaside.New(cfg)
+	p.cache.Observe(observe)
 	if p.Store {
 		cfg.Store, cfg.ErrorPause = dying{cfg.Store}, cacheaside.None
 		p.dying = cacheaside.New(cfg)
+		p.dying.Observe(observe)
 	}
 	var all sync.WaitGroup
 	for i := range p.Readers {
