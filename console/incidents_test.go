@@ -264,7 +264,7 @@ func TestIncidentLeaseThatNobodyHolds(t *testing.T) {
 	incident(t, func(t *testing.T, w *works) {
 		require.NoError(t, w.term.Resign(t.Context()))
 		w.after(10*time.Second, allWell)
-		o := w.after(time.Minute, "The lease billing is held by nobody.", "lease/billing vacant: nobody has held it for #")
+		o := w.after(time.Minute, "The lease billing is held by nobody.", "lease/billing vacant: no process has held it for #")
 		require.Contains(t, o.card("lease/billing"), "|for # ")
 		var err error
 		w.term, err = w.leader.Campaign(t.Context())

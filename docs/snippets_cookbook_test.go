@@ -7,7 +7,6 @@ import (
 	"database/sql"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -85,7 +84,7 @@ func _() {
 	use(products)
 }
 
-func _() {
+func _() error {
 	relay := func(ctx context.Context, term lease.Term) error {
 		for {
 			tx, err := db.BeginTx(ctx, nil)
@@ -111,11 +110,8 @@ func _() {
 			}
 		}
 	}
-	for ctx.Err() == nil { // Run returns when relay does: compete again
-		err := lease.Run(ctx, store, lease.Config{Name: "outbox", TTL: 15 * time.Second}, relay)
-		slog.WarnContext(ctx, "outbox", "err", err)
-		time.Sleep(time.Second)
-	}
+	outbox := lease.New(store, lease.Config{Name: "outbox", TTL: 15 * time.Second})
+	return outbox.Loop(ctx, relay) // if relay fails, slog warns, and a process leads again after Poll
 }
 
 type Order struct {
@@ -204,7 +200,7 @@ func _(users *cacheaside.Cache[int, *User]) {
 	stopping.Store(true)          // fails /readyz
 	time.Sleep(5 * time.Second)   // until the balancer has noticed
 	_ = server.Shutdown(deadline) // no new request; those under way end
-	stopWorkers()                 // the ctx of Runner.Run, which hands its sagas over, and of lease.Run, which resigns
+	stopWorkers()                 // the ctx of Runner.Run, which hands its sagas over, and of Candidate.Loop, which resigns
 	workers.Wait()                // they return within Drain and LeaseTTL
 	users.Close()                 // loads end
 	_ = db.Close()

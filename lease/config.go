@@ -12,35 +12,31 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// A Config says which lease a [Candidate] competes for. Candidates for one lease should have the
-// same TTL and Poll.
+// A Config configures a [Candidate]. All candidates for a lease should have the same TTL and Poll.
 type Config struct {
-	// Name is the name of the lease: 1 to 200 bytes of UTF-8.
+	// Name is the name of the lease, from 1 to 200 bytes of UTF-8 without a zero byte. Required.
 	Name string
 
-	// Holder tells others who holds the lease, such as the address of the leader. Empty means the
-	// host name and the process id.
+	// Holder shows other processes which process holds the lease, such as its address. It has at most 200 bytes of
+	// UTF-8 without a zero byte. Empty means the host name and the process id.
 	Holder string
 
-	// TTL is how long the lease lasts without a renewal, and so how long nobody leads after a
-	// leader has died. Zero means 15 s; the least is 10 ms.
+	// TTL is how long the lease lasts without renewal, and so how long no process leads after a leader has died.
+	// Zero means 15 seconds; the minimum is 10 ms.
 	TTL time.Duration
 
-	// Margin is how long before the end of the lease the ctx of a term ends: the time for work to
-	// stop, and for clocks that differ in speed. Zero means TTL / 10; the most is TTL / 2.
+	// Margin is how long before the end of the lease the ctx of a term ends. It leaves time for work to stop, and
+	// allows for clocks that differ in speed. Zero means TTL/10; the maximum is TTL/2.
 	Margin time.Duration
 
-	// Poll is how often a waiting candidate asks the store whether the lease was given up. Zero
-	// means 1 s.
+	// Poll is how often a waiting candidate checks whether the lease was released, and how long Loop waits after a
+	// term. Zero means 1 second.
 	Poll time.Duration
 
-	// OnEvent is called for each Event, in order. The work of a term waits for it, unless it is still
-	// busy with an earlier one.
-	OnEvent func(context.Context, Event)
-
-	// OnStoreError is called when the store has failed, which is then asked again. Nil means that
-	// slog's default logger warns, once a second at most.
-	OnStoreError func(context.Context, error)
+	// OnError is called with the errors of the functions of Loop and Every, which then continue. It runs on the
+	// function's goroutine. An error that only reports that the function's ctx has ended is not passed on. Nil means
+	// that slog.Default warns.
+	OnError func(context.Context, error)
 }
 
 // Validate returns an error that names each invalid field, or nil.
@@ -58,7 +54,7 @@ func (c Config) Validate() error {
 
 const (
 	defaultTTL = 15 * time.Second
-	longest    = time.Duration(1 << 61) // of any time: 73 years, and safe to add
+	longest    = time.Duration(1 << 61) // 73 years: limits all durations, so that sums do not overflow
 )
 
 func isText(s string) bool {

@@ -7,36 +7,46 @@ import (
 )
 
 var (
-	// ErrLost is matched by a [*LostError]: once a term is over, of its ctx, Err and Fence.
+	// ErrLost is matched by a [*LostError], which is the cause of the ctx of a term that is over, and the error of
+	// Err and Fence.
 	ErrLost = errors.New("lease: lost")
+
+	// ErrRunTaken is returned by [Store].Renew for a run of [Candidate.Every] that is not later than the last one.
+	// Every does not make such a run.
+	ErrRunTaken = errors.New("lease: run taken")
 
 	// ErrHeld is matched by a [*HeldError].
 	ErrHeld = errors.New("lease: held by another")
 
-	// ErrNoFence is the error of Fence if the store is not a [Fencer].
-	ErrNoFence = errors.New("lease: the store has no transactions to fence")
+	// ErrNoFence is returned by [Term.Fence] if the store is not a [Fencer].
+	ErrNoFence = errors.New("lease: the store cannot fence transactions")
 )
 
-// A reason says why a term is over.
+// A reason is why a term is over.
 type reason string
 
 const (
 	notRenewed reason = "not renewed in time"
-	endedThere reason = "ended by the store" // another term has begun, or the store has lost it
+	endedThere reason = "ended by the store" // another term has begun, or the store has lost the lease
 	resigned   reason = "resigned"
+	neverBegan reason = "zero Term"
 )
 
-// A LostError says which term is over and why: no renewal has succeeded in time, the store
-// has ended it, or it was given up.
+// A LostError reports which term is over, and why: it was not renewed in time, the store has ended it, or it was
+// resigned. It matches [ErrLost].
 type LostError struct {
-	Name  string
-	Epoch int64
-	Err   error // why the last renewal has failed; nil if it has not
+	Name  string // the name of the lease
+	Epoch int64  // the term's epoch
+	Err   error  // why the last renewal failed; nil if it has not failed
 
 	reason reason
 }
 
+// Error names the lease, the term and the reason.
 func (e *LostError) Error() string {
+	if e.reason == neverBegan {
+		return "lease: the zero Term is over"
+	}
 	text := fmt.Sprintf("lease: %s: term %d is over: %s", e.Name, e.Epoch, e.reason)
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
@@ -44,30 +54,41 @@ func (e *LostError) Error() string {
 	return text
 }
 
+// Is reports whether target is [ErrLost].
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
+// Unwrap returns Err.
 func (e *LostError) Unwrap() error { return e.Err }
 
 // Retryable returns false: a term that is over does not come back.
 func (e *LostError) Retryable() bool { return false }
 
-// A HeldError says that TryCampaign did not get the lease, and who holds it.
+// A HeldError reports that [Candidate.TryCampaign] did not get the lease, and which process holds it. It matches
+// [ErrHeld].
 type HeldError struct {
-	Name   string
-	Holder string        // empty: another is being given it, or a transaction that the last holder has fenced is open
-	After  time.Duration // until the lease ends if it is not renewed, or when to ask again
+	Name string // the name of the lease
+
+	// Holder is the Config.Holder of the process that holds the lease. It is empty if another process is getting the
+	// lease, or if a transaction that the last holder has fenced is open.
+	Holder string
+
+	After time.Duration // the time until the lease ends if it is not renewed, or until the next try is worthwhile
 }
 
+// Error names the lease and its holder.
 func (e *HeldError) Error() string {
 	if e.Holder == "" {
-		return fmt.Sprintf("lease: %s: another is being given it, or the last holder has not finished a transaction", e.Name)
+		return fmt.Sprintf("lease: %s: another process is getting it, or a fenced transaction of the last holder is open",
+			e.Name)
 	}
 	return fmt.Sprintf("lease: %s: held by %s", e.Name, e.Holder)
 }
 
+// Is reports whether target is [ErrHeld].
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// Refused returns true: the call was not made.
+// Refused returns true: no term began.
 func (e *HeldError) Refused() bool { return true }
 
+// RetryAfter returns After.
 func (e *HeldError) RetryAfter() time.Duration { return e.After }

@@ -9,53 +9,54 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// An EventKind says what an [Event] is.
+// An EventKind is the kind of an [Event].
 type EventKind string
 
 const (
-	EventElected  EventKind = "elected"  // a term has begun
-	EventLost     EventKind = "lost"     // a term has ended that was not given up; its function may still run
-	EventResigned EventKind = "resigned" // a term was given up
+	EventElected     EventKind = "elected"      // a term began
+	EventLost        EventKind = "lost"         // a term ended that was not resigned; its function may still run
+	EventResigned    EventKind = "resigned"     // a term was resigned
+	EventStoreFailed EventKind = "store_failed" // the store failed; the call is repeated
 )
 
-// An Event is something that has happened to a [Candidate].
+// An Event is something that happened to a [Candidate].
 type Event struct {
-	Kind   EventKind
-	Name   string // of the lease
-	Holder string
-	Epoch  int64
-	Waited time.Duration // of EventElected: since the campaign began
-	Took   time.Duration // of EventLost and EventResigned: how long the term has lasted
-	Err    error         // of EventLost: the *LostError; of EventResigned: why the store could not be told, or nil
+	Kind   EventKind     // the kind of the event
+	Name   string        // the name of the lease
+	Holder string        // the candidate's Config.Holder
+	Epoch  int64         // the term's epoch; 0 if the store failed outside of a term
+	Waited time.Duration // if Kind is EventElected, the time since the campaign began
+	Took   time.Duration // if Kind is EventLost or EventResigned, the duration of the term
+
+	// Err is a [*LostError] if Kind is EventLost. If Kind is EventResigned, it is why the store did not release the
+	// lease, or nil. If Kind is EventStoreFailed, it is the store's error.
+	Err error
 }
 
-// Observe calls f with each event, after [Config].OnEvent and in order, until stop is called.
+// Observe calls f with each event, in order, until stop is called. A term's work waits for f, unless f is still busy
+// with an earlier event. While a candidate has no observer, slog.Default warns of EventStoreFailed, at most once a
+// second.
 func (c *Candidate) Observe(f func(context.Context, Event)) (stop func()) {
 	return c.observers.Observe(f)
 }
 
-// tell tells the hook and the observers of an event.
-func (c *Candidate) tell(ctx context.Context, e Event) {
+// notify delivers an event to the observers.
+func (c *Candidate) notify(ctx context.Context, e Event) {
+	e.Name, e.Holder = c.cfg.Name, c.cfg.Holder
 	c.events.AddUnder(ctx, e)
-	c.events.Deliver(ctx, func(ctx context.Context, next any) {
-		e := next.(Event)
-		if c.cfg.OnEvent != nil {
-			c.cfg.OnEvent(ctx, e)
-		}
-		c.observers.Tell(ctx, e)
-	})
+	c.events.Deliver(ctx, func(ctx context.Context, next any) { c.observers.Tell(ctx, next.(Event)) })
 }
 
 // Stats are the metrics of a [Candidate].
 type Stats struct {
-	Elected     int64 `counter:"terms{event=elected}"`
-	Lost        int64 `counter:"terms{event=lost}"`
-	Resigned    int64 `counter:"terms{event=resigned}"`
-	Asked       int64 `counter:"asks"`         // requests for the lease
-	Renewed     int64 `counter:"renewals"`     // that succeeded
-	StoreErrors int64 `counter:"store.errors"` // calls of the store that failed
+	Elected     int64 `counter:"terms{event=elected}"`  // terms that began
+	Lost        int64 `counter:"terms{event=lost}"`     // terms that ended and were not resigned
+	Resigned    int64 `counter:"terms{event=resigned}"` // terms that were resigned
+	Asked       int64 `counter:"asks"`                  // requests for the lease
+	Renewed     int64 `counter:"renewals"`              // renewals that succeeded
+	StoreErrors int64 `counter:"store.errors"`          // calls to the store that failed
 
-	WaitTime time.Duration `counter:"wait.time_seconds"` // of all waits that have ended
+	WaitTime time.Duration `counter:"wait.time_seconds"` // the duration of all waits that have ended
 
 	Queued  int `gauge:"queued"`  // calls that wait to lead
 	Leading int `gauge:"leading"` // terms that hold
@@ -74,8 +75,9 @@ func (c *Candidate) count(change func(*Stats)) {
 	change(&c.stats)
 }
 
-// Describe implements [policy.Describer]. Health asks the store: it fails if the store does not answer, or if
-// nobody has held the lease for a TTL, unless c is used as a lock, by TryCampaign alone.
+// Describe implements [policy.Describer]. Health queries the store. It fails with the state store_down if the store
+// does not answer. It fails with the state vacant if c has seen for longer than a TTL that no process held the
+// lease, unless c is used as a lock, which means that only TryCampaign was called.
 func (c *Candidate) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "lease",
@@ -88,19 +90,17 @@ func (c *Candidate) Describe() policy.Description {
 }
 
 func (c *Candidate) health(ctx context.Context) policy.Health {
-	rec, err := c.Look(ctx)
-	if err != nil {
+	if _, err := c.Status(ctx); err != nil {
 		return policy.Health{Status: policy.Fail, State: "store_down", Err: err}
 	}
-	s, vacant := c.Stats(), rec.Now.Sub(rec.Until)
-	if rec.Until.IsZero() { // the lease has never been held
-		vacant = time.Since(c.made)
-	}
+	c.mu.Lock()
+	s, since := c.stats, c.vacant
+	c.mu.Unlock()
 	isLock := s.Asked > 0 && s.Queued == 0 && s.WaitTime == 0
-	if isLock || vacant <= c.cfg.TTL {
+	if isLock || since.IsZero() || time.Since(since) <= c.cfg.TTL {
 		return policy.Health{}
 	}
-	detail := fmt.Sprintf("nobody has held it for %v", vacant.Round(time.Second))
+	detail := fmt.Sprintf("no process has held it for %v", time.Since(since).Round(time.Second))
 	return policy.Health{Status: policy.Fail, State: "vacant", Detail: detail}
 }
 

@@ -74,19 +74,21 @@ func down(context.Context, func() error) error { return errDown }
 
 func hanging(ctx context.Context, _ func() error) error { <-ctx.Done(); return ctx.Err() }
 
-func quiet(cfg lease.Config) lease.Config {
-	cfg.OnStoreError = func(context.Context, error) {}
-	return cfg
+// quiet returns a Candidate whose store may fail without a warning.
+func quiet(store lease.Store, cfg lease.Config) *lease.Candidate {
+	c := lease.New(store, cfg)
+	c.Observe(func(context.Context, lease.Event) {})
+	return c
 }
 
 func campaign(t *testing.T, store lease.Store, cfg lease.Config) lease.Term {
 	t.Helper()
-	term, err := lease.New(store, quiet(cfg)).Campaign(t.Context())
+	term, err := quiet(store, cfg).Campaign(t.Context())
 	require.NoError(t, err)
 	return term
 }
 
-// look returns the lease, without a Holder if nobody holds it.
+// look returns the lease, without a Holder if no process holds it.
 func look(t *testing.T, store lease.Store) lease.Record {
 	t.Helper()
 	rec, err := store.Load(t.Context(), "billing")
@@ -97,14 +99,14 @@ func look(t *testing.T, store lease.Store) lease.Record {
 	return rec
 }
 
-// exactly runs a test in a bubble of fake time, where every store answers at once.
+// exactly runs a test in a bubble of fake time, where every store answers immediately.
 func exactly(t *testing.T, test func(t *testing.T)) { synctest.Test(t, test) }
 
 func TestRunReturnsWhatFnReturns(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store, failed := lease.NewMemory(), errors.New("failed")
 		for _, want := range []error{nil, failed} {
-			err := lease.Run(t.Context(), store, billing, func(ctx context.Context, term lease.Term) error {
+			err := lease.New(store, billing).Run(t.Context(), func(ctx context.Context, term lease.Term) error {
 				require.NoError(t, term.Err())
 				require.NoError(t, ctx.Err())
 				require.Equal(t, look(t, store).Holder, term.Holder())
@@ -118,219 +120,8 @@ func TestRunReturnsWhatFnReturns(t *testing.T) {
 	})
 }
 
-func TestEveryCallsFnAtOnceAndEachInterval(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store, begun, failed := lease.NewMemory(), time.Now(), errors.New("failed")
-		var at []time.Duration
-		err := lease.Every(t.Context(), store, billing, time.Hour, func(ctx context.Context, term lease.Term) error {
-			require.NoError(t, term.Err())
-			if at = append(at, time.Since(begun)); len(at) == 3 {
-				return failed
-			}
-			return nil
-		})
-		require.Equal(t, failed, err)
-		require.Equal(t, []time.Duration{0, time.Hour, 2 * time.Hour}, at)
-		require.Empty(t, look(t, store).Holder, "not given up")
-	})
-	exactly(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Minute)
-		defer cancel()
-		calls := 0
-		require.NoError(t, lease.Every(ctx, lease.NewMemory(), billing, time.Hour, func(context.Context, lease.Term) error { calls++; return nil }))
-		require.Equal(t, 2, calls)
-	})
-	require.ErrorContains(t, lease.Every(t.Context(), lease.NewMemory(), billing, 0, nil), "interval")
-}
-
-// A call that takes longer than the interval returns when the next one is due, and the term may
-// have ended meanwhile: both are ready then.
-func TestEveryDoesNotCallFnWhenTheTermIsOver(t *testing.T) {
-	for range 20 {
-		exactly(t, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			calls := 0
-			require.NoError(t, lease.Every(ctx, lease.NewMemory(), billing, time.Second, func(context.Context, lease.Term) error {
-				calls++
-				time.Sleep(2 * time.Second)
-				cancel()
-				return nil
-			}))
-			require.Equal(t, 1, calls)
-		})
-		exactly(t, func(t *testing.T) {
-			store := &faulty{Store: lease.NewMemory()}
-			store.renew = func(ctx context.Context, _ func() error) error { return errDown }
-			ctx, cancel := context.WithTimeout(t.Context(), 2*ttl)
-			defer cancel()
-			cfg := billing
-			cfg.OnStoreError = func(context.Context, error) {}
-			_ = lease.Every(ctx, store, cfg, ttl-ttl/10, func(ctx context.Context, term lease.Term) error {
-				require.NoError(t, term.Err())
-				return nil
-			})
-		})
-	}
-}
-
-// each calls Every in another process for as long as that leads, and returns when it has called fn.
-func each(t *testing.T, store lease.Store, interval, leads time.Duration) (at []time.Time) {
-	ctx, cancel := context.WithTimeout(t.Context(), leads)
-	defer cancel()
-	cfg := billing
-	cfg.TTL = 10 * time.Minute // few renewals
-	err := lease.Every(ctx, store, cfg, interval, func(context.Context, lease.Term) error {
-		at = append(at, time.Now())
-		return nil
-	})
-	require.NoError(t, err)
-	return at
-}
-
-// TestEveryIsOnceAnIntervalWhoeverLeads: changes of the leader add no run, and lose none.
-func TestEveryIsOnceAnIntervalWhoeverLeads(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store, begun := lease.NewMemory(), time.Now()
-		var at []time.Time
-		for range 50 { // leaders, each for five hours
-			at = append(at, each(t, store, 24*time.Hour, 5*time.Hour)...)
-		}
-		var want []time.Time
-		for run := begun; run.Before(begun.Add(250 * time.Hour)); run = run.Add(24 * time.Hour) {
-			want = append(want, run)
-		}
-		require.Equal(t, want, at)
-	})
-}
-
-// TestEveryMakesAMissedRunOnceLate: nobody leads for days.
-func TestEveryMakesAMissedRunOnceLate(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store := lease.NewMemory()
-		require.Len(t, each(t, store, 24*time.Hour, time.Hour), 1)
-		time.Sleep(100 * time.Hour)
-		back := time.Now()
-		require.Equal(t, []time.Time{back, back.Add(24 * time.Hour)}, each(t, store, 24*time.Hour, 30*time.Hour))
-	})
-}
-
-// TestEveryRecordsARunBeforeItBegins: a store that does not answer keeps it waiting, and a leader that
-// dies in the middle of a run has made it.
-func TestEveryRecordsARunBeforeItBegins(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store := &faulty{Store: lease.NewMemory(), renew: down}
-		time.AfterFunc(ttl/5, func() { store.set(&store.renew, nil) })
-		began, ran := time.Now(), time.Time{}
-		failed := errors.New("failed")
-		err := lease.Every(t.Context(), store, quiet(billing), time.Hour, func(context.Context, lease.Term) error {
-			ran = time.Now()
-			rec, err := store.Load(t.Context(), "billing")
-			require.NoError(t, err)
-			require.Equal(t, ran, rec.Ran)
-			return failed
-		})
-		require.Equal(t, failed, err)
-		require.InDelta(t, ttl/5, ran.Sub(began), float64(ttl/30))
-		next := each(t, store, time.Hour, 2*time.Hour)
-		require.NotEmpty(t, next)
-		require.Equal(t, ran.Add(time.Hour), next[0])
-	})
-}
-
-// The store has not failed: the call ended with the ctx of Every.
-func TestEveryThatStopsAsItRecordsARunTellsOfNoFailure(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		store := &faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, _ func() error) error {
-			cancel()
-			<-ctx.Done()
-			return ctx.Err()
-		}}
-		cfg := billing
-		cfg.OnStoreError = func(_ context.Context, err error) { t.Errorf("told of %v", err) }
-		require.NoError(t, lease.Every(ctx, store, cfg, time.Hour, func(context.Context, lease.Term) error { return nil }))
-	})
-}
-
-// TestEveryCountsFromTheStoresClock: an election that was answered late makes no run come sooner.
-func TestEveryCountsFromTheStoresClock(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store, began := &faulty{Store: lease.NewMemory()}, time.Now()
-		require.Len(t, each(t, store, time.Hour, time.Minute), 1)
-		store.set(&store.acquire, func(_ context.Context, do func() error) error { time.Sleep(10 * time.Second); return do() })
-		require.Equal(t, began.Add(time.Hour), each(t, store, time.Hour, 90*time.Minute)[0])
-	})
-}
-
-// TestEveryMakesNoRunThatWasRecordedTooLate: the term has ended before the store has answered.
-func TestEveryMakesNoRunThatWasRecordedTooLate(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store, recorded := &faulty{Store: lease.NewMemory()}, atomic.Int64{}
-		store.set(&store.renew, func(_ context.Context, do func() error) error {
-			if recorded.Add(1) <= 2 { // the run, and the renewal beside it
-				defer time.Sleep(ttl)
-			}
-			return do()
-		})
-		failed := errors.New("failed")
-		require.Equal(t, failed, lease.Every(t.Context(), store, quiet(billing), time.Hour, func(_ context.Context, term lease.Term) error {
-			require.NoError(t, term.Err())
-			return failed
-		}))
-	})
-}
-
-// TestRunBesideARenewalThatHangsMovesTheEnd of the term, and does not take it away.
-func TestRunBesideARenewalThatHangsMovesTheEnd(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store, renewals, runs := &faulty{Store: lease.NewMemory()}, atomic.Int64{}, 0
-		store.set(&store.renew, func(_ context.Context, do func() error) error {
-			if renewals.Add(1) == 2 { // the first is a run
-				time.Sleep(3 * ttl) // it does not heed its ctx
-				return errDown
-			}
-			return do()
-		})
-		failed := errors.New("failed")
-		err := lease.Every(t.Context(), store, quiet(billing), ttl/2, func(ctx context.Context, term lease.Term) error {
-			switch runs++; runs {
-			case 1:
-				return nil
-			case 2:
-				began := time.Now()
-				<-ctx.Done()
-				require.Equal(t, ttl-ttl/10, time.Since(began))
-			}
-			return failed // of the second run, the term is lost: another begins
-		})
-		require.Equal(t, failed, err)
-		require.Equal(t, 3, runs)
-		time.Sleep(3 * ttl)
-	})
-}
-
-// TestEveryWithAClockThatWasSetBack waits for an interval and no longer.
-func TestEveryWithAClockThatWasSetBack(t *testing.T) {
-	exactly(t, func(t *testing.T) {
-		store := &ahead{lease.NewMemory()}
-		began := time.Now()
-		require.Equal(t, began.Add(time.Hour), each(t, store, time.Hour, 90*time.Minute)[0])
-	})
-}
-
-// An ahead store has a run in the future.
-type ahead struct{ lease.Store }
-
-func (s *ahead) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
-	rec, err := s.Store.Acquire(ctx, req)
-	rec.Ran = rec.Now.Add(1000 * time.Hour)
-	return rec, err
-}
-
-func TestRunOfAMistakeReturnsIt(t *testing.T) {
-	never := func(context.Context, lease.Term) error { panic("called") }
-	require.ErrorContains(t, lease.Run(t.Context(), lease.NewMemory(), lease.Config{}, never), "lease.Config.Name")
-	require.ErrorContains(t, lease.Run(t.Context(), nil, billing, never), "Store is nil")
+func TestNewPanicsOnInvalidArguments(t *testing.T) {
+	require.PanicsWithError(t, "lease: the Store is nil: must be set", func() { lease.New(nil, billing) })
 	require.Panics(t, func() { lease.New(lease.NewMemory(), lease.Config{}) })
 }
 
@@ -341,7 +132,7 @@ func TestRunWaitsForTheLease(t *testing.T) {
 		var wg sync.WaitGroup
 		var led time.Time
 		wg.Go(func() {
-			require.NoError(t, lease.Run(t.Context(), store, billing, func(context.Context, lease.Term) error {
+			require.NoError(t, lease.New(store, billing).Run(t.Context(), func(context.Context, lease.Term) error {
 				led = time.Now()
 				return nil
 			}))
@@ -378,11 +169,10 @@ func TestCtxEndsBeforeTheLease(t *testing.T) {
 				term := campaign(t, store, cfg)
 				time.Sleep(time.Hour)
 				synctest.Wait()
-				rec, err := store.Load(t.Context(), "billing")
-				require.NoError(t, err)
+				ends := time.Now().Add(look(t, store).Left - 2*time.Second)
 				store.set(&store.renew, fault)
 				<-term.Context().Done()
-				require.Equal(t, rec.Until.Add(-2*time.Second), time.Now())
+				require.Equal(t, ends, time.Now())
 				var lost *lease.LostError
 				require.ErrorAs(t, context.Cause(term.Context()), &lost)
 				require.ErrorIs(t, lost, lease.ErrLost)
@@ -442,7 +232,7 @@ func TestRenewalThatFailsIsTriedAgain(t *testing.T) {
 			return do()
 		})
 
-		c := lease.New(store, quiet(billing))
+		c := quiet(store, billing)
 		term, err := c.Campaign(t.Context())
 		require.NoError(t, err)
 		time.Sleep(time.Hour)
@@ -509,7 +299,7 @@ func TestRunLeadsAgainAfterALoss(t *testing.T) {
 		exactly(t, func(t *testing.T) {
 			store := &faulty{Store: lease.NewMemory(), renew: down}
 			var epochs []int64
-			err := lease.Run(t.Context(), store, quiet(billing), func(ctx context.Context, term lease.Term) error {
+			err := quiet(store, billing).Run(t.Context(), func(ctx context.Context, term lease.Term) error {
 				epochs = append(epochs, term.Epoch())
 				if len(epochs) == 2 {
 					store.set(&store.renew, nil)
@@ -532,7 +322,7 @@ func TestRunEndsWithItsCtx(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(time.Minute, func() { cancel(why) })
 		var finished time.Time
-		err := lease.Run(ctx, store, billing, func(ctx context.Context, term lease.Term) error {
+		err := lease.New(store, billing).Run(ctx, func(ctx context.Context, term lease.Term) error {
 			<-ctx.Done()
 			require.ErrorIs(t, context.Cause(ctx), why)
 			time.Sleep(10 * ttl) // it finishes in peace
@@ -544,7 +334,7 @@ func TestRunEndsWithItsCtx(t *testing.T) {
 		require.Equal(t, finished, time.Now())
 		require.Empty(t, look(t, store).Holder)
 
-		err = lease.Run(ctx, store, billing, nil)
+		err = lease.New(store, billing).Run(ctx, nil)
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, why)
 	})
@@ -556,7 +346,7 @@ func TestRunReturnsTheErrorOfFnIfItsCtxEndedAfterALoss(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		store := &faulty{Store: lease.NewMemory(), renew: down}
-		err := lease.Run(ctx, store, quiet(billing), func(ctx context.Context, term lease.Term) error {
+		err := quiet(store, billing).Run(ctx, func(ctx context.Context, term lease.Term) error {
 			<-ctx.Done()
 			cancel()
 			return errDown
@@ -571,7 +361,7 @@ func TestWaitEndsWithItsCtx(t *testing.T) {
 		term := campaign(t, store, billing)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		err := lease.Run(ctx, store, billing, nil)
+		err := lease.New(store, billing).Run(ctx, nil)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, "billing")
 		require.NoError(t, term.Resign(t.Context()))
@@ -582,12 +372,12 @@ func TestRunGivesTheLeaseUpWhenFnPanics(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := lease.NewMemory()
 		require.PanicsWithValue(t, "oh", func() {
-			_ = lease.Run(t.Context(), store, billing, func(context.Context, lease.Term) error { panic("oh") })
+			_ = lease.New(store, billing).Run(t.Context(), func(context.Context, lease.Term) error { panic("oh") })
 		})
 		require.Empty(t, look(t, store).Holder)
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			_ = lease.Run(t.Context(), store, billing, func(context.Context, lease.Term) error { runtime.Goexit(); return nil })
+			_ = lease.New(store, billing).Run(t.Context(), func(context.Context, lease.Term) error { runtime.Goexit(); return nil })
 		})
 		wg.Wait()
 		require.Empty(t, look(t, store).Holder)
@@ -608,7 +398,7 @@ func TestElectionWhoseAnswerIsLost(t *testing.T) {
 		store.set(&store.acquire, lose)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err := lease.New(store, quiet(billing)).Campaign(ctx)
+		_, err := quiet(store, billing).Campaign(ctx)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Empty(t, look(t, store).Holder, "a lease that nobody knows of")
 	})
@@ -622,7 +412,7 @@ func TestElectionAfterTheEndOfCtx(t *testing.T) {
 			defer cancel()
 			return do()
 		}}
-		require.ErrorIs(t, lease.Run(ctx, store, billing, nil), context.Canceled)
+		require.ErrorIs(t, lease.New(store, billing).Run(ctx, nil), context.Canceled)
 		require.Empty(t, look(t, store).Holder)
 	})
 }
@@ -679,7 +469,8 @@ func TestTryCampaignDoesNotWait(t *testing.T) {
 		require.Equal(t, ttl, held.RetryAfter())
 		require.EqualError(t, err, "lease: billing: held by me")
 		require.NoError(t, term.Resign(t.Context()))
-		require.EqualError(t, &lease.HeldError{Name: "billing"}, "lease: billing: another is being given it, or the last holder has not finished a transaction")
+		require.EqualError(t, &lease.HeldError{Name: "billing"},
+			"lease: billing: another process is getting it, or a fenced transaction of the last holder is open")
 
 		store.set(&store.acquire, down)
 		_, err = c.TryCampaign(t.Context())
@@ -719,7 +510,7 @@ func TestCampaignWaitsUntilItsCtxEnds(t *testing.T) {
 func TestResignSaysWhenTheStoreDoesNotKnow(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory(), release: down}
-		c := lease.New(store, quiet(billing))
+		c := quiet(store, billing)
 		var told []error
 		c.Observe(func(_ context.Context, e lease.Event) { told = append(told, e.Err) })
 		term, err := c.Campaign(t.Context())
@@ -751,23 +542,20 @@ func TestResignWaitsForTheRenewalUnderWay(t *testing.T) {
 	})
 }
 
-// A hook that the renewal itself calls would wait for it forever.
-func TestHookMayResign(t *testing.T) {
+// An observer that the renewal itself calls would wait for it forever.
+func TestObserverMayResign(t *testing.T) {
 	for _, fails := range []fault{down, func(context.Context, func() error) error { return lease.ErrLost }} {
 		exactly(t, func(t *testing.T) {
 			store, term, resigned := &faulty{Store: lease.NewMemory(), renew: fails}, lease.Term{}, 0
-			resign := func() {
-				resigned++
-				require.NoError(t, term.Resign(context.Background()))
-			}
-			cfg := billing
-			cfg.OnStoreError = func(context.Context, error) { resign() }
-			cfg.OnEvent = func(_ context.Context, e lease.Event) {
-				if e.Kind == lease.EventLost {
-					resign()
+			c := lease.New(store, billing)
+			c.Observe(func(_ context.Context, e lease.Event) {
+				if e.Kind == lease.EventLost || e.Kind == lease.EventStoreFailed {
+					resigned++
+					require.NoError(t, term.Resign(context.Background()))
 				}
-			}
-			term = campaign(t, store, cfg)
+			})
+			term, err := c.Campaign(t.Context())
+			require.NoError(t, err)
 			<-term.Context().Done()
 			synctest.Wait()
 			require.Equal(t, 1, resigned)
@@ -796,7 +584,7 @@ func TestResignByManyAtOnce(t *testing.T) {
 func TestRunOfAFunctionThatResignsReturns(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		calls := 0
-		err := lease.Run(t.Context(), lease.NewMemory(), billing, func(_ context.Context, term lease.Term) error {
+		err := lease.New(lease.NewMemory(), billing).Run(t.Context(), func(_ context.Context, term lease.Term) error {
 			calls++
 			require.NoError(t, term.Resign(t.Context()))
 			return errDown
@@ -865,7 +653,7 @@ func TestNeverTwo(t *testing.T) {
 		var last atomic.Int64
 		var wg sync.WaitGroup
 		for range 5 {
-			c := lease.New(store, quiet(billing))
+			c := quiet(store, billing)
 			wg.Go(func() {
 				for ctx.Err() == nil {
 					_ = c.Run(ctx, func(ctx context.Context, term lease.Term) error {
@@ -897,11 +685,8 @@ func TestNeverTwo(t *testing.T) {
 func TestStatsAndEvents(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
-		var hooked, observed []lease.Event
-		cfg := quiet(billing)
-		cfg.Holder = "me"
-		cfg.OnEvent = func(_ context.Context, e lease.Event) { hooked = append(hooked, e) }
-		c := lease.New(store, cfg)
+		var observed []lease.Event
+		c := lease.New(store, lease.Config{Name: "billing", TTL: ttl, Holder: "me"})
 		stop := c.Observe(func(_ context.Context, e lease.Event) { observed = append(observed, e) })
 		term, err := c.Campaign(t.Context())
 		require.NoError(t, err)
@@ -927,24 +712,20 @@ func TestStatsAndEvents(t *testing.T) {
 			{Kind: lease.EventElected, Name: "billing", Holder: "me", Epoch: second},
 			{Kind: lease.EventLost, Name: "billing", Holder: "me", Epoch: second, Took: ttl / 3, Err: lost},
 		}, observed)
-		require.Equal(t, observed, hooked)
 		stop()
 		term, err = c.Campaign(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, term.Resign(t.Context()))
 		require.Len(t, observed, 4)
-		require.Len(t, hooked, 6)
 	})
 }
 
-// TestHookMayCallTheCandidate would wait for itself if a lock were held.
-func TestHookMayCallTheCandidate(t *testing.T) {
+// An observer that calls the candidate would wait for itself if a lock were held.
+func TestObserverMayCallCandidate(t *testing.T) {
 	exactly(t, func(t *testing.T) {
-		var c *lease.Candidate
+		c := lease.New(lease.NewMemory(), billing)
 		leading := []int{}
-		cfg := billing
-		cfg.OnEvent = func(context.Context, lease.Event) { leading = append(leading, c.Stats().Leading) }
-		c = lease.New(lease.NewMemory(), cfg)
+		c.Observe(func(context.Context, lease.Event) { leading = append(leading, c.Stats().Leading) })
 		term, err := c.Campaign(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, term.Resign(t.Context()))
@@ -952,8 +733,19 @@ func TestHookMayCallTheCandidate(t *testing.T) {
 	})
 }
 
-// A hook that panics on a goroutine of the package costs no term, and is printed with its stack.
-func TestHookThatPanicsCostsNoTerm(t *testing.T) {
+// panics returns a Candidate with an observer that panics at events of a kind.
+func panics(store lease.Store, kind lease.EventKind) *lease.Candidate {
+	c := lease.New(store, billing)
+	c.Observe(func(_ context.Context, e lease.Event) {
+		if e.Kind == kind {
+			panic(string(kind))
+		}
+	})
+	return c
+}
+
+// A panic of an observer on a goroutine of the package costs no term, and is printed with its stack.
+func TestObserverPanicCostsNoTerm(t *testing.T) {
 	var printed strings.Builder
 	log.SetOutput(&printed)
 	defer log.SetOutput(os.Stderr)
@@ -965,53 +757,41 @@ func TestHookThatPanicsCostsNoTerm(t *testing.T) {
 			}
 			return do()
 		}}
-		cfg := billing
-		cfg.OnStoreError = func(context.Context, error) { panic("oh") }
-		term, err := lease.New(store, cfg).Campaign(t.Context())
+		term, err := panics(store, lease.EventStoreFailed).Campaign(t.Context())
 		require.NoError(t, err)
 		time.Sleep(ttl)
 		require.NoError(t, term.Err())
 		require.NoError(t, term.Resign(t.Context()))
 	})
-	require.Contains(t, printed.String(), "lease: a hook has panicked: oh")
+	require.Contains(t, printed.String(), "lease: observer panicked: store_failed")
 	require.Contains(t, printed.String(), "lease_test.go")
 }
 
-// A hook that panics when the timer ends a term ends no program.
-func TestHookThatPanicsAtTheEndOfATerm(t *testing.T) {
+// A panic of an observer when the timer ends a term does not end the program.
+func TestObserverPanicAtEndOfTerm(t *testing.T) {
 	var printed strings.Builder
 	log.SetOutput(&printed)
 	defer log.SetOutput(os.Stderr)
 	exactly(t, func(t *testing.T) {
-		cfg := quiet(billing)
-		cfg.OnEvent = func(_ context.Context, e lease.Event) {
-			if e.Kind == lease.EventLost {
-				panic("lost")
-			}
-		}
 		store := &faulty{Store: lease.NewMemory(), renew: func(context.Context, func() error) error {
-			time.Sleep(ttl) // it does not heed its ctx
+			time.Sleep(ttl) // it ignores its ctx
 			return errDown
 		}}
-		term, err := lease.New(store, cfg).Campaign(t.Context())
+		term, err := panics(store, lease.EventLost).Campaign(t.Context())
 		require.NoError(t, err)
 		<-term.Context().Done()
 		require.ErrorContains(t, term.Err(), "not renewed in time")
 		time.Sleep(ttl)
 	})
-	require.Contains(t, printed.String(), "lease: a hook has panicked: lost")
+	require.Contains(t, printed.String(), "lease: observer panicked: lost")
 }
 
-// A hook that panics on the caller's goroutine panics there, and leaves no term behind.
-func TestHookThatPanicsPanicsInItsCaller(t *testing.T) {
+// A panic of an observer on the caller's goroutine reaches the caller, and no term remains.
+func TestObserverPanicReachesCaller(t *testing.T) {
 	exactly(t, func(t *testing.T) {
-		store, cfg := lease.NewMemory(), billing
-		cfg.OnEvent = func(_ context.Context, e lease.Event) {
-			if e.Kind == lease.EventElected {
-				panic("oh")
-			}
-		}
-		require.PanicsWithValue(t, "oh", func() { _ = lease.Run(t.Context(), store, cfg, nil) })
+		store := lease.NewMemory()
+		c := panics(store, lease.EventElected)
+		require.PanicsWithValue(t, "elected", func() { _ = c.Run(t.Context(), nil) })
 		require.Empty(t, look(t, store).Holder)
 	})
 }
@@ -1021,14 +801,14 @@ type lines struct{ n atomic.Int64 }
 
 func (l *lines) Write(p []byte) (int, error) { l.n.Add(1); return len(p), nil }
 
-func TestStoreThatFailsIsTold(t *testing.T) {
+func TestStoreFailureIsReported(t *testing.T) {
 	logged, before := &lines{}, slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(logged, nil)))
 	defer slog.SetDefault(before)
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory(), acquire: down, release: down}
 		cfg := billing
-		cfg.Poll = 10 * time.Millisecond
+		cfg.Poll, cfg.Holder = 10*time.Millisecond, "me"
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		c := lease.New(store, cfg)
@@ -1036,43 +816,82 @@ func TestStoreThatFailsIsTold(t *testing.T) {
 		require.Greater(t, c.Stats().StoreErrors, int64(800))
 		require.InDelta(t, 10, logged.n.Load(), 1, "once a second")
 
-		var told []error
-		cfg.OnStoreError = func(_ context.Context, err error) { told = append(told, err) }
-		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+		var events []lease.Event
+		stop := c.Observe(func(_ context.Context, e lease.Event) { events = append(events, e) })
+		ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		require.Error(t, lease.Run(ctx, store, cfg, nil))
-		require.ErrorIs(t, told[0], errDown)
-		require.EqualError(t, told[0], "lease: billing: campaign: the store is down")
-		require.EqualError(t, told[len(told)-1], "lease: billing: withdraw: the store is down")
+		logged.n.Store(0)
+		require.Error(t, c.Run(ctx, nil))
+		stop()
+		require.Zero(t, logged.n.Load(), "no warning while the candidate is observed")
+		require.Greater(t, len(events), 800)
+		first, last := events[0], events[len(events)-1]
+		require.ErrorIs(t, first.Err, errDown)
+		require.EqualError(t, first.Err, "lease: billing: campaign: the store is down")
+		require.EqualError(t, last.Err, "lease: billing: withdraw: the store is down")
+		first.Err = nil
+		require.Equal(t, lease.Event{Kind: lease.EventStoreFailed, Name: "billing", Holder: "me"}, first)
 	})
 }
 
-func TestLookOfALeaseThatNobodyHolds(t *testing.T) {
+func TestRenewalFailureHasEpoch(t *testing.T) {
 	exactly(t, func(t *testing.T) {
-		store := lease.NewMemory()
-		require.Equal(t, lease.Record{Name: "billing", Now: time.Now()}, look(t, store))
-		c := lease.New(store, lease.Config{Name: "billing", TTL: ttl, Holder: "me"})
+		c := lease.New(&faulty{Store: lease.NewMemory(), renew: down}, billing)
+		var failed []lease.Event
+		c.Observe(func(_ context.Context, e lease.Event) {
+			if e.Kind == lease.EventStoreFailed {
+				failed = append(failed, e)
+			}
+		})
 		term, err := c.Campaign(t.Context())
 		require.NoError(t, err)
-		began := time.Now()
-		held := lease.Record{Name: "billing", Holder: "me", Epoch: term.Epoch(), Since: began, Until: began.Add(ttl), Now: began}
-		held.Token = look(t, store).Token
-		require.Equal(t, held, look(t, store))
-		time.Sleep(time.Second)
+		<-term.Context().Done()
+		require.NotEmpty(t, failed)
+		require.Equal(t, term.Epoch(), failed[0].Epoch)
+		require.EqualError(t, failed[0].Err, "lease: billing: renew: the store is down")
 		require.NoError(t, term.Resign(t.Context()))
+	})
+}
+
+func TestStatusOfLease(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		store := lease.NewMemory()
+		c := lease.New(store, lease.Config{Name: "billing", TTL: ttl, Holder: "me"})
+		status := func(want lease.Record) {
+			t.Helper()
+			rec, err := c.Status(t.Context())
+			require.NoError(t, err)
+			rec.Token = ""
+			require.Equal(t, want, rec)
+		}
+		status(lease.Record{Name: "billing"})
+		term, err := c.Campaign(t.Context())
+		require.NoError(t, err)
 		time.Sleep(time.Second)
-		until := began.Add(time.Second)
-		free := lease.Record{Name: "billing", Epoch: term.Epoch(), Since: until, Until: until, Now: time.Now()}
-		require.Equal(t, free, look(t, store))
+		status(lease.Record{Name: "billing", Holder: "me", Epoch: term.Epoch(), Left: ttl - time.Second})
+		require.NoError(t, term.Resign(t.Context()))
+		status(lease.Record{Name: "billing", Epoch: term.Epoch()})
 		_, err = store.Acquire(t.Context(), lease.Request{Name: "billing", Token: "dead", Holder: "dead", TTL: ttl})
 		require.NoError(t, err)
-		ended := time.Now().Add(ttl)
 		time.Sleep(time.Minute)
-		rec, err := c.Look(t.Context())
+		rec, err := c.Status(t.Context())
 		require.NoError(t, err)
 		require.False(t, rec.Held())
-		require.Equal(t, ended, rec.Until)
+		require.Equal(t, "dead", rec.Holder)
+		require.Zero(t, rec.Left)
 	})
+}
+
+func TestZeroTermIsOver(t *testing.T) {
+	var term lease.Term
+	require.ErrorIs(t, term.Err(), lease.ErrLost)
+	require.EqualError(t, term.Err(), "lease: the zero Term is over")
+	require.Error(t, term.Context().Err())
+	require.ErrorIs(t, context.Cause(term.Context()), lease.ErrLost)
+	require.ErrorIs(t, term.Fence(t.Context(), nil), lease.ErrLost)
+	require.NoError(t, term.Resign(t.Context()))
+	require.Zero(t, term.Epoch())
+	require.Empty(t, term.Holder())
 }
 
 // An over store grants what has ended by its own clock already.
@@ -1080,7 +899,7 @@ type over struct{ lease.Store }
 
 func (s over) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
 	rec, err := s.Store.Acquire(ctx, req)
-	rec.Now = rec.Until
+	rec.Left = 0
 	return rec, err
 }
 
@@ -1108,7 +927,7 @@ func TestWaitThatHasFailedGivesUpWhatMayBeGranted(t *testing.T) {
 			})
 			store.set(&store.release, func(_ context.Context, do func() error) error { released++; return do() })
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			_, err := lease.New(store, quiet(billing)).Campaign(ctx)
+			_, err := quiet(store, billing).Campaign(ctx)
 			cancel()
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.Equal(t, want, released)
@@ -1122,9 +941,7 @@ var _ policy.Describer = (*lease.Candidate)(nil)
 func TestCandidateDescribesItself(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
-		cfg := quiet(billing)
-		cfg.Holder = "me"
-		c := lease.New(store, cfg)
+		c := lease.New(store, lease.Config{Name: "billing", TTL: ttl, Holder: "me"})
 		d := c.Describe()
 		require.Equal(t, "lease", d.Kind)
 		require.Equal(t, billing.Name, d.Name)
@@ -1181,18 +998,21 @@ func TestEventsAreDescribedByTheirKind(t *testing.T) {
 	}
 }
 
-// Work that no process does is a fault, whether this process campaigns or not.
-func TestHealthFailsWhileTheLeaseIsVacant(t *testing.T) {
+// A lease that no process holds is a fault, even if this process does not campaign. A candidate counts from when it
+// has seen the vacancy first.
+func TestHealthFailsWhileLeaseIsVacant(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		health := func(c *lease.Candidate) policy.Health { return c.Describe().Health(t.Context()) }
 		vacant := func(detail string) policy.Health {
-			return policy.Health{Status: policy.Fail, State: "vacant", Detail: "nobody has held it for " + detail}
+			return policy.Health{Status: policy.Fail, State: "vacant", Detail: "no process has held it for " + detail}
 		}
 		store := lease.NewMemory()
 		c, lock := lease.New(store, billing), lease.New(store, lease.Config{Name: "lock", TTL: ttl})
 		term, err := lock.TryCampaign(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, term.Resign(t.Context()))
+		time.Sleep(time.Hour)
+		require.Zero(t, health(c), "it has not looked before")
 		time.Sleep(ttl)
 		require.Zero(t, health(c))
 		time.Sleep(time.Second)
@@ -1200,28 +1020,45 @@ func TestHealthFailsWhileTheLeaseIsVacant(t *testing.T) {
 		require.Zero(t, health(lock), "a lock")
 
 		term = campaign(t, store, billing)
-		time.Sleep(time.Hour)
 		require.Zero(t, health(c))
+		time.Sleep(time.Hour)
 		require.NoError(t, term.Resign(t.Context()))
-		time.Sleep(ttl)
 		require.Zero(t, health(c))
 		time.Sleep(time.Minute)
-		require.Equal(t, vacant("1m15s"), health(c))
+		require.Equal(t, vacant("1m0s"), health(c))
 
-		worker := lease.New(&faulty{Store: store, acquire: down}, lease.Config{Name: "lock", TTL: ttl})
+		term, err = c.Campaign(t.Context())
+		require.NoError(t, err)
+		time.Sleep(time.Hour)
+		require.NoError(t, term.Resign(t.Context()))
+		time.Sleep(time.Minute)
+		require.Equal(t, vacant("1m0s"), health(c), "counted from the end of its own term")
+
+		worker := quiet(&faulty{Store: store, acquire: down}, lease.Config{Name: "lock", TTL: ttl})
 		waiting, leave := context.WithCancel(t.Context())
 		defer leave()
 		go func() { _, _ = worker.Campaign(waiting) }()
-		synctest.Wait()
-		require.Equal(t, "vacant", health(worker).State, "somebody waits for it")
+		require.Zero(t, health(worker))
+		time.Sleep(time.Minute)
+		require.Equal(t, "vacant", health(worker).State, "a call waits for it")
 		leave()
 		synctest.Wait()
-		require.Equal(t, "vacant", health(worker).State, "somebody has waited for it")
+		require.Equal(t, "vacant", health(worker).State, "a call has waited for it")
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		require.Equal(t, policy.Health{Status: policy.Fail, State: "store_down", Err: context.DeadlineExceeded},
 			lease.New(lost{store}, billing).Describe().Health(ctx))
+	})
+}
+
+// A candidate that waits behind a fenced transaction sees that no process holds the lease.
+func TestHealthOfWaitingCandidate(t *testing.T) {
+	exactly(t, func(t *testing.T) {
+		c := lease.New(fencedOff{lease.NewMemory()}, billing)
+		go func() { _, _ = c.Campaign(t.Context()) }()
+		time.Sleep(ttl + time.Second)
+		require.Equal(t, "vacant", c.Describe().Health(t.Context()).State)
 	})
 }
 
@@ -1288,7 +1125,7 @@ func TestTryCampaignWithdrawsAfterAnError(t *testing.T) {
 func TestStatsCountFailuresThatAreReturned(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory(), acquire: hanging}
-		c := lease.New(store, quiet(billing))
+		c := quiet(store, billing)
 		_, err := c.TryCampaign(t.Context())
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.EqualValues(t, 1, c.Stats().StoreErrors)
@@ -1310,7 +1147,7 @@ func TestStatsCountFailuresThatAreReturned(t *testing.T) {
 type fencedOff struct{ lease.Store }
 
 func (fencedOff) Acquire(_ context.Context, req lease.Request) (lease.Record, error) {
-	return lease.Record{Name: req.Name, Now: time.Now(), Until: time.Now()}, nil
+	return lease.Record{Name: req.Name}, nil
 }
 
 func TestCandidateBehindAFencedTransactionIsNotABusyLoop(t *testing.T) {

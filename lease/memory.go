@@ -8,17 +8,22 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// NewMemory returns a Store that keeps leases in the process, for tests and for programs of one
-// process. It is not a [Fencer].
-func NewMemory() Store { return &memory{leases: make(map[string]*Record)} }
+// NewMemory returns a Store that keeps leases in the process, for tests and for programs of one process. It is not a
+// [Fencer].
+func NewMemory() Store { return &memory{leases: make(map[string]*memoryLease)} }
 
 type memory struct {
 	mu     sync.Mutex
-	leases map[string]*Record
+	leases map[string]*memoryLease
+}
+
+type memoryLease struct {
+	Record
+	until time.Time // when the term ends or has ended
 }
 
 // with calls f with the lease as it is now.
-func (m *memory) with(ctx context.Context, name string, f func(l *Record) error) error {
+func (m *memory) with(ctx context.Context, name string, f func(l *memoryLease) error) error {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
 	}
@@ -26,50 +31,59 @@ func (m *memory) with(ctx context.Context, name string, f func(l *Record) error)
 	defer m.mu.Unlock()
 	l := m.leases[name]
 	if l == nil {
-		l = &Record{Name: name}
+		l = &memoryLease{Record: Record{Name: name}}
 		m.leases[name] = l
 	}
-	l.Now = time.Now()
+	l.Left = max(time.Until(l.until), 0)
 	return f(l)
 }
 
+func (l *memoryLease) extend(ttl time.Duration) { l.until, l.Left = time.Now().Add(ttl), ttl }
+
+// Acquire implements [Store].
 func (m *memory) Acquire(ctx context.Context, req Request) (rec Record, err error) {
-	err = m.with(ctx, req.Name, func(l *Record) error {
+	err = m.with(ctx, req.Name, func(l *memoryLease) error {
 		if !l.Held() {
-			l.Token, l.Holder, l.Epoch, l.Since = req.Token, req.Holder, max(l.Epoch+1, l.Now.UnixMicro()), l.Now
+			// The epoch includes the time, so that it grows even if the process has been restarted.
+			l.Token, l.Holder, l.Epoch = req.Token, req.Holder, max(l.Epoch+1, time.Now().UnixMicro())
 		}
 		if l.Token == req.Token {
-			l.Until = l.Now.Add(req.TTL)
+			l.extend(req.TTL)
 		}
-		rec = *l
+		rec = l.Record
 		return nil
 	})
 	return rec, err
 }
 
+// Renew implements [Store].
 func (m *memory) Renew(ctx context.Context, req Request) error {
-	return m.with(ctx, req.Name, func(l *Record) error {
-		if l.Token != req.Token {
+	return m.with(ctx, req.Name, func(l *memoryLease) error {
+		switch {
+		case l.Token != req.Token:
 			return ErrLost
+		case req.Run != 0 && req.Run <= l.LastRun:
+			return ErrRunTaken
+		case req.Run != 0:
+			l.LastRun = req.Run
 		}
-		l.Until = l.Now.Add(req.TTL)
-		if req.Run {
-			l.Ran = l.Now
-		}
+		l.extend(req.TTL)
 		return nil
 	})
 }
 
+// Release implements [Store].
 func (m *memory) Release(ctx context.Context, name, token string) error {
-	return m.with(ctx, name, func(l *Record) error {
+	return m.with(ctx, name, func(l *memoryLease) error {
 		if l.Token == token {
-			l.Token, l.Holder, l.Since, l.Until = "", "", l.Now, l.Now
+			l.Token, l.Holder, l.until = "", "", time.Time{}
 		}
 		return nil
 	})
 }
 
+// Load implements [Store].
 func (m *memory) Load(ctx context.Context, name string) (rec Record, err error) {
-	err = m.with(ctx, name, func(l *Record) error { rec = *l; return nil })
+	err = m.with(ctx, name, func(l *memoryLease) error { rec = l.Record; return nil })
 	return rec, err
 }

@@ -14,9 +14,16 @@ func TestMemory(t *testing.T) {
 	storetest.Run(t, func(*testing.T) lease.Store { return lease.NewMemory() })
 }
 
-// The clock may be set back after a lease was given up.
-func TestRecordWithoutATokenIsNotHeld(t *testing.T) {
-	now := time.Now()
-	require.False(t, lease.Record{Now: now, Until: now.Add(ttl)}.Held())
-	require.True(t, lease.Record{Token: "x", Now: now, Until: now.Add(ttl)}.Held())
+func TestRecordIsHeldWithTokenAndTime(t *testing.T) {
+	require.False(t, lease.Record{Left: ttl}.Held())
+	require.False(t, lease.Record{Token: "x"}.Held())
+	require.True(t, lease.Record{Token: "x", Left: ttl}.Held())
+}
+
+// A program of one process may send epochs to a resource that outlives it.
+func TestMemoryEpochsIncludeTime(t *testing.T) {
+	before := time.Now().UnixMicro()
+	rec, err := lease.NewMemory().Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: ttl})
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, rec.Epoch, before)
 }

@@ -6,65 +6,74 @@ import (
 	"time"
 )
 
-// A Store keeps leases. [NewMemory] keeps them in the process, package sqllease in
-// PostgreSQL, MySQL, MariaDB or SQLite, package redislease in Redis. Package storetest
-// has the tests that every Store must pass.
+// A Store keeps leases. [NewMemory] keeps them in the process, package sqllease in PostgreSQL, MySQL, MariaDB or
+// SQLite, package redislease in Redis, and the module resilienceetcd in etcd. Package storetest tests a Store of
+// your own:
 //
-// A term of a lease belongs to a token, a random text of its candidate. Each method is atomic. All
-// times are of the store's clock; no method may use the clock of the caller. An error other than
-// ErrLost leaves open whether the call has taken effect, now or later: the caller repeats it.
+//	var _ lease.Store = (*Store)(nil)
 //
-// A Store is safe for concurrent use by many candidates in many processes.
+// A term belongs to a token, a random string of its candidate. Each method is atomic. The store measures all
+// durations with its own clock or by observation, never with the caller's clock. An error other than [ErrLost] and
+// [ErrRunTaken] leaves open whether the call has taken effect or will do so later; the caller repeats the call. A
+// Store is safe for concurrent use by many candidates in many processes.
 type Store interface {
-	// Acquire gives the lease to the token if it is free, and returns the record as it is
-	// afterwards. If the lease is the token's already and has not ended, it is renewed: a
-	// repeated call, whose first answer was lost.
+	// Acquire gives the lease to the token if it is free, and returns the record as it is afterwards. If the
+	// token already has the lease, the lease is renewed: the answer to an earlier call may have been lost.
 	//
-	// A new term has the request's Token and Holder, Since now, Until now + TTL, and an Epoch
-	// that is at least the last one plus one, and at least the time now in microseconds since
-	// 1970. It does not begin while a transaction that has been fenced (see [Fencer]) is open.
+	// A new term lasts for the TTL, which the store may round up, and has an Epoch that is greater than any
+	// before it. It does not begin while a fenced transaction (see [Fencer]) is open.
 	Acquire(ctx context.Context, req Request) (Record, error)
 
-	// Renew sets Until to now + TTL, and Ran to now for a Run, if the lease is the token's, and
-	// else returns an error that is [ErrLost]. It does not wait for fenced transactions.
+	// Renew extends the lease by the TTL and, if req.Run is set, records the run. It returns [ErrLost] if the
+	// lease is not the token's, and [ErrRunTaken] if req.Run is not later than the record's LastRun. It does not
+	// wait for fenced transactions.
 	Renew(ctx context.Context, req Request) error
 
-	// Release gives up the token's lease, which then has no Token and no Holder, and whose Epoch
-	// can no longer be fenced. If the lease is another's, Release does nothing.
+	// Release ends the token's term, whose epoch can then no longer be fenced. The record then has no Token and no
+	// Holder. If the lease is not the token's, Release does nothing.
 	Release(ctx context.Context, name, token string) error
 
-	// Load returns the record of a lease: without a Token and with Epoch 0 if nobody has ever held it.
+	// Load returns the record of a lease. A lease that has never been held has the Epoch 0.
 	Load(ctx context.Context, name string) (Record, error)
 }
 
 // A Request asks a [Store] for a lease, or to renew it.
 type Request struct {
-	Name   string
-	Token  string
-	Holder string // of Acquire
-	TTL    time.Duration
-	Run    bool // of Renew: a run of [Every] begins
+	Name   string        // the name of the lease
+	Token  string        // the token of the candidate's term
+	Holder string        // the candidate's Config.Holder; only for Acquire
+	TTL    time.Duration // how long the lease lasts without another renewal
+
+	// Run is the scheduled instant of a run of [Candidate.Every] that starts, or 0. Renew stores it as the record's
+	// LastRun unless LastRun is equal or later. A store treats it as an opaque number.
+	Run int64
 }
 
-// A Record is a lease as a [Store] keeps it.
+// A Record is a lease as a [Store] had it. It has no times of the store's clock, because etcd and Kubernetes do not
+// report any.
 type Record struct {
-	Name   string
-	Token  string // of the term; empty if the lease was given up
-	Holder string // of the term, also when it has run out; empty if the lease was given up
-	Epoch  int64
-	Since  time.Time // when the term began, or the lease was given up
-	Until  time.Time // when the term ends or has ended, or the lease was given up
-	Ran    time.Time // when the last run of [Every] began; zero: never
-	Now    time.Time // the store's clock when the record was read
+	Name   string        // the name of the lease
+	Token  string        // the term's token, even after it has ended; empty if the lease was released
+	Holder string        // the term's holder, even after it has ended; empty if the lease was released
+	Epoch  int64         // the term's epoch, or a greater number if the lease was released; 0 if it was never held
+	Left   time.Duration // the time until the term ends; 0 if it has ended
+
+	// LastRun is the scheduled instant of the last run of [Candidate.Every], in Unix milliseconds. Until the first
+	// run it is the time of the first call to Every that has led. It is 0 if there was no such call.
+	LastRun int64
 }
 
-// Held reports whether the lease was held when the record was read.
-func (r Record) Held() bool { return r.Token != "" && r.Until.After(r.Now) }
+// Held reports whether a process held the lease when the record was read.
+func (r Record) Held() bool { return r.Token != "" && r.Left > 0 }
 
-// A Fencer is a Store in a database of package [database/sql], for [Term.Fence].
+// A Fencer is a Store in a database of package [database/sql], for [Term.Fence]:
+//
+//	var _ lease.Fencer = (*Store)(nil)
 type Fencer interface {
-	// Fence returns an error that is [ErrLost] unless the lease's term is still the one with this
-	// epoch, and keeps any other from beginning until tx ends. It keeps neither Renew nor the
-	// Fence of other transactions waiting, where the database allows it.
+	Store
+
+	// Fence returns [ErrLost] unless the current term has this epoch. Otherwise it keeps any other term from
+	// beginning until tx ends. It delays neither Renew nor the Fence of other transactions, if the database allows
+	// that.
 	Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64) error
 }

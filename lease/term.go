@@ -11,36 +11,36 @@ import (
 	"time"
 )
 
-// A Term is one time that a candidate holds the lease, from its election until it is
-// lost or given up. Copies are the same Term.
+// A Term is a period of leadership, from its election until it is lost or resigned. Copies are the same Term. The
+// zero Term is over.
 type Term struct{ h *holding }
 
-// Holder returns [Config.Holder], as others see it.
-func (t Term) Holder() string { return t.h.c.cfg.Holder }
+// Holder returns [Config].Holder, as other processes see it.
+func (t Term) Holder() string { return t.holding().c.cfg.Holder }
 
-// Epoch returns the number of the term, a fencing token: it is greater than that of every earlier
-// term of this lease. Epochs do not count terms.
-func (t Term) Epoch() int64 { return t.h.rec.Epoch }
+// Epoch returns a fencing token, which is greater than that of every earlier term of the lease. Epochs do not count
+// terms.
+func (t Term) Epoch() int64 { return t.holding().rec.Epoch }
 
-// Context returns a ctx that ends when the term is over, with a cause that matches [ErrLost]: that
-// of the function that Run calls.
-func (t Term) Context() context.Context { return t.h.ctx }
+// Context returns a ctx that ends when the term is over, with a cause that matches [ErrLost]. Run, Loop and Every
+// pass it to their functions.
+func (t Term) Context() context.Context { return t.holding().ctx }
 
-// Err returns nil while the term holds, and then a [*LostError]. It looks at the clock: after a
-// pause of the process it may know sooner than Context.
+// Err returns nil while the term holds, and a [*LostError] afterwards. It reads the clock. After a pause of the
+// process it may therefore report the end of the term before Context does.
 func (t Term) Err() error {
-	if err := t.h.over(); err != nil {
-		return err
+	if why := t.holding().endedBecause(); why != nil {
+		return why
 	}
 	return nil
 }
 
-// Fence returns an error unless the term holds. After it no other term can begin until tx ends: a
-// tx that commits was written by the leader. Call it before the first savepoint of tx: ROLLBACK TO
-// SAVEPOINT removes a later fence, and nothing tells. After an error, roll tx back.
+// Fence returns an error unless the term still holds, and keeps any other term from beginning until tx ends. If tx
+// commits, its changes were made by the leader. Call Fence before the first savepoint of tx, because ROLLBACK TO
+// SAVEPOINT silently removes a later fence. After an error, roll tx back.
 //
-// Another leader waits for tx, even if its process is stopped or cut off, for as long as the
-// database keeps its connection.
+// Another leader waits for tx, even if tx's process is stopped or disconnected, for as long as the database keeps its
+// connection.
 func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 	if err := t.Err(); err != nil {
 		return err
@@ -59,20 +59,22 @@ func (t Term) Fence(ctx context.Context, tx *sql.Tx) error {
 	return nil
 }
 
-// Resign ends the term: first its Context, then in the store, so that another candidate can lead
-// immediately. It waits for transactions of the term that are fenced and still open. If it returns
-// an error, the lease lasts until the TTL is over, unless Resign is called again. ctx must not be
-// that of the term.
+// Resign ends the term, first its Context and then in the store, so that another candidate can lead immediately. It
+// waits for fenced transactions of the term that are still open. If Resign returns an error, the lease lasts until
+// its TTL has expired, unless Resign is called again. ctx must not be the term's ctx.
 func (t Term) Resign(ctx context.Context) error {
+	if t.h == nil {
+		return nil
+	}
 	h := t.h
-	given := h.over() == nil && h.end(resigned).reason == resigned // not lost at the same time
+	given := h.endedBecause() == nil && h.end(resigned).reason == resigned // not lost at the same time
 	err := h.c.store.Release(ctx, h.c.cfg.Name, h.rec.Token)
 	if err != nil {
-		h.c.failed(ctx)
+		h.c.countFailure(ctx)
 		err = fmt.Errorf("lease: %s: resign: %w", h.c.cfg.Name, err)
 	}
 	if given {
-		h.tell(Event{Kind: EventResigned, Took: time.Since(h.began), Err: err})
+		h.notify(Event{Kind: EventResigned, Took: time.Since(h.began), Err: err})
 	}
 	h.mu.Lock()
 	renewing := h.renewing
@@ -86,29 +88,40 @@ func (t Term) Resign(ctx context.Context) error {
 	return err
 }
 
-// A holding is a term that a candidate keeps. One timer renews the lease and ends the term: no
-// goroutine waits while it holds.
+// holding returns the state of t. The zero Term has the state of a term that is over.
+func (t Term) holding() *holding {
+	if t.h != nil {
+		return t.h
+	}
+	h := &holding{c: &Candidate{}, why: &LostError{reason: neverBegan}}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(h.why)
+	h.ctx = ctx
+	return h
+}
+
+// A holding is a term that a candidate holds. One timer renews the lease and ends the term, so no goroutine waits
+// while the term holds.
 type holding struct {
 	c     *Candidate
-	rec   Record    // the answer of the store
-	began time.Time // when it was asked for
-	heard time.Time // when the answer was there
+	rec   Record    // the store's answer to the election
+	began time.Time // when the lease was requested
 
-	ctx    context.Context // of the work: ends with that of Run, too
+	ctx    context.Context // the ctx of the work, which ends with the ctx of Run as well
 	cancel context.CancelCauseFunc
 
 	mu       sync.Mutex
 	timer    *time.Timer
 	until    time.Time          // when the term is over, unless it is renewed
-	why      *LostError         // nil while the term holds
-	failed   error              // of the last renewal
-	renewing chan struct{}      // of the renewal under way, closed when the store has answered; nil: none is
-	stop     context.CancelFunc // of the renewal under way
+	why      *LostError         // why the term is over; nil while it holds
+	failed   error              // the last renewal's error
+	renewing chan struct{}      // closed when the store has answered the timer's renewal; nil if none is in flight
+	stop     context.CancelFunc // cancels the timer's renewal
 }
 
-// begin begins a term that was asked for then. Its ctx is made from base.
+// begin begins a term that was requested at sent. base is the parent of its ctx.
 func (c *Candidate) begin(base context.Context, rec Record, sent time.Time, waited time.Duration) Term {
-	h := &holding{c: c, rec: rec, began: sent, heard: time.Now(), until: c.endOf(sent)}
+	h := &holding{c: c, rec: rec, began: sent, until: c.endOf(sent)}
 	h.ctx, h.cancel = context.WithCancelCause(base)
 	c.count(func(s *Stats) { s.Elected++; s.Leading++ })
 	h.mu.Lock()
@@ -116,30 +129,30 @@ func (c *Candidate) begin(base context.Context, rec Record, sent time.Time, wait
 	h.mu.Unlock()
 	returned := false
 	defer func() {
-		if !returned { // the hook has panicked: nobody has the Term, and the lease would last until its TTL
+		if !returned { // an observer has panicked: the caller gets no Term, and the lease would last until its TTL
 			release, cancel := context.WithTimeout(context.WithoutCancel(base), c.cfg.TTL/3)
 			defer cancel()
 			_ = Term{h}.Resign(release)
 		}
 	}()
-	h.tell(Event{Kind: EventElected, Waited: waited})
+	h.notify(Event{Kind: EventElected, Waited: waited})
 	returned = true
 	return Term{h}
 }
 
-// tick is called by the timer, on a goroutine of its own: a renewal is due, or the term is over
-// while one is under way. A connection that is half open must not cost the lease: the first try has
-// little time, the next ones more, in case it is the store that is slow.
+// tick is called by the timer, on a separate goroutine, if a renewal is due, or if the term ends while a renewal is in
+// flight. A half-open connection must not cost the lease: the first try gets little time, the next ones get more,
+// because the store may be slow.
 func (h *holding) tick() {
-	defer survive()
-	if h.over() != nil {
+	defer recoverHook()
+	if h.endedBecause() != nil {
 		return
 	}
 	ttl := h.c.cfg.TTL
 	h.mu.Lock()
 	if h.why != nil || h.renewing != nil {
 		if h.why == nil {
-			h.timer.Reset(time.Until(h.until)) // which a run of Every has moved
+			h.timer.Reset(time.Until(h.until)) // a run of Every has renewed the lease
 		}
 		h.mu.Unlock()
 		return
@@ -156,8 +169,8 @@ func (h *holding) tick() {
 
 	next, renewed := time.Now().Add(ttl/3), false
 	func() {
-		defer survive()
-		renewed = h.renew(call, false) == nil
+		defer recoverHook()
+		renewed = h.renew(call, 0) == nil
 	}()
 	if !renewed {
 		next = time.Now().Add(ttl / 30)
@@ -170,52 +183,60 @@ func (h *holding) tick() {
 	h.mu.Unlock()
 }
 
-// survive is deferred around a hook on a goroutine of this package: there is no caller to pass its
-// panic on to.
-func survive() {
+// recoverHook is deferred around calls to observers on a goroutine of this package, where no caller would get the
+// panic.
+func recoverHook() {
 	if v := recover(); v != nil {
-		log.Printf("lease: a hook has panicked: %v\n%s", v, debug.Stack())
+		log.Printf("lease: observer panicked: %v\n%s", v, debug.Stack())
 	}
 }
 
-// renew renews the lease once. run says that a run of Every begins.
-func (h *holding) renew(ctx context.Context, run bool) error {
+// renew renews the lease once. run is the run of Every that starts, or 0.
+func (h *holding) renew(ctx context.Context, run int64) error {
 	sent := time.Now()
-	err := h.askToRenew(ctx, run)
+	err := h.renewOnce(ctx, run)
 	if err == nil {
 		h.c.count(func(s *Stats) { s.Renewed++ })
 	}
 	if errors.Is(err, ErrLost) {
 		h.end(endedThere)
 	}
+	if errors.Is(err, ErrRunTaken) {
+		return err
+	}
 	h.mu.Lock()
 	h.failed = err
-	if err == nil {
-		h.until = h.c.endOf(sent)
+	if until := h.c.endOf(sent); err == nil && until.After(h.until) { // two renewals may overtake each other
+		h.until = until
 	}
 	over := h.why != nil
 	h.mu.Unlock()
-	if err != nil && !over && ctx.Err() != context.Canceled { // by the end of Run, as it records a run of Every
-		h.c.storeFailed(context.WithoutCancel(h.ctx), "renew", err)
+	if err != nil && !over && ctx.Err() != context.Canceled { // Every cancels the record of a run
+		h.c.storeFailed(context.WithoutCancel(h.ctx), h.rec.Epoch, "renew", err)
 	}
 	return err
 }
 
-func (h *holding) askToRenew(ctx context.Context, run bool) error {
-	if !run {
-		defer close(h.renewing) // before the hooks, which may call Resign
+func (h *holding) renewOnce(ctx context.Context, run int64) error {
+	if run == 0 {
+		defer close(h.renewing) // before observers are called, which may call Resign
 	}
 	return h.c.store.Renew(ctx, Request{Name: h.c.cfg.Name, Token: h.rec.Token, TTL: h.c.cfg.TTL, Run: run})
 }
 
-// recordRun records that a run of Every begins, until it has succeeded or the term is over.
-func (h *holding) recordRun(ctx context.Context) bool {
-	for ctx.Err() == nil { // which ends with the term
+// startRun records the run of Every that is due at the given time, until the store has answered or the term is over. It
+// reports whether the run may be made.
+func (h *holding) startRun(ctx context.Context, at time.Time) bool {
+	for repeated := false; ctx.Err() == nil; repeated = true { // ctx ends with the term
 		call, cancel := context.WithTimeout(ctx, h.c.cfg.TTL/4)
-		err := h.renew(call, true)
+		err := h.renew(call, at.UnixMilli())
 		cancel()
-		if err == nil {
-			return h.over() == nil
+		switch {
+		case err == nil:
+			return h.endedBecause() == nil
+		case errors.Is(err, ErrRunTaken):
+			// In this term no other call can have recorded the run: an earlier try did, and its answer was lost.
+			return repeated && h.endedBecause() == nil
 		}
 		select {
 		case <-time.After(h.c.cfg.TTL / 30):
@@ -225,18 +246,18 @@ func (h *holding) recordRun(ctx context.Context) bool {
 	return false
 }
 
-// over returns why the term is over, or nil.
-func (h *holding) over() *LostError {
+// endedBecause returns why the term is over, or nil.
+func (h *holding) endedBecause() *LostError {
 	h.mu.Lock()
 	why, late := h.why, !time.Now().Before(h.until)
 	h.mu.Unlock()
-	if late {
+	if why == nil && late {
 		return h.end(notRenewed)
 	}
 	return why
 }
 
-// end ends the term, if it is not over yet, and returns why it is.
+// end ends the term, unless it is over already, and returns why it is over.
 func (h *holding) end(because reason) *LostError {
 	h.mu.Lock()
 	if h.why != nil {
@@ -255,6 +276,7 @@ func (h *holding) end(because reason) *LostError {
 	h.mu.Unlock()
 	h.cancel(why)
 	took := time.Since(h.began)
+	h.c.saw(false)
 	h.c.count(func(s *Stats) {
 		s.Leading--
 		if because == resigned {
@@ -264,12 +286,12 @@ func (h *holding) end(because reason) *LostError {
 		}
 	})
 	if because != resigned {
-		h.tell(Event{Kind: EventLost, Took: took, Err: why})
+		h.notify(Event{Kind: EventLost, Took: took, Err: why})
 	}
 	return why
 }
 
-func (h *holding) tell(e Event) {
-	e.Name, e.Holder, e.Epoch = h.c.cfg.Name, h.c.cfg.Holder, h.rec.Epoch
-	h.c.tell(h.ctx, e)
+func (h *holding) notify(e Event) {
+	e.Epoch = h.rec.Epoch
+	h.c.notify(h.ctx, e)
 }

@@ -1,24 +1,23 @@
-// Package redislease keeps the leases of package lease in Redis. It saves work, but does not
-// exclude two leaders: if a leader is paused, or Redis loses its data, two processes may lead
-// at the same time, unless the resource compares the epochs of their terms.
+// Package redislease provides a [lease.Store] in Redis. It saves work, but does not exclude two leaders: if a leader is
+// paused, or Redis loses its data, two processes may lead at the same time, unless the resource compares the epochs of
+// their terms.
 //
 //	store := redislease.New(redislease.Config{Eval: eval})
-//	err := lease.Run(ctx, store, lease.Config{Name: "billing"},
-//		func(ctx context.Context, term lease.Term) error {
-//			return report(ctx, term.Epoch()) // a resource that refuses lower epochs
-//		})
+//	billing := lease.New(store, lease.Config{Name: "billing"})
+//	err := billing.Loop(ctx, func(ctx context.Context, term lease.Term) error {
+//		return report(ctx, term.Epoch()) // a resource that rejects lower epochs
+//	})
 //
-// For work that must not be done twice, and whose resource cannot compare epochs, use
-// package sqllease and [lease.Term.Fence], which here returns [lease.ErrNoFence].
+// For work that must not be done twice and whose resource cannot compare epochs, use package sqllease and
+// [lease.Term.Fence]. With a Store of this package, Fence returns [lease.ErrNoFence].
 //
-// No Redis client is imported. With github.com/redis/go-redis/v9, eval is
-// resilienceredis.Eval(client).
+// The package imports no Redis client. With github.com/redis/go-redis/v9, eval is resilienceredis.Eval(client).
 //
-// A lease is one key, so that a Redis Cluster will do. If Redis loses it, in a restart without
-// persistence or a failover to a replica that lagged, another term may begin while the last one
-// still holds. Its epoch is higher all the same, as it includes the time by the clock of Redis,
-// unless that was set back further than Redis was away. The last leader learns of it by its next
-// renewal.
+// A lease is one key, so a Redis Cluster can be used. If Redis loses the key, in a restart without persistence or a
+// failover to a replica that lagged, another term may begin while the last one still holds. Its epoch is greater all
+// the same, because it includes the time of Redis's clock, unless that clock was set back further than Redis was
+// unavailable. The last leader learns of it at its next renewal. The time of the last run of [lease.Candidate.Every] is
+// lost with the key.
 package redislease
 
 import (
@@ -38,12 +37,11 @@ var script string
 
 // A Config configures a Store.
 type Config struct {
-	// Prefix begins each key, before the name of the lease. Empty means "lease:".
+	// Prefix is the prefix of each key. The name of the lease follows it. Empty means "lease:".
 	Prefix string
 
-	// Eval runs a Lua script, always the same one, on Redis 5 or later and returns its answer:
-	// integers as int64, strings as string or []byte, arrays as []any. It is required, and must
-	// heed the end of its ctx.
+	// Eval runs a Lua script, always the same one, on Redis 5 or later and returns its answer: integers as int64,
+	// strings as string or []byte, arrays as []any. It must return when its ctx ends. Required.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 }
 
@@ -56,8 +54,8 @@ func (c Config) Validate() error {
 
 type store struct{ cfg Config }
 
-// New returns a [lease.Store] in Redis, for concurrent use by many processes. It does not talk to
-// Redis yet, and panics with the error of cfg.Validate.
+// New returns a [lease.Store] in Redis, for concurrent use by any number of processes. New does not use Redis. It
+// panics with the error of cfg.Validate if cfg is invalid.
 func New(cfg Config) lease.Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -68,47 +66,56 @@ func New(cfg Config) lease.Store {
 	return &store{cfg}
 }
 
+// Acquire implements [lease.Store].
 func (s *store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
-	return s.record(ctx, "acquire", req.Name, req.Token, req.Holder, micros(req.TTL))
+	rec, _, err := s.run(ctx, "acquire", req.Name, req.Token, req.Holder, micros(req.TTL))
+	return rec, err
 }
 
+// Renew implements [lease.Store].
 func (s *store) Renew(ctx context.Context, req lease.Request) error {
-	run := "0"
-	if req.Run {
-		run = "1"
+	rec, renewed, err := s.run(ctx, "renew", req.Name, req.Token, micros(req.TTL), strconv.FormatInt(req.Run, 10))
+	switch {
+	case err != nil:
+		return err
+	case rec.Token != req.Token:
+		return lease.ErrLost
+	case !renewed:
+		return lease.ErrRunTaken
 	}
-	rec, err := s.record(ctx, "renew", req.Name, req.Token, micros(req.TTL), run)
-	if err == nil && rec.Token != req.Token {
-		err = lease.ErrLost
-	}
-	return err
+	return nil
 }
 
+// Release implements [lease.Store].
 func (s *store) Release(ctx context.Context, name, token string) error {
-	_, err := s.record(ctx, "release", name, token)
+	_, _, err := s.run(ctx, "release", name, token)
 	return err
 }
 
+// Load implements [lease.Store].
 func (s *store) Load(ctx context.Context, name string) (lease.Record, error) {
-	return s.record(ctx, "load", name, "")
+	rec, _, err := s.run(ctx, "load", name, "")
+	return rec, err
 }
 
 func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 
-// record runs the script, and reads the record that it returns.
-func (s *store) record(ctx context.Context, op, name, token string, args ...any) (lease.Record, error) {
+// run runs the script. It returns the lease as it is afterwards and whether the operation has changed it.
+func (s *store) run(
+	ctx context.Context, op, name, token string, args ...any,
+) (rec lease.Record, changed bool, err error) {
 	if ctx.Err() != nil {
-		return lease.Record{}, fmt.Errorf("redislease: %s: %w", op, context.Cause(ctx))
+		return rec, false, fmt.Errorf("redislease: %s: %w", op, context.Cause(ctx))
 	}
 	value, err := s.cfg.Eval(ctx, script, []string{s.cfg.Prefix + name}, append([]any{op, token}, args...)...)
 	if err != nil {
-		return lease.Record{}, fmt.Errorf("redislease: %s: %w", op, err)
+		return rec, false, fmt.Errorf("redislease: %s: %w", op, err)
 	}
 	fields, ok := value.([]any)
-	ok = ok && len(fields) == 7
+	ok = ok && len(fields) == 6
 	var texts [2]string
-	var n [5]int64
-	for i := 0; ok && i < 7; i++ {
+	var n [4]int64
+	for i := 0; ok && i < 6; i++ {
 		if i < 2 {
 			texts[i], ok = text(fields[i])
 		} else {
@@ -116,23 +123,16 @@ func (s *store) record(ctx context.Context, op, name, token string, args ...any)
 		}
 	}
 	if !ok {
-		return lease.Record{}, fmt.Errorf("redislease: %s: the script's answer is %T %v: must be two strings and"+
-			" five integers", op, value, value)
+		return rec, false, fmt.Errorf("redislease: %s: the script's answer is %T %v: must be two strings and"+
+			" four integers", op, value, value)
 	}
+	left := max(time.Duration(n[1])*time.Microsecond, 0)
 	return lease.Record{
-		Name: name, Token: texts[0], Holder: texts[1], Epoch: n[0],
-		Since: moment(n[1]), Until: moment(n[2]), Now: moment(n[3]), Ran: moment(n[4]),
-	}, nil
+		Name: name, Token: texts[0], Holder: texts[1], Epoch: n[0], Left: left, LastRun: n[2],
+	}, n[3] != 0, nil
 }
 
-func moment(micros int64) time.Time {
-	if micros == 0 {
-		return time.Time{}
-	}
-	return time.UnixMicro(micros)
-}
-
-// text reads a string of Redis, as clients return it.
+// text returns a string of Redis, which a client returns as string or []byte.
 func text(v any) (string, bool) {
 	switch v := v.(type) {
 	case string:

@@ -1,83 +1,83 @@
 package sqllease
 
-// statements are those of a dialect. {p} begins the names of the tables, {now} is the clock, in
+// statements are the SQL of a dialect. {p} is the prefix of the tables' names, and {now} is the database's clock, in
 // microseconds since 1970. Each ? is used once.
 type statements struct {
 	now      string
 	numbered bool // placeholders are $1, $2 and so on
 
-	schema string // without the version
-	find   string // fails unless the tables are there
+	schema string // creates the tables, except the one of the version
+	find   string // fails unless the tables exist
 	create string // name
-	look   string // name
+	load   string // name
 
-	// unlocked returns no row if a fenced transaction is open: name. Empty if acquire looks itself, and returns
-	// the row that it has changed.
+	// unlocked returns no row if a fenced transaction is open. Its argument is the name. It is empty if acquire checks
+	// that itself and returns the row that it has changed.
 	unlocked string
-	acquire  string // token, holder, TTL, name, epoch before
-	renew    string // TTL, 1 if a run begins, name, token
+	acquire  string // token, holder, TTL, name, previous epoch
+	renew    string // TTL, name, token
+	run      string // TTL, run, name, token, run: renews and records a run
 	release  string // name, token
 
-	fence string // name, epoch; returns a row
+	fence string // name, epoch; returns a row if the term has this epoch
 }
 
 var dialects = map[Dialect]*statements{PostgreSQL: &postgresql, MySQL: &mysql, SQLite: &sqlite}
 
 const (
-	columns = "token, holder, epoch, since, expires, ran"
+	written = "token, holder, epoch, expires, last_run"
+	columns = "token, holder, epoch, expires - {now}, last_run"
 
-	find = "SELECT name, " + columns + " FROM {p}lease WHERE 1 = 0"
+	find = "SELECT name, " + written + " FROM {p}lease WHERE 1 = 0"
 
-	look = `SELECT ` + columns + `, {now} FROM {p}lease WHERE name = ?`
+	load = `SELECT ` + columns + ` FROM {p}lease WHERE name = ?`
 
-	renew = `UPDATE {p}lease SET expires = {now} + ?, ran = CASE WHEN ? = 1 THEN {now} ELSE ran END
-WHERE name = ? AND token = ?`
+	renew = `UPDATE {p}lease SET expires = {now} + ? WHERE name = ? AND token = ?`
 
-	release = `UPDATE {p}lease SET epoch = epoch + 1, token = '', holder = '', since = {now}, expires = {now}
+	run = `UPDATE {p}lease SET expires = {now} + ?, last_run = ? WHERE name = ? AND token = ? AND last_run < ?`
+
+	release = `UPDATE {p}lease SET epoch = epoch + 1, token = '', holder = '', expires = {now}
 WHERE name = ? AND token = ?`
 )
 
-// A fence takes the lock FOR KEY SHARE. It excludes changes of columns that have a unique index,
-// here of the epoch, and no others: a renewal is not kept waiting. The unique index also makes a
-// fence that has waited for a new term see its epoch.
+// A fence takes the lock FOR KEY SHARE. It excludes changes to columns that have a unique index, which is the epoch, so
+// a renewal does not wait for it. The unique index also makes a fence that has waited for a new term see its epoch.
 var postgresql = statements{
 	now: "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint", numbered: true,
 	schema: `CREATE TABLE IF NOT EXISTS {p}lease (
-	name    text COLLATE "C" PRIMARY KEY,
-	token   text COLLATE "C" NOT NULL,
-	holder  text   NOT NULL,
-	epoch   bigint NOT NULL,
-	since   bigint NOT NULL,
-	expires bigint NOT NULL,
-	ran     bigint NOT NULL,
+	name     text COLLATE "C" PRIMARY KEY,
+	token    text COLLATE "C" NOT NULL,
+	holder   text   NOT NULL,
+	epoch    bigint NOT NULL,
+	expires  bigint NOT NULL,
+	last_run bigint NOT NULL,
 	UNIQUE (name, epoch)
 );
 `,
 	find:   find,
-	create: `INSERT INTO {p}lease (name, ` + columns + `) VALUES (?, '', '', 0, 0, 0, 0) ON CONFLICT DO NOTHING`,
-	look:   look,
+	create: `INSERT INTO {p}lease (name, ` + written + `) VALUES (?, '', '', 0, 0, 0) ON CONFLICT DO NOTHING`,
+	load:   load,
 	acquire: `UPDATE {p}lease l SET token = ?, holder = ?, epoch = greatest(l.epoch + 1, {now}),
-	since = {now}, expires = {now} + ?
+	expires = {now} + ?
 FROM (SELECT name FROM {p}lease WHERE name = ? AND epoch = ? AND expires <= {now} FOR UPDATE SKIP LOCKED) free
-WHERE l.name = free.name RETURNING ` + columns + `, {now}`,
+WHERE l.name = free.name RETURNING ` + columns,
 	renew:   renew,
+	run:     run,
 	release: release,
 	fence:   `SELECT epoch FROM {p}lease WHERE name = ? AND epoch = ? FOR KEY SHARE`,
 }
 
-// The fence locks a row of a table of its own, as a lock of the lease would keep renewals
-// waiting. Both rows have the same epoch, and change in one statement, in any order: {now} is the
-// same in all of it.
+// The fence locks a row in a separate table, because renewals would wait for a lock of the lease. Both rows have the
+// same epoch, and one statement changes both: {now} has the same value everywhere in a statement.
 var mysql = statements{
 	now: "timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))",
 	schema: `CREATE TABLE IF NOT EXISTS {p}lease (
-	name    varbinary(200) NOT NULL PRIMARY KEY,
-	token   varbinary(200) NOT NULL,
-	holder  varbinary(200) NOT NULL,
-	epoch   bigint         NOT NULL,
-	since   bigint         NOT NULL,
-	expires bigint         NOT NULL,
-	ran     bigint         NOT NULL
+	name     varbinary(200) NOT NULL PRIMARY KEY,
+	token    varbinary(200) NOT NULL,
+	holder   varbinary(200) NOT NULL,
+	epoch    bigint         NOT NULL,
+	expires  bigint         NOT NULL,
+	last_run bigint         NOT NULL
 ) ENGINE = InnoDB;
 CREATE TABLE IF NOT EXISTS {p}lease_fence (
 	name  varbinary(200) NOT NULL PRIMARY KEY,
@@ -86,40 +86,41 @@ CREATE TABLE IF NOT EXISTS {p}lease_fence (
 `,
 	find: find + "; SELECT name, epoch FROM {p}lease_fence WHERE 1 = 0",
 	create: `INSERT IGNORE INTO {p}lease_fence (name, epoch) VALUES (?, 0);
-INSERT IGNORE INTO {p}lease (name, ` + columns + `) VALUES (?, '', '', 0, 0, 0, 0)`,
-	look:     look,
+INSERT IGNORE INTO {p}lease (name, ` + written + `) VALUES (?, '', '', 0, 0, 0)`,
+	load:     load,
 	unlocked: `SELECT epoch FROM {p}lease_fence WHERE name = ? FOR UPDATE SKIP LOCKED`,
 	acquire: `UPDATE {p}lease l JOIN {p}lease_fence f ON f.name = l.name
-SET l.token = ?, l.holder = ?, l.since = {now}, l.expires = {now} + ?,
+SET l.token = ?, l.holder = ?, l.expires = {now} + ?,
 	l.epoch = greatest(l.epoch + 1, {now}), f.epoch = greatest(f.epoch + 1, {now})
 WHERE l.name = ? AND l.epoch = ? AND l.expires <= {now}`,
 	renew: renew,
+	run:   run,
 	release: `UPDATE {p}lease l JOIN {p}lease_fence f ON f.name = l.name
-SET l.epoch = l.epoch + 1, f.epoch = f.epoch + 1, l.token = '', l.holder = '', l.since = {now}, l.expires = {now}
+SET l.epoch = l.epoch + 1, f.epoch = f.epoch + 1, l.token = '', l.holder = '', l.expires = {now}
 WHERE l.name = ? AND l.token = ?`,
 	fence: `SELECT epoch FROM {p}lease_fence WHERE name = ? AND epoch = ? LOCK IN SHARE MODE`,
 }
 
-// A transaction that has written is the only writer.
+// In SQLite a transaction that has written is the only writer.
 var sqlite = statements{
 	now: "CAST((julianday('now') - 2440587.5) * 86400000.0 + 0.5 AS INTEGER) * 1000",
 	schema: `CREATE TABLE IF NOT EXISTS {p}lease (
-	name    text    NOT NULL PRIMARY KEY,
-	token   text    NOT NULL,
-	holder  text    NOT NULL,
-	epoch   integer NOT NULL,
-	since   integer NOT NULL,
-	expires integer NOT NULL,
-	ran     integer NOT NULL
+	name     text    NOT NULL PRIMARY KEY,
+	token    text    NOT NULL,
+	holder   text    NOT NULL,
+	epoch    integer NOT NULL,
+	expires  integer NOT NULL,
+	last_run integer NOT NULL
 );
 `,
 	find:   find,
-	create: `INSERT INTO {p}lease (name, ` + columns + `) VALUES (?, '', '', 0, 0, 0, 0) ON CONFLICT DO NOTHING`,
-	look:   look,
+	create: `INSERT INTO {p}lease (name, ` + written + `) VALUES (?, '', '', 0, 0, 0) ON CONFLICT DO NOTHING`,
+	load:   load,
 	acquire: `UPDATE {p}lease
-SET token = ?, holder = ?, epoch = max(epoch + 1, {now}), since = {now}, expires = {now} + ?
-WHERE name = ? AND epoch = ? AND expires <= {now} RETURNING ` + columns + `, {now}`,
+SET token = ?, holder = ?, epoch = max(epoch + 1, {now}), expires = {now} + ?
+WHERE name = ? AND epoch = ? AND expires <= {now} RETURNING ` + columns,
 	renew:   renew,
+	run:     run,
 	release: release,
 	fence:   `UPDATE {p}lease SET epoch = epoch WHERE name = ? AND epoch = ? RETURNING epoch`,
 }

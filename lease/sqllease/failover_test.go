@@ -14,10 +14,10 @@ import (
 	"github.com/go-resilience/resilience/lease/sqllease"
 )
 
-// TestFailoverLeavesNoConnectionToAReader: each write of the store finds the primary by itself.
+// Each write of the store finds the primary by itself.
 func TestFailoverLeavesNoConnectionToAReader(t *testing.T) {
-	free := []driver.Value{"", "", int64(7), int64(0), int64(0), int64(0), int64(1)}
-	taken := []driver.Value{"x", "", int64(8), int64(1), int64(2), int64(0), int64(1)}
+	free := []driver.Value{"", "", int64(7), int64(-1), int64(0)}
+	taken := []driver.Value{"x", "", int64(8), int64(1), int64(0)}
 	for name, write := range map[string]func(context.Context, *sqllease.Store) error{
 		"Acquire": func(ctx context.Context, s *sqllease.Store) error {
 			_, err := s.Acquire(ctx, lease.Request{Name: "a", Token: "x", TTL: time.Minute})
@@ -25,6 +25,9 @@ func TestFailoverLeavesNoConnectionToAReader(t *testing.T) {
 		},
 		"Renew": func(ctx context.Context, s *sqllease.Store) error {
 			return s.Renew(ctx, lease.Request{Name: "a", Token: "x", TTL: time.Minute})
+		},
+		"Run": func(ctx context.Context, s *sqllease.Store) error {
+			return s.Renew(ctx, lease.Request{Name: "a", Token: "x", TTL: time.Minute, Run: 7})
 		},
 		"Release": func(ctx context.Context, s *sqllease.Store) error { return s.Release(ctx, "a", "x") },
 	} {

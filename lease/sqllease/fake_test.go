@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A fake is a database that knows the statements of package sqllease by their beginnings.
-// The statements themselves are tested on real databases, in internal/integration/lease.
+// A fake is a database that knows the statements of package sqllease by their first words. The statements themselves are
+// tested on real databases, in internal/integration/lease.
 type fake struct {
 	mu      sync.Mutex
 	tables  bool
@@ -26,13 +26,13 @@ type fake struct {
 }
 
 type row struct {
-	token, holder              string
-	epoch, since, expires, ran int64
+	token, holder           string
+	epoch, expires, lastRun int64
 }
 
-// values are the columns of the row, and the clock.
+// values are the columns that a query returns.
 func (r *row) values(now int64) []driver.Value {
-	return []driver.Value{r.token, r.holder, r.epoch, r.since, r.expires, r.ran, now}
+	return []driver.Value{r.token, r.holder, r.epoch, r.expires - now, r.lastRun}
 }
 
 func newFake() *fake { return &fake{busy: 1000, rows: make(map[string]*row)} }
@@ -79,7 +79,9 @@ func (r *fakeRows) Next(dest []driver.Value) error {
 var errNoTable = errors.New("no such table")
 
 // run runs a statement. values are the columns of the row that it returns.
-func (f *fake) run(ctx context.Context, query string, named []driver.NamedValue) (changed int64, values []driver.Value, err error) {
+func (f *fake) run(
+	ctx context.Context, query string, named []driver.NamedValue,
+) (changed int64, values []driver.Value, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if ctx.Err() != nil {
@@ -124,14 +126,12 @@ func (f *fake) run(ctx context.Context, query string, named []driver.NamedValue)
 			f.rows[text(0)] = &row{}
 		}
 		return 1, nil, nil
-	case is("SELECT token"): // look
+	case is("SELECT token"): // load
 		r := f.rows[text(0)]
 		if r == nil {
 			return 0, nil, nil
 		}
 		return 0, r.values(now), nil
-	case len(named) == 0 && is("SELECT"): // the clock
-		return 0, []driver.Value{now}, nil
 	case is("SELECT epoch"): // fence or unlocked
 		r := f.rows[text(0)]
 		if f.locked && len(named) == 1 || len(named) == 2 && (r == nil || r.epoch != number(1)) {
@@ -148,17 +148,21 @@ func (f *fake) run(ctx context.Context, query string, named []driver.NamedValue)
 		if r == nil || r.token != text(1) {
 			return 0, nil, nil
 		}
-		*r = row{epoch: r.epoch + 1, since: now, expires: now, ran: r.ran}
+		*r = row{epoch: r.epoch + 1, expires: now, lastRun: r.lastRun}
+		return 1, nil, nil
+	case len(named) == 5 && strings.Contains(query, "last_run = "): // run
+		r := f.rows[text(2)]
+		if r == nil || r.token != text(3) || r.lastRun >= number(4) {
+			return 0, nil, nil
+		}
+		r.expires, r.lastRun = now+number(0), number(1)
 		return 1, nil, nil
 	case is("UPDATE lease SET expires"): // renew
-		r := f.rows[text(2)]
-		if r == nil || r.token != text(3) {
+		r := f.rows[text(1)]
+		if r == nil || r.token != text(2) {
 			return 0, nil, nil
 		}
 		r.expires = now + number(0)
-		if number(1) == 1 {
-			r.ran = now
-		}
 		if f.same {
 			return 0, nil, nil
 		}
@@ -168,7 +172,7 @@ func (f *fake) run(ctx context.Context, query string, named []driver.NamedValue)
 		if r == nil || f.locked || r.epoch != number(4) || r.expires > now {
 			return 0, nil, nil
 		}
-		*r = row{text(0), text(1), max(r.epoch+1, now), now, now + number(2), r.ran}
+		*r = row{text(0), text(1), max(r.epoch+1, now), now + number(2), r.lastRun}
 		return 1, r.values(now), nil
 	}
 	return 0, nil, errors.New("unknown statement: " + query)

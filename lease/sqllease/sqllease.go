@@ -1,48 +1,47 @@
-// Package sqllease keeps the leases of package lease in the user's own database,
-// PostgreSQL, MySQL, MariaDB or SQLite, through database/sql and any driver.
+// Package sqllease provides a [lease.Store] in the user's database: PostgreSQL, MySQL, MariaDB or SQLite, through
+// database/sql and any driver.
 //
 //	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
 //	...
 //	store := sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{})
 //	err = store.Migrate(ctx) // at every start: it does nothing if the tables exist
 //	...
-//	err = lease.Run(ctx, store, lease.Config{Name: "billing"}, lead)
+//	err = lease.New(store, lease.Config{Name: "billing"}).Loop(ctx, lead)
 //
-// All times are of the database's clock. Each statement is a transaction of its own: no
-// session state, no advisory lock, so that a pooler such as PgBouncer may stand in between. The
-// driver must then prepare no statements: with pgx, add default_query_exec_mode=exec to the DSN.
+// The TTL is measured with the database's clock. Each statement is a separate transaction. The store uses no session
+// state and no advisory lock, so a pooler such as PgBouncer may be placed between. The driver must then not prepare
+// statements: with pgx, add default_query_exec_mode=exec to the DSN.
 //
-// A waiting candidate reads one row every Poll of [lease.Config]. A leader writes one row
-// every third of the TTL.
+// A waiting candidate reads one row every Poll of [lease.Config]. A leader writes one row every third of the TTL.
 //
 // # Fence
 //
-// [lease.Term.Fence] locks a row in the user's transaction, which a new term has to change.
-// Renewals and other fenced transactions go on meanwhile, but on SQLite, which has one writer.
+// [lease.Term.Fence] locks a row in the user's transaction. A new term has to change that row. Renewals and other
+// fenced transactions do not wait for the lock, except on SQLite, which has one writer.
 //
-// A process that is stopped or cut off in the middle of a fenced transaction keeps others
-// from leading for as long as the server keeps its connection. Bound it on the server, at a few
-// TTLs: idle_in_transaction_session_timeout and tcp_keepalives_idle on PostgreSQL,
-// idle_transaction_timeout (MariaDB) or wait_timeout on MySQL.
+// A process that is stopped or disconnected in the middle of a fenced transaction keeps other processes from leading
+// for as long as the server keeps its connection. Limit that time on the server to a few TTLs, with
+// idle_in_transaction_session_timeout and tcp_keepalives_idle on PostgreSQL, idle_transaction_timeout on MariaDB, or
+// wait_timeout on MySQL.
 //
 // # Databases
 //
-// PostgreSQL 12 or later. The fence of a transaction that is not READ COMMITTED may fail with a
-// serialization failure instead of [lease.ErrLost].
+// PostgreSQL 12 or later. The fence of a transaction that is not READ COMMITTED may fail with a serialization failure
+// instead of [lease.ErrLost].
 //
-// MySQL 8.0 or MariaDB 10.6, or later. In a cluster of several nodes that take writes, such as Galera or Group
-// Replication, each node has locks of its own: a fence holds only if all processes write to the same node.
+// MySQL 8.0 or MariaDB 10.6, or later. In a cluster of several nodes that accept writes, such as Galera or Group
+// Replication, each node has its own locks: a fence holds only if all processes write to the same node.
 //
-// SQLite 3.35 or later, a database on a local disk, and a busy_timeout on every
-// connection. A fenced transaction, as every transaction that writes, keeps the renewals
-// of all leases in the file waiting: it must be much shorter than the TTL.
+// SQLite 3.35 or later, with the database on a local disk and a busy_timeout on every connection. A fenced
+// transaction, like every transaction that writes, delays the renewals of all leases in the file. It must be much
+// shorter than the TTL.
 //
 // # Failover of the database
 //
-// A database that loses commits when it fails over, such as one with asynchronous replication,
-// may lose the beginning of a term. The next epoch is still higher, and fenced transactions are
-// lost with the term. The store finds the new primary by itself: it closes the connections of the
-// pool that lead to a server which takes no writes any more.
+// A database that loses commits when it fails over, for example because its replication is asynchronous, may lose the
+// beginning of a term. The next epoch is greater all the same, because epochs include the time, and the term's fenced
+// transactions are lost with it. The store finds the new primary by itself: it closes the pool's connections to a
+// server that no longer accepts writes.
 package sqllease
 
 import (
@@ -50,6 +49,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/go-resilience/resilience/internal/sqldb"
 	"github.com/go-resilience/resilience/lease"
@@ -59,19 +59,20 @@ import (
 type Dialect string
 
 const (
-	PostgreSQL Dialect = "PostgreSQL"
-	MySQL      Dialect = "MySQL" // and MariaDB
-	SQLite     Dialect = "SQLite"
+	PostgreSQL Dialect = "PostgreSQL" // version 12 or later
+	MySQL      Dialect = "MySQL"      // MySQL 8.0 or MariaDB 10.6, or later
+	SQLite     Dialect = "SQLite"     // version 3.35 or later
 )
 
 // A Config configures a [Store]. The zero Config is usable.
 type Config struct {
-	// Prefix begins the names of the tables: up to 32 of a-z, 0-9 and _, not a digit first.
+	// Prefix is the prefix of the tables' names: at most 32 of a-z, 0-9 and _, not starting with a digit. Empty means
+	// no prefix.
 	Prefix string
 }
 
-// A Store is a [lease.Store] and a [lease.Fencer] in a database. It is safe for concurrent use,
-// also by many processes on one database.
+// A Store is a [lease.Store] and a [lease.Fencer] in a database. It is safe for concurrent use, by any number of
+// processes on one database.
 type Store struct {
 	db      *sql.DB
 	dialect Dialect
@@ -82,8 +83,8 @@ type Store struct {
 
 var _ lease.Fencer = (*Store)(nil)
 
-// New returns a Store in db, which it does not use yet and never closes. It panics if db is nil,
-// the dialect is unknown, or the Config is invalid.
+// New returns a Store in db. New does not use db, and the Store never closes it. New panics if db is nil, the dialect
+// is unknown, or cfg is invalid.
 func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	d, ok := dialects[dialect]
 	switch {
@@ -102,19 +103,18 @@ func New(db *sql.DB, dialect Dialect, cfg Config) *Store {
 	}}
 }
 
-// version is of the tables. From 0.1.0 on, whatever changes them makes it one more, with a migration
-// in Migrate, and says in the row of the version whether older programs can use them.
+// version is the version of the tables. From 0.1.0 on, a change of the tables increments it, adds a migration to
+// Migrate, and records in the row of the version whether older programs can use the tables.
 const version = 1
 
-// Schema returns the statements that create the tables, each with a semicolon at its end, for a
-// migration tool of your own. Migrate then finds the tables and does nothing.
+// Schema returns the statements that create the tables, each with a semicolon at its end, for a separate migration
+// tool. Migrate then finds the tables and does nothing.
 func (s *Store) Schema() string { return s.schema.String() }
 
-// Migrate creates the tables unless they exist, on PostgreSQL in the first schema of the
-// search_path. If they exist, it needs no right to create tables. Several processes may call it at
-// once. It returns an error if a table of one of these names belongs to another program, if a newer
-// version of the tables says that this program cannot use them, or on SQLite if the busy_timeout is
-// zero. With modernc.org/sqlite:
+// Migrate creates the tables unless they exist, on PostgreSQL in the first schema of the search_path. If they exist,
+// it needs no right to create tables. Several processes may call it concurrently. It returns an error if a table of
+// one of these names belongs to another program, if a newer version of the tables excludes this program, or on
+// SQLite if the busy_timeout is zero. With modernc.org/sqlite:
 //
 //	file:leases.db?_pragma=busy_timeout(1000)&_pragma=journal_mode(WAL)&_txlock=immediate
 func (s *Store) Migrate(ctx context.Context) error {
@@ -125,15 +125,16 @@ func (s *Store) Migrate(ctx context.Context) error {
 	return wrap("migrate", err)
 }
 
+// Acquire implements [lease.Store].
 func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
-	rec, err := s.look(ctx, req.Name)
-	if errors.Is(err, sql.ErrNoRows) { // nobody has ever held it
+	rec, err := s.loadRecord(ctx, req.Name)
+	if errors.Is(err, sql.ErrNoRows) { // the lease has never been held
 		for statement := range sqldb.Statements(s.texts.Of(s.d.create)) {
 			if _, err := sqldb.Exec(ctx, s.db, statement, req.Name); err != nil {
 				return rec, wrap("acquire", err)
 			}
 		}
-		rec, err = s.look(ctx, req.Name)
+		rec, err = s.loadRecord(ctx, req.Name)
 	}
 	switch {
 	case err != nil:
@@ -142,13 +143,13 @@ func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, e
 		rec, err = s.take(ctx, rec, req)
 		return rec, wrap("acquire", err)
 	case rec.Token == req.Token:
-		rec.Until = rec.Now.Add(req.TTL)
-		return rec, s.Renew(ctx, req)
+		rec.Left = req.TTL
+		return rec, s.Renew(ctx, lease.Request{Name: req.Name, Token: req.Token, TTL: req.TTL})
 	}
 	return rec, nil
 }
 
-// take begins a term, unless another has begun since rec was read, or a fenced transaction is open.
+// take begins a term, unless another term has begun since rec was read, or a fenced transaction is open.
 func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request) (taken lease.Record, err error) {
 	args := []any{req.Token, req.Holder, req.TTL.Microseconds(), req.Name, rec.Epoch}
 	if s.d.unlocked == "" {
@@ -174,40 +175,47 @@ func (s *Store) take(ctx context.Context, rec lease.Record, req lease.Request) (
 	if err != nil || !began {
 		return rec, err
 	}
-	return s.look(ctx, req.Name)
+	return s.loadRecord(ctx, req.Name)
 }
 
+// Renew implements [lease.Store].
 func (s *Store) Renew(ctx context.Context, req lease.Request) error {
-	run := 0
-	if req.Run {
-		run = 1
+	text, args := s.d.renew, []any{req.TTL.Microseconds(), req.Name, req.Token}
+	if req.Run != 0 {
+		text, args = s.d.run, []any{req.TTL.Microseconds(), req.Run, req.Name, req.Token, req.Run}
 	}
-	renewed, err := sqldb.Exec(ctx, s.db, s.texts.Of(s.d.renew), req.TTL.Microseconds(), run, req.Name, req.Token)
+	renewed, err := sqldb.Exec(ctx, s.db, s.texts.Of(text), args...)
 	if renewed || err != nil {
 		return wrap("renew", err)
 	}
-	rec, err := s.Load(ctx, req.Name) // MySQL does not count a row that is as it was
-	if err == nil && rec.Token != req.Token {
-		err = lease.ErrLost
+	rec, err := s.Load(ctx, req.Name)
+	switch {
+	case err != nil:
+		return err
+	case rec.Token != req.Token:
+		return lease.ErrLost
+	case req.Run != 0:
+		return lease.ErrRunTaken
 	}
-	return err
+	return nil // MySQL does not count a row that has not changed
 }
 
+// Release implements [lease.Store].
 func (s *Store) Release(ctx context.Context, name, token string) error {
 	_, err := sqldb.Exec(ctx, s.db, s.texts.Of(s.d.release), name, token)
 	return wrap("release", err)
 }
 
+// Load implements [lease.Store].
 func (s *Store) Load(ctx context.Context, name string) (lease.Record, error) {
-	rec, err := s.look(ctx, name)
-	if errors.Is(err, sql.ErrNoRows) { // nobody has ever held it
-		var now int64
-		err = s.db.QueryRowContext(ctx, "SELECT "+s.d.now).Scan(&now)
-		rec.Now = sqldb.Moment(now)
+	rec, err := s.loadRecord(ctx, name)
+	if errors.Is(err, sql.ErrNoRows) { // the lease has never been held
+		err = nil
 	}
 	return rec, wrap("load", err)
 }
 
+// Fence implements [lease.Fencer].
 func (s *Store) Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64) error {
 	err := tx.QueryRowContext(ctx, s.texts.Of(s.d.fence), name, epoch).Scan(new(int64))
 	if errors.Is(err, sql.ErrNoRows) {
@@ -216,23 +224,22 @@ func (s *Store) Fence(ctx context.Context, tx *sql.Tx, name string, epoch int64)
 	return wrap("fence", err)
 }
 
-// look reads a lease.
-func (s *Store) look(ctx context.Context, name string) (lease.Record, error) {
-	return scan(name, s.db.QueryRowContext(ctx, s.texts.Of(s.d.look), name))
+// loadRecord is like Load, but returns sql.ErrNoRows if the lease has never been held.
+func (s *Store) loadRecord(ctx context.Context, name string) (lease.Record, error) {
+	return scan(name, s.db.QueryRowContext(ctx, s.texts.Of(s.d.load), name))
 }
 
-func scan(name string, row *sql.Row) (rec lease.Record, err error) {
-	var since, until, ran, now int64
-	err = row.Scan(&rec.Token, &rec.Holder, &rec.Epoch, &since, &until, &ran, &now)
-	rec.Name, rec.Since, rec.Until = name, sqldb.Moment(since), sqldb.Moment(until)
-	rec.Ran, rec.Now = sqldb.Moment(ran), sqldb.Moment(now)
+func scan(name string, row *sql.Row) (lease.Record, error) {
+	rec, left := lease.Record{Name: name}, int64(0)
+	err := row.Scan(&rec.Token, &rec.Holder, &rec.Epoch, &left, &rec.LastRun)
+	rec.Left = max(time.Duration(left)*time.Microsecond, 0)
 	return rec, err
 }
 
-// wrap says which method an error is from. The store's own answers stay as they are.
-func wrap(what string, err error) error {
+// wrap adds to err the method that failed. The store's own answers are returned unchanged.
+func wrap(method string, err error) error {
 	if err == nil || err == lease.ErrLost {
 		return err
 	}
-	return fmt.Errorf("sqllease: %s: %w", what, sqldb.Pooler(err))
+	return fmt.Errorf("sqllease: %s: %w", method, sqldb.Pooler(err))
 }

@@ -14,25 +14,25 @@ import (
 
 // Fenced is a store in a database, for [RunFencer].
 type Fenced struct {
-	Store     lease.Store // a lease.Fencer
-	DB        *sql.DB     // the same database, with 8 connections or more; the tests add a table, storetest_write
-	OneWriter bool        // a transaction that writes keeps all others from writing, as in SQLite
+	Store     lease.Fencer // the store
+	DB        *sql.DB      // the store's database, with 8 connections or more; the tests add a table, storetest_write
+	OneWriter bool         // whether a transaction that writes keeps all others from writing, as in SQLite
 }
 
-// RunFencer runs the tests of a store that is a lease.Fencer, each on a store of its own.
+// RunFencer runs the tests of a [lease.Fencer], each on a store from newStore, which must have no leases.
 func RunFencer(t *testing.T, newStore func(t *testing.T) Fenced) {
 	t.Helper()
 	for _, c := range []struct {
 		name string
 		test func(*suite, fencer)
 	}{
-		{"FenceOfTheTerm", fenceHolds},
-		{"FenceOfAnotherTerm", fenceOther},
-		{"FenceOfAPausedHolder", fencePaused},
-		{"FenceOfAnOldSnapshot", fenceSnapshot},
-		{"AnOpenFenceKeepsOthersFromLeading", fenceExcludes},
-		{"AnOpenFenceKeepsNoRenewalWaiting", fenceRenews},
-		{"AnOpenFenceKeepsAReleaseWaiting", fenceReleases},
+		{"FenceOfCurrentTerm", fenceHolds},
+		{"FenceOfOtherTerm", fenceOther},
+		{"FenceOfPausedHolder", fencePaused},
+		{"FenceOfOldSnapshot", fenceSnapshot},
+		{"OpenFenceKeepsOthersFromLeading", fenceExcludes},
+		{"OpenFenceDelaysNoRenewal", fenceRenews},
+		{"OpenFenceDelaysRelease", fenceReleases},
 		{"FencedWritesDoNotInterleave", fenceStress},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -40,7 +40,7 @@ func RunFencer(t *testing.T, newStore func(t *testing.T) Fenced) {
 			if _, err := f.DB.Exec("CREATE TABLE storetest_write (epoch bigint NOT NULL)"); err != nil {
 				t.Fatal(err)
 			}
-			c.test(&suite{T: t, ctx: t.Context(), store: f.Store}, fencer{f.Store.(lease.Fencer), f})
+			c.test(&suite{T: t, ctx: t.Context(), store: f.Store}, fencer{f.Store, f})
 		})
 	}
 }
@@ -50,7 +50,7 @@ type fencer struct {
 	Fenced
 }
 
-// begin begins a transaction that is rolled back with the test.
+// begin begins a transaction that is rolled back when the test ends.
 func (s *suite) begin(f fencer) *sql.Tx {
 	s.Helper()
 	tx, err := f.DB.BeginTx(s.ctx, nil)
@@ -106,7 +106,7 @@ func fenceOther(s *suite, f fencer) {
 	s.noError(tx.Commit())
 }
 
-// fencePaused has a holder begin a transaction and go on when another leads.
+// fencePaused has a holder begin a transaction when another process leads.
 func fencePaused(s *suite, f fencer) {
 	x := s.getShort("x")
 	s.pause()
@@ -115,7 +115,7 @@ func fencePaused(s *suite, f fencer) {
 	s.lost(err)
 }
 
-// fenceSnapshot has the transaction see the database as it was when the term still held.
+// fenceSnapshot has the transaction read a snapshot of the time when the term still held.
 func fenceSnapshot(s *suite, f fencer) {
 	if f.OneWriter {
 		s.Skip("the transaction keeps others from leading")
@@ -158,8 +158,8 @@ func fenceExcludes(s *suite, f fencer) {
 	s.leadsSoon("y")
 }
 
-// cannotLead has a candidate ask for the lease, in vain. It is told so at once, or, where
-// there is one writer, waits until it gives up.
+// cannotLead has a candidate request the lease, which must not be granted. The answer comes immediately, except where
+// there is one writer: there the request waits until its ctx ends.
 func (s *suite) cannotLead(f fencer, token string) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx, short)
@@ -192,7 +192,7 @@ func fenceRenews(s *suite, f fencer) {
 	s.noError(f.Fence(s.ctx, tx, "a", x.Epoch))
 	s.noError(tx.Commit())
 	rec := s.load()
-	s.need(rec.Epoch == x.Epoch && rec.Until.Sub(rec.Now) > long/2, "%+v", rec)
+	s.need(rec.Epoch == x.Epoch && rec.Left > long/2, "%+v", rec)
 }
 
 func fenceReleases(s *suite, f fencer) {
@@ -214,8 +214,8 @@ func fenceReleases(s *suite, f fencer) {
 	s.leadsSoon("y")
 }
 
-// fenceStress has many holders, whose terms end at any moment, write what they must not
-// write when another term has written.
+// fenceStress has many holders, whose terms end at any moment, write in fenced transactions. No term may write after a
+// later one.
 func fenceStress(s *suite, f fencer) {
 	ctx, cancel := context.WithTimeout(s.ctx, 3*time.Second)
 	defer cancel()
@@ -258,7 +258,7 @@ func fenceStress(s *suite, f fencer) {
 
 var errInterleaved = errors.New("a later term has written before")
 
-// fencedWrite writes the epoch, unless a later one is there, which must not be.
+// fencedWrite writes the epoch. It returns errInterleaved if a later epoch was written before.
 func fencedWrite(ctx context.Context, f fencer, epoch int64) (wrote bool, err error) {
 	tx, err := f.DB.BeginTx(ctx, nil)
 	if err != nil {

@@ -96,7 +96,7 @@ func work(config string) {
 		_ = runner.Run(ctx)
 		return
 	}
-	_ = lease.Run(ctx, leaseStore(c), leaseConfig, func(ctx context.Context, _ lease.Term) error {
+	_ = lease.New(leaseStore(c), leaseConfig).Run(ctx, func(ctx context.Context, _ lease.Term) error {
 		fmt.Println(begun)
 		<-ctx.Done()
 		return nil

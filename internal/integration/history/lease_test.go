@@ -132,7 +132,8 @@ func leaseWorker(ctx context.Context, w *worker) {
 
 // candidate campaigns, leads for a while, works on when its term is over, and resigns.
 func (p *leaseProcess) candidate(ctx context.Context, client int, rng *rand.Rand) {
-	c := lease.New(p.store, lease.Config{Name: leaseName, TTL: p.TTL, OnStoreError: func(context.Context, error) {}})
+	c := lease.New(p.store, lease.Config{Name: leaseName, TTL: p.TTL})
+	c.Observe(func(context.Context, lease.Event) {}) // no warnings
 	for pause(ctx, between(rng, 0, p.TTL/4)) {
 		var term lease.Term
 		got := false

@@ -88,13 +88,13 @@ func TestClockOfTheStoreIsSetBack(t *testing.T) {
 		store.expire(t, -2*time.Hour)
 		require.Eventually(t, func() bool {
 			rec, err := store.Load(t.Context(), "a")
-			return err == nil && rec.Until.Sub(rec.Now) <= 15*time.Second
+			return err == nil && rec.Left <= 15*time.Second
 		}, time.Minute, 50*time.Millisecond)
 		require.NoError(t, term.Err())
 		require.NoError(t, term.Resign(t.Context()))
 
 		store.epochs(t, 2*time.Hour)
-		last, err := c.Look(t.Context())
+		last, err := c.Status(t.Context())
 		require.NoError(t, err)
 		term, err = c.Campaign(t.Context())
 		require.NoError(t, err)

@@ -59,7 +59,7 @@ func TestRedisRunIsNotForgotten(t *testing.T) {
 	_, err := store.Acquire(ctx, lease.Request{Name: "a", Token: "x", TTL: time.Hour})
 	require.NoError(t, err)
 	require.InDelta(t, 25*time.Hour, client.PTTL(ctx, prefix+"a").Val(), float64(time.Minute))
-	require.NoError(t, store.Renew(ctx, lease.Request{Name: "a", Token: "x", TTL: time.Hour, Run: true}))
+	require.NoError(t, store.Renew(ctx, lease.Request{Name: "a", Token: "x", TTL: time.Hour, Run: 1}))
 	require.NoError(t, store.Release(ctx, "a", "x"))
 	require.Equal(t, time.Duration(-1), client.PTTL(ctx, prefix+"a").Val())
 }
@@ -81,9 +81,9 @@ func TestRedisNeverTwo(t *testing.T) {
 		proxy := faultproxy.New(t, addr)
 		store := redisStore(redisClient(t, proxy.Addr()), prefix)
 		wg.Go(func() {
-			cfg := lease.Config{Name: "a", TTL: ttl, OnStoreError: func(context.Context, error) {}}
+			c := quiet(store, lease.Config{Name: "a", TTL: ttl})
 			for ctx.Err() == nil {
-				_ = lease.Run(ctx, store, cfg, func(ctx context.Context, term lease.Term) error {
+				_ = c.Run(ctx, func(ctx context.Context, term lease.Term) error {
 					terms.Add(1)
 					for until := time.Now().Add(mathrand.N(5 * ttl)); ctx.Err() == nil && time.Now().Before(until); {
 						rec, err := truth.Load(context.WithoutCancel(ctx), "a")
@@ -133,12 +133,12 @@ func TestRedisLeaderLearnsOfAnEmptyRestart(t *testing.T) {
 	t.Parallel()
 	server := services.NewRedis(t)
 	store := redisStore(redisClient(t, server.Addr), "")
-	cfg := lease.Config{Name: "a", TTL: 3 * time.Second, OnStoreError: func(context.Context, error) {}}
-	one, err := lease.New(store, cfg).Campaign(t.Context())
+	cfg := lease.Config{Name: "a", TTL: 3 * time.Second}
+	one, err := quiet(store, cfg).Campaign(t.Context())
 	require.NoError(t, err)
 	server.Kill()
 	server.Start()
-	two, err := lease.New(store, cfg).Campaign(t.Context())
+	two, err := quiet(store, cfg).Campaign(t.Context())
 	require.NoError(t, err)
 	require.Greater(t, two.Epoch(), one.Epoch())
 	select {

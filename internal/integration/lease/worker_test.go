@@ -65,6 +65,13 @@ type worker struct {
 	write func(ctx context.Context, term lease.Term, id string) error
 }
 
+// quiet returns a Candidate whose store may fail without a warning.
+func quiet(store lease.Store, cfg lease.Config) *lease.Candidate {
+	c := lease.New(store, cfg)
+	c.Observe(func(context.Context, lease.Event) {})
+	return c
+}
+
 // say writes a line that the test reads: what is forbidden begins with VIOLATION.
 func say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
@@ -74,11 +81,10 @@ func (w *worker) run(ctx context.Context) {
 	} else if !w.inDatabase(ctx) {
 		return
 	}
-	cfg := lease.Config{
-		Name: chaosName, TTL: w.TTL, Holder: fmt.Sprint("worker ", w.Number), OnStoreError: func(context.Context, error) {},
-	}
+	cfg := lease.Config{Name: chaosName, TTL: w.TTL, Holder: fmt.Sprint("worker ", w.Number)}
+	c := quiet(w.store, cfg)
 	for ctx.Err() == nil {
-		_ = lease.Run(ctx, w.store, cfg, w.lead)
+		_ = c.Run(ctx, w.lead)
 	}
 }
 
@@ -256,7 +262,7 @@ type skewed struct {
 }
 
 func (s *skewed) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
-	if rec, err := s.Load(ctx, req.Name); err == nil && rec.Held() && !rec.Until.After(rec.Now.Add(s.skew)) {
+	if rec, err := s.Load(ctx, req.Name); err == nil && rec.Held() && rec.Left <= s.skew {
 		_, _ = s.db.ExecContext(ctx, "UPDATE lease SET expires = 0")
 	}
 	return s.Store.Acquire(ctx, req)

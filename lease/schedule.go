@@ -1,0 +1,87 @@
+package lease
+
+import (
+	"fmt"
+	"time"
+)
+
+// A Schedule determines when the runs of [Candidate.Every] are due. The schedules of github.com/robfig/cron are
+// Schedules. All processes should use the same schedule.
+type Schedule interface {
+	// Next returns the first instant after t, or the zero time if there is none. t is in [time.Local].
+	Next(t time.Time) time.Time
+}
+
+// Interval returns the schedule of the multiples of d since the zero time. Runs do not drift, however long they take.
+// With Interval(time.Hour), a run is due at the beginning of each hour of UTC. Interval panics if d is less than a
+// millisecond.
+func Interval(d time.Duration) Schedule {
+	if d < time.Millisecond {
+		panic(fmt.Sprintf("lease: the interval is %v: must be 1ms or more", d))
+	}
+	return interval(d)
+}
+
+type interval time.Duration
+
+// Next implements [Schedule].
+func (d interval) Next(t time.Time) time.Time {
+	return t.Truncate(time.Duration(d)).Add(time.Duration(d))
+}
+
+// Daily returns the schedule of a time of day in a time zone. On a day that does not have this time, because clocks
+// are set forward, the run is due when the clocks are set. On a day that has it twice, the run is due the first time.
+// Daily panics if hour is not from 0 to 23, minute is not from 0 to 59, or location is nil.
+func Daily(hour, minute int, location *time.Location) Schedule {
+	switch {
+	case hour < 0 || hour > 23 || minute < 0 || minute > 59:
+		panic(fmt.Sprintf("lease: the time of day is %02d:%02d: must be from 00:00 to 23:59", hour, minute))
+	case location == nil:
+		panic("lease: the location is nil: must be set")
+	}
+	return daily{hour, minute, location}
+}
+
+type daily struct {
+	hour, minute int
+	location     *time.Location
+}
+
+// Next implements [Schedule].
+func (s daily) Next(t time.Time) time.Time {
+	year, month, day := t.In(s.location).Date()
+	for ; ; day++ {
+		if at, ok := s.on(year, month, day); ok && at.After(t) {
+			return at
+		}
+	}
+}
+
+// on returns the instant of a day, or false if the day does not exist because clocks were set forward by a day.
+func (s daily) on(year int, month time.Month, day int) (at time.Time, ok bool) {
+	at = time.Date(year, month, day, s.hour, s.minute, 0, 0, s.location)
+	want := time.Date(year, month, day, s.hour, s.minute, 0, 0, time.UTC) // as a clock on the wall shows it
+	start, end := at.ZoneBounds()
+	switch shown := wall(at); {
+	case shown.Equal(want) && start.IsZero():
+		return at, true
+	case shown.Equal(want):
+		// Clocks that were set back at start have shown the same time before.
+		if first := at.Add(wall(start).Sub(wall(start.Add(-1))) - 1); first.Before(start) {
+			at = first
+		}
+		return at, true
+	case shown.After(want): // time.Date has chosen an instant after the gap
+		at = start
+	default:
+		at = end
+	}
+	sameDay := func(t time.Time) bool { return t.YearDay() == want.YearDay() && t.Year() == want.Year() }
+	return at, sameDay(wall(at)) || sameDay(wall(at.Add(-1)))
+}
+
+// wall returns what a clock on the wall shows at t, as a time in UTC.
+func wall(t time.Time) time.Time {
+	_, offset := t.Zone()
+	return t.UTC().Add(time.Duration(offset) * time.Second)
+}
