@@ -305,6 +305,7 @@ func TestEpochsGrowAfterRowIsDeleted(t *testing.T) {
 				_, err = db.Exec("DELETE FROM lease_fence")
 				require.NoError(t, err)
 			}
+			time.Sleep(2 * time.Millisecond) // the clock of SQLite has milliseconds
 		}
 	})
 }
