@@ -56,7 +56,7 @@ var kinds = map[string]rules{
 		failed: metricsNamed("lease.store.errors")},
 	sagaKind: {order: 8, failing: "steps_fail", refusing: "steps_refused",
 		calls:   metricsNamed("saga.step.attempts"),
-		failed:  metricsNamed("saga.step.attempts", "failed", "in_doubt"),
+		failed:  metricsNamed("saga.step.attempts", "failed", "maybe_applied"),
 		refused: metricsNamed("saga.step.attempts", "refused")},
 }
 

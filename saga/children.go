@@ -11,8 +11,8 @@ import (
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
-// errPending is the result of an attempt whose children have not ended yet. It is no
-// failure, and counts as no attempt.
+// errPending is the result of an attempt whose children have not ended yet. It is no failure, and does not count as
+// an attempt.
 type errPending struct{ children int }
 
 func (*errPending) Error() string { return "saga: children have not ended" }
@@ -31,31 +31,31 @@ func ofStore(err error) error {
 
 // A family is an attempt of a step with children.
 type family struct {
-	*hold
-	*result
-	ctx   context.Context
+	*attempt
+	r     *Runner
+	id    string   // of the saga
 	name  string   // of the step
 	child *child   // of the step
 	p     *program // of the children
 }
 
-// attend is the Do and the Undo of a step with children. That the store fails is no failure of the
-// step, which looks again. A child that does not exist is one: it was deleted.
-func (h *hold) attend(ctx context.Context, res *result) error {
-	st := &h.p.steps[res.step]
+// attend is the Do and the Undo of a step with children. A failure of the store is no failure of the step, which
+// looks again. A child that does not exist is one: it was deleted.
+func (h *hold) attend(t *attempt) error {
+	st := &h.p.steps[t.n]
 	p, err := st.child.program()
 	if err != nil {
 		return Abort(err)
 	}
-	f := &family{h, res, ctx, st.name, st.child, p}
-	again := res.op == OpDo && res.retried
+	f := &family{t, h.r, h.rec.ID, st.name, st.child, p}
+	again := t.Op == OpDo && t.retried
 	switch {
-	case res.op == OpUndo:
+	case t.Op == OpUndo:
 		err = f.undo()
-		if errors.Is(err, ErrNotRegistered) && res.attempt == 1 && res.refusals < defaultUndoAttempts {
+		if errors.Is(err, ErrNotRegistered) && t.Command.Attempt == 1 && t.Refusals < defaultUndoAttempts {
 			err = &notBegun{err} // during a deployment another runner may know the child, and claim this saga
 		}
-	case again || res.children == 0:
+	case again || t.children == 0:
 		err = f.start(again)
 	default:
 		err = f.finish(st.hasUndo)
@@ -66,14 +66,14 @@ func (h *hold) attend(ctx context.Context, res *result) error {
 	if errors.Is(err, ErrNotFound) {
 		return Abort(fmt.Errorf("saga: a child of %q was deleted: %w", h.rec.ID, err))
 	}
-	if ctx.Err() != nil {
+	if t.ctx.Err() != nil {
 		return err
 	}
-	h.r.storeFailed(ctx, fmt.Errorf("saga: children of %q: %w", h.rec.ID, err))
+	h.r.storeFailed(t.ctx, fmt.Errorf("saga: children of %q: %w", h.rec.ID, err))
 	if again { // a failure, so that the next attempt does it
 		return errors.New("saga: not all children were started again: the store has failed")
 	}
-	return &errPending{res.children}
+	return &errPending{t.children}
 }
 
 // start starts the children, unless they have been started. After a Retry it starts those again that
@@ -87,14 +87,14 @@ func (f *family) start(again bool) error {
 		}
 		started = list
 	}
-	states, err := f.child.begin(f.result.s)
+	states, err := f.child.begin(f.s)
 	switch {
 	case err != nil:
 		return err
 	case again && len(states) != len(started):
 		return Abort(fmt.Errorf("saga: the step has %d children, and begin returns %d", len(started), len(states)))
 	case len(states) == 0:
-		return f.child.end(f.result.s, nil)
+		return f.child.end(f.s, nil)
 	}
 	var reqs []store.StartRequest
 	for i := range states {
@@ -109,8 +109,8 @@ func (f *family) start(again bool) error {
 		if err != nil {
 			return withoutEffect(err) // none is started, or an attempt before is in doubt
 		}
-		req := startRequest(f.p, ChildID(f.rec.ID, f.name, n), data, f.carried)
-		req.Parent, req.ParentStep = f.rec.ID, f.name
+		req := startRequest(f.p, ChildID(f.id, f.name, n), data, f.carried)
+		req.Parent, req.ParentStep = f.id, f.name
 		reqs = append(reqs, req)
 	}
 	for _, req := range reqs {
@@ -155,7 +155,7 @@ func (f *family) finish(canUndo bool) error {
 			return Abort(err)
 		}
 	}
-	return f.child.end(f.result.s, states)
+	return f.child.end(f.s, states)
 }
 
 // undo turns the children back. As long as it is not known that all have been started, the next one
@@ -189,11 +189,11 @@ func (f *family) undo() error {
 		}
 	}
 	for i, last := 0, f.children > 0; !last; i++ {
-		rec, err := f.r.store.Load(f.ctx, ChildID(f.rec.ID, f.name, i))
+		rec, err := f.r.store.Load(f.ctx, ChildID(f.id, f.name, i))
 		if errors.Is(err, ErrNotFound) {
 			rec, _, err = f.r.store.Start(f.ctx, f.noChild(i))
 		}
-		if err == nil && rec.Parent != f.rec.ID {
+		if err == nil && rec.Parent != f.id {
 			break // this saga has never started it, nor any after it
 		}
 		if err := turn(rec, err); err != nil {
@@ -214,9 +214,9 @@ func (f *family) noChild(i int) store.StartRequest {
 	m.forestall(errParentBack)
 	data, _ := f.p.encode(reflect.New(f.p.state).Interface()) // nobody needs it
 	return store.StartRequest{
-		ID: ChildID(f.rec.ID, f.name, i), Saga: f.p.name, Version: f.p.version,
+		ID: ChildID(f.id, f.name, i), Saga: f.p.name, Version: f.p.version,
 		Status: m.Status, Data: data, Steps: m.encode(),
-		Parent: f.rec.ID, ParentStep: f.name, Nonce: rand.Int64(),
+		Parent: f.id, ParentStep: f.name, Nonce: rand.Int64(),
 		Log: []store.Entry{{Kind: EventCreated}, {Kind: EventCompensated, Error: errParentBack}},
 	}
 }
@@ -234,7 +234,7 @@ type childState struct {
 // look returns the children of a step, whose number is known, in the order of their states. Of those
 // that a Retry has started again the last counts. The error is ErrNotFound if one was deleted.
 func (f *family) look() (list []childState, err error) {
-	found, err := f.r.store.Children(f.ctx, store.ChildrenRequest{Parent: f.rec.ID, Step: f.name})
+	found, err := f.r.store.Children(f.ctx, store.ChildrenRequest{Parent: f.id, Step: f.name})
 	if err != nil {
 		return nil, ofStore(err)
 	}
@@ -244,7 +244,7 @@ func (f *family) look() (list []childState, err error) {
 	}
 	for n := range f.children {
 		c := childState{next: n}
-		for next, is := byID[ChildID(f.rec.ID, f.name, n)]; is; next, is = byID[ChildID(f.rec.ID, f.name, c.next)] {
+		for next, is := byID[ChildID(f.id, f.name, n)]; is; next, is = byID[ChildID(f.id, f.name, c.next)] {
 			c.ChildRecord = next
 			c.next += f.children
 		}
@@ -304,13 +304,7 @@ func (r *Runner) turnChild(ctx context.Context, rec *store.Record) (status Statu
 			if rec.Status != Completed {
 				return req, ErrNotAllowed
 			}
-			m, err := r.machineOf(rec)
-			if err != nil {
-				return req, err
-			}
-			m.revert(errParentBack)
-			m.advance(rec.Now)
-			return m.commit(true), nil
+			return r.decide(rec, Input{runner: runnerInput{revert: errParentBack}})
 		})
 	}
 	if errors.Is(err, ErrNotAllowed) || status == Stuck && errors.Is(err, ErrNotRegistered) {

@@ -6,7 +6,7 @@ import (
 	"crypto/rand"
 	"sync"
 
-	"github.com/go-resilience/resilience/internal/attempt"
+	retrying "github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
 
@@ -17,44 +17,44 @@ type Command struct {
 	Epoch   int64  // the fencing token, which grows with each claim of the saga; zero under Run
 }
 
+// commandKey is the key of an *attempt, or of a *given, in a ctx.
 type commandKey struct{}
+
+// A given is the command of WithCommand, with the signals of the attempt around it.
+type given struct {
+	command Command
+	signals map[string][]byte
+}
 
 // CommandFrom returns the command of a step's function by its ctx, else the zero Command.
 func CommandFrom(ctx context.Context) Command {
-	switch c, _ := ctx.Value(commandKey{}).(*attempted); {
-	case c == nil:
-		return Command{}
-	case c.given != nil:
-		return *c.given
-	default:
-		return Command{ID: c.saga.commandID(c.step, c.op), Attempt: c.attempt, Epoch: c.saga.epoch}
+	switch c := ctx.Value(commandKey{}).(type) {
+	case *given:
+		return c.command
+	case *attempt:
+		cmd := c.Command
+		if cmd.ID == "" && c.r != nil {
+			cmd.ID = participant.ID(c.r.id(), c.Step, c.Op)
+		}
+		return cmd
 	}
+	return Command{}
 }
 
 // WithCommand returns a ctx with cmd, for [Apply] in a participant that got its ID by a message.
 func WithCommand(ctx context.Context, cmd Command) context.Context {
-	c := &attempted{given: &cmd}
-	if outer, _ := ctx.Value(commandKey{}).(*attempted); outer != nil {
-		c.signals = outer.signals
-	}
-	return context.WithValue(ctx, commandKey{}, c)
+	return context.WithValue(ctx, commandKey{}, &given{cmd, signalsFrom(ctx)})
 }
 
-// An identity is the common part of the commands of one saga.
-type identity struct {
-	p     *program
-	epoch int64
-	name  sync.Once
-	id    string // "" until commandID makes one up
+// A runID is the id of a Run. It is made up when a step asks for its command.
+type runID struct {
+	once sync.Once
+	text string
 }
 
-func (s *identity) commandID(step int, op Op) string {
-	s.name.Do(func() {
-		if s.id == "" {
-			s.id = rand.Text()
-		}
-	})
-	return participant.ID(s.id, s.p.steps[step].name, op)
+func (r *runID) id() string {
+	r.once.Do(func() { r.text = rand.Text() })
+	return r.text
 }
 
 // DoID returns the ID of the Do that the command is or undoes, or "" if it is none.
@@ -64,32 +64,29 @@ func (c Command) DoID() string { return participant.Do(c.ID) }
 // too long. With 3 children, number 4 is child 1 started again by an [ActionRetry], and number 7 the next time.
 func ChildID(id, step string, n int) string { return participant.Child(id, step, n) }
 
-// attempted is what the ctx of an attempt carries. It composes the command's id only when it is
-// asked for.
-type attempted struct {
-	given   *Command          // of WithCommand; nil in an attempt
-	signals map[string][]byte // of the saga, by name; never changed
-	saga    *identity
-	step    int
-	attempt int
-	op      Op
-}
-
-// withAttempt returns the ctx of an attempt. A step that the saga does not repeat begins a new
-// operation, even if the caller of Run is itself within an attempt.
-func withAttempt(ctx context.Context, c *attempted) context.Context {
-	st, n := &c.saga.p.steps[c.step], c.attempt
-	if c.op == OpDo && st.attempts == 1 || c.op == OpUndo && st.undoAttempts == 1 {
+// withAttempt returns the ctx of an attempt. A step that the saga does not repeat begins a new operation, even if the
+// caller of Run is itself within an attempt.
+func withAttempt(ctx context.Context, t *attempt) context.Context {
+	st, n := &t.p.steps[t.n], t.Command.Attempt
+	if t.Op == OpDo && st.attempts == 1 || t.Op == OpUndo && st.undoAttempts == 1 {
 		n = 0
 	}
-	return attempt.With(context.WithValue(ctx, commandKey{}, c), n)
+	return retrying.With(context.WithValue(ctx, commandKey{}, t), n)
 }
 
 // SignalFrom returns the payload of a signal by the ctx of the step that awaited it, of those after it, or of an
 // Undo.
 func SignalFrom(ctx context.Context, name string) (payload []byte, ok bool) {
-	if c, _ := ctx.Value(commandKey{}).(*attempted); c != nil {
-		payload, ok = c.signals[name]
-	}
+	payload, ok = signalsFrom(ctx)[name]
 	return bytes.Clone(payload), ok
+}
+
+func signalsFrom(ctx context.Context) map[string][]byte {
+	switch c := ctx.Value(commandKey{}).(type) {
+	case *given:
+		return c.signals
+	case *attempt:
+		return c.Signals
+	}
+	return nil
 }

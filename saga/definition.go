@@ -318,6 +318,29 @@ func (p *program) encodeNew(s any) ([]byte, error) {
 	return nil, fmt.Errorf("saga: %s: the state does not come back as it was: %.200q and then %.200q", p.name, data, again)
 }
 
+// index returns the number of a step, or -1.
+func (p *program) index(name string) int {
+	return slices.IndexFunc(p.steps, func(st step) bool { return st.name == name })
+}
+
+// merge returns the state with the changes that an attempt has made to base, its copy.
+func (p *program) merge(state, base, changed []byte) ([]byte, error) {
+	// All are decoded, since a value may not come back as it was: a time loses its monotonic clock, which is no
+	// change of a step.
+	var states [3]any
+	for i, data := range [][]byte{state, base, changed} {
+		var err error
+		if states[i], err = p.decode(data); err != nil {
+			return nil, err // the attempt is in doubt
+		}
+	}
+	if err := mergeState(states[0], states[1], states[2]); err != nil {
+		return nil, err
+	}
+	data, err := p.encode(states[0])
+	return data, Abort(err)
+}
+
 // kept returns an error if the default Codec does not keep the whole state.
 func (p *program) kept() error {
 	if !p.isJSON {

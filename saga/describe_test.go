@@ -132,9 +132,9 @@ func TestEventsAreDescribed(t *testing.T) {
 			}},
 		},
 		{
-			saga.Event{Kind: saga.EventAttempted, Op: saga.OpDo, Attempt: 1, Outcome: "no effect", Took: time.Second},
+			saga.Event{Kind: saga.EventAttempted, Op: saga.OpDo, Attempt: 1, Outcome: saga.OutcomeDeclined, Took: time.Second},
 			policy.Event{What: "attempted", Level: slog.LevelDebug, Attrs: []slog.Attr{
-				slog.String("op", "do"), slog.String("outcome", "no_effect"), slog.Int("attempt", 1),
+				slog.String("op", "do"), slog.String("outcome", "declined"), slog.Int("attempt", 1),
 				slog.Duration("took", time.Second),
 			}},
 		},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/panics"
@@ -180,6 +181,24 @@ func isFinal(err error, read behavior.End) bool {
 	child, ok := errors.AsType[*Error](err)
 	return ok && child.Status.Ended() || read.Kind == behavior.Answered && !read.Retryable
 }
+
+// An end is what the error of an attempt says. The zero end is that of success.
+type end struct {
+	err        error
+	effect     effect // of a Do, unless it was refused
+	refused    bool   // a policy did not make the call
+	final      bool   // it is not tried again
+	retryAfter time.Duration
+}
+
+// An effect is what the error of a Do says of its effect.
+type effect int
+
+const (
+	inDoubt  effect = iota // the attempt may have taken effect
+	noEffect               // it has taken none
+	void                   // no attempt has, or ever will
+)
 
 // endOf reads the error of an attempt of a step. failsClean means that a Do of the step that has
 // failed has taken no effect.

@@ -86,14 +86,16 @@ const (
 	eventRetried    EventKind = "retried"
 )
 
-// Each attempt has exactly one outcome.
+// An Outcome is how an attempt of a step has ended.
+type Outcome string
+
 const (
-	outcomeDone        = "done"
-	outcomeNoEffect    = "no effect"
-	outcomeInDoubt     = "in doubt"
-	outcomeFailed      = "failed"
-	outcomeRefused     = "refused"
-	outcomeInterrupted = "interrupted"
+	OutcomeDone         Outcome = "done"
+	OutcomeDeclined     Outcome = "declined"      // see [Void]
+	OutcomeMaybeApplied Outcome = "maybe_applied" // the attempt may have taken effect
+	OutcomeFailed       Outcome = "failed"        // without effect: of an Undo, a DoTx or a ReadOnly step
+	OutcomeRefused      Outcome = "refused"       // by a policy, or because no transaction could begin
+	OutcomeInterrupted  Outcome = "interrupted"   // the runner stopped, or lost the saga
 )
 
 // An Event is something that happened to a saga, or in a runner.
@@ -110,30 +112,27 @@ type Event struct {
 	Op      Op
 	Attempt int
 
-	// Outcome of an EventAttempted is "done", "no effect" (a Void), "in doubt", "failed" (of an Undo, DoTx or
-	// ReadOnly), "refused" by a policy, or as no tx began or a child's version is not registered, or "interrupted", as
-	// the runner stops or has lost the saga.
-	Outcome string
+	Outcome Outcome       // of an EventAttempted
 	Took    time.Duration // of an EventAttempted, or the life of a saga that has ended
 	Err     error         // the reason, or an operator's note
 	At      time.Time     // by the store's clock
 }
 
 // outcomeOf returns the outcome of an attempt. cut means that the runner has ended it.
-func outcomeOf(e end, op Op, cut bool) string {
+func outcomeOf(e end, op Op, cut bool) Outcome {
 	switch {
 	case e.err == nil:
-		return outcomeDone
+		return OutcomeDone
 	case cut:
-		return outcomeInterrupted
+		return OutcomeInterrupted
 	case e.refused:
-		return outcomeRefused
+		return OutcomeRefused
 	case op == OpUndo || e.effect == noEffect:
-		return outcomeFailed
+		return OutcomeFailed
 	case e.effect == inDoubt:
-		return outcomeInDoubt
+		return OutcomeMaybeApplied
 	}
-	return outcomeNoEffect
+	return OutcomeDeclined
 }
 
 // Observe calls f for each event from now on, after RunnerConfig.OnEvent, until stop is called. The events of a
@@ -239,7 +238,7 @@ func (e Event) describe(runner string) policy.Event {
 	}
 	for _, f := range []struct{ name, value string }{
 		{"saga", e.Saga}, {"id", e.ID}, {"status", string(e.Status)}, {"step", e.Step}, {"op", string(e.Op)},
-		{"outcome", snakeCase(e.Outcome)},
+		{"outcome", string(e.Outcome)},
 	} {
 		if f.value != "" {
 			d.Attrs = append(d.Attrs, slog.String(f.name, f.value))

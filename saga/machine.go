@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -12,33 +11,32 @@ import (
 	store "github.com/go-resilience/resilience/internal/sagastore"
 )
 
-// A machine has the rules by which a saga changes. It is told what happened, and says which
-// attempts may begin, what to log and what the saga's status is. It does no work, reads no clock,
-// takes no lock and writes nothing. The start of a step or of its undoing must be recorded before
-// the attempt begins.
+// A machine is a saga between two decisions. Its methods are the rules by which a saga changes; decide applies
+// them. They make no calls, read no clock, take no lock and write nothing.
 type machine struct {
 	Instance // what is stored is what is decided on
 
 	p     *program
-	quiet bool // keep no log, since nothing is recorded
+	quiet bool // keep no log: nothing is recorded under Run
 
-	cause    error             // Cause, as it was before it became a text
-	wish     error             // why it is to turn back, at wishStep; the first counts, and none once the pivot is done
+	cause    error             // the error whose text is Cause
+	wish     error             // why the saga is to turn back, at wishStep; the first wish counts
 	wishStep string            // "" for none
-	signals  map[string][]byte // by name; nil if they are not known
+	signals  map[string][]byte // by name; nil if they were not read yet; never changed
 
-	work  []work // of this owner; not recorded
+	work  []work // by step
 	at    int    // the first group that is not complete
 	moved bool   // progress was made: advance sets since
 
-	log     []store.Entry // since the last commit
-	changed bool          // there is something to commit, before another attempt begins
+	log     []store.Entry // since the last decision that changed something
+	changed bool          // the decision must be recorded before another attempt begins
 }
 
-// work is the part of a step's state that only this process knows.
+// work is the attempt of a step.
 type work struct {
-	busy bool  // an attempt is running
-	err  error // of the last attempt
+	busy bool   // it is in progress
+	base []byte // the state that it was given, unless the steps are a chain
+	err  error  // the error of the latest attempt; nil if only its text is known
 }
 
 // newMachine returns the machine of a saga that begins.
@@ -51,29 +49,35 @@ func newMachine(p *program) *machine {
 	return m
 }
 
-// load returns the machine of a recorded saga. With an error it is that of one that begins.
+// load returns the machine of a recorded saga. If the record is not one of the definition, load returns an error
+// and a machine with the definition's steps, none of which has begun.
 func load(p *program, rec *store.Record) (*machine, error) {
 	m := newMachine(p)
-	begins := m.Steps
 	in, err := decode(rec)
 	m.Instance, m.cause = *in, reason(in.Cause)
-	same := slices.EqualFunc(in.Steps, begins, func(a, b StepState) bool { return a.Name == b.Name })
-	switch {
-	case err != nil:
-	case !same:
-		err = fmt.Errorf("saga: the steps of %s version %d are not those of the record", p.name, p.version)
-	case in.pivot != nil && *in.pivot != p.pivotName:
-		err = fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q",
-			p.name, p.version, p.pivotName, *in.pivot)
+	if mismatch := m.bind(p); err == nil {
+		err = mismatch
 	}
-	if !same {
-		m.Steps = begins
-	}
-	m.pivot = &p.pivotName
 	if m.Status == Stuck && m.Cause == "" && m.Takeovers > 0 {
 		m.doubt(true) // a runner that could not read the record left it as its owner had, who may have died in a step
 	}
 	return m, err
+}
+
+// bind makes p the definition of the machine. It returns an error if the steps or the pivot differ; steps that
+// differ are replaced by those of p, of which none has begun.
+func (m *machine) bind(p *program) (err error) {
+	begins, pivot := newMachine(p).Steps, m.pivot
+	m.p, m.pivot = p, &p.pivotName
+	if !slices.EqualFunc(m.Steps, begins, func(a, b StepState) bool { return a.Name == b.Name }) {
+		m.Steps = begins
+		return fmt.Errorf("saga: the steps of %s version %d are not those of the record", p.name, p.version)
+	}
+	if pivot != nil && *pivot != p.pivotName {
+		err = fmt.Errorf("saga: the pivot of %s version %d is %q, that of the record was %q",
+			p.name, p.version, p.pivotName, *pivot)
+	}
+	return err
 }
 
 func (m *machine) clone() *machine {
@@ -82,19 +86,12 @@ func (m *machine) clone() *machine {
 	return &c
 }
 
-// commit returns what is to be recorded of the machine. release means that its owner gives it up: the
-// results of running attempts will be dropped.
-func (m *machine) commit(release bool) store.CommitRequest {
-	if release {
-		m.doubt(false)
-	}
+// commit returns the machine as a store records it.
+func (m *machine) commit() store.CommitRequest {
 	return store.CommitRequest{
 		Status: m.Status, Steps: m.encode(), Failures: m.Failures, Takeovers: m.Takeovers, LastError: m.LastError, Log: m.log,
 	}
 }
-
-// committed notes that commit was recorded.
-func (m *machine) committed() { m.log, m.changed = nil, false }
 
 // going reports whether the saga goes forward or back.
 func (m *machine) going() bool { return m.Status == Running || m.Status == Compensating }
@@ -235,16 +232,6 @@ func (m *machine) onOutside(now time.Time) bool {
 		}
 	}
 	return m.onSignal(now)
-}
-
-// failing returns after how many attempts and refusals a step that has just failed is tried again. It
-// is 0 if it is not.
-func (m *machine) failing(i int) int {
-	st := &m.Steps[i]
-	if st.Status != StepStarted && st.Status != StepUndoing {
-		return 0
-	}
-	return *st.attempts(m.op(i)) + st.Refusals
 }
 
 // busy returns how many attempts are running.
@@ -635,56 +622,37 @@ func (m *machine) begin(i int) (attempt int) {
 	return *n
 }
 
-// An end is how an attempt has ended. The zero end is success.
-type end struct {
-	err        error
-	effect     effect // of a Do, unless it was refused
-	refused    bool   // a policy did not make the call
-	final      bool   // it is not tried again
-	retryAfter time.Duration
-}
-
-// An effect is what the error of a Do says of its effect.
-type effect int
-
-const (
-	inDoubt  effect = iota // the attempt may have taken effect
-	noEffect               // it has taken none
-	void                   // no attempt has, or ever will
-)
-
-// did takes in the end of an attempt.
-func (m *machine) did(i int, op Op, e end, now time.Time) {
+// finish records the answer of an attempt that the runner did not interrupt.
+func (m *machine) finish(i int, a *Answer, now time.Time) {
 	st, d := &m.Steps[i], &m.p.steps[i]
-	undo := op == OpUndo
-	attempts, limit, status, kind := st.attempts(op), d.attempts, StepDone, EventDone
+	undo := a.Op == OpUndo
+	attempts, limit, status, kind := st.attempts(a.Op), d.attempts, StepDone, EventDone
 	if undo {
 		limit, status, kind = d.undoAttempts, StepUndone, eventUndone
 	}
-	m.work[i] = work{err: e.err}
-	if e.err == nil {
+	m.work[i] = work{err: a.cause()}
+	if a.Outcome == OutcomeDone {
 		m.Failures, m.Takeovers = 0, 0
 		m.set(i, status)
 		if !undo {
 			st.InDoubt, st.Error = false, ""
 		}
-		m.note(store.Entry{Step: st.Name, Op: op, Kind: kind, Attempt: *attempts})
+		m.note(store.Entry{Step: st.Name, Op: a.Op, Kind: kind, Attempt: *attempts})
 		return
 	}
-	m.LastError = storable(e.err.Error())
-	st.Error = m.LastError
-	if e.refused {
+	m.LastError, st.Error = a.Error, a.Error
+	if a.Outcome == OutcomeRefused {
 		*attempts--
-		m.refused(i, op, *attempts, e, now)
+		m.refused(i, a, now)
 		return
 	}
 	m.Failures++
 	st.Refusals = 0
-	if !undo && e.effect != noEffect {
-		st.InDoubt = e.effect == inDoubt // of a Void the earlier attempts have taken none, either
+	if !undo && a.Outcome != OutcomeFailed {
+		st.InDoubt = a.Outcome == OutcomeMaybeApplied // if it was declined, no earlier attempt took effect, either
 	}
 	unlimited := m.pivotDone() || m.pivotMayHaveActed(i) // neither on the way back
-	if !e.final && (unlimited || limit < 0 || *attempts < limit) {
+	if !a.Final && (unlimited || limit < 0 || *attempts < limit) {
 		again := true
 		if !undo {
 			step, why := m.turning(now)
@@ -694,7 +662,8 @@ func (m *machine) did(i int, op Op, e end, now time.Time) {
 			again = why == nil || m.pivotMayHaveActed(i)
 		}
 		if again {
-			st.NotBefore = now.Add(pauseAfter(d, *attempts, e.retryAfter))
+			st.NotBefore = now.Add(a.RetryAfter)
+			m.stalled(i, a, *attempts)
 			return
 		}
 	}
@@ -707,32 +676,42 @@ func (m *machine) did(i int, op Op, e end, now time.Time) {
 		status, kind = StepNoEffect, eventNoEffect
 	}
 	m.set(i, status)
-	m.note(store.Entry{Step: st.Name, Op: op, Kind: kind, Attempt: *attempts, Error: st.Error})
+	m.note(store.Entry{Step: st.Name, Op: a.Op, Kind: kind, Attempt: *attempts, Error: st.Error})
 }
 
-// refused takes in that a policy refused an attempt. It counts as no attempt and leaves nothing in
-// doubt. The first of several refusals in a row is logged, together with the next entry that is
-// recorded.
-func (m *machine) refused(i int, op Op, attempts int, e end, now time.Time) {
+// refused records that a policy did not make an attempt. It does not count as an attempt and leaves nothing in
+// doubt. The first of several consecutive refusals is logged, with the next entry that is recorded.
+func (m *machine) refused(i int, a *Answer, now time.Time) {
 	st := &m.Steps[i]
 	st.Refusals++
-	st.NotBefore = now.Add(max(pauseAfter(&m.p.steps[i], attempts+st.Refusals, e.retryAfter), leastPause))
+	st.NotBefore = now.Add(max(a.RetryAfter, leastPause))
 	if st.Refusals == 1 && !m.quiet {
-		m.log = append(m.log, store.Entry{Step: st.Name, Op: op, Kind: eventRefused, Error: st.Error})
+		m.log = append(m.log, store.Entry{Step: st.Name, Op: a.Op, Kind: eventRefused, Error: st.Error})
+	}
+	m.stalled(i, a, *st.attempts(a.Op)+st.Refusals)
+}
+
+// stalled notes in the answer that the step's nth attempt or refusal is the 8th, 16th, 32nd and so on.
+func (m *machine) stalled(i int, a *Answer, n int) {
+	if s := m.Steps[i].Status; (s == StepStarted || s == StepUndoing) && n >= 8 && n&(n-1) == 0 {
+		a.stalled = n
 	}
 }
 
-// interrupted takes in that the runner cut an attempt short. It counts as no attempt. It may have
-// taken effect, unless it was refused.
-func (m *machine) interrupted(i int, e end) {
+// interrupted records that an attempt was cut short, or that its answer is lost. It does not count as an attempt.
+// It may have taken effect, unless it was refused.
+func (m *machine) interrupted(i int, a *Answer, now time.Time) {
 	st := &m.Steps[i]
 	m.work[i].busy = false
-	*st.attempts(m.op(i))--
-	st.InDoubt = st.InDoubt || st.Status == StepStarted && !m.p.steps[i].failsClean && !e.refused
+	*st.attempts(a.Op)--
+	st.InDoubt = st.InDoubt || st.Status == StepStarted && !m.p.steps[i].failsClean && !a.refused
+	if a.RetryAfter > 0 {
+		st.NotBefore = now.Add(a.RetryAfter)
+	}
 }
 
-// wait takes in that the children of a step have not ended. They are looked at again at next, or
-// when one of them ends.
+// wait records that the children of a step have not ended. They are looked at again at next, or when one of them
+// ends.
 func (m *machine) wait(i, children int, now, next time.Time) {
 	st := &m.Steps[i]
 	m.work[i] = work{}
@@ -782,25 +761,6 @@ func (m *machine) cancel(note string) bool {
 	}
 	m.note(store.Entry{Kind: eventCanceled, Error: note})
 	return true
-}
-
-// leastPause is the shortest wait after a refusal. Refusals are not limited in number, and the
-// Backoff may return zero.
-const leastPause = 10 * time.Millisecond
-
-// longestAsked is the longest RetryAfter that counts, unless the Backoff is longer. A server that
-// asks for ten years, in a wrong unit, would keep a saga running for as long, and nobody would be
-// told of it.
-const longestAsked = time.Hour
-
-// pauseAfter returns how long to wait after a failed attempt whose error has the RetryAfter after.
-func pauseAfter(st *step, attempt int, after time.Duration) time.Duration {
-	d := st.backoff(attempt)
-	if after = min(after, longestAsked); after > d {
-		// The jitter spreads attempts that were told to wait for the same moment.
-		d = after + rand.N(after/10+1)
-	}
-	return max(d, 0)
 }
 
 // Operators.
@@ -880,7 +840,7 @@ func (m *machine) forestall(why string) {
 	m.setCause("", reason(why))
 }
 
-// revert turns a completed saga back.
+// revert turns a completed saga back, with its parent.
 func (m *machine) revert(why string) {
 	m.setCause(m.Step, reason(why))
 	m.turnBack("", why)

@@ -1,7 +1,6 @@
 package saga
 
 import (
-	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -175,12 +174,10 @@ func TestLoad(t *testing.T) {
 
 // TestRetryAfter has jitter behind the time that an error asks for, of which an hour counts.
 func TestRetryAfter(t *testing.T) {
+	st := doable("a").step()
 	for _, after := range []time.Duration{0, time.Second, time.Minute, math.MaxInt64} {
-		m := machineOf(t, nil, doable("a"))
-		m.advance(now)
-		m.begin(0)
-		m.did(0, OpDo, end{err: errors.New("busy"), retryAfter: after}, time.Time{})
-		wait := m.Steps[0].NotBefore.Sub(time.Time{})
+		bound := bind(&st)
+		wait := pauseAfter(&bound, 1, after)
 		after = min(after, time.Hour)
 		require.GreaterOrEqual(t, wait, max(after, time.Second))
 		require.LessOrEqual(t, wait, max(after+after/10+1, time.Second))

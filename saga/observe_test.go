@@ -90,10 +90,10 @@ func TestObserveTellsEverythingInOrder(t *testing.T) {
 			"attempted flight do done 1s",
 			"refused flight do users: refused",
 			"done flight do",
-			"attempted car do in doubt declined",
+			"attempted car do maybe_applied declined",
 			"attempted car do done",
 			"done car do",
-			"attempted hotel do no effect 2s full",
+			"attempted hotel do declined 2s full",
 			"no effect hotel do full",
 			"turned back hotel full",
 			"attempted car undo done",
@@ -167,11 +167,11 @@ func TestStatsCountByDefinition(t *testing.T) {
 			"saga.sagas{saga=mail,status=stuck}":     1,
 			"saga.sagas{saga=mail,status=abandoned}": 1,
 			"saga.sagas{saga=trip,status=started}":   3, "saga.sagas{saga=trip,status=completed}": 2,
-			"saga.sagas{saga=trip,status=compensated}":        1,
-			"saga.step.attempts{saga=mail,outcome=in_doubt}":  1,
-			"saga.step.attempts{saga=mail,outcome=failed}":    1,
-			"saga.step.attempts{saga=trip,outcome=done}":      7,
-			"saga.step.attempts{saga=trip,outcome=no_effect}": 1,
+			"saga.sagas{saga=trip,status=compensated}":            1,
+			"saga.step.attempts{saga=mail,outcome=maybe_applied}": 1,
+			"saga.step.attempts{saga=mail,outcome=failed}":        1,
+			"saga.step.attempts{saga=trip,outcome=done}":          7,
+			"saga.step.attempts{saga=trip,outcome=declined}":      1,
 		}, counted)
 	})
 }
@@ -182,10 +182,10 @@ func TestStatsCountEachAttemptOnce(t *testing.T) {
 	outcomes := func(r *saga.Runner, a *audience) map[string]int {
 		told := make(map[string]int)
 		for _, e := range a.heard(saga.EventAttempted) {
-			told[e.Outcome]++
+			told[string(e.Outcome)]++
 		}
 		counted := make(map[string]int)
-		for _, outcome := range []string{"done", "no effect", "in doubt", "failed", "refused", "interrupted"} {
+		for _, outcome := range []string{"done", "declined", "maybe_applied", "failed", "refused", "interrupted"} {
 			if n := total(r, "outcome="+strings.ReplaceAll(outcome, " ", "_")); n > 0 {
 				counted[outcome] = n
 			}

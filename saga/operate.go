@@ -1,7 +1,6 @@
 package saga
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,7 +53,7 @@ func (r *Runner) show(rec *store.Record) *Instance {
 
 // History returns the log of a saga, the oldest entry first: up to limit entries, or all for zero, whose Seq is
 // greater than after. A saga that does not exist has none; for an after of 0 that is [ErrNotFound].
-func (r *Runner) History(ctx context.Context, id string, after int64, limit int) (list []Entry, err error) {
+func (r *Runner) History(ctx context.Context, id string, after int64, limit int) ([]Entry, error) {
 	log, err := r.store.History(ctx, id, after, limit)
 	if err == nil && len(log) == 0 && after <= 0 {
 		err = ErrNotFound
@@ -62,23 +61,11 @@ func (r *Runner) History(ctx context.Context, id string, after int64, limit int)
 	if err != nil {
 		return nil, fmt.Errorf("saga: history of %q: %w", id, err)
 	}
-	for _, e := range log {
-		list = append(list, Entry(e))
-	}
-	return list, nil
+	return log, nil
 }
 
-// An Entry is one entry in the log of a saga.
-type Entry struct {
-	Seq     int64
-	Kind    EventKind
-	Step    string // "" for the saga itself
-	Op      Op
-	Attempt int // of Op; zero if the entry is not about an attempt
-	Epoch   int64
-	Error   string // the reason, or an operator's note
-	At      time.Time
-}
+// An Entry is an entry in the log of a saga.
+type Entry = store.Entry
 
 // Cancel asks a running saga to turn back, and returns once that is recorded: in this process that is at once, in
 // another with the owner's next commit or heartbeat. A pivot or last step under way may succeed first: Result
@@ -136,38 +123,34 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 		case op.Seq != 0 && rec.Seq != op.Seq:
 			return req, fmt.Errorf("%w: %s of %q: its log has grown from %d entries to %d",
 				ErrNotAllowed, op.Action, id, op.Seq, rec.Seq)
-		case op.Action == ActionAbandon: // its steps stay as they are, even if nobody can read them
+		case op.Action == ActionAbandon: // needs no decision, so that the definition need not be known
 			return store.CommitRequest{
 				Status: Abandoned, Steps: rec.Steps, LastError: storable(op.Note), Failures: rec.Failures, Takeovers: rec.Takeovers,
 				Log: []store.Entry{{Kind: EventAbandoned, Error: storable(op.Note)}},
 			}, nil
 		}
-		m, err := r.machineOf(rec)
-		if err != nil {
-			return req, err
-		}
-		switch op.Action {
-		case ActionRetry:
-			m.retry(op.Note)
-		case ActionSkip:
-			err = m.skip(cmp.Or(op.Step, m.blocker()), op.Note)
-		case ActionCompensate:
-			err = m.compensate(op.Note)
-		default:
-			err = errors.New("Operation.Action must be cancel, retry, skip, compensate or abandon")
-		}
-		if err != nil {
-			return req, fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, err)
-		}
-		m.advance(rec.Now)
-		req = m.commit(true)
-		// What has come from outside is not known here: the next owner looks.
-		if at, _ := m.wake(rec.Now, false); !m.onOutside(rec.Now) {
-			req.WakeIn = max(at.Sub(rec.Now), 0)
-		}
-		return req, nil
+		return r.decide(rec, Input{Operation: &op})
 	})
 	return err
+}
+
+// decide returns the commit of the decision about a saga that no runner holds.
+func (r *Runner) decide(rec *store.Record, in Input) (req store.CommitRequest, err error) {
+	m, err := r.machineOf(rec)
+	if err != nil {
+		return req, err
+	}
+	in.Now, in.runner.lease, in.runner.idle = rec.Now, r.cfg.LeaseTTL, true
+	d := m.decide(&in)
+	if d.NotAllowed != "" {
+		return req, fmt.Errorf("%w: %s of %q: %s", ErrNotAllowed, in.Operation.Action, rec.ID, d.NotAllowed)
+	}
+	req = m.commit()
+	// Signals and the ends of children are not known here: the next owner looks.
+	if !m.onOutside(rec.Now) && !d.WakeAt.IsZero() {
+		req.WakeIn = max(d.WakeAt.Sub(rec.Now), 0)
+	}
+	return req, nil
 }
 
 // machineOf returns the machine of a saga whose definition is registered.

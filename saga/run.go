@@ -32,47 +32,39 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	case ctx.Err() != nil:
 		return ended.Error(ctx)
 	}
-	r := &memoryRun{identity: identity{p: p}, ctx: ctx, s: s, m: newMachine(p), timed: p.gated || p.timeout > 0}
-	if !p.chain {
-		r.running, r.results = make([]context.CancelCauseFunc, len(p.steps)), make(chan memoryResult)
-	}
-	r.m.quiet = true
+	m := newMachine(p)
+	m.quiet = true
 	if p.timeout > 0 {
-		r.m.CompleteBy = time.Now().Add(p.timeout)
+		m.CompleteBy = time.Now().Add(p.timeout)
+	}
+	r := &memoryRun{p: p, ctx: ctx, s: s, m: m, timed: p.gated || p.timeout > 0}
+	if !p.chain {
+		r.running, r.answers = make(map[string]context.CancelCauseFunc), make(chan *attempt)
 	}
 	return r.run()
 }
 
-// A memoryRun is one Run. All of it is of the caller's goroutine, but for the attempts of steps that
-// run beside each other.
+// A memoryRun is one Run. Its fields belong to the caller's goroutine.
 type memoryRun struct {
-	identity
+	p       *program
+	id      runID
 	ctx     context.Context // the caller's
 	s       any
 	m       *machine
+	in      Input
 	timed   bool           // the time matters
-	group   errgroup.Group // of attempts beside each other
-	results chan memoryResult
-	running []context.CancelCauseFunc // by step
-	broken  *panicked                 // the first attempt of another goroutine that did not return
+	group   errgroup.Group // of parallel attempts
+	answers chan *attempt
+	running map[string]context.CancelCauseFunc // the parallel attempts, by step
+	broken  *panicked                          // the first attempt on another goroutine that did not return
 }
 
-// A memoryResult is the end of an attempt.
-type memoryResult struct {
-	step   int
-	op     Op
-	err    error
-	broken *panicked
-}
-
+// panicked is how an attempt ended that did not return: by a panic with the value, or by a runtime.Goexit.
 type panicked struct{ value any }
 
-// errPanicked is the error of a Do or an Undo that did not return.
-var errPanicked = Abort(errors.New("saga: the step panicked"))
-
 func (r *memoryRun) run() error {
-	// A panic or a runtime.Goexit of a sequence is on its way to the caller. What follows is as after an
-	// attempt that has failed for good: it undoes, or goes no further. After a return nothing is left to do.
+	// A panic or a runtime.Goexit of a step that is not parallel passes through to the caller. Meanwhile the
+	// deferred loop undoes what is done. After a return it has nothing left to do.
 	defer r.loop()
 	r.loop()
 	switch {
@@ -86,131 +78,100 @@ func (r *memoryRun) run() error {
 	return r.m.failureOf(r.m.cause, r.m.errorOf)
 }
 
-// loop makes the attempts of the steps until the saga goes no further.
+// loop decides and performs until the saga goes no further.
 func (r *memoryRun) loop() {
 	for {
-		if r.ctx.Err() != nil {
-			r.m.wishBack(r.m.late(ended.Error(r.ctx)))
-		}
-		now := r.now()
-		r.m.advance(now)
+		r.in.Now, r.in.ended = r.now(), ended.Error(r.ctx)
+		d := r.m.decide(&r.in)
+		clear(r.in.Answers)
+		r.in.Answers = r.in.Answers[:0]
 		if !r.m.going() && r.m.busy() == 0 {
 			_ = r.group.Wait()
 			return
 		}
-		i := -1
-		if r.m.going() {
-			i = r.m.next(0, now)
+		for _, c := range d.Calls {
+			r.perform(c)
 		}
-		if i >= 0 && r.p.chain {
-			r.attempt(r.ctx, i, r.m.op(i), r.m.begin(i), r.m.pivotDone())
-			continue
+		for _, step := range d.Stop {
+			r.running[step](&turnedBack{d.why})
 		}
-		for ; i >= 0; i = r.m.next(i+1, now) {
-			ctx, cancel := context.WithCancelCause(r.ctx)
-			r.running[i] = cancel
-			step, op, attempt, past := i, r.m.op(i), r.m.begin(i), r.m.pivotDone()
-			r.group.Go(func() error {
-				r.attempt(ctx, step, op, attempt, past)
-				return nil
-			})
+		if len(r.in.Answers) == 0 {
+			r.wait(&d)
 		}
-		endUseless(r.m, r.running, now)
-		r.wait(now)
 	}
 }
 
-// wait waits for the end of an attempt, for the time of the next one, or for the end of the caller's
-// ctx if that still matters.
-func (r *memoryRun) wait(now time.Time) {
-	var alarm <-chan time.Time
-	var done <-chan struct{}
-	if at, ok := r.m.wake(now, false); ok && r.m.going() {
-		t := time.NewTimer(at.Sub(now))
-		defer t.Stop()
-		alarm = t.C
-		if !r.m.Back {
-			done = r.ctx.Done()
-		}
-	} else if r.m.busy() == 0 {
-		r.m.stick("", errNothing)
+// perform makes a call: on this goroutine, or on one of its own if the saga has parallel steps.
+func (r *memoryRun) perform(c Call) {
+	t := &attempt{Call: c, p: r.p, r: &r.id, s: r.s}
+	if r.p.chain {
+		defer r.collect(t)
+		ctx, end := r.limit(r.ctx, &c)
+		defer end()
+		t.perform(ctx)
 		return
 	}
+	ctx, cancel := context.WithCancelCause(r.ctx)
+	r.running[c.Step] = cancel
+	ctx, end := r.limit(ctx, &c)
+	r.group.Go(func() error {
+		defer func() {
+			if t.answer.err == errPanicked {
+				t.panicked = &panicked{recover()}
+			}
+			r.answers <- t
+		}()
+		defer end()
+		t.perform(ctx)
+		return nil
+	})
+}
+
+// limit returns the ctx of a call. The end of the caller's ctx, and the saga's deadline, reach only a Do before the
+// pivot is done.
+func (r *memoryRun) limit(ctx context.Context, c *Call) (context.Context, context.CancelFunc) {
+	switch {
+	case c.detached:
+		ctx = context.WithoutCancel(ctx)
+	case r.p.timeout > 0 && !r.m.isFinalPivot(r.m.index(c.Step)):
+		return context.WithDeadlineCause(ctx, r.m.CompleteBy, &turnedBack{ErrDeadline})
+	}
+	return ctx, func() {}
+}
+
+// wait waits for the end of an attempt, for the time of the next one, or for the end of the caller's ctx if that still
+// matters.
+func (r *memoryRun) wait(d *Decision) {
+	var alarm <-chan time.Time
+	var done <-chan struct{}
+	if !d.WakeAt.IsZero() {
+		t := time.NewTimer(d.WakeAt.Sub(r.in.Now))
+		defer t.Stop()
+		alarm = t.C
+		if !r.m.Back && r.in.ended == nil {
+			done = r.ctx.Done()
+		}
+	}
 	select {
-	case res := <-r.results:
-		r.finish(res)
+	case t := <-r.answers:
+		r.running[t.Step](nil)
+		delete(r.running, t.Step)
+		r.broken = cmp.Or(r.broken, t.panicked)
+		r.collect(t)
 	case <-alarm:
 	case <-done:
-		if r.m.pivotDone() || r.m.pivotAwaitsAnswer() {
-			r.m.stick(r.m.late(ended.Error(r.ctx)))
-		}
 	}
 }
 
-// attempt calls a Do or an Undo. The end of the caller's ctx, and the saga's deadline, reach only a
-// Do before the pivot is done. Beside other steps, its panic waits for these.
-func (r *memoryRun) attempt(ctx context.Context, i int, op Op, attempt int, past bool) {
-	st, res := &r.p.steps[i], memoryResult{step: i, op: op, err: errPanicked}
-	defer func() {
-		if r.p.chain {
-			r.finish(res)
-			return
-		}
-		if res.err == errPanicked {
-			res.broken = &panicked{recover()}
-		}
-		r.results <- res
-	}()
-	timeout := st.timeout
-	switch {
-	case op == OpUndo || past:
-		ctx = context.WithoutCancel(ctx)
-		timeout = cmp.Or(timeout, defaultTimeout)
-	case r.p.timeout > 0 && !r.m.isFinalPivot(i):
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, r.m.CompleteBy, &turnedBack{ErrDeadline})
-		defer cancel()
+// collect takes the answer of an attempt. If it failed while the caller's ctx has ended, the saga turns back because of
+// both.
+func (r *memoryRun) collect(t *attempt) {
+	a := t.answer
+	r.timed = r.timed || a.err != nil
+	if a.err != nil && r.ctx.Err() != nil {
+		a.ends = withEnd(r.ctx, a.err)
 	}
-	if timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, timeout)
-		defer cancel()
-	}
-	fn, _ := st.calls(op)
-	res.err = fn(withAttempt(ctx, &attempted{saga: &r.identity, step: i, attempt: attempt, op: op}), r.s)
-}
-
-// finish takes in the end of an attempt. A panic of its error or of the Backoff ends it like one of the step:
-// else what is left of the saga would wait for it, or repeat it, instead of being undone.
-func (r *memoryRun) finish(res memoryResult) {
-	taken := false
-	defer func() {
-		if taken {
-			return
-		}
-		r.m.did(res.step, res.op, end{err: errPanicked, final: true}, time.Time{})
-		if !r.p.chain {
-			r.broken = cmp.Or(r.broken, &panicked{recover()}) // of several that end so, each must be undone
-		}
-	}()
-	if !r.p.chain {
-		r.running[res.step](nil)
-	}
-	if r.broken == nil {
-		r.broken = res.broken
-	}
-	r.timed = r.timed || res.err != nil
-	stop := res.err != nil && r.ctx.Err() != nil
-	name, why := r.m.Steps[res.step].Name, res.err
-	if stop {
-		why = withEnd(r.ctx, res.err)
-		r.m.wishBack(name, why)
-	}
-	r.m.did(res.step, res.op, endOf(res.err, r.p.steps[res.step].failsClean), r.now())
-	taken = true
-	if stop && (r.m.pivotDone() || r.m.pivotAwaitsAnswer()) {
-		r.m.stick(name, why)
-	}
+	r.in.Answers = append(r.in.Answers, a)
 }
 
 func (r *memoryRun) now() time.Time {

@@ -2,10 +2,8 @@ package saga
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/rand"
-	"database/sql"
 	"errors"
 	"fmt"
 	"log"
@@ -21,9 +19,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/notify"
-	"github.com/go-resilience/resilience/internal/panics"
 	store "github.com/go-resilience/resilience/internal/sagastore"
-	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/saga/internal/memory"
 )
 
@@ -456,9 +452,9 @@ func (r *Runner) hold(rec store.Record, since time.Time) (run func()) {
 		before.lose()
 	}
 	h := &hold{
-		r: r, p: p, rec: rec, seq: rec.Seq, since: since, tx: -1, until: since.Add(r.cfg.LeaseTTL),
-		results: make(chan result, len(p.steps)), running: make([]context.CancelCauseFunc, len(p.steps)),
-		id: identity{p: p, id: rec.ID, epoch: rec.Epoch}, signal: make(chan struct{}, 1),
+		r: r, p: p, rec: rec, since: since, until: since.Add(r.cfg.LeaseTTL),
+		results: make(chan *attempt, len(p.steps)), running: make(map[string]context.CancelCauseFunc),
+		signal: make(chan struct{}, 1),
 	}
 	h.ctx, h.stop = context.WithCancelCause(r.base)
 	h.timer = time.AfterFunc(time.Until(h.until), h.lose)
@@ -507,56 +503,32 @@ func (r *Runner) drop(rec store.Record, h *hold) {
 	r.wakeResults(rec)
 }
 
-// A hold is one saga that a runner holds, in one epoch. The goroutine of run owns the machine, the
-// state and all writes. Each attempt has a goroutine of its own, which sends it a result.
+// A hold is one saga that a runner holds, in one epoch. The goroutine of run owns all fields above mu. It decides,
+// records the decision, and performs its calls, each on a goroutine of its own, until the saga has ended or is released.
 type hold struct {
 	r     *Runner
 	p     *program
-	id    identity
-	rec   store.Record // as claimed; Status, Data, Steps and LastError as last recorded
-	seq   int64        // of the record now
+	rec   store.Record // as claimed; Status, Data, Steps, Seq and LastError as last recorded
 	since time.Time    // rec.Now by the local clock
 
-	m       *machine
-	carried string // of the machine, for the attempts
-	s       any    // the state, a *S, if the steps are a chain; each of others has a copy
-	data    []byte // the state, encoded
+	m        *machine                           // the latest snapshot
+	in       Input                              // what has happened since
+	running  map[string]context.CancelCauseFunc // the attempts in progress, by step
+	inTx     bool                               // one of them has a transaction
+	open     *attempt                           // whose transaction is to be committed
+	readLast bool                               // the signals were read when no more could come
 
-	results  chan result
-	running  []context.CancelCauseFunc // by step
-	tx       int                       // the step that has a transaction, or -1
-	open     *result                   // its result, to be committed
-	readLast bool                      // the signals were read when no more could come
-
-	ctx    context.Context         // of the attempts: ends when the saga is lost
-	stop   context.CancelCauseFunc // ends ctx
-	timer  *time.Timer             // fires at the end
-	signal chan struct{}           // something below has changed
+	ctx     context.Context         // of the attempts: ends when the saga is lost
+	stop    context.CancelCauseFunc // ends ctx
+	results chan *attempt
+	timer   *time.Timer   // fires at the end
+	signal  chan struct{} // something below has changed
 
 	mu         sync.Mutex
 	until      time.Time // the end, by the local clock
 	lost       bool      // another runner has the saga, or may have by now
 	released   bool      // the saga is written back or has ended
 	cancelNote *string   // of a request to turn back, or nil
-}
-
-// A result is the result of an attempt.
-type result struct {
-	step     int
-	op       Op
-	attempt  int
-	refusals int               // in a row before it
-	signals  map[string][]byte // when it began
-	err      error
-	took     time.Duration
-	s        any                // the state, or its copy
-	base     []byte             // what that is a copy of
-	children int                // of the step, as recorded
-	retried  bool               // start those again that have failed
-	cut      bool               // its ctx ended because the runner stopped or lost the saga
-	ctx      context.Context    // of the attempt
-	tx       *sql.Tx            // still open after a DoTx or UndoTx that succeeded
-	end      context.CancelFunc // ends ctx, and with it tx
 }
 
 // renew moves the end of the hold, after a heartbeat that was sent at since. It does not if the hold is over,
@@ -612,16 +584,6 @@ func (h *hold) cancel(note string) {
 	h.nudge()
 }
 
-// takeCancel takes in a request to turn back.
-func (h *hold) takeCancel() {
-	h.mu.Lock()
-	note := h.cancelNote
-	h.mu.Unlock()
-	if note != nil && h.m.cancel(*note) {
-		h.rec.CancelNote = *note
-	}
-}
-
 // now returns the store's clock, as well as it is known here.
 func (h *hold) now() time.Time { return h.rec.Now.Add(time.Since(h.since)) }
 
@@ -639,8 +601,8 @@ func (h *hold) run() {
 	h.r.drop(h.rec, h)
 }
 
-// follow does the work of run. A panic of the user's code outside of an attempt, such as in a Backoff or a
-// Codec, makes the saga stuck: it would end the process, and then each that takes the saga over.
+// follow does the work of run. A panic of a Codec or an Extract would end the process, and then each that takes the
+// saga over, so it makes the saga stuck.
 func (h *hold) follow() {
 	defer func() {
 		if v := recover(); v != nil {
@@ -651,78 +613,82 @@ func (h *hold) follow() {
 		}
 	}()
 	for h.load(); h.isHeld(); {
-		h.takeCancel()
-		now := h.now()
-		// A transaction of this saga may be the only one that can write. It will commit what there is to
-		// record.
-		if h.tx < 0 {
-			if !h.readSignals(now) {
-				continue
-			}
-			h.m.advance(now)
-			h.record(now)
-			if !h.isHeld() || !h.readSignals(now) {
-				continue
-			}
-			h.takeCancel() // the record may have told of it, and taken long
-			h.launch(h.now())
+		if h.inTx {
+			h.waitInTx()
+			continue
 		}
-		endUseless(h.m, h.running, now)
-		h.wait(now)
-		if h.open != nil {
-			h.commitOpen()
+		if !h.readSignals(h.now()) {
+			continue
 		}
-	}
-}
-
-// endUseless ends the ctx of running attempts, if the saga is to turn back and need not know their
-// results.
-func endUseless(m *machine, running []context.CancelCauseFunc, now time.Time) {
-	if _, why := m.turning(now); why != nil {
-		for i, cancel := range running {
-			if m.useless(i) {
-				cancel(&turnedBack{why})
-			}
+		d := h.decide(false)
+		h.accept(&d)
+		if d.changed {
+			h.record(&d)
+			continue
+		}
+		if h.isLost() {
+			continue
+		}
+		h.perform(d.Calls)
+		h.end(&d)
+		if !h.inTx {
+			h.wait(d.WakeAt)
 		}
 	}
 }
 
-// load makes the machine and the state from the record. If it cannot, the saga is stuck.
+// decide returns what to do next. idle means that no attempt can begin now.
+func (h *hold) decide(idle bool) Decision {
+	h.in.Now = h.now()
+	h.in.runner.lease, h.in.runner.idle, h.in.runner.stops = h.r.cfg.LeaseTTL, idle, h.r.isDraining()
+	h.mu.Lock()
+	note := h.cancelNote
+	h.mu.Unlock()
+	if note != nil {
+		h.in.runner.cancel, h.rec.CancelNote = note, *note
+	}
+	return h.m.clone().decide(&h.in)
+}
+
+// accept makes a decision the latest snapshot, and reports the attempts that it counted.
+func (h *hold) accept(d *Decision) {
+	h.m, h.in = d.Snapshot.m, Input{}
+	for i := range d.answers {
+		h.reportAnswer(&d.answers[i])
+	}
+}
+
+// load makes the machine from the record. If it cannot, the saga is stuck.
 func (h *hold) load() {
 	var err error
+	readable := false
 	h.m, err = load(h.p, &h.rec)
 	if err == nil {
-		h.data = h.rec.Data
-		h.s, err = h.p.decode(h.data)
+		_, err = h.p.decode(h.rec.Data)
+		readable = err == nil
 	}
-	h.carried = h.m.carried
-	h.m.lookAgain()
-	if extract := h.r.cfg.Extract; extract != nil && h.carried != "" {
+	if extract := h.r.cfg.Extract; extract != nil && h.m.carried != "" {
 		hook(h.ctx, "Extract", func(ctx context.Context, carried string) {
 			if with := extract(ctx, carried); with != nil {
 				h.ctx = with
 			}
-		}, h.carried)
-	}
-	if h.rec.Previous != "" {
-		h.m.takeOver(h.rec.Previous)
+		}, h.m.carried)
 	}
 	if most := h.r.cfg.MaxTakeovers; err == nil && most >= 0 && h.rec.Takeovers > most {
 		err = fmt.Errorf("saga: taken over %d times without a result", h.rec.Takeovers)
 	}
+	h.in.runner.look, h.in.runner.takenFrom, h.in.runner.stick = true, h.rec.Previous, err
 	if err == nil {
 		if h.rec.CancelRequested {
-			h.m.cancel(h.rec.CancelNote)
+			h.cancel(h.rec.CancelNote)
 		}
 		return
 	}
-	if h.rec.Previous != "" {
-		h.m.Takeovers = max(h.m.Takeovers, 1) // also from this runner itself: load asks whether there was one
-	}
-	h.m.stick("", err)
-	req := h.request(true, 0)
-	if h.s == nil {
-		req.Data, req.Steps = h.rec.Data, h.rec.Steps // as they are, since they cannot be read
+	d := h.decide(false)
+	h.accept(&d)
+	req := h.request(&d)
+	if !readable {
+		req.Data, req.Steps = h.rec.Data, h.rec.Steps // as they are
 	}
 	_ = h.write(req, true)
 }
@@ -743,23 +709,18 @@ func (h *hold) readSignals(now time.Time) bool {
 			h.r.storeFailed(h.ctx, fmt.Errorf("saga: signals of %q: %w", h.rec.ID, err))
 			continue
 		}
-		h.readLast, h.m.signals = last, make(map[string][]byte, len(list))
+		h.readLast, h.in.Signals = last, make(map[string][]byte, len(list))
 		for _, sig := range list {
-			h.m.signals[sig.Name] = sig.Payload
+			h.in.Signals[sig.Name] = sig.Payload
 		}
 		return true
 	}
 	return false
 }
 
-// record writes what has changed, and gives the saga up if nothing is to be done for a
-// while. Afterwards the saga may be lost.
-func (h *hold) record(now time.Time) {
-	req, changed := h.next(now)
-	if !changed {
-		return
-	}
-	if err := h.write(req, false); err != nil && err != errLost {
+// record writes a decision. Afterwards the saga may be released or lost.
+func (h *hold) record(d *Decision) {
+	if err := h.write(h.request(d), false); err != nil && err != errLost {
 		h.giveUp(err)
 	}
 }
@@ -768,37 +729,24 @@ func (h *hold) record(now time.Time) {
 // doubt.
 func (h *hold) giveUp(err error) {
 	m, failed := load(h.p, &h.rec)
-	if failed != nil {
-		m, err = h.m, failed
+	if failed == nil {
+		h.m = m
+	} else {
+		err = failed
 	}
-	m.doubt(true)
-	m.stick("", err)
-	h.m, h.data = m, h.rec.Data
-	_ = h.write(h.request(true, 0), true)
+	h.in = Input{runner: runnerInput{doubt: true, stick: err}}
+	d := h.decide(false)
+	h.accept(&d)
+	_ = h.write(h.request(&d), true)
 }
 
-// next returns the commit of what has changed. The saga is given up if the machine says so.
-func (h *hold) next(now time.Time) (req store.CommitRequest, changed bool) {
-	entry, wakeIn, release := h.m.release(now, h.r.isDraining(), h.r.cfg.LeaseTTL)
-	if release && entry.Kind != "" {
-		h.m.note(entry)
-	}
-	if !h.m.changed {
-		return req, false
-	}
-	return h.request(release, wakeIn), true
-}
-
-// request returns the commit of the machine's present state.
-func (h *hold) request(release bool, wakeIn time.Duration) store.CommitRequest {
-	if len(h.m.log) == 0 {
-		h.m.note(store.Entry{Kind: eventResumed})
-	}
-	req := h.m.commit(release)
-	req.ID, req.Epoch, req.Seq, req.Nonce = h.rec.ID, h.rec.Epoch, h.seq, mathrand.Int64()
-	req.Release, req.WakeIn = release, wakeIn
-	if !bytes.Equal(h.data, h.rec.Data) {
-		req.Data = h.data
+// request returns the commit of a decision.
+func (h *hold) request(d *Decision) store.CommitRequest {
+	req := d.Snapshot.m.commit()
+	req.ID, req.Epoch, req.Seq, req.Nonce = h.rec.ID, h.rec.Epoch, h.rec.Seq, mathrand.Int64()
+	req.Release, req.WakeIn = d.release, d.wakeIn
+	if !bytes.Equal(d.Snapshot.m.State, h.rec.Data) {
+		req.Data = d.Snapshot.m.State
 	}
 	return req
 }
@@ -877,17 +825,16 @@ func (h *hold) commitFailed(err error) {
 
 // written notes that req is committed, and calls the hooks.
 func (h *hold) written(req store.CommitRequest) {
-	h.seq = req.After()
 	h.mu.Lock()
 	h.released = req.Release
 	h.mu.Unlock()
-	h.m.committed()
 	if req.Data != nil {
 		h.rec.Data = req.Data
 	}
 	h.rec.Status, h.rec.Steps, h.rec.LastError = req.Status, req.Steps, req.LastError
 	h.r.figures.count(func(s *Stats) { s.Commits++ })
 	h.r.tellLog(h.ctx, &h.rec, req, h.now())
+	h.rec.Seq = req.After()
 	if req.Status.Ended() {
 		h.r.tellParent(h.ctx, &h.rec)
 	}
@@ -914,131 +861,67 @@ func (h *hold) pause(since time.Time) {
 	}
 }
 
-// launch starts the attempts that may begin.
-func (h *hold) launch(now time.Time) {
-	if h.isLost() || h.r.isDraining() {
-		return
-	}
-	for i := h.m.next(0, now); i >= 0; i = h.m.next(i+1, now) {
-		st, op := &h.m.Steps[i], h.m.op(i)
-		_, doTx := h.p.steps[i].calls(op)
-		tx := doTx != nil
-		if tx && h.tx >= 0 {
-			continue // one at a time
-		}
-		if tx {
-			h.tx = i
-		}
-		res := result{step: i, op: op, s: h.s, signals: h.m.signals, children: st.Children, refusals: st.Refusals}
-		// A step that has children waits for them, unless it has failed since.
-		res.retried = st.Children > 0 && st.WaitingSince.IsZero()
-		if !h.p.chain {
-			res.s, res.err = h.p.decode(h.data)
-			res.base = h.data
-		}
-		res.attempt = h.m.begin(i)
-		ctx, cancel := context.WithCancelCause(h.ctx)
-		h.running[i] = cancel
-		h.r.figures.count(func(s *Stats) { s.InFlight++ })
-		go h.attempt(ctx, res, tx)
-	}
-}
-
-// attempt calls a Do or an Undo, on a goroutine of its own, and sends the result. Its ctx
-// is independent of that of the Start.
-func (h *hold) attempt(ctx context.Context, res result, tx bool) {
-	timeout := cmp.Or(h.p.steps[res.step].timeout, defaultTimeout)
-	if tx && h.r.tx.Exclusive() {
-		// No heartbeat is written meanwhile. A saga is held since its claim began, which may have waited for
-		// one such transaction, and its first heartbeat may wait for another.
-		timeout = min(timeout, h.r.cfg.LeaseTTL/3)
-	}
-	ctx, res.end = context.WithTimeout(ctx, timeout)
-	ctx = withAttempt(ctx, &attempted{saga: &h.id, step: res.step, attempt: res.attempt, op: res.op, signals: res.signals})
-	res.ctx = ctx
-	defer func() {
-		if v := recover(); v != nil {
-			stack := debug.Stack()
-			res.err = panics.New(fmt.Sprintf("saga: panic: %v", v), v, stack)
-			log.Printf("saga: step %s of %s panicked: %v\n%s", h.p.steps[res.step].name, h.p.name, v, stack)
-		}
-		if res.err != nil && res.tx != nil {
-			if endedItself(ctx, res.tx.Rollback()) {
-				res.err = Abort(fmt.Errorf("%w: %w", errTxEnded, res.err))
+// perform makes calls, each on a goroutine of its own.
+func (h *hold) perform(calls []Call) {
+	for _, c := range calls {
+		t := &attempt{Call: c, p: h.p, h: h}
+		if _, tx := h.p.steps[h.p.index(c.Step)].calls(c.Op); tx != nil {
+			h.inTx = true
+			if h.r.tx.Exclusive() {
+				// No heartbeat is written meanwhile. A saga is held since its claim began, which may have
+				// waited for one such transaction, and its first heartbeat may wait for another.
+				t.Timeout = min(t.Timeout, h.r.cfg.LeaseTTL/3)
 			}
-			res.tx = nil
 		}
-		res.cut = isCut(ctx)
-		if res.tx == nil {
-			res.end()
+		ctx, cancel := context.WithCancelCause(h.ctx)
+		t.cancel, h.running[c.Step] = cancel, cancel
+		h.r.figures.count(func(s *Stats) { s.InFlight++ })
+		go func() {
+			defer func() { h.results <- t }() // even if the step calls runtime.Goexit
+			t.perform(ctx)
+		}()
+	}
+}
+
+// end cancels the attempts whose results a decision does not need.
+func (h *hold) end(d *Decision) {
+	for _, step := range d.Stop {
+		if cancel := h.running[step]; cancel != nil {
+			cancel(&turnedBack{d.why})
 		}
-		h.results <- res
-	}()
-	if res.err != nil {
-		return // its copy of the state could not be made
 	}
-	res.err = errExited
-	began := time.Now()
-	defer func() { res.took = time.Since(began) }()
-	res.err = h.perform(ctx, &res, tx)
 }
 
-// isCut reports whether the ctx of an attempt has ended because the runner stopped or lost the saga.
-func isCut(ctx context.Context) bool {
-	cause := context.Cause(ctx)
-	return errors.Is(cause, errDraining) || errors.Is(cause, errLost)
+// waitInTx waits while an attempt has a transaction, which may be the only one that can write: it commits what there
+// is to record. Until then the answers of other attempts wait.
+func (h *hold) waitInTx() {
+	d := h.decide(true) // to find out which attempts are useless; it is not accepted
+	h.end(&d)
+	h.wait(d.deadline)
+	if h.open != nil {
+		h.commitOpen()
+	}
 }
 
-// perform does the work of an attempt.
-func (h *hold) perform(ctx context.Context, res *result, tx bool) (err error) {
-	st := &h.p.steps[res.step]
-	do, doTx := st.calls(res.op)
-	switch {
-	case st.child != nil:
-		return h.attend(ctx, res)
-	case !tx:
-		return do(ctx, res.s)
-	}
-	begin := ctx
-	if res.attempt+res.refusals > 1 {
-		begin = sqltx.Anew(ctx) // else each attempt may meet a server that takes no writes any more
-	}
-	if res.tx, err = h.r.tx.Begin(begin); err != nil {
-		return &notBegun{err}
-	}
-	return doTx(ctx, res.tx, res.s)
-}
-
-// A notBegun is the error of an attempt without a transaction, or without the definition of a child. It is a refusal,
-// as nothing was called: else a database that restarts would use up the Attempts, and turn its sagas back.
-type notBegun struct{ error }
-
-func (e *notBegun) Unwrap() error { return e.error }
-func (*notBegun) Refused() bool   { return true }
-
-// wait waits until there is something to do, and takes in all that has come by then, so that
-// parallel steps that end together are recorded together.
-func (h *hold) wait(now time.Time) {
+// wait waits until there is something to do, and collects all that has come by then, so that parallel steps that end
+// together are recorded together.
+func (h *hold) wait(at time.Time) {
 	var alarm <-chan time.Time
-	at, ok := h.m.wake(now, true)
-	if h.tx >= 0 || h.r.isDraining() {
-		at, ok = h.m.deadline(now) // no attempt begins now
-	}
-	if ok {
-		t := time.NewTimer(at.Sub(now))
+	if !at.IsZero() {
+		t := time.NewTimer(at.Sub(h.now()))
 		defer t.Stop()
 		alarm = t.C
 	}
 	select {
-	case res := <-h.results:
-		h.collect(res)
+	case t := <-h.results:
+		h.collect(t)
 	case <-alarm:
 	case <-h.signal:
 	}
 	for { // whatever it was, the rest has come too
 		select {
-		case res := <-h.results:
-			h.collect(res)
+		case t := <-h.results:
+			h.collect(t)
 		case <-h.signal:
 		default:
 			return
@@ -1046,181 +929,97 @@ func (h *hold) wait(now time.Time) {
 	}
 }
 
-// collect takes in the result of an attempt.
-func (h *hold) collect(res result) {
-	cancel := h.running[res.step]
-	h.running[res.step] = nil
+// collect takes the answer of an attempt, and its transaction if that is open.
+func (h *hold) collect(t *attempt) {
+	delete(h.running, t.Step)
 	h.r.figures.count(func(s *Stats) { s.InFlight-- })
-	if res.tx != nil {
-		end := res.end
-		res.end = func() { end(); cancel(nil) } // later: canceling ctx rolls tx back
-		h.open = &res
+	t.answer.at = h.now()
+	h.in.Answers = append(h.in.Answers, t.answer)
+	if t.tx != nil {
+		h.open = t
 		return
 	}
-	cancel(nil)
-	pending, waits := res.err.(*errPending)
-	if waits {
-		res.err = nil
+	t.cancel(nil)
+	if _, tx := h.p.steps[t.n].calls(t.Op); tx != nil {
+		h.inTx = false
 	}
-	if res.step == h.tx {
-		h.tx = -1
-		h.restore()
-	} else {
-		res.err = h.keep(&res)
-	}
-	if waits && res.err == nil { // else begin has changed the state, which it must not
-		now := h.now()
-		h.m.wait(res.step, pending.children, now, now.Add(h.r.cfg.Poll))
-		return
-	}
-	h.did(&res)
 }
 
-// did passes the end of an attempt on to the machine, and tells of it.
-func (h *hold) did(res *result) {
-	e := endOf(res.err, h.p.steps[res.step].failsClean)
-	h.attempted(res, outcomeOf(e, res.op, res.cut))
-	if e.err != nil && res.cut {
-		h.m.interrupted(res.step, e)
+// reportAnswer counts an attempt that has ended, and notifies the observers.
+func (h *hold) reportAnswer(a *Answer) {
+	if a.waits {
 		return
 	}
-	h.m.did(res.step, res.op, e, h.now())
-	if n := h.m.failing(res.step); n >= 8 && n&(n-1) == 0 {
+	h.r.figures.saga(h.p.name, "outcome="+string(a.Outcome))
+	h.r.tellOf(h.ctx, &h.rec, Event{
+		Kind: EventAttempted, Step: a.Step, Op: a.Op, Attempt: a.attempt,
+		Outcome: a.Outcome, Took: a.took, Err: a.err, At: a.at,
+	})
+	if a.stalled > 0 {
 		h.r.figures.count(func(s *Stats) { s.Stalled++ })
 		h.r.tellOf(h.ctx, &h.rec, Event{
-			Kind: EventStalled, Step: h.p.steps[res.step].name, Op: res.op, Attempt: n, Err: e.err, At: h.now(),
+			Kind: EventStalled, Step: a.Step, Op: a.Op, Attempt: a.stalled, Err: a.err, At: h.now(),
 		})
 	}
 }
 
-// attempted counts an attempt that has ended, and tells of it.
-func (h *hold) attempted(res *result, outcome string) {
-	h.r.figures.saga(h.p.name, "outcome="+outcome)
-	h.r.tellOf(h.ctx, &h.rec, Event{
-		Kind: EventAttempted, Step: h.p.steps[res.step].name, Op: res.op, Attempt: res.attempt,
-		Outcome: outcome, Took: res.took, Err: res.err, At: h.now(),
-	})
-}
-
-// keep merges an attempt's changes into the state, and returns the attempt's error. If
-// they conflict with those of another attempt, the attempt has failed and may run again,
-// on the state that the other has left. If the state can no longer be encoded, the
-// attempt has failed for good.
-func (h *hold) keep(res *result) error {
-	data, err := h.merged(res)
-	if err == nil {
-		h.data = data
-		return res.err
-	}
-	h.restore()
-	if res.err != nil {
-		return fmt.Errorf("%w; %w", res.err, err)
-	}
-	return err
-}
-
-// merged returns the state with an attempt's changes, encoded.
-func (h *hold) merged(res *result) ([]byte, error) {
-	if res.s == nil {
-		return h.data, nil // its copy could not be made
-	}
-	data, err := h.p.encode(res.s)
-	if err != nil {
-		return nil, Abort(err)
-	}
-	if h.p.chain || bytes.Equal(res.base, h.data) {
-		return data, nil // nothing has changed in the meantime
-	}
-	// All are decoded, since a value may not come back as it was: a time loses its monotonic
-	// clock, which is no change of a step.
-	var states [3]any
-	for i, data := range [][]byte{h.data, res.base, data} {
-		if states[i], err = h.p.decode(data); err != nil {
-			return nil, err // the attempt is in doubt
-		}
-	}
-	if err := mergeState(states[0], states[1], states[2]); err != nil {
-		return nil, err
-	}
-	data, err = h.p.encode(states[0])
-	return data, Abort(err)
-}
-
-// restore returns the state to what it was when it was last kept.
-func (h *hold) restore() {
-	if !h.p.chain {
-		return
-	}
-	s, err := h.p.decode(h.data)
-	if err != nil {
-		h.m.stick("", err)
-		return
-	}
-	h.s = s
-}
-
-// commitOpen commits the transaction of a DoTx or UndoTx that has succeeded, together
-// with everything else that is to be recorded. The fenced statement comes last. If the
-// transaction does not commit, the attempt has failed without effect.
+// commitOpen commits the transaction of a DoTx or UndoTx that has succeeded, with the decision that follows from it.
+// The fenced statement comes last. If the transaction does not commit, the attempt has failed without effect.
 func (h *hold) commitOpen() {
-	res := h.open
-	h.takeCancel() // a cancellation that came while the attempt ran
-	h.open, h.tx = nil, -1
-	defer res.end()
-	before, data := h.m.clone(), h.data
-	if res.err = h.keep(res); res.err != nil {
-		_ = res.tx.Rollback()
-		h.did(res)
-		return
+	t := h.open
+	h.open, h.inTx = nil, false
+	defer t.cancel(nil) // this rolls tx back, unless it has ended
+	answer := &h.in.Answers[slices.IndexFunc(h.in.Answers, func(a Answer) bool { return a.Step == t.Step })]
+	d := h.decide(false)
+	done := slices.ContainsFunc(d.answers, func(a Answer) bool { return a.Step == t.Step && a.Outcome == OutcomeDone })
+	if !done || h.isLost() {
+		_ = t.tx.Rollback()
+		if done {
+			answer.Outcome = OutcomeInterrupted
+		}
+		return // the next decision is the same, without the transaction
 	}
-	if h.isLost() {
-		_ = res.tx.Rollback()
-		h.attempted(res, outcomeInterrupted)
-		return
-	}
-	now := h.now()
-	h.m.did(res.step, res.op, end{}, now)
-	h.m.advance(now)
-	req, _ := h.next(now)
-
+	req := h.request(&d)
 	ctx, cancel := h.storeCtx()
-	receipt, err := h.r.tx.CommitTx(ctx, res.tx, req)
+	receipt, err := h.r.tx.CommitTx(ctx, t.tx, req)
 	cancel()
 	if err == nil {
-		err = res.tx.Commit()
+		err = t.tx.Commit()
 	} else {
-		if endedItself(res.ctx, err) {
+		if endedItself(t.ctx, err) {
 			err = Abort(errTxEnded)
 		}
-		_ = res.tx.Rollback()
+		_ = t.tx.Rollback()
 	}
-	if !isCut(res.ctx) { // else that has rolled it back
+	if !isCut(t.ctx) { // otherwise that has rolled it back
 		h.commitFailed(err)
 	}
 	if h.happened(req, receipt, err) {
-		h.attempted(res, outcomeDone)
+		h.accept(&d)
 		h.written(req)
 		return
 	}
-	h.m, h.data = before, data
-	h.restore()
-	res.err, res.cut = err, isCut(res.ctx) && !errors.Is(err, errTxEnded) // else that has rolled it back
-	h.did(res)
+	// The transaction's changes to the state are undone with it.
+	t.fail(err)
+	t.answer.State = nil
+	*answer = t.answer
 }
 
-// leave ends the attempts of a saga that is no longer held, and waits for them.
+// leave ends the attempts of a saga that is no longer held, waits for them, and reports those whose answers no decision
+// has counted.
 func (h *hold) leave() {
 	h.stop(errLost)
-	for i := range h.running {
-		if h.running[i] == nil {
-			continue
-		}
-		res := <-h.results
+	for range len(h.running) {
+		t := <-h.results
 		h.r.figures.count(func(s *Stats) { s.InFlight-- })
-		if res.tx != nil {
-			_ = res.tx.Rollback()
-			res.end()
+		if t.tx != nil {
+			_ = t.tx.Rollback()
 		}
-		h.attempted(&res, outcomeInterrupted)
+		t.cancel(nil)
+		t.answer.Outcome, t.answer.at = OutcomeInterrupted, h.now()
+		h.in.Answers = append(h.in.Answers, t.answer)
+	}
+	for i := range h.in.Answers {
+		h.reportAnswer(&h.in.Answers[i])
 	}
 }

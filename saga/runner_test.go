@@ -1190,7 +1190,7 @@ func TestStartWhoseAnswerIsLostRunsASagaOnce(t *testing.T) {
 	})
 }
 
-// TestAttemptOfALostSagaIsInterrupted, also if its end is taken in before the saga is let go.
+// TestAttemptOfALostSagaIsInterrupted, even if the step has succeeded and its state is still being encoded.
 func TestAttemptOfALostSagaIsInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var codec slowCodec
@@ -1207,7 +1207,7 @@ func TestAttemptOfALostSagaIsInterrupted(t *testing.T) {
 		mustStart(t, r, sg)
 		st.forgot.Store("trip-1") // at the heartbeat, while the state that flight has left is encoded
 		time.Sleep(11 * time.Second)
-		require.Equal(t, []string{"attempted flight do done", "attempted hotel do interrupted 5s context canceled", "lost"},
+		require.Equal(t, []string{"lost", "attempted hotel do interrupted 5s context canceled", "attempted flight do interrupted"},
 			lines(a.heard(saga.EventAttempted, saga.EventLost)))
 		require.Zero(t, r.Stats().Held)
 	})

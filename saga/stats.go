@@ -198,10 +198,10 @@ func (r *Runner) metrics() []policy.Metric {
 		for _, status := range []string{"started", "completed", "compensated", "stuck", "abandoned"} {
 			count("saga.sagas"+labels+"status="+status+"}", n["status="+status])
 		}
-		for _, outcome := range []string{
-			outcomeDone, outcomeNoEffect, outcomeInDoubt, outcomeFailed, outcomeRefused, outcomeInterrupted,
+		for _, outcome := range []Outcome{
+			OutcomeDone, OutcomeDeclined, OutcomeMaybeApplied, OutcomeFailed, OutcomeRefused, OutcomeInterrupted,
 		} {
-			count("saga.step.attempts"+labels+"outcome="+snakeCase(outcome)+"}", n["outcome="+outcome])
+			count("saga.step.attempts"+labels+"outcome="+string(outcome)+"}", n["outcome="+string(outcome)])
 		}
 	}
 	r.figures.mu.Unlock()

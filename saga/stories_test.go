@@ -173,7 +173,7 @@ func (s *teller) tell(events string) string {
 			say("%s is of no use", m.Steps[i].Name)
 		}
 	}
-	if c := m.commit(false); c.Failures+c.Takeovers > 0 {
+	if c := m.commit(); c.Failures+c.Takeovers > 0 {
 		say("%d failures, %d takeovers (%s)", c.Failures, c.Takeovers, c.LastError)
 	}
 	if m.pivotAwaitsAnswer() {
@@ -232,7 +232,7 @@ func (s *teller) happen(event []string) error {
 	case "look":
 		m.lookAgain()
 	case "reload": // by another runner, after this one has given it up
-		m.commit(true)
+		m.doubt(false)
 		s.commit()
 		was := s.rec
 		s.load()
@@ -249,48 +249,49 @@ func (s *teller) happen(event []string) error {
 
 // end ends an attempt.
 func (s *teller) end(i int, op store.Op, how []string) {
-	e := end{err: fmt.Errorf("%s broke", s.plan.steps[i].name), effect: inDoubt}
+	st := &s.plan.steps[i]
+	u := &s.m.Steps[i]
+	a := Answer{
+		Step: st.name, Op: op, Outcome: OutcomeMaybeApplied, Error: st.name + " broke",
+		RetryAfter: st.backoff(*u.attempts(op)),
+	}
 	cut := false
 	for _, word := range how {
 		switch word {
 		case "ok":
-			e.err = nil
+			a.Outcome, a.Error = OutcomeDone, ""
 		case "fails":
-		case "clean":
-			e.effect = noEffect
-		case "nothing":
-			e.effect = noEffect
+		case "clean", "nothing":
+			a.Outcome = OutcomeFailed
 		case "void":
-			e.effect = void
+			a.Outcome = OutcomeDeclined
 		case "final":
-			e.final = true
+			a.Final = true
 		case "refused":
-			e.refused = true
+			a.Outcome, a.refused = OutcomeRefused, true
+			a.RetryAfter = st.backoff(*u.attempts(op) + u.Refusals)
 		case "cut":
 			cut = true
 		case "waits":
-			s.m.wait(i, 2, s.now, s.now.Add(10*time.Second))
-			return
+			a.waits, a.children, a.RetryAfter = true, 2, 10*time.Second
 		default:
 			s.Fatal("no such end: ", word)
 		}
 	}
-	switch {
-	case cut:
-		s.m.interrupted(i, e)
-	default:
-		s.m.did(i, op, e, s.now)
+	if cut {
+		a.Outcome, a.RetryAfter = OutcomeInterrupted, 0
 	}
+	s.m.take(a, &Input{Now: s.now})
 }
 
 func (s *teller) commit() {
-	c := s.m.commit(false)
+	c := s.m.commit()
 	s.rec = store.Record{
 		Now:    s.now,
 		Status: c.Status, Steps: c.Steps, Failures: c.Failures, Takeovers: c.Takeovers, LastError: c.LastError,
 		CreatedAt: now, CompleteBy: s.m.CompleteBy,
 	}
-	s.m.committed()
+	s.m.log, s.m.changed = nil, false
 	s.told = 0
 }
 

@@ -499,7 +499,7 @@ func TestDoTxThatIsUnderWayWhenItsSagaIsLost(t *testing.T) {
 			sg.Codec = &codec
 			var outcomes []string
 			r, _ := begin[trip](t, &txHeartless{memory, time.Now().Add(20 * time.Second)}, saga.RunnerConfig{
-				OnEvent: on(saga.EventAttempted, func(e saga.Event) { outcomes = append(outcomes, e.Outcome) }),
+				OnEvent: on(saga.EventAttempted, func(e saga.Event) { outcomes = append(outcomes, string(e.Outcome)) }),
 			}, sg)
 			mustStart(t, r, sg)
 			_, err := result[trip](t.Context(), r, "trip-1")
