@@ -651,7 +651,7 @@ func TestRegisterRefusesWhatAnyChildNeeds(t *testing.T) {
 		saga.Step[trip]{Name: "first", Saga: saga.ChildOf(plain, begin, nil)},
 		saga.Step[trip]{Name: "second", Saga: saga.ChildOf(tx, begin, nil)},
 	)
-	require.PanicsWithError(t, "saga: the store has no transactions: tx has a DoTx or UndoTx", func() {
+	require.PanicsWithError(t, "saga: no transactions: tx has a DoTx or UndoTx", func() {
 		saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg)
 	})
 }

@@ -318,6 +318,11 @@ func (p *program) encodeNew(s any) ([]byte, error) {
 	return nil, fmt.Errorf("saga: %s: the state does not come back as it was: %.200q and then %.200q", p.name, data, again)
 }
 
+// hasAwait reports whether a step awaits the signal.
+func (p *program) hasAwait(signal string) bool {
+	return slices.ContainsFunc(p.steps, func(st step) bool { return st.await == signal })
+}
+
 // index returns the number of a step, or -1.
 func (p *program) index(name string) int {
 	return slices.IndexFunc(p.steps, func(st step) bool { return st.name == name })

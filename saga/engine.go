@@ -3,6 +3,9 @@ package saga
 import (
 	"bytes"
 	"cmp"
+	"context"
+	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +15,122 @@ import (
 	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
 )
+
+// An Engine runs sagas durably. A [*Runner] is one on a [Store].
+//
+//	var _ saga.Engine = (*Engine)(nil)
+//
+// An engine keeps a [Snapshot] of each saga, and advances it with [Definition.Decide] alone: it makes the calls that
+// a Decision asks for with [Definition.Perform], in any process, and passes on their answers, signals and operations
+// until the saga has ended.
+//
+// Before 1.0.0, a minor version may change the interface and the types that only engines use.
+type Engine interface {
+	Register(d *Definition) error
+	// Start starts a saga with an encoded state, or returns the one that has the id.
+	Start(ctx context.Context, d *Definition, id string, state []byte) (*Instance, error)
+	Get(ctx context.Context, id string) (*Instance, error)
+	// Wait returns the saga once it has ended or is stuck.
+	Wait(ctx context.Context, id string) (*Instance, error)
+	Signal(ctx context.Context, id, name string, payload []byte) error
+	Operate(ctx context.Context, id string, op Operation) error
+	// List returns a page of the sagas that the filter selects, the latest first. next is the After of the following
+	// page, or "" if this is the last.
+	List(ctx context.Context, f Filter) (sagas []*Instance, next string, err error)
+}
+
+// A TxEngine is an Engine whose sagas can start, and be signaled, in a transaction of their database.
+type TxEngine interface {
+	Engine
+	StartTx(ctx context.Context, tx *sql.Tx, d *Definition, id string, state []byte) error
+	SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error
+}
+
+// A Definition is a [Saga] without its type, as an [Engine] sees it. It is safe for concurrent use.
+type Definition struct{ p *program }
+
+// Define returns the definition of sg, or the error of its Validate.
+func Define[S any](sg *Saga[S]) (*Definition, error) {
+	p, err := sg.program()
+	if err != nil {
+		return nil, err
+	}
+	return &Definition{p}, nil
+}
+
+// Name returns the Name of the saga.
+func (d *Definition) Name() string { return d.p.name }
+
+// Version returns the Version of the saga.
+func (d *Definition) Version() int { return d.p.version }
+
+// Needs reports what the definition needs of its engine: transactions for a DoTx or UndoTx, and sagas that start
+// sagas.
+func (d *Definition) Needs() (tx, children bool) { return d.p.needsTx, d.p.children }
+
+// Begin returns the snapshot of a new saga with an encoded state. It returns an error if the id is empty, longer than
+// 200 bytes, or not UTF-8, and if the state does not decode.
+func (d *Definition) Begin(id string, state []byte, now time.Time) (Snapshot, error) {
+	if err := participant.CheckID(id); err != nil {
+		return Snapshot{}, err
+	}
+	if _, err := d.p.decode(state); err != nil {
+		return Snapshot{}, err
+	}
+	m := newMachine(d.p)
+	m.ID, m.Version, m.State, m.signals = id, d.p.version, bytes.Clone(state), map[string][]byte{}
+	m.CreatedAt, m.UpdatedAt, m.Now, m.since = now, now, now, now
+	if d.p.timeout > 0 {
+		m.CompleteBy = now.Add(d.p.timeout)
+	}
+	return Snapshot{m}, nil
+}
+
+// Decide returns what to do next, given what has happened. It reads no clock, makes no calls and, apart from the
+// Codec, depends on nothing but its arguments. An engine that replays its history must record the Decision, because
+// a later version of this package may decide differently.
+//
+// The engine keeps the Decision's Snapshot before it makes the Calls. An Answer of a call that is not in progress is
+// ignored. The error means that the snapshot is not one of the definition.
+func (d *Definition) Decide(was Snapshot, in Input) (Decision, error) {
+	if was.m == nil {
+		return Decision{}, errors.New("saga: the Snapshot is empty: it must be one of Begin or Decide")
+	}
+	m := was.m.clone()
+	if m.Saga != d.p.name || m.Version != d.p.version {
+		return Decision{}, fmt.Errorf("saga: the Snapshot is one of %s version %d, not of %s version %d",
+			m.Saga, m.Version, d.p.name, d.p.version)
+	}
+	if m.p != d.p {
+		if err := m.bind(d.p); err != nil {
+			return Decision{}, err
+		}
+	}
+	in.ended, in.runner = nil, runnerInput{}
+	return m.decide(&in), nil
+}
+
+// Perform makes a call that a Decision asked for. A panic in a step is an Answer, too. A step with a transaction or
+// with children needs a [Runner]: its Answer is an error that matches ErrNoTx.
+func (d *Definition) Perform(ctx context.Context, c Call) Answer {
+	if c.Saga != d.p.name || c.Version != d.p.version || d.p.index(c.Step) < 0 {
+		return c.Interrupted(fmt.Errorf("saga: step %s of %s version %d is not one of %s version %d",
+			c.Step, c.Saga, c.Version, d.p.name, d.p.version))
+	}
+	t := &attempt{Call: c, p: d.p}
+	t.perform(ctx)
+	return t.answer
+}
+
+// Instance returns the saga of a snapshot.
+func (d *Definition) Instance(s Snapshot) *Instance {
+	if s.m == nil {
+		return &Instance{}
+	}
+	in := s.m.clone().Instance
+	in.complete(d.p)
+	return &in
+}
 
 // An Input is what has happened to a saga since its last [Decision].
 type Input struct {
@@ -49,6 +168,9 @@ type Decision struct {
 	WakeAt     time.Time // when to decide again if nothing happens before; zero means never
 	Log        []Entry   // what has happened
 	NotAllowed string    // why Input.Operation was refused, or ""
+	// SignalsRefused has, by name, why new signals were not kept: the saga has turned back or ended without them, or
+	// has no step that awaits them.
+	SignalsRefused map[string]string
 
 	why      error         // the cause with which the calls in Stop are canceled
 	changed  bool          // it must be recorded before another attempt begins
@@ -59,8 +181,93 @@ type Decision struct {
 }
 
 // A Snapshot is a saga between two decisions, without its log. It is opaque, and a later version of this package can
-// read it.
+// read it. It does not change: Decide returns another one.
 type Snapshot struct{ m *machine }
+
+// A snapshot is the JSON of a Snapshot. Fields may be added, and V is increased if a version of this package that does
+// not know them must not read it.
+type snapshot struct {
+	V         int               `json:"v"`
+	ID        string            `json:"id"`
+	Saga      string            `json:"saga"`
+	Version   int               `json:"version"`
+	Status    Status            `json:"status"`
+	State     []byte            `json:"state"`
+	Progress  json.RawMessage   `json:"progress"`
+	Seq       int64             `json:"seq"`
+	Failures  int               `json:"failures,omitempty"`
+	LastError string            `json:"last_error,omitempty"`
+	Signals   map[string][]byte `json:"signals,omitempty"`
+	Calls     map[string][]byte `json:"calls,omitempty"` // in progress, with their copies of the state
+	WishStep  string            `json:"wish_step,omitempty"`
+	Wish      string            `json:"wish,omitempty"`
+
+	CompleteBy time.Time `json:"complete_by,omitzero"`
+	CreatedAt  time.Time `json:"created_at"`
+	UpdatedAt  time.Time `json:"updated_at"`
+	Now        time.Time `json:"now"`
+}
+
+const snapshotVersion = 1
+
+// MarshalJSON implements json.Marshaler.
+func (s Snapshot) MarshalJSON() ([]byte, error) {
+	m := s.m
+	if m == nil {
+		return []byte("null"), nil
+	}
+	j := snapshot{
+		V: snapshotVersion, ID: m.ID, Saga: m.Saga, Version: m.Version, Status: m.Status, State: m.State,
+		Progress: m.encode(), Seq: m.Seq, Failures: m.Failures, LastError: m.LastError, Signals: m.signals,
+		CompleteBy: m.CompleteBy, CreatedAt: m.CreatedAt, UpdatedAt: m.UpdatedAt, Now: m.Now,
+	}
+	for i := range m.work {
+		if m.work[i].busy {
+			if j.Calls == nil {
+				j.Calls = make(map[string][]byte)
+			}
+			j.Calls[m.Steps[i].Name] = m.work[i].base
+		}
+	}
+	if m.wish != nil {
+		j.WishStep, j.Wish = m.wishStep, storable(m.wish.Error())
+	}
+	return json.Marshal(&j)
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (s *Snapshot) UnmarshalJSON(data []byte) error {
+	var j *snapshot
+	if err := json.Unmarshal(data, &j); err != nil || j == nil {
+		s.m = nil
+		return err
+	}
+	if j.V > snapshotVersion {
+		return fmt.Errorf("saga: a Snapshot of version %d: this version of the package reads up to %d", j.V, snapshotVersion)
+	}
+	in, err := decode(&store.Record{
+		ID: j.ID, Saga: j.Saga, Version: j.Version, Status: j.Status, Data: j.State, Steps: j.Progress, Seq: j.Seq,
+		Failures: j.Failures, LastError: j.LastError, CompleteBy: j.CompleteBy,
+		CreatedAt: j.CreatedAt, UpdatedAt: j.UpdatedAt, Now: j.Now,
+	})
+	if err != nil {
+		return err
+	}
+	m := &machine{Instance: *in, signals: j.Signals, wishStep: j.WishStep, work: make([]work, len(in.Steps))}
+	m.cause, m.wish = reason(m.Cause), reason(j.Wish)
+	if m.answered {
+		m.cause = Abort(m.cause)
+	}
+	if m.signals == nil {
+		m.signals = map[string][]byte{}
+	}
+	for i := range m.Steps {
+		w := &m.work[i]
+		w.base, w.busy = j.Calls[m.Steps[i].Name]
+	}
+	s.m = m
+	return nil
+}
 
 // A Call is an attempt of a step. It is JSON.
 type Call struct {
@@ -130,11 +337,15 @@ func (a *Answer) cause() error {
 // decide changes the machine according to what has happened, and returns what to do next. It is the only driver of a
 // saga: Run, Runner and Operate perform what it returns.
 func (m *machine) decide(in *Input) (d Decision) {
+	engine := in.runner.lease == 0 && !m.quiet
 	if m.changed || in.runner.lease == 0 {
 		m.log, m.changed = nil, false
 	}
+	if engine && m.Seq == 0 {
+		m.note(store.Entry{Kind: EventCreated})
+	}
 	m.Now = in.Now
-	m.learn(in.Signals)
+	d.SignalsRefused = m.learn(in.Signals, in.runner.lease > 0)
 	m.resume(in)
 	for _, a := range in.Answers {
 		if a = m.take(a, in); in.runner.lease > 0 {
@@ -170,24 +381,48 @@ func (m *machine) decide(in *Input) (d Decision) {
 	}
 	m.rest(in, &d)
 	d.Snapshot, d.Status, d.changed, d.Log = Snapshot{m}, m.Status, m.changed, m.log
+	if engine {
+		m.number(d.Log)
+	}
 	return d
 }
 
-// learn adds signals to those that are known. The map may belong to an earlier machine or to a Call.
-func (m *machine) learn(signals map[string][]byte) {
+// number completes the entries of an engine that has no store to do it.
+func (m *machine) number(log []Entry) {
+	for i := range log {
+		m.Seq++
+		log[i].Seq, log[i].Epoch, log[i].At = m.Seq, m.Epoch, m.Now
+	}
+	if len(log) > 0 {
+		m.UpdatedAt = m.Now
+	}
+}
+
+// learn adds signals to those that are known, the first of each name, and returns why it does not. If they are stored,
+// they were admitted when they were sent. The map may belong to an earlier machine or to a Call.
+func (m *machine) learn(signals map[string][]byte, stored bool) (refused map[string]string) {
 	if signals == nil {
-		return
+		return nil
 	}
 	all := maps.Clone(m.signals)
 	if all == nil {
 		all = make(map[string][]byte, len(signals))
 	}
 	for name, payload := range signals {
-		if _, known := all[name]; !known {
-			all[name] = payload
+		if _, known := all[name]; known {
+			continue
 		}
+		if why := refuseSignal(&m.Instance, m.p, name); why != "" && !stored {
+			if refused == nil {
+				refused = make(map[string]string)
+			}
+			refused[name] = why
+			continue
+		}
+		all[name] = payload
 	}
 	m.signals = all
+	return refused
 }
 
 // resume applies what a Runner finds out when it claims a saga.
@@ -276,6 +511,9 @@ func (m *machine) merge(i int, state []byte) error {
 
 // operate applies an operator's action, or returns why it is not allowed.
 func (m *machine) operate(op *Operation) (err error) {
+	if op.State != nil || op.Version != 0 {
+		return errNotSupported
+	}
 	if m.Status.Ended() {
 		return fmt.Errorf("it is %s", m.Status)
 	}

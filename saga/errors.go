@@ -27,12 +27,10 @@ var (
 	ErrExists        = errors.New("saga: id in use")                 // by a saga of another definition or parent
 	ErrNotRegistered = errors.New("saga: definition not registered") // or not in this version
 	ErrNotAllowed    = errors.New("saga: not allowed")               // as the saga is now
+	ErrNoTx          = errors.New("saga: no transactions")           // the engine or its store has none
 )
 
 var (
-	// errNoTx means that DoTx, UndoTx or a call with a transaction was used with a store that
-	// is no TxStore.
-	errNoTx = errors.New("saga: the store has no transactions")
 	// errLost is the cause of an attempt's ctx that ends because the runner no longer holds
 	// the saga.
 	errLost = errors.New("saga: no longer held")

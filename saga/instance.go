@@ -130,6 +130,12 @@ func decode(rec *store.Record) (*Instance, error) {
 // show returns a record as users see it. p is its definition, or nil if that is not known.
 func show(rec *store.Record, p *program) *Instance {
 	in, _ := decode(rec)
+	in.complete(p)
+	return in
+}
+
+// complete adds what the definition p, which may be nil, and the other fields say of the instance.
+func (in *Instance) complete(p *program) {
 	if in.Status == Stuck && in.Cause == "" {
 		in.Cause = in.LastError // its record could not be read, and was left as it was
 	}
@@ -141,8 +147,8 @@ func show(rec *store.Record, p *program) *Instance {
 			st.Parallel, st.Pivot = p.steps[i].parallel, i == p.pivot
 		}
 	}
+	in.CancelRequested = in.CancelRequested || in.canceled
 	in.Actions = in.actions()
-	return in
 }
 
 // pivotDone reports whether the pivot is done, so that the saga no longer turns back. The record has

@@ -108,6 +108,12 @@ type Operation struct {
 	// Seq is that of the [Instance] that the operator has seen. If the log has grown since, only ActionCancel is
 	// allowed. Zero means any.
 	Seq int64
+
+	// State, if it is not nil, is to become the state of a saga that is stuck or waits, encoded by its Codec.
+	// Version, if it is not zero, is to become its version. Neither is supported yet: an Operation with one of
+	// them is not allowed.
+	State   []byte
+	Version int
 }
 
 // Operate applies an operation to a saga, or returns [ErrNotFound], [ErrNotAllowed] as it is now, or
@@ -118,6 +124,8 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	}
 	_, err := r.write(ctx, op.Action, id, func(rec *store.Record) (req store.CommitRequest, err error) {
 		switch {
+		case op.State != nil || op.Version != 0:
+			return req, fmt.Errorf("%w: %s of %q: %w", ErrNotAllowed, op.Action, id, errNotSupported)
 		case rec.Status.Ended() || rec.Owner != "" && op.Action != ActionAbandon:
 			return req, notAllowed(op.Action, rec)
 		case op.Seq != 0 && rec.Seq != op.Seq:
@@ -133,6 +141,9 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 	})
 	return err
 }
+
+// errNotSupported is the error of an Operation that would change the state or the version of a saga.
+var errNotSupported = errors.New("Operation.State and Operation.Version are not supported")
 
 // decide returns the commit of the decision about a saga that no runner holds.
 func (r *Runner) decide(rec *store.Record, in Input) (req store.CommitRequest, err error) {

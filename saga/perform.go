@@ -177,7 +177,7 @@ func (t *attempt) call() (err error) {
 	do, doTx := st.calls(t.Op)
 	switch {
 	case t.h == nil && (st.child != nil || doTx != nil):
-		return Abort(fmt.Errorf("%w: step %s needs a Runner", errNoTx, st.name))
+		return Abort(fmt.Errorf("%w: step %s needs a Runner", ErrNoTx, st.name))
 	case st.child != nil:
 		err = t.h.attend(t)
 		if pending, waits := err.(*errPending); waits {

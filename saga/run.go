@@ -26,7 +26,7 @@ func Run[S any](ctx context.Context, sg *Saga[S], s *S) error {
 	case err != nil:
 		return err
 	case p.needsTx:
-		return fmt.Errorf("%w: %s has a DoTx or UndoTx, which Run cannot do", errNoTx, p.name)
+		return fmt.Errorf("%w: %s has a DoTx or UndoTx, which Run cannot do", ErrNoTx, p.name)
 	case p.awaits || p.children:
 		return fmt.Errorf("saga: %s has a step with an Await or a Saga: it needs a Runner", p.name)
 	case ctx.Err() != nil:

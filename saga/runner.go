@@ -50,6 +50,8 @@ type Runner struct {
 	figures figures
 }
 
+var _ TxEngine = (*Runner)(nil)
+
 // NewMemory returns a store that keeps sagas in the process.
 func NewMemory() Store { return memory.New() }
 
@@ -95,9 +97,12 @@ func Register[S any](r *Runner, sagas ...*Saga[S]) {
 	}
 }
 
+// Register implements [Engine]. Programs call the function [Register].
+func (r *Runner) Register(d *Definition) error { return r.register(d.p, nil) }
+
 func (r *Runner) register(p *program, err error) error {
 	if err == nil && p.needsTx && r.tx == nil {
-		err = fmt.Errorf("%w: %s has a DoTx or UndoTx", errNoTx, p.name)
+		err = fmt.Errorf("%w: %s has a DoTx or UndoTx", ErrNoTx, p.name)
 	}
 	if err == nil {
 		err = p.kept()
@@ -503,8 +508,8 @@ func (r *Runner) drop(rec store.Record, h *hold) {
 	r.wakeResults(rec)
 }
 
-// A hold is one saga that a runner holds, in one epoch. The goroutine of run owns all fields above mu. It decides,
-// records the decision, and performs its calls, each on a goroutine of its own, until the saga has ended or is released.
+// A hold is one saga that a runner holds, in one epoch. The goroutine of run owns all fields above mu. Until the saga
+// has ended or is released, it decides, records the decision, and performs its calls, each on a goroutine of its own.
 type hold struct {
 	r     *Runner
 	p     *program

@@ -1001,7 +1001,7 @@ func TestStartRefusesBeforeAnythingIsWritten(t *testing.T) {
 		_, err := saga.Start(c.ctx, r, c.sg, c.id, trip{})
 		require.ErrorContains(t, err, c.want)
 	}
-	require.ErrorContains(t, saga.StartTx(t.Context(), nil, r, sg, "trip-1", trip{}), "the store has no transactions")
+	require.ErrorContains(t, saga.StartTx(t.Context(), nil, r, sg, "trip-1", trip{}), "saga: no transactions")
 	recs, _, err := r.List(t.Context(), saga.Filter{})
 	require.NoError(t, err)
 	require.Empty(t, recs)

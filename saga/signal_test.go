@@ -246,7 +246,7 @@ func TestSignalSaysWhatIsWrong(t *testing.T) {
 		require.ErrorContains(t, r.Signal(ctx, "trip-1", "", nil), "the name of the signal is")
 		require.ErrorContains(t, r.Signal(ctx, "trip-1", "paid", make([]byte, 64<<10+1)), "must be at most 65536")
 		require.ErrorIs(t, r.Signal(ctx, "trip-2", "paid", make([]byte, 64<<10)), saga.ErrNotFound)
-		require.ErrorContains(t, r.SignalTx(ctx, nil, "trip-1", "paid", nil), "the store has no transactions")
+		require.ErrorContains(t, r.SignalTx(ctx, nil, "trip-1", "paid", nil), "saga: no transactions")
 		require.NoError(t, r.Cancel(ctx, "trip-1", "no"))
 		_, err := result[trip](ctx, r, "trip-1")
 		require.ErrorIs(t, err, saga.ErrCanceled)

@@ -27,7 +27,40 @@ const (
 // repeated after an error; the error is [ErrExists] if that is of another definition. It is also an error if the
 // state does not come back from its Codec as it was.
 func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (*Instance, error) {
-	req, p, err := newStart(ctx, r, sg, id, s)
+	d, data, err := encodeStart(ctx, sg, &s)
+	if err != nil {
+		return nil, err
+	}
+	return r.Start(ctx, d, id, data)
+}
+
+// StartTx is Start within tx, a transaction of the store's database: the saga exists if tx commits. A runner finds
+// it at its next poll, or after [Runner.Wake].
+func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id string, s S) error {
+	d, data, err := encodeStart(ctx, sg, &s)
+	if err != nil {
+		return err
+	}
+	return r.StartTx(ctx, tx, d, id, data)
+}
+
+// encodeStart returns the definition and the encoded state of a saga that is to be started.
+func encodeStart[S any](ctx context.Context, sg *Saga[S], s *S) (*Definition, []byte, error) {
+	if ctx.Err() != nil {
+		return nil, nil, ended.Error(ctx)
+	}
+	d, err := Define(sg)
+	if err != nil {
+		return nil, nil, err
+	}
+	data, err := d.p.encodeNew(s)
+	return d, data, err
+}
+
+// Start implements [Engine]. Programs call the function [Start]. The state is not decoded: it must be one that the
+// definition's Codec has encoded.
+func (r *Runner) Start(ctx context.Context, d *Definition, id string, state []byte) (*Instance, error) {
+	req, err := r.newStart(ctx, d, id, state)
 	if err != nil {
 		return nil, err
 	}
@@ -35,16 +68,15 @@ func Start[S any](ctx context.Context, r *Runner, sg *Saga[S], id string, s S) (
 	if err != nil {
 		return nil, err
 	}
-	return show(&rec, p), nil
+	return r.show(&rec), nil
 }
 
-// StartTx is Start within tx, a transaction of the store's database: the saga exists if tx commits. A runner finds
-// it at its next poll, or after [Runner.Wake].
-func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id string, s S) error {
+// StartTx implements [TxEngine]. Programs call the function [StartTx].
+func (r *Runner) StartTx(ctx context.Context, tx *sql.Tx, d *Definition, id string, state []byte) error {
 	if r.tx == nil {
-		return fmt.Errorf("%w: StartTx of %q", errNoTx, id)
+		return fmt.Errorf("%w: StartTx of %q", ErrNoTx, id)
 	}
-	req, _, err := newStart(ctx, r, sg, id, s)
+	req, err := r.newStart(ctx, d, id, state)
 	if err != nil {
 		return err
 	}
@@ -52,32 +84,24 @@ func StartTx[S any](ctx context.Context, tx *sql.Tx, r *Runner, sg *Saga[S], id 
 	if err != nil {
 		return fmt.Errorf("saga: start of %q: %w", id, err)
 	}
-	if rec.Saga != sg.Name {
+	if rec.Saga != d.p.name {
 		return fmt.Errorf("%w: %q is a %s", ErrExists, id, rec.Saga)
 	}
 	return nil
 }
 
 // newStart checks and returns the request of Start and StartTx.
-func newStart[S any](
-	ctx context.Context, r *Runner, sg *Saga[S], id string, s S,
-) (req store.StartRequest, p *program, err error) {
+func (r *Runner) newStart(
+	ctx context.Context, d *Definition, id string, state []byte,
+) (req store.StartRequest, err error) {
 	if ctx.Err() != nil {
-		return req, nil, ended.Error(ctx)
+		return req, ended.Error(ctx)
 	}
-	checked, err := sg.program()
-	if err == nil {
-		p, err = r.program(sg.Name, sg.Version)
+	if _, err := r.program(d.p.name, d.p.version); err != nil {
+		return req, err
 	}
-	if err == nil {
-		err = participant.CheckID(id)
-	}
-	var data []byte
-	if err == nil {
-		data, err = checked.encodeNew(&s)
-	}
-	if err != nil {
-		return req, nil, err
+	if err := participant.CheckID(id); err != nil {
+		return req, err
 	}
 	carried := ""
 	if r.cfg.Inject != nil {
@@ -86,7 +110,7 @@ func newStart[S any](
 	if len(carried) > maxCarried || !utf8.ValidString(carried) {
 		carried = ""
 	}
-	return startRequest(checked, id, data, carried), p, nil
+	return startRequest(d.p, id, state, carried), nil
 }
 
 // startRequest returns the request for a new saga. Its first steps are started with the record.
@@ -122,24 +146,41 @@ func (r *Runner) claimAtOnce(req *store.StartRequest) (free func()) {
 //
 // A step that waits for the Result of another saga keeps its place in the runner: make that a child.
 func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) {
-	var s S
+	rec, err := r.wait(ctx, id)
+	if err != nil {
+		var s S
+		return s, err
+	}
+	return resultOf[S](r, rec)
+}
+
+// Wait implements [Engine]: it returns a saga of any definition once it has ended or is stuck.
+func (r *Runner) Wait(ctx context.Context, id string) (*Instance, error) {
+	rec, err := r.wait(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return r.show(&rec), nil
+}
+
+// wait returns the record of a saga once it has ended or is stuck.
+func (r *Runner) wait(ctx context.Context, id string) (rec store.Record, err error) {
 	var failed error
 	for first := true; ; first = false {
 		if ctx.Err() != nil {
-			return s, errors.Join(ended.Error(ctx), failed)
+			return rec, errors.Join(ended.Error(ctx), failed)
 		}
 		// Listen before the look at the store, so that no end is missed between them. A saga
 		// that this runner holds has not ended; it may be looked at if it takes longer.
 		done, here := r.listen(id)
-		var rec store.Record
-		var err error
+		rec, err = store.Record{}, nil
 		if !first || !here {
 			rec, err = r.store.Load(ctx, id)
 		}
 		switch {
 		case errors.Is(err, ErrNotFound):
 			r.unlisten(id, done)
-			return s, fmt.Errorf("saga: result of %q: %w", id, err)
+			return rec, fmt.Errorf("saga: result of %q: %w", id, err)
 		case err != nil:
 			failed = fmt.Errorf("saga: result of %q: %w", id, err)
 			if ctx.Err() == nil { // otherwise the call was cut short
@@ -147,7 +188,7 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 			}
 		case rec.Status == Stuck || rec.Status.Ended():
 			r.unlisten(id, done)
-			return resultOf[S](r, rec)
+			return rec, nil
 		default:
 			failed = nil
 		}
@@ -160,7 +201,7 @@ func (sg *Saga[S]) Result(ctx context.Context, r *Runner, id string) (S, error) 
 		t.Stop()
 		r.unlisten(id, done)
 		if rec.Status.Ended() { // one that is stuck may have been retried since
-			return resultOf[S](r, rec)
+			return rec, nil
 		}
 	}
 }
@@ -240,7 +281,7 @@ func (r *Runner) Signal(ctx context.Context, id, name string, payload []byte) er
 // still be used.
 func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payload []byte) error {
 	if r.tx == nil {
-		return fmt.Errorf("%w: SignalTx of %q", errNoTx, id)
+		return fmt.Errorf("%w: SignalTx of %q", ErrNoTx, id)
 	}
 	req, err := r.signalRequest(id, name, payload)
 	if err != nil {
@@ -252,8 +293,7 @@ func (r *Runner) SignalTx(ctx context.Context, tx *sql.Tx, id, name string, payl
 	return nil
 }
 
-// signalRequest checks and returns the request of a signal. A saga that has turned back must not take
-// it: Undos may have run without it.
+// signalRequest checks and returns the request of a signal.
 func (r *Runner) signalRequest(id, name string, payload []byte) (req store.SignalRequest, err error) {
 	if !validName(name) {
 		return req, fmt.Errorf("saga: the name of the signal is %s: must be 1 to %d bytes of UTF-8 without NUL",
@@ -264,15 +304,24 @@ func (r *Runner) signalRequest(id, name string, payload []byte) (req store.Signa
 			name, len(payload), maxPayload)
 	}
 	return store.SignalRequest{ID: id, Name: name, Payload: payload, Admit: func(rec *store.Record) error {
-		p, err := r.program(rec.Saga, rec.Version) // if it is not registered here, another process knows
-		switch {
-		case err == nil && !slices.ContainsFunc(p.steps, func(st step) bool { return st.await == name }):
-			return fmt.Errorf("%w: no step of %s version %d awaits it", ErrNotAllowed, rec.Saga, rec.Version)
-		case rec.Status == Stuck && show(rec, nil).Back:
-			return fmt.Errorf("%w: it is stuck on its way back", ErrNotAllowed)
-		case rec.Status != Running && rec.Status != Stuck:
-			return fmt.Errorf("%w: it is %s", ErrNotAllowed, rec.Status)
+		p, _ := r.program(rec.Saga, rec.Version) // nil if only another process knows it
+		if why := refuseSignal(show(rec, p), p, name); why != "" {
+			return fmt.Errorf("%w: %s", ErrNotAllowed, why)
 		}
 		return nil
 	}}, nil
+}
+
+// refuseSignal returns why a saga must not take a new signal, or "". One that has turned back must not, because Undos
+// may have run without it. p is its definition, or nil if that is not known.
+func refuseSignal(in *Instance, p *program, name string) string {
+	switch {
+	case p != nil && !p.hasAwait(name):
+		return fmt.Sprintf("no step of %s version %d awaits it", in.Saga, in.Version)
+	case in.Status == Stuck && in.Back:
+		return "it is stuck on its way back"
+	case in.Status != Running && in.Status != Stuck:
+		return fmt.Sprintf("it is %s", in.Status)
+	}
+	return ""
 }

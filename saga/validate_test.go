@@ -139,7 +139,7 @@ func TestValidateAdmits(t *testing.T) {
 	for _, tx := range []saga.Step[trip]{{Name: "tx", DoTx: doTx, Undo: a.Undo}, {Name: "tx", Do: a.Do, UndoTx: doTx}} {
 		sg := sequence(tx, a)
 		require.NoError(t, sg.Validate())
-		require.ErrorContains(t, saga.Run(t.Context(), sg, &trip{}), "the store has no transactions")
+		require.ErrorContains(t, saga.Run(t.Context(), sg, &trip{}), "saga: no transactions")
 		require.Panics(t, func() { saga.Register(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{}), sg) })
 	}
 }
