@@ -9,8 +9,8 @@ import (
 	"reflect"
 )
 
-// cacheOf returns a function that applies an operation to a cacheaside.Cache with any type of keys, or nil if p
-// is not a cache.
+// cacheOf returns a function that applies an operation to a cacheaside.Cache with keys of any type. It returns nil
+// if p is not a cache.
 func cacheOf(p any) func(context.Context, Operation) error {
 	all, ok := p.(interface {
 		InvalidateAll(ctx context.Context) error
@@ -46,8 +46,8 @@ func byKeys(f reflect.Value) bool {
 		t.NumOut() == 1 && t.Out(0) == reflect.TypeFor[error]()
 }
 
-// keyOf reads a key: a text as it is, what reads itself from a text by that, anything else
-// as JSON.
+// keyOf parses a key of type t. A string is used unchanged, an encoding.TextUnmarshaler parses itself, and any other
+// type is parsed as JSON.
 func keyOf(t reflect.Type, text string) (reflect.Value, error) {
 	key := reflect.New(t)
 	var err error

@@ -18,34 +18,32 @@ import (
 // Config configures a [Console]. The zero Config shows metrics, states and settings, hides everything that may
 // be secret, and is read-only.
 type Config struct {
-	// Name is the name of the program on the page. Empty means the name of its file.
+	// Name is the program's name on the page. Empty means the name of its executable file.
 	Name string
-	// Show says what is shown of the things that may hold secrets. Zero means none of them.
+	// Show selects which values that may be secret are shown. The zero Show hides all of them.
 	Show Show
-	// Allow is called before each operation, and of one on many sagas before each of them,
-	// with the request, whose body has been read. If it returns an error, the operation is not
-	// done, and the answer is 403 with the text of the error. Nil means read-only: the page has
-	// no buttons.
+	// Allow decides whether a request may apply an operation. If it returns an error, the operation is not applied
+	// and the response has status 403 and the text of the error. For an action on many sagas, Allow is called for
+	// each saga. The request's body has been read. Nil means read-only: the page has no buttons.
 	//
-	// Requests of other origins are rejected before Allow is called. Allow must still find
-	// out whether the sender may act, unless a handler around the Console does.
+	// The console rejects requests from other origins before it calls Allow. Allow must still authenticate the
+	// sender, unless a handler around the Console does.
 	Allow func(*http.Request, Operation) error
-	// Audit, if not nil, is called with the result of each operation, which may be the error
-	// of Allow. ctx has the values of that of the request. Of an operation on many sagas it is
-	// called for each of them.
+	// Audit is called with the result of each operation, including an error of Allow. For an action on many sagas,
+	// it is called for each saga. ctx has the values of the request's context, but is never canceled. Nil means no
+	// audit.
 	Audit func(context.Context, Operation, error)
 }
 
-// Show says what a [Console] shows of the things that may hold secrets. Each is hidden if
-// its field is false.
+// Show selects which values that may be secret a [Console] shows. The zero Show hides all of them.
 type Show struct {
-	Errors bool // texts of errors, which may contain keys; the notes in a saga's log
+	Errors bool // texts of errors, which may contain keys, and the notes in a saga's log
 	Keys   bool // keys of a Group
 	State  bool // states of sagas
 }
 
-// A Console is an http.Handler that shows the policies of a registry. New makes one. It is
-// safe for concurrent use.
+// A Console is an http.Handler that shows the policies of a registry. It is created by [New] and safe for concurrent
+// use.
 type Console struct {
 	reg     *registry.Registry
 	cfg     Config
@@ -54,10 +52,10 @@ type Console struct {
 	origin  *http.CrossOriginProtection
 }
 
-// started is when the program began, or nearly so.
+// started is the time at which the program started, approximately.
 var started = time.Now()
 
-// A process is the process that a Console speaks for.
+// A process is the process whose policies a Console shows.
 type process struct {
 	Name  string    `json:"name"`
 	Host  string    `json:"host"`
@@ -65,7 +63,7 @@ type process struct {
 	Start time.Time `json:"start"`
 }
 
-// New returns a Console of the policies of reg, including those added later. It samples their metrics until
+// New returns a Console for the policies of reg, including those added later. It samples their metrics until
 // Close.
 func New(reg *registry.Registry, cfg Config) *Console {
 	host, _ := os.Hostname()
@@ -89,8 +87,8 @@ var errClosed = errors.New("the console is closed")
 //go:embed assets
 var assets embed.FS
 
-// ServeHTTP answers a request. It takes r.URL.Path as relative to where the console is: use
-// http.StripPrefix.
+// ServeHTTP serves the pages and the actions. It expects r.URL.Path relative to the console's root: mount the Console
+// with http.StripPrefix.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	secure(w.Header())
 	switch {
@@ -102,12 +100,12 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		w.Header().Set("Allow", "GET, HEAD")
-		c.fail(w, r, http.StatusMethodNotAllowed, errors.New("this page answers GET and HEAD only"))
+		c.fail(w, r, http.StatusMethodNotAllowed, errors.New("this page supports only GET and HEAD"))
 		return
 	}
 	switch r.URL.Path {
 	case "":
-		// The page's links are relative to a folder.
+		// The page's links are relative to a directory.
 		at, _, _ := strings.Cut(r.RequestURI, "?")
 		w.Header().Set("Location", path.Base(at)+"/")
 		w.WriteHeader(http.StatusMovedPermanently)
@@ -116,7 +114,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/policy":
 		c.policy(w, r)
 	case "/sagas":
-		c.sagas(w, r, http.StatusOK, r.URL.Query(), nil)
+		c.sagas(w, r, http.StatusOK, r.URL.Query(), result{}, nil)
 	case "/saga":
 		c.saga(w, r, http.StatusOK, r.URL.Query(), nil)
 	case "/console.css", "/console.js", "/icon.svg":
@@ -127,15 +125,15 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// secure sets headers that allow the page nothing but its own script, style and requests,
-// and that keep other sites from embedding it.
+// secure sets headers that restrict the page to its own script, style and requests, and that keep other sites from
+// embedding it.
 func secure(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "+
 		"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("X-Content-Type-Options", "nosniff")
-	// No page of another site is told where its visitor comes from. With no-referrer, the
-	// forms of the page itself would have the origin null over plain HTTP.
+	// Other sites do not receive the page's address. With no-referrer, the page's own forms would have the origin
+	// null over plain HTTP.
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")

@@ -178,13 +178,13 @@ func (p policyJSON) points(t *testing.T, name, attr string) []float64 {
 	return nil
 }
 
-func TestOverviewPutsWhatIsBrokenFirst(t *testing.T) {
+func TestOverviewListsBrokenPoliciesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{})
 		defer s.page.Close()
 		var o overview
 		s.get("/", &o)
-		require.Equal(t, "All 6 policies are well.", o.Verdict)
+		require.Equal(t, "All 6 policies are healthy.", o.Verdict)
 		require.Zero(t, o.Tick)
 		require.Equal(t, "ok", o.Tone)
 		paths := func() (all []string) {
@@ -216,8 +216,8 @@ func TestOverviewPutsWhatIsBrokenFirst(t *testing.T) {
 
 		body := s.get("/", nil).Body.String()
 		require.Less(t, strings.Index(body, "breaker/users"), strings.Index(body, "breaker/shards"))
-		require.Contains(t, body, "The breaker users is open")
-		require.Contains(t, body, "100 % failed or refused")
+		require.Contains(t, body, `The <a href="policy?kind=breaker&amp;name=users">breaker users</a> is open and the `)
+		require.Contains(t, body, "100% failed or refused")
 	})
 }
 
@@ -270,7 +270,7 @@ func TestEveryKindHasItsRates(t *testing.T) {
 	})
 }
 
-func TestFiguresAreKeptForTenMinutes(t *testing.T) {
+func TestSamplesCoverTenMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{})
 		defer s.page.Close()
@@ -329,7 +329,7 @@ func sampling() int {
 
 // Whoever looks for the first time sees the outage that has called them, since when, and with
 // which error.
-func TestTheFirstLookShowsWhatLedThere(t *testing.T) {
+func TestFirstVisitShowsHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{Show: console.Show{Errors: true}})
 		time.Sleep(20*time.Minute - time.Second/2)
@@ -357,8 +357,8 @@ func TestTheFirstLookShowsWhatLedThere(t *testing.T) {
 			require.Equal(t, 5*time.Minute, time.Since(*c.Since).Round(time.Second), c.Path)
 			require.Contains(t, []string{"for 4 min", "for 5 min"}, c.Words.Since)
 		}
-		require.Contains(t, body, ` title="since the console first saw it so">`+o.Policies[0].Words.Since)
-		require.Contains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(), ` title="since the console first saw it so">`+o.Policies[0].Words.Since)
+		require.Contains(t, body, ` title="since the console first saw this state">`+o.Policies[0].Words.Since)
+		require.Contains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(), ` title="since the console first saw this state">`+o.Policies[0].Words.Since)
 	})
 }
 
@@ -396,7 +396,7 @@ func TestPoliciesComeAndGo(t *testing.T) {
 	})
 }
 
-func TestSecretsAreHiddenEachByItself(t *testing.T) {
+func TestSecretsAreHiddenByDefault(t *testing.T) {
 	for _, show := range []console.Show{{}, {Errors: true}, {Keys: true}} {
 		s := newShop(t, console.Config{Show: show})
 		for range 3 {
@@ -495,7 +495,7 @@ func TestActionsNeedAllow(t *testing.T) {
 	require.Empty(t, p.Actions)
 }
 
-func TestPostFromElsewhereIsRefused(t *testing.T) {
+func TestCrossOriginPostIsRejected(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	for _, h := range []http.Header{
 		{"Sec-Fetch-Site": {"cross-site"}},
@@ -517,7 +517,7 @@ func TestPostFromElsewhereIsRefused(t *testing.T) {
 
 // nginx sends the name of its upstream as Host unless it is told otherwise, and a browser
 // sends no Sec-Fetch-Site over plain HTTP.
-func TestAProxyThatChangesTheHostIsNamed(t *testing.T) {
+func TestErrorExplainsChangedHost(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	r := httptest.NewRequest("POST", "http://upstream/act", strings.NewReader("action=trip&policy=breaker/users"))
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
@@ -525,7 +525,7 @@ func TestAProxyThatChangesTheHostIsNamed(t *testing.T) {
 	w := httptest.NewRecorder()
 	s.page.ServeHTTP(w, r)
 	require.Equal(t, http.StatusForbidden, w.Code)
-	require.Contains(t, w.Body.String(), "the page is of ops.example (Origin), and the request is for upstream (Host)")
+	require.Contains(t, w.Body.String(), "the page is from ops.example (Origin), but the request is for upstream (Host)")
 	require.Contains(t, w.Body.String(), "proxy_set_header Host $http_host")
 	r.Host = "ops.example"
 	r.Body = io.NopCloser(strings.NewReader("action=trip&policy=breaker/users"))
@@ -534,7 +534,7 @@ func TestAProxyThatChangesTheHostIsNamed(t *testing.T) {
 	require.Equal(t, http.StatusSeeOther, w.Code)
 }
 
-func TestActionsAreAskedForAndAudited(t *testing.T) {
+func TestActionsCallAllowAndAudit(t *testing.T) {
 	var audit []string
 	var refused error
 	s := newShop(t, console.Config{
@@ -550,12 +550,12 @@ func TestActionsAreAskedForAndAudited(t *testing.T) {
 	require.Equal(t, breaker.Open, s.circuit.State())
 	require.Greater(t, s.circuit.Stats().OpenLeft, 50*time.Minute)
 	require.Contains(t, s.get("/policy?kind=breaker&name=users&done=trip", nil).Body.String(), "The breaker was tripped.")
-	require.Contains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(), "an operator, from the console: maintenance")
+	require.Contains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(), "opened by an operator in the console: maintenance")
 
 	for _, step := range []struct {
 		do   string
 		want breaker.State
-	}{{"reset", breaker.Closed}, {"force-open", breaker.ForcedOpen}, {"enable", breaker.Closed}, {"disable", breaker.Disabled}} {
+	}{{"reset", breaker.Closed}, {"force_open", breaker.ForcedOpen}, {"enable", breaker.Closed}, {"disable", breaker.Disabled}} {
 		require.Equal(t, http.StatusSeeOther, s.post("action", step.do, "policy", "breaker/users").Code, step.do)
 		require.Equal(t, step.want, s.circuit.State(), step.do)
 	}
@@ -602,7 +602,7 @@ func TestAuditOutlivesTheRequest(t *testing.T) {
 }
 
 // Two of 300 shards are down, and hardly anybody calls them.
-func TestABrokenShardIsFoundAmongMany(t *testing.T) {
+func TestBrokenShardIsListedFirst(t *testing.T) {
 	s := newShop(t, console.Config{Show: console.Show{Errors: true, Keys: true}, Allow: allow})
 	for i := range 300 {
 		for range 2 + i%7 {
@@ -628,14 +628,14 @@ func TestABrokenShardIsFoundAmongMany(t *testing.T) {
 	s.get("/policy?kind=breaker&name=shards&key=shard-033", &p)
 	require.Len(t, p.Members, 1)
 	require.Equal(t, "shard-033", p.Members[0].Key)
-	require.Equal(t, []string{"trip", "reset", "force-open", "disable", "enable", "apply"}, p.Actions)
+	require.Equal(t, []string{"trip", "reset", "force_open", "disable", "enable", "apply"}, p.Actions)
 	body := s.get("/policy?kind=breaker&name=shards&key=shard-999", nil).Body.String()
-	require.Contains(t, body, "It holds nothing for the key shard-999 now.")
+	require.Contains(t, body, "There is no member with the key shard-999.")
 	require.Contains(t, body, `<input name="key" value="shard-999" autocomplete="off" spellcheck="false" required>`)
 
 	w := s.post("action", "reset", "policy", "breaker/shards", "key", "shard-200")
 	require.Equal(t, "policy?done=reset&key=shard-200&kind=breaker&name=shards", w.Header().Get("Location"))
-	w = s.post("action", "force-open", "policy", "breaker/shards", "key", "shard-034")
+	w = s.post("action", "force_open", "policy", "breaker/shards", "key", "shard-034")
 	require.Equal(t, http.StatusSeeOther, w.Code)
 	p = policyJSON{}
 	s.get("/policy?kind=breaker&name=shards", &p)
@@ -646,7 +646,7 @@ func TestABrokenShardIsFoundAmongMany(t *testing.T) {
 }
 
 // Whether a key is there is hidden with the keys.
-func TestAHiddenKeyIsNotFound(t *testing.T) {
+func TestHiddenKeyCannotBeFound(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	_ = s.shards.Do(t.Context(), "secret", working)
 	for _, key := range []string{"secret", "other"} {
@@ -660,10 +660,10 @@ func TestAHiddenKeyIsNotFound(t *testing.T) {
 	require.NotContains(t, s.get("/policy?kind=breaker&name=shards", nil).Body.String(), "Find a key")
 }
 
-func TestWhatIsHardToTakeBackIsAskedFor(t *testing.T) {
+func TestRiskyActionsNeedConfirmation(t *testing.T) {
 	s := newShop(t, console.Config{Show: console.Show{Keys: true}, Allow: allow})
 	_ = s.shards.Do(t.Context(), "eu", working)
-	for do, want := range map[string]string{"force-open": "Force breaker/users open?", "disable": "Disable breaker/users?"} {
+	for do, want := range map[string]string{"force_open": "Force breaker/users open?", "disable": "Disable breaker/users?"} {
 		w := s.post("action", do, "policy", "breaker/users", "note", "maintenance", "sure", "")
 		require.Equal(t, http.StatusOK, w.Code)
 		require.Contains(t, w.Body.String(), want)
@@ -676,17 +676,17 @@ func TestWhatIsHardToTakeBackIsAskedFor(t *testing.T) {
 }
 
 // A field that its action does not know would widen what is done.
-func TestFieldsOfAnotherActionAreRefused(t *testing.T) {
+func TestUnknownFieldsAreRejected(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	for _, c := range []struct {
 		form []string
 		want string
 	}{
-		{[]string{"action", "force-open", "policy", "breaker/users", "key", "mine"}, "key: breaker/users is one breaker, without keys"},
-		{[]string{"action", "invalidate-all", "policy", "cache/users", "key", "1"}, "key: is no field of invalidate-all"},
-		{[]string{"action", "trip", "policy", "breaker/users", "status", "stuck"}, "status: is no field of trip"},
-		{[]string{"action", "apply", "policy", "bulkhead/users", "key", "a", "settings", `{"Limit": 5}`}, "key: is no field of apply"},
-		{[]string{"action", "abandon", "policy", "saga/worker", "id", "1", "status", "stuck", "note", "x"}, "status: is no field of abandon"},
+		{[]string{"action", "force_open", "policy", "breaker/users", "key", "mine"}, "key: breaker/users is a single breaker without keys"},
+		{[]string{"action", "invalidate_all", "policy", "cache/users", "key", "1"}, "key: is not a field of invalidate_all"},
+		{[]string{"action", "trip", "policy", "breaker/users", "status", "stuck"}, "status: is not a field of trip"},
+		{[]string{"action", "apply", "policy", "bulkhead/users", "key", "a", "settings", `{"Limit": 5}`}, "key: is not a field of apply"},
+		{[]string{"action", "abandon", "policy", "saga/worker", "id", "1", "status", "stuck", "note", "x"}, "status: is not a field of abandon"},
 	} {
 		w := s.post(c.form...)
 		require.GreaterOrEqual(t, w.Code, 400, c.want)
@@ -697,7 +697,7 @@ func TestFieldsOfAnotherActionAreRefused(t *testing.T) {
 }
 
 // A preview tells settings, and asks as an action does.
-func TestPreviewAsksAllowAndAudit(t *testing.T) {
+func TestPreviewCallsAllowAndAudit(t *testing.T) {
 	var audit []string
 	var refused error
 	s := newShop(t, console.Config{
@@ -766,13 +766,13 @@ func TestCacheKeysOfAnyType(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, w.Code)
 	require.Contains(t, w.Body.String(), "must be JSON of type int")
 	require.Equal(t, http.StatusSeeOther, s.post("action", "expire", "policy", "cache/users", "key", "2").Code)
-	require.Contains(t, s.post("action", "invalidate-all", "policy", "cache/users", "sure", "").Body.String(), "Invalidate all keys of cache/users?")
+	require.Contains(t, s.post("action", "invalidate_all", "policy", "cache/users", "sure", "").Body.String(), "Invalidate all keys of cache/users?")
 	_, there = s.users.Peek(3)
 	require.True(t, there)
-	require.Equal(t, http.StatusSeeOther, s.post("action", "invalidate-all", "policy", "cache/users").Code)
+	require.Equal(t, http.StatusSeeOther, s.post("action", "invalidate_all", "policy", "cache/users").Code)
 	_, there = s.users.Peek(3)
 	require.False(t, there)
-	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "invalidate-all", "policy", "breaker/users").Code)
+	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "invalidate_all", "policy", "breaker/users").Code)
 }
 
 func TestScriptsGetJSON(t *testing.T) {
@@ -795,8 +795,8 @@ func TestScriptsGetJSON(t *testing.T) {
 	require.Contains(t, body, `"error":"there is no action \"dance\""`)
 }
 
-// TestLinksLeadSomewhere follows every link of every page.
-func TestLinksLeadSomewhere(t *testing.T) {
+// TestLinksResolve follows every link of every page.
+func TestLinksResolve(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	s.reg.MustAdd(breaker.New(breaker.Config{Name: "a & b = c?"}))
 	seen, open := map[string]bool{}, []string{"./"}
@@ -846,7 +846,7 @@ func count(name string, value float64) policy.Metric {
 	return policy.Metric{Name: name, Counter: true, Value: value}
 }
 
-func TestPolicyOfOtherOrigin(t *testing.T) {
+func TestThirdPartyPolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &meter{metrics: []policy.Metric{count("meter.calls", 100), count("b", 1)}}
 		reg := registry.New()
@@ -884,7 +884,7 @@ func TestPolicyOfOtherOrigin(t *testing.T) {
 }
 
 // A figure that a policy shows no more is forgotten with its last sample.
-func TestFiguresThatAreShownNoMoreAreForgotten(t *testing.T) {
+func TestRemovedMetricsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &meter{metrics: []policy.Metric{count("meter.calls", 0)}}
 		reg := registry.New()
@@ -961,7 +961,7 @@ func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
 
 // A page that is loaded while a sample is taken shows the one before, whole: no chart ends
 // at zero.
-func TestNobodySeesHalfASample(t *testing.T) {
+func TestSamplesAppearAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{})
 		defer s.page.Close()
@@ -1013,7 +1013,7 @@ func TestRatesOfAPolicy(t *testing.T) {
 		for _, c := range []struct {
 			ok, failed float64
 			want       string
-		}{{96, 4, "running"}, {95, 5, "failing"}} {
+		}{{96, 4, "healthy"}, {95, 5, "failing"}} {
 			time.Sleep(time.Minute)
 			m.set(func() {
 				was := m.metrics
@@ -1101,7 +1101,7 @@ func TestPagesHaveTheirHeaders(t *testing.T) {
 	require.Contains(t, newPage(t, s.reg, console.Config{}).get("/", nil).Body.String(), `<a href="sagas">`)
 }
 
-func TestWhatIsWrongWithAPost(t *testing.T) {
+func TestInvalidPosts(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	post := func(form string, header ...string) *httptest.ResponseRecorder {
 		r := httptest.NewRequest("POST", "http://upstream/act", strings.NewReader(form))
@@ -1129,7 +1129,7 @@ func TestWhatIsWrongWithAPost(t *testing.T) {
 }
 
 // Fields that stand beside several buttons, and those that are empty, do no harm.
-func TestFieldsThatAnActionDoesNotNeed(t *testing.T) {
+func TestUnusedFieldsAreIgnored(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow, Show: console.Show{Keys: true}})
 	rooms := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Name: "rooms", Limit: 4}) }, resilience.GroupConfig{})
 	_ = rooms.Do(t.Context(), "a", working)
@@ -1140,11 +1140,11 @@ func TestFieldsThatAnActionDoesNotNeed(t *testing.T) {
 		{"action=reset&policy=breaker/users&for=nonsense&preview=1", "policy?done=reset&kind=breaker&name=users"},
 		{"action=trip&policy=breaker/users&for=1h&preview=1&key=&step=x", "policy?done=trip&kind=breaker&name=users"},
 		{"action=invalidate&policy=cache/users&key=1", "policy?done=invalidate&kind=cache&name=users"},
-		{"action=invalidate-all&policy=cache/users&key=", "policy?done=invalidate-all&kind=cache&name=users"},
+		{"action=invalidate_all&policy=cache/users&key=", "policy?done=invalidate_all&kind=cache&name=users"},
 		{"action=trip&policy=breaker/users&for=x", "for: is \"x\": must be a duration such as 30s"},
 		{"action=trip&policy=bulkhead/rooms&key=a", "bulkhead/rooms is not a breaker"},
-		{"action=trip&policy=breaker/shards&key=b", "breaker/shards has no breaker for the key \"b\" now"},
-		{"action=retry&policy=breaker/users&id=1&note=x", "breaker/users runs no sagas"},
+		{"action=trip&policy=breaker/shards&key=b", "breaker/shards has no breaker for the key \"b\""},
+		{"action=retry&policy=breaker/users&id=1&note=x", "breaker/users has no sagas"},
 		{"action=apply&preview=1&policy=bulkhead/users&settings={\"Limit\":4}", "nothing would change"},
 		{"action=apply&preview=1&policy=bulkhead/users&settings={}", "nothing would change"},
 		{"action=apply&preview=1&policy=bulkhead/users&settings={\"Limit\":-1}", "Limit is -1"},
@@ -1174,8 +1174,8 @@ func TestFieldsThatAnActionDoesNotNeed(t *testing.T) {
 	body := s.post("action", "trip", "policy", "breaker/users", "for", "x", "note", "not again").Body.String()
 	require.Equal(t, 1, strings.Count(body, `value="not again"`), "it stands where it was filled in")
 	for path, want := range map[string][]string{
-		"kind=breaker&name=users": {"trip", "reset", "force-open", "disable", "enable", "apply"}, "kind=bulkhead&name=users": {"apply"},
-		"kind=cache&name=users": {"invalidate", "expire", "invalidate-all", "apply"},
+		"kind=breaker&name=users": {"trip", "reset", "force_open", "disable", "enable", "apply"}, "kind=bulkhead&name=users": {"apply"},
+		"kind=cache&name=users": {"invalidate", "expire", "invalidate_all", "apply"},
 		"kind=hedge&name=users": nil, // whose settings cannot change
 	} {
 		var p policyJSON
@@ -1201,7 +1201,7 @@ type otherFake struct{ kind }
 func (otherFake) InvalidateAll(context.Context) error     { return nil }
 func (otherFake) Expire(context.Context, ...string) error { return nil }
 
-func TestWhatIsNoCache(t *testing.T) {
+func TestOtherMethodsMakeNoCache(t *testing.T) {
 	reg := registry.New()
 	reg.MustAdd(fake{"a"}, otherFake{"b"})
 	s := newPage(t, reg, console.Config{Allow: allow})
@@ -1213,7 +1213,7 @@ func TestWhatIsNoCache(t *testing.T) {
 	}
 }
 
-func TestSinceWhenSomethingIsWrong(t *testing.T) {
+func TestUnhealthySince(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{})
 		defer s.page.Close()
@@ -1239,7 +1239,7 @@ func TestSinceWhenSomethingIsWrong(t *testing.T) {
 }
 
 // The error of a Group that is well enough is not that of one of its members.
-func TestTheErrorOnTheCardOfAGroup(t *testing.T) {
+func TestGroupCardOmitsMemberErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{Show: console.Show{Errors: true, Keys: true}})
 		defer s.page.Close()
@@ -1260,7 +1260,7 @@ func TestTheErrorOnTheCardOfAGroup(t *testing.T) {
 }
 
 // What is asked of a store is asked each ten seconds, and of a deaf one no more.
-func TestHowOftenAStoreIsAsked(t *testing.T) {
+func TestStoreQueryInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var quick, hanging, deaf atomic.Int64
 		released := make(chan struct{})
@@ -1284,7 +1284,7 @@ func TestHowOftenAStoreIsAsked(t *testing.T) {
 		var o overview
 		s.get("/", &o)
 		for _, p := range o.Policies {
-			require.Equal(t, map[string]string{"quick": "steady", "hanging": "degraded", "deaf": "store_down"}[p.Name], p.State)
+			require.Equal(t, map[string]string{"quick": "healthy", "hanging": "degraded", "deaf": "store_down"}[p.Name], p.State)
 		}
 		begun := time.Now()
 		s.page.Close()
@@ -1337,7 +1337,7 @@ func (p *local) Describe() policy.Description {
 }
 
 // A store that takes its time to answer has not failed to.
-func TestASlowStoreIsNotDown(t *testing.T) {
+func TestSlowStoreIsHealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := registry.New()
 		reg.MustAdd(&stored{"slow", func(context.Context) { time.Sleep(4500 * time.Millisecond) }})
@@ -1347,7 +1347,7 @@ func TestASlowStoreIsNotDown(t *testing.T) {
 			synctest.Wait()
 			var o overview
 			s.get("/", &o)
-			require.Equal(t, "The only policy is well.", o.Verdict)
+			require.Equal(t, "The only policy is healthy.", o.Verdict)
 		}
 		s.page.Close()
 		time.Sleep(10 * time.Second)
@@ -1355,7 +1355,7 @@ func TestASlowStoreIsNotDown(t *testing.T) {
 }
 
 // Close waits for a sample that is being taken.
-func TestCloseWaitsForASample(t *testing.T) {
+func TestCloseWaitsForSample(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &meter{slow: 3 * time.Second}
 		reg := registry.New()
@@ -1369,7 +1369,7 @@ func TestCloseWaitsForASample(t *testing.T) {
 }
 
 // A console that is closed while it answers starts nothing any more.
-func TestARequestThatIsUnderWayAtClose(t *testing.T) {
+func TestCloseDuringRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *shop
 		s = newShop(t, console.Config{Allow: func(*http.Request, console.Operation) error {
@@ -1389,7 +1389,7 @@ type fault struct{ text string }
 func (f *fault) Error() string { return f.text }
 
 // What a page shows of others may panic. That ends at most the request, and not the console.
-func TestAnErrorThatPanicsIsShown(t *testing.T) {
+func TestPanickingErrorIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{Show: console.Show{Errors: true}})
 		defer s.page.Close()
@@ -1411,7 +1411,7 @@ type panickyStore struct{ lease.Store }
 func (panickyStore) Load(context.Context, string) (lease.Record, error) { panic("boom") }
 
 // There is no caller to pass the panic on to: it would end the program.
-func TestAPanicOfAHealthIsShown(t *testing.T) {
+func TestPanickingHealthIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := registry.New()
 		reg.MustAdd(lease.New(panickyStore{lease.NewMemory()}, lease.Config{Name: "billing"}))
@@ -1422,7 +1422,7 @@ func TestAPanicOfAHealthIsShown(t *testing.T) {
 	})
 }
 
-func TestAFigureOfOtherOriginThatLooksLikeOneOfABreaker(t *testing.T) {
+func TestStateMetricWithoutAttributes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := registry.New()
 		reg.MustAdd(&meter{metrics: []policy.Metric{{Name: "meter.state", Value: 1}}})

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// ago returns a duration as a person says it.
+// ago returns a duration in its largest suitable unit: "90 s", "5 min".
 func ago(d time.Duration) string {
 	switch d = max(d, 0); {
 	case d > 0 && d < time.Second:
@@ -24,10 +24,10 @@ func ago(d time.Duration) string {
 	return fmt.Sprintf("%d days", d/(24*time.Hour))
 }
 
-// since returns seconds as ago does.
+// since is ago for a number of seconds.
 func since(seconds float64) string { return ago(time.Duration(seconds * float64(time.Second))) }
 
-// stamp returns a time in full, or "" for none.
+// stamp returns a time with its date and zone, or "" for the zero time.
 func stamp(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -35,13 +35,27 @@ func stamp(t time.Time) string {
 	return t.Format("2006-01-02 15:04:05 MST")
 }
 
-// rounded returns v with so many places behind the point, without zeros at its end.
+// plural returns a number with its noun: "1 saga", "2 sagas".
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// atoi returns the number in a text, or 0 if it is none.
+func atoi(text string) int {
+	n, _ := strconv.Atoi(text)
+	return n
+}
+
+// rounded returns v with up to places decimals, without trailing zeros.
 func rounded(v float64, places int) string {
 	unit := math.Pow10(places)
 	return strconv.FormatFloat(math.Round(v*unit)/unit, 'f', -1, 64)
 }
 
-// number returns v with at most three digits that count, and a thin space between thousands.
+// number returns v with at most three significant digits below 1000.
 func number(v float64) string {
 	a := math.Abs(v)
 	switch {
@@ -57,22 +71,23 @@ func number(v float64) string {
 	return rounded(v/1e6, 1) + " M"
 }
 
+// percent returns a share as a percentage. It returns "0%" and "100%" only for exactly those shares.
 func percent(share float64) string {
 	switch p := share * 100; {
 	case p <= 0:
-		return "0 %"
+		return "0%"
 	case p < 0.1:
-		return "< 0.1 %"
+		return "< 0.1%"
 	case p < 10:
-		return rounded(p, 1) + " %"
+		return rounded(p, 1) + "%"
 	case p > 99 && p < 100:
-		return "> 99 %"
+		return "> 99%"
 	default:
-		return rounded(p, 0) + " %"
+		return rounded(p, 0) + "%"
 	}
 }
 
-// bad returns which share of the calls failed or was refused, as a text.
+// bad returns the share of the calls that failed or were refused, as a text: "8% failed".
 func (s status) bad() string {
 	switch {
 	case s.calls <= 0:

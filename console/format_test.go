@@ -9,7 +9,7 @@ import (
 	"github.com/go-resilience/resilience/console"
 )
 
-func TestTimesAreSaidAsAPersonSaysThem(t *testing.T) {
+func TestAgo(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		-time.Second: "0 s", 0: "0 s", 1: "1 ms", 999 * time.Millisecond: "999 ms",
 		time.Second: "1 s", 1990 * time.Millisecond: "1.9 s", 10*time.Second - 1: "9.9 s", 10 * time.Second: "10 s",
@@ -20,7 +20,7 @@ func TestTimesAreSaidAsAPersonSaysThem(t *testing.T) {
 	}
 }
 
-func TestNumbersHaveThreeDigitsThatCount(t *testing.T) {
+func TestNumber(t *testing.T) {
 	for v, want := range map[float64]string{
 		0: "0", 0.009: "< 0.01", 0.01: "0.01", 0.126: "0.13", 9.994: "9.99", 10: "10", 12.34: "12.3", -12.34: "-12.3", 99.94: "99.9",
 		100: "100", 123.4: "123", 9999: "9999", 10_000: "10 k", 12_340: "12.3 k", 999_900: "999.9 k", 1e6: "1 M", 12_340_000: "12.3 M",
@@ -29,26 +29,26 @@ func TestNumbersHaveThreeDigitsThatCount(t *testing.T) {
 	}
 }
 
-func TestSharesAreRoundedButNeverToAllOrNothing(t *testing.T) {
+func TestPercent(t *testing.T) {
 	for share, want := range map[float64]string{
-		0: "0 %", 0.0009: "< 0.1 %", 0.001: "0.1 %", 0.0123: "1.2 %", 0.0999: "10 %", 0.1234: "12 %", 0.99: "99 %", 0.996: "> 99 %", 1: "100 %",
+		0: "0%", 0.0009: "< 0.1%", 0.001: "0.1%", 0.0123: "1.2%", 0.0999: "10%", 0.1234: "12%", 0.99: "99%", 0.996: "> 99%", 1: "100%",
 	} {
 		require.Equal(t, want, console.Percent(share), share)
 	}
 }
 
-func TestWhatIsBadAboutCalls(t *testing.T) {
+func TestFailedShareInWords(t *testing.T) {
 	for _, c := range []struct {
 		calls, failed, refused float64
 		never                  bool
 		want                   string
 	}{
 		{0, 0, 0, false, "idle"},
-		{10, 0, 0, false, "0 % failed"},
-		{10, 0, 0, true, "0 % refused"},
-		{10, 1, 0, false, "10 % failed"},
-		{10, 0, 1, false, "10 % refused"},
-		{10, 1, 1, false, "20 % failed or refused"},
+		{10, 0, 0, false, "0% failed"},
+		{10, 0, 0, true, "0% refused"},
+		{10, 1, 0, false, "10% failed"},
+		{10, 0, 1, false, "10% refused"},
+		{10, 1, 1, false, "20% failed or refused"},
 	} {
 		require.Equal(t, c.want, console.Bad(c.calls, c.failed, c.refused, c.never), c)
 	}

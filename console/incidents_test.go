@@ -171,7 +171,7 @@ func (w *works) after(d time.Duration, verdict string, health ...string) overvie
 
 var numbers = regexp.MustCompile(`[0-9][0-9ms]*`)
 
-const allWell = "All 14 policies are well."
+const allWell = "All 14 policies are healthy."
 
 // card returns what the card of a policy says besides its rates.
 func (o overview) card(path string) string {
@@ -194,7 +194,7 @@ func incident(t *testing.T, f func(t *testing.T, w *works)) {
 func TestIncidentOutage(t *testing.T) {
 	incident(t, func(t *testing.T, w *works) {
 		w.bankDown.Store(true)
-		o := w.after(20*time.Second, "The breaker bank is open and the retry bank is giving up calls.", "breaker/bank open")
+		o := w.after(20*time.Second, "The breaker bank is open and the retry bank has failing calls.", "breaker/bank open")
 		require.Equal(t, "open|for # s||password=hunter2: connection refused", o.card("breaker/bank"))
 		w.bankDown.Store(false)
 		w.after(2*time.Minute, allWell)
@@ -214,7 +214,7 @@ func TestIncidentSlowDependency(t *testing.T) {
 func TestIncidentRetryStorm(t *testing.T) {
 	incident(t, func(t *testing.T, w *works) {
 		w.bankFlaky.Store(true)
-		o := w.after(20*time.Second, "The breaker bank sees calls fail, the budget bank is spent, and one more policy needs attention.", "budget/bank spent", "retry/bank spent")
+		o := w.after(20*time.Second, "The breaker bank has failing calls, the budget bank has no retries left, and one more policy needs attention.", "budget/bank spent", "retry/bank spent")
 		require.Contains(t, o.card("budget/bank"), "|for # ")
 		w.bankFlaky.Store(false)
 		w.after(time.Minute, allWell)
@@ -234,14 +234,14 @@ func TestIncidentSagas(t *testing.T) {
 		require.Contains(t, o.card("saga/orders"), "|for # ")
 		w.warehouseDown.Store(false)
 		for { // press again until none is left
-			var p struct{ Sagas []struct{ ID string } }
+			var p found
 			w.get("/sagas?status=stuck", &p)
 			if len(p.Sagas) == 0 {
 				break
 			}
 			form := []string{"action", "retry", "policy", "saga/orders", "note", "the warehouse is back"}
 			for _, s := range p.Sagas {
-				form = append(form, "ids", s.ID)
+				form = append(form, "ids", s.target())
 			}
 			require.Equal(t, http.StatusSeeOther, w.post(form...).Code)
 		}
@@ -260,11 +260,11 @@ func TestIncidentRedisAway(t *testing.T) {
 	})
 }
 
-func TestIncidentLeaseThatNobodyHolds(t *testing.T) {
+func TestIncidentVacantLease(t *testing.T) {
 	incident(t, func(t *testing.T, w *works) {
 		require.NoError(t, w.term.Resign(t.Context()))
 		w.after(10*time.Second, allWell)
-		o := w.after(time.Minute, "The lease billing is held by nobody.", "lease/billing vacant: no process has held it for #")
+		o := w.after(time.Minute, "The lease billing has no holder.", "lease/billing vacant: no process has held it for #")
 		require.Contains(t, o.card("lease/billing"), "|for # ")
 		var err error
 		w.term, err = w.leader.Campaign(t.Context())

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net/http"
 	"net/url"
 	"reflect"
 	"strings"
@@ -21,7 +22,7 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-func TestASagaInAList(t *testing.T) {
+func TestSagaView(t *testing.T) {
 	now := time.Now()
 	step := func(name string, status saga.StepStatus, err string) saga.StepState {
 		return saga.StepState{Name: name, Status: status, Error: err}
@@ -68,10 +69,10 @@ func TestASagaInAList(t *testing.T) {
 	}
 	asked, err := url.ParseQuery("runner=x&saga=order&status=stuck&text=a+b%0A&age=10m&after=x&done=retry")
 	require.NoError(t, err)
-	require.Equal(t, "after=x&age=10m&runner=r&saga=order&status=stuck&text=a+b", formOf(asked, "r").Encode())
+	require.Equal(t, "after=x&age=10m&runner=r&saga=order&status=stuck&text=a+b", string(formOf(asked, "r").Query()))
 }
 
-func TestAnOperationInALog(t *testing.T) {
+func TestOperationLogValue(t *testing.T) {
 	op := Operation{Action: Skip, Policy: "saga/worker", Key: "k", For: time.Second, Settings: json.RawMessage("{}"), ID: "1", Step: "s", Seq: 2, Note: "why"}
 	want := []slog.Attr{slog.String("action", "skip"), slog.String("policy", "saga/worker"), slog.String("key", "k"), slog.Duration("for", time.Second),
 		slog.String("settings", "{}"), slog.String("id", "1"), slog.String("step", "s"), slog.Int64("seq", 2), slog.String("note", "why")}
@@ -79,7 +80,7 @@ func TestAnOperationInALog(t *testing.T) {
 	require.Equal(t, want[:2], Operation{Action: Skip, Policy: "saga/worker"}.LogValue().Group())
 }
 
-func TestKeysOfACache(t *testing.T) {
+func TestCacheKeys(t *testing.T) {
 	for f, want := range map[any]bool{
 		new(func(context.Context, ...int) error): true, new(func(context.Context, int) error): false, new(func(int, ...int) error): false,
 		new(func(context.Context, int, ...int) error): false, new(func(...context.Context) error): false, new(func(context.Context, ...int)): false,
@@ -121,7 +122,7 @@ func (c *told) Expire(_ context.Context, keys ...string) error {
 }
 func (c *told) Name() string { return "told" }
 
-func TestWhatACacheIsTold(t *testing.T) {
+func TestCacheOperations(t *testing.T) {
 	var all told
 	do := cacheOf(&all)
 	require.NotNil(t, do)
@@ -131,7 +132,7 @@ func TestWhatACacheIsTold(t *testing.T) {
 	require.Equal(t, told{"invalidate [k]", "expire [k]", "all"}, all)
 }
 
-func TestSeriesInNumbers(t *testing.T) {
+func TestSeries(t *testing.T) {
 	for v, want := range map[float64]float64{
 		0: 0, 1: 1, 0.123456: 0.1235, 12345.6: 12350, -98765: -98760, 1234: 1234, 1e9 + 1: 1e9, 1234.4: 1234, 9999.6: 10000,
 		math.Inf(1): 0, math.Inf(-1): 0,
@@ -175,11 +176,11 @@ func TestSeriesInNumbers(t *testing.T) {
 	}
 }
 
-func TestAStatusIsJudged(t *testing.T) {
+func TestJudgeStatus(t *testing.T) {
 	r := rulesOf("meter")
 	r.calls, r.failed, r.refused = metricsNamed("calls"), metricsNamed("failed"), metricsNamed("refused")
 	count := func(what string, growth float64) *series {
-		sr := &series{Metric: policy.Metric{Counter: true}, what: what}
+		sr := &series{Metric: policy.Metric{Counter: true}, name: what}
 		sr.add(growth, 1)
 		return sr
 	}
@@ -189,18 +190,18 @@ func TestAStatusIsJudged(t *testing.T) {
 		tone                   tone
 		state, detail          string
 	}{
-		{policy.Health{}, 0, 0, 0, well, "running", ""},
-		{policy.Health{}, 100, 4, 0, well, "running", ""},
+		{policy.Health{}, 0, 0, 0, well, "healthy", ""},
+		{policy.Health{}, 100, 4, 0, well, "healthy", ""},
 		{policy.Health{}, 100, 5, 0, warn, "failing", ""},
 		{policy.Health{}, 100, 5, 1, warn, "refusing", ""},
-		{policy.Health{}, 0, 5, 0, well, "running", ""},
+		{policy.Health{}, 0, 5, 0, well, "healthy", ""},
 		{policy.Health{State: "half_open"}, 0, 0, 0, well, "half_open", ""},
-		{policy.Health{State: "half_open"}, 100, 5, 0, warn, "failing", ""},
+		{policy.Health{State: "half_open"}, 100, 5, 0, warn, "half_open", ""},
 		{policy.Health{Status: policy.Warn, Err: errOperator}, 100, 50, 1, warn, "degraded", ""},
 		{policy.Health{Status: policy.Fail, Err: errOperator}, 0, 0, 0, fail, "failing", ""},
 		{policy.Health{Status: policy.Warn, State: "full", Detail: "all"}, 0, 0, 0, warn, "full", "all"},
 		{policy.Health{Status: policy.Fail, State: "open"}, 0, 0, 0, fail, "open", ""},
-		{policy.Health{}, 0, 0, 0, well, "running", ""},
+		{policy.Health{}, 0, 0, 0, well, "healthy", ""},
 	} {
 		tr := &track{rules: r, health: c.health, series: []*series{count("calls", c.calls), count("failed", c.failed), count("refused", c.refused)}}
 		s := tr.judge(1)
@@ -210,28 +211,28 @@ func TestAStatusIsJudged(t *testing.T) {
 	for share, s := range map[float64]status{0: {failed: 1}, 0.5: {calls: 4, failed: 1, refused: 1}, 1: {calls: 1, failed: 2}} {
 		require.Equal(t, share, s.share())
 	}
-	words := map[tone]string{fail: "broken", warn: "needs attention", well: "well", "blue": ""}
+	words := map[tone]string{fail: "broken", warn: "needs attention", well: "healthy", "blue": ""}
 	for tone, want := range words {
 		require.Equal(t, want, tone.Word())
 	}
 }
 
-func TestTheVerdictNamesTheWorst(t *testing.T) {
+func TestVerdictNamesTheWorst(t *testing.T) {
 	is := func(name string, tone tone, state string) *track {
 		return &track{entry: registry.Entry{Description: policy.Description{Kind: "meter", Name: name}}, status: status{tone: tone, state: state}}
 	}
-	a, b, c, d, e := is("a", warn, "full"), is("b", fail, "open"), is("c", warn, "giving up"), is("d", warn, "full"), is("e", well, "running")
+	a, b, c, d, e := is("a", warn, "full"), is("b", fail, "open"), is("c", warn, "giving_up"), is("d", warn, "full"), is("e", well, "healthy")
 	for want, tracks := range map[string][]*track{
 		"ok No policy is registered.":                       {},
-		"ok The only policy is well.":                       {e},
-		"ok All 2 policies are well.":                       {e, e},
+		"ok The only policy is healthy.":                    {e},
+		"ok All 2 policies are healthy.":                    {e, e},
 		"warn The meter a is full.":                         {e, a},
 		"fail The meter b is open and the meter a is full.": {a, e, b},
 		"fail The meter b is open, the meter a is full, and one more policy needs attention.": {a, b, c},
 		"fail The meter b is open, the meter a is full, and 2 more policies need attention.":  {a, b, c, d},
 	} {
 		tone, sentence := verdict(tracks)
-		require.Equal(t, want, string(tone)+" "+sentence)
+		require.Equal(t, want, string(tone)+" "+textOf(sentence))
 	}
 	for _, t := range []*track{a, b, c, d, e} {
 		t.rules, t.path = rulesOf("meter"), t.entry.Name
@@ -249,7 +250,7 @@ func TestTheVerdictNamesTheWorst(t *testing.T) {
 	require.Equal(t, []string{"b1", "a2"}, names)
 }
 
-func TestMembersOfAGroup(t *testing.T) {
+func TestGroupMembers(t *testing.T) {
 	c := &Console{cfg: Config{Show: Show{Errors: true, Keys: true}}}
 	reg := registry.New()
 	b := breaker.New(breaker.Config{Name: "b", ConsecutiveFailures: 1})
@@ -267,10 +268,59 @@ func TestMembersOfAGroup(t *testing.T) {
 	require.Equal(t, "a forced_open fail "+errClosed.Error(), view("breaker", "b"))
 	b.Disable()
 	require.Contains(t, view("breaker", "b"), "a disabled warn")
-	require.Equal(t, "a free ok ", view("bulkhead", "s"))
+	require.Equal(t, "a available ok ", view("bulkhead", "s"))
 	_ = slots.Do(t.Context(), func(context.Context) error {
 		require.Equal(t, "a full warn ", view("bulkhead", "s"))
 		return nil
 	})
 	require.Equal(t, "a   ", view("bulkhead", "unknown"))
+}
+
+func TestGroupsOf(t *testing.T) {
+	v := func(id, step, text string) sagaView { return sagaView{ID: id, Saga: "order", Step: step, Error: text} }
+	groups := groupsOf([]sagaView{
+		v("o-1", "ship", "no ship"),
+		v("o-2", "charge", "bank: payment 4711 of o-2 failed with 503 after 2.0041s"),
+		v("o-3", "charge", "bank: payment 4712 of o-3 failed with 503 after 2.0032s"),
+		v("o-4", "charge", "bank: payment 4713 of o-4 failed with 400 after 2.0032s"),
+		v("o-5", "ship", "bank: payment 4713 of o-5 failed with 503 after 2.0032s"),
+		v("o-6", "charge", "hidden"),
+	})
+	var got []string
+	for _, g := range groups {
+		got = append(got, fmt.Sprint(g.Count, " ", g.Step, " ", g.Error))
+		require.Len(t, g.Sagas, g.Count)
+	}
+	require.Equal(t, []string{
+		"2 charge bank: payment 4711 of o-2 failed with 503 after 2.0041s",
+		"1 ship no ship",
+		"1 charge bank: payment 4713 of o-4 failed with 400 after 2.0032s",
+		"1 ship bank: payment 4713 of o-5 failed with 503 after 2.0032s",
+		"1 charge hidden",
+	}, got)
+}
+
+func TestTimeLimits(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct{ writeTimeout, deadline, lastStart, end time.Duration }{
+		{0, 0, 0, 0},
+		{10 * time.Second, 0, 6 * time.Second, 8 * time.Second},
+		{0, 10 * time.Second, 6 * time.Second, 8 * time.Second},
+		{10 * time.Second, 20 * time.Second, 6 * time.Second, 8 * time.Second},
+		{20 * time.Second, 10 * time.Second, 6 * time.Second, 8 * time.Second},
+	} {
+		ctx := context.WithValue(t.Context(), http.ServerContextKey, &http.Server{WriteTimeout: c.writeTimeout})
+		if c.deadline > 0 {
+			var cancel func()
+			ctx, cancel = context.WithDeadline(ctx, now.Add(c.deadline))
+			defer cancel()
+		}
+		r, _ := http.NewRequestWithContext(ctx, "POST", "/act", nil)
+		lastStart, end := timeLimits(now, r)
+		if c.end == 0 {
+			require.True(t, lastStart.IsZero() && end.IsZero())
+			continue
+		}
+		require.Equal(t, []time.Duration{c.lastStart, c.end}, []time.Duration{lastStart.Sub(now), end.Sub(now)}, "%+v", c)
+	}
 }

@@ -17,85 +17,114 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/registry"
-	"github.com/go-resilience/resilience/saga"
 )
 
-// An Action is what an [Operation] does.
+// An Action is the kind of an [Operation].
 type Action string
 
+// Actions on a breaker, or on one member of a Group of breakers.
 const (
-	// Of a breaker, or of one key of a Group of breakers.
-	Trip      Action = "trip"       // opens it, for For
-	Reset     Action = "reset"      // closes it, and it counts anew
-	ForceOpen Action = "force-open" // refuses all calls until Enable
-	Disable   Action = "disable"    // lets all calls through until Enable
-	Enable    Action = "enable"     // ends ForceOpen and Disable
-
-	// Of any policy with settings.
-	Apply   Action = "apply"   // changes its Settings
-	Preview Action = "preview" // tells what an Apply of these Settings would change
-
-	// Of a cache.
-	Invalidate    Action = "invalidate"     // drops Key
-	Expire        Action = "expire"         // makes Key stale
-	InvalidateAll Action = "invalidate-all" // drops all keys
-
-	// Of a saga, or of each of those that a page shows, by Operate of saga.Runner: the
-	// actions of package saga. Each needs a Note, which the saga's log keeps.
-	Cancel     Action = "cancel"
-	Retry      Action = "retry"
-	Skip       Action = "skip" // Step, or the step that keeps a stuck saga from going on
-	Compensate Action = "compensate"
-	Abandon    Action = "abandon"
+	// Trip opens the breaker for Operation.For.
+	Trip Action = "trip"
+	// Reset closes the breaker and resets its counts.
+	Reset Action = "reset"
+	// ForceOpen makes the breaker refuse all calls until Enable.
+	ForceOpen Action = "force_open"
+	// Disable makes the breaker admit all calls until Enable.
+	Disable Action = "disable"
+	// Enable ends ForceOpen and Disable.
+	Enable Action = "enable"
 )
 
-// actions says of each action which fields its form has besides those of all, and what a page says of
-// it: when it is done, which a link names and cannot make it say anything else, and what it asks before.
-// A field that does nothing must not become an operation on more than was meant: on the whole breaker
-// instead of a key.
-var actions = map[Action]struct{ fields, done, asks, because string }{
+// Actions on any policy with settings.
+const (
+	// Apply changes the policy's settings to Operation.Settings.
+	Apply Action = "apply"
+	// Preview reports the changes that Apply would make, and makes none.
+	Preview Action = "preview"
+)
+
+// Actions on a cache.
+const (
+	// Invalidate removes the value of Operation.Key.
+	Invalidate Action = "invalidate"
+	// Expire makes the value of Operation.Key stale.
+	Expire Action = "expire"
+	// InvalidateAll removes all values.
+	InvalidateAll Action = "invalidate_all"
+)
+
+// Actions on a saga. They call Operate of saga.Runner, where they are described. Each needs an Operation.Note, which
+// is written to the saga's log.
+const (
+	// Cancel requests that a running saga turns back.
+	Cancel Action = "cancel"
+	// Retry lets a stuck saga continue in its direction.
+	Retry Action = "retry"
+	// Skip skips Operation.Step. If Step is empty, it skips the step that blocks a stuck saga.
+	Skip Action = "skip"
+	// Compensate turns the saga back.
+	Compensate Action = "compensate"
+	// Abandon ends the saga without doing or undoing its remaining steps.
+	Abandon Action = "abandon"
+)
+
+// actions has, for each action, the fields of its form apart from commonFields, the message after it, and the
+// confirmation before it: a question and an explanation. A form with any other field is an error, because an
+// ignored field could widen the operation, such as from one key to the whole breaker. A link can select a message,
+// but cannot supply its text.
+var actions = map[Action]struct{ fields, done, question, because string }{
 	Trip:  {fields: "key for", done: "The breaker was tripped."},
 	Reset: {fields: "key", done: "The breaker was reset."},
-	ForceOpen: {"key", "The breaker was forced open. It stays so until it is enabled.",
+	ForceOpen: {"key", "The breaker was forced open. It refuses all calls until it is enabled.",
 		"Force %s open?", "It refuses all calls until it is enabled."},
-	Disable: {"key", "The breaker was disabled. It stays so until it is enabled.",
-		"Disable %s?", "It lets all calls through until it is enabled."},
+	Disable: {"key", "The breaker was disabled. It admits all calls until it is enabled.",
+		"Disable %s?", "It admits all calls until it is enabled."},
 	Enable:     {fields: "key", done: "The breaker was enabled."},
 	Apply:      {fields: "settings", done: "The settings were changed."},
 	Preview:    {fields: "settings"},
 	Invalidate: {fields: "key", done: "The key was invalidated."},
 	Expire:     {fields: "key", done: "The key was expired."},
 	InvalidateAll: {"", "All keys were invalidated.",
-		"Invalidate all keys of %s?", "Every value is loaded again when it is next asked for."},
-	Cancel:     {fields: "id ids seq", done: "The cancellation was recorded."},
-	Retry:      {fields: "id ids seq", done: "The saga is tried again."},
-	Skip:       {fields: "id ids seq", done: "The step was skipped."},
-	Compensate: {fields: "id ids seq", done: "The saga turns back."},
-	Abandon: {"id ids seq", "The saga was abandoned.",
-		"Abandon %s?", "Nothing more of it is done or undone, and that cannot be taken back."},
+		"Invalidate all keys of %s?", "The next request for each key loads its value again."},
+	Cancel: {"id ids seq", "The cancellation was recorded.", "Cancel %s?", turnsBack},
+	Retry:  {fields: "id ids seq", done: "The saga is retried."},
+	Skip: {"id ids seq", "The step was skipped.", "Skip %s?",
+		"The saga continues after the step. The step is not undone later, even if it had an effect."},
+	Compensate: {"id ids seq", "The saga has turned back.", "Compensate %s?", turnsBack},
+	Abandon: {"id ids seq", "The saga was abandoned.", "Abandon %s?",
+		"The remaining steps are neither done nor undone. Nothing can revert this."},
 }
 
-// fieldsOfAll are the fields that every action has, and those that stand beside several buttons.
-const fieldsOfAll = "action policy note preview sure list step for"
+const turnsBack = "The saga stops going forward and undoes its steps."
 
-// An Operation is an [Action] with its arguments: what an operator does to a policy or to
-// sagas. Fields that do not apply are zero.
+// commonFields are fields that the form of any action may have. Some belong to another button of the same form.
+const commonFields = "action policy note preview sure list step for"
+
+// An Operation is an [Action] on a policy or a saga, with its arguments. Fields that the action does not use are
+// zero.
 type Operation struct {
 	Action   Action
-	Policy   string          // "breaker/users"
-	Key      string          // of a Group or a cache
-	For      time.Duration   // of Trip; zero means as long as the breaker would open by itself
-	Settings json.RawMessage // of Apply and Preview: an object of the fields to change
-	ID       string          // of a saga
-	Step     string          // of Skip
-	Seq      int64           // of a saga: the entries in its log that the operator has seen; 0 means any
-	Note     string          // why
+	Policy   string          // kind and name: "breaker/users"; for a saga, its Runner: "saga/orders"
+	Key      string          // key of a Group or a cache
+	For      time.Duration   // duration of Trip; zero means the breaker's own OpenFor
+	Settings json.RawMessage // argument of Apply and Preview: a JSON object of the fields to change
+	ID       string          // the saga's id
+	Step     string          // argument of Skip
+	Seq      int64           // number of entries in the saga's log when the operator saw it; zero means any
+	Note     string          // the operator's reason
 
-	ids  []string // of an action on many sagas, which is an Operation for each of them
-	list string   // the query of the page that listed them
+	targets []target // sagas of an action on many, which becomes one Operation for each
+	list    string   // query of the page that lists them; empty if the operation is about one thing
 }
 
-// LogValue returns a group of the fields that are set.
+// A target is a saga as the operator saw it.
+type target struct {
+	id  string
+	seq int64
+}
+
+// LogValue returns a group of the fields that are not zero.
 func (op Operation) LogValue() slog.Value {
 	attrs := []slog.Attr{
 		slog.String("action", string(op.Action)), slog.String("policy", op.Policy), slog.String("key", op.Key),
@@ -107,7 +136,7 @@ func (op Operation) LogValue() slog.Value {
 	})...)
 }
 
-// actionsOf returns what can be done to a policy.
+// actionsOf returns the actions that a policy supports.
 func actionsOf(e registry.Entry) (all []Action) {
 	if e.Kind == "breaker" {
 		all = append(all, Trip, Reset, ForceOpen, Disable, Enable)
@@ -115,7 +144,7 @@ func actionsOf(e registry.Entry) (all []Action) {
 	if cacheOf(e.Policy) != nil {
 		all = append(all, Invalidate, Expire, InvalidateAll)
 	}
-	fixed := e.Update(true, func(any) error { return nil }) // a dry run, which changes nothing
+	fixed := e.Update(true, func(any) error { return nil }) // a dry run without a change
 	if fixed == nil && e.Settings() != nil {
 		all = append(all, Apply)
 	}
@@ -125,8 +154,8 @@ func actionsOf(e registry.Entry) (all []Action) {
 // Can reports whether the page offers an action.
 func (p policyPage) Can(v Action) bool { return slices.Contains(p.Actions, v) }
 
-// A circuit is what an operator does to a breaker.
-type circuit interface {
+// An operable breaker has the methods of a breaker that an operator may call.
+type operable interface {
 	Trip(err error, d time.Duration)
 	Reset()
 	ForceOpen(reason error)
@@ -134,17 +163,18 @@ type circuit interface {
 	Enable()
 }
 
-// errOperator is the error with which an operator trips a breaker or forces it open.
-var errOperator = errors.New("an operator, from the console")
+// errOperator is the breaker's last error after an operator tripped it or forced it open.
+var errOperator = errors.New("opened by an operator in the console")
 
-// An actionForm is a form as an operator has filled it in, and its result.
+// An actionForm is a submitted form, which the response shows again.
 type actionForm struct {
 	Error   string
-	Changes registry.Report // of a dry run
+	Changes registry.Report // result of Preview
 	Values  url.Values
 }
 
-// Value returns what a field of the form of the settings was filled in with, or of any other form.
+// Value returns the submitted value of a field. settings selects between the form of the settings and the form of
+// the other actions.
 func (f *actionForm) Value(name string, settings bool) string {
 	if f == nil || settings != (f.Values.Get("action") == string(Apply)) {
 		return ""
@@ -152,16 +182,22 @@ func (f *actionForm) Value(name string, settings bool) string {
 	return f.Values.Get(name)
 }
 
-// act answers a POST: it applies the operation of a form.
+// act handles a POST of an operation.
 func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", "POST")
-		c.fail(w, r, http.StatusMethodNotAllowed, errors.New("an action is a POST"))
+		c.fail(w, r, http.StatusMethodNotAllowed, errors.New("an action must be sent with POST"))
 		return
 	}
 	if err := c.origin.Check(r); err != nil {
 		c.fail(w, r, http.StatusForbidden, explain(r, err))
 		return
+	}
+	lastStart, end := timeLimits(time.Now(), r)
+	if !end.IsZero() {
+		ctx, cancel := context.WithDeadlineCause(r.Context(), end, errTime)
+		defer cancel()
+		r = r.WithContext(ctx)
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, 1<<20)
 	if err := r.ParseForm(); err != nil {
@@ -170,24 +206,23 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	}
 	op, err := c.operation(r.PostForm)
 	if err != nil {
-		c.refuse(w, r, op, http.StatusBadRequest, err)
+		c.refuse(w, r, op, http.StatusBadRequest, result{}, err)
 		return
 	}
 	if c.cfg.Allow == nil {
-		c.refuse(w, r, op, http.StatusForbidden, errors.New("the console is read-only"))
+		c.refuse(w, r, op, http.StatusForbidden, result{}, errors.New("the console is read-only"))
 		return
 	}
-	if asks := op.question(); asks.Title != "" && r.PostForm.Get("sure") != "1" && !wantsJSON(r) {
-		page, q := op.back()
-		asks.page, asks.Fields, asks.Back = c.page("", asks.Title, 0), r.PostForm, page+"?"+q.Encode()
-		c.show(w, r, http.StatusOK, "confirm.html", asks)
+	if q := op.confirmation(); q.Title != "" && r.PostForm.Get("sure") != "1" && !wantsJSON(r) {
+		page, back := op.back()
+		q.page, q.Fields, q.Back = c.page("", q.Title, 0), r.PostForm, page+"?"+back.Encode()
+		c.show(w, r, http.StatusOK, "confirm.html", q)
 		return
 	}
-	var done result
-	status, err := c.actOnAll(r, op, &done)
+	done, status, err := c.apply(r, op, lastStart)
 	switch {
 	case err != nil:
-		c.refuse(w, r, op, status, err)
+		c.refuse(w, r, op, status, done, err)
 	case wantsJSON(r):
 		done.Done = op.Action != Preview
 		c.show(w, r, http.StatusOK, "", done)
@@ -198,44 +233,72 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.show(w, r, http.StatusOK, "policy.html", p)
 	default:
 		page, q := op.back()
-		if op.Action != Apply || len(done.Changes) > 0 { // else the settings were so already
+		if op.Action != Apply || len(done.Changes) > 0 { // otherwise nothing changed
 			q.Set("done", string(op.Action))
 		}
-		if op.ids != nil {
+		if op.targets != nil {
 			q.Set("acted", strconv.Itoa(done.Acted))
-			q.Set("refused", strconv.Itoa(done.Refused))
+		}
+		if done.Refused > 0 { // a redirect would lose the reasons
+			c.sagas(w, r, http.StatusOK, q, done, nil)
+			return
 		}
 		w.Header().Set("Location", page+"?"+q.Encode())
 		w.WriteHeader(http.StatusSeeOther)
 	}
 }
 
-// actOnAll does an operation, and one on many sagas to each of them, in the order of the form. It ends with
-// the first that is not allowed or whose store fails: permission is asked for each of them, because it may
-// be taken away meanwhile.
-func (c *Console) actOnAll(r *http.Request, op Operation, done *result) (status int, err error) {
-	if op.ids == nil {
-		return c.actOnOne(r, op, done)
+var errTime = errors.New("the time for this response is over")
+
+// timeLimits returns when an action on many sagas starts with its last saga, and when it must end, so that its
+// response is sent before the server's WriteTimeout or the deadline of the request's ctx. The times are zero without
+// a limit.
+func timeLimits(now time.Time, r *http.Request) (lastStart, end time.Time) {
+	var limit time.Time
+	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok && s.WriteTimeout > 0 {
+		limit = now.Add(s.WriteTimeout)
 	}
-	for i, id := range op.ids {
+	if d, ok := r.Context().Deadline(); ok && (limit.IsZero() || d.Before(limit)) {
+		limit = d
+	}
+	if limit.IsZero() {
+		return limit, limit
+	}
+	left := limit.Sub(now)
+	return now.Add(left * 6 / 10), now.Add(left * 8 / 10)
+}
+
+// apply applies an operation, or one on many sagas to each of them in the order of the form. It ends with the first
+// saga that Allow forbids or whose store fails, or at lastStart.
+func (c *Console) apply(r *http.Request, op Operation, lastStart time.Time) (done result, status int, err error) {
+	if op.targets == nil {
+		status, err = c.applyOne(r, op, &done)
+		return done, status, err
+	}
+	for i, t := range op.targets {
 		one := op
-		one.ID, one.ids = id, nil
-		status, err = c.actOnOne(r, one, done)
+		one.ID, one.Seq, one.targets = t.id, t.seq, nil
+		status, err = http.StatusServiceUnavailable, errTime
+		if lastStart.IsZero() || time.Now().Before(lastStart) {
+			status, err = c.applyOne(r, one, &done) // asks Allow each time: it may change its mind
+		}
 		switch {
 		case err == nil:
 			done.Acted++
-		case status == http.StatusUnprocessableEntity && aboutTheSaga(err):
+		case status == http.StatusUnprocessableEntity && isRefusal(err):
 			done.Refused++
+			done.Refusals = append(done.Refusals, refusal{t.id, err.Error()})
 		default:
-			return status, fmt.Errorf("%d done, %d refused, %d left: %w", done.Acted, done.Refused, len(op.ids)-i, err)
+			done.Left = len(op.targets) - i
+			return done, status, fmt.Errorf("%d done, %d refused, %d left: %w", done.Acted, done.Refused, done.Left, err)
 		}
 	}
-	return 0, nil
+	return done, 0, nil
 }
 
-// actOnOne does an operation, unless the console is closed, the request has ended, or it is not
-// allowed. It returns the status for an error.
-func (c *Console) actOnOne(r *http.Request, op Operation, done *result) (status int, err error) {
+// applyOne applies an operation unless the console is closed, the request has ended, or Allow forbids it. It returns
+// the HTTP status for an error.
+func (c *Console) applyOne(r *http.Request, op Operation, done *result) (status int, err error) {
 	if c.sampler.ctx.Err() != nil {
 		return http.StatusServiceUnavailable, errClosed
 	}
@@ -247,27 +310,27 @@ func (c *Console) actOnOne(r *http.Request, op Operation, done *result) (status 
 		status = http.StatusUnprocessableEntity
 		err = c.do(r.Context(), op, done)
 	}
-	if c.cfg.Audit != nil { // also if whoever asked has left meanwhile
+	if c.cfg.Audit != nil { // even if the client has disconnected
 		c.cfg.Audit(context.WithoutCancel(r.Context()), op, err)
 	}
 	return status, err
 }
 
-// explain says what is wrong with a request that seems to be of another origin, where that may
-// be a proxy that has changed its Host.
+// explain returns the error of a cross-origin request. If a proxy may have changed the Host, it explains how to keep
+// the Host.
 func explain(r *http.Request, err error) error {
 	from, bad := url.Parse(r.Header.Get("Origin"))
 	if r.Header.Get("Sec-Fetch-Site") != "" || bad != nil || from.Host == "" {
 		return err
 	}
-	return fmt.Errorf("the page is of %s (Origin), and the request is for %s (Host). "+
-		"If there is a proxy between, it must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
+	return fmt.Errorf("the page is from %s (Origin), but the request is for %s (Host). "+
+		"A proxy must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
 }
 
-// operation reads an Operation from a form.
+// operation parses a form. If it returns an error, op has the fields that were parsed before.
 func (c *Console) operation(form url.Values) (op Operation, err error) {
 	op = Operation{Action: Action(form.Get("action")), Policy: form.Get("policy"), Key: form.Get("key"),
-		Note: strings.TrimSpace(form.Get("note"))}
+		Note: strings.TrimSpace(form.Get("note")), list: form.Get("list")}
 	if op.Action == Apply && form.Has("preview") {
 		op.Action = Preview
 	}
@@ -276,8 +339,8 @@ func (c *Console) operation(form url.Values) (op Operation, err error) {
 		return op, fmt.Errorf("there is no action %q", op.Action)
 	}
 	for field, values := range form {
-		if values[0] != "" && !slices.Contains(strings.Fields(fieldsOfAll+" "+a.fields), field) {
-			return op, fmt.Errorf("%s: is no field of %s", field, op.Action)
+		if values[0] != "" && !slices.Contains(strings.Fields(commonFields+" "+a.fields), field) {
+			return op, fmt.Errorf("%s: is not a field of %s", field, op.Action)
 		}
 	}
 	if _, ok := c.entry(op.Policy); !ok {
@@ -296,58 +359,86 @@ func (c *Console) operation(form url.Values) (op Operation, err error) {
 				`settings: is not JSON: must be an object of the fields to change, such as {"Limit": 8}`)
 		}
 	case Cancel, Retry, Skip, Compensate, Abandon:
-		op.ID, op.ids, op.list = form.Get("id"), form["ids"], form.Get("list")
-		if op.Action == Skip {
-			op.Step = form.Get("step")
-		}
-		if seq := form.Get("seq"); seq != "" {
-			if op.Seq, err = strconv.ParseInt(seq, 10, 64); err != nil || op.Seq < 0 {
-				return op, fmt.Errorf("seq: is %q: must be a number of entries", seq)
-			}
-		}
-		switch {
-		case (op.ID == "") == (op.ids == nil):
-			return op, errors.New("id, or ids: one of them must be there: which sagas?")
-		case op.Note == "":
-			return op, errors.New("note: is empty: say why, for the log of the saga")
-		}
+		return op, op.parseSagas(form)
 	}
 	return op, nil
 }
 
-// A question is what a person is asked before an operation that is hard to take back.
-type question struct {
+// parseSagas parses the fields of an action on sagas.
+func (op *Operation) parseSagas(form url.Values) (err error) {
+	op.ID = form.Get("id")
+	if op.Action == Skip {
+		op.Step = form.Get("step")
+	}
+	if seq := form.Get("seq"); seq != "" {
+		if op.Seq, err = parseSeq(seq); err != nil {
+			return fmt.Errorf("seq: %w", err)
+		}
+	}
+	for _, v := range form["ids"] {
+		i := strings.LastIndexByte(v, '@')
+		if i < 1 {
+			return fmt.Errorf("ids: is %q: must be id@seq, with the seq that the list shows", v)
+		}
+		seq, err := parseSeq(v[i+1:])
+		if err != nil {
+			return fmt.Errorf("ids: %w", err)
+		}
+		op.targets = append(op.targets, target{v[:i], seq})
+	}
+	switch {
+	case op.ID == "" && op.targets == nil && op.list != "":
+		return errors.New("select at least one saga")
+	case (op.ID == "") == (op.targets == nil):
+		return errors.New("must have either id or ids")
+	case op.Note == "":
+		return errors.New("note: is empty: must have the reason, for the saga's log")
+	}
+	return nil
+}
+
+func parseSeq(text string) (int64, error) {
+	seq, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || seq < 0 {
+		return 0, fmt.Errorf("is %q: must be a number of log entries", text)
+	}
+	return seq, nil
+}
+
+// A confirmation is the page before an operation that is hard to revert.
+type confirmation struct {
 	page
 	Because, Yes string
 	Fields       url.Values
 	Back         string
 }
 
-// question returns what a person is asked before the operation, its Title, if anything.
-func (op Operation) question() (q question) {
-	a, of := actions[op.Action], cmp.Or(op.ID, op.Policy)
-	q.Yes, q.Because = capital(strings.ReplaceAll(string(op.Action), "-", " ")), a.because
+// confirmation returns the question before an operation. Its Title is empty if there is none.
+func (op Operation) confirmation() (q confirmation) {
+	a, object := actions[op.Action], cmp.Or(op.ID, op.Policy)
+	q.Yes, q.Because = capital(inWords(op.Action)), a.because
 	switch {
-	case op.ids != nil:
-		q.Title, q.Because = fmt.Sprintf("%s the %d that were shown?", q.Yes, len(op.ids)), ""
-		q.Yes += " all"
+	case op.targets != nil:
+		q.Title = fmt.Sprintf("%s %s?", q.Yes, plural(len(op.targets), "saga"))
 		return q
 	case op.Key != "":
-		of = fmt.Sprintf("the key %s of %s", op.Key, op.Policy)
+		object = fmt.Sprintf("the key %s of %s", op.Key, op.Policy)
+	case op.Step != "":
+		object = fmt.Sprintf("the step %s of %s", op.Step, op.ID)
 	}
-	if a.asks != "" {
-		q.Title = fmt.Sprintf(a.asks, of)
+	if a.question != "" {
+		q.Title = fmt.Sprintf(a.question, object)
 	}
 	return q
 }
 
-// entry returns a policy by its path.
+// entry returns the policy with a path: "breaker/users".
 func (c *Console) entry(path string) (registry.Entry, bool) {
 	kind, name, _ := strings.Cut(path, "/")
 	return c.reg.Get(kind, name)
 }
 
-// do applies an operation that was allowed.
+// do applies an operation that Allow has permitted.
 func (c *Console) do(ctx context.Context, op Operation, done *result) (err error) {
 	e, ok := c.entry(op.Policy)
 	if !ok {
@@ -372,20 +463,10 @@ func (c *Console) do(ctx context.Context, op Operation, done *result) (err error
 		}
 		return fmt.Errorf("%s is not a cache", e)
 	}
-	runner, ok := e.Policy.(*saga.Runner)
-	if !ok {
-		return fmt.Errorf("%s runs no sagas", e)
-	}
-	err = runner.Operate(ctx, op.ID, saga.Operation{
-		Action: saga.Action(op.Action), Step: op.Step, Note: op.Note, Seq: op.Seq,
-	})
-	if aboutTheSaga(err) {
-		return err
-	}
-	return ofStore(err)
+	return operateSaga(ctx, e.Policy, op)
 }
 
-// A storeError is the error of a store of a cache or of a Runner, whose text may hold secrets.
+// A storeError is an error from the store of a cache or of a Runner. Its text may hold secrets.
 type storeError struct{ error }
 
 const storeFailed = "the store failed: "
@@ -401,7 +482,7 @@ func ofStore(err error) error {
 	return storeError{err}
 }
 
-// errorText returns the text of an error of an operation, secrets only if errors are shown.
+// errorText returns the text of an operation's error, without secrets unless Show.Errors.
 func (c *Console) errorText(err error) string {
 	if failed, ok := errors.AsType[storeError](err); ok {
 		before, _, _ := strings.Cut(err.Error(), storeFailed)
@@ -410,28 +491,24 @@ func (c *Console) errorText(err error) string {
 	return err.Error()
 }
 
-// aboutTheSaga reports whether a Runner says that a saga does not allow an action, and not that its
-// store has failed.
-func aboutTheSaga(err error) bool {
-	return errors.Is(err, saga.ErrNotAllowed) || errors.Is(err, saga.ErrNotFound) ||
-		errors.Is(err, saga.ErrNotRegistered)
-}
+// storeError returns the error of a page whose query to a store failed.
+func (c *Console) storeError(err error) error { return errors.New(c.errorText(storeError{err})) }
 
-// circuitOf returns the breaker of an action and its entry: the member with a key, if the policy is a Group.
-func circuitOf(e registry.Entry, key string) (b circuit, of registry.Entry, err error) {
+// breakerOf returns the breaker of an action and its entry: the member with a key, if the policy is a Group.
+func breakerOf(e registry.Entry, key string) (b operable, of registry.Entry, err error) {
 	of = e
-	b, one := e.Policy.(circuit)
+	b, single := e.Policy.(operable)
 	for _, m := range e.Worst(math.MaxInt) {
 		if m.Key == key {
-			b, _ = m.Policy.(circuit)
+			b, _ = m.Policy.(operable)
 			of = m.Entry
 		}
 	}
 	switch {
-	case one && key != "":
-		err = fmt.Errorf("key: %s is one breaker, without keys", e)
+	case single && key != "":
+		err = fmt.Errorf("key: %s is a single breaker without keys", e)
 	case b == nil && e.Kind == "breaker":
-		err = fmt.Errorf("%s has no breaker for the key %q now", e, key)
+		err = fmt.Errorf("%s has no breaker for the key %q", e, key)
 	case b == nil:
 		err = fmt.Errorf("%s is not a breaker", e)
 	}
@@ -440,7 +517,7 @@ func circuitOf(e registry.Entry, key string) (b circuit, of registry.Entry, err 
 
 // operate applies an action to a breaker.
 func operate(e registry.Entry, op Operation) error {
-	b, of, err := circuitOf(e, op.Key)
+	b, of, err := breakerOf(e, op.Key)
 	if err != nil {
 		return err
 	}
@@ -460,23 +537,25 @@ func operate(e registry.Entry, op Operation) error {
 	return nil
 }
 
-// refuse answers an action that was not done, with the page that it came from.
-func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, status int, err error) {
+// refuse responds to an operation that failed, with the page that sent it. done is the part that succeeded.
+func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, status int, done result, err error) {
 	err = errors.New(c.errorText(err))
 	if wantsJSON(r) {
-		c.show(w, r, status, "", result{Error: err.Error()})
+		done.Error = err.Error()
+		c.show(w, r, status, "", done)
 		return
 	}
 	e, ok := c.entry(op.Policy)
-	_, sagas := e.Policy.(*saga.Runner)
+	runner := e.Kind == sagaKind
 	switch page, q := op.back(); {
 	case !ok:
 		c.fail(w, r, status, err)
-	case sagas && op.ID != "":
+	case runner && page == "saga":
 		q.Set("note", op.Note)
 		c.saga(w, r, status, q, err)
-	case sagas && page == "sagas":
-		c.sagas(w, r, status, q, err)
+	case runner && page == "sagas":
+		q.Set("note", op.Note)
+		c.sagas(w, r, status, q, done, err)
 	default:
 		p := c.policyPage(e, op.Key)
 		p.Form = &actionForm{Error: err.Error(), Values: r.PostForm}
@@ -488,11 +567,11 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, op Operation, s
 func (op Operation) back() (page string, q url.Values) {
 	kind, name, _ := strings.Cut(op.Policy, "/")
 	switch {
-	case op.ids != nil:
-		listed, _ := url.ParseQuery(op.list) // what it does not understand, it leaves out
-		return "sagas", formOf(listed, name)
 	case op.ID != "":
 		return "saga", url.Values{"runner": {name}, "id": {op.ID}}
+	case op.targets != nil, op.list != "":
+		listed, _ := url.ParseQuery(op.list) // invalid parts are ignored
+		return "sagas", formOf(listed, name).values()
 	}
 	q = url.Values{"kind": {kind}, "name": {name}}
 	if op.Key != "" && kind == "breaker" {
@@ -501,11 +580,19 @@ func (op Operation) back() (page string, q url.Values) {
 	return "policy", q
 }
 
-// result is what a POST answers to a script.
+// A result is the JSON response to a POST.
 type result struct {
-	Done    bool            `json:"done"`
-	Error   string          `json:"error,omitempty"`
-	Changes registry.Report `json:"changes,omitempty"` // of an apply, or a dry run
-	Acted   int             `json:"acted,omitempty"`   // of an action on many sagas: how many
-	Refused int             `json:"refused,omitempty"` // how many do not allow it, as they are
+	Done     bool            `json:"done"`
+	Error    string          `json:"error,omitempty"`
+	Changes  registry.Report `json:"changes,omitempty"`  // of Apply and Preview
+	Acted    int             `json:"acted,omitempty"`    // number of sagas that an action on many changed
+	Refused  int             `json:"refused,omitempty"`  // number of sagas that do not allow it, or have changed since
+	Left     int             `json:"left,omitempty"`     // number of sagas after the error
+	Refusals []refusal       `json:"refusals,omitempty"` // of the refused sagas
+}
+
+// A refusal is a saga that an action on many left unchanged, and the reason.
+type refusal struct {
+	ID    string `json:"id"`
+	Error string `json:"error"`
 }

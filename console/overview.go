@@ -7,23 +7,24 @@ import (
 	"time"
 )
 
-// The sparkline of a card has a value for each ten seconds.
+// A sparkline has a value for every ten seconds.
 const (
 	sparkStep = 10
 	sparks    = kept / sparkStep
 )
 
-// An overview is the first page.
+// An overview is the page of all policies.
 type overview struct {
 	page
-	Tick     int          `json:"tick"` // the latest sample; see spark
+	Tick     int          `json:"tick"` // number of the latest sample; see spark
 	Tone     tone         `json:"tone"`
 	Verdict  string       `json:"verdict"`
+	Sentence []phrase     `json:"-"` // Verdict with links
 	Policies []policyCard `json:"policies"`
 	Groups   []cardGroup  `json:"-"`
 }
 
-// A cardGroup holds the cards of the policies that share a name.
+// A cardGroup holds the cards of the policies with the same name.
 type cardGroup struct {
 	Name  string
 	Cards []policyCard
@@ -36,46 +37,49 @@ type policyCard struct {
 	Name    string  `json:"name"`
 	Tone    tone    `json:"tone"`
 	State   string  `json:"state"`
+	Problem string  `json:"problem,omitempty"` // "8% failing": the calls of a healthy policy
 	Detail  string  `json:"detail,omitempty"`
 	Error   string  `json:"error,omitempty"`
-	Calls   float64 `json:"calls"`   // a second
+	Calls   float64 `json:"calls"`   // per second
 	Failed  float64 `json:"failed"`  // of Calls
 	Refused float64 `json:"refused"` // of Calls
 	Spark   *spark  `json:"spark,omitempty"`
 	Words   words   `json:"words"`
 
-	Since time.Time `json:"since,omitzero"` // since when it has not been well, if that is known
+	Since  time.Time `json:"since,omitzero"` // when the console first saw it unhealthy
+	Anchor string    `json:"-"`
+	Stated bool      `json:"-"` // State is worth showing next to Problem
 }
 
-// words are what changes on a card from second to second, as texts.
+// words are the numbers of a card as texts.
 type words struct {
 	Rate  string `json:"rate"`
 	Share string `json:"share"`
 	Since string `json:"since,omitempty"`
 }
 
-// A spark is the calls a second, and those that failed or were refused, over the last ten
-// minutes: the mean of each ten samples i with the same i/10, the oldest first. The last one
-// is that of the latest sample.
+// A spark is a sparkline of the last ten minutes, the oldest value first. A value is the mean of the samples i with
+// the same i/10. The last value includes the latest sample.
 type spark struct {
-	Calls []float64 `json:"calls"`
-	Bad   []float64 `json:"bad"`
+	Calls []float64 `json:"calls"` // per second
+	Bad   []float64 `json:"bad"`   // failed or refused calls per second
 }
 
 func (c *Console) overview(w http.ResponseWriter, r *http.Request) {
-	c.sampler.look()
+	c.sampler.ensure()
 	o := overview{page: c.page("overview", "Overview", 1)}
 	c.cards(&o)
 	c.show(w, r, http.StatusOK, "overview.html", o)
 }
 
-// cards fills in the cards of the policies, and what they say together.
+// cards sets the cards of the policies and the verdict.
 func (c *Console) cards(o *overview) {
 	s := &c.sampler
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	o.Tick = s.now
-	o.Tone, o.Verdict = verdict(s.tracks)
+	o.Tone, o.Sentence = verdict(s.tracks)
+	o.Verdict = textOf(o.Sentence)
 	for _, t := range inOrder(s.tracks) {
 		card := c.card(t)
 		card.Spark = t.spark(s.now)
@@ -88,22 +92,23 @@ func (c *Console) cards(o *overview) {
 	}
 }
 
-// card returns the card of a policy. The sampler's lock is held.
+// card returns the card of a policy. The caller holds the sampler's lock.
 func (c *Console) card(t *track) policyCard {
 	card := policyCard{
 		Path: t.path, Kind: t.entry.Kind, Name: t.entry.Name,
 		Tone: t.status.tone, State: t.status.state, Detail: t.status.detail, Error: c.secret(t.status.err),
 		Calls: round(t.status.calls), Failed: round(t.status.failed), Refused: round(t.status.refused),
-		Words: words{Rate: number(t.status.calls), Share: t.status.bad()}, Since: t.ill,
+		Words: words{Rate: number(t.status.calls), Share: t.status.bad()}, Since: t.unhealthy,
+		Problem: t.status.trouble(), Stated: t.status.stated, Anchor: t.anchor(),
 	}
-	if !t.ill.IsZero() {
-		card.Words.Since = "for " + ago(time.Since(t.ill))
+	if !t.unhealthy.IsZero() {
+		card.Words.Since = "for " + ago(time.Since(t.unhealthy))
 	}
 	return card
 }
 
-// inOrder returns the tracks as the overview shows them: names with something broken first,
-// then by name; the policies of a name in the order of a call.
+// inOrder returns the tracks in the order of the overview: names with a broken policy first, then by name. The
+// policies of a name are in the order of a chain.
 func inOrder(tracks []*track) []*track {
 	worst := map[string]int{}
 	for _, t := range tracks {
@@ -121,7 +126,7 @@ func inOrder(tracks []*track) []*track {
 	return all
 }
 
-// spark returns the sparkline of a policy. The sampler's lock is held.
+// spark returns the sparkline of a policy. The caller holds the sampler's lock.
 func (t *track) spark(now int) *spark {
 	calls, bad := t.matching(t.rules.calls), append(t.matching(t.rules.failed), t.matching(t.rules.refused)...)
 	s := &spark{}

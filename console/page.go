@@ -14,13 +14,14 @@ import (
 )
 
 var pages = template.Must(template.New("").Funcs(template.FuncMap{
-	"ago":   ago,
-	"words": inWords,
-	"list":  func(values ...any) []any { return values },
-	"stamp": stamp,
-	"since": since,
-	"json":  func(v any) string { return string(encode(v)) },
-	"query": func(pairs ...string) template.URL { // escaped already
+	"ago":     ago,
+	"words":   inWords,
+	"capital": func(text any) string { return capital(fmt.Sprint(text)) },
+	"list":    func(values ...any) []any { return values },
+	"stamp":   stamp,
+	"since":   since,
+	"json":    func(v any) string { return string(encode(v)) },
+	"query": func(pairs ...string) template.URL { // returns an encoded query, which the template must not escape again
 		q := url.Values{}
 		for i := 0; i+1 < len(pairs); i += 2 {
 			if pairs[i+1] != "" {
@@ -31,17 +32,17 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 	},
 }).ParseFS(assets, "assets/*.html"))
 
-// A page has what all pages have in common.
+// A page has the fields of every page.
 type page struct {
 	Process process   `json:"process"`
 	At      time.Time `json:"at"`
 
 	Title   string `json:"-"`
 	Here    string `json:"-"` // "overview", "policy", "sagas" or "saga"
-	Runs    bool   `json:"-"` // there is a Runner
-	Acts    bool   `json:"-"` // there are buttons
-	Done    string `json:"-"` // what was just done
-	Refresh int    `json:"-"` // after so many seconds the script brings the page up to date; 0 means never
+	Runs    bool   `json:"-"` // a Runner is registered
+	Acts    bool   `json:"-"` // actions are allowed
+	Done    string `json:"-"` // message after an action
+	Refresh int    `json:"-"` // seconds between updates by the script; 0 means no updates
 }
 
 func (c *Console) page(here, title string, refresh int) page {
@@ -52,13 +53,13 @@ func (c *Console) page(here, title string, refresh int) page {
 	return p
 }
 
-// wantsJSON reports whether a request asks for the JSON twin of a page.
+// wantsJSON reports whether a request accepts JSON. The pages of a browser never do.
 func wantsJSON(r *http.Request) bool {
-	return strings.Contains(r.Header.Get("Accept"), "application/json") // which no browser asks a page for
+	return strings.Contains(r.Header.Get("Accept"), "application/json")
 }
 
-// show answers with a page, or with its JSON twin, compressed for whoever can read that: an open page
-// asks for all of it each second.
+// show writes data as a page or as JSON. It compresses the response if the client accepts gzip, because an open page
+// is requested every second.
 func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name string, data any) {
 	var body bytes.Buffer
 	w.Header().Set("Vary", "Accept, Accept-Encoding")
@@ -69,7 +70,7 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, name 
 	} else {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		if err := pages.ExecuteTemplate(&body, name, data); err != nil {
-			panic(err) // a template that does not fit its data
+			panic(err) // the template does not match its data
 		}
 	}
 	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
@@ -100,13 +101,13 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, status int, err e
 func encode(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // there are only texts and finite numbers
+		panic(err) // values are only texts and finite numbers
 	}
 	return data
 }
 
-// secret returns the text of an error, if errors are shown. Its method Error may panic, as that
-// of a nil pointer does.
+// secret returns the text of an error, or "hidden" unless Show.Errors. It survives an Error method that panics, as a
+// nil pointer's may.
 func (c *Console) secret(err error) string {
 	if err == nil {
 		return ""
@@ -114,7 +115,7 @@ func (c *Console) secret(err error) string {
 	return c.text(fmt.Sprint(err))
 }
 
-// text returns an error that is a text, if errors are shown.
+// text returns the text of an error, or "hidden" unless Show.Errors.
 func (c *Console) text(err string) string {
 	if err != "" && !c.cfg.Show.Errors {
 		return "hidden"

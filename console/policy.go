@@ -1,7 +1,6 @@
 package console
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,51 +10,51 @@ import (
 	"github.com/go-resilience/resilience/registry"
 )
 
-// membersShown is how many members of a Group are shown.
+// membersShown is the maximum number of members on the page of a Group.
 const membersShown = 20
 
-// A policyPage is the page of one policy.
+// A policyPage is the page of a policy.
 type policyPage struct {
 	page
-	Tick int `json:"tick"` // the latest sample, which the last of all Points are
+	Tick int `json:"tick"` // number of the latest sample, the last of all Points
 	policyCard
-	States   []stateRun      `json:"states,omitempty"` // of a breaker
+	States   []stateRun      `json:"states,omitempty"` // only of a breaker
 	Metrics  []metricView    `json:"metrics"`
 	Settings json.RawMessage `json:"settings,omitempty"`
 	Members  []memberView    `json:"members,omitempty"`
 	Actions  []Action        `json:"actions,omitempty"`
 
-	Key   string      `json:"-"` // of the member that was asked for
-	Keyed bool        `json:"-"` // a Group: an action needs a key
-	Find  bool        `json:"-"` // a key can be asked for
-	Form  *actionForm `json:"-"` // what was filled in, after an error or a dry run
+	Key   string      `json:"-"` // key of the member to show; empty means all
+	Keyed bool        `json:"-"` // the policy is a Group, so an action needs a key
+	Find  bool        `json:"-"` // the page has a form for a key
+	Form  *actionForm `json:"-"` // submitted form, after an error or a preview
 }
 
-// A metricView is one metric over time.
+// A metricView is a metric over time.
 type metricView struct {
 	Name    string            `json:"name"`
 	Unit    string            `json:"unit"`
 	Counter bool              `json:"counter"`
 	Attrs   map[string]string `json:"attrs,omitempty"`
 	Value   float64           `json:"value"`
-	// Points are the values of a gauge, or the growth of a counter in a second, one for
-	// each second of at most ten minutes.
+	// Points has the gauge's value, or the counter's growth, in each second of the last ten minutes, or since the
+	// first sample.
 	Points []float64 `json:"points"`
 }
 
-// A stateRun is a time that a breaker spent in one state.
+// A stateRun is a period that a breaker spent in a state.
 type stateRun struct {
 	State   string `json:"state"`
 	Seconds int    `json:"seconds"`
 }
 
-// A memberView is one key of a Group.
+// A memberView is a member of a Group.
 type memberView struct {
 	Key   string `json:"key"` // "hidden" unless Show.Keys
 	Calls int64  `json:"calls"`
 	Tone  tone   `json:"tone,omitempty"`
 	State string `json:"state,omitempty"`
-	Error string `json:"error,omitempty"` // why it is not well
+	Error string `json:"error,omitempty"`
 }
 
 func (c *Console) policy(w http.ResponseWriter, r *http.Request) {
@@ -70,28 +69,28 @@ func (c *Console) policy(w http.ResponseWriter, r *http.Request) {
 	c.show(w, r, http.StatusOK, "policy.html", p)
 }
 
-// policyPage returns the page of a policy: of a Group with one key alone unless that is "".
+// policyPage returns the page of a policy. If key is not empty, it shows only that member of a Group.
 func (c *Console) policyPage(e registry.Entry, key string) policyPage {
-	c.sampler.look()
+	c.sampler.ensure()
 	p := policyPage{page: c.page("policy", e.Kind+" "+e.Name, 1), Key: key}
-	c.sampled(e, &p)
+	c.fillSamples(e, &p)
 	p.Settings = e.Settings()
 	p.Members, p.Find = c.members(e, key)
 	if c.cfg.Allow != nil {
 		p.Actions = actionsOf(e)
-		_, one := e.Policy.(circuit)
+		_, one := e.Policy.(operable)
 		p.Keyed = !one
 	}
 	return p
 }
 
-// sampled fills in what the sampler knows of a policy.
-func (c *Console) sampled(e registry.Entry, p *policyPage) {
+// fillSamples sets the fields that come from the sampler.
+func (c *Console) fillSamples(e registry.Entry, p *policyPage) {
 	s := &c.sampler
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	t := s.byPath[e.String()]
-	if t == nil { // it was added within the last second
+	if t == nil { // it was added after the latest sample
 		t = newTrack(e, s.now)
 		t.status = t.judge(s.now)
 	}
@@ -102,12 +101,12 @@ func (c *Console) sampled(e registry.Entry, p *policyPage) {
 			attrs[a.Key] = a.Value
 		}
 		p.Metrics = append(p.Metrics, metricView{
-			sr.what, sr.unit, sr.Counter, attrs, finite(sr.Value), sr.points(s.now)})
+			sr.name, sr.unit, sr.Counter, attrs, finite(sr.Value), sr.points(s.now)})
 	}
 }
 
-// members returns the members of a Group that its page shows, and whether a key can be looked for.
-// It cannot where keys are hidden: that it is there would be told.
+// members returns the members of a Group that its page shows, and whether the page has a form for a key. It has none
+// if keys are hidden, because the form would reveal which keys exist.
 func (c *Console) members(e registry.Entry, key string) (views []memberView, find bool) {
 	n := membersShown
 	if key != "" && c.cfg.Show.Keys {
@@ -122,7 +121,7 @@ func (c *Console) members(e registry.Entry, key string) (views []memberView, fin
 	return views, find
 }
 
-// member returns the view of a member of a group of a kind. A member that does not describe itself has no state.
+// member returns the view of a Group's member. A member without a Description has no state.
 func (c *Console) member(kind string, m registry.Member) memberView {
 	v := memberView{Key: m.Key, Calls: m.Calls}
 	if !c.cfg.Show.Keys {
@@ -136,22 +135,26 @@ func (c *Console) member(kind string, m registry.Member) memberView {
 	return v
 }
 
-// Indented returns the settings as a person reads them.
-func (p policyPage) Indented() string {
-	var b bytes.Buffer
-	_ = json.Indent(&b, p.Settings, "", "  ") // they are valid JSON
-	return b.String()
+// Indented returns the settings as indented JSON.
+func (p policyPage) Indented() string { return indented(p.Settings) }
+
+// Span returns the number of seconds that States covers.
+func (p policyPage) Span() (seconds float64) {
+	for _, run := range p.States {
+		seconds += float64(run.Seconds)
+	}
+	return seconds
 }
 
-// states returns the states of a policy over the last ten minutes, the oldest first: of a breaker.
-// The sampler's lock is held.
+// states returns the states of a breaker over the last ten minutes, the oldest first, and nil for any other policy.
+// The caller holds the sampler's lock.
 func (t *track) states(now int) (runs []stateRun) {
-	if t.byName[t.entry.Kind+".keys"] != nil { // a Group has many states at once
+	if t.byName[t.entry.Kind+".keys"] != nil { // the members of a Group have different states
 		return nil
 	}
 	for i := max(t.born, now-kept+1); i <= now; i++ {
 		for _, sr := range t.series {
-			if sr.what != t.entry.Kind+".state" || len(sr.attrs) == 0 || i < sr.born || sr.at(i) == 0 {
+			if sr.name != t.entry.Kind+".state" || len(sr.attrs) == 0 || i < sr.born || sr.at(i) == 0 {
 				continue
 			}
 			if state := sr.attrs[0].Value; len(runs) == 0 || runs[len(runs)-1].State != state {

@@ -9,25 +9,26 @@ import (
 
 const sagaKind = "saga"
 
-// rules name the metrics of a kind of policy that count its calls, and its states.
+// rules select the metrics of a kind of policy that count its calls, and name its states.
 type rules struct {
-	order int // in a call, the outermost first
+	order int // position in a chain of policies, the outermost first
 
-	calls, failed, refused []match // the latter two of the calls
+	calls, failed, refused []match // failed and refused are counted in calls
 
-	well     string // the state when nothing is wrong
-	failing  string // when calls fail
-	refusing string // when calls are refused
+	well     string // state of a healthy policy
+	stated   bool   // well is a state of the policy itself
+	failing  string // state if calls fail
+	refusing string // state if calls are refused
 }
 
-// A match selects the metrics with a name and, unless outcomes is empty, one of these outcomes.
+// A match selects the metrics with a name and with one of the outcomes. Without outcomes it selects all of the name.
 type match struct {
 	name     string
 	outcomes []string
 }
 
 func (m match) admits(sr *series) bool {
-	return sr.what == m.name && (m.outcomes == nil || slices.ContainsFunc(sr.attrs, func(a policy.Attr) bool {
+	return sr.name == m.name && (m.outcomes == nil || slices.ContainsFunc(sr.attrs, func(a policy.Attr) bool {
 		return a.Key == "outcome" && slices.Contains(m.outcomes, a.Value)
 	}))
 }
@@ -35,23 +36,23 @@ func (m match) admits(sr *series) bool {
 // metricsNamed returns the match for a name and outcomes.
 func metricsNamed(name string, outcomes ...string) []match { return []match{{name, outcomes}} }
 
-// kinds are the rules of the kinds, without what is as in rulesOf.
+// kinds has the rules of the module's kinds, without the defaults that rulesOf adds.
 var kinds = map[string]rules{
-	"cache": {order: 0, well: "serving", failing: "loads_fail", refusing: "loads_refused",
+	"cache": {order: 0, failing: "loads_fail", refusing: "loads_refused",
 		calls:   metricsNamed("cache.gets"),
 		failed:  metricsNamed("cache.loads", "failed", "panicked", "timed_out"),
 		refused: metricsNamed("cache.loads", "refused")},
-	"retry": {order: 1, well: "steady", failing: "giving_up",
+	"retry": {order: 1,
 		failed: metricsNamed("retry.calls", "exhausted", "permanent", "over_budget", "deadline")},
-	"budget": {order: 2, well: "in_budget", refusing: "spent",
+	"budget": {order: 2, well: "within_budget", refusing: "spent",
 		calls:   metricsNamed("budget.retries"),
 		refused: metricsNamed("budget.retries", "over_budget")},
-	"hedge":    {order: 3, well: "steady"},
-	"breaker":  {order: 4, well: "closed", failing: "closed"},
-	"throttle": {order: 5, well: "passing", refusing: "limiting"},
-	"bulkhead": {order: 6, well: "free"},
-	"pool":     {order: 6, well: "free", calls: metricsNamed("pool.waits")},
-	"lease": {order: 7, well: "steady", failing: "store_fails",
+	"hedge":    {order: 3},
+	"breaker":  {order: 4, well: "closed", stated: true},
+	"throttle": {order: 5, well: "within_limit", refusing: "limiting"},
+	"bulkhead": {order: 6, well: "available"},
+	"pool":     {order: 6, well: "available", calls: metricsNamed("pool.waits")},
+	"lease": {order: 7, failing: "store_fails",
 		calls:  append(metricsNamed("lease.asks"), metricsNamed("lease.renewals")...),
 		failed: metricsNamed("lease.store.errors")},
 	sagaKind: {order: 8, failing: "steps_fail", refusing: "steps_refused",
@@ -60,14 +61,14 @@ var kinds = map[string]rules{
 		refused: metricsNamed("saga.step.attempts", "refused")},
 }
 
-// rulesOf returns the rules of a kind: where it has none, by the names that the policies of this module have
-// in common, which are a guess for those of other origin.
+// rulesOf returns the rules of a kind. For what kinds lacks, it assumes the names that the module's policies have in
+// common. For another module's policies that is a guess.
 func rulesOf(kind string) *rules {
 	r, ok := kinds[kind]
 	if !ok {
 		r.order = 9
 	}
-	r.well, r.failing = cmp.Or(r.well, "running"), cmp.Or(r.failing, "failing")
+	r.well, r.failing = cmp.Or(r.well, "healthy"), cmp.Or(r.failing, "failing")
 	r.refusing = cmp.Or(r.refusing, "refusing")
 	name := kind + ".calls"
 	if r.calls == nil {
@@ -82,7 +83,7 @@ func rulesOf(kind string) *rules {
 	return &r
 }
 
-// matching returns the series that one of the matches admits. The sampler's lock is held.
+// matching returns the series that one of the matches selects. The caller holds the sampler's lock.
 func (t *track) matching(matches []match) (all []*series) {
 	for _, sr := range t.series {
 		if slices.ContainsFunc(matches, func(m match) bool { return m.admits(sr) }) {
@@ -92,7 +93,7 @@ func (t *track) matching(matches []match) (all []*series) {
 	return all
 }
 
-// rate returns the mean growth of the series in a second, over the n samples up to last.
+// rate returns the mean growth of the series per second, over the n samples up to last.
 func rate(all []*series, last, n int) (sum float64) {
 	for _, sr := range all {
 		if total, samples := sr.sum(last, n); samples > 0 {

@@ -1,8 +1,10 @@
 package console
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -14,14 +16,13 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A sagaPage shows one saga.
+// A sagaPage is the page of one saga.
 type sagaPage struct {
 	page
 	Runner string `json:"runner"`
 	sagaView
 	Cause    string      `json:"cause,omitempty"`
-	Turned   string      `json:"turned_back_at,omitempty"` // the step, if Cause is why
-	Seq      int64       `json:"seq"`                      // entries in the log
+	Turned   string      `json:"turned_back_at,omitempty"` // the step whose error is Cause
 	Epoch    int64       `json:"epoch"`
 	Wake     time.Time   `json:"wake,omitzero"`
 	Deadline time.Time   `json:"deadline,omitzero"`
@@ -30,15 +31,14 @@ type sagaPage struct {
 	Updated  time.Time   `json:"updated"`
 	Units    []unitView  `json:"units"`
 	Log      []entryView `json:"log"`
-	Older    int64       `json:"older,omitempty"` // entries that are not shown
+	Older    int64       `json:"older,omitempty"` // number of older log entries, which are not shown
 	Content  string      `json:"state,omitempty"` // "hidden" unless Show.State
-	Allowed  []Action    `json:"actions,omitempty"`
 
-	Wrong string `json:"-"`
+	Wrong string `json:"-"` // error of an action
 	Note  string `json:"-"`
 }
 
-// A unitView is a step.
+// A unitView is a step of a saga.
 type unitView struct {
 	Name      string          `json:"name"`
 	State     saga.StepStatus `json:"status"`
@@ -51,12 +51,13 @@ type unitView struct {
 	Error     string          `json:"error,omitempty"`
 	NotBefore time.Time       `json:"not_before,omitzero"`
 	Waiting   time.Time       `json:"waiting_since,omitzero"`
-	Children  []string        `json:"children,omitempty"` // the ids of the sagas that it has started, at most 20
+	Children  []string        `json:"children,omitempty"` // ids of up to 20 child sagas
 
-	Tone tone `json:"-"`
+	Tone      tone `json:"-"`
+	skippable bool
 }
 
-// An entryView is one entry of the log.
+// An entryView is an entry of a saga's log.
 type entryView struct {
 	Seq     int64     `json:"seq"`
 	Kind    string    `json:"kind"`
@@ -64,37 +65,32 @@ type entryView struct {
 	Op      string    `json:"op,omitempty"`
 	Attempt int       `json:"attempt,omitempty"`
 	Epoch   int64     `json:"epoch"`
-	Text    string    `json:"text,omitempty"` // the reason, or an operator's note
+	Text    string    `json:"text,omitempty"` // an error, or an operator's note
 	At      time.Time `json:"at"`
 }
 
-// logShown is how many entries of a log are shown, the latest.
+// logShown is the maximum number of log entries on a page. The newest are shown.
 const logShown = 500
 
-// saga answers with the page of a saga, and with what went wrong.
+// saga writes the page of the saga that q names. wrong is the error of an action, or nil.
 func (c *Console) saga(w http.ResponseWriter, r *http.Request, status int, q url.Values, wrong error) {
 	runner, name, _ := c.runner(q.Get("runner"))
 	if runner == nil {
-		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", q.Get("runner")))
+		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no runner %s", q.Get("runner")))
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), storeTime)
+	ctx, cancel := context.WithTimeout(r.Context(), storeTimeout)
 	defer cancel()
-	id := strings.TrimSpace(cmp.Or(q.Get("id"), q.Get("text"))) // the text of a list, for the button beside it
-	in, err := runner.Get(ctx, id)
-	var log []saga.Entry
-	if err == nil {
-		log, err = runner.History(ctx, id, in.Seq-logShown, logShown)
-	}
+	id := strings.TrimSpace(cmp.Or(q.Get("id"), q.Get("text"))) // text comes from the Open button of a list
+	p, err := c.sagaPage(ctx, runner, name, id)
 	switch {
 	case errors.Is(err, saga.ErrNotFound):
 		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no saga %s", id))
 		return
 	case err != nil:
-		c.fail(w, r, http.StatusBadGateway, errors.New("the store cannot be asked: "+c.secret(err)))
+		c.fail(w, r, http.StatusBadGateway, errors.Join(wrong, c.storeError(err)))
 		return
 	}
-	p := c.sagaPage(name, in, log)
 	p.Done = actions[Action(q.Get("done"))].done
 	if wrong != nil {
 		p.Wrong, p.Note = wrong.Error(), q.Get("note")
@@ -102,55 +98,10 @@ func (c *Console) saga(w http.ResponseWriter, r *http.Request, status int, q url
 	c.show(w, r, status, "saga.html", p)
 }
 
-func (c *Console) sagaPage(runner string, in *saga.Instance, log []saga.Entry) sagaPage {
-	p := sagaPage{
-		page: c.page("saga", in.ID, 3), Runner: runner, sagaView: c.sagaView(in), Cause: c.text(in.Cause),
-		Seq: in.Seq, Epoch: in.Epoch, Takeover: in.Takeovers, Canceled: in.CancelRequested, Updated: in.UpdatedAt,
-		Wake: in.WakeAt, Deadline: in.CompleteBy, Older: max(in.Seq-logShown, 0), Content: "hidden",
-	}
-	if in.Status.Ended() {
-		p.Refresh = 0
-	}
-	if in.Back {
-		p.Turned = in.Step
-	}
-	if c.cfg.Show.State {
-		p.Content = string(in.State)
-	}
-	var before, group []string // the names of the steps that run beside each other
-	for _, s := range in.Steps {
-		if !s.Parallel {
-			before, group = group, nil
-		}
-		group = append(group, s.Name)
-		u := unitView{
-			Name: s.Name, State: s.Status, After: before, Pivot: s.Pivot,
-			Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
-			InDoubt: s.InDoubt, Error: c.text(s.Error), NotBefore: s.NotBefore, Waiting: s.WaitingSince,
-			Tone: cmp.Or(stepTones[s.Status], blue),
-		}
-		for i := range min(s.Children, 20) {
-			u.Children = append(u.Children, saga.ChildID(in.ID, s.Name, i))
-		}
-		p.Units = append(p.Units, u)
-	}
-	for _, e := range log {
-		p.Log = append(p.Log, entryView{
-			e.Seq, string(e.Kind), e.Step, string(e.Op), e.Attempt, e.Epoch, c.text(e.Error), e.At,
-		})
-	}
-	for _, a := range in.Actions {
-		if p.Acts {
-			p.Allowed = append(p.Allowed, Action(a))
-		}
-	}
-	return p
-}
-
-// Skippable returns the units that an operator may skip.
+// Skippable returns the names of the steps that an operator may skip.
 func (p sagaPage) Skippable() (names []string) {
 	for _, u := range p.Units {
-		if tone := stepTones[u.State]; tone != well && tone != idle {
+		if u.skippable {
 			names = append(names, u.Name)
 		}
 	}
@@ -158,10 +109,16 @@ func (p sagaPage) Skippable() (names []string) {
 }
 
 // Can reports whether the page offers an action.
-func (p sagaPage) Can(v Action) bool { return slices.Contains(p.Allowed, v) }
+func (p sagaPage) Can(v Action) bool { return slices.Contains(p.Actions, v) }
 
-// stepTones are the tones of steps at which the saga is not.
-var stepTones = map[saga.StepStatus]tone{
-	saga.StepDone: well, saga.StepSkipped: well, saga.StepIdle: idle, saga.StepUndone: idle,
-	saga.StepFailed: fail, saga.StepUndoFailed: fail, saga.StepUndoing: warn, saga.StepNoEffect: warn,
+// Indented returns the saga's state, indented if it is JSON.
+func (p sagaPage) Indented() string { return indented([]byte(p.Content)) }
+
+// indented returns data as indented JSON, or unchanged if it is not JSON.
+func indented(data []byte) string {
+	var b bytes.Buffer
+	if json.Indent(&b, data, "", "  ") != nil {
+		return string(data)
+	}
+	return b.String()
 }

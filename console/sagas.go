@@ -5,12 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"html/template"
-	"maps"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,23 +18,28 @@ import (
 )
 
 const (
-	sagasShown = 50              // on a page
-	storeTime  = 5 * time.Second // for the questions of a page to the store of a Runner
+	sagasShown   = 50              // maximum number of sagas in a list
+	stuckShown   = 500             // maximum number of stuck sagas, which are shown in groups
+	storeTimeout = 5 * time.Second // for all queries of a page to a Runner's store
 )
 
-// A sagasPage lists sagas, those that are stuck first.
+// A sagasPage lists sagas, stuck ones first.
 type sagasPage struct {
 	page
-	Runner  string       `json:"runner"`
-	Runners []string     `json:"-"`
-	Counts  []sagaRow    `json:"counts"`
-	Form    url.Values   `json:"-"`               // see formOf
-	Stuck   []sagaView   `json:"stuck,omitempty"` // the newest, if no status was asked for
-	Sagas   []sagaView   `json:"sagas"`
-	Next    string       `json:"next,omitempty"` // the after of the following page
-	More    template.URL `json:"-"`              // the query of the following page
-	Error   string       `json:"-"`
-	Filter  bool         `json:"-"` // there are conditions
+	Runner  string      `json:"runner"`
+	Runners []string    `json:"-"`
+	Counts  []sagaRow   `json:"counts"`
+	Form    listForm    `json:"-"`
+	Groups  []sagaGroup `json:"groups,omitempty"` // of the stuck sagas in Stuck or Sagas
+	Stuck   []sagaView  `json:"stuck,omitempty"`  // the newest stuck sagas, unless the form has a status
+	Sagas   []sagaView  `json:"sagas"`
+	Next    string      `json:"next,omitempty"` // the form's after for the next page
+
+	More      template.URL `json:"-"` // query of the next page
+	MoreStuck template.URL `json:"-"` // query of the next page of Stuck
+	Error     string       `json:"-"`
+	Refusals  []refusal    `json:"-"` // of the action that this page responds to
+	Note      string       `json:"-"` // of an action that failed
 }
 
 // A sagaRow has the numbers of the sagas of one definition.
@@ -47,130 +52,121 @@ type sagaRow struct {
 	Late         float64 `json:"late"` // seconds since the first of them became due
 }
 
-// formOf returns what q asks for of the sagas of a Runner, as a person or a script writes it: the saga
-// is a definition, the text an id or its beginning, and the age one that those have at least that are shown.
-func formOf(q url.Values, runner string) url.Values {
-	form := url.Values{"runner": {runner}}
-	for _, key := range []string{"saga", "status", "text", "age", "after"} {
-		if v := strings.TrimSpace(q.Get(key)); v != "" {
-			form.Set(key, v)
-		}
-	}
-	return form
+// A sagaGroup is a group of stuck sagas with the same step and similar errors.
+type sagaGroup struct {
+	Saga  string     `json:"saga"`
+	Step  string     `json:"step"`
+	Error string     `json:"error"` // of the newest saga
+	Count int        `json:"count"`
+	Key   string     `json:"-"`
+	Sagas []sagaView `json:"-"`
 }
 
-// filterOf returns a form as a Filter. An age is one by the store's clock, as on the page.
-func filterOf(form url.Values, now time.Time) (saga.Filter, error) {
-	filter := saga.Filter{
-		Saga: form.Get("saga"), ID: form.Get("text"), After: form.Get("after"), Limit: sagasShown, WithoutState: true,
-	}
-	if status := saga.Status(form.Get("status")); status != "" {
-		if filter.Status = []saga.Status{status}; !slices.Contains(statuses, status) {
-			return filter, fmt.Errorf("there is no status %q", status)
+// A listForm has the conditions of a list of sagas.
+type listForm struct {
+	Runner string
+	Saga   string // a definition
+	Status string
+	Text   string // an id, or its beginning
+	Age    string // the minimum age
+	After  string // the last id of the previous page
+
+	createdBefore time.Time // computed from Age
+}
+
+// formOf returns the conditions in a query. Other parameters are ignored.
+func formOf(q url.Values, runner string) listForm {
+	get := func(key string) string { return strings.TrimSpace(q.Get(key)) }
+	return listForm{Runner: runner, Saga: get("saga"), Status: get("status"), Text: get("text"),
+		Age: get("age"), After: get("after")}
+}
+
+// Query returns the form as an encoded query.
+func (f listForm) Query() template.URL { return template.URL(f.values().Encode()) }
+
+func (f listForm) values() url.Values {
+	q := url.Values{}
+	for key, v := range map[string]string{
+		"runner": f.Runner, "saga": f.Saga, "status": f.Status, "text": f.Text, "age": f.Age, "after": f.After,
+	} {
+		if v != "" {
+			q.Set(key, v)
 		}
 	}
-	if age := form.Get("age"); age != "" {
-		d, err := time.ParseDuration(age)
+	return q
+}
+
+// check returns an error if the form is invalid. It computes createdBefore from the store's time.
+func (f *listForm) check(now time.Time) error {
+	if f.Status != "" && !slices.Contains(statuses, saga.Status(f.Status)) {
+		return fmt.Errorf("there is no status %q", f.Status)
+	}
+	if f.Age != "" {
+		d, err := time.ParseDuration(f.Age)
 		if err != nil || d < 0 {
-			return filter, fmt.Errorf("age: is %q: must be a duration such as 10m", age)
+			return fmt.Errorf("age: is %q: must be a duration such as 10m", f.Age)
 		}
-		filter.CreatedBefore = now.Add(-d)
+		f.createdBefore = now.Add(-d)
 	}
-	return filter, nil
+	return nil
 }
 
-var statuses = []saga.Status{
-	saga.Stuck, saga.Running, saga.Compensating, saga.Completed, saga.Compensated, saga.Abandoned,
-}
-
-// A sagaView shows one saga in a list.
+// A sagaView is a saga in a list.
 type sagaView struct {
-	ID        string      `json:"id"`
-	Saga      string      `json:"saga"`
-	Version   int         `json:"version"`
-	State     saga.Status `json:"status"`
-	Step      string      `json:"step,omitempty"` // that keeps it from going on, is at work, or at which it turned back
-	StepsDone int         `json:"steps_done"`     // of Steps
-	Steps     int         `json:"steps"`
-	Failures  int         `json:"failures"`
-	Error     string      `json:"error,omitempty"`
-	Owner     string      `json:"owner,omitempty"`
-	Created   time.Time   `json:"created"`
-	Age       float64     `json:"age"`   // seconds
-	Since     float64     `json:"since"` // seconds without progress
+	ID          string      `json:"id"`
+	Seq         int64       `json:"seq"` // number of entries in the log
+	Saga        string      `json:"saga"`
+	Version     int         `json:"version"`
+	State       saga.Status `json:"status"`
+	Step        string      `json:"step,omitempty"` // the step that blocks it, is in progress, or turned it back
+	StepsDone   int         `json:"steps_done"`     // of Steps
+	Steps       int         `json:"steps"`
+	TurnedBack  bool        `json:"turned_back,omitempty"`
+	StepsUndone int         `json:"steps_undone,omitempty"`  // of StepsToUndo
+	StepsToUndo int         `json:"steps_to_undo,omitempty"` // steps that had, or may have had, an effect
+	Failures    int         `json:"failures"`
+	Error       string      `json:"error,omitempty"`
+	Owner       string      `json:"owner,omitempty"`
+	Created     time.Time   `json:"created"`
+	Age         float64     `json:"age"`   // seconds
+	Since       float64     `json:"since"` // seconds without progress
+	Actions     []Action    `json:"actions,omitempty"`
 
-	Tone tone `json:"-"`
+	Ended bool `json:"-"`
+	Tone  tone `json:"-"`
 }
 
-// sagaTones are the tones of sagas that have not failed lately, and have not ended without an effect.
-var sagaTones = map[saga.Status]tone{
-	saga.Stuck: fail, saga.Compensating: warn, saga.Running: blue, saga.Completed: well,
+// Progress returns the progress of a saga: "4 of 6 done", "3 of 4 undone".
+func (v sagaView) Progress() string {
+	if v.TurnedBack {
+		return fmt.Sprintf("%d of %d undone", v.StepsUndone, v.StepsToUndo)
+	}
+	return fmt.Sprintf("%d of %d done", v.StepsDone, v.Steps)
 }
 
-func (c *Console) sagaView(in *saga.Instance) sagaView {
-	v := sagaView{
-		ID: in.ID, Saga: in.Saga, Version: in.Version, State: in.Status, Step: in.Step, Steps: len(in.Steps),
-		Failures: in.Failures, Error: c.text(cmp.Or(in.LastError, in.Cause)), Owner: in.Owner,
-		Created: in.CreatedAt, Age: seconds(in.Now.Sub(in.CreatedAt)), Since: seconds(in.Since()),
-		Tone: cmp.Or(sagaTones[in.Status], idle),
-	}
-	if v.Tone == blue && v.Failures > 0 {
-		v.Tone = warn
-	}
-	held := false // by the step that keeps it from going on, or back
-	for _, s := range in.Steps {
-		switch s.Status {
-		case saga.StepDone, saga.StepSkipped:
-			v.StepsDone++
-		case saga.StepStarted, saga.StepUndoing, saga.StepWaiting:
-			v.Step = cmp.Or(v.Step, s.Name)
-		}
-		holds := in.Back && s.Status == saga.StepUndoFailed || !in.Back && s.Name == in.Step
-		if holds && !held && in.Status == saga.Stuck {
-			held, v.Step, v.Error = true, s.Name, c.text(s.Error)
-		}
-	}
-	return v
-}
+// Target returns the saga as a value of the field ids of a form.
+func (v sagaView) Target() string { return fmt.Sprintf("%s@%d", v.ID, v.Seq) }
 
-func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
-
-// runner returns the Runner with a name, or the first one if name is empty, its name, and the names of all.
-func (c *Console) runner(name string) (found *saga.Runner, its string, names []string) {
-	for e := range c.reg.All() {
-		if r, ok := e.Policy.(*saga.Runner); ok {
-			names = append(names, e.Name)
-			if e.Name == name || name == "" && found == nil {
-				found, its = r, e.Name
-			}
-		}
-	}
-	return found, its, names
-}
-
-// sagas answers with the list that q asks for, and with what went wrong.
-func (c *Console) sagas(w http.ResponseWriter, r *http.Request, status int, q url.Values, wrong error) {
+// sagas writes the list that q describes. done is the result of an action, and wrong its error.
+func (c *Console) sagas(w http.ResponseWriter, r *http.Request, status int, q url.Values, done result, wrong error) {
 	runner, name, names := c.runner(q.Get("runner"))
 	if runner == nil {
-		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no Runner %s", q.Get("runner")))
+		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no runner %s", q.Get("runner")))
 		return
 	}
 	p := sagasPage{
-		page: c.page("sagas", "Sagas", 5), Runner: name, Runners: names,
-		Form: formOf(q, name), Sagas: []sagaView{}, Counts: []sagaRow{},
+		page: c.page("sagas", "Sagas", 5), Runner: name, Runners: names, Form: formOf(q, name),
+		Sagas: []sagaView{}, Counts: []sagaRow{}, Refusals: done.Refusals, Note: q.Get("note"),
 	}
-	p.Filter = len(p.Form) > 2 || len(p.Form) == 2 && !p.Form.Has("after")
-	if actions[Action(q.Get("done"))].done != "" {
-		acted, _ := strconv.Atoi(q.Get("acted"))
-		refused, _ := strconv.Atoi(q.Get("refused"))
-		p.Done = fmt.Sprintf("%s: %d done, %d refused as they are.", q.Get("done"), acted, refused)
+	if a := Action(q.Get("done")); actions[a].done != "" {
+		p.Done = fmt.Sprintf("%s applied to %s.", capital(inWords(a)), plural(max(atoi(q.Get("acted")), 0), "saga"))
 	}
-	_, err := filterOf(p.Form, time.Time{})
+	err := p.Form.check(time.Time{})
 	if err != nil {
 		status = max(status, http.StatusBadRequest)
 	} else if err = p.fill(r.Context(), c, runner); err != nil {
 		status = max(status, http.StatusBadGateway)
-		err = errors.New("the store cannot be asked: " + c.secret(err))
+		err = c.storeError(err)
 	}
 	if err = errors.Join(wrong, err); err != nil {
 		p.Error = err.Error()
@@ -182,49 +178,108 @@ func (c *Console) sagas(w http.ResponseWriter, r *http.Request, status int, q ur
 	c.show(w, r, status, "sagas.html", p)
 }
 
-// fill asks the store for what the page lists.
+// fill queries the store for the sagas of the page.
 func (p *sagasPage) fill(ctx context.Context, c *Console, runner *saga.Runner) error {
-	ctx, cancel := context.WithTimeout(ctx, storeTime)
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	counts, now, err := runner.Counts(ctx)
+	counts, now, err := count(ctx, runner)
 	if err != nil {
 		return err
 	}
-	filter, err := filterOf(p.Form, now)
-	if err != nil {
+	p.Counts = append(p.Counts, counts...)
+	if err := p.Form.check(now); err != nil {
 		return err
 	}
-	for _, n := range counts {
-		p.Counts = append(p.Counts, sagaRow{n.Saga, n.Stuck, n.Running, n.Compensating, n.Due, seconds(n.DueFor)})
-	}
-	if filter.Status == nil {
-		if filter.After == "" {
-			filter.Status = statuses[:1] // that of those that are stuck
-			if p.Stuck, _, err = c.list(ctx, runner, filter); err != nil {
-				return err
-			}
+	next := p.Form
+	if p.Form.Status == "" && p.Form.After == "" {
+		if p.Stuck, next.After, err = c.list(ctx, runner, p.Form, stuckShown, saga.Stuck); err != nil {
+			return err
 		}
-		filter.Status = statuses[1:]
+		p.Groups = groupsOf(p.Stuck)
+		if next.After != "" {
+			next.Status = string(saga.Stuck)
+			p.MoreStuck = next.Query()
+		}
 	}
-	if p.Sagas, p.Next, err = c.list(ctx, runner, filter); p.Next != "" {
-		next := maps.Clone(p.Form)
-		next.Set("after", p.Next)
-		p.More = template.URL(next.Encode())
+	limit, of := sagasShown, statuses[1:]
+	switch p.Form.Status {
+	case "":
+	case string(saga.Stuck):
+		limit, of = stuckShown, statuses[:1]
+	default:
+		of = []saga.Status{saga.Status(p.Form.Status)}
 	}
-	return err
+	if p.Sagas, p.Next, err = c.list(ctx, runner, p.Form, limit, of...); err != nil {
+		return err
+	}
+	if of[0] == saga.Stuck {
+		p.Groups = groupsOf(p.Sagas)
+	}
+	if p.Next != "" {
+		next = p.Form
+		next.After = p.Next
+		p.More = next.Query()
+	}
+	return nil
 }
 
-func (c *Console) list(ctx context.Context, runner *saga.Runner, f saga.Filter) ([]sagaView, string, error) {
-	views := []sagaView{}
-	page, next, err := runner.List(ctx, f)
-	for _, in := range page {
-		views = append(views, c.sagaView(in))
+// groupsOf groups stuck sagas by definition, step and similar error, the largest group first.
+func groupsOf(stuck []sagaView) (groups []sagaGroup) {
+	index := map[[3]string]int{}
+	for _, v := range stuck {
+		key := [3]string{v.Saga, v.Step, similar(v.Error, v.ID)}
+		i, ok := index[key]
+		if !ok {
+			i = len(groups)
+			index[key] = i
+			groups = append(groups, sagaGroup{Saga: v.Saga, Step: v.Step, Error: v.Error, Key: keyOfGroup(key)})
+		}
+		groups[i].Sagas = append(groups[i].Sagas, v)
+		groups[i].Count++
 	}
-	return views, next, err
+	slices.SortStableFunc(groups, func(a, b sagaGroup) int { return cmp.Compare(b.Count, a.Count) })
+	return groups
 }
 
-// Self returns the query of the page.
-func (p sagasPage) Self() template.URL { return template.URL(p.Form.Encode()) }
+// keyOfGroup returns a short text that identifies a group while the page is open.
+func keyOfGroup(parts [3]string) string {
+	return fmt.Sprintf("%08x", crc32.ChecksumIEEE([]byte(strings.Join(parts[:], "/"))))
+}
 
-// Statuses returns the statuses that can be asked for.
+// variable matches words of four and more characters that have a digit, such as ids and times. Shorter ones, such
+// as the status 503, distinguish errors.
+var variable = regexp.MustCompile(`[\pL\d_-]*\d[\pL\d_-]*`)
+
+// similar returns the text of a saga's error without the parts that differ from saga to saga.
+func similar(text, id string) string {
+	return variable.ReplaceAllStringFunc(strings.ReplaceAll(text, id, "…"), func(word string) string {
+		if len(word) < 4 {
+			return word
+		}
+		return "…"
+	})
+}
+
+// Offers returns the actions that at least one of the sagas on the page allows. Skip is missing: it is for one
+// saga.
+func (p sagasPage) Offers() (all []Action) {
+	for _, a := range []Action{Retry, Cancel, Compensate, Abandon} {
+		if slices.ContainsFunc(slices.Concat(p.Stuck, p.Sagas), func(v sagaView) bool {
+			return slices.Contains(v.Actions, a)
+		}) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// Others returns the sagas that are not in a group.
+func (p sagasPage) Others() []sagaView {
+	if p.Form.Status == string(saga.Stuck) {
+		return nil
+	}
+	return p.Sagas
+}
+
+// Statuses returns the statuses that the form offers.
 func (p sagasPage) Statuses() []saga.Status { return statuses }

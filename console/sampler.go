@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	kept          = 600              // samples of each metric
-	second        = time.Second      // between two samples
-	recent        = 10               // samples whose mean is a rate
-	queryInterval = 10 * time.Second // between two queries for the health of a policy with a store
+	kept          = 600              // number of samples of each metric
+	second        = time.Second      // interval of samples
+	recent        = 10               // number of samples whose mean is a rate
+	queryInterval = 10 * time.Second // interval of Health calls that query a store
 	// queryTimeout ends a query before the next is due. At the same instant, it would be random whether the
 	// store failed or did not respond.
 	queryTimeout = queryInterval - second/2
@@ -26,36 +26,36 @@ const (
 // A sampler holds the metrics of the policies of a registry over the last ten minutes.
 type sampler struct {
 	reg   *registry.Registry
-	ctx   context.Context // of the goroutine
+	ctx   context.Context // done after Close
 	stop  context.CancelFunc
 	ended sync.WaitGroup
 
-	sampling chan struct{} // holds a value while a sample is taken; mu is locked after it
+	sampling chan struct{} // a lock, held while a sample is taken; acquire it before mu
 
-	mu     sync.RWMutex // to change what it guards, hold sampling as well
-	tracks []*track     // in the order of the registry
+	mu     sync.RWMutex // guards the fields below; a writer also holds sampling
+	tracks []*track     // in the registry's order
 	byPath map[string]*track
-	began  time.Time // of sample 0
-	now    int       // the latest sample; -1 before the first
+	began  time.Time // time of sample 0
+	now    int       // number of the latest sample; -1 before the first
 }
 
-// A track is what is known of one policy.
+// A track holds the samples and the status of a policy.
 type track struct {
 	entry  registry.Entry
 	path   string
 	rules  *rules
 	series []*series
 	byName map[string]*series
-	born   int // its first sample
+	born   int // number of the first sample
 
-	health policy.Health // of the latest sample
-	status status
-	ill    time.Time // when the policy became unhealthy; zero if it is healthy
+	health    policy.Health // of the latest sample
+	status    status
+	unhealthy time.Time // when the policy became unhealthy; zero if it is healthy
 
 	// For a policy whose health depends on a store.
-	queried  time.Time     // when the latest query started; zero without a store
+	queried  time.Time     // start of the latest query; zero without a store
 	querying bool          // the latest query has not returned
-	answer   policy.Health // of the latest query that has returned
+	answer   policy.Health // result of the latest query that has returned
 }
 
 func newTrack(e registry.Entry, born int) *track {
@@ -80,8 +80,8 @@ func (s *sampler) begin(reg *registry.Registry) {
 	})
 }
 
-// look takes the first sample if a page is requested before there is one.
-func (s *sampler) look() {
+// ensure takes the first sample if there is none. Pages call it.
+func (s *sampler) ensure() {
 	if s.sampled() {
 		return
 	}
@@ -92,7 +92,7 @@ func (s *sampler) look() {
 	}
 }
 
-// sampled reports whether there is a sample.
+// sampled reports whether a sample was taken.
 func (s *sampler) sampled() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -123,18 +123,17 @@ func (s *sampler) sample() {
 		t.status = t.judge(s.now)
 		switch {
 		case t.status.tone == well:
-			t.ill = time.Time{}
-		case t.ill.IsZero():
-			t.ill = at
+			t.unhealthy = time.Time{}
+		case t.unhealthy.IsZero():
+			t.unhealthy = at
 		}
 	}
 }
 
-// next returns the number of the sample that was begun then. The caller holds sampling.
+// next returns the number of a sample that started at a time. The caller holds sampling.
 func (s *sampler) next(at time.Time) int { return max(s.now+1, int(at.Sub(s.began)/second)) }
 
-// follow returns the tracks of the policies that are there, with a new one for each that is new. The
-// caller holds sampling.
+// follow returns the tracks of the registered policies. It creates tracks for new policies. The caller holds sampling.
 func (s *sampler) follow(at time.Time) (tracks []*track) {
 	for e := range s.reg.All() {
 		t := s.byPath[e.String()]
@@ -163,14 +162,14 @@ func (s *sampler) healths(tracks []*track, at time.Time) []policy.Health {
 		if h, local := q.wait(slow); local {
 			all[i] = h
 			s.mu.Lock()
-			tracks[i].queried = time.Time{} // it is due again in the next sample
+			tracks[i].queried = time.Time{} // query it again in the next sample
 			s.mu.Unlock()
 		}
 	}
 	return all
 }
 
-// A query is a call of Health, in the background.
+// A query is a call of Health in the background.
 type query struct {
 	ctx      watchedContext
 	returned chan policy.Health

@@ -7,28 +7,28 @@ import (
 	"github.com/go-resilience/resilience/policy"
 )
 
-// A series is one metric over time. For a counter it holds the growth in each second.
+// A series is a metric over time. For a counter it holds the growth in each second.
 type series struct {
-	policy.Metric        // as of the latest sample
-	what, unit    string // the parts of its Name
+	policy.Metric        // of the latest sample
+	name, unit    string // parts of Metric.Name
 	attrs         []policy.Attr
-	born          int     // its first sample
-	seen          int     // its latest sample
-	flat          float32 // the value of all samples while ring is nil
-	ring          []float32
+	born          int       // number of the first sample
+	seen          int       // number of the latest sample
+	flat          float32   // value of all samples while ring is nil
+	ring          []float32 // allocated when the value first changes; most series never do
 }
 
 // newSeries returns a series that starts with sample now.
 func newSeries(m policy.Metric, now int) *series {
 	sr := &series{Metric: m, born: now, seen: now}
-	sr.what, sr.unit, sr.attrs = m.Parse()
+	sr.name, sr.unit, sr.attrs = m.Parse()
 	if !m.Counter {
 		sr.flat = float32(m.Value)
 	}
 	return sr
 }
 
-// add notes the value of sample now, and of those before it that were missed.
+// add adds the value of sample now. A counter's growth is spread evenly over the samples that were missed before it.
 func (sr *series) add(value float64, now int) {
 	v := float32(value)
 	missed := max(now-sr.seen, 1)
@@ -53,7 +53,7 @@ func (sr *series) add(value float64, now int) {
 	sr.seen = now
 }
 
-// at returns sample i, which is one of those that are kept.
+// at returns sample i, which must be one of the last kept samples.
 func (sr *series) at(i int) float64 {
 	switch {
 	case i > sr.seen:
@@ -64,8 +64,8 @@ func (sr *series) at(i int) float64 {
 	return float64(sr.ring[i%kept])
 }
 
-// sum returns the sum of at most n samples, of which last is the latest, and their number.
-// The first sample of a counter is no growth, and does not count.
+// sum returns the sum and the number of up to n samples that end with last. A counter's first sample does not count:
+// it is not a growth.
 func (sr *series) sum(last, n int) (total float64, samples int) {
 	from := max(sr.born, last-n+1)
 	if sr.Counter && from == sr.born {
@@ -78,7 +78,7 @@ func (sr *series) sum(last, n int) (total float64, samples int) {
 	return total, samples
 }
 
-// points returns the samples that are kept, rounded to four digits.
+// points returns the kept samples, rounded to four digits.
 func (sr *series) points(now int) []float64 {
 	points := []float64{}
 	for i := max(sr.born, now-kept+1); i <= now; i++ {
@@ -87,7 +87,7 @@ func (sr *series) points(now int) []float64 {
 	return points
 }
 
-// round returns v with four digits, which are enough to draw it.
+// round returns v with four digits, which are enough for a chart.
 func round(v float64) float64 {
 	if v = finite(v); v != 0 {
 		v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64)
@@ -95,7 +95,7 @@ func round(v float64) float64 {
 	return v
 }
 
-// finite returns v, or 0 for what JSON has no number for.
+// finite returns v, or 0 if v is NaN or infinite, which JSON cannot represent.
 func finite(v float64) float64 {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return 0

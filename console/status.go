@@ -3,38 +3,42 @@ package console
 import (
 	"cmp"
 	"fmt"
+	"html/template"
+	"net/url"
 	"slices"
 	"strings"
 
 	"github.com/go-resilience/resilience/policy"
 )
 
-// A tone is how bad a state is. It is shown as a color, a shape and a word.
+// A tone is the severity of a state. Pages show it as a color, a shape and a word.
 type tone string
 
 const (
 	well tone = "ok"
-	warn tone = "warn" // worth knowing
+	warn tone = "warn" // needs attention
 	fail tone = "fail" // calls fail because of it
-	idle tone = "idle" // of a saga or step that has ended, or not begun
-	blue tone = "blue" // of one that goes on
+	idle tone = "idle" // a saga or step that has ended or not started
+	blue tone = "blue" // a saga or step in progress
 )
 
 func (t tone) rank() int { return slices.Index([]tone{well, warn, fail}, t) }
 
-// A status is how a policy is, in one sample.
+// A status is the status of a policy in one sample.
 type status struct {
 	tone    tone
-	state   string
+	state   string // the state by the policy's Health, or a general one
+	stated  bool   // state is the policy's own, such as "closed"; it does not depend on how many calls fail
+	problem string // "failing" or a similar code if the policy is healthy, but its calls fail or are refused
 	detail  string
 	err     error
-	calls   float64 // a second
-	failed  float64
-	refused float64
-	never   bool // calls never fail: they are only refused
+	calls   float64 // per second
+	failed  float64 // of calls
+	refused float64 // of calls
+	never   bool    // calls are never counted as failed, only as refused
 }
 
-// share returns which share of the calls failed or was refused.
+// share returns the share of the calls that failed or were refused.
 func (s status) share() float64 {
 	if s.calls <= 0 {
 		return 0
@@ -45,29 +49,41 @@ func (s status) share() float64 {
 // judge returns the status of the policy in sample now. The caller holds the lock.
 func (t *track) judge(now int) status {
 	failed := t.matching(t.rules.failed)
+	h := t.health
 	s := status{
-		tone: well, state: stateOf(policy.Health{State: t.health.State}, t.rules.well), never: failed == nil,
+		tone: toneOf(h), state: stateOf(h, t.rules.well), stated: h.State != "" || t.rules.stated, never: failed == nil,
 		calls:   rate(t.matching(t.rules.calls), now, recent),
 		failed:  rate(failed, now, recent),
 		refused: rate(t.matching(t.rules.refused), now, recent),
 	}
 	switch {
-	case t.health.Status > policy.Pass:
-		s.tone, s.state, s.detail, s.err = toneOf(t.health), stateOf(t.health, ""), t.health.Detail, t.health.Err
+	case h.Status > policy.Pass:
+		s.detail, s.err = h.Detail, h.Err
 	case s.refused > 0:
-		s.tone, s.state = warn, t.rules.refusing
+		s.tone, s.problem = warn, t.rules.refusing
 	case s.share() >= 0.05:
-		s.tone, s.state = warn, t.rules.failing
+		s.tone, s.problem = warn, t.rules.failing
+	}
+	if s.problem != "" && !s.stated {
+		s.state = s.problem
 	}
 	return s
 }
 
-// toneOf returns the tone of a health.
+// trouble returns the problem of a healthy policy as a text: "8% failing". It is empty without a problem.
+func (s status) trouble() string {
+	if s.problem == "" {
+		return ""
+	}
+	return strings.Replace(s.bad(), "failed", "failing", 1)
+}
+
+// toneOf returns the tone of a Health.
 func toneOf(h policy.Health) tone {
 	return [...]tone{well, warn, fail}[min(max(h.Status, policy.Pass), policy.Fail)]
 }
 
-// stateOf returns the state of a health, or a general one if it has none: healthy, say.
+// stateOf returns the state of a Health. If it has none, stateOf returns a general one; healthy is that for Pass.
 func stateOf(h policy.Health, healthy string) string {
 	return cmp.Or(h.State, [...]string{healthy, "degraded", "failing"}[min(max(h.Status, policy.Pass), policy.Fail)])
 }
@@ -75,63 +91,89 @@ func stateOf(h policy.Health, healthy string) string {
 // inWords returns a state as text: "forced open".
 func inWords(state any) string { return strings.ReplaceAll(fmt.Sprint(state), "_", " ") }
 
-// verbs has the predicate of a sentence about an unhealthy policy by its state. For any other state the predicate
-// is "is" and the state.
-var verbs = map[string]string{
-	"closed":               "sees calls fail",
-	"failing":              "sees calls fail",
-	"store_fails":          "has a failing store",
-	"store_down":           "cannot reach its store",
-	"invalidations_untold": "has invalidations to tell",
-	"stuck":                "has stuck sagas",
-	"overdue":              "has overdue sagas",
-	"vacant":               "is held by nobody",
-	"limiting":             "is limiting calls",
-	"refusing":             "is refusing calls",
-	"giving_up":            "is giving up calls",
-	"loads_fail":           "has loads that fail",
-	"loads_refused":        "has loads that are refused",
-	"steps_fail":           "has steps that fail",
-	"steps_refused":        "has steps that are refused",
+// predicates has the predicate of a sentence about an unhealthy policy by its state or problem. For any other state
+// the predicate is "is" and the state.
+var predicates = map[string]string{
+	"failing":               "has failing calls",
+	"refusing":              "refuses calls",
+	"limiting":              "limits calls",
+	"spent":                 "has no retries left",
+	"store_fails":           "has a failing store",
+	"store_down":            "cannot reach its store",
+	"invalidations_pending": "has pending invalidations",
+	"stuck":                 "has stuck sagas",
+	"overdue":               "has overdue sagas",
+	"stalled":               "has stalled sagas",
+	"vacant":                "has no holder",
+	"loads_fail":            "has failing loads",
+	"loads_refused":         "has refused loads",
+	"steps_fail":            "has failing steps",
+	"steps_refused":         "has refused steps",
 }
 
-// clause says in words how a policy is: "the breaker users is open".
-func (t *track) clause() string {
-	kind, verb := t.entry.Kind, cmp.Or(verbs[t.status.state], "is "+inWords(t.status.state))
+// A phrase is a part of a sentence. It is a link unless Link is empty.
+type phrase struct {
+	Text string
+	Link template.URL
+}
+
+// clause returns the phrases of a clause about a policy: "the", "breaker users" as a link, "is open".
+func (t *track) clause() []phrase {
+	kind, code := t.entry.Kind, cmp.Or(t.status.problem, t.status.state)
 	if kind == sagaKind {
 		kind = "runner"
 	}
-	return "the " + kind + " " + t.entry.Name + " " + verb
-}
-
-// verdict says in one sentence what is wrong with the policies, the worst first.
-func verdict(tracks []*track) (tone, string) {
-	ill := slices.DeleteFunc(slices.Clone(tracks), func(t *track) bool { return t.status.tone == well })
-	slices.SortStableFunc(ill, func(a, b *track) int { return b.status.tone.rank() - a.status.tone.rank() })
-	sentence := ""
-	switch n, all := len(ill), len(tracks); {
-	case all == 0:
-		return well, "No policy is registered."
-	case n == 0 && all == 1:
-		return well, "The only policy is well."
-	case n == 0:
-		return well, fmt.Sprintf("All %d policies are well.", all)
-	case n == 1:
-		sentence = ill[0].clause()
-	case n == 2:
-		sentence = ill[0].clause() + " and " + ill[1].clause()
-	case n == 3:
-		sentence = ill[0].clause() + ", " + ill[1].clause() + ", and one more policy needs attention"
-	default:
-		sentence = fmt.Sprintf("%s, %s, and %d more policies need attention", ill[0].clause(), ill[1].clause(), n-2)
+	q := url.Values{"kind": {t.entry.Kind}, "name": {t.entry.Name}}
+	return []phrase{
+		{Text: "the "}, {kind + " " + t.entry.Name, template.URL("policy?" + q.Encode())},
+		{Text: " " + cmp.Or(predicates[code], "is "+inWords(code))},
 	}
-	return ill[0].status.tone, capital(sentence) + "."
 }
 
-// capital returns a text, which begins in ASCII, with a capital letter.
+// verdict returns a sentence about the unhealthy policies. It names the worst two, and links to the cards of more.
+func verdict(tracks []*track) (tone, []phrase) {
+	bad := slices.DeleteFunc(slices.Clone(tracks), func(t *track) bool { return t.status.tone == well })
+	slices.SortStableFunc(bad, func(a, b *track) int { return b.status.tone.rank() - a.status.tone.rank() })
+	switch n := len(tracks); {
+	case n == 0:
+		return well, []phrase{{Text: "No policy is registered."}}
+	case len(bad) == 0 && n == 1:
+		return well, []phrase{{Text: "The only policy is healthy."}}
+	case len(bad) == 0:
+		return well, []phrase{{Text: fmt.Sprintf("All %d policies are healthy.", n)}}
+	}
+	sentence := bad[0].clause()
+	switch n := len(bad) - 2; {
+	case n == 0:
+		sentence = append(append(sentence, phrase{Text: " and "}), bad[1].clause()...)
+	case n > 0:
+		sentence = append(append(sentence, phrase{Text: ", "}), bad[1].clause()...)
+		more, need := fmt.Sprintf("%d more policies", n), " need attention"
+		if n == 1 {
+			more, need = "one more policy", " needs attention"
+		}
+		sentence = append(sentence, phrase{Text: ", and "}, phrase{more, template.URL("#" + bad[2].anchor())}, phrase{Text: need})
+	}
+	sentence[0].Text = capital(sentence[0].Text)
+	return bad[0].status.tone, append(sentence, phrase{Text: "."})
+}
+
+// anchor returns the id of the policy's card in the page.
+func (t *track) anchor() string { return fmt.Sprintf("policy-%x", t.path) }
+
+// textOf returns a sentence without its links.
+func textOf(sentence []phrase) string {
+	var b strings.Builder
+	for _, p := range sentence {
+		b.WriteString(p.Text)
+	}
+	return b.String()
+}
+
+// capital returns a text with a capital first letter, which must be ASCII.
 func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
-// Word returns what a screen reader says of the tone.
+// Word returns the word for the tone that screen readers read.
 func (t tone) Word() string {
-	return map[tone]string{fail: "broken", warn: "needs attention", well: "well"}[t]
+	return map[tone]string{fail: "broken", warn: "needs attention", well: "healthy"}[t]
 }

@@ -1,10 +1,8 @@
-// The live part of the console: it draws the metrics that are in the page, and while somebody sees it
-// fetches it again each second and takes over what is new. Without it the page shows how things were
-// when it was loaded.
+// This script draws the page's metrics. While the page is visible, it requests the page again every few seconds and
+// updates the parts that have changed. Without the script, the page shows the state at the time of its request.
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
-const KEPT = 600, STEP = 10;
 const live = document.getElementById("live");
 
 function svg(name, attrs) {
@@ -20,14 +18,14 @@ function html(name, attrs, ...children) {
   return e;
 }
 
-function say(on, text) {
+function showLive(on, text) {
   live.hidden = false;
   live.classList.toggle("on", on);
   if (live.textContent !== text) live.textContent = text;
 }
 
-// renew fetches this page and takes over the parts that are marked as live. A part with a form that
-// somebody fills in, or points at, stays as it is: a button must not change under the pointer.
+// renew requests the page and updates the parts with data-live. It skips parts that are in use: a button must not
+// change under the pointer, and a selection is about the sagas that the operator saw.
 async function renew() {
   const url = new URL(location.href);
   url.searchParams.delete("done");
@@ -41,6 +39,7 @@ async function renew() {
     const now = document.querySelector(`[data-live="${next.dataset.live}"]`);
     if (now && !busy(now)) morph(now, document.adoptNode(next));
   }
+  countSelected();
   if (focus && document.activeElement === document.body) {
     [...document.links].find((a) => a.getAttribute("href") === focus)?.focus({ preventScroll: true });
   }
@@ -48,11 +47,11 @@ async function renew() {
 
 function busy(part) {
   return part.querySelector("form") && (part.matches(":hover") || part.contains(document.activeElement)) ||
-    [...part.querySelectorAll("input:not([type=hidden])")].some((i) => i.value);
+    [...part.querySelectorAll("input:not([type=hidden])")].some((i) => i.type === "checkbox" ? i.checked : i.value);
 }
 
-// morph makes a node like another one, and touches only what differs. Elements of different keys are
-// different things, and one takes the place of the other. What a script draws is drawn anew.
+// morph changes a node into another one with as few changes as possible. An element with a different data-key is
+// replaced. Elements that the script draws are drawn again.
 function morph(now, next) {
   if (now.nodeName !== next.nodeName || now.dataset?.key !== next.dataset?.key) {
     now.replaceWith(next);
@@ -63,9 +62,11 @@ function morph(now, next) {
     if (now.data !== next.data) now.data = next.data;
     return;
   }
-  for (const { name } of [...now.attributes]) if (!next.hasAttribute(name) && name !== "open") now.removeAttribute(name);
-  for (const { name, value } of next.attributes) if (now.getAttribute(name) !== value) now.setAttribute(name, value);
+  // The operator opens and closes details, and the script shows and disables controls.
+  for (const { name } of [...now.attributes]) if (!next.hasAttribute(name) && !["open", "disabled"].includes(name)) now.removeAttribute(name);
+  for (const { name, value } of next.attributes) if (now.getAttribute(name) !== value && name !== "open") now.setAttribute(name, value);
   if (now.dataset.draw !== undefined) { drawOne(now); return; }
+  if (now.dataset.script !== undefined) { now.hidden = false; if (now.matches("output")) return; }
   const old = [...now.childNodes], fresh = [...next.childNodes];
   fresh.forEach((child, i) => {
     if (old[i]) morph(old[i], child); else { now.append(child); draw(child); }
@@ -73,7 +74,7 @@ function morph(now, next) {
   old.slice(fresh.length).forEach((child) => child.remove());
 }
 
-// Paths. Values are numbers that the server sent; nothing is ever set as HTML.
+// Paths of charts. Values are numbers from the server; nothing is ever set as HTML.
 
 function line(values, width, height, max, slots) {
   const dx = width / (slots - 1), from = slots - values.length;
@@ -89,8 +90,9 @@ function area(values, width, height, max, slots) {
 }
 
 function drawSpark(el, spark) {
-  spark = { calls: spark.calls || [], bad: spark.bad || [] };
-  const W = 120, H = 28, slots = KEPT / STEP, max = Math.max(1e-9, ...spark.calls) * 1.05;
+  const two = (values) => values?.length === 1 ? [values[0], values[0]] : values || []; // one value is a line, too
+  spark = { calls: two(spark.calls), bad: two(spark.bad) };
+  const W = 120, H = 28, slots = Math.max(spark.calls.length, 2), max = Math.max(1e-9, ...spark.calls) * 1.05;
   el.replaceChildren(svg("line", { class: "base", x1: 0, x2: W, y1: H, y2: H }));
   if (!spark.calls.some((v) => v > 0)) return;
   const bad = spark.bad.map((v) => Math.min(v, max));
@@ -137,19 +139,20 @@ function color(f, i, taken) {
   return i % 6 + 1;
 }
 
-let charts = [];
+let charts = [], span = 0; // span is the number of seconds that the charts show
 
 function drawCharts(home, metrics) {
   const byName = new Map();
   for (const f of metrics) byName.set(f.name, [...(byName.get(f.name) || []), f]);
   if (document.getElementById("strip")) byName.delete([...byName.keys()].find((name) => name.endsWith(".state")));
+  span = Math.max(10, ...metrics.map((f) => f.points.length));
   const known = new Map(charts.map((c) => [c.name, c]));
   charts = [...byName].map(([name, all]) => {
     const c = known.get(name) || newChart(name);
     c.all = all;
     const taken = new Set();
     all.forEach((f, i) => { f.color = color(f, i, taken); });
-    // What moves comes first, what has stood still at zero is left to the table.
+    // Calls come first. Metrics that were always zero are only in the table.
     c.rank = /\.(calls|requests)$|^saga\.step\.attempts$/.test(name) ? 0 : all.some(moves) ? 1 : 2;
     return c;
   }).sort((a, b) => a.rank - b.rank);
@@ -163,20 +166,21 @@ function moves(f) { return f.points.some((v) => v !== 0); }
 function newChart(name) {
   const c = { name };
   c.legend = html("ul", { class: "legend" });
-  c.svg = svg("svg", { viewBox: "0 0 600 110", preserveAspectRatio: "none", role: "img", "aria-label": name + ", over the last ten minutes" });
+  c.svg = svg("svg", { viewBox: "0 0 600 110", preserveAspectRatio: "none", role: "img", "aria-label": name + " over time" });
   c.max = html("span", { class: "max" });
+  c.axis = html("p", { class: "axis", "aria-hidden": "true" });
   c.el = html("figure", { class: "chart" },
     html("figcaption", {}, html("code", {}, name, c.max)),
-    c.legend, c.svg);
+    c.legend, c.svg, c.axis);
   c.svg.addEventListener("pointermove", (e) => {
     const box = c.svg.getBoundingClientRect();
-    hover(Math.max(0, Math.min(KEPT - 1, Math.round((1 - (e.clientX - box.left) / box.width) * (KEPT - 1)))));
+    hover(Math.max(0, Math.min(span - 1, Math.round((1 - (e.clientX - box.left) / box.width) * (span - 1)))));
   });
   c.svg.addEventListener("pointerleave", () => hover(null));
   return c;
 }
 
-let back = null; // how many seconds before now the pointer is
+let back = null; // number of seconds before now at the pointer
 function hover(seconds) {
   back = seconds;
   charts.forEach(drawChart);
@@ -191,8 +195,8 @@ function drawChart(c) {
   const most = Math.max(one ? 1 : 1e-9, ...shown.map((f) => Math.max(...f.points))), max = most * (one ? 1 : 1.08);
   c.svg.replaceChildren();
   for (const y of [0, H / 2, H]) c.svg.append(svg("line", { class: "grid", x1: 0, x2: W, y1: y, y2: y }));
-  for (const f of shown) c.svg.append(svg("path", { class: "c" + f.color, d: line(f.points, W, H, max, KEPT) }));
-  if (back !== null) c.svg.append(svg("line", { class: "cross", x1: W - back, x2: W - back, y1: 0, y2: H }));
+  for (const f of shown) c.svg.append(svg("path", { class: "c" + f.color, d: line(f.points, W, H, max, span) }));
+  if (back !== null) { const x = W - back * W / (span - 1); c.svg.append(svg("line", { class: "cross", x1: x, x2: x, y1: 0, y2: H })); }
   c.legend.replaceChildren(...(shown.length ? shown : c.all.slice(0, 1)).map((f) => {
     const i = f.points.length - 1 - (back || 0);
     const v = i >= 0 ? f.points[i] : NaN;
@@ -200,38 +204,70 @@ function drawChart(c) {
     return html("li", {}, html("i", { class: "c" + f.color }), nameOf(f) + " ", b, " " + unitOf(f));
   }));
   if (back !== null) c.legend.append(html("li", {}, back + " s ago"));
+  c.axis.replaceChildren(...[duration(span) + " ago", duration(span / 2) + " ago", "now"].map((text) => html("span", {}, text)));
   c.max.textContent = shown.length ? "max " + short(most) + " " + unitOf(c.all[0]) : "";
 }
+
+// duration returns a number of seconds as text: "90 s", "10 min".
+function duration(seconds) { return seconds < 120 ? Math.round(seconds) + " s" : Math.round(seconds / 60) + " min"; }
 
 // words returns a state as text: "forced open".
 function words(state) { return state.replaceAll("_", " "); }
 
 function drawStrip(el, runs) {
   const total = runs.reduce((n, r) => n + r.seconds, 0);
-  let x = KEPT - total;
+  let x = 0;
+  el.setAttribute("viewBox", `0 0 ${total} 18`);
   el.replaceChildren(...runs.map((r) => {
     const rect = svg("rect", { class: r.state, x, y: 0, width: r.seconds, height: 18 });
     const title = svg("title", {});
-    title.textContent = words(r.state) + " for " + r.seconds + " s";
+    title.textContent = words(r.state) + " for " + duration(r.seconds);
     rect.append(title);
     x += r.seconds;
     return rect;
   }));
   el.parentElement.querySelector(".legend").replaceChildren(...[...new Set(runs.map((r) => r.state))].map((s) => {
     const n = runs.filter((r) => r.state === s).reduce((n, r) => n + r.seconds, 0);
-    return html("li", {}, html("i", { class: s }), words(s) + " ", html("b", {}, n < 120 ? n + " s" : Math.round(n / 60) + " min"));
+    return html("li", {}, html("i", { class: s }), words(s) + " ", html("b", {}, duration(n)));
   }));
 }
 
-// What every page does.
+// Selection of sagas in a list.
+
+// countSelected shows the number of selected sagas, and enables the actions that at least one of them allows.
+function countSelected() {
+  const form = document.getElementById("many");
+  if (!form) return;
+  const all = [...document.querySelectorAll("input[name=ids]")], selected = all.filter((i) => i.checked);
+  form.querySelector("output").textContent = selected.length + " selected";
+  for (const b of form.querySelectorAll("button")) b.disabled = !selected.some((i) => i.dataset.can.split(" ").includes(b.value));
+  for (const pick of document.querySelectorAll("[data-pick]")) {
+    const of = picked(pick), n = of.filter((i) => i.checked).length;
+    pick.checked = n > 0 && n === of.length;
+    pick.indeterminate = n > 0 && n < of.length;
+  }
+}
+
+// picked returns the check boxes that a check box for a group, or for all sagas, selects.
+function picked(pick) {
+  return [...(pick.dataset.pick === "group" ? pick.closest("li") : document).querySelectorAll("input[name=ids]")];
+}
+
+document.addEventListener("change", (e) => {
+  if (e.target.matches("[data-pick]")) for (const i of picked(e.target)) i.checked = e.target.checked;
+  if (e.target.matches("[type=checkbox]")) countSelected();
+});
+
+// All pages.
 
 function draw(root) {
+  for (const el of [...(root.querySelectorAll?.("[data-script]") || [])]) el.hidden = false;
   if (root.dataset?.draw) drawOne(root);
   for (const el of root.querySelectorAll?.("[data-draw]") || []) drawOne(el);
 }
 
 function drawOne(el) {
-  if (!el.dataset.draw) return; // a part of another
+  if (!el.dataset.draw) return; // another element draws it
   const data = JSON.parse(el.dataset.draw);
   if (el.matches(".spark")) drawSpark(el, data);
   if (el.id === "strip") drawStrip(el, data);
@@ -240,7 +276,7 @@ function drawOne(el) {
 
 const wait = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000));
 
-// seen waits until somebody sees the page: one that is hidden asks for nothing.
+// seen waits until the page is visible. A hidden page sends no requests.
 const seen = () => new Promise((done) => {
   if (!document.hidden) { done(); return; }
   document.addEventListener("visibilitychange", done, { once: true });
@@ -248,15 +284,17 @@ const seen = () => new Promise((done) => {
 
 async function start() {
   const main = document.getElementById("main"), self = document.getElementById("page")?.dataset.self;
-  // The answer to a form has an address at which there is no page, and where F5 would act again.
+  // The response to a form has the address of the action. A reload there would repeat the action.
   if (self && location.pathname.endsWith("/act")) history.replaceState(null, "", self);
   draw(document);
+  countSelected();
   for (let failed = false; ;) {
     const every = Number(main.dataset.refresh || 0);
-    if (every || failed) say(!failed, failed ? "not live" : "live"); else live.hidden = true;
+    const held = document.querySelector("input[name=ids]:checked");
+    if (every || failed) showLive(!failed && !held, failed ? "not live" : held ? "paused by the selection" : "live"); else live.hidden = true;
     if (!every) return;
     await wait(failed ? Math.max(every, 5) : every);
-    if (document.hidden) { say(false, "not live"); await seen(); }
+    if (document.hidden) { showLive(false, "not live"); await seen(); }
     failed = false;
     try { await renew(); } catch { failed = true; }
   }

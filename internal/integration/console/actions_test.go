@@ -58,7 +58,7 @@ func TestBreakerIsTrippedFromThePage(t *testing.T) {
 	at := serve(t, reg, console.Config{Allow: allow, Show: console.Show{Errors: true}})
 	p := newTab(t)
 	p.open(at)
-	p.shows("The only policy is well.")
+	p.shows("The only policy is healthy.")
 	p.click(`a.card`)
 	p.until(`document.querySelectorAll(".chart path").length > 0`)
 	p.fill(`.acts input[name=for]`, "1h")
@@ -66,7 +66,7 @@ func TestBreakerIsTrippedFromThePage(t *testing.T) {
 	p.click(`button[value=trip]`)
 	p.shows("The breaker was tripped.")
 	require.Equal(t, breaker.Open, circuit.State())
-	p.shows("an operator, from the console: maintenance")
+	p.shows("opened by an operator in the console: maintenance")
 	require.Eventually(t, func() bool { return refused.Load() > 0 }, patience, time.Millisecond)
 	p.until(`/% (failed or )?refused/.test(document.querySelector("[data-share]").textContent)`)
 	p.click(`.brand`)
@@ -98,7 +98,7 @@ func TestLimitIsChangedFromThePage(t *testing.T) {
 	p.open(at + "policy?kind=bulkhead&name=users")
 	p.fill(field, `{"Limit": 2}`)
 	p.click(`button[name=preview]`)
-	p.shows("This would change:")
+	p.shows("Apply would change:")
 	p.shows("bulkhead/users.Limit")
 	require.Equal(t, 8, slots.Config().Limit)
 	p.click(`//button[text()="Apply"]`)
@@ -158,7 +158,7 @@ func run(t *testing.T, r *saga.Runner) {
 	t.Cleanup(func() { stop(); running.Wait() })
 }
 
-func TestSagaIsCanceledFromThePage(t *testing.T) {
+func TestCancelSaga(t *testing.T) {
 	shipping := make(chan struct{})
 	sg := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
 		{Name: "reserve", Do: fine, Undo: fine},
@@ -182,6 +182,8 @@ func TestSagaIsCanceledFromThePage(t *testing.T) {
 	p.shows(`"lamp"`)
 	p.fill(`input[name=note]`, "the customer has called")
 	p.click(`button[value=cancel]`)
+	p.shows("Cancel order-17?")
+	p.click(`button[name=sure]`)
 	p.shows("The cancellation was recorded.")
 	p.shows("the customer has called")
 	p.until(`document.querySelector(".title .state").textContent.includes("compensated")`) // by itself
@@ -238,7 +240,7 @@ func many(t *testing.T, r *saga.Runner, db *sql.DB, sg *saga.Saga[order], n int)
 }
 
 // A stuck saga is found among 100 000, an id that is pasted opens its saga, and its beginning finds it.
-func TestSagaIsFoundAmong100000(t *testing.T) {
+func TestFindSagaAmong100000(t *testing.T) {
 	sg := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
 		{Name: "reserve", Do: fine, UndoAttempts: 1, Undo: func(ctx context.Context, o *order) error { return errDown }},
 		{Name: "charge", Undo: fine, Do: func(_ context.Context, o *order) error {
@@ -272,7 +274,7 @@ func TestSagaIsFoundAmong100000(t *testing.T) {
 	}), 5*time.Second) // a third of a second where nothing else runs
 	p.fill(`input[name=text]`, "order-98765")
 	p.click(`button[formaction=saga]`)
-	p.shows("2 of 2 steps done")
+	p.shows("2 of 2 done")
 	get := func(page string) func() {
 		return func() {
 			res, err := http.Get(at + page)
@@ -290,7 +292,7 @@ func TestSagaIsFoundAmong100000(t *testing.T) {
 
 // Eight tabs at once are more than the six connections that a browser has to a host by
 // HTTP/1.1. All of them are live, and those that nobody sees ask for nothing.
-func TestEightTabsAreLiveAtOnce(t *testing.T) {
+func TestEightTabsAreLive(t *testing.T) {
 	circuit := breaker.New(breaker.Config{Name: "users"})
 	reg := registry.New()
 	reg.MustAdd(circuit)
@@ -348,11 +350,11 @@ func TestEightTabsAreLiveAtOnce(t *testing.T) {
 	hide(false)
 	for _, p := range tabs {
 		p.live()
-		p.shows("The only policy is well.")
+		p.shows("The only policy is healthy.")
 	}
 }
 
-func TestPostFromAnotherOriginIsRefused(t *testing.T) {
+func TestPostFromAnotherOriginIsRejected(t *testing.T) {
 	circuit := breaker.New(breaker.Config{Name: "users"})
 	reg := registry.New()
 	reg.MustAdd(circuit)
@@ -406,7 +408,7 @@ func TestTextsAreShownAsTexts(t *testing.T) {
 
 // A page that stays open follows what changes while the state is the same: the last error, and
 // the keys of a Group that are not well.
-func TestOpenPageDoesNotShowWhatHasPassed(t *testing.T) {
+func TestOpenPageIsUpdated(t *testing.T) {
 	circuit := breaker.New(breaker.Config{Name: "users"})
 	shards := resilience.NewGroup(func(string) *breaker.Breaker {
 		return breaker.New(breaker.Config{Name: "shards", ConsecutiveFailures: 1, OpenFor: time.Hour})
@@ -437,14 +439,14 @@ func TestOpenPageDoesNotShowWhatHasPassed(t *testing.T) {
 }
 
 // The page of an action that was refused, or of a preview, is live as any other.
-func TestAnswerToAnActionIsLive(t *testing.T) {
+func TestResponseToActionIsLive(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 8})
 	reg := registry.New()
 	reg.MustAdd(slots)
 	load(t, 1, func(ctx context.Context) { _ = slots.Do(ctx, func(context.Context) error { return nil }) })
 	at := serve(t, reg, console.Config{Allow: allow})
 	p := newTab(t)
-	for settings, shows := range map[string]string{`{"Limit": 2}`: "This would change:", `{"Limit": -3}`: "is -3"} {
+	for settings, shows := range map[string]string{`{"Limit": 2}`: "Apply would change:", `{"Limit": -3}`: "is -3"} {
 		p.open(at + "policy?kind=bulkhead&name=users")
 		p.fill(`textarea[name=settings]`, settings)
 		p.click(`button[name=preview]`)
@@ -469,9 +471,10 @@ func TestRefusedActionKeepsItsNote(t *testing.T) {
 	p.open(at + "saga?id=order-17")
 	p.fill(`input[name=note]`, "the customer has called")
 	p.click(`button[value=cancel]`)
+	p.click(`button[name=sure]`)
 	p.shows("not on a Sunday")
 	p.click("h1") // the pointer is not over the form
 	require.NoError(t, r.Operate(t.Context(), "order-17", saga.Operation{Action: saga.ActionCancel, Note: "by telephone"}))
-	p.shows("Cancel asked for\nyes")
+	p.shows("Cancel requested\nyes")
 	require.Equal(t, "the customer has called", eval[string](p, `document.querySelector("input[name=note]").value`))
 }

@@ -170,8 +170,8 @@ func (p tab) visit(at, name string) {
 	}
 }
 
-// TestPagesAreForEverybody has axe-core look for what shuts people out.
-func TestPagesAreForEverybody(t *testing.T) {
+// TestPagesAreAccessible has axe-core look for what shuts people out.
+func TestPagesAreAccessible(t *testing.T) {
 	axe, err := os.ReadFile(filepath.Join(services.NPM(t, "axe-core", "4.14.1",
 		"sha512-FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="), "axe.min.js"))
 	require.NoError(t, err)

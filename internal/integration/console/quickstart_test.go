@@ -68,7 +68,7 @@ func TestQuickstartInABrowser(t *testing.T) {
 	p.click(`header a`)
 	p.live()
 	p.click(`a.card[href*="kind=breaker"]`)
-	p.click(`button[value=force-open]`)
+	p.click(`button[value=force_open]`)
 	p.shows("It refuses all calls until it is enabled.")
 	p.click(`button[name=sure]`)
 	p.shows("The breaker was forced open.")

@@ -1,0 +1,196 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/go-resilience/resilience/saga"
+)
+
+// This file has all uses of package saga.
+
+// statuses are the statuses of a saga, in the order in which a list shows them.
+var statuses = []saga.Status{
+	saga.Stuck, saga.Running, saga.Compensating, saga.Completed, saga.Compensated, saga.Abandoned,
+}
+
+// sagaTones are the tones of the statuses. A saga that ended without effects is idle, and a running one with
+// failed attempts is a warning.
+var sagaTones = map[saga.Status]tone{
+	saga.Stuck: fail, saga.Compensating: warn, saga.Running: blue, saga.Completed: well,
+}
+
+// stepTones are the tones of the statuses of a step. For any other status the tone is blue.
+var stepTones = map[saga.StepStatus]tone{
+	saga.StepDone: well, saga.StepSkipped: well, saga.StepIdle: idle, saga.StepUndone: idle,
+	saga.StepFailed: fail, saga.StepUndoFailed: fail, saga.StepUndoing: warn, saga.StepNoEffect: warn,
+}
+
+// runner returns the Runner with a name, or the first one if name is empty, its name, and the names of all.
+func (c *Console) runner(name string) (found *saga.Runner, its string, names []string) {
+	for e := range c.reg.All() {
+		if r, ok := e.Policy.(*saga.Runner); ok {
+			names = append(names, e.Name)
+			if e.Name == name || name == "" && found == nil {
+				found, its = r, e.Name
+			}
+		}
+	}
+	return found, its, names
+}
+
+// operateSaga applies an operation to a saga.
+func operateSaga(ctx context.Context, policy any, op Operation) error {
+	runner, ok := policy.(*saga.Runner)
+	if !ok {
+		return fmt.Errorf("%s has no sagas", op.Policy)
+	}
+	err := runner.Operate(ctx, op.ID, saga.Operation{
+		Action: saga.Action(op.Action), Step: op.Step, Note: op.Note, Seq: op.Seq,
+	})
+	if isRefusal(err) {
+		return err
+	}
+	return ofStore(err)
+}
+
+// isRefusal reports whether err means that a saga does not allow an action. Any other error is the store's.
+func isRefusal(err error) bool {
+	return errors.Is(err, saga.ErrNotAllowed) || errors.Is(err, saga.ErrNotFound) ||
+		errors.Is(err, saga.ErrNotRegistered)
+}
+
+// count returns the numbers of a Runner's sagas, and the time by the store's clock.
+func count(ctx context.Context, r *saga.Runner) (rows []sagaRow, now time.Time, err error) {
+	counts, now, err := r.Counts(ctx)
+	for _, n := range counts {
+		rows = append(rows, sagaRow{n.Saga, n.Stuck, n.Running, n.Compensating, n.Due, seconds(n.DueFor)})
+	}
+	return rows, now, err
+}
+
+// list returns a page of up to limit sagas with one of the statuses that match a form, and the form's after for
+// the next page.
+func (c *Console) list(ctx context.Context, r *saga.Runner, form listForm, limit int, statuses ...saga.Status) (
+	views []sagaView, next string, err error,
+) {
+	found, next, err := r.List(ctx, saga.Filter{
+		Saga: form.Saga, ID: form.Text, CreatedBefore: form.createdBefore, After: form.After,
+		Status: statuses, Limit: limit, WithoutState: true,
+	})
+	views = []sagaView{}
+	for _, in := range found {
+		views = append(views, c.sagaView(in))
+	}
+	return views, next, err
+}
+
+func (c *Console) sagaView(in *saga.Instance) sagaView {
+	v := sagaView{
+		ID: in.ID, Seq: in.Seq, Saga: in.Saga, Version: in.Version, State: in.Status, Step: in.Step, Steps: len(in.Steps),
+		TurnedBack: in.Back, Failures: in.Failures, Error: c.text(cmp.Or(in.LastError, in.Cause)), Owner: in.Owner,
+		Created: in.CreatedAt, Age: seconds(in.Now.Sub(in.CreatedAt)), Since: seconds(in.Since()),
+		Ended: in.Status.Ended(), Tone: cmp.Or(sagaTones[in.Status], idle),
+	}
+	if v.Tone == blue && v.Failures > 0 {
+		v.Tone = warn
+	}
+	if c.cfg.Allow != nil {
+		for _, a := range in.Actions {
+			v.Actions = append(v.Actions, Action(a))
+		}
+	}
+	blocked := false // a step that blocks the saga was found
+	for _, s := range in.Steps {
+		v.addStep(s.Status, s.Name)
+		blocks := in.Back && s.Status == saga.StepUndoFailed || !in.Back && s.Name == in.Step
+		if blocks && !blocked && in.Status == saga.Stuck {
+			blocked, v.Step, v.Error = true, s.Name, c.text(s.Error)
+		}
+	}
+	return v
+}
+
+// addStep counts a step by its status. The first step in progress becomes the saga's Step if it has none.
+func (v *sagaView) addStep(status saga.StepStatus, name string) {
+	switch status {
+	case saga.StepStarted, saga.StepUndoing, saga.StepWaiting:
+		v.Step = cmp.Or(v.Step, name)
+	case saga.StepDone, saga.StepSkipped:
+		v.StepsDone++
+	}
+	switch {
+	case !v.TurnedBack || status == saga.StepIdle || status == saga.StepWaiting || status == saga.StepNoEffect:
+	case status == saga.StepUndone:
+		v.StepsUndone++
+		v.StepsToUndo++
+	default:
+		v.StepsToUndo++
+	}
+}
+
+// sagaPage returns the page of a saga, or the error of the store. The error matches saga.ErrNotFound if the saga
+// does not exist.
+func (c *Console) sagaPage(ctx context.Context, r *saga.Runner, runner, id string) (p sagaPage, err error) {
+	in, err := r.Get(ctx, id)
+	if err != nil {
+		return p, err
+	}
+	log, err := r.History(ctx, id, in.Seq-logShown, logShown)
+	if err != nil {
+		return p, err
+	}
+	return c.pageOf(runner, in, log), nil
+}
+
+func (c *Console) pageOf(runner string, in *saga.Instance, log []saga.Entry) sagaPage {
+	p := sagaPage{
+		page: c.page("saga", in.ID, 3), Runner: runner, sagaView: c.sagaView(in), Cause: c.text(in.Cause),
+		Epoch: in.Epoch, Takeover: in.Takeovers, Canceled: in.CancelRequested, Updated: in.UpdatedAt,
+		Wake: in.WakeAt, Deadline: in.CompleteBy, Older: max(in.Seq-logShown, 0), Content: "hidden",
+	}
+	if p.Ended {
+		p.Refresh = 0
+	}
+	if in.Back {
+		p.Turned = in.Step
+	}
+	if c.cfg.Show.State {
+		p.Content = string(in.State)
+	}
+	var before, group []string // names of the steps of the previous and of the current parallel group
+	for _, s := range in.Steps {
+		if !s.Parallel {
+			before, group = group, nil
+		}
+		group = append(group, s.Name)
+		u := unitView{
+			Name: s.Name, State: s.Status, After: before, Pivot: s.Pivot,
+			Attempts: s.Attempts, Undos: s.Undos, Refusals: s.Refusals,
+			InDoubt: s.InDoubt, Error: c.text(s.Error), NotBefore: s.NotBefore, Waiting: s.WaitingSince,
+			Tone: cmp.Or(stepTones[s.Status], blue),
+			skippable: !slices.Contains([]saga.StepStatus{
+				saga.StepDone, saga.StepSkipped, saga.StepIdle, saga.StepUndone,
+			}, s.Status),
+		}
+		if in.Back && s.Status == saga.StepNoEffect {
+			u.Tone = idle // it needs no Undo
+		}
+		for i := range min(s.Children, 20) {
+			u.Children = append(u.Children, saga.ChildID(in.ID, s.Name, i))
+		}
+		p.Units = append(p.Units, u)
+	}
+	for _, e := range log {
+		p.Log = append(p.Log, entryView{
+			e.Seq, string(e.Kind), e.Step, string(e.Op), e.Attempt, e.Epoch, c.text(e.Error), e.At,
+		})
+	}
+	return p
+}
+
+func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
