@@ -54,12 +54,13 @@ type sagaRow struct {
 
 // A sagaGroup is a group of stuck sagas with the same step and similar errors.
 type sagaGroup struct {
-	Saga  string     `json:"saga"`
-	Step  string     `json:"step"`
-	Error string     `json:"error"` // of the newest saga
-	Count int        `json:"count"`
-	Key   string     `json:"-"`
-	Sagas []sagaView `json:"-"`
+	Saga   string     `json:"saga"`
+	Step   string     `json:"step"`
+	Error  string     `json:"error"` // of the newest saga
+	Count  int        `json:"count"`
+	Key    string     `json:"-"`
+	Varies bool       `json:"-"` // the errors differ in their numbers or ids
+	Sagas  []sagaView `json:"-"`
 }
 
 // A listForm has the conditions of a list of sagas.
@@ -236,6 +237,7 @@ func groupsOf(stuck []sagaView) (groups []sagaGroup) {
 		}
 		groups[i].Sagas = append(groups[i].Sagas, v)
 		groups[i].Count++
+		groups[i].Varies = groups[i].Varies || v.Error != groups[i].Error
 	}
 	slices.SortStableFunc(groups, func(a, b sagaGroup) int { return cmp.Compare(b.Count, a.Count) })
 	return groups

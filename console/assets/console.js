@@ -18,8 +18,11 @@ function html(name, attrs, ...children) {
   return e;
 }
 
-function showLive(on, text) {
-  live.hidden = false;
+// showLive shows whether the page is updated: every so many seconds; 0 means it is not.
+function showLive(every, failed) {
+  const held = document.querySelector("input[name=ids]:checked"), on = !failed && !held;
+  const text = failed ? "not live" : held ? "paused by the selection" : "live";
+  live.hidden = !every && !failed;
   live.classList.toggle("on", on);
   if (live.textContent !== text) live.textContent = text;
 }
@@ -145,7 +148,7 @@ function drawCharts(home, metrics) {
   const byName = new Map();
   for (const f of metrics) byName.set(f.name, [...(byName.get(f.name) || []), f]);
   if (document.getElementById("strip")) byName.delete([...byName.keys()].find((name) => name.endsWith(".state")));
-  span = Math.max(10, ...metrics.map((f) => f.points.length));
+  span = Math.max(2, ...metrics.map((f) => f.points.length));
   const known = new Map(charts.map((c) => [c.name, c]));
   charts = [...byName].map(([name, all]) => {
     const c = known.get(name) || newChart(name);
@@ -255,7 +258,9 @@ function picked(pick) {
 
 document.addEventListener("change", (e) => {
   if (e.target.matches("[data-pick]")) for (const i of picked(e.target)) i.checked = e.target.checked;
-  if (e.target.matches("[type=checkbox]")) countSelected();
+  if (!e.target.matches("[type=checkbox]")) return;
+  countSelected();
+  showLive(true, live.textContent === "not live");
 });
 
 // All pages.
@@ -290,11 +295,10 @@ async function start() {
   countSelected();
   for (let failed = false; ;) {
     const every = Number(main.dataset.refresh || 0);
-    const held = document.querySelector("input[name=ids]:checked");
-    if (every || failed) showLive(!failed && !held, failed ? "not live" : held ? "paused by the selection" : "live"); else live.hidden = true;
+    showLive(every, failed);
     if (!every) return;
     await wait(failed ? Math.max(every, 5) : every);
-    if (document.hidden) { showLive(false, "not live"); await seen(); }
+    if (document.hidden) { showLive(every, true); await seen(); }
     failed = false;
     try { await renew(); } catch { failed = true; }
   }

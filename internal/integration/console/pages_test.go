@@ -199,8 +199,24 @@ func TestPagesAreAccessible(t *testing.T) {
 			}
 			wide := eval[int](p, `document.documentElement.scrollWidth - document.documentElement.clientWidth`)
 			require.LessOrEqual(t, wide, 0, "%s, %s: the page is wider than the window", name, look.name)
+			if look.width < 600 {
+				p.fitsPhone(name)
+			}
 		}
 	}
+}
+
+// fitsPhone checks that a thumb hits each button, and that cards need no horizontal scrolling.
+func (p tab) fitsPhone(name string) {
+	p.t.Helper()
+	small := eval[[]string](p, `[...document.querySelectorAll("button, select, summary, input:not([type=hidden])")].filter((e) => {
+		const box = (e.closest(".check, td.pick") || e).getBoundingClientRect();
+		return e.checkVisibility() && box.height < 44;
+	}).map((e) => e.outerHTML)`)
+	require.Empty(p.t, small, "%s: lower than 44 pixels", name)
+	cut := eval[[]string](p, `[...document.querySelectorAll(".cardlike *, .list *, .members *")].filter((e) =>
+		e.checkVisibility() && e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML)`)
+	require.Empty(p.t, cut, "%s: outside the screen", name)
 }
 
 var picturesFor = flag.Duration("pictures.for", 10*time.Minute, "how long the town runs before pictures are taken of it")
