@@ -27,7 +27,8 @@ func crowd(n int) (*registry.Registry, func()) {
 	for i := range n / 4 {
 		name := fmt.Sprintf("dependency-%03d", i)
 		r, c := retry.New(retry.Config{Name: name}), breaker.New(breaker.Config{Name: name})
-		s, l := bulkhead.New(bulkhead.Config{Name: name, Limit: 8}), throttle.New(throttle.Config{Name: name, Rate: 1e6, Burst: 1000})
+		s, l := bulkhead.New(bulkhead.Config{Name: name, Limit: 8}),
+			throttle.New(throttle.Config{Name: name, Rate: 1e6, Burst: 1000})
 		reg.MustAdd(r, c, s, l)
 		f := r.Wrap(c.Wrap(l.Wrap(s.Wrap(func(context.Context) error { return nil }))))
 		calls = append(calls, func() { _ = f(context.Background()) })

@@ -193,7 +193,8 @@ func TestOverviewListsBrokenPoliciesFirst(t *testing.T) {
 			}
 			return all
 		}
-		require.Equal(t, []string{"throttle/search", "breaker/shards", "cache/users", "retry/users", "breaker/users", "bulkhead/users"}, paths(),
+		require.Equal(t, []string{"throttle/search", "breaker/shards", "cache/users", "retry/users", "breaker/users",
+			"bulkhead/users"}, paths(),
 			"by name, and those of a name in the order of a call")
 
 		for range 5 {
@@ -206,7 +207,8 @@ func TestOverviewListsBrokenPoliciesFirst(t *testing.T) {
 		require.Equal(t, 1, o.Tick)
 		require.Equal(t, "The breaker users is open and the breaker shards is partly open.", o.Verdict)
 		require.Equal(t, "fail", o.Tone)
-		require.Equal(t, []string{"cache/users", "retry/users", "breaker/users", "bulkhead/users", "breaker/shards", "throttle/search"}, paths())
+		require.Equal(t, []string{"cache/users", "retry/users", "breaker/users", "bulkhead/users", "breaker/shards",
+			"throttle/search"}, paths())
 		require.Equal(t, "open", o.Policies[2].State)
 		require.Equal(t, 5.0, o.Policies[2].Calls, "in the only second that was seen")
 		require.Equal(t, 3.0, o.Policies[2].Failed)
@@ -234,7 +236,8 @@ func TestEveryKindHasItsRates(t *testing.T) {
 		ctx := t.Context()
 		retries := retry.New(retry.Config{Name: "p", Attempts: 1})
 		budget := retry.NewBudget(retry.BudgetConfig{Name: "p", PerSecond: retry.None})
-		spender := retry.New(retry.Config{Name: "spender", Attempts: 5, Budget: budget, Backoff: retry.Constant(time.Millisecond)})
+		spender := retry.New(retry.Config{Name: "spender", Attempts: 5, Budget: budget,
+			Backoff: retry.Constant(time.Millisecond)})
 		hedger := hedge.New[int](hedge.Config{Name: "p", Delay: time.Second})
 		circuit := breaker.New(breaker.Config{Name: "p", ConsecutiveFailures: 1})
 		rate := throttle.New(throttle.Config{Name: "p", Rate: 0.001, Burst: 1})
@@ -343,7 +346,8 @@ func TestFirstVisitShowsHistory(t *testing.T) {
 		var o overview
 		s.get("/", &o)
 		body := s.get("/", nil).Body.String()
-		require.Equal(t, 2, strings.Count(body, `<span class="error" title="password=hunter2: connection refused">`), "of the breaker and of the shard")
+		require.Equal(t, 2, strings.Count(body, `<span class="error" title="password=hunter2: connection refused">`),
+			"of the breaker and of the shard")
 		points := p.points(t, "breaker.calls", "failure")
 		require.Len(t, points, 600)
 		require.Equal(t, 3.0, points[299]+points[300], "five minutes ago")
@@ -358,7 +362,8 @@ func TestFirstVisitShowsHistory(t *testing.T) {
 			require.Contains(t, []string{"for 4 min", "for 5 min"}, c.Words.Since)
 		}
 		require.Contains(t, body, ` title="since the console first saw this state">`+o.Policies[0].Words.Since)
-		require.Contains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(), ` title="since the console first saw this state">`+o.Policies[0].Words.Since)
+		require.Contains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(),
+			` title="since the console first saw this state">`+o.Policies[0].Words.Since)
 	})
 }
 
@@ -421,7 +426,8 @@ func TestTextsAreNotMarkup(t *testing.T) {
 	_ = b.Do(t.Context(), func(context.Context) error { return errors.New(evil) })
 	_ = s.shards.Do(t.Context(), evil, failing)
 	for _, path := range []string{"/", "/policy?" + url.Values{"kind": {"breaker"}, "name": {evil}}.Encode(),
-		"/policy?kind=breaker&name=shards", "/" + url.PathEscape(evil), "/policy?done=" + url.QueryEscape(evil) + "&kind=breaker&name=users",
+		"/policy?kind=breaker&name=shards", "/" + url.PathEscape(evil),
+		"/policy?done=" + url.QueryEscape(evil) + "&kind=breaker&name=users",
 		"/policy?kind=" + url.QueryEscape(evil)} {
 		body := s.get(path, nil).Body.String()
 		require.NotContains(t, body, "<script>alert", path)
@@ -550,19 +556,23 @@ func TestActionsCallAllowAndAudit(t *testing.T) {
 	require.Equal(t, breaker.Open, s.circuit.State())
 	require.Greater(t, s.circuit.Stats().OpenLeft, 50*time.Minute)
 	require.Contains(t, s.get("/policy?kind=breaker&name=users&done=trip", nil).Body.String(), "The breaker was tripped.")
-	require.Contains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(), "opened by an operator in the console: maintenance")
+	require.Contains(t, s.get("/policy?kind=breaker&name=users", nil).Body.String(),
+		"opened by an operator in the console: maintenance")
 
 	for _, step := range []struct {
 		do   string
 		want breaker.State
-	}{{"reset", breaker.Closed}, {"force_open", breaker.ForcedOpen}, {"enable", breaker.Closed}, {"disable", breaker.Disabled}} {
+	}{{"reset", breaker.Closed}, {"force_open", breaker.ForcedOpen}, {"enable", breaker.Closed},
+		{"disable", breaker.Disabled}} {
 		require.Equal(t, http.StatusSeeOther, s.post("action", step.do, "policy", "breaker/users").Code, step.do)
 		require.Equal(t, step.want, s.circuit.State(), step.do)
 	}
-	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "trip", "policy", "breaker/users").Code, "of a disabled breaker it does nothing")
+	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "trip", "policy", "breaker/users").Code,
+		"of a disabled breaker it does nothing")
 	s.circuit.Enable()
 	s.circuit.ForceOpen(errDown)
-	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "reset", "policy", "breaker/users").Code, "nor does it of one that was forced open")
+	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "reset", "policy", "breaker/users").Code,
+		"nor does it of one that was forced open")
 	s.circuit.Disable()
 
 	_ = s.shards.Do(t.Context(), "a", working)
@@ -663,7 +673,8 @@ func TestHiddenKeyCannotBeFound(t *testing.T) {
 func TestRiskyActionsNeedConfirmation(t *testing.T) {
 	s := newShop(t, console.Config{Show: console.Show{Keys: true}, Allow: allow})
 	_ = s.shards.Do(t.Context(), "eu", working)
-	for do, want := range map[string]string{"force_open": "Force breaker/users open?", "disable": "Disable breaker/users?"} {
+	for do, want := range map[string]string{"force_open": "Force breaker/users open?",
+		"disable": "Disable breaker/users?"} {
 		w := s.post("action", do, "policy", "breaker/users", "note", "maintenance", "sure", "")
 		require.Equal(t, http.StatusOK, w.Code)
 		require.Contains(t, w.Body.String(), want)
@@ -671,7 +682,8 @@ func TestRiskyActionsNeedConfirmation(t *testing.T) {
 		require.Contains(t, w.Body.String(), `href="policy?kind=breaker&amp;name=users"`)
 		require.Equal(t, breaker.Closed, s.circuit.State())
 	}
-	require.Contains(t, s.post("action", "disable", "policy", "breaker/shards", "key", "eu", "sure", "").Body.String(), "Disable the key eu of breaker/shards?")
+	require.Contains(t, s.post("action", "disable", "policy", "breaker/shards", "key", "eu", "sure",
+		"").Body.String(), "Disable the key eu of breaker/shards?")
 	require.Equal(t, http.StatusSeeOther, s.post("action", "trip", "policy", "breaker/users", "sure", "").Code)
 }
 
@@ -682,11 +694,14 @@ func TestUnknownFieldsAreRejected(t *testing.T) {
 		form []string
 		want string
 	}{
-		{[]string{"action", "force_open", "policy", "breaker/users", "key", "mine"}, "key: breaker/users is a single breaker without keys"},
+		{[]string{"action", "force_open", "policy", "breaker/users", "key", "mine"},
+			"key: breaker/users is a single breaker without keys"},
 		{[]string{"action", "invalidate_all", "policy", "cache/users", "key", "1"}, "key: is not a field of invalidate_all"},
 		{[]string{"action", "trip", "policy", "breaker/users", "status", "stuck"}, "status: is not a field of trip"},
-		{[]string{"action", "apply", "policy", "bulkhead/users", "key", "a", "settings", `{"Limit": 5}`}, "key: is not a field of apply"},
-		{[]string{"action", "abandon", "policy", "saga/worker", "id", "1", "status", "stuck", "note", "x"}, "status: is not a field of abandon"},
+		{[]string{"action", "apply", "policy", "bulkhead/users", "key", "a", "settings", `{"Limit": 5}`},
+			"key: is not a field of apply"},
+		{[]string{"action", "abandon", "policy", "saga/worker", "id", "1", "status", "stuck", "note", "x"},
+			"status: is not a field of abandon"},
 	} {
 		w := s.post(c.form...)
 		require.GreaterOrEqual(t, w.Code, 400, c.want)
@@ -729,7 +744,8 @@ func TestSettingsChangeWithADryRun(t *testing.T) {
 	require.Equal(t, 4, s.slots.Config().Limit)
 	require.Contains(t, s.post(form...).Header().Get("Location"), "done=apply")
 	require.Equal(t, 9, s.slots.Config().Limit)
-	require.Equal(t, "policy?kind=bulkhead&name=users", s.post(form...).Header().Get("Location"), "no settings were changed")
+	require.Equal(t, "policy?kind=bulkhead&name=users", s.post(form...).Header().Get("Location"),
+		"no settings were changed")
 
 	// A page that is old changes only what is in its box.
 	require.NoError(t, s.slots.Update(func(c *bulkhead.Config) { c.MaxWait = time.Minute }))
@@ -737,8 +753,9 @@ func TestSettingsChangeWithADryRun(t *testing.T) {
 	require.Equal(t, time.Minute, s.slots.Config().MaxWait)
 
 	for settings, want := range map[string]string{
-		`{"Limit": -1}`: "Limit", `{"Limit": "x"}`: "bulkhead/users: Limit: expected type", `{"Limit": many}`: "settings: is not JSON",
-		`{"Limti": 5}`: "Limti: bulkhead.Config has no such field", `[]`: "must be an object of settings",
+		`{"Limit": -1}`: "Limit", `{"Limit": "x"}`: "bulkhead/users: Limit: expected type",
+		`{"Limit": many}`: "settings: is not JSON",
+		`{"Limti": 5}`:    "Limti: bulkhead.Config has no such field", `[]`: "must be an object of settings",
 	} {
 		w = s.post("action", "apply", "policy", "bulkhead/users", "settings", settings)
 		require.GreaterOrEqual(t, w.Code, 400, settings)
@@ -766,7 +783,8 @@ func TestCacheKeysOfAnyType(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, w.Code)
 	require.Contains(t, w.Body.String(), "must be JSON of type int")
 	require.Equal(t, http.StatusSeeOther, s.post("action", "expire", "policy", "cache/users", "key", "2").Code)
-	require.Contains(t, s.post("action", "invalidate_all", "policy", "cache/users", "sure", "").Body.String(), "Invalidate all keys of cache/users?")
+	require.Contains(t, s.post("action", "invalidate_all", "policy", "cache/users", "sure", "").Body.String(),
+		"Invalidate all keys of cache/users?")
 	_, there = s.users.Peek(3)
 	require.True(t, there)
 	require.Equal(t, http.StatusSeeOther, s.post("action", "invalidate_all", "policy", "cache/users").Code)
@@ -876,7 +894,8 @@ func TestThirdPartyPolicy(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		m.set(func() { m.metrics[2].Value = 190 })
 		time.Sleep(3 * time.Second)
-		require.Equal(t, []float64{0, 10, 40, 10, 10, 10, 10, 0}, points("meter.calls"), "seconds that were missed have the mean")
+		require.Equal(t, []float64{0, 10, 40, 10, 10, 10, 10, 0}, points("meter.calls"),
+			"seconds that were missed have the mean")
 
 		s.get("/policy?kind=meter&name=water", &all)
 		require.Len(t, all.Metrics, 4, "a figure that came later is known again")
@@ -932,7 +951,8 @@ func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
 				}
 			})
 		}
-		for _, path := range []string{"/", "/policy?kind=breaker&name=users", "/policy?kind=breaker&name=shards", "/policy?kind=cache&name=users"} {
+		for _, path := range []string{"/", "/policy?kind=breaker&name=users", "/policy?kind=breaker&name=shards",
+			"/policy?kind=cache&name=users"} {
 			often(func(int) { s.get(path, nil) })
 			often(func(int) { s.get(path, &json.RawMessage{}) })
 		}
@@ -1070,7 +1090,8 @@ func TestPagesHaveTheirHeaders(t *testing.T) {
 		require.Equal(t, "same-origin", w.Header().Get("Cross-Origin-Resource-Policy"))
 		return w
 	}
-	for accept, kind := range map[string]string{"text/html": "text/html; charset=utf-8", "application/json": "application/json"} {
+	for accept, kind := range map[string]string{"text/html": "text/html; charset=utf-8",
+		"application/json": "application/json"} {
 		w := ask("GET", "/policy?kind=breaker&name=users", accept)
 		require.Equal(t, []string{kind, "Accept, Accept-Encoding", fmt.Sprint(w.Body.Len())},
 			[]string{w.Header().Get("Content-Type"), w.Header().Get("Vary"), w.Header().Get("Content-Length")})
@@ -1092,7 +1113,8 @@ func TestPagesHaveTheirHeaders(t *testing.T) {
 			}
 		}
 		newShop(t, console.Config{Name: name}).get("/", &o)
-		require.Equal(t, []any{cmp.Or(name, filepath.Base(os.Args[0])), host, os.Getpid()}, []any{o.Process.Name, o.Process.Host, o.Process.PID})
+		require.Equal(t, []any{cmp.Or(name, filepath.Base(os.Args[0])), host, os.Getpid()},
+			[]any{o.Process.Name, o.Process.Host, o.Process.PID})
 	}
 	for _, path := range []string{"/", "/policy?kind=breaker&name=users"} {
 		require.Contains(t, newShop(t, console.Config{}).get(path, nil).Body.String(), `data-refresh="1"`)
@@ -1113,7 +1135,8 @@ func TestInvalidPosts(t *testing.T) {
 		s.page.ServeHTTP(w, r)
 		return w
 	}
-	require.Equal(t, http.StatusBadRequest, post("action=reset&policy=breaker/users&note="+strings.Repeat("x", 1<<20)).Code, "too large")
+	require.Equal(t, http.StatusBadRequest, post("action=reset&policy=breaker/users&note="+strings.Repeat("x",
+		1<<20)).Code, "too large")
 	require.Equal(t, http.StatusBadRequest, post("action=%zz").Code)
 	require.Equal(t, http.StatusSeeOther, post("action=reset&policy=breaker/users&note="+strings.Repeat("x", 1<<19)).Code)
 	for _, origin := range []string{"null", "http://[", "", "http://evil.example"} {
@@ -1131,7 +1154,10 @@ func TestInvalidPosts(t *testing.T) {
 // Fields that stand beside several buttons, and those that are empty, do no harm.
 func TestUnusedFieldsAreIgnored(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow, Show: console.Show{Keys: true}})
-	rooms := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Name: "rooms", Limit: 4}) }, resilience.GroupConfig{})
+	rooms := resilience.NewGroup(func(string) *bulkhead.Bulkhead {
+		return bulkhead.New(bulkhead.Config{Name: "rooms",
+			Limit: 4})
+	}, resilience.GroupConfig{})
 	_ = rooms.Do(t.Context(), "a", working)
 	s.reg.MustAdd(rooms, hedge.New[int](hedge.Config{Name: "users", Delay: time.Second}))
 	_, err := s.users.Get(t.Context(), 1)
@@ -1174,9 +1200,10 @@ func TestUnusedFieldsAreIgnored(t *testing.T) {
 	body := s.post("action", "trip", "policy", "breaker/users", "for", "x", "note", "not again").Body.String()
 	require.Equal(t, 1, strings.Count(body, `value="not again"`), "it stands where it was filled in")
 	for path, want := range map[string][]string{
-		"kind=breaker&name=users": {"trip", "reset", "force_open", "disable", "enable", "apply"}, "kind=bulkhead&name=users": {"apply"},
-		"kind=cache&name=users": {"invalidate", "expire", "invalidate_all", "apply"},
-		"kind=hedge&name=users": nil, // whose settings cannot change
+		"kind=breaker&name=users":  {"trip", "reset", "force_open", "disable", "enable", "apply"},
+		"kind=bulkhead&name=users": {"apply"},
+		"kind=cache&name=users":    {"invalidate", "expire", "invalidate_all", "apply"},
+		"kind=hedge&name=users":    nil, // whose settings cannot change
 	} {
 		var p policyJSON
 		s.get("/policy?"+path, &p)
@@ -1209,7 +1236,8 @@ func TestOtherMethodsMakeNoCache(t *testing.T) {
 		var p policyJSON
 		s.get("/policy?kind="+kind+"&name=users", &p)
 		require.Empty(t, p.Actions)
-		require.Contains(t, s.postJSON("action=expire&key=x&policy="+kind+"/users").Body.String(), kind+"/users is not a cache")
+		require.Contains(t, s.postJSON("action=expire&key=x&policy="+kind+"/users").Body.String(),
+			kind+"/users is not a cache")
 	}
 }
 
@@ -1254,7 +1282,8 @@ func TestGroupCardOmitsMemberErrors(t *testing.T) {
 		_ = group.Do(t.Context(), "a", failing)
 		time.Sleep(time.Second)
 		s.get("/", &o)
-		require.Equal(t, []string{"breaker/banks", "closed", "warn", ""}, []string{o.Policies[0].Path, o.Policies[0].State, o.Policies[0].Tone, o.Policies[0].Error})
+		require.Equal(t, []string{"breaker/banks", "closed", "warn", ""},
+			[]string{o.Policies[0].Path, o.Policies[0].State, o.Policies[0].Tone, o.Policies[0].Error})
 		require.Equal(t, []float64{1}, o.Policies[0].Spark.Bad)
 	})
 }
@@ -1280,7 +1309,8 @@ func TestStoreQueryInterval(t *testing.T) {
 		s := newPage(t, reg, console.Config{})
 		s.get("/", nil)
 		time.Sleep(61500 * time.Millisecond)
-		require.EqualValues(t, []int64{7, 7, 1}, []int64{quick.Load(), hanging.Load(), deaf.Load()}, "at once and each ten seconds")
+		require.EqualValues(t, []int64{7, 7, 1}, []int64{quick.Load(), hanging.Load(), deaf.Load()},
+			"at once and each ten seconds")
 		var o overview
 		s.get("/", &o)
 		for _, p := range o.Policies {

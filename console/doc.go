@@ -38,9 +38,9 @@
 // [Show] selects them. The names of policies, their settings and the ids of sagas are always shown.
 //
 // Without Config.Allow the console is read-only. http.CrossOriginProtection rejects a POST from another origin. A proxy
-// must keep the browser's Host, as nginx does with "proxy_set_header Host $http_host". DNS rebinding lets a foreign page
-// reach the console from an operator's browser. Allow, or the handler around the console, must therefore require a
-// credential or check r.Host. The client's address alone proves nothing.
+// must keep the browser's Host, as nginx does with "proxy_set_header Host $http_host". DNS rebinding lets a foreign
+// page reach the console from an operator's browser. Allow, or the handler around the console, must therefore require
+// a credential or check r.Host. The client's address alone proves nothing.
 //
 // # Scripts
 //

@@ -45,7 +45,8 @@ type works struct {
 func newWorks(t *testing.T) *works {
 	w := &works{}
 	budget := retry.NewBudget(retry.BudgetConfig{Name: "bank", PerSecond: 2})
-	retries := retry.New(retry.Config{Name: "bank", Attempts: 3, Backoff: retry.Constant(10 * time.Millisecond), Budget: budget})
+	retries := retry.New(retry.Config{Name: "bank", Attempts: 3, Backoff: retry.Constant(10 * time.Millisecond),
+		Budget: budget})
 	hedger := hedge.New[int](hedge.Config{Name: "prices", Delay: 50 * time.Millisecond, Quantile: 0.95})
 	circuit := breaker.New(breaker.Config{Name: "bank", ConsecutiveFailures: 5})
 	rate := throttle.New(throttle.Config{Name: "bank", Rate: 1000})
@@ -53,17 +54,21 @@ func newWorks(t *testing.T) *works {
 	shards := resilience.NewGroup(func(string) *breaker.Breaker {
 		return breaker.New(breaker.Config{Name: "shards", ConsecutiveFailures: 3})
 	}, resilience.GroupConfig{})
-	rooms := resilience.NewGroup(func(string) *bulkhead.Bulkhead { return bulkhead.New(bulkhead.Config{Name: "tenants", Limit: 4}) }, resilience.GroupConfig{})
+	rooms := resilience.NewGroup(func(string) *bulkhead.Bulkhead {
+		return bulkhead.New(bulkhead.Config{Name: "tenants", Limit: 4})
+	}, resilience.GroupConfig{})
 	tenants := throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Name: "tenants", Rate: 1000}})
 	shed := adaptive.New(adaptive.Config{Name: "search"})
 	meters := func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Rate("all", 1000, 1)} }
-	quota := fleet.New(fleet.Config{Name: "quota", Meters: meters, Instances: 2, OnOutage: fleet.Local, Eval: func(context.Context, string, []string, ...any) (any, error) {
-		if w.redisDown.Load() {
-			return nil, errDown
-		}
-		return []any{int64(1), time.Now().UnixMicro(), int64(1)}, nil
-	}})
-	users := cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Second, Load: func(_ context.Context, id int) (string, error) { return fmt.Sprint(id), nil }})
+	quota := fleet.New(fleet.Config{Name: "quota", Meters: meters, Instances: 2, OnOutage: fleet.Local,
+		Eval: func(context.Context, string, []string, ...any) (any, error) {
+			if w.redisDown.Load() {
+				return nil, errDown
+			}
+			return []any{int64(1), time.Now().UnixMicro(), int64(1)}, nil
+		}})
+	users := cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: time.Second,
+		Load: func(_ context.Context, id int) (string, error) { return fmt.Sprint(id), nil }})
 	w.leader = lease.New(lease.NewMemory(), lease.Config{Name: "billing", Holder: "host-1"})
 	w.orders = &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
 		{Name: "reserve", Do: ok, UndoAttempts: 1, Undo: func(context.Context, *order) error {
@@ -79,7 +84,8 @@ func newWorks(t *testing.T) *works {
 			return nil
 		}},
 	}}
-	w.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "orders", OnEvent: func(context.Context, saga.Event) {}})
+	w.runner = saga.NewRunner(saga.NewMemory(),
+		saga.RunnerConfig{Name: "orders", OnEvent: func(context.Context, saga.Event) {}})
 	saga.Register(w.runner, w.orders)
 	w.run(t)
 	var err error
@@ -87,7 +93,8 @@ func newWorks(t *testing.T) *works {
 	require.NoError(t, err)
 
 	reg := registry.New()
-	reg.MustAdd(budget, retries, hedger, circuit, rate, slots, shards, rooms, tenants, shed, quota, users, w.leader, w.runner)
+	reg.MustAdd(budget, retries, hedger, circuit, rate, slots, shards, rooms, tenants, shed, quota, users, w.leader,
+		w.runner)
 	w.shop = newPage(t, reg, console.Config{Allow: allow, Show: console.Show{Errors: true, Keys: true}})
 
 	calls := 0
@@ -214,7 +221,8 @@ func TestIncidentSlowDependency(t *testing.T) {
 func TestIncidentRetryStorm(t *testing.T) {
 	incident(t, func(t *testing.T, w *works) {
 		w.bankFlaky.Store(true)
-		o := w.after(20*time.Second, "The breaker bank has failing calls, the budget bank has no retries left, and one more policy needs attention.", "budget/bank spent", "retry/bank spent")
+		o := w.after(20*time.Second, "The breaker bank has failing calls, the budget bank has no retries left, "+
+			"and one more policy needs attention.", "budget/bank spent", "retry/bank spent")
 		require.Contains(t, o.card("budget/bank"), "|for # ")
 		w.bankFlaky.Store(false)
 		w.after(time.Minute, allWell)
@@ -226,7 +234,8 @@ func TestIncidentSagas(t *testing.T) {
 	incident(t, func(t *testing.T, w *works) {
 		w.stop()
 		w.after(30*time.Second, allWell)
-		o := w.after(2*time.Minute, "The runner orders has overdue sagas.", "saga/orders overdue: # sagas due, the first for #")
+		o := w.after(2*time.Minute, "The runner orders has overdue sagas.",
+			"saga/orders overdue: # sagas due, the first for #")
 		require.Contains(t, o.card("saga/orders"), "|for # ")
 		w.warehouseDown.Store(true)
 		w.run(t)

@@ -41,18 +41,26 @@ func TestSagaView(t *testing.T) {
 	}{
 		{saga.Instance{Status: saga.Running, Steps: steps}, "", "", "blue", 2, 3},
 		{saga.Instance{Status: saga.Running, Steps: begun(saga.StepStarted)}, "c", "", "blue", 2, 4},
-		{saga.Instance{Status: saga.Running, Steps: begun(saga.StepWaiting), Failures: 1, LastError: "last", Cause: "cause"}, "c", "last", "warn", 2, 4},
+		{saga.Instance{Status: saga.Running, Steps: begun(saga.StepWaiting), Failures: 1, LastError: "last",
+			Cause: "cause"}, "c", "last", "warn", 2, 4},
 		{saga.Instance{Status: saga.Running, Step: "a", Steps: steps}, "a", "", "blue", 2, 3},
-		{saga.Instance{Status: saga.Compensating, Back: true, Steps: begun(saga.StepUndoing), Cause: "cause"}, "c", "cause", "warn", 2, 4},
-		{saga.Instance{Status: saga.Compensating, Back: true, Step: "c", Steps: undo(saga.StepUndoFailed, saga.StepIdle), Cause: "cause"}, "c", "cause", "warn", 1, 3},
+		{saga.Instance{Status: saga.Compensating, Back: true, Steps: begun(saga.StepUndoing), Cause: "cause"}, "c",
+			"cause", "warn", 2, 4},
+		{saga.Instance{Status: saga.Compensating, Back: true, Step: "c", Steps: undo(saga.StepUndoFailed, saga.StepIdle),
+			Cause: "cause"}, "c", "cause", "warn", 1, 3},
 		{saga.Instance{Status: saga.Completed, Steps: steps, Failures: 1}, "", "", "ok", 2, 3},
 		{saga.Instance{Status: saga.Compensated, Failures: 1}, "", "", "idle", 0, 0},
 		{saga.Instance{Status: saga.Abandoned}, "", "", "idle", 0, 0},
-		{saga.Instance{Status: saga.Stuck, Step: "b", Steps: undo(saga.StepUndoFailed, saga.StepIdle), Cause: "cause"}, "b", "old", "fail", 1, 3},
-		{saga.Instance{Status: saga.Stuck, Step: "c", Steps: undo(saga.StepDone, saga.StepFailed), LastError: "last"}, "c", "", "fail", 2, 3},
-		{saga.Instance{Status: saga.Stuck, Back: true, Step: "c", Steps: undo(saga.StepUndoFailed, saga.StepNoEffect), Cause: "cause"}, "a", "cannot undo", "fail", 1, 3},
-		{saga.Instance{Status: saga.Stuck, Back: true, Step: "b", Steps: undo(saga.StepDone, saga.StepUndoFailed), Cause: "cause"}, "c", "", "fail", 2, 3},
-		{saga.Instance{Status: saga.Stuck, Back: true, Step: "b", Steps: undo(saga.StepDone, saga.StepDone), Cause: "cause"}, "b", "cause", "fail", 3, 3},
+		{saga.Instance{Status: saga.Stuck, Step: "b", Steps: undo(saga.StepUndoFailed, saga.StepIdle), Cause: "cause"},
+			"b", "old", "fail", 1, 3},
+		{saga.Instance{Status: saga.Stuck, Step: "c", Steps: undo(saga.StepDone, saga.StepFailed), LastError: "last"},
+			"c", "", "fail", 2, 3},
+		{saga.Instance{Status: saga.Stuck, Back: true, Step: "c", Steps: undo(saga.StepUndoFailed, saga.StepNoEffect),
+			Cause: "cause"}, "a", "cannot undo", "fail", 1, 3},
+		{saga.Instance{Status: saga.Stuck, Back: true, Step: "b", Steps: undo(saga.StepDone, saga.StepUndoFailed),
+			Cause: "cause"}, "c", "", "fail", 2, 3},
+		{saga.Instance{Status: saga.Stuck, Back: true, Step: "b", Steps: undo(saga.StepDone, saga.StepDone),
+			Cause: "cause"}, "b", "cause", "fail", 3, 3},
 	} {
 		test.in.CreatedAt, test.in.Now = now, now.Add(1500*time.Millisecond)
 		c := &Console{cfg: Config{Show: Show{Errors: true}}}
@@ -73,17 +81,22 @@ func TestSagaView(t *testing.T) {
 }
 
 func TestOperationLogValue(t *testing.T) {
-	op := Operation{Action: Skip, Policy: "saga/worker", Key: "k", For: time.Second, Settings: json.RawMessage("{}"), ID: "1", Step: "s", Seq: 2, Note: "why"}
-	want := []slog.Attr{slog.String("action", "skip"), slog.String("policy", "saga/worker"), slog.String("key", "k"), slog.Duration("for", time.Second),
-		slog.String("settings", "{}"), slog.String("id", "1"), slog.String("step", "s"), slog.Int64("seq", 2), slog.String("note", "why")}
+	op := Operation{Action: Skip, Policy: "saga/worker", Key: "k", For: time.Second, Settings: json.RawMessage("{}"),
+		ID: "1", Step: "s", Seq: 2, Note: "why"}
+	want := []slog.Attr{slog.String("action", "skip"), slog.String("policy", "saga/worker"), slog.String("key", "k"),
+		slog.Duration("for", time.Second),
+		slog.String("settings", "{}"), slog.String("id", "1"), slog.String("step", "s"), slog.Int64("seq", 2),
+		slog.String("note", "why")}
 	require.Equal(t, want, op.LogValue().Group())
 	require.Equal(t, want[:2], Operation{Action: Skip, Policy: "saga/worker"}.LogValue().Group())
 }
 
 func TestCacheKeys(t *testing.T) {
 	for f, want := range map[any]bool{
-		new(func(context.Context, ...int) error): true, new(func(context.Context, int) error): false, new(func(int, ...int) error): false,
-		new(func(context.Context, int, ...int) error): false, new(func(...context.Context) error): false, new(func(context.Context, ...int)): false,
+		new(func(context.Context, ...int) error): true, new(func(context.Context, int) error): false,
+		new(func(int, ...int) error):                  false,
+		new(func(context.Context, int, ...int) error): false, new(func(...context.Context) error): false,
+		new(func(context.Context, ...int)):     false,
 		new(func(context.Context, ...int) int): false, new(func(context.Context, ...int) (error, error)): false,
 	} {
 		require.Equal(t, want, byKeys(reflect.Zero(reflect.TypeOf(f).Elem())), "%T", f)
@@ -95,7 +108,8 @@ func TestCacheKeys(t *testing.T) {
 		text string
 		want any
 	}{
-		{"", "a b", "a b"}, {name(""), "7", name("7")}, {0, "7", 7}, {time.Time{}, "2026-05-01T12:00:00Z", time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)},
+		{"", "a b", "a b"}, {name(""), "7", name("7")}, {0, "7", 7},
+		{time.Time{}, "2026-05-01T12:00:00Z", time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)},
 		{[2]int{}, "[1,2]", [2]int{1, 2}}, {0, "x", `key: is "x": must be JSON of type int`}, {"", "", "key: is empty"},
 		{time.Time{}, "soon", `key: parsing time "soon" as "2006-01-02T15:04:05Z07:00": cannot parse "soon" as "2006"`},
 	} {
@@ -171,7 +185,8 @@ func TestSeries(t *testing.T) {
 		require.Equal(t, []any{test.total, test.samples}, []any{total, samples}, name)
 	}
 	m := metricsNamed("f", "a", "c")[0]
-	for name, admitted := range map[string]bool{"f{outcome=a}": true, "f{outcome=b}": false, "f{x=a}": false, "g{outcome=a}": false} {
+	for name, admitted := range map[string]bool{"f{outcome=a}": true, "f{outcome=b}": false, "f{x=a}": false,
+		"g{outcome=a}": false} {
 		require.Equal(t, admitted, m.admits(newSeries(policy.Metric{Name: name}, 0)), name)
 	}
 }
@@ -203,12 +218,14 @@ func TestJudgeStatus(t *testing.T) {
 		{policy.Health{Status: policy.Fail, State: "open"}, 0, 0, 0, fail, "open", ""},
 		{policy.Health{}, 0, 0, 0, well, "healthy", ""},
 	} {
-		tr := &track{rules: r, health: c.health, series: []*series{count("calls", c.calls), count("failed", c.failed), count("refused", c.refused)}}
+		tr := &track{rules: r, health: c.health,
+			series: []*series{count("calls", c.calls), count("failed", c.failed), count("refused", c.refused)}}
 		s := tr.judge(1)
 		require.Equal(t, []any{c.tone, c.state, c.detail}, []any{s.tone, s.state, s.detail}, "%+v", c)
 		require.Equal(t, c.health.Err, s.err)
 	}
-	for share, s := range map[float64]status{0: {failed: 1}, 0.5: {calls: 4, failed: 1, refused: 1}, 1: {calls: 1, failed: 2}} {
+	for share, s := range map[float64]status{0: {failed: 1}, 0.5: {calls: 4, failed: 1, refused: 1},
+		1: {calls: 1, failed: 2}} {
 		require.Equal(t, share, s.share())
 	}
 	words := map[tone]string{fail: "broken", warn: "needs attention", well: "healthy", "blue": ""}
@@ -219,9 +236,11 @@ func TestJudgeStatus(t *testing.T) {
 
 func TestVerdictNamesTheWorst(t *testing.T) {
 	is := func(name string, tone tone, state string) *track {
-		return &track{entry: registry.Entry{Description: policy.Description{Kind: "meter", Name: name}}, status: status{tone: tone, state: state}}
+		return &track{entry: registry.Entry{Description: policy.Description{Kind: "meter", Name: name}},
+			status: status{tone: tone, state: state}}
 	}
-	a, b, c, d, e := is("a", warn, "full"), is("b", fail, "open"), is("c", warn, "giving_up"), is("d", warn, "full"), is("e", well, "healthy")
+	a, b, c, d, e := is("a", warn, "full"), is("b", fail, "open"), is("c", warn, "giving_up"), is("d", warn, "full"),
+		is("e", well, "healthy")
 	for want, tracks := range map[string][]*track{
 		"ok No policy is registered.":                       {},
 		"ok The only policy is healthy.":                    {e},
@@ -239,7 +258,8 @@ func TestVerdictNamesTheWorst(t *testing.T) {
 	}
 	ill := is("e", fail, "open")
 	ill.rules = rulesOf("breaker")
-	require.Equal(t, []*track{b, ill, e, a, c}, inOrder([]*track{c, e, ill, b, a}), "what is broken draws those of its name with it")
+	require.Equal(t, []*track{b, ill, e, a, c}, inOrder([]*track{c, e, ill, b, a}),
+		"what is broken draws those of its name with it")
 	require.Equal(t, []*track{b, ill, e, a, c}, inOrder([]*track{ill, c, b, a, e}))
 	o, page := overview{}, &Console{sampler: sampler{tracks: []*track{a, b, a}}}
 	page.cards(&o)

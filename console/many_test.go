@@ -360,7 +360,8 @@ func TestMoreStuckSagasAreLinked(t *testing.T) {
 		var p found
 		d.get("/sagas", &p)
 		require.Len(t, p.Stuck, 500)
-		more := regexp.MustCompile(`<a href="(sagas[^"]*)">More stuck sagas`).FindStringSubmatch(d.get("/sagas", nil).Body.String())
+		more := regexp.MustCompile(`<a href="(sagas[^"]*)">More stuck sagas`).FindStringSubmatch(d.get("/sagas",
+			nil).Body.String())
 		require.NotNil(t, more)
 		p = found{}
 		d.get("/"+html.UnescapeString(more[1]), &p)

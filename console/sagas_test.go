@@ -57,7 +57,8 @@ func newDepot(t *testing.T, cfg console.Config) *depot {
 		}},
 		{Name: "ship", Do: ok},
 	}}
-	d.runner = saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "worker", OnEvent: func(context.Context, saga.Event) {}})
+	d.runner = saga.NewRunner(saga.NewMemory(),
+		saga.RunnerConfig{Name: "worker", OnEvent: func(context.Context, saga.Event) {}})
 	saga.Register(d.runner, d.orders)
 	reg := registry.New()
 	reg.MustAdd(d.runner)
@@ -270,7 +271,8 @@ func TestSagaPageShowsSteps(t *testing.T) {
 		require.True(t, p.Units[3].Pivot)
 		require.Equal(t, "created", p.Log[0].Kind)
 		body := d.get("/saga?id=stuck-1", nil).Body.String()
-		for _, text := range []string{"undo failed", "· pivot", "secret-host", "4111", `value="skip"`, `>undo failed</td><td data-label="Step">reserve</td><td data-label="Attempt">undo 1</td>`,
+		for _, text := range []string{"undo failed", "· pivot", "secret-host", "4111", `value="skip"`,
+			`>undo failed</td><td data-label="Step">reserve</td><td data-label="Attempt">undo 1</td>`,
 			"2 of 3 undone"} {
 			require.Contains(t, body, text)
 		}
@@ -307,7 +309,8 @@ func TestStuckSagaNamesBlockingStep(t *testing.T) {
 		require.Contains(t, p.Cause, "card declined")
 		require.Equal(t, []string{want.Step, want.Error}, []string{p.Step, p.Error})
 		body := d.get("/saga?id=stuck-1", nil).Body.String()
-		require.Contains(t, body, `<span class="label">Stuck at reserve</span> <code>warehouse: secret-host unreachable</code>`)
+		require.Contains(t, body, `<span class="label">Stuck at reserve</span> `+
+			`<code>warehouse: secret-host unreachable</code>`)
 		require.Contains(t, body, `<span class="label">Turned back at charge</span>`)
 	})
 }
@@ -359,7 +362,8 @@ func TestActionOnManyNeedsConfirmation(t *testing.T) {
 		in, err := d.runner.Get(t.Context(), "stuck-1")
 		require.NoError(t, err)
 		require.Equal(t, saga.Stuck, in.Status)
-		require.Contains(t, d.post("action", "abandon", "policy", "saga/worker", "id", "stuck-1", "note", "x", "sure", "").Body.String(), "Abandon stuck-1?")
+		require.Contains(t, d.post("action", "abandon", "policy", "saga/worker", "id", "stuck-1", "note", "x", "sure",
+			"").Body.String(), "Abandon stuck-1?")
 		require.Equal(t, http.StatusSeeOther, d.post(form...).Code)
 		synctest.Wait()
 		in, err = d.runner.Get(t.Context(), "stuck-1")
@@ -371,9 +375,10 @@ func TestActionOnManyNeedsConfirmation(t *testing.T) {
 func TestOperatorsActOnSagas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var audit []string
-		d := newDepot(t, console.Config{Allow: allow, Show: console.Show{Errors: true}, Audit: func(_ context.Context, op console.Operation, err error) {
-			audit = append(audit, fmt.Sprint(op.Action, " ", op.ID, " ", op.Note, " ", err))
-		}})
+		d := newDepot(t, console.Config{Allow: allow, Show: console.Show{Errors: true},
+			Audit: func(_ context.Context, op console.Operation, err error) {
+				audit = append(audit, fmt.Sprint(op.Action, " ", op.ID, " ", op.Note, " ", err))
+			}})
 		d.run("ok-1", "stuck-1", "stuck-2", "stuck-3")
 		w := d.post("action", "retry", "policy", "saga/worker", "id", "stuck-1")
 		require.Equal(t, http.StatusBadRequest, w.Code)
@@ -393,7 +398,8 @@ func TestOperatorsActOnSagas(t *testing.T) {
 
 		w = d.post("action", "retry", "policy", "saga/worker", "note", "all of them")
 		require.Equal(t, http.StatusBadRequest, w.Code, "of which")
-		w = d.post("action", "abandon", "policy", "saga/worker", "saga", "trip", "stauts", "stuck", "note", "a slip of the pen")
+		w = d.post("action", "abandon", "policy", "saga/worker", "saga", "trip", "stauts", "stuck", "note",
+			"a slip of the pen")
 		require.Equal(t, http.StatusBadRequest, w.Code, "a condition that is not understood must not be left out")
 		require.Contains(t, w.Body.String(), ": is not a field of abandon")
 		w = d.post("action", "retry", "policy", "saga/worker", "ids", "stuck-1@0", "ids", "stuck-2@0",
@@ -490,9 +496,11 @@ func TestStepWithoutEffectCanBeSkipped(t *testing.T) {
 		d.run("stuck-1")
 		body := d.get("/saga?id=stuck-1", nil).Body.String()
 		for step, can := range map[string]bool{"charge": true, "reserve": true, "pack": false, "ship": false} {
-			require.Equal(t, can, strings.Contains(body, "<option>"+step+"</option>") || strings.Contains(body, "<option selected>"+step+"</option>"), step)
+			require.Equal(t, can, strings.Contains(body, "<option>"+step+"</option>") ||
+				strings.Contains(body, "<option selected>"+step+"</option>"), step)
 		}
-		require.NoError(t, d.runner.Operate(t.Context(), "stuck-1", saga.Operation{Action: saga.ActionSkip, Step: "charge", Note: "by hand"}))
+		require.NoError(t, d.runner.Operate(t.Context(), "stuck-1",
+			saga.Operation{Action: saga.ActionSkip, Step: "charge", Note: "by hand"}))
 	})
 }
 
@@ -591,7 +599,8 @@ func TestFailedStoreQuery(t *testing.T) {
 			require.Equal(t, code, w.Code, path)
 			require.Contains(t, html.UnescapeString(w.Body.String()), want, path)
 		}
-		require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "cancel", "policy", "meter/users", "ids", "order-1@0", "note", "x").Code)
+		require.Equal(t, http.StatusUnprocessableEntity,
+			s.post("action", "cancel", "policy", "meter/users", "ids", "order-1@0", "note", "x").Code)
 		w := s.post("action", "cancel", "policy", "meter/users", "id", "order-1", "note", "x")
 		require.Equal(t, http.StatusUnprocessableEntity, w.Code)
 		require.Contains(t, w.Body.String(), "meter/users has no sagas")
@@ -608,7 +617,8 @@ func TestFailedStoreQuery(t *testing.T) {
 func TestListHasLinksToAllPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := newSlow(t)
-		s.reg.MustAdd(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "another"}), saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "zero"}))
+		s.reg.MustAdd(saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "another"}),
+			saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "zero"}))
 		var pages []int
 		seen := map[string]bool{}
 		for path := "sagas?runner=worker&text=order-1"; path != ""; {
@@ -626,7 +636,8 @@ func TestListHasLinksToAllPages(t *testing.T) {
 		require.Equal(t, []int{50, 50, 11}, pages)
 		require.Len(t, seen, 111)
 		body := s.get("/sagas", nil).Body.String()
-		require.Contains(t, body, `<a href="sagas?runner=another" aria-current="page">another</a> <a href="sagas?runner=worker">worker</a> <a href="sagas?runner=zero">zero</a>`)
+		require.Contains(t, body, `<a href="sagas?runner=another" aria-current="page">another</a> `+
+			`<a href="sagas?runner=worker">worker</a> <a href="sagas?runner=zero">zero</a>`)
 		var p struct {
 			Runner string
 			Counts []struct {
@@ -668,12 +679,14 @@ func TestFieldsOfSagaActions(t *testing.T) {
 		require.NotContains(t, do("retry", "nobody"), "the store failed")
 		refused := do("cancel", "stuck-1", "seq", fmt.Sprint(in.Seq))
 		require.Contains(t, refused, "not allowed")
-		require.Empty(t, do("retry", "stuck-1", "seq", "0", "step", "charge", "status", ""), "a step stands beside the other buttons")
+		require.Empty(t, do("retry", "stuck-1", "seq", "0", "step", "charge", "status", ""),
+			"a step stands beside the other buttons")
 		require.Empty(t, do("skip", "stuck-1", "step", "charge"))
 		require.Equal(t, []string{"retry  0", "skip charge 0"}, steps[len(steps)-2:])
 
 		store := saga.NewMemory()
-		knows, does := saga.NewRunner(store, saga.RunnerConfig{Name: "knows"}), saga.NewRunner(store, saga.RunnerConfig{Name: "worker"})
+		knows, does := saga.NewRunner(store, saga.RunnerConfig{Name: "knows"}),
+			saga.NewRunner(store, saga.RunnerConfig{Name: "worker"})
 		saga.Register(knows, d.orders)
 		_, err = saga.Start(t.Context(), knows, d.orders, "order-1", order{})
 		require.NoError(t, err)
@@ -689,7 +702,8 @@ func TestApplyToRunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Allow: allow})
 		for _, preview := range [][]string{nil, {"preview", "1"}} {
-			w := d.post(append([]string{"action", "apply", "policy", "saga/worker", "settings", `{"Nonsense": 1}`}, preview...)...)
+			w := d.post(append([]string{"action", "apply", "policy", "saga/worker", "settings", `{"Nonsense": 1}`},
+				preview...)...)
 			require.GreaterOrEqual(t, w.Code, 400)
 			require.Contains(t, w.Body.String(), "<h2>Metrics</h2>")
 		}

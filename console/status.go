@@ -152,7 +152,8 @@ func verdict(tracks []*track) (tone, []phrase) {
 		if n == 1 {
 			more, need = "one more policy", " needs attention"
 		}
-		sentence = append(sentence, phrase{Text: ", and "}, phrase{more, template.URL("#" + bad[2].anchor())}, phrase{Text: need})
+		sentence = append(sentence,
+			phrase{Text: ", and "}, phrase{more, template.URL("#" + bad[2].anchor())}, phrase{Text: need})
 	}
 	sentence[0].Text = capital(sentence[0].Text)
 	return bad[0].status.tone, append(sentence, phrase{Text: "."})

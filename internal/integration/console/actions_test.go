@@ -145,7 +145,8 @@ func depot(t *testing.T, sagas ...*saga.Saga[order]) (*saga.Runner, *sql.DB) {
 	})
 	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{})
 	require.NoError(t, store.Migrate(t.Context()))
-	r := saga.NewRunner(store, saga.RunnerConfig{Name: "orders", Poll: 50 * time.Millisecond, OnEvent: func(context.Context, saga.Event) {}})
+	r := saga.NewRunner(store, saga.RunnerConfig{Name: "orders", Poll: 50 * time.Millisecond,
+		OnEvent: func(context.Context, saga.Event) {}})
 	saga.Register(r, sagas...)
 	return r, db
 }
@@ -328,7 +329,8 @@ func TestEightTabsAreLive(t *testing.T) {
 		begun[i] = times(i)
 	}
 	for i := range tabs {
-		require.Eventually(t, func() bool { return times(i) > begun[i]+1 }, patience, 10*time.Millisecond, "tab %d goes on", i)
+		require.Eventually(t, func() bool { return times(i) > begun[i]+1 }, patience, 10*time.Millisecond,
+			"tab %d goes on", i)
 	}
 	circuit.ForceOpen(errDown)
 	for _, p := range tabs {
@@ -336,7 +338,8 @@ func TestEightTabsAreLive(t *testing.T) {
 	}
 	hide := func(hidden bool) {
 		for _, p := range tabs[:7] {
-			eval[bool](p, fmt.Sprintf(`Object.defineProperty(document, "hidden", { value: %t, configurable: true }), document.dispatchEvent(new Event("visibilitychange"))`, hidden))
+			eval[bool](p, fmt.Sprintf(`Object.defineProperty(document, "hidden", { value: %t, configurable: true }),
+				document.dispatchEvent(new Event("visibilitychange"))`, hidden))
 		}
 	}
 	hide(true)
@@ -344,7 +347,8 @@ func TestEightTabsAreLive(t *testing.T) {
 		p.until(`document.getElementById("live").textContent === "not live"`)
 	}
 	before, last := times(0), times(7)
-	require.Eventually(t, func() bool { return times(7) > last+2 }, patience, 10*time.Millisecond, "the tab that is seen goes on")
+	require.Eventually(t, func() bool { return times(7) > last+2 }, patience, 10*time.Millisecond,
+		"the tab that is seen goes on")
 	require.Equal(t, before, times(0), "one that is not seen asks for nothing")
 	circuit.Enable()
 	hide(false)
@@ -361,14 +365,17 @@ func TestPostFromAnotherOriginIsRejected(t *testing.T) {
 	at := serve(t, reg, console.Config{Allow: allow})
 	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
-		_, _ = fmt.Fprintf(w, `<form method=post action="%sact"><input name=action value=trip><input name=policy value="breaker/users"><button>Win</button></form>
+		_, _ = fmt.Fprintf(w, `<form method=post action="%sact"><input name=action value=trip>
+			<input name=policy value="breaker/users"><button>Win</button></form>
 			<iframe src="%s"></iframe>`, at, at)
 	}))
 	defer evil.Close()
 	p := newTab(t)
 	p.complaints.allowed = true // of the page that is not framed
 	p.open(evil.URL)
-	require.False(t, eval[bool](p, `(() => { try { return !!window.frames[0].document.querySelector("main") } catch { return false } })()`))
+	require.False(t, eval[bool](p, `(() => {
+		try { return !!window.frames[0].document.querySelector("main") } catch { return false }
+	})()`))
 	eval[bool](p, `document.forms[0].requestSubmit(), true`)
 	p.shows("cross-origin")
 	require.Equal(t, http.StatusForbidden, eval[int](p, `performance.getEntriesByType("navigation")[0].responseStatus`))
@@ -395,7 +402,8 @@ func TestTextsAreShownAsTexts(t *testing.T) {
 	})
 	at := serve(t, reg, console.Config{Name: evil, Allow: allow, Show: console.Show{Errors: true, Keys: true}})
 	p := newTab(t)
-	for _, page := range []string{"", "policy?" + url.Values{"kind": {"breaker"}, "name": {evil}}.Encode(), "policy?kind=breaker&name=shards", "nothing"} {
+	for _, page := range []string{"", "policy?" + url.Values{"kind": {"breaker"}, "name": {evil}}.Encode(),
+		"policy?kind=breaker&name=shards", "nothing"} {
 		p.open(at + page)
 		p.shows(evil)
 		if page != "nothing" {

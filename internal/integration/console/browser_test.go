@@ -84,7 +84,8 @@ func newTab(t *testing.T) tab {
 	starting.Lock()
 	defer starting.Unlock()
 	if browser == nil {
-		all, stop := chromedp.NewExecAllocator(context.Background(), chromedp.ExecPath(path), chromedp.Headless, chromedp.NoSandbox,
+		all, stop := chromedp.NewExecAllocator(context.Background(), chromedp.ExecPath(path), chromedp.Headless,
+			chromedp.NoSandbox,
 			chromedp.Flag("force-color-profile", "srgb"), chromedp.WSURLReadTimeout(patience))
 		first, end := chromedp.NewContext(all)
 		require.NoError(t, chromedp.Do(first))
@@ -126,7 +127,12 @@ func (p tab) click(sel string) {
 // fill writes into a field, as a person types.
 func (p tab) fill(sel, text string) {
 	p.t.Helper()
-	p.until(fmt.Sprintf(`(() => { const e = document.querySelector(%q); if (!e) return false; e.focus(); e.value = ""; return true })()`, sel))
+	p.until(fmt.Sprintf(`(() => {
+		const e = document.querySelector(%q);
+		if (!e) return false;
+		e.focus(); e.value = "";
+		return true
+	})()`, sel))
 	p.do("fill "+sel, chromedp.KeyEvent(text))
 }
 

@@ -40,7 +40,8 @@ func newTown(t *testing.T) *town {
 	w := &town{reg: registry.New()}
 	for i, name := range []string{"users", "payments", "search"} {
 		retries := retry.New(retry.Config{Name: name, Attempts: 3, Backoff: retry.Constant(20 * time.Millisecond)})
-		circuit := breaker.New(breaker.Config{Name: name, FailureRate: 0.5, MinCalls: 20, Window: 5 * time.Second, OpenFor: 8 * time.Second})
+		circuit := breaker.New(breaker.Config{Name: name, FailureRate: 0.5, MinCalls: 20, Window: 5 * time.Second,
+			OpenFor: 8 * time.Second})
 		rate := throttle.New(throttle.Config{Name: name, Rate: 160, Burst: 40})
 		slots := bulkhead.New(bulkhead.Config{Name: name, Limit: 16, Queue: 16, MaxWait: 50 * time.Millisecond})
 		w.reg.MustAdd(retries, circuit, rate, slots)
@@ -58,10 +59,11 @@ func newTown(t *testing.T) *town {
 			_ = guarded(ctx)
 		})
 	}
-	users := cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: 20 * time.Second, Load: func(_ context.Context, id int) (string, error) {
-		time.Sleep(10 * time.Millisecond)
-		return fmt.Sprint(id), nil
-	}})
+	users := cacheaside.New(cacheaside.Config[int, string]{Name: "users", TTL: 20 * time.Second,
+		Load: func(_ context.Context, id int) (string, error) {
+			time.Sleep(10 * time.Millisecond)
+			return fmt.Sprint(id), nil
+		}})
 	t.Cleanup(func() { _ = users.Close() })
 	shards := resilience.NewGroup(func(string) *breaker.Breaker {
 		return breaker.New(breaker.Config{Name: "shards", ConsecutiveFailures: 5})
@@ -125,8 +127,10 @@ func (w *town) bookings(t *testing.T) *saga.Runner {
 	tickets, mail := step("tickets"), step("mail")
 	mail.Parallel = true
 	tickets.Undo, mail.Undo = nil, nil
-	sg := &saga.Saga[trip]{Name: "trip", Version: 3, Steps: []saga.Step[trip]{flight, hotel, car, insurance, charge, tickets, mail}}
-	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "bookings", OnEvent: func(context.Context, saga.Event) {}})
+	sg := &saga.Saga[trip]{Name: "trip", Version: 3,
+		Steps: []saga.Step[trip]{flight, hotel, car, insurance, charge, tickets, mail}}
+	r := saga.NewRunner(saga.NewMemory(), saga.RunnerConfig{Name: "bookings",
+		OnEvent: func(context.Context, saga.Event) {}})
 	saga.Register(r, sg)
 	run(t, r)
 	for i := range 12 {
@@ -188,7 +192,10 @@ func TestPagesAreAccessible(t *testing.T) {
 		for name := range sights {
 			p.visit(at, name)
 			p.do("axe", chromedp.Evaluate[chromedp.Void](string(axe)))
-			found := eval[string](p, `axe.run(document, {resultTypes: ["violations"]}).then((r) => JSON.stringify(r.violations.map((v) => ({id: v.id, help: v.help, nodes: v.nodes.map((n) => n.html + " " + n.failureSummary)}))))`)
+			found := eval[string](p, `axe.run(document, {resultTypes: ["violations"]}).then((r) =>
+				JSON.stringify(r.violations.map((v) => ({
+					id: v.id, help: v.help, nodes: v.nodes.map((n) => n.html + " " + n.failureSummary),
+				}))))`)
 			var violations []struct {
 				ID, Help string
 				Nodes    []string
@@ -209,7 +216,7 @@ func TestPagesAreAccessible(t *testing.T) {
 // fitsPhone checks that a thumb hits each button, and that cards need no horizontal scrolling.
 func (p tab) fitsPhone(name string) {
 	p.t.Helper()
-	small := eval[[]string](p, `[...document.querySelectorAll("button, select, summary, input:not([type=hidden])")].filter((e) => {
+	small := eval[[]string](p, `[...document.querySelectorAll("button, select, summary, input")].filter((e) => {
 		const box = (e.closest(".check, td.pick") || e).getBoundingClientRect();
 		return e.checkVisibility() && box.height < 44;
 	}).map((e) => e.outerHTML)`)
@@ -219,7 +226,8 @@ func (p tab) fitsPhone(name string) {
 	require.Empty(p.t, cut, "%s: outside the screen", name)
 }
 
-var picturesFor = flag.Duration("pictures.for", 10*time.Minute, "how long the town runs before pictures are taken of it")
+var picturesFor = flag.Duration("pictures.for", 10*time.Minute,
+	"how long the town runs before pictures are taken of it")
 
 // TestPictures takes the pictures of the documentation. It takes as long as the charts reach
 // back.
@@ -243,7 +251,8 @@ func TestPictures(t *testing.T) {
 		for _, view := range []struct {
 			name          string
 			width, height int64
-		}{{"overview", 1180, 800}, {"breaker", 1180, 1180}, {"saga", 1180, 1180}, {"sagas", 1180, 800}, {"group", 1180, 1300}, {"overview", 390, 844}, {"breaker", 390, 844}} {
+		}{{"overview", 1180, 800}, {"breaker", 1180, 1180}, {"saga", 1180, 1180}, {"sagas", 1180, 800},
+			{"group", 1180, 1300}, {"overview", 390, 844}, {"breaker", 390, 844}} {
 			p.size(view.width, view.height, dark)
 			p.visit(at, view.name)
 			name := view.name + suffix

@@ -50,7 +50,7 @@ func TestQuickstartInABrowser(t *testing.T) {
 	p := newTab(t)
 	p.size(1180, 940, false)
 	p.open(at)
-	p.until(`document.querySelectorAll("#plain path").length >= 6 && document.querySelectorAll("#resilient path").length >= 6`)
+	p.until(`["#plain path", "#resilient path"].every((s) => document.querySelectorAll(s).length >= 6)`)
 	p.shows("healthy again")
 	require.Equal(t, 8, eval[int](p, `document.querySelectorAll("figure").length`))
 	if *pictures != "" {
