@@ -20,7 +20,7 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// crowd returns a registry of n policies, every one of which has had calls.
+// crowd returns a registry of n policies, and a function that calls each policy once.
 func crowd(n int) (*registry.Registry, func()) {
 	reg := registry.New()
 	var calls []func()
@@ -40,10 +40,9 @@ func crowd(n int) (*registry.Registry, func()) {
 	}
 }
 
-// BenchmarkSecond reports the CPU time of a second's sample of 1000 policies, all of which
-// have calls, and of telling those who see the overview over loopback, with what it costs these
-// to read; and the memory of ten minutes of samples. It runs in real time, a second for each
-// iteration: 10 cpu-ms/s are one percent of a core.
+// BenchmarkSecond reports the CPU time per second for 1000 policies with calls: for their samples, and for viewers
+// that request the overview over loopback, including the viewers' own time. It also reports the memory of ten minutes
+// of samples. An iteration takes one second of real time, so 10 cpu-ms/s are 1% of a core.
 func BenchmarkSecond(b *testing.B) {
 	for _, viewers := range []int{0, 1, 8} {
 		b.Run(fmt.Sprintf("viewers-%d", viewers), func(b *testing.B) {
@@ -61,7 +60,7 @@ func BenchmarkSecond(b *testing.B) {
 					for ctx.Err() == nil {
 						req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
 						if res, err := http.DefaultClient.Do(req); err == nil {
-							_, _ = io.Copy(io.Discard, res.Body) // the viewer's work counts, too
+							_, _ = io.Copy(io.Discard, res.Body) // the viewer's time is measured
 							_ = res.Body.Close()
 						}
 						time.Sleep(time.Second)

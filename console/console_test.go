@@ -45,7 +45,7 @@ var errDown = errors.New("password=hunter2: connection refused")
 func failing(context.Context) error { return errDown }
 func working(context.Context) error { return nil }
 
-// A shop has a few policies and a console of them.
+// A shop has a few policies and their console.
 type shop struct {
 	t       *testing.T
 	circuit *breaker.Breaker
@@ -75,7 +75,7 @@ func newShop(t *testing.T, cfg console.Config) *shop {
 	return s
 }
 
-// newPage returns a console of any policies.
+// newPage returns a console for the policies of reg.
 func newPage(t *testing.T, reg *registry.Registry, cfg console.Config) *shop {
 	s := &shop{t: t, reg: reg, page: console.New(reg, cfg)}
 	t.Cleanup(func() { s.page.Close() })
@@ -84,7 +84,7 @@ func newPage(t *testing.T, reg *registry.Registry, cfg console.Config) *shop {
 
 func allow(*http.Request, console.Operation) error { return nil }
 
-// get returns the answer to a GET: a page, or its JSON twin if into is not nil.
+// get returns the response to a GET. If into is not nil, it requests JSON and decodes the JSON into it.
 func (s *shop) get(path string, into any) *httptest.ResponseRecorder {
 	s.t.Helper()
 	r := httptest.NewRequest("GET", path, nil)
@@ -109,11 +109,11 @@ func (s *shop) post(pairs ...string) *httptest.ResponseRecorder {
 		}
 		form.Add(pairs[i], pairs[i+1])
 	}
-	if !form.Has("sure") { // to the question that some actions have
+	if !form.Has("sure") { // confirms the action
 		form.Set("sure", "1")
 	}
 	ctx, end := context.WithCancel(s.t.Context())
-	defer end() // as that of a server's request ends with the answer
+	defer end() // a server cancels the ctx of a request after the response
 	r := httptest.NewRequestWithContext(ctx, "POST", "/act", strings.NewReader(form.Encode()))
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	r.Header.Set("Sec-Fetch-Site", "same-origin")
@@ -174,7 +174,7 @@ func (p policyJSON) points(t *testing.T, name, attr string) []float64 {
 			return f.Points
 		}
 	}
-	t.Fatalf("no figure %s %s", name, attr)
+	t.Fatalf("no metric %s %s", name, attr)
 	return nil
 }
 
@@ -195,7 +195,7 @@ func TestOverviewListsBrokenPoliciesFirst(t *testing.T) {
 		}
 		require.Equal(t, []string{"throttle/search", "breaker/shards", "cache/users", "retry/users", "breaker/users",
 			"bulkhead/users"}, paths(),
-			"by name, and those of a name in the order of a call")
+			"by name, and within a name in the order of a chain")
 
 		for range 5 {
 			_ = s.circuit.Do(t.Context(), failing)
@@ -210,7 +210,7 @@ func TestOverviewListsBrokenPoliciesFirst(t *testing.T) {
 		require.Equal(t, []string{"cache/users", "retry/users", "breaker/users", "bulkhead/users", "breaker/shards",
 			"throttle/search"}, paths())
 		require.Equal(t, "open", o.Policies[2].State)
-		require.Equal(t, 5.0, o.Policies[2].Calls, "in the only second that was seen")
+		require.Equal(t, 5.0, o.Policies[2].Calls, "in the only sampled second")
 		require.Equal(t, 3.0, o.Policies[2].Failed)
 		require.Equal(t, 2.0, o.Policies[2].Refused)
 		require.Equal(t, []float64{5}, o.Policies[2].Spark.Calls)
@@ -223,14 +223,14 @@ func TestOverviewListsBrokenPoliciesFirst(t *testing.T) {
 	})
 }
 
-// A kind is a policy of a kind.
+// A kind is a policy of that kind.
 type kind string
 
 func (k kind) Describe() policy.Description {
 	return policy.Description{Kind: string(k), Name: "users"}
 }
 
-// TestEveryKindHasItsRates holds the names of the figures that the rates are made of.
+// The rates of a kind depend on the names of its metrics.
 func TestEveryKindHasItsRates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -323,15 +323,14 @@ func TestBreakerShowsItsStates(t *testing.T) {
 	})
 }
 
-// sampling returns how many goroutines of the package there are.
+// sampling returns the number of sampler goroutines.
 func sampling() int {
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	return strings.Count(string(stacks), "resilience/console.(*sampler)")
 }
 
-// Whoever looks for the first time sees the outage that has called them, since when, and with
-// which error.
+// The first visitor sees a past outage: when it started, and its error.
 func TestFirstVisitShowsHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{Show: console.Show{Errors: true}})
@@ -347,7 +346,7 @@ func TestFirstVisitShowsHistory(t *testing.T) {
 		s.get("/", &o)
 		body := s.get("/", nil).Body.String()
 		require.Equal(t, 2, strings.Count(body, `<span class="error" title="password=hunter2: connection refused">`),
-			"of the breaker and of the shard")
+			"the breaker and the shard")
 		points := p.points(t, "breaker.calls", "failure")
 		require.Len(t, points, 600)
 		require.Equal(t, 3.0, points[299]+points[300], "five minutes ago")
@@ -388,16 +387,16 @@ func TestPoliciesComeAndGo(t *testing.T) {
 		require.NotContains(t, body, "breaker/users")
 
 		s.reg.Remove(late)
-		s.reg.MustAdd(breaker.New(breaker.Config{Name: "late"})) // another of the same name
+		s.reg.MustAdd(breaker.New(breaker.Config{Name: "late"})) // another breaker with the same name
 		time.Sleep(time.Second)
 		p = policyJSON{}
 		s.get("/policy?kind=breaker&name=late", &p)
-		require.Len(t, p.points(t, "breaker.calls", "success"), 1, "which begins anew")
-		s.reg.MustAdd(s.circuit) // that was there before
+		require.Len(t, p.points(t, "breaker.calls", "success"), 1, "it is a new policy")
+		s.reg.MustAdd(s.circuit) // again
 		time.Sleep(time.Second)
 		p = policyJSON{}
 		s.get("/policy?kind=breaker&name=users", &p)
-		require.Len(t, p.points(t, "breaker.calls", "success"), 1, "as does that which comes back")
+		require.Len(t, p.points(t, "breaker.calls", "success"), 1, "a policy that returns is new")
 	})
 }
 
@@ -521,8 +520,7 @@ func TestCrossOriginPostIsRejected(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, w.Code)
 }
 
-// nginx sends the name of its upstream as Host unless it is told otherwise, and a browser
-// sends no Sec-Fetch-Site over plain HTTP.
+// By default, nginx sends the name of its upstream as Host. Over plain HTTP, a browser sends no Sec-Fetch-Site.
 func TestErrorExplainsChangedHost(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	r := httptest.NewRequest("POST", "http://upstream/act", strings.NewReader("action=trip&policy=breaker/users"))
@@ -568,11 +566,11 @@ func TestActionsCallAllowAndAudit(t *testing.T) {
 		require.Equal(t, step.want, s.circuit.State(), step.do)
 	}
 	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "trip", "policy", "breaker/users").Code,
-		"of a disabled breaker it does nothing")
+		"the breaker is disabled")
 	s.circuit.Enable()
 	s.circuit.ForceOpen(errDown)
 	require.Equal(t, http.StatusUnprocessableEntity, s.post("action", "reset", "policy", "breaker/users").Code,
-		"nor does it of one that was forced open")
+		"the breaker is forced open")
 	s.circuit.Disable()
 
 	_ = s.shards.Do(t.Context(), "a", working)
@@ -591,7 +589,7 @@ func TestActionsCallAllowAndAudit(t *testing.T) {
 	require.Equal(t, "[action=enable policy=breaker/users] not on a Sunday", audit[9])
 }
 
-// Whoever asked may have left when Audit writes down what was done.
+// The client may disconnect before Audit is called.
 func TestAuditOutlivesTheRequest(t *testing.T) {
 	type user struct{}
 	ctx, leave := context.WithCancel(context.WithValue(t.Context(), user{}, "ann"))
@@ -611,7 +609,7 @@ func TestAuditOutlivesTheRequest(t *testing.T) {
 	require.True(t, audited)
 }
 
-// Two of 300 shards are down, and hardly anybody calls them.
+// Two of 300 shards fail, and both have few calls.
 func TestBrokenShardIsListedFirst(t *testing.T) {
 	s := newShop(t, console.Config{Show: console.Show{Errors: true, Keys: true}, Allow: allow})
 	for i := range 300 {
@@ -649,13 +647,13 @@ func TestBrokenShardIsListedFirst(t *testing.T) {
 	require.Equal(t, http.StatusSeeOther, w.Code)
 	p = policyJSON{}
 	s.get("/policy?kind=breaker&name=shards", &p)
-	require.Equal(t, "shard-034", p.Members[0].Key, "of the two that fail, the busier one")
+	require.Equal(t, "shard-034", p.Members[0].Key, "the busier one of two failing shards")
 	require.Equal(t, "shard-100", p.Members[1].Key)
 	w = s.post("action", "trip", "policy", "breaker/shards", "key", "")
 	require.Equal(t, http.StatusUnprocessableEntity, w.Code)
 }
 
-// Whether a key is there is hidden with the keys.
+// With hidden keys, a page does not reveal whether a key exists.
 func TestHiddenKeyCannotBeFound(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	_ = s.shards.Do(t.Context(), "secret", working)
@@ -687,7 +685,7 @@ func TestRiskyActionsNeedConfirmation(t *testing.T) {
 	require.Equal(t, http.StatusSeeOther, s.post("action", "trip", "policy", "breaker/users", "sure", "").Code)
 }
 
-// A field that its action does not know would widen what is done.
+// An ignored field could widen an operation.
 func TestUnknownFieldsAreRejected(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow})
 	for _, c := range []struct {
@@ -711,7 +709,7 @@ func TestUnknownFieldsAreRejected(t *testing.T) {
 	require.Equal(t, 4, s.slots.Config().Limit)
 }
 
-// A preview tells settings, and asks as an action does.
+// A preview reveals settings, so it needs permission as an action does.
 func TestPreviewCallsAllowAndAudit(t *testing.T) {
 	var audit []string
 	var refused error
@@ -738,7 +736,7 @@ func TestSettingsChangeWithADryRun(t *testing.T) {
 	form := []string{"action", "apply", "policy", "bulkhead/users", "settings", `{"Limit": 9}`}
 	w := s.post(append(form, "preview", "1", "note", "Black Friday")...)
 	require.Equal(t, http.StatusOK, w.Code)
-	require.Equal(t, 1, strings.Count(w.Body.String(), `value="Black Friday"`), "for the apply that follows")
+	require.Equal(t, 1, strings.Count(w.Body.String(), `value="Black Friday"`), "Apply needs the note again")
 	require.Contains(t, html.UnescapeString(w.Body.String()), `spellcheck="false">{"Limit": 9}</textarea>`)
 	require.Contains(t, w.Body.String(), "<td>bulkhead/users.Limit</td><td><del>4</del></td><td><ins>9</ins></td>")
 	require.Equal(t, 4, s.slots.Config().Limit)
@@ -747,7 +745,7 @@ func TestSettingsChangeWithADryRun(t *testing.T) {
 	require.Equal(t, "policy?kind=bulkhead&name=users", s.post(form...).Header().Get("Location"),
 		"no settings were changed")
 
-	// A page that is old changes only what is in its box.
+	// An outdated page changes only the fields that were entered.
 	require.NoError(t, s.slots.Update(func(c *bulkhead.Config) { c.MaxWait = time.Minute }))
 	require.Equal(t, http.StatusSeeOther, s.post(form...).Code)
 	require.Equal(t, time.Minute, s.slots.Config().MaxWait)
@@ -760,7 +758,7 @@ func TestSettingsChangeWithADryRun(t *testing.T) {
 		w = s.post("action", "apply", "policy", "bulkhead/users", "settings", settings)
 		require.GreaterOrEqual(t, w.Code, 400, settings)
 		require.Contains(t, html.UnescapeString(w.Body.String()), want)
-		require.Contains(t, html.UnescapeString(w.Body.String()), settings+"</textarea>", "it can be mended")
+		require.Contains(t, html.UnescapeString(w.Body.String()), settings+"</textarea>", "the operator can correct it")
 		require.Equal(t, 9, s.slots.Config().Limit)
 	}
 	w = s.post("action", "apply", "policy", "bulkhead/users", "settings", `{"Limit": 5, "MaxWait": "2s", "Queue": 3}`)
@@ -834,11 +832,11 @@ func TestLinksResolve(t *testing.T) {
 	require.Len(t, seen, 1+7+2, "the overview, the policies, a stylesheet and an icon")
 }
 
-// A meter is a policy of another module.
+// A meter is a policy of a third party.
 type meter struct {
 	mu      sync.Mutex
 	metrics []policy.Metric
-	slow    time.Duration // of the next call of Metrics
+	slow    time.Duration // duration of the next call to Metrics
 }
 
 func (m *meter) Describe() policy.Description {
@@ -876,16 +874,16 @@ func TestThirdPartyPolicy(t *testing.T) {
 			s.get("/policy?kind=meter&name=water", &p)
 			return p.points(t, name, "")
 		}
-		require.Equal(t, []float64{0}, points("meter.calls"), "what was before is no growth")
+		require.Equal(t, []float64{0}, points("meter.calls"), "the first sample is no growth")
 		time.Sleep(500 * time.Millisecond)
 
 		m.set(func() {
 			m.metrics = []policy.Metric{count("c", 7), count("b", 3), count("meter.calls", 110), count("b2", 0)}
 		})
 		time.Sleep(time.Second)
-		require.Equal(t, []float64{0, 10}, points("meter.calls"), "in another place")
+		require.Equal(t, []float64{0, 10}, points("meter.calls"), "at another index")
 		require.Equal(t, []float64{0, 2}, points("b"))
-		require.Equal(t, []float64{0}, points("c"), "which came later")
+		require.Equal(t, []float64{0}, points("c"), "its first sample")
 
 		var all policyJSON
 		s.get("/policy?kind=meter&name=water", &all)
@@ -895,14 +893,14 @@ func TestThirdPartyPolicy(t *testing.T) {
 		m.set(func() { m.metrics[2].Value = 190 })
 		time.Sleep(3 * time.Second)
 		require.Equal(t, []float64{0, 10, 40, 10, 10, 10, 10, 0}, points("meter.calls"),
-			"seconds that were missed have the mean")
+			"missed samples have the mean")
 
 		s.get("/policy?kind=meter&name=water", &all)
-		require.Len(t, all.Metrics, 4, "a figure that came later is known again")
+		require.Len(t, all.Metrics, 4, "a later metric is still known")
 	})
 }
 
-// A figure that a policy shows no more is forgotten with its last sample.
+// A metric that a policy no longer reports is removed with its last sample.
 func TestRemovedMetricsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &meter{metrics: []policy.Metric{count("meter.calls", 0)}}
@@ -928,7 +926,7 @@ func TestRemovedMetricsExpire(t *testing.T) {
 		require.Equal(t, 1, len(look().Metrics))
 		m.set(func() { m.metrics = append(m.metrics, policy.Metric{Name: "flow{at=7}", Value: 1}) })
 		time.Sleep(time.Second)
-		require.Equal(t, 2, len(look().Metrics), "one that comes back is new")
+		require.Equal(t, 2, len(look().Metrics), "a metric that returns is new")
 		m.set(func() { m.metrics[0].Value += 20 })
 		time.Sleep(time.Second)
 		var o overview
@@ -938,7 +936,7 @@ func TestRemovedMetricsExpire(t *testing.T) {
 	})
 }
 
-// TestConsoleIsSafeForConcurrentUse is for the race detector.
+// This test is for the race detector.
 func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{Allow: allow, Audit: func(context.Context, console.Operation, error) {}})
@@ -979,15 +977,14 @@ func TestConsoleIsSafeForConcurrentUse(t *testing.T) {
 	})
 }
 
-// A page that is loaded while a sample is taken shows the one before, whole: no chart ends
-// at zero.
+// While a sample is taken, a page shows the complete previous one. No chart ends at zero.
 func TestSamplesAppearAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{})
 		defer s.page.Close()
 		defer s.users.Close()
 		m := &meter{metrics: []policy.Metric{count("meter.calls", 1)}}
-		limits := throttle.New(throttle.Config{Name: "after", Rate: 1000}) // asked after the meter
+		limits := throttle.New(throttle.Config{Name: "after", Rate: 1000}) // sampled after the meter
 		s.reg.MustAdd(m, limits)
 		var p policyJSON
 		s.get("/policy?kind=throttle&name=after", &p)
@@ -1007,8 +1004,8 @@ func TestSamplesAppearAtOnce(t *testing.T) {
 	})
 }
 
-// A counter that falls, as that of a policy that was replaced, is no negative rate; and one
-// call of twenty that fails is worth knowing.
+// A counter falls if its policy was replaced. That is not a negative rate. A policy needs attention if 5% of its calls
+// fail.
 func TestRatesOfAPolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := func(ok, failed float64) []policy.Metric {
@@ -1047,7 +1044,7 @@ func TestRatesOfAPolicy(t *testing.T) {
 	})
 }
 
-// An open page asks for all of it each second, so it is sent compressed.
+// An open page is requested every second.
 func TestPagesAreCompressed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{})
@@ -1151,7 +1148,7 @@ func TestInvalidPosts(t *testing.T) {
 	require.Equal(t, breaker.Closed, s.circuit.State())
 }
 
-// Fields that stand beside several buttons, and those that are empty, do no harm.
+// A form may have empty fields, and fields of its other buttons.
 func TestUnusedFieldsAreIgnored(t *testing.T) {
 	s := newShop(t, console.Config{Allow: allow, Show: console.Show{Keys: true}})
 	rooms := resilience.NewGroup(func(string) *bulkhead.Bulkhead {
@@ -1175,7 +1172,7 @@ func TestUnusedFieldsAreIgnored(t *testing.T) {
 		{"action=apply&preview=1&policy=bulkhead/users&settings={}", "nothing would change"},
 		{"action=apply&preview=1&policy=bulkhead/users&settings={\"Limit\":-1}", "Limit is -1"},
 		{"action=apply&policy=bulkhead/users&settings={", "settings: is not JSON"},
-		{"action=reset&policy=breaker/nobody", "there is no policy breaker/nobody"},
+		{"action=reset&policy=breaker/unknown", "there is no policy breaker/unknown"},
 	} {
 		var answer struct {
 			Done  bool
@@ -1198,7 +1195,7 @@ func TestUnusedFieldsAreIgnored(t *testing.T) {
 		require.Contains(t, html.UnescapeString(w.Body.String()), c.want, c.form)
 	}
 	body := s.post("action", "trip", "policy", "breaker/users", "for", "x", "note", "not again").Body.String()
-	require.Equal(t, 1, strings.Count(body, `value="not again"`), "it stands where it was filled in")
+	require.Equal(t, 1, strings.Count(body, `value="not again"`), "only in its own form")
 	for path, want := range map[string][]string{
 		"kind=breaker&name=users":  {"trip", "reset", "force_open", "disable", "enable", "apply"},
 		"kind=bulkhead&name=users": {"apply"},
@@ -1216,7 +1213,7 @@ func TestUnusedFieldsAreIgnored(t *testing.T) {
 	}
 }
 
-// A fake is a policy of other origin whose methods are those of a cache, but for their types.
+// A fake is a third party's policy with the method names of a cache, but other types.
 type fake struct{ kind }
 
 func (fake) InvalidateAll(context.Context) error         { return nil }
@@ -1266,7 +1263,7 @@ func TestUnhealthySince(t *testing.T) {
 	})
 }
 
-// The error of a Group that is well enough is not that of one of its members.
+// A healthy Group does not show the error of a member.
 func TestGroupCardOmitsMemberErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{Show: console.Show{Errors: true, Keys: true}})
@@ -1288,7 +1285,7 @@ func TestGroupCardOmitsMemberErrors(t *testing.T) {
 	})
 }
 
-// What is asked of a store is asked each ten seconds, and of a deaf one no more.
+// A store is queried every ten seconds. While a query hangs, there is no other.
 func TestStoreQueryInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var quick, hanging, deaf atomic.Int64
@@ -1310,7 +1307,7 @@ func TestStoreQueryInterval(t *testing.T) {
 		s.get("/", nil)
 		time.Sleep(61500 * time.Millisecond)
 		require.EqualValues(t, []int64{7, 7, 1}, []int64{quick.Load(), hanging.Load(), deaf.Load()},
-			"at once and each ten seconds")
+			"immediately and every ten seconds")
 		var o overview
 		s.get("/", &o)
 		for _, p := range o.Policies {
@@ -1318,7 +1315,7 @@ func TestStoreQueryInterval(t *testing.T) {
 		}
 		begun := time.Now()
 		s.page.Close()
-		require.Zero(t, time.Since(begun), "nothing hangs that was asked before")
+		require.Zero(t, time.Since(begun), "Close does not wait for hanging queries")
 	})
 }
 
@@ -1366,7 +1363,7 @@ func (p *local) Describe() policy.Description {
 	return policy.Description{Kind: "meter", Name: "local", Health: health}
 }
 
-// A store that takes its time to answer has not failed to.
+// A slow store is healthy.
 func TestSlowStoreIsHealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := registry.New()
@@ -1384,7 +1381,7 @@ func TestSlowStoreIsHealthy(t *testing.T) {
 	})
 }
 
-// Close waits for a sample that is being taken.
+// Close waits for a sample in progress.
 func TestCloseWaitsForSample(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &meter{slow: 3 * time.Second}
@@ -1398,7 +1395,7 @@ func TestCloseWaitsForSample(t *testing.T) {
 	})
 }
 
-// A console that is closed while it answers starts nothing any more.
+// Close during a request leaves no goroutine behind.
 func TestCloseDuringRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *shop
@@ -1413,12 +1410,12 @@ func TestCloseDuringRequest(t *testing.T) {
 	})
 }
 
-// A fault is an error that a function may return as a nil pointer, which has no text.
+// A fault is an error whose nil pointer panics in Error.
 type fault struct{ text string }
 
 func (f *fault) Error() string { return f.text }
 
-// What a page shows of others may panic. That ends at most the request, and not the console.
+// A panic in Error must not end the program.
 func TestPanickingErrorIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t, console.Config{Show: console.Show{Errors: true}})
@@ -1435,12 +1432,12 @@ func TestPanickingErrorIsShown(t *testing.T) {
 	})
 }
 
-// A panickyStore is one of a user.
+// A panickyStore is a store that panics.
 type panickyStore struct{ lease.Store }
 
 func (panickyStore) Load(context.Context, string) (lease.Record, error) { panic("boom") }
 
-// There is no caller to pass the panic on to: it would end the program.
+// The sampler's goroutine calls Health. A panic there would end the program.
 func TestPanickingHealthIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := registry.New()

@@ -28,8 +28,8 @@
 // The form has each saga's sequence number. If a saga has changed since it was shown, the action is refused for that
 // saga and applied to the others; only Cancel applies even so. The action ends early if Allow returns an error, the
 // store fails, or the console is closed. It also ends before the server's WriteTimeout, or the deadline of the
-// request's ctx, so that the response still arrives. In each case the response has the number of sagas that were
-// changed, and of those that are left.
+// request's ctx, because otherwise the response would be lost. In each case the response has the number of sagas that
+// were changed, and the number of sagas that are left.
 //
 // # Security
 //

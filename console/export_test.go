@@ -1,13 +1,13 @@
 package console
 
-// What a page says of a time, a number, a share, and of the calls of a policy.
+// Texts for a duration, a number and a share.
 var (
 	Ago     = ago
 	Number  = number
 	Percent = percent
 )
 
-// Bad returns which share of the calls failed or was refused; never: they are only refused.
+// Bad returns the text for the share of failed calls.
 func Bad(calls, failed, refused float64, never bool) string {
 	return status{calls: calls, failed: failed, refused: refused, never: never}.bad()
 }

@@ -24,7 +24,7 @@ func ago(d time.Duration) string {
 	return fmt.Sprintf("%d days", d/(24*time.Hour))
 }
 
-// since is ago for a number of seconds.
+// since returns a number of seconds as ago does.
 func since(seconds float64) string { return ago(time.Duration(seconds * float64(time.Second))) }
 
 // stamp returns a time with its date and zone, or "" for the zero time.

@@ -30,7 +30,7 @@ import (
 	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
-// A works is a program with every policy, and faults from outside.
+// A works is a program with every kind of policy, whose dependencies can fail.
 type works struct {
 	*shop
 	bankDown, bankSlow, bankFlaky, redisDown, warehouseDown atomic.Bool
@@ -39,7 +39,7 @@ type works struct {
 	term                                                    lease.Term
 	runner                                                  *saga.Runner
 	orders                                                  *saga.Saga[order]
-	stop                                                    context.CancelFunc // of the runner
+	stop                                                    context.CancelFunc // stops the runner
 }
 
 func newWorks(t *testing.T) *works {
@@ -145,14 +145,14 @@ func newWorks(t *testing.T) *works {
 	return w
 }
 
-// run runs the sagas, until stop.
+// run runs the sagas until stop is called.
 func (w *works) run(t *testing.T) {
 	var ctx context.Context
 	ctx, w.stop = context.WithCancel(context.Background())
 	go func() { _ = w.runner.Run(ctx) }()
 }
 
-// after waits, and then compares the verdict of the page and the health of the policies.
+// after waits for d, then checks the page's verdict and the health of the policies.
 func (w *works) after(d time.Duration, verdict string, health ...string) overview {
 	w.t.Helper()
 	time.Sleep(d)
@@ -180,7 +180,7 @@ var numbers = regexp.MustCompile(`[0-9][0-9ms]*`)
 
 const allWell = "All 14 policies are healthy."
 
-// card returns what the card of a policy says besides its rates.
+// card returns the texts of a policy's card without the rates.
 func (o overview) card(path string) string {
 	for _, p := range o.Policies {
 		if p.Path == path {
@@ -229,7 +229,7 @@ func TestIncidentRetryStorm(t *testing.T) {
 	})
 }
 
-// Nobody runs the sagas; then somebody does, while the warehouse is away.
+// Sagas become overdue without a runner. Then a runner starts while the warehouse is down, and they get stuck.
 func TestIncidentSagas(t *testing.T) {
 	incident(t, func(t *testing.T, w *works) {
 		w.stop()
@@ -242,7 +242,7 @@ func TestIncidentSagas(t *testing.T) {
 		o = w.after(time.Minute, "The runner orders has stuck sagas.", "saga/orders stuck: # sagas")
 		require.Contains(t, o.card("saga/orders"), "|for # ")
 		w.warehouseDown.Store(false)
-		for { // press again until none is left
+		for { // until none is left
 			var p found
 			w.get("/sagas?status=stuck", &p)
 			if len(p.Sagas) == 0 {

@@ -122,28 +122,28 @@ func TestCacheKeys(t *testing.T) {
 	}
 }
 
-// A told cache notes what it is told.
-type told []string
+// A recorder is a cache that records the calls.
+type recorder []string
 
-func (c *told) InvalidateAll(context.Context) error { *c = append(*c, "all"); return nil }
-func (c *told) Invalidate(_ context.Context, keys ...string) error {
+func (c *recorder) InvalidateAll(context.Context) error { *c = append(*c, "all"); return nil }
+func (c *recorder) Invalidate(_ context.Context, keys ...string) error {
 	*c = append(*c, fmt.Sprint("invalidate ", keys))
 	return nil
 }
-func (c *told) Expire(_ context.Context, keys ...string) error {
+func (c *recorder) Expire(_ context.Context, keys ...string) error {
 	*c = append(*c, fmt.Sprint("expire ", keys))
 	return nil
 }
-func (c *told) Name() string { return "told" }
+func (c *recorder) Name() string { return "recorder" }
 
 func TestCacheOperations(t *testing.T) {
-	var all told
+	var all recorder
 	do := cacheOf(&all)
 	require.NotNil(t, do)
 	for _, action := range []Action{Invalidate, Expire, InvalidateAll} {
 		require.NoError(t, do(t.Context(), Operation{Action: action, Key: "k"}))
 	}
-	require.Equal(t, told{"invalidate [k]", "expire [k]", "all"}, all)
+	require.Equal(t, recorder{"invalidate [k]", "expire [k]", "all"}, all)
 }
 
 func TestSeries(t *testing.T) {
@@ -174,7 +174,7 @@ func TestSeries(t *testing.T) {
 		samples int
 	}{
 		"a counter's first sample is no growth": {add(counter(), 5, 8, 9), 2, 3, 4, 2},
-		"but it has any other":                  {add(counter(), 5, 8, 9), 2, 2, 4, 2},
+		"other samples count":                   {add(counter(), 5, 8, 9), 2, 2, 4, 2},
 		"the last of them":                      {add(counter(), 5, 8, 9), 2, 1, 1, 1},
 		"a gauge's first sample counts":         {add(&series{}, 3, 3, 3), 2, 3, 9, 3},
 		"a gauge that changes":                  {add(&series{}, 3, 4, 3), 2, 2, 7, 2},
@@ -259,7 +259,7 @@ func TestVerdictNamesTheWorst(t *testing.T) {
 	ill := is("e", fail, "open")
 	ill.rules = rulesOf("breaker")
 	require.Equal(t, []*track{b, ill, e, a, c}, inOrder([]*track{c, e, ill, b, a}),
-		"what is broken draws those of its name with it")
+		"a broken policy moves its whole group")
 	require.Equal(t, []*track{b, ill, e, a, c}, inOrder([]*track{ill, c, b, a, e}))
 	o, page := overview{}, &Console{sampler: sampler{tracks: []*track{a, b, a}}}
 	page.cards(&o)

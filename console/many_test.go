@@ -167,7 +167,7 @@ func (s slowCommit) Commit(ctx context.Context, req store.CommitRequest) (store.
 	}
 }
 
-// Without a limit, the action would take 100 seconds, and the server would cut its response off.
+// All sagas would take 100 seconds. The server would close the connection before the response.
 func TestActOnManyRespondsInTime(t *testing.T) {
 	passes := func(h http.Handler) http.Handler { return h }
 	for name, c := range map[string]struct {

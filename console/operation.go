@@ -57,7 +57,7 @@ const (
 // Actions on a saga. They call Operate of saga.Runner, where they are described. Each needs an Operation.Note, which
 // is written to the saga's log.
 const (
-	// Cancel requests that a running saga turns back.
+	// Cancel requests a running saga to turn back.
 	Cancel Action = "cancel"
 	// Retry lets a stuck saga continue in its direction.
 	Retry Action = "retry"
@@ -250,9 +250,9 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 
 var errTime = errors.New("the time for this response is over")
 
-// timeLimits returns when an action on many sagas starts with its last saga, and when it must end, so that its
-// response is sent before the server's WriteTimeout or the deadline of the request's ctx. The times are zero without
-// a limit.
+// timeLimits returns the time at which an action on many sagas starts with no further saga, and the time at which it
+// must end. Otherwise its response would miss the server's WriteTimeout or the deadline of the request's ctx. Both
+// times are zero if there is no limit.
 func timeLimits(now time.Time, r *http.Request) (lastStart, end time.Time) {
 	var limit time.Time
 	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok && s.WriteTimeout > 0 {
@@ -280,7 +280,7 @@ func (c *Console) apply(r *http.Request, op Operation, lastStart time.Time) (don
 		one.ID, one.Seq, one.targets = t.id, t.seq, nil
 		status, err = http.StatusServiceUnavailable, errTime
 		if lastStart.IsZero() || time.Now().Before(lastStart) {
-			status, err = c.applyOne(r, one, &done) // asks Allow each time: it may change its mind
+			status, err = c.applyOne(r, one, &done) // calls Allow each time, because the permission may be revoked
 		}
 		switch {
 		case err == nil:
@@ -588,7 +588,7 @@ type result struct {
 	Acted    int             `json:"acted,omitempty"`    // number of sagas that an action on many changed
 	Refused  int             `json:"refused,omitempty"`  // number of sagas that do not allow it, or have changed since
 	Left     int             `json:"left,omitempty"`     // number of sagas after the error
-	Refusals []refusal       `json:"refusals,omitempty"` // of the refused sagas
+	Refusals []refusal       `json:"refusals,omitempty"` // reasons of the refused sagas
 }
 
 // A refusal is a saga that an action on many left unchanged, and the reason.

@@ -37,12 +37,12 @@ type policyCard struct {
 	Name    string  `json:"name"`
 	Tone    tone    `json:"tone"`
 	State   string  `json:"state"`
-	Problem string  `json:"problem,omitempty"` // "8% failing": the calls of a healthy policy
+	Problem string  `json:"problem,omitempty"` // "8% failing", if the policy itself is healthy
 	Detail  string  `json:"detail,omitempty"`
 	Error   string  `json:"error,omitempty"`
 	Calls   float64 `json:"calls"`   // per second
-	Failed  float64 `json:"failed"`  // of Calls
-	Refused float64 `json:"refused"` // of Calls
+	Failed  float64 `json:"failed"`  // per second
+	Refused float64 `json:"refused"` // per second
 	Spark   *spark  `json:"spark,omitempty"`
 	Words   words   `json:"words"`
 

@@ -20,7 +20,7 @@ import (
 const (
 	sagasShown   = 50              // maximum number of sagas in a list
 	stuckShown   = 500             // maximum number of stuck sagas, which are shown in groups
-	storeTimeout = 5 * time.Second // for all queries of a page to a Runner's store
+	storeTimeout = 5 * time.Second // timeout of all store queries of a page
 )
 
 // A sagasPage lists sagas, stuck ones first.
@@ -30,7 +30,7 @@ type sagasPage struct {
 	Runners []string    `json:"-"`
 	Counts  []sagaRow   `json:"counts"`
 	Form    listForm    `json:"-"`
-	Groups  []sagaGroup `json:"groups,omitempty"` // of the stuck sagas in Stuck or Sagas
+	Groups  []sagaGroup `json:"groups,omitempty"` // groups of the stuck sagas in Stuck or Sagas
 	Stuck   []sagaView  `json:"stuck,omitempty"`  // the newest stuck sagas, unless the form has a status
 	Sagas   []sagaView  `json:"sagas"`
 	Next    string      `json:"next,omitempty"` // the form's after for the next page
@@ -38,8 +38,8 @@ type sagasPage struct {
 	More      template.URL `json:"-"` // query of the next page
 	MoreStuck template.URL `json:"-"` // query of the next page of Stuck
 	Error     string       `json:"-"`
-	Refusals  []refusal    `json:"-"` // of the action that this page responds to
-	Note      string       `json:"-"` // of an action that failed
+	Refusals  []refusal    `json:"-"` // refused sagas of the action
+	Note      string       `json:"-"` // note of a failed action
 }
 
 // A sagaRow has the numbers of the sagas of one definition.
@@ -56,7 +56,7 @@ type sagaRow struct {
 type sagaGroup struct {
 	Saga   string     `json:"saga"`
 	Step   string     `json:"step"`
-	Error  string     `json:"error"` // of the newest saga
+	Error  string     `json:"error"` // error of the newest saga
 	Count  int        `json:"count"`
 	Key    string     `json:"-"`
 	Varies bool       `json:"-"` // the errors differ in their numbers or ids

@@ -30,7 +30,7 @@ type order struct{ Card string }
 
 func ok(context.Context, *order) error { return nil }
 
-// A depot runs orders: those whose id begins with "stuck" get stuck.
+// A depot runs orders. An order whose id starts with "stuck" gets stuck.
 type depot struct {
 	*shop
 	runner *saga.Runner
@@ -66,7 +66,7 @@ func newDepot(t *testing.T, cfg console.Config) *depot {
 	return d
 }
 
-// run runs the depot until all orders have come to rest.
+// run runs the depot until all orders have ended or are stuck.
 func (d *depot) run(ids ...string) {
 	ctx, stop := context.WithCancel(d.t.Context())
 	var running sync.WaitGroup
@@ -119,14 +119,14 @@ func TestStuckSagasAreListedFirst(t *testing.T) {
 	})
 }
 
-// A slow store takes a time to answer, may be down, and has a clock of its own.
+// A slow store is slow or down, and its clock may differ.
 type slow struct {
 	store.Store
 	takes    time.Duration
-	counting atomic.Int64  // how long
-	ahead    time.Duration // of the process's clock
+	counting atomic.Int64  // duration of Counts
+	ahead    time.Duration // difference of the store's clock
 	down     error
-	lists    []store.Filter // what was asked for
+	lists    []store.Filter // filters of all calls
 }
 
 func (s *slow) Counts(ctx context.Context) (store.Counts, error) {
@@ -194,7 +194,7 @@ func newSlow(t *testing.T) (*shop, *slow) {
 	return newPage(t, reg, console.Config{Allow: allow}), store
 }
 
-// An age is one by the store's clock, as those on the page are.
+// The minimum age of a list is relative to the store's clock, as the ages on the page are.
 func TestAgeFollowsStoreClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, store := newSlow(t)
@@ -207,7 +207,7 @@ func TestAgeFollowsStoreClock(t *testing.T) {
 	})
 }
 
-// An id that is pasted opens its saga.
+// The Open button of a list opens the saga whose id was entered.
 func TestIDOpensSaga(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, store := newSlow(t)
@@ -216,7 +216,7 @@ func TestIDOpensSaga(t *testing.T) {
 		var p struct{ ID string }
 		s.get("/saga?runner=worker&saga=&status=&age=&text=+order-1%0A", &p)
 		require.Equal(t, "order-1", p.ID)
-		require.Empty(t, store.lists, "no list was asked for")
+		require.Empty(t, store.lists, "a list was queried")
 	})
 }
 
@@ -234,7 +234,7 @@ func TestSagasArePaged(t *testing.T) {
 		for pages, after := 0, ""; ; pages++ {
 			p = found{}
 			d.get("/sagas?after="+url.QueryEscape(after), &p)
-			require.Equal(t, pages == 0, p.Stuck != nil, "those that are stuck are on the first page")
+			require.Equal(t, pages == 0, p.Stuck != nil, "stuck sagas are on the first page")
 			for _, s := range p.Sagas {
 				got = append(got, s.ID)
 			}
@@ -289,7 +289,7 @@ func TestSagaPageShowsSteps(t *testing.T) {
 	})
 }
 
-// The page names the Undo that failed, and not the step at which the saga turned back.
+// The page names the step whose Undo failed. It also names the step at which the saga turned back.
 func TestStuckSagaNamesBlockingStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Show: console.Show{Errors: true}})
@@ -315,7 +315,7 @@ func TestStuckSagaNamesBlockingStep(t *testing.T) {
 	})
 }
 
-// A double click skips one step: the second click is about a saga that has changed.
+// A double click skips only one step, because the saga has changed before the second click.
 func TestActionIsRefusedAfterChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Show: console.Show{Errors: true}, Allow: allow})
@@ -400,7 +400,7 @@ func TestOperatorsActOnSagas(t *testing.T) {
 		require.Equal(t, http.StatusBadRequest, w.Code, "of which")
 		w = d.post("action", "abandon", "policy", "saga/worker", "saga", "trip", "stauts", "stuck", "note",
 			"a slip of the pen")
-		require.Equal(t, http.StatusBadRequest, w.Code, "a condition that is not understood must not be left out")
+		require.Equal(t, http.StatusBadRequest, w.Code, "an unknown condition must not be ignored")
 		require.Contains(t, w.Body.String(), ": is not a field of abandon")
 		w = d.post("action", "retry", "policy", "saga/worker", "ids", "stuck-1@0", "ids", "stuck-2@0",
 			"ids", "stuck-3@0", "ids", "ok-1@0", "list", "text=-", "note", "all that are stuck")
@@ -447,7 +447,7 @@ func (leakyCache) Invalidate(context.Context, ...string) error { return errDown 
 func (leakyCache) Expire(context.Context, ...string) error     { return fmt.Errorf("expire: %w", errDown) }
 func (leakyCache) InvalidateAll(context.Context) error         { return errDown }
 
-// TestStoreErrorOfActionIsHidden unless errors are shown. Audit has it.
+// The text is shown with Show.Errors. Audit always receives the error.
 func TestStoreErrorOfActionIsHidden(t *testing.T) {
 	for _, shown := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -484,12 +484,12 @@ func TestStoreErrorOfActionIsHidden(t *testing.T) {
 			require.Equal(t, shown, strings.Contains(body, "hunter2"))
 			require.ErrorIs(t, audit[len(audit)-1], errDown)
 			w = s.post("action", "skip", "policy", "saga/worker", "id", "order-1", "step", "fly", "note", "no")
-			require.Contains(t, w.Body.String(), "there is no such step", "that is no secret")
+			require.Contains(t, w.Body.String(), "there is no such step", "this error has no secret")
 		})
 	}
 }
 
-// TestStepWithoutEffectCanBeSkipped, as Runner.Operate can skip it.
+// The page offers the steps that Runner.Operate can skip.
 func TestStepWithoutEffectCanBeSkipped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Allow: allow})
@@ -543,7 +543,7 @@ func TestSagaPageShowsWaitsAndChildren(t *testing.T) {
 	})
 }
 
-// deaf is a Store that answers when it is closed, whatever happens to ctx.
+// A deaf store ignores ctx. It responds when closed is closed.
 type deaf struct {
 	store.Store
 	closed chan struct{}
@@ -572,7 +572,7 @@ func TestCloseDoesNotWaitForStore(t *testing.T) {
 	})
 }
 
-// A page and a script are told alike that a store fails, and neither what it says.
+// The page and the JSON report that the store failed, and hide the store's error.
 func TestFailedStoreQuery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, store := newSlow(t)
@@ -613,7 +613,7 @@ func TestFailedStoreQuery(t *testing.T) {
 	})
 }
 
-// The links of a list lead through all of it, with the same conditions.
+// The links to the next page keep the conditions of the list.
 func TestListHasLinksToAllPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := newSlow(t)
@@ -680,7 +680,7 @@ func TestFieldsOfSagaActions(t *testing.T) {
 		refused := do("cancel", "stuck-1", "seq", fmt.Sprint(in.Seq))
 		require.Contains(t, refused, "not allowed")
 		require.Empty(t, do("retry", "stuck-1", "seq", "0", "step", "charge", "status", ""),
-			"a step stands beside the other buttons")
+			"the form of all buttons has a step")
 		require.Empty(t, do("skip", "stuck-1", "step", "charge"))
 		require.Equal(t, []string{"retry  0", "skip charge 0"}, steps[len(steps)-2:])
 
@@ -697,7 +697,7 @@ func TestFieldsOfSagaActions(t *testing.T) {
 	})
 }
 
-// An apply that a Runner cannot have is answered with the page of its settings.
+// A failed Apply to a Runner responds with the page of the policy, not with a list of sagas.
 func TestApplyToRunner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Allow: allow})

@@ -33,8 +33,8 @@ type status struct {
 	detail  string
 	err     error
 	calls   float64 // per second
-	failed  float64 // of calls
-	refused float64 // of calls
+	failed  float64 // per second
+	refused float64 // per second
 	never   bool    // calls are never counted as failed, only as refused
 }
 

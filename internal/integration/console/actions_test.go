@@ -30,7 +30,7 @@ import (
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
-// load calls f by some goroutines until the test ends.
+// load calls f from n goroutines until the test ends.
 func load(t *testing.T, n int, f func(context.Context)) {
 	ctx, stop := context.WithCancel(context.Background())
 	var calls sync.WaitGroup
@@ -121,7 +121,7 @@ type order struct{ Item string }
 
 func fine(context.Context, *order) error { return nil }
 
-// depot returns a Runner on PostgreSQL, in a schema of its own.
+// depot returns a Runner on a new schema of PostgreSQL.
 func depot(t *testing.T, sagas ...*saga.Saga[order]) (*saga.Runner, *sql.DB) {
 	t.Helper()
 	dsn := services.Postgres(t)
@@ -187,15 +187,15 @@ func TestCancelSaga(t *testing.T) {
 	p.click(`button[name=sure]`)
 	p.shows("The cancellation was recorded.")
 	p.shows("the customer has called")
-	p.until(`document.querySelector(".title .state").textContent.includes("compensated")`) // by itself
+	p.until(`document.querySelector(".title .state").textContent.includes("compensated")`) // without a reload
 	p.until(`document.getElementById("live").hidden`)                                      // it is not followed any more
 	in, err := r.Get(t.Context(), "order-17")
 	require.NoError(t, err)
 	require.Equal(t, saga.Compensated, in.Status)
 }
 
-// copies inserts n copies of the row s of a table, with other values for some columns, by the
-// number i of the copy. Whatever other columns there are, they are as those of s.
+// copies inserts n copies of the row s of a table. other has the expressions of columns that differ, which may use the
+// number i of the copy.
 func copies(t *testing.T, db *sql.DB, table, where string, n int, other map[string]string) {
 	t.Helper()
 	rows, err := db.Query(`SELECT column_name FROM information_schema.columns
@@ -227,7 +227,7 @@ func many(t *testing.T, r *saga.Runner, db *sql.DB, sg *saga.Saga[order], n int)
 	}
 	stop()
 	running.Wait()
-	_, err := db.Exec(`ALTER TABLE saga SET UNLOGGED`) // for the time that it takes
+	_, err := db.Exec(`ALTER TABLE saga SET UNLOGGED`) // for speed
 	require.NoError(t, err)
 	copies(t, db, "saga", "s.id = 'done'", n, map[string]string{
 		"id": "'order-' || i", "created_at": "s.created_at - i * 1000000::bigint",
@@ -240,7 +240,7 @@ func many(t *testing.T, r *saga.Runner, db *sql.DB, sg *saga.Saga[order], n int)
 	require.NoError(t, err)
 }
 
-// A stuck saga is found among 100 000, an id that is pasted opens its saga, and its beginning finds it.
+// An operator finds a stuck saga among 100,000, opens a saga by its id, and finds it by its id's beginning.
 func TestFindSagaAmong100000(t *testing.T) {
 	sg := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{
 		{Name: "reserve", Do: fine, UndoAttempts: 1, Undo: func(ctx context.Context, o *order) error { return errDown }},
@@ -272,7 +272,7 @@ func TestFindSagaAmong100000(t *testing.T) {
 	require.Less(t, quickest("stuck", func() {
 		p.open(at + "sagas")
 		p.do("wait", chromedp.WaitVisible(`//a[text()="stuck"]`))
-	}), 5*time.Second) // a third of a second where nothing else runs
+	}), 5*time.Second) // takes 0.3 seconds on an idle machine
 	p.fill(`input[name=text]`, "order-98765")
 	p.click(`button[formaction=saga]`)
 	p.shows("2 of 2 done")
@@ -285,22 +285,22 @@ func TestFindSagaAmong100000(t *testing.T) {
 		}
 	}
 	require.Less(t, quickest("an id", get("saga?id=order-98765")), time.Second)
-	require.Less(t, quickest("its beginning", get("sagas?text=order-98765")), 4*time.Second)
+	require.Less(t, quickest("an id's beginning", get("sagas?text=order-98765")), 4*time.Second)
 	require.Less(t, quickest("no id", get("sagas?text=8765x")), 4*time.Second)
 	p.open(at + "sagas?text=8765x")
 	p.shows("None.")
 }
 
-// Eight tabs at once are more than the six connections that a browser has to a host by
-// HTTP/1.1. All of them are live, and those that nobody sees ask for nothing.
+// With HTTP/1.1, a browser opens six connections to a host. Eight tabs are live nevertheless. Hidden tabs send no
+// requests.
 func TestEightTabsAreLive(t *testing.T) {
 	circuit := breaker.New(breaker.Config{Name: "users"})
 	reg := registry.New()
 	reg.MustAdd(circuit)
 	page := console.New(reg, console.Config{})
-	var asked sync.Map // by tab
+	var asked sync.Map // number of requests by tab
 	server := httptest.NewServer(http.StripPrefix(prefix, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Accept") == "text/html" { // that of the script
+		if r.Header.Get("Accept") == "text/html" { // a request of the script
 			n, _ := asked.LoadOrStore(r.URL.Query().Get("tab"), new(atomic.Int64))
 			n.(*atomic.Int64).Add(1)
 		}
@@ -330,7 +330,7 @@ func TestEightTabsAreLive(t *testing.T) {
 	}
 	for i := range tabs {
 		require.Eventually(t, func() bool { return times(i) > begun[i]+1 }, patience, 10*time.Millisecond,
-			"tab %d goes on", i)
+			"tab %d is updated", i)
 	}
 	circuit.ForceOpen(errDown)
 	for _, p := range tabs {
@@ -348,8 +348,8 @@ func TestEightTabsAreLive(t *testing.T) {
 	}
 	before, last := times(0), times(7)
 	require.Eventually(t, func() bool { return times(7) > last+2 }, patience, 10*time.Millisecond,
-		"the tab that is seen goes on")
-	require.Equal(t, before, times(0), "one that is not seen asks for nothing")
+		"the visible tab is updated")
+	require.Equal(t, before, times(0), "a hidden tab sends no requests")
 	circuit.Enable()
 	hide(false)
 	for _, p := range tabs {
@@ -371,7 +371,7 @@ func TestPostFromAnotherOriginIsRejected(t *testing.T) {
 	}))
 	defer evil.Close()
 	p := newTab(t)
-	p.complaints.allowed = true // of the page that is not framed
+	p.complaints.allowed = true // about the frame that is blocked
 	p.open(evil.URL)
 	require.False(t, eval[bool](p, `(() => {
 		try { return !!window.frames[0].document.querySelector("main") } catch { return false }
@@ -380,7 +380,7 @@ func TestPostFromAnotherOriginIsRejected(t *testing.T) {
 	p.shows("cross-origin")
 	require.Equal(t, http.StatusForbidden, eval[int](p, `performance.getEntriesByType("navigation")[0].responseStatus`))
 	require.Equal(t, breaker.Closed, circuit.State())
-	// From the page itself it is done.
+	// The page itself can send the form.
 	p.open(at + "policy?kind=breaker&name=users")
 	p.click(`button[value=trip]`)
 	p.shows("The breaker was tripped.")
@@ -414,8 +414,7 @@ func TestTextsAreShownAsTexts(t *testing.T) {
 	}
 }
 
-// A page that stays open follows what changes while the state is the same: the last error, and
-// the keys of a Group that are not well.
+// An open page shows a new error and a new unhealthy member, even if the state stays the same.
 func TestOpenPageIsUpdated(t *testing.T) {
 	circuit := breaker.New(breaker.Config{Name: "users"})
 	shards := resilience.NewGroup(func(string) *breaker.Breaker {
@@ -446,7 +445,7 @@ func TestOpenPageIsUpdated(t *testing.T) {
 	group.shows("shard-b")
 }
 
-// The page of an action that was refused, or of a preview, is live as any other.
+// The response to a refused action, or to a preview, is a live page.
 func TestResponseToActionIsLive(t *testing.T) {
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 8})
 	reg := registry.New()
@@ -465,7 +464,7 @@ func TestResponseToActionIsLive(t *testing.T) {
 	}
 }
 
-// The note of an action that was refused stays when the page is renewed.
+// An update of the page keeps the note of a refused action.
 func TestRefusedActionKeepsItsNote(t *testing.T) {
 	sg := &saga.Saga[order]{Name: "order", Steps: []saga.Step[order]{{Name: "reserve", Do: fine, Undo: fine}}}
 	r, _ := depot(t, sg)
@@ -482,7 +481,7 @@ func TestRefusedActionKeepsItsNote(t *testing.T) {
 	p.click(`button[name=sure]`)
 	p.shows("not on a Sunday")
 	p.click("h1") // the pointer is not over the form
-	require.NoError(t, r.Operate(t.Context(), "order-17", saga.Operation{Action: saga.ActionCancel, Note: "by telephone"}))
+	require.NoError(t, r.Operate(t.Context(), "order-17", saga.Operation{Action: saga.ActionCancel, Note: "on the phone"}))
 	p.shows("Cancel requested\nyes")
 	require.Equal(t, "the customer has called", eval[string](p, `document.querySelector("input[name=note]").value`))
 }

@@ -30,10 +30,10 @@ import (
 	"github.com/go-resilience/resilience/registry"
 )
 
-// pictures is the folder for the pictures that the documentation shows.
-var pictures = flag.String("pictures", "", "a folder for pictures; empty takes none")
+// pictures is the directory for the pictures of the documentation.
+var pictures = flag.String("pictures", "", "directory for pictures; empty takes none")
 
-// patience is for what must happen at some time. Nothing waits for it when all is well.
+// patience is the maximum wait for an event. A test that passes never waits that long.
 const patience = 30 * time.Second
 
 var (
@@ -50,15 +50,14 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// A tab is a page of its own, which goes with the test. All tests share a browser.
+// A tab is a browser tab that is closed after the test. All tests share a browser.
 type tab struct {
 	t          *testing.T
 	ctx        context.Context
 	complaints *complaints
 }
 
-// complaints are the exceptions of the page's script, and what its Content-Security-Policy
-// has kept it from.
+// complaints has the exceptions of the page's script and the violations of its Content-Security-Policy.
 type complaints struct {
 	mu      sync.Mutex
 	all     []string
@@ -94,7 +93,7 @@ func newTab(t *testing.T) tab {
 	ctx, end := chromedp.NewContext(browser)
 	t.Cleanup(end)
 	p := tab{t, ctx, &complaints{}}
-	require.NoError(t, chromedp.Do(ctx)) // without a limit, which would be the tab's
+	require.NoError(t, chromedp.Do(ctx)) // a timeout here would apply to the tab
 	go p.complaints.listen(chromedp.Console(ctx))
 	t.Cleanup(func() {
 		p.complaints.mu.Lock()
@@ -105,7 +104,7 @@ func newTab(t *testing.T) tab {
 	return p
 }
 
-// do runs an action, which has patience.
+// do runs an action with the timeout patience.
 func (p tab) do(what string, a chromedp.Action[chromedp.Void]) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, patience)
@@ -117,14 +116,14 @@ func (p tab) do(what string, a chromedp.Action[chromedp.Void]) {
 
 func (p tab) open(url string) { p.t.Helper(); p.do("open "+url, chromedp.Navigate(url)) }
 
-// click clicks what a CSS selector or an XPath finds first.
+// click clicks the first element that a CSS selector or an XPath matches.
 func (p tab) click(sel string) {
 	p.t.Helper()
-	p.until(`document.readyState === "complete"`) // while it is loading, what was found may be replaced
+	p.until(`document.readyState === "complete"`) // loading may replace the element
 	p.do("click "+sel, chromedp.Click(sel))
 }
 
-// fill writes into a field, as a person types.
+// fill types a text into a field.
 func (p tab) fill(sel, text string) {
 	p.t.Helper()
 	p.until(fmt.Sprintf(`(() => {
@@ -151,7 +150,7 @@ func (p tab) content() string {
 	return text
 }
 
-// until waits until a JavaScript expression is true on the page.
+// until waits until a JavaScript expression is true in the page.
 func (p tab) until(expression string) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, patience)
@@ -180,7 +179,7 @@ func (p tab) live() {
 	p.until(`document.getElementById("live")?.className === "live on"`)
 }
 
-// picture takes a picture of the page, if pictures are asked for.
+// picture takes a screenshot if the flag pictures is set.
 func (p tab) picture(name string) {
 	p.t.Helper()
 	if *pictures == "" {
@@ -198,7 +197,7 @@ func (p tab) picture(name string) {
 	require.NoError(p.t, encoder.Encode(f, fewColors(full)))
 }
 
-// fewColors returns a picture in its 256 most frequent colors, which makes it small.
+// fewColors reduces a picture to its 256 most frequent colors, to make the file small.
 func fewColors(full image.Image) *image.Paletted {
 	frequent := map[color.RGBA]int{}
 	bounds := full.Bounds()
@@ -229,7 +228,7 @@ func fewColors(full image.Image) *image.Paletted {
 	return few
 }
 
-// size sets the width and height of the window, and whether it is dark.
+// size sets the size and the color scheme of the window.
 func (p tab) size(width, height int64, dark bool) {
 	p.t.Helper()
 	scheme := "light"
@@ -246,7 +245,7 @@ func (p tab) size(width, height int64, dark bool) {
 
 const prefix = "/debug/resilience"
 
-// serve serves the console of reg, and returns the address of its first page.
+// serve serves the console of reg and returns the URL of its first page.
 func serve(t *testing.T, reg *registry.Registry, cfg console.Config) string {
 	t.Helper()
 	page := console.New(reg, cfg)

@@ -29,8 +29,7 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// A town is a program with all kinds of policies, under load. Its payments break when
-// outage is set.
+// A town is a program with all kinds of policies, under load. Its payments fail while outage is set.
 type town struct {
 	reg    *registry.Registry
 	outage atomic.Bool
@@ -145,7 +144,7 @@ func (w *town) bookings(t *testing.T) *saga.Runner {
 
 var show = console.Show{Errors: true, Keys: true, State: true}
 
-// sights are the pages of the town.
+// sights has the town's pages.
 var sights = map[string]string{
 	"overview": "",
 	"breaker":  "policy?kind=breaker&name=payments",
@@ -174,7 +173,7 @@ func (p tab) visit(at, name string) {
 	}
 }
 
-// TestPagesAreAccessible has axe-core look for what shuts people out.
+// axe-core must find no violation of accessibility rules.
 func TestPagesAreAccessible(t *testing.T) {
 	axe, err := os.ReadFile(filepath.Join(services.NPM(t, "axe-core", "4.14.1",
 		"sha512-FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="), "axe.min.js"))
@@ -213,7 +212,7 @@ func TestPagesAreAccessible(t *testing.T) {
 	}
 }
 
-// fitsPhone checks that a thumb hits each button, and that cards need no horizontal scrolling.
+// fitsPhone checks that controls are large enough for a thumb, and that cards need no horizontal scrolling.
 func (p tab) fitsPhone(name string) {
 	p.t.Helper()
 	small := eval[[]string](p, `[...document.querySelectorAll("button, select, summary, input")].filter((e) => {
@@ -227,10 +226,9 @@ func (p tab) fitsPhone(name string) {
 }
 
 var picturesFor = flag.Duration("pictures.for", 10*time.Minute,
-	"how long the town runs before pictures are taken of it")
+	"time before pictures are taken")
 
-// TestPictures takes the pictures of the documentation. It takes as long as the charts reach
-// back.
+// TestPictures takes the pictures of the documentation. It runs for pictures.for.
 func TestPictures(t *testing.T) {
 	if *pictures == "" {
 		t.Skip("-pictures is empty")

@@ -33,10 +33,10 @@ func quickstart(t *testing.T) string {
 		_ = run.Process.Signal(os.Interrupt)
 		select {
 		case err := <-ended:
-			require.NoError(t, err, "an interrupt ends it well")
+			require.NoError(t, err, "exit status after an interrupt")
 		case <-time.After(patience):
 			_ = run.Process.Kill()
-			t.Error("an interrupt does not end it")
+			t.Error("it runs on after an interrupt")
 		}
 	})
 	first, err := bufio.NewReader(lines).ReadString('\n')
@@ -64,7 +64,7 @@ func TestQuickstartInABrowser(t *testing.T) {
 		p.picture("quickstart-phone")
 		p.size(1180, 940, false)
 	}
-	// The console is beside it, and acts on the client that the page draws.
+	// The console controls the client of the charts.
 	p.click(`header a`)
 	p.live()
 	p.click(`a.card[href*="kind=breaker"]`)
