@@ -10,53 +10,77 @@ import (
 	"github.com/go-resilience/resilience/resiliencesql"
 )
 
-// A message is one that a broker has lent to this process, until it is told what became of it.
+// A message is assigned to this process until the process acknowledges, returns or rejects it.
 type message interface {
 	ID() string
 	Body() string
-	Deliveries() int // this one included; one that was only refused does not count
-	Ack() error
-	Again(after time.Duration) error
-	Keep(ctx context.Context, d time.Duration) error // waits, and remains the owner
-	Reject(why error) error                          // to the dead letters
+	Deliveries() int                 // including this one; refused calls do not count
+	Ack() error                      // removes the message from the queue
+	Again(after time.Duration) error // delivers the message later
+	Reject(why error) error          // moves the message to the dead letters
+	Hold(ctx context.Context) error  // keeps the message assigned until ctx is done; an error if it is lost
 }
 
-const mostDeliveries = 8
+const maxDeliveries = 8
 
-// settle handles m and tells the broker what became of it, by the error. Pace is the unit of
-// its delays.
+// settle handles m and reports the result to the broker. Pace is the unit of its delays.
 func settle(ctx context.Context, m message, pace time.Duration, handle func(context.Context, message) error) error {
 	for {
-		err := handle(ctx, m)
-		again := resilience.Retryable(err) || errors.Is(err, resiliencesql.ErrOutcomeUnknown) // handle applies m once
+		lost, err := handleHeld(ctx, m, handle)
+		if lost != nil {
+			return lost // the broker delivers m again
+		}
+		// If a COMMIT has no answer, m may have been applied: handle applies it at most once.
+		retryable := resilience.Retryable(err) || errors.Is(err, resiliencesql.ErrOutcomeUnknown)
 		switch {
 		case err == nil:
 			return m.Ack()
 		case ctx.Err() != nil:
-			return context.Cause(ctx) // this process stops: another one gets m
+			return context.Cause(ctx) // this process stops: another consumer gets m
 		case resilience.Refused(err):
-			// Pause: nothing was tried, so it is no delivery, and no other message is fetched.
-			if err := m.Keep(ctx, max(pace, resilience.RetryAfter(err))); err != nil {
+			// Nothing was tried, so this is not a delivery. Wait, and fetch no other message.
+			wait, cancel := context.WithTimeout(ctx, max(pace, resilience.RetryAfter(err)))
+			err := m.Hold(wait)
+			cancel()
+			if err != nil {
 				return err
 			}
-		case !again, m.Deliveries() >= mostDeliveries:
-			return m.Reject(err) // no, for good; or tried often enough
+		case !retryable, m.Deliveries() >= maxDeliveries:
+			return m.Reject(err)
 		default:
-			// It has failed: later, each time twice as late, and not all at once.
+			// The delay doubles with each delivery and has jitter.
 			d := pace << m.Deliveries()
 			return m.Again(max(d/2+rand.N(d/2), resilience.RetryAfter(err)))
 		}
 	}
 }
 
-// A queue lends messages.
+// handleHeld calls handle, and holds m until handle returns. Without this, a broker with a time
+// limit for acknowledgments delivers m to a second consumer while handle still runs. If m is lost,
+// handleHeld cancels handle's ctx and returns the reason as lost.
+func handleHeld(
+	ctx context.Context, m message, handle func(context.Context, message) error,
+) (lost, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	held := make(chan error, 1)
+	go func() {
+		err := m.Hold(ctx)
+		cancel(err)
+		held <- err
+	}()
+	err = handle(ctx, m)
+	cancel(nil)
+	return <-held, err
+}
+
+// A queue delivers messages.
 type queue interface {
 	Next(ctx context.Context) (message, error)
 	Close()
 }
 
-// consume settles messages one after the other, until ctx ends. It opens the queue again when
-// its connection is lost.
+// consume settles one message after the other until ctx is done. If the connection is lost, it
+// opens the queue again.
 func consume(
 	ctx context.Context, open func(context.Context) (queue, error), pace time.Duration,
 	handle func(context.Context, message) error,

@@ -19,10 +19,10 @@ import (
 
 const pace = 10 * time.Millisecond
 
-// A broker is one that a test may interrupt.
+// A broker is a broker that a test can interrupt.
 type broker struct {
 	open      func(name string) func(context.Context) (queue, error)
-	dead      string // ends the name of the dead letters
+	dead      string // the suffix of the dead-letter queue's name
 	interrupt func()
 }
 
@@ -32,7 +32,7 @@ func onEach(t *testing.T, test func(t *testing.T, b broker, name string)) {
 	}
 }
 
-// missing skips the test, which CI must not.
+// missing skips the test. In CI, where REQUIRE_SERVICES is set, it fails the test.
 func missing(t *testing.T, what string) {
 	if os.Getenv("REQUIRE_SERVICES") != "" {
 		t.Fatal(what)
@@ -40,11 +40,11 @@ func missing(t *testing.T, what string) {
 	t.Skip(what)
 }
 
-// startNATS starts a server, which an interruption kills and starts again.
+// startNATS starts a server. An interruption kills the server and restarts it.
 func startNATS(t *testing.T) broker {
 	program, err := exec.LookPath("nats-server")
 	if err != nil {
-		missing(t, "there is no program nats-server")
+		missing(t, "nats-server is not in PATH")
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -114,9 +114,9 @@ func findRabbit(t *testing.T) broker {
 	}
 }
 
-const orders = 12 // of which one is poor
+const orders = 12 // including one that the bank declines
 
-// start publishes the orders and returns the shop that they are for.
+// start publishes the orders and returns a shop.
 func start(t *testing.T, b broker, name string) *shop {
 	require.NoError(t, publish(t.Context(), b.open(name), name, orders))
 	s, err := newShop("file:"+filepath.Join(t.TempDir(), "db"), pace)
@@ -125,8 +125,8 @@ func start(t *testing.T, b broker, name string) *shop {
 	return s
 }
 
-// work runs a consumer until all that can be is booked, and checks that it was booked once and
-// that the poor order, and no other, is in the dead letters, once.
+// work runs a consumer until every order that the bank accepts is booked. It checks that each is
+// booked once, and that the dead letters contain only the declined order, once.
 func work(t *testing.T, b broker, name string, s *shop, open func(context.Context) (queue, error), during func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
@@ -147,16 +147,15 @@ func work(t *testing.T, b broker, name string, s *shop, open func(context.Contex
 	all.Wait()
 	_, entries, err := s.booked()
 	require.NoError(t, err)
-	require.Equal(t, orders-1, entries, "each is booked once")
+	require.Equal(t, orders-1, entries, "each order is booked once")
 	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err = dead.Next(ctx)
 	require.ErrorIs(t, err, context.DeadlineExceeded, "another dead letter")
 }
 
-// TestTheBankIsAwayForAMinute, of a second that is a pace: no message is lost, and none but the
-// poor one is a dead letter.
-func TestTheBankIsAwayForAMinute(t *testing.T) {
+// While the bank is down, no message is lost and no message but the declined one is dead-lettered.
+func TestConsumerSurvivesOutageOfBank(t *testing.T) {
 	onEach(t, func(t *testing.T, b broker, name string) {
 		s := start(t, b, name)
 		s.away.Store(true)
@@ -167,10 +166,10 @@ func TestTheBankIsAwayForAMinute(t *testing.T) {
 	})
 }
 
-func TestTheBrokerIsRestarted(t *testing.T) {
+func TestConsumerSurvivesRestartOfBroker(t *testing.T) {
 	onEach(t, func(t *testing.T, b broker, name string) {
 		s := start(t, b, name)
-		s.away.Store(true) // so that messages are under way
+		s.away.Store(true) // so that messages are in flight
 		work(t, b, name, s, b.open(name), func() {
 			for range 3 {
 				asked := s.asked.Load()
@@ -182,9 +181,9 @@ func TestTheBrokerIsRestarted(t *testing.T) {
 	})
 }
 
-// TestKilledBetweenTheEffectAndItsAck: the connection of every other message is lost before
-// the broker knows, and another consumer gets it, which applies it no second time.
-func TestKilledBetweenTheEffectAndItsAck(t *testing.T) {
+// The connection is lost between a message's effect and its acknowledgment. The message is
+// delivered again, and its effect is not repeated.
+func TestLostAckDoesNotRepeatEffect(t *testing.T) {
 	onEach(t, func(t *testing.T, b broker, name string) {
 		s := start(t, b, name)
 		open, kills := b.open(name), new(atomic.Int64)
@@ -195,7 +194,7 @@ func TestKilledBetweenTheEffectAndItsAck(t *testing.T) {
 			}
 			return mortalQueue{q, kills}, nil
 		}
-		work(t, b, name, s, mortal, func() { // until each of the three has come again
+		work(t, b, name, s, mortal, func() { // until each of the three is delivered again
 			require.Eventually(t, func() bool { return s.asked.Load() >= orders+3 }, time.Minute, pace)
 		})
 	})

@@ -1,5 +1,6 @@
-// Consumer takes orders from a queue of NATS JetStream or RabbitMQ, charges a bank that is
-// away for a while, and books each order once. One order cannot be charged at all.
+// Consumer reads orders from a queue of NATS JetStream or RabbitMQ, charges a bank for each order,
+// and books each order exactly once. The bank is down for the first ten seconds. It declines one
+// order, which ends in the dead letters.
 //
 //	docker run -p 4222:4222 nats -js
 //	go run ./examples/consumer -nats nats://127.0.0.1:4222
@@ -25,13 +26,13 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// A shop charges a bank for each order, and books it.
+// A shop charges a bank for each order, and books the order in its database.
 type shop struct {
 	db      *sql.DB
 	bank    resilience.Middleware
 	circuit *breaker.Breaker
-	away    atomic.Bool  // the bank
-	asked   atomic.Int64 // times
+	away    atomic.Bool  // the bank is down
+	asked   atomic.Int64 // requests to the bank
 }
 
 func newShop(dsn string, pace time.Duration) (*shop, error) {
@@ -46,16 +47,17 @@ func newShop(dsn string, pace time.Duration) (*shop, error) {
 	return &shop{db: db, circuit: circuit, bank: resilience.Chain(circuit.Wrap, slots.Wrap)}, err
 }
 
-var errNoMoney = errors.New("there is no money")
+var errNoMoney = errors.New("insufficient funds")
 
-// handle applies an order once, however often it comes: the bank knows it by its id, and the
-// row of saga.Apply is in the transaction that books it.
+// handle applies an order once, even if its message is delivered several times: a real bank gets
+// the message's ID as the idempotency key, and saga.Apply records the ID in the transaction that
+// books the order.
 func (s *shop) handle(ctx context.Context, m message) error {
 	err := s.bank(func(context.Context) error {
 		s.asked.Add(1)
 		switch {
 		case s.away.Load():
-			return errors.New("the bank is away")
+			return errors.New("the bank is down")
 		case m.Body() == "poor":
 			return resilience.Answer(errNoMoney)
 		}
@@ -71,13 +73,13 @@ func (s *shop) handle(ctx context.Context, m message) error {
 	})
 }
 
-// booked returns how many orders are in the book, and how many entries.
+// booked returns the number of orders in the book, and the number of entries.
 func (s *shop) booked() (orders, entries int, err error) {
 	err = s.db.QueryRow(`SELECT count(DISTINCT id), count(*) FROM book`).Scan(&orders, &entries)
 	return orders, entries, err
 }
 
-// A publisher is a queue that takes messages too.
+// A publisher is a queue to which messages can be published.
 type publisher interface {
 	queue
 	Publish(ctx context.Context, to string, id, body, why string) error
@@ -110,7 +112,7 @@ func main() {
 	if *rabbit != "" {
 		open = openRabbit(name, func() (*amqp.Connection, error) { return amqp.Dial(*rabbit) })
 	} else if *nats == "" {
-		log.Fatal("one of -nats and -rabbitmq is needed")
+		log.Fatal("set -nats or -rabbitmq")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -123,7 +125,7 @@ func main() {
 	for orders := 0; orders < 19; time.Sleep(time.Second) {
 		orders, _, err = s.booked()
 		check(err)
-		fmt.Printf("%2d of 19 orders are booked; the bank was asked %d times; the breaker is %s\n",
+		fmt.Printf("%2d of 19 orders are booked; %d requests to the bank; the breaker is %s\n",
 			orders, s.asked.Load(), s.circuit.State())
 	}
 }

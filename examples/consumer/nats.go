@@ -9,8 +9,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// A natsQueue is a stream of NATS JetStream with one durable consumer, and a stream of its dead
-// letters. The consumer of the server never gives up a message: settle does.
+// A natsQueue is a stream of NATS JetStream with one durable consumer, and a second stream for its
+// dead letters. MaxDeliver is unlimited because settle counts the deliveries.
 type natsQueue struct {
 	conn     *nats.Conn
 	js       jetstream.JetStream
@@ -49,7 +49,7 @@ func openNATS(url, name string, ackWait time.Duration) func(context.Context) (qu
 
 func (q *natsQueue) Publish(ctx context.Context, to string, id, body, why string) error {
 	m := &nats.Msg{Subject: to, Data: []byte(body), Header: nats.Header{"Why": {why}}}
-	_, err := q.js.PublishMsg(ctx, m, jetstream.WithMsgID(id)) // the server drops a second one
+	_, err := q.js.PublishMsg(ctx, m, jetstream.WithMsgID(id)) // the server drops duplicates
 	return err
 }
 
@@ -82,26 +82,24 @@ func (m natsMessage) Deliveries() int { return int(m.meta.NumDelivered) }
 
 func (m natsMessage) Again(after time.Duration) error { return m.NakWithDelay(after) }
 
-// Ack waits for the server to have it.
+// Ack waits for the server's confirmation.
 func (m natsMessage) Ack() error {
 	ctx, cancel := context.WithTimeout(context.Background(), m.queue.ackWait)
 	defer cancel()
 	return m.DoubleAck(ctx)
 }
 
-// Keep tells the server that m is still in work, so that it burns no delivery.
-func (m natsMessage) Keep(ctx context.Context, d time.Duration) error {
-	end := time.After(d)
+// Hold reports progress immediately and then three times per AckWait. A progress report restarts
+// AckWait and does not count as a delivery.
+func (m natsMessage) Hold(ctx context.Context) error {
 	for tick := time.Tick(m.queue.ackWait / 3); ; {
 		if err := m.InProgress(); err != nil {
 			return err
 		}
 		select {
 		case <-tick:
-		case <-end:
-			return nil
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return nil
 		}
 	}
 }

@@ -2,14 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// A rabbitQueue is a quorum queue of RabbitMQ, and one of its dead letters. A message that is
-// to come later waits in a queue of its own delay, whose dead letters go to the first.
+// A rabbitQueue is a quorum queue of RabbitMQ, and a second queue for its dead letters. A message
+// that is delivered again later waits in a queue for its delay. When the message expires there,
+// RabbitMQ moves it back to the first queue.
 type rabbitQueue struct {
 	conn       *amqp.Connection
 	channel    *amqp.Channel
@@ -35,7 +37,7 @@ func openRabbit(name string, dial func() (*amqp.Connection, error)) func(context
 			}
 		}
 		if err == nil {
-			err = q.channel.Qos(1, 0, false) // one message at a time: the others wait at the broker
+			err = q.channel.Qos(1, 0, false) // one message at a time: the other messages wait at the broker
 		}
 		if err == nil {
 			q.deliveries, err = q.channel.Consume(name, "", false, false, false, false, nil)
@@ -48,7 +50,7 @@ func openRabbit(name string, dial func() (*amqp.Connection, error)) func(context
 	}
 }
 
-// publish returns when the broker has the message.
+// publish waits until the broker confirms the message.
 func (q *rabbitQueue) publish(to string, m amqp.Publishing) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -57,8 +59,12 @@ func (q *rabbitQueue) publish(to string, m amqp.Publishing) error {
 	if err != nil {
 		return err
 	}
-	if ok, err := confirmed.WaitContext(ctx); err != nil || !ok {
-		return fmt.Errorf("the broker has not taken %s: %w", m.MessageId, err)
+	ok, err := confirmed.WaitContext(ctx)
+	if err == nil && !ok {
+		err = errors.New("rejected by the broker")
+	}
+	if err != nil {
+		return fmt.Errorf("publish %s: %w", m.MessageId, err)
 	}
 	return nil
 }
@@ -90,14 +96,16 @@ func (m rabbitMessage) ID() string   { return m.d.MessageId }
 func (m rabbitMessage) Body() string { return string(m.d.Body) }
 func (m rabbitMessage) Ack() error   { return m.d.Ack(false) }
 
-// Deliveries are those that Again has counted, and those of consumers that were lost.
+// Deliveries adds the deliveries that Again counted and those that RabbitMQ counted when a consumer
+// was lost.
 func (m rabbitMessage) Deliveries() int {
 	counted, _ := m.d.Headers["deliveries"].(int64)
 	lost, _ := m.d.Headers["x-delivery-count"].(int64)
 	return int(counted+lost) + 1
 }
 
-// Again puts a copy into the queue of a delay, the next power of two, for after.
+// Again publishes a copy to the queue of a delay, and then acknowledges m. The number of such queues
+// is limited because the delay in their names is rounded up to a power of two.
 func (m rabbitMessage) Again(after time.Duration) error {
 	delay := time.Millisecond
 	for delay < after {
@@ -118,14 +126,14 @@ func (m rabbitMessage) Again(after time.Duration) error {
 	return m.Ack()
 }
 
-func (m rabbitMessage) Keep(ctx context.Context, d time.Duration) error {
+// Hold sends nothing: RabbitMQ reassigns a message when the connection is lost, or after the
+// server's consumer_timeout (30 minutes), which a consumer cannot extend.
+func (m rabbitMessage) Hold(ctx context.Context) error {
 	select {
-	case <-time.After(d):
-		return nil
 	case <-m.queue.closed:
 		return amqp.ErrClosed
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return nil
 	}
 }
 
