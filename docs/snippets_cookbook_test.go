@@ -15,7 +15,6 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/cacheaside"
-	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/resiliencesql"
@@ -45,16 +44,9 @@ func _() {
 }
 
 var (
-	url          string
-	store        lease.Store
-	oldestUnsent func(context.Context, *sql.Tx) (outboxMessage, error)
-	reg          *registry.Registry
+	url string
+	reg *registry.Registry
 )
-
-type outboxMessage interface {
-	Publish(context.Context) error
-	MarkSent(context.Context, *sql.Tx) error
-}
 
 // The last good answer while a server is down.
 func _() {
@@ -82,36 +74,6 @@ func _() {
 		},
 	})
 	use(products)
-}
-
-func _() error {
-	relay := func(ctx context.Context, term lease.Term) error {
-		for {
-			tx, err := db.BeginTx(ctx, nil)
-			if err != nil {
-				return err
-			}
-			message, err := oldestUnsent(ctx, tx)
-			if err == nil {
-				err = retries.Do(ctx, message.Publish) // at least once: consumers know the message by its id
-			}
-			if err == nil {
-				err = message.MarkSent(ctx, tx)
-			}
-			if err == nil {
-				err = term.Fence(ctx, tx) // only the process that leads commits
-			}
-			if err == nil {
-				err = tx.Commit()
-			}
-			tx.Rollback()
-			if err != nil {
-				return err
-			}
-		}
-	}
-	outbox := lease.New(store, lease.Config{Name: "outbox", TTL: 15 * time.Second})
-	return outbox.Loop(ctx, relay) // if relay fails, slog warns, and a process leads again after Poll
 }
 
 type Order struct {

@@ -8,6 +8,7 @@
 //	travel       a saga: flights, a hotel, a refused card; it survives a crash
 //	giveaway     many processes give away exactly 100.00, whatever is killed
 //	observed     metrics for Prometheus, traces by OTLP, a log with the ids of traces
+//	outbox       messages that are published if a transaction commits; dead letters
 //	consumer     a queue of NATS or RabbitMQ, whose broker must be there
 //	reload       settings changed under load, from a file on SIGHUP and from Redis
 package examples
