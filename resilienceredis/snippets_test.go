@@ -9,7 +9,12 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/bulkhead"
+	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/cacheaside/redisstore"
+	"github.com/go-resilience/resilience/lease"
+	"github.com/go-resilience/resilience/lease/redislease"
 	"github.com/go-resilience/resilience/resilienceredis"
+	"github.com/go-resilience/resilience/throttle/fleet"
 )
 
 // The snippets of docs/cookbook.md and docs/migrating.md, for the compiler.
@@ -24,4 +29,40 @@ func _(addr string, circuits *resilience.Group[string, *breaker.Breaker], slots 
 func _(addr string, circuit *breaker.Breaker) {
 	rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialerRetries: 1})
 	resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(string) resilience.Middleware { return circuit.Wrap }})
+}
+
+func _(ctx context.Context, rdb *redis.Client, bill func(context.Context) error) error {
+	candidate := lease.New(redislease.New(redislease.Config{Eval: resilienceredis.Eval(rdb)}), lease.Config{Name: "billing"})
+	term, err := candidate.Campaign(ctx) // Lock; TryCampaign is TryLock
+	if err != nil {
+		return err
+	}
+	defer func() { _ = term.Resign(context.WithoutCancel(ctx)) }() // Unlock
+	return bill(term.Context())                                    // canceled if the lease is lost
+}
+
+func _(ctx context.Context, rdb *redis.Client, tenantOf func(context.Context) string, work func(context.Context) error) error {
+	limits := fleet.New(fleet.Config{Name: "api", Eval: resilienceredis.Eval(rdb),
+		Meters: func(ctx context.Context) []fleet.Meter {
+			return []fleet.Meter{fleet.Rate(tenantOf(ctx), 10, 1).Burst(10)}
+		}})
+	defer limits.Close(ctx)
+	err := limits.Do(ctx, work)
+	return err
+}
+
+type User struct{ ID int }
+
+func _(ctx context.Context, rdb *redis.Client, selectUser func(context.Context, int) (User, error)) (User, error) {
+	users := cacheaside.New(cacheaside.Config[int, User]{
+		Name: "users",
+		Load: selectUser,
+		TTL:  time.Hour,
+		Store: redisstore.New(redisstore.Config{
+			Prefix: "users", Eval: resilienceredis.Eval(rdb), Subscribe: resilienceredis.Subscribe(rdb),
+		}),
+	})
+	defer users.Close()
+	user, err := users.Get(ctx, 42)
+	return user, err
 }
