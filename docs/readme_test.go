@@ -13,9 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestSnippetsCompile holds each Go snippet of README.md and docs to the library as
-// it is: it stands, but for its indentation, in a file snippets*_test.go, which the compiler
-// has seen.
+// TestSnippetsCompile checks that each Go snippet of README.md and docs is part of a file that the
+// compiler has seen: a file snippets*_test.go or an example. Indentation may differ.
 func TestSnippetsCompile(t *testing.T) {
 	t.Chdir("..")
 	var compiled strings.Builder
@@ -44,8 +43,8 @@ func TestSnippetsCompile(t *testing.T) {
 	}
 }
 
-// TestPagesNameWhatExists holds the tests that PROMISES.md and docs name, and the files that
-// any page links to, to those of the tree. The ledger of the edition names tests that are gone.
+// TestPagesNameWhatExists checks that each test that a page names exists, and each file that a page
+// links to. CHANGELOG.md is exempt, because it names things that are gone.
 func TestPagesNameWhatExists(t *testing.T) {
 	t.Chdir("..")
 	tests := map[string]bool{}
@@ -62,7 +61,7 @@ func TestPagesNameWhatExists(t *testing.T) {
 				tests[name[1]] = true
 			}
 			return err
-		case strings.HasSuffix(path, ".md") && path != "CHANGELOG.md" && path != "docs/decisions/edition.md": // which name what is gone
+		case strings.HasSuffix(path, ".md") && path != "CHANGELOG.md":
 			pages = append(pages, path)
 		}
 		return nil
@@ -74,9 +73,6 @@ func TestPagesNameWhatExists(t *testing.T) {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		for _, name := range named.FindAllStringSubmatch(string(text), -1) {
-			if page == filepath.Join("docs", "decisions", "edition.md") {
-				break
-			}
 			assert.True(t, tests[name[1]], "%s names the test %s, which does not exist", page, name[1])
 		}
 		for _, target := range link.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
