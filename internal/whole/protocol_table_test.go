@@ -359,7 +359,7 @@ func wantOfRetry(s says) string {
 	if s.after > backoffOfTest {
 		return "waits " + s.after.String() + charge
 	}
-	return "tries again" + charge
+	return "retries" + charge
 }
 
 func gotOfRetry(t *testing.T, caller caller, call resilience.Func) string {
@@ -388,7 +388,7 @@ func gotOfRetry(t *testing.T, caller caller, call resilience.Func) string {
 		}
 	}
 	if waited == backoffOfTest {
-		return "tries again" + charge
+		return "retries" + charge
 	}
 	return "waits " + waited.String() + charge
 }
