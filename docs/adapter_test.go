@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The policy and the adapter of adapter.md are built, vetted and run in a module of their own,
-// as those of a user are: nothing internal is within their reach.
-func TestAdapterOfOnesOwn(t *testing.T) {
+// The policy and the adapter of adapter.md are built, vetted and tested in a separate module, as a
+// user's would be, so they cannot import internal packages.
+func TestCodeOfAdapterPage(t *testing.T) {
 	page, err := os.ReadFile("adapter.md")
 	require.NoError(t, err)
 	root, err := filepath.Abs("..")
