@@ -1,6 +1,5 @@
-// Grpc is a gRPC server that limits its clients, and a client that retries what may be
-// repeated and leaves a server alone that is down. Both are in one process, so that the
-// program needs nothing else.
+// Grpc is a gRPC server that limits its clients, and a client that retries idempotent calls and stops calling a server
+// that is down. Both run in one process, so the program needs no other service.
 package main
 
 import (
@@ -32,7 +31,7 @@ func main() { run(context.Background(), os.Stdout) }
 
 func run(ctx context.Context, out io.Writer) {
 	script := faults.New(faults.Config{Enabled: true})
-	fail := func(calls int) { // the next calls that the server gets
+	fail := func(calls int) { // makes the server's next calls fail
 		down := faults.Plan{Kind: faults.Fail, Err: status.Error(codes.Unavailable, "try later"), Count: calls}
 		check(script.Update(func(c *faults.Config) { c.Plans = []faults.Plan{down} }))
 	}
@@ -52,16 +51,19 @@ func run(ctx context.Context, out io.Writer) {
 			fmt.Fprintf(out, "  attempt %d of %s: %v\n", e.Attempts, resiliencegrpc.MethodOf(ctx), status.Code(e.Err))
 		}
 	})
-	circuit := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 5, OpenFor: 100 * time.Millisecond})
+	down := breaker.New(breaker.Config{Name: "users", ConsecutiveFailures: 5, OpenFor: 100 * time.Millisecond})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 8})
+	streams := bulkhead.New(bulkhead.Config{Name: "user streams", Limit: 8})
 	conn, err := grpc.NewClient(lis.Addr().String(), append(resiliencegrpc.Client{
-		Middleware: resilience.Chain(retries.Wrap, circuit.Wrap, slots.Wrap, resilience.Timeout(time.Second)),
+		Middleware:  resilience.Chain(retries.Wrap, down.Wrap, slots.Wrap, resilience.Timeout(time.Second)),
+		StreamSlots: streams,
+		Idle:        time.Minute,
 	}.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	check(err)
 	defer conn.Close()
 	client := userspb.NewUsersClient(conn)
 
-	fmt.Fprintln(out, "A Get that fails twice is repeated, because users.proto says that it may be:")
+	fmt.Fprintln(out, "A Get that fails twice is repeated, because users.proto declares it idempotent:")
 	fail(2)
 	user, err := client.Get(ctx, &userspb.GetRequest{Id: 1})
 	check(err)
@@ -72,18 +74,19 @@ func run(ctx context.Context, out io.Writer) {
 	_, err = client.Create(ctx, &userspb.CreateRequest{Name: "Grace"})
 	fmt.Fprintf(out, "  %v\n", err)
 
-	fmt.Fprintln(out, "A stream that is open is not repeated, and holds no slot. Its status is its result:")
+	fmt.Fprintln(out, "An open stream is not repeated, and holds a slot for streams. Its status is its result:")
 	fail(1)
 	for range 2 {
 		stream, err := client.List(ctx, &userspb.ListRequest{})
 		check(err)
 		for user, err = stream.Recv(); err == nil; user, err = stream.Recv() {
-			fmt.Fprintf(out, "  user %d is %s, in flight: %d\n", user.GetId(), user.GetName(), slots.Stats().InFlight)
+			fmt.Fprintf(out, "  user %d is %s, calls: %d, streams: %d\n",
+				user.GetId(), user.GetName(), slots.Stats().InFlight, streams.Stats().InFlight)
 		}
-		fmt.Fprintf(out, "  %v, consecutive failures: %d\n", err, circuit.Stats().Window.ConsecutiveFailures)
+		fmt.Fprintf(out, "  %v, consecutive failures: %d\n", err, down.Stats().Window.ConsecutiveFailures)
 	}
 
-	fmt.Fprintln(out, "A client that is too fast waits for as long as the server says:")
+	fmt.Fprintln(out, "A client that is too fast waits for the time that the server returns:")
 	begun := time.Now()
 	for range 20 {
 		_, err := client.Get(ctx, &userspb.GetRequest{Id: 1})
@@ -91,21 +94,20 @@ func run(ctx context.Context, out io.Writer) {
 	}
 	fmt.Fprintf(out, "  20 calls, waited: %v\n", time.Since(begun) > 50*time.Millisecond)
 
-	fmt.Fprintln(out, "A server that is down is left alone:")
+	fmt.Fprintln(out, "A server that is down is not called:")
 	fail(1000)
 	time.Sleep(100 * time.Millisecond) // the limit of the server refills
 	for range 6 {
 		_, err = client.Create(ctx, &userspb.CreateRequest{Name: "Grace"})
 	}
-	fmt.Fprintf(out, "  circuit open: %v\n  %v: %v\n", errors.Is(err, breaker.ErrOpen), status.Code(err), err)
+	fmt.Fprintf(out, "  breaker open: %v\n  %v: %v\n", errors.Is(err, breaker.ErrOpen), status.Code(err), err)
 }
 
-// newServer returns a server that limits each client, by its address. Its calls fail as
-// the script says.
+// newServer returns a server that limits each client by its address. Its calls fail according to the script.
 func newServer(script *faults.Script) *grpc.Server {
 	server := grpc.NewServer(resiliencegrpc.Server{
 		Limit:      throttle.NewGroup(throttle.GroupConfig[string]{Config: throttle.Config{Rate: 100, Burst: 10}}),
-		Key:        resiliencegrpc.ClientIP(), // name the proxies in front here, if there are any
+		Key:        resiliencegrpc.ClientIP(), // pass the trusted proxies, if any
 		Slots:      bulkhead.New(bulkhead.Config{Name: "server", Limit: 64}),
 		Middleware: func(next resilience.Func) resilience.Func { return faults.Func(script, next) },
 	}.Options()...)

@@ -1,5 +1,5 @@
-// Package grpc_test runs the interoperability tests of grpc-go through the policies of
-// resiliencegrpc, on the client and on the server.
+// Package grpc_test runs grpc-go's interoperability tests under the policies of resiliencegrpc, on the client and on
+// the server.
 package grpc_test
 
 import (
@@ -22,8 +22,8 @@ import (
 	"github.com/go-resilience/resilience/throttle"
 )
 
-// TestInterop runs each test that needs no credentials. A test that fails ends the program
-// (grpclog's Fatal) and says why.
+// TestInterop runs each test that needs no credentials. A test that fails logs the reason and exits the program
+// (grpclog's Fatal).
 func TestInterop(t *testing.T) {
 	plenty := throttle.GroupConfig[string]{Config: throttle.Config{Rate: 1e6, Burst: 1e6}}
 	served := bulkhead.New(bulkhead.Config{Limit: 100})
@@ -34,13 +34,16 @@ func TestInterop(t *testing.T) {
 		Limit:       throttle.NewGroup(plenty),
 		Slots:       served,
 		StreamSlots: streams,
-		Middleware:  resilience.Chain(breaker.New(breaker.Config{ConsecutiveFailures: 100}).Wrap, resilience.Timeout(time.Minute)),
+		Middleware: resilience.Chain(
+			breaker.New(breaker.Config{ConsecutiveFailures: 100}).Wrap,
+			resilience.Timeout(time.Minute),
+		),
 	}.Options()...)
 	testpb.RegisterTestServiceServer(server, interop.NewTestServer())
 	go func() { _ = server.Serve(lis) }()
 	defer server.Stop()
 
-	slots := bulkhead.New(bulkhead.Config{Limit: 100})
+	slots, open := bulkhead.New(bulkhead.Config{Limit: 100}), bulkhead.New(bulkhead.Config{Limit: 100})
 	conn, err := grpc.NewClient(lis.Addr().String(), append(resiliencegrpc.Client{
 		Middleware: resilience.Chain(
 			retry.New(retry.Config{Attempts: 3}).Wrap,
@@ -48,7 +51,9 @@ func TestInterop(t *testing.T) {
 			slots.Wrap,
 			resilience.Timeout(time.Minute),
 		),
-		Replayable: func(context.Context, string) bool { return true },
+		Replayable:  func(context.Context, string) bool { return true },
+		StreamSlots: open,
+		Idle:        time.Minute,
 	}.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	require.NoError(t, err)
 	defer func() { _ = conn.Close() }()
@@ -76,7 +81,7 @@ func TestInterop(t *testing.T) {
 	})
 	t.Run("unimplemented method", func(t *testing.T) { interop.DoUnimplementedMethod(t.Context(), conn) })
 
-	for _, b := range []*bulkhead.Bulkhead{slots, served, streams} {
+	for _, b := range []*bulkhead.Bulkhead{slots, open, served, streams} {
 		require.Positive(t, b.Stats().Admitted)
 		require.Eventually(t, func() bool { return b.Stats().InFlight == 0 }, time.Minute, time.Millisecond)
 	}
