@@ -20,8 +20,12 @@ import (
 // It sends the hash of the script. If the server does not know the hash or does not permit EVALSHA, Eval sends the
 // script's text.
 //
-// client should have ContextTimeoutEnabled, so that ctx bounds the call. client should also have MaxRetries: -1, so
-// that a script does not run again if its answer was lost. If the connection ends, a ClusterClient still runs the
+// Eval returns when ctx is done, even if client ignores ctx. Then it runs each script on a new goroutine, which may
+// outlast the call and use keys and args. A Client with ContextTimeoutEnabled respects ctx, and needs no goroutine. A
+// ClusterClient with ContextTimeoutEnabled needs one until its first reply, because it ignores ctx while it learns
+// which commands its servers have. So client should have ContextTimeoutEnabled.
+//
+// client should also have MaxRetries: -1, so that a script does not run again if its answer was lost. If the connection ends, a ClusterClient still runs the
 // script again, up to MaxRedirects times. Then a call of a fleet has taken its tokens twice.
 //
 // After an error that is not a reply, such as a refused connection, Eval makes a ClusterClient reload the state of
@@ -33,10 +37,49 @@ import (
 func Eval(client redis.Scripter) func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	s := &scripts{client: client}
 	return func(ctx context.Context, script string, keys []string, args ...any) (any, error) {
-		v, err := s.run(ctx, s.find(script), keys, args)
-		reloadAfter(ctx, client, err)
-		dropAfter(ctx, client, keys, err)
-		return v, err
+		run := func() (any, error) {
+			v, err := s.run(ctx, s.find(script), keys, args)
+			reloadAfter(ctx, client, err)
+			dropAfter(ctx, client, keys, err)
+			if _, isReply := errors.AsType[redis.Error](err); err == nil || isReply {
+				s.replied.Store(true)
+			}
+			return v, err
+		}
+		if ctx.Done() == nil || s.respectsContext() {
+			return run()
+		}
+		return waitFor(ctx, run)
+	}
+}
+
+// respectsContext reports whether a command of the client returns when its ctx is done.
+func (s *scripts) respectsContext() bool {
+	switch c := s.client.(type) {
+	case *redis.Client:
+		return c.Options().ContextTimeoutEnabled
+	case *redis.ClusterClient:
+		return c.Options().ContextTimeoutEnabled && s.replied.Load()
+	}
+	return false
+}
+
+// waitFor runs a function on a new goroutine, and returns its results, or ctx's error if ctx is done before.
+func waitFor(ctx context.Context, run func() (any, error)) (any, error) {
+	type result struct {
+		value any
+		err   error
+	}
+	results := make(chan result, 1)
+	go func() {
+		value, err := run()
+		results <- result{value, err}
+	}()
+	select {
+	case r := <-results:
+		return r.value, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("resilienceredis: no reply: %w", context.Cause(ctx))
 	}
 }
 
@@ -44,6 +87,7 @@ func Eval(client redis.Scripter) func(ctx context.Context, script string, keys [
 type scripts struct {
 	client   redis.Scripter
 	textOnly atomic.Bool // the server does not permit EVALSHA
+	replied  atomic.Bool // a server has replied
 
 	mu    sync.Mutex
 	known []knownScript // a few scripts; a map would read a whole text in each call

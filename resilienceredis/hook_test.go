@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -334,6 +336,73 @@ func TestEvalSendsTheHashOfAKnownScript(t *testing.T) {
 		require.Equal(t, int64(7), v)
 	}
 	require.Equal(t, []string{"evalsha", "eval", "evalsha"}, got)
+}
+
+// TestEvalReturnsWhenContextIsDone has servers that hang from the first command on.
+func TestEvalReturnsWhenContextIsDone(t *testing.T) {
+	hang := server(func([]string) string { return "hang" }).dial
+	for name, open := range map[string]func(respects bool) redis.UniversalClient{
+		"Client": func(respects bool) redis.UniversalClient {
+			return redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: hang, MaxRetries: -1, ContextTimeoutEnabled: respects})
+		},
+		"ClusterClient": func(respects bool) redis.UniversalClient {
+			return redis.NewClusterClient(&redis.ClusterOptions{
+				ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // it hangs at the next command, COMMAND
+					return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:1"}}}}, nil
+				},
+				Dialer: hang, MaxRetries: -1, ContextTimeoutEnabled: respects,
+			})
+		},
+		"Ring": func(respects bool) redis.UniversalClient {
+			return redis.NewRing(&redis.RingOptions{
+				Addrs: map[string]string{"a": "127.0.0.1:1"}, Dialer: hang, MaxRetries: -1, ContextTimeoutEnabled: respects,
+			})
+		},
+	} {
+		for _, respects := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/ContextTimeoutEnabled=%v", name, respects), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					client := open(respects)
+					ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
+					defer cancel()
+					start := time.Now()
+					_, err := resilienceredis.Eval(client)(ctx, "return 7", []string{"key"})
+					require.Error(t, err)
+					require.Equal(t, 250*time.Millisecond, time.Since(start))
+					time.Sleep(time.Minute)
+					require.NoError(t, client.Close())
+				})
+			})
+		}
+	}
+}
+
+// TestEvalGoroutines: a script has its own goroutine only if the client ignores ctx.
+func TestEvalGoroutines(t *testing.T) {
+	goroutine := func() string {
+		stack := make([]byte, 64)
+		return strings.Fields(string(stack[:runtime.Stack(stack, false)]))[1]
+	}
+	for _, respects := range []bool{false, true} {
+		rdb := redis.NewClient(&redis.Options{
+			Addr: "node", Dialer: server(func([]string) string { return ":7" }).dial, MaxRetries: -1,
+			ContextTimeoutEnabled: respects,
+		})
+		defer rdb.Close()
+		var on string
+		resilienceredis.Hook(rdb, resilienceredis.Config{Node: func(string) resilience.Middleware {
+			return func(next func(context.Context) error) func(context.Context) error {
+				return func(ctx context.Context) error {
+					on = goroutine()
+					return next(ctx)
+				}
+			}
+		}})
+		v, err := resilienceredis.Eval(rdb)(t.Context(), "return 7", []string{"key"})
+		require.NoError(t, err)
+		require.Equal(t, int64(7), v)
+		require.Equal(t, respects, on == goroutine())
+	}
 }
 
 // TestEvalFallsBackToTheText has servers that do not permit EVALSHA, in the words of Redis, Kvrocks and proxies.

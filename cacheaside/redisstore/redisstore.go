@@ -43,8 +43,8 @@ type Config struct {
 	Prefix string
 
 	// Eval runs a Lua script, one of a few, and returns its reply: integers as int64, strings as string
-	// or []byte, arrays as []any. Each of args is a string of bytes. If it ignores the deadline of its
-	// ctx, the Store continues without the answer. Required.
+	// or []byte, arrays as []any. Each of args is a string of bytes. Eval must return when its ctx is done,
+	// after Timeout, because callers wait for it. Required.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
 	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed it, and then message
@@ -294,44 +294,14 @@ func (s *store) evalEach(ctx context.Context, what, script string, keys []string
 	return nil
 }
 
-// eval runs a script for at most Timeout, even if the client ignores the deadline of its
-// ctx.
+// eval runs a script for at most Timeout.
 func (s *store) eval(ctx context.Context, what, script string, keys []string, args ...any) (reply any, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	type answer struct {
-		reply any
-		err   error
+	defer cancel()
+	if reply, err = s.cfg.Eval(ctx, script, keys, args...); err != nil {
+		return nil, fmt.Errorf("redisstore: %s: %w", what, err)
 	}
-	answered := make(chan answer, 1)
-	go func() {
-		defer cancel()
-		growStack(0)
-		reply, err := s.cfg.Eval(ctx, script, keys, args...)
-		answered <- answer{reply, err}
-	}()
-	a := answer{}
-	select {
-	case a = <-answered:
-	case <-ctx.Done():
-		select {
-		case a = <-answered: // at the last moment, or because ctx ended
-		default:
-			a.err = context.Cause(ctx)
-		}
-	}
-	if a.err != nil {
-		return nil, fmt.Errorf("redisstore: %s: %w", what, a.err)
-	}
-	return a.reply, nil
-}
-
-// growStack grows the stack of a goroutine while it is empty. Otherwise it is grown within a
-// client, twice or more, and each time all that is on it is copied.
-//
-//go:noinline
-func growStack(i int) byte {
-	var room [4 << 10]byte
-	return room[i]
+	return reply, nil
 }
 
 // message returns what is published about key: the origin and the key, "" for all keys.
