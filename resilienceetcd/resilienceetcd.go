@@ -89,7 +89,9 @@ func Validate(cfg lease.Config) error {
 
 // Fence returns a condition for a transaction of etcd: that the lease's current term has this epoch. If the transaction
 // fails, another term has begun, or the term was resigned.
-func (s *Store) Fence(name string, epoch int64) clientv3.Cmp { return unchanged(s.prefix+"term/"+name, epoch) }
+func (s *Store) Fence(name string, epoch int64) clientv3.Cmp {
+	return unchanged(s.prefix+"term/"+name, epoch)
+}
 
 func unchanged(key string, revision int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
