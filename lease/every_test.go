@@ -192,7 +192,8 @@ func TestEveryMakesMissedRunsOnce(t *testing.T) {
 		require.Equal(t, []time.Time{back}, each(t, store, day, time.Hour))
 		time.Sleep(100 * time.Hour)
 		back = time.Now()
-		require.Equal(t, []time.Time{back, back.Truncate(24 * time.Hour).Add(24 * time.Hour)}, each(t, store, day, 24*time.Hour))
+		want := []time.Time{back, back.Truncate(24 * time.Hour).Add(24 * time.Hour)}
+		require.Equal(t, want, each(t, store, day, 24*time.Hour))
 	})
 }
 
@@ -322,10 +323,11 @@ func TestEveryMakesNoRunRecordedTooLate(t *testing.T) {
 			})
 		})
 		time.AfterFunc(time.Hour+ttl, func() { store.set(&store.renew, nil) })
-		at := runUntil(t, quiet(store, billing), lease.Interval(time.Hour), 1, func(_ context.Context, term lease.Term) error {
-			require.NoError(t, term.Err())
-			return nil
-		})
+		at := runUntil(t, quiet(store, billing), lease.Interval(time.Hour), 1,
+			func(_ context.Context, term lease.Term) error {
+				require.NoError(t, term.Err())
+				return nil
+			})
 		require.Equal(t, began.Add(2*time.Hour), at[0])
 	})
 }

@@ -9,6 +9,22 @@ import (
 	"github.com/go-resilience/resilience/lease"
 )
 
+// A candidate competes for a lease. All processes that may lead use the same store and the same name.
+func ExampleNew() {
+	store := lease.NewMemory() // in a real program: sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{})
+	billing := lease.New(store, lease.Config{Name: "billing", TTL: 10 * time.Second})
+	fmt.Println(billing.Config().TTL, billing.Config().Margin, billing.Config().Poll)
+	err := billing.Run(context.Background(), func(ctx context.Context, term lease.Term) error {
+		fmt.Println("leads:", term.Err() == nil)
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// 10s 1s 1s
+	// leads: true
+	// <nil>
+}
+
 // Two processes compete. The second leads as soon as the first has done its work.
 func ExampleCandidate_Run() {
 	store := lease.NewMemory() // in a real program: sqllease.New(db, sqllease.PostgreSQL, sqllease.Config{})

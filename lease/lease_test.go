@@ -377,7 +377,10 @@ func TestRunGivesTheLeaseUpWhenFnPanics(t *testing.T) {
 		require.Empty(t, look(t, store).Holder)
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			_ = lease.New(store, billing).Run(t.Context(), func(context.Context, lease.Term) error { runtime.Goexit(); return nil })
+			_ = lease.New(store, billing).Run(t.Context(), func(context.Context, lease.Term) error {
+				runtime.Goexit()
+				return nil
+			})
 		})
 		wg.Wait()
 		require.Empty(t, look(t, store).Holder)

@@ -161,7 +161,7 @@ func TestDueRun(t *testing.T) {
 		{"a little late", hours, 0, base + time.Second, base, base + time.Hour},
 		{"after one", hours, base, base + time.Second, 0, base + time.Hour},
 		{"two have passed", hours, 0, base + time.Hour, base + time.Hour, base + 2*time.Hour},
-		{"years have passed", hours, 0, base + 99_999*time.Hour + time.Minute, base + 99_999*time.Hour, base + 100_000*time.Hour},
+		{"years have passed", hours, 0, base + 9999*time.Hour + 1, base + 9999*time.Hour, base + 10_000*time.Hour},
 		{"the last is ahead", hours, base + time.Hour, base, 0, base + 2*time.Hour},
 		{"less than a millisecond", fine, 0, time.Millisecond / 2, 0, time.Millisecond},
 		{"some of a millisecond", fine, 0, 3 * time.Millisecond, 3 * time.Millisecond, 4 * time.Millisecond},

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A fake is a database that knows the statements of package sqllease by their first words. The statements themselves are
-// tested on real databases, in internal/integration/lease.
+// A fake is a database that knows the statements of package sqllease by their first words. The statements themselves
+// are tested on real databases, in internal/integration/lease.
 type fake struct {
 	mu      sync.Mutex
 	tables  bool
