@@ -28,8 +28,8 @@
 //
 // # Cost
 //
-// A waiting candidate reads three keys and a TTL every Poll of [lease.Config]. Every third of the TTL, a leader does the
-// same and renews the etcd lease, which writes nothing. An election, a resignation and a run of Every write.
+// A waiting candidate reads three keys and a TTL every Poll of [lease.Config]. Every third of the TTL, a leader reads
+// them and renews the etcd lease, which writes nothing. An election, a resignation and a run of Every write.
 //
 // # Failures
 //
@@ -111,10 +111,30 @@ type snapshot struct {
 	held, latest int64            // the ModRevisions of the keys held/ and run/
 }
 
+// call calls f up to three times, each time with a part of the time until ctx's deadline. A client sends each call to
+// the next member. A member that hangs would otherwise get the same call of each renewal, and all renewals would fail.
+func call[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
+	for left := 3; left > 1; left-- {
+		try, cancel := ctx, func() {}
+		if deadline, ok := ctx.Deadline(); ok {
+			try, cancel = context.WithTimeout(ctx, time.Until(deadline)/time.Duration(left))
+		}
+		result, err := f(try)
+		timedOut := try.Err() != nil && ctx.Err() == nil
+		cancel()
+		if !timedOut {
+			return result, err
+		}
+	}
+	return f(ctx)
+}
+
 func (s *Store) read(ctx context.Context, name string) (at snapshot, err error) {
 	at.Name = name
-	resp, err := s.client.Txn(ctx).Then(clientv3.OpGet(s.prefix+"term/"+name),
-		clientv3.OpGet(s.prefix+"held/"+name), clientv3.OpGet(s.prefix+"run/"+name)).Commit()
+	resp, err := call(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return s.client.Txn(ctx).Then(clientv3.OpGet(s.prefix+"term/"+name),
+			clientv3.OpGet(s.prefix+"held/"+name), clientv3.OpGet(s.prefix+"run/"+name)).Commit()
+	})
 	if err != nil {
 		return at, err
 	}
@@ -140,7 +160,9 @@ func (s *Store) read(ctx context.Context, name string) (at snapshot, err error) 
 	if at.id == 0 {
 		return at, nil
 	}
-	ttl, err := s.client.TimeToLive(ctx, at.id)
+	ttl, err := call(ctx, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+		return s.client.TimeToLive(ctx, at.id)
+	})
 	if err == nil { // etcd rounds down to seconds, and deletes the key a moment after the end of the lease
 		at.Left = max(time.Duration(ttl.TTL)*time.Second, 100*time.Millisecond)
 	}
@@ -148,10 +170,18 @@ func (s *Store) read(ctx context.Context, name string) (at snapshot, err error) 
 }
 
 // write writes ops unless the lease has changed since it was read. It returns the revision, or 0 if the lease has
-// changed.
-func (s *Store) write(ctx context.Context, at snapshot, ops ...clientv3.Op) (revision int64, err error) {
-	resp, err := s.client.Txn(ctx).If(s.Fence(at.Name, at.Epoch), unchanged(s.prefix+"held/"+at.Name, at.held),
-		unchanged(s.prefix+"run/"+at.Name, at.latest)).Then(ops...).Commit()
+// changed. If repeat is set, that change may be an earlier try, whose answer was lost.
+func (s *Store) write(ctx context.Context, at snapshot, repeat bool, ops ...clientv3.Op) (revision int64, err error) {
+	commit := func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return s.client.Txn(ctx).If(s.Fence(at.Name, at.Epoch), unchanged(s.prefix+"held/"+at.Name, at.held),
+			unchanged(s.prefix+"run/"+at.Name, at.latest)).Then(ops...).Commit()
+	}
+	var resp *clientv3.TxnResponse
+	if repeat {
+		resp, err = call(ctx, commit)
+	} else {
+		resp, err = commit(ctx)
+	}
 	if err != nil || !resp.Succeeded {
 		return 0, err
 	}
@@ -160,7 +190,9 @@ func (s *Store) write(ctx context.Context, at snapshot, ops ...clientv3.Op) (rev
 
 // hold returns a write of the key held/ with a new etcd lease.
 func (s *Store) hold(ctx context.Context, name string, ttl time.Duration) (clientv3.Op, clientv3.LeaseID, error) {
-	granted, err := s.client.Grant(ctx, seconds(ttl))
+	granted, err := call(ctx, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) {
+		return s.client.Grant(ctx, seconds(ttl))
+	})
 	if err != nil {
 		return clientv3.Op{}, 0, err
 	}
@@ -194,7 +226,7 @@ func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, e
 			return at.Record, wrap("acquire", err)
 		}
 		value, _ := json.Marshal(holder{req.Token, req.Holder}) // two strings are no error
-		revision, err := s.write(ctx, at, clientv3.OpPut(s.prefix+"term/"+req.Name, string(value)), hold)
+		revision, err := s.write(ctx, at, true, clientv3.OpPut(s.prefix+"term/"+req.Name, string(value)), hold)
 		if err != nil {
 			return at.Record, wrap("acquire", err)
 		}
@@ -202,7 +234,7 @@ func (s *Store) Acquire(ctx context.Context, req lease.Request) (lease.Record, e
 			at.Token, at.Holder, at.Epoch, at.Left = req.Token, req.Holder, revision, req.TTL
 			return at.Record, nil
 		}
-		s.revoke(ctx, id) // another process was faster
+		s.revoke(ctx, id) // another process was faster, or the answer to the first try was lost
 	}
 }
 
@@ -221,7 +253,9 @@ func (s *Store) Renew(ctx context.Context, req lease.Request) error {
 		var ops []clientv3.Op
 		var id clientv3.LeaseID
 		if at.id != 0 && at.seconds == seconds(req.TTL) {
-			_, err = s.client.KeepAliveOnce(ctx, at.id)
+			_, err = call(ctx, func(ctx context.Context) (*clientv3.LeaseKeepAliveResponse, error) {
+				return s.client.KeepAliveOnce(ctx, at.id)
+			})
 			if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 				continue // it ended after it was read
 			}
@@ -238,7 +272,8 @@ func (s *Store) Renew(ctx context.Context, req lease.Request) error {
 		if req.Run != 0 {
 			ops = append(ops, clientv3.OpPut(s.prefix+"run/"+req.Name, strconv.FormatInt(req.Run, 10)))
 		}
-		revision, err := s.write(ctx, at, ops...)
+		// A second try would take a run that the first has recorded for one that is taken, and revoke its etcd lease.
+		revision, err := s.write(ctx, at, false, ops...)
 		switch {
 		case err != nil:
 			return wrap("renew", err)
@@ -260,7 +295,7 @@ func (s *Store) Release(ctx context.Context, name, token string) error {
 			return wrap("release", err)
 		}
 		ops := []clientv3.Op{clientv3.OpPut(s.prefix+"term/"+name, "{}"), clientv3.OpDelete(s.prefix + "held/" + name)}
-		revision, err := s.write(ctx, at, ops...)
+		revision, err := s.write(ctx, at, true, ops...)
 		if err != nil {
 			return wrap("release", err)
 		}

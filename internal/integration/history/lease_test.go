@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,24 +16,29 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
 	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/internal/integration/services/etcd"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/lease/redislease"
 	"github.com/go-resilience/resilience/lease/sqllease"
+	"github.com/go-resilience/resilience/resilienceetcd"
 	"github.com/go-resilience/resilience/resilienceredis"
 )
 
-// A lease is the present epoch, which grows. A term holds, and a transaction that it has
-// fenced is committed, only while its epoch is the present one and was not given up. In
-// Redis, which has no fence, terms do not overlap.
+// A lease is the current epoch, which grows. A term holds, and a transaction that it has fenced is committed, only
+// while its epoch is the current one and was not resigned. In Redis, which has no fence, terms do not overlap.
 func TestLease(t *testing.T) { search(t, &leaseTarget) }
 
-var leaseTarget = target{name: "lease", length: 4 * time.Second, worker: leaseWorker, begin: leaseBegin, check: leaseCheck}
+var leaseTarget = target{
+	name: "lease", length: 4 * time.Second, worker: leaseWorker, begin: leaseBegin, check: leaseCheck,
+}
 
 type leasePlan struct {
-	Driver string // of database/sql, or redis
+	Driver string // of database/sql, redis or etcd
+	Addr   string // the server, for etcd
 	TTL    time.Duration
 	Work   time.Duration // between two acts of a leader, at most
 }
@@ -39,15 +46,31 @@ type leasePlan struct {
 func leaseBegin(r *run) {
 	rng := r.rng
 	p := leasePlan{
-		Driver: []string{"pgx", "mysql", "sqlite", "redis"}[rng.IntN(4)],
+		Driver: []string{"pgx", "mysql", "sqlite", "redis", "etcd"}[rng.IntN(5)],
 		TTL:    time.Duration([]int{200, 400}[rng.IntN(2)]) * time.Millisecond,
 		Work:   time.Duration([]int{2, 20, 60}[rng.IntN(3)]) * time.Millisecond,
 	}
 	r.calm = []time.Duration{p.TTL, 3 * p.TTL}[rng.IntN(2)]
-	r.plan = p
 	var proxies []*faultproxy.Proxy
 	var servers []trouble
-	if p.Driver == "redis" {
+	var cluster *etcd.Cluster
+	if p.Driver == "etcd" {
+		cluster = etcd.New(r, 1)
+		p.Addr = cluster.Addrs[0]
+	}
+	r.plan = p
+	switch p.Driver {
+	case "etcd":
+		for range 3 {
+			proxies = append(proxies, faultproxy.New(r, p.Addr))
+			r.start(proxies[len(proxies)-1].Addr())
+		}
+		servers = append(servers, trouble{"etcd stopped", func(rng *rand.Rand) {
+			cluster.Pause()
+			time.Sleep(between(rng, time.Millisecond, 2*p.TTL))
+			cluster.Resume()
+		}})
+	case "redis":
 		server := services.NewRedis(r)
 		for range 3 {
 			proxies = append(proxies, faultproxy.New(r, server.Addr))
@@ -58,7 +81,7 @@ func leaseBegin(r *run) {
 			time.Sleep(between(rng, time.Millisecond, 2*p.TTL))
 			server.Resume()
 		}})
-	} else {
+	default:
 		r.db = newDatabase(r, p.Driver, 3*p.TTL)
 		require.NoError(r, leaseStore(r.db.DB, p.Driver).Migrate(r.Context()))
 		for _, statement := range []string{
@@ -77,7 +100,10 @@ func leaseBegin(r *run) {
 }
 
 func leaseStore(db *sql.DB, driver string) *sqllease.Store {
-	return sqllease.New(db, map[string]sqllease.Dialect{"pgx": sqllease.PostgreSQL, "mysql": sqllease.MySQL, "sqlite": sqllease.SQLite}[driver], sqllease.Config{})
+	dialect := map[string]sqllease.Dialect{
+		"pgx": sqllease.PostgreSQL, "mysql": sqllease.MySQL, "sqlite": sqllease.SQLite,
+	}[driver]
+	return sqllease.New(db, dialect, sqllease.Config{})
 }
 
 // A leaseOp is one operation on the lease.
@@ -96,7 +122,8 @@ type leaseProcess struct {
 	*worker
 	*journal[leaseOp]
 	store lease.Store
-	db    *sql.DB
+	db    *sql.DB          // nil: Redis or etcd
+	etcd  *clientv3.Client // nil: another driver
 }
 
 func leaseWorker(ctx context.Context, w *worker) {
@@ -104,10 +131,19 @@ func leaseWorker(ctx context.Context, w *worker) {
 	if err := json.Unmarshal(w.Plan, &p.leasePlan); err != nil {
 		panic(err)
 	}
-	if p.Driver == "redis" {
-		client := redis.NewClient(&redis.Options{Addr: w.Addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialTimeout: p.TTL / 3})
+	switch p.Driver {
+	case "etcd":
+		client, err := etcd.Connect(w.Addr)
+		if err != nil {
+			panic(err)
+		}
+		p.etcd, p.store = client, resilienceetcd.New(client, resilienceetcd.Config{})
+	case "redis":
+		client := redis.NewClient(&redis.Options{
+			Addr: w.Addr, ContextTimeoutEnabled: true, MaxRetries: -1, DialTimeout: p.TTL / 3,
+		})
 		p.store = redislease.New(redislease.Config{Eval: resilienceredis.Eval(client)})
-	} else {
+	default:
 		db, err := connect(p.Driver, w.Addr)
 		if err != nil {
 			panic(err)
@@ -159,7 +195,7 @@ func (p *leaseProcess) candidate(ctx context.Context, client int, rng *rand.Rand
 				after--
 			}
 			p.look(client, leaseOp{Kind: "hold", Epoch: term.Epoch()}, func(op *leaseOp) { op.OK = term.Err() == nil })
-			if p.db != nil {
+			if p.db != nil || p.etcd != nil {
 				p.do(client, leaseOp{Kind: "write", Epoch: term.Epoch(), ID: rng.Int64()}, func(op *leaseOp, write func()) {
 					op.OK = p.change(term, op, write, rng) == nil
 				})
@@ -179,6 +215,15 @@ func (p *leaseProcess) candidate(ctx context.Context, client int, rng *rand.Rand
 func (p *leaseProcess) change(term lease.Term, op *leaseOp, write func(), rng *rand.Rand) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*p.TTL)
 	defer cancel()
+	if p.etcd != nil {
+		fence := p.store.(*resilienceetcd.Store).Fence(leaseName, op.Epoch)
+		write()
+		resp, err := p.etcd.Txn(ctx).If(fence).Then(clientv3.OpPut(fmt.Sprint("written/", op.ID), "")).Commit()
+		if err == nil && !resp.Succeeded {
+			err = lease.ErrLost
+		}
+		return err
+	}
 	tx, err := p.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
@@ -257,15 +302,24 @@ var leaseModel = porcupine.Model{
 
 func leaseCheck(r *run) *finding {
 	plan := r.plan.(leasePlan)
-	committed := make(map[int64]bool)
+	committed := make(map[int64]int64) // numbers in the order of commits
+	if plan.Driver == "etcd" {
+		resp, err := etcd.Client(r, plan.Addr).Get(r.Context(), "written/", clientv3.WithPrefix())
+		require.NoError(r, err)
+		for _, kv := range resp.Kvs {
+			id, err := strconv.ParseInt(strings.TrimPrefix(string(kv.Key), "written/"), 10, 64)
+			require.NoError(r, err)
+			committed[id] = kv.ModRevision
+		}
+	}
 	if r.db != nil {
-		rows, err := r.db.Query("SELECT id FROM written")
+		rows, err := r.db.Query("SELECT id, n FROM written")
 		require.NoError(r, err)
 		defer rows.Close()
 		for rows.Next() {
-			var id int64
-			require.NoError(r, rows.Scan(&id))
-			committed[id] = true
+			var id, n int64
+			require.NoError(r, rows.Scan(&id, &n))
+			committed[id] = n
 		}
 		require.NoError(r, rows.Err())
 	}
@@ -274,7 +328,7 @@ func leaseCheck(r *run) *finding {
 		op, ret := e.Op, e.Return
 		switch op.Kind {
 		case "write":
-			if !committed[op.ID] {
+			if op.N = committed[op.ID]; op.N == 0 {
 				r.count("writes refused or failed", 1)
 				continue
 			}
@@ -291,7 +345,9 @@ func leaseCheck(r *run) *finding {
 			}
 		}
 		r.count(op.Kind, 1)
-		ops = append(ops, porcupine.Operation{ClientId: e.Process*10 + e.Client, Input: op, Call: e.Call, Return: cmp.Or(ret, unknown)})
+		ops = append(ops, porcupine.Operation{
+			ClientId: e.Process*10 + e.Client, Input: op, Call: e.Call, Return: cmp.Or(ret, unknown),
+		})
 	}
 	return r.judge(plan.Driver+": a term is not the only one", leaseModel, ops, nil)
 }

@@ -31,6 +31,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-resilience/resilience/internal/integration/faultproxy"
+	"github.com/go-resilience/resilience/internal/integration/services/etcd"
 )
 
 var (
@@ -51,6 +52,7 @@ type target struct {
 var targets = []*target{&cacheTarget, &failoverTarget, &leaseTarget, &sagaTarget}
 
 func TestMain(m *testing.M) {
+	etcd.Main()
 	redis.SetLogger(quiet{})
 	_ = mysql.SetLogger(quiet{})
 	if text := os.Getenv("HISTORY_WORKER"); text != "" {

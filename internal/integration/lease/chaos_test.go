@@ -42,6 +42,12 @@ func TestChaosOfRedis(t *testing.T) {
 	newChaos(t, newRedisDatabase(t), "").run()
 }
 
+// TestChaosOfEtcd is TestChaos with a server that is stopped, too, and with writes in fenced transactions of etcd.
+func TestChaosOfEtcd(t *testing.T) {
+	t.Parallel()
+	newChaos(t, newEtcdDatabase(t), "").run()
+}
+
 // TestChaosOfClocks has the clock of the store be set, forward and back, beside the kills and stops.
 // Set forward, it ends leases whose leaders do not know yet: what holds are fences and epochs.
 func TestChaosOfClocks(t *testing.T) {
@@ -91,12 +97,14 @@ type process struct {
 }
 
 // zones are hours apart.
-var zones = []struct{ name, offset string }{{"Pacific/Kiritimati", "+13:00"}, {"Etc/GMT+12", "-12:00"}, {"Asia/Kathmandu", "+05:45"}}
+var zones = []struct{ name, offset string }{
+	{"Pacific/Kiritimati", "+13:00"}, {"Etc/GMT+12", "-12:00"}, {"Asia/Kathmandu", "+05:45"},
+}
 
 func newChaos(t *testing.T, d database, m mutant) *chaos {
 	c := &chaos{t: t, d: d, kept: newLedger(t, d), ttl: 500 * time.Millisecond, mode: m, done: make(map[string]int)}
-	if d.Driver == "sqlite" {
-		c.ttl = time.Second // one writer, perhaps a slow one
+	if d.Driver == "sqlite" || d.Driver == "etcd" {
+		c.ttl = time.Second // one writer, perhaps a slow one; whole seconds
 	}
 	for i, zone := range zones {
 		p := &process{config: workerConfig{Number: i, TTL: c.ttl, Mutant: m, Long: max(10, *chaosHandovers/100)}}
@@ -125,7 +133,7 @@ func newChaos(t *testing.T, d database, m mutant) *chaos {
 // run makes trouble until there were enough terms.
 func (c *chaos) run() {
 	want := *chaosHandovers
-	if c.d.Driver == "sqlite" { // whose TTL is twice as long here
+	if c.ttl == time.Second { // the TTL is twice as long
 		want /= 2
 	}
 	for c.kept.handovers() < want {
@@ -152,7 +160,7 @@ func proxied(t testing.TB, d database) (database, *faultproxy.Proxy) {
 		cfg.Addr = p.Addr()
 		d.DSN = cfg.FormatDSN()
 		return d, p
-	case "redis":
+	case "redis", "etcd":
 		p := faultproxy.New(t, d.DSN)
 		d.DSN = p.Addr()
 		return d, p
@@ -267,7 +275,7 @@ func (c *chaos) hang(p *process) {
 	p.proxy.Heal()
 }
 
-// endConns ends about half of the database's connections, or stops Redis for a while.
+// endConns ends about half of the database's connections, or stops Redis or etcd for a while.
 func (c *chaos) endConns(*process) { c.done[c.kept.endConns(c.ttl)]++ }
 
 // setClock sets the clock of the store, for the lease, by up to two TTLs.
@@ -302,7 +310,8 @@ func (c *chaos) finish() {
 		}
 	}
 	before := c.kept.handovers()
-	require.Eventually(c.t, func() bool { return c.kept.handovers() > before+5 }, time.Minute, 10*time.Millisecond, "nobody leads")
+	again := func() bool { return c.kept.handovers() > before+5 }
+	require.Eventually(c.t, again, time.Minute, 10*time.Millisecond, "no process leads")
 	fenced := 0
 	for _, p := range c.work {
 		require.NoError(c.t, p.end(syscall.Signal(0)), p.stderr)

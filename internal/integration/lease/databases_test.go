@@ -18,20 +18,32 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/internal/integration/services/etcd"
 	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/lease/sqllease"
 	"github.com/go-resilience/resilience/lease/storetest"
 )
 
-// A database is one that a test has for itself. Other processes can open it too.
+// A database belongs to one test. Other processes can open it.
 type database struct {
-	Driver string // pgx, mysql, sqlite or redis
-	DSN    string // of Redis: the address
+	Driver string // pgx, mysql, sqlite, redis or etcd
+	DSN    string // the address, for Redis and etcd
 
-	server *services.RedisServer // for a test of Redis, in its own process
+	server server // of Redis and etcd, which run for one test
 }
 
-var drivers = []string{"pgx", "mysql", "sqlite"}
+// A server is one or more processes that a test can stop.
+type server interface {
+	Pause()
+	Resume()
+}
+
+var (
+	drivers  = []string{"pgx", "mysql", "sqlite"}
+	dialects = map[string]sqllease.Dialect{
+		"pgx": sqllease.PostgreSQL, "mysql": sqllease.MySQL, "sqlite": sqllease.SQLite,
+	}
+)
 
 // onEach runs test on a database of each kind.
 func onEach(t *testing.T, test func(t *testing.T, d database)) {
@@ -70,11 +82,12 @@ func create(t testing.TB, driver, dsn, made, dropped, end string) {
 	_, err = db.Exec(made)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		for deadline := time.Now().Add(time.Minute); end != "" && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); end != "" && time.Now().Before(deadline); {
 			var left int
 			if err := db.QueryRow(end).Scan(&left); err == nil && left == 0 {
 				break
 			}
+			time.Sleep(10 * time.Millisecond)
 		}
 		_, err := db.Exec(dropped)
 		require.NoError(t, err)
@@ -126,8 +139,7 @@ func (d database) open(t testing.TB) *sql.DB {
 
 // store returns the store in a database that was opened.
 func (d database) store(ctx context.Context, db *sql.DB) (*sqllease.Store, error) {
-	dialect := map[string]sqllease.Dialect{"pgx": sqllease.PostgreSQL, "mysql": sqllease.MySQL, "sqlite": sqllease.SQLite}[d.Driver]
-	s := sqllease.New(db, dialect, sqllease.Config{})
+	s := sqllease.New(db, dialects[d.Driver], sqllease.Config{})
 	return s, s.Migrate(ctx)
 }
 
@@ -237,7 +249,8 @@ func TestOldProgramStartsBesideANewSchema(t *testing.T) {
 		_, err = db.Exec("INSERT INTO lease_schema (version, compatible) VALUES (3, 2)")
 		require.NoError(t, err)
 		_, err = d.store(t.Context(), db)
-		require.ErrorContains(t, err, "they are of version 3, for programs from version 2 on, and this program is of version 1")
+		require.ErrorContains(t, err,
+			"they are of version 3, for programs from version 2 on, and this program is of version 1")
 	})
 }
 
@@ -280,6 +293,10 @@ func TestEveryRunsOnceAmongFiveLeaders(t *testing.T) {
 	onEach(t, func(t *testing.T, d database) { test(t, func() lease.Store { return d.newStore(t) }) })
 	t.Run("redis", func(t *testing.T) {
 		store := newRedisStore(t)
+		test(t, func() lease.Store { return store })
+	})
+	t.Run("etcd", func(t *testing.T) {
+		store := etcdStore(etcd.Client(t, newEtcdDatabase(t).DSN))
 		test(t, func() lease.Store { return store })
 	})
 }

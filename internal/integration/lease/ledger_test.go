@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience/internal/integration/services"
+	"github.com/go-resilience/resilience/internal/integration/services/etcd"
 )
 
 // A ledger is what the leaders of a chaos have written, beside their lease.
@@ -26,8 +27,11 @@ type ledger interface {
 }
 
 func newLedger(t *testing.T, d database) ledger {
-	if d.Driver == "redis" {
+	switch d.Driver {
+	case "redis":
 		return &redisLedger{t, redisClient(t, d.DSN), d.server}
+	case "etcd":
+		return &etcdLedger{t, etcd.Client(t, d.DSN), d.server}
 	}
 	l := &sqlLedger{t, d, d.open(t)}
 	_, err := d.store(t.Context(), l.db)
@@ -115,7 +119,7 @@ func newRedisDatabase(t *testing.T) database {
 type redisLedger struct {
 	t      *testing.T
 	client *redis.Client
-	server *services.RedisServer
+	server server
 }
 
 // append appends to the list, as a resource that refuses lower epochs.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-resilience/resilience/internal/integration/services/etcd"
 	"github.com/go-resilience/resilience/lease"
 )
 
@@ -45,6 +46,7 @@ const (
 const chaosName = "chaos"
 
 func TestMain(m *testing.M) {
+	etcd.Main()
 	text := os.Getenv("LEASE_WORKER")
 	if text == "" {
 		os.Exit(m.Run())
@@ -76,9 +78,12 @@ func quiet(store lease.Store, cfg lease.Config) *lease.Candidate {
 func say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
 func (w *worker) run(ctx context.Context) {
-	if w.Database.Driver == "redis" {
+	switch {
+	case w.Database.Driver == "redis":
 		w.inRedis()
-	} else if !w.inDatabase(ctx) {
+	case w.Database.Driver == "etcd":
+		w.inEtcd()
+	case !w.inDatabase(ctx):
 		return
 	}
 	cfg := lease.Config{Name: chaosName, TTL: w.TTL, Holder: fmt.Sprint("worker ", w.Number)}

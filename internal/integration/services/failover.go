@@ -61,7 +61,7 @@ func NewSentinels(t testing.TB, downAfter time.Duration) (primary *RedisServer, 
 	replica := NewRedis(t, "--replicaof", host+" "+port, "--repl-diskless-sync-delay", "0")
 	await(t, "a replica", func() bool { return strings.Contains(replication(replica.Addr), "master_link_status:up") })
 	for range 3 {
-		s := &RedisServer{Addr: freeAddr(t), t: t, dir: t.TempDir(), ready: ping}
+		s := &RedisServer{Addr: FreeAddr(t), t: t, dir: t.TempDir(), ready: ping}
 		_, own, _ := net.SplitHostPort(s.Addr)
 		conf := filepath.Join(s.dir, "sentinel.conf")
 		text := fmt.Sprintf(`port %s

@@ -35,7 +35,7 @@ func NewPgBouncer(t testing.TB, database string) *PgBouncer {
 	if _, err := exec.LookPath("pgbouncer"); err != nil {
 		missing(t, "the program pgbouncer", err)
 	}
-	p := &PgBouncer{t: t, Addr: freeAddr(t)}
+	p := &PgBouncer{t: t, Addr: FreeAddr(t)}
 	_, port, _ := net.SplitHostPort(p.Addr)
 	password := ""
 	if config.Password != "" {

@@ -35,7 +35,7 @@ func Prometheus(t testing.TB, files map[string]string) (url string) {
 			t.Fatal(err)
 		}
 	}
-	addr := freeAddr(t)
+	addr := FreeAddr(t)
 	var log bytes.Buffer
 	cmd := exec.Command(binary, "--config.file="+filepath.Join(dir, "prometheus.yml"),
 		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+addr)

@@ -103,7 +103,7 @@ func NewPostgresPair(t testing.TB) *Pair {
 	initdb, ctl, backup := postgresProgram(t, "initdb"), postgresProgram(t, "pg_ctl"), postgresProgram(t, "pg_basebackup")
 	s := newServer(t)
 	pair := &Pair{
-		Addrs: [2]string{freeAddr(t), freeAddr(t)},
+		Addrs: [2]string{FreeAddr(t), FreeAddr(t)},
 		DSN:   func(addr string) string { return "postgres://app@" + addr + "/postgres?sslmode=disable" },
 	}
 	data := [2]string{s.path("a"), s.path("b")}
@@ -165,7 +165,7 @@ func NewMariaDBPair(t testing.TB) *Pair {
 	install, mariadbd := program("mariadb-install-db"), program("mariadbd")
 	s := newServer(t)
 	pair := &Pair{
-		Addrs: [2]string{freeAddr(t), freeAddr(t)},
+		Addrs: [2]string{FreeAddr(t), FreeAddr(t)},
 		DSN:   func(addr string) string { return "app@tcp(" + addr + ")/app" },
 	}
 	var root [2]*sql.DB

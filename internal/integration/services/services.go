@@ -136,15 +136,15 @@ type RedisServer struct {
 func NewRedis(t testing.TB, args ...string) *RedisServer {
 	t.Helper()
 	needRedisServer(t)
-	s := &RedisServer{Addr: freeAddr(t), t: t, dir: t.TempDir(), args: args, ready: ping}
+	s := &RedisServer{Addr: FreeAddr(t), t: t, dir: t.TempDir(), args: args, ready: ping}
 	t.Cleanup(s.Kill)
 	s.Start()
 	return s
 }
 
-// freeAddr returns a free address of the loopback interface. Its port is below those that
+// FreeAddr returns a free address of the loopback interface. Its port is below those that
 // the kernel gives to outgoing connections, so that it is still free when a server takes it.
-func freeAddr(t testing.TB) string {
+func FreeAddr(t testing.TB) string {
 	t.Helper()
 	for try := 0; ; try++ {
 		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(11000+rand.N(20000))))
