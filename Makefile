@@ -62,7 +62,7 @@ fuzz: ## each fuzz target for FUZZTIME inputs
 
 # What fakes cannot say: locks, clocks, lost connections and killed processes of real servers. TestSoak is in race.
 # The longest first: begun last, it would run alone at the end.
-integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB and SQLite; most of the time they wait
+integration: ## against real Redis, Redis Cluster, PostgreSQL, MariaDB, SQLite and etcd; most of the time they wait
 	cd internal/integration && $(GO) test -parallel 4 -timeout 25m -skip '^TestSoak$$' ./saga ./lease ./...
 
 release-check: ## the modules build from a local module proxy in VERSION, as a user has them
