@@ -137,11 +137,11 @@ type overview struct {
 	Tone     string
 	Verdict  string
 	Policies []struct {
-		Path, Kind, Name, Tone, State, Detail, Error string
-		Calls, Failed, Refused                       float64
-		Since                                        *time.Time
-		Words                                        struct{ Rate, Share, Since string }
-		Spark                                        struct{ Calls, Bad []float64 }
+		Path, Kind, Name, Tone, State, Problem, Detail, Error string
+		Calls, Failed, Refused                                float64
+		Since                                                 *time.Time
+		Words                                                 struct{ Rate, Share, Since string }
+		Spark                                                 struct{ Calls, Bad []float64 }
 	}
 }
 
@@ -220,6 +220,38 @@ func TestOverviewListsBrokenPoliciesFirst(t *testing.T) {
 		require.Less(t, strings.Index(body, "breaker/users"), strings.Index(body, "breaker/shards"))
 		require.Contains(t, body, `The <a href="policy?kind=breaker&amp;name=users">breaker users</a> is open and the `)
 		require.Contains(t, body, "100% failed or refused")
+	})
+}
+
+// A closed breaker whose calls fail is closed and needs attention. A throttle has no such state.
+func TestStateAndProblemAreApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := registry.New()
+		b := breaker.New(breaker.Config{Name: "users"})
+		limits := throttle.New(throttle.Config{Name: "users", Rate: 0.001, Burst: 30})
+		reg.MustAdd(b, limits)
+		s := newPage(t, reg, console.Config{})
+		defer s.page.Close()
+		s.get("/", nil)
+		time.Sleep(500 * time.Millisecond)
+		for i := range 50 {
+			_ = limits.Do(t.Context(), working)
+			_ = b.Do(t.Context(), []func(context.Context) error{failing, working, working, working}[i%4])
+		}
+		time.Sleep(time.Second)
+		var o overview
+		s.get("/", &o)
+		require.Equal(t, "The breaker users has failing calls and the throttle users limits calls.", o.Verdict)
+		for i, want := range [][]string{{"closed", "warn", "26% failing"}, {"limiting", "warn", "40% refused"}} {
+			require.Equal(t, want, []string{o.Policies[i].State, o.Policies[i].Tone, o.Policies[i].Problem})
+		}
+		chip := func(tone, text string) string {
+			return `<span class="state ` + tone + `"><span class="mark" aria-hidden="true"></span>` + text
+		}
+		for _, path := range []string{"/", "/policy?kind=breaker&name=users"} {
+			require.Contains(t, s.get(path, nil).Body.String(), chip("ok", "closed</span> ")+chip("warn", "26% failing<"))
+		}
+		require.NotContains(t, s.get("/", nil).Body.String(), ">limiting")
 	})
 }
 

@@ -224,6 +224,13 @@ func TestJudgeStatus(t *testing.T) {
 		require.Equal(t, []any{c.tone, c.state, c.detail}, []any{s.tone, s.state, s.detail}, "%+v", c)
 		require.Equal(t, c.health.Err, s.err)
 	}
+	for want, s := range map[string]status{
+		"8% failing":             {calls: 100, failed: 8, problem: "failing"},
+		"3% refused":             {calls: 100, refused: 3, problem: "limiting"},
+		"11% failing or refused": {calls: 100, failed: 8, refused: 3, problem: "refusing"}, "": {calls: 100, failed: 8},
+	} {
+		require.Equal(t, want, s.trouble())
+	}
 	for share, s := range map[float64]status{0: {failed: 1}, 0.5: {calls: 4, failed: 1, refused: 1},
 		1: {calls: 1, failed: 2}} {
 		require.Equal(t, share, s.share())
@@ -251,6 +258,16 @@ func TestVerdictNamesTheWorst(t *testing.T) {
 		"fail The meter b is open, the meter a is full, and 2 more policies need attention.":  {a, b, c, d},
 	} {
 		tone, sentence := verdict(tracks)
+		for _, p := range sentence {
+			switch {
+			case strings.HasPrefix(p.Text, "meter "):
+				require.EqualValues(t, "policy?kind=meter&name="+p.Text[len("meter "):], p.Link)
+			case strings.Contains(p.Text, " more "):
+				require.EqualValues(t, "#"+c.anchor(), p.Link)
+			default:
+				require.Empty(t, p.Link)
+			}
+		}
 		require.Equal(t, want, string(tone)+" "+textOf(sentence))
 	}
 	for _, t := range []*track{a, b, c, d, e} {
@@ -294,6 +311,29 @@ func TestGroupMembers(t *testing.T) {
 		return nil
 	})
 	require.Equal(t, "a   ", view("bulkhead", "unknown"))
+}
+
+func TestProgress(t *testing.T) {
+	const done, skipped, idle = saga.StepDone, saga.StepSkipped, saga.StepIdle
+	for _, c := range []struct {
+		back  bool
+		steps []saga.StepStatus
+		want  string
+	}{
+		{false, []saga.StepStatus{done, skipped, saga.StepStarted, idle}, "2 of 4 done"},
+		{false, []saga.StepStatus{saga.StepWaiting, idle}, "0 of 2 done"},
+		{true, []saga.StepStatus{saga.StepUndone, saga.StepUndone, saga.StepUndone, saga.StepUndoFailed, idle, idle},
+			"3 of 4 undone"},
+		{true, []saga.StepStatus{done, saga.StepUndoing, saga.StepUndone, saga.StepNoEffect}, "1 of 3 undone"},
+		{true, []saga.StepStatus{skipped, saga.StepUndone, saga.StepNoEffect}, "1 of 2 undone"},
+		{true, []saga.StepStatus{saga.StepNoEffect, idle}, "nothing to undo"},
+	} {
+		in := &saga.Instance{Back: c.back}
+		for _, s := range c.steps {
+			in.Steps = append(in.Steps, saga.StepState{Status: s})
+		}
+		require.Equal(t, c.want, (&Console{}).sagaView(in).Progress())
+	}
 }
 
 func TestGroupsOf(t *testing.T) {

@@ -71,6 +71,14 @@ func actOn100(t *testing.T, cfg console.Config, each func(n int64, page *console
 	return answer, audited, runningSagas(t, runner)
 }
 
+// ids returns n ids with a prefix.
+func ids(prefix string, n int) (all []string) {
+	for i := range n {
+		all = append(all, fmt.Sprint(prefix, i))
+	}
+	return all
+}
+
 func runningSagas(t *testing.T, runner *saga.Runner) (n int) {
 	counts, _, err := runner.Counts(t.Context())
 	require.NoError(t, err)
@@ -322,9 +330,7 @@ func TestListOffersAllowedActions(t *testing.T) {
 func TestStuckSagasAreGrouped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{Show: console.Show{Errors: true}, Allow: allow})
-		for i := range 281 {
-			d.run(fmt.Sprint("stuck-", i))
-		}
+		d.run(ids("stuck-", 281)...)
 		var p found
 		d.get("/sagas", &p)
 		require.Len(t, p.Stuck, 281, "on one page")
@@ -354,9 +360,7 @@ func TestStuckSagasAreGrouped(t *testing.T) {
 func TestMoreStuckSagasAreLinked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDepot(t, console.Config{})
-		for i := range 510 {
-			d.run(fmt.Sprint("stuck-", i))
-		}
+		d.run(ids("stuck-", 510)...)
 		var p found
 		d.get("/sagas", &p)
 		require.Len(t, p.Stuck, 500)

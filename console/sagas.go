@@ -139,7 +139,10 @@ type sagaView struct {
 
 // Progress returns the progress of a saga: "4 of 6 done", "3 of 4 undone".
 func (v sagaView) Progress() string {
-	if v.TurnedBack {
+	switch {
+	case v.TurnedBack && v.StepsToUndo == 0:
+		return "nothing to undo"
+	case v.TurnedBack:
 		return fmt.Sprintf("%d of %d undone", v.StepsUndone, v.StepsToUndo)
 	}
 	return fmt.Sprintf("%d of %d done", v.StepsDone, v.Steps)

@@ -273,7 +273,8 @@ func TestSagaPageShowsSteps(t *testing.T) {
 		body := d.get("/saga?id=stuck-1", nil).Body.String()
 		for _, text := range []string{"undo failed", "· pivot", "secret-host", "4111", `value="skip"`,
 			`>undo failed</td><td data-label="Step">reserve</td><td data-label="Attempt">undo 1</td>`,
-			"2 of 3 undone"} {
+			"2 of 3 undone", "{\n  &#34;Card&#34;: &#34;4111&#34;\n}", ">2000-01-01 00:00:00.000</time>",
+			`<span class="state idle"><span class="mark" aria-hidden="true"></span>no effect</span>`} {
 			require.Contains(t, body, text)
 		}
 		require.NotContains(t, body, `value="cancel"`)
@@ -285,7 +286,30 @@ func TestSagaPageShowsSteps(t *testing.T) {
 		require.NotContains(t, body, "secret-host")
 		require.NotContains(t, body, "4111")
 		require.NotContains(t, body, "card declined")
-		require.NotContains(t, body, "<button name=\"do\"")
+		require.NotContains(t, body, `<button name="action"`)
+	})
+}
+
+// Cancel, Skip and Compensate of one saga need a confirmation. Retry needs none.
+func TestSagaActionsNeedConfirmation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDepot(t, console.Config{Allow: allow})
+		d.run("stuck-1")
+		before, err := d.runner.Get(t.Context(), "stuck-1")
+		require.NoError(t, err)
+		for action, want := range map[string]string{
+			"cancel": "Cancel stuck-1?", "compensate": "Compensate stuck-1?", "abandon": "Abandon stuck-1?",
+			"skip": "Skip the step reserve of stuck-1?",
+		} {
+			w := d.post("action", action, "policy", "saga/worker", "id", "stuck-1", "step", "reserve", "note", "x", "sure", "")
+			require.Equal(t, http.StatusOK, w.Code)
+			require.Contains(t, w.Body.String(), "<h1>"+want+"</h1>")
+		}
+		after, err := d.runner.Get(t.Context(), "stuck-1")
+		require.NoError(t, err)
+		require.Equal(t, before.Seq, after.Seq)
+		w := d.post("action", "retry", "policy", "saga/worker", "id", "stuck-1", "step", "reserve", "note", "x", "sure", "")
+		require.Equal(t, http.StatusSeeOther, w.Code)
 	})
 }
 
