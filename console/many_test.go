@@ -281,11 +281,16 @@ func TestInvalidTargets(t *testing.T) {
 			{[]string{"@1"}, `ids: is "@1": must be id@seq`},
 			{[]string{"stuck-1@x"}, `ids: is "x": must be a number of log entries`},
 			{[]string{"stuck-1@0", "stuck-1@-1"}, `ids: is "-1": must be a number of log entries`},
+			{[]string{"stuck-1@0", "seq=5"}, "seq: must be part of ids, as id@seq"},
 			{nil, "select at least one saga"},
 		} {
 			form := []string{"action", "abandon", "policy", "saga/worker", "list", "status=stuck", "note", "keep me"}
 			for _, id := range c.ids {
-				form = append(form, "ids", id)
+				key, value := "ids", id
+				if seq, ok := strings.CutPrefix(id, "seq="); ok {
+					key, value = "seq", seq
+				}
+				form = append(form, key, value)
 			}
 			w := d.post(form...)
 			require.Equal(t, http.StatusBadRequest, w.Code, c.want)

@@ -204,7 +204,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, http.StatusBadRequest, err)
 		return
 	}
-	op, err := c.operation(r.PostForm)
+	op, err := c.parseOperation(r.PostForm)
 	if err != nil {
 		c.refuse(w, r, op, http.StatusBadRequest, result{}, err)
 		return
@@ -215,7 +215,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 	}
 	if q := op.confirmation(); q.Title != "" && r.PostForm.Get("sure") != "1" && !wantsJSON(r) {
 		page, back := op.back()
-		q.page, q.Fields, q.Back = c.page("", q.Title, 0), r.PostForm, page+"?"+back.Encode()
+		q.page, q.Fields, q.Back = c.page(page, q.Title, 0), r.PostForm, page+"?"+back.Encode()
 		c.show(w, r, http.StatusOK, "confirm.html", q)
 		return
 	}
@@ -327,8 +327,8 @@ func explain(r *http.Request, err error) error {
 		"A proxy must keep the Host: in nginx, proxy_set_header Host $http_host", from.Host, r.Host)
 }
 
-// operation parses a form. If it returns an error, op has the fields that were parsed before.
-func (c *Console) operation(form url.Values) (op Operation, err error) {
+// parseOperation parses a form. If it returns an error, op has the fields that were parsed before.
+func (c *Console) parseOperation(form url.Values) (op Operation, err error) {
 	op = Operation{Action: Action(form.Get("action")), Policy: form.Get("policy"), Key: form.Get("key"),
 		Note: strings.TrimSpace(form.Get("note")), list: form.Get("list")}
 	if op.Action == Apply && form.Has("preview") {
@@ -391,6 +391,8 @@ func (op *Operation) parseSagas(form url.Values) (err error) {
 		return errors.New("select at least one saga")
 	case (op.ID == "") == (op.targets == nil):
 		return errors.New("must have either id or ids")
+	case op.targets != nil && op.Seq != 0:
+		return errors.New("seq: must be part of ids, as id@seq")
 	case op.Note == "":
 		return errors.New("note: is empty: must have the reason, for the saga's log")
 	}

@@ -81,8 +81,8 @@ func (c *Console) cards(o *overview) {
 	o.Tone, o.Sentence = verdict(s.tracks)
 	o.Verdict = textOf(o.Sentence)
 	for _, t := range inOrder(s.tracks) {
-		card := c.card(t)
-		card.Spark = t.spark(s.now)
+		card := c.cardOf(t)
+		card.Spark = t.sparkline(s.now)
 		o.Policies = append(o.Policies, card)
 		if len(o.Groups) == 0 || o.Groups[len(o.Groups)-1].Name != card.Name {
 			o.Groups = append(o.Groups, cardGroup{Name: card.Name})
@@ -92,8 +92,8 @@ func (c *Console) cards(o *overview) {
 	}
 }
 
-// card returns the card of a policy. The caller holds the sampler's lock.
-func (c *Console) card(t *track) policyCard {
+// cardOf returns the card of a policy. The caller holds the sampler's lock.
+func (c *Console) cardOf(t *track) policyCard {
 	card := policyCard{
 		Path: t.path, Kind: t.entry.Kind, Name: t.entry.Name,
 		Tone: t.status.tone, State: t.status.state, Detail: t.status.detail, Error: c.secret(t.status.err),
@@ -112,7 +112,7 @@ func (c *Console) card(t *track) policyCard {
 func inOrder(tracks []*track) []*track {
 	worst := map[string]int{}
 	for _, t := range tracks {
-		worst[t.entry.Name] = max(worst[t.entry.Name], t.status.tone.rank())
+		worst[t.entry.Name] = max(worst[t.entry.Name], t.status.tone.severity())
 	}
 	all := slices.Clone(tracks)
 	slices.SortStableFunc(all, func(a, b *track) int {
@@ -126,8 +126,8 @@ func inOrder(tracks []*track) []*track {
 	return all
 }
 
-// spark returns the sparkline of a policy. The caller holds the sampler's lock.
-func (t *track) spark(now int) *spark {
+// sparkline returns the sparkline of a policy. The caller holds the sampler's lock.
+func (t *track) sparkline(now int) *spark {
 	calls, bad := t.matching(t.rules.calls), append(t.matching(t.rules.failed), t.matching(t.rules.refused)...)
 	s := &spark{}
 	for i := max(now/sparkStep-sparks+1, 0); i <= now/sparkStep; i++ {

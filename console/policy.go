@@ -94,7 +94,7 @@ func (c *Console) fillSamples(e registry.Entry, p *policyPage) {
 		t = newTrack(e, s.now)
 		t.status = t.judge(s.now)
 	}
-	p.Tick, p.policyCard, p.States = s.now, c.card(t), t.states(s.now)
+	p.Tick, p.policyCard, p.States = s.now, c.cardOf(t), t.states(s.now)
 	for _, sr := range t.series {
 		attrs := map[string]string{}
 		for _, a := range sr.attrs {

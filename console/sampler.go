@@ -184,7 +184,7 @@ func (s *sampler) query(t *track, at time.Time) (policy.Health, *query) {
 	case !t.queried.IsZero() && at.Sub(t.queried) < queryInterval:
 		return t.answer, nil
 	case t.querying:
-		return lateStore, nil
+		return storeTimedOut, nil
 	}
 	t.querying, t.queried = true, at
 	ctx, cancel := context.WithTimeout(s.ctx, queryTimeout)
@@ -235,8 +235,8 @@ func (c *watchedContext) Done() <-chan struct{}       { return c.use().Done() }
 func (c *watchedContext) Err() error                  { return c.use().Err() }
 func (c *watchedContext) Value(key any) any           { return c.use().Value(key) }
 
-// lateStore is the health of a policy whose store does not respond.
-var lateStore = policy.Health{
+// storeTimedOut is the health of a policy whose store does not respond.
+var storeTimedOut = policy.Health{
 	Status: policy.Fail, State: "store_down",
 	Err: fmt.Errorf("the store has not responded for %v", queryInterval),
 }

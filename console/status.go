@@ -22,7 +22,7 @@ const (
 	blue tone = "blue" // a saga or step in progress
 )
 
-func (t tone) rank() int { return slices.Index([]tone{well, warn, fail}, t) }
+func (t tone) severity() int { return slices.Index([]tone{well, warn, fail}, t) }
 
 // A status is the status of a policy in one sample.
 type status struct {
@@ -133,7 +133,7 @@ func (t *track) clause() []phrase {
 // verdict returns a sentence about the unhealthy policies. It names the worst two, and links to the cards of more.
 func verdict(tracks []*track) (tone, []phrase) {
 	bad := slices.DeleteFunc(slices.Clone(tracks), func(t *track) bool { return t.status.tone == well })
-	slices.SortStableFunc(bad, func(a, b *track) int { return b.status.tone.rank() - a.status.tone.rank() })
+	slices.SortStableFunc(bad, func(a, b *track) int { return b.status.tone.severity() - a.status.tone.severity() })
 	switch n := len(tracks); {
 	case n == 0:
 		return well, []phrase{{Text: "No policy is registered."}}
