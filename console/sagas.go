@@ -35,6 +35,8 @@ type sagasPage struct {
 	Sagas   []sagaView  `json:"sagas"`
 	Next    string      `json:"next,omitempty"` // the form's after for the next page
 
+	Offers    []Action     `json:"-"` // actions that at least one of the sagas allows
+	Others    []sagaView   `json:"-"` // the sagas that are not in Groups
 	More      template.URL `json:"-"` // query of the next page
 	MoreStuck template.URL `json:"-"` // query of the next page of Stuck
 	Error     string       `json:"-"`
@@ -95,6 +97,15 @@ func (f listForm) values() url.Values {
 		}
 	}
 	return q
+}
+
+// next returns the query of the page after a saga, with another status. It is empty if after is.
+func (f listForm) next(status, after string) template.URL {
+	if after == "" {
+		return ""
+	}
+	f.Status, f.After = status, after
+	return f.Query()
 }
 
 // check returns an error if the form is invalid. It computes createdBefore from the store's time.
@@ -194,36 +205,29 @@ func (p *sagasPage) fill(ctx context.Context, c *Console, runner *saga.Runner) e
 	if err := p.Form.check(now); err != nil {
 		return err
 	}
-	next := p.Form
-	if p.Form.Status == "" && p.Form.After == "" {
-		if p.Stuck, next.After, err = c.list(ctx, runner, p.Form, stuckShown, saga.Stuck); err != nil {
-			return err
-		}
-		p.Groups = groupsOf(p.Stuck)
-		if next.After != "" {
-			next.Status = string(saga.Stuck)
-			p.MoreStuck = next.Query()
-		}
-	}
-	limit, of := sagasShown, statuses[1:]
+	limit, of := sagasShown, []saga.Status{saga.Status(p.Form.Status)}
 	switch p.Form.Status {
 	case "":
+		of = statuses[1:]
+		if p.Form.After == "" {
+			var after string
+			if p.Stuck, after, err = c.list(ctx, runner, p.Form, stuckShown, saga.Stuck); err != nil {
+				return err
+			}
+			p.MoreStuck = p.Form.next(string(saga.Stuck), after)
+		}
 	case string(saga.Stuck):
-		limit, of = stuckShown, statuses[:1]
-	default:
-		of = []saga.Status{saga.Status(p.Form.Status)}
+		limit = stuckShown
 	}
 	if p.Sagas, p.Next, err = c.list(ctx, runner, p.Form, limit, of...); err != nil {
 		return err
 	}
-	if of[0] == saga.Stuck {
-		p.Groups = groupsOf(p.Sagas)
+	p.More, p.Others = p.Form.next(p.Form.Status, p.Next), p.Sagas
+	stuck := p.Stuck
+	if limit == stuckShown {
+		stuck, p.Others = p.Sagas, nil
 	}
-	if p.Next != "" {
-		next = p.Form
-		next.After = p.Next
-		p.More = next.Query()
-	}
+	p.Groups, p.Offers = groupsOf(stuck), offers(stuck, p.Others)
 	return nil
 }
 
@@ -265,25 +269,14 @@ func similar(text, id string) string {
 	})
 }
 
-// Offers returns the actions that at least one of the sagas on the page allows. Skip is missing: it is for one
-// saga.
-func (p sagasPage) Offers() (all []Action) {
+// offers returns the actions that at least one of the sagas allows. Skip is missing: it is for one saga.
+func offers(lists ...[]sagaView) (all []Action) {
 	for _, a := range []Action{Retry, Cancel, Compensate, Abandon} {
-		if slices.ContainsFunc(slices.Concat(p.Stuck, p.Sagas), func(v sagaView) bool {
-			return slices.Contains(v.Actions, a)
-		}) {
+		if slices.ContainsFunc(slices.Concat(lists...), func(v sagaView) bool { return slices.Contains(v.Actions, a) }) {
 			all = append(all, a)
 		}
 	}
 	return all
-}
-
-// Others returns the sagas that are not in a group.
-func (p sagasPage) Others() []sagaView {
-	if p.Form.Status == string(saga.Stuck) {
-		return nil
-	}
-	return p.Sagas
 }
 
 // Statuses returns the statuses that the form offers.
