@@ -11,7 +11,17 @@ import (
 	"github.com/go-resilience/resilience/saga"
 )
 
-// This file has all uses of package saga.
+// Only this file uses package saga.
+
+type (
+	sagaRunner = saga.Runner
+	sagaStatus = saga.Status
+	stepStatus = saga.StepStatus
+)
+
+const stuck = saga.Stuck
+
+var errNoSaga = saga.ErrNotFound
 
 // statuses are the statuses of a saga, in the order in which a list shows them.
 var statuses = []saga.Status{
@@ -133,8 +143,8 @@ func (v *sagaView) addStep(status saga.StepStatus, name string) {
 	}
 }
 
-// sagaPage returns the page of a saga, or the error of the store. The error matches saga.ErrNotFound if the saga
-// does not exist.
+// sagaPage returns the page of a saga, or the error of the store. The error matches errNoSaga if the saga does
+// not exist.
 func (c *Console) sagaPage(ctx context.Context, r *saga.Runner, runner, id string) (p sagaPage, err error) {
 	in, err := r.Get(ctx, id)
 	if err != nil {

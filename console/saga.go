@@ -12,8 +12,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/go-resilience/resilience/saga"
 )
 
 // A sagaPage is the page of one saga.
@@ -40,18 +38,18 @@ type sagaPage struct {
 
 // A unitView is a step of a saga.
 type unitView struct {
-	Name      string          `json:"name"`
-	State     saga.StepStatus `json:"status"`
-	After     []string        `json:"after,omitempty"`
-	Pivot     bool            `json:"pivot,omitempty"`
-	Attempts  int             `json:"attempts"`
-	Undos     int             `json:"undos"`
-	Refusals  int             `json:"refusals"`
-	InDoubt   bool            `json:"in_doubt,omitempty"`
-	Error     string          `json:"error,omitempty"`
-	NotBefore time.Time       `json:"not_before,omitzero"`
-	Waiting   time.Time       `json:"waiting_since,omitzero"`
-	Children  []string        `json:"children,omitempty"` // ids of up to 20 child sagas
+	Name      string     `json:"name"`
+	State     stepStatus `json:"status"`
+	After     []string   `json:"after,omitempty"`
+	Pivot     bool       `json:"pivot,omitempty"`
+	Attempts  int        `json:"attempts"`
+	Undos     int        `json:"undos"`
+	Refusals  int        `json:"refusals"`
+	InDoubt   bool       `json:"in_doubt,omitempty"`
+	Error     string     `json:"error,omitempty"`
+	NotBefore time.Time  `json:"not_before,omitzero"`
+	Waiting   time.Time  `json:"waiting_since,omitzero"`
+	Children  []string   `json:"children,omitempty"` // ids of up to 20 child sagas
 
 	Tone      tone `json:"-"`
 	skippable bool
@@ -84,7 +82,7 @@ func (c *Console) saga(w http.ResponseWriter, r *http.Request, status int, q url
 	id := strings.TrimSpace(cmp.Or(q.Get("id"), q.Get("text"))) // text comes from the Open button of a list
 	p, err := c.sagaPage(ctx, runner, name, id)
 	switch {
-	case errors.Is(err, saga.ErrNotFound):
+	case errors.Is(err, errNoSaga):
 		c.fail(w, r, http.StatusNotFound, fmt.Errorf("there is no saga %s", id))
 		return
 	case err != nil:

@@ -13,8 +13,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/go-resilience/resilience/saga"
 )
 
 const (
@@ -110,7 +108,7 @@ func (f listForm) next(status, after string) template.URL {
 
 // check returns an error if the form is invalid. It computes createdBefore from the store's time.
 func (f *listForm) check(now time.Time) error {
-	if f.Status != "" && !slices.Contains(statuses, saga.Status(f.Status)) {
+	if f.Status != "" && !slices.Contains(statuses, sagaStatus(f.Status)) {
 		return fmt.Errorf("there is no status %q", f.Status)
 	}
 	if f.Age != "" {
@@ -125,24 +123,24 @@ func (f *listForm) check(now time.Time) error {
 
 // A sagaView is a saga in a list.
 type sagaView struct {
-	ID          string      `json:"id"`
-	Seq         int64       `json:"seq"` // number of entries in the log
-	Saga        string      `json:"saga"`
-	Version     int         `json:"version"`
-	State       saga.Status `json:"status"`
-	Step        string      `json:"step,omitempty"` // the step that blocks it, is in progress, or turned it back
-	StepsDone   int         `json:"steps_done"`     // of Steps
-	Steps       int         `json:"steps"`
-	TurnedBack  bool        `json:"turned_back,omitempty"`
-	StepsUndone int         `json:"steps_undone,omitempty"`  // of StepsToUndo
-	StepsToUndo int         `json:"steps_to_undo,omitempty"` // steps that had, or may have had, an effect
-	Failures    int         `json:"failures"`
-	Error       string      `json:"error,omitempty"`
-	Owner       string      `json:"owner,omitempty"`
-	Created     time.Time   `json:"created"`
-	Age         float64     `json:"age"`   // seconds
-	Since       float64     `json:"since"` // seconds without progress
-	Actions     []Action    `json:"actions,omitempty"`
+	ID          string     `json:"id"`
+	Seq         int64      `json:"seq"` // number of entries in the log
+	Saga        string     `json:"saga"`
+	Version     int        `json:"version"`
+	State       sagaStatus `json:"status"`
+	Step        string     `json:"step,omitempty"` // the step that blocks it, is in progress, or turned it back
+	StepsDone   int        `json:"steps_done"`     // of Steps
+	Steps       int        `json:"steps"`
+	TurnedBack  bool       `json:"turned_back,omitempty"`
+	StepsUndone int        `json:"steps_undone,omitempty"`  // of StepsToUndo
+	StepsToUndo int        `json:"steps_to_undo,omitempty"` // steps that had, or may have had, an effect
+	Failures    int        `json:"failures"`
+	Error       string     `json:"error,omitempty"`
+	Owner       string     `json:"owner,omitempty"`
+	Created     time.Time  `json:"created"`
+	Age         float64    `json:"age"`   // seconds
+	Since       float64    `json:"since"` // seconds without progress
+	Actions     []Action   `json:"actions,omitempty"`
 
 	Ended bool `json:"-"`
 	Tone  tone `json:"-"`
@@ -194,7 +192,7 @@ func (c *Console) sagas(w http.ResponseWriter, r *http.Request, status int, q ur
 }
 
 // fill queries the store for the sagas of the page.
-func (p *sagasPage) fill(ctx context.Context, c *Console, runner *saga.Runner) error {
+func (p *sagasPage) fill(ctx context.Context, c *Console, runner *sagaRunner) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	counts, now, err := count(ctx, runner)
@@ -205,36 +203,36 @@ func (p *sagasPage) fill(ctx context.Context, c *Console, runner *saga.Runner) e
 	if err := p.Form.check(now); err != nil {
 		return err
 	}
-	limit, of := sagasShown, []saga.Status{saga.Status(p.Form.Status)}
+	limit, of := sagasShown, []sagaStatus{sagaStatus(p.Form.Status)}
 	switch p.Form.Status {
 	case "":
 		of = statuses[1:]
 		if p.Form.After == "" {
 			var after string
-			if p.Stuck, after, err = c.list(ctx, runner, p.Form, stuckShown, saga.Stuck); err != nil {
+			if p.Stuck, after, err = c.list(ctx, runner, p.Form, stuckShown, stuck); err != nil {
 				return err
 			}
-			p.MoreStuck = p.Form.next(string(saga.Stuck), after)
+			p.MoreStuck = p.Form.next(string(stuck), after)
 		}
-	case string(saga.Stuck):
+	case string(stuck):
 		limit = stuckShown
 	}
 	if p.Sagas, p.Next, err = c.list(ctx, runner, p.Form, limit, of...); err != nil {
 		return err
 	}
 	p.More, p.Others = p.Form.next(p.Form.Status, p.Next), p.Sagas
-	stuck := p.Stuck
+	grouped := p.Stuck
 	if limit == stuckShown {
-		stuck, p.Others = p.Sagas, nil
+		grouped, p.Others = p.Sagas, nil
 	}
-	p.Groups, p.Offers = groupsOf(stuck), offers(stuck, p.Others)
+	p.Groups, p.Offers = groupsOf(grouped), offers(grouped, p.Others)
 	return nil
 }
 
 // groupsOf groups stuck sagas by definition, step and similar error, the largest group first.
-func groupsOf(stuck []sagaView) (groups []sagaGroup) {
+func groupsOf(sagas []sagaView) (groups []sagaGroup) {
 	index := map[[3]string]int{}
-	for _, v := range stuck {
+	for _, v := range sagas {
 		key := [3]string{v.Saga, v.Step, similar(v.Error, v.ID)}
 		i, ok := index[key]
 		if !ok {
@@ -280,4 +278,4 @@ func offers(lists ...[]sagaView) (all []Action) {
 }
 
 // Statuses returns the statuses that the form offers.
-func (p sagasPage) Statuses() []saga.Status { return statuses }
+func (p sagasPage) Statuses() []sagaStatus { return statuses }
