@@ -24,7 +24,7 @@ import (
 // This file holds the snippets of README.md and docs, for the compiler: see
 // TestSnippetsCompile. It is not run.
 
-// What the snippets use of the programs around them.
+// The identifiers that the snippets use.
 type User struct{ ID int }
 
 var (
@@ -63,7 +63,10 @@ func _() {
 
 	user, err := resilience.Do(ctx, guarded, func(ctx context.Context) (*User, error) {
 		return fetchUser(ctx, 42)
-	}) // resilience.Refused(err): it was not called
+	})
+	if resilience.Refused(err) {
+		// A policy refused the call: fetchUser was not called.
+	}
 
 	use(user, err)
 }
@@ -76,13 +79,13 @@ func _(err error) error {
 }
 
 func _(ctx context.Context, req *http.Request, w http.ResponseWriter, first, second http.RoundTripper) error {
-	limits := throttle.All(requests.For(tenantOf), tokens.For(tenantOf))      // from each, or from none
-	client := &http.Client{Transport: resiliencehttp.Failover(first, second)} // until a word was seen
+	limits := throttle.All(requests.For(tenantOf), tokens.For(tenantOf))      // takes from both, or from neither
+	client := &http.Client{Transport: resiliencehttp.Failover(first, second)} // until the caller has read a byte
 	reservation, err := limits.Reserve(ctx)
 	if err != nil {
-		return err // it says when to come back
+		return err // resilience.RetryAfter(err) is the time to wait
 	}
-	defer func() { reservation.Settle(used) }() // into debt, if need be
+	defer func() { reservation.Settle(used) }() // a higher use becomes a debt
 	resp, err := client.Do(req)
 	if err == nil {
 		used, err = pass(w, resp.Body)
@@ -97,30 +100,30 @@ var trip = &saga.Saga[Trip]{
 	Steps: []saga.Step[Trip]{
 		{Name: "flight", Do: bookFlight, Undo: cancelFlight},
 		{Name: "room", Do: bookRoom, Undo: cancelRoom},
-		{Name: "charge", Do: charge, Pivot: true}, // from here on there is no way back
+		{Name: "charge", Do: charge, Pivot: true}, // the point of no return
 	},
 }
 
 func charge(ctx context.Context, t *Trip) error {
-	err := chargeCard(ctx, saga.CommandFrom(ctx).ID, t)
+	err := chargeCard(ctx, saga.CommandFrom(ctx).ID, t) // each attempt has the same ID
 	if errors.Is(err, errCardDeclined) {
-		return saga.Void(err) // for good: undo begins
+		return saga.Void(err) // final: the earlier steps are undone
 	}
-	return err // perhaps only the reply is lost: ask again, with the same id
+	return err // retried with the same ID: only the reply may be lost
 }
 
 func _() error {
-	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{}) // a *sql.DB; or MySQL, SQLite
-	if err := store.Migrate(ctx); err != nil {                        // creates its tables, unless they exist
+	store := sqlstore.New(db, sqlstore.PostgreSQL, sqlstore.Config{}) // db is a *sql.DB
+	if err := store.Migrate(ctx); err != nil {                        // creates the tables if needed
 		return err
 	}
 	runner := saga.NewRunner(store, saga.RunnerConfig{})
 	saga.Register(runner, trip)
-	go func() { slog.Info("sagas end", "err", runner.Run(ctx)) }() // in each process
+	go func() { slog.Info("runner stopped", "err", runner.Run(ctx)) }() // in each process
 	if _, err := saga.Start(ctx, runner, trip, "trip-17", Trip{}); err != nil {
-		return err // start it again with the same id: it is started once
+		return err // safe to retry: an ID is started only once
 	}
-	done, err := trip.Result(ctx, runner, "trip-17") // errors.Is(err, saga.ErrCompensated): it was undone
+	done, err := trip.Result(ctx, runner, "trip-17") // matches saga.ErrCompensated if it was undone
 
 	use(done)
 	return err
