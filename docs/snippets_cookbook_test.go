@@ -31,12 +31,12 @@ func _() {
 	var transfer func(context.Context, *sql.Tx, int) error
 	cfg := resiliencesql.Config{Retry: resilience.Chain(retries.Wrap, circuit.Wrap)}
 	err := resiliencesql.InTx(ctx, db, cfg, func(ctx context.Context, tx *sql.Tx) error { return transfer(ctx, tx, 42) })
-	row := resilience.Chain(circuit.Wrap, resiliencesql.Middleware(resiliencesql.Config{})) // around a read outside of one
+	row := resilience.Chain(circuit.Wrap, resiliencesql.Middleware(resiliencesql.Config{})) // for a read outside a transaction
 	use(err, row)
 }
 
 func _() {
-	for range time.Tick(time.Second) { // in a goroutine of its own
+	for range time.Tick(time.Second) { // in a separate goroutine
 		if circuit.State() == breaker.Open && ping(ctx) == nil {
 			circuit.Reset()
 		}
@@ -51,7 +51,7 @@ var (
 // The last good answer while a server is down.
 func _() {
 	client := resiliencehttp.NewClient(resiliencehttp.ClientConfig{Name: "products"})
-	products := cacheaside.New(cacheaside.Config[string, []byte]{ // by URL: the same answer for everybody
+	products := cacheaside.New(cacheaside.Config[string, []byte]{ // by URL: all callers get the same response
 		TTL:          time.Second,
 		StaleIfError: time.Hour,
 		Load: func(ctx context.Context, url string) ([]byte, error) {
@@ -65,10 +65,10 @@ func _() {
 			}
 			defer resp.Body.Close()
 			if err := resiliencehttp.DefaultJudge(resp, nil); err != nil {
-				return nil, err // the old answer is served
+				return nil, err // the stale response is served
 			}
 			if resp.StatusCode != http.StatusOK {
-				return nil, cacheaside.ErrNotFound // the old answer is forgotten
+				return nil, cacheaside.ErrNotFound // the cached response is removed
 			}
 			return io.ReadAll(resp.Body)
 		},
@@ -102,7 +102,7 @@ func _() {
 	mux.Handle("POST /charges", &sagahttp.Handler{DB: db, Apply: func(tx *sql.Tx, r *http.Request) error {
 		ok, err := debit(tx, r)
 		if err == nil && !ok {
-			return saga.Void(errors.New("declined")) // for good, as a pivot needs it: see saga
+			return saga.Void(errors.New("declined")) // final, which a pivot needs: see docs/saga.md
 		}
 		return err
 	}})
@@ -131,7 +131,7 @@ func place(ctx context.Context, tx *sql.Tx, id string, o Order) error {
 		return err
 	}
 	if o.Total > 1000 {
-		return nil // the page of the approver calls runner.Signal(ctx, id, "approval", []byte("yes")), or "no"
+		return nil // the approver's page calls runner.Signal(ctx, id, "approval", []byte("yes")), or "no"
 	}
 	return runner.SignalTx(ctx, tx, id, "approval", []byte("yes"))
 }
@@ -160,11 +160,11 @@ func mark(status string) func(context.Context, *sql.Tx, *Order) error {
 func _(users *cacheaside.Cache[int, *User]) {
 	use(place, placed)
 	stopping.Store(true)          // fails /readyz
-	time.Sleep(5 * time.Second)   // until the balancer has noticed
-	_ = server.Shutdown(deadline) // no new request; those under way end
-	stopWorkers()                 // the ctx of Runner.Run, which hands its sagas over, and of Candidate.Loop, which resigns
-	workers.Wait()                // they return within Drain and LeaseTTL
-	users.Close()                 // loads end
+	time.Sleep(5 * time.Second)   // until the load balancer has noticed
+	_ = server.Shutdown(deadline) // accepts no request; waits for those in progress
+	stopWorkers()                 // cancels the ctx of Runner.Run, which releases its sagas, and of Candidate.Loop
+	workers.Wait()                // at most Drain and LeaseTTL
+	users.Close()                 // cancels loads
 	_ = db.Close()
 }
 

@@ -81,13 +81,13 @@ func transport(name, address string) http.RoundTripper {
 	return &resiliencehttp.Transport{
 		Middleware:            resilience.Chain(cooldown(circuit), circuit.Wrap, slots.Wrap),
 		Judge:                 judge,
-		ResponseHeaderTimeout: time.Second, // a model that thinks for longer needs more
+		ResponseHeaderTimeout: time.Second, // more for a model that thinks longer
 		HoldBody:              true,
 		Idle:                  time.Second,
-		Replayable:            func(*http.Request) bool { return true }, // until a word has been read
+		Replayable:            func(*http.Request) bool { return true }, // until the caller has read a byte
 		Prepare: func(req *http.Request) error {
 			req.URL.Scheme, req.URL.Host, req.Host = server.Scheme, server.Host, ""
-			req.Header.Set("Provider", name) // in place of a key of its API
+			req.Header.Set("Provider", name) // instead of an API key
 			return nil
 		},
 	}

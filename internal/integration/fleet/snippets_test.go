@@ -37,10 +37,10 @@ func TestRecipeOfAnLLM(t *testing.T) {
 					fleet.Rate("llm/tokens", throttle.PerMinute(90_000), estimate(ctx)).Burst(90_000).Estimated(),
 				}
 			}})
-		defer limits.Close(ctx) // flushes settlements, and frees slots
+		defer limits.Close(ctx) // sends the settlements and releases the slots
 		r, err := limits.Reserve(ctx)
 		if err != nil {
-			return err // it says when to come back
+			return err // resilience.RetryAfter(err) is the time to wait
 		}
 		defer func() { r.Settle(used) }()
 
@@ -64,7 +64,7 @@ func TestRecipeOfAnOrganization(t *testing.T) {
 			org, user := whose(ctx)
 			return []fleet.Meter{
 				fleet.Rate(org+"/all", 0.01, 1).Burst(100),
-				fleet.Rate(org+"/user/"+user, 0.01, 1).Burst(5), // what it refuses is not taken from the organization
+				fleet.Rate(org+"/user/"+user, 0.01, 1).Burst(5), // if it refuses, nothing is taken from /all
 			}
 		}})
 	err := orgs.Do(ctx, work)
@@ -102,8 +102,8 @@ func TestRecipeOfConcurrency(t *testing.T) {
 	export := func(context.Context) error { time.Sleep(20 * time.Millisecond); return nil }
 	slots := fleet.New(fleet.Config{Name: "exports", Eval: resilienceredis.Eval(rdb), MaxWait: time.Minute,
 		Meters: func(context.Context) []fleet.Meter { return []fleet.Meter{fleet.Slots("exports/running", 2)} }})
-	defer slots.Close(ctx)       // or a program that ends keeps its slots for Lease
-	err := slots.Do(ctx, export) // waits for a slot; its ctx ends if the slot is lost
+	defer slots.Close(ctx)       // otherwise the slots stay taken for Lease
+	err := slots.Do(ctx, export) // waits for a slot; the ctx of export is canceled if the slot is lost
 
 	require.NoError(t, err)
 	ends := make(chan error)
