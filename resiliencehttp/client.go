@@ -57,7 +57,7 @@ type ClientConfig struct {
 	Retry resilience.Middleware
 
 	// Breaker refuses requests to a host that is down. The default is a breaker for each host. It opens
-	// after 10 consecutive failures, or when half of at least 20 requests within 10 seconds have failed. It
+	// after 25 consecutive failures, or when half of at least 20 requests within 10 seconds have failed. It
 	// opens for 0.9 to 1 seconds, or for the Retry-After of the failures, up to 30 seconds: a process sends
 	// about one request a second to a dead host. A probe may take as long as an attempt: the lesser of
 	// ResponseHeaderTimeout and AttemptTimeout, up to 30 seconds. A caller's deadline is a failure only after 0.9
@@ -107,7 +107,7 @@ const (
 	defaultReading  = 10 * time.Minute
 	defaultSilence  = 10 * time.Second       // ResponseHeaderTimeout and Idle
 	defaultPatience = 900 * time.Millisecond // that of a breaker without a SlowAfter
-	defaultRow      = 10                     // consecutive failures
+	defaultFailures = 25                     // consecutive; a restart of 200ms fails about 20 at 50 requests a second
 	defaultLimit    = 100
 	defaultAttempts = 4 // with their delays they last through a restart of 200ms
 
@@ -293,7 +293,7 @@ func (c ClientConfig) newRetrier(string) *retry.Retrier {
 func (c ClientConfig) newBreaker(string) *breaker.Breaker {
 	return breaker.New(breaker.Config{
 		Name:                c.Name,
-		ConsecutiveFailures: defaultRow,
+		ConsecutiveFailures: defaultFailures,
 		FailureRate:         0.5,
 		MinCalls:            20,
 		Window:              10 * time.Second,
