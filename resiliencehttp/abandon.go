@@ -3,6 +3,7 @@ package resiliencehttp
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
 	"sync"
@@ -39,6 +40,39 @@ func (a *attempt) abandonIfSilent() {
 	}
 	a.call.silent = true
 	a.call.t.abandon(a.route.connection(), a.call.req)
+}
+
+// A lastHeard remembers when a connection last had a response. It forgets a connection after abandonedFor.
+type lastHeard struct {
+	mu     sync.Mutex
+	at     map[net.Conn]time.Time
+	purged time.Time
+}
+
+// note records that a response has arrived on conn.
+func (l *lastHeard) note(conn net.Conn) {
+	now := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.at == nil {
+		l.at = make(map[net.Conn]time.Time)
+	}
+	if now.Sub(l.purged) >= abandonedFor {
+		maps.DeleteFunc(l.at, func(_ net.Conn, at time.Time) bool { return now.Sub(at) >= abandonedFor })
+		l.purged = now
+	}
+	l.at[conn] = now
+}
+
+// before reports whether the connection of r had its last response before r got it.
+func (l *lastHeard) before(r *route) bool {
+	conn := r.connection()
+	l.mu.Lock()
+	at := l.at[conn]
+	l.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !at.After(r.since)
 }
 
 // abandon has Base use conn for no other request. Concurrent calls wait until that is done.

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-resilience/resilience"
+	"github.com/go-resilience/resilience/hedge"
 	"github.com/go-resilience/resilience/resiliencehttp"
 )
 
@@ -139,6 +140,60 @@ func TestNewConnectionIsNotAbandoned(t *testing.T) {
 		client := &http.Client{Transport: &resiliencehttp.Transport{Base: base, ResponseHeaderTimeout: time.Second}}
 		require.Error(t, fetch(t.Context(), client, "http://a/slow"))
 		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		require.EqualValues(t, 1, dials.Load())
+		time.Sleep(time.Minute)
+	})
+}
+
+// A hedge leaves an HTTP/2 connection on which nothing has arrived since the first request was sent.
+func TestHedgeLeavesASilentConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCutover(t, wires["HTTP/2"]())
+		client := &http.Client{Transport: &resiliencehttp.Transport{
+			Base: c.base, ResponseHeaderTimeout: 300 * time.Millisecond, Middleware: resilience.Chain(),
+			Hedge: hedge.New[*http.Response](hedge.Config{Delay: 50 * time.Millisecond, Ratio: hedge.Unlimited}),
+		}}
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		stream, err := client.Get("http://a/stream")
+		require.NoError(t, err)
+		time.Sleep(time.Second)
+		c.moved.Store(true)
+		start := time.Now()
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		require.Equal(t, 50*time.Millisecond, time.Since(start))
+		require.EqualValues(t, 1, c.new.Load())
+		close(c.release)
+		require.Equal(t, "end", text(t, stream), "others on the connection finish")
+	})
+}
+
+// A hedge of a slow request shares the connection if other requests are answered on it.
+func TestHedgeStaysOnABusyConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var dials, slow atomic.Int64
+		base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/slow" && slow.Add(1) == 1 {
+				select {
+				case <-r.Context().Done():
+				case <-time.After(time.Minute):
+				}
+			}
+		}, wires["HTTP/2"]())
+		dial := base.DialContext
+		base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			dials.Add(1)
+			return dial(ctx, network, addr)
+		}
+		client := &http.Client{Transport: &resiliencehttp.Transport{
+			Base: base, Hedge: hedge.New[*http.Response](hedge.Config{Delay: 50 * time.Millisecond, Ratio: hedge.Unlimited}),
+		}}
+		require.NoError(t, fetch(t.Context(), client, "http://a/"))
+		go func() {
+			time.Sleep(20 * time.Millisecond)
+			_ = fetch(t.Context(), client, "http://a/")
+		}()
+		require.NoError(t, fetch(t.Context(), client, "http://a/slow"))
+		require.EqualValues(t, 2, slow.Load())
 		require.EqualValues(t, 1, dials.Load())
 		time.Sleep(time.Minute)
 	})

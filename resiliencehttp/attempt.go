@@ -21,14 +21,15 @@ import (
 // find in it the linger.Work, which may go on after they have returned, and an attempt its call.
 type call struct {
 	context.Context
-	caller context.Context // the caller's
-	t      *Transport
-	req    *http.Request // the caller's
-	host   string        // see HostOf
-	until  time.Time     // when the Timeout of a client passes; zero if there is none
-	over   func()        // called when nothing more of the response is read; may be nil
-	body   *requestBody
-	work   linger.Work
+	caller  context.Context // the caller's
+	t       *Transport
+	req     *http.Request // the caller's
+	host    string        // see HostOf
+	until   time.Time     // when the Timeout of a client passes; zero if there is none
+	hedging *hedging      // that the call is a part of; mostly nil
+	over    func()        // called when nothing more of the response is read; may be nil
+	body    *requestBody
+	work    linger.Work
 
 	replayable bool          // the request may be sent more than once
 	fault      *requestError // the request is wrong in itself; mostly nil
@@ -134,6 +135,9 @@ func (c *call) newAttempt(ctx context.Context) *attempt {
 	same := ctx.Done() == c.caller.Done()
 	limited := !same || c.over != nil || t.headerPassed != nil || t.idlePassed != nil
 	a.route.pooled = pooled(t.base())
+	if c.hedging != nil {
+		c.hedging.add(&a.route)
+	}
 	if t.headerPassed != nil {
 		a.route.moved = a.moved
 	}
@@ -393,6 +397,9 @@ func (a *attempt) send() error {
 		return a.unanswered(err)
 	}
 	a.heardHeader()
+	if c.hedging != nil {
+		c.t.lastHeard.note(a.route.connection())
+	}
 	complete(resp, req)
 	return a.answered(req, resp)
 }

@@ -175,6 +175,7 @@ type hedging struct {
 
 	mu        sync.Mutex
 	responses []*http.Response
+	routes    []*route // of the attempts
 }
 
 // A failedResponse is the error that the Hedger sees in place of one.
@@ -185,6 +186,7 @@ func (f failedResponse) Unwrap() error { return f.error }
 // send sends the request once, until ctx ends. A response outlasts ctx, since the Hedger
 // cancels that when it returns: the end of its body ends what it is read under.
 func (h *hedging) send(ctx context.Context) (*http.Response, error) {
+	h.leaveSilent()
 	sending, cancel := context.WithCancelCause(h.req.Context())
 	leave := context.AfterFunc(ctx, func() {
 		if h.req.Context().Err() == nil { // which ends sending, too: as a deadline, if it is one
@@ -206,7 +208,7 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 		}
 		req.Body = body
 	}
-	resp, failure, err := h.t.send(req, h.begun, func() { cancel(nil) })
+	resp, failure, err := h.t.send(req, h.begun, h, func() { cancel(nil) })
 	if err != nil {
 		return nil, err
 	}
@@ -220,6 +222,27 @@ func (h *hedging) send(ctx context.Context) (*http.Response, error) {
 		return nil, failedResponse{failure}
 	}
 	return resp, nil
+}
+
+// leaveSilent has a second request use another connection, if the first waits on one of HTTP/2 that has been silent
+// since.
+func (h *hedging) leaveSilent() {
+	h.mu.Lock()
+	routes := slices.Clone(h.routes)
+	h.mu.Unlock()
+	for _, r := range routes {
+		if base, ok := h.t.base().(*http.Transport); ok && r.silent(0) && h.t.lastHeard.before(r) &&
+			multiplexed(base, r.connection()) {
+			h.t.abandon(r.connection(), h.req)
+		}
+	}
+}
+
+// add records the route of an attempt.
+func (h *hedging) add(r *route) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.routes = append(h.routes, r)
 }
 
 // closeExcept closes what the caller does not get, after all sends have returned, and the body of

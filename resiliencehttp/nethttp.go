@@ -29,9 +29,9 @@ type stage int
 
 const (
 	unasked   stage = iota // no connection was asked for
-	waiting                // for a connection of this process, or a stream on one
+	waiting                // for a connection of this process, or for a stream on one
 	dialing                // a connection is being made
-	connected              // the attempt has a connection
+	connected              // the attempt has a connection and, if it may have to wait for a stream, has that
 	written                // the whole request has been written
 )
 
@@ -44,6 +44,7 @@ type route struct {
 	mu    sync.Mutex
 	stage stage
 	got   bool // the request had a connection at some time
+	has   bool // it has conn
 	conn  httptrace.GotConnInfo
 	since time.Time // when the request got conn
 }
@@ -59,52 +60,59 @@ func pooled(base http.RoundTripper) bool {
 func (r *route) watch(ctx context.Context) context.Context {
 	trace := &httptrace.ClientTrace{
 		GetConn: func(string) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.has = false
 			if r.pooled {
-				r.enter(waiting)
+				r.move(waiting)
 			} else {
-				r.enter(dialing)
+				r.move(dialing)
 			}
 		},
 		GotConn: func(info httptrace.GotConnInfo) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.got, r.conn, r.since = true, info, time.Now()
-			r.move(connected)
+			r.got, r.has, r.conn, r.since = true, true, info, time.Now()
+			if r.pooled {
+				r.move(waiting) // for an HTTP/2 stream, until the header is written
+			} else {
+				r.move(connected)
+			}
 		},
 		WroteRequest: func(info httptrace.WroteRequestInfo) {
-			if info.Err == nil {
-				r.enter(written)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if info.Err == nil && r.has { // not an earlier connection's
+				r.move(written)
 			}
 		},
 	}
 	if r.pooled {
 		trace.DNSStart = func(httptrace.DNSStartInfo) { r.dials() }
 		trace.ConnectStart = func(string, string) { r.dials() }
+		trace.WroteHeaders = func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.has {
+				r.since = time.Now()
+				r.move(connected)
+			}
+		}
 	}
 	return httptrace.WithClientTrace(ctx, trace)
-}
-
-// enter moves r to a stage.
-func (r *route) enter(s stage) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.move(s)
 }
 
 // dials moves r on if it waits. A dial may also begin after another connection has become free.
 func (r *route) dials() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.stage == waiting {
+	if r.stage == waiting && !r.has {
 		r.move(dialing)
 	}
 }
 
 // move moves r to a stage. The caller holds mu.
 func (r *route) move(s stage) {
-	if s == written && r.stage != connected {
-		return // of an earlier connection
-	}
 	r.stage = s
 	if r.moved != nil {
 		r.moved(s)
@@ -133,11 +141,15 @@ func (r *route) silent(d time.Duration) bool {
 	return r.stage >= connected && r.conn.Reused && time.Since(r.since) >= d
 }
 
-// connection returns the latest connection of the request, or nil.
+// connection returns the latest connection of the request, or nil. It returns nil for a connection that cannot be the
+// key of a map.
 func (r *route) connection() net.Conn {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.conn.Conn
+	if c := r.conn.Conn; c != nil && reflect.TypeOf(c).Comparable() {
+		return c
+	}
+	return nil
 }
 
 // neverSent reports whether a request that failed with err was certainly not sent: a

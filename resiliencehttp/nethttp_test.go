@@ -9,8 +9,10 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -85,6 +87,7 @@ func serveMemory(
 		close(l.closed)
 		<-done
 		_ = server.Close()
+		time.Sleep(time.Second) // the server may close a connection with a delay
 	})
 	return base
 }
@@ -319,5 +322,125 @@ func TestShortageOfThisProcessIsNoFailure(t *testing.T) {
 		require.ErrorIs(t, err, errno)
 		require.Equal(t, errno == syscall.ECONNREFUSED, circuit.State() == breaker.Open, "%v", errno)
 		require.Equal(t, errno != syscall.ECONNREFUSED, resilience.Refused(err))
+	}
+}
+
+// A wait for an HTTP/2 stream is no result for a breaker, and the connection is not silent.
+func TestEndOfWaitForAStreamIsNoFailure(t *testing.T) {
+	for name, foreign := range map[string]func(http.RoundTripper) http.RoundTripper{
+		"net/http": func(base http.RoundTripper) http.RoundTripper { return base },
+		"traced":   func(base http.RoundTripper) http.RoundTripper { return roundTripper(base.RoundTrip) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				release := make(chan struct{})
+				base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
+					if r.URL.Path == "/stream" {
+						_ = http.NewResponseController(w).Flush()
+						<-release
+					}
+				}, wires["HTTP/2"](), func(s *http.Server) { s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: 1} })
+				base.HTTP2 = &http.HTTP2Config{StrictMaxConcurrentRequests: true}
+				var dials atomic.Int64
+				dial := base.DialContext
+				base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					dials.Add(1)
+					return dial(ctx, network, addr)
+				}
+				circuit := breaker.New(breaker.Config{ConsecutiveFailures: 1})
+				client := &http.Client{Transport: &resiliencehttp.Transport{
+					Base: foreign(base), Middleware: resilience.Chain(circuit.Wrap, resilience.Timeout(time.Hour)),
+					ResponseHeaderTimeout: time.Second,
+				}}
+				require.NoError(t, fetch(t.Context(), client, "http://a/"))
+				stream, err := client.Get("http://a/stream")
+				require.NoError(t, err)
+				for range 3 {
+					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+					start := time.Now()
+					err := fetch(ctx, client, "http://a/")
+					cancel()
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.True(t, resilience.Refused(err), "%v", err)
+					require.Equal(t, 5*time.Second, time.Since(start))
+				}
+				require.Equal(t, []int64{2, 0, 3, 0}, outcomes(circuit.Stats()))
+				close(release)
+				text(t, stream)
+				require.NoError(t, fetch(t.Context(), client, "http://a/"))
+				require.EqualValues(t, 1, dials.Load())
+			})
+		})
+	}
+}
+
+// A POST without GetBody that a GOAWAY does not cover is sent again from the copy of its body.
+func TestBodyIsSentAgainAfterAGoAway(t *testing.T) {
+	for name, body := range map[string]func(*testing.T) io.Reader{
+		"reader": func(*testing.T) io.Reader { return struct{ io.Reader }{strings.NewReader("hello")} },
+		"pipe":   func(t *testing.T) io.Reader { return pausingBody(t, time.Second, "hel", "lo") },
+	} {
+		for _, buffer := range []int64{0, 1 << 10} {
+			t.Run(name+" "+strconv.FormatInt(buffer, 10), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var got []string
+					base := serveMemory(t, func(w http.ResponseWriter, r *http.Request) {
+						b, _ := io.ReadAll(r.Body)
+						got = append(got, string(b))
+					}, wires["HTTP/2"]())
+					toServer := base.DialContext
+					dials := 0
+					base.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+						if dials++; dials > 1 {
+							return toServer(ctx, network, addr)
+						}
+						near, far := net.Pipe()
+						go goAway(far)
+						return near, nil
+					}
+					circuit := breaker.New(breaker.Config{ConsecutiveFailures: 2})
+					client := &http.Client{Transport: &resiliencehttp.Transport{
+						Base: base, MaxBuffer: buffer, Middleware: resilience.Chain(retries(2).Wrap, circuit.Wrap),
+					}}
+					resp, err := client.Post("http://a/", "text/plain", body(t))
+					if buffer == 0 {
+						require.Error(t, err)
+						require.Empty(t, got)
+						time.Sleep(time.Minute)
+						return
+					}
+					require.NoError(t, err)
+					require.NoError(t, resp.Body.Close())
+					require.Equal(t, []string{"hello"}, got)
+				})
+			})
+		}
+	}
+}
+
+// goAway is an HTTP/2 server that answers the first bytes of a body by a GOAWAY that covers no stream.
+func goAway(conn net.Conn) {
+	defer conn.Close()
+	if _, err := io.ReadFull(conn, make([]byte, len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))); err != nil {
+		return
+	}
+	const data, settings = 0, 4
+	go func() { _, _ = conn.Write([]byte{0, 0, 0, settings, 0, 0, 0, 0, 0}) }()
+	for sent := false; ; {
+		head := make([]byte, 9)
+		if _, err := io.ReadFull(conn, head); err != nil {
+			return
+		}
+		length := int64(head[0])<<16 | int64(head[1])<<8 | int64(head[2])
+		if _, err := io.CopyN(io.Discard, conn, length); err != nil {
+			return
+		}
+		if head[3] == data && !sent {
+			sent = true
+			go func() {
+				_, _ = conn.Write([]byte{0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+				_ = conn.Close()
+			}()
+		}
 	}
 }

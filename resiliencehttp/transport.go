@@ -159,6 +159,7 @@ type Transport struct {
 	wrapped     func() resilience.Func // panics each time if Middleware panicked
 	closing     atomic.Bool            // CloseIdleConnections is under way
 	abandoned   sync.Map               // of net.Conn: *sync.Once
+	lastHeard   lastHeard              // of the connections of hedged requests
 
 	// The causes of limits of time; nil if there is none. The first two are of a client that
 	// NewClient has made: of a request, and of the reading of its response instead.
@@ -194,7 +195,7 @@ func (t *Transport) roundTrip(req *http.Request) (resp *http.Response, failure, 
 	if t.mayHedge(req) {
 		return t.hedged(req, begun)
 	}
-	return t.send(req, begun, nil)
+	return t.send(req, begun, nil, nil)
 }
 
 // passes reports whether the Transport does nothing but Base.
@@ -233,14 +234,16 @@ func complete(resp *http.Response, req *http.Request) {
 }
 
 // send sends req through the policies. failure is the error that they saw in place of
-// resp, if that is a failed response. begun is when the Timeout of a client began. over, if not
-// nil, is called when nothing more of resp is read.
-func (t *Transport) send(req *http.Request, begun time.Time, over func()) (resp *http.Response, failure, err error) {
+// resp, if that is a failed response. begun is when the Timeout of a client began. h, if not nil, has other requests
+// in flight. over, if not nil, is called when nothing more of resp is read.
+func (t *Transport) send(
+	req *http.Request, begun time.Time, h *hedging, over func(),
+) (resp *http.Response, failure, err error) {
 	if ctx := req.Context(); ctx.Err() != nil {
 		closeBody(req)
 		return nil, nil, withTimeout(ended.Error(ctx))
 	}
-	c := &call{t: t, req: req, caller: req.Context(), host: hostOf(req), over: over}
+	c := &call{t: t, req: req, caller: req.Context(), host: hostOf(req), hedging: h, over: over}
 	c.body = newRequestBody(req, t.MaxBuffer)
 	stop := func() {}
 	c.Context = c.caller
