@@ -49,9 +49,10 @@ import (
 //   - If the server announces that it closes the connection (GOAWAY with NO_ERROR), and the connection is closed
 //     before the stream ends, the stream also ended normally. A server does this at its MaxConnectionAge, and
 //     when it shuts down.
-//   - If the caller cancels, the error matches [context.Canceled], which does not count against the server.
-//   - If the caller's deadline passes, the stream failed if the caller was in RecvMsg, SendMsg or Header.
-//     Otherwise the stream ended normally.
+//   - If the caller cancels, or if the program closes the connection or sends a message that cannot be encoded, the
+//     error matches [context.Canceled], and a breaker ignores the result.
+//   - If the caller's deadline passes, the stream failed if the caller was in RecvMsg, SendMsg or Header. Otherwise a
+//     breaker ignores the result.
 //   - If the server is silent for Idle, or ends the stream with any other status, the stream failed.
 //
 // The caller must let each stream end: RecvMsg returns an error or io.EOF, the stream's ctx ends, or the

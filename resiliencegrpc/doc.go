@@ -18,7 +18,6 @@
 //		FailureRate:         0.5,
 //		Window:              10 * time.Second,
 //		OpenFor:             900 * time.Millisecond,
-//		ProbeTimeout:        10 * time.Second, // as long as an attempt
 //		MaxRetryAfter:       30 * time.Second,
 //	})
 //	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 100, MaxWait: time.Second})
@@ -33,8 +32,8 @@
 //	conn, err := grpc.NewClient(addr, append(client.DialOptions(), creds)...)
 //
 // These settings are a good start. While the server is down, the process sends about one call a second. When the
-// server is up again, calls pass within a second. A breaker that opens for longer loses more calls than
-// most faults do. docs/BENCHMARKS.md has the share of calls that these settings answer under common faults.
+// server is up again, calls pass after about a second. A breaker that opens for longer loses more calls than most
+// faults do. docs/BENCHMARKS.md has the share of calls that these settings answer under common faults.
 //
 // A [Client] has the following rules:
 //

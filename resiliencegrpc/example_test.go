@@ -39,7 +39,6 @@ func ExampleClient() {
 		FailureRate:         0.5,
 		Window:              10 * time.Second,
 		OpenFor:             900 * time.Millisecond,
-		ProbeTimeout:        10 * time.Second, // as long as an attempt
 		MaxRetryAfter:       30 * time.Second,
 	})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 100, MaxWait: time.Second})

@@ -286,3 +286,43 @@ func TestRejectedStreamsBesideLongStreams(t *testing.T) {
 		require.EqualValues(t, 480, stats.Succeeded)
 	})
 }
+
+// A stream that the program ends before the server has answered is neither a failure nor a success.
+func TestAbandonedStreamIsIgnored(t *testing.T) {
+	for name, abandon := range map[string]func(context.Context, testpb.TestClient){
+		"message cannot be encoded": func(ctx context.Context, c testpb.TestClient) {
+			chat, err := c.Chat(ctx)
+			require.NoError(t, err)
+			requireCode(t, codes.Internal, chat.Send(&testpb.Message{Text: "\xff"}))
+		},
+		"deadline while the caller pauses": func(ctx context.Context, c testpb.TestClient) {
+			ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+			defer cancel()
+			_, err := c.Chat(ctx)
+			require.NoError(t, err)
+			time.Sleep(time.Hour)
+		},
+		"canceled": func(ctx context.Context, c testpb.TestClient) {
+			ctx, cancel := context.WithCancel(ctx)
+			_, err := c.Chat(ctx)
+			require.NoError(t, err)
+			cancel()
+			synctest.Wait()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := breaker.New(breaker.Config{ConsecutiveFailures: 2})
+				s := &service{list: func(int64, *testpb.Message, listStream) error {
+					return status.Error(codes.Unavailable, "")
+				}}
+				client := inBubble(t, s, resiliencegrpc.Client{Middleware: b.Wrap})
+				requireCode(t, codes.Unavailable, drainList(client.List(t.Context(), hello)))
+				abandon(t.Context(), client)
+				require.Equal(t, []int64{0, 1, 1, 0}, outcomes(b.Stats()))
+				requireCode(t, codes.Unavailable, drainList(client.List(t.Context(), hello)))
+				require.Equal(t, breaker.Open, b.State())
+			})
+		})
+	}
+}

@@ -2,6 +2,7 @@ package resiliencegrpc
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -78,7 +79,7 @@ func (cl *client) stream(
 	delivered := false
 	defer func() {
 		if !delivered { // a policy has refused, panicked or exited the goroutine
-			s.end(nil)
+			s.end(errAbandoned)
 		}
 		s.policiesReturned()
 	}()
@@ -107,7 +108,9 @@ func (s *stream) open(
 	inner, hidden := resilience.BeginWork(attempt)
 	hidden.End(nil) // the policies of inner interceptors do not observe the stream's end
 	seen := new(evidence)
+	var early error // the error of finish; valid if seen.finished is set before opened
 	finish := func(err error) {
+		early = err
 		seen.finished.Store(true)
 		if opened.Load() {
 			s.end(s.resultOf(err, s.waiting.Load() > 0))
@@ -140,8 +143,8 @@ func (s *stream) open(
 	s.mu.Lock()
 	s.unwatch = context.AfterFunc(s.call.ctx, s.callerDone)
 	s.mu.Unlock()
-	if seen.finished.Load() { // before opened was set
-		s.end(s.resultOf(context.Canceled, false))
+	if seen.finished.Load() { // perhaps before opened was set
+		s.end(s.resultOf(early, false))
 	}
 	return nil
 }
@@ -182,16 +185,15 @@ func (s *stream) RecvMsg(m any) error {
 	timer := s.await()
 	err := s.idleError(s.ClientStream.RecvMsg(m))
 	s.waited(timer, err == nil)
-	switch {
-	case err != nil:
+	if err != nil {
 		s.end(s.resultOf(err, true))
-	default:
-		s.answer()
-		if !s.desc.ServerStreams {
-			s.end(nil)
-		}
+		return err
 	}
-	return err
+	s.answer()
+	if !s.desc.ServerStreams {
+		s.end(nil)
+	}
+	return nil
 }
 
 // SendMsg sends a message. If it returns io.EOF, gRPC has, or will have, a status for the stream. Any other error has
@@ -201,7 +203,7 @@ func (s *stream) SendMsg(m any) error {
 	err := s.ClientStream.SendMsg(m)
 	s.waited(timer, err == nil)
 	if err != nil && err != io.EOF {
-		s.end(nil)
+		s.end(errAbandoned)
 	}
 	return err
 }
@@ -262,7 +264,7 @@ func (s *stream) idleError(err error) error {
 }
 
 // resultOf returns the result that the policies observe when the stream ends with err. waiting is whether the caller
-// was waiting for the server. If not, the program or its caller has ended the stream, and not the server.
+// was waiting for the server. If not, the program has ended the stream, and not the server.
 func (s *stream) resultOf(err error, waiting bool) error {
 	switch {
 	case err == nil || err == io.EOF:
@@ -272,18 +274,25 @@ func (s *stream) resultOf(err error, waiting bool) error {
 	case s.isSilent():
 		err = s.idleError(err)
 	case !waiting:
-		return nil
+		return errAbandoned
 	}
 	sent := s.sent
 	if !sent.finished.Load() {
 		sent = new(evidence) // gRPC may still write to s.sent
 	}
 	e := newStatusError(s.call.ctx, s.method, err, sent)
-	if resilience.Answered(e) || closedAsAnnounced(e.GRPCStatus()) {
+	switch {
+	case e.local:
+		return errAbandoned
+	case resilience.Answered(e), closedAsAnnounced(e.GRPCStatus()):
 		return nil
 	}
 	return e
 }
+
+// errAbandoned is the result of a stream that the program has ended without canceling it. A breaker ignores the result,
+// because it matches context.Canceled.
+var errAbandoned = fmt.Errorf("resiliencegrpc: client abandoned the stream: %w", context.Canceled)
 
 // end ends the stream and releases its slot. The first call determines the result, unless ReportFailure has.
 func (s *stream) end(result error) {
@@ -296,7 +305,7 @@ func (s *stream) end(result error) {
 	if s.cancel != nil {
 		s.cancel(nil)
 	}
-	s.release(nil)
+	s.release(result)
 	s.setResult(result)
 }
 

@@ -85,7 +85,6 @@ func recommended() resiliencegrpc.Client {
 		FailureRate:         0.5,
 		Window:              10 * time.Second,
 		OpenFor:             900 * time.Millisecond,
-		ProbeTimeout:        10 * time.Second,
 		MaxRetryAfter:       30 * time.Second,
 	})
 	slots := bulkhead.New(bulkhead.Config{Name: "users", Limit: 100, MaxWait: time.Second})
