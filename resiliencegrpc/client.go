@@ -65,6 +65,9 @@ import (
 // report how long a call has waited. If the call gets a stream in time, a timeout of the Middleware includes the
 // wait, and may count as a failure of the server.
 //
+// The policies also ignore a call that cannot be sent because this process has no file descriptor or local port left.
+// gRPC reports this only as the text of an error.
+//
 // gRPC continues to use a connection whose server is silent. Set [grpc.WithKeepaliveParams] to replace such a
 // connection.
 //
@@ -194,7 +197,7 @@ func (c *call) run(ctx context.Context) error {
 	switch e := err.(type) {
 	case *StatusError:
 		return e.Err // as gRPC returned it
-	case *waitError:
+	case *notMadeError:
 		return e.Err
 	}
 	return withStatus(c.ctx, err, false)
@@ -239,8 +242,8 @@ func attempt(ctx context.Context) error {
 		c.final = retry.Permanent(e)
 		return c.final
 	}
-	if neverSent && endedInWait(err) {
-		return &waitError{e}
+	if st := e.GRPCStatus(); neverSent && (endedInWait(st) || isOwnShortage(st)) {
+		return &notMadeError{e}
 	}
 	return e
 }

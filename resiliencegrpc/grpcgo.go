@@ -2,7 +2,9 @@ package resiliencegrpc
 
 import (
 	"context"
+	"slices"
 	"strings"
+	"syscall"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -11,16 +13,19 @@ import (
 // This file depends on texts of grpc-go's errors. grpc-go reports some facts only by text. If a text changes, the
 // errors count as failures of the server. grpcgo_test.go fails if grpc-go no longer returns these texts.
 
-// endedInWait reports whether err is the error of a call that ended while it waited for a stream of a connection, or
+// endedInWait reports whether st is the status of a call that ended while it waited for a stream of a connection, or
 // for the addresses of the server. The call must certainly never have been sent. A call that ended while it waited for
 // a connection has a longer message.
-func endedInWait(err error) bool {
-	st, ok := status.FromError(err)
-	return ok && isEndInWait(st)
+func endedInWait(st *status.Status) bool {
+	return st.Message() == context.Canceled.Error() || st.Message() == context.DeadlineExceeded.Error()
 }
 
-func isEndInWait(st *status.Status) bool {
-	return st.Message() == context.Canceled.Error() || st.Message() == context.DeadlineExceeded.Error()
+// isOwnShortage reports whether st is the status of a call for which there was no connection, because this process has
+// no file descriptor or local port left.
+func isOwnShortage(st *status.Status) bool {
+	return slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL}, func(err error) bool {
+		return st.Code() == codes.Unavailable && strings.HasSuffix(strings.TrimSuffix(st.Message(), `"`), err.Error())
+	})
 }
 
 // closedAsAnnounced reports whether st is the status of a stream that ended with its connection, after the server had

@@ -3,8 +3,10 @@ package resiliencegrpc_test
 import (
 	"context"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -152,6 +154,30 @@ func TestWaitForConnectionIsAFailure(t *testing.T) {
 				requireCode(t, codes.DeadlineExceeded, call(t.Context(), testpb.NewTestClient(conn)))
 				require.Equal(t, breaker.Open, b.State())
 			})
+		})
+	}
+}
+
+// If this process has no file descriptors or ports left, the server has not failed.
+func TestOwnShortageOpensNothing(t *testing.T) {
+	for errno, then := range map[syscall.Errno]breaker.State{
+		syscall.EMFILE: breaker.Closed, syscall.EADDRNOTAVAIL: breaker.Closed, syscall.ECONNREFUSED: breaker.Open,
+	} {
+		t.Run(errno.Error(), func(t *testing.T) {
+			b, attempts := breaker.New(breaker.Config{ConsecutiveFailures: 2}), 0
+			count := func(next resilience.Func) resilience.Func {
+				return func(ctx context.Context) error { attempts++; return next(ctx) }
+			}
+			client := dial(t, "passthrough:nowhere", resiliencegrpc.Client{
+				Middleware: resilience.Chain(twice().Wrap, b.Wrap, count),
+			}, grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", errno)}
+			}))
+			_, err := client.Create(t.Context(), hello)
+			requireCode(t, codes.Unavailable, err)
+			require.Equal(t, 2, attempts)
+			require.Error(t, drainList(client.Run(t.Context(), hello)))
+			require.Equal(t, then, b.State())
 		})
 	}
 }

@@ -139,15 +139,16 @@ func (e *StatusError) ErrorType() string { return code.Code(e.Code).String() }
 // Timeout reports whether the code is DEADLINE_EXCEEDED.
 func (e *StatusError) Timeout() bool { return e.Code == codes.DeadlineExceeded }
 
-// A waitError is the error of an attempt that ended while it waited for a stream of a connection. The attempt was not
-// made, so the error does not count against the server.
-type waitError struct{ *StatusError }
+// A notMadeError is the error of an attempt that was not made because of this process: the attempt ended while it
+// waited for a stream of a connection, or there was no file descriptor or local port. It does not count against the
+// server.
+type notMadeError struct{ *StatusError }
 
 // Refused returns true.
-func (e *waitError) Refused() bool { return true }
+func (e *notMadeError) Refused() bool { return true }
 
 // Unwrap returns the StatusError.
-func (e *waitError) Unwrap() error { return e.StatusError }
+func (e *notMadeError) Unwrap() error { return e.StatusError }
 
 // answers reports whether a server that returns the code works.
 func answers(code codes.Code) bool {

@@ -130,7 +130,7 @@ func (s *stream) open(
 		}
 		if st := status.Convert(err); st.Code() == codes.Canceled && attempt.Err() == context.DeadlineExceeded {
 			message := st.Message()
-			if isEndInWait(st) {
+			if endedInWait(st) {
 				message = attempt.Err().Error()
 			}
 			err = status.Error(codes.DeadlineExceeded, message)
