@@ -24,12 +24,13 @@
 // wait, and some of the other calls. Calls that were cut short by their callers do not count. Until 8 times have been
 // measured, no call is refused with DeadlineTooClose. A call that does not have to wait is never refused.
 //
-// Usually, the oldest waiting call is served first. The newest waiting call is served first while two conditions hold:
-//   - Calls have been waiting without a break for longer than a tenth of MaxWait.
-//   - Within the last MaxWait, a caller has canceled a call that had to wait.
+// Usually, the oldest waiting call is served first. If callers cancel many of the calls that have to wait, the oldest
+// call has the least time left, and the newest call is served first. The bulkhead keeps a count for each level:
+//   - When a caller cancels a call that had to wait, the count increases by 8, up to 64.
+//   - When a waiting call gets its slots, the count decreases by 1, down to 0.
+//   - When a call starts to wait while no other call waits at its level, the count becomes 0.
 //
-// When both conditions hold, the oldest call has the least time left. If MaxWait is [Unlimited], the conditions use one
-// second instead of MaxWait.
+// While the count is 48 or more, the newest waiting call is served first.
 //
 // If the capacity of the dependency is not known, or is shared with other clients, use package bulkhead/adaptive. That
 // package finds the limit by itself. If a fixed limit is above the capacity, calls queue in the dependency. The
@@ -73,6 +74,7 @@ type Bulkhead struct {
 func New(cfg Config) *Bulkhead {
 	b := &Bulkhead{limit: cfg.Limit}
 	b.setting.Init(cfg, Config.withDefaults)
+	b.queue = queue{shares: make(map[string]*share), pressure: make([]pressure, b.setting.Load().Levels)}
 	b.stats.Refusals = make(map[Reason]int64, len(reasons))
 	for _, r := range reasons {
 		b.stats.Refusals[r] = 0
@@ -87,7 +89,7 @@ func (b *Bulkhead) Do(ctx context.Context, fn func(context.Context) error) error
 	if err != nil {
 		return err
 	}
-	if held.timing != untimed || linger.Under(ctx) {
+	if held.timing != nil || linger.Under(ctx) {
 		return b.doTimed(ctx, held, fn)
 	}
 	defer b.release(held)
@@ -117,7 +119,7 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 		return nil, err
 	}
 	var over atomic.Bool
-	if held.timing == untimed { // as for most calls: neither ctx nor the error is needed
+	if held.timing == nil { // as for most calls: neither ctx nor the error is needed
 		return func(error) {
 			if !over.Swap(true) {
 				b.release(held)
@@ -136,22 +138,20 @@ func (b *Bulkhead) Begin(ctx context.Context) (done func(error), err error) {
 	}, nil
 }
 
-// slots are the slots that a call needs or holds.
+// slots are the slots that a call needs or holds. With more than four fields, the compiler would not keep slots in
+// registers.
 type slots struct {
 	cost   int
 	share  *share
-	timing timing
-	start  time.Duration // when a timed call got its slots
+	timing *timing // nil if the call is not timed
 }
 
-// A timing is the reason why a call is timed. The bulkhead measures how long a timed call holds its slots.
-type timing uint8
-
-const (
-	untimed timing = iota // the call is not timed
-	sampled               // the call found free slots
-	waited                // the call had to wait for its slots
-)
+// A timing is set for a call that is timed: the bulkhead measures how long the call holds its slots.
+type timing struct {
+	start  time.Duration // when the call got its slots
+	waited bool          // the call had to wait for its slots
+	level  int           // the call's level, set if waited
+}
 
 // acquire takes the slots for a call, and waits for the slots if necessary. If the call is refused, acquire returns the
 // refusal.
@@ -176,7 +176,7 @@ func (b *Bulkhead) acquire(ctx context.Context) (slots, error) {
 	if cost == 0 || cost <= b.limit-b.running && !b.queue.hasWaiterUpTo(level) {
 		if b.untimed--; b.untimed < 0 && cost > 0 {
 			b.untimed = b.service.untimed()
-			needed.timing, needed.start = sampled, now()
+			needed.timing = &timing{start: now()}
 		}
 		b.take(needed)
 		b.mu.Unlock()
@@ -231,24 +231,22 @@ func (b *Bulkhead) rejection(cfg *Config, w *waiter) Reason {
 
 // settle notifies observers that w has its slots or is refused. settle returns the slots or the refusal.
 func (b *Bulkhead) settle(ctx context.Context, cfg *Config, w *waiter) (slots, error) {
-	held, refusal := w.slots, w.refusal
-	event := Event{Kind: EventWaited, Name: cfg.Name, Waited: w.start - w.since, Refusal: refusal}
-	if refusal != nil {
-		event.Kind, event.Waited = EventRefused, refusal.Waited
-		refusal.err = ended.Error(ctx)
+	if w.refusal != nil {
+		w.refusal.err = ended.Error(ctx)
+		b.observers.Tell(ctx, Event{EventRefused, cfg.Name, w.refusal.Waited, w.refusal})
+		return slots{}, w.refusal
 	}
-	notified := false
-	defer func() {
-		if !notified && refusal == nil { // an observer has panicked
-			b.release(held)
-		}
-	}()
-	b.observers.Tell(ctx, event)
-	notified = true
-	if refusal != nil {
-		return slots{}, refusal
+	if b.observers.Any() {
+		notified := false
+		defer func() {
+			if !notified { // an observer has panicked
+				b.release(w.slots)
+			}
+		}()
+		b.observers.Tell(ctx, Event{EventWaited, cfg.Name, w.timing.start - w.since, nil})
+		notified = true
 	}
-	return held, nil
+	return w.slots, nil
 }
 
 // await returns when w has its slots or is refused. await rechecks w at the time end, and when w's ctx is done. If w
@@ -295,7 +293,7 @@ func (b *Bulkhead) end(ctx context.Context, held slots, err error) {
 // endWork releases the slots of a call whose work ended with err. The work may have continued after the call's function
 // had returned.
 func (b *Bulkhead) endWork(ctx context.Context, held slots, err error) {
-	if held.timing == untimed {
+	if held.timing == nil {
 		b.release(held)
 	} else {
 		b.releaseTimed(held, endingOfWork(ctx, err))
@@ -323,10 +321,10 @@ func (b *Bulkhead) releaseTimed(held slots, e ending) {
 	defer b.mu.Unlock()
 	at := now()
 	if !e.cut {
-		b.service.add(at - held.start)
+		b.service.add(at - held.timing.start)
 	}
-	if held.timing == waited && e.gone {
-		b.queue.abandon(at)
+	if held.timing.waited && e.gone {
+		b.queue.abandon(held.timing.level)
 	}
 	b.running -= held.cost
 	b.queue.count(held.share, -held.cost, 0)
@@ -343,7 +341,7 @@ func (b *Bulkhead) take(needed slots) {
 // admitWaiters gives free slots to waiting calls. It stops when too few slots are free for the next call. b.mu is held.
 func (b *Bulkhead) admitWaiters(at time.Duration) {
 	for b.queue.waiting > 0 && b.running < b.limit {
-		w := b.queue.next(at, b.setting.Load().MaxWait)
+		w := b.queue.next()
 		if reason := w.overdue(at, &b.service); reason != "" { // the call cannot be served in time
 			b.turnAway(w, reason, at)
 			continue
@@ -352,7 +350,8 @@ func (b *Bulkhead) admitWaiters(at time.Duration) {
 			return
 		}
 		b.queue.remove(w, true)
-		w.timing, w.start = waited, at
+		w.admission = timing{start: at, waited: true, level: w.level}
+		w.timing = &w.admission
 		b.take(w.slots)
 		b.stats.Waited++
 		b.stats.WaitTime += at - w.since
@@ -364,7 +363,7 @@ func (b *Bulkhead) admitWaiters(at time.Duration) {
 func (b *Bulkhead) turnAway(w *waiter, reason Reason, at time.Duration) {
 	b.queue.remove(w, false)
 	if reason == ContextEnded {
-		b.queue.abandon(at)
+		b.queue.abandon(w.level)
 	}
 	b.refuse(w, reason, at)
 	close(w.ready)

@@ -19,6 +19,7 @@ type Waiting struct {
 }
 
 func queueOf(waiting []Waiting) (q queue) {
+	q.shares, q.pressure = map[string]*share{}, make([]pressure, 1)
 	for _, w := range waiting {
 		of := q.shareFor(w.Name)
 		q.count(of, w.Held, 0)
@@ -34,7 +35,7 @@ func queueOf(waiting []Waiting) (q queue) {
 func Turns(n int, waiting []Waiting) (order string) {
 	q := queueOf(waiting)
 	for range n {
-		w := q.next(0, 0)
+		w := q.next()
 		q.remove(w, true)
 		order += w.share.name
 	}
@@ -50,9 +51,18 @@ func GivesWay(newcomer string, waiting []Waiting) string {
 	return ""
 }
 
-// NewestFirst reports whether a line is served newest first.
-func NewestFirst(standing time.Duration, abandoned bool, sinceGone, maxWait time.Duration) bool {
-	return demand{standing, abandoned, sinceGone, maxWait}.order() == newestFirst
+// NewestFirst reports whether calls are served newest first after the given events: 'c' if a caller cancels a call that
+// had to wait, 's' if a waiting call is served.
+func NewestFirst(events string) bool {
+	var p pressure
+	for _, e := range events {
+		if e == 'c' {
+			p = p.canceled()
+		} else {
+			p = p.served()
+		}
+	}
+	return p.order() == newestFirst
 }
 
 // TooClose is tooClose.

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -29,8 +28,7 @@ type model struct {
 	reserved     map[int]*modeled   // by level: the call that free slots are reserved for
 	lines        map[line]lineState // with waiting calls
 	steps        int
-	now, since   time.Duration // the clock, and when the queue last ceased to be empty
-	goneAt       time.Duration // when a caller that waited last gave up, or long ago
+	pressure     map[int]int // by level: 8 for each cancellation, less 1 for each served call, from 0 to 64
 }
 
 // A line is what the calls of a share wait in at a level.
@@ -42,7 +40,6 @@ type line struct {
 type lineState struct {
 	turn   int // the step at which the line came or was served last
 	served bool
-	since  time.Duration // when its first call came
 }
 
 type modeled struct {
@@ -95,7 +92,7 @@ func (m *model) next() *modeled {
 func (m *model) choose(level int, waiting []*modeled) *modeled {
 	turn := func(c *modeled) int {
 		l := m.lines[line{level, c.share}]
-		if !l.served && m.newestFirst(m.since) {
+		if !l.served && m.newestFirst(level) {
 			return -l.turn
 		}
 		return l.turn
@@ -103,16 +100,13 @@ func (m *model) choose(level int, waiting []*modeled) *modeled {
 	first := slices.MinFunc(waiting, func(a, b *modeled) int {
 		return cmp.Or(m.heldBy(a.share)-m.heldBy(b.share), turn(a)-turn(b))
 	})
-	if calls := m.line(level, first.share); m.newestFirst(m.lines[line{level, first.share}].since) {
+	if calls := m.line(level, first.share); m.newestFirst(level) {
 		return calls[len(calls)-1]
 	}
 	return first
 }
 
-// newestFirst reports the order of calls that have been waiting since a moment without a break.
-func (m *model) newestFirst(since time.Duration) bool {
-	return m.now-since > 100*ms && m.now-m.goneAt <= time.Second
-}
+func (m *model) newestFirst(level int) bool { return m.pressure[level] >= 48 }
 
 func (m *model) grant() {
 	for len(m.waiting) > 0 && m.inFlight() < m.limit {
@@ -122,9 +116,10 @@ func (m *model) grant() {
 		}
 		m.leave(c)
 		m.held = append(m.held, c)
+		m.pressure[c.level] = max(m.pressure[c.level]-1, 0)
 		if l := (line{c.level, c.share}); len(m.line(c.level, c.share)) > 0 {
 			m.steps++
-			m.lines[l] = lineState{m.steps, true, m.lines[l].since}
+			m.lines[l] = lineState{m.steps, true}
 		}
 	}
 }
@@ -161,13 +156,13 @@ func (m *model) acquire(c *modeled) {
 		m.leave(victim)
 		victim.reason = bulkhead.Displaced
 	}
-	if len(m.waiting) == 0 {
-		m.since = m.now
+	if len(m.at(c.level)) == 0 {
+		m.pressure[c.level] = 0
 	}
 	m.waiting = append(m.waiting, c)
 	if l := (line{c.level, c.share}); m.lines[l].turn == 0 {
 		m.steps++
-		m.lines[l] = lineState{m.steps, false, m.now}
+		m.lines[l] = lineState{m.steps, false}
 	}
 }
 
@@ -199,7 +194,7 @@ func (m *model) release(c *modeled) {
 func (m *model) cancel(c *modeled) {
 	m.leave(c)
 	c.reason = bulkhead.ContextEnded
-	m.goneAt = m.now
+	m.pressure[c.level] = min(m.pressure[c.level]+8, 64)
 	m.grant()
 }
 
@@ -265,7 +260,7 @@ func playModel(t *testing.T, data []byte) {
 	}
 	m := &model{
 		limit: 1 + next(8), queue: next(7),
-		reserved: map[int]*modeled{}, lines: map[line]lineState{}, goneAt: -time.Hour,
+		reserved: map[int]*modeled{}, lines: map[line]lineState{}, pressure: map[int]int{},
 	}
 	cfg := bulkhead.Config{Limit: m.limit, Queue: m.queue, Levels: levelsOfModel, Priority: levelOf, Cost: costOf}
 	if m.queue > 0 {
@@ -304,9 +299,10 @@ func playModel(t *testing.T, data []byte) {
 				p.release()
 				m.release(p.modeled)
 			}
-		case 5:
+		case 5, 7, 8:
 			which := next(256)
-			if waiting := matching(pairs, func(p *pair) bool { return slices.Contains(m.waiting, p.modeled) }); len(waiting) > 0 {
+			waiting := matching(pairs, func(p *pair) bool { return slices.Contains(m.waiting, p.modeled) })
+			if len(waiting) > 0 {
 				p := waiting[which%len(waiting)]
 				p.cancel()
 				m.cancel(p.modeled)
@@ -315,10 +311,6 @@ func playModel(t *testing.T, data []byte) {
 			n := 1 + next(8)
 			require.NoError(t, setLimit(b, n))
 			m.setLimit(n)
-		case 7, 8:
-			pass := time.Duration(next(4)) * 60 * ms
-			time.Sleep(pass)
-			m.now += pass
 		}
 		synctest.Wait()
 		compare(t, b, m, pairs)

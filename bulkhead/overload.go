@@ -17,26 +17,29 @@ const (
 	newestFirst
 )
 
-// A demand is the state that determines the order of a line.
-type demand struct {
-	standing  time.Duration // the time since the line was last empty
-	abandoned bool          // a caller has canceled a call that had to wait
-	sinceGone time.Duration // the time since the last such cancellation
-	maxWait   time.Duration // Config.MaxWait
-}
+// A pressure measures how often callers cancel calls that had to wait at a level. When a call starts to wait while no
+// other call waits at its level, the pressure of the level is 0.
+type pressure int
 
-// patience is used instead of MaxWait to choose the order if MaxWait is [Unlimited].
-const patience = time.Second
+const (
+	perCancel    pressure = 8  // a cancellation counts as much as this number of served calls
+	fromNewest   pressure = 48 // from this pressure on, the newest call is served first
+	mostPressure pressure = 64
+)
 
-// order returns the order in which a line is served. If callers cancel calls that wait too long, the oldest call has
+// canceled returns the pressure after the caller of a call that had to wait has canceled the call.
+func (p pressure) canceled() pressure { return min(p+perCancel, mostPressure) }
+
+// served returns the pressure after a waiting call was served.
+func (p pressure) served() pressure { return max(p-1, 0) }
+
+// order returns the order in which calls are served. If callers cancel calls that wait too long, the oldest call has
 // the least time left. Its caller often cancels the call before the call returns, so newest first is best. In a long
-// burst of calls from patient callers, oldest first is best. Only cancellations distinguish the two situations.
-func (d demand) order() order {
-	maxWait := d.maxWait
-	if maxWait < 0 {
-		maxWait = patience
-	}
-	if d.standing > maxWait/10 && d.abandoned && d.sinceGone <= maxWait {
+// burst of calls from patient callers, oldest first is best. Only cancellations distinguish the two situations. A few
+// cancellations are not enough: if service times vary, some calls come too late even without overload. Newest first
+// would then also lose the other calls that wait.
+func (p pressure) order() order {
+	if p >= fromNewest {
 		return newestFirst
 	}
 	return oldestFirst

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -15,31 +16,23 @@ import (
 	"github.com/go-resilience/resilience/internal/linger"
 )
 
-func TestOrderOfALine(t *testing.T) {
+func TestOrderFollowsCancellations(t *testing.T) {
 	for _, test := range []struct {
-		name      string
-		standing  time.Duration
-		abandoned bool
-		sinceGone time.Duration
-		maxWait   time.Duration
-		newest    bool
+		name, events string
+		newest       bool
 	}{
-		{"patient callers", time.Hour, false, 0, time.Second, false},
-		{"impatient callers", 101 * ms, true, 0, time.Second, true},
-		{"not standing for long", 100 * ms, true, 0, time.Second, false},
-		{"gave up just within MaxWait", time.Hour, true, time.Second, time.Second, true},
-		{"gave up long ago", time.Hour, true, time.Second + 1, time.Second, false},
-		{"a longer MaxWait", 101 * ms, true, 0, 2 * time.Second, false},
-		{"a longer MaxWait, standing", 201 * ms, true, 2 * time.Second, 2 * time.Second, true},
-		{"MaxWait is now 0", 50 * ms, true, 0, 0, true},
-		{"no MaxWait", 101 * ms, true, time.Second, bulkhead.Unlimited, true},
-		{"no MaxWait, not standing", 100 * ms, true, 0, bulkhead.Unlimited, false},
-		{"no MaxWait, long ago", time.Hour, true, time.Second + 1, bulkhead.Unlimited, false},
+		{"none", "", false},
+		{"patient callers", strings.Repeat("s", 1000), false},
+		{"a few cancellations", "ccccc", false},
+		{"enough cancellations", "cccccc", true},
+		{"nine served for each", strings.Repeat("csssssssss", 100), false},
+		{"seven served for each", strings.Repeat("csssssss", 60), true},
+		{"served calls before do not count", strings.Repeat("s", 1000) + "cccccc", true},
+		{"one served after", "ccccccs", false},
+		{"most, and 16 served", strings.Repeat("c", 1000) + strings.Repeat("s", 16), true},
+		{"most, and 17 served", strings.Repeat("c", 1000) + strings.Repeat("s", 17), false},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			got := bulkhead.NewestFirst(test.standing, test.abandoned, test.sinceGone, test.maxWait)
-			require.Equal(t, test.newest, got)
-		})
+		t.Run(test.name, func(t *testing.T) { require.Equal(t, test.newest, bulkhead.NewestFirst(test.events)) })
 	}
 }
 
@@ -277,38 +270,49 @@ type answered struct{}
 func (answered) Error() string  { return "no such user" }
 func (answered) Answered() bool { return true }
 
-// A line stands for more than a tenth of MaxWait in which one caller gives up, or none.
+// abandon makes n calls wait, and cancels them.
+func abandon(ctx context.Context, c *callers, n int) {
+	ctx, cancel := context.WithCancel(ctx)
+	for i := range n {
+		c.start(ctx, fmt.Sprint("abandoned ", i))
+	}
+	cancel()
+	synctest.Wait()
+}
+
 func TestImpatientCallersAreServedNewestFirst(t *testing.T) {
-	for _, test := range []struct {
-		gaveUp bool
-		stands time.Duration
-		want   []string
-	}{
-		{true, 101 * ms, []string{"held", "4", "3", "1"}},
-		{true, 100 * ms, []string{"held", "1", "3", "4"}},
-		{false, time.Second / 2, []string{"held", "1", "2", "3", "4"}},
+	for cancellations, want := range map[int][]string{
+		0: {"held", "1", "2", "3"},
+		5: {"held", "1", "2", "3"},
+		6: {"held", "3", "1", "2"}, // one served call later, the pressure is too low again
+		7: {"held", "3", "2", "1"},
 	} {
-		t.Run(fmt.Sprint(test.gaveUp, test.stands), func(t *testing.T) {
+		t.Run(fmt.Sprint(cancellations), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Second}))
 				c.start(t.Context(), "held")
-				start := time.Now()
-				second, cancel := context.WithCancel(t.Context())
-				defer cancel()
 				c.start(t.Context(), "1")
-				c.start(second, "2")
+				abandon(t.Context(), c, cancellations)
+				c.start(t.Context(), "2")
 				c.start(t.Context(), "3")
-				c.start(t.Context(), "4")
-				if test.gaveUp {
-					cancel()
-					synctest.Wait()
-				}
-				time.Sleep(test.stands - time.Since(start))
 				c.finishAll()
-				require.Equal(t, test.want, c.ran)
+				require.Equal(t, want, c.ran)
 			})
 		})
 	}
+}
+
+// Cancellations count only while other calls wait at the level.
+func TestEmptyQueueForgetsCancellations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCallers(t, bulkhead.New(bulkhead.Config{Limit: 1, MaxWait: time.Second}))
+		c.start(t.Context(), "held")
+		abandon(t.Context(), c, 8)
+		c.start(t.Context(), "1")
+		c.start(t.Context(), "2")
+		c.finishAll()
+		require.Equal(t, []string{"held", "1", "2"}, c.ran)
+	})
 }
 
 // Callers that cancel a call in its slot count if the call had to wait.
@@ -365,7 +369,7 @@ func TestCallersGiveUpInTheirSlot(t *testing.T) {
 				c := newCallers(t, b)
 				c.start(t.Context(), "old")
 				c.start(t.Context(), "new")
-				time.Sleep(200 * ms)
+				abandon(t.Context(), c, 5)
 				cancel()
 				close(end)
 				work.End(test.err)
@@ -388,10 +392,7 @@ func TestCostlyCallIsNotPassedByNewerCalls(t *testing.T) {
 		c.start(t.Context(), "held 1")
 		c.start(t.Context(), "held 2")
 		c.start(t.Context(), "old")
-		gone, cancel := context.WithCancel(t.Context())
-		c.start(gone, "gone")
-		cancel()
-		time.Sleep(200 * ms)
+		abandon(t.Context(), c, 8)
 		c.start(costing(t.Context(), 2), "costly")
 		c.finish("held 1")
 		c.start(t.Context(), "new")
@@ -403,7 +404,7 @@ func TestCostlyCallIsNotPassedByNewerCalls(t *testing.T) {
 	})
 }
 
-// Levels and shares come before the order of their calls: a level of its own that does not stand is served oldest first.
+// Levels and shares come before the order of their calls. A level whose callers are patient is served oldest first.
 func TestLevelsAndSharesComeBeforeOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCallers(t, bulkhead.New(bulkhead.Config{
@@ -411,13 +412,10 @@ func TestLevelsAndSharesComeBeforeOrder(t *testing.T) {
 		}))
 		low := func(share string) context.Context { return atLevel(ofShare(t.Context(), share), 1) }
 		c.start(t.Context(), "held")
-		gone, cancel := context.WithCancel(low("a"))
-		c.start(gone, "gone")
 		for _, name := range []string{"a1", "b1", "a2", "b2"} {
 			c.start(low(name[:1]), name)
 		}
-		cancel()
-		time.Sleep(200 * ms)
+		abandon(low("a"), c, 8)
 		c.start(t.Context(), "high 1")
 		c.start(t.Context(), "high 2")
 		c.finishAll()

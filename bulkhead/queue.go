@@ -9,13 +9,11 @@ import (
 // A queue holds the waiting calls. It has a line for each share at each level. The calls in a line are ordered by age.
 // A queue reads no clock and takes no lock.
 type queue struct {
-	lines     []*line           // in order of their turns; a line that was served moves to the end
-	waiting   int               // number of calls in all lines
-	since     time.Duration     // when the queue was last empty
-	shares    map[string]*share // named shares that hold slots or have waiting calls, by name
-	common    share             // the share of calls without a share name; if Config.Share is nil, of all calls
-	abandoned bool              // a caller has canceled a call that had to wait
-	goneAt    time.Duration     // time of the last such cancellation
+	lines    []*line           // in order of their turns; a line that was served moves to the end
+	waiting  int               // number of calls in all lines
+	shares   map[string]*share // named shares that hold slots or have waiting calls, by name
+	common   share             // the share of calls without a share name; if Config.Share is nil, of all calls
+	pressure []pressure        // by level
 }
 
 // A share counts the slots and waiting calls of one share name, at all levels.
@@ -29,10 +27,9 @@ type share struct {
 type line struct {
 	level          int
 	share          *share
-	since          time.Duration // when the line was last empty
 	oldest, newest *waiter
 	waiting        int     // number of calls in the line
-	served         bool    // a call of the line has been served since the time in since
+	served         bool    // a call of the line has been served
 	reserving      *waiter // the call for which free slots are reserved, or nil
 }
 
@@ -40,6 +37,7 @@ type line struct {
 type waiter struct {
 	slots
 	level        int
+	admission    timing          // timing of the slots, in the memory of the waiter
 	line         *line           // the line in which the call waits; nil before and after the wait
 	older, newer *waiter         // neighbors in line
 	since        time.Duration   // start of the wait
@@ -91,25 +89,28 @@ func (q *queue) shareFor(name string) *share {
 	return &share{name: name}
 }
 
-// count adds slots and waiting calls to a share. A share without slots and waiting calls is removed from the map,
-// because the number of names has no limit.
+// count adds slots and waiting calls to a share. It is short enough to be inlined.
 func (q *queue) count(s *share, held, waiting int) {
 	s.held += held
 	s.waiting += waiting
 	q.waiting += waiting
-	switch {
-	case s == &q.common:
-	case s.held == 0 && s.waiting == 0:
+	if s != &q.common {
+		q.keep(s)
+	}
+}
+
+// keep adds a named share to the map. A share without slots and waiting calls is removed from the map, because the
+// number of names has no limit.
+func (q *queue) keep(s *share) {
+	if s.held == 0 && s.waiting == 0 {
 		delete(q.shares, s.name)
-	case q.shares == nil:
-		q.shares = map[string]*share{s.name: s}
-	default:
+	} else {
 		q.shares[s.name] = s
 	}
 }
 
-// abandon records that a caller has canceled a call that had to wait.
-func (q *queue) abandon(at time.Duration) { q.abandoned, q.goneAt = true, at }
+// abandon records that a caller has canceled a call that had to wait at a level.
+func (q *queue) abandon(level int) { q.pressure[level] = q.pressure[level].canceled() }
 
 // hasWaiterUpTo reports whether a waiting call is at least as important as level.
 func (q *queue) hasWaiterUpTo(level int) bool {
@@ -127,12 +128,12 @@ func (q *queue) lineFor(w *waiter) *line {
 
 // add adds a call to the queue, as the newest call of its line.
 func (q *queue) add(w *waiter) {
-	if q.waiting == 0 {
-		q.since = w.since
-	}
 	l := q.lineFor(w)
 	if l == nil {
-		l = &line{level: w.level, share: w.share, since: w.since, oldest: w}
+		if !slices.ContainsFunc(q.lines, func(l *line) bool { return l.level == w.level }) {
+			q.pressure[w.level] = 0
+		}
+		l = &line{level: w.level, share: w.share, oldest: w}
 		q.lines = append(q.lines, l)
 	} else {
 		w.older, l.newest.newer = l.newest, w
@@ -145,26 +146,25 @@ func (q *queue) add(w *waiter) {
 // next returns the call that is served next. It is called only if a slot is free and a call waits. next returns the
 // same call until this call is removed or a more important call waits. The call stays the same even if another share
 // holds fewer slots by then, or if the order changes. Otherwise a costly call might never get its slots.
-func (q *queue) next(at, maxWait time.Duration) *waiter {
-	l := q.nextLine(q.order(at, q.since, maxWait))
+func (q *queue) next() *waiter {
+	l := q.nextLine()
 	if l.reserving == nil {
 		l.reserving = l.oldest
-		if q.order(at, l.since, maxWait) == newestFirst {
+		if q.pressure[l.level].order() == newestFirst {
 			l.reserving = l.newest
 		}
 	}
 	return l.reserving
 }
 
-// order returns the order in which a line or the queue is served. since is when the line or the queue was last empty.
-func (q *queue) order(at, since, maxWait time.Duration) order {
-	return demand{standing: at - since, abandoned: q.abandoned, sinceGone: at - q.goneAt, maxWait: maxWait}.order()
-}
-
 // nextLine returns the line that is served next. At the most important level with waiting calls, this is the line whose
-// share holds the fewest slots. Shares that hold equally many slots take turns. If o is newestFirst, the newest line
-// that has not been served yet has the first turn. If each of many shares has a single call, this is the newest call.
-func (q *queue) nextLine(o order) *line {
+// share holds the fewest slots. Shares that hold equally many slots take turns. If the order is newestFirst, the newest
+// line that has not been served yet has the first turn. If each of many shares has a single call, this is the newest
+// call.
+func (q *queue) nextLine() *line {
+	if len(q.lines) == 1 {
+		return q.lines[0]
+	}
 	held := func(l *line) int {
 		if l.reserving != nil {
 			return -1
@@ -175,7 +175,7 @@ func (q *queue) nextLine(o order) *line {
 		return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(held(a), held(b)))
 	}
 	first := slices.MinFunc(q.lines, compare)
-	if o == newestFirst {
+	if q.pressure[first.level].order() == newestFirst {
 		for _, l := range slices.Backward(q.lines) {
 			if !l.served && compare(l, first) == 0 {
 				return l
@@ -221,8 +221,11 @@ func (q *queue) remove(w *waiter, served bool) {
 	w.line = nil
 	l.waiting--
 	q.count(l.share, 0, -1)
-	l.served = l.served || served
-	if served || l.waiting == 0 {
+	if served {
+		l.served = true
+		q.pressure[l.level] = q.pressure[l.level].served()
+	}
+	if served && len(q.lines) > 1 || l.waiting == 0 {
 		i := slices.Index(q.lines, l)
 		q.lines = slices.Delete(q.lines, i, i+1)
 		if l.waiting > 0 {
