@@ -3,6 +3,7 @@ package bulkhead_test
 import (
 	"context"
 	"math"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,23 +14,23 @@ import (
 func zero(context.Context) int { return 0 }
 
 func TestValidateNamesInvalidFields(t *testing.T) {
+	type config = bulkhead.Config
 	for name, tc := range map[string]struct {
-		cfg  bulkhead.Config
+		cfg  config
 		want string
 	}{
-		"no limit":            {bulkhead.Config{}, "bulkhead.Config.Limit is 0: must be 1 to 1073741823"},
-		"negative limit":      {bulkhead.Config{Limit: -1}, "Limit is -1"},
-		"huge limit":          {bulkhead.Config{Limit: 1 << 30}, "Limit is 1073741824"},
-		"negative wait":       {bulkhead.Config{Limit: 1, MaxWait: -2}, "MaxWait is -2ns: must be 0 (for no wait) or more, or Unlimited"},
-		"negative queue":      {bulkhead.Config{Limit: 1, MaxWait: -1, Queue: -1}, "Queue is -1: must be 0 (for 1000) to"},
-		"share without wait":  {bulkhead.Config{Limit: 1, Share: shareOf}, "Share is set: must be nil where MaxWait is 0: no call waits"},
-		"queue without wait":  {bulkhead.Config{Limit: 1, Queue: 5}, "Queue is 5: must be 0 where MaxWait is 0: no call waits"},
-		"huge queue":          {bulkhead.Config{Limit: 1, MaxWait: -1, Queue: math.MaxInt32 + 1}, "Queue is 2147483648"},
-		"many levels":         {bulkhead.Config{Limit: 1, Levels: 1001, Priority: zero}, "Levels is 1001: must be 0 (for 1) to 1000"},
-		"one level, priority": {bulkhead.Config{Limit: 1, Levels: 1, Priority: zero}, "Levels is 1: must be 2 or more where Priority is set"},
-		"negative levels":     {bulkhead.Config{Limit: 1, Levels: -1}, "Levels is -1"},
-		"levels, no priority": {bulkhead.Config{Limit: 1, Levels: 2}, "Levels is 2: must be 0 or 1 where Priority is nil"},
-		"priority, no levels": {bulkhead.Config{Limit: 1, Priority: zero}, "Levels is 0: must be 2 or more where Priority is set"},
+		"no limit":            {config{}, "bulkhead.Config.Limit is 0: must be 1 to 1073741823"},
+		"negative limit":      {config{Limit: -1}, "Limit is -1"},
+		"huge limit":          {config{Limit: 1 << 30}, "Limit is 1073741824"},
+		"negative wait":       {config{Limit: 1, MaxWait: -2}, "MaxWait is -2ns: must be 0 (for no wait) or more, or Unlimited"},
+		"negative queue":      {config{Limit: 1, MaxWait: -1, Queue: -1}, "Queue is -1: must be 0 (for 1000) to"},
+		"share without wait":  {config{Limit: 1, Share: shareOf}, "Share is set: must be nil where MaxWait is 0: no call waits"},
+		"queue without wait":  {config{Limit: 1, Queue: 5}, "Queue is 5: must be 0 where MaxWait is 0: no call waits"},
+		"many levels":         {config{Limit: 1, Levels: 1001, Priority: zero}, "Levels is 1001: must be 0 (for 1) to 1000"},
+		"one level, priority": {config{Limit: 1, Levels: 1, Priority: zero}, "Levels is 1: must be 2 or more where Priority is set"},
+		"negative levels":     {config{Limit: 1, Levels: -1}, "Levels is -1"},
+		"levels, no priority": {config{Limit: 1, Levels: 2}, "Levels is 2: must be 0 or 1 where Priority is nil"},
+		"priority, no levels": {config{Limit: 1, Priority: zero}, "Levels is 0: must be 2 or more where Priority is set"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := tc.cfg.Validate()
@@ -37,6 +38,16 @@ func TestValidateNamesInvalidFields(t *testing.T) {
 			require.PanicsWithError(t, err.Error(), func() { bulkhead.New(tc.cfg) })
 		})
 	}
+}
+
+func TestValidateLimitsQueue(t *testing.T) {
+	if strconv.IntSize == 32 {
+		t.Skip("an int cannot exceed the maximum")
+	}
+	tooMany := math.MaxInt32
+	tooMany++
+	err := bulkhead.Config{Limit: 1, MaxWait: -1, Queue: tooMany}.Validate()
+	require.ErrorContains(t, err, "Queue is 2147483648")
 }
 
 func TestValidateAcceptsValidFields(t *testing.T) {

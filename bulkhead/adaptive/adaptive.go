@@ -277,7 +277,7 @@ func (b *Bulkhead) workEnded(err error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.control.sample(0, overran)
+	b.control.cutOff()
 }
 
 // makeRoom raises the limit if calls hold slots for a long time. While calls wait for slots, a timer calls makeRoom

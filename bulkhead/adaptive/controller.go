@@ -239,6 +239,20 @@ func (c *controller) sample(latency float64, how result) {
 	c.cohort.all.add(latency, wait)
 }
 
+// cutOff adds a sample for the work of a call that was cut off for lack of time after the call had ended. The latency of
+// the work is not known. While the base is not known either, the sample gets the mean latency of the cohort. A shorter
+// latency would make the usual latency too short.
+func (c *controller) cutOff() {
+	latency := 0.0
+	if all := &c.cohort.all; !c.base.known {
+		if all.n == 0 {
+			return
+		}
+		latency = all.mean()
+	}
+	c.sample(latency, overran)
+}
+
 // advance moves the cohort to its next phase if the current phase is over. In the first phase, calls join the cohort.
 // In the second phase, the controller waits for calls that still run. Then the controller evaluates the samples.
 func (c *controller) advance(now time.Duration) {

@@ -63,6 +63,30 @@ func (d *driver) throughProbe(latency time.Duration, err error) {
 	d.round(1, latency, err)
 }
 
+// While the base is not known, work that is cut off does not change the usual latency, whether calls take more or less
+// time than a cohort.
+func TestWorkCutOffBeforeBaseIsKnown(t *testing.T) {
+	for _, latency := range []time.Duration{10 * time.Millisecond, 2 * time.Second} {
+		d := drive(adaptive.Config{})
+		d.CutOff() // before the first call ends
+		for range 20 {
+			require.Zero(t, d.Base())
+			calls := d.begin(20)
+			d.now += latency
+			d.end(calls[:11], nil)
+			for range 9 {
+				d.CutOff()
+			}
+			d.end(calls[11:], errors.New("failed"))
+			if d.Base() > 0 {
+				break
+			}
+		}
+		require.InDelta(t, latency, d.Base(), 100, "%v", latency)
+		require.InDelta(t, latency, d.Usual(), 100, "%v", latency)
+	}
+}
+
 // Calls that run out of time in a probe ended early, and say nothing about an idle
 // server.
 func TestProbeIgnoresTimedOutCalls(t *testing.T) {

@@ -35,6 +35,12 @@ func ResultOf(ctx context.Context, err error) string {
 // MakeRoom says that a call cannot begin while so many slots are taken.
 func (c *Controller) MakeRoom(now time.Duration, taken int) { c.makeRoom(now, taken, 0) }
 
+// CutOff says that the work of a call was cut off for lack of time.
+func (c *Controller) CutOff() { c.cutOff() }
+
+// Usual returns the usual latency.
+func (c *Controller) Usual() time.Duration { return time.Duration(c.scale) }
+
 // Probing reports whether the limit is lowered for a probe.
 func (c *Controller) Probing() bool { return c.loweredForProbe() }
 
