@@ -16,8 +16,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // A parcel is the state of the children, which write into a book that all share.
@@ -490,7 +490,7 @@ func TestParentTurnsAChildBackThatIsStuck(t *testing.T) {
 		rec, err := st.Load(t.Context(), "order-1/parcels/0")
 		require.NoError(t, err)
 		_, err = st.Commit(t.Context(), store.CommitRequest{
-			ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Stuck, Steps: rec.Steps, Log: []store.Entry{{Kind: saga.EventStuck}}, Release: true,
+			ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Stuck, Progress: rec.Progress, Log: []store.Entry{{Kind: saga.EventStuck}}, Release: true,
 		})
 		require.NoError(t, err)
 		require.NoError(t, r.Cancel(t.Context(), "order-1", "ill"))
@@ -512,7 +512,7 @@ func (s *reverting) Load(ctx context.Context, id string) (store.Record, error) {
 	rec, err := s.Store.Load(ctx, id)
 	if rec.Parent != "" && rec.Status == saga.Completed && s.idle.CompareAndSwap(false, true) {
 		_, err = s.Store.Commit(ctx, store.CommitRequest{
-			ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Compensated, Steps: rec.Steps, Log: []store.Entry{{Kind: saga.EventCompensated}}, Release: true,
+			ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Compensated, Progress: rec.Progress, Log: []store.Entry{{Kind: saga.EventCompensated}}, Release: true,
 		})
 	}
 	return rec, err
@@ -581,8 +581,8 @@ func TestChildThatStartsLateDoesNothing(t *testing.T) {
 		sg := sequence(w.parcels(3))
 		r, _ := begin[trip](t, st, saga.RunnerConfig{Name: "late"}, sg)
 		_, _, err := st.Store.Start(t.Context(), store.StartRequest{
-			ID: "order-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
-			Steps: []byte(`{"steps":[{"n":"parcels","s":"started"}]}`), Log: []store.Entry{{Kind: saga.EventCreated}},
+			ID: "order-1", Saga: "trip", Version: 1, Status: saga.Running, State: []byte(`{}`),
+			Progress: []byte(`{"steps":[{"n":"parcels","s":"started"}]}`), Log: []store.Entry{{Kind: saga.EventCreated}},
 		})
 		require.NoError(t, err)
 		r.Wake()
@@ -817,7 +817,7 @@ func TestChildThatEndsAtTheMomentOfParking(t *testing.T) {
 			rec, err := st.Load(t.Context(), "order-1/parcels/0")
 			require.NoError(t, err)
 			_, err = st.Store.Commit(t.Context(), store.CommitRequest{
-				ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Completed, Steps: rec.Steps, Log: []store.Entry{{Kind: saga.EventCompleted}}, Release: true,
+				ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Status: saga.Completed, Progress: rec.Progress, Log: []store.Entry{{Kind: saga.EventCompleted}}, Release: true,
 			})
 			require.NoError(t, err)
 			require.NoError(t, st.Hasten(t.Context(), rec.Parent))
@@ -954,13 +954,13 @@ func TestChildThatAnOperatorHasTurnedBack(t *testing.T) {
 		r, _ := begin(t, st, saga.RunnerConfig{}, sg)
 		// A runner has started both children, and crashed before it recorded that.
 		for _, req := range []store.StartRequest{
-			{ID: "order-1", Saga: "trip", Version: 1, Steps: []byte(`{"steps":[{"n":"parcels","s":"started","d":true}]}`)},
+			{ID: "order-1", Saga: "trip", Version: 1, Progress: []byte(`{"steps":[{"n":"parcels","s":"started","d":true}]}`)},
 			{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels",
-				Steps: []byte(`{"steps":[{"n":"pack","s":"started"},{"n":"ship","s":"idle"}]}`)},
+				Progress: []byte(`{"steps":[{"n":"pack","s":"started"},{"n":"ship","s":"idle"}]}`)},
 			{ID: "order-1/parcels/1", Saga: "parcel", Parent: "order-1", ParentStep: "parcels",
-				Steps: []byte(`{"steps":[{"n":"pack","s":"started"},{"n":"ship","s":"idle"}]}`)},
+				Progress: []byte(`{"steps":[{"n":"pack","s":"started"},{"n":"ship","s":"idle"}]}`)},
 		} {
-			req.Status, req.Data, req.Log = saga.Running, []byte(`{}`), []store.Entry{{Kind: saga.EventCreated}}
+			req.Status, req.State, req.Log = saga.Running, []byte(`{}`), []store.Entry{{Kind: saga.EventCreated}}
 			_, _, err := st.Start(t.Context(), req)
 			require.NoError(t, err)
 		}
@@ -986,11 +986,11 @@ func TestChildThatHasBegun(t *testing.T) {
 			sg := sequence(w.parcels(2))
 			child := []byte(`{"steps":[{"n":"pack","s":"done"},{"n":"ship","s":"started"}]}`)
 			for _, req := range []store.StartRequest{
-				{ID: "order-1", Saga: "trip", Version: 1, Steps: []byte(`{"steps":[{"n":"parcels","s":"started","d":true}]}`)},
-				{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Steps: child, Log: []store.Entry{{Kind: saga.EventDone}}},
-				{ID: "order-1/parcels/1", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Steps: child, Log: []store.Entry{{Kind: saga.EventDone}}},
+				{ID: "order-1", Saga: "trip", Version: 1, Progress: []byte(`{"steps":[{"n":"parcels","s":"started","d":true}]}`)},
+				{ID: "order-1/parcels/0", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Progress: child, Log: []store.Entry{{Kind: saga.EventDone}}},
+				{ID: "order-1/parcels/1", Saga: "parcel", Parent: "order-1", ParentStep: "parcels", Progress: child, Log: []store.Entry{{Kind: saga.EventDone}}},
 			} {
-				req.Status, req.Data, req.Log = saga.Running, []byte(`{}`), append([]store.Entry{{Kind: saga.EventCreated}}, req.Log...)
+				req.Status, req.State, req.Log = saga.Running, []byte(`{}`), append([]store.Entry{{Kind: saga.EventCreated}}, req.Log...)
 				_, _, err := st.Start(t.Context(), req)
 				require.NoError(t, err)
 			}

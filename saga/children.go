@@ -7,8 +7,8 @@ import (
 	"math/rand/v2"
 	"reflect"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // errPending is the result of an attempt whose children have not ended yet. It is no failure, and does not count as
@@ -147,7 +147,7 @@ func (f *family) finish(canUndo bool) error {
 			return ofStore(err)
 		}
 		if verdict == childrenDone {
-			states[i], err = f.p.decode(rec.Data)
+			states[i], err = f.p.decode(rec.State)
 		} else if err = fmt.Errorf("saga: child %q: %w", rec.ID, show(&rec, f.p).failure()); verdict == childrenVoid {
 			return Void(err)
 		}
@@ -215,7 +215,7 @@ func (f *family) noChild(i int) store.StartRequest {
 	data, _ := f.p.encode(reflect.New(f.p.state).Interface()) // nobody needs it
 	return store.StartRequest{
 		ID: ChildID(f.id, f.name, i), Saga: f.p.name, Version: f.p.version,
-		Status: m.Status, Data: data, Steps: m.encode(),
+		Status: m.Status, State: data, Progress: m.encode(),
 		Parent: f.id, ParentStep: f.name, Nonce: rand.Int64(),
 		Log: []store.Entry{{Kind: EventCreated}, {Kind: EventCompensated, Error: errParentBack}},
 	}

@@ -15,7 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/go-resilience/resilience/internal/invalid"
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 const (

@@ -12,8 +12,8 @@ import (
 	"slices"
 	"time"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // An Engine runs sagas durably. A [*Runner] is one on a [Store].
@@ -246,7 +246,7 @@ func (s *Snapshot) UnmarshalJSON(data []byte) error {
 		return fmt.Errorf("saga: a Snapshot of version %d: this version of the package reads up to %d", j.V, snapshotVersion)
 	}
 	in, err := decode(&store.Record{
-		ID: j.ID, Saga: j.Saga, Version: j.Version, Status: j.Status, Data: j.State, Steps: j.Progress, Seq: j.Seq,
+		ID: j.ID, Saga: j.Saga, Version: j.Version, Status: j.Status, State: j.State, Progress: j.Progress, Seq: j.Seq,
 		Failures: j.Failures, LastError: j.LastError, CompleteBy: j.CompleteBy,
 		CreatedAt: j.CreatedAt, UpdatedAt: j.UpdatedAt, Now: j.Now,
 	})

@@ -10,7 +10,7 @@ import (
 
 	"github.com/go-resilience/resilience/internal/behavior"
 	"github.com/go-resilience/resilience/internal/panics"
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // Why a saga has not completed, and why a call fails.

@@ -7,8 +7,8 @@ import (
 	"runtime/debug"
 	"time"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/policy"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // A Status is the status of a saga.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // TestMaxTakeovers is how often a saga may be taken over without a result.
@@ -33,7 +33,7 @@ func TestMaxTakeovers(t *testing.T) {
 				g.claim = func(ctx context.Context, req store.ClaimRequest) ([]store.Record, error) {
 					recs, err := g.Store.Claim(ctx, req)
 					for i := range recs {
-						recs[i].Takeovers, recs[i].Data = c.takeovers, []byte(c.data)
+						recs[i].Takeovers, recs[i].State = c.takeovers, []byte(c.data)
 					}
 					return recs, err
 				}

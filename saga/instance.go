@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // An Instance is a saga as it was at Now. All its times are by the store's clock.
@@ -109,12 +109,12 @@ func (in *Instance) encode() []byte {
 // decode returns the Instance of a record, without Steps if they cannot be read.
 func decode(rec *store.Record) (*Instance, error) {
 	var was stored
-	err := json.Unmarshal(rec.Steps, &was)
+	err := json.Unmarshal(rec.Progress, &was)
 	if err != nil {
 		was, err = stored{}, fmt.Errorf("saga: the record's steps cannot be read: %w", err)
 	}
 	in := &Instance{
-		ID: rec.ID, Saga: rec.Saga, Version: rec.Version, Status: rec.Status, State: rec.Data, Steps: was.Steps,
+		ID: rec.ID, Saga: rec.Saga, Version: rec.Version, Status: rec.Status, State: rec.State, Steps: was.Steps,
 		Back: was.Back, Parent: rec.Parent, Step: was.Step, Cause: was.Cause,
 		Owner: rec.Owner, Epoch: rec.Epoch, Seq: rec.Seq, WakeAt: rec.WakeAt, CompleteBy: rec.CompleteBy,
 		Failures: rec.Failures, Takeovers: rec.Takeovers, LastError: rec.LastError, CancelRequested: rec.CancelRequested,

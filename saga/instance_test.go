@@ -8,8 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // A filed store has one saga.
@@ -74,7 +74,7 @@ func TestActions(t *testing.T) {
 		"of a definition by names": {store.Record{Status: saga.Stuck}, "", `,{"n":"bill","s":"done"}`, actions{retry, compensate, abandon}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c.rec.Steps = []byte(`{` + c.back + `"steps":[` + flightDone + c.steps + `]}`)
+			c.rec.Progress = []byte(`{` + c.back + `"steps":[` + flightDone + c.steps + `]}`)
 			require.Equal(t, c.want, get(t, c.rec).Actions)
 		})
 	}
@@ -83,7 +83,7 @@ func TestActions(t *testing.T) {
 func TestStepsOfAnInstance(t *testing.T) {
 	created := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	in := get(t, store.Record{Status: saga.Running, LastError: "declined", CreatedAt: created, Now: created.Add(time.Hour),
-		Steps: []byte(`{"steps":[` + flightDone + `,{"n":"pay","s":"started"},{"n":"post","s":"idle"}]}`)})
+		Progress: []byte(`{"steps":[` + flightDone + `,{"n":"pay","s":"started"},{"n":"post","s":"idle"}]}`)})
 	require.Equal(t, []saga.StepState{
 		{Name: "flight", Status: saga.StepDone, Attempts: 1},
 		{Name: "pay", Status: saga.StepStarted, Pivot: true},
@@ -92,18 +92,18 @@ func TestStepsOfAnInstance(t *testing.T) {
 	require.Empty(t, in.Cause, "it is not stuck")
 	require.Equal(t, time.Hour, in.Since(), "without progress, since its start")
 
-	in = get(t, store.Record{Status: saga.Stuck, LastError: "unreadable", CreatedAt: created, Now: created.Add(time.Hour), Steps: []byte("{")})
+	in = get(t, store.Record{Status: saga.Stuck, LastError: "unreadable", CreatedAt: created, Now: created.Add(time.Hour), Progress: []byte("{")})
 	require.Equal(t, "unreadable", in.Cause)
 	require.Empty(t, in.Steps)
-	in = get(t, store.Record{Status: saga.Stuck, LastError: "of another step", Steps: []byte(`{"cause":"declined","since":"2030-01-01T00:00:00Z","steps":[]}`), Now: created.Add(time.Minute)})
+	in = get(t, store.Record{Status: saga.Stuck, LastError: "of another step", Progress: []byte(`{"cause":"declined","since":"2030-01-01T00:00:00Z","steps":[]}`), Now: created.Add(time.Minute)})
 	require.Equal(t, "declined", in.Cause)
 	require.Equal(t, time.Minute, in.Since())
 
-	in = get(t, store.Record{Status: saga.Running, Steps: []byte(`{"steps":[` + flightDone + `,{"n":"post","s":"idle"}]}`)})
+	in = get(t, store.Record{Status: saga.Running, Progress: []byte(`{"steps":[` + flightDone + `,{"n":"post","s":"idle"}]}`)})
 	require.Equal(t, saga.StepState{Name: "post", Status: saga.StepIdle}, in.Steps[1], "pay is the pivot")
 
 	t.Log("of a definition that is not known, and a record that does not say which step is the pivot")
-	st := &filed{rec: store.Record{Status: saga.Running, Steps: []byte(`{"steps":[` + flightDone + `]}`)}}
+	st := &filed{rec: store.Record{Status: saga.Running, Progress: []byte(`{"steps":[` + flightDone + `]}`)}}
 	in, err := saga.NewRunner(st, saga.RunnerConfig{}).Get(t.Context(), "trip-1")
 	require.NoError(t, err)
 	require.Equal(t, []saga.Action{saga.ActionCancel, saga.ActionRetry, saga.ActionCompensate, saga.ActionAbandon}, in.Actions)
@@ -127,8 +127,8 @@ func TestErrorOfARecord(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			st := &filed{rec: store.Record{
-				ID: "trip-1", Saga: "trip", Version: 1, Status: c.status, Data: []byte("{}"), LastError: "by hand",
-				Steps: []byte(`{` + c.back + `"step":"pay","cause":"broken","steps":[` + flightDone + failed),
+				ID: "trip-1", Saga: "trip", Version: 1, Status: c.status, State: []byte("{}"), LastError: "by hand",
+				Progress: []byte(`{` + c.back + `"step":"pay","cause":"broken","steps":[` + flightDone + failed),
 			}}
 			r := saga.NewRunner(st, saga.RunnerConfig{})
 			sg := ordered()

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/behavior"
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // A machine is a saga between two decisions. Its methods are the rules by which a saga changes; decide applies
@@ -89,7 +89,7 @@ func (m *machine) clone() *machine {
 // commit returns the machine as a store records it.
 func (m *machine) commit() store.CommitRequest {
 	return store.CommitRequest{
-		Status: m.Status, Steps: m.encode(), Failures: m.Failures, Takeovers: m.Takeovers, LastError: m.LastError, Log: m.log,
+		Status: m.Status, Progress: m.encode(), Failures: m.Failures, Takeovers: m.Takeovers, LastError: m.LastError, Log: m.log,
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 const (
@@ -161,7 +161,7 @@ func TestLoad(t *testing.T) {
 	} {
 		p, err := newPlan(&shapes{Name: "trip", Steps: []shape{doable("a"), doable("b")}})
 		require.NoError(t, err)
-		m, err := load(p, &store.Record{Steps: []byte(steps)})
+		m, err := load(p, &store.Record{Progress: []byte(steps)})
 		require.Equal(t, &p.pivotName, m.pivot, "also if the record has none")
 		require.Len(t, m.Steps, 2, "as the plan has")
 		if want == "" {

@@ -4,9 +4,10 @@ import (
 	"testing"
 	"testing/synctest"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
-	storetest "github.com/go-resilience/resilience/internal/sagastoretest"
+	"github.com/go-resilience/resilience/internal/sagacrash"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
+	"github.com/go-resilience/resilience/saga/storetest"
 )
 
 func TestMemoryIsAStore(t *testing.T) {
@@ -15,6 +16,6 @@ func TestMemoryIsAStore(t *testing.T) {
 
 func TestCrashMatrix(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		storetest.Crashes(t, func(*testing.T) store.Store { return saga.NewMemory() })
+		sagacrash.Crashes(t, func(*testing.T) store.Store { return saga.NewMemory() })
 	})
 }

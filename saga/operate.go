@@ -7,7 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // Get returns a saga of any definition, or [ErrNotFound].
@@ -133,7 +133,7 @@ func (r *Runner) Operate(ctx context.Context, id string, op Operation) error {
 				ErrNotAllowed, op.Action, id, op.Seq, rec.Seq)
 		case op.Action == ActionAbandon: // needs no decision, so that the definition need not be known
 			return store.CommitRequest{
-				Status: Abandoned, Steps: rec.Steps, LastError: storable(op.Note), Failures: rec.Failures, Takeovers: rec.Takeovers,
+				Status: Abandoned, Progress: rec.Progress, LastError: storable(op.Note), Failures: rec.Failures, Takeovers: rec.Takeovers,
 				Log: []store.Entry{{Kind: EventAbandoned, Error: storable(op.Note)}},
 			}, nil
 		}

@@ -12,8 +12,8 @@ import (
 
 	"github.com/go-resilience/resilience/internal/attempt"
 	"github.com/go-resilience/resilience/internal/behavior"
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // refusing returns a middleware that refuses the first n calls, as a policy does.
@@ -225,9 +225,9 @@ func TestStepThatWasOnlyRefusedAfterACrash(t *testing.T) {
 				sg.Timeout = 10 * time.Second
 				st := saga.NewMemory()
 				_, _, err := st.Start(t.Context(), store.StartRequest{
-					ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`), CompleteIn: 10 * time.Second,
-					Steps: []byte(`{"steps":[{"n":"hotel","s":"started","r":3,"e":"refused"}]}`),
-					Owner: c.owner, LeaseTTL: 15 * time.Second, Log: []store.Entry{{Kind: saga.EventCreated}},
+					ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, State: []byte(`{}`), CompleteIn: 10 * time.Second,
+					Progress: []byte(`{"steps":[{"n":"hotel","s":"started","r":3,"e":"refused"}]}`),
+					Owner:    c.owner, LeaseTTL: 15 * time.Second, Log: []store.Entry{{Kind: saga.EventCreated}},
 				})
 				require.NoError(t, err)
 				r, _ := begin(t, st, saga.RunnerConfig{}, sg)

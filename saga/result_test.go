@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // A countingLoads counts the records that are read.
@@ -140,7 +140,7 @@ func TestResultOfARecordThatCannotBeRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, sg := saga.NewMemory(), sequence(step("flight"))
 		_, _, err := st.Start(t.Context(), store.StartRequest{ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running,
-			Data: []byte(`{}`), Steps: []byte("{"), Log: []store.Entry{{Kind: saga.EventCreated}}})
+			State: []byte(`{}`), Progress: []byte("{"), Log: []store.Entry{{Kind: saga.EventCreated}}})
 		require.NoError(t, err)
 		r := idle(st, sg)
 		ctx, cancel := context.WithCancel(t.Context())

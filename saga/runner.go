@@ -19,8 +19,8 @@ import (
 
 	"github.com/go-resilience/resilience/internal/ended"
 	"github.com/go-resilience/resilience/internal/notify"
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/memory"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // A Runner claims due sagas, runs their steps, and takes over those of crashed processes. Each process has its
@@ -669,7 +669,7 @@ func (h *hold) load() {
 	readable := false
 	h.m, err = load(h.p, &h.rec)
 	if err == nil {
-		_, err = h.p.decode(h.rec.Data)
+		_, err = h.p.decode(h.rec.State)
 		readable = err == nil
 	}
 	if extract := h.r.cfg.Extract; extract != nil && h.m.carried != "" {
@@ -693,7 +693,7 @@ func (h *hold) load() {
 	h.accept(&d)
 	req := h.request(&d)
 	if !readable {
-		req.Data, req.Steps = h.rec.Data, h.rec.Steps // as they are
+		req.State, req.Progress = h.rec.State, h.rec.Progress // as they are
 	}
 	_ = h.write(req, true)
 }
@@ -750,8 +750,8 @@ func (h *hold) request(d *Decision) store.CommitRequest {
 	req := d.Snapshot.m.commit()
 	req.ID, req.Epoch, req.Seq, req.Nonce = h.rec.ID, h.rec.Epoch, h.rec.Seq, mathrand.Int64()
 	req.Release, req.WakeIn = d.release, d.wakeIn
-	if !bytes.Equal(d.Snapshot.m.State, h.rec.Data) {
-		req.Data = d.Snapshot.m.State
+	if !bytes.Equal(d.Snapshot.m.State, h.rec.State) {
+		req.State = d.Snapshot.m.State
 	}
 	return req
 }
@@ -833,10 +833,10 @@ func (h *hold) written(req store.CommitRequest) {
 	h.mu.Lock()
 	h.released = req.Release
 	h.mu.Unlock()
-	if req.Data != nil {
-		h.rec.Data = req.Data
+	if req.State != nil {
+		h.rec.State = req.State
 	}
-	h.rec.Status, h.rec.Steps, h.rec.LastError = req.Status, req.Steps, req.LastError
+	h.rec.Status, h.rec.Progress, h.rec.LastError = req.Status, req.Progress, req.LastError
 	h.r.figures.count(func(s *Stats) { s.Commits++ })
 	h.r.tellLog(h.ctx, &h.rec, req, h.now())
 	h.rec.Seq = req.After()

@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // on returns an OnEvent that calls fn for the events of a kind, and silent one that keeps the
@@ -113,9 +113,9 @@ func TestRunnerCompletesInNPlusOneCommits(t *testing.T) {
 func abandoned(t *testing.T, st store.Store, id, owner string) {
 	t.Helper()
 	_, created, err := st.Start(t.Context(), store.StartRequest{
-		ID: id, Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
-		Steps: []byte(`{"steps":[{"n":"flight","s":"started"}]}`),
-		Owner: owner, LeaseTTL: 15 * time.Second, Log: []store.Entry{{Kind: saga.EventCreated}},
+		ID: id, Saga: "trip", Version: 1, Status: saga.Running, State: []byte(`{}`),
+		Progress: []byte(`{"steps":[{"n":"flight","s":"started"}]}`),
+		Owner:    owner, LeaseTTL: 15 * time.Second, Log: []store.Entry{{Kind: saga.EventCreated}},
 	})
 	require.NoError(t, err)
 	require.True(t, created)
@@ -378,8 +378,8 @@ func TestOwnerWhoseEpochIsOverStopsImmediately(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, recs, 1)
 			_, err = st.Commit(ctx, store.CommitRequest{
-				ID: "trip-1", Epoch: recs[0].Epoch, Seq: recs[0].Seq, Status: saga.Running, Data: recs[0].Data,
-				Steps: recs[0].Steps, Log: make([]store.Entry, 3),
+				ID: "trip-1", Epoch: recs[0].Epoch, Seq: recs[0].Seq, Status: saga.Running, State: recs[0].State,
+				Progress: recs[0].Progress, Log: make([]store.Entry, 3),
 			})
 			require.NoError(t, err)
 			return nil
@@ -771,14 +771,14 @@ func TestStateThatCannotBeEncodedTurnsTheSagaBack(t *testing.T) {
 func TestRecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, change := range map[string]func(*store.StartRequest){
-			"state": func(r *store.StartRequest) { r.Data = []byte("{") },
-			"steps": func(r *store.StartRequest) { r.Steps = []byte("{") },
-			"other": func(r *store.StartRequest) { r.Steps = []byte(`{"steps":[{"n":"hotel","s":"started"}]}`) },
+			"state": func(r *store.StartRequest) { r.State = []byte("{") },
+			"steps": func(r *store.StartRequest) { r.Progress = []byte("{") },
+			"other": func(r *store.StartRequest) { r.Progress = []byte(`{"steps":[{"n":"hotel","s":"started"}]}`) },
 		} {
 			st := saga.NewMemory()
 			req := store.StartRequest{
-				ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, Data: []byte(`{}`),
-				Steps: []byte(`{"steps":[{"n":"flight","s":"started"}]}`), Log: []store.Entry{{Kind: saga.EventCreated}},
+				ID: "trip-1", Saga: "trip", Version: 1, Status: saga.Running, State: []byte(`{}`),
+				Progress: []byte(`{"steps":[{"n":"flight","s":"started"}]}`), Log: []store.Entry{{Kind: saga.EventCreated}},
 			}
 			change(&req)
 			_, _, err := st.Start(t.Context(), req)
@@ -790,7 +790,7 @@ func TestRecordThatCannotBeReadIsStuckUnchanged(t *testing.T) {
 			rec, err := st.Load(t.Context(), "trip-1")
 			require.NoError(t, err)
 			require.Equal(t, saga.Stuck, rec.Status, name)
-			require.Equal(t, req.Data, rec.Data)
+			require.Equal(t, req.State, rec.State)
 			if name != "state" {
 				require.ErrorIs(t, r.Operate(t.Context(), "trip-1", saga.Operation{Action: saga.ActionRetry}), saga.ErrNotRegistered, name)
 			}

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sim"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // TestSagaSimulation runs sagas with children, waits and signals in one to three processes
@@ -330,7 +330,7 @@ func decodeSteps(rec store.Record) map[string]saga.StepState {
 			D bool
 		}
 	}
-	_ = json.Unmarshal(rec.Steps, &pr)
+	_ = json.Unmarshal(rec.Progress, &pr)
 	states := make(map[string]saga.StepState)
 	for _, u := range pr.Steps {
 		states[u.N] = saga.StepState{Name: u.N, Status: u.S, InDoubt: u.D}
@@ -559,7 +559,7 @@ func (v *village) ended() bool {
 
 func (v *village) states() (s string) {
 	for _, rec := range v.all() {
-		s += fmt.Sprintf("\n%s is %s, owned by %q, epoch %d, wakes at %v: %s %s", rec.ID, rec.Status, rec.Owner, rec.Epoch, rec.WakeAt.Sub(rec.CreatedAt), rec.LastError, rec.Steps)
+		s += fmt.Sprintf("\n%s is %s, owned by %q, epoch %d, wakes at %v: %s %s", rec.ID, rec.Status, rec.Owner, rec.Epoch, rec.WakeAt.Sub(rec.CreatedAt), rec.LastError, rec.Progress)
 	}
 	return s
 }
@@ -645,11 +645,11 @@ func (v *village) check() {
 			v.Fail("children", "%s is compensated, and %s is completed", rec.Parent, rec.ID)
 		}
 		var b book
-		_ = json.Unmarshal(rec.Data, &b)
+		_ = json.Unmarshal(rec.State, &b)
 		for _, st := range v.stepsOf(rec) {
 			k := rec.ID + " " + st.Name
 			if rec.Status == saga.Completed && st.Do != nil && !v.excused[k] && b.Entries[st.Name] == "" {
-				v.Fail("state", "what %s wrote is lost: %s", k, rec.Data)
+				v.Fail("state", "what %s wrote is lost: %s", k, rec.State)
 			}
 			if st.Do != nil && !v.excused[k] && v.effect[k] != (rec.Status == saga.Completed) {
 				v.Fail("effect", "%s is %s, and its step %s is in effect: %v\n%s", rec.ID, rec.Status, st.Name, v.effect[k], v.states())

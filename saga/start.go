@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/go-resilience/resilience/internal/ended"
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 const (
@@ -119,7 +119,7 @@ func startRequest(p *program, id string, data []byte, carried string) store.Star
 	m.carried = carried
 	m.advance(time.Time{})
 	return store.StartRequest{
-		ID: id, Saga: p.name, Version: p.version, Status: m.Status, Data: data, Steps: m.encode(),
+		ID: id, Saga: p.name, Version: p.version, Status: m.Status, State: data, Progress: m.encode(),
 		Nonce: rand.Int64(), CompleteIn: p.timeout, Log: []store.Entry{{Kind: EventCreated}},
 	}
 }
@@ -211,7 +211,7 @@ func resultOf[S any](r *Runner, rec store.Record) (s S, err error) {
 	if err != nil {
 		return s, err
 	}
-	decoded, err := p.decode(rec.Data)
+	decoded, err := p.decode(rec.State)
 	if err != nil {
 		return s, err
 	}

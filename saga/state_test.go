@@ -202,7 +202,7 @@ func TestStepsChangeTheBytesOfACodec(t *testing.T) {
 				require.NoError(t, err)
 				rec, err := memory.Load(t.Context(), "bytes-1")
 				require.NoError(t, err)
-				require.Equal(t, "maid", string(rec.Data))
+				require.Equal(t, "maid", string(rec.State))
 			})
 		})
 	}

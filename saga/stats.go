@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/policy"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // Stats are the metrics of one [Runner]. Describe has more, by definition.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 var update = flag.Bool("update", false, "write testdata/stories.txt anew")
@@ -288,7 +288,7 @@ func (s *teller) commit() {
 	c := s.m.commit()
 	s.rec = store.Record{
 		Now:    s.now,
-		Status: c.Status, Steps: c.Steps, Failures: c.Failures, Takeovers: c.Takeovers, LastError: c.LastError,
+		Status: c.Status, Progress: c.Progress, Failures: c.Failures, Takeovers: c.Takeovers, LastError: c.LastError,
 		CreatedAt: now, CompleteBy: s.m.CompleteBy,
 	}
 	s.m.log, s.m.changed = nil, false

@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // A picky store refuses commits whose state has certain words, and may
@@ -34,7 +34,7 @@ func (p *picky) Commit(ctx context.Context, req store.CommitRequest) (store.Rece
 		<-ctx.Done()
 		return store.Receipt{}, ctx.Err()
 	}
-	if p.noCommit.Load() || p.noWrite.Load() || p.words != "" && bytes.Contains(req.Data, []byte(p.words)) {
+	if p.noCommit.Load() || p.noWrite.Load() || p.words != "" && bytes.Contains(req.State, []byte(p.words)) {
 		return store.Receipt{}, errTooLong
 	}
 	return p.Store.Commit(ctx, req)

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 var errDisk = errors.New("disk full")

@@ -20,8 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
@@ -218,14 +218,14 @@ func benchmarkBare(b *testing.B, d benchmarkDatabase) {
 	eachSaga(b, sagasInFlight, func(id string) {
 		data := []byte(`{"ID":"` + id + `","Done":3,"Notes":""}`)
 		_, _, err := st.Start(ctx, store.StartRequest{
-			ID: id, Saga: "trip", Version: 1, Status: saga.Running, Data: data, Steps: steps,
+			ID: id, Saga: "trip", Version: 1, Status: saga.Running, State: data, Progress: steps,
 			Owner: "me", LeaseTTL: time.Minute, Log: []store.Entry{{Kind: saga.EventCreated}},
 		})
 		if err != nil {
 			b.Error(err)
 			return
 		}
-		req := store.CommitRequest{ID: id, Epoch: 1, Seq: 1, Status: saga.Running, Data: data, Steps: steps}
+		req := store.CommitRequest{ID: id, Epoch: 1, Seq: 1, Status: saga.Running, State: data, Progress: steps}
 		for i := range 5 {
 			req.Log = []store.Entry{{Step: "outward", Op: saga.OpDo, Kind: saga.EventDone, Attempt: 1}}
 			if i == 4 {

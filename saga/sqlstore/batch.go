@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/go-resilience/resilience/internal/ended"
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sqldb"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // A batcher makes the commits that wait for each other one statement, or on SQLite one transaction: that
@@ -56,7 +56,7 @@ func (b *batcher) commit(ctx context.Context, req store.CommitRequest) (store.Re
 		return b.single(ctx, req)
 	}
 	p := &pending{req: req, done: make(chan struct{})}
-	p.req.Data, p.req.Steps, p.req.Log = slices.Clone(req.Data), slices.Clone(req.Steps), slices.Clone(req.Log)
+	p.req.State, p.req.Progress, p.req.Log = slices.Clone(req.State), slices.Clone(req.Progress), slices.Clone(req.Log)
 	b.waiting = append(b.waiting, p)
 	b.mu.Unlock()
 	select {
@@ -100,7 +100,7 @@ func (b *batcher) next() {
 	defer b.mu.Unlock()
 	n, size := 0, 0
 	for n < len(b.waiting) && n < maxBatch && size < maxBytes {
-		size += len(b.waiting[n].req.Data) + len(b.waiting[n].req.Steps)
+		size += len(b.waiting[n].req.State) + len(b.waiting[n].req.Progress)
 		n++
 	}
 	batch := slices.Clone(b.waiting[:n])
@@ -148,7 +148,7 @@ func (s *tables) sendTogether(ctx context.Context, batch []store.CommitRequest) 
 	rows := make([]row, len(batch))
 	for i := range batch {
 		req := &batch[i]
-		rows[i] = row{*req, i, string(req.Steps), req.After(), wakeIn(req), numbered(req.Log, req.Seq)}
+		rows[i] = row{*req, i, string(req.Progress), req.After(), wakeIn(req), numbered(req.Log, req.Seq)}
 	}
 	err = s.single(ctx, func(ctx context.Context, q sqldb.Querier) error {
 		receipts = make([]*store.Receipt, len(batch)) // of a try before, which was rolled back, none is true

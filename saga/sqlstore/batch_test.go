@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // A desk is what a batcher sends to: each commit and each batch takes a second, unless it is told
@@ -38,7 +38,7 @@ func newDesk() *desk {
 	}, send: func(ctx context.Context, batch []store.CommitRequest) ([]*store.Receipt, error) {
 		text := ""
 		for _, req := range batch {
-			text += req.ID + string(req.Data) + " "
+			text += req.ID + string(req.State) + " "
 		}
 		d.see(text[:len(text)-1])
 		select {
@@ -201,7 +201,7 @@ func TestBatchHasItsOwnDataWhenItsCallerLeaves(t *testing.T) {
 		d := newDesk()
 		outs := d.ask(t.Context(), "a")
 		data := []byte("-own")
-		go func() { _, _ = d.commit(t.Context(), store.CommitRequest{ID: "b", Data: data}) }()
+		go func() { _, _ = d.commit(t.Context(), store.CommitRequest{ID: "b", State: data}) }()
 		synctest.Wait()
 		more := d.ask(t.Context(), "c")
 		copy(data, "-new")
@@ -244,7 +244,7 @@ func TestBatchHasItsLimits(t *testing.T) {
 		outs = d.ask(t.Context(), "a")
 		for i := range 3 {
 			go func() {
-				_, _ = d.commit(t.Context(), store.CommitRequest{ID: fmt.Sprint(i), Steps: make([]byte, maxBytes/2)})
+				_, _ = d.commit(t.Context(), store.CommitRequest{ID: fmt.Sprint(i), Progress: make([]byte, maxBytes/2)})
 			}()
 			synctest.Wait()
 		}

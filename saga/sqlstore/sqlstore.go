@@ -68,10 +68,10 @@ import (
 	"strings"
 	"sync/atomic"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sqldb"
 	"github.com/go-resilience/resilience/internal/sqltx"
 	"github.com/go-resilience/resilience/saga/internal/participant"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // A Dialect is a kind of database.

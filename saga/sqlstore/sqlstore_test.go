@@ -17,7 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 

@@ -11,8 +11,8 @@ import (
 	"slices"
 	"time"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/internal/sqldb"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 func (s *tables) Start(ctx context.Context, req store.StartRequest) (rec store.Record, created bool, err error) {
@@ -43,7 +43,7 @@ func (s *tables) start(ctx context.Context, q sqldb.Querier, req store.StartRequ
 	}
 	complete := req.CompleteIn.Microseconds()
 	args := []any{
-		req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.Data), string(req.Steps), len(req.Log), req.Nonce,
+		req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.State), string(req.Progress), len(req.Log), req.Nonce,
 		req.Parent, req.ParentStep, req.Owner, epoch, due.Microseconds(), complete, complete,
 	}
 	for {
@@ -144,7 +144,7 @@ func wakeIn(req *store.CommitRequest) int64 {
 func (s *tables) commit(ctx context.Context, q sqldb.Querier, req store.CommitRequest) (rc store.Receipt, err error) {
 	due := wakeIn(&req)
 	args := []any{
-		string(req.Status), orNull(req.Data), string(req.Steps), req.After(), req.Failures, req.Takeovers, req.LastError,
+		string(req.Status), orNull(req.State), string(req.Progress), req.After(), req.Failures, req.Takeovers, req.LastError,
 		req.Nonce, due, due, due, req.ID, req.Epoch, req.Seq,
 	}
 	var row *sql.Row

@@ -16,8 +16,8 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 
@@ -165,7 +165,7 @@ func (p *sagaProcess) act(client int, rng *rand.Rand) {
 	id, def := fmt.Sprintf("%d.%d", generation, rng.IntN(p.Sagas)), store.Definition{Saga: fmt.Sprint(generation), Version: 1}
 	switch n := rng.IntN(20); {
 	case n < 4:
-		req := store.StartRequest{ID: id, Saga: def.Saga, Version: 1, Status: saga.Running, Data: []byte("{}"), Steps: []byte("{}"), Nonce: rng.Int64(), Log: make([]store.Entry, 1+rng.IntN(2))}
+		req := store.StartRequest{ID: id, Saga: def.Saga, Version: 1, Status: saga.Running, State: []byte("{}"), Progress: []byte("{}"), Nonce: rng.Int64(), Log: make([]store.Entry, 1+rng.IntN(2))}
 		if rng.IntN(2) == 0 {
 			req.Owner, req.LeaseTTL = p.owner(), p.LeaseTTL
 		}
@@ -205,7 +205,7 @@ func (p *sagaProcess) act(client int, rng *rand.Rand) {
 			rec.Epoch--
 		}
 		req := store.CommitRequest{
-			ID: id, Epoch: rec.Epoch, Seq: rec.Seq, Nonce: rng.Int64(), Status: saga.Running, Steps: []byte("{}"),
+			ID: id, Epoch: rec.Epoch, Seq: rec.Seq, Nonce: rng.Int64(), Status: saga.Running, Progress: []byte("{}"),
 			Log: make([]store.Entry, 1+rng.IntN(3)), Release: rng.IntN(3) == 0,
 		}
 		if req.Release && rng.IntN(10) == 0 {

@@ -15,11 +15,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
-	storetest "github.com/go-resilience/resilience/internal/sagastoretest"
 	"github.com/go-resilience/resilience/resiliencepgx"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/storetest"
 )
 
 // onEmpty runs test on a database of each kind that has no tables.

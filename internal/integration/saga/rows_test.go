@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	"github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // Rows that no program of this version writes, after a repair by hand or a restored part of

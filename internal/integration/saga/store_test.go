@@ -16,10 +16,11 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
-	storetest "github.com/go-resilience/resilience/internal/sagastoretest"
+	"github.com/go-resilience/resilience/internal/sagacrash"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 	"github.com/go-resilience/resilience/saga/sqlstore"
+	"github.com/go-resilience/resilience/saga/storetest"
 )
 
 var crashAll = flag.Bool("crash.all", false, "whether TestCrashMatrix runs all shapes on MySQL and SQLite too")
@@ -53,7 +54,7 @@ func TestCrashMatrix(t *testing.T) {
 				shapes = []string{"in doubt"} // all would take minutes
 			}
 			t.Parallel()
-			storetest.Crashes(t, func(t *testing.T) store.Store { return newDatabase(t, dialect).store(t) }, shapes...)
+			sagacrash.Crashes(t, func(t *testing.T) store.Store { return newDatabase(t, dialect).store(t) }, shapes...)
 		})
 	}
 }
@@ -81,7 +82,7 @@ func TestCommitsShareStatements(t *testing.T) {
 		wg.Go(func() {
 			for n := range int64(commits) {
 				_, err := st.Commit(t.Context(), store.CommitRequest{
-					ID: fmt.Sprint(i), Seq: 1 + 3*n, Status: saga.Running, Data: []byte("data"), Log: make([]store.Entry, 3), Release: i%2 == 0,
+					ID: fmt.Sprint(i), Seq: 1 + 3*n, Status: saga.Running, State: []byte("data"), Log: make([]store.Entry, 3), Release: i%2 == 0,
 				})
 				if err != nil {
 					t.Error(err)

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 	"github.com/go-resilience/resilience/saga/sqlstore"
 )
 

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // New returns an empty Store.
@@ -71,7 +71,7 @@ func (m *Store) Start(ctx context.Context, req store.StartRequest) (rec store.Re
 		}
 		s := &kept{Record: store.Record{
 			ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
-			Data: slices.Clone(req.Data), Steps: slices.Clone(req.Steps),
+			State: slices.Clone(req.State), Progress: slices.Clone(req.Progress),
 			Parent: req.Parent, ParentStep: req.ParentStep, Nonce: req.Nonce,
 			WakeAt: now, CreatedAt: now, UpdatedAt: now,
 		}}
@@ -151,9 +151,9 @@ func (m *Store) Commit(ctx context.Context, req store.CommitRequest) (rc store.R
 		if s == nil || s.Epoch != req.Epoch || s.Seq != req.Seq {
 			return store.ErrFenced
 		}
-		s.Status, s.Steps = req.Status, slices.Clone(req.Steps)
-		if req.Data != nil {
-			s.Data = slices.Clone(req.Data)
+		s.Status, s.Progress = req.Status, slices.Clone(req.Progress)
+		if req.State != nil {
+			s.State = slices.Clone(req.State)
 		}
 		s.Failures, s.Takeovers, s.LastError = req.Failures, req.Takeovers, req.LastError
 		s.Nonce, s.UpdatedAt = req.Nonce, now
@@ -205,7 +205,7 @@ func (m *Store) List(ctx context.Context, f store.Filter) (recs []store.Record, 
 		for _, k := range keys {
 			rec := found[k].read(now)
 			if f.WithoutState {
-				rec.Data = nil
+				rec.State = nil
 			}
 			recs = append(recs, rec)
 		}
@@ -402,6 +402,6 @@ func (s *kept) append(log []store.Entry, now time.Time) {
 // read returns a copy of the record.
 func (s *kept) read(now time.Time) store.Record {
 	rec := s.Record
-	rec.Data, rec.Steps, rec.Now = slices.Clone(rec.Data), slices.Clone(rec.Steps), now
+	rec.State, rec.Progress, rec.Now = slices.Clone(rec.State), slices.Clone(rec.Progress), now
 	return rec
 }

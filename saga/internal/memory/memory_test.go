@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/memory"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 var trip = store.Definition{Saga: "trip", Version: 1}
@@ -22,7 +22,7 @@ func started(t *testing.T, n int) (*memory.Store, []string) {
 	for i := range ids {
 		ids[i] = strconv.Itoa((7 * i) % n)
 		_, _, err := m.Start(t.Context(), store.StartRequest{ID: ids[i], Saga: trip.Saga, Version: trip.Version, Status: store.Running,
-			Data: []byte("data"), Steps: []byte("steps"), Log: []store.Entry{{Kind: "begun"}}})
+			State: []byte("data"), Progress: []byte("steps"), Log: []store.Entry{{Kind: "begun"}}})
 		require.NoError(t, err)
 		time.Sleep(time.Second)
 	}
@@ -38,7 +38,7 @@ func claim(t *testing.T, m *memory.Store, owner string, limit int) []store.Recor
 // commit releases a saga of which a has the record.
 func commit(t *testing.T, m *memory.Store, a store.Record, status store.Status, failures int) {
 	_, err := m.Commit(t.Context(), store.CommitRequest{ID: a.ID, Epoch: a.Epoch, Seq: a.Seq, Nonce: 1, Status: status, Failures: failures,
-		Steps: a.Steps, Log: []store.Entry{{Kind: "done"}}, Release: true})
+		Progress: a.Progress, Log: []store.Entry{{Kind: "done"}}, Release: true})
 	require.NoError(t, err)
 }
 
@@ -91,8 +91,8 @@ func TestRecordsAreCopies(t *testing.T) {
 		for range 2 {
 			rec, err := m.Load(t.Context(), ids[0])
 			require.NoError(t, err)
-			require.Equal(t, "data steps", string(rec.Data)+" "+string(rec.Steps))
-			rec.Data[0], rec.Steps[0] = 'x', 'x'
+			require.Equal(t, "data steps", string(rec.State)+" "+string(rec.Progress))
+			rec.State[0], rec.Progress[0] = 'x', 'x'
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // ID returns the id of a command.

@@ -6,8 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga/internal/participant"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // TestLongIDs: what is as long as may be is an id, and one byte more is none.

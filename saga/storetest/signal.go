@@ -1,11 +1,11 @@
-package sagastoretest
+package storetest
 
 import (
 	"errors"
 	"fmt"
 	"sync"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 func (s *suite) signal(name, payload string) store.Record {

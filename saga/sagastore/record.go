@@ -4,12 +4,12 @@ import "time"
 
 // A Record is one saga as a [Store] keeps it.
 type Record struct {
-	ID      string
-	Saga    string // the definition's Name
-	Version int    // the definition's Version
-	Status  Status
-	Data    []byte // the state, encoded by the definition's Codec
-	Steps   []byte // the progress of the saga and its steps, and what it carries, a JSON text; opaque to the store
+	ID       string
+	Saga     string // the definition's Name
+	Version  int    // the definition's Version
+	Status   Status
+	State    []byte // encoded by the definition's Codec; opaque to the store
+	Progress []byte // of the saga and its steps: JSON, which the store keeps as it is
 
 	Parent     string // the ID of the saga that has started this one; "" for none, or if that is deleted
 	ParentStep string // the step of Parent that has started it; "" without Parent
@@ -40,8 +40,8 @@ type StartRequest struct {
 	Saga       string // the definition's Name
 	Version    int    // the definition's Version
 	Status     Status
-	Data       []byte
-	Steps      []byte
+	State      []byte
+	Progress   []byte
 	Parent     string        // see Record; "" for none
 	ParentStep string        // empty if and only if Parent is
 	Nonce      int64         // random; see CommitRequest
@@ -114,8 +114,8 @@ type CommitRequest struct {
 	Nonce int64 `json:"nonce"`
 
 	Status    Status  `json:"status"`
-	Data      []byte  `json:"data"` // nil if it has not changed
-	Steps     []byte  `json:"-"`
+	State     []byte  `json:"data"` // nil if it has not changed
+	Progress  []byte  `json:"-"`
 	Failures  int     `json:"failures"`
 	Takeovers int     `json:"takeovers"`
 	LastError string  `json:"last_error"`

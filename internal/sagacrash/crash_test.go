@@ -1,4 +1,4 @@
-package sagastoretest
+package sagacrash
 
 import (
 	"testing"
@@ -15,5 +15,5 @@ func TestCrashesKnowsItsShapes(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, list, 2)
 	_, err = selected(all, []string{"chain", "pivots"})
-	require.EqualError(t, err, `sagastoretest: there is no shape "pivots" for this store`)
+	require.EqualError(t, err, `sagacrash: there is no shape "pivots" for this store`)
 }

@@ -1,5 +1,8 @@
-// Package sagastore has what package saga asks of a store, and the rules that a store keeps. Package
-// sagastoretest tests them.
+// Package sagastore defines what package saga asks of a store. It is for those who implement one: package
+// sqlstore is a store in PostgreSQL, MySQL, MariaDB or SQLite, and saga.NewMemory keeps sagas in the process.
+// Package storetest tests a store.
+//
+// Before 1.0.0, a minor version may change this package.
 package sagastore
 
 import (

@@ -1,4 +1,4 @@
-// Package sagastoretest has the tests that every store.Store must pass.
+// Package storetest tests a store of package sagastore.
 //
 //	func TestStore(t *testing.T) {
 //		storetest.Run(t, func(t *testing.T) store.Store { return newStore(t) })
@@ -6,7 +6,7 @@
 //
 // The tests use the store's own clock, in real time, with leases that are much longer or
 // much shorter than a test.
-package sagastoretest
+package storetest
 
 import (
 	"bytes"
@@ -21,8 +21,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 const (
@@ -117,7 +117,7 @@ var defs = []store.Definition{{Saga: "trip", Version: 1}}
 func request(id string) store.StartRequest {
 	return store.StartRequest{
 		ID: id, Saga: "trip", Version: 1, Status: store.Running,
-		Data: []byte(`{"a":1}`), Steps: []byte(`{"steps":[]}`), Nonce: math.MinInt64,
+		State: []byte(`{"a":1}`), Progress: []byte(`{"steps":[]}`), Nonce: math.MinInt64,
 		Log: []store.Entry{{Kind: saga.EventCreated}},
 	}
 }
@@ -155,7 +155,7 @@ func (s *suite) claim(owner string, limit int) []store.Record {
 func commit(rec store.Record) store.CommitRequest {
 	return store.CommitRequest{
 		ID: rec.ID, Epoch: rec.Epoch, Seq: rec.Seq, Nonce: math.MaxInt64 - rec.Seq, Status: store.Running,
-		Data: []byte(`{"a":2}`), Steps: []byte(`{"steps":[1]}`),
+		State: []byte(`{"a":2}`), Progress: []byte(`{"steps":[1]}`),
 		Log: []store.Entry{{Step: "flight", Op: saga.OpDo, Kind: saga.EventDone, Attempt: 1}},
 	}
 }
@@ -201,8 +201,8 @@ func startKeeps(s *suite) {
 	s.Equal("trip", rec.Saga)
 	s.Equal(1, rec.Version)
 	s.Equal(store.Running, rec.Status)
-	s.Equal(`{"a":1}`, string(rec.Data))
-	s.Equal(`{"steps":[]}`, string(rec.Steps))
+	s.Equal(`{"a":1}`, string(rec.State))
+	s.Equal(`{"steps":[]}`, string(rec.Progress))
 	s.EqualValues(2, rec.Seq)
 	s.Equal(req.Nonce, rec.Nonce)
 	s.Zero(rec.Epoch)
@@ -246,7 +246,7 @@ func startClaims(s *suite) {
 func startExisting(s *suite) {
 	rec := s.owned("a", "me", long)
 	req := request("a")
-	req.Saga, req.Data, req.Owner, req.LeaseTTL = "other", []byte("x"), "other", short
+	req.Saga, req.State, req.Owner, req.LeaseTTL = "other", []byte("x"), "other", short
 	got, created, err := s.store.Start(s.ctx, req)
 	s.NoError(err)
 	s.False(created)
@@ -487,7 +487,7 @@ func commitWrites(s *suite) {
 	s.around(got.UpdatedAt, got, 0)
 	s.False(got.UpdatedAt.Before(rec.UpdatedAt))
 	want := rec
-	want.Status, want.Data, want.Steps = req.Status, req.Data, req.Steps
+	want.Status, want.State, want.Progress = req.Status, req.State, req.Progress
 	want.Failures, want.Takeovers, want.LastError = 3, 2, "card declined"
 	want.Seq, want.Nonce, want.UpdatedAt = 3, req.Nonce, got.UpdatedAt
 	s.same(want, got)
@@ -569,7 +569,7 @@ func commitMany(s *suite) {
 	last := func(rec store.Record, n int) store.CommitRequest {
 		req := commit(rec)
 		word := fmt.Sprint(rec.ID, " ", n)
-		req.Data, req.Steps, req.LastError = []byte(word), []byte(`{"steps":["`+word+`"]}`), "error of \\ '{"+word+",NULL}'"
+		req.State, req.Progress, req.LastError = []byte(word), []byte(`{"steps":["`+word+`"]}`), "error of \\ '{"+word+",NULL}'"
 		req.Failures, req.Takeovers, req.Nonce = n, n+1, int64(-n)
 		for k := range n % 3 {
 			req.Log = append(req.Log, store.Entry{Step: word, Op: saga.OpUndo, Kind: "undone", Attempt: k, Error: word})
@@ -605,8 +605,8 @@ func commitMany(s *suite) {
 		s.NoError(errs[i])
 		want := last(rec, commits-1)
 		s.EqualValues(1+commits+4, got.Seq) // of five, with 0, 1, 2, 0 and 1 entries more
-		s.Equal(string(want.Data), string(got.Data))
-		s.Equal(string(want.Steps), string(got.Steps))
+		s.Equal(string(want.State), string(got.State))
+		s.Equal(string(want.Progress), string(got.Progress))
 		s.Equal(want.LastError, got.LastError)
 		s.Equal(want.Nonce, got.Nonce)
 		s.Equal(want.Failures, got.Failures)
@@ -818,8 +818,8 @@ func (s *suite) list(f store.Filter) (ids []string) {
 	for _, r := range recs {
 		want := s.load(r.ID)
 		if f.WithoutState {
-			s.Empty(r.Data)
-			want.Data, r.Data = nil, nil
+			s.Empty(r.State)
+			want.State, r.State = nil, nil
 		}
 		s.same(want, r)
 		ids = append(ids, r.ID)
@@ -1115,34 +1115,34 @@ func deleteChildren(s *suite) {
 
 func roundTrip(s *suite) {
 	req := request("größe/'\";--%$1?\\" + strings.Repeat("x", 150))
-	req.Data = []byte{0, 1, 255, '\'', '"', 0}
-	req.Steps = []byte(`{"e":"'; DROP TABLE saga; -- ü ` + "\\u0000" + `"}`)
+	req.State = []byte{0, 1, 255, '\'', '"', 0}
+	req.Progress = []byte(`{"e":"'; DROP TABLE saga; -- ü ` + "\\u0000" + `"}`)
 	req.Owner, req.LeaseTTL = "o'wner \"ö\"", long
 	req.Parent, req.ParentStep = "its 'parent' "+strings.Repeat("x", 180), strings.Repeat("'ö\"", 25)
 	rec := s.start(req)
 	s.Equal(req.ID, rec.ID)
-	s.True(bytes.Equal(req.Data, rec.Data))
-	s.Equal(string(req.Steps), string(rec.Steps))
+	s.True(bytes.Equal(req.State, rec.State))
+	s.Equal(string(req.Progress), string(rec.Progress))
 	s.Equal(req.Parent, rec.Parent)
 	s.Equal(req.ParentStep, rec.ParentStep)
 	next := commit(rec)
 	next.LastError = "it's \"bad\" — §\n\ttwo lines"
 	next.Log[0].Error = next.LastError
-	next.Data = bytes.Repeat([]byte{0, 255, '$'}, 100_000)
+	next.State = bytes.Repeat([]byte{0, 255, '$'}, 100_000)
 	got := s.commit(next)
 	s.Equal(next.LastError, got.LastError)
 	s.Equal(req.Owner, got.Owner)
-	s.True(bytes.Equal(next.Data, got.Data))
+	s.True(bytes.Equal(next.State, got.State))
 	log, err := s.store.History(s.ctx, req.ID, 0, 0)
 	s.NoError(err)
 	s.Equal(next.LastError, log[1].Error)
 	same := commit(got)
-	same.Data = nil
+	same.State = nil
 	got = s.commit(same)
-	s.True(bytes.Equal(next.Data, got.Data), "nil leaves the data as it is")
+	s.True(bytes.Equal(next.State, got.State), "nil leaves the data as it is")
 	empty := commit(got)
-	empty.Data = []byte{}
-	s.Empty(s.commit(empty).Data)
+	empty.State = []byte{}
+	s.Empty(s.commit(empty).State)
 }
 
 func endedContext(s *suite) {

@@ -1,4 +1,4 @@
-package sagastoretest
+package sagacrash
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
 	"github.com/go-resilience/resilience/saga"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 // Crashes runs the crash matrix on a store: sagas of every shape, whose process stops
@@ -67,7 +67,7 @@ func selected(all []scenario, shapes []string) (list []scenario, err error) {
 	for _, shape := range shapes {
 		i := slices.IndexFunc(all, func(sc scenario) bool { return sc.name == shape })
 		if i < 0 {
-			return nil, fmt.Errorf("sagastoretest: there is no shape %q for this store", shape)
+			return nil, fmt.Errorf("sagacrash: there is no shape %q for this store", shape)
 		}
 		list = append(list, all[i])
 	}
@@ -493,7 +493,10 @@ func (s *side) inTx(name string) saga.Step[notes] {
 			return err
 		}
 		leave()
-		req := request("effect of " + saga.CommandFrom(ctx).ID)
+		req := store.StartRequest{
+			ID: "effect of " + saga.CommandFrom(ctx).ID, Version: 1, State: []byte(`{}`), Progress: []byte(`{"steps":[]}`),
+			Log: []store.Entry{{Kind: saga.EventCreated}},
+		}
 		req.Saga, req.Status = s.tr.id+" effects", store.Completed
 		_, created, err := s.tr.store.(store.TxStore).StartTx(ctx, tx, req)
 		if err == nil && !created {

@@ -1,11 +1,11 @@
-package sagastoretest
+package storetest
 
 import (
 	"context"
 	"errors"
 	"time"
 
-	store "github.com/go-resilience/resilience/internal/sagastore"
+	store "github.com/go-resilience/resilience/saga/sagastore"
 )
 
 func startTxCommits(s *suite, st store.TxStore) {
@@ -60,7 +60,7 @@ func commitTxCommits(s *suite, st store.TxStore) {
 	got := s.load("a")
 	s.Equal(req.After(), got.Seq)
 	s.Equal(req.Nonce, got.Nonce)
-	s.Equal(string(req.Data), string(got.Data))
+	s.Equal(string(req.State), string(got.State))
 	log, err := st.History(s.ctx, "a", 0, 0)
 	s.NoError(err)
 	s.Len(log, 2)
