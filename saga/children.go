@@ -109,7 +109,10 @@ func (f *family) start(again bool) error {
 		if err != nil {
 			return withoutEffect(err) // none is started, or an attempt before is in doubt
 		}
-		req := startRequest(f.p, ChildID(f.id, f.name, n), data, f.carried)
+		req, err := startRequest(f.p, ChildID(f.id, f.name, n), data, f.carried)
+		if err != nil {
+			return withoutEffect(err)
+		}
 		req.Parent, req.ParentStep = f.id, f.name
 		reqs = append(reqs, req)
 	}

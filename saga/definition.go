@@ -48,6 +48,7 @@ type program struct {
 	isJSON bool // there is no Codec
 	encode func(s any) ([]byte, error)
 	decode func(data []byte) (any, error)
+	tenant func(s any) string // nil if sagas have no tenant
 }
 
 // A step is a Step with its defaults, and what follows from where it stands.
@@ -128,6 +129,9 @@ func (sg *Saga[S]) check() (*program, error) {
 		state: reflect.TypeFor[S](), isJSON: sg.Codec == nil,
 	}
 	p.encode, p.decode = coders(sg)
+	if sg.Tenant != nil {
+		p.tenant = func(s any) string { return sg.Tenant(*s.(*S)) }
+	}
 	f := invalid.Fields{Type: "saga.Saga"}
 	f.Need(validName(sg.Name), "Name", quoted(sg.Name, maxName), fmt.Sprintf("1 to %d bytes of UTF-8", maxName))
 	f.Need(sg.Version >= 0, "Version", sg.Version, "0 or more")
@@ -344,6 +348,23 @@ func (p *program) merge(state, base, changed []byte) ([]byte, error) {
 	}
 	data, err := p.encode(states[0])
 	return data, Abort(err)
+}
+
+// tenantOf returns the tenant of a new saga with an encoded state.
+func (p *program) tenantOf(data []byte) (string, error) {
+	if p.tenant == nil {
+		return "", nil
+	}
+	s, err := p.decode(data)
+	if err != nil {
+		return "", err
+	}
+	tenant := p.tenant(s)
+	if tenant != "" && !validName(tenant) {
+		return "", fmt.Errorf("saga: %s: the tenant is %s: must be up to %d bytes of UTF-8 without NUL",
+			p.name, quoted(tenant, maxName), maxName)
+	}
+	return tenant, nil
 }
 
 // kept returns an error if the default Codec does not keep the whole state.

@@ -59,6 +59,9 @@ type Saga[S any] struct {
 	Timeout time.Duration
 	// Codec encodes the state. Nil means JSON.
 	Codec Codec[S]
+	// Tenant returns on whose behalf a saga with the state runs, or "": up to 100 bytes of UTF-8 without NUL. It is
+	// called when the saga starts, and stored with it. Nil means none.
+	Tenant func(s S) string
 
 	cached atomic.Value // of cachedProgram[S]
 }

@@ -110,18 +110,19 @@ func (r *Runner) newStart(
 	if len(carried) > maxCarried || !utf8.ValidString(carried) {
 		carried = ""
 	}
-	return startRequest(d.p, id, state, carried), nil
+	return startRequest(d.p, id, state, carried)
 }
 
 // startRequest returns the request for a new saga. Its first steps are started with the record.
-func startRequest(p *program, id string, data []byte, carried string) store.StartRequest {
+func startRequest(p *program, id string, data []byte, carried string) (store.StartRequest, error) {
+	tenant, err := p.tenantOf(data)
 	m := newMachine(p)
 	m.carried = carried
 	m.advance(time.Time{})
 	return store.StartRequest{
 		ID: id, Saga: p.name, Version: p.version, Status: m.Status, State: data, Progress: m.encode(),
-		Nonce: rand.Int64(), CompleteIn: p.timeout, Log: []store.Entry{{Kind: EventCreated}},
-	}
+		Nonce: rand.Int64(), CompleteIn: p.timeout, Tenant: tenant, Log: []store.Entry{{Kind: EventCreated}},
+	}, err
 }
 
 // claimAtOnce makes this runner the owner of the saga that is started, if it has a place, which

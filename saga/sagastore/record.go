@@ -13,6 +13,7 @@ type Record struct {
 
 	Parent     string // the ID of the saga that has started this one; "" for none, or if that is deleted
 	ParentStep string // the step of Parent that has started it; "" without Parent
+	Tenant     string // on whose behalf the saga runs; "" for none
 
 	Seq      int64  // the number of entries in the log; with Epoch the fence of every write
 	Nonce    int64  // of the last Start or Commit
@@ -44,6 +45,7 @@ type StartRequest struct {
 	Progress   []byte
 	Parent     string        // see Record; "" for none
 	ParentStep string        // empty if and only if Parent is
+	Tenant     string        // up to 100 bytes; "" for none
 	Nonce      int64         // random; see CommitRequest
 	CompleteIn time.Duration // zero means no deadline
 	Owner      string        // "" leaves the saga to be claimed
@@ -113,6 +115,7 @@ type CommitRequest struct {
 	// such as a transaction whose COMMIT arrives late.
 	Nonce int64 `json:"nonce"`
 
+	Version   int     `json:"-"` // the definition's version from now on; 0 leaves it as it is
 	Status    Status  `json:"status"`
 	State     []byte  `json:"data"` // nil if it has not changed
 	Progress  []byte  `json:"-"`

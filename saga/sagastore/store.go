@@ -25,14 +25,14 @@ import (
 //     or repeats the write.
 //   - Strings and bytes come back as they were given; nil bytes may come back empty.
 //
-// A Store is safe for concurrent use by many runners in many processes. Data and Steps
-// are opaque to it.
+// A Store is safe for concurrent use by many runners in many processes. State and
+// Progress are opaque to it.
 type Store interface {
 	// Start inserts a saga and its log. If the ID exists already, Start changes nothing
 	// and returns the saga that has it. created reports which.
 	//
-	// The new record has the request's ID, Saga, Version, Parent, ParentStep, Status, Data,
-	// Steps and Nonce, Seq len(Log), CompleteBy now + CompleteIn (none if that is zero), and
+	// The new record has the request's ID, Saga, Version, Parent, ParentStep, Tenant, Status,
+	// State, Progress and Nonce, Seq len(Log), CompleteBy now + CompleteIn (none if that is zero), and
 	// CreatedAt and UpdatedAt now. If the request has an Owner, the record is claimed
 	// from the start: Owner, Epoch 1, WakeAt now + LeaseTTL. Otherwise it has Owner "",
 	// Epoch 0 and WakeAt now. Everything else is zero. Start costs one commit.
@@ -62,8 +62,9 @@ type Store interface {
 	// the record's Epoch and Seq are still the request's. Otherwise, and if there is no
 	// such saga, it returns ErrFenced.
 	//
-	// Status, Data, Steps, Failures, Takeovers, LastError and Nonce become the
-	// request's, except that nil Data leaves Data as it is. Seq grows by len(Log),
+	// Status, State, Progress, Failures, Takeovers, LastError and Nonce become the
+	// request's, except that a nil State leaves State as it is. A Version other than zero becomes
+	// the record's. Seq grows by len(Log),
 	// and UpdatedAt is now. Only Start and Commit change Nonce. WakeAt
 	// and Owner stay, unless Release is set: then Owner is "" and WakeAt is now + WakeIn, or now
 	// if the record was woken since it was claimed. So nothing is lost that comes while its owner

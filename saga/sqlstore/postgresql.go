@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS {p}saga (
 	name             text COLLATE "C" NOT NULL,
 	parent           text COLLATE "C" NOT NULL DEFAULT '',
 	parent_step      text COLLATE "C" NOT NULL DEFAULT '',
+	tenant           text COLLATE "C" NOT NULL DEFAULT '',
 	cancel_note      text     NOT NULL DEFAULT '',
 	last_error       text     NOT NULL DEFAULT '',
 	owner            text COLLATE "C" NOT NULL,

@@ -215,7 +215,7 @@ func (s *tables) Counts(ctx context.Context) (counts store.Counts, err error) {
 // scan reads a record from a row of {record}.
 func scan(row interface{ Scan(...any) error }) (r store.Record, err error) {
 	var wakeAt, completeBy, createdAt, updatedAt, now int64
-	err = row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.State, &r.Progress, &r.Parent, &r.ParentStep,
+	err = row.Scan(&r.ID, &r.Saga, &r.Version, &r.Status, &r.State, &r.Progress, &r.Parent, &r.ParentStep, &r.Tenant,
 		&r.Seq, &r.Nonce, &r.Owner, &r.Epoch, &wakeAt, &completeBy, &r.Failures, &r.Takeovers, &r.LastError,
 		&r.CancelRequested, &r.CancelNote, &createdAt, &updatedAt, &now)
 	r.WakeAt, r.CompleteBy, r.CreatedAt, r.UpdatedAt, r.Now =

@@ -25,7 +25,7 @@ type dialect struct {
 }
 
 const (
-	columns = `id, name, version, status, data, steps, parent, parent_step, seq, nonce, owner, epoch, wake_at, complete_by,
+	columns = `id, name, version, status, data, steps, parent, parent_step, tenant, seq, nonce, owner, epoch, wake_at, complete_by,
 	failures, takeovers, last_error, cancel_requested, cancel_note, created_at, updated_at`
 
 	// A list merges the sagas of each status: it would not show a saga that has another.
@@ -51,9 +51,9 @@ CREATE INDEX IF NOT EXISTS {p}saga_time ON {p}saga (status, created_at, id);`
 SELECT saga_id, seq, step, op, event, attempt, epoch, error, at FROM {p}saga_log WHERE 1 = 0;
 SELECT saga_id, name, payload, at FROM {p}saga_signal WHERE 1 = 0;`
 
-	insert = `INTO {p}saga (id, name, version, status, data, steps, seq, nonce, parent, parent_step, owner, epoch,
+	insert = `INTO {p}saga (id, name, version, status, data, steps, seq, nonce, parent, parent_step, tenant, owner, epoch,
 	wake_at, complete_by, last_error, cancel_note, created_at, updated_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now} + ?, CASE WHEN {int} > 0 THEN {now} + ? ELSE 0 END, '', '',
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now} + ?, CASE WHEN {int} > 0 THEN {now} + ? ELSE 0 END, '', '',
 	{now}, {now})`
 
 	// A commit that does not release the saga has -1 in place of when it is due.

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/go-resilience/resilience/internal/sqldb"
@@ -44,7 +46,7 @@ func (s *tables) start(ctx context.Context, q sqldb.Querier, req store.StartRequ
 	complete := req.CompleteIn.Microseconds()
 	args := []any{
 		req.ID, req.Saga, req.Version, string(req.Status), nonNil(req.State), string(req.Progress), len(req.Log), req.Nonce,
-		req.Parent, req.ParentStep, req.Owner, epoch, due.Microseconds(), complete, complete,
+		req.Parent, req.ParentStep, req.Tenant, req.Owner, epoch, due.Microseconds(), complete, complete,
 	}
 	for {
 		if s.d.log == "" {
@@ -99,7 +101,7 @@ func (s *tables) log(ctx context.Context, q sqldb.Querier, id string, epoch, seq
 }
 
 func (s *tables) Commit(ctx context.Context, req store.CommitRequest) (rc store.Receipt, err error) {
-	if s.batches == nil {
+	if s.batches == nil || req.Version != 0 { // a batch changes no version
 		rc, err = s.commitAlone(ctx, req)
 	} else {
 		rc, err = s.batches.commit(ctx, req)
@@ -147,11 +149,15 @@ func (s *tables) commit(ctx context.Context, q sqldb.Querier, req store.CommitRe
 		string(req.Status), orNull(req.State), string(req.Progress), req.After(), req.Failures, req.Takeovers, req.LastError,
 		req.Nonce, due, due, due, req.ID, req.Epoch, req.Seq,
 	}
+	text := s.d.commit
+	if req.Version != 0 {
+		text = strings.Replace(text, "SET ", "SET version = "+strconv.Itoa(req.Version)+", ", 1)
+	}
 	var row *sql.Row
 	if s.d.log == "" {
-		row = q.QueryRowContext(ctx, s.sql(s.d.commit), append(args, jsonOf(numbered(req.Log, req.Seq)))...)
+		row = q.QueryRowContext(ctx, s.sql(text), append(args, jsonOf(numbered(req.Log, req.Seq)))...)
 	} else {
-		switch changed, err := changes(q.ExecContext(ctx, s.sql(s.d.commit), args...)); {
+		switch changed, err := changes(q.ExecContext(ctx, s.sql(text), args...)); {
 		case err != nil:
 			return rc, err
 		case !changed:

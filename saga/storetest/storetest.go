@@ -51,6 +51,7 @@ func Run(t *testing.T, newStore func(t *testing.T) store.Store) {
 		{"ClaimOncePerEpoch", claimOnce},
 		{"HeartbeatExtendsOnlyWhatIsHeld", heartbeat},
 		{"CommitWritesEverything", commitWrites},
+		{"CommitChangesTheVersion", commitVersion},
 		{"CommitIsFencedByEpoch", commitEpoch},
 		{"CommitIsFencedBySeq", commitSeq},
 		{"CommitOnceOfMany", commitOnce},
@@ -117,7 +118,7 @@ var defs = []store.Definition{{Saga: "trip", Version: 1}}
 func request(id string) store.StartRequest {
 	return store.StartRequest{
 		ID: id, Saga: "trip", Version: 1, Status: store.Running,
-		State: []byte(`{"a":1}`), Progress: []byte(`{"steps":[]}`), Nonce: math.MinInt64,
+		State: []byte(`{"a":1}`), Progress: []byte(`{"steps":[]}`), Nonce: math.MinInt64, Tenant: "acme",
 		Log: []store.Entry{{Kind: saga.EventCreated}},
 	}
 }
@@ -197,6 +198,7 @@ func startKeeps(s *suite) {
 		{Step: "flight", Op: saga.OpDo, Kind: "skipped", Attempt: 3, Error: "why"},
 	}
 	rec := s.start(req)
+	s.Equal("acme", rec.Tenant)
 	s.Equal("a", rec.ID)
 	s.Equal("trip", rec.Saga)
 	s.Equal(1, rec.Version)
@@ -498,6 +500,22 @@ func commitWrites(s *suite) {
 	log[2].At = time.Time{}
 	undo.Seq, undo.Epoch = 3, 1
 	s.Equal(undo, log[2])
+}
+
+func commitVersion(s *suite) {
+	req := commit(s.owned("a", "me", long))
+	req.Version, req.Release = 2, true
+	got := s.commit(req)
+	s.Equal(2, got.Version)
+	s.Equal("trip", got.Saga)
+	s.Empty(s.claim("me", 1), "by runners that have only version 1")
+	recs, err := s.store.Claim(s.ctx, store.ClaimRequest{
+		Owner: "other", LeaseTTL: long, Limit: 1, Definitions: []store.Definition{{Saga: "trip", Version: 2}},
+	})
+	s.NoError(err)
+	s.Len(recs, 1)
+	req = commit(recs[0])
+	s.Equal(2, s.commit(req).Version, "zero leaves it as it is")
 }
 
 func commitEpoch(s *suite) {
@@ -1119,8 +1137,10 @@ func roundTrip(s *suite) {
 	req.Progress = []byte(`{"e":"'; DROP TABLE saga; -- ü ` + "\\u0000" + `"}`)
 	req.Owner, req.LeaseTTL = "o'wner \"ö\"", long
 	req.Parent, req.ParentStep = "its 'parent' "+strings.Repeat("x", 180), strings.Repeat("'ö\"", 25)
+	req.Tenant = strings.Repeat("'ü\"", 25)
 	rec := s.start(req)
 	s.Equal(req.ID, rec.ID)
+	s.Equal(req.Tenant, rec.Tenant)
 	s.True(bytes.Equal(req.State, rec.State))
 	s.Equal(string(req.Progress), string(rec.Progress))
 	s.Equal(req.Parent, rec.Parent)

@@ -72,7 +72,7 @@ func (m *Store) Start(ctx context.Context, req store.StartRequest) (rec store.Re
 		s := &kept{Record: store.Record{
 			ID: req.ID, Saga: req.Saga, Version: req.Version, Status: req.Status,
 			State: slices.Clone(req.State), Progress: slices.Clone(req.Progress),
-			Parent: req.Parent, ParentStep: req.ParentStep, Nonce: req.Nonce,
+			Parent: req.Parent, ParentStep: req.ParentStep, Tenant: req.Tenant, Nonce: req.Nonce,
 			WakeAt: now, CreatedAt: now, UpdatedAt: now,
 		}}
 		if req.CompleteIn > 0 {
@@ -155,6 +155,7 @@ func (m *Store) Commit(ctx context.Context, req store.CommitRequest) (rc store.R
 		if req.State != nil {
 			s.State = slices.Clone(req.State)
 		}
+		s.Version = cmp.Or(req.Version, s.Version)
 		s.Failures, s.Takeovers, s.LastError = req.Failures, req.Takeovers, req.LastError
 		s.Nonce, s.UpdatedAt = req.Nonce, now
 		rc = store.Receipt{CancelRequested: s.CancelRequested, CancelNote: s.CancelNote}

@@ -7,6 +7,7 @@ CREATE TABLE IF NOT EXISTS saga (
 	steps            longtext       CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
 	parent           varbinary(200) NOT NULL DEFAULT '',
 	parent_step      varbinary(100) NOT NULL DEFAULT '',
+	tenant           varbinary(100) NOT NULL DEFAULT '',
 	seq              bigint         NOT NULL,
 	nonce            bigint         NOT NULL,
 	owner            varbinary(300) NOT NULL,

@@ -13,6 +13,7 @@ CREATE TABLE IF NOT EXISTS saga (
 	name             text COLLATE "C" NOT NULL,
 	parent           text COLLATE "C" NOT NULL DEFAULT '',
 	parent_step      text COLLATE "C" NOT NULL DEFAULT '',
+	tenant           text COLLATE "C" NOT NULL DEFAULT '',
 	cancel_note      text     NOT NULL DEFAULT '',
 	last_error       text     NOT NULL DEFAULT '',
 	owner            text COLLATE "C" NOT NULL,

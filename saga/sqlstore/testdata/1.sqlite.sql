@@ -7,6 +7,7 @@ CREATE TABLE IF NOT EXISTS saga (
 	steps            text    NOT NULL,
 	parent           text    NOT NULL DEFAULT '',
 	parent_step      text    NOT NULL DEFAULT '',
+	tenant           text    NOT NULL DEFAULT '',
 	seq              integer NOT NULL,
 	nonce            integer NOT NULL,
 	owner            text    NOT NULL,
