@@ -27,8 +27,7 @@ const ttl = 15 * time.Second
 
 var billing = lease.Config{Name: "billing", TTL: ttl}
 
-// A faulty is a Store whose calls go through functions that may delay, lose and fail
-// them.
+// A faulty is a Store whose calls go through functions that may delay, lose and fail them.
 type faulty struct {
 	lease.Store
 	acquire, renew, release fault
@@ -102,7 +101,7 @@ func look(t *testing.T, store lease.Store) lease.Record {
 // exactly runs a test in a bubble of fake time, where every store answers immediately.
 func exactly(t *testing.T, test func(t *testing.T)) { synctest.Test(t, test) }
 
-func TestRunReturnsWhatFnReturns(t *testing.T) {
+func TestRunReturnsErrorOfFn(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store, failed := lease.NewMemory(), errors.New("failed")
 		for _, want := range []error{nil, failed} {
@@ -146,7 +145,7 @@ func TestRunWaitsForTheLease(t *testing.T) {
 	})
 }
 
-func TestLeaderThatDiesIsSucceededWhenTheTTLIsOver(t *testing.T) {
+func TestDeadLeaderIsSucceededAfterTTL(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := lease.NewMemory()
 		_, err := store.Acquire(t.Context(), lease.Request{Name: "billing", Token: "dead", TTL: ttl})
@@ -158,7 +157,7 @@ func TestLeaderThatDiesIsSucceededWhenTheTTLIsOver(t *testing.T) {
 	})
 }
 
-// TestCtxEndsBeforeTheLease has renewals stop to work, in each way.
+// Renewals fail, or hang.
 func TestCtxEndsBeforeTheLease(t *testing.T) {
 	for name, fault := range map[string]func(context.Context, func() error) error{"failing": down, "hanging": hanging} {
 		t.Run(name, func(t *testing.T) {
@@ -186,7 +185,7 @@ func TestCtxEndsBeforeTheLease(t *testing.T) {
 	}
 }
 
-// TestTTLCountsFromTheRequest has the store answer late.
+// The store answers late.
 func TestTTLCountsFromTheRequest(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		const late = time.Second
@@ -218,7 +217,7 @@ func TestTTLCountsFromTheRequest(t *testing.T) {
 	})
 }
 
-func TestRenewalThatFailsIsTriedAgain(t *testing.T) {
+func TestFailedRenewalIsRepeated(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		var n int
@@ -244,8 +243,8 @@ func TestRenewalThatFailsIsTriedAgain(t *testing.T) {
 	})
 }
 
-// A store that takes longer than the first try allows is given more time by the next.
-func TestRenewalOfASlowStoreHasMoreTimeTheNextTime(t *testing.T) {
+// A store that takes longer than the first try allows gets more time at the next.
+func TestRenewalOfSlowStoreGetsMoreTime(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, do func() error) error {
 			select {
@@ -262,8 +261,8 @@ func TestRenewalOfASlowStoreHasMoreTimeTheNextTime(t *testing.T) {
 	})
 }
 
-// The first try has little time, each time, so that there is another before the term is over.
-func TestConnectionThatHangsAgainAndAgainCostsNoTerm(t *testing.T) {
+// The first try of each renewal gets little time, so that there is time for another before the term is over.
+func TestHangingConnectionCostsNoTerm(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		var n int
 		store := &faulty{Store: lease.NewMemory(), renew: func(ctx context.Context, do func() error) error {
@@ -281,7 +280,7 @@ func TestConnectionThatHangsAgainAndAgainCostsNoTerm(t *testing.T) {
 	})
 }
 
-func TestTermThatTheStoreEndsIsLostAtTheNextRenewal(t *testing.T) {
+func TestTermEndedByStoreIsLostAtRenewal(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		term := campaign(t, store, billing)
@@ -293,8 +292,8 @@ func TestTermThatTheStoreEndsIsLostAtTheNextRenewal(t *testing.T) {
 	})
 }
 
-// TestRunLeadsAgainAfterALoss has the first term be lost, whatever fn then returns.
-func TestRunLeadsAgainAfterALoss(t *testing.T) {
+// The first term is lost. It does not matter what fn then returns.
+func TestRunLeadsAgainAfterLoss(t *testing.T) {
 	for _, result := range []error{nil, errDown} {
 		exactly(t, func(t *testing.T) {
 			store := &faulty{Store: lease.NewMemory(), renew: down}
@@ -340,8 +339,8 @@ func TestRunEndsWithItsCtx(t *testing.T) {
 	})
 }
 
-// A term may be lost, and then ctx ends, before fn returns: Run does not wait to lead again.
-func TestRunReturnsTheErrorOfFnIfItsCtxEndedAfterALoss(t *testing.T) {
+// A term is lost, and then ctx ends, before fn returns: Run does not compete again.
+func TestRunEndsWithCtxAfterLoss(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -368,7 +367,7 @@ func TestWaitEndsWithItsCtx(t *testing.T) {
 	})
 }
 
-func TestRunGivesTheLeaseUpWhenFnPanics(t *testing.T) {
+func TestRunReleasesLeaseIfFnPanics(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := lease.NewMemory()
 		require.PanicsWithValue(t, "oh", func() {
@@ -387,8 +386,8 @@ func TestRunGivesTheLeaseUpWhenFnPanics(t *testing.T) {
 	})
 }
 
-// TestElectionWhoseAnswerIsLost finds that it has led all the while.
-func TestElectionWhoseAnswerIsLost(t *testing.T) {
+// A campaign whose answers are lost leads by its first request.
+func TestElectionWithLostAnswer(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		lose := func(_ context.Context, do func() error) error { return errors.Join(do(), errDown) }
@@ -407,8 +406,8 @@ func TestElectionWhoseAnswerIsLost(t *testing.T) {
 	})
 }
 
-// TestElectionAfterTheEndOfCtx gives the lease back.
-func TestElectionAfterTheEndOfCtx(t *testing.T) {
+// The lease is released.
+func TestElectionAfterCtxEnds(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		store := &faulty{Store: lease.NewMemory(), acquire: func(_ context.Context, do func() error) error {
@@ -420,9 +419,8 @@ func TestElectionAfterTheEndOfCtx(t *testing.T) {
 	})
 }
 
-// TestElectionThatComesTooLate has the answer take longer than the term, as it does when
-// the process is stopped meanwhile.
-func TestElectionThatComesTooLate(t *testing.T) {
+// The answer takes longer than the term, as it does if the process is stopped.
+func TestElectionAnsweredTooLate(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		var asked int
@@ -442,7 +440,7 @@ func TestElectionThatComesTooLate(t *testing.T) {
 	})
 }
 
-func TestCandidateThatIsIdleAsksOnceAPoll(t *testing.T) {
+func TestWaitingCandidateRequestsOncePerPoll(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		term := campaign(t, store, billing)
@@ -491,7 +489,7 @@ func TestTryCampaignDoesNotWait(t *testing.T) {
 
 type key struct{}
 
-// TestCampaignWaitsUntilItsCtxEnds ends it, and the term goes on.
+// The term continues when the ctx of Campaign ends.
 func TestCampaignWaitsUntilItsCtxEnds(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := lease.NewMemory()
@@ -510,7 +508,7 @@ func TestCampaignWaitsUntilItsCtxEnds(t *testing.T) {
 	})
 }
 
-func TestResignSaysWhenTheStoreDoesNotKnow(t *testing.T) {
+func TestResignReturnsErrorOfStore(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory(), release: down}
 		c := quiet(store, billing)
@@ -530,7 +528,7 @@ func TestResignSaysWhenTheStoreDoesNotKnow(t *testing.T) {
 	})
 }
 
-func TestResignWaitsForTheRenewalUnderWay(t *testing.T) {
+func TestResignWaitsForRenewalInFlight(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		renewed := false
 		store := &faulty{Store: lease.NewMemory(), renew: func(context.Context, func() error) error {
@@ -567,8 +565,8 @@ func TestObserverMayResign(t *testing.T) {
 	}
 }
 
-// Of many who end a term at once, one has resigned.
-func TestResignByManyAtOnce(t *testing.T) {
+// Many calls end a term concurrently: one of them has resigned.
+func TestConcurrentResign(t *testing.T) {
 	c := lease.New(lease.NewMemory(), billing)
 	for range 20 {
 		term, err := c.Campaign(t.Context())
@@ -583,8 +581,8 @@ func TestResignByManyAtOnce(t *testing.T) {
 	require.Zero(t, c.Stats().Leading)
 }
 
-// fn may give the lease up itself, to go on without it: that is no loss.
-func TestRunOfAFunctionThatResignsReturns(t *testing.T) {
+// fn may resign and continue without the lease: that is no loss.
+func TestRunReturnsIfFnResigns(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		calls := 0
 		err := lease.New(lease.NewMemory(), billing).Run(t.Context(), func(_ context.Context, term lease.Term) error {
@@ -609,7 +607,7 @@ func (f *fencing) Fence(_ context.Context, _ *sql.Tx, name string, epoch int64) 
 	return f.err
 }
 
-func TestFenceThatFailsEndsTheTerm(t *testing.T) {
+func TestFailedFenceEndsTerm(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &fencing{Store: lease.NewMemory()}
 		term := campaign(t, store, billing)
@@ -630,8 +628,8 @@ func TestFenceThatFailsEndsTheTerm(t *testing.T) {
 	})
 }
 
-// TestNeverTwo has many candidates lead for random times, over a store that loses requests
-// and answers and is slow: never two work, and the epochs grow.
+// Many candidates lead for random times, with a store that is slow and loses requests and answers. Two never work at
+// the same time, and the epochs grow.
 func TestNeverTwo(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		fault := func(ctx context.Context, do func() error) error {
@@ -897,7 +895,7 @@ func TestZeroTermIsOver(t *testing.T) {
 	require.Empty(t, term.Holder())
 }
 
-// An over store grants what has ended by its own clock already.
+// An over store grants a lease that has ended by the store's clock.
 type over struct{ lease.Store }
 
 func (s over) Acquire(ctx context.Context, req lease.Request) (lease.Record, error) {
@@ -906,7 +904,7 @@ func (s over) Acquire(ctx context.Context, req lease.Request) (lease.Record, err
 	return rec, err
 }
 
-func TestLeaseThatHasEndedByTheStoresClockIsNoTerm(t *testing.T) {
+func TestEndedLeaseIsNoTerm(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := lease.NewMemory()
 		_, err := lease.New(over{store}, billing).TryCampaign(t.Context())
@@ -915,8 +913,8 @@ func TestLeaseThatHasEndedByTheStoresClockIsNoTerm(t *testing.T) {
 	})
 }
 
-// A request whose answer was lost may grant the lease later, whatever was answered meanwhile.
-func TestWaitThatHasFailedGivesUpWhatMayBeGranted(t *testing.T) {
+// A request whose answer was lost may grant the lease later, regardless of later answers.
+func TestFailedWaitWithdrawsGrant(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		for failures, want := range map[int]int{0: 0, 1: 1} {
 			asked, released := 0, 0
@@ -982,7 +980,7 @@ func TestCandidateDescribesItself(t *testing.T) {
 	})
 }
 
-func TestEventsAreDescribedByTheirKind(t *testing.T) {
+func TestEventsAreDescribed(t *testing.T) {
 	for _, test := range []struct {
 		event lease.Event
 		level slog.Level
@@ -1095,8 +1093,8 @@ func TestValidate(t *testing.T) {
 	require.NoError(t, lease.Config{Name: "a", TTL: 10 * time.Millisecond, Margin: 5 * time.Millisecond}.Validate())
 }
 
-// An answer that took longer than the term must not keep the lease from others.
-func TestTryCampaignGivesBackALeaseThatItGotTooLate(t *testing.T) {
+// An answer that takes longer than the term must not keep the lease from other candidates.
+func TestTryCampaignWithdrawsLateElection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory()}
 		store.set(&store.acquire, func(_ context.Context, do func() error) error {
@@ -1113,7 +1111,7 @@ func TestTryCampaignGivesBackALeaseThatItGotTooLate(t *testing.T) {
 }
 
 // The store may have granted the lease although it returned an error.
-func TestTryCampaignWithdrawsAfterAnError(t *testing.T) {
+func TestTryCampaignWithdrawsAfterError(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory(), acquire: func(_ context.Context, do func() error) error {
 			return errors.Join(do(), errDown)
@@ -1124,8 +1122,8 @@ func TestTryCampaignWithdrawsAfterAnError(t *testing.T) {
 	})
 }
 
-// A program that uses a lease as a lock has no other call of the store whose failure counts.
-func TestStatsCountFailuresThatAreReturned(t *testing.T) {
+// A program that uses a lease as a lock makes no other calls to the store.
+func TestStatsCountReturnedFailures(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		store := &faulty{Store: lease.NewMemory(), acquire: hanging}
 		c := quiet(store, billing)
@@ -1153,7 +1151,7 @@ func (fencedOff) Acquire(_ context.Context, req lease.Request) (lease.Record, er
 	return lease.Record{Name: req.Name}, nil
 }
 
-func TestCandidateBehindAFencedTransactionIsNotABusyLoop(t *testing.T) {
+func TestCandidateBehindFenceDoesNotSpin(t *testing.T) {
 	exactly(t, func(t *testing.T) {
 		c := lease.New(fencedOff{lease.NewMemory()}, billing)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -117,7 +117,7 @@ func TestMigrateErrors(t *testing.T) {
 }
 
 // The first attempt fails, as PostgreSQL lets it when two create a table at the same time.
-func TestAnotherProcessMayCreateTheTables(t *testing.T) {
+func TestAnotherProcessMayCreateTables(t *testing.T) {
 	f := newFake()
 	f.fail = func(statement string) error {
 		if strings.HasPrefix(statement, "CREATE") && !f.tables {
@@ -191,39 +191,6 @@ func TestRenewalThatChangesNothingSucceeds(t *testing.T) {
 	})
 }
 
-func TestFence(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
-		tx, err := f.open().BeginTx(t.Context(), nil)
-		require.NoError(t, err)
-		defer tx.Rollback()
-		rec, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
-		require.NoError(t, err)
-		require.NoError(t, s.Fence(t.Context(), tx, "a", rec.Epoch))
-		require.ErrorIs(t, s.Fence(t.Context(), tx, "a", rec.Epoch-1), lease.ErrLost)
-		f.fail = func(string) error { return errDown }
-		err = s.Fence(t.Context(), tx, "a", rec.Epoch)
-		require.ErrorIs(t, err, errDown)
-		require.NotErrorIs(t, err, lease.ErrLost)
-		require.ErrorContains(t, err, "sqllease: fence: ")
-	})
-}
-
-// An election in PostgreSQL takes two statements: it reads the lease and begins the term.
-func TestPostgreSQLElectionCost(t *testing.T) {
-	f := newFake()
-	s := open(t, f, sqllease.PostgreSQL)
-	f.rows["a"] = &row{}
-	f.log = nil
-	_, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
-	require.NoError(t, err)
-	require.Len(t, f.log, 2)
-	require.NoError(t, s.Release(t.Context(), "a", "x"))
-	f.locked = true
-	rec, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
-	require.NoError(t, err)
-	require.False(t, rec.Held())
-}
-
 // A candidate relies on the Left of an answer to a repeated call.
 func TestRepeatedAcquireReturnsTimeLeft(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fake, s *sqllease.Store) {
@@ -245,21 +212,4 @@ func TestOnlySQLiteNeedsBusyTimeout(t *testing.T) {
 		err := sqllease.New(f.open(), dialect, sqllease.Config{}).Migrate(t.Context())
 		require.Equal(t, dialect != sqllease.SQLite, err == nil, "%s: %v", dialect, err)
 	}
-}
-
-func TestMySQLDoesNotWaitForFence(t *testing.T) {
-	f := newFake()
-	s := open(t, f, sqllease.MySQL)
-	f.locked = true
-	rec, err := s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
-	require.NoError(t, err)
-	require.Empty(t, rec.Token)
-	f.fail = func(statement string) error {
-		if strings.Contains(statement, "SKIP LOCKED") {
-			return errDown
-		}
-		return nil
-	}
-	_, err = s.Acquire(t.Context(), lease.Request{Name: "a", Token: "x", TTL: time.Hour})
-	require.ErrorIs(t, err, errDown)
 }
