@@ -15,6 +15,7 @@ import (
 	"github.com/go-resilience/resilience"
 	"github.com/go-resilience/resilience/breaker"
 	"github.com/go-resilience/resilience/cacheaside"
+	"github.com/go-resilience/resilience/lease"
 	"github.com/go-resilience/resilience/registry"
 	"github.com/go-resilience/resilience/resiliencehttp"
 	"github.com/go-resilience/resilience/resiliencesql"
@@ -107,6 +108,22 @@ func _() {
 		return err
 	}})
 	use(charge)
+}
+
+var (
+	leases     lease.Store
+	closeBooks func(context.Context, lease.Term) error
+)
+
+func _() error {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		return err
+	}
+	nightly := lease.New(leases, lease.Config{Name: "close-books"})
+	return nightly.Every(ctx, lease.Daily(2, 30, berlin), func(ctx context.Context, term lease.Term) error {
+		return closeBooks(ctx, term) // in transactions with term.Fence
+	})
 }
 
 var (

@@ -547,16 +547,17 @@ func TestResignWaitsForRenewalInFlight(t *testing.T) {
 func TestObserverMayResign(t *testing.T) {
 	for _, fails := range []fault{down, func(context.Context, func() error) error { return lease.ErrLost }} {
 		exactly(t, func(t *testing.T) {
-			store, term, resigned := &faulty{Store: lease.NewMemory(), renew: fails}, lease.Term{}, 0
-			c := lease.New(store, billing)
+			store, resigned := &faulty{Store: lease.NewMemory(), renew: fails}, 0
+			c, terms := lease.New(store, billing), make(chan lease.Term, 1)
 			c.Observe(func(_ context.Context, e lease.Event) {
 				if e.Kind == lease.EventLost || e.Kind == lease.EventStoreFailed {
 					resigned++
-					require.NoError(t, term.Resign(context.Background()))
+					require.NoError(t, (<-terms).Resign(context.Background()))
 				}
 			})
 			term, err := c.Campaign(t.Context())
 			require.NoError(t, err)
+			terms <- term
 			<-term.Context().Done()
 			synctest.Wait()
 			require.Equal(t, 1, resigned)

@@ -70,14 +70,17 @@ func TestDailyOverChangesOfClocks(t *testing.T) {
 // An independent definition, minute by minute: on each day, the first minute whose time of day is not before the one
 // of the schedule, or the first minute after the day.
 func TestDailyOfManyZones(t *testing.T) {
-	checked := 0
+	since, checked := 1995, 0
+	if testing.Short() {
+		since = 2023
+	}
 	for _, zone := range []string{
 		"UTC", "Europe/Berlin", "America/New_York", "America/Havana", "America/Sao_Paulo", "Asia/Beirut", "Asia/Tehran",
 		"Africa/Casablanca", "Australia/Lord_Howe", "Pacific/Apia", "America/Scoresbysund", "Atlantic/Azores",
 	} {
 		location, err := time.LoadLocation(zone)
 		require.NoError(t, err)
-		_, change := time.Date(1995, 1, 1, 12, 0, 0, 0, location).ZoneBounds()
+		_, change := time.Date(since, 1, 1, 12, 0, 0, 0, location).ZoneBounds()
 		for ; !change.IsZero() && change.Year() < 2027; _, change = change.ZoneBounds() {
 			hour, minute := rand.IntN(24), rand.IntN(60)
 			if rand.IntN(2) == 0 {
@@ -94,7 +97,7 @@ func TestDailyOfManyZones(t *testing.T) {
 			checked++
 		}
 	}
-	require.Greater(t, checked, 400)
+	require.Greater(t, checked, 20)
 }
 
 // slowDaily returns the instants of Daily in the 96 hours after start, which is a noon.

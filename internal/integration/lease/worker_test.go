@@ -25,8 +25,10 @@ type workerConfig struct {
 	Number   int
 	Database database
 	TTL      time.Duration
-	Hold     bool // lead, and do nothing
-	Long     int  // one in so many terms lasts for some renewals
+	Hold     bool          // lead, and do nothing
+	Job      bool          // make the runs of a schedule
+	Offset   time.Duration // of the clock of the process, for Job
+	Long     int           // one in so many terms lasts for some renewals
 	Mutant   mutant
 }
 
@@ -87,6 +89,10 @@ func (w *worker) run(ctx context.Context) {
 		return
 	}
 	cfg := lease.Config{Name: chaosName, TTL: w.TTL, Holder: fmt.Sprint("worker ", w.Number)}
+	if w.Job {
+		w.job(ctx, cfg)
+		return
+	}
 	c := quiet(w.store, cfg)
 	for ctx.Err() == nil {
 		_ = c.Run(ctx, w.lead)
