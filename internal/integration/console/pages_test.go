@@ -186,30 +186,55 @@ func TestPagesAreAccessible(t *testing.T) {
 		name          string
 		width, height int64
 		dark          bool
-	}{{"light", 1280, 860, false}, {"dark phone", 390, 844, true}} {
+	}{
+		{"light", 1440, 900, false}, {"dark", 1440, 900, true},
+		{"light phone", 390, 844, false}, {"dark phone", 390, 844, true},
+	} {
 		p.size(look.width, look.height, look.dark)
-		for name := range sights {
-			p.visit(at, name)
-			p.do("axe", chromedp.Evaluate[chromedp.Void](string(axe)))
-			found := eval[string](p, `axe.run(document, {resultTypes: ["violations"]}).then((r) =>
-				JSON.stringify(r.violations.map((v) => ({
-					id: v.id, help: v.help, nodes: v.nodes.map((n) => n.html + " " + n.failureSummary),
-				}))))`)
-			var violations []struct {
-				ID, Help string
-				Nodes    []string
-			}
-			require.NoError(t, json.Unmarshal([]byte(found), &violations))
-			for _, v := range violations {
-				t.Errorf("%s, %s: %s: %s\n%v", name, look.name, v.ID, v.Help, v.Nodes[:min(3, len(v.Nodes))])
-			}
-			wide := eval[int](p, `document.documentElement.scrollWidth - document.documentElement.clientWidth`)
-			require.LessOrEqual(t, wide, 0, "%s, %s: the page is wider than the window", name, look.name)
+		check := func(page string) {
+			p.isAccessible(string(axe), page+", "+look.name)
 			if look.width < 600 {
-				p.fitsPhone(name)
+				p.fitsPhone(page)
 			}
 		}
+		for name := range sights {
+			p.visit(at, name)
+			check(name)
+		}
+		// Pages that only a form leads to: a confirmation, and a list with a refused action.
+		p.open(at + sights["find"])
+		p.live()
+		p.click(`[data-pick=all]`)
+		check("selection")
+		p.fill(`#many input[name=note]`, "the customer has called")
+		eval[bool](p, `document.querySelector("input[name=ids]").value = "trip-1042@1", true`)
+		p.click(`button[value=retry]`)
+		p.shows("Retry 1 saga?")
+		check("confirmation")
+		p.click(`button[name=sure]`)
+		p.shows("One saga was left unchanged:")
+		check("refusal")
 	}
+}
+
+// isAccessible checks that axe-core finds no violation, and that the page fits the window.
+func (p tab) isAccessible(axe, page string) {
+	p.t.Helper()
+	p.do("axe", chromedp.Evaluate[chromedp.Void](axe))
+	found := eval[string](p, `axe.run(document, {resultTypes: ["violations"]}).then((r) =>
+		JSON.stringify(r.violations.map((v) => ({
+			id: v.id, help: v.help, nodes: v.nodes.map((n) => n.html + " " + n.failureSummary),
+		}))))`)
+	var violations []struct {
+		ID, Help string
+		Nodes    []string
+	}
+	require.NoError(p.t, json.Unmarshal([]byte(found), &violations))
+	for _, v := range violations {
+		p.t.Errorf("%s: %s: %s\n%v", page, v.ID, v.Help, v.Nodes[:min(3, len(v.Nodes))])
+	}
+	wide := eval[int](p, `document.documentElement.scrollWidth - document.documentElement.clientWidth`)
+	require.LessOrEqual(p.t, wide, 0, "%s: the page is wider than the window", page)
 }
 
 // fitsPhone checks that controls are large enough for a thumb, and that cards need no horizontal scrolling.
