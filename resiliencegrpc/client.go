@@ -113,16 +113,13 @@ func (c Client) DialOptions() []grpc.DialOption {
 	if c.Middleware == nil && c.StreamSlots == nil && c.Idle <= 0 {
 		return nil
 	}
-	cl := &client{
-		policies: resilience.Chain(c.Middleware)(attempt), replayable: c.Replayable, exempt: c.Exempt,
-		slots: c.StreamSlots,
+	if c.Replayable == nil {
+		c.Replayable = func(_ context.Context, method string) bool { return Idempotent(method) }
 	}
-	if cl.replayable == nil {
-		cl.replayable = func(_ context.Context, method string) bool { return Idempotent(method) }
+	if c.Exempt == nil {
+		c.Exempt = isHealthOrReflection
 	}
-	if cl.exempt == nil {
-		cl.exempt = isHealthOrReflection
-	}
+	cl := &client{Client: c, policies: resilience.Chain(c.Middleware)(attempt)}
 	if c.Idle > 0 {
 		cl.idlePassed = &resilience.TimeoutError{Name: "Idle", After: c.Idle}
 	}
@@ -133,11 +130,10 @@ func (c Client) DialOptions() []grpc.DialOption {
 	}
 }
 
+// A client is a Client with its defaults.
 type client struct {
+	Client
 	policies   resilience.Func
-	replayable func(context.Context, string) bool
-	exempt     func(string) bool
-	slots      *bulkhead.Bulkhead       // of streams; may be nil
 	idlePassed *resilience.TimeoutError // the cause that ends a silent stream; nil if there is no Idle
 }
 
@@ -152,7 +148,7 @@ func (cl *client) unary(
 	ctx context.Context, method string, req, reply any,
 	cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
-	if cl.exempt(method) {
+	if cl.Exempt(method) {
 		return invoker(ctx, method, req, reply, cc, opts...)
 	}
 	if ctx.Err() != nil {
@@ -218,7 +214,7 @@ func attempt(ctx context.Context) error {
 	}
 	returned := false
 	defer func() {
-		if !returned && !c.client.replayable(c.ctx, c.method) { // a policy may recover the panic and retry
+		if !returned && !c.client.Replayable(c.ctx, c.method) { // a policy may recover the panic and retry
 			c.final = retry.Permanent(errCrashed)
 		}
 	}()
@@ -238,7 +234,7 @@ func attempt(ctx context.Context) error {
 		e.worth = yes // only the attempt's own timeout has passed
 	}
 	neverSent := sent.neverSent()
-	if e.may = neverSent || c.client.replayable(c.ctx, c.method); !e.may {
+	if e.may = neverSent || c.client.Replayable(c.ctx, c.method); !e.may {
 		c.final = retry.Permanent(e)
 		return c.final
 	}

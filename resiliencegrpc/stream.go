@@ -54,7 +54,7 @@ func (cl *client) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
 	streamer grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	if cl.exempt(method) {
+	if cl.Exempt(method) {
 		return streamer(ctx, desc, cc, method, opts...)
 	}
 	if ctx.Err() != nil {
@@ -68,8 +68,8 @@ func (cl *client) stream(
 			return streamer(ctx, desc, cc, method, sent.options(opts, finish)...)
 		})
 	}}
-	if cl.slots != nil {
-		release, err := cl.slots.Begin(context.WithValue(ctx, callKey{}, &s.call))
+	if cl.StreamSlots != nil {
+		release, err := cl.StreamSlots.Begin(context.WithValue(ctx, callKey{}, &s.call))
 		if err != nil {
 			return nil, withStatus(ctx, err, false)
 		}

@@ -772,8 +772,11 @@ func TestThousandStreams(t *testing.T) {
 	retries := retry.New(retry.Config{
 		Attempts: retry.Unlimited, Backoff: retry.Exponential(10*time.Millisecond, 500*time.Millisecond),
 	})
+	streams, b := bulkhead.New(bulkhead.Config{Limit: 1000}), breaker.New(breaker.Config{FailuresInWindow: 1 << 20})
 	client := dial(t, lis.Addr().String(), resiliencegrpc.Client{
-		Middleware: resilience.Chain(retries.Wrap, slots.Wrap, count),
+		Middleware:  resilience.Chain(retries.Wrap, b.Wrap, slots.Wrap, count),
+		StreamSlots: streams,
+		Idle:        time.Minute,
 	})
 	var wg sync.WaitGroup
 	for i := range 1000 {
@@ -809,7 +812,7 @@ func TestThousandStreams(t *testing.T) {
 	}
 	wg.Wait()
 	require.Eventually(t, func() bool {
-		return slots.Stats().InFlight == 0 && serving.Load() == 0
+		return slots.Stats().InFlight+streams.Stats().InFlight == 0 && serving.Load() == 0
 	}, time.Minute, time.Millisecond)
 	require.LessOrEqual(t, most.Load(), int64(limit))
 	require.Zero(t, running.Load())
