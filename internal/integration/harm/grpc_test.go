@@ -81,7 +81,7 @@ func recommended() resiliencegrpc.Client {
 	})
 	users := breaker.New(breaker.Config{
 		Name:                "users",
-		ConsecutiveFailures: 10,
+		ConsecutiveFailures: 25,
 		FailureRate:         0.5,
 		Window:              10 * time.Second,
 		OpenFor:             900 * time.Millisecond,
