@@ -1,5 +1,5 @@
-// Package cacheaside caches the results of slow reads, in memory and in a store that
-// processes share, and after a write never serves a value from before it.
+// Package cacheaside caches the results of slow reads in memory and, optionally, in a [Store] that several processes
+// share. After a write, a read never returns a value from before the write.
 //
 //	users := cacheaside.New(cacheaside.Config[int, User]{
 //		Name: "users",
@@ -9,38 +9,44 @@
 //	defer users.Close()
 //	u, err := users.Get(ctx, 42) // concurrent callers share one load
 //	err = users.Write(ctx, 42, func(ctx context.Context) error {
-//		return updateUser(ctx, db, u) // write to the source; the cache invalidates 42
+//		return updateUser(ctx, db, u) // updates the database; Write then invalidates 42
 //	})
 //
-// A Cache keeps these promises, with and without a [Store]:
+// # Guarantees
 //
-//   - A Get that begins after Write, Invalidate or InvalidateAll has returned gets a value
-//     at least as new as what was committed before the call. A load under way then may
-//     still answer callers that joined it earlier; its result is not kept.
-//   - One load of a key runs at a time: in a process or, with a Store, in all of them while
-//     its lease lasts. One that was overtaken, canceled or timed out may run beside the next.
-//   - An error or a panic is never cached. A load that fails has failed for all who wait
-//     for it, in every process.
-//   - A value past its TTL is served only as StaleWhileRevalidate, StaleIfError and SoftTimeout allow,
-//     and never after an invalidation.
-//   - Each caller waits for a load as long as its own ctx lasts. When the last one leaves, the
-//     load is canceled (see Config.FinishLoads).
+// With and without a Store:
 //
-// With a Store, each process keeps the first promise for its own writes and, by
-// [GetOptions].SkipMemory, at one round trip, for those of all. Otherwise it sees the writes of
-// others when their messages arrive or, without a subscription, when the TTL has passed, extended
-// by StaleWhileRevalidate and StaleIfError. While the subscription is lost, memory is not used. Write fences its
-// key in the Store before it writes, so that readers miss if the process dies before the
-// invalidation.
+//   - A Get that starts after Write, Invalidate or InvalidateAll has returned gets a value at least as new as the
+//     data committed before that call. A load that was in flight may still answer the callers that joined it
+//     earlier, but its result is not cached.
+//   - At most one load of a key runs at a time: in a process or, with a Store, in all processes while its lease
+//     lasts. Only a load that was invalidated, canceled or timed out may run in parallel with the next one.
+//   - Errors and panics are never cached. If a load fails, it fails for all callers that wait for it, in every
+//     process.
+//   - After its TTL, a value is served only as Config.StaleWhileRevalidate, StaleIfError and SoftTimeout allow, and
+//     never after an invalidation.
+//   - A caller waits for a load only until its own ctx is done. When the last caller has canceled, the load is
+//     canceled, unless Config.FinishLoads is set.
 //
-// A Store that loses what it was told, by a restart, an eviction or a failover to a replica
-// that lags, may hold values from before a Write. Then the TTL is the bound, extended by
-// StaleWhileRevalidate and StaleIfError. Run it without persistence.
+// # Several processes
 //
-// Sources: the Cache-Aside pattern (Cloud Design Patterns); leases from "Scaling
-// Memcache at Facebook" (NSDI 2013); XFetch from "Optimal Probabilistic Cache Stampede
-// Prevention" (VLDB 2015); stale-while-revalidate and stale-if-error from RFC 5861. The
-// memory is a cache of github.com/maypok86/otter/v2.
+// With a Store, a process always sees its own writes. It sees the writes of other processes when their notifications
+// arrive or, if the Store has no subscription, when the TTL has passed, extended by StaleWhileRevalidate and
+// StaleIfError. A Get with [GetOptions].SkipMemory sees all writes, at the cost of one round trip. While the
+// subscription is lost, memory is not used.
+//
+// Write fences its key in the Store before it changes the source. If the process then dies before the invalidation,
+// other processes load the key, and do not read the old value from the Store.
+//
+// A Store that loses data, by a restart, an eviction or a failover to a lagging replica, may return values from before
+// a Write until their TTL has passed, extended by StaleWhileRevalidate and StaleIfError. Run the Store without
+// persistence, because a restored snapshot has old values.
+//
+// # Sources
+//
+// The Cache-Aside pattern (Cloud Design Patterns); leases from "Scaling Memcache at Facebook" (NSDI 2013); XFetch from
+// "Optimal Probabilistic Cache Stampede Prevention" (VLDB 2015); stale-while-revalidate and stale-if-error from RFC
+// 5861. Memory is a cache of github.com/maypok86/otter/v2.
 package cacheaside
 
 import (
@@ -61,7 +67,7 @@ import (
 	"github.com/go-resilience/resilience/internal/settings"
 )
 
-// A Cache is safe for concurrent use.
+// A Cache caches the values of keys of type K. Create it with [New]. It is safe for concurrent use.
 type Cache[K comparable, V any] struct {
 	setting   settings.Setting[Config[K, V]]
 	observers notify.Observers[Event]
@@ -71,24 +77,24 @@ type Cache[K comparable, V any] struct {
 	entries   *otter.Cache[K, *entry[V]]
 	tier      *tier // nil without a Store
 
-	hits          *otterstats.Counter // divided among processors, so that parallel hits do not share a cache line
+	hits          *otterstats.Counter // divided among processors: parallel hits share no cache line
 	stale, misses atomic.Int64
 
 	running sync.WaitGroup // the goroutines of the Cache
-	ended   chan struct{}  // closed when Close has ended
+	ended   chan struct{}  // closed when the first Close has returned
 
 	mu            sync.Mutex
 	flights       map[K]*flight[K, V]      // flights that a call may join, and whose results will be cached
-	loads         map[*load[K, V]]struct{} // loads with flights that have not landed
-	memoryEnabled bool                     // while false, nothing is kept in memory
+	loads         map[*load[K, V]]struct{} // loads with flights that have not finished
+	memoryEnabled bool                     // while false, memory is empty and stays empty
 	stats         Stats
 	closed        bool
 
 	changes
 }
 
-// New returns a Cache, which must be closed. It panics with the error of cfg.Validate, if
-// there is one.
+// New returns a Cache. Call Close when the Cache is no longer used. New panics if cfg is invalid; see
+// [Config.Validate].
 func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	c := &Cache[K, V]{
 		base: time.Now(), seed: maphash.MakeSeed(), chance: rand.N[time.Duration],
@@ -100,10 +106,10 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	c.entries = otter.Must(&otter.Options[K, *entry[V]]{
 		MaximumWeight: uint64(cfg.Capacity),
 		Weigher:       func(_ K, e *entry[V]) uint32 { return max(e.weight, 1) },
-		// Maintenance is short. Running it here leaves no goroutine behind.
+		// Maintenance is short. On a goroutine, it could outlast Close.
 		Executor: func(fn func()) { fn() },
 	})
-	c.memoryEnabled = cfg.Store == nil // otherwise once the Store is being watched
+	c.memoryEnabled = cfg.Store == nil // otherwise when the Store is being watched
 	c.grow(cfg.Capacity, cfg.Store != nil)
 	if cfg.Store != nil {
 		c.tier = newTier(cfg.Store, c.now, func() time.Duration { return max(c.cfg().ErrorPause, 0) }, c.notifyGlobal)
@@ -113,16 +119,15 @@ func New[K comparable, V any](cfg Config[K, V]) *Cache[K, V] {
 	return c
 }
 
-// cfg returns the settings as they are now. They are never written to.
+// cfg returns the current settings. They are never modified.
 func (c *Cache[K, V]) cfg() *Config[K, V] { return c.setting.Load() }
 
-// now returns the time since New. It reads only the monotonic clock, which costs half as
-// much as time.Now.
+// now returns the time since New. It reads only the monotonic clock, which takes half of the time of time.Now.
 func (c *Cache[K, V]) now() time.Duration { return time.Since(c.base) }
 
-// Close cancels the loads under way, whose callers get [ErrClosed], waits for them, and tries
-// once more to tell the Store what it missed: an [*InvalidateError] lists what remains. A
-// Load or a hook that calls it waits for itself.
+// Close cancels the loads in flight, whose callers get [ErrClosed], and waits for them. With a Store, it then retries
+// the invalidations that have not reached the Store. If some still fail, it returns an [*InvalidateError] that lists
+// them. Load, Middleware and observers must not call Close, which would wait for them.
 func (c *Cache[K, V]) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -162,38 +167,39 @@ func (c *Cache[K, V]) Config() Config[K, V] { return c.setting.Config() }
 //
 //	err := users.Update(func(cfg *cacheaside.Config[int, User]) { cfg.TTL = time.Minute })
 //
-// change gets the effective Config, with its defaults filled in, and must not call the Cache. A field that
-// it leaves as it is shown still follows its default. If Update returns an error, or change panics, nothing
-// has changed. Entries keep their times, and loads in progress their settings. A new Key must write keys as
-// the previous one did. Name, Store, Codec and Version cannot change.
+// change receives the effective Config, with its defaults filled in, and must not call the Cache. A field that change
+// does not modify still follows its default. Test a field for [None] before calculating with it. If Update returns an
+// error, or change panics, nothing changes. Cached entries keep their expiration times, and loads in flight keep their
+// settings. A new Key must return the same strings as the previous one. Name, Store, Codec and Version cannot change.
 func (c *Cache[K, V]) Update(change func(*Config[K, V])) error {
 	return c.setting.Update(change, allow, c.follow)
 }
 
+// allow returns an error that names the fields of next that must not differ from was.
 func allow[K comparable, V any](was, next *Config[K, V]) error {
 	f := invalid.Fields{Type: "cacheaside.Config"}
 	f.Same("Name", was.Name, next.Name)
 	f.Same("Store", was.Store, next.Store)
 	f.Same("Codec", was.Codec, next.Codec)
 	f.Same("Version", was.Version, next.Version)
-	next.Store, next.Codec = was.Store, was.Codec // what cannot be compared stays, too
+	next.Store, next.Codec = was.Store, was.Codec // even if they cannot be compared
 	return f.Err()
 }
 
+// follow applies the changed settings that the Cache has copies of.
 func (c *Cache[K, V]) follow(cfg *Config[K, V]) {
 	c.entries.SetMaximum(uint64(cfg.Capacity))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.grow(cfg.Capacity, cfg.Store != nil)
-	c.allAt = c.now() // for a ReplicaLag that is set: nobody has noted changes until now
+	c.allAt = c.now() // without ReplicaLag, changes were not recorded until now
 }
 
-// watch listens for invalidations by other processes until Close. While it cannot hear them,
-// nothing is kept in memory.
+// watch receives the invalidations of other processes until Close. While it cannot, memory is not used.
 func (c *Cache[K, V]) watch() {
 	for lost := false; c.tier.ctx.Err() == nil; c.tier.sleep() {
 		err := c.tier.store.Watch(c.tier.ctx, func() {
-			c.invalidateAllInMemory(true) // entries and loads may have missed a change
+			c.invalidateAllInMemory(true) // entries and loads may have missed an invalidation
 			lost = false
 			c.notifyGlobal(context.Background(), EventWatchBegan, nil)
 		}, func(storeKey string) {
@@ -214,19 +220,19 @@ func (c *Cache[K, V]) watch() {
 	}
 }
 
-// invalidateAllInMemory ends all entries and all loads under way, and says whether memory is used from now on.
-// Entries are freed beside, because messages that follow must not wait for that.
-func (c *Cache[K, V]) invalidateAllInMemory(memoryEnabled bool) {
+// invalidateAllInMemory ends all entries and the right of all loads in flight to cache their results. From then on,
+// memory is used if enabled is true. Entries are freed in the background, because later messages must not wait for it.
+func (c *Cache[K, V]) invalidateAllInMemory(enabled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.memoryEnabled || memoryEnabled {
-		c.allAt, c.memoryEnabled = c.now(), memoryEnabled
+	if c.memoryEnabled || enabled {
+		c.allAt, c.memoryEnabled = c.now(), enabled
 		c.all.Add(1)
 		c.running.Go(c.entries.InvalidateAll)
 	}
 }
 
-// storeKey returns key as it is written for the Store, or "" without one.
+// storeKey returns key as converted for the Store, or "" without a Store.
 func (c *Cache[K, V]) storeKey(key K) string {
 	if c.tier == nil {
 		return ""
@@ -234,7 +240,7 @@ func (c *Cache[K, V]) storeKey(key K) string {
 	return c.cfg().Key(key)
 }
 
-// hashOf returns the hash of a key, which written is converted from.
+// hashOf returns the hash of key, given its storeKey.
 func (c *Cache[K, V]) hashOf(key K, storeKey string) uint32 {
 	if c.tier != nil {
 		return hash(storeKey)
@@ -242,7 +248,7 @@ func (c *Cache[K, V]) hashOf(key K, storeKey string) uint32 {
 	return uint32(maphash.Comparable(c.seed, key))
 }
 
-// recordChange records when the keys with a hash have changed, if that matters. The Cache is locked.
+// recordChange records that the keys with a hash have changed now, if ReplicaLag needs that. The Cache is locked.
 func (c *Cache[K, V]) recordChange(hash uint32) {
 	if c.cfg().ReplicaLag <= 0 {
 		return
@@ -254,8 +260,7 @@ func (c *Cache[K, V]) recordChange(hash uint32) {
 	c.at[hash&mask] = c.now()
 }
 
-// notify reports an event, about key unless that is nil, on the goroutine of a call. No lock is
-// held.
+// notify calls the observers with an event, which is about key unless that is nil. The Cache must not be locked.
 func (c *Cache[K, V]) notify(ctx context.Context, kind EventKind, key *K, err error, took time.Duration) {
 	if !c.observers.Any() {
 		return
@@ -267,7 +272,7 @@ func (c *Cache[K, V]) notify(ctx context.Context, kind EventKind, key *K, err er
 	c.observers.Tell(ctx, e)
 }
 
-// notifySafely is notify on a goroutine of the Cache, where nobody else would recover the panic of a hook.
+// notifySafely is like notify, for a goroutine of the Cache: there an observer's panic would end the program.
 func (c *Cache[K, V]) notifySafely(ctx context.Context, kind EventKind, key *K, err error, took time.Duration) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -277,7 +282,7 @@ func (c *Cache[K, V]) notifySafely(ctx context.Context, kind EventKind, key *K, 
 	c.notify(ctx, kind, key, err, took)
 }
 
-// notifyGlobal reports an event that is not about one key, perhaps on a goroutine of the Cache.
+// notifyGlobal is like notifySafely, for an event that is not about one key.
 func (c *Cache[K, V]) notifyGlobal(ctx context.Context, kind EventKind, err error) {
 	c.notifySafely(ctx, kind, nil, err, 0)
 }

@@ -14,9 +14,11 @@ import (
 	"github.com/go-resilience/resilience/internal/panics"
 )
 
-// A Codec converts values for a [Store]. Several goroutines use it at once.
+// A Codec encodes and decodes values for a [Store]. It must be safe for concurrent use.
 type Codec[V any] interface {
+	// Encode returns the encoded value.
 	Encode(value V) ([]byte, error)
+	// Decode returns the value of which data is the encoding.
 	Decode(data []byte) (V, error)
 }
 
@@ -34,9 +36,8 @@ var (
 	textMarshaler = reflect.TypeFor[encoding.TextMarshaler]()
 )
 
-// survivesJSON reports whether JSON can restore a t. It cannot restore the type in an
-// interface, write a function, or see unexported fields. seen holds the types visited: a
-// type may contain itself.
+// survivesJSON reports whether JSON can restore a value of type t. It cannot restore the type of an interface's value,
+// encode a function, or read unexported fields. seen has the types visited, because a type may contain itself.
 func survivesJSON(t reflect.Type, seen map[reflect.Type]bool) bool {
 	if marshals(reflect.PointerTo(t)) || seen[t] { // a *t has the methods of a t
 		return true
@@ -55,11 +56,11 @@ func survivesJSON(t reflect.Type, seen map[reflect.Type]bool) bool {
 	case reflect.Struct:
 		for i := range t.NumField() {
 			f := t.Field(i)
-			// JSON writes the exported fields of an embedded struct whose type is not exported.
-			written := f.IsExported() || f.Anonymous && f.Type.Kind() == reflect.Struct
+			// JSON encodes the exported fields of an embedded struct even if its type is not exported.
+			encoded := f.IsExported() || f.Anonymous && f.Type.Kind() == reflect.Struct
 			switch {
-			case f.Tag.Get("json") == "-": // left out on purpose
-			case !written && f.Type.Size() > 0, written && !survivesJSON(f.Type, seen):
+			case f.Tag.Get("json") == "-": // omitted deliberately
+			case !encoded && f.Type.Size() > 0, encoded && !survivesJSON(f.Type, seen):
 				return false
 			}
 		}
@@ -68,12 +69,13 @@ func survivesJSON(t reflect.Type, seen map[reflect.Type]bool) bool {
 	return true
 }
 
+// marshals reports whether t encodes itself.
 func marshals(t reflect.Type) bool {
 	return t.Kind() != reflect.Interface && (t.Implements(jsonMarshaler) || t.Implements(textMarshaler))
 }
 
-// An envelope is the form of a value in a Store: a version of this form, a checksum of the
-// rest, flags, the duration of the load, and the output of the Codec.
+// An envelope is a value as a Store has it: the version of this format, a checksum of everything that follows, flags,
+// the duration of the load, and the output of the Codec.
 const (
 	envelopeVersion = 5
 	envelopeHead    = 1 + 4 // version and checksum
@@ -89,14 +91,15 @@ var (
 	checksums   = crc32.MakeTable(crc32.Castagnoli)
 )
 
-// recovered makes an error of the panic of a Codec, which otherwise would fail all keys of the load, and
-// each load of the key until its value has left the Store.
+// recovered converts a panic of a Codec to an error. Otherwise, the panic would fail all keys of the load, and each
+// load of the key until its value has expired in the Store.
 func recovered(err *error) {
 	if v := recover(); v != nil {
 		*err = panics.New(fmt.Sprintf("the Codec panicked: %v", v), v, debug.Stack())
 	}
 }
 
+// seal encodes an entry as an envelope.
 func (cfg *Config[K, V]) seal(e *entry[V]) (_ []byte, err error) {
 	defer recovered(&err)
 	data := make([]byte, envelopeLeast)
@@ -118,7 +121,7 @@ func (cfg *Config[K, V]) seal(e *entry[V]) (_ []byte, err error) {
 	return data, nil
 }
 
-// open returns the entry of an envelope, without its times.
+// open decodes an envelope. It returns an entry without times.
 func (cfg *Config[K, V]) open(data []byte) (_ *entry[V], err error) {
 	defer recovered(&err)
 	if len(data) < envelopeLeast || data[0] != envelopeVersion {

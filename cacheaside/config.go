@@ -15,94 +15,97 @@ import (
 // None, as a Config's Jitter or ErrorPause, switches it off. Test for it before calculating with a value.
 const None = -1 << 31
 
-// Config says how a [Cache] loads, keeps and shares its values. A zero field means its default. A
-// negative value is an error unless the field gives it a meaning.
+// Config configures a [Cache]. Zero fields have the defaults given below. A negative value is an error, except for
+// [None] where a field accepts it.
 type Config[K comparable, V any] struct {
-	// Name appears in errors and events.
+	// Name identifies the Cache in errors, events and metrics.
 	Name string
 
-	// Load reads a value from the store of record. For a key that does not exist it returns an error
-	// that matches [ErrNotFound]. Required.
+	// Load reads the value of key from the source. If the key does not exist, Load returns an error that matches
+	// [ErrNotFound]. Required.
 	//
-	// It runs on a goroutine of its own. Its ctx has the values of that of the call that began it, and
-	// ends with LoadTimeout, with the last caller (see FinishLoads), or with Close. It may call Get for other
-	// keys with its ctx.
+	// Load runs on its own goroutine. Its ctx has the values of the ctx of the call that started the load. The ctx
+	// is done when LoadTimeout has passed, when the last caller has canceled (see FinishLoads), or when the Cache is
+	// closed. Load may use it to Get other keys.
 	Load func(ctx context.Context, key K) (V, error)
-	// LoadMany reads several values for GetMany. A key missing from the map does not exist or, if
-	// LoadMany returns an error other than [ErrNotFound], also one joined to it, has failed. Nil means a
-	// Load for each.
+	// LoadMany reads several values for GetMany. A key that is missing from the map does not exist. If LoadMany
+	// returns an error that does not match [ErrNotFound], or an error that is joined with ErrNotFound, then the
+	// missing keys have failed. Nil means one Load for each key.
 	LoadMany func(ctx context.Context, keys []K) (map[K]V, error)
 
-	// TTL is how long a value is fresh, from the start of its load; see SetTTL. Zero means 5 minutes.
+	// TTL is how long a value is fresh, from the start of its load. Load can override it with [SetTTL]. Zero means
+	// 5 minutes.
 	TTL time.Duration
-	// Jitter shortens each TTL by a random share of at most Jitter. At most 1. Zero means 0.1; [None] means
-	// none.
+	// Jitter is the largest share by which each TTL is shortened at random, at most 1. Zero means 0.1; [None] means
+	// no jitter.
 	Jitter float64
-	// StaleWhileRevalidate is how long after its TTL a value is served at once while it is refreshed. Zero
-	// means never.
+	// StaleWhileRevalidate is how long after its TTL a value is still served, without delay, while it is refreshed
+	// in the background. Zero means never.
 	StaleWhileRevalidate time.Duration
-	// StaleIfError is how long after its TTL a value is served if its load fails. A caller whose ctx ends
-	// while the load hangs does not get it, unless SoftTimeout has passed.
+	// StaleIfError is how long after its TTL a value is served if its load fails. A caller whose ctx is done before
+	// the load fails does not get the value, unless SoftTimeout has passed. Zero means never.
 	StaleIfError time.Duration
-	// ErrorPause is how long an old value is served after a failed load before the next load, in every
-	// process that shares a Store, and how long a shard of the Store that has failed is not called. While the
-	// Store hangs, at most two callers wait for it in each ErrorPause. Without an old value each call loads.
-	// Zero means 1 second; [None] means no pause.
+	// ErrorPause is how long after a failed load a stale value is served without another load, in every process
+	// that shares the Store. Without a stale value, each call loads. ErrorPause is also how long a shard of the Store
+	// that has failed is not called. While the Store hangs, at most two callers wait for it in each ErrorPause. Zero
+	// means 1 second; [None] means no pause.
 	ErrorPause time.Duration
-	// RefreshAhead is the beta of XFetch, which refreshes fresh values in the background, more probably toward
-	// the end of the TTL and after a long load: 1 is the paper's value, more is earlier. Zero means never.
+	// RefreshAhead is the beta of XFetch, which refreshes fresh values in the background. A refresh is more likely
+	// toward the end of the TTL, and for a value whose load took long. 1 is the value of the paper; a higher value
+	// refreshes earlier. Zero means never.
 	RefreshAhead float64
-	// NotFoundTTL is how long ErrNotFound is remembered.
+	// NotFoundTTL is how long ErrNotFound is cached. Zero means not at all.
 	NotFoundTTL time.Duration
-	// ReplicaLag is how long after a change Load may read what was before it, from a replica. What is loaded
-	// within ReplicaLag of a change of its key, by another process from when it is heard, is served no longer
-	// than until ReplicaLag has passed.
+	// ReplicaLag is how long after a change Load may still read the old value, for example from a replica. A value
+	// loaded within ReplicaLag of a change to its key is served only until ReplicaLag has passed. If another process
+	// made the change, ReplicaLag counts from its notification. Zero means that Load always reads the latest value.
 	ReplicaLag time.Duration
 
-	// LoadTimeout bounds each load. Callers then get a [*TimeoutError], even if Load ignores its ctx. Zero
-	// means 30 seconds.
+	// LoadTimeout limits the duration of each load. When it has passed, callers get a [*TimeoutError], even if Load
+	// ignores its ctx. Zero means 30 seconds.
 	LoadTimeout time.Duration
-	// SoftTimeout is how long after the start of a load, which goes on, callers get the old value that
-	// StaleIfError allows. One that only the Store has is served once that has answered. Zero means never.
+	// SoftTimeout is how long after the start of a load its callers get a stale value that StaleIfError allows. The
+	// load continues. If only the Store has the value, callers get it when the Store has responded. Zero means never.
 	SoftTimeout time.Duration
-	// FinishLoads lets a load go on when its last caller has left, for loads that take longer than callers
-	// wait. By default it is canceled.
+	// FinishLoads lets a load continue after its last caller has canceled. Set it if loads take longer than callers
+	// wait. By default the load is canceled.
 	FinishLoads bool
-	// Middleware wraps each load in policies, such as a retry, a breaker, or a bulkhead that bounds how
-	// many loads run at once. It must call the wrapped function on its own goroutine, and not after it has
-	// returned. To policies ErrNotFound is an answer. A load that one refuses has failed; one that returns
-	// another answer, such as resilience.Answer(err), has not: callers get it, and no old value.
+	// Middleware wraps each load in policies, such as a retrier, a breaker, or a bulkhead that limits concurrent
+	// loads. It must call the wrapped function on its own goroutine, and not after it has returned.
+	//
+	// To policies, ErrNotFound is an answer. If a policy refuses a load, the load has failed. If the load returns
+	// another answer, such as resilience.Answer(err), callers get that error, and no stale value.
 	Middleware func(func(context.Context) error) func(context.Context) error
 
-	// Capacity bounds the number of entries in memory or, with Weight, the sum of their weights. Zero means
-	// 10,000.
+	// Capacity limits the number of entries in memory or, with Weight, the sum of their weights. Zero means 10,000.
 	Capacity int
-	// Weight returns the weight of an entry, for example its size in bytes. Less than 1 counts as 1, which is
-	// also the weight of an absent key. An entry heavier than Capacity is not kept. Weight is called once for
+	// Weight returns the weight of an entry, for example its size in bytes. Less than 1 counts as 1, which is also
+	// the weight of an absent key. An entry whose weight exceeds Capacity is not cached. Weight is called once for
 	// each value, on the goroutine of its load. Nil means that each entry weighs 1.
 	Weight func(key K, value V) int
 
-	// Store is the cache behind the memory, which processes share. It serves one Cache.
+	// Store is a cache that several processes share, behind the memory of each. Two Caches must not use the same
+	// Store value. Nil means that values are cached in memory only.
 	Store Store
-	// Key converts a key to a string for the Store, different keys to different ones. Nil formats strings
-	// and integers as %v does; other types need a Key.
+	// Key converts a key to a string for the Store. Different keys must have different strings. Nil formats strings
+	// and integers like %v; other types require a Key.
 	Key func(key K) string
-	// Codec encodes values for the Store. Nil means JSON. A V that JSON does not keep needs a Codec: one
-	// with unexported fields or interfaces and, which Validate does not notice, one that embeds a
-	// time.Time or another json.Marshaler beside other fields.
+	// Codec encodes values for the Store. Nil means JSON. A V that JSON cannot restore requires a Codec: one with
+	// unexported fields or interfaces, or one that embeds a time.Time or another json.Marshaler next to other
+	// fields. Validate does not detect the embedded ones.
 	Codec Codec[V]
-	// Version is that of V as the Codec encodes it. Programs with different ones may share the Store: each
-	// has values of its own, and invalidations reach all.
+	// Version identifies the encoding of V. Increase it when the encoding changes. Programs with different Versions
+	// may share a Store: each Version has its own values, and invalidations apply to all Versions.
 	Version uint32
 
-	// Clone copies a value for each caller. Nil means that callers share it and must not change it.
+	// Clone copies a value for each caller. Nil means that callers share values and must not modify them.
 	Clone func(V) V
 }
 
 // Validate returns an error that names each invalid field, or nil.
 func (cfg Config[K, V]) Validate() error {
 	f := invalid.Fields{Type: "cacheaside.Config"}
-	f.Need(cfg.Load != nil, "Load", "nil", "a function that reads from the store of record")
+	f.Need(cfg.Load != nil, "Load", "nil", "a function that reads from the source")
 	f.Need(cfg.TTL >= 0, "TTL", cfg.TTL, "0 (for 5 minutes) or more")
 	f.Need(cfg.Jitter >= 0 && cfg.Jitter <= 1 || cfg.Jitter == None, "Jitter", cfg.Jitter,
 		"0 (for 0.1), at most 1, or None")
@@ -127,9 +130,9 @@ func (cfg Config[K, V]) Validate() error {
 	return f.Err()
 }
 
-const longest = time.Duration(1 << 61) // ErrorPause: 73 years, and safe to add
+const longest = time.Duration(1 << 61) // ErrorPause: 73 years, which can be added without overflow
 
-// withDefaults replaces zero fields by their defaults. None stays as it is, and is less than 0.
+// withDefaults replaces zero fields by their defaults. It does not replace None, which is negative.
 func (cfg Config[K, V]) withDefaults() Config[K, V] {
 	cfg.TTL = cmp.Or(cfg.TTL, 5*time.Minute)
 	cfg.Jitter = cmp.Or(cfg.Jitter, 0.1)
@@ -145,7 +148,7 @@ func (cfg Config[K, V]) withDefaults() Config[K, V] {
 	return cfg
 }
 
-// weigh sets the weight of e. It is called without a lock, because Weight may panic.
+// weigh sets the weight of e. The Cache must not be locked, because Weight may panic.
 func (cfg *Config[K, V]) weigh(key K, e *entry[V]) {
 	if cfg.Weight != nil && !e.absent {
 		e.weight = uint32(min(max(cfg.Weight(key, e.value), 1), math.MaxInt32))
@@ -158,7 +161,7 @@ func plainKey(t reflect.Type) bool {
 	return k == reflect.String || reflect.Int <= k && k <= reflect.Uintptr // between them are the integers
 }
 
-// writeKey formats the value itself, since a String method may format two values alike.
+// writeKey formats the value itself, because a String method may return the same text for two values.
 func writeKey[K comparable](key K) string {
 	v := reflect.ValueOf(key)
 	switch {

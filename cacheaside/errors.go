@@ -12,8 +12,8 @@ import (
 )
 
 var (
-	// ErrNotFound is what Load returns, alone or wrapped, for a key that does not exist, and Get after
-	// it. It is an answer and no failure.
+	// ErrNotFound means that a key does not exist. Load returns it, possibly wrapped, and Get returns it to the
+	// caller. It is an answer, not a failure: policies count it as a success.
 	ErrNotFound error = notFound{}
 	// ErrClosed is returned by the methods of a closed Cache.
 	ErrClosed = errors.New("cacheaside: closed")
@@ -26,19 +26,18 @@ type notFound struct{}
 func (notFound) Error() string  { return "cacheaside: not found" }
 func (notFound) Answered() bool { return true }
 
-// errRemoteLoadFailed is what a caller gets that waited for the load of another process, if that has
-// failed. It is a failure like that of an own load.
-var errRemoteLoadFailed = errors.New("the load of another process has failed")
+// errRemoteLoadFailed is the error of a caller that waited for a load of another process, which failed.
+var errRemoteLoadFailed = errors.New("the load of another process failed")
 
-// answered marks the error of a load that matches ErrNotFound by an Is method. By itself
-// such an error would not be read as an answer.
+// answered marks the error of a load that matches ErrNotFound by an Is method. Policies do not recognize such an error
+// as an answer.
 type answered struct{ error }
 
 func (a answered) Unwrap() error  { return a.error }
 func (a answered) Answered() bool { return true }
 
-// isNotFound reports whether err, returned by a load, means that the key does not exist
-// and nothing worse. A panic with such an error is worse.
+// isNotFound reports whether err, returned by a load, means that the key does not exist, and nothing worse. A panic
+// with such an error is worse.
 func isNotFound(err error) bool {
 	if !errors.Is(err, ErrNotFound) {
 		return false
@@ -57,7 +56,7 @@ type joined interface {
 	Unwrap() []error
 }
 
-// failures returns those of the errors joined in err that mean more than an absent key.
+// failures returns the failures among the errors joined in err.
 func failures(err error) (failed []error) {
 	if all, ok := errors.AsType[joined](err); ok {
 		for _, err := range all.Unwrap() {
@@ -69,26 +68,27 @@ func failures(err error) (failed []error) {
 	return failed
 }
 
-// isFailure reports whether err, returned by a load, means more than an absent key.
+// isFailure reports whether err, returned by a load, is an error other than ErrNotFound.
 func isFailure(err error) bool { return err != nil && !isNotFound(err) }
 
-// An InvalidateError reports that the Store could not be told of an invalidation, and is told
-// later. Until then other processes may read the old values, for at most their TTL, extended by
-// StaleWhileRevalidate and StaleIfError. It matches [ErrNotPropagated]. From Write it does not mean that the
-// write failed; see [WriteError].
+// An InvalidateError reports that an invalidation did not reach the Store. The Cache retries it in the background.
+// Until then, other processes may read the old values, for at most their TTL, extended by StaleWhileRevalidate and
+// StaleIfError. The error matches [ErrNotPropagated].
+//
+// If Write returns an InvalidateError, the write itself may have succeeded; see [WriteError].
 type InvalidateError struct {
 	Name string
 	Keys []string // as converted for the Store; nil means all keys
-	Err  error    // of the Store, for the first of Keys
+	Err  error    // the error of the Store for the first of Keys
 
-	inWrite bool
-	write   error // of the write of that Write
+	inWrite bool  // Write returned the error
+	write   error // the error of the write function
 }
 
 func (e *InvalidateError) Error() string {
-	what := "all keys"
+	keys := "all keys"
 	if len(e.Keys) > 0 {
-		what = summarize(e.Keys)
+		keys = summarize(e.Keys)
 	}
 	before := prefix(e.Name)
 	switch {
@@ -97,9 +97,10 @@ func (e *InvalidateError) Error() string {
 	case e.inWrite:
 		before += "the write succeeded, but "
 	}
-	return before + what + " not invalidated in the store: " + e.Err.Error()
+	return before + keys + " not invalidated in the store: " + e.Err.Error()
 }
 
+// Unwrap returns the error of the write, if the write failed, and Err.
 func (e *InvalidateError) Unwrap() []error {
 	if e.write == nil {
 		return []error{e.Err}
@@ -107,18 +108,21 @@ func (e *InvalidateError) Unwrap() []error {
 	return []error{e.write, e.Err}
 }
 
+// Is reports whether target is [ErrNotPropagated].
 func (e *InvalidateError) Is(target error) bool { return target == ErrNotPropagated }
 
-// Answered reports true unless the write failed: the source has answered.
+// Answered reports whether the source has answered: it is true unless the write failed.
 func (e *InvalidateError) Answered() bool { return e.write == nil || behavior.IsAnswered(e.write) }
 
-// Retryable reports false unless the write failed: a retry would repeat it.
+// Retryable reports whether the write failed with a retryable error. It is false if the write succeeded, because a
+// retry would repeat it.
 func (e *InvalidateError) Retryable() bool { return behavior.Read(e.write).Retryable }
 
+// Refused reports whether a policy refused the write.
 func (e *InvalidateError) Refused() bool { return behavior.IsRefused(e.write) }
 
-// WriteError returns the error of the write itself, given the error of Write: nil if only the
-// Store could not be told.
+// WriteError returns the error of the write function, given an error of [Cache.Write]. It returns nil if the write
+// succeeded and only the invalidation failed.
 func WriteError(err error) error {
 	if e, ok := err.(*InvalidateError); ok {
 		return e.write
@@ -126,13 +130,13 @@ func WriteError(err error) error {
 	return err
 }
 
-// A TimeoutError reports that a load outlasted LoadTimeout, or the write of a Write its fence.
-// It matches [context.DeadlineExceeded].
+// A TimeoutError reports that a load took longer than LoadTimeout, or that the function passed to Write took longer
+// than its fence allows. It matches [context.DeadlineExceeded].
 type TimeoutError struct {
 	Name      string
 	Operation string // "load" or "write"
 	After     time.Duration
-	Err       error // returned by the load; nil if it has not returned
+	Err       error // the error of the load; nil if it has not returned
 }
 
 func (e *TimeoutError) Error() string {
@@ -143,11 +147,16 @@ func (e *TimeoutError) Error() string {
 	return text
 }
 
-func (e *TimeoutError) Unwrap() error        { return e.Err }
+// Unwrap returns Err.
+func (e *TimeoutError) Unwrap() error { return e.Err }
+
+// Is reports whether target is [context.DeadlineExceeded].
 func (e *TimeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
+// Timeout returns true.
 func (e *TimeoutError) Timeout() bool { return true }
 
+// prefix returns the start of the errors of a Cache.
 func prefix(name string) string {
 	if name == "" {
 		return "cacheaside: "
@@ -155,7 +164,7 @@ func prefix(name string) string {
 	return "cacheaside: " + name + ": "
 }
 
-// summarize formats the first keys of many, and their number.
+// summarize formats keys: all of a few, and otherwise the first ones and their number.
 func summarize[T any](keys []T) string {
 	const most = 10
 	verb := "%v"

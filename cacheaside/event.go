@@ -5,32 +5,32 @@ import (
 	"time"
 )
 
-// An EventKind says what an [Event] is.
+// An EventKind is the kind of an [Event].
 type EventKind string
 
 const (
 	EventLoaded        EventKind = "loaded"
 	EventNotFound      EventKind = "not_found"
-	EventLoadFailed    EventKind = "load_failed"    // an error that is no answer, a panic or a timeout
-	EventLoadAnswered  EventKind = "load_answered"  // another answer
+	EventLoadFailed    EventKind = "load_failed"    // with an error that is no answer, a panic or a timeout
+	EventLoadAnswered  EventKind = "load_answered"  // with an answer other than ErrNotFound
 	EventLoadRefused   EventKind = "load_refused"   // by a policy in Middleware
-	EventServedStale   EventKind = "served_stale"   // a value past its TTL; with Err, its load failed
-	EventCodecFailed   EventKind = "codec_failed"   // of a value from or for the Store; or the Store refused the value
-	EventStoreLost     EventKind = "store_lost"     // the first of its shards failed
-	EventStoreRestored EventKind = "store_restored" // all of them answer again
-	EventFenceFailed   EventKind = "fence_failed"   // a Write went on without a fence
-	EventNotPropagated EventKind = "not_propagated" // an invalidation has not reached the Store; it is sent again
-	EventWatchBegan    EventKind = "watch_began"    // changes by other processes are heard; memory is used
-	EventWatchLost     EventKind = "watch_lost"     // they are not heard; memory is not used
+	EventServedStale   EventKind = "served_stale"   // a value after its TTL; Err is why its load failed, if it did
+	EventCodecFailed   EventKind = "codec_failed"   // for a value from or for the Store, or the Store refused the value
+	EventStoreLost     EventKind = "store_lost"     // the first shard failed
+	EventStoreRestored EventKind = "store_restored" // all shards work again
+	EventFenceFailed   EventKind = "fence_failed"   // a Write continues without a fence
+	EventNotPropagated EventKind = "not_propagated" // an invalidation did not reach the Store; it will be retried
+	EventWatchBegan    EventKind = "watch_began"    // notifications of other processes arrive; memory is used
+	EventWatchLost     EventKind = "watch_lost"     // notifications do not arrive; memory is not used
 )
 
-// An Event is something that happened in a Cache. Fields that do not apply are zero.
+// An Event describes something that happened in a [Cache]. Fields that do not apply are zero.
 type Event struct {
 	Kind EventKind
-	Name string        // of the Cache
-	Key  any           // of type K; nil if the event is not about one key
-	Err  error         // why a load or a call of the Store failed
-	Took time.Duration // of the last attempt of the load
+	Name string        // the Name of the Config
+	Key  any           // a K; nil if the event is not about one key
+	Err  error         // why a load, a Codec or a call to the Store failed
+	Took time.Duration // the duration of the last attempt of a load
 }
 
 // Observe calls f with each event from now on, until stop is called. f runs on the goroutine that caused the event,

@@ -15,36 +15,37 @@ import (
 //	   └──────────────────────────┴──────────────────────┘
 //	                     a call succeeds
 //
-// Calls of a shard that is up are always made. Of all shards that are suspects, one call is made at a time, and after
-// it has failed none until a pause is over; the same holds for all shards that are down. So at most two callers wait
-// for a Store that hangs in each pause, however many shards it has.
+// A shard that is up is always called. All suspects together are called one at a time, and after a call has failed they
+// are not called until a pause is over. The same holds for all shards that are down. So in each pause, at most two
+// callers wait for a Store that hangs, whatever its number of shards. The price is that a healthy suspect is skipped
+// while another suspect is being called.
 type shardState int
 
 const (
-	shardUp      shardState = iota // its last call succeeded, or none was made
+	shardUp      shardState = iota // its last call succeeded, or it was not called
 	shardSuspect                   // another shard has hung, and this one has not answered since
 	shardDown                      // its last call failed
 )
 
-// slowFailure is how long a failing call takes at least to be a wait. A faster failure makes no other shard a suspect,
-// because it costs its caller nothing.
+// slowFailure is the least duration of a failed call that counts as hung. A faster failure makes no other shard a
+// suspect, because its caller hardly waits.
 const slowFailure = 10 * time.Millisecond
 
-// errPaused is the error of a call that is not made, because the last one failed less than a pause ago.
+// errPaused is the error of a call that is not made, because another call failed less than a pause ago.
 var errPaused = errors.New("the Store failed less than ErrorPause ago")
 
-// An outage decides which calls of the Store are made while some of its shards fail.
+// An outage decides which shards are called while some of them fail.
 type outage struct {
 	shards [256]struct {
 		state    shardState
 		hung     bool          // its last failure was slow
-		answered time.Duration // when its last successful call ended
+		answered time.Duration // when its last successful call returned
 	}
 	down int                          // number of shards that are down
-	next [shardDown + 1]time.Duration // by state, when the next call may be made
+	next [shardDown + 1]time.Duration // by state: when a shard in that state may be called
 }
 
-// admit reports whether a call of shard is made now.
+// admit reports whether shard is called now.
 func (o *outage) admit(shard uint8, now, pause time.Duration) bool {
 	s := o.shards[shard].state
 	if s == shardUp {
@@ -57,13 +58,13 @@ func (o *outage) admit(shard uint8, now, pause time.Duration) bool {
 	return true
 }
 
-// admitChange is admit for a call that propagates a change. It is also made if the shard has failed without a wait,
-// because the source has changed already.
+// admitChange is like admit, for a call that propagates a change. The source has already changed, so this call is also
+// made to a shard that is down but did not hang.
 func (o *outage) admitChange(shard uint8, now, pause time.Duration) bool {
 	return o.shards[shard].state == shardDown && !o.shards[shard].hung || o.admit(shard, now, pause)
 }
 
-// succeed records the end of a call. The next shard in the same state is tried at once.
+// succeed records a call that succeeded. The next shard in the same state may be called immediately.
 func (o *outage) succeed(shard uint8, now time.Duration) {
 	s := &o.shards[shard]
 	if s.state == shardDown {
@@ -73,8 +74,8 @@ func (o *outage) succeed(shard uint8, now time.Duration) {
 	s.state, s.answered = shardUp, now
 }
 
-// fail records the end of a call that began at a time. If its shard was up, the others become suspects, but for those
-// that have answered in the second half of the call: they do not hang.
+// fail records a failed call that started at began. If the call hung and its shard was up, the other shards become
+// suspects, except for the shards that have answered in the second half of the call.
 func (o *outage) fail(shard uint8, began, now, pause time.Duration) {
 	s := &o.shards[shard]
 	was := s.state

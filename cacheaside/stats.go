@@ -10,26 +10,26 @@ import (
 
 // Stats are the metrics of a [Cache]: counters since New, and gauges.
 type Stats struct {
-	// Each Get, and each key of a GetMany, is one of these.
+	// Each Get, and each key of a GetMany, counts once.
 	Hits   int64 `counter:"gets{outcome=hit}"`   // fresh in memory, including ErrNotFound
-	Stale  int64 `counter:"gets{outcome=stale}"` // past its TTL
-	Misses int64 `counter:"gets{outcome=miss}"`  // waited for a load or the Store
+	Stale  int64 `counter:"gets{outcome=stale}"` // served after its TTL
+	Misses int64 `counter:"gets{outcome=miss}"`  // waited for a load or for the Store
 
-	// Each load, and each key of a LoadMany, is one of these.
+	// Each Load, and each key of a LoadMany, counts once.
 	Loaded   int64 `counter:"loads{outcome=loaded}"`
 	NotFound int64 `counter:"loads{outcome=not_found}"`
 	Answered int64 `counter:"loads{outcome=answered}"` // with an answer other than ErrNotFound
 	Failed   int64 `counter:"loads{outcome=failed}"`
-	Panicked int64 `counter:"loads{outcome=panicked}"` // or called runtime.Goexit
+	Panicked int64 `counter:"loads{outcome=panicked}"` // including calls to runtime.Goexit
 	Refused  int64 `counter:"loads{outcome=refused}"`  // by a policy in Middleware
 	TimedOut int64 `counter:"loads{outcome=timed_out}"`
-	Canceled int64 `counter:"loads{outcome=canceled}"` // all callers left, or Close was called
+	Canceled int64 `counter:"loads{outcome=canceled}"` // all callers canceled, or Close was called
 
-	Overtaken int64 `counter:"overtaken"` // loads that an invalidation overtook
+	Overtaken int64 `counter:"overtaken"` // loads that were invalidated in flight: their results are not cached
 
-	Entries              int64 `gauge:"entries"`  // in memory, including those past their TTL
-	PendingInvalidations int64 `gauge:"pending"`  // keys that the Store must still invalidate
-	Watching             int64 `gauge:"watching"` // 1 while memory is used: without a Store, or while it reports changes
+	Entries              int64 `gauge:"entries"`  // in memory, including stale ones
+	PendingInvalidations int64 `gauge:"pending"`  // keys whose invalidation has not reached the Store
+	Watching             int64 `gauge:"watching"` // 1 while memory is used: without a Store, or while it is watched
 }
 
 // Stats returns the metrics of c.
@@ -48,7 +48,7 @@ func (c *Cache[K, V]) Stats() Stats {
 	return s
 }
 
-// Describe implements [policy.Describer]. Health warns while an invalidation has not reached the Store.
+// Describe implements [policy.Describer]. Its Health warns while invalidations have not reached the Store.
 func (c *Cache[K, V]) Describe() policy.Description {
 	return policy.Description{
 		Kind:    "cache",

@@ -60,7 +60,7 @@ func TestAnswersOfTheStore(t *testing.T) {
 	}{
 		"a failure that it waited for": {
 			answers: []cacheaside.Response{{State: busy, Wait: time.Second, WaitToken: "0"}, {State: failed}}, waits: true,
-			refresh: []bool{false, false}, wantErr: "cacheaside: users: 1: the load of another process has failed"},
+			refresh: []bool{false, false}, wantErr: "cacheaside: users: 1: the load of another process failed"},
 		"a failure beside an old value": {
 			answers: []cacheaside.Response{{State: failed, Value: value, Fresh: -time.Second}}, staleOK: true,
 			refresh: []bool{false}, want: 7},

@@ -10,34 +10,33 @@ import (
 	"time"
 )
 
-// A tier is the Store behind the memory of a Cache. It leaves a shard that does not answer alone
-// for a while, and tells the Store later of changes that it could not tell. It knows keys as they
-// are written, and nothing of memory or loads.
+// A tier is the Store behind the memory of a Cache. It does not call a shard that has failed for a pause, and retries
+// the invalidations that did not reach the Store. It has keys as converted for the Store, and knows nothing about
+// memory or loads.
 type tier struct {
 	store Store
 	now   func() time.Duration
-	pause func() time.Duration                                 // how long Gets skip a shard that has failed
+	pause func() time.Duration                                 // how long a shard that has failed is not called
 	event func(ctx context.Context, kind EventKind, err error) // reports an event
-	ctx   context.Context                                      // ends with Close
+	ctx   context.Context                                      // canceled by Close
 	end   context.CancelFunc
-	wake  chan struct{} // has an element if there may be something to tell later
+	wake  chan struct{} // has an element if there may be pending invalidations
 
 	mu      sync.Mutex
 	outage  outage
-	pending map[string]*change // of keys that the Store must still be told about
-	all     *change            // of all keys; nil if the Store knows of it
+	pending map[string]*change // of changes of single keys
+	all     *change            // a change of all keys; nil if there is none
 }
 
-// A change is one that the Store could not be told of. If its key changes again, another one takes
-// its place.
+// A change is a change of a key that has not reached the Store. If the key changes again, another change replaces it.
 type change struct {
-	tokens []string // of fences that may still stand
+	tokens []string // tokens of fences that may still be in place
 }
 
 const (
-	mostFences  = 100    // of one key; others fall by themselves
-	mostPending = 10_000 // keys; beyond it, the Store is told to invalidate all
-	mostAtOnce  = 100    // keys of one call of the Store, which serves no other process meanwhile
+	mostFences  = 100    // per key; others expire
+	mostPending = 10_000 // keys; if there are more, all keys are invalidated
+	mostAtOnce  = 100    // keys per call, during which the Store serves no other process
 	mostCalls   = 8      // concurrent calls of one GetMany or Invalidate
 )
 
@@ -54,7 +53,7 @@ func newToken() string {
 	return string(strconv.AppendUint(strconv.AppendUint(token[:0], rand.Uint64(), 36), rand.Uint64(), 36))
 }
 
-// each calls call for all, those of one shard together, some of them at once.
+// each calls call with the elements of each shard, for several shards at the same time.
 func each[T any](t *tier, all []T, key func(T) string, call func(shard uint8, some []T)) {
 	if len(all) == 1 {
 		call(t.store.Shard(key(all[0])), all)
@@ -79,8 +78,8 @@ func each[T any](t *tier, all []T, key func(T) string, call func(shard uint8, so
 	calls.Wait()
 }
 
-// try calls a shard and records the result, or returns errPaused if no call is made. It waits for the answer even if
-// ctx ends.
+// try calls a shard and records the result, or returns errPaused if the shard is not called now. It waits for the
+// result even if ctx is done.
 func (t *tier) try(ctx context.Context, shard uint8, call func(context.Context) error) error {
 	if !t.admit(shard) {
 		return errPaused
@@ -88,14 +87,14 @@ func (t *tier) try(ctx context.Context, shard uint8, call func(context.Context) 
 	return t.call(ctx, shard, call)
 }
 
-// admit reports whether a shard may be called. Its caller records the result of the call.
+// admit reports whether a shard may be called. If so, the caller must record the result of the call.
 func (t *tier) admit(shard uint8) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.outage.admit(shard, t.now(), t.pause())
 }
 
-// tryChange is try for a call that propagates a change.
+// tryChange is like try, for a call that propagates a change.
 func (t *tier) tryChange(ctx context.Context, shard uint8, call func(context.Context) error) error {
 	t.mu.Lock()
 	admitted := t.outage.admitChange(shard, t.now(), t.pause())
@@ -106,7 +105,7 @@ func (t *tier) tryChange(ctx context.Context, shard uint8, call func(context.Con
 	return t.call(ctx, shard, call)
 }
 
-// call calls a shard, even one that is left alone otherwise, and records the result.
+// call calls a shard, whatever its state, and records the result.
 func (t *tier) call(ctx context.Context, shard uint8, call func(context.Context) error) error {
 	ctx, began := context.WithoutCancel(ctx), t.now()
 	err := call(ctx)
@@ -114,9 +113,9 @@ func (t *tier) call(ctx context.Context, shard uint8, call func(context.Context)
 	return err
 }
 
-// record records the result of a call of a shard that began at a time.
+// record records the result of a call to a shard that started at began.
 func (t *tier) record(ctx context.Context, shard uint8, began time.Duration, err error) {
-	if err != nil && t.ctx.Err() != nil { // Close may have ended the call
+	if err != nil && t.ctx.Err() != nil { // Close may have canceled the call
 		return
 	}
 	t.mu.Lock()
@@ -136,16 +135,17 @@ func (t *tier) record(ctx context.Context, shard uint8, began time.Duration, err
 	}
 }
 
-// trusts reports whether the Store may be asked about key: it has been told of its changes.
+// trusts reports whether the Store may be queried about key: all changes of key have reached it.
 func (t *tier) trusts(key string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.pending[key] == nil && t.all == nil
 }
 
-// propagate propagates a change to the Store, even if ctx has ended: the change has been made. It returns the errors of
-// the keys that it could not propagate, which are invalidated later and until then not looked up. It makes no call of
-// a shard that is known to hang, so that a Write does not wait for it. With a token, the change is the end of a Write.
+// propagate propagates a change of keys to the Store, even if ctx is done, because the source has changed. It returns
+// the errors of the keys for which that failed. These keys are invalidated later, and until then the Store is not
+// queried about them. A shard that is known to hang is not called, so a Write does not wait for it. With a token, the
+// change is the end of a Write.
 func (t *tier) propagate(ctx context.Context, keys []string, token string,
 	call func(context.Context, ...string) error) (failed map[string]error) {
 	each(t, keys, asStoreKey, func(shard uint8, some []string) {
@@ -165,10 +165,10 @@ func (t *tier) propagate(ctx context.Context, keys []string, token string,
 	return failed
 }
 
-// asStoreKey returns a key that is written already.
+// asStoreKey returns a key that has been converted already.
 func asStoreKey(key string) string { return key }
 
-// invalidateAll is propagate for every key.
+// invalidateAll is like propagate, for every key.
 func (t *tier) invalidateAll(ctx context.Context) error {
 	err := t.store.InvalidateAll(context.WithoutCancel(ctx))
 	if err != nil {
@@ -179,7 +179,7 @@ func (t *tier) invalidateAll(ctx context.Context) error {
 	return err
 }
 
-// addPending keeps a change that could not be told, and has it told later. The tier is locked.
+// addPending records a change that did not reach the Store, and has it retried. The tier is locked.
 func (t *tier) addPending(key, token string) {
 	next := new(change)
 	if was := t.pending[key]; was != nil && len(was.tokens) < mostFences {
@@ -196,7 +196,7 @@ func (t *tier) addPending(key, token string) {
 	t.awake()
 }
 
-// addAll is addPending for every key.
+// addAll is like addPending, for every key.
 func (t *tier) addAll() {
 	t.all = new(change)
 	t.awake()
@@ -209,7 +209,7 @@ func (t *tier) awake() {
 	}
 }
 
-// retryInvalidations tells the Store what it could not be told before, until Close.
+// retryInvalidations retries the pending invalidations until Close.
 func (t *tier) retryInvalidations() {
 	for {
 		select {
@@ -226,7 +226,7 @@ func (t *tier) retryInvalidations() {
 	}
 }
 
-// sleep waits before the Store is tried again, and reports whether Close has not ended it.
+// sleep waits before the next attempt. It reports false if Close has interrupted it.
 func (t *tier) sleep() bool {
 	select {
 	case <-time.After(max(t.pause(), 50*time.Millisecond)):
@@ -236,8 +236,8 @@ func (t *tier) sleep() bool {
 	}
 }
 
-// flushPending tells the Store what it could not be told before. It tries all shards, because no caller waits for it: one
-// that stays down must not delay another one. It returns the keys that are still pending, nil for all of them, and why.
+// flushPending retries the pending invalidations. It calls all shards, because no caller waits for it, and a shard that
+// stays down must not delay the others. It returns the keys that are still pending, nil for all keys, and why.
 func (t *tier) flushPending(ctx context.Context) (left []string, failed error) {
 	t.mu.Lock()
 	all, pending := t.all, maps.Clone(t.pending)
@@ -251,7 +251,7 @@ func (t *tier) flushPending(ctx context.Context) (left []string, failed error) {
 		t.mu.Unlock()
 	}
 	each(t, slices.Sorted(maps.Keys(pending)), asStoreKey, func(shard uint8, some []string) {
-		err := t.call(ctx, shard, func(context.Context) error { // ctx ends with Close
+		err := t.call(ctx, shard, func(context.Context) error { // ctx is canceled by Close
 			err := t.store.Invalidate(ctx, some...)
 			for _, key := range some {
 				for _, token := range pending[key].tokens {
@@ -281,7 +281,7 @@ func (t *tier) flushPending(ctx context.Context) (left []string, failed error) {
 	return left, failed
 }
 
-// count returns the number of keys that are pending, plus one for all of them.
+// count returns the number of keys with pending invalidations, plus one if all keys have one.
 func (t *tier) count() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()

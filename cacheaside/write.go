@@ -8,18 +8,18 @@ import (
 	"github.com/go-resilience/resilience/internal/ended"
 )
 
-// Write calls write, which changes in the store of record what Load reads for key, and then
-// invalidates key, even if write fails or panics. A breaker belongs around it. Write returns
-// the error of write.
+// Write calls write, which must change the value of key in the source that Load reads, and then invalidates key, even
+// if write fails or panics. It returns the error of write. To protect the source with a breaker, call Write inside the
+// breaker.
 //
-// With a Store, Write fences the key first, if it can. While the fence fenced, every process
-// reads the store of record and keeps nothing. The ctx of write ends before it falls (see
-// Config.WriteTimeout of package redisstore), with a [*TimeoutError] as its cause.
+// With a Store, Write first tries to fence the key. While the fence is in place, every process loads the key from the
+// source and does not cache the result. The ctx passed to write is done before the fence expires, with a
+// [*TimeoutError] as its cause; see WriteTimeout in package redisstore.
 //
-// If the Store cannot be told after the write, the fence keeps the old value out of it until
-// it is told later or the fence falls. Without a fence other processes can read the old
-// value: Write then returns an [*InvalidateError], joined to the error of write if there is
-// one; [WriteError] removes it.
+// If the invalidation does not reach the Store, the fence keeps the old value out of the Store until a retry succeeds
+// or the fence expires. If the key could not be fenced, or if write took longer than the fence allows, other processes
+// may read the old value. Write then returns an [*InvalidateError], which also wraps the error of write, if there is
+// one. [WriteError] returns the error of write.
 func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Context) error) (err error) {
 	if ctx.Err() != nil {
 		return ended.Error(ctx)
@@ -32,19 +32,18 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 		defer c.invalidateMemory(keys, false)
 		return write(ctx)
 	}
-	t, begun, token, written := c.tier, time.Now(), newToken(), c.cfg().Key(key)
-	// Fence waits for the answer even if ctx ends, because a fence that nobody removes would stand
-	// until it falls.
+	t, began, token, storeKey := c.tier, time.Now(), newToken(), c.cfg().Key(key)
+	// Fence waits for the response even if ctx is done: otherwise the fence might be in place, and no process would
+	// remove it before it expires.
 	var window time.Duration
-	unfenced := t.tryChange(ctx, t.store.Shard(written), func(ctx context.Context) (err error) {
-		window, err = t.store.Fence(ctx, written, token)
+	unfenced := t.tryChange(ctx, t.store.Shard(storeKey), func(ctx context.Context) (err error) {
+		window, err = t.store.Fence(ctx, storeKey, token)
 		return err
 	})
-	// Calls from now on find the fence in the Store. The entry in memory would outlive a
-	// write that never returns.
+	// From now on, calls find the fence in the Store. The entry in memory would outlive a write that never returns.
 	c.invalidateMemory(keys, false)
 	defer func() {
-		fenced := unfenced == nil && time.Since(begun) < window
+		fenced := unfenced == nil && time.Since(began) < window
 		pending := c.invalidateStoreAndMemory(ctx, keys, token, false, func(ctx context.Context, keys ...string) error {
 			return t.store.Unfence(ctx, keys[0], token)
 		})
@@ -57,7 +56,7 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 		c.notify(ctx, EventFenceFailed, &key, unfenced, 0)
 	} else {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadlineCause(ctx, begun.Add(window),
+		ctx, cancel = context.WithDeadlineCause(ctx, began.Add(window),
 			&TimeoutError{Name: c.cfg().Name, Operation: "write", After: window})
 		defer cancel()
 	}
@@ -67,27 +66,28 @@ func (c *Cache[K, V]) Write(ctx context.Context, key K, write func(context.Conte
 	return write(ctx)
 }
 
-// Invalidate makes sure that later calls get neither the cached values of keys nor the
-// results of loads under way. Call it after the change has been committed. In memory it
-// always succeeds, even if ctx has ended; an [*InvalidateError] lists the keys that the Store
-// could not be told about.
+// Invalidate removes the cached values of keys. Later calls get neither these values nor the results of loads in
+// flight. Call Invalidate after the change has been committed.
+//
+// In this process, Invalidate always takes effect, even if ctx is done. If it cannot update the Store, it returns an
+// [*InvalidateError] that lists the keys, and the Cache retries in the background.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	return c.change(ctx, keys, false)
 }
 
-// Expire is Invalidate that leaves the values of keys to be served as StaleWhileRevalidate and StaleIfError
-// allow, counted from now.
+// Expire is like [Cache.Invalidate], but the values of keys may still be served as Config.StaleWhileRevalidate and
+// Config.StaleIfError allow, counted from now.
 func (c *Cache[K, V]) Expire(ctx context.Context, keys ...K) error {
 	return c.change(ctx, keys, true)
 }
 
-// InvalidateAll is Invalidate for every key.
+// InvalidateAll is like [Cache.Invalidate], for every key.
 func (c *Cache[K, V]) InvalidateAll(ctx context.Context) error {
 	if c.isClosed() {
 		return ErrClosed
 	}
 	c.mu.Lock()
-	c.allAt = c.now() // before the Store is told, as in invalidateStoreAndMemory
+	c.allAt = c.now() // before the Store, as in invalidateStoreAndMemory
 	c.mu.Unlock()
 	var pending error
 	if c.tier != nil {
@@ -110,7 +110,7 @@ func (c *Cache[K, V]) isClosed() bool {
 	return c.closed
 }
 
-// change makes a change to keys, in memory and in the Store. The soft form is Expire.
+// change invalidates keys in memory and in the Store or, if soft is true, expires them.
 func (c *Cache[K, V]) change(ctx context.Context, keys []K, soft bool) error {
 	if c.isClosed() {
 		return ErrClosed
@@ -119,47 +119,47 @@ func (c *Cache[K, V]) change(ctx context.Context, keys []K, soft bool) error {
 		c.invalidateMemory(keys, soft)
 		return nil
 	}
-	tell := c.tier.store.Invalidate
+	propagate := c.tier.store.Invalidate
 	if soft {
-		tell = c.tier.store.Expire
+		propagate = c.tier.store.Expire
 	}
-	if pending := c.invalidateStoreAndMemory(ctx, keys, "", soft, tell); pending != nil {
+	if pending := c.invalidateStoreAndMemory(ctx, keys, "", soft, propagate); pending != nil {
 		return pending
 	}
 	return nil
 }
 
-// invalidateStoreAndMemory makes a change to keys, in the Store first and in memory second. In the other
-// order, a flight could read the old value from the Store in between and keep it.
+// invalidateStoreAndMemory propagates a change of keys to the Store, and then invalidates them in memory. In the other
+// order, a flight could read the old value from the Store in between, and cache it.
 func (c *Cache[K, V]) invalidateStoreAndMemory(ctx context.Context, keys []K, token string, soft bool,
-	tell func(context.Context, ...string) error) (pending *InvalidateError) {
+	propagate func(context.Context, ...string) error) (pending *InvalidateError) {
 	cfg := c.cfg()
-	written := make([]string, len(keys))
+	storeKeys := make([]string, len(keys))
 	for i, key := range keys {
-		written[i] = c.storeKey(key)
+		storeKeys[i] = c.storeKey(key)
 	}
 	c.mu.Lock()
-	for _, key := range written { // before the Store is told: from then on it takes what is loaded
+	for _, key := range storeKeys { // before the Store: from then on, it accepts new values
 		c.recordChange(hash(key))
 	}
 	c.mu.Unlock()
-	failed := c.tier.propagate(ctx, written, token, tell)
+	failed := c.tier.propagate(ctx, storeKeys, token, propagate)
 	c.invalidateMemory(keys, soft)
 	if len(failed) == 0 {
 		return nil
 	}
 	pending = &InvalidateError{Name: cfg.Name}
 	for i, key := range keys {
-		if err := failed[written[i]]; err != nil {
-			pending.Keys, pending.Err = append(pending.Keys, written[i]), cmp.Or(pending.Err, err)
+		if err := failed[storeKeys[i]]; err != nil {
+			pending.Keys, pending.Err = append(pending.Keys, storeKeys[i]), cmp.Or(pending.Err, err)
 			c.notify(context.WithoutCancel(ctx), EventNotPropagated, &key, err, 0)
 		}
 	}
 	return pending
 }
 
-// invalidateMemory removes the entries of keys, or ends their freshness, and makes sure that no flight
-// restores them.
+// invalidateMemory removes the entries of keys or, if soft is true, ends their freshness. It detaches the flights of
+// keys, so that their results are not cached.
 func (c *Cache[K, V]) invalidateMemory(keys []K, soft bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

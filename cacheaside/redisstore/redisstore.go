@@ -1,23 +1,23 @@
-// Package redisstore keeps the values of a cacheaside.Cache in Redis, where other
-// processes find them, and carries invalidations between processes.
+// Package redisstore provides a cacheaside.Store on Redis. Processes share the values of a cacheaside.Cache, and notify
+// each other of invalidations.
 //
 //	store := redisstore.New(redisstore.Config{Prefix: "users", Eval: eval, Subscribe: subscribe})
 //	users := cacheaside.New(cacheaside.Config[int, User]{Load: load, Store: store})
 //
-// It imports no Redis client: with go-redis, the functions are resilienceredis.Eval(client) and
-// resilienceredis.Subscribe(client). It needs Redis 5 or later, or what runs its scripts.
+// The package imports no Redis client. With go-redis, the functions are resilienceredis.Eval(client) and
+// resilienceredis.Subscribe(client). The server must be Redis 5 or later, or run the same scripts.
 //
-//   - Each operation is one atomic Lua script. A hit is one round trip, a miss two.
-//   - All times are by the clock of Redis, and every key expires.
-//   - Keys are spread over 64 buckets, {prefix:0} to {prefix:63}: the shards, and slots of a
-//     cluster. InvalidateAll is a round trip for each.
-//   - All keys that begin with {prefix: belong to the Store.
+//   - Each operation is one atomic Lua script. A hit takes one round trip, a miss two.
+//   - All times are by Redis's clock, and every key expires.
+//   - Keys are distributed to 64 buckets, {prefix:0} to {prefix:63}, which are the shards of the Store and slots of a
+//     cluster. InvalidateAll takes a round trip for each bucket.
+//   - The Store owns all keys that start with {prefix:.
 //
-// Run Redis without persistence, because a restored snapshot may hold old values, and with
-// any eviction policy. If a fence or an invalidation is lost, also by a failover to a lagging
-// replica, the TTL is the bound, extended by StaleWhileRevalidate and StaleIfError.
+// Run Redis without persistence, because a restored snapshot may have old values. Any eviction policy is fine. If a
+// fence or an invalidation is lost, for example by a failover to a lagging replica, old values are served for at most
+// their TTL, extended by StaleWhileRevalidate and StaleIfError.
 //
-// Sources: leases from "Scaling Memcache at Facebook" (NSDI 2013).
+// Source: leases from "Scaling Memcache at Facebook" (NSDI 2013).
 package redisstore
 
 import (
@@ -35,37 +35,40 @@ import (
 	"github.com/go-resilience/resilience/internal/invalid"
 )
 
-// Config says how a Store reaches Redis. A zero duration means its default, a negative one is an
-// error.
+// Config configures a Store. A zero duration means its default. A negative duration is an error.
 type Config struct {
-	// Prefix is the beginning of the keys of one cache, without { and }, and the name of its channel.
-	// Caches with the same Prefix share their values. Required.
+	// Prefix starts the keys of one cache, and is the name of its channel. It must not contain { or }. Caches with
+	// the same Prefix share their values. Required.
 	Prefix string
 
-	// Eval runs a Lua script, one of a few, and returns its reply: integers as int64, strings as string
-	// or []byte, arrays as []any. Each of args is a string of bytes. Eval must return when its ctx is done,
-	// after Timeout, because callers wait for it. Required.
+	// Eval runs a Lua script, one of a few, and returns its reply: integers as int64, strings as string or []byte,
+	// and arrays as []any. Each of args is a string. Eval must return when its ctx is done, because callers wait for
+	// it: resilienceredis.Eval does. Required.
 	Eval func(ctx context.Context, script string, keys []string, args ...any) (any, error)
 
-	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed it, and then message
-	// for each message, in order. It returns when ctx has ended or the connection is lost, and must not
-	// reconnect by itself, which would miss messages. Nil means that changes by other processes are seen
-	// when the TTL of an entry in memory has passed, extended by StaleWhileRevalidate and StaleIfError.
+	// Subscribe subscribes to a channel, calls subscribed when Redis has confirmed the subscription, and then calls
+	// message for each message, in order. It returns when ctx is done or the connection is lost. It must not
+	// reconnect, because messages could be lost. Nil means that a process sees the changes of other processes when
+	// the TTL of its entry in memory has passed, extended by StaleWhileRevalidate and StaleIfError.
 	Subscribe func(ctx context.Context, channel string, subscribed func(), message func(payload string)) error
 
-	// Timeout bounds each call of Eval. Zero means 250 ms.
+	// Timeout limits the duration of each call to Eval. Zero means 250ms.
 	Timeout time.Duration
 
-	// LeaseTTL is how long other processes wait for the one that loads a value. Then one of them loads
-	// it too, and the first result is kept, if it comes within another ten minutes. Zero means 3 seconds.
+	// LeaseTTL is how long other processes wait for the process that loads a value. Then the next one loads it too,
+	// and the first result is stored, if it arrives within another 10 minutes. Zero means 3 seconds.
+	//
+	// Set LeaseTTL to more than a slow load takes: in a load of several LeaseTTL, each LeaseTTL another process
+	// starts the same load. A lease is not renewed while a load runs. If it were, a load that hangs in one process
+	// would delay all processes for LoadTimeout, 30 seconds by default, instead of LeaseTTL.
 	LeaseTTL time.Duration
 
-	// WriteTimeout is how long the write of a Write may take; its ctx then ends. The fence stands for
-	// twice as long, which covers a commit under way. Zero means 10 seconds.
+	// WriteTimeout is how long the function passed to Write may take before its ctx is done. The fence expires after
+	// twice that time, in case a commit is still in progress. Zero means 10 seconds.
 	WriteTimeout time.Duration
 
-	// Heartbeat is how long the channel may be silent before the Store sends a message, which must
-	// arrive within Timeout plus one second. Zero means 5 seconds.
+	// Heartbeat is the time without a message after which the Store publishes one, which must arrive within Timeout
+	// plus 1 second. Otherwise the subscription counts as lost. Zero means 5 seconds.
 	Heartbeat time.Duration
 }
 
@@ -82,7 +85,7 @@ func (cfg Config) Validate() error {
 	return f.Err()
 }
 
-const longest = time.Duration(1 << 61) // of any time: 73 years, and safe to double
+const longest = time.Duration(1 << 61) // the longest time: 73 years, which can be doubled without overflow
 
 func (cfg Config) withDefaults() Config {
 	cfg.Timeout = min(cmp.Or(cfg.Timeout, 250*time.Millisecond), longest)
@@ -94,14 +97,14 @@ func (cfg Config) withDefaults() Config {
 
 type store struct {
 	cfg           Config
-	lease, hold   any           // LeaseTTL, and how long a generation is kept, as scripts read them
-	origin        string        // identifies the messages of this Store, which it ignores
-	subscriptions chan struct{} // has one element for each call of Subscribe under way
+	lease, hold   any           // LeaseTTL, and the time that a generation lasts, as arguments of scripts
+	origin        string        // marks the messages of this Store, which it ignores
+	subscriptions chan struct{} // has one element for each call to Subscribe in progress
 }
 
 var _ cacheaside.Store = (*store)(nil)
 
-// New returns a Store, for one Cache. It panics with the error of cfg.Validate, if there is one.
+// New returns a Store for one Cache. It panics if cfg is invalid; see [Config.Validate].
 func New(cfg Config) cacheaside.Store {
 	if err := cfg.Validate(); err != nil {
 		panic(err)
@@ -114,56 +117,57 @@ func New(cfg Config) cacheaside.Store {
 	}
 }
 
-// hold is how long at least the generation of a key outlives a lease. A load that takes
-// longer may not be able to fill.
+// hold is how long, at least, the generation of a key lasts after its lease has expired. The value of a load that takes
+// longer may not be stored.
 const hold = 10 * time.Minute
 
-func (s *store) Acquire(ctx context.Context, asks ...cacheaside.Request) ([]cacheaside.Response, error) {
-	keys := make([]string, 0, len(asks)+1)
-	args := make([]any, 0, 5*len(asks)+2)
+func (s *store) Acquire(ctx context.Context, requests ...cacheaside.Request) ([]cacheaside.Response, error) {
+	keys := make([]string, 0, len(requests)+1)
+	args := make([]any, 0, 5*len(requests)+2)
 	args = append(args, s.lease, s.hold)
-	for _, ask := range asks {
-		keys = append(keys, ask.Key)
-		args = append(args, version(ask.Version), ask.Token, flag(ask.Refresh), ask.WaitToken,
-			micros(min(ask.Pause, longest)))
+	for _, r := range requests {
+		keys = append(keys, r.Key)
+		args = append(args, version(r.Version), r.Token, flag(r.Refresh), r.WaitToken,
+			micros(min(r.Pause, longest)))
 	}
-	looks := make([]cacheaside.Response, len(asks))
-	return looks, s.evalEach(ctx, "acquire", acquire, keys, args, func(i int, reply any) (ok bool) {
-		looks[i], ok = lookup(reply)
+	responses := make([]cacheaside.Response, len(requests))
+	return responses, s.evalEach(ctx, "acquire", acquire, keys, args, func(i int, reply any) (ok bool) {
+		responses[i], ok = response(reply)
 		return ok
 	})
 }
 
-func lookup(reply any) (look cacheaside.Response, ok bool) {
+// response decodes the reply about one key.
+func response(reply any) (r cacheaside.Response, ok bool) {
 	fields, ok := reply.([]any)
 	if !ok || len(fields) != 5 {
-		return look, false
+		return r, false
 	}
 	state, ok1 := text(fields[0])
 	value, ok2 := text(fields[1])
 	fresh, ok3 := fields[2].(int64)
 	wait, ok4 := fields[3].(int64)
 	last, ok5 := text(fields[4])
-	if value != "" { // an envelope is never empty
-		look.Value = []byte(value)
+	if value != "" { // a value is never empty
+		r.Value = []byte(value)
 	}
-	look.State = cacheaside.State(state)
-	look.Fresh = time.Duration(fresh) * time.Microsecond
-	look.Wait = time.Duration(wait) * time.Microsecond
-	switch look.State {
+	r.State = cacheaside.State(state)
+	r.Fresh = time.Duration(fresh) * time.Microsecond
+	r.Wait = time.Duration(wait) * time.Microsecond
+	switch r.State {
 	case cacheaside.Leased:
-		look.Grant = last
+		r.Grant = last
 	case cacheaside.Busy:
-		look.WaitToken = last
+		r.WaitToken = last
 	case cacheaside.Hit, cacheaside.Failed, cacheaside.Fenced:
 	default:
-		return look, false
+		return r, false
 	}
 	most := longest.Microseconds()
-	return look, ok1 && ok2 && ok3 && ok4 && ok5 && max(fresh, wait) <= most && min(fresh, wait) >= -most
+	return r, ok1 && ok2 && ok3 && ok4 && ok5 && max(fresh, wait) <= most && min(fresh, wait) >= -most
 }
 
-// text returns a string of a reply.
+// text returns a field of a reply that must be a string.
 func text(reply any) (string, bool) {
 	if v, ok := reply.([]byte); ok {
 		return string(v), true
@@ -172,24 +176,24 @@ func text(reply any) (string, bool) {
 	return v, ok
 }
 
-func (s *store) Fill(ctx context.Context, values ...cacheaside.Entry) ([]bool, error) {
-	keys := make([]string, 0, len(values)+1)
-	args := make([]any, 0, 5*len(values))
-	for _, v := range values {
-		keys = append(keys, v.Key)
-		args = append(args, version(v.Version), v.Grant, string(v.Value),
-			micros(min(v.Fresh, longest)), micros(min(v.Keep, longest)))
+func (s *store) Fill(ctx context.Context, entries ...cacheaside.Entry) ([]bool, error) {
+	keys := make([]string, 0, len(entries)+1)
+	args := make([]any, 0, 5*len(entries))
+	for _, e := range entries {
+		keys = append(keys, e.Key)
+		args = append(args, version(e.Version), e.Grant, string(e.Value),
+			micros(min(e.Fresh, longest)), micros(min(e.Keep, longest)))
 	}
-	current := make([]bool, len(values))
-	return current, s.evalEach(ctx, "fill", fill, keys, args, func(i int, reply any) bool {
+	unchanged := make([]bool, len(entries))
+	return unchanged, s.evalEach(ctx, "fill", fill, keys, args, func(i int, reply any) bool {
 		n, ok := reply.(int64)
-		current[i] = n == 1
+		unchanged[i] = n == 1
 		return ok
 	})
 }
 
-func (s *store) Release(ctx context.Context, ask cacheaside.Request, failed bool) error {
-	_, err := s.eval(ctx, "release", release, []string{s.hash(ask.Key)}, version(ask.Version), ask.Token, flag(failed))
+func (s *store) Release(ctx context.Context, r cacheaside.Request, failed bool) error {
+	_, err := s.eval(ctx, "release", release, []string{s.hash(r.Key)}, version(r.Version), r.Token, flag(failed))
 	return err
 }
 
@@ -201,7 +205,7 @@ func (s *store) Expire(ctx context.Context, keys ...string) error {
 	return s.change(ctx, "expire", expire, keys)
 }
 
-func (s *store) change(ctx context.Context, what, script string, keys []string, more ...any) error {
+func (s *store) change(ctx context.Context, operation, script string, keys []string, more ...any) error {
 	hashes := make([]string, len(keys))
 	args := make([]any, 0, 1+len(keys)+len(more))
 	args = append(args, s.cfg.Prefix)
@@ -209,7 +213,7 @@ func (s *store) change(ctx context.Context, what, script string, keys []string, 
 		hashes[i] = s.hash(key)
 		args = append(args, s.message(key))
 	}
-	_, err := s.eval(ctx, what, script, hashes, append(args, more...)...)
+	_, err := s.eval(ctx, operation, script, hashes, append(args, more...)...)
 	return err
 }
 
@@ -221,16 +225,15 @@ func (s *store) Unfence(ctx context.Context, key, token string) error {
 	return s.write(ctx, "unfence", unfence, key, token)
 }
 
-func (s *store) write(ctx context.Context, what, script, key, token string) error {
-	return s.change(ctx, what, script, []string{key}, token, micros(2*s.cfg.WriteTimeout))
+func (s *store) write(ctx context.Context, operation, script, key, token string) error {
+	return s.change(ctx, operation, script, []string{key}, token, micros(2*s.cfg.WriteTimeout))
 }
 
-// InvalidateAll makes one round trip for each bucket. If
-// it fails, it may have invalidated some of them.
+// InvalidateAll takes one round trip for each bucket. If it fails, it may have invalidated some buckets.
 func (s *store) InvalidateAll(ctx context.Context) error {
 	for bucket := range uint8(buckets) {
-		// Notify other processes last: after the message, a call must not find an old
-		// value in any bucket. And first, since their ReplicaLag counts from then.
+		// Notify other processes last, because after the message a call must not find an old value in any bucket, and
+		// first, because their ReplicaLag counts from the message.
 		message := ""
 		if bucket == 0 || bucket == buckets-1 {
 			message = s.message("")
@@ -244,18 +247,19 @@ func (s *store) InvalidateAll(ctx context.Context) error {
 	return nil
 }
 
-// buckets is the number of cluster slots that the keys are spread over. All processes
-// that share a cache must agree on it.
+// buckets is the number of cluster slots to which the keys are distributed. It must be the same in all processes that
+// share a cache.
 const buckets = 64
 
 func (s *store) Shard(key string) uint8 {
 	return uint8(crc32.ChecksumIEEE([]byte(key)) % buckets)
 }
 
-// hash and epoch return Redis keys: the hash of key and the epoch of a bucket. The part
-// in braces puts a bucket into one slot of a cluster.
+// hash returns the Redis key of the hash that belongs to key. The part in braces puts a bucket into one slot of a
+// cluster.
 func (s *store) hash(key string) string { return s.epoch(s.Shard(key)) + ":" + key }
 
+// epoch returns the Redis key of the epoch of a bucket.
 func (s *store) epoch(bucket uint8) string {
 	return "{" + s.cfg.Prefix + ":" + strconv.Itoa(int(bucket)) + "}"
 }
@@ -272,14 +276,14 @@ func version(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// evalEach runs a script about keys of one bucket. read reads the answer about each.
-func (s *store) evalEach(ctx context.Context, what, script string, keys []string, args []any,
+// evalEach runs a script for keys of one bucket. read decodes the reply for each key.
+func (s *store) evalEach(ctx context.Context, operation, script string, keys []string, args []any,
 	read func(i int, reply any) bool) error {
 	epoch := s.epoch(s.Shard(keys[0]))
 	for i, key := range keys {
 		keys[i] = epoch + ":" + key
 	}
-	reply, err := s.eval(ctx, what, script, append(keys, epoch), args...)
+	reply, err := s.eval(ctx, operation, script, append(keys, epoch), args...)
 	if err != nil {
 		return err
 	}
@@ -289,44 +293,43 @@ func (s *store) evalEach(ctx context.Context, what, script string, keys []string
 		ok = read(i, answers[i])
 	}
 	if !ok {
-		return fmt.Errorf("redisstore: %s: unexpected reply %T %v", what, reply, reply)
+		return fmt.Errorf("redisstore: %s: unexpected reply %T %v", operation, reply, reply)
 	}
 	return nil
 }
 
 // eval runs a script for at most Timeout.
-func (s *store) eval(ctx context.Context, what, script string, keys []string, args ...any) (reply any, err error) {
+func (s *store) eval(ctx context.Context, operation, script string, keys []string, args ...any) (reply any, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	if reply, err = s.cfg.Eval(ctx, script, keys, args...); err != nil {
-		return nil, fmt.Errorf("redisstore: %s: %w", what, err)
+		return nil, fmt.Errorf("redisstore: %s: %w", operation, err)
 	}
 	return reply, nil
 }
 
-// message returns what is published about key: the origin and the key, "" for all keys.
-// A message without a newline is a heartbeat.
+// message returns the message about a change of key, or of all keys if key is "". A message without a newline is a
+// heartbeat.
 func (s *store) message(key string) string { return s.origin + "\n" + key }
 
 var (
-	errSilent = errors.New("redisstore: subscription: the heartbeat did not arrive")
-	errEnded  = errors.New("redisstore: subscription ended")
-	errStuck  = fmt.Errorf("redisstore: subscription: %d calls of Subscribe do not return", mostSubscriptions)
+	errNoHeartbeat    = errors.New("redisstore: subscription: the heartbeat did not arrive")
+	errEnded          = errors.New("redisstore: subscription ended")
+	errSubscribeHangs = fmt.Errorf("redisstore: subscription: %d calls to Subscribe did not return", mostSubscriptions)
 )
 
-// mostSubscriptions bounds the calls of Subscribe under way. Normally there is one. A
-// call whose subscription was lost may not return, for example because its client waits
-// for a dead connection. The next one does not wait for it.
+// mostSubscriptions limits the calls to Subscribe in progress. Normally there is one. But a call may not return after
+// its subscription was lost, for example because its client waits for a dead connection. The next call does not wait
+// for it.
 const mostSubscriptions = 4
 
-// grace is how long the Store waits for a message that it has sent, and for a Subscribe
-// that is to return.
+// grace is how long the Store waits for a message that it has published, and for Subscribe to return.
 func (s *store) grace() time.Duration { return s.cfg.Timeout + time.Second }
 
-// Watch returns within Timeout plus one second of the end of ctx, even if Subscribe does not.
-func (s *store) Watch(ctx context.Context, up func(), heard func(key string)) error {
+// Watch returns at most Timeout plus 1 second after ctx is done, even if Subscribe does not return.
+func (s *store) Watch(ctx context.Context, ready func(), changed func(key string)) error {
 	if s.cfg.Subscribe == nil {
-		up()
+		ready()
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
@@ -335,7 +338,7 @@ func (s *store) Watch(ctx context.Context, up func(), heard func(key string)) er
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-time.After(s.grace()):
-		return errStuck
+		return errSubscribeHangs
 	}
 	subscribed := make(chan struct{}, 1)
 	messages := make(chan string)
@@ -355,10 +358,10 @@ func (s *store) Watch(ctx context.Context, up func(), heard func(key string)) er
 			}
 		})
 	}()
-	lost := s.listen(ctx, up, heard, subscribed, messages, ended)
+	lost := s.listen(ctx, ready, changed, subscribed, messages, ended)
 	cancel()
 	if ctx.Err() != nil {
-		select { // leave nothing behind, if Subscribe returns
+		select { // leave no goroutine behind, if Subscribe returns
 		case <-ended:
 		case <-time.After(s.grace()):
 		}
@@ -367,30 +370,30 @@ func (s *store) Watch(ctx context.Context, up func(), heard func(key string)) er
 	return lost
 }
 
-// listen passes messages on until it may have missed one.
-func (s *store) listen(ctx context.Context, up func(), heard func(string),
+// listen calls ready and changed until it may have missed a message.
+func (s *store) listen(ctx context.Context, ready func(), changed func(string),
 	subscribed <-chan struct{}, messages <-chan string, ended chan error) error {
-	// The process that has been silent first tests the channel; the others hear the test.
+	// The process whose timer fires first publishes a heartbeat. The others receive it, and need not publish one.
 	quiet := time.NewTimer(s.cfg.Heartbeat)
 	defer quiet.Stop()
 	rest := func() { quiet.Reset(s.cfg.Heartbeat + rand.N(s.cfg.Heartbeat/4+1)) }
-	bucket := rand.N(uint8(buckets)) // a different one each time, since the master of one may be down
-	var lost time.Time               // when the channel is given up; zero while it is not being tested
-	var failed error                 // error of the last test
+	bucket := rand.N(uint8(buckets)) // another one each time, because the master of one may be down
+	var lost time.Time               // when the subscription counts as lost; zero if no heartbeat is awaited
+	var failed error                 // the error of the last heartbeat
 	for {
 		select {
 		case <-subscribed:
-			up()
+			ready()
 			rest()
 		case payload := <-messages:
 			lost, failed = time.Time{}, nil
 			rest()
 			if origin, key, isChange := strings.Cut(payload, "\n"); isChange && origin != s.origin {
-				heard(key)
+				changed(key)
 			}
 		case <-quiet.C:
-			// A failed test says little about the subscription. Repeat it until the time is
-			// up.
+			// A heartbeat that cannot be published does not mean that the subscription is lost. Repeat it until grace
+			// has passed.
 			if lost.IsZero() {
 				lost = time.Now().Add(s.grace())
 			}
@@ -399,7 +402,7 @@ func (s *store) listen(ctx context.Context, up func(), heard func(string),
 				if failed != nil {
 					return failed
 				}
-				return errSilent
+				return errNoHeartbeat
 			}
 			_, failed = s.eval(ctx, "heartbeat", beat, []string{s.epoch(bucket)}, s.cfg.Prefix, s.origin)
 			bucket = (bucket + 1) % buckets
@@ -409,7 +412,7 @@ func (s *store) listen(ctx context.Context, up func(), heard func(string),
 				quiet.Reset(min(s.cfg.Timeout/5, time.Until(lost)))
 			}
 		case err := <-ended:
-			ended <- err // also for Watch
+			ended <- err // for Watch
 			if err != nil {
 				return fmt.Errorf("redisstore: subscription: %w", err)
 			}

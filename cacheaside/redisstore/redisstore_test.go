@@ -434,7 +434,7 @@ func TestSubscribeThatDoesNotReturnHoldsUpNoWatch(t *testing.T) {
 		require.Equal(t, time.Second+grace, took)
 
 		ups, took, err = watch(t.Context())
-		require.ErrorContains(t, err, "4 calls of Subscribe do not return")
+		require.ErrorContains(t, err, "4 calls to Subscribe did not return")
 		require.Zero(t, ups)
 		require.Equal(t, grace, took)
 		_, took, err = watch(ctx) // has ended

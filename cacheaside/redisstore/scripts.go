@@ -1,30 +1,28 @@
 package redisstore
 
-// The hash of a key has these fields for each Version, with its number behind the letter. Times
-// are in microseconds since 1970, by the clock of Redis.
+// The hash of a key has these fields for each Version, whose number follows the letter. Times are in microseconds since
+// 1970, by Redis's clock.
 //
 //	v           the value
-//	f, k, e     when it ceases to be fresh and to be kept, and the epoch it counts in
+//	f, k, e     until when the value is fresh and may be served, and its epoch
 //	g           the generation that may be filled: <epoch>:<time>:<token>
 //	d           the last generation that was filled
 //	t, l        the token of the lease, and when the lease ends
 //	b           when a load last failed
 //
-// Field w has the fences: <falls>:<token>; for each that stands, and -<until>:<token>; for each
-// that was removed before it arrived, and is too late until then. While a fence stands, there is
-// neither a value nor a generation.
+// Field w has the fences: <expires>:<token>; for a fence that is in place, and -<until>:<token>; for a fence that was
+// removed before it arrived, and must not be set until then. While a fence is in place, there is neither a value nor a
+// generation.
 //
-// A generation guards the loads of a key. Each holder of the lease gets the current one.
-// An invalidation deletes it, and with it the right to fill of every holder. The first
-// fill deletes it too: later fills learn that nothing was invalidated, and change
-// nothing. If the lease itself were the guard, a load that takes longer than its lease
-// would never be kept, because each process that takes the lease over would revoke the
-// right of the previous one.
+// A generation protects a key from values that were loaded before an invalidation. Each holder of the lease gets the
+// current generation. An invalidation deletes it, and every holder loses the right to fill. The first fill also deletes
+// it: later fills learn that nothing was invalidated, and change nothing. If the right to fill belonged to the lease,
+// the value of a load that takes longer than its lease would never be stored, because each process that takes over the
+// lease would end the right of the previous one.
 //
-// Invalid data, such as a key of another type or a time that is not a number, counts as
-// absent and is replaced.
+// Invalid data, such as a key of another type or a time that is not a number, counts as absent and is replaced.
 
-// A script has only the functions that it calls, because each call of it makes them anew.
+// A script has only the functions that it calls, because Redis creates them again in each call.
 
 const preamble = `
 local now
@@ -64,7 +62,7 @@ local function of(epoch, generation)
 end
 `
 
-// fences returns also those that have ended, and when the last one that was not removed ends.
+// fences returns all fences, including expired ones, and when the last fence that was not removed expires.
 const fenced = `
 local function fences(w)
 	local all, last = {}, 0
@@ -77,15 +75,15 @@ local function fences(w)
 end
 `
 
-// KEYS: hashes, epoch. ARGV: lease (us), hold (ms); for each hash: version, token ("" only
-// looks), refresh ("1"), when it began to wait (us), pause (us). Returns for each hash the state,
-// the value, how long it is fresh, how long the lease lasts, and the generation; or, if busy, now.
+// KEYS: hashes, epoch. ARGV: lease (us), hold (ms); for each hash: version, token, refresh ("1"), when the caller
+// started to wait (us), pause (us). It returns for each hash the state, the value, how long the value is fresh, how
+// long the lease lasts, and the generation or, if busy, the current time.
 const acquire = preamble + hashes + epochs + fenced + `
 clock()
 local epochKey, hold = KEYS[#KEYS], tonumber(ARGV[2])
 local epoch = epochOf(epochKey)
 local function look(key, n, token, refresh, waits, pause)
-	-- While a fence stands there is no value, so a hit needs no look at the fences.
+	-- While a fence is in place there is no value, so a hit need not read the fences.
 	local h = fields(key, 'v' .. n, 'f' .. n, 'e' .. n)
 	local value, fresh = '', 0
 	local current = h[1] and epoch and h[3] == epoch
@@ -95,8 +93,7 @@ local function look(key, n, token, refresh, waits, pause)
 	end
 	h = fields(key, 'k' .. n, 'g' .. n, 't' .. n, 'l' .. n, 'b' .. n, 'w')
 	local _, last = fences(h[6])
-	local stands = last - now
-	if stands > 0 then return {'fenced', '', 0, 0, ''} end
+	if last > now then return {'fenced', '', 0, 0, ''} end
 	local failed = number(h[5])
 	if not current or number(h[1]) <= now then
 		value, fresh = '', 0
@@ -127,8 +124,8 @@ end
 return answers
 `
 
-// KEYS: hashes, epoch. ARGV, for each hash: version, generation, value, fresh for (us), keep for
-// (us). Returns for each hash 1 if nothing was invalidated, otherwise 0.
+// KEYS: hashes, epoch. ARGV, for each hash: version, generation, value, how long it is fresh (us) and kept (us). It
+// returns for each hash 1 if nothing was invalidated, and otherwise 0.
 const fill = preamble + hashes + epochs + `
 clock()
 local epochKey = KEYS[#KEYS]
@@ -141,7 +138,7 @@ local function store(key, n, generation, value, fresh, keep)
 		'e' .. n, epoch, 'd' .. n, generation, 'g' .. n, '', 't' .. n, '')
 	local ms = math.ceil(keep / 1000)
 	outlast(key, ms)
-	outlast(epochKey, ms, 2 * ms) -- and not again with each fill
+	outlast(epochKey, ms, 2 * ms) -- twice as long, so that few fills need it
 	return 1
 end
 local answers = {}
@@ -170,8 +167,8 @@ const (
 	unfence    = "local does = 'unfence'\n" + change
 )
 
-// KEYS: hashes. ARGV: channel; for each hash: message; of fence and unfence, besides: token, how long
-// it stands or may arrive too late (us).
+// KEYS: hashes. ARGV: channel; for each hash: message; for fence and unfence also: token, how long the fence is in
+// place or may arrive late (us).
 const change = preamble + fenced + `
 local token, long = ARGV[#KEYS+2], ARGV[#KEYS+3]
 for i = 1, #KEYS do

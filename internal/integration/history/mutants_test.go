@@ -28,7 +28,7 @@ var mutants = []mutant{
 	{"a Fill ignores its generation", &cacheTarget, "cacheaside/redisstore/scripts.go",
 		"	if h[1] ~= generation then return h[2] == generation and 1 or 0 end\n", ""},
 	{"a fence is ignored", &cacheTarget, "cacheaside/redisstore/scripts.go",
-		"	if stands > 0 then return {'fenced', '', 0, 0, ''} end\n", ""},
+		"	if last > now then return {'fenced', '', 0, 0, ''} end\n", ""},
 	{"an invalidation leaves a load under way", &cacheTarget, "cacheaside/write.go",
 		"	delete(c.flights, key)\n", ""},
 	{"the fence of a lease is ignored", &leaseTarget, "lease/sqllease/sqllease.go",
